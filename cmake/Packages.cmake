@@ -1,0 +1,19 @@
+# The libraries of others. scripts/setup.sh installs them; a missing one stops the configuration with its name.
+find_package(PkgConfig REQUIRED)
+find_package(Threads REQUIRED)
+find_package(ZLIB REQUIRED)
+find_package(OpenSSL REQUIRED COMPONENTS Crypto)
+find_package(spdlog REQUIRED)
+find_package(nlohmann_json REQUIRED)
+find_package(yaml-cpp REQUIRED)
+find_package(CLI11 REQUIRED)
+pkg_check_modules(hwloc REQUIRED IMPORTED_TARGET hwloc)
+pkg_check_modules(hwy REQUIRED IMPORTED_TARGET libhwy)
+
+add_library(asio INTERFACE)  # header-only, Debian ships no CMake file for it
+target_compile_definitions(asio INTERFACE ASIO_STANDALONE ASIO_NO_DEPRECATED)
+target_link_libraries(asio INTERFACE Threads::Threads)
+
+if(DTRAIN_TESTS)
+  find_package(GTest REQUIRED)
+endif()

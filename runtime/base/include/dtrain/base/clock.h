@@ -1,0 +1,31 @@
+// Time, passed in so that tests can replace it.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <string>
+
+namespace dtrain {
+
+using Nanoseconds = std::chrono::nanoseconds;
+
+class Clock {
+ public:
+  virtual ~Clock() = default;
+  // Since boot (CLOCK_MONOTONIC): comparable between the processes of one host, never goes back.
+  virtual Nanoseconds monotonic() const = 0;
+  // Since 1970-01-01 UTC (CLOCK_REALTIME): comparable between hosts as far as their clocks agree.
+  virtual Nanoseconds wall() const = 0;
+};
+
+class SystemClock final : public Clock {
+ public:
+  Nanoseconds monotonic() const override;
+  Nanoseconds wall() const override;
+};
+
+// "2026-03-01T12:34:56.789012Z"
+std::string format_utc(Nanoseconds wall);
+double to_seconds(Nanoseconds duration);
+
+}  // namespace dtrain

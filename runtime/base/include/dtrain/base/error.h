@@ -1,0 +1,49 @@
+// The typed errors of dtrain. Each message says what failed and with which value; `remedy` says what to do.
+// Thrown by value, caught by const reference; safe to throw from any thread, but no exception crosses one unseen.
+#pragma once
+
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+namespace dtrain {
+
+class Error : public std::runtime_error {
+ public:
+  explicit Error(const std::string& what, std::string remedy = {}) : std::runtime_error(what), remedy_(std::move(remedy)) {}
+  // What the user can do about it; empty when there is nothing to say.
+  const std::string& remedy() const { return remedy_; }
+
+ private:
+  std::string remedy_;
+};
+
+// The experiment, the cluster or the command line is wrong: found before any rank starts. Exit code 2.
+class ConfigError : public Error {
+  using Error::Error;
+};
+// A collective, a connection or a peer failed.
+class CommError : public Error {
+  using Error::Error;
+};
+// Data is missing, truncated or inconsistent.
+class DataError : public Error {
+  using Error::Error;
+};
+// The operating system refused something; `code` is errno.
+class SystemError : public Error {
+ public:
+  SystemError(const std::string& what, int code, std::string remedy = {});
+  int code() const { return code_; }
+
+ private:
+  int code_;
+};
+
+// "outer: inner: innermost" of an exception and all those nested in it (std::throw_with_nested).
+std::string describe(const std::exception& error);
+
+// What a process of dtrain ends with (docs/errors.md).
+enum class ExitCode : int { kDone = 0, kRunFailed = 1, kBadInput = 2, kRegression = 3, kInterrupted = 130 };
+
+}  // namespace dtrain

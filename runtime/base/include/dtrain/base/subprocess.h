@@ -1,0 +1,66 @@
+// Starting and watching other processes.
+#pragma once
+
+#include <chrono>
+#include <filesystem>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <sys/types.h>
+
+#include "dtrain/base/fd.h"
+
+namespace dtrain {
+
+struct ExitStatus {
+  int code = 0;    // meaningful when signal is 0
+  int signal = 0;  // what killed it, or 0
+  bool success() const { return code == 0 && signal == 0; }
+  std::string describe() const;  // "exit status 3", "killed by signal 9 (SIGKILL)"
+};
+
+struct ProcessOptions {
+  std::vector<std::string> command;                 // program (looked up in PATH when it has no slash) and arguments
+  std::map<std::string, std::string> environment;   // added to (or replacing in) this process's own
+  std::vector<std::string> unset;                   // variables of this process that the child does not get
+  std::map<int, int> fds;                           // child's number -> descriptor here; all others are closed on exec
+  std::vector<int> cpus;                            // affinity; empty: as this process
+  std::filesystem::path working_folder;             // empty: as this process
+  bool new_process_group = true;                    // so that a terminal's Ctrl-C reaches the launcher alone
+};
+
+// A child process. The destructor kills (SIGKILL to its group) and reaps it: no orphan, no zombie.
+class Process {
+ public:
+  // SystemError when the program cannot be started, naming it and the reason.
+  static Process start(const ProcessOptions& options);
+  Process(Process&&) noexcept;
+  Process& operator=(Process&&) noexcept;
+  ~Process();
+
+  pid_t pid() const { return pid_; }
+  // Readable (poll) once the process has ended.
+  int pidfd() const { return pidfd_.get(); }
+  // The status once it has ended; empty while it runs after `timeout`.
+  std::optional<ExitStatus> wait(std::chrono::milliseconds timeout);
+  ExitStatus wait();
+  void kill(int signal) const;         // the process
+  void kill_group(int signal) const;   // the process and its descendants in its group
+  // Leaves it running: the destructor then does nothing.
+  void detach() { pid_ = -1; }
+
+ private:
+  Process(pid_t pid, UniqueFd pidfd, bool own_group) : pid_(pid), pidfd_(std::move(pidfd)), own_group_(own_group) {}
+  pid_t pid_ = -1;
+  UniqueFd pidfd_;
+  bool own_group_ = false;
+  std::optional<ExitStatus> status_;
+};
+
+// The path of the running program, and of the folder of the shared library that holds `address_inside`.
+std::filesystem::path executable_path();
+std::filesystem::path library_folder(const void* address_inside);
+
+}  // namespace dtrain

@@ -1,0 +1,20 @@
+// Small text helpers.
+#pragma once
+
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace dtrain {
+
+// The candidate nearest to `word` by edit distance, if it is near enough to be a likely slip (distance at most a third
+// of the longer length, at least 1).
+std::optional<std::string> nearest(std::string_view word, std::span<const std::string> candidates);
+
+std::string join(std::span<const std::string> parts, std::string_view separator);
+std::vector<std::string> split(std::string_view text, char separator);
+bool is_valid_utf8(std::string_view text);
+
+}  // namespace dtrain

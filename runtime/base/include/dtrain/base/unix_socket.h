@@ -1,0 +1,63 @@
+// UNIX sockets of the seqpacket kind in the abstract namespace: message boundaries, descriptors as attachments, nothing
+// in the file system to clean up. Only processes of the same user (or root) are let in. Blocking unless said.
+#pragma once
+
+#include <chrono>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "dtrain/base/fd.h"
+
+namespace dtrain {
+
+struct UnixMessage {
+  std::string data;
+  std::vector<UniqueFd> fds;
+};
+
+// One connected end. Sending and receiving may happen on two different threads.
+class UnixSocket {
+ public:
+  UnixSocket() = default;
+  explicit UnixSocket(UniqueFd fd) : fd_(std::move(fd)) {}
+  // Retries until the listener is there or the time is over (SystemError names it).
+  static UnixSocket connect(const std::string& name, std::chrono::milliseconds timeout);
+
+  // False when the peer is gone. At most 64 KiB a message and 64 descriptors.
+  bool send(std::string_view data, std::span<const int> fds = {});
+  // Empty when the peer is gone or nothing came in time (`timed_out` tells which).
+  std::optional<UnixMessage> receive(std::chrono::milliseconds timeout, bool* timed_out = nullptr);
+
+  int fd() const { return fd_.get(); }
+  explicit operator bool() const { return static_cast<bool>(fd_); }
+  void close() { fd_.reset(); }
+
+ private:
+  UniqueFd fd_;
+};
+
+class UnixListener {
+ public:
+  // A random name (`dtrain-<prefix>-<16 hex digits>`) in the abstract namespace.
+  static UnixListener create(const std::string& prefix);
+  // Takes over a listening descriptor that was inherited.
+  UnixListener(UniqueFd fd, std::string name) : fd_(std::move(fd)), name_(std::move(name)) {}
+
+  // A connection of a process of this user (others are closed at once and not returned); empty on time-out.
+  std::optional<UnixSocket> accept(std::chrono::milliseconds timeout);
+  const std::string& name() const { return name_; }
+  int fd() const { return fd_.get(); }
+  int release() { return fd_.release(); }
+
+ private:
+  UniqueFd fd_;
+  std::string name_;
+};
+
+// Random bytes from the kernel, as hexadecimal digits.
+std::string random_hex(std::size_t bytes);
+
+}  // namespace dtrain

@@ -1,0 +1,108 @@
+#!/usr/bin/env bash
+# Installs what dtrain needs, and nothing twice. Quiet when there is nothing to do.
+#
+#   scripts/setup.sh build   compilers, libraries, libtorch, the Fashion-MNIST data (what `make demo` needs)
+#   scripts/setup.sh test    also the Python peers (DDP, safetensors), Open MPI's launcher (what `make test` needs)
+#   scripts/setup.sh lint    also clang-format and clang-tidy
+#
+# Distribution packages come from apt (root or sudo); wheels go into .deps/ inside the checkout.
+# DTRAIN_LIBTORCH=full|cpu overrides the choice made from the presence of an NVIDIA driver.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+readonly torch_version=2.11.0
+readonly libtorch_small=("torch==$torch_version" nvidia-cuda-runtime==13.0.96 nvidia-cuda-cupti==13.0.85 nvidia-nccl-cu13==2.28.9)
+readonly peer_wheels=("torch==$torch_version" numpy==2.2.6 safetensors==0.6.2)
+
+readonly build_packages=(
+  g++ cmake ninja-build make git ccache mold pkg-config ca-certificates
+  python3 python3-venv
+  libyaml-cpp-dev libcli11-dev libspdlog-dev libfmt-dev nlohmann-json3-dev libasio-dev libssl-dev
+  libhwloc-dev libhwy-dev libsqlite3-dev zlib1g-dev libxxhash-dev
+  dataset-fashion-mnist)
+readonly test_packages=(libgtest-dev libgmock-dev libbenchmark-dev openmpi-bin libopenmpi-dev util-linux procps)
+readonly lint_packages=(clang-format-14 clang-tidy-14)
+
+level=${1:-build}
+packages=("${build_packages[@]}")
+case "$level" in
+  build) ;;
+  test) packages+=("${test_packages[@]}") ;;
+  lint) packages+=("${test_packages[@]}" "${lint_packages[@]}") ;;
+  *) echo "setup: unknown level '$level'; use build, test or lint" >&2; exit 2 ;;
+esac
+
+say() { echo "setup: $*"; }
+
+missing_packages() {
+  local installed name
+  installed=" $(dpkg-query -W -f='${db:Status-Status} ${Package}\n' "${packages[@]}" 2>/dev/null | awk '$1=="installed"{print $2}' | tr '\n' ' ')"
+  for name in "${packages[@]}"; do
+    [[ $installed == *" $name "* ]] || echo "$name"
+  done
+}
+
+install_packages() {
+  local missing as_root=()
+  if ! command -v dpkg-query >/dev/null || ! command -v apt-get >/dev/null; then
+    echo "setup: this system has no apt; dtrain's set-up knows Debian 12 and Ubuntu 22.04 or later." >&2
+    echo "setup: install the equivalents of these packages yourself, then run 'cmake --preset release':" >&2
+    printf 'setup:   %s\n' "${packages[@]}" >&2
+    exit 1
+  fi
+  mapfile -t missing < <(missing_packages)
+  [ ${#missing[@]} -gt 0 ] || return 0
+  if [ "$(id -u)" -ne 0 ]; then
+    if ! command -v sudo >/dev/null; then
+      echo "setup: these packages are missing, and neither root nor sudo is at hand to install them:" >&2
+      printf 'setup:   %s\n' "${missing[@]}" >&2
+      exit 1
+    fi
+    as_root=(sudo)
+  fi
+  say "installing ${#missing[@]} packages: ${missing[*]}"
+  "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get update -qq
+  if ! "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}" >.deps/apt.log 2>&1; then
+    echo "setup: apt could not install all of: ${missing[*]}" >&2
+    tail -n 15 .deps/apt.log >&2
+    exit 1
+  fi
+}
+
+# Runs pip in a scratch environment of its own, so that it works wherever python3-venv does.
+pip_run() {
+  [ -x .deps/pip/bin/python ] || /usr/bin/python3 -m venv .deps/pip
+  .deps/pip/bin/python -m pip "$@" --quiet --disable-pip-version-check --no-input --no-cache-dir
+}
+
+has_nvidia_driver() { [ -e /proc/driver/nvidia/version ] || [ -e /dev/nvidiactl ]; }
+
+install_libtorch() {
+  local flavour=${DTRAIN_LIBTORCH:-} stamp
+  [ -n "$flavour" ] || { has_nvidia_driver && flavour=full || flavour=cpu; }
+  stamp="$flavour ${libtorch_small[*]}"
+  [ "$(cat .deps/libtorch.stamp 2>/dev/null)" = "$stamp" ] && return 0
+  say "fetching libtorch $torch_version ($flavour)"
+  rm -rf .deps/libtorch .deps/libtorch.stamp
+  case "$flavour" in
+    cpu) pip_run install --no-compile --no-deps --target .deps/libtorch "${libtorch_small[@]}" ;;
+    full) pip_run install --no-compile --target .deps/libtorch "torch==$torch_version" ;;
+    *) echo "setup: DTRAIN_LIBTORCH is '$flavour'; use full or cpu" >&2; exit 2 ;;
+  esac
+  echo "$stamp" >.deps/libtorch.stamp
+}
+
+install_peers() {
+  local stamp="${peer_wheels[*]}"
+  [ "$(cat .deps/peers.stamp 2>/dev/null)" = "$stamp" ] && return 0
+  say "fetching the Python peers for tests and benchmarks (${peer_wheels[*]}; 4.6 GB)"
+  rm -rf .deps/peers .deps/peers.stamp
+  /usr/bin/python3 -m venv .deps/peers
+  .deps/peers/bin/python -m pip install --quiet --disable-pip-version-check --no-input --no-cache-dir --no-compile "${peer_wheels[@]}"
+  echo "$stamp" >.deps/peers.stamp
+}
+
+mkdir -p .deps
+install_packages
+install_libtorch
+[ "$level" = build ] || install_peers
