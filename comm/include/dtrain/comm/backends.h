@@ -1,0 +1,27 @@
+// Makes the communicator of a generation. Backends "thread" (ranks are threads of one process: tests) and "shm" (ranks
+// are processes of one host) are built; others are refused by name.
+#pragma once
+
+#include <chrono>
+#include <memory>
+#include <vector>
+
+#include "dtrain/base/log.h"
+#include "dtrain/comm/communicator.h"
+#include "dtrain/comm/control.h"
+
+namespace dtrain::comm {
+
+struct CommunicatorOptions {
+  std::chrono::milliseconds timeout{600'000};  // deadline of every wait
+  std::chrono::milliseconds warn_after{30'000};
+  Logger log;
+};
+
+// One communicator a rank, for `world_size` threads of this process. Element i is used by thread i alone.
+std::vector<std::unique_ptr<Communicator>> make_thread_communicators(int world_size, const CommunicatorOptions& options);
+
+// Collective over `control`, whose ranks must be processes of one host. Its failures abort the communicator.
+std::unique_ptr<Communicator> make_shm_communicator(ControlPlane& control, const CommunicatorOptions& options);
+
+}  // namespace dtrain::comm

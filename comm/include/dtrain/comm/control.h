@@ -1,0 +1,83 @@
+// The control plane: one TCP connection of each rank to rank 0, which serves it. It carries rendezvous, a key-value
+// store, agreement, heartbeats and failures; never bulk data.
+//
+// Connections are authenticated by the per-run secret (HMAC-SHA256 challenge and response; the secret itself never
+// travels), messages are bounded, and a malformed one ends its connection with a log line and nothing else. All public
+// calls are thread safe. The failure callback comes on the control thread.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "dtrain/base/log.h"
+#include "dtrain/comm/world.h"
+
+namespace dtrain::comm {
+
+struct ControlEndpoint {
+  std::string address = "127.0.0.1";  // what rank 0 listens on and the others connect to
+  std::uint16_t port = 0;             // 0 on rank 0: any free one
+};
+
+struct ControlOptions {
+  World world;
+  std::uint32_t generation = 0;
+  std::string secret;                              // at least 16 bytes
+  std::chrono::milliseconds timeout{600'000};      // deadline of every wait, the connection included
+  std::chrono::milliseconds heartbeat{1'000};
+  std::string session = "dtrain";                  // both sides must name the same run
+  Logger log;
+};
+
+// Why a rank (or all) must stop. `rank` -1: not a rank (the launcher, say).
+struct RankFailure {
+  int rank = -1;
+  std::int64_t step = -1;  // the batch it was in, -1 if not in one
+  std::string cause;
+};
+
+enum class PeerState { kConnecting, kAlive, kLate, kGone, kFinished };
+
+class ControlPlane {
+ public:
+  // Rank 0: listens (before anyone connects). `bound` tells where.
+  static std::unique_ptr<ControlPlane> serve(const ControlOptions& options, const ControlEndpoint& listen_on,
+                                             ControlEndpoint* bound);
+  // Another rank: connects, retrying until the deadline. CommError names the address and what went wrong (refused,
+  // wrong secret, other run, other generation, rank taken).
+  static std::unique_ptr<ControlPlane> connect(const ControlOptions& options, const ControlEndpoint& server);
+  virtual ~ControlPlane() = default;
+
+  virtual const World& world() const = 0;
+  virtual std::uint32_t generation() const = 0;
+
+  // Key-value store of this generation. get() blocks until the key is set; CommError names the key at the deadline.
+  virtual void set(const std::string& key, const std::string& value) = 0;
+  virtual std::string get(const std::string& key) = 0;
+
+  // Every rank gives a value and gets all of them, in rank order. `name` must be unique among outstanding calls and
+  // the same on every rank. At the deadline: a CommError naming the ranks that are missing and their state.
+  virtual std::vector<std::string> gather(const std::string& name, const std::string& value) = 0;
+  virtual void barrier(const std::string& name) = 0;
+
+  // Publishes that this rank cannot go on. The first failure of a run is the cause every other rank stops with.
+  virtual void fail(const RankFailure& failure) = 0;
+  // The failure of this run, if there is one.
+  virtual std::optional<RankFailure> failure() const = 0;
+  // Called once, on the control thread, when a failure of any rank (or a lost connection) becomes known. Called at
+  // once if it is known already.
+  virtual void on_failure(std::function<void(const RankFailure&)> callback) = 0;
+  // The position heartbeats carry to rank 0, shown in errors.
+  virtual void set_step(std::int64_t step) = 0;
+  virtual PeerState peer_state(int rank) const = 0;  // on a rank other than 0: as last told by rank 0
+
+  // Says goodbye: a connection lost after that is no failure. Blocks until every rank has said so, or the deadline.
+  virtual void finish() = 0;
+};
+
+}  // namespace dtrain::comm

@@ -1,0 +1,16 @@
+// Read-only memory made once per host and mapped by every local rank (a data set, say).
+#pragma once
+
+#include <functional>
+#include <string>
+
+#include "dtrain/base/shared_memory.h"
+#include "dtrain/comm/control.h"
+
+namespace dtrain::comm {
+
+// Collective over the ranks of one host. `make` runs on local rank 0 alone; the others map what it made. An exception
+// of `make` is thrown on local rank 0 and reaches the others as a CommError with its text. `name` is unique per call.
+SharedMemory share_on_host(ControlPlane& control, const std::string& name, const std::function<SharedMemory()>& make);
+
+}  // namespace dtrain::comm

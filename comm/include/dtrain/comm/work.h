@@ -1,0 +1,53 @@
+// The handle of one asynchronous collective.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string_view>
+
+#include "dtrain/base/clock.h"
+
+namespace dtrain::comm {
+
+// When a collective happened, on the monotonic clock. `exposed` is the time the threads that called into the
+// communicator (issue, progress, test, wait) spent on this operation, working or waiting: what the user pays for.
+struct WorkTiming {
+  Nanoseconds enqueued{0};
+  Nanoseconds started{0};  // when this rank first moved data for it
+  Nanoseconds ended{0};
+  Nanoseconds exposed{0};
+};
+
+// What a backend implements. Calls come from the thread that issued the operation.
+class WorkState {
+ public:
+  virtual ~WorkState() = default;
+  virtual bool test() = 0;
+  virtual void wait() = 0;
+  virtual WorkTiming timing() const = 0;
+  virtual std::size_t bytes() const = 0;     // payload of one rank
+  virtual std::uint64_t sequence() const = 0;
+};
+
+// Copyable; the operation goes on when the last handle is gone. The buffers must live until it is complete.
+class Work {
+ public:
+  Work() = default;
+  explicit Work(std::shared_ptr<WorkState> state) : state_(std::move(state)) {}
+
+  // Advances the operation without blocking; true once it is complete on this rank.
+  bool test() { return state_->test(); }
+  // Blocks until complete. CommError when the deadline passes, a peer fails or differs, or the communicator is
+  // aborted; it names operation, bucket, sequence number, elapsed time and the ranks concerned.
+  void wait() { state_->wait(); }
+  WorkTiming timing() const { return state_->timing(); }
+  std::size_t bytes() const { return state_->bytes(); }
+  std::uint64_t sequence() const { return state_->sequence(); }
+  explicit operator bool() const { return static_cast<bool>(state_); }
+
+ private:
+  std::shared_ptr<WorkState> state_;
+};
+
+}  // namespace dtrain::comm

@@ -1,0 +1,94 @@
+// Records what one rank does, into a ring in memory shared with the agent process. Recording formats nothing, takes no
+// lock and makes no system call; a full ring drops the record and counts it (the dump says how many).
+//
+// One thread, the training thread, calls everything here.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+
+#include "dtrain/base/clock.h"
+#include "dtrain/base/json.h"
+#include "dtrain/base/log.h"
+#include "dtrain/profile/phase.h"
+
+namespace dtrain::profile {
+
+struct CollectiveRecord {
+  std::uint64_t sequence = 0;
+  std::int32_t bucket = -1;
+  char operation[16] = {};      // "all_reduce", "broadcast", …
+  std::uint64_t bytes = 0;      // payload of one rank
+  std::int32_t world_size = 1;
+  std::int64_t enqueued_ns = 0, started_ns = 0, ended_ns = 0;  // monotonic clock
+  std::int64_t exposed_ns = 0;
+};
+
+// What else a step record holds.
+struct StepInfo {
+  std::int64_t samples = 0;         // of this rank
+  bool exchanged = false;           // gradients were exchanged and the optimizer stepped
+  std::int64_t epoch = 0;
+};
+
+// The parts of a run outside its steps.
+enum class RunMark : std::uint8_t { kInitializationEnd, kLoopEnd, kFinalizationEnd };
+
+class Recorder {
+ public:
+  struct Options {
+    int rank = 0;
+    int world_size = 1;
+    std::string agent_socket;            // empty: record nothing (and cost nothing)
+    std::chrono::milliseconds connect_timeout{10'000};
+    Json header;                         // run id, versions, …: copied into the first line of the dump
+    std::size_t ring_bytes = 4u << 20;
+  };
+  // Connects to the agent of this host and hands it the ring. Time since `process_start` counts as initialization.
+  Recorder(const Options& options, const Clock& clock, Nanoseconds process_start);
+  ~Recorder();
+  Recorder(const Recorder&) = delete;
+  Recorder& operator=(const Recorder&) = delete;
+
+  bool enabled() const;
+
+  // Steps are the batches of this rank, from 1. begin_step() starts in Phase::kOther.
+  void begin_step(std::int64_t batch);
+  // Closes the record: the phases sum to its wall time exactly.
+  void end_step(const StepInfo& info);
+  // Charges the time since the last change to the phase before, and goes on in `phase`; returns the phase before.
+  // Outside a step it does nothing.
+  Phase switch_to(Phase phase);
+  // The times of the step so far (or of the last one, once ended).
+  const PhaseTimes& phases() const;
+
+  void collective(const CollectiveRecord& record);
+  void mark(RunMark mark);
+  // Loader state, a sample a step at most: queue depth and number of workers.
+  void loader(std::int32_t queue_depth, std::int32_t workers);
+
+  // Waits until the agent has written everything recorded so far to disk. CommError at the deadline.
+  void flush(std::chrono::milliseconds timeout);
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+// Spends a scope in a phase, then goes back to the one before: scopes nest, times stay exclusive.
+class PhaseScope {
+ public:
+  PhaseScope(Recorder& recorder, Phase phase) : recorder_(recorder), before_(recorder.switch_to(phase)) {}
+  ~PhaseScope() { recorder_.switch_to(before_); }
+  PhaseScope(const PhaseScope&) = delete;
+  PhaseScope& operator=(const PhaseScope&) = delete;
+
+ private:
+  Recorder& recorder_;
+  Phase before_;
+};
+
+}  // namespace dtrain::profile

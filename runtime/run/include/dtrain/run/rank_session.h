@@ -1,0 +1,87 @@
+// Everything a rank has besides its model: who it is, its peers, its run folder, its recorder. Torch-free: run_trial()
+// builds one, and so do the tests' rank programs. However the rank was started (dtrain launch, mpirun, srun, torchrun's
+// variables, alone) it looks the same from here.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "dtrain/base/json.h"
+#include "dtrain/base/log.h"
+#include "dtrain/base/shared_memory.h"
+#include "dtrain/comm/communicator.h"
+#include "dtrain/comm/control.h"
+#include "dtrain/config/experiment.h"
+#include "dtrain/profile/recorder.h"
+
+namespace dtrain::run {
+
+// What a rank program was asked to do: `program experiment.yaml [--run-dir DIR] [--set a.b=c]…`.
+struct RankOptions {
+  std::filesystem::path experiment_file;
+  std::filesystem::path run_dir;          // empty: runs/NNNN-name
+  std::vector<std::string> overrides;     // --set
+  std::string program;                    // argv[0]
+  Json versions;                          // {"libtorch": "2.11.0", …}: goes into plan.json and the dumps
+};
+// Prints usage (--help) or the error and exits the process (0 or 2).
+RankOptions parse_rank_arguments(int argc, char** argv);
+
+// What rank 0 reports; shown by the launcher (or by rank 0 itself when there is none) a few times a second.
+struct Progress {
+  std::int64_t batch = 0, total_batches = 0;   // batches of this rank, from the start of the run
+  std::int64_t epoch = 0;                      // from 0
+  std::int64_t epoch_batch = 0, batches_per_epoch = 0;
+  double loss = 0;                             // NaN: none yet
+  double samples_per_second = 0;               // all ranks
+  std::string activity = "training";           // or "validation", "checkpoint"
+};
+
+class RankSession {
+ public:
+  // Throws ConfigError (bad input, exit code 2) or CommError/SystemError. Collective over all ranks.
+  static std::unique_ptr<RankSession> start(const RankOptions& options);
+  ~RankSession();
+
+  const config::Experiment& experiment() const;
+  const comm::World& world() const;
+  comm::ControlPlane& control();
+  comm::Communicator& communicator();
+  profile::Recorder& recorder();
+  const Clock& clock() const;
+  const Logger& log() const;
+  const std::filesystem::path& run_dir() const;
+  std::int64_t batch_per_rank() const;          // the per-slot batch size
+
+  // See comm/host_share.h.
+  SharedMemory share_on_host(const std::string& name, const std::function<SharedMemory()>& make);
+
+  // Set by SIGTERM, SIGINT or the launcher's end: finish the current step, then stop. Ranks agree among themselves
+  // (the engine sums it into every step), for they hear of it at different times.
+  bool stop_requested() const;
+  std::string stop_reason() const;
+
+  void report_progress(const Progress& progress);                // rank 0; rate-limited here
+  void write_metrics(const Json& line);                          // rank 0: appends to metrics.jsonl, adds "time"
+  void write_event(const std::string& event, Json fields = {});  // appends to events.jsonl, adds time, rank, pid, host
+  void update_plan(const std::string& key, const Json& value);   // rank 0: a top-level key of plan.json (atomic)
+  void set_step(std::int64_t batch);                             // shown in errors; cheap
+
+  // The training loop returned (`stopped`: because of stop_requested()). Drains the dumps, says goodbye, prints the
+  // summary on rank 0 where no launcher does. Returns the process's exit code.
+  int finish(bool stopped);
+  // An exception ended it: publishes the cause, unless it is the consequence of another rank's failure. Exit code 1.
+  int fail(const std::exception& error);
+
+ private:
+  struct Impl;
+  explicit RankSession(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace dtrain::run
