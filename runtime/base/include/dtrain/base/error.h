@@ -10,7 +10,8 @@ namespace dtrain {
 
 class Error : public std::runtime_error {
  public:
-  explicit Error(const std::string& what, std::string remedy = {}) : std::runtime_error(what), remedy_(std::move(remedy)) {}
+  explicit Error(const std::string& what, std::string remedy = {})
+      : std::runtime_error(what), remedy_(std::move(remedy)) {}
   // What the user can do about it; empty when there is nothing to say.
   const std::string& remedy() const { return remedy_; }
 

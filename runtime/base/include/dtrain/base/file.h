@@ -20,8 +20,9 @@ void write_file_atomic(const std::filesystem::path& path, std::string_view conte
 void make_folder(const std::filesystem::path& path);
 
 // Appends lines to a file so that every line on disk is whole, whoever else appends to it (O_APPEND, one write a
-// call) and also when the disk fills up: a partial line is cut off again before the SystemError is thrown.
-// A torn last line left by a killed writer is closed with a newline on opening. One thread at a time.
+// call) and also when the disk fills up: the lines that fitted stay, a partial one is cut off again before the
+// SystemError is thrown. A torn last line left by a killed writer is closed with a newline on opening. One thread at a
+// time.
 class LineAppender {
  public:
   explicit LineAppender(std::filesystem::path path);

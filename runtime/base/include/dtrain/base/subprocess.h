@@ -22,16 +22,17 @@ struct ExitStatus {
 };
 
 struct ProcessOptions {
-  std::vector<std::string> command;                 // program (looked up in PATH when it has no slash) and arguments
-  std::map<std::string, std::string> environment;   // added to (or replacing in) this process's own
-  std::vector<std::string> unset;                   // variables of this process that the child does not get
-  std::map<int, int> fds;                           // child's number -> descriptor here; all others are closed on exec
-  std::vector<int> cpus;                            // affinity; empty: as this process
-  std::filesystem::path working_folder;             // empty: as this process
-  bool new_process_group = true;                    // so that a terminal's Ctrl-C reaches the launcher alone
+  std::vector<std::string> command;                // program (looked up in PATH when it has no slash) and arguments
+  std::map<std::string, std::string> environment;  // added to (or replacing in) this process's own
+  std::vector<std::string> unset;                  // variables of this process that the child does not get
+  std::map<int, int> fds;                          // child's number -> descriptor here; all others are closed on exec
+  std::vector<int> cpus;                           // affinity; empty: as this process
+  std::filesystem::path working_folder;            // empty: as this process
+  bool new_process_group = true;                   // so that a terminal's Ctrl-C reaches the launcher alone
 };
 
-// A child process. The destructor kills (SIGKILL to its group) and reaps it: no orphan, no zombie.
+// A child process. The destructor kills (SIGKILL to its group) and reaps it: no orphan, no zombie. When it ends by
+// itself, `wait` ends what it left running in its group. One thread at a time.
 class Process {
  public:
   // SystemError when the program cannot be started, naming it and the reason.
@@ -46,8 +47,8 @@ class Process {
   // The status once it has ended; empty while it runs after `timeout`.
   std::optional<ExitStatus> wait(std::chrono::milliseconds timeout);
   ExitStatus wait();
-  void kill(int signal) const;         // the process
-  void kill_group(int signal) const;   // the process and its descendants in its group
+  void kill(int signal) const;        // the process
+  void kill_group(int signal) const;  // the process and its descendants in its group
   // Leaves it running: the destructor then does nothing.
   void detach() { pid_ = -1; }
 

@@ -1,0 +1,164 @@
+#include "dtrain/base/file.h"
+
+#include <cerrno>
+#include <system_error>
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "dtrain/base/error.h"
+#include "dtrain/base/unix_socket.h"
+
+namespace dtrain {
+namespace {
+
+[[noreturn]] void fail(const std::string& action, const std::filesystem::path& path, int code) {
+  std::string remedy;
+  if (code == ENOSPC || code == EDQUOT || code == EFBIG) {
+    remedy = "free space on the file system of " + path.string() + ", or write somewhere else";
+  } else if (code == EMFILE || code == ENFILE) {
+    remedy = "raise the limit of open files (ulimit -n)";
+  }
+  throw SystemError("cannot " + action + " " + path.string(), code, remedy);
+}
+
+// How much was written before an error (errno) or all of it.
+std::size_t write_all(int fd, std::string_view content) {
+  std::size_t done = 0;
+  while (done < content.size()) {
+    const ssize_t count = ::write(fd, content.data() + done, content.size() - done);
+    if (count < 0 && errno == EINTR) continue;
+    if (count < 0) break;
+    done += static_cast<std::size_t>(count);
+  }
+  return done;
+}
+
+// Keeps other appenders out while a line is completed or cut off. Where the file system has no locks, O_APPEND
+// alone has to do.
+class FileLock {
+ public:
+  explicit FileLock(int fd) : fd_(fd) {
+    while (::flock(fd_, LOCK_EX) != 0 && errno == EINTR) {
+    }
+  }
+  ~FileLock() { ::flock(fd_, LOCK_UN); }
+  FileLock(const FileLock&) = delete;
+  FileLock& operator=(const FileLock&) = delete;
+
+ private:
+  int fd_;
+};
+
+class TemporaryFile {
+ public:
+  explicit TemporaryFile(const std::filesystem::path& target)
+      : path_(target.parent_path() / ("." + target.filename().string() + "." + random_hex(6) + ".tmp")),
+        fd_(::open(path_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666)) {
+    if (!fd_) fail("write", target, errno);
+  }
+  ~TemporaryFile() {
+    if (!path_.empty()) ::unlink(path_.c_str());
+  }
+  TemporaryFile(const TemporaryFile&) = delete;
+  TemporaryFile& operator=(const TemporaryFile&) = delete;
+
+  int fd() const { return fd_.get(); }
+  void rename_to(const std::filesystem::path& target) {
+    if (::rename(path_.c_str(), target.c_str()) != 0) fail("write", target, errno);
+    path_.clear();
+  }
+
+ private:
+  std::filesystem::path path_;
+  UniqueFd fd_;
+};
+
+}  // namespace
+
+std::string read_file(const std::filesystem::path& path, std::size_t limit_bytes) {
+  const UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  if (!fd) fail("read", path, errno);
+  struct stat info {};
+  if (::fstat(fd.get(), &info) != 0) fail("read", path, errno);
+  const auto refuse = [&](const std::string& size) {
+    throw DataError(path.string() + " is " + size + ", more than the " + std::to_string(limit_bytes) +
+                    " bytes allowed here");
+  };
+  const auto size = static_cast<std::size_t>(info.st_size);
+  if (size > limit_bytes) refuse(std::to_string(size) + " bytes long");
+
+  // One byte more than the size that was seen, so that a file of that size ends with one read; files of /proc and
+  // pipes have no size.
+  std::string content;
+  std::size_t used = 0;
+  content.resize(size + 1);
+  while (true) {
+    if (used == content.size()) content.resize(used * 2 + 4096);
+    const ssize_t count = ::read(fd.get(), content.data() + used, content.size() - used);
+    if (count < 0 && errno == EINTR) continue;
+    if (count < 0) fail("read", path, errno);
+    if (count == 0) break;
+    used += static_cast<std::size_t>(count);
+    if (used > limit_bytes) refuse("longer");
+  }
+  content.resize(used);
+  return content;
+}
+
+void write_file_atomic(const std::filesystem::path& path, std::string_view content) {
+  TemporaryFile file(path);
+  if (write_all(file.fd(), content) != content.size()) fail("write", path, errno);
+  if (::fsync(file.fd()) != 0) fail("write", path, errno);
+  file.rename_to(path);
+  // The rename is on disk only once its folder is; some file systems cannot sync folders, which changes nothing here.
+  const auto folder = path.has_parent_path() ? path.parent_path() : std::filesystem::path(".");
+  const UniqueFd folder_fd(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (folder_fd) ::fsync(folder_fd.get());
+}
+
+void make_folder(const std::filesystem::path& path) {
+  std::error_code code;
+  std::filesystem::create_directories(path, code);
+  if (code) fail("make the folder", path, code.value());
+  if (!std::filesystem::is_directory(path, code)) fail("make the folder", path, ENOTDIR);
+}
+
+LineAppender::LineAppender(std::filesystem::path path) : path_(std::move(path)) {
+  fd_.reset(::open(path_.c_str(), O_RDWR | O_CREAT | O_APPEND | O_CLOEXEC, 0666));
+  if (!fd_) fail("open", path_, errno);
+  const FileLock lock(fd_.get());
+  struct stat info {};
+  if (::fstat(fd_.get(), &info) != 0) fail("open", path_, errno);
+  char last = '\n';
+  if (info.st_size > 0 && ::pread(fd_.get(), &last, 1, info.st_size - 1) != 1) fail("read", path_, errno);
+  if (last != '\n' && write_all(fd_.get(), "\n") != 1) fail("append to", path_, errno);
+}
+
+void LineAppender::append(std::string_view lines) {
+  std::string completed;
+  if (lines.empty() || lines.back() != '\n') {
+    completed.append(lines).push_back('\n');
+    lines = completed;
+  }
+  const FileLock lock(fd_.get());
+  const std::size_t written = write_all(fd_.get(), lines);
+  if (written == lines.size()) return;
+  const int code = errno;
+  // The whole lines that fitted stay; the torn one goes. After a write with O_APPEND the position is behind what
+  // was written: if that is still the end of the file, the tail is ours to cut.
+  const auto newline = lines.substr(0, written).rfind('\n');
+  const std::size_t kept = newline == std::string_view::npos ? 0 : newline + 1;
+  if (written > kept) {
+    const off_t end = ::lseek(fd_.get(), 0, SEEK_CUR);
+    struct stat info {};
+    if (::fstat(fd_.get(), &info) == 0 && info.st_size == end) {
+      if (::ftruncate(fd_.get(), end - static_cast<off_t>(written - kept)) != 0) fail("repair", path_, errno);
+    }
+  }
+  fail("append to", path_, code);
+}
+
+}  // namespace dtrain

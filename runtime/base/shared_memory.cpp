@@ -1,0 +1,95 @@
+#include "dtrain/base/shared_memory.h"
+
+#include <cerrno>
+#include <fstream>
+#include <optional>
+#include <utility>
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "dtrain/base/error.h"
+#include "dtrain/base/units.h"
+
+namespace dtrain {
+namespace {
+
+std::byte* map_memory(int fd, std::size_t size, bool writable) {
+  void* data = ::mmap(nullptr, size, PROT_READ | (writable ? PROT_WRITE : 0), MAP_SHARED, fd, 0);
+  if (data == MAP_FAILED)
+    throw SystemError("cannot map " + format_bytes(static_cast<double>(size)) + " of shared memory", errno);
+  return static_cast<std::byte*>(data);
+}
+
+// What may be reserved. A memfd has no size limit of its own: reserving more than there is would end in the kernel
+// killing a process instead of in an error.
+std::optional<std::size_t> available_memory() {
+  std::optional<std::size_t> available;
+  std::ifstream meminfo("/proc/meminfo");
+  std::string name;
+  std::size_t value = 0;
+  std::string rest;
+  while (meminfo >> name >> value && std::getline(meminfo, rest)) {
+    if (name == "MemAvailable:") available = value * 1024;
+  }
+  for (const char* path : {"/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"}) {
+    std::ifstream limit(path);
+    if (limit >> value && (!available || value < *available)) available = value;
+  }
+  return available;
+}
+
+}  // namespace
+
+SharedMemory::SharedMemory(SharedMemory&& other) noexcept
+    : fd_(std::move(other.fd_)), data_(std::exchange(other.data_, nullptr)), size_(std::exchange(other.size_, 0)) {}
+
+SharedMemory& SharedMemory::operator=(SharedMemory&& other) noexcept {
+  if (this != &other) {
+    if (data_) ::munmap(data_, size_);
+    fd_ = std::move(other.fd_);
+    data_ = std::exchange(other.data_, nullptr);
+    size_ = std::exchange(other.size_, 0);
+  }
+  return *this;
+}
+
+SharedMemory::~SharedMemory() {
+  if (data_) ::munmap(data_, size_);
+}
+
+SharedMemory SharedMemory::create(const std::string& label, std::size_t size) {
+  const auto page = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
+  const auto fail = [&](int code) {
+    throw SystemError("cannot reserve " + format_bytes(static_cast<double>(size)) + " of shared memory for " + label,
+                      code, "use fewer slots or a smaller model on this machine, or give it more memory");
+  };
+  if (const auto available = available_memory(); available && size > *available) fail(ENOMEM);
+  const std::size_t rounded = size == 0 ? page : (size + page - 1) / page * page;
+
+  // The kernel takes names of up to 249 bytes.
+  UniqueFd fd(::memfd_create(("dtrain-" + label).substr(0, 200).c_str(), MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  if (!fd) fail(errno);
+  int result = 0;
+  do {
+    result = ::fallocate(fd.get(), 0, 0, static_cast<off_t>(rounded));
+  } while (result != 0 && errno == EINTR);
+  if (result != 0) fail(errno);
+  // Nobody who is handed the descriptor can shrink it under those who have it mapped.
+  if (::fcntl(fd.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) fail(errno);
+  std::byte* data = map_memory(fd.get(), rounded, true);
+  return SharedMemory(std::move(fd), data, rounded);
+}
+
+SharedMemory SharedMemory::map(UniqueFd fd, bool writable) {
+  struct stat info {};
+  if (::fstat(fd.get(), &info) != 0) throw SystemError("cannot map shared memory", errno);
+  if (info.st_size <= 0) throw SystemError("cannot map shared memory: it is empty", EINVAL);
+  const auto size = static_cast<std::size_t>(info.st_size);
+  std::byte* data = map_memory(fd.get(), size, writable);
+  return SharedMemory(std::move(fd), data, size);
+}
+
+}  // namespace dtrain

@@ -1,0 +1,288 @@
+#include "dtrain/base/subprocess.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <csignal>
+#include <cstdlib>
+#include <cstring>
+#include <string_view>
+
+#include <dlfcn.h>
+#include <fcntl.h>
+#include <sched.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "dtrain/base/error.h"
+#include "dtrain/base/text.h"
+#include "deadline.h"
+
+extern "C" char** environ;
+
+namespace dtrain {
+namespace {
+
+enum class Step : int { kFds, kAffinity, kFolder, kExec };
+struct ChildFailure {
+  Step step;
+  int code;
+};
+
+struct FdPair {
+  int child;
+  int parent;
+};
+
+// Everything the child needs, made before the fork: between fork and exec only calls that are safe in a signal
+// handler are allowed, no allocation among them.
+struct Prepared {
+  std::vector<char*> arguments;
+  std::vector<char*> environment;
+  std::vector<FdPair> fds;
+  cpu_set_t cpus{};
+  const char* program = nullptr;
+  const char* folder = nullptr;
+  bool bind = false;
+  bool new_group = false;
+  int lowest_spare_fd = 3;
+  int report_fd = -1;
+};
+
+[[noreturn]] void give_up(int report_fd, Step step) {
+  const ChildFailure failure{step, errno};
+  // A pipe takes this few bytes whole; if it cannot be written, the exit status still tells.
+  [[maybe_unused]] const ssize_t written = ::write(report_fd, &failure, sizeof failure);
+  ::_exit(127);
+}
+
+void close_all_on_exec() {
+  constexpr unsigned kCloseOnExec = 4;  // CLOSE_RANGE_CLOEXEC, absent from older headers
+  if (::syscall(SYS_close_range, 3u, ~0u, kCloseOnExec) == 0) return;
+  const long limit = std::min(::sysconf(_SC_OPEN_MAX), 65536L);
+  for (int fd = 3; fd < limit; ++fd) ::fcntl(fd, F_SETFD, FD_CLOEXEC);
+}
+
+[[noreturn]] void run_child(Prepared& prepared) {
+  struct sigaction action {};
+  action.sa_handler = SIG_DFL;
+  for (int signal = 1; signal < NSIG; ++signal) ::sigaction(signal, &action, nullptr);
+  sigset_t none;
+  ::sigemptyset(&none);
+  ::sigprocmask(SIG_SETMASK, &none, nullptr);
+
+  if (prepared.new_group) ::setpgid(0, 0);
+  close_all_on_exec();
+  // Out of the way of every number that is asked for first, so that no mapping overwrites the source of another.
+  for (FdPair& pair : prepared.fds) {
+    pair.parent = ::fcntl(pair.parent, F_DUPFD_CLOEXEC, prepared.lowest_spare_fd);
+    if (pair.parent < 0) give_up(prepared.report_fd, Step::kFds);
+  }
+  for (const FdPair& pair : prepared.fds) {
+    if (::dup2(pair.parent, pair.child) < 0) give_up(prepared.report_fd, Step::kFds);
+  }
+  if (prepared.bind && ::sched_setaffinity(0, sizeof prepared.cpus, &prepared.cpus) != 0) {
+    give_up(prepared.report_fd, Step::kAffinity);
+  }
+  if (prepared.folder && ::chdir(prepared.folder) != 0) give_up(prepared.report_fd, Step::kFolder);
+  ::execve(prepared.program, prepared.arguments.data(), prepared.environment.data());
+  give_up(prepared.report_fd, Step::kExec);
+}
+
+std::string find_program(const std::string& program) {
+  if (program.find('/') != std::string::npos) return program;
+  const char* path = std::getenv("PATH");
+  for (const std::string& folder : split(path ? path : "/usr/local/bin:/usr/bin:/bin", ':')) {
+    std::string candidate = (folder.empty() ? "." : folder) + "/" + program;
+    if (::access(candidate.c_str(), X_OK) == 0 && !std::filesystem::is_directory(candidate)) return candidate;
+  }
+  throw SystemError("cannot start '" + program + "'", ENOENT, "no folder of PATH holds a program of that name");
+}
+
+std::vector<std::string> child_environment(const ProcessOptions& options) {
+  std::vector<std::string> result;
+  for (char** entry = environ; *entry; ++entry) {
+    const std::string_view text = *entry;
+    const std::string name(text.substr(0, text.find('=')));
+    const bool dropped = options.environment.contains(name) ||
+                         std::find(options.unset.begin(), options.unset.end(), name) != options.unset.end();
+    if (!dropped) result.emplace_back(text);
+  }
+  for (const auto& [name, value] : options.environment) result.push_back(name + "=" + value);
+  return result;
+}
+
+std::vector<char*> pointers(std::vector<std::string>& strings) {
+  std::vector<char*> result;
+  for (std::string& text : strings) result.push_back(text.data());
+  result.push_back(nullptr);
+  return result;
+}
+
+std::string describe_failure(const ProcessOptions& options, Step step) {
+  std::string text = "cannot start '" + options.command.front() + "'";
+  if (step == Step::kFds) text += ": its descriptors";
+  if (step == Step::kFolder) text += ": the working folder " + options.working_folder.string();
+  if (step == Step::kAffinity) {
+    text += ": binding it to cores";
+    for (const int cpu : options.cpus) text += " " + std::to_string(cpu);
+  }
+  return text;
+}
+
+// Signals stay blocked from before the fork until the child has reset its handlers: a handler of this program must
+// not run in the child.
+class BlockedSignals {
+ public:
+  BlockedSignals() {
+    sigset_t all;
+    ::sigfillset(&all);
+    ::pthread_sigmask(SIG_SETMASK, &all, &before_);
+  }
+  ~BlockedSignals() { ::pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+  BlockedSignals(const BlockedSignals&) = delete;
+  BlockedSignals& operator=(const BlockedSignals&) = delete;
+
+ private:
+  sigset_t before_{};
+};
+
+void reap(pid_t pid) {
+  while (::waitpid(pid, nullptr, 0) < 0 && errno == EINTR) {
+  }
+}
+
+}  // namespace
+
+std::string ExitStatus::describe() const {
+  if (signal == 0) return "exit status " + std::to_string(code);
+  const char* name = ::sigabbrev_np(signal);
+  return "killed by signal " + std::to_string(signal) + (name ? std::string(" (SIG") + name + ")" : "");
+}
+
+Process Process::start(const ProcessOptions& options) {
+  if (options.command.empty()) throw SystemError("cannot start a process: no program given", EINVAL);
+  const std::string program = find_program(options.command.front());
+  std::vector<std::string> arguments = options.command;
+  std::vector<std::string> environment = child_environment(options);
+  Prepared prepared;
+  prepared.program = program.c_str();
+  prepared.arguments = pointers(arguments);
+  prepared.environment = pointers(environment);
+  prepared.folder = options.working_folder.empty() ? nullptr : options.working_folder.c_str();
+  prepared.new_group = options.new_process_group;
+  for (const auto& [child, parent] : options.fds) {
+    prepared.fds.push_back({child, parent});
+    prepared.lowest_spare_fd = std::max(prepared.lowest_spare_fd, child + 1);
+  }
+  CPU_ZERO(&prepared.cpus);
+  prepared.bind = !options.cpus.empty();
+  for (const int cpu : options.cpus) {
+    if (cpu < 0 || cpu >= CPU_SETSIZE) throw SystemError(describe_failure(options, Step::kAffinity), EINVAL);
+    CPU_SET(static_cast<std::size_t>(cpu), &prepared.cpus);
+  }
+
+  int ends[2];
+  if (::pipe2(ends, O_CLOEXEC) != 0) throw SystemError("cannot make a pipe", errno);
+  const UniqueFd report_reader(ends[0]);
+  UniqueFd report_writer(ends[1]);
+  UniqueFd spare_writer(::fcntl(report_writer.get(), F_DUPFD_CLOEXEC, prepared.lowest_spare_fd));
+  if (!spare_writer) throw SystemError("cannot make a pipe", errno);
+  report_writer.reset();
+  prepared.report_fd = spare_writer.get();
+
+  pid_t pid = -1;
+  {
+    const BlockedSignals blocked;
+    pid = ::fork();
+    if (pid == 0) run_child(prepared);
+  }
+  if (pid < 0) throw SystemError("cannot start '" + options.command.front() + "'", errno);
+  if (options.new_process_group) ::setpgid(pid, pid);  // here too, so that kill_group works at once
+  spare_writer.reset();
+
+  ChildFailure failure{};
+  ssize_t count = 0;
+  do {
+    count = ::read(report_reader.get(), &failure, sizeof failure);
+  } while (count < 0 && errno == EINTR);
+  if (count == sizeof failure) {
+    reap(pid);
+    throw SystemError(describe_failure(options, failure.step), failure.code);
+  }
+  UniqueFd pidfd(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)));
+  if (!pidfd) {
+    const int code = errno;
+    ::kill(pid, SIGKILL);
+    reap(pid);
+    throw SystemError("cannot watch process " + std::to_string(pid), code, "dtrain needs Linux 5.3 or newer");
+  }
+  return Process(pid, std::move(pidfd), options.new_process_group);
+}
+
+Process::Process(Process&& other) noexcept
+    : pid_(std::exchange(other.pid_, -1)),
+      pidfd_(std::move(other.pidfd_)),
+      own_group_(other.own_group_),
+      status_(other.status_) {}
+
+Process& Process::operator=(Process&& other) noexcept {
+  if (this != &other) {
+    const Process ended(std::move(*this));  // killed and reaped at the end of this block
+    pid_ = std::exchange(other.pid_, -1);
+    pidfd_ = std::move(other.pidfd_);
+    own_group_ = other.own_group_;
+    status_ = other.status_;
+  }
+  return *this;
+}
+
+Process::~Process() {
+  if (pid_ < 0 || status_) return;
+  own_group_ ? kill_group(SIGKILL) : kill(SIGKILL);
+  reap(pid_);
+}
+
+std::optional<ExitStatus> Process::wait(std::chrono::milliseconds timeout) {
+  if (status_ || pid_ < 0) return status_;
+  if (!wait_readable(pidfd_.get(), timeout)) return std::nullopt;
+  // What it left running in its group ends with it. This comes before it is reaped: afterwards its number could
+  // already be another group's.
+  kill_group(SIGKILL);
+  int raw = 0;
+  while (::waitpid(pid_, &raw, 0) < 0) {
+    if (errno != EINTR) throw SystemError("cannot wait for process " + std::to_string(pid_), errno);
+  }
+  status_ = WIFSIGNALED(raw) ? ExitStatus{0, WTERMSIG(raw)} : ExitStatus{WEXITSTATUS(raw), 0};
+  return status_;
+}
+
+ExitStatus Process::wait() {
+  const auto status = wait(std::chrono::milliseconds(-1));
+  if (!status) throw SystemError("cannot wait for a process that was detached", ECHILD);
+  return *status;
+}
+
+void Process::kill(int signal) const {
+  if (pid_ > 0 && !status_) ::kill(pid_, signal);
+}
+
+void Process::kill_group(int signal) const {
+  if (pid_ > 0 && !status_ && own_group_) ::kill(-pid_, signal);
+}
+
+std::filesystem::path executable_path() {
+  return std::filesystem::read_symlink("/proc/self/exe");
+}
+
+std::filesystem::path library_folder(const void* address_inside) {
+  Dl_info info{};
+  if (::dladdr(address_inside, &info) == 0 || !info.dli_fname) {
+    throw SystemError("cannot find the library that holds an address of this program", ENOENT);
+  }
+  std::error_code code;
+  const auto path = std::filesystem::canonical(info.dli_fname, code);
+  return code ? executable_path().parent_path() : path.parent_path();
+}
+
+}  // namespace dtrain

@@ -1,0 +1,189 @@
+#include "dtrain/base/unix_socket.h"
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstring>
+#include <thread>
+
+#include <fcntl.h>
+#include <sys/random.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include "dtrain/base/error.h"
+#include "deadline.h"
+
+namespace dtrain {
+namespace {
+
+constexpr std::size_t kMaxBytes = 64 * 1024;
+constexpr std::size_t kMaxFds = 64;
+
+struct Address {
+  sockaddr_un value{};
+  socklen_t length = 0;
+};
+
+// An abstract name starts with a zero byte and has no terminator.
+Address abstract_address(const std::string& name) {
+  Address address;
+  if (name.empty() || name.size() + 1 > sizeof address.value.sun_path) {
+    throw SystemError("cannot use the socket name '" + name + "'", ENAMETOOLONG);
+  }
+  address.value.sun_family = AF_UNIX;
+  std::memcpy(address.value.sun_path + 1, name.data(), name.size());
+  address.length = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name.size());
+  return address;
+}
+
+UniqueFd make_socket(int flags) {
+  UniqueFd fd(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | flags, 0));
+  if (!fd) throw SystemError("cannot make a UNIX socket", errno);
+  return fd;
+}
+
+bool is_gone(int code) {
+  return code == EPIPE || code == ECONNRESET || code == ENOTCONN;
+}
+
+bool is_same_user(int fd) {
+  ucred peer{};
+  socklen_t length = sizeof peer;
+  if (::getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &length) != 0) return false;
+  return peer.uid == ::geteuid() || peer.uid == 0;
+}
+
+}  // namespace
+
+UnixSocket UnixSocket::connect(const std::string& name, std::chrono::milliseconds timeout) {
+  const Address address = abstract_address(name);
+  const auto deadline = std::chrono::steady_clock::now() + timeout;
+  while (true) {
+    // Not blocking while it connects: a listener whose queue is full would hold us past the deadline.
+    UniqueFd fd = make_socket(SOCK_NONBLOCK);
+    if (::connect(fd.get(), reinterpret_cast<const sockaddr*>(&address.value), address.length) == 0) {
+      if (::fcntl(fd.get(), F_SETFL, 0) != 0) throw SystemError("cannot set up the socket '" + name + "'", errno);
+      return UnixSocket(std::move(fd));
+    }
+    const int code = errno;
+    const bool retry = code == ECONNREFUSED || code == EAGAIN || code == EINTR || code == ENOENT;
+    if (!retry || std::chrono::steady_clock::now() >= deadline) {
+      throw SystemError("cannot connect to the UNIX socket '" + name + "'", code);
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  }
+}
+
+bool UnixSocket::send(std::string_view data, std::span<const int> fds) {
+  // An empty message cannot be told from the end of the connection.
+  if (data.empty() || data.size() > kMaxBytes || fds.size() > kMaxFds) {
+    throw SystemError("cannot send a message of " + std::to_string(data.size()) + " bytes and " +
+                          std::to_string(fds.size()) + " descriptors over a UNIX socket",
+                      EMSGSIZE);
+  }
+  iovec part{const_cast<char*>(data.data()), data.size()};
+  msghdr header{};
+  header.msg_iov = &part;
+  header.msg_iovlen = 1;
+  alignas(cmsghdr) std::array<char, CMSG_SPACE(kMaxFds * sizeof(int))> control{};
+  if (!fds.empty()) {
+    header.msg_control = control.data();
+    header.msg_controllen = CMSG_SPACE(fds.size_bytes());
+    cmsghdr* item = CMSG_FIRSTHDR(&header);
+    item->cmsg_level = SOL_SOCKET;
+    item->cmsg_type = SCM_RIGHTS;
+    item->cmsg_len = CMSG_LEN(fds.size_bytes());
+    std::memcpy(CMSG_DATA(item), fds.data(), fds.size_bytes());
+  }
+  while (::sendmsg(fd_.get(), &header, MSG_NOSIGNAL) < 0) {
+    if (errno == EINTR) continue;
+    if (is_gone(errno)) return false;
+    throw SystemError("cannot send over a UNIX socket", errno);
+  }
+  return true;
+}
+
+std::optional<UnixMessage> UnixSocket::receive(std::chrono::milliseconds timeout, bool* timed_out) {
+  if (timed_out) *timed_out = false;
+  if (!wait_readable(fd_.get(), timeout)) {
+    if (timed_out) *timed_out = true;
+    return std::nullopt;
+  }
+  UnixMessage message;
+  message.data.resize(kMaxBytes);
+  iovec part{message.data.data(), message.data.size()};
+  alignas(cmsghdr) std::array<char, CMSG_SPACE(kMaxFds * sizeof(int))> control{};
+  msghdr header{};
+  header.msg_iov = &part;
+  header.msg_iovlen = 1;
+  header.msg_control = control.data();
+  header.msg_controllen = control.size();
+  ssize_t count = 0;
+  do {
+    count = ::recvmsg(fd_.get(), &header, MSG_CMSG_CLOEXEC);
+  } while (count < 0 && errno == EINTR);
+  if (count < 0 && !is_gone(errno)) throw SystemError("cannot receive from a UNIX socket", errno);
+  if (count <= 0) return std::nullopt;
+
+  for (cmsghdr* item = CMSG_FIRSTHDR(&header); item; item = CMSG_NXTHDR(&header, item)) {
+    if (item->cmsg_level != SOL_SOCKET || item->cmsg_type != SCM_RIGHTS) continue;
+    const std::size_t bytes = item->cmsg_len - CMSG_LEN(0);
+    for (std::size_t at = 0; at + sizeof(int) <= bytes; at += sizeof(int)) {
+      int fd = -1;
+      std::memcpy(&fd, CMSG_DATA(item) + at, sizeof fd);
+      message.fds.emplace_back(fd);
+    }
+  }
+  if (header.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) {
+    throw SystemError("a message over a UNIX socket was cut off: too long, or too many descriptors are open here",
+                      EMSGSIZE, "raise the limit of open files (ulimit -n)");
+  }
+  message.data.resize(static_cast<std::size_t>(count));
+  return message;
+}
+
+UnixListener UnixListener::create(const std::string& prefix) {
+  const std::string name = "dtrain-" + prefix + "-" + random_hex(8);
+  const Address address = abstract_address(name);
+  // Not blocking: a client that leaves between poll and accept must not hold the listener.
+  UniqueFd fd = make_socket(SOCK_NONBLOCK);
+  if (::bind(fd.get(), reinterpret_cast<const sockaddr*>(&address.value), address.length) != 0 ||
+      ::listen(fd.get(), SOMAXCONN) != 0) {
+    throw SystemError("cannot listen on the UNIX socket '" + name + "'", errno);
+  }
+  return UnixListener(std::move(fd), name);
+}
+
+std::optional<UnixSocket> UnixListener::accept(std::chrono::milliseconds timeout) {
+  const bool forever = timeout.count() < 0;
+  const auto deadline = std::chrono::steady_clock::now() + timeout;
+  while (true) {
+    const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - std::chrono::steady_clock::now());
+    if (!wait_readable(fd_.get(), forever ? timeout : std::max(left, std::chrono::milliseconds(0))))
+      return std::nullopt;
+    UniqueFd peer(::accept4(fd_.get(), nullptr, nullptr, SOCK_CLOEXEC));
+    if (peer && is_same_user(peer.get())) return UnixSocket(std::move(peer));
+    if (!peer && errno != EAGAIN && errno != EINTR && errno != ECONNABORTED) {
+      throw SystemError("cannot accept on the UNIX socket '" + name_ + "'", errno);
+    }
+  }
+}
+
+std::string random_hex(std::size_t bytes) {
+  constexpr char kDigits[] = "0123456789abcdef";
+  std::string text;
+  while (text.size() < 2 * bytes) {
+    std::array<unsigned char, 64> block{};
+    const ssize_t count = ::getrandom(block.data(), std::min(block.size(), bytes - text.size() / 2), 0);
+    if (count < 0 && errno != EINTR) throw SystemError("cannot get random bytes", errno);
+    for (ssize_t i = 0; i < count; ++i) {
+      const unsigned char byte = block[static_cast<std::size_t>(i)];
+      text += {kDigits[byte >> 4], kDigits[byte & 15]};
+    }
+  }
+  return text;
+}
+
+}  // namespace dtrain
