@@ -1,18 +1,20 @@
-// Facts about this machine's processors.
+// Facts about this machine's processors. Any thread may call.
 #pragma once
 
-#include <string>
+#include <filesystem>
 #include <vector>
 
 namespace dtrain::host {
 
-// The logical CPUs this process may run on (affinity mask), ascending, one per physical core first.
+// The logical CPUs this process may run on (affinity mask): one of each physical core first, ascending, then the
+// second ones, and so on. SystemError when the kernel does not say.
 std::vector<int> allowed_cpus();
 
 // Physical cores among them (hwloc), each the list of its logical CPUs.
 std::vector<std::vector<int>> physical_cores();
 
-// CPUs' worth of time the cgroup grants (v1 and v2), or the number of allowed CPUs where it is not limited.
-double cpu_limit();
+// CPUs' worth of time the cgroup grants (v1 and v2, the tightest of its ancestors), at most the number of allowed
+// CPUs. `root`: where proc/ and sys/ are.
+double cpu_limit(const std::filesystem::path& root = "/");
 
 }  // namespace dtrain::host

@@ -1,0 +1,150 @@
+#include "dtrain/host/cpu.h"
+
+#include <sched.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <charconv>
+#include <memory>
+#include <set>
+
+#include <hwloc.h>
+
+#include "dtrain/base/error.h"
+#include "dtrain/base/text.h"
+#include "dtrain/host/proc_file.h"
+
+namespace dtrain::host {
+namespace {
+
+// The affinity mask, ascending. The kernel refuses a set smaller than its own, so the set grows until it fits.
+std::vector<int> affinity() {
+  for (int size = 1024; size <= 1 << 20; size *= 2) {
+    const std::unique_ptr<cpu_set_t, void (*)(cpu_set_t*)> set(CPU_ALLOC(size), [](cpu_set_t* s) { CPU_FREE(s); });
+    const std::size_t bytes = CPU_ALLOC_SIZE(size);
+    CPU_ZERO_S(bytes, set.get());
+    if (::sched_getaffinity(0, bytes, set.get()) == 0) {
+      std::vector<int> cpus;
+      for (int cpu = 0; cpu < size; ++cpu) {
+        if (CPU_ISSET_S(static_cast<std::size_t>(cpu), bytes, set.get())) cpus.push_back(cpu);
+      }
+      return cpus;
+    }
+    if (errno != EINVAL) break;
+  }
+  throw SystemError("cannot read the CPU affinity of this process (sched_getaffinity)", errno);
+}
+
+using Topology = std::unique_ptr<hwloc_topology, void (*)(hwloc_topology_t)>;
+
+// Processors and cores only: looking for devices and caches too costs many times as long.
+Topology load_topology() {
+  hwloc_topology_t raw = nullptr;
+  if (hwloc_topology_init(&raw) != 0) return {nullptr, hwloc_topology_destroy};
+  Topology topology(raw, hwloc_topology_destroy);
+  hwloc_topology_set_all_types_filter(raw, HWLOC_TYPE_FILTER_KEEP_NONE);
+  hwloc_topology_set_type_filter(raw, HWLOC_OBJ_CORE, HWLOC_TYPE_FILTER_KEEP_ALL);
+  if (hwloc_topology_load(raw) != 0) return {nullptr, hwloc_topology_destroy};
+  return topology;
+}
+
+// The tightest quota of a cgroup and its ancestors; `read` gives the CPUs of one folder, 0 where there is no limit.
+template <typename Read>
+double tightest(const std::filesystem::path& mount, std::filesystem::path group, Read read) {
+  double limit = 0;
+  for (;;) {
+    const double here = read(mount / group.relative_path());
+    if (here > 0 && (limit == 0 || here < limit)) limit = here;
+    if (!group.has_relative_path()) return limit;
+    group = group.parent_path();
+  }
+}
+
+double number_in(const std::filesystem::path& file) {
+  const std::string text = read_proc_file(file).value_or("");
+  double value = 0;
+  std::from_chars(text.data(), text.data() + text.size(), value);
+  return value;
+}
+
+double quota_v2(const std::filesystem::path& folder) {
+  const auto text = read_proc_file(folder / "cpu.max");  // "200000 100000" or "max 100000"
+  if (!text || text->starts_with("max")) return 0;
+  double quota = 0;
+  double period = 0;
+  const char* end = text->data() + text->size();
+  const auto [after, error] = std::from_chars(text->data(), end, quota);
+  if (error != std::errc() || after == end) return 0;
+  std::from_chars(after + 1, end, period);
+  return period > 0 ? quota / period : 0;
+}
+
+double quota_v1(const std::filesystem::path& folder) {
+  const double quota = number_in(folder / "cpu.cfs_quota_us");  // -1: no limit
+  const double period = number_in(folder / "cpu.cfs_period_us");
+  return quota > 0 && period > 0 ? quota / period : 0;
+}
+
+}  // namespace
+
+std::vector<std::vector<int>> physical_cores() {
+  const std::vector<int> allowed = affinity();
+  std::set<int> left(allowed.begin(), allowed.end());
+  std::vector<std::vector<int>> cores;
+  if (const Topology topology = load_topology()) {
+    hwloc_obj_t core = nullptr;
+    while ((core = hwloc_get_next_obj_by_type(topology.get(), HWLOC_OBJ_CORE, core)) != nullptr) {
+      std::vector<int> cpus;
+      for (int cpu = hwloc_bitmap_first(core->cpuset); cpu >= 0; cpu = hwloc_bitmap_next(core->cpuset, cpu)) {
+        if (left.erase(cpu) != 0) cpus.push_back(cpu);
+      }
+      if (!cpus.empty()) cores.push_back(std::move(cpus));
+    }
+  }
+  // Where the machine does not say how its CPUs are paired, each counts as a core of its own.
+  for (const int cpu : left) cores.push_back({cpu});
+  std::sort(cores.begin(), cores.end());
+  return cores;
+}
+
+std::vector<int> allowed_cpus() {
+  const std::vector<std::vector<int>> cores = physical_cores();
+  std::vector<int> cpus;
+  for (std::size_t sibling = 0, before = 1; before > 0; ++sibling) {
+    before = 0;
+    for (const std::vector<int>& core : cores) {
+      if (sibling < core.size()) {
+        cpus.push_back(core[sibling]);
+        ++before;
+      }
+    }
+  }
+  return cpus;
+}
+
+double cpu_limit(const std::filesystem::path& root) {
+  double limit = 0;
+  const auto tighten = [&limit](double value) {
+    if (value > 0 && (limit == 0 || value < limit)) limit = value;
+  };
+  for (const std::string& line : split(read_proc_file(root / "proc/self/cgroup").value_or(""), '\n')) {
+    const std::size_t first = line.find(':');  // "0::/user.slice" (v2) or "4:cpu,cpuacct:/docker/1f" (v1)
+    const std::size_t second = first == std::string::npos ? first : line.find(':', first + 1);
+    if (second == std::string::npos) continue;
+    const std::vector<std::string> controllers = split(line.substr(first + 1, second - first - 1), ',');
+    const std::filesystem::path group = line.substr(second + 1);
+    if (line.starts_with("0::")) {
+      for (const char* mount : {"sys/fs/cgroup", "sys/fs/cgroup/unified"})
+        tighten(tightest(root / mount, group, quota_v2));
+    } else if (std::find(controllers.begin(), controllers.end(), "cpu") != controllers.end()) {
+      for (const char* mount : {"sys/fs/cgroup/cpu", "sys/fs/cgroup/cpu,cpuacct"}) {
+        tighten(tightest(root / mount, group, quota_v1));
+      }
+    }
+  }
+  const auto allowed = static_cast<double>(affinity().size());
+  return limit > 0 ? std::min(limit, allowed) : allowed;
+}
+
+}  // namespace dtrain::host
