@@ -1,0 +1,89 @@
+// The experiment file as typed values, and its strict reader: every key has an effect or is an error, and all errors
+// of a file are reported at once. docs/experiment.md describes the keys. Plain values, no threads, no global state.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "dtrain/base/json.h"
+#include "dtrain/config/diagnostic.h"
+
+namespace dtrain::config {
+
+enum class LengthUnit { kBatches, kRecords, kEpochs };
+
+// A distance in training: `{epochs: 2}`.
+struct Length {
+  LengthUnit unit = LengthUnit::kBatches;
+  std::int64_t count = 0;
+  bool operator==(const Length&) const = default;
+};
+
+// "2 epochs", "1 batch"
+std::string to_string(const Length& length);
+
+// In batches, rounded up: a batch here is one of global_batch_size records, whatever aggregation_frequency is.
+std::int64_t in_batches(const Length& length, std::int64_t global_batch_size, std::int64_t batches_per_epoch);
+
+enum class SlotType { kAuto, kCpu };
+
+struct Resources {
+  int slots_per_trial = 1;
+  SlotType slot_type = SlotType::kAuto;
+  bool is_single_node = false;
+  bool operator==(const Resources&) const = default;
+};
+
+struct Optimizations {
+  int aggregation_frequency = 1;                                    // batches between exchanges of gradients
+  bool average_aggregated_gradients = true;                         // over those batches; false: their sum
+  bool average_training_metrics = true;                             // over ranks; false: those of rank 0
+  std::int64_t tensor_fusion_threshold_bytes = 64ll * 1024 * 1024;  // 0: every gradient is its own bucket
+  bool operator==(const Optimizations&) const = default;
+};
+
+struct Searcher {
+  std::string metric;  // the validation metric that counts; empty: none named
+  bool smaller_is_better = true;
+  Length max_length;  // at least 1
+  bool operator==(const Searcher&) const = default;
+};
+
+struct Experiment {
+  std::filesystem::path file;  // as it was given; relative paths inside are relative to its folder
+  std::string text;            // the file as it was given, overrides not applied
+
+  std::string name;  // the file's name without its ending where the key is missing
+  std::string description;
+  std::vector<std::string> labels;
+  std::vector<std::string> entrypoint;  // program and arguments, at least one
+  Resources resources;
+  std::int64_t global_batch_size = 0;     // at least slots_per_trial
+  Json hyperparameters = Json::object();  // all of them, global_batch_size too; {type: const, val: x} is x here
+  Optimizations optimizations;
+  Searcher searcher;
+
+  Length min_validation_period;  // 0 batches: only at the end
+  bool perform_initial_validation = false;
+  std::optional<std::int64_t> records_per_epoch;
+  std::int64_t scheduling_unit = 100;  // batches between progress reports and metric reductions
+  std::chrono::milliseconds communication_timeout = std::chrono::seconds(600);
+  std::uint64_t experiment_seed = 0;
+  Json data = Json::object();             // for the trial
+  std::filesystem::path initial_weights;  // a .safetensors file, resolved against the file's folder; empty: none
+  std::vector<std::pair<std::string, std::string>> environment_variables;
+};
+
+// `overrides` are the "a.b=c" of --set, in order. Throws ConfigErrors; a file that cannot be read is one too.
+Experiment read_experiment(const std::filesystem::path& file, std::span<const std::string> overrides = {});
+
+// Every value in effect, under the keys of the file: what plan.json shows.
+Json to_json(const Experiment& experiment);
+
+}  // namespace dtrain::config
