@@ -1,4 +1,5 @@
-// What a loader reads samples from.
+// What a loader reads samples from. Data sets are immutable once made and shared between loaders; whoever holds the
+// shared_ptr keeps them alive.
 #pragma once
 
 #include <cstddef>

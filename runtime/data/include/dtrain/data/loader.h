@@ -1,6 +1,7 @@
-// Batches of one rank, prefetched in the background, in an order that is a function of (seed, epoch) alone.
+// Batches of one rank, prefetched in the background, in the order that sampler.h defines.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -11,7 +12,7 @@
 namespace dtrain::data {
 
 struct LoaderOptions {
-  std::int64_t batch_size = 1;   // of this rank
+  std::int64_t batch_size = 1;  // of this rank
   int rank = 0;
   int world_size = 1;
   bool shuffle = true;
@@ -19,30 +20,34 @@ struct LoaderOptions {
   // false (validation): every sample comes exactly once on exactly one rank; the last batches may be short or missing.
   bool drop_last = true;
   std::uint64_t seed = 0;
-  int prefetch = 2;              // batches kept ready; 0: loaded when asked for
+  int prefetch = 2;  // batches kept ready; 0: loaded when asked for
 };
 
-// Memory for one field of a batch; 64-byte aligned.
+// Memory for one field of a batch; 64-byte aligned. It goes back to the loader's pool when the last pointer to it goes;
+// it may be kept for longer than the loader lives, and let go on any thread.
 struct HostBatch {
-  std::vector<std::shared_ptr<std::byte>> fields;   // one a field of the data set
+  std::vector<std::shared_ptr<std::byte>> fields;  // one a field of the data set
   std::int64_t samples = 0;
 };
 
 // Iterates one epoch at a time. next() and start_epoch() are called by one thread; reading happens on another. An
-// exception of the data set is thrown from next(), in its place in the order.
+// exception of the data set is thrown from next(), in its place in the order; the next call goes on behind it.
 class SampleLoader {
  public:
+  // DataError as Sampler's.
   SampleLoader(std::shared_ptr<const Dataset> dataset, const LoaderOptions& options);
+  // Waits for the batch being read, if any; the rest of the epoch is not read.
   ~SampleLoader();
 
+  // Batches of the epoch before that were not asked for are dropped.
   void start_epoch(std::int64_t epoch);
-  // Empty at the end of the epoch.
+  // Empty at the end of the epoch, and before the first one is started.
   std::optional<HostBatch> next();
 
-  std::int64_t batches_per_epoch() const;   // of this rank
-  std::int64_t samples_per_epoch() const;   // of all ranks together
-  std::int32_t queue_depth() const;         // batches ready now
-  std::int32_t workers() const;
+  std::int64_t batches_per_epoch() const;  // of this rank
+  std::int64_t samples_per_epoch() const;  // of all ranks together
+  std::int32_t queue_depth() const;        // batches ready now
+  std::int32_t workers() const;            // threads that read: 1, or 0 without prefetch
   const Dataset& dataset() const;
 
  private:

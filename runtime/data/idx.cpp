@@ -1,0 +1,181 @@
+#include "dtrain/data/idx.h"
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "byte_source.h"
+#include "dtrain/base/error.h"
+#include "dtrain/data/in_memory.h"
+
+namespace dtrain::data {
+
+namespace {
+
+constexpr int kUnsignedByte = 0x08;
+
+struct IdxHeader {
+  std::vector<std::int64_t> dimensions;
+  std::uint64_t bytes = 0;     // of the header
+  std::uint64_t elements = 0;  // one byte each
+};
+
+std::string hex(std::span<const std::byte> bytes) {
+  constexpr auto kDigits = "0123456789abcdef";
+  std::string text = "0x";
+  for (const auto byte : bytes) {
+    text += kDigits[std::to_integer<int>(byte) >> 4];
+    text += kDigits[std::to_integer<int>(byte) & 15];
+  }
+  return text;
+}
+
+std::string type_name(int code) {
+  switch (code) {
+    case 0x09:
+      return "signed byte";
+    case 0x0b:
+      return "16-bit integer";
+    case 0x0c:
+      return "32-bit integer";
+    case 0x0d:
+      return "float";
+    case 0x0e:
+      return "double";
+    default:
+      return "unknown";
+  }
+}
+
+std::string describe_shape(const std::vector<std::int64_t>& dimensions) {
+  std::string text;
+  for (const auto dimension : dimensions) text += (text.empty() ? "" : " x ") + std::to_string(dimension);
+  return text;
+}
+
+void read_fully(ByteSource& file, std::span<std::byte> into, const std::string& inside) {
+  if (file.read(into) < into.size()) file.fail(file.offset(), "truncated: the data ends here, inside " + inside);
+}
+
+// The dimensions, each checked; leaves the file at its first element.
+IdxHeader read_header(ByteSource& file, bool labels) {
+  std::array<std::byte, 4> magic{};
+  read_fully(file, magic, "the magic number");
+  if (magic[0] != std::byte{0} || magic[1] != std::byte{0}) {
+    file.fail(0, "magic number " + hex(magic) + ", but an IDX file begins with 0x0000", "is it an IDX file?");
+  }
+  const int type = std::to_integer<int>(magic[2]);
+  if (type != kUnsignedByte) {
+    file.fail(2,
+              "element type " + hex(std::span(magic).subspan(2, 1)) + " (" + type_name(type) +
+                  "), but only 0x08 (unsigned byte) is read",
+              "convert the elements to unsigned bytes");
+  }
+  const int count = std::to_integer<int>(magic[3]);
+  if (labels ? count != 1 : count < 2) {
+    file.fail(3,
+              std::to_string(count) + (count == 1 ? " dimension" : " dimensions") + ", but " +
+                  (labels ? "labels have 1" : "images have at least 2"),
+              "are the image and the label file exchanged?");
+  }
+
+  IdxHeader header;
+  header.elements = 1;
+  for (int i = 0; i < count; ++i) {
+    const auto at = file.offset();
+    std::array<std::byte, 4> big_endian{};
+    read_fully(file, big_endian, "the dimensions");
+    std::uint64_t dimension = 0;
+    for (const auto byte : big_endian) dimension = dimension << 8 | std::to_integer<std::uint64_t>(byte);
+    if (dimension == 0) file.fail(at, "dimension " + std::to_string(i + 1) + " is 0");
+    if (__builtin_mul_overflow(header.elements, dimension, &header.elements)) {
+      file.fail(at, "the dimensions up to here multiply to more than 2^64 elements");
+    }
+    header.dimensions.push_back(static_cast<std::int64_t>(dimension));
+  }
+  header.bytes = file.offset();
+  return header;
+}
+
+std::string promise(const IdxHeader& header) {
+  return "the header promises " + describe_shape(header.dimensions) + " bytes from offset " +
+         std::to_string(header.bytes);
+}
+
+// What the file's size alone tells, before memory is taken for what the header claims.
+void check_size(const ByteSource& file, const IdxHeader& header) {
+  const auto available = file.size_limit() - std::min(file.size_limit(), header.bytes);
+  if (header.elements > available) {
+    file.fail(file.compressed() ? header.bytes : file.size_limit(),
+              file.compressed() ? "truncated: a file of this size cannot hold it: " + promise(header)
+                                : "truncated: the file ends here: " + promise(header));
+  }
+  if (!file.compressed() && header.elements < available) {
+    file.fail(header.bytes + header.elements,
+              std::to_string(available - header.elements) + " bytes after the end of the data: " + promise(header));
+  }
+}
+
+void check_end(ByteSource& file, const IdxHeader& header) {
+  std::byte extra{};
+  const auto at = file.offset();
+  if (file.read({&extra, 1}) != 0) file.fail(at, "bytes after the end of the data: " + promise(header));
+}
+
+void read_images(ByteSource& file, const IdxHeader& header, std::span<std::byte> into) {
+  if (file.read(into) < into.size()) {
+    file.fail(file.offset(), "truncated: the data ends here: " + promise(header));
+  }
+  check_end(file, header);
+}
+
+void read_labels(ByteSource& file, const IdxHeader& header, std::span<std::byte> into) {
+  std::array<std::byte, 64 << 10> chunk;
+  for (std::uint64_t done = 0; done < header.elements;) {
+    const auto wanted = std::min<std::uint64_t>(chunk.size(), header.elements - done);
+    if (file.read({chunk.data(), wanted}) < wanted) {
+      file.fail(file.offset(), "truncated: the data ends here: " + promise(header));
+    }
+    for (std::uint64_t i = 0; i < wanted; ++i) {
+      const auto label = std::to_integer<std::int64_t>(chunk[i]);
+      std::memcpy(into.data() + (done + i) * sizeof label, &label, sizeof label);
+    }
+    done += wanted;
+  }
+  check_end(file, header);
+}
+
+SharedMemory load(const std::filesystem::path& images_path, const std::filesystem::path& labels_path) {
+  ByteSource images(images_path);
+  ByteSource labels(labels_path);
+  const auto image_header = read_header(images, false);
+  check_size(images, image_header);
+  const auto label_header = read_header(labels, true);
+  check_size(labels, label_header);
+  const auto count = image_header.dimensions.front();
+  if (count != label_header.dimensions.front()) {
+    labels.fail(4,
+                std::to_string(label_header.dimensions.front()) + " labels, but " + images_path.string() +
+                    " has (at its offset 4) " + std::to_string(count) + " images",
+                "are both files of the same data set?");
+  }
+  const auto& shape = image_header.dimensions;
+  auto dataset = InMemoryDataset::allocate(
+      "dtrain-idx", count,
+      {{"image", ElementType::kUint8, {shape.begin() + 1, shape.end()}}, {"label", ElementType::kInt64, {}}});
+  read_images(images, image_header, dataset.column(0));
+  read_labels(labels, label_header, dataset.column(1));
+  return std::move(dataset).release();
+}
+
+}  // namespace
+
+std::shared_ptr<Dataset> read_idx(const std::filesystem::path& images, const std::filesystem::path& labels,
+                                  const HostShare& share) {
+  const auto name = "idx:" + images.string() + ":" + labels.string();
+  return std::make_shared<InMemoryDataset>(share(name, [&] { return load(images, labels); }));
+}
+
+}  // namespace dtrain::data

@@ -1,0 +1,52 @@
+// Which samples a rank gets, and in which order: a pure function of (seed, epoch, sizes), so that resuming an epoch
+// needs no stored generator and ranks need not talk about it.
+//
+// The order of an epoch is one permutation of the data set, the same on all ranks. Global batch g is the
+// world_size * batch_size samples from g * world_size * batch_size on; rank r takes the r-th contiguous piece of it. So
+// W ranks with batches of B see the same global batches as one rank with batches of W * B.
+//
+// Immutable: every thread may call everything.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+namespace dtrain::data {
+
+struct SamplerOptions {
+  std::int64_t batch_size = 1;  // of this rank
+  int rank = 0;
+  int world_size = 1;
+  bool shuffle = true;
+  // true: only whole global batches, the rest of the epoch is skipped. false: the last global batch may be short; it is
+  // divided evenly, ranks differ by at most one sample and by at most one batch.
+  bool drop_last = true;
+  std::uint64_t seed = 0;
+};
+
+class Sampler {
+ public:
+  // DataError when the options make no sense, or when the data set has not one whole global batch and drop_last is set.
+  Sampler(std::int64_t dataset_size, const SamplerOptions& options);
+
+  // All samples of the data set in the order of this epoch.
+  std::vector<std::int64_t> order(std::int64_t epoch) const;
+  // The part of `order` that is this rank's batch number `batch`.
+  std::span<const std::int64_t> batch(std::span<const std::int64_t> order, std::int64_t batch) const;
+
+  std::int64_t batches_per_epoch() const;  // of this rank
+  std::int64_t samples_per_epoch() const;  // of all ranks together
+
+ private:
+  std::int64_t global_batch() const { return options_.world_size * options_.batch_size; }
+
+  std::int64_t size_;
+  SamplerOptions options_;
+};
+
+// 0 … size-1 shuffled: Fisher-Yates from the end, drawing from splitmix64 with Lemire's unbiased bound. Written out
+// here because std::shuffle gives a different order with every standard library.
+std::vector<std::int64_t> permutation(std::int64_t size, std::uint64_t seed, std::int64_t epoch);
+
+}  // namespace dtrain::data
