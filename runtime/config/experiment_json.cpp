@@ -1,0 +1,58 @@
+#include <cmath>
+
+#include "dtrain/config/experiment.h"
+
+namespace dtrain::config {
+namespace {
+
+Json length_json(const Length& length) {
+  const char* unit = length.unit == LengthUnit::kBatches   ? "batches"
+                     : length.unit == LengthUnit::kRecords ? "records"
+                                                           : "epochs";
+  return Json{{unit, length.count}};
+}
+
+// A whole number where it is one: 64 rather than 64.0.
+Json number_json(double value) {
+  if (value == std::floor(value)) return static_cast<std::int64_t>(value);
+  return value;
+}
+
+}  // namespace
+
+Json to_json(const Experiment& experiment) {
+  const Resources& resources = experiment.resources;
+  const Optimizations& optimizations = experiment.optimizations;
+  Json json;
+  json["name"] = experiment.name;
+  json["description"] = experiment.description;
+  json["labels"] = experiment.labels;
+  json["entrypoint"] = experiment.entrypoint;
+  json["hyperparameters"] = experiment.hyperparameters;
+  json["resources"] = Json{{"slots_per_trial", resources.slots_per_trial},
+                           {"slot_type", resources.slot_type == SlotType::kCpu ? "cpu" : "auto"},
+                           {"is_single_node", resources.is_single_node}};
+  const double threshold = static_cast<double>(optimizations.tensor_fusion_threshold_bytes) / (1024 * 1024);
+  json["optimizations"] = Json{{"aggregation_frequency", optimizations.aggregation_frequency},
+                               {"average_aggregated_gradients", optimizations.average_aggregated_gradients},
+                               {"average_training_metrics", optimizations.average_training_metrics},
+                               {"tensor_fusion_threshold", number_json(threshold)}};
+  json["searcher"] = Json{{"metric", experiment.searcher.metric},
+                          {"smaller_is_better", experiment.searcher.smaller_is_better},
+                          {"max_length", length_json(experiment.searcher.max_length)}};
+  json["min_validation_period"] = length_json(experiment.min_validation_period);
+  json["perform_initial_validation"] = experiment.perform_initial_validation;
+  json["records_per_epoch"] = experiment.records_per_epoch ? Json(*experiment.records_per_epoch) : Json();
+  json["scheduling_unit"] = experiment.scheduling_unit;
+  json["communication"] =
+      Json{{"timeout", number_json(static_cast<double>(experiment.communication_timeout.count()) / 1000)}};
+  json["reproducibility"] = Json{{"experiment_seed", experiment.experiment_seed}};
+  json["data"] = experiment.data;
+  json["initial_weights"] = experiment.initial_weights.empty() ? Json() : Json(experiment.initial_weights.string());
+  Json variables = Json::object();
+  for (const auto& [name, value] : experiment.environment_variables) variables[name] = value;
+  json["environment"] = Json{{"environment_variables", variables}};
+  return json;
+}
+
+}  // namespace dtrain::config

@@ -1,0 +1,15 @@
+// --set a.b=c: puts values into the tree before it is read, so that they are checked as those of the file are.
+// Private to config.
+#pragma once
+
+#include <span>
+#include <string>
+
+#include "collector.h"
+#include "value.h"
+
+namespace dtrain::config {
+
+void apply_overrides(std::span<const std::string> overrides, Value& root, Collector& collector);
+
+}  // namespace dtrain::config

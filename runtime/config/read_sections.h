@@ -1,0 +1,14 @@
+// The groups of keys of an experiment file; each fills its part of the experiment. Private to config.
+#pragma once
+
+#include "dtrain/config/experiment.h"
+#include "section.h"
+
+namespace dtrain::config {
+
+// What runs, and where: name, entrypoint, resources, environment.
+void read_job(Section& root, Experiment& experiment);
+// How it trains: hyperparameters, optimizations, searcher, periods.
+void read_training(Section& root, Experiment& experiment);
+
+}  // namespace dtrain::config

@@ -1,0 +1,147 @@
+#include <array>
+#include <cmath>
+#include <limits>
+
+#include "read_sections.h"
+#include "scalar.h"
+
+namespace dtrain::config {
+namespace {
+
+constexpr std::int64_t kMaxCount = std::numeric_limits<std::int32_t>::max();
+
+// {type: const, val: x} as Determined's users write it. Other types describe a search, which dtrain does not do.
+const Value* constant_of(const Value& value, Section& hyperparameters, const std::string& key) {
+  const Entry* type = value.is_map() ? value.find("type") : nullptr;
+  if (!type || !type->value.is_scalar()) return &value;
+  const std::string& name = type->value.text;
+  const Entry* constant = value.find("val");
+  if (name == "const" && constant && value.entries.size() == 2) return &constant->value;
+  if (name == "const") {
+    hyperparameters.report(value, key, "a constant is {type: const, val: x}, with these two keys alone");
+    return nullptr;
+  }
+  for (const char* search : {"int", "double", "log", "categorical"}) {
+    if (name != search) continue;
+    hyperparameters.report(
+        value, key,
+        "dtrain does not search hyperparameters: type " + quote(name) + " must be a value, or {type: const, val: x}");
+    return nullptr;
+  }
+  return &value;
+}
+
+void read_hyperparameters(Section& root, Experiment& experiment) {
+  const Value* value = root.find("hyperparameters");
+  Section hyperparameters = root.section("hyperparameters");
+  Value constants;
+  constants.kind = Value::Kind::kMap;
+  const bool is_map = value && value->is_map();
+  for (const Entry& entry : is_map ? value->entries : std::vector<Entry>()) {
+    if (constants.find(entry.key)) continue;  // a duplicate: reported already
+    if (const Value* constant = constant_of(entry.value, hyperparameters, entry.key)) {
+      constants.entries.push_back({entry.key, entry.at, *constant});
+    }
+  }
+  experiment.hyperparameters = to_json(constants, "hyperparameters", root.collector());
+
+  const std::string key = "global_batch_size";
+  if (!hyperparameters.find(key)) {
+    hyperparameters.report_missing(key, "a whole number of at least resources.slots_per_trial");
+    return;
+  }
+  Section sizes(&constants, "hyperparameters", {}, root.collector());
+  const std::size_t slots = static_cast<std::size_t>(experiment.resources.slots_per_trial);
+  if (!constants.find(key)) return;  // its form is wrong: reported already
+  experiment.global_batch_size = sizes.integer(key, 0, 1, kMaxCount);
+  if (experiment.global_batch_size > 0 && experiment.global_batch_size < static_cast<std::int64_t>(slots)) {
+    sizes.report(*sizes.find(key), key,
+                 "must be at least resources.slots_per_trial, which is " + std::to_string(slots) + ", not " +
+                     describe(*sizes.find(key)));
+  }
+}
+
+// false, or a method that does not exist yet.
+void read_compression(Section& optimizations) {
+  const std::string key = "gradient_compression";
+  const Value* value = optimizations.find(key);
+  if (!value || as_boolean(*value) == false) return;
+  if (value->is_map() || as_boolean(*value) == true) return optimizations.refuse_yet(key, "false");
+  const std::array<std::string, 7> choices{
+      "false", "true", "fp16", "bf16", "int8", "{kind: powersgd, ...}", "{kind: topk, ...}"};
+  const std::string method = optimizations.choice(key, "false", choices);
+  optimizations.default_only<std::string>(key, method, "false", "false");
+}
+
+void read_optimizations(Section section, Experiment& experiment) {
+  Optimizations& result = experiment.optimizations;
+  result.aggregation_frequency = static_cast<int>(section.integer("aggregation_frequency", 1, 1, kMaxCount));
+  result.average_aggregated_gradients = section.boolean("average_aggregated_gradients", true);
+  result.average_training_metrics = section.boolean("average_training_metrics", true);
+  const double threshold = section.number("tensor_fusion_threshold", 64, 0, 65536);
+  result.tensor_fusion_threshold_bytes = std::llround(threshold * 1024 * 1024);
+  section.default_only("tensor_fusion_cycle_time", section.number("tensor_fusion_cycle_time", 1, 0, 10000), 1.0, "1");
+  section.default_only("auto_tune_tensor_fusion", section.boolean("auto_tune_tensor_fusion", false), false, "false");
+  const std::array<std::string, 5> precisions{"O0", "none", "O1", "fp16", "bf16"};
+  const std::string precision = section.choice("mixed_precision", "O0", precisions);
+  if (precision != "none") section.default_only<std::string>("mixed_precision", precision, "O0", "O0");
+  read_compression(section);
+  section.default_only_null("grad_updates_size_file");
+  section.finish();
+}
+
+void read_profiling(Section profiling) {
+  profiling.default_only("enabled", profiling.boolean("enabled", false), false, "false");
+  profiling.default_only<std::int64_t>("begin_on_batch", profiling.integer("begin_on_batch", 0, 0, kMaxLength), 0, "0");
+  if (profiling.optional_integer("end_after_batch", 0, kMaxLength)) profiling.refuse_yet("end_after_batch", "null");
+  profiling.default_only("sync_timings", profiling.boolean("sync_timings", true), true, "true");
+  profiling.default_only_null("trace");
+  profiling.finish();
+}
+
+void read_searcher(Section searcher, Experiment& experiment) {
+  experiment.searcher.metric = searcher.text("metric", "");
+  experiment.searcher.smaller_is_better = searcher.boolean("smaller_is_better", true);
+  if (searcher.find("max_length")) {
+    experiment.searcher.max_length = searcher.length("max_length", {LengthUnit::kBatches, 1}, 1);
+  } else {
+    searcher.report_missing("max_length", "one of {batches: n}, {records: n}, {epochs: n}");
+  }
+  searcher.finish();
+}
+
+void read_checkpoints(Section& root) {
+  const Length none{LengthUnit::kBatches, 0};
+  const Length period = root.length("min_checkpoint_period", none, 0);
+  if (period.count != 0) root.refuse_yet("min_checkpoint_period", "{batches: 0}");
+  const std::array<std::string, 3> policies{"best", "all", "none"};
+  root.default_only<std::string>("checkpoint_policy", root.choice("checkpoint_policy", "best", policies), "best",
+                                 "best");
+  root.default_only_null("checkpoint_storage");
+  root.default_only<std::int64_t>("max_restarts", root.integer("max_restarts", 0, 0, kMaxCount), 0, "0");
+}
+
+}  // namespace
+
+void read_training(Section& root, Experiment& experiment) {
+  read_hyperparameters(root, experiment);
+  read_optimizations(root.section("optimizations"), experiment);
+  read_profiling(root.section("profiling"));
+  read_searcher(root.section("searcher"), experiment);
+  read_checkpoints(root);
+  experiment.min_validation_period = root.length("min_validation_period", {LengthUnit::kBatches, 0}, 0);
+  experiment.perform_initial_validation = root.boolean("perform_initial_validation", false);
+  experiment.records_per_epoch = root.optional_integer("records_per_epoch", 0, kMaxLength);
+  if (experiment.records_per_epoch == 0) experiment.records_per_epoch.reset();  // Determined's way to leave it open
+  experiment.scheduling_unit = root.integer("scheduling_unit", 100, 1, kMaxLength);
+
+  const std::string weights = root.text("initial_weights", "");
+  if (weights.empty()) return;
+  if (!weights.ends_with(".safetensors")) {
+    const Value* value = root.find("initial_weights");
+    root.report(*value, "initial_weights", "must be the path of a .safetensors file, not " + describe(*value));
+  }
+  experiment.initial_weights = (experiment.file.parent_path() / weights).lexically_normal();
+}
+
+}  // namespace dtrain::config

@@ -1,0 +1,15 @@
+// A command line as one string, cut into words as a shell does it: quotes and backslashes, no expansion. Private to
+// config.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace dtrain::config {
+
+// Empty where a quote is not closed.
+std::optional<std::vector<std::string>> split_words(std::string_view text);
+
+}  // namespace dtrain::config
