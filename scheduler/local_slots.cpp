@@ -1,0 +1,56 @@
+#include "dtrain/scheduler/local_slots.h"
+
+#include <algorithm>
+
+#include "dtrain/base/error.h"
+#include "dtrain/host/cpu.h"
+
+namespace dtrain::scheduler {
+namespace {
+
+// Units are cores, or single logical CPUs where the cores are too few. Slot i gets the units from i*n/count on: shares
+// differ by one unit at most, and neighbours stay together.
+std::vector<Slot> divide(std::span<const std::vector<int>> units, int count) {
+  std::vector<Slot> slots;
+  const auto total = units.size();
+  const auto number = static_cast<std::size_t>(count);
+  for (std::size_t index = 0; index < number; ++index) {
+    Slot slot;
+    slot.index = static_cast<int>(index);
+    const std::size_t first = index * total / number;
+    const std::size_t end = std::max((index + 1) * total / number, first + 1);
+    for (std::size_t unit = first; unit < end; ++unit)
+      slot.cpus.insert(slot.cpus.end(), units[unit].begin(), units[unit].end());
+    std::sort(slot.cpus.begin(), slot.cpus.end());
+    slots.push_back(std::move(slot));
+  }
+  return slots;
+}
+
+}  // namespace
+
+LocalSlots divide_cores(std::span<const std::vector<int>> cores, int count) {
+  if (count < 1) throw ConfigError("there must be at least one slot, not " + std::to_string(count));
+  std::vector<std::vector<int>> cpus;
+  for (const std::vector<int>& core : cores) {
+    for (const int cpu : core) cpus.push_back({cpu});
+  }
+  if (cpus.empty()) throw ConfigError("this process may run on no core");
+  const auto number = static_cast<std::size_t>(count);
+  LocalSlots result;
+  if (number <= cores.size()) {
+    result.slots = divide(cores, count);
+    return result;
+  }
+  result.slots = divide(cpus, count);
+  result.warning = "oversubscribed: " + std::to_string(count) + " slots on " + std::to_string(cores.size()) +
+                   (cores.size() == 1 ? " core" : " cores") + " (" + std::to_string(cpus.size()) +
+                   " logical CPUs): slots share cores and slow each other down";
+  return result;
+}
+
+LocalSlots local_slots(int count) {
+  return divide_cores(host::physical_cores(), count);
+}
+
+}  // namespace dtrain::scheduler

@@ -1,0 +1,47 @@
+#include "dtrain/scheduler/batch_split.h"
+
+#include <gtest/gtest.h>
+
+#include "dtrain/base/error.h"
+
+namespace dtrain::scheduler {
+namespace {
+
+TEST(BatchSplit, EvenBatchIsNotWarnedAbout) {
+  const BatchSplit split = split_batch(128, 4);
+  EXPECT_EQ(split.per_slot, 32);
+  EXPECT_EQ(split.effective, 128);
+  EXPECT_EQ(split.dropped, 0);
+  EXPECT_EQ(split.warning, "");
+}
+
+TEST(BatchSplit, RemainderIsDroppedAndTheNearestSizesNamed) {
+  const BatchSplit split = split_batch(100, 3);
+  EXPECT_EQ(split.per_slot, 33);
+  EXPECT_EQ(split.effective, 99);
+  EXPECT_EQ(split.dropped, 1);
+  EXPECT_EQ(
+      split.warning,
+      "global_batch_size 100 does not divide by 3 slots: each takes 33, so a step trains on 99; the nearest sizes "
+      "that divide are 99 and 102");
+}
+
+TEST(BatchSplit, OneRecordASlotIsTheLeast) {
+  EXPECT_EQ(split_batch(8, 8).per_slot, 1);
+  EXPECT_THROW(split_batch(7, 8), ConfigError);
+  EXPECT_THROW(split_batch(7, 0), ConfigError);
+}
+
+TEST(BatchSplit, PartsAndRemainderAlwaysMakeTheWhole) {
+  for (int slots = 1; slots <= 16; ++slots) {
+    for (std::int64_t batch = slots; batch <= 100; ++batch) {
+      const BatchSplit split = split_batch(batch, slots);
+      EXPECT_EQ(split.per_slot * slots + split.dropped, batch);
+      EXPECT_LT(split.dropped, slots);
+      EXPECT_EQ(split.dropped == 0, split.warning.empty());
+    }
+  }
+}
+
+}  // namespace
+}  // namespace dtrain::scheduler
