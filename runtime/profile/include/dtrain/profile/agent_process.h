@@ -1,5 +1,8 @@
 // Starting the agent process of a host: it samples the system, drains the ranks' rings into
 // profile/rank-NNNN.jsonl and profile/agent-<id>.jsonl, outlives launcher and ranks, and exits last.
+//
+// Any thread may call. Whoever holds AgentProcess must let it finish (finish_agent) or detach() the process: destroying
+// it kills the agent.
 #pragma once
 
 #include <chrono>
@@ -7,24 +10,33 @@
 #include <string>
 #include <vector>
 
+#include "dtrain/base/json.h"
 #include "dtrain/base/subprocess.h"
 
 namespace dtrain::profile {
 
 struct AgentOptions {
-  std::string agent_id;                     // of this host, in file names and records
-  std::filesystem::path profile_folder;     // <run>/profile, exists
-  std::vector<int> local_ranks;             // it exits once all of these have come and gone …
-  std::chrono::seconds rank_timeout{600};   // … or did not come in this time
+  std::string agent_id;                    // of this host, in file names and records
+  std::filesystem::path profile_folder;    // <run>/profile, exists
+  std::vector<int> local_ranks;            // it exits once all of these have come and gone …
+  std::chrono::seconds rank_timeout{600};  // … or did not come in this time
   std::chrono::milliseconds sample_period{500};
+  Json header;  // run id, versions, …: copied into the first line of the agent's dump
 };
 
 struct AgentProcess {
-  Process process;      // in its own process group and session: a terminal's Ctrl-C does not reach it
-  std::string socket;   // what Recorder::Options::agent_socket wants
+  Process process;     // in its own process group and session: a terminal's Ctrl-C does not reach it
+  std::string socket;  // what Recorder::Options::agent_socket wants
 };
 
-// Starts bin/dtrain-agent, found relative to this library. Returns once its socket is open.
+// Starts bin/dtrain-agent, found relative to this library. Returns once it is ready for ranks; SystemError or Error
+// says why it is not. Its own output goes to <run>/logs/agent-<id>.log where that folder exists. When this process
+// dies, it ends by itself as soon as no rank is left.
 AgentProcess start_agent(const AgentOptions& options);
+
+// Waits for the agent to end, which it does when the last local rank has; after `patience` it is told to write what
+// there is and end, whoever is still connected or never came; killed where it does not. Exit code 0: everything
+// recorded is on disk; 1: something could not be written (the log says what).
+ExitStatus finish_agent(AgentProcess& agent, std::chrono::milliseconds patience);
 
 }  // namespace dtrain::profile

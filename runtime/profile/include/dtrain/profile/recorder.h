@@ -7,6 +7,7 @@
 #include <chrono>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -20,8 +21,8 @@ namespace dtrain::profile {
 struct CollectiveRecord {
   std::uint64_t sequence = 0;
   std::int32_t bucket = -1;
-  char operation[16] = {};      // "all_reduce", "broadcast", …
-  std::uint64_t bytes = 0;      // payload of one rank
+  char operation[16] = {};  // "all_reduce", "broadcast", …
+  std::uint64_t bytes = 0;  // payload of one rank
   std::int32_t world_size = 1;
   std::int64_t enqueued_ns = 0, started_ns = 0, ended_ns = 0;  // monotonic clock
   std::int64_t exposed_ns = 0;
@@ -29,8 +30,8 @@ struct CollectiveRecord {
 
 // What else a step record holds.
 struct StepInfo {
-  std::int64_t samples = 0;         // of this rank
-  bool exchanged = false;           // gradients were exchanged and the optimizer stepped
+  std::int64_t samples = 0;  // of this rank
+  bool exchanged = false;    // gradients were exchanged and the optimizer stepped
   std::int64_t epoch = 0;
 };
 
@@ -42,12 +43,13 @@ class Recorder {
   struct Options {
     int rank = 0;
     int world_size = 1;
-    std::string agent_socket;            // empty: record nothing (and cost nothing)
+    std::string agent_socket;  // empty: record nothing (and cost nothing)
     std::chrono::milliseconds connect_timeout{10'000};
-    Json header;                         // run id, versions, …: copied into the first line of the dump
+    Json header;  // run id, versions, …: copied into the first line of the dump
     std::size_t ring_bytes = 4u << 20;
   };
   // Connects to the agent of this host and hands it the ring. Time since `process_start` counts as initialization.
+  // SystemError when it is not there, CommError when it does not answer or refuses. The clock must outlive this.
   Recorder(const Options& options, const Clock& clock, Nanoseconds process_start);
   ~Recorder();
   Recorder(const Recorder&) = delete;
@@ -55,14 +57,15 @@ class Recorder {
 
   bool enabled() const;
 
-  // Steps are the batches of this rank, from 1. begin_step() starts in Phase::kOther.
+  // Steps are the batches of this rank, from 1. begin_step() starts in Phase::kOther. A step that is begun and not
+  // ended leaves no record.
   void begin_step(std::int64_t batch);
   // Closes the record: the phases sum to its wall time exactly.
   void end_step(const StepInfo& info);
   // Charges the time since the last change to the phase before, and goes on in `phase`; returns the phase before.
   // Outside a step it does nothing.
   Phase switch_to(Phase phase);
-  // The times of the step so far (or of the last one, once ended).
+  // The times of the step up to the last change of phase (or of the last step, once ended). All zero when not enabled.
   const PhaseTimes& phases() const;
 
   void collective(const CollectiveRecord& record);
@@ -70,8 +73,13 @@ class Recorder {
   // Loader state, a sample a step at most: queue depth and number of workers.
   void loader(std::int32_t queue_depth, std::int32_t workers);
 
-  // Waits until the agent has written everything recorded so far to disk. CommError at the deadline.
+  // Waits until the agent has written everything recorded so far to its file. CommError at the deadline, or when the
+  // agent is gone. Records that could not be written (disk full) are no error here: ask agent_error() afterwards.
   void flush(std::chrono::milliseconds timeout);
+
+  // Why records are being lost: the agent could not write (names the path) or is gone. Stays once it is set. Cheap
+  // enough for every step: a system call a second at most.
+  std::optional<std::string> agent_error();
 
  private:
   struct Impl;

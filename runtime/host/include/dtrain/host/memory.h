@@ -1,0 +1,18 @@
+// Memory of this machine, from /proc/meminfo. Any thread may call.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+
+namespace dtrain::host {
+
+// Bytes.
+struct MemoryReading {
+  std::uint64_t total = 0;
+  std::uint64_t available = 0;  // what programs can still get: free memory and caches that would be given up
+};
+
+std::optional<MemoryReading> read_memory(const std::filesystem::path& root = "/");
+
+}  // namespace dtrain::host

@@ -1,0 +1,21 @@
+// What one process uses, from /proc/<pid>. Any thread may call.
+#pragma once
+
+#include <sys/types.h>
+
+#include <chrono>
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+
+namespace dtrain::host {
+
+struct ProcessUsage {
+  std::uint64_t resident_bytes = 0;  // in memory now; pages shared with others count in full
+  std::chrono::nanoseconds cpu{0};   // user and system time of all its threads since it started
+};
+
+// Empty when there is no such process (any more).
+std::optional<ProcessUsage> read_process(pid_t pid, const std::filesystem::path& root = "/");
+
+}  // namespace dtrain::host

@@ -1,0 +1,186 @@
+#include "agent/agent.h"
+
+#include <poll.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <vector>
+
+#include "dtrain/base/error.h"
+
+namespace dtrain::profile {
+namespace {
+
+constexpr Nanoseconds kDrainPeriod = std::chrono::milliseconds(50);
+constexpr Nanoseconds kIdlePeriod = std::chrono::milliseconds(200);     // nobody connected: looks after its starter
+constexpr Nanoseconds kHelloTimeout = std::chrono::seconds(10);         // to say who one is after connecting
+constexpr Nanoseconds kOrphanPatience = std::chrono::seconds(3);        // for ranks on their way when the starter died
+constexpr Nanoseconds kShortestSample = std::chrono::milliseconds(50);  // rates over less say nothing
+
+std::int64_t own_cpu_ns() {
+  rusage usage{};
+  ::getrusage(RUSAGE_SELF, &usage);
+  const auto ns = [](const timeval& t) { return (t.tv_sec * 1'000'000LL + t.tv_usec) * 1000; };
+  return ns(usage.ru_utime) + ns(usage.ru_stime);
+}
+
+}  // namespace
+
+Agent::Agent(AgentSettings settings, UnixListener listener, const Clock& clock, Logger logger)
+    : settings_(std::move(settings)),
+      listener_(std::move(listener)),
+      clock_(clock),
+      logger_(std::move(logger)),
+      sampler_(clock),
+      dump_(settings_.facts.profile_folder / ("agent-" + settings_.facts.agent_id + ".jsonl"), clock),
+      started_at_(clock.monotonic()),
+      last_sample_(started_at_),
+      next_sample_(started_at_ + settings_.sample_period),
+      next_drain_(started_at_) {
+  const Json fields = {{"kind", "agent"},
+                       {"host", settings_.facts.host},
+                       {"agent", settings_.facts.agent_id},
+                       {"pid", ::getpid()},
+                       {"ranks", settings_.facts.ranks},
+                       {"sample_period_ns", settings_.sample_period.count()},
+                       {"units",
+                        {{"net_throughput_sent", "bytes/s"},
+                         {"net_throughput_recv", "bytes/s"},
+                         {"disk_iops", "requests/s"},
+                         {"disk_throughput_read", "bytes/s"},
+                         {"disk_throughput_write", "bytes/s"},
+                         {"free_memory", "bytes"},
+                         {"cpu_util_simple", "percent"},
+                         {"io_wait", "percent"},
+                         {"cpu_util_per_core", "percent"}}}};
+  dump_.write(header_line(fields, settings_.facts.header, clock_));
+}
+
+bool Agent::run() {
+  const char* reason = nullptr;
+  while (reason == nullptr) {
+    wait_for_events();
+    accept_processes();
+    serve_processes();
+    drain();
+    sample();
+    tell_errors();
+    reason = reason_to_end();
+  }
+  for (auto connection = connections_.begin(); connection != connections_.end();) remove(connection);
+  next_sample_ = clock_.monotonic();
+  if (next_sample_ - last_sample_ >= kShortestSample) sample();
+  const Json end = {{"record", "end"},      {"time_ns", clock_.monotonic().count()},
+                    {"how", reason},        {"samples", samples_},
+                    {"lost", dump_.lost()}, {"cpu_ns", own_cpu_ns()}};
+  dump_.write(to_line(end) + "\n");
+  tell_errors();
+  dump_.sync();
+  failed_ = failed_ || dump_.error().has_value();
+  lost_ += dump_.lost();
+  if (failed_) logger_->error("{} lines could not be written; the first error: see above", lost_);
+  return !failed_;
+}
+
+void Agent::wait_for_events() {
+  std::vector<pollfd> waiting{{listener_.fd(), POLLIN, 0}};
+  for (const RankConnection& connection : connections_) waiting.push_back({connection.fd(), POLLIN, 0});
+  const Nanoseconds now = clock_.monotonic();
+  const Nanoseconds turn = connections_.empty() ? now + kIdlePeriod : std::max(now, next_drain_);
+  const auto wait = std::chrono::ceil<std::chrono::milliseconds>(std::min(turn, std::max(now, next_sample_)) - now);
+  ::poll(waiting.data(), waiting.size(), static_cast<int>(wait.count()));
+}
+
+void Agent::accept_processes() {
+  try {
+    while (auto socket = listener_.accept(std::chrono::milliseconds(0))) {
+      connections_.emplace_back(std::move(*socket), settings_.facts, clock_, logger_);
+    }
+  } catch (const SystemError& error) {
+    logger_->warn("{}", error.what());  // out of descriptors, say: those connected go on
+  }
+}
+
+void Agent::serve_processes() {
+  for (auto connection = connections_.begin(); connection != connections_.end();) {
+    const auto event = connection->serve();
+    if (event == RankConnection::Event::kStop) stop_ = true;
+    const bool silent = !connection->introduced() && clock_.monotonic() - connection->accepted_at() > kHelloTimeout;
+    if (event == RankConnection::Event::kNothing && !silent) {
+      ++connection;
+    } else {
+      remove(connection);
+    }
+  }
+}
+
+void Agent::remove(std::list<RankConnection>::iterator& connection) {
+  connection->close();
+  if (connection->introduced()) {
+    gone_.insert(connection->rank());
+    connection->sync();
+    lost_ += connection->lost();
+    if (const auto error = connection->error()) {
+      failed_ = true;
+      logger_->error("rank {}: {}", connection->rank(), *error);
+    }
+  }
+  connection = connections_.erase(connection);
+}
+
+void Agent::drain() {
+  const Nanoseconds now = clock_.monotonic();
+  if (now < next_drain_) return;
+  next_drain_ = now + kDrainPeriod;
+  for (RankConnection& connection : connections_) connection.drain();
+}
+
+void Agent::sample() {
+  const Nanoseconds now = clock_.monotonic();
+  if (now < next_sample_) return;
+  // A steady schedule: what was late does not delay the next, and what was missed altogether is left out.
+  while (next_sample_ <= now) next_sample_ += settings_.sample_period;
+  std::vector<RankProcess> ranks;
+  for (const RankConnection& connection : connections_) {
+    if (connection.introduced()) ranks.push_back({connection.rank(), connection.pid()});
+  }
+  std::sort(ranks.begin(), ranks.end(), [](const RankProcess& a, const RankProcess& b) { return a.rank < b.rank; });
+  LineBuffer line;
+  append_system(line, sampler_.sample(ranks));
+  dump_.write({line.data(), line.size()});
+  last_sample_ = now;
+  ++samples_;
+}
+
+void Agent::tell_errors() {
+  std::optional<std::string> error = dump_.error();
+  for (const RankConnection& connection : connections_) {
+    if (!error) error = connection.error();
+  }
+  if (!error) return;
+  if (!failed_) logger_->error("{}", *error);
+  failed_ = true;
+  for (RankConnection& connection : connections_) connection.report(*error);
+}
+
+bool Agent::any_rank_connected() const {
+  return std::any_of(connections_.begin(), connections_.end(), [](const RankConnection& c) { return c.introduced(); });
+}
+
+const char* Agent::reason_to_end() {
+  if (stop_) return "stopped";
+  const Nanoseconds now = clock_.monotonic();
+  const bool orphaned = ::getppid() != settings_.starter_pid;
+  if (orphaned && orphaned_at_.count() == 0) orphaned_at_ = now;
+  if (any_rank_connected()) {
+    if (orphaned) orphaned_at_ = now;  // its patience is for the time when nobody is here
+    return nullptr;
+  }
+  if (gone_.size() == settings_.facts.ranks.size()) return "all ranks ended";
+  if (orphaned && now - orphaned_at_ > kOrphanPatience) return "starter gone";
+  if (now - started_at_ > settings_.rank_timeout) return "no rank came in time";
+  return nullptr;
+}
+
+}  // namespace dtrain::profile

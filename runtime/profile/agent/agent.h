@@ -1,0 +1,64 @@
+// The agent process of a host: waits for the host's ranks, writes what they record, samples the system, and exits after
+// the last of them. One thread.
+#pragma once
+
+#include <chrono>
+#include <list>
+#include <set>
+#include <string>
+
+#include "agent/dump_writer.h"
+#include "agent/rank_connection.h"
+#include "agent/system_sampler.h"
+#include "dtrain/base/clock.h"
+#include "dtrain/base/log.h"
+#include "dtrain/base/unix_socket.h"
+
+namespace dtrain::profile {
+
+struct AgentSettings {
+  AgentFacts facts;
+  std::chrono::nanoseconds rank_timeout{};
+  std::chrono::nanoseconds sample_period{};
+  pid_t starter_pid = 0;
+};
+
+class Agent {
+ public:
+  Agent(AgentSettings settings, UnixListener listener, const Clock& clock, Logger logger);
+
+  // Until the last rank has gone; true when everything recorded is on disk.
+  bool run();
+
+ private:
+  void wait_for_events();
+  void accept_processes();
+  void serve_processes();
+  void remove(std::list<RankConnection>::iterator& connection);
+  void drain();
+  void sample();
+  void tell_errors();
+  // Why it is time to end; nullptr while it is not.
+  const char* reason_to_end();
+  bool any_rank_connected() const;
+
+  AgentSettings settings_;
+  UnixListener listener_;
+  const Clock& clock_;
+  Logger logger_;
+  SystemSampler sampler_;
+  DumpWriter dump_;
+  std::list<RankConnection> connections_;
+  std::set<int> gone_;  // ranks that came and went
+  Nanoseconds started_at_;
+  Nanoseconds last_sample_;
+  Nanoseconds next_sample_;
+  Nanoseconds next_drain_;
+  Nanoseconds orphaned_at_{0};
+  std::uint64_t samples_ = 0;
+  std::uint64_t lost_ = 0;
+  bool stop_ = false;
+  bool failed_ = false;
+};
+
+}  // namespace dtrain::profile

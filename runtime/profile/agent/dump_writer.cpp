@@ -1,0 +1,85 @@
+#include "agent/dump_writer.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+
+#include "dtrain/base/error.h"
+#include "dtrain/base/fd.h"
+#include "dtrain/base/json.h"
+
+namespace dtrain::profile {
+namespace {
+
+// A full disk is not asked again at every turn.
+constexpr Nanoseconds kRetryPeriod = std::chrono::milliseconds(500);
+
+std::uint64_t count_lines(std::string_view lines) {
+  return static_cast<std::uint64_t>(std::count(lines.begin(), lines.end(), '\n'));
+}
+
+}  // namespace
+
+bool DumpWriter::append(std::string_view lines) {
+  try {
+    if (!file_) {
+      file_ = std::make_unique<LineAppender>(path_);
+      size_ = std::filesystem::file_size(path_);
+    }
+    file_->append(lines);
+    size_ += lines.size();
+    return true;
+  } catch (const std::exception& error) {
+    if (!error_) error_ = error.what();
+  }
+  // Of the lines the first ones may have fitted.
+  std::error_code ignored;
+  const std::uintmax_t size = file_ ? std::filesystem::file_size(path_, ignored) : 0;
+  std::size_t kept = 0;
+  if (file_ && !ignored && size > size_) {
+    kept = std::min<std::size_t>(lines.size(), size - size_);
+    size_ = size;
+  }
+  const std::uint64_t missing = count_lines(lines.substr(kept));
+  lost_ += missing;
+  lost_unreported_ += missing;
+  next_attempt_ = clock_.monotonic() + kRetryPeriod;
+  return false;
+}
+
+void DumpWriter::write(std::string_view lines) {
+  if (lines.empty()) return;
+  if (lost_unreported_ > 0) {
+    const Nanoseconds now = clock_.monotonic();
+    const std::uint64_t missing = lost_unreported_;
+    if (now < next_attempt_) {
+      lost_ += count_lines(lines);
+      lost_unreported_ += count_lines(lines);
+      return;
+    }
+    const Json note = {
+        {"record", "lost"}, {"time_ns", now.count()}, {"count", missing}, {"reason", error_.value_or("")}};
+    lost_unreported_ = 0;
+    if (append(to_line(note) + "\n")) {
+      append(lines);
+      return;
+    }
+    // The note itself is no record: it does not count, but those it speaks of still have to be reported.
+    lost_ -= 1;
+    lost_ += count_lines(lines);
+    lost_unreported_ = missing + count_lines(lines);
+    return;
+  }
+  append(lines);
+}
+
+void DumpWriter::sync() {
+  if (!file_) return;
+  const UniqueFd fd(::open(path_.c_str(), O_WRONLY | O_CLOEXEC));
+  if (fd && ::fdatasync(fd.get()) == 0) return;
+  if (!error_) error_ = SystemError("cannot write " + path_.string() + " to disk", errno).what();
+}
+
+}  // namespace dtrain::profile

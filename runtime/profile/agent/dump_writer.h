@@ -1,0 +1,43 @@
+// Writes the lines of one dump. Losing records must never stop the agent: what cannot be written (disk full) is counted
+// and its cause kept, writing is tried again, and once it works a "lost" record says how much is missing.
+// One thread.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "dtrain/base/clock.h"
+#include "dtrain/base/file.h"
+
+namespace dtrain::profile {
+
+class DumpWriter {
+ public:
+  DumpWriter(std::filesystem::path path, const Clock& clock) : path_(std::move(path)), clock_(clock) {}
+
+  // Whole lines, each ended by '\n'.
+  void write(std::string_view lines);
+  // What was written survives the machine.
+  void sync();
+
+  std::uint64_t lost() const { return lost_; }
+  // The first error, naming the path.
+  const std::optional<std::string>& error() const { return error_; }
+
+ private:
+  bool append(std::string_view lines);
+
+  std::filesystem::path path_;
+  const Clock& clock_;
+  std::unique_ptr<LineAppender> file_;
+  std::uintmax_t size_ = 0;
+  std::uint64_t lost_ = 0;
+  std::uint64_t lost_unreported_ = 0;
+  Nanoseconds next_attempt_{0};
+  std::optional<std::string> error_;
+};
+
+}  // namespace dtrain::profile

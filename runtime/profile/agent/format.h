@@ -1,0 +1,30 @@
+// Records as lines of JSON, as docs/profile-format.md describes them. Formatted by hand: the agent shares the cores
+// with the training. Each appends one line with its newline.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include <spdlog/fmt/fmt.h>
+
+#include "agent/system_sampler.h"
+#include "dtrain/base/json.h"
+#include "ring.h"
+
+namespace dtrain::profile {
+
+using LineBuffer = fmt::memory_buffer;
+
+inline constexpr int kDumpSchema = 1;
+
+// Of a kind this version does not know: nothing.
+void append_record(LineBuffer& out, const Record& record);
+void append_system(LineBuffer& out, const SystemSample& sample);
+
+// The first line. `fields` come first; those of `extra` that are not among them follow.
+std::string header_line(const Json& fields, const Json& extra, const Clock& clock);
+
+// Bytes a second on the links (NCCL's "bus bandwidth"): what the slowest link had to carry, over the time it took.
+double bus_bandwidth(const CollectiveRecord& record);
+
+}  // namespace dtrain::profile

@@ -1,0 +1,79 @@
+// One rank as the agent sees it: its socket, its ring and its dump. Everything the rank committed reaches the dump,
+// also after the rank was killed. One thread, the agent's.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+
+#include "agent/dump_writer.h"
+#include "agent/format.h"
+#include "dtrain/base/clock.h"
+#include "dtrain/base/log.h"
+#include "dtrain/base/unix_socket.h"
+#include "ring.h"
+
+namespace dtrain::profile {
+
+// What every connection needs to know about its agent.
+struct AgentFacts {
+  std::string agent_id;
+  std::string host;
+  std::filesystem::path profile_folder;
+  std::set<int> ranks;  // those it waits for
+  Json header;
+};
+
+class RankConnection {
+ public:
+  RankConnection(UnixSocket socket, const AgentFacts& facts, const Clock& clock, Logger logger)
+      : socket_(std::move(socket)),
+        facts_(facts),
+        clock_(clock),
+        logger_(std::move(logger)),
+        accepted_at_(clock.monotonic()) {}
+
+  // What happened on its socket. kGone: close() it. kStop: the starter wants the agent to end.
+  enum class Event { kNothing, kGone, kStop };
+  Event serve();
+  // Writes what the rank recorded since the last call.
+  void drain();
+  // The rest of the ring and the "end" record.
+  void close();
+  // Tells the rank, once, that records are being lost.
+  void report(const std::string& error);
+
+  int fd() const { return socket_.fd(); }
+  bool introduced() const { return ring_ != nullptr; }
+  Nanoseconds accepted_at() const { return accepted_at_; }
+  int rank() const { return rank_; }
+  pid_t pid() const { return pid_; }
+  std::optional<std::string> error() const { return dump_ ? dump_->error() : std::nullopt; }
+  std::uint64_t lost() const { return dump_ ? dump_->lost() : 0; }
+  void sync() {
+    if (dump_) dump_->sync();
+  }
+
+ private:
+  void introduce(const Json& hello, UnixMessage& message);
+  void write_dropped();
+
+  UnixSocket socket_;
+  const AgentFacts& facts_;
+  const Clock& clock_;
+  Logger logger_;
+  Nanoseconds accepted_at_;
+  int rank_ = -1;
+  pid_t pid_ = 0;
+  std::unique_ptr<RingReader> ring_;
+  std::unique_ptr<DumpWriter> dump_;
+  LineBuffer buffer_;
+  std::uint64_t records_ = 0;
+  std::uint64_t dropped_ = 0;
+  bool finished_ = false;
+  bool damaged_ = false;
+  bool reported_ = false;
+};
+
+}  // namespace dtrain::profile

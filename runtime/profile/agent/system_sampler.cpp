@@ -1,0 +1,112 @@
+#include "agent/system_sampler.h"
+
+#include <algorithm>
+
+#include "dtrain/host/memory.h"
+
+namespace dtrain::profile {
+namespace {
+
+// Counters start again when a device is reset.
+double growth(std::uint64_t before, std::uint64_t after) {
+  return after > before ? static_cast<double>(after - before) : 0.0;
+}
+
+template <typename Map>
+bool same_names(const Map& a, const Map& b) {
+  return std::equal(a.begin(), a.end(), b.begin(), b.end(),
+                    [](const auto& x, const auto& y) { return x.first == y.first; });
+}
+
+}  // namespace
+
+SystemSampler::SystemSampler(const Clock& clock, std::filesystem::path root) : clock_(clock), root_(std::move(root)) {
+  before_ = read({});
+}
+
+SystemSampler::Reading SystemSampler::read(std::span<const RankProcess> ranks) {
+  Reading now;
+  now.time_ns = clock_.monotonic().count();
+  now.cpu = host::read_cpu_times(root_);
+  now.network = host::read_network(root_);
+  now.disks = host::read_disks(root_);
+  // Which of them count takes many more files to find out: only when some came or went.
+  if (!same_names(now.network, before_.network)) interfaces_ = host::outside_interfaces(root_);
+  if (!same_names(now.disks, before_.disks)) disks_ = host::whole_disks(root_);
+  for (const RankProcess& rank : ranks) {
+    if (const auto usage = host::read_process(rank.pid, root_)) now.processes[rank.pid] = *usage;
+  }
+  return now;
+}
+
+void SystemSampler::add_network(SystemSample& sample, const Reading& now, double seconds) {
+  double sent = 0;
+  double received = 0;
+  bool any = false;
+  for (const std::string& name : interfaces_) {
+    const auto before = before_.network.find(name);
+    const auto after = now.network.find(name);
+    if (before == before_.network.end() || after == now.network.end()) continue;
+    sent += growth(before->second.sent, after->second.sent);
+    received += growth(before->second.received, after->second.received);
+    any = true;
+  }
+  if (!any) return;
+  sample.net_throughput_sent = sent / seconds;
+  sample.net_throughput_recv = received / seconds;
+}
+
+void SystemSampler::add_disks(SystemSample& sample, const Reading& now, double seconds) {
+  double requests = 0;
+  double read = 0;
+  double written = 0;
+  bool any = false;
+  for (const std::string& name : disks_) {
+    const auto before = before_.disks.find(name);
+    const auto after = now.disks.find(name);
+    if (before == before_.disks.end() || after == now.disks.end()) continue;
+    const host::DiskCounters& b = before->second;
+    const host::DiskCounters& a = after->second;
+    requests += growth(b.reads, a.reads) + growth(b.writes, a.writes);
+    read += growth(b.read_bytes, a.read_bytes);
+    written += growth(b.written_bytes, a.written_bytes);
+    any = true;
+  }
+  if (!any) return;
+  sample.disk_iops = requests / seconds;
+  sample.disk_throughput_read = read / seconds;
+  sample.disk_throughput_write = written / seconds;
+}
+
+SystemSample SystemSampler::sample(std::span<const RankProcess> ranks) {
+  Reading now = read(ranks);
+  SystemSample sample;
+  sample.time_ns = now.time_ns;
+  sample.interval_ns = std::max<std::int64_t>(1, now.time_ns - before_.time_ns);
+  const double seconds = static_cast<double>(sample.interval_ns) / 1e9;
+  add_network(sample, now, seconds);
+  add_disks(sample, now, seconds);
+  if (const auto memory = host::read_memory(root_)) sample.free_memory = static_cast<double>(memory->available);
+  if (now.cpu && before_.cpu) {
+    sample.cpu_util_simple = 100 * host::busy_share(before_.cpu->all, now.cpu->all);
+    sample.io_wait = 100 * host::io_wait_share(before_.cpu->all, now.cpu->all);
+    const std::size_t cores = std::min(before_.cpu->cores.size(), now.cpu->cores.size());
+    for (std::size_t i = 0; i < cores; ++i) {
+      sample.cpu_util_per_core.push_back(100 * host::busy_share(before_.cpu->cores[i], now.cpu->cores[i]));
+    }
+  }
+  for (const RankProcess& rank : ranks) {
+    const auto after = now.processes.find(rank.pid);
+    if (after == now.processes.end()) continue;
+    ProcessSample process{rank.rank, rank.pid, after->second.resident_bytes, 0};
+    if (const auto before = before_.processes.find(rank.pid); before != before_.processes.end()) {
+      const auto used = after->second.cpu - before->second.cpu;
+      process.cpu_percent = std::max(0.0, 100 * static_cast<double>(used.count()) / 1e9 / seconds);
+    }
+    sample.processes.push_back(process);
+  }
+  before_ = std::move(now);
+  return sample;
+}
+
+}  // namespace dtrain::profile

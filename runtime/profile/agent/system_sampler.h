@@ -1,0 +1,76 @@
+// Turns the kernel's counters into the system metrics of one host. What the machine does not tell is left out, never
+// guessed. One thread.
+#pragma once
+
+#include <sys/types.h>
+
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <optional>
+#include <set>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "dtrain/base/clock.h"
+#include "dtrain/host/cpu_times.h"
+#include "dtrain/host/disks.h"
+#include "dtrain/host/interfaces.h"
+#include "dtrain/host/processes.h"
+
+namespace dtrain::profile {
+
+struct RankProcess {
+  int rank = 0;
+  pid_t pid = 0;
+};
+
+struct ProcessSample {
+  int rank = 0;
+  pid_t pid = 0;
+  std::uint64_t resident_bytes = 0;
+  double cpu_percent = 0;  // 100: one core busy
+};
+
+// Rates are averages over `interval_ns`, which ends at `time_ns` (monotonic clock).
+struct SystemSample {
+  std::int64_t time_ns = 0;
+  std::int64_t interval_ns = 0;
+  std::optional<double> net_throughput_sent, net_throughput_recv;     // bytes a second
+  std::optional<double> disk_iops;                                    // requests a second
+  std::optional<double> disk_throughput_read, disk_throughput_write;  // bytes a second
+  std::optional<double> free_memory;                                  // bytes
+  std::optional<double> cpu_util_simple, io_wait;                     // percent of all cores
+  std::vector<double> cpu_util_per_core;                              // percent of each
+  std::vector<ProcessSample> processes;
+};
+
+class SystemSampler {
+ public:
+  // Takes the first reading. `root` is where proc/ and sys/ are; the clock must outlive this.
+  explicit SystemSampler(const Clock& clock, std::filesystem::path root = "/");
+
+  // Since the reading before.
+  SystemSample sample(std::span<const RankProcess> ranks);
+
+ private:
+  struct Reading {
+    std::int64_t time_ns = 0;
+    std::optional<host::CpuReading> cpu;
+    std::map<std::string, host::NetworkCounters> network;
+    std::map<std::string, host::DiskCounters> disks;
+    std::map<pid_t, host::ProcessUsage> processes;
+  };
+  Reading read(std::span<const RankProcess> ranks);
+  void add_network(SystemSample& sample, const Reading& now, double seconds);
+  void add_disks(SystemSample& sample, const Reading& now, double seconds);
+
+  const Clock& clock_;
+  std::filesystem::path root_;
+  std::set<std::string> interfaces_;  // those counted
+  std::set<std::string> disks_;
+  Reading before_;
+};
+
+}  // namespace dtrain::profile

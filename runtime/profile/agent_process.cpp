@@ -1,0 +1,96 @@
+#include "dtrain/profile/agent_process.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <csignal>
+
+#include "dtrain/base/error.h"
+#include "dtrain/base/unix_socket.h"
+#include "messages.h"
+
+namespace dtrain::profile {
+namespace {
+
+constexpr int kSocketFd = 3;  // what main() of the agent expects
+constexpr int kReadyFd = 4;
+constexpr std::chrono::milliseconds kStartTimeout{10'000};
+constexpr std::chrono::milliseconds kStopTimeout{5'000};
+
+std::filesystem::path find_agent() {
+  static const char inside_this_library = 0;
+  const std::filesystem::path beside_library = library_folder(&inside_this_library) / ".." / "bin" / "dtrain-agent";
+  const std::filesystem::path beside_program = executable_path().parent_path() / "dtrain-agent";
+  for (const auto& candidate : {beside_library, beside_program}) {
+    if (::access(candidate.c_str(), X_OK) == 0) return candidate;
+  }
+  throw SystemError("cannot find dtrain-agent: neither " + beside_library.lexically_normal().string() + " nor " +
+                        beside_program.string() + " is there",
+                    ENOENT, "install dtrain-agent together with dtrain, or build the target of that name");
+}
+
+// What the agent says about its start: empty is good; it is closed without a byte by an agent that died.
+std::string read_start_report(int fd) {
+  std::string text;
+  for (;;) {
+    pollfd waiting{fd, POLLIN, 0};
+    const int ready = ::poll(&waiting, 1, static_cast<int>(kStartTimeout.count()));
+    if (ready < 0 && errno == EINTR) continue;
+    if (ready <= 0) return "no answer within " + std::to_string(kStartTimeout.count()) + " ms";
+    char buffer[1024];
+    const ssize_t count = ::read(fd, buffer, sizeof buffer);
+    if (count < 0 && errno == EINTR) continue;
+    if (count <= 0) break;
+    text.append(buffer, static_cast<std::size_t>(count));
+  }
+  if (text.empty()) return "it ended at once";
+  return text == "ready" ? std::string() : text;
+}
+
+}  // namespace
+
+AgentProcess start_agent(const AgentOptions& options) {
+  UnixListener listener = UnixListener::create("agent");
+  int ends[2];
+  if (::pipe2(ends, O_CLOEXEC) != 0) throw SystemError("cannot make a pipe", errno);
+  const UniqueFd ready_reader(ends[0]);
+  UniqueFd ready_writer(ends[1]);
+
+  const Json settings = {{"agent", options.agent_id},
+                         {"profile_folder", options.profile_folder.string()},
+                         {"ranks", options.local_ranks},
+                         {"rank_timeout_s", options.rank_timeout.count()},
+                         {"sample_period_ms", options.sample_period.count()},
+                         {"socket", listener.name()},
+                         {"starter_pid", ::getpid()},
+                         {"header", options.header.is_object() ? options.header : Json::object()}};
+  ProcessOptions start;
+  start.command = {find_agent().string(), to_line(settings)};
+  start.fds = {{kSocketFd, listener.fd()}, {kReadyFd, ready_writer.get()}};
+  start.new_process_group = false;  // it makes a session of its own, which the leader of a group cannot
+  AgentProcess agent{Process::start(start), listener.name()};
+  ready_writer.reset();
+  if (const std::string problem = read_start_report(ready_reader.get()); !problem.empty()) {
+    throw Error("cannot start the profiling agent of host '" + options.agent_id + "': " + problem,
+                "see the agent's log in " + (options.profile_folder.parent_path() / "logs").string());
+  }
+  return agent;
+}
+
+ExitStatus finish_agent(AgentProcess& agent, std::chrono::milliseconds patience) {
+  if (const auto status = agent.process.wait(patience)) return *status;
+  try {
+    UnixSocket socket = UnixSocket::connect(agent.socket, std::chrono::milliseconds(0));
+    socket.send(to_line({{"type", message_type::kStop}}));
+    if (const auto status = agent.process.wait(kStopTimeout)) return *status;
+  } catch (const SystemError&) {
+    // It may have ended just now; else it does not listen any more, and is killed.
+    if (const auto status = agent.process.wait(std::chrono::milliseconds(100))) return *status;
+  }
+  agent.process.kill(SIGKILL);
+  return agent.process.wait();
+}
+
+}  // namespace dtrain::profile

@@ -1,0 +1,222 @@
+#include "dtrain/profile/recorder.h"
+
+#include <unistd.h>
+
+#include "dtrain/base/error.h"
+#include "dtrain/base/unix_socket.h"
+#include "messages.h"
+#include "ring.h"
+
+namespace dtrain::profile {
+namespace {
+
+// How often agent_error() looks whether the agent still lives, which takes a system call.
+constexpr Nanoseconds kLivenessPeriod = std::chrono::seconds(1);
+
+constexpr PhaseTimes kNoTimes{};
+
+}  // namespace
+
+// What exists only while records are taken.
+struct Recorder::Impl {
+  Impl(const Options& options, const Clock& clock_, Nanoseconds process_start)
+      : clock(clock_),
+        rank(options.rank),
+        ring(options.ring_bytes),
+        socket(UnixSocket::connect(options.agent_socket, options.connect_timeout)),
+        part_start(process_start) {}
+
+  std::int64_t now() const { return clock.monotonic().count(); }
+  [[noreturn]] void agent_gone() {
+    error = "the profiling agent of this host ended before rank " + std::to_string(rank) + " did";
+    throw CommError(*error, kAgentRemedy);
+  }
+  // The next message, errors taken note of on the way; empty when none came in time.
+  std::optional<Json> receive(std::chrono::milliseconds timeout);
+  void handshake(const Options& options, Nanoseconds process_start);
+
+  static constexpr const char* kAgentRemedy = "see logs/agent-*.log in the run's folder";
+
+  const Clock& clock;
+  int rank;
+  RingWriter ring;
+  UnixSocket socket;
+  std::optional<std::string> error;
+  Nanoseconds last_liveness_check{0};
+  std::int64_t flushes = 0;
+
+  bool in_step = false;
+  std::int64_t batch = 0;
+  std::int64_t step_start = 0;
+  std::int64_t last_change = 0;
+  Phase phase = Phase::kOther;
+  PhaseTimes times{};
+  Nanoseconds part_start;
+};
+
+std::optional<Json> Recorder::Impl::receive(std::chrono::milliseconds timeout) {
+  bool timed_out = false;
+  const auto message = socket.receive(timeout, &timed_out);
+  if (!message && !timed_out) agent_gone();
+  if (!message) return std::nullopt;
+  const Json value = parse_message(message->data);
+  if (type_of(value) == message_type::kError) error = value.value("message", std::string("the agent failed"));
+  return value;
+}
+
+void Recorder::Impl::handshake(const Options& options, Nanoseconds process_start) {
+  const Json hello = {{"type", message_type::kHello},
+                      {"protocol", kProtocolVersion},
+                      {"rank", options.rank},
+                      {"world_size", options.world_size},
+                      {"pid", ::getpid()},
+                      {"start_ns", process_start.count()},
+                      {"header", options.header.is_object() ? options.header : Json::object()}};
+  const int fd = ring.fd();
+  if (!socket.send(to_line(hello), {&fd, 1})) agent_gone();
+  const auto deadline = clock.monotonic() + options.connect_timeout;
+  for (;;) {
+    const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - clock.monotonic());
+    const auto answer = left.count() > 0 ? receive(left) : std::nullopt;
+    if (!answer) {
+      throw CommError("the profiling agent did not answer rank " + std::to_string(options.rank) + " within " +
+                          std::to_string(options.connect_timeout.count()) + " ms",
+                      kAgentRemedy);
+    }
+    if (type_of(*answer) == message_type::kWelcome) return;
+    if (type_of(*answer) == message_type::kRefused) {
+      throw CommError("the profiling agent refused rank " + std::to_string(options.rank) + ": " +
+                      answer->value("reason", std::string("no reason given")));
+    }
+  }
+}
+
+Recorder::Recorder(const Options& options, const Clock& clock, Nanoseconds process_start) {
+  if (options.agent_socket.empty()) return;
+  impl_ = std::make_unique<Impl>(options, clock, process_start);
+  impl_->handshake(options, process_start);
+}
+
+Recorder::~Recorder() {
+  if (!impl_) return;
+  try {
+    impl_->socket.send(to_line({{"type", message_type::kFinished}}));
+  } catch (const Error&) {
+    // The agent then notes a lost connection; the records are in the ring, and nothing more can be done here.
+  }
+}
+
+bool Recorder::enabled() const {
+  return impl_ != nullptr;
+}
+
+void Recorder::begin_step(std::int64_t batch) {
+  if (!impl_) return;
+  Impl& s = *impl_;
+  s.in_step = true;
+  s.batch = batch;
+  s.phase = Phase::kOther;
+  s.times = {};
+  s.step_start = s.last_change = s.now();
+}
+
+Phase Recorder::switch_to(Phase phase) {
+  if (!impl_ || !impl_->in_step) return Phase::kOther;
+  Impl& s = *impl_;
+  const Phase before = s.phase;
+  if (phase == before) return before;
+  const std::int64_t now = s.now();
+  s.times[static_cast<std::size_t>(before)] += now - s.last_change;
+  s.last_change = now;
+  s.phase = phase;
+  return before;
+}
+
+void Recorder::end_step(const StepInfo& info) {
+  if (!impl_ || !impl_->in_step) return;
+  Impl& s = *impl_;
+  const std::int64_t now = s.now();
+  s.times[static_cast<std::size_t>(s.phase)] += now - s.last_change;
+  s.in_step = false;
+  Record* record = s.ring.reserve();
+  if (record == nullptr) return;
+  record->kind = RecordKind::kStep;
+  record->batch = s.batch;
+  record->step = {info.epoch, s.step_start, now - s.step_start, info.samples, info.exchanged ? 1 : 0, s.times};
+  s.ring.commit();
+}
+
+const PhaseTimes& Recorder::phases() const {
+  return impl_ ? impl_->times : kNoTimes;
+}
+
+void Recorder::collective(const CollectiveRecord& collective) {
+  if (!impl_) return;
+  Record* record = impl_->ring.reserve();
+  if (record == nullptr) return;
+  record->kind = RecordKind::kCollective;
+  record->batch = impl_->batch;
+  record->collective = collective;
+  impl_->ring.commit();
+}
+
+void Recorder::mark(RunMark mark) {
+  if (!impl_) return;
+  const Nanoseconds start = impl_->part_start;
+  impl_->part_start = impl_->clock.monotonic();
+  Record* record = impl_->ring.reserve();
+  if (record == nullptr) return;
+  record->kind = RecordKind::kMark;
+  record->batch = impl_->batch;
+  record->mark = {mark, start.count(), impl_->part_start.count()};
+  impl_->ring.commit();
+}
+
+void Recorder::loader(std::int32_t queue_depth, std::int32_t workers) {
+  if (!impl_) return;
+  Record* record = impl_->ring.reserve();
+  if (record == nullptr) return;
+  record->kind = RecordKind::kLoader;
+  record->batch = impl_->batch;
+  record->loader = {impl_->now(), queue_depth, workers};
+  impl_->ring.commit();
+}
+
+std::optional<std::string> Recorder::agent_error() {
+  if (!impl_) return std::nullopt;
+  Impl& s = *impl_;
+  if (s.error) return s.error;
+  const Nanoseconds now = s.clock.monotonic();
+  const bool told = s.ring.agent_failed();
+  if (!told && now - s.last_liveness_check < kLivenessPeriod) return std::nullopt;
+  s.last_liveness_check = now;
+  try {
+    // The flag is set before its message is sent: wait for it then, but never for long.
+    while (!s.error && s.receive(std::chrono::milliseconds(told ? 1000 : 0))) {
+    }
+  } catch (const Error& error) {
+    if (!s.error) s.error = error.what();
+  }
+  return s.error;
+}
+
+void Recorder::flush(std::chrono::milliseconds timeout) {
+  if (!impl_) return;
+  Impl& s = *impl_;
+  const std::int64_t id = ++s.flushes;
+  const auto deadline = s.clock.monotonic() + timeout;
+  if (!s.socket.send(to_line({{"type", message_type::kFlush}, {"id", id}}))) s.agent_gone();
+  for (;;) {
+    const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - s.clock.monotonic());
+    const auto answer = left.count() > 0 ? s.receive(left) : std::nullopt;
+    if (!answer) {
+      throw CommError(
+          "the profiling agent did not write the records of rank " + std::to_string(s.rank) + " within " +
+              std::to_string(timeout.count()) + " ms",
+          "is the file system of the run's folder slow or hanging? Otherwise " + std::string(Impl::kAgentRemedy));
+    }
+    if (type_of(*answer) == message_type::kFlushed && answer->value("id", std::int64_t{0}) == id) return;
+  }
+}
+
+}  // namespace dtrain::profile

@@ -1,0 +1,109 @@
+// The ring between a rank (the only writer) and the agent process (the only reader), in memory both map. It outlives
+// the rank: what was committed before a kill -9 is still read. Neither side ever waits for the other.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+
+#include "dtrain/base/shared_memory.h"
+#include "dtrain/profile/phase.h"
+#include "dtrain/profile/recorder.h"
+
+namespace dtrain::profile {
+
+enum class RecordKind : std::uint32_t { kStep = 1, kCollective = 2, kLoader = 3, kMark = 4 };
+
+struct StepPayload {
+  std::int64_t epoch, start_ns, wall_ns, samples, exchanged;
+  std::array<std::int64_t, kPhaseCount> phases;  // exclusive: they sum to wall_ns
+};
+struct LoaderPayload {
+  std::int64_t time_ns;
+  std::int32_t queue_depth, workers;
+};
+struct MarkPayload {
+  RunMark mark;
+  std::int64_t start_ns, end_ns;
+};
+
+// What travels: a fixed size, so that neither side can lose its place.
+struct Record {
+  RecordKind kind;
+  std::int64_t batch;
+  union {
+    StepPayload step;
+    CollectiveRecord collective;
+    LoaderPayload loader;
+    MarkPayload mark;
+  };
+};
+
+struct RingHeader {
+  static constexpr std::uint64_t kMagic = 0x474e495254524eULL;  // another value than any version before had
+  static constexpr std::uint32_t kVersion = 1;
+
+  std::uint64_t magic;
+  std::uint32_t version;
+  std::uint32_t record_bytes;
+  std::uint64_t capacity;  // records, a power of two
+  // Each on a cache line of its own, so that writer and reader do not slow each other down.
+  alignas(64) std::atomic<std::uint64_t> head;  // records committed, by the writer
+  alignas(64) std::atomic<std::uint64_t> tail;  // records read, by the reader
+  alignas(64) std::atomic<std::uint64_t> dropped;
+  alignas(64) std::atomic<std::uint32_t> agent_failed;  // set by the reader: a message about it is on the socket
+};
+static_assert(std::atomic<std::uint64_t>::is_always_lock_free);
+
+class RingWriter {
+ public:
+  // SystemError when the memory is not there.
+  explicit RingWriter(std::size_t bytes);
+
+  // Room for one record, or nullptr (and one more dropped) when the ring is full. It is the reader's after commit().
+  Record* reserve() {
+    if (head_ - tail_seen_ == capacity_) {
+      tail_seen_ = header_->tail.load(std::memory_order_acquire);
+      if (head_ - tail_seen_ == capacity_) {
+        header_->dropped.fetch_add(1, std::memory_order_relaxed);
+        return nullptr;
+      }
+    }
+    return &records_[head_ & (capacity_ - 1)];
+  }
+  void commit() { header_->head.store(++head_, std::memory_order_release); }
+
+  int fd() const { return memory_.fd(); }
+  bool agent_failed() const { return header_->agent_failed.load(std::memory_order_acquire) != 0; }
+
+ private:
+  SharedMemory memory_;
+  RingHeader* header_;
+  Record* records_;
+  std::uint64_t capacity_;
+  std::uint64_t head_ = 0;
+  std::uint64_t tail_seen_ = 0;
+};
+
+class RingReader {
+ public:
+  // CommError when the memory is no ring of this version.
+  explicit RingReader(UniqueFd fd);
+
+  // The next committed record, or nullptr. It is valid until pop().
+  const Record* peek();
+  void pop() { header_->tail.store(++tail_, std::memory_order_release); }
+  std::uint64_t dropped() const { return header_->dropped.load(std::memory_order_relaxed); }
+  void set_agent_failed() { header_->agent_failed.store(1, std::memory_order_release); }
+
+ private:
+  SharedMemory memory_;
+  RingHeader* header_ = nullptr;
+  const Record* records_ = nullptr;
+  std::uint64_t capacity_ = 0;
+  std::uint64_t tail_ = 0;
+  std::uint64_t head_seen_ = 0;
+};
+
+}  // namespace dtrain::profile
