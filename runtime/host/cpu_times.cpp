@@ -28,7 +28,7 @@ std::optional<CpuReading> read_cpu_times(const std::filesystem::path& root) {
   for (Fields lines(*text, '\n'); const auto line = lines.next();) {
     if (!line->starts_with("cpu")) break;  // they come first
     Fields fields(*line, ' ');
-    const std::string_view name = *fields.next();
+    const std::string_view name = fields.next().value_or("");
     // user nice system idle iowait irq softirq steal; guest times are part of user already
     std::uint64_t value[8] = {};
     for (std::uint64_t& v : value) v = fields.number();

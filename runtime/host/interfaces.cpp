@@ -21,8 +21,9 @@ std::map<std::string, NetworkCounters> read_network(const std::filesystem::path&
   for (Fields lines(text, '\n'); const auto line = lines.next();) {
     const std::size_t colon = line->find(':');  // "  eth0: 1234 …"; old kernels leave out the space
     if (colon == std::string_view::npos) continue;
-    const std::string_view name = *Fields(line->substr(0, colon), ' ').next();
+    const std::string_view name = Fields(line->substr(0, colon), ' ').next().value_or("");
     Fields fields(line->substr(colon + 1), ' ');
+    if (name.empty()) continue;
     NetworkCounters counters;
     counters.received = fields.number();
     fields.skip(7);  // packets errs drop fifo frame compressed multicast

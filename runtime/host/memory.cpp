@@ -11,7 +11,7 @@ std::optional<MemoryReading> read_memory(const std::filesystem::path& root) {
   MemoryReading reading;
   for (Fields lines(*text, '\n'); const auto line = lines.next();) {
     Fields fields(*line, ' ');  // "MemAvailable:   12345 kB"
-    const std::string_view name = *fields.next();
+    const std::string_view name = fields.next().value_or("");
     if (name == "MemTotal:") reading.total = fields.number() * 1024;
     if (name == "MemAvailable:") reading.available = fields.number() * 1024;
   }

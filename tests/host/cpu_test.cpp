@@ -1,0 +1,109 @@
+#include "dtrain/host/cpu.h"
+
+#include <gtest/gtest.h>
+#include <sched.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <set>
+#include <thread>
+
+#include "dtrain/host/identity.h"
+
+namespace dtrain::host {
+namespace {
+
+namespace fs = std::filesystem;
+
+class FakeRoot : public testing::Test {
+ protected:
+  FakeRoot() {
+    std::string name = (fs::temp_directory_path() / "dtrain-root-XXXXXX").string();
+    root_ = ::mkdtemp(name.data());
+  }
+  ~FakeRoot() override { fs::remove_all(root_); }
+  void put(const fs::path& path, const std::string& text) {
+    fs::create_directories((root_ / path).parent_path());
+    std::ofstream(root_ / path) << text;
+  }
+  fs::path root_;
+};
+using CpuLimit = FakeRoot;
+
+std::set<int> affinity() {
+  cpu_set_t set;
+  EXPECT_EQ(::sched_getaffinity(0, sizeof set, &set), 0);
+  std::set<int> cpus;
+  for (int i = 0; i < CPU_SETSIZE; ++i) {
+    if (CPU_ISSET(i, &set)) cpus.insert(i);
+  }
+  return cpus;
+}
+
+TEST(AllowedCpus, AreThoseOfTheAffinityMask) {
+  const std::vector<int> cpus = allowed_cpus();
+  EXPECT_EQ(std::set<int>(cpus.begin(), cpus.end()), affinity());
+  EXPECT_EQ(cpus.size(), affinity().size()) << "a CPU is listed twice";
+}
+
+TEST(AllowedCpus, ShrinkWithTheAffinityOfTheThread) {
+  std::thread([] {
+    const int last = *affinity().rbegin();
+    cpu_set_t one;
+    CPU_ZERO(&one);
+    CPU_SET(last, &one);
+    ASSERT_EQ(::sched_setaffinity(0, sizeof one, &one), 0);
+    EXPECT_EQ(allowed_cpus(), std::vector<int>{last});
+    EXPECT_EQ(physical_cores(), std::vector<std::vector<int>>{{last}});
+    EXPECT_EQ(cpu_limit(), std::min(1.0, cpu_limit()));
+  }).join();
+}
+
+TEST(AllowedCpus, StartWithOneOfEachPhysicalCore) {
+  const auto cores = physical_cores();
+  const std::vector<int> cpus = allowed_cpus();
+  ASSERT_GE(cpus.size(), cores.size());
+  for (std::size_t i = 0; i < cores.size(); ++i) EXPECT_EQ(cpus[i], cores[i].front());
+}
+
+TEST_F(CpuLimit, IsTheNumberOfAllowedCpusWithoutACgroup) {
+  EXPECT_EQ(cpu_limit(root_), static_cast<double>(affinity().size()));
+}
+
+TEST_F(CpuLimit, IsTheTightestOfAGroupAndItsAncestors) {
+  put("proc/self/cgroup", "0::/outer/inner\n");
+  put("sys/fs/cgroup/outer/cpu.max", "50000 100000\n");
+  put("sys/fs/cgroup/outer/inner/cpu.max", "max 100000\n");
+  EXPECT_DOUBLE_EQ(cpu_limit(root_), 0.5);
+  put("sys/fs/cgroup/outer/inner/cpu.max", "25000 100000\n");
+  EXPECT_DOUBLE_EQ(cpu_limit(root_), 0.25);
+}
+
+TEST_F(CpuLimit, ReadsVersionOne) {
+  put("proc/self/cgroup", "5:memory:/docker/1f\n4:cpu,cpuacct:/docker/1f\n");
+  put("sys/fs/cgroup/cpu/docker/1f/cpu.cfs_quota_us", "75000\n");
+  put("sys/fs/cgroup/cpu/docker/1f/cpu.cfs_period_us", "100000\n");
+  EXPECT_DOUBLE_EQ(cpu_limit(root_), 0.75);
+  put("sys/fs/cgroup/cpu/docker/1f/cpu.cfs_quota_us", "-1\n");
+  EXPECT_EQ(cpu_limit(root_), static_cast<double>(affinity().size()));
+}
+
+TEST_F(CpuLimit, SurvivesNonsense) {
+  put("proc/self/cgroup", "::\nnothing\n0::\n");
+  put("sys/fs/cgroup/cpu.max", "many much\n");
+  EXPECT_EQ(cpu_limit(root_), static_cast<double>(affinity().size()));
+}
+
+TEST(HostIdentity, IsTheSameEachTimeAndNamesTheNamespaces) {
+  const HostIdentity a = host_identity();
+  EXPECT_EQ(a.key, host_identity().key);
+  EXPECT_FALSE(a.name.empty());
+  EXPECT_EQ(a.boot_id.find('\n'), std::string::npos);
+  EXPECT_TRUE(a.key.starts_with(a.boot_id));
+  EXPECT_NE(a.key.find("net:["), std::string::npos);
+}
+
+}  // namespace
+}  // namespace dtrain::host

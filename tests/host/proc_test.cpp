@@ -1,0 +1,151 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+
+#include "dtrain/host/cpu_times.h"
+#include "dtrain/host/disks.h"
+#include "dtrain/host/interfaces.h"
+#include "dtrain/host/memory.h"
+#include "dtrain/host/proc_file.h"
+#include "dtrain/host/processes.h"
+
+namespace dtrain::host {
+namespace {
+
+namespace fs = std::filesystem;
+using testing::ElementsAre;
+
+class Proc : public testing::Test {
+ protected:
+  Proc() {
+    std::string name = (fs::temp_directory_path() / "dtrain-root-XXXXXX").string();
+    root_ = ::mkdtemp(name.data());
+  }
+  ~Proc() override { fs::remove_all(root_); }
+  void put(const fs::path& path, const std::string& text) {
+    fs::create_directories((root_ / path).parent_path());
+    std::ofstream(root_ / path) << text;
+  }
+  fs::path root_;
+};
+
+TEST_F(Proc, CpuTimesAreReadForTheMachineAndEachCore) {
+  put("proc/stat", "cpu  10 1 5 100 7 2 3 4 9 9\ncpu0 5 1 2 50 3 1 1 2 0 0\ncpu2 5 0 3 50 4 1 2 2 0 0\nintr 1 2 3\n");
+  const auto reading = read_cpu_times(root_);
+  ASSERT_TRUE(reading);
+  EXPECT_EQ(reading->all.busy, 10u + 1 + 5 + 2 + 3 + 4);
+  EXPECT_EQ(reading->all.idle, 100u);
+  EXPECT_EQ(reading->all.io_wait, 7u);
+  ASSERT_EQ(reading->cores.size(), 3u);
+  EXPECT_EQ(reading->cores[1].total(), 0u) << "CPU 1 is offline";
+  EXPECT_EQ(reading->cores[2].busy, 13u);
+}
+
+TEST_F(Proc, SharesAreOfTheTimeBetweenTwoReadings) {
+  const CpuTimes before{100, 200, 50};
+  EXPECT_DOUBLE_EQ(busy_share(before, {130, 260, 60}), 0.3);
+  EXPECT_DOUBLE_EQ(io_wait_share(before, {130, 260, 60}), 0.1);
+  EXPECT_DOUBLE_EQ(busy_share(before, before), 0.0) << "no time has passed";
+  EXPECT_DOUBLE_EQ(busy_share(before, {110, 210, 40}), 0.5) << "io_wait went back";
+}
+
+TEST_F(Proc, MissingFilesAreAnAnswer) {
+  EXPECT_FALSE(read_cpu_times(root_));
+  EXPECT_FALSE(read_memory(root_));
+  EXPECT_TRUE(read_network(root_).empty());
+  EXPECT_TRUE(read_disks(root_).empty());
+  EXPECT_FALSE(read_process(1, root_));
+}
+
+TEST_F(Proc, NonsenseIsNoReading) {
+  put("proc/stat", "hello\n");
+  put("proc/meminfo", "\n\nMemTotal\n");
+  put("proc/net/dev", ":\n : \nx:\n");
+  put("proc/diskstats", "8 0\n\n1 2 sda\n");
+  EXPECT_FALSE(read_cpu_times(root_));
+  EXPECT_FALSE(read_memory(root_));
+  EXPECT_NO_THROW(read_network(root_));
+  EXPECT_EQ(read_disks(root_).at("sda").reads, 0u);
+}
+
+TEST_F(Proc, MemoryIsInBytes) {
+  put("proc/meminfo", "MemTotal:        8000 kB\nMemFree:  1 kB\nMemAvailable:    3000 kB\n");
+  const auto reading = read_memory(root_);
+  ASSERT_TRUE(reading);
+  EXPECT_EQ(reading->total, 8'192'000u);
+  EXPECT_EQ(reading->available, 3'072'000u);
+}
+
+constexpr const char* kNetDev =
+    "Inter-|   Receive                                                |  Transmit\n"
+    " face |bytes    packets errs drop fifo frame compressed multicast|bytes    packets errs drop\n"
+    "    lo: 500 1 0 0 0 0 0 0 500 1 0 0 0 0 0 0\n"
+    "  eth0:1000 2 0 0 0 0 0 0 2000 3 0 0 0 0 0 0\n"
+    "   br0: 900 2 0 0 0 0 0 0 1900 3 0 0 0 0 0 0\n";
+
+TEST_F(Proc, OutsideInterfacesAreThoseWithADevice) {
+  put("proc/net/dev", kNetDev);
+  EXPECT_EQ(read_network(root_).at("eth0").received, 1000u);
+  EXPECT_EQ(read_network(root_).at("eth0").sent, 2000u);
+  EXPECT_EQ(read_network(root_).size(), 3u);
+  EXPECT_THAT(outside_interfaces(root_), ElementsAre("br0", "eth0")) << "none has a device: all but loopback";
+  put("sys/class/net/eth0/device/vendor", "0x1af4\n");
+  EXPECT_THAT(outside_interfaces(root_), ElementsAre("eth0"));
+}
+
+TEST_F(Proc, OnlyWholeDisksCount) {
+  put("proc/diskstats",
+      " 7 0 loop0 9 0 9 0 9 0 9 0 0 0 0\n 8 0 sda 10 1 100 5 20 2 200 6 0 7 8\n 8 1 sda1 10 1 100 5 20 2 200 6 0 7 8\n"
+      "253 0 dm-0 10 1 100 5 20 2 200 6 0 7 8\n 9 127 bcache0 1 0 1 0 1 0 1 0 0 0 0\n");
+  put("sys/block/loop0/size", "1");
+  put("sys/block/sda/size", "1");
+  put("sys/block/dm-0/slaves/sda1", "");
+  put("sys/block/bcache0/slaves/sda", "");
+  EXPECT_THAT(whole_disks(root_), ElementsAre("sda"));
+  const DiskCounters sda = read_disks(root_).at("sda");
+  EXPECT_EQ(sda.reads, 10u);
+  EXPECT_EQ(sda.writes, 20u);
+  EXPECT_EQ(sda.read_bytes, 51'200u);
+  EXPECT_EQ(sda.written_bytes, 102'400u);
+}
+
+TEST_F(Proc, AProcessNameMayHoldAnything) {
+  put("proc/7/stat", "7 (a) b (c)) S 1 7 7 0 -1 0 0 0 0 0 150 50 0 0 20 0 3 0 100 9999 12 0\n");
+  const auto usage = read_process(7, root_);
+  ASSERT_TRUE(usage);
+  EXPECT_EQ(usage->resident_bytes, 12u * static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE)));
+  EXPECT_EQ(usage->cpu.count(), 200 * (1'000'000'000 / ::sysconf(_SC_CLK_TCK)));
+}
+
+TEST(RealProc, ThisMachineAnswers) {
+  ASSERT_TRUE(read_cpu_times());
+  EXPECT_GT(read_cpu_times()->all.total(), 0u);
+  ASSERT_TRUE(read_memory());
+  EXPECT_GE(read_memory()->total, read_memory()->available);
+  ASSERT_TRUE(read_process(::getpid()));
+  EXPECT_GT(read_process(::getpid())->resident_bytes, 0u);
+  bool loopback = false;
+  for (const InterfaceAddress& address : interface_addresses()) loopback |= address.loopback;
+  EXPECT_TRUE(loopback);
+}
+
+TEST(RealProc, AProcessThatEndedIsEmpty) {
+  const pid_t child = ::fork();
+  if (child == 0) ::_exit(0);
+  ::waitpid(child, nullptr, 0);
+  EXPECT_FALSE(read_process(child));
+}
+
+TEST(ProcFile, LongFilesAreReadWhole) {
+  const auto path = fs::temp_directory_path() / ("dtrain-long-" + std::to_string(::getpid()));
+  std::ofstream(path) << std::string(100'000, 'x');
+  EXPECT_EQ(read_proc_file(path)->size(), 100'000u);
+  fs::remove(path);
+}
+
+}  // namespace
+}  // namespace dtrain::host

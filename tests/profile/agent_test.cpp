@@ -1,0 +1,290 @@
+#include <gmock/gmock.h>
+#include <sys/prctl.h>
+
+#include <csignal>
+#include <cstring>
+
+#include "dtrain/base/error.h"
+#include "dtrain/base/unix_socket.h"
+#include "support.h"
+
+namespace dtrain::profile {
+namespace {
+
+void record_steps(Recorder& recorder, int count) {
+  for (int batch = 1; batch <= count; ++batch) {
+    recorder.begin_step(batch);
+    {
+      const PhaseScope train(recorder, Phase::kTrainBatch);
+      { const PhaseScope forward(recorder, Phase::kForward); }
+      { const PhaseScope backward(recorder, Phase::kBackward); }
+    }
+    {
+      const PhaseScope wait(recorder, Phase::kAllreduceWait);
+      CollectiveRecord all_reduce;
+      all_reduce.sequence = static_cast<std::uint64_t>(batch);
+      std::snprintf(all_reduce.operation, sizeof all_reduce.operation, "all_reduce");
+      recorder.collective(all_reduce);
+    }
+    recorder.end_step({8, true, 0});
+  }
+}
+
+bool is_alive(pid_t pid) {
+  return ::kill(pid, 0) == 0;
+}
+
+TEST(Agent, WritesWhatTwoRanksRecordAndEndsAfterThem) {
+  TestRun run;
+  AgentProcess agent = start_agent(run.agent_options({0, 1}));
+  std::vector<pid_t> ranks;
+  for (int rank = 0; rank < 2; ++rank) {
+    ranks.push_back(fork_child([&] {
+      const SystemClock clock;
+      Recorder recorder(TestRun::rank_options(agent, rank, 2), clock, clock.monotonic());
+      recorder.mark(RunMark::kInitializationEnd);
+      record_steps(recorder, 500);
+      recorder.mark(RunMark::kLoopEnd);
+      std::this_thread::sleep_for(150ms);  // so that a sample is due
+      recorder.mark(RunMark::kFinalizationEnd);
+    }));
+  }
+  for (const pid_t rank : ranks) EXPECT_EQ(wait_for(rank), 0);
+  const auto status = agent.process.wait(kDeadline);
+  ASSERT_TRUE(status) << "the agent must end by itself";
+  EXPECT_TRUE(status->success()) << status->describe();
+
+  for (int rank = 0; rank < 2; ++rank) {
+    const auto records = read_dump(run.rank_dump(rank));
+    const Json& header = records.front();
+    EXPECT_EQ(header["record"], "header");
+    EXPECT_EQ(header["schema"], 1);
+    EXPECT_EQ(header["rank"], rank);
+    EXPECT_EQ(header["world_size"], 2);
+    EXPECT_EQ(header["agent"], "host1");
+    EXPECT_EQ(header["pid"], ranks[static_cast<std::size_t>(rank)]);
+    EXPECT_EQ(header["versions"]["dtrain"], "0.1.0");
+    EXPECT_GE(header["clock"]["error_ns"], 0);
+    const auto steps = of_kind(records, "step");
+    ASSERT_EQ(steps.size(), 500u);
+    for (std::size_t i = 0; i < steps.size(); ++i) {
+      EXPECT_EQ(steps[i]["batch"], i + 1);
+      EXPECT_EQ(sum_of_top_level(steps[i]["phases"]), steps[i]["wall_ns"].get<std::int64_t>());
+    }
+    EXPECT_EQ(of_kind(records, "collective").size(), 500u);
+    EXPECT_EQ(of_kind(records, "part").size(), 3u);
+    EXPECT_EQ(records.back()["record"], "end");
+    EXPECT_EQ(records.back()["how"], "finished");
+    EXPECT_EQ(records.back()["records"], 1003);
+    EXPECT_EQ(records.back()["dropped"], 0);
+  }
+  const auto system = read_dump(run.agent_dump());
+  EXPECT_EQ(system.front()["kind"], "agent");
+  EXPECT_EQ(system.front()["run"], "0007");
+  EXPECT_GE(of_kind(system, "system").size(), 1u) << "also a short run has a sample";
+  EXPECT_TRUE(of_kind(system, "system").back().contains("free_memory"));
+  EXPECT_EQ(system.back()["how"], "all ranks ended");
+}
+
+TEST(Agent, ARankKilledInMidStepLosesNothing) {
+  TestRun run;
+  AgentProcess agent = start_agent(run.agent_options({0}));
+  const pid_t rank = fork_child([&] {
+    const SystemClock clock;
+    Recorder recorder(TestRun::rank_options(agent, 0), clock, clock.monotonic());
+    record_steps(recorder, 2'000);
+    recorder.begin_step(2'001);
+    ::kill(::getpid(), SIGKILL);
+  });
+  EXPECT_EQ(WTERMSIG(wait_for(rank)), SIGKILL);
+  EXPECT_TRUE(finish_agent(agent, kDeadline).success());
+  const auto records = read_dump(run.rank_dump(0));
+  EXPECT_EQ(of_kind(records, "step").size(), 2'000u);
+  EXPECT_EQ(of_kind(records, "collective").size(), 2'000u);
+  EXPECT_EQ(records.back()["record"], "end");
+  EXPECT_EQ(records.back()["how"], "connection lost");
+}
+
+TEST(Agent, AFullRingIsCountedInTheDump) {
+  TestRun run;
+  AgentProcess agent = start_agent(run.agent_options({0}));
+  const SystemClock clock;
+  {
+    auto options = TestRun::rank_options(agent, 0);
+    options.ring_bytes = 1;  // one record
+    Recorder recorder(options, clock, clock.monotonic());
+    agent.process.kill(SIGSTOP);  // so that nothing is drained meanwhile
+    record_steps(recorder, 10);   // two records each
+    agent.process.kill(SIGCONT);
+  }
+  EXPECT_TRUE(finish_agent(agent, kDeadline).success());
+  const auto records = read_dump(run.rank_dump(0));
+  EXPECT_EQ(records.back()["records"].get<int>() + records.back()["dropped"].get<int>(), 20);
+  EXPECT_GE(records.back()["dropped"], 1);
+  std::int64_t dropped = 0;
+  for (const Json& note : of_kind(records, "dropped")) dropped += note["count"].get<std::int64_t>();
+  EXPECT_EQ(dropped, records.back()["dropped"].get<std::int64_t>());
+}
+
+TEST(Agent, FlushMeansItIsInTheFile) {
+  TestRun run;
+  AgentProcess agent = start_agent(run.agent_options({0}));
+  const SystemClock clock;
+  Recorder recorder(TestRun::rank_options(agent, 0), clock, clock.monotonic());
+  for (int i = 1; i <= 5; ++i) {
+    record_steps(recorder, 3);
+    recorder.flush(kDeadline);
+    EXPECT_EQ(of_kind(read_dump(run.rank_dump(0)), "step").size(), static_cast<std::size_t>(3 * i));
+  }
+}
+
+TEST(Agent, FlushHasADeadlineAndSeesADeadAgent) {
+  TestRun run;
+  AgentProcess agent = start_agent(run.agent_options({0}));
+  const SystemClock clock;
+  Recorder recorder(TestRun::rank_options(agent, 0), clock, clock.monotonic());
+  agent.process.kill(SIGSTOP);
+  EXPECT_THROW(recorder.flush(50ms), CommError);
+  agent.process.kill(SIGKILL);
+  agent.process.wait();
+  EXPECT_THROW(recorder.flush(kDeadline), CommError);
+  ASSERT_TRUE(recorder.agent_error());
+  EXPECT_THAT(*recorder.agent_error(), testing::HasSubstr("rank 0"));
+  record_steps(recorder, 1);  // training goes on
+}
+
+TEST(Agent, StaysWhenSignalsForTheRanksReachIt) {
+  TestRun run;
+  AgentProcess agent = start_agent(run.agent_options({0}));
+  EXPECT_EQ(::getsid(agent.process.pid()), agent.process.pid()) << "a session of its own";
+  const SystemClock clock;
+  {
+    Recorder recorder(TestRun::rank_options(agent, 0), clock, clock.monotonic());
+    for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGPIPE, SIGQUIT}) agent.process.kill(signal);
+    record_steps(recorder, 5);
+    recorder.flush(kDeadline);
+  }
+  EXPECT_TRUE(finish_agent(agent, kDeadline).success());
+  EXPECT_EQ(of_kind(read_dump(run.rank_dump(0)), "step").size(), 5u);
+}
+
+TEST(Agent, RefusesARankOfAnotherHostAndEndsConnectionsThatMakeNoSense) {
+  TestRun run;
+  AgentProcess agent = start_agent(run.agent_options({0}));
+  const SystemClock clock;
+  try {
+    Recorder recorder(TestRun::rank_options(agent, 5), clock, clock.monotonic());
+    FAIL() << "rank 5 is not of this host";
+  } catch (const CommError& error) {
+    EXPECT_THAT(error.what(), testing::HasSubstr("rank 5"));
+  }
+  for (const char* nonsense :
+       {"not JSON", "[1]", "{\"type\":7}", "{\"type\":\"flush\"}", "{\"type\":\"hello\",\"rank\":\"x\"}",
+        "{\"type\":\"hello\",\"protocol\":1,\"rank\":0}"}) {
+    UnixSocket socket = UnixSocket::connect(agent.socket, 1s);
+    socket.send(nonsense);
+    bool timed_out = false;
+    while (socket.receive(kDeadline, &timed_out)) {
+    }
+    EXPECT_FALSE(timed_out) << nonsense;
+  }
+  { Recorder recorder(TestRun::rank_options(agent, 0), clock, clock.monotonic()); }
+  EXPECT_TRUE(finish_agent(agent, kDeadline).success());
+}
+
+TEST(Agent, EndsWhenNoRankComes) {
+  TestRun run;
+  auto options = run.agent_options({0, 1});
+  options.rank_timeout = 1s;
+  AgentProcess agent = start_agent(options);
+  ASSERT_TRUE(agent.process.wait(kDeadline));
+  EXPECT_EQ(read_dump(run.agent_dump()).back()["how"], "no rank came in time");
+}
+
+TEST(Agent, CanBeToldToEnd) {
+  TestRun run;
+  AgentProcess agent = start_agent(run.agent_options({0, 1}));
+  EXPECT_TRUE(finish_agent(agent, 0ms).success());
+  EXPECT_EQ(read_dump(run.agent_dump()).back()["how"], "stopped");
+}
+
+TEST(Agent, SaysWhyItDoesNotStart) {
+  TestRun run;
+  auto options = run.agent_options({0});
+  options.profile_folder = run.folder.path() / "not-there";
+  try {
+    start_agent(options);
+    FAIL() << "started without a folder";
+  } catch (const Error& error) {
+    EXPECT_THAT(error.what(), testing::HasSubstr("not-there"));
+  }
+}
+
+// The starter is killed: with a rank left the agent stays until the rank has gone, and leaves nothing behind.
+TEST(Agent, OutlivesItsStarterButNotTheLastRank) {
+  ASSERT_EQ(::prctl(PR_SET_CHILD_SUBREAPER, 1), 0);
+  TestRun run;
+  int to_test[2];
+  ASSERT_EQ(::pipe(to_test), 0);
+  struct Facts {
+    pid_t agent, rank;
+  };
+  const pid_t starter = fork_child([&] {
+    AgentProcess agent = start_agent(run.agent_options({0}));
+    const pid_t rank = fork_child([&] {
+      const SystemClock clock;
+      Recorder recorder(TestRun::rank_options(agent, 0), clock, clock.monotonic());
+      record_steps(recorder, 10);
+      recorder.flush(kDeadline);
+      const char ready = 'r';
+      [[maybe_unused]] auto written = ::write(to_test[1], &ready, 1);
+      ::pause();
+    });
+    const Facts facts{agent.process.pid(), rank};
+    [[maybe_unused]] auto written = ::write(to_test[1], &facts, sizeof facts);
+    ::pause();
+  });
+  std::string received;
+  while (received.size() < sizeof(Facts) + 1) {
+    char buffer[64];
+    const ssize_t count = ::read(to_test[0], buffer, sizeof buffer);
+    ASSERT_GT(count, 0);
+    received.append(buffer, static_cast<std::size_t>(count));
+  }
+  // Which of the two came first is open.
+  Facts facts{};
+  std::memcpy(&facts, received.data() + (received[0] == 'r' ? 1 : 0), sizeof facts);
+  ::kill(starter, SIGKILL);
+  EXPECT_EQ(WTERMSIG(wait_for(starter)), SIGKILL);
+  std::this_thread::sleep_for(300ms);
+  EXPECT_TRUE(is_alive(facts.agent)) << "a rank is still there";
+  ::kill(facts.rank, SIGKILL);
+  wait_for(facts.rank);
+  int status = 0;
+  ASSERT_TRUE(eventually([&] { return ::waitpid(facts.agent, &status, WNOHANG) == facts.agent; }));
+  EXPECT_EQ(status, 0);
+  const auto records = read_dump(run.rank_dump(0));
+  EXPECT_EQ(of_kind(records, "step").size(), 10u);
+  EXPECT_EQ(records.back()["how"], "connection lost");
+}
+
+TEST(Agent, EndsWhenItsStarterDiedBeforeAnyRankCame) {
+  ASSERT_EQ(::prctl(PR_SET_CHILD_SUBREAPER, 1), 0);
+  TestRun run;
+  int to_test[2];
+  ASSERT_EQ(::pipe(to_test), 0);
+  const pid_t starter = fork_child([&] {
+    AgentProcess agent = start_agent(run.agent_options({0}));
+    const pid_t pid = agent.process.pid();
+    [[maybe_unused]] auto written = ::write(to_test[1], &pid, sizeof pid);
+    ::kill(::getpid(), SIGKILL);
+  });
+  pid_t agent = 0;
+  ASSERT_EQ(::read(to_test[0], &agent, sizeof agent), static_cast<ssize_t>(sizeof agent));
+  wait_for(starter);
+  ASSERT_TRUE(eventually([&] { return ::waitpid(agent, nullptr, WNOHANG) == agent; }));
+  EXPECT_EQ(read_dump(run.agent_dump()).back()["how"], "starter gone");
+}
+
+}  // namespace
+}  // namespace dtrain::profile

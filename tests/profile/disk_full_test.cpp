@@ -1,0 +1,87 @@
+// A real full disk: a small tmpfs, which only root can mount.
+#include <gmock/gmock.h>
+#include <sys/mount.h>
+
+#include <csignal>
+
+#include "support.h"
+
+namespace dtrain::profile {
+namespace {
+
+class SmallDisk {
+ public:
+  explicit SmallDisk(const fs::path& at) : at_(at) {
+    fs::create_directories(at);
+    mounted_ = ::mount("dtrain-test", at.c_str(), "tmpfs", 0, "size=256k") == 0;
+  }
+  ~SmallDisk() {
+    if (mounted_) ::umount2(at_.c_str(), MNT_DETACH);
+  }
+  SmallDisk(const SmallDisk&) = delete;
+  SmallDisk& operator=(const SmallDisk&) = delete;
+  explicit operator bool() const { return mounted_; }
+
+ private:
+  fs::path at_;
+  bool mounted_ = false;
+};
+
+void record_steps(Recorder& recorder, int count) {
+  for (int batch = 1; batch <= count; ++batch) {
+    recorder.begin_step(batch);
+    recorder.end_step({8, true, 0});
+  }
+}
+
+TEST(DiskFull, EveryLineIsWholeLossIsCountedAndTheRankIsTold) {
+  TestRun run;
+  const SmallDisk disk(run.profile());
+  if (!disk) GTEST_SKIP() << "only root can mount a tmpfs";
+  AgentProcess agent = start_agent(run.agent_options({0}));
+  const SystemClock clock;
+  {
+    Recorder recorder(TestRun::rank_options(agent, 0), clock, clock.monotonic());
+    EXPECT_EQ(recorder.agent_error(), std::nullopt);
+    record_steps(recorder, 5'000);
+    recorder.flush(kDeadline);
+    ASSERT_TRUE(eventually([&] { return recorder.agent_error().has_value(); }));
+    EXPECT_THAT(*recorder.agent_error(), testing::HasSubstr(run.rank_dump(0).string()));
+    EXPECT_THAT(*recorder.agent_error(), testing::HasSubstr("No space left"));
+  }
+  const ExitStatus status = finish_agent(agent, kDeadline);
+  EXPECT_EQ(status.code, 1) << status.describe();
+  const auto steps = of_kind(read_dump(run.rank_dump(0)), "step");  // fails on a line that is not whole
+  EXPECT_GT(steps.size(), 100u);
+  EXPECT_LT(steps.size(), 5'000u);
+}
+
+TEST(DiskFull, GoesOnOnceThereIsRoomAndSaysHowMuchIsMissing) {
+  TestRun run;
+  const SmallDisk disk(run.profile());
+  if (!disk) GTEST_SKIP() << "only root can mount a tmpfs";
+  AgentProcess agent = start_agent(run.agent_options({0}));
+  const fs::path ballast = run.profile() / "ballast";
+  const SystemClock clock;
+  {
+    Recorder recorder(TestRun::rank_options(agent, 0), clock, clock.monotonic());
+    record_steps(recorder, 10);
+    recorder.flush(kDeadline);
+    std::ofstream(ballast) << std::string(1 << 20, 'x');  // the rest of the disk
+    record_steps(recorder, 100);
+    ASSERT_TRUE(eventually([&] { return recorder.agent_error().has_value(); }));
+    fs::remove(ballast);
+    std::this_thread::sleep_for(600ms);  // after which it tries again
+    record_steps(recorder, 10);
+    recorder.flush(kDeadline);
+  }
+  EXPECT_EQ(finish_agent(agent, kDeadline).code, 1) << "it stays a run that lost records";
+  const auto records = read_dump(run.rank_dump(0));
+  ASSERT_EQ(of_kind(records, "lost").size(), 1u);
+  const auto lost = of_kind(records, "lost")[0]["count"].get<std::size_t>();
+  EXPECT_EQ(of_kind(records, "step").size() + lost, 120u);
+  EXPECT_EQ(records.back()["lost"], lost);
+}
+
+}  // namespace
+}  // namespace dtrain::profile

@@ -1,0 +1,111 @@
+#include "dtrain/profile/recorder.h"
+
+#include <gmock/gmock.h>
+
+#include "dtrain/base/error.h"
+#include "dtrain/base/unix_socket.h"
+#include "support.h"
+
+namespace dtrain::profile {
+namespace {
+
+TEST(Recorder, WithoutAnAgentNothingHappens) {
+  const ManualClock clock;
+  Recorder recorder({}, clock, clock.now);
+  EXPECT_FALSE(recorder.enabled());
+  recorder.begin_step(1);
+  EXPECT_EQ(recorder.switch_to(Phase::kForward), Phase::kOther);
+  recorder.collective({});
+  recorder.loader(1, 1);
+  recorder.mark(RunMark::kLoopEnd);
+  recorder.end_step({});
+  recorder.flush(0ms);
+  EXPECT_EQ(recorder.phases(), PhaseTimes{});
+  EXPECT_EQ(recorder.agent_error(), std::nullopt);
+}
+
+TEST(Recorder, NamesTheSocketThatIsNotThere) {
+  const SystemClock clock;
+  Recorder::Options options;
+  options.agent_socket = "dtrain-nobody-listens-here";
+  options.connect_timeout = 20ms;
+  try {
+    Recorder recorder(options, clock, clock.monotonic());
+    FAIL() << "connected to nobody";
+  } catch (const SystemError& error) {
+    EXPECT_THAT(error.what(), testing::HasSubstr("dtrain-nobody-listens-here"));
+  }
+}
+
+TEST(Recorder, GivesUpOnAnAgentThatDoesNotAnswer) {
+  const SystemClock clock;
+  UnixListener silent = UnixListener::create("test");
+  Recorder::Options options;
+  options.agent_socket = silent.name();
+  options.connect_timeout = 50ms;
+  EXPECT_THROW(Recorder(options, clock, clock.monotonic()), CommError);
+}
+
+TEST(Recorder, PhasesAreExclusiveAndSumToTheWallTime) {
+  TestRun run;
+  AgentProcess agent = start_agent(run.agent_options({0}));
+  ManualClock clock;
+  {
+    // The clock stands still unless the test moves it, so the connection's time-outs never come.
+    Recorder recorder(TestRun::rank_options(agent, 0), clock, clock.now);
+    clock.now += 5ns;
+    recorder.switch_to(Phase::kForward);  // outside a step: nothing
+    recorder.begin_step(1);
+    clock.now += 3ns;
+    {
+      const PhaseScope batch(recorder, Phase::kTrainBatch);
+      clock.now += 10ns;
+      {
+        const PhaseScope forward(recorder, Phase::kForward);
+        clock.now += 100ns;
+      }
+      clock.now += 20ns;
+      {
+        const PhaseScope backward(recorder, Phase::kBackward);
+        clock.now += 1'000ns;
+        const PhaseScope wait(recorder, Phase::kAllreduceWait);
+        clock.now += 7ns;
+      }
+    }
+    clock.now += 4ns;
+    recorder.end_step({32, true, 2});
+    EXPECT_EQ(recorder.phases()[static_cast<std::size_t>(Phase::kBackward)], 1'000);
+    recorder.begin_step(2);  // never ended: no record
+    recorder.begin_step(3);
+    recorder.end_step({});
+    recorder.end_step({});  // no step is open
+    recorder.mark(RunMark::kInitializationEnd);
+    clock.now += 11ns;
+    recorder.mark(RunMark::kLoopEnd);
+    recorder.loader(3, 2);
+  }
+  EXPECT_TRUE(finish_agent(agent, kDeadline).success());
+  const auto records = read_dump(run.rank_dump(0));
+  const auto steps = of_kind(records, "step");
+  ASSERT_EQ(steps.size(), 2u);
+  const Json& phases = steps[0]["phases"];
+  EXPECT_EQ(phases["train_batch"], 10 + 20 + 100 + 1'000);
+  EXPECT_EQ(phases["train_batch.forward"], 100);
+  EXPECT_EQ(phases["train_batch.backward"], 1'000);
+  EXPECT_EQ(phases["allreduce_wait"], 7);
+  EXPECT_EQ(phases["other"], 3 + 4);
+  EXPECT_EQ(phases["optimizer_step"], 0);
+  EXPECT_EQ(steps[0]["wall_ns"], 3 + 10 + 100 + 20 + 1'000 + 7 + 4);
+  EXPECT_EQ(steps[0]["samples"], 32);
+  EXPECT_EQ(steps[0]["epoch"], 2);
+  EXPECT_EQ(steps[1]["batch"], 3);
+  const auto parts = of_kind(records, "part");
+  ASSERT_EQ(parts.size(), 2u);
+  EXPECT_EQ(parts[0]["part"], "initialization");
+  EXPECT_EQ(parts[0]["start_ns"], 1'000) << "from the start of the process";
+  EXPECT_EQ(parts[1]["duration_ns"], 11);
+  EXPECT_EQ(of_kind(records, "loader")[0]["queue_depth"], 3);
+}
+
+}  // namespace
+}  // namespace dtrain::profile

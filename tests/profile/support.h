@@ -1,0 +1,145 @@
+// What the tests of the profile share: folders, reading dumps, a clock set by hand, an agent with its folder.
+#pragma once
+
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "dtrain/base/clock.h"
+#include "dtrain/base/json.h"
+#include "dtrain/profile/agent_process.h"
+#include "dtrain/profile/recorder.h"
+
+namespace dtrain::profile {
+
+namespace fs = std::filesystem;
+using namespace std::chrono_literals;
+
+inline constexpr auto kDeadline = 30s;  // against hangs alone
+
+class TemporaryFolder {
+ public:
+  TemporaryFolder() {
+    std::string name = (fs::temp_directory_path() / "dtrain-profile-XXXXXX").string();
+    path_ = ::mkdtemp(name.data());
+  }
+  ~TemporaryFolder() {
+    std::error_code ignored;
+    fs::remove_all(path_, ignored);
+  }
+  TemporaryFolder(const TemporaryFolder&) = delete;
+  TemporaryFolder& operator=(const TemporaryFolder&) = delete;
+  const fs::path& path() const { return path_; }
+
+ private:
+  fs::path path_;
+};
+
+class ManualClock final : public Clock {
+ public:
+  Nanoseconds monotonic() const override { return now; }
+  Nanoseconds wall() const override { return now + 1'000'000s; }
+  Nanoseconds now{1'000};
+};
+
+// Every line must be whole: one that does not parse fails the test.
+inline std::vector<Json> read_dump(const fs::path& path) {
+  std::vector<Json> records;
+  std::ifstream file(path);
+  EXPECT_TRUE(file) << path;
+  for (std::string line; std::getline(file, line);) {
+    Json value = Json::parse(line, nullptr, false);
+    EXPECT_TRUE(value.is_object()) << path << ": " << line;
+    if (value.is_object()) records.push_back(std::move(value));
+  }
+  return records;
+}
+
+inline std::vector<Json> of_kind(const std::vector<Json>& records, const std::string& kind) {
+  std::vector<Json> result;
+  for (const Json& record : records) {
+    if (record.value("record", "") == kind) result.push_back(record);
+  }
+  return result;
+}
+
+inline bool eventually(const std::function<bool()>& condition) {
+  const auto deadline = std::chrono::steady_clock::now() + kDeadline;
+  while (std::chrono::steady_clock::now() < deadline) {
+    if (condition()) return true;
+    std::this_thread::sleep_for(5ms);
+  }
+  return false;
+}
+
+// Runs `body` in a forked child, which then ends without running anything of the test program.
+inline pid_t fork_child(const std::function<void()>& body) {
+  const pid_t child = ::fork();
+  if (child == 0) {
+    int code = 0;
+    try {
+      body();
+    } catch (const std::exception& error) {
+      std::fprintf(stderr, "child: %s\n", error.what());
+      code = 1;
+    }
+    ::_exit(code);
+  }
+  return child;
+}
+
+inline int wait_for(pid_t child) {
+  int status = 0;
+  EXPECT_EQ(::waitpid(child, &status, 0), child);
+  return status;
+}
+
+// A run's folder, and options for an agent and ranks in it.
+struct TestRun {
+  TestRun() {
+    fs::create_directories(profile());
+    fs::create_directories(folder.path() / "logs");
+  }
+  fs::path profile() const { return folder.path() / "profile"; }
+  fs::path rank_dump(int rank) const {
+    char name[32];
+    std::snprintf(name, sizeof name, "rank-%04d.jsonl", rank);
+    return profile() / name;
+  }
+  fs::path agent_dump() const { return profile() / "agent-host1.jsonl"; }
+  AgentOptions agent_options(std::vector<int> ranks) const {
+    AgentOptions options;
+    options.agent_id = "host1";
+    options.profile_folder = profile();
+    options.local_ranks = std::move(ranks);
+    options.header = {{"run", "0007"}};
+    return options;
+  }
+  static Recorder::Options rank_options(const AgentProcess& agent, int rank, int world_size = 1) {
+    Recorder::Options options;
+    options.rank = rank;
+    options.world_size = world_size;
+    options.agent_socket = agent.socket;
+    options.header = {{"versions", {{"dtrain", "0.1.0"}}}};
+    return options;
+  }
+  TemporaryFolder folder;
+};
+
+inline std::int64_t sum_of_top_level(const Json& phases) {
+  std::int64_t sum = 0;
+  for (const auto& [name, value] : phases.items()) {
+    if (name.find('.') == std::string::npos) sum += value.get<std::int64_t>();
+  }
+  return sum;
+}
+
+}  // namespace dtrain::profile
