@@ -1,0 +1,270 @@
+// The loader: order, recycling, errors in place, and shutdown at awkward moments.
+#include "dtrain/data/loader.h"
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstring>
+#include <future>
+#include <mutex>
+#include <set>
+#include <stdexcept>
+#include <thread>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "dtrain/base/error.h"
+#include "dtrain/data/sampler.h"
+
+namespace dtrain::data {
+namespace {
+
+constexpr auto kDeadline = std::chrono::seconds(30);  // only against hanging
+
+// Sample i is {int64 i; float i / 2}. Reads count, fail and wait as the test says.
+class NumberDataset : public Dataset {
+ public:
+  explicit NumberDataset(std::int64_t size) : size_(size) {}
+  std::int64_t size() const override { return size_; }
+  const std::vector<Field>& fields() const override { return fields_; }
+  void read(std::span<const std::int64_t> samples, std::span<std::byte* const> outputs) const override {
+    ++reads;
+    {
+      std::unique_lock lock(mutex_);
+      if (!opened_.wait_for(lock, kDeadline, [&] { return open_; })) throw std::logic_error("the gate stayed shut");
+    }
+    for (std::size_t i = 0; i < samples.size(); ++i) {
+      if (samples[i] == broken) throw DataError("sample " + std::to_string(samples[i]) + " is broken");
+      const float half = static_cast<float>(samples[i]) / 2;
+      std::memcpy(outputs[0] + i * 8, &samples[i], 8);
+      std::memcpy(outputs[1] + i * 4, &half, 4);
+    }
+  }
+  void shut() {
+    const std::lock_guard lock(mutex_);
+    open_ = false;
+  }
+  void open() {
+    {
+      const std::lock_guard lock(mutex_);
+      open_ = true;
+    }
+    opened_.notify_all();
+  }
+
+  mutable std::atomic<int> reads{0};
+  std::int64_t broken = -1;
+
+ private:
+  std::int64_t size_;
+  std::vector<Field> fields_{{"index", ElementType::kInt64, {}}, {"half", ElementType::kFloat32, {1}}};
+  mutable std::mutex mutex_;
+  mutable std::condition_variable opened_;
+  bool open_ = true;
+};
+
+std::vector<std::int64_t> indices(const HostBatch& batch) {
+  std::vector<std::int64_t> values(static_cast<std::size_t>(batch.samples));
+  std::memcpy(values.data(), batch.fields.at(0).get(), values.size() * 8);
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    float half = 0;
+    std::memcpy(&half, batch.fields.at(1).get() + i * 4, 4);
+    EXPECT_EQ(half, static_cast<float>(values[i]) / 2);
+  }
+  return values;
+}
+
+bool eventually(const std::function<bool()>& condition) {
+  const auto deadline = std::chrono::steady_clock::now() + kDeadline;
+  while (!condition()) {
+    if (std::chrono::steady_clock::now() > deadline) return false;
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  return true;
+}
+
+class LoaderTest : public ::testing::TestWithParam<int> {  // the depth of prefetching
+ protected:
+  std::shared_ptr<NumberDataset> dataset_ = std::make_shared<NumberDataset>(103);
+  LoaderOptions options_{.batch_size = 4, .rank = 1, .world_size = 2, .seed = 11, .prefetch = GetParam()};
+};
+
+TEST_P(LoaderTest, GivesTheSamplersBatchesInOrder) {
+  SampleLoader loader(dataset_, options_);
+  const Sampler sampler(103, {.batch_size = 4, .rank = 1, .world_size = 2, .seed = 11});
+  EXPECT_EQ(loader.batches_per_epoch(), sampler.batches_per_epoch());
+  EXPECT_EQ(loader.samples_per_epoch(), 96);
+  EXPECT_EQ(&loader.dataset(), dataset_.get());
+  EXPECT_FALSE(loader.next());  // no epoch yet
+  for (const std::int64_t epoch : {0, 1, 7, 7}) {
+    loader.start_epoch(epoch);
+    const auto order = sampler.order(epoch);
+    for (std::int64_t b = 0; b < loader.batches_per_epoch(); ++b) {
+      const auto batch = loader.next();
+      ASSERT_TRUE(batch);
+      const auto expected = sampler.batch(order, b);
+      ASSERT_EQ(indices(*batch), std::vector<std::int64_t>(expected.begin(), expected.end()));
+    }
+    EXPECT_FALSE(loader.next());
+    EXPECT_FALSE(loader.next());
+  }
+}
+
+TEST_P(LoaderTest, ValidationEndsWithAShortBatch) {
+  options_ = {
+      .batch_size = 8, .rank = 1, .world_size = 2, .shuffle = false, .drop_last = false, .prefetch = GetParam()};
+  SampleLoader loader(dataset_, options_);
+  loader.start_epoch(0);
+  std::vector<std::int64_t> sizes;
+  while (const auto batch = loader.next()) sizes.push_back(batch->samples);
+  EXPECT_THAT(sizes, ::testing::ElementsAre(8, 8, 8, 8, 8, 8, 3));
+  EXPECT_EQ(loader.samples_per_epoch(), 103);
+}
+
+TEST_P(LoaderTest, BuffersAreAlignedKeptAndRecycled) {
+  SampleLoader loader(dataset_, options_);
+  std::set<const std::byte*> addresses;
+  std::vector<HostBatch> kept;
+  std::vector<std::vector<std::int64_t>> contents;
+  for (int epoch = 0; epoch < 20; ++epoch) {
+    loader.start_epoch(epoch);
+    while (auto batch = loader.next()) {
+      for (const auto& field : batch->fields) {
+        EXPECT_EQ(reinterpret_cast<std::uintptr_t>(field.get()) % 64, 0u);
+        addresses.insert(field.get());
+      }
+      if (kept.size() < 3) {
+        contents.push_back(indices(*batch));
+        kept.push_back(std::move(*batch));
+      }
+    }
+  }
+  // 240 batches of two fields, yet only as many buffers as were in use together.
+  EXPECT_LE(addresses.size(), 2u * static_cast<std::size_t>(3 + GetParam() + 3));
+  for (std::size_t i = 0; i < kept.size(); ++i) EXPECT_EQ(indices(kept[i]), contents[i]);
+}
+
+TEST_P(LoaderTest, BatchesOutliveTheLoader) {
+  HostBatch batch;
+  std::vector<std::int64_t> content;
+  {
+    SampleLoader loader(dataset_, options_);
+    loader.start_epoch(0);
+    batch = *loader.next();
+    content = indices(batch);
+  }
+  EXPECT_EQ(indices(batch), content);
+  std::thread([moved = std::move(batch)]() mutable { moved = {}; }).join();  // let go on another thread
+}
+
+TEST_P(LoaderTest, AnErrorComesInItsPlaceAndTheEpochGoesOn) {
+  const Sampler sampler(103, {.batch_size = 4, .rank = 1, .world_size = 2, .seed = 11});
+  const auto order = sampler.order(0);
+  dataset_->broken = sampler.batch(order, 5)[2];
+  SampleLoader loader(dataset_, options_);
+  loader.start_epoch(0);
+  for (std::int64_t b = 0; b < loader.batches_per_epoch(); ++b) {
+    if (b == 5) {
+      try {
+        loader.next();
+        FAIL();
+      } catch (const DataError& error) {
+        EXPECT_EQ(error.what(), "sample " + std::to_string(dataset_->broken) + " is broken");
+      }
+      continue;
+    }
+    const auto batch = loader.next();
+    ASSERT_TRUE(batch);
+    const auto expected = sampler.batch(order, b);
+    EXPECT_EQ(indices(*batch), std::vector<std::int64_t>(expected.begin(), expected.end()));
+  }
+  EXPECT_FALSE(loader.next());
+}
+
+TEST_P(LoaderTest, ANewEpochDropsTheRestOfTheOld) {
+  SampleLoader loader(dataset_, options_);
+  const Sampler sampler(103, {.batch_size = 4, .rank = 1, .world_size = 2, .seed = 11});
+  for (std::int64_t epoch = 0; epoch < 200; ++epoch) {
+    loader.start_epoch(epoch);
+    const auto order = sampler.order(epoch);
+    for (std::int64_t b = 0; b < epoch % 4; ++b) {
+      const auto expected = sampler.batch(order, b);
+      ASSERT_EQ(indices(*loader.next()), std::vector<std::int64_t>(expected.begin(), expected.end()));
+    }
+  }
+}
+
+TEST_P(LoaderTest, EndsCleanlyAtAnyMoment) {
+  for (int taken = 0; taken < 40; ++taken) {
+    SampleLoader loader(dataset_, options_);
+    if (taken % 5 == 0) continue;
+    loader.start_epoch(taken);
+    for (int b = 0; b < taken % 14; ++b) loader.next();
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Prefetch, LoaderTest, ::testing::Values(0, 1, 2, 7));
+
+TEST(Loader, PrefetchFillsTheQueueAndNoMore) {
+  const auto dataset = std::make_shared<NumberDataset>(100);
+  SampleLoader loader(dataset, {.batch_size = 1, .prefetch = 3});
+  EXPECT_EQ(loader.workers(), 1);
+  EXPECT_EQ(loader.queue_depth(), 0);
+  EXPECT_EQ(dataset->reads, 0);  // nothing before an epoch is started
+  loader.start_epoch(0);
+  ASSERT_TRUE(eventually([&] { return loader.queue_depth() == 3; }));
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));  // time to overrun, were there no bound
+  EXPECT_EQ(dataset->reads, 3);
+  loader.next();
+  ASSERT_TRUE(eventually([&] { return loader.queue_depth() == 3; }));
+  EXPECT_EQ(dataset->reads, 4);
+}
+
+TEST(Loader, WithoutPrefetchReadsWhenAsked) {
+  const auto dataset = std::make_shared<NumberDataset>(100);
+  SampleLoader loader(dataset, {.batch_size = 1, .prefetch = 0});
+  EXPECT_EQ(loader.workers(), 0);
+  loader.start_epoch(0);
+  EXPECT_EQ(dataset->reads, 0);
+  loader.next();
+  EXPECT_EQ(dataset->reads, 1);
+  EXPECT_EQ(loader.queue_depth(), 0);
+}
+
+TEST(Loader, ABatchBeingReadForAnAbandonedEpochIsNotHandedOut) {
+  const auto dataset = std::make_shared<NumberDataset>(100);
+  SampleLoader loader(dataset, {.batch_size = 10, .seed = 1, .prefetch = 2});
+  dataset->shut();
+  loader.start_epoch(0);
+  ASSERT_TRUE(eventually([&] { return dataset->reads == 1; }));  // reading epoch 0, and held there
+  loader.start_epoch(1);
+  dataset->open();
+  const Sampler sampler(100, {.batch_size = 10, .seed = 1});
+  const auto order = sampler.order(1);
+  const auto expected = sampler.batch(order, 0);
+  EXPECT_EQ(indices(*loader.next()), std::vector<std::int64_t>(expected.begin(), expected.end()));
+}
+
+TEST(Loader, DestructionWaitsForTheBatchBeingRead) {
+  const auto dataset = std::make_shared<NumberDataset>(100);
+  auto loader = std::make_unique<SampleLoader>(dataset, LoaderOptions{.batch_size = 10, .prefetch = 2});
+  dataset->shut();
+  loader->start_epoch(0);
+  ASSERT_TRUE(eventually([&] { return dataset->reads == 1; }));
+  auto destroyed = std::async(std::launch::async, [&] { loader.reset(); });
+  dataset->open();
+  ASSERT_EQ(destroyed.wait_for(kDeadline), std::future_status::ready);
+  EXPECT_LE(dataset->reads, 3);  // it did not read the epoch to its end
+}
+
+TEST(Loader, OptionsThatMakeNoSense) {
+  const auto dataset = std::make_shared<NumberDataset>(10);
+  EXPECT_THROW(SampleLoader(dataset, {.prefetch = -1}), DataError);
+  EXPECT_THROW(SampleLoader(dataset, {.batch_size = 0}), DataError);
+  EXPECT_THROW(SampleLoader(dataset, {.batch_size = 11}), DataError);
+}
+
+}  // namespace
+}  // namespace dtrain::data

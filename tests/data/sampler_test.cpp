@@ -1,0 +1,145 @@
+// The order of samples: the properties that data-parallel training leans on, over a grid of sizes.
+#include "dtrain/data/sampler.h"
+
+#include <algorithm>
+#include <map>
+#include <numeric>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "dtrain/base/error.h"
+
+namespace dtrain::data {
+namespace {
+
+using Batch = std::vector<std::int64_t>;
+
+// All batches of one rank's epoch.
+std::vector<Batch> batches(std::int64_t size, const SamplerOptions& options, std::int64_t epoch = 0) {
+  const Sampler sampler(size, options);
+  const auto order = sampler.order(epoch);
+  std::vector<Batch> all;
+  for (std::int64_t b = 0; b < sampler.batches_per_epoch(); ++b) {
+    const auto batch = sampler.batch(order, b);
+    all.emplace_back(batch.begin(), batch.end());
+  }
+  return all;
+}
+
+TEST(Permutation, HoldsEverySampleOnce) {
+  for (const std::int64_t size : {1, 2, 3, 10, 1'000}) {
+    auto order = permutation(size, 42, 3);
+    std::sort(order.begin(), order.end());
+    Batch expected(static_cast<std::size_t>(size));
+    std::iota(expected.begin(), expected.end(), 0);
+    EXPECT_EQ(order, expected);
+  }
+}
+
+TEST(Permutation, DependsOnSeedAndEpochAlone) {
+  EXPECT_EQ(permutation(100, 1, 2), permutation(100, 1, 2));
+  EXPECT_NE(permutation(100, 1, 2), permutation(100, 1, 3));
+  EXPECT_NE(permutation(100, 1, 2), permutation(100, 2, 2));
+  EXPECT_NE(permutation(100, 1, 2), permutation(100, 2, 1));
+}
+
+// A resumed or repeated run of another build must see the same order: a change here breaks reproducibility.
+TEST(Permutation, KnownOrder) {
+  EXPECT_THAT(permutation(10, 0, 0), ::testing::ElementsAre(1, 8, 6, 2, 5, 3, 0, 4, 7, 9));
+  EXPECT_THAT(permutation(10, 7, 5), ::testing::ElementsAre(6, 1, 5, 9, 2, 7, 3, 4, 8, 0));
+}
+
+TEST(Permutation, EveryOrderIsEquallyLikely) {
+  std::map<Batch, int> seen;
+  constexpr int kDraws = 24'000;
+  for (int epoch = 0; epoch < kDraws; ++epoch) ++seen[permutation(4, 9, epoch)];
+  EXPECT_EQ(seen.size(), 24u);
+  double chi_squared = 0;
+  for (const auto& [order, count] : seen) chi_squared += (count - 1'000.0) * (count - 1'000.0) / 1'000.0;
+  EXPECT_LT(chi_squared, 50.0);  // 23 degrees of freedom: above 49.7 once in a thousand; the draws are fixed
+}
+
+TEST(Sampler, RanksTogetherSeeTheGlobalBatchesOfOneRank) {
+  for (const int world : {1, 2, 3, 4}) {
+    for (const std::int64_t batch : {1, 2, 5}) {
+      for (const std::int64_t size : {20, 61, 100}) {
+        const auto whole = batches(size, {.batch_size = world * batch, .seed = 5}, 2);
+        std::vector<Batch> joined(whole.size());
+        for (int rank = 0; rank < world; ++rank) {
+          const auto mine = batches(size, {.batch_size = batch, .rank = rank, .world_size = world, .seed = 5}, 2);
+          ASSERT_EQ(mine.size(), whole.size());
+          for (std::size_t b = 0; b < mine.size(); ++b) {
+            EXPECT_EQ(mine[b].size(), static_cast<std::size_t>(batch));
+            joined[b].insert(joined[b].end(), mine[b].begin(), mine[b].end());
+          }
+        }
+        EXPECT_EQ(joined, whole);
+      }
+    }
+  }
+}
+
+TEST(Sampler, TrainingSkipsOnlyTheRest) {
+  const Sampler sampler(103, {.batch_size = 8, .rank = 1, .world_size = 3});
+  EXPECT_EQ(sampler.batches_per_epoch(), 4);
+  EXPECT_EQ(sampler.samples_per_epoch(), 96);
+}
+
+TEST(Sampler, ValidationSeesEverySampleExactlyOnceAndBalanced) {
+  for (const int world : {1, 2, 3, 4, 7}) {
+    for (const std::int64_t batch : {1, 2, 8}) {
+      for (std::int64_t size = 1; size <= 60; ++size) {
+        Batch seen;
+        std::vector<std::int64_t> samples_of, batches_of;
+        for (int rank = 0; rank < world; ++rank) {
+          const SamplerOptions options{batch, rank, world, false, false, 0};
+          const auto mine = batches(size, options);
+          std::int64_t samples = 0;
+          for (const auto& one : mine) {
+            ASSERT_FALSE(one.empty());
+            ASSERT_LE(one.size(), static_cast<std::size_t>(batch));
+            seen.insert(seen.end(), one.begin(), one.end());
+            samples += static_cast<std::int64_t>(one.size());
+          }
+          samples_of.push_back(samples);
+          batches_of.push_back(static_cast<std::int64_t>(mine.size()));
+          ASSERT_EQ(Sampler(size, options).samples_per_epoch(), size);
+        }
+        std::sort(seen.begin(), seen.end());
+        Batch expected(static_cast<std::size_t>(size));
+        std::iota(expected.begin(), expected.end(), 0);
+        ASSERT_EQ(seen, expected) << world << " ranks, batch " << batch << ", " << size << " samples";
+        const auto [fewest, most] = std::minmax_element(samples_of.begin(), samples_of.end());
+        ASSERT_LE(*most - *fewest, 1);
+        const auto [shortest, longest] = std::minmax_element(batches_of.begin(), batches_of.end());
+        ASSERT_LE(*longest - *shortest, 1);
+      }
+    }
+  }
+}
+
+TEST(Sampler, WithoutShufflingTheOrderIsTheFiles) {
+  EXPECT_EQ(batches(5, {.batch_size = 2, .shuffle = false, .drop_last = false}),
+            (std::vector<Batch>{{0, 1}, {2, 3}, {4}}));
+}
+
+TEST(Sampler, OptionsThatMakeNoSense) {
+  EXPECT_THROW(Sampler(0, {}), DataError);
+  EXPECT_THROW(Sampler(10, {.batch_size = 0}), DataError);
+  EXPECT_THROW(Sampler(10, {.world_size = 0}), DataError);
+  EXPECT_THROW(Sampler(10, {.rank = 2, .world_size = 2}), DataError);
+  EXPECT_THROW(Sampler(10, {.rank = -1, .world_size = 2}), DataError);
+  EXPECT_THROW(Sampler(10, {.batch_size = INT64_MAX, .world_size = 2}), DataError);
+  try {
+    Sampler(10, {.batch_size = 8, .world_size = 2});
+    FAIL();
+  } catch (const DataError& error) {
+    EXPECT_THAT(error.what(), ::testing::HasSubstr("10 samples, less than one global batch of 16"));
+    EXPECT_THAT(error.remedy(), ::testing::HasSubstr("global_batch_size at most 10"));
+  }
+}
+
+}  // namespace
+}  // namespace dtrain::data
