@@ -58,11 +58,11 @@ void read_resources(Section resources, Experiment& experiment) {
   result.slots_per_trial = static_cast<int>(resources.integer("slots_per_trial", 1, 1, 65536));
   const std::array<std::string, 3> slot_types{"auto", "cpu", "cuda"};
   const std::string slot_type = resources.choice("slot_type", "auto", slot_types);
-  if (slot_type == "cuda") resources.refuse_yet("slot_type", "auto, or cpu");
+  if (slot_type == "cuda") resources.refuse_yet("slot_type", "use auto or cpu");
   result.slot_type = slot_type == "cpu" ? SlotType::kCpu : SlotType::kAuto;
   result.is_single_node = resources.boolean("is_single_node", false);
   resources.default_only<std::int64_t>("priority", resources.integer("priority", 42, 1, 99), 42, "42");
-  if (resources.optional_integer("max_slots", 1, 65536)) resources.refuse_yet("max_slots", "null");
+  if (resources.optional_integer("max_slots", 1, 65536)) resources.refuse_yet("max_slots", "leave the key out");
   const std::string pool = resources.text("resource_pool", "default");
   resources.default_only<std::string>("resource_pool", pool, "default", "default");
   resources.finish();

@@ -31,33 +31,35 @@ const Value* constant_of(const Value& value, Section& hyperparameters, const std
   return &value;
 }
 
+void read_batch_size(Section& hyperparameters, const Value& value, const std::string& key, Experiment& experiment) {
+  experiment.global_batch_size = hyperparameters.parse_integer(value, key, 0, 1, kMaxCount);
+  const int slots = experiment.resources.slots_per_trial;
+  if (experiment.global_batch_size > 0 && experiment.global_batch_size < slots) {
+    hyperparameters.report(
+        value, key,
+        "must be at least resources.slots_per_trial, which is " + std::to_string(slots) + ", not " + describe(value));
+  }
+}
+
 void read_hyperparameters(Section& root, Experiment& experiment) {
+  const std::string batch_size = "global_batch_size";
   const Value* value = root.find("hyperparameters");
   Section hyperparameters = root.section("hyperparameters");
-  Value constants;
-  constants.kind = Value::Kind::kMap;
-  const bool is_map = value && value->is_map();
-  for (const Entry& entry : is_map ? value->entries : std::vector<Entry>()) {
-    if (constants.find(entry.key)) continue;  // a duplicate: reported already
-    if (const Value* constant = constant_of(entry.value, hyperparameters, entry.key)) {
-      constants.entries.push_back({entry.key, entry.at, *constant});
+  if (!hyperparameters.find(batch_size)) {
+    hyperparameters.report_missing(batch_size, "a whole number of at least resources.slots_per_trial");
+  }
+  if (!value) return;
+  for (const Entry& entry : value->entries) {
+    if (experiment.hyperparameters.contains(entry.key)) continue;  // a duplicate: reported already
+    const Value* constant = constant_of(entry.value, hyperparameters, entry.key);
+    if (!constant) continue;
+    if (entry.key == batch_size) {
+      read_batch_size(hyperparameters, *constant, batch_size, experiment);
+      experiment.hyperparameters[batch_size] = experiment.global_batch_size;
+    } else {
+      const std::string path = hyperparameters.path_of(entry.key);
+      experiment.hyperparameters[entry.key] = to_json(*constant, path, root.collector());
     }
-  }
-  experiment.hyperparameters = to_json(constants, "hyperparameters", root.collector());
-
-  const std::string key = "global_batch_size";
-  if (!hyperparameters.find(key)) {
-    hyperparameters.report_missing(key, "a whole number of at least resources.slots_per_trial");
-    return;
-  }
-  Section sizes(&constants, "hyperparameters", {}, root.collector());
-  const std::size_t slots = static_cast<std::size_t>(experiment.resources.slots_per_trial);
-  if (!constants.find(key)) return;  // its form is wrong: reported already
-  experiment.global_batch_size = sizes.integer(key, 0, 1, kMaxCount);
-  if (experiment.global_batch_size > 0 && experiment.global_batch_size < static_cast<std::int64_t>(slots)) {
-    sizes.report(*sizes.find(key), key,
-                 "must be at least resources.slots_per_trial, which is " + std::to_string(slots) + ", not " +
-                     describe(*sizes.find(key)));
   }
 }
 
@@ -66,7 +68,8 @@ void read_compression(Section& optimizations) {
   const std::string key = "gradient_compression";
   const Value* value = optimizations.find(key);
   if (!value || as_boolean(*value) == false) return;
-  if (value->is_map() || as_boolean(*value) == true) return optimizations.refuse_yet(key, "false");
+  if (value->is_map() || as_boolean(*value) == true)
+    return optimizations.refuse_yet(key, "only the default (false) is");
   const std::array<std::string, 7> choices{
       "false", "true", "fp16", "bf16", "int8", "{kind: powersgd, ...}", "{kind: topk, ...}"};
   const std::string method = optimizations.choice(key, "false", choices);
@@ -93,7 +96,8 @@ void read_optimizations(Section section, Experiment& experiment) {
 void read_profiling(Section profiling) {
   profiling.default_only("enabled", profiling.boolean("enabled", false), false, "false");
   profiling.default_only<std::int64_t>("begin_on_batch", profiling.integer("begin_on_batch", 0, 0, kMaxLength), 0, "0");
-  if (profiling.optional_integer("end_after_batch", 0, kMaxLength)) profiling.refuse_yet("end_after_batch", "null");
+  if (profiling.optional_integer("end_after_batch", 0, kMaxLength))
+    profiling.refuse_yet("end_after_batch", "leave the key out");
   profiling.default_only("sync_timings", profiling.boolean("sync_timings", true), true, "true");
   profiling.default_only_null("trace");
   profiling.finish();
@@ -113,7 +117,7 @@ void read_searcher(Section searcher, Experiment& experiment) {
 void read_checkpoints(Section& root) {
   const Length none{LengthUnit::kBatches, 0};
   const Length period = root.length("min_checkpoint_period", none, 0);
-  if (period.count != 0) root.refuse_yet("min_checkpoint_period", "{batches: 0}");
+  if (period.count != 0) root.refuse_yet("min_checkpoint_period", "only the default ({batches: 0}) is");
   const std::array<std::string, 3> policies{"best", "all", "none"};
   root.default_only<std::string>("checkpoint_policy", root.choice("checkpoint_policy", "best", policies), "best",
                                  "best");

@@ -11,7 +11,8 @@ namespace {
 
 // A bound without trailing zeros: "0.1", "1000000".
 std::string to_text(double value) {
-  return Json(value).dump();
+  const auto whole = static_cast<std::int64_t>(value);
+  return static_cast<double>(whole) == value ? std::to_string(whole) : Json(value).dump();
 }
 std::string to_text(std::int64_t value) {
   return std::to_string(value);
@@ -199,15 +200,14 @@ Json Section::free_map(const std::string& key) {
 
 void Section::default_only_null(const std::string& key) {
   const Value* value = find(key);
-  if (value && !value->is_null()) refuse_yet(key, "");
+  if (value && !value->is_null()) refuse_yet(key, "leave the key out");
 }
 
-void Section::refuse_yet(const std::string& key, const std::string& default_text) {
+void Section::refuse_yet(const std::string& key, const std::string& instead) {
   const Value* value = find(key);
   if (!value) return;
-  std::string message = describe(*value) + " is not supported yet; ";
-  message += default_text.empty() ? "leave the key out" : "only the default, " + default_text + ", is";
-  report(*value, key, message);
+  const std::string what = value->is_scalar() ? quote(value->text) : "this";
+  report(*value, key, what + " is not supported yet; " + instead);
 }
 
 void Section::finish() {

@@ -32,6 +32,9 @@ class Section {
   Section section(const std::string& key);
   bool boolean(const std::string& key, bool fallback);
   std::int64_t integer(const std::string& key, std::int64_t fallback, std::int64_t min, std::int64_t max);
+  // A value that was found already; `key` for the message.
+  std::int64_t parse_integer(const Value& value, const std::string& key, std::int64_t fallback, std::int64_t min,
+                             std::int64_t max);
   std::optional<std::int64_t> optional_integer(const std::string& key, std::int64_t min, std::int64_t max);
   double number(const std::string& key, double fallback, double min, double max);
   std::string text(const std::string& key, const std::string& fallback);
@@ -43,21 +46,18 @@ class Section {
   // For a key whose function does not exist yet: any other value than the default is refused.
   template <typename T>
   void default_only(const std::string& key, const T& value, const T& default_value, const std::string& default_text) {
-    if (!(value == default_value)) refuse_yet(key, default_text);
+    if (!(value == default_value)) refuse_yet(key, "only the default (" + default_text + ") is");
   }
   void default_only_null(const std::string& key);
-  void refuse_yet(const std::string& key, const std::string& default_text);
+  void refuse_yet(const std::string& key, const std::string& instead);
 
-  // Reports the keys that nobody asked for. `free`: there may be any.
+  // Reports the keys that nobody asked for.
   void finish();
 
   std::string path_of(const std::string& key) const { return join_path(path_, key); }
   Collector& collector() { return collector_; }
 
  private:
-  std::int64_t parse_integer(const Value& value, const std::string& key, std::int64_t fallback, std::int64_t min,
-                             std::int64_t max);
-
   const Value* value_;  // a map, or nullptr
   std::string path_;
   Location at_;

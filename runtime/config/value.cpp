@@ -19,9 +19,9 @@ std::string describe(const Value& value) {
     case Value::Kind::kNull:
       return "nothing";
     case Value::Kind::kList:
-      return "a list";
+      return value.items.empty() ? "an empty list" : "a list";
     case Value::Kind::kMap:
-      return "a mapping";
+      return value.entries.empty() ? "an empty mapping" : "a mapping";
     case Value::Kind::kScalar:
       break;
   }

@@ -27,7 +27,10 @@ class TreeBuilder final : public YAML::EventHandler {
 
   Value take_root() { return std::move(root_); }
 
-  void OnDocumentStart(const YAML::Mark&) override {}
+  void OnDocumentStart(const YAML::Mark& mark) override {
+    if (++documents_ > 1)
+      throw Stop{mark.line + 1, "several YAML documents; only one is allowed, without '---' or text after its end"};
+  }
   void OnDocumentEnd() override {}
   void OnNull(const YAML::Mark& mark, YAML::anchor_t anchor) override {
     deliver(begin(mark, Value::Kind::kNull, "", anchor));
@@ -106,10 +109,22 @@ class TreeBuilder final : public YAML::EventHandler {
   }
 
   std::optional<Location> fixed_;
+  int documents_ = 0;
   std::size_t values_ = 0;
   Value root_;
   std::vector<Frame> stack_;
 };
+
+// yaml-cpp's words for the most frequent slips, in the user's terms.
+std::string explain(const std::string& message) {
+  if (message == "illegal map value") {
+    return "a key where none can be; is the line indented like its neighbours, and is text that holds ': ' in quotes?";
+  }
+  if (message == "end of map not found") return "a line that is neither 'key: value' nor indented like its neighbours";
+  if (message == "end of sequence flow not found") return "a list opened with '[' is not closed";
+  if (message == "end of map flow not found") return "a mapping opened with '{' is not closed";
+  return message;
+}
 
 // What yaml-cpp would read differently from what the eye sees, or take for the end of the file.
 void check_characters(const std::string& text) {
@@ -162,14 +177,12 @@ std::optional<Value> parse_yaml(const std::string& text, Collector& collector, s
     check_characters(text);
     std::istringstream stream(text);
     YAML::Parser parser(stream);
-    if (parser.HandleNextDocument(builder)) {
-      TreeBuilder second(fixed);
-      if (parser.HandleNextDocument(second)) throw Stop{1, "several YAML documents ('---'); one is allowed"};
+    while (parser.HandleNextDocument(builder)) {
     }
   } catch (const Stop& stop) {
     return refuse(stop.line, stop.message);
   } catch (const YAML::Exception& error) {
-    return refuse(error.mark.line + 1, "not valid YAML: " + error.msg);
+    return refuse(error.mark.line + 1, "not valid YAML: " + explain(error.msg));
   }
   Value root = builder.take_root();
   find_duplicates(root, path, collector);

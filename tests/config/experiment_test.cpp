@@ -1,0 +1,171 @@
+#include "dtrain/config/experiment.h"
+
+#include <limits>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "temporary_file.h"
+
+namespace dtrain::config {
+namespace {
+
+using testing::ElementsAre;
+using testing::Pair;
+
+Experiment read_text(const std::string& text, const std::string& name = "experiment.yaml") {
+  const TemporaryFile file(text, name);
+  return read_experiment(file.path());
+}
+
+TEST(Experiment, DefaultsAreThoseOfTheDesign) {
+  const Experiment experiment = read_text(kLeast, "small-net.yaml");
+  EXPECT_EQ(experiment.name, "small-net");
+  EXPECT_EQ(experiment.description, "");
+  EXPECT_TRUE(experiment.labels.empty());
+  EXPECT_THAT(experiment.entrypoint, ElementsAre("trial"));
+  EXPECT_EQ(experiment.resources, Resources());
+  EXPECT_EQ(experiment.resources.slots_per_trial, 1);
+  EXPECT_EQ(experiment.optimizations, Optimizations());
+  EXPECT_EQ(experiment.optimizations.tensor_fusion_threshold_bytes, 64 << 20);
+  EXPECT_EQ(experiment.global_batch_size, 64);
+  EXPECT_EQ(experiment.searcher.max_length, (Length{LengthUnit::kEpochs, 2}));
+  EXPECT_TRUE(experiment.searcher.smaller_is_better);
+  EXPECT_EQ(experiment.min_validation_period, Length());
+  EXPECT_FALSE(experiment.perform_initial_validation);
+  EXPECT_FALSE(experiment.records_per_epoch);
+  EXPECT_EQ(experiment.scheduling_unit, 100);
+  EXPECT_EQ(experiment.communication_timeout, std::chrono::seconds(600));
+  EXPECT_EQ(experiment.experiment_seed, 0u);
+  EXPECT_EQ(experiment.data, Json::object());
+  EXPECT_TRUE(experiment.initial_weights.empty());
+  EXPECT_TRUE(experiment.environment_variables.empty());
+  EXPECT_EQ(experiment.text, kLeast);
+}
+
+TEST(Experiment, EveryDefaultMayBeWrittenOut) {
+  EXPECT_NO_THROW(read_text(kLeast + R"(
+description: ""
+labels: []
+resources: {slots_per_trial: 1, slot_type: auto, priority: 42, is_single_node: false, resource_pool: default, max_slots: null}
+optimizations:
+  aggregation_frequency: 1
+  average_aggregated_gradients: true
+  average_training_metrics: true
+  gradient_compression: false
+  tensor_fusion_threshold: 64
+  tensor_fusion_cycle_time: 1
+  auto_tune_tensor_fusion: false
+  mixed_precision: O0
+  grad_updates_size_file: null
+profiling: {enabled: false, begin_on_batch: 0, end_after_batch: null, sync_timings: true, trace: null}
+min_validation_period: {batches: 0}
+min_checkpoint_period: {batches: 0}
+checkpoint_policy: best
+checkpoint_storage: null
+max_restarts: 0
+records_per_epoch: null
+scheduling_unit: 100
+communication: {timeout: 600}
+reproducibility: {experiment_seed: 0}
+environment: {environment_variables: {}}
+)"));
+}
+
+TEST(Experiment, EveryKeyArrives) {
+  const TemporaryFile file(R"(
+name: fashion
+description: a test
+labels: [one, 2]
+entrypoint: [./train, --fast, "two words"]
+hyperparameters:
+  global_batch_size: {type: const, val: 128}
+  lr: 1e-3
+  momentum: {type: const, val: 0.9}
+  layers: [16, 32]
+  nested: {flag: true, word: yes, quoted: "5", nothing: null}
+resources: {slots_per_trial: 4, slot_type: cpu, is_single_node: true}
+optimizations:
+  aggregation_frequency: 4
+  average_aggregated_gradients: false
+  average_training_metrics: false
+  tensor_fusion_threshold: 0.5
+  mixed_precision: none
+searcher: {metric: accuracy, smaller_is_better: false, max_length: {records: 60000}}
+min_validation_period: {batches: 100}
+perform_initial_validation: true
+records_per_epoch: 60000
+scheduling_unit: 10
+communication: {timeout: 2.5}
+reproducibility: {experiment_seed: 9223372036854775807}
+data: {path: /data, workers: 2}
+initial_weights: weights/final.safetensors
+environment:
+  environment_variables:
+    - OMP_NUM_THREADS=1
+    - FLAGS=a=b
+)");
+  const Experiment experiment = read_experiment(file.path());
+  EXPECT_EQ(experiment.name, "fashion");
+  EXPECT_EQ(experiment.description, "a test");
+  EXPECT_THAT(experiment.labels, ElementsAre("one", "2"));
+  EXPECT_THAT(experiment.entrypoint, ElementsAre("./train", "--fast", "two words"));
+  EXPECT_EQ(experiment.global_batch_size, 128);
+  EXPECT_EQ(to_line(experiment.hyperparameters),
+            R"({"global_batch_size":128,"lr":0.001,"momentum":0.9,"layers":[16,32],)"
+            R"("nested":{"flag":true,"word":"yes","quoted":"5","nothing":null}})");
+  EXPECT_EQ(experiment.resources, (Resources{4, SlotType::kCpu, true}));
+  EXPECT_EQ(experiment.optimizations, (Optimizations{4, false, false, 512 * 1024}));
+  EXPECT_EQ(experiment.searcher, (Searcher{"accuracy", false, {LengthUnit::kRecords, 60000}}));
+  EXPECT_EQ(experiment.min_validation_period, (Length{LengthUnit::kBatches, 100}));
+  EXPECT_TRUE(experiment.perform_initial_validation);
+  EXPECT_EQ(experiment.records_per_epoch, 60000);
+  EXPECT_EQ(experiment.scheduling_unit, 10);
+  EXPECT_EQ(experiment.communication_timeout, std::chrono::milliseconds(2500));
+  EXPECT_EQ(experiment.experiment_seed, 9223372036854775807u);
+  EXPECT_EQ(to_line(experiment.data), R"({"path":"/data","workers":2})");
+  EXPECT_EQ(experiment.initial_weights, file.path().parent_path() / "weights/final.safetensors");
+  EXPECT_THAT(experiment.environment_variables, ElementsAre(Pair("OMP_NUM_THREADS", "1"), Pair("FLAGS", "a=b")));
+}
+
+TEST(Experiment, EntrypointTextIsCutIntoWordsAsAShellDoes) {
+  const auto words = [](const std::string& text) {
+    return read_text("entrypoint: " + text + kLeast.substr(kLeast.find('\n'))).entrypoint;
+  };
+  EXPECT_THAT(words("train --lr 0.1"), ElementsAre("train", "--lr", "0.1"));
+  EXPECT_THAT(words(R"(train "two words" 'it''s' a\ b "")"), ElementsAre("train", "two words", "its", "a b", ""));
+}
+
+TEST(Experiment, EnvironmentVariablesMayBeAMapping) {
+  const Experiment experiment = read_text(kLeast + "environment: {environment_variables: {A: 007, B: , C: x y}}\n");
+  EXPECT_THAT(experiment.environment_variables, ElementsAre(Pair("A", "007"), Pair("B", ""), Pair("C", "x y")));
+}
+
+TEST(Experiment, JsonShowsWhatIsInEffectUnderTheKeysOfTheFile) {
+  const TemporaryFile file(kLeast + "optimizations: {aggregation_frequency: 2}\n", "demo.yaml");
+  EXPECT_EQ(
+      to_line(to_json(read_experiment(file.path()))),
+      R"({"name":"demo","description":"","labels":[],"entrypoint":["trial"],"hyperparameters":{"global_batch_size":64},)"
+      R"("resources":{"slots_per_trial":1,"slot_type":"auto","is_single_node":false},)"
+      R"("optimizations":{"aggregation_frequency":2,"average_aggregated_gradients":true,)"
+      R"("average_training_metrics":true,"tensor_fusion_threshold":64},)"
+      R"("searcher":{"metric":"","smaller_is_better":true,"max_length":{"epochs":2}},)"
+      R"("min_validation_period":{"batches":0},"perform_initial_validation":false,"records_per_epoch":null,)"
+      R"("scheduling_unit":100,"communication":{"timeout":600},"reproducibility":{"experiment_seed":0},)"
+      R"("data":{},"initial_weights":null,"environment":{"environment_variables":{}}})");
+}
+
+TEST(Length, IsCountedInBatchesRoundedUp) {
+  EXPECT_EQ(in_batches({LengthUnit::kBatches, 7}, 64, 100), 7);
+  EXPECT_EQ(in_batches({LengthUnit::kRecords, 128}, 64, 100), 2);
+  EXPECT_EQ(in_batches({LengthUnit::kRecords, 129}, 64, 100), 3);
+  EXPECT_EQ(in_batches({LengthUnit::kEpochs, 3}, 64, 100), 300);
+  const std::int64_t huge = 1'000'000'000'000'000;
+  EXPECT_EQ(in_batches({LengthUnit::kEpochs, huge}, 64, huge), std::numeric_limits<std::int64_t>::max());
+  EXPECT_EQ(to_string(Length{LengthUnit::kBatches, 1}), "1 batch");
+  EXPECT_EQ(to_string(Length{LengthUnit::kBatches, 2}), "2 batches");
+  EXPECT_EQ(to_string(Length{LengthUnit::kEpochs, 2}), "2 epochs");
+}
+
+}  // namespace
+}  // namespace dtrain::config
