@@ -1,0 +1,46 @@
+#include "dtrain/base/json.h"
+
+#include <limits>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "dtrain/base/error.h"
+#include "dtrain/base/file.h"
+#include "temporary_folder.h"
+
+namespace dtrain {
+namespace {
+
+using testing::HasSubstr;
+
+TEST(Json, LineKeepsTheOrderAndHasNoNewline) {
+  Json value;
+  value["z"] = 1;
+  value["a"] = "two\nlines";
+  EXPECT_EQ(to_line(value), R"({"z":1,"a":"two\nlines"})");
+}
+
+TEST(Json, InvalidTextAndNumbersNeverThrow) {
+  Json value;
+  value["text"] = "a\xff";
+  value["number"] = std::numeric_limits<double>::quiet_NaN();
+  EXPECT_EQ(to_line(value), "{\"text\":\"a\xEF\xBF\xBD\",\"number\":null}");
+}
+
+TEST(Json, ReadNamesFileAndOffset) {
+  const TemporaryFolder folder;
+  write_file_atomic(folder / "good.json", R"({"a": [1, 2]})");
+  EXPECT_EQ(read_json(folder / "good.json")["a"][1], 2);
+  write_file_atomic(folder / "bad.json", R"({"a": ])");
+  try {
+    read_json(folder / "bad.json");
+    FAIL();
+  } catch (const DataError& error) {
+    EXPECT_THAT(error.what(), HasSubstr((folder / "bad.json").string() + ": not valid JSON at byte 7"));
+  }
+  EXPECT_THROW(read_json(folder / "missing.json"), SystemError);
+}
+
+}  // namespace
+}  // namespace dtrain

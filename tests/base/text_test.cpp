@@ -1,0 +1,55 @@
+#include "dtrain/base/text.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+namespace dtrain {
+namespace {
+
+using testing::ElementsAre;
+using testing::Optional;
+
+const std::vector<std::string> kKeys{"name", "entrypoint", "max_length", "slots_per_trial", "lr"};
+
+TEST(Nearest, FindsSlips) {
+  EXPECT_THAT(nearest("nmae", kKeys), Optional(std::string("name")));
+  EXPECT_THAT(nearest("max_lenght", kKeys), Optional(std::string("max_length")));
+  EXPECT_THAT(nearest("slot_per_trail", kKeys), Optional(std::string("slots_per_trial")));
+  EXPECT_THAT(nearest("l", kKeys), Optional(std::string("lr")));
+}
+
+TEST(Nearest, DoesNotGuess) {
+  EXPECT_EQ(nearest("checkpoint", kKeys), std::nullopt);
+  EXPECT_EQ(nearest("", kKeys), std::nullopt);
+  EXPECT_EQ(nearest("name", {}), std::nullopt);
+  EXPECT_EQ(nearest(std::string(1'000'000, 'a'), kKeys), std::nullopt);
+}
+
+TEST(Nearest, PrefersTheNearest) {
+  const std::vector<std::string> words{"batches", "batch", "bathes"};
+  EXPECT_THAT(nearest("batchs", words), Optional(std::string("batches")));
+}
+
+TEST(JoinAndSplit, AreInverse) {
+  EXPECT_THAT(split("a.b..c", '.'), ElementsAre("a", "b", "", "c"));
+  EXPECT_THAT(split("", '.'), ElementsAre(""));
+  EXPECT_EQ(join(split("a.b..c", '.'), "."), "a.b..c");
+  EXPECT_EQ(join({}, ", "), "");
+}
+
+TEST(Utf8, AcceptsWhatIsValid) {
+  for (const char* text :
+       {"", "plain", "caf\xc3\xa9", "\xe2\x82\xac", "\xf0\x9f\x98\x80", "\xef\xbf\xbf", "\xf4\x8f\xbf\xbf"}) {
+    EXPECT_TRUE(is_valid_utf8(text)) << text;
+  }
+}
+
+TEST(Utf8, RefusesWhatIsNot) {
+  for (const char* text : {"\xff", "\x80", "\xc3", "\xc0\xaf", "\xe0\x80\x80", "\xed\xa0\x80", "\xf4\x90\x80\x80",
+                           "\xf0\x80\x80\x80", "\xe2\x82", "\xc3(", "\xf8\x88\x80\x80\x80"}) {
+    EXPECT_FALSE(is_valid_utf8(text));
+  }
+}
+
+}  // namespace
+}  // namespace dtrain
