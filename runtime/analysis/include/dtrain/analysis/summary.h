@@ -1,0 +1,97 @@
+// What a run did and where its time went, computed from the run's folder alone. Plain values; any thread may call.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "dtrain/base/json.h"
+
+namespace dtrain::analysis {
+
+// One phase over all steps of all ranks.
+struct PhaseSummary {
+  std::string name;             // as in dumps; "train_batch" includes its parts
+  double seconds = 0;           // mean over ranks of each rank's total
+  double share = 0;             // of the time in steps
+  double p50_s = 0, p99_s = 0;  // over all steps of all ranks
+};
+
+struct RankSummary {
+  int rank = 0;
+  std::string host, agent;
+  std::int64_t steps = 0, samples = 0;
+  double samples_per_s = 0;                                        // over its loop
+  std::optional<double> initialization_s, loop_s, finalization_s;  // empty: did not get so far
+  double in_steps_s = 0;
+  double compute_s = 0;  // train_batch with its parts, optimizer_step, step_lr_schedulers
+  double data_s = 0;     // dataloader_next, to_device
+  double wait_s = 0;     // allreduce_wait
+  double step_p50_s = 0, step_p99_s = 0;
+  std::int64_t waited_for_steps = 0;  // exchanged steps in which this rank came last
+  double waited_for_s = 0;            // what the others waited then, on average
+  double peak_resident_bytes = 0;     // 0: no sample
+  std::optional<double> loader_queue_mean;
+  std::int64_t loader_empty = 0;  // loader records that found an empty queue
+  std::int64_t loader_records = 0;
+  std::string ended;  // "finished", "connection lost", or empty: no end record
+  std::int64_t dropped = 0, lost = 0;
+};
+
+// The collectives of one bucket (or of one operation outside buckets: -1).
+struct CollectiveSummary {
+  std::string operation;
+  std::int64_t bucket = -1;
+  std::int64_t count = 0;        // of one rank
+  std::int64_t bytes = 0;        // payload of one rank, all of them together
+  double seconds_p50 = 0;        // started to ended
+  double exposed_s = 0;          // mean over ranks
+  double bus_bandwidth_p50 = 0;  // bytes a second
+};
+
+struct MetricSummary {
+  std::string name, unit;
+  double min = 0, mean = 0, p50 = 0, p95 = 0, p99 = 0, max = 0;
+};
+
+struct AgentSummary {
+  std::string agent, host;
+  std::int64_t samples = 0;
+  std::vector<MetricSummary> metrics;
+};
+
+struct RunSummary {
+  std::string name, run_dir;
+  std::string state, cause;  // of events.jsonl's "run_ended"; empty when there is none
+  int world_size = 0;
+  std::optional<std::int64_t> global_batch_size;
+  std::map<std::string, double> validation;  // the last one's metrics
+  std::int64_t validation_batch = 0;
+
+  std::optional<double> initialization_s, loop_s, finalization_s;  // of the slowest rank
+  double in_steps_s = 0;                                           // mean over ranks
+  std::int64_t steps = 0, samples = 0;                             // steps of the rank with most; samples of all
+  double samples_per_s = 0;                                        // all ranks, over the loop
+  double training_samples_per_s = 0;  // … over the time in steps without validation and checkpoints
+  double step_p50_s = 0, step_p99_s = 0;
+
+  std::vector<PhaseSummary> phases;         // all of them, in the order of the dump
+  double exposed_s = 0, exposed_share = 0;  // allreduce_wait: mean over ranks, share of the time in steps
+  double exposed_skew_s = 0;                // the part of it spent waiting for the last rank to arrive
+  std::int64_t compared_steps = 0;          // exchanged steps which all ranks recorded
+  std::vector<RankSummary> ranks;           // ascending
+  std::vector<CollectiveSummary> collectives;
+  std::vector<AgentSummary> agents;
+  std::vector<std::string> warnings;  // what makes these numbers less than complete
+};
+
+// SystemError when there is no such folder; anything missing inside it is a warning of the result.
+RunSummary summarize(const std::filesystem::path& run_dir);
+
+// Every field above, seconds and bytes as numbers with their unit in the key.
+Json to_json(const RunSummary& summary);
+
+}  // namespace dtrain::analysis

@@ -1,0 +1,21 @@
+// The summary as people read it on a terminal. Any thread may call.
+#pragma once
+
+#include <string>
+
+#include "dtrain/analysis/summary.h"
+
+namespace dtrain::analysis {
+
+struct TextOptions {
+  int width = 100;     // columns; bars take what is left
+  bool color = false;  // ANSI sequences
+};
+
+// Where the time went, most expensive first; load balance; communication; the hosts; and what to look at.
+std::string render_summary(const RunSummary& summary, const TextOptions& options);
+
+// The one thing to look at first, with the seconds it costs.
+std::string what_to_look_at(const RunSummary& summary);
+
+}  // namespace dtrain::analysis

@@ -1,0 +1,93 @@
+#include "dtrain/analysis/summary.h"
+
+namespace dtrain::analysis {
+namespace {
+
+Json optional_json(const std::optional<double>& value) {
+  return value ? Json(*value) : Json(nullptr);
+}
+
+Json rank_json(const RankSummary& rank) {
+  return {{"rank", rank.rank},
+          {"host", rank.host},
+          {"agent", rank.agent},
+          {"steps", rank.steps},
+          {"samples", rank.samples},
+          {"samples_per_s", rank.samples_per_s},
+          {"initialization_s", optional_json(rank.initialization_s)},
+          {"loop_s", optional_json(rank.loop_s)},
+          {"finalization_s", optional_json(rank.finalization_s)},
+          {"in_steps_s", rank.in_steps_s},
+          {"compute_s", rank.compute_s},
+          {"data_s", rank.data_s},
+          {"wait_s", rank.wait_s},
+          {"step_p50_s", rank.step_p50_s},
+          {"step_p99_s", rank.step_p99_s},
+          {"waited_for_steps", rank.waited_for_steps},
+          {"waited_for_s", rank.waited_for_s},
+          {"peak_resident_bytes", rank.peak_resident_bytes},
+          {"loader_queue_mean", optional_json(rank.loader_queue_mean)},
+          {"loader_empty", rank.loader_empty},
+          {"loader_records", rank.loader_records},
+          {"ended", rank.ended},
+          {"dropped", rank.dropped},
+          {"lost", rank.lost}};
+}
+
+Json agent_json(const AgentSummary& agent) {
+  Json metrics = Json::object();
+  for (const MetricSummary& m : agent.metrics) {
+    metrics[m.name] = {{"unit", m.unit}, {"min", m.min}, {"mean", m.mean}, {"p50", m.p50},
+                       {"p95", m.p95},   {"p99", m.p99}, {"max", m.max}};
+  }
+  return {{"agent", agent.agent}, {"host", agent.host}, {"samples", agent.samples}, {"metrics", std::move(metrics)}};
+}
+
+}  // namespace
+
+Json to_json(const RunSummary& s) {
+  Json json = {{"name", s.name},
+               {"run_dir", s.run_dir},
+               {"state", s.state},
+               {"cause", s.cause},
+               {"world_size", s.world_size},
+               {"global_batch_size", s.global_batch_size ? Json(*s.global_batch_size) : Json(nullptr)},
+               {"validation", s.validation},
+               {"validation_batch", s.validation_batch},
+               {"initialization_s", optional_json(s.initialization_s)},
+               {"loop_s", optional_json(s.loop_s)},
+               {"finalization_s", optional_json(s.finalization_s)},
+               {"in_steps_s", s.in_steps_s},
+               {"steps", s.steps},
+               {"samples", s.samples},
+               {"samples_per_s", s.samples_per_s},
+               {"training_samples_per_s", s.training_samples_per_s},
+               {"step_p50_s", s.step_p50_s},
+               {"step_p99_s", s.step_p99_s},
+               {"exposed_s", s.exposed_s},
+               {"exposed_share", s.exposed_share},
+               {"exposed_skew_s", s.exposed_skew_s},
+               {"compared_steps", s.compared_steps}};
+  json["phases"] = Json::object();
+  for (const PhaseSummary& p : s.phases) {
+    json["phases"][p.name] = {{"seconds", p.seconds}, {"share", p.share}, {"p50_s", p.p50_s}, {"p99_s", p.p99_s}};
+  }
+  json["ranks"] = Json::array();
+  for (const RankSummary& rank : s.ranks) json["ranks"].push_back(rank_json(rank));
+  json["collectives"] = Json::array();
+  for (const CollectiveSummary& c : s.collectives) {
+    json["collectives"].push_back({{"operation", c.operation},
+                                   {"bucket", c.bucket},
+                                   {"count", c.count},
+                                   {"bytes", c.bytes},
+                                   {"seconds_p50", c.seconds_p50},
+                                   {"exposed_s", c.exposed_s},
+                                   {"bus_bandwidth_p50_bytes_per_s", c.bus_bandwidth_p50}});
+  }
+  json["agents"] = Json::array();
+  for (const AgentSummary& agent : s.agents) json["agents"].push_back(agent_json(agent));
+  json["warnings"] = s.warnings;
+  return json;
+}
+
+}  // namespace dtrain::analysis

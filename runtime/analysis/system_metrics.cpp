@@ -1,0 +1,45 @@
+#include "system_metrics.h"
+
+#include <algorithm>
+
+#include "statistics.h"
+
+namespace dtrain::analysis {
+
+void AgentTotals::system(const SystemLine& line) {
+  ++samples_;
+  for (const auto& [name, value] : line.metrics) {
+    auto [entry, is_new] = values_.try_emplace(name);
+    if (is_new) names_.push_back(name);
+    entry->second.push_back(value);
+  }
+  for (const ProcessLine& process : line.processes) {
+    double& peak = peak_resident_bytes[process.rank];
+    peak = std::max(peak, process.resident_bytes);
+  }
+}
+
+AgentSummary AgentTotals::summary() const {
+  AgentSummary summary;
+  const Json header = first_line.value_or(Json::object());
+  summary.agent = header.value("agent", std::string());
+  summary.host = header.value("host", std::string());
+  summary.samples = samples_;
+  const Json units = header.value("units", Json::object());
+  for (const std::string& name : names_) {
+    std::vector<double> values = values_.at(name);
+    MetricSummary metric;
+    metric.name = name;
+    metric.unit = units.value(name, std::string());
+    metric.mean = mean(values);
+    metric.min = *std::min_element(values.begin(), values.end());
+    metric.max = *std::max_element(values.begin(), values.end());
+    metric.p50 = quantile(values, 0.50);
+    metric.p95 = quantile(values, 0.95);
+    metric.p99 = quantile(values, 0.99);
+    summary.metrics.push_back(std::move(metric));
+  }
+  return summary;
+}
+
+}  // namespace dtrain::analysis
