@@ -109,8 +109,14 @@ std::string read_file(const std::filesystem::path& path, std::size_t limit_bytes
 }
 
 void write_file_atomic(const std::filesystem::path& path, std::string_view content) {
+  write_file_atomic(path, std::span(&content, 1));
+}
+
+void write_file_atomic(const std::filesystem::path& path, std::span<const std::string_view> pieces) {
   TemporaryFile file(path);
-  if (write_all(file.fd(), content) != content.size()) fail("write", path, errno);
+  for (const std::string_view piece : pieces) {
+    if (write_all(file.fd(), piece) != piece.size()) fail("write", path, errno);
+  }
   if (::fsync(file.fd()) != 0) fail("write", path, errno);
   file.rename_to(path);
   // The rename is on disk only once its folder is; some file systems cannot sync folders, which changes nothing here.

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <filesystem>
+#include <span>
 #include <string>
 #include <string_view>
 
@@ -15,6 +16,8 @@ std::string read_file(const std::filesystem::path& path, std::size_t limit_bytes
 
 // Writes a temporary file beside `path`, syncs it and renames it over: readers see the old content or the new.
 void write_file_atomic(const std::filesystem::path& path, std::string_view content);
+// The same for content in pieces, one after the other.
+void write_file_atomic(const std::filesystem::path& path, std::span<const std::string_view> pieces);
 
 // Makes the folder and its parents.
 void make_folder(const std::filesystem::path& path);

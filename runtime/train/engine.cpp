@@ -1,0 +1,161 @@
+#include "engine.h"
+
+#include <vector>
+
+#include <torch/csrc/autograd/function_hook.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include "dtrain/base/error.h"
+#include "gradient_norm.h"
+#include "replicated.h"
+#include "startup_checks.h"
+
+namespace dtrain::train {
+
+namespace {
+
+using profile::Phase;
+using profile::PhaseScope;
+
+// Tells the strategy that backward has finished a gradient. Autograd calls it on the thread that runs backward, which
+// for CPU models is the one that called it.
+class ReadyHook final : public torch::autograd::PostAccumulateGradHook {
+ public:
+  ReadyHook(GradientStrategy& strategy, std::size_t index) : strategy_(strategy), index_(index) {}
+  void operator()(const torch::autograd::Variable&) override { strategy_.gradient_ready(index_); }
+
+ private:
+  GradientStrategy& strategy_;
+  std::size_t index_;
+};
+
+comm::FusionPlan plan_buckets(const FlatParameters& parameters, std::int64_t threshold) {
+  std::vector<comm::FusionItem> items;
+  for (const auto& p : parameters.parameters()) {
+    items.push_back({p.group, p.offset, p.offset + p.padded, parameters.groups()[p.group].element_size});
+  }
+  return comm::plan_fusion(items, threshold);
+}
+
+}  // namespace
+
+Engine::Engine(TrialContext& context, run::RankSession& session, const EngineOptions& options)
+    : session_(session),
+      options_(options),
+      communicator_(session.communicator()),
+      recorder_(session.recorder()),
+      model_(context.wrapped().model) {
+  const auto& wrapped = context.wrapped();
+  if (!model_) throw ConfigError("the trial handed over no model", "call context.wrap_model() in its constructor");
+  if (!wrapped.optimizer) {
+    throw ConfigError("the trial handed over no optimizer", "call context.wrap_optimizer() in its constructor");
+  }
+  compare_models(*model_, session.control());
+  parameters_ = std::make_unique<FlatParameters>(*model_, communicator_);
+  broadcast_model(*model_, communicator_);
+  plan_ = plan_buckets(*parameters_, options.fusion_threshold_bytes);
+  // A window's gradients: the mean over ranks, and over its batches if so configured.
+  const double batches = options.average_aggregated_gradients ? options.aggregation_frequency : 1;
+  strategy_ = std::make_unique<Replicated>(*parameters_, plan_, communicator_, recorder_,
+                                           1.0 / (batches * communicator_.world_size()));
+  optimizer_ = std::make_unique<FlatOptimizer>(*wrapped.optimizer, wrapped.schedule, *parameters_);
+  install_hooks();
+}
+
+Engine::~Engine() { remove_hooks(); }
+
+void Engine::install_hooks() {
+  const auto parameters = parameters_->parameters();
+  for (std::size_t i = 0; i < parameters.size(); ++i) {
+    torch::autograd::impl::set_post_acc_grad_hooks(parameters[i].tensor, std::make_unique<ReadyHook>(*strategy_, i));
+  }
+}
+
+void Engine::remove_hooks() {
+  for (auto& parameter : parameters_->parameters()) {
+    torch::autograd::impl::set_post_acc_grad_hooks(parameter.tensor, nullptr);
+    // The gradients live in the communicator's memory, which goes with this engine; the model may outlive it.
+    parameter.tensor.mutable_grad() = at::Tensor();
+  }
+}
+
+void Engine::announce(bool has_batch, bool stop) {
+  auto& announcement = announcements_.emplace_back();
+  announcement.values[0] = has_batch ? 1 : 0;
+  announcement.values[1] = stop ? 1 : 0;
+  announcement.work = communicator_.all_reduce(announcement.values, 2, comm::DataType::kInt64);
+}
+
+void Engine::settle_announcements() {
+  const PhaseScope phase(recorder_, Phase::kAllreduceWait);
+  while (!announcements_.empty()) {
+    auto& announcement = announcements_.front();
+    announcement.work.wait();
+    last_round_ = {announcement.values[0], announcement.values[1] > 0};
+    window_batches_ += last_round_.active;
+    stop_seen_ |= last_round_.stop;
+    announcements_.pop_front();
+  }
+}
+
+Engine::Round Engine::agree() {
+  settle_announcements();
+  return last_round_;
+}
+
+void Engine::begin_batch() {
+  in_batch_ = true;
+  strategy_->begin_batch(exchange_due());
+}
+
+void Engine::backward(const at::Tensor& loss) {
+  if (!in_batch_) throw Error("context.backward() was called outside train_batch()");
+  const PhaseScope phase(recorder_, Phase::kBackward);
+  loss.backward();
+}
+
+bool Engine::end_batch() {
+  in_batch_ = false;
+  if (!exchange_due()) {
+    ++rounds_in_window_;
+    return false;
+  }
+  exchange_and_step(options_.aggregation_frequency);
+  return true;
+}
+
+bool Engine::flush() {
+  settle_announcements();
+  if (rounds_in_window_ == 0 || window_batches_ == 0) return false;
+  const int rounds = rounds_in_window_;
+  strategy_->begin_batch(/*exchange=*/true);
+  exchange_and_step(rounds);
+  return true;
+}
+
+void Engine::exchange_and_step(int rounds) {
+  const auto used = strategy_->finish_exchange();
+  settle_announcements();
+  // The strategy divided by a full window; a window with fewer batches is brought to the mean of those it had.
+  const double full = static_cast<double>(options_.aggregation_frequency) * communicator_.world_size();
+  double correction = full / static_cast<double>(window_batches_);
+  if (!options_.average_aggregated_gradients) correction *= static_cast<double>(rounds) / options_.aggregation_frequency;
+  {
+    const PhaseScope phase(recorder_, Phase::kOptimizerStep);
+    if (correction != 1.0) {
+      const at::NoGradGuard no_grad;
+      for (auto& group : parameters_->groups()) group.gradients.mul_(correction);
+    }
+    if (options_.max_gradient_norm > 0) clip_gradient_norm(*parameters_, used, options_.max_gradient_norm);
+    optimizer_->step(used);
+  }
+  {
+    const PhaseScope phase(recorder_, Phase::kStepLrSchedulers);
+    optimizer_->advance_schedule();
+  }
+  strategy_->end_window();
+  rounds_in_window_ = 0;
+  window_batches_ = 0;
+}
+
+}  // namespace dtrain::train

@@ -1,0 +1,65 @@
+// A model's parameters laid out flat: one tensor a dtype for the values, one for the gradients, the latter in memory
+// that the communicator allocated, so that nothing is copied to be sent. The model's own tensors become views.
+//
+// Parameters are kept in the order in which backward is expected to finish their gradients (the reverse of
+// registration). A parameter registered twice (tied weights) appears once. Each starts at a multiple of 64 bytes; the
+// padding between holds zeros and stays zero.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <ATen/ATen.h>
+#include <torch/nn/module.h>
+
+#include "dtrain/comm/communicator.h"
+
+namespace dtrain::train {
+
+comm::DataType comm_type(at::ScalarType type);   // ConfigError for a type the communicators cannot sum
+
+class FlatParameters {
+ public:
+  struct Parameter {
+    std::string name;
+    at::Tensor tensor;         // the model's own, a view of its group's `values`
+    at::Tensor gradient;       // the view of its group's `gradients` with the same shape and strides
+    std::size_t group = 0;
+    std::int64_t offset = 0;   // in elements, in the group
+    std::int64_t padded = 0;   // elements up to the next parameter
+  };
+  struct Group {
+    at::ScalarType dtype;
+    at::Tensor values;
+    at::Tensor gradients;
+    std::unique_ptr<comm::Buffer> memory;   // of `gradients`
+    std::int64_t element_size = 0;
+  };
+
+  // Collective (it allocates). Parameters that do not require gradients are left where they are.
+  FlatParameters(const torch::nn::Module& model, comm::Communicator& communicator);
+
+  std::span<Parameter> parameters() { return parameters_; }
+  std::span<const Parameter> parameters() const { return parameters_; }
+  std::span<Group> groups() { return groups_; }
+  std::span<const Group> groups() const { return groups_; }
+  std::int64_t total_elements() const;
+  std::int64_t total_bytes() const;
+
+ private:
+  std::vector<Parameter> parameters_;
+  std::vector<Group> groups_;
+};
+
+// The model's distinct named parameters in registration order: the first name of a tied one, with all its names.
+struct NamedParameter {
+  std::vector<std::string> names;
+  at::Tensor tensor;
+};
+std::vector<NamedParameter> distinct_parameters(const torch::nn::Module& model);
+
+}  // namespace dtrain::train

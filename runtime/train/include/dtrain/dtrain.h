@@ -1,0 +1,6 @@
+// All a trial program includes.
+#pragma once
+
+#include <torch/torch.h>
+
+#include "dtrain/train/run_trial.h"

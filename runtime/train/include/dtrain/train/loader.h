@@ -1,0 +1,44 @@
+// Where a trial's batches come from.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include "dtrain/data/loader.h"
+
+namespace dtrain {
+
+// One batch of one rank: a tensor for each field of the data set, its first dimension the samples.
+struct Batch {
+  std::vector<std::string> names;
+  std::vector<at::Tensor> tensors;
+  std::int64_t samples = 0;
+
+  // By field name; a name that is not there is a DataError that lists those that are.
+  const at::Tensor& operator[](const std::string& name) const;
+};
+
+// Subclass it to feed batches of your own. Used by the training thread alone. Ranks may have different numbers of
+// batches: one that ends early goes on taking part in the exchange with nothing to give.
+class BatchSource {
+ public:
+  virtual ~BatchSource() = default;
+  virtual void start_epoch(std::int64_t epoch) = 0;
+  virtual std::optional<Batch> next() = 0;                              // empty at the end of the epoch
+  virtual std::optional<std::int64_t> batches_per_epoch() const { return std::nullopt; }  // of this rank, if known
+  virtual std::optional<std::int64_t> samples_per_epoch() const { return std::nullopt; }  // of all ranks, if known
+  virtual std::int32_t queue_depth() const { return 0; }
+  virtual std::int32_t workers() const { return 0; }
+};
+
+using Loader = std::shared_ptr<BatchSource>;
+
+// Batches of a data set (dtrain/data), prefetched in the background, as tensors that own their memory.
+Loader make_loader(std::shared_ptr<const data::Dataset> dataset, const data::LoaderOptions& options);
+
+}  // namespace dtrain

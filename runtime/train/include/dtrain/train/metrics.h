@@ -1,0 +1,27 @@
+// What train_batch() and evaluate_batch() return: named values, each the mean over the batch's samples. Values are read
+// (and copied from the device) only where metrics are due.
+#pragma once
+
+#include <map>
+#include <string>
+
+#include <ATen/core/Tensor.h>
+
+namespace dtrain {
+
+// A number, or a tensor of one element on any device.
+class MetricValue {
+ public:
+  MetricValue(double value = 0) : value_(value) {}
+  MetricValue(at::Tensor value) : tensor_(value.detach()) {}
+  // May wait for the device.
+  double value() const { return tensor_.defined() ? tensor_.item<double>() : value_; }
+
+ private:
+  double value_ = 0;
+  at::Tensor tensor_;
+};
+
+using Metrics = std::map<std::string, MetricValue>;
+
+}  // namespace dtrain

@@ -1,0 +1,127 @@
+// What a user writes: a Trial, and a main() that is run_trial<MyTrial>(argc, argv). See examples/fashion_mnist.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include <torch/nn/module.h>
+#include <torch/nn/pimpl.h>
+
+#include "dtrain/base/error.h"
+#include "dtrain/base/json.h"
+#include "dtrain/data/idx.h"
+#include "dtrain/train/loader.h"
+#include "dtrain/train/metrics.h"
+#include "dtrain/train/optimizer.h"
+
+namespace dtrain {
+
+namespace run {
+class RankSession;
+}
+
+struct LoaderSettings {
+  bool shuffle = true;
+  bool drop_last = true;   // false for validation: every sample exactly once over all ranks
+  int prefetch = 2;        // batches kept ready in the background
+};
+
+// What a trial knows about its run, and where it hands over its model and optimizer. Used by the training thread alone.
+class TrialContext {
+ public:
+  explicit TrialContext(run::RankSession& session);
+  TrialContext(const TrialContext&) = delete;
+  TrialContext& operator=(const TrialContext&) = delete;
+
+  int rank() const;
+  int world_size() const;
+  std::int64_t batch_size() const;   // of this rank: global_batch_size / slots_per_trial
+  at::Device device() const;
+
+  // A hyperparameter of the experiment; a missing or mistyped one is a ConfigError naming it.
+  template <typename T>
+  T hyperparameter(const std::string& name) const {
+    return convert<T>(name, hyperparameter_json(name));
+  }
+  template <typename T>
+  T hyperparameter(const std::string& name, T if_missing) const {
+    return has_hyperparameter(name) ? hyperparameter<T>(name) : if_missing;
+  }
+  // The experiment's `data` section, free for the trial.
+  const Json& data() const;
+  // A path of the experiment file: relative ones are relative to that file.
+  std::filesystem::path resolve(const std::string& path) const;
+
+  // Hands over the model (exactly once): moved to device(), its parameters laid out flat, broadcast from rank 0.
+  // Returns it for use in train_batch().
+  template <typename M>
+  std::shared_ptr<M> wrap_model(std::shared_ptr<M> model) {
+    set_model(model);
+    return model;
+  }
+  template <typename M>
+  torch::nn::ModuleHolder<M> wrap_model(torch::nn::ModuleHolder<M> model) {
+    set_model(model.ptr());
+    return model;
+  }
+  void wrap_optimizer(const Optimizer& optimizer);
+  void wrap_lr_scheduler(LrSchedule schedule);
+  // Scales the gradients down so that their L2 norm over all parameters is at most `max_norm`, before each optimizer step.
+  void clip_gradient_norm(double max_norm);
+
+  // Use this in train_batch() instead of loss.backward(): full buckets are exchanged while it runs.
+  void backward(const at::Tensor& loss);
+
+  // Batches of this rank: a training loader shuffles by (seed, epoch).
+  Loader loader(std::shared_ptr<const data::Dataset> dataset, const LoaderSettings& settings = {});
+  // An IDX data set, in memory once per host. Collective, as everything made with host_share() is.
+  std::shared_ptr<data::Dataset> read_idx(const std::string& images, const std::string& labels);
+  // For other data sets of dtrain/data that are to lie in memory once per host.
+  data::HostShare host_share();
+
+  // For the engine.
+  struct Wrapped {
+    std::shared_ptr<torch::nn::Module> model;
+    std::optional<Optimizer> optimizer;
+    LrSchedule schedule;
+    double max_gradient_norm = 0;   // 0: no clipping
+    std::function<void(const at::Tensor&)> backward;
+  };
+  Wrapped& wrapped() { return wrapped_; }
+  run::RankSession& session() { return session_; }
+
+ private:
+  void set_model(std::shared_ptr<torch::nn::Module> model);
+  bool has_hyperparameter(const std::string& name) const;
+  const Json& hyperparameter_json(const std::string& name) const;
+  template <typename T>
+  static T convert(const std::string& name, const Json& value) {
+    try {
+      return value.get<T>();
+    } catch (const Json::exception&) {
+      throw ConfigError("hyperparameters." + name + " is " + value.dump() + ", which the trial cannot use",
+                        "give it the type the trial asks for");
+    }
+  }
+
+  run::RankSession& session_;
+  Wrapped wrapped_;
+  int shares_ = 0;   // names what is shared on the host
+};
+
+class Trial {
+ public:
+  virtual ~Trial() = default;
+  virtual Loader training_loader() = 0;
+  virtual Loader validation_loader() = 0;
+  // Forward, loss, context.backward(loss). The engine exchanges gradients and steps the optimizer.
+  virtual Metrics train_batch(const Batch& batch) = 0;
+  // Called without gradients, the model in evaluation mode.
+  virtual Metrics evaluate_batch(const Batch& batch) = 0;
+};
+
+}  // namespace dtrain

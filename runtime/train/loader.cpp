@@ -1,0 +1,70 @@
+#include "dtrain/train/loader.h"
+
+#include <ATen/ATen.h>
+
+#include "dtrain/base/error.h"
+#include "dtrain/base/text.h"
+
+namespace dtrain {
+
+const at::Tensor& Batch::operator[](const std::string& name) const {
+  for (std::size_t i = 0; i < names.size(); ++i) {
+    if (names[i] == name) return tensors[i];
+  }
+  throw DataError("the batch has no field '" + name + "'", "its fields are: " + join(names, ", "));
+}
+
+namespace {
+
+at::ScalarType scalar_type(data::ElementType type) {
+  switch (type) {
+    case data::ElementType::kUint8: return at::kByte;
+    case data::ElementType::kInt32: return at::kInt;
+    case data::ElementType::kInt64: return at::kLong;
+    case data::ElementType::kFloat32: return at::kFloat;
+    case data::ElementType::kFloat64: return at::kDouble;
+  }
+  throw Error("unknown element type " + std::to_string(static_cast<int>(type)));
+}
+
+// A SampleLoader's memory as tensors, without a copy: the tensor holds on to its part of the batch.
+class SampleSource final : public BatchSource {
+ public:
+  SampleSource(std::shared_ptr<const data::Dataset> dataset, const data::LoaderOptions& options)
+      : loader_(std::move(dataset), options) {
+    for (const auto& field : loader_.dataset().fields()) names_.push_back(field.name);
+  }
+
+  void start_epoch(std::int64_t epoch) override { loader_.start_epoch(epoch); }
+
+  std::optional<Batch> next() override {
+    auto host = loader_.next();
+    if (!host) return std::nullopt;
+    Batch batch{names_, {}, host->samples};
+    const auto& fields = loader_.dataset().fields();
+    for (std::size_t f = 0; f < fields.size(); ++f) {
+      std::vector<std::int64_t> shape{host->samples};
+      shape.insert(shape.end(), fields[f].shape.begin(), fields[f].shape.end());
+      batch.tensors.push_back(at::from_blob(host->fields[f].get(), shape, [memory = host->fields[f]](void*) {},
+                                            at::TensorOptions().dtype(scalar_type(fields[f].type))));
+    }
+    return batch;
+  }
+
+  std::optional<std::int64_t> batches_per_epoch() const override { return loader_.batches_per_epoch(); }
+  std::optional<std::int64_t> samples_per_epoch() const override { return loader_.samples_per_epoch(); }
+  std::int32_t queue_depth() const override { return loader_.queue_depth(); }
+  std::int32_t workers() const override { return loader_.workers(); }
+
+ private:
+  data::SampleLoader loader_;
+  std::vector<std::string> names_;
+};
+
+}  // namespace
+
+Loader make_loader(std::shared_ptr<const data::Dataset> dataset, const data::LoaderOptions& options) {
+  return std::make_shared<SampleSource>(std::move(dataset), options);
+}
+
+}  // namespace dtrain

@@ -1,0 +1,106 @@
+#include "replicated.h"
+
+#include <cstring>
+
+#include "dtrain/base/error.h"
+
+namespace dtrain::train {
+
+Replicated::Replicated(FlatParameters& parameters, const comm::FusionPlan& plan, comm::Communicator& communicator,
+                       profile::Recorder& recorder, double scale)
+    : parameters_(parameters),
+      plan_(plan),
+      communicator_(communicator),
+      recorder_(recorder),
+      log_(communicator, recorder),
+      scale_(scale),
+      bucket_of_(parameters.parameters().size()),
+      buckets_(plan.buckets.size()),
+      ready_in_batch_(parameters.parameters().size()),
+      used_(parameters.parameters().size()) {
+  for (std::size_t b = 0; b < plan.buckets.size(); ++b) {
+    for (const std::size_t item : plan.buckets[b].items) bucket_of_[item] = b;
+  }
+}
+
+void Replicated::begin_batch(bool exchange) {
+  exchanging_ = exchange;
+  std::fill(ready_in_batch_.begin(), ready_in_batch_.end(), 0);
+  if (!window_open_) {
+    window_open_ = true;
+    std::fill(used_.begin(), used_.end(), 0);
+    // Undefined gradients let autograd hand over its own tensor instead of adding to zeros; the hook then copies it
+    // into the flat memory, which is cheaper than zeroing and accumulating.
+    for (auto& parameter : parameters_.parameters()) parameter.tensor.mutable_grad() = at::Tensor();
+  }
+  if (!exchange) return;
+  next_bucket_ = 0;
+  works_.clear();
+  for (std::size_t b = 0; b < buckets_.size(); ++b) buckets_[b] = {plan_.buckets[b].items.size(), false};
+}
+
+void Replicated::gradient_ready(std::size_t index) {
+  auto& parameter = parameters_.parameters()[index];
+  if (ready_in_batch_[index]) {
+    throw Error("the gradient of '" + parameter.name + "' was computed twice in one batch",
+                "call context.backward() once in train_batch(), on the sum of the losses");
+  }
+  ready_in_batch_[index] = 1;
+  at::Tensor& gradient = parameter.tensor.mutable_grad();
+  if (gradient.data_ptr() != parameter.gradient.data_ptr()) {
+    const at::NoGradGuard no_grad;
+    if (!used_[index]) {
+      parameter.gradient.copy_(gradient);
+    } else {
+      parameter.gradient.add_(gradient);   // something replaced the view since the window's last batch
+    }
+    gradient = parameter.gradient;
+  }
+  used_[index] = 1;
+  if (!exchanging_) return;
+  --buckets_[bucket_of_[index]].missing;
+  const profile::PhaseScope phase(recorder_, profile::Phase::kAllreduceWait);
+  launch_ready();
+  communicator_.progress();
+}
+
+void Replicated::launch_ready() {
+  while (next_bucket_ < buckets_.size() && buckets_[next_bucket_].missing == 0) launch(next_bucket_);
+}
+
+void Replicated::launch(std::size_t index) {
+  const auto& bucket = plan_.buckets[index];
+  const auto& group = parameters_.groups()[bucket.group];
+  auto* data = static_cast<std::byte*>(group.gradients.data_ptr()) + bucket.begin * group.element_size;
+  works_.push_back(communicator_.all_reduce(data, static_cast<std::size_t>(bucket.end - bucket.begin), comm_type(group.dtype),
+                                            {comm::ReduceOp::kSum, scale_, static_cast<int>(index)}));
+  buckets_[index].launched = true;
+  next_bucket_ = index + 1;
+}
+
+std::span<const std::uint8_t> Replicated::finish_exchange() {
+  const profile::PhaseScope phase(recorder_, profile::Phase::kAllreduceWait);
+  const auto parameters = parameters_.parameters();
+  for (std::size_t i = 0; i < parameters.size(); ++i) {
+    if (used_[i] || buckets_[bucket_of_[i]].launched) continue;
+    const auto& group = parameters_.groups()[parameters[i].group];
+    std::memset(static_cast<std::byte*>(group.gradients.data_ptr()) + parameters[i].offset * group.element_size, 0,
+                static_cast<std::size_t>(parameters[i].padded * group.element_size));
+  }
+  while (next_bucket_ < buckets_.size()) launch(next_bucket_);
+  comm::Work used = communicator_.all_reduce(used_.data(), used_.size(), comm::DataType::kUint8, {comm::ReduceOp::kMax});
+  for (std::size_t b = 0; b < works_.size(); ++b) {
+    works_[b].wait();
+    log_.record("all_reduce", static_cast<int>(b), works_[b]);
+  }
+  used.wait();
+  log_.record("all_reduce", -1, used);
+  for (std::size_t i = 0; i < parameters.size(); ++i) {
+    parameters[i].tensor.mutable_grad() = used_[i] ? parameters[i].gradient : at::Tensor();
+  }
+  return used_;
+}
+
+void Replicated::end_window() { window_open_ = false; }
+
+}  // namespace dtrain::train

@@ -1,0 +1,104 @@
+#include "dtrain/train/run_trial.h"
+
+#include <malloc.h>
+
+#include <algorithm>
+
+#include <ATen/Parallel.h>
+#include <c10/util/Exception.h>
+#include <torch/utils.h>
+#include <torch/version.h>
+
+#include "dtrain/host/cpu.h"
+#include "dtrain/run/rank_session.h"
+#include "engine.h"
+#include "training_loop.h"
+#include "weights.h"
+
+namespace dtrain {
+
+namespace {
+
+// Activations and gradients come and go every step; giving their pages back to the kernel each time costs page faults
+// (measured: large jitter of the step time).
+void keep_freed_memory() {
+  constexpr int kLimit = 1 << 30;
+  mallopt(M_MMAP_THRESHOLD, kLimit);
+  mallopt(M_TRIM_THRESHOLD, kLimit);
+  mallopt(M_TOP_PAD, 256 << 20);
+}
+
+// Several ranks on one host share its cores. Where the launcher or the user chose a number of threads, or the ranks are
+// bound to cores of their own, libtorch's default is right already.
+void share_cores(const comm::World& world) {
+  const int cpus = static_cast<int>(host::allowed_cpus().size());
+  if (world.local_size > 1 && cpus >= world.local_size && at::get_num_threads() == cpus) {
+    at::set_num_threads(std::max(1, cpus / world.local_size));
+  }
+}
+
+Json describe_model(const train::Engine& engine) {
+  Json buckets = Json::array();
+  for (const auto& bucket : engine.plan().buckets) buckets.push_back({{"bytes", bucket.bytes}, {"gradients", bucket.items.size()}});
+  return {{"parameters", engine.parameters().total_elements()},
+          {"bytes", engine.parameters().total_bytes()},
+          {"tensors", engine.parameters().parameters().size()},
+          {"buckets", buckets}};
+}
+
+// True when it stopped early.
+bool train_and_save(run::RankSession& session, const TrialFactory& make_trial) {
+  const config::Experiment& experiment = session.experiment();
+  share_cores(session.world());
+  torch::manual_seed(experiment.experiment_seed);
+  TrialContext context(session);
+  const std::unique_ptr<Trial> trial = make_trial(context);
+  const auto& model = context.wrapped().model;
+  if (model && !experiment.initial_weights.empty() && session.world().rank == 0) {
+    train::load_weights(*model, experiment.initial_weights);   // the engine hands them to the other ranks
+    session.log()->info("starting from the weights in {}", experiment.initial_weights.string());
+  }
+  train::EngineOptions options;
+  options.aggregation_frequency = experiment.optimizations.aggregation_frequency;
+  options.average_aggregated_gradients = experiment.optimizations.average_aggregated_gradients;
+  options.fusion_threshold_bytes = experiment.optimizations.tensor_fusion_threshold_bytes;
+  options.max_gradient_norm = context.wrapped().max_gradient_norm;
+  train::Engine engine(context, session, options);
+  if (session.world().rank == 0) session.update_plan("model", describe_model(engine));
+
+  train::TrainingLoop loop(*trial, context, session, engine);
+  session.recorder().mark(profile::RunMark::kInitializationEnd);
+  const bool stopped = loop.run();
+  if (session.world().rank == 0) {
+    const auto path = session.run_dir() / "checkpoints" / "final" / "model.safetensors";
+    train::save_weights(*model, path);
+    session.write_event("weights_written", {{"path", path.string()}});
+  }
+  session.recorder().mark(profile::RunMark::kFinalizationEnd);
+  return stopped;
+}
+
+}  // namespace
+
+int run_trial(int argc, char** argv, const TrialFactory& make_trial) {
+  run::RankOptions options = run::parse_rank_arguments(argc, argv);
+  options.versions = {{"libtorch", TORCH_VERSION}};
+  keep_freed_memory();
+  std::unique_ptr<run::RankSession> session;
+  try {
+    session = run::RankSession::start(options);
+  } catch (const std::exception& error) {
+    return run::exit_code_of(error);
+  }
+  try {
+    return session->finish(train_and_save(*session, make_trial));
+  } catch (const c10::Error& error) {
+    return session->fail(Error(error.what_without_backtrace()));   // libtorch's own stack says nothing to the user
+  } catch (const std::exception& error) {
+    return session->fail(error);
+  } catch (...) {
+    return session->fail(Error("the trial threw something that is no std::exception"));
+  }
+}
+
+}  // namespace dtrain

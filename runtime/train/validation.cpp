@@ -1,0 +1,62 @@
+#include "validation.h"
+
+#include <algorithm>
+#include <sstream>
+
+#include <ATen/ATen.h>
+
+#include "dtrain/base/text.h"
+#include "startup_checks.h"
+
+namespace dtrain::train {
+
+Validation::Validation(Trial& trial, TrialContext& context, run::RankSession& session)
+    : trial_(trial),
+      context_(context),
+      session_(session),
+      loader_(trial.validation_loader()),
+      metrics_("validation", session.control(), session.communicator()) {}
+
+void Validation::run(std::int64_t batch, std::int64_t epoch) {
+  if (!loader_ || last_batch_ == batch) return;
+  last_batch_ = batch;
+  const profile::PhaseScope phase(session_.recorder(), profile::Phase::kValidation);
+  torch::nn::Module& model = *context_.wrapped().model;
+  broadcast_buffers(model, session_.communicator());
+  model.eval();
+  {
+    const at::NoGradGuard no_grad;
+    loader_->start_epoch(0);
+    while (auto part = loader_->next()) {
+      for (at::Tensor& tensor : part->tensors) tensor = tensor.to(context_.device());
+      metrics_.add(trial_.evaluate_batch(*part), part->samples);
+    }
+  }
+  model.train();
+  const ReducedMetrics reduced = metrics_.reduce();
+  if (session_.world().rank == 0) report(reduced, batch, epoch);
+}
+
+void Validation::report(const ReducedMetrics& reduced, std::int64_t batch, std::int64_t epoch) {
+  std::ostringstream text;
+  for (const auto& [name, value] : reduced.means) text << "  " << name << " " << value;
+  Json line = {{"kind", "validation"}, {"batch", batch}, {"epoch", epoch}, {"samples", reduced.samples}, {"metrics", reduced.means}};
+  const auto& searcher = session_.experiment().searcher;
+  if (!searcher.metric.empty()) {
+    const auto value = reduced.means.find(searcher.metric);
+    if (value == reduced.means.end()) {
+      std::vector<std::string> names;
+      for (const auto& [name, mean] : reduced.means) names.push_back(name);
+      throw ConfigError("searcher.metric is '" + searcher.metric + "', which evaluate_batch() does not return",
+                        "use one of: " + join(names, ", "));
+    }
+    const bool better = !best_ || (searcher.smaller_is_better ? value->second < *best_ : value->second > *best_);
+    if (better) best_ = value->second;
+    line["best"] = better;
+    text << (better ? "  (best " : "  (best so far ") << searcher.metric << " " << *best_ << ")";
+  }
+  session_.write_metrics(line);
+  session_.log()->info("validation after batch {}:{}  over {} samples", batch, text.str(), reduced.samples);
+}
+
+}  // namespace dtrain::train

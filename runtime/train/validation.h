@@ -1,0 +1,33 @@
+// Evaluates the model over the validation set, every sample once over all ranks.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+
+#include "dtrain/run/rank_session.h"
+#include "dtrain/train/trial.h"
+#include "metric_reducer.h"
+
+namespace dtrain::train {
+
+class Validation {
+ public:
+  Validation(Trial& trial, TrialContext& context, run::RankSession& session);
+
+  // Rank 0's buffers (running statistics) are used on every rank. Metrics are means over all samples, written to
+  // metrics.jsonl. Does nothing for a trial without a validation loader. Collective.
+  void run(std::int64_t batch, std::int64_t epoch);
+
+ private:
+  void report(const ReducedMetrics& reduced, std::int64_t batch, std::int64_t epoch);
+
+  Trial& trial_;
+  TrialContext& context_;
+  run::RankSession& session_;
+  Loader loader_;
+  MetricReducer metrics_;
+  std::int64_t last_batch_ = -1;
+  std::optional<double> best_;   // of searcher.metric
+};
+
+}  // namespace dtrain::train
