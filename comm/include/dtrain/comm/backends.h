@@ -19,9 +19,11 @@ struct CommunicatorOptions {
 };
 
 // One communicator a rank, for `world_size` threads of this process. Element i is used by thread i alone.
-std::vector<std::unique_ptr<Communicator>> make_thread_communicators(int world_size, const CommunicatorOptions& options);
+std::vector<std::unique_ptr<Communicator>> make_thread_communicators(int world_size,
+                                                                     const CommunicatorOptions& options);
 
-// Collective over `control`, whose ranks must be processes of one host. Its failures abort the communicator.
+// Collective over `control`, whose ranks must be on one host, and which must outlive the communicator. Its failures
+// abort the communicator.
 std::unique_ptr<Communicator> make_shm_communicator(ControlPlane& control, const CommunicatorOptions& options);
 
 }  // namespace dtrain::comm

@@ -12,6 +12,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "dtrain/base/log.h"
@@ -27,10 +28,10 @@ struct ControlEndpoint {
 struct ControlOptions {
   World world;
   std::uint32_t generation = 0;
-  std::string secret;                              // at least 16 bytes
-  std::chrono::milliseconds timeout{600'000};      // deadline of every wait, the connection included
+  std::string secret;                          // at least 16 bytes
+  std::chrono::milliseconds timeout{600'000};  // deadline of every wait, the connection included
   std::chrono::milliseconds heartbeat{1'000};
-  std::string session = "dtrain";                  // both sides must name the same run
+  std::string session = "dtrain";  // both sides must name the same run
   Logger log;
 };
 
@@ -43,11 +44,17 @@ struct RankFailure {
 
 enum class PeerState { kConnecting, kAlive, kLate, kGone, kFinished };
 
+// "late: its heartbeats come", "stopped: no heartbeats", "dead: connection lost", …
+std::string_view name_of(PeerState state);
+// "rank 2 failed at step 17: …", as every rank that stops because of it says it.
+std::string failure_text(const RankFailure& failure);
+
 class ControlPlane {
  public:
   // Rank 0: listens (before anyone connects). `bound` tells where.
   static std::unique_ptr<ControlPlane> serve(const ControlOptions& options, const ControlEndpoint& listen_on,
                                              ControlEndpoint* bound);
+  // A world of one neither listens nor starts a thread; `bound` then keeps port 0.
   // Another rank: connects, retrying until the deadline. CommError names the address and what went wrong (refused,
   // wrong secret, other run, other generation, rank taken).
   static std::unique_ptr<ControlPlane> connect(const ControlOptions& options, const ControlEndpoint& server);
@@ -55,6 +62,7 @@ class ControlPlane {
 
   virtual const World& world() const = 0;
   virtual std::uint32_t generation() const = 0;
+  virtual std::chrono::milliseconds timeout() const = 0;  // the deadline of every wait
 
   // Key-value store of this generation. get() blocks until the key is set; CommError names the key at the deadline.
   virtual void set(const std::string& key, const std::string& value) = 0;
@@ -66,6 +74,7 @@ class ControlPlane {
   virtual void barrier(const std::string& name) = 0;
 
   // Publishes that this rank cannot go on. The first failure of a run is the cause every other rank stops with.
+  // Returns once the others have been told (a second at most): the caller may end its process then.
   virtual void fail(const RankFailure& failure) = 0;
   // The failure of this run, if there is one.
   virtual std::optional<RankFailure> failure() const = 0;

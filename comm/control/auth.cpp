@@ -1,0 +1,47 @@
+#include "control/auth.h"
+
+#include <openssl/crypto.h>
+#include <openssl/evp.h>
+#include <openssl/hmac.h>
+
+#include "control/frame.h"
+#include "dtrain/base/error.h"
+
+namespace dtrain::comm {
+namespace {
+
+std::string proof(const std::string& secret, const char* side, const Handshake& handshake) {
+  // A JSON array has one reading only, whatever the strings hold.
+  const std::string text =
+      to_line(Json::array({"dtrain-control", kControlProtocol, side, handshake.session, handshake.generation,
+                           handshake.rank, handshake.size, handshake.server_nonce, handshake.client_nonce}));
+  unsigned char digest[EVP_MAX_MD_SIZE];
+  unsigned int length = 0;
+  if (!HMAC(EVP_sha256(), secret.data(), static_cast<int>(secret.size()),
+            reinterpret_cast<const unsigned char*>(text.data()), text.size(), digest, &length)) {
+    throw CommError("HMAC-SHA256 is not available in this libcrypto");
+  }
+  static constexpr char kDigits[] = "0123456789abcdef";
+  std::string hex;
+  for (unsigned int i = 0; i < length; ++i) {
+    hex.push_back(kDigits[digest[i] >> 4]);
+    hex.push_back(kDigits[digest[i] & 15]);
+  }
+  return hex;
+}
+
+}  // namespace
+
+std::string client_proof(const std::string& secret, const Handshake& handshake) {
+  return proof(secret, "client", handshake);
+}
+
+std::string server_proof(const std::string& secret, const Handshake& handshake) {
+  return proof(secret, "server", handshake);
+}
+
+bool equal_secrets(std::string_view a, std::string_view b) {
+  return a.size() == b.size() && CRYPTO_memcmp(a.data(), b.data(), a.size()) == 0;
+}
+
+}  // namespace dtrain::comm

@@ -1,0 +1,28 @@
+// Proof that both ends of a control connection know the run's secret, without sending it.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+namespace dtrain::comm {
+
+// What both proofs are about: everything the two sides have told each other, so that no part can be replayed or
+// swapped. Each side contributes a nonce of its own.
+struct Handshake {
+  std::string session;
+  std::int64_t generation = 0;
+  std::int64_t rank = 0;
+  std::int64_t size = 0;
+  std::string server_nonce;
+  std::string client_nonce;
+};
+
+// HMAC-SHA256, in hexadecimal. The two sides' proofs differ: one cannot be reflected as the other.
+std::string client_proof(const std::string& secret, const Handshake& handshake);
+std::string server_proof(const std::string& secret, const Handshake& handshake);
+
+// Takes the same time wherever the first difference is.
+bool equal_secrets(std::string_view a, std::string_view b);
+
+}  // namespace dtrain::comm

@@ -1,0 +1,297 @@
+#include "control/client.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+
+#include <asio/post.hpp>
+
+#include "dtrain/base/error.h"
+#include "dtrain/base/unix_socket.h"
+
+namespace dtrain::comm {
+namespace {
+
+constexpr std::chrono::milliseconds kLongestRetry{50};
+constexpr std::chrono::milliseconds kFailureHandover{1'000};
+constexpr std::chrono::milliseconds kClosing{500};
+
+asio::ip::tcp::endpoint resolve(asio::io_context& io, const ControlEndpoint& server) {
+  asio::error_code not_numeric;
+  const auto address = asio::ip::make_address(server.address, not_numeric);
+  if (!not_numeric) return {address, server.port};
+  asio::ip::tcp::resolver resolver(io);
+  asio::error_code error;
+  const auto found = resolver.resolve(server.address, std::to_string(server.port), error);
+  if (error || found.empty()) {
+    throw CommError("the address of rank 0, '" + server.address + "', cannot be resolved: " + error.message());
+  }
+  return found.begin()->endpoint();
+}
+
+}  // namespace
+
+std::unique_ptr<ControlPlane> ControlPlane::connect(const ControlOptions& options, const ControlEndpoint& server) {
+  return std::make_unique<ControlClient>(options, server);
+}
+
+ControlClient::ControlClient(const ControlOptions& options, const ControlEndpoint& server)
+    : PlaneBase(options),
+      server_name_(server.address + ":" + std::to_string(server.port)),
+      server_(resolve(io_, server)),
+      heartbeat_(io_),
+      retry_timer_(io_),
+      states_(static_cast<std::size_t>(options.world.size), PeerState::kConnecting) {
+  asio::post(io_, [this] { try_connect(); });
+  start_thread();
+  Lock lock(mutex_);
+  const auto deadline = SteadyClock::now() + options_.timeout;
+  changed_.wait_until(lock, deadline, [this] { return stage_ != Stage::kConnecting; });
+  if (stage_ == Stage::kReady) return;
+  const std::string why = last_error_.empty() ? "no answer" : last_error_;
+  const bool refused = stage_ == Stage::kRefused;
+  lock.unlock();
+  stop_thread();
+  const std::string who = "rank " + std::to_string(options_.world.rank) + " cannot join rank 0 at " + server_name_;
+  if (refused) throw CommError(who + ": " + why);
+  throw CommError(who + " within " + seconds_of_timeout() + ": " + why,
+                  "check that rank 0 runs, and that this address and port can be reached from here");
+}
+
+ControlClient::~ControlClient() {
+  if (!has_thread()) return;
+  asio::post(io_, [this] {
+    heartbeat_.cancel();
+    if (connection_) connection_->close_when_sent("this rank ends");
+  });
+  Lock lock(mutex_);
+  changed_.wait_for(lock, kClosing, [this] { return stage_ == Stage::kClosed; });
+  lock.unlock();
+  stop_thread();
+}
+
+void ControlClient::try_connect() {
+  handshake_ = {};
+  const auto socket = std::make_shared<asio::ip::tcp::socket>(io_);
+  socket->async_connect(server_, [this, socket](asio::error_code error) {
+    if (error) return retry(error.message());
+    connection_ = std::make_shared<Connection>(std::move(*socket));
+    connection_->set_limit(kHelloFrameLimit);
+    connection_->start([this](const Json& message) { handle(message); },
+                       [this](const std::string& reason, bool malformed) { closed(reason, malformed); });
+  });
+}
+
+void ControlClient::retry(const std::string& why) {
+  {
+    const Lock lock(mutex_);
+    last_error_ = why;
+  }
+  retry_timer_.expires_after(retry_after_);
+  retry_after_ = std::min(kLongestRetry, retry_after_ * 3 / 2);
+  retry_timer_.async_wait([this](asio::error_code cancelled) {
+    if (!cancelled) try_connect();
+  });
+}
+
+void ControlClient::refuse(const std::string& why) {
+  {
+    const Lock lock(mutex_);
+    last_error_ = why;
+    stage_ = Stage::kRefused;
+  }
+  changed_.notify_all();
+}
+
+void ControlClient::answer_challenge(const Json& message) {
+  if (!handshake_.client_nonce.empty()) throw DataError("a second challenge");
+  if (const auto protocol = integer_member(message, "protocol"); protocol != kControlProtocol) {
+    return refuse("rank 0 speaks protocol " + std::to_string(protocol) + ", this rank " +
+                  std::to_string(kControlProtocol));
+  }
+  handshake_ = {options_.session,    options_.generation,           options_.world.rank,
+                options_.world.size, text_member(message, "nonce"), random_hex(16)};
+  connection_->send(encode_frame({{"t", "hello"},
+                                  {"protocol", kControlProtocol},
+                                  {"session", handshake_.session},
+                                  {"generation", handshake_.generation},
+                                  {"rank", handshake_.rank},
+                                  {"size", handshake_.size},
+                                  {"pid", getpid()},
+                                  {"nonce", handshake_.client_nonce},
+                                  {"proof", client_proof(options_.secret, handshake_)}}));
+}
+
+void ControlClient::welcome(const Json& message) {
+  if (handshake_.client_nonce.empty() ||
+      !equal_secrets(text_member(message, "proof"), server_proof(options_.secret, handshake_))) {
+    return refuse("what listens there does not know this run's secret");
+  }
+  connection_->set_limit(kFrameLimit);
+  {
+    const Lock lock(mutex_);
+    server_pid_ = integer_member(message, "pid");
+    last_beat_ = SteadyClock::now();
+    stage_ = Stage::kReady;
+  }
+  changed_.notify_all();
+  beat();
+}
+
+void ControlClient::handle(const Json& message) {
+  const std::string type = text_member(message, "t");
+  Lock lock(mutex_);
+  if (stage_ == Stage::kRefused) return;
+  if (stage_ == Stage::kConnecting) {
+    lock.unlock();
+    if (type == "challenge") return answer_challenge(message);
+    if (type == "welcome") return welcome(message);
+    if (type == "refused") return refuse("refused: " + text_member(message, "why"));
+    throw DataError("'" + type + "' before the welcome");
+  }
+  last_beat_ = SteadyClock::now();
+  if (type == "beat") {
+    const Json& states = member(message, "states");
+    if (!states.is_array() || states.size() != states_.size()) throw DataError("states of another world");
+    for (std::size_t i = 0; i < states_.size(); ++i) states_[i] = static_cast<PeerState>(states[i].get<int>());
+  } else if (type == "value") {
+    const auto asked = gets_.find(integer_member(message, "id"));
+    if (asked != gets_.end()) asked->second = decode_value(member(message, "v"));
+  } else if (type == "gathered") {
+    const auto found = gathers_.find(text_member(message, "n"));
+    if (found == gathers_.end()) return;  // given up at its deadline
+    auto from = static_cast<std::size_t>(integer_member(message, "from"));
+    for (const Json& value : member(message, "v")) {
+      if (from >= found->second.values.size()) throw DataError("values of more ranks than there are");
+      found->second.values[from++] = decode_value(value);
+      ++found->second.received;
+    }
+  } else if (type == "missing") {
+    missing_[text_member(message, "n")] = text_member(message, "text");
+  } else if (type == "finished") {
+    all_finished_ = true;
+  } else if (type == "failed") {
+    lock.unlock();
+    connection_->send(encode_frame({{"t", "noted"}}));
+    publish({static_cast<int>(integer_member(message, "rank")), integer_member(message, "step"),
+             text_member(message, "cause")});
+    return;
+  } else {
+    throw DataError("unknown message '" + type + "'");
+  }
+  lock.unlock();
+  changed_.notify_all();
+}
+
+void ControlClient::closed(const std::string& reason, bool malformed) {
+  connection_.reset();
+  if (malformed) options_.log->warn("control: ended the connection to rank 0 at {}: {}", server_name_, reason);
+  Lock lock(mutex_);
+  if (stage_ == Stage::kRefused) return;
+  if (stage_ == Stage::kConnecting) {
+    lock.unlock();
+    if (malformed) return refuse("what listens there is not a control plane of dtrain (" + reason + ")");
+    return retry("the connection was closed before the welcome");
+  }
+  stage_ = Stage::kClosed;
+  states_[0] = PeerState::kGone;
+  const std::int64_t pid = server_pid_;
+  lock.unlock();
+  changed_.notify_all();
+  heartbeat_.cancel();
+  publish({0, -1, "rank 0 (pid " + std::to_string(pid) + ") is gone: " + reason});
+}
+
+void ControlClient::beat() {
+  if (!connection_) return;
+  if (connection_->idle()) connection_->send(encode_frame({{"t", "beat"}, {"step", step_.load()}}));
+  heartbeat_.expires_after(options_.heartbeat);
+  heartbeat_.async_wait([this](asio::error_code cancelled) {
+    if (!cancelled) beat();
+  });
+}
+
+void ControlClient::send(std::string frame) {
+  asio::post(io_, [this, frame = std::move(frame)]() mutable {
+    if (connection_) connection_->send(std::move(frame));
+  });
+}
+
+void ControlClient::set(const std::string& key, const std::string& value) {
+  send(encode_frame({{"t", "set"}, {"k", key}, {"v", encode_value(value)}}));
+}
+
+std::string ControlClient::get(const std::string& key) {
+  Lock lock(mutex_);
+  const std::int64_t id = next_get_++;
+  gets_[id];
+  send(encode_frame({{"t", "get"}, {"k", key}, {"id", id}}));
+  const bool came = wait(lock, SteadyClock::now() + options_.timeout, [&] { return gets_.at(id).has_value(); });
+  const auto node = gets_.extract(id);
+  if (!came) throw CommError("control: nobody set key '" + key + "' within " + seconds_of_timeout());
+  return *node.mapped();
+}
+
+std::vector<std::string> ControlClient::gather(const std::string& name, const std::string& value) {
+  const auto size = static_cast<std::size_t>(options_.world.size);
+  std::string frame = encode_frame({{"t", "gather"}, {"n", name}, {"v", encode_value(value)}});
+  Lock lock(mutex_);
+  if (!gathers_.emplace(name, Gather{std::vector<std::string>(size), 0}).second) {
+    throw CommError("rank " + std::to_string(options_.world.rank) + " takes part in gather '" + name +
+                    "' twice at a time");
+  }
+  send(std::move(frame));
+  const bool came =
+      wait(lock, SteadyClock::now() + options_.timeout, [&] { return gathers_.at(name).received >= size; });
+  const std::string missing = came ? std::string() : ask_missing(lock, name);
+  auto node = gathers_.extract(name);
+  if (!came) {
+    throw CommError("control: '" + name + "' timed out after " + seconds_of_timeout() + "; missing: " + missing);
+  }
+  return std::move(node.mapped().values);
+}
+
+std::string ControlClient::ask_missing(Lock& lock, const std::string& name) {
+  missing_.erase(name);
+  send(encode_frame({{"t", "who"}, {"n", name}}));
+  const bool told = wait(lock, SteadyClock::now() + options_.heartbeat, [&] { return missing_.count(name) != 0; });
+  return told ? missing_.at(name) : "unknown, rank 0 (pid " + std::to_string(server_pid_) + ") does not answer";
+}
+
+void ControlClient::fail(const RankFailure& failure) {
+  {
+    const Lock lock(mutex_);
+    if (failure_ || all_finished_) return;
+  }
+  send(encode_frame({{"t", "fail"}, {"rank", failure.rank}, {"step", failure.step}, {"cause", failure.cause}}));
+  if (!on_control_thread()) {
+    // Rank 0 sends the failure back, this one or an earlier one of another rank.
+    Lock lock(mutex_);
+    changed_.wait_for(lock, kFailureHandover, [this] { return failure_ || all_finished_; });
+  }
+  publish(failure);
+}
+
+PeerState ControlClient::peer_state(int rank) const {
+  const Lock lock(mutex_);
+  if (rank == options_.world.rank) return PeerState::kAlive;
+  if (rank != 0) return states_[static_cast<std::size_t>(rank)];
+  if (stage_ == Stage::kClosed) return PeerState::kGone;
+  return SteadyClock::now() - last_beat_ > kMissedHeartbeats * options_.heartbeat ? PeerState::kLate : states_[0];
+}
+
+void ControlClient::finish() {
+  send(encode_frame({{"t", "finish"}}));
+  Lock lock(mutex_);
+  if (!wait(lock, SteadyClock::now() + options_.timeout, [&] { return all_finished_; })) {
+    std::string missing;
+    for (std::size_t rank = 0; rank < states_.size(); ++rank) {
+      if (states_[rank] == PeerState::kFinished || static_cast<int>(rank) == options_.world.rank) continue;
+      missing +=
+          (missing.empty() ? "rank " : "; rank ") + std::to_string(rank) + ", " + std::string(name_of(states_[rank]));
+    }
+    throw CommError("control: not every rank finished within " + seconds_of_timeout() + "; missing: " + missing);
+  }
+}
+
+}  // namespace dtrain::comm

@@ -1,0 +1,99 @@
+#include "control/connection.h"
+
+#include <asio/read.hpp>
+#include <asio/write.hpp>
+
+#include <exception>
+
+namespace dtrain::comm {
+namespace {
+
+constexpr std::size_t kQueueLimit = 64u << 20;  // a peer that reads nothing must not fill this rank's memory
+
+}  // namespace
+
+Connection::Connection(asio::ip::tcp::socket socket) : socket_(std::move(socket)) {
+  asio::error_code ignored;
+  socket_.set_option(asio::ip::tcp::no_delay(true), ignored);
+  asio::error_code unknown;
+  const auto endpoint = socket_.remote_endpoint(unknown);
+  peer_ = unknown ? "unknown peer" : endpoint.address().to_string() + ":" + std::to_string(endpoint.port());
+}
+
+void Connection::start(OnMessage on_message, OnClosed on_closed) {
+  on_message_ = std::move(on_message);
+  on_closed_ = std::move(on_closed);
+  read_header();
+}
+
+void Connection::read_header() {
+  asio::async_read(socket_, asio::buffer(header_), [self = shared_from_this()](asio::error_code error, std::size_t) {
+    if (self->closed_ || self->closing_) return;
+    if (error) return self->close("connection lost");
+    const std::size_t size = decode_length(self->header_.data());
+    if (size == 0 || size > self->limit_) {
+      return self->close(
+          "a message of " + std::to_string(size) + " bytes (at most " + std::to_string(self->limit_) + " are allowed)",
+          true);
+    }
+    self->read_payload(size);
+  });
+}
+
+void Connection::read_payload(std::size_t size) {
+  payload_.resize(size);
+  asio::async_read(socket_, asio::buffer(payload_), [self = shared_from_this()](asio::error_code error, std::size_t) {
+    if (self->closed_ || self->closing_) return;
+    if (error) return self->close("connection lost");
+    try {
+      // A copy: the handler may close the connection, which lets go of the handlers.
+      const OnMessage handler = self->on_message_;
+      handler(decode_payload(self->payload_));
+    } catch (const std::exception& malformed) {
+      return self->close(std::string("malformed message: ") + malformed.what(), true);
+    }
+    if (!self->closed_ && !self->closing_) self->read_header();
+  });
+}
+
+void Connection::send(std::string frame) {
+  if (closed_ || closing_) return;
+  queued_bytes_ += frame.size();
+  if (queued_bytes_ > kQueueLimit) return close("the peer reads nothing");
+  queue_.push_back(std::move(frame));
+  if (queue_.size() == 1) write_next();
+}
+
+void Connection::write_next() {
+  asio::async_write(socket_, asio::buffer(queue_.front()),
+                    [self = shared_from_this()](asio::error_code error, std::size_t) {
+                      if (self->closed_) return;
+                      // A reset seen by the writer first must not hide what the peer said before it: the reader
+                      // gets to the end of what has arrived and closes then.
+                      self->queued_bytes_ -= self->queue_.front().size();
+                      self->queue_.pop_front();
+                      if (error && self->closing_) return self->close(self->closing_reason_);
+                      if (error) return;
+                      if (!self->queue_.empty()) return self->write_next();
+                      if (self->closing_) self->close(self->closing_reason_);
+                    });
+}
+
+void Connection::close_when_sent(const std::string& reason) {
+  if (closed_ || closing_) return;
+  closing_ = true;
+  closing_reason_ = reason;
+  if (queue_.empty()) close(reason);
+}
+
+void Connection::close(const std::string& reason, bool malformed) {
+  if (closed_) return;
+  closed_ = true;
+  asio::error_code ignored;
+  socket_.shutdown(asio::ip::tcp::socket::shutdown_both, ignored);
+  socket_.close(ignored);
+  on_message_ = nullptr;
+  if (const OnClosed handler = std::exchange(on_closed_, nullptr)) handler(reason, malformed);
+}
+
+}  // namespace dtrain::comm

@@ -1,0 +1,57 @@
+// One control connection: frames in, frames out. Everything here runs on the control thread.
+#pragma once
+
+#include <array>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <string>
+
+#include <asio/ip/tcp.hpp>
+
+#include "control/frame.h"
+
+namespace dtrain::comm {
+
+// Kept alive by its own outstanding reads and writes.
+class Connection : public std::enable_shared_from_this<Connection> {
+ public:
+  // May throw: the message is malformed then, and the connection is closed with that reason.
+  using OnMessage = std::function<void(const Json&)>;
+  // Called once. `malformed`: this side ended it because of what the peer sent.
+  using OnClosed = std::function<void(const std::string& reason, bool malformed)>;
+
+  explicit Connection(asio::ip::tcp::socket socket);
+
+  void start(OnMessage on_message, OnClosed on_closed);
+  // Peers that have authenticated may send larger messages.
+  void set_limit(std::size_t bytes) { limit_ = bytes; }
+  void send(std::string frame);
+  // Sends what is queued, then closes; reads nothing more.
+  void close_when_sent(const std::string& reason);
+  void close(const std::string& reason, bool malformed = false);
+
+  bool idle() const { return queue_.empty(); }
+  bool closed() const { return closed_; }
+  const std::string& peer() const { return peer_; }  // "127.0.0.1:4711"
+
+ private:
+  void read_header();
+  void read_payload(std::size_t size);
+  void write_next();
+
+  asio::ip::tcp::socket socket_;
+  std::string peer_;
+  OnMessage on_message_;
+  OnClosed on_closed_;
+  std::array<unsigned char, kFrameHeaderBytes> header_{};
+  std::string payload_;
+  std::deque<std::string> queue_;
+  std::size_t queued_bytes_ = 0;
+  std::size_t limit_ = kHelloFrameLimit;
+  std::string closing_reason_;
+  bool closing_ = false;
+  bool closed_ = false;
+};
+
+}  // namespace dtrain::comm

@@ -1,0 +1,84 @@
+#include "control/frame.h"
+
+#include "dtrain/base/error.h"
+#include "dtrain/base/text.h"
+
+namespace dtrain::comm {
+namespace {
+
+int hex_digit(char c) {
+  if (c >= '0' && c <= '9') return c - '0';
+  if (c >= 'a' && c <= 'f') return c - 'a' + 10;
+  throw DataError(std::string("'") + c + "' is not a hexadecimal digit");
+}
+
+}  // namespace
+
+std::string encode_frame(const Json& message) {
+  const std::string payload = to_line(message);
+  if (payload.size() > kFrameLimit) {
+    throw CommError("a control message of " + std::to_string(payload.size()) + " bytes is over the limit of " +
+                        std::to_string(kFrameLimit),
+                    "send less, or a hash of it: the control plane never carries bulk data");
+  }
+  const auto size = static_cast<std::uint32_t>(payload.size());
+  std::string frame;
+  frame.reserve(kFrameHeaderBytes + payload.size());
+  for (int shift = 24; shift >= 0; shift -= 8) frame.push_back(static_cast<char>((size >> shift) & 0xff));
+  return frame += payload;
+}
+
+std::uint32_t decode_length(const unsigned char* header) {
+  return std::uint32_t{header[0]} << 24 | std::uint32_t{header[1]} << 16 | std::uint32_t{header[2]} << 8 | header[3];
+}
+
+Json decode_payload(std::string_view payload) {
+  Json message = Json::parse(payload, nullptr, false);
+  if (message.is_discarded()) throw DataError("not JSON");
+  if (!message.is_object()) throw DataError("not a JSON object");
+  return message;
+}
+
+Json encode_value(const std::string& value) {
+  if (is_valid_utf8(value)) return value;
+  static constexpr char kDigits[] = "0123456789abcdef";
+  std::string hex;
+  hex.reserve(2 * value.size());
+  for (const char c : value) {
+    hex.push_back(kDigits[static_cast<unsigned char>(c) >> 4]);
+    hex.push_back(kDigits[static_cast<unsigned char>(c) & 15]);
+  }
+  return Json{{"hex", hex}};
+}
+
+std::string decode_value(const Json& value) {
+  if (value.is_string()) return value.get<std::string>();
+  if (!value.is_object()) throw DataError("a value that is neither a string nor hexadecimal");
+  const std::string hex = text_member(value, "hex");
+  std::string bytes;
+  bytes.reserve(hex.size() / 2);
+  for (std::size_t i = 0; i + 1 < hex.size(); i += 2) {
+    bytes.push_back(static_cast<char>(hex_digit(hex[i]) << 4 | hex_digit(hex[i + 1])));
+  }
+  return bytes;
+}
+
+const Json& member(const Json& message, const char* key) {
+  const auto found = message.find(key);
+  if (found == message.end()) throw DataError(std::string("no \"") + key + "\" in the message");
+  return *found;
+}
+
+std::string text_member(const Json& message, const char* key) {
+  const Json& value = member(message, key);
+  if (!value.is_string()) throw DataError(std::string("\"") + key + "\" is not a string");
+  return value.get<std::string>();
+}
+
+std::int64_t integer_member(const Json& message, const char* key) {
+  const Json& value = member(message, key);
+  if (!value.is_number_integer()) throw DataError(std::string("\"") + key + "\" is not an integer");
+  return value.get<std::int64_t>();
+}
+
+}  // namespace dtrain::comm

@@ -1,0 +1,105 @@
+#include "control/plane_base.h"
+
+#include <csignal>
+#include <exception>
+
+#include "dtrain/base/error.h"
+#include "dtrain/base/units.h"
+
+namespace dtrain::comm {
+namespace {
+
+ControlOptions checked(ControlOptions options) {
+  if (options.secret.size() < 16) {
+    throw CommError("the run's secret has " + std::to_string(options.secret.size()) + " bytes; at least 16 are needed");
+  }
+  const World& world = options.world;
+  if (world.size < 1 || world.rank < 0 || world.rank >= world.size) {
+    throw CommError("rank " + std::to_string(world.rank) + " of a world of " + std::to_string(world.size) +
+                    " does not exist");
+  }
+  if (!options.log) options.log = make_null_logger();
+  return options;
+}
+
+}  // namespace
+
+PlaneBase::PlaneBase(ControlOptions options)
+    : options_(checked(std::move(options))), io_(1), guard_(asio::make_work_guard(io_)) {}
+
+PlaneBase::~PlaneBase() {
+  stop_thread();
+}
+
+void PlaneBase::start_thread() {
+  // Signals belong to the threads of the program, not to this one.
+  sigset_t all;
+  sigset_t before;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before);
+  thread_ = std::thread([this] {
+    for (;;) {
+      try {
+        io_.run();
+        return;
+      } catch (const std::exception& error) {
+        options_.log->error("control: {}", error.what());
+      }
+    }
+  });
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+}
+
+void PlaneBase::stop_thread() {
+  if (!thread_.joinable()) return;
+  guard_.reset();
+  io_.stop();
+  thread_.join();
+}
+
+std::optional<RankFailure> PlaneBase::failure() const {
+  const Lock lock(mutex_);
+  return failure_;
+}
+
+void PlaneBase::on_failure(std::function<void(const RankFailure&)> callback) {
+  Lock lock(mutex_);
+  if (!failure_) {
+    callbacks_.push_back(std::move(callback));
+    return;
+  }
+  const RankFailure known = *failure_;
+  lock.unlock();
+  callback(known);
+}
+
+bool PlaneBase::publish(const RankFailure& failure, const std::function<void()>& tell) {
+  std::vector<std::function<void(const RankFailure&)>> callbacks;
+  {
+    const Lock lock(mutex_);
+    if (failure_ || all_finished_) return false;
+    failure_ = failure;
+    callbacks.swap(callbacks_);
+  }
+  changed_.notify_all();
+  if (tell) tell();  // first: a callback may end the process
+  for (const auto& callback : callbacks) callback(failure);
+  return true;
+}
+
+void PlaneBase::throw_if_failed(const Lock&) const {
+  if (failure_) throw CommError(failure_text(*failure_));
+}
+
+bool PlaneBase::wait(Lock& lock, SteadyClock::time_point deadline, const std::function<bool()>& ready) {
+  changed_.wait_until(lock, deadline, [&] { return ready() || failure_; });
+  if (ready()) return true;
+  throw_if_failed(lock);
+  return false;
+}
+
+std::string PlaneBase::seconds_of_timeout() const {
+  return format_duration(options_.timeout);
+}
+
+}  // namespace dtrain::comm

@@ -1,0 +1,69 @@
+// What both sides of the control plane share: the failure of the run, its callbacks, waiting with a deadline, and the
+// control thread.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <functional>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include <asio/executor_work_guard.hpp>
+#include <asio/io_context.hpp>
+
+#include "control/frame.h"
+#include "dtrain/comm/control.h"
+
+namespace dtrain::comm {
+
+using SteadyClock = std::chrono::steady_clock;
+
+// Without a heartbeat for so many periods a peer counts as stopped.
+inline constexpr int kMissedHeartbeats = 3;
+
+class PlaneBase : public ControlPlane {
+ public:
+  explicit PlaneBase(ControlOptions options);
+  ~PlaneBase() override;
+
+  const World& world() const override { return options_.world; }
+  std::uint32_t generation() const override { return options_.generation; }
+  std::chrono::milliseconds timeout() const override { return options_.timeout; }
+  std::optional<RankFailure> failure() const override;
+  void on_failure(std::function<void(const RankFailure&)> callback) override;
+  void set_step(std::int64_t step) override { step_.store(step, std::memory_order_relaxed); }
+  void barrier(const std::string& name) override { gather(name, {}); }
+
+ protected:
+  using Lock = std::unique_lock<std::mutex>;
+
+  void start_thread();
+  // Ends the control thread; the derived destructor calls it before its own members go.
+  void stop_thread();
+  bool has_thread() const { return thread_.joinable(); }
+  bool on_control_thread() const { return std::this_thread::get_id() == thread_.get_id(); }
+
+  // Keeps the first failure, tells the other ranks with `tell`, then calls the callbacks, all on the calling thread.
+  // False: there was a failure before, or all is finished.
+  bool publish(const RankFailure& failure, const std::function<void()>& tell = {});
+  void throw_if_failed(const Lock& held) const;  // CommError with the failure's text
+  // Waits until `ready`; false at the deadline; CommError when the run fails meanwhile.
+  bool wait(Lock& lock, SteadyClock::time_point deadline, const std::function<bool()>& ready);
+  std::string seconds_of_timeout() const;
+
+  const ControlOptions options_;
+  mutable std::mutex mutex_;
+  std::condition_variable changed_;
+  std::optional<RankFailure> failure_;  // guarded by mutex_, as are the next two
+  bool all_finished_ = false;
+  std::vector<std::function<void(const RankFailure&)>> callbacks_;
+  std::atomic<std::int64_t> step_{-1};
+  asio::io_context io_;
+
+ private:
+  asio::executor_work_guard<asio::io_context::executor_type> guard_;
+  std::thread thread_;
+};
+
+}  // namespace dtrain::comm

@@ -1,0 +1,362 @@
+#include "control/server.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <thread>
+
+#include <asio/dispatch.hpp>
+#include <asio/post.hpp>
+
+#include "control/server_session.h"
+#include "dtrain/base/error.h"
+#include "dtrain/base/units.h"
+
+namespace dtrain::comm {
+namespace {
+
+constexpr std::size_t kMaxUnauthenticated = 256;
+constexpr std::size_t kGatheredFrameBytes = 256u << 10;  // values are sent on in frames of about this size
+constexpr std::chrono::milliseconds kFailureHandover{300};
+constexpr std::chrono::milliseconds kClosing{500};
+
+Json failed_message(const RankFailure& failure) {
+  return {{"t", "failed"}, {"rank", failure.rank}, {"step", failure.step}, {"cause", failure.cause}};
+}
+
+}  // namespace
+
+std::unique_ptr<ControlPlane> ControlPlane::serve(const ControlOptions& options, const ControlEndpoint& listen_on,
+                                                  ControlEndpoint* bound) {
+  return std::make_unique<ControlServer>(options, listen_on, bound);
+}
+
+ControlServer::ControlServer(const ControlOptions& options, const ControlEndpoint& listen_on, ControlEndpoint* bound)
+    : PlaneBase(options), peers_(static_cast<std::size_t>(options.world.size)), acceptor_(io_), heartbeat_(io_) {
+  if (options_.world.rank != 0) {
+    throw CommError("rank " + std::to_string(options_.world.rank) + " cannot serve the control plane: rank 0 does");
+  }
+  peers_[0].state = PeerState::kAlive;
+  peers_[0].pid = getpid();
+  if (bound) *bound = listen_on;
+  if (options_.world.size == 1) return;
+  try {
+    const asio::ip::tcp::endpoint endpoint(asio::ip::make_address(listen_on.address), listen_on.port);
+    acceptor_.open(endpoint.protocol());
+    acceptor_.set_option(asio::ip::tcp::acceptor::reuse_address(true));
+    acceptor_.bind(endpoint);
+    acceptor_.listen();
+    if (bound) bound->port = acceptor_.local_endpoint().port();
+  } catch (const std::system_error& error) {
+    throw CommError("rank 0 cannot listen on " + listen_on.address + ":" + std::to_string(listen_on.port) + ": " +
+                        error.code().message(),
+                    "give a numeric address of one of this machine's interfaces, and a free port");
+  }
+  accept();
+  beat();
+  start_thread();
+}
+
+ControlServer::~ControlServer() {
+  if (!has_thread()) return;
+  // Whatever is queued for the others (the failure, the goodbye) still goes out; a peer that reads nothing is not
+  // waited for longer than kClosing.
+  asio::post(io_, [this] {
+    asio::error_code ignored;
+    acceptor_.close(ignored);
+    heartbeat_.cancel();
+    const auto sessions = sessions_;
+    for (const auto& session : sessions) session->close("rank 0 ends");
+    for (Peer& peer : peers_) {
+      if (peer.connection) peer.connection->close_when_sent("rank 0 ends");
+    }
+  });
+  Lock lock(mutex_);
+  changed_.wait_for(lock, kClosing, [this] {
+    return std::none_of(peers_.begin() + 1, peers_.end(), [](const Peer& peer) { return peer.connection != nullptr; });
+  });
+  lock.unlock();
+  stop_thread();
+  for (Peer& peer : peers_) {
+    if (const auto stuck = peer.connection) stuck->close("rank 0 ends");
+  }
+}
+
+void ControlServer::accept() {
+  acceptor_.async_accept([this](asio::error_code error, asio::ip::tcp::socket socket) {
+    if (!acceptor_.is_open()) return;
+    if (!error && sessions_.size() < kMaxUnauthenticated) {
+      const auto session = std::make_shared<ServerSession>(*this, std::move(socket));
+      sessions_.insert(session);
+      session->start();
+    }
+    if (!error) return accept();
+    // Out of descriptors, say: trying again at once would take a core.
+    options_.log->warn("control: accepting a connection failed: {}", error.message());
+    const auto pause = std::make_shared<asio::steady_timer>(io_, std::chrono::milliseconds(100));
+    pause->async_wait([this, pause](asio::error_code cancelled) {
+      if (!cancelled) accept();
+    });
+  });
+}
+
+void ControlServer::beat() {
+  heartbeat_.expires_after(options_.heartbeat);
+  heartbeat_.async_wait([this](asio::error_code cancelled) {
+    if (cancelled || !acceptor_.is_open()) return;
+    std::string frame;
+    {
+      const Lock lock(mutex_);
+      frame = encode_frame(states_message());
+    }
+    for (const Peer& peer : peers_) {
+      if (peer.connection && peer.connection->idle()) peer.connection->send(frame);
+    }
+    beat();
+  });
+}
+
+Json ControlServer::states_message() const {
+  Json states = Json::array();
+  for (int rank = 0; rank < options_.world.size; ++rank) states.push_back(static_cast<int>(state_now(rank)));
+  return {{"t", "beat"}, {"states", states}};
+}
+
+PeerState ControlServer::state_now(int rank) const {
+  const Peer& peer = peers_[static_cast<std::size_t>(rank)];
+  if (rank == 0 || peer.state != PeerState::kAlive) return peer.state;
+  return SteadyClock::now() - peer.last_beat > kMissedHeartbeats * options_.heartbeat ? PeerState::kLate
+                                                                                      : PeerState::kAlive;
+}
+
+PeerState ControlServer::peer_state(int rank) const {
+  const Lock lock(mutex_);
+  return state_now(rank);
+}
+
+std::string ControlServer::describe_peer(int rank) const {
+  const Peer& peer = peers_[static_cast<std::size_t>(rank)];
+  std::string text = "rank " + std::to_string(rank);
+  if (peer.pid) text += " (pid " + std::to_string(peer.pid) + ")";
+  text += ", " + std::string(name_of(state_now(rank)));
+  if (state_now(rank) == PeerState::kLate) {
+    text += " for " + format_duration(SteadyClock::now() - peer.last_beat);
+  }
+  if (peer.step >= 0) text += ", at step " + std::to_string(peer.step);
+  return text;
+}
+
+std::string ControlServer::describe_missing(const std::string& name) const {
+  const auto found = gathers_.find(name);
+  std::string text;
+  for (int rank = 0; rank < options_.world.size; ++rank) {
+    if (found != gathers_.end() && found->second[static_cast<std::size_t>(rank)]) continue;
+    text += (text.empty() ? "" : "; ") + describe_peer(rank);
+  }
+  return text;
+}
+
+void ControlServer::send_to(int rank, std::string frame) {
+  if (!has_thread()) return;
+  asio::dispatch(io_, [this, rank, frame = std::move(frame)]() mutable {
+    if (const auto& connection = peers_[static_cast<std::size_t>(rank)].connection) connection->send(std::move(frame));
+  });
+}
+
+void ControlServer::send_to_all(const std::string& frame) {
+  for (int rank = 1; rank < options_.world.size; ++rank) send_to(rank, frame);
+}
+
+void ControlServer::set(const std::string& key, const std::string& value) {
+  const Json encoded = encode_value(value);
+  encode_frame(Json{{"t", "value"}, {"id", 0}, {"v", encoded}});  // over the limit: told to who sets, not to who gets
+  std::vector<Waiter> waiters;
+  {
+    const Lock lock(mutex_);
+    store_[key] = value;
+    if (const auto found = waiting_for_key_.find(key); found != waiting_for_key_.end()) {
+      waiters = std::move(found->second);
+      waiting_for_key_.erase(found);
+    }
+  }
+  changed_.notify_all();
+  for (const Waiter& waiter : waiters) {
+    send_to(waiter.rank, encode_frame({{"t", "value"}, {"id", waiter.id}, {"v", encoded}}));
+  }
+}
+
+std::string ControlServer::get(const std::string& key) {
+  Lock lock(mutex_);
+  if (!wait(lock, SteadyClock::now() + options_.timeout, [&] { return store_.count(key) != 0; })) {
+    throw CommError("control: nobody set key '" + key + "' within " + seconds_of_timeout());
+  }
+  return store_.at(key);
+}
+
+void ControlServer::contribute(const std::string& name, int rank, const std::string& value) {
+  Values complete;
+  {
+    const Lock lock(mutex_);
+    Values& values = gathers_[name];
+    values.resize(peers_.size());
+    auto& mine = values[static_cast<std::size_t>(rank)];
+    if (mine) throw CommError("rank " + std::to_string(rank) + " takes part in gather '" + name + "' twice at a time");
+    mine = value;
+    if (!std::all_of(values.begin(), values.end(), [](const auto& v) { return v.has_value(); })) return;
+    complete = std::move(values);
+    gathers_.erase(name);
+    auto& result = gathered_[name];
+    for (const auto& v : complete) result.push_back(*v);
+  }
+  changed_.notify_all();
+  for (std::size_t from = 0; from < complete.size();) {
+    Json part = {{"t", "gathered"}, {"n", name}, {"from", from}, {"v", Json::array()}};
+    std::size_t bytes = 0;
+    do {
+      bytes += complete[from]->size();
+      part["v"].push_back(encode_value(*complete[from++]));
+    } while (from < complete.size() && bytes + complete[from]->size() < kGatheredFrameBytes);
+    send_to_all(encode_frame(part));
+  }
+}
+
+std::vector<std::string> ControlServer::gather(const std::string& name, const std::string& value) {
+  encode_frame(Json{{"t", "gathered"}, {"n", name}, {"from", 0}, {"v", Json::array({encode_value(value)})}});
+  contribute(name, 0, value);
+  Lock lock(mutex_);
+  if (!wait(lock, SteadyClock::now() + options_.timeout, [&] { return gathered_.count(name) != 0; })) {
+    throw CommError("control: '" + name + "' timed out after " + seconds_of_timeout() +
+                    "; missing: " + describe_missing(name));
+  }
+  auto node = gathered_.extract(name);
+  return std::move(node.mapped());
+}
+
+void ControlServer::publish_to_all(const RankFailure& failure) {
+  publish(failure, [&] { send_to_all(encode_frame(failed_message(failure))); });
+}
+
+void ControlServer::fail(const RankFailure& failure) {
+  if (!has_thread()) {
+    publish(failure);
+    return;
+  }
+  asio::post(io_, [this, failure] { publish_to_all(failure); });
+  if (on_control_thread()) return;
+  Lock lock(mutex_);
+  changed_.wait_for(lock, kFailureHandover, [this] {
+    return all_finished_ || (failure_ && std::all_of(peers_.begin() + 1, peers_.end(), [](const Peer& peer) {
+                               return !peer.connection || peer.knows_failure;
+                             }));
+  });
+}
+
+void ControlServer::say_finished(int rank) {
+  bool all = false;
+  {
+    const Lock lock(mutex_);
+    peers_[static_cast<std::size_t>(rank)].state = PeerState::kFinished;
+    all = std::all_of(peers_.begin(), peers_.end(), [](const Peer& p) { return p.state == PeerState::kFinished; });
+    if (all && !failure_) all_finished_ = true;
+  }
+  if (!all) return;
+  changed_.notify_all();
+  send_to_all(encode_frame({{"t", "finished"}}));
+}
+
+void ControlServer::finish() {
+  say_finished(0);
+  Lock lock(mutex_);
+  if (!wait(lock, SteadyClock::now() + options_.timeout, [&] { return all_finished_; })) {
+    std::string missing;
+    for (int rank = 0; rank < options_.world.size; ++rank) {
+      if (state_now(rank) != PeerState::kFinished) missing += (missing.empty() ? "" : "; ") + describe_peer(rank);
+    }
+    throw CommError("control: not every rank finished within " + seconds_of_timeout() + "; missing: " + missing);
+  }
+}
+
+std::string ControlServer::refuse_reason(int rank) const {
+  const Lock lock(mutex_);
+  const Peer& peer = peers_[static_cast<std::size_t>(rank)];
+  if (peer.state == PeerState::kConnecting) return {};
+  return "rank " + std::to_string(rank) + " is taken by pid " + std::to_string(peer.pid);
+}
+
+void ControlServer::welcome(int rank, std::int64_t pid, const std::shared_ptr<Connection>& connection) {
+  std::string states;
+  std::optional<RankFailure> failed;
+  {
+    const Lock lock(mutex_);
+    Peer& peer = peers_[static_cast<std::size_t>(rank)];
+    peer.connection = connection;
+    peer.state = PeerState::kAlive;
+    peer.last_beat = SteadyClock::now();
+    peer.pid = pid;
+    states = encode_frame(states_message());
+    failed = failure_;
+  }
+  connection->send(std::move(states));
+  if (failed) connection->send(encode_frame(failed_message(*failed)));
+}
+
+void ControlServer::handle(int rank, const Json& message) {
+  const std::string type = text_member(message, "t");
+  Lock lock(mutex_);
+  Peer& peer = peers_[static_cast<std::size_t>(rank)];
+  peer.last_beat = SteadyClock::now();
+  if (type == "beat") {
+    peer.step = integer_member(message, "step");
+  } else if (type == "noted") {
+    peer.knows_failure = true;
+    lock.unlock();
+    changed_.notify_all();
+  } else if (type == "get") {
+    const std::string key = text_member(message, "k");
+    const std::int64_t id = integer_member(message, "id");
+    const auto found = store_.find(key);
+    if (found == store_.end()) return waiting_for_key_[key].push_back({rank, id});
+    const std::string value = found->second;
+    lock.unlock();
+    send_to(rank, encode_frame({{"t", "value"}, {"id", id}, {"v", encode_value(value)}}));
+  } else if (type == "who") {
+    const std::string name = text_member(message, "n");
+    const std::string text = describe_missing(name);
+    lock.unlock();
+    send_to(rank, encode_frame({{"t", "missing"}, {"n", name}, {"text", text}}));
+  } else {
+    lock.unlock();
+    if (type == "set") return set(text_member(message, "k"), decode_value(member(message, "v")));
+    if (type == "gather") return contribute(text_member(message, "n"), rank, decode_value(member(message, "v")));
+    if (type == "finish") return say_finished(rank);
+    if (type == "fail") {
+      return publish_to_all({static_cast<int>(integer_member(message, "rank")), integer_member(message, "step"),
+                             text_member(message, "cause")});
+    }
+    throw DataError("unknown message '" + type + "'");
+  }
+}
+
+void ControlServer::lost(int rank, const std::string& reason) {
+  RankFailure failure;
+  bool fatal = false;
+  {
+    const Lock lock(mutex_);
+    Peer& peer = peers_[static_cast<std::size_t>(rank)];
+    peer.connection.reset();
+    fatal = peer.state != PeerState::kFinished && acceptor_.is_open();
+    if (fatal) peer.state = PeerState::kGone;
+    failure = {rank, peer.step,
+               "rank " + std::to_string(rank) + " (pid " + std::to_string(peer.pid) + ") is gone: " + reason};
+  }
+  changed_.notify_all();
+  if (!fatal) return;
+  publish_to_all(failure);
+  // The others' time-outs name this rank as dead at once, not a heartbeat later.
+  Lock lock(mutex_);
+  const std::string states = encode_frame(states_message());
+  lock.unlock();
+  send_to_all(states);
+}
+
+}  // namespace dtrain::comm

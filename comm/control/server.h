@@ -1,0 +1,81 @@
+// Rank 0's side of the control plane: owns the store, the gathers and the connections of all other ranks.
+//
+// State is guarded by mutex_; connections are used on the control thread only, so other threads post to it.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include <asio/ip/tcp.hpp>
+#include <asio/steady_timer.hpp>
+
+#include "control/connection.h"
+#include "control/plane_base.h"
+
+namespace dtrain::comm {
+
+class ServerSession;
+
+class ControlServer final : public PlaneBase {
+ public:
+  ControlServer(const ControlOptions& options, const ControlEndpoint& listen_on, ControlEndpoint* bound);
+  ~ControlServer() override;
+
+  void set(const std::string& key, const std::string& value) override;
+  std::string get(const std::string& key) override;
+  std::vector<std::string> gather(const std::string& name, const std::string& value) override;
+  void fail(const RankFailure& failure) override;
+  PeerState peer_state(int rank) const override;
+  void finish() override;
+
+ private:
+  friend class ServerSession;
+
+  struct Peer {
+    std::shared_ptr<Connection> connection;  // control thread only
+    PeerState state = PeerState::kConnecting;
+    SteadyClock::time_point last_beat;
+    std::int64_t pid = 0;
+    std::int64_t step = -1;
+    bool knows_failure = false;
+  };
+  struct Waiter {
+    int rank;
+    std::int64_t id;
+  };
+  using Values = std::vector<std::optional<std::string>>;
+
+  void accept();
+  void beat();
+  // Any thread, but not with mutex_ held: sending may find the connection broken, which takes it.
+  void send_to(int rank, std::string frame);
+  void send_to_all(const std::string& frame);
+  Json states_message() const;                                  // mutex_ held
+  PeerState state_now(int rank) const;                          // mutex_ held
+  std::string describe_peer(int rank) const;                    // mutex_ held
+  std::string describe_missing(const std::string& name) const;  // mutex_ held
+  void contribute(const std::string& name, int rank, const std::string& value);
+  void say_finished(int rank);
+  void publish_to_all(const RankFailure& failure);
+
+  // What a session does for an authenticated rank, on the control thread.
+  std::string refuse_reason(int rank) const;  // empty: welcome
+  void welcome(int rank, std::int64_t pid, const std::shared_ptr<Connection>& connection);
+  void handle(int rank, const Json& message);
+  void lost(int rank, const std::string& reason);
+
+  std::vector<Peer> peers_;
+  std::map<std::string, std::string> store_;
+  std::map<std::string, std::vector<Waiter>> waiting_for_key_;
+  std::map<std::string, Values> gathers_;
+  std::map<std::string, std::vector<std::string>> gathered_;  // complete, rank 0 has yet to take them
+  asio::ip::tcp::acceptor acceptor_;
+  asio::steady_timer heartbeat_;
+  std::set<std::shared_ptr<ServerSession>> sessions_;  // not yet authenticated; control thread only
+};
+
+}  // namespace dtrain::comm

@@ -1,0 +1,99 @@
+// The communicator of ranks that share memory: what the thread and the shm backend have in common.
+//
+// Nothing runs in the background: whoever issues, progresses, tests or waits moves all outstanding operations on as
+// far as they go. One thread at a time, except abort().
+#pragma once
+
+#include <array>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+
+#include "dtrain/base/clock.h"
+#include "dtrain/comm/backends.h"
+#include "engine/memory.h"
+#include "engine/operation.h"
+#include "engine/segment.h"
+
+namespace dtrain::comm {
+
+struct EngineSetup {
+  int rank = 0;
+  int world_size = 1;
+  std::uint32_t generation = 0;
+  std::string backend;
+  std::shared_ptr<Segment> segment;
+  std::unique_ptr<Memory> memory;
+  std::function<std::string(int rank)> peer_state;  // "stopped: no heartbeats"; empty text: not known
+  CommunicatorOptions options;
+};
+
+class Engine final : public Communicator {
+ public:
+  explicit Engine(EngineSetup setup);
+  ~Engine() override;
+
+  int rank() const override { return rank_; }
+  int world_size() const override { return world_size_; }
+  std::uint32_t generation() const override { return setup_.generation; }
+  std::string_view backend() const override { return setup_.backend; }
+
+  std::unique_ptr<Buffer> allocate(std::size_t bytes) override;
+  Work all_reduce(void* data, std::size_t count, DataType type, const AllReduceOptions& options) override;
+  Work all_gather(const void* in, void* out, std::size_t count, DataType type) override;
+  Work broadcast(void* data, std::size_t count, DataType type, int root) override;
+  Work barrier() override;
+  void progress() override;
+  void abort(const std::string& cause) override { segment_->abort(cause); }
+
+  void wait_for(Operation& operation);
+
+  // Which Buffer holds an address, and where its parts are. Shared with the Buffers, which leave it when they go.
+  struct BufferTable {
+    std::map<std::int32_t, std::shared_ptr<Region>> by_id;
+    std::map<const std::byte*, std::int32_t> by_address;  // this rank's parts, by their first byte
+  };
+
+ private:
+  using Shared = std::shared_ptr<Operation>;
+
+  Work issue(Descriptor descriptor, const void* in, void* out);
+  bool advance();                   // true when anything moved
+  bool plan(Operation& operation);  // false: a peer has not entered it
+  void finish_completed(bool& moved);
+  bool all_published(std::uint64_t sequence) const;
+  bool all_reached(std::uint64_t phase) const;
+  void locate(Descriptor& descriptor, const void* data) const;
+  std::byte* resolve(int rank, const Descriptor& theirs) const;
+  void check_same(const Operation& operation);
+  Nanoseconds now() const { return clock_.monotonic(); }
+
+  // waiting.cpp
+  void wait_until(const std::function<bool()>& done, const Operation& operation);
+  void throw_if_aborted(const Operation* operation = nullptr, Nanoseconds since = {});
+  [[noreturn]] void fail(const std::string& cause);
+  [[noreturn]] void time_out(const Operation& operation);
+  std::string describe_waiting(const Operation& operation, Nanoseconds elapsed, const char* verb) const;
+  std::string describe_missing(const Operation& operation) const;
+  void give_up(const std::string& cause);
+
+  EngineSetup setup_;
+  const int rank_;
+  const int world_size_;
+  const std::shared_ptr<Segment> segment_;
+  RankBlock& own_;
+  SystemClock clock_;
+  std::shared_ptr<BufferTable> buffers_ = std::make_shared<BufferTable>();
+  std::int32_t next_buffer_ = 0;
+  std::deque<Shared> pending_;                          // not complete, in the order of issue
+  std::size_t running_ = 0;                             // index into pending_ of the first with steps of this rank left
+  std::uint64_t sequence_ = 0;                          // operations issued
+  std::uint64_t planned_phase_ = 0;                     // the phase at which the next operation to be planned begins
+  std::array<std::uint64_t, kRingSlots> slot_phase_{};  // phase at which all have left the slot's operation
+  Nanoseconds worked_{0};                               // time spent running steps, of all operations
+  Nanoseconds spin_{0};                                 // how long a wait spins before it yields
+};
+
+}  // namespace dtrain::comm

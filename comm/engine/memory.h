@@ -1,0 +1,26 @@
+// How an engine gets memory that all ranks can reach.
+#pragma once
+
+#include <cstddef>
+#include <functional>
+#include <memory>
+#include <vector>
+
+namespace dtrain::comm {
+
+// One allocation: where each rank's part lies in this process. Unmapped when the last owner lets go.
+struct Region {
+  virtual ~Region() = default;
+  std::vector<std::byte*> bases;  // by rank
+  std::size_t bytes = 0;          // of each part
+};
+
+class Memory {
+ public:
+  virtual ~Memory() = default;
+  // Collective, in the same order with the same size on every rank (the engine has compared them). Each part is zeroed
+  // and aligned to 64 bytes. `check` throws when waiting has become pointless; it is called every few milliseconds.
+  virtual std::shared_ptr<Region> allocate(std::size_t bytes, const std::function<void()>& check) = 0;
+};
+
+}  // namespace dtrain::comm

@@ -1,0 +1,153 @@
+// How the engine waits, and how waiting ends when it does not end well.
+#include <sched.h>
+
+#include <algorithm>
+
+#include "dtrain/base/error.h"
+#include "dtrain/base/units.h"
+#include "engine/descriptor.h"
+#include "engine/engine.h"
+
+namespace dtrain::comm {
+namespace {
+
+constexpr std::chrono::microseconds kYielding{200};    // after spinning, before sleeping
+constexpr std::chrono::milliseconds kLongestSleep{5};  // bounds what a wake-up that never comes can cost
+
+inline void relax() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+// Tells the peers that this rank needs a futex call to wake up.
+class Sleeper {
+ public:
+  explicit Sleeper(RankBlock& block) : block_(block) {}
+  ~Sleeper() { disarm(); }
+  Sleeper(const Sleeper&) = delete;
+  Sleeper& operator=(const Sleeper&) = delete;
+  bool armed() const { return armed_; }
+  void arm() {
+    block_.sleeping.store(1);
+    armed_ = true;
+  }
+  void disarm() {
+    if (armed_) block_.sleeping.store(0);
+    armed_ = false;
+  }
+
+ private:
+  RankBlock& block_;
+  bool armed_ = false;
+};
+
+}  // namespace
+
+void Engine::wait_for(Operation& operation) {
+  const Nanoseconds began = now();
+  const Nanoseconds worked_before = worked_;
+  wait_until([&] { return operation.complete_; }, operation);
+  operation.timing_.exposed += now() - began - (worked_ - worked_before);
+}
+
+void Engine::wait_until(const std::function<bool()>& done, const Operation& operation) {
+  const Nanoseconds began = now();
+  Nanoseconds idle_since = began;
+  bool warned = false;
+  Sleeper sleeper(own_);
+  for (;;) {
+    const std::uint32_t seen = own_.wake_word.load();  // before looking: what happens from here on changes it
+    if (segment_->aborted()) throw_if_aborted(&operation, began);
+    const bool moved = advance();
+    if (done()) return;
+    const Nanoseconds time = now();
+    if (moved) {
+      sleeper.disarm();
+      idle_since = time;
+      continue;
+    }
+    const Nanoseconds idle = time - idle_since;
+    if (idle < spin_) {
+      relax();
+      continue;
+    }
+    if (time - began > setup_.options.timeout) time_out(operation);
+    if (!warned && time - began > setup_.options.warn_after) {
+      warned = true;
+      setup_.options.log->warn("rank {}: {}", rank_, describe_waiting(operation, time - began, "has waited for"));
+    }
+    if (idle < spin_ + kYielding) {
+      sched_yield();
+    } else if (!sleeper.armed()) {
+      sleeper.arm();  // and look once more: who moves from here on sees it and wakes this rank
+    } else {
+      segment_->sleep(rank_, seen, std::chrono::nanoseconds(kLongestSleep).count());
+    }
+  }
+}
+
+void Engine::throw_if_aborted(const Operation* operation, Nanoseconds since) {
+  if (!segment_->aborted()) return;
+  const std::string cause = segment_->abort_cause();
+  give_up(cause);
+  if (!operation) throw CommError(cause);
+  const Nanoseconds elapsed = since.count() ? now() - since : Nanoseconds{0};
+  throw CommError(describe_waiting(*operation, elapsed, "was stopped after") + ": " + cause);
+}
+
+void Engine::fail(const std::string& cause) {
+  segment_->abort(cause);
+  const std::string first = segment_->abort_cause();
+  give_up(first);
+  throw CommError(first);
+}
+
+void Engine::time_out(const Operation& operation) {
+  fail("rank " + std::to_string(rank_) + ": " +
+       describe_waiting(operation, std::chrono::duration_cast<Nanoseconds>(setup_.options.timeout), "timed out after"));
+}
+
+std::string Engine::describe_waiting(const Operation& operation, Nanoseconds elapsed, const char* verb) const {
+  std::string text = describe(operation.descriptor()) + ", operation " + std::to_string(operation.sequence()) + ", " +
+                     verb + " " + format_duration(elapsed);
+  if (segment_->aborted() || pending_.empty()) return text;
+  const Operation& first = *pending_.front();
+  if (&first != &operation) {
+    text += " behind " + describe(first.descriptor()) + ", operation " + std::to_string(first.sequence());
+  }
+  return text + "; missing: " + describe_missing(first);
+}
+
+std::string Engine::describe_missing(const Operation& operation) const {
+  std::string text;
+  const std::uint64_t phase = operation.planned() ? operation.required_phase() : 0;
+  for (int r = 0; r < world_size_; ++r) {
+    const std::uint64_t entered = segment_->rank(r).published.load();
+    const char* lacks = nullptr;
+    if (entered <= operation.sequence()) {
+      lacks = "has not entered it";
+    } else if (segment_->rank(r).phase.load() < phase) {
+      lacks = "has entered but not done its part";
+    }
+    if (!lacks || r == rank_) continue;
+    text += (text.empty() ? "rank " : "; rank ") + std::to_string(r) + " " + lacks;
+    if (const std::string state = setup_.peer_state ? setup_.peer_state(r) : std::string(); !state.empty()) {
+      text += " (" + state + ")";
+    }
+  }
+  return text.empty() ? "no rank any more" : text;
+}
+
+void Engine::give_up(const std::string& cause) {
+  for (const Shared& operation : pending_) {
+    operation->failed_ = cause;
+    operation->engine_ = nullptr;
+  }
+  pending_.clear();
+  running_ = 0;
+}
+
+}  // namespace dtrain::comm

@@ -1,0 +1,80 @@
+#include <sys/mman.h>
+
+#include "dtrain/base/error.h"
+#include "dtrain/base/shared_memory.h"
+#include "dtrain/comm/backends.h"
+#include "engine/engine.h"
+#include "shm/descriptor_hub.h"
+
+namespace dtrain::comm {
+namespace {
+
+// Maps every page now, so that the first steps do not pay for page faults. Kernels before 5.14 refuse; that costs time
+// later, nothing else.
+void populate(const SharedMemory& memory) {
+#ifdef MADV_POPULATE_WRITE
+  (void)madvise(memory.data(), memory.size(), MADV_POPULATE_WRITE);
+#endif
+}
+
+class ShmMemory final : public Memory {
+ public:
+  ShmMemory(std::shared_ptr<DescriptorHub> hub, int rank, int world_size)
+      : hub_(std::move(hub)), rank_(rank), world_size_(world_size) {}
+
+  std::shared_ptr<Region> allocate(std::size_t bytes, const std::function<void()>& check) override {
+    struct MappedRegion final : Region {
+      std::vector<SharedMemory> parts;
+    };
+    auto region = std::make_shared<MappedRegion>();
+    region->bytes = bytes;
+    SharedMemory own = SharedMemory::create("dtrain-buffer", std::max<std::size_t>(bytes, 1));
+    std::vector<UniqueFd> fds = hub_->exchange(own.fd(), check);
+    for (int r = 0; r < world_size_; ++r) {
+      region->parts.push_back(r == rank_ ? std::move(own)
+                                         : SharedMemory::map(std::move(fds[static_cast<std::size_t>(r)])));
+      const SharedMemory& part = region->parts.back();
+      if (part.size() < bytes) {
+        throw CommError("rank " + std::to_string(r) + " gave " + std::to_string(part.size()) +
+                        " bytes of memory where " + std::to_string(bytes) + " are due");
+      }
+      populate(part);
+      region->bases.push_back(part.data());
+    }
+    return region;
+  }
+
+ private:
+  std::shared_ptr<DescriptorHub> hub_;
+  const int rank_;
+  const int world_size_;
+};
+
+}  // namespace
+
+std::unique_ptr<Communicator> make_shm_communicator(ControlPlane& control, const CommunicatorOptions& options) {
+  const World& world = control.world();
+  const auto deadline = std::chrono::steady_clock::now() + options.timeout;
+  const auto check = [&] {
+    if (const auto failure = control.failure()) throw CommError(failure_text(*failure));
+    if (std::chrono::steady_clock::now() > deadline) {
+      throw CommError("the shm communicator could not be set up in time: not every rank came");
+    }
+  };
+  const auto hub = std::make_shared<DescriptorHub>(control, check);
+  SharedMemory made;
+  if (world.rank == 0) made = SharedMemory::create("dtrain-comm", Segment::bytes_needed(world.size));
+  const auto memory = std::make_shared<SharedMemory>(SharedMemory::map(hub->spread(made.fd(), check)));
+  const auto segment = std::make_shared<Segment>(memory, memory->data(), world.size);
+  auto engine = std::make_unique<Engine>(
+      EngineSetup{world.rank, world.size, control.generation(), "shm", segment,
+                  std::make_unique<ShmMemory>(hub, world.rank, world.size),
+                  [&control](int rank) { return std::string(name_of(control.peer_state(rank))); }, options});
+  // The callback may outlive the communicator, but not its memory.
+  control.on_failure([weak = std::weak_ptr<Segment>(segment)](const RankFailure& failure) {
+    if (const auto alive = weak.lock()) alive->abort(failure_text(failure));
+  });
+  return engine;
+}
+
+}  // namespace dtrain::comm

@@ -1,0 +1,71 @@
+// Memory of ranks that are threads of one process: the heap, with every rank's part shown to the others.
+#pragma once
+
+#include <chrono>
+#include <condition_variable>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "engine/local_memory.h"
+#include "engine/memory.h"
+
+namespace dtrain::comm {
+
+// Where the threads meet to exchange their parts. Any thread.
+class ThreadMeeting {
+ public:
+  explicit ThreadMeeting(int world_size) : world_size_(static_cast<std::size_t>(world_size)) {}
+
+  // The parts of all ranks of allocation `number`, once all have brought theirs.
+  std::vector<std::shared_ptr<std::byte>> exchange(std::uint64_t number, int rank, std::shared_ptr<std::byte> part,
+                                                   const std::function<void()>& check) {
+    std::unique_lock lock(mutex_);
+    Table& table = tables_[number];
+    table.parts.resize(world_size_);
+    table.parts[static_cast<std::size_t>(rank)] = std::move(part);
+    if (++table.brought == world_size_) changed_.notify_all();
+    while (table.brought < world_size_) {
+      changed_.wait_for(lock, std::chrono::milliseconds(5));
+      check();
+    }
+    auto parts = table.parts;
+    if (++table.taken == world_size_) tables_.erase(number);
+    return parts;
+  }
+
+ private:
+  struct Table {
+    std::vector<std::shared_ptr<std::byte>> parts;
+    std::size_t brought = 0;
+    std::size_t taken = 0;
+  };
+  const std::size_t world_size_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::map<std::uint64_t, Table> tables_;
+};
+
+class ThreadMemory final : public Memory {
+ public:
+  ThreadMemory(std::shared_ptr<ThreadMeeting> meeting, int rank) : meeting_(std::move(meeting)), rank_(rank) {}
+
+  std::shared_ptr<Region> allocate(std::size_t bytes, const std::function<void()>& check) override {
+    struct HeapRegion final : Region {
+      std::vector<std::shared_ptr<std::byte>> parts;
+    };
+    auto region = std::make_shared<HeapRegion>();
+    region->parts = meeting_->exchange(number_++, rank_, allocate_zeroed(bytes), check);
+    region->bytes = bytes;
+    for (const auto& part : region->parts) region->bases.push_back(part.get());
+    return region;
+  }
+
+ private:
+  std::shared_ptr<ThreadMeeting> meeting_;
+  const int rank_;
+  std::uint64_t number_ = 0;
+};
+
+}  // namespace dtrain::comm
