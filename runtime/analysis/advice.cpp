@@ -61,6 +61,12 @@ Candidate exchange(const RunSummary& summary) {
                                seconds_text(seconds))};
 }
 
+Candidate between_steps(const RunSummary& summary) {
+  const double seconds = std::max(0.0, summary.loop_s.value_or(0) - summary.in_steps_s);
+  return {seconds, fmt::format("{} of the loop pass outside the steps: validation, callbacks or metrics at its end",
+                               seconds_text(seconds))};
+}
+
 Candidate simple(const RunSummary& summary, const char* phase, const char* hint) {
   const double seconds = phase_s(summary, phase);
   return {seconds, fmt::format("{} takes {}: {}", phase, seconds_text(seconds), hint)};
@@ -75,6 +81,7 @@ std::string what_to_look_at(const RunSummary& summary) {
       data(summary),
       slow_rank(summary),
       exchange(summary),
+      between_steps(summary),
       simple(summary, "validation", "validate less often (min_validation_period)"),
       simple(summary, "checkpoint", "write checkpoints less often (min_checkpoint_period)"),
       simple(summary, "reduce_metrics", "reduce metrics less often (scheduling_unit)"),

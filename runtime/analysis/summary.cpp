@@ -230,8 +230,8 @@ RunSummary summarize(const fs::path& run_dir) {
   for (const RankTotals& rank : ranks) {
     if (rank.first_line) summary.world_size = std::max(summary.world_size, rank.first_line->value("world_size", 0));
   }
-  warn_about_missing_ranks(summary);
   add_totals(ranks, summary);
+  warn_about_missing_ranks(summary);
   add_phases(ranks, summary);
   add_waits(ranks, summary);
   add_collectives(ranks, summary);

@@ -125,8 +125,8 @@ void write_ranks(Writer& out, const RunSummary& s) {
     const double steps = static_cast<double>(std::max<std::int64_t>(1, rank.steps));
     std::string last;
     if (s.compared_steps > 0) {
-      last = fmt::format("{} of {} steps, others waited {}", rank.waited_for_steps, s.compared_steps,
-                         seconds_text(rank.waited_for_s));
+      last = fmt::format("{} of {} steps, others waited {}", count_text(rank.waited_for_steps),
+                         count_text(s.compared_steps), seconds_text(rank.waited_for_s));
     }
     out.line("  {:>4}  {:>10}{:>12}{:>12}{:>12}{:>12}   {}", rank.rank, format_rate(rank.samples_per_s),
              seconds_text(rank.compute_s / steps), seconds_text(rank.data_s / steps), seconds_text(rank.wait_s / steps),

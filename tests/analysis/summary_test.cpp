@@ -1,0 +1,191 @@
+#include "dtrain/analysis/summary.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "dtrain/base/error.h"
+#include "dtrain/profile/phase.h"
+#include "run_folder.h"
+#include "statistics.h"
+
+namespace dtrain::analysis {
+namespace {
+
+using testing::Contains;
+using testing::HasSubstr;
+using testing::IsEmpty;
+
+const PhaseSummary& phase(const RunSummary& summary, const std::string& name) {
+  for (const PhaseSummary& p : summary.phases) {
+    if (p.name == name) return p;
+  }
+  throw std::runtime_error("no phase " + name);
+}
+
+// Two ranks, two steps each. Rank 1 spends 5 ms more on data in its second step, and rank 0 waits for it.
+void write_two_ranks(RunFolder& folder) {
+  folder.append(folder.rank_dump(0), header_line(0, 2) + part_line("initialization", 0, 50) + step_line(1, 50, 1, 2) +
+                                         step_line(2, 67, 1, 7) + part_line("loop", 50, 90) +
+                                         part_line("finalization", 90, 95) + kFinished);
+  folder.append(folder.rank_dump(1), header_line(1, 2) + part_line("initialization", 0, 60) + step_line(1, 50, 1, 2) +
+                                         step_line(2, 67, 6, 2) + part_line("loop", 50, 100) +
+                                         part_line("finalization", 100, 101) + kFinished);
+  folder.append("profile/agent-a.jsonl",
+                "{\"record\":\"header\",\"schema\":1,\"kind\":\"agent\",\"agent\":\"a\",\"host\":\"node\",\"units\":"
+                "{\"free_memory\":\"bytes\"}}\n"
+                "{\"record\":\"system\",\"time_ns\":1,\"interval_ns\":1,\"free_memory\":100,\"processes\":[{\"rank\":1,"
+                "\"pid\":5,\"resident_memory\":70,\"cpu_util\":1}]}\n"
+                "{\"record\":\"system\",\"time_ns\":2,\"interval_ns\":1,\"free_memory\":300,\"processes\":[{\"rank\":1,"
+                "\"pid\":5,\"resident_memory\":50,\"cpu_util\":1}]}\n");
+}
+
+TEST(Summary, AddsUpWhatTwoRanksDid) {
+  RunFolder folder;
+  write_two_ranks(folder);
+  const RunSummary s = summarize(folder.path());
+  EXPECT_EQ(s.world_size, 2);
+  EXPECT_EQ(s.steps, 2);
+  EXPECT_EQ(s.samples, 40);
+  EXPECT_DOUBLE_EQ(*s.initialization_s, 0.060);
+  EXPECT_DOUBLE_EQ(*s.loop_s, 0.050);
+  EXPECT_DOUBLE_EQ(*s.finalization_s, 0.005);
+  EXPECT_DOUBLE_EQ(s.samples_per_s, 40 / 0.050);
+  EXPECT_NEAR(s.in_steps_s, (0.017 + 0.022 + 0.017 + 0.022) / 2, 1e-12);
+  EXPECT_NEAR(s.training_samples_per_s, 40 / 0.039, 1e-6);
+  EXPECT_DOUBLE_EQ(s.step_p50_s, 0.017);
+  EXPECT_DOUBLE_EQ(s.step_p99_s, 0.022);
+  EXPECT_THAT(s.warnings, IsEmpty());
+
+  EXPECT_EQ(s.phases.size(), profile::kPhaseCount);
+  EXPECT_NEAR(phase(s, "train_batch").seconds, 0.022, 1e-12);
+  EXPECT_NEAR(phase(s, "train_batch").share, 0.022 / 0.039, 1e-9);
+  EXPECT_NEAR(phase(s, "train_batch.forward").seconds, 0.008, 1e-12);
+  EXPECT_DOUBLE_EQ(phase(s, "train_batch.backward").p50_s, 0.006);
+  EXPECT_NEAR(phase(s, "dataloader_next").seconds, 0.0045, 1e-12);
+  EXPECT_DOUBLE_EQ(phase(s, "dataloader_next").p50_s, 0.001);
+  EXPECT_DOUBLE_EQ(phase(s, "dataloader_next").p99_s, 0.006);
+  EXPECT_EQ(phase(s, "validation").seconds, 0);
+  double shares = 0;
+  for (const PhaseSummary& p : s.phases) shares += p.name.find('.') == std::string::npos ? p.share : 0;
+  EXPECT_NEAR(shares, 1, 1e-9);
+
+  EXPECT_NEAR(s.exposed_s, (0.002 + 0.007 + 0.002 + 0.002) / 2, 1e-12);
+  EXPECT_NEAR(s.exposed_share, 0.0065 / 0.039, 1e-9);
+  EXPECT_EQ(s.compared_steps, 2);
+  EXPECT_NEAR(s.exposed_skew_s, 0.0025, 1e-12);
+  EXPECT_EQ(s.ranks[1].waited_for_steps, 1);
+  EXPECT_NEAR(s.ranks[1].waited_for_s, 0.005, 1e-12);
+  EXPECT_EQ(s.ranks[0].waited_for_steps, 0);
+
+  EXPECT_DOUBLE_EQ(s.ranks[0].samples_per_s, 20 / 0.040);
+  EXPECT_NEAR(s.ranks[0].compute_s, 0.026, 1e-12);
+  EXPECT_NEAR(s.ranks[1].data_s, 0.007, 1e-12);
+  EXPECT_EQ(s.ranks[1].peak_resident_bytes, 70);
+
+  ASSERT_EQ(s.agents.size(), 1u);
+  ASSERT_EQ(s.agents[0].metrics.size(), 1u);
+  const MetricSummary& memory = s.agents[0].metrics[0];
+  EXPECT_EQ(memory.name, "free_memory");
+  EXPECT_EQ(memory.unit, "bytes");
+  EXPECT_EQ(memory.min, 100);
+  EXPECT_EQ(memory.mean, 200);
+  EXPECT_EQ(memory.p50, 100);
+  EXPECT_EQ(memory.p95, 300);
+  EXPECT_EQ(memory.max, 300);
+}
+
+TEST(Summary, CollectivesAreGroupedByBucket) {
+  RunFolder folder;
+  write_two_ranks(folder);
+  for (int rank = 0; rank < 2; ++rank) {
+    for (int i = 0; i < 3; ++i) {
+      folder.append(
+          folder.rank_dump(rank),
+          fmt::format(R"({{"record":"collective","batch":1,"operation":"all_reduce","bucket":{},"bytes":1000,)"
+                      R"("world_size":2,"started_ns":0,"ended_ns":{}000000,"exposed_ns":500000,"bus_bandwidth":{}}})"
+                      "\n",
+                      i == 2 ? 1 : 0, i + 1, 100 * (i + 1)));
+    }
+  }
+  const RunSummary s = summarize(folder.path());
+  ASSERT_EQ(s.collectives.size(), 2u);
+  EXPECT_EQ(s.collectives[0].bucket, 0);
+  EXPECT_EQ(s.collectives[0].count, 2);
+  EXPECT_EQ(s.collectives[0].bytes, 2'000);
+  EXPECT_DOUBLE_EQ(s.collectives[0].seconds_p50, 0.001);
+  EXPECT_DOUBLE_EQ(s.collectives[0].exposed_s, 0.001);
+  EXPECT_DOUBLE_EQ(s.collectives[0].bus_bandwidth_p50, 100);
+  EXPECT_EQ(s.collectives[1].count, 1);
+  EXPECT_DOUBLE_EQ(s.collectives[1].bus_bandwidth_p50, 300);
+}
+
+TEST(Summary, TakesNameStateAndMetricsFromTheRunsOtherFiles) {
+  RunFolder folder;
+  write_two_ranks(folder);
+  folder.append("plan.json", R"({"name":"mnist","world_size":2,"batch_per_rank":32})");
+  folder.append(
+      "events.jsonl",
+      "{\"event\":\"rank_started\"}\n{\"event\":\"run_ended\",\"state\":\"failed\",\"cause\":\"rank 1 died\"}\n");
+  folder.append("metrics.jsonl",
+                "{\"kind\":\"validation\",\"batch\":1,\"metrics\":{\"accuracy\":0.5}}\n"
+                "{\"kind\":\"validation\",\"batch\":2,\"metrics\":{\"accuracy\":0.9,\"loss\":0.25}}\n"
+                "{\"kind\":\"training\",\"batch\":2,\"metrics\":{\"loss\":0.3}}\ntorn");
+  const RunSummary s = summarize(folder.path());
+  EXPECT_EQ(s.name, "mnist");
+  EXPECT_EQ(s.global_batch_size, 64);
+  EXPECT_EQ(s.state, "failed");
+  EXPECT_EQ(s.cause, "rank 1 died");
+  EXPECT_EQ(s.validation, (std::map<std::string, double>{{"accuracy", 0.9}, {"loss", 0.25}}));
+  EXPECT_EQ(s.validation_batch, 2);
+}
+
+TEST(Summary, WarnsAboutWhatIsNotComplete) {
+  RunFolder folder;
+  folder.append("plan.json", R"({"name":"x","world_size":4})");
+  folder.append(folder.rank_dump(0), header_line(0, 4) + step_line(1, 0, 0, 0) +
+                                         "{\"record\":\"dropped\",\"count\":3,\"total\":3}\n"
+                                         "{\"record\":\"lost\",\"count\":2,\"reason\":\"No space left\"}\n"
+                                         "{\"record\":\"end\",\"how\":\"connection lost\",\"dropped\":3,\"lost\":2}\n");
+  folder.append(folder.rank_dump(1), header_line(1, 4) + step_line(1, 0, 0, 0) + "{\"record\":\"st");
+  folder.append(folder.rank_dump(2), "{\"record\":\"header\",\"schema\":99}\n");
+  const RunSummary s = summarize(folder.path());
+  for (const char* expected :
+       {"rank 0 ended without finishing: connection lost", "rank 0: 3 records dropped",
+        "rank 0: 2 records could not be written: No space left", "rank-0001.jsonl: the last line was cut off",
+        "rank 1 has no end record", "schema 99", "the dump of rank 3 is missing", "the dump of agent a is missing"}) {
+    EXPECT_THAT(s.warnings, Contains(HasSubstr(expected)));
+  }
+  EXPECT_DOUBLE_EQ(*s.ranks[0].loop_s, 0.014) << "without a mark the loop is what the steps span";
+  EXPECT_FALSE(s.ranks[0].finalization_s);
+}
+
+TEST(Summary, AnEmptyFolderIsASummaryAndAMissingOneAnError) {
+  RunFolder folder;
+  const RunSummary s = summarize(folder.path());
+  EXPECT_EQ(s.steps, 0);
+  EXPECT_THROW(summarize(folder.path() / "absent"), SystemError);
+}
+
+TEST(Summary, JsonHoldsEveryPhase) {
+  RunFolder folder;
+  write_two_ranks(folder);
+  const Json json = to_json(summarize(folder.path()));
+  EXPECT_EQ(json["phases"].size(), profile::kPhaseCount);
+  EXPECT_EQ(json["ranks"].size(), 2u);
+  EXPECT_EQ(json["global_batch_size"], nullptr);
+  EXPECT_EQ(json["agents"][0]["metrics"]["free_memory"]["mean"], 200.0);
+  EXPECT_EQ(Json::parse(json.dump()), json);
+}
+
+TEST(Statistics, QuantilesAreNearestRank) {
+  std::vector<double> values = {5, 1, 4, 2, 3};
+  EXPECT_EQ(quantile(values, 0.5), 3);
+  EXPECT_EQ(quantile(values, 0.99), 5);
+  EXPECT_EQ(quantile(values, 0), 1);
+  std::vector<double> none;
+  EXPECT_EQ(quantile(none, 0.5), 0);
+  EXPECT_EQ(mean(none), 0);
+}
+
+}  // namespace
+}  // namespace dtrain::analysis

@@ -1,0 +1,104 @@
+#include "dtrain/analysis/summary_text.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "run_folder.h"
+
+namespace dtrain::analysis {
+namespace {
+
+using testing::HasSubstr;
+using testing::Not;
+
+RunSummary two_ranks() {
+  RunSummary s;
+  s.name = "mnist";
+  s.state = "completed";
+  s.world_size = 2;
+  s.loop_s = 10;
+  s.in_steps_s = 9;
+  s.steps = 1'234;
+  s.phases = {{"dataloader_next", 0.5, 0.05, 0.001, 0.002},  {"train_batch", 7, 0.7, 0.01, 0.02},
+              {"train_batch.forward", 2, 0.2, 0.003, 0.004}, {"train_batch.backward", 5, 0.5, 0.007, 0.008},
+              {"allreduce_wait", 1.5, 0.15, 0.001, 0.002},   {"validation", 0, 0, 0, 0}};
+  s.exposed_s = 1.5;
+  s.exposed_skew_s = 1.2;
+  s.compared_steps = 1'000;
+  s.ranks.resize(2);
+  s.ranks[1].rank = 1;
+  s.ranks[1].waited_for_steps = 900;
+  s.ranks[1].waited_for_s = 2.4;
+  s.ranks[0].waited_for_steps = 100;
+  return s;
+}
+
+TEST(SummaryText, DearestFirstWithPartsBelowTheirWhole) {
+  const std::string text = render_summary(two_ranks(), {});
+  const auto at = [&](const char* name) { return text.find(name); };
+  EXPECT_LT(at("  train_batch"), at("    .backward"));
+  EXPECT_LT(at("    .backward"), at("    .forward"));
+  EXPECT_LT(at("    .forward"), at("  allreduce_wait"));
+  EXPECT_LT(at("  allreduce_wait"), at("  between steps"));
+  EXPECT_LT(at("  between steps"), at("  dataloader_next"));
+  EXPECT_THAT(text, Not(HasSubstr("validation"))) << "nothing was spent there";
+  EXPECT_THAT(text, HasSubstr("1,234 steps"));
+  EXPECT_THAT(text, HasSubstr("900 of 1,000 steps"));
+}
+
+TEST(SummaryText, KeepsToItsWidthAndColorsOnlyWhenAsked) {
+  RunSummary s = two_ranks();
+  for (const int width : {10, 80, 120}) {
+    const std::string text = render_summary(s, {width, false});
+    EXPECT_THAT(text, Not(HasSubstr("\x1b")));
+    std::size_t start = text.find("Where");
+    for (std::size_t end; start < text.find("Ranks") && (end = text.find('\n', start)) != std::string::npos;
+         start = end + 1) {
+      EXPECT_LE(end - start, static_cast<std::size_t>(std::max(width, 80))) << text.substr(start, end - start);
+    }
+  }
+  EXPECT_THAT(render_summary(s, {100, true}), HasSubstr("\x1b["));
+}
+
+TEST(SummaryText, AnEmptyRunIsReadable) {
+  const std::string text = render_summary({}, {});
+  EXPECT_THAT(text, HasSubstr("no step was recorded"));
+  EXPECT_THAT(text, Not(HasSubstr("nan")));
+}
+
+TEST(SummaryText, WarningsAreShown) {
+  RunSummary s = two_ranks();
+  s.warnings = {"the dump of rank 7 is missing"};
+  EXPECT_THAT(render_summary(s, {}), HasSubstr("the dump of rank 7 is missing"));
+}
+
+TEST(WhatToLookAt, NamesTheRankOthersWaitFor) {
+  EXPECT_THAT(what_to_look_at(two_ranks()), HasSubstr("wait for rank 1"));
+}
+
+TEST(WhatToLookAt, BlamesNoRankWhereEachComesLastInTurn) {
+  RunSummary s = two_ranks();
+  s.ranks[0].waited_for_steps = 480;
+  s.ranks[1].waited_for_steps = 520;
+  EXPECT_THAT(what_to_look_at(s), HasSubstr("each in turn"));
+}
+
+TEST(WhatToLookAt, TheDearestWins) {
+  RunSummary s = two_ranks();
+  s.phases[0].seconds = 3;
+  EXPECT_THAT(what_to_look_at(s), HasSubstr("dataloader_next"));
+  s = two_ranks();
+  s.exposed_skew_s = 0.1;
+  EXPECT_THAT(what_to_look_at(s), HasSubstr("exchanging gradients"));
+}
+
+TEST(WhatToLookAt, SaysSoWhenNothingStandsOut) {
+  RunSummary s = two_ranks();
+  s.exposed_s = s.exposed_skew_s = 0.1;
+  s.in_steps_s = 9.9;
+  s.phases[0].seconds = 0.1;
+  EXPECT_THAT(what_to_look_at(s), HasSubstr("nothing stands out: 70.0%"));
+}
+
+}  // namespace
+}  // namespace dtrain::analysis
