@@ -218,8 +218,9 @@ void mixed_operations(Communicator& comm) {
     EXPECT_LE(t.enqueued, t.started);
     EXPECT_LE(t.started, t.ended);
     EXPECT_GE(t.exposed.count(), 0);
-    if (i) EXPECT_LE(works[i - 1].timing().ended, t.ended) << "operations complete in the order of issue";
-    if (i) EXPECT_EQ(works[i].sequence(), works[i - 1].sequence() + 1);
+    if (i == 0) continue;
+    EXPECT_LE(works[i - 1].timing().ended, t.ended) << "operations complete in the order of issue";
+    EXPECT_EQ(works[i].sequence(), works[i - 1].sequence() + 1);
   }
   EXPECT_EQ(works[0].bytes(), kCount * sizeof(float));
 }

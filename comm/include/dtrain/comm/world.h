@@ -6,11 +6,11 @@
 namespace dtrain::comm {
 
 struct World {
-  int rank = 0;         // 0 .. size-1
-  int size = 1;         // the world size
-  int local_rank = 0;   // 0 .. local_size-1, among the ranks of the same host
+  int rank = 0;        // 0 .. size-1
+  int size = 1;        // the world size
+  int local_rank = 0;  // 0 .. local_size-1, among the ranks of the same host
   int local_size = 1;
-  std::string host;     // the agent id given by the launcher, else the host's identity (dtrain/host/identity.h)
+  std::string host;  // the agent id given by the launcher, else the host's identity (dtrain/host/identity.h)
 };
 
 }  // namespace dtrain::comm

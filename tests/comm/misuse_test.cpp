@@ -1,0 +1,349 @@
+// What happens when ranks do not do the same, do not come, stop or die: everyone gets an error that says who and what.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <csignal>
+#include <filesystem>
+#include <fstream>
+#include <mutex>
+#include <thread>
+
+#include "dtrain/base/error.h"
+#include "harness/run_processes.h"
+#include "harness/run_ranks.h"
+
+namespace dtrain::comm {
+namespace {
+
+using test::TestWorld;
+using testing::AllOf;
+using testing::AnyOf;
+using testing::HasSubstr;
+using testing::Not;
+
+// Runs fn on every rank and returns what each one's CommError said ("" where none came).
+std::vector<std::string> errors_of(const TestWorld& world, const std::string& backend,
+                                   const std::function<void(Communicator&)>& fn) {
+  std::vector<std::string> errors(static_cast<std::size_t>(world.size));
+  test::run_communicator_ranks(world, backend, [&](Communicator& comm) {
+    try {
+      fn(comm);
+    } catch (const CommError& error) {
+      errors[static_cast<std::size_t>(comm.rank())] = error.what();
+    }
+  });
+  return errors;
+}
+
+struct Misuse {
+  const char* name;
+  std::function<Work(Communicator&, float*)> most, last;  // what the highest rank does instead
+  const char* most_text;
+  const char* last_text;
+};
+
+class MisuseTable : public testing::TestWithParam<std::tuple<std::string, int>> {};
+
+std::vector<Misuse> misuses() {
+  const auto sum = [](Communicator& c, float* d) { return c.all_reduce(d, 5000, DataType::kFloat32); };
+  const char* const sum_text = "all_reduce(sum, float32, 5000 elements)";
+  return {
+      {"operation", sum, [](Communicator& c, float*) { return c.barrier(); }, sum_text, "barrier"},
+      {"kind", sum, [](Communicator& c, float* d) { return c.broadcast(d, 5000, DataType::kFloat32, 0); }, sum_text,
+       "broadcast(float32, 5000 elements from rank 0)"},
+      {"size", sum, [](Communicator& c, float* d) { return c.all_reduce(d, 4999, DataType::kFloat32); }, sum_text,
+       "all_reduce(sum, float32, 4999 elements)"},
+      {"type", sum, [](Communicator& c, float* d) { return c.all_reduce(d, 5000, DataType::kInt32); }, sum_text,
+       "all_reduce(sum, int32, 5000 elements)"},
+      {"reduction", sum,
+       [](Communicator& c, float* d) { return c.all_reduce(d, 5000, DataType::kFloat32, {ReduceOp::kMax}); }, sum_text,
+       "all_reduce(max, float32, 5000 elements)"},
+      {"scale", sum,
+       [](Communicator& c, float* d) {
+         return c.all_reduce(d, 5000, DataType::kFloat32, {ReduceOp::kSum, 0.5});
+       },
+       sum_text, "all_reduce(sum, float32, 5000 elements, scaled by 0.5)"},
+      {"bucket", sum,
+       [](Communicator& c, float* d) {
+         return c.all_reduce(d, 5000, DataType::kFloat32, {ReduceOp::kSum, 1.0, 4});
+       },
+       sum_text, "all_reduce(sum, float32, 5000 elements, bucket 4)"},
+      {"root", [](Communicator& c, float* d) { return c.broadcast(d, 10, DataType::kFloat32, 0); },
+       [](Communicator& c, float* d) { return c.broadcast(d, 10, DataType::kFloat32, 1); },
+       "broadcast(float32, 10 elements from rank 0)", "broadcast(float32, 10 elements from rank 1)"},
+      {"small size", [](Communicator& c, float* d) { return c.all_gather(d, d + 16, 2, DataType::kFloat32); },
+       [](Communicator& c, float* d) { return c.all_gather(d, d + 16, 3, DataType::kFloat32); },
+       "all_gather(float32, 2 elements a rank)", "all_gather(float32, 3 elements a rank)"},
+  };
+}
+
+TEST_P(MisuseTable, BothOperationsAreNamedOnEveryRank) {
+  const auto [backend, ranks] = GetParam();
+  for (const Misuse& misuse : misuses()) {
+    SCOPED_TRACE(misuse.name);
+    const auto errors = errors_of(TestWorld(ranks), backend, [&](Communicator& comm) {
+      std::vector<float> data(6000);
+      const auto buffer = comm.allocate(6000 * sizeof(float));  // operation 0
+      comm.barrier().wait();                                    // operation 1
+      const bool last = comm.rank() == comm.world_size() - 1;
+      (last ? misuse.last : misuse.most)(comm, data.data()).wait();
+    });
+    for (int r = 0; r < ranks; ++r) {
+      EXPECT_THAT(errors[static_cast<std::size_t>(r)],
+                  AllOf(HasSubstr("operation 2"), HasSubstr("rank 0 " + std::string(misuse.most_text)),
+                        HasSubstr("rank " + std::to_string(ranks - 1) + " " + misuse.last_text)));
+    }
+  }
+}
+
+TEST_P(MisuseTable, AllocationsOfDifferentSizes) {
+  const auto [backend, ranks] = GetParam();
+  const auto errors = errors_of(TestWorld(ranks), backend,
+                                [](Communicator& comm) { (void)comm.allocate(comm.rank() == 1 ? 2000 : 1000); });
+  for (const std::string& error : errors) {
+    EXPECT_THAT(error, AllOf(HasSubstr("rank 0 allocate(1000 bytes)"), HasSubstr("rank 1 allocate(2000 bytes)")));
+  }
+}
+
+TEST_P(MisuseTable, LaterCallsFailWithTheSameCause) {
+  const auto [backend, ranks] = GetParam();
+  const auto errors = errors_of(TestWorld(ranks), backend, [](Communicator& comm) {
+    std::vector<float> data(9000);
+    Work first;
+    Work second;
+    try {
+      first = comm.all_reduce(data.data(), comm.rank() == 0 ? 8000 : 9000, DataType::kFloat32);
+      second = comm.barrier();
+      first.wait();
+      ADD_FAILURE() << "sizes differ";
+    } catch (const CommError&) {
+    }
+    if (second) {
+      EXPECT_THROW(second.wait(), CommError);
+    }
+    EXPECT_THROW(comm.barrier(), CommError);
+    EXPECT_THROW(comm.progress(), CommError);
+    (void)comm.allocate(64);
+  });
+  for (const std::string& error : errors) EXPECT_THAT(error, HasSubstr("8000 elements"));
+}
+
+TEST_P(MisuseTable, ARankThatDoesNotComeIsNamedAtTheDeadline) {
+  const auto [backend, ranks] = GetParam();
+  TestWorld world(ranks);
+  world.timeout = std::chrono::milliseconds(400);
+  std::atomic<int> waiting{ranks - 1};
+  const auto errors = errors_of(world, backend, [&](Communicator& comm) {
+    std::vector<float> data(5000);
+    if (comm.rank() == 1) {
+      while (waiting > 0) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+      return;
+    }
+    try {
+      comm.all_reduce(data.data(), data.size(), DataType::kFloat32, {ReduceOp::kSum, 1.0, 7}).wait();
+    } catch (const CommError&) {
+      --waiting;
+      throw;
+    }
+  });
+  for (int r = 0; r < ranks; ++r) {
+    if (r == 1) continue;
+    EXPECT_THAT(errors[static_cast<std::size_t>(r)],
+                AllOf(HasSubstr("all_reduce(sum, float32, 5000 elements, bucket 7)"), HasSubstr("operation 0"),
+                      HasSubstr("timed out after 400"), HasSubstr("missing: rank 1 has not entered it"),
+                      Not(HasSubstr("rank 2 has not"))));
+    if (backend == "shm") {
+      EXPECT_THAT(errors[static_cast<std::size_t>(r)], HasSubstr("late: its heartbeats come"));
+    }
+  }
+}
+
+TEST_P(MisuseTable, AbortFromAnotherThreadWakesAll) {
+  const auto [backend, ranks] = GetParam();
+  const auto errors = errors_of(TestWorld(ranks), backend, [](Communicator& comm) {
+    if (comm.rank() == 0) {
+      std::thread other([&] {
+        std::this_thread::sleep_for(std::chrono::milliseconds(30));
+        comm.abort("the disk is full");
+        comm.abort("a later cause");
+      });
+      struct Join {
+        std::thread& thread;
+        ~Join() { thread.join(); }
+      } join{other};
+      comm.barrier().wait();
+      comm.barrier().wait();
+      return;
+    }
+    comm.barrier().wait();
+    if (comm.rank() == 1) std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    comm.barrier().wait();
+  });
+  for (const std::string& error : errors) {
+    EXPECT_THAT(error, AllOf(HasSubstr("the disk is full"), Not(HasSubstr("later"))));
+  }
+}
+
+TEST(Misuse, ACommunicatorClosedEarlyIsToldToTheOthers) {
+  constexpr int ranks = 3;
+  std::vector<std::string> errors(static_cast<std::size_t>(ranks));
+  test::run_control_ranks(TestWorld(ranks), [&](ControlPlane& control) {
+    auto comm = make_shm_communicator(control, TestWorld(ranks).communicator_options());
+    std::vector<float> data(1000);
+    const int rank = comm->rank();
+    try {
+      if (rank == 0) {
+        Work lost = comm->all_reduce(data.data(), 1000, DataType::kFloat32);
+        comm.reset();
+        lost.wait();
+      } else {
+        comm->barrier().wait();
+      }
+    } catch (const CommError& error) {
+      errors[static_cast<std::size_t>(rank)] = error.what();
+    }
+    control.barrier("all have seen it");
+  });
+  for (const std::string& error : errors) {
+    EXPECT_THAT(error, AnyOf(HasSubstr("closed its communicator"), HasSubstr("different operations")));
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Backends, MisuseTable,
+                         testing::Combine(testing::Values("thread", "shm"), testing::Values(2, 3)),
+                         [](const auto& info) {
+                           return std::get<0>(info.param) + std::to_string(std::get<1>(info.param));
+                         });
+
+TEST(Misuse, SingleRankArguments) {
+  auto ranks = make_thread_communicators(1, {});
+  float x = 3;
+  EXPECT_THROW(ranks[0]->broadcast(&x, 1, DataType::kFloat32, 1), CommError);
+  EXPECT_THROW(ranks[0]->all_reduce(nullptr, 1, DataType::kFloat32), CommError);
+  ranks[0]->all_reduce(&x, 1, DataType::kFloat32, {ReduceOp::kSum, 0.5}).wait();
+  EXPECT_EQ(x, 1.5f);
+  EXPECT_THROW(make_thread_communicators(0, {}), CommError);
+}
+
+TEST(Misuse, RanksOfDifferentHostsAreRefused) {
+  std::atomic<int> refused{0};
+  test::run_ranks(1, [](int) {});
+  TestWorld world(2);
+  std::mutex mutex;
+  ControlEndpoint endpoint;
+  auto server = ControlPlane::serve(world.control_options(0), {}, &endpoint);
+  test::run_ranks(2, [&](int rank) {
+    ControlOptions options = world.control_options(rank);
+    if (rank == 1) options.world.host = "another-host";
+    const auto client = rank == 1 ? ControlPlane::connect(options, endpoint) : nullptr;
+    ControlPlane& control = rank == 1 ? *client : *server;
+    try {
+      (void)make_shm_communicator(control, world.communicator_options());
+    } catch (const CommError& error) {
+      EXPECT_THAT(error.what(), AllOf(HasSubstr("test-host"), HasSubstr("rank 1 on 'another-host'")));
+      ++refused;
+    }
+    control.finish();
+  });
+  EXPECT_EQ(refused, 2);
+}
+
+// From here on ranks are processes.
+
+TEST(ProcessMisuse, AKilledRankIsNamedWithItsPid) {
+  for (const int victim : {0, 1, 2}) {
+    TestWorld world(3);
+    std::vector<pid_t> pids;
+    const auto outcomes = test::run_processes(world,
+                                              [&](ControlPlane& control, Communicator& comm) {
+                                                control.set_step(17);
+                                                std::vector<float> data(100'000);
+                                                for (;;) {
+                                                  comm.all_reduce(data.data(), data.size(), DataType::kFloat32).wait();
+                                                  if (comm.rank() == victim)
+                                                    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+                                                }
+                                              },
+                                              {[&](const std::vector<pid_t>& running) {
+                                                pids = running;
+                                                std::this_thread::sleep_for(std::chrono::milliseconds(200));
+                                                kill(running[static_cast<std::size_t>(victim)], SIGKILL);
+                                              }});
+    EXPECT_EQ(outcomes[static_cast<std::size_t>(victim)].status.signal, SIGKILL);
+    const std::string who = "rank " + std::to_string(victim);
+    const std::string gone = who + " (pid " + std::to_string(pids[static_cast<std::size_t>(victim)]) + ") is gone";
+    for (int r = 0; r < 3; ++r) {
+      if (r == victim) continue;
+      EXPECT_EQ(outcomes[static_cast<std::size_t>(r)].status.code, 1);
+      EXPECT_THAT(outcomes[static_cast<std::size_t>(r)].error, AllOf(HasSubstr(who + " failed"), HasSubstr(gone)));
+      if (victim != 0) {
+        EXPECT_THAT(outcomes[static_cast<std::size_t>(r)].error, HasSubstr("at step 17"));
+      }
+    }
+  }
+}
+
+TEST(ProcessMisuse, AStoppedRankIsToldFromALateOne) {
+  TestWorld world(2);
+  world.timeout = std::chrono::milliseconds(1500);
+  const auto outcomes = test::run_processes(world,
+                                            [&](ControlPlane&, Communicator& comm) {
+                                              for (;;) comm.barrier().wait();
+                                            },
+                                            {[&](const std::vector<pid_t>& pids) {
+                                              kill(pids[1], SIGSTOP);
+                                              std::this_thread::sleep_for(std::chrono::milliseconds(3000));
+                                              kill(pids[1], SIGKILL);
+                                            }});
+  EXPECT_THAT(outcomes[0].error, AllOf(HasSubstr("barrier"), HasSubstr("timed out after 1.5"),
+                                       HasSubstr("missing: rank 1"), HasSubstr("stopped: no heartbeats")));
+}
+
+TEST(ProcessMisuse, TheCauseOfTheFailingRankReachesAll) {
+  const auto outcomes = test::run_processes(TestWorld(3), [&](ControlPlane& control, Communicator& comm) {
+    for (int step = 0;; ++step) {
+      if (comm.rank() == 2 && step == 5) {
+        control.fail({2, step, "loss is NaN"});
+        throw CommError("loss is NaN");
+      }
+      comm.barrier().wait();
+    }
+  });
+  for (int r = 0; r < 2; ++r) {
+    EXPECT_THAT(outcomes[static_cast<std::size_t>(r)].error, HasSubstr("rank 2 failed at step 5: loss is NaN"));
+  }
+}
+
+std::size_t open_descriptors() {
+  std::size_t count = 0;
+  for ([[maybe_unused]] const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) ++count;
+  return count;
+}
+
+std::size_t mappings_of(const std::string& what) {
+  std::ifstream maps("/proc/self/maps");
+  std::size_t count = 0;
+  for (std::string line; std::getline(maps, line);) count += line.find(what) != std::string::npos;
+  return count;
+}
+
+TEST(Leaks, NoDescriptorAndNoMappingIsLeft) {
+  const auto once = [] {
+    test::run_communicator_ranks(TestWorld(3), "shm", [](Communicator& comm) {
+      const auto buffer = comm.allocate(1 << 20);
+      comm.all_reduce(buffer->bytes().data(), 1000, DataType::kFloat32).wait();
+      if (comm.rank() == 0) {
+        EXPECT_GE(mappings_of("dtrain-buffer"), 3u);
+      }
+      comm.barrier().wait();
+    });
+  };
+  once();  // what is opened once for good (randomness, say) is open now
+  const std::size_t before = open_descriptors();
+  for (int i = 0; i < 5; ++i) once();
+  EXPECT_EQ(open_descriptors(), before);
+  EXPECT_EQ(mappings_of("dtrain-"), 0u);
+}
+
+}  // namespace
+}  // namespace dtrain::comm
