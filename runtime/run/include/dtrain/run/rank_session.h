@@ -39,12 +39,14 @@ struct Progress {
   std::int64_t epoch_batch = 0, batches_per_epoch = 0;
   double loss = 0;                             // NaN: none yet
   double samples_per_second = 0;               // all ranks
+  double seconds_left = -1;                    // estimated by report_progress(); negative: not known
   std::string activity = "training";           // or "validation", "checkpoint"
 };
 
 class RankSession {
  public:
-  // Throws ConfigError (bad input, exit code 2) or CommError/SystemError. Collective over all ranks.
+  // Throws ConfigError (bad input, exit code 2) or CommError/SystemError, having told the user: the caller only
+  // returns exit_code_of(error). Collective over all ranks. A signal before it returns ends the process as usual.
   static std::unique_ptr<RankSession> start(const RankOptions& options);
   ~RankSession();
 
@@ -70,7 +72,7 @@ class RankSession {
   void write_metrics(const Json& line);                          // rank 0: appends to metrics.jsonl, adds "time"
   void write_event(const std::string& event, Json fields = {});  // appends to events.jsonl, adds time, rank, pid, host
   void update_plan(const std::string& key, const Json& value);   // rank 0: a top-level key of plan.json (atomic)
-  void set_step(std::int64_t batch);                             // shown in errors; cheap
+  void set_step(std::int64_t batch);                             // shown in errors; cheap. Throws when records are being lost (disk full)
 
   // The training loop returned (`stopped`: because of stop_requested()). Drains the dumps, says goodbye, prints the
   // summary on rank 0 where no launcher does. Returns the process's exit code.
@@ -83,5 +85,8 @@ class RankSession {
   explicit RankSession(std::unique_ptr<Impl> impl);
   std::unique_ptr<Impl> impl_;
 };
+
+// 2 for a ConfigError, else 1.
+int exit_code_of(const std::exception& error);
 
 }  // namespace dtrain::run

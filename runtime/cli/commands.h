@@ -1,0 +1,15 @@
+// The commands of dtrain, one file each. add_X() registers a command; its callback leaves the exit code in
+// `exit_code`, or throws one of the errors of dtrain/base/error.h.
+#pragma once
+
+#include <CLI/CLI.hpp>
+
+namespace dtrain::cli {
+
+void add_launch(CLI::App& app, int* exit_code);
+void add_config(CLI::App& app, int* exit_code);
+void add_logs(CLI::App& app, int* exit_code);
+void add_summary(CLI::App& app, int* exit_code);
+void add_version(CLI::App& app, int* exit_code);
+
+}  // namespace dtrain::cli

@@ -1,0 +1,32 @@
+#include "dtrain/run/launch.h"
+
+#include <memory>
+
+#include "commands.h"
+
+namespace dtrain::cli {
+
+void add_launch(CLI::App& app, int* exit_code) {
+  auto request = std::make_shared<run::LaunchRequest>();
+  CLI::App* command = app.add_subcommand("launch", "Train what an experiment file describes, on this machine");
+  command->add_option("EXPERIMENT", request->experiment_file, "The experiment file (YAML)")->required();
+  command
+      ->add_option("--set", request->overrides,
+                   "Override one key of the file: --set searcher.max_length.epochs=1 (values are YAML; repeatable)")
+      ->type_name("KEY=VALUE")
+      ->expected(1)
+      ->take_all();
+  command->add_option("--run-dir", request->run_dir, "Where to write the run (default: the next folder under runs/)")
+      ->type_name("DIR");
+  CLI::Option* dry_run = command->add_flag("--dry-run", request->dry_run, "Print the plan and start nothing");
+  command->add_flag("--json", request->json, "With --dry-run: the plan as JSON")->needs(dry_run);
+  command->footer(
+      "Exit codes: 0 done, 1 the run failed, 2 bad input (nothing was started), 130 interrupted (Ctrl-C or SIGTERM: the\n"
+      "ranks finish their step and save; a second one kills them).\n"
+      "\n"
+      "One process is started for each of resources.slots_per_trial, bound to its own cores. OMP_NUM_THREADS (the cores\n"
+      "of the slot) and OMP_WAIT_POLICY (passive) are set unless you set them.");
+  command->callback([request, exit_code] { *exit_code = run::launch(*request); });
+}
+
+}  // namespace dtrain::cli

@@ -1,0 +1,229 @@
+#include "environment.h"
+
+#include <array>
+#include <cerrno>
+#include <charconv>
+#include <cstring>
+
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "dtrain/base/error.h"
+#include "dtrain/base/text.h"
+
+extern "C" char** environ;
+
+namespace dtrain::run {
+namespace {
+
+const std::string* find(const Variables& variables, const std::string& name) {
+  const auto found = variables.find(name);
+  return found == variables.end() ? nullptr : &found->second;
+}
+
+// One family of variables: which of them are set, and their values as numbers.
+class Family {
+ public:
+  Family(const Variables& variables, std::string first, std::string started_by)
+      : variables_(variables), first_(std::move(first)), started_by_(std::move(started_by)) {}
+
+  const std::string& text(const std::string& name) const {
+    const std::string* value = find(variables_, name);
+    if (!value || value->empty()) {
+      throw ConfigError("environment: " + name + " is not set, though " + first_ + " is",
+                        "set it, or unset " + first_ + " to run as a single rank (" + started_by_ +
+                            " normally sets both)");
+    }
+    return *value;
+  }
+
+  int number(const std::string& name, int low, int high) const {
+    const std::string& value = text(name);
+    int result = 0;
+    const auto [end, code] = std::from_chars(value.data(), value.data() + value.size(), result);
+    if (code != std::errc() || end != value.data() + value.size() || result < low || result > high) {
+      throw ConfigError("environment: " + name + "=" + value + " is not a number from " + std::to_string(low) + " to " +
+                        std::to_string(high));
+    }
+    return result;
+  }
+
+  comm::World world(const std::string& rank, const std::string& size, const std::string& local_rank,
+                    const std::string& local_size) const {
+    comm::World world;
+    world.size = number(size, 1, 1'000'000);
+    world.rank = number(rank, 0, world.size - 1);
+    world.local_size = number(local_size, 1, world.size);
+    world.local_rank = number(local_rank, 0, world.local_size - 1);
+    return world;
+  }
+
+ private:
+  const Variables& variables_;
+  std::string first_;
+  std::string started_by_;
+};
+
+// The first of `names` that is set; empty when none is.
+template <std::size_t N>
+std::string first_set(const Variables& variables, const std::array<const char*, N>& names) {
+  for (const char* name : names) {
+    if (find(variables, name)) return name;
+  }
+  return {};
+}
+
+RankEnvironment from_dtrain(const Variables& variables, const std::string& first) {
+  const Family family(variables, first, "dtrain launch");
+  RankEnvironment result{.started_by = "dtrain launch"};
+  result.world = family.world("DTRAIN_RANK", "DTRAIN_WORLD_SIZE", "DTRAIN_LOCAL_RANK", "DTRAIN_LOCAL_SIZE");
+  if (find(variables, "DTRAIN_LAUNCHER_FD")) {
+    const Family handed(variables, "DTRAIN_LAUNCHER_FD", "dtrain launch");
+    Handover handover;
+    handover.link_fd = handed.number("DTRAIN_LAUNCHER_FD", 3, 1 << 20);
+    handover.launcher_pid = handed.number("DTRAIN_LAUNCHER_PID", 1, 1 << 30);
+    handover.run_dir = handed.text("DTRAIN_RUN_DIR");
+    handover.rendezvous = handed.text("DTRAIN_RENDEZVOUS");
+    handover.agent_id = handed.text("DTRAIN_AGENT_ID");
+    handover.agent_socket = handed.text("DTRAIN_AGENT_SOCKET");
+    result.world.host = handover.agent_id;
+    result.handover = std::move(handover);
+  } else {
+    result.started_by = "DTRAIN_RANK and DTRAIN_WORLD_SIZE";
+    if (result.world.size > 1) result.job = "dtrain-" + family.text("DTRAIN_JOB");
+  }
+  return result;
+}
+
+RankEnvironment from_open_mpi(const Variables& variables, const std::string& first) {
+  const Family family(variables, first, "mpirun");
+  RankEnvironment result{.started_by = "Open MPI"};
+  result.world = family.world("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
+                              "OMPI_COMM_WORLD_LOCAL_SIZE");
+  if (result.world.size > 1) {
+    constexpr std::array kJobs{"PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid"};
+    const std::string job = first_set(variables, kJobs);
+    result.job = "ompi-" + family.text(job.empty() ? kJobs[0] : job);
+  }
+  return result;
+}
+
+RankEnvironment from_slurm(const Variables& variables) {
+  const Family family(variables, "SLURM_STEP_ID", "srun");
+  RankEnvironment result{.started_by = "Slurm"};
+  const std::string size = find(variables, "SLURM_STEP_NUM_TASKS") ? "SLURM_STEP_NUM_TASKS" : "SLURM_NTASKS";
+  const std::string nodes = find(variables, "SLURM_STEP_NUM_NODES") ? "SLURM_STEP_NUM_NODES" : "SLURM_NNODES";
+  result.world.size = family.number(size, 1, 1'000'000);
+  result.world.rank = family.number("SLURM_PROCID", 0, result.world.size - 1);
+  result.world.local_rank = family.number("SLURM_LOCALID", 0, result.world.size - 1);
+  // On several nodes the exact number does not matter yet: that is refused.
+  const bool one_node = family.number(nodes, 1, 1'000'000) == 1;
+  result.world.local_size = one_node ? result.world.size : result.world.local_rank + 1;
+  if (result.world.size > 1) result.job = "slurm-" + family.text("SLURM_JOB_ID") + "." + family.text("SLURM_STEP_ID");
+  return result;
+}
+
+RankEnvironment from_torchrun(const Variables& variables, const std::string& first) {
+  const Family family(variables, first, "torchrun");
+  RankEnvironment result{.started_by = "RANK and WORLD_SIZE"};
+  if (find(variables, "LOCAL_RANK") || find(variables, "LOCAL_WORLD_SIZE")) {
+    result.world = family.world("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE");
+  } else {  // only one host is possible then; that it is one is checked once the ranks have met
+    result.world = family.world("RANK", "WORLD_SIZE", "RANK", "WORLD_SIZE");
+  }
+  if (result.world.size > 1) {
+    const std::string* run = find(variables, "TORCHELASTIC_RUN_ID");
+    const std::string* restart = find(variables, "TORCHELASTIC_RESTART_COUNT");
+    result.job = "torch-" + (run ? *run : "none") + "-" + family.text("MASTER_PORT") + "-" + (restart ? *restart : "0");
+  }
+  return result;
+}
+
+// Its own, a folder, and closed to everyone else; a link is not followed.
+bool is_private_folder(const std::filesystem::path& path) {
+  struct stat info {};
+  return ::lstat(path.c_str(), &info) == 0 && S_ISDIR(info.st_mode) && info.st_uid == ::geteuid() &&
+         (info.st_mode & 077) == 0;
+}
+
+}  // namespace
+
+Variables process_variables() {
+  Variables result;
+  for (char** entry = environ; *entry; ++entry) {
+    const std::string_view text = *entry;
+    const auto equals = text.find('=');
+    if (equals != std::string_view::npos) result.emplace(text.substr(0, equals), text.substr(equals + 1));
+  }
+  return result;
+}
+
+RankEnvironment read_rank_environment(const Variables& variables) {
+  RankEnvironment result;
+  constexpr std::array kOwn{"DTRAIN_RANK", "DTRAIN_WORLD_SIZE", "DTRAIN_LOCAL_RANK", "DTRAIN_LOCAL_SIZE",
+                            "DTRAIN_LAUNCHER_FD"};
+  constexpr std::array kOpenMpi{"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
+                                "OMPI_COMM_WORLD_LOCAL_SIZE"};
+  constexpr std::array kTorchrun{"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"};
+  if (const std::string first = first_set(variables, kOwn); !first.empty()) {
+    result = from_dtrain(variables, first);
+  } else if (const std::string first = first_set(variables, kOpenMpi); !first.empty()) {
+    result = from_open_mpi(variables, first);
+  } else if (find(variables, "SLURM_STEP_ID")) {  // the script of sbatch has SLURM_PROCID too, but is no step
+    result = from_slurm(variables);
+  } else if (const std::string first = first_set(variables, kTorchrun); !first.empty()) {
+    result = from_torchrun(variables, first);
+  } else {
+    result.started_by = "nothing";
+  }
+  if (result.world.local_size < result.world.size) {
+    throw ConfigError("not supported yet: " + std::to_string(result.world.size) + " ranks of which " +
+                          std::to_string(result.world.local_size) +
+                          " are on this host; ranks on several hosts need the mpi backend",
+                      "start all ranks on one host");
+  }
+  return result;
+}
+
+Variables rank_variables(const comm::World& world, const Handover& handover) {
+  return {{"DTRAIN_RANK", std::to_string(world.rank)},
+          {"DTRAIN_WORLD_SIZE", std::to_string(world.size)},
+          {"DTRAIN_LOCAL_RANK", std::to_string(world.local_rank)},
+          {"DTRAIN_LOCAL_SIZE", std::to_string(world.local_size)},
+          {"DTRAIN_LAUNCHER_FD", std::to_string(handover.link_fd)},
+          {"DTRAIN_LAUNCHER_PID", std::to_string(handover.launcher_pid)},
+          {"DTRAIN_RUN_DIR", handover.run_dir.string()},
+          {"DTRAIN_RENDEZVOUS", handover.rendezvous.string()},
+          {"DTRAIN_AGENT_ID", handover.agent_id},
+          {"DTRAIN_AGENT_SOCKET", handover.agent_socket}};
+}
+
+std::filesystem::path private_folder(const Variables& variables) {
+  std::filesystem::path folder = "/tmp/dtrain-" + std::to_string(::geteuid());
+  if (const std::string* runtime = find(variables, "XDG_RUNTIME_DIR"); runtime && is_private_folder(*runtime)) {
+    folder = std::filesystem::path(*runtime) / "dtrain";
+  }
+  if (::mkdir(folder.c_str(), 0700) != 0 && errno != EEXIST) {
+    throw SystemError("cannot make the folder " + folder.string(), errno);
+  }
+  if (!is_private_folder(folder)) {
+    throw SystemError("the folder " + folder.string() + " cannot be trusted", EPERM,
+                      "it must be a folder of this user that nobody else may enter (mode 0700); remove it");
+  }
+  return folder;
+}
+
+std::filesystem::path find_program(const std::string& name, const std::filesystem::path& beside,
+                                   const Variables& variables) {
+  const std::string* path = find(variables, "PATH");
+  std::vector<std::string> folders = split(path ? *path : "/usr/local/bin:/usr/bin:/bin", ':');
+  folders.insert(folders.begin(), beside.string());
+  for (const std::string& folder : folders) {
+    const std::filesystem::path candidate = std::filesystem::path(folder.empty() ? "." : folder) / name;
+    std::error_code code;
+    if (::access(candidate.c_str(), X_OK) == 0 && std::filesystem::is_regular_file(candidate, code)) return candidate;
+  }
+  return {};
+}
+
+}  // namespace dtrain::run

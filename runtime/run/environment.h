@@ -1,0 +1,53 @@
+// Who this process is among the ranks of a run, and where dtrain keeps its own files: everything that is read from
+// environment variables. No other file reads them. Plain values; any thread.
+#pragma once
+
+#include <filesystem>
+#include <map>
+#include <optional>
+#include <string>
+
+#include <sys/types.h>
+
+#include "dtrain/comm/world.h"
+
+namespace dtrain::run {
+
+using Variables = std::map<std::string, std::string>;
+
+// Those of this process.
+Variables process_variables();
+
+// What `dtrain launch` hands to each rank, beside its place in the world.
+struct Handover {
+  int link_fd = -1;                  // the rank's end of the link to the launcher
+  pid_t launcher_pid = 0;
+  std::filesystem::path run_dir;     // exists, holds experiment.yaml and plan.json
+  std::filesystem::path rendezvous;  // the file that rank 0 writes its address and the secret into
+  std::string agent_id;
+  std::string agent_socket;
+};
+
+struct RankEnvironment {
+  comm::World world;
+  std::string started_by;  // "dtrain launch", "Open MPI", "Slurm", "RANK and WORLD_SIZE", "nothing" (a single rank)
+  std::string job;         // what all ranks of the job, and no other job, share: names the rendezvous file
+  std::optional<Handover> handover;
+};
+
+// dtrain's own variables come first, then Open MPI's, Slurm's, and RANK/WORLD_SIZE; with none of them this is a single
+// rank. ConfigError names the variable that is missing or what is wrong with its value.
+RankEnvironment read_rank_environment(const Variables& variables);
+
+// The launcher's side of the same: what to set for a rank.
+Variables rank_variables(const comm::World& world, const Handover& handover);
+
+// The folder for rendezvous files: private to this user (0700), made when missing. SystemError when it belongs to
+// somebody else or is open to others.
+std::filesystem::path private_folder(const Variables& variables);
+
+// The file a program name without a slash stands for: beside `beside`, then in PATH. Empty: nowhere.
+std::filesystem::path find_program(const std::string& name, const std::filesystem::path& beside,
+                                   const Variables& variables);
+
+}  // namespace dtrain::run

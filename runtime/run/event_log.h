@@ -1,0 +1,33 @@
+// events.jsonl and metrics.jsonl: one JSON object a line, appended whole. Thread safe; several processes append to
+// the same file.
+#pragma once
+
+#include <filesystem>
+#include <mutex>
+#include <string>
+
+#include "dtrain/base/clock.h"
+#include "dtrain/base/file.h"
+#include "dtrain/base/json.h"
+
+namespace dtrain::run {
+
+class EventLog {
+ public:
+  // `rank` -1: the launcher.
+  EventLog(const std::filesystem::path& path, const Clock& clock, int rank, std::string host);
+  // {"time", "event", "rank", "pid", "host", …fields}. SystemError when the disk is full.
+  void write(const std::string& event, const Json& fields = {});
+
+ private:
+  const Clock& clock_;
+  int rank_;
+  std::string host_;
+  std::mutex mutex_;
+  LineAppender file_;
+};
+
+// The fields of the last event of a run, "run_ended". `cause` is empty unless it failed.
+Json run_ended(int exit_code, const std::string& cause);
+
+}  // namespace dtrain::run

@@ -1,0 +1,24 @@
+// `dtrain launch` on this machine: one process a slot, watched from here until the last has ended. One thread.
+#pragma once
+
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "dtrain/base/log.h"
+
+namespace dtrain::run {
+
+struct LaunchRequest {
+  std::filesystem::path experiment_file;
+  std::vector<std::string> overrides;  // --set
+  std::filesystem::path run_dir;       // empty: the next under runs/
+  bool dry_run = false;                // print the plan, start nothing
+  bool json = false;                   // with dry_run: the plan as JSON
+};
+
+// Returns the exit code: 0 done, 1 the run failed, 130 interrupted by Ctrl-C or SIGTERM. ConfigError (exit code 2)
+// before any rank starts.
+int launch(const LaunchRequest& request);
+
+}  // namespace dtrain::run

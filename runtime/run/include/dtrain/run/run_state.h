@@ -1,0 +1,11 @@
+// What a run's events say about it. Any thread.
+#pragma once
+
+#include "dtrain/run/run_folder.h"
+
+namespace dtrain::run {
+
+// True when the run has ended, or none of its processes is left on this host.
+bool is_over(const RunFolder& folder);
+
+}  // namespace dtrain::run

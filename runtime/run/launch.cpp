@@ -1,0 +1,107 @@
+#include "dtrain/run/launch.h"
+
+#include <csignal>
+#include <cstdio>
+
+#include <unistd.h>
+
+#include "dtrain/base/error.h"
+#include "dtrain/base/file.h"
+#include "dtrain/base/unix_socket.h"
+#include "dtrain/profile/agent_process.h"
+#include "dtrain/run/summary_text.h"
+#include "dtrain/run/version.h"
+#include "launch_plan.h"
+#include "rendezvous.h"
+#include "supervisor.h"
+
+namespace dtrain::run {
+namespace {
+
+constexpr auto kAgentPatience = std::chrono::seconds(2);
+
+std::string pretty(const Json& json) { return json.dump(2, ' ', false, Json::error_handler_t::replace) + "\n"; }
+
+void print(const std::string& text) {
+  std::fputs(text.c_str(), stdout);
+  std::fflush(stdout);
+}
+
+profile::AgentProcess start_host_agent(const LaunchPlan& plan, const RunFolder& folder) {
+  profile::AgentOptions options{.agent_id = plan.host, .profile_folder = folder.profile()};
+  for (const RankPlacement& rank : plan.ranks) options.local_ranks.push_back(rank.rank);
+  options.header = {{"run", folder.path.filename().string()}, {"versions", {{"dtrain", version()}}}};
+  return profile::start_agent(options);
+}
+
+void report(const Failure& failure, const RunFolder& folder) {
+  std::string text = "dtrain: the run failed: " + failure.cause + "\n";
+  if (!failure.status.empty()) text += "  " + failure.status + "\n";
+  if (!failure.remedy.empty()) text += "  " + failure.remedy + "\n";
+  if (!failure.lines.empty()) {
+    text += "  the last lines of " + folder.log(failure.rank).string() + ":\n";
+    for (const std::string& line : failure.lines) text += "  " + rank_prefix(failure.rank) + line + "\n";
+  }
+  std::fputs(text.c_str(), stderr);
+}
+
+// The last event. A full disk has been reported by now, or is of no consequence.
+void write_last_event(EventLog& events, const Outcome& outcome) {
+  try {
+    events.write("run_ended", run_ended(outcome.exit_code, outcome.failure ? outcome.failure->cause : ""));
+  } catch (const SystemError& error) {
+    std::fprintf(stderr, "dtrain: %s\n", error.what());
+  }
+}
+
+}  // namespace
+
+int launch(const LaunchRequest& request) {
+  const Variables variables = process_variables();
+  const LaunchPlan plan = make_launch_plan(request, variables);
+  for (const std::string& warning : plan.warnings) std::fprintf(stderr, "dtrain: warning: %s\n", warning.c_str());
+  if (request.dry_run) {
+    print(request.json ? pretty(to_json(plan)) : render_plan(plan));
+    return static_cast<int>(ExitCode::kDone);
+  }
+  const SystemClock clock;
+  const RunFolder folder = create_run_folder(request.run_dir, plan.experiment.name, plan.experiment.text);
+  write_file_atomic(folder.plan(), pretty(to_json(plan)));
+  print(render_plan(plan) + "run         " + folder.path.string() + "\n");
+
+  std::signal(SIGPIPE, SIG_IGN);  // a reader of our output that goes away does not end the run
+  EventLog events(folder.events(), clock, -1, plan.host);
+  events.write("run_started", {{"name", plan.experiment.name}, {"world_size", plan.world_size()}});
+  Screen screen(STDOUT_FILENO, ::isatty(STDOUT_FILENO) == 1, clock);
+  Supervisor supervisor(plan, folder, events, screen, clock);
+  profile::AgentProcess agent = start_host_agent(plan, folder);
+  events.write("agent_started", {{"agent", plan.host}, {"pid", agent.process.pid()}});
+
+  Handover handover;
+  handover.launcher_pid = ::getpid();
+  handover.run_dir = folder.path;
+  handover.rendezvous = rendezvous_path(private_folder(variables), "launch-" + random_hex(8));
+  handover.agent_id = plan.host;
+  handover.agent_socket = agent.socket;
+  supervisor.start_ranks(handover, variables);
+  Outcome outcome = supervisor.watch();
+  std::error_code ignored;
+  std::filesystem::remove(handover.rendezvous, ignored);  // left only by a rank 0 that was killed early
+
+  const ExitStatus agent_status = profile::finish_agent(agent, kAgentPatience);
+  if (!agent_status.success() && !outcome.failure) {
+    outcome.exit_code = static_cast<int>(ExitCode::kRunFailed);
+    outcome.failure = Failure{-1, "the profiling agent did not write everything: " + agent_status.describe(),
+                              "its log is in " + folder.logs().string()};
+  }
+  write_last_event(events, outcome);
+  if (outcome.failure) {
+    report(*outcome.failure, folder);
+  } else {
+    print("\n" + summary_text(folder.path, STDOUT_FILENO));
+  }
+  print("\nwritten to " + folder.path.string() + "\n");
+  return outcome.exit_code;
+}
+
+}  // namespace dtrain::run

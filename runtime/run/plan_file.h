@@ -1,0 +1,36 @@
+// plan.json: what a run was decided to be, before it starts. Plain functions.
+#pragma once
+
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "dtrain/base/json.h"
+#include "dtrain/config/experiment.h"
+#include "dtrain/scheduler/batch_split.h"
+
+namespace dtrain::run {
+
+struct RankPlacement {
+  int rank = 0;
+  std::string host;
+  std::vector<int> cpus;  // it is bound to these; empty: not bound by dtrain
+};
+
+struct PlanFacts {
+  const config::Experiment& experiment;
+  std::vector<std::string> overrides;
+  std::string started_by;            // "dtrain launch", "Open MPI", …
+  std::vector<std::string> command;  // of a rank
+  scheduler::BatchSplit split;
+  std::vector<RankPlacement> placement;
+  std::vector<std::string> warnings;
+  Json versions;
+};
+
+Json plan_json(const PlanFacts& facts);
+
+// Replaces one top-level key of plan.json; readers see the old file or the new.
+void update_plan_file(const std::filesystem::path& plan, const std::string& key, const Json& value);
+
+}  // namespace dtrain::run

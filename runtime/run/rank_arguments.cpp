@@ -1,0 +1,68 @@
+// The command line of a rank program.
+#include <cstdio>
+#include <cstdlib>
+
+#include "dtrain/base/error.h"
+#include "dtrain/run/rank_session.h"
+
+namespace dtrain::run {
+namespace {
+
+constexpr const char* kUsage = R"(usage: %s [--run-dir DIR] [--set KEY=VALUE]... EXPERIMENT.yaml
+
+Trains what EXPERIMENT.yaml describes. Started by itself it is a single rank; started by `dtrain launch`, mpirun, srun
+or torchrun-style variables (RANK, WORLD_SIZE, ...) it is one of several.
+
+  --run-dir DIR     where to write the run (default: the next folder under runs/)
+  --set KEY=VALUE   override one key of the experiment, for instance --set searcher.max_length.epochs=1
+  --help            this text
+
+examples:
+  dtrain launch EXPERIMENT.yaml           one rank a slot, on this machine
+  mpirun -np 2 %s EXPERIMENT.yaml
+)";
+
+[[noreturn]] void refuse(const std::string& program, const std::string& message) {
+  std::fprintf(stderr, "%s: %s\n%s: --help says how to call it\n", program.c_str(), message.c_str(), program.c_str());
+  std::exit(static_cast<int>(ExitCode::kBadInput));
+}
+
+}  // namespace
+
+RankOptions parse_rank_arguments(int argc, char** argv) {
+  RankOptions options;
+  options.program = argc > 0 ? argv[0] : "rank";
+  for (int i = 1; i < argc; ++i) {
+    std::string argument = argv[i];
+    // The value of "--name VALUE" or "--name=VALUE", if this is that option.
+    const auto value_of = [&](const std::string& name, std::string* value) {
+      if (argument == name) {
+        if (++i >= argc) refuse(options.program, name + " needs a value");
+        *value = argv[i];
+        return true;
+      }
+      if (argument.rfind(name + "=", 0) != 0) return false;
+      *value = argument.substr(name.size() + 1);
+      return true;
+    };
+    std::string value;
+    if (argument == "--help" || argument == "-h") {
+      std::printf(kUsage, options.program.c_str(), options.program.c_str());
+      std::exit(static_cast<int>(ExitCode::kDone));
+    } else if (value_of("--run-dir", &value)) {
+      options.run_dir = value;
+    } else if (value_of("--set", &value)) {
+      options.overrides.push_back(value);
+    } else if (argument.rfind("-", 0) == 0 && argument.size() > 1) {
+      refuse(options.program, "unknown option " + argument);
+    } else if (!options.experiment_file.empty()) {
+      refuse(options.program, "more than one experiment file: " + options.experiment_file.string() + " and " + argument);
+    } else {
+      options.experiment_file = argument;
+    }
+  }
+  if (options.experiment_file.empty()) refuse(options.program, "no experiment file given");
+  return options;
+}
+
+}  // namespace dtrain::run

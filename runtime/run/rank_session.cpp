@@ -1,0 +1,224 @@
+#include "dtrain/run/rank_session.h"
+
+#include <cmath>
+#include <csignal>
+#include <cstdio>
+#include <thread>
+
+#include <unistd.h>
+
+#include "dtrain/base/error.h"
+#include "dtrain/comm/host_share.h"
+#include "dtrain/run/summary_text.h"
+#include "plan_file.h"
+#include "rank_session_impl.h"
+
+namespace dtrain::run {
+namespace {
+
+constexpr auto kProgressPeriod = std::chrono::milliseconds(200);
+constexpr auto kFlushTimeout = std::chrono::seconds(10);
+constexpr auto kCauseTimeout = std::chrono::seconds(1);
+
+// Why this rank has to end: its own error, or another rank's failure.
+struct Blame {
+  bool primary = true;
+  comm::RankFailure failure;
+};
+
+// A collective that breaks off because a peer died may do so before the control plane knows the reason.
+Blame find_blame(comm::ControlPlane& control, const std::exception& error, std::int64_t step) {
+  const int rank = control.world().rank;
+  auto failure = control.failure();
+  if (dynamic_cast<const CommError*>(&error)) {
+    const auto deadline = std::chrono::steady_clock::now() + kCauseTimeout;
+    while (!failure && control.world().size > 1 && std::chrono::steady_clock::now() < deadline) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(2));
+      failure = control.failure();
+    }
+  }
+  if (failure && failure->rank != rank) return {false, *failure};
+  return {true, {rank, step, describe(error)}};
+}
+
+std::string at_step(std::int64_t step) { return step >= 0 ? " at batch " + std::to_string(step) : ""; }
+
+}  // namespace
+
+double RemainingTime::seconds_left(const Progress& progress, Nanoseconds now) {
+  if (!first_time_) {
+    first_time_ = now;
+    first_batch_ = progress.batch;
+  }
+  const double seconds = to_seconds(now - *first_time_);
+  const auto done = static_cast<double>(progress.batch - first_batch_);
+  if (done <= 0 || seconds <= 0) return -1;
+  return seconds / done * static_cast<double>(progress.total_batches - progress.batch);
+}
+
+RankSession::RankSession(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+
+RankSession::~RankSession() = default;
+
+const config::Experiment& RankSession::experiment() const { return impl_->experiment; }
+const comm::World& RankSession::world() const { return impl_->environment.world; }
+comm::ControlPlane& RankSession::control() { return *impl_->control; }
+comm::Communicator& RankSession::communicator() { return *impl_->communicator; }
+profile::Recorder& RankSession::recorder() { return *impl_->recorder; }
+const Clock& RankSession::clock() const { return impl_->clock; }
+const Logger& RankSession::log() const { return impl_->log; }
+const std::filesystem::path& RankSession::run_dir() const { return impl_->folder.path; }
+std::int64_t RankSession::batch_per_rank() const { return impl_->split.per_slot; }
+
+SharedMemory RankSession::share_on_host(const std::string& name, const std::function<SharedMemory()>& make) {
+  return comm::share_on_host(*impl_->control, name, make);
+}
+
+bool RankSession::stop_requested() const { return impl_->launcher_gone || StopSignals::received() != 0; }
+
+std::string RankSession::stop_reason() const {
+  if (impl_->launcher_gone) {
+    return "the launcher (pid " + std::to_string(impl_->environment.handover->launcher_pid) + ") is gone";
+  }
+  if (const int signal = StopSignals::received()) return signal == SIGINT ? "SIGINT" : "SIGTERM";
+  return {};
+}
+
+void RankSession::report_progress(const Progress& progress) {
+  Impl& self = *impl_;
+  const Nanoseconds now = self.clock.monotonic();
+  const bool due = now - self.reported >= kProgressPeriod || progress.batch >= progress.total_batches;
+  Progress full = progress;
+  full.seconds_left = self.remaining.seconds_left(progress, now);
+  if (!self.is_rank_0() || !due) return;
+  self.reported = now;
+  if (self.link) {
+    self.link->send(progress_message(full), true);
+  } else {
+    self.redirect->screen().progress(full);
+  }
+}
+
+void RankSession::write_metrics(const Json& line) {
+  if (!impl_->metrics) return;
+  Json full = {{"time", format_utc(impl_->clock.wall())}};
+  for (const auto& [key, value] : line.items()) full[key] = value;
+  impl_->metrics->append(to_line(full) + "\n");
+}
+
+void RankSession::write_event(const std::string& event, Json fields) { impl_->events->write(event, fields); }
+
+void RankSession::update_plan(const std::string& key, const Json& value) {
+  if (impl_->is_rank_0()) update_plan_file(impl_->folder.plan(), key, value);
+}
+
+void RankSession::set_step(std::int64_t batch) {
+  impl_->step.store(batch, std::memory_order_relaxed);
+  impl_->control->set_step(batch);
+  if (const auto lost = impl_->recorder->agent_error()) {
+    throw Error(*lost, "free space where the run is written, or give another folder with --run-dir");
+  }
+}
+
+int RankSession::finish(bool stopped) {
+  Impl& self = *impl_;
+  try {
+    self.recorder->mark(profile::RunMark::kFinalizationEnd);
+    self.recorder->flush(kFlushTimeout);
+    if (const auto lost = self.recorder->agent_error()) {
+      throw Error(*lost, "free space where the run is written, or give another folder with --run-dir");
+    }
+    int code = static_cast<int>(ExitCode::kDone);
+    if (stopped) code = static_cast<int>(self.launcher_gone ? ExitCode::kRunFailed : ExitCode::kInterrupted);
+    Json fields = {{"exit_code", code}, {"step", self.step.load()}};
+    if (stopped) fields["stopped"] = stop_reason().empty() ? "another rank was asked to stop" : stop_reason();
+    self.events->write("rank_finished", fields);
+    if (self.link) self.link->send(state_message("finished"));
+    self.control->barrier("run.finished");  // everybody's records are on disk
+    self.control->finish();
+    self.ended = true;
+    if (self.redirect) {
+      self.redirect->screen().end_progress();
+      self.redirect->stop_copying();
+      if (self.is_rank_0()) {
+        self.events->write("run_ended", run_ended(code, ""));
+        self.redirect->original_output(summary_text(self.folder.path, self.redirect->output()) +
+                                       "\nwritten to " + self.folder.path.string() + "\n");
+      }
+    }
+    return code;
+  } catch (const std::exception& error) {
+    return fail(error);
+  }
+}
+
+int RankSession::fail(const std::exception& error) {
+  Impl& self = *impl_;
+  self.report_failure(error);
+  try {
+    self.recorder->flush(std::chrono::seconds(2));
+  } catch (const std::exception& lost) {
+    self.log->warn("the last records were not confirmed: {}", lost.what());
+  }
+  return static_cast<int>(ExitCode::kRunFailed);
+}
+
+void RankSession::Impl::try_event(const std::string& event, const Json& fields) {
+  if (!events) return;
+  try {
+    events->write(event, fields);
+  } catch (const std::exception& error) {
+    log->error("cannot write the event '{}': {}", event, error.what());
+  }
+}
+
+void RankSession::Impl::report_failure(const std::exception& error) {
+  if (std::exchange(ended, true)) return;  // once is enough
+  const std::int64_t at = step.load();
+  Blame blame{true, {environment.world.rank, at, describe(error)}};
+  std::string remedy;
+  if (const auto* typed = dynamic_cast<const Error*>(&error)) remedy = typed->remedy();
+  if (control) {
+    blame = find_blame(*control, error, at);
+    // Its own departure, once told, wakes everybody who waits for it.
+    if (blame.primary) control->fail(blame.failure);
+  }
+  if (communicator) communicator->abort(blame.primary ? blame.failure.cause : comm::failure_text(blame.failure));
+  if (link) link->send(error_message(blame.primary, at, blame.failure.cause, blame.primary ? remedy : ""));
+  if (redirect) {
+    redirect->screen().end_progress();
+    redirect->stop_copying();
+  }
+  const bool alone = environment.world.size == 1;
+  std::string text = alone ? "the run" : "rank " + std::to_string(environment.world.rank);
+  if (blame.primary) {
+    text += " failed" + at_step(at) + ": " + blame.failure.cause;
+    if (!remedy.empty()) text += "\n  " + remedy;
+    try_event("rank_failed", {{"step", at}, {"cause", blame.failure.cause}, {"remedy", remedy}});
+  } else {
+    text += " stopped because rank " + std::to_string(blame.failure.rank) + " failed" + at_step(blame.failure.step);
+    try_event("rank_stopped", {{"step", at}, {"because_of_rank", blame.failure.rank}});
+  }
+  if (is_rank_0() && !launched()) {
+    try_event("run_ended", run_ended(static_cast<int>(ExitCode::kRunFailed), comm::failure_text(blame.failure)));
+  }
+  print_failure(text, blame.primary);
+}
+
+void RankSession::Impl::print_failure(const std::string& text, bool primary) {
+  if (redirect || launched()) log->error("{}", text);  // into the log file
+  if (launched()) return;                              // which prints it
+  const std::string line = "dtrain: " + text + "\n";
+  if (!redirect) {
+    std::fputs(line.c_str(), stderr);
+    return;
+  }
+  redirect->original_error(line);
+  if (primary) redirect->original_error("dtrain: its log is " + folder.log(environment.world.rank).string() + "\n");
+}
+
+int exit_code_of(const std::exception& error) {
+  return static_cast<int>(dynamic_cast<const ConfigError*>(&error) ? ExitCode::kBadInput : ExitCode::kRunFailed);
+}
+
+}  // namespace dtrain::run

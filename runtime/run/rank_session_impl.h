@@ -1,0 +1,84 @@
+// The parts of a RankSession. Members are destroyed in reverse order: what watches and reports goes last.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+
+#include "dtrain/base/clock.h"
+#include "dtrain/base/file.h"
+#include "dtrain/run/rank_session.h"
+#include "dtrain/run/run_folder.h"
+#include "dtrain/scheduler/batch_split.h"
+#include "environment.h"
+#include "event_log.h"
+#include "exit_timer.h"
+#include "launcher_link.h"
+#include "log_redirect.h"
+#include "rendezvous.h"
+#include "stop_signals.h"
+
+namespace dtrain::run {
+
+// Estimates the time left from how fast batches have come since the first report.
+class RemainingTime {
+ public:
+  double seconds_left(const Progress& progress, Nanoseconds now);
+
+ private:
+  std::optional<Nanoseconds> first_time_;
+  std::int64_t first_batch_ = 0;
+};
+
+struct RankSession::Impl {
+  RankOptions options;
+  RankEnvironment environment;
+  config::Experiment experiment;
+  scheduler::BatchSplit split;
+  SystemClock clock;
+  Nanoseconds process_started{0};
+  std::string host_name;
+  Logger log;
+  RunFolder folder;
+
+  std::atomic<bool> launcher_gone{false};
+  std::atomic<std::int64_t> step{-1};
+
+  ExitTimer exit_timer;
+  std::unique_ptr<LogRedirect> redirect;  // none where the launcher made the log the output already
+  std::unique_ptr<EventLog> events;
+  std::unique_ptr<LineAppender> metrics;  // rank 0
+  std::unique_ptr<comm::ControlPlane> control;
+  std::unique_ptr<LauncherLink> link;
+  std::unique_ptr<profile::Recorder> recorder;
+  std::unique_ptr<comm::Communicator> communicator;
+  std::unique_ptr<StopSignals> signals;
+
+  Nanoseconds reported{0};
+  RemainingTime remaining;
+  bool ended = false;
+
+  bool is_rank_0() const { return environment.world.rank == 0; }
+  bool launched() const { return environment.handover.has_value(); }
+
+  // The steps of start(), in order.
+  void read_experiment();
+  void connect_launcher();
+  void connect_ranks();
+  void compare_ranks();
+  void open_run_folder();
+  void redirect_output();
+  void start_recording();
+  void write_plan();
+
+  void on_launcher_gone();
+  void on_rank_failure(const comm::RankFailure& failure);
+  // Tells everybody why this rank ends: the other ranks, the launcher or the screen, the log. Once.
+  void report_failure(const std::exception& error);
+  void print_failure(const std::string& text, bool primary);
+  void try_event(const std::string& event, const Json& fields);
+};
+
+}  // namespace dtrain::run

@@ -1,0 +1,221 @@
+// How a rank comes up: who am I, who are the others, where is the run's folder.
+#include <functional>
+
+#include <unistd.h>
+
+#include "dtrain/base/error.h"
+#include "dtrain/base/unix_socket.h"
+#include "dtrain/comm/backends.h"
+#include "dtrain/host/identity.h"
+#include "dtrain/profile/agent_process.h"
+#include "dtrain/run/log_tail.h"
+#include "dtrain/run/version.h"
+#include "plan_file.h"
+#include "process_id.h"
+#include "rank_session_impl.h"
+
+namespace dtrain::run {
+namespace {
+
+constexpr auto kGraceAfterLauncher = std::chrono::seconds(5);
+constexpr auto kGraceAfterFailure = std::chrono::seconds(10);
+
+std::vector<std::string> rank_list(const std::vector<std::string>& values, const std::string& other) {
+  std::vector<std::string> ranks;
+  for (std::size_t rank = 0; rank < values.size(); ++rank) {
+    if (values[rank] != other) ranks.push_back(std::to_string(rank));
+  }
+  return ranks;
+}
+
+}  // namespace
+
+std::unique_ptr<RankSession> RankSession::start(const RankOptions& options) {
+  auto impl = std::make_unique<Impl>();
+  Impl& self = *impl;
+  self.options = options;
+  self.log = make_stderr_logger();
+  self.process_started = process_start(self.clock);
+  self.environment = read_rank_environment(process_variables());
+  const host::HostIdentity host = host::host_identity();
+  self.host_name = host.name;
+  if (self.environment.world.host.empty()) self.environment.world.host = host.key;
+  try {
+    self.connect_launcher();
+    self.read_experiment();
+    self.connect_ranks();
+    self.compare_ranks();
+    self.open_run_folder();
+    self.redirect_output();
+    self.start_recording();
+    self.communicator = comm::make_shm_communicator(
+        *self.control, {.timeout = self.experiment.communication_timeout, .log = self.log});
+    self.control->on_failure([&self](const comm::RankFailure& failure) { self.on_rank_failure(failure); });
+    // From here on a signal asks for a stop after the step; before, it simply ended this process.
+    self.signals = std::make_unique<StopSignals>();
+    self.control->barrier("run.started");
+  } catch (const std::exception& error) {
+    self.report_failure(error);
+    throw;
+  }
+  if (self.link) self.link->send(state_message("started"));
+  self.events->write("rank_running");
+  return std::unique_ptr<RankSession>(new RankSession(std::move(impl)));
+}
+
+void RankSession::Impl::connect_launcher() {
+  if (!launched()) return;
+  link = std::make_unique<LauncherLink>(UniqueFd(environment.handover->link_fd));
+  link->watch([this] { on_launcher_gone(); });
+}
+
+void RankSession::Impl::read_experiment() {
+  try {
+    experiment = config::read_experiment(options.experiment_file, options.overrides);
+    split = scheduler::split_batch(experiment.global_batch_size, environment.world.size);
+  } catch (const ConfigError&) {
+    if (is_rank_0() || launched()) throw;
+    throw ConfigError(options.experiment_file.string() + " cannot be run; rank 0 says why");
+  }
+}
+
+void RankSession::Impl::connect_ranks() {
+  const comm::World& world = environment.world;
+  comm::ControlOptions control_options{.world = world, .timeout = experiment.communication_timeout, .log = log};
+  if (world.size == 1) {
+    control_options.secret = random_hex(32);
+    control = comm::ControlPlane::serve(control_options, {}, nullptr);
+    return;
+  }
+  const std::filesystem::path file = launched()
+                                         ? environment.handover->rendezvous
+                                         : rendezvous_path(private_folder(process_variables()), environment.job);
+  control_options.session = file.stem().string();
+  if (world.rank == 0) {
+    control_options.secret = random_hex(32);
+    comm::ControlEndpoint bound;
+    control = comm::ControlPlane::serve(control_options, {}, &bound);
+    const RendezvousFile contact(file, {bound.address, bound.port, control_options.secret});
+    control->barrier("run.connected");  // then nobody needs the file any more
+  } else {
+    const Contact contact = await_contact(file, experiment.communication_timeout);
+    control_options.secret = contact.secret;
+    control = comm::ControlPlane::connect(control_options, {contact.address, contact.port});
+    control->barrier("run.connected");
+  }
+}
+
+void RankSession::Impl::compare_ranks() {
+  const host::HostIdentity host = host::host_identity();
+  const auto hosts = control->gather("run.hosts", host.key);
+  if (const auto others = rank_list(hosts, hosts[0]); !others.empty()) {
+    throw ConfigError("not supported yet: rank " + others.front() +
+                          " is on another host than rank 0; ranks on several hosts need the mpi backend",
+                      "start all ranks on one host");
+  }
+  const auto experiments = control->gather(
+      "run.experiment", std::to_string(std::hash<std::string>{}(config::to_json(experiment).dump())));
+  if (const auto others = rank_list(experiments, experiments[0]); !others.empty()) {
+    throw ConfigError("rank " + others.front() + " was given another experiment than rank 0",
+                      "start every rank with the same experiment file and the same --set");
+  }
+}
+
+void RankSession::Impl::open_run_folder() {
+  if (launched()) {
+    folder.path = environment.handover->run_dir;
+  } else if (is_rank_0()) {
+    try {
+      folder = create_run_folder(options.run_dir, experiment.name, experiment.text);
+      write_plan();
+    } catch (const ConfigError&) {
+      control->set("run.folder", "");
+      throw;
+    }
+    control->set("run.folder", folder.path.string());
+  } else {
+    folder.path = control->get("run.folder");
+    if (folder.path.empty()) throw ConfigError("rank 0 was given bad input, and says what");
+  }
+  events = std::make_unique<EventLog>(folder.events(), clock, environment.world.rank, host_name);
+  if (is_rank_0()) metrics = std::make_unique<LineAppender>(folder.metrics());
+  if (is_rank_0() && launched()) {
+    Json versions = options.versions.is_object() ? options.versions : Json::object();
+    versions["dtrain"] = version();
+    update_plan_file(folder.plan(), "versions", versions);
+  }
+  if (!launched()) events->write("rank_started");
+}
+
+void RankSession::Impl::write_plan() {
+  const comm::World& world = environment.world;
+  PlanFacts facts{.experiment = experiment, .overrides = options.overrides, .started_by = environment.started_by};
+  facts.command = {options.program, options.experiment_file.string()};
+  facts.split = split;
+  if (world.size != experiment.resources.slots_per_trial) {
+    facts.warnings.push_back("the world size is " + std::to_string(world.size) + ", as " + environment.started_by +
+                             " says; resources.slots_per_trial (" +
+                             std::to_string(experiment.resources.slots_per_trial) + ") is not used");
+  }
+  if (!split.warning.empty()) facts.warnings.push_back(split.warning);
+  for (const std::string& warning : facts.warnings) log->warn("{}", warning);
+  for (int rank = 0; rank < world.size; ++rank) facts.placement.push_back({rank, host_name, {}});
+  facts.versions = options.versions.is_object() ? options.versions : Json::object();
+  facts.versions["dtrain"] = version();
+  write_file_atomic(folder.plan(), plan_json(facts).dump(2, ' ', false, Json::error_handler_t::replace) + "\n");
+}
+
+void RankSession::Impl::redirect_output() {
+  if (launched()) return;  // the launcher made the log file this process's output
+  const comm::World& world = environment.world;
+  // mpirun hands out terminals that nobody looks at: only a process started by itself may redraw its progress.
+  const bool terminal = world.size == 1 && environment.started_by == "nothing";
+  redirect = std::make_unique<LogRedirect>(folder.log(world.rank), world.rank,
+                                           world.size > 1 ? rank_prefix(world.rank) : "", terminal, clock);
+}
+
+void RankSession::Impl::start_recording() {
+  const comm::World& world = environment.world;
+  Json header = {{"run", folder.path.filename().string()}};
+  header["versions"] = options.versions.is_object() ? options.versions : Json::object();
+  header["versions"]["dtrain"] = version();
+  std::string socket;
+  if (launched()) {
+    socket = environment.handover->agent_socket;
+  } else if (world.local_rank == 0) {
+    profile::AgentOptions agent_options{.agent_id = host_name, .profile_folder = folder.profile(), .header = header};
+    for (int rank = 0; rank < world.local_size; ++rank) agent_options.local_ranks.push_back(rank);
+    profile::AgentProcess agent = profile::start_agent(agent_options);
+    socket = agent.socket;
+    events->write("agent_started", {{"agent", host_name}, {"pid", agent.process.pid()}});
+    agent.process.detach();  // it ends by itself, after the last rank
+    control->set("run.agent", socket);
+  } else {
+    socket = control->get("run.agent");
+  }
+  recorder = std::make_unique<profile::Recorder>(
+      profile::Recorder::Options{
+          .rank = world.rank, .world_size = world.size, .agent_socket = socket, .header = header},
+      clock, process_started);
+}
+
+void RankSession::Impl::on_launcher_gone() {
+  const std::string cause =
+      "the launcher (pid " + std::to_string(environment.handover->launcher_pid) + ") is gone; this rank stops";
+  launcher_gone = true;
+  log->error("{}", cause);
+  try_event("launcher_gone", {{"cause", cause}});
+  exit_timer.arm(kGraceAfterLauncher, static_cast<int>(ExitCode::kRunFailed), [this, cause] {
+    log->error("the step did not end within {} s after the launcher was gone: ending at once",
+               std::chrono::seconds(kGraceAfterLauncher).count());
+  });
+}
+
+void RankSession::Impl::on_rank_failure(const comm::RankFailure&) {
+  exit_timer.arm(kGraceAfterFailure, static_cast<int>(ExitCode::kRunFailed), [this] {
+    log->error("this rank did not come out of its step within {} s after the failure: ending at once",
+               std::chrono::seconds(kGraceAfterFailure).count());
+  });
+}
+
+}  // namespace dtrain::run

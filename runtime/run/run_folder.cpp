@@ -1,0 +1,152 @@
+#include "dtrain/run/run_folder.h"
+
+#include <algorithm>
+#include <cctype>
+#include <cerrno>
+#include <charconv>
+#include <cstdio>
+#include <optional>
+#include <vector>
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "dtrain/base/error.h"
+#include "dtrain/base/fd.h"
+#include "dtrain/base/file.h"
+#include "dtrain/base/text.h"
+
+namespace dtrain::run {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr const char* kRunsFolder = "runs";
+
+// "Fashion MNIST (CNN)" -> "fashion-mnist-cnn"
+std::string folder_name(const std::string& name) {
+  std::string result;
+  for (const char letter : name) {
+    const auto byte = static_cast<unsigned char>(letter);
+    if (std::isalnum(byte) || letter == '.') {
+      result += static_cast<char>(std::tolower(byte));
+    } else if (!result.empty() && result.back() != '-') {
+      result += '-';
+    }
+  }
+  result = result.substr(0, 60);
+  while (!result.empty() && (result.back() == '-' || result.back() == '.')) result.pop_back();
+  while (!result.empty() && result.front() == '.') result.erase(0, 1);
+  return result.empty() ? "run" : result;
+}
+
+// The number at the start of "0007-fashion-mnist".
+std::optional<int> run_number(const std::string& name) {
+  int number = 0;
+  const auto [end, code] = std::from_chars(name.data(), name.data() + name.size(), number);
+  const bool whole = code == std::errc() && (end == name.data() + name.size() || *end == '-');
+  return whole ? std::optional(number) : std::nullopt;
+}
+
+std::vector<std::string> run_names(const fs::path& runs) {
+  std::vector<std::string> names;
+  std::error_code code;
+  for (const auto& entry : fs::directory_iterator(runs, code)) {
+    if (entry.is_directory(code) && run_number(entry.path().filename())) names.push_back(entry.path().filename());
+  }
+  std::sort(names.begin(), names.end(), [](const std::string& a, const std::string& b) {
+    return std::pair(*run_number(a), a) < std::pair(*run_number(b), b);
+  });
+  return names;
+}
+
+// Numbers are given out one at a time: two runs of different names must not get the same one.
+fs::path make_numbered(const std::string& name) {
+  const fs::path runs = fs::absolute(kRunsFolder);
+  make_folder(runs);
+  const UniqueFd lock(::open((runs / ".lock").c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666));
+  if (!lock || ::flock(lock.get(), LOCK_EX) != 0) {
+    throw SystemError("cannot lock " + (runs / ".lock").string(), errno, "give a folder with --run-dir");
+  }
+  const auto names = run_names(runs);
+  const int number = names.empty() ? 1 : *run_number(names.back()) + 1;
+  char prefix[16];
+  std::snprintf(prefix, sizeof prefix, "%04d-", number);
+  const fs::path path = runs / (prefix + folder_name(name));
+  if (::mkdir(path.c_str(), 0777) != 0) throw SystemError("cannot make the run's folder " + path.string(), errno);
+  return path;
+}
+
+bool holds_run(const fs::path& path) {
+  std::error_code code;
+  return fs::exists(path / "experiment.yaml", code) || fs::exists(path / "events.jsonl", code);
+}
+
+}  // namespace
+
+fs::path RunFolder::log(int rank) const {
+  char name[32];
+  std::snprintf(name, sizeof name, "rank-%04d.log", rank);
+  return logs() / name;
+}
+
+RunFolder create_run_folder(const fs::path& requested, const std::string& name, const std::string& experiment_text) {
+  RunFolder folder;
+  if (requested.empty()) {
+    folder.path = make_numbered(name);
+  } else {
+    folder.path = fs::absolute(requested).lexically_normal();
+    make_folder(folder.path);
+  }
+  // Made here and by nobody before: of two runs that ask for one folder, the second is refused.
+  const bool has_events = fs::exists(folder.events());
+  const UniqueFd claim(
+      has_events ? -1 : ::open(folder.experiment().c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666));
+  if (has_events || (!claim && errno == EEXIST)) {
+    throw ConfigError("--run-dir: " + folder.path.string() + " already holds a run",
+                      "give another folder, or leave --run-dir out to get the next one under runs/");
+  }
+  if (!claim) throw SystemError("cannot write " + folder.experiment().string(), errno);
+  write_file_atomic(folder.experiment(), experiment_text);
+  make_folder(folder.logs());
+  make_folder(folder.profile());
+  return folder;
+}
+
+RunFolder find_run(const std::string& run) {
+  std::error_code code;
+  if (const fs::path path = fs::absolute(run); fs::is_directory(path, code)) {
+    if (holds_run(path)) return {path.lexically_normal()};
+    if (run.find('/') != std::string::npos) {
+      throw ConfigError(run + ": not a run's folder (it has neither experiment.yaml nor events.jsonl)");
+    }
+  }
+  const fs::path runs = fs::absolute(kRunsFolder);
+  const std::vector<std::string> names = run_names(runs);
+  for (auto name = names.rbegin(); name != names.rend(); ++name) {
+    const bool same_number = std::all_of(run.begin(), run.end(), [](unsigned char c) { return std::isdigit(c); }) &&
+                             run_number(run) == run_number(*name);
+    const auto dash = name->find('-');
+    const bool same_name = dash != std::string::npos && name->substr(dash + 1) == folder_name(run);
+    if (*name == run || same_number || same_name) return {runs / *name};
+  }
+  if (names.empty()) {
+    throw ConfigError("no run '" + run + "': there is no run under " + runs.string(),
+                      "give the path of a run's folder, or go to the folder you launched from");
+  }
+  std::string near = names.back();
+  if (const auto whole = nearest(run, names)) {
+    near = *whole;
+  } else {  // "fashion-mnits" should find 0007-fashion-mnist
+    std::vector<std::string> bare;
+    for (const std::string& name : names) bare.push_back(name.substr(std::min(name.find('-') + 1, name.size())));
+    if (const auto part = nearest(run, bare)) {
+      near = names[static_cast<std::size_t>(std::find(bare.begin(), bare.end(), *part) - bare.begin())];
+    }
+  }
+  throw ConfigError("no run '" + run + "' under " + runs.string() + "; did you mean " + near + "?");
+}
+
+}  // namespace dtrain::run

@@ -1,0 +1,228 @@
+#include "supervisor.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <csignal>
+
+#include <poll.h>
+#include <sys/signalfd.h>
+#include <unistd.h>
+
+#include "dtrain/base/error.h"
+
+namespace dtrain::run {
+namespace {
+
+constexpr int kPollMs = 50;  // how often logs are shown
+// A failing rank tells the others through the control plane, and they stop by themselves. A rank that has not come so
+// far hears of it by SIGTERM; one that hangs is killed.
+constexpr auto kGraceBeforeTerm = std::chrono::milliseconds(500);
+constexpr auto kGraceBeforeKill = std::chrono::seconds(5);
+constexpr std::size_t kLinesShown = 15;
+
+sigset_t stop_signals() {
+  sigset_t set;
+  ::sigemptyset(&set);
+  ::sigaddset(&set, SIGINT);
+  ::sigaddset(&set, SIGTERM);
+  struct sigaction hang_up {};
+  ::sigaction(SIGHUP, nullptr, &hang_up);
+  if (hang_up.sa_handler != SIG_IGN) ::sigaddset(&set, SIGHUP);  // nohup asks to ignore it
+  return set;
+}
+
+std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }
+
+}  // namespace
+
+Supervisor::Supervisor(const LaunchPlan& plan, const RunFolder& folder, EventLog& events, Screen& screen,
+                       const Clock& clock)
+    : plan_(plan), folder_(folder), events_(events), screen_(screen), clock_(clock) {
+  const sigset_t set = stop_signals();
+  ::pthread_sigmask(SIG_BLOCK, &set, nullptr);
+  signals_.reset(::signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK));
+  if (!signals_) throw SystemError("cannot make a signalfd", errno);
+}
+
+Supervisor::~Supervisor() {
+  const sigset_t set = stop_signals();
+  ::pthread_sigmask(SIG_UNBLOCK, &set, nullptr);
+}
+
+void Supervisor::start_ranks(const Handover& handover, const Variables& variables) {
+  for (const RankPlacement& placement : plan_.ranks) {
+    const auto log = folder_.log(placement.rank);
+    ranks_.push_back(RankProcess::start(plan_, placement, handover, log, variables));
+    tail_.add(placement.rank, log);
+    event("rank_started", {{"rank", placement.rank}, {"pid", ranks_.back().process().pid()}, {"cpus", placement.cpus}});
+  }
+}
+
+Outcome Supervisor::watch() {
+  while (!all_ended()) {
+    wait_for_events();
+    take_signals();
+    reap();
+    read_links();
+    show_logs(false);
+    for (RankProcess& rank : ranks_) judge(rank);
+    stop_the_rest();
+  }
+  read_links();
+  show_logs(true);
+  screen_.end_progress();
+  return outcome();
+}
+
+void Supervisor::wait_for_events() {
+  std::vector<pollfd> fds{{signals_.get(), POLLIN, 0}};
+  for (const RankProcess& rank : ranks_) {
+    if (!rank.status()) fds.push_back({rank.process().pidfd(), POLLIN, 0});
+    if (rank.link_fd() >= 0) fds.push_back({rank.link_fd(), POLLIN, 0});
+  }
+  ::poll(fds.data(), fds.size(), kPollMs);
+}
+
+void Supervisor::take_signals() {
+  signalfd_siginfo info{};
+  while (::read(signals_.get(), &info, sizeof info) == sizeof info) {
+    ++interrupts_;
+    const std::string name = "SIG" + std::string(::sigabbrev_np(static_cast<int>(info.ssi_signo)));
+    event("interrupted", {{"signal", name}});
+    if (interrupts_ == 1) {
+      screen_.line("dtrain: " + name + ": stopping after the current step; once more to kill the ranks");
+      signal_all(SIGTERM);
+    } else {
+      screen_.line("dtrain: " + name + " again: killing the ranks");
+      signal_all(SIGKILL);
+    }
+  }
+}
+
+void Supervisor::reap() {
+  for (RankProcess& rank : ranks_) {
+    if (rank.status() || !rank.reap()) continue;
+    event("rank_ended",
+          {{"rank", rank.rank()}, {"pid", rank.process().pid()}, {"status", rank.status()->describe()}});
+  }
+}
+
+void Supervisor::read_links() {
+  for (RankProcess& rank : ranks_) {
+    std::optional<Progress> progress;
+    rank.read_link(&progress);
+    if (progress) screen_.progress(*progress);
+  }
+}
+
+void Supervisor::show_logs(bool last) {
+  std::vector<std::pair<int, std::string>> lines;
+  const auto collect = [&](int rank, std::string_view line) { lines.emplace_back(rank, line); };
+  last ? tail_.finish(collect) : static_cast<void>(tail_.poll(collect));
+  if (lines.empty()) return;
+  // A rank says what is wrong over its link before it writes it to its log. From then on its log is not shown here: it
+  // is part of the report at the end, where the cause stands once.
+  read_links();
+  for (const auto& [rank, line] : lines) {
+    const auto& error = ranks_[static_cast<std::size_t>(rank)].error();
+    if (error && error->primary) continue;
+    screen_.line((plan_.world_size() > 1 ? rank_prefix(rank) : "") + line);
+  }
+}
+
+void Supervisor::judge(RankProcess& rank) {
+  if (failure_) return;
+  if (rank.error() && rank.error()->primary) {
+    const RankError& error = *rank.error();
+    const std::string step = error.step >= 0 ? " at batch " + std::to_string(error.step) : "";
+    fail({rank.rank(), "rank " + std::to_string(rank.rank()) + " failed" + step + ": " + error.cause, error.remedy});
+    return;
+  }
+  if (!rank.status()) return;
+  const ExitStatus& status = *rank.status();
+  const std::string name = "rank " + std::to_string(rank.rank());
+  const bool asked = interrupts_ > 0 && (status.signal == SIGTERM || status.signal == SIGKILL);
+  if (asked || rank.error()) return;  // a rank that stops because of another is no cause
+  if (status.signal != 0) {
+    std::string remedy;
+    if (status.signal == SIGKILL) {
+      remedy = "dtrain did not send it: somebody did, or the kernel ran out of memory (dmesg tells)";
+    }
+    fail({rank.rank(), name + " was " + status.describe(), remedy});
+  } else if (!rank.joined()) {
+    fail({rank.rank(), name + " ended before it joined the run: " + status.describe(),
+          "is " + plan_.command.front() + " a program that calls dtrain::run_trial()?"});
+  } else if (!rank.finished()) {
+    fail({rank.rank(), name + " ended before the run was over: " + status.describe(), ""});
+  } else if (!status.success() && status.code != static_cast<int>(ExitCode::kInterrupted)) {
+    fail({rank.rank(), name + " ended with " + status.describe(), ""});
+  }
+}
+
+void Supervisor::fail(Failure failure) {
+  if (failure_) return;
+  failed_at_ = clock_.monotonic();
+  failure_ = std::move(failure);
+  event("run_failed", {{"rank", failure_->rank}, {"cause", failure_->cause}});
+}
+
+void Supervisor::stop_the_rest() {
+  if (!failure_) return;
+  const Nanoseconds since = clock_.monotonic() - failed_at_;
+  if (since >= kGraceBeforeTerm && !std::exchange(terminated_, true)) signal_all(SIGTERM);
+  if (since >= kGraceBeforeKill && !std::exchange(killed_, true)) signal_all(SIGKILL);
+}
+
+bool Supervisor::all_ended() const {
+  return std::all_of(ranks_.begin(), ranks_.end(), [](const RankProcess& rank) { return rank.status().has_value(); });
+}
+
+void Supervisor::signal_all(int signal) {
+  for (RankProcess& rank : ranks_) {
+    if (rank.status()) continue;
+    signal == SIGKILL ? rank.process().kill_group(signal) : rank.process().kill(signal);
+  }
+}
+
+void Supervisor::event(const std::string& name, const Json& fields) {
+  try {
+    events_.write(name, fields);
+  } catch (const SystemError& error) {
+    if (failure_) return;
+    failed_at_ = clock_.monotonic();
+    failure_ = Failure{-1, describe(error), "free space where the run is written, or give another --run-dir"};
+  }
+}
+
+Outcome Supervisor::outcome() {
+  for (RankProcess& rank : ranks_) {
+    judge(rank);
+    // Every rank blames another one: still a failure, told in their words.
+    if (interrupts_ == 0 && rank.error()) {
+      fail({rank.rank(), "rank " + std::to_string(rank.rank()) + " stopped: " + rank.error()->cause, ""});
+    }
+  }
+  const auto interrupted = [](const RankProcess& rank) {
+    return rank.status()->code == static_cast<int>(ExitCode::kInterrupted);
+  };
+  Outcome result;
+  if (failure_) {
+    result.exit_code = static_cast<int>(ExitCode::kRunFailed);
+    if (failure_->rank >= 0) {
+      const RankProcess& rank = ranks_[static_cast<std::size_t>(failure_->rank)];
+      if (rank.error()) failure_->status = rank.status()->describe();
+      const std::string said = rank.error() ? first_line(rank.error()->cause) : std::string();
+      for (const std::string& line : last_lines(folder_.log(failure_->rank), kLinesShown)) {
+        if (said.empty() || line.find(said) == std::string::npos) failure_->lines.push_back(line);
+      }
+    }
+    result.failure = failure_;
+  } else if (interrupts_ > 0 || std::any_of(ranks_.begin(), ranks_.end(), interrupted)) {
+    const bool all_done = std::all_of(ranks_.begin(), ranks_.end(),
+                                      [](const RankProcess& rank) { return rank.status()->success(); });
+    result.exit_code = static_cast<int>(all_done ? ExitCode::kDone : ExitCode::kInterrupted);
+  }
+  return result;
+}
+
+}  // namespace dtrain::run

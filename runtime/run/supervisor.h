@@ -1,0 +1,73 @@
+// Watches the ranks of a run from start to end: shows their logs and progress, stops the others when one fails, passes
+// interrupts on. One thread.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "dtrain/base/clock.h"
+#include "dtrain/base/fd.h"
+#include "dtrain/run/log_tail.h"
+#include "dtrain/run/run_folder.h"
+#include "event_log.h"
+#include "launch_plan.h"
+#include "rank_process.h"
+#include "screen.h"
+
+namespace dtrain::run {
+
+// Why a run failed: the first cause, in words that are complete without the logs.
+struct Failure {
+  int rank = -1;  // -1: not a rank
+  std::string cause;
+  std::string remedy;
+  std::string status;              // "exit status 1", "killed by signal 9 (SIGKILL)"; empty: it had not ended
+  std::vector<std::string> lines;  // the last ones of its log
+};
+
+struct Outcome {
+  int exit_code = 0;
+  std::optional<Failure> failure;
+};
+
+class Supervisor {
+ public:
+  Supervisor(const LaunchPlan& plan, const RunFolder& folder, EventLog& events, Screen& screen, const Clock& clock);
+  ~Supervisor();
+
+  // Starts every rank. SystemError names the program that cannot be started; ranks already started are killed.
+  void start_ranks(const Handover& handover, const Variables& variables);
+  // Until the last rank has ended.
+  Outcome watch();
+
+ private:
+  void wait_for_events();
+  void read_links();
+  void show_logs(bool last);
+  void take_signals();
+  void reap();
+  void judge(RankProcess& rank);
+  void fail(Failure failure);
+  void stop_the_rest();
+  bool all_ended() const;
+  void signal_all(int signal);
+  void event(const std::string& name, const Json& fields);
+  Outcome outcome();
+
+  const LaunchPlan& plan_;
+  const RunFolder& folder_;
+  EventLog& events_;
+  Screen& screen_;
+  const Clock& clock_;
+  UniqueFd signals_;  // signalfd for SIGINT, SIGTERM, SIGHUP
+  std::vector<RankProcess> ranks_;
+  LogTail tail_;
+  int interrupts_ = 0;
+  std::optional<Failure> failure_;
+  Nanoseconds failed_at_{0};
+  bool terminated_ = false;  // SIGTERM was sent because of the failure
+  bool killed_ = false;
+};
+
+}  // namespace dtrain::run

@@ -1,0 +1,170 @@
+// The command line: what it says, and with which exit code.
+#include <gmock/gmock.h>
+
+#include "run_harness.h"
+
+namespace dtrain::run {
+namespace {
+
+using testing::HasSubstr;
+using testing::Not;
+using testing::StartsWith;
+
+struct Result {
+  int code;
+  std::string out;
+  std::string err;
+};
+
+Result dtrain(const TestRun& run, std::vector<std::string> arguments) {
+  arguments.insert(arguments.begin(), bin("dtrain"));
+  Command command(run.folder(), arguments);
+  const ExitStatus status = command.wait();
+  EXPECT_EQ(status.signal, 0);
+  return {status.code, command.out(), command.err()};
+}
+
+TEST(Cli, HelpTeaches) {
+  const TestRun run;
+  const Result help = dtrain(run, {"--help"});
+  EXPECT_EQ(help.code, 0);
+  for (const char* part : {"launch", "config", "logs", "summary", "version", "examples:", "--dry-run"}) {
+    EXPECT_THAT(help.out, HasSubstr(part));
+  }
+  for (const char* command : {"launch", "logs", "summary"}) EXPECT_EQ(dtrain(run, {command, "--help"}).code, 0);
+  EXPECT_THAT(dtrain(run, {"launch", "--help"}).out, HasSubstr("130 interrupted"));
+}
+
+TEST(Cli, WrongUseIsExitCode2) {
+  const TestRun run;
+  const Result unknown = dtrain(run, {"lunch"});
+  EXPECT_EQ(unknown.code, 2);
+  EXPECT_THAT(unknown.err, HasSubstr("there is no command 'lunch'; did you mean launch?"));
+  EXPECT_EQ(dtrain(run, {}).code, 2);
+  EXPECT_EQ(dtrain(run, {"launch"}).code, 2);
+  EXPECT_EQ(dtrain(run, {"launch", "x.yaml", "--frobnicate"}).code, 2);
+  EXPECT_EQ(dtrain(run, {"logs", "1", "--rank", "-3"}).code, 2);
+}
+
+TEST(Cli, Version) {
+  const Result result = dtrain(TestRun(), {"version"});
+  EXPECT_EQ(result.code, 0);
+  EXPECT_THAT(result.out, testing::MatchesRegex("dtrain [0-9]+\\.[0-9]+\\.[0-9]+\n"));
+}
+
+TEST(ConfigCheck, SaysOkOrEverythingThatIsWrong) {
+  const TestRun run;
+  const Result good = dtrain(run, {"config", "check", run.experiment()});
+  EXPECT_EQ(good.code, 0) << good.err;
+  EXPECT_THAT(good.out, HasSubstr(": ok: test, 20 batches, 2 slots x 4 records a batch"));
+  const Result bad = dtrain(run, {"config", "check", run.experiment(), "--set", "resources.slots_per_trail=3", "--set",
+                                  "searcher.max_length.batches=0"});
+  EXPECT_EQ(bad.code, 2);
+  EXPECT_THAT(bad.err, HasSubstr("slots_per_trail"));
+  EXPECT_THAT(bad.err, HasSubstr("slots_per_trial"));
+  EXPECT_THAT(bad.err, HasSubstr("max_length")) << "all errors at once";
+  EXPECT_EQ(dtrain(run, {"config", "check", "none.yaml"}).code, 2);
+}
+
+TEST(Launch, BadInputStartsNothing) {
+  TestRun run;
+  for (const std::string& wrong : {"searcher.max_length.batches=-1", "resources.slots=2", "nonsense"}) {
+    Command launch = run.launch({"--set", wrong});
+    EXPECT_EQ(launch.wait().code, 2) << wrong;
+    EXPECT_THAT(launch.err(), HasSubstr("--set")) << wrong;
+  }
+  EXPECT_FALSE(fs::exists(run.run_dir()));
+}
+
+TEST(Launch, AMissingEntrypointIsNamed) {
+  TestRun by_name({.entrypoint = "rank_porgram"});
+  Command launch = by_name.launch();
+  EXPECT_EQ(launch.wait().code, 2);
+  EXPECT_THAT(launch.err(), HasSubstr("entrypoint: there is no program 'rank_porgram' in "));
+  EXPECT_FALSE(fs::exists(by_name.run_dir()));
+
+  TestRun by_path({.entrypoint = "./bin/trial"});
+  Command second = by_path.launch();
+  EXPECT_EQ(second.wait().code, 2);
+  EXPECT_THAT(second.err(), HasSubstr("there is no program " + (by_path.folder() / "bin/trial").string()));
+}
+
+TEST(Launch, AnEntrypointWithASlashIsRelativeToTheFile) {
+  TestRun run({.batches = 2, .entrypoint = "./trial"});
+  fs::create_symlink(rank_program(), run.folder() / "trial");
+  TemporaryFolder elsewhere;
+  Command launch(elsewhere.path(), {bin("dtrain"), "launch", run.experiment(), "--run-dir", run.run_dir()});
+  EXPECT_EQ(launch.wait().code, 0) << launch.err();
+}
+
+TEST(Launch, ARunDirThatHoldsARunIsRefused) {
+  TestRun run({.batches = 2});
+  EXPECT_EQ(run.launch().wait().code, 0);
+  Command second = run.launch();
+  EXPECT_EQ(second.wait().code, 2);
+  EXPECT_THAT(second.err(), HasSubstr("already holds a run"));
+}
+
+TEST(Launch, DryRunPrintsThePlanAndStartsNothing) {
+  const TestRun run;
+  const Result text = dtrain(run, {"launch", run.experiment(), "--dry-run"});
+  EXPECT_EQ(text.code, 0) << text.err;
+  EXPECT_THAT(text.out, HasSubstr(rank_program()));
+  const Result json = dtrain(run, {"launch", run.experiment(), "--dry-run", "--json", "--set",
+                                   "resources.slots_per_trial=3"});
+  EXPECT_EQ(json.code, 0) << json.err;
+  const Json plan = Json::parse(json.out);  // nothing else on standard output: the warning is not
+  EXPECT_THAT(json.err, HasSubstr("warning"));
+  EXPECT_EQ(plan.at("world_size"), 3);
+  EXPECT_EQ(plan.at("batch_per_rank"), Json({2, 2, 2}));
+  EXPECT_EQ(plan.at("placement").size(), 3u);
+  EXPECT_EQ(plan.at("experiment").at("resources").at("slots_per_trial"), 3);
+  EXPECT_FALSE(fs::exists(run.folder() / "runs"));
+}
+
+TEST(Logs, ShowsAllOrOneRank) {
+  TestRun run({.batches = 3});
+  ASSERT_EQ(run.launch().wait().code, 0);
+  const Result all = dtrain(run, {"logs", "./run"});
+  EXPECT_EQ(all.code, 0) << all.err;
+  EXPECT_THAT(all.out, HasSubstr("[rank=0] batch 3\n"));
+  EXPECT_THAT(all.out, HasSubstr("[rank=1] batch 3\n"));
+  const Result one = dtrain(run, {"logs", "./run", "--rank", "1"});
+  EXPECT_THAT(one.out, HasSubstr("batch 3\n"));
+  EXPECT_THAT(one.out, Not(HasSubstr("[rank=")));
+  const Result none = dtrain(run, {"logs", "./run", "--rank", "5"});
+  EXPECT_EQ(none.code, 2);
+  EXPECT_THAT(none.err, HasSubstr("no log of rank 5"));
+  EXPECT_THAT(none.err, HasSubstr("0, 1"));
+}
+
+TEST(Logs, FollowEndsWithTheRun) {
+  TestRun run({.batches = 100'000});
+  Command launch = run.launch();
+  ASSERT_TRUE(run.reached(1, 3)) << launch.err();
+  const fs::path folder = run.folder() / "follow";
+  fs::create_directory(folder);
+  Command logs(folder, {bin("dtrain"), "logs", run.run_dir(), "-f"});
+  ASSERT_TRUE(eventually([&] { return logs.says("[rank=1] batch 30\n"); }));
+  launch.kill(SIGTERM);
+  EXPECT_EQ(launch.wait().code, 130);
+  EXPECT_EQ(logs.wait().code, 0);
+  EXPECT_THAT(logs.out(), HasSubstr("[rank=0] leaving\n"));
+}
+
+TEST(Summary, OfARunByNumber) {
+  TestRun run({.batches = 5});
+  ASSERT_EQ(dtrain(run, {"launch", run.experiment()}).code, 0);
+  const Result text = dtrain(run, {"summary", "1"});
+  EXPECT_EQ(text.code, 0) << text.err;
+  EXPECT_FALSE(text.out.empty());
+  const Result json = dtrain(run, {"summary", "test", "--json"});
+  EXPECT_EQ(json.code, 0) << json.err;
+  EXPECT_TRUE(Json::parse(json.out).is_object());
+  const Result unknown = dtrain(run, {"summary", "tset"});
+  EXPECT_EQ(unknown.code, 2);
+  EXPECT_THAT(unknown.err, HasSubstr("did you mean 0001-test?"));
+}
+
+}  // namespace
+}  // namespace dtrain::run

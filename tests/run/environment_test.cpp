@@ -1,0 +1,145 @@
+#include "environment.h"
+
+#include <sys/stat.h>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "dtrain/base/error.h"
+#include "run_harness.h"
+
+namespace dtrain::run {
+namespace {
+
+using testing::HasSubstr;
+
+const Variables kOpenMpi{{"OMPI_COMM_WORLD_RANK", "1"},
+                         {"OMPI_COMM_WORLD_SIZE", "4"},
+                         {"OMPI_COMM_WORLD_LOCAL_RANK", "1"},
+                         {"OMPI_COMM_WORLD_LOCAL_SIZE", "4"},
+                         {"PMIX_NAMESPACE", "3512"}};
+const Variables kSlurm{{"SLURM_PROCID", "2"},     {"SLURM_STEP_NUM_TASKS", "3"}, {"SLURM_LOCALID", "2"},
+                       {"SLURM_JOB_ID", "77"},    {"SLURM_STEP_ID", "0"},        {"SLURM_STEP_NUM_NODES", "1"},
+                       {"SLURM_NTASKS", "9"}};
+const Variables kTorchrun{{"RANK", "0"},           {"WORLD_SIZE", "2"},      {"LOCAL_RANK", "0"},
+                          {"LOCAL_WORLD_SIZE", "2"}, {"MASTER_PORT", "29500"}, {"TORCHELASTIC_RUN_ID", "abc"}};
+
+std::string error_of(const Variables& variables) {
+  try {
+    read_rank_environment(variables);
+  } catch (const ConfigError& error) {
+    return error.what();
+  }
+  return "no error";
+}
+
+Variables without(Variables variables, const std::string& name) {
+  variables.erase(name);
+  return variables;
+}
+
+TEST(Environment, WithNothingItIsASingleRank) {
+  const RankEnvironment environment = read_rank_environment({{"PATH", "/bin"}});
+  EXPECT_EQ(environment.world.size, 1);
+  EXPECT_EQ(environment.started_by, "nothing");
+  EXPECT_FALSE(environment.handover);
+}
+
+TEST(Environment, OpenMpi) {
+  const RankEnvironment environment = read_rank_environment(kOpenMpi);
+  EXPECT_EQ(environment.world.rank, 1);
+  EXPECT_EQ(environment.world.size, 4);
+  EXPECT_EQ(environment.world.local_rank, 1);
+  EXPECT_EQ(environment.job, "ompi-3512");
+}
+
+TEST(Environment, SlurmsStepAndNotItsScript) {
+  const RankEnvironment environment = read_rank_environment(kSlurm);
+  EXPECT_EQ(environment.world.rank, 2);
+  EXPECT_EQ(environment.world.size, 3);
+  EXPECT_EQ(environment.job, "slurm-77.0");
+  EXPECT_EQ(read_rank_environment(without(kSlurm, "SLURM_STEP_ID")).world.size, 1);
+}
+
+TEST(Environment, Torchrun) {
+  const RankEnvironment environment = read_rank_environment(kTorchrun);
+  EXPECT_EQ(environment.world.size, 2);
+  EXPECT_EQ(environment.job, "torch-abc-29500-0");
+}
+
+TEST(Environment, OwnVariablesComeFirst) {
+  Variables variables = kOpenMpi;
+  const comm::World world{.rank = 0, .size = 2, .local_rank = 0, .local_size = 2};
+  variables.merge(rank_variables(world, {7, 99, "/run", "/rendezvous", "node", "socket"}));
+  const RankEnvironment environment = read_rank_environment(variables);
+  EXPECT_EQ(environment.world.size, 2);
+  EXPECT_EQ(environment.world.host, "node");
+  ASSERT_TRUE(environment.handover);
+  EXPECT_EQ(environment.handover->link_fd, 7);
+  EXPECT_EQ(environment.handover->launcher_pid, 99);
+  EXPECT_EQ(environment.handover->run_dir, "/run");
+  EXPECT_EQ(environment.handover->rendezvous, "/rendezvous");
+  EXPECT_EQ(environment.handover->agent_socket, "socket");
+}
+
+TEST(Environment, EveryMissingVariableIsNamed) {
+  Variables own = rank_variables({.rank = 0, .size = 2, .local_rank = 0, .local_size = 2},
+                                 {7, 99, "/run", "/rendezvous", "node", "socket"});
+  for (const Variables& whole : {own, kOpenMpi, kTorchrun}) {
+    for (const auto& [name, value] : whole) {
+      if (name == "TORCHELASTIC_RUN_ID" || name == "DTRAIN_LAUNCHER_FD") continue;  // these may be missing
+      EXPECT_THAT(error_of(without(whole, name)), HasSubstr(name + " is not set"));
+    }
+  }
+  for (const std::string name : {"SLURM_PROCID", "SLURM_LOCALID", "SLURM_JOB_ID"}) {
+    EXPECT_THAT(error_of(without(kSlurm, name)), HasSubstr(name + " is not set"));
+  }
+}
+
+TEST(Environment, ValuesOutOfRangeAreNamed) {
+  Variables variables = kTorchrun;
+  variables["RANK"] = "2";
+  EXPECT_THAT(error_of(variables), HasSubstr("RANK=2 is not a number from 0 to 1"));
+  variables["RANK"] = "0x1";
+  EXPECT_THAT(error_of(variables), HasSubstr("RANK=0x1 is not a number"));
+  variables["WORLD_SIZE"] = "-3";
+  EXPECT_THAT(error_of(variables), HasSubstr("WORLD_SIZE=-3 is not a number"));
+}
+
+TEST(Environment, SeveralHostsAreRefused) {
+  Variables variables = kOpenMpi;
+  variables["OMPI_COMM_WORLD_LOCAL_SIZE"] = "2";
+  EXPECT_THAT(error_of(variables), HasSubstr("not supported yet"));
+  EXPECT_THAT(error_of(variables), HasSubstr("mpi backend"));
+  Variables slurm = kSlurm;
+  slurm["SLURM_STEP_NUM_NODES"] = "2";
+  slurm["SLURM_LOCALID"] = "0";
+  EXPECT_THAT(error_of(slurm), HasSubstr("mpi backend"));
+}
+
+TEST(PrivateFolder, IsClosedToOthersOrRefused) {
+  const TemporaryFolder runtime;  // mkdtemp makes it 0700
+  const auto folder = private_folder({{"XDG_RUNTIME_DIR", runtime.path().string()}});
+  EXPECT_EQ(folder, runtime.path() / "dtrain");
+  EXPECT_EQ(fs::status(folder).permissions(), fs::perms::owner_all);
+  ::chmod(folder.c_str(), 0755);
+  EXPECT_THROW(private_folder({{"XDG_RUNTIME_DIR", runtime.path().string()}}), SystemError);
+  fs::remove(folder);
+  fs::create_directory_symlink("/tmp", folder);
+  EXPECT_THROW(private_folder({{"XDG_RUNTIME_DIR", runtime.path().string()}}), SystemError);
+}
+
+TEST(FindProgram, BesideFirstThenPath) {
+  const TemporaryFolder beside, path;
+  const Variables variables{{"PATH", path.path().string()}};
+  EXPECT_EQ(find_program("tool", beside.path(), variables), "");
+  std::ofstream(path.path() / "tool") << "#!/bin/sh\n";
+  EXPECT_EQ(find_program("tool", beside.path(), variables), "") << "not executable";
+  fs::permissions(path.path() / "tool", fs::perms::owner_all);
+  EXPECT_EQ(find_program("tool", beside.path(), variables), path.path() / "tool");
+  fs::copy(path.path() / "tool", beside.path() / "tool");
+  EXPECT_EQ(find_program("tool", beside.path(), variables), beside.path() / "tool");
+}
+
+}  // namespace
+}  // namespace dtrain::run

@@ -1,0 +1,250 @@
+// What happens when something goes wrong: each fault gives its exit code and its error, once, leaves nothing behind,
+// and has complete records up to that moment.
+#include <gmock/gmock.h>
+#include <sys/mount.h>
+
+#include "run_harness.h"
+
+namespace dtrain::run {
+namespace {
+
+using testing::AnyOf;
+using testing::ContainsRegex;
+using testing::HasSubstr;
+using testing::Not;
+
+std::string trouble(int rank, const std::string& kind) {
+  return "trouble: {rank: " + std::to_string(rank) + ", batch: 7, kind: " + kind + "}";
+}
+
+void expect_sound(const TestRun& run, int ranks) {
+  run.expect_nothing_left();
+  for (int rank = 0; rank < ranks; ++rank) run.expect_dump_complete(rank);
+  read_lines(run.run_dir() / "metrics.jsonl");
+}
+
+// A rank ends in the middle of batch 7; the launcher says which and how, once.
+struct Death {
+  int rank;
+  std::string kind;
+  std::string cause;
+};
+class RankDies : public testing::TestWithParam<Death> {};
+
+TEST_P(RankDies, EndsTheRunWithItsCauseOnce) {
+  const Death& death = GetParam();
+  TestRun run({.batches = 100'000, .hyperparameters = trouble(death.rank, death.kind)});
+  Command launch = run.launch();
+  EXPECT_EQ(launch.wait().describe(), "exit status 1") << launch.out();
+  const std::string screen = launch.out() + launch.err();
+  EXPECT_THAT(launch.err(), HasSubstr("dtrain: the run failed: rank " + std::to_string(death.rank) + " " + death.cause));
+  EXPECT_EQ(count_of(screen, death.cause), 1) << screen;
+  EXPECT_EQ(count_of(screen, "the run failed"), 1);
+  EXPECT_THAT(launch.err(), HasSubstr("] batch 6")) << "its last lines";
+  const int other = 1 - death.rank;
+  EXPECT_THAT(run.log(other), HasSubstr("stopped because rank " + std::to_string(death.rank) + " failed"));
+  expect_sound(run, 2);
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    All, RankDies,
+    testing::Values(Death{1, "SIGKILL", "was killed by signal 9 (SIGKILL)"},
+                    Death{0, "SIGKILL", "was killed by signal 9 (SIGKILL)"},
+                    Death{1, "SIGSEGV", "was killed by signal 11 (SIGSEGV)"},
+                    Death{1, "abort", "was killed by signal 6 (SIGABRT)"},
+                    Death{1, "exit", "ended before the run was over: exit status 7"},
+                    Death{0, "quit", "ended before the run was over: exit status 0"},
+                    Death{1, "exception", "failed at batch 7: the model makes no sense"},
+                    Death{0, "exception", "failed at batch 7: the model makes no sense"}),
+    [](const auto& info) { return "Rank" + std::to_string(info.param.rank) + info.param.kind; });
+
+TEST(Fault, AMissingDataFileIsNamed) {
+  TestRun run({.batches = 100'000, .hyperparameters = trouble(1, "data")});
+  Command launch = run.launch();
+  EXPECT_EQ(launch.wait().describe(), "exit status 1");
+  EXPECT_THAT(launch.err(), HasSubstr("rank 1 failed at batch 7: "));
+  EXPECT_THAT(launch.err(), HasSubstr("no-such-data.idx"));
+  EXPECT_THAT(launch.err(), HasSubstr("No such file or directory"));
+  expect_sound(run, 2);
+}
+
+TEST(Fault, RanksThatDifferAreToldBothOperations) {
+  TestRun run({.batches = 100'000, .hyperparameters = trouble(1, "mismatch")});
+  Command launch = run.launch();
+  EXPECT_EQ(launch.wait().describe(), "exit status 1");
+  EXPECT_THAT(launch.err(), HasSubstr("float32"));
+  EXPECT_THAT(launch.err(), HasSubstr("int64"));
+  run.expect_nothing_left();
+}
+
+TEST(Fault, ARankThatHangsIsNamedAtTheDeadline) {
+  TestRun run({.batches = 100'000, .hyperparameters = trouble(1, "hang"), .more = "communication: {timeout: 2}\n"});
+  Command launch = run.launch();
+  EXPECT_EQ(launch.wait().describe(), "exit status 1");
+  EXPECT_THAT(launch.err(), HasSubstr("all_reduce"));
+  EXPECT_THAT(launch.err(), ContainsRegex("rank 1"));
+  run.expect_nothing_left();
+}
+
+TEST(Fault, KillOfARankFromOutside) {
+  TestRun run({.batches = 100'000});
+  Command launch = run.launch();
+  ASSERT_TRUE(run.reached(1, 10)) << launch.err();
+  ::kill(run.pid_of("rank 1"), SIGKILL);
+  EXPECT_EQ(launch.wait().describe(), "exit status 1");
+  EXPECT_THAT(launch.err(), HasSubstr("rank 1 was killed by signal 9 (SIGKILL)"));
+  expect_sound(run, 2);
+}
+
+TEST(Fault, KillOfTheLauncher) {
+  TestRun run({.batches = 100'000});
+  Command launch = run.launch();
+  ASSERT_TRUE(run.reached(0, 10)) << launch.err();
+  const pid_t launcher = run.pid_of("launcher");
+  EXPECT_EQ(launcher, launch.process().pid());
+  launch.kill(SIGKILL);
+  EXPECT_EQ(launch.wait().signal, SIGKILL);
+  expect_sound(run, 2);
+  for (int rank = 0; rank < 2; ++rank) {
+    EXPECT_THAT(run.log(rank), HasSubstr("the launcher (pid " + std::to_string(launcher) + ") is gone"));
+    EXPECT_THAT(run.log(rank), HasSubstr("leaving")) << "it finished its step";
+  }
+  int failed = 0;
+  for (const Json& event : run.events()) failed += event.value("event", "") == "rank_finished" && event["exit_code"] == 1;
+  EXPECT_EQ(failed, 2);
+}
+
+TEST(Fault, KillOfTheLauncherWhileRanksHang) {
+  TestRun run({.batches = 100'000, .hyperparameters = trouble(1, "hang")});
+  Command launch = run.launch();
+  ASSERT_TRUE(run.reached(1, 6)) << launch.err();
+  launch.kill(SIGKILL);
+  launch.wait();
+  run.expect_nothing_left();
+  EXPECT_THAT(run.log(1), HasSubstr("ending at once"));
+}
+
+class Interrupt : public testing::TestWithParam<int> {};
+
+TEST_P(Interrupt, RanksFinishTheirStepAndTheRunEndsWith130) {
+  TestRun run({.batches = 100'000});
+  Command launch = run.launch();
+  ASSERT_TRUE(run.reached(1, 10)) << launch.err();
+  launch.kill(GetParam());
+  EXPECT_EQ(launch.wait().describe(), "exit status 130") << launch.err();
+  EXPECT_THAT(launch.out(), HasSubstr("stopping after the current step"));
+  for (int rank = 0; rank < 2; ++rank) EXPECT_THAT(run.log(rank), HasSubstr("leaving"));
+  EXPECT_THAT(launch.err(), Not(HasSubstr("failed")));
+  EXPECT_EQ(run.log(0).substr(run.log(0).rfind("batch ")), run.log(1).substr(run.log(1).rfind("batch ")))
+      << "both stopped after the same batch";
+  expect_sound(run, 2);
+}
+INSTANTIATE_TEST_SUITE_P(All, Interrupt, testing::Values(SIGINT, SIGTERM),
+                         [](const auto& info) { return info.param == SIGINT ? "CtrlC" : "SIGTERM"; });
+
+TEST(Fault, ASecondInterruptKills) {
+  TestRun run({.batches = 100'000, .hyperparameters = trouble(1, "hang")});
+  Command launch = run.launch();
+  ASSERT_TRUE(run.reached(1, 6)) << launch.err();
+  launch.kill(SIGINT);
+  ASSERT_TRUE(eventually([&] { return launch.says("stopping after the current step"); }));
+  launch.kill(SIGINT);
+  EXPECT_EQ(launch.wait().describe(), "exit status 130") << launch.err();
+  run.expect_nothing_left();
+}
+
+TEST(Fault, AnInterruptDuringTheStartEndsIt) {
+  TestRun run({.batches = 100'000});
+  Command launch = run.launch();
+  ASSERT_TRUE(eventually([&] { return fs::exists(run.run_dir() / "events.jsonl") && run.pid_of("rank 1") > 0; }));
+  launch.kill(SIGINT);
+  EXPECT_EQ(launch.wait().describe(), "exit status 130") << launch.err();
+  run.expect_nothing_left();
+}
+
+TEST(Fault, SigtermOfOneRankStopsAllOfThem) {
+  TestRun run({.batches = 100'000});
+  Command launch = run.launch();
+  ASSERT_TRUE(run.reached(1, 10)) << launch.err();
+  ::kill(run.pid_of("rank 1"), SIGTERM);
+  EXPECT_EQ(launch.wait().describe(), "exit status 130") << launch.err();
+  expect_sound(run, 2);
+}
+
+class SmallDisk {
+ public:
+  explicit SmallDisk(const fs::path& at) : at_(at) {
+    fs::create_directories(at);
+    mounted_ = ::mount("dtrain-test", at.c_str(), "tmpfs", 0, "size=512k") == 0;
+  }
+  ~SmallDisk() {
+    if (mounted_) ::umount2(at_.c_str(), MNT_DETACH);
+  }
+  SmallDisk(const SmallDisk&) = delete;
+  SmallDisk& operator=(const SmallDisk&) = delete;
+  explicit operator bool() const { return mounted_; }
+
+ private:
+  fs::path at_;
+  bool mounted_ = false;
+};
+
+TEST(Fault, AFullDiskFailsTheRunAndEveryLineIsWhole) {
+  TestRun run({.batches = 1'000'000, .hyperparameters = "step_ms: 1, metrics_bytes: 2000"});
+  const SmallDisk disk(run.run_dir());
+  if (!disk) GTEST_SKIP() << "only root can mount a tmpfs";
+  Command launch = run.launch();
+  EXPECT_EQ(launch.wait().describe(), "exit status 1") << launch.err();
+  EXPECT_THAT(launch.err(), HasSubstr("No space left on device"));
+  EXPECT_THAT(launch.err(), HasSubstr(run.run_dir().string()));
+  run.expect_nothing_left();
+  for (const char* file : {"events.jsonl", "metrics.jsonl", "profile/rank-0000.jsonl", "profile/rank-0001.jsonl"}) {
+    EXPECT_FALSE(read_lines(run.run_dir() / file).empty()) << file;
+  }
+}
+
+TEST(Fault, AFullDiskOfTheRecordsAloneFailsTheRun) {
+  TestRun run({.batches = 1'000'000, .hyperparameters = "step_ms: 1"});
+  const SmallDisk disk(run.run_dir() / "profile");
+  if (!disk) GTEST_SKIP() << "only root can mount a tmpfs";
+  Command launch = run.launch();
+  EXPECT_EQ(launch.wait().describe(), "exit status 1") << launch.err();
+  EXPECT_THAT(launch.err(), HasSubstr("No space left on device"));
+  EXPECT_THAT(launch.err(), HasSubstr((run.run_dir() / "profile").string()));
+  run.expect_nothing_left();
+  for (const char* file : {"profile/rank-0000.jsonl", "profile/rank-0001.jsonl"}) read_lines(run.run_dir() / file);
+}
+
+TEST(Fault, TheAgentDies) {
+  TestRun run({.batches = 100'000});
+  Command launch = run.launch();
+  ASSERT_TRUE(run.reached(1, 10)) << launch.err();
+  ::kill(run.pid_of("agent"), SIGKILL);
+  EXPECT_EQ(launch.wait().describe(), "exit status 1") << launch.err();
+  EXPECT_THAT(launch.err(), HasSubstr("agent"));
+  run.expect_nothing_left();
+}
+
+// Without a launcher: a rank started by itself.
+TEST(Fault, ABareRankStopsAtCtrlC) {
+  TestRun run({.batches = 100'000});
+  Command rank(run.folder(), {rank_program(), run.experiment(), "--run-dir", run.run_dir()});
+  ASSERT_TRUE(run.reached(0, 10)) << rank.err();
+  rank.kill(SIGINT);
+  EXPECT_EQ(rank.wait().describe(), "exit status 130") << rank.err();
+  EXPECT_THAT(rank.out(), HasSubstr("written to"));
+  expect_sound(run, 1);
+}
+
+TEST(Fault, ABareRankSaysItsCauseOnce) {
+  TestRun run({.batches = 100'000, .hyperparameters = trouble(0, "exception")});
+  Command rank(run.folder(), {rank_program(), run.experiment(), "--run-dir", run.run_dir()});
+  EXPECT_EQ(rank.wait().describe(), "exit status 1");
+  EXPECT_EQ(count_of(rank.out() + rank.err(), "the model makes no sense"), 1) << rank.out() << rank.err();
+  EXPECT_THAT(rank.err(), HasSubstr("dtrain: the run failed at batch 7: the model makes no sense"));
+  EXPECT_THAT(run.log(0), HasSubstr("the model makes no sense"));
+  expect_sound(run, 1);
+}
+
+}  // namespace
+}  // namespace dtrain::run

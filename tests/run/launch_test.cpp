@@ -1,0 +1,161 @@
+// `dtrain launch` and the other ways of starting the same program, when all goes well.
+#include <gmock/gmock.h>
+
+#include "run_harness.h"
+
+namespace dtrain::run {
+namespace {
+
+using testing::HasSubstr;
+using testing::Not;
+
+bool has_mpirun() { return std::system("command -v mpirun >/dev/null 2>&1") == 0; }
+
+std::vector<Json> of_event(const std::vector<Json>& events, const std::string& name) {
+  std::vector<Json> result;
+  for (const Json& event : events) {
+    if (event.value("event", "") == name) result.push_back(event);
+  }
+  return result;
+}
+
+// What every way of starting leaves in the run's folder.
+void expect_complete_run(const TestRun& run, int ranks, int batches) {
+  const Json plan = read_json(run.run_dir() / "plan.json");
+  EXPECT_EQ(plan.at("world_size"), ranks);
+  EXPECT_EQ(plan.at("batch_per_rank").size(), static_cast<std::size_t>(ranks));
+  EXPECT_EQ(plan.at("batch_per_rank")[0], 8 / ranks);
+  EXPECT_EQ(slurp(run.run_dir() / "experiment.yaml"), slurp(run.experiment()));
+  EXPECT_EQ(read_lines(run.run_dir() / "metrics.jsonl").size(), static_cast<std::size_t>(batches));
+  EXPECT_EQ(of_event(run.events(), "rank_started").size(), static_cast<std::size_t>(ranks));
+  EXPECT_EQ(of_event(run.events(), "rank_finished").size(), static_cast<std::size_t>(ranks));
+  for (int rank = 0; rank < ranks; ++rank) {
+    EXPECT_THAT(run.log(rank), HasSubstr("batch " + std::to_string(batches) + "\n"));
+    run.expect_dump_complete(rank);
+  }
+  run.expect_nothing_left();
+}
+
+TEST(Launch, TwoRanksTrainAndTheSummarySaysWhereTheTimeWent) {
+  TestRun run;
+  Command launch = run.launch();
+  EXPECT_EQ(launch.wait().describe(), "exit status 0") << launch.out() << launch.err();
+  expect_complete_run(run, 2, 20);
+  EXPECT_THAT(launch.out(), HasSubstr("batch       8 = 2 x 4"));
+  EXPECT_THAT(launch.out(), HasSubstr("[rank=1] batch 20\n"));
+  EXPECT_THAT(launch.out(), HasSubstr("batch 20/20 (100%), loss 0.0500"));
+  EXPECT_THAT(launch.out(), HasSubstr("written to " + run.run_dir().string()));
+  EXPECT_EQ(of_event(run.events(), "run_ended").at(0).at("exit_code"), 0);
+}
+
+TEST(Launch, OneRankHasNoPrefix) {
+  TestRun run({.slots = 1});
+  Command launch = run.launch();
+  EXPECT_EQ(launch.wait().describe(), "exit status 0") << launch.err();
+  expect_complete_run(run, 1, 20);
+  EXPECT_THAT(launch.out(), Not(HasSubstr("[rank=")));
+}
+
+TEST(Launch, MoreRanksThanCores) {
+  TestRun run({.slots = 4, .batches = 5});
+  Command launch = run.launch();
+  EXPECT_EQ(launch.wait().describe(), "exit status 0") << launch.err();
+  expect_complete_run(run, 4, 5);
+}
+
+TEST(Launch, ARemainderOfTheBatchIsAWarning) {
+  TestRun run({.slots = 3, .batches = 3});
+  Command launch = run.launch();
+  EXPECT_EQ(launch.wait().describe(), "exit status 0") << launch.err();
+  EXPECT_THAT(launch.err(), HasSubstr("warning"));
+  EXPECT_EQ(read_json(run.run_dir() / "plan.json").at("effective_batch_size"), 6);
+}
+
+TEST(Launch, SetOverridesTheFileForEveryRank) {
+  TestRun run;
+  Command launch = run.launch({"--set", "searcher.max_length.batches=3", "--set", "resources.slots_per_trial=1"});
+  EXPECT_EQ(launch.wait().describe(), "exit status 0") << launch.err();
+  expect_complete_run(run, 1, 3);
+}
+
+TEST(Launch, RunsAreNumbered) {
+  TestRun run({.slots = 1, .batches = 1});
+  for (int i = 0; i < 2; ++i) {
+    Command launch(run.folder(), {bin("dtrain"), "launch", run.experiment().string()});
+    EXPECT_EQ(launch.wait().describe(), "exit status 0") << launch.err();
+  }
+  EXPECT_TRUE(fs::exists(run.folder() / "runs" / "0001-test" / "plan.json"));
+  EXPECT_TRUE(fs::exists(run.folder() / "runs" / "0002-test" / "plan.json"));
+}
+
+TEST(Launch, ThreadsAreAsManyAsTheSlotsCoresUnlessTheUserSaysOtherwise) {
+  TestRun run({.slots = 1, .entrypoint = "[/usr/bin/env]"});
+  Command launch = run.launch({"--set", "environment.environment_variables={OMP_NUM_THREADS: 7, COLOUR: red}"});
+  EXPECT_EQ(launch.wait().describe(), "exit status 1");  // env is no rank, which is said
+  EXPECT_THAT(launch.err(), HasSubstr("ended before it joined the run"));
+}
+
+TEST(Started, AloneIsOneRank) {
+  TestRun run;
+  Command rank(run.folder(), {rank_program(), run.experiment(), "--run-dir", run.run_dir()});
+  EXPECT_EQ(rank.wait().describe(), "exit status 0") << rank.err();
+  expect_complete_run(run, 1, 20);
+  EXPECT_THAT(rank.out(), HasSubstr("batch 20\n"));
+  EXPECT_THAT(rank.out(), HasSubstr("written to " + run.run_dir().string()));
+  EXPECT_THAT(read_json(run.run_dir() / "plan.json").at("warnings").dump(), HasSubstr("slots_per_trial (2)"));
+}
+
+TEST(Started, ByMpirun) {
+  if (!has_mpirun()) GTEST_SKIP() << "mpirun is not installed";
+  TestRun run;
+  Command mpirun(run.folder(), {"mpirun", "--oversubscribe", "--allow-run-as-root", "-np", "2", rank_program(),
+                                run.experiment(), "--run-dir", run.run_dir()});
+  EXPECT_EQ(mpirun.wait().describe(), "exit status 0") << mpirun.err();
+  expect_complete_run(run, 2, 20);
+  EXPECT_EQ(read_json(run.run_dir() / "plan.json").at("started_by"), "Open MPI");
+  EXPECT_EQ(count_of(mpirun.out(), "written to "), 1);
+}
+
+// What torchrun sets, without torchrun.
+std::map<std::string, std::string> torchrun(int rank) {
+  return {{"RANK", std::to_string(rank)},       {"WORLD_SIZE", "2"},
+          {"LOCAL_RANK", std::to_string(rank)}, {"LOCAL_WORLD_SIZE", "2"},
+          {"MASTER_ADDR", "127.0.0.1"},         {"MASTER_PORT", std::to_string(20000 + ::getpid() % 20000)}};
+}
+
+TEST(Started, ByTorchrunsVariables) {
+  TestRun run;
+  fs::create_directory(run.folder() / "second");
+  const std::vector<std::string> command{rank_program(), run.experiment(), "--run-dir", run.run_dir()};
+  Command second(run.folder() / "second", command, torchrun(1));
+  Command first(run.folder(), command, torchrun(0));
+  EXPECT_EQ(first.wait().describe(), "exit status 0") << first.err();
+  EXPECT_EQ(second.wait().describe(), "exit status 0") << second.err();
+  expect_complete_run(run, 2, 20);
+  EXPECT_THAT(second.out(), HasSubstr("[rank=1] batch 20\n"));
+}
+
+TEST(Started, RanksWithDifferentExperimentsAreRefused) {
+  TestRun run;
+  fs::create_directory(run.folder() / "second");
+  const std::vector<std::string> command{rank_program(), run.experiment(), "--run-dir", run.run_dir()};
+  std::vector<std::string> other = command;
+  other.insert(other.end(), {"--set", "searcher.max_length.batches=7"});
+  Command second(run.folder() / "second", other, torchrun(1));
+  Command first(run.folder(), command, torchrun(0));
+  EXPECT_EQ(first.wait().code, 2);
+  EXPECT_NE(second.wait().code, 0);
+  EXPECT_THAT(first.err() + second.err(), HasSubstr("rank 1 was given another experiment than rank 0"));
+  EXPECT_FALSE(fs::exists(run.run_dir()));
+}
+
+TEST(Started, AHalfSetEnvironmentNamesWhatIsMissing) {
+  TestRun run;
+  Command rank(run.folder(), {rank_program(), run.experiment(), "--run-dir", run.run_dir()}, {{"RANK", "0"}});
+  EXPECT_EQ(rank.wait().code, 2);
+  EXPECT_THAT(rank.err(), HasSubstr("WORLD_SIZE is not set, though RANK is"));
+  EXPECT_FALSE(fs::exists(run.run_dir()));
+}
+
+}  // namespace
+}  // namespace dtrain::run

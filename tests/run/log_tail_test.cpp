@@ -1,0 +1,70 @@
+#include "dtrain/run/log_tail.h"
+
+#include <fstream>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "run_harness.h"
+
+namespace dtrain::run {
+namespace {
+
+using testing::ElementsAre;
+using testing::IsEmpty;
+
+class LogTailTest : public testing::Test {
+ protected:
+  void append(const std::string& text, const std::string& name = "log") {
+    std::ofstream(folder_.path() / name, std::ios::app) << text;
+  }
+  std::vector<std::string> poll() {
+    lines_.clear();
+    tail_.poll(sink_);
+    return lines_;
+  }
+  TemporaryFolder folder_;
+  LogTail tail_;
+  std::vector<std::string> lines_;
+  LogTail::Sink sink_ = [this](int rank, std::string_view line) {
+    lines_.push_back(std::to_string(rank) + ":" + std::string(line));
+  };
+};
+
+TEST_F(LogTailTest, HandsOverWholeLinesOnce) {
+  tail_.add(3, folder_.path() / "log");
+  EXPECT_THAT(poll(), IsEmpty()) << "not there yet";
+  append("one\ntw");
+  EXPECT_THAT(poll(), ElementsAre("3:one"));
+  append("o\n\nthree");
+  EXPECT_THAT(poll(), ElementsAre("3:two", "3:"));
+  EXPECT_THAT(poll(), IsEmpty());
+  lines_.clear();
+  tail_.finish(sink_);
+  EXPECT_THAT(lines_, ElementsAre("3:three"));
+}
+
+TEST_F(LogTailTest, FollowsSeveralFilesAndLongLines) {
+  tail_.add(0, folder_.path() / "log");
+  tail_.add(1, folder_.path() / "other");
+  append(std::string(200'000, 'x') + "\n");
+  append("short\n", "other");
+  poll();
+  std::size_t length = 0;
+  for (const std::string& line : lines_) length += line[0] == '0' ? line.size() - 2 : 0;
+  EXPECT_EQ(length, 200'000u);
+  EXPECT_EQ(lines_.back(), "1:short");
+}
+
+TEST_F(LogTailTest, LastLines) {
+  EXPECT_THAT(last_lines(folder_.path() / "none", 3), IsEmpty());
+  append("");
+  EXPECT_THAT(last_lines(folder_.path() / "log", 3), IsEmpty());
+  append("1\n2\n3\n4");
+  EXPECT_THAT(last_lines(folder_.path() / "log", 3), ElementsAre("2", "3", "4"));
+  append("\n" + std::string(100'000, 'y') + "\nend\n");
+  EXPECT_THAT(last_lines(folder_.path() / "log", 1), ElementsAre("end"));
+}
+
+}  // namespace
+}  // namespace dtrain::run

@@ -1,0 +1,121 @@
+// A rank without torch: steps of one all-reduce and a sleep. What goes wrong, and where, are hyperparameters:
+//   step_ms: 5                 how long a step sleeps
+//   metrics_bytes: 0           padding of each line of metrics.jsonl
+//   trouble: {rank: 1, batch: 7, kind: SIGKILL | SIGSEGV | abort | exit | quit | exception | data | hang | mismatch}
+// It prints "batch N" after each step that was recorded, and "leaving" when it has been asked to stop.
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <limits>
+#include <stdexcept>
+#include <thread>
+
+#include <unistd.h>
+
+#include "dtrain/base/error.h"
+#include "dtrain/base/file.h"
+#include "dtrain/run/rank_session.h"
+
+namespace {
+
+using namespace dtrain;
+
+constexpr std::size_t kGradients = 4096;
+
+void cause_trouble(run::RankSession& session, const Json& trouble) {
+  const std::string kind = trouble.value("kind", "SIGKILL");
+  if (kind == "SIGKILL") ::raise(SIGKILL);
+  if (kind == "SIGSEGV") ::raise(SIGSEGV);
+  if (kind == "abort") throw 42;  // nobody catches it
+  if (kind == "exit") std::_Exit(7);
+  if (kind == "quit") std::_Exit(0);
+  if (kind == "exception") throw std::runtime_error("the model makes no sense");
+  if (kind == "data") read_file(session.run_dir() / "no-such-data.idx");
+  if (kind == "hang") std::this_thread::sleep_for(std::chrono::hours(1));
+  if (kind == "mismatch") {
+    auto value = std::numeric_limits<std::int64_t>::min();
+    session.communicator().all_reduce(&value, 1, comm::DataType::kInt64).wait();
+  }
+}
+
+void all_reduce(run::RankSession& session, float* gradients) {
+  const profile::PhaseScope waiting(session.recorder(), profile::Phase::kAllreduceWait);
+  comm::Work work = session.communicator().all_reduce(gradients, kGradients, comm::DataType::kFloat32, {.bucket = 0});
+  work.wait();
+  profile::CollectiveRecord record{.sequence = work.sequence(), .bucket = 0, .bytes = work.bytes()};
+  std::strcpy(record.operation, "all_reduce");
+  record.world_size = session.world().size;
+  record.enqueued_ns = work.timing().enqueued.count();
+  record.started_ns = work.timing().started.count();
+  record.ended_ns = work.timing().ended.count();
+  record.exposed_ns = work.timing().exposed.count();
+  session.recorder().collective(record);
+}
+
+// All ranks stop after the same batch: whether anybody was asked to goes through a sum.
+bool agree_to_stop(run::RankSession& session) {
+  std::int32_t asked = session.stop_requested() ? 1 : 0;
+  session.communicator().all_reduce(&asked, 1, comm::DataType::kInt32).wait();
+  return asked > 0;
+}
+
+// True when it stopped because it was asked to.
+bool train(run::RankSession& session) {
+  const Json& settings = session.experiment().hyperparameters;
+  const auto step_time = std::chrono::milliseconds(settings.value("step_ms", 5));
+  const std::string padding(settings.value("metrics_bytes", std::size_t{0}), 'x');
+  const Json trouble = settings.value("trouble", Json::object());
+  const std::int64_t batches =
+      config::in_batches(session.experiment().searcher.max_length, session.experiment().global_batch_size, 100);
+  const auto buffer = session.communicator().allocate(kGradients * sizeof(float));
+  auto* gradients = reinterpret_cast<float*>(buffer->bytes().data());
+  session.recorder().mark(profile::RunMark::kInitializationEnd);
+  bool stopped = false;
+  for (std::int64_t batch = 1; batch <= batches && !stopped; ++batch) {
+    session.set_step(batch);
+    session.recorder().begin_step(batch);
+    {
+      const profile::PhaseScope forward(session.recorder(), profile::Phase::kForward);
+      std::this_thread::sleep_for(step_time);
+      if (trouble.value("rank", -1) == session.world().rank && trouble.value("batch", 0) == batch) {
+        cause_trouble(session, trouble);
+      }
+    }
+    for (std::size_t i = 0; i < kGradients; ++i) gradients[i] = static_cast<float>(session.world().rank + 1);
+    all_reduce(session, gradients);
+    const int size = session.world().size;
+    if (gradients[kGradients - 1] != static_cast<float>(size * (size + 1) / 2)) throw std::runtime_error("wrong sum");
+    stopped = agree_to_stop(session);
+    session.recorder().end_step({.samples = session.batch_per_rank(), .exchanged = true, .epoch = (batch - 1) / 100});
+    std::printf("batch %lld\n", static_cast<long long>(batch));
+    std::fflush(stdout);
+    if (session.world().rank == 0) {
+      session.write_metrics({{"kind", "training"}, {"batch", batch}, {"loss", 1.0 / static_cast<double>(batch)},
+                             {"padding", padding}});
+    }
+    session.report_progress({.batch = batch, .total_batches = batches, .epoch = (batch - 1) / 100,
+                             .epoch_batch = (batch - 1) % 100 + 1, .batches_per_epoch = 100,
+                             .loss = 1.0 / static_cast<double>(batch), .samples_per_second = 1000});
+  }
+  session.recorder().mark(profile::RunMark::kLoopEnd);
+  if (stopped) std::printf("leaving\n");
+  return stopped;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const run::RankOptions options = run::parse_rank_arguments(argc, argv);
+  std::unique_ptr<run::RankSession> session;
+  try {
+    session = run::RankSession::start(options);
+  } catch (const std::exception& error) {
+    return run::exit_code_of(error);
+  }
+  try {
+    return session->finish(train(*session));
+  } catch (const std::exception& error) {
+    return session->fail(error);
+  }
+}

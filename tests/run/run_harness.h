@@ -1,0 +1,213 @@
+// Starts dtrain and rank programs for real, in a folder of their own, and looks at what they leave behind.
+#pragma once
+
+#include <chrono>
+#include <csignal>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <map>
+#include <set>
+#include <sstream>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include "dtrain/base/error.h"
+#include "dtrain/base/json.h"
+#include "dtrain/base/subprocess.h"
+
+namespace dtrain::run {
+
+namespace fs = std::filesystem;
+using namespace std::chrono_literals;
+
+inline constexpr auto kHangs = 60s;  // against hangs alone
+
+inline std::string slurp(const fs::path& path) {
+  std::ifstream file(path, std::ios::binary);
+  std::ostringstream text;
+  text << file.rdbuf();
+  return text.str();
+}
+
+inline std::string bin(const std::string& name) { return std::string(DTRAIN_BINARY_DIR) + "/bin/" + name; }
+inline std::string rank_program() { return std::string(DTRAIN_BINARY_DIR) + "/tests/rank_program"; }
+
+class TemporaryFolder {
+ public:
+  TemporaryFolder() {
+    std::string name = (fs::temp_directory_path() / "dtrain-run-XXXXXX").string();
+    path_ = ::mkdtemp(name.data());
+  }
+  ~TemporaryFolder() {
+    std::error_code ignored;
+    fs::remove_all(path_, ignored);
+  }
+  TemporaryFolder(const TemporaryFolder&) = delete;
+  TemporaryFolder& operator=(const TemporaryFolder&) = delete;
+  const fs::path& path() const { return path_; }
+
+ private:
+  fs::path path_;
+};
+
+inline bool eventually(const std::function<bool()>& condition) {
+  const auto deadline = std::chrono::steady_clock::now() + kHangs;
+  while (!condition()) {
+    if (std::chrono::steady_clock::now() > deadline) return false;
+    std::this_thread::sleep_for(10ms);
+  }
+  return true;
+}
+
+// Every line must be whole JSON: one that is not fails the test.
+inline std::vector<Json> read_lines(const fs::path& path) {
+  std::vector<Json> lines;
+  const std::string text = slurp(path);
+  EXPECT_TRUE(text.empty() || text.back() == '\n') << path << " ends in the middle of a line";
+  std::istringstream stream(text);
+  for (std::string line; std::getline(stream, line);) {
+    Json json = Json::parse(line, nullptr, false);
+    EXPECT_TRUE(json.is_object()) << path << ": " << line;
+    if (json.is_object()) lines.push_back(std::move(json));
+  }
+  return lines;
+}
+
+inline bool is_alive(pid_t pid) {
+  std::ifstream file("/proc/" + std::to_string(pid) + "/stat");
+  std::string text;
+  if (!std::getline(file, text)) return false;
+  const char state = text[text.rfind(')') + 2];
+  return state != 'Z' && state != 'X';
+}
+
+// A running command whose output goes to files.
+class Command {
+ public:
+  Command(const fs::path& folder, std::vector<std::string> arguments, std::map<std::string, std::string> environment = {})
+      : out_(folder / "stdout.txt"), err_(folder / "stderr.txt") {
+    const UniqueFd out(::open(out_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600));
+    const UniqueFd err(::open(err_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600));
+    const UniqueFd in(::open("/dev/null", O_RDONLY | O_CLOEXEC));
+    ProcessOptions options;
+    options.command = std::move(arguments);
+    options.environment = std::move(environment);
+    options.fds = {{0, in.get()}, {1, out.get()}, {2, err.get()}};
+    options.working_folder = folder;
+    process_ = std::make_unique<Process>(Process::start(options));
+  }
+  Process& process() { return *process_; }
+  void kill(int signal) { process_->kill(signal); }
+  // Fails the test when it hangs.
+  ExitStatus wait() {
+    const auto status = process_->wait(kHangs);
+    EXPECT_TRUE(status) << "it hangs; so far it said\n" << out() << err();
+    return status.value_or(ExitStatus{-1, 0});
+  }
+  std::string out() const { return slurp(out_); }
+  std::string err() const { return slurp(err_); }
+  bool says(const std::string& text) const { return out().find(text) != std::string::npos; }
+
+ private:
+  fs::path out_;
+  fs::path err_;
+  std::unique_ptr<Process> process_;
+};
+
+struct Settings {
+  int slots = 2;
+  int batches = 20;
+  std::string hyperparameters;  // further lines, YAML in flow style: "step_ms: 5, trouble: {…}"
+  std::string more;             // further top-level YAML
+  std::string entrypoint = rank_program();
+};
+
+// A folder with an experiment, and the run in it.
+class TestRun {
+ public:
+  explicit TestRun(const Settings& settings = {}) {
+    std::ofstream(experiment()) << "name: test\nentrypoint: " << settings.entrypoint
+                                << "\nhyperparameters: {global_batch_size: 8"
+                                << (settings.hyperparameters.empty() ? "" : ", " + settings.hyperparameters)
+                                << "}\nresources: {slots_per_trial: " << settings.slots
+                                << "}\nsearcher: {metric: loss, max_length: {batches: " << settings.batches << "}}\n"
+                                << settings.more;
+  }
+  const fs::path& folder() const { return folder_.path(); }
+  fs::path experiment() const { return folder() / "experiment.yaml"; }
+  fs::path run_dir() const { return folder() / "run"; }
+
+  Command launch(std::vector<std::string> options = {}) {
+    std::vector<std::string> command{bin("dtrain"), "launch", experiment().string(), "--run-dir", run_dir().string()};
+    command.insert(command.end(), options.begin(), options.end());
+    return Command(folder(), command);
+  }
+
+  std::vector<Json> events() const { return read_lines(run_dir() / "events.jsonl"); }
+  std::string log(int rank) const { return slurp(run_dir() / "logs" / ("rank-000" + std::to_string(rank) + ".log")); }
+
+  // Every process that belongs to the run.
+  std::map<std::string, pid_t> processes() const {
+    std::map<std::string, pid_t> result;
+    for (const Json& event : events()) {
+      const std::string name = event.value("event", "");
+      if (name == "run_started") result["launcher"] = event.at("pid").get<pid_t>();
+      if (name == "agent_started") result["agent"] = event.at("pid").get<pid_t>();
+      if (name == "rank_started") result["rank " + event.at("rank").dump()] = event.at("pid").get<pid_t>();
+    }
+    return result;
+  }
+  pid_t pid_of(const std::string& who) const {
+    const auto all = processes();
+    return all.contains(who) ? all.at(who) : -1;
+  }
+  // Waits for rank 0 and rank 1 to be in the middle of it.
+  bool reached(int rank, int batch) const {
+    return eventually([&] { return log(rank).find("batch " + std::to_string(batch) + "\n") != std::string::npos; });
+  }
+
+  // Nothing of the run is left: no process (its memory, which has no name, goes with it), no file outside its folder.
+  void expect_nothing_left() const {
+    for (const auto& [who, pid] : processes()) {
+      EXPECT_TRUE(eventually([pid = pid] { return !is_alive(pid); })) << who << " (pid " << pid << ") is still there";
+    }
+  }
+
+  // The step records of a rank hold every batch it said it had done, without a gap.
+  void expect_dump_complete(int rank) const {
+    std::set<std::int64_t> recorded;
+    for (const Json& line : read_lines(run_dir() / "profile" / ("rank-000" + std::to_string(rank) + ".jsonl"))) {
+      if (line.value("kind", line.value("type", "")) == "step") {
+        recorded.insert(line.at("batch").get<std::int64_t>());
+      }
+    }
+    std::int64_t said = 0;
+    std::istringstream stream(log(rank));
+    for (std::string line; std::getline(stream, line);) {
+      long long batch = 0;
+      if (std::sscanf(line.c_str(), "batch %lld", &batch) == 1) said = batch;
+    }
+    for (std::int64_t batch = 1; batch <= said; ++batch) {
+      EXPECT_TRUE(recorded.contains(batch)) << "rank " << rank << " has no record of batch " << batch;
+    }
+    EXPECT_LE(recorded.empty() ? 0 : *recorded.rbegin(), said + 1) << "rank " << rank;
+  }
+
+ private:
+  TemporaryFolder folder_;
+};
+
+// How often `part` is in `text`.
+inline int count_of(const std::string& text, const std::string& part) {
+  int count = 0;
+  for (auto at = text.find(part); at != std::string::npos; at = text.find(part, at + part.size())) ++count;
+  return count;
+}
+
+}  // namespace dtrain::run
