@@ -10,5 +10,7 @@ set_target_properties(libtorch::c10 PROPERTIES IMPORTED_LOCATION ${DTRAIN_LIBTOR
 add_library(libtorch::cpu SHARED IMPORTED)
 set_target_properties(libtorch::cpu PROPERTIES
   IMPORTED_LOCATION ${DTRAIN_LIBTORCH_DIR}/lib/libtorch_cpu.so
-  INTERFACE_SYSTEM_INCLUDE_DIRECTORIES "${DTRAIN_LIBTORCH_DIR}/include;${DTRAIN_LIBTORCH_DIR}/include/torch/csrc/api/include"
+  # After the system's folders: the wheel brings a newer fmt than the one spdlog was built with.
+  INTERFACE_COMPILE_OPTIONS
+    "SHELL:-idirafter ${DTRAIN_LIBTORCH_DIR}/include;SHELL:-idirafter ${DTRAIN_LIBTORCH_DIR}/include/torch/csrc/api/include"
   INTERFACE_LINK_LIBRARIES libtorch::c10)

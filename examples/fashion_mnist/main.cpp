@@ -63,10 +63,12 @@ class FashionCnn : public dtrain::Trial {
   std::shared_ptr<dtrain::data::Dataset> read(const std::string& part) {
     const std::string folder = context_.data().value("folder", "/usr/share/datasets/fashion-mnist");
     try {
-      return context_.read_idx(folder + "/" + part + "-images-idx3-ubyte.gz", folder + "/" + part + "-labels-idx1-ubyte.gz");
+      return context_.read_idx(folder + "/" + part + "-images-idx3-ubyte.gz",
+                               folder + "/" + part + "-labels-idx1-ubyte.gz");
     } catch (const dtrain::DataError& error) {
-      throw dtrain::DataError(error.what(), "the data comes with `apt install dataset-fashion-mnist`; data.folder in the "
-                                            "experiment says where it lies");
+      throw dtrain::DataError(error.what(),
+                              "the data comes with `apt install dataset-fashion-mnist`; data.folder in the "
+                              "experiment says where it lies");
     }
   }
 
@@ -76,4 +78,6 @@ class FashionCnn : public dtrain::Trial {
 
 }  // namespace
 
-int main(int argc, char** argv) { return dtrain::run_trial<FashionCnn>(argc, argv); }
+int main(int argc, char** argv) {
+  return dtrain::run_trial<FashionCnn>(argc, argv);
+}

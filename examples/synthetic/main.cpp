@@ -46,9 +46,10 @@ class SyntheticTrial : public dtrain::Trial {
 
   dtrain::Loader validation_loader() override {
     auto held_out = task_;
-    held_out.first = task_.samples;   // the same task, samples training never sees
+    held_out.first = task_.samples;  // the same task, samples training never sees
     held_out.samples = std::max<std::int64_t>(1, task_.samples / 10);
-    return context_.loader(dtrain::data::make_synthetic(held_out, context_.host_share()), {.shuffle = false, .drop_last = false});
+    return context_.loader(dtrain::data::make_synthetic(held_out, context_.host_share()),
+                           {.shuffle = false, .drop_last = false});
   }
 
   dtrain::Metrics train_batch(const dtrain::Batch& batch) override {
@@ -72,4 +73,6 @@ class SyntheticTrial : public dtrain::Trial {
 
 }  // namespace
 
-int main(int argc, char** argv) { return dtrain::run_trial<SyntheticTrial>(argc, argv); }
+int main(int argc, char** argv) {
+  return dtrain::run_trial<SyntheticTrial>(argc, argv);
+}

@@ -62,7 +62,9 @@ Engine::Engine(TrialContext& context, run::RankSession& session, const EngineOpt
   install_hooks();
 }
 
-Engine::~Engine() { remove_hooks(); }
+Engine::~Engine() {
+  remove_hooks();
+}
 
 void Engine::install_hooks() {
   const auto parameters = parameters_->parameters();
@@ -139,7 +141,8 @@ void Engine::exchange_and_step(int rounds) {
   // The strategy divided by a full window; a window with fewer batches is brought to the mean of those it had.
   const double full = static_cast<double>(options_.aggregation_frequency) * communicator_.world_size();
   double correction = full / static_cast<double>(window_batches_);
-  if (!options_.average_aggregated_gradients) correction *= static_cast<double>(rounds) / options_.aggregation_frequency;
+  if (!options_.average_aggregated_gradients)
+    correction *= static_cast<double>(rounds) / options_.aggregation_frequency;
   {
     const PhaseScope phase(recorder_, Phase::kOptimizerStep);
     if (correction != 1.0) {

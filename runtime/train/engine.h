@@ -20,7 +20,7 @@ struct EngineOptions {
   int aggregation_frequency = 1;
   bool average_aggregated_gradients = true;
   std::int64_t fusion_threshold_bytes = 64ll << 20;
-  double max_gradient_norm = 0;   // 0: no clipping
+  double max_gradient_norm = 0;  // 0: no clipping
 };
 
 class Engine {
@@ -59,7 +59,7 @@ class Engine {
 
  private:
   struct Announcement {
-    std::int64_t values[2];   // batches, stop wishes
+    std::int64_t values[2];  // batches, stop wishes
     comm::Work work;
   };
   void settle_announcements();
@@ -78,7 +78,7 @@ class Engine {
   std::unique_ptr<FlatOptimizer> optimizer_;
   std::deque<Announcement> announcements_;
   Round last_round_;
-  std::int64_t window_batches_ = 0;   // of all ranks, in the open window
+  std::int64_t window_batches_ = 0;  // of all ranks, in the open window
   int rounds_in_window_ = 0;
   bool stop_seen_ = false;
   bool in_batch_ = false;

@@ -43,7 +43,8 @@ bool needs_first(const Optimizer& optimizer) {
 void check(const Optimizer& optimizer) {
   const double lr = std::visit([](const auto& o) { return o.lr; }, optimizer);
   if (!(lr >= 0)) throw ConfigError("the optimizer's learning rate is " + std::to_string(lr), "use 0 or more");
-  if (const Sgd* sgd = std::get_if<Sgd>(&optimizer); sgd && sgd->nesterov && (sgd->momentum <= 0 || sgd->dampening != 0)) {
+  if (const Sgd* sgd = std::get_if<Sgd>(&optimizer);
+      sgd && sgd->nesterov && (sgd->momentum <= 0 || sgd->dampening != 0)) {
     throw ConfigError("nesterov needs a momentum above 0 and no dampening", "set momentum, or nesterov to false");
   }
 }
@@ -68,7 +69,9 @@ double FlatOptimizer::learning_rate() const {
   return std::visit([](const auto& o) { return o.lr; }, optimizer_) * schedule_(steps_);
 }
 
-void FlatOptimizer::advance_schedule() { ++steps_; }
+void FlatOptimizer::advance_schedule() {
+  ++steps_;
+}
 
 std::vector<FlatOptimizer::Segment> FlatOptimizer::segments(std::span<const std::uint8_t> used) const {
   // Parameters of several groups may alternate, so the open segment is kept for each group.

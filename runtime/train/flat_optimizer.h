@@ -25,14 +25,14 @@ class FlatOptimizer {
   double learning_rate() const;
 
  private:
-  struct State {   // one a group, same layout as the flat values; undefined where the optimizer needs none
-    at::Tensor first;    // momentum buffer, or exp_avg
-    at::Tensor second;   // exp_avg_sq
+  struct State {        // one a group, same layout as the flat values; undefined where the optimizer needs none
+    at::Tensor first;   // momentum buffer, or exp_avg
+    at::Tensor second;  // exp_avg_sq
   };
   struct Segment {
     std::size_t group;
-    std::int64_t begin, end;    // elements
-    std::int64_t updates;       // made so far
+    std::int64_t begin, end;  // elements
+    std::int64_t updates;     // made so far
   };
   std::vector<Segment> segments(std::span<const std::uint8_t> used) const;
   void update(const Segment& segment);
@@ -41,7 +41,7 @@ class FlatOptimizer {
   LrSchedule schedule_;
   FlatParameters& parameters_;
   std::vector<State> states_;
-  std::vector<std::int64_t> updates_;   // of each parameter
+  std::vector<std::int64_t> updates_;  // of each parameter
   std::int64_t steps_ = 0;
 };
 

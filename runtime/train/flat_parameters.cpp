@@ -20,9 +20,12 @@ std::int64_t padded_elements(std::int64_t elements, std::int64_t element_size) {
 
 comm::DataType comm_type(at::ScalarType type) {
   switch (type) {
-    case at::kFloat: return comm::DataType::kFloat32;
-    case at::kDouble: return comm::DataType::kFloat64;
-    default: break;
+    case at::kFloat:
+      return comm::DataType::kFloat32;
+    case at::kDouble:
+      return comm::DataType::kFloat64;
+    default:
+      break;
   }
   throw ConfigError(std::string("parameters of type ") + at::toString(type) + " cannot be exchanged yet",
                     "use float32 or float64 parameters");
@@ -53,9 +56,11 @@ FlatParameters::FlatParameters(const torch::nn::Module& model, comm::Communicato
       throw ConfigError("parameter '" + names.front() + "' is not dense in memory", "make it contiguous()");
     }
     comm_type(tensor.scalar_type());
-    auto group = std::find_if(groups_.begin(), groups_.end(), [&](const Group& g) { return g.dtype == tensor.scalar_type(); });
+    auto group =
+        std::find_if(groups_.begin(), groups_.end(), [&](const Group& g) { return g.dtype == tensor.scalar_type(); });
     if (group == groups_.end()) {
-      group = groups_.insert(groups_.end(), {tensor.scalar_type(), {}, {}, nullptr, static_cast<std::int64_t>(tensor.element_size())});
+      group = groups_.insert(groups_.end(),
+                             {tensor.scalar_type(), {}, {}, nullptr, static_cast<std::int64_t>(tensor.element_size())});
       used.push_back(0);
     }
     const std::size_t index = group - groups_.begin();
@@ -64,7 +69,8 @@ FlatParameters::FlatParameters(const torch::nn::Module& model, comm::Communicato
     used[index] += padded;
   }
   if (parameters_.empty()) {
-    throw ConfigError("the model has no parameter that requires gradients", "hand a model with trainable parameters to wrap_model()");
+    throw ConfigError("the model has no parameter that requires gradients",
+                      "hand a model with trainable parameters to wrap_model()");
   }
   for (std::size_t g = 0; g < groups_.size(); ++g) {
     Group& group = groups_[g];
@@ -93,7 +99,8 @@ std::int64_t FlatParameters::total_elements() const {
 
 std::int64_t FlatParameters::total_bytes() const {
   std::int64_t total = 0;
-  for (const Parameter& parameter : parameters_) total += parameter.tensor.numel() * groups_[parameter.group].element_size;
+  for (const Parameter& parameter : parameters_)
+    total += parameter.tensor.numel() * groups_[parameter.group].element_size;
   return total;
 }
 

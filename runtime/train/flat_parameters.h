@@ -20,23 +20,23 @@
 
 namespace dtrain::train {
 
-comm::DataType comm_type(at::ScalarType type);   // ConfigError for a type the communicators cannot sum
+comm::DataType comm_type(at::ScalarType type);  // ConfigError for a type the communicators cannot sum
 
 class FlatParameters {
  public:
   struct Parameter {
     std::string name;
-    at::Tensor tensor;         // the model's own, a view of its group's `values`
-    at::Tensor gradient;       // the view of its group's `gradients` with the same shape and strides
+    at::Tensor tensor;    // the model's own, a view of its group's `values`
+    at::Tensor gradient;  // the view of its group's `gradients` with the same shape and strides
     std::size_t group = 0;
-    std::int64_t offset = 0;   // in elements, in the group
-    std::int64_t padded = 0;   // elements up to the next parameter
+    std::int64_t offset = 0;  // in elements, in the group
+    std::int64_t padded = 0;  // elements up to the next parameter
   };
   struct Group {
     at::ScalarType dtype;
     at::Tensor values;
     at::Tensor gradients;
-    std::unique_ptr<comm::Buffer> memory;   // of `gradients`
+    std::unique_ptr<comm::Buffer> memory;  // of `gradients`
     std::int64_t element_size = 0;
   };
 

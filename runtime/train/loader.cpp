@@ -18,11 +18,16 @@ namespace {
 
 at::ScalarType scalar_type(data::ElementType type) {
   switch (type) {
-    case data::ElementType::kUint8: return at::kByte;
-    case data::ElementType::kInt32: return at::kInt;
-    case data::ElementType::kInt64: return at::kLong;
-    case data::ElementType::kFloat32: return at::kFloat;
-    case data::ElementType::kFloat64: return at::kDouble;
+    case data::ElementType::kUint8:
+      return at::kByte;
+    case data::ElementType::kInt32:
+      return at::kInt;
+    case data::ElementType::kInt64:
+      return at::kLong;
+    case data::ElementType::kFloat32:
+      return at::kFloat;
+    case data::ElementType::kFloat64:
+      return at::kDouble;
   }
   throw Error("unknown element type " + std::to_string(static_cast<int>(type)));
 }
@@ -45,8 +50,9 @@ class SampleSource final : public BatchSource {
     for (std::size_t f = 0; f < fields.size(); ++f) {
       std::vector<std::int64_t> shape{host->samples};
       shape.insert(shape.end(), fields[f].shape.begin(), fields[f].shape.end());
-      batch.tensors.push_back(at::from_blob(host->fields[f].get(), shape, [memory = host->fields[f]](void*) {},
-                                            at::TensorOptions().dtype(scalar_type(fields[f].type))));
+      batch.tensors.push_back(at::from_blob(
+          host->fields[f].get(), shape, [memory = host->fields[f]](void*) {},
+          at::TensorOptions().dtype(scalar_type(fields[f].type))));
     }
     return batch;
   }

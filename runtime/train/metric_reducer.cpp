@@ -25,15 +25,15 @@ void MetricReducer::agree_on_names() {
   for (const auto& [name, sum] : sums_) mine.push_back(name);
   const auto all = control_.gather("train/metrics/" + kind_ + "/" + std::to_string(agreements_++),
                                    Json{{"names", mine}, {"samples", samples_}}.dump());
+  std::vector<Json> parts;
+  for (const std::string& text : all) parts.push_back(Json::parse(text));
   std::set<std::string> names;
-  for (const std::string& text : all) {
-    for (const auto& name : Json::parse(text)["names"]) names.insert(name.get<std::string>());
+  for (const Json& part : parts) {
+    for (const auto& name : part["names"]) names.insert(name.get<std::string>());
   }
-  for (std::size_t rank = 0; rank < all.size(); ++rank) {
-    const Json theirs = Json::parse(all[rank]);
-    if (theirs["samples"].get<std::int64_t>() == 0) continue;
-    std::set<std::string> has;
-    for (const auto& name : theirs["names"]) has.insert(name.get<std::string>());
+  for (std::size_t rank = 0; rank < parts.size(); ++rank) {
+    if (parts[rank]["samples"].get<std::int64_t>() == 0) continue;
+    const auto has = parts[rank]["names"].get<std::set<std::string>>();
     for (const std::string& name : names) {
       if (!has.count(name)) {
         throw Error("the " + kind_ + " metric '" + name + "' is missing on rank " + std::to_string(rank),
@@ -49,7 +49,7 @@ ReducedMetrics MetricReducer::reduce() {
   std::vector<double> values;
   for (const auto& [name, sum] : sums_) values.push_back(sum);
   for (const auto& [name, sum] : sums_) values.push_back(static_cast<double>(weights_[name]));
-  values.push_back(static_cast<double>(samples_));   // exact up to 2^53
+  values.push_back(static_cast<double>(samples_));  // exact up to 2^53
   communicator_.all_reduce(values.data(), values.size(), comm::DataType::kFloat64).wait();
   ReducedMetrics result;
   result.samples = static_cast<std::int64_t>(values.back());

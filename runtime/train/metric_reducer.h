@@ -12,8 +12,8 @@
 namespace dtrain::train {
 
 struct ReducedMetrics {
-  std::map<std::string, double> means;   // over all samples
-  std::int64_t samples = 0;              // of all ranks
+  std::map<std::string, double> means;  // over all samples
+  std::int64_t samples = 0;             // of all ranks
 };
 
 class MetricReducer {
@@ -21,7 +21,7 @@ class MetricReducer {
   // `kind` ("training", "validation") keeps agreement messages of several reducers apart.
   MetricReducer(std::string kind, comm::ControlPlane& control, comm::Communicator& communicator);
 
-  void add(const Metrics& metrics, std::int64_t samples);   // reads the values
+  void add(const Metrics& metrics, std::int64_t samples);  // reads the values
   // The means since the last call. Collective; ranks that had no batch take part with nothing. A metric that only
   // some of the ranks with samples return is an Error naming it.
   ReducedMetrics reduce();

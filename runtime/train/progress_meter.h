@@ -10,7 +10,7 @@
 namespace dtrain::train {
 
 struct Position {
-  std::int64_t batch = 0, total_batches = 0;   // 0: not known
+  std::int64_t batch = 0, total_batches = 0;  // 0: not known
   std::int64_t epoch = 0;
   std::int64_t epoch_batch = 0, batches_per_epoch = 0;
 };

@@ -52,7 +52,7 @@ void Replicated::gradient_ready(std::size_t index) {
     if (!used_[index]) {
       parameter.gradient.copy_(gradient);
     } else {
-      parameter.gradient.add_(gradient);   // something replaced the view since the window's last batch
+      parameter.gradient.add_(gradient);  // something replaced the view since the window's last batch
     }
     gradient = parameter.gradient;
   }
@@ -72,7 +72,8 @@ void Replicated::launch(std::size_t index) {
   const auto& bucket = plan_.buckets[index];
   const auto& group = parameters_.groups()[bucket.group];
   auto* data = static_cast<std::byte*>(group.gradients.data_ptr()) + bucket.begin * group.element_size;
-  works_.push_back(communicator_.all_reduce(data, static_cast<std::size_t>(bucket.end - bucket.begin), comm_type(group.dtype),
+  works_.push_back(communicator_.all_reduce(data, static_cast<std::size_t>(bucket.end - bucket.begin),
+                                            comm_type(group.dtype),
                                             {comm::ReduceOp::kSum, scale_, static_cast<int>(index)}));
   buckets_[index].launched = true;
   next_bucket_ = index + 1;
@@ -88,7 +89,8 @@ std::span<const std::uint8_t> Replicated::finish_exchange() {
                 static_cast<std::size_t>(parameters[i].padded * group.element_size));
   }
   while (next_bucket_ < buckets_.size()) launch(next_bucket_);
-  comm::Work used = communicator_.all_reduce(used_.data(), used_.size(), comm::DataType::kUint8, {comm::ReduceOp::kMax});
+  comm::Work used =
+      communicator_.all_reduce(used_.data(), used_.size(), comm::DataType::kUint8, {comm::ReduceOp::kMax});
   for (std::size_t b = 0; b < works_.size(); ++b) {
     works_[b].wait();
     log_.record("all_reduce", static_cast<int>(b), works_[b]);
@@ -101,6 +103,8 @@ std::span<const std::uint8_t> Replicated::finish_exchange() {
   return used_;
 }
 
-void Replicated::end_window() { window_open_ = false; }
+void Replicated::end_window() {
+  window_open_ = false;
+}
 
 }  // namespace dtrain::train

@@ -27,7 +27,7 @@ class Replicated final : public GradientStrategy {
 
  private:
   struct Bucket {
-    std::size_t missing = 0;   // gradients of this batch not ready yet
+    std::size_t missing = 0;  // gradients of this batch not ready yet
     bool launched = false;
   };
   void launch_ready();
@@ -41,11 +41,11 @@ class Replicated final : public GradientStrategy {
   double scale_;
   bool exchanging_ = false;
   bool window_open_ = false;
-  std::vector<std::size_t> bucket_of_;          // of each parameter
+  std::vector<std::size_t> bucket_of_;  // of each parameter
   std::vector<Bucket> buckets_;
-  std::size_t next_bucket_ = 0;                 // the first not launched: buckets go in plan order
+  std::size_t next_bucket_ = 0;  // the first not launched: buckets go in plan order
   std::vector<std::uint8_t> ready_in_batch_;
-  std::vector<std::uint8_t> used_;              // in this window, on this rank; after the exchange on any rank
+  std::vector<std::uint8_t> used_;  // in this window, on this rank; after the exchange on any rank
   std::vector<comm::Work> works_;
 };
 

@@ -9,6 +9,7 @@
 #include <torch/utils.h>
 #include <torch/version.h>
 
+#include "dtrain/base/file.h"
 #include "dtrain/host/cpu.h"
 #include "dtrain/run/rank_session.h"
 #include "engine.h"
@@ -39,7 +40,8 @@ void share_cores(const comm::World& world) {
 
 Json describe_model(const train::Engine& engine) {
   Json buckets = Json::array();
-  for (const auto& bucket : engine.plan().buckets) buckets.push_back({{"bytes", bucket.bytes}, {"gradients", bucket.items.size()}});
+  for (const auto& bucket : engine.plan().buckets)
+    buckets.push_back({{"bytes", bucket.bytes}, {"gradients", bucket.items.size()}});
   return {{"parameters", engine.parameters().total_elements()},
           {"bytes", engine.parameters().total_bytes()},
           {"tensors", engine.parameters().parameters().size()},
@@ -55,7 +57,7 @@ bool train_and_save(run::RankSession& session, const TrialFactory& make_trial) {
   const std::unique_ptr<Trial> trial = make_trial(context);
   const auto& model = context.wrapped().model;
   if (model && !experiment.initial_weights.empty() && session.world().rank == 0) {
-    train::load_weights(*model, experiment.initial_weights);   // the engine hands them to the other ranks
+    train::load_weights(*model, experiment.initial_weights);  // the engine hands them to the other ranks
     session.log()->info("starting from the weights in {}", experiment.initial_weights.string());
   }
   train::EngineOptions options;
@@ -70,7 +72,9 @@ bool train_and_save(run::RankSession& session, const TrialFactory& make_trial) {
   session.recorder().mark(profile::RunMark::kInitializationEnd);
   const bool stopped = loop.run();
   if (session.world().rank == 0) {
-    const auto path = session.run_dir() / "checkpoints" / "final" / "model.safetensors";
+    const auto folder = session.run_dir() / "checkpoints" / "final";
+    make_folder(folder);
+    const auto path = folder / "model.safetensors";
     train::save_weights(*model, path);
     session.write_event("weights_written", {{"path", path.string()}});
   }
@@ -93,7 +97,7 @@ int run_trial(int argc, char** argv, const TrialFactory& make_trial) {
   try {
     return session->finish(train_and_save(*session, make_trial));
   } catch (const c10::Error& error) {
-    return session->fail(Error(error.what_without_backtrace()));   // libtorch's own stack says nothing to the user
+    return session->fail(Error(error.what_without_backtrace()));  // libtorch's own stack says nothing to the user
   } catch (const std::exception& error) {
     return session->fail(error);
   } catch (...) {

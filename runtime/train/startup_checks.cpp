@@ -36,7 +36,8 @@ std::string first_difference(const std::string& reference, const std::string& mi
   for (std::size_t i = 0; i < std::max(theirs.size(), ours.size()); ++i) {
     const std::string a = i < theirs.size() ? theirs[i] : "";
     const std::string b = i < ours.size() ? ours[i] : "";
-    if (a != b) return "has " + (b.empty() ? "nothing more" : b) + " where rank 0 has " + (a.empty() ? "nothing more" : a);
+    if (a != b)
+      return "has " + (b.empty() ? "nothing more" : b) + " where rank 0 has " + (a.empty() ? "nothing more" : a);
   }
   return {};
 }

@@ -1,4 +1,5 @@
-// What must hold before the first step: every rank has the same parameters and buffers, and starts from rank 0's values.
+// What must hold before the first step: every rank has the same parameters and buffers, and starts from rank 0's
+// values.
 #pragma once
 
 #include <torch/nn/module.h>

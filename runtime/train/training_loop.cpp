@@ -55,8 +55,8 @@ void TrainingLoop::find_lengths() {
     batches_per_epoch_ = std::max<std::int64_t>(1, *experiment_.records_per_epoch / global_batch_);
   }
   if (batches_per_epoch_ == 0) {
-    throw DataError("the training set has not one whole batch for every rank (global batch: " + std::to_string(global_batch_) +
-                        " samples)",
+    throw DataError("the training set has not one whole batch for every rank (global batch: " +
+                        std::to_string(global_batch_) + " samples)",
                     "lower hyperparameters.global_batch_size, or give more data");
   }
   const auto length_in_batches = [&](const config::Length& length, const char* key) {
@@ -162,7 +162,7 @@ void TrainingLoop::train_batch(Batch& batch) {
   context_.wrapped().backward = [&](const at::Tensor& loss) {
     engine_.backward(loss);
     ran_backward = true;
-    recorder_.switch_to(Phase::kTrainBatch);   // what train_batch() does after backward is neither
+    recorder_.switch_to(Phase::kTrainBatch);  // what train_batch() does after backward is neither
   };
   Metrics metrics = trial_.train_batch(batch);
   context_.wrapped().backward = nullptr;

@@ -45,14 +45,14 @@ class TrainingLoop {
   Validation validation_;
   MetricReducer metrics_;
   ProgressMeter progress_;
-  std::vector<std::pair<Metrics, std::int64_t>> unread_metrics_;   // with their samples; read where they are due
+  std::vector<std::pair<Metrics, std::int64_t>> unread_metrics_;  // with their samples; read where they are due
 
-  std::int64_t global_batch_ = 0;                    // of all ranks, in samples
-  std::optional<std::int64_t> batches_per_epoch_;    // the most of any rank; not known: until every source ends
-  std::optional<std::int64_t> total_batches_;        // not known: until epochs_ are over
+  std::int64_t global_batch_ = 0;                  // of all ranks, in samples
+  std::optional<std::int64_t> batches_per_epoch_;  // the most of any rank; not known: until every source ends
+  std::optional<std::int64_t> total_batches_;      // not known: until epochs_ are over
   std::int64_t epochs_ = 0;
-  std::int64_t validation_period_ = 0;               // batches; 0: at the end alone
-  std::int64_t batches_ = 0;                         // done, in rounds of all ranks
+  std::int64_t validation_period_ = 0;  // batches; 0: at the end alone
+  std::int64_t batches_ = 0;            // done, in rounds of all ranks
   std::int64_t epoch_ = 0;
   std::int64_t epoch_batches_ = 0;
   bool concluded_ = false;

@@ -5,10 +5,18 @@ namespace dtrain {
 
 TrialContext::TrialContext(run::RankSession& session) : session_(session) {}
 
-int TrialContext::rank() const { return session_.world().rank; }
-int TrialContext::world_size() const { return session_.world().size; }
-std::int64_t TrialContext::batch_size() const { return session_.batch_per_rank(); }
-at::Device TrialContext::device() const { return at::kCPU; }
+int TrialContext::rank() const {
+  return session_.world().rank;
+}
+int TrialContext::world_size() const {
+  return session_.world().size;
+}
+std::int64_t TrialContext::batch_size() const {
+  return session_.batch_per_rank();
+}
+at::Device TrialContext::device() const {
+  return at::kCPU;
+}
 
 bool TrialContext::has_hyperparameter(const std::string& name) const {
   return session_.experiment().hyperparameters.contains(name);
@@ -24,7 +32,9 @@ const Json& TrialContext::hyperparameter_json(const std::string& name) const {
   return *found;
 }
 
-const Json& TrialContext::data() const { return session_.experiment().data; }
+const Json& TrialContext::data() const {
+  return session_.experiment().data;
+}
 
 std::filesystem::path TrialContext::resolve(const std::string& path) const {
   return session_.experiment().file.parent_path() / path;
@@ -39,11 +49,14 @@ void TrialContext::set_model(std::shared_ptr<torch::nn::Module> model) {
 }
 
 void TrialContext::wrap_optimizer(const Optimizer& optimizer) {
-  if (wrapped_.optimizer) throw ConfigError("wrap_optimizer() was called twice", "one optimizer updates the wrapped model");
+  if (wrapped_.optimizer)
+    throw ConfigError("wrap_optimizer() was called twice", "one optimizer updates the wrapped model");
   wrapped_.optimizer = optimizer;
 }
 
-void TrialContext::wrap_lr_scheduler(LrSchedule schedule) { wrapped_.schedule = std::move(schedule); }
+void TrialContext::wrap_lr_scheduler(LrSchedule schedule) {
+  wrapped_.schedule = std::move(schedule);
+}
 
 void TrialContext::clip_gradient_norm(double max_norm) {
   if (!(max_norm > 0)) {

@@ -40,7 +40,11 @@ void Validation::run(std::int64_t batch, std::int64_t epoch) {
 void Validation::report(const ReducedMetrics& reduced, std::int64_t batch, std::int64_t epoch) {
   std::ostringstream text;
   for (const auto& [name, value] : reduced.means) text << "  " << name << " " << value;
-  Json line = {{"kind", "validation"}, {"batch", batch}, {"epoch", epoch}, {"samples", reduced.samples}, {"metrics", reduced.means}};
+  Json line = {{"kind", "validation"},
+               {"batch", batch},
+               {"epoch", epoch},
+               {"samples", reduced.samples},
+               {"metrics", reduced.means}};
   const auto& searcher = session_.experiment().searcher;
   if (!searcher.metric.empty()) {
     const auto value = reduced.means.find(searcher.metric);

@@ -27,7 +27,7 @@ class Validation {
   Loader loader_;
   MetricReducer metrics_;
   std::int64_t last_batch_ = -1;
-  std::optional<double> best_;   // of searcher.metric
+  std::optional<double> best_;  // of searcher.metric
 };
 
 }  // namespace dtrain::train

@@ -22,6 +22,8 @@ NamedTensors state_of(const torch::nn::Module& model) {
 }  // namespace
 
 void save_weights(const torch::nn::Module& model, const std::filesystem::path& path) {
+  std::error_code error;  // a folder that could not be made shows when the file is written
+  std::filesystem::create_directories(path.parent_path(), error);
   write_safetensors(path, state_of(model), {{"format", "pt"}});
 }
 
@@ -36,7 +38,8 @@ void load_weights(torch::nn::Module& model, const std::filesystem::path& path) {
       continue;
     }
     if (found->second.sizes() != tensor.sizes()) {
-      problems << "\n  '" << name << "' is " << found->second.sizes() << " in the file and " << tensor.sizes() << " in the model";
+      problems << "\n  '" << name << "' is " << found->second.sizes() << " in the file and " << tensor.sizes()
+               << " in the model";
     } else {
       at::Tensor target = tensor;
       target.copy_(found->second);

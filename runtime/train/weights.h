@@ -8,9 +8,11 @@
 namespace dtrain::train {
 
 // Parameters and buffers under their names (a tied one under each of its names, so that load_state_dict() is content).
+// Makes the file's folder.
 void save_weights(const torch::nn::Module& model, const std::filesystem::path& path);
 
-// Copies a file's tensors into the model. ConfigError names each tensor that is missing, left over, or of another shape.
+// Copies a file's tensors into the model. ConfigError names each tensor that is missing, left over, or of another
+// shape.
 void load_weights(torch::nn::Module& model, const std::filesystem::path& path);
 
 }  // namespace dtrain::train

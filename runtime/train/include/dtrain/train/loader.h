@@ -29,7 +29,7 @@ class BatchSource {
  public:
   virtual ~BatchSource() = default;
   virtual void start_epoch(std::int64_t epoch) = 0;
-  virtual std::optional<Batch> next() = 0;                              // empty at the end of the epoch
+  virtual std::optional<Batch> next() = 0;  // empty at the end of the epoch
   virtual std::optional<std::int64_t> batches_per_epoch() const { return std::nullopt; }  // of this rank, if known
   virtual std::optional<std::int64_t> samples_per_epoch() const { return std::nullopt; }  // of all ranks, if known
   virtual std::int32_t queue_depth() const { return 0; }

@@ -43,7 +43,8 @@ namespace lr {
 LrSchedule constant();
 // gamma^(step / step_size)
 LrSchedule step(std::int64_t step_size, double gamma);
-// Linear from 0 over `warmup` steps, then half a cosine down to `final_factor` at `total` (arXiv:1608.03983, no restarts).
+// Linear from 0 over `warmup` steps, then half a cosine down to `final_factor` at `total` (arXiv:1608.03983, no
+// restarts).
 LrSchedule warmup_cosine(std::int64_t warmup, std::int64_t total, double final_factor = 0);
 }  // namespace lr
 

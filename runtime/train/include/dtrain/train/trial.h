@@ -7,6 +7,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <type_traits>
 
 #include <torch/nn/module.h>
 #include <torch/nn/pimpl.h>
@@ -26,8 +27,8 @@ class RankSession;
 
 struct LoaderSettings {
   bool shuffle = true;
-  bool drop_last = true;   // false for validation: every sample exactly once over all ranks
-  int prefetch = 2;        // batches kept ready in the background
+  bool drop_last = true;  // false for validation: every sample exactly once over all ranks
+  int prefetch = 2;       // batches kept ready in the background
 };
 
 // What a trial knows about its run, and where it hands over its model and optimizer. Used by the training thread alone.
@@ -39,7 +40,7 @@ class TrialContext {
 
   int rank() const;
   int world_size() const;
-  std::int64_t batch_size() const;   // of this rank: global_batch_size / slots_per_trial
+  std::int64_t batch_size() const;  // of this rank: global_batch_size / slots_per_trial
   at::Device device() const;
 
   // A hyperparameter of the experiment; a missing or mistyped one is a ConfigError naming it.
@@ -63,14 +64,16 @@ class TrialContext {
     set_model(model);
     return model;
   }
+  // The same for what TORCH_MODULE makes.
   template <typename M>
-  torch::nn::ModuleHolder<M> wrap_model(torch::nn::ModuleHolder<M> model) {
+  requires std::is_base_of_v<torch::detail::ModuleHolderIndicator, M> M wrap_model(M model) {
     set_model(model.ptr());
     return model;
   }
   void wrap_optimizer(const Optimizer& optimizer);
   void wrap_lr_scheduler(LrSchedule schedule);
-  // Scales the gradients down so that their L2 norm over all parameters is at most `max_norm`, before each optimizer step.
+  // Scales the gradients down so that their L2 norm over all parameters is at most `max_norm`, before each optimizer
+  // step.
   void clip_gradient_norm(double max_norm);
 
   // Use this in train_batch() instead of loss.backward(): full buckets are exchanged while it runs.
@@ -88,7 +91,7 @@ class TrialContext {
     std::shared_ptr<torch::nn::Module> model;
     std::optional<Optimizer> optimizer;
     LrSchedule schedule;
-    double max_gradient_norm = 0;   // 0: no clipping
+    double max_gradient_norm = 0;  // 0: no clipping
     std::function<void(const at::Tensor&)> backward;
   };
   Wrapped& wrapped() { return wrapped_; }
@@ -110,7 +113,7 @@ class TrialContext {
 
   run::RankSession& session_;
   Wrapped wrapped_;
-  int shares_ = 0;   // names what is shared on the host
+  int shares_ = 0;  // names what is shared on the host
 };
 
 class Trial {

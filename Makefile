@@ -1,0 +1,56 @@
+# A thin front for CMake's presets; `make help` lists the targets. JOBS=n sets how many compilers run at once.
+JOBS ?= $(shell nproc)
+PRESET ?= release
+BIN := build/$(PRESET)/bin
+CXX_FILES := $(shell git ls-files '*.h' '*.cpp')
+
+.PHONY: help setup setup-test demo build test bench format format-check lint sanitize clean
+
+help:
+	@echo "make demo      install what is missing, build, train Fashion-MNIST on 2 ranks"
+	@echo "make test      the same set-up with the Python peers; build everything, run all tests"
+	@echo "make bench     run the benchmarks and print their JSON"
+	@echo "make build     build everything (PRESET=release|debug|asan|tsan)"
+	@echo "make format    lay out the sources;  make lint: clang-tidy on the torch-free layers"
+	@echo "make sanitize  the torch-free tests under ASan+UBSan and under TSan"
+
+setup:
+	@scripts/setup.sh build
+setup-test:
+	@scripts/setup.sh test
+
+# $(call configure,PRESET[,OPTIONS]): does nothing visible when nothing changed.
+configure = cmake --preset $(1) $(2) > build/$(1).configure.log 2>&1 || { cat build/$(1).configure.log; exit 1; }
+
+demo: setup
+	@mkdir -p build
+	@$(call configure,release,-DDTRAIN_TESTS=OFF -DDTRAIN_BENCH=OFF)
+	@scripts/quiet_build.sh release $(JOBS) dtrain dtrain-agent fashion_mnist
+	@$(BIN)/dtrain launch configs/fashion_mnist.yaml
+
+build: setup-test
+	@mkdir -p build
+	@$(call configure,$(PRESET),-DDTRAIN_TESTS=ON -DDTRAIN_BENCH=ON)
+	@scripts/quiet_build.sh $(PRESET) $(JOBS)
+
+test: build
+	ctest --test-dir build/$(PRESET) --output-on-failure -j $(JOBS)
+
+bench: build
+	@scripts/bench.sh $(BIN)
+
+format:
+	@clang-format-14 -i $(CXX_FILES)
+format-check:
+	@clang-format-14 --dry-run --Werror $(CXX_FILES)
+
+lint: PRESET := asan
+lint: build
+	@scripts/lint.sh build/asan
+
+sanitize:
+	@$(MAKE) --no-print-directory test PRESET=asan
+	@$(MAKE) --no-print-directory test PRESET=tsan
+
+clean:
+	rm -rf build

@@ -1,0 +1,10 @@
+#!/usr/bin/env bash
+# Runs every benchmark and prints its JSON, one line each. Run it on an otherwise idle machine.
+#   scripts/bench.sh BIN_FOLDER
+set -euo pipefail
+bin=$1
+for bench in bench_step bench_profile_overhead bench_faults bench_control; do
+  [ -x "$bin/$bench" ] || continue
+  printf '%s ' "$bench"
+  "$bin/$bench" --json
+done
