@@ -36,11 +36,11 @@ std::unique_ptr<RankSession> RankSession::start(const RankOptions& options) {
   self.options = options;
   self.log = make_stderr_logger();
   self.process_started = process_start(self.clock);
-  self.environment = read_rank_environment(process_variables());
-  const host::HostIdentity host = host::host_identity();
-  self.host_name = host.name;
-  if (self.environment.world.host.empty()) self.environment.world.host = host.key;
   try {
+    self.environment = read_rank_environment(process_variables());
+    const host::HostIdentity host = host::host_identity();
+    self.host_name = host.name;
+    if (self.environment.world.host.empty()) self.environment.world.host = host.key;
     self.connect_launcher();
     self.read_experiment();
     self.connect_ranks();
@@ -48,8 +48,8 @@ std::unique_ptr<RankSession> RankSession::start(const RankOptions& options) {
     self.open_run_folder();
     self.redirect_output();
     self.start_recording();
-    self.communicator = comm::make_shm_communicator(
-        *self.control, {.timeout = self.experiment.communication_timeout, .log = self.log});
+    self.communicator =
+        comm::make_shm_communicator(*self.control, {.timeout = self.experiment.communication_timeout, .log = self.log});
     self.control->on_failure([&self](const comm::RankFailure& failure) { self.on_rank_failure(failure); });
     // From here on a signal asks for a stop after the step; before, it simply ended this process.
     self.signals = std::make_unique<StopSignals>();
@@ -87,9 +87,8 @@ void RankSession::Impl::connect_ranks() {
     control = comm::ControlPlane::serve(control_options, {}, nullptr);
     return;
   }
-  const std::filesystem::path file = launched()
-                                         ? environment.handover->rendezvous
-                                         : rendezvous_path(private_folder(process_variables()), environment.job);
+  const std::filesystem::path file = launched() ? environment.handover->rendezvous
+                                                : rendezvous_path(private_folder(process_variables()), environment.job);
   control_options.session = file.stem().string();
   if (world.rank == 0) {
     control_options.secret = random_hex(32);
@@ -113,8 +112,8 @@ void RankSession::Impl::compare_ranks() {
                           " is on another host than rank 0; ranks on several hosts need the mpi backend",
                       "start all ranks on one host");
   }
-  const auto experiments = control->gather(
-      "run.experiment", std::to_string(std::hash<std::string>{}(config::to_json(experiment).dump())));
+  const auto experiments =
+      control->gather("run.experiment", std::to_string(std::hash<std::string>{}(config::to_json(experiment).dump())));
   if (const auto others = rank_list(experiments, experiments[0]); !others.empty()) {
     throw ConfigError("rank " + others.front() + " was given another experiment than rank 0",
                       "start every rank with the same experiment file and the same --set");
@@ -180,7 +179,9 @@ void RankSession::Impl::start_recording() {
   header["versions"] = options.versions.is_object() ? options.versions : Json::object();
   header["versions"]["dtrain"] = version();
   std::string socket;
-  if (launched()) {
+  if (!options.record) {
+    log->warn("recording is off (--no-records): this run will have no profile");
+  } else if (launched()) {
     socket = environment.handover->agent_socket;
   } else if (world.local_rank == 0) {
     profile::AgentOptions agent_options{.agent_id = host_name, .profile_folder = folder.profile(), .header = header};

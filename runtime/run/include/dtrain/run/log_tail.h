@@ -39,6 +39,9 @@ class LogTail {
 // The last `count` lines of a file, fewer when it is shorter; empty when it cannot be read.
 std::vector<std::string> last_lines(const std::filesystem::path& path, std::size_t count);
 
+// Ends a last line that a full disk has cut short: with a newline where one fits, else by taking it away.
+void end_torn_line(const std::filesystem::path& path);
+
 // "[rank=1] "
 std::string rank_prefix(int rank);
 

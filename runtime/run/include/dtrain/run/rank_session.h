@@ -24,23 +24,24 @@ namespace dtrain::run {
 // What a rank program was asked to do: `program experiment.yaml [--run-dir DIR] [--set a.b=c]…`.
 struct RankOptions {
   std::filesystem::path experiment_file;
-  std::filesystem::path run_dir;          // empty: runs/NNNN-name
-  std::vector<std::string> overrides;     // --set
-  std::string program;                    // argv[0]
-  Json versions;                          // {"libtorch": "2.11.0", …}: goes into plan.json and the dumps
+  std::filesystem::path run_dir;       // empty: runs/NNNN-name
+  std::vector<std::string> overrides;  // --set
+  std::string program;                 // argv[0]
+  bool record = true;  // false: no agent and no dumps, for measuring what recording costs
+  Json versions;                       // {"libtorch": "2.11.0", …}: goes into plan.json and the dumps
 };
 // Prints usage (--help) or the error and exits the process (0 or 2).
 RankOptions parse_rank_arguments(int argc, char** argv);
 
 // What rank 0 reports; shown by the launcher (or by rank 0 itself when there is none) a few times a second.
 struct Progress {
-  std::int64_t batch = 0, total_batches = 0;   // batches of this rank, from the start of the run
-  std::int64_t epoch = 0;                      // from 0
+  std::int64_t batch = 0, total_batches = 0;  // batches of this rank, from the start of the run
+  std::int64_t epoch = 0;                     // from 0
   std::int64_t epoch_batch = 0, batches_per_epoch = 0;
-  double loss = 0;                             // NaN: none yet
-  double samples_per_second = 0;               // all ranks
-  double seconds_left = -1;                    // estimated by report_progress(); negative: not known
-  std::string activity = "training";           // or "validation", "checkpoint"
+  double loss = 0;                    // NaN: none yet
+  double samples_per_second = 0;      // all ranks
+  double seconds_left = -1;           // estimated by report_progress(); negative: not known
+  std::string activity = "training";  // or "validation", "checkpoint"
 };
 
 class RankSession {
@@ -58,7 +59,7 @@ class RankSession {
   const Clock& clock() const;
   const Logger& log() const;
   const std::filesystem::path& run_dir() const;
-  std::int64_t batch_per_rank() const;          // the per-slot batch size
+  std::int64_t batch_per_rank() const;  // the per-slot batch size
 
   // See comm/host_share.h.
   SharedMemory share_on_host(const std::string& name, const std::function<SharedMemory()>& make);
@@ -72,7 +73,7 @@ class RankSession {
   void write_metrics(const Json& line);                          // rank 0: appends to metrics.jsonl, adds "time"
   void write_event(const std::string& event, Json fields = {});  // appends to events.jsonl, adds time, rank, pid, host
   void update_plan(const std::string& key, const Json& value);   // rank 0: a top-level key of plan.json (atomic)
-  void set_step(std::int64_t batch);                             // shown in errors; cheap. Throws when records are being lost (disk full)
+  void set_step(std::int64_t batch);  // shown in errors; cheap. Throws when records are being lost (disk full)
 
   // The training loop returned (`stopped`: because of stop_requested()). Drains the dumps, says goodbye, prints the
   // summary on rank 0 where no launcher does. Returns the process's exit code.

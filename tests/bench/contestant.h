@@ -1,0 +1,46 @@
+// The benchmark's side of a contestant: processes that make steps on command (see stepper.h), one FIFO pair a rank.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "dtrain/base/fd.h"
+#include "dtrain/base/subprocess.h"
+
+namespace dtrain::bench {
+
+// A folder that goes with its object.
+class ScratchFolder {
+ public:
+  ScratchFolder();
+  ~ScratchFolder();
+  const std::filesystem::path& path() const { return path_; }
+
+ private:
+  std::filesystem::path path_;
+};
+
+class Contestant {
+ public:
+  // Makes FIFOs `<base>R.commands` and `<base>R.replies` for each rank.
+  Contestant(std::string base, int ranks);
+
+  // Makes `steps` steps; a step's time is that of its slowest rank, in nanoseconds. `command` goes before the number.
+  std::vector<std::int64_t> steps(int steps, const std::string& command = {});
+  void end(const std::string& command);
+  const std::string& base() const { return base_; }
+
+ private:
+  std::string read_line(std::size_t rank);
+
+  std::string base_;
+  std::vector<UniqueFd> commands_;
+  std::vector<UniqueFd> replies_;
+  std::vector<std::string> pending_;
+};
+
+double median_of(std::vector<double> values);
+
+}  // namespace dtrain::bench
