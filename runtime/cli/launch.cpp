@@ -21,10 +21,12 @@ void add_launch(CLI::App& app, int* exit_code) {
   CLI::Option* dry_run = command->add_flag("--dry-run", request->dry_run, "Print the plan and start nothing");
   command->add_flag("--json", request->json, "With --dry-run: the plan as JSON")->needs(dry_run);
   command->footer(
-      "Exit codes: 0 done, 1 the run failed, 2 bad input (nothing was started), 130 interrupted (Ctrl-C or SIGTERM: the\n"
+      "Exit codes: 0 done, 1 the run failed, 2 bad input (nothing was started), 130 interrupted (Ctrl-C or SIGTERM: "
+      "the\n"
       "ranks finish their step and save; a second one kills them).\n"
       "\n"
-      "One process is started for each of resources.slots_per_trial, bound to its own cores. OMP_NUM_THREADS (the cores\n"
+      "One process is started for each of resources.slots_per_trial, bound to its own cores. OMP_NUM_THREADS (the "
+      "cores\n"
       "of the slot) and OMP_WAIT_POLICY (passive) are set unless you set them.");
   command->callback([request, exit_code] { *exit_code = run::launch(*request); });
 }

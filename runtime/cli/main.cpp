@@ -49,8 +49,9 @@ int usage_error(const CLI::App& app, const CLI::ParseError& error, int argc, cha
 
 int main(int argc, char** argv) {
   int exit_code = 0;
-  CLI::App app{"dtrain trains a libtorch model data-parallel on the slots of this machine, and says where the time went.",
-               "dtrain"};
+  CLI::App app{
+      "dtrain trains a libtorch model data-parallel on the slots of this machine, and says where the time went.",
+      "dtrain"};
   app.require_subcommand(1);
   app.footer(kExamples);
   using namespace dtrain::cli;

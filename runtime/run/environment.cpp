@@ -30,9 +30,9 @@ class Family {
   const std::string& text(const std::string& name) const {
     const std::string* value = find(variables_, name);
     if (!value || value->empty()) {
-      throw ConfigError("environment: " + name + " is not set, though " + first_ + " is",
-                        "set it, or unset " + first_ + " to run as a single rank (" + started_by_ +
-                            " normally sets both)");
+      throw ConfigError(
+          "environment: " + name + " is not set, though " + first_ + " is",
+          "set it, or unset " + first_ + " to run as a single rank (" + started_by_ + " normally sets both)");
     }
     return *value;
   }

@@ -20,7 +20,7 @@ Variables process_variables();
 
 // What `dtrain launch` hands to each rank, beside its place in the world.
 struct Handover {
-  int link_fd = -1;                  // the rank's end of the link to the launcher
+  int link_fd = -1;  // the rank's end of the link to the launcher
   pid_t launcher_pid = 0;
   std::filesystem::path run_dir;     // exists, holds experiment.yaml and plan.json
   std::filesystem::path rendezvous;  // the file that rank 0 writes its address and the secret into

@@ -22,7 +22,9 @@ void EventLog::write(const std::string& event, const Json& fields) {
 }
 
 Json run_ended(int exit_code, const std::string& cause) {
-  const char* state = exit_code == 0 ? "done" : exit_code == static_cast<int>(ExitCode::kInterrupted) ? "interrupted" : "failed";
+  const char* state = exit_code == 0                                          ? "done"
+                      : exit_code == static_cast<int>(ExitCode::kInterrupted) ? "interrupted"
+                                                                              : "failed";
   Json fields = {{"state", state}, {"exit_code", exit_code}};
   if (!cause.empty()) fields["cause"] = cause;
   return fields;

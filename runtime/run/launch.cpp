@@ -9,6 +9,7 @@
 #include "dtrain/base/file.h"
 #include "dtrain/base/unix_socket.h"
 #include "dtrain/profile/agent_process.h"
+#include "dtrain/run/log_tail.h"
 #include "dtrain/run/summary_text.h"
 #include "dtrain/run/version.h"
 #include "launch_plan.h"
@@ -20,7 +21,9 @@ namespace {
 
 constexpr auto kAgentPatience = std::chrono::seconds(2);
 
-std::string pretty(const Json& json) { return json.dump(2, ' ', false, Json::error_handler_t::replace) + "\n"; }
+std::string pretty(const Json& json) {
+  return json.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
+}
 
 void print(const std::string& text) {
   std::fputs(text.c_str(), stdout);
@@ -43,6 +46,11 @@ void report(const Failure& failure, const RunFolder& folder) {
     for (const std::string& line : failure.lines) text += "  " + rank_prefix(failure.rank) + line + "\n";
   }
   std::fputs(text.c_str(), stderr);
+}
+
+void end_torn_logs(const RunFolder& folder) {
+  std::error_code code;
+  for (const auto& entry : std::filesystem::directory_iterator(folder.logs(), code)) end_torn_line(entry.path());
 }
 
 // The last event. A full disk has been reported by now, or is of no consequence.
@@ -96,6 +104,7 @@ int launch(const LaunchRequest& request) {
   }
   write_last_event(events, outcome);
   if (outcome.failure) {
+    end_torn_logs(folder);
     report(*outcome.failure, folder);
   } else {
     print("\n" + summary_text(folder.path, STDOUT_FILENO));

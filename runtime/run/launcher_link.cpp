@@ -18,7 +18,9 @@ constexpr int kSendWaitMs = 1000;
 constexpr std::size_t kLongestText = 16 * 1024;  // a message must fit into one packet
 }  // namespace
 
-Json state_message(const std::string& state) { return {{"type", "state"}, {"state", state}}; }
+Json state_message(const std::string& state) {
+  return {{"type", "state"}, {"state", state}};
+}
 
 Json progress_message(const Progress& progress) {
   return {{"type", "progress"},

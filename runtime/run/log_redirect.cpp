@@ -65,7 +65,11 @@ void LogRedirect::stop_copying() {
   if (thread_.joinable()) thread_.join();
 }
 
-void LogRedirect::original_error(std::string_view text) const { write_all(error_.get(), text); }
-void LogRedirect::original_output(std::string_view text) const { write_all(output_.get(), text); }
+void LogRedirect::original_error(std::string_view text) const {
+  write_all(error_.get(), text);
+}
+void LogRedirect::original_output(std::string_view text) const {
+  write_all(output_.get(), text);
+}
 
 }  // namespace dtrain::run

@@ -71,6 +71,20 @@ std::vector<std::string> last_lines(const std::filesystem::path& path, std::size
   return lines;
 }
 
-std::string rank_prefix(int rank) { return "[rank=" + std::to_string(rank) + "] "; }
+void end_torn_line(const std::filesystem::path& path) {
+  const UniqueFd fd(::open(path.c_str(), O_RDWR | O_APPEND | O_CLOEXEC));
+  struct stat info {};
+  if (!fd || ::fstat(fd.get(), &info) != 0) return;
+  off_t end = info.st_size;
+  char last = 0;
+  const auto ends_a_line = [&] { return end == 0 || ::pread(fd.get(), &last, 1, end - 1) != 1 || last == '\n'; };
+  if (ends_a_line() || ::write(fd.get(), "\n", 1) == 1) return;
+  while (!ends_a_line()) --end;
+  [[maybe_unused]] const int result = ::ftruncate(fd.get(), end);
+}
+
+std::string rank_prefix(int rank) {
+  return "[rank=" + std::to_string(rank) + "] ";
+}
 
 }  // namespace dtrain::run

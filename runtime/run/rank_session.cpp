@@ -41,7 +41,9 @@ Blame find_blame(comm::ControlPlane& control, const std::exception& error, std::
   return {true, {rank, step, describe(error)}};
 }
 
-std::string at_step(std::int64_t step) { return step >= 0 ? " at batch " + std::to_string(step) : ""; }
+std::string at_step(std::int64_t step) {
+  return step >= 0 ? " at batch " + std::to_string(step) : "";
+}
 
 }  // namespace
 
@@ -60,21 +62,41 @@ RankSession::RankSession(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 
 RankSession::~RankSession() = default;
 
-const config::Experiment& RankSession::experiment() const { return impl_->experiment; }
-const comm::World& RankSession::world() const { return impl_->environment.world; }
-comm::ControlPlane& RankSession::control() { return *impl_->control; }
-comm::Communicator& RankSession::communicator() { return *impl_->communicator; }
-profile::Recorder& RankSession::recorder() { return *impl_->recorder; }
-const Clock& RankSession::clock() const { return impl_->clock; }
-const Logger& RankSession::log() const { return impl_->log; }
-const std::filesystem::path& RankSession::run_dir() const { return impl_->folder.path; }
-std::int64_t RankSession::batch_per_rank() const { return impl_->split.per_slot; }
+const config::Experiment& RankSession::experiment() const {
+  return impl_->experiment;
+}
+const comm::World& RankSession::world() const {
+  return impl_->environment.world;
+}
+comm::ControlPlane& RankSession::control() {
+  return *impl_->control;
+}
+comm::Communicator& RankSession::communicator() {
+  return *impl_->communicator;
+}
+profile::Recorder& RankSession::recorder() {
+  return *impl_->recorder;
+}
+const Clock& RankSession::clock() const {
+  return impl_->clock;
+}
+const Logger& RankSession::log() const {
+  return impl_->log;
+}
+const std::filesystem::path& RankSession::run_dir() const {
+  return impl_->folder.path;
+}
+std::int64_t RankSession::batch_per_rank() const {
+  return impl_->split.per_slot;
+}
 
 SharedMemory RankSession::share_on_host(const std::string& name, const std::function<SharedMemory()>& make) {
   return comm::share_on_host(*impl_->control, name, make);
 }
 
-bool RankSession::stop_requested() const { return impl_->launcher_gone || StopSignals::received() != 0; }
+bool RankSession::stop_requested() const {
+  return impl_->launcher_gone || StopSignals::received() != 0;
+}
 
 std::string RankSession::stop_reason() const {
   if (impl_->launcher_gone) {
@@ -106,7 +128,9 @@ void RankSession::write_metrics(const Json& line) {
   impl_->metrics->append(to_line(full) + "\n");
 }
 
-void RankSession::write_event(const std::string& event, Json fields) { impl_->events->write(event, fields); }
+void RankSession::write_event(const std::string& event, Json fields) {
+  impl_->events->write(event, fields);
+}
 
 void RankSession::update_plan(const std::string& key, const Json& value) {
   if (impl_->is_rank_0()) update_plan_file(impl_->folder.plan(), key, value);
@@ -142,8 +166,8 @@ int RankSession::finish(bool stopped) {
       self.redirect->stop_copying();
       if (self.is_rank_0()) {
         self.events->write("run_ended", run_ended(code, ""));
-        self.redirect->original_output(summary_text(self.folder.path, self.redirect->output()) +
-                                       "\nwritten to " + self.folder.path.string() + "\n");
+        self.redirect->original_output(summary_text(self.folder.path, self.redirect->output()) + "\nwritten to " +
+                                       self.folder.path.string() + "\n");
       }
     }
     return code;
@@ -192,7 +216,7 @@ void RankSession::Impl::report_failure(const std::exception& error) {
   const bool alone = environment.world.size == 1;
   std::string text = alone ? "the run" : "rank " + std::to_string(environment.world.rank);
   if (blame.primary) {
-    text += " failed" + at_step(at) + ": " + blame.failure.cause;
+    text += (at < 0 ? " could not start" : " failed" + at_step(at)) + ": " + blame.failure.cause;
     if (!remedy.empty()) text += "\n  " + remedy;
     try_event("rank_failed", {{"step", at}, {"cause", blame.failure.cause}, {"remedy", remedy}});
   } else {

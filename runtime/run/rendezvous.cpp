@@ -63,7 +63,9 @@ RendezvousFile::RendezvousFile(std::filesystem::path path, const Contact& contac
   }
 }
 
-RendezvousFile::~RendezvousFile() { ::unlink(path_.c_str()); }
+RendezvousFile::~RendezvousFile() {
+  ::unlink(path_.c_str());
+}
 
 Contact await_contact(const std::filesystem::path& path, std::chrono::milliseconds timeout) {
   const auto deadline = std::chrono::steady_clock::now() + timeout;

@@ -102,8 +102,8 @@ RunFolder create_run_folder(const fs::path& requested, const std::string& name, 
   }
   // Made here and by nobody before: of two runs that ask for one folder, the second is refused.
   const bool has_events = fs::exists(folder.events());
-  const UniqueFd claim(
-      has_events ? -1 : ::open(folder.experiment().c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666));
+  const UniqueFd claim(has_events ? -1
+                                  : ::open(folder.experiment().c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666));
   if (has_events || (!claim && errno == EEXIST)) {
     throw ConfigError("--run-dir: " + folder.path.string() + " already holds a run",
                       "give another folder, or leave --run-dir out to get the next one under runs/");

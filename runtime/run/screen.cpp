@@ -26,8 +26,8 @@ std::optional<int> terminal_width(int fd) {
 std::string format_progress(const Progress& progress) {
   std::string text;
   if (progress.batches_per_epoch > 0) {
-    const std::int64_t epochs =
-        std::max<std::int64_t>(1, (progress.total_batches + progress.batches_per_epoch - 1) / progress.batches_per_epoch);
+    const std::int64_t epochs = std::max<std::int64_t>(
+        1, (progress.total_batches + progress.batches_per_epoch - 1) / progress.batches_per_epoch);
     text += "epoch " + std::to_string(std::min(progress.epoch + 1, epochs)) + "/" + std::to_string(epochs) + ", ";
   }
   text += "batch " + std::to_string(progress.batch) + "/" + std::to_string(progress.total_batches);

@@ -43,6 +43,8 @@ StopSignals::~StopSignals() {
   ::sigaction(SIGINT, &int_before_, nullptr);
 }
 
-int StopSignals::received() { return g_signal; }
+int StopSignals::received() {
+  return g_signal;
+}
 
 }  // namespace dtrain::run

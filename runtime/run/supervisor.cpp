@@ -31,7 +31,9 @@ sigset_t stop_signals() {
   return set;
 }
 
-std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }
+std::string first_line(const std::string& text) {
+  return text.substr(0, text.find('\n'));
+}
 
 }  // namespace
 
@@ -102,8 +104,7 @@ void Supervisor::take_signals() {
 void Supervisor::reap() {
   for (RankProcess& rank : ranks_) {
     if (rank.status() || !rank.reap()) continue;
-    event("rank_ended",
-          {{"rank", rank.rank()}, {"pid", rank.process().pid()}, {"status", rank.status()->describe()}});
+    event("rank_ended", {{"rank", rank.rank()}, {"pid", rank.process().pid()}, {"status", rank.status()->describe()}});
   }
 }
 
@@ -134,8 +135,8 @@ void Supervisor::judge(RankProcess& rank) {
   if (failure_) return;
   if (rank.error() && rank.error()->primary) {
     const RankError& error = *rank.error();
-    const std::string step = error.step >= 0 ? " at batch " + std::to_string(error.step) : "";
-    fail({rank.rank(), "rank " + std::to_string(rank.rank()) + " failed" + step + ": " + error.cause, error.remedy});
+    const std::string when = error.step >= 0 ? " failed at batch " + std::to_string(error.step) : " could not start";
+    fail({rank.rank(), "rank " + std::to_string(rank.rank()) + when + ": " + error.cause, error.remedy});
     return;
   }
   if (!rank.status()) return;
@@ -218,8 +219,8 @@ Outcome Supervisor::outcome() {
     }
     result.failure = failure_;
   } else if (interrupts_ > 0 || std::any_of(ranks_.begin(), ranks_.end(), interrupted)) {
-    const bool all_done = std::all_of(ranks_.begin(), ranks_.end(),
-                                      [](const RankProcess& rank) { return rank.status()->success(); });
+    const bool all_done =
+        std::all_of(ranks_.begin(), ranks_.end(), [](const RankProcess& rank) { return rank.status()->success(); });
     result.exit_code = static_cast<int>(all_done ? ExitCode::kDone : ExitCode::kInterrupted);
   }
   return result;

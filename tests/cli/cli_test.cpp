@@ -68,7 +68,7 @@ TEST(ConfigCheck, SaysOkOrEverythingThatIsWrong) {
 
 TEST(Launch, BadInputStartsNothing) {
   TestRun run;
-  for (const std::string& wrong : {"searcher.max_length.batches=-1", "resources.slots=2", "nonsense"}) {
+  for (const std::string wrong : {"searcher.max_length.batches=-1", "resources.slots=2", "nonsense"}) {
     Command launch = run.launch({"--set", wrong});
     EXPECT_EQ(launch.wait().code, 2) << wrong;
     EXPECT_THAT(launch.err(), HasSubstr("--set")) << wrong;
@@ -110,8 +110,8 @@ TEST(Launch, DryRunPrintsThePlanAndStartsNothing) {
   const Result text = dtrain(run, {"launch", run.experiment(), "--dry-run"});
   EXPECT_EQ(text.code, 0) << text.err;
   EXPECT_THAT(text.out, HasSubstr(rank_program()));
-  const Result json = dtrain(run, {"launch", run.experiment(), "--dry-run", "--json", "--set",
-                                   "resources.slots_per_trial=3"});
+  const Result json =
+      dtrain(run, {"launch", run.experiment(), "--dry-run", "--json", "--set", "resources.slots_per_trial=3"});
   EXPECT_EQ(json.code, 0) << json.err;
   const Json plan = Json::parse(json.out);  // nothing else on standard output: the warning is not
   EXPECT_THAT(json.err, HasSubstr("warning"));

@@ -18,11 +18,15 @@ const Variables kOpenMpi{{"OMPI_COMM_WORLD_RANK", "1"},
                          {"OMPI_COMM_WORLD_LOCAL_RANK", "1"},
                          {"OMPI_COMM_WORLD_LOCAL_SIZE", "4"},
                          {"PMIX_NAMESPACE", "3512"}};
-const Variables kSlurm{{"SLURM_PROCID", "2"},     {"SLURM_STEP_NUM_TASKS", "3"}, {"SLURM_LOCALID", "2"},
-                       {"SLURM_JOB_ID", "77"},    {"SLURM_STEP_ID", "0"},        {"SLURM_STEP_NUM_NODES", "1"},
+const Variables kSlurm{{"SLURM_PROCID", "2"},  {"SLURM_STEP_NUM_TASKS", "3"}, {"SLURM_LOCALID", "2"},
+                       {"SLURM_JOB_ID", "77"}, {"SLURM_STEP_ID", "0"},        {"SLURM_STEP_NUM_NODES", "1"},
                        {"SLURM_NTASKS", "9"}};
-const Variables kTorchrun{{"RANK", "0"},           {"WORLD_SIZE", "2"},      {"LOCAL_RANK", "0"},
-                          {"LOCAL_WORLD_SIZE", "2"}, {"MASTER_PORT", "29500"}, {"TORCHELASTIC_RUN_ID", "abc"}};
+const Variables kTorchrun{{"RANK", "0"},
+                          {"WORLD_SIZE", "2"},
+                          {"LOCAL_RANK", "0"},
+                          {"LOCAL_WORLD_SIZE", "2"},
+                          {"MASTER_PORT", "29500"},
+                          {"TORCHELASTIC_RUN_ID", "abc"}};
 
 std::string error_of(const Variables& variables) {
   try {

@@ -37,7 +37,8 @@ TEST_P(RankDies, EndsTheRunWithItsCauseOnce) {
   Command launch = run.launch();
   EXPECT_EQ(launch.wait().describe(), "exit status 1") << launch.out();
   const std::string screen = launch.out() + launch.err();
-  EXPECT_THAT(launch.err(), HasSubstr("dtrain: the run failed: rank " + std::to_string(death.rank) + " " + death.cause));
+  EXPECT_THAT(launch.err(),
+              HasSubstr("dtrain: the run failed: rank " + std::to_string(death.rank) + " " + death.cause));
   EXPECT_EQ(count_of(screen, death.cause), 1) << screen;
   EXPECT_EQ(count_of(screen, "the run failed"), 1);
   EXPECT_THAT(launch.err(), HasSubstr("] batch 6")) << "its last lines";
@@ -46,17 +47,16 @@ TEST_P(RankDies, EndsTheRunWithItsCauseOnce) {
   expect_sound(run, 2);
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    All, RankDies,
-    testing::Values(Death{1, "SIGKILL", "was killed by signal 9 (SIGKILL)"},
-                    Death{0, "SIGKILL", "was killed by signal 9 (SIGKILL)"},
-                    Death{1, "SIGSEGV", "was killed by signal 11 (SIGSEGV)"},
-                    Death{1, "abort", "was killed by signal 6 (SIGABRT)"},
-                    Death{1, "exit", "ended before the run was over: exit status 7"},
-                    Death{0, "quit", "ended before the run was over: exit status 0"},
-                    Death{1, "exception", "failed at batch 7: the model makes no sense"},
-                    Death{0, "exception", "failed at batch 7: the model makes no sense"}),
-    [](const auto& info) { return "Rank" + std::to_string(info.param.rank) + info.param.kind; });
+INSTANTIATE_TEST_SUITE_P(All, RankDies,
+                         testing::Values(Death{1, "SIGKILL", "was killed by signal 9 (SIGKILL)"},
+                                         Death{0, "SIGKILL", "was killed by signal 9 (SIGKILL)"},
+                                         Death{1, "SIGSEGV", "was killed by signal 11 (SIGSEGV)"},
+                                         Death{1, "abort", "was killed by signal 6 (SIGABRT)"},
+                                         Death{1, "exit", "ended before the run was over: exit status 7"},
+                                         Death{0, "quit", "ended before the run was over: exit status 0"},
+                                         Death{1, "exception", "failed at batch 7: the model makes no sense"},
+                                         Death{0, "exception", "failed at batch 7: the model makes no sense"}),
+                         [](const auto& info) { return "Rank" + std::to_string(info.param.rank) + info.param.kind; });
 
 TEST(Fault, AMissingDataFileIsNamed) {
   TestRun run({.batches = 100'000, .hyperparameters = trouble(1, "data")});
@@ -110,7 +110,8 @@ TEST(Fault, KillOfTheLauncher) {
     EXPECT_THAT(run.log(rank), HasSubstr("leaving")) << "it finished its step";
   }
   int failed = 0;
-  for (const Json& event : run.events()) failed += event.value("event", "") == "rank_finished" && event["exit_code"] == 1;
+  for (const Json& event : run.events())
+    failed += event.value("event", "") == "rank_finished" && event["exit_code"] == 1;
   EXPECT_EQ(failed, 2);
 }
 
@@ -201,6 +202,7 @@ TEST(Fault, AFullDiskFailsTheRunAndEveryLineIsWhole) {
   for (const char* file : {"events.jsonl", "metrics.jsonl", "profile/rank-0000.jsonl", "profile/rank-0001.jsonl"}) {
     EXPECT_FALSE(read_lines(run.run_dir() / file).empty()) << file;
   }
+  for (int rank = 0; rank < 2; ++rank) EXPECT_TRUE(run.log(rank).empty() || run.log(rank).back() == '\n');
 }
 
 TEST(Fault, AFullDiskOfTheRecordsAloneFailsTheRun) {
@@ -244,6 +246,31 @@ TEST(Fault, ABareRankSaysItsCauseOnce) {
   EXPECT_THAT(rank.err(), HasSubstr("dtrain: the run failed at batch 7: the model makes no sense"));
   EXPECT_THAT(run.log(0), HasSubstr("the model makes no sense"));
   expect_sound(run, 1);
+}
+
+TEST(Fault, UnderMpirunARankIsKilled) {
+  if (std::system("command -v mpirun >/dev/null 2>&1") != 0) GTEST_SKIP() << "mpirun is not installed";
+  for (const int victim : {0, 1}) {
+    TestRun run({.batches = 100'000});
+    Command mpirun(run.folder(), {"mpirun", "--oversubscribe", "--allow-run-as-root", "-np", "2", rank_program(),
+                                  run.experiment(), "--run-dir", run.run_dir()});
+    ASSERT_TRUE(run.reached(1, 10)) << mpirun.err();
+    ::kill(run.pid_of("rank " + std::to_string(victim)), SIGKILL);
+    EXPECT_NE(mpirun.wait().code, 0);
+    expect_sound(run, 2);
+  }
+}
+
+TEST(Fault, UnderMpirunTheCauseIsSaidOnce) {
+  if (std::system("command -v mpirun >/dev/null 2>&1") != 0) GTEST_SKIP() << "mpirun is not installed";
+  TestRun run({.batches = 100'000, .hyperparameters = trouble(1, "exception")});
+  Command mpirun(run.folder(), {"mpirun", "--oversubscribe", "--allow-run-as-root", "-np", "2", rank_program(),
+                                run.experiment(), "--run-dir", run.run_dir()});
+  EXPECT_NE(mpirun.wait().code, 0);
+  const std::string screen = mpirun.out() + mpirun.err();
+  EXPECT_EQ(count_of(screen, "the model makes no sense"), 1) << screen;
+  EXPECT_THAT(mpirun.err(), HasSubstr("dtrain: rank 1 failed at batch 7: the model makes no sense"));
+  expect_sound(run, 2);
 }
 
 }  // namespace

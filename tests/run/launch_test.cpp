@@ -9,7 +9,9 @@ namespace {
 using testing::HasSubstr;
 using testing::Not;
 
-bool has_mpirun() { return std::system("command -v mpirun >/dev/null 2>&1") == 0; }
+bool has_mpirun() {
+  return std::system("command -v mpirun >/dev/null 2>&1") == 0;
+}
 
 std::vector<Json> of_event(const std::vector<Json>& events, const std::string& name) {
   std::vector<Json> result;
@@ -89,10 +91,31 @@ TEST(Launch, RunsAreNumbered) {
 }
 
 TEST(Launch, ThreadsAreAsManyAsTheSlotsCoresUnlessTheUserSaysOtherwise) {
-  TestRun run({.slots = 1, .entrypoint = "[/usr/bin/env]"});
-  Command launch = run.launch({"--set", "environment.environment_variables={OMP_NUM_THREADS: 7, COLOUR: red}"});
-  EXPECT_EQ(launch.wait().describe(), "exit status 1");  // env is no rank, which is said
-  EXPECT_THAT(launch.err(), HasSubstr("ended before it joined the run"));
+  for (const bool user_says : {false, true}) {
+    TestRun run({.slots = 1, .entrypoint = "[/bin/sh, -c, env]"});
+    std::vector<std::string> options;
+    if (user_says) options = {"--set", "environment.environment_variables={OMP_NUM_THREADS: 97, COLOUR: red}"};
+    Command launch = run.launch(options);
+    EXPECT_EQ(launch.wait().describe(), "exit status 1");  // env is no rank, which is said
+    EXPECT_THAT(launch.err(), HasSubstr("ended before it joined the run"));
+    const auto cpus = of_event(run.events(), "rank_started").at(0).at("cpus").size();
+    EXPECT_THAT(run.log(0), HasSubstr("OMP_NUM_THREADS=" + (user_says ? "97" : std::to_string(cpus)) + "\n"));
+    EXPECT_THAT(run.log(0), HasSubstr("OMP_WAIT_POLICY=passive\n"));
+    EXPECT_EQ(count_of(run.log(0), "COLOUR=red\n"), user_says ? 1 : 0);
+  }
+}
+
+TEST(Launch, NoSecretIsOnACommandLine) {
+  TestRun run({.slots = 2, .batches = 100'000});
+  Command launch = run.launch();
+  ASSERT_TRUE(run.reached(1, 2));
+  for (const auto& [who, pid] : run.processes()) {
+    const std::string line = slurp("/proc/" + std::to_string(pid) + "/cmdline");
+    EXPECT_FALSE(line.empty()) << who;
+    EXPECT_THAT(line, Not(testing::ContainsRegex("[0-9a-f]{32}"))) << who;  // a secret has 64 such digits
+  }
+  launch.kill(SIGTERM);
+  launch.wait();
 }
 
 TEST(Started, AloneIsOneRank) {
@@ -117,18 +140,22 @@ TEST(Started, ByMpirun) {
 }
 
 // What torchrun sets, without torchrun.
-std::map<std::string, std::string> torchrun(int rank) {
-  return {{"RANK", std::to_string(rank)},       {"WORLD_SIZE", "2"},
-          {"LOCAL_RANK", std::to_string(rank)}, {"LOCAL_WORLD_SIZE", "2"},
-          {"MASTER_ADDR", "127.0.0.1"},         {"MASTER_PORT", std::to_string(20000 + ::getpid() % 20000)}};
+std::map<std::string, std::string> torchrun(const TestRun& run, int rank) {
+  return {{"XDG_RUNTIME_DIR", run.folder()},
+          {"RANK", std::to_string(rank)},
+          {"WORLD_SIZE", "2"},
+          {"LOCAL_RANK", std::to_string(rank)},
+          {"LOCAL_WORLD_SIZE", "2"},
+          {"MASTER_ADDR", "127.0.0.1"},
+          {"MASTER_PORT", std::to_string(20000 + ::getpid() % 20000)}};
 }
 
 TEST(Started, ByTorchrunsVariables) {
   TestRun run;
   fs::create_directory(run.folder() / "second");
   const std::vector<std::string> command{rank_program(), run.experiment(), "--run-dir", run.run_dir()};
-  Command second(run.folder() / "second", command, torchrun(1));
-  Command first(run.folder(), command, torchrun(0));
+  Command second(run.folder() / "second", command, torchrun(run, 1));
+  Command first(run.folder(), command, torchrun(run, 0));
   EXPECT_EQ(first.wait().describe(), "exit status 0") << first.err();
   EXPECT_EQ(second.wait().describe(), "exit status 0") << second.err();
   expect_complete_run(run, 2, 20);
@@ -141,8 +168,8 @@ TEST(Started, RanksWithDifferentExperimentsAreRefused) {
   const std::vector<std::string> command{rank_program(), run.experiment(), "--run-dir", run.run_dir()};
   std::vector<std::string> other = command;
   other.insert(other.end(), {"--set", "searcher.max_length.batches=7"});
-  Command second(run.folder() / "second", other, torchrun(1));
-  Command first(run.folder(), command, torchrun(0));
+  Command second(run.folder() / "second", other, torchrun(run, 1));
+  Command first(run.folder(), command, torchrun(run, 0));
   EXPECT_EQ(first.wait().code, 2);
   EXPECT_NE(second.wait().code, 0);
   EXPECT_THAT(first.err() + second.err(), HasSubstr("rank 1 was given another experiment than rank 0"));

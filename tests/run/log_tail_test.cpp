@@ -4,6 +4,7 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/mount.h>
 
 #include "run_harness.h"
 
@@ -64,6 +65,28 @@ TEST_F(LogTailTest, LastLines) {
   EXPECT_THAT(last_lines(folder_.path() / "log", 3), ElementsAre("2", "3", "4"));
   append("\n" + std::string(100'000, 'y') + "\nend\n");
   EXPECT_THAT(last_lines(folder_.path() / "log", 1), ElementsAre("end"));
+}
+
+TEST_F(LogTailTest, ATornLineIsEnded) {
+  append("whole\ntorn");
+  end_torn_line(folder_.path() / "log");
+  EXPECT_EQ(slurp(folder_.path() / "log"), "whole\ntorn\n");
+  end_torn_line(folder_.path() / "log");
+  EXPECT_EQ(slurp(folder_.path() / "log"), "whole\ntorn\n");
+}
+
+TEST_F(LogTailTest, ATornLineIsTakenAwayWhereNoNewlineFits) {
+  const fs::path disk = folder_.path() / "disk";
+  fs::create_directory(disk);
+  if (::mount("dtrain-test", disk.c_str(), "tmpfs", 0, "size=8k") != 0) GTEST_SKIP() << "only root can mount a tmpfs";
+  {
+    const UniqueFd log(::open((disk / "log").c_str(), O_WRONLY | O_CREAT, 0600));
+    const std::string text = "whole\n" + std::string(10'000, 'x');
+    EXPECT_LT(::write(log.get(), text.data(), text.size()), 10'000) << "the disk is smaller";
+  }
+  end_torn_line(disk / "log");
+  EXPECT_EQ(slurp(disk / "log"), "whole\n");
+  ::umount2(disk.c_str(), MNT_DETACH);
 }
 
 }  // namespace

@@ -91,12 +91,16 @@ bool train(run::RankSession& session) {
     std::printf("batch %lld\n", static_cast<long long>(batch));
     std::fflush(stdout);
     if (session.world().rank == 0) {
-      session.write_metrics({{"kind", "training"}, {"batch", batch}, {"loss", 1.0 / static_cast<double>(batch)},
-                             {"padding", padding}});
+      session.write_metrics(
+          {{"kind", "training"}, {"batch", batch}, {"loss", 1.0 / static_cast<double>(batch)}, {"padding", padding}});
     }
-    session.report_progress({.batch = batch, .total_batches = batches, .epoch = (batch - 1) / 100,
-                             .epoch_batch = (batch - 1) % 100 + 1, .batches_per_epoch = 100,
-                             .loss = 1.0 / static_cast<double>(batch), .samples_per_second = 1000});
+    session.report_progress({.batch = batch,
+                             .total_batches = batches,
+                             .epoch = (batch - 1) / 100,
+                             .epoch_batch = (batch - 1) % 100 + 1,
+                             .batches_per_epoch = 100,
+                             .loss = 1.0 / static_cast<double>(batch),
+                             .samples_per_second = 1000});
   }
   session.recorder().mark(profile::RunMark::kLoopEnd);
   if (stopped) std::printf("leaving\n");

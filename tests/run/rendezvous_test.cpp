@@ -58,7 +58,10 @@ TEST(Rendezvous, AFileThatADeadJobLeftIsNotTaken) {
   const TemporaryFolder folder;
   const fs::path path = folder.path() / "job";
   // This process lives, but it is not the one that wrote: that one had the same number, long ago.
-  std::ofstream(path) << Json{{"address", "127.0.0.1"}, {"port", 1}, {"secret", "x"}, {"pid", ::getpid()},
+  std::ofstream(path) << Json{{"address", "127.0.0.1"},
+                              {"port", 1},
+                              {"secret", "x"},
+                              {"pid", ::getpid()},
                               {"started", start_ticks(::getpid()) - 1}};
   EXPECT_THROW(await_contact(path, 20ms), CommError);
   const RendezvousFile file(path, kContact);

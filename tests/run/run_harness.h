@@ -35,8 +35,12 @@ inline std::string slurp(const fs::path& path) {
   return text.str();
 }
 
-inline std::string bin(const std::string& name) { return std::string(DTRAIN_BINARY_DIR) + "/bin/" + name; }
-inline std::string rank_program() { return std::string(DTRAIN_BINARY_DIR) + "/tests/rank_program"; }
+inline std::string bin(const std::string& name) {
+  return std::string(DTRAIN_BINARY_DIR) + "/bin/" + name;
+}
+inline std::string rank_program() {
+  return std::string(DTRAIN_BINARY_DIR) + "/tests/rank_program";
+}
 
 class TemporaryFolder {
  public:
@@ -90,7 +94,8 @@ inline bool is_alive(pid_t pid) {
 // A running command whose output goes to files.
 class Command {
  public:
-  Command(const fs::path& folder, std::vector<std::string> arguments, std::map<std::string, std::string> environment = {})
+  Command(const fs::path& folder, std::vector<std::string> arguments,
+          std::map<std::string, std::string> environment = {})
       : out_(folder / "stdout.txt"), err_(folder / "stderr.txt") {
     const UniqueFd out(::open(out_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600));
     const UniqueFd err(::open(err_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600));
@@ -98,6 +103,9 @@ class Command {
     ProcessOptions options;
     options.command = std::move(arguments);
     options.environment = std::move(environment);
+    options.environment.try_emplace("XDG_RUNTIME_DIR", folder.string());
+    // What the tests themselves were started with must not make ranks of these.
+    options.unset = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "SLURM_STEP_ID", "OMP_NUM_THREADS"};
     options.fds = {{0, in.get()}, {1, out.get()}, {2, err.get()}};
     options.working_folder = folder;
     process_ = std::make_unique<Process>(Process::start(options));
@@ -177,13 +185,17 @@ class TestRun {
     for (const auto& [who, pid] : processes()) {
       EXPECT_TRUE(eventually([pid = pid] { return !is_alive(pid); })) << who << " (pid " << pid << ") is still there";
     }
+    std::error_code code;
+    for (const auto& entry : fs::directory_iterator(folder() / "dtrain", code)) {
+      ADD_FAILURE() << entry.path() << " was left";
+    }
   }
 
   // The step records of a rank hold every batch it said it had done, without a gap.
   void expect_dump_complete(int rank) const {
     std::set<std::int64_t> recorded;
     for (const Json& line : read_lines(run_dir() / "profile" / ("rank-000" + std::to_string(rank) + ".jsonl"))) {
-      if (line.value("kind", line.value("type", "")) == "step") {
+      if (line.value("record", "") == "step") {
         recorded.insert(line.at("batch").get<std::int64_t>());
       }
     }

@@ -18,8 +18,14 @@ class ManualClock final : public Clock {
 };
 
 Progress at(std::int64_t batch) {
-  return {.batch = batch, .total_batches = 200, .epoch = (batch - 1) / 100, .epoch_batch = (batch - 1) % 100 + 1,
-          .batches_per_epoch = 100, .loss = 0.5, .samples_per_second = 12345, .seconds_left = 12.34};
+  return {.batch = batch,
+          .total_batches = 200,
+          .epoch = (batch - 1) / 100,
+          .epoch_batch = (batch - 1) % 100 + 1,
+          .batches_per_epoch = 100,
+          .loss = 0.5,
+          .samples_per_second = 12345,
+          .seconds_left = 12.34};
 }
 
 class ScreenTest : public testing::Test {
@@ -32,8 +38,7 @@ class ScreenTest : public testing::Test {
 };
 
 TEST_F(ScreenTest, ProgressNamesEpochBatchLossSpeedAndTimeLeft) {
-  EXPECT_EQ(format_progress(at(120)),
-            "epoch 2/2, batch 120/200 (60%), loss 0.5000, 12,345 samples/s, 12.3 s left");
+  EXPECT_EQ(format_progress(at(120)), "epoch 2/2, batch 120/200 (60%), loss 0.5000, 12,345 samples/s, 12.3 s left");
   Progress early{.batch = 1, .total_batches = 200, .loss = std::nan(""), .activity = "validation"};
   EXPECT_EQ(format_progress(early), "batch 1/200 (0%), validation");
 }
