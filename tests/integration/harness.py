@@ -1,0 +1,105 @@
+"""What the integration tests share: folders, experiment files, starting runs, reading what they left behind."""
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+SOURCE = Path(__file__).resolve().parents[2]
+DEADLINE = 120  # seconds; only against hangs
+
+
+class Build:
+    """The build under test; its bin folder is the first argument of every test program."""
+
+    def __init__(self, bin_folder):
+        self.bin = Path(bin_folder).resolve()
+        for program in ("dtrain", "parity_trial"):
+            if not (self.bin / program).is_file():
+                sys.exit(f"{self.bin / program} is missing: build it first")
+
+    def program(self, name):
+        return str(self.bin / name)
+
+
+def environment(**extra):
+    """This process's environment without anything that says who a rank is; one thread a rank unless told."""
+    drop = ("OMPI_", "SLURM_", "PMIX_", "DTRAIN_", "OMP_")
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+    result = {k: v for k, v in os.environ.items() if not k.startswith(drop) and k not in names}
+    result.update({"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"})
+    result.update(extra)
+    return result
+
+
+class Workplace:
+    """A temporary folder for runs; kept (and named) when a test fails."""
+
+    def __init__(self, name):
+        self.path = Path(tempfile.mkdtemp(prefix=f"dtrain-{name}-"))
+        self.runs = 0
+
+    def new_run(self):
+        self.runs += 1
+        return self.path / f"run-{self.runs}"
+
+    def remove(self):
+        shutil.rmtree(self.path)
+
+
+def write_experiment(path, **sections):
+    """JSON is YAML."""
+    Path(path).write_text(json.dumps(sections, indent=1))
+    return Path(path)
+
+
+class Result:
+    def __init__(self, code, output, run_dir):
+        self.code, self.output, self.run_dir = code, output, Path(run_dir)
+
+    @property
+    def weights_file(self):
+        return self.run_dir / "checkpoints" / "final" / "model.safetensors"
+
+    def lines(self, name):
+        path = self.run_dir / name
+        if not path.is_file():
+            raise AssertionError(f"{path} is missing; the run said:\n{self.output}")
+        return [json.loads(line) for line in path.read_text().splitlines()]
+
+    def metrics(self, kind):
+        return [line for line in self.lines("metrics.jsonl") if line["kind"] == kind]
+
+    def events(self, name):
+        return [line for line in self.lines("events.jsonl") if line["event"] == name]
+
+    def expect(self, code):
+        if self.code != code:
+            raise AssertionError(f"exit code {self.code}, expected {code}; the run said:\n{self.output}")
+        return self
+
+
+def overrides(sets):
+    return [part for item in sets for part in ("--set", item)]
+
+
+def run(command, run_dir, **extra_environment):
+    done = subprocess.run(command, env=environment(**extra_environment), stdin=subprocess.DEVNULL, timeout=DEADLINE,
+                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace")
+    return Result(done.returncode, done.stdout, run_dir)
+
+
+def launch(build, experiment, run_dir, sets=(), **extra_environment):
+    command = [build.program("dtrain"), "launch", str(experiment), "--run-dir", str(run_dir), *overrides(sets)]
+    return run(command, run_dir, **extra_environment)
+
+
+def wait_until(condition, what):
+    end = time.monotonic() + DEADLINE
+    while not condition():
+        if time.monotonic() > end:
+            raise AssertionError(f"{what} did not happen in {DEADLINE} s")
+        time.sleep(0.02)

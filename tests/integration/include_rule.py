@@ -1,0 +1,52 @@
+"""Only runtime/train (and examples, tests) may include libtorch, and `dtrain` itself must not load it.
+
+    include_rule.py SOURCE_FOLDER DTRAIN_PROGRAM
+"""
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+TORCH = re.compile(r'^\s*#\s*include\s*[<"](torch|ATen|c10|caffe2)/')
+MAY = ("runtime/train/", "examples/", "tests/")
+FOLDERS = ("runtime", "comm", "scheduler", "examples", "tests")
+
+
+def offenders(source):
+    scanned = 0
+    for folder in FOLDERS:
+        for path in sorted((source / folder).rglob("*")):
+            if path.suffix not in (".h", ".cpp", ".cu", ".in"):
+                continue
+            scanned += 1
+            name = path.relative_to(source).as_posix()
+            if name.startswith(MAY):
+                continue
+            for number, line in enumerate(path.read_text(errors="replace").splitlines(), 1):
+                if TORCH.match(line) or "dtrain/train/" in line and "#include" in line:
+                    yield f"{name}:{number}: {line.strip()}"
+    if scanned < 100:
+        yield f"only {scanned} source files found under {source}: this test looks in the wrong place"
+
+
+def loaded_libraries(program):
+    """Also those that its libraries need."""
+    done = subprocess.run(["ldd", str(program)], check=True, capture_output=True, text=True)
+    return [line.strip() for line in done.stdout.splitlines()]
+
+
+def main():
+    source, program = Path(sys.argv[1]), Path(sys.argv[2])
+    problems = list(offenders(source))
+    libraries = loaded_libraries(program)
+    if not any("libdtrain_run" in line for line in libraries):
+        problems.append(f"ldd {program} does not show libdtrain_run: this test looks at the wrong file")
+    problems += [f"{program.name} loads {line}" for line in libraries if re.search(r"libtorch|libc10|libdtrain_train", line)]
+    for problem in problems:
+        print(problem)
+    print(f"{len(problems)} problems")
+    sys.exit(1 if problems else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,145 @@
+// A trial whose model, optimizer and batches are laid down to the last number, so that PyTorch can do the same beside
+// it (parity_model.py builds the same model). Not an example: see examples/ for those.
+#include <dtrain/dtrain.h>
+
+#include <algorithm>
+#include <map>
+
+#include "safetensors.h"
+#include "weights.h"
+
+namespace {
+
+using dtrain::Json;
+
+// A linear layer whose weight may belong to another one too.
+struct SharedLinearImpl : torch::nn::Module {
+  SharedLinearImpl(torch::Tensor shared_weight, std::int64_t outputs)
+      : weight(register_parameter("weight", std::move(shared_weight))),
+        bias(register_parameter("bias", torch::zeros({outputs}))) {}
+  torch::Tensor forward(const torch::Tensor& x) { return torch::linear(x, weight, bias); }
+  torch::Tensor weight, bias;
+};
+TORCH_MODULE(SharedLinear);
+
+// A convolution, a tied weight, a branch that only some samples take (so a whole rank, or all, may not use it), a
+// parameter nothing uses, a frozen one and a buffer.
+struct NetImpl : torch::nn::Module {
+  explicit NetImpl(std::int64_t width)
+      : conv(register_module("conv", torch::nn::Conv2d(torch::nn::Conv2dOptions(1, 4, 3).padding(1)))),
+        fc1(register_module("fc1", torch::nn::Linear(256, width))),
+        tied_a(register_module("tied_a", SharedLinear(torch::randn({width, width}), width))),
+        tied_b(register_module("tied_b", SharedLinear(tied_a->weight, width))),
+        extra(register_module("extra", torch::nn::Linear(width, width))),
+        out(register_module("out", torch::nn::Linear(width, 10))) {
+    register_parameter("never", torch::randn({7}));
+    frozen = register_parameter("frozen", torch::ones({width}), /*requires_grad=*/false);
+    offset = register_buffer("offset", torch::zeros({width}));
+  }
+
+  torch::Tensor forward(const torch::Tensor& x, const torch::Tensor& mask) {
+    auto h = conv(x.view({-1, 1, 8, 8})).relu().flatten(1);
+    h = fc1(h).relu() * frozen + offset;
+    h = tied_a(h).relu();
+    h = tied_b(h).relu();
+    if (mask.any().item<bool>()) h = h + mask.unsqueeze(1) * extra(h);
+    return out(h);
+  }
+
+  torch::nn::Conv2d conv;
+  torch::nn::Linear fc1;
+  SharedLinear tied_a, tied_b;
+  torch::nn::Linear extra, out;
+  torch::Tensor frozen, offset;
+};
+TORCH_MODULE(Net);
+
+// Batches of a file: x [batches, ranks, samples, 64], y and mask [batches, ranks, samples], and counts [ranks], the
+// number of batches each rank has in an epoch.
+class FileBatches final : public dtrain::BatchSource {
+ public:
+  FileBatches(const std::filesystem::path& file, int rank, int world_size)
+      : tensors_(dtrain::train::read_safetensors(file)), rank_(rank) {
+    if (tensors_.at("x").size(1) != world_size) {
+      throw dtrain::ConfigError(file.string() + " has batches for " + std::to_string(tensors_.at("x").size(1)) +
+                                " ranks");
+    }
+    count_ = tensors_.at("counts")[rank].item<std::int64_t>();
+  }
+
+  void start_epoch(std::int64_t) override { next_ = 0; }
+  std::optional<dtrain::Batch> next() override {
+    if (next_ == count_) return std::nullopt;
+    dtrain::Batch batch{{"x", "y", "mask"}, {}, 0};
+    for (const auto& name : batch.names) batch.tensors.push_back(tensors_.at(name)[next_][rank_].clone());
+    batch.samples = batch.tensors[0].size(0);
+    ++next_;
+    return batch;
+  }
+  std::optional<std::int64_t> batches_per_epoch() const override { return count_; }
+
+ private:
+  std::map<std::string, torch::Tensor> tensors_;
+  std::int64_t rank_ = 0, count_ = 0, next_ = 0;
+};
+
+dtrain::Optimizer make_optimizer(const Json& options) {
+  const auto kind = options.at("kind").get<std::string>();
+  const double lr = options.at("lr");
+  if (kind == "sgd") {
+    return dtrain::Sgd{.lr = lr,
+                       .momentum = options.value("momentum", 0.0),
+                       .weight_decay = options.value("weight_decay", 0.0),
+                       .nesterov = options.value("nesterov", false)};
+  }
+  if (kind == "adam") return dtrain::Adam{.lr = lr, .weight_decay = options.value("weight_decay", 0.0)};
+  if (kind == "adamw") return dtrain::AdamW{.lr = lr, .weight_decay = options.value("weight_decay", 0.01)};
+  throw dtrain::ConfigError("hyperparameters.optimizer.kind is " + kind);
+}
+
+class ParityTrial : public dtrain::Trial {
+ public:
+  explicit ParityTrial(dtrain::TrialContext& context) : context_(context) {
+    std::int64_t width = 32;
+    if (context.hyperparameter<int>("wider_on_rank", -1) == context.rank()) width = 33;
+    Net net(width);
+    if (context.hyperparameter<std::string>("dtype") == "float64") net->to(torch::kFloat64);
+    model_ = context.wrap_model(net);
+    context.wrap_optimizer(make_optimizer(context.hyperparameter<Json>("optimizer")));
+    if (const double norm = context.hyperparameter<double>("clip", 0.0); norm > 0) context.clip_gradient_norm(norm);
+    if (const auto steps = context.hyperparameter<std::int64_t>("lr_step_size", 0); steps > 0) {
+      context.wrap_lr_scheduler(dtrain::lr::step(steps, context.hyperparameter<double>("lr_gamma")));
+    }
+  }
+
+  // Every rank's weights, for a test that compares them.
+  ~ParityTrial() override {
+    const auto folder = context_.data().value("dump", "");
+    if (folder.empty()) return;
+    const auto file = context_.resolve(folder) / ("rank-" + std::to_string(context_.rank()) + ".safetensors");
+    dtrain::train::save_weights(*model_, file);
+  }
+
+  dtrain::Loader training_loader() override {
+    const auto file = context_.resolve(context_.data().at("file").get<std::string>());
+    return std::make_shared<FileBatches>(file, context_.rank(), context_.world_size());
+  }
+  dtrain::Loader validation_loader() override { return nullptr; }
+
+  dtrain::Metrics train_batch(const dtrain::Batch& batch) override {
+    const auto loss = torch::nn::functional::cross_entropy(model_(batch["x"], batch["mask"]), batch["y"]);
+    context_.backward(loss);
+    return {{"loss", loss}};
+  }
+  dtrain::Metrics evaluate_batch(const dtrain::Batch&) override { return {}; }
+
+ private:
+  dtrain::TrialContext& context_;
+  Net model_ = nullptr;
+};
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  return dtrain::run_trial<ParityTrial>(argc, argv);
+}
