@@ -1,6 +1,7 @@
 #include "log_redirect.h"
 
 #include <cerrno>
+#include <csignal>
 #include <cstdio>
 #include <iostream>
 
@@ -36,6 +37,7 @@ LogRedirect::LogRedirect(const std::filesystem::path& log, int rank, std::string
   const UniqueFd file(::open(log.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666));
   if (!file) throw SystemError("cannot write the log " + log.string(), errno);
   screen_ = std::make_unique<Screen>(output_.get(), terminal && ::isatty(output_.get()), clock);
+  std::signal(SIGPIPE, SIG_IGN);  // training goes on when nobody reads the screen any more
   flush_streams();
   ::dup2(file.get(), STDOUT_FILENO);
   ::dup2(file.get(), STDERR_FILENO);

@@ -128,6 +128,17 @@ TEST(Started, AloneIsOneRank) {
   EXPECT_THAT(read_json(run.run_dir() / "plan.json").at("warnings").dump(), HasSubstr("slots_per_trial (2)"));
 }
 
+TEST(Started, AReaderThatGoesAwayEndsNothing) {
+  TestRun run;
+  for (const std::string& start : {rank_program(), bin("dtrain") + " launch"}) {
+    fs::remove_all(run.run_dir());
+    const std::string line = start + " " + run.experiment().string() + " --run-dir " + run.run_dir().string();
+    Command shell(run.folder(), {"/bin/bash", "-c", "set -o pipefail; " + line + " | head -n 1"});
+    EXPECT_EQ(shell.wait().describe(), "exit status 0") << shell.err();
+    EXPECT_THAT(run.log(0), HasSubstr("batch 20\n"));
+  }
+}
+
 TEST(Started, ByMpirun) {
   if (!has_mpirun()) GTEST_SKIP() << "mpirun is not installed";
   TestRun run;
