@@ -48,12 +48,11 @@ Engine::Engine(EngineSetup setup)
 
 Engine::~Engine() {
   if (!pending_.empty() && !segment_->aborted()) advance();
-  if (pending_.empty()) return;
-  const std::string cause = "rank " + std::to_string(rank_) + " closed its communicator with " +
-                            std::to_string(pending_.size()) + " operations outstanding, the first " +
-                            describe(pending_.front()->descriptor());
-  segment_->abort(cause);
-  give_up(cause);
+  // No abort: where a failure made this rank close, the control plane tells its cause, which says more. Peers that
+  // wait for this rank and hear nothing give up by themselves (waiting.cpp).
+  own_.closed.store(1);
+  segment_->wake_others(rank_);
+  give_up("rank " + std::to_string(rank_) + " has closed its communicator");
 }
 
 std::unique_ptr<Buffer> Engine::allocate(std::size_t bytes) {

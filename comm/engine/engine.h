@@ -77,6 +77,8 @@ class Engine final : public Communicator {
   [[noreturn]] void time_out(const Operation& operation);
   std::string describe_waiting(const Operation& operation, Nanoseconds elapsed, const char* verb) const;
   std::string describe_missing(const Operation& operation) const;
+  const char* lacking(const Operation& operation, int rank) const;  // what keeps others waiting for it; null: nothing
+  void fail_if_closed(const Operation& operation, Nanoseconds elapsed);
   void give_up(const std::string& cause);
 
   EngineSetup setup_;

@@ -39,6 +39,7 @@ struct RankBlock {
   alignas(kCacheLine) std::atomic<std::uint64_t> phase;      // steps done, over all operations
   alignas(kCacheLine) std::atomic<std::uint32_t> sleeping;   // this rank sleeps on wake_word
   std::atomic<std::uint32_t> wake_word;                      // a futex, changed by whoever wakes it
+  std::atomic<std::uint32_t> closed;                         // its communicator is gone: it enters nothing more
   alignas(kCacheLine) Descriptor ring[kRingSlots];
 };
 

@@ -13,6 +13,8 @@ namespace {
 
 constexpr std::chrono::microseconds kYielding{200};    // after spinning, before sleeping
 constexpr std::chrono::milliseconds kLongestSleep{5};  // bounds what a wake-up that never comes can cost
+// How long the cause may take by the control plane until a closed communicator is an error of its own.
+constexpr std::chrono::seconds kClosedGrace{1};
 
 inline void relax() {
 #if defined(__x86_64__)
@@ -75,6 +77,7 @@ void Engine::wait_until(const std::function<bool()>& done, const Operation& oper
       continue;
     }
     if (time - began > setup_.options.timeout) time_out(operation);
+    if (idle > kClosedGrace) fail_if_closed(operation, time - began);
     if (!warned && time - began > setup_.options.warn_after) {
       warned = true;
       setup_.options.log->warn("rank {}: {}", rank_, describe_waiting(operation, time - began, "has waited for"));
@@ -110,6 +113,15 @@ void Engine::time_out(const Operation& operation) {
        describe_waiting(operation, std::chrono::duration_cast<Nanoseconds>(setup_.options.timeout), "timed out after"));
 }
 
+void Engine::fail_if_closed(const Operation& operation, Nanoseconds elapsed) {
+  for (int r = 0; r < world_size_ && !pending_.empty(); ++r) {
+    if (segment_->rank(r).closed.load() == 0) continue;
+    if (lacking(*pending_.front(), r)) {
+      fail("rank " + std::to_string(rank_) + ": " + describe_waiting(operation, elapsed, "has waited in vain for"));
+    }
+  }
+}
+
 std::string Engine::describe_waiting(const Operation& operation, Nanoseconds elapsed, const char* verb) const {
   std::string text = describe(operation.descriptor()) + ", operation " + std::to_string(operation.sequence()) + ", " +
                      verb + " " + format_duration(elapsed);
@@ -121,19 +133,20 @@ std::string Engine::describe_waiting(const Operation& operation, Nanoseconds ela
   return text + "; missing: " + describe_missing(first);
 }
 
+const char* Engine::lacking(const Operation& operation, int r) const {
+  const RankBlock& block = segment_->rank(r);
+  if (block.published.load() <= operation.sequence()) return "has not entered it";
+  const std::uint64_t phase = operation.planned() ? operation.required_phase() : 0;
+  return block.phase.load() < phase ? "has entered but not done its part" : nullptr;
+}
+
 std::string Engine::describe_missing(const Operation& operation) const {
   std::string text;
-  const std::uint64_t phase = operation.planned() ? operation.required_phase() : 0;
   for (int r = 0; r < world_size_; ++r) {
-    const std::uint64_t entered = segment_->rank(r).published.load();
-    const char* lacks = nullptr;
-    if (entered <= operation.sequence()) {
-      lacks = "has not entered it";
-    } else if (segment_->rank(r).phase.load() < phase) {
-      lacks = "has entered but not done its part";
-    }
+    const char* const lacks = lacking(operation, r);
     if (!lacks || r == rank_) continue;
     text += (text.empty() ? "rank " : "; rank ") + std::to_string(r) + " " + lacks;
+    if (segment_->rank(r).closed.load() != 0) text += " and has closed its communicator";
     if (const std::string state = setup_.peer_state ? setup_.peer_state(r) : std::string(); !state.empty()) {
       text += " (" + state + ")";
     }

@@ -146,9 +146,10 @@ TEST(Control, RanksMayStartBeforeRankZero) {
   const TestWorld world(2);
   ControlEndpoint endpoint;
   { ControlPlane::serve(world.control_options(0), {}, &endpoint); }  // a port that is free
-  auto late = std::async(std::launch::async, [&] { return ControlPlane::connect(world.control_options(1), endpoint); });
+  auto late = std::async(std::launch::async,
+                         [&, endpoint] { return ControlPlane::connect(world.control_options(1), endpoint); });
   std::this_thread::sleep_for(std::chrono::milliseconds(60));
-  const auto server = ControlPlane::serve(world.control_options(0), endpoint, &endpoint);
+  const auto server = ControlPlane::serve(world.control_options(0), endpoint, nullptr);
   const auto client = late.get();
   auto other = std::async(std::launch::async, [&] { client->finish(); });
   server->finish();

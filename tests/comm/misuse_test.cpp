@@ -17,7 +17,6 @@ namespace {
 
 using test::TestWorld;
 using testing::AllOf;
-using testing::AnyOf;
 using testing::HasSubstr;
 using testing::Not;
 
@@ -185,27 +184,53 @@ TEST_P(MisuseTable, AbortFromAnotherThreadWakesAll) {
 }
 
 TEST(Misuse, ACommunicatorClosedEarlyIsToldToTheOthers) {
-  constexpr int ranks = 3;
-  std::vector<std::string> errors(static_cast<std::size_t>(ranks));
-  test::run_control_ranks(TestWorld(ranks), [&](ControlPlane& control) {
-    auto comm = make_shm_communicator(control, TestWorld(ranks).communicator_options());
+  std::vector<std::string> errors(3);
+  test::run_control_ranks(TestWorld(3), [&](ControlPlane& control) {
+    auto comm = make_shm_communicator(control, TestWorld(3).communicator_options());
     std::vector<float> data(1000);
     const int rank = comm->rank();
     try {
-      if (rank == 0) {
-        Work lost = comm->all_reduce(data.data(), 1000, DataType::kFloat32);
-        comm.reset();
-        lost.wait();
-      } else {
-        comm->barrier().wait();
-      }
+      Work sum = comm->all_reduce(data.data(), 1000, DataType::kFloat32);
+      if (rank == 0) comm.reset();
+      sum.wait();
     } catch (const CommError& error) {
       errors[static_cast<std::size_t>(rank)] = error.what();
     }
     control.barrier("all have seen it");
   });
-  for (const std::string& error : errors) {
-    EXPECT_THAT(error, AnyOf(HasSubstr("closed its communicator"), HasSubstr("different operations")));
+  EXPECT_THAT(errors[0], HasSubstr("rank 0 has closed its communicator"));
+  for (int r = 1; r < 3; ++r) {
+    EXPECT_THAT(errors[static_cast<std::size_t>(r)],
+                AllOf(HasSubstr("all_reduce(sum, float32, 1000 elements)"), HasSubstr("rank 0 has "),
+                      HasSubstr("and has closed its communicator")));
+  }
+}
+
+// A failing rank unwinds its communicator before it has told why: the others still hear the cause.
+TEST(Misuse, TheCauseWinsOverTheClosedCommunicator) {
+  std::vector<std::string> errors(3);
+  test::run_control_ranks(TestWorld(3), [&](ControlPlane& control) {
+    auto comm = make_shm_communicator(control, TestWorld(3).communicator_options());
+    comm->barrier().wait();  // all are set up
+    std::vector<float> data(1000);
+    const int rank = comm->rank();
+    try {
+      Work sum = comm->all_reduce(data.data(), 1000, DataType::kFloat32);
+      if (rank == 1) {
+        comm.reset();
+        std::this_thread::sleep_for(std::chrono::milliseconds(50));
+        control.fail({1, 4, "loss is NaN"});
+        return;
+      }
+      comm->barrier().wait();
+    } catch (const CommError& error) {
+      errors[static_cast<std::size_t>(rank)] = error.what();
+    }
+    // A peer's abort may be here before this rank's own control plane knows why.
+    while (!control.failure()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  });
+  for (const int r : {0, 2}) {
+    EXPECT_THAT(errors[static_cast<std::size_t>(r)], HasSubstr("rank 1 failed at step 4: loss is NaN"));
   }
 }
 
