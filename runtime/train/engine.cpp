@@ -44,6 +44,7 @@ Engine::Engine(TrialContext& context, run::RankSession& session, const EngineOpt
       options_(options),
       communicator_(session.communicator()),
       recorder_(session.recorder()),
+      log_(communicator_, recorder_),
       model_(context.wrapped().model) {
   const auto& wrapped = context.wrapped();
   if (!model_) throw ConfigError("the trial handed over no model", "call context.wrap_model() in its constructor");
@@ -93,6 +94,7 @@ void Engine::settle_announcements() {
   while (!announcements_.empty()) {
     auto& announcement = announcements_.front();
     announcement.work.wait();
+    log_.record("all_reduce", -1, announcement.work);
     last_round_ = {announcement.values[0], announcement.values[1] > 0};
     window_batches_ += last_round_.active;
     stop_seen_ |= last_round_.stop;

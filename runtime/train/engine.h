@@ -6,6 +6,7 @@
 #include <deque>
 #include <memory>
 
+#include "collective_log.h"
 #include "dtrain/comm/fusion_plan.h"
 #include "dtrain/profile/recorder.h"
 #include "dtrain/run/rank_session.h"
@@ -71,6 +72,7 @@ class Engine {
   EngineOptions options_;
   comm::Communicator& communicator_;
   profile::Recorder& recorder_;
+  CollectiveLog log_;
   std::shared_ptr<torch::nn::Module> model_;
   std::unique_ptr<FlatParameters> parameters_;
   comm::FusionPlan plan_;

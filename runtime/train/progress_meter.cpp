@@ -11,6 +11,13 @@ constexpr Nanoseconds kInterval = std::chrono::milliseconds(500);
 void ProgressMeter::start(const Position& position) {
   shown_ = session_.clock().monotonic();
   shown_batch_ = position.batch;
+  last_batch_ = shown_;
+}
+
+void ProgressMeter::leave_out_pause() {
+  const Nanoseconds now = session_.clock().monotonic();
+  shown_ += now - last_batch_;
+  last_batch_ = now;
 }
 
 void ProgressMeter::set_loss(const Metrics& metrics) {
@@ -21,6 +28,7 @@ void ProgressMeter::set_loss(const Metrics& metrics) {
 void ProgressMeter::update(const Position& position, std::int64_t samples_per_batch, const Metrics* latest) {
   if (session_.world().rank != 0) return;
   const Nanoseconds now = session_.clock().monotonic();
+  last_batch_ = now;
   const bool last = position.total_batches > 0 && position.batch == position.total_batches;
   if (now - shown_ < kInterval && !last && shown_batch_ > 0) return;
   if (latest) set_loss(*latest);

@@ -22,11 +22,14 @@ class ProgressMeter {
   void start(const Position& position);
   // After each batch. Reads the loss of `latest` (which may wait for the device) only when it is going to be shown.
   void update(const Position& position, std::int64_t samples_per_batch, const Metrics* latest);
+  // What happened since the last batch (a validation) is not training: throughput leaves it out.
+  void leave_out_pause();
   void set_loss(const Metrics& metrics);
 
  private:
   run::RankSession& session_;
   Nanoseconds shown_{0};
+  Nanoseconds last_batch_{0};
   std::int64_t shown_batch_ = 0;
   std::optional<double> loss_;
 };

@@ -128,7 +128,10 @@ TrainingLoop::Outcome TrainingLoop::run_round() {
     conclude(stopped && !last);
   } else {
     if (batches_ % experiment_.scheduling_unit == 0) reduce_training_metrics();
-    if (validation_period_ > 0 && batches_ % validation_period_ == 0) validation_.run(batches_, epoch_);
+    if (validation_period_ > 0 && batches_ % validation_period_ == 0) {
+      validation_.run(batches_, epoch_);
+      progress_.leave_out_pause();
+    }
   }
   {
     const PhaseScope phase(recorder_, Phase::kCallbacks);
