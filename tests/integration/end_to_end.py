@@ -45,10 +45,13 @@ def mpirun(ranks, program, experiment, run_dir, sets=()):
 class RunTest(unittest.TestCase):
     def setUp(self):
         self.work = Workplace(type(self).__name__)
+        self.problems_before = self.problems()
+
+    def problems(self):
+        return len(self._outcome.result.errors) + len(self._outcome.result.failures)
 
     def tearDown(self):
-        outcome = self._outcome.result
-        if not outcome.errors and not outcome.failures:
+        if self.problems() == self.problems_before:
             self.work.remove()
         else:
             print(f"the runs are in {self.work.path}", file=sys.stderr)
@@ -56,14 +59,14 @@ class RunTest(unittest.TestCase):
     def launch(self, experiment, sets=(), **extra_environment):
         return launch(BUILD, experiment, self.work.new_run(), sets, **extra_environment)
 
-    def parity(self, batches, ranks=2, k=1, epochs=1, sets=(), dump=False, **hyperparameters):
+    def parity(self, batches, ranks=2, k=1, epochs=1, sets=(), dump=False, data=None, **hyperparameters):
         """Runs parity_trial in float64 on these batches."""
         folder = self.work.new_run()
         folder.mkdir()
         weights = parity_model.initial_weights("float64")
         parity_model.save(weights, folder / "initial.safetensors")
         parity_model.save(batches, folder / "batches.safetensors")
-        data = {"file": "batches.safetensors", **({"dump": "."} if dump else {})}
+        data = {"file": "batches.safetensors", **({"dump": "."} if dump else {}), **(data or {})}
         file = write_experiment(
             folder / "experiment.yaml", name="parity", entrypoint=BUILD.program("parity_trial"), data=data,
             hyperparameters={"global_batch_size": 16, "dtype": "float64", "optimizer": SGD, **hyperparameters},
@@ -193,6 +196,20 @@ class Ragged(RunTest):
         rounds = [[(b, 0), (b, 1)] if b < 2 else [(b, 1)] for b in range(5)]
         self.compare(self.parity(batches).expect(0), parity_case(batches, 1), rounds)
 
+    def test_a_source_that_does_not_tell_its_length(self):
+        batches = parity_model.make_batches("float64", 5, 2, 8, counts=[5, 4])
+        rounds = [[(b, 0), (b, 1)] if b < 4 else [(b, 0)] for b in range(5)]
+        result = self.parity(batches, epochs=2, data={"tells_length": False}).expect(0)
+        self.compare(result, parity_case(batches, 1), rounds * 2)
+        # records_per_epoch gives it one: three batches of 16.
+        result = self.parity(batches, epochs=2, data={"tells_length": False}, sets=["records_per_epoch=48"]).expect(0)
+        self.compare(result, parity_case(batches, 1), rounds[:3] * 2)
+
+    def test_lengths_in_records(self):
+        batches = parity_model.make_batches("float64", 5, 2, 8)
+        result = self.parity(batches, sets=["searcher.max_length.records=50"]).expect(0)
+        self.compare(result, parity_case(batches, 1), [[(b, 0), (b, 1)] for b in range(4)])
+
     def test_learning_rate_counts_optimizer_steps(self):
         batches = parity_model.make_batches("float64", 18, 2, 8)
         result = self.parity(batches, k=4, sets=["scheduling_unit=2"], lr_step_size=2, lr_gamma=0.5).expect(0)
@@ -239,22 +256,30 @@ class Stopping(RunTest):
         self.assertEqual(len(result.events("weights_written")), 1)
         self.assertEqual(result.metrics("validation"), [])
 
+    def check_against_full_run(self, result, sets):
+        """The step it was in was finished and counted, and nothing after it."""
+        self.check(result)
+        batches = result.metrics("training")[-1]["batch"]
+        length = [f"searcher.max_length.batches={batches}"]
+        again = self.launch(SYNTHETIC, [s for s in sets if "max_length" not in s] + length).expect(0)
+        self.assertEqual(result.weights_file.read_bytes(), again.weights_file.read_bytes(), f"after {batches} batches")
+
     def test_sigterm_to_the_launcher_saves(self):
         run_dir = self.work.new_run()
         result = self.stop([BUILD.program("dtrain"), "launch", str(SYNTHETIC), "--run-dir", str(run_dir), *overrides(self.ENDLESS)], run_dir)
-        self.check(result)
+        self.check_against_full_run(result, self.ENDLESS)
 
     def test_sigterm_to_a_lone_rank_saves(self):
         run_dir = self.work.new_run()
         sets = self.ENDLESS + ["resources.slots_per_trial=1"]
         result = self.stop([BUILD.program("synthetic"), str(SYNTHETIC), "--run-dir", str(run_dir), *overrides(sets)], run_dir)
-        self.check(result)
+        self.check_against_full_run(result, sets)
 
 
 class Errors(RunTest):
     def test_different_models_name_parameter_and_rank(self):
         result = self.parity(parity_model.make_batches("float64", 2, 2, 8), wider_on_rank=1).expect(1)
-        self.assertIn("rank 1 has parameter 'fc1.weight' Double [33, 256] where rank 0 has parameter 'fc1.weight' Double [32, 256]",
+        self.assertIn("rank 1 has parameter 'frozen' Double [33] (frozen) where rank 0 has parameter 'frozen' Double [32]",
                       result.output)
         self.assertEqual(result.output.count("built different models"), 1, result.output)
         self.assertFalse(result.weights_file.exists())

@@ -28,7 +28,7 @@ class SharedLinear(nn.Module):
 
 
 class Net(nn.Module):
-    def __init__(self, width=32):
+    def __init__(self, batch_norm=False, width=32):
         super().__init__()
         self.conv = nn.Conv2d(1, 4, 3, padding=1)
         self.fc1 = nn.Linear(256, width)
@@ -36,6 +36,7 @@ class Net(nn.Module):
         self.tied_b = SharedLinear(self.tied_a.weight)
         self.extra = nn.Linear(width, width)
         self.out = nn.Linear(width, 10)
+        self.norm = nn.BatchNorm1d(width) if batch_norm else nn.Identity()
         self.never = nn.Parameter(torch.randn(7))
         self.frozen = nn.Parameter(torch.ones(width), requires_grad=False)
         self.register_buffer("offset", torch.zeros(width))
@@ -43,6 +44,7 @@ class Net(nn.Module):
     def forward(self, x, mask):
         h = self.conv(x.view(-1, 1, 8, 8)).relu().flatten(1)
         h = self.fc1(h).relu() * self.frozen + self.offset
+        h = self.norm(h)
         h = self.tied_a(h).relu()
         h = self.tied_b(h).relu()
         if mask.any():
@@ -50,11 +52,14 @@ class Net(nn.Module):
         return self.out(h)
 
 
-def initial_weights(dtype, seed=1):
+def initial_weights(dtype, seed=1, batch_norm=False):
     """Random everywhere: a parameter of zeros would have no norm to compare with."""
     generator = torch.Generator().manual_seed(seed)
     weights = {}
-    for name, tensor in Net().state_dict().items():
+    for name, tensor in Net(batch_norm).state_dict().items():
+        if name.startswith("norm."):
+            weights[name] = tensor.to(DTYPES[dtype]) if tensor.is_floating_point() else tensor
+            continue
         scale = 0.18 if tensor.dim() == 2 else 0.3
         weights[name] = (torch.randn(tensor.shape, generator=generator, dtype=torch.float64) * scale).to(DTYPES[dtype])
     weights["frozen"] += 1
@@ -85,7 +90,7 @@ def whole_batches(batches):
 
 
 def make_model(weights, dtype):
-    model = Net().to(DTYPES[dtype])
+    model = Net("norm.weight" in weights).to(DTYPES[dtype])
     model.load_state_dict(weights)
     return model
 

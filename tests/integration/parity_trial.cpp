@@ -25,13 +25,14 @@ TORCH_MODULE(SharedLinear);
 // A convolution, a tied weight, a branch that only some samples take (so a whole rank, or all, may not use it), a
 // parameter nothing uses, a frozen one and a buffer.
 struct NetImpl : torch::nn::Module {
-  explicit NetImpl(std::int64_t width)
+  NetImpl(std::int64_t width, bool batch_norm)
       : conv(register_module("conv", torch::nn::Conv2d(torch::nn::Conv2dOptions(1, 4, 3).padding(1)))),
         fc1(register_module("fc1", torch::nn::Linear(256, width))),
         tied_a(register_module("tied_a", SharedLinear(torch::randn({width, width}), width))),
         tied_b(register_module("tied_b", SharedLinear(tied_a->weight, width))),
         extra(register_module("extra", torch::nn::Linear(width, width))),
         out(register_module("out", torch::nn::Linear(width, 10))) {
+    if (batch_norm) norm = register_module("norm", torch::nn::BatchNorm1d(width));
     register_parameter("never", torch::randn({7}));
     frozen = register_parameter("frozen", torch::ones({width}), /*requires_grad=*/false);
     offset = register_buffer("offset", torch::zeros({width}));
@@ -40,6 +41,7 @@ struct NetImpl : torch::nn::Module {
   torch::Tensor forward(const torch::Tensor& x, const torch::Tensor& mask) {
     auto h = conv(x.view({-1, 1, 8, 8})).relu().flatten(1);
     h = fc1(h).relu() * frozen + offset;
+    if (norm) h = norm(h);
     h = tied_a(h).relu();
     h = tied_b(h).relu();
     if (mask.any().item<bool>()) h = h + mask.unsqueeze(1) * extra(h);
@@ -50,6 +52,7 @@ struct NetImpl : torch::nn::Module {
   torch::nn::Linear fc1;
   SharedLinear tied_a, tied_b;
   torch::nn::Linear extra, out;
+  torch::nn::BatchNorm1d norm = nullptr;
   torch::Tensor frozen, offset;
 };
 TORCH_MODULE(Net);
@@ -58,8 +61,8 @@ TORCH_MODULE(Net);
 // number of batches each rank has in an epoch.
 class FileBatches final : public dtrain::BatchSource {
  public:
-  FileBatches(const std::filesystem::path& file, int rank, int world_size)
-      : tensors_(dtrain::train::read_safetensors(file)), rank_(rank) {
+  FileBatches(const std::filesystem::path& file, int rank, int world_size, bool tells_length)
+      : tensors_(dtrain::train::read_safetensors(file)), rank_(rank), tells_length_(tells_length) {
     if (tensors_.at("x").size(1) != world_size) {
       throw dtrain::ConfigError(file.string() + " has batches for " + std::to_string(tensors_.at("x").size(1)) +
                                 " ranks");
@@ -76,11 +79,15 @@ class FileBatches final : public dtrain::BatchSource {
     ++next_;
     return batch;
   }
-  std::optional<std::int64_t> batches_per_epoch() const override { return count_; }
+  std::optional<std::int64_t> batches_per_epoch() const override {
+    if (!tells_length_) return std::nullopt;
+    return count_;
+  }
 
  private:
   std::map<std::string, torch::Tensor> tensors_;
   std::int64_t rank_ = 0, count_ = 0, next_ = 0;
+  bool tells_length_;
 };
 
 dtrain::Optimizer make_optimizer(const Json& options) {
@@ -102,7 +109,7 @@ class ParityTrial : public dtrain::Trial {
   explicit ParityTrial(dtrain::TrialContext& context) : context_(context) {
     std::int64_t width = 32;
     if (context.hyperparameter<int>("wider_on_rank", -1) == context.rank()) width = 33;
-    Net net(width);
+    Net net(width, context.hyperparameter<bool>("batch_norm", false));
     if (context.hyperparameter<std::string>("dtype") == "float64") net->to(torch::kFloat64);
     model_ = context.wrap_model(net);
     context.wrap_optimizer(make_optimizer(context.hyperparameter<Json>("optimizer")));
@@ -122,7 +129,8 @@ class ParityTrial : public dtrain::Trial {
 
   dtrain::Loader training_loader() override {
     const auto file = context_.resolve(context_.data().at("file").get<std::string>());
-    return std::make_shared<FileBatches>(file, context_.rank(), context_.world_size());
+    return std::make_shared<FileBatches>(file, context_.rank(), context_.world_size(),
+                                         context_.data().value("tells_length", true));
   }
   dtrain::Loader validation_loader() override { return nullptr; }
 
