@@ -27,7 +27,7 @@ struct RankOptions {
   std::filesystem::path run_dir;       // empty: runs/NNNN-name
   std::vector<std::string> overrides;  // --set
   std::string program;                 // argv[0]
-  bool record = true;  // false: no agent and no dumps, for measuring what recording costs
+  bool record = true;                  // false: no agent and no dumps, for measuring what recording costs
   Json versions;                       // {"libtorch": "2.11.0", …}: goes into plan.json and the dumps
 };
 // Prints usage (--help) or the error and exits the process (0 or 2).
