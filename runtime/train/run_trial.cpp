@@ -78,7 +78,6 @@ bool train_and_save(run::RankSession& session, const TrialFactory& make_trial) {
     train::save_weights(*model, path);
     session.write_event("weights_written", {{"path", path.string()}});
   }
-  session.recorder().mark(profile::RunMark::kFinalizationEnd);
   return stopped;
 }
 

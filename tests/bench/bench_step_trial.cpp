@@ -18,7 +18,7 @@ class StepTrial : public dtrain::Trial {
     }
     model_ = context.wrap_model(layers);
     context.wrap_optimizer(dtrain::AdamW{});
-    task_ = {.samples = 2'000, .features = width, .classes = 0, .targets = width, .seed = 1};
+    task_ = {.samples = 256, .features = width, .classes = 0, .targets = width, .seed = 1};
   }
 
   dtrain::Loader training_loader() override {
