@@ -61,25 +61,29 @@ ControlServer::~ControlServer() {
   if (!has_thread()) return;
   // Whatever is queued for the others (the failure, the goodbye) still goes out; a peer that reads nothing is not
   // waited for longer than kClosing.
-  asio::post(io_, [this] {
+  bool told = false;  // guarded by mutex_
+  asio::post(io_, [this, &told] {
     asio::error_code ignored;
     acceptor_.close(ignored);
     heartbeat_.cancel();
-    const auto sessions = sessions_;
-    for (const auto& session : sessions) session->close("rank 0 ends");
     for (Peer& peer : peers_) {
-      if (peer.connection) peer.connection->close_when_sent("rank 0 ends");
+      if (const auto connection = peer.connection) connection->close_when_sent("rank 0 ends");
     }
+    const Lock lock(mutex_);
+    told = true;
+    changed_.notify_all();
   });
   Lock lock(mutex_);
-  changed_.wait_for(lock, kClosing, [this] {
-    return std::none_of(peers_.begin() + 1, peers_.end(), [](const Peer& peer) { return peer.connection != nullptr; });
+  changed_.wait_for(lock, kClosing, [this, &told] {
+    return told && std::all_of(peers_.begin(), peers_.end(), [](const Peer& peer) { return !peer.connection; });
   });
   lock.unlock();
   stop_thread();
   for (Peer& peer : peers_) {
     if (const auto stuck = peer.connection) stuck->close("rank 0 ends");
   }
+  const auto strangers = sessions_;
+  for (const auto& session : strangers) session->close("rank 0 ends");
 }
 
 void ControlServer::accept() {

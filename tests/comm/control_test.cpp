@@ -158,8 +158,8 @@ TEST(Control, RanksMayStartBeforeRankZero) {
 
 TEST(Control, TheFirstFailureReachesEveryRankOnceAndEndsWaits) {
   for (const int failing : {0, 1, 2}) {
-    Planes planes(TestWorld(3));
     std::atomic<int> callbacks{0};
+    Planes planes(TestWorld(3));
     for (int r = 0; r < 3; ++r) planes[r].on_failure([&](const RankFailure&) { ++callbacks; });
     const int waiting = (failing + 1) % 3;
     auto wait = std::async(std::launch::async, [&] { return message_of([&] { planes[waiting].get("never"); }); });
@@ -174,6 +174,7 @@ TEST(Control, TheFirstFailureReachesEveryRankOnceAndEndsWaits) {
       EXPECT_EQ(planes[r].failure()->cause, "loss is NaN");
       EXPECT_THAT(message_of([&] { planes[r].barrier("x"); }), HasSubstr("loss is NaN"));
     }
+    planes.all.clear();  // ends the threads that call back
     EXPECT_EQ(callbacks, 3);
   }
 }
@@ -214,8 +215,8 @@ TEST(Control, LosingRankZeroIsAFailureToo) {
 }
 
 TEST(Control, AfterGoodbyeNothingIsAFailure) {
-  Planes planes(TestWorld(3));
   std::atomic<int> failures{0};
+  Planes planes(TestWorld(3));
   for (int r = 0; r < 3; ++r) planes[r].on_failure([&](const RankFailure&) { ++failures; });
   // Whoever is done first goes first, also before the others have said goodbye.
   auto one = std::async(std::launch::async, [&] { planes[1].finish(); });
