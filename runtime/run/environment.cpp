@@ -3,6 +3,7 @@
 #include <array>
 #include <cerrno>
 #include <charconv>
+#include <cstdlib>
 #include <cstring>
 
 #include <sys/stat.h>
@@ -156,6 +157,12 @@ Variables process_variables() {
     if (equals != std::string_view::npos) result.emplace(text.substr(0, equals), text.substr(equals + 1));
   }
   return result;
+}
+
+void set_process_variables(const std::vector<std::pair<std::string, std::string>>& variables) {
+  for (const auto& [name, value] : variables) {
+    if (::setenv(name.c_str(), value.c_str(), 1) != 0) throw SystemError("cannot set the variable " + name, errno);
+  }
 }
 
 RankEnvironment read_rank_environment(const Variables& variables) {

@@ -1,11 +1,13 @@
 // Who this process is among the ranks of a run, and where dtrain keeps its own files: everything that is read from
-// environment variables. No other file reads them. Plain values; any thread.
+// environment variables. No other file reads them. Plain values; any thread, but for set_process_variables().
 #pragma once
 
 #include <filesystem>
 #include <map>
 #include <optional>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include <sys/types.h>
 
@@ -17,6 +19,8 @@ using Variables = std::map<std::string, std::string>;
 
 // Those of this process.
 Variables process_variables();
+// Adds to (or replaces in) them. Before other threads exist: they may be reading.
+void set_process_variables(const std::vector<std::pair<std::string, std::string>>& variables);
 
 // What `dtrain launch` hands to each rank, beside its place in the world.
 struct Handover {

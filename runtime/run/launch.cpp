@@ -13,6 +13,7 @@
 #include "dtrain/run/summary_text.h"
 #include "dtrain/run/version.h"
 #include "launch_plan.h"
+#include "process_id.h"
 #include "rendezvous.h"
 #include "supervisor.h"
 
@@ -79,7 +80,9 @@ int launch(const LaunchRequest& request) {
 
   std::signal(SIGPIPE, SIG_IGN);  // a reader of our output that goes away does not end the run
   EventLog events(folder.events(), clock, -1, plan.host);
-  events.write("run_started", {{"name", plan.experiment.name}, {"world_size", plan.world_size()}});
+  events.write(
+      "run_started",
+      {{"name", plan.experiment.name}, {"world_size", plan.world_size()}, {"start_ticks", start_ticks(::getpid())}});
   Screen screen(STDOUT_FILENO, ::isatty(STDOUT_FILENO) == 1, clock);
   Supervisor supervisor(plan, folder, events, screen, clock);
   profile::AgentProcess agent = start_host_agent(plan, folder);

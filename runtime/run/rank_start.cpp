@@ -66,6 +66,9 @@ std::unique_ptr<RankSession> RankSession::start(const RankOptions& options) {
 void RankSession::Impl::connect_launcher() {
   if (!launched()) return;
   link = std::make_unique<LauncherLink>(UniqueFd(environment.handover->link_fd));
+  // Before the link's thread starts: it writes an event when the launcher is gone.
+  folder.path = environment.handover->run_dir;
+  events = std::make_unique<EventLog>(folder.events(), clock, environment.world.rank, host_name);
   link->watch([this] { on_launcher_gone(); });
 }
 
@@ -73,6 +76,7 @@ void RankSession::Impl::read_experiment() {
   try {
     experiment = config::read_experiment(options.experiment_file, options.overrides);
     split = scheduler::split_batch(experiment.global_batch_size, environment.world.size);
+    if (!launched()) set_process_variables(experiment.environment_variables);  // the launcher has done so
   } catch (const ConfigError&) {
     if (is_rank_0() || launched()) throw;
     throw ConfigError(options.experiment_file.string() + " cannot be run; rank 0 says why");
@@ -121,9 +125,7 @@ void RankSession::Impl::compare_ranks() {
 }
 
 void RankSession::Impl::open_run_folder() {
-  if (launched()) {
-    folder.path = environment.handover->run_dir;
-  } else if (is_rank_0()) {
+  if (!launched() && is_rank_0()) {
     try {
       folder = create_run_folder(options.run_dir, experiment.name, experiment.text);
       write_plan();
@@ -132,18 +134,18 @@ void RankSession::Impl::open_run_folder() {
       throw;
     }
     control->set("run.folder", folder.path.string());
-  } else {
+  } else if (!launched()) {
     folder.path = control->get("run.folder");
     if (folder.path.empty()) throw ConfigError("rank 0 was given bad input, and says what");
   }
-  events = std::make_unique<EventLog>(folder.events(), clock, environment.world.rank, host_name);
+  if (!events) events = std::make_unique<EventLog>(folder.events(), clock, environment.world.rank, host_name);
   if (is_rank_0()) metrics = std::make_unique<LineAppender>(folder.metrics());
   if (is_rank_0() && launched()) {
     Json versions = options.versions.is_object() ? options.versions : Json::object();
     versions["dtrain"] = version();
     update_plan_file(folder.plan(), "versions", versions);
   }
-  if (!launched()) events->write("rank_started");
+  if (!launched()) events->write("rank_started", {{"start_ticks", start_ticks(::getpid())}});
 }
 
 void RankSession::Impl::write_plan() {
@@ -155,6 +157,11 @@ void RankSession::Impl::write_plan() {
     facts.warnings.push_back("the world size is " + std::to_string(world.size) + ", as " + environment.started_by +
                              " says; resources.slots_per_trial (" +
                              std::to_string(experiment.resources.slots_per_trial) + ") is not used");
+  }
+  if (!experiment.environment_variables.empty()) {
+    facts.warnings.push_back(
+        "environment.environment_variables were set after this program's libraries were loaded: what those read then "
+        "(OMP_NUM_THREADS, LD_PRELOAD, ...) must be set by whoever starts the ranks, or use dtrain launch");
   }
   if (!split.warning.empty()) facts.warnings.push_back(split.warning);
   for (const std::string& warning : facts.warnings) log->warn("{}", warning);

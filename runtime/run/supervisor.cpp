@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "dtrain/base/error.h"
+#include "process_id.h"
 
 namespace dtrain::run {
 namespace {
@@ -56,7 +57,9 @@ void Supervisor::start_ranks(const Handover& handover, const Variables& variable
     const auto log = folder_.log(placement.rank);
     ranks_.push_back(RankProcess::start(plan_, placement, handover, log, variables));
     tail_.add(placement.rank, log);
-    event("rank_started", {{"rank", placement.rank}, {"pid", ranks_.back().process().pid()}, {"cpus", placement.cpus}});
+    const pid_t pid = ranks_.back().process().pid();
+    event("rank_started",
+          {{"rank", placement.rank}, {"pid", pid}, {"start_ticks", start_ticks(pid)}, {"cpus", placement.cpus}});
   }
 }
 
