@@ -50,7 +50,9 @@ void show(const Arguments& arguments) {
   };
   const auto print = [&](int rank, std::string_view line) {
     const std::string prefix = arguments.rank < 0 ? run::rank_prefix(rank) : "";
-    std::printf("%s%.*s\n", prefix.c_str(), static_cast<int>(line.size()), line.data());
+    std::fputs(prefix.c_str(), stdout);
+    std::fwrite(line.data(), 1, line.size(), stdout);  // whatever bytes it holds
+    std::fputc('\n', stdout);
   };
   look_for_logs();
   while (arguments.follow) {

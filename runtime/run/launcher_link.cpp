@@ -15,7 +15,8 @@
 namespace dtrain::run {
 namespace {
 constexpr int kSendWaitMs = 1000;
-constexpr std::size_t kLongestText = 16 * 1024;  // a message must fit into one packet
+// A message must fit into one packet of 64 KiB: two texts, each byte of them escaped as six (\u001b).
+constexpr std::size_t kLongestText = 4 * 1024;
 }  // namespace
 
 Json state_message(const std::string& state) {

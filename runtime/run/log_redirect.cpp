@@ -33,7 +33,7 @@ void flush_streams() {
 
 LogRedirect::LogRedirect(const std::filesystem::path& log, int rank, std::string prefix, bool terminal,
                          const Clock& clock)
-    : output_(duplicate(STDOUT_FILENO)), error_(duplicate(STDERR_FILENO)) {
+    : log_(log), output_(duplicate(STDOUT_FILENO)), error_(duplicate(STDERR_FILENO)) {
   const UniqueFd file(::open(log.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666));
   if (!file) throw SystemError("cannot write the log " + log.string(), errno);
   screen_ = std::make_unique<Screen>(output_.get(), terminal && ::isatty(output_.get()), clock);
@@ -59,6 +59,7 @@ LogRedirect::~LogRedirect() {
   stop_copying();
   ::dup2(output_.get(), STDOUT_FILENO);
   ::dup2(error_.get(), STDERR_FILENO);
+  end_torn_line(log_);
 }
 
 void LogRedirect::stop_copying() {

@@ -1,5 +1,6 @@
 // Sends what a rank prints (descriptors 1 and 2, whoever writes to them) into its log file. Where no launcher shows the
-// file, a thread copies its new lines to the screen the rank was started on. Restores both descriptors at its end.
+// file, a thread copies its new lines to the screen the rank was started on. Restores both descriptors at its end, and
+// ends a last line that a full disk has cut short.
 #pragma once
 
 #include <atomic>
@@ -33,6 +34,7 @@ class LogRedirect {
   void original_output(std::string_view text) const;
 
  private:
+  std::filesystem::path log_;
   UniqueFd output_;  // what descriptors 1 and 2 were
   UniqueFd error_;
   std::unique_ptr<Screen> screen_;

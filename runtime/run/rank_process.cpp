@@ -44,7 +44,13 @@ RankProcess RankProcess::start(const LaunchPlan& plan, const RankPlacement& plac
 void RankProcess::read_link(std::optional<Progress>* progress) {
   while (link_) {
     bool timed_out = false;
-    const auto message = link_.receive(std::chrono::milliseconds(0), &timed_out);
+    std::optional<UnixMessage> message;
+    try {
+      message = link_.receive(std::chrono::milliseconds(0), &timed_out);
+    } catch (const SystemError& error) {
+      if (error.code() != EMSGSIZE) throw;
+      continue;  // longer than any of a rank's messages: not from us
+    }
     if (!message) {
       if (!timed_out) link_.close();
       return;

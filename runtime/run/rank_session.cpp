@@ -19,12 +19,17 @@ namespace {
 constexpr auto kProgressPeriod = std::chrono::milliseconds(200);
 constexpr auto kFlushTimeout = std::chrono::seconds(10);
 constexpr auto kCauseTimeout = std::chrono::seconds(1);
+constexpr std::size_t kLongestCause = 64 * 1024;  // bytes; a control message must hold it, however it is escaped
 
 // Why this rank has to end: its own error, or another rank's failure.
 struct Blame {
   bool primary = true;
   comm::RankFailure failure;
 };
+
+std::string cause_of(const std::exception& error) {
+  return describe(error).substr(0, kLongestCause);
+}
 
 // A collective that breaks off because a peer died may do so before the control plane knows the reason.
 Blame find_blame(comm::ControlPlane& control, const std::exception& error, std::int64_t step) {
@@ -38,7 +43,7 @@ Blame find_blame(comm::ControlPlane& control, const std::exception& error, std::
     }
   }
   if (failure && failure->rank != rank) return {false, *failure};
-  return {true, {rank, step, describe(error)}};
+  return {true, {rank, step, cause_of(error)}};
 }
 
 std::string at_step(std::int64_t step) {
@@ -160,7 +165,6 @@ int RankSession::finish(bool stopped) {
     if (self.link) self.link->send(state_message("finished"));
     self.control->barrier("run.finished");  // everybody's records are on disk
     self.control->finish();
-    self.ended = true;
     if (self.redirect) {
       self.redirect->screen().end_progress();
       self.redirect->stop_copying();
@@ -170,6 +174,7 @@ int RankSession::finish(bool stopped) {
                                        self.folder.path.string() + "\n");
       }
     }
+    self.ended = true;  // not before: an error in the lines above is told like any other
     return code;
   } catch (const std::exception& error) {
     return fail(error);
@@ -199,7 +204,7 @@ void RankSession::Impl::try_event(const std::string& event, const Json& fields) 
 void RankSession::Impl::report_failure(const std::exception& error) {
   if (std::exchange(ended, true)) return;  // once is enough
   const std::int64_t at = step.load();
-  Blame blame{true, {environment.world.rank, at, describe(error)}};
+  Blame blame{true, {environment.world.rank, at, cause_of(error)}};
   std::string remedy;
   if (const auto* typed = dynamic_cast<const Error*>(&error)) remedy = typed->remedy();
   if (control) {
