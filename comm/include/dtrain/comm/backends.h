@@ -1,5 +1,5 @@
-// Makes the communicator of a generation. Backends "thread" (ranks are threads of one process: tests) and "shm" (ranks
-// are processes of one host) are built; others are refused by name.
+// Makes the communicator of a generation: with the backend "thread" (ranks are threads of one process: tests) or "shm"
+// (ranks are processes of one host).
 #pragma once
 
 #include <chrono>

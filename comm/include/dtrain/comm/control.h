@@ -3,7 +3,7 @@
 //
 // Connections are authenticated by the per-run secret (HMAC-SHA256 challenge and response; the secret itself never
 // travels), messages are bounded, and a malformed one ends its connection with a log line and nothing else. All public
-// calls are thread safe. The failure callback comes on the control thread.
+// calls are thread safe. The failure callback comes on the control thread, or within fail() or on_failure().
 #pragma once
 
 #include <chrono>
@@ -51,10 +51,10 @@ std::string failure_text(const RankFailure& failure);
 
 class ControlPlane {
  public:
-  // Rank 0: listens (before anyone connects). `bound` tells where.
+  // Rank 0: listens (before anyone connects). `bound` tells where. A world of one neither listens nor starts a thread;
+  // `bound` then keeps port 0.
   static std::unique_ptr<ControlPlane> serve(const ControlOptions& options, const ControlEndpoint& listen_on,
                                              ControlEndpoint* bound);
-  // A world of one neither listens nor starts a thread; `bound` then keeps port 0.
   // Another rank: connects, retrying until the deadline. CommError names the address and what went wrong (refused,
   // wrong secret, other run, other generation, rank taken).
   static std::unique_ptr<ControlPlane> connect(const ControlOptions& options, const ControlEndpoint& server);
@@ -78,8 +78,8 @@ class ControlPlane {
   virtual void fail(const RankFailure& failure) = 0;
   // The failure of this run, if there is one.
   virtual std::optional<RankFailure> failure() const = 0;
-  // Called once, on the control thread, when a failure of any rank (or a lost connection) becomes known. Called at
-  // once if it is known already.
+  // Called once, when a failure of any rank (or a lost connection) becomes known: on the control thread, or on the
+  // thread that calls fail(). Called at once, on this thread, if it is known already.
   virtual void on_failure(std::function<void(const RankFailure&)> callback) = 0;
   // The position heartbeats carry to rank 0, shown in errors.
   virtual void set_step(std::int64_t step) = 0;
