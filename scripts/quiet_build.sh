@@ -9,8 +9,10 @@ started=$SECONDS
 ninja -C "build/$preset" -n "$@" 2>/dev/null | grep -q 'no work to do' && exit 0
 echo "building dtrain ($preset; a clean build takes a few minutes)"
 if [ -t 1 ]; then
-  ninja -C "build/$preset" -j "$jobs" "$@" 2>&1 | tee "$log" | stdbuf -oL grep -oE '^\[[0-9]+/[0-9]+\]' | stdbuf -oL tr '\n' '\r' || true
+  set +e  # "|| true" would not do: it replaces PIPESTATUS, and a failed build would pass for a good one
+  ninja -C "build/$preset" -j "$jobs" "$@" 2>&1 | tee "$log" | stdbuf -oL grep -oE '^\[[0-9]+/[0-9]+\]' | stdbuf -oL tr '\n' '\r'
   status=${PIPESTATUS[0]}
+  set -e
 else
   status=0
   ninja -C "build/$preset" -j "$jobs" "$@" >"$log" 2>&1 || status=$?

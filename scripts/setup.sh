@@ -18,9 +18,9 @@ readonly build_packages=(
   g++ cmake ninja-build make git ccache mold pkg-config ca-certificates
   python3 python3-venv
   libyaml-cpp-dev libcli11-dev libspdlog-dev libfmt-dev nlohmann-json3-dev libasio-dev libssl-dev
-  libhwloc-dev libhwy-dev libsqlite3-dev zlib1g-dev libxxhash-dev
+  libhwloc-dev libhwy-dev zlib1g-dev
   dataset-fashion-mnist)
-readonly test_packages=(libgtest-dev libgmock-dev libbenchmark-dev openmpi-bin libopenmpi-dev util-linux procps)
+readonly test_packages=(libgtest-dev libgmock-dev openmpi-bin libopenmpi-dev util-linux procps)
 readonly lint_packages=(clang-format-14 clang-tidy-14)
 
 level=${1:-build}
@@ -45,7 +45,7 @@ missing_packages() {
 install_packages() {
   local missing as_root=()
   if ! command -v dpkg-query >/dev/null || ! command -v apt-get >/dev/null; then
-    echo "setup: this system has no apt; dtrain's set-up knows Debian 12 and Ubuntu 22.04 or later." >&2
+    echo "setup: this system has no apt; dtrain's set-up knows Debian 12 and Ubuntu 24.04 or later (CMake 3.24)." >&2
     echo "setup: install the equivalents of these packages yourself, then run 'cmake --preset release':" >&2
     printf 'setup:   %s\n' "${packages[@]}" >&2
     exit 1
