@@ -1,12 +1,18 @@
-# dtrain_module(NAME SOURCES a.cpp ... [USES other modules] [PRIVATE_LIBS libraries])
+# dtrain_module(NAME SOURCES a.cpp ... [USES other modules] [PRIVATE_LIBS libraries] [PCH headers])
 # A shared library libdtrain_NAME.so. Its public headers are include/dtrain/NAME/; it sees the headers of what it
-# USES and of nothing else: that is how the layers of docs/architecture.md are enforced.
+# USES and of nothing else: that is how the layers of docs/architecture.md are enforced. Modules share base's precompiled
+# header, unless they name heavy headers of their own.
 function(dtrain_module name)
-  cmake_parse_arguments(arg "" "" "SOURCES;USES;PUBLIC_LIBS;PRIVATE_LIBS" ${ARGN})
+  cmake_parse_arguments(arg "" "" "SOURCES;USES;PUBLIC_LIBS;PRIVATE_LIBS;PCH" ${ARGN})
   add_library(${name} SHARED ${arg_SOURCES})
   set_target_properties(${name} PROPERTIES OUTPUT_NAME dtrain_${name})
   target_include_directories(${name} PUBLIC ${CMAKE_CURRENT_SOURCE_DIR}/include PRIVATE ${CMAKE_CURRENT_SOURCE_DIR})
   target_link_libraries(${name} PUBLIC ${arg_USES} ${arg_PUBLIC_LIBS} PRIVATE ${arg_PRIVATE_LIBS})
+  if(arg_PCH)
+    target_precompile_headers(${name} PRIVATE ${arg_PCH})
+  else()
+    target_precompile_headers(${name} REUSE_FROM base)
+  endif()
 endfunction()
 
 # dtrain_test(NAME SOURCES a.cpp ... USES modules [TIMEOUT seconds] [LABELS l] [SERIAL])
@@ -17,7 +23,8 @@ function(dtrain_test name)
     set(arg_TIMEOUT 60)
   endif()
   add_executable(${name} ${arg_SOURCES})
-  target_link_libraries(${name} PRIVATE ${arg_USES} GTest::gtest_main GTest::gmock)
+  target_link_libraries(${name} PRIVATE ${arg_USES} base GTest::gtest_main GTest::gmock)
+  target_precompile_headers(${name} REUSE_FROM test_pch)
   target_compile_definitions(${name} PRIVATE DTRAIN_SOURCE_DIR="${CMAKE_SOURCE_DIR}" DTRAIN_BINARY_DIR="${CMAKE_BINARY_DIR}")
   set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/tests)
   set(properties TIMEOUT ${arg_TIMEOUT})

@@ -2,12 +2,12 @@
 set(CMAKE_CXX_STANDARD 20)
 set(CMAKE_CXX_STANDARD_REQUIRED ON)
 set(CMAKE_CXX_EXTENSIONS OFF)
-set(CMAKE_POSITION_INDEPENDENT_CODE ON)
 set(CMAKE_CXX_FLAGS_RELEASE "-O2 -DNDEBUG")
 if(NOT CMAKE_BUILD_TYPE)
   set(CMAKE_BUILD_TYPE Release CACHE STRING "Build type" FORCE)
 endif()
-add_compile_options(-Wall -Wextra -Wno-missing-field-initializers)
+# -fPIC for programs too: only code compiled alike can share a precompiled header.
+add_compile_options(-fPIC -Wall -Wextra -Wno-missing-field-initializers)
 
 set(CMAKE_RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/bin)
 set(CMAKE_LIBRARY_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/lib)
@@ -16,7 +16,8 @@ set(CMAKE_INSTALL_RPATH "$ORIGIN;$ORIGIN/../lib")
 
 find_program(CCACHE ccache)
 if(CCACHE)
-  # Precompiled headers and ccache get along only with these two told to look away.
+  # Precompiled headers and ccache get along only with these two told to look away, and with -fpch-preprocess.
+  add_compile_options(-fpch-preprocess)
   set(CMAKE_CXX_COMPILER_LAUNCHER ${CMAKE_COMMAND} -E env CCACHE_SLOPPINESS=pch_defines,time_macros ${CCACHE})
 endif()
 find_program(MOLD mold)

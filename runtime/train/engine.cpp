@@ -115,7 +115,7 @@ void Engine::begin_batch() {
 void Engine::backward(const at::Tensor& loss) {
   if (!in_batch_) throw Error("context.backward() was called outside train_batch()");
   const PhaseScope phase(recorder_, Phase::kBackward);
-  loss.backward();
+  strategy_->backward(loss);
 }
 
 bool Engine::end_batch() {

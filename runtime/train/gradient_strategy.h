@@ -8,6 +8,8 @@
 #include <cstdint>
 #include <span>
 
+#include <ATen/core/Tensor.h>
+
 namespace dtrain::train {
 
 class GradientStrategy {
@@ -16,6 +18,8 @@ class GradientStrategy {
 
   // A batch starts. `exchange`: gradients are exchanged in this batch, bucket by bucket as backward completes them.
   virtual void begin_batch(bool exchange) = 0;
+  // Runs autograd from `loss`; its hooks call gradient_ready().
+  virtual void backward(const at::Tensor& loss) = 0;
   // Backward has finished the gradient of a parameter (index into FlatParameters::parameters()).
   virtual void gradient_ready(std::size_t parameter) = 0;
   // Hands over what backward did not complete, with zeros for what it did not touch, and waits for every bucket.

@@ -1,10 +1,20 @@
 #include "replicated.h"
 
 #include <cstring>
+#include <string>
 
 #include "dtrain/base/error.h"
 
 namespace dtrain::train {
+
+namespace {
+
+[[noreturn]] void fail_displaced(const std::string& name) {
+  throw Error("a tensor that backward left behind lies where the gradient of '" + name + "' belongs",
+              "do not keep tensors that backward makes (retain_grad(), create_graph) beyond train_batch()");
+}
+
+}  // namespace
 
 Replicated::Replicated(FlatParameters& parameters, const comm::FusionPlan& plan, comm::Communicator& communicator,
                        profile::Recorder& recorder, double scale)
@@ -13,6 +23,7 @@ Replicated::Replicated(FlatParameters& parameters, const comm::FusionPlan& plan,
       communicator_(communicator),
       recorder_(recorder),
       log_(communicator, recorder),
+      memory_(parameters),
       scale_(scale),
       bucket_of_(parameters.parameters().size()),
       buckets_(plan.buckets.size()),
@@ -26,11 +37,13 @@ Replicated::Replicated(FlatParameters& parameters, const comm::FusionPlan& plan,
 void Replicated::begin_batch(bool exchange) {
   exchanging_ = exchange;
   std::fill(ready_in_batch_.begin(), ready_in_batch_.end(), 0);
-  if (!window_open_) {
+  first_in_window_ = !window_open_;
+  if (first_in_window_) {
     window_open_ = true;
+    displaced_.clear();
     std::fill(used_.begin(), used_.end(), 0);
-    // Undefined gradients let autograd hand over its own tensor instead of adding to zeros; the hook then copies it
-    // into the flat memory, which is cheaper than zeroing and accumulating.
+    // Undefined gradients let autograd hand over its own tensor instead of adding to zeros. It lies in its place
+    // already (GradientMemory), or the hook copies it there.
     for (auto& parameter : parameters_.parameters()) parameter.tensor.mutable_grad() = at::Tensor();
   }
   if (!exchange) return;
@@ -47,16 +60,23 @@ void Replicated::gradient_ready(std::size_t index) {
   }
   ready_in_batch_[index] = 1;
   at::Tensor& gradient = parameter.tensor.mutable_grad();
-  if (gradient.data_ptr() != parameter.gradient.data_ptr()) {
-    const at::NoGradGuard no_grad;
-    if (!used_[index]) {
+  const bool was_used = std::exchange(used_[index], 1);
+  const at::NoGradGuard no_grad;
+  if (memory_.settle(index, gradient.data_ptr())) {
+    // In its place, but laid out in another order: autograd allows that for parameters it cannot match.
+    if (gradient.strides() != parameter.gradient.strides()) parameter.gradient.copy_(gradient.clone());
+  } else {
+    if (!memory_.may_write(index)) {  // then its bucket waits for the end of backward
+      displaced_.emplace_back(index, gradient);
+      return;
+    }
+    if (!was_used) {
       parameter.gradient.copy_(gradient);
     } else {
       parameter.gradient.add_(gradient);  // something replaced the view since the window's last batch
     }
-    gradient = parameter.gradient;
   }
-  used_[index] = 1;
+  gradient = parameter.gradient;
   if (!exchanging_) return;
   --buckets_[bucket_of_[index]].missing;
   const profile::PhaseScope phase(recorder_, profile::Phase::kAllreduceWait);
@@ -79,11 +99,28 @@ void Replicated::launch(std::size_t index) {
   next_bucket_ = index + 1;
 }
 
+void Replicated::backward(const at::Tensor& loss) {
+  if (!first_in_window_) return loss.backward();  // later batches add to what the first has put in place
+  {
+    const GradientMemory::Lending lending(memory_);
+    loss.backward();
+  }
+  const at::NoGradGuard no_grad;
+  const auto parameters = parameters_.parameters();
+  for (auto& [index, gradient] : displaced_) {
+    if (!memory_.may_write(index)) fail_displaced(parameters[index].name);
+    parameters[index].gradient.copy_(gradient);
+    parameters[index].tensor.mutable_grad() = parameters[index].gradient;
+  }
+  displaced_.clear();
+}
+
 std::span<const std::uint8_t> Replicated::finish_exchange() {
   const profile::PhaseScope phase(recorder_, profile::Phase::kAllreduceWait);
   const auto parameters = parameters_.parameters();
   for (std::size_t i = 0; i < parameters.size(); ++i) {
     if (used_[i] || buckets_[bucket_of_[i]].launched) continue;
+    if (!memory_.may_write(i)) fail_displaced(parameters[i].name);
     const auto& group = parameters_.groups()[parameters[i].group];
     std::memset(static_cast<std::byte*>(group.gradients.data_ptr()) + parameters[i].offset * group.element_size, 0,
                 static_cast<std::size_t>(parameters[i].padded * group.element_size));
