@@ -5,7 +5,8 @@
 function(dtrain_module name)
   cmake_parse_arguments(arg "" "" "SOURCES;USES;PUBLIC_LIBS;PRIVATE_LIBS;PCH" ${ARGN})
   add_library(${name} SHARED ${arg_SOURCES})
-  set_target_properties(${name} PROPERTIES OUTPUT_NAME dtrain_${name})
+  # No NAME_EXPORTS: a macro of its own would keep a target from using a shared precompiled header.
+  set_target_properties(${name} PROPERTIES OUTPUT_NAME dtrain_${name} DEFINE_SYMBOL "")
   target_include_directories(${name} PUBLIC ${CMAKE_CURRENT_SOURCE_DIR}/include PRIVATE ${CMAKE_CURRENT_SOURCE_DIR})
   target_link_libraries(${name} PUBLIC ${arg_USES} ${arg_PUBLIC_LIBS} PRIVATE ${arg_PRIVATE_LIBS})
   if(arg_PCH)

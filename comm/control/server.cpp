@@ -210,6 +210,7 @@ void ControlServer::contribute(const std::string& name, int rank, const std::str
     complete = std::move(values);
     gathers_.erase(name);
     auto& result = gathered_[name];
+    result.clear();  // one that came too late for rank 0 may still lie there
     for (const auto& v : complete) result.push_back(*v);
   }
   changed_.notify_all();

@@ -55,7 +55,15 @@ Supervisor::~Supervisor() {
 void Supervisor::start_ranks(const Handover& handover, const Variables& variables) {
   for (const RankPlacement& placement : plan_.ranks) {
     const auto log = folder_.log(placement.rank);
-    ranks_.push_back(RankProcess::start(plan_, placement, handover, log, variables));
+    try {
+      ranks_.push_back(RankProcess::start(plan_, placement, handover, log, variables));
+    } catch (const Error& error) {  // watch() then ends those that were started
+      return fail({-1,
+                   "rank " + std::to_string(placement.rank) + " could not be started: " + describe(error),
+                   error.remedy(),
+                   {},
+                   {}});
+    }
     tail_.add(placement.rank, log);
     const pid_t pid = ranks_.back().process().pid();
     event("rank_started",

@@ -7,21 +7,41 @@
 namespace dtrain::train {
 
 namespace {
-constexpr std::uint8_t kPriority = 1;  // libtorch's own has 0
-}
+constexpr std::uint8_t kPriority = 1;           // libtorch's own has 0
+thread_local GradientMemory* lender = nullptr;  // the one whose backward this thread runs
+}  // namespace
+
+class GradientMemory::Dispatcher final : public c10::Allocator {
+ public:
+  // Stands before the allocator that was there, for the rest of the process.
+  static void install() {
+    static Dispatcher* const installed = [] {
+      auto* dispatcher = new Dispatcher(*c10::GetCPUAllocator());
+      c10::SetCPUAllocator(dispatcher, kPriority);
+      return dispatcher;
+    }();
+    static_cast<void>(installed);
+  }
+
+  c10::DataPtr allocate(std::size_t bytes) override {
+    return lender ? lender->allocate(bytes, otherwise_) : otherwise_.allocate(bytes);
+  }
+  c10::DeleterFnPtr raw_deleter() const override { return otherwise_.raw_deleter(); }
+  void copy_data(void* to, const void* from, std::size_t bytes) const override { default_copy_data(to, from, bytes); }
+
+ private:
+  explicit Dispatcher(c10::Allocator& otherwise) : otherwise_(otherwise) {}
+  c10::Allocator& otherwise_;
+};
 
 GradientMemory::GradientMemory(FlatParameters& parameters)
-    : previous_(c10::GetCPUAllocator()), slots_(std::make_shared<Slots>(parameters.parameters().size())) {
+    : slots_(std::make_shared<Slots>(parameters.parameters().size())) {
   for (std::size_t i = 0; i < slots_->size(); ++i) {
     const auto& parameter = parameters.parameters()[i];
     (*slots_)[i].data = static_cast<std::byte*>(parameter.gradient.data_ptr());
     (*slots_)[i].bytes = parameter.gradient.nbytes();
   }
-  c10::SetCPUAllocator(this, kPriority);
-}
-
-GradientMemory::~GradientMemory() {
-  c10::SetCPUAllocator(previous_, kPriority);
+  Dispatcher::install();
 }
 
 void GradientMemory::begin() {
@@ -29,18 +49,15 @@ void GradientMemory::begin() {
   places_.clear();
   as_before_ = !sizes_before_.empty();
   for (Slot& slot : *slots_) slot.settled = false;
-  thread_ = std::this_thread::get_id();
-  lending_.store(true, std::memory_order_release);
+  lender = this;
 }
 
 void GradientMemory::end() {
-  lending_.store(false, std::memory_order_release);
+  lender = nullptr;
   std::swap(sizes_before_, sizes_);
 }
 
-c10::DataPtr GradientMemory::allocate(std::size_t bytes) {
-  if (!lending_.load(std::memory_order_acquire) || std::this_thread::get_id() != thread_)
-    return previous_->allocate(bytes);
+c10::DataPtr GradientMemory::allocate(std::size_t bytes, c10::Allocator& otherwise) {
   const std::size_t turn = sizes_.size();
   as_before_ = as_before_ && turn < sizes_before_.size() && sizes_before_[turn] == bytes;
   sizes_.push_back(bytes);
@@ -62,7 +79,7 @@ c10::DataPtr GradientMemory::allocate(std::size_t bytes) {
       return {slot.data, loan.release(), give_back, c10::Device(c10::DeviceType::CPU)};
     }
   }
-  c10::DataPtr result = previous_->allocate(bytes);
+  c10::DataPtr result = otherwise.allocate(bytes);
   places_.push_back(result.get());
   return result;
 }
@@ -73,7 +90,7 @@ bool GradientMemory::settle(std::size_t parameter, const void* data) {
     slot.settled = true;
     return true;
   }
-  if (!lending_.load(std::memory_order_relaxed)) return false;
+  if (lender != this) return false;
   std::replace(parameter_at_.begin(), parameter_at_.end(), static_cast<std::ptrdiff_t>(parameter), std::ptrdiff_t{-1});
   // The latest allocation at this place is the gradient: earlier ones there have been freed.
   const auto found = std::find(places_.rbegin(), places_.rend(), data);

@@ -8,15 +8,15 @@
 // differs from the one before, it lends nothing more in that backward; gradients that came from elsewhere are copied,
 // as without it.
 //
-// lend() and the queries belong to the thread that runs backward; allocate() and releases come from any thread. At most
-// one object at a time.
+// Used by the thread that runs backward; what was lent may be released on any thread, also after this object is gone
+// (but not after the communicator's memory is). libtorch has one allocator for the process: ours is put there once,
+// stays, and passes on everything but what a lending thread allocates.
 #pragma once
 
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <thread>
 #include <vector>
 
 #include <c10/core/Allocator.h>
@@ -25,10 +25,9 @@
 
 namespace dtrain::train {
 
-class GradientMemory final : public c10::Allocator {
+class GradientMemory {
  public:
   explicit GradientMemory(FlatParameters& parameters);
-  ~GradientMemory() override;
   GradientMemory(const GradientMemory&) = delete;
   GradientMemory& operator=(const GradientMemory&) = delete;
 
@@ -51,10 +50,6 @@ class GradientMemory final : public c10::Allocator {
   // may be written there.
   bool may_write(std::size_t parameter) const;
 
-  c10::DataPtr allocate(std::size_t bytes) override;
-  c10::DeleterFnPtr raw_deleter() const override { return previous_->raw_deleter(); }
-  void copy_data(void* to, const void* from, std::size_t bytes) const override { default_copy_data(to, from, bytes); }
-
  private:
   struct Slot {
     std::byte* data = nullptr;
@@ -63,13 +58,12 @@ class GradientMemory final : public c10::Allocator {
     std::atomic<bool> lent{false};  // a tensor's storage lies there
   };
   using Slots = std::vector<Slot>;
+  class Dispatcher;  // what libtorch asks
   void begin();
   void end();
+  c10::DataPtr allocate(std::size_t bytes, c10::Allocator& otherwise);
 
-  c10::Allocator* previous_;
-  std::shared_ptr<Slots> slots_;  // shared with the storages that were lent, which may be released later
-  std::atomic<bool> lending_{false};
-  std::thread::id thread_;           // that lends
+  std::shared_ptr<Slots> slots_;     // shared with the storages that were lent, which may be released later
   bool as_before_ = false;           // the allocations of this backward are those of the one before, so far
   std::vector<std::size_t> sizes_;   // of the allocations of this backward, in order, in bytes
   std::vector<const void*> places_;  // where they were

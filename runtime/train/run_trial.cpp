@@ -9,7 +9,6 @@
 #include <torch/utils.h>
 #include <torch/version.h>
 
-#include "dtrain/base/file.h"
 #include "dtrain/host/cpu.h"
 #include "dtrain/run/rank_session.h"
 #include "engine.h"
@@ -68,17 +67,15 @@ bool train_and_save(run::RankSession& session, const TrialFactory& make_trial) {
   train::Engine engine(context, session, options);
   if (session.world().rank == 0) session.update_plan("model", describe_model(engine));
 
-  train::TrainingLoop loop(*trial, context, session, engine);
-  session.recorder().mark(profile::RunMark::kInitializationEnd);
-  const bool stopped = loop.run();
-  if (session.world().rank == 0) {
-    const auto folder = session.run_dir() / "checkpoints" / "final";
-    make_folder(folder);
-    const auto path = folder / "model.safetensors";
+  const auto save = [&] {
+    if (session.world().rank != 0) return;
+    const auto path = session.run_dir() / "checkpoints" / "final" / "model.safetensors";
     train::save_weights(*model, path);
     session.write_event("weights_written", {{"path", path.string()}});
-  }
-  return stopped;
+  };
+  train::TrainingLoop loop(*trial, context, session, engine, save);
+  session.recorder().mark(profile::RunMark::kInitializationEnd);
+  return loop.run();
 }
 
 }  // namespace

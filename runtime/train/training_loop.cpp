@@ -29,7 +29,8 @@ std::uint64_t step_seed(std::uint64_t seed, int rank, std::int64_t step) {
 
 }  // namespace
 
-TrainingLoop::TrainingLoop(Trial& trial, TrialContext& context, run::RankSession& session, Engine& engine)
+TrainingLoop::TrainingLoop(Trial& trial, TrialContext& context, run::RankSession& session, Engine& engine,
+                           std::function<void()> save)
     : trial_(trial),
       context_(context),
       session_(session),
@@ -39,6 +40,7 @@ TrainingLoop::TrainingLoop(Trial& trial, TrialContext& context, run::RankSession
       loader_(trial.training_loader()),
       validation_(trial, context, session),
       metrics_("training", session.control(), session.communicator()),
+      save_(std::move(save)),
       progress_(session),
       global_batch_(session.batch_per_rank() * session.world().size) {
   if (!loader_) throw ConfigError("training_loader() returned nothing", "return context.loader(data set)");
@@ -200,6 +202,10 @@ void TrainingLoop::conclude(bool stopped) {
   if (concluded_) return;
   concluded_ = true;
   engine_.flush();
+  {
+    const PhaseScope phase(recorder_, Phase::kCheckpoint);
+    save_();
+  }
   reduce_training_metrics();
   if (!stopped) validation_.run(batches_, epoch_);
 }

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -18,7 +19,10 @@ namespace dtrain::train {
 
 class TrainingLoop {
  public:
-  TrainingLoop(Trial& trial, TrialContext& context, run::RankSession& session, Engine& engine);
+  // `save` is called once on every rank when training is over, before the last validation: nothing that goes wrong
+  // there costs the weights.
+  TrainingLoop(Trial& trial, TrialContext& context, run::RankSession& session, Engine& engine,
+               std::function<void()> save);
 
   // Trains up to the experiment's max_length. True when it stopped early because some rank was asked to. Collective.
   bool run();
@@ -44,6 +48,7 @@ class TrainingLoop {
   Loader loader_;
   Validation validation_;
   MetricReducer metrics_;
+  std::function<void()> save_;
   ProgressMeter progress_;
   std::vector<std::pair<Metrics, std::int64_t>> unread_metrics_;  // with their samples; read where they are due
 
