@@ -14,9 +14,9 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "deadline.h"
 #include "dtrain/base/error.h"
 #include "dtrain/base/text.h"
-#include "deadline.h"
 
 extern "C" char** environ;
 

@@ -12,8 +12,8 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-#include "dtrain/base/error.h"
 #include "deadline.h"
+#include "dtrain/base/error.h"
 
 namespace dtrain {
 namespace {

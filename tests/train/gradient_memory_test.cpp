@@ -68,9 +68,10 @@ TEST_F(GradientMemoryTest, LendsNothingThatIsStillHeld) {
   backward(16);
   backward(16);
   at::Tensor kept;
+  const auto x = torch::randn({16, 24});
   {
     const GradientMemory::Lending lending(*memory);
-    model->forward(torch::randn({16, 24})).pow(2).sum().backward();
+    model->forward(x).pow(2).sum().backward();
     for (std::size_t i = 0; i < 4; ++i) memory->settle(i, flat->parameters()[i].tensor.mutable_grad().data_ptr());
     kept = flat->parameters()[1].tensor.mutable_grad();  // the storage itself, not the flat view
   }
