@@ -36,7 +36,9 @@ say() { echo "setup: $*"; }
 
 missing_packages() {
   local installed name
-  installed=" $(dpkg-query -W -f='${db:Status-Status} ${Package}\n' "${packages[@]}" 2>/dev/null | awk '$1=="installed"{print $2}' | tr '\n' ' ')"
+  # dpkg-query fails when it does not know a package: that is one of the missing.
+  installed=" $({ dpkg-query -W -f='${db:Status-Status} ${Package}\n' "${packages[@]}" 2>/dev/null || true; } |
+    awk '$1=="installed"{print $2}' | tr '\n' ' ')"
   for name in "${packages[@]}"; do
     [[ $installed == *" $name "* ]] || echo "$name"
   done

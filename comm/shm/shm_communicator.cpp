@@ -31,6 +31,7 @@ class ShmMemory final : public Memory {
     SharedMemory own = SharedMemory::create("dtrain-buffer", std::max<std::size_t>(bytes, 1));
     std::vector<UniqueFd> fds = hub_->exchange(own.fd(), check);
     for (int r = 0; r < world_size_; ++r) {
+      // NOLINTNEXTLINE(bugprone-use-after-move): r is rank_ once
       region->parts.push_back(r == rank_ ? std::move(own)
                                          : SharedMemory::map(std::move(fds[static_cast<std::size_t>(r)])));
       const SharedMemory& part = region->parts.back();
