@@ -51,9 +51,9 @@ lint: setup-test
 	@$(call configure,asan,-B build/lint -DCMAKE_DISABLE_PRECOMPILE_HEADERS=ON)
 	@scripts/lint.sh build/lint
 
-sanitize:
-	@$(MAKE) --no-print-directory test PRESET=asan
-	@$(MAKE) --no-print-directory test PRESET=tsan
+sanitize: setup-test
+	@scripts/sanitize.sh asan $(JOBS)
+	@scripts/sanitize.sh tsan $(JOBS)
 
 clean:
 	rm -rf build

@@ -1,0 +1,13 @@
+#!/usr/bin/env bash
+# Builds the tests of the torch-free libraries under a sanitizer and runs them. Whole runs (run, cli) are left to the
+# release build: their processes are timed against each other.
+#   scripts/sanitize.sh asan|tsan JOBS
+set -euo pipefail
+preset=$1 jobs=$2
+tests=(base_test config_test scheduler_test data_idx_test data_in_memory_test data_loader_test
+       test_comm_conformance test_comm_misuse test_comm_control test_comm_host_share)
+[ "$preset" = tsan ] || tests+=(host_test analysis_test profile_test)
+mkdir -p build
+cmake --preset "$preset" >"build/$preset.configure.log" 2>&1 || { cat "build/$preset.configure.log"; exit 1; }
+scripts/quiet_build.sh "$preset" "$jobs" "${tests[@]}" dtrain-agent
+ctest --test-dir "build/$preset" --output-on-failure -R "^($(IFS='|'; echo "${tests[*]}"))\$"
