@@ -1,5 +1,4 @@
-// Lets autograd write gradients straight into the flat buffer, so that they are not copied there afterwards (measured:
-// an eighth of the step of a 25M-parameter MLP on two ranks).
+// Lets autograd write gradients straight into the flat buffer, so that they are not copied there afterwards.
 //
 // Autograd offers no way to say where a gradient goes, but it allocates each one through libtorch's CPU allocator, and
 // a model's backward allocates in the same order every time. This allocator stands before libtorch's own: during a
