@@ -26,7 +26,7 @@ std::shared_ptr<BatchPool> make_pool(const Dataset& dataset, const LoaderOptions
   for (const auto& field : dataset.fields()) {
     sizes.push_back(field.bytes() * static_cast<std::size_t>(options.batch_size));
   }
-  return BatchPool::create(std::move(sizes), static_cast<std::size_t>(options.prefetch + kSpareBuffers));
+  return BatchPool::create(std::move(sizes), static_cast<std::size_t>(options.prefetch) + kSpareBuffers);
 }
 
 // Signals are for the program's own threads: a thread started within this scope gets none.

@@ -45,6 +45,8 @@ struct Recorder::Impl {
   Nanoseconds last_liveness_check{0};
   std::int64_t flushes = 0;
 
+  bool paused = false;           // as asked
+  bool step_is_recorded = true;  // as of the last begin_step()
   bool in_step = false;
   std::int64_t batch = 0;
   std::int64_t step_start = 0;
@@ -110,10 +112,19 @@ bool Recorder::enabled() const {
   return impl_ != nullptr;
 }
 
+void Recorder::pause() {
+  if (impl_) impl_->paused = true;
+}
+
+void Recorder::resume() {
+  if (impl_) impl_->paused = false;
+}
+
 void Recorder::begin_step(std::int64_t batch) {
   if (!impl_) return;
   Impl& s = *impl_;
-  s.in_step = true;
+  s.in_step = s.step_is_recorded = !s.paused;
+  if (!s.in_step) return;
   s.batch = batch;
   s.phase = Phase::kOther;
   s.times = {};
@@ -151,7 +162,7 @@ const PhaseTimes& Recorder::phases() const {
 }
 
 void Recorder::collective(const CollectiveRecord& collective) {
-  if (!impl_) return;
+  if (!impl_ || !impl_->step_is_recorded) return;
   Record* record = impl_->ring.reserve();
   if (record == nullptr) return;
   record->kind = RecordKind::kCollective;
@@ -173,7 +184,7 @@ void Recorder::mark(RunMark mark) {
 }
 
 void Recorder::loader(std::int32_t queue_depth, std::int32_t workers) {
-  if (!impl_) return;
+  if (!impl_ || !impl_->step_is_recorded) return;
   Record* record = impl_->ring.reserve();
   if (record == nullptr) return;
   record->kind = RecordKind::kLoader;

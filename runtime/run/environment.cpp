@@ -226,7 +226,7 @@ std::filesystem::path find_program(const std::string& name, const std::filesyste
   std::vector<std::string> folders = split(path ? *path : "/usr/local/bin:/usr/bin:/bin", ':');
   folders.insert(folders.begin(), beside.string());
   for (const std::string& folder : folders) {
-    const std::filesystem::path candidate = std::filesystem::path(folder.empty() ? "." : folder) / name;
+    std::filesystem::path candidate = std::filesystem::path(folder.empty() ? "." : folder) / name;
     std::error_code code;
     if (::access(candidate.c_str(), X_OK) == 0 && std::filesystem::is_regular_file(candidate, code)) return candidate;
   }

@@ -23,7 +23,7 @@ fs::path find_entrypoint(const config::Experiment& experiment, const Variables& 
   const fs::path beside = executable_path().parent_path();
   const std::string where = experiment.file.string() + ": entrypoint: ";
   if (name.find('/') == std::string::npos) {
-    const fs::path found = find_program(name, beside, variables);
+    fs::path found = find_program(name, beside, variables);
     if (!found.empty()) return found;
     std::vector<std::string> names;
     std::error_code code;

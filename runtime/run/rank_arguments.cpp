@@ -15,7 +15,6 @@ or torchrun-style variables (RANK, WORLD_SIZE, ...) it is one of several.
 
   --run-dir DIR     where to write the run (default: the next folder under runs/)
   --set KEY=VALUE   override one key of the experiment, for instance --set searcher.max_length.epochs=1
-  --no-records      write no profile at all: for measuring what recording costs
   --help            this text
 
 examples:
@@ -50,13 +49,11 @@ RankOptions parse_rank_arguments(int argc, char** argv) {
     if (argument == "--help" || argument == "-h") {
       std::printf(kUsage, options.program.c_str(), options.program.c_str());
       std::exit(static_cast<int>(ExitCode::kDone));
-    } else if (argument == "--no-records") {
-      options.record = false;
     } else if (value_of("--run-dir", &value)) {
       options.run_dir = value;
     } else if (value_of("--set", &value)) {
       options.overrides.push_back(value);
-    } else if (argument.rfind("-", 0) == 0 && argument.size() > 1) {
+    } else if (argument.size() > 1 && argument.front() == '-') {
       refuse(options.program, "unknown option " + argument);
     } else if (!options.experiment_file.empty()) {
       refuse(options.program,

@@ -133,7 +133,7 @@ void RankSession::write_metrics(const Json& line) {
   impl_->metrics->append(to_line(full) + "\n");
 }
 
-void RankSession::write_event(const std::string& event, Json fields) {
+void RankSession::write_event(const std::string& event, const Json& fields) {
   impl_->events->write(event, fields);
 }
 

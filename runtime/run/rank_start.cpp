@@ -186,9 +186,7 @@ void RankSession::Impl::start_recording() {
   header["versions"] = options.versions.is_object() ? options.versions : Json::object();
   header["versions"]["dtrain"] = version();
   std::string socket;
-  if (!options.record) {
-    log->warn("recording is off (--no-records): this run will have no profile");
-  } else if (launched()) {
+  if (launched()) {
     socket = environment.handover->agent_socket;
   } else if (world.local_rank == 0) {
     profile::AgentOptions agent_options{.agent_id = host_name, .profile_folder = folder.profile(), .header = header};

@@ -74,7 +74,7 @@ fs::path make_numbered(const std::string& name) {
   const int number = names.empty() ? 1 : *run_number(names.back()) + 1;
   char prefix[16];
   std::snprintf(prefix, sizeof prefix, "%04d-", number);
-  const fs::path path = runs / (prefix + folder_name(name));
+  fs::path path = runs / (prefix + folder_name(name));
   if (::mkdir(path.c_str(), 0777) != 0) throw SystemError("cannot make the run's folder " + path.string(), errno);
   return path;
 }

@@ -2,9 +2,10 @@
 //
 //   bench_profile_overhead [--json] [--seconds 45]
 //
-// Two runs of two ranks each are alive at once and take turns of a few steps. One records everything that is always
-// recorded (step records, collectives, the agent's system sampler); the other was started with --no-records. The
-// recording run's agent is stopped while the other has its turn, so that its cost is charged where it belongs.
+// One run of two ranks takes turns of about half a second: one with everything on that is always recorded (step
+// records, collectives, the agent's system sampler), one with the recorders paused and the agent stopped. Being the
+// same processes, both have the same memory under them: two runs side by side differ by up to 2% for that reason alone.
+// The first step of a turn is not counted: it still belongs to the turn before.
 #include <csignal>
 #include <cstdlib>
 #include <fstream>
@@ -27,12 +28,12 @@ std::filesystem::path beside(const std::string& name) {
   return executable_path().parent_path() / name;
 }
 
-class Side {
+class FashionRun {
  public:
-  Side(const std::filesystem::path& scratch, const std::string& name, bool record)
-      : folder_(scratch / name), steps_((scratch / (name + "-")).string(), 2) {
-    const auto experiment = scratch / (name + ".yaml");
-    std::ofstream(experiment) << "name: " << name << "\nentrypoint: " << beside("bench_fashion_trial").string()
+  explicit FashionRun(const std::filesystem::path& scratch)
+      : folder_(scratch / "run"), steps_((scratch / "rank-").string(), 2) {
+    const auto experiment = scratch / "experiment.yaml";
+    std::ofstream(experiment) << "name: overhead\nentrypoint: " << beside("bench_fashion_trial").string()
                               << "\nhyperparameters: {global_batch_size: 128}\nresources: {slots_per_trial: 2}\n"
                                  "searcher: {max_length: {batches: 1000000}}\ndata: {fifo: \""
                               << steps_.base() << "\"}\n";
@@ -42,28 +43,37 @@ class Side {
     for (std::size_t rank = 0; rank < 2; ++rank) {
       ProcessOptions options;
       options.command = {beside("bench_fashion_trial").string(), experiment.string(), "--run-dir", folder_.string()};
-      if (!record) options.command.push_back("--no-records");
       options.environment = {{"OMP_NUM_THREADS", "1"},
                              {"RANK", std::to_string(rank)},
                              {"WORLD_SIZE", "2"},
                              {"LOCAL_WORLD_SIZE", "2"},
                              {"LOCAL_RANK", std::to_string(rank)},
                              {"MASTER_ADDR", "127.0.0.1"},
-                             {"TORCHELASTIC_RUN_ID", "bench-" + name + "-" + std::to_string(::getpid())},
+                             {"TORCHELASTIC_RUN_ID", "bench-overhead-" + std::to_string(::getpid())},
                              {"MASTER_PORT", "1"}};
       options.cpus = {cpus[rank]};
       options.fds = {{1, log_.get()}, {2, log_.get()}};
       processes_.push_back(Process::start(options));
     }
+    steps_.steps(20, "on");
+    agent_ = agent_pid();
   }
 
-  std::vector<std::int64_t> turn(int steps) { return steps_.steps(steps); }
+  // Step times in nanoseconds, without the first.
+  std::vector<std::int64_t> turn(bool recording, int steps) {
+    ::kill(agent_, recording ? SIGCONT : SIGSTOP);
+    std::vector<std::int64_t> times = steps_.steps(steps + 1, recording ? "on" : "off");
+    times.erase(times.begin());
+    return times;
+  }
 
   void end() {
+    ::kill(agent_, SIGCONT);
     steps_.end("0");
     for (Process& process : processes_) process.wait(std::chrono::seconds(10));
   }
 
+ private:
   pid_t agent_pid() const {
     std::ifstream events(folder_ / "events.jsonl");
     for (std::string line; std::getline(events, line);) {
@@ -73,35 +83,28 @@ class Side {
     throw Error("no agent was started in " + folder_.string());
   }
 
- private:
   std::filesystem::path folder_;
   Contestant steps_;
   UniqueFd log_;
   std::vector<Process> processes_;
+  pid_t agent_ = 0;
 };
 
 Json measure(const bench::ScratchFolder& scratch, int seconds) {
+  constexpr int kSteps = 12;
   const SystemClock clock;
   const Nanoseconds end = clock.monotonic() + std::chrono::seconds(seconds);
-  Side on(scratch.path(), "on", true);
-  Side off(scratch.path(), "off", false);
-  on.turn(10);
-  off.turn(10);
-  const pid_t agent = on.agent_pid();
+  FashionRun run(scratch.path());
   std::vector<double> on_us, off_us;
-  const auto take = [](Side& side, std::vector<double>& times) {
-    for (const std::int64_t time : side.turn(40)) times.push_back(static_cast<double>(time) / 1e3);
-  };
   for (int turn = 0; clock.monotonic() < end || turn < 2; ++turn) {
     // Who goes first alternates too.
     for (const bool recording : {turn % 2 == 0, turn % 2 != 0}) {
-      ::kill(agent, recording ? SIGCONT : SIGSTOP);
-      recording ? take(on, on_us) : take(off, off_us);
+      for (const std::int64_t time : run.turn(recording, kSteps)) {
+        (recording ? on_us : off_us).push_back(static_cast<double>(time) / 1e3);
+      }
     }
   }
-  ::kill(agent, SIGCONT);
-  on.end();
-  off.end();
+  run.end();
   const double on_median = bench::median_of(on_us), off_median = bench::median_of(off_us);
   return {
       {"off_us", off_median}, {"on_us", on_median}, {"overhead", on_median / off_median - 1}, {"steps", on_us.size()}};

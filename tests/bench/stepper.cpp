@@ -19,8 +19,12 @@ std::int64_t now_ns() {
 
 }  // namespace
 
-SteppedSource::SteppedSource(Loader inner, const std::string& commands, const std::string& replies)
-    : inner_(std::move(inner)), commands_(open_or_throw(commands, "r")), replies_(open_or_throw(replies, "w")) {}
+SteppedSource::SteppedSource(Loader inner, const std::string& commands, const std::string& replies,
+                             std::function<void(const std::string&)> set_mode)
+    : inner_(std::move(inner)),
+      set_mode_(std::move(set_mode)),
+      commands_(open_or_throw(commands, "r")),
+      replies_(open_or_throw(replies, "w")) {}
 
 SteppedSource::~SteppedSource() {
   std::fclose(commands_);
@@ -35,6 +39,8 @@ void SteppedSource::wait_for_turn() {
     times_.clear();
   }
   long long steps = 0;
+  char mode[16] = {};
+  if (std::fscanf(commands_, " %15[a-z]", mode) == 1) set_mode_(mode);
   if (std::fscanf(commands_, "%lld", &steps) != 1) steps = 0;
   left_ = steps;
   over_ = steps == 0;

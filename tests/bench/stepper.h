@@ -1,11 +1,12 @@
 // Lets a benchmark run a trial a few steps at a time, so that several contestants take turns on the same cores.
 //
-// Protocol, over two FIFOs a rank: the benchmark writes "N\n", the trial makes N steps and answers one line with N step
-// times in nanoseconds; "0\n" (or the end of the FIFO) ends the training.
+// Protocol, over two FIFOs a rank: the benchmark writes "N\n" or "MODE N\n", the trial makes N steps and answers one
+// line with N step times in nanoseconds; "0\n" (or the end of the FIFO) ends the training.
 #pragma once
 
 #include <cstdint>
 #include <cstdio>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -18,8 +19,9 @@ namespace dtrain::bench {
 // the following one: everything the engine does.
 class SteppedSource final : public BatchSource {
  public:
-  // `commands`, `replies`: paths of the FIFOs.
-  SteppedSource(Loader inner, const std::string& commands, const std::string& replies);
+  // `commands`, `replies`: paths of the FIFOs. `set_mode` is called when a command names a mode.
+  SteppedSource(Loader inner, const std::string& commands, const std::string& replies,
+                std::function<void(const std::string&)> set_mode = {});
   ~SteppedSource() override;
 
   void start_epoch(std::int64_t epoch) override { inner_->start_epoch(epoch); }
@@ -31,6 +33,7 @@ class SteppedSource final : public BatchSource {
   void wait_for_turn();
 
   Loader inner_;
+  std::function<void(const std::string&)> set_mode_;
   std::FILE* commands_;
   std::FILE* replies_;
   std::int64_t left_ = 0;

@@ -83,11 +83,19 @@ TEST(Recorder, PhasesAreExclusiveAndSumToTheWallTime) {
     clock.now += 11ns;
     recorder.mark(RunMark::kLoopEnd);
     recorder.loader(3, 2);
+    recorder.begin_step(4);
+    recorder.pause();  // from the next step on
+    recorder.end_step({});
+    recorder.begin_step(5);
+    recorder.collective({});
+    recorder.loader(9, 9);
+    recorder.resume();
+    recorder.end_step({});
   }
   EXPECT_TRUE(finish_agent(agent, kDeadline).success());
   const auto records = read_dump(run.rank_dump(0));
   const auto steps = of_kind(records, "step");
-  ASSERT_EQ(steps.size(), 2u);
+  ASSERT_EQ(steps.size(), 3u);
   const Json& phases = steps[0]["phases"];
   EXPECT_EQ(phases["train_batch"], 10 + 20 + 100 + 1'000);
   EXPECT_EQ(phases["train_batch.forward"], 100);
@@ -99,12 +107,16 @@ TEST(Recorder, PhasesAreExclusiveAndSumToTheWallTime) {
   EXPECT_EQ(steps[0]["samples"], 32);
   EXPECT_EQ(steps[0]["epoch"], 2);
   EXPECT_EQ(steps[1]["batch"], 3);
+  EXPECT_EQ(steps[2]["batch"], 4);
   const auto parts = of_kind(records, "part");
   ASSERT_EQ(parts.size(), 2u);
   EXPECT_EQ(parts[0]["part"], "initialization");
   EXPECT_EQ(parts[0]["start_ns"], 1'000) << "from the start of the process";
   EXPECT_EQ(parts[1]["duration_ns"], 11);
-  EXPECT_EQ(of_kind(records, "loader")[0]["queue_depth"], 3);
+  const auto loaders = of_kind(records, "loader");
+  ASSERT_EQ(loaders.size(), 1u);
+  EXPECT_EQ(loaders[0]["queue_depth"], 3);
+  EXPECT_TRUE(of_kind(records, "collective").empty());
 }
 
 }  // namespace

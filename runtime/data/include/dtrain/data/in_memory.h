@@ -19,7 +19,7 @@ class InMemoryDataset final : public Dataset {
  public:
   // Zeroed memory for `size` samples. DataError when the sizes make no sense, SystemError when the host has not that
   // much memory. `label` (short) names the memory in /proc.
-  static InMemoryDataset allocate(const std::string& label, std::int64_t size, std::vector<Field> fields);
+  static InMemoryDataset allocate(const std::string& label, std::int64_t size, const std::vector<Field>& fields);
   // Memory that allocate() laid out, in this process or another; DataError when it is something else.
   explicit InMemoryDataset(SharedMemory memory);
 

@@ -57,6 +57,11 @@ class Recorder {
 
   bool enabled() const;
 
+  // From the next begin_step() on, until resume(), steps leave no record and take no times, nor do the collectives and
+  // loader samples of theirs; parts of the run are still recorded. bench_profile_overhead compares the two.
+  void pause();
+  void resume();
+
   // Steps are the batches of this rank, from 1. begin_step() starts in Phase::kOther. A step that is begun and not
   // ended leaves no record.
   void begin_step(std::int64_t batch);

@@ -27,7 +27,6 @@ struct RankOptions {
   std::filesystem::path run_dir;       // empty: runs/NNNN-name
   std::vector<std::string> overrides;  // --set
   std::string program;                 // argv[0]
-  bool record = true;                  // false: no agent and no dumps, for measuring what recording costs
   Json versions;                       // {"libtorch": "2.11.0", …}: goes into plan.json and the dumps
 };
 // Prints usage (--help) or the error and exits the process (0 or 2).
@@ -69,10 +68,11 @@ class RankSession {
   bool stop_requested() const;
   std::string stop_reason() const;
 
-  void report_progress(const Progress& progress);                // rank 0; rate-limited here
-  void write_metrics(const Json& line);                          // rank 0: appends to metrics.jsonl, adds "time"
-  void write_event(const std::string& event, Json fields = {});  // appends to events.jsonl, adds time, rank, pid, host
-  void update_plan(const std::string& key, const Json& value);   // rank 0: a top-level key of plan.json (atomic)
+  void report_progress(const Progress& progress);  // rank 0; rate-limited here
+  void write_metrics(const Json& line);            // rank 0: appends to metrics.jsonl, adds "time"
+  void write_event(const std::string& event,
+                   const Json& fields = {});                    // appends to events.jsonl, adds time, rank, pid, host
+  void update_plan(const std::string& key, const Json& value);  // rank 0: a top-level key of plan.json (atomic)
   void set_step(std::int64_t batch);  // shown in errors; cheap. Throws when records are being lost (disk full)
 
   // The training loop returned (`stopped`: because of stop_requested()). Drains the dumps, says goodbye, prints the
