@@ -13,6 +13,7 @@
 
 #include "dtrain/base/json.h"
 #include "dtrain/config/diagnostic.h"
+#include "dtrain/config/model_job.h"
 
 namespace dtrain::config {
 
@@ -62,7 +63,8 @@ struct Experiment {
   std::string name;  // the file's name without its ending where the key is missing
   std::string description;
   std::vector<std::string> labels;
-  std::vector<std::string> entrypoint;  // program and arguments, at least one
+  std::vector<std::string> entrypoint;  // program and arguments, at least one; of a `model:` experiment dtrain-worker
+  std::optional<ModelJob> model;        // set: `model:` was given and no entrypoint
   Resources resources;
   std::int64_t global_batch_size = 0;     // at least slots_per_trial
   Json hyperparameters = Json::object();  // all of them, global_batch_size too; {type: const, val: x} is x here
