@@ -1,0 +1,58 @@
+// The safetensors format (https://github.com/huggingface/safetensors): a little-endian u64 with the length of a JSON
+// header, the header, the tensors' bytes. SafetensorsFile is the project's only reader of it; weights are read with it
+// too.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "dtrain/data/dataset.h"
+#include "dtrain/data/host_share.h"
+
+namespace dtrain::data {
+
+class DataFile;
+
+struct SafetensorsEntry {
+  std::string name;
+  std::string dtype;  // "F32", "BF16", …: one that the format knows
+  std::vector<std::int64_t> shape;
+  std::uint64_t offset = 0;  // of its first byte, in the file
+  std::uint64_t bytes = 0;
+};
+
+// An open file. The constructor checks the whole header as the format demands: its size, JSON, types, shapes that
+// fit their bytes, every byte belonging to exactly one tensor. Errors are DataError naming file and offset. Immutable:
+// every thread may read.
+class SafetensorsFile {
+ public:
+  explicit SafetensorsFile(const std::filesystem::path& path);
+  ~SafetensorsFile();
+  SafetensorsFile(SafetensorsFile&&) noexcept;
+
+  const std::vector<SafetensorsEntry>& entries() const { return entries_; }  // in the order of the file
+  // DataError lists the names there are.
+  const SafetensorsEntry& at(const std::string& name) const;
+  // `into` is entry.bytes long.
+  void read(const SafetensorsEntry& entry, std::span<std::byte> into) const;
+  [[noreturn]] void fail(std::uint64_t offset, const std::string& what, const std::string& remedy = {}) const;
+
+ private:
+  std::unique_ptr<DataFile> file_;
+  std::vector<SafetensorsEntry> entries_;
+};
+
+// Fields "features" and "target": the two tensors of these names, of their own types (U8, I32, I64, F32, F64) and of
+// their shapes without the first dimension, which counts samples and is the same in both. Whole set in memory, once per
+// host. DataError as SafetensorsFile's.
+std::shared_ptr<Dataset> load_safetensors(const std::filesystem::path& file,
+                                          const std::string& features_name = "features",
+                                          const std::string& target_name = "target",
+                                          const HostShare& share = no_sharing());
+
+}  // namespace dtrain::data
