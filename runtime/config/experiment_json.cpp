@@ -1,6 +1,7 @@
 #include <cmath>
 
 #include "dtrain/config/experiment.h"
+#include "model_words.h"
 
 namespace dtrain::config {
 namespace {
@@ -27,7 +28,13 @@ Json to_json(const Experiment& experiment) {
   json["name"] = experiment.name;
   json["description"] = experiment.description;
   json["labels"] = experiment.labels;
-  json["entrypoint"] = experiment.entrypoint;
+  if (experiment.model) {
+    json["model"] = experiment.model->file.string();
+    json["loss"] = word_of(kLosses, experiment.model->loss);
+    json["optimizer"] = to_json(experiment.model->optimizer);
+  } else {
+    json["entrypoint"] = experiment.entrypoint;
+  }
   json["hyperparameters"] = experiment.hyperparameters;
   json["resources"] = Json{{"slots_per_trial", resources.slots_per_trial},
                            {"slot_type", resources.slot_type == SlotType::kCpu ? "cpu" : "auto"},
@@ -47,7 +54,7 @@ Json to_json(const Experiment& experiment) {
   json["communication"] =
       Json{{"timeout", number_json(static_cast<double>(experiment.communication_timeout.count()) / 1000)}};
   json["reproducibility"] = Json{{"experiment_seed", experiment.experiment_seed}};
-  json["data"] = experiment.data;
+  json["data"] = experiment.model ? to_json(experiment.model->data) : experiment.data;
   json["initial_weights"] = experiment.initial_weights.empty() ? Json() : Json(experiment.initial_weights.string());
   Json variables = Json::object();
   for (const auto& [name, value] : experiment.environment_variables) variables[name] = value;

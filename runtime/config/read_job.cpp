@@ -25,14 +25,9 @@ void read_name(Section& root, Experiment& experiment) {
 
 void read_entrypoint(Section& root, Experiment& experiment) {
   const std::string expected = "a program and its arguments, as text or as a list";
-  bool has_model = false;
-  for (const char* key : {"model", "loss", "optimizer"}) {
-    has_model = has_model || root.find(key);
-    root.default_only_null(key);
-  }
   const Value* value = root.find("entrypoint");
   if (!value) {
-    if (!has_model) root.report_missing("entrypoint", expected);
+    root.report_missing("entrypoint", expected + "; or model: the path of a TorchScript file");
     return;
   }
   if (value->kind == Value::Kind::kList) {
@@ -119,10 +114,12 @@ void read_environment(Section environment, Experiment& experiment) {
 
 void read_job(Section& root, Experiment& experiment) {
   read_name(root, experiment);
-  read_entrypoint(root, experiment);
+  if (!read_model(root, experiment)) {
+    read_entrypoint(root, experiment);
+    experiment.data = root.free_map("data");
+  }
   read_resources(root.section("resources"), experiment);
   read_environment(root.section("environment"), experiment);
-  experiment.data = root.free_map("data");
 
   Section communication = root.section("communication");
   const double seconds = communication.number("timeout", 600, 0.1, 1'000'000);

@@ -6,6 +6,8 @@
 
 namespace dtrain::config {
 
+// `model:` and what goes with it, data included; false where there is no such key.
+bool read_model(Section& root, Experiment& experiment);
 // What runs, and where: name, entrypoint, resources, environment.
 void read_job(Section& root, Experiment& experiment);
 // How it trains: hyperparameters, optimizations, searcher, periods.

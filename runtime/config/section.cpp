@@ -34,13 +34,12 @@ std::string must_be(const std::string& what, const Value& value) {
   return "must be " + what + ", not " + describe(value);
 }
 
-// "a, b or c"
+}  // namespace
+
 std::string list_of_choices(std::span<const std::string> choices) {
   const auto all_but_last = choices.first(choices.size() - 1);
   return all_but_last.empty() ? choices.back() : join(all_but_last, ", ") + " or " + choices.back();
 }
-
-}  // namespace
 
 Section::Section(const Value* value, std::string path, Location at, Collector& collector)
     : value_(value && value->is_map() ? value : nullptr), path_(std::move(path)), at_(at), collector_(collector) {

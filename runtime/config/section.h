@@ -66,6 +66,9 @@ class Section {
   std::vector<std::string> known_;
 };
 
+// "a, b or c"
+std::string list_of_choices(std::span<const std::string> choices);
+
 // A value of a free map as JSON; what JSON cannot hold is reported under `path`.
 Json to_json(const Value& value, const std::string& path, Collector& collector);
 
