@@ -25,8 +25,12 @@ function(dtrain_test name)
   endif()
   add_executable(${name} ${arg_SOURCES})
   target_link_libraries(${name} PRIVATE ${arg_USES} base GTest::gtest_main GTest::gmock)
-  target_precompile_headers(${name} REUSE_FROM test_pch)
-  target_compile_options(${name} PRIVATE -O0)  # tests wait for the compiler longer than for themselves
+  if(train IN_LIST arg_USES)
+    target_precompile_headers(${name} REUSE_FROM train)  # libtorch's headers weigh more than an -O0 of one's own saves
+  else()
+    target_precompile_headers(${name} REUSE_FROM test_pch)
+    target_compile_options(${name} PRIVATE -O0)  # tests wait for the compiler longer than for themselves
+  endif()
   target_compile_definitions(${name} PRIVATE DTRAIN_SOURCE_DIR="${CMAKE_SOURCE_DIR}" DTRAIN_BINARY_DIR="${CMAKE_BINARY_DIR}")
   set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/tests)
   set(properties TIMEOUT ${arg_TIMEOUT})

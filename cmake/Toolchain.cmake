@@ -8,6 +8,9 @@ if(NOT CMAKE_BUILD_TYPE)
 endif()
 # -fPIC for programs too: only code compiled alike can share a precompiled header.
 add_compile_options(-fPIC -Wall -Wextra -Wno-missing-field-initializers)
+if(CMAKE_CXX_COMPILER_ID STREQUAL GNU AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
+  add_compile_options(-Wno-array-bounds -Wno-restrict)  # false alarms on std::string operator+ (GCC bug 105651)
+endif()
 
 set(CMAKE_RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/bin)
 set(CMAKE_LIBRARY_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/lib)
