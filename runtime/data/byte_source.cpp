@@ -2,15 +2,10 @@
 
 #include <algorithm>
 #include <array>
-#include <cerrno>
-#include <cstring>
 #include <limits>
 #include <new>
 #include <vector>
 
-#include <fcntl.h>
-#include <sys/stat.h>
-#include <unistd.h>
 #include <zlib.h>
 
 #include "dtrain/base/error.h"
@@ -19,7 +14,7 @@ namespace dtrain::data {
 
 namespace {
 
-constexpr std::array<unsigned char, 2> kGzipMagic{0x1f, 0x8b};
+constexpr std::array kGzipMagic{std::byte{0x1f}, std::byte{0x8b}};
 constexpr std::size_t kInputBytes = 256 << 10;
 constexpr std::uint64_t kMaxDeflateRatio = 1032;  // zlib's technical page: no input expands to more than 1032:1
 constexpr int kGzipWindow = 15 + 16;              // largest window, gzip header and check sum
@@ -38,69 +33,62 @@ struct ByteSource::Inflater {
 
   z_stream stream{};
   std::vector<std::byte> input;
+  std::uint64_t next = 0;     // offset in the file, behind what `input` holds
   bool member_ended = false;  // a gzip file may hold several members one after the other
 };
 
-ByteSource::ByteSource(std::filesystem::path path) : path_(std::move(path)) {
-  // Without O_NONBLOCK, opening a FIFO by mistake would wait for ever.
-  fd_.reset(::open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
-  if (!fd_) {
-    const int code = errno;
-    const auto looked_from =
-        path_.is_relative() ? " (looked for from " + std::filesystem::current_path().string() + ")" : "";
-    throw DataError(path_.string() + ": cannot be opened: " + std::strerror(code) + looked_from,
-                    code == ENOENT ? "check the path, or put the file there" : "");
-  }
-  struct stat facts {};
-  if (::fstat(fd_.get(), &facts) != 0) throw DataError(path_.string() + ": " + std::strerror(errno));
-  if (!S_ISREG(facts.st_mode)) throw DataError(path_.string() + ": is not a regular file");
-  file_size_ = static_cast<std::uint64_t>(facts.st_size);
-
-  std::array<unsigned char, 2> start{};
-  const auto got = ::pread(fd_.get(), start.data(), start.size(), 0);
-  if (got < 0) fail(0, std::string("cannot be read: ") + std::strerror(errno));
-  if (got == 2 && start == kGzipMagic) inflater_ = std::make_unique<Inflater>();
+ByteSource::ByteSource(std::filesystem::path path) : file_(std::move(path)) {
+  std::array<std::byte, 2> start{};
+  if (file_.read_at(0, start) == start.size() && start == kGzipMagic) inflater_ = std::make_unique<Inflater>();
 }
 
 ByteSource::~ByteSource() = default;
 ByteSource::ByteSource(ByteSource&&) noexcept = default;
 
 std::uint64_t ByteSource::size_limit() const {
-  return compressed() ? file_size_ * kMaxDeflateRatio : file_size_;
+  return compressed() ? file_.size() * kMaxDeflateRatio : file_.size();
 }
 
 void ByteSource::fail(std::uint64_t offset, const std::string& what, const std::string& remedy) const {
-  const auto where = compressed() ? "offset " + std::to_string(offset) + " of the decompressed data"
-                                  : "offset " + std::to_string(offset);
-  throw DataError(path_.string() + ": " + where + ": " + what, remedy);
+  if (!compressed()) file_.fail(offset, what, remedy);
+  throw DataError(path().string() + ": offset " + std::to_string(offset) + " of the decompressed data: " + what,
+                  remedy);
 }
 
 std::size_t ByteSource::read(std::span<std::byte> into) {
-  const auto got = compressed() ? read_inflated(into) : read_file(into);
-  if (!compressed()) offset_ += got;
+  if (compressed()) return read_inflated(into);
+  const auto got = file_.read_at(offset_, into);
+  offset_ += got;
   return got;
 }
 
-std::size_t ByteSource::read_file(std::span<std::byte> into) {
-  std::size_t filled = 0;
-  while (filled < into.size()) {
-    const auto got = ::read(fd_.get(), into.data() + filled, into.size() - filled);
-    if (got < 0 && errno == EINTR) continue;
-    if (got < 0) {
-      const std::string reason = std::strerror(errno);
-      fail(compressed() ? offset_ : offset_ + filled, "cannot be read: " + reason);
-    }
-    if (got == 0) break;
-    filled += static_cast<std::size_t>(got);
+void ByteSource::expect_remaining(std::uint64_t bytes, const std::string& promise) const {
+  const auto available = size_limit() - std::min(size_limit(), offset_);
+  if (bytes > available) {
+    fail(compressed() ? offset_ : size_limit(), compressed()
+                                                    ? "truncated: a file of this size cannot hold it: " + promise
+                                                    : "truncated: the file ends here: " + promise);
   }
-  file_offset_ += filled;
-  return filled;
+  if (!compressed() && bytes < available) {
+    fail(offset_ + bytes, std::to_string(available - bytes) + " bytes after the end of the data: " + promise);
+  }
+}
+
+void ByteSource::read_all(std::span<std::byte> into, const std::string& inside) {
+  if (read(into) < into.size()) fail(offset_, "truncated: the data ends here" + inside);
+}
+
+void ByteSource::expect_end(const std::string& promise) {
+  std::byte extra{};
+  const auto at = offset_;
+  if (read({&extra, 1}) != 0) fail(at, "bytes after the end of the data: " + promise);
 }
 
 // False at the end of the file.
 bool ByteSource::refill() {
   auto& stream = inflater_->stream;
-  const auto got = read_file(inflater_->input);
+  const auto got = file_.read_at(inflater_->next, inflater_->input);
+  inflater_->next += got;
   stream.next_in = reinterpret_cast<Bytef*>(inflater_->input.data());
   stream.avail_in = static_cast<uInt>(got);
   return got > 0;
@@ -108,7 +96,7 @@ bool ByteSource::refill() {
 
 std::size_t ByteSource::read_inflated(std::span<std::byte> into) {
   auto& stream = inflater_->stream;
-  const auto in_file = [&] { return " (byte " + std::to_string(file_offset_ - stream.avail_in) + " of the file)"; };
+  const auto in_file = [&] { return " (byte " + std::to_string(inflater_->next - stream.avail_in) + " of the file)"; };
   std::size_t filled = 0;
   while (filled < into.size()) {
     if (stream.avail_in == 0 && !refill()) {
@@ -116,7 +104,8 @@ std::size_t ByteSource::read_inflated(std::span<std::byte> into) {
       fail(offset_, "truncated: the file ends inside its gzip data" + in_file(), kDamagedRemedy);
     }
     if (inflater_->member_ended) {
-      if (*stream.next_in != kGzipMagic[0]) fail(offset_, "bytes after the end of the gzip data" + in_file());
+      if (std::byte{*stream.next_in} != kGzipMagic[0])
+        fail(offset_, "bytes after the end of the gzip data" + in_file());
       inflateReset(&stream);
       inflater_->member_ended = false;
     }

@@ -9,7 +9,7 @@
 #include <span>
 #include <string>
 
-#include "dtrain/base/fd.h"
+#include "data_file.h"
 
 namespace dtrain::data {
 
@@ -26,21 +26,25 @@ class ByteSource {
   bool compressed() const { return inflater_ != nullptr; }
   // The data is at most this long (exactly, when it is not compressed): known before any of it is read.
   std::uint64_t size_limit() const;
-  const std::filesystem::path& path() const { return path_; }
+  const std::filesystem::path& path() const { return file_.path(); }
+
+  // DataError unless the size of the file allows that exactly `bytes` more come: asked before memory is taken for what
+  // a header claims. `promise` says what was claimed.
+  void expect_remaining(std::uint64_t bytes, const std::string& promise) const;
+  // Fills `into`; DataError "truncated: the data ends here" + `inside` when there is less.
+  void read_all(std::span<std::byte> into, const std::string& inside);
+  // DataError when anything follows.
+  void expect_end(const std::string& promise);
 
   // "FILE: offset N: what"
   [[noreturn]] void fail(std::uint64_t offset, const std::string& what, const std::string& remedy = {}) const;
 
  private:
   struct Inflater;
-  std::size_t read_file(std::span<std::byte> into);
   std::size_t read_inflated(std::span<std::byte> into);
   bool refill();
 
-  std::filesystem::path path_;
-  UniqueFd fd_;
-  std::uint64_t file_size_ = 0;
-  std::uint64_t file_offset_ = 0;
+  DataFile file_;
   std::uint64_t offset_ = 0;
   std::unique_ptr<Inflater> inflater_;
 };

@@ -55,14 +55,10 @@ std::string describe_shape(const std::vector<std::int64_t>& dimensions) {
   return text;
 }
 
-void read_fully(ByteSource& file, std::span<std::byte> into, const std::string& inside) {
-  if (file.read(into) < into.size()) file.fail(file.offset(), "truncated: the data ends here, inside " + inside);
-}
-
 // The dimensions, each checked; leaves the file at its first element.
 IdxHeader read_header(ByteSource& file, bool labels) {
   std::array<std::byte, 4> magic{};
-  read_fully(file, magic, "the magic number");
+  file.read_all(magic, ", inside the magic number");
   if (magic[0] != std::byte{0} || magic[1] != std::byte{0}) {
     file.fail(0, "magic number " + hex(magic) + ", but an IDX file begins with 0x0000", "is it an IDX file?");
   }
@@ -86,7 +82,7 @@ IdxHeader read_header(ByteSource& file, bool labels) {
   for (int i = 0; i < count; ++i) {
     const auto at = file.offset();
     std::array<std::byte, 4> big_endian{};
-    read_fully(file, big_endian, "the dimensions");
+    file.read_all(big_endian, ", inside the dimensions");
     std::uint64_t dimension = 0;
     for (const auto byte : big_endian) dimension = dimension << 8 | std::to_integer<std::uint64_t>(byte);
     if (dimension == 0) file.fail(at, "dimension " + std::to_string(i + 1) + " is 0");
@@ -104,56 +100,32 @@ std::string promise(const IdxHeader& header) {
          std::to_string(header.bytes);
 }
 
-// What the file's size alone tells, before memory is taken for what the header claims.
-void check_size(const ByteSource& file, const IdxHeader& header) {
-  const auto available = file.size_limit() - std::min(file.size_limit(), header.bytes);
-  if (header.elements > available) {
-    file.fail(file.compressed() ? header.bytes : file.size_limit(),
-              file.compressed() ? "truncated: a file of this size cannot hold it: " + promise(header)
-                                : "truncated: the file ends here: " + promise(header));
-  }
-  if (!file.compressed() && header.elements < available) {
-    file.fail(header.bytes + header.elements,
-              std::to_string(available - header.elements) + " bytes after the end of the data: " + promise(header));
-  }
-}
-
-void check_end(ByteSource& file, const IdxHeader& header) {
-  std::byte extra{};
-  const auto at = file.offset();
-  if (file.read({&extra, 1}) != 0) file.fail(at, "bytes after the end of the data: " + promise(header));
-}
-
 void read_images(ByteSource& file, const IdxHeader& header, std::span<std::byte> into) {
-  if (file.read(into) < into.size()) {
-    file.fail(file.offset(), "truncated: the data ends here: " + promise(header));
-  }
-  check_end(file, header);
+  file.read_all(into, ": " + promise(header));
+  file.expect_end(promise(header));
 }
 
 void read_labels(ByteSource& file, const IdxHeader& header, std::span<std::byte> into) {
   std::array<std::byte, 64 << 10> chunk;
   for (std::uint64_t done = 0; done < header.elements;) {
     const auto wanted = std::min<std::uint64_t>(chunk.size(), header.elements - done);
-    if (file.read({chunk.data(), wanted}) < wanted) {
-      file.fail(file.offset(), "truncated: the data ends here: " + promise(header));
-    }
+    file.read_all({chunk.data(), wanted}, ": " + promise(header));
     for (std::uint64_t i = 0; i < wanted; ++i) {
       const auto label = std::to_integer<std::int64_t>(chunk[i]);
       std::memcpy(into.data() + (done + i) * sizeof label, &label, sizeof label);
     }
     done += wanted;
   }
-  check_end(file, header);
+  file.expect_end(promise(header));
 }
 
 SharedMemory load(const std::filesystem::path& images_path, const std::filesystem::path& labels_path) {
   ByteSource images(images_path);
   ByteSource labels(labels_path);
   const auto image_header = read_header(images, false);
-  check_size(images, image_header);
+  images.expect_remaining(image_header.elements, promise(image_header));
   const auto label_header = read_header(labels, true);
-  check_size(labels, label_header);
+  labels.expect_remaining(label_header.elements, promise(label_header));
   const auto count = image_header.dimensions.front();
   if (count != label_header.dimensions.front()) {
     labels.fail(4,

@@ -1,0 +1,50 @@
+#include "data_file.h"
+
+#include <cerrno>
+#include <cstring>
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "dtrain/base/error.h"
+
+namespace dtrain::data {
+
+DataFile::DataFile(std::filesystem::path path) : path_(std::move(path)) {
+  // Without O_NONBLOCK, opening a FIFO by mistake would wait for ever.
+  fd_.reset(::open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+  if (!fd_) {
+    const int code = errno;
+    const auto looked_from =
+        path_.is_relative() ? " (looked for from " + std::filesystem::current_path().string() + ")" : "";
+    throw DataError(path_.string() + ": cannot be opened: " + std::strerror(code) + looked_from,
+                    code == ENOENT ? "check the path, or put the file there" : "");
+  }
+  struct stat facts {};
+  if (::fstat(fd_.get(), &facts) != 0) throw DataError(path_.string() + ": " + std::strerror(errno));
+  if (!S_ISREG(facts.st_mode)) throw DataError(path_.string() + ": is not a regular file");
+  size_ = static_cast<std::uint64_t>(facts.st_size);
+}
+
+std::size_t DataFile::read_at(std::uint64_t offset, std::span<std::byte> into) const {
+  std::size_t filled = 0;
+  while (filled < into.size()) {
+    const auto got =
+        ::pread(fd_.get(), into.data() + filled, into.size() - filled, static_cast<off_t>(offset + filled));
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) {
+      const std::string reason = std::strerror(errno);
+      fail(offset + filled, "cannot be read: " + reason);
+    }
+    if (got == 0) break;
+    filled += static_cast<std::size_t>(got);
+  }
+  return filled;
+}
+
+void DataFile::fail(std::uint64_t offset, const std::string& what, const std::string& remedy) const {
+  throw DataError(path_.string() + ": offset " + std::to_string(offset) + ": " + what, remedy);
+}
+
+}  // namespace dtrain::data

@@ -1,0 +1,65 @@
+#include "dtrain/data/safetensors.h"
+
+#include <algorithm>
+#include <array>
+
+#include "dtrain/data/in_memory.h"
+
+namespace dtrain::data {
+
+namespace {
+
+struct TypeName {
+  std::string_view dtype;
+  ElementType type;
+};
+constexpr std::array kTypes{TypeName{"U8", ElementType::kUint8}, TypeName{"I32", ElementType::kInt32},
+                            TypeName{"I64", ElementType::kInt64}, TypeName{"F32", ElementType::kFloat32},
+                            TypeName{"F64", ElementType::kFloat64}};
+
+Field field(const std::string& name, const SafetensorsFile& file, const SafetensorsEntry& entry) {
+  const auto subject = "tensor '" + entry.name + "' ";
+  const auto* known =
+      std::find_if(kTypes.begin(), kTypes.end(), [&](const TypeName& type) { return entry.dtype == type.dtype; });
+  if (known == kTypes.end()) {
+    file.fail(entry.offset,
+              subject + "is of type " + entry.dtype + ", but data sets are read of U8, I32, I64, F32 and F64",
+              "convert it to one of these before saving");
+  }
+  if (entry.shape.empty()) {
+    file.fail(entry.offset, subject + "has no dimensions, but the first one counts the samples");
+  }
+  if (const auto zero = std::find(entry.shape.begin(), entry.shape.end(), 0); zero != entry.shape.end()) {
+    file.fail(entry.offset,
+              subject + "is empty: its dimension " + std::to_string(zero - entry.shape.begin() + 1) + " is 0");
+  }
+  return {name, known->type, {entry.shape.begin() + 1, entry.shape.end()}};
+}
+
+SharedMemory load(const std::filesystem::path& path, const std::string& features_name, const std::string& target_name) {
+  const SafetensorsFile file(path);
+  const auto& features = file.at(features_name);
+  const auto& target = file.at(target_name);
+  const std::vector<Field> fields{field("features", file, features), field("target", file, target)};
+  const auto count = features.shape.front();
+  if (count != target.shape.front()) {
+    file.fail(target.offset,
+              "tensor '" + target_name + "' has " + std::to_string(target.shape.front()) + " samples, but '" +
+                  features_name + "' has " + std::to_string(count),
+              "are both tensors of the same data set?");
+  }
+  auto dataset = InMemoryDataset::allocate("dtrain-safetensors", count, fields);
+  file.read(features, dataset.column(0));
+  file.read(target, dataset.column(1));
+  return std::move(dataset).release();
+}
+
+}  // namespace
+
+std::shared_ptr<Dataset> load_safetensors(const std::filesystem::path& file, const std::string& features_name,
+                                          const std::string& target_name, const HostShare& share) {
+  const auto name = "safetensors:" + file.string() + ":" + features_name + ":" + target_name;
+  return std::make_shared<InMemoryDataset>(share(name, [&] { return load(file, features_name, target_name); }));
+}
+
+}  // namespace dtrain::data
