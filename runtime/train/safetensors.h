@@ -1,5 +1,5 @@
-// The safetensors format (https://github.com/huggingface/safetensors): a little-endian u64 with the length of a JSON
-// header, the header, the tensors' bytes. Python's `safetensors` reads what this writes, and the other way round.
+// Tensors as safetensors files. data/safetensors.h describes the format and reads it; here it is written, and read into
+// tensors. Python's `safetensors` reads what this writes, and the other way round.
 #pragma once
 
 #include <filesystem>
@@ -19,7 +19,8 @@ using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
 void write_safetensors(const std::filesystem::path& path, const NamedTensors& tensors,
                        const std::map<std::string, std::string>& metadata = {});
 
-// DataError names the file and what is wrong with it (a length past the end, overlapping or misplaced tensors, …).
+// DataError names the file, the offset, and what is wrong there (a length past the end, overlapping or misplaced
+// tensors, a type that is not supported, …).
 std::map<std::string, at::Tensor> read_safetensors(const std::filesystem::path& path);
 
 }  // namespace dtrain::train
