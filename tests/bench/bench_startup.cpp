@@ -44,7 +44,7 @@ std::int64_t end_of_first_step(const std::filesystem::path& dump) {
   std::ifstream lines(dump);
   for (std::string line; std::getline(lines, line);) {
     const Json record = Json::parse(line);
-    if (record.value("kind", "") != "step") continue;
+    if (record.value("record", "") != "step") continue;
     return record["start_ns"].get<std::int64_t>() + record["wall_ns"].get<std::int64_t>();
   }
   throw Error(dump.string() + " has no step");
@@ -55,7 +55,7 @@ double ours(const std::filesystem::path& scratch) {
   std::filesystem::remove_all(folder);
   const std::int64_t started =
       run({executable_path().parent_path() / "dtrain", "launch", kSource / "configs/synthetic.yaml", "--set",
-           "searcher.max_length.batches=1", "--run-dir", folder},
+           "searcher.max_length.batches=2", "--run-dir", folder},
           scratch);
   std::int64_t ended = 0;
   for (int rank = 0; rank < kRanks; ++rank) {
