@@ -1,6 +1,7 @@
 #include "dtrain/analysis/dump_reader.h"
 
 #include <fstream>
+#include <set>
 
 namespace dtrain::analysis {
 namespace {
@@ -61,14 +62,20 @@ CollectiveLine to_collective(const Json& json) {
   return line;
 }
 
+// All of an object but those `without`.
+Metrics numbers(const Json& object, const std::set<std::string>& without) {
+  Metrics result;
+  for (const auto& [key, value] : object.items()) {
+    if (value.is_number() && !without.contains(key)) result.emplace_back(key, value.get<double>());
+  }
+  return result;
+}
+
 SystemLine to_system(const Json& json) {
   SystemLine line;
   line.time_ns = integer(json, "time_ns");
   line.interval_ns = integer(json, "interval_ns");
-  for (const auto& [key, value] : json.items()) {
-    if (value.is_number() && key != "time_ns" && key != "interval_ns")
-      line.metrics.emplace_back(key, value.get<double>());
-  }
+  line.metrics = numbers(json, {"time_ns", "interval_ns"});
   if (const auto cores = json.find("cpu_util_per_core"); cores != json.end() && cores->is_array()) {
     for (const Json& core : *cores) line.cpu_util_per_core.push_back(core.is_number() ? core.get<double>() : 0);
   }
@@ -77,6 +84,11 @@ SystemLine to_system(const Json& json) {
       if (!process.is_object()) continue;
       line.processes.push_back({static_cast<int>(integer(process, "rank", -1)), number(process, "resident_memory"),
                                 number(process, "cpu_util")});
+    }
+  }
+  if (const auto gpus = json.find("gpus"); gpus != json.end() && gpus->is_array()) {
+    for (const Json& gpu : *gpus) {
+      if (gpu.is_object()) line.gpus.emplace_back(integer(gpu, "index", -1), numbers(gpu, {"index"}));
     }
   }
   return line;
@@ -93,6 +105,8 @@ bool dispatch(const Json& json, const std::string& kind, DumpHandler& handler) {
         {integer(json, "batch"), integer(json, "time_ns"), integer(json, "queue_depth"), integer(json, "workers")});
   } else if (kind == "system") {
     handler.system(to_system(json));
+  } else if (kind == "gpu") {
+    handler.gpu({integer(json, "index", -1), text(json, "uuid"), text(json, "name"), integer(json, "total_memory")});
   } else if (kind == "part") {
     handler.part({text(json, "part"), integer(json, "start_ns"), integer(json, "end_ns")});
   } else if (kind == "header") {

@@ -34,13 +34,29 @@ Json rank_json(const RankSummary& rank) {
           {"lost", rank.lost}};
 }
 
-Json agent_json(const AgentSummary& agent) {
-  Json metrics = Json::object();
-  for (const MetricSummary& m : agent.metrics) {
-    metrics[m.name] = {{"unit", m.unit}, {"min", m.min}, {"mean", m.mean}, {"p50", m.p50},
-                       {"p95", m.p95},   {"p99", m.p99}, {"max", m.max}};
+Json metrics_json(const std::vector<MetricSummary>& metrics) {
+  Json json = Json::object();
+  for (const MetricSummary& m : metrics) {
+    json[m.name] = {{"unit", m.unit}, {"min", m.min}, {"mean", m.mean}, {"p50", m.p50},
+                    {"p95", m.p95},   {"p99", m.p99}, {"max", m.max}};
   }
-  return {{"agent", agent.agent}, {"host", agent.host}, {"samples", agent.samples}, {"metrics", std::move(metrics)}};
+  return json;
+}
+
+Json agent_json(const AgentSummary& agent) {
+  Json gpus = Json::array();
+  for (const GpuSummary& gpu : agent.gpus) {
+    gpus.push_back({{"index", gpu.index},
+                    {"uuid", gpu.uuid},
+                    {"name", gpu.name},
+                    {"total_memory_bytes", gpu.total_memory_bytes > 0 ? Json(gpu.total_memory_bytes) : Json(nullptr)},
+                    {"metrics", metrics_json(gpu.metrics)}});
+  }
+  return {{"agent", agent.agent},
+          {"host", agent.host},
+          {"samples", agent.samples},
+          {"metrics", metrics_json(agent.metrics)},
+          {"gpus", std::move(gpus)}};
 }
 
 }  // namespace

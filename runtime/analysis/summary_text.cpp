@@ -155,7 +155,16 @@ std::string with_unit(double value, const std::string& unit) {
   if (unit == "bytes") return format_bytes(value);
   if (unit == "bytes/s") return format_bytes(value) + "/s";
   if (unit == "percent") return fmt::format("{:.1f}%", value);
+  if (unit == "celsius") return fmt::format("{:.0f} C", value);
   return fmt::format("{:.1f}", value);
+}
+
+void write_metrics(Writer& out, const std::vector<MetricSummary>& metrics, const std::string& indent) {
+  for (const MetricSummary& m : metrics) {
+    const std::string label = indent + (m.unit == "requests/s" ? m.name + " (/s)" : m.name);
+    out.line("  {:<24}{:>15}{:>15}{:>15}{:>15}", label, with_unit(m.mean, m.unit), with_unit(m.p50, m.unit),
+             with_unit(m.p95, m.unit), with_unit(m.max, m.unit));
+  }
 }
 
 void write_agents(Writer& out, const RunSummary& s) {
@@ -165,10 +174,14 @@ void write_agents(Writer& out, const RunSummary& s) {
                             agent.host.empty() || agent.agent == agent.host ? "" : ", agent " + agent.agent,
                             plural(agent.samples, "sample")));
     out.line("  {:<24}{:>15}{:>15}{:>15}{:>15}", "", "mean", "p50", "p95", "max");
-    for (const MetricSummary& m : agent.metrics) {
-      const std::string label = m.unit == "requests/s" ? m.name + " (/s)" : m.name;
-      out.line("  {:<24}{:>15}{:>15}{:>15}{:>15}", label, with_unit(m.mean, m.unit), with_unit(m.p50, m.unit),
-               with_unit(m.p95, m.unit), with_unit(m.max, m.unit));
+    write_metrics(out, agent.metrics, "");
+    for (const GpuSummary& gpu : agent.gpus) {
+      std::string known = gpu.name;
+      if (gpu.total_memory_bytes > 0) {
+        known += (known.empty() ? "" : ", ") + format_bytes(static_cast<double>(gpu.total_memory_bytes));
+      }
+      out.line("  GPU {}{}", gpu.index, known.empty() ? "" : " (" + known + ")");
+      write_metrics(out, gpu.metrics, "  ");
     }
   }
 }

@@ -6,13 +6,36 @@
 
 namespace dtrain::analysis {
 
-void AgentTotals::system(const SystemLine& line) {
-  ++samples_;
-  for (const auto& [name, value] : line.metrics) {
+void MetricValues::add(const Metrics& metrics) {
+  for (const auto& [name, value] : metrics) {
     auto [entry, is_new] = values_.try_emplace(name);
     if (is_new) names_.push_back(name);
     entry->second.push_back(value);
   }
+}
+
+std::vector<MetricSummary> MetricValues::summary(const Json& units) const {
+  std::vector<MetricSummary> result;
+  for (const std::string& name : names_) {
+    std::vector<double> values = values_.at(name);
+    MetricSummary metric;
+    metric.name = name;
+    metric.unit = units.value(name, std::string());
+    metric.mean = mean(values);
+    metric.min = *std::min_element(values.begin(), values.end());
+    metric.max = *std::max_element(values.begin(), values.end());
+    metric.p50 = quantile(values, 0.50);
+    metric.p95 = quantile(values, 0.95);
+    metric.p99 = quantile(values, 0.99);
+    result.push_back(std::move(metric));
+  }
+  return result;
+}
+
+void AgentTotals::system(const SystemLine& line) {
+  ++samples_;
+  values_.add(line.metrics);
+  for (const auto& [index, metrics] : line.gpus) gpu_values_[index].add(metrics);
   for (const ProcessLine& process : line.processes) {
     double& peak = peak_resident_bytes[process.rank];
     peak = std::max(peak, process.resident_bytes);
@@ -26,18 +49,11 @@ AgentSummary AgentTotals::summary() const {
   summary.host = header.value("host", std::string());
   summary.samples = samples_;
   const Json units = header.value("units", Json::object());
-  for (const std::string& name : names_) {
-    std::vector<double> values = values_.at(name);
-    MetricSummary metric;
-    metric.name = name;
-    metric.unit = units.value(name, std::string());
-    metric.mean = mean(values);
-    metric.min = *std::min_element(values.begin(), values.end());
-    metric.max = *std::max_element(values.begin(), values.end());
-    metric.p50 = quantile(values, 0.50);
-    metric.p95 = quantile(values, 0.95);
-    metric.p99 = quantile(values, 0.99);
-    summary.metrics.push_back(std::move(metric));
+  summary.metrics = values_.summary(units);
+  for (const auto& [index, values] : gpu_values_) {
+    const auto known = gpus_.find(index);
+    const GpuLine gpu = known != gpus_.end() ? known->second : GpuLine{};
+    summary.gpus.push_back({index, gpu.uuid, gpu.name, gpu.total_memory_bytes, values.summary(units)});
   }
   return summary;
 }

@@ -11,10 +11,22 @@
 
 namespace dtrain::analysis {
 
+// Metrics by name, in the order in which they came.
+class MetricValues {
+ public:
+  void add(const Metrics& metrics);
+  std::vector<MetricSummary> summary(const Json& units) const;
+
+ private:
+  std::vector<std::string> names_;
+  std::map<std::string, std::vector<double>> values_;
+};
+
 class AgentTotals final : public DumpHandler {
  public:
   void header(const Json& json) override { first_line = json; }
   void system(const SystemLine& line) override;
+  void gpu(const GpuLine& line) override { gpus_[line.index] = line; }
   void lost(std::int64_t count, const std::string&) override { lost_count += count; }
   void end(const EndLine& line) override { ended = line; }
 
@@ -27,8 +39,9 @@ class AgentTotals final : public DumpHandler {
 
  private:
   std::int64_t samples_ = 0;
-  std::vector<std::string> names_;  // in the order of the dump
-  std::map<std::string, std::vector<double>> values_;
+  MetricValues values_;
+  std::map<std::int64_t, GpuLine> gpus_;
+  std::map<std::int64_t, MetricValues> gpu_values_;
 };
 
 }  // namespace dtrain::analysis

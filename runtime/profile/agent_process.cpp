@@ -65,6 +65,7 @@ AgentProcess start_agent(const AgentOptions& options) {
                          {"sample_period_ms", options.sample_period.count()},
                          {"socket", listener.name()},
                          {"starter_pid", ::getpid()},
+                         {"nvml_library", options.nvml_library},
                          {"header", options.header.is_object() ? options.header : Json::object()}};
   ProcessOptions start;
   start.command = {find_agent().string(), to_line(settings)};

@@ -1,5 +1,6 @@
 #include <gmock/gmock.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 
 #include <csignal>
 #include <cstring>
@@ -189,6 +190,52 @@ TEST(Agent, RefusesARankOfAnotherHostAndEndsConnectionsThatMakeNoSense) {
     EXPECT_FALSE(timed_out) << nonsense;
   }
   { Recorder recorder(TestRun::rank_options(agent, 0), clock, clock.monotonic()); }
+  EXPECT_TRUE(finish_agent(agent, kDeadline).success());
+}
+
+TEST(Agent, ASecondConnectionOfARankIsRefusedWhileTheFirstStands) {
+  TestRun run;
+  AgentProcess agent = start_agent(run.agent_options({0, 1}));
+  const SystemClock clock;
+  {
+    Recorder first(TestRun::rank_options(agent, 0), clock, clock.monotonic());
+    try {
+      const Recorder second(TestRun::rank_options(agent, 0), clock, clock.monotonic());
+      FAIL() << "two processes say they are rank 0";
+    } catch (const CommError& error) {
+      EXPECT_THAT(error.what(), testing::HasSubstr("rank 0 is connected already"));
+    }
+    record_steps(first, 3);
+    first.flush(kDeadline);  // it still stands
+  }
+  EXPECT_TRUE(finish_agent(agent, 0ms).success());
+  const auto records = read_dump(run.rank_dump(0));
+  EXPECT_EQ(of_kind(records, "step").size(), 3u);
+  EXPECT_EQ(of_kind(records, "header").size(), 1u);
+}
+
+TEST(Agent, OutOfDescriptorsItWaitsForOneInsteadOfSpinning) {
+  TestRun run;
+  AgentProcess agent = start_agent(run.agent_options({0}));
+  const auto used = std::distance(fs::directory_iterator("/proc/" + std::to_string(agent.process.pid()) + "/fd"), {});
+  const rlimit few{static_cast<rlim_t>(used + 4), static_cast<rlim_t>(used + 4)};
+  ASSERT_EQ(::prlimit(agent.process.pid(), RLIMIT_NOFILE, &few, nullptr), 0);
+  const auto warnings = [&] {
+    std::ifstream file(run.folder.path() / "logs" / "agent-host1.log");
+    const std::string text{std::istreambuf_iterator<char>(file), {}};
+    int count = 0;
+    for (auto at = text.find("cannot accept"); at != std::string::npos; at = text.find("cannot accept", at + 1))
+      ++count;
+    return count;
+  };
+  {
+    std::vector<UnixSocket> crowd;
+    for (int i = 0; i < 8; ++i) crowd.push_back(UnixSocket::connect(agent.socket, 1s));
+    EXPECT_TRUE(eventually([&] { return warnings() >= 2; })) << "it tries again";
+    EXPECT_LE(warnings(), 50) << "and again, and again";
+  }
+  const SystemClock clock;
+  { const Recorder recorder(TestRun::rank_options(agent, 0), clock, clock.monotonic()); }
   EXPECT_TRUE(finish_agent(agent, kDeadline).success());
 }
 

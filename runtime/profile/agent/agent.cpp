@@ -17,6 +17,8 @@ constexpr Nanoseconds kIdlePeriod = std::chrono::milliseconds(200);     // nobod
 constexpr Nanoseconds kHelloTimeout = std::chrono::seconds(10);         // to say who one is after connecting
 constexpr Nanoseconds kOrphanPatience = std::chrono::seconds(3);        // for ranks on their way when the starter died
 constexpr Nanoseconds kShortestSample = std::chrono::milliseconds(50);  // rates over less say nothing
+constexpr Nanoseconds kAcceptPause = std::chrono::seconds(1);           // after no more could be accepted
+constexpr std::chrono::milliseconds kGpuPatience{40};                   // rings are not drained meanwhile
 
 std::int64_t own_cpu_ns() {
   rusage usage{};
@@ -33,6 +35,7 @@ Agent::Agent(AgentSettings settings, UnixListener listener, const Clock& clock, 
       clock_(clock),
       logger_(std::move(logger)),
       sampler_(clock),
+      gpus_(settings_.nvml_library, logger_),
       dump_(settings_.facts.profile_folder / ("agent-" + settings_.facts.agent_id + ".jsonl"), clock),
       started_at_(clock.monotonic()),
       last_sample_(started_at_),
@@ -53,7 +56,11 @@ Agent::Agent(AgentSettings settings, UnixListener listener, const Clock& clock, 
                          {"free_memory", "bytes"},
                          {"cpu_util_simple", "percent"},
                          {"io_wait", "percent"},
-                         {"cpu_util_per_core", "percent"}}}};
+                         {"cpu_util_per_core", "percent"},
+                         {"gpu_util", "percent"},
+                         {"gpu_free_memory", "bytes"},
+                         {"gpu_temperature", "celsius"},
+                         {"gpu_foreign_processes", "processes"}}}};
   dump_.write(header_line(fields, settings_.facts.header, clock_));
 }
 
@@ -84,21 +91,26 @@ bool Agent::run() {
 }
 
 void Agent::wait_for_events() {
-  std::vector<pollfd> waiting{{listener_.fd(), POLLIN, 0}};
-  for (const RankConnection& connection : connections_) waiting.push_back({connection.fd(), POLLIN, 0});
   const Nanoseconds now = clock_.monotonic();
+  // Poll leaves out a descriptor below 0.
+  std::vector<pollfd> waiting{{now < next_accept_ ? -1 : listener_.fd(), POLLIN, 0}};
+  for (const RankConnection& connection : connections_) waiting.push_back({connection.fd(), POLLIN, 0});
   const Nanoseconds turn = connections_.empty() ? now + kIdlePeriod : std::max(now, next_drain_);
   const auto wait = std::chrono::ceil<std::chrono::milliseconds>(std::min(turn, std::max(now, next_sample_)) - now);
   ::poll(waiting.data(), waiting.size(), static_cast<int>(wait.count()));
 }
 
 void Agent::accept_processes() {
+  if (clock_.monotonic() < next_accept_) return;
   try {
     while (auto socket = listener_.accept(std::chrono::milliseconds(0))) {
-      connections_.emplace_back(std::move(*socket), settings_.facts, clock_, logger_);
+      connections_.emplace_back(std::move(*socket), settings_.facts, clock_, logger_,
+                                [this](int rank) { return is_connected(rank); });
     }
   } catch (const SystemError& error) {
-    logger_->warn("{}", error.what());  // out of descriptors, say: those connected go on
+    // Out of descriptors, say: those connected go on, and whoever waits is looked at again when some may be free.
+    next_accept_ = clock_.monotonic() + kAcceptPause;
+    logger_->warn("{}", error.what());
   }
 }
 
@@ -146,8 +158,13 @@ void Agent::sample() {
     if (connection.introduced()) ranks.push_back({connection.rank(), connection.pid()});
   }
   std::sort(ranks.begin(), ranks.end(), [](const RankProcess& a, const RankProcess& b) { return a.rank < b.rank; });
+  std::set<pid_t> pids;
+  for (const RankProcess& rank : ranks) pids.insert(rank.pid);
+  SystemSample sample = sampler_.sample(ranks);
+  sample.gpus = gpus_.sample(pids, kGpuPatience);
+  for (const host::GpuInfo& gpu : gpus_.take_new()) dump_.write(gpu_line(gpu));
   LineBuffer line;
-  append_system(line, sampler_.sample(ranks));
+  append_system(line, sample);
   dump_.write({line.data(), line.size()});
   last_sample_ = now;
   ++samples_;
@@ -166,6 +183,11 @@ void Agent::tell_errors() {
 
 bool Agent::any_rank_connected() const {
   return std::any_of(connections_.begin(), connections_.end(), [](const RankConnection& c) { return c.introduced(); });
+}
+
+bool Agent::is_connected(int rank) const {
+  return std::any_of(connections_.begin(), connections_.end(),
+                     [rank](const RankConnection& c) { return c.introduced() && c.rank() == rank; });
 }
 
 const char* Agent::reason_to_end() {

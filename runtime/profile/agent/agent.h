@@ -1,5 +1,5 @@
 // The agent process of a host: waits for the host's ranks, writes what they record, samples the system, and exits after
-// the last of them. One thread.
+// the last of them. One thread, beside the one that asks the GPUs' driver.
 #pragma once
 
 #include <chrono>
@@ -8,6 +8,7 @@
 #include <string>
 
 #include "agent/dump_writer.h"
+#include "agent/gpu_sampler.h"
 #include "agent/rank_connection.h"
 #include "agent/system_sampler.h"
 #include "dtrain/base/clock.h"
@@ -21,6 +22,7 @@ struct AgentSettings {
   std::chrono::nanoseconds rank_timeout{};
   std::chrono::nanoseconds sample_period{};
   pid_t starter_pid = 0;
+  std::string nvml_library;
 };
 
 class Agent {
@@ -41,12 +43,14 @@ class Agent {
   // Why it is time to end; nullptr while it is not.
   const char* reason_to_end();
   bool any_rank_connected() const;
+  bool is_connected(int rank) const;
 
   AgentSettings settings_;
   UnixListener listener_;
   const Clock& clock_;
   Logger logger_;
   SystemSampler sampler_;
+  GpuSampler gpus_;
   DumpWriter dump_;
   std::list<RankConnection> connections_;
   std::set<int> gone_;  // ranks that came and went
@@ -54,6 +58,7 @@ class Agent {
   Nanoseconds last_sample_;
   Nanoseconds next_sample_;
   Nanoseconds next_drain_;
+  Nanoseconds next_accept_{0};
   Nanoseconds orphaned_at_{0};
   std::uint64_t samples_ = 0;
   std::uint64_t lost_ = 0;

@@ -77,6 +77,21 @@ void append_value(LineBuffer& out, const char* name, const std::optional<double>
   if (value && std::isfinite(*value)) put(out, FMT_COMPILE(",\"{}\":{:.{}f}"), name, *value, digits);
 }
 
+void append_gpus(LineBuffer& out, const std::vector<GpuSample>& gpus) {
+  if (gpus.empty()) return;
+  put(out, FMT_COMPILE(",\"gpus\":["));
+  for (std::size_t i = 0; i < gpus.size(); ++i) {
+    const GpuSample& gpu = gpus[i];
+    put(out, FMT_COMPILE("{}{{\"index\":{}"), i == 0 ? "" : ",", gpu.index);
+    append_value(out, "gpu_util", gpu.util, 0);
+    if (gpu.free_memory) put(out, FMT_COMPILE(",\"gpu_free_memory\":{}"), *gpu.free_memory);
+    append_value(out, "gpu_temperature", gpu.temperature, 0);
+    if (gpu.foreign_processes) put(out, FMT_COMPILE(",\"gpu_foreign_processes\":{}"), *gpu.foreign_processes);
+    put(out, FMT_COMPILE("}}"));
+  }
+  put(out, FMT_COMPILE("]"));
+}
+
 }  // namespace
 
 double bus_bandwidth(const CollectiveRecord& record) {
@@ -132,7 +147,15 @@ void append_system(LineBuffer& out, const SystemSample& sample) {
     put(out, FMT_COMPILE("{}{{\"rank\":{},\"pid\":{},\"resident_memory\":{},\"cpu_util\":{:.1f}}}"), i == 0 ? "" : ",",
         process.rank, process.pid, process.resident_bytes, process.cpu_percent);
   }
-  put(out, FMT_COMPILE("]}}\n"));
+  put(out, FMT_COMPILE("]"));
+  append_gpus(out, sample.gpus);
+  put(out, FMT_COMPILE("}}\n"));
+}
+
+std::string gpu_line(const host::GpuInfo& gpu) {
+  Json line = {{"record", "gpu"}, {"index", gpu.index}, {"uuid", gpu.uuid}, {"name", gpu.name}};
+  if (gpu.total_memory > 0) line["total_memory"] = gpu.total_memory;
+  return to_line(line) + "\n";
 }
 
 std::string header_line(const Json& fields, const Json& extra, const Clock& clock) {

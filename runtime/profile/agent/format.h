@@ -20,6 +20,7 @@ inline constexpr int kDumpSchema = 1;
 // Of a kind this version does not know: nothing.
 void append_record(LineBuffer& out, const Record& record);
 void append_system(LineBuffer& out, const SystemSample& sample);
+std::string gpu_line(const host::GpuInfo& gpu);
 
 // The first line. `fields` come first; those of `extra` that are not among them follow.
 std::string header_line(const Json& fields, const Json& extra, const Clock& clock);

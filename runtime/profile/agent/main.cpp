@@ -48,6 +48,7 @@ AgentSettings parse(const Json& json) {
   settings.rank_timeout = std::chrono::seconds(json.at("rank_timeout_s").get<std::int64_t>());
   settings.sample_period = std::chrono::milliseconds(json.at("sample_period_ms").get<std::int64_t>());
   settings.starter_pid = json.at("starter_pid").get<pid_t>();
+  settings.nvml_library = json.at("nvml_library").get<std::string>();
   if (settings.facts.ranks.empty()) throw ConfigError("no local rank to wait for");
   if (settings.sample_period.count() <= 0) throw ConfigError("the sample period must be longer than 0 ms");
   std::error_code error;

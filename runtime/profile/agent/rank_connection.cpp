@@ -64,6 +64,8 @@ void RankConnection::introduce(const Json& hello, UnixMessage& message) {
   if (!facts_.ranks.contains(rank)) {
     refuse("agent '" + facts_.agent_id + "' was not told of a rank " + std::to_string(rank) + " on its host");
   }
+  // A second writer would tear the dump of the first.
+  if (is_connected_(rank)) refuse("rank " + std::to_string(rank) + " is connected already");
   if (message.fds.size() != 1) refuse("its hello came without a ring");
   std::unique_ptr<RingReader> ring;
   try {

@@ -2,6 +2,7 @@
 // also after the rank was killed. One thread, the agent's.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <optional>
 #include <set>
@@ -27,11 +28,14 @@ struct AgentFacts {
 
 class RankConnection {
  public:
-  RankConnection(UnixSocket socket, const AgentFacts& facts, const Clock& clock, Logger logger)
+  // `is_connected` tells of a rank whether it has a connection.
+  RankConnection(UnixSocket socket, const AgentFacts& facts, const Clock& clock, Logger logger,
+                 std::function<bool(int)> is_connected)
       : socket_(std::move(socket)),
         facts_(facts),
         clock_(clock),
         logger_(std::move(logger)),
+        is_connected_(std::move(is_connected)),
         accepted_at_(clock.monotonic()) {}
 
   // What happened on its socket. kGone: close() it. kStop: the starter wants the agent to end.
@@ -63,6 +67,7 @@ class RankConnection {
   const AgentFacts& facts_;
   const Clock& clock_;
   Logger logger_;
+  std::function<bool(int)> is_connected_;
   Nanoseconds accepted_at_;
   int rank_ = -1;
   pid_t pid_ = 0;

@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "agent/gpu_sampler.h"
 #include "dtrain/base/clock.h"
 #include "dtrain/host/cpu_times.h"
 #include "dtrain/host/disks.h"
@@ -44,6 +45,7 @@ struct SystemSample {
   std::optional<double> cpu_util_simple, io_wait;                     // percent of all cores
   std::vector<double> cpu_util_per_core;                              // percent of each
   std::vector<ProcessSample> processes;
+  std::vector<GpuSample> gpus;  // from a GpuSampler
 };
 
 class SystemSampler {

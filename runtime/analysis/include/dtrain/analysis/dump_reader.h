@@ -38,11 +38,18 @@ struct ProcessLine {
   int rank = 0;
   double resident_bytes = 0, cpu_percent = 0;
 };
+struct GpuLine {  // a GPU the host has
+  std::int64_t index = -1;
+  std::string uuid, name;
+  std::int64_t total_memory_bytes = 0;  // 0: not known
+};
+using Metrics = std::vector<std::pair<std::string, double>>;  // by name, in the order of the dump
 struct SystemLine {
   std::int64_t time_ns = 0, interval_ns = 0;
-  std::vector<std::pair<std::string, double>> metrics;  // every number of the record, by name
+  Metrics metrics;  // every number of the record
   std::vector<double> cpu_util_per_core;
   std::vector<ProcessLine> processes;
+  std::vector<std::pair<std::int64_t, Metrics>> gpus;  // by index
 };
 struct EndLine {
   std::int64_t time_ns = 0;
@@ -60,6 +67,7 @@ class DumpHandler {
   virtual void part(const PartLine&) {}
   virtual void loader(const LoaderLine&) {}
   virtual void system(const SystemLine&) {}
+  virtual void gpu(const GpuLine&) {}
   virtual void dropped(std::int64_t /*count*/) {}
   virtual void lost(std::int64_t /*count*/, const std::string& /*reason*/) {}
   virtual void end(const EndLine&) {}

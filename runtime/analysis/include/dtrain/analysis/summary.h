@@ -57,10 +57,18 @@ struct MetricSummary {
   double min = 0, mean = 0, p50 = 0, p95 = 0, p99 = 0, max = 0;
 };
 
+struct GpuSummary {
+  std::int64_t index = 0;
+  std::string uuid, name;               // empty: not told
+  std::int64_t total_memory_bytes = 0;  // 0: not told
+  std::vector<MetricSummary> metrics;
+};
+
 struct AgentSummary {
   std::string agent, host;
   std::int64_t samples = 0;
   std::vector<MetricSummary> metrics;
+  std::vector<GpuSummary> gpus;  // ascending
 };
 
 struct RunSummary {

@@ -12,6 +12,7 @@
 
 #include "dtrain/base/json.h"
 #include "dtrain/base/subprocess.h"
+#include "dtrain/host/gpus.h"
 
 namespace dtrain::profile {
 
@@ -21,6 +22,7 @@ struct AgentOptions {
   std::vector<int> local_ranks;            // it exits once all of these have come and gone …
   std::chrono::seconds rank_timeout{600};  // … or did not come in this time
   std::chrono::milliseconds sample_period{500};
+  std::string nvml_library = host::kNvmlLibrary;  // tests name another
   Json header;  // run id, versions, …: copied into the first line of the agent's dump
 };
 

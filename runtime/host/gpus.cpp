@@ -1,0 +1,147 @@
+#include "dtrain/host/gpus.h"
+
+#include <dlfcn.h>
+
+#include <array>
+
+#include "nvml_abi.h"
+
+namespace dtrain::host {
+namespace {
+
+struct CloseLibrary {
+  void operator()(void* library) const { ::dlclose(library); }
+};
+
+// Null where this version of the library does not have it.
+template <typename Function>
+void find_function(void* library, const char* name, Function*& function) {
+  function = reinterpret_cast<Function*>(::dlsym(library, name));
+}
+
+}  // namespace
+
+struct Gpus::Nvml {
+  std::unique_ptr<void, CloseLibrary> library;
+  bool started = false;
+  std::vector<nvml::Device> devices;  // as in list()
+
+  nvml::Init* init = nullptr;
+  nvml::Shutdown* shutdown = nullptr;
+  nvml::ErrorString* error_string = nullptr;
+  nvml::DeviceGetCount* count = nullptr;
+  nvml::DeviceGetHandleByIndex* handle = nullptr;
+  nvml::DeviceGetText* uuid = nullptr;
+  nvml::DeviceGetText* name = nullptr;
+  nvml::DeviceGetMemoryInfo* memory = nullptr;
+  nvml::DeviceGetUtilizationRates* utilization = nullptr;
+  nvml::DeviceGetTemperature* temperature = nullptr;
+  nvml::DeviceGetComputeRunningProcesses* processes = nullptr;
+
+  explicit Nvml(const std::string& path) : library(::dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL)) {
+    if (!library) return;
+    find_function(library.get(), "nvmlInit_v2", init);
+    find_function(library.get(), "nvmlShutdown", shutdown);
+    find_function(library.get(), "nvmlErrorString", error_string);
+    find_function(library.get(), "nvmlDeviceGetCount_v2", count);
+    find_function(library.get(), "nvmlDeviceGetHandleByIndex_v2", handle);
+    find_function(library.get(), "nvmlDeviceGetUUID", uuid);
+    find_function(library.get(), "nvmlDeviceGetName", name);
+    find_function(library.get(), "nvmlDeviceGetMemoryInfo", memory);
+    find_function(library.get(), "nvmlDeviceGetUtilizationRates", utilization);
+    find_function(library.get(), "nvmlDeviceGetTemperature", temperature);
+    find_function(library.get(), "nvmlDeviceGetComputeRunningProcesses_v3", processes);
+  }
+  ~Nvml() {
+    if (started && shutdown) shutdown();
+  }
+  Nvml(const Nvml&) = delete;
+  Nvml& operator=(const Nvml&) = delete;
+
+  std::string text(nvml::DeviceGetText* get, nvml::Device device) const {
+    std::array<char, nvml::kLongestText + 1> buffer{};
+    return get && get(device, buffer.data(), nvml::kLongestText) == nvml::kSuccess ? buffer.data() : std::string();
+  }
+};
+
+Gpus::Gpus(const std::string& library, std::function<void(const std::string&)> warn)
+    : warn_(std::move(warn)), nvml_(std::make_unique<Nvml>(library)) {
+  if (!nvml_->library) return;
+  if (!nvml_->init || !nvml_->count || !nvml_->handle) {
+    if (warn_) warn_(library + " lacks functions of NVML: no metrics of GPUs");
+    return;
+  }
+  const int code = nvml_->init();
+  if (code == nvml::kDriverNotLoaded || !succeeded(code, "NVML does not start")) return;
+  nvml_->started = true;
+  find_gpus();
+}
+
+Gpus::~Gpus() = default;
+
+void Gpus::find_gpus() {
+  unsigned count = 0;
+  if (!succeeded(nvml_->count(&count), "NVML does not count the GPUs")) return;
+  for (unsigned index = 0; index < count; ++index) {
+    nvml::Device device = nullptr;
+    // One that this process may not use, in a container say, is told by an error.
+    if (!succeeded(nvml_->handle(index, &device), "GPU " + std::to_string(index))) continue;
+    GpuInfo info;
+    info.index = static_cast<int>(index);
+    info.uuid = nvml_->text(nvml_->uuid, device);
+    info.name = nvml_->text(nvml_->name, device);
+    nvml::Memory memory{};
+    if (nvml_->memory && nvml_->memory(device, &memory) == nvml::kSuccess) info.total_memory = memory.total;
+    list_.push_back(std::move(info));
+    nvml_->devices.push_back(device);
+  }
+}
+
+bool Gpus::succeeded(int code, const std::string& what) {
+  if (code == nvml::kSuccess) return true;
+  if (code == nvml::kNotSupported) return false;
+  const char* const reason = nvml_->error_string ? nvml_->error_string(code) : nullptr;
+  const std::string text = what + ": " + (reason ? reason : "NVML error " + std::to_string(code));
+  if (warn_ && warned_.insert(text).second) warn_(text);
+  return false;
+}
+
+std::vector<GpuReading> Gpus::read() {
+  std::vector<GpuReading> readings;
+  for (std::size_t i = 0; i < list_.size(); ++i) {
+    const nvml::Device device = nvml_->devices[i];
+    const std::string who = "GPU " + std::to_string(list_[i].index);
+    GpuReading reading{.index = list_[i].index};
+    nvml::Utilization utilization{};
+    if (nvml_->utilization && succeeded(nvml_->utilization(device, &utilization), who + ", utilization")) {
+      reading.util = utilization.gpu;
+    }
+    nvml::Memory memory{};
+    if (nvml_->memory && succeeded(nvml_->memory(device, &memory), who + ", memory")) reading.free_memory = memory.free;
+    unsigned degrees = 0;
+    if (nvml_->temperature &&
+        succeeded(nvml_->temperature(device, nvml::kTemperatureOfGpu, &degrees), who + ", temperature")) {
+      reading.temperature = degrees;
+    }
+    if (nvml_->processes) {
+      std::vector<nvml::ProcessInfo> found(64);
+      auto count = static_cast<unsigned>(found.size());
+      int code = nvml_->processes(device, &count, found.data());
+      if (code == nvml::kInsufficientSize) {
+        found.resize(count + 64);  // some may come meanwhile
+        count = static_cast<unsigned>(found.size());
+        code = nvml_->processes(device, &count, found.data());
+      }
+      if (succeeded(code, who + ", processes")) {
+        reading.processes.emplace();
+        for (unsigned p = 0; p < count && p < found.size(); ++p) {
+          reading.processes->push_back(static_cast<pid_t>(found[p].pid));
+        }
+      }
+    }
+    readings.push_back(std::move(reading));
+  }
+  return readings;
+}
+
+}  // namespace dtrain::host

@@ -1,0 +1,60 @@
+// The NVIDIA GPUs of this machine, as the driver's management library (NVML) knows them. The library is opened on
+// demand, so that one build runs with and without a driver. Its calls can take long, and forever where a driver hangs:
+// call from a thread that may wait. One thread at a time.
+#pragma once
+
+#include <sys/types.h>
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+namespace dtrain::host {
+
+inline constexpr const char* kNvmlLibrary = "libnvidia-ml.so.1";
+
+struct GpuInfo {
+  int index = 0;  // NVML's: by PCI address, which is not always CUDA's order
+  std::string uuid;
+  std::string name;
+  std::uint64_t total_memory = 0;  // bytes; 0: not told
+};
+
+// What a GPU does not tell is absent.
+struct GpuReading {
+  int index = 0;
+  std::optional<double> util;                   // percent of the driver's last sample period in which a kernel ran
+  std::optional<std::uint64_t> free_memory;     // bytes
+  std::optional<double> temperature;            // degrees Celsius
+  std::optional<std::vector<pid_t>> processes;  // that compute on it, as numbered by the host, whatever container
+};
+
+class Gpus {
+ public:
+  // `warn` is told what fails, each failure once. Without the library or a driver there are no GPUs, which is no error.
+  explicit Gpus(const std::string& library = kNvmlLibrary, std::function<void(const std::string&)> warn = {});
+  ~Gpus();
+  Gpus(const Gpus&) = delete;
+  Gpus& operator=(const Gpus&) = delete;
+
+  const std::vector<GpuInfo>& list() const { return list_; }
+  // One for each of list(), in its order.
+  std::vector<GpuReading> read();
+
+ private:
+  struct Nvml;
+  void find_gpus();
+  // False, and a warning, when `code` is a failure; a function that a GPU does not support is none.
+  bool succeeded(int code, const std::string& what);
+
+  std::function<void(const std::string&)> warn_;
+  std::set<std::string> warned_;
+  std::unique_ptr<Nvml> nvml_;
+  std::vector<GpuInfo> list_;
+};
+
+}  // namespace dtrain::host

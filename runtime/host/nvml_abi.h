@@ -1,0 +1,39 @@
+// The part of NVML's binary interface that dtrain calls. The library comes with the driver and keeps this interface
+// over its versions; its header comes with CUDA, which a build needs not have.
+#pragma once
+
+namespace dtrain::host::nvml {
+
+inline constexpr int kSuccess = 0;
+inline constexpr int kNotSupported = 3;
+inline constexpr int kInsufficientSize = 7;
+inline constexpr int kDriverNotLoaded = 9;
+inline constexpr int kTemperatureOfGpu = 0;
+inline constexpr unsigned kLongestText = 96;  // of names and UUIDs
+
+using Device = struct DeviceOfNvml*;
+
+struct Memory {
+  unsigned long long total, free, used;  // bytes
+};
+struct Utilization {
+  unsigned gpu, memory;  // percent of time
+};
+struct ProcessInfo {
+  unsigned pid;
+  unsigned long long used_memory;
+  unsigned gpu_instance, compute_instance;
+};
+
+using Init = int();
+using Shutdown = int();
+using ErrorString = const char*(int);
+using DeviceGetCount = int(unsigned*);
+using DeviceGetHandleByIndex = int(unsigned, Device*);
+using DeviceGetText = int(Device, char*, unsigned);
+using DeviceGetMemoryInfo = int(Device, Memory*);
+using DeviceGetUtilizationRates = int(Device, Utilization*);
+using DeviceGetTemperature = int(Device, int sensor, unsigned*);
+using DeviceGetComputeRunningProcesses = int(Device, unsigned* count, ProcessInfo*);
+
+}  // namespace dtrain::host::nvml

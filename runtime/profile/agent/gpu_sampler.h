@@ -1,0 +1,63 @@
+// Reads the GPUs for the agent without ever holding it up: the calls to the driver, which may take long or hang, are
+// made on a thread of this class. The public functions are for the agent's thread.
+#pragma once
+
+#include <sys/types.h>
+
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <set>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "dtrain/base/log.h"
+#include "dtrain/host/gpus.h"
+
+namespace dtrain::profile {
+
+struct GpuSample {
+  int index = 0;
+  std::optional<double> util;                    // percent
+  std::optional<std::uint64_t> free_memory;      // bytes
+  std::optional<double> temperature;             // degrees Celsius
+  std::optional<std::size_t> foreign_processes;  // other than the ranks
+};
+
+class GpuSampler {
+ public:
+  GpuSampler(const std::string& library, const Logger& logger);
+  // A thread that hangs in the driver is left behind: the process is about to end.
+  ~GpuSampler();
+  GpuSampler(const GpuSampler&) = delete;
+  GpuSampler& operator=(const GpuSampler&) = delete;
+
+  // Of each GPU that tells anything, now. Empty when the driver has not answered after `patience`: then this sample
+  // goes without.
+  std::vector<GpuSample> sample(const std::set<pid_t>& ranks, std::chrono::milliseconds patience);
+  // The GPUs there are, once they are known: not empty in one call at most.
+  std::vector<host::GpuInfo> take_new();
+
+ private:
+  // Shared with the thread, which may outlive this.
+  struct Shared {
+    std::mutex mutex;
+    std::condition_variable changed;
+    std::uint64_t asked = 0;     // readings the agent wants
+    std::uint64_t answered = 0;  // those of which came
+    std::vector<host::GpuReading> readings;
+    std::vector<host::GpuInfo> found;  // not taken yet
+    bool stop = false;
+    bool ended = false;  // also when there is no GPU
+  };
+  static void run(const std::shared_ptr<Shared>& shared, const std::string& library, const Logger& logger);
+
+  std::shared_ptr<Shared> shared_;
+  std::thread thread_;
+};
+
+}  // namespace dtrain::profile

@@ -1,0 +1,132 @@
+#include "dtrain/host/gpus.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <numeric>
+
+#include "harness/fake_gpus.h"
+
+namespace dtrain::host {
+namespace {
+
+using harness::FakeGpus;
+using testing::ElementsAre;
+using testing::HasSubstr;
+using testing::IsEmpty;
+
+class GpusTest : public testing::Test {
+ protected:
+  GpusTest() : folder_(make_folder()), fake_(folder_) {}
+  ~GpusTest() override { std::filesystem::remove_all(folder_); }
+  Gpus open() {
+    return Gpus(fake_.library(), [this](const std::string& text) { warnings_.push_back(text); });
+  }
+  static std::filesystem::path make_folder() {
+    std::string name = (std::filesystem::temp_directory_path() / "dtrain-gpus-XXXXXX").string();
+    return ::mkdtemp(name.data());
+  }
+
+  std::filesystem::path folder_;
+  FakeGpus fake_;
+  std::vector<std::string> warnings_;
+};
+
+TEST_F(GpusTest, EachTellsWhatItIsAndDoes) {
+  Json two = FakeGpus::two();
+  two["gpus"][0]["pids"] = {12, 345};
+  fake_.describe(two);
+  Gpus gpus = open();
+  ASSERT_EQ(gpus.list().size(), 2u);
+  EXPECT_EQ(gpus.list()[0].uuid, "GPU-aaaa");
+  EXPECT_EQ(gpus.list()[0].name, "Fake A");
+  EXPECT_EQ(gpus.list()[0].total_memory, 16'000'000'000u);
+  EXPECT_EQ(gpus.list()[1].index, 1);
+  const auto readings = gpus.read();
+  ASSERT_EQ(readings.size(), 2u);
+  EXPECT_EQ(readings[0].util, 37);
+  EXPECT_EQ(readings[0].free_memory, 10'000'000'000u);
+  EXPECT_EQ(readings[0].temperature, 61);
+  EXPECT_THAT(*readings[0].processes, ElementsAre(12, 345));
+  EXPECT_EQ(readings[1].util, 0);
+  EXPECT_THAT(*readings[1].processes, IsEmpty());
+  EXPECT_THAT(warnings_, IsEmpty());
+}
+
+TEST_F(GpusTest, NoLibraryAndNoDriverAreNoGpus) {
+  EXPECT_THAT(Gpus((folder_ / "not-there.so").string()).list(), IsEmpty());
+  fake_.describe({{"init", 9}, {"gpus", Json::array()}});
+  Gpus without_driver = open();
+  EXPECT_THAT(without_driver.list(), IsEmpty());
+  EXPECT_THAT(without_driver.read(), IsEmpty());
+  fake_.describe({{"gpus", Json::array()}});
+  EXPECT_THAT(open().list(), IsEmpty());
+  EXPECT_THAT(warnings_, IsEmpty());
+}
+
+TEST_F(GpusTest, ADriverThatDoesNotFitIsSaid) {
+  fake_.describe({{"init", 18}, {"gpus", Json::array()}});
+  EXPECT_THAT(open().list(), IsEmpty());
+  EXPECT_THAT(warnings_, ElementsAre(HasSubstr("Driver/library version mismatch")));
+}
+
+TEST_F(GpusTest, ALibraryThatIsNotNvmlIsSaid) {
+  const Gpus gpus("libm.so.6", [this](const std::string& text) { warnings_.push_back(text); });
+  EXPECT_THAT(gpus.list(), IsEmpty());
+  EXPECT_THAT(warnings_, ElementsAre(HasSubstr("libm.so.6 lacks functions of NVML")));
+}
+
+TEST_F(GpusTest, AFailureIsThatMetricsAloneAndSaidOnce) {
+  fake_.describe(FakeGpus::two());
+  Gpus gpus = open();
+  Json failing = FakeGpus::two();
+  failing["gpus"][0]["errors"] = {{"util", 999}, {"temperature", 3}};  // 3: it has none, which is no failure
+  fake_.describe(failing);
+  for (int i = 0; i < 3; ++i) {
+    const auto readings = gpus.read();
+    EXPECT_FALSE(readings.at(0).util);
+    EXPECT_FALSE(readings.at(0).temperature);
+    EXPECT_EQ(readings.at(0).free_memory, 10'000'000'000u);
+    EXPECT_EQ(readings.at(1).util, 0);
+  }
+  EXPECT_THAT(warnings_, ElementsAre("GPU 0, utilization: Unknown Error"));
+  fake_.describe(FakeGpus::two());
+  EXPECT_EQ(gpus.read().at(0).util, 37) << "it works again";
+}
+
+TEST_F(GpusTest, ALostGpuTellsNothingAndTheOthersGoOn) {
+  fake_.describe(FakeGpus::two());
+  Gpus gpus = open();
+  Json lost = FakeGpus::two();
+  lost["gpus"][1]["errors"] = {{"all", 15}};
+  fake_.describe(lost);
+  const auto readings = gpus.read();
+  EXPECT_EQ(readings.at(0).util, 37);
+  EXPECT_EQ(readings.at(1).index, 1);
+  EXPECT_FALSE(readings.at(1).util || readings.at(1).free_memory || readings.at(1).temperature ||
+               readings.at(1).processes);
+  EXPECT_THAT(warnings_, testing::Each(HasSubstr("GPU 1")));
+  EXPECT_THAT(warnings_, testing::Contains(HasSubstr("GPU is lost")));
+}
+
+TEST_F(GpusTest, OneThatMayNotBeUsedIsLeftOut) {
+  Json one = FakeGpus::two();
+  one["gpus"][0]["errors"] = {{"handle", 4}};
+  fake_.describe(one);
+  Gpus gpus = open();
+  ASSERT_EQ(gpus.list().size(), 1u);
+  EXPECT_EQ(gpus.list()[0].index, 1);
+  EXPECT_EQ(gpus.read().at(0).temperature, 30);
+}
+
+TEST_F(GpusTest, MoreProcessesThanExpected) {
+  std::vector<int> pids(200);
+  std::iota(pids.begin(), pids.end(), 1000);
+  Json many = FakeGpus::two();
+  many["gpus"][0]["pids"] = pids;
+  fake_.describe(many);
+  EXPECT_THAT(*open().read().at(0).processes, testing::ElementsAreArray(pids));
+}
+
+}  // namespace
+}  // namespace dtrain::host
