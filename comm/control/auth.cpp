@@ -6,6 +6,7 @@
 
 #include "control/frame.h"
 #include "dtrain/base/error.h"
+#include "dtrain/base/text.h"
 
 namespace dtrain::comm {
 namespace {
@@ -21,13 +22,7 @@ std::string proof(const std::string& secret, const char* side, const Handshake& 
             reinterpret_cast<const unsigned char*>(text.data()), text.size(), digest, &length)) {
     throw CommError("HMAC-SHA256 is not available in this libcrypto");
   }
-  static constexpr char kDigits[] = "0123456789abcdef";
-  std::string hex;
-  for (unsigned int i = 0; i < length; ++i) {
-    hex.push_back(kDigits[digest[i] >> 4]);
-    hex.push_back(kDigits[digest[i] & 15]);
-  }
-  return hex;
+  return to_hex({reinterpret_cast<const char*>(digest), length});
 }
 
 }  // namespace

@@ -41,14 +41,7 @@ Json decode_payload(std::string_view payload) {
 
 Json encode_value(const std::string& value) {
   if (is_valid_utf8(value)) return value;
-  static constexpr char kDigits[] = "0123456789abcdef";
-  std::string hex;
-  hex.reserve(2 * value.size());
-  for (const char c : value) {
-    hex.push_back(kDigits[static_cast<unsigned char>(c) >> 4]);
-    hex.push_back(kDigits[static_cast<unsigned char>(c) & 15]);
-  }
-  return Json{{"hex", hex}};
+  return Json{{"hex", to_hex(value)}};
 }
 
 std::string decode_value(const Json& value) {

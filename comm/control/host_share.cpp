@@ -30,7 +30,7 @@ void hand_out(ControlPlane& control, UnixListener& listener, const std::string& 
 
 SharedMemory fetch(ControlPlane& control, const std::string& socket, const std::string& name) {
   const auto deadline = std::chrono::steady_clock::now() + control.timeout();
-  UnixSocket source = UnixSocket::connect(socket, std::chrono::seconds(10));
+  UnixSocket source = UnixSocket::connect(socket, std::chrono::seconds(10), [&] { throw_if_failed(control); });
   for (;;) {
     bool timed_out = false;
     if (auto message = source.receive(kTick, &timed_out)) {

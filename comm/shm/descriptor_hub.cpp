@@ -37,7 +37,7 @@ DescriptorHub::DescriptorHub(ControlPlane& control, const Check& check)
                     other["host"].get<std::string>() + "'");
   }
   if (rank_ != 0) {
-    sockets_[0] = UnixSocket::connect(first["socket"].get<std::string>(), std::chrono::seconds(10));
+    sockets_[0] = UnixSocket::connect(first["socket"].get<std::string>(), std::chrono::seconds(10), check);
     sockets_[0].send(std::to_string(rank_));
     return;
   }

@@ -24,18 +24,6 @@ namespace {
   throw SystemError("cannot " + action + " " + path.string(), code, remedy);
 }
 
-// How much was written before an error (errno) or all of it.
-std::size_t write_all(int fd, std::string_view content) {
-  std::size_t done = 0;
-  while (done < content.size()) {
-    const ssize_t count = ::write(fd, content.data() + done, content.size() - done);
-    if (count < 0 && errno == EINTR) continue;
-    if (count < 0) break;
-    done += static_cast<std::size_t>(count);
-  }
-  return done;
-}
-
 // Keeps other appenders out while a line is completed or cut off. Where the file system has no locks, O_APPEND
 // alone has to do.
 class FileLock {
@@ -77,6 +65,17 @@ class TemporaryFile {
 };
 
 }  // namespace
+
+std::size_t write_all(int fd, std::string_view content) {
+  std::size_t done = 0;
+  while (done < content.size()) {
+    const ssize_t count = ::write(fd, content.data() + done, content.size() - done);
+    if (count < 0 && errno == EINTR) continue;
+    if (count < 0) break;
+    done += static_cast<std::size_t>(count);
+  }
+  return done;
+}
 
 std::string read_file(const std::filesystem::path& path, std::size_t limit_bytes) {
   const UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));

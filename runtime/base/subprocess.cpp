@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cerrno>
 #include <csignal>
-#include <cstdlib>
 #include <cstring>
 #include <string_view>
 
@@ -89,13 +88,13 @@ void close_all_on_exec() {
   give_up(prepared.report_fd, Step::kExec);
 }
 
-std::string find_program(const std::string& program) {
+std::string find_program(const std::string& program, const std::vector<std::string>& environment) {
   if (program.find('/') != std::string::npos) return program;
-  const char* path = std::getenv("PATH");
-  for (const std::string& folder : split(path ? path : "/usr/local/bin:/usr/bin:/bin", ':')) {
-    std::string candidate = (folder.empty() ? "." : folder) + "/" + program;
-    if (::access(candidate.c_str(), X_OK) == 0 && !std::filesystem::is_directory(candidate)) return candidate;
-  }
+  const auto entry = std::find_if(environment.begin(), environment.end(),
+                                  [](const std::string& text) { return text.starts_with("PATH="); });
+  const std::string path = entry == environment.end() ? std::string() : entry->substr(5);
+  const std::filesystem::path found = find_in_path(program, entry == environment.end() ? nullptr : &path);
+  if (!found.empty()) return found;
   throw SystemError("cannot start '" + program + "'", ENOENT, "no folder of PATH holds a program of that name");
 }
 
@@ -162,9 +161,9 @@ std::string ExitStatus::describe() const {
 
 Process Process::start(const ProcessOptions& options) {
   if (options.command.empty()) throw SystemError("cannot start a process: no program given", EINVAL);
-  const std::string program = find_program(options.command.front());
   std::vector<std::string> arguments = options.command;
   std::vector<std::string> environment = child_environment(options);
+  const std::string program = find_program(options.command.front(), environment);
   Prepared prepared;
   prepared.program = program.c_str();
   prepared.arguments = pointers(arguments);
@@ -269,6 +268,19 @@ void Process::kill(int signal) const {
 
 void Process::kill_group(int signal) const {
   if (pid_ > 0 && !status_ && own_group_) ::kill(-pid_, signal);
+}
+
+bool is_program(const std::filesystem::path& file) {
+  std::error_code code;
+  return ::access(file.c_str(), X_OK) == 0 && std::filesystem::is_regular_file(file, code);
+}
+
+std::filesystem::path find_in_path(const std::string& name, const std::string* path) {
+  for (const std::string& folder : split(path ? *path : "/usr/local/bin:/usr/bin:/bin", ':')) {
+    std::filesystem::path candidate = std::filesystem::path(folder.empty() ? "." : folder) / name;
+    if (is_program(candidate)) return candidate;
+  }
+  return {};
 }
 
 std::filesystem::path executable_path() {

@@ -14,6 +14,7 @@
 
 #include "deadline.h"
 #include "dtrain/base/error.h"
+#include "dtrain/base/text.h"
 
 namespace dtrain {
 namespace {
@@ -57,7 +58,8 @@ bool is_same_user(int fd) {
 
 }  // namespace
 
-UnixSocket UnixSocket::connect(const std::string& name, std::chrono::milliseconds timeout) {
+UnixSocket UnixSocket::connect(const std::string& name, std::chrono::milliseconds timeout,
+                               const std::function<void()>& check) {
   const Address address = abstract_address(name);
   const auto deadline = std::chrono::steady_clock::now() + timeout;
   while (true) {
@@ -68,6 +70,7 @@ UnixSocket UnixSocket::connect(const std::string& name, std::chrono::millisecond
       return UnixSocket(std::move(fd));
     }
     const int code = errno;
+    if (check) check();
     const bool retry = code == ECONNREFUSED || code == EAGAIN || code == EINTR || code == ENOENT;
     if (!retry || std::chrono::steady_clock::now() >= deadline) {
       throw SystemError("cannot connect to the UNIX socket '" + name + "'", code);
@@ -172,18 +175,13 @@ std::optional<UnixSocket> UnixListener::accept(std::chrono::milliseconds timeout
 }
 
 std::string random_hex(std::size_t bytes) {
-  constexpr char kDigits[] = "0123456789abcdef";
-  std::string text;
-  while (text.size() < 2 * bytes) {
-    std::array<unsigned char, 64> block{};
-    const ssize_t count = ::getrandom(block.data(), std::min(block.size(), bytes - text.size() / 2), 0);
+  std::string random(bytes, '\0');
+  for (std::size_t have = 0; have < bytes;) {
+    const ssize_t count = ::getrandom(random.data() + have, bytes - have, 0);
     if (count < 0 && errno != EINTR) throw SystemError("cannot get random bytes", errno);
-    for (ssize_t i = 0; i < count; ++i) {
-      const unsigned char byte = block[static_cast<std::size_t>(i)];
-      text += {kDigits[byte >> 4], kDigits[byte & 15]};
-    }
+    if (count > 0) have += static_cast<std::size_t>(count);
   }
-  return text;
+  return to_hex(random);
 }
 
 }  // namespace dtrain

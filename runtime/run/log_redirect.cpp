@@ -10,20 +10,12 @@
 #include <unistd.h>
 
 #include "dtrain/base/error.h"
+#include "dtrain/base/file.h"
 #include "dtrain/run/log_tail.h"
 
 namespace dtrain::run {
 namespace {
 constexpr auto kCopyPeriod = std::chrono::milliseconds(50);
-
-void write_all(int fd, std::string_view text) {
-  while (!text.empty()) {
-    const ssize_t count = ::write(fd, text.data(), text.size());
-    if (count < 0 && errno == EINTR) continue;
-    if (count <= 0) return;
-    text.remove_prefix(static_cast<std::size_t>(count));
-  }
-}
 
 void flush_streams() {
   std::cout.flush();

@@ -37,6 +37,11 @@ TEST(JoinAndSplit, AreInverse) {
   EXPECT_EQ(join({}, ", "), "");
 }
 
+TEST(Text, HexHasTwoDigitsForEachByte) {
+  EXPECT_EQ(to_hex(""), "");
+  EXPECT_EQ(to_hex(std::string_view("\x00\x0f\xf0\xff A", 6)), "000ff0ff2041");
+}
+
 TEST(Utf8, AcceptsWhatIsValid) {
   for (const char* text :
        {"", "plain", "caf\xc3\xa9", "\xe2\x82\xac", "\xf0\x9f\x98\x80", "\xef\xbf\xbf", "\xf4\x8f\xbf\xbf"}) {

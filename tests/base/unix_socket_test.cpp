@@ -146,6 +146,15 @@ TEST(UnixListener, TurnsOtherUsersAway) {
   EXPECT_EQ(status, 0) << "the stranger sees its connection closed";
 }
 
+TEST(UnixSocket, ConnectingEndsWhenItHasBecomePointless) {
+  int attempts = 0;
+  const auto pointless_at_the_third = [&] {
+    if (++attempts == 3) throw CommError("the run is over");
+  };
+  EXPECT_THROW(UnixSocket::connect("dtrain-test-nobody", kPatience, pointless_at_the_third), CommError);
+  EXPECT_EQ(attempts, 3);
+}
+
 TEST(RandomHex, HasTheLengthAskedForAndDiffers) {
   std::set<std::string> seen;
   for (int i = 0; i < 100; ++i) seen.insert(random_hex(8));

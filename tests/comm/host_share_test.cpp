@@ -6,6 +6,7 @@
 #include <atomic>
 #include <cstring>
 #include <fstream>
+#include <thread>
 
 #include "dtrain/base/error.h"
 #include "harness/run_processes.h"
@@ -80,6 +81,25 @@ TEST(HostShare, OncePerHost) {
     control.finish();
   });
   EXPECT_EQ(made, 2);
+}
+
+// Local rank 0 is gone before it hands out anything: the run's failure ends the wait for its socket.
+TEST(HostShare, AFailureOfTheRunIsTheCauseWhereNobodyListens) {
+  try {
+    test::run_control_ranks(TestWorld(2), [&](ControlPlane& control) {
+      const std::string key = "share/" + control.world().host + "/set";
+      if (control.world().rank == 0) {
+        control.set(key, R"({"socket": "dtrain-nobody-listens"})");
+        std::this_thread::sleep_for(std::chrono::milliseconds(200));  // rank 1 is looking for it
+        control.fail({0, 3, "its disk is on fire"});
+        return;
+      }
+      (void)share_on_host(control, "set", [] { return SharedMemory::create("set", 4096); });
+    });
+    FAIL() << "shared";
+  } catch (const CommError& error) {
+    EXPECT_THAT(error.what(), testing::HasSubstr("its disk is on fire"));
+  }
 }
 
 TEST(HostShare, OtherProcessesSeeTheSameMemoryReadOnly) {

@@ -19,6 +19,9 @@ void write_file_atomic(const std::filesystem::path& path, std::string_view conte
 // The same for content in pieces, one after the other.
 void write_file_atomic(const std::filesystem::path& path, std::span<const std::string_view> pieces);
 
+// How much of `content` went to the descriptor before an error (errno) or all of it.
+std::size_t write_all(int fd, std::string_view content);
+
 // Makes the folder and its parents.
 void make_folder(const std::filesystem::path& path);
 

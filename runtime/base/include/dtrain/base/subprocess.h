@@ -22,7 +22,7 @@ struct ExitStatus {
 };
 
 struct ProcessOptions {
-  std::vector<std::string> command;                // program (looked up in PATH when it has no slash) and arguments
+  std::vector<std::string> command;                // program (without a slash: in the child's PATH) and arguments
   std::map<std::string, std::string> environment;  // added to (or replacing in) this process's own
   std::vector<std::string> unset;                  // variables of this process that the child does not get
   std::map<int, int> fds;                          // child's number -> descriptor here; all others are closed on exec
@@ -59,6 +59,11 @@ class Process {
   bool own_group_ = false;
   std::optional<ExitStatus> status_;
 };
+
+// A file that can be executed, and the one a program's name without a slash stands for in the folders of `path` (in the
+// form of PATH; null: the usual folders). Empty: nowhere.
+bool is_program(const std::filesystem::path& file);
+std::filesystem::path find_in_path(const std::string& name, const std::string* path);
 
 // The path of the running program, and of the folder of the shared library that holds `address_inside`.
 std::filesystem::path executable_path();

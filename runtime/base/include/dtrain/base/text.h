@@ -16,5 +16,7 @@ std::optional<std::string> nearest(std::string_view word, std::span<const std::s
 std::string join(std::span<const std::string> parts, std::string_view separator);
 std::vector<std::string> split(std::string_view text, char separator);
 bool is_valid_utf8(std::string_view text);
+// Two digits (0-9, a-f) a byte.
+std::string to_hex(std::string_view bytes);
 
 }  // namespace dtrain

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <chrono>
+#include <functional>
 #include <optional>
 #include <span>
 #include <string>
@@ -23,8 +24,10 @@ class UnixSocket {
  public:
   UnixSocket() = default;
   explicit UnixSocket(UniqueFd fd) : fd_(std::move(fd)) {}
-  // Retries until the listener is there or the time is over (SystemError names it).
-  static UnixSocket connect(const std::string& name, std::chrono::milliseconds timeout);
+  // Retries until the listener is there or the time is over (SystemError names it). `check` is called before each
+  // further attempt, and throws when waiting has become pointless.
+  static UnixSocket connect(const std::string& name, std::chrono::milliseconds timeout,
+                            const std::function<void()>& check = {});
 
   // False when the peer is gone. At most 64 KiB a message and 64 descriptors.
   bool send(std::string_view data, std::span<const int> fds = {});
