@@ -2,7 +2,7 @@
 # Installs what dtrain needs, and nothing twice. Quiet when there is nothing to do.
 #
 #   scripts/setup.sh build   compilers, libraries, libtorch, the Fashion-MNIST data (what `make demo` needs)
-#   scripts/setup.sh test    also the Python peers (DDP, safetensors), Open MPI's launcher (what `make test` needs)
+#   scripts/setup.sh test    also the Python peers (DDP, torchrun, safetensors), Open MPI and Slurm (what `make test` needs)
 #   scripts/setup.sh lint    also clang-format and clang-tidy
 #
 # Distribution packages come from apt (root or sudo); wheels go into .deps/ inside the checkout.
@@ -20,7 +20,8 @@ readonly build_packages=(
   libyaml-cpp-dev libcli11-dev libspdlog-dev libfmt-dev nlohmann-json3-dev libasio-dev libssl-dev
   libhwloc-dev libhwy-dev zlib1g-dev
   dataset-fashion-mnist)
-readonly test_packages=(libgtest-dev libgmock-dev openmpi-bin libopenmpi-dev util-linux procps)
+readonly test_packages=(libgtest-dev libgmock-dev openmpi-bin libopenmpi-dev util-linux procps
+  slurmctld slurmd slurm-client munge iproute2)
 readonly lint_packages=(clang-format-14 clang-tidy-14)
 
 level=${1:-build}

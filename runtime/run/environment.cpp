@@ -10,7 +10,7 @@
 #include <unistd.h>
 
 #include "dtrain/base/error.h"
-#include "dtrain/base/text.h"
+#include "dtrain/base/subprocess.h"
 
 extern "C" char** environ;
 
@@ -65,6 +65,9 @@ class Family {
   std::string started_by_;
 };
 
+// Set by torchrun itself, not by those who set its other variables by hand.
+constexpr const char* kRunOfTorchrun = "TORCHELASTIC_RUN_ID";
+
 // The first of `names` that is set; empty when none is.
 template <std::size_t N>
 std::string first_set(const Variables& variables, const std::array<const char*, N>& names) {
@@ -109,11 +112,15 @@ RankEnvironment from_open_mpi(const Variables& variables, const std::string& fir
   return result;
 }
 
-RankEnvironment from_slurm(const Variables& variables) {
-  const Family family(variables, "SLURM_STEP_ID", "srun");
+RankEnvironment from_slurm(const Variables& variables, const std::string& first) {
+  const Family family(variables, first, "srun");
   RankEnvironment result{.started_by = "Slurm"};
-  const std::string size = find(variables, "SLURM_STEP_NUM_TASKS") ? "SLURM_STEP_NUM_TASKS" : "SLURM_NTASKS";
-  const std::string nodes = find(variables, "SLURM_STEP_NUM_NODES") ? "SLURM_STEP_NUM_NODES" : "SLURM_NNODES";
+  // The step's own, or the job's where a Slurm does not tell; an error names the step's.
+  const auto of_step = [&](const char* step, const char* job) {
+    return find(variables, step) || !find(variables, job) ? step : job;
+  };
+  const std::string size = of_step("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS");
+  const std::string nodes = of_step("SLURM_STEP_NUM_NODES", "SLURM_NNODES");
   result.world.size = family.number(size, 1, 1'000'000);
   result.world.rank = family.number("SLURM_PROCID", 0, result.world.size - 1);
   result.world.local_rank = family.number("SLURM_LOCALID", 0, result.world.size - 1);
@@ -126,14 +133,18 @@ RankEnvironment from_slurm(const Variables& variables) {
 
 RankEnvironment from_torchrun(const Variables& variables, const std::string& first) {
   const Family family(variables, first, "torchrun");
-  RankEnvironment result{.started_by = "RANK and WORLD_SIZE"};
+  const std::string* const run = find(variables, kRunOfTorchrun);
+  const std::string* const error_file = find(variables, "TORCHELASTIC_ERROR_FILE");
+  RankEnvironment result{.started_by = run ? "torchrun" : "RANK and WORLD_SIZE"};
+  if (error_file) result.error_file = *error_file;
   if (find(variables, "LOCAL_RANK") || find(variables, "LOCAL_WORLD_SIZE")) {
     result.world = family.world("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE");
   } else {  // only one host is possible then; that it is one is checked once the ranks have met
     result.world = family.world("RANK", "WORLD_SIZE", "RANK", "WORLD_SIZE");
   }
   if (result.world.size > 1) {
-    const std::string* run = find(variables, "TORCHELASTIC_RUN_ID");
+    // Not connected to, for torchrun's own store may listen there; but of the jobs of one host only one can have it.
+    static_cast<void>(family.text("MASTER_ADDR"));
     const std::string* restart = find(variables, "TORCHELASTIC_RESTART_COUNT");
     result.job = "torch-" + (run ? *run : "none") + "-" + family.text("MASTER_PORT") + "-" + (restart ? *restart : "0");
   }
@@ -171,15 +182,20 @@ RankEnvironment read_rank_environment(const Variables& variables) {
                             "DTRAIN_LAUNCHER_FD"};
   constexpr std::array kOpenMpi{"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
                                 "OMPI_COMM_WORLD_LOCAL_SIZE"};
+  // Not SLURM_PROCID: the script of sbatch has it too, but is no step.
+  constexpr std::array kSlurm{"SLURM_STEP_ID", "SLURM_STEP_NUM_TASKS", "SLURM_STEP_NUM_NODES"};
   constexpr std::array kTorchrun{"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"};
+  const std::string torchrun = first_set(variables, kTorchrun);
   if (const std::string first = first_set(variables, kOwn); !first.empty()) {
     result = from_dtrain(variables, first);
+  } else if (find(variables, kRunOfTorchrun) && !torchrun.empty()) {
+    result = from_torchrun(variables, torchrun);  // which srun or mpirun may have started, once a host
   } else if (const std::string first = first_set(variables, kOpenMpi); !first.empty()) {
     result = from_open_mpi(variables, first);
-  } else if (find(variables, "SLURM_STEP_ID")) {  // the script of sbatch has SLURM_PROCID too, but is no step
-    result = from_slurm(variables);
-  } else if (const std::string first = first_set(variables, kTorchrun); !first.empty()) {
-    result = from_torchrun(variables, first);
+  } else if (const std::string first = first_set(variables, kSlurm); !first.empty()) {
+    result = from_slurm(variables, first);
+  } else if (!torchrun.empty()) {
+    result = from_torchrun(variables, torchrun);
   } else {
     result.started_by = "nothing";
   }
@@ -222,15 +238,9 @@ std::filesystem::path private_folder(const Variables& variables) {
 
 std::filesystem::path find_program(const std::string& name, const std::filesystem::path& beside,
                                    const Variables& variables) {
-  const std::string* path = find(variables, "PATH");
-  std::vector<std::string> folders = split(path ? *path : "/usr/local/bin:/usr/bin:/bin", ':');
-  folders.insert(folders.begin(), beside.string());
-  for (const std::string& folder : folders) {
-    std::filesystem::path candidate = std::filesystem::path(folder.empty() ? "." : folder) / name;
-    std::error_code code;
-    if (::access(candidate.c_str(), X_OK) == 0 && std::filesystem::is_regular_file(candidate, code)) return candidate;
-  }
-  return {};
+  std::filesystem::path candidate = beside / name;
+  if (is_program(candidate)) return candidate;
+  return find_in_path(name, find(variables, "PATH"));
 }
 
 }  // namespace dtrain::run

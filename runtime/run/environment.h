@@ -34,13 +34,17 @@ struct Handover {
 
 struct RankEnvironment {
   comm::World world;
-  std::string started_by;  // "dtrain launch", "Open MPI", "Slurm", "RANK and WORLD_SIZE", "nothing" (a single rank)
-  std::string job;         // what all ranks of the job, and no other job, share: names the rendezvous file
+  // "dtrain launch", "Open MPI", "Slurm", "torchrun", "RANK and WORLD_SIZE", "DTRAIN_RANK and DTRAIN_WORLD_SIZE",
+  // "nothing" (a single rank)
+  std::string started_by;
+  std::string job;  // what all ranks of the job, and no other job, share: names the rendezvous file
   std::optional<Handover> handover;
+  std::filesystem::path error_file;  // where torchrun looks for the cause of a failure; empty: nowhere
 };
 
-// dtrain's own variables come first, then Open MPI's, Slurm's, and RANK/WORLD_SIZE; with none of them this is a single
-// rank. ConfigError names the variable that is missing or what is wrong with its value.
+// dtrain's own variables come first, then those that torchrun itself has set, Open MPI's, Slurm's, and RANK/WORLD_SIZE
+// set by others; with none of them this is a single rank. docs/launching.md lists them. ConfigError names the variable
+// that is missing or what is wrong with its value.
 RankEnvironment read_rank_environment(const Variables& variables);
 
 // The launcher's side of the same: what to set for a rank.

@@ -36,9 +36,10 @@ Json progress_message(const Progress& progress) {
           {"activity", progress.activity}};
 }
 
-Json error_message(bool primary, std::int64_t step, const std::string& cause, const std::string& remedy) {
+Json error_message(bool primary, std::int64_t step, const std::string& cause, const std::string& remedy, bool agreed) {
   return {{"type", "error"},
           {"primary", primary},
+          {"agreed", agreed},
           {"step", step},
           {"cause", cause.substr(0, kLongestText)},
           {"remedy", remedy.substr(0, kLongestText)}};

@@ -15,8 +15,8 @@ namespace dtrain::run {
 // What goes over the link, each with a "type". A message that the launcher cannot read is ignored there.
 Json state_message(const std::string& state);  // "started", "finished"
 Json progress_message(const Progress& progress);
-// `primary`: this rank is the cause; false: it stops because of another rank.
-Json error_message(bool primary, std::int64_t step, const std::string& cause, const std::string& remedy);
+// `primary`: this rank is the cause; false: it stops because of another rank. `agreed`: so are all others, alike.
+Json error_message(bool primary, std::int64_t step, const std::string& cause, const std::string& remedy, bool agreed);
 Progress progress_of(const Json& message);
 
 class LauncherLink {

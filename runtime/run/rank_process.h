@@ -20,6 +20,7 @@ struct RankError {
   std::int64_t step = -1;
   std::string cause;
   std::string remedy;
+  bool agreed = false;  // all ranks say the same, and none of them is the cause
 };
 
 class RankProcess {

@@ -9,6 +9,7 @@
 
 #include "dtrain/base/error.h"
 #include "dtrain/comm/host_share.h"
+#include "dtrain/run/agreed_error.h"
 #include "dtrain/run/summary_text.h"
 #include "plan_file.h"
 #include "rank_session_impl.h"
@@ -204,34 +205,53 @@ void RankSession::Impl::try_event(const std::string& event, const Json& fields) 
 void RankSession::Impl::report_failure(const std::exception& error) {
   if (std::exchange(ended, true)) return;  // once is enough
   const std::int64_t at = step.load();
-  Blame blame{true, {environment.world.rank, at, cause_of(error)}};
+  const bool agreed = dynamic_cast<const AgreedError*>(&error) != nullptr;
+  Blame blame{true, {agreed ? -1 : environment.world.rank, at, cause_of(error)}};
   std::string remedy;
   if (const auto* typed = dynamic_cast<const Error*>(&error)) remedy = typed->remedy();
   if (control) {
-    blame = find_blame(*control, error, at);
+    if (!agreed) blame = find_blame(*control, error, at);
     // Its own departure, once told, wakes everybody who waits for it.
     if (blame.primary) control->fail(blame.failure);
   }
   if (communicator) communicator->abort(blame.primary ? blame.failure.cause : comm::failure_text(blame.failure));
-  if (link) link->send(error_message(blame.primary, at, blame.failure.cause, blame.primary ? remedy : ""));
+  if (link) link->send(error_message(blame.primary, at, blame.failure.cause, blame.primary ? remedy : "", agreed));
   if (redirect) {
     redirect->screen().end_progress();
     redirect->stop_copying();
   }
-  const bool alone = environment.world.size == 1;
-  std::string text = alone ? "the run" : "rank " + std::to_string(environment.world.rank);
+  const std::string me = "rank " + std::to_string(environment.world.rank);
+  std::string text = agreed || environment.world.size == 1 ? "the run" : me;
   if (blame.primary) {
     text += (at < 0 ? " could not start" : " failed" + at_step(at)) + ": " + blame.failure.cause;
     if (!remedy.empty()) text += "\n  " + remedy;
+    tell_torchrun(text);
     try_event("rank_failed", {{"step", at}, {"cause", blame.failure.cause}, {"remedy", remedy}});
   } else {
-    text += " stopped because rank " + std::to_string(blame.failure.rank) + " failed" + at_step(blame.failure.step);
+    text += " stopped because " + (blame.failure.rank < 0 ? "the run cannot go on: " + blame.failure.cause
+                                                          : "rank " + std::to_string(blame.failure.rank) + " failed" +
+                                                                at_step(blame.failure.step));
     try_event("rank_stopped", {{"step", at}, {"because_of_rank", blame.failure.rank}});
   }
   if (is_rank_0() && !launched()) {
     try_event("run_ended", run_ended(static_cast<int>(ExitCode::kRunFailed), comm::failure_text(blame.failure)));
   }
+  if (agreed && !is_rank_0() && !launched()) text = me + " stopped with the others; rank 0 says why";
   print_failure(text, blame.primary);
+}
+
+// Its report then shows the cause, and takes this rank for the first to fail: it makes up the times of ranks that leave
+// no such file, in whole seconds, and names the earliest.
+void RankSession::Impl::tell_torchrun(const std::string& text) {
+  if (environment.error_file.empty()) return;
+  try {
+    const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(clock.wall()).count();
+    const Json where_and_when = {{"py_callstack", text}, {"timestamp", std::to_string(seconds - 1)}};
+    write_file_atomic(environment.error_file,
+                      to_line({{"message", {{"message", text}, {"extraInfo", where_and_when}}}}));
+  } catch (const std::exception& error) {
+    log->warn("torchrun is not told: {}", error.what());
+  }
 }
 
 void RankSession::Impl::print_failure(const std::string& text, bool primary) {

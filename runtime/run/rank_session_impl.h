@@ -78,6 +78,7 @@ struct RankSession::Impl {
   // Tells everybody why this rank ends: the other ranks, the launcher or the screen, the log. Once.
   void report_failure(const std::exception& error);
   void print_failure(const std::string& text, bool primary);
+  void tell_torchrun(const std::string& text);
   void try_event(const std::string& event, const Json& fields);
 };
 

@@ -8,6 +8,7 @@
 #include "dtrain/comm/backends.h"
 #include "dtrain/host/identity.h"
 #include "dtrain/profile/agent_process.h"
+#include "dtrain/run/agreed_error.h"
 #include "dtrain/run/log_tail.h"
 #include "dtrain/run/version.h"
 #include "plan_file.h"
@@ -112,14 +113,14 @@ void RankSession::Impl::compare_ranks() {
   const host::HostIdentity host = host::host_identity();
   const auto hosts = control->gather("run.hosts", host.key);
   if (const auto others = rank_list(hosts, hosts[0]); !others.empty()) {
-    throw ConfigError("not supported yet: rank " + others.front() +
+    throw AgreedError("not supported yet: rank " + others.front() +
                           " is on another host than rank 0; ranks on several hosts need the mpi backend",
                       "start all ranks on one host");
   }
   const auto experiments =
       control->gather("run.experiment", std::to_string(std::hash<std::string>{}(config::to_json(experiment).dump())));
   if (const auto others = rank_list(experiments, experiments[0]); !others.empty()) {
-    throw ConfigError("rank " + others.front() + " was given another experiment than rank 0",
+    throw AgreedError("rank " + others.front() + " was given another experiment than rank 0",
                       "start every rank with the same experiment file and the same --set");
   }
 }

@@ -147,6 +147,7 @@ void Supervisor::judge(RankProcess& rank) {
   if (rank.error() && rank.error()->primary) {
     const RankError& error = *rank.error();
     const std::string when = error.step >= 0 ? " failed at batch " + std::to_string(error.step) : " could not start";
+    if (error.agreed) return fail({-1, error.cause, error.remedy});
     fail({rank.rank(), "rank " + std::to_string(rank.rank()) + when + ": " + error.cause, error.remedy});
     return;
   }

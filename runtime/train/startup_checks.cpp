@@ -6,6 +6,7 @@
 
 #include "dtrain/base/error.h"
 #include "dtrain/base/text.h"
+#include "dtrain/run/agreed_error.h"
 #include "flat_parameters.h"
 
 namespace dtrain::train {
@@ -76,7 +77,7 @@ void compare_models(const torch::nn::Module& model, comm::ControlPlane& control)
   for (std::size_t rank = 0; rank < differences.size(); ++rank) {
     if (!differences[rank].empty()) message += "\n  rank " + std::to_string(rank) + " " + differences[rank];
   }
-  throw ConfigError(message, "build the same model on every rank, whatever its number");
+  throw run::AgreedError(message, "build the same model on every rank, whatever its number");
 }
 
 void broadcast_model(const torch::nn::Module& model, comm::Communicator& communicator) {

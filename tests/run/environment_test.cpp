@@ -25,6 +25,7 @@ const Variables kTorchrun{{"RANK", "0"},
                           {"WORLD_SIZE", "2"},
                           {"LOCAL_RANK", "0"},
                           {"LOCAL_WORLD_SIZE", "2"},
+                          {"MASTER_ADDR", "node0"},
                           {"MASTER_PORT", "29500"},
                           {"TORCHELASTIC_RUN_ID", "abc"}};
 
@@ -62,13 +63,19 @@ TEST(Environment, SlurmsStepAndNotItsScript) {
   EXPECT_EQ(environment.world.rank, 2);
   EXPECT_EQ(environment.world.size, 3);
   EXPECT_EQ(environment.job, "slurm-77.0");
-  EXPECT_EQ(read_rank_environment(without(kSlurm, "SLURM_STEP_ID")).world.size, 1);
+  EXPECT_EQ(read_rank_environment(without(kSlurm, "SLURM_STEP_NUM_TASKS")).world.size, 9) << "the job's stands in";
+  Variables script = kSlurm;  // of sbatch
+  for (const char* of_steps : {"SLURM_STEP_ID", "SLURM_STEP_NUM_TASKS", "SLURM_STEP_NUM_NODES"}) script.erase(of_steps);
+  EXPECT_EQ(read_rank_environment(script).world.size, 1);
+  EXPECT_EQ(read_rank_environment(script).started_by, "nothing");
 }
 
 TEST(Environment, Torchrun) {
   const RankEnvironment environment = read_rank_environment(kTorchrun);
   EXPECT_EQ(environment.world.size, 2);
   EXPECT_EQ(environment.job, "torch-abc-29500-0");
+  EXPECT_EQ(environment.started_by, "torchrun");
+  EXPECT_EQ(read_rank_environment(without(kTorchrun, "TORCHELASTIC_RUN_ID")).started_by, "RANK and WORLD_SIZE");
 }
 
 TEST(Environment, OwnVariablesComeFirst) {
@@ -86,17 +93,61 @@ TEST(Environment, OwnVariablesComeFirst) {
   EXPECT_EQ(environment.handover->agent_socket, "socket");
 }
 
+TEST(Environment, TorchrunInAStepOfSlurmIsTorchrun) {
+  Variables variables = kSlurm;
+  variables.merge(Variables(kTorchrun));
+  EXPECT_EQ(read_rank_environment(variables).started_by, "torchrun");
+  EXPECT_EQ(read_rank_environment(variables).world.size, 2);
+  EXPECT_EQ(read_rank_environment(without(variables, "TORCHELASTIC_RUN_ID")).started_by, "Slurm");
+}
+
+TEST(Environment, RankAndWorldSizeAloneAreOneHost) {
+  Variables variables{{"RANK", "1"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "127.0.0.1"}, {"MASTER_PORT", "1234"}};
+  const RankEnvironment environment = read_rank_environment(variables);
+  EXPECT_EQ(environment.world.local_rank, 1);
+  EXPECT_EQ(environment.world.local_size, 2);
+}
+
+TEST(Environment, OwnVariablesWithoutALauncher) {
+  Variables variables{{"DTRAIN_RANK", "1"},
+                      {"DTRAIN_WORLD_SIZE", "2"},
+                      {"DTRAIN_LOCAL_RANK", "1"},
+                      {"DTRAIN_LOCAL_SIZE", "2"},
+                      {"DTRAIN_JOB", "mine"}};
+  const RankEnvironment environment = read_rank_environment(variables);
+  EXPECT_EQ(environment.job, "dtrain-mine");
+  EXPECT_FALSE(environment.handover);
+  for (const auto& [name, value] : variables) {
+    EXPECT_THAT(error_of(without(variables, name)), HasSubstr(name + " is not set"));
+  }
+}
+
 TEST(Environment, EveryMissingVariableIsNamed) {
-  Variables own = rank_variables({.rank = 0, .size = 2, .local_rank = 0, .local_size = 2},
-                                 {7, 99, "/run", "/rendezvous", "node", "socket"});
-  for (const Variables& whole : {own, kOpenMpi, kTorchrun}) {
-    for (const auto& [name, value] : whole) {
-      if (name == "TORCHELASTIC_RUN_ID" || name == "DTRAIN_LAUNCHER_FD") continue;  // these may be missing
-      EXPECT_THAT(error_of(without(whole, name)), HasSubstr(name + " is not set"));
+  struct Family {
+    std::string name;
+    Variables whole;
+    std::set<std::string> may_be_missing;
+  };
+  const Variables own = rank_variables({.rank = 0, .size = 2, .local_rank = 0, .local_size = 2},
+                                       {7, 99, "/run", "/rendezvous", "node", "socket"});
+  const std::vector<Family> families{
+      {"dtrain launch", own, {"DTRAIN_LAUNCHER_FD"}},
+      {"Open MPI", kOpenMpi, {}},
+      {"Slurm", without(kSlurm, "SLURM_NTASKS"), {}},
+      {"torchrun", kTorchrun, {"TORCHELASTIC_RUN_ID"}},
+      {"plain", without(kTorchrun, "TORCHELASTIC_RUN_ID"), {}},
+      {"plain, without LOCAL_", {{"RANK", "1"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "a"}, {"MASTER_PORT", "1"}}, {}}};
+  for (const Family& family : families) {
+    EXPECT_EQ(error_of(family.whole), "no error") << family.name;
+    for (const auto& [name, value] : family.whole) {
+      if (family.may_be_missing.contains(name)) continue;
+      EXPECT_THAT(error_of(without(family.whole, name)), HasSubstr(name + " is not set")) << family.name;
     }
   }
-  for (const std::string name : {"SLURM_PROCID", "SLURM_LOCALID", "SLURM_JOB_ID"}) {
-    EXPECT_THAT(error_of(without(kSlurm, name)), HasSubstr(name + " is not set"));
+  // One that is set alone is never ignored.
+  for (const std::string name : {"DTRAIN_RANK", "OMPI_COMM_WORLD_RANK", "SLURM_STEP_ID", "RANK", "WORLD_SIZE",
+                                 "LOCAL_RANK", "LOCAL_WORLD_SIZE"}) {
+    EXPECT_THAT(error_of({{name, "1"}}), HasSubstr(" is not set, though " + name + " is"));
   }
 }
 

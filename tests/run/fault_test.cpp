@@ -47,6 +47,18 @@ TEST_P(RankDies, EndsTheRunWithItsCauseOnce) {
   expect_sound(run, 2);
 }
 
+TEST(AllRanks, ThatRefuseAlikeAreNotBlamedOneByOne) {
+  TestRun run({.batches = 100'000, .hyperparameters = "trouble: {batch: 7, kind: agreed}"});
+  Command launch = run.launch();
+  EXPECT_EQ(launch.wait().describe(), "exit status 1") << launch.out();
+  EXPECT_THAT(launch.err(), HasSubstr("dtrain: the run failed: the ranks agree to differ\n"));
+  EXPECT_THAT(launch.err(), HasSubstr("agree to agree"));
+  EXPECT_THAT(launch.err(), Not(ContainsRegex("rank [01] (failed|stopped)")));
+  EXPECT_EQ(count_of(launch.out() + launch.err(), "the ranks agree to differ"), 1) << launch.out() << launch.err();
+  for (const int rank : {0, 1}) EXPECT_THAT(run.log(rank), Not(HasSubstr("stopped because")));
+  expect_sound(run, 2);
+}
+
 INSTANTIATE_TEST_SUITE_P(All, RankDies,
                          testing::Values(Death{1, "SIGKILL", "was killed by signal 9 (SIGKILL)"},
                                          Death{0, "SIGKILL", "was killed by signal 9 (SIGKILL)"},

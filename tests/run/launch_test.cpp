@@ -150,6 +150,112 @@ TEST(Started, ByMpirun) {
   EXPECT_EQ(count_of(mpirun.out(), "written to "), 1);
 }
 
+// A failure under somebody else's launcher: its exit code says so, and the cause is in what it shows, once.
+void expect_cause_told(Command& launcher, const std::string& cause) {
+  EXPECT_NE(launcher.wait().code, 0);
+  EXPECT_EQ(count_of(launcher.out() + launcher.err(), cause), 1) << launcher.out() << launcher.err();
+}
+
+constexpr const char* kThrows = "trouble: {rank: 1, batch: 7, kind: exception}";
+constexpr const char* kItsCause = "dtrain: rank 1 failed at batch 7: the model makes no sense";
+
+// Torchrun from the Python peers, or from PATH; empty: there is none.
+std::string torchrun_program() {
+  const std::string peers = std::string(DTRAIN_SOURCE_DIR) + "/.deps/peers/bin/torchrun";
+  if (fs::exists(peers)) return peers;
+  return std::system("command -v torchrun >/dev/null 2>&1") == 0 ? "torchrun" : "";
+}
+
+// --standalone takes a free port: several tests may run at a time.
+std::vector<std::string> torchrun_command(const TestRun& run) {
+  return {torchrun_program(), "--standalone",   "--no-python", "--nproc-per-node", "2",
+          rank_program(),     run.experiment(), "--run-dir",   run.run_dir()};
+}
+
+TEST(Started, ByTorchrun) {
+  if (torchrun_program().empty()) GTEST_SKIP() << "torchrun is not installed: scripts/setup.sh test";
+  TestRun run({.slots = 1});
+  Command torchrun(run.folder(), torchrun_command(run));
+  EXPECT_EQ(torchrun.wait().describe(), "exit status 0") << torchrun.err();
+  expect_complete_run(run, 2, 20);
+  const Json plan = read_json(run.run_dir() / "plan.json");
+  EXPECT_EQ(plan.at("started_by"), "torchrun");
+  EXPECT_EQ(plan.at("warnings").at(0),
+            "the world size is 2, as torchrun says; resources.slots_per_trial (1) is not used");
+  EXPECT_EQ(count_of(torchrun.err(), "slots_per_trial (1) is not used"), 1) << torchrun.err();
+  EXPECT_EQ(count_of(torchrun.out(), "written to "), 1);
+}
+
+TEST(Started, ARankThatFailsEndsTorchrun) {
+  if (torchrun_program().empty()) GTEST_SKIP() << "torchrun is not installed: scripts/setup.sh test";
+  TestRun run({.hyperparameters = kThrows});
+  Command torchrun(run.folder(), torchrun_command(run));
+  expect_cause_told(torchrun, kItsCause);
+  const std::string report = torchrun.err().substr(std::min(torchrun.err().find("Root Cause"), torchrun.err().size()));
+  EXPECT_THAT(report, testing::ContainsRegex("rank *: 1 .*")) << torchrun.err();
+  EXPECT_THAT(report, HasSubstr("rank 1 failed at batch 7: the model makes no sense")) << torchrun.err();
+  EXPECT_EQ(of_event(run.events(), "run_ended").at(0).at("exit_code"), 1);
+  for (const int rank : {0, 1}) run.expect_dump_complete(rank);
+  run.expect_nothing_left();
+}
+
+TEST(Started, CtrlCToTorchrunStopsAfterTheStep) {
+  if (torchrun_program().empty()) GTEST_SKIP() << "torchrun is not installed: scripts/setup.sh test";
+  TestRun run({.batches = 1'000'000});
+  Command torchrun(run.folder(), torchrun_command(run));
+  ASSERT_TRUE(run.reached(0, 5) && run.reached(1, 5)) << torchrun.err();
+  torchrun.kill(SIGINT);
+  EXPECT_NE(torchrun.wait().code, 0);
+  for (const int rank : {0, 1}) {
+    EXPECT_THAT(run.log(rank), HasSubstr("leaving\n"));
+    run.expect_dump_complete(rank);
+  }
+  EXPECT_EQ(of_event(run.events(), "run_ended").at(0).at("exit_code"), 130);
+  run.expect_nothing_left();
+}
+
+// Why a Slurm of the test's own cannot be started here; empty: it can.
+std::string no_slurm() {
+  if (::geteuid() != 0) return "only root can start a Slurm for the test";
+  for (const char* program : {"munged", "slurmctld", "slurmd", "srun", "ss"}) {
+    const std::string look = std::string("export PATH=$PATH:/usr/sbin; command -v ") + program + " >/dev/null 2>&1";
+    if (std::system(look.c_str()) != 0) return std::string(program) + " is not installed: scripts/setup.sh test";
+  }
+  return {};
+}
+
+std::vector<std::string> srun_command(const TestRun& run) {
+  return {"/bin/bash",
+          std::string(DTRAIN_SOURCE_DIR) + "/tests/harness/slurm_bed.sh",
+          run.folder() / "slurm",
+          "srun",
+          "-n",
+          "2",
+          rank_program(),
+          run.experiment(),
+          "--run-dir",
+          run.run_dir()};
+}
+
+TEST(Started, BySrun) {
+  if (const std::string why = no_slurm(); !why.empty()) GTEST_SKIP() << why;
+  TestRun run;
+  Command srun(run.folder(), srun_command(run));
+  EXPECT_EQ(srun.wait().describe(), "exit status 0") << srun.err();
+  expect_complete_run(run, 2, 20);
+  EXPECT_EQ(read_json(run.run_dir() / "plan.json").at("started_by"), "Slurm");
+  EXPECT_EQ(count_of(srun.out(), "written to "), 1);
+}
+
+TEST(Started, ARankThatFailsEndsSrunWithItsCode) {
+  if (const std::string why = no_slurm(); !why.empty()) GTEST_SKIP() << why;
+  TestRun run({.hyperparameters = kThrows});
+  Command srun(run.folder(), srun_command(run));
+  expect_cause_told(srun, kItsCause);
+  EXPECT_EQ(srun.wait().code, 1);
+  run.expect_nothing_left();
+}
+
 // What torchrun sets, without torchrun.
 std::map<std::string, std::string> torchrun(const TestRun& run, int rank) {
   return {{"XDG_RUNTIME_DIR", run.folder()},
@@ -182,8 +288,10 @@ TEST(Started, RanksWithDifferentExperimentsAreRefused) {
   Command second(run.folder() / "second", other, torchrun(run, 1));
   Command first(run.folder(), command, torchrun(run, 0));
   EXPECT_EQ(first.wait().code, 2);
-  EXPECT_NE(second.wait().code, 0);
-  EXPECT_THAT(first.err() + second.err(), HasSubstr("rank 1 was given another experiment than rank 0"));
+  EXPECT_EQ(second.wait().code, 2);
+  EXPECT_THAT(first.err(),
+              HasSubstr("dtrain: the run could not start: rank 1 was given another experiment than rank 0"));
+  EXPECT_THAT(second.err(), HasSubstr("rank 1 stopped with the others; rank 0 says why"));
   EXPECT_FALSE(fs::exists(run.run_dir()));
 }
 

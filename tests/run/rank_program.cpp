@@ -1,7 +1,8 @@
 // A rank without torch: steps of one all-reduce and a sleep. What goes wrong, and where, are hyperparameters:
 //   step_ms: 5                 how long a step sleeps
 //   metrics_bytes: 0           padding of each line of metrics.jsonl
-//   trouble: {rank: 1, batch: 7, kind: SIGKILL | SIGSEGV | abort | exit | quit | exception | data | hang | mismatch}
+//   trouble: {rank: 1, batch: 7, kind: SIGKILL | SIGSEGV | abort | exit | quit | exception | data | hang | mismatch |
+//             agreed}            without a rank: on every rank
 // It prints "batch N" after each step that was recorded, and "leaving" when it has been asked to stop.
 #include <csignal>
 #include <cstdio>
@@ -15,6 +16,7 @@
 
 #include "dtrain/base/error.h"
 #include "dtrain/base/file.h"
+#include "dtrain/run/agreed_error.h"
 #include "dtrain/run/rank_session.h"
 
 namespace {
@@ -33,6 +35,7 @@ void cause_trouble(run::RankSession& session, const Json& trouble) {
   if (kind == "abort") throw 42;  // nobody catches it
   if (kind == "exit") std::_Exit(7);
   if (kind == "quit") std::_Exit(0);
+  if (kind == "agreed") throw run::AgreedError("the ranks agree to differ", "agree to agree");
   if (kind == "exception") throw std::runtime_error("the model makes no sense");
   if (kind == "data") read_file(session.run_dir() / "no-such-data.idx");
   if (kind == "hang") std::this_thread::sleep_for(std::chrono::hours(1));
@@ -81,7 +84,7 @@ bool train(run::RankSession& session) {
     {
       const profile::PhaseScope forward(session.recorder(), profile::Phase::kForward);
       std::this_thread::sleep_for(step_time);
-      if (trouble.value("rank", -1) == session.world().rank && trouble.value("batch", 0) == batch) {
+      if (trouble.value("rank", session.world().rank) == session.world().rank && trouble.value("batch", 0) == batch) {
         cause_trouble(session, trouble);
       }
     }

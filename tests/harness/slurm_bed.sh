@@ -1,0 +1,85 @@
+#!/usr/bin/env bash
+# Runs a command inside a throw-away Slurm of one node: slurm_bed.sh FOLDER COMMAND...
+# Everything lies in FOLDER, on ports of its own, and ends with the command. Needs root and the packages slurmctld, slurmd,
+# slurm-client and munge. Exit code: the command's; 125 when Slurm does not come up (FOLDER/*.log say why).
+set -u
+export PATH=$PATH:/usr/sbin
+folder=$(realpath "$1"); shift
+host=$(hostname -s)
+cpus=$(nproc)
+daemons=()
+
+take_down() {
+  local pid
+  for pid in "${daemons[@]}"; do kill "$pid" 2>/dev/null; done
+  for pid in "${daemons[@]}"; do
+    for _ in $(seq 50); do kill -0 "$pid" 2>/dev/null || break; sleep 0.1; done
+    kill -9 "$pid" 2>/dev/null
+    wait "$pid" 2>/dev/null
+  done
+}
+trap take_down EXIT
+trap 'exit 143' TERM INT HUP
+
+give_up() { echo "slurm_bed: $*" >&2; tail -n 5 "$folder"/*.log >&2; exit 125; }
+
+# Two free ports below those the kernel gives to others.
+port=$((10000 + RANDOM % 20000))
+while ss -Hltn "sport >= $port and sport <= $((port + 1))" | grep -q .; do port=$((10000 + RANDOM % 20000)); done
+
+mkdir -p "$folder"/{state,spool}
+chmod 0755 "$folder"
+head -c 1024 /dev/urandom >"$folder/munge.key"
+chmod 0400 "$folder/munge.key"
+# Root may trust a folder in /tmp, which munged refuses without --force.
+munged --foreground --force --key-file="$folder/munge.key" --socket="$folder/munge.socket" --pid-file="$folder/munge.pid" \
+  --log-file="$folder/munge.log" --seed-file="$folder/munge.seed" >"$folder/munged.log" 2>&1 &
+daemons+=($!)
+
+cat >"$folder/slurm.conf" <<CONF
+ClusterName=bed
+SlurmctldHost=$host(127.0.0.1)
+SlurmctldPort=$port
+SlurmdPort=$((port + 1))
+SlurmUser=root
+SlurmdUser=root
+AuthType=auth/munge
+AuthInfo=socket=$folder/munge.socket
+CredType=cred/munge
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+JobAcctGatherType=jobacct_gather/none
+AccountingStorageType=accounting_storage/none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core
+MpiDefault=none
+ReturnToService=2
+KillWait=5
+StateSaveLocation=$folder/state
+SlurmdSpoolDir=$folder/spool
+SlurmctldPidFile=$folder/slurmctld.pid
+SlurmdPidFile=$folder/slurmd.pid
+NodeName=$host NodeAddr=127.0.0.1 CPUs=$cpus RealMemory=1000
+PartitionName=all Nodes=$host Default=YES State=UP
+CONF
+export SLURM_CONF=$folder/slurm.conf
+for _ in $(seq 100); do [ -S "$folder/munge.socket" ] && break; sleep 0.05; done
+slurmctld -D -i -f "$SLURM_CONF" >"$folder/slurmctld.log" 2>&1 &
+daemons+=($!)
+slurmd -D -f "$SLURM_CONF" >"$folder/slurmd.log" 2>&1 &
+daemons+=($!)
+for _ in $(seq 200); do
+  [ "$(sinfo -h -o %T 2>/dev/null)" = idle ] && break
+  sleep 0.1
+done
+[ "$(sinfo -h -o %T 2>/dev/null)" = idle ] || give_up "the node does not become idle"
+"$@" &
+command=$!
+trap 'kill -TERM $command 2>/dev/null' TERM
+trap 'kill -INT $command 2>/dev/null' INT
+while :; do
+  wait "$command"
+  code=$?
+  kill -0 "$command" 2>/dev/null || break
+done
+exit "$code"
