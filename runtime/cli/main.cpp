@@ -53,9 +53,10 @@ int main(int argc, char** argv) {
       "dtrain trains a libtorch model data-parallel on the slots of this machine, and says where the time went.",
       "dtrain"};
   app.require_subcommand(1);
-  app.footer(kExamples);
   using namespace dtrain::cli;
-  for (const auto add : {add_launch, add_config, add_logs, add_summary, add_version}) add(app, &exit_code);
+  for (const auto add : {add_launch, add_config, add_logs, add_summary, add_completion, add_version, add_man})
+    add(app, &exit_code);
+  app.footer(kExamples);  // last: commands made after it would have it too
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
