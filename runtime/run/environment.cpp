@@ -185,17 +185,16 @@ RankEnvironment read_rank_environment(const Variables& variables) {
   // Not SLURM_PROCID: the script of sbatch has it too, but is no step.
   constexpr std::array kSlurm{"SLURM_STEP_ID", "SLURM_STEP_NUM_TASKS", "SLURM_STEP_NUM_NODES"};
   constexpr std::array kTorchrun{"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"};
-  const std::string torchrun = first_set(variables, kTorchrun);
+  // Where torchrun itself set its variables, srun or mpirun may have started it, once a host.
+  const bool is_torchrun = find(variables, kRunOfTorchrun) && !first_set(variables, kTorchrun).empty();
   if (const std::string first = first_set(variables, kOwn); !first.empty()) {
     result = from_dtrain(variables, first);
-  } else if (find(variables, kRunOfTorchrun) && !torchrun.empty()) {
-    result = from_torchrun(variables, torchrun);  // which srun or mpirun may have started, once a host
-  } else if (const std::string first = first_set(variables, kOpenMpi); !first.empty()) {
+  } else if (const std::string first = first_set(variables, kOpenMpi); !first.empty() && !is_torchrun) {
     result = from_open_mpi(variables, first);
-  } else if (const std::string first = first_set(variables, kSlurm); !first.empty()) {
+  } else if (const std::string first = first_set(variables, kSlurm); !first.empty() && !is_torchrun) {
     result = from_slurm(variables, first);
-  } else if (!torchrun.empty()) {
-    result = from_torchrun(variables, torchrun);
+  } else if (const std::string first = first_set(variables, kTorchrun); !first.empty()) {
+    result = from_torchrun(variables, first);
   } else {
     result.started_by = "nothing";
   }
