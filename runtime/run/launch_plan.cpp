@@ -11,6 +11,7 @@
 #include "dtrain/host/identity.h"
 #include "dtrain/run/version.h"
 #include "dtrain/scheduler/local_slots.h"
+#include "model_file.h"
 
 namespace dtrain::run {
 namespace {
@@ -25,6 +26,12 @@ fs::path find_entrypoint(const config::Experiment& experiment, const Variables& 
   if (name.find('/') == std::string::npos) {
     fs::path found = find_program(name, beside, variables);
     if (!found.empty()) return found;
+    if (experiment.model) {
+      throw ConfigError(
+          experiment.file.string() + ": model: `model:` experiments are carried out by the program " + name +
+              ", which is neither in " + beside.string() + " nor in PATH",
+          "it comes with every build that has libtorch: scripts/setup.sh, then cmake with DTRAIN_TORCH=ON");
+    }
     std::vector<std::string> names;
     std::error_code code;
     for (const auto& entry : fs::directory_iterator(beside, code)) names.push_back(entry.path().filename());
@@ -56,6 +63,7 @@ std::string cpu_text(const std::vector<int>& cpus) {
 LaunchPlan make_launch_plan(const LaunchRequest& request, const Variables& variables) {
   LaunchPlan plan;
   plan.experiment = config::read_experiment(request.experiment_file, request.overrides);
+  check_model_file(plan.experiment);
   plan.overrides = request.overrides;
   plan.host = host::host_identity().name;
   const int slots = plan.experiment.resources.slots_per_trial;
@@ -97,6 +105,7 @@ std::string render_plan(const LaunchPlan& plan) {
   };
   std::string text = row("experiment", experiment.name + " (" + experiment.file.string() + ")");
   text += row("program", plan.command.front());
+  if (experiment.model) text += row("model", experiment.model->file.string());
   text += row("length", config::to_string(experiment.searcher.max_length));
   text += row("batch", std::to_string(plan.split.effective) + " = " + std::to_string(plan.world_size()) + " x " +
                            std::to_string(plan.split.per_slot));

@@ -11,6 +11,7 @@
 #include "dtrain/run/agreed_error.h"
 #include "dtrain/run/log_tail.h"
 #include "dtrain/run/version.h"
+#include "model_file.h"
 #include "plan_file.h"
 #include "process_id.h"
 #include "rank_session_impl.h"
@@ -76,6 +77,8 @@ void RankSession::Impl::connect_launcher() {
 void RankSession::Impl::read_experiment() {
   try {
     experiment = config::read_experiment(options.experiment_file, options.overrides);
+    check_kind(experiment, options.for_model);
+    check_model_file(experiment);
     split = scheduler::split_batch(experiment.global_batch_size, environment.world.size);
     if (!launched()) set_process_variables(experiment.environment_variables);  // the launcher has done so
   } catch (const ConfigError&) {

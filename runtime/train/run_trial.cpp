@@ -69,9 +69,13 @@ bool train_and_save(run::RankSession& session, const TrialFactory& make_trial) {
 
   const auto save = [&] {
     if (session.world().rank != 0) return;
-    const auto path = session.run_dir() / "checkpoints" / "final" / "model.safetensors";
-    train::save_weights(*model, path);
-    session.write_event("weights_written", {{"path", path.string()}});
+    const auto folder = session.run_dir() / "checkpoints" / "final";
+    const auto written = [&](const std::filesystem::path& path) {
+      session.write_event("weights_written", {{"path", path.string()}});
+    };
+    train::save_weights(*model, folder / "model.safetensors");
+    written(folder / "model.safetensors");
+    for (const auto& path : trial->save_more(folder)) written(path);
   };
   train::TrainingLoop loop(*trial, context, session, engine, save);
   session.recorder().mark(profile::RunMark::kInitializationEnd);
@@ -80,8 +84,9 @@ bool train_and_save(run::RankSession& session, const TrialFactory& make_trial) {
 
 }  // namespace
 
-int run_trial(int argc, char** argv, const TrialFactory& make_trial) {
+int run_trial(int argc, char** argv, const TrialFactory& make_trial, bool for_model) {
   run::RankOptions options = run::parse_rank_arguments(argc, argv);
+  options.for_model = for_model;
   options.versions = {{"libtorch", TORCH_VERSION}};
   keep_freed_memory();
   std::unique_ptr<run::RankSession> session;

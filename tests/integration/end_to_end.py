@@ -33,7 +33,8 @@ MODELS = {
         "layer2.weight": (512, 512), "layer2.bias": (512,), "layer3.weight": (10, 512), "layer3.bias": (10,),
     },
 }
-VALIDATION_SAMPLES = {"fashion_mnist.yaml": 10_000, "synthetic.yaml": 2_000}
+MODELS["torchscript_fashion_mnist.yaml"] = MODELS["fashion_mnist.yaml"]
+VALIDATION_SAMPLES = {"fashion_mnist.yaml": 10_000, "synthetic.yaml": 2_000, "torchscript_fashion_mnist.yaml": 10_000}
 
 
 def mpirun(ranks, program, experiment, run_dir, sets=()):
@@ -83,12 +84,21 @@ def parity_case(batches, k):
 
 
 class Configs(RunTest):
+    def fashion_script(self):
+        file = self.work.path / "fashion_cnn.pt"
+        command = [sys.executable, "-B", SOURCE / "examples" / "torchscript" / "make_model.py", file]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL, timeout=120)
+        return file
+
     def test_every_config_trains_and_leaves_its_model(self):
         configs = sorted(path.name for path in (SOURCE / "configs").glob("*.yaml"))
         self.assertEqual(configs, sorted(MODELS), "a config without an expectation here")
         for name in configs:
             with self.subTest(name):
-                result = self.launch(SOURCE / "configs" / name, ["searcher.max_length.batches=12", "scheduling_unit=5"]).expect(0)
+                sets = ["searcher.max_length.batches=12", "scheduling_unit=5"]
+                if name == "torchscript_fashion_mnist.yaml":
+                    sets.append(f"model={self.fashion_script()}")
+                result = self.launch(SOURCE / "configs" / name, sets).expect(0)
                 weights = safetensors.numpy.load_file(result.weights_file)
                 self.assertEqual({n: w.shape for n, w in weights.items()}, MODELS[name])
                 for tensor, values in weights.items():

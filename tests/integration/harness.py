@@ -15,9 +15,9 @@ DEADLINE = 120  # seconds; only against hangs
 class Build:
     """The build under test; its bin folder is the first argument of every test program."""
 
-    def __init__(self, bin_folder):
+    def __init__(self, bin_folder, trial="parity_trial"):
         self.bin = Path(bin_folder).resolve()
-        for program in ("dtrain", "parity_trial"):
+        for program in ("dtrain", trial):
             if not (self.bin / program).is_file():
                 sys.exit(f"{self.bin / program} is missing: build it first")
 

@@ -27,6 +27,7 @@ struct RankOptions {
   std::filesystem::path run_dir;       // empty: runs/NNNN-name
   std::vector<std::string> overrides;  // --set
   std::string program;                 // argv[0]
+  bool for_model = false;              // carries out `model:` experiments and no others (dtrain-worker)
   Json versions;                       // {"libtorch": "2.11.0", …}: goes into plan.json and the dumps
 };
 // Prints usage (--help) or the error and exits the process (0 or 2).

@@ -8,6 +8,7 @@
 #include <optional>
 #include <string>
 #include <type_traits>
+#include <vector>
 
 #include <torch/nn/module.h>
 #include <torch/nn/pimpl.h>
@@ -125,6 +126,12 @@ class Trial {
   virtual Metrics train_batch(const Batch& batch) = 0;
   // Called without gradients, the model in evaluation mode.
   virtual Metrics evaluate_batch(const Batch& batch) = 0;
+  // Called on rank 0 once the final weights are in `folder`/model.safetensors: writes the model in further forms there,
+  // and returns the files.
+  virtual std::vector<std::filesystem::path> save_more(const std::filesystem::path& folder) {
+    static_cast<void>(folder);
+    return {};
+  }
 };
 
 }  // namespace dtrain

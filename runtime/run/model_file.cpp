@@ -1,0 +1,32 @@
+#include "model_file.h"
+
+#include "dtrain/base/error.h"
+
+namespace dtrain::run {
+
+namespace fs = std::filesystem;
+
+void check_model_file(const config::Experiment& experiment) {
+  if (!experiment.model) return;
+  const fs::path& file = experiment.model->file;
+  const std::string where = experiment.file.string() + ": model: ";
+  std::error_code code;
+  if (fs::is_regular_file(file, code)) return;
+  if (fs::exists(file, code)) throw ConfigError(where + file.string() + " is no file", "name the TorchScript file");
+  throw ConfigError(where + "there is no file " + file.string(),
+                    "write it from Python with torch.jit.script(model).save(\"" + file.filename().string() +
+                        "\"); a relative path is relative to the experiment file");
+}
+
+void check_kind(const config::Experiment& experiment, bool for_model) {
+  if (for_model && !experiment.model) {
+    throw ConfigError(experiment.file.string() + " has no `model:`, and dtrain-worker carries out no other experiments",
+                      "dtrain launch starts the program that its entrypoint names");
+  }
+  if (!for_model && experiment.model) {
+    throw ConfigError(experiment.file.string() + " has a `model:`, which only dtrain-worker carries out",
+                      "start it with dtrain launch, or start dtrain-worker instead of this program");
+  }
+}
+
+}  // namespace dtrain::run

@@ -1,0 +1,20 @@
+// Makes an error message that a user can act on of an exception that a TorchScript interpreter threw.
+#pragma once
+
+#include <exception>
+#include <filesystem>
+#include <string>
+
+#include <torch/csrc/jit/api/module.h>
+
+namespace dtrain::worker {
+
+// The first line of what torch says happened, without its tracebacks.
+std::string torch_cause(const std::string& message);
+
+// The submodule whose code failed, with the shapes of its parameters: "fc1 (fc1.weight [128, 784], fc1.bias [128])".
+// Follows the traceback of `message` through the code in `file`; empty where it cannot tell.
+std::string failed_submodule(const std::string& message, const torch::jit::Module& script,
+                             const std::filesystem::path& file);
+
+}  // namespace dtrain::worker

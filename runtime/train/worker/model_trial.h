@@ -1,0 +1,30 @@
+// The trial of a `model:` experiment: a TorchScript model, its data, loss and optimizer, all from the experiment file.
+#pragma once
+
+#include "dtrain/train/trial.h"
+#include "objective.h"
+#include "script_model.h"
+
+namespace dtrain::worker {
+
+class ModelTrial final : public Trial {
+ public:
+  // The experiment must have a `model:`. ConfigError as ScriptModel.
+  explicit ModelTrial(TrialContext& context);
+
+  Loader training_loader() override;
+  Loader validation_loader() override;
+  Metrics train_batch(const Batch& batch) override;
+  Metrics evaluate_batch(const Batch& batch) override;
+  std::vector<std::filesystem::path> save_more(const std::filesystem::path& folder) override;
+
+ private:
+  at::Tensor features(const Batch& batch) const;
+
+  TrialContext& context_;
+  const config::ModelJob& job_;
+  ScriptModel model_;
+  Objective objective_;
+};
+
+}  // namespace dtrain::worker

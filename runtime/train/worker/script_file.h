@@ -1,0 +1,25 @@
+// Reads a TorchScript file, and says what a file is that is none.
+#pragma once
+
+#include <exception>
+#include <filesystem>
+#include <string>
+
+#include <torch/csrc/jit/api/module.h>
+
+namespace dtrain::worker {
+
+// ConfigError when it is missing or no TorchScript: what it is instead, and how to make one of it.
+torch::jit::Module load_script(const std::filesystem::path& file);
+
+// ConfigError unless `script` has a forward() that takes one tensor and may return one, trainable parameters, and all
+// its tensors on the CPU.
+void check_script(const torch::jit::Module& script, const std::filesystem::path& file);
+
+// What an exception of libtorch says, without its C++ stack.
+std::string torch_message(const std::exception& error);
+
+// "[64, 1, 28, 28] float32"
+std::string describe(const at::Tensor& tensor);
+
+}  // namespace dtrain::worker

@@ -1,0 +1,115 @@
+#include "script_model.h"
+
+#include <sstream>
+#include <utility>
+
+#include <torch/csrc/jit/runtime/graph_executor.h>
+
+#include "dtrain/base/error.h"
+#include "dtrain/base/file.h"
+#include "forward_error.h"
+#include "script_file.h"
+
+namespace dtrain::worker {
+
+ScriptTree::ScriptTree(const torch::jit::Module& script) : script_(script) {
+  const auto type = script.type();
+  for (std::size_t slot = 0; slot < type->numAttributes(); ++slot) {
+    const std::string& name = type->getAttributeName(slot);
+    const auto value = script._ivalue()->getSlot(slot);
+    if (type->getAttribute(slot)->is_module()) {
+      register_module(name, std::make_shared<ScriptTree>(torch::jit::Module(value.toObject())));
+    } else if (value.isTensor() && value.toTensor().defined()) {
+      if (type->is_parameter(slot)) {
+        register_parameter(name, value.toTensor(), value.toTensor().requires_grad());
+      } else if (type->is_buffer(slot)) {
+        buffers_.push_back({script._ivalue(), slot, register_buffer(name, value.toTensor())});
+      }
+    }
+  }
+}
+
+void ScriptTree::train(bool on) {
+  torch::nn::Module::train(on);
+  script_.train(on);
+}
+
+void ScriptTree::take_over_buffers() {
+  for (BufferSlot& buffer : buffers_) {
+    const at::Tensor current = buffer.owner->getSlot(buffer.slot).toTensor();
+    if (current.is_same(buffer.registered)) continue;
+    buffer.registered.set_data(current.detach());
+    buffer.owner->setSlot(buffer.slot, buffer.registered);
+  }
+  for (const auto& module : children()) module->as<ScriptTree>()->take_over_buffers();
+}
+
+namespace {
+
+// A parameter's storage is all parameters' flat one, and a file holds whole storages. Gives each one of its own for as
+// long as it lives.
+class OwnStorages {
+ public:
+  explicit OwnStorages(const torch::nn::Module& model) {
+    for (const at::Tensor& parameter : model.parameters()) {
+      places_.emplace_back(parameter, parameter.variable_data());
+      at::Tensor(parameter).set_data(parameter.variable_data().clone());
+    }
+  }
+  ~OwnStorages() {
+    for (auto& [parameter, place] : places_) parameter.set_data(place);
+  }
+  OwnStorages(const OwnStorages&) = delete;
+  OwnStorages& operator=(const OwnStorages&) = delete;
+
+ private:
+  std::vector<std::pair<at::Tensor, at::Tensor>> places_;
+};
+
+}  // namespace
+
+ScriptModel::ScriptModel(std::filesystem::path file) : file_(std::move(file)), script_(load_script(file_)) {
+  check_script(script_, file_);
+  tree_ = std::make_shared<ScriptTree>(script_);
+  for (const at::Tensor& parameter : tree_->parameters()) {
+    if (!parameter.requires_grad()) continue;
+    dtype_ = parameter.scalar_type();
+    break;
+  }
+}
+
+at::Tensor ScriptModel::forward(const at::Tensor& features) {
+  // Its optimizer fuses nothing on CPUs, makes the first steps slow, and has derivatives of its own for some operators:
+  // without it the model computes what it does in Python as a plain module.
+  const torch::jit::GraphOptimizerEnabledGuard plain(false);
+  torch::jit::IValue output;
+  try {
+    output = script_.forward({features});
+  } catch (const std::exception& error) {
+    const std::string message = torch_message(error);
+    const std::string where = failed_submodule(message, script_, file_);
+    throw Error("the model's forward() failed on features of shape " + describe(features) +
+                    (where.empty() ? "" : ", in " + where) + ": " + torch_cause(message),
+                "give it data of the shape and type it was made for, or change the model");
+  }
+  tree_->take_over_buffers();
+  if (!output.isTensor()) {
+    throw Error("the model's forward() returned " + output.type()->annotation_str() + ", not a Tensor",
+                "let it return the scores alone");
+  }
+  return output.toTensor();
+}
+
+void ScriptModel::save(const std::filesystem::path& path) const {
+  std::ostringstream content;
+  {
+    const OwnStorages storages(*tree_);
+    const bool training = tree_->is_training();
+    tree_->eval();
+    script_.save(content);
+    tree_->train(training);
+  }
+  write_file_atomic(path, content.view());
+}
+
+}  // namespace dtrain::worker

@@ -1,0 +1,56 @@
+// A TorchScript file as a model that dtrain trains in place: the file checked when it is loaded, its parameters and
+// buffers under the names they have in Python, forward() with errors that name the parameter or the method, and the
+// way back into a file that Python's torch.jit.load reads. Used by the training thread alone.
+#pragma once
+
+#include <filesystem>
+#include <memory>
+#include <vector>
+
+#include <torch/csrc/jit/api/module.h>
+#include <torch/nn/module.h>
+
+namespace dtrain::worker {
+
+// Mirrors the script's tree of modules. Parameters and buffers are registered as the very tensors of the script: what
+// the engine does to them (flat storage, gradients) the script sees. Switching training mode switches the script.
+class ScriptTree final : public torch::nn::Module {
+ public:
+  explicit ScriptTree(const torch::jit::Module& script);
+  void train(bool on = true) override;
+  // A script may assign a new tensor to a buffer (`self.mean = …`). Puts the registered tensor back in its place, with
+  // the new tensor's values. Call it after every forward.
+  void take_over_buffers();
+
+ private:
+  struct BufferSlot {
+    torch::jit::ObjectPtr owner;
+    std::size_t slot;
+    at::Tensor registered;
+  };
+  torch::jit::Module script_;
+  std::vector<BufferSlot> buffers_;
+};
+
+class ScriptModel {
+ public:
+  // ConfigError: no such file, no TorchScript (and how to make one), no forward() that takes one tensor and returns
+  // one, no parameter that requires a gradient, tensors that are not on the CPU.
+  explicit ScriptModel(std::filesystem::path file);
+
+  const std::shared_ptr<ScriptTree>& tree() const { return tree_; }
+  // Of the parameters; that of the first one where they differ.
+  at::ScalarType dtype() const { return dtype_; }
+  // Error naming the shape and type of `features`, and the submodule that failed with its parameters' shapes.
+  at::Tensor forward(const at::Tensor& features);
+  // Atomic. In evaluation mode, which is what one who loads it for use expects.
+  void save(const std::filesystem::path& path) const;
+
+ private:
+  std::filesystem::path file_;
+  torch::jit::Module script_;
+  std::shared_ptr<ScriptTree> tree_;
+  at::ScalarType dtype_ = at::kFloat;
+};
+
+}  // namespace dtrain::worker

@@ -1,0 +1,102 @@
+"""What the TorchScript tests share: models, data files, experiments, and dtrain's order of samples."""
+import struct
+import warnings
+
+import numpy
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+warnings.filterwarnings("ignore", category=DeprecationWarning)  # of torch.jit
+
+
+def write_idx(path, array):
+    path.write_bytes(struct.pack(f">HBB{array.ndim}I", 0, 8, array.ndim, *array.shape) + array.astype(numpy.uint8).tobytes())
+
+
+def save_script(model, path, traced_with=None):
+    """Scripted, or traced with this input (in training mode, so that batch norm stays trainable)."""
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    script = torch.jit.script(model) if traced_with is None else torch.jit.trace(model, traced_with, check_trace=False)
+    script.load_state_dict(before)  # tracing ran it, which moved batch norm's statistics
+    script.save(str(path))
+    return path
+
+
+def experiment(model, data, steps=5, batch=16, slots=1, loss="cross_entropy", optimizer=None, **more):
+    """The sections of an experiment file."""
+    return {"name": "script", "model": str(model), "loss": loss, "data": data,
+            "optimizer": optimizer or {"kind": "sgd", "lr": 0.05}, "hyperparameters": {"global_batch_size": batch},
+            "resources": {"slots_per_trial": slots}, "searcher": {"metric": "loss", "max_length": {"batches": steps}}, **more}
+
+
+# The order of an epoch, as runtime/data/include/dtrain/data/sampler.h defines it.
+MASK = (1 << 64) - 1
+GAMMA = 0x9E3779B97F4A7C15
+
+
+def mix(z):
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & MASK
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & MASK
+    return z ^ (z >> 31)
+
+
+def epoch_order(size, seed=0, epoch=0):
+    state = 0
+    for part in (int.from_bytes(b"order", "big"), seed, epoch):
+        state = mix((state + GAMMA + part) & MASK)
+    order = list(range(size))
+    for i in range(size, 1, -1):
+        while True:
+            state = (state + GAMMA) & MASK
+            product = mix(state) * i
+            if product & MASK >= (1 << 64) % i:
+                break
+        j = product >> 64
+        order[i - 1], order[j] = order[j], order[i - 1]
+    return order
+
+
+class Tied(nn.Module):
+    def __init__(self, weight):
+        super().__init__()
+        self.weight = weight
+        self.bias = nn.Parameter(torch.zeros(weight.shape[0]))
+
+    def forward(self, x):
+        return F.linear(x, self.weight, self.bias)
+
+
+class Net(nn.Module):
+    """For 8x8 images: a convolution, batch norm, a weight two layers share, a frozen parameter, one that nothing uses, a
+    buffer that forward() assigns anew."""
+
+    def __init__(self, width=32):
+        super().__init__()
+        # No bias before batch norm: its gradient is zero but for rounding, which adam would blow up to whole steps.
+        self.body = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1, bias=False), nn.BatchNorm2d(4), nn.ReLU())
+        self.fc1 = nn.Linear(256, width)
+        self.tied_a = Tied(nn.Parameter(torch.randn(width, width) * 0.2))
+        self.tied_b = Tied(self.tied_a.weight)
+        self.out = nn.Linear(width, 10)
+        self.never = nn.Parameter(torch.randn(7))
+        self.frozen = nn.Parameter(torch.rand(width) + 0.5, requires_grad=False)
+        self.register_buffer("seen", torch.zeros(width))
+
+    def forward(self, images):
+        h = self.fc1(self.body(images).flatten(1)).relu() * self.frozen
+        if self.training:
+            self.seen = self.seen * 0.9 + h.detach().mean(0) * 0.1
+        h = self.tied_b(self.tied_a(h).relu()).relu()
+        return self.out(h)
+
+
+def random_weights(model, seed):
+    """Random everywhere: a parameter of zeros would have no norm to compare with."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                scale = 0.18 if parameter.dim() == 2 else 0.3
+                parameter.copy_(torch.randn(parameter.shape, generator=generator, dtype=torch.float64) * scale)
+    return model
