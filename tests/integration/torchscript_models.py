@@ -1,11 +1,15 @@
-"""What the TorchScript tests share: models, data files, experiments, and dtrain's order of samples."""
+"""What the TorchScript tests share: models, data files, experiments, runs, and dtrain's order of samples."""
 import struct
+import sys
+import unittest
 import warnings
 
 import numpy
 import torch
 import torch.nn.functional as F
 from torch import nn
+
+from harness import Build, Workplace, launch, overrides, run, write_experiment
 
 warnings.filterwarnings("ignore", category=DeprecationWarning)  # of torch.jit
 
@@ -100,3 +104,59 @@ def random_weights(model, seed):
                 scale = 0.18 if parameter.dim() == 2 else 0.3
                 parameter.copy_(torch.randn(parameter.shape, generator=generator, dtype=torch.float64) * scale)
     return model
+
+
+class Mlp(nn.Module):
+    def __init__(self, inputs=64, outputs=10, hidden=16):
+        super().__init__()
+        self.hidden = nn.Sequential(nn.Linear(inputs, hidden), nn.ReLU())
+        self.fc2 = nn.Linear(hidden, outputs)
+
+    def forward(self, x):
+        return self.fc2(self.hidden(x.flatten(1)))
+
+
+class ScriptTest(unittest.TestCase):
+    build = None  # set by main()
+
+    def setUp(self):
+        torch.manual_seed(0)
+        self.work = Workplace(type(self).__name__)
+        self.folder = self.work.path
+        self.problems_before = self.problems()
+
+    def problems(self):
+        return len(self._outcome.result.errors) + len(self._outcome.result.failures)
+
+    def tearDown(self):
+        if self.problems() == self.problems_before:
+            self.work.remove()
+        else:
+            print(f"the runs are in {self.work.path}", file=sys.stderr)
+
+    def idx_data(self, samples=48, size=8, classes=10):
+        """Images whose class can be learnt: its row is brighter."""
+        generator = numpy.random.default_rng(1)
+        labels = generator.integers(0, classes, samples)
+        images = generator.integers(0, 100, (samples, size, size))
+        images[numpy.arange(samples), labels % size] += 100
+        write_idx(self.folder / "images", images)
+        write_idx(self.folder / "labels", labels)
+        return {"format": "idx", "training": {"features": "images", "target": "labels"}}
+
+    def alone(self, sections, sets=(), **extra_environment):
+        """One rank, without a launcher."""
+        run_dir = self.work.new_run()
+        file = write_experiment(self.folder / "experiment.yaml", **sections)
+        return run([self.build.program("dtrain-worker"), str(file), "--run-dir", str(run_dir), *overrides(sets)], run_dir,
+                   **extra_environment)
+
+    def launched(self, sections):
+        file = write_experiment(self.folder / "experiment.yaml", **sections)
+        return launch(self.build, file, self.work.new_run())
+
+
+def main():
+    """For a program of ScriptTests."""
+    ScriptTest.build = Build(sys.argv[1], "dtrain-worker")
+    unittest.main(argv=[sys.argv[0], *sys.argv[2:]], verbosity=2, warnings="ignore")  # torch.jit calls itself deprecated
