@@ -12,7 +12,7 @@ cd "$(dirname "$0")/.."
 
 readonly torch_version=2.11.0
 readonly libtorch_small=("torch==$torch_version" nvidia-cuda-runtime==13.0.96 nvidia-cuda-cupti==13.0.85 nvidia-nccl-cu13==2.28.9)
-readonly peer_wheels=("torch==$torch_version" numpy==2.2.6 safetensors==0.6.2)
+readonly peer_wheels=("torch==$torch_version" numpy==2.2.6 safetensors==0.6.2 jsonschema==4.26.0 PyYAML==6.0.3)
 
 readonly build_packages=(
   g++ cmake ninja-build make git ccache mold pkg-config ca-certificates

@@ -1,9 +1,11 @@
 #include <cstdio>
 #include <memory>
+#include <numeric>
 #include <string>
 #include <vector>
 
 #include "commands.h"
+#include "dtrain/config/cluster.h"
 #include "dtrain/config/experiment.h"
 #include "dtrain/scheduler/batch_split.h"
 
@@ -11,36 +13,69 @@ namespace dtrain::cli {
 namespace {
 
 struct Arguments {
-  std::string file;
+  std::vector<std::string> files;
+  std::string cluster;
   std::vector<std::string> overrides;
 };
 
-void check(const Arguments& arguments) {
-  const config::Experiment experiment = config::read_experiment(arguments.file, arguments.overrides);
+std::string slots_text(int slots) {
+  return std::to_string(slots) + (slots == 1 ? " slot" : " slots");
+}
+
+void check_experiment(const std::string& file, const std::vector<std::string>& overrides) {
+  const config::Experiment experiment = config::read_experiment(file, overrides);
   const int slots = experiment.resources.slots_per_trial;
   const auto split = scheduler::split_batch(experiment.global_batch_size, slots);
   if (!split.warning.empty()) std::fprintf(stderr, "dtrain: warning: %s\n", split.warning.c_str());
-  std::printf("%s: ok: %s, %s, %d slot%s x %lld records a batch\n", arguments.file.c_str(), experiment.name.c_str(),
-              config::to_string(experiment.searcher.max_length).c_str(), slots, slots == 1 ? "" : "s",
+  std::printf("%s: ok: %s, %s, %s x %lld records a batch\n", file.c_str(), experiment.name.c_str(),
+              config::to_string(experiment.searcher.max_length).c_str(), slots_text(slots).c_str(),
               static_cast<long long>(split.per_slot));
+}
+
+void check_cluster(const std::string& file) {
+  const config::Cluster cluster = config::read_cluster(file);
+  const int slots = std::accumulate(cluster.agents.begin(), cluster.agents.end(), 0,
+                                    [](int sum, const config::Agent& agent) { return sum + agent.slots; });
+  const std::size_t agents = cluster.agents.size();
+  const std::string what = agents == 0
+                               ? "this machine"
+                               : std::to_string(agents) + (agents == 1 ? " agent, " : " agents, ") + slots_text(slots);
+  std::printf("%s: ok: %s\n", file.c_str(), what.c_str());
+}
+
+// Every file is looked at, whatever is wrong with those before it.
+int check(const Arguments& arguments) {
+  int code = static_cast<int>(ExitCode::kDone);
+  const auto report = [&](const auto& check_file) {
+    try {
+      check_file();
+    } catch (const config::ConfigErrors& errors) {
+      std::fprintf(stderr, "%s\n", errors.what());
+      code = static_cast<int>(ExitCode::kBadInput);
+    }
+  };
+  if (!arguments.cluster.empty()) report([&] { check_cluster(arguments.cluster); });
+  for (const std::string& file : arguments.files) report([&] { check_experiment(file, arguments.overrides); });
+  return code;
 }
 
 }  // namespace
 
-void add_config(CLI::App& app, int* exit_code) {
-  CLI::App* command = app.add_subcommand("config", "Work with experiment files");
-  command->require_subcommand(1);
+void add_config_check(CLI::App& config, int* exit_code) {
   auto arguments = std::make_shared<Arguments>();
-  CLI::App* check_command =
-      command->add_subcommand("check", "Say everything that is wrong with an experiment file (exit code 2), or ok");
-  check_command->add_option("FILE", arguments->file, "The experiment file (YAML)")->required();
-  check_command->add_option("--set", arguments->overrides, "Override one key before checking (repeatable)")
+  CLI::App* command = config.add_subcommand(
+      "check", "Say everything that is wrong with experiment or cluster files (exit code 2), or ok");
+  CLI::Option* files = command->add_option("FILE", arguments->files, "The experiment files (YAML)");
+  CLI::Option* cluster =
+      command->add_option("--cluster", arguments->cluster, "A cluster file (YAML) to check")->type_name("FILE");
+  command->add_option("--set", arguments->overrides, "Override one key of the experiments before checking (repeatable)")
       ->type_name("KEY=VALUE")
       ->expected(1)
-      ->take_all();
-  check_command->callback([arguments, exit_code] {
-    check(*arguments);
-    *exit_code = 0;
+      ->take_all()
+      ->needs(files);
+  command->callback([arguments, files, cluster, exit_code] {
+    if (files->empty() && cluster->empty()) throw CLI::RequiredError("FILE or --cluster");
+    *exit_code = check(*arguments);
   });
 }
 

@@ -88,7 +88,7 @@ void read_environment(Section environment, Experiment& experiment) {
   const Value* value = environment.find(key);
   if (value && value->is_map()) {
     for (const Entry& entry : value->entries) {
-      if (entry.value.items.empty() && entry.value.entries.empty()) {
+      if (entry.value.is_null() || entry.value.is_scalar()) {
         add(entry.value, entry.key, entry.value.text);
       } else {
         environment.report(entry.value, key,

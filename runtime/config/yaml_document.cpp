@@ -96,12 +96,13 @@ class TreeBuilder final : public YAML::EventHandler {
     }
     Frame& frame = stack_.back();
     if (frame.value.kind == Value::Kind::kList) {
+      // What is not there has the position of whatever comes after it, which may be past the end of the file.
+      if (value.is_null()) value.at = frame.value.items.empty() ? frame.value.at : frame.value.items.back().at;
       frame.value.items.push_back(std::move(value));
     } else if (!frame.key) {
       if (!value.is_scalar()) throw Stop{value.at.line, "a key must be a word, not " + describe(value)};
       frame.key = std::move(value);
     } else {
-      // What is not there has the position of whatever comes after it.
       if (value.is_null()) value.at = frame.key->at;
       frame.value.entries.push_back({std::move(frame.key->text), frame.key->at, std::move(value)});
       frame.key.reset();

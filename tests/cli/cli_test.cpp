@@ -66,6 +66,44 @@ TEST(ConfigCheck, SaysOkOrEverythingThatIsWrong) {
   EXPECT_EQ(dtrain(run, {"config", "check", "none.yaml"}).code, 2);
 }
 
+TEST(ConfigCheck, LooksAtEveryFile) {
+  const TestRun run;
+  const Result mixed = dtrain(run, {"config", "check", "none.yaml", run.experiment(), "nothing.yaml"});
+  EXPECT_EQ(mixed.code, 2);
+  EXPECT_THAT(mixed.out, HasSubstr(": ok: test, 20 batches"));
+  EXPECT_THAT(mixed.err, HasSubstr("none.yaml: cannot be read"));
+  EXPECT_THAT(mixed.err, HasSubstr("nothing.yaml: cannot be read"));
+  EXPECT_EQ(dtrain(run, {"config", "check"}).code, 2);
+}
+
+TEST(ConfigCheck, ReadsAClusterFileToo) {
+  const TestRun run;
+  const std::string file = run.folder() / "cluster.yaml";
+  std::ofstream(file) << "agents: [{id: a, slots: 8}, {id: b, slots: 4}]\n";
+  const Result good = dtrain(run, {"config", "check", "--cluster", file});
+  EXPECT_EQ(good.code, 0) << good.err;
+  EXPECT_THAT(good.out, HasSubstr("cluster.yaml: ok: 2 agents, 12 slots"));
+  std::ofstream(file) << "launcher: pbs\n";
+  const Result bad = dtrain(run, {"config", "check", "--cluster", file, run.experiment()});
+  EXPECT_EQ(bad.code, 2);
+  EXPECT_THAT(bad.err, HasSubstr("cluster.yaml:1: launcher: must be local, mpi or slurm, not 'pbs'"));
+  EXPECT_THAT(bad.out, HasSubstr(": ok: test")) << "the experiment is looked at all the same";
+  // Not used by launch yet, so not taken by it either.
+  EXPECT_EQ(dtrain(run, {"launch", run.experiment(), "--dry-run", "--cluster", file}).code, 2);
+}
+
+TEST(ConfigSchema, PrintsTheSchemaOfEachKindOfFile) {
+  const TestRun run;
+  for (const std::string kind : {"experiment", "cluster"}) {
+    const Result result = dtrain(run, {"config", "schema", kind});
+    EXPECT_EQ(result.code, 0) << result.err;
+    EXPECT_EQ(Json::parse(result.out).at("title"), "dtrain " + kind);
+  }
+  const Result wrong = dtrain(run, {"config", "schema", "claster"});
+  EXPECT_EQ(wrong.code, 2);
+  EXPECT_THAT(wrong.err, HasSubstr("cluster"));
+}
+
 TEST(Launch, BadInputStartsNothing) {
   TestRun run;
   for (const std::string wrong : {"searcher.max_length.batches=-1", "resources.slots=2", "nonsense"}) {

@@ -1,50 +1,68 @@
-// Every file of wrong/ has its exact errors beside it.
+// Every file of wrong/ and of wrong_cluster/ has its exact errors beside it.
+#include <algorithm>
 #include <filesystem>
 #include <vector>
 
 #include <gtest/gtest.h>
 
 #include "dtrain/base/file.h"
+#include "dtrain/config/cluster.h"
 #include "dtrain/config/experiment.h"
 
 namespace dtrain::config {
 namespace {
 
-const std::filesystem::path kFolder = DTRAIN_SOURCE_DIR "/tests/config/wrong";
+const std::filesystem::path kFolder = DTRAIN_SOURCE_DIR "/tests/config";
 
-std::vector<std::string> wrong_files() {
+// "wrong/01-unknown-key"
+std::vector<std::string> wrong_files(const std::string& folder) {
   std::vector<std::string> names;
-  for (const auto& entry : std::filesystem::directory_iterator(kFolder)) {
-    if (entry.path().extension() == ".yaml") names.push_back(entry.path().stem());
+  for (const auto& entry : std::filesystem::directory_iterator(kFolder / folder)) {
+    if (entry.path().extension() == ".yaml") names.push_back(folder + "/" + entry.path().stem().string());
   }
   std::sort(names.begin(), names.end());
   return names;
 }
 
-class WrongFile : public testing::TestWithParam<std::string> {
-  // Errors name a file as it was given: relative names keep the expectations free of folders.
-  void SetUp() override { std::filesystem::current_path(kFolder); }
-};
-
-TEST_P(WrongFile, GivesExactlyTheExpectedErrors) {
-  const std::string expected = read_file(GetParam() + ".expected");
-  try {
-    read_experiment(GetParam() + ".yaml");
-    FAIL() << "was accepted; expected:\n" << expected;
-  } catch (const ConfigErrors& errors) {
-    EXPECT_EQ(std::string(errors.what()) + "\n", expected);
-    EXPECT_FALSE(errors.diagnostics().empty());
-  }
-}
-
-INSTANTIATE_TEST_SUITE_P(All, WrongFile, testing::ValuesIn(wrong_files()), [](const auto& info) {
-  std::string name = info.param;
+std::string test_name(const testing::TestParamInfo<std::string>& info) {
+  std::string name = info.param.substr(info.param.find('/') + 1);
   std::replace(name.begin(), name.end(), '-', '_');
   return "File_" + name;
-});
+}
 
-TEST(WrongFiles, AreAtLeastThirty) {
-  EXPECT_GE(wrong_files().size(), 30u);
+class WrongFile : public testing::TestWithParam<std::string> {
+ protected:
+  // Errors name a file as it was given: relative names keep the expectations free of folders.
+  template <typename Read>
+  void expect_errors(const Read& read) {
+    const std::filesystem::path file = kFolder / GetParam();
+    std::filesystem::current_path(file.parent_path());
+    const std::string expected = read_file(file.filename().string() + ".expected");
+    try {
+      read(file.filename().string() + ".yaml");
+      FAIL() << "was accepted; expected:\n" << expected;
+    } catch (const ConfigErrors& errors) {
+      EXPECT_EQ(std::string(errors.what()) + "\n", expected);
+      EXPECT_FALSE(errors.diagnostics().empty());
+    }
+  }
+};
+
+class WrongExperiment : public WrongFile {};
+TEST_P(WrongExperiment, GivesExactlyTheExpectedErrors) {
+  expect_errors([](const std::string& file) { read_experiment(file); });
+}
+INSTANTIATE_TEST_SUITE_P(All, WrongExperiment, testing::ValuesIn(wrong_files("wrong")), test_name);
+
+class WrongCluster : public WrongFile {};
+TEST_P(WrongCluster, GivesExactlyTheExpectedErrors) {
+  expect_errors([](const std::string& file) { read_cluster(file); });
+}
+INSTANTIATE_TEST_SUITE_P(All, WrongCluster, testing::ValuesIn(wrong_files("wrong_cluster")), test_name);
+
+TEST(WrongFiles, AreManyOfEachKind) {
+  EXPECT_GE(wrong_files("wrong").size(), 48u);
+  EXPECT_GE(wrong_files("wrong_cluster").size(), 19u);
 }
 
 }  // namespace

@@ -1,0 +1,307 @@
+"""The JSON Schemas that `dtrain config schema` prints accept and refuse what the readers accept and refuse.
+
+    schema_test.py DTRAIN [TestClass[.test] ...]
+
+Editors check files with the schemas, dtrain with its readers: where the two differ, an editor lies. A real validator
+judges whole files, and every value that the schemas mention (and what lies just beyond, and values of other types) in
+every place; each verdict is compared with that of `dtrain config check`.
+"""
+import json
+import re
+import subprocess
+import sys
+import tempfile
+import unittest
+from pathlib import Path
+
+import jsonschema
+import yaml
+
+from schema_walk import at, declared, put, values_to_try, walk
+
+SOURCE = Path(__file__).resolve().parents[2]
+HERE = SOURCE / "tests" / "config"
+DTRAIN = None  # set by main()
+
+# Wrong files that a schema finds nothing wrong with, and why it cannot.
+NOT_EXPRESSIBLE = {
+    "wrong/11-duplicate-keys.yaml": "a validator sees the last of equal keys alone; editors report them themselves",
+    "wrong/12-batch-smaller-than-slots.yaml": "compares two values",
+    "wrong/25-several-documents.yaml": "a validator is given one document at a time",
+    "wrong/26-alias.yaml": "a validator sees what the alias stands for",
+    "wrong/30-entrypoint.yaml": "quotes inside of text",
+    "wrong_cluster/03-same-id.yaml": "compares values of several items",
+    "wrong_cluster/16-open-quote.yaml": "quotes inside of text",
+}
+# Files that no YAML reader can make a value of: nothing is left to validate.
+NOT_YAML = {f"wrong/{name}.yaml" for name in ("18-broken-indentation", "19-unclosed-bracket", "20-tab", "21-not-utf8",
+                                              "28-tag", "34-key-is-a-list", "35-control-character")}
+
+
+class CoreSchemaLoader(yaml.SafeLoader):
+    """Plain scalars as YAML 1.2 reads them, and editors with it: `yes` and `1_000` are text, `1e-3` is a number."""
+    yaml_implicit_resolvers = {}
+
+
+for tag, pattern, first in (
+        ("null", r"~|null|Null|NULL|", ["~", "n", "N", ""]),
+        ("bool", r"true|True|TRUE|false|False|FALSE", list("tTfF")),
+        ("int", r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+", list("-+0123456789")),
+        ("float", r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)",
+         list("-+.0123456789"))):
+    CoreSchemaLoader.add_implicit_resolver(f"tag:yaml.org,2002:{tag}", re.compile(f"^(?:{pattern})$"), first)
+
+
+def schema(kind):
+    result = subprocess.run([DTRAIN, "config", "schema", kind], capture_output=True, text=True, check=True)
+    return json.loads(result.stdout)
+
+
+def accepted(kind, files):
+    """Those of the files that `dtrain config check` accepts, and all that it says of the others."""
+    ok, said = set(), ""
+    for start in range(0, len(files), 400):
+        part = [str(file) for file in files[start:start + 400]]
+        commands = [[*part]] if kind == "experiment" else [["--cluster", file] for file in part]
+        for command in commands:
+            result = subprocess.run([DTRAIN, "config", "check", *command], capture_output=True, text=True, check=False)
+            lines = [line.split(": ok: ")[0] for line in result.stdout.splitlines()]
+            assert result.returncode == (0 if len(lines) == (len(part) if kind == "experiment" else 1) else 2), result
+            ok.update(lines)
+            said += result.stderr
+    return ok, said
+
+
+PROGRAM = {"entrypoint": "trial", "hyperparameters": {"global_batch_size": 1000000}, "searcher": {"max_length": {"epochs": 1}}}
+
+
+def model(loss, optimizer, **data):
+    base = {key: value for key, value in PROGRAM.items() if key != "entrypoint"}
+    return base | {"model": "net.pt", "loss": loss, "optimizer": optimizer, "data": data}
+
+
+FILES = {"features": "a", "target": "b"}
+BASES = {
+    "experiment": {
+        "program": PROGRAM,
+        "constant": PROGRAM | {"hyperparameters": {"global_batch_size": {"type": "const", "val": 1000000}}},
+        "idx": model("mse", {"kind": "sgd", "lr": 0.1, "momentum": 0.5}, format="idx", training=FILES, validation=FILES),
+        "npy": model("cross_entropy", {"kind": "sgd", "lr": 0.1}, format="npy", training=FILES),
+        "safetensors": model("mse", {"kind": "adam", "lr": 0.1}, format="safetensors", training={"file": "a"},
+                             validation={"file": "b"}),
+        "tokens": model("cross_entropy", {"kind": "adamw", "lr": 0.1}, format="tokens", training={"file": "a"},
+                        validation={"file": "b"}, sequence_length=8),
+    },
+    "cluster": {
+        "local": {"agents": [{"id": "a", "slots": 1}], "launcher": {"type": "local"}},
+        "mpi": {"agents": [{"id": "a", "slots": 1}], "launcher": {"type": "mpi"}},
+    },
+}
+# Beside what the schemas themselves mention.
+MORE_VALUES = {
+    ("hyperparameters", "lr"): [0.1, "text", [1], {"type": "const", "val": 1}, {"type": "int"}, {"type": "const"},
+                                {"type": "const", "val": 1, "x": 2}, {"type": "relu"}, {"nested": {"a": 1}}],
+    ("hyperparameters", "global_batch_size"): [{"type": "const", "val": 0}, {"type": "int", "minval": 1}],
+    ("data", "anything"): [1, "x", [1], {"a": None}],
+    ("optimizer", "betas"): [[0, 0], [0.9, 1], [-0.1, 0.9], [0.9], [0.9, 0.9, 0.9], ["0.9", 0.9]],
+    ("labels",): [[1, True], [[1]], [None]],
+    ("entrypoint",): [["", "a"], ["a", ""], ["a", 1], [["a"]], "  "],
+    ("environment", "environment_variables"): [{"DTRAIN_X": 1}, {"A": []}, {"A": None}, ["A"], ["A="], ["1A=2"], [1]],
+    ("initial_weights",): ["a.pt", "a.safetensors"],
+    ("task_container_defaults", "dtrain_network_interface"): [
+        "10.0.0.0/32", "10.0.0.0/33", "10.0.0/8", "256.0.0.0/8", "::/0", "fd00::/129", "a/8", "/8", "eth 0", "..",
+        "a23456789012345", "a234567890123456"],
+    ("agents", 0, "id"): [".a", "a.b", "a/b", "a" * 64, "a" * 65],
+    ("agents", 0, "host"): ["-a", "a b", "a,b", "10.0.0.1", "::1"],
+    ("launcher", "options"): ["", "  ", [[1]]],
+}
+
+
+class Schemas(unittest.TestCase):
+    def test_are_schemas(self):
+        for kind in BASES:
+            jsonschema.Draft7Validator.check_schema(schema(kind))
+
+    def test_every_key_is_explained_and_its_default_and_examples_are_valid(self):
+        for kind in BASES:
+            root = schema(kind)
+            for path, parts in walk(root).items():
+                self.assertTrue(any("description" in part or "title" in part for part in parts) or
+                                path[-1] in ("type", "val", 0) or "min_checkpoint_period" in path, path)
+                for value in declared(parts):
+                    with self.subTest(kind=kind, path=path, value=value):
+                        bases = [put(base, path, value) for base in BASES[kind].values()]
+                        self.assertTrue(any(jsonschema.Draft7Validator(root).is_valid(base) for base in bases))
+
+
+class Files(unittest.TestCase):
+    """configs/, and the files of tests/config."""
+
+    def verdicts(self, kind, files):
+        validator = jsonschema.Draft7Validator(schema(kind))
+        by_reader, _ = accepted(kind, files)
+        for file in files:
+            try:
+                documents = list(yaml.load_all(file.read_bytes(), CoreSchemaLoader))
+                by_schema = all(validator.is_valid(document) for document in documents[:1] or [None])
+            except (yaml.YAMLError, TypeError):
+                by_schema = None
+            yield f"{file.parent.name}/{file.name}", str(file) in by_reader, by_schema
+
+    def check_good(self, kind, files):
+        self.assertTrue(files)
+        for name, by_reader, by_schema in self.verdicts(kind, files):
+            with self.subTest(name):
+                self.assertEqual((by_reader, by_schema), (True, True))
+
+    def check_wrong(self, kind, folder, at_least):
+        files = sorted((HERE / folder).glob("*.yaml"))
+        self.assertGreaterEqual(len(files), at_least)
+        for name, by_reader, by_schema in self.verdicts(kind, files):
+            with self.subTest(name):
+                expected = None if name in NOT_YAML else name in NOT_EXPRESSIBLE
+                self.assertEqual((by_reader, by_schema), (False, expected))
+
+    def test_good_experiments(self):
+        files = sorted((SOURCE / "configs").glob("*.yaml"))
+        self.check_good("experiment", [file for file in files if "cluster" not in file.name])
+
+    def test_good_clusters(self):
+        self.check_good("cluster", sorted((HERE / "good_cluster").glob("*.yaml")) +
+                        sorted((SOURCE / "configs").glob("*cluster*.yaml")))
+
+    def test_wrong_experiments(self):
+        self.check_wrong("experiment", "wrong", 48)
+
+    def test_wrong_clusters(self):
+        self.check_wrong("cluster", "wrong_cluster", 19)
+
+
+class Drift(unittest.TestCase):
+    """Every key of the schema is one of the reader, and the other way about, with the same values."""
+
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory(prefix="dtrain-schema-")
+        self.addCleanup(folder.cleanup)
+        self.folder = Path(folder.name)
+
+    def write(self, documents):
+        files = []
+        for number, document in enumerate(documents):
+            files.append(self.folder / f"{number:05}.yaml")
+            files[-1].write_text(json.dumps(document))  # JSON is YAML
+        return files
+
+    def test_bases_are_accepted(self):
+        for kind, bases in BASES.items():
+            files = self.write(bases.values())
+            ok, said = accepted(kind, files)
+            self.assertEqual(ok, {str(file) for file in files}, said)
+
+    def test_same_verdict_on_every_value(self):
+        for kind, bases in BASES.items():
+            root = schema(kind)
+            paths = walk(root)
+            cases = []
+            for name, base in bases.items():
+                for path in {**paths, **{path: [] for path in MORE_VALUES}}:
+                    # Elsewhere the bases of an experiment are all the same.
+                    special = (("hyperparameters",) if name == "constant" else
+                               ("entrypoint", "model", "loss", "optimizer", "data"))
+                    if kind == "experiment" and name != "program" and path[0] not in special:
+                        continue
+                    if put(base, path, 0) is None:
+                        continue
+                    for value in values_to_try(paths.get(path, [])) + MORE_VALUES.get(path, []):
+                        cases.append((name, path, value, put(base, path, value)))
+            if kind == "cluster":
+                cases = [case for case in cases if case[1][0] in ("agents", "launcher", "scheduler") or case[0] == "mpi"]
+            files = self.write(case[-1] for case in cases)
+            ok, _ = accepted(kind, files)
+            validator = jsonschema.Draft7Validator(root)
+            both = {True: 0, False: 0}
+            for (name, path, value, document), file in zip(cases, files):
+                by_schema = validator.is_valid(document)
+                both[by_schema] += 1
+                with self.subTest(kind=kind, base=name, path=path, value=value):
+                    self.assertEqual(str(file) in ok, by_schema, "reader, schema")
+            print(f"{kind}: {both[True]} files accepted and {both[False]} refused by both")
+            self.assertGreater(min(both.values()), 100)
+
+    def test_same_keys(self):
+        unknown = "zzzzzzzzzzzzzzzz"
+        for kind, bases in BASES.items():
+            found = {}
+            for path in [(), *walk(schema(kind))]:
+                for base in bases.values():
+                    document = put(base, (*path, unknown), 1)
+                    if document is None:
+                        continue
+                    _, said = accepted(kind, self.write([document]))
+                    match = re.search(rf"{unknown}: unknown key; known here: (.*)", said)
+                    if match:
+                        found.setdefault(path, set()).update(match.group(1).split(", "))
+            expected = {}
+            for path in walk(schema(kind)):
+                if path[0] == "hyperparameters" or path[-1] == 0:
+                    continue
+                expected.setdefault(path[:-1], set()).add(path[-1])
+            expected[()] = set(schema(kind)["properties"])
+            self.assertEqual(found, expected)
+
+    def test_defaults_are_those_in_effect(self):
+        file = self.write([PROGRAM | {"entrypoint": "/bin/true"}])[0]
+        result = subprocess.run([DTRAIN, "launch", str(file), "--dry-run", "--json"], capture_output=True, text=True, check=True)
+        experiment = json.loads(result.stdout)["experiment"]
+        compared = 0
+        for path, parts in walk(schema("experiment")).items():
+            defaults = [part["default"] for part in parts if "default" in part]
+            shown = at(experiment, path)
+            if defaults and shown is not None:
+                self.assertEqual(shown[0], defaults[0], path)
+                compared += 1
+        self.assertGreaterEqual(compared, 15)
+
+
+class Documentation(unittest.TestCase):
+    """The tables of docs/ name every key of the schema and no other."""
+
+    # Explained as a whole; the keys inside have no row of their own.
+    ONE_ROW = {("searcher", "max_length"), ("min_validation_period",), ("min_checkpoint_period",), ("launcher", "type"),
+               ("hyperparameters", "global_batch_size"), ("data", "validation")}
+
+    def documented(self, name):
+        keys, in_table = set(), False
+        for line in (SOURCE / "docs" / name).read_text().splitlines():
+            cells = [cell.strip() for cell in line.split("|")]
+            if line.startswith("|"):
+                in_table = in_table or cells[1] == "key"
+                if in_table:
+                    keys.update(re.findall(r"`([^`]+)`", cells[1]))
+            else:
+                in_table = False
+        return keys
+
+    def check(self, kind, name, free):
+        paths = walk(schema(kind))
+        sections = {path[:length] for path in paths for length in range(1, len(path))}
+        expected = set()
+        for path in paths:
+            inside = any(path[:length] in self.ONE_ROW for length in range(1, len(path)))
+            if not inside and (path not in sections or path in self.ONE_ROW):
+                expected.add(".".join(str(key) for key in path if key != 0))
+        names = {".".join(str(key) for key in section if key != 0) for section in sections}
+        documented = self.documented(name)
+        self.assertEqual(expected - documented, set(), "in the schema alone")
+        self.assertEqual(documented - expected - names - free, set(), "in the documentation alone")
+
+    def test_experiment(self):
+        self.check("experiment", "experiment.md", {"hyperparameters.*"})
+
+    def test_cluster(self):
+        self.check("cluster", "cluster.md", set())
+
+
+if __name__ == "__main__":
+    DTRAIN = sys.argv[1]
+    unittest.main(argv=[sys.argv[0], *sys.argv[2:]])
