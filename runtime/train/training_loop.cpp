@@ -89,7 +89,7 @@ bool TrainingLoop::epoch_is_full() const {
 
 bool TrainingLoop::run() {
   context_.wrapped().model->train();
-  if (experiment_.perform_initial_validation) validation_.run(0, 0);
+  experiment_.perform_initial_validation ? validation_.run(0, 0) : validation_.check_metric();
   start_epoch(0);
   progress_.start({0, total_batches_.value_or(0), 0, 0, batches_per_epoch_.value_or(0)});
   Outcome outcome = Outcome::kGoOn;

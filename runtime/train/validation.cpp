@@ -6,6 +6,7 @@
 #include <ATen/ATen.h>
 
 #include "dtrain/base/text.h"
+#include "dtrain/run/agreed_error.h"
 #include "startup_checks.h"
 
 namespace dtrain::train {
@@ -37,6 +38,28 @@ void Validation::run(std::int64_t batch, std::int64_t epoch) {
   if (session_.world().rank == 0) report(reduced, batch, epoch);
 }
 
+void Validation::require_metric(const std::vector<std::string>& names) const {
+  const std::string& metric = session_.experiment().searcher.metric;
+  if (std::find(names.begin(), names.end(), metric) != names.end()) return;
+  throw run::AgreedError("searcher.metric is '" + metric + "', which evaluate_batch() does not return",
+                         "use one of: " + join(names, ", "));
+}
+
+void Validation::check_metric() {
+  if (!loader_ || session_.experiment().searcher.metric.empty()) return;
+  torch::nn::Module& model = *context_.wrapped().model;
+  loader_->start_epoch(0);
+  auto part = loader_->next();
+  if (!part) return;
+  model.eval();
+  const at::NoGradGuard no_grad;
+  for (at::Tensor& tensor : part->tensors) tensor = tensor.to(context_.device());
+  std::vector<std::string> names;
+  for (const auto& [name, value] : trial_.evaluate_batch(*part)) names.push_back(name);
+  model.train();
+  require_metric(names);
+}
+
 void Validation::report(const ReducedMetrics& reduced, std::int64_t batch, std::int64_t epoch) {
   std::ostringstream text;
   for (const auto& [name, value] : reduced.means) text << "  " << name << " " << value;
@@ -47,13 +70,10 @@ void Validation::report(const ReducedMetrics& reduced, std::int64_t batch, std::
                {"metrics", reduced.means}};
   const auto& searcher = session_.experiment().searcher;
   if (!searcher.metric.empty()) {
+    std::vector<std::string> names;
+    for (const auto& [name, mean] : reduced.means) names.push_back(name);
+    require_metric(names);
     const auto value = reduced.means.find(searcher.metric);
-    if (value == reduced.means.end()) {
-      std::vector<std::string> names;
-      for (const auto& [name, mean] : reduced.means) names.push_back(name);
-      throw ConfigError("searcher.metric is '" + searcher.metric + "', which evaluate_batch() does not return",
-                        "use one of: " + join(names, ", "));
-    }
     const bool better = !best_ || (searcher.smaller_is_better ? value->second < *best_ : value->second > *best_);
     if (better) best_ = value->second;
     line["best"] = better;

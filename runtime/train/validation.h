@@ -18,7 +18,13 @@ class Validation {
   // metrics.jsonl. Does nothing for a trial without a validation loader. Collective.
   void run(std::int64_t batch, std::int64_t epoch);
 
+  // Evaluates one batch to see that searcher.metric is there, before hours are spent on training: AgreedError. Leaves
+  // nothing behind. Where no rank has a batch to evaluate, run() finds out.
+  void check_metric();
+
  private:
+  void require_metric(const std::vector<std::string>& names) const;
+
   void report(const ReducedMetrics& reduced, std::int64_t batch, std::int64_t epoch);
 
   Trial& trial_;

@@ -169,6 +169,13 @@ class Starting(RunTest):
         self.check_same(result, launched)
         self.assertIn("logs/rank-0001.log", self.files(result))
 
+    def test_torchrun_is_like_launch(self):
+        launched = self.launch(SYNTHETIC, self.SETS).expect(0)
+        run_dir = self.work.new_run()
+        torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--no-python", "--nproc-per-node", "2"]
+        command = [*torchrun, BUILD.program("synthetic"), str(SYNTHETIC), "--run-dir", str(run_dir), *overrides(self.SETS)]
+        self.check_same(run(command, run_dir).expect(0), launched)
+
     def test_alone_is_like_launch(self):
         one = self.SETS + ["resources.slots_per_trial=1"]
         launched = self.launch(SYNTHETIC, one).expect(0)
@@ -292,6 +299,7 @@ class Errors(RunTest):
         self.assertIn("rank 1 has parameter 'frozen' Double [33] (frozen) where rank 0 has parameter 'frozen' Double [32]",
                       result.output)
         self.assertEqual(result.output.count("built different models"), 1, result.output)
+        self.assertNotIn("rank 0 could not start", result.output)
         self.assertFalse(result.weights_file.exists())
 
     def test_a_missing_data_file_is_named(self):
@@ -311,7 +319,9 @@ class Errors(RunTest):
         self.assertIn("'layer3.weight' is in the file but not in the model", other.output)
 
     def test_a_metric_nobody_returns_is_named(self):
-        result = self.launch(SYNTHETIC, SMALL_SYNTHETIC + ["searcher.max_length.batches=2", "searcher.metric=f1"]).expect(1)
+        endless = SMALL_SYNTHETIC + ["searcher.max_length.batches=1000000000", "scheduling_unit=1"]
+        result = self.launch(SYNTHETIC, endless + ["searcher.metric=f1"]).expect(1)
+        self.assertEqual(result.metrics("training"), [], "it is known before the first step")
         self.assertIn("'f1'", result.output)
         self.assertIn("accuracy, loss", result.output)
 
