@@ -3,27 +3,14 @@
 #include <fstream>
 #include <set>
 
+#include "json_fields.h"
+
 namespace dtrain::analysis {
 namespace {
 
 constexpr int kNewestSchema = 1;
 
 using profile::Phase;
-
-std::int64_t integer(const Json& object, const char* key, std::int64_t fallback = 0) {
-  const auto value = object.find(key);
-  return value != object.end() && value->is_number() ? value->get<std::int64_t>() : fallback;
-}
-
-double number(const Json& object, const char* key) {
-  const auto value = object.find(key);
-  return value != object.end() && value->is_number() ? value->get<double>() : 0;
-}
-
-std::string text(const Json& object, const char* key) {
-  const auto value = object.find(key);
-  return value != object.end() && value->is_string() ? value->get<std::string>() : std::string();
-}
 
 StepLine to_step(const Json& json) {
   StepLine step{integer(json, "batch"),
@@ -38,7 +25,7 @@ StepLine to_step(const Json& json) {
   const auto phases = json.find("phases");
   if (phases == json.end() || !phases->is_object()) return step;
   for (std::size_t i = 0; i < profile::kPhaseCount; ++i) {
-    step.phases[i] = integer(*phases, std::string(profile::name_of(static_cast<Phase>(i))).c_str());
+    step.phases[i] = integer(*phases, std::string(profile::name_of(static_cast<Phase>(i))));
   }
   // In the dump "train_batch" holds its parts.
   step.phases[static_cast<std::size_t>(Phase::kTrainBatch)] -=

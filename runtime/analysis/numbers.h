@@ -1,6 +1,7 @@
 // Numbers as people read them.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <string>
@@ -10,7 +11,9 @@
 namespace dtrain::analysis {
 
 inline std::string seconds_text(double seconds) {
-  return format_duration(Nanoseconds(std::llround(seconds * 1e9)));
+  constexpr double kMost = 9e9;  // seconds, 285 years; nanoseconds beyond do not fit
+  if (std::isnan(seconds)) return "-";
+  return format_duration(Nanoseconds(std::llround(std::clamp(seconds, -kMost, kMost) * 1e9)));
 }
 
 // "1,234,567"

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <numeric>
 
+#include "json_fields.h"
+
 namespace dtrain::analysis {
 
 using profile::Phase;
@@ -30,7 +32,7 @@ void RankTotals::step(const StepLine& line) {
                                         line.phases[index_of(Phase::kBackward)]));
   wall_seconds.push_back(seconds(line.wall_ns));
   wall_sum_s += seconds(line.wall_ns);
-  samples += line.samples;
+  add_to(samples, line.samples);
   if (line.exchanged) waits.push_back({line.batch, line.phases[index_of(Phase::kAllreduceWait)]});
   if (!first_start_ns_) first_start_ns_ = line.start_ns;
   last_end_ns_ = std::max(last_end_ns_, line.start_ns + line.wall_ns);
@@ -39,7 +41,7 @@ void RankTotals::step(const StepLine& line) {
 void RankTotals::collective(const CollectiveLine& line) {
   CollectiveTotals& totals = collectives[{line.operation, line.bucket}];
   ++totals.count;
-  totals.bytes += line.bytes;
+  add_to(totals.bytes, line.bytes);
   totals.exposed_s += seconds(line.exposed_ns);
   totals.seconds.push_back(seconds(line.ended_ns - line.started_ns));
   totals.bus_bandwidth.push_back(line.bus_bandwidth);
@@ -51,12 +53,16 @@ void RankTotals::part(const PartLine& line) {
 
 void RankTotals::loader(const LoaderLine& line) {
   ++loader_records;
-  loader_queue_sum += line.queue_depth;
+  add_to(loader_queue_sum, line.queue_depth);
   if (line.queue_depth == 0) ++loader_empty;
 }
 
+void RankTotals::dropped(std::int64_t count) {
+  add_to(dropped_count, count);
+}
+
 void RankTotals::lost(std::int64_t count, const std::string& reason) {
-  lost_count += count;
+  add_to(lost_count, count);
   lost_reason = reason;
 }
 

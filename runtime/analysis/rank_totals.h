@@ -29,7 +29,7 @@ class RankTotals final : public DumpHandler {
   void part(const PartLine& line) override;
   void loader(const LoaderLine& line) override;
   void lost(std::int64_t count, const std::string& reason) override;
-  void dropped(std::int64_t count) override { dropped_count += count; }
+  void dropped(std::int64_t count) override;
   void end(const EndLine& line) override { ended = line; }
 
   // The loop as marked, else from the first step to the end of the last.

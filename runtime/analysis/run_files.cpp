@@ -1,9 +1,11 @@
 #include "run_files.h"
 
+#include <algorithm>
 #include <fstream>
 #include <functional>
 
 #include "dtrain/base/error.h"
+#include "json_fields.h"
 
 namespace dtrain::analysis {
 namespace {
@@ -16,15 +18,10 @@ void each_line(const std::filesystem::path& path, const std::function<void(const
   }
 }
 
-std::string text(const Json& object, const char* key) {
-  const auto value = object.find(key);
-  return value != object.end() && value->is_string() ? value->get<std::string>() : std::string();
-}
-
-std::optional<std::int64_t> integer(const Json& object, const char* key) {
-  const auto value = object.find(key);
-  if (value == object.end() || !value->is_number_integer()) return std::nullopt;
-  return value->get<std::int64_t>();
+std::int64_t sum_of(const Json& list) {
+  std::int64_t sum = 0;
+  for (const Json& item : list) add_to(sum, item.is_number_integer() ? item.get<std::int64_t>() : 0);
+  return sum;
 }
 
 void add_plan(const std::filesystem::path& path, RunSummary& summary) {
@@ -38,15 +35,14 @@ void add_plan(const std::filesystem::path& path, RunSummary& summary) {
   }
   if (!plan.is_object()) return;
   summary.name = text(plan, "name");
-  summary.world_size = static_cast<int>(integer(plan, "world_size").value_or(0));
-  summary.global_batch_size = integer(plan, "global_batch_size");
+  summary.world_size = static_cast<int>(std::clamp<std::int64_t>(integer(plan, "world_size"), 0, kLargestWorld));
+  if (const auto batch = integer(plan, "global_batch_size", -1); batch >= 0) summary.global_batch_size = batch;
   if (const auto per_rank = plan.find("batch_per_rank"); !summary.global_batch_size && per_rank != plan.end()) {
-    if (per_rank->is_number_integer()) summary.global_batch_size = per_rank->get<std::int64_t>() * summary.world_size;
-    if (per_rank->is_array()) {
-      std::int64_t sum = 0;
-      for (const Json& batch : *per_rank) sum += batch.is_number_integer() ? batch.get<std::int64_t>() : 0;
-      summary.global_batch_size = sum;
+    std::int64_t all = 0;
+    if (!__builtin_mul_overflow(integer(plan, "batch_per_rank"), summary.world_size, &all) && all > 0) {
+      summary.global_batch_size = all;
     }
+    if (per_rank->is_array()) summary.global_batch_size = sum_of(*per_rank);
   }
 }
 
@@ -66,7 +62,7 @@ void add_run_files(const std::filesystem::path& run_dir, RunSummary& summary) {
     for (const auto& [name, value] : metrics->items()) {
       if (value.is_number()) summary.validation[name] = value.get<double>();
     }
-    summary.validation_batch = integer(line, "batch").value_or(0);
+    summary.validation_batch = integer(line, "batch");
   });
 }
 

@@ -7,6 +7,7 @@
 #include <set>
 
 #include "dtrain/base/error.h"
+#include "json_fields.h"
 #include "rank_totals.h"
 #include "run_files.h"
 #include "statistics.h"
@@ -17,6 +18,8 @@ namespace {
 
 namespace fs = std::filesystem;
 using profile::Phase;
+
+constexpr std::size_t kMissingNamed = 20;
 
 std::optional<double> part_of(const RankTotals& totals, const char* part) {
   const auto found = totals.parts_s.find(part);
@@ -38,8 +41,8 @@ RankSummary to_rank(RankTotals& totals) {
   RankSummary rank;
   rank.rank = totals.rank;
   const Json header = totals.first_line.value_or(Json::object());
-  rank.host = header.value("host", std::string());
-  rank.agent = header.value("agent", std::string());
+  rank.host = text(header, "host");
+  rank.agent = text(header, "agent");
   rank.steps = static_cast<std::int64_t>(totals.wall_seconds.size());
   rank.samples = totals.samples;
   rank.initialization_s = part_of(totals, "initialization");
@@ -169,7 +172,7 @@ void add_totals(std::vector<RankTotals>& ranks, RunSummary& summary) {
     outside_training_s +=
         (totals.phase_s(Phase::kValidation) + totals.phase_s(Phase::kCheckpoint)) / static_cast<double>(ranks.size());
     summary.steps = std::max(summary.steps, rank.steps);
-    summary.samples += rank.samples;
+    add_to(summary.samples, rank.samples);
     summary.ranks.push_back(std::move(rank));
   }
   if (summary.in_steps_s > 0) summary.exposed_share = summary.exposed_s / summary.in_steps_s;
@@ -209,8 +212,16 @@ void add_agents(const fs::path& folder, RunSummary& summary) {
 void warn_about_missing_ranks(RunSummary& summary) {
   std::set<int> found;
   for (const RankSummary& rank : summary.ranks) found.insert(rank.rank);
+  std::vector<int> missing;
   for (int rank = 0; rank < summary.world_size; ++rank) {
-    if (!found.contains(rank)) summary.warnings.push_back("the dump of rank " + std::to_string(rank) + " is missing");
+    if (!found.contains(rank)) missing.push_back(rank);
+  }
+  const auto named = std::min(missing.size(), kMissingNamed);
+  for (std::size_t i = 0; i < named; ++i) {
+    summary.warnings.push_back("the dump of rank " + std::to_string(missing[i]) + " is missing");
+  }
+  if (missing.size() > named) {
+    summary.warnings.push_back("the dumps of " + std::to_string(missing.size() - named) + " more ranks are missing");
   }
 }
 
@@ -228,7 +239,8 @@ RunSummary summarize(const fs::path& run_dir) {
   if (summary.name.empty()) summary.name = fs::absolute(run_dir).lexically_normal().filename().string();
   std::vector<RankTotals> ranks = read_ranks(run_dir / "profile", summary);
   for (const RankTotals& rank : ranks) {
-    if (rank.first_line) summary.world_size = std::max(summary.world_size, rank.first_line->value("world_size", 0));
+    const auto claimed = rank.first_line ? integer(*rank.first_line, "world_size") : 0;
+    if (claimed > summary.world_size && claimed <= kLargestWorld) summary.world_size = static_cast<int>(claimed);
   }
   add_totals(ranks, summary);
   warn_about_missing_ranks(summary);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "json_fields.h"
 #include "statistics.h"
 
 namespace dtrain::analysis {
@@ -20,7 +21,7 @@ std::vector<MetricSummary> MetricValues::summary(const Json& units) const {
     std::vector<double> values = values_.at(name);
     MetricSummary metric;
     metric.name = name;
-    metric.unit = units.value(name, std::string());
+    metric.unit = text(units, name);
     metric.mean = mean(values);
     metric.min = *std::min_element(values.begin(), values.end());
     metric.max = *std::max_element(values.begin(), values.end());
@@ -30,6 +31,10 @@ std::vector<MetricSummary> MetricValues::summary(const Json& units) const {
     result.push_back(std::move(metric));
   }
   return result;
+}
+
+void AgentTotals::lost(std::int64_t count, const std::string&) {
+  add_to(lost_count, count);
 }
 
 void AgentTotals::system(const SystemLine& line) {
@@ -45,10 +50,11 @@ void AgentTotals::system(const SystemLine& line) {
 AgentSummary AgentTotals::summary() const {
   AgentSummary summary;
   const Json header = first_line.value_or(Json::object());
-  summary.agent = header.value("agent", std::string());
-  summary.host = header.value("host", std::string());
+  summary.agent = text(header, "agent");
+  summary.host = text(header, "host");
   summary.samples = samples_;
-  const Json units = header.value("units", Json::object());
+  const auto found = header.find("units");
+  const Json units = found != header.end() && found->is_object() ? *found : Json::object();
   summary.metrics = values_.summary(units);
   for (const auto& [index, values] : gpu_values_) {
     const auto known = gpus_.find(index);

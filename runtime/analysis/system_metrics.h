@@ -27,7 +27,7 @@ class AgentTotals final : public DumpHandler {
   void header(const Json& json) override { first_line = json; }
   void system(const SystemLine& line) override;
   void gpu(const GpuLine& line) override { gpus_[line.index] = line; }
-  void lost(std::int64_t count, const std::string&) override { lost_count += count; }
+  void lost(std::int64_t count, const std::string&) override;
   void end(const EndLine& line) override { ended = line; }
 
   AgentSummary summary() const;

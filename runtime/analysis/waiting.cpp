@@ -7,7 +7,8 @@ namespace {
 
 struct StepWaits {
   std::size_t ranks = 0;
-  std::int64_t sum_ns = 0, min_ns = 0, max_ns = 0;
+  double sum_ns = 0;
+  std::int64_t min_ns = 0, max_ns = 0;
   std::size_t last_rank = 0;  // that came last
   std::size_t newest_rank = 0;
 };
@@ -28,20 +29,20 @@ WaitSummary compare_waits(std::span<const std::vector<ExchangeWait>> ranks) {
         step.last_rank = rank;
       }
       if (step.ranks == 0 || wait.wait_ns > step.max_ns) step.max_ns = wait.wait_ns;
-      step.sum_ns += wait.wait_ns;
+      step.sum_ns += static_cast<double>(wait.wait_ns);
       step.newest_rank = rank;
       ++step.ranks;
     }
   }
-  const auto count = static_cast<std::int64_t>(ranks.size());
+  const auto count = static_cast<double>(ranks.size());
   for (const auto& [batch, step] : steps) {
     if (step.ranks != ranks.size()) continue;
     ++result.compared_steps;
     if (step.max_ns == step.min_ns) continue;
-    const std::int64_t beyond_ns = step.sum_ns - count * step.min_ns;
+    const double beyond_ns = step.sum_ns - count * static_cast<double>(step.min_ns);
     ++result.ranks[step.last_rank].steps;
-    result.ranks[step.last_rank].seconds += static_cast<double>(beyond_ns) / static_cast<double>(count - 1) / 1e9;
-    result.skew_seconds += static_cast<double>(beyond_ns) / static_cast<double>(count) / 1e9;
+    result.ranks[step.last_rank].seconds += beyond_ns / (count - 1) / 1e9;
+    result.skew_seconds += beyond_ns / count / 1e9;
   }
   return result;
 }

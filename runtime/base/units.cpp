@@ -1,5 +1,6 @@
 #include "dtrain/base/units.h"
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <cstdio>
@@ -33,7 +34,7 @@ std::string format_bytes(double bytes) {
 }
 
 std::string format_duration(Nanoseconds value) {
-  if (value.count() < 0) return "-" + format_duration(-value);
+  if (value.count() < 0) return "-" + format_duration(-std::max(value, -Nanoseconds::max()));  // min() has no opposite
   const auto count = static_cast<double>(value.count());
   if (value.count() == 0) return "0 s";
   if (count < 999.5) return format_fixed(count, 0, " ns");

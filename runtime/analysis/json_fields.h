@@ -1,0 +1,41 @@
+// Values of a JSON object that anybody may have written: what is missing, of another type or beyond all reason is the
+// fallback.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <string>
+
+#include "dtrain/base/json.h"
+
+namespace dtrain::analysis {
+
+// Of an integer's size, so that sums and differences of a few stay within 64 bits: 36 years in nanoseconds.
+inline constexpr std::int64_t kLargestInteger = std::int64_t{1} << 60;
+
+// Ranks: a world of more is damage, and must not become a million warnings.
+inline constexpr std::int64_t kLargestWorld = std::int64_t{1} << 20;
+
+inline std::int64_t integer(const Json& object, const std::string& key, std::int64_t fallback = 0) {
+  const auto value = object.find(key);
+  if (value == object.end() || !value->is_number()) return fallback;
+  const bool reasonable = std::abs(value->get<double>()) <= static_cast<double>(kLargestInteger);
+  return reasonable ? value->get<std::int64_t>() : fallback;
+}
+
+inline double number(const Json& object, const std::string& key) {
+  const auto value = object.find(key);
+  return value != object.end() && value->is_number() ? value->get<double>() : 0;
+}
+
+inline std::string text(const Json& object, const std::string& key) {
+  const auto value = object.find(key);
+  return value != object.end() && value->is_string() ? value->get<std::string>() : std::string();
+}
+
+// For totals: stays at the largest value instead of overflowing.
+inline void add_to(std::int64_t& total, std::int64_t value) {
+  if (__builtin_add_overflow(total, value, &total)) total = value > 0 ? INT64_MAX : INT64_MIN;
+}
+
+}  // namespace dtrain::analysis
