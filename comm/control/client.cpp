@@ -153,6 +153,10 @@ void ControlClient::handle(const Json& message) {
   if (type == "beat") {
     const Json& states = member(message, "states");
     if (!states.is_array() || states.size() != states_.size()) throw DataError("states of another world");
+    const auto known = [](const Json& state) {
+      return state.is_number_integer() && state >= 0 && state <= static_cast<int>(PeerState::kFinished);
+    };
+    if (!std::all_of(states.begin(), states.end(), known)) throw DataError("a state that does not exist");
     for (std::size_t i = 0; i < states_.size(); ++i) states_[i] = static_cast<PeerState>(states[i].get<int>());
   } else if (type == "value") {
     const auto asked = gets_.find(integer_member(message, "id"));
@@ -200,6 +204,10 @@ void ControlClient::closed(const std::string& reason, bool malformed) {
   changed_.notify_all();
   heartbeat_.cancel();
   publish({0, -1, "rank 0 (pid " + std::to_string(pid) + ") is gone: " + reason});
+  lock.lock();
+  closed_ = true;
+  lock.unlock();
+  changed_.notify_all();
 }
 
 void ControlClient::beat() {

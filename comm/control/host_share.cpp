@@ -53,11 +53,17 @@ SharedMemory share_on_host(ControlPlane& control, const std::string& name, const
   if (world.local_size == 1) return make();
   const std::string key = "share/" + world.host + "/" + name;
   if (world.local_rank != 0) {
-    const Json told = Json::parse(control.get(key));
-    if (told.contains("error")) {
-      throw CommError("local rank 0 could not make '" + name + "': " + told["error"].get<std::string>());
+    const Json told = Json::parse(control.get(key), nullptr, false);
+    const auto member = [&](const char* what) {
+      const auto found = told.is_object() ? told.find(what) : told.end();
+      return found != told.end() && found->is_string() ? found->get<std::string>() : std::string();
+    };
+    if (const auto error = member("error"); !error.empty()) {
+      throw CommError("local rank 0 could not make '" + name + "': " + error);
     }
-    return fetch(control, told["socket"].get<std::string>(), name);
+    const auto socket = member("socket");
+    if (socket.empty()) throw CommError("local rank 0 does not say where '" + name + "' is: " + to_line(told));
+    return fetch(control, socket, name);
   }
   SharedMemory memory;
   try {

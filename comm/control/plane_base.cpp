@@ -92,9 +92,10 @@ void PlaneBase::throw_if_failed(const Lock&) const {
 }
 
 bool PlaneBase::wait(Lock& lock, SteadyClock::time_point deadline, const std::function<bool()>& ready) {
-  changed_.wait_until(lock, deadline, [&] { return ready() || failure_; });
+  changed_.wait_until(lock, deadline, [&] { return ready() || failure_ || closed_; });
   if (ready()) return true;
   throw_if_failed(lock);
+  if (closed_) throw CommError("control: every rank has finished, and the connection to rank 0 is closed");
   return false;
 }
 

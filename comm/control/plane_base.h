@@ -48,15 +48,16 @@ class PlaneBase : public ControlPlane {
   // False: there was a failure before, or all is finished.
   bool publish(const RankFailure& failure, const std::function<void()>& tell = {});
   void throw_if_failed(const Lock& held) const;  // CommError with the failure's text
-  // Waits until `ready`; false at the deadline; CommError when the run fails meanwhile.
+  // Waits until `ready`; false at the deadline; CommError when the run fails or the connection closes meanwhile.
   bool wait(Lock& lock, SteadyClock::time_point deadline, const std::function<bool()>& ready);
   std::string seconds_of_timeout() const;
 
   const ControlOptions options_;
   mutable std::mutex mutex_;
   std::condition_variable changed_;
-  std::optional<RankFailure> failure_;  // guarded by mutex_, as are the next two
+  std::optional<RankFailure> failure_;  // guarded by mutex_, as are the next three
   bool all_finished_ = false;
+  bool closed_ = false;  // nothing more comes: who still waits would wait in vain
   std::vector<std::function<void(const RankFailure&)>> callbacks_;
   std::atomic<std::int64_t> step_{-1};
   asio::io_context io_;
