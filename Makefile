@@ -4,7 +4,7 @@ PRESET ?= release
 BIN := build/$(PRESET)/bin
 CXX_FILES := $(shell git ls-files '*.h' '*.cpp')
 
-.PHONY: help setup setup-test demo build test bench format format-check lint sanitize clean
+.PHONY: help setup setup-test demo build test bench format format-check lint sanitize fuzz clean
 
 help:
 	@echo "make demo      install what is missing, build, train Fashion-MNIST on 2 ranks"
@@ -13,6 +13,7 @@ help:
 	@echo "make build     build everything (PRESET=release|debug|asan|tsan)"
 	@echo "make format    lay out the sources;  make lint: clang-tidy on the torch-free layers"
 	@echo "make sanitize  the torch-free tests under ASan+UBSan and under TSan"
+	@echo "make fuzz      every fuzz target for FUZZ_SECONDS=600, two at a time (docs/fuzzing.md)"
 
 setup:
 	@scripts/setup.sh build
@@ -54,6 +55,14 @@ lint: setup-test
 sanitize: setup-test
 	@scripts/sanitize.sh asan $(JOBS)
 	@scripts/sanitize.sh tsan $(JOBS)
+
+FUZZ_SECONDS ?= 600
+fuzz:
+	@scripts/setup.sh lint
+	@mkdir -p build
+	@$(call configure,fuzz)
+	@scripts/quiet_build.sh fuzz $(JOBS) fuzz
+	@scripts/fuzz.sh $(FUZZ_SECONDS)
 
 clean:
 	rm -rf build

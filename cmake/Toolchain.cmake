@@ -31,3 +31,11 @@ if(DTRAIN_SANITIZE)
   add_compile_options(-fsanitize=${DTRAIN_SANITIZE} -fno-omit-frame-pointer)
   add_link_options(-fsanitize=${DTRAIN_SANITIZE})
 endif()
+if(DTRAIN_FUZZ)
+  if(NOT CMAKE_CXX_COMPILER_ID MATCHES Clang)
+    message(FATAL_ERROR "DTRAIN_FUZZ needs clang's libFuzzer, but the compiler is ${CMAKE_CXX_COMPILER_ID}: "
+                        "use the preset 'fuzz' (scripts/setup.sh lint installs clang++-14)")
+  endif()
+  # Every finding ends the program, the standard library's own checks included; only libFuzzer's programs have its main().
+  add_compile_options(-fsanitize=fuzzer-no-link -fno-sanitize-recover=all -D_GLIBCXX_ASSERTIONS)
+endif()

@@ -3,7 +3,7 @@
 #
 #   scripts/setup.sh build   compilers, libraries, libtorch, the Fashion-MNIST data (what `make demo` needs)
 #   scripts/setup.sh test    also the Python peers (DDP, torchrun, safetensors), Open MPI and Slurm (what `make test` needs)
-#   scripts/setup.sh lint    also clang-format and clang-tidy
+#   scripts/setup.sh lint    also clang-format, clang-tidy and clang with libFuzzer
 #
 # Distribution packages come from apt (root or sudo); wheels go into .deps/ inside the checkout.
 # DTRAIN_LIBTORCH=full|cpu overrides the choice made from the presence of an NVIDIA driver.
@@ -22,7 +22,7 @@ readonly build_packages=(
   dataset-fashion-mnist)
 readonly test_packages=(libgtest-dev libgmock-dev openmpi-bin libopenmpi-dev util-linux procps
   slurmctld slurmd slurm-client munge iproute2)
-readonly lint_packages=(clang-format-14 clang-tidy-14)
+readonly lint_packages=(clang-format-14 clang-tidy-14 clang-14 libclang-rt-14-dev)
 
 level=${1:-build}
 packages=("${build_packages[@]}")

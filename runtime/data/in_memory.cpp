@@ -51,7 +51,8 @@ Json to_json(std::int64_t size, const std::vector<Field>& fields) {
 
 }  // namespace
 
-InMemoryDataset InMemoryDataset::allocate(const std::string& label, std::int64_t size, const std::vector<Field>& fields) {
+InMemoryDataset InMemoryDataset::allocate(const std::string& label, std::int64_t size,
+                                          const std::vector<Field>& fields) {
   if (size < 1 || size > INT64_MAX / 16) {
     throw DataError("a data set of " + std::to_string(size) + " samples cannot be made");
   }

@@ -1,0 +1,85 @@
+#include "control_peer.h"
+
+#include <array>
+#include <stdexcept>
+
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "control/frame.h"
+#include "dtrain/base/text.h"
+
+namespace dtrain::fuzz {
+
+comm::ControlOptions control_options(int rank) {
+  comm::ControlOptions options;
+  options.world = {rank, 2, rank, 2, "fuzz-host"};
+  options.secret = "a secret for fuzzing only";
+  options.timeout = std::chrono::milliseconds(200);
+  options.heartbeat = std::chrono::seconds(60);
+  options.session = "fuzz";
+  return options;
+}
+
+comm::Handshake handshake(const std::string& server_nonce, const std::string& client_nonce) {
+  return {"fuzz", 0, 1, 2, server_nonce, client_nonce};
+}
+
+ControlPeer ControlPeer::connect(std::uint16_t port) {
+  UniqueFd fd(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  // A reset at the end: thousands of connections a second must not leave thousands of ports waiting.
+  const linger reset{1, 0};
+  ::setsockopt(fd.get(), SOL_SOCKET, SO_LINGER, &reset, sizeof reset);
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_port = htons(port);
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  if (!fd || ::connect(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0) {
+    throw std::runtime_error("cannot connect to port " + std::to_string(port));
+  }
+  return ControlPeer(std::move(fd));
+}
+
+void ControlPeer::send(std::string_view bytes) {
+  while (!bytes.empty()) {
+    const auto sent = ::send(socket_.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL);
+    if (sent <= 0) return;
+    bytes.remove_prefix(static_cast<std::size_t>(sent));
+  }
+}
+
+void ControlPeer::send_frame(const Json& message) {
+  send(comm::encode_frame(message));
+}
+
+std::optional<Json> ControlPeer::receive() {
+  std::array<unsigned char, comm::kFrameHeaderBytes> header{};
+  if (::recv(socket_.get(), header.data(), header.size(), MSG_WAITALL) != static_cast<ssize_t>(header.size()))
+    return {};
+  std::string payload(comm::decode_length(header.data()), '\0');
+  if (::recv(socket_.get(), payload.data(), payload.size(), MSG_WAITALL) != static_cast<ssize_t>(payload.size())) {
+    return {};
+  }
+  return comm::decode_payload(payload);
+}
+
+void ControlPeer::end() {
+  ::shutdown(socket_.get(), SHUT_WR);
+  std::array<char, 4096> rest;
+  while (::recv(socket_.get(), rest.data(), rest.size(), 0) > 0) {
+  }
+}
+
+std::string to_bytes(Input input, bool lines_are_frames) {
+  const std::string text(input.begin(), input.end());
+  if (!lines_are_frames) return text;
+  std::string bytes;
+  for (const auto& line : split(text, '\n')) {
+    for (int shift = 24; shift >= 0; shift -= 8) bytes.push_back(static_cast<char>(line.size() >> shift & 255));
+    bytes += line;
+  }
+  return bytes;
+}
+
+}  // namespace dtrain::fuzz

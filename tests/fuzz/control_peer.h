@@ -1,0 +1,43 @@
+// The other end of a control connection, whatever it says: frames and bytes over a blocking socket.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "control/auth.h"
+#include "dtrain/base/fd.h"
+#include "dtrain/base/json.h"
+#include "dtrain/comm/control.h"
+#include "targets.h"
+
+namespace dtrain::fuzz {
+
+// What both ends agree on; rank 1 of 2 talks to rank 0.
+comm::ControlOptions control_options(int rank);
+// What the two ends of one connection prove, given each other's nonces.
+comm::Handshake handshake(const std::string& server_nonce, const std::string& client_nonce);
+
+class ControlPeer {
+ public:
+  explicit ControlPeer(UniqueFd socket) : socket_(std::move(socket)) {}
+  // To a listener of this host.
+  static ControlPeer connect(std::uint16_t port);
+
+  // Nobody may be listening any more: then nothing is sent, or comes.
+  void send(std::string_view bytes);
+  void send_frame(const Json& message);
+  // The next frame; empty when the other end has closed.
+  std::optional<Json> receive();
+  // Says that nothing more comes, then waits until the other end has closed, too.
+  void end();
+
+ private:
+  UniqueFd socket_;
+};
+
+// The first byte says how the rest is sent: as it is, or each of its lines as a frame of its own.
+std::string to_bytes(Input input, bool lines_are_frames);
+
+}  // namespace dtrain::fuzz

@@ -1,0 +1,107 @@
+"""Writes seeds/: small inputs, right ones and nearly right ones, in the layout each target reads.
+    .deps/peers/bin/python tests/fuzz/make_seeds.py"""
+import gzip
+import io
+import struct
+from pathlib import Path
+
+import numpy as np
+from safetensors.numpy import save
+
+root = Path(__file__).resolve().parent
+seeds = root / "seeds"
+
+
+def write(target: str, name: str, content: bytes) -> None:
+    (seeds / target).mkdir(parents=True, exist_ok=True)
+    (seeds / target / name).write_bytes(content)
+
+
+def two(first: bytes, second: bytes) -> bytes:
+    return struct.pack("<H", len(first)) + first + second
+
+
+def idx(*shape: int) -> bytes:
+    header = bytes([0, 0, 8, len(shape)]) + b"".join(struct.pack(">I", n) for n in shape)
+    return header + bytes(range(int(np.prod(shape))))
+
+
+def npy(array: np.ndarray, version=(1, 0)) -> bytes:
+    file = io.BytesIO()
+    np.lib.format.write_array(file, array, version=version)
+    return file.getvalue()
+
+
+def packed(content: bytes) -> bytes:
+    return gzip.compress(content, mtime=0)
+
+
+write("idx", "plain", two(idx(3, 2, 2), idx(3)))
+write("idx", "gzip", two(packed(idx(3, 2, 2)), packed(idx(3))))
+write("idx", "members", two(packed(idx(3, 2, 2)[:9]) + packed(idx(3, 2, 2)[9:]), idx(3)))
+
+target = npy(np.arange(3))
+write("npy", "float32", two(npy(np.arange(6, dtype=np.float32).reshape(3, 2)), target))
+write("npy", "version2", two(npy(np.arange(3, dtype=np.uint8), (2, 0)), target))
+write("npy", "version3", two(npy(np.arange(3.0), (3, 0)), npy(np.arange(3, dtype=np.int32))))
+write("npy", "big_endian", two(npy(np.arange(3, dtype=">f4")), target))
+write("npy", "structured", two(npy(np.zeros(3, dtype=[("a", "<f4")])), target))
+write("npy", "gzip", two(packed(npy(np.arange(3.0))), target))
+
+features = np.arange(6, dtype=np.float32).reshape(3, 2)
+write("safetensors", "dataset", save({"features": features, "target": np.arange(3)}, {"made by": "numpy"}))
+write("safetensors", "weights", save({"a.weight": features, "b": np.array(1.0), "none": np.zeros((0, 2), np.float16)}))
+write("safetensors", "empty", save({}))
+
+for number, name in enumerate(["uint16", "uint32", "int32", "int64"]):
+    write("tokens", name, bytes([number, 3]) + np.arange(10).astype(name).tobytes())
+
+project = root.parents[1]
+wrong = sorted((project / "tests/config/wrong").glob("*.yaml"), key=lambda file: file.name)
+for file in [*project.glob("configs/*.yaml"), *wrong[::4]]:
+    write("experiment", file.stem, file.read_bytes())
+write("experiment", "model", b"""model: net.pt
+loss: cross_entropy
+optimizer: {kind: adamw, lr: 0.001, betas: [0.9, 0.99], weight_decay: 0.01}
+data:
+  format: npy
+  training: {features: x.npy, target: y.npy}
+hyperparameters: {global_batch_size: {type: const, val: 8}}
+searcher: {metric: loss, max_length: {records: 100}}
+""")
+
+hello = b'{"t":"hello","protocol":1,"session":"fuzz","generation":0,"rank":1,"size":2,"pid":1,"nonce":"00","proof":"@proof"}'
+peer = [b'{"t":"beat","step":3}', b'{"t":"get","k":"k","id":0}', b'{"t":"set","k":"a","v":{"hex":"ff00"}}',
+        b'{"t":"get","k":"later","id":1}', b'{"t":"gather","n":"g","v":"x"}', b'{"t":"who","n":"g"}', b'{"t":"noted"}',
+        b'{"t":"set","k":"later","v":"x"}']
+write("control_server", "stranger", b"\0" + struct.pack(">I", len(hello)) + hello)
+write("control_server", "hello", b"\2" + b"\n".join([hello, *peer]))
+write("control_server", "peer", b"\3" + b"\n".join(peer))
+write("control_server", "finish", b'\3{"t":"finish"}\n{"t":"beat","step":4}')
+write("control_server", "fail", b'\3{"t":"fail","rank":1,"step":2,"cause":"out of memory"}\n{"t":"noted"}')
+write("control_server", "frame", b"\1" + struct.pack(">I", len(peer[0])) + peer[0])
+
+challenge = b'{"t":"challenge","protocol":1,"nonce":"00"}'
+write("control_client", "impostor", b"\2" + challenge + b'\n{"t":"welcome","pid":1,"proof":"0000"}')
+write("control_client", "refused", b"\2" + challenge + b'\n{"t":"refused","why":"wrong secret"}')
+write("control_client", "raw", b"\0" + struct.pack(">I", len(challenge)) + challenge)
+write("control_client", "gathered", b'\3{"t":"beat","states":[1,1]}\n{"t":"gathered","n":"g","from":0,"v":["a",{"hex":"ff"}]}\n'
+                                    b'{"t":"value","id":0,"v":"x"}')
+write("control_client", "failed", b'\3{"t":"failed","rank":0,"step":5,"cause":"stopped"}')
+write("control_client", "missing", b'\3{"t":"missing","n":"g","text":"rank 0"}\n{"t":"finished"}')
+
+header = b'{"record":"header","schema":1,"kind":"rank","rank":0,"world_size":1,"host":"node","agent":"node0"}'
+step = (b'{"record":"step","batch":1,"epoch":0,"start_ns":1000,"wall_ns":500,"samples":10,"exchanged":true,"phases":'
+        b'{"dataloader_next":100,"train_batch":300,"train_batch.forward":100,"allreduce_wait":50,"other":50}}')
+rank = [header, b'{"record":"part","part":"loop","start_ns":1000,"end_ns":2000}', step,
+        b'{"record":"collective","batch":1,"operation":"all_reduce","bucket":0,"bytes":64,"started_ns":1,"ended_ns":9,'
+        b'"bus_bandwidth":1e9}',
+        b'{"record":"loader","batch":1,"queue_depth":0,"workers":1}', b'{"record":"dropped","count":2}',
+        b'{"record":"lost","count":1,"reason":"disk full"}', b'{"record":"end","how":"finished","dropped":2,"lost":1}']
+agent = [b'{"record":"header","schema":1,"kind":"agent","agent":"node0","host":"node","units":{"free_memory":"bytes"}}',
+         b'{"record":"gpu","index":0,"uuid":"GPU-1","name":"a GPU","total_memory":1024}',
+         b'{"record":"system","time_ns":5,"interval_ns":4,"free_memory":1e9,"cpu_util_per_core":[1,2.5],'
+         b'"gpus":[{"index":0,"gpu_util":5}],"processes":[{"rank":0,"resident_memory":4096,"cpu_util":50}]}', b'{"record":"end","how":"all ranks ended"}']
+write("dump", "whole", two(b"\n".join(rank) + b"\n", b"\n".join(agent) + b"\n"))
+write("dump", "torn", two(b"\n".join([header, step])[:-20], b""))
+write("dump", "newer", two(header.replace(b'"schema":1', b'"schema":2') + b"\n", b""))

@@ -1,0 +1,22 @@
+// The entry functions of the fuzz targets, one file each: whatever bytes come, a target returns, or throws what nobody
+// expects (a finding). libFuzzer calls them (fuzzer_main.cpp), and the ordinary build replays seeds and former crashes
+// through them (replay_test.cpp). One thread at a time.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+namespace dtrain::fuzz {
+
+using Input = std::span<const std::uint8_t>;
+
+void control_client(Input input);
+void control_server(Input input);
+void dump(Input input);
+void experiment(Input input);
+void idx(Input input);
+void npy(Input input);
+void safetensors(Input input);
+void tokens(Input input);
+
+}  // namespace dtrain::fuzz
