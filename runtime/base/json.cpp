@@ -4,6 +4,15 @@
 #include "dtrain/base/file.h"
 
 namespace dtrain {
+namespace {
+
+std::string reason_of(const Json::exception& error) {
+  std::string reason = error.what();  // opens with the library's name and a number in brackets
+  if (const auto bracket = reason.find("] "); bracket != std::string::npos) reason.erase(0, bracket + 2);
+  return reason;
+}
+
+}  // namespace
 
 std::string to_line(const Json& value) {
   return value.dump(-1, ' ', false, Json::error_handler_t::replace);
@@ -14,10 +23,9 @@ Json read_json(const std::filesystem::path& path) {
   try {
     return Json::parse(text);
   } catch (const Json::parse_error& error) {
-    // The library's text opens with its own name and number in brackets.
-    std::string reason = error.what();
-    if (const auto bracket = reason.find("] "); bracket != std::string::npos) reason.erase(0, bracket + 2);
-    throw DataError(path.string() + ": not valid JSON at byte " + std::to_string(error.byte) + ": " + reason);
+    throw DataError(path.string() + ": not valid JSON at byte " + std::to_string(error.byte) + ": " + reason_of(error));
+  } catch (const Json::exception& error) {
+    throw DataError(path.string() + ": not valid JSON: " + reason_of(error));
   }
 }
 

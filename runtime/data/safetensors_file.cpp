@@ -37,6 +37,12 @@ constexpr std::array kTypeSizes{
     TypeSize{"U64", 8},  TypeSize{"U32", 4},     TypeSize{"U16", 2},     TypeSize{"U8", 1},
     TypeSize{"BOOL", 1}, TypeSize{"F8_E4M3", 1}, TypeSize{"F8_E5M2", 1}, TypeSize{"C64", 8}};
 
+std::string reason_of(const SortedJson::exception& error) {
+  std::string reason = error.what();  // opens with the library's name and a number in brackets
+  if (const auto bracket = reason.find("] "); bracket != std::string::npos) reason.erase(0, bracket + 2);
+  return reason;
+}
+
 // Names that occur twice and depth that no header has are refused while parsing, before they cost memory.
 SortedJson parse(const DataFile& file, std::string_view text) {
   std::set<std::string> names;
@@ -50,9 +56,9 @@ SortedJson parse(const DataFile& file, std::string_view text) {
   try {
     return SortedJson::parse(text, watch);
   } catch (const SortedJson::parse_error& error) {
-    std::string reason = error.what();  // opens with the library's name in brackets
-    if (const auto bracket = reason.find("] "); bracket != std::string::npos) reason.erase(0, bracket + 2);
-    file.fail(kHeaderAt + (error.byte > 0 ? error.byte - 1 : 0), "the header is not valid JSON: " + reason);
+    file.fail(kHeaderAt + (error.byte > 0 ? error.byte - 1 : 0), "the header is not valid JSON: " + reason_of(error));
+  } catch (const SortedJson::exception& error) {  // a number beyond a double's, say
+    file.fail(kHeaderAt, "the header is not valid JSON: " + reason_of(error));
   }
 }
 

@@ -39,6 +39,8 @@ TEST(Json, ReadNamesFileAndOffset) {
   } catch (const DataError& error) {
     EXPECT_THAT(error.what(), HasSubstr((folder / "bad.json").string() + ": not valid JSON at byte 7"));
   }
+  write_file_atomic(folder / "large.json", R"({"a": 1e999})");
+  EXPECT_THROW(read_json(folder / "large.json"), DataError);
   EXPECT_THROW(read_json(folder / "missing.json"), SystemError);
 }
 
