@@ -32,7 +32,7 @@ class Listener {
   }
   std::uint16_t port() const { return port_; }
   ControlPeer accept() const {
-    UniqueFd peer(::accept4(fd_.get(), nullptr, nullptr, SOCK_CLOEXEC));
+    UniqueFd peer(retried([&] { return ::accept4(fd_.get(), nullptr, nullptr, SOCK_CLOEXEC); }));
     const linger reset{1, 0};  // as in ControlPeer::connect
     ::setsockopt(peer.get(), SOL_SOCKET, SO_LINGER, &reset, sizeof reset);
     return ControlPeer(std::move(peer));

@@ -1,9 +1,11 @@
 #include "control_peer.h"
 
 #include <array>
+#include <cstring>
 #include <stdexcept>
 
 #include <netinet/in.h>
+#include <poll.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -16,7 +18,7 @@ comm::ControlOptions control_options(int rank) {
   comm::ControlOptions options;
   options.world = {rank, 2, rank, 2, "fuzz-host"};
   options.secret = "a secret for fuzzing only";
-  options.timeout = std::chrono::milliseconds(200);
+  options.timeout = std::chrono::seconds(10);  // never met, also where many programs share the cores
   options.heartbeat = std::chrono::seconds(60);
   options.session = "fuzz";
   return options;
@@ -35,15 +37,20 @@ ControlPeer ControlPeer::connect(std::uint16_t port) {
   address.sin_family = AF_INET;
   address.sin_port = htons(port);
   address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  if (!fd || ::connect(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0) {
-    throw std::runtime_error("cannot connect to port " + std::to_string(port));
+  int result = fd ? ::connect(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) : -1;
+  if (result != 0 && errno == EINTR) {  // it goes on in the background
+    pollfd connected{fd.get(), POLLOUT, 0};
+    result = retried([&] { return ::poll(&connected, 1, -1); }) == 1 ? 0 : -1;
+  }
+  if (result != 0) {
+    throw std::runtime_error("cannot connect to port " + std::to_string(port) + ": " + std::strerror(errno));
   }
   return ControlPeer(std::move(fd));
 }
 
 void ControlPeer::send(std::string_view bytes) {
   while (!bytes.empty()) {
-    const auto sent = ::send(socket_.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL);
+    const auto sent = retried([&] { return ::send(socket_.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL); });
     if (sent <= 0) return;
     bytes.remove_prefix(static_cast<std::size_t>(sent));
   }
@@ -53,21 +60,29 @@ void ControlPeer::send_frame(const Json& message) {
   send(comm::encode_frame(message));
 }
 
+bool ControlPeer::fill(void* into, std::size_t size) {
+  auto* next = static_cast<std::byte*>(into);
+  while (size > 0) {
+    const auto got = retried([&] { return ::recv(socket_.get(), next, size, 0); });
+    if (got <= 0) return false;
+    next += got;
+    size -= static_cast<std::size_t>(got);
+  }
+  return true;
+}
+
 std::optional<Json> ControlPeer::receive() {
   std::array<unsigned char, comm::kFrameHeaderBytes> header{};
-  if (::recv(socket_.get(), header.data(), header.size(), MSG_WAITALL) != static_cast<ssize_t>(header.size()))
-    return {};
+  if (!fill(header.data(), header.size())) return {};
   std::string payload(comm::decode_length(header.data()), '\0');
-  if (::recv(socket_.get(), payload.data(), payload.size(), MSG_WAITALL) != static_cast<ssize_t>(payload.size())) {
-    return {};
-  }
+  if (!fill(payload.data(), payload.size())) return {};
   return comm::decode_payload(payload);
 }
 
 void ControlPeer::end() {
   ::shutdown(socket_.get(), SHUT_WR);
   std::array<char, 4096> rest;
-  while (::recv(socket_.get(), rest.data(), rest.size(), 0) > 0) {
+  while (retried([&] { return ::recv(socket_.get(), rest.data(), rest.size(), 0); }) > 0) {
   }
 }
 

@@ -1,6 +1,7 @@
 // The other end of a control connection, whatever it says: frames and bytes over a blocking socket.
 #pragma once
 
+#include <cerrno>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -19,6 +20,14 @@ comm::ControlOptions control_options(int rank);
 // What the two ends of one connection prove, given each other's nonces.
 comm::Handshake handshake(const std::string& server_nonce, const std::string& client_nonce);
 
+// A system call again, as often as a signal interrupts it: libFuzzer's clock is one.
+template <typename Call>
+auto retried(const Call& call) {
+  auto result = call();
+  while (result < 0 && errno == EINTR) result = call();
+  return result;
+}
+
 class ControlPeer {
  public:
   explicit ControlPeer(UniqueFd socket) : socket_(std::move(socket)) {}
@@ -34,6 +43,7 @@ class ControlPeer {
   void end();
 
  private:
+  bool fill(void* into, std::size_t size);
   UniqueFd socket_;
 };
 

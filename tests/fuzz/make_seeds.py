@@ -60,6 +60,9 @@ project = root.parents[1]
 wrong = sorted((project / "tests/config/wrong").glob("*.yaml"), key=lambda file: file.name)
 for file in [*project.glob("configs/*.yaml"), *wrong[::4]]:
     write("experiment", file.stem, file.read_bytes())
+wrong = sorted((project / "tests/config/wrong_cluster").glob("*.yaml"), key=lambda file: file.name)
+for file in [*(project / "tests/config/good_cluster").glob("*.yaml"), *wrong[::3]]:
+    write("cluster", file.stem, file.read_bytes())
 write("experiment", "model", b"""model: net.pt
 loss: cross_entropy
 optimizer: {kind: adamw, lr: 0.001, betas: [0.9, 0.99], weight_decay: 0.01}

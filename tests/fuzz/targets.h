@@ -10,6 +10,7 @@ namespace dtrain::fuzz {
 
 using Input = std::span<const std::uint8_t>;
 
+void cluster(Input input);
 void control_client(Input input);
 void control_server(Input input);
 void dump(Input input);
