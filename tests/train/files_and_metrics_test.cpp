@@ -84,7 +84,8 @@ TEST_F(Files, HostileSafetensorsAreRefused) {
   expect_refused(write(std::string(100'000, '['), 0), "");
   expect_refused(write(R"({"a": {"dtype": "F32", "shape": [2]}})", 8), "data_offsets");
   expect_refused(write(R"({"a": {"dtype": "F99", "shape": [2], "data_offsets": [0, 8]}})", 8), "F99");
-  expect_refused(write(R"({"a": {"dtype": "F32", "shape": [-1], "data_offsets": [0, 8]}})", 8), "-1 where a whole number");
+  expect_refused(write(R"({"a": {"dtype": "F32", "shape": [-1], "data_offsets": [0, 8]}})", 8),
+                 "-1 where a whole number");
   expect_refused(write(R"({"a": {"dtype": "F32", "shape": [4294967296, 4294967296], "data_offsets": [0, 8]}})", 8),
                  "impossible");
   expect_refused(write(R"({"a": {"dtype": "F32", "shape": [2], "data_offsets": [4, 12]}})", 8), "4 to 12");
