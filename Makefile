@@ -4,13 +4,14 @@ PRESET ?= release
 BIN := build/$(PRESET)/bin
 CXX_FILES := $(shell git ls-files '*.h' '*.cpp')
 
-.PHONY: help setup setup-test demo build test bench format format-check lint sanitize fuzz clean
+.PHONY: help setup setup-test demo build test bench deb format format-check lint sanitize fuzz clean
 
 help:
 	@echo "make demo      install what is missing, build, train Fashion-MNIST on 2 ranks"
 	@echo "make test      the same set-up with the Python peers; build everything, run all tests"
 	@echo "make bench     run the benchmarks and print their JSON"
 	@echo "make build     build everything (PRESET=release|debug|asan|tsan)"
+	@echo "make deb       the Debian package, in build/release"
 	@echo "make format    lay out the sources;  make lint: clang-tidy on the torch-free layers"
 	@echo "make sanitize  the torch-free tests under ASan+UBSan and under TSan"
 	@echo "make fuzz      every fuzz target for FUZZ_SECONDS=600, two at a time (docs/fuzzing.md)"
@@ -39,6 +40,12 @@ test: build
 
 bench: build
 	@scripts/bench.sh $(BIN)
+
+deb:
+	@scripts/setup.sh deb
+	@mkdir -p build
+	@$(call configure,release)
+	@scripts/deb.sh $(JOBS)
 
 format:
 	@clang-format-14 -i $(CXX_FILES)

@@ -1,18 +1,28 @@
-# dtrain_module(NAME SOURCES a.cpp ... [USES other modules] [PRIVATE_LIBS libraries] [PCH headers])
+# dtrain_module(NAME SOURCES a.cpp ... [USES other modules] [PRIVATE_LIBS libraries] [PCH headers]
+#               [PUBLISH headers|ALL] [TEST_ONLY])
 # A shared library libdtrain_NAME.so. Its public headers are include/dtrain/NAME/; it sees the headers of what it
 # USES and of nothing else: that is how the layers of docs/architecture.md are enforced. Modules share base's precompiled
-# header, unless they name heavy headers of their own.
+# header, unless they name heavy headers of their own. PUBLISH: those of its headers that a trial includes, which are installed
+# with the library. TEST_ONLY: not installed at all.
 function(dtrain_module name)
-  cmake_parse_arguments(arg "" "" "SOURCES;USES;PUBLIC_LIBS;PRIVATE_LIBS;PCH" ${ARGN})
+  cmake_parse_arguments(arg "TEST_ONLY" "" "SOURCES;USES;PUBLIC_LIBS;PRIVATE_LIBS;PCH;PUBLISH" ${ARGN})
   add_library(${name} SHARED ${arg_SOURCES})
+  add_library(dtrain::${name} ALIAS ${name})
   # No NAME_EXPORTS: a macro of its own would keep a target from using a shared precompiled header.
-  set_target_properties(${name} PROPERTIES OUTPUT_NAME dtrain_${name} DEFINE_SYMBOL "")
-  target_include_directories(${name} PUBLIC ${CMAKE_CURRENT_SOURCE_DIR}/include PRIVATE ${CMAKE_CURRENT_SOURCE_DIR})
+  # Before 1.0 every minor version may change the ABI.
+  set_target_properties(${name} PROPERTIES OUTPUT_NAME dtrain_${name} DEFINE_SYMBOL "" VERSION ${PROJECT_VERSION}
+                                           SOVERSION ${PROJECT_VERSION_MAJOR}.${PROJECT_VERSION_MINOR})
+  target_include_directories(${name} PUBLIC $<BUILD_INTERFACE:${CMAKE_CURRENT_SOURCE_DIR}/include>
+                             PRIVATE ${CMAKE_CURRENT_SOURCE_DIR})
+  target_compile_features(${name} PUBLIC cxx_std_20)
   target_link_libraries(${name} PUBLIC ${arg_USES} ${arg_PUBLIC_LIBS} PRIVATE ${arg_PRIVATE_LIBS})
   if(arg_PCH)
     target_precompile_headers(${name} PRIVATE ${arg_PCH})
   else()
     target_precompile_headers(${name} REUSE_FROM base)
+  endif()
+  if(NOT arg_TEST_ONLY)
+    dtrain_install_module(${name} ${arg_PUBLISH})
   endif()
 endfunction()
 

@@ -3,13 +3,21 @@
 # in namespaces of its own, with this machine's apt and pip configuration. Needs root and `debootstrap`.
 #
 #   scripts/fresh_machine.sh [--keep] 'make demo && make test'
+#   scripts/fresh_machine.sh [--keep] --copy FILE [--copy FILE ...] 'command'    no clone: these files, in /root
 #
 # The base system is made once (FRESH_BASE, default /var/tmp/dtrain-fresh-base); each run works on an overlay of it that is
 # thrown away afterwards, unless --keep (it then says where it is).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 keep=false
-if [ "${1:-}" = --keep ]; then keep=true; shift; fi
+copies=()
+while :; do
+  case "${1:-}" in
+    --keep) keep=true; shift ;;
+    --copy) copies+=("$2"); shift 2 ;;
+    *) break ;;
+  esac
+done
 command=${1:-make demo}
 base=${FRESH_BASE:-/var/tmp/dtrain-fresh-base}
 [ "$(id -u)" -eq 0 ] || { echo "fresh_machine: needs root" >&2; exit 1; }
@@ -42,7 +50,13 @@ finish() {
 }
 trap finish EXIT
 mount -t overlay overlay -o "lowerdir=$base,upperdir=$work/upper,workdir=$work/lower-work" "$work/root"
-git clone -q . "$work/root/root/dtrain"
+if [ ${#copies[@]} -gt 0 ]; then
+  cp "${copies[@]}" "$work/root/root/"
+  command="apt-get update -qq; cd /root && $command"
+else
+  git clone -q . "$work/root/root/dtrain"
+  command="apt-get update -qq && apt-get install -y -qq --no-install-recommends git make >/dev/null 2>&1; cd /root/dtrain && $command"
+fi
 unshare --mount --pid --uts --ipc --fork --kill-child bash -c '
   set -e
   root=$1
@@ -52,5 +66,5 @@ unshare --mount --pid --uts --ipc --fork --kill-child bash -c '
   mount -t tmpfs tmpfs "$root/dev/shm"
   hostname fresh
   exec chroot "$root" /usr/bin/env -i HOME=/root TERM=dumb PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin \
-    bash -c "apt-get update -qq && apt-get install -y -qq --no-install-recommends git make >/dev/null 2>&1; cd /root/dtrain && $2"
+    bash -c "$2"
 ' - "$work/root" "$command"

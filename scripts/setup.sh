@@ -3,6 +3,7 @@
 #
 #   scripts/setup.sh build   compilers, libraries, libtorch, the Fashion-MNIST data (what `make demo` needs)
 #   scripts/setup.sh test    also the Python peers (DDP, torchrun, safetensors), Open MPI and Slurm (what `make test` needs)
+#   scripts/setup.sh deb     build's, and what makes the Debian package (`make deb`)
 #   scripts/setup.sh lint    also clang-format, clang-tidy and clang with libFuzzer
 #
 # Distribution packages come from apt (root or sudo); wheels go into .deps/ inside the checkout.
@@ -11,7 +12,6 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 readonly torch_version=2.11.0
-readonly libtorch_small=("torch==$torch_version" nvidia-cuda-runtime==13.0.96 nvidia-cuda-cupti==13.0.85 nvidia-nccl-cu13==2.28.9)
 readonly peer_wheels=("torch==$torch_version" numpy==2.2.6 safetensors==0.6.2 jsonschema==4.26.0 PyYAML==6.0.3)
 
 readonly build_packages=(
@@ -21,7 +21,8 @@ readonly build_packages=(
   libhwloc-dev libhwy-dev zlib1g-dev
   dataset-fashion-mnist)
 readonly test_packages=(libgtest-dev libgmock-dev openmpi-bin libopenmpi-dev util-linux procps
-  slurmctld slurmd slurm-client munge iproute2)
+  slurmctld slurmd slurm-client munge iproute2
+  zsh groff-base man-db)
 readonly lint_packages=(clang-format-14 clang-tidy-14 clang-14 libclang-rt-14-dev)
 
 level=${1:-build}
@@ -29,8 +30,9 @@ packages=("${build_packages[@]}")
 case "$level" in
   build) ;;
   test) packages+=("${test_packages[@]}") ;;
+  deb) packages+=(dpkg-dev file) ;;
   lint) packages+=("${test_packages[@]}" "${lint_packages[@]}") ;;
-  *) echo "setup: unknown level '$level'; use build, test or lint" >&2; exit 2 ;;
+  *) echo "setup: unknown level '$level'; use build, test, deb or lint" >&2; exit 2 ;;
 esac
 
 say() { echo "setup: $*"; }
@@ -72,27 +74,10 @@ install_packages() {
   fi
 }
 
-# Runs pip in a scratch environment of its own, so that it works wherever python3-venv does.
-pip_run() {
-  [ -x .deps/pip/bin/python ] || /usr/bin/python3 -m venv .deps/pip
-  .deps/pip/bin/python -m pip "$@" --quiet --disable-pip-version-check --no-input --no-cache-dir
-}
-
-has_nvidia_driver() { [ -e /proc/driver/nvidia/version ] || [ -e /dev/nvidiactl ]; }
-
 install_libtorch() {
-  local flavour=${DTRAIN_LIBTORCH:-} stamp
-  [ -n "$flavour" ] || { has_nvidia_driver && flavour=full || flavour=cpu; }
-  stamp="$flavour ${libtorch_small[*]}"
-  [ "$(cat .deps/libtorch.stamp 2>/dev/null)" = "$stamp" ] && return 0
-  say "fetching libtorch $torch_version ($flavour)"
-  rm -rf .deps/libtorch .deps/libtorch.stamp
-  case "$flavour" in
-    cpu) pip_run install --no-compile --no-deps --target .deps/libtorch "${libtorch_small[@]}" ;;
-    full) pip_run install --no-compile --target .deps/libtorch "torch==$torch_version" ;;
-    *) echo "setup: DTRAIN_LIBTORCH is '$flavour'; use full or cpu" >&2; exit 2 ;;
-  esac
-  echo "$stamp" >.deps/libtorch.stamp
+  local flavour=()
+  [ -z "${DTRAIN_LIBTORCH:-}" ] || flavour=(--flavour "$DTRAIN_LIBTORCH")
+  packaging/dtrain-get-libtorch --to .deps/libtorch "${flavour[@]}"
 }
 
 install_peers() {
@@ -108,4 +93,4 @@ install_peers() {
 mkdir -p .deps
 install_packages
 install_libtorch
-[ "$level" = build ] || install_peers
+[ "$level" = build ] || [ "$level" = deb ] || install_peers

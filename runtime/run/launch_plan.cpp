@@ -11,6 +11,7 @@
 #include "dtrain/host/identity.h"
 #include "dtrain/run/version.h"
 #include "dtrain/scheduler/local_slots.h"
+#include "libtorch.h"
 #include "model_file.h"
 
 namespace dtrain::run {
@@ -78,6 +79,10 @@ LaunchPlan make_launch_plan(const LaunchRequest& request, const Variables& varia
     plan.command.push_back(value);
   }
 
+  Variables of_a_rank = variables;
+  for (const auto& [name, value] : plan.experiment.environment_variables) of_a_rank[name] = value;
+  plan.library_path = find_libraries(plan.command.front(), of_a_rank);
+
   const scheduler::LocalSlots local = scheduler::local_slots(slots);
   if (!local.warning.empty()) plan.warnings.push_back(local.warning);
   for (const scheduler::Slot& slot : local.slots) plan.ranks.push_back({slot.index, plan.host, slot.cpus});
@@ -127,6 +132,7 @@ Variables thread_variables(const LaunchPlan& plan, const RankPlacement& rank, co
     result["OMP_NUM_THREADS"] = std::to_string(std::max<std::size_t>(1, rank.cpus.size()));
   }
   for (const auto& [name, value] : plan.experiment.environment_variables) result[name] = value;
+  if (!plan.library_path.empty()) result["LD_LIBRARY_PATH"] = plan.library_path;
   return result;
 }
 

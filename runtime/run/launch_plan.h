@@ -18,6 +18,7 @@ struct LaunchPlan {
   std::vector<std::string> overrides;
   std::string host;
   std::vector<std::string> command;  // of every rank
+  std::string library_path;          // its LD_LIBRARY_PATH; empty: as it is
   scheduler::BatchSplit split;
   std::vector<RankPlacement> ranks;
   std::vector<std::string> warnings;

@@ -28,7 +28,7 @@ TEST(Cli, HelpTeaches) {
   const TestRun run;
   const Result help = dtrain(run, {"--help"});
   EXPECT_EQ(help.code, 0);
-  for (const char* part : {"launch", "config", "logs", "summary", "version", "examples:", "--dry-run"}) {
+  for (const char* part : {"launch", "config", "logs", "summary", "version", "completion", "examples:", "--dry-run"}) {
     EXPECT_THAT(help.out, HasSubstr(part));
   }
   for (const char* command : {"launch", "logs", "summary"}) EXPECT_EQ(dtrain(run, {command, "--help"}).code, 0);
@@ -125,6 +125,32 @@ TEST(Launch, AMissingEntrypointIsNamed) {
   Command second = by_path.launch();
   EXPECT_EQ(second.wait().code, 2);
   EXPECT_THAT(second.err(), HasSubstr("there is no program " + (by_path.folder() / "bin/trial").string()));
+}
+
+TEST(Launch, AWrongLibtorchIsNamedBeforeAnythingStarts) {
+  const TestRun run({.batches = 2});
+  const auto launch = [&](const fs::path& torch) {
+    Command command(run.folder(), {bin("dtrain"), "launch", run.experiment(), "--run-dir", run.run_dir()},
+                    {{"DTRAIN_LIBTORCH_DIR", torch.string()}});
+    const int code = command.wait().code;
+    return Result{code, command.out(), command.err()};
+  };
+  const Result nothing = launch(run.folder());
+  EXPECT_EQ(nothing.code, 2);
+  EXPECT_THAT(nothing.err, HasSubstr("there is no lib/libtorch_cpu.so in " + run.folder().string()));
+  EXPECT_THAT(nothing.err, HasSubstr("dtrain-get-libtorch"));
+
+  const fs::path torch = run.folder() / "torch";
+  fs::create_directories(torch / "lib");
+  std::ofstream(torch / "lib/libtorch_cpu.so") << "\n";
+  std::ofstream(torch / "version.py") << "__version__ = '2.4.1+cpu'\n";
+  const Result old = launch(torch);
+  EXPECT_EQ(old.code, 2);
+  EXPECT_THAT(old.err, HasSubstr("is 2.4.1, and dtrain is built for 2.11"));
+  EXPECT_FALSE(fs::exists(run.run_dir()));
+
+  std::ofstream(torch / "version.py") << "__version__ = '2.11.0+cpu'\n";  // a program without torch does not open it
+  EXPECT_EQ(launch(torch).code, 0);
 }
 
 TEST(Launch, AnEntrypointWithASlashIsRelativeToTheFile) {

@@ -1,0 +1,11 @@
+#!/usr/bin/env bash
+# Makes the Debian package from a configured release build: build/release/dtrain_VERSION_ARCHITECTURE.deb.
+#   scripts/deb.sh [JOBS]
+set -euo pipefail
+cd "$(dirname "$0")/.."
+cmake --preset release -DDTRAIN_ZSH_FOLDER=share/zsh/vendor-completions >/dev/null
+scripts/quiet_build.sh release "${1:-$(nproc)}" installed
+cd build/release
+rm -f dtrain_*.deb
+cpack -G DEB >cpack.log 2>&1 || { cat cpack.log >&2; exit 1; }
+ls "$PWD"/dtrain_*.deb
