@@ -1,10 +1,10 @@
 # What `cmake --install` puts where. Everything finds everything else by relative paths, so that the folder can be moved.
 # libtorch is not part of it: programs that need it look in lib/dtrain/libtorch, where dtrain-get-libtorch puts or links it.
 # The target `installed` builds exactly what is installed.
-set(CMAKE_INSTALL_LIBDIR lib CACHE PATH "Where libraries go; programs are looked for in ../bin from there")
+set(CMAKE_INSTALL_LIBDIR lib CACHE STRING "Where libraries go; programs are looked for in ../bin from there")
 include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
-set(DTRAIN_ZSH_FOLDER ${CMAKE_INSTALL_DATADIR}/zsh/site-functions CACHE PATH "Where zsh looks for completions")
+set(DTRAIN_ZSH_FOLDER ${CMAKE_INSTALL_DATADIR}/zsh/site-functions CACHE STRING "Where zsh looks for completions")
 file(RELATIVE_PATH lib_from_bin /${CMAKE_INSTALL_BINDIR} /${CMAKE_INSTALL_LIBDIR})
 set(CMAKE_INSTALL_RPATH "$ORIGIN;$ORIGIN/${lib_from_bin}")
 set(torch_rpath $ORIGIN/../lib/dtrain/libtorch/torch/lib)
@@ -53,7 +53,8 @@ function(dtrain_install_rest)
   install(FILES ${CMAKE_BINARY_DIR}/share/_dtrain DESTINATION ${DTRAIN_ZSH_FOLDER})
   install(DIRECTORY docs/ DESTINATION ${CMAKE_INSTALL_DOCDIR} FILES_MATCHING PATTERN "*.md")
   install(FILES README.md DESTINATION ${CMAKE_INSTALL_DOCDIR})
-  install(DIRECTORY configs examples DESTINATION ${CMAKE_INSTALL_DATADIR}/dtrain PATTERN __pycache__ EXCLUDE)
+  install(DIRECTORY configs examples DESTINATION ${CMAKE_INSTALL_DATADIR}/dtrain
+          PATTERN __pycache__ EXCLUDE REGEX "examples/CMakeLists.txt$" EXCLUDE)
   if(DTRAIN_TORCH)
     if(TARGET dtrain-worker)
       set_property(TARGET dtrain-worker APPEND PROPERTY INSTALL_RPATH ${torch_rpath})

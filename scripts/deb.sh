@@ -8,4 +8,8 @@ scripts/quiet_build.sh release "${1:-$(nproc)}" installed
 cd build/release
 rm -f dtrain_*.deb
 cpack -G DEB >cpack.log 2>&1 || { cat cpack.log >&2; exit 1; }
+if dpkg-deb -c dtrain_*.deb | awk '$6 !~ /^\.\/(usr\/.*)?$/ {print $6; bad = 1} END {exit !bad}' >&2; then
+  echo "deb: the package has files outside /usr" >&2
+  exit 1
+fi
 ls "$PWD"/dtrain_*.deb

@@ -19,10 +19,10 @@ on_the_fresh_machine() {
 
   show 'apt-get install -y -qq man-db bash-completion zsh >/dev/null 2>&1; man dtrain | sed -n 1,12p'
   show "bash -ic 'source /usr/share/bash-completion/bash_completion; _completion_loader dtrain; complete -p dtrain' 2>/dev/null"
-  show "zsh -fc 'autoload -U compinit; compinit -D; print \$_comps[dtrain]'"
+  show "zsh -fc 'autoload -U compinit; compinit -D; print \$_comps[dtrain]' | grep ."
 
   show 'apt-get install -y -qq --no-install-recommends g++ cmake make nlohmann-json3-dev >/dev/null 2>&1; cp -r /usr/share/dtrain/examples/synthetic .'
-  show 'cmake -S synthetic -B build 2>&1 | grep -A9 "^CMake Error"' || true
+  show 'cmake -S synthetic -B build 2>&1 | grep -A20 "^CMake Error"' || true
   show 'dtrain-get-libtorch && du -sh /usr/lib/dtrain/libtorch'
   show 'cmake -S synthetic -B build -DCMAKE_BUILD_TYPE=Release | tail -n 1 && cmake --build build | tail -n 1'
   show 'PATH=$PWD/build:$PATH dtrain launch /usr/share/dtrain/configs/synthetic.yaml --set searcher.max_length.batches=200'
@@ -31,7 +31,7 @@ on_the_fresh_machine() {
   # Moved away, the launcher says what to do before any rank starts.
   mv /usr/lib/dtrain/libtorch elsewhere
   show 'PATH=$PWD/build:$PATH dtrain launch /usr/share/dtrain/configs/synthetic.yaml; echo "exit code $?"'
-  show 'export DTRAIN_LIBTORCH_DIR=$PWD/elsewhere/torch; PATH=$PWD/build:$PATH dtrain launch /usr/share/dtrain/configs/synthetic.yaml --set searcher.max_length.batches=20 | grep -c "^rank"'
+  show 'export DTRAIN_LIBTORCH_DIR=$PWD/elsewhere/torch; PATH=$PWD/build:$PATH dtrain launch /usr/share/dtrain/configs/synthetic.yaml --set searcher.max_length.batches=20 | tail -n 1'
   mv elsewhere /usr/lib/dtrain/libtorch
 
   show 'apt-get remove -y -qq dtrain >/dev/null 2>&1; find / -xdev -name "*dtrain*" -not -path "/root/*" -not -path "/var/*" -not -path "/proc/*"'

@@ -35,7 +35,9 @@ void add_rows(const CommandFacts& command, std::string* rows) {
       if (option.kind != ValueKind::kNone) valued.push_back(name + "=" + kind_word(option));
     }
   }
-  for (const ValueFacts& argument : command.arguments) arguments.push_back(kind_word(argument));
+  for (const ValueFacts& argument : command.arguments) {
+    arguments.push_back(kind_word(argument) + (argument.repeatable ? "..." : ""));
+  }
   *rows += "    '" + full_name(command) + "') commands='" + join(commands, " ") + "' options='" + join(options, " ") +
            "' valued='" + join(valued, " ") + "' arguments='" + join(arguments, " ") + "' ;;\n";
   for (const CommandFacts& child : command.commands) add_rows(child, rows);
@@ -44,7 +46,8 @@ void add_rows(const CommandFacts& command, std::string* rows) {
 constexpr const char* kHead = R"sh(# bash completion for dtrain, written by `dtrain completion bash`.
 # Use it at once with:  source <(dtrain completion bash)
 
-# What a command takes: its commands, options, options that have a value (with its kind), and the kinds of its arguments.
+# What a command takes: its commands, options, options that have a value (with its kind), and the kinds of its arguments
+# (with dots: of all further ones too).
 _dtrain_describe() {
   case "$1" in
 )sh";
@@ -114,7 +117,9 @@ _dtrain() {
     mapfile -t COMPREPLY < <(compgen -W "$commands" -- "$current")
   else
     read -ra kinds <<<"$arguments"
-    mapfile -t COMPREPLY < <(_dtrain_values "${kinds[count]-}" "$current")
+    [[ $arguments != *... || $count -lt ${#kinds[@]} ]] || count=$((${#kinds[@]} - 1))
+    kind=${kinds[count]-}
+    mapfile -t COMPREPLY < <(_dtrain_values "${kind%...}" "$current")
   fi
 }
 

@@ -71,6 +71,7 @@ class Bash(Folder):
         self.assertEqual(self.complete("launch", "exp"), ["experiment.yaml"])
         self.assertIn("experiment.yaml", self.complete("config", "check", ""))
         self.assertEqual(self.complete("launch", "experiment.yaml", ""), [], "it takes one file")
+        self.assertEqual(self.complete("config", "check", "a", "b", "exp"), ["experiment.yaml"], "it takes several")
 
     def test_folders_for_folders(self):
         self.assertEqual(self.complete("launch", "--run-dir", ""), ["output", "runs"])

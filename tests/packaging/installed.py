@@ -53,7 +53,8 @@ class Installed(unittest.TestCase):
 
 class Layout(Installed):
     def test_what_is_there(self):
-        for file in ("bin/dtrain", "bin/dtrain-agent", "bin/dtrain-get-libtorch", "lib/libdtrain_train.so",
+        for file in ("bin/dtrain", "bin/dtrain-agent", "bin/dtrain-worker", "bin/dtrain-get-libtorch",
+                     "lib/libdtrain_train.so",
                      "include/dtrain/dtrain.h", "lib/cmake/dtrain/dtrainConfig.cmake",
                      "lib/cmake/dtrain/dtrainConfigVersion.cmake", "share/man/man1/dtrain.1",
                      "share/bash-completion/completions/dtrain", "share/doc/dtrain/errors.md",
@@ -210,6 +211,7 @@ class Trial(Installed):
         self.assertEqual(code, 2, output)
         self.assertIn(f"there is no lib/libtorch_cpu.so in {self.work}", output)
 
+        self.assertIn("libtorch_cpu.so => not found", run("ldd", self.program("dtrain-worker"))[1])
         get = self.program("dtrain-get-libtorch")
         code, output = run(get, "--use", self.work)
         self.assertEqual(code, 2, output)
@@ -219,6 +221,7 @@ class Trial(Installed):
             self.check_trained(*self.launch())
             shutil.rmtree(self.home / ".local", ignore_errors=True)
         self.assertTrue((self.prefix / "lib/dtrain/libtorch/torch").is_symlink())
+        self.assertNotIn("not found", run("ldd", self.program("dtrain-worker"))[1])
         shutil.rmtree(self.prefix / "lib/dtrain")
 
     def test_another_version_is_refused(self):
