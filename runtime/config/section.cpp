@@ -19,9 +19,9 @@ std::string to_text(std::int64_t value) {
 }
 
 template <typename T>
-std::string range_text(const std::string& kind, T min, T max, bool both) {
-  if (!both) return kind + " of at least " + to_text(min);
-  return kind + " from " + to_text(min) + " to " + to_text(max);
+std::string range_text(std::string kind, T min, T max, bool both) {
+  if (!both) return kind.append(" of at least ").append(to_text(min));
+  return kind.append(" from ").append(to_text(min)).append(" to ").append(to_text(max));
 }
 
 std::string did_you_mean(const Value& value, std::span<const std::string> choices) {
