@@ -24,7 +24,8 @@ bool is_id(const std::string& text) {
     return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '.' || c == '_' ||
            c == '-';
   };
-  return !text.empty() && text.size() <= kLongestId && text[0] != '.' && std::all_of(text.begin(), text.end(), allowed);
+  return !text.empty() && text.size() <= kLongestId && text[0] != '.' && text[0] != '-' &&
+         std::all_of(text.begin(), text.end(), allowed);
 }
 
 // A host's name or address: nothing that mpirun, srun or ssh would take for an option or for several words.
@@ -37,8 +38,9 @@ void read_names(Section& section, Agent& agent) {
   if (const Value* id = section.find("id")) {
     agent.id = section.text("id", "");
     if (id->is_scalar() && !is_id(agent.id)) {
-      section.report(*id, "id",
-                     "must be 1 to 64 letters, digits, '.', '_' or '-', not beginning with '.', not " + describe(*id));
+      section.report(
+          *id, "id",
+          "must be 1 to 64 letters, digits, '.', '_' or '-', not beginning with '.' or '-', not " + describe(*id));
     }
   } else {
     section.report_missing("id", "a name for this agent, which no other has");
@@ -106,6 +108,7 @@ bool is_address_range(const std::string& text) {
   const bool v4 = inet_pton(AF_INET, address.c_str(), bytes.data()) == 1;
   if (!v4 && inet_pton(AF_INET6, address.c_str(), bytes.data()) != 1) return false;
   const std::string digits = text.substr(slash + 1);
+  if (digits.starts_with('-') || (digits.size() > 1 && digits[0] == '0')) return false;
   int bits = -1;
   const auto [end, code] = std::from_chars(digits.data(), digits.data() + digits.size(), bits);
   return code == std::errc() && end == digits.data() + digits.size() && bits >= 0 && bits <= (v4 ? 32 : 128);

@@ -104,7 +104,8 @@ class Literal {
     if (at_ < text_.size() && text_[at_] == '[') file_.fail(at, "a structured array, which is not read", kRemedy);
     const auto descr = string("the element type");
     for (const auto& known : kTypes) {
-      if (descr == known.descr || (known.type == ElementType::kUint8 && descr.ends_with("u1") && descr.size() == 3)) {
+      if (descr == known.descr ||
+          (known.type == ElementType::kUint8 && (descr == "<u1" || descr == ">u1" || descr == "=u1"))) {
         return known.type;
       }
       if (descr == ">" + std::string(known.descr.substr(1))) {

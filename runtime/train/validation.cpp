@@ -16,7 +16,12 @@ Validation::Validation(Trial& trial, TrialContext& context, run::RankSession& se
       context_(context),
       session_(session),
       loader_(trial.validation_loader()),
-      metrics_("validation", session.control(), session.communicator()) {}
+      metrics_("validation", session.control(), session.communicator()) {
+  const std::string& metric = session.experiment().searcher.metric;
+  if (!loader_ && !metric.empty() && session.world().rank == 0) {
+    session.log()->warn("searcher.metric is '{}', but there is no validation data: it has no effect", metric);
+  }
+}
 
 void Validation::run(std::int64_t batch, std::int64_t epoch) {
   if (!loader_ || last_batch_ == batch) return;

@@ -72,6 +72,47 @@ class Way(ScriptTest):
         self.check("--traced")
 
 
+class Chain(nn.Module):
+    """Buffers that are used before forward() assigns them, and one that is handed on to another."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc1 = nn.Linear(6, 8)
+        self.fc2 = nn.Linear(8, 3)
+        self.register_buffer("before", torch.zeros(8))
+        self.register_buffer("now", torch.zeros(8))
+
+    def forward(self, x):
+        h = self.fc1(x) * (1 + self.now) + self.before
+        if self.training:
+            self.before = self.now
+            self.now = 0.5 * self.now + h.detach().mean(0)
+        return self.fc2(h)
+
+
+class Buffers(ScriptTest):
+    def test_assigned_in_forward(self):
+        features = torch.randn(48, 6)
+        target = (features[:, 0] > 0).long() + (features[:, 1] > 0)
+        numpy.save(self.folder / "features.npy", features.numpy())
+        numpy.save(self.folder / "target.npy", target.numpy())
+        model = Chain()
+        save_script(model, self.folder / "model.pt")
+        data = {"format": "npy", "training": {"features": "features.npy", "target": "target.npy"}}
+        sections = experiment("model.pt", data, steps=6, batch=48, optimizer={"kind": "sgd", "lr": 0.5})
+        sections["searcher"].pop("metric")
+        result = self.launched(sections).expect(0)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+        for _ in range(6):  # each step takes the whole data set
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(features), target).backward()
+            optimizer.step()
+        trained = safetensors.numpy.load_file(result.weights_file)
+        for name, wanted in model.state_dict().items():
+            numpy.testing.assert_allclose(trained[name], wanted.numpy(), rtol=1e-4, atol=1e-6, err_msg=name)
+        self.assertGreater(numpy.abs(trained["now"] - trained["before"]).max(), 1e-3)
+
+
 class Formats(ScriptTest):
     """Each trains, and what the run reports is what Python computes from the same file and the final weights."""
 

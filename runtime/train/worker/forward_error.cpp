@@ -13,6 +13,9 @@ namespace dtrain::worker {
 
 namespace {
 
+// std::regex recurses once a character: no longer line of the model's own text is matched.
+constexpr std::size_t kLongestLine = 4096;
+
 // One call on the way to the failure, as the traceback shows it.
 struct Frame {
   std::string source;    // the record of the archive: "code/__torch__/net.py"
@@ -29,10 +32,10 @@ std::vector<Frame> frames_of(const std::string& message) {
   for (const std::string& line : split(message, '\n')) {
     std::smatch match;
     if (line.starts_with("Traceback of TorchScript, original code")) break;
-    if (std::regex_match(line, match, file_line)) {
+    if (line.size() <= kLongestLine && std::regex_match(line, match, file_line)) {
       frames.push_back({match[1], static_cast<std::size_t>(std::stoul(match[2])), {}});
     } else if (const auto mark = line.find('~'); !frames.empty() && line.ends_with("<--- HERE") && mark < code.size()) {
-      const std::string marked = code.substr(mark);
+      const std::string marked = code.substr(mark, kLongestLine);
       if (std::regex_match(marked, match, call)) frames.back().callee = match[1];
     }
     code = line;
@@ -84,7 +87,8 @@ std::string torch_cause(const std::string& message) {
   if (last_mark != std::string::npos) {
     for (const std::string& line : split(message.substr(last_mark), '\n')) {
       std::smatch match;
-      if (std::regex_match(line, match, raised)) return match[1];
+      const std::string start = line.substr(0, kLongestLine);
+      if (std::regex_match(start, match, raised)) return match[1];
     }
   }
   return split(message, '\n').front();

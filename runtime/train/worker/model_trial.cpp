@@ -105,11 +105,14 @@ Metrics ModelTrial::train_batch(const Batch& batch) {
                 "forward() must not run under torch.no_grad(), nor be traced from constants");
   }
   context_.backward(result.loss);
+  model_.tree()->take_over_buffers();
   return result.metrics();
 }
 
 Metrics ModelTrial::evaluate_batch(const Batch& batch) {
-  return objective_.evaluate(model_.forward(features(batch)), batch.tensors[1]).metrics();
+  auto metrics = objective_.evaluate(model_.forward(features(batch)), batch.tensors[1]).metrics();
+  model_.tree()->take_over_buffers();
+  return metrics;
 }
 
 std::vector<std::filesystem::path> ModelTrial::save_more(const std::filesystem::path& folder) {

@@ -1,5 +1,6 @@
 #include "script_model.h"
 
+#include <new>
 #include <sstream>
 #include <utility>
 
@@ -35,13 +36,23 @@ void ScriptTree::train(bool on) {
 }
 
 void ScriptTree::take_over_buffers() {
-  for (BufferSlot& buffer : buffers_) {
-    const at::Tensor current = buffer.owner->getSlot(buffer.slot).toTensor();
-    if (current.is_same(buffer.registered)) continue;
-    buffer.registered.set_data(current.detach());
-    buffer.owner->setSlot(buffer.slot, buffer.registered);
+  // Collected before any is changed: a script may hand a buffer on to another (`self.before = self.now`).
+  std::vector<std::pair<BufferSlot*, at::Tensor>> assigned;
+  collect_assigned(assigned);
+  for (const auto& [buffer, value] : assigned) {
+    buffer->registered.set_data(value);
+    buffer->owner->setSlot(buffer->slot, buffer->registered);
   }
-  for (const auto& module : children()) module->as<ScriptTree>()->take_over_buffers();
+}
+
+void ScriptTree::collect_assigned(std::vector<std::pair<BufferSlot*, at::Tensor>>& assigned) {
+  for (BufferSlot& buffer : buffers_) {
+    const auto value = buffer.owner->getSlot(buffer.slot);
+    if (value.isTensor() && value.toTensor().defined() && !value.toTensor().is_same(buffer.registered)) {
+      assigned.emplace_back(&buffer, value.toTensor().detach());
+    }
+  }
+  for (const auto& module : children()) module->as<ScriptTree>()->collect_assigned(assigned);
 }
 
 namespace {
@@ -57,7 +68,8 @@ class OwnStorages {
     }
   }
   ~OwnStorages() {
-    for (auto& [parameter, place] : places_) parameter.set_data(place);
+    // Backwards: a parameter that two modules share is there twice, and its first entry has the place it came from.
+    for (auto entry = places_.rbegin(); entry != places_.rend(); ++entry) entry->first.set_data(entry->second);
   }
   OwnStorages(const OwnStorages&) = delete;
   OwnStorages& operator=(const OwnStorages&) = delete;
@@ -88,11 +100,13 @@ at::Tensor ScriptModel::forward(const at::Tensor& features) {
   } catch (const std::exception& error) {
     const std::string message = torch_message(error);
     const std::string where = failed_submodule(message, script_, file_);
+    const bool no_memory = dynamic_cast<const std::bad_alloc*>(&error) != nullptr ||
+                           message.find("can't allocate memory") != std::string::npos;
     throw Error("the model's forward() failed on features of shape " + describe(features) +
                     (where.empty() ? "" : ", in " + where) + ": " + torch_cause(message),
-                "give it data of the shape and type it was made for, or change the model");
+                no_memory ? "lower hyperparameters.global_batch_size"
+                          : "give it data of the shape and type it was made for, or change the model");
   }
-  tree_->take_over_buffers();
   if (!output.isTensor()) {
     throw Error("the model's forward() returned " + output.type()->annotation_str() + ", not a Tensor",
                 "let it return the scores alone");

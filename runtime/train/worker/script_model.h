@@ -5,6 +5,7 @@
 
 #include <filesystem>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include <torch/csrc/jit/api/module.h>
@@ -19,7 +20,8 @@ class ScriptTree final : public torch::nn::Module {
   explicit ScriptTree(const torch::jit::Module& script);
   void train(bool on = true) override;
   // A script may assign a new tensor to a buffer (`self.mean = …`). Puts the registered tensor back in its place, with
-  // the new tensor's values. Call it after every forward.
+  // the new tensor's values. Call it after backward (which may still need the old values), or after a forward without
+  // gradients.
   void take_over_buffers();
 
  private:
@@ -28,6 +30,8 @@ class ScriptTree final : public torch::nn::Module {
     std::size_t slot;
     at::Tensor registered;
   };
+  void collect_assigned(std::vector<std::pair<BufferSlot*, at::Tensor>>& assigned);
+
   torch::jit::Module script_;
   std::vector<BufferSlot> buffers_;
 };

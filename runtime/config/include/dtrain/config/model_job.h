@@ -44,7 +44,7 @@ struct ModelData {
   DataFormat format = DataFormat::kIdx;
   DataSource training;
   std::optional<DataSource> validation;
-  // Features become floating point, times this; missing: uint8 features by 1/255, all others are given as they are.
+  // Features become floating point, times this; missing: uint8 by 1/255, other whole numbers stay as they are.
   std::optional<double> scale;
   TokenType token_type = TokenType::kUint16;  // tokens
   std::int64_t sequence_length = 0;           // tokens: at least 1
