@@ -79,14 +79,14 @@ class Chain(nn.Module):
         super().__init__()
         self.fc1 = nn.Linear(6, 8)
         self.fc2 = nn.Linear(8, 3)
+        self.register_buffer("now", torch.ones(8))
         self.register_buffer("before", torch.zeros(8))
-        self.register_buffer("now", torch.zeros(8))
 
     def forward(self, x):
-        h = self.fc1(x) * (1 + self.now) + self.before
+        h = self.fc1(x) * self.now + self.before
         if self.training:
             self.before = self.now
-            self.now = 0.5 * self.now + h.detach().mean(0)
+            self.now = 0.5 * self.now + 0.5 + h.detach().mean(0)
         return self.fc2(h)
 
 
