@@ -36,6 +36,7 @@ make_base() {
   cp /etc/pip.conf "$base/etc/" 2>/dev/null || true
   cp -r /usr/local/share/ca-certificates/. "$base/usr/local/share/ca-certificates/" 2>/dev/null || true
   cp /etc/ssl/certs/ca-certificates.crt "$base/etc/ssl/certs/"
+  [ -e "$base/etc/hosts" ] || echo "127.0.0.1 localhost" >"$base/etc/hosts"  # as every installed system has
   printf '#!/bin/sh\nexit 101\n' >"$base/usr/sbin/policy-rc.d"
   chmod +x "$base/usr/sbin/policy-rc.d"
   touch "$base/.complete"

@@ -91,6 +91,11 @@ void LauncherLink::watch(std::function<void()> gone) {
   });
 }
 
+bool LauncherLink::is_gone() const {
+  char byte = 0;
+  return ::recv(fd_.get(), &byte, 1, MSG_DONTWAIT | MSG_PEEK) == 0;
+}
+
 bool LauncherLink::send(const Json& message, bool droppable) {
   const std::string text = to_line(message);
   while (true) {

@@ -29,6 +29,8 @@ class LauncherLink {
 
   // Calls `gone` once, when the launcher's end is closed.
   void watch(std::function<void()> gone);
+  // Whether the launcher's end is closed by now: the thread that watches may not have come to say so.
+  bool is_gone() const;
   // False when the launcher is gone or (with `droppable`) does not read: it may be stopped, and training goes on.
   bool send(const Json& message, bool droppable = false);
 

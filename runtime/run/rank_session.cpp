@@ -158,6 +158,8 @@ int RankSession::finish(bool stopped) {
     if (const auto lost = self.recorder->agent_error()) {
       throw Error(*lost, "free space where the run is written, or give another folder with --run-dir");
     }
+    // Another rank may have seen the launcher's end first, and this one stops with it.
+    if (stopped && self.link && self.link->is_gone()) self.on_launcher_gone();
     int code = static_cast<int>(ExitCode::kDone);
     if (stopped) code = static_cast<int>(self.launcher_gone ? ExitCode::kRunFailed : ExitCode::kInterrupted);
     Json fields = {{"exit_code", code}, {"step", self.step.load()}};

@@ -210,9 +210,9 @@ void RankSession::Impl::start_recording() {
 }
 
 void RankSession::Impl::on_launcher_gone() {
+  if (launcher_gone.exchange(true)) return;
   const std::string cause =
       "the launcher (pid " + std::to_string(environment.handover->launcher_pid) + ") is gone; this rank stops";
-  launcher_gone = true;
   log->error("{}", cause);
   try_event("launcher_gone", {{"cause", cause}});
   exit_timer.arm(kGraceAfterLauncher, static_cast<int>(ExitCode::kRunFailed), [this, cause] {

@@ -173,7 +173,8 @@ class Starting(RunTest):
     def test_torchrun_is_like_launch(self):
         launched = self.launch(SYNTHETIC, self.SETS).expect(0)
         run_dir = self.work.new_run()
-        torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--no-python", "--nproc-per-node", "2"]
+        torchrun = [sys.executable, "-m", "torch.distributed.run", "--rdzv-backend", "c10d",
+                    "--rdzv-endpoint", "127.0.0.1:0", "--local-addr", "127.0.0.1", "--no-python", "--nproc-per-node", "2"]
         command = [*torchrun, BUILD.program("synthetic"), str(SYNTHETIC), "--run-dir", str(run_dir), *overrides(self.SETS)]
         self.check_same(run(command, run_dir).expect(0), launched)
 

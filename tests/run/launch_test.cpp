@@ -166,9 +166,10 @@ std::string torchrun_program() {
   return std::system("command -v torchrun >/dev/null 2>&1") == 0 ? "torchrun" : "";
 }
 
-// --standalone takes a free port: several tests may run at a time.
+// What --standalone does, but by address: a free port, so that several tests may run at a time.
 std::vector<std::string> torchrun_command(const TestRun& run) {
-  return {torchrun_program(), "--standalone",   "--no-python", "--nproc-per-node", "2",
+  return {torchrun_program(), "--rdzv-backend", "c10d",        "--rdzv-endpoint",  "127.0.0.1:0",
+          "--local-addr",     "127.0.0.1",      "--no-python", "--nproc-per-node", "2",
           rank_program(),     run.experiment(), "--run-dir",   run.run_dir()};
 }
 
