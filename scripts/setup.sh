@@ -86,7 +86,7 @@ install_peers() {
   say "fetching the Python peers for tests and benchmarks (${peer_wheels[*]}; 4.6 GB)"
   rm -rf .deps/peers .deps/peers.stamp
   /usr/bin/python3 -m venv .deps/peers
-  .deps/peers/bin/python -m pip install --quiet --disable-pip-version-check --no-input --no-cache-dir --no-compile "${peer_wheels[@]}"
+  .deps/peers/bin/python -m pip install --quiet --disable-pip-version-check --no-input --no-cache-dir "${peer_wheels[@]}"
   echo "$stamp" >.deps/peers.stamp
 }
 
