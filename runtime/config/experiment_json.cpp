@@ -1,6 +1,5 @@
-#include <cmath>
-
 #include "dtrain/config/experiment.h"
+#include "exchange_words.h"
 #include "model_words.h"
 
 namespace dtrain::config {
@@ -13,17 +12,10 @@ Json length_json(const Length& length) {
   return Json{{unit, length.count}};
 }
 
-// A whole number where it is one: 64 rather than 64.0.
-Json number_json(double value) {
-  if (value == std::floor(value)) return static_cast<std::int64_t>(value);
-  return value;
-}
-
 }  // namespace
 
 Json to_json(const Experiment& experiment) {
   const Resources& resources = experiment.resources;
-  const Optimizations& optimizations = experiment.optimizations;
   Json json;
   json["name"] = experiment.name;
   json["description"] = experiment.description;
@@ -39,11 +31,7 @@ Json to_json(const Experiment& experiment) {
   json["resources"] = Json{{"slots_per_trial", resources.slots_per_trial},
                            {"slot_type", resources.slot_type == SlotType::kCpu ? "cpu" : "auto"},
                            {"is_single_node", resources.is_single_node}};
-  const double threshold = static_cast<double>(optimizations.tensor_fusion_threshold_bytes) / (1024 * 1024);
-  json["optimizations"] = Json{{"aggregation_frequency", optimizations.aggregation_frequency},
-                               {"average_aggregated_gradients", optimizations.average_aggregated_gradients},
-                               {"average_training_metrics", optimizations.average_training_metrics},
-                               {"tensor_fusion_threshold", number_json(threshold)}};
+  json["optimizations"] = to_json(experiment.optimizations);
   json["searcher"] = Json{{"metric", experiment.searcher.metric},
                           {"smaller_is_better", experiment.searcher.smaller_is_better},
                           {"max_length", length_json(experiment.searcher.max_length)}};
@@ -52,7 +40,8 @@ Json to_json(const Experiment& experiment) {
   json["records_per_epoch"] = experiment.records_per_epoch ? Json(*experiment.records_per_epoch) : Json();
   json["scheduling_unit"] = experiment.scheduling_unit;
   json["communication"] =
-      Json{{"timeout", number_json(static_cast<double>(experiment.communication_timeout.count()) / 1000)}};
+      Json{{"timeout", number_json(static_cast<double>(experiment.communication_timeout.count()) / 1000)},
+           {"backend", word_of(kBackends, experiment.communication_backend)}};
   json["reproducibility"] = Json{{"experiment_seed", experiment.experiment_seed}};
   json["data"] = experiment.model ? to_json(experiment.model->data) : experiment.data;
   json["initial_weights"] = experiment.initial_weights.empty() ? Json() : Json(experiment.initial_weights.string());

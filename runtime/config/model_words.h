@@ -2,18 +2,12 @@
 #pragma once
 
 #include <array>
-#include <span>
-#include <string>
-#include <utility>
-#include <vector>
 
 #include "dtrain/base/json.h"
 #include "dtrain/config/model_job.h"
+#include "word_table.h"
 
 namespace dtrain::config {
-
-template <typename T>
-using Word = std::pair<const char*, T>;
 
 inline constexpr std::array kLosses{Word<Loss>{"cross_entropy", Loss::kCrossEntropy}, Word<Loss>{"mse", Loss::kMse}};
 inline constexpr std::array kOptimizerKinds{Word<OptimizerKind>{"sgd", OptimizerKind::kSgd},
@@ -25,22 +19,6 @@ inline constexpr std::array kDataFormats{
 inline constexpr std::array kTokenTypes{
     Word<TokenType>{"uint16", TokenType::kUint16}, Word<TokenType>{"uint32", TokenType::kUint32},
     Word<TokenType>{"int32", TokenType::kInt32}, Word<TokenType>{"int64", TokenType::kInt64}};
-
-// The word of a value that is in the table.
-template <typename Table, typename T>
-const char* word_of(const Table& table, T value) {
-  for (const auto& [word, meaning] : table) {
-    if (meaning == value) return word;
-  }
-  return "";
-}
-
-template <typename Table>
-std::vector<std::string> words_of(const Table& table) {
-  std::vector<std::string> words;
-  for (const auto& [word, meaning] : table) words.emplace_back(word);
-  return words;
-}
 
 // As plan.json shows them; settings that the optimizer's kind or the data's format does not have are left out.
 Json to_json(const OptimizerSettings& optimizer);

@@ -2,6 +2,7 @@
 #include <array>
 #include <limits>
 
+#include "exchange_words.h"
 #include "read_sections.h"
 #include "words.h"
 
@@ -124,6 +125,8 @@ void read_job(Section& root, Experiment& experiment) {
   Section communication = root.section("communication");
   const double seconds = communication.number("timeout", 600, 0.1, 1'000'000);
   experiment.communication_timeout = std::chrono::milliseconds(static_cast<std::int64_t>(seconds * 1000));
+  experiment.communication_backend =
+      meaning_of(kBackends, communication.choice("backend", "auto", words_of(kBackends)));
   communication.finish();
 
   Section reproducibility = root.section("reproducibility");

@@ -10,6 +10,8 @@ namespace dtrain::config {
 bool read_model(Section& root, Experiment& experiment);
 // What runs, and where: name, entrypoint, resources, environment.
 void read_job(Section& root, Experiment& experiment);
+// How gradients are exchanged.
+void read_optimizations(Section section, Experiment& experiment);
 // How it trains: hyperparameters, optimizations, searcher, periods.
 void read_training(Section& root, Experiment& experiment);
 

@@ -1,5 +1,4 @@
 #include <array>
-#include <cmath>
 #include <limits>
 
 #include "read_sections.h"
@@ -61,36 +60,6 @@ void read_hyperparameters(Section& root, Experiment& experiment) {
       experiment.hyperparameters[entry.key] = to_json(*constant, path, root.collector());
     }
   }
-}
-
-// false, or a method that does not exist yet.
-void read_compression(Section& optimizations) {
-  const std::string key = "gradient_compression";
-  const Value* value = optimizations.find(key);
-  if (!value || as_boolean(*value) == false) return;
-  if (value->is_map() || as_boolean(*value) == true)
-    return optimizations.refuse_yet(key, "only the default (false) is");
-  const std::array<std::string, 7> choices{
-      "false", "true", "fp16", "bf16", "int8", "{kind: powersgd, ...}", "{kind: topk, ...}"};
-  const std::string method = optimizations.choice(key, "false", choices);
-  optimizations.default_only<std::string>(key, method, "false", "false");
-}
-
-void read_optimizations(Section section, Experiment& experiment) {
-  Optimizations& result = experiment.optimizations;
-  result.aggregation_frequency = static_cast<int>(section.integer("aggregation_frequency", 1, 1, kMaxCount));
-  result.average_aggregated_gradients = section.boolean("average_aggregated_gradients", true);
-  result.average_training_metrics = section.boolean("average_training_metrics", true);
-  const double threshold = section.number("tensor_fusion_threshold", 64, 0, 65536);
-  result.tensor_fusion_threshold_bytes = std::llround(threshold * 1024 * 1024);
-  section.default_only("tensor_fusion_cycle_time", section.number("tensor_fusion_cycle_time", 1, 0, 10000), 1.0, "1");
-  section.default_only("auto_tune_tensor_fusion", section.boolean("auto_tune_tensor_fusion", false), false, "false");
-  const std::array<std::string, 5> precisions{"O0", "none", "O1", "fp16", "bf16"};
-  const std::string precision = section.choice("mixed_precision", "O0", precisions);
-  if (precision != "none") section.default_only<std::string>("mixed_precision", precision, "O0", "O0");
-  read_compression(section);
-  section.default_only_null("grad_updates_size_file");
-  section.finish();
 }
 
 void read_profiling(Section profiling) {

@@ -58,6 +58,8 @@ optimizations:
   auto_tune_tensor_fusion: false
   mixed_precision: O0
   grad_updates_size_file: null
+  sharded_optimizer: auto
+  local_sgd: null
 profiling: {enabled: false, begin_on_batch: 0, end_after_batch: null, sync_timings: true, trace: null}
 min_validation_period: {batches: 0}
 min_checkpoint_period: {batches: 0}
@@ -66,7 +68,7 @@ checkpoint_storage: null
 max_restarts: 0
 records_per_epoch: null
 scheduling_unit: 100
-communication: {timeout: 600}
+communication: {timeout: 600, backend: auto}
 reproducibility: {experiment_seed: 0}
 environment: {environment_variables: {}}
 )"));
@@ -90,13 +92,17 @@ optimizations:
   average_aggregated_gradients: false
   average_training_metrics: false
   tensor_fusion_threshold: 0.5
+  tensor_fusion_cycle_time: 2.5
+  auto_tune_tensor_fusion: true
+  grad_updates_size_file: sizes.csv
+  sharded_optimizer: true
   mixed_precision: none
 searcher: {metric: accuracy, smaller_is_better: false, max_length: {records: 60000}}
 min_validation_period: {batches: 100}
 perform_initial_validation: true
 records_per_epoch: 60000
 scheduling_unit: 10
-communication: {timeout: 2.5}
+communication: {timeout: 2.5, backend: mpi}
 reproducibility: {experiment_seed: 9223372036854775807}
 data: {path: /data, workers: 2}
 initial_weights: weights/final.safetensors
@@ -115,17 +121,47 @@ environment:
             R"({"global_batch_size":128,"lr":0.001,"momentum":0.9,"layers":[16,32],)"
             R"("nested":{"flag":true,"word":"yes","quoted":"5","nothing":null}})");
   EXPECT_EQ(experiment.resources, (Resources{4, SlotType::kCpu, true}));
-  EXPECT_EQ(experiment.optimizations, (Optimizations{4, false, false, 512 * 1024}));
+  const Optimizations& optimizations = experiment.optimizations;
+  EXPECT_EQ(optimizations.aggregation_frequency, 4);
+  EXPECT_FALSE(optimizations.average_aggregated_gradients);
+  EXPECT_FALSE(optimizations.average_training_metrics);
+  EXPECT_EQ(optimizations.tensor_fusion_threshold_bytes, 512 * 1024);
+  EXPECT_EQ(optimizations.tensor_fusion_cycle_ms, 2.5);
+  EXPECT_TRUE(optimizations.auto_tune_tensor_fusion);
+  EXPECT_EQ(optimizations.grad_updates_size_file, file.path().parent_path() / "sizes.csv");
+  EXPECT_EQ(optimizations.sharded_optimizer, ShardedOptimizer::kOn);
   EXPECT_EQ(experiment.searcher, (Searcher{"accuracy", false, {LengthUnit::kRecords, 60000}}));
   EXPECT_EQ(experiment.min_validation_period, (Length{LengthUnit::kBatches, 100}));
   EXPECT_TRUE(experiment.perform_initial_validation);
   EXPECT_EQ(experiment.records_per_epoch, 60000);
   EXPECT_EQ(experiment.scheduling_unit, 10);
   EXPECT_EQ(experiment.communication_timeout, std::chrono::milliseconds(2500));
+  EXPECT_EQ(experiment.communication_backend, Backend::kMpi);
   EXPECT_EQ(experiment.experiment_seed, 9223372036854775807u);
   EXPECT_EQ(to_line(experiment.data), R"({"path":"/data","workers":2})");
   EXPECT_EQ(experiment.initial_weights, file.path().parent_path() / "weights/final.safetensors");
   EXPECT_THAT(experiment.environment_variables, ElementsAre(Pair("OMP_NUM_THREADS", "1"), Pair("FLAGS", "a=b")));
+}
+
+TEST(Experiment, CompressionIsAWordOrAMapping) {
+  const auto compression = [](const std::string& value) {
+    return read_text(kLeast + "optimizations: {gradient_compression: " + value + "}\n")
+        .optimizations.gradient_compression;
+  };
+  EXPECT_EQ(compression("false"), Compression());
+  EXPECT_EQ(compression("true"), Compression{CompressionKind::kFp16});
+  EXPECT_EQ(compression("bf16"), Compression{CompressionKind::kBf16});
+  EXPECT_EQ(compression("{kind: int8}"), Compression{CompressionKind::kInt8});
+  EXPECT_EQ(compression("{kind: powersgd, rank: 2, warmup_steps: 0}"), (Compression{CompressionKind::kPowerSgd, 2, 0}));
+  EXPECT_EQ(compression("{kind: topk, ratio: 0.5}"), (Compression{CompressionKind::kTopK, 4, 10, 0.5}));
+}
+
+TEST(Experiment, LocalSteps) {
+  const auto local = read_text(kLeast +
+                               "optimizations: {local_sgd: {inner_steps: 50, outer_lr: 1, outer_momentum: 0, "
+                               "compression: powersgd}}\n")
+                         .optimizations.local_sgd;
+  EXPECT_EQ(local, (LocalSgd{50, 1, 0, {CompressionKind::kPowerSgd}}));
 }
 
 TEST(Experiment, EntrypointTextIsCutIntoWordsAsAShellDoes) {
@@ -148,10 +184,12 @@ TEST(Experiment, JsonShowsWhatIsInEffectUnderTheKeysOfTheFile) {
       R"({"name":"demo","description":"","labels":[],"entrypoint":["trial"],"hyperparameters":{"global_batch_size":64},)"
       R"("resources":{"slots_per_trial":1,"slot_type":"auto","is_single_node":false},)"
       R"("optimizations":{"aggregation_frequency":2,"average_aggregated_gradients":true,)"
-      R"("average_training_metrics":true,"tensor_fusion_threshold":64},)"
+      R"("average_training_metrics":true,"tensor_fusion_threshold":64,"tensor_fusion_cycle_time":1,)"
+      R"("auto_tune_tensor_fusion":false,"grad_updates_size_file":null,"gradient_compression":false,)"
+      R"("sharded_optimizer":"auto","local_sgd":null},)"
       R"("searcher":{"metric":"","smaller_is_better":true,"max_length":{"epochs":2}},)"
       R"("min_validation_period":{"batches":0},"perform_initial_validation":false,"records_per_epoch":null,)"
-      R"("scheduling_unit":100,"communication":{"timeout":600},"reproducibility":{"experiment_seed":0},)"
+      R"("scheduling_unit":100,"communication":{"timeout":600,"backend":"auto"},"reproducibility":{"experiment_seed":0},)"
       R"("data":{},"initial_weights":null,"environment":{"environment_variables":{}}})");
 }
 

@@ -14,6 +14,7 @@
 #include "dtrain/base/json.h"
 #include "dtrain/config/diagnostic.h"
 #include "dtrain/config/model_job.h"
+#include "dtrain/config/optimizations.h"
 
 namespace dtrain::config {
 
@@ -34,19 +35,15 @@ std::int64_t in_batches(const Length& length, std::int64_t global_batch_size, st
 
 enum class SlotType { kAuto, kCpu };
 
+// How the ranks' memory and messages travel. kAuto: kShm on one host, over several kMpi with one rank each,
+// kHierarchical with more.
+enum class Backend { kAuto, kShm, kMpi, kHierarchical };
+
 struct Resources {
   int slots_per_trial = 1;
   SlotType slot_type = SlotType::kAuto;
   bool is_single_node = false;
   bool operator==(const Resources&) const = default;
-};
-
-struct Optimizations {
-  int aggregation_frequency = 1;                                    // batches between exchanges of gradients
-  bool average_aggregated_gradients = true;                         // over those batches; false: their sum
-  bool average_training_metrics = true;                             // over ranks; false: those of rank 0
-  std::int64_t tensor_fusion_threshold_bytes = 64ll * 1024 * 1024;  // 0: every gradient is its own bucket
-  bool operator==(const Optimizations&) const = default;
 };
 
 struct Searcher {
@@ -76,6 +73,7 @@ struct Experiment {
   std::optional<std::int64_t> records_per_epoch;
   std::int64_t scheduling_unit = 100;  // batches between progress reports and metric reductions
   std::chrono::milliseconds communication_timeout = std::chrono::seconds(600);
+  Backend communication_backend = Backend::kAuto;
   std::uint64_t experiment_seed = 0;
   Json data = Json::object();             // for the trial
   std::filesystem::path initial_weights;  // a .safetensors file, resolved against the file's folder; empty: none
