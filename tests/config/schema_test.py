@@ -80,6 +80,10 @@ def model(loss, optimizer, **data):
     return base | {"model": "net.pt", "loss": loss, "optimizer": optimizer, "data": data}
 
 
+def optimizing(**optimizations):
+    return PROGRAM | {"optimizations": optimizations}
+
+
 FILES = {"features": "a", "target": "b"}
 BASES = {
     "experiment": {
@@ -91,6 +95,10 @@ BASES = {
                              validation={"file": "b"}),
         "tokens": model("cross_entropy", {"kind": "adamw", "lr": 0.1}, format="tokens", training={"file": "a"},
                         validation={"file": "b"}, sequence_length=8),
+        "powersgd": optimizing(gradient_compression={"kind": "powersgd"}),
+        "topk": optimizing(gradient_compression={"kind": "topk"}),
+        "local": optimizing(local_sgd={"inner_steps": 2, "compression": {"kind": "powersgd"}}),
+        "local topk": optimizing(local_sgd={"inner_steps": 2, "compression": {"kind": "topk"}}),
     },
     "cluster": {
         "local": {"agents": [{"id": "a", "slots": 1}], "launcher": {"type": "local"}},
@@ -206,8 +214,8 @@ class Drift(unittest.TestCase):
             for name, base in bases.items():
                 for path in {**paths, **{path: [] for path in MORE_VALUES}}:
                     # Elsewhere the bases of an experiment are all the same.
-                    special = (("hyperparameters",) if name == "constant" else
-                               ("entrypoint", "model", "loss", "optimizer", "data"))
+                    special = (("hyperparameters",) if name == "constant" else ("optimizations",)
+                               if "optimizations" in base else ("entrypoint", "model", "loss", "optimizer", "data"))
                     if kind == "experiment" and name != "program" and path[0] not in special:
                         continue
                     if put(base, path, 0) is None:
@@ -268,7 +276,8 @@ class Documentation(unittest.TestCase):
 
     # Explained as a whole; the keys inside have no row of their own.
     ONE_ROW = {("searcher", "max_length"), ("min_validation_period",), ("min_checkpoint_period",), ("launcher", "type"),
-               ("hyperparameters", "global_batch_size"), ("data", "validation")}
+               ("hyperparameters", "global_batch_size"), ("data", "validation"),
+               ("optimizations", "local_sgd", "compression")}
 
     def documented(self, name):
         keys, in_table = set(), False
