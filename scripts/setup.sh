@@ -2,7 +2,7 @@
 # Installs what dtrain needs, and nothing twice. Quiet when there is nothing to do.
 #
 #   scripts/setup.sh build   compilers, libraries, libtorch, the Fashion-MNIST data (what `make demo` needs)
-#   scripts/setup.sh test    also the Python peers (DDP, torchrun, safetensors), Open MPI and Slurm (what `make test` needs)
+#   scripts/setup.sh test    also the Python peers (DDP, torchrun, safetensors), Open MPI, Slurm and sshd (what `make test` needs)
 #   scripts/setup.sh deb     build's, and what makes the Debian package (`make deb`)
 #   scripts/setup.sh lint    also clang-format, clang-tidy and clang with libFuzzer
 #
@@ -21,7 +21,7 @@ readonly build_packages=(
   libhwloc-dev libhwy-dev zlib1g-dev
   dataset-fashion-mnist)
 readonly test_packages=(libgtest-dev libgmock-dev openmpi-bin libopenmpi-dev util-linux procps
-  slurmctld slurmd slurm-client munge iproute2
+  slurmctld slurmd slurm-client munge iproute2 openssh-server openssh-client
   zsh groff-base man-db)
 readonly lint_packages=(clang-format-14 clang-tidy-14 clang-14 libclang-rt-14-dev)
 
@@ -66,6 +66,11 @@ install_packages() {
     as_root=(sudo)
   fi
   say "installing ${#missing[@]} packages: ${missing[*]}"
+  # Tests start sshd in namespaces of their own. With this file the machine's own sshd is not started, now or at boot.
+  if [[ " ${missing[*]} " == *" openssh-server "* ]]; then
+    "${as_root[@]}" mkdir -p /etc/ssh
+    "${as_root[@]}" touch /etc/ssh/sshd_not_to_be_run
+  fi
   "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get update -qq
   if ! "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}" >.deps/apt.log 2>&1; then
     echo "setup: apt could not install all of: ${missing[*]}" >&2

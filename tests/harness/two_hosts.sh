@@ -1,0 +1,139 @@
+#!/usr/bin/env bash
+# Two hosts on one machine, joined by one link of a given speed: each has its own network, host name, processes, /dev/shm
+# and sshd, and shares the file system with this machine. Needs root, openssh-server, iproute2.
+#
+#   two_hosts.sh up FOLDER RATE           makes them (FOLDER must not exist; RATE as tc writes it: 100mbit, 1gbit, or
+#                                         `unshaped`). They go when the process that called this ends, if not before.
+#   two_hosts.sh rate FOLDER RATE         changes the link's speed
+#   two_hosts.sh run FOLDER a|b CMD ...   runs a command on one of them; its exit status is this one's
+#   two_hosts.sh mpirun FOLDER ARG ...    Open MPI's mpirun on host a, told of both hosts' names and link
+#   two_hosts.sh down FOLDER              ends what runs on them, and removes them and FOLDER
+#
+# Their names are nodea (10.71.1.1) and nodeb (10.71.1.2), the link is called link0 on both.
+set -euo pipefail
+
+die() { echo "two_hosts.sh: $*" >&2; exit 2; }
+usage() { sed -n '5,10s/^# \{0,1\}//p' "$0" >&2; exit 2; }
+[ $# -ge 2 ] || usage
+command=$1 folder=$2
+shift 2
+
+namespace_of() { cat "$folder/namespace.$1"; }
+
+inside() {  # HOST CMD ...
+  local pid
+  pid=$(cat "$folder/init.$1")
+  shift
+  nsenter --target "$pid" --net --uts --ipc --mount --pid -- "$@"
+}
+
+shape() {
+  local host
+  for host in a b; do
+    inside $host tc qdisc del dev link0 root 2>/dev/null || true
+    # A burst of a millisecond or two; a queue that holds 50 ms, as a router's does.
+    case $1 in
+      unshaped) ;;
+      *gbit) inside $host tc qdisc add dev link0 root tbf rate "$1" burst 256kb latency 20ms ;;
+      *) inside $host tc qdisc add dev link0 root tbf rate "$1" burst 32kb latency 50ms ;;
+    esac
+  done
+}
+
+start_host() {  # HOST
+  local host=$1 name other
+  name=$(namespace_of "$host")
+  mkdir -p "/etc/netns/$name"
+  printf '127.0.0.1 localhost\n10.71.1.1 nodea\n10.71.1.2 nodeb\n' >"/etc/netns/$name/hosts"
+  ssh-keygen -q -t ed25519 -N '' -f "$folder/host_key.$host"
+  cat >"$folder/sshd.$host" <<SSHD
+Port 22
+HostKey $folder/host_key.$host
+AuthorizedKeysFile $folder/user_key.pub
+PermitRootLogin yes
+StrictModes no
+UsePAM no
+PidFile none
+SSHD
+  # The first process of the host's own process namespace: when it ends, all of them do.
+  setsid ip netns exec "$name" unshare --uts --ipc --mount --pid --fork --kill-child --mount-proc \
+    bash -c "hostname node$host; mount -t tmpfs -o size=2g tmpfs /dev/shm; ip link set lo up
+             /usr/sbin/sshd -D -e -f '$folder/sshd.$host' 2>'$folder/sshd.$host.log' &
+             echo up >'$folder/ready.$host'; while :; do sleep 1000 & wait \$!; done" \
+    </dev/null >"$folder/log.$host" 2>&1 &
+  local starter=$! i
+  for ((i = 0; i < 200; i++)); do
+    [ -s "$folder/ready.$host" ] && other=$(pgrep -P "$starter" -x bash) && [ -n "$other" ] && break
+    sleep 0.02
+  done
+  [ -n "${other:-}" ] || die "host $host did not start: $(cat "$folder/log.$host")"
+  echo "$other" >"$folder/init.$host"
+  echo "$starter" >"$folder/starter.$host"
+}
+
+down() {
+  local host pid
+  for host in a b; do
+    for kind in init starter; do
+      [ -s "$folder/$kind.$host" ] && kill -KILL "$(cat "$folder/$kind.$host")" 2>/dev/null || true
+    done
+    [ -s "$folder/namespace.$host" ] || continue
+    ip netns del "$(namespace_of $host)" 2>/dev/null || true
+    rm -rf "/etc/netns/$(namespace_of $host)"
+  done
+  pid=$(cat "$folder/watcher" 2>/dev/null || true)
+  rm -rf "$folder"
+  [ -z "$pid" ] || [ "$pid" = $$ ] || kill "$pid" 2>/dev/null || true
+}
+
+up() {  # RATE
+  [ "$(id -u)" -eq 0 ] || die "network namespaces need root"
+  local tool host id=$$ owner=$PPID
+  for tool in ip tc nsenter unshare ssh-keygen; do
+    command -v $tool >/dev/null || die "$tool is missing: apt install iproute2 util-linux openssh-client"
+  done
+  [ -x /usr/sbin/sshd ] || die "sshd is missing: apt install openssh-server"
+  mkdir "$folder"
+  folder=$(cd "$folder" && pwd)
+  trap 'status=$?; [ $status -eq 0 ] || down; exit $status' EXIT
+  mkdir -p /run/sshd
+  ssh-keygen -q -t ed25519 -N '' -f "$folder/user_key"
+  for host in a b; do
+    echo "dtrain-$id-$host" >"$folder/namespace.$host"
+    ip netns add "dtrain-$id-$host"
+  done
+  ip link add link0 netns "dtrain-$id-a" type veth peer name link0 netns "dtrain-$id-b"
+  ip -n "dtrain-$id-a" addr add 10.71.1.1/24 dev link0
+  ip -n "dtrain-$id-b" addr add 10.71.1.2/24 dev link0
+  for host in a b; do
+    ip -n "dtrain-$id-$host" link set link0 up
+    start_host $host
+  done
+  cat >"$folder/ssh_config" <<SSH
+Host *
+  User root
+  IdentityFile $folder/user_key
+  IdentitiesOnly yes
+  StrictHostKeyChecking no
+  UserKnownHostsFile /dev/null
+  LogLevel ERROR
+  ServerAliveInterval 5
+  ServerAliveCountMax 2
+SSH
+  shape "$1"
+  # Outlives this script, ends with its caller.
+  setsid bash -c "tail --pid=$owner -f /dev/null; exec '$(readlink -f "$0")' down '$folder'" </dev/null >/dev/null 2>&1 &
+  echo $! >"$folder/watcher"
+}
+
+case $command in
+  up) [ $# -eq 1 ] || usage; up "$1" ;;
+  rate) [ $# -eq 1 ] || usage; shape "$1" ;;
+  run) [ $# -ge 2 ] || usage; inside "$@" ;;
+  mpirun)
+    inside a mpirun --allow-run-as-root --oversubscribe --bind-to none --mca plm_rsh_agent "ssh -F $folder/ssh_config" \
+      --mca pml ob1 --mca btl self,vader,tcp --mca btl_tcp_if_include 10.71.1.0/24 \
+      --mca oob_tcp_if_include 10.71.1.0/24 "$@" ;;
+  down) [ -d "$folder" ] || die "there is no $folder"; down ;;
+  *) usage ;;
+esac
