@@ -1,0 +1,167 @@
+// Time to a fixed loss over a slow link: ours with each compression and with local steps, against
+// DistributedDataParallel over gloo as it comes, with its fp16 hook and with its PowerSGD hook.
+//
+//   bench_slow_link [--json] [--workload transformer|fashion] [--rate 100mbit]      (both of each unless said)
+//
+// Two ranks on two hosts (network namespaces with own host name, processes and mounts) joined by a shaped link: needs
+// root. Same models, initial weights, batches and optimizer. The steps to the loss come from a run without a link
+// (it does not change what is computed), the time of a step from steps on the shaped link; compression's uncompressed
+// first steps are counted as what they cost. Progress goes to standard error.
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <iostream>
+#include <map>
+
+#include <unistd.h>
+
+#include "dtrain/base/error.h"
+#include "dtrain/base/json.h"
+#include "slow_link_runs.h"
+
+namespace {
+
+using namespace dtrain;
+using bench::Method;
+using bench::StepTimes;
+using bench::Validation;
+using bench::Workload;
+
+const std::vector<Workload> kWorkloads{{"transformer", 2, 1000, 50, 2.1}, {"fashion", 64, 468, 52, 0.42}};
+const std::map<std::string, double> kRates{{"100mbit", 100e6}, {"1gbit", 1e9}};  // bits a second
+std::vector<Method> methods_for(const Workload& workload) {
+  const int h = workload.period;  // so that every validation falls on a meeting of the ranks
+  const std::string local = "local_sgd: {inner_steps: " + std::to_string(h) + ", outer_lr: 0.7, outer_momentum: 0.9";
+  return {{"ddp", false, "none"},
+          {"fp32", true, ""},
+          {"ddp_fp16", false, "fp16"},
+          {"fp16", true, "gradient_compression: fp16"},
+          {"bf16", true, "gradient_compression: bf16"},
+          {"int8", true, "gradient_compression: int8"},
+          {"ddp_powersgd", false, "powersgd", 10},
+          {"powersgd", true, "gradient_compression: {kind: powersgd, rank: 4, warmup_steps: 10}", 10},
+          {"topk", true, "gradient_compression: {kind: topk, ratio: 0.01}"},
+          {"local", true, local + "}", 0, h},
+          {"local_int8", true, local + ", compression: int8}", 0, h}};
+}
+
+struct Row {
+  std::vector<Validation> curve;
+  int steps = 0;  // to the target; 0: not reached
+  std::map<std::string, StepTimes> times;
+};
+
+int steps_to(const std::vector<Validation>& curve, double target) {
+  for (const Validation& v : curve) {
+    if (v.loss <= target) return v.step;
+  }
+  return 0;
+}
+
+double seconds_to_loss(const Method& method, const Row& row, const Row& uncompressed, const std::string& rate) {
+  if (row.steps == 0) return std::nan("");
+  const int whole = std::min(method.uncompressed_steps, row.steps);
+  return (whole * uncompressed.times.at(rate).step_ms + (row.steps - whole) * row.times.at(rate).step_ms) / 1e3;
+}
+
+Json measure(bench::SlowLinkRuns& runs, const Workload& workload, const std::vector<std::string>& rates) {
+  const auto methods = methods_for(workload);
+  std::map<std::string, Row> rows;
+  for (const Method& method : methods) {
+    std::cerr << workload.name << ": " << method.name << ", losses" << std::endl;
+    Row& row = rows[method.name];
+    row.curve = runs.curve(workload, method);
+    row.steps = steps_to(row.curve, workload.target);
+  }
+  Json links = Json::array();
+  for (const std::string& rate : rates) {
+    runs.shape(rate);
+    for (const Method& method : methods) {
+      std::cerr << workload.name << ": " << method.name << " at " << rate << std::endl;
+      rows[method.name].times[rate] = runs.step_times(workload, method, method.cycle > 1 ? 2 : 16);
+    }
+    Json table = Json::array();
+    std::map<std::string, double> seconds;
+    for (const Method& method : methods) {
+      const Row& row = rows[method.name];
+      seconds[method.name] = seconds_to_loss(method, row, rows[method.ours ? "fp32" : "ddp"], rate);
+      table.push_back({{"method", method.name},
+                       {"steps_to_loss", row.steps ? Json(row.steps) : Json()},
+                       {"step_ms", row.times.at(rate).step_ms},
+                       {"seconds_to_loss", row.steps ? Json(seconds[method.name]) : Json()},
+                       {"final_loss", row.curve.back().loss},
+                       {"final_accuracy", row.curve.back().accuracy}});
+    }
+    const double compute = rows["fp32"].times.at(rate).compute_ms;
+    const double gradients = rows["fp32"].times.at(rate).model_bytes * 8 / kRates.at(rate) * 1e3;
+    links.push_back({{"rate", rate},
+                     {"compute_ms", compute},
+                     {"gradients_ms", gradients},
+                     {"gradients_over_compute", gradients / compute},
+                     {"methods", table},
+                     {"ddp_over_local_int8", seconds["ddp"] / seconds["local_int8"]},
+                     {"ddp_powersgd_over_local_int8", seconds["ddp_powersgd"] / seconds["local_int8"]},
+                     {"ddp_powersgd_over_powersgd", seconds["ddp_powersgd"] / seconds["powersgd"]}});
+  }
+  return {{"workload", workload.name}, {"target_loss", workload.target}, {"links", links}};
+}
+
+void print(const Json& result) {
+  for (const Json& link : result["links"]) {
+    std::printf("%s at %s: compute %.1f ms a step, gradients %.0f ms on the link (%.0fx)\n",
+                result["workload"].get<std::string>().c_str(), link["rate"].get<std::string>().c_str(),
+                link["compute_ms"].get<double>(), link["gradients_ms"].get<double>(),
+                link["gradients_over_compute"].get<double>());
+    std::printf("  %-14s %8s %10s %12s %10s %10s\n", "method", "steps", "step ms", "s to loss", "loss", "accuracy");
+    for (const Json& row : link["methods"]) {
+      std::printf("  %-14s %8s %10.2f %12s %10.3f %10.4f\n", row["method"].get<std::string>().c_str(),
+                  row["steps_to_loss"].is_null() ? "never" : row["steps_to_loss"].dump().c_str(),
+                  row["step_ms"].get<double>(),
+                  row["seconds_to_loss"].is_null() ? "" : std::to_string(row["seconds_to_loss"].get<double>()).c_str(),
+                  row["final_loss"].get<double>(), row["final_accuracy"].get<double>());
+    }
+  }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) try {
+  bool json = false;
+  std::vector<Workload> workloads;
+  std::vector<std::string> rates;
+  for (int i = 1; i < argc; ++i) {
+    const std::string word = argv[i], value = i + 1 < argc ? argv[i + 1] : "";
+    const auto named = [&](const Workload& workload) { return workload.name == value; };
+    const auto workload = std::find_if(kWorkloads.begin(), kWorkloads.end(), named);
+    if (word == "--json") {
+      json = true;
+    } else if (word == "--workload" && workload != kWorkloads.end()) {
+      workloads.push_back(*workload);
+      ++i;
+    } else if (word == "--rate" && kRates.count(value)) {
+      rates.push_back(value);
+      ++i;
+    } else {
+      std::cerr << "usage: bench_slow_link [--json] [--workload transformer|fashion] [--rate 100mbit|1gbit]\n";
+      return 2;
+    }
+  }
+  if (workloads.empty()) workloads = kWorkloads;
+  if (rates.empty()) rates = {"100mbit", "1gbit"};
+  if (::geteuid() != 0) {
+    std::cerr << "bench_slow_link: two hosts in network namespaces and a shaped link need root\n";
+    return 2;
+  }
+  bench::SlowLinkRuns runs(workloads);
+  Json results = Json::array();
+  for (const Workload& workload : workloads) results.push_back(measure(runs, workload, rates));
+  if (json) {
+    std::cout << to_line(results) << "\n";
+  } else {
+    for (const Json& result : results) print(result);
+  }
+  return 0;
+} catch (const std::exception& error) {
+  std::cerr << "bench_slow_link: " << dtrain::describe(error) << "\n";
+  return 1;
+}

@@ -1,0 +1,189 @@
+#include "slow_link_runs.h"
+
+#include <algorithm>
+#include <fstream>
+
+#include <fcntl.h>
+
+#include "dtrain/base/error.h"
+#include "dtrain/base/file.h"
+#include "dtrain/base/json.h"
+#include "dtrain/data/sampler.h"
+#include "dtrain/data/tokens.h"
+
+namespace dtrain::bench {
+namespace {
+
+constexpr int kRanks = 2;
+constexpr int kSequence = 32;  // slow_link_models.LENGTH
+constexpr std::int64_t kFashionSamples = 60'000;
+constexpr auto kPatience = std::chrono::minutes(5);
+const std::filesystem::path kSource = DTRAIN_SOURCE_DIR;
+const std::string kPython = kSource / ".deps/peers/bin/python";
+const std::string kTwoHosts = kSource / "tests/harness/two_hosts.sh";
+
+std::string beside(const char* name) {
+  return executable_path().parent_path() / name;
+}
+
+std::string data_of(const Workload& workload) {
+  if (workload.name == "transformer") {
+    return "{format: tokens, sequence_length: " + std::to_string(kSequence) +
+           ", training: {file: training.tokens}, validation: {file: validation.tokens}}";
+  }
+  const auto part = [](const std::string& name) {
+    const std::string base = "/usr/share/datasets/fashion-mnist/" + name;
+    return "{features: " + base + "-images-idx3-ubyte.gz, target: " + base + "-labels-idx1-ubyte.gz}";
+  };
+  return "{format: idx, training: " + part("train") + ", validation: " + part("t10k") + "}";
+}
+
+double mean_of(const std::vector<double>& values, std::size_t from, std::size_t to) {
+  double sum = 0;
+  for (std::size_t i = from; i < to; ++i) sum += values[i];
+  return sum / static_cast<double>(to - from);
+}
+
+}  // namespace
+
+SlowLinkRuns::SlowLinkRuns(const std::vector<Workload>& workloads) {
+  run({{kPython, kSource / "tests/bench/slow_link_models.py", scratch_.path()}}, false);
+  for (const Workload& workload : workloads) {
+    // The order in which dtrain takes the samples, for the peer.
+    const std::int64_t samples =
+        workload.name == "transformer"
+            ? data::load_tokens(scratch_.path() / "training.tokens", data::TokenType::kUint16, kSequence)->size()
+            : kFashionSamples;
+    const data::Sampler sampler(samples, {.batch_size = workload.batch * kRanks});
+    std::ofstream file(scratch_.path() / (workload.name + ".order"), std::ios::binary);
+    for (std::int64_t epoch = 0, batches = 0; batches < workload.steps;
+         ++epoch, batches += sampler.batches_per_epoch()) {
+      const auto order = sampler.order(epoch);
+      file.write(reinterpret_cast<const char*>(order.data()),
+                 static_cast<std::streamsize>(sizeof order[0]) * sampler.samples_per_epoch());
+    }
+  }
+}
+
+std::filesystem::path SlowLinkRuns::write_experiment(const Workload& workload, const Method& method, int steps,
+                                                     int period) {
+  const auto file = scratch_.path() / "experiment.yaml";
+  std::ofstream(file) << "name: slow-link\nmodel: " << workload.name
+                      << ".pt\nloss: cross_entropy\noptimizer: {kind: adamw, lr: 0.001}\n"
+                      << "hyperparameters: {global_batch_size: " << workload.batch * kRanks
+                      << "}\nresources: {slots_per_trial: " << kRanks << "}\noptimizations: {" << method.setting
+                      << "}\nsearcher: {max_length: {batches: " << steps
+                      << "}}\nmin_validation_period: {batches: " << period
+                      << "}\nscheduling_unit: 1000000\ndata: " << data_of(workload) << "\n";
+  return file;
+}
+
+void SlowLinkRuns::run(const std::vector<std::vector<std::string>>& commands, bool pin) {
+  const auto log_path = scratch_.path() / "log";
+  const UniqueFd log(::open(log_path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_APPEND | O_CLOEXEC, 0600));
+  std::vector<Process> processes;
+  for (std::size_t i = 0; i < commands.size(); ++i) {
+    ProcessOptions options;
+    options.command = commands[i];
+    options.environment = {{"OMP_NUM_THREADS", "1"}, {"MKL_NUM_THREADS", "1"}};
+    if (pin) options.cpus = {static_cast<int>(i)};
+    options.working_folder = scratch_.path();
+    options.fds = {{1, log.get()}, {2, log.get()}};
+    processes.push_back(Process::start(options));
+  }
+  for (std::size_t i = 0; i < processes.size(); ++i) {
+    const auto status = processes[i].wait(kPatience);
+    if (status && status->success()) continue;
+    throw Error(commands[i].front() + (status ? " ended with " + status->describe() : " did not end in 5 minutes"),
+                "it said:\n" + read_file(log_path, 1 << 20));
+  }
+}
+
+std::vector<std::string> SlowLinkRuns::on_host(const char* host, std::vector<std::string> command) const {
+  command.insert(command.begin(), {kTwoHosts, "run", scratch_.path() / "hosts", host});
+  return command;
+}
+
+void SlowLinkRuns::run_peer(const Workload& workload, const Method& method, int steps, int period, bool on_link) {
+  std::vector<std::vector<std::string>> commands;
+  const std::string address = (on_link ? "10.71.1.1:" : "127.0.0.1:") + std::to_string(port_++);
+  for (int rank = 0; rank < kRanks; ++rank) {
+    std::vector<std::string> command{"env",
+                                     on_link ? "GLOO_SOCKET_IFNAME=link0" : "GLOO_SOCKET_IFNAME=lo",
+                                     kPython,
+                                     kSource / "tests/bench/slow_link_ddp.py",
+                                     workload.name,
+                                     scratch_.path(),
+                                     method.setting,
+                                     std::to_string(rank),
+                                     address,
+                                     std::to_string(steps),
+                                     std::to_string(period),
+                                     std::to_string(workload.batch),
+                                     scratch_.path() / "peer.json"};
+    commands.push_back(on_link ? on_host(rank == 0 ? "a" : "b", std::move(command)) : std::move(command));
+  }
+  run(commands, true);
+}
+
+std::vector<Validation> SlowLinkRuns::curve(const Workload& workload, const Method& method) {
+  std::vector<Validation> result;
+  if (!method.ours) {
+    run_peer(workload, method, workload.steps, workload.period, false);
+    const Json measured = read_json(scratch_.path() / "peer.json");
+    for (const Json& v : measured["validation"]) result.push_back({v[0], v[1], v[2]});
+    return result;
+  }
+  const auto folder = scratch_.path() / ("run" + std::to_string(runs_++));
+  run({{beside("dtrain"), "launch", write_experiment(workload, method, workload.steps, workload.period), "--run-dir",
+        folder}},
+      false);
+  std::ifstream lines(folder / "metrics.jsonl");
+  for (std::string line; std::getline(lines, line);) {
+    const Json record = Json::parse(line);
+    if (record["kind"] != "validation") continue;
+    const Json& metrics = record["metrics"];
+    result.push_back({record["batch"], metrics["loss"], metrics["accuracy"]});
+  }
+  std::filesystem::remove_all(folder);
+  return result;
+}
+
+void SlowLinkRuns::shape(const std::string& rate) {
+  run({{kTwoHosts, hosts_up_ ? "rate" : "up", scratch_.path() / "hosts", rate}}, false);
+  hosts_up_ = true;
+}
+
+StepTimes SlowLinkRuns::step_times(const Workload& workload, const Method& method, int cycles) {
+  const int first = std::max(method.uncompressed_steps + 2, method.cycle == 1 ? 4 : method.cycle);
+  const int steps = first + cycles * method.cycle;
+  const auto window = [&](const std::vector<double>& values) {
+    if (values.size() < static_cast<std::size_t>(steps))
+      throw Error(method.name + " made fewer steps than it was told");
+    return mean_of(values, static_cast<std::size_t>(first), static_cast<std::size_t>(steps));
+  };
+  if (!method.ours) {
+    run_peer(workload, method, steps, 0, true);
+    return {window(read_json(scratch_.path() / "peer.json")["step_ms"].get<std::vector<double>>()), 0, 0};
+  }
+  const auto folder = scratch_.path() / ("run" + std::to_string(runs_++));
+  // One step more: what comes after the last one is counted with it.
+  const std::string experiment = write_experiment(workload, method, steps + 1, 0);
+  run({{kTwoHosts, "mpirun", scratch_.path() / "hosts", "--host", "nodea:1,nodeb:1", "-np", "2", "-x",
+        "OMP_NUM_THREADS", "-x", "MKL_NUM_THREADS", beside("dtrain-worker"), experiment, "--run-dir", folder}},
+      false);
+  std::vector<double> walls, computes;
+  std::ifstream lines(folder / "profile" / "rank-0000.jsonl");
+  for (std::string line; std::getline(lines, line);) {
+    const Json record = Json::parse(line);
+    if (record.value("record", "") != "step") continue;
+    const double wall = record["wall_ns"].get<double>() / 1e6;
+    walls.push_back(wall);
+    computes.push_back(wall - record["phases"]["allreduce_wait"].get<double>() / 1e6);
+  }
+  const double bytes = read_json(folder / "plan.json")["model"]["bytes"].get<double>();
+  std::filesystem::remove_all(folder);
+  return {window(walls), window(computes), bytes};
+}
+
+}  // namespace dtrain::bench

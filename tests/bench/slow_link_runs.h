@@ -1,0 +1,65 @@
+// How bench_slow_link runs one contestant, ours or DistributedDataParallel's: on this machine without a link, for its
+// losses, or on two hosts joined by a shaped link, for its step times.
+#pragma once
+
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "contestant.h"
+
+namespace dtrain::bench {
+
+struct Workload {
+  std::string name;   // "transformer" or "fashion", as slow_link_models.py makes them
+  int batch = 0;      // of a rank; there are two
+  int steps = 0;      // of the run whose losses are looked at
+  int period = 0;     // steps between validations
+  double target = 0;  // the validation loss that counts
+};
+
+struct Method {
+  std::string name;
+  bool ours = true;
+  std::string setting;         // ours: the YAML of `optimizations`; peer: the communication hook
+  int uncompressed_steps = 0;  // at the start, as expensive as without compression
+  int cycle = 1;               // steps after which the costs repeat (local steps)
+};
+
+struct Validation {
+  int step = 0;
+  double loss = 0;
+  double accuracy = 0;
+};
+
+struct StepTimes {
+  double step_ms = 0;      // mean over whole cycles, without the first ones
+  double compute_ms = 0;   // ours: the same without what waited for communication; peer: 0
+  double model_bytes = 0;  // ours: what a rank would exchange in fp32; peer: 0
+};
+
+class SlowLinkRuns {
+ public:
+  // Writes models, data and the order of samples into a folder of its own.
+  explicit SlowLinkRuns(const std::vector<Workload>& workloads);
+
+  // Validations of a run of workload.steps steps over shared memory (peer: loopback).
+  std::vector<Validation> curve(const Workload& workload, const Method& method);
+
+  // Makes the two hosts, or changes the link's speed (as tc writes it: "100mbit").
+  void shape(const std::string& rate);
+  StepTimes step_times(const Workload& workload, const Method& method, int cycles);
+
+ private:
+  std::filesystem::path write_experiment(const Workload& workload, const Method& method, int steps, int period);
+  void run(const std::vector<std::vector<std::string>>& commands, bool pin);
+  void run_peer(const Workload& workload, const Method& method, int steps, int period, bool on_link);
+  std::vector<std::string> on_host(const char* host, std::vector<std::string> command) const;
+
+  ScratchFolder scratch_;
+  bool hosts_up_ = false;
+  int port_ = 29500;
+  int runs_ = 0;
+};
+
+}  // namespace dtrain::bench
