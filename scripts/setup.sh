@@ -21,7 +21,7 @@ readonly build_packages=(
   libhwloc-dev libhwy-dev zlib1g-dev
   dataset-fashion-mnist)
 readonly test_packages=(libgtest-dev libgmock-dev openmpi-bin libopenmpi-dev util-linux procps
-  slurmctld slurmd slurm-client munge iproute2 openssh-server openssh-client
+  slurmctld slurmd slurm-client munge iproute2 openssh-server openssh-client nftables
   zsh groff-base man-db)
 readonly lint_packages=(clang-format-14 clang-tidy-14 clang-14 libclang-rt-14-dev)
 

@@ -1,20 +1,43 @@
 #!/usr/bin/env bash
 # Two hosts on one machine, joined by one link of a given speed: each has its own network, host name, processes, /dev/shm
-# and sshd, and shares the file system with this machine. Needs root, openssh-server, iproute2.
+# and sshd, and shares the file system with this machine. Needs root, openssh-server, iproute2 (`cut`: nftables); where that
+# is missing, one line says so and the exit status is 77, which ctest counts as skipped.
 #
 #   two_hosts.sh up FOLDER RATE           makes them (FOLDER must not exist; RATE as tc writes it: 100mbit, 1gbit, or
 #                                         `unshaped`). They go when the process that called this ends, if not before.
 #   two_hosts.sh rate FOLDER RATE         changes the link's speed
-#   two_hosts.sh run FOLDER a|b CMD ...   runs a command on one of them; its exit status is this one's
+#   two_hosts.sh run FOLDER a|b CMD ...   runs a command on one of them, in this folder; its exit status is this one's
 #   two_hosts.sh mpirun FOLDER ARG ...    Open MPI's mpirun on host a, told of both hosts' names and link
+#   two_hosts.sh with RATE CMD ...        up in a folder of its own, which CMD finds in $TWO_HOSTS; down when CMD ends
+#   two_hosts.sh cut|mend FOLDER          drops whatever arrives over the link, without a word to anyone, | no longer
 #   two_hosts.sh down FOLDER              ends what runs on them, and removes them and FOLDER
 #
 # Their names are nodea (10.71.1.1) and nodeb (10.71.1.2), the link is called link0 on both.
 set -euo pipefail
 
+export PATH=$PATH:/usr/sbin:/sbin
+skip() { echo "two_hosts.sh: $*" >&2; exit 77; }
 die() { echo "two_hosts.sh: $*" >&2; exit 2; }
-usage() { sed -n '5,10s/^# \{0,1\}//p' "$0" >&2; exit 2; }
+usage() { sed -n '6,14s/^# \{0,1\}//p' "$0" >&2; exit 2; }
 [ $# -ge 2 ] || usage
+if [ "$1" = with ]; then
+  [ $# -ge 3 ] || usage
+  TWO_HOSTS=$(mktemp -d "${TMPDIR:-/tmp}/dtrain-two-hosts-XXXXXX")/bed
+  export TWO_HOSTS
+  trap '[ ! -d "$TWO_HOSTS" ] || "$0" down "$TWO_HOSTS"; rmdir "${TWO_HOSTS%/bed}"' EXIT
+  trap 'exit 143' TERM INT HUP
+  "$0" up "$TWO_HOSTS" "$2"
+  shift 2
+  "$@" &
+  child=$!
+  trap 'kill -TERM $child 2>/dev/null || true' TERM HUP
+  trap 'kill -INT $child 2>/dev/null || true' INT
+  while :; do
+    code=0
+    wait "$child" || code=$?
+    kill -0 "$child" 2>/dev/null || exit "$code"
+  done
+fi
 command=$1 folder=$2
 shift 2
 
@@ -24,7 +47,7 @@ inside() {  # HOST CMD ...
   local pid
   pid=$(cat "$folder/init.$1")
   shift
-  nsenter --target "$pid" --net --uts --ipc --mount --pid -- "$@"
+  nsenter --target "$pid" --net --uts --ipc --mount --pid --wdns="$PWD" -- "$@"
 }
 
 shape() {
@@ -87,12 +110,13 @@ down() {
 }
 
 up() {  # RATE
-  [ "$(id -u)" -eq 0 ] || die "network namespaces need root"
+  [ "$(id -u)" -eq 0 ] || skip "network namespaces need root"
   local tool host id=$$ owner=$PPID
   for tool in ip tc nsenter unshare ssh-keygen; do
-    command -v $tool >/dev/null || die "$tool is missing: apt install iproute2 util-linux openssh-client"
+    command -v $tool >/dev/null || skip "$tool is missing: apt install iproute2 util-linux openssh-client"
   done
-  [ -x /usr/sbin/sshd ] || die "sshd is missing: apt install openssh-server"
+  [ -x /usr/sbin/sshd ] || skip "sshd is missing: apt install openssh-server"
+  unshare --net --mount --pid --fork true 2>/dev/null || skip "this machine does not let root make namespaces"
   mkdir "$folder"
   folder=$(cd "$folder" && pwd)
   trap 'status=$?; [ $status -eq 0 ] || down; exit $status' EXIT
@@ -134,6 +158,13 @@ case $command in
     inside a mpirun --allow-run-as-root --oversubscribe --bind-to none --mca plm_rsh_agent "ssh -F $folder/ssh_config" \
       --mca pml ob1 --mca btl self,vader,tcp --mca btl_tcp_if_include 10.71.1.0/24 \
       --mca oob_tcp_if_include 10.71.1.0/24 "$@" ;;
+  cut)
+    command -v nft >/dev/null || skip "nft is missing: apt install nftables"
+    for host in a b; do
+      inside $host nft 'add table inet cut; add chain inet cut all { type filter hook input priority 0; };
+                        add rule inet cut all iifname "link0" drop'
+    done ;;
+  mend) for host in a b; do inside $host nft delete table inet cut; done ;;
   down) [ -d "$folder" ] || die "there is no $folder"; down ;;
   *) usage ;;
 esac
