@@ -6,7 +6,6 @@
 #include <torch/csrc/autograd/variable.h>
 
 #include "dtrain/base/error.h"
-#include "gradient_norm.h"
 #include "replicated.h"
 #include "startup_checks.h"
 
@@ -17,15 +16,15 @@ namespace {
 using profile::Phase;
 using profile::PhaseScope;
 
-// Tells the strategy that backward has finished a gradient. Autograd calls it on the thread that runs backward, which
+// Tells the exchange that backward has finished a gradient. Autograd calls it on the thread that runs backward, which
 // for CPU models is the one that called it.
 class ReadyHook final : public torch::autograd::PostAccumulateGradHook {
  public:
-  ReadyHook(GradientStrategy& strategy, std::size_t index) : strategy_(strategy), index_(index) {}
-  void operator()(const torch::autograd::Variable&) override { strategy_.gradient_ready(index_); }
+  ReadyHook(GradientExchange& exchange, std::size_t index) : exchange_(exchange), index_(index) {}
+  void operator()(const torch::autograd::Variable&) override { exchange_.gradient_ready(index_); }
 
  private:
-  GradientStrategy& strategy_;
+  GradientExchange& exchange_;
   std::size_t index_;
 };
 
@@ -57,8 +56,11 @@ Engine::Engine(TrialContext& context, run::RankSession& session, const EngineOpt
   plan_ = plan_buckets(*parameters_, options.fusion_threshold_bytes);
   // A window's gradients: the mean over ranks, and over its batches if so configured.
   const double batches = options.average_aggregated_gradients ? options.aggregation_frequency : 1;
-  strategy_ = std::make_unique<Replicated>(*parameters_, plan_, communicator_, recorder_,
+  strategy_ = std::make_unique<Replicated>(*parameters_, communicator_, recorder_,
                                            1.0 / (batches * communicator_.world_size()));
+  strategy_->set_plan(plan_);
+  exchange_ = std::make_unique<GradientExchange>(*parameters_, communicator_, recorder_);
+  exchange_->use(*strategy_, plan_);
   optimizer_ = std::make_unique<FlatOptimizer>(*wrapped.optimizer, wrapped.schedule, *parameters_);
   install_hooks();
 }
@@ -70,7 +72,7 @@ Engine::~Engine() {
 void Engine::install_hooks() {
   const auto parameters = parameters_->parameters();
   for (std::size_t i = 0; i < parameters.size(); ++i) {
-    torch::autograd::impl::set_post_acc_grad_hooks(parameters[i].tensor, std::make_unique<ReadyHook>(*strategy_, i));
+    torch::autograd::impl::set_post_acc_grad_hooks(parameters[i].tensor, std::make_unique<ReadyHook>(*exchange_, i));
   }
 }
 
@@ -109,13 +111,13 @@ Engine::Round Engine::agree() {
 
 void Engine::begin_batch() {
   in_batch_ = true;
-  strategy_->begin_batch(exchange_due());
+  exchange_->begin_batch(exchange_due());
 }
 
 void Engine::backward(const at::Tensor& loss) {
   if (!in_batch_) throw Error("context.backward() was called outside train_batch()");
   const PhaseScope phase(recorder_, Phase::kBackward);
-  strategy_->backward(loss);
+  exchange_->backward(loss);
 }
 
 bool Engine::end_batch() {
@@ -132,33 +134,25 @@ bool Engine::flush() {
   settle_announcements();
   if (rounds_in_window_ == 0 || window_batches_ == 0) return false;
   const int rounds = rounds_in_window_;
-  strategy_->begin_batch(/*exchange=*/true);
+  exchange_->begin_batch(/*exchange=*/true);
   exchange_and_step(rounds);
   return true;
 }
 
 void Engine::exchange_and_step(int rounds) {
-  const auto used = strategy_->finish_exchange();
+  const auto used = exchange_->finish();
   settle_announcements();
   // The strategy divided by a full window; a window with fewer batches is brought to the mean of those it had.
   const double full = static_cast<double>(options_.aggregation_frequency) * communicator_.world_size();
   double correction = full / static_cast<double>(window_batches_);
   if (!options_.average_aggregated_gradients)
     correction *= static_cast<double>(rounds) / options_.aggregation_frequency;
-  {
-    const PhaseScope phase(recorder_, Phase::kOptimizerStep);
-    if (correction != 1.0) {
-      const at::NoGradGuard no_grad;
-      for (auto& group : parameters_->groups()) group.gradients.mul_(correction);
-    }
-    if (options_.max_gradient_norm > 0) clip_gradient_norm(*parameters_, used, options_.max_gradient_norm);
-    optimizer_->step(used);
-  }
+  strategy_->update({used, correction, options_.max_gradient_norm}, *optimizer_);
   {
     const PhaseScope phase(recorder_, Phase::kStepLrSchedulers);
     optimizer_->advance_schedule();
   }
-  strategy_->end_window();
+  exchange_->end_window();
   rounds_in_window_ = 0;
   window_batches_ = 0;
 }

@@ -13,6 +13,7 @@
 #include "dtrain/train/trial.h"
 #include "flat_optimizer.h"
 #include "flat_parameters.h"
+#include "gradient_exchange.h"
 #include "gradient_strategy.h"
 
 namespace dtrain::train {
@@ -77,6 +78,7 @@ class Engine {
   std::unique_ptr<FlatParameters> parameters_;
   comm::FusionPlan plan_;
   std::unique_ptr<GradientStrategy> strategy_;
+  std::unique_ptr<GradientExchange> exchange_;
   std::unique_ptr<FlatOptimizer> optimizer_;
   std::deque<Announcement> announcements_;
   Round last_round_;

@@ -1,33 +1,44 @@
-// How gradients become an update that is the same on every rank. The engine drives one of these; `replicated` is the
-// one there is, a sharded one will stand beside it.
+// How gradients become an update that is the same on every rank: `replicated` all-reduces them and every rank updates
+// all parameters; `sharded` leaves each rank its part of every bucket to reduce and to update.
 //
-// A window is the aggregation_frequency batches whose gradients are summed before one exchange. All calls come from the
-// training thread (autograd's CPU hooks run there).
+// GradientExchange knows which gradients are ready; it hands full buckets to launch() in plan order, and to complete()
+// in the same order once they are exchanged. The engine then calls update(). All from the training thread (autograd's
+// CPU hooks run there).
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <span>
+#include <string_view>
 
-#include <ATen/core/Tensor.h>
+#include "dtrain/comm/communicator.h"
+#include "dtrain/comm/fusion_plan.h"
 
 namespace dtrain::train {
+
+class FlatOptimizer;
+
+// One optimizer step over the gradients that were exchanged.
+struct Update {
+  std::span<const std::uint8_t> used;  // of each parameter: whether any rank used it in this window
+  double correction = 1;               // what gradients are multiplied by before anything else
+  double max_norm = 0;                 // then their L2 norm over all parameters is at most this; 0: no clipping
+};
 
 class GradientStrategy {
  public:
   virtual ~GradientStrategy() = default;
 
-  // A batch starts. `exchange`: gradients are exchanged in this batch, bucket by bucket as backward completes them.
-  virtual void begin_batch(bool exchange) = 0;
-  // Runs autograd from `loss`; its hooks call gradient_ready().
-  virtual void backward(const at::Tensor& loss) = 0;
-  // Backward has finished the gradient of a parameter (index into FlatParameters::parameters()).
-  virtual void gradient_ready(std::size_t parameter) = 0;
-  // Hands over what backward did not complete, with zeros for what it did not touch, and waits for every bucket.
-  // Returns, for each parameter, whether any rank used it in this window. Gradients are then the mean over ranks
-  // (and over the window's batches, if so configured) of a full window.
-  virtual std::span<const std::uint8_t> finish_exchange() = 0;
-  // The update is done: the next batch starts a new window.
-  virtual void end_window() = 0;
+  virtual std::string_view operation() const = 0;  // "all_reduce": what it does to a bucket, in records
+  // The buckets from now on. Between windows; the plan outlives its use.
+  virtual void set_plan(const comm::FusionPlan& plan) = 0;
+  // Starts the exchange of a bucket of which this rank's gradients are complete, possibly during backward.
+  virtual comm::Work launch(std::size_t bucket) = 0;
+  // The Work of a bucket is complete. Its gradients are the sum over ranks (and the window's batches), scaled.
+  virtual void complete(std::size_t bucket) { static_cast<void>(bucket); }
+  // Every bucket is complete on this rank and every rank has finished its backward. On return all parameters are up to
+  // date, whoever updated them.
+  virtual void update(const Update& update, FlatOptimizer& optimizer) = 0;
 };
 
 }  // namespace dtrain::train

@@ -1,147 +1,31 @@
 #include "replicated.h"
 
-#include <cstring>
-#include <string>
-
-#include "dtrain/base/error.h"
+#include "flat_optimizer.h"
+#include "gradient_norm.h"
 
 namespace dtrain::train {
 
-namespace {
+Replicated::Replicated(FlatParameters& parameters, comm::Communicator& communicator, profile::Recorder& recorder,
+                       double scale)
+    : parameters_(parameters), communicator_(communicator), recorder_(recorder), scale_(scale) {}
 
-[[noreturn]] void fail_displaced(const std::string& name) {
-  throw Error("a tensor that backward left behind lies where the gradient of '" + name + "' belongs",
-              "do not keep tensors that backward makes (retain_grad(), create_graph) beyond train_batch()");
-}
-
-}  // namespace
-
-Replicated::Replicated(FlatParameters& parameters, const comm::FusionPlan& plan, comm::Communicator& communicator,
-                       profile::Recorder& recorder, double scale)
-    : parameters_(parameters),
-      plan_(plan),
-      communicator_(communicator),
-      recorder_(recorder),
-      log_(communicator, recorder),
-      memory_(parameters),
-      scale_(scale),
-      bucket_of_(parameters.parameters().size()),
-      buckets_(plan.buckets.size()),
-      ready_in_batch_(parameters.parameters().size()),
-      used_(parameters.parameters().size()) {
-  for (std::size_t b = 0; b < plan.buckets.size(); ++b) {
-    for (const std::size_t item : plan.buckets[b].items) bucket_of_[item] = b;
-  }
-}
-
-void Replicated::begin_batch(bool exchange) {
-  exchanging_ = exchange;
-  std::fill(ready_in_batch_.begin(), ready_in_batch_.end(), 0);
-  first_in_window_ = !window_open_;
-  if (first_in_window_) {
-    window_open_ = true;
-    displaced_.clear();
-    std::fill(used_.begin(), used_.end(), 0);
-    // Undefined gradients let autograd hand over its own tensor instead of adding to zeros. It lies in its place
-    // already (GradientMemory), or the hook copies it there.
-    for (auto& parameter : parameters_.parameters()) parameter.tensor.mutable_grad() = at::Tensor();
-  }
-  if (!exchange) return;
-  next_bucket_ = 0;
-  works_.clear();
-  for (std::size_t b = 0; b < buckets_.size(); ++b) buckets_[b] = {plan_.buckets[b].items.size(), false};
-}
-
-void Replicated::gradient_ready(std::size_t index) {
-  auto& parameter = parameters_.parameters()[index];
-  if (ready_in_batch_[index]) {
-    throw Error("the gradient of '" + parameter.name + "' was computed twice in one batch",
-                "call context.backward() once in train_batch(), on the sum of the losses");
-  }
-  ready_in_batch_[index] = 1;
-  at::Tensor& gradient = parameter.tensor.mutable_grad();
-  const bool was_used = std::exchange(used_[index], 1);
-  const at::NoGradGuard no_grad;
-  if (memory_.settle(index, gradient.data_ptr())) {
-    // In its place, but laid out in another order: autograd allows that for parameters it cannot match.
-    if (gradient.strides() != parameter.gradient.strides()) parameter.gradient.copy_(gradient.clone());
-  } else {
-    if (!memory_.may_write(index)) {  // then its bucket waits for the end of backward
-      displaced_.emplace_back(index, gradient);
-      return;
-    }
-    if (!was_used) {
-      parameter.gradient.copy_(gradient);
-    } else {
-      parameter.gradient.add_(gradient);  // something replaced the view since the window's last batch
-    }
-  }
-  gradient = parameter.gradient;
-  if (!exchanging_) return;
-  --buckets_[bucket_of_[index]].missing;
-  const profile::PhaseScope phase(recorder_, profile::Phase::kAllreduceWait);
-  launch_ready();
-  communicator_.progress();
-}
-
-void Replicated::launch_ready() {
-  while (next_bucket_ < buckets_.size() && buckets_[next_bucket_].missing == 0) launch(next_bucket_);
-}
-
-void Replicated::launch(std::size_t index) {
-  const auto& bucket = plan_.buckets[index];
+comm::Work Replicated::launch(std::size_t index) {
+  const auto& bucket = plan_->buckets[index];
   const auto& group = parameters_.groups()[bucket.group];
   auto* data = static_cast<std::byte*>(group.gradients.data_ptr()) + bucket.begin * group.element_size;
-  works_.push_back(communicator_.all_reduce(data, static_cast<std::size_t>(bucket.end - bucket.begin),
-                                            comm_type(group.dtype),
-                                            {comm::ReduceOp::kSum, scale_, static_cast<int>(index)}));
-  buckets_[index].launched = true;
-  next_bucket_ = index + 1;
+  return communicator_.all_reduce(
+      data, static_cast<std::size_t>(bucket.end - bucket.begin), comm_type(group.dtype),
+      {.op = comm::ReduceOp::kSum, .post_scale = scale_, .bucket = static_cast<int>(index)});
 }
 
-void Replicated::backward(const at::Tensor& loss) {
-  if (!first_in_window_) return loss.backward();  // later batches add to what the first has put in place
-  {
-    const GradientMemory::Lending lending(memory_);
-    loss.backward();
+void Replicated::update(const Update& update, FlatOptimizer& optimizer) {
+  const profile::PhaseScope phase(recorder_, profile::Phase::kOptimizerStep);
+  if (update.correction != 1.0) {
+    const at::NoGradGuard no_grad;
+    for (auto& group : parameters_.groups()) group.gradients.mul_(update.correction);
   }
-  const at::NoGradGuard no_grad;
-  const auto parameters = parameters_.parameters();
-  for (auto& [index, gradient] : displaced_) {
-    if (!memory_.may_write(index)) fail_displaced(parameters[index].name);
-    parameters[index].gradient.copy_(gradient);
-    parameters[index].tensor.mutable_grad() = parameters[index].gradient;
-  }
-  displaced_.clear();
-}
-
-std::span<const std::uint8_t> Replicated::finish_exchange() {
-  const profile::PhaseScope phase(recorder_, profile::Phase::kAllreduceWait);
-  const auto parameters = parameters_.parameters();
-  for (std::size_t i = 0; i < parameters.size(); ++i) {
-    if (used_[i] || buckets_[bucket_of_[i]].launched) continue;
-    if (!memory_.may_write(i)) fail_displaced(parameters[i].name);
-    const auto& group = parameters_.groups()[parameters[i].group];
-    std::memset(static_cast<std::byte*>(group.gradients.data_ptr()) + parameters[i].offset * group.element_size, 0,
-                static_cast<std::size_t>(parameters[i].padded * group.element_size));
-  }
-  while (next_bucket_ < buckets_.size()) launch(next_bucket_);
-  comm::Work used =
-      communicator_.all_reduce(used_.data(), used_.size(), comm::DataType::kUint8, {comm::ReduceOp::kMax});
-  for (std::size_t b = 0; b < works_.size(); ++b) {
-    works_[b].wait();
-    log_.record("all_reduce", static_cast<int>(b), works_[b]);
-  }
-  used.wait();
-  log_.record("all_reduce", -1, used);
-  for (std::size_t i = 0; i < parameters.size(); ++i) {
-    parameters[i].tensor.mutable_grad() = used_[i] ? parameters[i].gradient : at::Tensor();
-  }
-  return used_;
-}
-
-void Replicated::end_window() {
-  window_open_ = false;
+  if (update.max_norm > 0) clip_gradient_norm(parameters_, update.used, update.max_norm);
+  optimizer.step(update.used);
 }
 
 }  // namespace dtrain::train

@@ -7,6 +7,7 @@
 #include "dtrain/comm/fusion_plan.h"
 #include "flat_optimizer.h"
 #include "flat_parameters.h"
+#include "gradient_exchange.h"
 #include "gradient_norm.h"
 #include "harness/run_ranks.h"
 #include "replicated.h"
@@ -251,11 +252,11 @@ TEST(GradientNorm, LeavesWhatIsNotFinite) {
 
 class ReadyHook final : public torch::autograd::PostAccumulateGradHook {
  public:
-  ReadyHook(GradientStrategy& strategy, std::size_t index) : strategy_(strategy), index_(index) {}
-  void operator()(const torch::autograd::Variable&) override { strategy_.gradient_ready(index_); }
+  ReadyHook(GradientExchange& exchange, std::size_t index) : exchange_(exchange), index_(index) {}
+  void operator()(const torch::autograd::Variable&) override { exchange_.gradient_ready(index_); }
 
  private:
-  GradientStrategy& strategy_;
+  GradientExchange& exchange_;
   std::size_t index_;
 };
 
@@ -283,17 +284,20 @@ TEST(Replicated, SumsWindowsOverRanksAndKnowsWhatWasUsed) {
       const auto plan = comm::plan_fusion(items, threshold);
       const SystemClock clock;
       profile::Recorder recorder({}, clock, clock.monotonic());
-      Replicated strategy(flat, plan, communicator, recorder, 1.0 / (2 * ranks));
+      Replicated strategy(flat, communicator, recorder, 1.0 / (2 * ranks));
+      strategy.set_plan(plan);
+      GradientExchange exchange(flat, communicator, recorder);
+      exchange.use(strategy, plan);
       for (std::size_t i = 0; i < items.size(); ++i) {
         torch::autograd::impl::set_post_acc_grad_hooks(flat.parameters()[i].tensor,
-                                                       std::make_unique<ReadyHook>(strategy, i));
+                                                       std::make_unique<ReadyHook>(exchange, i));
       }
       for (int window = 0; window < 2; ++window) {
         for (int batch = 0; batch < 2; ++batch) {
-          strategy.begin_batch(batch == 1);
+          exchange.begin_batch(batch == 1);
           model->loss(1 + rank + 10 * batch, rank == 1 && batch == 0 && window == 0).backward();
         }
-        const auto used = strategy.finish_exchange();
+        const auto used = exchange.finish();
         for (std::size_t i = 0; i < items.size(); ++i) {
           const auto& p = flat.parameters()[i];
           EXPECT_EQ(used[i] != 0, p.name != "second" || window == 0) << p.name << " in window " << window;
@@ -303,7 +307,7 @@ TEST(Replicated, SumsWindowsOverRanksAndKnowsWhatWasUsed) {
             EXPECT_TRUE(torch::equal(p.gradient, results[rank][p.name])) << p.name;
           }
         }
-        strategy.end_window();
+        exchange.end_window();
       }
       for (auto& p : flat.parameters()) {
         torch::autograd::impl::set_post_acc_grad_hooks(p.tensor, nullptr);
@@ -338,11 +342,13 @@ TEST(Replicated, RefusesTwoBackwardsInOneBatch) {
   const comm::FusionPlan plan{{{0, 0, flat.groups()[0].values.numel(), 0, {0, 1, 2, 3, 4}}}};
   const SystemClock clock;
   profile::Recorder recorder({}, clock, clock.monotonic());
-  Replicated strategy(flat, plan, *communicator, recorder, 1);
-  strategy.begin_batch(false);
+  Replicated strategy(flat, *communicator, recorder, 1);
+  GradientExchange exchange(flat, *communicator, recorder);
+  exchange.use(strategy, plan);
+  exchange.begin_batch(false);
   flat.parameters()[0].tensor.mutable_grad() = torch::ones({});
-  strategy.gradient_ready(0);
-  EXPECT_THROW(strategy.gradient_ready(0), Error);
+  exchange.gradient_ready(0);
+  EXPECT_THROW(exchange.gradient_ready(0), Error);
 }
 
 }  // namespace
