@@ -1,5 +1,6 @@
 #include "engine/descriptor.h"
 
+#include <algorithm>
 #include <cstdio>
 
 namespace dtrain::comm {
@@ -9,46 +10,76 @@ std::string_view name_of(Kind kind) {
   switch (kind) {
     case Kind::kAllReduce:
       return "all_reduce";
+    case Kind::kReduceScatter:
+      return "reduce_scatter";
+    case Kind::kReduceParts:
+      return "reduce_parts";
     case Kind::kAllGather:
       return "all_gather";
+    case Kind::kGatherParts:
+      return "gather_parts";
     case Kind::kBroadcast:
       return "broadcast";
     case Kind::kBarrier:
       return "barrier";
     case Kind::kAllocate:
       return "allocate";
+    case Kind::kAllocateCommon:
+      return "allocate_common";
   }
   return "unknown operation";
 }
 
+bool has_data(Kind kind) {
+  return kind != Kind::kBarrier && kind != Kind::kAllocate && kind != Kind::kAllocateCommon;
+}
+
+std::string scale_text(const char* what, double scale) {
+  char text[60];
+  std::snprintf(text, sizeof text, ", %s by %.9g", what, scale);
+  return scale == 1.0 ? "" : text;
+}
+
 }  // namespace
 
-std::size_t payload_bytes(const Descriptor& d) {
-  if (d.kind == Kind::kBarrier || d.kind == Kind::kAllocate) return 0;
-  return d.count * size_of(static_cast<DataType>(d.type));
+std::size_t in_bytes(const Descriptor& d, int world_size) {
+  if (!has_data(d.kind)) return 0;
+  return d.count * size_of(d.type) * (d.kind == Kind::kReduceScatter ? static_cast<std::size_t>(world_size) : 1);
+}
+
+std::size_t out_bytes(const Descriptor& d, int world_size) {
+  if (!has_data(d.kind)) return 0;
+  return d.count * size_of(d.type) * (d.kind == Kind::kAllGather ? static_cast<std::size_t>(world_size) : 1);
+}
+
+std::size_t payload_bytes(const Descriptor& d, int world_size) {
+  return std::max(in_bytes(d, world_size), out_bytes(d, world_size));
+}
+
+bool reduces(Kind kind) {
+  return kind == Kind::kAllReduce || kind == Kind::kReduceScatter || kind == Kind::kReduceParts;
+}
+
+Reduction reduction_of(const Descriptor& d, int world_size) {
+  return {d.type, d.op, d.pre_scale, d.post_scale, world_size};
 }
 
 bool same_operation(const Descriptor& a, const Descriptor& b) {
   return a.kind == b.kind && a.count == b.count && a.type == b.type && a.op == b.op && a.root == b.root &&
-         a.bucket == b.bucket && a.post_scale == b.post_scale;
+         a.bucket == b.bucket && a.pre_scale == b.pre_scale && a.post_scale == b.post_scale;
 }
 
 std::string describe(const Descriptor& d) {
   std::string text(name_of(d.kind));
   if (d.kind == Kind::kBarrier) return text;
-  if (d.kind == Kind::kAllocate) return text + "(" + std::to_string(d.count) + " bytes)";
+  if (!has_data(d.kind)) return text + "(" + std::to_string(d.count) + " bytes)";
   text += "(";
-  if (d.kind == Kind::kAllReduce) text += std::string(comm::name_of(static_cast<ReduceOp>(d.op))) + ", ";
-  text += std::string(comm::name_of(static_cast<DataType>(d.type))) + ", " + std::to_string(d.count) + " elements";
-  if (d.kind == Kind::kAllGather) text += " a rank";
+  if (reduces(d.kind)) text += std::string(comm::name_of(d.op)) + ", ";
+  text += std::string(comm::name_of(d.type)) + ", " + std::to_string(d.count) + " elements";
+  if (d.kind == Kind::kAllGather || d.kind == Kind::kReduceScatter) text += " a rank";
   if (d.kind == Kind::kBroadcast) text += " from rank " + std::to_string(d.root);
   if (d.bucket >= 0) text += ", bucket " + std::to_string(d.bucket);
-  if (d.post_scale != 1.0) {
-    char scale[40];
-    std::snprintf(scale, sizeof scale, ", scaled by %.9g", d.post_scale);
-    text += scale;
-  }
-  return text + ")";
+  return text + scale_text("inputs scaled", d.pre_scale) + scale_text("scaled", d.post_scale) + ")";
 }
 
 }  // namespace dtrain::comm

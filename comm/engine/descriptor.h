@@ -1,17 +1,24 @@
-// Comparing and naming operations.
+// Comparing, measuring and naming operations.
 #pragma once
 
 #include <cstddef>
 #include <string>
 
-#include "dtrain/comm/communicator.h"
+#include "engine/reduce.h"
 #include "engine/segment.h"
 
 namespace dtrain::comm {
 
-// Payload bytes of one rank.
-std::size_t payload_bytes(const Descriptor& d);
-// Same operation, type, size, bucket, root and scale.
+// Bytes of this rank's `in` and `out`.
+std::size_t in_bytes(const Descriptor& d, int world_size);
+std::size_t out_bytes(const Descriptor& d, int world_size);
+// The larger of them: what records show as the operation's payload.
+std::size_t payload_bytes(const Descriptor& d, int world_size);
+
+bool reduces(Kind kind);
+Reduction reduction_of(const Descriptor& d, int world_size);
+
+// Same operation, type, size, bucket, root and scales.
 bool same_operation(const Descriptor& a, const Descriptor& b);
 // "all_reduce(sum, float32, 100 elements, bucket 3)"
 std::string describe(const Descriptor& d);

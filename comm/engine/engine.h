@@ -7,12 +7,13 @@
 #include <array>
 #include <deque>
 #include <functional>
-#include <map>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "dtrain/base/clock.h"
 #include "dtrain/comm/backends.h"
+#include "engine/buffer_table.h"
 #include "engine/memory.h"
 #include "engine/operation.h"
 #include "engine/segment.h"
@@ -41,37 +42,46 @@ class Engine final : public Communicator {
   std::string_view backend() const override { return setup_.backend; }
 
   std::unique_ptr<Buffer> allocate(std::size_t bytes) override;
-  Work all_reduce(void* data, std::size_t count, DataType type, const AllReduceOptions& options) override;
-  Work all_gather(const void* in, void* out, std::size_t count, DataType type) override;
+  std::unique_ptr<Buffer> allocate_common(std::size_t bytes) override;
+  using Communicator::all_reduce;
+  Work all_reduce(const void* in, void* out, std::size_t count, DataType type, const ReduceOptions& options) override;
+  Work reduce_scatter(const void* in, void* out, std::size_t count, DataType type,
+                      const ReduceOptions& options) override;
+  Work all_gather(const void* in, void* out, std::size_t count, DataType type, int bucket) override;
+  Work reduce_parts(void* data, std::size_t count, DataType type, const ReduceOptions& options) override;
+  Work gather_parts(void* data, std::size_t count, DataType type, int bucket) override;
   Work broadcast(void* data, std::size_t count, DataType type, int root) override;
   Work barrier() override;
+  void begin_group() override;
+  void end_group() override;
   void progress() override;
   void abort(const std::string& cause) override { segment_->abort(cause); }
 
   void wait_for(Operation& operation);
 
-  // Which Buffer holds an address, and where its parts are. Shared with the Buffers, which leave it when they go.
-  struct BufferTable {
-    std::map<std::int32_t, std::shared_ptr<Region>> by_id;
-    std::map<const std::byte*, std::int32_t> by_address;  // this rank's parts, by their first byte
-  };
-
  private:
   using Shared = std::shared_ptr<Operation>;
 
+  // issue.cpp
+  Descriptor reduction(Kind kind, std::size_t count, DataType type, const ReduceOptions& options) const;
   Work issue(Descriptor descriptor, const void* in, void* out);
+  void publish();  // shows the peers what was issued
+  std::shared_ptr<Region> allocate_region(Kind kind, std::size_t bytes);
+
+  // engine.cpp
   bool advance();                   // true when anything moved
   bool plan(Operation& operation);  // false: a peer has not entered it
+  void run_step(Operation& operation);
   void finish_completed(bool& moved);
-  bool all_published(std::uint64_t sequence) const;
-  bool all_reached(std::uint64_t phase) const;
-  void locate(Descriptor& descriptor, const void* data) const;
-  std::byte* resolve(int rank, const Descriptor& theirs) const;
+  bool has_entered(int rank, std::uint64_t sequence) const;
+  bool all_reached(std::uint64_t phase);
   void check_same(const Operation& operation);
   Nanoseconds now() const { return clock_.monotonic(); }
 
   // waiting.cpp
-  void wait_until(const std::function<bool()>& done, const Operation& operation);
+  void wait_for_slot(const Operation& operation);
+  template <class Done>
+  void wait_until(const Done& done, const Operation& operation);
   void throw_if_aborted(const Operation* operation = nullptr, Nanoseconds since = {});
   [[noreturn]] void fail(const std::string& cause);
   [[noreturn]] void time_out(const Operation& operation);
@@ -87,13 +97,16 @@ class Engine final : public Communicator {
   const std::shared_ptr<Segment> segment_;
   RankBlock& own_;
   SystemClock clock_;
-  std::shared_ptr<BufferTable> buffers_ = std::make_shared<BufferTable>();
-  std::int32_t next_buffer_ = 0;
-  std::deque<Shared> pending_;                          // not complete, in the order of issue
-  std::size_t running_ = 0;                             // index into pending_ of the first with steps of this rank left
-  std::uint64_t sequence_ = 0;                          // operations issued
+  const std::shared_ptr<BufferTable> buffers_;
+  Scratch scratch_;
+  std::deque<Shared> pending_;   // not complete, in the order of issue
+  std::size_t running_ = 0;      // index into pending_ of the first with steps of this rank left
+  std::uint64_t sequence_ = 0;   // operations issued
+  std::uint64_t published_ = 0;  // of them, those the peers can see
+  bool group_open_ = false;
   std::uint64_t planned_phase_ = 0;                     // the phase at which the next operation to be planned begins
   std::array<std::uint64_t, kRingSlots> slot_phase_{};  // phase at which all have left the slot's operation
+  std::vector<std::uint64_t> reached_;                  // phases that ranks were last seen to have reached
   Nanoseconds worked_{0};                               // time spent running steps, of all operations
   Nanoseconds spin_{0};                                 // how long a wait spins before it yields
 };

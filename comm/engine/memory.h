@@ -11,7 +11,7 @@ namespace dtrain::comm {
 // One allocation: where each rank's part lies in this process. Unmapped when the last owner lets go.
 struct Region {
   virtual ~Region() = default;
-  std::vector<std::byte*> bases;  // by rank
+  std::vector<std::byte*> bases;  // by rank; one where it is common to all
   std::size_t bytes = 0;          // of each part
 };
 
@@ -21,6 +21,8 @@ class Memory {
   // Collective, in the same order with the same size on every rank (the engine has compared them). Each part is zeroed
   // and aligned to 64 bytes. `check` throws when waiting has become pointless; it is called every few milliseconds.
   virtual std::shared_ptr<Region> allocate(std::size_t bytes, const std::function<void()>& check) = 0;
+  // The same, of one memory for all: `bases` has one element.
+  virtual std::shared_ptr<Region> allocate_common(std::size_t bytes, const std::function<void()>& check) = 0;
 };
 
 }  // namespace dtrain::comm

@@ -1,16 +1,27 @@
-// The arithmetic of all_reduce, vectorised for the CPU found at run time. Stateless; any thread.
+// The arithmetic of reductions, vectorised for the CPU found at run time. Stateless; any thread.
 #pragma once
 
 #include <cstddef>
 #include <span>
 
-#include "dtrain/comm/communicator.h"
+#include "dtrain/comm/types.h"
 
 namespace dtrain::comm {
 
-// in[0] op in[1] op … in rank order, times `scale` (floating point types), written to every `out`. An output may be one
-// of the inputs; otherwise they do not overlap. float32 is summed in float32, float64 in float64, integers wrap.
-void reduce_into(DataType type, ReduceOp op, std::span<const std::byte* const> in, std::span<std::byte* const> out,
-                 std::size_t count, double scale);
+struct Reduction {
+  DataType type = DataType::kFloat32;
+  ReduceOp op = ReduceOp::kSum;
+  double pre_scale = 1.0;  // every input is multiplied by it; floating point types only, as post_scale
+  double post_scale = 1.0;
+  int ranks = 1;  // what kMean divides by
+};
+
+// Whether reducing one rank's data changes it.
+bool is_identity(const Reduction& reduction, std::size_t inputs);
+
+// in[0] op in[1] op … in this order, written to every `out`. An output may be one of the inputs; otherwise they do not
+// overlap. float32 and narrower is reduced in float32 and rounded at the end, float64 in float64, integers wrap.
+void reduce_into(const Reduction& reduction, std::span<const std::byte* const> in, std::span<std::byte* const> out,
+                 std::size_t count);
 
 }  // namespace dtrain::comm

@@ -22,7 +22,7 @@ long futex(std::atomic<std::uint32_t>& word, int operation, std::uint32_t value,
 }  // namespace
 
 std::size_t Segment::bytes_needed(int world_size) {
-  return sizeof(Header) + static_cast<std::size_t>(world_size) * (sizeof(RankBlock) + kStagingBytes);
+  return sizeof(Header) + static_cast<std::size_t>(world_size) * (sizeof(RankBlock) + 2 * kStagingHalf);
 }
 
 Segment::Segment(std::shared_ptr<void> owner, std::byte* memory, int world_size)

@@ -8,39 +8,65 @@
 #include <memory>
 #include <string>
 
+#include "dtrain/comm/types.h"
+
 namespace dtrain::comm {
 
 inline constexpr std::size_t kCacheLine = 64;
-inline constexpr std::size_t kInlineBytes = 256;        // payloads up to this travel in the descriptor
-inline constexpr std::size_t kRingSlots = 128;          // operations a rank may be ahead of the slowest
-inline constexpr std::size_t kStagingBytes = 1u << 20;  // piece size for memory peers cannot see
+inline constexpr std::size_t kInlineBytes = 256;          // payloads up to this travel beside the descriptor
+inline constexpr std::size_t kRingSlots = 128;            // operations a rank may be ahead of the slowest
+inline constexpr std::size_t kStagingHalf = 256u * 1024;  // of the two pieces of memory peers cannot see
 inline constexpr std::size_t kCauseBytes = 4096;
 
-enum class Kind : std::uint8_t { kAllReduce, kAllGather, kBroadcast, kBarrier, kAllocate };
+enum class Kind : std::uint8_t {
+  kAllReduce,
+  kReduceScatter,
+  kReduceParts,
+  kAllGather,
+  kGatherParts,
+  kBroadcast,
+  kBarrier,
+  kAllocate,
+  kAllocateCommon
+};
+
+// Where in the communicator's memory something lies.
+struct Place {
+  std::uint64_t offset = 0;
+  std::int32_t buffer = -1;  // -1: not in a Buffer
+};
 
 // One rank's announcement of one operation.
-struct alignas(kCacheLine) Descriptor {
+struct Descriptor {
   std::uint64_t sequence = 0;
   std::uint64_t count = 0;
-  std::uint64_t offset = 0;  // into `buffer`
+  double pre_scale = 1.0;
   double post_scale = 1.0;
   std::int32_t bucket = -1;
   std::int32_t root = -1;
-  std::int32_t buffer = -1;  // -1: the data is not in a Buffer
   Kind kind = Kind::kBarrier;
-  std::uint8_t type = 0;
-  std::uint8_t op = 0;
-  alignas(kCacheLine) std::byte payload[kInlineBytes];
+  DataType type = DataType::kUint8;
+  ReduceOp op = ReduceOp::kSum;
+  Place in;
+  Place out;  // of all_reduce alone: the only operation that writes to peers
+};
+
+// `ready` is sequence + 1 once the rest is written.
+struct alignas(2 * kCacheLine) Slot {
+  std::atomic<std::uint64_t> ready;
+  Descriptor descriptor;
+  std::byte payload[kInlineBytes];
 };
 
 // Written by its rank, read by all. Counters only grow.
 struct RankBlock {
-  alignas(kCacheLine) std::atomic<std::uint64_t> published;  // operations entered
-  alignas(kCacheLine) std::atomic<std::uint64_t> phase;      // steps done, over all operations
-  alignas(kCacheLine) std::atomic<std::uint32_t> sleeping;   // this rank sleeps on wake_word
-  std::atomic<std::uint32_t> wake_word;                      // a futex, changed by whoever wakes it
-  std::atomic<std::uint32_t> closed;                         // its communicator is gone: it enters nothing more
-  alignas(kCacheLine) Descriptor ring[kRingSlots];
+  alignas(kCacheLine) std::atomic<std::uint64_t> phase;     // steps done, over all operations
+  alignas(kCacheLine) std::atomic<std::uint32_t> sleeping;  // this rank sleeps on wake_word
+  std::atomic<std::uint32_t> wake_word;                     // a futex, changed by whoever wakes it
+  std::atomic<std::uint32_t> closed;                        // its communicator is gone: it enters nothing more
+  Slot ring[kRingSlots];
+
+  Slot& slot(std::uint64_t sequence) { return ring[sequence % kRingSlots]; }
 };
 
 // A view of that memory; keeps its owner alive. abort() and abort_cause() from any thread.
@@ -51,7 +77,8 @@ class Segment {
   Segment(std::shared_ptr<void> owner, std::byte* memory, int world_size);
 
   RankBlock& rank(int r) const { return ranks_[r]; }
-  std::byte* staging(int r) const { return staging_ + static_cast<std::size_t>(r) * kStagingBytes; }
+  // Two halves, used in turn.
+  std::byte* staging(int r) const { return staging_ + static_cast<std::size_t>(r) * 2 * kStagingHalf; }
 
   bool aborted() const { return header_->abort_state.load(std::memory_order_acquire) != 0; }
   void abort(const std::string& cause);  // the first one stays; wakes all

@@ -48,14 +48,8 @@ class Sleeper {
 
 }  // namespace
 
-void Engine::wait_for(Operation& operation) {
-  const Nanoseconds began = now();
-  const Nanoseconds worked_before = worked_;
-  wait_until([&] { return operation.complete_; }, operation);
-  operation.timing_.exposed += now() - began - (worked_ - worked_before);
-}
-
-void Engine::wait_until(const std::function<bool()>& done, const Operation& operation) {
+template <class Done>
+void Engine::wait_until(const Done& done, const Operation& operation) {
   const Nanoseconds began = now();
   Nanoseconds idle_since = began;
   bool warned = false;
@@ -90,6 +84,26 @@ void Engine::wait_until(const std::function<bool()>& done, const Operation& oper
       segment_->sleep(rank_, seen, std::chrono::nanoseconds(kLongestSleep).count());
     }
   }
+}
+
+void Engine::wait_for(Operation& operation) {
+  if (operation.sequence() >= published_) {
+    throw CommError(describe(operation.descriptor()) + ", operation " + std::to_string(operation.sequence()) +
+                    ", was waited for inside its group, which hands it over when it ends");
+  }
+  const Nanoseconds began = now();
+  const Nanoseconds worked_before = worked_;
+  wait_until([&] { return operation.complete_; }, operation);
+  operation.timing_.exposed += now() - began - (worked_ - worked_before);
+}
+
+void Engine::wait_for_slot(const Operation& operation) {
+  const auto is_free = [this] {
+    return pending_.size() < kRingSlots && all_reached(slot_phase_[sequence_ % kRingSlots]);
+  };
+  if (is_free()) return;
+  publish();  // a group that is larger than the ring is handed over in portions
+  wait_until(is_free, operation);
 }
 
 void Engine::throw_if_aborted(const Operation* operation, Nanoseconds since) {
@@ -134,10 +148,9 @@ std::string Engine::describe_waiting(const Operation& operation, Nanoseconds ela
 }
 
 const char* Engine::lacking(const Operation& operation, int r) const {
-  const RankBlock& block = segment_->rank(r);
-  if (block.published.load() <= operation.sequence()) return "has not entered it";
-  const std::uint64_t phase = operation.planned() ? operation.required_phase() : 0;
-  return block.phase.load() < phase ? "has entered but not done its part" : nullptr;
+  if (!has_entered(r, operation.sequence())) return "has not entered it";
+  const std::uint64_t phase = operation.transfer_.planned() ? operation.transfer_.required_phase() : 0;
+  return segment_->rank(r).phase.load() < phase ? "has entered but not done its part" : nullptr;
 }
 
 std::string Engine::describe_missing(const Operation& operation) const {

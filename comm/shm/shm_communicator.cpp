@@ -17,35 +17,51 @@ void populate(const SharedMemory& memory) {
 #endif
 }
 
+struct MappedRegion final : Region {
+  void add(int rank, SharedMemory part) {
+    if (part.size() < bytes) {
+      throw CommError("rank " + std::to_string(rank) + " gave " + std::to_string(part.size()) +
+                      " bytes of memory where " + std::to_string(bytes) + " are due");
+    }
+    populate(part);
+    bases.push_back(part.data());
+    parts.push_back(std::move(part));
+  }
+  std::vector<SharedMemory> parts;
+};
+
 class ShmMemory final : public Memory {
  public:
   ShmMemory(std::shared_ptr<DescriptorHub> hub, int rank, int world_size)
       : hub_(std::move(hub)), rank_(rank), world_size_(world_size) {}
 
   std::shared_ptr<Region> allocate(std::size_t bytes, const std::function<void()>& check) override {
-    struct MappedRegion final : Region {
-      std::vector<SharedMemory> parts;
-    };
     auto region = std::make_shared<MappedRegion>();
     region->bytes = bytes;
-    SharedMemory own = SharedMemory::create("dtrain-buffer", std::max<std::size_t>(bytes, 1));
+    SharedMemory own = create(bytes);
     std::vector<UniqueFd> fds = hub_->exchange(own.fd(), check);
     for (int r = 0; r < world_size_; ++r) {
       // NOLINTNEXTLINE(bugprone-use-after-move): r is rank_ once
-      region->parts.push_back(r == rank_ ? std::move(own)
-                                         : SharedMemory::map(std::move(fds[static_cast<std::size_t>(r)])));
-      const SharedMemory& part = region->parts.back();
-      if (part.size() < bytes) {
-        throw CommError("rank " + std::to_string(r) + " gave " + std::to_string(part.size()) +
-                        " bytes of memory where " + std::to_string(bytes) + " are due");
-      }
-      populate(part);
-      region->bases.push_back(part.data());
+      region->add(r, r == rank_ ? std::move(own) : SharedMemory::map(std::move(fds[static_cast<std::size_t>(r)])));
     }
     return region;
   }
 
+  std::shared_ptr<Region> allocate_common(std::size_t bytes, const std::function<void()>& check) override {
+    auto region = std::make_shared<MappedRegion>();
+    region->bytes = bytes;
+    SharedMemory made;
+    if (rank_ == 0) made = create(bytes);
+    UniqueFd fd = hub_->spread(made.fd(), check);
+    region->add(0, rank_ == 0 ? std::move(made) : SharedMemory::map(std::move(fd)));
+    return region;
+  }
+
  private:
+  static SharedMemory create(std::size_t bytes) {
+    return SharedMemory::create("dtrain-buffer", std::max<std::size_t>(bytes, 1));
+  }
+
   std::shared_ptr<DescriptorHub> hub_;
   const int rank_;
   const int world_size_;

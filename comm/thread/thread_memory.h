@@ -52,17 +52,30 @@ class ThreadMemory final : public Memory {
   ThreadMemory(std::shared_ptr<ThreadMeeting> meeting, int rank) : meeting_(std::move(meeting)), rank_(rank) {}
 
   std::shared_ptr<Region> allocate(std::size_t bytes, const std::function<void()>& check) override {
-    struct HeapRegion final : Region {
-      std::vector<std::shared_ptr<std::byte>> parts;
-    };
-    auto region = std::make_shared<HeapRegion>();
-    region->parts = meeting_->exchange(number_++, rank_, allocate_zeroed(bytes), check);
+    auto region = exchange(allocate_zeroed(bytes), check);
     region->bytes = bytes;
     for (const auto& part : region->parts) region->bases.push_back(part.get());
     return region;
   }
 
+  std::shared_ptr<Region> allocate_common(std::size_t bytes, const std::function<void()>& check) override {
+    auto region = exchange(rank_ == 0 ? allocate_zeroed(bytes) : nullptr, check);
+    region->bytes = bytes;
+    region->bases.push_back(region->parts.front().get());
+    return region;
+  }
+
  private:
+  struct HeapRegion final : Region {
+    std::vector<std::shared_ptr<std::byte>> parts;
+  };
+
+  std::shared_ptr<HeapRegion> exchange(std::shared_ptr<std::byte> own, const std::function<void()>& check) {
+    auto region = std::make_shared<HeapRegion>();
+    region->parts = meeting_->exchange(number_++, rank_, std::move(own), check);
+    return region;
+  }
+
   std::shared_ptr<ThreadMeeting> meeting_;
   const int rank_;
   std::uint64_t number_ = 0;

@@ -55,18 +55,14 @@ std::vector<Misuse> misuses() {
       {"type", sum, [](Communicator& c, float* d) { return c.all_reduce(d, 5000, DataType::kInt32); }, sum_text,
        "all_reduce(sum, int32, 5000 elements)"},
       {"reduction", sum,
-       [](Communicator& c, float* d) { return c.all_reduce(d, 5000, DataType::kFloat32, {ReduceOp::kMax}); }, sum_text,
-       "all_reduce(max, float32, 5000 elements)"},
+       [](Communicator& c, float* d) { return c.all_reduce(d, 5000, DataType::kFloat32, {.op = ReduceOp::kMax}); },
+       sum_text, "all_reduce(max, float32, 5000 elements)"},
       {"scale", sum,
-       [](Communicator& c, float* d) {
-         return c.all_reduce(d, 5000, DataType::kFloat32, {ReduceOp::kSum, 0.5});
-       },
+       [](Communicator& c, float* d) { return c.all_reduce(d, 5000, DataType::kFloat32, {.post_scale = 0.5}); },
        sum_text, "all_reduce(sum, float32, 5000 elements, scaled by 0.5)"},
       {"bucket", sum,
-       [](Communicator& c, float* d) {
-         return c.all_reduce(d, 5000, DataType::kFloat32, {ReduceOp::kSum, 1.0, 4});
-       },
-       sum_text, "all_reduce(sum, float32, 5000 elements, bucket 4)"},
+       [](Communicator& c, float* d) { return c.all_reduce(d, 5000, DataType::kFloat32, {.bucket = 4}); }, sum_text,
+       "all_reduce(sum, float32, 5000 elements, bucket 4)"},
       {"root", [](Communicator& c, float* d) { return c.broadcast(d, 10, DataType::kFloat32, 0); },
        [](Communicator& c, float* d) { return c.broadcast(d, 10, DataType::kFloat32, 1); },
        "broadcast(float32, 10 elements from rank 0)", "broadcast(float32, 10 elements from rank 1)"},
@@ -139,7 +135,7 @@ TEST_P(MisuseTable, ARankThatDoesNotComeIsNamedAtTheDeadline) {
       return;
     }
     try {
-      comm.all_reduce(data.data(), data.size(), DataType::kFloat32, {ReduceOp::kSum, 1.0, 7}).wait();
+      comm.all_reduce(data.data(), data.size(), DataType::kFloat32, {.bucket = 7}).wait();
     } catch (const CommError&) {
       --waiting;
       throw;
@@ -245,7 +241,7 @@ TEST(Misuse, SingleRankArguments) {
   float x = 3;
   EXPECT_THROW(ranks[0]->broadcast(&x, 1, DataType::kFloat32, 1), CommError);
   EXPECT_THROW(ranks[0]->all_reduce(nullptr, 1, DataType::kFloat32), CommError);
-  ranks[0]->all_reduce(&x, 1, DataType::kFloat32, {ReduceOp::kSum, 0.5}).wait();
+  ranks[0]->all_reduce(&x, 1, DataType::kFloat32, {.post_scale = 0.5}).wait();
   EXPECT_EQ(x, 1.5f);
   EXPECT_THROW(make_thread_communicators(0, {}), CommError);
 }

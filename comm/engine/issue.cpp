@@ -1,0 +1,161 @@
+// The engine's operations: their arguments checked, announced to the peers.
+#include <algorithm>
+#include <cstring>
+
+#include "dtrain/base/error.h"
+#include "engine/descriptor.h"
+#include "engine/engine.h"
+
+namespace dtrain::comm {
+namespace {
+
+// Memory that all ranks write, as allocate_common() hands it out.
+class CommonBuffer final : public Buffer {
+ public:
+  CommonBuffer(std::shared_ptr<Region> region, std::size_t bytes) : region_(std::move(region)), bytes_(bytes) {}
+  std::span<std::byte> bytes() override { return {region_->bases.front(), bytes_}; }
+
+ private:
+  std::shared_ptr<Region> region_;
+  std::size_t bytes_;
+};
+
+Descriptor data_descriptor(Kind kind, std::size_t count, DataType type) {
+  Descriptor descriptor;
+  descriptor.kind = kind;
+  descriptor.count = count;
+  descriptor.type = type;
+  return descriptor;
+}
+
+}  // namespace
+
+std::shared_ptr<Region> Engine::allocate_region(Kind kind, std::size_t bytes) {
+  Descriptor descriptor;
+  descriptor.kind = kind;
+  descriptor.count = bytes;
+  if (group_open_) throw CommError(describe(descriptor) + " was called inside a group, which it cannot be part of");
+  issue(descriptor, nullptr, nullptr).wait();  // all agree on the size, and none has anything outstanding
+  const Nanoseconds deadline = now() + setup_.options.timeout;
+  const auto check = [&] {
+    throw_if_aborted();
+    if (now() > deadline) throw CommError(describe(descriptor) + " timed out while the ranks exchanged their memory");
+  };
+  try {
+    return kind == Kind::kAllocate ? setup_.memory->allocate(bytes, check)
+                                   : setup_.memory->allocate_common(bytes, check);
+  } catch (const std::exception& error) {
+    fail(segment_->aborted() ? segment_->abort_cause()
+                             : "rank " + std::to_string(rank_) + " cannot allocate: " + dtrain::describe(error));
+  }
+}
+
+std::unique_ptr<Buffer> Engine::allocate(std::size_t bytes) {
+  return buffers_->add(allocate_region(Kind::kAllocate, bytes), bytes);
+}
+
+std::unique_ptr<Buffer> Engine::allocate_common(std::size_t bytes) {
+  return std::make_unique<CommonBuffer>(allocate_region(Kind::kAllocateCommon, bytes), bytes);
+}
+
+Descriptor Engine::reduction(Kind kind, std::size_t count, DataType type, const ReduceOptions& options) const {
+  Descriptor descriptor = data_descriptor(kind, count, type);
+  descriptor.op = options.op;
+  descriptor.pre_scale = options.pre_scale;
+  descriptor.post_scale = options.post_scale;
+  descriptor.bucket = options.bucket;
+  if (!is_floating(type) && (options.op == ReduceOp::kMean || options.pre_scale != 1.0 || options.post_scale != 1.0)) {
+    throw CommError(describe(descriptor) + ": mean and scaling need a floating point type",
+                    "sum the integers and divide the result");
+  }
+  return descriptor;
+}
+
+Work Engine::all_reduce(const void* in, void* out, std::size_t count, DataType type, const ReduceOptions& options) {
+  return issue(reduction(Kind::kAllReduce, count, type, options), in, out);
+}
+
+Work Engine::reduce_scatter(const void* in, void* out, std::size_t count, DataType type, const ReduceOptions& options) {
+  return issue(reduction(Kind::kReduceScatter, count, type, options), in, out);
+}
+
+Work Engine::reduce_parts(void* data, std::size_t count, DataType type, const ReduceOptions& options) {
+  return issue(reduction(Kind::kReduceParts, count, type, options), data, data);
+}
+
+Work Engine::all_gather(const void* in, void* out, std::size_t count, DataType type, int bucket) {
+  Descriptor descriptor = data_descriptor(Kind::kAllGather, count, type);
+  descriptor.bucket = bucket;
+  return issue(descriptor, in, out);
+}
+
+Work Engine::gather_parts(void* data, std::size_t count, DataType type, int bucket) {
+  Descriptor descriptor = data_descriptor(Kind::kGatherParts, count, type);
+  descriptor.bucket = bucket;
+  return issue(descriptor, data, data);
+}
+
+Work Engine::broadcast(void* data, std::size_t count, DataType type, int root) {
+  if (root < 0 || root >= world_size_) {
+    throw CommError("broadcast: there is no rank " + std::to_string(root) + " in a world of " +
+                    std::to_string(world_size_));
+  }
+  Descriptor descriptor = data_descriptor(Kind::kBroadcast, count, type);
+  descriptor.root = root;
+  return issue(descriptor, data, data);
+}
+
+Work Engine::barrier() {
+  return issue(Descriptor{}, nullptr, nullptr);
+}
+
+void Engine::begin_group() {
+  throw_if_aborted();
+  if (group_open_) throw CommError("begin_group: a group is open already, and groups do not nest");
+  group_open_ = true;
+}
+
+void Engine::end_group() {
+  if (!group_open_) throw CommError("end_group: no group is open");
+  group_open_ = false;
+  throw_if_aborted();
+  publish();
+  advance();
+}
+
+Work Engine::issue(Descriptor descriptor, const void* in, void* out) {
+  const Nanoseconds began = now();
+  const Nanoseconds worked_before = worked_;
+  throw_if_aborted();
+  descriptor.sequence = sequence_;
+  if (payload_bytes(descriptor, world_size_) && (!in || !out)) {
+    throw CommError(describe(descriptor) + ": the data pointer is null");
+  }
+  const auto operation = std::make_shared<Operation>(this, Transfer(descriptor, in, out, rank_, world_size_));
+  operation->timing_.enqueued = began;
+  if (sequence_ >= kRingSlots) wait_for_slot(*operation);
+
+  Slot& slot = own_.slot(sequence_);
+  operation->transfer_.set_places(*buffers_);
+  slot.descriptor = operation->descriptor();
+  if (operation->transfer_.is_inline()) {
+    const std::size_t bytes = in_bytes(descriptor, world_size_);
+    if (bytes) std::memcpy(slot.payload, in, bytes);
+  }
+  ++sequence_;
+  pending_.push_back(operation);
+  if (!group_open_) {
+    publish();
+    advance();
+  }
+  operation->timing_.exposed += now() - began - (worked_ - worked_before);
+  return Work(operation);
+}
+
+void Engine::publish() {
+  if (published_ == sequence_) return;
+  for (; published_ < sequence_; ++published_) own_.slot(published_).ready.store(published_ + 1);
+  segment_->wake_others(rank_);
+}
+
+}  // namespace dtrain::comm

@@ -1,0 +1,90 @@
+// How the data of one operation moves: a fixed list of steps for each rank. A rank counts the steps it has done
+// (RankBlock::phase), and a step may run once all ranks have done the one before. How many there are follows from the
+// descriptors of all ranks, so every rank counts alike:
+//   small payloads: one step; each rank reduces or copies out of the descriptors' slots;
+//   data in Buffers: one step; each rank reduces its part from everyone's memory (into everyone's, for all_reduce), or
+//   copies the others' parts out of theirs;
+//   else: pieces go through the staging areas; while one is reduced the next is copied in and the one before out.
+// Every element has one owner, the rank that reduces it or gives it to the others (part_of() for most operations).
+// Belongs to an Operation; same thread.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "engine/buffer_table.h"
+#include "engine/segment.h"
+
+namespace dtrain::comm {
+
+// Room for pointers to every rank's data, kept by the engine so that steps allocate nothing.
+struct Scratch {
+  explicit Scratch(int world_size) {
+    inputs.reserve(static_cast<std::size_t>(world_size));
+    outputs.reserve(static_cast<std::size_t>(world_size));
+  }
+  std::vector<const std::byte*> inputs;
+  std::vector<std::byte*> outputs;
+};
+
+class Transfer {
+ public:
+  Transfer(const Descriptor& descriptor, const void* in, void* out, int rank, int world_size);
+
+  const Descriptor& descriptor() const { return descriptor_; }
+  std::size_t payload() const { return payload_; }  // bytes, as records show it
+  bool is_inline() const { return inline_; }
+  // Where this rank's data lies, for the peers; once, before the descriptor is shown to them.
+  void set_places(const BufferTable& buffers);
+
+  // Once all ranks have entered it; `base` is the phase at which it begins. CommError as BufferTable::resolve().
+  void plan(const Segment& segment, const BufferTable& buffers, std::uint64_t base);
+  bool planned() const { return planned_; }
+
+  bool has_step() const { return step_ < steps_; }
+  bool at_start() const { return step_ == 0; }
+  // The phase that all ranks must have reached before the next step (or, with none left, completion); 0: none.
+  std::uint64_t required_phase() const;
+  void run_step(const Segment& segment, Scratch& scratch);
+  std::uint64_t end_phase() const { return base_ + steps_; }
+
+ private:
+  void run_inline(const Segment& segment, Scratch& scratch) const;
+  void run_direct(Scratch& scratch) const;
+  // The steps of staging; no-ops for pieces that do not exist.
+  void copy_in(const Segment& segment, std::uint32_t piece) const;
+  void move(const Segment& segment, std::uint32_t piece, Scratch& scratch) const;
+  void copy_out(const Segment& segment, std::uint32_t piece) const;
+
+  // Elements are numbered over the whole operation: [0, world_size x count) for reduce_scatter and all_gather.
+  Part owned(int owner) const;
+  Part owned(int owner, std::uint32_t piece) const;  // the part of it that goes with one piece
+  const std::byte* own_in(std::size_t element) const { return in_ + (element - in_first(rank_)) * size_; }
+  std::byte* own_out(std::size_t element) const { return out_ + (element - out_first()) * size_; }
+  std::size_t in_first(int rank) const;  // the element a rank's `in` begins with
+  std::size_t out_first() const;
+  std::byte* shared_in(int rank) const { return shared_[static_cast<std::size_t>(rank)]; }
+  std::byte* shared_out(int rank) const { return shared_[static_cast<std::size_t>(world_size_ + rank)]; }
+  std::byte* staging(const Segment& segment, int rank, int owner, std::uint32_t piece) const;
+
+  Descriptor descriptor_;
+  const std::byte* in_;
+  std::byte* out_;
+  int rank_;
+  int world_size_;
+  std::size_t size_;  // of an element
+  std::size_t payload_;
+  bool reduces_;
+  bool inline_;
+  bool planned_ = false;
+  bool staged_ = false;
+  std::uint32_t steps_ = 0;
+  std::uint32_t step_ = 0;
+  std::uint32_t pieces_ = 0;
+  std::size_t piece_size_ = 0;  // elements of each owner in a piece
+  std::uint64_t base_ = 0;
+  std::vector<std::byte*> shared_;  // each rank's `in`, then each rank's `out`; null: not in a Buffer
+};
+
+}  // namespace dtrain::comm

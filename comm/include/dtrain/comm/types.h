@@ -1,0 +1,31 @@
+// Element types and reductions of collectives. Plain values and pure functions.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string_view>
+
+namespace dtrain::comm {
+
+enum class DataType : std::uint8_t { kUint8, kInt32, kInt64, kFloat16, kBfloat16, kFloat32, kFloat64 };
+enum class ReduceOp : std::uint8_t { kSum, kMean, kMin, kMax, kProduct };
+
+std::size_t size_of(DataType type);  // bytes of one element
+bool is_floating(DataType type);
+std::string_view name_of(DataType type);  // "float32"
+std::string_view name_of(ReduceOp op);    // "sum"
+
+// Elements [begin, end) of a buffer.
+struct Part {
+  std::size_t begin = 0;
+  std::size_t end = 0;
+  std::size_t size() const { return end - begin; }
+  bool operator==(const Part&) const = default;
+};
+
+// Which of `count` elements belong to `rank`: the ranks' parts follow each other in rank order, begin at multiples of 64
+// bytes (so no two ranks write one cache line of an aligned buffer), and differ in size by one such line at most; the
+// last ones may be empty.
+Part part_of(std::size_t count, DataType type, int rank, int world_size);
+
+}  // namespace dtrain::comm
