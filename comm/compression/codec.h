@@ -1,0 +1,90 @@
+// What a codec implements, and what all of them share. Internal to the compressor; used by its thread alone.
+#pragma once
+
+#include <cstddef>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "dtrain/comm/compression.h"
+
+namespace dtrain::comm {
+
+// Memory that collectives may use in place, handed out from the front; it starts anew with every step:
+// every rank claims alike, so its pieces lie at the same places everywhere.
+class Arena {
+ public:
+  Arena(Communicator& communicator, std::size_t bytes);
+  template <class T>
+  T* claim(std::size_t count) {
+    return reinterpret_cast<T*>(claim_bytes(count * sizeof(T)));
+  }
+  void reset() { used_ = 0; }
+  // What claim() takes for so many bytes.
+  static constexpr std::size_t rounded(std::size_t bytes) { return (bytes + 63) / 64 * 64; }
+
+ private:
+  std::byte* claim_bytes(std::size_t bytes);
+
+  std::unique_ptr<Buffer> buffer_;
+  std::size_t used_ = 0;
+};
+
+// What was left out of earlier exchanges, in the units of the exchanged gradients; of the tensors that are compressed.
+class Residuals {
+ public:
+  // `keep[i]`: gradient i has one.
+  Residuals(std::span<const GradientTensor> tensors, const std::vector<bool>& keep);
+  float* of(std::size_t tensor) { return places_[tensor]; }  // null: none
+  void give_back(std::size_t tensor);                        // adds the gradient buffer's values
+  std::vector<std::pair<std::string, std::span<float>>> places();
+
+ private:
+  std::span<const GradientTensor> tensors_;
+  std::vector<float> memory_;
+  std::vector<float*> places_;
+};
+
+struct CodecContext {
+  std::vector<GradientTensor> tensors;
+  Communicator& communicator;
+  CompressionOptions options;
+  CompressionStatistics statistics;
+  std::unique_ptr<Arena> arena;
+
+  std::size_t world() const { return static_cast<std::size_t>(communicator.world_size()); }
+};
+
+// One bucket on its way, stage by stage.
+class Exchange {
+ public:
+  virtual ~Exchange() = default;
+  // The local work that the stage before made possible, then the next operation. An empty Work: the bucket is done.
+  virtual Work next() = 0;
+  // Whether next() will issue nothing: it may then run at any moment.
+  virtual bool only_local() const = 0;
+  // Whether its operations are all_gathers; they are all_reduces otherwise.
+  virtual bool gathers() const { return false; }
+};
+
+class Codec {
+ public:
+  virtual ~Codec() = default;
+  // Bytes of arena for all tensors at once.
+  virtual std::size_t staging_bytes() const = 0;
+  // Null: nothing in this bucket is worth compressing.
+  virtual std::unique_ptr<Exchange> begin(const GradientBucket& bucket, double scale) = 0;
+  virtual void not_applied(std::size_t /*tensor*/) {}
+  // The named memory that is training state.
+  virtual std::vector<std::pair<std::string, std::span<float>>> state() { return {}; }
+};
+
+// float16 and bfloat16.
+std::unique_ptr<Codec> make_narrow_codec(CodecContext& context);
+std::unique_ptr<Codec> make_int8_codec(CodecContext& context);
+std::unique_ptr<Codec> make_power_sgd_codec(CodecContext& context);
+std::unique_ptr<Codec> make_top_k_codec(CodecContext& context);
+
+}  // namespace dtrain::comm

@@ -1,0 +1,253 @@
+#include <algorithm>
+#include <array>
+#include <deque>
+#include <utility>
+
+#include "compression/codec.h"
+#include "dtrain/base/error.h"
+
+namespace dtrain::comm {
+namespace {
+
+// The bucket as it is.
+class PlainExchange final : public Exchange {
+ public:
+  PlainExchange(Communicator& communicator, const GradientBucket& bucket, double scale)
+      : communicator_(communicator), bucket_(bucket), scale_(scale) {}
+  Work next() override {
+    if (std::exchange(sent_, true)) return {};
+    ReduceOptions options;
+    options.post_scale = scale_;
+    options.bucket = bucket_.number;
+    return communicator_.all_reduce(bucket_.data, bucket_.count, bucket_.type, options);
+  }
+  bool only_local() const override { return sent_; }
+
+ private:
+  Communicator& communicator_;
+  GradientBucket bucket_;
+  double scale_;
+  bool sent_ = false;
+};
+
+std::unique_ptr<Codec> make_codec(CodecContext& context) {
+  switch (context.options.kind) {
+    case Compression::kNone:
+      break;
+    case Compression::kFp16:
+    case Compression::kBf16:
+      return make_narrow_codec(context);
+    case Compression::kInt8:
+      return make_int8_codec(context);
+    case Compression::kPowerSgd:
+      return make_power_sgd_codec(context);
+    case Compression::kTopK:
+      return make_top_k_codec(context);
+  }
+  return nullptr;
+}
+
+void check(const CompressionOptions& options) {
+  if (options.kind == Compression::kPowerSgd && options.rank < 1) {
+    throw CommError("powersgd: the rank is " + std::to_string(options.rank), "use 1 or more");
+  }
+  if (options.kind == Compression::kTopK && !(options.ratio > 0 && options.ratio <= 1)) {
+    throw CommError("topk: the ratio is " + std::to_string(options.ratio), "use a number above 0, up to 1");
+  }
+}
+
+class ExchangeWork;
+
+// The exchanges of one compressor.
+struct Flow {
+  CodecContext context;
+  std::unique_ptr<Codec> codec;                         // null: everything travels as it is
+  std::deque<std::shared_ptr<ExchangeWork>> under_way;  // in the order they were begun
+  SystemClock clock;
+  std::int64_t steps = 0;
+
+  void advance_all();
+};
+
+class ExchangeWork final : public WorkState {
+ public:
+  // `counted`: in a compressed step.
+  ExchangeWork(Flow& flow, std::unique_ptr<Exchange> exchange, const GradientBucket& bucket, bool counted)
+      : flow_(flow), exchange_(std::move(exchange)), counted_(counted) {
+    timing_.enqueued = flow.clock.monotonic();
+    if (counted) {
+      flow.context.statistics.uncompressed_bytes +=
+          sent(static_cast<double>(bucket.count * size_of(bucket.type)), /*gathered=*/false);
+    }
+    step();
+  }
+
+  bool test() override {
+    if (!done_ && operation_.test() && exchange_->only_local()) step();
+    return done_;
+  }
+  void wait() override {
+    while (!done_) flow_.advance_all();
+  }
+  // Waits for the operation under way, and goes one stage on.
+  void advance() {
+    if (done_) return;
+    operation_.wait();
+    step();
+  }
+  WorkTiming timing() const override { return timing_; }
+  std::size_t bytes() const override { return bytes_; }
+  std::uint64_t sequence() const override { return sequence_; }
+  bool done() const { return done_; }
+
+ private:
+  double sent(double bytes, bool gathered) const {
+    const auto n = static_cast<double>(flow_.context.world());
+    return bytes * (gathered ? 1 : 2) * (n - 1) / n;
+  }
+  void step();
+
+  Flow& flow_;
+  std::unique_ptr<Exchange> exchange_;
+  bool counted_;
+  Work operation_;
+  WorkTiming timing_;
+  std::size_t bytes_ = 0;
+  std::uint64_t sequence_ = 0;
+  bool done_ = false;
+};
+
+void ExchangeWork::step() {
+  if (operation_) {
+    const WorkTiming now = operation_.timing();
+    if (timing_.started.count() == 0) timing_.started = now.started;
+    timing_.exposed += now.exposed;
+  }
+  const Nanoseconds began = flow_.clock.monotonic();
+  const bool first = !operation_;
+  operation_ = exchange_->next();
+  const Nanoseconds ended = flow_.clock.monotonic();
+  CompressionStatistics& statistics = flow_.context.statistics;
+  Nanoseconds coding = ended - began;
+  if (operation_) {
+    coding = std::max(Nanoseconds{0}, coding - operation_.timing().exposed);  // issuing it is the operation's own time
+    bytes_ += operation_.bytes();
+    if (counted_) statistics.sent_bytes += sent(static_cast<double>(operation_.bytes()), exchange_->gathers());
+    if (first) sequence_ = operation_.sequence();
+  }
+  timing_.exposed += coding;
+  if (counted_) statistics.coding += coding;
+  if (operation_) return;
+  timing_.ended = ended;
+  done_ = true;
+  if (counted_) statistics.communicating += timing_.ended - timing_.enqueued;
+}
+
+void Flow::advance_all() {
+  // Stage by stage, in the order they were begun: the same on every rank.
+  for (const auto& exchange : under_way) exchange->advance();
+  std::erase_if(under_way, [](const auto& exchange) { return exchange->done(); });
+}
+
+}  // namespace
+
+std::string_view name_of(Compression kind) {
+  constexpr std::array<std::string_view, 6> kNames = {"none", "fp16", "bf16", "int8", "powersgd", "topk"};
+  return kNames[static_cast<std::size_t>(kind)];
+}
+
+struct GradientCompressor::Impl : Flow {
+  Impl(const CompressionOptions& options, std::vector<GradientTensor> tensors, Communicator& communicator)
+      : Flow{CodecContext{std::move(tensors), communicator, options, {}, nullptr}, nullptr, {}, {}, 0} {}
+};
+
+GradientCompressor::GradientCompressor(const CompressionOptions& options, std::vector<GradientTensor> tensors,
+                                       Communicator& communicator) {
+  check(options);
+  impl_ = std::make_unique<Impl>(options, std::move(tensors), communicator);
+  if (communicator.world_size() > 1) impl_->codec = make_codec(impl_->context);
+  impl_->context.arena = std::make_unique<Arena>(communicator, impl_->codec ? impl_->codec->staging_bytes() : 0);
+}
+
+GradientCompressor::~GradientCompressor() = default;
+
+bool GradientCompressor::compressing() const {
+  const CompressionOptions& options = impl_->context.options;
+  if (!impl_->codec) return false;
+  if (options.kind == Compression::kPowerSgd && impl_->steps < options.warmup_steps) return false;
+  // Steps 2, 4, … from 0; the first ones are not what later ones are like.
+  return impl_->steps < 2 || impl_->steps % 2 == 1 || impl_->steps > 2 * options.compared_steps;
+}
+
+Work GradientCompressor::exchange(const GradientBucket& bucket, double scale) {
+  Impl& impl = *impl_;
+  std::unique_ptr<Exchange> exchange;
+  const bool compressing = this->compressing();
+  if (compressing && bucket.type == DataType::kFloat32) exchange = impl.codec->begin(bucket, scale);
+  if (!exchange) exchange = std::make_unique<PlainExchange>(impl.context.communicator, bucket, scale);
+  auto work = std::make_shared<ExchangeWork>(impl, std::move(exchange), bucket, compressing);
+  impl.under_way.push_back(work);
+  return Work(work);
+}
+
+void GradientCompressor::settle() {
+  while (!impl_->under_way.empty()) impl_->advance_all();
+}
+
+void GradientCompressor::end_step() {
+  if (compressing()) ++impl_->context.statistics.compressed_steps;
+  ++impl_->context.statistics.steps;
+  ++impl_->steps;
+  impl_->under_way.clear();
+  impl_->context.arena->reset();
+}
+
+void GradientCompressor::not_applied(std::size_t tensor) {
+  if (compressing()) impl_->codec->not_applied(tensor);
+}
+
+std::vector<CompressionState> GradientCompressor::save_state() const {
+  std::vector<CompressionState> state;
+  // Two halves, so that float holds any number of steps exactly.
+  const auto steps = static_cast<std::uint64_t>(impl_->steps);
+  state.push_back({"steps", {static_cast<float>(steps >> 24), static_cast<float>(steps & 0xffffff)}});
+  if (!impl_->codec) return state;
+  for (const auto& [name, place] : impl_->codec->state()) state.push_back({name, {place.begin(), place.end()}});
+  return state;
+}
+
+void GradientCompressor::load_state(std::span<const CompressionState> state) {
+  std::vector<std::pair<std::string, std::span<float>>> places;
+  if (impl_->codec) places = impl_->codec->state();
+  std::array<float, 2> steps{};
+  places.emplace_back("steps", std::span<float>(steps));
+  for (const auto& [name, place] : places) {
+    const auto found = std::find_if(state.begin(), state.end(), [&](const auto& s) { return s.name == name; });
+    if (found == state.end() || found->values.size() != place.size()) {
+      throw CommError("the compression state has " +
+                          (found == state.end() ? std::string("no") : std::to_string(found->values.size())) +
+                          " values of '" + name + "', not " + std::to_string(place.size()),
+                      "restore it into the model and with the compression it was saved with");
+    }
+  }
+  if (state.size() != places.size()) {
+    throw CommError(
+        "the compression state has " + std::to_string(state.size()) + " entries, not " + std::to_string(places.size()),
+        "restore it into the model and with the compression it was saved with");
+  }
+  for (const auto& [name, place] : places) {
+    const auto found = std::find_if(state.begin(), state.end(), [&](const auto& s) { return s.name == name; });
+    std::copy(found->values.begin(), found->values.end(), place.begin());
+  }
+  impl_->steps = (static_cast<std::int64_t>(steps[0]) << 24) + static_cast<std::int64_t>(steps[1]);
+}
+
+const CompressionStatistics& GradientCompressor::statistics() const {
+  return impl_->context.statistics;
+}
+
+const CompressionOptions& GradientCompressor::options() const {
+  return impl_->context.options;
+}
+
+}  // namespace dtrain::comm

@@ -1,0 +1,40 @@
+// The arithmetic of the codecs, vectorised for the CPU found at run time. Stateless; any thread. What every rank
+// computes from the same numbers (decode_*, reconstruct, …) gives the same bits on every CPU: no fused multiply-add,
+// and sums in an order that does not depend on the width of a vector. What a rank computes of its own gradients need
+// not.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace dtrain::comm::kernels {
+
+// out = in * scale, rounded to nearest even; what is finite stays within +-limit. Returns how many values that cut.
+std::size_t narrow_float16(const float* in, std::uint16_t* out, std::size_t count, float scale, float limit);
+std::size_t narrow_bfloat16(const float* in, std::uint16_t* out, std::size_t count, float scale, float limit);
+void widen_float16(const std::uint16_t* in, float* out, std::size_t count);
+void widen_bfloat16(const std::uint16_t* in, float* out, std::size_t count);
+
+// residual += in * scale
+void add_scaled(const float* in, float* residual, std::size_t count, float scale);
+
+// In blocks of kBlock values with one scale each, value = scale * code. residual += in * unit is what is encoded, and
+// then holds what the codes do not. A block with NaN or Inf gets the scale NaN and no residual.
+inline constexpr std::size_t kBlock = 256;
+void encode_int8(const float* in, float* residual, std::size_t count, float unit, std::int8_t* codes, float* scales);
+// out = factor * (sum over inputs of scale * code), block by block.
+void decode_int8(const std::int8_t* const* codes, const float* const* scales, std::size_t inputs, std::size_t count,
+                 float factor, float* out);
+
+// Matrices are row by row, factors column by column (`rank` vectors).
+// residual += in * unit; p = residual x q
+void project(const float* in, float* residual, std::size_t rows, std::size_t columns, float unit, const float* q,
+             std::size_t rank, float* p);
+// q = residual^T x p
+void project_back(const float* residual, std::size_t rows, std::size_t columns, const float* p, std::size_t rank,
+                  float* q);
+// out = p x q^T; residual -= out
+void reconstruct(float* residual, float* out, std::size_t rows, std::size_t columns, const float* p, const float* q,
+                 std::size_t rank);
+
+}  // namespace dtrain::comm::kernels

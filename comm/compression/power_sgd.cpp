@@ -1,0 +1,230 @@
+// A gradient as a matrix M (n x m) is sent as P (n x r) and Q (m x r): P = M Q summed over ranks and orthonormalised, Q
+// = M^T P averaged over ranks, M is then P Q^T. Vogels, Karimireddy and Jaggi, "PowerSGD: Practical Low-Rank Gradient
+// Compression for Distributed Optimization", arXiv:1905.13727. Q is kept for the next step (warm start), and what P Q^T
+// lacks of a rank's own M is added to its next one (error feedback).
+//
+// The same choices as PyTorch's powerSGD_hook: r is at most n and m; a gradient is compressed where (n + m) r is less
+// than half of n m, so vectors never are. The others travel with the Ps in one all_reduce.
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "compression/codec.h"
+#include "compression/kernels.h"
+#include "compression/orthogonalize.h"
+
+namespace dtrain::comm {
+namespace {
+
+constexpr std::size_t kMinimumRate = 2;
+
+struct Factor {
+  std::size_t rank = 0;  // 0: not compressed
+  std::vector<float> q;  // rank vectors of `columns`, of the step before
+};
+
+// About normal: a sum of twelve uniform numbers, which is exact and therefore alike on every machine.
+void fill_normal(std::vector<float>& values, std::uint64_t seed) {
+  std::uint64_t x = seed;
+  const auto next = [&x] {
+    x += 0x9e3779b97f4a7c15u;
+    std::uint64_t z = x;
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
+    return z ^ (z >> 31);
+  };
+  for (float& value : values) {
+    std::int64_t sum = 0;
+    for (int i = 0; i < 6; ++i) {
+      const std::uint64_t bits = next();
+      sum += static_cast<std::int64_t>(bits >> 43) + static_cast<std::int64_t>((bits >> 20) & 0x1fffff);
+    }
+    value = static_cast<float>(sum - 6 * 0x1fffff) / 2097152.0f;
+  }
+}
+
+class PowerSgdCodec final : public Codec {
+ public:
+  explicit PowerSgdCodec(CodecContext& context);
+
+  std::size_t staging_bytes() const override;
+  std::unique_ptr<Exchange> begin(const GradientBucket& bucket, double scale) override;
+  void not_applied(std::size_t tensor) override { residuals.give_back(tensor); }
+  std::vector<std::pair<std::string, std::span<float>>> state() override;
+
+  std::vector<Factor> factors;  // of each tensor
+  Residuals residuals;
+
+ private:
+  static std::vector<Factor> make_factors(const CodecContext& context);
+  static std::vector<bool> compressed(const std::vector<Factor>& factors);
+
+  CodecContext& context_;
+};
+
+class PowerSgdExchange final : public Exchange {
+ public:
+  PowerSgdExchange(CodecContext& context, PowerSgdCodec& codec, const GradientBucket& bucket, double scale)
+      : context_(context), codec_(codec), bucket_(bucket), scale_(scale) {
+    for (const std::size_t t : bucket.tensors) {
+      const GradientTensor& tensor = context.tensors[t];
+      const std::size_t rank = codec.factors[t].rank;
+      (rank ? p_count_ : plain_count_) += rank ? rank * tensor.rows : tensor.elements;
+      q_count_ += rank * tensor.columns;
+    }
+  }
+
+  Work next() override {
+    switch (stage_++) {
+      case 0:
+        return send_p();
+      case 1:
+        return send_q();
+      default:
+        rebuild();
+        return {};
+    }
+  }
+  bool only_local() const override { return stage_ == 2; }
+
+ private:
+  Work send_p() {
+    p_ = context_.arena->claim<float>(p_count_ + plain_count_);
+    q_ = context_.arena->claim<float>(q_count_);
+    const double world = static_cast<double>(context_.world());
+    float* p = p_;
+    float* plain = p_ + p_count_;
+    for (const std::size_t t : bucket_.tensors) {
+      const GradientTensor& tensor = context_.tensors[t];
+      Factor& factor = codec_.factors[t];
+      const auto* const data = static_cast<const float*>(tensor.data);
+      if (factor.rank == 0) {
+        const auto scale = static_cast<float>(scale_);
+        for (std::size_t i = 0; i < tensor.elements; ++i) plain[i] = data[i] * scale;
+        plain += tensor.elements;
+        continue;
+      }
+      orthogonalize(factor.q.data(), tensor.columns, factor.rank);
+      kernels::project(data, codec_.residuals.of(t), tensor.rows, tensor.columns, static_cast<float>(scale_ * world),
+                       factor.q.data(), factor.rank, p);
+      p += factor.rank * tensor.rows;
+    }
+    return sum(p_, p_count_ + plain_count_, 1.0);
+  }
+
+  Work send_q() {
+    float* p = p_;
+    float* q = q_;
+    const float* plain = p_ + p_count_;
+    for (const std::size_t t : bucket_.tensors) {
+      const GradientTensor& tensor = context_.tensors[t];
+      const std::size_t rank = codec_.factors[t].rank;
+      if (rank == 0) {
+        std::memcpy(tensor.data, plain, tensor.elements * sizeof(float));
+        plain += tensor.elements;
+        continue;
+      }
+      orthogonalize(p, tensor.rows, rank);
+      kernels::project_back(codec_.residuals.of(t), tensor.rows, tensor.columns, p, rank, q);
+      p += rank * tensor.rows;
+      q += rank * tensor.columns;
+    }
+    return sum(q_, q_count_, 1.0 / static_cast<double>(context_.world()));
+  }
+
+  void rebuild() {
+    const float* p = p_;
+    const float* q = q_;
+    for (const std::size_t t : bucket_.tensors) {
+      const GradientTensor& tensor = context_.tensors[t];
+      Factor& factor = codec_.factors[t];
+      if (factor.rank == 0) continue;
+      float* const residual = codec_.residuals.of(t);
+      kernels::reconstruct(residual, static_cast<float*>(tensor.data), tensor.rows, tensor.columns, p, q, factor.rank);
+      // P is NaN throughout or nowhere, and then so is Q. The gradients say so to everyone; the next step starts from
+      // the Q before and owes nothing.
+      const std::size_t count = factor.rank * tensor.columns;
+      if (std::all_of(q, q + count, [](float v) { return std::isfinite(v); })) {
+        std::copy_n(q, count, factor.q.begin());
+      } else {
+        std::fill_n(residual, tensor.elements, 0.0f);
+      }
+      p += factor.rank * tensor.rows;
+      q += count;
+    }
+  }
+
+  Work sum(float* data, std::size_t count, double scale) {
+    ReduceOptions options;
+    options.post_scale = scale;
+    options.bucket = bucket_.number;
+    return context_.communicator.all_reduce(data, count, DataType::kFloat32, options);
+  }
+
+  CodecContext& context_;
+  PowerSgdCodec& codec_;
+  GradientBucket bucket_;
+  double scale_;
+  std::size_t p_count_ = 0, q_count_ = 0, plain_count_ = 0;
+  int stage_ = 0;
+  float* p_ = nullptr;  // the Ps, then the gradients that travel as they are
+  float* q_ = nullptr;
+};
+
+std::vector<Factor> PowerSgdCodec::make_factors(const CodecContext& context) {
+  std::vector<Factor> factors(context.tensors.size());
+  for (std::size_t t = 0; t < factors.size(); ++t) {
+    const GradientTensor& tensor = context.tensors[t];
+    const std::size_t n = tensor.rows;
+    const std::size_t m = tensor.columns;
+    const std::size_t rank = std::min({n, m, static_cast<std::size_t>(context.options.rank)});
+    if (tensor.type != DataType::kFloat32 || (n + m) * rank * kMinimumRate >= n * m) continue;
+    factors[t].rank = rank;
+    factors[t].q.resize(rank * m);
+    fill_normal(factors[t].q, context.options.seed ^ (0xd1342543de82ef95u * (t + 1)));
+  }
+  return factors;
+}
+
+std::vector<bool> PowerSgdCodec::compressed(const std::vector<Factor>& factors) {
+  std::vector<bool> result;
+  for (const Factor& factor : factors) result.push_back(factor.rank > 0);
+  return result;
+}
+
+PowerSgdCodec::PowerSgdCodec(CodecContext& context)
+    : factors(make_factors(context)), residuals(context.tensors, compressed(factors)), context_(context) {}
+
+std::size_t PowerSgdCodec::staging_bytes() const {
+  std::size_t total = 0;
+  for (std::size_t t = 0; t < factors.size(); ++t) {
+    const GradientTensor& tensor = context_.tensors[t];
+    const std::size_t rank = factors[t].rank;
+    total += Arena::rounded((rank ? rank * tensor.rows : tensor.elements) * sizeof(float));
+    total += Arena::rounded(rank * tensor.columns * sizeof(float));
+  }
+  return total;
+}
+
+std::unique_ptr<Exchange> PowerSgdCodec::begin(const GradientBucket& bucket, double scale) {
+  const bool any =
+      std::any_of(bucket.tensors.begin(), bucket.tensors.end(), [this](std::size_t t) { return factors[t].rank > 0; });
+  if (!any) return nullptr;
+  return std::make_unique<PowerSgdExchange>(context_, *this, bucket, scale);
+}
+
+std::vector<std::pair<std::string, std::span<float>>> PowerSgdCodec::state() {
+  auto places = residuals.places();
+  for (std::size_t t = 0; t < factors.size(); ++t) {
+    if (factors[t].rank) places.emplace_back("q/" + context_.tensors[t].name, std::span(factors[t].q));
+  }
+  return places;
+}
+
+}  // namespace
+
+std::unique_ptr<Codec> make_power_sgd_codec(CodecContext& context) {
+  return std::make_unique<PowerSgdCodec>(context);
+}
+
+}  // namespace dtrain::comm
