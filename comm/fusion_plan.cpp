@@ -1,16 +1,22 @@
 #include "dtrain/comm/fusion_plan.h"
 
 #include <algorithm>
+#include <limits>
 #include <map>
+#include <set>
 
 namespace dtrain::comm {
+namespace {
 
-FusionPlan plan_fusion(std::span<const FusionItem> items, std::int64_t threshold_bytes) {
-  FusionPlan plan;
-  std::map<std::size_t, FusionPlan::Bucket> open;  // by group
-  for (std::size_t i = 0; i < items.size(); ++i) {
-    const FusionItem& item = items[i];
-    auto [place, is_new] = open.try_emplace(item.group);
+// The buckets that still take gradients, one a group, and those that are closed.
+class Builder {
+ public:
+  explicit Builder(std::span<const FusionItem> items) : items_(items) {}
+
+  // The bytes of the bucket the item is now in.
+  std::int64_t add(std::size_t i) {
+    const FusionItem& item = items_[i];
+    auto [place, is_new] = open_.try_emplace(item.group);
     FusionPlan::Bucket& bucket = place->second;
     if (is_new) {
       bucket.group = item.group;
@@ -19,15 +25,103 @@ FusionPlan plan_fusion(std::span<const FusionItem> items, std::int64_t threshold
     bucket.end = item.end;
     bucket.bytes = (bucket.end - bucket.begin) * item.element_size;
     bucket.items.push_back(i);
-    if (bucket.bytes >= threshold_bytes) {
-      plan.buckets.push_back(std::move(bucket));
-      open.erase(place);
+    return bucket.bytes;
+  }
+  void close(std::size_t group) {
+    const auto place = open_.find(group);
+    plan_.buckets.push_back(std::move(place->second));
+    open_.erase(place);
+  }
+  void close_all() {
+    for (auto& [group, bucket] : open_) plan_.buckets.push_back(std::move(bucket));
+    open_.clear();
+  }
+  FusionPlan finish() {
+    close_all();
+    std::sort(plan_.buckets.begin(), plan_.buckets.end(),
+              [](const auto& a, const auto& b) { return a.items.back() < b.items.back(); });
+    return std::move(plan_);
+  }
+
+ private:
+  std::span<const FusionItem> items_;
+  std::map<std::size_t, FusionPlan::Bucket> open_;  // by group
+  FusionPlan plan_;
+};
+
+}  // namespace
+
+FusionPlan plan_fusion(std::span<const FusionItem> items, std::int64_t threshold_bytes) {
+  return plan_fusion(items, threshold_bytes, {}, 0);
+}
+
+FusionPlan plan_fusion(std::span<const FusionItem> items, std::int64_t threshold_bytes,
+                       std::span<const double> ready_us, double cycle_us) {
+  Builder builder(items);
+  double latest = 0;
+  for (std::size_t i = 0; i < items.size(); ++i) {
+    if (cycle_us > 0) {
+      if (i > 0 && ready_us[i] > latest + cycle_us) builder.close_all();
+      latest = std::max(latest, ready_us[i]);
+    }
+    if (builder.add(i) >= threshold_bytes) builder.close(items[i].group);
+  }
+  return builder.finish();
+}
+
+FusionPlan plan_with_cuts(std::span<const FusionItem> items, std::span<const std::size_t> cuts) {
+  Builder builder(items);
+  for (std::size_t i = 0; i < items.size(); ++i) {
+    builder.add(i);
+    if (!cuts.empty() && cuts.front() == i) {
+      builder.close_all();
+      cuts = cuts.subspan(1);
     }
   }
-  for (auto& [group, bucket] : open) plan.buckets.push_back(std::move(bucket));
-  std::sort(plan.buckets.begin(), plan.buckets.end(),
-            [](const auto& a, const auto& b) { return a.items.back() < b.items.back(); });
-  return plan;
+  return builder.finish();
+}
+
+std::vector<double> predict_exposed_us(const FusionPlan& plan, std::span<const double> ready_us,
+                                       const LinkModel& link) {
+  const double backward_end = ready_us.empty() ? 0 : *std::max_element(ready_us.begin(), ready_us.end());
+  std::vector<double> exposed;
+  double through = 0;
+  for (const auto& bucket : plan.buckets) {
+    double ready = through;
+    for (const std::size_t item : bucket.items) ready = std::max(ready, ready_us[item]);
+    const double before = std::max(through, backward_end);
+    through = ready + link.time_us(static_cast<double>(bucket.bytes));
+    exposed.push_back(std::max(0.0, through - before));
+  }
+  return exposed;
+}
+
+std::vector<std::size_t> best_cuts(std::span<const FusionItem> items, std::span<const double> ready_us,
+                                   const LinkModel& link) {
+  const std::size_t n = items.size();
+  std::vector<double> ready(n), bytes(n + 1, 0), through(n + 1, std::numeric_limits<double>::infinity());
+  for (std::size_t i = 0; i < n; ++i) {
+    ready[i] = std::max(i ? ready[i - 1] : 0.0, ready_us[i]);
+    bytes[i + 1] = bytes[i] + static_cast<double>(items[i].bytes());
+  }
+  std::vector<std::size_t> from(n + 1, 0);  // where the last piece of the first k gradients begins
+  through[0] = 0;
+  for (std::size_t k = 1; k <= n; ++k) {
+    std::set<std::size_t> groups;  // of gradients j … k-1: a piece of several dtypes is as many exchanges
+    for (std::size_t j = k; j-- > 0;) {
+      groups.insert(items[j].group);
+      const double end = std::max(through[j], ready[k - 1]) + link.time_us(bytes[k] - bytes[j]) +
+                         static_cast<double>(groups.size() - 1) * link.latency_us;
+      if (end <= through[k]) {  // of equally good ones the longest piece
+        through[k] = end;
+        from[k] = j;
+      }
+    }
+  }
+  std::vector<std::size_t> cuts;
+  for (std::size_t k = n; k > 0; k = from[k]) cuts.push_back(k - 1);
+  std::reverse(cuts.begin(), cuts.end());
+  return cuts;
 }
 
 }  // namespace dtrain::comm

@@ -1,4 +1,5 @@
-// Tensor fusion: which gradients travel together. Pure functions of sizes, the same on every rank.
+// Tensor fusion: which gradients travel together, and what that is expected to cost. Pure functions, the same on every
+// rank for the same arguments.
 #pragma once
 
 #include <cstddef>
@@ -13,6 +14,7 @@ struct FusionItem {
   std::size_t group = 0;            // which flat buffer (one a dtype)
   std::int64_t begin = 0, end = 0;  // its elements there, padding included
   std::int64_t element_size = 4;    // bytes
+  std::int64_t bytes() const { return (end - begin) * element_size; }
 };
 
 struct FusionPlan {
@@ -21,12 +23,40 @@ struct FusionPlan {
     std::int64_t begin = 0, end = 0;  // elements of the group's flat buffer
     std::int64_t bytes = 0;
     std::vector<std::size_t> items;  // indices into the items the plan was made from
+    bool operator==(const Bucket&) const = default;
   };
   std::vector<Bucket> buckets;  // in the order in which they are exchanged
+  bool operator==(const FusionPlan&) const = default;
 };
 
 // Neighbours of one flat buffer share a bucket until it holds at least `threshold_bytes` (0: each gradient travels
 // alone). Buckets are ordered by when their last gradient is ready.
 FusionPlan plan_fusion(std::span<const FusionItem> items, std::int64_t threshold_bytes);
+
+// The same, and all open buckets close before a gradient that is ready more than `cycle_us` after the latest one before
+// it: what is there need not wait for it. `ready_us`: when each is ready, microseconds from the start of backward.
+// cycle_us 0: no gap closes a bucket.
+FusionPlan plan_fusion(std::span<const FusionItem> items, std::int64_t threshold_bytes,
+                       std::span<const double> ready_us, double cycle_us);
+
+// All open buckets close after each item whose number is in `cuts` (ascending; the last item closes whatever it is).
+FusionPlan plan_with_cuts(std::span<const FusionItem> items, std::span<const std::size_t> cuts);
+
+// What an exchange of b bytes takes: latency_us + b * us_per_byte.
+struct LinkModel {
+  double latency_us = 0;
+  double us_per_byte = 0;
+  double time_us(double bytes) const { return latency_us + bytes * us_per_byte; }
+};
+
+// Exposed communication of each bucket in microseconds: buckets start in order, each when its last gradient is ready
+// and the one before is through; what lies behind the end of backward (the last ready time) is exposed.
+std::vector<double> predict_exposed_us(const FusionPlan& plan, std::span<const double> ready_us, const LinkModel& link);
+
+// The cuts of the plan whose last bucket is through soonest, under that model: for each prefix of the gradients the
+// earliest end over all places of its last cut. That is the dynamic program behind MG-WFBP (Shi, Chu and Li,
+// arXiv:1811.11141), which merges greedily; here it is exact. Time is quadratic in the number of gradients.
+std::vector<std::size_t> best_cuts(std::span<const FusionItem> items, std::span<const double> ready_us,
+                                   const LinkModel& link);
 
 }  // namespace dtrain::comm

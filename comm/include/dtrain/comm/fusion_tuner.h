@@ -1,0 +1,81 @@
+// Finds the fusion plan that hides most of the communication behind backward, on the run's own first steps.
+//
+// It measures the link (a few all_reduces at the start) and when backward finishes each gradient, computes the plans
+// that ought to be best (best_cuts), tries them against the default in turns, and keeps one only where it wins with
+// confidence: a sign test over the steps that were paired. At most kMaxSteps steps long; without a clear winner the
+// default stays. Every decision is rank 0's, made from all ranks' figures, so all ranks change plans at the same step.
+//
+// Owned and called by the training thread. Whatever it tries, gradients are summed in the same order: results do not
+// depend on it.
+#pragma once
+
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "dtrain/base/json.h"
+#include "dtrain/base/log.h"
+#include "dtrain/comm/communicator.h"
+#include "dtrain/comm/fusion_plan.h"
+
+namespace dtrain::comm {
+
+// Collective: all_reduces of a few sizes, at most about a second. The same on every rank.
+LinkModel measure_link(Communicator& communicator);
+
+// Collective: the largest of each value over the ranks.
+std::vector<double> max_over_ranks(Communicator& communicator, std::span<const double> values);
+
+class FusionTuner {
+ public:
+  static constexpr int kMaxSteps = 100;
+
+  // `default_plan`: what is in use without tuning. `known`: an answer of an earlier run, which is then used at once.
+  // Collective unless `known` is given on every rank (its value is rank 0's affair: hand the same to all).
+  FusionTuner(std::vector<FusionItem> items, FusionPlan default_plan, Communicator& communicator, const Logger& log,
+              const std::optional<std::vector<std::size_t>>& known = std::nullopt);
+
+  // The plan of the next step.
+  const FusionPlan& plan() const { return plans_[current_]; }
+  bool done() const { return phase_ == Phase::kDone; }
+
+  // After every step that exchanged gradients, until done(): when each was ready (microseconds from the start of
+  // backward; negative: not in this step) and what it took from there until all were exchanged. Collective now and
+  // then. True when plan() has changed.
+  bool end_step(std::span<const double> ready_us, double exchanged_us);
+
+  // Once done: the plan's cuts, and what was found, for plan.json and the log.
+  const std::vector<std::size_t>& cuts() const { return cuts_[current_]; }
+  const LinkModel& link() const { return link_; }
+  std::span<const double> ready_us() const { return ready_us_; }
+  Json report() const;
+
+ private:
+  enum class Phase { kWarmUp, kReadyTimes, kHeats, kFinal, kDone };
+  void choose_candidates();
+  void use(std::size_t plan) { current_ = plan; }
+  void end_heats();
+  void end_final();
+  std::vector<std::vector<double>> share_times();
+
+  std::vector<FusionItem> items_;
+  Communicator& communicator_;
+  Logger log_;
+  LinkModel link_;
+  Phase phase_ = Phase::kWarmUp;
+  int steps_ = 0;  // in this phase
+  int all_steps_ = 0;
+  std::vector<std::vector<double>> ready_samples_;
+  std::vector<double> ready_us_;
+  std::vector<FusionPlan> plans_;               // 0: the default
+  std::vector<std::vector<std::size_t>> cuts_;  // of each
+  std::size_t current_ = 0;
+  std::size_t challenger_ = 0;
+  std::vector<std::vector<double>> times_;  // of each plan's steps in this phase, microseconds
+  double default_us_ = 0, chosen_us_ = 0;   // medians of the final
+  int wins_ = 0, pairs_ = 0;
+  bool from_cache_ = false;
+};
+
+}  // namespace dtrain::comm

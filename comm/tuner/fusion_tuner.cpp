@@ -1,0 +1,199 @@
+#include "dtrain/comm/fusion_tuner.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
+#include "tuner/statistics.h"
+
+namespace dtrain::comm {
+namespace {
+
+constexpr int kWarmUpSteps = 3;  // allocators and caches settle
+constexpr int kReadySteps = 5;
+constexpr std::size_t kCandidates = 4;  // beside the default
+constexpr int kHeatRounds = 8;          // turns of every plan
+constexpr int kFinalPairs = 12;
+constexpr double kWorthwhile = 0.01;  // of the time from the start of backward until all is exchanged
+constexpr double kChance = 0.02;      // of a winner by luck
+
+static_assert(kWarmUpSteps + kReadySteps + static_cast<int>(kCandidates + 1) * kHeatRounds + 2 * kFinalPairs <=
+              FusionTuner::kMaxSteps);
+
+std::vector<std::size_t> cuts_of(const FusionPlan& plan) {
+  std::vector<std::size_t> cuts;
+  for (const auto& bucket : plan.buckets) cuts.push_back(bucket.items.back());
+  return cuts;
+}
+
+// Collective: rank 0's list.
+std::vector<std::size_t> from_rank_0(Communicator& communicator, const std::vector<std::size_t>& list) {
+  auto count = static_cast<std::int64_t>(list.size());
+  communicator.broadcast(&count, 1, DataType::kInt64, 0).wait();
+  std::vector<std::int64_t> numbers(static_cast<std::size_t>(count));
+  if (communicator.rank() == 0) std::copy(list.begin(), list.end(), numbers.begin());
+  communicator.broadcast(numbers.data(), numbers.size(), DataType::kInt64, 0).wait();
+  return {numbers.begin(), numbers.end()};
+}
+
+std::size_t flag_from_rank_0(Communicator& communicator, std::size_t value) {
+  return from_rank_0(communicator, {value}).front();
+}
+
+double predicted(const FusionPlan& plan, std::span<const double> ready_us, const LinkModel& link) {
+  const auto exposed = predict_exposed_us(plan, ready_us, link);
+  return std::accumulate(exposed.begin(), exposed.end(), 0.0);
+}
+
+}  // namespace
+
+FusionTuner::FusionTuner(std::vector<FusionItem> items, FusionPlan default_plan, Communicator& communicator,
+                         const Logger& log, const std::optional<std::vector<std::size_t>>& known)
+    : items_(std::move(items)), communicator_(communicator), log_(log), ready_samples_(items_.size()) {
+  cuts_.push_back(cuts_of(default_plan));
+  plans_.push_back(std::move(default_plan));
+  if (known) {
+    from_cache_ = true;
+    phase_ = Phase::kDone;
+    cuts_.push_back(*known);
+    plans_.push_back(plan_with_cuts(items_, *known));
+    current_ = 1;
+    log_->info("tensor fusion: {} buckets, as tuned in an earlier run", plan().buckets.size());
+    return;
+  }
+  link_ = measure_link(communicator_);
+  log_->info("tensor fusion is being tuned: an exchange takes {:.0f} us and {:.2f} ms a MB here", link_.latency_us,
+             link_.us_per_byte * (1 << 20) / 1e3);
+}
+
+bool FusionTuner::end_step(std::span<const double> ready_us, double exchanged_us) {
+  if (done()) return false;
+  const std::size_t before = current_;
+  ++steps_;
+  ++all_steps_;
+  switch (phase_) {
+    case Phase::kWarmUp:
+      if (steps_ == kWarmUpSteps) phase_ = Phase::kReadyTimes, steps_ = 0;
+      return false;
+    case Phase::kReadyTimes:
+      for (std::size_t i = 0; i < items_.size(); ++i) ready_samples_[i].push_back(ready_us[i]);
+      if (steps_ == kReadySteps) choose_candidates();
+      return false;
+    case Phase::kHeats:
+      times_[current_].push_back(exchanged_us);
+      use(static_cast<std::size_t>(steps_) % plans_.size());
+      if (steps_ == kHeatRounds * static_cast<int>(plans_.size())) end_heats();
+      break;
+    case Phase::kFinal:
+      times_[current_].push_back(exchanged_us);
+      // Default, challenger, challenger, default, …: a drift hits both alike.
+      use((steps_ / 2 + steps_) % 2 ? challenger_ : 0);
+      if (steps_ == 2 * kFinalPairs) end_final();
+      break;
+    case Phase::kDone:
+      break;
+  }
+  return current_ != before;
+}
+
+void FusionTuner::choose_candidates() {
+  std::vector<double> medians;
+  for (const auto& samples : ready_samples_) medians.push_back(std::max(0.0, median(samples)));
+  ready_us_ = max_over_ranks(communicator_, medians);
+  // Rank 0 proposes: what is best if the link is as measured, and if an exchange costs more than it seems (starting and
+  // finishing one takes time from backward), and a few even sizes in case the model is wrong altogether.
+  std::vector<FusionPlan> proposals;
+  for (const double factor : {1.0, 3.0, 10.0}) {
+    const LinkModel link{link_.latency_us * factor, link_.us_per_byte};
+    proposals.push_back(plan_with_cuts(items_, best_cuts(items_, ready_us_, link)));
+  }
+  for (const std::int64_t size : {1 << 20, 4 << 20, 25 << 20}) proposals.push_back(plan_fusion(items_, size));
+  std::stable_sort(proposals.begin(), proposals.end(), [&](const FusionPlan& a, const FusionPlan& b) {
+    return predicted(a, ready_us_, link_) < predicted(b, ready_us_, link_);
+  });
+  std::vector<FusionPlan> chosen;
+  for (const FusionPlan& plan : proposals) {
+    const bool known = plan == plans_[0] || std::find(chosen.begin(), chosen.end(), plan) != chosen.end();
+    if (!known && chosen.size() < kCandidates) chosen.push_back(plan);
+  }
+  const std::size_t count = flag_from_rank_0(communicator_, chosen.size());
+  chosen.resize(count);
+  for (const FusionPlan& plan : chosen) {
+    cuts_.push_back(from_rank_0(communicator_, cuts_of(plan)));
+    plans_.push_back(plan_with_cuts(items_, cuts_.back()));
+  }
+  steps_ = 0;
+  times_.assign(plans_.size(), {});
+  phase_ = count == 0 ? Phase::kDone : Phase::kHeats;
+  if (count == 0) log_->info("tensor fusion: the default plan is the only one worth trying here");
+}
+
+std::vector<std::vector<double>> FusionTuner::share_times() {
+  // A step is as slow as its slowest rank.
+  std::vector<std::vector<double>> shared;
+  for (const auto& mine : times_) shared.push_back(max_over_ranks(communicator_, mine));
+  return shared;
+}
+
+void FusionTuner::end_heats() {
+  const auto times = share_times();
+  std::size_t best = 1;
+  for (std::size_t i = 2; i < plans_.size(); ++i) {
+    if (median(times[i]) < median(times[best])) best = i;
+  }
+  challenger_ = flag_from_rank_0(communicator_, best);
+  phase_ = Phase::kFinal;
+  steps_ = 0;
+  times_.assign(plans_.size(), {});
+  use(0);
+}
+
+void FusionTuner::end_final() {
+  const auto times = share_times();
+  const auto& defaults = times[0];
+  const auto& challenger = times[challenger_];
+  pairs_ = static_cast<int>(std::min(defaults.size(), challenger.size()));
+  wins_ = 0;
+  for (int i = 0; i < pairs_; ++i)
+    wins_ += challenger[static_cast<std::size_t>(i)] < defaults[static_cast<std::size_t>(i)];
+  default_us_ = median(defaults);
+  chosen_us_ = median(challenger);
+  const bool better = chosen_us_ < default_us_ * (1 - kWorthwhile) && chance_of_wins(wins_, pairs_) <= kChance;
+  use(flag_from_rank_0(communicator_, better ? challenger_ : 0));
+  phase_ = Phase::kDone;
+  const double gained_ms = (default_us_ - chosen_us_) / 1e3;
+  if (current_ == 0) {
+    log_->info(
+        "tensor fusion: the default plan stays ({} buckets); the best other one, of {} buckets, was {:.2f} ms a step "
+        "{}",
+        plans_[0].buckets.size(), plans_[challenger_].buckets.size(), std::abs(gained_ms),
+        gained_ms < 0 ? "slower" : "faster, too little to be sure");
+    chosen_us_ = default_us_;
+  } else {
+    log_->info(
+        "tensor fusion: {} buckets instead of {}, {:.2f} ms a step gained ({:.1f}% of backward and exchange; faster in "
+        "{} of {} pairs of steps)",
+        plan().buckets.size(), plans_[0].buckets.size(), gained_ms, 100 * (1 - chosen_us_ / default_us_), wins_,
+        pairs_);
+  }
+}
+
+Json FusionTuner::report() const {
+  Json json{{"buckets", plan().buckets.size()}, {"default_buckets", plans_[0].buckets.size()}};
+  if (from_cache_) {
+    json["from"] = "an earlier run";
+    return json;
+  }
+  json["steps"] = all_steps_;
+  json["plans_tried"] = plans_.size();
+  json["link"] = Json{{"latency_us", link_.latency_us}, {"ms_per_mb", link_.us_per_byte * (1 << 20) / 1e3}};
+  if (pairs_ > 0) {
+    json["default_ms"] = default_us_ / 1e3;
+    json["chosen_ms"] = chosen_us_ / 1e3;
+    json["wins"] = wins_;
+    json["pairs"] = pairs_;
+  }
+  return json;
+}
+
+}  // namespace dtrain::comm

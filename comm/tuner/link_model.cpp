@@ -1,0 +1,49 @@
+// What an exchange costs on this communicator: a line through the times of a few sizes.
+#include <cstring>
+
+#include "dtrain/base/clock.h"
+#include "dtrain/comm/fusion_tuner.h"
+#include "tuner/statistics.h"
+
+namespace dtrain::comm {
+namespace {
+
+constexpr std::size_t kSmall = 4 << 10, kMiddle = 256 << 10, kLarge = 4 << 20;  // bytes
+constexpr double kPatienceUs = 400'000;                                         // for one more exchange
+
+}  // namespace
+
+std::vector<double> max_over_ranks(Communicator& communicator, std::span<const double> values) {
+  std::vector<double> result(values.begin(), values.end());
+  communicator.all_reduce(result.data(), result.size(), DataType::kFloat64, {.op = ReduceOp::kMax}).wait();
+  return result;
+}
+
+LinkModel measure_link(Communicator& communicator) {
+  const SystemClock clock;
+  const auto buffer = communicator.allocate(kLarge);
+  const auto time_of = [&](std::size_t bytes, int repeats) {
+    std::vector<double> times;
+    for (int i = 0; i <= repeats; ++i) {
+      communicator.barrier().wait();
+      const Nanoseconds began = clock.monotonic();
+      communicator.all_reduce(buffer->bytes().data(), bytes / sizeof(float), DataType::kFloat32).wait();
+      if (i > 0) times.push_back(static_cast<double>((clock.monotonic() - began).count()) / 1e3);  // the first warms up
+    }
+    const double mine = median(times);
+    return max_over_ranks(communicator, {&mine, 1}).front();
+  };
+  const double small = time_of(kSmall, 7);
+  std::size_t bytes = kMiddle;
+  double large = time_of(bytes, 3);
+  if (large * (kLarge / kMiddle) < kPatienceUs) {
+    bytes = kLarge;
+    large = time_of(bytes, 3);
+  }
+  LinkModel link;
+  link.us_per_byte = std::max(0.0, large - small) / static_cast<double>(bytes - kSmall);
+  link.latency_us = std::max(0.0, small - static_cast<double>(kSmall) * link.us_per_byte);
+  return link;
+}
+
+}  // namespace dtrain::comm

@@ -1,0 +1,119 @@
+// The tuner on communicators that really exchange; only the step times are made up, from a link that it does not know.
+#include "dtrain/comm/fusion_tuner.h"
+
+#include <gtest/gtest.h>
+
+#include <numeric>
+#include <random>
+
+#include "harness/run_ranks.h"
+#include "tuner/statistics.h"
+
+namespace dtrain::comm {
+namespace {
+
+using test::TestWorld;
+
+struct Model {
+  std::vector<FusionItem> items;
+  std::vector<double> ready_us;
+};
+
+Model layers(int count, std::int64_t bytes, double apart_us) {
+  Model model;
+  for (int i = 0; i < count; ++i) {
+    model.items.push_back({0, i * bytes / 4, (i + 1) * bytes / 4, 4});
+    model.ready_us.push_back(apart_us * (i + 1));
+  }
+  return model;
+}
+
+double exchanged_us(const FusionPlan& plan, const Model& model, const LinkModel& link) {
+  const auto exposed = predict_exposed_us(plan, model.ready_us, link);
+  return std::accumulate(exposed.begin(), exposed.end(), model.ready_us.back());
+}
+
+struct Outcome {
+  std::vector<std::size_t> cuts;
+  int steps = 0;
+  double us = 0;
+};
+
+// Tunes on `ranks` ranks whose steps take what `link` makes of the plan in use, give or take `noise`.
+std::vector<Outcome> tune(int ranks, const Model& model, const LinkModel& link, double noise, unsigned seed) {
+  std::vector<Outcome> outcomes(static_cast<std::size_t>(ranks));
+  test::run_communicator_ranks(TestWorld(ranks), "thread", [&](Communicator& comm) {
+    std::mt19937 random(seed + static_cast<unsigned>(comm.rank()));
+    std::normal_distribution<double> factor(1, noise);
+    FusionTuner tuner(model.items, plan_fusion(model.items, 64 << 20), comm, make_null_logger());
+    Outcome& outcome = outcomes[static_cast<std::size_t>(comm.rank())];
+    while (!tuner.done()) {
+      const FusionPlan before = tuner.plan();
+      const bool changed = tuner.end_step(model.ready_us, exchanged_us(before, model, link) * factor(random));
+      EXPECT_EQ(changed, !(before == tuner.plan()));
+      ++outcome.steps;
+      ASSERT_LE(outcome.steps, FusionTuner::kMaxSteps);
+    }
+    EXPECT_FALSE(tuner.end_step(model.ready_us, 1));
+    outcome.cuts = tuner.cuts();
+    outcome.us = exchanged_us(tuner.plan(), model, link);
+    EXPECT_EQ(tuner.report()["steps"], outcome.steps);
+  });
+  return outcomes;
+}
+
+TEST(FusionTuner, FindsAPlanThatHidesCommunication) {
+  const Model model = layers(12, 4 << 20, 10'000);
+  const LinkModel link{200, 0.002};  // 8.6 ms a layer: hides behind the next one, but not all twelve behind the last
+  const double by_default = exchanged_us(plan_fusion(model.items, 64 << 20), model, link);
+  const auto outcomes = tune(3, model, link, 0.01, 1);
+  for (const Outcome& outcome : outcomes) {
+    EXPECT_EQ(outcome.cuts, outcomes[0].cuts) << "all ranks choose alike";
+    EXPECT_LT(outcome.us, 0.65 * by_default);
+  }
+}
+
+TEST(FusionTuner, KeepsTheDefaultWhereNothingIsToBeGained) {
+  const Model model = layers(12, 4 << 20, 10'000);
+  int changed = 0;
+  for (unsigned seed = 0; seed < 40; ++seed) {
+    const auto outcomes = tune(2, model, {0, 0}, 0.05, 100 * seed);
+    changed += outcomes[0].cuts.size() == 1 ? 0 : 1;
+    EXPECT_EQ(outcomes[0].cuts, outcomes[1].cuts);
+  }
+  EXPECT_LE(changed, 4) << "by luck in 2 of 100";
+}
+
+TEST(FusionTuner, AnAnswerOfAnEarlierRunIsUsedAtOnce) {
+  const Model model = layers(4, 1 << 20, 1000);
+  test::run_communicator_ranks(TestWorld(2), "thread", [&](Communicator& comm) {
+    const FusionTuner tuner(model.items, plan_fusion(model.items, 64 << 20), comm, make_null_logger(),
+                            std::vector<std::size_t>{1, 3});
+    EXPECT_TRUE(tuner.done());
+    EXPECT_EQ(tuner.plan(), plan_with_cuts(model.items, std::vector<std::size_t>{1, 3}));
+  });
+}
+
+TEST(FusionTuner, MeasuresTheLink) {
+  for (const char* backend : {"thread", "shm"}) {
+    test::run_communicator_ranks(TestWorld(2), backend, [](Communicator& comm) {
+      const LinkModel link = measure_link(comm);
+      EXPECT_GT(link.us_per_byte, 0);
+      EXPECT_GT(link.time_us(4 << 20), link.time_us(4 << 10));
+      EXPECT_EQ(max_over_ranks(comm, std::vector<double>{link.latency_us, link.us_per_byte}),
+                (std::vector<double>{link.latency_us, link.us_per_byte}))
+          << "the same on every rank";
+    });
+  }
+}
+
+TEST(Statistics, SignTest) {
+  EXPECT_DOUBLE_EQ(chance_of_wins(0, 12), 1);
+  EXPECT_DOUBLE_EQ(chance_of_wins(12, 12), 1.0 / 4096);
+  EXPECT_NEAR(chance_of_wins(10, 12), 0.0193, 1e-4);
+  EXPECT_EQ(median({3, 1, 2}), 2);
+  EXPECT_EQ(median({4, 1, 2, 3}), 2.5);
+}
+
+}  // namespace
+}  // namespace dtrain::comm
