@@ -1,0 +1,120 @@
+// Handles: many in flight, any order of waiting, groups, dropped ones, times.
+#include <algorithm>
+#include <random>
+#include <thread>
+
+#include "conformance_data.h"
+#include "dtrain/base/error.h"
+
+namespace dtrain::test {
+namespace {
+
+using comm::Communicator;
+using comm::DataType;
+using comm::Group;
+using comm::ReduceOp;
+using comm::Work;
+
+constexpr std::size_t kCount = 3000;
+
+// More operations than any queue is deep, of all kinds, waited for in a different order on every rank.
+void many_in_flight(Communicator& comm) {
+  constexpr int kOperations = 300;
+  const auto n = static_cast<std::size_t>(comm.world_size());
+  const auto buffer = comm.allocate(kOperations * kCount * sizeof(float));
+  const auto data = [&](int i) {
+    return buffer->bytes().data() + static_cast<std::size_t>(i) * kCount * sizeof(float);
+  };
+  std::vector<std::int64_t> headers(kOperations);
+  std::vector<Work> works;
+  for (int i = 0; i < kOperations; ++i) {
+    fill_small(DataType::kFloat32, data(i), kCount, comm.rank(), i);
+    headers[static_cast<std::size_t>(i)] = comm.rank() + i;
+    if (i % 3 == 2) {
+      works.push_back(comm.broadcast(data(i), kCount, DataType::kFloat32, i % comm.world_size()));
+    } else {
+      works.push_back(comm.all_reduce(data(i), kCount, DataType::kFloat32, {.bucket = i}));
+    }
+    works.push_back(comm.all_reduce(&headers[static_cast<std::size_t>(i)], 1, DataType::kInt64));
+    comm.progress();
+  }
+  std::mt19937 random(static_cast<unsigned>(comm.rank()));
+  std::vector<Work> order = works;
+  std::shuffle(order.begin(), order.end(), random);
+  for (std::size_t i = 0; i < order.size(); ++i) {
+    if (i % 2) {
+      order[i].wait();
+    } else {
+      while (!order[i].test()) std::this_thread::yield();
+    }
+  }
+  for (int i = 0; i < kOperations; ++i) {
+    const auto at = static_cast<std::size_t>(i);
+    EXPECT_EQ(headers[at], static_cast<std::int64_t>(n * (n - 1) / 2 + n * at));
+    const auto wanted = i % 3 == 2 ? small_values(i % comm.world_size(), kCount, i)
+                                   : reduced_values(DataType::kFloat32, ReduceOp::kSum, comm.world_size(), kCount, i);
+    EXPECT_EQ(first_wrong(DataType::kFloat32, data(i), wanted), "") << "operation " << i;
+  }
+  for (std::size_t i = 0; i < works.size(); ++i) {
+    const comm::WorkTiming t = works[i].timing();
+    EXPECT_LE(t.enqueued, t.started);
+    EXPECT_LE(t.started, t.ended);
+    EXPECT_GE(t.exposed.count(), 0);
+    if (i == 0) continue;
+    EXPECT_LE(works[i - 1].timing().ended, t.ended) << "operations complete in the order of issue";
+    EXPECT_EQ(works[i].sequence(), works[i - 1].sequence() + 1);
+  }
+  EXPECT_EQ(works[0].bytes(), kCount * sizeof(float));
+}
+
+void groups(Communicator& comm) {
+  const auto wanted = reduced_values(DataType::kFloat32, ReduceOp::kSum, comm.world_size(), kCount, 8);
+  for (const int operations : {0, 1, 5, 200}) {
+    std::vector<std::vector<float>> data(static_cast<std::size_t>(operations));
+    std::vector<Work> works;
+    {
+      Group group(comm);
+      for (std::size_t i = 0; i < data.size(); ++i) {
+        data[i].resize(i % 2 ? 10 : kCount);
+        fill_small(DataType::kFloat32, reinterpret_cast<std::byte*>(data[i].data()), data[i].size(), comm.rank(), 8);
+        works.push_back(comm.all_reduce(data[i].data(), data[i].size(), DataType::kFloat32));
+        comm.progress();
+      }
+      if (operations == 5) {
+        EXPECT_THROW(works.back().wait(), CommError) << "in an open group";
+        EXPECT_THROW(comm.begin_group(), CommError) << "groups do not nest";
+      }
+    }
+    for (auto work = works.rbegin(); work != works.rend(); ++work) work->wait();
+    for (const auto& one : data) {
+      EXPECT_EQ(
+          first_wrong(DataType::kFloat32, reinterpret_cast<const std::byte*>(one.data()), {wanted.data(), one.size()}),
+          "");
+    }
+  }
+  EXPECT_THROW(comm.end_group(), CommError) << "none is open";
+  comm.barrier().wait();
+}
+
+void dropped_handles(Communicator& comm) {
+  std::vector<float> data(10'000, 1.0f);
+  (void)comm.all_reduce(data.data(), data.size(), DataType::kFloat32);  // goes on without its handle
+  comm.barrier().wait();
+  EXPECT_EQ(data[9'999], static_cast<float>(comm.world_size()));
+}
+
+}  // namespace
+
+std::vector<ConformanceCase> handling_cases() {
+  return {{"ManyInFlight", many_in_flight}, {"Groups", groups}, {"DroppedHandles", dropped_handles}};
+}
+
+std::vector<ConformanceCase> conformance_cases(const ConformanceTraits& traits) {
+  std::vector<ConformanceCase> all;
+  for (const auto& part : {reduction_cases(traits), exactness_cases(traits), movement_cases(), handling_cases()}) {
+    all.insert(all.end(), part.begin(), part.end());
+  }
+  return all;
+}
+
+}  // namespace dtrain::test
