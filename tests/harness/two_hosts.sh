@@ -161,8 +161,8 @@ case $command in
   cut)
     command -v nft >/dev/null || skip "nft is missing: apt install nftables"
     for host in a b; do
-      inside $host nft 'add table inet cut; add chain inet cut all { type filter hook input priority 0; };
-                        add rule inet cut all iifname "link0" drop'
+      inside $host nft 'add table inet cut; add chain inet cut arriving { type filter hook input priority 0; };
+                        add rule inet cut arriving iifname "link0" drop'
     done ;;
   mend) for host in a b; do inside $host nft delete table inet cut; done ;;
   down) [ -d "$folder" ] || die "there is no $folder"; down ;;
