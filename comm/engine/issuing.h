@@ -1,0 +1,31 @@
+// A communicator whose calls all become one: issue(descriptor, in, out). Arguments are checked here, alike for every
+// backend that has no reason to do it otherwise. As Communicator says about threads.
+#pragma once
+
+#include "dtrain/comm/communicator.h"
+#include "engine/segment.h"
+
+namespace dtrain::comm {
+
+class IssuingCommunicator : public Communicator {
+ public:
+  using Communicator::all_reduce;
+  Work all_reduce(const void* in, void* out, std::size_t count, DataType type, const ReduceOptions& options) override;
+  Work reduce_scatter(const void* in, void* out, std::size_t count, DataType type,
+                      const ReduceOptions& options) override;
+  Work all_gather(const void* in, void* out, std::size_t count, DataType type, int bucket) override;
+  Work reduce_parts(void* data, std::size_t count, DataType type, const ReduceOptions& options) override;
+  Work gather_parts(void* data, std::size_t count, DataType type, int bucket) override;
+  Work broadcast(void* data, std::size_t count, DataType type, int root) override;
+  Work barrier() override;
+
+ protected:
+  // `descriptor` has no sequence yet; data pointers are there where there is data.
+  virtual Work issue(const Descriptor& descriptor, const void* in, void* out) = 0;
+
+ private:
+  Work checked(const Descriptor& descriptor, const void* in, void* out);
+  Work reduction(Kind kind, std::size_t count, DataType type, const ReduceOptions& options, const void* in, void* out);
+};
+
+}  // namespace dtrain::comm

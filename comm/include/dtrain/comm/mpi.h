@@ -1,0 +1,52 @@
+// Open MPI as a backend. It lives in a module of its own (libdtrain_comm_mpi.so) that is opened here, on demand: dtrain
+// itself needs no MPI, and says which part is missing where one is asked for.
+//
+// MPI can be entered once in a process, so there is one MpiJob, made by the program's main and handed on. One thread of
+// its own makes all MPI calls: operations go on while the ranks compute, and a program that uses dtrain must not call
+// MPI itself. The calls below may come from any thread, one at a time; the job outlives its communicators.
+#pragma once
+
+#include <chrono>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "dtrain/base/log.h"
+#include "dtrain/comm/backends.h"
+#include "dtrain/comm/control.h"
+
+namespace dtrain::comm {
+
+struct MpiOptions {
+  std::chrono::milliseconds timeout{600'000};  // until every rank of the job has entered MPI, and of broadcast()
+  // Before a failed rank ends the whole job: what the others need to hear the cause and to write it down.
+  std::chrono::milliseconds grace{1'000};
+  Logger log;
+};
+
+class MpiJob {
+ public:
+  // Collective over the processes that mpirun started. CommError says what is missing (the module, Open MPI's library)
+  // or why MPI does not start.
+  static std::shared_ptr<MpiJob> join(const MpiOptions& options);
+  // After succeed(): MPI_Finalize, collective. Otherwise MPI_Abort after the grace, which ends every rank of the job
+  // and this process: a rank that fails must not leave the others waiting inside MPI.
+  virtual ~MpiJob() = default;
+
+  virtual int rank() const = 0;
+  virtual int size() const = 0;
+
+  // Collective: rank 0's text (at most 4000 bytes), for the rendezvous. CommError at the deadline.
+  virtual std::string broadcast(const std::string& text) = 0;
+
+  // Collective over `control`, whose rank i is rank members[i] of the job (and of the texts of errors). `control` must
+  // outlive the communicator, and its failures abort it.
+  virtual std::unique_ptr<Communicator> make_communicator(ControlPlane& control, const std::vector<int>& members,
+                                                          const CommunicatorOptions& options) = 0;
+
+  virtual void succeed() = 0;
+  // What mpirun is told by a job that does not succeed; 1 where nobody says otherwise.
+  virtual void set_exit_code(int code) = 0;
+};
+
+}  // namespace dtrain::comm

@@ -1,0 +1,40 @@
+#include "module.h"
+
+#include <dlfcn.h>
+
+#include "dtrain/base/error.h"
+#include "dtrain/base/subprocess.h"
+
+namespace dtrain::comm {
+namespace {
+
+std::string loader_error() {
+  const char* const text = ::dlerror();
+  return text ? text : "no reason given";
+}
+
+}  // namespace
+
+void* open_module(const ModuleFile& file) {
+  static const char inside_this_library = 0;
+  const std::filesystem::path path = library_folder(&inside_this_library) / ("lib" + file.name + ".so");
+  std::error_code code;
+  if (!std::filesystem::exists(path, code)) {
+    throw CommError(file.what + " is not part of this dtrain: there is no " + path.string(), file.remedy_module);
+  }
+  for (const std::string& library : file.needs) {
+    if (!::dlopen(library.c_str(), RTLD_NOW | RTLD_GLOBAL)) {
+      throw CommError(file.what + " needs " + library + ", which cannot be opened: " + loader_error(),
+                      file.remedy_needs);
+    }
+  }
+  void* const module = ::dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
+  if (!module) throw CommError(file.what + " cannot be opened: " + loader_error(), file.remedy_module);
+  void* const factory = ::dlsym(module, file.factory.c_str());
+  if (!factory) {
+    throw CommError(path.string() + " is not a module of dtrain: it has no " + file.factory, file.remedy_module);
+  }
+  return factory;
+}
+
+}  // namespace dtrain::comm

@@ -1,0 +1,17 @@
+// What the library comm and the module comm_mpi agree on. Raise the version with every change to MpiJob, Communicator
+// or what they are made of: a module of another build is refused instead of called.
+#pragma once
+
+#include <memory>
+
+#include "dtrain/comm/mpi.h"
+
+namespace dtrain::comm {
+
+inline constexpr int kMpiModuleAbi = 1;
+inline constexpr const char* kMpiModuleFactory = "dtrain_comm_mpi_join";
+
+// Sets `job` and returns 0; or returns the version the module was built for.
+using MpiModuleFactory = int(int abi, const MpiOptions& options, std::shared_ptr<MpiJob>& job);
+
+}  // namespace dtrain::comm

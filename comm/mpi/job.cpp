@@ -1,0 +1,151 @@
+#include "mpi/job.h"
+
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstring>
+#include <future>
+#include <thread>
+
+#include "dtrain/base/error.h"
+#include "dtrain/base/units.h"
+#include "mpi/abi.h"
+#include "mpi/mpi_call.h"
+#include "mpi/mpi_communicator.h"
+
+namespace dtrain::comm {
+namespace {
+
+constexpr std::size_t kBroadcastBytes = 4096;
+constexpr int kMostCommunicators = 1 << 4;  // as many sets of tags as there are (mpi_communicator.cpp)
+constexpr std::chrono::seconds kAbortTakes{2};
+constexpr std::chrono::seconds kFinalizeTakes{30};
+
+struct Place {
+  int rank = 0;
+  int size = 1;
+};
+
+Place enter_mpi(MpiShared& shared) {
+  int entered = 0;
+  mpi_call(MPI_Initialized(&entered), "MPI_Initialized");
+  if (entered != 0) {
+    throw CommError("this program has called MPI_Init itself",
+                    "leave MPI to dtrain: it makes all MPI calls of the process on one thread");
+  }
+  int provided = MPI_THREAD_SINGLE;
+  mpi_call(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_FUNNELED, &provided), "MPI_Init_thread");
+  if (provided < MPI_THREAD_FUNNELED) throw CommError("this MPI cannot be used by a process with several threads");
+  mpi_call(MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
+  mpi_call(MPI_Comm_dup(MPI_COMM_WORLD, &shared.world), "MPI_Comm_dup");
+  mpi_call(MPI_Comm_set_errhandler(shared.world, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
+  Place place;
+  mpi_call(MPI_Comm_rank(shared.world, &place.rank), "MPI_Comm_rank");
+  mpi_call(MPI_Comm_size(shared.world, &place.size), "MPI_Comm_size");
+  return place;
+}
+
+// Tries to bring `text` to everyone until the deadline; on the MPI thread.
+std::string broadcast_until(const MpiShared& shared, int rank, const std::string& text,
+                            std::chrono::steady_clock::time_point deadline) {
+  std::string data(kBroadcastBytes, '\0');
+  if (rank == 0) std::memcpy(data.data(), text.data(), text.size());
+  MPI_Request request = MPI_REQUEST_NULL;
+  mpi_call(MPI_Ibcast(data.data(), static_cast<int>(data.size()), MPI_CHAR, 0, shared.world, &request), "MPI_Ibcast");
+  for (int done = 0;;) {
+    mpi_call(MPI_Test(&request, &done, MPI_STATUS_IGNORE), "MPI_Test");
+    if (done != 0) return data.c_str();
+    if (std::chrono::steady_clock::now() > deadline) throw CommError("rank 0's message did not come in time");
+    std::this_thread::sleep_for(std::chrono::microseconds(50));
+  }
+}
+
+}  // namespace
+
+MpiJobImpl::MpiJobImpl(MpiOptions options) : options_(std::move(options)) {
+  const auto entering = std::make_shared<std::promise<Place>>();
+  auto place = entering->get_future();
+  shared_->thread.post([entering, shared = shared_.get()] {
+    try {
+      entering->set_value(enter_mpi(*shared));
+    } catch (...) {
+      entering->set_exception(std::current_exception());
+    }
+  });
+  if (place.wait_for(options_.timeout) != std::future_status::ready) {
+    // The thread is inside MPI_Init and stays there: this process can only end.
+    static_cast<void>(new std::shared_ptr<MpiShared>(shared_));
+    throw CommError("MPI did not start within " + format_duration(options_.timeout) +
+                        ": not every process of the job has come to MPI_Init",
+                    "look at the other ranks' output");
+  }
+  const Place mine = place.get();
+  rank_ = mine.rank;
+  size_ = mine.size;
+}
+
+std::string MpiJobImpl::broadcast(const std::string& text) {
+  if (text.size() >= kBroadcastBytes)
+    throw CommError("a text of " + std::to_string(text.size()) + " bytes is too long");
+  std::promise<std::string> told;
+  shared_->thread.post([&] {
+    try {
+      told.set_value(broadcast_until(*shared_, rank_, text, std::chrono::steady_clock::now() + options_.timeout));
+    } catch (...) {
+      shared_->given_up = true;
+      told.set_exception(std::current_exception());
+    }
+  });
+  return told.get_future().get();
+}
+
+std::unique_ptr<Communicator> MpiJobImpl::make_communicator(ControlPlane& control, const std::vector<int>& members,
+                                                            const CommunicatorOptions& options) {
+  const World& world = control.world();
+  const auto me = static_cast<std::size_t>(world.rank);
+  if (members.size() != static_cast<std::size_t>(world.size) || members[me] != rank_) {
+    throw CommError("rank " + std::to_string(world.rank) + " of " + std::to_string(world.size) + " is rank " +
+                        std::to_string(rank_) + " of " + std::to_string(size_) + " to MPI",
+                    "start all ranks with one mpirun");
+  }
+  const int number = shared_->communicators++;
+  if (number >= kMostCommunicators) throw CommError("too many communicators over MPI in one job");
+  return make_mpi_communicator(shared_, number, control, members, options);
+}
+
+void MpiJobImpl::leave() {
+  std::promise<void> left;
+  const bool finalize = succeeded_ && !shared_->given_up;
+  shared_->thread.post([&] {
+    if (finalize) {
+      MPI_Comm_free(&shared_->world);
+      MPI_Finalize();
+    } else {
+      MPI_Abort(MPI_COMM_WORLD, exit_code_);  // ends this process, unless it fails
+    }
+    left.set_value();
+  });
+  const auto patience = finalize ? kFinalizeTakes : kAbortTakes;
+  if (left.get_future().wait_for(patience) == std::future_status::ready && finalize) return;
+  // MPI hangs. mpirun ends the job when one of its processes ends without MPI_Finalize.
+  _exit(finalize ? 1 : exit_code_.load());
+}
+
+MpiJobImpl::~MpiJobImpl() {
+  if (shared_->world == MPI_COMM_NULL) return;  // never entered
+  if (!succeeded_ || shared_->given_up) {
+    shared_->given_up = true;
+    std::fflush(nullptr);
+    std::this_thread::sleep_for(options_.grace);
+  }
+  leave();
+}
+
+}  // namespace dtrain::comm
+
+extern "C" int dtrain_comm_mpi_join(int abi, const dtrain::comm::MpiOptions& options,
+                                    std::shared_ptr<dtrain::comm::MpiJob>& job) {
+  if (abi != dtrain::comm::kMpiModuleAbi) return dtrain::comm::kMpiModuleAbi;
+  job = std::make_shared<dtrain::comm::MpiJobImpl>(options);
+  return 0;
+}

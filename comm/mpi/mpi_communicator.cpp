@@ -1,0 +1,102 @@
+#include "mpi/mpi_communicator.h"
+
+#include "dtrain/base/error.h"
+#include "engine/issuing.h"
+#include "engine/local_memory.h"
+#include "mpi/mpi_core.h"
+
+namespace dtrain::comm {
+namespace {
+
+// MPI sends from any memory: a Buffer is aligned heap. After a failure it stays, for MPI or a peer may still use it.
+class HeapBuffer final : public Buffer {
+ public:
+  HeapBuffer(std::shared_ptr<MpiShared> shared, std::size_t bytes)
+      : shared_(std::move(shared)), data_(allocate_zeroed(bytes)), bytes_(bytes) {}
+  ~HeapBuffer() override {
+    if (shared_->given_up) static_cast<void>(new std::shared_ptr<std::byte>(data_));
+  }
+  std::span<std::byte> bytes() override { return {data_.get(), bytes_}; }
+
+ private:
+  std::shared_ptr<MpiShared> shared_;
+  std::shared_ptr<std::byte> data_;
+  std::size_t bytes_;
+};
+
+class MpiCommunicator final : public IssuingCommunicator {
+ public:
+  MpiCommunicator(std::uint32_t generation, MpiSetup setup)
+      : generation_(generation), shared_(setup.shared), core_(std::make_shared<MpiCore>(std::move(setup))) {
+    poller_ = shared_->thread.add([core = core_] { return core->poll(); });
+  }
+  ~MpiCommunicator() override {
+    core_->close();
+    shared_->thread.remove(poller_);
+  }
+
+  int rank() const override { return core_->rank(); }
+  int world_size() const override { return core_->world_size(); }
+  std::uint32_t generation() const override { return generation_; }
+  std::string_view backend() const override { return "mpi"; }
+
+  std::unique_ptr<Buffer> allocate(std::size_t bytes) override {
+    agree(Kind::kAllocate, bytes);
+    return std::make_unique<HeapBuffer>(shared_, bytes);
+  }
+  std::unique_ptr<Buffer> allocate_common(std::size_t bytes) override {
+    agree(Kind::kAllocateCommon, bytes);
+    return nullptr;
+  }
+  void begin_group() override {
+    core_->begin_group();
+    group_open_ = true;
+  }
+  void end_group() override {
+    group_open_ = false;
+    core_->end_group();
+  }
+  void progress() override { core_->check(); }
+  void abort(const std::string& cause) override { core_->abort(cause); }
+
+  std::weak_ptr<MpiCore> core() const { return core_; }
+
+ private:
+  Work issue(const Descriptor& descriptor, const void* in, void* out) override {
+    return Work(core_->issue(descriptor, in, out));
+  }
+  void agree(Kind kind, std::size_t bytes) {
+    Descriptor descriptor;
+    descriptor.kind = kind;
+    descriptor.count = bytes;
+    if (group_open_) throw CommError(describe(descriptor) + " was called inside a group, which it cannot be part of");
+    issue(descriptor, nullptr, nullptr).wait();
+  }
+
+  const std::uint32_t generation_;
+  const std::shared_ptr<MpiShared> shared_;
+  const std::shared_ptr<MpiCore> core_;
+  bool group_open_ = false;
+  int poller_ = -1;
+};
+
+}  // namespace
+
+std::unique_ptr<Communicator> make_mpi_communicator(const std::shared_ptr<MpiShared>& shared, int number,
+                                                    ControlPlane& control, const std::vector<int>& members,
+                                                    const CommunicatorOptions& options) {
+  MpiSetup setup{shared,
+                 number,
+                 members,
+                 control.world().rank,
+                 [&control](int rank) { return std::string(name_of(control.peer_state(rank))); },
+                 options};
+  auto communicator = std::make_unique<MpiCommunicator>(control.generation(), std::move(setup));
+  // The callback may outlive the communicator.
+  control.on_failure([core = communicator->core()](const RankFailure& failure) {
+    if (const auto alive = core.lock()) alive->abort(failure_text(failure));
+  });
+  return communicator;
+}
+
+}  // namespace dtrain::comm

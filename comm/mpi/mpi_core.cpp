@@ -1,0 +1,201 @@
+#include "mpi/mpi_core.h"
+
+#include <algorithm>
+#include <thread>
+
+#include "dtrain/base/error.h"
+
+namespace dtrain::comm {
+namespace {
+
+constexpr std::size_t kHellosAhead = 16;  // operations that may have said hello
+constexpr std::size_t kMovingData = 2;    // operations whose data flows at a time: the second fills the first's gaps
+constexpr std::chrono::seconds kClosing{1};
+
+// Tags: which communicator, which operation, which message of it. Peers are never as far apart as the sequences that
+// share a tag: a rank may say hello for kHellosAhead operations that its peers have not entered.
+constexpr int kSequenceBits = 20;
+constexpr int kMessageBits = 2;
+
+int first_tag(int communicator, std::uint64_t sequence) {
+  const auto low = static_cast<int>(sequence & ((1u << kSequenceBits) - 1));
+  return ((communicator << kSequenceBits) | low) << kMessageBits;
+}
+
+}  // namespace
+
+MpiWork::MpiWork(std::shared_ptr<MpiCore> core, const Descriptor& descriptor, const void* in, void* out)
+    : core_(std::move(core)),
+      operation_(descriptor, in, out, core_->rank(), core_->world_size()),
+      route_{core_->setup_.shared->world, first_tag(core_->setup_.number, descriptor.sequence), core_->setup_.members,
+             core_->rank()} {}
+
+std::size_t MpiWork::bytes() const {
+  return payload_bytes(operation_.descriptor(), core_->world_size());
+}
+
+bool MpiWork::test() {
+  if (complete_.load(std::memory_order_acquire)) return true;
+  if (core_->failed_.load(std::memory_order_acquire)) core_->throw_failure(this, timing_.enqueued);
+  return false;
+}
+
+void MpiWork::wait() {
+  if (!complete_.load(std::memory_order_acquire)) core_->wait_for(*this);
+}
+
+MpiCore::MpiCore(MpiSetup setup) : setup_(std::move(setup)) {
+  if (!setup_.options.log) setup_.options.log = make_null_logger();
+}
+
+std::shared_ptr<MpiWork> MpiCore::issue(Descriptor descriptor, const void* in, void* out) {
+  const Nanoseconds began = now();
+  check();
+  descriptor.sequence = sequence_++;
+  auto work = std::make_shared<MpiWork>(shared_from_this(), descriptor, in, out);
+  work->timing_.enqueued = began;
+  if (group_open_) {
+    grouped_.push_back(work);
+  } else {
+    submit({work});
+  }
+  work->timing_.exposed = now() - began;
+  return work;
+}
+
+void MpiCore::submit(std::vector<Shared> works) {
+  for (const Shared& work : works) work->submitted_ = true;
+  {
+    const std::scoped_lock lock(mutex_);
+    inbox_.insert(inbox_.end(), works.begin(), works.end());
+  }
+  setup_.shared->thread.wake();
+}
+
+void MpiCore::begin_group() {
+  check();
+  if (group_open_) throw CommError("begin_group: a group is open already, and groups do not nest");
+  group_open_ = true;
+}
+
+void MpiCore::end_group() {
+  if (!group_open_) throw CommError("end_group: no group is open");
+  group_open_ = false;
+  check();
+  submit(std::exchange(grouped_, {}));
+}
+
+void MpiCore::check() {
+  if (failed_.load(std::memory_order_acquire)) throw_failure(nullptr, {});
+}
+
+void MpiCore::fail(const std::string& cause, bool own) {
+  {
+    const std::scoped_lock lock(mutex_);
+    if (failed_) return;
+    cause_ = cause;
+    own_failure_ = own;
+    failed_.store(true, std::memory_order_release);
+  }
+  setup_.shared->given_up = true;
+  changed_.notify_all();
+}
+
+Polled MpiCore::poll() {
+  if (failed_.load(std::memory_order_acquire)) return {};
+  if (setup_.shared->given_up) {
+    fail("MPI is not used any more: another communicator of this process has failed", false);
+    return {};
+  }
+  const std::scoped_lock lock(state_mutex_);
+  {
+    const std::scoped_lock inbox_lock(mutex_);
+    pending_.insert(pending_.end(), inbox_.begin(), inbox_.end());
+    inbox_.clear();
+  }
+  try {
+    return advance();
+  } catch (const std::exception& error) {
+    fail("rank " + rank_name(rank()) + ": " + error.what(), true);
+    return {};
+  }
+}
+
+Polled MpiCore::advance() {
+  Polled polled;
+  for (bool again = true; again;) {
+    again = requests_.poll([](const MpiMessage& message) { message.operation->done(message); });
+    start_operations();
+    for (std::size_t i = 0; i < started_; ++i) {
+      MpiOperation& operation = pending_[i]->operation_;
+      if (!operation.data_begun() && operation.all_entered()) {
+        check_same(operation);
+        operation.begin_data();
+      }
+      // A small one waits for nobody's turn: its data is here already.
+      if (operation.is_small() || i < kMovingData) again = operation.advance(requests_) || again;
+    }
+    complete_in_order();
+    polled.moved = polled.moved || again;
+  }
+  polled.outstanding = !pending_.empty();
+  return polled;
+}
+
+void MpiCore::start_operations() {
+  while (started_ < std::min(pending_.size(), kHellosAhead)) {
+    MpiWork& work = *pending_[started_++];
+    work.timing_.started = now();
+    work.operation_.start(work.route_, requests_);
+  }
+}
+
+void MpiCore::complete_in_order() {
+  bool any = false;
+  while (!pending_.empty() && pending_.front()->operation_.finished()) {
+    const Shared work = std::move(pending_.front());
+    pending_.pop_front();
+    --started_;
+    work->timing_.ended = now();
+    work->complete_.store(true, std::memory_order_release);
+    any = true;
+  }
+  if (!any || waiting_.load() == 0) return;
+  // A waiter looks at complete_ with the mutex held, and then sleeps: it must not do so between the two.
+  { const std::scoped_lock lock(mutex_); }
+  changed_.notify_all();
+}
+
+void MpiCore::check_same(const MpiOperation& operation) const {
+  const int size = world_size();
+  bool same = true;
+  for (int r = 0; r < size; ++r) same = same && same_operation(operation.theirs(r), operation.descriptor());
+  if (same) return;
+  std::string text = "the ranks entered different operations as their operation " +
+                     std::to_string(operation.descriptor().sequence) + ": rank " + rank_name(0) + " " +
+                     describe(operation.theirs(0));
+  int shown = 0;
+  for (int r = 1; r < size && shown < 4; ++r) {
+    if (same_operation(operation.theirs(r), operation.theirs(0))) continue;
+    text += ", rank " + rank_name(r) + " " + describe(operation.theirs(r));
+    ++shown;
+  }
+  throw CommError(text);
+}
+
+void MpiCore::close() {
+  const auto deadline = std::chrono::steady_clock::now() + kClosing;
+  for (;;) {
+    {
+      const std::scoped_lock state(state_mutex_);
+      const std::scoped_lock lock(mutex_);
+      if (failed_ || (pending_.empty() && inbox_.empty())) return;
+    }
+    if (std::chrono::steady_clock::now() > deadline) break;
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  // MPI may still use the memory of what is left: it is not to run any more.
+  fail("rank " + rank_name(rank()) + " has closed its communicator", true);
+}
+
+}  // namespace dtrain::comm

@@ -1,0 +1,118 @@
+// What a communicator over MPI shares with its Work handles and with the MPI thread: the operations, in order, and how
+// they end.
+//
+// The owner's thread issues, tests and waits; the MPI thread sends, receives and reduces (poll). They meet in `inbox_`
+// (issued, not yet seen), in each work's atomic `complete`, and in the failure. abort() comes from any thread.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <deque>
+#include <exception>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "dtrain/base/clock.h"
+#include "dtrain/comm/backends.h"
+#include "mpi/job.h"
+#include "mpi/mpi_operation.h"
+
+namespace dtrain::comm {
+
+class MpiCore;
+
+// One operation and its handle.
+class MpiWork final : public WorkState, public std::enable_shared_from_this<MpiWork> {
+ public:
+  MpiWork(std::shared_ptr<MpiCore> core, const Descriptor& descriptor, const void* in, void* out);
+
+  bool test() override;
+  void wait() override;
+  WorkTiming timing() const override { return timing_; }
+  std::size_t bytes() const override;
+  std::uint64_t sequence() const override { return operation_.descriptor().sequence; }
+
+ private:
+  friend class MpiCore;
+
+  const std::shared_ptr<MpiCore> core_;
+  MpiOperation operation_;
+  MpiRoute route_;
+  bool submitted_ = false;  // the owner's: not while its group is open
+  std::atomic<bool> complete_{false};
+  WorkTiming timing_;  // started and ended are written before complete_, exposed by the owner
+};
+
+struct MpiSetup {
+  std::shared_ptr<MpiShared> shared;
+  int number = 0;            // among the job's communicators: chooses its tags
+  std::vector<int> members;  // ranks of the job, by rank
+  int rank = 0;
+  std::function<std::string(int rank)> peer_state;
+  CommunicatorOptions options;
+};
+
+class MpiCore : public std::enable_shared_from_this<MpiCore> {
+ public:
+  explicit MpiCore(MpiSetup setup);
+
+  int rank() const { return setup_.rank; }
+  int world_size() const { return static_cast<int>(setup_.members.size()); }
+
+  // The owner's thread.
+  std::shared_ptr<MpiWork> issue(Descriptor descriptor, const void* in, void* out);
+  void begin_group();
+  void end_group();
+  void check();  // CommError when it has failed
+  void close();  // nothing is issued any more; what is outstanding gets a second to end
+
+  // Any thread. The first cause stays.
+  void abort(const std::string& cause) { fail(cause, false); }
+
+  // The MPI thread.
+  Polled poll();
+
+ private:
+  friend class MpiWork;
+  using Shared = std::shared_ptr<MpiWork>;
+
+  void wait_for(MpiWork& work);
+  void submit(std::vector<Shared> works);
+  void fail(const std::string& cause, bool own);
+  [[noreturn]] void throw_failure(const MpiWork* work, Nanoseconds since);
+  void time_out(const MpiWork& work);
+
+  // With state_mutex_ held.
+  Polled advance();
+  void start_operations();
+  void check_same(const MpiOperation& operation) const;
+  void complete_in_order();
+  std::string describe_waiting(const MpiWork& work, Nanoseconds elapsed, const char* verb, bool with_missing) const;
+  std::string describe_missing(const MpiOperation& operation) const;
+
+  std::string rank_name(int r) const { return std::to_string(setup_.members[static_cast<std::size_t>(r)]); }
+  Nanoseconds now() const { return clock_.monotonic(); }
+
+  MpiSetup setup_;
+  SystemClock clock_;
+  std::uint64_t sequence_ = 0;  // the owner's, as are the next two
+  bool group_open_ = false;
+  std::vector<Shared> grouped_;
+
+  mutable std::mutex mutex_;
+  std::condition_variable changed_;  // something completed, or it failed
+  std::vector<Shared> inbox_;        // guarded by mutex_, as are the next two
+  std::string cause_;
+  bool own_failure_ = false;  // found here: the cause says it all
+  std::atomic<bool> failed_{false};
+  std::atomic<int> waiting_{0};
+
+  mutable std::mutex state_mutex_;  // the MPI thread's state, which a time-out reads
+  std::deque<Shared> pending_;      // not complete, in order
+  std::size_t started_ = 0;         // of them, those that have said hello
+  MpiRequests requests_;
+};
+
+}  // namespace dtrain::comm

@@ -1,0 +1,127 @@
+// One outstanding collective over MPI: which messages it still has to send and to receive, and what becomes of them.
+//
+// Every operation begins with a message from each rank to each other: the descriptor, compared by all. Small payloads
+// travel in it, and every rank computes the result for itself. Larger ones are divided into as many parts as there are
+// ranks (part_of), and each part into chunks, which flow independently of each other:
+//   give    each rank sends its values of part p to rank p (broadcast: the root alone);
+//   reduce  rank p sums its part, chunk by chunk, in rank order: own values and what it was given;
+//   hand out  rank p sends what it made to everyone.
+// Reduce-scatter followed by all-gather: each rank sends and receives 2 (n-1)/n of the payload, the least there is
+// (Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", 2009), in one hop each.
+//
+// All of it on the MPI thread, but for timing() and complete().
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "dtrain/comm/communicator.h"
+#include "engine/descriptor.h"
+#include "mpi/mpi_requests.h"
+
+namespace dtrain::comm {
+
+// The first message of an operation, as it travels.
+struct MpiHello {
+  Descriptor descriptor;
+  std::byte payload[3840];
+};
+inline constexpr std::size_t kHelloBytes = offsetof(MpiHello, payload);
+
+// Messages of one kind between this rank and one peer, a chunk each, in order.
+struct Flow {
+  std::uint32_t chunks = 0;
+  std::uint32_t posted = 0;
+  std::uint32_t done = 0;
+  bool finished() const { return done == chunks; }
+};
+
+// Where an operation sends to: the job's communicator, its tags, who the ranks are there, what travels.
+struct MpiRoute {
+  MPI_Comm comm = MPI_COMM_NULL;
+  int first_tag = 0;         // this operation's: one for each Message
+  std::vector<int> members;  // by rank
+  int rank = 0;
+  int size() const { return static_cast<int>(members.size()); }
+};
+
+class MpiOperation {
+ public:
+  MpiOperation(const Descriptor& descriptor, const void* in, void* out, int rank, int world_size);
+
+  const Descriptor& descriptor() const { return descriptor_; }
+  bool is_small() const { return small_; }
+
+  // Sends and expects the hellos. The route must live as long as this.
+  void start(const MpiRoute& route, MpiRequests& requests);
+  bool started() const { return route_ != nullptr; }
+  // All peers have entered it: theirs(r) is what they entered.
+  bool all_entered() const { return entered_ == world_size_; }
+  bool has_entered(int r) const { return peers_[index(r)].entered; }
+  const Descriptor& theirs(int r) const { return r == rank_ ? descriptor_ : peers_[index(r)].hello->descriptor; }
+  // They are the same, and it is this operation's turn to move its data.
+  void begin_data();
+  bool data_begun() const { return data_begun_; }
+
+  // A message has been sent or has come.
+  void done(const MpiMessage& message);
+  // Posts what can be posted and reduces what is there; true when anything was.
+  bool advance(MpiRequests& requests);
+  bool finished() const { return finished_; }
+  // Whether values of rank r are still to come; whether anything between it and this rank is left to do.
+  bool owes_values(int r) const { return r != rank_ && !peers_[index(r)].get.finished(); }
+  bool has_part_left(int r) const { return r != rank_ && !peers_[index(r)].finished(); }
+
+ private:
+  struct Peer {
+    std::unique_ptr<MpiHello> hello;
+    bool entered = false;
+    Flow give, get, hand_out, take;       // sends and receives of values, sends and receives of results
+    std::vector<bool> given;              // by chunk of the peer's part: the send is over
+    std::unique_ptr<std::byte[]> values;  // room for kWindow chunks of its values
+    bool finished() const { return give.finished() && get.finished() && hand_out.finished() && take.finished(); }
+  };
+
+  static std::size_t index(int r) { return static_cast<std::size_t>(r); }
+  Part part(int r) const;
+  std::uint32_t chunks_of(int r) const;
+  // Elements of chunk k of rank r's part, in bytes from the part's first.
+  std::size_t chunk_begin(std::uint32_t k) const { return k * chunk_bytes_; }
+  std::size_t chunk_size(int r, std::uint32_t k) const;
+  const std::byte* own_values(int r) const;  // what this rank has of rank r's part
+  std::byte* results(int r) const;           // where rank r's part goes here
+  bool gives_to(int from, int to) const;
+  bool hands_out_to(int from, int to) const;
+  int sources() const;
+
+  void finish_small();
+  void reduce_chunk(std::uint32_t k);
+  bool post(MpiRequests& requests);
+  bool send(MpiRequests& requests, MpiMessageKind kind, int r, const void* data, std::size_t bytes, std::uint32_t k);
+  bool receive(MpiRequests& requests, MpiMessageKind kind, int r, void* data, std::size_t bytes, std::uint32_t k);
+
+  const Descriptor descriptor_;
+  const void* const in_;
+  void* const out_;
+  const int rank_;
+  const int world_size_;
+  const std::size_t element_;
+  bool small_ = false;
+  std::size_t chunk_bytes_ = 0;
+
+  const MpiRoute* route_ = nullptr;
+  int entered_ = 1;  // ranks, this one included
+  int hellos_sent_ = 0;
+  bool data_begun_ = false;
+  bool finished_ = false;
+  std::vector<Peer> peers_;                            // by rank; this rank's is not used but for its hello
+  std::vector<std::unique_ptr<MpiHello>> own_hellos_;  // one, or one a peer where they differ
+  std::vector<std::uint8_t> arrived_;                  // by chunk of this rank's part: how many ranks' values are here
+  std::uint32_t own_chunks_ = 0;
+  std::uint32_t reduced_ = 0;  // chunks of this rank's part that hold the result
+};
+
+}  // namespace dtrain::comm

@@ -1,0 +1,119 @@
+#include "mpi/mpi_thread.h"
+
+#include <sched.h>
+#include <sys/prctl.h>
+
+#include <algorithm>
+#include <csignal>
+#include <future>
+
+namespace dtrain::comm {
+namespace {
+
+using std::chrono::microseconds;
+
+constexpr Nanoseconds kKeenly = microseconds(20);          // without a pause after something moved
+constexpr Nanoseconds kKeenlyHurried = microseconds(200);  // the same while somebody blocks
+constexpr Nanoseconds kShortest = microseconds(50);
+constexpr Nanoseconds kLongest = microseconds(500);
+constexpr Nanoseconds kLongestHurried = microseconds(100);
+
+}  // namespace
+
+MpiThread::MpiThread() {
+  // Signals belong to the threads of the program, not to this one.
+  sigset_t all;
+  sigset_t before;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before);
+  thread_ = std::thread([this] { run(); });
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+}
+
+MpiThread::~MpiThread() {
+  {
+    const std::scoped_lock lock(mutex_);
+    stop_ = true;
+  }
+  changed_.notify_all();
+  thread_.join();
+}
+
+void MpiThread::post(std::function<void()> task) {
+  {
+    const std::scoped_lock lock(mutex_);
+    tasks_.push_back(std::move(task));
+  }
+  changed_.notify_all();
+}
+
+void MpiThread::wake() {
+  {
+    const std::scoped_lock lock(mutex_);
+    if (std::exchange(woken_, true)) return;
+  }
+  changed_.notify_all();
+}
+
+int MpiThread::add(std::function<Polled()> poll) {
+  int id = 0;
+  {
+    const std::scoped_lock lock(mutex_);
+    id = next_id_++;
+  }
+  post([this, id, poll = std::move(poll)] { pollers_.push_back({id, poll}); });
+  return id;
+}
+
+void MpiThread::remove(int id) {
+  std::promise<void> removed;
+  post([&] {
+    std::erase_if(pollers_, [id](const Poller& poller) { return poller.id == id; });
+    removed.set_value();
+  });
+  removed.get_future().wait();
+}
+
+Nanoseconds MpiThread::pause_after(Nanoseconds idle) const {
+  const bool hurried = hurried_.load(std::memory_order_relaxed) > 0;
+  if (idle < (hurried ? kKeenlyHurried : kKeenly)) return Nanoseconds{0};
+  // An eighth of the wait so far: what comes then comes an eighth later at most.
+  return std::clamp(idle / 8, kShortest, hurried ? kLongestHurried : kLongest);
+}
+
+void MpiThread::run() {
+  prctl(PR_SET_TIMERSLACK, 1000UL);  // the default adds 50 us to every pause
+  const SystemClock clock;
+  Nanoseconds moved_at{0};
+  bool outstanding = false;
+  for (;;) {
+    std::vector<std::function<void()>> tasks;
+    {
+      std::unique_lock lock(mutex_);
+      const auto due = [this] { return stop_ || woken_ || !tasks_.empty(); };
+      if (!outstanding) {
+        changed_.wait(lock, due);
+      } else if (const Nanoseconds pause = pause_after(clock.monotonic() - moved_at); pause.count() > 0) {
+        changed_.wait_for(lock, pause, due);
+      }
+      if (stop_ && tasks_.empty()) return;
+      tasks.swap(tasks_);
+      if (std::exchange(woken_, false) || !tasks.empty()) moved_at = clock.monotonic();
+    }
+    for (const auto& task : tasks) task();
+    Polled all;
+    for (const Poller& poller : pollers_) {
+      const Polled one = poller.poll();
+      all.moved = all.moved || one.moved;
+      all.outstanding = all.outstanding || one.outstanding;
+    }
+    outstanding = all.outstanding;
+    if (all.moved) {
+      moved_at = clock.monotonic();
+    } else if (outstanding) {
+      sched_yield();
+    }
+  }
+}
+
+}  // namespace dtrain::comm

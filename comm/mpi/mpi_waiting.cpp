@@ -1,0 +1,101 @@
+// How a communicator over MPI waits, and how waiting ends when it does not end well.
+#include <algorithm>
+
+#include "dtrain/base/error.h"
+#include "dtrain/base/units.h"
+#include "mpi/mpi_core.h"
+
+namespace dtrain::comm {
+
+void MpiCore::wait_for(MpiWork& work) {
+  if (!work.submitted_) throw CommError(describe(work.operation_.descriptor()) + " belongs to a group that is open");
+  const Nanoseconds began = now();
+  const Nanoseconds deadline = began + setup_.options.timeout;
+  bool warned = false;
+  {
+    const MpiThread::Hurry hurry(setup_.shared->thread);
+    setup_.shared->thread.wake();
+    waiting_.fetch_add(1);
+    std::unique_lock lock(mutex_);
+    const auto over = [&] { return work.complete_.load(std::memory_order_acquire) || failed_; };
+    while (!over()) {
+      const Nanoseconds time = now();
+      const Nanoseconds next = warned ? deadline : std::min(deadline, began + Nanoseconds(setup_.options.warn_after));
+      if (time < next) {
+        changed_.wait_for(lock, next - time, over);
+        continue;
+      }
+      lock.unlock();
+      if (time >= deadline) {
+        time_out(work);
+      } else {
+        warned = true;
+        const std::scoped_lock state(state_mutex_);
+        setup_.options.log->warn("rank {}: {}", rank_name(rank()),
+                                 describe_waiting(work, time - began, "has waited for", true));
+      }
+      lock.lock();
+    }
+    waiting_.fetch_sub(1);
+  }
+  work.timing_.exposed += now() - began;
+  if (!work.complete_) throw_failure(&work, began);
+}
+
+void MpiCore::time_out(const MpiWork& work) {
+  std::string text;
+  {
+    const std::scoped_lock state(state_mutex_);
+    text = describe_waiting(work, std::chrono::duration_cast<Nanoseconds>(setup_.options.timeout), "timed out after",
+                            true);
+  }
+  fail("rank " + rank_name(rank()) + ": " + text, true);
+}
+
+void MpiCore::throw_failure(const MpiWork* work, Nanoseconds since) {
+  std::string cause;
+  bool own = false;
+  {
+    const std::scoped_lock lock(mutex_);
+    cause = cause_;
+    own = own_failure_;
+  }
+  if (own || !work) throw CommError(cause);
+  throw CommError(describe_waiting(*work, now() - since, "was stopped after", false) + ": " + cause);
+}
+
+std::string MpiCore::describe_waiting(const MpiWork& work, Nanoseconds elapsed, const char* verb,
+                                      bool with_missing) const {
+  const Descriptor& descriptor = work.operation_.descriptor();
+  std::string text = describe(descriptor) + ", operation " + std::to_string(descriptor.sequence) + ", " + verb + " " +
+                     format_duration(elapsed);
+  if (!with_missing) return text;
+  const MpiOperation& first = pending_.empty() ? work.operation_ : pending_.front()->operation_;
+  if (&first != &work.operation_) {
+    text += " behind " + describe(first.descriptor()) + ", operation " + std::to_string(first.descriptor().sequence);
+  }
+  return text + "; missing: " + describe_missing(first);
+}
+
+std::string MpiCore::describe_missing(const MpiOperation& operation) const {
+  const auto name_those = [&](const char* lacks, const auto& lacking) {
+    std::string text;
+    for (int r = 0; r < world_size(); ++r) {
+      if (r == rank() || !lacking(r)) continue;
+      text += (text.empty() ? "rank " : "; rank ") + rank_name(r) + " " + lacks;
+      if (const std::string state = setup_.peer_state ? setup_.peer_state(r) : std::string(); !state.empty()) {
+        text += " (" + state + ")";
+      }
+    }
+    return text;
+  };
+  // The first of these that holds of any rank: the others may well be waiting for it themselves.
+  std::string text =
+      name_those("has not entered it", [&](int r) { return !operation.started() || !operation.has_entered(r); });
+  const char* const partly = "has entered but not done its part";
+  if (text.empty()) text = name_those(partly, [&](int r) { return operation.owes_values(r); });
+  if (text.empty()) text = name_those(partly, [&](int r) { return operation.has_part_left(r); });
+  return text.empty() ? "no rank any more" : text;
+}
+
+}  // namespace dtrain::comm
