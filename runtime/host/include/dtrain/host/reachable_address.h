@@ -1,0 +1,24 @@
+// Which address of this machine other hosts should use. Any thread may call.
+#pragma once
+
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "dtrain/host/interfaces.h"
+
+namespace dtrain::host {
+
+// `wanted`: an interface's name, or a network as in 10.1.0.0/16; empty or "auto": the interface of the default route,
+// else the only one that is not loopback; 127.0.0.1 where there is none. ConfigError names the interfaces there are
+// when the wanted one is missing or there is more than one to choose from; `where` is what its text begins with.
+std::string reachable_address(const std::string& wanted, const std::string& where);
+
+// The same from what the machine says; `default_interface` is empty where there is no default route.
+std::string choose_address(const std::string& wanted, const std::vector<InterfaceAddress>& addresses,
+                           const std::string& default_interface, const std::string& where);
+
+// The interface of the default route (IPv4).
+std::string default_interface(const std::filesystem::path& root = "/");
+
+}  // namespace dtrain::host
