@@ -1,5 +1,6 @@
 #include "engine.h"
 
+#include <algorithm>
 #include <vector>
 
 #include <torch/csrc/autograd/function_hook.h>
@@ -56,8 +57,19 @@ Engine::Engine(TrialContext& context, run::RankSession& session, const EngineOpt
   plan_ = plan_buckets(*parameters_, options.fusion_threshold_bytes);
   // A window's gradients: the mean over ranks, and over its batches if so configured.
   const double batches = options.average_aggregated_gradients ? options.aggregation_frequency : 1;
-  strategy_ = std::make_unique<Replicated>(*parameters_, communicator_, recorder_,
-                                           1.0 / (batches * communicator_.world_size()));
+  const double scale = 1.0 / (batches * communicator_.world_size());
+  if (options.compression.kind != config::CompressionKind::kNone) {
+    auto compressed =
+        std::make_unique<Compressed>(*parameters_, communicator_, recorder_, scale, options.compression, options.seed);
+    compressed_ = compressed.get();
+    strategy_ = std::move(compressed);
+  } else {
+    strategy_ = std::make_unique<Replicated>(*parameters_, communicator_, recorder_, scale);
+  }
+  if (options.local_sgd) {
+    local_ =
+        std::make_unique<LocalSteps>(*options.local_sgd, *parameters_, plan_, communicator_, recorder_, options.seed);
+  }
   strategy_->set_plan(plan_);
   exchange_ = std::make_unique<GradientExchange>(*parameters_, communicator_, recorder_);
   exchange_->use(*strategy_, plan_);
@@ -88,18 +100,26 @@ void Engine::announce(bool has_batch, bool stop) {
   auto& announcement = announcements_.emplace_back();
   announcement.values[0] = has_batch ? 1 : 0;
   announcement.values[1] = stop ? 1 : 0;
-  announcement.work = communicator_.all_reduce(announcement.values, 2, comm::DataType::kInt64);
+  took_part_ |= has_batch;
+  announcement.values[2] = took_part_ ? 1 : 0;
+  announcement.work = communicator_.all_reduce(announcement.values, 3, comm::DataType::kInt64);
+  ++rounds_;
+  if (has_batch) ++own_batches_;
 }
 
-void Engine::settle_announcements() {
+void Engine::settle_announcements(std::size_t keep) {
   const PhaseScope phase(recorder_, Phase::kAllreduceWait);
-  while (!announcements_.empty()) {
+  while (announcements_.size() > keep) {
     auto& announcement = announcements_.front();
     announcement.work.wait();
     log_.record("all_reduce", -1, announcement.work);
     last_round_ = {announcement.values[0], announcement.values[1] > 0};
     window_batches_ += last_round_.active;
     stop_seen_ |= last_round_.stop;
+    took_part_ranks_ = announcement.values[2];
+    if (last_round_.stop && !stop_round_) {
+      stop_round_ = rounds_ - static_cast<std::int64_t>(announcements_.size()) + 1;
+    }
     announcements_.pop_front();
   }
 }
@@ -111,7 +131,7 @@ Engine::Round Engine::agree() {
 
 void Engine::begin_batch() {
   in_batch_ = true;
-  exchange_->begin_batch(exchange_due());
+  exchange_->begin_batch(exchange_due() && !local_);
 }
 
 void Engine::backward(const at::Tensor& loss) {
@@ -122,16 +142,26 @@ void Engine::backward(const at::Tensor& loss) {
 
 bool Engine::end_batch() {
   in_batch_ = false;
-  if (!exchange_due()) {
+  const bool stepping = exchange_due();
+  if (!stepping) {
     ++rounds_in_window_;
-    return false;
+  } else if (local_) {
+    step_alone(options_.aggregation_frequency);
+  } else {
+    exchange_and_step(options_.aggregation_frequency);
   }
-  exchange_and_step(options_.aggregation_frequency);
-  return true;
+  if (local_) end_local_round(stepping);
+  return stepping;
 }
 
 bool Engine::flush() {
   settle_announcements();
+  if (local_) {
+    const bool left = rounds_in_window_ > 0;
+    if (left) step_alone(rounds_in_window_);
+    synchronise();
+    return left;
+  }
   if (rounds_in_window_ == 0 || window_batches_ == 0) return false;
   const int rounds = rounds_in_window_;
   exchange_->begin_batch(/*exchange=*/true);
@@ -155,6 +185,67 @@ void Engine::exchange_and_step(int rounds) {
   exchange_->end_window();
   rounds_in_window_ = 0;
   window_batches_ = 0;
+}
+
+// One inner step, on what this rank alone has seen.
+void Engine::step_alone(int rounds) {
+  const auto used = exchange_->finish_alone();
+  double correction = 1;
+  if (own_batches_ > 0) {
+    const double counted = options_.average_aggregated_gradients ? 1 : rounds;
+    correction = counted / static_cast<double>(own_batches_);
+  }
+  strategy_->update({used, correction, options_.max_gradient_norm}, *optimizer_);
+  {
+    const PhaseScope phase(recorder_, Phase::kStepLrSchedulers);
+    optimizer_->advance_schedule();
+  }
+  exchange_->end_window();
+  rounds_in_window_ = 0;
+  own_batches_ = 0;
+  ++inner_steps_;
+}
+
+void Engine::end_local_round(bool stepped) {
+  // Nobody waits for the others' word on a round until it is long said: a quarter of the way between two meetings. So a
+  // wish to stop is acted upon that much later, by all ranks in the same round.
+  const std::int64_t lag = std::max(1, options_.local_sgd->inner_steps * options_.aggregation_frequency / 4);
+  settle_announcements(static_cast<std::size_t>(lag));
+  const bool stopping = stop_round_ && rounds_ >= *stop_round_ + lag;
+  if (stepped && (inner_steps_ >= options_.local_sgd->inner_steps || stopping)) synchronise();
+}
+
+void Engine::synchronise() {
+  if (!local_ || inner_steps_ == 0) return;
+  settle_announcements();
+  if (took_part_ranks_ > 0) local_->meet(took_part_ranks_);
+  inner_steps_ = 0;
+  took_part_ = false;
+  took_part_ranks_ = 0;
+  window_batches_ = 0;
+}
+
+void Engine::report() {
+  const bool local = local_ && options_.local_sgd->compression.kind != config::CompressionKind::kNone;
+  Json account;
+  std::string text;
+  bool loses = false;
+  if (compressed_ || local) {
+    const auto& report = local ? local_->report() : compressed_->report();
+    account = report.account(local ? local_->compressor() : compressed_->compressor(), communicator_);
+    text = report.sentence(account, loses);
+  }
+  if (session_.world().rank != 0) return;
+  if (local_) session_.update_plan("local_sgd", {{"meetings", local_->meetings()}});
+  if (account.is_null()) return;
+  account["text"] = text;
+  account["loses"] = loses;
+  session_.update_plan("compression", account);
+  if (loses) {
+    session_.log()->warn("{}", text);
+  } else {
+    session_.log()->info("{}", text);
+  }
 }
 
 }  // namespace dtrain::train

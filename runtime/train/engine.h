@@ -5,9 +5,12 @@
 #include <cstdint>
 #include <deque>
 #include <memory>
+#include <optional>
 
 #include "collective_log.h"
+#include "compressed.h"
 #include "dtrain/comm/fusion_plan.h"
+#include "dtrain/config/optimizations.h"
 #include "dtrain/profile/recorder.h"
 #include "dtrain/run/rank_session.h"
 #include "dtrain/train/trial.h"
@@ -15,6 +18,7 @@
 #include "flat_parameters.h"
 #include "gradient_exchange.h"
 #include "gradient_strategy.h"
+#include "local_steps.h"
 
 namespace dtrain::train {
 
@@ -23,6 +27,9 @@ struct EngineOptions {
   bool average_aggregated_gradients = true;
   std::int64_t fusion_threshold_bytes = 64ll << 20;
   double max_gradient_norm = 0;  // 0: no clipping
+  config::Compression compression;
+  std::optional<config::LocalSgd> local_sgd;
+  std::uint64_t seed = 0;
 };
 
 class Engine {
@@ -53,19 +60,28 @@ class Engine {
   // Exchanges and applies what is left of an unfinished window, with its real number of batches. True if there was one.
   bool flush();
 
-  // Sums of the rounds announced and not yet agreed on; a stop wish among them.
-  bool stop_seen() const { return stop_seen_; }
+  // With local steps: makes the ranks meet if they have stepped since they last did. Collective.
+  void synchronise();
+  // Training is over: says what compression has brought. Collective.
+  void report();
+
+  // Whether all ranks had the same parameters after the last round: always, but between the meetings of local steps.
+  bool synchronised() const { return !local_ || inner_steps_ == 0; }
+  // Whether a rank has asked to stop. All ranks agree on it in rounds after which they are synchronised.
+  bool stop_seen() const { return stop_seen_ && synchronised(); }
   const FlatParameters& parameters() const { return *parameters_; }
   const comm::FusionPlan& plan() const { return plan_; }
   const FlatOptimizer& optimizer() const { return *optimizer_; }
 
  private:
   struct Announcement {
-    std::int64_t values[2];  // batches, stop wishes
+    std::int64_t values[3];  // batches, stop wishes, ranks that have had a batch since the ranks last met
     comm::Work work;
   };
-  void settle_announcements();
+  void settle_announcements(std::size_t keep = 0);  // all but the last `keep`
   void exchange_and_step(int rounds);
+  void step_alone(int rounds);
+  void end_local_round(bool stepped);
   void install_hooks();
   void remove_hooks();
 
@@ -78,6 +94,8 @@ class Engine {
   std::unique_ptr<FlatParameters> parameters_;
   comm::FusionPlan plan_;
   std::unique_ptr<GradientStrategy> strategy_;
+  Compressed* compressed_ = nullptr;  // strategy_, where it is one
+  std::unique_ptr<LocalSteps> local_;
   std::unique_ptr<GradientExchange> exchange_;
   std::unique_ptr<FlatOptimizer> optimizer_;
   std::deque<Announcement> announcements_;
@@ -86,6 +104,13 @@ class Engine {
   int rounds_in_window_ = 0;
   bool stop_seen_ = false;
   bool in_batch_ = false;
+  // Of local steps.
+  std::int64_t rounds_ = 0;                 // announced
+  std::optional<std::int64_t> stop_round_;  // in which a rank first asked to stop
+  std::int64_t own_batches_ = 0;            // of this rank, in the open window
+  int inner_steps_ = 0;                     // since the ranks last met
+  bool took_part_ = false;                  // had a batch since then
+  std::int64_t took_part_ranks_ = 0;        // how many have, as of the last round settled
 };
 
 }  // namespace dtrain::train

@@ -161,4 +161,12 @@ std::span<const std::uint8_t> GradientExchange::finish() {
   return used_;
 }
 
+std::span<const std::uint8_t> GradientExchange::finish_alone() {
+  const auto parameters = parameters_.parameters();
+  for (std::size_t i = 0; i < parameters.size(); ++i) {
+    parameters[i].tensor.mutable_grad() = used_[i] ? parameters[i].gradient : at::Tensor();
+  }
+  return used_;
+}
+
 }  // namespace dtrain::train

@@ -35,6 +35,8 @@ class GradientExchange {
   // Hands over what backward did not complete, with zeros for what it did not touch, and waits for every bucket.
   // Returns, for each parameter, whether any rank used it in this window.
   std::span<const std::uint8_t> finish();
+  // The same without a word to anybody: for this rank's own gradients.
+  std::span<const std::uint8_t> finish_alone();
   // The update is done: the next batch starts a new window.
   void end_window() { window_open_ = false; }
 

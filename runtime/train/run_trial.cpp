@@ -64,6 +64,9 @@ bool train_and_save(run::RankSession& session, const TrialFactory& make_trial) {
   options.average_aggregated_gradients = experiment.optimizations.average_aggregated_gradients;
   options.fusion_threshold_bytes = experiment.optimizations.tensor_fusion_threshold_bytes;
   options.max_gradient_norm = context.wrapped().max_gradient_norm;
+  options.compression = experiment.optimizations.gradient_compression;
+  options.local_sgd = experiment.optimizations.local_sgd;
+  options.seed = experiment.experiment_seed;
   train::Engine engine(context, session, options);
   if (session.world().rank == 0) session.update_plan("model", describe_model(engine));
 

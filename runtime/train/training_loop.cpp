@@ -131,6 +131,7 @@ TrainingLoop::Outcome TrainingLoop::run_round() {
   } else {
     if (batches_ % experiment_.scheduling_unit == 0) reduce_training_metrics();
     if (validation_period_ > 0 && batches_ % validation_period_ == 0) {
+      engine_.synchronise();
       validation_.run(batches_, epoch_);
       progress_.leave_out_pause();
     }
@@ -141,7 +142,7 @@ TrainingLoop::Outcome TrainingLoop::run_round() {
     progress_.update({batches_, total_batches_.value_or(0), epoch_, epoch_batches_, batches_per_epoch_.value_or(0)},
                      global_batch_, latest);
   }
-  recorder_.end_step({batch ? batch->samples : 0, stepped, epoch_});
+  recorder_.end_step({batch ? batch->samples : 0, stepped && engine_.synchronised(), epoch_});
   return last ? Outcome::kDone : stopped ? Outcome::kStopped : Outcome::kGoOn;
 }
 
@@ -202,6 +203,7 @@ void TrainingLoop::conclude(bool stopped) {
   if (concluded_) return;
   concluded_ = true;
   engine_.flush();
+  engine_.report();
   {
     const PhaseScope phase(recorder_, Phase::kCheckpoint);
     save_();

@@ -1,0 +1,52 @@
+#include "compressed.h"
+
+#include "compression_setup.h"
+
+namespace dtrain::train {
+
+namespace {
+
+constexpr int kComparedSteps = 3;
+
+}  // namespace
+
+Compressed::Compressed(FlatParameters& parameters, comm::Communicator& communicator, profile::Recorder& recorder,
+                       double scale, const config::Compression& compression, std::uint64_t seed)
+    : parameters_(parameters),
+      replicated_(parameters, communicator, recorder, scale),
+      scale_(scale),
+      bases_(gradient_bases(parameters)),
+      compressor_(compression_options(compression, seed, kComparedSteps), gradient_tensors(parameters, bases_),
+                  communicator),
+      report_("gradient compression", "optimizations.gradient_compression") {}
+
+std::string_view Compressed::operation() const {
+  const auto kind = compressor_.options().kind;
+  const bool gathers = kind == comm::Compression::kInt8 || kind == comm::Compression::kTopK;
+  return gathers && compressor_.compressing() ? "all_gather" : "all_reduce";
+}
+
+void Compressed::set_plan(const comm::FusionPlan& plan) {
+  replicated_.set_plan(plan);
+  plan_ = &plan;
+}
+
+comm::Work Compressed::launch(std::size_t index) {
+  works_.push_back(compressor_.exchange(gradient_bucket(parameters_, *plan_, index, bases_), scale_));
+  return works_.back();
+}
+
+void Compressed::update(const Update& update, FlatOptimizer& optimizer) {
+  // A gradient nobody used is not applied, but what the others' error feedback held of it has been sent.
+  for (std::size_t i = 0; i < update.used.size(); ++i) {
+    if (!update.used[i]) compressor_.not_applied(i);
+  }
+  Nanoseconds exposed{0};
+  for (const comm::Work& work : works_) exposed += work.timing().exposed;
+  works_.clear();
+  report_.add(compressor_.compressing(), exposed);
+  compressor_.end_step();
+  replicated_.update(update, optimizer);
+}
+
+}  // namespace dtrain::train

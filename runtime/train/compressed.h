@@ -1,0 +1,40 @@
+// The replicated strategy with compressed gradients: a GradientCompressor stands where all_reduce stood, and every rank
+// updates all parameters with what it makes of them.
+#pragma once
+
+#include <cstddef>
+#include <vector>
+
+#include "compression_report.h"
+#include "dtrain/comm/compression.h"
+#include "dtrain/config/optimizations.h"
+#include "replicated.h"
+
+namespace dtrain::train {
+
+class Compressed final : public GradientStrategy {
+ public:
+  // Collective. `scale`: as for Replicated, which does the update.
+  Compressed(FlatParameters& parameters, comm::Communicator& communicator, profile::Recorder& recorder, double scale,
+             const config::Compression& compression, std::uint64_t seed);
+
+  std::string_view operation() const override;
+  void set_plan(const comm::FusionPlan& plan) override;
+  comm::Work launch(std::size_t bucket) override;
+  void update(const Update& update, FlatOptimizer& optimizer) override;
+
+  const comm::GradientCompressor& compressor() const { return compressor_; }
+  const CompressionReport& report() const { return report_; }
+
+ private:
+  FlatParameters& parameters_;
+  Replicated replicated_;
+  const double scale_;
+  const std::vector<std::byte*> bases_;
+  comm::GradientCompressor compressor_;
+  CompressionReport report_;
+  const comm::FusionPlan* plan_ = nullptr;
+  std::vector<comm::Work> works_;  // of this step
+};
+
+}  // namespace dtrain::train
