@@ -10,10 +10,11 @@ constexpr int kComparedSteps = 3;
 
 }  // namespace
 
-Compressed::Compressed(FlatParameters& parameters, comm::Communicator& communicator, profile::Recorder& recorder,
-                       double scale, const config::Compression& compression, std::uint64_t seed)
+Compressed::Compressed(FlatParameters& parameters, FlatOptimizer& optimizer, comm::Communicator& communicator,
+                       profile::Recorder& recorder, double scale, const config::Compression& compression,
+                       std::uint64_t seed)
     : parameters_(parameters),
-      replicated_(parameters, communicator, recorder, scale),
+      replicated_(parameters, optimizer, communicator, recorder, scale),
       scale_(scale),
       bases_(gradient_bases(parameters)),
       compressor_(compression_options(compression, seed, kComparedSteps), gradient_tensors(parameters, bases_),
@@ -36,7 +37,7 @@ comm::Work Compressed::launch(std::size_t index) {
   return works_.back();
 }
 
-void Compressed::update(const Update& update, FlatOptimizer& optimizer) {
+void Compressed::update(const Update& update) {
   // A gradient nobody used is not applied, but what the others' error feedback held of it has been sent.
   for (std::size_t i = 0; i < update.used.size(); ++i) {
     if (!update.used[i]) compressor_.not_applied(i);
@@ -46,7 +47,7 @@ void Compressed::update(const Update& update, FlatOptimizer& optimizer) {
   works_.clear();
   report_.add(compressor_.compressing(), exposed);
   compressor_.end_step();
-  replicated_.update(update, optimizer);
+  replicated_.update(update);
 }
 
 }  // namespace dtrain::train

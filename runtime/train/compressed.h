@@ -15,13 +15,13 @@ namespace dtrain::train {
 class Compressed final : public GradientStrategy {
  public:
   // Collective. `scale`: as for Replicated, which does the update.
-  Compressed(FlatParameters& parameters, comm::Communicator& communicator, profile::Recorder& recorder, double scale,
-             const config::Compression& compression, std::uint64_t seed);
+  Compressed(FlatParameters& parameters, FlatOptimizer& optimizer, comm::Communicator& communicator,
+             profile::Recorder& recorder, double scale, const config::Compression& compression, std::uint64_t seed);
 
   std::string_view operation() const override;
   void set_plan(const comm::FusionPlan& plan) override;
   comm::Work launch(std::size_t bucket) override;
-  void update(const Update& update, FlatOptimizer& optimizer) override;
+  void update(const Update& update) override;
 
   const comm::GradientCompressor& compressor() const { return compressor_; }
   const CompressionReport& report() const { return report_; }

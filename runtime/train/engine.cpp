@@ -8,6 +8,7 @@
 
 #include "dtrain/base/error.h"
 #include "replicated.h"
+#include "sharded.h"
 #include "startup_checks.h"
 
 namespace dtrain::train {
@@ -55,30 +56,41 @@ Engine::Engine(TrialContext& context, run::RankSession& session, const EngineOpt
   parameters_ = std::make_unique<FlatParameters>(*model_, communicator_);
   broadcast_model(*model_, communicator_);
   plan_ = plan_buckets(*parameters_, options.fusion_threshold_bytes);
-  // A window's gradients: the mean over ranks, and over its batches if so configured.
-  const double batches = options.average_aggregated_gradients ? options.aggregation_frequency : 1;
-  const double scale = 1.0 / (batches * communicator_.world_size());
-  if (options.compression.kind != config::CompressionKind::kNone) {
-    auto compressed =
-        std::make_unique<Compressed>(*parameters_, communicator_, recorder_, scale, options.compression, options.seed);
-    compressed_ = compressed.get();
-    strategy_ = std::move(compressed);
-  } else {
-    strategy_ = std::make_unique<Replicated>(*parameters_, communicator_, recorder_, scale);
-  }
+  optimizer_ = std::make_unique<FlatOptimizer>(*wrapped.optimizer, wrapped.schedule, *parameters_);
+  exchange_ = std::make_unique<GradientExchange>(*parameters_, communicator_, recorder_);
+  use_strategy(may_shard() && options.sharded != config::ShardedOptimizer::kOff);
   if (options.local_sgd) {
     local_ =
         std::make_unique<LocalSteps>(*options.local_sgd, *parameters_, plan_, communicator_, recorder_, options.seed);
   }
-  strategy_->set_plan(plan_);
-  exchange_ = std::make_unique<GradientExchange>(*parameters_, communicator_, recorder_);
-  exchange_->use(*strategy_, plan_);
-  optimizer_ = std::make_unique<FlatOptimizer>(*wrapped.optimizer, wrapped.schedule, *parameters_);
   install_hooks();
 }
 
 Engine::~Engine() {
   remove_hooks();
+}
+
+bool Engine::may_shard() const {
+  return communicator_.world_size() > 1 && !options_.local_sgd &&
+         options_.compression.kind == config::CompressionKind::kNone;
+}
+
+void Engine::use_strategy(bool sharded) {
+  // A window's gradients: the mean over ranks, and over its batches if so configured.
+  const double batches = options_.average_aggregated_gradients ? options_.aggregation_frequency : 1;
+  const double scale = 1.0 / (batches * communicator_.world_size());
+  if (options_.compression.kind != config::CompressionKind::kNone) {
+    auto compressed = std::make_unique<Compressed>(*parameters_, *optimizer_, communicator_, recorder_, scale,
+                                                   options_.compression, options_.seed);
+    compressed_ = compressed.get();
+    strategy_ = std::move(compressed);
+  } else if (sharded) {
+    strategy_ = std::make_unique<Sharded>(*parameters_, *optimizer_, communicator_, recorder_, scale);
+  } else {
+    strategy_ = std::make_unique<Replicated>(*parameters_, *optimizer_, communicator_, recorder_, scale);
+  }
+  strategy_->set_plan(plan_);
+  exchange_->use(*strategy_, plan_);
 }
 
 void Engine::install_hooks() {
@@ -177,7 +189,7 @@ void Engine::exchange_and_step(int rounds) {
   double correction = full / static_cast<double>(window_batches_);
   if (!options_.average_aggregated_gradients)
     correction *= static_cast<double>(rounds) / options_.aggregation_frequency;
-  strategy_->update({used, correction, options_.max_gradient_norm}, *optimizer_);
+  strategy_->update({used, correction, options_.max_gradient_norm});
   {
     const PhaseScope phase(recorder_, Phase::kStepLrSchedulers);
     optimizer_->advance_schedule();
@@ -195,7 +207,7 @@ void Engine::step_alone(int rounds) {
     const double counted = options_.average_aggregated_gradients ? 1 : rounds;
     correction = counted / static_cast<double>(own_batches_);
   }
-  strategy_->update({used, correction, options_.max_gradient_norm}, *optimizer_);
+  strategy_->update({used, correction, options_.max_gradient_norm});
   {
     const PhaseScope phase(recorder_, Phase::kStepLrSchedulers);
     optimizer_->advance_schedule();

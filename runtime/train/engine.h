@@ -30,6 +30,7 @@ struct EngineOptions {
   config::Compression compression;
   std::optional<config::LocalSgd> local_sgd;
   std::uint64_t seed = 0;
+  config::ShardedOptimizer sharded = config::ShardedOptimizer::kAuto;
 };
 
 class Engine {
@@ -82,6 +83,8 @@ class Engine {
   void exchange_and_step(int rounds);
   void step_alone(int rounds);
   void end_local_round(bool stepped);
+  bool may_shard() const;
+  void use_strategy(bool sharded);
   void install_hooks();
   void remove_hooks();
 
@@ -93,11 +96,11 @@ class Engine {
   std::shared_ptr<torch::nn::Module> model_;
   std::unique_ptr<FlatParameters> parameters_;
   comm::FusionPlan plan_;
+  std::unique_ptr<FlatOptimizer> optimizer_;
   std::unique_ptr<GradientStrategy> strategy_;
   Compressed* compressed_ = nullptr;  // strategy_, where it is one
   std::unique_ptr<LocalSteps> local_;
   std::unique_ptr<GradientExchange> exchange_;
-  std::unique_ptr<FlatOptimizer> optimizer_;
   std::deque<Announcement> announcements_;
   Round last_round_;
   std::int64_t window_batches_ = 0;  // of all ranks, in the open window

@@ -1,5 +1,6 @@
 #include "flat_optimizer.h"
 
+#include <algorithm>
 #include <cmath>
 #include <numbers>
 
@@ -58,10 +59,9 @@ FlatOptimizer::FlatOptimizer(const Optimizer& optimizer, LrSchedule schedule, Fl
       updates_(parameters.parameters().size(), 0) {
   check(optimizer_);
   for (const auto& group : parameters.groups()) {
-    State state;
-    if (needs_first(optimizer_)) state.first = at::zeros_like(group.values);
-    if (!std::holds_alternative<Sgd>(optimizer_)) state.second = at::zeros_like(group.values);
-    states_.push_back(std::move(state));
+    auto& state = states_.emplace_back();
+    if (needs_first(optimizer_)) state.push_back(at::zeros_like(group.values));
+    if (!std::holds_alternative<Sgd>(optimizer_)) state.push_back(at::zeros_like(group.values));
   }
 }
 
@@ -85,38 +85,50 @@ std::vector<FlatOptimizer::Segment> FlatOptimizer::segments(std::span<const std:
       continue;
     }
     if (open[p.group] >= 0 && result[open[p.group]].updates == updates_[i]) {
-      result[open[p.group]].end = p.offset + p.padded;
+      result[open[p.group]].range.end = p.offset + p.padded;
     } else {
       open[p.group] = static_cast<std::ptrdiff_t>(result.size());
-      result.push_back({p.group, p.offset, p.offset + p.padded, updates_[i]});
+      result.push_back({{p.group, p.offset, p.offset + p.padded}, updates_[i]});
     }
   }
   return result;
 }
 
-void FlatOptimizer::step(std::span<const std::uint8_t> used) {
+void FlatOptimizer::begin_step(std::span<const std::uint8_t> used) {
+  segments_ = segments(used);
+}
+
+void FlatOptimizer::update(const FlatRange& range) {
   const at::NoGradGuard no_grad;
-  for (const Segment& segment : segments(used)) update(segment);
+  for (const Segment& segment : segments_) {
+    if (segment.range.group != range.group) continue;
+    const FlatRange common{range.group, std::max(range.begin, segment.range.begin),
+                           std::min(range.end, segment.range.end)};
+    if (common.size() > 0) update(common, segment.updates);
+  }
+}
+
+void FlatOptimizer::end_step(std::span<const std::uint8_t> used) {
   for (std::size_t i = 0; i < updates_.size(); ++i) updates_[i] += used[i] ? 1 : 0;
 }
 
-void FlatOptimizer::update(const Segment& segment) {
-  const auto& group = parameters_.groups()[segment.group];
-  const State& state = states_[segment.group];
-  const auto slice = [&](const at::Tensor& flat) { return flat.narrow(0, segment.begin, segment.end - segment.begin); };
+void FlatOptimizer::update(const FlatRange& range, std::int64_t updates) {
+  const auto& group = parameters_.groups()[range.group];
+  const auto& state = states_[range.group];
+  const auto slice = [&](const at::Tensor& flat) { return flat.narrow(0, range.begin, range.size()); };
   const std::vector<at::Tensor> values{slice(group.values)};
   const std::vector<at::Tensor> gradients{slice(group.gradients)};
   const double rate = learning_rate();
   if (const Sgd* sgd = std::get_if<Sgd>(&optimizer_)) {
     std::vector<at::Tensor> buffers;
-    if (state.first.defined()) buffers.push_back(slice(state.first));
+    if (!state.empty()) buffers.push_back(slice(state[0]));
     at::_fused_sgd_(values, gradients, buffers, sgd->weight_decay, sgd->momentum, rate, sgd->dampening, sgd->nesterov,
-                    /*maximize=*/false, /*is_first_step=*/segment.updates == 0);
+                    /*maximize=*/false, /*is_first_step=*/updates == 0);
     return;
   }
-  const std::vector<at::Tensor> first{slice(state.first)};
-  const std::vector<at::Tensor> second{slice(state.second)};
-  const std::vector<at::Tensor> steps{at::full({}, static_cast<double>(segment.updates + 1), at::kFloat)};
+  const std::vector<at::Tensor> first{slice(state[0])};
+  const std::vector<at::Tensor> second{slice(state[1])};
+  const std::vector<at::Tensor> steps{at::full({}, static_cast<double>(updates + 1), at::kFloat)};
   if (const Adam* adam = std::get_if<Adam>(&optimizer_)) {
     at::_fused_adam_(values, gradients, first, second, {}, steps, rate, adam->beta1, adam->beta2, adam->weight_decay,
                      adam->eps, /*amsgrad=*/false, /*maximize=*/false);

@@ -10,6 +10,7 @@
 
 #include "dtrain/train/optimizer.h"
 #include "flat_parameters.h"
+#include "flat_range.h"
 
 namespace dtrain::train {
 
@@ -17,31 +18,34 @@ class FlatOptimizer {
  public:
   FlatOptimizer(const Optimizer& optimizer, LrSchedule schedule, FlatParameters& parameters);
 
-  // Updates the parameters whose element of `used` is set, from their group's flat gradients.
-  void step(std::span<const std::uint8_t> used);
+  // One step: of the parameters whose element of `used` is set, from their group's flat gradients, where update() is
+  // called for. Ranges of one step do not overlap.
+  void begin_step(std::span<const std::uint8_t> used);
+  void update(const FlatRange& range);
+  void end_step(std::span<const std::uint8_t> used);
   // Moves the schedule on by one optimizer step.
   void advance_schedule();
   std::int64_t steps() const { return steps_; }
   double learning_rate() const;
 
+  // What the optimizer remembers of a group, in tensors laid out as its flat values. The strategy decides what memory
+  // they lie in, and which of their elements this rank keeps up to date.
+  std::span<at::Tensor> state(std::size_t group) { return states_[group]; }
+
  private:
-  struct State {        // one a group, same layout as the flat values; undefined where the optimizer needs none
-    at::Tensor first;   // momentum buffer, or exp_avg
-    at::Tensor second;  // exp_avg_sq
-  };
   struct Segment {
-    std::size_t group;
-    std::int64_t begin, end;  // elements
-    std::int64_t updates;     // made so far
+    FlatRange range;
+    std::int64_t updates;  // made so far
   };
   std::vector<Segment> segments(std::span<const std::uint8_t> used) const;
-  void update(const Segment& segment);
+  void update(const FlatRange& range, std::int64_t updates);
 
   Optimizer optimizer_;
   LrSchedule schedule_;
   FlatParameters& parameters_;
-  std::vector<State> states_;
-  std::vector<std::int64_t> updates_;  // of each parameter
+  std::vector<std::vector<at::Tensor>> states_;  // of each group: momentum or exp_avg; exp_avg_sq
+  std::vector<Segment> segments_;                // of the step that has begun
+  std::vector<std::int64_t> updates_;            // of each parameter
   std::int64_t steps_ = 0;
 };
 

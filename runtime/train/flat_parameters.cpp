@@ -91,6 +91,16 @@ FlatParameters::FlatParameters(const torch::nn::Module& model, comm::Communicato
   }
 }
 
+void FlatParameters::place_values(std::size_t index, const at::Tensor& memory) {
+  const at::NoGradGuard no_grad;
+  groups_[index].values = memory;
+  for (Parameter& parameter : parameters_) {
+    if (parameter.group != index) continue;
+    parameter.tensor.set_data(
+        memory.as_strided(parameter.tensor.sizes(), parameter.tensor.strides(), parameter.offset));
+  }
+}
+
 std::int64_t FlatParameters::total_elements() const {
   std::int64_t total = 0;
   for (const Parameter& parameter : parameters_) total += parameter.tensor.numel();

@@ -47,6 +47,9 @@ class FlatParameters {
   std::span<const Parameter> parameters() const { return parameters_; }
   std::span<Group> groups() { return groups_; }
   std::span<const Group> groups() const { return groups_; }
+  // Puts a group's values into `memory`, which holds them already, laid out alike: the model's tensors become views of
+  // it.
+  void place_values(std::size_t group, const at::Tensor& memory);
   std::int64_t total_elements() const;
   std::int64_t total_bytes() const;
 

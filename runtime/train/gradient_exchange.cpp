@@ -133,8 +133,7 @@ void GradientExchange::put_displaced_back() {
   displaced_.clear();
 }
 
-std::span<const std::uint8_t> GradientExchange::finish() {
-  const profile::PhaseScope phase(recorder_, profile::Phase::kAllreduceWait);
+void GradientExchange::clear_unused() {
   const auto parameters = parameters_.parameters();
   for (std::size_t i = 0; i < parameters.size(); ++i) {
     if (used_[i] || buckets_[bucket_of_[i]].launched) continue;
@@ -143,6 +142,12 @@ std::span<const std::uint8_t> GradientExchange::finish() {
     std::memset(static_cast<std::byte*>(group.gradients.data_ptr()) + parameters[i].offset * group.element_size, 0,
                 static_cast<std::size_t>(parameters[i].padded * group.element_size));
   }
+}
+
+std::span<const std::uint8_t> GradientExchange::finish() {
+  const profile::PhaseScope phase(recorder_, profile::Phase::kAllreduceWait);
+  const auto parameters = parameters_.parameters();
+  clear_unused();
   while (next_bucket_ < buckets_.size()) launch(next_bucket_);
   // No rank gets past this before all ranks are here, that is before every backward has ended: hooks issue buckets, but
   // not this. Strategies rely on it (GradientStrategy::update()).
@@ -162,6 +167,7 @@ std::span<const std::uint8_t> GradientExchange::finish() {
 }
 
 std::span<const std::uint8_t> GradientExchange::finish_alone() {
+  clear_unused();
   const auto parameters = parameters_.parameters();
   for (std::size_t i = 0; i < parameters.size(); ++i) {
     parameters[i].tensor.mutable_grad() = used_[i] ? parameters[i].gradient : at::Tensor();

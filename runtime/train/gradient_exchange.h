@@ -52,6 +52,7 @@ class GradientExchange {
   };
   bool settle(std::size_t parameter);  // false: its place is taken, it waits for the end of backward
   void put_displaced_back();
+  void clear_unused();
   void launch_ready();
   void launch(std::size_t bucket);
   Nanoseconds now() const { return clock_.monotonic(); }

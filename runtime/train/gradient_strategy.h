@@ -16,8 +16,6 @@
 
 namespace dtrain::train {
 
-class FlatOptimizer;
-
 // One optimizer step over the gradients that were exchanged.
 struct Update {
   std::span<const std::uint8_t> used;  // of each parameter: whether any rank used it in this window
@@ -30,7 +28,7 @@ class GradientStrategy {
   virtual ~GradientStrategy() = default;
 
   virtual std::string_view operation() const = 0;  // "all_reduce": what it does to a bucket, in records
-  // The buckets from now on. Between windows; the plan outlives its use.
+  // The buckets from now on. Between windows, on every rank the same; the plan outlives its use. Collective.
   virtual void set_plan(const comm::FusionPlan& plan) = 0;
   // Starts the exchange of a bucket of which this rank's gradients are complete, possibly during backward.
   virtual comm::Work launch(std::size_t bucket) = 0;
@@ -38,7 +36,7 @@ class GradientStrategy {
   virtual void complete(std::size_t bucket) { static_cast<void>(bucket); }
   // Every bucket is complete on this rank and every rank has finished its backward. On return all parameters are up to
   // date, whoever updated them.
-  virtual void update(const Update& update, FlatOptimizer& optimizer) = 0;
+  virtual void update(const Update& update) = 0;
 };
 
 }  // namespace dtrain::train

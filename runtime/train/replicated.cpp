@@ -1,13 +1,19 @@
 #include "replicated.h"
 
-#include "flat_optimizer.h"
-#include "gradient_norm.h"
-
 namespace dtrain::train {
 
-Replicated::Replicated(FlatParameters& parameters, comm::Communicator& communicator, profile::Recorder& recorder,
-                       double scale)
-    : parameters_(parameters), communicator_(communicator), recorder_(recorder), scale_(scale) {}
+Replicated::Replicated(FlatParameters& parameters, FlatOptimizer& optimizer, comm::Communicator& communicator,
+                       profile::Recorder& recorder, double scale)
+    : parameters_(parameters),
+      communicator_(communicator),
+      scale_(scale),
+      updater_(parameters, optimizer, communicator, recorder) {
+  std::vector<FlatRange> everything;
+  for (std::size_t g = 0; g < parameters.groups().size(); ++g) {
+    everything.push_back({g, 0, parameters.groups()[g].values.numel()});
+  }
+  updater_.divide({&everything, 1});
+}
 
 comm::Work Replicated::launch(std::size_t index) {
   const auto& bucket = plan_->buckets[index];
@@ -18,14 +24,8 @@ comm::Work Replicated::launch(std::size_t index) {
       {.op = comm::ReduceOp::kSum, .post_scale = scale_, .bucket = static_cast<int>(index)});
 }
 
-void Replicated::update(const Update& update, FlatOptimizer& optimizer) {
-  const profile::PhaseScope phase(recorder_, profile::Phase::kOptimizerStep);
-  if (update.correction != 1.0) {
-    const at::NoGradGuard no_grad;
-    for (auto& group : parameters_.groups()) group.gradients.mul_(update.correction);
-  }
-  if (update.max_norm > 0) clip_gradient_norm(parameters_, update.used, update.max_norm);
-  optimizer.step(update.used);
+void Replicated::update(const Update& update) {
+  updater_.update(update, [](std::size_t) {});
 }
 
 }  // namespace dtrain::train

@@ -4,24 +4,26 @@
 #include "dtrain/profile/recorder.h"
 #include "flat_parameters.h"
 #include "gradient_strategy.h"
+#include "updater.h"
 
 namespace dtrain::train {
 
 class Replicated final : public GradientStrategy {
  public:
   // `scale`: what sums over ranks and batches of a full window are multiplied by.
-  Replicated(FlatParameters& parameters, comm::Communicator& communicator, profile::Recorder& recorder, double scale);
+  Replicated(FlatParameters& parameters, FlatOptimizer& optimizer, comm::Communicator& communicator,
+             profile::Recorder& recorder, double scale);
 
   std::string_view operation() const override { return "all_reduce"; }
   void set_plan(const comm::FusionPlan& plan) override { plan_ = &plan; }
   comm::Work launch(std::size_t bucket) override;
-  void update(const Update& update, FlatOptimizer& optimizer) override;
+  void update(const Update& update) override;
 
  private:
   FlatParameters& parameters_;
   comm::Communicator& communicator_;
-  profile::Recorder& recorder_;
   const double scale_;
+  Updater updater_;
   const comm::FusionPlan* plan_ = nullptr;
 };
 

@@ -67,6 +67,7 @@ bool train_and_save(run::RankSession& session, const TrialFactory& make_trial) {
   options.compression = experiment.optimizations.gradient_compression;
   options.local_sgd = experiment.optimizations.local_sgd;
   options.seed = experiment.experiment_seed;
+  options.sharded = experiment.optimizations.sharded_optimizer;
   train::Engine engine(context, session, options);
   if (session.world().rank == 0) session.update_plan("model", describe_model(engine));
 

@@ -30,16 +30,21 @@ def make_cases():
     for dtype in ("float32", "float64"):
         for optimizer in (SGD, ADAMW):
             for k in (1, 4):
-                cases.append({"optimizer": optimizer, "k": k, "dtype": dtype, "clip": 0, "average": True, "fusion": 64})
+                for sharded in (False, True):
+                    cases.append({"optimizer": optimizer, "k": k, "dtype": dtype, "clip": 0, "average": True,
+                                  "fusion": 64, "sharded": sharded})
     plain = {"k": 1, "dtype": "float32", "clip": 0, "average": True, "fusion": 64}
     cases += [
         {**plain, "optimizer": {"kind": "sgd", "lr": 0.05, "momentum": 0.9}, "fusion": 0},  # every gradient on its own
         {**plain, "optimizer": {"kind": "sgd", "lr": 0.1}},
         {**plain, "optimizer": ADAM, "fusion": 0},
         {**plain, "optimizer": SGD, "clip": 0.5},
+        {**plain, "optimizer": SGD, "clip": 0.5, "sharded": True},
+        {**plain, "optimizer": ADAM, "fusion": 0, "sharded": True},
         {**plain, "optimizer": ADAMW, "clip": 0.5, "k": 4},
         {**plain, "optimizer": {**SGD, "lr": 0.01}, "k": 4, "average": False},
         {**plain, "optimizer": SGD, "batch_norm": True},
+        {**plain, "optimizer": SGD, "batch_norm": True, "sharded": True},
     ]
     for case in cases:
         case["weights"] = parity_model.initial_weights(case["dtype"], batch_norm=case.get("batch_norm", False))
@@ -59,6 +64,8 @@ def title(case):
         text += " batch norm"
     if case["fusion"] == 0:
         text += " unfused"
+    if case.get("sharded"):
+        text += " sharded"
     return text
 
 
@@ -75,7 +82,7 @@ def ddp_rank(rank, port, cases, results):
 
 def experiment(case, build, path, batches, slots):
     optimizations = {"aggregation_frequency": case["k"], "average_aggregated_gradients": case["average"],
-                     "tensor_fusion_threshold": case["fusion"]}
+                     "tensor_fusion_threshold": case["fusion"], "sharded_optimizer": case.get("sharded", False)}
     hyperparameters = {"global_batch_size": WORLD * SAMPLES, "dtype": case["dtype"], "optimizer": case["optimizer"]}
     if case["clip"]:
         hyperparameters["clip"] = case["clip"]
@@ -121,7 +128,7 @@ def main():
 
     failures = 0
     print(f"relative L2 difference of the worst parameter after {STEPS} steps (files: {workplace.path})")
-    print(f"{'case':44} {'DDP':>10} {'limit':>8} {'1 rank':>10} {'limit':>8}  worst")
+    print(f"{'case':52} {'DDP':>10} {'limit':>8} {'1 rank':>10} {'limit':>8}  worst")
     for index, case in enumerate(cases):
         two = train_ours(case, build, workplace.path / f"{index}-two", WORLD)
         check_never_used(case, two)
@@ -133,7 +140,7 @@ def main():
         limit, one_limit = AGAINST_DDP[case["dtype"]], AGAINST_ONE_RANK[case["dtype"]]
         good = ddp <= limit and not whole > one_limit
         failures += not good
-        print(f"{title(case):44} {ddp:10.2e} {limit:8.0e} {whole:10.2e} {one_limit:8.0e}  {worst}"
+        print(f"{title(case):52} {ddp:10.2e} {limit:8.0e} {whole:10.2e} {one_limit:8.0e}  {worst}"
               f"{'' if good else '   TOO MUCH'}", flush=True)
     if failures:
         sys.exit(f"{failures} of {len(cases)} cases differ too much")

@@ -1,4 +1,6 @@
 // Flat parameters, the optimizers on them, clipping and the exchange, against libtorch's own on ordinary tensors.
+#include <random>
+
 #include <gtest/gtest.h>
 
 #include <torch/torch.h>
@@ -11,30 +13,10 @@
 #include "gradient_norm.h"
 #include "harness/run_ranks.h"
 #include "replicated.h"
+#include "small_model.h"
 
 namespace dtrain::train {
 namespace {
-
-// Odd sizes (so there is padding), a tied weight, a frozen parameter, a scalar and a second dtype.
-struct ModelImpl : torch::nn::Module {
-  ModelImpl() {
-    first = register_parameter("first", torch::randn({3, 5}));
-    second = register_parameter("second", torch::randn({17}));
-    frozen = register_parameter("frozen", torch::randn({4}), false);
-    wide = register_parameter("wide", torch::randn({9}, torch::kFloat64));
-    transposed = register_parameter("transposed", torch::randn({5, 7}).t());
-    tied = register_parameter("tied", first);
-    scalar = register_parameter("scalar", torch::randn({}));
-  }
-  torch::Tensor loss(double x, bool use_second) {
-    auto sum = (first * first * x).sum() + (tied * 2).sum() + (wide * wide * x).sum().to(torch::kFloat) +
-               (transposed.sin() * x).sum() + scalar * scalar * x;
-    if (use_second) sum = sum + (second * second * x).sum();
-    return sum;
-  }
-  torch::Tensor first, second, frozen, wide, transposed, tied, scalar;
-};
-TORCH_MODULE(Model);
 
 std::unique_ptr<comm::Communicator> alone() {
   return std::move(comm::make_thread_communicators(1, test::TestWorld(1).communicator_options()).front());
@@ -134,12 +116,7 @@ template <typename MakeReference>
 void compare_with_reference(const Optimizer& optimizer, double schedule_gamma, const MakeReference& make_reference) {
   torch::manual_seed(7);
   Model ours;
-  Model theirs;
-  {
-    const at::NoGradGuard no_grad;
-    const auto from = ours->named_parameters();
-    for (auto& item : theirs->named_parameters()) item.value().copy_(from[item.key()]);
-  }
+  Model theirs = copy_of(ours);
   const auto communicator = alone();
   FlatParameters flat(*ours, *communicator);
   FlatOptimizer flat_optimizer(optimizer, lr::step(10, schedule_gamma), flat);
@@ -164,7 +141,13 @@ void compare_with_reference(const Optimizer& optimizer, double schedule_gamma, c
       used.push_back(p.tensor.grad().defined());
       if (used.back()) p.gradient.copy_(p.tensor.grad());
     }
-    flat_optimizer.step(used);
+    flat_optimizer.begin_step(used);
+    for (std::size_t g = 0; g < flat.groups().size(); ++g) {
+      const std::int64_t count = flat.groups()[g].values.numel();
+      flat_optimizer.update({g, 0, 16});  // in pieces or at once: the same
+      flat_optimizer.update({g, 16, count});
+    }
+    flat_optimizer.end_step(used);
     flat_optimizer.advance_schedule();
   }
   EXPECT_EQ(flat_optimizer.steps(), 25);
@@ -213,6 +196,24 @@ TEST(FlatOptimizer, RefusesImpossibleSettings) {
   EXPECT_THROW(FlatOptimizer(Sgd{.momentum = 0, .nesterov = true}, nullptr, flat), ConfigError);
 }
 
+double norm_of(const FlatParameters& flat, const std::vector<FlatRange>& ranges) {
+  std::vector<NormBranch> branches;
+  std::vector<double> sums;
+  for (const FlatRange& range : ranges) {
+    for (const NormBranch& branch : branches_of(range, flat.groups()[range.group].element_size)) {
+      branches.push_back(branch);
+      sums.push_back(sum_of_squares(flat, branch));
+    }
+  }
+  return std::sqrt(combine(branches, sums));
+}
+
+std::vector<FlatRange> everything(const FlatParameters& flat) {
+  std::vector<FlatRange> ranges;
+  for (std::size_t g = 0; g < flat.groups().size(); ++g) ranges.push_back({g, 0, flat.groups()[g].values.numel()});
+  return ranges;
+}
+
 TEST(GradientNorm, ClipsAsPyTorchDoes) {
   for (const double max_norm : {0.5, 1e6}) {
     torch::manual_seed(3);
@@ -220,45 +221,53 @@ TEST(GradientNorm, ClipsAsPyTorchDoes) {
     const auto communicator = alone();
     FlatParameters flat(*model, *communicator);
     std::vector<at::Tensor> copies;
-    std::vector<std::uint8_t> used;
     for (auto& p : flat.parameters()) {
-      used.push_back(p.name != "second");  // whose stale gradient must not count
       p.gradient.copy_(torch::randn(p.tensor.sizes(), p.tensor.options()));
-      if (!used.back()) continue;
       copies.push_back(p.tensor.detach().clone());
       copies.back().mutable_grad() = p.gradient.clone();
     }
     const double expected = torch::nn::utils::clip_grad_norm_(copies, max_norm);
-    const double norm = clip_gradient_norm(flat, used, max_norm);
+    const double norm = norm_of(flat, everything(flat));
     EXPECT_NEAR(norm, expected, 1e-5 * expected);
-    std::size_t next = 0;
-    for (std::size_t i = 0; i < used.size(); ++i) {
-      if (!used[i]) continue;
-      EXPECT_TRUE(torch::allclose(flat.parameters()[i].gradient, copies[next++].grad(), 1e-6, 0));
+    const double factor = clip_factor(norm, max_norm);
+    EXPECT_EQ(factor == 1, max_norm == 1e6);
+    for (std::size_t i = 0; i < copies.size(); ++i) {
+      EXPECT_TRUE(torch::allclose(flat.parameters()[i].gradient * factor, copies[i].grad(), 1e-6, 0));
+    }
+  }
+  EXPECT_EQ(clip_factor(std::numeric_limits<double>::infinity(), 1), 1);
+  EXPECT_EQ(clip_factor(std::numeric_limits<double>::quiet_NaN(), 1), 1);
+}
+
+// Numbers of very different size, so that another order of summation would show.
+TEST(GradientNorm, IsTheSameHoweverItIsDivided) {
+  torch::manual_seed(5);
+  torch::nn::Linear model(613, 37);
+  const auto communicator = alone();
+  FlatParameters flat(*model, *communicator);
+  auto& group = flat.groups()[0];
+  const std::int64_t lines = group.values.numel() / 16;
+  group.gradients.copy_(torch::randn({lines * 16}) * torch::pow(10, torch::rand({lines * 16}) * 12 - 6));
+  const double whole = norm_of(flat, everything(flat));
+  EXPECT_NEAR(whole, group.gradients.to(torch::kDouble).norm().item<double>(), 1e-12 * whole);
+  double forward = 0;
+  for (std::int64_t i = 0; i < group.gradients.numel(); ++i) {
+    const double value = group.gradients.data_ptr<float>()[i];
+    forward += value * value;
+  }
+  EXPECT_NE(std::sqrt(forward), whole) << "these numbers cannot tell orders apart";
+  std::mt19937 random(1);
+  for (int parts : {2, 3, 7, 64}) {
+    for (int repeat = 0; repeat < 20; ++repeat) {
+      std::vector<std::int64_t> cuts{0, lines};
+      for (int i = 1; i < parts; ++i) cuts.push_back(static_cast<std::int64_t>(random() % (lines + 1)));
+      std::sort(cuts.begin(), cuts.end());
+      std::vector<FlatRange> ranges;
+      for (int i = 0; i < parts; ++i) ranges.push_back({0, cuts[i] * 16, cuts[i + 1] * 16});
+      EXPECT_EQ(norm_of(flat, ranges), whole);
     }
   }
 }
-
-TEST(GradientNorm, LeavesWhatIsNotFinite) {
-  Model model;
-  const auto communicator = alone();
-  FlatParameters flat(*model, *communicator);
-  for (auto& p : flat.parameters()) p.gradient.fill_(1);
-  flat.parameters()[0].gradient.fill_(std::numeric_limits<double>::infinity());
-  const std::vector<std::uint8_t> used(flat.parameters().size(), 1);
-  EXPECT_FALSE(std::isfinite(clip_gradient_norm(flat, used, 1)));
-  EXPECT_EQ(flat.parameters()[1].gradient.min().item<double>(), 1);
-}
-
-class ReadyHook final : public torch::autograd::PostAccumulateGradHook {
- public:
-  ReadyHook(GradientExchange& exchange, std::size_t index) : exchange_(exchange), index_(index) {}
-  void operator()(const torch::autograd::Variable&) override { exchange_.gradient_ready(index_); }
-
- private:
-  GradientExchange& exchange_;
-  std::size_t index_;
-};
 
 // Three thread ranks; a window of two batches; only rank 1 uses `second`, and only in the first batch. The small
 // threshold makes several buckets, the large one a bucket a dtype.
@@ -270,28 +279,18 @@ TEST(Replicated, SumsWindowsOverRanksAndKnowsWhatWasUsed) {
     const Model original;
     test::run_communicator_ranks(test::TestWorld(ranks), "thread", [&](comm::Communicator& communicator) {
       const int rank = communicator.rank();
-      Model model;
-      {
-        const at::NoGradGuard no_grad;
-        const auto from = original->named_parameters();
-        for (auto& item : model->named_parameters()) item.value().copy_(from[item.key()]);
-      }
+      Model model = copy_of(original);
       FlatParameters flat(*model, communicator);
-      std::vector<comm::FusionItem> items;
-      for (const auto& p : flat.parameters()) {
-        items.push_back({p.group, p.offset, p.offset + p.padded, flat.groups()[p.group].element_size});
-      }
+      const auto items = items_of(flat);
       const auto plan = comm::plan_fusion(items, threshold);
       const SystemClock clock;
       profile::Recorder recorder({}, clock, clock.monotonic());
-      Replicated strategy(flat, communicator, recorder, 1.0 / (2 * ranks));
+      FlatOptimizer optimizer(Sgd{}, nullptr, flat);
+      Replicated strategy(flat, optimizer, communicator, recorder, 1.0 / (2 * ranks));
       strategy.set_plan(plan);
       GradientExchange exchange(flat, communicator, recorder);
       exchange.use(strategy, plan);
-      for (std::size_t i = 0; i < items.size(); ++i) {
-        torch::autograd::impl::set_post_acc_grad_hooks(flat.parameters()[i].tensor,
-                                                       std::make_unique<ReadyHook>(exchange, i));
-      }
+      const Hooks hooks(flat, exchange);
       for (int window = 0; window < 2; ++window) {
         for (int batch = 0; batch < 2; ++batch) {
           exchange.begin_batch(batch == 1);
@@ -309,17 +308,8 @@ TEST(Replicated, SumsWindowsOverRanksAndKnowsWhatWasUsed) {
         }
         exchange.end_window();
       }
-      for (auto& p : flat.parameters()) {
-        torch::autograd::impl::set_post_acc_grad_hooks(p.tensor, nullptr);
-        p.tensor.mutable_grad() = at::Tensor();
-      }
     });
-    Model model;
-    {
-      const at::NoGradGuard no_grad;
-      const auto from = original->named_parameters();
-      for (auto& item : model->named_parameters()) item.value().copy_(from[item.key()]);
-    }
+    Model model = copy_of(original);
     for (int rank = 0; rank < ranks; ++rank) {
       for (int batch = 0; batch < 2; ++batch) {
         (model->loss(1 + rank + 10 * batch, rank == 1 && batch == 0) / (2 * ranks)).backward();
@@ -342,7 +332,8 @@ TEST(Replicated, RefusesTwoBackwardsInOneBatch) {
   const comm::FusionPlan plan{{{0, 0, flat.groups()[0].values.numel(), 0, {0, 1, 2, 3, 4}}}};
   const SystemClock clock;
   profile::Recorder recorder({}, clock, clock.monotonic());
-  Replicated strategy(flat, *communicator, recorder, 1);
+  FlatOptimizer optimizer(Sgd{}, nullptr, flat);
+  Replicated strategy(flat, optimizer, *communicator, recorder, 1);
   GradientExchange exchange(flat, *communicator, recorder);
   exchange.use(strategy, plan);
   exchange.begin_batch(false);

@@ -1,0 +1,44 @@
+// One optimizer step over what this rank updates: everything, or its part of every bucket.
+#pragma once
+
+#include <functional>
+#include <span>
+#include <vector>
+
+#include "dtrain/comm/communicator.h"
+#include "dtrain/profile/recorder.h"
+#include "flat_optimizer.h"
+#include "flat_parameters.h"
+#include "flat_range.h"
+#include "gradient_norm.h"
+#include "gradient_strategy.h"
+
+namespace dtrain::train {
+
+class Updater {
+ public:
+  Updater(FlatParameters& parameters, FlatOptimizer& optimizer, comm::Communicator& communicator,
+          profile::Recorder& recorder);
+
+  // What each rank updates from now on; all ranks' ranges together make up whole groups. Every rank says the same.
+  void divide(std::span<const std::vector<FlatRange>> of_ranks);
+  std::span<const FlatRange> own() const { return own_; }
+
+  // Scales, clips and updates this rank's ranges; after each of them calls updated(index). Collective where gradients
+  // are clipped.
+  void update(const Update& update, const std::function<void(std::size_t)>& updated);
+
+ private:
+  double gradient_norm();
+
+  FlatParameters& parameters_;
+  FlatOptimizer& optimizer_;
+  comm::Communicator& communicator_;
+  profile::Recorder& recorder_;
+  std::vector<FlatRange> own_;
+  // Of all ranks, in the order of group and line; and which of them are this rank's.
+  std::vector<NormBranch> branches_;
+  std::vector<std::uint8_t> mine_;
+};
+
+}  // namespace dtrain::train

@@ -1,0 +1,217 @@
+// The strategies divide the same work differently: what they make of a model must not differ in a single bit.
+#include <mutex>
+
+#include <gtest/gtest.h>
+
+#include "dtrain/base/error.h"
+#include "flat_optimizer.h"
+#include "harness/run_ranks.h"
+#include "replicated.h"
+#include "sharded.h"
+#include "small_model.h"
+
+namespace dtrain::train {
+namespace {
+
+// A communicator whose ranks cannot map each other's memory, as those of several hosts.
+class NoCommonMemory final : public comm::Communicator {
+ public:
+  explicit NoCommonMemory(comm::Communicator& inner) : inner_(inner) {}
+  int rank() const override { return inner_.rank(); }
+  int world_size() const override { return inner_.world_size(); }
+  std::uint32_t generation() const override { return inner_.generation(); }
+  std::string_view backend() const override { return inner_.backend(); }
+  std::unique_ptr<comm::Buffer> allocate(std::size_t bytes) override { return inner_.allocate(bytes); }
+  std::unique_ptr<comm::Buffer> allocate_common(std::size_t) override { return nullptr; }
+  comm::Work all_reduce(const void* in, void* out, std::size_t count, comm::DataType type,
+                        const comm::ReduceOptions& options) override {
+    return inner_.all_reduce(in, out, count, type, options);
+  }
+  comm::Work reduce_scatter(const void* in, void* out, std::size_t count, comm::DataType type,
+                            const comm::ReduceOptions& options) override {
+    return inner_.reduce_scatter(in, out, count, type, options);
+  }
+  comm::Work all_gather(const void* in, void* out, std::size_t count, comm::DataType type, int bucket) override {
+    return inner_.all_gather(in, out, count, type, bucket);
+  }
+  comm::Work reduce_parts(void* data, std::size_t count, comm::DataType type,
+                          const comm::ReduceOptions& options) override {
+    return inner_.reduce_parts(data, count, type, options);
+  }
+  comm::Work gather_parts(void* data, std::size_t count, comm::DataType type, int bucket) override {
+    return inner_.gather_parts(data, count, type, bucket);
+  }
+  comm::Work broadcast(void* data, std::size_t count, comm::DataType type, int root) override {
+    return inner_.broadcast(data, count, type, root);
+  }
+  comm::Work barrier() override { return inner_.barrier(); }
+  void begin_group() override { inner_.begin_group(); }
+  void end_group() override { inner_.end_group(); }
+  void progress() override { inner_.progress(); }
+  void abort(const std::string& cause) override { inner_.abort(cause); }
+
+ private:
+  comm::Communicator& inner_;
+};
+
+enum class Kind { kReplicated, kOneCopy, kParts };
+
+struct Case {
+  Optimizer optimizer;
+  int ranks = 2;
+  int batches = 1;  // of a window
+  double max_norm = 0;
+};
+
+using Weights = std::map<std::string, at::Tensor>;
+
+std::unique_ptr<GradientStrategy> make(Kind kind, FlatParameters& flat, FlatOptimizer& optimizer,
+                                       comm::Communicator& communicator, profile::Recorder& recorder, double scale) {
+  if (kind == Kind::kReplicated) {
+    return std::make_unique<Replicated>(flat, optimizer, communicator, recorder, scale);
+  }
+  auto sharded = std::make_unique<Sharded>(flat, optimizer, communicator, recorder, scale);
+  EXPECT_EQ(sharded->one_copy(), kind == Kind::kOneCopy);
+  return sharded;
+}
+
+// Seven windows of `kinds` in turn; `second` is used by rank 1 alone, and by nobody in some windows (the first one
+// too); the last window is one batch short. Every rank's weights.
+std::vector<Weights> train(const Case& c, const Model& original, const std::vector<Kind>& kinds,
+                           const std::vector<std::int64_t>& thresholds, const std::string& backend = "thread") {
+  std::vector<Weights> results(static_cast<std::size_t>(c.ranks));
+  test::run_communicator_ranks(test::TestWorld(c.ranks), backend, [&](comm::Communicator& plain) {
+    NoCommonMemory without(plain);
+    const bool parts = std::find(kinds.begin(), kinds.end(), Kind::kParts) != kinds.end();
+    comm::Communicator& communicator = parts ? static_cast<comm::Communicator&>(without) : plain;
+    const int rank = communicator.rank();
+    Model model = copy_of(original);
+    FlatParameters flat(*model, communicator);
+    FlatOptimizer optimizer(c.optimizer, nullptr, flat);
+    std::vector<comm::FusionPlan> plans;
+    for (const std::int64_t threshold : thresholds) plans.push_back(comm::plan_fusion(items_of(flat), threshold));
+    const SystemClock clock;
+    profile::Recorder recorder({}, clock, clock.monotonic());
+    GradientExchange exchange(flat, communicator, recorder);
+    const Hooks hooks(flat, exchange);
+    std::unique_ptr<GradientStrategy> strategy;
+    for (std::size_t window = 0; window < 7; ++window) {
+      if (window == 0 || (kinds.size() > 1 && window < kinds.size())) {
+        if (auto* before = dynamic_cast<Sharded*>(strategy.get())) before->complete_state();
+        strategy.reset();
+        strategy = make(kinds[window], flat, optimizer, communicator, recorder, 1.0 / (c.batches * c.ranks));
+      }
+      const auto& plan = plans[window % plans.size()];
+      strategy->set_plan(plan);
+      exchange.use(*strategy, plan);
+      const int batches = window == 6 && c.batches > 1 ? c.batches - 1 : c.batches;
+      for (int batch = 0; batch < batches; ++batch) {
+        exchange.begin_batch(batch == batches - 1);
+        exchange.backward(model->loss(0.1 * static_cast<double>(1 + rank + window) + batch,
+                                      rank == 1 && batch == 0 && window % 3 != 0));
+      }
+      const auto used = exchange.finish();
+      strategy->update({used, static_cast<double>(c.batches) / batches, c.max_norm});
+      exchange.end_window();
+      optimizer.advance_schedule();
+    }
+    strategy.reset();  // parameters are the model's own again
+    for (const auto& item : model->named_parameters()) {
+      results[static_cast<std::size_t>(rank)][item.key()] = item.value().detach().clone();
+    }
+  });
+  return results;
+}
+
+std::vector<Case> cases() {
+  std::vector<Case> result;
+  const std::vector<Optimizer> optimizers{Sgd{.lr = 0.01}, Sgd{.lr = 0.01, .momentum = 0.9, .nesterov = true},
+                                          Adam{.lr = 0.01, .weight_decay = 0.1}, AdamW{.lr = 0.01}};
+  for (const auto& optimizer : optimizers) {
+    for (const int ranks : {2, 3}) {
+      for (const int batches : {1, 4}) result.push_back({optimizer, ranks, batches, 0});
+      result.push_back({optimizer, ranks, 1, 0.5});
+    }
+  }
+  return result;
+}
+
+void expect_same(const std::vector<Weights>& got, const std::vector<Weights>& expected, const Model& original) {
+  for (std::size_t rank = 0; rank < got.size(); ++rank) {
+    for (const auto& [name, value] : got[rank]) {
+      EXPECT_TRUE(torch::equal(value, expected[0].at(name))) << name << " on rank " << rank;
+    }
+  }
+  EXPECT_FALSE(torch::equal(expected[0].at("first"), original->first));
+  EXPECT_FALSE(torch::equal(expected[0].at("second"), original->second));
+}
+
+TEST(Strategies, GiveTheSameBits) {
+  torch::manual_seed(11);
+  const Model original;
+  for (const Case& c : cases()) {
+    SCOPED_TRACE(testing::Message() << "optimizer " << c.optimizer.index() << ", " << c.ranks << " ranks, " << c.batches
+                                    << " batches, clipped to " << c.max_norm);
+    const auto replicated = train(c, original, {Kind::kReplicated}, {100});
+    expect_same(replicated, replicated, original);
+    for (const std::int64_t threshold : {0, 100, 1 << 20}) {
+      expect_same(train(c, original, {Kind::kOneCopy}, {threshold}), replicated, original);
+      expect_same(train(c, original, {Kind::kParts}, {threshold}), replicated, original);
+    }
+  }
+}
+
+TEST(Strategies, GiveTheSameBitsOverSharedMemory) {
+  torch::manual_seed(12);
+  const Model original;
+  const Case c{AdamW{.lr = 0.01}, 3, 2, 0.5};
+  const auto replicated = train(c, original, {Kind::kReplicated}, {100}, "shm");
+  expect_same(train(c, original, {Kind::kOneCopy}, {100}, "shm"), replicated, original);
+  expect_same(train(c, original, {Kind::kParts}, {100}, "shm"), replicated, original);
+}
+
+TEST(Strategies, MayChangeAndSoMayThePlan) {
+  torch::manual_seed(13);
+  const Model original;
+  for (const Case& c : {Case{Adam{.lr = 0.01}, 3, 1, 0.5}, Case{Sgd{.lr = 0.01, .momentum = 0.9}, 2, 2, 0}}) {
+    const auto expected = train(c, original, {Kind::kReplicated}, {100});
+    const std::vector<std::int64_t> plans{1 << 20, 0, 100};
+    expect_same(train(c, original, {Kind::kReplicated}, plans), expected, original);
+    for (const Kind other : {Kind::kOneCopy, Kind::kParts}) {
+      expect_same(train(c, original, {other}, plans), expected, original);
+      expect_same(train(c, original, {Kind::kReplicated, Kind::kReplicated, other, other, Kind::kReplicated}, plans),
+                  expected, original);
+    }
+  }
+}
+
+// Of what a rank does not update it keeps no state: those pages do not even exist.
+TEST(Sharded, KeepsTheStateOfItsOwnPartsAlone) {
+  test::run_communicator_ranks(test::TestWorld(2), "thread", [&](comm::Communicator& plain) {
+    NoCommonMemory communicator(plain);
+    torch::manual_seed(1);
+    torch::nn::Linear model(64, 64);
+    FlatParameters flat(*model, communicator);
+    FlatOptimizer optimizer(AdamW{}, nullptr, flat);
+    const SystemClock clock;
+    profile::Recorder recorder({}, clock, clock.monotonic());
+    Sharded strategy(flat, optimizer, communicator, recorder, 0.5);
+    const auto plan = comm::plan_fusion(items_of(flat), 1 << 20);
+    strategy.set_plan(plan);
+    GradientExchange exchange(flat, communicator, recorder);
+    exchange.use(strategy, plan);
+    const Hooks hooks(flat, exchange);
+    exchange.begin_batch(true);
+    exchange.backward(model->forward(torch::randn({4, 64})).pow(2).sum());
+    strategy.update({exchange.finish(), 1, 0});
+    exchange.end_window();
+    const std::int64_t half = flat.groups()[0].values.numel() / 2;
+    const at::Tensor& state = optimizer.state(0)[1];
+    EXPECT_EQ(state.narrow(0, communicator.rank() * half, half).count_nonzero().item<std::int64_t>(), half);
+    EXPECT_EQ(state.narrow(0, (1 - communicator.rank()) * half, half).count_nonzero().item<std::int64_t>(), 0);
+    for (const auto& p : flat.parameters()) EXPECT_FALSE(p.tensor.grad().defined()) << p.name;
+  });
+}
+
+}  // namespace
+}  // namespace dtrain::train
