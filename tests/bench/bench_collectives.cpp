@@ -1,0 +1,234 @@
+// How long an all-reduce of float32 takes: ours, gloo's and Open MPI's, against each other and against memory.
+//
+//   bench_collectives [--ranks 2] [--json] [--quick] [--bytes N,N,…]
+//
+// The backends' ranks are processes that are alive at once and take turns, a few operations each, so that what the
+// machine does meanwhile hits all of them alike; while one is measured the others sleep in a read:
+//   shm               our backend, on memory of the communicator
+//   shm-unregistered  the same, on memory of the caller's own
+//   gloo              ProcessGroupGloo of the same libtorch, over 127.0.0.1
+//   openmpi           MPI_Allreduce of Open MPI, as mpirun starts it
+//   mpi               our backend over Open MPI
+// Prints a JSON array of rows {op, bytes, ranks, backend, median_us, busbw_gbs, floor_us}: the median time of the
+// slowest rank, the bus bandwidth as nccl-tests defines it (bytes / time x 2(n-1)/n), and the time in which all ranks
+// at once read and write as many bytes as the operation makes them, without anything else (collectives_ours.cpp).
+#include <cstdio>
+#include <cstring>
+#include <fstream>
+#include <iostream>
+#include <map>
+#include <set>
+#include <sstream>
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include "contestant.h"
+#include "dtrain/base/clock.h"
+#include "dtrain/base/error.h"
+#include "dtrain/base/json.h"
+#include "dtrain/host/cpu.h"
+
+namespace {
+
+using namespace dtrain;
+using bench::Contestant;
+
+struct Settings {
+  int ranks = 2;
+  bool json = false;
+  bool quick = false;
+  std::vector<std::size_t> sizes{64,      256,     1024,    2048,     4096,       16'384,   65'536,
+                                 262'144, 1 << 20, 4 << 20, 16 << 20, 26'214'400, 64 << 20, 256 << 20};
+};
+
+[[noreturn]] void usage() {
+  std::cerr << "usage: bench_collectives [--ranks N] [--json] [--quick] [--bytes N,N,...]\n";
+  std::exit(2);
+}
+
+Settings parse(int argc, char** argv) {
+  Settings settings;
+  for (int i = 1; i < argc; ++i) {
+    const std::string word = argv[i];
+    if (word == "--json") {
+      settings.json = true;
+    } else if (word == "--quick") {
+      settings.quick = true;
+    } else if (word == "--ranks" && i + 1 < argc) {
+      settings.ranks = std::atoi(argv[++i]);
+      if (settings.ranks < 1) usage();
+    } else if (word == "--bytes" && i + 1 < argc) {
+      settings.sizes.clear();
+      std::istringstream list(argv[++i]);
+      for (std::string one; std::getline(list, one, ',');) {
+        settings.sizes.push_back(std::strtoull(one.c_str(), nullptr, 10) / 4 * 4);
+        if (settings.sizes.back() == 0) usage();
+      }
+    } else {
+      usage();
+    }
+  }
+  if (settings.sizes.empty()) usage();
+  return settings;
+}
+
+std::string beside(const std::string& name) {
+  return (executable_path().parent_path() / name).string();
+}
+
+class Run {
+ public:
+  explicit Run(const Settings& settings)
+      : settings_(settings),
+        cpus_(host::allowed_cpus()),
+        largest_(*std::max_element(settings.sizes.begin(), settings.sizes.end())) {}
+
+  Json measure() {
+    start_all();
+    Json rows = Json::array();
+    for (const std::size_t bytes : settings_.sizes) {
+      const auto times = measure_size(bytes);
+      const double floor_us = bench::median_of(times.at("floor")) / 1e3;
+      for (const char* name : {"shm", "shm-unregistered", "gloo", "openmpi", "mpi"}) {
+        if (!times.contains(name)) continue;
+        const double ns = bench::median_of(times.at(name));
+        const double factor = 2.0 * (settings_.ranks - 1) / settings_.ranks;
+        rows.push_back({{"op", "all_reduce"},
+                        {"bytes", bytes},
+                        {"ranks", settings_.ranks},
+                        {"backend", name},
+                        {"median_us", ns / 1e3},
+                        {"busbw_gbs", static_cast<double>(bytes) / ns * factor},
+                        {"floor_us", floor_us}});
+      }
+    }
+    for (auto& [name, team] : teams_) team->end("0");
+    for (Process& process : processes_) process.wait(std::chrono::seconds(10));
+    return rows;
+  }
+
+ private:
+  // One team of ranks may have several subjects.
+  void start_all() {
+    const std::string bytes = std::to_string(largest_);
+    const std::string ranks = std::to_string(settings_.ranks);
+    const std::string ours = add_team("ours-", {"shm", "shm-unregistered", "floor"});
+    const std::string gloo = add_team("gloo-", {"gloo"});
+    for (int rank = 0; rank < settings_.ranks; ++rank) {
+      // As `dtrain launch` does: a core for each rank, where there are enough.
+      const auto cores = static_cast<std::size_t>(settings_.ranks) <= cpus_.size()
+                             ? std::vector<int>{cpus_[static_cast<std::size_t>(rank)]}
+                             : std::vector<int>{};
+      start({beside("bench_collectives_ours"), ours, std::to_string(rank), ranks, bytes}, cores);
+      start({beside("bench_collectives_gloo"), gloo, std::to_string(rank), ranks, bytes}, {});
+    }
+    if (find_in_path("mpirun", nullptr).empty() || !is_program(beside("bench_collectives_openmpi"))) {
+      std::cerr << "bench_collectives: openmpi and mpi are left out: there is no Open MPI (Debian: libopenmpi-dev)\n";
+      return;
+    }
+    std::vector<std::string> mpirun{"mpirun", "-np", ranks};
+    if (::geteuid() == 0) mpirun.emplace_back("--allow-run-as-root");
+    if (static_cast<std::size_t>(settings_.ranks) > cpus_.size()) mpirun.emplace_back("--oversubscribe");
+    const auto under = [&](std::vector<std::string> command) {
+      command.insert(command.begin(), mpirun.begin(), mpirun.end());
+      start(std::move(command), {});
+    };
+    under({beside("bench_collectives_openmpi"), add_team("openmpi-", {"openmpi"}), bytes});
+    mpirun.insert(mpirun.end(), {"--bind-to", "none"});  // its second thread wants to run where it can
+    under({beside("bench_collectives_ours"), add_team("mpi-", {"mpi"}), "mpi", ranks, bytes});
+  }
+
+  std::string add_team(const std::string& name, const std::vector<std::string>& subjects) {
+    const std::string base = (scratch_.path() / name).string();
+    teams_[name] = std::make_unique<Contestant>(base, settings_.ranks);
+    for (const std::string& subject : subjects) team_of_[subject] = teams_[name].get();
+    return base;
+  }
+
+  void start(std::vector<std::string> command, std::vector<int> cpus) {
+    ProcessOptions options;
+    options.command = std::move(command);
+    options.environment = {{"OMP_NUM_THREADS", "1"}, {"MKL_NUM_THREADS", "1"}};
+    options.cpus = std::move(cpus);
+    options.working_folder = scratch_.path();
+    if (!log_) log_.reset(::open(log_path().c_str(), O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0600));
+    options.fds = {{1, log_.get()}, {2, log_.get()}};
+    processes_.push_back(Process::start(options));
+  }
+
+  std::string log_path() const { return (scratch_.path() / "log").string(); }
+
+  // Samples of all subjects, in turns, until each has had its time.
+  std::map<std::string, std::vector<double>> measure_size(std::size_t bytes) {
+    const double budget_ns = settings_.quick ? 0.2e9 : 1.5e9;
+    const std::size_t least = settings_.quick ? 3 : 7;
+    std::map<std::string, std::vector<double>> times;
+    std::map<std::string, int> repeats;
+    std::map<std::string, double> spent;
+    std::set<std::string> left;
+    for (const auto& [name, team] : team_of_) {
+      const double once = turn(name, bytes, 1, 1).front();  // checks the result
+      const double again = std::min(once, turn(name, bytes, 1, 1).front());
+      repeats[name] = static_cast<int>(std::clamp(2e6 / again, 1.0, 2000.0));
+      left.insert(name);
+    }
+    while (!left.empty()) {
+      const std::set<std::string> now = left;
+      for (const std::string& name : now) {
+        const int samples = bytes < (4u << 20) ? 5 : 1;
+        for (const double ns : turn(name, bytes, repeats[name], samples)) {
+          times[name].push_back(ns);
+          spent[name] += ns * repeats[name];
+        }
+        if (times[name].size() >= least && spent[name] >= budget_ns / 2) left.erase(name);
+      }
+    }
+    return times;
+  }
+
+  std::vector<double> turn(const std::string& name, std::size_t bytes, int repeats, int samples) {
+    try {
+      const auto taken =
+          team_of_.at(name)->steps(samples, name + " " + std::to_string(bytes) + " " + std::to_string(repeats));
+      return {taken.begin(), taken.end()};
+    } catch (...) {
+      std::cerr << std::ifstream(log_path()).rdbuf();
+      throw;
+    }
+  }
+
+  Settings settings_;
+  std::vector<int> cpus_;
+  std::size_t largest_;
+  bench::ScratchFolder scratch_;
+  UniqueFd log_;
+  std::map<std::string, std::unique_ptr<Contestant>> teams_;
+  std::map<std::string, Contestant*> team_of_;  // by subject
+  std::vector<Process> processes_;
+};
+
+void print_table(const Json& rows) {
+  std::printf("%12s %18s %12s %10s %12s\n", "bytes", "backend", "median us", "bus GB/s", "floor us");
+  for (const Json& row : rows) {
+    std::printf("%12zu %18s %12.2f %10.2f %12.2f\n", row["bytes"].get<std::size_t>(),
+                row["backend"].get<std::string>().c_str(), row["median_us"].get<double>(),
+                row["busbw_gbs"].get<double>(), row["floor_us"].get<double>());
+  }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) try {
+  const Settings settings = parse(argc, argv);
+  const Json rows = Run(settings).measure();
+  if (settings.json) {
+    std::cout << to_line(rows) << "\n";
+  } else {
+    print_table(rows);
+  }
+  return 0;
+} catch (const std::exception& error) {
+  std::cerr << "bench_collectives: " << dtrain::describe(error) << "\n";
+  return 1;
+}

@@ -1,0 +1,2 @@
+// See context.h: nothing of it is needed.
+#pragma once
