@@ -1,5 +1,6 @@
 // A rank of the tests over mpirun: mpi_rank_program BACKEND conformance | BACKEND misuse NAME
-// Prints one line a rank, "RANK <r> <text>": "ok", or what its CommError said. Whoever starts it reads those.
+// Prints one line a rank, "RANK <r> <text>": "ok", or what its CommError said. Whoever starts it reads those. "AT <r>
+// <ns>" before it says when, on the monotonic clock, a rank died or heard of a failure.
 #include <unistd.h>
 
 #include <atomic>
@@ -11,6 +12,7 @@
 
 #include <gtest/gtest.h>
 
+#include "dtrain/base/clock.h"
 #include "dtrain/base/error.h"
 #include "dtrain/base/json.h"
 #include "dtrain/base/unix_socket.h"
@@ -26,6 +28,12 @@ using std::chrono::milliseconds;
 
 void say(int rank, const std::string& text) {
   const std::string line = "RANK " + std::to_string(rank) + " " + text + "\n";
+  if (::write(STDOUT_FILENO, line.data(), line.size()) < 0) std::perror("write");
+}
+
+void say_when(int rank) {
+  const std::string line =
+      "AT " + std::to_string(rank) + " " + std::to_string(SystemClock().monotonic().count()) + "\n";
   if (::write(STDOUT_FILENO, line.data(), line.size()) < 0) std::perror("write");
 }
 
@@ -134,7 +142,14 @@ std::map<std::string, std::function<void(Ranks&)>> misuses() {
            while (!ranks.control.failure()) std::this_thread::sleep_for(milliseconds(5));
          });
        }},
-      {"killed", [](Ranks& ranks) { without_last(ranks, [] { ::raise(SIGKILL); }); }},
+      {"killed",
+       [](Ranks& ranks) {
+         without_last(ranks, [&] {
+           std::this_thread::sleep_for(milliseconds(200));  // the others are in the middle of it
+           say_when(ranks.comm.rank());
+           ::raise(SIGKILL);
+         });
+       }},
       {"stopped", [](Ranks& ranks) { without_last(ranks, [] { ::raise(SIGSTOP); }); }},
       {"fails", [](Ranks& ranks) { without_last(ranks, [] { throw CommError("loss is NaN"); }); }},
       {"group",
@@ -195,6 +210,7 @@ void run(const std::string& backend, const std::string& what, const std::string&
     job->succeed();
     say(rank, "ok");
   } catch (const std::exception& error) {
+    say_when(rank);
     say(rank, error.what());
     control->fail({rank, -1, error.what()});
     comm.reset();
