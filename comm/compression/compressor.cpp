@@ -75,6 +75,10 @@ class ExchangeWork final : public WorkState {
   ExchangeWork(Flow& flow, std::unique_ptr<Exchange> exchange, const GradientBucket& bucket, bool counted)
       : flow_(flow), exchange_(std::move(exchange)), counted_(counted) {
     timing_.enqueued = flow.clock.monotonic();
+    if (counted && bucket.type != DataType::kFloat32) {
+      flow.context.statistics.plain_bytes +=
+          sent(static_cast<double>(bucket.count * size_of(bucket.type)), /*gathered=*/false);
+    }
     if (counted) {
       flow.context.statistics.uncompressed_bytes +=
           sent(static_cast<double>(bucket.count * size_of(bucket.type)), /*gathered=*/false);

@@ -61,6 +61,14 @@ Candidate exchange(const RunSummary& summary) {
                                seconds_text(seconds))};
 }
 
+Candidate compression(const RunSummary& summary) {
+  if (!summary.compression || summary.compression->gained_s.value_or(0) >= 0) return {};
+  const double lost_s = -*summary.compression->gained_s;
+  return {lost_s, fmt::format("compressing gradients ({}) takes {} more than it saves: switch it off "
+                              "(optimizations.gradient_compression: false)",
+                              summary.compression->kind, seconds_text(lost_s))};
+}
+
 Candidate between_steps(const RunSummary& summary) {
   const double seconds = std::max(0.0, summary.loop_s.value_or(0) - summary.in_steps_s);
   return {seconds, fmt::format("{} of the loop pass outside the steps: validation, callbacks or metrics at its end",
@@ -81,6 +89,7 @@ std::string what_to_look_at(const RunSummary& summary) {
       data(summary),
       slow_rank(summary),
       exchange(summary),
+      compression(summary),
       between_steps(summary),
       simple(summary, "validation", "validate less often (min_validation_period)"),
       simple(summary, "checkpoint", "write checkpoints less often (min_checkpoint_period)"),

@@ -18,6 +18,20 @@ void each_line(const std::filesystem::path& path, const std::function<void(const
   }
 }
 
+CompressionAccount read_compression(const Json& json) {
+  CompressionAccount account;
+  account.kind = text(json, "kind");
+  account.text = text(json, "text");
+  account.steps = integer(json, "steps");
+  account.compressed_steps = integer(json, "compressed_steps");
+  account.uncompressed_bytes = number(json, "uncompressed_bytes");
+  account.sent_bytes = number(json, "sent_bytes");
+  if (const auto gained = json.find("gained_s"); gained != json.end() && gained->is_number()) {
+    account.gained_s = gained->get<double>();
+  }
+  return account;
+}
+
 std::int64_t sum_of(const Json& list) {
   std::int64_t sum = 0;
   for (const Json& item : list) add_to(sum, item.is_number_integer() ? item.get<std::int64_t>() : 0);
@@ -36,6 +50,9 @@ void add_plan(const std::filesystem::path& path, RunSummary& summary) {
   if (!plan.is_object()) return;
   summary.name = text(plan, "name");
   summary.world_size = static_cast<int>(std::clamp<std::int64_t>(integer(plan, "world_size"), 0, kLargestWorld));
+  if (const auto compression = plan.find("compression"); compression != plan.end() && compression->is_object()) {
+    summary.compression = read_compression(*compression);
+  }
   if (const auto batch = integer(plan, "global_batch_size", -1); batch >= 0) summary.global_batch_size = batch;
   if (const auto per_rank = plan.find("batch_per_rank"); !summary.global_batch_size && per_rank != plan.end()) {
     std::int64_t all = 0;

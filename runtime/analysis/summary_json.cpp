@@ -100,6 +100,15 @@ Json to_json(const RunSummary& s) {
                                    {"exposed_s", c.exposed_s},
                                    {"bus_bandwidth_p50_bytes_per_s", c.bus_bandwidth_p50}});
   }
+  if (const auto& c = s.compression) {
+    json["compression"] = {{"kind", c->kind},
+                           {"steps", c->steps},
+                           {"compressed_steps", c->compressed_steps},
+                           {"uncompressed_bytes", c->uncompressed_bytes},
+                           {"sent_bytes", c->sent_bytes},
+                           {"gained_s", optional_json(c->gained_s)},
+                           {"text", c->text}};
+  }
   json["agents"] = Json::array();
   for (const AgentSummary& agent : s.agents) json["agents"].push_back(agent_json(agent));
   json["warnings"] = s.warnings;

@@ -26,6 +26,18 @@ class Writer {
     while (!text.empty() && text.back() == ' ') text.pop_back();
     out_ += text + "\n";
   }
+  // Indented by two, in as many lines as it takes.
+  void paragraph(const std::string& text) {
+    const auto room = static_cast<std::size_t>(width_) - 2;
+    std::size_t begin = 0;
+    while (text.size() - begin > room) {
+      const std::size_t space = text.rfind(' ', begin + room);
+      if (space == std::string::npos || space <= begin) break;
+      line("  {}", text.substr(begin, space - begin));
+      begin = space + 1;
+    }
+    line("  {}", text.substr(begin));
+  }
   void heading(const std::string& text) { out_ += "\n" + styled("1", text) + "\n"; }
   std::string styled(const char* code, const std::string& text) const {
     return color_ ? fmt::format("\x1b[{}m{}\x1b[0m", code, text) : text;
@@ -139,6 +151,7 @@ void write_communication(Writer& out, const RunSummary& s) {
   out.heading("Communication");
   out.line("  exposed {} ({} of the steps), {} of it waiting for the last rank", seconds_text(s.exposed_s),
            format_percent(s.exposed_share), seconds_text(s.exposed_skew_s));
+  if (s.compression && !s.compression->text.empty()) out.paragraph(s.compression->text);
   if (s.collectives.empty()) return;
   out.line("  {:<24}{:>8}{:>12}{:>12}{:>12}{:>16}", "operation", "count", "bytes each", "p50", "exposed",
            "bus bandwidth");

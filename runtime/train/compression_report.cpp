@@ -42,6 +42,7 @@ Json CompressionReport::account(const comm::GradientCompressor& compressor, comm
       {"compressed_steps", s.compressed_steps},
       {"uncompressed_bytes", std::llround(s.uncompressed_bytes)},
       {"sent_bytes", std::llround(s.sent_bytes)},
+      {"plain_bytes", std::llround(s.plain_bytes)},
       {"coding_s", times[2]},
       {"saturated_values", s.saturated},
       {"compared_steps", comparable ? plain_s_.size() : 0},
@@ -60,6 +61,9 @@ std::string CompressionReport::sentence(const Json& account, bool& loses) const 
   std::string text =
       fmt::format("{} ({}): each rank sent {} instead of {} ({:.1f}x less)", name_, account["kind"].get<std::string>(),
                   format_bytes(after), format_bytes(before), after > 0 ? before / after : 0);
+  if (const double plain = account["plain_bytes"]; plain > 0) {
+    text += fmt::format(", {} of it float64, which travels as it is", format_bytes(plain));
+  }
   if (account["gained_s"].is_null()) return text + "; too few steps to say what that gained";
   const double gained = account["gained_s"];
   text += fmt::format(", a step's exchange held up the training for {} instead of {}: {} {} in {} steps",

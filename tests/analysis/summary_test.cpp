@@ -122,7 +122,10 @@ TEST(Summary, CollectivesAreGroupedByBucket) {
 TEST(Summary, TakesNameStateAndMetricsFromTheRunsOtherFiles) {
   RunFolder folder;
   write_two_ranks(folder);
-  folder.append("plan.json", R"({"name":"mnist","world_size":2,"batch_per_rank":32})");
+  folder.append("plan.json",
+                R"({"name":"mnist","world_size":2,"batch_per_rank":32,"compression":{"kind":"fp16",)"
+                R"("text":"said","steps":20,"compressed_steps":17,"uncompressed_bytes":400,"sent_bytes":200,)"
+                R"("gained_s":-0.5}})");
   folder.append(
       "events.jsonl",
       "{\"event\":\"rank_started\"}\n{\"event\":\"run_ended\",\"state\":\"failed\",\"cause\":\"rank 1 died\"}\n");
@@ -131,6 +134,11 @@ TEST(Summary, TakesNameStateAndMetricsFromTheRunsOtherFiles) {
                 "{\"kind\":\"validation\",\"batch\":2,\"metrics\":{\"accuracy\":0.9,\"loss\":0.25}}\n"
                 "{\"kind\":\"training\",\"batch\":2,\"metrics\":{\"loss\":0.3}}\ntorn");
   const RunSummary s = summarize(folder.path());
+  ASSERT_TRUE(s.compression);
+  EXPECT_EQ(s.compression->kind, "fp16");
+  EXPECT_EQ(s.compression->compressed_steps, 17);
+  EXPECT_EQ(s.compression->gained_s, -0.5);
+  EXPECT_EQ(to_json(s)["compression"]["sent_bytes"], 200);
   EXPECT_EQ(s.name, "mnist");
   EXPECT_EQ(s.global_batch_size, 64);
   EXPECT_EQ(s.state, "failed");

@@ -72,6 +72,29 @@ TEST(SummaryText, WarningsAreShown) {
   EXPECT_THAT(render_summary(s, {}), HasSubstr("the dump of rank 7 is missing"));
 }
 
+TEST(SummaryText, SaysWhatCompressionBroughtWithinItsWidth) {
+  RunSummary s = two_ranks();
+  s.compression =
+      CompressionAccount{"int8",
+                         "gradient compression (int8): each rank sent 1.0 MiB instead of 4.0 MiB (4.0x less), "
+                         "a step's exchange held up the training for 2 ms instead of 1 ms: LOST 1.23 s in 1234 steps"};
+  const std::string text = render_summary(s, {.width = 80});
+  EXPECT_THAT(text, HasSubstr("  gradient compression (int8): each rank sent"));
+  EXPECT_THAT(text, HasSubstr("LOST"));
+  std::istringstream lines(text.substr(text.find("  gradient compression")));
+  for (std::string line; std::getline(lines, line) && !line.empty();) EXPECT_LE(line.size(), 80u) << line;
+}
+
+TEST(WhatToLookAt, CompressionThatLosesIsToBeSwitchedOff) {
+  RunSummary s = two_ranks();
+  s.exposed_skew_s = 0.1;
+  s.exposed_s = 0.2;
+  s.compression = CompressionAccount{"powersgd", "...", 1234, 1200, 4e6, 1e6, -1.0};
+  EXPECT_THAT(what_to_look_at(s), HasSubstr("gradient_compression: false"));
+  s.compression->gained_s = 1.0;
+  EXPECT_THAT(what_to_look_at(s), Not(HasSubstr("gradient_compression: false")));
+}
+
 TEST(WhatToLookAt, NamesTheRankOthersWaitFor) {
   EXPECT_THAT(what_to_look_at(two_ranks()), HasSubstr("wait for rank 1"));
 }

@@ -70,6 +70,9 @@ class Result:
             raise AssertionError(f"{path} is missing; the run said:\n{self.output}")
         return [json.loads(line) for line in path.read_text().splitlines()]
 
+    def json(self, name):
+        return json.loads((self.run_dir / name).read_text())
+
     def metrics(self, kind):
         return [line for line in self.lines("metrics.jsonl") if line["kind"] == kind]
 

@@ -66,6 +66,7 @@ struct CompressionStatistics {
   double sent_bytes = 0, uncompressed_bytes = 0;
   Nanoseconds coding{0};         // encoding and decoding
   Nanoseconds communicating{0};  // exchanges in flight, from the first issued to the last complete, compressed steps
+  double plain_bytes = 0;        // of sent_bytes, those of buckets that cannot be compressed (float64)
   std::int64_t saturated = 0;    // finite values that float16 or bfloat16 could not hold and that were cut
 };
 

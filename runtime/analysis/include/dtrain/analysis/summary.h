@@ -52,6 +52,14 @@ struct CollectiveSummary {
   double bus_bandwidth_p50 = 0;  // bytes a second
 };
 
+// What gradient compression has brought, as rank 0 found when training was over.
+struct CompressionAccount {
+  std::string kind, text;  // the text says all of it
+  std::int64_t steps = 0, compressed_steps = 0;
+  double uncompressed_bytes = 0, sent_bytes = 0;  // of one rank, in compressed steps
+  std::optional<double> gained_s;                 // less exposed communication; negative: more; empty: not known
+};
+
 struct MetricSummary {
   std::string name, unit;
   double min = 0, mean = 0, p50 = 0, p95 = 0, p99 = 0, max = 0;
@@ -92,6 +100,7 @@ struct RunSummary {
   std::int64_t compared_steps = 0;          // exchanged steps which all ranks recorded
   std::vector<RankSummary> ranks;           // ascending
   std::vector<CollectiveSummary> collectives;
+  std::optional<CompressionAccount> compression;
   std::vector<AgentSummary> agents;
   std::vector<std::string> warnings;  // what makes these numbers less than complete
 };
