@@ -9,7 +9,7 @@ namespace dtrain::comm {
 namespace {
 
 constexpr std::size_t kSmall = 4 << 10, kMiddle = 256 << 10, kLarge = 4 << 20;  // bytes
-constexpr double kPatienceUs = 400'000;                                         // for one more exchange
+constexpr double kPatienceUs = 100'000;                                         // for one more exchange
 
 }  // namespace
 

@@ -235,6 +235,14 @@ std::filesystem::path private_folder(const Variables& variables) {
   return folder;
 }
 
+std::filesystem::path cache_folder(const Variables& variables) {
+  const std::string* cache = find(variables, "XDG_CACHE_HOME");
+  if (cache && cache->starts_with('/')) return std::filesystem::path(*cache) / "dtrain";
+  const std::string* home = find(variables, "HOME");
+  if (home && home->starts_with('/')) return std::filesystem::path(*home) / ".cache" / "dtrain";
+  return {};
+}
+
 std::filesystem::path find_program(const std::string& name, const std::filesystem::path& beside,
                                    const Variables& variables) {
   std::filesystem::path candidate = beside / name;

@@ -54,6 +54,10 @@ Variables rank_variables(const comm::World& world, const Handover& handover);
 // somebody else or is open to others.
 std::filesystem::path private_folder(const Variables& variables);
 
+// Where dtrain remembers what it has found out (tuned plans): $XDG_CACHE_HOME/dtrain, else ~/.cache/dtrain. It need not
+// exist; empty: neither variable is an absolute path.
+std::filesystem::path cache_folder(const Variables& variables);
+
 // The file a program name without a slash stands for: beside `beside`, then in PATH. Empty: nowhere.
 std::filesystem::path find_program(const std::string& name, const std::filesystem::path& beside,
                                    const Variables& variables);

@@ -96,6 +96,10 @@ std::int64_t RankSession::batch_per_rank() const {
   return impl_->split.per_slot;
 }
 
+std::filesystem::path RankSession::cache_folder() const {
+  return run::cache_folder(process_variables());
+}
+
 SharedMemory RankSession::share_on_host(const std::string& name, const std::function<SharedMemory()>& make) {
   return comm::share_on_host(*impl_->control, name, make);
 }

@@ -184,6 +184,12 @@ TEST(PrivateFolder, IsClosedToOthersOrRefused) {
   EXPECT_THROW(private_folder({{"XDG_RUNTIME_DIR", runtime.path().string()}}), SystemError);
 }
 
+TEST(CacheFolder, IsWhereTheUserKeepsCaches) {
+  EXPECT_EQ(cache_folder({{"XDG_CACHE_HOME", "/c"}, {"HOME", "/h"}}), "/c/dtrain");
+  EXPECT_EQ(cache_folder({{"XDG_CACHE_HOME", "relative"}, {"HOME", "/h"}}), "/h/.cache/dtrain");
+  EXPECT_EQ(cache_folder({}), "");
+}
+
 TEST(FindProgram, BesideFirstThenPath) {
   const TemporaryFolder beside, path;
   const Variables variables{{"PATH", path.path().string()}};

@@ -60,6 +60,8 @@ class RankSession {
   const Logger& log() const;
   const std::filesystem::path& run_dir() const;
   std::int64_t batch_per_rank() const;  // the per-slot batch size
+  // Where what this rank finds out is remembered for later runs; may be empty (nowhere) or not exist yet.
+  std::filesystem::path cache_folder() const;
 
   // See comm/host_share.h.
   SharedMemory share_on_host(const std::string& name, const std::function<SharedMemory()>& make);
