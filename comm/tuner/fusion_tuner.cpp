@@ -58,7 +58,7 @@ FusionTuner::FusionTuner(std::vector<FusionItem> items, FusionPlan default_plan,
     cuts_.push_back(*known);
     plans_.push_back(plan_with_cuts(items_, *known));
     current_ = 1;
-    log_->info("tensor fusion: {} buckets, as tuned in an earlier run", plan().buckets.size());
+    log_->info("tensor fusion: the plan that an earlier run found (buckets: {})", plan().buckets.size());
     return;
   }
   link_ = measure_link(communicator_);
@@ -164,14 +164,14 @@ void FusionTuner::end_final() {
   const double gained_ms = (default_us_ - chosen_us_) / 1e3;
   if (current_ == 0) {
     log_->info(
-        "tensor fusion: the default plan stays ({} buckets); the best other one, of {} buckets, was {:.2f} ms a step "
+        "tensor fusion: the default plan stays (buckets: {}); the best other one ({}) was {:.2f} ms a step "
         "{}",
         plans_[0].buckets.size(), plans_[challenger_].buckets.size(), std::abs(gained_ms),
         gained_ms < 0 ? "slower" : "faster, too little to be sure");
     chosen_us_ = default_us_;
   } else {
     log_->info(
-        "tensor fusion: {} buckets instead of {}, {:.2f} ms a step gained ({:.1f}% of backward and exchange; faster in "
+        "tensor fusion: {} buckets instead of {}: {:.2f} ms a step gained ({:.1f}% of backward and exchange; faster in "
         "{} of {} pairs of steps)",
         plan().buckets.size(), plans_[0].buckets.size(), gained_ms, 100 * (1 - chosen_us_ / default_us_), wins_,
         pairs_);

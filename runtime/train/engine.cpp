@@ -30,14 +30,6 @@ class ReadyHook final : public torch::autograd::PostAccumulateGradHook {
   std::size_t index_;
 };
 
-comm::FusionPlan plan_buckets(const FlatParameters& parameters, std::int64_t threshold) {
-  std::vector<comm::FusionItem> items;
-  for (const auto& p : parameters.parameters()) {
-    items.push_back({p.group, p.offset, p.offset + p.padded, parameters.groups()[p.group].element_size});
-  }
-  return comm::plan_fusion(items, threshold);
-}
-
 }  // namespace
 
 Engine::Engine(TrialContext& context, run::RankSession& session, const EngineOptions& options)
@@ -52,16 +44,24 @@ Engine::Engine(TrialContext& context, run::RankSession& session, const EngineOpt
   if (!wrapped.optimizer) {
     throw ConfigError("the trial handed over no optimizer", "call context.wrap_optimizer() in its constructor");
   }
+  const bool one_host = session.world().local_size == session.world().size;
+  if (options_.fusion.auto_tune && !one_host && options_.sharded == config::ShardedOptimizer::kOn) {
+    throw ConfigError(
+        "auto_tune_tensor_fusion is not supported yet with sharded_optimizer: true over several hosts, "
+        "where every change of buckets would send the optimizer's state around",
+        "leave sharded_optimizer at auto, or switch the tuner off");
+  }
+  if (options_.fusion.auto_tune && !one_host) options_.sharded = config::ShardedOptimizer::kOff;
   compare_models(*model_, session.control());
   parameters_ = std::make_unique<FlatParameters>(*model_, communicator_);
   broadcast_model(*model_, communicator_);
-  plan_ = plan_buckets(*parameters_, options.fusion_threshold_bytes);
+  fusion_ = std::make_unique<Fusion>(*parameters_, session, options.fusion);
   optimizer_ = std::make_unique<FlatOptimizer>(*wrapped.optimizer, wrapped.schedule, *parameters_);
   exchange_ = std::make_unique<GradientExchange>(*parameters_, communicator_, recorder_);
   use_strategy(may_shard() && options.sharded != config::ShardedOptimizer::kOff);
   if (options.local_sgd) {
-    local_ =
-        std::make_unique<LocalSteps>(*options.local_sgd, *parameters_, plan_, communicator_, recorder_, options.seed);
+    local_ = std::make_unique<LocalSteps>(*options.local_sgd, *parameters_, fusion_->plan(), communicator_, recorder_,
+                                          options.seed);
   }
   install_hooks();
 }
@@ -89,8 +89,8 @@ void Engine::use_strategy(bool sharded) {
   } else {
     strategy_ = std::make_unique<Replicated>(*parameters_, *optimizer_, communicator_, recorder_, scale);
   }
-  strategy_->set_plan(plan_);
-  exchange_->use(*strategy_, plan_);
+  strategy_->set_plan(fusion_->plan());
+  exchange_->use(*strategy_, fusion_->plan());
 }
 
 void Engine::install_hooks() {
@@ -197,6 +197,13 @@ void Engine::exchange_and_step(int rounds) {
   exchange_->end_window();
   rounds_in_window_ = 0;
   window_batches_ = 0;
+  adapt_fusion();
+}
+
+void Engine::adapt_fusion() {
+  if (!fusion_->end_step(*exchange_)) return;
+  strategy_->set_plan(fusion_->plan());
+  exchange_->use(*strategy_, fusion_->plan());
 }
 
 // One inner step, on what this rank alone has seen.

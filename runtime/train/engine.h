@@ -9,13 +9,13 @@
 
 #include "collective_log.h"
 #include "compressed.h"
-#include "dtrain/comm/fusion_plan.h"
 #include "dtrain/config/optimizations.h"
 #include "dtrain/profile/recorder.h"
 #include "dtrain/run/rank_session.h"
 #include "dtrain/train/trial.h"
 #include "flat_optimizer.h"
 #include "flat_parameters.h"
+#include "fusion.h"
 #include "gradient_exchange.h"
 #include "gradient_strategy.h"
 #include "local_steps.h"
@@ -25,7 +25,7 @@ namespace dtrain::train {
 struct EngineOptions {
   int aggregation_frequency = 1;
   bool average_aggregated_gradients = true;
-  std::int64_t fusion_threshold_bytes = 64ll << 20;
+  FusionOptions fusion;
   double max_gradient_norm = 0;  // 0: no clipping
   config::Compression compression;
   std::optional<config::LocalSgd> local_sgd;
@@ -71,7 +71,7 @@ class Engine {
   // Whether a rank has asked to stop. All ranks agree on it in rounds after which they are synchronised.
   bool stop_seen() const { return stop_seen_ && synchronised(); }
   const FlatParameters& parameters() const { return *parameters_; }
-  const comm::FusionPlan& plan() const { return plan_; }
+  const Fusion& fusion() const { return *fusion_; }
   const FlatOptimizer& optimizer() const { return *optimizer_; }
 
  private:
@@ -83,6 +83,7 @@ class Engine {
   void exchange_and_step(int rounds);
   void step_alone(int rounds);
   void end_local_round(bool stepped);
+  void adapt_fusion();
   bool may_shard() const;
   void use_strategy(bool sharded);
   void install_hooks();
@@ -95,7 +96,7 @@ class Engine {
   CollectiveLog log_;
   std::shared_ptr<torch::nn::Module> model_;
   std::unique_ptr<FlatParameters> parameters_;
-  comm::FusionPlan plan_;
+  std::unique_ptr<Fusion> fusion_;
   std::unique_ptr<FlatOptimizer> optimizer_;
   std::unique_ptr<GradientStrategy> strategy_;
   Compressed* compressed_ = nullptr;  // strategy_, where it is one

@@ -54,6 +54,7 @@ void GradientExchange::begin_batch(bool exchange) {
     for (auto& parameter : parameters_.parameters()) parameter.tensor.mutable_grad() = at::Tensor();
   }
   if (!exchange) return;
+  backward_began_ = now();  // or later, if there is one
   next_bucket_ = 0;
   works_.clear();
   for (std::size_t b = 0; b < buckets_.size(); ++b) buckets_[b] = {plan_->buckets[b].items.size(), false};
@@ -159,6 +160,7 @@ std::span<const std::uint8_t> GradientExchange::finish() {
     strategy_->complete(b);
   }
   used.wait();
+  exchanged_ = now() - backward_began_;
   log_.record("all_reduce", -1, used);
   for (std::size_t i = 0; i < parameters.size(); ++i) {
     parameters[i].tensor.mutable_grad() = used_[i] ? parameters[i].gradient : at::Tensor();

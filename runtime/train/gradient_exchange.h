@@ -43,6 +43,8 @@ class GradientExchange {
   // Of the last window. When backward finished each gradient, from the start of that backward, not counting the time
   // the hooks took; negative: not in this batch.
   std::span<const Nanoseconds> ready_times() const { return ready_times_; }
+  // From the start of that backward until every bucket was complete.
+  Nanoseconds exchanged() const { return exchanged_; }
   std::span<const comm::Work> works() const { return works_; }  // of the buckets
 
  private:
@@ -77,6 +79,7 @@ class GradientExchange {
   std::vector<comm::Work> works_;
   Nanoseconds backward_began_{0};
   Nanoseconds in_hooks_{0};  // of this backward
+  Nanoseconds exchanged_{0};
   std::vector<Nanoseconds> ready_times_;
 };
 

@@ -38,13 +38,9 @@ void share_cores(const comm::World& world) {
 }
 
 Json describe_model(const train::Engine& engine) {
-  Json buckets = Json::array();
-  for (const auto& bucket : engine.plan().buckets)
-    buckets.push_back({{"bytes", bucket.bytes}, {"gradients", bucket.items.size()}});
   return {{"parameters", engine.parameters().total_elements()},
           {"bytes", engine.parameters().total_bytes()},
-          {"tensors", engine.parameters().parameters().size()},
-          {"buckets", buckets}};
+          {"tensors", engine.parameters().parameters().size()}};
 }
 
 // True when it stopped early.
@@ -62,14 +58,23 @@ bool train_and_save(run::RankSession& session, const TrialFactory& make_trial) {
   train::EngineOptions options;
   options.aggregation_frequency = experiment.optimizations.aggregation_frequency;
   options.average_aggregated_gradients = experiment.optimizations.average_aggregated_gradients;
-  options.fusion_threshold_bytes = experiment.optimizations.tensor_fusion_threshold_bytes;
+  const auto& wanted = experiment.optimizations;
+  // Local steps exchange nothing while they compute: there is nothing that could wait for anything.
+  options.fusion = {wanted.tensor_fusion_threshold_bytes, wanted.local_sgd ? 0 : wanted.tensor_fusion_cycle_ms,
+                    wanted.auto_tune_tensor_fusion};
   options.max_gradient_norm = context.wrapped().max_gradient_norm;
   options.compression = experiment.optimizations.gradient_compression;
   options.local_sgd = experiment.optimizations.local_sgd;
   options.seed = experiment.experiment_seed;
   options.sharded = experiment.optimizations.sharded_optimizer;
   train::Engine engine(context, session, options);
-  if (session.world().rank == 0) session.update_plan("model", describe_model(engine));
+  if (session.world().rank == 0) {
+    session.update_plan("model", describe_model(engine));
+    session.update_plan("fusion", engine.fusion().describe());
+    if (!wanted.grad_updates_size_file.empty()) {
+      train::write_gradient_sizes(wanted.grad_updates_size_file, engine.parameters());
+    }
+  }
 
   const auto save = [&] {
     if (session.world().rank != 0) return;
@@ -83,7 +88,9 @@ bool train_and_save(run::RankSession& session, const TrialFactory& make_trial) {
   };
   train::TrainingLoop loop(*trial, context, session, engine, save);
   session.recorder().mark(profile::RunMark::kInitializationEnd);
-  return loop.run();
+  const bool stopped = loop.run();
+  if (session.world().rank == 0) session.update_plan("fusion", engine.fusion().describe());
+  return stopped;
 }
 
 }  // namespace
