@@ -229,15 +229,13 @@ void ControlClient::set(const std::string& key, const std::string& value) {
   send(encode_frame({{"t", "set"}, {"k", key}, {"v", encode_value(value)}}));
 }
 
-std::string ControlClient::get(const std::string& key) {
+std::optional<std::string> ControlClient::get_within(const std::string& key, std::chrono::milliseconds deadline) {
   Lock lock(mutex_);
   const std::int64_t id = next_get_++;
   gets_[id];
   send(encode_frame({{"t", "get"}, {"k", key}, {"id", id}}));
-  const bool came = wait(lock, SteadyClock::now() + options_.timeout, [&] { return gets_.at(id).has_value(); });
-  const auto node = gets_.extract(id);
-  if (!came) throw CommError("control: nobody set key '" + key + "' within " + seconds_of_timeout());
-  return *node.mapped();
+  wait(lock, SteadyClock::now() + deadline, [&] { return gets_.at(id).has_value(); });
+  return std::move(gets_.extract(id).mapped());
 }
 
 std::vector<std::string> ControlClient::gather(const std::string& name, const std::string& value) {

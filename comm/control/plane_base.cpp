@@ -62,6 +62,12 @@ std::optional<RankFailure> PlaneBase::failure() const {
   return failure_;
 }
 
+std::string PlaneBase::get(const std::string& key) {
+  std::optional<std::string> value = get_within(key, options_.timeout);
+  if (!value) throw CommError("control: nobody set key '" + key + "' within " + seconds_of_timeout());
+  return *std::move(value);
+}
+
 void PlaneBase::on_failure(std::function<void(const RankFailure&)> callback) {
   Lock lock(mutex_);
   if (!failure_) {

@@ -33,6 +33,7 @@ class PlaneBase : public ControlPlane {
   std::optional<RankFailure> failure() const override;
   void on_failure(std::function<void(const RankFailure&)> callback) override;
   void set_step(std::int64_t step) override { step_.store(step, std::memory_order_relaxed); }
+  std::string get(const std::string& key) override;
   void barrier(const std::string& name) override { gather(name, {}); }
 
  protected:

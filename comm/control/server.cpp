@@ -189,11 +189,9 @@ void ControlServer::set(const std::string& key, const std::string& value) {
   }
 }
 
-std::string ControlServer::get(const std::string& key) {
+std::optional<std::string> ControlServer::get_within(const std::string& key, std::chrono::milliseconds deadline) {
   Lock lock(mutex_);
-  if (!wait(lock, SteadyClock::now() + options_.timeout, [&] { return store_.count(key) != 0; })) {
-    throw CommError("control: nobody set key '" + key + "' within " + seconds_of_timeout());
-  }
+  if (!wait(lock, SteadyClock::now() + deadline, [&] { return store_.count(key) != 0; })) return std::nullopt;
   return store_.at(key);
 }
 

@@ -26,7 +26,7 @@ class ControlServer final : public PlaneBase {
   ~ControlServer() override;
 
   void set(const std::string& key, const std::string& value) override;
-  std::string get(const std::string& key) override;
+  std::optional<std::string> get_within(const std::string& key, std::chrono::milliseconds deadline) override;
   std::vector<std::string> gather(const std::string& name, const std::string& value) override;
   void fail(const RankFailure& failure) override;
   PeerState peer_state(int rank) const override;

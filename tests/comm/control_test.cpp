@@ -71,6 +71,16 @@ TEST(Control, StoreCarriesAnyBytesAndGetWaits) {
   });
 }
 
+TEST(Control, AGetMayHaveADeadlineOfItsOwn) {
+  test::run_control_ranks(TestWorld(2), [](ControlPlane& control) {
+    EXPECT_EQ(control.get_within("nobody sets this", std::chrono::milliseconds(20)), std::nullopt);
+    const std::string own = "of " + std::to_string(control.world().rank);
+    control.set(own, own);
+    const std::string other = "of " + std::to_string(1 - control.world().rank);
+    EXPECT_EQ(control.get_within(other, std::chrono::seconds(20)), other);
+  });
+}
+
 TEST(Control, GatherIsInRankOrderAndNamesMayComeAgain) {
   test::run_control_ranks(TestWorld(4), [](ControlPlane& control) {
     for (int round = 0; round < 50; ++round) {

@@ -67,6 +67,8 @@ class ControlPlane {
   // Key-value store of this generation. get() blocks until the key is set; CommError names the key at the deadline.
   virtual void set(const std::string& key, const std::string& value) = 0;
   virtual std::string get(const std::string& key) = 0;
+  // The same with a deadline of its own; empty when the key is not set by then.
+  virtual std::optional<std::string> get_within(const std::string& key, std::chrono::milliseconds deadline) = 0;
 
   // Every rank gives a value and gets all of them, in rank order. `name` must be unique among outstanding calls and
   // the same on every rank. At the deadline: a CommError naming the ranks that are missing and their state.
