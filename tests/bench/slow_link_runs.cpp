@@ -155,7 +155,8 @@ void SlowLinkRuns::shape(const std::string& rate) {
 }
 
 StepTimes SlowLinkRuns::step_times(const Workload& workload, const Method& method, int cycles) {
-  const int first = std::max(method.uncompressed_steps + 2, method.cycle == 1 ? 4 : method.cycle);
+  // Behind the steps (or meetings) that go uncompressed to compare with.
+  const int first = std::max(method.uncompressed_steps + 2, method.cycle == 1 ? 8 : 5 * method.cycle);
   const int steps = first + cycles * method.cycle;
   const auto window = [&](const std::vector<double>& values) {
     if (values.size() < static_cast<std::size_t>(steps))

@@ -22,7 +22,7 @@ struct Method {
   std::string name;
   bool ours = true;
   std::string setting;         // ours: the YAML of `optimizations`; peer: the communication hook
-  int uncompressed_steps = 0;  // at the start, as expensive as without compression
+  int uncompressed_steps = 0;  // in the first ones, as expensive as without compression
   int cycle = 1;               // steps after which the costs repeat (local steps)
 };
 
