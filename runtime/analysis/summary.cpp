@@ -71,7 +71,10 @@ RankSummary to_rank(RankTotals& totals) {
 
 void warn_about(const RankSummary& rank, const RankTotals& totals, std::vector<std::string>& warnings) {
   const std::string who = "rank " + std::to_string(rank.rank);
-  if (rank.ended.empty()) warnings.push_back(who + " has no end record: it still runs, or its agent was killed");
+  // One that has got through its finalization is done; its process ends in a moment.
+  if (rank.ended.empty() && !rank.finalization_s) {
+    warnings.push_back(who + " has no end record: it still runs, or its agent was killed");
+  }
   if (!rank.ended.empty() && rank.ended != "finished")
     warnings.push_back(who + " ended without finishing: " + rank.ended);
   if (rank.dropped > 0) {

@@ -124,7 +124,7 @@ RankEnvironment from_slurm(const Variables& variables, const std::string& first)
   result.world.size = family.number(size, 1, 1'000'000);
   result.world.rank = family.number("SLURM_PROCID", 0, result.world.size - 1);
   result.world.local_rank = family.number("SLURM_LOCALID", 0, result.world.size - 1);
-  // On several nodes the exact number does not matter yet: that is refused.
+  // On several nodes the exact number does not matter: only mpirun may start ranks there.
   const bool one_node = family.number(nodes, 1, 1'000'000) == 1;
   result.world.local_size = one_node ? result.world.size : result.world.local_rank + 1;
   if (result.world.size > 1) result.job = "slurm-" + family.text("SLURM_JOB_ID") + "." + family.text("SLURM_STEP_ID");
@@ -198,12 +198,7 @@ RankEnvironment read_rank_environment(const Variables& variables) {
   } else {
     result.started_by = "nothing";
   }
-  if (result.world.local_size < result.world.size) {
-    throw ConfigError("not supported yet: " + std::to_string(result.world.size) + " ranks of which " +
-                          std::to_string(result.world.local_size) +
-                          " are on this host; ranks on several hosts need the mpi backend",
-                      "start all ranks on one host");
-  }
+  if (const std::string* interface = find(variables, "DTRAIN_NETWORK_INTERFACE")) result.network_interface = *interface;
   return result;
 }
 

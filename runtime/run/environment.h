@@ -39,6 +39,7 @@ struct RankEnvironment {
   std::string started_by;
   std::string job;  // what all ranks of the job, and no other job, share: names the rendezvous file
   std::optional<Handover> handover;
+  std::string network_interface;     // DTRAIN_NETWORK_INTERFACE: a name or a network, between hosts; empty: found
   std::filesystem::path error_file;  // where torchrun looks for the cause of a failure; empty: nowhere
 };
 

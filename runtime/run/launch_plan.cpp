@@ -65,6 +65,13 @@ LaunchPlan make_launch_plan(const LaunchRequest& request, const Variables& varia
   LaunchPlan plan;
   plan.experiment = config::read_experiment(request.experiment_file, request.overrides);
   check_model_file(plan.experiment);
+  const config::Backend backend = plan.experiment.communication_backend;
+  if (backend == config::Backend::kMpi || backend == config::Backend::kHierarchical) {
+    throw ConfigError(plan.experiment.file.string() +
+                          ": communication.backend: mpi and hierarchical need ranks that "
+                          "mpirun has started",
+                      "mpirun -np N --hostfile HOSTS program experiment.yaml (docs/launching.md), or use auto");
+  }
   plan.overrides = request.overrides;
   plan.host = host::host_identity().name;
   const int slots = plan.experiment.resources.slots_per_trial;

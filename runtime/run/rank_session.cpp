@@ -177,10 +177,13 @@ int RankSession::finish(bool stopped) {
       self.redirect->stop_copying();
       if (self.is_rank_0()) {
         self.events->write("run_ended", run_ended(code, ""));
-        self.redirect->original_output(summary_text(self.folder.path, self.redirect->output()) + "\nwritten to " +
+        // mpirun gives rank 0 a terminal that may be a file in the end: plain text there.
+        const int screen = self.environment.started_by == "nothing" ? self.redirect->output() : -1;
+        self.redirect->original_output(summary_text(self.folder.path, screen) + "\nwritten to " +
                                        self.folder.path.string() + "\n");
       }
     }
+    if (self.mpi) self.mpi->succeed();
     self.ended = true;  // not before: an error in the lines above is told like any other
     return code;
   } catch (const std::exception& error) {
@@ -212,6 +215,7 @@ void RankSession::Impl::report_failure(const std::exception& error) {
   if (std::exchange(ended, true)) return;  // once is enough
   const std::int64_t at = step.load();
   const bool agreed = dynamic_cast<const AgreedError*>(&error) != nullptr;
+  if (mpi) mpi->set_exit_code(exit_code_of(error));
   Blame blame{true, {agreed ? -1 : environment.world.rank, at, cause_of(error)}};
   std::string remedy;
   if (const auto* typed = dynamic_cast<const Error*>(&error)) remedy = typed->remedy();

@@ -6,9 +6,11 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "dtrain/base/clock.h"
 #include "dtrain/base/file.h"
+#include "dtrain/comm/mpi.h"
 #include "dtrain/run/rank_session.h"
 #include "dtrain/run/run_folder.h"
 #include "dtrain/scheduler/batch_split.h"
@@ -32,6 +34,11 @@ class RemainingTime {
   std::int64_t first_batch_ = 0;
 };
 
+struct HostOfRank {
+  std::string key;   // what tells hosts apart (dtrain/host/identity.h)
+  std::string name;  // for people
+};
+
 struct RankSession::Impl {
   RankOptions options;
   RankEnvironment environment;
@@ -40,6 +47,9 @@ struct RankSession::Impl {
   SystemClock clock;
   Nanoseconds process_started{0};
   std::string host_name;
+  std::string host_key;
+  std::vector<HostOfRank> hosts;  // of each rank, once they have met
+  std::string backend;
   Logger log;
   RunFolder folder;
 
@@ -50,6 +60,7 @@ struct RankSession::Impl {
   std::unique_ptr<LogRedirect> redirect;  // none where the launcher made the log the output already
   std::unique_ptr<EventLog> events;
   std::unique_ptr<LineAppender> metrics;  // rank 0
+  std::shared_ptr<comm::MpiJob> mpi;      // where MPI carries something; ends the job where this rank fails
   std::unique_ptr<comm::ControlPlane> control;
   std::unique_ptr<LauncherLink> link;
   std::unique_ptr<profile::Recorder> recorder;
@@ -67,7 +78,12 @@ struct RankSession::Impl {
   void read_experiment();
   void connect_launcher();
   void connect_ranks();
+  bool uses_mpi() const;
+  void connect_through_mpi(comm::ControlOptions control_options);
   void compare_ranks();
+  void check_folder_is_shared();
+  std::string agent_id() const;
+  void make_communicator();
   void open_run_folder();
   void redirect_output();
   void start_recording();

@@ -1,14 +1,9 @@
 // How a rank comes up: who am I, who are the others, where is the run's folder.
-#include <functional>
-
 #include <unistd.h>
 
 #include "dtrain/base/error.h"
-#include "dtrain/base/unix_socket.h"
-#include "dtrain/comm/backends.h"
 #include "dtrain/host/identity.h"
 #include "dtrain/profile/agent_process.h"
-#include "dtrain/run/agreed_error.h"
 #include "dtrain/run/log_tail.h"
 #include "dtrain/run/version.h"
 #include "model_file.h"
@@ -22,14 +17,6 @@ namespace {
 constexpr auto kGraceAfterLauncher = std::chrono::seconds(5);
 constexpr auto kGraceAfterFailure = std::chrono::seconds(10);
 
-std::vector<std::string> rank_list(const std::vector<std::string>& values, const std::string& other) {
-  std::vector<std::string> ranks;
-  for (std::size_t rank = 0; rank < values.size(); ++rank) {
-    if (values[rank] != other) ranks.push_back(std::to_string(rank));
-  }
-  return ranks;
-}
-
 }  // namespace
 
 std::unique_ptr<RankSession> RankSession::start(const RankOptions& options) {
@@ -42,6 +29,7 @@ std::unique_ptr<RankSession> RankSession::start(const RankOptions& options) {
     self.environment = read_rank_environment(process_variables());
     const host::HostIdentity host = host::host_identity();
     self.host_name = host.name;
+    self.host_key = host.key;
     if (self.environment.world.host.empty()) self.environment.world.host = host.key;
     self.connect_launcher();
     self.read_experiment();
@@ -50,8 +38,7 @@ std::unique_ptr<RankSession> RankSession::start(const RankOptions& options) {
     self.open_run_folder();
     self.redirect_output();
     self.start_recording();
-    self.communicator =
-        comm::make_shm_communicator(*self.control, {.timeout = self.experiment.communication_timeout, .log = self.log});
+    self.make_communicator();
     self.control->on_failure([&self](const comm::RankFailure& failure) { self.on_rank_failure(failure); });
     // From here on a signal asks for a stop after the step; before, it simply ended this process.
     self.signals = std::make_unique<StopSignals>();
@@ -87,47 +74,6 @@ void RankSession::Impl::read_experiment() {
   }
 }
 
-void RankSession::Impl::connect_ranks() {
-  const comm::World& world = environment.world;
-  comm::ControlOptions control_options{.world = world, .timeout = experiment.communication_timeout, .log = log};
-  if (world.size == 1) {
-    control_options.secret = random_hex(32);
-    control = comm::ControlPlane::serve(control_options, {}, nullptr);
-    return;
-  }
-  const std::filesystem::path file = launched() ? environment.handover->rendezvous
-                                                : rendezvous_path(private_folder(process_variables()), environment.job);
-  control_options.session = file.stem().string();
-  if (world.rank == 0) {
-    control_options.secret = random_hex(32);
-    comm::ControlEndpoint bound;
-    control = comm::ControlPlane::serve(control_options, {}, &bound);
-    const RendezvousFile contact(file, {bound.address, bound.port, control_options.secret});
-    control->barrier("run.connected");  // then nobody needs the file any more
-  } else {
-    const Contact contact = await_contact(file, experiment.communication_timeout);
-    control_options.secret = contact.secret;
-    control = comm::ControlPlane::connect(control_options, {contact.address, contact.port});
-    control->barrier("run.connected");
-  }
-}
-
-void RankSession::Impl::compare_ranks() {
-  const host::HostIdentity host = host::host_identity();
-  const auto hosts = control->gather("run.hosts", host.key);
-  if (const auto others = rank_list(hosts, hosts[0]); !others.empty()) {
-    throw AgreedError("not supported yet: rank " + others.front() +
-                          " is on another host than rank 0; ranks on several hosts need the mpi backend",
-                      "start all ranks on one host");
-  }
-  const auto experiments =
-      control->gather("run.experiment", std::to_string(std::hash<std::string>{}(config::to_json(experiment).dump())));
-  if (const auto others = rank_list(experiments, experiments[0]); !others.empty()) {
-    throw AgreedError("rank " + others.front() + " was given another experiment than rank 0",
-                      "start every rank with the same experiment file and the same --set");
-  }
-}
-
 void RankSession::Impl::open_run_folder() {
   if (!launched() && is_rank_0()) {
     try {
@@ -142,6 +88,7 @@ void RankSession::Impl::open_run_folder() {
     folder.path = control->get("run.folder");
     if (folder.path.empty()) throw ConfigError("rank 0 was given bad input, and says what");
   }
+  if (!launched()) check_folder_is_shared();
   if (!events) events = std::make_unique<EventLog>(folder.events(), clock, environment.world.rank, host_name);
   if (is_rank_0()) metrics = std::make_unique<LineAppender>(folder.metrics());
   if (is_rank_0() && launched()) {
@@ -169,7 +116,9 @@ void RankSession::Impl::write_plan() {
   }
   if (!split.warning.empty()) facts.warnings.push_back(split.warning);
   for (const std::string& warning : facts.warnings) log->warn("{}", warning);
-  for (int rank = 0; rank < world.size; ++rank) facts.placement.push_back({rank, host_name, {}});
+  for (int rank = 0; rank < world.size; ++rank) {
+    facts.placement.push_back({rank, hosts[static_cast<std::size_t>(rank)].name, {}});
+  }
   facts.versions = options.versions.is_object() ? options.versions : Json::object();
   facts.versions["dtrain"] = version();
   write_file_atomic(folder.plan(), plan_json(facts).dump(2, ' ', false, Json::error_handler_t::replace) + "\n");
@@ -193,15 +142,17 @@ void RankSession::Impl::start_recording() {
   if (launched()) {
     socket = environment.handover->agent_socket;
   } else if (world.local_rank == 0) {
-    profile::AgentOptions agent_options{.agent_id = host_name, .profile_folder = folder.profile(), .header = header};
-    for (int rank = 0; rank < world.local_size; ++rank) agent_options.local_ranks.push_back(rank);
+    profile::AgentOptions agent_options{.agent_id = agent_id(), .profile_folder = folder.profile(), .header = header};
+    for (int rank = 0; rank < world.size; ++rank) {
+      if (hosts[static_cast<std::size_t>(rank)].key == host_key) agent_options.local_ranks.push_back(rank);
+    }
     profile::AgentProcess agent = profile::start_agent(agent_options);
     socket = agent.socket;
-    events->write("agent_started", {{"agent", host_name}, {"pid", agent.process.pid()}});
+    events->write("agent_started", {{"agent", agent_options.agent_id}, {"pid", agent.process.pid()}});
     agent.process.detach();  // it ends by itself, after the last rank
-    control->set("run.agent", socket);
+    control->set("run.agent/" + host_key, socket);
   } else {
-    socket = control->get("run.agent");
+    socket = control->get("run.agent/" + host_key);
   }
   recorder = std::make_unique<profile::Recorder>(
       profile::Recorder::Options{
