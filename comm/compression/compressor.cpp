@@ -147,6 +147,12 @@ void ExchangeWork::step() {
   if (counted_) statistics.communicating += timing_.ended - timing_.enqueued;
 }
 
+const CompressionState* find_state(std::span<const CompressionState> state, const std::string& name) {
+  const auto found =
+      std::find_if(state.begin(), state.end(), [&](const CompressionState& s) { return s.name == name; });
+  return found == state.end() ? nullptr : &*found;
+}
+
 void Flow::advance_all() {
   // Stage by stage, in the order they were begun: the same on every rank.
   for (const auto& exchange : under_way) exchange->advance();
@@ -226,10 +232,9 @@ void GradientCompressor::load_state(std::span<const CompressionState> state) {
   std::array<float, 2> steps{};
   places.emplace_back("steps", std::span<float>(steps));
   for (const auto& [name, place] : places) {
-    const auto found = std::find_if(state.begin(), state.end(), [&](const auto& s) { return s.name == name; });
-    if (found == state.end() || found->values.size() != place.size()) {
-      throw CommError("the compression state has " +
-                          (found == state.end() ? std::string("no") : std::to_string(found->values.size())) +
+    const CompressionState* const found = find_state(state, name);
+    if (!found || found->values.size() != place.size()) {
+      throw CommError("the compression state has " + (found ? std::to_string(found->values.size()) : "no") +
                           " values of '" + name + "', not " + std::to_string(place.size()),
                       "restore it into the model and with the compression it was saved with");
     }
@@ -240,8 +245,8 @@ void GradientCompressor::load_state(std::span<const CompressionState> state) {
         "restore it into the model and with the compression it was saved with");
   }
   for (const auto& [name, place] : places) {
-    const auto found = std::find_if(state.begin(), state.end(), [&](const auto& s) { return s.name == name; });
-    std::copy(found->values.begin(), found->values.end(), place.begin());
+    const auto& values = find_state(state, name)->values;
+    std::copy(values.begin(), values.end(), place.begin());
   }
   impl_->steps = (static_cast<std::int64_t>(steps[0]) << 24) + static_cast<std::int64_t>(steps[1]);
 }
