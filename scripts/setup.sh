@@ -30,7 +30,7 @@ packages=("${build_packages[@]}")
 case "$level" in
   build) ;;
   test) packages+=("${test_packages[@]}") ;;
-  deb) packages+=(dpkg-dev file) ;;
+  deb) packages+=(dpkg-dev file libopenmpi-dev) ;;
   lint) packages+=("${test_packages[@]}" "${lint_packages[@]}") ;;
   *) echo "setup: unknown level '$level'; use build, test, deb or lint" >&2; exit 2 ;;
 esac

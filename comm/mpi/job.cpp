@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <cstring>
 #include <future>
@@ -17,7 +18,6 @@ namespace dtrain::comm {
 namespace {
 
 constexpr std::size_t kBroadcastBytes = 4096;
-constexpr int kMostCommunicators = 1 << 4;  // as many sets of tags as there are (mpi_communicator.cpp)
 constexpr std::chrono::seconds kAbortTakes{2};
 constexpr std::chrono::seconds kFinalizeTakes{30};
 
@@ -39,6 +39,13 @@ Place enter_mpi(MpiShared& shared) {
   mpi_call(MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
   mpi_call(MPI_Comm_dup(MPI_COMM_WORLD, &shared.world), "MPI_Comm_dup");
   mpi_call(MPI_Comm_set_errhandler(shared.world, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
+  void* largest_tag = nullptr;
+  int known = 0;
+  mpi_call(MPI_Comm_get_attr(MPI_COMM_WORLD, MPI_TAG_UB, &largest_tag, &known), "MPI_Comm_get_attr");
+  constexpr int kTags = 1 << (kCommunicatorBits + kSequenceBits + kMessageBits);
+  if (known == 0 || *static_cast<const int*>(largest_tag) < kTags - 1) {
+    throw CommError("this MPI has too few message tags: dtrain needs " + std::to_string(kTags));
+  }
   Place place;
   mpi_call(MPI_Comm_rank(shared.world, &place.rank), "MPI_Comm_rank");
   mpi_call(MPI_Comm_size(shared.world, &place.size), "MPI_Comm_size");
@@ -108,8 +115,13 @@ std::unique_ptr<Communicator> MpiJobImpl::make_communicator(ControlPlane& contro
                         std::to_string(rank_) + " of " + std::to_string(size_) + " to MPI",
                     "start all ranks with one mpirun");
   }
-  const int number = shared_->communicators++;
-  if (number >= kMostCommunicators) throw CommError("too many communicators over MPI in one job");
+  // Ranks may have made different ones before.
+  int number = 0;
+  for (const std::string& theirs : control.gather("comm/mpi", std::to_string(shared_->communicators.load()))) {
+    number = std::max(number, std::stoi(theirs));
+  }
+  if (number >= 1 << kCommunicatorBits) throw CommError("too many communicators over MPI in one job");
+  shared_->communicators = number + 1;
   return make_mpi_communicator(shared_, number, control, members, options);
 }
 

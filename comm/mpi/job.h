@@ -4,20 +4,38 @@
 #include <mpi.h>
 
 #include <atomic>
+#include <cstddef>
 #include <memory>
+#include <mutex>
+#include <utility>
+#include <vector>
 
 #include "dtrain/comm/mpi.h"
 #include "mpi/mpi_thread.h"
 
 namespace dtrain::comm {
 
+// Tags say which communicator, which operation of it and which message of that. 22 bits: what every transport of Open
+// MPI has. Ranks are never so far apart that the sequences of two operations look the same.
+inline constexpr int kCommunicatorBits = 4;
+inline constexpr int kSequenceBits = 16;
+inline constexpr int kMessageBits = 2;
+
 // What the communicators of the job share. The MPI thread uses `world`; `given_up` is set by whoever fails: from then
 // on nothing calls MPI any more but to end the job, so MPI touches no memory that a failing rank releases.
 struct MpiShared {
-  MpiThread thread;
   MPI_Comm world = MPI_COMM_NULL;
   std::atomic<bool> given_up{false};
-  std::atomic<int> communicators{0};  // made so far: each has message tags of its own
+  // Memory that outlives its owner, for MPI may still use it.
+  void keep(std::shared_ptr<std::byte> memory) {
+    const std::scoped_lock lock(mutex);
+    kept.push_back(std::move(memory));
+  }
+
+  std::mutex mutex;
+  std::vector<std::shared_ptr<std::byte>> kept;
+  std::atomic<int> communicators{0};  // made so far, as far as this rank knows: each has tags of its own
+  MpiThread thread;                   // ends before the rest goes
 };
 
 class MpiJobImpl final : public MpiJob {
@@ -34,7 +52,6 @@ class MpiJobImpl final : public MpiJob {
   void set_exit_code(int code) override { exit_code_ = code; }
 
  private:
-  void enter();
   void leave();
 
   const MpiOptions options_;

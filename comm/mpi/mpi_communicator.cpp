@@ -14,7 +14,7 @@ class HeapBuffer final : public Buffer {
   HeapBuffer(std::shared_ptr<MpiShared> shared, std::size_t bytes)
       : shared_(std::move(shared)), data_(allocate_zeroed(bytes)), bytes_(bytes) {}
   ~HeapBuffer() override {
-    if (shared_->given_up) static_cast<void>(new std::shared_ptr<std::byte>(data_));
+    if (shared_->given_up) shared_->keep(data_);
   }
   std::span<std::byte> bytes() override { return {data_.get(), bytes_}; }
 

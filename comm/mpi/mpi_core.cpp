@@ -12,11 +12,6 @@ constexpr std::size_t kHellosAhead = 16;  // operations that may have said hello
 constexpr std::size_t kMovingData = 2;    // operations whose data flows at a time: the second fills the first's gaps
 constexpr std::chrono::seconds kClosing{1};
 
-// Tags: which communicator, which operation, which message of it. Peers are never as far apart as the sequences that
-// share a tag: a rank may say hello for kHellosAhead operations that its peers have not entered.
-constexpr int kSequenceBits = 20;
-constexpr int kMessageBits = 2;
-
 int first_tag(int communicator, std::uint64_t sequence) {
   const auto low = static_cast<int>(sequence & ((1u << kSequenceBits) - 1));
   return ((communicator << kSequenceBits) | low) << kMessageBits;
@@ -194,7 +189,8 @@ void MpiCore::close() {
     if (std::chrono::steady_clock::now() > deadline) break;
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
-  // MPI may still use the memory of what is left: it is not to run any more.
+  // MPI may still use the memory of what is left, so that is not to run any more; and nothing is released: works and
+  // core keep each other.
   fail("rank " + rank_name(rank()) + " has closed its communicator", true);
 }
 

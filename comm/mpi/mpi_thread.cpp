@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <csignal>
 #include <future>
+#include <utility>
 
 namespace dtrain::comm {
 namespace {

@@ -115,7 +115,7 @@ std::string default_interface(const std::filesystem::path& root) {
   lines.skip(1);  // the heading
   while (const auto line = lines.next()) {
     Fields fields(*line, '\t');
-    const std::string name(fields.next().value_or(""));
+    std::string name(fields.next().value_or(""));
     if (fields.next().value_or("") == "00000000") return name;
   }
   return {};

@@ -157,6 +157,11 @@ std::map<std::string, std::function<void(Ranks&)>> misuses() {
          ranks.comm.begin_group();
          ranks.comm.barrier().wait();
        }},
+      {"endless",
+       [](Ranks& ranks) {
+         std::vector<float> data(5000);
+         for (;;) ranks.comm.all_reduce(data.data(), data.size(), DataType::kFloat32).wait();
+       }},
       {"nothing", [](Ranks&) {}},
       {"aborted", abort_elsewhere},
       {"later-calls", later_calls},

@@ -47,6 +47,21 @@ TEST(MpiOnTwoHosts, ARankThatIsKilledIsNamedOnTheOtherHost) {
                                          HasSubstr("rank 1 failed"), HasSubstr("is gone: connection lost")));
 }
 
+// Open MPI by itself waits for ever then.
+TEST(MpiOnTwoHosts, WithADeadLinkTheRanksOfBothHostsEnd) {
+  const std::string bed = DTRAIN_SOURCE_DIR "/tests/harness/two_hosts.sh";
+  const MpirunOutcome outcome =
+      test::run_command("timeout -k 5 120 " + bed + " with unshaped " + DTRAIN_SOURCE_DIR "/tests/comm/link_cut.sh " +
+                        bed + " mpi " + DTRAIN_BINARY_DIR "/tests/mpi_rank_program");
+  if (outcome.exit_code == kSkipped) GTEST_SKIP() << outcome.output;
+  EXPECT_EQ(outcome.exit_code, 0) << outcome.output;
+  EXPECT_THAT(outcome.output, HasSubstr("GONE"));
+  ASSERT_TRUE(outcome.ranks.contains(0)) << outcome.output;
+  EXPECT_THAT(outcome.ranks.at(0),
+              AllOf(HasSubstr("all_reduce(sum, float32, 5000 elements), operation "),
+                    HasSubstr("timed out after 1.50 s; missing: rank 1 "), HasSubstr("stopped: no heartbeats")));
+}
+
 // What every rank says when the last of three does another thing than the others: operation 1, and both by name.
 struct Difference {
   const char* name;

@@ -1,0 +1,67 @@
+// Opening a backend that is a library of its own, and what is said where a part of it is missing.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <array>
+#include <cstdio>
+#include <memory>
+
+#include "dtrain/base/error.h"
+#include "module.h"
+
+namespace dtrain::comm {
+namespace {
+
+using testing::AllOf;
+using testing::HasSubstr;
+
+std::string error_of(const ModuleFile& file) {
+  try {
+    open_module(file);
+    return "no error";
+  } catch (const CommError& error) {
+    return std::string(error.what()) + " / " + error.remedy();
+  }
+}
+
+const ModuleFile kReal{.name = "dtrain_comm_mpi",
+                       .needs = {"libmpi.so.40"},
+                       .factory = "dtrain_comm_mpi_join",
+                       .what = "the mpi backend",
+                       .remedy_needs = "install it",
+                       .remedy_module = "build it"};
+
+TEST(Module, IsOpenedOnDemand) {
+  EXPECT_NE(open_module(kReal), nullptr);
+  EXPECT_EQ(open_module(kReal), open_module(kReal));
+}
+
+TEST(Module, SaysWhichPartIsMissing) {
+  ModuleFile file = kReal;
+  file.name = "dtrain_comm_none";
+  EXPECT_THAT(error_of(file), AllOf(HasSubstr("the mpi backend is not part of this dtrain: there is no "),
+                                    HasSubstr("/lib/libdtrain_comm_none.so"), HasSubstr("build it")));
+  file = kReal;
+  file.needs = {"libnot-there.so.40"};
+  EXPECT_THAT(error_of(file),
+              AllOf(HasSubstr("needs libnot-there.so.40, which cannot be opened"), HasSubstr("install it")));
+  file = kReal;
+  file.factory = "dtrain_comm_mpi_part";
+  EXPECT_THAT(error_of(file), HasSubstr("is not a module of dtrain: it has no dtrain_comm_mpi_part"));
+}
+
+// A machine without MPI runs the same programs: no library of ours asks the loader for it.
+TEST(Module, NothingIsLinkedWithMpi) {
+  for (const char* library : {"libdtrain_comm.so", "libdtrain_comm_mpi.so"}) {
+    const std::string command = "readelf -d " DTRAIN_BINARY_DIR "/lib/" + std::string(library);
+    const std::unique_ptr<FILE, int (*)(FILE*)> pipe(::popen(command.c_str(), "r"), ::pclose);
+    ASSERT_TRUE(pipe);
+    std::string text;
+    std::array<char, 4096> buffer{};
+    while (std::fgets(buffer.data(), buffer.size(), pipe.get()) != nullptr) text += buffer.data();
+    EXPECT_THAT(text, AllOf(HasSubstr("NEEDED"), testing::Not(HasSubstr("libmpi")))) << library;
+  }
+}
+
+}  // namespace
+}  // namespace dtrain::comm
