@@ -8,8 +8,8 @@
 
 #include "dtrain/base/error.h"
 #include "replicated.h"
-#include "sharded.h"
 #include "startup_checks.h"
+#include "strategy_report.h"
 
 namespace dtrain::train {
 
@@ -58,11 +58,13 @@ Engine::Engine(TrialContext& context, run::RankSession& session, const EngineOpt
   fusion_ = std::make_unique<Fusion>(*parameters_, session, options.fusion);
   optimizer_ = std::make_unique<FlatOptimizer>(*wrapped.optimizer, wrapped.schedule, *parameters_);
   exchange_ = std::make_unique<GradientExchange>(*parameters_, communicator_, recorder_);
-  use_strategy(may_shard() && options.sharded != config::ShardedOptimizer::kOff);
+  if (may_shard() && options.sharded == config::ShardedOptimizer::kAuto) trial_.emplace(communicator_);
+  use_strategy(may_shard() && options.sharded == config::ShardedOptimizer::kOn);
   if (options.local_sgd) {
     local_ = std::make_unique<LocalSteps>(*options.local_sgd, *parameters_, fusion_->plan(), communicator_, recorder_,
                                           options.seed);
   }
+  if (may_shard() && !trial_) tell_strategy();
   install_hooks();
 }
 
@@ -79,18 +81,57 @@ void Engine::use_strategy(bool sharded) {
   // A window's gradients: the mean over ranks, and over its batches if so configured.
   const double batches = options_.average_aggregated_gradients ? options_.aggregation_frequency : 1;
   const double scale = 1.0 / (batches * communicator_.world_size());
+  if (sharded_) sharded_->complete_state();
+  sharded_ = nullptr;
+  strategy_.reset();  // one puts parameters and state back where the next one expects them
   if (options_.compression.kind != config::CompressionKind::kNone) {
     auto compressed = std::make_unique<Compressed>(*parameters_, *optimizer_, communicator_, recorder_, scale,
                                                    options_.compression, options_.seed);
     compressed_ = compressed.get();
     strategy_ = std::move(compressed);
   } else if (sharded) {
-    strategy_ = std::make_unique<Sharded>(*parameters_, *optimizer_, communicator_, recorder_, scale);
+    auto parts = std::make_unique<Sharded>(*parameters_, *optimizer_, communicator_, recorder_, scale);
+    sharded_ = parts.get();
+    strategy_ = std::move(parts);
   } else {
     strategy_ = std::make_unique<Replicated>(*parameters_, *optimizer_, communicator_, recorder_, scale);
   }
   strategy_->set_plan(fusion_->plan());
   exchange_->use(*strategy_, fusion_->plan());
+}
+
+void Engine::try_strategies() {
+  const double milliseconds = to_seconds(window_time_ + session_.clock().monotonic() - batch_began_) * 1e3;
+  if (trial_->end_step(milliseconds)) {
+    use_strategy(trial_->sharded());
+    fusion_->forget_exposed();
+  }
+  if (trial_->done()) {
+    tell_strategy();
+    trial_.reset();
+  }
+}
+
+void Engine::tell_strategy() {
+  if (session_.world().rank != 0) return;
+  StrategyFacts facts;
+  facts.sharded = sharded_ != nullptr;
+  facts.one_copy = sharded_ && sharded_->one_copy();
+  facts.world_size = session_.world().size;
+  facts.ranks_of_host = session_.world().local_size;
+  for (std::size_t g = 0; g < parameters_->groups().size(); ++g) {
+    const auto& group = parameters_->groups()[g];
+    const std::int64_t bytes = group.values.numel() * group.element_size;
+    facts.parameter_bytes += bytes;
+    facts.state_bytes += bytes * static_cast<std::int64_t>(optimizer_->state(g).size());
+  }
+  if (trial_) {
+    facts.replicated_ms = trial_->replicated_ms();
+    facts.sharded_ms = trial_->sharded_ms();
+  }
+  const Json report = describe_strategy(facts);
+  session_.update_plan("strategy", report);
+  session_.log()->info("{}", report["text"].get<std::string>());
 }
 
 void Engine::install_hooks() {
@@ -143,6 +184,7 @@ Engine::Round Engine::agree() {
 
 void Engine::begin_batch() {
   in_batch_ = true;
+  batch_began_ = session_.clock().monotonic();
   exchange_->begin_batch(exchange_due() && !local_);
 }
 
@@ -157,10 +199,13 @@ bool Engine::end_batch() {
   const bool stepping = exchange_due();
   if (!stepping) {
     ++rounds_in_window_;
+    window_time_ += session_.clock().monotonic() - batch_began_;
   } else if (local_) {
     step_alone(options_.aggregation_frequency);
   } else {
     exchange_and_step(options_.aggregation_frequency);
+    if (trial_ && !fusion_->settling()) try_strategies();
+    window_time_ = Nanoseconds{0};
   }
   if (local_) end_local_round(stepping);
   return stepping;

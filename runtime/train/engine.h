@@ -19,6 +19,8 @@
 #include "gradient_exchange.h"
 #include "gradient_strategy.h"
 #include "local_steps.h"
+#include "sharded.h"
+#include "strategy_trial.h"
 
 namespace dtrain::train {
 
@@ -86,6 +88,8 @@ class Engine {
   void adapt_fusion();
   bool may_shard() const;
   void use_strategy(bool sharded);
+  void try_strategies();
+  void tell_strategy();
   void install_hooks();
   void remove_hooks();
 
@@ -100,6 +104,8 @@ class Engine {
   std::unique_ptr<FlatOptimizer> optimizer_;
   std::unique_ptr<GradientStrategy> strategy_;
   Compressed* compressed_ = nullptr;  // strategy_, where it is one
+  Sharded* sharded_ = nullptr;        // the same
+  std::optional<StrategyTrial> trial_;
   std::unique_ptr<LocalSteps> local_;
   std::unique_ptr<GradientExchange> exchange_;
   std::deque<Announcement> announcements_;
@@ -108,6 +114,8 @@ class Engine {
   int rounds_in_window_ = 0;
   bool stop_seen_ = false;
   bool in_batch_ = false;
+  Nanoseconds batch_began_{0};
+  Nanoseconds window_time_{0};  // of the batches of the open window, without their loading
   // Of local steps.
   std::int64_t rounds_ = 0;                 // announced
   std::optional<std::int64_t> stop_round_;  // in which a rank first asked to stop

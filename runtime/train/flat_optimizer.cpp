@@ -5,6 +5,7 @@
 #include <numbers>
 
 #include "dtrain/base/error.h"
+#include "private_memory.h"
 
 namespace dtrain {
 namespace lr {
@@ -60,8 +61,8 @@ FlatOptimizer::FlatOptimizer(const Optimizer& optimizer, LrSchedule schedule, Fl
   check(optimizer_);
   for (const auto& group : parameters.groups()) {
     auto& state = states_.emplace_back();
-    if (needs_first(optimizer_)) state.push_back(at::zeros_like(group.values));
-    if (!std::holds_alternative<Sgd>(optimizer_)) state.push_back(at::zeros_like(group.values));
+    if (needs_first(optimizer_)) state.push_back(flat_zeros(group.values.numel(), group.dtype));
+    if (!std::holds_alternative<Sgd>(optimizer_)) state.push_back(flat_zeros(group.values.numel(), group.dtype));
   }
 }
 

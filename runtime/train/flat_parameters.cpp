@@ -4,6 +4,7 @@
 #include <map>
 
 #include "dtrain/base/error.h"
+#include "private_memory.h"
 
 namespace dtrain::train {
 
@@ -75,7 +76,7 @@ FlatParameters::FlatParameters(const torch::nn::Module& model, comm::Communicato
   for (std::size_t g = 0; g < groups_.size(); ++g) {
     Group& group = groups_[g];
     const auto options = at::TensorOptions().dtype(group.dtype);
-    group.values = at::zeros({used[g]}, options);
+    group.values = flat_zeros(used[g], group.dtype);
     group.memory = communicator.allocate(static_cast<std::size_t>(used[g] * group.element_size));
     group.gradients = at::from_blob(group.memory->bytes().data(), {used[g]}, options);
   }

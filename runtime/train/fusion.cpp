@@ -122,7 +122,11 @@ bool Fusion::look_at_gaps(std::span<const double> ready_us) {
 void Fusion::adopt(const comm::FusionPlan& next, std::string how) {
   plans_.push_back(next);
   how_ = std::move(how);
-  exposed_us_.assign(next.buckets.size(), 0);
+  forget_exposed();
+}
+
+void Fusion::forget_exposed() {
+  exposed_us_.assign(plan().buckets.size(), 0);
   exposed_steps_ = 0;
 }
 

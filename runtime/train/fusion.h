@@ -36,6 +36,11 @@ class Fusion {
   // After a step that exchanged gradients. Collective now and then; true when plan() has changed.
   bool end_step(const GradientExchange& exchange);
 
+  // Whether the plan may still change because of what is being measured.
+  bool settling() const { return gaps_due_ || tuner_; }
+  // The exposed times from here on are those of another strategy.
+  void forget_exposed();
+
   // For plan.json: how the plan came about, and for each bucket bytes, gradients and the exposed time of a step,
   // predicted (where the link was measured) and measured (mean of this rank's steps with this plan).
   Json describe() const;

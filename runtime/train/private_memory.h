@@ -1,12 +1,14 @@
-// Zeroed memory of this process of which only the pages that are written exist: a flat tensor of which a rank keeps its
-// own parts costs no more than those.
+// Flat tensors in pages of their own: zeroed, there only where they have been written (one of which a rank keeps its
+// own parts costs no more than those), and the kernel's again at once when the tensor goes, whatever malloc likes to
+// keep.
 #pragma once
 
 #include <ATen/ATen.h>
 
 namespace dtrain::train {
 
-// A flat tensor of zeros in such memory, which goes with it. SystemError where the kernel refuses.
-at::Tensor sparse_zeros(std::int64_t elements, at::ScalarType dtype);
+// SystemError where the kernel refuses.
+at::Tensor flat_zeros(std::int64_t elements, at::ScalarType dtype);
+at::Tensor flat_copy(const at::Tensor& flat);
 
 }  // namespace dtrain::train

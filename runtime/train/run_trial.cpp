@@ -68,6 +68,7 @@ bool train_and_save(run::RankSession& session, const TrialFactory& make_trial) {
   options.seed = experiment.experiment_seed;
   options.sharded = experiment.optimizations.sharded_optimizer;
   train::Engine engine(context, session, options);
+  malloc_trim(0);  // the parameters as the model allocated them are laid out flat elsewhere now
   if (session.world().rank == 0) {
     session.update_plan("model", describe_model(engine));
     session.update_plan("fusion", engine.fusion().describe());

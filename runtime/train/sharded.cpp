@@ -72,7 +72,7 @@ void Sharded::move_values_to_buffers() {
 Sharded::~Sharded() {
   const at::NoGradGuard no_grad;
   for (std::size_t g = 0; g < parameters_.groups().size(); ++g) {
-    parameters_.place_values(g, parameters_.groups()[g].values.clone());
+    parameters_.place_values(g, flat_copy(parameters_.groups()[g].values));
   }
 }
 
@@ -119,7 +119,7 @@ void Sharded::keep_own_state() {
   const at::NoGradGuard no_grad;
   for (std::size_t g = 0; g < parameters_.groups().size(); ++g) {
     for (at::Tensor& state : optimizer_.state(g)) {
-      const at::Tensor own = sparse_zeros(state.numel(), state.scalar_type());
+      const at::Tensor own = flat_zeros(state.numel(), state.scalar_type());
       for (const FlatRange& range : updater_.own()) {
         if (range.group != g) continue;
         own.narrow(0, range.begin, range.size()).copy_(state.narrow(0, range.begin, range.size()));
@@ -166,7 +166,7 @@ void Sharded::complete_state() {
   if (!one_copy_ && state_is_divided_) gather_state();
   const at::NoGradGuard no_grad;
   for (std::size_t g = 0; g < parameters_.groups().size(); ++g) {
-    for (at::Tensor& state : optimizer_.state(g)) state = state.clone();
+    for (at::Tensor& state : optimizer_.state(g)) state = flat_copy(state);
   }
   // Nobody writes the common state before all have copied it: the next update comes after the next exchange.
 }

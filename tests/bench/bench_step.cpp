@@ -5,11 +5,13 @@
 // Two ranks, one thread each, bound to a core each. The contestants are alive at once and take turns, a few steps each,
 // so that what the machine does meanwhile hits all of them alike:
 //   ours        `dtrain launch` of bench_step_trial, replicated strategy, records on, fused AdamW
+//   sharded     the same with the sharded strategy: one copy of parameters and optimizer state
 //   ddp         the same model under Python's DDP over gloo, AdamW as it comes
 //   ddp_fused   the same with AdamW(fused=True)
 //   compute     bench_step_trial as two separate runs of one rank at the same time: forward, backward and optimizer
 //               with both cores busy and no communication
-// All use the same libtorch version and so the same sgemm. Prints medians over steps in milliseconds.
+// All use the same libtorch version and so the same sgemm. Prints medians over steps in milliseconds, and the memory of
+// our ranks together, in which shared pages count once (PSS).
 #include <cstdio>
 #include <cstring>
 #include <fstream>
@@ -61,12 +63,30 @@ std::filesystem::path beside(const std::string& name) {
   return executable_path().parent_path() / name;
 }
 
-void write_experiment(const std::filesystem::path& path, const Settings& settings, int slots, const std::string& fifo) {
+void write_experiment(const std::filesystem::path& path, const Settings& settings, int slots, const std::string& fifo,
+                      bool sharded = false) {
   std::ofstream(path) << "name: bench-step\nentrypoint: " << beside("bench_step_trial").string()
                       << "\nhyperparameters: {global_batch_size: " << settings.batch * slots
                       << ", width: " << settings.width << ", depth: " << settings.depth
                       << "}\nresources: {slots_per_trial: " << slots
+                      << "}\noptimizations: {sharded_optimizer: " << (sharded ? "true" : "false")
                       << "}\nsearcher: {max_length: {batches: 1000000}}\ndata: {fifo: \"" << fifo << "\"}\n";
+}
+
+// Of the ranks of a run, megabytes; a page that several of them map counts once.
+double memory_of(const std::filesystem::path& run_dir) {
+  double kilobytes = 0;
+  std::ifstream events(run_dir / "events.jsonl");
+  for (std::string line; std::getline(events, line);) {
+    const Json event = Json::parse(line, nullptr, false);
+    if (!event.is_object() || event.value("event", "") != "rank_started") continue;
+    std::ifstream rollup("/proc/" + std::to_string(event.at("pid").get<int>()) + "/smaps_rollup");
+    for (std::string word; rollup >> word;) {
+      double value = 0;
+      if (word == "Pss:" && rollup >> value) kilobytes += value;
+    }
+  }
+  return kilobytes * 1024 / 1e6;
 }
 
 class Run {
@@ -78,17 +98,21 @@ class Run {
   Json measure() {
     start_all();
     // The first steps of each contestant load code, fill caches and grow heaps.
-    for (const char* name : {"ours", "ddp", "ddp_fused", "compute"}) take_turn(name, 3, nullptr);
+    for (const char* name : {"ours", "sharded", "ddp", "ddp_fused", "compute"}) take_turn(name, 3, nullptr);
     std::map<std::string, std::vector<double>> times;
     const Nanoseconds end = started_ + std::chrono::seconds(settings_.seconds);
     while (clock_.monotonic() < end || times["ours"].size() < 8) {
-      for (const char* name : {"ours", "compute", "ddp", "ddp_fused"}) take_turn(name, 4, &times[name]);
+      for (const char* name : {"ours", "compute", "sharded", "ddp", "ddp_fused"}) take_turn(name, 4, &times[name]);
     }
+    const double replicated_mb = memory_of(scratch_.path() / "ours");
+    const double sharded_mb = memory_of(scratch_.path() / "sharded");
     ours_.end("0");
+    sharded_.end("0");
     compute_.end("0");
     ddp_.end("end");
     for (Process& process : processes_) process.wait(std::chrono::seconds(10));
     const double ours = bench::median_of(times["ours"]);
+    const double sharded = bench::median_of(times["sharded"]);
     const double ddp = bench::median_of(times["ddp"]);
     const double fused = bench::median_of(times["ddp_fused"]);
     const double compute = bench::median_of(times["compute"]);
@@ -99,6 +123,11 @@ class Run {
             {"ddp_ratio", ddp / ours},
             {"ddp_fused_ratio", fused / ours},
             {"not_compute_share", 1 - compute / ours},
+            {"sharded_ms", sharded},
+            {"sharded_ddp_ratio", ddp / sharded},
+            {"sharded_ddp_fused_ratio", fused / sharded},
+            {"memory_mb", replicated_mb},
+            {"sharded_memory_mb", sharded_mb},
             {"steps", times["ours"].size()}};
   }
 
@@ -120,10 +149,12 @@ class Run {
 
   void start_all() {
     const auto folder = scratch_.path();
-    write_experiment(folder / "ours.yaml", settings_, 2, ours_.base());
-    start(
-        {beside("dtrain").string(), "launch", (folder / "ours.yaml").string(), "--run-dir", (folder / "ours").string()},
-        {});
+    for (const char* name : {"ours", "sharded"}) {
+      const bool sharded = std::strcmp(name, "sharded") == 0;
+      const auto file = folder / (std::string(name) + ".yaml");
+      write_experiment(file, settings_, 2, (sharded ? sharded_ : ours_).base(), sharded);
+      start({beside("dtrain").string(), "launch", file.string(), "--run-dir", (folder / name).string()}, {});
+    }
     for (int rank = 0; rank < 2; ++rank) {
       // Each is rank 0 of its own world; the FIFO's number tells the two apart.
       const std::string name = "compute" + std::to_string(rank);
@@ -146,6 +177,7 @@ class Run {
     std::vector<std::int64_t> taken;
     try {
       taken = name == "ours"      ? ours_.steps(steps)
+              : name == "sharded" ? sharded_.steps(steps)
               : name == "compute" ? compute_.steps(steps)
                                   : ddp_.steps(steps, name == "ddp" ? "default" : "fused");
     } catch (...) {
@@ -165,6 +197,7 @@ class Run {
   std::string log_;
   std::vector<UniqueFd> logs_;
   Contestant ours_{(scratch_.path() / "ours-").string(), 2};
+  Contestant sharded_{(scratch_.path() / "sharded-").string(), 2};
   Contestant compute_{(scratch_.path() / "compute-").string(), 2};
   Contestant ddp_{(scratch_.path() / "ddp-").string(), 2};
   std::vector<Process> processes_;

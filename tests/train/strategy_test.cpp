@@ -1,5 +1,6 @@
 // The strategies divide the same work differently: what they make of a model must not differ in a single bit.
-#include <mutex>
+#include <algorithm>
+#include <map>
 
 #include <gtest/gtest.h>
 
@@ -9,6 +10,8 @@
 #include "replicated.h"
 #include "sharded.h"
 #include "small_model.h"
+#include "strategy_report.h"
+#include "strategy_trial.h"
 
 namespace dtrain::train {
 namespace {
@@ -211,6 +214,66 @@ TEST(Sharded, KeepsTheStateOfItsOwnPartsAlone) {
     EXPECT_EQ(state.narrow(0, (1 - communicator.rank()) * half, half).count_nonzero().item<std::int64_t>(), 0);
     for (const auto& p : flat.parameters()) EXPECT_FALSE(p.tensor.grad().defined()) << p.name;
   });
+}
+
+// Two ranks, of which rank 1 is the slower one when sharded and rank 0 the slower one when not: what counts is the
+// slowest. The first step of a turn is an outlier.
+bool tried(double replicated_ms, double sharded_ms) {
+  bool result = false;
+  test::run_communicator_ranks(test::TestWorld(2), "thread", [&](comm::Communicator& communicator) {
+    StrategyTrial trial(communicator);
+    std::vector<bool> used;
+    while (!trial.done()) {
+      used.push_back(trial.sharded());
+      const bool first = used.size() > 1 && used.back() != used[used.size() - 2];
+      const bool slowest = trial.sharded() == (communicator.rank() == 1);
+      const double time = (trial.sharded() ? sharded_ms : replicated_ms) * (slowest ? 1 : 0.1);
+      const bool changed = trial.end_step(first ? 1e6 : time);
+      EXPECT_EQ(changed, trial.sharded() != used.back());
+      ASSERT_LT(used.size(), 100u);
+    }
+    EXPECT_EQ(std::count(used.begin(), used.end(), true), 10);
+    EXPECT_FALSE(used.front());
+    EXPECT_EQ(trial.replicated_ms(), replicated_ms);
+    EXPECT_EQ(trial.sharded_ms(), sharded_ms);
+    const bool sharded = trial.sharded();
+    EXPECT_FALSE(trial.end_step(1));  // over is over
+    EXPECT_EQ(trial.sharded(), sharded);
+    if (communicator.rank() == 0) result = sharded;
+  });
+  return result;
+}
+
+TEST(StrategyTrial, TakesTheFasterOneAndOfEquallyFastOnesTheSmaller) {
+  EXPECT_TRUE(tried(10, 5));
+  EXPECT_FALSE(tried(5, 10));
+  EXPECT_TRUE(tried(10, 10.05));
+}
+
+TEST(StrategyReport, SaysWhatItCostsAndSaves) {
+  StrategyFacts facts;
+  facts.sharded = facts.one_copy = true;
+  facts.world_size = facts.ranks_of_host = 4;
+  facts.parameter_bytes = 100 << 20;
+  facts.state_bytes = 200 << 20;
+  facts.replicated_ms = 12;
+  facts.sharded_ms = 8;
+  Json json = describe_strategy(facts);
+  EXPECT_EQ(json["strategy"], "sharded");
+  EXPECT_EQ(json["host_bytes"]["parameters"], 100 << 20);
+  EXPECT_EQ(json["replicated_host_bytes"]["optimizer_state"], 800 << 20);
+  EXPECT_EQ(json["text"],
+            "sharded updates: 300.0 MiB of parameters and optimizer state a host instead of 1.2 GiB (one copy for 4 "
+            "ranks); a step takes 8.00 ms, replicated 12.00 ms");
+  facts.one_copy = false;  // two hosts: each keeps its ranks' share of the state
+  facts.world_size = 8;
+  json = describe_strategy(facts);
+  EXPECT_EQ(json["host_bytes"]["parameters"], 400 << 20);
+  EXPECT_EQ(json["host_bytes"]["optimizer_state"], 100 << 20);
+  facts.sharded = false;
+  json = describe_strategy(facts);
+  EXPECT_EQ(json["host_bytes"], json["replicated_host_bytes"]);
+  EXPECT_EQ(json["strategy"], "replicated");
 }
 
 }  // namespace

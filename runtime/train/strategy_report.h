@@ -1,0 +1,23 @@
+// What the choice of a strategy means in memory and time, for plan.json, the log and the summary. Pure functions.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "dtrain/base/json.h"
+
+namespace dtrain::train {
+
+struct StrategyFacts {
+  bool sharded = false;
+  bool one_copy = false;                              // sharded, and the ranks of a host share one copy
+  int world_size = 1, ranks_of_host = 1;              // of rank 0's host
+  std::int64_t parameter_bytes = 0, state_bytes = 0;  // of the model and its optimizer, once
+  std::optional<double> replicated_ms, sharded_ms;    // of a step, where both were tried
+};
+
+// {"strategy", "one_copy", "host_bytes": {…}, "replicated_host_bytes": {…}, "replicated_ms", "sharded_ms", "text"}
+Json describe_strategy(const StrategyFacts& facts);
+
+}  // namespace dtrain::train
