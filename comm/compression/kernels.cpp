@@ -84,7 +84,11 @@ void encode_int8(const float* in, float* residual, std::size_t count, float unit
     for (; i + hn::Lanes(di) <= count; i += hn::Lanes(di))
       most = hn::Max(most, hn::And(hn::LoadU(di, bits + i), no_sign));
     top = hn::GetLane(hn::MaxOfLanes(di, most));
-    for (; i < count; ++i) top = std::max(top, bits[i] & 0x7fffffff);
+    for (; i < count; ++i) {
+      std::int32_t here;
+      std::memcpy(&here, residual + i, sizeof here);
+      top = std::max(top, here & 0x7fffffff);
+    }
   }
   float largest;
   std::memcpy(&largest, &top, sizeof largest);

@@ -271,9 +271,10 @@ void Engine::step_alone(int rounds) {
 }
 
 void Engine::end_local_round(bool stepped) {
-  // Nobody waits for the others' word on a round until it is long said: a quarter of the way between two meetings. So a
-  // wish to stop is acted upon that much later, by all ranks in the same round.
-  const std::int64_t lag = std::max(1, options_.local_sgd->inner_steps * options_.aggregation_frequency / 4);
+  // Nobody waits for the others' word on a round until it is long said: a quarter of the way between two meetings, but
+  // 16 rounds at most. So a wish to stop is acted upon that much later, by all ranks in the same round.
+  const std::int64_t quarter = std::int64_t{options_.local_sgd->inner_steps} * options_.aggregation_frequency / 4;
+  const std::int64_t lag = std::clamp<std::int64_t>(quarter, 1, 16);
   settle_announcements(static_cast<std::size_t>(lag));
   const bool stopping = stop_round_ && rounds_ >= *stop_round_ + lag;
   if (stepped && (inner_steps_ >= options_.local_sgd->inner_steps || stopping)) synchronise();
