@@ -7,7 +7,7 @@
 
 namespace dtrain::comm {
 
-class IssuingCommunicator : public Communicator {
+class IssuingCommunicator : public virtual Communicator {
  public:
   using Communicator::all_reduce;
   Work all_reduce(const void* in, void* out, std::size_t count, DataType type, const ReduceOptions& options) override;

@@ -136,7 +136,7 @@ void fill_small(DataType type, std::byte* data, std::size_t count, int rank, int
   for (std::size_t i = 0; i < count; ++i) store_element(type, data, i, small_value(rank, i, salt));
 }
 
-std::string first_wrong(DataType type, const std::byte* data, std::span<const double> wanted) {
+std::string first_wrong(DataType type, const std::byte* data, std::span<const double> wanted, double magnitude) {
   // Narrow types: half a unit of the last place. The others may be rounded a few times.
   const double tolerance = type == DataType::kFloat64   ? 1e-15
                            : type == DataType::kFloat32 ? 4e-7
@@ -148,7 +148,8 @@ std::string first_wrong(DataType type, const std::byte* data, std::span<const do
     bool right;
     if (comm::is_floating(type)) {
       have = load_floating(type, data, i);
-      right = have == want || (want != std::floor(want) && std::fabs(have - want) <= tolerance * std::fabs(want));
+      right = have == want || (want != std::floor(want) && std::fabs(have - want) <= tolerance * std::fabs(want)) ||
+              std::fabs(have - want) <= 2 * tolerance * magnitude;
     } else {
       std::byte wrapped[8];
       store_element(type, wrapped, 0, static_cast<std::int64_t>(want));

@@ -20,6 +20,9 @@ struct ConformanceTraits {
   bool rank_order = true;
   // float16 and bfloat16 are reduced in float32 and rounded once.
   bool wide_sums = true;
+  // Means and scales are applied once, to the sum, in float32 at least; minima, maxima and products are scaled too.
+  // False: inputs are multiplied by a factor that is rounded to their type, of sums and means alone.
+  bool exact_scaling = true;
 };
 
 std::vector<ConformanceCase> conformance_cases(const ConformanceTraits& traits = {});

@@ -38,6 +38,8 @@ std::vector<double> small_values(int rank, std::size_t count, int salt);
 
 void fill_small(comm::DataType type, std::byte* data, std::size_t count, int rank, int salt);
 // What is wrong in `data`; empty: nothing. Whole numbers must be exact, as an integer type wraps; others are rounded.
-std::string first_wrong(comm::DataType type, const std::byte* data, std::span<const double> wanted);
+// With a `magnitude`, floating point values may be wrong by what rounding values so large a few times makes of them.
+std::string first_wrong(comm::DataType type, const std::byte* data, std::span<const double> wanted,
+                        double magnitude = 0);
 
 }  // namespace dtrain::test

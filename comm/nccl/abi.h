@@ -1,0 +1,18 @@
+// What the library comm and the module comm_nccl agree on. Raise the version with every change to NcclCommunicator,
+// Communicator or what they are made of: a module of another build is refused instead of called.
+#pragma once
+
+#include <memory>
+
+#include "dtrain/comm/nccl.h"
+
+namespace dtrain::comm {
+
+inline constexpr int kNcclModuleAbi = 1;
+inline constexpr const char* kNcclModuleFactory = "dtrain_comm_nccl_make";
+
+// Sets `made` and returns 0; or returns the version the module was built for.
+using NcclModuleFactory = int(int abi, ControlPlane& control, const NcclOptions& nccl,
+                              const CommunicatorOptions& options, std::unique_ptr<NcclCommunicator>& made);
+
+}  // namespace dtrain::comm

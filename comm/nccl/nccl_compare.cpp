@@ -1,0 +1,101 @@
+// Whether the ranks do the same. NCCL does not ask: calls that differ hang it, or mix up data. So:
+//   the first operations and every allocation are compared with rank 0's before NCCL hears of them: a rank that differs
+//   stops, with both in its error, and its failure stops the others through the control plane;
+//   at a time-out each rank that waits publishes what it entered last, and reads what the others published.
+#include <algorithm>
+#include <thread>
+
+#include <nlohmann/json.hpp>
+
+#include "dtrain/base/error.h"
+#include "dtrain/base/units.h"
+#include "nccl/nccl_core.h"
+
+namespace dtrain::comm {
+namespace {
+
+constexpr std::size_t kRemembered = 64;
+constexpr std::chrono::milliseconds kSlice{20};  // how soon an abort is noticed
+// How much later than this rank the others may time out and still be heard.
+constexpr std::chrono::milliseconds kLeastGrace{200};
+constexpr std::chrono::milliseconds kMostGrace{3'000};
+
+}  // namespace
+
+void NcclCore::remember(const Descriptor& descriptor) {
+  last_.push_back(descriptor);
+  if (last_.size() > kRemembered) last_.pop_front();
+}
+
+void NcclCore::compare_with_first(const std::vector<Descriptor>& descriptors) {
+  if (world_size() == 1) return;
+  const Nanoseconds began = now();
+  for (const Descriptor& own : descriptors) {
+    const std::string text = describe(own);
+    const std::string key = setup_.nccl.name + "/operation/" + std::to_string(own.sequence);
+    if (rank() == 0) {
+      setup_.control.set(key, text);
+      continue;
+    }
+    std::optional<std::string> first;
+    while (!first) {
+      try {
+        first = setup_.control.get_within(key, kSlice);
+      } catch (const CommError& error) {
+        fail(error.what(), false);
+      }
+      throw_if_failed();
+      if (first || now() - began < Nanoseconds(setup_.options.timeout)) continue;
+      fail("rank " + std::to_string(rank()) + ": " + describe_waiting(own, now() - began, "timed out after") +
+               "; missing: rank 0 has not entered it (" + std::string(name_of(setup_.control.peer_state(0))) + ")",
+           true);
+    }
+    if (*first == text) continue;
+    fail("the ranks entered different operations as their operation " + std::to_string(own.sequence) + ": rank 0 " +
+             *first + ", rank " + std::to_string(rank()) + " " + text,
+         true);
+    throw_if_failed();
+  }
+}
+
+std::string NcclCore::describe_others(const Descriptor& waited_for) {
+  using Json = nlohmann::json;
+  const auto key = [&](int r) { return setup_.nccl.name + "/stopped/" + std::to_string(r); };
+  Json mine = Json::object();
+  for (const Descriptor& one : last_) mine[std::to_string(one.sequence)] = describe(one);
+  setup_.control.set(key(rank()), Json{{"issued", sequence_}, {"last", mine}}.dump());
+
+  const auto grace = std::clamp(setup_.options.timeout / 2, kLeastGrace, kMostGrace);
+  const Nanoseconds until = now() + Nanoseconds(grace);
+  const std::string sequence = std::to_string(waited_for.sequence);
+  const std::string own = describe(waited_for);
+  std::string missing, different;
+  for (int r = 0; r < world_size(); ++r) {
+    if (r == rank()) continue;
+    const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(until - now());
+    const auto said = setup_.control.get_within(key(r), std::max(left, std::chrono::milliseconds(1)));
+    const std::string name = "rank " + std::to_string(r);
+    const std::string state = " (" + std::string(name_of(setup_.control.peer_state(r))) + ")";
+    if (!said) {
+      missing += (missing.empty() ? "" : "; ") + name + " does not wait for it" + state;
+      continue;
+    }
+    const Json theirs = Json::parse(*said, nullptr, false);
+    if (!theirs.is_object() || !theirs.contains("last") || !theirs["last"].is_object()) continue;
+    const auto entered = theirs["last"].find(sequence);
+    if (entered != theirs["last"].end() && entered->is_string()) {
+      if (const auto text = entered->get<std::string>(); text != own) different += ", " + name + " " + text;
+    } else if (theirs.value("issued", std::uint64_t{0}) <= waited_for.sequence) {
+      missing += (missing.empty() ? "" : "; ") + name + " has not entered it" + state;
+    }
+  }
+  std::string text;
+  if (!different.empty()) {
+    text = "the ranks entered different operations as their operation " + sequence + ": rank " +
+           std::to_string(rank()) + " " + own + different;
+  }
+  if (!missing.empty()) text += (text.empty() ? "missing: " : "; missing: ") + missing;
+  return text.empty() ? "every rank has entered it, and NCCL does not end it" : text;
+}
+
+}  // namespace dtrain::comm

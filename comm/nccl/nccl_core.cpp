@@ -1,0 +1,269 @@
+#include "nccl/nccl_core.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "dtrain/base/error.h"
+
+namespace dtrain::comm {
+namespace {
+
+struct Range {
+  const std::byte* begin;
+  const std::byte* end;
+  bool overlaps(const Range& other) const { return begin < other.end && other.begin < end; }
+};
+
+Range range(const void* data, std::size_t bytes) {
+  const auto* const begin = static_cast<const std::byte*>(data);
+  return {begin, begin + bytes};
+}
+
+constexpr std::chrono::seconds kClosing{5};
+
+}  // namespace
+
+std::size_t NcclWork::bytes() const {
+  return payload_bytes(descriptor_, core_->world_size());
+}
+
+bool NcclWork::test() {
+  if (complete_) return true;
+  const Nanoseconds began = core_->now();
+  core_->pump();
+  if (!complete_) core_->throw_if_failed(this, timing_.enqueued);
+  timing_.exposed += core_->now() - began;
+  return complete_;
+}
+
+void NcclWork::wait() {
+  if (!complete_) core_->wait_for(*this);
+}
+
+NcclCore::NcclCore(NcclSetup setup, std::unique_ptr<NcclLink> link)
+    : setup_(std::move(setup)), link_(std::move(link)), stream_(setup_.api), pool_(setup_.api) {
+  check_cuda(*setup_.api, setup_.api->cudaMalloc(&barrier_data_, sizeof(float)), "allocating GPU memory");
+}
+
+std::shared_ptr<NcclWork> NcclCore::issue(Descriptor descriptor, const void* in, void* out) {
+  const Nanoseconds began = now();
+  throw_if_failed();
+  descriptor.sequence = sequence_++;
+  remember(descriptor);
+  auto work = std::make_shared<NcclWork>(shared_from_this(), descriptor, in, out);
+  work->timing_.enqueued = began;
+  if (group_open_) {
+    grouped_.push_back(work);
+  } else {
+    submit({work});
+  }
+  work->timing_.exposed = now() - began;
+  return work;
+}
+
+void NcclCore::agree(Descriptor descriptor) {
+  if (group_open_) throw CommError(describe(descriptor) + " was called inside a group, which it cannot be part of");
+  throw_if_failed();
+  descriptor.sequence = sequence_++;
+  remember(descriptor);
+  compare_with_first({descriptor});
+}
+
+void NcclCore::begin_group() {
+  throw_if_failed();
+  if (group_open_) throw CommError("begin_group: a group is open already, and groups do not nest");
+  group_open_ = true;
+}
+
+void NcclCore::end_group() {
+  if (!group_open_) throw CommError("end_group: no group is open");
+  group_open_ = false;
+  std::vector<Shared> works = std::exchange(grouped_, {});
+  throw_if_failed();
+  // NCCL orders nothing inside a group: what touches memory that an earlier operation writes begins a new one.
+  std::vector<Shared> together;
+  std::vector<Range> read, written;
+  for (Shared& work : works) {
+    const Range in = range(work->in_, in_bytes(work->descriptor_, world_size()));
+    const Range out = range(work->out_, out_bytes(work->descriptor_, world_size()));
+    const auto hits = [](const std::vector<Range>& those, const Range& one) {
+      return std::any_of(those.begin(), those.end(), [&](const Range& other) { return other.overlaps(one); });
+    };
+    if (hits(written, in) || hits(written, out) || hits(read, out)) {
+      submit(std::exchange(together, {}));
+      read.clear();
+      written.clear();
+    }
+    read.push_back(in);
+    written.push_back(out);
+    together.push_back(std::move(work));
+  }
+  if (!together.empty()) submit(std::move(together));
+}
+
+void NcclCore::submit(std::vector<Shared> works) {
+  std::vector<Descriptor> compared;
+  for (const Shared& work : works) {
+    work->submitted_ = true;
+    if (work->descriptor_.sequence < setup_.nccl.compared_operations) compared.push_back(work->descriptor_);
+  }
+  if (!compared.empty()) compare_with_first(compared);
+  NcclBatch batch;
+  batch.works = std::move(works);
+  if (setup_.nccl.stream) {
+    const DeviceGuard guard(*setup_.api, setup_.nccl.device);
+    batch.ready = pool_.event();
+    batch.ready->record(static_cast<cudaStream_t>(*setup_.nccl.stream));
+  }
+  batches_.push_back(std::move(batch));
+  pump();
+  throw_if_failed();
+}
+
+void NcclCore::progress() {
+  if (!batches_.empty()) pump();
+  throw_if_failed();
+}
+
+void NcclCore::pump() {
+  if (failed() || batches_.empty()) return;
+  try {
+    const DeviceGuard guard(*setup_.api, setup_.nccl.device);
+    while (advance()) {
+    }
+  } catch (const CommError& error) {
+    if (failed()) return;  // stopped meanwhile: the cause of that says more
+    std::string text = error.what();
+    if (!batches_.empty()) {
+      const NcclWork& first = *batches_.front().works.front();
+      text = describe_waiting(first.descriptor_, now() - first.timing_.enqueued, "failed after") + ": " + text;
+    }
+    fail("rank " + std::to_string(rank()) + ": " + text, true);
+  }
+}
+
+bool NcclCore::advance() {
+  const bool idle = link_->ready();
+  for (std::size_t i = 0; i < batches_.size(); ++i) {
+    NcclBatch& batch = batches_[i];
+    if (batch.state == NcclBatch::State::kRunning) {
+      if (i != 0 || !batch.done->query()) continue;
+      complete(batch);
+      batches_.pop_front();
+      return true;
+    }
+    if (!idle) return false;
+    if (batch.state == NcclBatch::State::kQueued) {
+      launch(batch);
+    } else {
+      finish_launch(batch);
+    }
+    return true;
+  }
+  return false;
+}
+
+void NcclCore::complete(NcclBatch& batch) {
+  const Nanoseconds time = now();
+  for (const Shared& work : batch.works) {
+    StagingArea* const area = work->staged_out_         ? work->staged_out_.get()
+                              : work->in_ == work->out_ ? work->staged_in_.get()
+                                                        : nullptr;
+    if (area) std::memcpy(work->out_, area->host(), out_bytes(work->descriptor_, world_size()));
+    pool_.give_back(std::move(work->staged_in_));
+    pool_.give_back(std::move(work->staged_out_));
+    work->timing_.ended = time;
+    work->complete_ = true;
+  }
+  pool_.give_back(std::move(batch.ready));
+  pool_.give_back(std::move(batch.done));
+}
+
+void NcclCore::order_after(cudaStream_t stream, std::uint64_t sequence) {
+  const auto find = [&]() -> NcclBatch* {
+    for (NcclBatch& batch : batches_) {
+      for (const Shared& work : batch.works) {
+        if (work->descriptor_.sequence == sequence) return &batch;
+      }
+    }
+    return nullptr;
+  };
+  for (const Shared& work : grouped_) {
+    if (work->descriptor_.sequence == sequence) {
+      throw CommError(describe(work->descriptor_) + " belongs to a group that is open");
+    }
+  }
+  const Nanoseconds began = now();
+  for (;;) {
+    pump();
+    throw_if_failed();
+    NcclBatch* const batch = find();
+    if (!batch) return;  // complete
+    // An event that is not recorded yet would count as fired.
+    if (batch->state == NcclBatch::State::kRunning) {
+      return check_cuda(*setup_.api, setup_.api->cudaStreamWaitEvent(stream, batch->done->get(), 0),
+                        "ordering streams");
+    }
+    if (now() - began > Nanoseconds(setup_.options.timeout)) time_out(*batch->works.front(), began);
+    nap();
+  }
+}
+
+void NcclCore::settle() {
+  const Nanoseconds began = now();
+  for (;;) {
+    pump();
+    if (failed() || batches_.empty() || batches_.back().state == NcclBatch::State::kRunning) return;
+    if (now() - began > Nanoseconds(setup_.options.timeout)) return time_out(*batches_.back().works.back(), began);
+    nap();
+  }
+}
+
+void NcclCore::synchronize(const char* what) {
+  auto event = pool_.event();
+  event->record(stream_.get());
+  const Nanoseconds began = now();
+  while (!event->query()) {
+    throw_if_failed();
+    if (now() - began > Nanoseconds(setup_.options.timeout)) {
+      fail("rank " + std::to_string(rank()) + ": " + what + " timed out: the GPU does not answer", true);
+    }
+    nap();
+  }
+  pool_.give_back(std::move(event));
+}
+
+void NcclCore::fail(const std::string& cause, bool own) {
+  {
+    const std::scoped_lock lock(mutex_);
+    if (failed_) return;
+    cause_ = cause;
+    own_failure_ = own;
+    failed_.store(true, std::memory_order_release);
+  }
+  failed_now_.notify_all();
+  link_->stop();
+}
+
+void NcclCore::throw_if_failed(const NcclWork* work, Nanoseconds since) {
+  if (!failed()) return;
+  const std::scoped_lock lock(mutex_);
+  if (own_failure_ || !work) throw CommError(cause_);
+  throw CommError(describe_waiting(work->descriptor_, now() - since, "was stopped after") + ": " + cause_);
+}
+
+void NcclCore::close() {
+  const Nanoseconds deadline = now() + kClosing;
+  while (!failed() && !batches_.empty() && now() < deadline) {
+    pump();
+    nap();
+  }
+  // What is left is not to touch memory any more.
+  if (!batches_.empty()) fail("rank " + std::to_string(rank()) + " has closed its communicator", true);
+  if (!failed()) link_->finalize(kClosing);
+  batches_.clear();  // they know this, and this knows them
+  grouped_.clear();
+  static_cast<void>(setup_.api->cudaFree(std::exchange(barrier_data_, nullptr)));
+}
+
+}  // namespace dtrain::comm

@@ -1,0 +1,151 @@
+// What a communicator over NCCL shares with its Work handles and Buffers: the operations, in order, and how they end.
+//
+// An operation (or a group of them) is a batch: queued, then handed to NCCL on the stream (launched), which may go on
+// in the background for a while, then running until the event behind it fires. pump() moves batches on and never waits
+// for the GPU or for a peer. The owner's thread does all of it; abort() comes from any thread.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <deque>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "dtrain/base/clock.h"
+#include "dtrain/comm/control.h"
+#include "dtrain/comm/nccl.h"
+#include "engine/descriptor.h"
+#include "nccl/nccl_device.h"
+#include "nccl/nccl_link.h"
+
+namespace dtrain::comm {
+
+class NcclCore;
+
+class NcclWork final : public WorkState {
+ public:
+  NcclWork(std::shared_ptr<NcclCore> core, const Descriptor& descriptor, const void* in, void* out)
+      : core_(std::move(core)), descriptor_(descriptor), in_(in), out_(out) {}
+  bool test() override;
+  void wait() override;
+  WorkTiming timing() const override { return timing_; }
+  std::size_t bytes() const override;
+  std::uint64_t sequence() const override { return descriptor_.sequence; }
+
+ private:
+  friend class NcclCore;
+
+  const std::shared_ptr<NcclCore> core_;
+  const Descriptor descriptor_;
+  const void* const in_;  // the caller's
+  void* const out_;
+  const void* from_ = nullptr;  // what NCCL reads and writes: the same, or staged
+  void* to_ = nullptr;
+  std::unique_ptr<StagingArea> staged_in_;  // also out, where in and out are the same
+  std::unique_ptr<StagingArea> staged_out_;
+  bool submitted_ = false;  // not while its group is open
+  bool complete_ = false;
+  WorkTiming timing_;
+};
+
+struct NcclBatch {
+  std::vector<std::shared_ptr<NcclWork>> works;
+  std::unique_ptr<CudaEvent> ready;  // on the caller's stream, at issue; null without one
+  std::unique_ptr<CudaEvent> done;
+  std::vector<ncclRedOp_t> own_ops;
+  enum class State { kQueued, kLaunching, kRunning } state = State::kQueued;
+};
+
+// CommError where NCCL has no reduction with these scales.
+void check_scales(const Descriptor& descriptor, int world_size);
+
+struct NcclSetup {
+  SharedNcclApi api;
+  ControlPlane& control;
+  NcclOptions nccl;
+  CommunicatorOptions options;
+};
+
+class NcclCore : public std::enable_shared_from_this<NcclCore> {
+ public:
+  NcclCore(NcclSetup setup, std::unique_ptr<NcclLink> link);
+
+  int rank() const { return setup_.control.world().rank; }
+  int world_size() const { return setup_.control.world().size; }
+  const NcclSetup& setup() const { return setup_; }
+  NcclLink& link() { return *link_; }
+  DevicePool& pool() { return pool_; }
+  cudaStream_t stream() const { return stream_.get(); }
+  bool failed() const { return failed_.load(std::memory_order_acquire); }
+
+  // The owner's thread.
+  std::shared_ptr<NcclWork> issue(Descriptor descriptor, const void* in, void* out);
+  void agree(Descriptor descriptor);  // counts as an operation, but has no data
+  void begin_group();
+  void end_group();
+  void progress();
+  void order_after(cudaStream_t stream, std::uint64_t sequence);
+  void synchronize(const char* what);  // of the own stream, by an event
+  // Everything issued has been handed over: NCCL takes no other calls while it is at that. Or it has failed.
+  void settle();
+  void close();
+
+  void throw_if_failed(const NcclWork* work = nullptr, Nanoseconds since = {});
+
+  // Any thread. The first cause stays.
+  void abort(const std::string& cause) { fail(cause, false); }
+
+ private:
+  friend class NcclWork;
+  using Shared = std::shared_ptr<NcclWork>;
+
+  // nccl_core.cpp
+  void submit(std::vector<Shared> works);
+  void pump();
+  bool advance();
+  void complete(NcclBatch& batch);
+  void fail(const std::string& cause, bool own);
+  Nanoseconds now() const { return clock_.monotonic(); }
+
+  // nccl_launch.cpp
+  void launch(NcclBatch& batch);
+  void finish_launch(NcclBatch& batch);
+  void stage_in(NcclWork& work);
+  void stage_out(NcclWork& work);
+  void call(NcclBatch& batch, const NcclWork& work, ncclComm_t comm);
+  ncclRedOp_t reduction(NcclBatch& batch, const Descriptor& descriptor, ncclComm_t comm);
+
+  // nccl_waiting.cpp
+  void wait_for(NcclWork& work);
+  void nap();  // a little, or until it has failed
+  void time_out(const NcclWork& work, Nanoseconds since);
+  std::string describe_waiting(const Descriptor& descriptor, Nanoseconds elapsed, const char* verb) const;
+
+  // nccl_compare.cpp
+  void compare_with_first(const std::vector<Descriptor>& descriptors);
+  void remember(const Descriptor& descriptor);
+  std::string describe_others(const Descriptor& waited_for);
+
+  const NcclSetup setup_;
+  SystemClock clock_;
+  std::unique_ptr<NcclLink> link_;
+  CudaStream stream_;
+  DevicePool pool_;
+  void* barrier_data_ = nullptr;  // one element, for what has no data
+  std::uint64_t sequence_ = 0;
+  bool group_open_ = false;
+  std::vector<Shared> grouped_;
+  std::deque<NcclBatch> batches_;
+  std::deque<Descriptor> last_;  // those issued last
+
+  std::mutex mutex_;
+  std::condition_variable failed_now_;
+  std::string cause_;         // guarded by mutex_
+  bool own_failure_ = false;  // found here: the cause says it all; guarded by mutex_
+  std::atomic<bool> failed_{false};
+};
+
+}  // namespace dtrain::comm

@@ -1,0 +1,221 @@
+// Handing a batch to NCCL: staging, the calls, the event behind them.
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "dtrain/base/error.h"
+#include "engine/convert.h"
+#include "nccl/nccl_core.h"
+
+namespace dtrain::comm {
+namespace {
+
+ncclDataType_t nccl_type(DataType type) {
+  switch (type) {
+    case DataType::kUint8:
+      return ncclUint8;
+    case DataType::kInt32:
+      return ncclInt32;
+    case DataType::kInt64:
+      return ncclInt64;
+    case DataType::kFloat16:
+      return ncclFloat16;
+    case DataType::kBfloat16:
+      return ncclBfloat16;
+    case DataType::kFloat32:
+      return ncclFloat32;
+    case DataType::kFloat64:
+      return ncclFloat64;
+  }
+  throw CommError("NCCL has no such type");
+}
+
+// An open group of this thread must be closed, whatever happens inside.
+class NcclGroup {
+ public:
+  explicit NcclGroup(const NcclApi& api) : api_(api) { check_nccl(api, api.ncclGroupStart(), "opening an NCCL group"); }
+  ~NcclGroup() {
+    if (open_) static_cast<void>(api_.ncclGroupEnd());
+  }
+  void end(ncclComm_t comm) {
+    open_ = false;
+    check_nccl(api_, api_.ncclGroupEnd(), "handing operations to NCCL", comm);
+  }
+
+ private:
+  const NcclApi& api_;
+  bool open_ = true;
+};
+
+double factor_of(const Descriptor& descriptor, int world_size) {
+  const double factor = descriptor.pre_scale * descriptor.post_scale;
+  return descriptor.op == ReduceOp::kMean ? factor / world_size : factor;
+}
+
+// The factor in the data's own type, as NCCL multiplies by it.
+struct Scalar {
+  alignas(8) std::byte bytes[8] = {};
+  Scalar(const Descriptor& descriptor, double factor) {
+    const auto narrow = static_cast<float>(factor);
+    double kept = factor;
+    if (descriptor.type == DataType::kFloat64) {
+      std::memcpy(bytes, &factor, sizeof factor);
+    } else if (descriptor.type == DataType::kFloat32) {
+      std::memcpy(bytes, &narrow, sizeof narrow);
+      kept = narrow;
+    } else {
+      float back = 0;
+      from_float32(descriptor.type, &narrow, bytes, 1);
+      to_float32(descriptor.type, bytes, &back, 1);
+      kept = back;
+    }
+    if (std::fabs(kept - factor) > std::fabs(factor) / 128) {
+      throw CommError(describe(descriptor) + ": NCCL multiplies by " + std::to_string(factor) + " in " +
+                          std::string(name_of(descriptor.type)) + ", which does not hold it",
+                      "scale before the values are narrowed");
+    }
+  }
+};
+
+}  // namespace
+
+void check_scales(const Descriptor& descriptor, int world_size) {
+  if (!reduces(descriptor.kind) || descriptor.pre_scale * descriptor.post_scale == 1.0) return;
+  if (descriptor.op != ReduceOp::kSum && descriptor.op != ReduceOp::kMean) {
+    throw CommError(describe(descriptor) + ": NCCL scales sums and means alone", "scale the data before or after");
+  }
+  static_cast<void>(Scalar(descriptor, factor_of(descriptor, world_size)));
+}
+
+ncclRedOp_t NcclCore::reduction(NcclBatch& batch, const Descriptor& descriptor, ncclComm_t comm) {
+  switch (descriptor.op) {
+    case ReduceOp::kMin:
+      return ncclMin;
+    case ReduceOp::kMax:
+      return ncclMax;
+    case ReduceOp::kProduct:
+      return ncclProd;
+    case ReduceOp::kSum:
+    case ReduceOp::kMean:
+      break;
+  }
+  if (descriptor.pre_scale * descriptor.post_scale == 1.0) {
+    return descriptor.op == ReduceOp::kSum ? ncclSum : ncclAvg;
+  }
+  Scalar scalar(descriptor, factor_of(descriptor, world_size()));
+  ncclRedOp_t op = ncclSum;
+  check_nccl(*setup_.api,
+             setup_.api->ncclRedOpCreatePreMulSum(&op, scalar.bytes, nccl_type(descriptor.type),
+                                                  ncclScalarHostImmediate, comm),
+             "making a scaled sum", comm);
+  batch.own_ops.push_back(op);
+  return op;
+}
+
+void NcclCore::stage_in(NcclWork& work) {
+  const std::size_t in = in_bytes(work.descriptor_, world_size());
+  const std::size_t out = out_bytes(work.descriptor_, world_size());
+  work.from_ = work.in_;
+  work.to_ = work.out_;
+  if (in != 0 && !is_device_memory(*setup_.api, work.in_)) {
+    // Where out begins at the same place it may be the longer one.
+    work.staged_in_ = pool_.area(work.out_ == work.in_ ? std::max(in, out) : in);
+    const StagingArea& area = *work.staged_in_;
+    std::memcpy(area.host(), work.in_, in);
+    check_cuda(*setup_.api,
+               setup_.api->cudaMemcpyAsync(area.device(), area.host(), in, cudaMemcpyHostToDevice, stream_.get()),
+               "copying to the GPU");
+    work.from_ = work.staged_in_->device();
+    if (work.out_ == work.in_) work.to_ = work.staged_in_->device();
+  }
+  if (out != 0 && work.out_ != work.in_ && !is_device_memory(*setup_.api, work.out_)) {
+    work.staged_out_ = pool_.area(out);
+    work.to_ = work.staged_out_->device();
+  }
+}
+
+void NcclCore::stage_out(NcclWork& work) {
+  const std::size_t bytes = out_bytes(work.descriptor_, world_size());
+  StagingArea* const area = work.staged_out_        ? work.staged_out_.get()
+                            : work.in_ == work.out_ ? work.staged_in_.get()
+                                                    : nullptr;
+  if (!area) return;
+  check_cuda(*setup_.api,
+             setup_.api->cudaMemcpyAsync(area->host(), area->device(), bytes, cudaMemcpyDeviceToHost, stream_.get()),
+             "copying from the GPU");
+}
+
+void NcclCore::call(NcclBatch& batch, const NcclWork& work, ncclComm_t comm) {
+  const NcclApi& api = *setup_.api;
+  const Descriptor& d = work.descriptor_;
+  const auto check = [&](ncclResult_t result) { check_nccl(api, result, "handing an operation to NCCL", comm); };
+  const cudaStream_t stream = stream_.get();
+  if (d.kind == Kind::kBarrier) {
+    return check(api.ncclAllReduce(barrier_data_, barrier_data_, 1, ncclFloat32, ncclSum, comm, stream));
+  }
+  if (d.count == 0) return;
+  const ncclDataType_t type = nccl_type(d.type);
+  const auto each_part = [&](const auto& call_part) {
+    for (int r = 0; r < world_size(); ++r) {
+      const Part part = part_of(d.count, d.type, r, world_size());
+      if (part.size() == 0) continue;
+      check(call_part(r, static_cast<std::byte*>(work.to_) + part.begin * size_of(d.type), part.size()));
+    }
+  };
+  switch (d.kind) {
+    case Kind::kAllReduce:
+      return check(api.ncclAllReduce(work.from_, work.to_, d.count, type, reduction(batch, d, comm), comm, stream));
+    case Kind::kReduceScatter:
+      return check(api.ncclReduceScatter(work.from_, work.to_, d.count, type, reduction(batch, d, comm), comm, stream));
+    case Kind::kAllGather:
+      return check(api.ncclAllGather(work.from_, work.to_, d.count, type, comm, stream));
+    case Kind::kBroadcast:
+      return check(api.ncclBroadcast(work.from_, work.to_, d.count, type, d.root, comm, stream));
+    case Kind::kReduceParts: {
+      const ncclRedOp_t op = reduction(batch, d, comm);
+      return each_part([&](int r, std::byte* data, std::size_t count) {
+        return api.ncclReduce(data, data, count, type, op, r, comm, stream);
+      });
+    }
+    case Kind::kGatherParts:
+      return each_part([&](int r, std::byte* data, std::size_t count) {
+        return api.ncclBroadcast(data, data, count, type, r, comm, stream);
+      });
+    default:
+      return;
+  }
+}
+
+void NcclCore::launch(NcclBatch& batch) {
+  const Nanoseconds time = now();
+  if (batch.ready) {
+    check_cuda(*setup_.api, setup_.api->cudaStreamWaitEvent(stream_.get(), batch.ready->get(), 0), "ordering streams");
+  }
+  for (const Shared& work : batch.works) {
+    work->timing_.started = time;
+    stage_in(*work);
+  }
+  link_->use([&](ncclComm_t comm) {
+    NcclGroup group(*setup_.api);
+    for (const Shared& work : batch.works) call(batch, *work, comm);
+    group.end(comm);
+  });
+  batch.state = NcclBatch::State::kLaunching;
+}
+
+void NcclCore::finish_launch(NcclBatch& batch) {
+  if (!batch.own_ops.empty()) {
+    link_->use([&](ncclComm_t comm) {
+      for (const ncclRedOp_t op : batch.own_ops) {
+        check_nccl(*setup_.api, setup_.api->ncclRedOpDestroy(op, comm), "ending a scaled sum", comm);
+      }
+      batch.own_ops.clear();
+    });
+  }
+  for (const Shared& work : batch.works) stage_out(*work);
+  batch.done = pool_.event();
+  batch.done->record(stream_.get());
+  batch.state = NcclBatch::State::kRunning;
+}
+
+}  // namespace dtrain::comm

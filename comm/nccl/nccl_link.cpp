@@ -1,0 +1,131 @@
+#include "nccl/nccl_link.h"
+
+#include <thread>
+
+#include "dtrain/base/units.h"
+
+namespace dtrain::comm {
+namespace {
+
+using SteadyClock = std::chrono::steady_clock;
+
+constexpr std::chrono::microseconds kNap{200};
+constexpr std::chrono::seconds kEnding{5};
+
+ncclConfig_t config() {
+  ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+  config.blocking = 0;
+  return config;
+}
+
+}  // namespace
+
+void NcclLink::wait_until_ready(ncclComm_t comm, const char* what, const NcclWaiting& waiting) {
+  const auto began = SteadyClock::now();
+  for (;;) {
+    ncclResult_t state = ncclSuccess;
+    check_nccl(*api_, api_->ncclCommGetAsyncError(comm, &state), what, comm);
+    check_nccl(*api_, state, what, comm);
+    if (state != ncclInProgress) return;
+    waiting.check();
+    if (SteadyClock::now() - began > waiting.timeout) {
+      throw CommError(std::string(what) + " timed out after " + format_duration(SteadyClock::now() - began) +
+                      ": every rank has begun it, and NCCL does not end it; " + waiting.who_else());
+    }
+    std::this_thread::sleep_for(kNap);
+  }
+}
+
+std::unique_ptr<NcclLink> NcclLink::connect(SharedNcclApi api, const ncclUniqueId& id, int rank, int world_size,
+                                            const NcclWaiting& waiting) {
+  constexpr const char* kWhat = "connecting the ranks with NCCL";
+  std::unique_ptr<NcclLink> link(new NcclLink(std::move(api)));
+  ncclConfig_t how = config();
+  check_nccl(*link->api_, link->api_->ncclCommInitRankConfig(&link->comm_, world_size, id, rank, &how), kWhat);
+  try {
+    link->wait_until_ready(link->comm_, kWhat, waiting);
+  } catch (const CommError&) {
+    link->stop();
+    throw;
+  }
+  return link;
+}
+
+NcclLink::~NcclLink() {
+  const std::scoped_lock lock(mutex_);
+  if (!comm_) return;
+  static_cast<void>(finalized_ && !stopped_ ? api_->ncclCommDestroy(comm_) : api_->ncclCommAbort(comm_));
+}
+
+bool NcclLink::ready() {
+  return use([&](ncclComm_t comm) {
+    ncclResult_t state = ncclSuccess;
+    check_nccl(*api_, api_->ncclCommGetAsyncError(comm, &state), "asking NCCL for errors", comm);
+    check_nccl(*api_, state, "NCCL has failed", comm);
+    return state != ncclInProgress;
+  });
+}
+
+void NcclLink::stop() noexcept {
+  const std::scoped_lock lock(mutex_);
+  if (stopped_ || !comm_) return;
+  stopped_ = true;
+  if (api_->ncclCommRevoke) {
+    const ncclResult_t result = api_->ncclCommRevoke(comm_, NCCL_REVOKE_DEFAULT);
+    if (result == ncclSuccess || result == ncclInProgress) return;
+  }
+  static_cast<void>(api_->ncclCommAbort(std::exchange(comm_, nullptr)));
+}
+
+void NcclLink::deregister(void* handle) noexcept {
+  const std::scoped_lock lock(mutex_);
+  if (!comm_) return;
+  // A revocation must be over first; where it does not end, the registration goes with the communicator.
+  const auto deadline = SteadyClock::now() + kEnding;
+  ncclResult_t state = stopped_ ? ncclInProgress : ncclSuccess;
+  while (state == ncclInProgress && SteadyClock::now() < deadline) {
+    if (api_->ncclCommGetAsyncError(comm_, &state) != ncclSuccess) return;
+    if (state == ncclInProgress) std::this_thread::sleep_for(kNap);
+  }
+  if (state != ncclInProgress) static_cast<void>(api_->ncclCommDeregister(comm_, handle));
+}
+
+std::unique_ptr<NcclLink> NcclLink::shrink(std::vector<int> excluded, bool failed, const NcclWaiting& waiting) {
+  constexpr const char* kWhat = "shrinking the communicator with NCCL";
+  const std::scoped_lock lock(mutex_);
+  if (!api_->ncclCommShrink) throw CommError("this version of NCCL cannot shrink a communicator");
+  if (!comm_) {
+    throw CommError(std::string("the communicator cannot be shrunk: ") +
+                    (stopped_ ? "this NCCL could stop it only by ending it" : "it has been closed"));
+  }
+  if (stopped_) wait_until_ready(comm_, kWhat, waiting);  // the revocation
+  stopped_ = true;
+  std::unique_ptr<NcclLink> link(new NcclLink(api_));
+  ncclConfig_t how = config();
+  check_nccl(*api_,
+             api_->ncclCommShrink(comm_, excluded.data(), static_cast<int>(excluded.size()), &link->comm_, &how,
+                                  failed ? NCCL_SHRINK_ABORT : NCCL_SHRINK_DEFAULT),
+             kWhat, comm_);
+  wait_until_ready(comm_, kWhat, waiting);
+  try {
+    link->wait_until_ready(link->comm_, kWhat, waiting);
+  } catch (const CommError&) {
+    link->stop();
+    throw;
+  }
+  return link;
+}
+
+void NcclLink::finalize(std::chrono::milliseconds at_most) noexcept {
+  const std::scoped_lock lock(mutex_);
+  if (stopped_ || !comm_) return;
+  ncclResult_t state = api_->ncclCommFinalize(comm_);
+  const auto deadline = SteadyClock::now() + at_most;
+  while (state == ncclInProgress && SteadyClock::now() < deadline) {
+    if (api_->ncclCommGetAsyncError(comm_, &state) != ncclSuccess) return;
+    if (state == ncclInProgress) std::this_thread::sleep_for(kNap);
+  }
+  finalized_ = state == ncclSuccess;
+}
+
+}  // namespace dtrain::comm

@@ -1,0 +1,68 @@
+// NCCL's communicator, and how it begins and ends. It is a non-blocking one: its functions return at once, and what
+// they began is asked for with state(). stop() comes from any thread and is the only thing that may: a mutex keeps it
+// from the owner's calls, which go through use().
+//
+// After a failure the operations on the device are stopped: with ncclCommRevoke where NCCL has it, after which shrink()
+// is still possible, else with ncclCommAbort. The destructor calls ncclCommAbort then, exactly once.
+#pragma once
+
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "dtrain/base/error.h"
+#include "nccl/nccl_api.h"
+
+namespace dtrain::comm {
+
+struct NcclWaiting {
+  std::chrono::milliseconds timeout;
+  std::function<void()> check;            // throws when waiting has become pointless
+  std::function<std::string()> who_else;  // what is known of the other ranks, for the error at the deadline
+};
+
+class NcclLink {
+ public:
+  // Collective over `world_size` ranks.
+  static std::unique_ptr<NcclLink> connect(SharedNcclApi api, const ncclUniqueId& id, int rank, int world_size,
+                                           const NcclWaiting& waiting);
+  ~NcclLink();
+  NcclLink(const NcclLink&) = delete;
+  NcclLink& operator=(const NcclLink&) = delete;
+
+  // Calls use(comm) unless it has been stopped: CommError then.
+  template <class Use>
+  auto use(const Use& use) {
+    const std::scoped_lock lock(mutex_);
+    if (stopped_) throw CommError("the NCCL communicator has been stopped");
+    return use(comm_);
+  }
+  // False while something goes on in the background; CommError when NCCL has found an error.
+  bool ready();
+
+  void stop() noexcept;
+
+  // Takes a Buffer's registration back, if there is still something to take it back from.
+  void deregister(void* handle) noexcept;
+
+  // Collective over the ranks that are left. Stops this one.
+  std::unique_ptr<NcclLink> shrink(std::vector<int> excluded, bool failed, const NcclWaiting& waiting);
+
+  // Before the destructor: nothing is outstanding, the peers close too. Waits for them, at most so long.
+  void finalize(std::chrono::milliseconds at_most) noexcept;
+
+ private:
+  explicit NcclLink(SharedNcclApi api) : api_(std::move(api)) {}
+  void wait_until_ready(ncclComm_t comm, const char* what, const NcclWaiting& waiting);
+
+  const SharedNcclApi api_;
+  std::mutex mutex_;
+  ncclComm_t comm_ = nullptr;  // null once it is aborted or destroyed
+  bool stopped_ = false;
+  bool finalized_ = false;
+};
+
+}  // namespace dtrain::comm

@@ -1,0 +1,67 @@
+// Waiting for an operation, and what is said when it does not end well.
+#include <algorithm>
+
+#include "dtrain/base/error.h"
+#include "dtrain/base/units.h"
+#include "nccl/nccl_core.h"
+
+namespace dtrain::comm {
+namespace {
+
+constexpr Nanoseconds kEager = std::chrono::microseconds(50);  // asks again at once for so long
+constexpr std::chrono::microseconds kNap{50};                  // then this often
+
+}  // namespace
+
+void NcclCore::wait_for(NcclWork& work) {
+  if (!work.submitted_) throw CommError(describe(work.descriptor_) + " belongs to a group that is open");
+  const Nanoseconds began = now();
+  const Nanoseconds deadline = began + setup_.options.timeout;
+  bool warned = false;
+  for (;;) {
+    pump();
+    if (work.complete_) break;
+    throw_if_failed(&work, began);
+    const Nanoseconds time = now();
+    if (time >= deadline) {
+      time_out(work, began);
+      throw_if_failed(&work, began);
+    }
+    if (!warned && time - began >= Nanoseconds(setup_.options.warn_after)) {
+      warned = true;
+      setup_.options.log->warn("rank {}: {}", rank(),
+                               describe_waiting(work.descriptor_, time - began, "has waited for"));
+    }
+    if (time - began < kEager) continue;
+    nap();
+  }
+  work.timing_.exposed += now() - began;
+}
+
+void NcclCore::nap() {
+  std::unique_lock lock(mutex_);
+  failed_now_.wait_for(lock, kNap, [&] { return failed(); });
+}
+
+void NcclCore::time_out(const NcclWork& work, Nanoseconds since) {
+  std::string text = describe_waiting(work.descriptor_, now() - since, "timed out after");
+  // A batch ends before the next: whom the first one misses is who is missing.
+  const Descriptor& first = batches_.empty() ? work.descriptor_ : batches_.front().works.front()->descriptor_;
+  if (first.sequence != work.descriptor_.sequence) {
+    text += " behind " + describe(first) + ", operation " + std::to_string(first.sequence);
+  }
+  text = "rank " + std::to_string(rank()) + ": " + text;
+  try {
+    text += "; " + describe_others(first);
+  } catch (const CommError& error) {  // the run has failed while this rank asked
+    text += "; " + std::string(error.what());
+  }
+  fail(text, true);
+}
+
+std::string NcclCore::describe_waiting(const Descriptor& descriptor, Nanoseconds elapsed, const char* verb) const {
+  return describe(descriptor) + ", operation " + std::to_string(descriptor.sequence) + ", " + verb + " " +
+         format_duration(elapsed);
+}
+
+}  // namespace dtrain::comm
