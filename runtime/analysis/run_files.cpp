@@ -32,6 +32,27 @@ CompressionAccount read_compression(const Json& json) {
   return account;
 }
 
+double sum_of_members(const Json& json, const std::string& key) {
+  const auto found = json.find(key);
+  double sum = 0;
+  if (found == json.end() || !found->is_object()) return sum;
+  for (const auto& [name, value] : found->items()) sum += value.is_number() ? value.get<double>() : 0;
+  return sum;
+}
+
+StrategyAccount read_strategy(const Json& json) {
+  StrategyAccount account;
+  account.strategy = text(json, "strategy");
+  account.text = text(json, "text");
+  account.host_bytes = sum_of_members(json, "host_bytes");
+  account.replicated_host_bytes = sum_of_members(json, "replicated_host_bytes");
+  for (const auto& [key, time] :
+       {std::pair("replicated_ms", &account.replicated_ms), std::pair("sharded_ms", &account.sharded_ms)}) {
+    if (const auto found = json.find(key); found != json.end() && found->is_number()) *time = found->get<double>();
+  }
+  return account;
+}
+
 std::int64_t sum_of(const Json& list) {
   std::int64_t sum = 0;
   for (const Json& item : list) add_to(sum, item.is_number_integer() ? item.get<std::int64_t>() : 0);
@@ -52,6 +73,9 @@ void add_plan(const std::filesystem::path& path, RunSummary& summary) {
   summary.world_size = static_cast<int>(std::clamp<std::int64_t>(integer(plan, "world_size"), 0, kLargestWorld));
   if (const auto compression = plan.find("compression"); compression != plan.end() && compression->is_object()) {
     summary.compression = read_compression(*compression);
+  }
+  if (const auto strategy = plan.find("strategy"); strategy != plan.end() && strategy->is_object()) {
+    summary.strategy = read_strategy(*strategy);
   }
   if (const auto batch = integer(plan, "global_batch_size", -1); batch >= 0) summary.global_batch_size = batch;
   if (const auto per_rank = plan.find("batch_per_rank"); !summary.global_batch_size && per_rank != plan.end()) {

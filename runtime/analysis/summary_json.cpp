@@ -109,6 +109,14 @@ Json to_json(const RunSummary& s) {
                            {"gained_s", optional_json(c->gained_s)},
                            {"text", c->text}};
   }
+  if (const auto& strategy = s.strategy) {
+    json["strategy"] = {{"strategy", strategy->strategy},
+                        {"host_bytes", strategy->host_bytes},
+                        {"replicated_host_bytes", strategy->replicated_host_bytes},
+                        {"replicated_ms", optional_json(strategy->replicated_ms)},
+                        {"sharded_ms", optional_json(strategy->sharded_ms)},
+                        {"text", strategy->text}};
+  }
   json["agents"] = Json::array();
   for (const AgentSummary& agent : s.agents) json["agents"].push_back(agent_json(agent));
   json["warnings"] = s.warnings;

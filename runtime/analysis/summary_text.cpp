@@ -151,6 +151,7 @@ void write_communication(Writer& out, const RunSummary& s) {
   out.heading("Communication");
   out.line("  exposed {} ({} of the steps), {} of it waiting for the last rank", seconds_text(s.exposed_s),
            format_percent(s.exposed_share), seconds_text(s.exposed_skew_s));
+  if (s.strategy && !s.strategy->text.empty()) out.paragraph(s.strategy->text);
   if (s.compression && !s.compression->text.empty()) out.paragraph(s.compression->text);
   if (s.collectives.empty()) return;
   out.line("  {:<24}{:>8}{:>12}{:>12}{:>12}{:>16}", "operation", "count", "bytes each", "p50", "exposed",

@@ -125,7 +125,9 @@ TEST(Summary, TakesNameStateAndMetricsFromTheRunsOtherFiles) {
   folder.append("plan.json",
                 R"({"name":"mnist","world_size":2,"batch_per_rank":32,"compression":{"kind":"fp16",)"
                 R"("text":"said","steps":20,"compressed_steps":17,"uncompressed_bytes":400,"sent_bytes":200,)"
-                R"("gained_s":-0.5}})");
+                R"("gained_s":-0.5},"strategy":{"strategy":"sharded","one_copy":true,"text":"half of it",)"
+                R"("host_bytes":{"parameters":10,"optimizer_state":20},)"
+                R"("replicated_host_bytes":{"parameters":20,"optimizer_state":"?"},"sharded_ms":1.5}})");
   folder.append(
       "events.jsonl",
       "{\"event\":\"rank_started\"}\n{\"event\":\"run_ended\",\"state\":\"failed\",\"cause\":\"rank 1 died\"}\n");
@@ -139,6 +141,13 @@ TEST(Summary, TakesNameStateAndMetricsFromTheRunsOtherFiles) {
   EXPECT_EQ(s.compression->compressed_steps, 17);
   EXPECT_EQ(s.compression->gained_s, -0.5);
   EXPECT_EQ(to_json(s)["compression"]["sent_bytes"], 200);
+  ASSERT_TRUE(s.strategy);
+  EXPECT_EQ(to_json(s)["strategy"], (Json{{"strategy", "sharded"},
+                                          {"host_bytes", 30.0},
+                                          {"replicated_host_bytes", 20.0},
+                                          {"replicated_ms", nullptr},
+                                          {"sharded_ms", 1.5},
+                                          {"text", "half of it"}}));
   EXPECT_EQ(s.name, "mnist");
   EXPECT_EQ(s.global_batch_size, 64);
   EXPECT_EQ(s.state, "failed");

@@ -85,6 +85,13 @@ TEST(SummaryText, SaysWhatCompressionBroughtWithinItsWidth) {
   for (std::string line; std::getline(lines, line) && !line.empty();) EXPECT_LE(line.size(), 80u) << line;
 }
 
+TEST(SummaryText, SaysHowParametersAreUpdated) {
+  RunSummary s = two_ranks();
+  EXPECT_THAT(render_summary(s, {}), testing::Not(HasSubstr("updates:")));
+  s.strategy = StrategyAccount{"sharded", "sharded updates: 5.1 MiB a host instead of 10.1 MiB", 5.1e6, 1e7, {}, {}};
+  EXPECT_THAT(render_summary(s, {}), HasSubstr("  sharded updates: 5.1 MiB a host instead of 10.1 MiB"));
+}
+
 TEST(WhatToLookAt, CompressionThatLosesIsToBeSwitchedOff) {
   RunSummary s = two_ranks();
   s.exposed_skew_s = 0.1;

@@ -60,6 +60,13 @@ struct CompressionAccount {
   std::optional<double> gained_s;                 // less exposed communication; negative: more; empty: not known
 };
 
+// How parameters are updated, and what that saves, as rank 0 found early in the training.
+struct StrategyAccount {
+  std::string strategy, text;                        // the text says all of it
+  double host_bytes = 0, replicated_host_bytes = 0;  // parameters and optimizer state on rank 0's host; if replicated
+  std::optional<double> replicated_ms, sharded_ms;   // of a step; empty: not both were tried
+};
+
 struct MetricSummary {
   std::string name, unit;
   double min = 0, mean = 0, p50 = 0, p95 = 0, p99 = 0, max = 0;
@@ -101,6 +108,7 @@ struct RunSummary {
   std::vector<RankSummary> ranks;           // ascending
   std::vector<CollectiveSummary> collectives;
   std::optional<CompressionAccount> compression;
+  std::optional<StrategyAccount> strategy;
   std::vector<AgentSummary> agents;
   std::vector<std::string> warnings;  // what makes these numbers less than complete
 };
