@@ -59,16 +59,15 @@ void Engine::check_same(const Operation& operation) {
   bool same = true;
   for (int r = 0; r < world_size_; ++r) same = same && same_operation(theirs(r), operation.descriptor());
   if (same) return;
-  std::string text = "the ranks entered different operations as their operation " + std::to_string(sequence) + ":";
-  std::string first = describe(theirs(0));
-  text += " rank 0 " + first;
+  std::string text = "the ranks entered different operations as their operation " + std::to_string(sequence) +
+                     ": rank 0 " + describe(theirs(0));
   int shown = 0;
   for (int r = 1; r < world_size_ && shown < 4; ++r) {
     if (same_operation(theirs(r), theirs(0))) continue;
     text += ", rank " + std::to_string(r) + " " + describe(theirs(r));
     ++shown;
   }
-  fail(text);
+  fail(operation, text);
 }
 
 bool Engine::plan(Operation& operation) {
@@ -82,8 +81,8 @@ bool Engine::plan(Operation& operation) {
   try {
     transfer.plan(*segment_, *buffers_, planned_phase_);
   } catch (const CommError& error) {
-    fail(describe(operation.descriptor()) + ", operation " + std::to_string(operation.sequence()) + ": " +
-         error.what());
+    fail(operation, describe(operation.descriptor()) + ", operation " + std::to_string(operation.sequence()) + ": " +
+                        error.what());
   }
   planned_phase_ = transfer.end_phase();
   slot_phase_[operation.sequence() % kRingSlots] = planned_phase_;
@@ -91,11 +90,13 @@ bool Engine::plan(Operation& operation) {
 }
 
 void Engine::run_step(Operation& operation) {
-  const Nanoseconds began = now();
+  const bool small = operation.transfer_.is_inline();
+  const Nanoseconds began = small ? tick_ : now();
   if (operation.transfer_.at_start()) operation.timing_.started = began;
   operation.transfer_.run_step(*segment_, scratch_);
   own_.phase.store(own_.phase.load(std::memory_order_relaxed) + 1);
   segment_->wake_others(rank_);
+  if (small) return;
   const Nanoseconds took = now() - began;
   operation.timing_.exposed += took;
   worked_ += took;
@@ -120,7 +121,7 @@ bool Engine::advance() {
 void Engine::finish_completed(bool& moved) {
   while (running_ > 0 && all_reached(pending_.front()->transfer_.required_phase())) {
     Operation& operation = *pending_.front();
-    operation.timing_.ended = now();
+    operation.timing_.ended = operation.transfer_.is_inline() ? tick_ : now();
     operation.complete_ = true;
     pending_.pop_front();
     --running_;
@@ -130,7 +131,9 @@ void Engine::finish_completed(bool& moved) {
 
 void Engine::progress() {
   if (segment_->aborted()) throw_if_aborted();
-  if (!pending_.empty()) advance();
+  if (pending_.empty()) return;
+  now();
+  advance();
 }
 
 }  // namespace dtrain::comm

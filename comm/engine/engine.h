@@ -76,7 +76,7 @@ class Engine final : public Communicator {
   bool has_entered(int rank, std::uint64_t sequence) const;
   bool all_reached(std::uint64_t phase);
   void check_same(const Operation& operation);
-  Nanoseconds now() const { return clock_.monotonic(); }
+  Nanoseconds now() { return tick_ = clock_.monotonic(); }
 
   // waiting.cpp
   void wait_for_slot(const Operation& operation);
@@ -84,6 +84,7 @@ class Engine final : public Communicator {
   void wait_until(const Done& done, const Operation& operation);
   void throw_if_aborted(const Operation* operation = nullptr, Nanoseconds since = {});
   [[noreturn]] void fail(const std::string& cause);
+  [[noreturn]] void fail(const Operation& operation, const std::string& cause);  // adds who noticed it and when
   [[noreturn]] void time_out(const Operation& operation);
   std::string describe_waiting(const Operation& operation, Nanoseconds elapsed, const char* verb) const;
   std::string describe_missing(const Operation& operation) const;
@@ -97,6 +98,7 @@ class Engine final : public Communicator {
   const std::shared_ptr<Segment> segment_;
   RankBlock& own_;
   SystemClock clock_;
+  Nanoseconds tick_{0};  // the clock as last read: small operations are over before reading it again would tell
   const std::shared_ptr<BufferTable> buffers_;
   Scratch scratch_;
   std::deque<Shared> pending_;   // not complete, in the order of issue

@@ -11,6 +11,7 @@
 namespace dtrain::comm {
 namespace {
 
+constexpr unsigned kLooksPerTick = 8;                  // while spinning, between two readings of the clock
 constexpr std::chrono::microseconds kYielding{200};    // after spinning, before sleeping
 constexpr std::chrono::milliseconds kLongestSleep{5};  // bounds what a wake-up that never comes can cost
 // How long the cause may take by the control plane until a closed communicator is an error of its own.
@@ -54,22 +55,23 @@ void Engine::wait_until(const Done& done, const Operation& operation) {
   Nanoseconds idle_since = began;
   bool warned = false;
   Sleeper sleeper(own_);
-  for (;;) {
+  for (unsigned looks = 1;; ++looks) {
     const std::uint32_t seen = own_.wake_word.load();  // before looking: what happens from here on changes it
     if (segment_->aborted()) throw_if_aborted(&operation, began);
     const bool moved = advance();
     if (done()) return;
-    const Nanoseconds time = now();
     if (moved) {
       sleeper.disarm();
-      idle_since = time;
+      idle_since = now();
       continue;
     }
-    const Nanoseconds idle = time - idle_since;
-    if (idle < spin_) {
+    if (spin_ > Nanoseconds{0} && looks % kLooksPerTick != 0 && !sleeper.armed()) {
       relax();
       continue;
     }
+    const Nanoseconds time = now();
+    const Nanoseconds idle = time - idle_since;
+    if (idle < spin_) continue;
     if (time - began > setup_.options.timeout) time_out(operation);
     if (idle > kClosedGrace) fail_if_closed(operation, time - began);
     if (!warned && time - began > setup_.options.warn_after) {
@@ -88,6 +90,7 @@ void Engine::wait_until(const Done& done, const Operation& operation) {
 
 void Engine::wait_for(Operation& operation) {
   if (operation.sequence() >= published_) {
+    throw_if_aborted(&operation, operation.timing_.enqueued);
     throw CommError(describe(operation.descriptor()) + ", operation " + std::to_string(operation.sequence()) +
                     ", was waited for inside its group, which hands it over when it ends");
   }
@@ -120,6 +123,11 @@ void Engine::fail(const std::string& cause) {
   const std::string first = segment_->abort_cause();
   give_up(first);
   throw CommError(first);
+}
+
+void Engine::fail(const Operation& operation, const std::string& cause) {
+  fail(cause + "; rank " + std::to_string(rank_) + " found out after " +
+       format_duration(now() - operation.timing_.enqueued));
 }
 
 void Engine::time_out(const Operation& operation) {

@@ -9,9 +9,10 @@
 namespace dtrain::comm {
 namespace {
 
-// Maps every page now, so that the first steps do not pay for page faults. Kernels before 5.14 refuse; that costs time
-// later, nothing else.
+// Maps every page now, so that the first steps do not pay for page faults, huge ones where the kernel may give some.
+// Kernels before 5.14 refuse; that costs time later, nothing else.
 void populate(const SharedMemory& memory) {
+  (void)madvise(memory.data(), memory.size(), MADV_HUGEPAGE);
 #ifdef MADV_POPULATE_WRITE
   (void)madvise(memory.data(), memory.size(), MADV_POPULATE_WRITE);
 #endif

@@ -30,8 +30,14 @@ using bench::Subject;
 #define DTRAIN_ALL_VECTORS
 #endif
 
+// Two streams at a time go through memory faster than one.
 DTRAIN_ALL_VECTORS void read_and_write(float* data, std::size_t count) {
-  for (std::size_t i = 0; i < count; ++i) data[i] += 1.0f;
+  float* __restrict first = data;
+  float* __restrict second = data + count / 2;
+  for (std::size_t i = 0; i < count / 2; ++i) {
+    first[i] += 1.0f;
+    second[i] += 1.0f;
+  }
 }
 
 comm::ControlOptions control_options(int rank, int ranks) {

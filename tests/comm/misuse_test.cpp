@@ -9,6 +9,7 @@
 #include <thread>
 
 #include "dtrain/base/error.h"
+#include "harness/misuse.h"
 #include "harness/run_processes.h"
 #include "harness/run_ranks.h"
 
@@ -17,7 +18,9 @@ namespace {
 
 using test::TestWorld;
 using testing::AllOf;
+using testing::ContainsRegex;
 using testing::HasSubstr;
+using testing::MatchesRegex;
 using testing::Not;
 
 // Runs fn on every rank and returns what each one's CommError said ("" where none came).
@@ -34,60 +37,89 @@ std::vector<std::string> errors_of(const TestWorld& world, const std::string& ba
   return errors;
 }
 
-struct Misuse {
-  const char* name;
-  std::function<Work(Communicator&, float*)> most, last;  // what the highest rank does instead
-  const char* most_text;
-  const char* last_text;
-};
-
 class MisuseTable : public testing::TestWithParam<std::tuple<std::string, int>> {};
-
-std::vector<Misuse> misuses() {
-  const auto sum = [](Communicator& c, float* d) { return c.all_reduce(d, 5000, DataType::kFloat32); };
-  const char* const sum_text = "all_reduce(sum, float32, 5000 elements)";
-  return {
-      {"operation", sum, [](Communicator& c, float*) { return c.barrier(); }, sum_text, "barrier"},
-      {"kind", sum, [](Communicator& c, float* d) { return c.broadcast(d, 5000, DataType::kFloat32, 0); }, sum_text,
-       "broadcast(float32, 5000 elements from rank 0)"},
-      {"size", sum, [](Communicator& c, float* d) { return c.all_reduce(d, 4999, DataType::kFloat32); }, sum_text,
-       "all_reduce(sum, float32, 4999 elements)"},
-      {"type", sum, [](Communicator& c, float* d) { return c.all_reduce(d, 5000, DataType::kInt32); }, sum_text,
-       "all_reduce(sum, int32, 5000 elements)"},
-      {"reduction", sum,
-       [](Communicator& c, float* d) { return c.all_reduce(d, 5000, DataType::kFloat32, {.op = ReduceOp::kMax}); },
-       sum_text, "all_reduce(max, float32, 5000 elements)"},
-      {"scale", sum,
-       [](Communicator& c, float* d) { return c.all_reduce(d, 5000, DataType::kFloat32, {.post_scale = 0.5}); },
-       sum_text, "all_reduce(sum, float32, 5000 elements, scaled by 0.5)"},
-      {"bucket", sum,
-       [](Communicator& c, float* d) { return c.all_reduce(d, 5000, DataType::kFloat32, {.bucket = 4}); }, sum_text,
-       "all_reduce(sum, float32, 5000 elements, bucket 4)"},
-      {"root", [](Communicator& c, float* d) { return c.broadcast(d, 10, DataType::kFloat32, 0); },
-       [](Communicator& c, float* d) { return c.broadcast(d, 10, DataType::kFloat32, 1); },
-       "broadcast(float32, 10 elements from rank 0)", "broadcast(float32, 10 elements from rank 1)"},
-      {"small size", [](Communicator& c, float* d) { return c.all_gather(d, d + 16, 2, DataType::kFloat32); },
-       [](Communicator& c, float* d) { return c.all_gather(d, d + 16, 3, DataType::kFloat32); },
-       "all_gather(float32, 2 elements a rank)", "all_gather(float32, 3 elements a rank)"},
-  };
-}
 
 TEST_P(MisuseTable, BothOperationsAreNamedOnEveryRank) {
   const auto [backend, ranks] = GetParam();
-  for (const Misuse& misuse : misuses()) {
+  for (const auto& misuse : test::misuse_cases()) {
     SCOPED_TRACE(misuse.name);
     const auto errors = errors_of(TestWorld(ranks), backend, [&](Communicator& comm) {
-      std::vector<float> data(6000);
+      std::vector<float> data(5000u * static_cast<unsigned>(comm.world_size()));
       const auto buffer = comm.allocate(6000 * sizeof(float));  // operation 0
       comm.barrier().wait();                                    // operation 1
       const bool last = comm.rank() == comm.world_size() - 1;
       (last ? misuse.last : misuse.most)(comm, data.data()).wait();
     });
-    for (int r = 0; r < ranks; ++r) {
-      EXPECT_THAT(errors[static_cast<std::size_t>(r)],
-                  AllOf(HasSubstr("operation 2"), HasSubstr("rank 0 " + std::string(misuse.most_text)),
-                        HasSubstr("rank " + std::to_string(ranks - 1) + " " + misuse.last_text)));
+    for (const std::string& error : errors) {
+      EXPECT_THAT(error, ContainsRegex("; rank [0-9]+ found out after [0-9.]+ (ns|us|ms|s)"));
+      EXPECT_THAT(error, HasSubstr(misuse.text(2, ranks)));
     }
+  }
+}
+
+// The ranks that wait say for what they waited and how long, then why it ended.
+TEST_P(MisuseTable, WhoWaitsSaysForWhat) {
+  const auto [backend, ranks] = GetParam();
+  const auto errors = errors_of(TestWorld(ranks), backend, [](Communicator& comm) {
+    std::vector<float> data(5000);
+    if (comm.rank() != 0) std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    if (comm.rank() == 1) return comm.abort("rank 1 failed at step 7: loss is NaN");
+    comm.all_reduce(data.data(), 5000, DataType::kFloat32, {.bucket = 3}).wait();
+  });
+  EXPECT_THAT(errors[0],
+              MatchesRegex("all_reduce\\(sum, float32, 5000 elements, bucket 3\\), operation 0, was stopped after "
+                           "[0-9.]+ ms: rank 1 failed at step 7: loss is NaN"));
+}
+
+TEST_P(MisuseTable, AReleasedBuffer) {
+  const auto [backend, ranks] = GetParam();
+  const auto errors = errors_of(TestWorld(ranks), backend, [](Communicator& comm) {
+    auto buffer = comm.allocate(5000 * sizeof(float));
+    std::vector<float> plain(5000);
+    comm.barrier().wait();
+    void* const data = comm.rank() == 0 ? static_cast<void*>(plain.data()) : buffer->bytes().data();
+    if (comm.rank() == 0) buffer.reset();
+    comm.all_reduce(data, 5000, DataType::kFloat32, {.bucket = 2}).wait();
+  });
+  EXPECT_THAT(errors[0], MatchesRegex("all_reduce\\(sum, float32, 5000 elements, bucket 2\\), operation 2: rank 1 uses "
+                                      "buffer 0, which rank 0 has released; rank 0 found out after .*"));
+  for (std::size_t r = 1; r < errors.size(); ++r) {
+    EXPECT_THAT(errors[r], HasSubstr("rank 1 uses buffer 0, which rank 0 has released"));
+  }
+}
+
+// What was issued in the group never reaches the peers; they hear the cause.
+TEST_P(MisuseTable, AnExceptionLeavesAGroupOpen) {
+  const auto [backend, ranks] = GetParam();
+  const auto errors = errors_of(TestWorld(ranks), backend, [](Communicator& comm) {
+    std::vector<float> data(5000);
+    if (comm.rank() == 0) {
+      Work work;
+      try {
+        const Group group(comm);
+        work = comm.all_reduce(data.data(), 5000, DataType::kFloat32);
+        throw std::runtime_error("the loader ran dry");
+      } catch (const std::runtime_error& error) {
+        EXPECT_THROW(work.wait(), CommError);
+        EXPECT_THROW(comm.begin_group(), CommError);
+        EXPECT_THROW((void)comm.allocate(64), CommError);
+        comm.abort(error.what());
+      }
+      work.wait();
+      return;
+    }
+    comm.all_reduce(data.data(), 5000, DataType::kFloat32).wait();
+  });
+  for (const std::string& error : errors) EXPECT_THAT(error, HasSubstr("the loader ran dry"));
+}
+
+TEST_P(MisuseTable, CommonMemoryOfDifferentSizes) {
+  const auto [backend, ranks] = GetParam();
+  const auto errors = errors_of(TestWorld(ranks), backend,
+                                [](Communicator& comm) { (void)comm.allocate_common(comm.rank() == 0 ? 10 : 20); });
+  for (const std::string& error : errors) {
+    EXPECT_THAT(error, HasSubstr("as their operation 0: rank 0 allocate_common(10 bytes), rank 1 allocate_common(20 "
+                                 "bytes)"));
   }
 }
 
@@ -228,6 +260,34 @@ TEST(Misuse, TheCauseWinsOverTheClosedCommunicator) {
   for (const int r : {0, 2}) {
     EXPECT_THAT(errors[static_cast<std::size_t>(r)], HasSubstr("rank 1 failed at step 4: loss is NaN"));
   }
+}
+
+// Ranks that still wait when the deadline passes all end then, those behind the one that is missing too.
+TEST_P(MisuseTable, WhatStandsBehindAMissingOneNamesBoth) {
+  const auto [backend, ranks] = GetParam();
+  TestWorld world(ranks);
+  world.timeout = std::chrono::milliseconds(300);
+  std::atomic<int> waiting{ranks - 1};
+  const auto errors = errors_of(world, backend, [&](Communicator& comm) {
+    std::vector<float> data(10'000);
+    if (comm.rank() == 0) {
+      while (waiting > 0) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+      return;
+    }
+    try {
+      (void)comm.all_reduce(data.data(), 5000, DataType::kFloat32, {.bucket = 0});
+      comm.reduce_scatter(data.data() + 5000, data.data(), 10, DataType::kFloat32, {.bucket = 1}).wait();
+    } catch (const CommError&) {
+      --waiting;
+      throw;
+    }
+  });
+  EXPECT_THAT(
+      errors[1],
+      AllOf(HasSubstr("reduce_scatter(sum, float32, 10 elements a rank, bucket 1), operation 1, timed out after "
+                      "300"),
+            HasSubstr("behind all_reduce(sum, float32, 5000 elements, bucket 0), operation 0; missing: rank 0 "
+                      "has not entered it")));
 }
 
 INSTANTIATE_TEST_SUITE_P(Backends, MisuseTable,
