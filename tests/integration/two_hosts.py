@@ -1,0 +1,114 @@
+"""Whole runs over two hosts, started by mpirun. Runs inside `two_hosts.sh with RATE`, which makes them.
+
+    two_hosts.py BIN_FOLDER [TestClass[.test] ...]
+"""
+import os
+import subprocess
+import sys
+import unittest
+
+from harness import SOURCE, Build, Workplace, launch, overrides, run
+
+BUILD = None  # set by main()
+BED = str(SOURCE / "tests" / "harness" / "two_hosts.sh")
+HOSTS = os.environ.get("TWO_HOSTS", "")
+SYNTHETIC = SOURCE / "configs" / "synthetic.yaml"
+SETS = ["hyperparameters.width=64", "data.samples=2000", "searcher.max_length.batches=20", "communication.timeout=30"]
+
+
+def on_host(host, *command):
+    return subprocess.run([BED, "run", HOSTS, host, *command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def mpirun(a, b, run_dir, sets=(), options=()):
+    """`a` ranks on the first host, `b` on the second."""
+    command = [BED, "mpirun", HOSTS, "--host", f"nodea:{a},nodeb:{b}", "-np", str(a + b), "-x", "OMP_NUM_THREADS", *options,
+               BUILD.program("synthetic"), str(SYNTHETIC), "--run-dir", str(run_dir), *overrides([*SETS, *sets])]
+    return run(command, run_dir)
+
+
+class TwoHosts(unittest.TestCase):
+    def setUp(self):
+        self.work = Workplace(type(self).__name__)
+
+    def tearDown(self):
+        for host in "ab":
+            left = on_host(host, "pgrep", "-a", "-x", "synthetic")
+            self.assertEqual(left.stdout, "", f"left on host {host}")
+        self.work.remove()
+
+    def one_host(self, ranks):
+        return launch(BUILD, SYNTHETIC, self.work.new_run(), [*SETS, f"resources.slots_per_trial={ranks}"]).expect(0)
+
+    def check_same(self, result, alone):
+        self.assertEqual(result.weights_file.read_bytes(), alone.weights_file.read_bytes())
+        self.assertEqual(result.metrics("validation")[-1]["metrics"], alone.metrics("validation")[-1]["metrics"])
+
+
+class Training(TwoHosts):
+    def test_one_rank_a_host_is_like_two_ranks_on_one(self):
+        result = mpirun(1, 1, self.work.new_run()).expect(0)
+        self.assertIn("communication: mpi, 2 ranks", (result.run_dir / "logs" / "rank-0000.log").read_text())
+        self.check_same(result, self.one_host(2))
+        self.assertEqual([rank["host"] for rank in result.json("plan.json")["placement"]], ["nodea", "nodeb"])
+        self.assertEqual({line["host"] for line in result.events("rank_finished")}, {"nodea", "nodeb"})
+
+    def test_every_host_has_an_agent_and_every_rank_its_records(self):
+        result = mpirun(1, 1, self.work.new_run()).expect(0)
+        files = {path.name for path in (result.run_dir / "profile").iterdir()}
+        self.assertTrue({"agent-nodea.jsonl", "agent-nodeb.jsonl", "rank-0000.jsonl", "rank-0001.jsonl"} <= files, files)
+        for rank in (0, 1):
+            steps = [line for line in result.lines(f"profile/rank-000{rank}.jsonl") if line["record"] == "step"]
+            self.assertEqual(len(steps), 20, f"rank {rank}")
+
+    def test_two_ranks_a_host_over_mpi_alone(self):
+        sets = ["communication.backend=mpi", "resources.slots_per_trial=4"]
+        for options in ((), ("--map-by", "node")):  # ranks of a host in a row, and taking turns
+            self.check_same(mpirun(2, 2, self.work.new_run(), sets, options).expect(0), self.one_host(4))
+
+
+class Failing(TwoHosts):
+    def test_a_folder_that_only_one_host_has(self):
+        self.assertEqual(on_host("b", "mount", "-t", "tmpfs", "tmpfs", str(self.work.path)).returncode, 0)
+        try:
+            result = mpirun(1, 1, self.work.new_run())
+        finally:
+            on_host("b", "umount", str(self.work.path))
+        self.assertNotEqual(result.code, 0)
+        self.assertIn(f"the run's folder {result.run_dir} of rank 0 (nodea) is not on nodeb, where rank 1 runs", result.output)
+        self.assertIn("give a folder that all hosts share with --run-dir", result.output)
+
+    def test_an_interface_that_is_not_there(self):
+        result = mpirun(1, 1, self.work.new_run(), options=("-x", "DTRAIN_NETWORK_INTERFACE=eth77"))
+        self.assertNotEqual(result.code, 0)
+        self.assertIn("no interface 'eth77'", result.output)
+        self.assertIn("link0 (10.71.1.1)", result.output)
+
+    def test_the_interface_by_its_network(self):
+        mpirun(1, 1, self.work.new_run(), options=("-x", "DTRAIN_NETWORK_INTERFACE=10.71.0.0/16")).expect(0)
+
+    def test_a_rank_of_the_other_host_that_is_killed(self):
+        run_dir = self.work.new_run()
+        endless = ["searcher.max_length.batches=1000000000", "scheduling_unit=5"]
+        kill = f"for i in $(seq 600); do grep -qs loss {run_dir}/metrics.jsonl && break; sleep 0.05; done; pkill -KILL -x synthetic"
+        killer = subprocess.Popen([BED, "run", HOSTS, "b", "bash", "-c", kill])
+        try:
+            result = mpirun(1, 1, run_dir, endless)
+        finally:
+            killer.wait()
+        self.assertNotEqual(result.code, 0)
+        ended = result.events("run_ended")
+        self.assertEqual([line["state"] for line in ended], ["failed"], result.output)
+        self.assertRegex(ended[0]["cause"], r"rank 1 .*is gone")
+
+
+def main():
+    global BUILD
+    BUILD = Build(sys.argv[1], "synthetic")
+    if not HOSTS:
+        sys.exit("two_hosts.py runs inside tests/harness/two_hosts.sh with RATE")
+    unittest.main(argv=[sys.argv[0], *sys.argv[2:]])
+
+
+if __name__ == "__main__":
+    main()
