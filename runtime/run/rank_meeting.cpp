@@ -9,6 +9,7 @@
 #include "dtrain/comm/backends.h"
 #include "dtrain/host/reachable_address.h"
 #include "dtrain/run/agreed_error.h"
+#include "plan_file.h"
 #include "rank_session_impl.h"
 
 namespace dtrain::run {
@@ -188,12 +189,7 @@ std::string RankSession::Impl::agent_id() const {
 
 void RankSession::Impl::make_communicator() {
   const comm::CommunicatorOptions options{.timeout = experiment.communication_timeout, .log = log};
-  if (!mpi) {
-    communicator = comm::make_shm_communicator(*control, options);
-    return;
-  }
-  if (is_rank_0()) log->info("communication: {}, {} ranks", backend, environment.world.size);
-  if (backend == "shm") {
+  if (backend == "shm" || environment.world.size == 1) {
     communicator = comm::make_shm_communicator(*control, options);
   } else if (backend == "mpi") {
     std::vector<int> members;
@@ -203,6 +199,11 @@ void RankSession::Impl::make_communicator() {
     throw AgreedError("not supported yet: several ranks on each of several hosts (the hierarchical backend)",
                       "start one rank on each host, or set communication.backend: mpi");
   }
+  if (!is_rank_0()) return;
+  std::set<std::string> keys;
+  for (const HostOfRank& host : hosts) keys.insert(host.key);
+  update_plan_file(folder.plan(), "communication", {{"backend", communicator->backend()}, {"hosts", keys.size()}});
+  if (mpi) log->info("communication: {}, {} ranks on {} hosts", backend, environment.world.size, keys.size());
 }
 
 }  // namespace dtrain::run
