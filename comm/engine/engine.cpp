@@ -8,6 +8,8 @@
 namespace dtrain::comm {
 namespace {
 
+constexpr std::size_t kReportedStaging = 1u << 20;  // payloads for which copying matters
+
 CommunicatorOptions with_log(CommunicatorOptions options) {
   if (!options.log) options.log = make_null_logger();
   return options;
@@ -84,9 +86,22 @@ bool Engine::plan(Operation& operation) {
     fail(operation, describe(operation.descriptor()) + ", operation " + std::to_string(operation.sequence()) + ": " +
                         error.what());
   }
+  report_staging(transfer);
   planned_phase_ = transfer.end_phase();
   slot_phase_[operation.sequence() % kRingSlots] = planned_phase_;
   return true;
+}
+
+void Engine::report_staging(const Transfer& transfer) {
+  if (staging_reported_ || transfer.payload() < kReportedStaging || !reduces(transfer.descriptor().kind) ||
+      !transfer.staged_here()) {
+    return;
+  }
+  staging_reported_ = true;
+  setup_.options.log->info(
+      "rank {}: {} is staged, which takes two to four times as long: its memory is not the communicator's "
+      "(Communicator::allocate); later ones are not reported",
+      rank_, describe(transfer.descriptor()));
 }
 
 void Engine::run_step(Operation& operation) {

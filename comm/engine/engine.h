@@ -71,6 +71,7 @@ class Engine final : public Communicator {
   // engine.cpp
   bool advance();                   // true when anything moved
   bool plan(Operation& operation);  // false: a peer has not entered it
+  void report_staging(const Transfer& transfer);
   void run_step(Operation& operation);
   void finish_completed(bool& moved);
   bool has_entered(int rank, std::uint64_t sequence) const;
@@ -106,6 +107,7 @@ class Engine final : public Communicator {
   std::uint64_t sequence_ = 0;   // operations issued
   std::uint64_t published_ = 0;  // of them, those the peers can see
   bool group_open_ = false;
+  bool staging_reported_ = false;
   std::uint64_t planned_phase_ = 0;                     // the phase at which the next operation to be planned begins
   std::array<std::uint64_t, kRingSlots> slot_phase_{};  // phase at which all have left the slot's operation
   std::vector<std::uint64_t> reached_;                  // phases that ranks were last seen to have reached

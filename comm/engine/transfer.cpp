@@ -68,6 +68,10 @@ void Transfer::plan(const Segment& segment, const BufferTable& buffers, std::uin
   steps_ = pieces_ + (writes ? 2 : 1);
 }
 
+bool Transfer::staged_here() const {
+  return staged_ && (!shared_in(rank_) || (descriptor_.kind == Kind::kAllReduce && !shared_out(rank_)));
+}
+
 std::uint64_t Transfer::required_phase() const {
   if (has_step()) return step_ == 0 && !staged_ ? 0 : base_ + step_;
   return inline_ ? 0 : base_ + steps_;  // peers still read this rank's memory until they are done as well

@@ -41,6 +41,8 @@ class Transfer {
   // Once all ranks have entered it; `base` is the phase at which it begins. CommError as BufferTable::resolve().
   void plan(const Segment& segment, const BufferTable& buffers, std::uint64_t base);
   bool planned() const { return planned_; }
+  // Whether this rank's own data goes through the staging area.
+  bool staged_here() const;
 
   bool has_step() const { return step_ < steps_; }
   bool at_start() const { return step_ == 0; }

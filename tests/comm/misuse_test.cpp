@@ -8,6 +8,8 @@
 #include <mutex>
 #include <thread>
 
+#include <spdlog/sinks/ostream_sink.h>
+
 #include "dtrain/base/error.h"
 #include "harness/misuse.h"
 #include "harness/run_processes.h"
@@ -304,6 +306,26 @@ TEST(Misuse, SingleRankArguments) {
   ranks[0]->all_reduce(&x, 1, DataType::kFloat32, {.post_scale = 0.5}).wait();
   EXPECT_EQ(x, 1.5f);
   EXPECT_THROW(make_thread_communicators(0, {}), CommError);
+}
+
+TEST(Misuse, StagingIsReportedOnce) {
+  std::ostringstream text;
+  CommunicatorOptions options;
+  options.log = std::make_shared<spdlog::logger>("test", std::make_shared<spdlog::sinks::ostream_sink_mt>(text, true));
+  auto ranks = make_thread_communicators(2, options);
+  test::run_ranks(2, [&](int rank) {
+    Communicator& comm = *ranks[static_cast<std::size_t>(rank)];
+    constexpr std::size_t kCount = 300'000;
+    const auto buffer = comm.allocate(kCount * sizeof(float));
+    comm.all_reduce(buffer->bytes().data(), kCount, DataType::kFloat32).wait();
+    std::vector<float> plain(kCount);
+    comm.all_reduce(plain.data(), 1000, DataType::kFloat32).wait();
+    void* const data = rank == 0 ? plain.data() : static_cast<void*>(buffer->bytes().data());
+    for (int i = 0; i < 3; ++i) comm.all_reduce(data, kCount, DataType::kFloat32).wait();
+  });
+  const std::string log = text.str();
+  EXPECT_THAT(log, HasSubstr("rank 0: all_reduce(sum, float32, 300000 elements) is staged"));
+  EXPECT_EQ(std::count(log.begin(), log.end(), '\n'), 1) << log;
 }
 
 TEST(Misuse, RanksOfDifferentHostsAreRefused) {

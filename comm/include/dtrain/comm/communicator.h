@@ -2,15 +2,16 @@
 //
 // Every rank must issue the same operations with the same sizes and types in the same order; a rank that differs is
 // an error on all of them that names both operations. Operations of one communicator complete in the order of issue.
-// One thread at a time issues, progresses and waits; abort() may come from any thread. Every rank gets the same bits,
-// and so does the next run: reductions take the ranks in an order that does not depend on timing (rank order; host,
-// then hosts, where the backend is "hierarchical"; NCCL's own with "nccl").
+// Until one is complete nobody may touch its memory, another operation included. One thread at a time issues,
+// progresses and waits; abort() may come from any thread. Every rank gets the same bits, and so does the next run:
+// reductions take the ranks in an order that does not depend on timing (rank order; host, then hosts, where the backend
+// is "hierarchical"; NCCL's own with "nccl").
 #pragma once
 
 #include <chrono>
-#include <exception>
 #include <cstddef>
 #include <cstdint>
+#include <exception>
 #include <memory>
 #include <span>
 #include <string>
@@ -62,8 +63,8 @@ class Communicator {
   Work all_reduce(void* data, std::size_t count, DataType type, const ReduceOptions& options = {}) {
     return all_reduce(data, data, count, type, options);
   }
-  // `in` holds world_size() x `count` elements in rank order; this rank's `count` reduced ones go to `out`, which may be
-  // its place in `in`. `in` is left with unspecified values only where `out` lies inside it.
+  // `in` holds world_size() x `count` elements in rank order; this rank's `count` reduced ones go to `out`, which may
+  // be its place in `in`. `in` is left with unspecified values only where `out` lies inside it.
   virtual Work reduce_scatter(const void* in, void* out, std::size_t count, DataType type,
                               const ReduceOptions& options = {}) = 0;
   // `out` holds world_size() x `count` elements in rank order; `in` may be this rank's place in `out`.
@@ -78,8 +79,8 @@ class Communicator {
   virtual Work broadcast(void* data, std::size_t count, DataType type, int root) = 0;
   virtual Work barrier() = 0;
 
-  // Operations issued between the two are handed over together, at the end: fewer wake-ups of peers (and one launch with
-  // NCCL). A Work of an open group may not be waited on. Groups do not nest; use Group.
+  // Operations issued between the two are handed over together, at the end: fewer wake-ups of peers (and one launch
+  // with NCCL). A Work of an open group may not be waited on. Groups do not nest; use Group.
   virtual void begin_group() = 0;
   virtual void end_group() = 0;
 
