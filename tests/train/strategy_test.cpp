@@ -1,6 +1,9 @@
 // The strategies divide the same work differently: what they make of a model must not differ in a single bit.
 #include <algorithm>
+#include <chrono>
+#include <functional>
 #include <map>
+#include <thread>
 
 #include <gtest/gtest.h>
 
@@ -186,6 +189,62 @@ TEST(Strategies, MayChangeAndSoMayThePlan) {
                   expected, original);
     }
   }
+}
+
+// Passes its input on; in backward, which comes to it when every parameter's gradient is long ready, it calls back.
+struct LateReader : torch::autograd::Function<LateReader> {
+  static at::Tensor forward(torch::autograd::AutogradContext*, const at::Tensor& x) { return x.clone(); }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext*,
+                                                 const torch::autograd::variable_list& gradients) {
+    if (read) read();
+    return gradients;
+  }
+  static thread_local std::function<void()> read;
+};
+thread_local std::function<void()> LateReader::read;
+
+// With one copy of the parameters, a rank that is through with its buckets must not update while another, whose buckets
+// are complete just as well, still runs backward; and nobody goes on before all have updated.
+TEST(Sharded, NobodySeesParametersChangeDuringAStep) {
+  test::run_communicator_ranks(test::TestWorld(2), "shm", [&](comm::Communicator& communicator) {
+    torch::manual_seed(1);
+    torch::nn::Linear model(32, 32);
+    FlatParameters flat(*model, communicator);
+    FlatOptimizer optimizer(Sgd{.lr = 0.1}, nullptr, flat);
+    const SystemClock clock;
+    profile::Recorder recorder({}, clock, clock.monotonic());
+    Sharded strategy(flat, optimizer, communicator, recorder, 0.5);
+    ASSERT_TRUE(strategy.one_copy());
+    const auto plan = comm::plan_fusion(items_of(flat), 1 << 20);
+    strategy.set_plan(plan);
+    GradientExchange exchange(flat, communicator, recorder);
+    exchange.use(strategy, plan);
+    const Hooks hooks(flat, exchange);
+    at::Tensor before = flat.groups()[0].values.clone();
+    int late_reads = 0;
+    LateReader::read = [&] {
+      communicator.progress();  // the bucket is complete on both ranks, as far as this one is concerned
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));
+      EXPECT_TRUE(torch::equal(flat.groups()[0].values, before));
+      ++late_reads;
+    };
+    for (int step = 0; step < 6; ++step) {
+      exchange.begin_batch(true);
+      at::Tensor x = torch::randn({4, 32}).requires_grad_();
+      if (communicator.rank() == step % 2) x = LateReader::apply(x);
+      exchange.backward(model->forward(x).pow(2).sum());
+      strategy.update({exchange.finish(), 1, 0});
+      exchange.end_window();
+      const at::Tensor after = flat.groups()[0].values.clone();
+      const std::int64_t half = after.numel() / 2;
+      for (const std::int64_t begin : {std::int64_t{0}, half}) {
+        EXPECT_FALSE(torch::equal(after.narrow(0, begin, half), before.narrow(0, begin, half)));
+      }
+      before = after;
+    }
+    EXPECT_EQ(late_reads, 3);
+    LateReader::read = nullptr;
+  });
 }
 
 // Of what a rank does not update it keeps no state: those pages do not even exist.
