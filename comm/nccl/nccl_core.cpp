@@ -152,7 +152,7 @@ bool NcclCore::advance() {
       batches_.pop_front();
       return true;
     }
-    if (!idle) return false;
+    if (!idle || waits_for_host_data(batch)) return false;
     if (batch.state == NcclBatch::State::kQueued) {
       launch(batch);
     } else {
@@ -163,12 +163,26 @@ bool NcclCore::advance() {
   return false;
 }
 
+// The stream orders what is in GPU memory; host memory has an operation's result only when that is complete.
+bool NcclCore::waits_for_host_data(const NcclBatch& batch) const {
+  if (batch.state != NcclBatch::State::kQueued) return false;
+  for (const NcclBatch& before : batches_) {
+    if (before.state != NcclBatch::State::kRunning) break;
+    for (const Shared& writer : before.works) {
+      if (!writer->result_area()) continue;
+      const Range written = range(writer->out_, out_bytes(writer->descriptor_, world_size()));
+      for (const Shared& reader : batch.works) {
+        if (written.overlaps(range(reader->in_, in_bytes(reader->descriptor_, world_size())))) return true;
+      }
+    }
+  }
+  return false;
+}
+
 void NcclCore::complete(NcclBatch& batch) {
   const Nanoseconds time = now();
   for (const Shared& work : batch.works) {
-    StagingArea* const area = work->staged_out_         ? work->staged_out_.get()
-                              : work->in_ == work->out_ ? work->staged_in_.get()
-                                                        : nullptr;
+    const StagingArea* const area = work->result_area();
     if (area) std::memcpy(work->out_, area->host(), out_bytes(work->descriptor_, world_size()));
     pool_.give_back(std::move(work->staged_in_));
     pool_.give_back(std::move(work->staged_out_));

@@ -38,6 +38,11 @@ class NcclWork final : public WorkState {
  private:
   friend class NcclCore;
 
+  // Where host memory gets the result from; null where NCCL writes it itself.
+  StagingArea* result_area() const {
+    return staged_out_ ? staged_out_.get() : in_ == out_ ? staged_in_.get() : nullptr;
+  }
+
   const std::shared_ptr<NcclCore> core_;
   const Descriptor descriptor_;
   const void* const in_;  // the caller's
@@ -106,6 +111,7 @@ class NcclCore : public std::enable_shared_from_this<NcclCore> {
   void submit(std::vector<Shared> works);
   void pump();
   bool advance();
+  bool waits_for_host_data(const NcclBatch& batch) const;
   void complete(NcclBatch& batch);
   void fail(const std::string& cause, bool own);
   Nanoseconds now() const { return clock_.monotonic(); }

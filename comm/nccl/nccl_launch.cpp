@@ -136,9 +136,7 @@ void NcclCore::stage_in(NcclWork& work) {
 
 void NcclCore::stage_out(NcclWork& work) {
   const std::size_t bytes = out_bytes(work.descriptor_, world_size());
-  StagingArea* const area = work.staged_out_        ? work.staged_out_.get()
-                            : work.in_ == work.out_ ? work.staged_in_.get()
-                                                    : nullptr;
+  const StagingArea* const area = work.result_area();
   if (!area) return;
   check_cuda(*setup_.api,
              setup_.api->cudaMemcpyAsync(area->host(), area->device(), bytes, cudaMemcpyDeviceToHost, stream_.get()),

@@ -390,6 +390,24 @@ TEST(NcclStreams, SlowRanksAreWaitedFor) {
   world.expect_clean();
 }
 
+// What is staged is read when the operation before it has written it.
+TEST(NcclStreams, OperationsOnTheSameHostMemoryFollowEachOther) {
+  NcclWorld world(2);
+  world.fake.faults(0).slow_ms = 2;
+  run_nccl_ranks(world, [](NcclCommunicator& comm, ControlPlane&) {
+    std::vector<std::int64_t> data(100, 1);
+    std::vector<Work> works;
+    for (int i = 0; i < 10; ++i) works.push_back(comm.all_reduce(data.data(), data.size(), DataType::kInt64));
+    works.back().wait();
+    EXPECT_THAT(data, Each(1024));
+    std::vector<std::int64_t> all(2);
+    (void)comm.all_gather(data.data(), all.data(), 1, DataType::kInt64);
+    comm.all_reduce(all.data(), 2, DataType::kInt64).wait();
+    EXPECT_THAT(all, Each(2048));
+  });
+  world.expect_clean();
+}
+
 TEST(NcclScales, AFactorThatTheTypeDoesNotHoldIsRefused) {
   NcclWorld world(1);
   run_nccl_ranks(world, [](NcclCommunicator& comm, ControlPlane&) {
