@@ -67,7 +67,9 @@ class Transfer {
   std::size_t in_first(int rank) const;  // the element a rank's `in` begins with
   std::size_t out_first() const;
   std::byte* shared_in(int rank) const { return shared_[static_cast<std::size_t>(rank)]; }
-  std::byte* shared_out(int rank) const { return shared_[static_cast<std::size_t>(world_size_ + rank)]; }
+  std::byte* shared_out(int rank) const {
+    return shared_[static_cast<std::size_t>(world_size_) + static_cast<std::size_t>(rank)];
+  }
   std::byte* staging(const Segment& segment, int rank, int owner, std::uint32_t piece) const;
 
   Descriptor descriptor_;
