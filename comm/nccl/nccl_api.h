@@ -46,7 +46,9 @@ namespace dtrain::comm {
   X(cudaFreeHost, cudaError_t(void*))
 
 struct NcclApi {
+// NOLINTNEXTLINE(bugprone-macro-parentheses): a declaration
 #define DTRAIN_MEMBER(name) std::function<std::remove_pointer_t<decltype(&::name)>> name;
+// NOLINTNEXTLINE(bugprone-macro-parentheses): a declaration
 #define DTRAIN_TYPED_MEMBER(name, ...) std::function<__VA_ARGS__> name;
   DTRAIN_NCCL_FUNCTIONS(DTRAIN_MEMBER)
   DTRAIN_NCCL_NEWER_FUNCTIONS(DTRAIN_MEMBER)
