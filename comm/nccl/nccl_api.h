@@ -12,15 +12,15 @@
 namespace dtrain::comm {
 
 // X(function): there in every version that will do.
-#define DTRAIN_NCCL_FUNCTIONS(X)                                                                                    \
-  X(ncclGetVersion)                                                                                                 \
-  X(ncclGetUniqueId)                                                                                                \
-  X(ncclGetErrorString)                                                                                             \
-  X(ncclGetLastError)                                                                                               \
-  X(ncclCommInitRankConfig) X(ncclCommGetAsyncError) X(ncclCommFinalize) X(ncclCommDestroy) X(ncclCommAbort)        \
-      X(ncclMemAlloc) X(ncclMemFree) X(ncclCommRegister) X(ncclCommDeregister) X(ncclRedOpCreatePreMulSum)          \
-          X(ncclRedOpDestroy) X(ncclReduce) X(ncclBroadcast) X(ncclAllReduce) X(ncclReduceScatter) X(ncclAllGather) \
-              X(ncclGroupStart) X(ncclGroupEnd)
+// clang-format off
+#define DTRAIN_NCCL_FUNCTIONS(X) \
+  X(ncclGetVersion) X(ncclGetUniqueId) X(ncclGetErrorString) X(ncclGetLastError) \
+  X(ncclCommInitRankConfig) X(ncclCommGetAsyncError) X(ncclCommFinalize) X(ncclCommDestroy) \
+  X(ncclCommAbort) X(ncclMemAlloc) X(ncclMemFree) X(ncclCommRegister) \
+  X(ncclCommDeregister) X(ncclRedOpCreatePreMulSum) X(ncclRedOpDestroy) X(ncclReduce) \
+  X(ncclBroadcast) X(ncclAllReduce) X(ncclReduceScatter) X(ncclAllGather) \
+  X(ncclGroupStart) X(ncclGroupEnd)
+// clang-format on
 // Empty where the library has none.
 #define DTRAIN_NCCL_NEWER_FUNCTIONS(X) X(ncclCommRevoke) X(ncclCommShrink)
 // X(function, type): the header overloads some of them, so that they cannot be asked for their types.
