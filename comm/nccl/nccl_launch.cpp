@@ -80,7 +80,8 @@ struct Scalar {
 }  // namespace
 
 void check_scales(const Descriptor& descriptor, int world_size) {
-  if (!reduces(descriptor.kind) || descriptor.pre_scale * descriptor.post_scale == 1.0) return;
+  if (!reduces(descriptor.kind) || (descriptor.pre_scale == 1.0 && descriptor.post_scale == 1.0)) return;
+  // Not even by two scales whose product is 1: a maximum of negated values is a minimum.
   if (descriptor.op != ReduceOp::kSum && descriptor.op != ReduceOp::kMean) {
     throw CommError(describe(descriptor) + ": NCCL scales sums and means alone", "scale the data before or after");
   }

@@ -419,6 +419,20 @@ TEST(NcclScales, AFactorThatTheTypeDoesNotHoldIsRefused) {
   world.expect_clean();
 }
 
+TEST(NcclScales, ExtremesAndProductsAreNotScaledEvenByScalesThatCancelOut) {
+  NcclWorld world(1);
+  run_nccl_ranks(world, [](NcclCommunicator& comm, ControlPlane&) {
+    float x = 3;
+    for (const ReduceOp op : {ReduceOp::kMin, ReduceOp::kMax, ReduceOp::kProduct}) {
+      EXPECT_THROW(comm.all_reduce(&x, 1, DataType::kFloat32, {.op = op, .pre_scale = -2, .post_scale = -0.5}),
+                   CommError);
+    }
+    comm.all_reduce(&x, 1, DataType::kFloat32, {.pre_scale = -2, .post_scale = -0.5}).wait();
+    EXPECT_EQ(x, 3.0f);
+  });
+  world.expect_clean();
+}
+
 // The fake would be worth little if it overlooked wrong use.
 TEST(FakeNccl, ComplainsAboutWrongUse) {
   FakeNccl fake(1);
