@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <future>
 #include <thread>
@@ -13,6 +14,7 @@
 #include "mpi/abi.h"
 #include "mpi/mpi_call.h"
 #include "mpi/mpi_communicator.h"
+#include "mpi/mpi_operation.h"
 
 namespace dtrain::comm {
 namespace {
@@ -21,18 +23,23 @@ constexpr std::size_t kBroadcastBytes = 4096;
 constexpr std::chrono::seconds kAbortTakes{2};
 constexpr std::chrono::seconds kFinalizeTakes{30};
 
-struct Place {
+struct WorldPlace {
   int rank = 0;
   int size = 1;
 };
 
-Place enter_mpi(MpiShared& shared) {
+WorldPlace enter_mpi(MpiShared& shared) {
   int entered = 0;
   mpi_call(MPI_Initialized(&entered), "MPI_Initialized");
   if (entered != 0) {
     throw CommError("this program has called MPI_Init itself",
                     "leave MPI to dtrain: it makes all MPI calls of the process on one thread");
   }
+  // Over TCP Open MPI asks the receiver before it sends more than 64 KB, and the question waits behind all data that is
+  // queued in front of a slow link. Our chunks are received where they belong as soon as both sides know of the
+  // operation, so they are sent at once. (100 Mbit/s, 5.6 MB: 590 ms with the question, 490 without.)
+  const std::string limit = std::to_string(kLargestChunk + kLargestChunk / 4);
+  ::setenv("OMPI_MCA_btl_tcp_eager_limit", limit.c_str(), /*overwrite=*/0);
   int provided = MPI_THREAD_SINGLE;
   mpi_call(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_FUNNELED, &provided), "MPI_Init_thread");
   if (provided < MPI_THREAD_FUNNELED) throw CommError("this MPI cannot be used by a process with several threads");
@@ -46,7 +53,7 @@ Place enter_mpi(MpiShared& shared) {
   if (known == 0 || *static_cast<const int*>(largest_tag) < kTags - 1) {
     throw CommError("this MPI has too few message tags: dtrain needs " + std::to_string(kTags));
   }
-  Place place;
+  WorldPlace place;
   mpi_call(MPI_Comm_rank(shared.world, &place.rank), "MPI_Comm_rank");
   mpi_call(MPI_Comm_size(shared.world, &place.size), "MPI_Comm_size");
   return place;
@@ -70,7 +77,7 @@ std::string broadcast_until(const MpiShared& shared, int rank, const std::string
 }  // namespace
 
 MpiJobImpl::MpiJobImpl(MpiOptions options) : options_(std::move(options)) {
-  const auto entering = std::make_shared<std::promise<Place>>();
+  const auto entering = std::make_shared<std::promise<WorldPlace>>();
   auto place = entering->get_future();
   shared_->thread.post([entering, shared = shared_.get()] {
     try {
@@ -86,7 +93,7 @@ MpiJobImpl::MpiJobImpl(MpiOptions options) : options_(std::move(options)) {
                         ": not every process of the job has come to MPI_Init",
                     "look at the other ranks' output");
   }
-  const Place mine = place.get();
+  const WorldPlace mine = place.get();
   rank_ = mine.rank;
   size_ = mine.size;
 }

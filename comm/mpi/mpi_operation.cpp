@@ -9,7 +9,6 @@
 namespace dtrain::comm {
 namespace {
 
-constexpr std::size_t kLargestChunk = 256u << 10;
 constexpr std::size_t kSmallestChunk = 32u << 10;
 constexpr std::size_t kStagingBytes = 16u << 20;  // of one operation, for all peers' values together
 constexpr std::uint32_t kWindow = 4;              // chunks on their way in each flow

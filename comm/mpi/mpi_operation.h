@@ -29,6 +29,7 @@ struct MpiHello {
   Descriptor descriptor;
   std::byte payload[3840];
 };
+inline constexpr std::size_t kLargestChunk = 256u << 10;  // bytes of a message of a large operation
 inline constexpr std::size_t kHelloBytes = offsetof(MpiHello, payload);
 
 // Messages of one kind between this rank and one peer, a chunk each, in order.

@@ -47,11 +47,11 @@ double predicted(const FusionPlan& plan, std::span<const double> ready_us, const
 
 }  // namespace
 
-FusionTuner::FusionTuner(std::vector<FusionItem> items, FusionPlan default_plan, Communicator& communicator,
+FusionTuner::FusionTuner(std::vector<FusionItem> items, const FusionRule& rule, Communicator& communicator,
                          const Logger& log, const std::optional<std::vector<std::size_t>>& known)
-    : items_(std::move(items)), communicator_(communicator), log_(log), ready_samples_(items_.size()) {
-  cuts_.push_back(cuts_of(default_plan));
-  plans_.push_back(std::move(default_plan));
+    : items_(std::move(items)), rule_(rule), communicator_(communicator), log_(log), ready_samples_(items_.size()) {
+  plans_.push_back(plan_fusion(items_, rule_.threshold_bytes));
+  cuts_.push_back(cuts_of(plans_[0]));
   if (known) {
     from_cache_ = true;
     phase_ = Phase::kDone;
@@ -77,8 +77,7 @@ bool FusionTuner::end_step(std::span<const double> ready_us, double exchanged_us
       return false;
     case Phase::kReadyTimes:
       for (std::size_t i = 0; i < items_.size(); ++i) ready_samples_[i].push_back(ready_us[i]);
-      if (steps_ == kReadySteps) choose_candidates();
-      return false;
+      return steps_ == kReadySteps && choose_candidates();
     case Phase::kHeats:
       times_[current_].push_back(exchanged_us);
       use(static_cast<std::size_t>(steps_) % plans_.size());
@@ -96,10 +95,14 @@ bool FusionTuner::end_step(std::span<const double> ready_us, double exchanged_us
   return current_ != before;
 }
 
-void FusionTuner::choose_candidates() {
+bool FusionTuner::choose_candidates() {
   std::vector<double> medians;
   for (const auto& samples : ready_samples_) medians.push_back(std::max(0.0, median(samples)));
   ready_us_ = max_over_ranks(communicator_, medians);
+  FusionPlan with_gaps = plan_fusion(items_, rule_.threshold_bytes, ready_us_, rule_.cycle_us);
+  const bool changed = !(with_gaps == plans_[0]);
+  cuts_[0] = cuts_of(with_gaps);
+  plans_[0] = std::move(with_gaps);
   // Rank 0 proposes: what is best if the link is as measured, and if an exchange costs more than it seems (starting and
   // finishing one takes time from backward), and a few even sizes in case the model is wrong altogether.
   std::vector<FusionPlan> proposals;
@@ -126,6 +129,7 @@ void FusionTuner::choose_candidates() {
   times_.assign(plans_.size(), {});
   phase_ = count == 0 ? Phase::kDone : Phase::kHeats;
   if (count == 0) log_->info("tensor fusion: the default plan is the only one worth trying here");
+  return changed;
 }
 
 std::vector<std::vector<double>> FusionTuner::share_times() {

@@ -53,7 +53,8 @@ Fusion::Fusion(const FlatParameters& parameters, run::RankSession& session, cons
   const auto known = remembered();
   // All ranks would say the same.
   const Logger log = session.world().rank == 0 ? session.log() : make_null_logger();
-  tuner_ = std::make_unique<comm::FusionTuner>(items_, plan(), communicator_, log, known);
+  tuner_ = std::make_unique<comm::FusionTuner>(
+      items_, comm::FusionRule{options_.threshold_bytes, options_.cycle_ms * 1e3}, communicator_, log, known);
   if (known) {
     adopt(tuner_->plan(), "remembered");
     tuner_.reset();
@@ -61,11 +62,12 @@ Fusion::Fusion(const FlatParameters& parameters, run::RankSession& session, cons
 }
 
 Json Fusion::cache_key(const FlatParameters& parameters) const {
-  Json sizes = Json::array(), local_sizes = Json::array();
+  Json sizes = Json::array();
   for (const auto& p : parameters.parameters()) sizes.push_back(p.tensor.nbytes());
   return {{"dtrain", run::version()},
           {"gradients", sizes},
           {"threshold", options_.threshold_bytes},
+          {"cycle_ms", options_.cycle_ms},
           {"batch", session_.batch_per_rank()},
           {"world_size", communicator_.world_size()},
           {"local_size", session_.world().local_size},

@@ -23,7 +23,7 @@ namespace dtrain::train {
 struct FusionOptions {
   std::int64_t threshold_bytes = 64ll << 20;
   double cycle_ms = 0;     // 0: gaps between gradients do not matter
-  bool auto_tune = false;  // then neither threshold nor cycle time has the last word
+  bool auto_tune = false;  // then they are only what the tuner has to beat
 };
 
 class Fusion {

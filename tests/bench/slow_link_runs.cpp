@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <fstream>
 
-#include <fcntl.h>
-
 #include "dtrain/base/error.h"
 #include "dtrain/base/file.h"
 #include "dtrain/base/json.h"
@@ -17,14 +15,8 @@ namespace {
 constexpr int kRanks = 2;
 constexpr int kSequence = 32;  // slow_link_models.LENGTH
 constexpr std::int64_t kFashionSamples = 60'000;
-constexpr auto kPatience = std::chrono::minutes(5);
 const std::filesystem::path kSource = DTRAIN_SOURCE_DIR;
 const std::string kPython = kSource / ".deps/peers/bin/python";
-const std::string kTwoHosts = kSource / "tests/harness/two_hosts.sh";
-
-std::string beside(const char* name) {
-  return executable_path().parent_path() / name;
-}
 
 std::string data_of(const Workload& workload) {
   if (workload.name == "transformer") {
@@ -47,7 +39,7 @@ double mean_of(const std::vector<double>& values, std::size_t from, std::size_t 
 }  // namespace
 
 SlowLinkRuns::SlowLinkRuns(const std::vector<Workload>& workloads) {
-  run({{kPython, kSource / "tests/bench/slow_link_models.py", scratch_.path()}}, false);
+  run_together({{kPython, kSource / "tests/bench/slow_link_models.py", scratch_.path()}}, scratch_.path(), false);
   for (const Workload& workload : workloads) {
     // The order in which dtrain takes the samples, for the peer.
     const std::int64_t samples =
@@ -78,32 +70,6 @@ std::filesystem::path SlowLinkRuns::write_experiment(const Workload& workload, c
   return file;
 }
 
-void SlowLinkRuns::run(const std::vector<std::vector<std::string>>& commands, bool pin) {
-  const auto log_path = scratch_.path() / "log";
-  const UniqueFd log(::open(log_path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_APPEND | O_CLOEXEC, 0600));
-  std::vector<Process> processes;
-  for (std::size_t i = 0; i < commands.size(); ++i) {
-    ProcessOptions options;
-    options.command = commands[i];
-    options.environment = {{"OMP_NUM_THREADS", "1"}, {"MKL_NUM_THREADS", "1"}};
-    if (pin) options.cpus = {static_cast<int>(i)};
-    options.working_folder = scratch_.path();
-    options.fds = {{1, log.get()}, {2, log.get()}};
-    processes.push_back(Process::start(options));
-  }
-  for (std::size_t i = 0; i < processes.size(); ++i) {
-    const auto status = processes[i].wait(kPatience);
-    if (status && status->success()) continue;
-    throw Error(commands[i].front() + (status ? " ended with " + status->describe() : " did not end in 5 minutes"),
-                "it said:\n" + read_file(log_path, 1 << 20));
-  }
-}
-
-std::vector<std::string> SlowLinkRuns::on_host(const char* host, std::vector<std::string> command) const {
-  command.insert(command.begin(), {kTwoHosts, "run", scratch_.path() / "hosts", host});
-  return command;
-}
-
 void SlowLinkRuns::run_peer(const Workload& workload, const Method& method, int steps, int period, bool on_link) {
   std::vector<std::vector<std::string>> commands;
   const std::string address = (on_link ? "10.71.1.1:" : "127.0.0.1:") + std::to_string(port_++);
@@ -121,9 +87,9 @@ void SlowLinkRuns::run_peer(const Workload& workload, const Method& method, int 
                                      std::to_string(period),
                                      std::to_string(workload.batch),
                                      scratch_.path() / "peer.json"};
-    commands.push_back(on_link ? on_host(rank == 0 ? "a" : "b", std::move(command)) : std::move(command));
+    commands.push_back(on_link ? hosts_.on(rank == 0 ? "a" : "b", std::move(command)) : std::move(command));
   }
-  run(commands, true);
+  run_together(commands, scratch_.path(), true);
 }
 
 std::vector<Validation> SlowLinkRuns::curve(const Workload& workload, const Method& method) {
@@ -135,9 +101,9 @@ std::vector<Validation> SlowLinkRuns::curve(const Workload& workload, const Meth
     return result;
   }
   const auto folder = scratch_.path() / ("run" + std::to_string(runs_++));
-  run({{beside("dtrain"), "launch", write_experiment(workload, method, workload.steps, workload.period), "--run-dir",
-        folder}},
-      false);
+  run_together({{program("dtrain"), "launch", write_experiment(workload, method, workload.steps, workload.period),
+                 "--run-dir", folder}},
+               scratch_.path(), false);
   std::ifstream lines(folder / "metrics.jsonl");
   for (std::string line; std::getline(lines, line);) {
     const Json record = Json::parse(line);
@@ -150,8 +116,7 @@ std::vector<Validation> SlowLinkRuns::curve(const Workload& workload, const Meth
 }
 
 void SlowLinkRuns::shape(const std::string& rate) {
-  run({{kTwoHosts, hosts_up_ ? "rate" : "up", scratch_.path() / "hosts", rate}}, false);
-  hosts_up_ = true;
+  hosts_.shape(rate);
 }
 
 StepTimes SlowLinkRuns::step_times(const Workload& workload, const Method& method, int cycles) {
@@ -170,17 +135,11 @@ StepTimes SlowLinkRuns::step_times(const Workload& workload, const Method& metho
   const auto folder = scratch_.path() / ("run" + std::to_string(runs_++));
   // One step more: what comes after the last one is counted with it.
   const std::string experiment = write_experiment(workload, method, steps + 1, 0);
-  run({{kTwoHosts, "mpirun", scratch_.path() / "hosts", "--host", "nodea:1,nodeb:1", "-np", "2", "-x",
-        "OMP_NUM_THREADS", "-x", "MKL_NUM_THREADS", beside("dtrain-worker"), experiment, "--run-dir", folder}},
-      false);
+  run_together({hosts_.mpirun({program("dtrain-worker"), experiment, "--run-dir", folder})}, scratch_.path(), false);
   std::vector<double> walls, computes;
-  std::ifstream lines(folder / "profile" / "rank-0000.jsonl");
-  for (std::string line; std::getline(lines, line);) {
-    const Json record = Json::parse(line);
-    if (record.value("record", "") != "step") continue;
-    const double wall = record["wall_ns"].get<double>() / 1e6;
-    walls.push_back(wall);
-    computes.push_back(wall - record["phases"]["allreduce_wait"].get<double>() / 1e6);
+  for (const Step& step : read_steps(folder, 0)) {
+    walls.push_back(step.wall_ms);
+    computes.push_back(step.wall_ms - step.exposed_ms);
   }
   const double bytes = read_json(folder / "plan.json")["model"]["bytes"].get<double>();
   std::filesystem::remove_all(folder);

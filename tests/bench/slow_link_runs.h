@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "contestant.h"
+#include "hosts.h"
 
 namespace dtrain::bench {
 
@@ -52,12 +53,10 @@ class SlowLinkRuns {
 
  private:
   std::filesystem::path write_experiment(const Workload& workload, const Method& method, int steps, int period);
-  void run(const std::vector<std::vector<std::string>>& commands, bool pin);
   void run_peer(const Workload& workload, const Method& method, int steps, int period, bool on_link);
-  std::vector<std::string> on_host(const char* host, std::vector<std::string> command) const;
 
   ScratchFolder scratch_;
-  bool hosts_up_ = false;
+  TwoHosts hosts_{scratch_.path() / "hosts"};
   int port_ = 29500;
   int runs_ = 0;
 };

@@ -40,12 +40,13 @@ struct Outcome {
 };
 
 // Tunes on `ranks` ranks whose steps take what `link` makes of the plan in use, give or take `noise`.
-std::vector<Outcome> tune(int ranks, const Model& model, const LinkModel& link, double noise, unsigned seed) {
+std::vector<Outcome> tune(int ranks, const Model& model, const LinkModel& link, double noise, unsigned seed,
+                          const FusionRule& rule = {}) {
   std::vector<Outcome> outcomes(static_cast<std::size_t>(ranks));
   test::run_communicator_ranks(TestWorld(ranks), "thread", [&](Communicator& comm) {
     std::mt19937 random(seed + static_cast<unsigned>(comm.rank()));
     std::normal_distribution<double> factor(1, noise);
-    FusionTuner tuner(model.items, plan_fusion(model.items, 64 << 20), comm, make_null_logger());
+    FusionTuner tuner(model.items, rule, comm, make_null_logger());
     Outcome& outcome = outcomes[static_cast<std::size_t>(comm.rank())];
     while (!tuner.done()) {
       const FusionPlan before = tuner.plan();
@@ -73,6 +74,12 @@ TEST(FusionTuner, FindsAPlanThatHidesCommunication) {
   }
 }
 
+TEST(FusionTuner, TheDefaultHasItsGaps) {
+  const Model model = layers(12, 4 << 20, 10'000);
+  const auto outcomes = tune(2, model, {0, 0}, 0.05, 1, {.cycle_us = 1000});
+  EXPECT_EQ(outcomes[0].cuts.size(), 12u) << "each layer by itself, and nothing is better";
+}
+
 TEST(FusionTuner, KeepsTheDefaultWhereNothingIsToBeGained) {
   const Model model = layers(12, 4 << 20, 10'000);
   int changed = 0;
@@ -87,8 +94,7 @@ TEST(FusionTuner, KeepsTheDefaultWhereNothingIsToBeGained) {
 TEST(FusionTuner, AnAnswerOfAnEarlierRunIsUsedAtOnce) {
   const Model model = layers(4, 1 << 20, 1000);
   test::run_communicator_ranks(TestWorld(2), "thread", [&](Communicator& comm) {
-    const FusionTuner tuner(model.items, plan_fusion(model.items, 64 << 20), comm, make_null_logger(),
-                            std::vector<std::size_t>{1, 3});
+    const FusionTuner tuner(model.items, {}, comm, make_null_logger(), std::vector<std::size_t>{1, 3});
     EXPECT_TRUE(tuner.done());
     EXPECT_EQ(tuner.plan(), plan_with_cuts(model.items, std::vector<std::size_t>{1, 3}));
   });

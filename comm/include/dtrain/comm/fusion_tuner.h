@@ -27,13 +27,19 @@ LinkModel measure_link(Communicator& communicator);
 // Collective: the largest of each value over the ranks.
 std::vector<double> max_over_ranks(Communicator& communicator, std::span<const double> values);
 
+// Buckets close at the threshold, and at gaps once gradients' ready times are known.
+struct FusionRule {
+  std::int64_t threshold_bytes = 64ll << 20;
+  double cycle_us = 0;  // 0: gaps do not matter
+};
+
 class FusionTuner {
  public:
   static constexpr int kMaxSteps = 100;
 
-  // `default_plan`: what is in use without tuning. `known`: an answer of an earlier run, which is then used at once.
+  // `rule`: what decides without tuning. `known`: an answer of an earlier run, which is then used at once.
   // Collective unless `known` is given on every rank (its value is rank 0's affair: hand the same to all).
-  FusionTuner(std::vector<FusionItem> items, FusionPlan default_plan, Communicator& communicator, const Logger& log,
+  FusionTuner(std::vector<FusionItem> items, const FusionRule& rule, Communicator& communicator, const Logger& log,
               const std::optional<std::vector<std::size_t>>& known = std::nullopt);
 
   // The plan of the next step.
@@ -53,13 +59,14 @@ class FusionTuner {
 
  private:
   enum class Phase { kWarmUp, kReadyTimes, kHeats, kFinal, kDone };
-  void choose_candidates();
+  bool choose_candidates();  // true: the default plan is another one now
   void use(std::size_t plan) { current_ = plan; }
   void end_heats();
   void end_final();
   std::vector<std::vector<double>> share_times();
 
   std::vector<FusionItem> items_;
+  FusionRule rule_;
   Communicator& communicator_;
   Logger log_;
   LinkModel link_;

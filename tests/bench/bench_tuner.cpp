@@ -1,0 +1,214 @@
+// What tuning the fusion plan gains where the link is slow, that it costs nothing where it is fast, and how much of a
+// step's communication hides behind backward.
+//
+//   bench_tuner [--json] [--only link|shm|overlap]
+//
+//   link     many narrow layers over 1 Gbit/s, all_reduce about as long as backward: exposed communication of a step by
+//            default and as tuned, runs in turns
+//   shm      the same model on one host, ten times: a step as tuned against a step by default
+//   overlap  24 layers over 100 Mbit/s, all_reduce 0.5 to 0.9 of backward: a step against one without communication
+//            (both ranks computing at once, each a run of its own)
+// `link` and `overlap` need root: two hosts in network namespaces.
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <fstream>
+#include <iostream>
+
+#include <unistd.h>
+
+#include "contestant.h"
+#include "dtrain/base/error.h"
+#include "dtrain/base/json.h"
+#include "hosts.h"
+
+namespace {
+
+using namespace dtrain;
+namespace fs = std::filesystem;
+
+struct Model {
+  int width = 0, depth = 0;
+  int batch = 0;  // of a rank
+};
+constexpr Model kNarrow{160, 128, 512};
+constexpr Model kDeep{224, 24, 6500};
+constexpr int kTuning = 110;  // steps that surely suffice
+
+class Bench {
+ public:
+  Json link() {
+    hosts_.shape("1gbit");
+    const auto exposed = [&](const std::string& optimizations, int steps, int skip) {
+      const fs::path run = on_two_hosts(kNarrow, optimizations, steps);
+      return middle(run, skip, [](const bench::Step& s) { return s.exposed_ms; });
+    };
+    forget();
+    static_cast<void>(exposed("auto_tune_tensor_fusion: true", kTuning, 0));  // it remembers
+    std::vector<double> by_default, tuned;
+    for (int turn = 0; turn < 3; ++turn) {
+      by_default.push_back(exposed("{}", 40, 12));
+      tuned.push_back(exposed("auto_tune_tensor_fusion: true", 40, 12));
+    }
+    const Json fusion = read_json(last_ / "plan.json")["fusion"];
+    const double before = bench::median_of(by_default), after = bench::median_of(tuned);
+    return {{"default_exposed_ms", before},
+            {"tuned_exposed_ms", after},
+            {"saved", 1 - after / before},
+            {"backward_ms", middle(last_, 12, [](const bench::Step& s) { return s.backward_ms; })},
+            {"all_reduce_ms", all_reduce_ms(1e9)},
+            {"plan_by", fusion["by"]},
+            {"buckets", fusion["buckets"].size()}};
+  }
+
+  Json shm() {
+    std::vector<double> ratios;
+    int changed = 0;
+    for (int turn = 0; turn < 10; ++turn) {
+      forget();
+      const fs::path tuning = on_one_host("auto_tune_tensor_fusion: true", kTuning);
+      changed += read_json(tuning / "plan.json")["fusion"]["buckets"].size() > 1 ? 1 : 0;
+      const auto step = [](const bench::Step& s) { return s.wall_ms; };
+      const double by_default = middle(on_one_host("{}", 60), 12, step);
+      ratios.push_back(middle(on_one_host("auto_tune_tensor_fusion: true", 60), 12, step) / by_default);
+    }
+    return {{"tuned_over_default", bench::median_of(ratios)},
+            {"worst", *std::max_element(ratios.begin(), ratios.end())},
+            {"runs", ratios.size()},
+            {"plans_of_several_buckets", changed}};
+  }
+
+  Json overlap() {
+    hosts_.shape("100mbit");
+    std::vector<double> together, alone;
+    double backward = 0;
+    for (int turn = 0; turn < 2; ++turn) {
+      const auto step = [](const bench::Step& s) { return s.wall_ms; };
+      together.push_back(middle(on_two_hosts(kDeep, "{}", 26), 12, step));
+      backward = middle(last_, 12, [](const bench::Step& s) { return s.backward_ms; });
+      alone.push_back(two_alone(kDeep, 12));
+    }
+    const double step = bench::median_of(together), compute = bench::median_of(alone);
+    const double all_reduce = all_reduce_ms(100e6);
+    return {{"step_ms", step},
+            {"compute_ms", compute},
+            {"over_compute", step / compute - 1},
+            {"all_reduce_ms", all_reduce},
+            {"backward_ms", backward},
+            {"all_reduce_over_backward", all_reduce / backward}};
+  }
+
+ private:
+  void forget() { fs::remove_all(cache_); }
+
+  fs::path write(const Model& model, int ranks, const std::string& optimizations, int steps) {
+    const fs::path file = scratch_.path() / ("experiment" + std::to_string(ranks) + ".yaml");
+    const std::string inside = optimizations == "{}" ? optimizations : "{" + optimizations + "}";
+    std::ofstream(file) << "name: bench-tuner\nentrypoint: " << bench::program("synthetic")
+                        << "\nhyperparameters: {global_batch_size: " << model.batch * ranks
+                        << ", width: " << model.width << ", depth: " << model.depth
+                        << "}\nresources: {slots_per_trial: " << ranks << "}\noptimizations: " << inside
+                        << "\nsearcher: {max_length: {batches: " << steps
+                        << "}}\nscheduling_unit: 1000000\ndata: {samples: " << 3 * model.batch * ranks << "}\n";
+    return file;
+  }
+
+  fs::path next_run() {
+    if (!last_.empty()) fs::remove_all(last_);
+    return last_ = scratch_.path() / ("run" + std::to_string(runs_++));
+  }
+
+  fs::path on_two_hosts(const Model& model, const std::string& optimizations, int steps) {
+    const fs::path file = write(model, 2, optimizations, steps);
+    const fs::path run = next_run();
+    bench::run_together({hosts_.mpirun({bench::program("synthetic"), file, "--run-dir", run})}, scratch_.path(), false,
+                        {{"XDG_CACHE_HOME", cache_}});
+    return run;
+  }
+
+  fs::path on_one_host(const std::string& optimizations, int steps) {
+    const fs::path file = write(kNarrow, 2, optimizations, steps);
+    const fs::path run = next_run();
+    bench::run_together({{bench::program("dtrain"), "launch", file, "--run-dir", run}}, scratch_.path(), false,
+                        {{"XDG_CACHE_HOME", cache_}});
+    return run;
+  }
+
+  // A step of two runs of one rank each, at the same time on a core each.
+  double two_alone(const Model& model, int steps) {
+    const fs::path file = write(model, 1, "{}", steps);
+    std::vector<std::vector<std::string>> commands;
+    for (const char* run : {"alone0", "alone1"}) {
+      fs::remove_all(scratch_.path() / run);
+      commands.push_back({bench::program("synthetic"), file, "--run-dir", scratch_.path() / run});
+    }
+    bench::run_together(commands, scratch_.path(), true);
+    double slowest = 0;
+    for (const char* run : {"alone0", "alone1"}) {
+      std::vector<double> walls;
+      for (const bench::Step& step : bench::read_steps(scratch_.path() / run, 0)) walls.push_back(step.wall_ms);
+      slowest = std::max(slowest, bench::median_of({walls.begin() + 4, walls.end() - 1}));
+    }
+    return slowest;
+  }
+
+  // Of both ranks' steps after the first `skip`, without the last one, which ends the run.
+  template <typename Value>
+  double middle(const fs::path& run, int skip, const Value& value) {
+    std::vector<double> values;
+    for (const int rank : {0, 1}) {
+      const auto steps = bench::read_steps(run, rank);
+      for (std::size_t i = static_cast<std::size_t>(skip); i + 1 < steps.size(); ++i) values.push_back(value(steps[i]));
+    }
+    return bench::median_of(values);
+  }
+
+  // What the last run's gradients need on a link of so many bits a second: with two ranks each sends all of them once.
+  double all_reduce_ms(double bits_per_second) {
+    return read_json(last_ / "plan.json")["model"]["bytes"].get<double>() * 8 / bits_per_second * 1e3;
+  }
+
+  bench::ScratchFolder scratch_;
+  bench::TwoHosts hosts_{scratch_.path() / "hosts"};
+  const fs::path cache_ = scratch_.path() / "cache";
+  fs::path last_;
+  int runs_ = 0;
+};
+
+}  // namespace
+
+int main(int argc, char** argv) try {
+  bool json = false;
+  std::string only;
+  for (int i = 1; i < argc; ++i) {
+    const std::string word = argv[i], value = i + 1 < argc ? argv[i + 1] : "";
+    if (word == "--json") {
+      json = true;
+    } else if (word == "--only" && (value == "link" || value == "shm" || value == "overlap")) {
+      only = argv[++i];
+    } else {
+      std::cerr << "usage: bench_tuner [--json] [--only link|shm|overlap]\n";
+      return 2;
+    }
+  }
+  if (only != "shm" && ::geteuid() != 0) {
+    std::cerr << "bench_tuner: two hosts in network namespaces and a shaped link need root; --only shm does not\n";
+    return 2;
+  }
+  Bench bench;
+  Json result = Json::object();
+  if (only.empty() || only == "link") result["link"] = bench.link();
+  if (only.empty() || only == "overlap") result["overlap"] = bench.overlap();
+  if (only.empty() || only == "shm") result["shm"] = bench.shm();
+  if (json) {
+    std::cout << to_line(result) << "\n";
+    return 0;
+  }
+  for (const auto& [part, values] : result.items()) {
+    for (const auto& [name, value] : values.items()) std::cout << part << "." << name << " " << value << "\n";
+  }
+  return 0;
+} catch (const std::exception& error) {
+  std::cerr << "bench_tuner: " << dtrain::describe(error) << "\n";
+  return 1;
+}
