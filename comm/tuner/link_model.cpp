@@ -36,7 +36,7 @@ LinkModel measure_link(Communicator& communicator) {
   const double small = time_of(kSmall, 7);
   std::size_t bytes = kMiddle;
   double large = time_of(bytes, 3);
-  if (large * (kLarge / kMiddle) < kPatienceUs) {
+  if (large * (static_cast<double>(kLarge) / kMiddle) < kPatienceUs) {
     bytes = kLarge;
     large = time_of(bytes, 3);
   }

@@ -31,7 +31,7 @@ struct Model {
   int width = 0, depth = 0;
   int batch = 0;  // of a rank
 };
-constexpr Model kNarrow{160, 128, 512};
+constexpr Model kNarrow{160, 128, 64};
 constexpr Model kDeep{224, 24, 6500};
 constexpr int kTuning = 110;  // steps that surely suffice
 
