@@ -205,7 +205,9 @@ TEST_P(Codecs, AQuadraticReachesItsOptimum) {
       }
       model.exchange(compressor);
       const auto gradient = values(model);
-      const double rate = step < 300 ? 0.05 : step < 600 ? 0.01 : 0.002;  // what is owed moves the result by about the rate
+      const double rate = step < 300   ? 0.05
+                          : step < 600 ? 0.01
+                                       : 0.002;  // what is owed moves the result by about the rate
       for (std::size_t k = 0; k < x.size(); ++k) x[k] -= rate * static_cast<double>(gradient[k]);
     }
     EXPECT_LT(distance(optimum, x), 0.02);

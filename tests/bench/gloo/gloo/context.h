@@ -1,4 +1,5 @@
-// libtorch comes with gloo inside but without its headers. These declare as much as libtorch's own headers need to name.
+// libtorch comes with gloo inside but without its headers. These declare as much as libtorch's own headers need to
+// name.
 #pragma once
 
 #include <chrono>
