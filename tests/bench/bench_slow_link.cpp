@@ -34,7 +34,7 @@ std::vector<Method> methods_for(const Workload& workload) {
   // The mean of the ranks, without momentum: with so few meetings an outer momentum takes most of the run to pay.
   const std::string local = "local_sgd: {inner_steps: " + std::to_string(h) + ", outer_lr: 1, outer_momentum: 0";
   return {{"ddp", false, "none"},
-          {"fp32", true, ""},
+          {"fp32", true, "sharded_optimizer: false"},  // or its first steps would try both
           {"ddp_fp16", false, "fp16"},
           {"fp16", true, "gradient_compression: fp16", 3},
           {"bf16", true, "gradient_compression: bf16", 3},
