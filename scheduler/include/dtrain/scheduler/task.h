@@ -1,0 +1,75 @@
+// A task: one launch, from the moment it is submitted until long after it has ended. Plain values; any thread.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "dtrain/base/clock.h"
+#include "dtrain/base/json.h"
+#include "dtrain/scheduler/placement.h"
+
+namespace dtrain::scheduler {
+
+enum class TaskState { kQueued, kStarting, kRunning, kStopping, kCompleted, kFailed, kCancelled };
+
+// "queued", "starting", …
+std::string to_string(TaskState state);
+// Completed, failed or cancelled: it holds nothing any more, and nothing about it changes.
+bool has_ended(TaskState state);
+
+using TaskId = std::int64_t;  // 1, 2, 3, … in the order of submission
+
+// What a launch asks for.
+struct TaskRequest {
+  std::string name;  // of the experiment: max_slots counts by it
+  int priority = 42;
+  SlotRequest slots;
+  std::optional<int> max_slots;    // the most that running tasks of this name may hold together
+  std::vector<AgentSlots> agents;  // the cluster as this launch sees it; what is free the ledger knows
+  std::filesystem::path run_dir;
+  // Others find the slots for it and keep its queue (Slurm): it waits for nobody here and holds nothing.
+  bool placed_by_others = false;
+};
+
+// Slots of one agent, by their index there, ascending.
+struct ClaimedShare {
+  std::string agent;
+  std::vector<int> slots;
+  bool operator==(const ClaimedShare&) const = default;
+};
+using Claim = std::vector<ClaimedShare>;  // in the order of the ranks
+
+// Why a queued task has not started.
+struct Waiting {
+  std::vector<TaskId> behind;  // those that hold what it needs, or go first
+  std::string reason;          // "task 3 (mnist) holds 2 of 2 slots of node-1"
+  bool operator==(const Waiting&) const = default;
+};
+
+struct StateChange {
+  TaskState state = TaskState::kQueued;
+  Nanoseconds time{0};  // wall clock
+  std::string reason;
+};
+
+struct Task {
+  TaskId id = 0;
+  std::string name;
+  TaskState state = TaskState::kQueued;
+  std::string reason;  // for the state; may be empty
+  int priority = 42;
+  int slots = 0;
+  Claim claim;  // what it holds, or held when it ended; empty while queued
+  std::filesystem::path run_dir;
+  pid_t launcher_pid = 0;
+  Nanoseconds submitted{0};            // wall clock
+  std::optional<Nanoseconds> started;  // when it got its slots
+  std::optional<Nanoseconds> ended;
+  std::optional<int> exit_code;    // of the launch; set once it has ended
+  std::optional<Waiting> waiting;  // while queued
+};
+
+}  // namespace dtrain::scheduler
