@@ -25,4 +25,21 @@ BatchSplit split_batch(std::int64_t global_batch_size, int slots) {
   return split;
 }
 
+std::vector<std::int64_t> sizes_that_divide(std::int64_t global_batch_size, int slots) {
+  const std::int64_t below = global_batch_size / slots * slots;
+  if (below == global_batch_size && below > 0) return {below};
+  if (below == 0) return {slots};
+  return {below, below + slots};
+}
+
+std::string weak_scaling_advice(const BatchAndSlots& before, const BatchAndSlots& now, const std::string& before_is) {
+  if (before.slots < 1 || now.slots <= before.slots || now.global_batch_size > before.global_batch_size) return {};
+  const std::int64_t per_slot = before.global_batch_size / before.slots;
+  return std::to_string(now.slots) + " slots, where " + before_is + " has " + std::to_string(before.slots) +
+         ", but no larger batch: each slot takes " + std::to_string(now.global_batch_size / now.slots) +
+         " records between two exchanges instead of " + std::to_string(per_slot) +
+         "; hyperparameters.global_batch_size: " + std::to_string(per_slot * now.slots) +
+         " keeps them as busy (weak scaling; the learning rate may need to grow with it)";
+}
+
 }  // namespace dtrain::scheduler

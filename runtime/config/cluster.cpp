@@ -168,7 +168,7 @@ void read_scheduler(Section section, Scheduler& scheduler) {
   const std::array<std::string, 2> policies{"best", "worst"};
   const std::string policy = section.choice("fitting_policy", "best", policies);
   scheduler.fitting_policy = policy == "worst" ? FittingPolicy::kWorst : FittingPolicy::kBest;
-  scheduler.allow_heterogeneous_fits = section.boolean("allow_heterogeneous_fits", false);
+  scheduler.allow_heterogeneous_fits = section.boolean("allow_heterogeneous_fits", true);
   section.finish();
 }
 

@@ -30,7 +30,10 @@ Json to_json(const Experiment& experiment) {
   json["hyperparameters"] = experiment.hyperparameters;
   json["resources"] = Json{{"slots_per_trial", resources.slots_per_trial},
                            {"slot_type", resources.slot_type == SlotType::kCpu ? "cpu" : "auto"},
-                           {"is_single_node", resources.is_single_node}};
+                           {"is_single_node", resources.is_single_node},
+                           {"priority", resources.priority},
+                           {"resource_pool", resources.resource_pool},
+                           {"max_slots", resources.max_slots ? Json(*resources.max_slots) : Json()}};
   json["optimizations"] = to_json(experiment.optimizations);
   json["searcher"] = Json{{"metric", experiment.searcher.metric},
                           {"smaller_is_better", experiment.searcher.smaller_is_better},

@@ -4,6 +4,7 @@
 
 #include "exchange_words.h"
 #include "read_sections.h"
+#include "scalar.h"
 #include "words.h"
 
 namespace dtrain::config {
@@ -57,10 +58,20 @@ void read_resources(Section resources, Experiment& experiment) {
   if (slot_type == "cuda") resources.refuse_yet("slot_type", "use auto or cpu");
   result.slot_type = slot_type == "cpu" ? SlotType::kCpu : SlotType::kAuto;
   result.is_single_node = resources.boolean("is_single_node", false);
-  resources.default_only<std::int64_t>("priority", resources.integer("priority", 42, 1, 99), 42, "42");
-  if (resources.optional_integer("max_slots", 1, 65536)) resources.refuse_yet("max_slots", "leave the key out");
-  const std::string pool = resources.text("resource_pool", "default");
-  resources.default_only<std::string>("resource_pool", pool, "default", "default");
+  result.priority = static_cast<int>(resources.integer("priority", 42, 1, 99));
+  result.resource_pool = resources.text("resource_pool", "default");
+  const Value* pool = resources.find("resource_pool");
+  if (pool && pool->is_scalar() && result.resource_pool.empty())
+    resources.report(*pool, "resource_pool", "must be a name, not " + describe(*pool));
+  if (const auto most = resources.optional_integer("max_slots", 1, 65536)) {
+    result.max_slots = static_cast<int>(*most);
+    const Value& value = *resources.find("max_slots");
+    if (*most < result.slots_per_trial && as_integer(value).value == *most) {
+      resources.report(value, "max_slots",
+                       "must be at least slots_per_trial, which is " + std::to_string(result.slots_per_trial) +
+                           ", not " + describe(value));
+    }
+  }
   resources.finish();
 }
 

@@ -20,7 +20,7 @@ TEST(Cluster, EveryKeyArrives) {
                                           Agent{"node-2", "node-2", 4, AgentSlotType::kCpu, "default"}));
   EXPECT_EQ(cluster.network_interface, "10.0.0.0/8");
   EXPECT_EQ(cluster.launcher, (Launcher{LauncherType::kSlurm, {"--partition", "long jobs"}}));
-  EXPECT_EQ(cluster.scheduler, (Scheduler{FittingPolicy::kWorst, true}));
+  EXPECT_EQ(cluster.scheduler, (Scheduler{FittingPolicy::kWorst, false}));
 }
 
 TEST(Cluster, DefaultsAreThisMachineAlone) {
@@ -29,6 +29,7 @@ TEST(Cluster, DefaultsAreThisMachineAlone) {
   EXPECT_EQ(cluster.network_interface, "auto");
   EXPECT_EQ(cluster.launcher, Launcher());
   EXPECT_EQ(cluster.scheduler, Scheduler());
+  EXPECT_TRUE(cluster.scheduler.allow_heterogeneous_fits);
   const Cluster least = read_cluster(TemporaryFile("scheduler: {}\n", "cluster.yaml").path());
   EXPECT_THAT(least.agents, IsEmpty());
   EXPECT_EQ(least.network_interface, cluster.network_interface);

@@ -43,5 +43,22 @@ TEST(BatchSplit, PartsAndRemainderAlwaysMakeTheWhole) {
   }
 }
 
+TEST(BatchSplit, SizesThatDivide) {
+  EXPECT_EQ(sizes_that_divide(128, 4), (std::vector<std::int64_t>{128}));
+  EXPECT_EQ(sizes_that_divide(128, 14), (std::vector<std::int64_t>{126, 140}));
+  EXPECT_EQ(sizes_that_divide(3, 14), (std::vector<std::int64_t>{14}));
+}
+
+TEST(WeakScaling, IsAdvisedWhereSlotsGrowAndTheBatchDoesNot) {
+  EXPECT_EQ(weak_scaling_advice({32, 1}, {32, 4}, "the last run"),
+            "4 slots, where the last run has 1, but no larger batch: each slot takes 8 records between two exchanges "
+            "instead of 32; hyperparameters.global_batch_size: 128 keeps them as busy (weak scaling; the learning rate "
+            "may need to grow with it)");
+  EXPECT_EQ(weak_scaling_advice({32, 1}, {128, 4}, "x"), "");
+  EXPECT_EQ(weak_scaling_advice({32, 1}, {33, 4}, "x"), "") << "whoever changes the batch has thought about it";
+  EXPECT_EQ(weak_scaling_advice({32, 4}, {32, 4}, "x"), "");
+  EXPECT_EQ(weak_scaling_advice({32, 4}, {32, 2}, "x"), "");
+}
+
 }  // namespace
 }  // namespace dtrain::scheduler

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 namespace dtrain::scheduler {
 
@@ -15,5 +16,18 @@ struct BatchSplit {
 
 // ConfigError where there are more slots than records.
 BatchSplit split_batch(std::int64_t global_batch_size, int slots);
+
+// The nearest sizes at or around `global_batch_size` that divide by `slots`: one or two, ascending, none below `slots`.
+std::vector<std::int64_t> sizes_that_divide(std::int64_t global_batch_size, int slots);
+
+// What an experiment asked for.
+struct BatchAndSlots {
+  std::int64_t global_batch_size = 0;
+  int slots = 0;
+};
+
+// A warning where there are more slots than before but no larger batch, so that each slot has less to do between two
+// exchanges; else empty. `before_is`: who asked for the former, as in "experiment.yaml".
+std::string weak_scaling_advice(const BatchAndSlots& before, const BatchAndSlots& now, const std::string& before_is);
 
 }  // namespace dtrain::scheduler

@@ -1,5 +1,5 @@
-// The cluster a command is about: which agents there are, and what is known of their slots without asking any of them. Any
-// thread; looking at GPUs may block where a driver hangs.
+// The cluster a command is about: which agents there are, and what is known of their slots without asking any of them.
+// Any thread; looking at GPUs may block where a driver hangs.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
-// Which agents an experiment's slots come from: the rules of docs/cluster.md, as pure functions. They know nothing of who
-// holds what (the ledger counts) or of what a slot is (cluster_agents.h). Any thread.
+// Which agents an experiment's slots come from: the rules of docs/cluster.md, as pure functions. They know nothing of
+// who holds what (the ledger counts) or of what a slot is (cluster_agents.h). Any thread.
 //
 // One agent that holds all, else agents used whole and of one size, is how Determined places its experiments; whole
 // agents of different sizes are ours.
@@ -42,7 +42,8 @@ struct AgentShare {
 using Placement = std::vector<AgentShare>;
 
 // With what is free now, in this order; nothing: it does not fit now.
-//  1. One agent with enough free slots. Best fit: the one that is left with the fewest; worst: with the most. Among equals
+//  1. One agent with enough free slots. Best fit: the one that is left with the fewest; worst: with the most. Among
+//  equals
 //     the first by id.
 //  2. Agents that are wholly free, all of one size, which the request divides into: the largest size of which there are
 //     enough, first by id.

@@ -35,7 +35,7 @@ enum class FittingPolicy { kBest, kWorst };
 
 struct Scheduler {
   FittingPolicy fitting_policy = FittingPolicy::kBest;
-  bool allow_heterogeneous_fits = false;  // agents of different sizes for one experiment
+  bool allow_heterogeneous_fits = true;   // agents of different sizes for one experiment
   bool operator==(const Scheduler&) const = default;
 };
 

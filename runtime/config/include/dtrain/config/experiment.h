@@ -43,6 +43,9 @@ struct Resources {
   int slots_per_trial = 1;
   SlotType slot_type = SlotType::kAuto;
   bool is_single_node = false;
+  int priority = 42;  // 1 to 99; lower ones go first
+  std::string resource_pool = "default";
+  std::optional<int> max_slots;  // that all running trials of this name hold together; at least slots_per_trial
   bool operator==(const Resources&) const = default;
 };
 

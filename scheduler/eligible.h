@@ -1,0 +1,20 @@
+// What placing and refusing share. Pure, any thread. Private to scheduler.
+#pragma once
+
+#include <functional>
+#include <map>
+#include <span>
+#include <vector>
+
+#include "dtrain/scheduler/placement.h"
+
+namespace dtrain::scheduler {
+
+// Of the request's pool and slot type.
+bool is_eligible(const AgentSlots& agent, const SlotRequest& request);
+
+// By their number of slots, larger first; in the order they were given.
+using SizedAgents = std::map<int, std::vector<const AgentSlots*>, std::greater<>>;
+SizedAgents by_size(std::span<const AgentSlots* const> agents);
+
+}  // namespace dtrain::scheduler

@@ -1,0 +1,83 @@
+#include "dtrain/scheduler/placement.h"
+
+#include <algorithm>
+
+#include "eligible.h"
+#include "whole_agents.h"
+
+namespace dtrain::scheduler {
+namespace {
+
+const AgentSlots* one_agent(std::span<const AgentSlots* const> agents, const SlotRequest& request) {
+  const AgentSlots* chosen = nullptr;
+  for (const AgentSlots* agent : agents) {
+    if (agent->free < request.slots) continue;
+    const bool fewer_left = chosen && agent->free < chosen->free;
+    const bool more_left = chosen && agent->free > chosen->free;
+    const bool better = request.policy == config::FittingPolicy::kBest ? fewer_left : more_left;
+    if (!chosen || better || (!fewer_left && !more_left && agent->id < chosen->id)) chosen = agent;
+  }
+  return chosen;
+}
+
+// The first `count` of them by id.
+void take_whole(std::vector<const AgentSlots*> agents, int count, Placement& placement) {
+  const auto end = agents.begin() + count;
+  std::partial_sort(agents.begin(), end, agents.end(), [](const auto* a, const auto* b) { return a->id < b->id; });
+  for (auto agent = agents.begin(); agent != end; ++agent) placement.push_back({(*agent)->id, (*agent)->slots});
+}
+
+std::optional<Placement> equal_agents(const SizedAgents& sizes, int slots) {
+  for (const auto& [size, agents] : sizes) {
+    const int wanted = slots / size;
+    if (slots % size != 0 || static_cast<int>(agents.size()) < wanted) continue;
+    Placement placement;
+    take_whole(agents, wanted, placement);
+    return placement;
+  }
+  return std::nullopt;
+}
+
+std::optional<Placement> different_agents(const SizedAgents& sizes, int slots) {
+  std::vector<SizeGroup> groups;
+  for (const auto& [size, agents] : sizes) groups.push_back({size, static_cast<int>(agents.size())});
+  const auto counts = fewest_agents(groups, slots);
+  if (!counts) return std::nullopt;
+  Placement placement;
+  auto count = counts->begin();
+  for (const auto& [size, agents] : sizes) take_whole(agents, *count++, placement);
+  return placement;
+}
+
+}  // namespace
+
+bool is_eligible(const AgentSlots& agent, const SlotRequest& request) {
+  const auto any = config::AgentSlotType::kAuto;
+  return agent.resource_pool == request.resource_pool &&
+         (request.slot_type == any || agent.slot_type == any || agent.slot_type == request.slot_type);
+}
+
+SizedAgents by_size(std::span<const AgentSlots* const> agents) {
+  SizedAgents sizes;
+  for (const AgentSlots* agent : agents) sizes[agent->slots].push_back(agent);
+  return sizes;
+}
+
+std::optional<Placement> place(std::span<const AgentSlots> agents, const SlotRequest& request) {
+  if (request.slots < 1) return std::nullopt;
+  std::vector<const AgentSlots*> eligible;
+  std::vector<const AgentSlots*> whole;  // and small enough to be used up
+  for (const AgentSlots& agent : agents) {
+    if (!is_eligible(agent, request)) continue;
+    eligible.push_back(&agent);
+    if (agent.slots > 0 && agent.free == agent.slots && agent.slots <= request.slots) whole.push_back(&agent);
+  }
+  if (const AgentSlots* agent = one_agent(eligible, request)) return Placement{{agent->id, request.slots}};
+  if (request.is_single_node) return std::nullopt;
+  const SizedAgents sizes = by_size(whole);
+  if (auto placement = equal_agents(sizes, request.slots)) return placement;
+  if (!request.allow_heterogeneous_fits) return std::nullopt;
+  return different_agents(sizes, request.slots);
+}
+
+}  // namespace dtrain::scheduler

@@ -1,0 +1,169 @@
+#include <algorithm>
+#include <bitset>
+#include <set>
+
+#include "dtrain/base/text.h"
+#include "dtrain/scheduler/batch_split.h"
+#include "dtrain/scheduler/placement.h"
+#include "eligible.h"
+
+namespace dtrain::scheduler {
+namespace {
+
+constexpr int kMostSlots = 65536;  // of resources.slots_per_trial
+constexpr std::size_t kNamesShown = 4;
+constexpr std::size_t kSizesShown = 6;
+
+using Counts = std::bitset<kMostSlots + 1>;
+
+std::string number_of(std::size_t count, const std::string& what) {
+  return std::to_string(count) + " " + what + (count == 1 ? "" : "s");
+}
+
+std::string names(const std::vector<const AgentSlots*>& agents) {
+  std::vector<std::string> ids;
+  for (const AgentSlots* agent : agents) ids.push_back(agent->id);
+  const auto shown = std::min(ids.size(), kNamesShown);
+  std::partial_sort(ids.begin(), ids.begin() + static_cast<std::ptrdiff_t>(shown), ids.end());
+  const std::size_t more = ids.size() - shown;
+  ids.resize(shown);
+  return join(ids, ", ") + (more == 0 ? "" : " and " + std::to_string(more) + " more");
+}
+
+// Which numbers of slots fit when everything is free.
+Counts fitting_counts(const SizedAgents& sizes, const SlotRequest& request) {
+  Counts one;
+  const int largest = sizes.empty() ? 0 : std::min(sizes.begin()->first, kMostSlots);
+  for (int count = 1; count <= largest; ++count) one.set(static_cast<std::size_t>(count));
+  if (request.is_single_node) return one;
+  Counts all;  // sums of whole agents
+  all.set(0);
+  for (const auto& [size, agents] : sizes) {
+    const auto width = static_cast<std::size_t>(size);
+    std::size_t left = std::min(agents.size(), kMostSlots / width);
+    for (std::size_t count = 1; count <= left; ++count) one.set(count * width);
+    for (std::size_t part = 1; left > 0; part *= 2) {  // any number is a sum of 1, 2, 4, … and a rest
+      const std::size_t taken = std::min(part, left);
+      left -= taken;
+      all |= all << (taken * width);
+    }
+  }
+  if (request.allow_heterogeneous_fits) one |= all;
+  one.reset(0);
+  return one;
+}
+
+std::string why_not_one(const SizedAgents& sizes, const SlotRequest& request) {
+  const auto& [size, agents] = *sizes.begin();
+  return "one agent: none has " + std::to_string(request.slots) + " slots; the largest (" + names(agents) +
+         (agents.size() == 1 ? ") has " : ") have ") + std::to_string(size);
+}
+
+std::string why_not_this_size(int size, const std::vector<const AgentSlots*>& agents, int slots) {
+  const std::string head = "agents of one size: " + number_of(agents.size(), "agent") + " of " +
+                           number_of(static_cast<std::size_t>(size), "slot") + " (" + names(agents) + "): ";
+  if (slots % size != 0) return head + std::to_string(slots) + " is not a multiple of " + std::to_string(size);
+  return head + "only " + std::to_string(static_cast<std::int64_t>(agents.size()) * size) + " slots together";
+}
+
+std::vector<std::string> why_not(const SizedAgents& sizes, const SlotRequest& request) {
+  std::vector<std::string> rules{why_not_one(sizes, request)};
+  if (request.is_single_node) {
+    rules.emplace_back("several agents: not wanted (resources.is_single_node: true)");
+    return rules;
+  }
+  std::size_t left = kSizesShown;
+  for (const auto& [size, agents] : sizes) {
+    if (left-- == 0) {
+      rules.push_back("agents of one size: nor any of " + number_of(sizes.size() - kSizesShown, "smaller size"));
+      break;
+    }
+    rules.push_back(why_not_this_size(size, agents, request.slots));
+  }
+  rules.push_back("agents of different sizes: " +
+                  (request.allow_heterogeneous_fits
+                       ? "no set of whole agents has exactly " + std::to_string(request.slots) + " slots together"
+                       : std::string("not allowed (scheduler.allow_heterogeneous_fits: false)")));
+  return rules;
+}
+
+// The agents that were not looked at, and why.
+std::vector<std::string> left_out(std::span<const AgentSlots> agents, const SlotRequest& request) {
+  std::vector<const AgentSlots*> other_type;
+  std::vector<const AgentSlots*> other_pool;
+  std::set<std::string> pools;
+  for (const AgentSlots& agent : agents) {
+    if (agent.resource_pool != request.resource_pool) {
+      other_pool.push_back(&agent);
+      pools.insert(agent.resource_pool);
+    } else if (!is_eligible(agent, request)) {
+      other_type.push_back(&agent);
+    }
+  }
+  std::vector<std::string> lines;
+  if (!other_type.empty()) {
+    const bool cpu = request.slot_type == config::AgentSlotType::kCpu;
+    lines.push_back("left out: " + names(other_type) + (other_type.size() == 1 ? " has " : " have ") +
+                    (cpu ? "GPU slots, and CPU slots are wanted" : "CPU slots, and GPU slots are wanted"));
+  }
+  if (!other_pool.empty()) {
+    lines.push_back("left out: " + names(other_pool) + ", not of the resource pool " + request.resource_pool +
+                    " but of " + join(std::vector<std::string>(pools.begin(), pools.end()), ", "));
+  }
+  return lines;
+}
+
+// "11 (with a global_batch_size of 121 or 132)"
+std::string with_batches(int slots, std::int64_t batch) {
+  const std::vector<std::int64_t> sizes = sizes_that_divide(batch, slots);
+  if (sizes.size() == 1 && sizes.front() == batch) return std::to_string(slots);
+  std::vector<std::string> parts;
+  for (const std::int64_t size : sizes) parts.push_back(std::to_string(size));
+  return std::to_string(slots) + " (with a global_batch_size of " + join(parts, " or ") + ")";
+}
+
+std::string remedy_of(const Refusal& refusal, std::int64_t batch) {
+  std::vector<std::string> parts;
+  for (const auto& count : {refusal.below, refusal.above}) {
+    if (count) parts.push_back(with_batches(*count, batch));
+  }
+  if (parts.empty()) return "`dtrain agent list` shows the agents and their pools";
+  return "the nearest resources.slots_per_trial " + std::string(parts.size() == 1 ? "that fits: " : "that fit: ") +
+         join(parts, ", or ");
+}
+
+}  // namespace
+
+std::string Refusal::text() const {
+  std::string text = reason;
+  for (const std::string& rule : rules) text += "\n  " + rule;
+  return text;
+}
+
+std::optional<Refusal> never_fits(std::span<const AgentSlots> agents, const SlotRequest& request,
+                                  std::int64_t global_batch_size) {
+  std::vector<const AgentSlots*> eligible;
+  for (const AgentSlots& agent : agents) {
+    if (agent.slots > 0 && is_eligible(agent, request)) eligible.push_back(&agent);
+  }
+  const SizedAgents sizes = by_size(eligible);
+  const Counts counts = fitting_counts(sizes, request);
+  if (request.slots >= 1 && request.slots <= kMostSlots && counts[static_cast<std::size_t>(request.slots)]) {
+    return std::nullopt;
+  }
+  Refusal refusal;
+  refusal.reason = number_of(static_cast<std::size_t>(std::max(request.slots, 0)), "slot") + " never fit" +
+                   (request.slots == 1 ? "s" : "") + " on this cluster, even when all of it is free";
+  if (!sizes.empty()) refusal.rules = why_not(sizes, request);
+  for (std::string& line : left_out(agents, request)) refusal.rules.push_back(std::move(line));
+  for (int count = std::min(request.slots - 1, kMostSlots); count >= 1 && !refusal.below; --count) {
+    if (counts[static_cast<std::size_t>(count)]) refusal.below = count;
+  }
+  for (int count = std::max(request.slots + 1, 1); count <= kMostSlots && !refusal.above; ++count) {
+    if (counts[static_cast<std::size_t>(count)]) refusal.above = count;
+  }
+  refusal.remedy = remedy_of(refusal, global_batch_size);
+  return refusal;
+}
+
+}  // namespace dtrain::scheduler
