@@ -285,7 +285,8 @@ void Engine::synchronise() {
   settle_announcements();
   if (took_part_ranks_ > 0) local_->meet(took_part_ranks_);
   inner_steps_ = 0;
-  took_part_ = false;
+  // What a window that is still open has gathered goes into a step after this meeting, and counts for the next one.
+  took_part_ = own_batches_ > 0;
   took_part_ranks_ = 0;
   window_batches_ = 0;
 }
