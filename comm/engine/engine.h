@@ -58,6 +58,7 @@ class Engine final : public Communicator {
   void abort(const std::string& cause) override { segment_->abort(cause); }
 
   void wait_for(Operation& operation);
+  std::vector<MissingRank> missing_of(const Operation& operation) const;
 
  private:
   using Shared = std::shared_ptr<Operation>;

@@ -17,4 +17,8 @@ void Operation::wait() {
   engine_->wait_for(*this);
 }
 
+std::vector<MissingRank> Operation::missing() const {
+  return complete_ || !engine_ ? std::vector<MissingRank>{} : engine_->missing_of(*this);
+}
+
 }  // namespace dtrain::comm

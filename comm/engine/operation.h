@@ -21,6 +21,7 @@ class Operation final : public WorkState {
   WorkTiming timing() const override { return timing_; }
   std::size_t bytes() const override { return transfer_.payload(); }
   std::uint64_t sequence() const override { return descriptor().sequence; }
+  std::vector<MissingRank> missing() const override;
 
   const Descriptor& descriptor() const { return transfer_.descriptor(); }
 

@@ -161,16 +161,25 @@ const char* Engine::lacking(const Operation& operation, int r) const {
   return segment_->rank(r).phase.load() < phase ? "has entered but not done its part" : nullptr;
 }
 
-std::string Engine::describe_missing(const Operation& operation) const {
-  std::string text;
+std::vector<MissingRank> Engine::missing_of(const Operation& operation) const {
+  std::vector<MissingRank> missing;
   for (int r = 0; r < world_size_; ++r) {
     const char* const lacks = lacking(operation, r);
     if (!lacks || r == rank_) continue;
-    text += (text.empty() ? "rank " : "; rank ") + std::to_string(r) + " " + lacks;
+    std::string text = lacks;
     if (segment_->rank(r).closed.load() != 0) text += " and has closed its communicator";
     if (const std::string state = setup_.peer_state ? setup_.peer_state(r) : std::string(); !state.empty()) {
       text += " (" + state + ")";
     }
+    missing.push_back({r, std::move(text)});
+  }
+  return missing;
+}
+
+std::string Engine::describe_missing(const Operation& operation) const {
+  std::string text;
+  for (const MissingRank& one : missing_of(operation)) {
+    text += (text.empty() ? "rank " : "; rank ") + std::to_string(one.rank) + " " + one.lacks;
   }
   return text.empty() ? "no rank any more" : text;
 }

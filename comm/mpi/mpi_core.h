@@ -33,6 +33,7 @@ class MpiWork final : public WorkState, public std::enable_shared_from_this<MpiW
   WorkTiming timing() const override { return timing_; }
   std::size_t bytes() const override;
   std::uint64_t sequence() const override { return operation_.descriptor().sequence; }
+  std::vector<MissingRank> missing() const override;
 
  private:
   friend class MpiCore;
@@ -90,6 +91,7 @@ class MpiCore : public std::enable_shared_from_this<MpiCore> {
   void check_same(const MpiOperation& operation) const;
   void complete_in_order();
   std::string describe_waiting(const MpiWork& work, Nanoseconds elapsed, const char* verb, bool with_missing) const;
+  std::vector<MissingRank> missing_of(const MpiOperation& operation) const;
   std::string describe_missing(const MpiOperation& operation) const;
 
   std::string rank_name(int r) const { return std::to_string(setup_.members[static_cast<std::size_t>(r)]); }

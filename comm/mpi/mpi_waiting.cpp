@@ -77,24 +77,37 @@ std::string MpiCore::describe_waiting(const MpiWork& work, Nanoseconds elapsed, 
   return text + "; missing: " + describe_missing(first);
 }
 
-std::string MpiCore::describe_missing(const MpiOperation& operation) const {
-  const auto name_those = [&](const char* lacks, const auto& lacking) {
-    std::string text;
+std::vector<MissingRank> MpiWork::missing() const {
+  const std::scoped_lock state(core_->state_mutex_);
+  return complete_ ? std::vector<MissingRank>{} : core_->missing_of(operation_);
+}
+
+std::vector<MissingRank> MpiCore::missing_of(const MpiOperation& operation) const {
+  const auto those = [&](const char* lacks, const auto& lacking) {
+    std::vector<MissingRank> missing;
     for (int r = 0; r < world_size(); ++r) {
       if (r == rank() || !lacking(r)) continue;
-      text += (text.empty() ? "rank " : "; rank ") + rank_name(r) + " " + lacks;
+      std::string text = lacks;
       if (const std::string state = setup_.peer_state ? setup_.peer_state(r) : std::string(); !state.empty()) {
         text += " (" + state + ")";
       }
+      missing.push_back({r, std::move(text)});
     }
-    return text;
+    return missing;
   };
   // The first of these that holds of any rank: the others may well be waiting for it themselves.
-  std::string text =
-      name_those("has not entered it", [&](int r) { return !operation.started() || !operation.has_entered(r); });
+  auto missing = those("has not entered it", [&](int r) { return !operation.started() || !operation.has_entered(r); });
   const char* const partly = "has entered but not done its part";
-  if (text.empty()) text = name_those(partly, [&](int r) { return operation.owes_values(r); });
-  if (text.empty()) text = name_those(partly, [&](int r) { return operation.has_part_left(r); });
+  if (missing.empty()) missing = those(partly, [&](int r) { return operation.owes_values(r); });
+  if (missing.empty()) missing = those(partly, [&](int r) { return operation.has_part_left(r); });
+  return missing;
+}
+
+std::string MpiCore::describe_missing(const MpiOperation& operation) const {
+  std::string text;
+  for (const MissingRank& one : missing_of(operation)) {
+    text += (text.empty() ? "rank " : "; rank ") + rank_name(one.rank) + " " + one.lacks;
+  }
   return text.empty() ? "no rank any more" : text;
 }
 

@@ -4,7 +4,9 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <string_view>
+#include <vector>
 
 #include "dtrain/base/clock.h"
 
@@ -19,6 +21,12 @@ struct WorkTiming {
   Nanoseconds exposed{0};
 };
 
+// A rank that an operation waits for, and why: "has not entered it (stopped: no heartbeats)".
+struct MissingRank {
+  int rank = -1;
+  std::string lacks;
+};
+
 // What a backend implements. Calls come from the thread that issued the operation.
 class WorkState {
  public:
@@ -28,6 +36,8 @@ class WorkState {
   virtual WorkTiming timing() const = 0;
   virtual std::size_t bytes() const = 0;  // payload of one rank
   virtual std::uint64_t sequence() const = 0;
+  // Whom it waits for, as far as the backend knows.
+  virtual std::vector<MissingRank> missing() const { return {}; }
 };
 
 // Copyable; the operation goes on when the last handle is gone. The buffers must live until it is complete.
@@ -44,6 +54,7 @@ class Work {
   WorkTiming timing() const { return state_->timing(); }
   std::size_t bytes() const { return state_->bytes(); }
   std::uint64_t sequence() const { return state_->sequence(); }
+  std::vector<MissingRank> missing() const { return state_->missing(); }
   explicit operator bool() const { return static_cast<bool>(state_); }
 
  private:
