@@ -16,6 +16,7 @@
 #include "dtrain/base/error.h"
 #include "dtrain/base/json.h"
 #include "dtrain/base/unix_socket.h"
+#include "dtrain/comm/hierarchical.h"
 #include "dtrain/comm/mpi.h"
 #include "dtrain/host/identity.h"
 #include "dtrain/host/reachable_address.h"
@@ -194,6 +195,13 @@ void run(const std::string& backend, const std::string& what, const std::string&
     std::vector<int> members(static_cast<std::size_t>(job->size()));
     for (int r = 0; r < job->size(); ++r) members[static_cast<std::size_t>(r)] = r;
     comm = job->make_communicator(*control, members, communicator_options);
+  } else if (backend == "hierarchical") {
+    comm = make_hierarchical_communicator(
+        *control, [&](ControlPlane& host, const auto&) { return make_shm_communicator(host, communicator_options); },
+        [&](ControlPlane& leaders, const auto& members) {
+          return job->make_communicator(leaders, members, communicator_options);
+        },
+        communicator_options);
   } else {
     throw CommError("no backend '" + backend + "' for tests over mpirun");
   }

@@ -3,6 +3,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <tuple>
+
 #include "mpirun.h"
 
 namespace dtrain::comm {
@@ -45,6 +47,26 @@ TEST(MpiOnTwoHosts, ARankThatIsKilledIsNamedOnTheOtherHost) {
   ASSERT_TRUE(outcome.ranks.contains(0)) << outcome.output;
   EXPECT_THAT(outcome.ranks.at(0), AllOf(HasSubstr("all_reduce(sum, float32, 5000 elements, bucket 7), operation "),
                                          HasSubstr("rank 1 failed"), HasSubstr("is gone: connection lost")));
+}
+
+// Shared memory within a host, MPI between them, in the order in which mpirun fills hosts and the other way round.
+TEST(HierarchicalOnTwoHosts, TheSuiteHolds) {
+  for (const auto& [a, b, options] : {std::tuple{2, 2, ""}, std::tuple{2, 1, "--map-by node"}}) {
+    const MpirunOutcome outcome = test::run_ranks_on_two_hosts("unshaped", a, b, options, "hierarchical conformance");
+    if (outcome.exit_code == kSkipped) GTEST_SKIP() << outcome.output;
+    expect_all_ok(outcome, a + b);
+  }
+}
+
+TEST(HierarchicalOnTwoHosts, ARankThatIsKilledIsNamedOnBoth) {
+  const MpirunOutcome outcome = test::run_ranks_on_two_hosts("unshaped", 2, 2, "", "hierarchical misuse killed");
+  if (outcome.exit_code == kSkipped) GTEST_SKIP() << outcome.output;
+  EXPECT_NE(outcome.exit_code, 0);
+  for (const int r : {0, 1}) {
+    ASSERT_TRUE(outcome.ranks.contains(r)) << outcome.output;
+    EXPECT_THAT(outcome.ranks.at(r), AllOf(HasSubstr("all_reduce(sum, float32, 5000 elements, bucket 7), operation "),
+                                           HasSubstr("rank 3 failed"), HasSubstr("is gone: connection lost")));
+  }
 }
 
 // Open MPI by itself waits for ever then.

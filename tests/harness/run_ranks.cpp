@@ -28,7 +28,7 @@ void run_ranks(int n, const std::function<void(int rank)>& fn) {
 
 comm::ControlOptions TestWorld::control_options(int rank) const {
   comm::ControlOptions options;
-  options.world = {rank, size, rank, size, host};
+  options.world = {rank, size, rank, size, hosts.empty() ? host : hosts[static_cast<std::size_t>(rank)]};
   options.generation = generation;
   options.secret = secret;
   options.timeout = timeout;

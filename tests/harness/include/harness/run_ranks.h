@@ -28,6 +28,7 @@ struct TestWorld {
   std::string secret = "a secret for tests only";
   std::string session = "test";
   std::string host = "test-host";
+  std::vector<std::string> hosts;  // by rank, where they differ
 };
 
 // The same with a control plane for each rank, which is finished after fn unless the run failed.

@@ -1,0 +1,120 @@
+// One outstanding collective over two levels, as the steps it takes on the communicators below.
+//
+// Each level has communicators for its own purposes, for operations of one communicator end in the order of issue:
+//   notes        (host)   the descriptors of the host's ranks, which all compare
+//   up           (host)   the host's values become one, or are collected
+//   outer notes  (hosts)  the hosts' descriptors; says too that every rank has entered the operation
+//   outer        (hosts)  the hosts' values become one, or are collected
+//   down         (host)   the result goes to the host's ranks
+// On each of them operations are issued in order, whatever has to wait elsewhere: that is what `turns` is for. Steps a
+// rank has no part in, and levels that do not exist, are passed over. The communicator's thread alone.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "dtrain/comm/communicator.h"
+#include "engine/descriptor.h"
+#include "hierarchical/placement.h"
+
+namespace dtrain::comm {
+
+enum class Step : std::size_t { kNotes, kUp, kOuterNotes, kOuter, kDown };
+inline constexpr std::size_t kSteps = 5;
+
+struct Levels {
+  int rank = 0;
+  Placement placement;
+  std::array<std::unique_ptr<Communicator>, kSteps> on;  // null: no such level, or this rank has no part in it
+
+  std::size_t host() const { return placement.host_of[static_cast<std::size_t>(rank)]; }
+  std::size_t index() const { return placement.index_of[static_cast<std::size_t>(rank)]; }
+  const std::vector<int>& here() const { return placement.hosts[host()]; }
+  bool several_here() const { return here().size() > 1; }
+  bool several_hosts() const { return placement.hosts.size() > 1; }
+  bool is_leader() const { return index() == 0; }
+};
+
+using Turns = std::array<std::uint64_t, kSteps>;  // whose operation is next on each communicator
+
+// Ranks that differ within a host are told to the other hosts by this.
+struct HostNote {
+  Descriptor lowest;  // of the host's lowest rank
+  Descriptor other;
+  std::int32_t other_rank = -1;  // the first of the host whose operation is another one; -1: none
+};
+
+class HierarchicalOperation {
+ public:
+  HierarchicalOperation(const Descriptor& descriptor, const void* in, void* out, Levels& levels);
+
+  const Descriptor& descriptor() const { return descriptor_; }
+  bool begun() const { return issued_[0]; }
+  bool host_entered() const { return done_[0]; }  // every rank of this host has entered it
+  bool finished() const { return finished_; }
+  // True when anything moved. CommError where ranks have entered different operations, or a level fails.
+  bool advance(Turns& turns);
+  // "rank 2 has not entered it (…)", by the run's ranks.
+  std::string describe_missing() const;
+  // The ranks did not enter the same operation; it says which ones.
+  bool differs() const { return differs_; }
+
+ private:
+  using Bytes = std::unique_ptr<std::byte[]>;
+  struct Shape {
+    DataType type;        // of what the levels below see
+    std::size_t element;  // its bytes
+    bool widened;         // narrow values are reduced in float32
+    std::size_t slot;     // elements of the largest part
+    std::size_t total;    // elements of all parts
+  };
+
+  bool may_issue(Step step) const;
+  Work issue(Step step);
+  Work issue_notes();
+  Work issue_outer_notes();
+  Work issue_up();
+  Work issue_outer();
+  Work issue_down();
+  void compare_host();
+  void compare_hosts();
+  void finish();
+
+  Part part(std::size_t rank) const;
+  std::byte* own_part() const;
+  const std::byte* own_input() const;
+  std::size_t slots_of_host() const { return levels_.placement.most * shape_.slot; }
+  ReduceOptions options_on(bool first, bool last) const;
+  const void* values() const { return values_ ? static_cast<const void*>(values_.get()) : in_; }
+  bool is_mean() const { return reduces(descriptor_.kind) && descriptor_.op == ReduceOp::kMean; }
+  void divide();
+  void widen();
+  void scale();
+  void put(const std::byte* from, std::byte* to, std::size_t count) const;  // from Shape::type to the operation's
+  void unpack(const std::byte* collected, std::size_t hosts);
+  Bytes room(std::size_t elements) const;
+
+  const Descriptor descriptor_;
+  const void* const in_;
+  void* const out_;
+  Levels& levels_;
+  Shape shape_{};
+
+  std::array<bool, kSteps> issued_{};
+  std::array<bool, kSteps> done_{};
+  std::array<Work, kSteps> works_;
+  bool same_here_ = false;
+  bool differs_ = false;
+  bool finished_ = false;
+  std::vector<Descriptor> notes_;  // of the host's ranks, by index
+  HostNote host_note_;
+  std::vector<HostNote> host_notes_;  // by host
+  Bytes values_;                      // the host's result; null: in out_, or in in_
+  Bytes packed_;                      // all parts, by host and index, a slot each
+  Bytes block_;                       // this host's
+};
+
+}  // namespace dtrain::comm

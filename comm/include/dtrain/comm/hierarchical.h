@@ -1,0 +1,30 @@
+// A communicator for ranks on several hosts: one communicator among the ranks of each host (shared memory), another
+// among one rank of each (MPI). Any placement of the ranks: hosts may have different numbers of them, in any order.
+//
+// Reductions take a host's ranks in rank order, then the hosts in the order of their lowest rank; every rank gets the
+// same bits. Narrow types travel between the two levels, and between hosts, in float32, and are rounded once.
+// Nothing runs in the background here: whoever issues, progresses, tests or waits moves operations on.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "dtrain/comm/backends.h"
+#include "dtrain/comm/control.h"
+
+namespace dtrain::comm {
+
+// Makes a communicator over `control`, whose rank i is rank members[i] of the run. Called two or three times for each
+// level, in the same order by all members.
+using MakeCommunicator =
+    std::function<std::unique_ptr<Communicator>(ControlPlane& control, const std::vector<int>& members)>;
+
+// Collective over `control`, whose World::host says who shares a host, and which must outlive the communicator. `local`
+// is called where a host has several ranks, `outer` by the lowest rank of each host where there are several hosts. A
+// failure of the run, and abort(), reach both levels.
+std::unique_ptr<Communicator> make_hierarchical_communicator(ControlPlane& control, const MakeCommunicator& local,
+                                                             const MakeCommunicator& outer,
+                                                             const CommunicatorOptions& options);
+
+}  // namespace dtrain::comm
