@@ -2,11 +2,13 @@
 #include <algorithm>
 #include <fstream>
 #include <functional>
+#include <numeric>
 #include <set>
 
 #include "dtrain/base/error.h"
 #include "dtrain/base/unix_socket.h"
 #include "dtrain/comm/backends.h"
+#include "dtrain/comm/hierarchical.h"
 #include "dtrain/host/reachable_address.h"
 #include "dtrain/run/agreed_error.h"
 #include "plan_file.h"
@@ -189,15 +191,20 @@ std::string RankSession::Impl::agent_id() const {
 
 void RankSession::Impl::make_communicator() {
   const comm::CommunicatorOptions options{.timeout = experiment.communication_timeout, .log = log};
+  const auto over_shm = [&](comm::ControlPlane& some, const std::vector<int>& /*members*/) {
+    return comm::make_shm_communicator(some, options);
+  };
+  const auto over_mpi = [&](comm::ControlPlane& some, const std::vector<int>& members) {
+    return mpi->make_communicator(some, members, options);
+  };
+  std::vector<int> all(static_cast<std::size_t>(environment.world.size));
+  std::iota(all.begin(), all.end(), 0);
   if (backend == "shm" || environment.world.size == 1) {
-    communicator = comm::make_shm_communicator(*control, options);
+    communicator = over_shm(*control, all);
   } else if (backend == "mpi") {
-    std::vector<int> members;
-    for (int rank = 0; rank < environment.world.size; ++rank) members.push_back(rank);
-    communicator = mpi->make_communicator(*control, members, options);
+    communicator = over_mpi(*control, all);
   } else {
-    throw AgreedError("not supported yet: several ranks on each of several hosts (the hierarchical backend)",
-                      "start one rank on each host, or set communication.backend: mpi");
+    communicator = comm::make_hierarchical_communicator(*control, over_shm, over_mpi, options);
   }
   if (!is_rank_0()) return;
   std::set<std::string> keys;

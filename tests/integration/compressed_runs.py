@@ -2,20 +2,17 @@
 
     compressed_runs.py BIN_FOLDER [TestClass[.test] ...]
 """
-import socket
 import sys
 import unittest
 
 import torch
-import torch.distributed
-import torch.multiprocessing
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
 import parity_model
+from ddp_peer import WORLD, run_ddp
 from harness import Build, Workplace, launch, write_experiment
 
 BUILD = None  # set by main()
-WORLD = 2
 SGD = {"kind": "sgd", "lr": 0.05, "momentum": 0.9}
 # Of the weights after 20 steps, from those without compression; what each sends at most of what it would have.
 KINDS = {"fp16": ("fp16", 0.1, 0.5), "bf16": ("bf16", 0.5, 0.5), "int8": ("int8", 0.5, 0.28),
@@ -23,9 +20,7 @@ KINDS = {"fp16": ("fp16", 0.1, 0.5), "bf16": ("bf16", 0.5, 0.5), "int8": ("int8"
          "topk": ({"kind": "topk", "ratio": 0.1}, 1, 0.25)}
 
 
-def train_ddp(rank, port, case, path):
-    torch.set_num_threads(1)
-    torch.distributed.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=WORLD)
+def train_ddp(rank, case, path):
     model = parity_model.make_model(case["weights"], case["dtype"])
     ddp = torch.nn.parallel.DistributedDataParallel(model, find_unused_parameters=True)
     ddp.register_comm_hook(None, default_hooks.fp16_compress_hook)
@@ -36,8 +31,6 @@ def train_ddp(rank, port, case, path):
         optimizer.zero_grad(set_to_none=True)
     if rank == 0:
         parity_model.save({name: t.detach().clone() for name, t in model.state_dict().items()}, path)
-    torch.distributed.barrier()
-    torch.distributed.destroy_process_group()
 
 
 class CompressedRuns(unittest.TestCase):
@@ -110,11 +103,8 @@ class CompressedRuns(unittest.TestCase):
     def test_fp16_agrees_with_ddps_hook_over_100_steps(self):
         """But for the three steps that go uncompressed to compare with, roundings apart."""
         ours, _, case = self.train("fp16", steps=100, optimizer={"kind": "sgd", "lr": 0.02})
-        with socket.socket() as s:
-            s.bind(("127.0.0.1", 0))
-            port = s.getsockname()[1]
         path = self.work.path / "ddp.safetensors"
-        torch.multiprocessing.spawn(train_ddp, args=(port, case, path), nprocs=WORLD)
+        run_ddp(train_ddp, case, path)
         theirs = parity_model.load(path)
         difference, worst = parity_model.worst_difference(ours, theirs)
         print(f"relative L2 difference of the worst parameter after 100 steps: {difference:.1e} ({worst}), limit 2e-3")

@@ -10,7 +10,6 @@ and the last bit of a sum decides which one a step sends: two runs of the same p
 """
 import json
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
@@ -19,10 +18,10 @@ from pathlib import Path
 import numpy
 import torch
 import torch.distributed
-import torch.multiprocessing
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 
-WORLD = 2
+from ddp_peer import WORLD, run_ddp
+
 ITERATIONS = 100
 WARMUP = 2  # the least that DDP's hook allows
 # Matrices whose second dimensions differ, a vector, one too small to be worth it, and a convolution's kernel.
@@ -123,13 +122,9 @@ def folder_of(workplace, kind, approximation, stepwise):
     return workplace / f"{kind}-{approximation}{'-steps' if stepwise else ''}"
 
 
-def record_all(rank, port, workplace):
-    torch.set_num_threads(1)
-    torch.distributed.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=WORLD)
+def record_all(rank, workplace):
     for kind, approximation, stepwise, _ in CASES:
         record(rank, kind, approximation, stepwise, folder_of(workplace, kind, approximation, stepwise))
-    torch.distributed.barrier()
-    torch.distributed.destroy_process_group()
 
 
 def record(rank, kind, approximation, stepwise, folder):
@@ -172,10 +167,7 @@ def main():
     failures = 0
     for case in CASES:
         folder_of(workplace, *case[:3]).mkdir()
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        port = s.getsockname()[1]
-    torch.multiprocessing.spawn(record_all, args=(port, workplace), nprocs=WORLD)
+    run_ddp(record_all, workplace)
     for kind, approximation, stepwise, limit in CASES:
         folder = folder_of(workplace, kind, approximation, stepwise)
         tensors = [{"name": name, "rows": shape[0], "columns": columns_of(shape)}

@@ -5,18 +5,15 @@
 Same initial weights, same batches, 20 optimizer steps. Compared is each parameter's relative L2 norm.
 """
 import math
-import socket
 import sys
 
 import torch
-import torch.distributed
-import torch.multiprocessing
 
 import parity_model
+from ddp_peer import WORLD, run_ddp
 from harness import Build, Workplace, launch, write_experiment
 
 STEPS = 20
-WORLD = 2
 SAMPLES = 8  # of a rank's batch
 SGD = {"kind": "sgd", "lr": 0.05, "momentum": 0.9, "nesterov": True, "weight_decay": 1e-4}
 ADAMW = {"kind": "adamw", "lr": 1e-3, "weight_decay": 1e-2}
@@ -69,15 +66,11 @@ def title(case):
     return text
 
 
-def ddp_rank(rank, port, cases, results):
-    torch.set_num_threads(1)
-    torch.distributed.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=WORLD)
+def ddp_rank(rank, cases, results):
     for index, case in enumerate(cases):
         weights = parity_model.train_ddp(case, rank)
         if rank == 0:
             parity_model.save(weights, results / f"ddp-{index}")
-    torch.distributed.barrier()
-    torch.distributed.destroy_process_group()
 
 
 def experiment(case, build, path, batches, slots):
@@ -121,10 +114,7 @@ def main():
     build = Build(sys.argv[1])
     workplace = Workplace("parity")
     cases = make_cases()
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        port = s.getsockname()[1]
-    torch.multiprocessing.spawn(ddp_rank, args=(port, cases, workplace.path), nprocs=WORLD)
+    run_ddp(ddp_rank, cases, workplace.path)
 
     failures = 0
     print(f"relative L2 difference of the worst parameter after {STEPS} steps (files: {workplace.path})")

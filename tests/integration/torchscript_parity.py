@@ -5,21 +5,18 @@
 Same initial weights, same batches, 20 optimizer steps. Compared is each parameter's and buffer's relative L2 norm.
 """
 import copy
-import socket
 import sys
 
 import numpy
 import torch
-import torch.distributed
-import torch.multiprocessing
 import torch.nn.functional as F
 
 import parity_model
+from ddp_peer import WORLD, run_ddp
 from harness import Build, Workplace, launch, write_experiment
 from torchscript_models import Net, epoch_order, experiment, random_weights, save_script, write_idx
 
 STEPS = 20
-WORLD = 2
 SAMPLES = 8  # of a rank's batch
 SEED = 5
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
@@ -61,9 +58,7 @@ def batches_of(rank, images, labels, dtype):
         yield torch.from_numpy(images[chosen]).unsqueeze(1).to(dtype) * (1 / 255), torch.from_numpy(labels[chosen])
 
 
-def ddp_rank(rank, port, cases, images, labels, folder):
-    torch.set_num_threads(1)
-    torch.distributed.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=WORLD)
+def ddp_rank(rank, cases, images, labels, folder):
     for index, case in enumerate(cases):
         model = copy.deepcopy(case["model"])
         ddp = torch.nn.parallel.DistributedDataParallel(model, find_unused_parameters=True)
@@ -76,8 +71,6 @@ def ddp_rank(rank, port, cases, images, labels, folder):
             optimizer.step()
         if rank == 0:
             parity_model.save(dict(model.state_dict()), folder / f"ddp-{index}")
-    torch.distributed.barrier()
-    torch.distributed.destroy_process_group()
 
 
 def train_ours(case, build, folder, data):
@@ -124,10 +117,7 @@ def main():
     write_idx(workplace.path / "images", images)
     write_idx(workplace.path / "labels", labels)
     data = {"format": "idx", "training": {"features": str(workplace.path / "images"), "target": str(workplace.path / "labels")}}
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        port = s.getsockname()[1]
-    torch.multiprocessing.spawn(ddp_rank, args=(port, cases, images, labels, workplace.path), nprocs=WORLD)
+    run_ddp(ddp_rank, cases, images, labels, workplace.path)
 
     failures = 0
     print(f"relative L2 difference of the worst tensor after {STEPS} steps (files: {workplace.path})")

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import unittest
 
+from parity_model import load, worst_difference
 from harness import SOURCE, Build, Workplace, launch, overrides, run
 
 BUILD = None  # set by main()
@@ -60,6 +61,28 @@ class Training(TwoHosts):
         for rank in (0, 1):
             steps = [line for line in result.lines(f"profile/rank-000{rank}.jsonl") if line["record"] == "step"]
             self.assertEqual(len(steps), 20, f"rank {rank}")
+
+    def test_two_ranks_a_host_and_one_alone(self):
+        """Sums are rounded in another order than on one host: a host's ranks first. Fewer than three hosts, fewer than
+        three ranks each: 1e-6 of the weights after 20 steps is many roundings."""
+        sets = ["resources.slots_per_trial=4"]
+        alone = load(self.one_host(4).weights_file)
+        for options in ((), ("--map-by", "node")):
+            result = mpirun(2, 2, self.work.new_run(), sets, options).expect(0)
+            self.assertEqual(result.json("plan.json")["communication"], {"backend": "hierarchical", "hosts": 2})
+            self.check_close(result, alone)
+        result = mpirun(2, 1, self.work.new_run(), ["resources.slots_per_trial=3"]).expect(0)
+        self.check_close(result, load(self.one_host(3).weights_file))
+
+    def check_close(self, result, alone):
+        difference, worst = worst_difference(load(result.weights_file), alone)
+        self.assertLess(difference, 1e-6, worst)
+
+    def test_two_ranks_a_host_with_sharded_state(self):
+        sets = ["resources.slots_per_trial=4", "communication.backend=hierarchical"]
+        one, other = (load(mpirun(2, 2, self.work.new_run(), [*sets, f"optimizations.sharded_optimizer={sharded}"])
+                           .expect(0).weights_file) for sharded in ("true", "false"))
+        self.assertEqual(worst_difference(one, other)[0], 0)
 
     def test_two_ranks_a_host_over_mpi_alone(self):
         sets = ["communication.backend=mpi", "resources.slots_per_trial=4"]
