@@ -34,7 +34,7 @@ class WorkState {
   virtual bool test() = 0;
   virtual void wait() = 0;
   virtual WorkTiming timing() const = 0;
-  virtual std::size_t bytes() const = 0;  // payload of one rank
+  virtual std::size_t bytes() const = 0;  // the larger of what a rank gives and gets
   virtual std::uint64_t sequence() const = 0;
   // Whom it waits for, as far as the backend knows.
   virtual std::vector<MissingRank> missing() const { return {}; }
