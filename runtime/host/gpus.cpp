@@ -37,6 +37,9 @@ struct Gpus::Nvml {
   nvml::DeviceGetUtilizationRates* utilization = nullptr;
   nvml::DeviceGetTemperature* temperature = nullptr;
   nvml::DeviceGetComputeRunningProcesses* processes = nullptr;
+  nvml::DeviceGetTotalEccErrors* ecc_errors = nullptr;
+  nvml::DeviceGetRetiredPagesPendingStatus* pages_pending = nullptr;
+  nvml::DeviceGetRemappedRows* remapped_rows = nullptr;
 
   explicit Nvml(const std::string& path) : library(::dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL)) {
     if (!library) return;
@@ -51,6 +54,9 @@ struct Gpus::Nvml {
     find_function(library.get(), "nvmlDeviceGetUtilizationRates", utilization);
     find_function(library.get(), "nvmlDeviceGetTemperature", temperature);
     find_function(library.get(), "nvmlDeviceGetComputeRunningProcesses_v3", processes);
+    find_function(library.get(), "nvmlDeviceGetTotalEccErrors", ecc_errors);
+    find_function(library.get(), "nvmlDeviceGetRetiredPagesPendingStatus", pages_pending);
+    find_function(library.get(), "nvmlDeviceGetRemappedRows", remapped_rows);
   }
   ~Nvml() {
     if (started && shutdown) shutdown();
@@ -61,6 +67,30 @@ struct Gpus::Nvml {
   std::string text(nvml::DeviceGetText* get, nvml::Device device) const {
     std::array<char, nvml::kLongestText + 1> buffer{};
     return get && get(device, buffer.data(), nvml::kLongestText) == nvml::kSuccess ? buffer.data() : std::string();
+  }
+
+  // What a GPU does not support or tell is not wrong with it.
+  std::string problem(nvml::Device device) const {
+    unsigned corrected = 0;
+    unsigned uncorrected = 0;
+    unsigned pending = 0;
+    unsigned failed = 0;
+    if (remapped_rows && remapped_rows(device, &corrected, &uncorrected, &pending, &failed) == nvml::kSuccess) {
+      if (failed != 0) return "rows of its memory could not be remapped: it needs repair";
+      if (pending != 0) return "rows of its memory wait to be remapped: it needs a reset";
+    }
+    int pages = 0;
+    if (pages_pending && pages_pending(device, &pages) == nvml::kSuccess && pages != 0) {
+      return "pages of its memory wait to be retired: it needs a reset";
+    }
+    unsigned long long errors = 0;
+    if (ecc_errors &&
+        ecc_errors(device, nvml::kUncorrectedErrors, nvml::kSinceDriverStart, &errors) == nvml::kSuccess &&
+        errors != 0) {
+      return std::to_string(errors) + (errors == 1 ? " memory error" : " memory errors") +
+             " that ECC could not correct";
+    }
+    return {};
   }
 };
 
@@ -92,6 +122,7 @@ void Gpus::find_gpus() {
     info.name = nvml_->text(nvml_->name, device);
     nvml::Memory memory{};
     if (nvml_->memory && nvml_->memory(device, &memory) == nvml::kSuccess) info.total_memory = memory.total;
+    info.problem = nvml_->problem(device);
     list_.push_back(std::move(info));
     nvml_->devices.push_back(device);
   }

@@ -2,12 +2,28 @@
 
 #include <sys/utsname.h>
 
+#include <algorithm>
+#include <cctype>
 #include <cerrno>
 
 #include "dtrain/base/error.h"
+#include "dtrain/host/interfaces.h"
 #include "dtrain/host/proc_file.h"
 
 namespace dtrain::host {
+namespace {
+
+std::string lower(std::string text) {
+  std::transform(text.begin(), text.end(), text.begin(),
+                 [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+  return text;
+}
+
+std::string first_label(const std::string& name) {
+  return name.substr(0, name.find('.'));
+}
+
+}  // namespace
 
 HostIdentity host_identity() {
   HostIdentity identity;
@@ -28,6 +44,20 @@ HostIdentity host_identity() {
     identity.key += "/" + (error ? std::string(kind) + ":?" : id);
   }
   return identity;
+}
+
+HostNames::HostNames() : name_(lower(host_identity().name)) {
+  for (const InterfaceAddress& one : interface_addresses()) addresses_.insert(one.address);
+}
+
+bool HostNames::contains(const std::string& host) const {
+  if (addresses_.contains(host) || host.starts_with("127.")) return true;
+  const std::string given = lower(host);
+  if (given == "localhost" || given == "::1" || given == name_) return true;
+  // A host may know its whole name or only the first part of it, and so may whoever wrote the file.
+  const bool one_is_short = given.find('.') == std::string::npos || name_.find('.') == std::string::npos;
+  const bool is_address = given.find_first_not_of("0123456789.") == std::string::npos;
+  return one_is_short && !is_address && first_label(given) == first_label(name_);
 }
 
 }  // namespace dtrain::host

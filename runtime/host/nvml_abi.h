@@ -9,6 +9,8 @@ inline constexpr int kNotSupported = 3;
 inline constexpr int kInsufficientSize = 7;
 inline constexpr int kDriverNotLoaded = 9;
 inline constexpr int kTemperatureOfGpu = 0;
+inline constexpr int kUncorrectedErrors = 1;
+inline constexpr int kSinceDriverStart = 0;
 inline constexpr unsigned kLongestText = 96;  // of names and UUIDs
 
 using Device = struct DeviceOfNvml*;
@@ -35,5 +37,9 @@ using DeviceGetMemoryInfo = int(Device, Memory*);
 using DeviceGetUtilizationRates = int(Device, Utilization*);
 using DeviceGetTemperature = int(Device, int sensor, unsigned*);
 using DeviceGetComputeRunningProcesses = int(Device, unsigned* count, ProcessInfo*);
+using DeviceGetTotalEccErrors = int(Device, int type, int counter, unsigned long long*);
+using DeviceGetRetiredPagesPendingStatus = int(Device, int* pending);
+using DeviceGetRemappedRows = int(Device, unsigned* corrected, unsigned* uncorrected, unsigned* pending,
+                                  unsigned* failed);
 
 }  // namespace dtrain::host::nvml

@@ -1,9 +1,11 @@
 // A stand-in for libnvidia-ml.so.1: GPUs as the file "<this library>.json" describes them, read again at each call so
 // that a test can change them under a running process:
 //   {"init": 0, "gpus": [{"uuid": "GPU-a", "name": "Fake", "total": 100, "free": 40, "util": 37, "temperature": 61,
-//                         "pids": [12], "errors": {"util": 15}, "hangs": false}]}
-// "errors" gives a call's NVML code; "all" stands for every call. The interface is declared here as NVIDIA documents
-// it, not with dtrain's own declarations: a mistake there shows.
+//                         "pids": [12], "ecc": 0, "rows": "failed"|"pending", "pages_pending": false,
+//                         "errors": {"util": 15}, "hangs": false}]}
+// "ecc", "rows" and "pages_pending" may be left out: the GPU does not support them then. "errors" gives a call's NVML
+// code; "all" stands for every call. The interface is declared here as NVIDIA documents it, not with dtrain's own
+// declarations: a mistake there shows.
 #include <dlfcn.h>
 
 #include <chrono>
@@ -53,7 +55,7 @@ typedef struct {
 
 namespace {
 
-constexpr nvmlReturn_t kSuccess = 0, kInvalidArgument = 2, kInsufficientSize = 7, kUnknown = 999;
+constexpr nvmlReturn_t kSuccess = 0, kInvalidArgument = 2, kNotSupported = 3, kInsufficientSize = 7, kUnknown = 999;
 
 // Calls `answer` with the GPU's description, unless it has an error for `call`.
 template <typename Answer>
@@ -148,6 +150,36 @@ nvmlReturn_t nvmlDeviceGetComputeRunningProcesses_v3(nvmlDevice_t device, unsign
     *count = static_cast<unsigned int>(pids.size());
     if (room < pids.size()) return kInsufficientSize;
     for (std::size_t i = 0; i < pids.size(); ++i) infos[i] = {pids[i], 1 << 20, ~0u, ~0u};
+    return kSuccess;
+  });
+}
+
+nvmlReturn_t nvmlDeviceGetTotalEccErrors(nvmlDevice_t device, int errorType, int counterType,
+                                         unsigned long long* eccCounts) {
+  if (errorType != 1 || counterType != 0) return kInvalidArgument;
+  return ask(device, "ecc", [&](const Json& gpu) {
+    if (!gpu.contains("ecc")) return kNotSupported;
+    *eccCounts = gpu.at("ecc");
+    return kSuccess;
+  });
+}
+
+nvmlReturn_t nvmlDeviceGetRetiredPagesPendingStatus(nvmlDevice_t device, int* isPending) {
+  return ask(device, "pages", [&](const Json& gpu) {
+    if (!gpu.contains("pages_pending")) return kNotSupported;
+    *isPending = gpu.at("pages_pending").get<bool>() ? 1 : 0;
+    return kSuccess;
+  });
+}
+
+nvmlReturn_t nvmlDeviceGetRemappedRows(nvmlDevice_t device, unsigned int* corrRows, unsigned int* uncRows,
+                                       unsigned int* isPending, unsigned int* failureOccurred) {
+  return ask(device, "rows", [&](const Json& gpu) {
+    const std::string rows = gpu.value("rows", "");
+    if (rows.empty()) return kNotSupported;
+    *corrRows = *uncRows = 1;
+    *isPending = rows == "pending" ? 1 : 0;
+    *failureOccurred = rows == "failed" ? 1 : 0;
     return kSuccess;
   });
 }

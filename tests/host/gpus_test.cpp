@@ -119,6 +119,23 @@ TEST_F(GpusTest, OneThatMayNotBeUsedIsLeftOut) {
   EXPECT_EQ(gpus.read().at(0).temperature, 30);
 }
 
+TEST_F(GpusTest, WhatIsWrongWithOneIsSaid) {
+  const auto problem = [this](const Json& facts) {
+    Json two = FakeGpus::two();
+    two["gpus"][1].update(facts);
+    fake_.describe(two);
+    const Gpus gpus = open();
+    EXPECT_EQ(gpus.list().at(0).problem, "") << "it tells nothing of the kind";
+    return gpus.list().at(1).problem;
+  };
+  EXPECT_EQ(problem({{"ecc", 0}, {"rows", "remapped"}, {"pages_pending", false}}), "");
+  EXPECT_EQ(problem({{"ecc", 1}}), "1 memory error that ECC could not correct");
+  EXPECT_EQ(problem({{"pages_pending", true}}), "pages of its memory wait to be retired: it needs a reset");
+  EXPECT_EQ(problem({{"rows", "pending"}}), "rows of its memory wait to be remapped: it needs a reset");
+  EXPECT_EQ(problem({{"rows", "failed"}, {"ecc", 3}}), "rows of its memory could not be remapped: it needs repair");
+  EXPECT_THAT(warnings_, IsEmpty());
+}
+
 TEST_F(GpusTest, MoreProcessesThanExpected) {
   std::vector<int> pids(200);
   std::iota(pids.begin(), pids.end(), 1000);

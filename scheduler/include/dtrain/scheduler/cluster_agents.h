@@ -5,27 +5,31 @@
 #include <cstdint>
 #include <filesystem>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "dtrain/config/cluster.h"
+#include "dtrain/host/gpus.h"
 #include "dtrain/scheduler/placement.h"
 
 namespace dtrain::scheduler {
 
 // A slot of an agent on this machine; of agents elsewhere only the index is known.
 struct ClusterSlot {
-  int index = 0;          // from 0, on its agent
+  int index = 0;          // from 0, on its agent; -1: no slot, since the GPU has a problem
   std::vector<int> cpus;  // of a CPU slot: its logical CPUs, ascending
+  int threads = 0;        // of a CPU slot: how many can run at once; fewer than CPUs where a cgroup grants less time
   int gpu = -1;           // of a GPU slot: NVML's index, and what it says of it
   std::string gpu_uuid;
   std::string gpu_name;
   std::uint64_t gpu_memory = 0;  // bytes; 0: not told
+  std::string problem;           // why it is no slot
 };
 
 struct ClusterAgent {
-  // As in the cluster file. slot_type is kAuto only where it is on another machine and not declared; slots may be fewer
-  // than declared where GPUs are missing.
+  // As in the cluster file, but where it is on this machine with the slots it really has: of type kCuda or kCpu, and no
+  // more GPUs than there are.
   config::Agent agent;
   bool here = false;  // on this machine
   std::vector<ClusterSlot> slots;
@@ -39,6 +43,14 @@ struct ClusterAgents {
   std::vector<std::string> warnings;
 };
 
+// What is known of this machine; what is not is asked of it when it is needed.
+struct Machine {
+  std::string name;
+  std::optional<std::vector<std::vector<int>>> cores;  // of each core its logical CPUs
+  std::optional<double> cpu_limit;                     // CPUs' worth of time
+  std::optional<std::vector<host::GpuInfo>> gpus;
+};
+
 struct ClusterWish {
   // What a slot of an agent that does not say is, here: kAuto GPUs where there are any, else cores.
   config::AgentSlotType slot_type = config::AgentSlotType::kAuto;
@@ -49,7 +61,7 @@ struct ClusterWish {
 // `given` (--cluster), else $DTRAIN_CLUSTER, ./cluster.yaml, the user's $XDG_CONFIG_HOME/dtrain/cluster.yaml, the Slurm
 // allocation this process is in, else this machine. A file is a cluster file or a hostfile of MPI. ConfigError.
 ClusterAgents find_cluster(const std::filesystem::path& given, const std::map<std::string, std::string>& variables,
-                           const ClusterWish& wish = {});
+                           const ClusterWish& wish = {}, const Machine& machine = {});
 
 // All of them, wholly free: what never_fits() asks for and where place() begins.
 std::vector<AgentSlots> empty_slots(const ClusterAgents& cluster);

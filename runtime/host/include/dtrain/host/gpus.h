@@ -22,6 +22,7 @@ struct GpuInfo {
   std::string uuid;
   std::string name;
   std::uint64_t total_memory = 0;  // bytes; 0: not told
+  std::string problem;             // what NVML says is wrong with it; empty: nothing
 };
 
 // What a GPU does not tell is absent.

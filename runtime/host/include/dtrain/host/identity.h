@@ -1,6 +1,7 @@
 // Which host this is. Never decided by the host name: containers share names, and names change.
 #pragma once
 
+#include <set>
 #include <string>
 
 namespace dtrain::host {
@@ -12,5 +13,17 @@ struct HostIdentity {
 };
 
 HostIdentity host_identity();
+
+// What this host is called by itself and reached at: its name, whole and up to the first dot, localhost, and the
+// addresses of its interfaces. Nobody is asked: a name that only a name server knows is not among them.
+class HostNames {
+ public:
+  HostNames();  // SystemError when the kernel does not say
+  bool contains(const std::string& host) const;
+
+ private:
+  std::string name_;
+  std::set<std::string> addresses_;
+};
 
 }  // namespace dtrain::host

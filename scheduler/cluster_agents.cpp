@@ -1,0 +1,89 @@
+#include "dtrain/scheduler/cluster_agents.h"
+
+#include <algorithm>
+
+#include "dtrain/host/identity.h"
+#include "hostfile.h"
+#include "machine_slots.h"
+#include "slurm_allocation.h"
+
+namespace dtrain::scheduler {
+namespace {
+
+namespace fs = std::filesystem;
+using Variables = std::map<std::string, std::string>;
+
+std::string value_of(const Variables& variables, const std::string& name) {
+  const auto found = variables.find(name);
+  return found == variables.end() ? std::string() : found->second;
+}
+
+// The user's, whether it is there or not; empty: neither variable says where.
+fs::path users_cluster_file(const Variables& variables) {
+  const std::string config = value_of(variables, "XDG_CONFIG_HOME");
+  if (config.starts_with('/')) return fs::path(config) / "dtrain" / "cluster.yaml";
+  const std::string home = value_of(variables, "HOME");
+  if (home.starts_with('/')) return fs::path(home) / ".config" / "dtrain" / "cluster.yaml";
+  return {};
+}
+
+// The file that describes the cluster; empty: none.
+fs::path find_file(const fs::path& given, const Variables& variables) {
+  if (!given.empty()) return given;
+  if (const std::string named = value_of(variables, "DTRAIN_CLUSTER"); !named.empty()) return named;
+  for (const fs::path& file : {fs::path("cluster.yaml"), users_cluster_file(variables)}) {
+    std::error_code code;
+    if (!file.empty() && fs::exists(file, code)) return file;
+  }
+  return {};
+}
+
+}  // namespace
+
+ClusterAgents find_cluster(const fs::path& given, const Variables& variables, const ClusterWish& wish,
+                           const Machine& machine) {
+  ClusterAgents result;
+  std::string slurm_node;
+  if (const fs::path file = find_file(given, variables); !file.empty()) {
+    result.source = file.string();
+    result.cluster = is_hostfile(file) ? read_hostfile(file, result.warnings) : config::read_cluster(file);
+  } else if (auto allocation = find_slurm_allocation(variables)) {
+    result.source = "the Slurm allocation " + allocation->job;
+    result.cluster = std::move(allocation->cluster);
+    slurm_node = allocation->here;
+  } else {
+    result.source = "this machine";
+  }
+  const host::HostNames names;
+  std::vector<config::Agent>& agents = result.cluster.agents;
+  result.declared = !agents.empty();
+  if (!result.declared) {
+    const std::string name = machine.name.empty() ? host::host_identity().name : machine.name;
+    agents.push_back({.id = id_of_host(name), .host = name, .slots = 0});
+  }
+  for (config::Agent& agent : agents) {
+    const std::string host =
+        agent.host.substr(agent.host.find('@') == std::string::npos ? 0 : agent.host.find('@') + 1);
+    const bool here = !result.declared || names.contains(host) || (!slurm_node.empty() && host == slurm_node);
+    result.agents.push_back({.agent = agent, .here = here});
+  }
+  add_slots_of_this_machine(result.agents, machine, wish, result.warnings);
+  for (std::size_t i = 0; i < agents.size(); ++i) {
+    ClusterAgent& agent = result.agents[i];
+    if (agent.here) agents[i] = agent.agent;
+    for (int index = 0; !agent.here && index < agent.agent.slots; ++index) agent.slots.push_back({.index = index});
+  }
+  return result;
+}
+
+std::vector<AgentSlots> empty_slots(const ClusterAgents& cluster) {
+  std::vector<AgentSlots> slots;
+  slots.reserve(cluster.agents.size());
+  for (const ClusterAgent& one : cluster.agents) {
+    const config::Agent& agent = one.agent;
+    slots.push_back({agent.id, agent.slots, agent.slots, agent.resource_pool, agent.slot_type});
+  }
+  return slots;
+}
+
+}  // namespace dtrain::scheduler

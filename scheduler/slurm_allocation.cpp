@@ -1,0 +1,158 @@
+#include "slurm_allocation.h"
+
+#include <charconv>
+
+#include "dtrain/base/error.h"
+#include "dtrain/base/text.h"
+#include "hostfile.h"
+
+namespace dtrain::scheduler {
+namespace {
+
+constexpr std::size_t kMostHosts = 65536;
+constexpr int kMostSlots = 65536;
+
+[[noreturn]] void wrong(const std::string& name, const std::string& text, const std::string& what) {
+  throw ConfigError("environment: " + name + "=" + text + ": " + what,
+                    "Slurm sets it in an allocation; unset SLURM_JOB_NODELIST to be in none, or give --cluster FILE");
+}
+
+std::optional<int> number_in(const std::string& text) {
+  int value = 0;
+  const auto [end, code] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (text.empty() || code != std::errc() || end != text.data() + text.size() || value < 0) return std::nullopt;
+  return value;
+}
+
+// At the commas outside of brackets.
+std::vector<std::string> items_of(const std::string& text) {
+  std::vector<std::string> items(1);
+  int depth = 0;
+  for (const char letter : text) {
+    if (letter == '[') ++depth;
+    if (letter == ']') --depth;
+    if (letter == ',' && depth == 0) {
+      items.emplace_back();
+    } else {
+      items.back() += letter;
+    }
+  }
+  return items;
+}
+
+// "1-3,07": the numbers keep the digits of the first.
+std::vector<std::string> ranges_of(const std::string& inside, const std::string& name, const std::string& text) {
+  std::vector<std::string> result;
+  for (const std::string& range : split(inside, ',')) {
+    const auto dash = range.find('-');
+    const std::string first = range.substr(0, dash);
+    const std::string last = dash == std::string::npos ? first : range.substr(dash + 1);
+    const auto low = number_in(first);
+    const auto high = number_in(last);
+    if (!low || !high || *high < *low) wrong(name, text, "'" + range + "' is no range of numbers");
+    if (static_cast<std::size_t>(*high - *low) >= kMostHosts) wrong(name, text, "too many hosts");
+    for (int number = *low; number <= *high; ++number) {
+      const std::string digits = std::to_string(number);
+      result.push_back(std::string(first.size() > digits.size() ? first.size() - digits.size() : 0, '0') + digits);
+    }
+  }
+  return result;
+}
+
+const std::string* find(const std::map<std::string, std::string>& variables, const std::string& name) {
+  const auto found = variables.find(name);
+  return found == variables.end() || found->second.empty() ? nullptr : &found->second;
+}
+
+// How many slots each node has, in the order of the nodes.
+std::vector<int> slots_of(const std::map<std::string, std::string>& variables) {
+  const std::string tasks = "SLURM_TASKS_PER_NODE";
+  const std::string cpus = "SLURM_JOB_CPUS_PER_NODE";
+  const bool asked_for_tasks = find(variables, "SLURM_NTASKS") || find(variables, "SLURM_NTASKS_PER_NODE");
+  if (const std::string* text = find(variables, tasks); text && (asked_for_tasks || !find(variables, cpus))) {
+    return expand_counts(*text, tasks);
+  }
+  const std::string* text = find(variables, cpus);
+  if (!text) {
+    throw ConfigError("environment: SLURM_JOB_NODELIST is set, but neither " + tasks + " nor " + cpus,
+                      "Slurm sets all of them in an allocation; give --cluster FILE where it does not");
+  }
+  std::vector<int> slots = expand_counts(*text, cpus);
+  const std::string* per_task = find(variables, "SLURM_CPUS_PER_TASK");
+  const int divisor = per_task ? number_in(*per_task).value_or(0) : 1;
+  if (divisor < 1) wrong("SLURM_CPUS_PER_TASK", *per_task, "must be a whole number of at least 1");
+  for (int& count : slots) count = std::max(1, count / divisor);
+  return slots;
+}
+
+}  // namespace
+
+std::vector<std::string> expand_hostlist(const std::string& text, const std::string& name) {
+  std::vector<std::string> hosts;
+  for (const std::string& item : items_of(text)) {
+    std::vector<std::string> expanded{""};
+    for (std::size_t at = 0; at < item.size();) {
+      const auto open = item.find('[', at);
+      const std::string plain = item.substr(at, open - at);
+      if (plain.find(']') != std::string::npos) wrong(name, text, "a ']' without a '['");
+      for (std::string& host : expanded) host += plain;
+      if (open == std::string::npos) break;
+      const auto close = item.find(']', open);
+      if (close == std::string::npos) wrong(name, text, "a '[' without a ']'");
+      const auto numbers = ranges_of(item.substr(open + 1, close - open - 1), name, text);
+      if (expanded.size() * numbers.size() > kMostHosts) wrong(name, text, "too many hosts");
+      std::vector<std::string> longer;
+      for (const std::string& host : expanded) {
+        for (const std::string& number : numbers) longer.push_back(host + number);
+      }
+      expanded = std::move(longer);
+      at = close + 1;
+    }
+    if (hosts.size() + expanded.size() > kMostHosts) wrong(name, text, "too many hosts");
+    hosts.insert(hosts.end(), expanded.begin(), expanded.end());
+  }
+  for (const std::string& host : hosts) {
+    if (host.empty() || host[0] == '-') wrong(name, text, "'" + host + "' is not the name of a host");
+  }
+  return hosts;
+}
+
+std::vector<int> expand_counts(const std::string& text, const std::string& name) {
+  std::vector<int> counts;
+  for (const std::string& item : split(text, ',')) {
+    const auto open = item.find("(x");
+    const bool repeated = open != std::string::npos && item.ends_with(')');
+    const auto count = number_in(item.substr(0, repeated ? open : std::string::npos));
+    const auto times = repeated ? number_in(item.substr(open + 2, item.size() - open - 3)) : 1;
+    if (!count || *count < 1 || *count > kMostSlots || !times || *times < 1 ||
+        counts.size() + static_cast<std::size_t>(*times) > kMostHosts) {
+      wrong(name, text, "'" + item + "' is no number of slots, as 4 and 4(x2) are");
+    }
+    counts.insert(counts.end(), static_cast<std::size_t>(*times), *count);
+  }
+  return counts;
+}
+
+std::optional<SlurmAllocation> find_slurm_allocation(const std::map<std::string, std::string>& variables) {
+  std::string list = "SLURM_JOB_NODELIST";
+  if (!find(variables, list)) list = "SLURM_NODELIST";
+  const std::string* job = find(variables, "SLURM_JOB_ID");
+  const std::string* nodes = find(variables, list);
+  if (!job || !nodes) return std::nullopt;
+  SlurmAllocation allocation{.job = *job};
+  if (const std::string* here = find(variables, "SLURMD_NODENAME")) allocation.here = *here;
+  const std::vector<std::string> hosts = expand_hostlist(*nodes, list);
+  const std::vector<int> slots = slots_of(variables);
+  if (hosts.size() != slots.size()) {
+    wrong(list, *nodes,
+          std::to_string(hosts.size()) + " nodes, but slots of " + std::to_string(slots.size()) + " are given");
+  }
+  allocation.cluster.launcher.type = config::LauncherType::kSlurm;
+  for (std::size_t i = 0; i < hosts.size(); ++i) {
+    allocation.cluster.agents.push_back(
+        {.id = id_of_host(hosts[i]), .host = hosts[i], .slots = slots[i], .slot_type = config::AgentSlotType::kCpu});
+  }
+  return allocation;
+}
+
+}  // namespace dtrain::scheduler

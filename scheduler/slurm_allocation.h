@@ -1,0 +1,28 @@
+// The Slurm allocation this process is in, as a cluster. Private to scheduler; pure, any thread.
+#pragma once
+
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "dtrain/config/cluster.h"
+
+namespace dtrain::scheduler {
+
+struct SlurmAllocation {
+  std::string job;          // its id
+  std::string here;         // the node this process is on, as Slurm calls it; empty: none of them, or not told
+  config::Cluster cluster;  // an agent a node, launcher slurm
+};
+
+// From what Slurm sets in the environment of salloc's shell and of sbatch's script. A node has as many slots as tasks
+// where the allocation was asked for tasks, else as many as its CPUs divided by the CPUs of a task. Nothing: not in an
+// allocation. ConfigError where what is set does not fit together.
+std::optional<SlurmAllocation> find_slurm_allocation(const std::map<std::string, std::string>& variables);
+
+// "n[1-3,07],gpu-a[1-2]x" as names; "2(x3),1" as numbers. ConfigError beginning with `name` where they cannot be.
+std::vector<std::string> expand_hostlist(const std::string& text, const std::string& name);
+std::vector<int> expand_counts(const std::string& text, const std::string& name);
+
+}  // namespace dtrain::scheduler
