@@ -8,6 +8,7 @@ find_package(nlohmann_json REQUIRED)
 find_package(yaml-cpp REQUIRED)
 find_package(CLI11 REQUIRED)
 pkg_check_modules(hwloc REQUIRED IMPORTED_TARGET hwloc)
+pkg_check_modules(sqlite3 REQUIRED IMPORTED_TARGET sqlite3)
 pkg_check_modules(hwy REQUIRED IMPORTED_TARGET libhwy)
 
 add_library(asio INTERFACE)  # header-only, Debian ships no CMake file for it

@@ -3,18 +3,27 @@
 #include <unistd.h>
 
 #include <string>
+#include <string_view>
 
 #include "dtrain/host/proc_file.h"
 #include "fields.h"
 
 namespace dtrain::host {
+namespace {
+
+// What follows the name in "12 (a name) S …": the name may hold spaces and parentheses, so fields are counted from its
+// last one. Empty: no such process.
+std::string_view fields_of(const std::optional<std::string>& stat) {
+  const std::size_t name_end = stat ? stat->rfind(')') : std::string::npos;
+  return name_end == std::string::npos ? std::string_view() : std::string_view(*stat).substr(name_end + 1);
+}
+
+}  // namespace
 
 std::optional<ProcessUsage> read_process(pid_t pid, const std::filesystem::path& root) {
   const auto text = read_proc_file(root / "proc" / std::to_string(pid) / "stat");
-  // "12 (a name) S …": the name may hold spaces and parentheses, so fields are counted from its last one.
-  const std::size_t name_end = text ? text->rfind(')') : std::string::npos;
-  if (name_end == std::string::npos) return std::nullopt;
-  Fields fields(std::string_view(*text).substr(name_end + 1), ' ');
+  if (fields_of(text).empty()) return std::nullopt;
+  Fields fields(fields_of(text), ' ');
   fields.skip(11);  // state ppid pgrp session tty tpgid flags minflt cminflt majflt cmajflt
   const std::uint64_t user_ticks = fields.number();
   const std::uint64_t system_ticks = fields.number();
@@ -26,6 +35,16 @@ std::optional<ProcessUsage> read_process(pid_t pid, const std::filesystem::path&
   usage.resident_bytes = resident_pages * page_bytes;
   usage.cpu = std::chrono::nanoseconds((user_ticks + system_ticks) * (1'000'000'000 / ticks_per_second));
   return usage;
+}
+
+std::uint64_t start_ticks(pid_t pid) {
+  const auto text = read_proc_file("/proc/" + std::to_string(pid) + "/stat");
+  Fields fields(fields_of(text), ' ');
+  const std::string_view state = fields.next().value_or("X");
+  if (state == "Z" || state == "X") return 0;
+  fields.skip(18);  // ppid pgrp session tty tpgid flags minflt cminflt majflt cmajflt utime stime cutime cstime
+                    // priority nice threads itrealvalue
+  return fields.number();
 }
 
 }  // namespace dtrain::host

@@ -1,4 +1,4 @@
-// What one process uses, from /proc/<pid>. Any thread may call.
+// What one process uses, and which one it is, from /proc/<pid>. Any thread may call.
 #pragma once
 
 #include <sys/types.h>
@@ -17,5 +17,9 @@ struct ProcessUsage {
 
 // Empty when there is no such process (any more).
 std::optional<ProcessUsage> read_process(pid_t pid, const std::filesystem::path& root = "/");
+
+// When a process started, in clock ticks since boot: with its number this names a process so that no later one is taken
+// for it. 0 when there is no such process (a zombie does not count).
+std::uint64_t start_ticks(pid_t pid);
 
 }  // namespace dtrain::host

@@ -1,0 +1,22 @@
+// On what kind of file system a path lies. Any thread may call.
+#pragma once
+
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <string_view>
+
+namespace dtrain::host {
+
+// The kind of network file system that holds `path` ("nfs", "fuse.sshfs"), which must exist; empty: a local one. Locks
+// and shared memory of files do not reach other hosts there, or not reliably. SystemError when the kernel does not say.
+std::optional<std::string> network_filesystem(const std::filesystem::path& path);
+
+// The same from what the kernel says of a file system: statfs' type, and its name in mountinfo, which FUSE needs.
+std::optional<std::string> network_filesystem(long type, std::string_view name);
+
+// The name of the file system that is mounted with this device number ("8:1") in the text of a mountinfo file; empty:
+// none.
+std::string mounted_type(std::string_view mountinfo, std::string_view device);
+
+}  // namespace dtrain::host

@@ -1,0 +1,139 @@
+#include "ledger_impl.h"
+
+#include <algorithm>
+
+#include "dtrain/base/error.h"
+
+namespace dtrain::scheduler {
+
+void Ledger::Impl::enter_state(TaskId id, TaskState state, const std::string& reason) {
+  database.prepare("UPDATE tasks SET state = ?1, reason = ?2 WHERE id = ?3")
+      .bind(static_cast<int>(state), reason, id)
+      .run();
+  database.prepare("INSERT INTO changes VALUES (?1, ?2, ?3, ?4)")
+      .bind(id, static_cast<int>(state), clock.wall().count(), reason)
+      .run();
+  changed();
+}
+
+void Ledger::Impl::finish(TaskId id, TaskState state, const std::string& reason, int exit_code) {
+  enter_state(id, state, reason);
+  database.prepare("UPDATE tasks SET ended = ?1, exit_code = ?2, request = NULL WHERE id = ?3")
+      .bind(clock.wall().count(), exit_code, id)
+      .run();
+  database.prepare("DELETE FROM claims WHERE task = ?1").bind(id).run();
+  database.prepare("DELETE FROM processes WHERE task = ?1").bind(id).run();
+}
+
+std::optional<TaskState> Ledger::Impl::state_of(TaskId id) {
+  Statement row = database.prepare("SELECT state FROM tasks WHERE id = ?1");
+  return row.bind(id).step() ? std::optional(static_cast<TaskState>(row.integer(0))) : std::nullopt;
+}
+
+void Ledger::Impl::renew_lease(TaskId id) {
+  const Nanoseconds now = clock.monotonic();
+  Statement row = database.prepare("SELECT lease FROM tasks WHERE id = ?1");
+  if (!row.bind(id).step() || Nanoseconds(row.integer(0)) - now > kLease / 2) return;
+  database.prepare("UPDATE tasks SET lease = ?1 WHERE id = ?2 AND state < 4").bind((now + kLease).count(), id).run();
+}
+
+const TaskRequest& Ledger::Impl::request_of_queued(TaskId id) {
+  const auto known = requests.find(id);
+  if (known != requests.end()) return known->second;
+  Statement row = database.prepare("SELECT request, name, priority FROM tasks WHERE id = ?1");
+  row.bind(id).step();
+  TaskRequest request = request_of(row.text(0));
+  request.name = row.text(1);
+  request.priority = static_cast<int>(row.integer(2));
+  return requests.emplace(id, std::move(request)).first->second;
+}
+
+std::vector<QueuedTask> Ledger::Impl::queue(TaskId always) {
+  std::vector<QueuedTask> tasks;
+  Statement row = database.prepare(
+      "SELECT id FROM tasks WHERE state = 0 AND NOT placed_by_others AND (lease > ?1 OR id = ?2) ORDER BY priority, "
+      "id");
+  row.bind(clock.monotonic().count(), always);
+  while (row.step()) tasks.push_back({row.integer(0), nullptr});
+  std::map<TaskId, TaskRequest> still_queued;
+  for (const QueuedTask& task : tasks) {
+    request_of_queued(task.id);
+    still_queued.insert(requests.extract(task.id));
+  }
+  requests = std::move(still_queued);
+  for (QueuedTask& task : tasks) task.request = &requests.at(task.id);
+  return tasks;
+}
+
+HeldSlots Ledger::Impl::held_slots() {
+  HeldSlots held;
+  Statement row = database.prepare("SELECT agent, slot, task, name FROM claims JOIN tasks ON tasks.id = claims.task");
+  while (row.step()) held[row.text(0)][static_cast<int>(row.integer(1))] = {row.integer(2), row.text(3)};
+  return held;
+}
+
+Verdict Ledger::Impl::judge_now(TaskId id) {
+  Statement row = database.prepare("SELECT state, placed_by_others FROM tasks WHERE id = ?1");
+  if (!row.bind(id).step() || static_cast<TaskState>(row.integer(0)) != TaskState::kQueued) {
+    throw Error("task " + std::to_string(id) + " is no longer queued",
+                "dtrain task show " + std::to_string(id) + " says why");
+  }
+  if (row.integer(1) != 0) return {.claim = Claim(), .waiting = {}};
+  const std::vector<QueuedTask> tasks = queue(id);
+  const auto self = std::find_if(tasks.begin(), tasks.end(), [&](const QueuedTask& task) { return task.id == id; });
+  return judge(std::span(tasks).first(static_cast<std::size_t>(self - tasks.begin()) + 1), held_slots());
+}
+
+std::vector<ProcessKey> Ledger::Impl::processes_of(TaskId id) {
+  std::vector<ProcessKey> processes;
+  Statement row = database.prepare("SELECT boot, namespace, pid, ticks FROM processes WHERE task = ?1");
+  row.bind(id);
+  while (row.step()) {
+    processes.push_back(
+        {{row.text(0), row.text(1)}, static_cast<pid_t>(row.integer(2)), static_cast<std::uint64_t>(row.integer(3))});
+  }
+  return processes;
+}
+
+std::vector<Task> Ledger::Impl::read_tasks(const std::string& condition) {
+  Transaction transaction(database, Transaction::Kind::kRead);
+  std::vector<Task> tasks;
+  Statement row = database.prepare(
+      "SELECT id, name, state, reason, priority, slots, claim, run_dir, pid, submitted, started, ended, exit_code FROM "
+      "tasks "
+      "WHERE " +
+      condition + " ORDER BY id");
+  const auto time = [&](int column) {
+    const auto value = row.maybe_integer(column);
+    return value ? std::optional(Nanoseconds(*value)) : std::nullopt;
+  };
+  std::vector<std::size_t> queued;
+  while (row.step()) {
+    Task task{.id = row.integer(0),
+              .name = row.text(1),
+              .state = static_cast<TaskState>(row.integer(2)),
+              .reason = row.text(3),
+              .priority = static_cast<int>(row.integer(4)),
+              .slots = static_cast<int>(row.integer(5)),
+              .claim = claim_of(row.text(6)),
+              .run_dir = row.text(7),
+              .launcher_pid = static_cast<pid_t>(row.integer(8)),
+              .submitted = Nanoseconds(row.integer(9)),
+              .started = time(10),
+              .ended = time(11),
+              .exit_code = {},
+              .waiting = {}};
+    if (const auto code = row.maybe_integer(12)) task.exit_code = static_cast<int>(*code);
+    if (task.state == TaskState::kQueued) queued.push_back(tasks.size());
+    tasks.push_back(std::move(task));
+  }
+  for (const std::size_t index : queued) {
+    Verdict verdict = judge_now(tasks[index].id);
+    tasks[index].waiting = std::move(verdict.waiting);
+    if (verdict.claim) tasks[index].waiting->reason = "about to start";
+  }
+  transaction.commit();
+  return tasks;
+}
+
+}  // namespace dtrain::scheduler

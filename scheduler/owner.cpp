@@ -1,0 +1,59 @@
+#include "owner.h"
+
+#include <charconv>
+#include <csignal>
+#include <filesystem>
+#include <system_error>
+
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "dtrain/base/fd.h"
+#include "dtrain/host/identity.h"
+#include "dtrain/host/proc_file.h"
+#include "dtrain/host/processes.h"
+
+namespace dtrain::scheduler {
+
+namespace fs = std::filesystem;
+
+Place this_place() {
+  std::error_code code;
+  return {host::host_identity().boot_id, fs::read_symlink("/proc/self/ns/pid", code).string()};
+}
+
+ProcessKey key_of(pid_t pid, const Place& here) {
+  return {here, pid, host::start_ticks(pid)};
+}
+
+Life life_of(const ProcessKey& process, const Place& here) {
+  if (process.place.boot != here.boot) return Life::kGone;
+  if (process.place.namespace_ != here.namespace_) return Life::kUnknown;
+  // One that had ended when it was asked for has no start.
+  return process.ticks != 0 && host::start_ticks(process.pid) == process.ticks ? Life::kAlive : Life::kGone;
+}
+
+bool has_ranks(pid_t launcher) {
+  const std::string wanted = std::string(1, '\0') + "DTRAIN_LAUNCHER_PID=" + std::to_string(launcher) + '\0';
+  std::error_code code;
+  for (const auto& entry : fs::directory_iterator("/proc", code)) {
+    const std::string name = entry.path().filename();
+    pid_t pid = 0;
+    if (std::from_chars(name.data(), name.data() + name.size(), pid).ec != std::errc() || pid == ::getpid()) continue;
+    const auto environment = host::read_proc_file(entry.path() / "environ");
+    if (environment && (std::string(1, '\0') + *environment).find(wanted) != std::string::npos &&
+        host::start_ticks(pid) != 0) {
+      return true;
+    }
+  }
+  return false;
+}
+
+void kill_process(const ProcessKey& process, const Place& here) {
+  const UniqueFd handle(static_cast<int>(::syscall(SYS_pidfd_open, process.pid, 0)));
+  if (!handle || life_of(process, here) != Life::kAlive)
+    return;  // looked at after the handle was made: it means this one
+  ::syscall(SYS_pidfd_send_signal, handle.get(), SIGKILL, nullptr, 0);
+}
+
+}  // namespace dtrain::scheduler

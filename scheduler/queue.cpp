@@ -1,0 +1,164 @@
+#include "queue.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include "dtrain/base/text.h"
+
+namespace dtrain::scheduler {
+namespace {
+
+constexpr std::size_t kTasksNamed = 3;
+
+std::string named(TaskId id, const std::string& name) {
+  return std::to_string(id) + " (" + name + ")";
+}
+
+// "task 3 (mnist)", "tasks 3 (mnist), 4 (mnist) and 7 more"
+std::string named(const std::map<TaskId, std::string>& tasks) {
+  std::vector<std::string> parts;
+  for (const auto& [id, name] : tasks) {
+    if (parts.size() < kTasksNamed) parts.push_back(named(id, name));
+  }
+  std::string text = (tasks.size() == 1 ? "task " : "tasks ") + join(parts, ", ");
+  if (tasks.size() > parts.size()) text += " and " + std::to_string(tasks.size() - parts.size()) + " more";
+  return text;
+}
+
+std::string slots_text(int count) {
+  return std::to_string(count) + (count == 1 ? " slot" : " slots");
+}
+
+struct InUse {
+  int slots = 0;
+  std::map<TaskId, std::string> tasks;
+};
+
+InUse in_use_by_name(const HeldSlots& held, const std::string& name) {
+  InUse result;
+  for (const auto& [agent, slots] : held) {
+    for (const auto& [index, holder] : slots) {
+      if (holder.name != name) continue;
+      ++result.slots;
+      result.tasks[holder.task] = name;
+    }
+  }
+  return result;
+}
+
+// The agents as they are now, those in `reserved` without a free slot.
+std::vector<AgentSlots> with_free(const TaskRequest& request, const HeldSlots& held,
+                                  const std::set<std::string>& reserved) {
+  std::vector<AgentSlots> agents = request.agents;
+  for (AgentSlots& agent : agents) {
+    agent.free = reserved.contains(agent.id) ? 0 : agent.slots;
+    const auto found = held.find(agent.id);
+    if (found == held.end() || agent.free == 0) continue;
+    const auto& slots = found->second;  // a slot beyond what this launch sees of the agent is none of its business
+    agent.free -= static_cast<int>(std::distance(slots.begin(), slots.lower_bound(agent.slots)));
+  }
+  return agents;
+}
+
+Claim pick_slots(const Placement& placement, const HeldSlots& held) {
+  Claim claim;
+  for (const AgentShare& share : placement) {
+    ClaimedShare claimed{.agent = share.agent, .slots = {}};
+    const auto found = held.find(share.agent);
+    for (int index = 0; static_cast<int>(claimed.slots.size()) < share.slots; ++index) {
+      if (found == held.end() || !found->second.contains(index)) claimed.slots.push_back(index);
+    }
+    claim.push_back(std::move(claimed));
+  }
+  return claim;
+}
+
+std::vector<TaskId> ids_of(const std::map<TaskId, std::string>& tasks) {
+  std::vector<TaskId> ids;
+  for (const auto& [id, name] : tasks) ids.push_back(id);
+  return ids;
+}
+
+// Others hold what it could use.
+Waiting no_room(const TaskRequest& request, const HeldSlots& held, const std::map<TaskId, std::string>& before) {
+  const std::set<std::string> usable = usable_agents(request.agents, request.slots);
+  std::map<TaskId, std::string> holders;
+  int taken = 0;
+  int total = 0;
+  for (const AgentSlots& agent : request.agents) {
+    if (!usable.contains(agent.id)) continue;
+    total += agent.slots;
+    const auto found = held.find(agent.id);
+    if (found == held.end()) continue;
+    for (const auto& [index, holder] : found->second) {
+      if (index >= agent.slots) continue;
+      ++taken;
+      holders[holder.task] = holder.name;
+    }
+  }
+  Waiting waiting;
+  if (holders.empty()) {  // reserved for those before it, or it fits nowhere at all
+    waiting.behind = ids_of(before);
+    waiting.reason = before.empty() ? "nothing in the cluster file holds " + slots_text(request.slots.slots)
+                                    : named(before) + (before.size() == 1 ? " goes" : " go") + " first";
+    return waiting;
+  }
+  waiting.reason = named(holders) + (holders.size() == 1 ? " holds " : " hold ") + std::to_string(taken) + " of " +
+                   slots_text(total);
+  if (usable.size() == 1) waiting.reason += " of " + *usable.begin();
+  if (!before.empty()) {
+    waiting.reason += "; then " + named(before) + (before.size() == 1 ? " goes" : " go") + " first";
+  }
+  holders.insert(before.begin(), before.end());
+  waiting.behind = ids_of(holders);
+  return waiting;
+}
+
+}  // namespace
+
+Verdict judge(std::span<const QueuedTask> queue, const HeldSlots& held) {
+  const TaskRequest& request = *queue.back().request;
+  std::set<std::string> reserved;
+  std::map<TaskId, std::string> before;  // those that reserve agents this one could use
+  const std::set<std::string> mine = usable_agents(request.agents, request.slots);
+  std::map<std::string, InUse> by_name;  // where there is a limit: held, or promised to those before it
+  // True: another task of this name would be too much.
+  const auto over_limit = [&](const TaskRequest& task) {
+    if (!task.max_slots) return false;
+    if (!by_name.contains(task.name)) by_name[task.name] = in_use_by_name(held, task.name);
+    return by_name[task.name].slots + task.slots.slots > *task.max_slots;
+  };
+  for (const QueuedTask& other : queue.first(queue.size() - 1)) {
+    if (over_limit(*other.request)) continue;
+    if (other.request->name == request.name && request.max_slots) {
+      if (!by_name.contains(request.name)) by_name[request.name] = in_use_by_name(held, request.name);
+      by_name[request.name].slots += other.request->slots.slots;
+      by_name[request.name].tasks[other.id] = request.name;
+    }
+    for (const std::string& agent : usable_agents(other.request->agents, other.request->slots)) {
+      reserved.insert(agent);
+      if (mine.contains(agent)) before[other.id] = other.request->name;
+    }
+  }
+  Verdict verdict;
+  if (over_limit(request)) {
+    const InUse& used = by_name[request.name];
+    verdict.waiting = {ids_of(used.tasks), named(used.tasks) + (used.tasks.size() == 1 ? " has " : " have ") +
+                                               std::to_string(used.slots) + " of the " +
+                                               std::to_string(*request.max_slots) + " slots that max_slots allows"};
+    return verdict;
+  }
+  if (const auto placement = place(with_free(request, held, reserved), request.slots)) {
+    verdict.claim = pick_slots(*placement, held);
+    return verdict;
+  }
+  // There is room, but somebody goes first; or there is none.
+  if (place(with_free(request, held, {}), request.slots)) {
+    verdict.waiting = {ids_of(before), named(before) + (before.size() == 1 ? " goes" : " go") + " first"};
+  } else {
+    verdict.waiting = no_room(request, held, before);
+  }
+  return verdict;
+}
+
+}  // namespace dtrain::scheduler

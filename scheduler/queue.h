@@ -1,0 +1,43 @@
+// Whose turn it is: who may start now, on which slots, and why not. Pure, any thread. Private to scheduler.
+//
+// Tasks queue by priority, then by age. A task starts when place() finds room for it, on slots that none of those
+// before it could use, however things turn out for them: so nobody who comes later makes anybody wait longer
+// (conservative backfill, on whole agents because it is not known when a task will end). Those before it that wait only
+// for others of their own experiment (max_slots) hold nobody up.
+#pragma once
+
+#include <map>
+#include <optional>
+#include <set>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "dtrain/scheduler/task.h"
+
+namespace dtrain::scheduler {
+
+struct QueuedTask {
+  TaskId id = 0;
+  const TaskRequest* request = nullptr;
+};
+
+// Slots that are in use, by agent, then index.
+struct Holder {
+  TaskId task = 0;
+  std::string name;
+};
+using HeldSlots = std::map<std::string, std::map<int, Holder>>;
+
+struct Verdict {
+  std::optional<Claim> claim;
+  Waiting waiting;  // where there is no claim
+};
+
+// `queue` holds, in order, those before the task and then the task itself.
+Verdict judge(std::span<const QueuedTask> queue, const HeldSlots& held);
+
+// The agents that a placement of the request uses for some state of what is free.
+std::set<std::string> usable_agents(std::span<const AgentSlots> agents, const SlotRequest& request);
+
+}  // namespace dtrain::scheduler

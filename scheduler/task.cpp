@@ -1,0 +1,16 @@
+#include "dtrain/scheduler/task.h"
+
+#include <array>
+
+namespace dtrain::scheduler {
+
+std::string to_string(TaskState state) {
+  constexpr std::array kNames{"queued", "starting", "running", "stopping", "completed", "failed", "cancelled"};
+  return kNames.at(static_cast<std::size_t>(state));
+}
+
+bool has_ended(TaskState state) {
+  return state >= TaskState::kCompleted;
+}
+
+}  // namespace dtrain::scheduler
