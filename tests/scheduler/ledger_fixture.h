@@ -1,0 +1,95 @@
+// What tests of the ledger share: a folder, a clock that can be set ahead, processes of their own.
+#pragma once
+
+#include <csignal>
+#include <functional>
+#include <memory>
+#include <thread>
+
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "dtrain/base/error.h"
+#include "dtrain/scheduler/ledger.h"
+#include "sqlite.h"
+#include "temporary_folder.h"
+
+namespace dtrain::scheduler {
+
+using namespace std::chrono_literals;
+
+class SetClock final : public Clock {
+ public:
+  Nanoseconds monotonic() const override { return SystemClock().monotonic() + ahead; }
+  Nanoseconds wall() const override { return SystemClock().wall() + ahead; }
+  Nanoseconds ahead{0};
+};
+
+// A process of its own, which runs `work` and then waits to be killed.
+class Child {
+ public:
+  explicit Child(const std::function<void()>& work) {
+    int ends[2];
+    if (::pipe(ends) != 0) throw SystemError("pipe", errno);
+    pid_ = ::fork();
+    if (pid_ == 0) {
+      ::close(ends[0]);
+      try {
+        work();
+      } catch (const std::exception& error) {
+        std::fprintf(stderr, "child: %s\n", error.what());
+        ::_exit(1);
+      }
+      [[maybe_unused]] const auto written = ::write(ends[1], "!", 1);
+      while (true) ::pause();
+    }
+    ::close(ends[1]);
+    char ready = 0;
+    EXPECT_EQ(::read(ends[0], &ready, 1), 1) << "the child failed";
+    ::close(ends[0]);
+  }
+  Child(const Child&) = delete;
+  Child& operator=(const Child&) = delete;
+  ~Child() { kill(); }
+  void kill() {
+    if (pid_ <= 0) return;
+    ::kill(pid_, SIGKILL);
+    ::waitpid(pid_, nullptr, 0);
+    pid_ = -1;
+  }
+  pid_t pid() const { return pid_; }
+
+ private:
+  pid_t pid_ = -1;
+};
+
+inline bool eventually(const std::function<bool()>& condition) {
+  const auto deadline = std::chrono::steady_clock::now() + 60s;  // against hangs alone
+  while (!condition()) {
+    if (std::chrono::steady_clock::now() > deadline) return false;
+    std::this_thread::sleep_for(10ms);
+  }
+  return true;
+}
+
+class LedgerTest : public testing::Test {
+ protected:
+  Ledger open() { return Ledger::open(folder_.path() / "state", clock_); }
+  Database raw() { return {folder_.path() / "state" / "ledger.db", 1000}; }
+
+  static TaskRequest request(int slots, int priority = 42, const std::string& name = "test") {
+    TaskRequest result{.name = name, .priority = priority, .run_dir = "/runs/0001-test"};
+    result.slots.slots = slots;
+    result.agents = {{.id = "node", .slots = 2, .free = 2}};
+    return result;
+  }
+  static TaskState state(Ledger& ledger, TaskId id) { return ledger.find(id)->state; }
+
+  TemporaryFolder folder_;
+  SetClock clock_;
+};
+
+}  // namespace dtrain::scheduler

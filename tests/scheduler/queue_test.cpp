@@ -1,0 +1,204 @@
+// Whose turn it is, as pure functions; place() over every state of what is free is the oracle.
+#include "queue.h"
+
+#include <random>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+namespace dtrain::scheduler {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+using testing::IsEmpty;
+
+TaskRequest request(int slots, const std::vector<int>& agents, const std::string& name = "test") {
+  TaskRequest result{.name = name};
+  result.slots.slots = slots;
+  for (std::size_t i = 0; i < agents.size(); ++i) {
+    result.agents.push_back({.id = std::string(1, static_cast<char>('a' + i)), .slots = agents[i], .free = agents[i]});
+  }
+  return result;
+}
+
+// Ids are places in the queue, from 1.
+Verdict last_of(const std::vector<TaskRequest>& requests, const HeldSlots& held) {
+  std::vector<QueuedTask> queue;
+  for (const TaskRequest& one : requests) queue.push_back({static_cast<TaskId>(queue.size() + 1), &one});
+  return judge(queue, held);
+}
+
+const Holder kOther{77, "other"};
+
+TEST(Queue, TheFirstTakesTheLowestFreeSlots) {
+  const Verdict verdict = last_of({request(2, {4})}, {{"a", {{0, kOther}, {2, kOther}}}});
+  ASSERT_TRUE(verdict.claim);
+  EXPECT_EQ(*verdict.claim, (Claim{{"a", {1, 3}}}));
+}
+
+TEST(Queue, SlotsOnSeveralAgentsComeInTheOrderOfTheRanks) {
+  const Verdict verdict = last_of({request(4, {2, 2, 1})}, {});
+  ASSERT_TRUE(verdict.claim);
+  EXPECT_EQ(*verdict.claim, (Claim{{"a", {0, 1}}, {"b", {0, 1}}}));
+}
+
+TEST(Queue, WhoFindsNoRoomIsToldWhoHoldsIt) {
+  const Verdict verdict = last_of({request(2, {2})}, {{"a", {{1, kOther}}}});
+  EXPECT_FALSE(verdict.claim);
+  EXPECT_THAT(verdict.waiting.behind, ElementsAre(77));
+  EXPECT_EQ(verdict.waiting.reason, "task 77 (other) holds 1 of 2 slots of a");
+}
+
+TEST(Queue, NobodyTakesWhatTheHeadCouldUse) {
+  const HeldSlots one_on_b{{"b", {{0, kOther}}}};
+  const TaskRequest head = request(4, {2, 4});  // only b can hold it
+  const Verdict on_a = last_of({head, request(2, {2, 4})}, one_on_b);
+  ASSERT_TRUE(on_a.claim);
+  EXPECT_EQ(*on_a.claim, (Claim{{"a", {0, 1}}}));
+  const Verdict on_b = last_of({head, request(3, {2, 4})}, one_on_b);
+  EXPECT_FALSE(on_b.claim) << "b has three free slots, but the head waits for them";
+  EXPECT_THAT(on_b.waiting.behind, ElementsAre(1));
+  EXPECT_EQ(on_b.waiting.reason, "task 1 (test) goes first");
+}
+
+TEST(Queue, TheSecondIsNotOvertakenEither) {
+  // The head waits for b; the second for a, where one slot is taken; the third would fit there.
+  const HeldSlots held{{"a", {{0, kOther}}}, {"b", {{0, kOther}}}};
+  TaskRequest head = request(1, {2, 1});
+  head.agents = {{.id = "b", .slots = 1, .free = 1}};
+  const Verdict third = last_of({head, request(2, {2, 1}), request(1, {2, 1})}, held);
+  EXPECT_FALSE(third.claim);
+  EXPECT_THAT(third.waiting.behind, ElementsAre(1, 2));
+}
+
+TEST(Queue, APoolOfItsOwnIsNotHeldUp) {
+  TaskRequest mine = request(1, {2, 1});
+  mine.agents[1].resource_pool = "debug";
+  mine.slots.resource_pool = "debug";
+  TaskRequest head = request(2, {2, 1});
+  head.agents[1].resource_pool = "debug";
+  const Verdict verdict = last_of({head, mine}, {{"a", {{0, kOther}}}});
+  ASSERT_TRUE(verdict.claim);
+  EXPECT_EQ(*verdict.claim, (Claim{{"b", {0}}}));
+}
+
+TEST(Queue, MaxSlotsHoldsUpItsOwnExperimentAlone) {
+  TaskRequest limited = request(2, {8}, "mnist");
+  limited.max_slots = 3;
+  const HeldSlots held{{"a", {{0, {5, "mnist"}}, {1, {5, "mnist"}}}}};
+  const Verdict waits = last_of({limited}, held);
+  EXPECT_FALSE(waits.claim);
+  EXPECT_THAT(waits.waiting.behind, ElementsAre(5));
+  EXPECT_EQ(waits.waiting.reason, "task 5 (mnist) has 2 of the 3 slots that max_slots allows");
+  EXPECT_TRUE(last_of({limited, request(6, {8}, "other")}, held).claim);
+}
+
+TEST(Queue, WhatMaxSlotsLeavesGoesToTheFirstOfThatName) {
+  TaskRequest first = request(4, {4}, "mnist");  // a is partly taken: it waits
+  first.max_slots = 4;
+  TaskRequest second = request(1, {4, 1}, "mnist");
+  second.agents[1].id = "z";  // which the first does not know
+  second.max_slots = 4;
+  const Verdict verdict = last_of({first, second}, {{"a", {{0, kOther}}}});
+  EXPECT_FALSE(verdict.claim);
+  EXPECT_THAT(verdict.waiting.behind, ElementsAre(1));
+  EXPECT_THAT(verdict.waiting.reason, HasSubstr("max_slots"));
+}
+
+TEST(Queue, ALaunchThatSeesFewerSlotsDoesNotMindTheOthers) {
+  const Verdict verdict = last_of({request(1, {2})}, {{"a", {{0, kOther}, {5, kOther}}}});
+  ASSERT_TRUE(verdict.claim);
+  EXPECT_EQ(*verdict.claim, (Claim{{"a", {1}}}));
+}
+
+// The agents that place() uses for some state of what is free.
+std::set<std::string> usable_by_trying(std::vector<AgentSlots> agents, const SlotRequest& slots) {
+  std::set<std::string> usable;
+  const auto try_from = [&](auto&& self, std::size_t index) -> void {
+    if (index == agents.size()) {
+      if (const auto placement = place(agents, slots)) {
+        for (const AgentShare& share : *placement) usable.insert(share.agent);
+      }
+      return;
+    }
+    for (int free = 0; free <= agents[index].slots; ++free) {
+      agents[index].free = free;
+      self(self, index + 1);
+    }
+  };
+  try_from(try_from, 0);
+  return usable;
+}
+
+TEST(UsableAgents, AreThoseThatSomePlacementUses) {
+  std::mt19937 random(7);
+  const auto up_to = [&](int most) { return std::uniform_int_distribution<int>(0, most)(random); };
+  for (int round = 0; round < 400; ++round) {
+    TaskRequest task = request(1 + up_to(9), {});
+    for (int agent = 0; agent <= up_to(4); ++agent) {
+      task.agents.push_back({.id = std::string(1, static_cast<char>('a' + agent)), .slots = 1 + up_to(3)});
+      if (up_to(5) == 0) task.agents.back().resource_pool = "debug";
+    }
+    task.slots.is_single_node = up_to(4) == 0;
+    task.slots.allow_heterogeneous_fits = up_to(1) == 0;
+    task.slots.policy = up_to(1) == 0 ? config::FittingPolicy::kBest : config::FittingPolicy::kWorst;
+    EXPECT_EQ(usable_agents(task.agents, task.slots), usable_by_trying(task.agents, task.slots)) << "round " << round;
+  }
+}
+
+// Tasks come, start and end at random: no slot is given twice, nobody is overtaken on slots he could use, and whoever
+// is first gets his turn once all slots are free.
+TEST(Queue, InAnyOrderOfEventsNobodyIsOvertaken) {
+  std::mt19937 random(11);
+  const auto up_to = [&](int most) { return std::uniform_int_distribution<int>(0, most)(random); };
+  int started = 0;
+  for (int round = 0; round < 60; ++round) {
+    std::vector<int> sizes;
+    for (int agent = 0; agent <= up_to(3); ++agent) sizes.push_back(1 + up_to(3));
+    std::vector<std::pair<TaskId, TaskRequest>> queue;
+    std::map<TaskId, Claim> running;
+    HeldSlots held;
+    TaskId last = 0;
+    for (int event = 0; event < 80; ++event) {
+      if (up_to(1) == 0) {
+        TaskRequest task = request(1 + up_to(5), sizes);
+        if (place(task.agents, task.slots)) queue.emplace_back(++last, std::move(task));
+      } else if (!running.empty() && up_to(2) == 0) {
+        const auto ended = std::next(running.begin(), up_to(static_cast<int>(running.size()) - 1));
+        for (const ClaimedShare& share : ended->second) {
+          for (const int slot : share.slots) ASSERT_EQ(held[share.agent].erase(slot), 1u);
+        }
+        running.erase(ended);
+      }
+      if (queue.empty()) continue;
+      const auto asks = static_cast<std::size_t>(up_to(static_cast<int>(queue.size()) - 1));
+      std::vector<QueuedTask> tasks;
+      for (std::size_t i = 0; i <= asks; ++i) tasks.push_back({queue[i].first, &queue[i].second});
+      const Verdict verdict = judge(tasks, held);
+      if (!verdict.claim) {
+        EXPECT_FALSE(verdict.waiting.behind.empty());
+        EXPECT_FALSE(asks == 0 && running.empty()) << "the first waits for nobody";
+        continue;
+      }
+      ++started;
+      int given = 0;
+      for (const ClaimedShare& share : *verdict.claim) {
+        for (std::size_t i = 0; i < asks; ++i) {
+          EXPECT_FALSE(usable_by_trying(queue[i].second.agents, queue[i].second.slots).contains(share.agent));
+        }
+        for (const int slot : share.slots) {
+          ++given;
+          EXPECT_TRUE(held[share.agent].emplace(slot, Holder{tasks.back().id, "test"}).second) << "given twice";
+        }
+      }
+      EXPECT_EQ(given, tasks.back().request->slots.slots);
+      running[tasks.back().id] = *verdict.claim;
+      queue.erase(queue.begin() + static_cast<std::ptrdiff_t>(asks));
+    }
+  }
+  EXPECT_GT(started, 300);
+}
+
+}  // namespace
+}  // namespace dtrain::scheduler
