@@ -8,7 +8,8 @@ namespace dtrain::cli {
 
 void add_launch(CLI::App& app, int* exit_code) {
   auto request = std::make_shared<run::LaunchRequest>();
-  CLI::App* command = app.add_subcommand("launch", "Train what an experiment file describes, on this machine");
+  CLI::App* command =
+      app.add_subcommand("launch", "Train what an experiment file describes, on this machine or a cluster");
   command->add_option("EXPERIMENT", request->experiment_file, "The experiment file (YAML)")->required();
   command
       ->add_option("--set", request->overrides,
@@ -16,6 +17,11 @@ void add_launch(CLI::App& app, int* exit_code) {
       ->type_name("KEY=VALUE")
       ->expected(1)
       ->take_all();
+  command
+      ->add_option("--cluster", request->cluster,
+                   "The cluster: a cluster file (YAML) or a hostfile of MPI (default: $DTRAIN_CLUSTER, ./cluster.yaml, "
+                   "~/.config/dtrain/cluster.yaml, the Slurm allocation, this machine)")
+      ->type_name("FILE");
   command->add_option("--run-dir", request->run_dir, "Where to write the run (default: the next folder under runs/)")
       ->type_name("DIR");
   CLI::Option* dry_run = command->add_flag("--dry-run", request->dry_run, "Print the plan and start nothing");

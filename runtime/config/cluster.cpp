@@ -174,6 +174,16 @@ void read_scheduler(Section section, Scheduler& scheduler) {
 
 }  // namespace
 
+std::string to_string(AgentSlotType type) {
+  if (type == AgentSlotType::kAuto) return "auto";
+  return type == AgentSlotType::kCuda ? "cuda" : "cpu";
+}
+
+std::string to_string(LauncherType type) {
+  if (type == LauncherType::kLocal) return "local";
+  return type == LauncherType::kMpi ? "mpi" : "slurm";
+}
+
 Cluster read_cluster(const std::filesystem::path& file) {
   Collector collector(file.string());
   Cluster cluster;

@@ -73,6 +73,7 @@ int launch(const LaunchRequest& request) {
     print(request.json ? pretty(to_json(plan)) : render_plan(plan));
     return static_cast<int>(ExitCode::kDone);
   }
+  check_can_start(plan);
   const SystemClock clock;
   const RunFolder folder = create_run_folder(request.run_dir, plan.experiment.name, plan.experiment.text);
   write_file_atomic(folder.plan(), pretty(to_json(plan)));

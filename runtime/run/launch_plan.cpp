@@ -10,7 +10,7 @@
 #include "dtrain/base/text.h"
 #include "dtrain/host/identity.h"
 #include "dtrain/run/version.h"
-#include "dtrain/scheduler/local_slots.h"
+#include "launch_placement.h"
 #include "libtorch.h"
 #include "model_file.h"
 
@@ -59,24 +59,60 @@ std::string cpu_text(const std::vector<int>& cpus) {
   return join(parts, ",");
 }
 
+// "2 of 8"
+std::string slots_text(const LaunchPlan& plan) {
+  std::int64_t all = 0;
+  for (const scheduler::ClusterAgent& agent : plan.cluster.agents) all += agent.agent.slots;
+  return std::to_string(plan.world_size()) + " of " + std::to_string(all);
+}
+
+std::string render_ranks(const LaunchPlan& plan) {
+  std::string text = "rank  host              cpus      batch\n";
+  for (const RankPlacement& rank : plan.ranks) {
+    char line[256];
+    std::snprintf(line, sizeof line, "%4d  %-16s  %-8s  %5lld\n", rank.rank, rank.host.c_str(),
+                  cpu_text(rank.cpus).c_str(), static_cast<long long>(plan.split.per_slot));
+    text += line;
+  }
+  return text;
+}
+
+std::string render_agents(const LaunchPlan& plan) {
+  std::string text = "agent             host              slots  ranks\n";
+  int first = 0;
+  for (const scheduler::AgentShare& share : plan.placement) {
+    const int last = first + share.slots - 1;
+    char line[512];
+    std::snprintf(line, sizeof line, "%-16s  %-16s  %5d  %d%s\n", share.agent.c_str(),
+                  plan.ranks[static_cast<std::size_t>(first)].host.c_str(), share.slots, first,
+                  last > first ? (" to " + std::to_string(last)).c_str() : "");
+    text += line;
+    first = last + 1;
+  }
+  return text;
+}
+
 }  // namespace
 
 LaunchPlan make_launch_plan(const LaunchRequest& request, const Variables& variables) {
   LaunchPlan plan;
   plan.experiment = config::read_experiment(request.experiment_file, request.overrides);
   check_model_file(plan.experiment);
+  plan.overrides = request.overrides;
+  plan.host = host::host_identity().name;
+  plan.split = scheduler::split_batch(plan.experiment.global_batch_size, plan.experiment.resources.slots_per_trial);
+  if (!plan.split.warning.empty()) plan.warnings.push_back(plan.split.warning);
+  place_ranks(plan, request.cluster, variables);
+  const std::string advice = scaling_advice(plan.experiment, !request.overrides.empty());
+  if (!advice.empty()) plan.warnings.push_back(advice);
   const config::Backend backend = plan.experiment.communication_backend;
-  if (backend == config::Backend::kMpi || backend == config::Backend::kHierarchical) {
+  if (plan.launcher.type == config::LauncherType::kLocal &&
+      (backend == config::Backend::kMpi || backend == config::Backend::kHierarchical)) {
     throw ConfigError(plan.experiment.file.string() +
                           ": communication.backend: mpi and hierarchical need ranks that "
                           "mpirun has started",
                       "mpirun -np N --hostfile HOSTS program experiment.yaml (docs/launching.md), or use auto");
   }
-  plan.overrides = request.overrides;
-  plan.host = host::host_identity().name;
-  const int slots = plan.experiment.resources.slots_per_trial;
-  plan.split = scheduler::split_batch(plan.experiment.global_batch_size, slots);
-  if (!plan.split.warning.empty()) plan.warnings.push_back(plan.split.warning);
 
   plan.command = {find_entrypoint(plan.experiment, variables).string()};
   plan.command.insert(plan.command.end(), plan.experiment.entrypoint.begin() + 1, plan.experiment.entrypoint.end());
@@ -89,10 +125,6 @@ LaunchPlan make_launch_plan(const LaunchRequest& request, const Variables& varia
   Variables of_a_rank = variables;
   for (const auto& [name, value] : plan.experiment.environment_variables) of_a_rank[name] = value;
   plan.library_path = find_libraries(plan.command.front(), of_a_rank);
-
-  const scheduler::LocalSlots local = scheduler::local_slots(slots);
-  if (!local.warning.empty()) plan.warnings.push_back(local.warning);
-  for (const scheduler::Slot& slot : local.slots) plan.ranks.push_back({slot.index, plan.host, slot.cpus});
   return plan;
 }
 
@@ -104,7 +136,8 @@ Json to_json(const LaunchPlan& plan) {
                   .split = plan.split,
                   .placement = plan.ranks,
                   .warnings = plan.warnings,
-                  .versions = {{"dtrain", version()}}};
+                  .versions = {{"dtrain", version()}},
+                  .more = {{"cluster", plan.cluster.source}, {"launcher", config::to_string(plan.launcher.type)}}};
   return plan_json(facts);
 }
 
@@ -121,14 +154,10 @@ std::string render_plan(const LaunchPlan& plan) {
   text += row("length", config::to_string(experiment.searcher.max_length));
   text += row("batch", std::to_string(plan.split.effective) + " = " + std::to_string(plan.world_size()) + " x " +
                            std::to_string(plan.split.per_slot));
-  text += "rank  host              cpus      batch\n";
-  for (const RankPlacement& rank : plan.ranks) {
-    char line[256];
-    std::snprintf(line, sizeof line, "%4d  %-16s  %-8s  %5lld\n", rank.rank, rank.host.c_str(),
-                  cpu_text(rank.cpus).c_str(), static_cast<long long>(plan.split.per_slot));
-    text += line;
-  }
-  return text;
+  text += row("cluster", plan.cluster.source);
+  text += row("slots", slots_text(plan));
+  const bool here = plan.placement.size() == 1 && !plan.ranks.front().cpus.empty();
+  return text + (here ? render_ranks(plan) : render_agents(plan));
 }
 
 Variables thread_variables(const LaunchPlan& plan, const RankPlacement& rank, const Variables& variables) {
@@ -136,7 +165,8 @@ Variables thread_variables(const LaunchPlan& plan, const RankPlacement& rank, co
   // Threads that wait by spinning take the core from the other ranks.
   if (!variables.contains("OMP_WAIT_POLICY")) result["OMP_WAIT_POLICY"] = "passive";
   if (!variables.contains("OMP_NUM_THREADS")) {
-    result["OMP_NUM_THREADS"] = std::to_string(std::max<std::size_t>(1, rank.cpus.size()));
+    const int threads = rank.threads > 0 ? rank.threads : static_cast<int>(rank.cpus.size());
+    result["OMP_NUM_THREADS"] = std::to_string(std::max(1, threads));
   }
   for (const auto& [name, value] : plan.experiment.environment_variables) result[name] = value;
   if (!plan.library_path.empty()) result["LD_LIBRARY_PATH"] = plan.library_path;

@@ -8,6 +8,8 @@
 #include "dtrain/config/experiment.h"
 #include "dtrain/run/launch.h"
 #include "dtrain/scheduler/batch_split.h"
+#include "dtrain/scheduler/cluster_agents.h"
+#include "dtrain/scheduler/task.h"
 #include "environment.h"
 #include "plan_file.h"
 
@@ -20,14 +22,25 @@ struct LaunchPlan {
   std::vector<std::string> command;  // of every rank
   std::string library_path;          // its LD_LIBRARY_PATH; empty: as it is
   scheduler::BatchSplit split;
-  std::vector<RankPlacement> ranks;
+  scheduler::ClusterAgents cluster;
+  scheduler::SlotRequest request;
+  config::Launcher launcher;         // what is to start the ranks
+  scheduler::Placement placement;    // where they go if all is free, or once they have their slots
+  std::vector<RankPlacement> ranks;  // the same, rank by rank
   std::vector<std::string> warnings;
 
   int world_size() const { return static_cast<int>(ranks.size()); }
 };
 
-// ConfigError when the experiment is wrong or its program cannot be found.
+// ConfigError when the experiment or the cluster is wrong, the program cannot be found, or the slots fit nowhere. Asks
+// no other host. The ranks are placed as if everything were free.
 LaunchPlan make_launch_plan(const LaunchRequest& request, const Variables& variables);
+
+// Places the ranks on these slots, in their order.
+void assign_slots(LaunchPlan& plan, const scheduler::Claim& claim);
+
+// ConfigError where the plan is right, but nothing can start its ranks.
+void check_can_start(const LaunchPlan& plan);
 
 Json to_json(const LaunchPlan& plan);
 // For people: what will run where.

@@ -15,6 +15,9 @@ struct RankPlacement {
   int rank = 0;
   std::string host;
   std::vector<int> cpus;  // it is bound to these; empty: not bound by dtrain
+  std::string agent;      // empty: nobody has placed it; then its host stands for it
+  int slot = -1;          // on the agent; -1: not by slots
+  int threads = 0;        // how many of its threads can run at once; 0: as many as it has CPUs
 };
 
 struct PlanFacts {
@@ -26,6 +29,7 @@ struct PlanFacts {
   std::vector<RankPlacement> placement;
   std::vector<std::string> warnings;
   Json versions;
+  Json more = Json::object();  // further keys
 };
 
 Json plan_json(const PlanFacts& facts);

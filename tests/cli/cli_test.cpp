@@ -88,7 +88,6 @@ TEST(ConfigCheck, ReadsAClusterFileToo) {
   EXPECT_EQ(bad.code, 2);
   EXPECT_THAT(bad.err, HasSubstr("cluster.yaml:1: launcher: must be local, mpi or slurm, not 'pbs'"));
   EXPECT_THAT(bad.out, HasSubstr(": ok: test")) << "the experiment is looked at all the same";
-  // Not used by launch yet, so not taken by it either.
   EXPECT_EQ(dtrain(run, {"launch", run.experiment(), "--dry-run", "--cluster", file}).code, 2);
 }
 
@@ -181,7 +180,12 @@ TEST(Launch, DryRunPrintsThePlanAndStartsNothing) {
   EXPECT_THAT(json.err, HasSubstr("warning"));
   EXPECT_EQ(plan.at("world_size"), 3);
   EXPECT_EQ(plan.at("batch_per_rank"), Json({2, 2, 2}));
-  EXPECT_EQ(plan.at("placement").size(), 3u);
+  ASSERT_EQ(plan.at("placement").size(), 1u);
+  EXPECT_EQ(plan.at("placement")[0].at("slots"), 3);
+  EXPECT_EQ(plan.at("placement")[0].at("ranks"), Json({0, 1, 2}));
+  EXPECT_EQ(plan.at("ranks").size(), 3u);
+  EXPECT_EQ(plan.at("cluster"), "this machine");
+  EXPECT_EQ(plan.at("launcher"), "local");
   EXPECT_EQ(plan.at("experiment").at("resources").at("slots_per_trial"), 3);
   EXPECT_FALSE(fs::exists(run.folder() / "runs"));
 }

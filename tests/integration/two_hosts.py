@@ -51,7 +51,9 @@ class Training(TwoHosts):
         result = mpirun(1, 1, self.work.new_run()).expect(0)
         self.assertIn("communication: mpi, 2 ranks", (result.run_dir / "logs" / "rank-0000.log").read_text())
         self.check_same(result, self.one_host(2))
-        self.assertEqual([rank["host"] for rank in result.json("plan.json")["placement"]], ["nodea", "nodeb"])
+        self.assertEqual([rank["host"] for rank in result.json("plan.json")["ranks"]], ["nodea", "nodeb"])
+        self.assertEqual(result.json("plan.json")["placement"], [{"agent": "nodea", "slots": 1, "ranks": [0]},
+                                                                 {"agent": "nodeb", "slots": 1, "ranks": [1]}])
         self.assertEqual({line["host"] for line in result.events("rank_finished")}, {"nodea", "nodeb"})
 
     def test_every_host_has_an_agent_and_every_rank_its_records(self):

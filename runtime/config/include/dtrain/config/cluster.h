@@ -11,6 +11,7 @@
 namespace dtrain::config {
 
 enum class AgentSlotType { kAuto, kCuda, kCpu };  // auto: GPUs where the agent has any, else cores
+std::string to_string(AgentSlotType type);        // as in the file
 
 // A machine, or a part of one.
 struct Agent {
@@ -23,6 +24,7 @@ struct Agent {
 };
 
 enum class LauncherType { kLocal, kMpi, kSlurm };
+std::string to_string(LauncherType type);  // as in the file
 
 // What starts the ranks.
 struct Launcher {
@@ -35,7 +37,7 @@ enum class FittingPolicy { kBest, kWorst };
 
 struct Scheduler {
   FittingPolicy fitting_policy = FittingPolicy::kBest;
-  bool allow_heterogeneous_fits = true;   // agents of different sizes for one experiment
+  bool allow_heterogeneous_fits = true;  // agents of different sizes for one experiment
   bool operator==(const Scheduler&) const = default;
 };
 

@@ -1,4 +1,4 @@
-// `dtrain launch` on this machine: one process a slot, watched from here until the last has ended. One thread.
+// `dtrain launch`: one process a slot of the cluster, watched from here until the last has ended. One thread.
 #pragma once
 
 #include <filesystem>
@@ -12,6 +12,7 @@ namespace dtrain::run {
 struct LaunchRequest {
   std::filesystem::path experiment_file;
   std::vector<std::string> overrides;  // --set
+  std::filesystem::path cluster;       // --cluster; empty: found
   std::filesystem::path run_dir;       // empty: the next under runs/
   bool dry_run = false;                // print the plan, start nothing
   bool json = false;                   // with dry_run: the plan as JSON
