@@ -52,15 +52,20 @@ def loss_of(scores, y):
 
 
 def validate(model, x, y):
+    """Mean loss and accuracy; each rank takes its part of the samples."""
     model.eval()
     total, right = 0.0, 0
+    begin, end = len(x) * rank // WORLD, len(x) * (rank + 1) // WORLD
     with torch.no_grad():
-        for start in range(0, len(x), 250):
-            scores = model(inputs(x[start:start + 250]))
-            total += float(loss_of(scores, y[start:start + 250])) * len(scores)
-            right += int((scores.argmax(-1) == y[start:start + 250]).sum())
+        for start in range(begin, end, 250):
+            chosen = slice(start, min(start + 250, end))
+            scores = model(inputs(x[chosen]))
+            total += float(loss_of(scores, y[chosen])) * len(scores)
+            right += int((scores.argmax(-1) == y[chosen]).sum())
     model.train()
-    return total / len(x), right / y.numel()
+    sums = torch.tensor([total, right], dtype=torch.float64)
+    dist.all_reduce(sums)
+    return float(sums[0]) / len(x), float(sums[1]) / y.numel()
 
 
 train_x, train_y = tokens("training") if name == "transformer" else images("train")
@@ -87,9 +92,7 @@ for step in range(steps):
     optimizer.step()
     results["step_ms"].append((time.monotonic() - began) * 1e3)
     if validate_every and (step + 1) % validate_every == 0:
-        if rank == 0:
-            results["validation"].append([step + 1, *validate(model.module, held_x, held_y)])
-        dist.barrier()
+        results["validation"].append([step + 1, *validate(model.module, held_x, held_y)])
 if rank == 0:
     Path(output).write_text(json.dumps(results))
 dist.destroy_process_group()

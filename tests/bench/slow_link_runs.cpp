@@ -48,7 +48,7 @@ SlowLinkRuns::SlowLinkRuns(const std::vector<Workload>& workloads) {
             : kFashionSamples;
     const data::Sampler sampler(samples, {.batch_size = workload.batch * kRanks});
     std::ofstream file(scratch_.path() / (workload.name + ".order"), std::ios::binary);
-    for (std::int64_t epoch = 0, batches = 0; batches < workload.steps;
+    for (std::int64_t epoch = 0, batches = 0; batches < std::max(workload.steps, workload.final_steps);
          ++epoch, batches += sampler.batches_per_epoch()) {
       const auto order = sampler.order(epoch);
       file.write(reinterpret_cast<const char*>(order.data()),
@@ -92,17 +92,16 @@ void SlowLinkRuns::run_peer(const Workload& workload, const Method& method, int 
   run_together(commands, scratch_.path(), true);
 }
 
-std::vector<Validation> SlowLinkRuns::curve(const Workload& workload, const Method& method) {
+std::vector<Validation> SlowLinkRuns::curve(const Workload& workload, const Method& method, int steps, int period) {
   std::vector<Validation> result;
   if (!method.ours) {
-    run_peer(workload, method, workload.steps, workload.period, false);
+    run_peer(workload, method, steps, period, false);
     const Json measured = read_json(scratch_.path() / "peer.json");
     for (const Json& v : measured["validation"]) result.push_back({v[0], v[1], v[2]});
     return result;
   }
   const auto folder = scratch_.path() / ("run" + std::to_string(runs_++));
-  run_together({{program("dtrain"), "launch", write_experiment(workload, method, workload.steps, workload.period),
-                 "--run-dir", folder}},
+  run_together({{program("dtrain"), "launch", write_experiment(workload, method, steps, period), "--run-dir", folder}},
                scratch_.path(), false);
   std::ifstream lines(folder / "metrics.jsonl");
   for (std::string line; std::getline(lines, line);) {
@@ -121,7 +120,7 @@ void SlowLinkRuns::shape(const std::string& rate) {
 
 StepTimes SlowLinkRuns::step_times(const Workload& workload, const Method& method, int cycles) {
   // Behind the steps (or meetings) that go uncompressed to compare with.
-  const int first = std::max(method.uncompressed_steps + 2, method.cycle == 1 ? 8 : 5 * method.cycle);
+  const int first = std::max(method.uncompressed_steps + 2, method.cycle == 1 ? 8 : 3 * method.cycle);
   const int steps = first + cycles * method.cycle;
   const auto window = [&](const std::vector<double>& values) {
     if (values.size() < static_cast<std::size_t>(steps))

@@ -12,11 +12,14 @@
 namespace dtrain::bench {
 
 struct Workload {
-  std::string name;   // "transformer" or "fashion", as slow_link_models.py makes them
-  int batch = 0;      // of a rank; there are two
-  int steps = 0;      // of the run whose losses are looked at
-  int period = 0;     // steps between validations
-  double target = 0;  // the validation loss that counts
+  std::string name;       // "transformer" or "fashion", as slow_link_models.py makes them
+  int batch = 0;          // of a rank; there are two
+  int steps = 0;          // of the run whose losses are looked at
+  int period = 0;         // steps between validations
+  int inner_steps = 0;    // of local steps; divides `period`, so that every validation falls on a meeting of the ranks
+  double target = 0;      // the validation loss that counts
+  double topk_ratio = 0;  // of top-k
+  int final_steps = 0;    // of the longer runs whose final accuracies are compared; 0: `steps` are enough
 };
 
 struct Method {
@@ -44,8 +47,8 @@ class SlowLinkRuns {
   // Writes models, data and the order of samples into a folder of its own.
   explicit SlowLinkRuns(const std::vector<Workload>& workloads);
 
-  // Validations of a run of workload.steps steps over shared memory (peer: loopback).
-  std::vector<Validation> curve(const Workload& workload, const Method& method);
+  // Validations of a run of so many steps over shared memory (peer: loopback).
+  std::vector<Validation> curve(const Workload& workload, const Method& method, int steps, int period);
 
   // Makes the two hosts, or changes the link's speed (as tc writes it: "100mbit").
   void shape(const std::string& rate);
