@@ -7,20 +7,15 @@
 
 #include "dtrain/base/error.h"
 #include "dtrain/base/file.h"
-#include "dtrain/base/unix_socket.h"
-#include "dtrain/profile/agent_process.h"
 #include "dtrain/run/log_tail.h"
 #include "dtrain/run/summary_text.h"
 #include "dtrain/run/version.h"
 #include "launch_plan.h"
 #include "process_id.h"
-#include "rendezvous.h"
-#include "supervisor.h"
+#include "run_attempt.h"
 
 namespace dtrain::run {
 namespace {
-
-constexpr auto kAgentPatience = std::chrono::seconds(2);
 
 std::string pretty(const Json& json) {
   return json.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
@@ -29,13 +24,6 @@ std::string pretty(const Json& json) {
 void print(const std::string& text) {
   std::fputs(text.c_str(), stdout);
   std::fflush(stdout);
-}
-
-profile::AgentProcess start_host_agent(const LaunchPlan& plan, const RunFolder& folder) {
-  profile::AgentOptions options{.agent_id = plan.host, .profile_folder = folder.profile()};
-  for (const RankPlacement& rank : plan.ranks) options.local_ranks.push_back(rank.rank);
-  options.header = {{"run", folder.path.filename().string()}, {"versions", {{"dtrain", version()}}}};
-  return profile::start_agent(options);
 }
 
 void report(const Failure& failure, const RunFolder& folder) {
@@ -85,27 +73,7 @@ int launch(const LaunchRequest& request) {
       "run_started",
       {{"name", plan.experiment.name}, {"world_size", plan.world_size()}, {"start_ticks", start_ticks(::getpid())}});
   Screen screen(STDOUT_FILENO, ::isatty(STDOUT_FILENO) == 1, clock);
-  Supervisor supervisor(plan, folder, events, screen, clock);
-  profile::AgentProcess agent = start_host_agent(plan, folder);
-  events.write("agent_started", {{"agent", plan.host}, {"pid", agent.process.pid()}});
-
-  Handover handover;
-  handover.launcher_pid = ::getpid();
-  handover.run_dir = folder.path;
-  handover.rendezvous = rendezvous_path(private_folder(variables), "launch-" + random_hex(8));
-  handover.agent_id = plan.host;
-  handover.agent_socket = agent.socket;
-  supervisor.start_ranks(handover, variables);
-  Outcome outcome = supervisor.watch();
-  std::error_code ignored;
-  std::filesystem::remove(handover.rendezvous, ignored);  // left only by a rank 0 that was killed early
-
-  const ExitStatus agent_status = profile::finish_agent(agent, kAgentPatience);
-  if (!agent_status.success() && !outcome.failure) {
-    outcome.exit_code = static_cast<int>(ExitCode::kRunFailed);
-    outcome.failure = Failure{-1, "the profiling agent did not write everything: " + agent_status.describe(),
-                              "its log is in " + folder.logs().string()};
-  }
+  const Outcome outcome = run_local({plan, folder, events, screen, clock, variables});
   write_last_event(events, outcome);
   if (outcome.failure) {
     end_torn_logs(folder);

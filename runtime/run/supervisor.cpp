@@ -58,11 +58,8 @@ void Supervisor::start_ranks(const Handover& handover, const Variables& variable
     try {
       ranks_.push_back(RankProcess::start(plan_, placement, handover, log, variables));
     } catch (const Error& error) {  // watch() then ends those that were started
-      return fail({-1,
-                   "rank " + std::to_string(placement.rank) + " could not be started: " + describe(error),
-                   error.remedy(),
-                   {},
-                   {}});
+      return fail(
+          {-1, "rank " + std::to_string(placement.rank) + " could not be started: " + describe(error), error.remedy()});
     }
     tail_.add(placement.rank, log);
     const pid_t pid = ranks_.back().process().pid();
@@ -161,7 +158,7 @@ void Supervisor::judge(RankProcess& rank) {
     if (status.signal == SIGKILL) {
       remedy = "dtrain did not send it: somebody did, or the kernel ran out of memory (dmesg tells)";
     }
-    fail({rank.rank(), name + " was " + status.describe(), remedy});
+    fail({.rank = rank.rank(), .cause = name + " was " + status.describe(), .remedy = remedy, .may_pass = true});
   } else if (!rank.joined()) {
     fail({rank.rank(), name + " ended before it joined the run: " + status.describe(),
           "is " + plan_.command.front() + " a program that calls dtrain::run_trial()?"});
@@ -203,7 +200,8 @@ void Supervisor::event(const std::string& name, const Json& fields) {
   } catch (const SystemError& error) {
     if (failure_) return;
     failed_at_ = clock_.monotonic();
-    failure_ = Failure{-1, describe(error), "free space where the run is written, or give another --run-dir"};
+    failure_ =
+        Failure{.cause = describe(error), .remedy = "free space where the run is written, or give another --run-dir"};
   }
 }
 

@@ -12,24 +12,11 @@
 #include "dtrain/run/run_folder.h"
 #include "event_log.h"
 #include "launch_plan.h"
+#include "outcome.h"
 #include "rank_process.h"
 #include "screen.h"
 
 namespace dtrain::run {
-
-// Why a run failed: the first cause, in words that are complete without the logs.
-struct Failure {
-  int rank = -1;  // -1: not a rank
-  std::string cause;
-  std::string remedy;
-  std::string status;              // "exit status 1", "killed by signal 9 (SIGKILL)"; empty: it had not ended
-  std::vector<std::string> lines;  // the last ones of its log
-};
-
-struct Outcome {
-  int exit_code = 0;
-  std::optional<Failure> failure;
-};
 
 class Supervisor {
  public:

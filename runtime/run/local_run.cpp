@@ -1,0 +1,51 @@
+#include <unistd.h>
+
+#include "dtrain/base/error.h"
+#include "dtrain/base/unix_socket.h"
+#include "dtrain/profile/agent_process.h"
+#include "dtrain/run/version.h"
+#include "rendezvous.h"
+#include "run_attempt.h"
+#include "supervisor.h"
+
+namespace dtrain::run {
+namespace {
+
+constexpr auto kAgentPatience = std::chrono::seconds(2);
+
+profile::AgentProcess start_host_agent(const LaunchPlan& plan, const RunFolder& folder) {
+  profile::AgentOptions options{.agent_id = plan.host, .profile_folder = folder.profile()};
+  for (const RankPlacement& rank : plan.ranks) options.local_ranks.push_back(rank.rank);
+  options.header = {{"run", folder.path.filename().string()}, {"versions", {{"dtrain", version()}}}};
+  return profile::start_agent(options);
+}
+
+}  // namespace
+
+Outcome run_local(const Attempt& attempt) {
+  const LaunchPlan& plan = attempt.plan;
+  Supervisor supervisor(plan, attempt.folder, attempt.events, attempt.screen, attempt.clock);
+  profile::AgentProcess agent = start_host_agent(plan, attempt.folder);
+  attempt.events.write("agent_started", {{"agent", plan.host}, {"pid", agent.process.pid()}});
+
+  Handover handover;
+  handover.launcher_pid = ::getpid();
+  handover.run_dir = attempt.folder.path;
+  handover.rendezvous = rendezvous_path(private_folder(attempt.variables), "launch-" + random_hex(8));
+  handover.agent_id = plan.host;
+  handover.agent_socket = agent.socket;
+  supervisor.start_ranks(handover, attempt.variables);
+  Outcome outcome = supervisor.watch();
+  std::error_code ignored;
+  std::filesystem::remove(handover.rendezvous, ignored);  // left only by a rank 0 that was killed early
+
+  const ExitStatus agent_status = profile::finish_agent(agent, kAgentPatience);
+  if (!agent_status.success() && !outcome.failure) {
+    outcome.exit_code = static_cast<int>(ExitCode::kRunFailed);
+    outcome.failure = Failure{.cause = "the profiling agent did not write everything: " + agent_status.describe(),
+                              .remedy = "its log is in " + attempt.folder.logs().string()};
+  }
+  return outcome;
+}
+
+}  // namespace dtrain::run

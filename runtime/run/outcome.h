@@ -1,0 +1,27 @@
+// How a run, or one attempt at it, ended. Plain values.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace dtrain::run {
+
+// Why a run failed: the first cause, in words that are complete without the logs.
+struct Failure {
+  int rank = -1;  // -1: not a rank
+  std::string cause;
+  std::string remedy;
+  std::string status;              // "exit status 1", "killed by signal 9 (SIGKILL)"; empty: it had not ended
+  std::vector<std::string> lines;  // the last ones of its log, or of what started the ranks
+  // A signal that dtrain did not send, or a lost host: the same may go well the next time (max_restarts). Never what
+  // the experiment, its data or its program are to blame for.
+  bool may_pass = false;
+};
+
+struct Outcome {
+  int exit_code = 0;
+  std::optional<Failure> failure;
+};
+
+}  // namespace dtrain::run

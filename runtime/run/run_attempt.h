@@ -1,0 +1,27 @@
+// One attempt at a run, from the start of its ranks until nothing of it is left running. launch() makes as many as the
+// experiment allows; each way of starting ranks is a function here. They block; one thread.
+#pragma once
+
+#include "dtrain/base/clock.h"
+#include "dtrain/run/run_folder.h"
+#include "environment.h"
+#include "event_log.h"
+#include "launch_plan.h"
+#include "outcome.h"
+#include "screen.h"
+
+namespace dtrain::run {
+
+struct Attempt {
+  const LaunchPlan& plan;
+  const RunFolder& folder;
+  EventLog& events;
+  Screen& screen;
+  const Clock& clock;
+  const Variables& variables;
+};
+
+// A process a slot on this machine, each watched from here.
+Outcome run_local(const Attempt& attempt);
+
+}  // namespace dtrain::run
