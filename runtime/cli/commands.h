@@ -6,6 +6,7 @@
 
 namespace dtrain::cli {
 
+void add_agent(CLI::App& app, int* exit_code);
 void add_completion(CLI::App& app, int* exit_code);
 void add_launch(CLI::App& app, int* exit_code);
 void add_config(CLI::App& app, int* exit_code);
@@ -13,6 +14,7 @@ void add_config_check(CLI::App& config, int* exit_code);
 void add_config_schema(CLI::App& config, int* exit_code);
 void add_logs(CLI::App& app, int* exit_code);
 void add_man(CLI::App& app, int* exit_code);
+void add_slot(CLI::App& app, int* exit_code);
 void add_summary(CLI::App& app, int* exit_code);
 void add_version(CLI::App& app, int* exit_code);
 

@@ -15,6 +15,7 @@ constexpr const char* kExamples = R"(examples:
   dtrain launch experiment.yaml --dry-run      what would run where?
   dtrain launch experiment.yaml                train, then say where the time went
   dtrain launch experiment.yaml --set resources.slots_per_trial=2 --set searcher.max_length.epochs=1
+  dtrain slot list                             what can ranks run on?
   dtrain logs 7 -f                             follow the logs of run 0007
   dtrain summary 7                             where its time went
 
@@ -50,11 +51,13 @@ int usage_error(const CLI::App& app, const CLI::ParseError& error, int argc, cha
 int main(int argc, char** argv) {
   int exit_code = 0;
   CLI::App app{
-      "dtrain trains a libtorch model data-parallel on the slots of this machine, and says where the time went.",
+      "dtrain trains a libtorch model data-parallel on the slots of this machine or a cluster, and says where the time "
+      "went.",
       "dtrain"};
   app.require_subcommand(1);
   using namespace dtrain::cli;
-  for (const auto add : {add_launch, add_config, add_logs, add_summary, add_completion, add_version, add_man})
+  for (const auto add :
+       {add_launch, add_config, add_agent, add_slot, add_logs, add_summary, add_completion, add_version, add_man})
     add(app, &exit_code);
   app.footer(kExamples);  // last: commands made after it would have it too
   try {

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "dtrain/base/error.h"
+#include "dtrain/run/cluster.h"
 #include "dtrain/run/run_folder.h"
 
 namespace dtrain::run {
@@ -111,6 +112,10 @@ std::string scaling_advice(const config::Experiment& experiment, bool has_overri
   } catch (const std::exception&) {  // there is none, or nothing can be told from it: no reason not to train
     return {};
   }
+}
+
+scheduler::ClusterAgents find_cluster(const std::filesystem::path& given) {
+  return scheduler::find_cluster(given, process_variables());
 }
 
 }  // namespace dtrain::run

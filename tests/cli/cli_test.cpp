@@ -1,28 +1,13 @@
 // The command line: what it says, and with which exit code.
 #include <gmock/gmock.h>
 
-#include "run_harness.h"
+#include "cli_harness.h"
 
 namespace dtrain::run {
 namespace {
 
 using testing::HasSubstr;
 using testing::Not;
-using testing::StartsWith;
-
-struct Result {
-  int code;
-  std::string out;
-  std::string err;
-};
-
-Result dtrain(const TestRun& run, std::vector<std::string> arguments) {
-  arguments.insert(arguments.begin(), bin("dtrain"));
-  Command command(run.folder(), arguments);
-  const ExitStatus status = command.wait();
-  EXPECT_EQ(status.signal, 0);
-  return {status.code, command.out(), command.err()};
-}
 
 TEST(Cli, HelpTeaches) {
   const TestRun run;

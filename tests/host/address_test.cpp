@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "dtrain/base/error.h"
+#include "dtrain/host/identity.h"
 #include "dtrain/host/reachable_address.h"
 
 namespace dtrain::host {
@@ -51,6 +52,20 @@ TEST(ReachableAddress, WithoutAWish) {
 TEST(ReachableAddress, OfThisMachine) {
   EXPECT_EQ(reachable_address("lo", ""), "127.0.0.1");
   EXPECT_EQ(reachable_address("127.0.0.0/8", ""), "127.0.0.1");
+}
+
+TEST(HostNames, AreThoseOfThisMachine) {
+  const HostNames names;
+  const std::string name = host_identity().name;
+  for (const std::string& own : {name, std::string("localhost"), std::string("127.0.0.1"), std::string("::1")}) {
+    EXPECT_TRUE(names.contains(own)) << own;
+  }
+  if (name.find('.') == std::string::npos) {
+    EXPECT_TRUE(names.contains(name + ".example.org"));
+  }
+  for (const std::string& other : {"x" + name, name + "x", std::string("192.0.2.1"), std::string()}) {
+    EXPECT_FALSE(names.contains(other)) << other;
+  }
 }
 
 }  // namespace

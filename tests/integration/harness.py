@@ -26,11 +26,11 @@ class Build:
 
 
 def environment(**extra):
-    """This process's environment without anything that says who a rank is; one thread a rank unless told."""
+    """This process's environment without what says who a rank is or names a cluster; one thread a rank unless told."""
     drop = ("OMPI_", "SLURM_", "PMIX_", "DTRAIN_", "OMP_")
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
     result = {k: v for k, v in os.environ.items() if not k.startswith(drop) and k not in names}
-    result.update({"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"})
+    result.update({"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive", "XDG_CONFIG_HOME": "/nonexistent"})
     result.update(extra)
     return result
 

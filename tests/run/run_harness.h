@@ -104,8 +104,10 @@ class Command {
     options.command = std::move(arguments);
     options.environment = std::move(environment);
     options.environment.try_emplace("XDG_RUNTIME_DIR", folder.string());
+    options.environment.try_emplace("XDG_CONFIG_HOME", (folder / "config").string());
     // What the tests themselves were started with must not make ranks of these.
-    options.unset = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "SLURM_STEP_ID", "OMP_NUM_THREADS"};
+    options.unset = {"RANK",          "WORLD_SIZE",      "LOCAL_RANK",   "LOCAL_WORLD_SIZE",
+                     "SLURM_STEP_ID", "OMP_NUM_THREADS", "SLURM_JOB_ID", "DTRAIN_CLUSTER"};
     options.fds = {{0, in.get()}, {1, out.get()}, {2, err.get()}};
     options.working_folder = folder;
     process_ = std::make_unique<Process>(Process::start(options));
