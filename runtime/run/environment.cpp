@@ -238,6 +238,19 @@ std::filesystem::path cache_folder(const Variables& variables) {
   return {};
 }
 
+std::filesystem::path state_folder(const Variables& variables) {
+  if (const std::string* own = find(variables, "DTRAIN_STATE_DIR"); own && !own->empty()) {
+    if (own->starts_with('/')) return *own;
+    throw ConfigError("environment: DTRAIN_STATE_DIR=" + *own + " is not an absolute path",
+                      "every launch and `dtrain task` must mean the same folder, wherever it is started");
+  }
+  const std::string* state = find(variables, "XDG_STATE_HOME");
+  if (state && state->starts_with('/')) return std::filesystem::path(*state) / "dtrain";
+  const std::string* home = find(variables, "HOME");
+  if (home && home->starts_with('/')) return std::filesystem::path(*home) / ".local" / "state" / "dtrain";
+  return private_folder(variables);
+}
+
 std::filesystem::path find_program(const std::string& name, const std::filesystem::path& beside,
                                    const Variables& variables) {
   std::filesystem::path candidate = beside / name;

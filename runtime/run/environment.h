@@ -59,6 +59,11 @@ std::filesystem::path private_folder(const Variables& variables);
 // exist; empty: neither variable is an absolute path.
 std::filesystem::path cache_folder(const Variables& variables);
 
+// Where the ledger of tasks is: $DTRAIN_STATE_DIR, else $XDG_STATE_HOME/dtrain, else ~/.local/state/dtrain, else
+// (nobody has said where this user's files are) private_folder(). It need not exist. ConfigError: DTRAIN_STATE_DIR is
+// not an absolute path.
+std::filesystem::path state_folder(const Variables& variables);
+
 // The file a program name without a slash stands for: beside `beside`, then in PATH. Empty: nowhere.
 std::filesystem::path find_program(const std::string& name, const std::filesystem::path& beside,
                                    const Variables& variables);

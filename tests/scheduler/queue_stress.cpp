@@ -1,0 +1,144 @@
+// Many launchers at once that queue for slots, hold them with real processes, and are killed with SIGKILL at random: no
+// slot is given twice, none is lost, no task is lost, and nobody is overtaken.
+//
+//   queue_stress [--seconds 10] [--launchers 50] [--seed 1] [--json]
+//
+// Ends with 1, and a line for each, when something is wrong.
+#include <csignal>
+#include <cstdlib>
+#include <cstring>
+#include <iostream>
+#include <random>
+#include <thread>
+
+#include "dtrain/base/error.h"
+#include "dtrain/base/json.h"
+#include "dtrain/base/subprocess.h"
+#include "dtrain/base/unix_socket.h"
+#include "stress.h"
+
+namespace {
+
+using namespace dtrain;
+using namespace dtrain::scheduler;
+using namespace std::chrono_literals;
+using SteadyClock = std::chrono::steady_clock;
+
+constexpr auto kHangs = 120s;  // against hangs alone
+constexpr int kOneIn = 100;    // of the launchers is killed every round of 50 ms
+
+struct Options {
+  int seconds = 10;
+  std::size_t launchers = 50;
+  unsigned seed = 1;
+  bool json = false;
+};
+
+class Scratch {
+ public:
+  Scratch() : arena{std::filesystem::temp_directory_path() / ("dtrain-stress-" + random_hex(8))} {
+    std::filesystem::create_directory(arena.folder);
+  }
+  ~Scratch() {
+    std::error_code ignored;
+    std::filesystem::remove_all(arena.folder, ignored);
+  }
+  Scratch(const Scratch&) = delete;
+  Scratch& operator=(const Scratch&) = delete;
+  stress::Arena arena;
+};
+
+struct Running {
+  Process process;
+  bool killed = false;
+};
+
+void reap(std::vector<Running>& running, std::vector<stress::Launcher>& ended) {
+  std::erase_if(running, [&](Running& launcher) {
+    const auto status = launcher.process.wait(0ms);
+    if (status) ended.push_back({launcher.process.pid(), launcher.killed, status->code});
+    return status.has_value();
+  });
+}
+
+std::vector<stress::Launcher> run(const Options& options, const stress::Arena& arena) {
+  std::mt19937 random(options.seed);
+  std::vector<Running> running;
+  std::vector<stress::Launcher> ended;
+  unsigned next = options.seed * 100'000;
+  const auto start = SteadyClock::now();
+  const auto stop = start + std::chrono::seconds(options.seconds);
+  while (SteadyClock::now() < stop || !running.empty()) {
+    if (SteadyClock::now() > stop + kHangs) throw Error(std::to_string(running.size()) + " launchers hang");
+    const bool going_on = SteadyClock::now() < stop;
+    while (going_on && running.size() < options.launchers) {
+      ProcessOptions launcher;
+      launcher.command = {executable_path(), "--launcher", arena.folder, std::to_string(next++)};
+      launcher.new_process_group = true;
+      running.push_back({Process::start(launcher)});
+    }
+    std::this_thread::sleep_for(50ms);
+    for (Running& launcher : running) {
+      if (!going_on || launcher.killed || std::uniform_int_distribution<int>(1, kOneIn)(random) != 1) continue;
+      launcher.killed = true;
+      launcher.process.kill(SIGKILL);
+    }
+    reap(running, ended);
+  }
+  return ended;
+}
+
+// What killed launchers have left is freed by whoever looks.
+void wait_for_the_last(const stress::Arena& arena) {
+  const SystemClock clock;
+  Ledger ledger = Ledger::open(arena.state(), clock);
+  const auto deadline = SteadyClock::now() + kHangs;
+  while (!ledger.list(Which::kNotEnded).empty() && SteadyClock::now() < deadline) std::this_thread::sleep_for(50ms);
+}
+
+int stress_test(const Options& options) {
+  const Scratch scratch;
+  const std::vector<stress::Launcher> launchers = run(options, scratch.arena);
+  wait_for_the_last(scratch.arena);
+  const stress::Findings findings = stress::check(scratch.arena, launchers);
+  for (const std::string& problem : findings.problems) std::cerr << "queue_stress: " << problem << "\n";
+  const Json result = {
+      {"seconds", options.seconds},      {"launchers", launchers.size()},       {"tasks", findings.tasks},
+      {"completed", findings.completed}, {"killed", findings.ended_after_kill}, {"problems", findings.problems.size()}};
+  if (options.json) {
+    std::cout << to_line(result) << "\n";
+  } else {
+    for (const auto& [name, value] : result.items()) std::cout << name << " " << value << "\n";
+  }
+  return findings.problems.empty() ? 0 : 1;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) try {
+  const std::vector<std::string> words(argv + 1, argv + argc);
+  const auto number = [&](std::size_t index) { return std::atoi(words.at(index).c_str()); };
+  if (words.size() == 3 && words[0] == "--launcher") {
+    return stress::run_launcher({words[1]}, static_cast<unsigned>(number(2)));
+  }
+  if (words.size() == 5 && words[0] == "--rank") return stress::run_rank({words[1]}, words[2], number(3), number(4));
+  Options options;
+  for (std::size_t i = 0; i < words.size(); ++i) {
+    if (words[i] == "--json") {
+      options.json = true;
+    } else if (words[i] == "--seconds" && i + 1 < words.size()) {
+      options.seconds = number(++i);
+    } else if (words[i] == "--launchers" && i + 1 < words.size()) {
+      options.launchers = static_cast<std::size_t>(number(++i));
+    } else if (words[i] == "--seed" && i + 1 < words.size()) {
+      options.seed = static_cast<unsigned>(number(++i));
+    } else {
+      std::cerr << "usage: queue_stress [--seconds N] [--launchers N] [--seed N] [--json]\n";
+      return 2;
+    }
+  }
+  return stress_test(options);
+} catch (const std::exception& error) {
+  std::cerr << "queue_stress: " << dtrain::describe(error) << "\n";
+  return 1;
+}
