@@ -1,0 +1,63 @@
+// Which network the ranks of several hosts talk over: what all hosts have in common, how fast each of those is, and the
+// one that is taken. Plain values; any thread.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "dtrain/base/clock.h"
+#include "dtrain/base/json.h"
+
+namespace dtrain::run {
+
+// One host's end of a network.
+struct NetworkEnd {
+  std::string host;  // as people call it
+  std::string interface;
+  std::string address;
+  std::optional<std::int64_t> link_bits_per_second;  // what the device says of itself
+  bool operator==(const NetworkEnd&) const = default;
+};
+
+// Measured between every host and the next, all at once, as a ring all-reduce does: the worst of them.
+struct NetworkFigures {
+  double bits_per_second = 0;
+  Nanoseconds round_trip{0};
+};
+
+// A network that all hosts are on.
+struct CommonNetwork {
+  std::string network;           // "10.71.1.0/24"; empty: of each host another, joined by routes
+  std::vector<NetworkEnd> ends;  // in the order of the hosts
+  std::optional<NetworkFigures> figures;
+  std::string problem;  // why it cannot be used; empty: it can
+
+  bool usable() const { return problem.empty(); }
+  // What Open MPI's *_tcp_if_include and DTRAIN_NETWORK_INTERFACE take: the interface's name where all hosts call it
+  // the same, else the network.
+  std::string value() const;
+  std::string describe() const;  // "fast0 (10.71.1.0/24)"
+};
+
+struct NetworkChoice {
+  std::vector<CommonNetwork> networks;  // the one that is taken first, then from fast to slow
+  std::string reason;                   // why it is that one: "the fastest of 2", "dtrain_network_interface: fast0"
+
+  // Empty: all ranks are on one host, no network is needed.
+  std::string value() const { return networks.empty() ? std::string() : networks.front().value(); }
+};
+
+// Puts the fastest first. Bandwidths within a tenth of each other count as equal; then the shorter round trip decides
+// (again within a tenth), then IPv4 before IPv6, then the order in which they were found. Those that cannot be used, or
+// were not measured, go last.
+void sort_by_speed(std::vector<CommonNetwork>& networks);
+
+// Empty, or that several interfaces are common and how to say which is meant.
+std::string several_networks_warning(const NetworkChoice& choice);
+
+Json to_json(const NetworkChoice& choice);                // plan.json's `network`
+std::string render_network(const NetworkChoice& choice);  // for people, a line a network
+
+}  // namespace dtrain::run
