@@ -1,24 +1,25 @@
 #!/usr/bin/env bash
-# Two hosts on one machine, joined by one link of a given speed: each has its own network, host name, processes, /dev/shm
+# Two hosts on one machine, joined by one or two links of given speeds: each has its own network, host name, processes, /dev/shm
 # and sshd, and shares the file system with this machine. Needs root, openssh-server, iproute2 (`cut`: nftables); where that
 # is missing, one line says so and the exit status is 77, which ctest counts as skipped.
 #
-#   two_hosts.sh up FOLDER RATE           makes them (FOLDER must not exist; RATE as tc writes it: 100mbit, 1gbit, or
+#   two_hosts.sh up FOLDER RATE [RATE1]   makes them (FOLDER must not exist; RATE as tc writes it: 100mbit, 1gbit, or
 #                                         `unshaped`). They go when the process that called this ends, if not before.
-#   two_hosts.sh rate FOLDER RATE         changes the link's speed
+#   two_hosts.sh rate FOLDER RATE [LINK]  changes a link's speed (LINK: link0, which is the default, or link1)
 #   two_hosts.sh run FOLDER a|b CMD ...   runs a command on one of them, in this folder; its exit status is this one's
 #   two_hosts.sh mpirun FOLDER ARG ...    Open MPI's mpirun on host a, told of both hosts' names and link
-#   two_hosts.sh with RATE CMD ...        up in a folder of its own, which CMD finds in $TWO_HOSTS; down when CMD ends
-#   two_hosts.sh cut|mend FOLDER          drops whatever arrives over the link, without a word to anyone, | no longer
+#   two_hosts.sh with RATE[,RATE1] CMD ...  up in a folder of its own, which CMD finds in $TWO_HOSTS; down when CMD ends
+#   two_hosts.sh cut|mend FOLDER [LINK]   drops whatever arrives over the link, without a word to anyone, | no longer
 #   two_hosts.sh down FOLDER              ends what runs on them, and removes them and FOLDER
 #
-# Their names are nodea (10.71.1.1) and nodeb (10.71.1.2), the link is called link0 on both.
+# Their names are nodea (10.71.1.1) and nodeb (10.71.1.2), the link is called link0 on both. With RATE1 there is also link1
+# (10.71.2.1 and 10.71.2.2).
 set -euo pipefail
 
 export PATH=$PATH:/usr/sbin:/sbin
 skip() { echo "two_hosts.sh: $*" >&2; exit 77; }
 die() { echo "two_hosts.sh: $*" >&2; exit 2; }
-usage() { sed -n '6,14s/^# \{0,1\}//p' "$0" >&2; exit 2; }
+usage() { sed -n '6,16s/^# \{0,1\}//p' "$0" >&2; exit 2; }
 [ $# -ge 2 ] || usage
 if [ "$1" = with ]; then
   [ $# -ge 3 ] || usage
@@ -26,7 +27,8 @@ if [ "$1" = with ]; then
   export TWO_HOSTS
   trap '[ ! -d "$TWO_HOSTS" ] || "$0" down "$TWO_HOSTS"; rmdir "${TWO_HOSTS%/bed}"' EXIT
   trap 'exit 143' TERM INT HUP
-  "$0" up "$TWO_HOSTS" "$2"
+  IFS=, read -r -a rates <<<"$2"
+  "$0" up "$TWO_HOSTS" "${rates[@]}"
   shift 2
   "$@" &
   child=$!
@@ -50,15 +52,15 @@ inside() {  # HOST CMD ...
   nsenter --target "$pid" --net --uts --ipc --mount --pid --wdns="$PWD" -- "$@"
 }
 
-shape() {
-  local host
+shape() {  # RATE [LINK]
+  local host link=${2:-link0}
   for host in a b; do
-    inside $host tc qdisc del dev link0 root 2>/dev/null || true
+    inside $host tc qdisc del dev "$link" root 2>/dev/null || true
     # A burst of a millisecond or two; a queue that holds 50 ms, as a router's does.
     case $1 in
       unshaped) ;;
-      *gbit) inside $host tc qdisc add dev link0 root tbf rate "$1" burst 256kb latency 20ms ;;
-      *) inside $host tc qdisc add dev link0 root tbf rate "$1" burst 32kb latency 50ms ;;
+      *gbit) inside $host tc qdisc add dev "$link" root tbf rate "$1" burst 256kb latency 20ms ;;
+      *) inside $host tc qdisc add dev "$link" root tbf rate "$1" burst 32kb latency 50ms ;;
     esac
   done
 }
@@ -109,9 +111,9 @@ down() {
   [ -z "$pid" ] || [ "$pid" = $$ ] || kill "$pid" 2>/dev/null || true
 }
 
-up() {  # RATE
+up() {  # RATE [RATE1]
   [ "$(id -u)" -eq 0 ] || skip "network namespaces need root"
-  local tool host id=$$ owner=$PPID
+  local tool host link id=$$ owner=$PPID
   for tool in ip tc nsenter unshare ssh-keygen; do
     command -v $tool >/dev/null || skip "$tool is missing: apt install iproute2 util-linux openssh-client"
   done
@@ -126,13 +128,13 @@ up() {  # RATE
     echo "dtrain-$id-$host" >"$folder/namespace.$host"
     ip netns add "dtrain-$id-$host"
   done
-  ip link add link0 netns "dtrain-$id-a" type veth peer name link0 netns "dtrain-$id-b"
-  ip -n "dtrain-$id-a" addr add 10.71.1.1/24 dev link0
-  ip -n "dtrain-$id-b" addr add 10.71.1.2/24 dev link0
-  for host in a b; do
-    ip -n "dtrain-$id-$host" link set link0 up
-    start_host $host
+  for ((link = 0; link < $#; link++)); do
+    ip link add "link$link" netns "dtrain-$id-a" type veth peer name "link$link" netns "dtrain-$id-b"
+    ip -n "dtrain-$id-a" addr add "10.71.$((link + 1)).1/24" dev "link$link"
+    ip -n "dtrain-$id-b" addr add "10.71.$((link + 1)).2/24" dev "link$link"
+    for host in a b; do ip -n "dtrain-$id-$host" link set "link$link" up; done
   done
+  for host in a b; do start_host $host; done
   cat >"$folder/ssh_config" <<SSH
 Host *
   User root
@@ -144,15 +146,18 @@ Host *
   ServerAliveInterval 5
   ServerAliveCountMax 2
 SSH
-  shape "$1"
+  local rates=("$@")
+  for ((link = 0; link < $#; link++)); do
+    shape "${rates[$link]}" "link$link"
+  done
   # Outlives this script, ends with its caller.
   setsid bash -c "tail --pid=$owner -f /dev/null; exec '$(readlink -f "$0")' down '$folder'" </dev/null >/dev/null 2>&1 &
   echo $! >"$folder/watcher"
 }
 
 case $command in
-  up) [ $# -eq 1 ] || usage; up "$1" ;;
-  rate) [ $# -eq 1 ] || usage; shape "$1" ;;
+  up) [ $# -eq 1 ] || [ $# -eq 2 ] || usage; up "$@" ;;
+  rate) [ $# -eq 1 ] || [ $# -eq 2 ] || usage; shape "$@" ;;
   run) [ $# -ge 2 ] || usage; inside "$@" ;;
   mpirun)
     inside a mpirun --allow-run-as-root --oversubscribe --bind-to none --mca plm_rsh_agent "ssh -F $folder/ssh_config" \
@@ -160,11 +165,12 @@ case $command in
       --mca oob_tcp_if_include 10.71.1.0/24 "$@" ;;
   cut)
     command -v nft >/dev/null || skip "nft is missing: apt install nftables"
+    link=${1:-link0}
     for host in a b; do
-      inside $host nft 'add table inet cut; add chain inet cut arriving { type filter hook input priority 0; };
-                        add rule inet cut arriving iifname "link0" drop'
+      inside $host nft "add table inet cut_$link; add chain inet cut_$link arriving { type filter hook input priority 0; };
+                        add rule inet cut_$link arriving iifname \"$link\" drop"
     done ;;
-  mend) for host in a b; do inside $host nft delete table inet cut; done ;;
+  mend) for host in a b; do inside $host nft delete table inet "cut_${1:-link0}"; done ;;
   down) [ -d "$folder" ] || die "there is no $folder"; down ;;
   *) usage ;;
 esac
