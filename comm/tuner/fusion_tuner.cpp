@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <numeric>
 
 #include "tuner/statistics.h"
 
@@ -12,6 +11,7 @@ namespace {
 constexpr int kWarmUpSteps = 3;  // allocators and caches settle
 constexpr int kReadySteps = 5;
 constexpr std::size_t kCandidates = 4;  // beside the default
+constexpr double kLeastLatencyUs = 25;  // of an exchange that shares its core with backward
 constexpr int kHeatRounds = 8;          // turns of every plan
 constexpr int kFinalPairs = 12;
 constexpr double kWorthwhile = 0.01;  // of the time from the start of backward until all is exchanged
@@ -38,11 +38,6 @@ std::vector<std::size_t> from_rank_0(Communicator& communicator, const std::vect
 
 std::size_t flag_from_rank_0(Communicator& communicator, std::size_t value) {
   return from_rank_0(communicator, {value}).front();
-}
-
-double predicted(const FusionPlan& plan, std::span<const double> ready_us, const LinkModel& link) {
-  const auto exposed = predict_exposed_us(plan, ready_us, link);
-  return std::accumulate(exposed.begin(), exposed.end(), 0.0);
 }
 
 }  // namespace
@@ -103,17 +98,15 @@ bool FusionTuner::choose_candidates() {
   const bool changed = !(with_gaps == plans_[0]);
   cuts_[0] = cuts_of(with_gaps);
   plans_[0] = std::move(with_gaps);
-  // Rank 0 proposes: what is best if the link is as measured, and if an exchange costs more than it seems (starting and
-  // finishing one takes time from backward), and a few even sizes in case the model is wrong altogether.
+  // Rank 0 proposes: what is best if an exchange costs what it took alone, and if it costs more, as it does beside
+  // backward, from which starting and finishing it take time; then a few even sizes in case the model is wrong
+  // altogether.
   std::vector<FusionPlan> proposals;
-  for (const double factor : {1.0, 3.0, 10.0}) {
-    const LinkModel link{link_.latency_us * factor, link_.us_per_byte};
+  for (const double factor : {1.0, 4.0, 16.0, 64.0}) {
+    const LinkModel link{std::max(link_.latency_us, kLeastLatencyUs) * factor, link_.us_per_byte};
     proposals.push_back(plan_with_cuts(items_, best_cuts(items_, ready_us_, link)));
   }
   for (const std::int64_t size : {1 << 20, 4 << 20, 25 << 20}) proposals.push_back(plan_fusion(items_, size));
-  std::stable_sort(proposals.begin(), proposals.end(), [&](const FusionPlan& a, const FusionPlan& b) {
-    return predicted(a, ready_us_, link_) < predicted(b, ready_us_, link_);
-  });
   std::vector<FusionPlan> chosen;
   for (const FusionPlan& plan : proposals) {
     const bool known = plan == plans_[0] || std::find(chosen.begin(), chosen.end(), plan) != chosen.end();

@@ -33,7 +33,7 @@ struct Model {
 };
 // Layers so small that gradients follow each other faster than the default's cycle time, but not so many that those of
 // the first layers become denormal numbers, which are slow.
-constexpr Model kNarrow{128, 64, 560};
+constexpr Model kNarrow{128, 64, 720};
 constexpr Model kDeep{224, 24, 9500};
 // While strategies take turns, steps are not alike.
 constexpr const char* kOneStrategy = "sharded_optimizer: false";
