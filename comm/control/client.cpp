@@ -75,7 +75,7 @@ void ControlClient::try_connect() {
   const auto socket = std::make_shared<asio::ip::tcp::socket>(io_);
   socket->async_connect(server_, [this, socket](asio::error_code error) {
     if (error) return retry(error.message());
-    connection_ = std::make_shared<Connection>(std::move(*socket));
+    connection_ = std::make_shared<Connection>(std::move(*socket), options_.host_silence);
     connection_->set_limit(kHelloFrameLimit);
     connection_->start([this](const Json& message) { handle(message); },
                        [this](const std::string& reason, bool malformed) { closed(reason, malformed); });
@@ -118,6 +118,7 @@ void ControlClient::answer_challenge(const Json& message) {
                                   {"rank", handshake_.rank},
                                   {"size", handshake_.size},
                                   {"pid", getpid()},
+                                  {"host", options_.host_name},
                                   {"nonce", handshake_.client_nonce},
                                   {"proof", client_proof(options_.secret, handshake_)}}));
 }
@@ -131,6 +132,7 @@ void ControlClient::welcome(const Json& message) {
   {
     const Lock lock(mutex_);
     server_pid_ = integer_member(message, "pid");
+    server_host_ = optional_text(message, "host");
     last_beat_ = SteadyClock::now();
     stage_ = Stage::kReady;
   }
@@ -178,7 +180,7 @@ void ControlClient::handle(const Json& message) {
     lock.unlock();
     connection_->send(encode_frame({{"t", "noted"}}));
     publish({static_cast<int>(integer_member(message, "rank")), integer_member(message, "step"),
-             text_member(message, "cause")});
+             text_member(message, "cause"), departure_member(message)});
     return;
   } else {
     throw DataError("unknown message '" + type + "'");
@@ -188,6 +190,7 @@ void ControlClient::handle(const Json& message) {
 }
 
 void ControlClient::closed(const std::string& reason, bool malformed) {
+  const Departure departure = connection_ && connection_->silent() ? Departure::kSilent : Departure::kGone;
   connection_.reset();
   if (malformed) options_.log->warn("control: ended the connection to rank 0 at {}: {}", server_name_, reason);
   Lock lock(mutex_);
@@ -199,11 +202,11 @@ void ControlClient::closed(const std::string& reason, bool malformed) {
   }
   stage_ = Stage::kClosed;
   states_[0] = PeerState::kGone;
-  const std::int64_t pid = server_pid_;
+  const std::string server = process_text(0, server_pid_, server_host_);
   lock.unlock();
   changed_.notify_all();
   heartbeat_.cancel();
-  publish({0, -1, "rank 0 (pid " + std::to_string(pid) + ") is gone: " + reason});
+  publish({0, -1, server + " is gone: " + reason, departure});
   lock.lock();
   closed_ = true;
   lock.unlock();
@@ -269,7 +272,11 @@ void ControlClient::fail(const RankFailure& failure) {
     const Lock lock(mutex_);
     if (failure_ || all_finished_) return;
   }
-  send(encode_frame({{"t", "fail"}, {"rank", failure.rank}, {"step", failure.step}, {"cause", failure.cause}}));
+  send(encode_frame({{"t", "fail"},
+                     {"rank", failure.rank},
+                     {"step", failure.step},
+                     {"cause", failure.cause},
+                     {"departure", static_cast<int>(failure.departure)}}));
   if (!on_control_thread()) {
     // Rank 0 sends the failure back, this one or an earlier one of another rank.
     Lock lock(mutex_);

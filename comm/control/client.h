@@ -60,6 +60,7 @@ class ControlClient final : public PlaneBase {
   Stage stage_ = Stage::kConnecting;
   std::string last_error_;
   std::int64_t server_pid_ = 0;
+  std::string server_host_;
   SteadyClock::time_point last_beat_;
   std::vector<PeerState> states_;
   std::int64_t next_get_ = 0;

@@ -3,7 +3,11 @@
 #include <asio/read.hpp>
 #include <asio/write.hpp>
 
+#include <netinet/tcp.h>
+
 #include <exception>
+
+#include "dtrain/base/units.h"
 
 namespace dtrain::comm {
 namespace {
@@ -12,9 +16,14 @@ constexpr std::size_t kQueueLimit = 64u << 20;  // a peer that reads nothing mus
 
 }  // namespace
 
-Connection::Connection(asio::ip::tcp::socket socket) : socket_(std::move(socket)) {
+Connection::Connection(asio::ip::tcp::socket socket, std::chrono::milliseconds host_silence)
+    : socket_(std::move(socket)), host_silence_(host_silence) {
   asio::error_code ignored;
   socket_.set_option(asio::ip::tcp::no_delay(true), ignored);
+  // Heartbeats go both ways, so there is always something to acknowledge; the kernel alone would try for a quarter of
+  // an hour.
+  using UserTimeout = asio::detail::socket_option::integer<IPPROTO_TCP, TCP_USER_TIMEOUT>;
+  socket_.set_option(UserTimeout(static_cast<int>(host_silence.count())), ignored);
   asio::error_code unknown;
   const auto endpoint = socket_.remote_endpoint(unknown);
   peer_ = unknown ? "unknown peer" : endpoint.address().to_string() + ":" + std::to_string(endpoint.port());
@@ -29,7 +38,7 @@ void Connection::start(OnMessage on_message, OnClosed on_closed) {
 void Connection::read_header() {
   asio::async_read(socket_, asio::buffer(header_), [self = shared_from_this()](asio::error_code error, std::size_t) {
     if (self->closed_ || self->closing_) return;
-    if (error) return self->close("connection lost");
+    if (error) return self->lost(error);
     const std::size_t size = decode_length(self->header_.data());
     if (size == 0 || size > self->limit_) {
       return self->close(
@@ -44,7 +53,7 @@ void Connection::read_payload(std::size_t size) {
   payload_.resize(size);
   asio::async_read(socket_, asio::buffer(payload_), [self = shared_from_this()](asio::error_code error, std::size_t) {
     if (self->closed_ || self->closing_) return;
-    if (error) return self->close("connection lost");
+    if (error) return self->lost(error);
     try {
       // A copy: the handler may close the connection, which lets go of the handlers.
       const OnMessage handler = self->on_message_;
@@ -54,6 +63,13 @@ void Connection::read_payload(std::size_t size) {
     }
     if (!self->closed_ && !self->closing_) self->read_header();
   });
+}
+
+void Connection::lost(const asio::error_code& error) {
+  silent_ = error == asio::error::timed_out || error == asio::error::host_unreachable ||
+            error == asio::error::network_unreachable || error == asio::error::network_down;
+  close(silent_ ? "its host has not answered for " + format_duration(host_silence_) + " (" + error.message() + ")"
+                : "connection lost");
 }
 
 void Connection::send(std::string frame) {

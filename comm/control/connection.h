@@ -2,6 +2,7 @@
 #pragma once
 
 #include <array>
+#include <chrono>
 #include <deque>
 #include <functional>
 #include <memory>
@@ -21,7 +22,8 @@ class Connection : public std::enable_shared_from_this<Connection> {
   // Called once. `malformed`: this side ended it because of what the peer sent.
   using OnClosed = std::function<void(const std::string& reason, bool malformed)>;
 
-  explicit Connection(asio::ip::tcp::socket socket);
+  // `host_silence` as in ControlOptions.
+  Connection(asio::ip::tcp::socket socket, std::chrono::milliseconds host_silence);
 
   void start(OnMessage on_message, OnClosed on_closed);
   // Peers that have authenticated may send larger messages.
@@ -32,15 +34,18 @@ class Connection : public std::enable_shared_from_this<Connection> {
   void close(const std::string& reason, bool malformed = false);
 
   bool idle() const { return queue_.empty(); }
+  bool silent() const { return silent_; }  // closed because the other's host no longer answers
   bool closed() const { return closed_; }
   const std::string& peer() const { return peer_; }  // "127.0.0.1:4711"
 
  private:
   void read_header();
   void read_payload(std::size_t size);
+  void lost(const asio::error_code& error);
   void write_next();
 
   asio::ip::tcp::socket socket_;
+  std::chrono::milliseconds host_silence_;
   std::string peer_;
   OnMessage on_message_;
   OnClosed on_closed_;
@@ -52,6 +57,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   std::string closing_reason_;
   bool closing_ = false;
   bool closed_ = false;
+  bool silent_ = false;
 };
 
 }  // namespace dtrain::comm

@@ -74,4 +74,15 @@ std::int64_t integer_member(const Json& message, const char* key) {
   return value.get<std::int64_t>();
 }
 
+Departure departure_member(const Json& message) {
+  if (!message.contains("departure")) return Departure::kTold;
+  const std::int64_t value = integer_member(message, "departure");
+  if (value < 0 || value > static_cast<int>(Departure::kSilent)) throw DataError("a departure that does not exist");
+  return static_cast<Departure>(value);
+}
+
+std::string optional_text(const Json& message, const char* key) {
+  return message.contains(key) ? text_member(message, key) : std::string();
+}
+
 }  // namespace dtrain::comm

@@ -7,6 +7,7 @@
 #include <string_view>
 
 #include "dtrain/base/json.h"
+#include "dtrain/comm/control.h"
 
 namespace dtrain::comm {
 
@@ -29,5 +30,8 @@ std::string decode_value(const Json& value);
 const Json& member(const Json& message, const char* key);
 std::string text_member(const Json& message, const char* key);
 std::int64_t integer_member(const Json& message, const char* key);
+// What may be left out: then empty, or kTold.
+std::string optional_text(const Json& message, const char* key);
+Departure departure_member(const Json& message);
 
 }  // namespace dtrain::comm

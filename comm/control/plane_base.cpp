@@ -24,6 +24,12 @@ ControlOptions checked(ControlOptions options) {
 
 }  // namespace
 
+std::string process_text(int rank, std::int64_t pid, const std::string& host) {
+  std::string text = "rank " + std::to_string(rank);
+  if (pid == 0) return text;
+  return text + " (pid " + std::to_string(pid) + (host.empty() ? "" : " on " + host) + ")";
+}
+
 PlaneBase::PlaneBase(ControlOptions options)
     : options_(checked(std::move(options))), io_(1), guard_(asio::make_work_guard(io_)) {}
 

@@ -22,6 +22,9 @@ using SteadyClock = std::chrono::steady_clock;
 // Without a heartbeat for so many periods a peer counts as stopped.
 inline constexpr int kMissedHeartbeats = 3;
 
+// "rank 2 (pid 4711 on nodeb)"; without an empty host or a pid of 0.
+std::string process_text(int rank, std::int64_t pid, const std::string& host);
+
 class PlaneBase : public ControlPlane {
  public:
   explicit PlaneBase(ControlOptions options);

@@ -21,7 +21,11 @@ constexpr std::chrono::milliseconds kFailureHandover{300};
 constexpr std::chrono::milliseconds kClosing{500};
 
 Json failed_message(const RankFailure& failure) {
-  return {{"t", "failed"}, {"rank", failure.rank}, {"step", failure.step}, {"cause", failure.cause}};
+  return {{"t", "failed"},
+          {"rank", failure.rank},
+          {"step", failure.step},
+          {"cause", failure.cause},
+          {"departure", static_cast<int>(failure.departure)}};
 }
 
 }  // namespace
@@ -38,6 +42,7 @@ ControlServer::ControlServer(const ControlOptions& options, const ControlEndpoin
   }
   peers_[0].state = PeerState::kAlive;
   peers_[0].pid = getpid();
+  peers_[0].host = options_.host_name;
   if (bound) *bound = listen_on;
   if (options_.world.size == 1) return;
   try {
@@ -140,8 +145,7 @@ PeerState ControlServer::peer_state(int rank) const {
 
 std::string ControlServer::describe_peer(int rank) const {
   const Peer& peer = peers_[static_cast<std::size_t>(rank)];
-  std::string text = "rank " + std::to_string(rank);
-  if (peer.pid) text += " (pid " + std::to_string(peer.pid) + ")";
+  std::string text = process_text(rank, peer.pid, peer.host);
   text += ", " + std::string(name_of(state_now(rank)));
   if (state_now(rank) == PeerState::kLate) {
     text += " for " + format_duration(SteadyClock::now() - peer.last_beat);
@@ -286,7 +290,8 @@ std::string ControlServer::refuse_reason(int rank) const {
   return "rank " + std::to_string(rank) + " is taken by pid " + std::to_string(peer.pid);
 }
 
-void ControlServer::welcome(int rank, std::int64_t pid, const std::shared_ptr<Connection>& connection) {
+void ControlServer::welcome(int rank, std::int64_t pid, const std::string& host,
+                            const std::shared_ptr<Connection>& connection) {
   std::string states;
   std::optional<RankFailure> failed;
   {
@@ -296,6 +301,7 @@ void ControlServer::welcome(int rank, std::int64_t pid, const std::shared_ptr<Co
     peer.state = PeerState::kAlive;
     peer.last_beat = SteadyClock::now();
     peer.pid = pid;
+    peer.host = host;
     states = encode_frame(states_message());
     failed = failure_;
   }
@@ -334,7 +340,7 @@ void ControlServer::handle(int rank, const Json& message) {
     if (type == "finish") return say_finished(rank);
     if (type == "fail") {
       return publish_to_all({static_cast<int>(integer_member(message, "rank")), integer_member(message, "step"),
-                             text_member(message, "cause")});
+                             text_member(message, "cause"), departure_member(message)});
     }
     throw DataError("unknown message '" + type + "'");
   }
@@ -346,11 +352,11 @@ void ControlServer::lost(int rank, const std::string& reason) {
   {
     const Lock lock(mutex_);
     Peer& peer = peers_[static_cast<std::size_t>(rank)];
+    const Departure departure = peer.connection && peer.connection->silent() ? Departure::kSilent : Departure::kGone;
     peer.connection.reset();
     fatal = peer.state != PeerState::kFinished && acceptor_.is_open();
     if (fatal) peer.state = PeerState::kGone;
-    failure = {rank, peer.step,
-               "rank " + std::to_string(rank) + " (pid " + std::to_string(peer.pid) + ") is gone: " + reason};
+    failure = {rank, peer.step, process_text(rank, peer.pid, peer.host) + " is gone: " + reason, departure};
   }
   changed_.notify_all();
   if (!fatal) return;

@@ -40,6 +40,7 @@ class ControlServer final : public PlaneBase {
     PeerState state = PeerState::kConnecting;
     SteadyClock::time_point last_beat;
     std::int64_t pid = 0;
+    std::string host;
     std::int64_t step = -1;
     bool knows_failure = false;
   };
@@ -64,7 +65,7 @@ class ControlServer final : public PlaneBase {
 
   // What a session does for an authenticated rank, on the control thread.
   std::string refuse_reason(int rank) const;  // empty: welcome
-  void welcome(int rank, std::int64_t pid, const std::shared_ptr<Connection>& connection);
+  void welcome(int rank, std::int64_t pid, const std::string& host, const std::shared_ptr<Connection>& connection);
   void handle(int rank, const Json& message);
   void lost(int rank, const std::string& reason);
 

@@ -17,7 +17,7 @@ constexpr std::chrono::milliseconds kHelloDeadline{5'000};  // a peer that dawdl
 
 ServerSession::ServerSession(ControlServer& server, asio::ip::tcp::socket socket)
     : server_(server),
-      connection_(std::make_shared<Connection>(std::move(socket))),
+      connection_(std::make_shared<Connection>(std::move(socket), server.options_.host_silence)),
       deadline_(server.io_),
       nonce_(random_hex(16)) {}
 
@@ -63,12 +63,15 @@ void ServerSession::hello(const Json& message) {
   const int rank = static_cast<int>(handshake.rank);
   if (const std::string why = server_.refuse_reason(rank); !why.empty()) return refuse(why);
   const std::int64_t pid = integer_member(message, "pid");
+  const std::string host = optional_text(message, "host");
   rank_ = rank;
   deadline_.cancel();
   connection_->set_limit(kFrameLimit);
-  connection_->send(
-      encode_frame({{"t", "welcome"}, {"proof", server_proof(secret, handshake)}, {"pid", server_.peers_[0].pid}}));
-  server_.welcome(rank_, pid, connection_);
+  connection_->send(encode_frame({{"t", "welcome"},
+                                  {"proof", server_proof(secret, handshake)},
+                                  {"pid", server_.peers_[0].pid},
+                                  {"host", server_.options_.host_name}}));
+  server_.welcome(rank_, pid, host, connection_);
   server_.sessions_.erase(shared_from_this());
 }
 

@@ -9,6 +9,7 @@ namespace dtrain::cli {
 void add_agent(CLI::App& app, int* exit_code);
 void add_completion(CLI::App& app, int* exit_code);
 void add_launch(CLI::App& app, int* exit_code);
+void add_start_rank(CLI::App& app, int* exit_code);
 void add_config(CLI::App& app, int* exit_code);
 void add_config_check(CLI::App& config, int* exit_code);
 void add_config_schema(CLI::App& config, int* exit_code);

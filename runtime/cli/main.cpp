@@ -34,7 +34,9 @@ int print_error(const std::exception& error) {
 int usage_error(const CLI::App& app, const CLI::ParseError& error, int argc, char** argv) {
   const bool asked = error.get_exit_code() == 0;  // --help
   std::vector<std::string> names;
-  for (const CLI::App* command : app.get_subcommands(nullptr)) names.push_back(command->get_name());
+  for (const CLI::App* command : app.get_subcommands(nullptr)) {
+    if (!command->get_group().empty()) names.push_back(command->get_name());
+  }
   const bool known = argc > 1 && std::find(names.begin(), names.end(), argv[1]) != names.end();
   if (!asked && argc > 1 && argv[1][0] != '-' && !known) {
     const auto near = dtrain::nearest(argv[1], names);
@@ -56,8 +58,8 @@ int main(int argc, char** argv) {
       "dtrain"};
   app.require_subcommand(1);
   using namespace dtrain::cli;
-  for (const auto add :
-       {add_launch, add_config, add_agent, add_slot, add_logs, add_summary, add_completion, add_version, add_man})
+  for (const auto add : {add_launch, add_config, add_agent, add_slot, add_logs, add_summary, add_completion,
+                         add_version, add_man, add_start_rank})
     add(app, &exit_code);
   app.footer(kExamples);  // last: commands made after it would have it too
   try {

@@ -40,6 +40,7 @@ Json to_json(const Experiment& experiment) {
                           {"max_length", length_json(experiment.searcher.max_length)}};
   json["min_validation_period"] = length_json(experiment.min_validation_period);
   json["perform_initial_validation"] = experiment.perform_initial_validation;
+  json["max_restarts"] = experiment.max_restarts;
   json["records_per_epoch"] = experiment.records_per_epoch ? Json(*experiment.records_per_epoch) : Json();
   json["scheduling_unit"] = experiment.scheduling_unit;
   json["communication"] =

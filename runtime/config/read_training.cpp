@@ -7,6 +7,7 @@
 namespace dtrain::config {
 namespace {
 
+constexpr std::int64_t kMaxRestarts = 1000;
 constexpr std::int64_t kMaxCount = std::numeric_limits<std::int32_t>::max();
 
 // {type: const, val: x} as Determined's users write it. Other types describe a search, which dtrain does not do.
@@ -91,7 +92,6 @@ void read_checkpoints(Section& root) {
   root.default_only<std::string>("checkpoint_policy", root.choice("checkpoint_policy", "best", policies), "best",
                                  "best");
   root.default_only_null("checkpoint_storage");
-  root.default_only<std::int64_t>("max_restarts", root.integer("max_restarts", 0, 0, kMaxCount), 0, "0");
 }
 
 }  // namespace
@@ -106,6 +106,7 @@ void read_training(Section& root, Experiment& experiment) {
   experiment.perform_initial_validation = root.boolean("perform_initial_validation", false);
   experiment.records_per_epoch = root.optional_integer("records_per_epoch", 0, kMaxLength);
   if (experiment.records_per_epoch == 0) experiment.records_per_epoch.reset();  // Determined's way to leave it open
+  experiment.max_restarts = static_cast<int>(root.integer("max_restarts", 0, 0, kMaxRestarts));
   experiment.scheduling_unit = root.integer("scheduling_unit", 100, 1, kMaxLength);
 
   const std::string weights = root.text("initial_weights", "");

@@ -3,6 +3,7 @@
 #include <array>
 #include <cerrno>
 #include <charconv>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 
@@ -11,6 +12,7 @@
 
 #include "dtrain/base/error.h"
 #include "dtrain/base/subprocess.h"
+#include "dtrain/base/text.h"
 
 extern "C" char** environ;
 
@@ -151,6 +153,20 @@ RankEnvironment from_torchrun(const Variables& variables, const std::string& fir
   return result;
 }
 
+LauncherContact read_launcher(const Variables& variables) {
+  const Family family(variables, "DTRAIN_LAUNCHER", "dtrain launch");
+  const std::string& text = family.text("DTRAIN_LAUNCHER");
+  const auto colon = text.rfind(':');
+  LauncherContact contact{.address = text.substr(0, colon), .secret = family.text("DTRAIN_SECRET")};
+  const std::string port = colon == std::string::npos ? "" : text.substr(colon + 1);
+  const auto [end, code] = std::from_chars(port.data(), port.data() + port.size(), contact.port);
+  if (contact.address.empty() || code != std::errc() || end != port.data() + port.size()) {
+    throw ConfigError("environment: DTRAIN_LAUNCHER=" + text + " is not an address and a port",
+                      "only `dtrain launch` sets DTRAIN_LAUNCHER; unset it");
+  }
+  return contact;
+}
+
 // Its own, a folder, and closed to everyone else; a link is not followed.
 bool is_private_folder(const std::filesystem::path& path) {
   struct stat info {};
@@ -198,6 +214,7 @@ RankEnvironment read_rank_environment(const Variables& variables) {
   } else {
     result.started_by = "nothing";
   }
+  if (!result.handover && find(variables, "DTRAIN_LAUNCHER")) result.launcher = read_launcher(variables);
   if (const std::string* interface = find(variables, "DTRAIN_NETWORK_INTERFACE")) result.network_interface = *interface;
   return result;
 }
@@ -213,6 +230,25 @@ Variables rank_variables(const comm::World& world, const Handover& handover) {
           {"DTRAIN_RENDEZVOUS", handover.rendezvous.string()},
           {"DTRAIN_AGENT_ID", handover.agent_id},
           {"DTRAIN_AGENT_SOCKET", handover.agent_socket}};
+}
+
+Variables launcher_variables(const LauncherContact& launcher) {
+  return {{"DTRAIN_LAUNCHER", launcher.address + ":" + std::to_string(launcher.port)},
+          {"DTRAIN_SECRET", launcher.secret}};
+}
+
+std::optional<SlotOfRank> slot_of_rank(const Variables& variables, int rank) {
+  const std::string* value = find(variables, "DTRAIN_SLOTS");
+  if (!value) return std::nullopt;
+  const std::vector<std::string> slots = split(*value, ',');
+  SlotOfRank slot;
+  if (static_cast<std::size_t>(rank) < slots.size() &&
+      std::sscanf(slots[static_cast<std::size_t>(rank)].c_str(), "%d/%d", &slot.index, &slot.slots) == 2 &&
+      slot.slots >= 1 && slot.index >= 0 && slot.index < slot.slots) {
+    return slot;
+  }
+  throw ConfigError("environment: DTRAIN_SLOTS=" + *value + " has no slot for rank " + std::to_string(rank),
+                    "only `dtrain launch` sets DTRAIN_SLOTS; unset it");
 }
 
 std::filesystem::path private_folder(const Variables& variables) {

@@ -2,6 +2,7 @@
 // environment variables. No other file reads them. Plain values; any thread, but for set_process_variables().
 #pragma once
 
+#include <cstdint>
 #include <filesystem>
 #include <map>
 #include <optional>
@@ -32,13 +33,21 @@ struct Handover {
   std::string agent_socket;
 };
 
+// How ranks that mpirun or srun starts for `dtrain launch` reach it.
+struct LauncherContact {
+  std::string address;
+  std::uint16_t port = 0;
+  std::string secret;
+};
+
 struct RankEnvironment {
   comm::World world;
   // "dtrain launch", "Open MPI", "Slurm", "torchrun", "RANK and WORLD_SIZE", "DTRAIN_RANK and DTRAIN_WORLD_SIZE",
   // "nothing" (a single rank)
   std::string started_by;
-  std::string job;  // what all ranks of the job, and no other job, share: names the rendezvous file
-  std::optional<Handover> handover;
+  std::string job;                   // what all ranks of the job, and no other job, share: names the rendezvous file
+  std::optional<Handover> handover;  // started by `dtrain launch` itself
+  std::optional<LauncherContact> launcher;  // started for it, by mpirun or srun
   std::string network_interface;     // DTRAIN_NETWORK_INTERFACE: a name or a network, between hosts; empty: found
   std::filesystem::path error_file;  // where torchrun looks for the cause of a failure; empty: nowhere
 };
@@ -50,6 +59,16 @@ RankEnvironment read_rank_environment(const Variables& variables);
 
 // The launcher's side of the same: what to set for a rank.
 Variables rank_variables(const comm::World& world, const Handover& handover);
+// The same for ranks that others start; those say who each rank is.
+Variables launcher_variables(const LauncherContact& launcher);
+
+// The slot of a rank on its agent, where the launcher has told the cores to be divided by slots (DTRAIN_SLOTS:
+// "0/2,1/2").
+struct SlotOfRank {
+  int index = 0;
+  int slots = 1;
+};
+std::optional<SlotOfRank> slot_of_rank(const Variables& variables, int rank);
 
 // The folder for rendezvous files: private to this user (0700), made when missing. SystemError when it belongs to
 // somebody else or is open to others.

@@ -5,6 +5,7 @@
 
 #include <unistd.h>
 
+#include "attempts.h"
 #include "dtrain/base/error.h"
 #include "dtrain/base/file.h"
 #include "dtrain/run/log_tail.h"
@@ -12,7 +13,6 @@
 #include "dtrain/run/version.h"
 #include "launch_plan.h"
 #include "process_id.h"
-#include "run_attempt.h"
 
 namespace dtrain::run {
 namespace {
@@ -31,8 +31,10 @@ void report(const Failure& failure, const RunFolder& folder) {
   if (!failure.status.empty()) text += "  " + failure.status + "\n";
   if (!failure.remedy.empty()) text += "  " + failure.remedy + "\n";
   if (!failure.lines.empty()) {
-    text += "  the last lines of " + folder.log(failure.rank).string() + ":\n";
-    for (const std::string& line : failure.lines) text += "  " + rank_prefix(failure.rank) + line + "\n";
+    const bool log = failure.said_by.empty();
+    text +=
+        log ? "  the last lines of " + folder.log(failure.rank).string() + ":\n" : "  " + failure.said_by + " said:\n";
+    for (const std::string& line : failure.lines) text += "  " + (log ? rank_prefix(failure.rank) : "") + line + "\n";
   }
   std::fputs(text.c_str(), stderr);
 }
@@ -73,7 +75,7 @@ int launch(const LaunchRequest& request) {
       "run_started",
       {{"name", plan.experiment.name}, {"world_size", plan.world_size()}, {"start_ticks", start_ticks(::getpid())}});
   Screen screen(STDOUT_FILENO, ::isatty(STDOUT_FILENO) == 1, clock);
-  const Outcome outcome = run_local({plan, folder, events, screen, clock, variables});
+  const Outcome outcome = run_attempts({plan, folder, events, screen, clock, variables});
   write_last_event(events, outcome);
   if (outcome.failure) {
     end_torn_logs(folder);

@@ -1,5 +1,6 @@
 #include "launcher_link.h"
 
+#include <algorithm>
 #include <cerrno>
 #include <cmath>
 #include <cstdint>
@@ -19,8 +20,8 @@ constexpr int kSendWaitMs = 1000;
 constexpr std::size_t kLongestText = 4 * 1024;
 }  // namespace
 
-Json state_message(const std::string& state) {
-  return {{"type", "state"}, {"state", state}};
+Json state_message(const std::string& state, int exit_code) {
+  return {{"type", "state"}, {"state", state}, {"exit_code", exit_code}};
 }
 
 Json progress_message(const Progress& progress) {
@@ -36,13 +37,25 @@ Json progress_message(const Progress& progress) {
           {"activity", progress.activity}};
 }
 
-Json error_message(bool primary, std::int64_t step, const std::string& cause, const std::string& remedy, bool agreed) {
+Json to_json(const ErrorMessage& error) {
   return {{"type", "error"},
-          {"primary", primary},
-          {"agreed", agreed},
-          {"step", step},
-          {"cause", cause.substr(0, kLongestText)},
-          {"remedy", remedy.substr(0, kLongestText)}};
+          {"primary", error.primary},
+          {"agreed", error.agreed},
+          {"departure", static_cast<int>(error.departure)},
+          {"rank", error.rank},
+          {"step", error.step},
+          {"cause", error.cause.substr(0, kLongestText)},
+          {"remedy", error.remedy.substr(0, kLongestText)}};
+}
+
+ErrorMessage error_of(const Json& message) {
+  return {.primary = message.value("primary", true),
+          .agreed = message.value("agreed", false),
+          .departure = static_cast<comm::Departure>(std::clamp(message.value("departure", 0), 0, 2)),
+          .rank = message.value("rank", -1),
+          .step = message.value("step", std::int64_t{-1}),
+          .cause = message.value("cause", std::string()),
+          .remedy = message.value("remedy", std::string())};
 }
 
 Progress progress_of(const Json& message) {
@@ -64,7 +77,7 @@ Progress progress_of(const Json& message) {
   return progress;
 }
 
-LauncherLink::LauncherLink(UniqueFd fd) : fd_(std::move(fd)), stop_(::eventfd(0, EFD_CLOEXEC)) {
+SocketLink::SocketLink(UniqueFd fd) : fd_(std::move(fd)), stop_(::eventfd(0, EFD_CLOEXEC)) {
   if (::fcntl(fd_.get(), F_SETFD, FD_CLOEXEC) != 0) {
     throw ConfigError("environment: DTRAIN_LAUNCHER_FD=" + std::to_string(fd_.release()) + " is not an open descriptor",
                       "only `dtrain launch` sets DTRAIN_LAUNCHER_FD; unset it");
@@ -72,13 +85,13 @@ LauncherLink::LauncherLink(UniqueFd fd) : fd_(std::move(fd)), stop_(::eventfd(0,
   if (!stop_) throw SystemError("cannot make an eventfd", errno);
 }
 
-LauncherLink::~LauncherLink() {
+SocketLink::~SocketLink() {
   const std::uint64_t one = 1;
   [[maybe_unused]] const ssize_t written = ::write(stop_.get(), &one, sizeof one);
   if (thread_.joinable()) thread_.join();
 }
 
-void LauncherLink::watch(std::function<void()> gone) {
+void SocketLink::watch(std::function<void()> gone, std::function<void(int)>) {
   thread_ = std::thread([this, gone = std::move(gone)] {
     pollfd fds[] = {{fd_.get(), POLLIN, 0}, {stop_.get(), POLLIN, 0}};
     while (true) {
@@ -91,12 +104,12 @@ void LauncherLink::watch(std::function<void()> gone) {
   });
 }
 
-bool LauncherLink::is_gone() const {
+bool SocketLink::is_gone() const {
   char byte = 0;
   return ::recv(fd_.get(), &byte, 1, MSG_DONTWAIT | MSG_PEEK) == 0;
 }
 
-bool LauncherLink::send(const Json& message, bool droppable) {
+bool SocketLink::send(const Json& message, bool droppable) {
   const std::string text = to_line(message);
   while (true) {
     if (::send(fd_.get(), text.data(), text.size(), MSG_NOSIGNAL | MSG_DONTWAIT) >= 0) return true;

@@ -13,7 +13,8 @@ struct Failure {
   std::string cause;
   std::string remedy;
   std::string status;              // "exit status 1", "killed by signal 9 (SIGKILL)"; empty: it had not ended
-  std::vector<std::string> lines;  // the last ones of its log, or of what started the ranks
+  std::vector<std::string> lines;  // the last ones of its log, or of what `said_by` has said
+  std::string said_by;             // "mpirun"; empty: the lines are the log's
   // A signal that dtrain did not send, or a lost host: the same may go well the next time (max_restarts). Never what
   // the experiment, its data or its program are to blame for.
   bool may_pass = false;

@@ -11,6 +11,7 @@
 #include "dtrain/comm/hierarchical.h"
 #include "dtrain/host/reachable_address.h"
 #include "dtrain/run/agreed_error.h"
+#include "host_folder.h"
 #include "plan_file.h"
 #include "rank_session_impl.h"
 
@@ -177,11 +178,29 @@ void RankSession::Impl::check_folder_is_shared() {
   if (const auto other = first_other(seen)) {
     throw AgreedError("the run's folder " + folder.path.string() + " of rank 0 (" + hosts[0].name + ") is not on " +
                           hosts[*other].name + ", where rank " + std::to_string(*other) + " runs",
-                      "give a folder that all hosts share with --run-dir, under the same path everywhere");
+                      "give a folder that all hosts share with --run-dir, under the same path everywhere; or start the "
+                      "run with `dtrain launch` and launcher: mpi, which collects what the hosts have written");
   }
 }
 
+// Where this host does not see the launcher's folder, its ranks write into one of their own under the same path, which
+// the launcher collects in the end.
+void RankSession::Impl::open_launched_folder() {
+  const LaunchOrders& orders = plane_link->orders();
+  folder.path = orders.run_dir;
+  has_launchers_folder = is_folder_of(folder, orders.token);
+  if (!has_launchers_folder && environment.world.local_rank == 0) {
+    make_host_folder(folder, orders.token, orders.plan, orders.experiment);
+  }
+  control->barrier("run.folder");
+}
+
+void RankSession::Impl::report_host(std::int64_t agent_pid) {
+  if (plane_link) plane_link->report_host({host_name, has_launchers_folder, agent_pid});
+}
+
 std::string RankSession::Impl::agent_id() const {
+  if (plane_link) return plane_link->orders().agents[static_cast<std::size_t>(environment.world.rank)];
   for (const HostOfRank& host : hosts) {
     // Two machines of one name: their files must not be one.
     if (host.name == host_name && host.key != host_key) return host_name + "-" + std::to_string(environment.world.rank);

@@ -65,9 +65,7 @@ void RankProcess::read_link(std::optional<Progress>* progress) {
         joined_ = true;
         finished_ = finished_ || json.value("state", std::string()) == "finished";
       } else if (type == "error" && !error_) {
-        error_ = RankError{json.value("primary", true), json.value("step", std::int64_t{-1}),
-                           json.value("cause", std::string()), json.value("remedy", std::string()),
-                           json.value("agreed", false)};
+        error_ = error_of(json);
       }
     } catch (const Json::exception&) {
       // A field of another type than ours: a program that is no rank wrote to the descriptor. Its exit tells.

@@ -12,16 +12,9 @@
 #include "dtrain/run/rank_session.h"
 #include "environment.h"
 #include "launch_plan.h"
+#include "launcher_link.h"
 
 namespace dtrain::run {
-
-struct RankError {
-  bool primary = false;  // the rank is the cause; false: it stopped because of another
-  std::int64_t step = -1;
-  std::string cause;
-  std::string remedy;
-  bool agreed = false;  // all ranks say the same, and none of them is the cause
-};
 
 class RankProcess {
  public:
@@ -39,7 +32,7 @@ class RankProcess {
   // True once it has ended.
   bool reap();
   const std::optional<ExitStatus>& status() const { return status_; }
-  const std::optional<RankError>& error() const { return error_; }
+  const std::optional<ErrorMessage>& error() const { return error_; }
   bool joined() const { return joined_; }      // it came up as a rank of this run
   bool finished() const { return finished_; }  // it did all it was asked to
 
@@ -51,7 +44,7 @@ class RankProcess {
   UnixSocket link_;
   bool joined_ = false;
   bool finished_ = false;
-  std::optional<RankError> error_;
+  std::optional<ErrorMessage> error_;
   std::optional<ExitStatus> status_;
 };
 

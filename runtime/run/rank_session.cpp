@@ -105,14 +105,16 @@ SharedMemory RankSession::share_on_host(const std::string& name, const std::func
 }
 
 bool RankSession::stop_requested() const {
-  return impl_->launcher_gone || StopSignals::received() != 0;
+  return impl_->launcher_gone || impl_->asked_to_stop != 0 || StopSignals::received() != 0;
 }
 
 std::string RankSession::stop_reason() const {
   if (impl_->launcher_gone) {
-    return "the launcher (pid " + std::to_string(impl_->environment.handover->launcher_pid) + ") is gone";
+    return impl_->launcher_name() + " is gone";
   }
-  if (const int signal = StopSignals::received()) return signal == SIGINT ? "SIGINT" : "SIGTERM";
+  int signal = StopSignals::received();
+  if (signal == 0) signal = impl_->asked_to_stop;
+  if (signal != 0) return signal == SIGINT ? "SIGINT" : "SIGTERM";
   return {};
 }
 
@@ -169,13 +171,14 @@ int RankSession::finish(bool stopped) {
     Json fields = {{"exit_code", code}, {"step", self.step.load()}};
     if (stopped) fields["stopped"] = stop_reason().empty() ? "another rank was asked to stop" : stop_reason();
     self.events->write("rank_finished", fields);
-    if (self.link) self.link->send(state_message("finished"));
+    if (self.link) self.link->send(state_message("finished", code));
     self.control->barrier("run.finished");  // everybody's records are on disk
     self.control->finish();
+    if (self.link) self.link->leave();
     if (self.redirect) {
       self.redirect->screen().end_progress();
       self.redirect->stop_copying();
-      if (self.is_rank_0()) {
+      if (self.is_rank_0() && !self.launched()) {
         self.events->write("run_ended", run_ended(code, ""));
         // mpirun gives rank 0 a terminal that may be a file in the end: plain text there.
         const int screen = self.environment.started_by == "nothing" ? self.redirect->output() : -1;
@@ -185,7 +188,8 @@ int RankSession::finish(bool stopped) {
     }
     if (self.mpi) self.mpi->succeed();
     self.ended = true;  // not before: an error in the lines above is told like any other
-    return code;
+    // To mpirun and srun every other code than 0 is a failure, of which they have much to say.
+    return self.plane_link && code == static_cast<int>(ExitCode::kInterrupted) ? 0 : code;
   } catch (const std::exception& error) {
     return fail(error);
   }
@@ -225,7 +229,15 @@ void RankSession::Impl::report_failure(const std::exception& error) {
     if (blame.primary) control->fail(blame.failure);
   }
   if (communicator) communicator->abort(blame.primary ? blame.failure.cause : comm::failure_text(blame.failure));
-  if (link) link->send(error_message(blame.primary, at, blame.failure.cause, blame.primary ? remedy : "", agreed));
+  if (link) {
+    link->send(to_json(ErrorMessage{.primary = blame.primary,
+                                    .agreed = agreed,
+                                    .departure = blame.failure.departure,
+                                    .rank = blame.failure.rank,
+                                    .step = blame.failure.step,
+                                    .cause = blame.failure.cause,
+                                    .remedy = blame.primary ? remedy : std::string()}));
+  }
   if (redirect) {
     redirect->screen().end_progress();
     redirect->stop_copying();

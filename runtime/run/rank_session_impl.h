@@ -19,6 +19,7 @@
 #include "exit_timer.h"
 #include "launcher_link.h"
 #include "log_redirect.h"
+#include "plane_link.h"
 #include "rendezvous.h"
 #include "stop_signals.h"
 
@@ -50,10 +51,12 @@ struct RankSession::Impl {
   std::string host_key;
   std::vector<HostOfRank> hosts;  // of each rank, once they have met
   std::string backend;
+  bool has_launchers_folder = true;
   Logger log;
   RunFolder folder;
 
   std::atomic<bool> launcher_gone{false};
+  std::atomic<int> asked_to_stop{0};  // the signal for whose sake the launcher asks
   std::atomic<std::int64_t> step{-1};
 
   ExitTimer exit_timer;
@@ -63,6 +66,7 @@ struct RankSession::Impl {
   std::shared_ptr<comm::MpiJob> mpi;      // where MPI carries something; ends the job where this rank fails
   std::unique_ptr<comm::ControlPlane> control;
   std::unique_ptr<LauncherLink> link;
+  PlaneLink* plane_link = nullptr;  // the same, where another than the launcher started this rank for it
   std::unique_ptr<profile::Recorder> recorder;
   std::unique_ptr<comm::Communicator> communicator;
   std::unique_ptr<StopSignals> signals;
@@ -72,7 +76,10 @@ struct RankSession::Impl {
   bool ended = false;
 
   bool is_rank_0() const { return environment.world.rank == 0; }
-  bool launched() const { return environment.handover.has_value(); }
+  // By `dtrain launch`: as its own child, or through mpirun or srun.
+  bool launched() const { return is_child() || environment.launcher; }
+  bool is_child() const { return environment.handover.has_value(); }
+  std::string launcher_name() const;
 
   // The steps of start(), in order.
   void read_experiment();
@@ -82,6 +89,8 @@ struct RankSession::Impl {
   void connect_through_mpi(comm::ControlOptions control_options);
   void compare_ranks();
   void check_folder_is_shared();
+  void open_launched_folder();
+  void report_host(std::int64_t agent_pid);
   std::string agent_id() const;
   void make_communicator();
   void open_run_folder();
@@ -90,6 +99,7 @@ struct RankSession::Impl {
   void write_plan();
 
   void on_launcher_gone();
+  void on_launcher_stop(int signal);
   void on_rank_failure(const comm::RankFailure& failure);
   // Tells everybody why this rank ends: the other ranks, the launcher or the screen, the log. Once.
   void report_failure(const std::exception& error);

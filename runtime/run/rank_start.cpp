@@ -7,6 +7,7 @@
 #include "dtrain/run/log_tail.h"
 #include "dtrain/run/version.h"
 #include "model_file.h"
+#include "orted.h"
 #include "plan_file.h"
 #include "process_id.h"
 #include "rank_session_impl.h"
@@ -16,6 +17,7 @@ namespace {
 
 constexpr auto kGraceAfterLauncher = std::chrono::seconds(5);
 constexpr auto kGraceAfterFailure = std::chrono::seconds(10);
+constexpr auto kGraceAfterSilence = std::chrono::seconds(2);
 
 }  // namespace
 
@@ -54,11 +56,22 @@ std::unique_ptr<RankSession> RankSession::start(const RankOptions& options) {
 
 void RankSession::Impl::connect_launcher() {
   if (!launched()) return;
-  link = std::make_unique<LauncherLink>(UniqueFd(environment.handover->link_fd));
-  // Before the link's thread starts: it writes an event when the launcher is gone.
-  folder.path = environment.handover->run_dir;
-  events = std::make_unique<EventLog>(folder.events(), clock, environment.world.rank, host_name);
-  link->watch([this] { on_launcher_gone(); });
+  if (is_child()) {
+    link = std::make_unique<SocketLink>(UniqueFd(environment.handover->link_fd));
+    // Before the link's thread starts: it writes an event when the launcher is gone.
+    folder.path = environment.handover->run_dir;
+    events = std::make_unique<EventLog>(folder.events(), clock, environment.world.rank, host_name);
+  } else {
+    auto plane = std::make_unique<PlaneLink>(*environment.launcher, environment.world, host_name, log);
+    plane_link = plane.get();
+    link = std::move(plane);
+  }
+  link->watch([this] { on_launcher_gone(); }, [this](int signal) { on_launcher_stop(signal); });
+}
+
+std::string RankSession::Impl::launcher_name() const {
+  if (is_child()) return "the launcher (pid " + std::to_string(environment.handover->launcher_pid) + ")";
+  return "the launcher (" + environment.launcher->address + ":" + std::to_string(environment.launcher->port) + ")";
 }
 
 void RankSession::Impl::read_experiment() {
@@ -67,7 +80,7 @@ void RankSession::Impl::read_experiment() {
     check_kind(experiment, options.for_model);
     check_model_file(experiment);
     split = scheduler::split_batch(experiment.global_batch_size, environment.world.size);
-    if (!launched()) set_process_variables(experiment.environment_variables);  // the launcher has done so
+    if (!launched()) set_process_variables(experiment.environment_variables);  // else that is done
   } catch (const ConfigError&) {
     if (is_rank_0() || launched()) throw;
     throw ConfigError(options.experiment_file.string() + " cannot be run; rank 0 says why");
@@ -89,6 +102,7 @@ void RankSession::Impl::open_run_folder() {
     if (folder.path.empty()) throw ConfigError("rank 0 was given bad input, and says what");
   }
   if (!launched()) check_folder_is_shared();
+  if (plane_link) open_launched_folder();
   if (!events) events = std::make_unique<EventLog>(folder.events(), clock, environment.world.rank, host_name);
   if (is_rank_0()) metrics = std::make_unique<LineAppender>(folder.metrics());
   if (is_rank_0() && launched()) {
@@ -96,7 +110,7 @@ void RankSession::Impl::open_run_folder() {
     versions["dtrain"] = version();
     update_plan_file(folder.plan(), "versions", versions);
   }
-  if (!launched()) events->write("rank_started", {{"start_ticks", start_ticks(::getpid())}});
+  if (!is_child()) events->write("rank_started", {{"start_ticks", start_ticks(::getpid())}});
 }
 
 void RankSession::Impl::write_plan() {
@@ -125,10 +139,10 @@ void RankSession::Impl::write_plan() {
 }
 
 void RankSession::Impl::redirect_output() {
-  if (launched()) return;  // the launcher made the log file this process's output
+  if (is_child()) return;  // the launcher made the log file this process's output
   const comm::World& world = environment.world;
   // mpirun hands out terminals that nobody looks at: only a process started by itself may redraw its progress.
-  const bool terminal = world.size == 1 && environment.started_by == "nothing";
+  const bool terminal = world.size == 1 && environment.started_by == "nothing" && !launched();
   redirect = std::make_unique<LogRedirect>(folder.log(world.rank), world.rank,
                                            world.size > 1 ? rank_prefix(world.rank) : "", terminal, clock);
 }
@@ -139,7 +153,7 @@ void RankSession::Impl::start_recording() {
   header["versions"] = options.versions.is_object() ? options.versions : Json::object();
   header["versions"]["dtrain"] = version();
   std::string socket;
-  if (launched()) {
+  if (is_child()) {
     socket = environment.handover->agent_socket;
   } else if (world.local_rank == 0) {
     profile::AgentOptions agent_options{.agent_id = agent_id(), .profile_folder = folder.profile(), .header = header};
@@ -149,6 +163,7 @@ void RankSession::Impl::start_recording() {
     profile::AgentProcess agent = profile::start_agent(agent_options);
     socket = agent.socket;
     events->write("agent_started", {{"agent", agent_options.agent_id}, {"pid", agent.process.pid()}});
+    report_host(agent.process.pid());
     agent.process.detach();  // it ends by itself, after the last rank
     control->set("run.agent/" + host_key, socket);
   } else {
@@ -162,8 +177,7 @@ void RankSession::Impl::start_recording() {
 
 void RankSession::Impl::on_launcher_gone() {
   if (launcher_gone.exchange(true)) return;
-  const std::string cause =
-      "the launcher (pid " + std::to_string(environment.handover->launcher_pid) + ") is gone; this rank stops";
+  const std::string cause = launcher_name() + " is gone; this rank stops";
   log->error("{}", cause);
   try_event("launcher_gone", {{"cause", cause}});
   exit_timer.arm(kGraceAfterLauncher, static_cast<int>(ExitCode::kRunFailed), [this, cause] {
@@ -172,10 +186,18 @@ void RankSession::Impl::on_launcher_gone() {
   });
 }
 
-void RankSession::Impl::on_rank_failure(const comm::RankFailure&) {
-  exit_timer.arm(kGraceAfterFailure, static_cast<int>(ExitCode::kRunFailed), [this] {
+void RankSession::Impl::on_launcher_stop(int signal) {
+  asked_to_stop = signal;
+}
+
+void RankSession::Impl::on_rank_failure(const comm::RankFailure& failure) {
+  // Where a host does not answer any more Open MPI's daemon here may be cut off as well: nobody would ever end it.
+  const bool cut_off = mpi && failure.departure == comm::Departure::kSilent;
+  const std::chrono::milliseconds grace = cut_off ? kGraceAfterSilence : kGraceAfterFailure;
+  exit_timer.arm(grace, static_cast<int>(ExitCode::kRunFailed), [this, cut_off, grace] {
     log->error("this rank did not come out of its step within {} s after the failure: ending at once",
-               std::chrono::seconds(kGraceAfterFailure).count());
+               to_seconds(grace));
+    if (cut_off) end_daemon_above();
   });
 }
 

@@ -23,5 +23,7 @@ struct Attempt {
 
 // A process a slot on this machine, each watched from here.
 Outcome run_local(const Attempt& attempt);
+// On every host of the plan, by Open MPI's mpirun.
+Outcome run_mpi(const Attempt& attempt);
 
 }  // namespace dtrain::run

@@ -142,7 +142,7 @@ void Supervisor::show_logs(bool last) {
 void Supervisor::judge(RankProcess& rank) {
   if (failure_) return;
   if (rank.error() && rank.error()->primary) {
-    const RankError& error = *rank.error();
+    const ErrorMessage& error = *rank.error();
     const std::string when = error.step >= 0 ? " failed at batch " + std::to_string(error.step) : " could not start";
     if (error.agreed) return fail({-1, error.cause, error.remedy});
     fail({rank.rank(), "rank " + std::to_string(rank.rank()) + when + ": " + error.cause, error.remedy});

@@ -189,7 +189,8 @@ TEST(Experiment, JsonShowsWhatIsInEffectUnderTheKeysOfTheFile) {
       R"("auto_tune_tensor_fusion":false,"grad_updates_size_file":null,"gradient_compression":false,)"
       R"("sharded_optimizer":"auto","local_sgd":null},)"
       R"("searcher":{"metric":"","smaller_is_better":true,"max_length":{"epochs":2}},)"
-      R"("min_validation_period":{"batches":0},"perform_initial_validation":false,"records_per_epoch":null,)"
+      R"("min_validation_period":{"batches":0},"perform_initial_validation":false,"max_restarts":0,)"
+      R"("records_per_epoch":null,)"
       R"("scheduling_unit":100,"communication":{"timeout":600,"backend":"auto"},"reproducibility":{"experiment_seed":0},)"
       R"("data":{},"initial_weights":null,"environment":{"environment_variables":{}}})");
 }

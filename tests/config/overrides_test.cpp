@@ -79,7 +79,7 @@ TEST(Overrides, ErrorsNameTheOverrideByItsNumber) {
 TEST(Overrides, ComeAfterTheErrorsOfTheFile) {
   const TemporaryFile file(kLeast + "nmae: x\n");
   try {
-    read_experiment(file.path(), std::vector<std::string>{"max_restarts=1"});
+    read_experiment(file.path(), std::vector<std::string>{"checkpoint_policy=all"});
     FAIL() << "was accepted";
   } catch (const ConfigErrors& errors) {
     ASSERT_EQ(errors.diagnostics().size(), 2u);

@@ -31,15 +31,24 @@ struct ControlOptions {
   std::string secret;                          // at least 16 bytes
   std::chrono::milliseconds timeout{600'000};  // deadline of every wait, the connection included
   std::chrono::milliseconds heartbeat{1'000};
+  // Without a word from the other's host for so long, not even the acknowledgement of what was sent, the connection is
+  // lost. A process that is stopped is not meant: its host goes on to acknowledge.
+  std::chrono::milliseconds host_silence{5'000};
+  std::string host_name;           // of this process, for the texts of failures; empty: not worth telling
   std::string session = "dtrain";  // both sides must name the same run
   Logger log;
 };
+
+// How it is known that a rank is at an end: it (or another) has said so, its connection has ended without a word, or
+// not even its host answers any more.
+enum class Departure { kTold, kGone, kSilent };
 
 // Why a rank (or all) must stop. `rank` -1: not a rank (the launcher, say).
 struct RankFailure {
   int rank = -1;
   std::int64_t step = -1;  // the batch it was in, -1 if not in one
   std::string cause;
+  Departure departure = Departure::kTold;
 };
 
 enum class PeerState { kConnecting, kAlive, kLate, kGone, kFinished };

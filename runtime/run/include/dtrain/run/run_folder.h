@@ -17,6 +17,7 @@ struct RunFolder {
   std::filesystem::path logs() const { return path / "logs"; }
   std::filesystem::path log(int rank) const;  // logs/rank-0000.log
   std::filesystem::path profile() const { return path / "profile"; }
+  std::filesystem::path launch() const { return path / "launch"; }  // what mpirun or srun was given
 };
 
 // Makes `requested`, or the next runs/NNNN-name under the current folder where `requested` is empty, with its

@@ -1,0 +1,54 @@
+#include "attempts.h"
+
+#include "dtrain/base/error.h"
+#include "dtrain/base/file.h"
+#include "dtrain/run/log_tail.h"
+
+namespace dtrain::run {
+namespace {
+
+namespace fs = std::filesystem;
+
+Outcome run_once(const Attempt& attempt) {
+  switch (attempt.plan.launcher.type) {
+    case config::LauncherType::kLocal:
+      return run_local(attempt);
+    case config::LauncherType::kMpi:
+      return run_mpi(attempt);
+    case config::LauncherType::kSlurm:
+      break;
+  }
+  throw ConfigError("launcher: slurm is not supported yet");  // check_can_start() has said so before
+}
+
+void put_aside(const RunFolder& folder, int number) {
+  const fs::path aside = folder.path / ("attempt-" + std::to_string(number));
+  make_folder(aside);
+  for (const fs::path& one : {folder.logs(), folder.profile(), folder.metrics()}) {
+    if (fs::exists(one)) fs::rename(one, aside / one.filename());
+  }
+  make_folder(folder.logs());
+  make_folder(folder.profile());
+}
+
+}  // namespace
+
+Outcome run_attempts(const Attempt& attempt) {
+  const int most = attempt.plan.experiment.max_restarts + 1;
+  for (int number = 1;; ++number) {
+    if (most > 1) attempt.events.write("attempt_started", {{"attempt", number}});
+    Outcome outcome = run_once(attempt);
+    if (!outcome.failure || !outcome.failure->may_pass || number == most) return outcome;
+    const std::string cause = outcome.failure->cause;
+    attempt.events.write("attempt_failed", {{"attempt", number}, {"cause", cause}});
+    attempt.screen.line("dtrain: attempt " + std::to_string(number) + " of " + std::to_string(most) +
+                        " failed: " + cause);
+    for (const auto& entry : fs::directory_iterator(attempt.folder.logs())) end_torn_line(entry.path());
+    put_aside(attempt.folder, number);
+    attempt.screen.line("dtrain: starting again from the beginning, for there are no checkpoints yet; attempt " +
+                        std::to_string(number) + " is kept in " +
+                        (attempt.folder.path / ("attempt-" + std::to_string(number))).string());
+  }
+}
+
+}  // namespace dtrain::run

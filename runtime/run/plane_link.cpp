@@ -1,0 +1,115 @@
+#include "plane_link.h"
+
+#include <unistd.h>
+
+#include "dtrain/base/error.h"
+#include "dtrain/run/version.h"
+
+namespace dtrain::run {
+namespace {
+
+// Of connecting, and of every wait: ranks of a large job come up one after the other.
+constexpr auto kPatience = std::chrono::seconds(120);
+
+}  // namespace
+
+Json to_json(const LaunchOrders& orders) {
+  return {{"version", version()},  {"run_dir", orders.run_dir.string()},
+          {"token", orders.token}, {"agents", orders.agents},
+          {"plan", orders.plan},   {"experiment", orders.experiment}};
+}
+
+LaunchOrders orders_of(const Json& json) {
+  return {.run_dir = json.at("run_dir").get<std::string>(),
+          .token = json.at("token").get<std::string>(),
+          .agents = json.at("agents").get<std::vector<std::string>>(),
+          .plan = json.at("plan").get<std::string>(),
+          .experiment = json.at("experiment").get<std::string>()};
+}
+
+Json to_json(const HostReport& report) {
+  return {{"host", report.host}, {"has_folder", report.has_folder}, {"agent_pid", report.agent_pid}};
+}
+
+HostReport host_report_of(const Json& json) {
+  return {.host = json.at("host").get<std::string>(),
+          .has_folder = json.at("has_folder").get<bool>(),
+          .agent_pid = json.at("agent_pid").get<std::int64_t>()};
+}
+
+std::string plane_key::state(int rank) {
+  return "state/" + std::to_string(rank);
+}
+std::string plane_key::host(const std::string& agent) {
+  return "host/" + agent;
+}
+
+comm::ControlOptions plane_options(const std::string& secret, int member, int ranks, const std::string& host_name,
+                                   const Logger& log) {
+  return {.world = {.rank = member, .size = ranks + 1},
+          .secret = secret,
+          .timeout = kPatience,
+          .host_name = host_name,
+          .session = "launch",
+          .log = log};
+}
+
+PlaneLink::PlaneLink(const LauncherContact& launcher, const comm::World& world, const std::string& host_name,
+                     const Logger& log)
+    : rank_(world.rank) {
+  try {
+    plane_ = comm::ControlPlane::connect(plane_options(launcher.secret, world.rank + 1, world.size, host_name, log),
+                                         {launcher.address, launcher.port});
+  } catch (const CommError& error) {
+    throw CommError("host " + host_name + " does not reach the launcher at " + launcher.address + ":" +
+                        std::to_string(launcher.port) + ": " + error.what(),
+                    "the hosts must reach the launching one over the network it has chosen "
+                    "(task_container_defaults.dtrain_network_interface)");
+  }
+  const Json told = Json::parse(plane_->get(plane_key::kOrders));
+  if (const std::string theirs = told.value("version", std::string("?")); theirs != version()) {
+    throw ConfigError("host " + host_name + " has dtrain " + version() + ", the launching host has dtrain " + theirs,
+                      "install the same version on every host");
+  }
+  orders_ = orders_of(told);
+  if (orders_.agents.size() != static_cast<std::size_t>(world.size)) {
+    throw ConfigError("the launcher planned " + std::to_string(orders_.agents.size()) + " ranks, not " +
+                      std::to_string(world.size));
+  }
+}
+
+void PlaneLink::report_host(const HostReport& report) {
+  plane_->set(plane_key::host(orders_.agents[static_cast<std::size_t>(rank_)]), to_line(to_json(report)));
+}
+
+void PlaneLink::watch(std::function<void()> gone, std::function<void(int signal)> stop) {
+  plane_->on_failure([gone = std::move(gone), stop = std::move(stop)](const comm::RankFailure& failure) {
+    if (failure.rank != 0) return;  // another rank's: the ranks hear of it from each other
+    if (failure.departure != comm::Departure::kTold) return gone();
+    const Json told = Json::parse(failure.cause, nullptr, false);
+    if (told.is_object()) stop(told.value("signal", 0));
+  });
+}
+
+bool PlaneLink::is_gone() const {
+  return plane_->peer_state(0) == comm::PeerState::kGone;
+}
+
+bool PlaneLink::send(const Json& message, bool) {
+  const std::string type = message.value("type", std::string());
+  if (type == "progress") {
+    plane_->set(plane_key::kProgress, to_line(message));
+  } else if (type == "state") {
+    plane_->set(plane_key::state(rank_), to_line(message));
+  } else if (type == "error") {
+    const int blamed = message.value("rank", -1);
+    plane_->fail({blamed < 0 ? -1 : blamed + 1, message.value("step", std::int64_t{-1}), to_line(message)});
+  }
+  return !is_gone();
+}
+
+void PlaneLink::leave() {
+  if (!plane_->failure()) plane_->finish();
+}
+
+}  // namespace dtrain::run

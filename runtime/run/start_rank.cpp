@@ -1,0 +1,57 @@
+#include "dtrain/run/start_rank.h"
+
+#include <algorithm>
+#include <cerrno>
+
+#include <sched.h>
+#include <unistd.h>
+
+#include "dtrain/base/error.h"
+#include "dtrain/base/subprocess.h"
+#include "dtrain/host/identity.h"
+#include "dtrain/scheduler/local_slots.h"
+#include "environment.h"
+#include "libtorch.h"
+
+namespace dtrain::run {
+namespace {
+
+// Cores that a cluster file promises and this host lacks are shared, as on the launching host.
+std::vector<int> bind_to_slot(const SlotOfRank& slot) {
+  const std::vector<int> cpus = scheduler::local_slots(slot.slots).slots.at(static_cast<std::size_t>(slot.index)).cpus;
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  for (const int cpu : cpus) CPU_SET(cpu, &set);
+  if (::sched_setaffinity(0, sizeof set, &set) != 0) throw SystemError("cannot bind a rank to its cores", errno);
+  return cpus;
+}
+
+}  // namespace
+
+void start_rank(const std::vector<std::string>& command) {
+  const std::string host = host::host_identity().name;
+  const Variables variables = process_variables();
+  const RankEnvironment environment = read_rank_environment(variables);
+  if (!is_program(command.front())) {
+    throw ConfigError("host " + host + ": there is no program " + command.front(),
+                      "every host needs the program under the same path");
+  }
+  std::vector<std::pair<std::string, std::string>> set;
+  if (!variables.contains("OMP_WAIT_POLICY")) set.emplace_back("OMP_WAIT_POLICY", "passive");
+  if (const auto slot = slot_of_rank(variables, environment.world.rank)) {
+    const std::vector<int> cpus = bind_to_slot(*slot);
+    if (!variables.contains("OMP_NUM_THREADS")) {
+      set.emplace_back("OMP_NUM_THREADS", std::to_string(std::max<std::size_t>(1, cpus.size())));
+    }
+  }
+  const std::string libraries = find_libraries(command.front(), variables);
+  if (!libraries.empty()) set.emplace_back("LD_LIBRARY_PATH", libraries);
+  set_process_variables(set);
+  std::vector<char*> arguments;
+  for (const std::string& word : command) arguments.push_back(const_cast<char*>(word.c_str()));
+  arguments.push_back(nullptr);
+  ::execv(arguments.front(), arguments.data());
+  throw SystemError("host " + host + ": cannot start " + command.front(), errno);
+}
+
+}  // namespace dtrain::run
