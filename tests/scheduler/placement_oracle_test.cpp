@@ -212,5 +212,24 @@ TEST(PlacementOracle, ManySizesAreUsedWholeAndSumUp) {
   }
 }
 
+// One agent has an odd size, so every odd sum needs it and the rest is the best of the others. Looking for such a set
+// in order of size takes too long: this is where all sums are gone through.
+TEST(PlacementOracle, ASetThatNeedsTheSmallestAgent) {
+  Random random(11);
+  for (int round = 0; round < 5; ++round) {
+    std::vector<int> sizes;
+    for (int i = 0; i < 600; ++i) sizes.push_back(2 * random.between(1, 200));
+    const std::vector<AgentSlots> even = agents_of(sizes);
+    std::vector<AgentSlots> all = even;
+    all.push_back({.id = "odd", .slots = 1, .free = 1});
+    const int wanted = 2 * random.between(2'000, 8'000) + 1;
+    auto expected = place(even, slots(wanted - 1));
+    ASSERT_TRUE(expected);
+    ASSERT_NE(expected->front().slots, expected->back().slots) << "of different sizes";
+    expected->push_back({"odd", 1});
+    EXPECT_EQ(place(all, slots(wanted)), expected) << round;
+  }
+}
+
 }  // namespace
 }  // namespace dtrain::scheduler

@@ -1,0 +1,11 @@
+// The halves of bench_scheduler. Each measures one part of the scheduler and returns its figures, named with their
+// units.
+#pragma once
+
+#include "dtrain/base/json.h"
+
+namespace dtrain::scheduler {
+
+Json measure_placement();
+
+}  // namespace dtrain::scheduler
