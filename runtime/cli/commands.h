@@ -17,6 +17,11 @@ void add_logs(CLI::App& app, int* exit_code);
 void add_man(CLI::App& app, int* exit_code);
 void add_slot(CLI::App& app, int* exit_code);
 void add_summary(CLI::App& app, int* exit_code);
+void add_task(CLI::App& app, int* exit_code);
+void add_task_kill(CLI::App& task, int* exit_code);
+void add_task_list(CLI::App& task, int* exit_code);
+void add_task_show(CLI::App& task, int* exit_code);
+void add_task_wait(CLI::App& task, int* exit_code);
 void add_version(CLI::App& app, int* exit_code);
 
 }  // namespace dtrain::cli

@@ -24,12 +24,19 @@ void add_launch(CLI::App& app, int* exit_code) {
       ->type_name("FILE");
   command->add_option("--run-dir", request->run_dir, "Where to write the run (default: the next folder under runs/)")
       ->type_name("DIR");
-  CLI::Option* dry_run = command->add_flag("--dry-run", request->dry_run, "Print the plan and start nothing");
+  CLI::Option* detach = command->add_flag(
+      "--detach", request->detach, "Go on in the background, whatever becomes of the terminal, once the task is known");
+  CLI::Option* dry_run =
+      command->add_flag("--dry-run", request->dry_run, "Print the plan and start nothing")->excludes(detach);
   command->add_flag("--json", request->json, "With --dry-run: the plan as JSON")->needs(dry_run);
   command->footer(
       "Exit codes: 0 done, 1 the run failed, 2 bad input (nothing was started), 130 interrupted (Ctrl-C or SIGTERM: "
       "the\n"
       "ranks finish their step and save; a second one kills them).\n"
+      "\n"
+      "Where its slots are taken it waits in the queue, and says behind whom; resources.priority decides who is next\n"
+      "(dtrain task list). With --detach it prints the task and the run's folder, whose logs/launcher.log has what it\n"
+      "would have shown.\n"
       "\n"
       "One process is started for each of resources.slots_per_trial, bound to its own cores. OMP_NUM_THREADS (the "
       "cores\n"

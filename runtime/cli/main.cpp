@@ -16,6 +16,8 @@ constexpr const char* kExamples = R"(examples:
   dtrain launch experiment.yaml                train, then say where the time went
   dtrain launch experiment.yaml --set resources.slots_per_trial=2 --set searcher.max_length.epochs=1
   dtrain slot list                             what can ranks run on?
+  dtrain launch experiment.yaml --detach       go on without this terminal
+  dtrain task list                             what runs, what waits, and for whom?
   dtrain logs 7 -f                             follow the logs of run 0007
   dtrain summary 7                             where its time went
 
@@ -58,7 +60,7 @@ int main(int argc, char** argv) {
       "dtrain"};
   app.require_subcommand(1);
   using namespace dtrain::cli;
-  for (const auto add : {add_launch, add_config, add_agent, add_slot, add_logs, add_summary, add_completion,
+  for (const auto add : {add_launch, add_config, add_agent, add_slot, add_task, add_logs, add_summary, add_completion,
                          add_version, add_man, add_start_rank})
     add(app, &exit_code);
   app.footer(kExamples);  // last: commands made after it would have it too

@@ -37,6 +37,10 @@ Outcome run_attempts(const Attempt& attempt) {
   const int most = attempt.plan.experiment.max_restarts + 1;
   for (int number = 1;; ++number) {
     if (most > 1) attempt.events.write("attempt_started", {{"attempt", number}});
+    if (number > 1) {
+      attempt.task.enter(scheduler::TaskState::kStarting,
+                         "attempt " + std::to_string(number) + " of " + std::to_string(most));
+    }
     Outcome outcome = run_once(attempt);
     if (!outcome.failure || !outcome.failure->may_pass || number == most) return outcome;
     const std::string cause = outcome.failure->cause;

@@ -91,7 +91,7 @@ void add_lines(Failure& failure, const RunFolder& folder, const JobEnd& end, con
 
 Outcome judge_job(const LaunchPlan& plan, const RunFolder& folder, const JobEnd& end, const JobWords& words,
                   const std::string& name) {
-  Outcome outcome;
+  Outcome outcome{.interrupted_by = end.interrupted_by};
   if (end.finished) {
     outcome.exit_code = end.exit_code;
     if (end.status.success()) return outcome;

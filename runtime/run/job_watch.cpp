@@ -10,7 +10,6 @@
 
 #include "dtrain/base/error.h"
 #include "dtrain/base/file.h"
-#include "launch_signals.h"
 
 namespace dtrain::run {
 namespace {
@@ -70,6 +69,7 @@ class Watch {
         log_(attempt.folder.logs() / (job.name + ".log")),
         process_(start(job)),
         patience_(kPatience) {
+    attempt_.task.add_process(job.name, process_.pid());
     attempt_.events.write(job.name + "_started", {{"pid", process_.pid()}, {"command", job.command}});
   }
 
@@ -106,7 +106,7 @@ class Watch {
   }
 
   void wait_for_events() {
-    std::vector<pollfd> fds{{signals_.fd(), POLLIN, 0}, {process_.pidfd(), POLLIN, 0}};
+    std::vector<pollfd> fds{{attempt_.signals.fd(), POLLIN, 0}, {process_.pidfd(), POLLIN, 0}};
     for (const Output* output : {&out_, &errors_}) {
       if (output->fd) fds.push_back({output->fd.get(), POLLIN, 0});
     }
@@ -114,18 +114,24 @@ class Watch {
   }
 
   void take_signals() {
-    while (const auto signal = signals_.next()) {
-      ++end_.interrupts;
-      const std::string name = signal_name(*signal);
-      attempt_.events.write("interrupted", {{"signal", name}});
-      if (end_.interrupts == 1 && plane_.joined() > 0) {
-        attempt_.screen.line("dtrain: " + name + ": stopping after the current step; once more to kill the ranks");
-        plane_.stop(*signal);
-      } else {
-        attempt_.screen.line("dtrain: " + name + ": killing the ranks");
-        process_.kill(SIGTERM);
-        hangs_since_ = attempt_.clock.monotonic();
-      }
+    while (const auto signal = attempt_.signals.next()) interrupt(signal_name(*signal), *signal);
+    for (const int kills = attempt_.task.kills(); kills_ < kills; ++kills_) interrupt("dtrain task kill", SIGTERM);
+  }
+
+  void interrupt(const std::string& why, int signal) {
+    ++end_.interrupts;
+    attempt_.events.write("interrupted", {{"signal", why}});
+    if (end_.interrupts == 1) {
+      end_.interrupted_by = why;
+      attempt_.task.enter(scheduler::TaskState::kStopping, why);
+    }
+    if (end_.interrupts == 1 && plane_.joined() > 0) {
+      attempt_.screen.line("dtrain: " + why + ": stopping after the current step; once more to kill the ranks");
+      plane_.stop(signal);
+    } else {
+      attempt_.screen.line("dtrain: " + why + ": killing the ranks");
+      process_.kill(SIGTERM);
+      hangs_since_ = attempt_.clock.monotonic();
     }
   }
 
@@ -141,8 +147,12 @@ class Watch {
   void listen() {
     if (const auto progress = plane_.take_progress()) attempt_.screen.progress(*progress);
     end_.joined = plane_.joined();
+    if (end_.joined == attempt_.plan.world_size() && end_.interrupts == 0 && !std::exchange(running_, true)) {
+      attempt_.task.enter(scheduler::TaskState::kRunning);
+    }
     if (!end_.error && (end_.error = plane_.error())) {
       hangs_since_ = attempt_.clock.monotonic();
+      attempt_.task.enter(scheduler::TaskState::kStopping, end_.error->cause);
       if (end_.error->departure == comm::Departure::kSilent) patience_ = kPatienceWithSilence;
     }
     if (end_.finished || !plane_.all_finished()) return;
@@ -167,13 +177,14 @@ class Watch {
   const Attempt& attempt_;
   RankPlane& plane_;
   LineAppender log_;
-  LaunchSignals signals_;  // blocks them before the job starts
   Output out_;
   Output errors_;
   Process process_;
   JobEnd end_;
   Patience patience_;
   std::optional<Nanoseconds> hangs_since_;
+  int kills_ = 0;         // those of `dtrain task kill` among the interrupts
+  bool running_ = false;  // all ranks have joined
   bool terminated_ = false;
   bool killed_ = false;
 };

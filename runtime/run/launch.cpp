@@ -6,12 +6,15 @@
 #include <unistd.h>
 
 #include "attempts.h"
+#include "detached.h"
 #include "dtrain/base/error.h"
 #include "dtrain/base/file.h"
 #include "dtrain/run/log_tail.h"
 #include "dtrain/run/summary_text.h"
+#include "dtrain/run/user_ledger.h"
 #include "dtrain/run/version.h"
 #include "launch_plan.h"
+#include "launch_queue.h"
 #include "process_id.h"
 
 namespace dtrain::run {
@@ -53,6 +56,47 @@ void write_last_event(EventLog& events, const Outcome& outcome) {
   }
 }
 
+// Why a task has ended as it has; empty: it was completed.
+std::string reason_of(const Outcome& outcome) {
+  if (outcome.failure) return outcome.failure->cause;
+  return outcome.exit_code == static_cast<int>(ExitCode::kDone) ? "" : outcome.interrupted_by;
+}
+
+// From the queue to the end, in the process that stays. `detached` is null where that is the one that was started.
+int carry_out(LaunchPlan plan, const RunFolder& folder, const Variables& variables, const Clock& clock,
+              Detached* detached) {
+  std::signal(SIGPIPE, SIG_IGN);  // a reader of our output that goes away does not end the run
+  LaunchSignals signals;
+  EventLog events(folder.events(), clock, -1, plan.host);
+  LaunchTask task(state_folder(variables), task_request(plan, folder.path), clock);
+  events.write("submitted", {{"task", task.id()}, {"start_ticks", start_ticks(::getpid())}});
+  if (!wait_in_queue(plan, folder.path, task, signals, events, detached)) {
+    const int code = static_cast<int>(ExitCode::kInterrupted);
+    task.end(code, task.cancelled());
+    write_last_event(events, {.exit_code = code});
+    return code;
+  }
+  write_file_atomic(folder.plan(), pretty(to_json(plan)));
+  print(render_plan(plan) + "run         " + folder.path.string() + "\ntask        " + std::to_string(task.id()) +
+        "\n");
+
+  events.write(
+      "run_started",
+      {{"name", plan.experiment.name}, {"world_size", plan.world_size()}, {"start_ticks", start_ticks(::getpid())}});
+  Screen screen(STDOUT_FILENO, ::isatty(STDOUT_FILENO) == 1, clock);
+  const Outcome outcome = run_attempts({plan, folder, events, screen, clock, variables, signals, task});
+  task.end(outcome.exit_code, reason_of(outcome));
+  write_last_event(events, outcome);
+  if (outcome.failure) {
+    end_torn_logs(folder);
+    report(*outcome.failure, folder);
+  } else {
+    print("\n" + summary_text(folder.path, STDOUT_FILENO));
+  }
+  print("\nwritten to " + folder.path.string() + "\n");
+  return outcome.exit_code;
+}
+
 }  // namespace
 
 int launch(const LaunchRequest& request) {
@@ -65,26 +109,13 @@ int launch(const LaunchRequest& request) {
   }
   check_can_start(plan);
   const SystemClock clock;
+  open_user_ledger(clock);  // one that cannot be opened is told before there is a run folder
   const RunFolder folder = create_run_folder(request.run_dir, plan.experiment.name, plan.experiment.text);
-  write_file_atomic(folder.plan(), pretty(to_json(plan)));
-  print(render_plan(plan) + "run         " + folder.path.string() + "\n");
-
-  std::signal(SIGPIPE, SIG_IGN);  // a reader of our output that goes away does not end the run
-  EventLog events(folder.events(), clock, -1, plan.host);
-  events.write(
-      "run_started",
-      {{"name", plan.experiment.name}, {"world_size", plan.world_size()}, {"start_ticks", start_ticks(::getpid())}});
-  Screen screen(STDOUT_FILENO, ::isatty(STDOUT_FILENO) == 1, clock);
-  const Outcome outcome = run_attempts({plan, folder, events, screen, clock, variables});
-  write_last_event(events, outcome);
-  if (outcome.failure) {
-    end_torn_logs(folder);
-    report(*outcome.failure, folder);
-  } else {
-    print("\n" + summary_text(folder.path, STDOUT_FILENO));
-  }
-  print("\nwritten to " + folder.path.string() + "\n");
-  return outcome.exit_code;
+  if (!request.detach) return carry_out(plan, folder, variables, clock, nullptr);
+  Detached detached(folder.logs() / "launcher.log");
+  if (detached.is_launcher()) return carry_out(plan, folder, variables, clock, &detached);
+  print(detached.hear());
+  return static_cast<int>(ExitCode::kDone);
 }
 
 }  // namespace dtrain::run

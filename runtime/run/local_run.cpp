@@ -24,7 +24,7 @@ profile::AgentProcess start_host_agent(const LaunchPlan& plan, const RunFolder& 
 
 Outcome run_local(const Attempt& attempt) {
   const LaunchPlan& plan = attempt.plan;
-  Supervisor supervisor(plan, attempt.folder, attempt.events, attempt.screen, attempt.clock);
+  Supervisor supervisor(attempt);
   profile::AgentProcess agent = start_host_agent(plan, attempt.folder);
   attempt.events.write("agent_started", {{"agent", plan.host}, {"pid", agent.process.pid()}});
 

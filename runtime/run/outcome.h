@@ -23,6 +23,7 @@ struct Failure {
 struct Outcome {
   int exit_code = 0;
   std::optional<Failure> failure;
+  std::string interrupted_by;  // "SIGINT", "dtrain task kill"; empty: by nobody
 };
 
 }  // namespace dtrain::run

@@ -7,6 +7,8 @@
 #include "environment.h"
 #include "event_log.h"
 #include "launch_plan.h"
+#include "launch_signals.h"
+#include "launch_task.h"
 #include "outcome.h"
 #include "screen.h"
 
@@ -19,6 +21,8 @@ struct Attempt {
   Screen& screen;
   const Clock& clock;
   const Variables& variables;
+  LaunchSignals& signals;
+  LaunchTask& task;  // hears of every process that is started; its kills() are obeyed
 };
 
 // A process a slot on this machine, each watched from here.

@@ -16,7 +16,7 @@ bool is_over(const RunFolder& folder) {
     if (!json.is_object()) continue;
     const std::string event = json.value("event", std::string());
     if (event == "run_ended") return true;
-    if (event != "run_started" && event != "rank_started") continue;
+    if (event != "submitted" && event != "run_started" && event != "rank_started") continue;
     // The same number with another start is a later process.
     const std::uint64_t ticks = start_ticks(json.value("pid", 0));
     any_left |= ticks != 0 && ticks == json.value("start_ticks", ticks);

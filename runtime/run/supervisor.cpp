@@ -5,7 +5,6 @@
 #include <csignal>
 
 #include <poll.h>
-#include <sys/signalfd.h>
 #include <unistd.h>
 
 #include "dtrain/base/error.h"
@@ -21,36 +20,20 @@ constexpr auto kGraceBeforeTerm = std::chrono::milliseconds(500);
 constexpr auto kGraceBeforeKill = std::chrono::seconds(5);
 constexpr std::size_t kLinesShown = 15;
 
-sigset_t stop_signals() {
-  sigset_t set;
-  ::sigemptyset(&set);
-  ::sigaddset(&set, SIGINT);
-  ::sigaddset(&set, SIGTERM);
-  struct sigaction hang_up {};
-  ::sigaction(SIGHUP, nullptr, &hang_up);
-  if (hang_up.sa_handler != SIG_IGN) ::sigaddset(&set, SIGHUP);  // nohup asks to ignore it
-  return set;
-}
-
 std::string first_line(const std::string& text) {
   return text.substr(0, text.find('\n'));
 }
 
 }  // namespace
 
-Supervisor::Supervisor(const LaunchPlan& plan, const RunFolder& folder, EventLog& events, Screen& screen,
-                       const Clock& clock)
-    : plan_(plan), folder_(folder), events_(events), screen_(screen), clock_(clock) {
-  const sigset_t set = stop_signals();
-  ::pthread_sigmask(SIG_BLOCK, &set, nullptr);
-  signals_.reset(::signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK));
-  if (!signals_) throw SystemError("cannot make a signalfd", errno);
-}
-
-Supervisor::~Supervisor() {
-  const sigset_t set = stop_signals();
-  ::pthread_sigmask(SIG_UNBLOCK, &set, nullptr);
-}
+Supervisor::Supervisor(const Attempt& attempt)
+    : plan_(attempt.plan),
+      folder_(attempt.folder),
+      events_(attempt.events),
+      screen_(attempt.screen),
+      clock_(attempt.clock),
+      signals_(attempt.signals),
+      task_(attempt.task) {}
 
 void Supervisor::start_ranks(const Handover& handover, const Variables& variables) {
   for (const RankPlacement& placement : plan_.ranks) {
@@ -63,6 +46,7 @@ void Supervisor::start_ranks(const Handover& handover, const Variables& variable
     }
     tail_.add(placement.rank, log);
     const pid_t pid = ranks_.back().process().pid();
+    task_.add_process("rank " + std::to_string(placement.rank), pid);
     event("rank_started",
           {{"rank", placement.rank}, {"pid", pid}, {"start_ticks", start_ticks(pid)}, {"cpus", placement.cpus}});
   }
@@ -72,8 +56,10 @@ Outcome Supervisor::watch() {
   while (!all_ended()) {
     wait_for_events();
     take_signals();
+    obey_kills();
     reap();
     read_links();
+    tell_state();
     show_logs(false);
     for (RankProcess& rank : ranks_) judge(rank);
     stop_the_rest();
@@ -85,7 +71,7 @@ Outcome Supervisor::watch() {
 }
 
 void Supervisor::wait_for_events() {
-  std::vector<pollfd> fds{{signals_.get(), POLLIN, 0}};
+  std::vector<pollfd> fds{{signals_.fd(), POLLIN, 0}};
   for (const RankProcess& rank : ranks_) {
     if (!rank.status()) fds.push_back({rank.process().pidfd(), POLLIN, 0});
     if (rank.link_fd() >= 0) fds.push_back({rank.link_fd(), POLLIN, 0});
@@ -94,19 +80,32 @@ void Supervisor::wait_for_events() {
 }
 
 void Supervisor::take_signals() {
-  signalfd_siginfo info{};
-  while (::read(signals_.get(), &info, sizeof info) == sizeof info) {
-    ++interrupts_;
-    const std::string name = "SIG" + std::string(::sigabbrev_np(static_cast<int>(info.ssi_signo)));
-    event("interrupted", {{"signal", name}});
-    if (interrupts_ == 1) {
-      screen_.line("dtrain: " + name + ": stopping after the current step; once more to kill the ranks");
-      signal_all(SIGTERM);
-    } else {
-      screen_.line("dtrain: " + name + " again: killing the ranks");
-      signal_all(SIGKILL);
-    }
+  while (const auto signal = signals_.next()) interrupt(signal_name(*signal));
+}
+
+void Supervisor::obey_kills() {
+  for (const int kills = task_.kills(); kills_ < kills; ++kills_) interrupt("dtrain task kill");
+}
+
+void Supervisor::interrupt(const std::string& why) {
+  ++interrupts_;
+  event("interrupted", {{"signal", why}});
+  if (interrupts_ == 1) {
+    interrupted_by_ = why;
+    task_.enter(scheduler::TaskState::kStopping, why);
+    screen_.line("dtrain: " + why + ": stopping after the current step; once more to kill the ranks");
+    signal_all(SIGTERM);
+  } else {
+    screen_.line("dtrain: " + why + " again: killing the ranks");
+    signal_all(SIGKILL);
   }
+}
+
+void Supervisor::tell_state() {
+  if (running_ || interrupts_ > 0 || failure_ || ranks_.empty()) return;
+  if (!std::all_of(ranks_.begin(), ranks_.end(), [](const RankProcess& rank) { return rank.joined(); })) return;
+  running_ = true;
+  task_.enter(scheduler::TaskState::kRunning);
 }
 
 void Supervisor::reap() {
@@ -173,6 +172,7 @@ void Supervisor::fail(Failure failure) {
   if (failure_) return;
   failed_at_ = clock_.monotonic();
   failure_ = std::move(failure);
+  task_.enter(scheduler::TaskState::kStopping, failure_->cause);
   event("run_failed", {{"rank", failure_->rank}, {"cause", failure_->cause}});
 }
 
@@ -217,6 +217,7 @@ Outcome Supervisor::outcome() {
     return rank.status()->code == static_cast<int>(ExitCode::kInterrupted);
   };
   Outcome result;
+  result.interrupted_by = interrupted_by_;
   if (failure_) {
     result.exit_code = static_cast<int>(ExitCode::kRunFailed);
     if (failure_->rank >= 0) {

@@ -7,21 +7,21 @@
 #include <vector>
 
 #include "dtrain/base/clock.h"
-#include "dtrain/base/fd.h"
 #include "dtrain/run/log_tail.h"
 #include "dtrain/run/run_folder.h"
 #include "event_log.h"
 #include "launch_plan.h"
 #include "outcome.h"
 #include "rank_process.h"
+#include "run_attempt.h"
 #include "screen.h"
 
 namespace dtrain::run {
 
 class Supervisor {
  public:
-  Supervisor(const LaunchPlan& plan, const RunFolder& folder, EventLog& events, Screen& screen, const Clock& clock);
-  ~Supervisor();
+  // Uses all that is in it.
+  explicit Supervisor(const Attempt& attempt);
 
   // Starts every rank. SystemError names the program that cannot be started; ranks already started are killed.
   void start_ranks(const Handover& handover, const Variables& variables);
@@ -33,7 +33,10 @@ class Supervisor {
   void read_links();
   void show_logs(bool last);
   void take_signals();
+  void obey_kills();
+  void interrupt(const std::string& why);
   void reap();
+  void tell_state();
   void judge(RankProcess& rank);
   void fail(Failure failure);
   void stop_the_rest();
@@ -47,10 +50,14 @@ class Supervisor {
   EventLog& events_;
   Screen& screen_;
   const Clock& clock_;
-  UniqueFd signals_;  // signalfd for SIGINT, SIGTERM, SIGHUP
+  LaunchSignals& signals_;
+  LaunchTask& task_;
   std::vector<RankProcess> ranks_;
   LogTail tail_;
   int interrupts_ = 0;
+  int kills_ = 0;  // those of `dtrain task kill` among the interrupts
+  std::string interrupted_by_;
+  bool running_ = false;  // all ranks have joined
   std::optional<Failure> failure_;
   Nanoseconds failed_at_{0};
   bool terminated_ = false;  // SIGTERM was sent because of the failure

@@ -30,6 +30,7 @@ std::int64_t run(const std::vector<std::string>& command, const std::filesystem:
   const UniqueFd log(::open((scratch / "log").c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600));
   ProcessOptions options;
   options.command = command;
+  options.environment = {{"DTRAIN_STATE_DIR", scratch / "state"}};
   options.fds = {{1, log.get()}, {2, log.get()}};
   const std::int64_t started = SystemClock().monotonic().count();
   Process process = Process::start(options);

@@ -136,6 +136,8 @@ class Run {
     ProcessOptions options;
     options.command = std::move(command);
     options.environment = {{"OMP_NUM_THREADS", "1"}, {"MKL_NUM_THREADS", "1"}};
+    // The contestants take turns; none of them is to queue behind another.
+    options.environment["DTRAIN_STATE_DIR"] = scratch_.path() / ("state" + std::to_string(processes_.size()));
     options.cpus = std::move(cpus);
     options.working_folder = scratch_.path();
     // What they say goes to a file: it says why, when something fails.

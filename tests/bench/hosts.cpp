@@ -28,6 +28,7 @@ void run_together(const std::vector<std::vector<std::string>>& commands, const s
     options.command = commands[i];
     options.environment = environment;
     options.environment["OMP_NUM_THREADS"] = options.environment["MKL_NUM_THREADS"] = "1";
+    options.environment["DTRAIN_STATE_DIR"] = folder / ("state" + std::to_string(i));  // none waits for another
     if (pin) options.cpus = {static_cast<int>(i)};
     options.working_folder = folder;
     options.fds = {{1, log.get()}, {2, log.get()}};

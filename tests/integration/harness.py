@@ -1,4 +1,6 @@
 """What the integration tests share: folders, experiment files, starting runs, reading what they left behind."""
+import atexit
+import functools
 import json
 import os
 import shutil
@@ -25,12 +27,21 @@ class Build:
         return str(self.bin / name)
 
 
+@functools.cache
+def own_state_folder():
+    """The launches of a test program queue behind each other, and behind no others."""
+    folder = tempfile.mkdtemp(prefix="dtrain-state-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
+
+
 def environment(**extra):
     """This process's environment without what says who a rank is or names a cluster; one thread a rank unless told."""
     drop = ("OMPI_", "SLURM_", "PMIX_", "DTRAIN_", "OMP_")
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
     result = {k: v for k, v in os.environ.items() if not k.startswith(drop) and k not in names}
-    result.update({"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive", "XDG_CONFIG_HOME": "/nonexistent"})
+    result.update({"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive", "XDG_CONFIG_HOME": "/nonexistent",
+                   "DTRAIN_STATE_DIR": own_state_folder()})
     result.update(extra)
     return result
 

@@ -59,7 +59,8 @@ class Ledger {
   std::vector<Task> list(Which which = Which::kAll);
   std::optional<Task> find(TaskId id);
   std::vector<StateChange> history(TaskId id);
-  // Asks the owner to stop the task; asked again, at once. Where the owner is gone, kills what it has left running.
+  // ConfigError: there is no such task. Asks the owner to stop the task; asked again, at once. Where the owner is gone,
+  // kills what it has left running.
   KillResult request_kill(TaskId id);
   // Ends tasks whose owner is gone, and frees their slots where no process of theirs is left. True: something changed.
   bool free_stale();

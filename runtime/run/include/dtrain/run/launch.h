@@ -15,6 +15,7 @@ struct LaunchRequest {
   std::filesystem::path cluster;       // --cluster; empty: found
   std::filesystem::path run_dir;       // empty: the next under runs/
   bool dry_run = false;                // print the plan, start nothing
+  bool detach = false;                 // go on without the terminal, once the task is in the ledger
   bool json = false;                   // with dry_run: the plan as JSON
 };
 

@@ -1,0 +1,27 @@
+// A task of the ledger as its fields, for what prints it. Plain functions; any thread.
+#pragma once
+
+#include <optional>
+#include <string>
+
+#include "dtrain/base/error.h"
+#include "dtrain/base/json.h"
+#include "dtrain/scheduler/task.h"
+
+namespace dtrain::cli {
+
+// A time of the wall clock as text; null where there is none.
+Json time_of(const std::optional<Nanoseconds>& wall);
+// Why it is in its state: what a queued task waits for, why one has ended. Null: there is nothing to say.
+Json reason_of(const scheduler::Task& task);
+Json behind_of(const scheduler::Task& task);
+// The agents it is on.
+Json agents_of(const scheduler::Task& task);
+
+// ConfigError: for a number that is no task's.
+ConfigError no_such_task(scheduler::TaskId id);
+
+// "running", "completed (exit code 0)", "failed (exit code 1): rank 1 was killed"
+std::string state_text(const scheduler::Task& task);
+
+}  // namespace dtrain::cli
