@@ -22,7 +22,7 @@ std::string advice(const LaunchPlan& plan, const scheduler::Waiting& waiting) {
   if (waiting.behind.empty()) return {};
   std::string text = kIndent;
   if (!plan.cluster.declared && !plan.experiment.resources.max_slots) {
-    text += "it has a slot a core; to run at once on shared cores declare more of them, in cluster.yaml\n";
+    text += plan.host + " has a slot a core; to run at once on shared cores declare more of them, in cluster.yaml\n";
     text += kIndent + std::string("(docs/cluster.md): agents: [{id: ") + plan.host +
             ", slots: " + std::to_string(2 * plan.cluster.agents.front().agent.slots) + ", slot_type: cpu}]\n" +
             kIndent;
