@@ -102,7 +102,7 @@ std::string scaling_advice(const config::Experiment& experiment, bool has_overri
   if (has_overrides) {
     try {
       const config::Experiment file = config::read_experiment(experiment.file);
-      const std::string advice = scheduler::weak_scaling_advice(
+      std::string advice = scheduler::weak_scaling_advice(
           {file.global_batch_size, file.resources.slots_per_trial}, now, experiment.file.string());
       if (!advice.empty()) return advice;
     } catch (const ConfigError&) {  // it is only complete with them
