@@ -163,10 +163,10 @@ class AllSums {
   static void put_fewer(const Number* without, const Number* with, Number agents, Number* __restrict to, int count) {
     constexpr int kBlock = 64;
     int s = 0;
-    for (; s + kBlock <= count; s += kBlock) {
-      for (int k = s; k < s + kBlock; ++k) to[k] = std::min(without[k], static_cast<Number>(with[k] + agents));
+    for (; s + kBlock <= count; s += kBlock, without += kBlock, with += kBlock, to += kBlock) {
+      for (int k = 0; k < kBlock; ++k) to[k] = std::min(without[k], static_cast<Number>(with[k] + agents));
     }
-    for (; s < count; ++s) to[s] = std::min(without[s], static_cast<Number>(with[s] + agents));
+    for (; s < count; ++s) *to++ = std::min(*without++, static_cast<Number>(*with++ + agents));
   }
 
   // The most agents of the group in a best set of `sum` slots: `before` is the row without the group, `best` with it.
