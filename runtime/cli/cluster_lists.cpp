@@ -1,11 +1,14 @@
 // `dtrain agent list` and `dtrain slot list`.
 #include <cstdio>
 #include <functional>
+#include <map>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "commands.h"
 #include "dtrain/run/cluster.h"
+#include "dtrain/run/user_ledger.h"
 #include "table.h"
 
 namespace dtrain::cli {
@@ -17,18 +20,49 @@ Json or_null(bool known, const Json& value) {
   return known ? value : Json();
 }
 
-Table agents_of(const ClusterAgents& cluster) {
-  Table table({{"id"}, {"host"}, {"slots"}, {"slot_type"}, {"resource_pool"}, {"here"}});
+// Which task holds which slot; nothing where the ledger cannot be read.
+using Holders = std::optional<std::map<std::string, std::map<int, scheduler::TaskId>>>;
+
+Holders read_holders() {
+  try {
+    const SystemClock clock;
+    Holders holders{std::in_place};
+    for (const scheduler::Task& task : run::open_user_ledger(clock).list(scheduler::Which::kNotEnded)) {
+      for (const scheduler::ClaimedShare& share : task.claim) {
+        for (const int slot : share.slots) (*holders)[share.agent][slot] = task.id;
+      }
+    }
+    return holders;
+  } catch (const Error& error) {
+    std::fprintf(stderr, "dtrain: warning: who holds which slots is not known: %s\n", error.what());
+    return std::nullopt;
+  }
+}
+
+// Of the slots of `agent`, by their index. Training does not use GPUs yet: what tasks hold of an agent that has some
+// are its cores.
+std::map<int, scheduler::TaskId> held_of(const Holders& holders, const config::Agent& agent) {
+  if (!holders || !holders->contains(agent.id) || agent.slot_type == config::AgentSlotType::kCuda) return {};
+  std::map<int, scheduler::TaskId> held = holders->at(agent.id);
+  held.erase(held.lower_bound(agent.slots), held.end());
+  return held;
+}
+
+Table agents_of(const ClusterAgents& cluster, const Holders& holders) {
+  Table table({{"id"}, {"host"}, {"slots"}, {"free"}, {"slot_type"}, {"resource_pool"}, {"here"}});
   for (const scheduler::ClusterAgent& one : cluster.agents) {
     const config::Agent& agent = one.agent;
-    table.add({agent.id, agent.host, agent.slots, config::to_string(agent.slot_type), agent.resource_pool, one.here});
+    const int held = static_cast<int>(held_of(holders, agent).size());
+    table.add({agent.id, agent.host, agent.slots, or_null(holders.has_value(), agent.slots - held),
+               config::to_string(agent.slot_type), agent.resource_pool, one.here});
   }
   return table;
 }
 
-Table slots_of(const ClusterAgents& cluster) {
+Table slots_of(const ClusterAgents& cluster, const Holders& holders) {
   Table table({{"agent"},
                {"slot"},
+               {"task"},
                {"slot_type"},
                {"cpus"},
                {"gpu"},
@@ -37,9 +71,12 @@ Table slots_of(const ClusterAgents& cluster) {
                {"memory_bytes", Table::Unit::kBytes, "memory"},
                {"health"}});
   for (const scheduler::ClusterAgent& one : cluster.agents) {
+    const auto held = held_of(holders, one.agent);
     for (const scheduler::ClusterSlot& slot : one.slots) {
       const bool gpu = slot.gpu >= 0;
-      table.add({one.agent.id, or_null(slot.index >= 0, slot.index), config::to_string(one.agent.slot_type),
+      const auto holder = held.find(slot.index);
+      table.add({one.agent.id, or_null(slot.index >= 0, slot.index),
+                 holder == held.end() ? Json() : Json(holder->second), config::to_string(one.agent.slot_type),
                  or_null(!slot.cpus.empty(), slot.cpus), or_null(gpu, slot.gpu), or_null(gpu, slot.gpu_uuid),
                  or_null(gpu, slot.gpu_name), or_null(slot.gpu_memory > 0, slot.gpu_memory),
                  or_null(gpu, slot.problem.empty() ? "ok" : slot.problem)});
@@ -49,7 +86,7 @@ Table slots_of(const ClusterAgents& cluster) {
 }
 
 void add_list(CLI::App& parent, const std::string& about, const std::string& footer,
-              const std::function<Table(const ClusterAgents&)>& make, int* exit_code) {
+              const std::function<Table(const ClusterAgents&, const Holders&)>& make, int* exit_code) {
   auto file = std::make_shared<std::string>();
   CLI::App* command = parent.add_subcommand("list", about);
   command->add_option("--cluster", *file, "A cluster file (YAML) or a hostfile of MPI instead of the one that is found")
@@ -60,7 +97,7 @@ void add_list(CLI::App& parent, const std::string& about, const std::string& foo
     const ClusterAgents cluster = run::find_cluster(*file);
     for (const std::string& warning : cluster.warnings) std::fprintf(stderr, "dtrain: warning: %s\n", warning.c_str());
     if (*format == ListFormat::kText) std::printf("cluster: %s\n", cluster.source.c_str());
-    std::fputs(make(cluster).render(*format).c_str(), stdout);
+    std::fputs(make(cluster, read_holders()).render(*format).c_str(), stdout);
     *exit_code = 0;
   });
 }
@@ -80,10 +117,12 @@ void add_agent(CLI::App& app, int* exit_code) {
 void add_slot(CLI::App& app, int* exit_code) {
   CLI::App* command = app.add_subcommand("slot", "What ranks run on: GPUs, or shares of the cores");
   command->require_subcommand(1);
-  add_list(*command, "List the slots of the cluster",
-           "Of this machine's slots it says which CPUs or which GPU they are, and\n"
-           "what is wrong with a GPU; such a one is no slot and has no number. No other host is asked.",
-           slots_of, exit_code);
+  add_list(
+      *command, "List the slots of the cluster",
+      "Of this machine's slots it says which CPUs or which GPU they are, and what is wrong with a GPU; such a one is\n"
+      "no slot and has no number. A slot's task is the launch that holds it (dtrain task list). No other host is "
+      "asked.",
+      slots_of, exit_code);
 }
 
 }  // namespace dtrain::cli

@@ -1,6 +1,7 @@
 #include "launch_placement.h"
 
 #include <algorithm>
+#include <map>
 
 #include "dtrain/base/error.h"
 #include "dtrain/run/cluster.h"
@@ -20,11 +21,18 @@ scheduler::Claim first_slots(const scheduler::Placement& placement) {
   return claim;
 }
 
-const scheduler::ClusterAgent& agent_named(const scheduler::ClusterAgents& cluster, const std::string& id) {
-  const auto found = std::find_if(cluster.agents.begin(), cluster.agents.end(),
-                                  [&](const scheduler::ClusterAgent& one) { return one.agent.id == id; });
-  if (found == cluster.agents.end()) throw Error("there is no agent '" + id + "' in " + cluster.source);
-  return *found;
+using AgentsById = std::map<std::string, const scheduler::ClusterAgent*>;
+
+AgentsById by_id(const scheduler::ClusterAgents& cluster) {
+  AgentsById agents;
+  for (const scheduler::ClusterAgent& one : cluster.agents) agents[one.agent.id] = &one;
+  return agents;
+}
+
+const scheduler::ClusterAgent& agent_named(const std::string& id, const AgentsById& agents) {
+  const auto found = agents.find(id);
+  if (found == agents.end()) throw Error("there is no agent '" + id + "' in the cluster");
+  return *found->second;
 }
 
 }  // namespace
@@ -56,10 +64,11 @@ void place_ranks(LaunchPlan& plan, const std::filesystem::path& cluster_file, co
 }
 
 void assign_slots(LaunchPlan& plan, const scheduler::Claim& claim) {
+  const AgentsById agents = by_id(plan.cluster);
   plan.placement.clear();
   plan.ranks.clear();
   for (const scheduler::ClaimedShare& share : claim) {
-    const scheduler::ClusterAgent& agent = agent_named(plan.cluster, share.agent);
+    const scheduler::ClusterAgent& agent = agent_named(share.agent, agents);
     plan.placement.push_back({share.agent, static_cast<int>(share.slots.size())});
     for (const int index : share.slots) {
       RankPlacement rank{.rank = plan.world_size(),
@@ -88,8 +97,9 @@ void check_can_start(const LaunchPlan& plan) {
     throw ConfigError(plan.cluster.source + ": launcher: " + launcher + " is not supported yet",
                       "mpirun or srun can start the program itself (docs/launching.md); --dry-run shows the placement");
   }
+  const AgentsById agents = by_id(plan.cluster);
   for (const scheduler::AgentShare& share : plan.placement) {
-    const scheduler::ClusterAgent& agent = agent_named(plan.cluster, share.agent);
+    const scheduler::ClusterAgent& agent = agent_named(share.agent, agents);
     if (agent.here) continue;
     throw ConfigError(plan.cluster.source + ": the ranks of agent " + share.agent + " belong on the host " +
                           agent.agent.host + ", but launcher: local starts ranks on this machine alone",
@@ -102,8 +112,8 @@ std::string scaling_advice(const config::Experiment& experiment, bool has_overri
   if (has_overrides) {
     try {
       const config::Experiment file = config::read_experiment(experiment.file);
-      std::string advice = scheduler::weak_scaling_advice(
-          {file.global_batch_size, file.resources.slots_per_trial}, now, experiment.file.string());
+      std::string advice = scheduler::weak_scaling_advice({file.global_batch_size, file.resources.slots_per_trial}, now,
+                                                          experiment.file.string());
       if (!advice.empty()) return advice;
     } catch (const ConfigError&) {  // it is only complete with them
     }

@@ -21,7 +21,7 @@ TEST(Lists, SlotsOfThisMachine) {
   EXPECT_THAT(text.out, StartsWith("cluster: this machine\nagent"));
   EXPECT_EQ(count_of(text.out, "\n"), static_cast<int>(slots.size()) + 2);
   const Result csv = dtrain(run, {"slot", "list", "--csv"});
-  EXPECT_THAT(csv.out, StartsWith("agent,slot,slot_type,cpus,gpu,uuid,name,memory_bytes,health\n"));
+  EXPECT_THAT(csv.out, StartsWith("agent,slot,task,slot_type,cpus,gpu,uuid,name,memory_bytes,health\n"));
   EXPECT_EQ(count_of(csv.out, "\n"), static_cast<int>(slots.size()) + 1);
   EXPECT_EQ(dtrain(run, {"slot", "list", "--csv", "--json"}).code, 2);
   EXPECT_EQ(dtrain(run, {"slot"}).code, 2);
@@ -57,12 +57,41 @@ TEST(Lists, AgentsOfAClusterFile) {
       << "agents: [{id: a, host: node-a, slots: 8, resource_pool: \"x, y\"}, {id: b, host: localhost, slots: 1}]\n";
   const Result csv = dtrain(run, {"agent", "list", "--cluster", file, "--csv"});
   EXPECT_EQ(csv.out,
-            "id,host,slots,slot_type,resource_pool,here\na,node-a,8,auto,\"x, y\",no\nb,localhost,1,cpu,default,yes\n");
+            "id,host,slots,free,slot_type,resource_pool,here\na,node-a,8,8,auto,\"x, y\",no\n"
+            "b,localhost,1,1,cpu,default,yes\n");
   const Result text = dtrain(run, {"agent", "list"}, {{"DTRAIN_CLUSTER", file}});
-  EXPECT_THAT(text.out, HasSubstr("a   node-a         8  auto       x, y           no\n"));
+  EXPECT_THAT(text.out, HasSubstr("a   node-a         8     8  auto       x, y           no\n"));
   const Result wrong = dtrain(run, {"agent", "list", "--cluster", "none.yaml"});
   EXPECT_EQ(wrong.code, 2);
   EXPECT_EQ(wrong.out, "");
+}
+
+TEST(Lists, WhoHoldsASlotIsShown) {
+  TestRun run({.batches = 100'000});
+  std::ofstream(run.folder() / "cluster.yaml")
+      << "agents: [{id: a, host: localhost, slots: 3}, {id: b, host: elsewhere, slots: 1}]\n";
+  Command launch = run.launch();
+  ASSERT_TRUE(run.reached(1, 1)) << launch.err();
+  // In a folder of its own, so that the two outputs stay apart.
+  const auto list = [&](const std::string& what) {
+    const fs::path folder = run.folder() / what;
+    fs::create_directory(folder);
+    Command command(folder, {bin("dtrain"), what, "list", "--json", "--cluster", run.folder() / "cluster.yaml"},
+                    {{"DTRAIN_STATE_DIR", (run.folder() / "state").string()}});
+    EXPECT_EQ(command.wait().code, 0) << command.err();
+    return Json::parse(command.out());
+  };
+  const Json agents = list("agent");
+  EXPECT_EQ(agents.at(0).at("free"), 1);
+  EXPECT_EQ(agents.at(1).at("free"), 1);
+  const Json slots = list("slot");
+  EXPECT_EQ(slots.at(0).at("task"), 1);
+  EXPECT_EQ(slots.at(1).at("task"), 1);
+  EXPECT_EQ(slots.at(2).at("task"), nullptr);
+  EXPECT_EQ(slots.at(3).at("task"), nullptr);
+  launch.kill(SIGTERM);
+  EXPECT_EQ(launch.wait().code, 130);
+  EXPECT_EQ(list("slot").at(0).at("task"), nullptr) << "free again";
 }
 
 // The plan of a dry run; the launch is refused where it is null.
