@@ -178,6 +178,24 @@ class Starting(RunTest):
         command = [*torchrun, BUILD.program("synthetic"), str(SYNTHETIC), "--run-dir", str(run_dir), *overrides(self.SETS)]
         self.check_same(run(command, run_dir).expect(0), launched)
 
+    def test_agents_of_this_machine_are_like_one(self):
+        launched = self.launch(SYNTHETIC, self.SETS).expect(0)
+        cluster = self.work.path / "cluster.yaml"
+        cluster.write_text("agents: [{id: left, host: localhost, slots: 1}, {id: right, host: 127.0.0.1, slots: 1}]")
+        result = self.launch(SYNTHETIC, self.SETS, DTRAIN_CLUSTER=str(cluster)).expect(0)
+        self.check_same(result, launched)
+        plan = result.json("plan.json")
+        self.assertEqual(plan["placement"], [{"agent": "left", "slots": 1, "ranks": [0]},
+                                             {"agent": "right", "slots": 1, "ranks": [1]}])
+        cpus = [set(rank["cpus"]) for rank in plan["ranks"]]
+        self.assertTrue(cpus[0] and cpus[1])
+        cores = {core for rank in launched.json("plan.json")["ranks"] for core in rank["cpus"]}
+        if len(cores) > 1:
+            self.assertFalse(cpus[0] & cpus[1], "each agent has cores of its own")
+        refused = self.launch(SYNTHETIC, self.SETS + ["resources.is_single_node=true"], DTRAIN_CLUSTER=str(cluster)).expect(2)
+        self.assertIn("2 slots never fit on this cluster", refused.output)
+        self.assertFalse(refused.run_dir.exists())
+
     def test_alone_is_like_launch(self):
         one = self.SETS + ["resources.slots_per_trial=1"]
         launched = self.launch(SYNTHETIC, one).expect(0)
