@@ -10,10 +10,10 @@ namespace {
 
 constexpr int kWarmUpSteps = 3;  // allocators and caches settle
 constexpr int kReadySteps = 5;
-constexpr std::size_t kCandidates = 4;  // beside the default
+constexpr std::size_t kCandidates = 5;  // beside the default
 constexpr double kLeastLatencyUs = 25;  // of an exchange that shares its core with backward
-constexpr int kHeatRounds = 8;          // turns of every plan
-constexpr int kFinalPairs = 12;
+constexpr int kHeatRounds = 6;          // turns of every plan
+constexpr int kFinalPairs = 20;
 constexpr double kWorthwhile = 0.01;  // of the time from the start of backward until all is exchanged
 constexpr double kChance = 0.02;      // of a winner by luck
 
@@ -61,7 +61,7 @@ FusionTuner::FusionTuner(std::vector<FusionItem> items, const FusionRule& rule, 
              link_.us_per_byte * (1 << 20) / 1e3);
 }
 
-bool FusionTuner::end_step(std::span<const double> ready_us, double exchanged_us) {
+bool FusionTuner::end_step(std::span<const double> ready_us, const ExchangeTimes& times) {
   if (done()) return false;
   const std::size_t before = current_;
   ++steps_;
@@ -74,12 +74,12 @@ bool FusionTuner::end_step(std::span<const double> ready_us, double exchanged_us
       for (std::size_t i = 0; i < items_.size(); ++i) ready_samples_[i].push_back(ready_us[i]);
       return steps_ == kReadySteps && choose_candidates();
     case Phase::kHeats:
-      times_[current_].push_back(exchanged_us);
+      times_[current_].push_back(times);
       use(static_cast<std::size_t>(steps_) % plans_.size());
       if (steps_ == kHeatRounds * static_cast<int>(plans_.size())) end_heats();
       break;
     case Phase::kFinal:
-      times_[current_].push_back(exchanged_us);
+      times_[current_].push_back(times);
       // Default, challenger, challenger, default, …: a drift hits both alike.
       use((steps_ / 2 + steps_) % 2 ? challenger_ : 0);
       if (steps_ == 2 * kFinalPairs) end_final();
@@ -99,14 +99,18 @@ bool FusionTuner::choose_candidates() {
   cuts_[0] = cuts_of(with_gaps);
   plans_[0] = std::move(with_gaps);
   // Rank 0 proposes: what is best if an exchange costs what it took alone, and if it costs more, as it does beside
-  // backward, from which starting and finishing it take time; then a few even sizes in case the model is wrong
+  // backward, from which starting and finishing it take time; then a few even divisions in case the model is wrong
   // altogether.
   std::vector<FusionPlan> proposals;
   for (const double factor : {1.0, 4.0, 16.0, 64.0}) {
     const LinkModel link{std::max(link_.latency_us, kLeastLatencyUs) * factor, link_.us_per_byte};
     proposals.push_back(plan_with_cuts(items_, best_cuts(items_, ready_us_, link)));
   }
-  for (const std::int64_t size : {1 << 20, 4 << 20, 25 << 20}) proposals.push_back(plan_fusion(items_, size));
+  std::int64_t bytes = 0;
+  for (const FusionItem& item : items_) bytes += item.bytes();
+  for (const std::int64_t parts : {4, 8, 2, 16, 1}) {
+    proposals.push_back(plan_fusion(items_, (bytes + parts - 1) / parts));
+  }
   std::vector<FusionPlan> chosen;
   for (const FusionPlan& plan : proposals) {
     const bool known = plan == plans_[0] || std::find(chosen.begin(), chosen.end(), plan) != chosen.end();
@@ -125,10 +129,20 @@ bool FusionTuner::choose_candidates() {
   return changed;
 }
 
-std::vector<std::vector<double>> FusionTuner::share_times() {
-  // A step is as slow as its slowest rank.
-  std::vector<std::vector<double>> shared;
-  for (const auto& mine : times_) shared.push_back(max_over_ranks(communicator_, mine));
+std::vector<FusionTuner::Shared> FusionTuner::share_times() {
+  std::vector<Shared> shared;
+  for (const auto& mine : times_) {
+    Shared& all = shared.emplace_back();
+    for (const ExchangeTimes& step : mine) {
+      all.exchanged_us.push_back(step.exchanged_us);
+      all.exposed_us.push_back(step.exposed_us);
+    }
+    // A step is as slow as its slowest rank. Which rank that is says little about what is exposed: the others then wait
+    // for it, whatever the plan.
+    all.exchanged_us = max_over_ranks(communicator_, all.exchanged_us);
+    communicator_.all_reduce(all.exposed_us.data(), all.exposed_us.size(), DataType::kFloat64, {.op = ReduceOp::kMean})
+        .wait();
+  }
   return shared;
 }
 
@@ -136,7 +150,7 @@ void FusionTuner::end_heats() {
   const auto times = share_times();
   std::size_t best = 1;
   for (std::size_t i = 2; i < plans_.size(); ++i) {
-    if (median(times[i]) < median(times[best])) best = i;
+    if (median(times[i].exchanged_us) < median(times[best].exchanged_us)) best = i;
   }
   challenger_ = flag_from_rank_0(communicator_, best);
   phase_ = Phase::kFinal;
@@ -147,32 +161,40 @@ void FusionTuner::end_heats() {
 
 void FusionTuner::end_final() {
   const auto times = share_times();
-  const auto& defaults = times[0];
-  const auto& challenger = times[challenger_];
+  const auto medians = [](const Shared& shared) {
+    return ExchangeTimes{median(shared.exchanged_us), median(shared.exposed_us)};
+  };
+  const auto& defaults = times[0].exchanged_us;
+  const auto& challenger = times[challenger_].exchanged_us;
   pairs_ = static_cast<int>(std::min(defaults.size(), challenger.size()));
   wins_ = 0;
   for (int i = 0; i < pairs_; ++i)
     wins_ += challenger[static_cast<std::size_t>(i)] < defaults[static_cast<std::size_t>(i)];
-  default_us_ = median(defaults);
-  chosen_us_ = median(challenger);
-  const bool better = chosen_us_ < default_us_ * (1 - kWorthwhile) && chance_of_wins(wins_, pairs_) <= kChance;
+  default_ = medians(times[0]);
+  challenging_ = medians(times[challenger_]);
+  const bool better = challenging_.exchanged_us < default_.exchanged_us * (1 - kWorthwhile) &&
+                      challenging_.exposed_us <= default_.exposed_us && chance_of_wins(wins_, pairs_) <= kChance;
   use(flag_from_rank_0(communicator_, better ? challenger_ : 0));
   phase_ = Phase::kDone;
-  const double gained_ms = (default_us_ - chosen_us_) / 1e3;
-  if (current_ == 0) {
-    log_->info(
-        "tensor fusion: the default plan stays (buckets: {}); the best other one ({}) was {:.2f} ms a step "
-        "{}",
-        plans_[0].buckets.size(), plans_[challenger_].buckets.size(), std::abs(gained_ms),
-        gained_ms < 0 ? "slower" : "faster, too little to be sure");
-    chosen_us_ = default_us_;
-  } else {
+  tell_choice();
+}
+
+void FusionTuner::tell_choice() const {
+  const double gained_ms = (default_.exchanged_us - challenging_.exchanged_us) / 1e3;
+  const double before_ms = default_.exposed_us / 1e3, after_ms = challenging_.exposed_us / 1e3;
+  if (current_ != 0) {
     log_->info(
         "tensor fusion: {} buckets instead of {}: {:.2f} ms a step gained ({:.1f}% of backward and exchange; faster in "
-        "{} of {} pairs of steps)",
-        plan().buckets.size(), plans_[0].buckets.size(), gained_ms, 100 * (1 - chosen_us_ / default_us_), wins_,
-        pairs_);
+        "{} of {} pairs of steps), {:.2f} ms of communication exposed instead of {:.2f}",
+        plan().buckets.size(), plans_[0].buckets.size(), gained_ms, 1e5 * gained_ms / default_.exchanged_us, wins_,
+        pairs_, after_ms, before_ms);
+    return;
   }
+  const char* how = "faster, too little to be sure";
+  if (after_ms > before_ms) how = "faster, but exposed more communication";
+  if (gained_ms < 0) how = "slower";
+  log_->info("tensor fusion: the default plan stays (buckets: {}); the best other one ({}) was {:.2f} ms a step {}",
+             plans_[0].buckets.size(), plans_[challenger_].buckets.size(), std::abs(gained_ms), how);
 }
 
 Json FusionTuner::report() const {
@@ -185,8 +207,11 @@ Json FusionTuner::report() const {
   json["plans_tried"] = plans_.size();
   json["link"] = Json{{"latency_us", link_.latency_us}, {"ms_per_mb", link_.us_per_byte * (1 << 20) / 1e3}};
   if (pairs_ > 0) {
-    json["default_ms"] = default_us_ / 1e3;
-    json["chosen_ms"] = chosen_us_ / 1e3;
+    const ExchangeTimes& chosen = current_ == 0 ? default_ : challenging_;
+    json["default_ms"] = default_.exchanged_us / 1e3;
+    json["chosen_ms"] = chosen.exchanged_us / 1e3;
+    json["default_exposed_ms"] = default_.exposed_us / 1e3;
+    json["chosen_exposed_ms"] = chosen.exposed_us / 1e3;
     json["wins"] = wins_;
     json["pairs"] = pairs_;
   }

@@ -79,8 +79,11 @@ Json Fusion::cache_key(const FlatParameters& parameters) const {
 std::optional<std::vector<std::size_t>> Fusion::remembered() {
   if (session_.world().rank == 0) {
     const auto found = cache_->find(items_.size(), session_.log());
-    session_.control().set("train/fusion", found ? Json(*found).dump() : "");
-    return found;
+    session_.control().set("train/fusion", found ? Json(found->cuts).dump() : "");
+    if (!found) return std::nullopt;
+    link_ = found->link;
+    ready_us_ = found->ready_us;
+    return found->cuts;
   }
   const std::string text = session_.control().get("train/fusion");
   if (text.empty()) return std::nullopt;
@@ -95,7 +98,8 @@ bool Fusion::end_step(const GradientExchange& exchange) {
   ++exposed_steps_;
   if (tuner_) {
     const bool changed =
-        tuner_->end_step(microseconds(exchange.ready_times()), static_cast<double>(exchange.exchanged().count()) / 1e3);
+        tuner_->end_step(microseconds(exchange.ready_times()), {static_cast<double>(exchange.exchanged().count()) / 1e3,
+                                                                static_cast<double>(exchange.exposed().count()) / 1e3});
     if (changed) adopt(tuner_->plan(), "being tuned");
     if (tuner_->done()) end_tuning();
     return changed;
@@ -137,7 +141,7 @@ void Fusion::end_tuning() {
   link_ = tuner_->link();
   ready_us_.assign(tuner_->ready_us().begin(), tuner_->ready_us().end());
   if (session_.world().rank == 0) {
-    cache_->store(tuner_->cuts(), tuner_->report(), session_.log());
+    cache_->store({tuner_->cuts(), *link_, ready_us_}, tuner_->report(), session_.log());
     Json report = tuner_->report();
     session_.write_event("fusion_tuned", report);
   }

@@ -8,19 +8,27 @@
 
 #include "dtrain/base/json.h"
 #include "dtrain/base/log.h"
+#include "dtrain/comm/fusion_plan.h"
 
 namespace dtrain::train {
+
+// What tuning ended with, and what its plan's exposed communication is predicted from.
+struct FusionAnswer {
+  std::vector<std::size_t> cuts;  // ascending, the last is the number of gradients - 1
+  comm::LinkModel link;
+  std::vector<double> ready_us;  // of each gradient
+};
 
 class FusionCache {
  public:
   // `folder`: empty: nothing is remembered. `key`: all that an answer depends on.
   FusionCache(const std::filesystem::path& folder, Json key);
 
-  // The cuts found earlier for the same key (ascending, the last is `gradients` - 1); a file that is damaged or of
-  // another key counts as none, with a line in the log.
-  std::optional<std::vector<std::size_t>> find(std::size_t gradients, const Logger& log) const;
+  // The answer found earlier for the same key, if there is one. A file that is damaged or of another number of
+  // gradients counts as none, with a line in the log.
+  std::optional<FusionAnswer> find(std::size_t gradients, const Logger& log) const;
   // What cannot be written is said in the log and forgotten.
-  void store(const std::vector<std::size_t>& cuts, const Json& report, const Logger& log) const;
+  void store(const FusionAnswer& answer, const Json& report, const Logger& log) const;
   const std::filesystem::path& file() const { return file_; }
 
  private:

@@ -55,6 +55,7 @@ void GradientExchange::begin_batch(bool exchange) {
   }
   if (!exchange) return;
   backward_began_ = now();  // or later, if there is one
+  exposed_ = Nanoseconds{0};
   next_bucket_ = 0;
   works_.clear();
   for (std::size_t b = 0; b < buckets_.size(); ++b) buckets_[b] = {plan_->buckets[b].items.size(), false};
@@ -72,8 +73,10 @@ void GradientExchange::gradient_ready(std::size_t index) {
   if (settle(index) && exchanging_) {
     --buckets_[bucket_of_[index]].missing;
     const profile::PhaseScope phase(recorder_, profile::Phase::kAllreduceWait);
+    const Nanoseconds began = now();
     launch_ready();
     communicator_.progress();
+    exposed_ += now() - began;
   }
   in_hooks_ += now() - entered;
 }
@@ -147,6 +150,7 @@ void GradientExchange::clear_unused() {
 
 std::span<const std::uint8_t> GradientExchange::finish() {
   const profile::PhaseScope phase(recorder_, profile::Phase::kAllreduceWait);
+  const Nanoseconds began = now();
   const auto parameters = parameters_.parameters();
   clear_unused();
   while (next_bucket_ < buckets_.size()) launch(next_bucket_);
@@ -160,7 +164,9 @@ std::span<const std::uint8_t> GradientExchange::finish() {
     strategy_->complete(b);
   }
   used.wait();
-  exchanged_ = now() - backward_began_;
+  const Nanoseconds ended = now();
+  exchanged_ = ended - backward_began_;
+  exposed_ += ended - began;
   log_.record("all_reduce", -1, used);
   for (std::size_t i = 0; i < parameters.size(); ++i) {
     parameters[i].tensor.mutable_grad() = used_[i] ? parameters[i].gradient : at::Tensor();

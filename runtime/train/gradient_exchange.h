@@ -45,6 +45,8 @@ class GradientExchange {
   std::span<const Nanoseconds> ready_times() const { return ready_times_; }
   // From the start of that backward until every bucket was complete.
   Nanoseconds exchanged() const { return exchanged_; }
+  // Of that, what this thread spent on handing buckets over and waiting for them.
+  Nanoseconds exposed() const { return exposed_; }
   std::span<const comm::Work> works() const { return works_; }  // of the buckets
 
  private:
@@ -80,6 +82,7 @@ class GradientExchange {
   Nanoseconds backward_began_{0};
   Nanoseconds in_hooks_{0};  // of this backward
   Nanoseconds exchanged_{0};
+  Nanoseconds exposed_{0};
   std::vector<Nanoseconds> ready_times_;
 };
 

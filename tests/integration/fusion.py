@@ -60,6 +60,8 @@ class Fusion(unittest.TestCase):
         self.assertEqual(again.fusion["by"], "remembered")
         self.assertEqual(again.fusion["steps"], 130, "tuned from the first step")
         self.assertEqual(len(again.fusion["buckets"]), len(tuned.fusion["buckets"]))
+        self.assertEqual([b["predicted_exposed_ms"] for b in again.fusion["buckets"]],
+                         [b["predicted_exposed_ms"] for b in tuned.fusion["buckets"]])
 
         remembered.write_text("{")  # as a crash of another program may leave it
         damaged = self.run_with(auto_tune_tensor_fusion=True)

@@ -1,9 +1,12 @@
 // Finds the fusion plan that hides most of the communication behind backward, on the run's own first steps.
 //
 // It measures the link (a few all_reduces at the start) and when backward finishes each gradient, computes the plans
-// that ought to be best (best_cuts), tries them against the default in turns, and keeps one only where it wins with
-// confidence: a sign test over the steps that were paired. At most kMaxSteps steps long; without a clear winner the
-// default stays. Every decision is rank 0's, made from all ranks' figures, so all ranks change plans at the same step.
+// that ought to be best (best_cuts), tries them and a few even divisions against the default in turns, and keeps one
+// only where it wins with confidence: a sign test over the steps that were paired. What has to be shorter is the time
+// from the start of backward until all is exchanged, for that is what a step gets shorter by: exchanges that run during
+// backward may take cores from it, and exposed communication does not show that. Exposed communication must not become
+// longer either. At most kMaxSteps steps long; without a clear winner the default stays. Every decision is rank 0's,
+// made from all ranks' figures, so all ranks change plans at the same step.
 //
 // Owned and called by the training thread. Whatever it tries, gradients are summed in the same order: results do not
 // depend on it.
@@ -33,6 +36,12 @@ struct FusionRule {
   double cycle_us = 0;  // 0: gaps do not matter
 };
 
+// What one step's exchange took on this rank, in microseconds.
+struct ExchangeTimes {
+  double exchanged_us = 0;  // from the start of backward until every bucket was complete
+  double exposed_us = 0;    // of that, what the training thread spent on exchanging instead of backward
+};
+
 class FusionTuner {
  public:
   static constexpr int kMaxSteps = 100;
@@ -47,9 +56,9 @@ class FusionTuner {
   bool done() const { return phase_ == Phase::kDone; }
 
   // After every step that exchanged gradients, until done(): when each was ready (microseconds from the start of
-  // backward; negative: not in this step) and what it took from there until all were exchanged. Collective now and
-  // then. True when plan() has changed.
-  bool end_step(std::span<const double> ready_us, double exchanged_us);
+  // backward; negative: not in this step) and what the exchange took. Collective now and then. True when plan() has
+  // changed.
+  bool end_step(std::span<const double> ready_us, const ExchangeTimes& times);
 
   // Once done: the plan's cuts, and what was found, for plan.json and the log.
   const std::vector<std::size_t>& cuts() const { return cuts_[current_]; }
@@ -63,7 +72,11 @@ class FusionTuner {
   void use(std::size_t plan) { current_ = plan; }
   void end_heats();
   void end_final();
-  std::vector<std::vector<double>> share_times();
+  struct Shared {
+    std::vector<double> exchanged_us, exposed_us;
+  };
+  std::vector<Shared> share_times();
+  void tell_choice() const;
 
   std::vector<FusionItem> items_;
   FusionRule rule_;
@@ -79,8 +92,8 @@ class FusionTuner {
   std::vector<std::vector<std::size_t>> cuts_;  // of each
   std::size_t current_ = 0;
   std::size_t challenger_ = 0;
-  std::vector<std::vector<double>> times_;  // of each plan's steps in this phase, microseconds
-  double default_us_ = 0, chosen_us_ = 0;   // medians of the final
+  std::vector<std::vector<ExchangeTimes>> times_;  // of each plan's steps in this phase
+  ExchangeTimes default_, challenging_;            // medians of the final
   int wins_ = 0, pairs_ = 0;
   bool from_cache_ = false;
 };
