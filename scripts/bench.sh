@@ -8,3 +8,5 @@ for bench in bench_step bench_startup bench_profile_overhead bench_faults bench_
   printf '%s ' "$bench"
   "$bin/$bench" --json
 done
+# Not a time but whether it holds: 50 launchers that queue and are killed, for a minute.
+[ ! -x "$bin/queue_stress" ] || { printf 'queue_stress '; "$bin/queue_stress" --seconds 60 --json; }

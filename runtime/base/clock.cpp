@@ -22,16 +22,17 @@ Nanoseconds SystemClock::wall() const {
 }
 
 std::string format_utc(Nanoseconds wall) {
-  const auto whole = std::chrono::floor<std::chrono::seconds>(wall);
-  const auto micros = std::chrono::duration_cast<std::chrono::microseconds>(wall - whole).count();
-  const std::time_t seconds = whole.count();
-  std::tm utc{};
-  gmtime_r(&seconds, &utc);
-  char date[40];
-  const std::size_t length = std::strftime(date, sizeof date, "%Y-%m-%dT%H:%M:%S", &utc);
-  char fraction[16];
-  std::snprintf(fraction, sizeof fraction, ".%06dZ", static_cast<int>(micros));
-  return std::string(date, length) + fraction;
+  // Without the C library's calendar, which looks at the time zone first: lists hold tens of thousands of times.
+  const auto day = std::chrono::floor<std::chrono::days>(wall);
+  const std::chrono::year_month_day date{std::chrono::sys_days(day)};
+  const std::chrono::hh_mm_ss time{std::chrono::floor<std::chrono::microseconds>(wall - day)};
+  char text[64];
+  const int length =
+      std::snprintf(text, sizeof text, "%04d-%02u-%02uT%02d:%02d:%02d.%06dZ", static_cast<int>(date.year()),
+                    static_cast<unsigned>(date.month()), static_cast<unsigned>(date.day()),
+                    static_cast<int>(time.hours().count()), static_cast<int>(time.minutes().count()),
+                    static_cast<int>(time.seconds().count()), static_cast<int>(time.subseconds().count()));
+  return {text, static_cast<std::size_t>(length)};
 }
 
 double to_seconds(Nanoseconds duration) {

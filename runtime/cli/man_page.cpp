@@ -28,6 +28,9 @@ constexpr Entry kVariables[] = {
      "Given to the ranks as they are. Where they are not set, dtrain launch sets them to the cores of a rank's slot "
      "and to "
      "passive."},
+    {"DTRAIN_STATE_DIR, XDG_STATE_HOME",
+     "Where the ledger of tasks is: ledger.db in the first, or in dtrain/ of the second (~/.local/state). A folder on a "
+     "local disk."},
     {"PATH", "Where an entrypoint without a slash is looked up, after the folder of dtrain itself."},
     {"XDG_RUNTIME_DIR",
      "Holds the private files by which the ranks of a host find each other; /tmp/dtrain-UID where it is not set."},
@@ -43,6 +46,7 @@ constexpr Entry kFiles[] = {
     {"runs/NNNN-NAME/",
      "A run: experiment.yaml, plan.json, events.jsonl, metrics.jsonl, logs/, profile/, checkpoints/."},
     {"PREFIX/lib/dtrain/libtorch, ~/.local/share/dtrain/libtorch", "Where dtrain-get-libtorch puts libtorch."},
+    {"~/.local/state/dtrain/ledger.db", "Which tasks hold which slots, who waits, and what became of the others."},
     {"PREFIX/share/dtrain/", "Examples: configs/ and examples/."},
 };
 

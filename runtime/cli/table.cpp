@@ -1,6 +1,7 @@
 #include "table.h"
 
 #include <algorithm>
+#include <cstdint>
 
 #include "dtrain/base/units.h"
 
@@ -11,6 +12,7 @@ std::string plain(const Json& value, const std::string& separator) {
   if (value.is_null()) return "";
   if (value.is_string()) return value.get<std::string>();
   if (value.is_boolean()) return value.get<bool>() ? "yes" : "no";
+  if (value.is_number_integer()) return std::to_string(value.get<std::int64_t>());
   if (!value.is_array()) return to_line(value);
   std::string text;
   for (const Json& item : value) text += (text.empty() ? "" : separator) + plain(item, separator);
@@ -61,28 +63,33 @@ std::string Table::text() const {
     return !rows_.empty() &&
            std::all_of(rows_.begin(), rows_.end(), [&](const auto& row) { return row[column].is_null(); });
   };
-  std::vector<std::vector<std::string>> cells(1);
-  for (const Column& column : columns_) cells[0].push_back(column.title.empty() ? column.name : column.title);
+  // One list of all cells, row after row: lists may be long.
+  const std::size_t width = columns_.size();
+  std::vector<std::string> cells;
+  cells.reserve((rows_.size() + 1) * width);
+  for (const Column& column : columns_) cells.push_back(column.title.empty() ? column.name : column.title);
   for (const std::vector<Json>& row : rows_) {
-    auto& line = cells.emplace_back();
-    for (std::size_t i = 0; i < columns_.size(); ++i) line.push_back(for_people(row[i], columns_[i].unit));
+    for (std::size_t i = 0; i < width; ++i) cells.push_back(for_people(row[i], columns_[i].unit));
   }
   std::vector<bool> empty;
-  for (std::size_t i = 0; i < columns_.size(); ++i) empty.push_back(is_empty(i));
-  std::vector<std::size_t> widths(columns_.size(), 0);
-  for (const auto& line : cells) {
-    for (std::size_t i = 0; i < line.size(); ++i) widths[i] = std::max(widths[i], width_of(line[i]));
-  }
+  for (std::size_t i = 0; i < width; ++i) empty.push_back(is_empty(i));
+  std::vector<std::size_t> widths(width, 0);
+  for (std::size_t i = 0; i < cells.size(); ++i) widths[i % width] = std::max(widths[i % width], width_of(cells[i]));
   std::string text;
-  for (std::size_t row = 0; row < cells.size(); ++row) {
-    std::string line;
-    for (std::size_t i = 0; i < columns_.size(); ++i) {
+  for (std::size_t row = 0; row <= rows_.size(); ++row) {
+    const std::size_t begin = text.size();
+    for (std::size_t i = 0; i < width; ++i) {
       if (empty[i]) continue;
-      const std::string fill(widths[i] - width_of(cells[row][i]), ' ');
+      const std::string& cell = cells[row * width + i];
+      const std::size_t fill = widths[i] - width_of(cell);
       const bool right = row > 0 && rows_[row - 1][i].is_number();
-      line += (line.empty() ? "" : "  ") + (right ? fill + cells[row][i] : cells[row][i] + fill);
+      if (text.size() > begin) text += "  ";
+      if (right) text.append(fill, ' ');
+      text += cell;
+      if (!right) text.append(fill, ' ');
     }
-    text += line.substr(0, line.find_last_not_of(' ') + 1) + "\n";
+    while (text.size() > begin && text.back() == ' ') text.pop_back();
+    text += "\n";
   }
   return text;
 }
@@ -99,12 +106,19 @@ std::string Table::csv() const {
 }
 
 std::string Table::json() const {
-  Json list = Json::array();
+  // Written down cell by cell: a copy of all of it as objects would take longer than the rest.
+  std::vector<std::string> keys;
+  for (const Column& column : columns_) keys.push_back((keys.empty() ? "{" : ",") + to_line(Json(column.name)) + ":");
+  std::string text = "[";
   for (const std::vector<Json>& row : rows_) {
-    Json& object = list.emplace_back(Json::object());
-    for (std::size_t i = 0; i < columns_.size(); ++i) object[columns_[i].name] = row[i];
+    if (text.size() > 1) text += ",";
+    for (std::size_t i = 0; i < columns_.size(); ++i) {
+      text += keys[i];
+      text += row[i].is_number_integer() ? std::to_string(row[i].get<std::int64_t>()) : to_line(row[i]);
+    }
+    text += "}";
   }
-  return to_line(list) + "\n";
+  return text + "]\n";
 }
 
 }  // namespace dtrain::cli

@@ -15,11 +15,12 @@ using scheduler::TaskState;
 
 // Ended ones first, by id, then those that run, then the queue in its order: what is newest stands where one looks.
 void put_in_order(std::vector<Task>& tasks) {
+  const auto running =
+      std::stable_partition(tasks.begin(), tasks.end(), [](const Task& task) { return has_ended(task.state); });
   const auto place = [](const Task& task) {
-    if (has_ended(task.state)) return std::tuple(0, 0, task.id);
-    return task.state == TaskState::kQueued ? std::tuple(2, task.priority, task.id) : std::tuple(1, 0, task.id);
+    return task.state == TaskState::kQueued ? std::tuple(1, task.priority, task.id) : std::tuple(0, 0, task.id);
   };
-  std::sort(tasks.begin(), tasks.end(), [&](const Task& a, const Task& b) { return place(a) < place(b); });
+  std::sort(running, tasks.end(), [&](const Task& a, const Task& b) { return place(a) < place(b); });
 }
 
 Table make_table(const std::vector<Task>& tasks, bool for_people) {
@@ -33,12 +34,23 @@ Table make_table(const std::vector<Task>& tasks, bool for_people) {
   }
   Table table(columns);
   for (const Task& task : tasks) {
-    std::vector<Json> row{task.id,         task.name,     to_string(task.state), task.slots,
-                          agents_of(task), task.priority, behind_of(task),       reason_of(task)};
+    std::vector<Json> row;
+    row.reserve(columns.size());
+    row.emplace_back(task.id);
+    row.emplace_back(task.name);
+    row.emplace_back(to_string(task.state));
+    row.emplace_back(task.slots);
+    row.push_back(agents_of(task));
+    row.emplace_back(task.priority);
+    row.push_back(behind_of(task));
+    row.push_back(reason_of(task));
     if (!for_people) {
-      row.insert(row.end(),
-                 {time_of(task.submitted), time_of(task.started), time_of(task.ended),
-                  task.exit_code ? Json(*task.exit_code) : Json(), task.run_dir.string(), task.launcher_pid});
+      row.push_back(time_of(task.submitted));
+      row.push_back(time_of(task.started));
+      row.push_back(time_of(task.ended));
+      row.push_back(task.exit_code ? Json(*task.exit_code) : Json());
+      row.emplace_back(task.run_dir);
+      row.emplace_back(task.launcher_pid);
     }
     table.add(std::move(row));
   }

@@ -38,7 +38,7 @@ Json to_json(const Task& task, const std::vector<StateChange>& history) {
           {"started", time_of(task.started)},
           {"ended", time_of(task.ended)},
           {"exit_code", task.exit_code ? Json(*task.exit_code) : Json()},
-          {"run_dir", task.run_dir.string()},
+          {"run_dir", task.run_dir},
           {"launcher_pid", task.launcher_pid},
           {"history", changes}};
 }
@@ -63,7 +63,7 @@ std::string to_text(const Task& task, const std::vector<StateChange>& history) {
     for (const int slot : share.slots) slots.push_back(std::to_string(slot));
     text += row("agent", share.agent + ", slots " + join(slots, ", "));
   }
-  text += row("run", task.run_dir.string());
+  text += row("run", task.run_dir);
   text += row("launcher", "pid " + std::to_string(task.launcher_pid));
   for (const StateChange& change : history) {
     text += row("", time_of(change.time).get<std::string>() + "  " + to_string(change.state) +

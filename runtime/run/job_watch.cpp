@@ -100,6 +100,8 @@ class Watch {
     ProcessOptions options;
     options.command = job.command;
     options.environment = job.variables;
+    // What is started here is known by this, should this process be killed before anybody has written it down.
+    options.environment["DTRAIN_LAUNCHER_PID"] = std::to_string(::getpid());
     options.unset = job.unset;
     options.fds = {{0, in.get()}, {1, out.get()}, {2, errors.get()}};
     return Process::start(options);

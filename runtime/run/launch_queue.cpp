@@ -66,7 +66,7 @@ bool wait_in_queue(LaunchPlan& plan, const std::filesystem::path& run_dir, Launc
     print("dtrain: cancelled: " + task.cancelled() + "\n");
     return false;
   }
-  assign_slots(plan, *claim);
+  if (!claim->empty()) assign_slots(plan, *claim);  // empty: others will say where
   return true;
 }
 

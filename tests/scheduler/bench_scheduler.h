@@ -7,5 +7,6 @@
 namespace dtrain::scheduler {
 
 Json measure_placement();
+Json measure_task_list();
 
 }  // namespace dtrain::scheduler

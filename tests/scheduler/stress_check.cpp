@@ -36,7 +36,7 @@ class Replay {
   explicit Replay(Findings& findings) : findings_(findings) {}
 
   void change(const Task& task, TaskState state) {
-    const TaskRequest request = request_of_launcher(static_cast<unsigned>(std::stoul(task.run_dir.string())));
+    const TaskRequest request = request_of_launcher(static_cast<unsigned>(std::stoul(task.run_dir)));
     if (state == TaskState::kQueued) queue_[{task.priority, task.id}] = request;
     if (state == TaskState::kStarting) start(task, request);
     if (!has_ended(state)) return;

@@ -63,7 +63,7 @@ struct Task {
   int priority = 42;
   int slots = 0;
   Claim claim;  // what it holds, or held when it ended; empty while queued
-  std::filesystem::path run_dir;
+  std::string run_dir;
   pid_t launcher_pid = 0;
   Nanoseconds submitted{0};            // wall clock
   std::optional<Nanoseconds> started;  // when it got its slots

@@ -1,0 +1,242 @@
+// Launches that queue for the same slots, and the commands that see, stop and await them.
+#include <gmock/gmock.h>
+
+#include "cli_harness.h"
+
+namespace dtrain::run {
+namespace {
+
+using testing::AnyOf;
+using testing::HasSubstr;
+using testing::Not;
+
+// An experiment on a cluster of two slots, launched several times.
+class Queue : public testing::Test {
+ protected:
+  Queue() {
+    std::ofstream(run_.folder() / "cluster.yaml")
+        << "agents: [{id: here, host: localhost, slots: 2, slot_type: cpu}]\n";
+  }
+
+  // Each in a folder of its own, where it also writes its run.
+  Command& launch(const std::vector<std::string>& options = {}) {
+    const fs::path folder = run_.folder() / ("launch-" + std::to_string(launches_.size() + 1));
+    fs::create_directory(folder);
+    std::vector<std::string> command{
+        bin("dtrain"), "launch",      run_.experiment(), "--cluster", run_.folder() / "cluster.yaml",
+        "--run-dir",   folder / "run"};
+    command.insert(command.end(), options.begin(), options.end());
+    launches_.push_back(std::make_unique<Command>(folder, command, environment()));
+    return *launches_.back();
+  }
+  // One that goes on until it is stopped, and holds its slots by now.
+  Command& endless() {
+    Command& command = launch({"--set", "searcher.max_length.batches=1000000"});
+    const auto log = run_.folder() / ("launch-" + std::to_string(launches_.size())) / "run" / "logs" / "rank-0000.log";
+    EXPECT_TRUE(eventually([&] { return slurp(log).find("batch 3\n") != std::string::npos; })) << command.err();
+    return command;
+  }
+  // After it said so.
+  Command& queued(const std::vector<std::string>& options = {}) {
+    Command& command = launch(options);
+    EXPECT_TRUE(eventually([&] { return command.says("queued "); })) << command.out() << command.err();
+    return command;
+  }
+  std::map<std::string, std::string> environment() const {
+    return {{"DTRAIN_STATE_DIR", run_.folder() / "state"}, {"XDG_RUNTIME_DIR", run_.folder()}};
+  }
+  Result task(std::vector<std::string> arguments) {
+    arguments.insert(arguments.begin(), "task");
+    return dtrain(run_, arguments, environment());
+  }
+  Json show(int id) { return Json::parse(task({"show", std::to_string(id), "--json"}).out); }
+  std::string state(int id) { return show(id).at("state"); }
+
+  TestRun run_{{.batches = 20}};
+  std::vector<std::unique_ptr<Command>> launches_;
+};
+
+TEST_F(Queue, TheSecondWaitsBehindTheFirstAndThenTrains) {
+  Command& first = endless();
+  EXPECT_EQ(state(1), "running");
+  Command& second = queued();
+  EXPECT_THAT(second.out(), HasSubstr("queued      task 2 waits: task 1 (test) holds 2 of 2 slots of here\n"));
+  EXPECT_THAT(second.out(), Not(HasSubstr("declare more"))) << "the slots are declared";
+  const Json list = Json::parse(task({"list", "--json"}).out);
+  ASSERT_EQ(list.size(), 2u);
+  EXPECT_EQ(list[0].at("state"), "running");
+  EXPECT_EQ(list[0].at("agents"), Json({"here"}));
+  EXPECT_EQ(list[0].at("behind"), nullptr);
+  EXPECT_EQ(list[1].at("state"), "queued");
+  EXPECT_EQ(list[1].at("behind"), Json({1}));
+  EXPECT_EQ(list[1].at("reason"), "task 1 (test) holds 2 of 2 slots of here");
+  EXPECT_EQ(list[1].at("priority"), 42);
+  EXPECT_THAT(task({"list"}).out, HasSubstr("waits behind"));
+  EXPECT_THAT(task({"list", "--csv"}).out,
+              HasSubstr("\n2,test,queued,2,,42,1,task 1 (test) holds 2 of 2 slots of here,"));
+
+  EXPECT_THAT(task({"kill", "1"}).out, HasSubstr("task 1 was asked to stop"));
+  EXPECT_EQ(first.wait().describe(), "exit status 130") << first.err();
+  EXPECT_THAT(first.out(), HasSubstr("dtrain task kill: stopping after the current step"));
+  EXPECT_EQ(second.wait().describe(), "exit status 0") << second.out() << second.err();
+  EXPECT_EQ(show(1).at("state"), "cancelled");
+  EXPECT_EQ(show(1).at("reason"), "dtrain task kill");
+  const Json shown = show(2);
+  std::vector<std::string> states;
+  for (const Json& change : shown.at("history")) states.push_back(change.at("state"));
+  EXPECT_THAT(states, testing::ElementsAre("queued", "starting", "running", "completed"));
+  EXPECT_EQ(shown.at("claim"), Json::parse(R"([{"agent": "here", "slots": [0, 1]}])"));
+  EXPECT_EQ(shown.at("exit_code"), 0);
+  EXPECT_THAT(task({"list", "--active", "--json"}).out, "[]\n");
+  EXPECT_THAT(task({"kill", "2"}).out, HasSubstr("had ended: completed (exit code 0)"));
+}
+
+TEST_F(Queue, PrioritiesDecideWhoIsNext) {
+  Command& first = endless();
+  Command& late = queued();
+  Command& urgent = queued({"--set", "resources.priority=1"});
+  EXPECT_THAT(urgent.out(), HasSubstr("task 1 (test) holds")) << "nobody else is before it";
+  EXPECT_TRUE(eventually([&] { return late.says("then task 3 (test) goes first"); })) << late.out();
+  first.kill(SIGTERM);
+  EXPECT_EQ(urgent.wait().code, 0);
+  EXPECT_EQ(late.wait().code, 0);
+  EXPECT_LT(show(3).at("started").get<std::string>(), show(2).at("started").get<std::string>());
+}
+
+TEST_F(Queue, OneThatIsInterruptedWhileItWaitsHasStartedNothing) {
+  endless();
+  Command& second = queued();
+  second.kill(SIGINT);
+  EXPECT_EQ(second.wait().describe(), "exit status 130");
+  EXPECT_THAT(second.out(), HasSubstr("cancelled: SIGINT while it was queued"));
+  EXPECT_EQ(state(2), "cancelled");
+  EXPECT_FALSE(fs::exists(run_.folder() / "launch-2" / "run" / "plan.json"));
+  Command& third = queued();
+  task({"kill", "3"});
+  EXPECT_EQ(third.wait().describe(), "exit status 130");
+}
+
+TEST_F(Queue, MaxSlotsHoldsBackItsOwnExperiment) {
+  const std::vector<std::string> limited{"--set", "resources={slots_per_trial: 1, max_slots: 1}"};
+  Command& first = launch({limited[0], limited[1], "--set", "searcher.max_length.batches=1000000"});
+  ASSERT_TRUE(eventually([&] { return first.says("batch 3"); })) << first.err();
+  Command& second = queued(limited);
+  EXPECT_THAT(second.out(), HasSubstr("task 1 (test) has 1 of the 1 slots that max_slots allows"));
+  Command& other = launch({"--set", "resources.slots_per_trial=1", "--set", "name=other"});
+  EXPECT_EQ(other.wait().code, 0) << "the second slot is free for others";
+  first.kill(SIGTERM);
+  EXPECT_EQ(second.wait().code, 0);
+}
+
+TEST_F(Queue, WaitEndsAsTheTaskDoes) {
+  launch();
+  launch({"--set", "hyperparameters.trouble={rank: 1, batch: 7, kind: exception}", "--set", "name=fails"});
+  ASSERT_TRUE(eventually([&] { return Json::parse(task({"list", "--json"}).out).size() == 2; }));
+  // Whichever came first.
+  const int fails = show(1).at("name") == "fails" ? 1 : 2;
+  const Result failed = task({"wait", std::to_string(fails)});
+  EXPECT_EQ(failed.code, 1);
+  EXPECT_THAT(failed.out, HasSubstr("failed (exit code 1): rank 1 failed at batch 7: the model makes no sense"));
+  EXPECT_EQ(task({"wait", std::to_string(3 - fails)}).code, 0);
+  for (auto& launch : launches_) launch->wait();
+  for (const char* command : {"wait", "show", "kill"}) {
+    const Result none = task({command, "99"});
+    EXPECT_EQ(none.code, 2) << command;
+    EXPECT_THAT(none.err, HasSubstr("there is no task 99"));
+  }
+}
+
+TEST_F(Queue, ASecondKillIsAtOnce) {
+  Command& hangs = launch({"--set", "searcher.max_length.batches=1000000", "--set",
+                           "hyperparameters.trouble={rank: 1, batch: 7, kind: hang}"});
+  const auto log = run_.folder() / "launch-1" / "run" / "logs" / "rank-0001.log";
+  ASSERT_TRUE(eventually([&] { return slurp(log).find("batch 6\n") != std::string::npos; }));
+  task({"kill", "1"});
+  EXPECT_TRUE(eventually([&] { return hangs.says("stopping after the current step"); }));
+  EXPECT_EQ(state(1), "stopping");
+  EXPECT_THAT(task({"kill", "1"}).out, HasSubstr("its ranks are being killed"));
+  EXPECT_EQ(hangs.wait().describe(), "exit status 130") << hangs.err();
+}
+
+TEST_F(Queue, TheSlotsOfAKilledLauncherComeFreeWhenItsRanksAreGone) {
+  Command& first = endless();
+  Command& second = queued();
+  first.kill(SIGKILL);
+  first.wait();
+  EXPECT_EQ(second.wait().describe(), "exit status 0") << second.out() << second.err();
+  EXPECT_EQ(state(1), "failed");
+  EXPECT_THAT(show(1).at("reason").get<std::string>(), HasSubstr("is gone without a word"));
+  // When the second started, no rank of the first was left.
+  const std::string started = show(2).at("started");
+  for (const Json& event : read_lines(run_.folder() / "launch-1" / "run" / "events.jsonl")) {
+    if (event.at("event") == "rank_finished") {
+      EXPECT_LT(event.at("time").get<std::string>(), started);
+    }
+  }
+}
+
+TEST_F(Queue, DetachedItOutlivesTheTerminal) {
+  Command& first = endless();
+  const std::string command = bin("dtrain") + " launch " + run_.experiment().string() + " --detach --cluster " +
+                              (run_.folder() / "cluster.yaml").string() + " --run-dir detached";
+  // The shell is what a terminal would hang up on, with all of its group.
+  Command shell(run_.folder(), {"/bin/bash", "-c", command + "; echo \"code $?\"; kill -HUP 0; sleep 60"},
+                environment());
+  EXPECT_EQ(shell.wait().signal, SIGHUP);
+  EXPECT_THAT(shell.out(), HasSubstr("task        2\nrun         " + (run_.folder() / "detached").string() + "\n"));
+  EXPECT_THAT(shell.out(), HasSubstr("queued      task 2 waits: task 1 (test) holds"));
+  EXPECT_THAT(shell.out(), HasSubstr("code 0"));
+  EXPECT_EQ(state(2), "queued");
+  const fs::path folder = run_.folder() / "follow";
+  fs::create_directory(folder);
+  Command logs(folder, {bin("dtrain"), "logs", "-f", run_.folder() / "detached"}, environment());
+  first.kill(SIGTERM);
+  EXPECT_EQ(task({"wait", "2"}).code, 0);
+  EXPECT_EQ(logs.wait().code, 0) << logs.err();
+  EXPECT_THAT(logs.out(), HasSubstr("[rank=1] batch 20\n"));
+  const std::string log = slurp(run_.folder() / "detached" / "logs" / "launcher.log");
+  EXPECT_THAT(log, HasSubstr("batch 20/20 (100%)"));
+  EXPECT_THAT(log, HasSubstr("written to " + (run_.folder() / "detached").string()));
+}
+
+TEST_F(Queue, WhatIsWrongIsToldBeforeItDetaches) {
+  const Result wrong = dtrain(run_, {"launch", run_.experiment(), "--detach", "--set", "resources.slots_per_trial=0"});
+  EXPECT_EQ(wrong.code, 2);
+  EXPECT_THAT(wrong.err, HasSubstr("slots_per_trial"));
+  EXPECT_EQ(dtrain(run_, {"launch", run_.experiment(), "--detach", "--dry-run"}).code, 2);
+}
+
+TEST_F(Queue, WithoutAClusterFileMoreSlotsThanCoresRunAlone) {
+  const auto undeclared = [&](const std::string& slots) {
+    const fs::path folder = run_.folder() / ("undeclared-" + slots);
+    fs::create_directory(folder);
+    return std::make_unique<Command>(
+        folder,
+        std::vector<std::string>{bin("dtrain"), "launch", run_.experiment(), "--run-dir", folder / "run", "--set",
+                                 "resources.slots_per_trial=" + slots, "--set",
+                                 "hyperparameters.global_batch_size=4096", "--set", "searcher.max_length.batches=400"},
+        environment());
+  };
+  const auto slots = Json::parse(dtrain(run_, {"slot", "list", "--json"}, {}).out).size();
+  const auto many = undeclared(std::to_string(slots + 1));
+  ASSERT_TRUE(eventually([&] { return many->says("batch 3"); })) << many->err();
+  EXPECT_THAT(many->err(), HasSubstr("warning"));
+  const auto one = undeclared("1");
+  EXPECT_TRUE(eventually([&] { return one->says("declare more of them, in cluster.yaml"); }))
+      << one->out() << one->err();
+  many->kill(SIGTERM);
+  EXPECT_EQ(one->wait().code, 0) << one->err();
+}
+
+TEST_F(Queue, TheLedgersFolderIsTheUsers) {
+  const Result relative = dtrain(run_, {"task", "list"}, {{"DTRAIN_STATE_DIR", "here"}});
+  EXPECT_EQ(relative.code, 2);
+  EXPECT_THAT(relative.err, HasSubstr("DTRAIN_STATE_DIR=here is not an absolute path"));
+  const Result impossible = dtrain(run_, {"launch", run_.experiment()}, {{"DTRAIN_STATE_DIR", "/proc/none"}});
+  EXPECT_NE(impossible.code, 0);
+  EXPECT_THAT(impossible.err, HasSubstr("/proc/none"));
+  EXPECT_FALSE(fs::exists(run_.folder() / "runs")) << "no run was begun";
+}
+
+}  // namespace
+}  // namespace dtrain::run
