@@ -43,9 +43,10 @@ constexpr const char* kTables = R"sql(
 Database open_ledger_file(const std::filesystem::path& folder) {
   make_folder(folder);
   if (const auto kind = host::network_filesystem(folder)) {
-    throw ConfigError("the ledger of tasks cannot be kept in " + folder.string() +
-                          ": it lies on a network file system (" + *kind + "), where its locks do not hold",
-                      "set DTRAIN_STATE_DIR to a folder on a local disk of this machine");
+    throw ConfigError(
+        "the ledger of tasks cannot be kept in " + folder.string() + ": it lies on a network file system (" + *kind +
+            "), where its locks do not hold",
+        "set DTRAIN_STATE_DIR to a folder of your own on a local disk of this machine, under /var/tmp for example");
   }
   // One process at a time makes the tables, and decides on the journal.
   const auto lock_path = folder / "ledger.lock";
