@@ -40,13 +40,17 @@ fs::path find_file(const fs::path& given, const Variables& variables) {
 
 }  // namespace
 
+config::Cluster read_cluster_file(const fs::path& file, std::vector<std::string>& warnings) {
+  return is_hostfile(file) ? read_hostfile(file, warnings) : config::read_cluster(file);
+}
+
 ClusterAgents find_cluster(const fs::path& given, const Variables& variables, const ClusterWish& wish,
                            const Machine& machine) {
   ClusterAgents result;
   std::string slurm_node;
   if (const fs::path file = find_file(given, variables); !file.empty()) {
     result.source = file.string();
-    result.cluster = is_hostfile(file) ? read_hostfile(file, result.warnings) : config::read_cluster(file);
+    result.cluster = read_cluster_file(file, result.warnings);
   } else if (auto allocation = find_slurm_allocation(variables)) {
     result.source = "the Slurm allocation " + allocation->job;
     result.cluster = std::move(allocation->cluster);

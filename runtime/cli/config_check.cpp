@@ -8,6 +8,7 @@
 #include "dtrain/config/cluster.h"
 #include "dtrain/config/experiment.h"
 #include "dtrain/scheduler/batch_split.h"
+#include "dtrain/scheduler/cluster_agents.h"
 
 namespace dtrain::cli {
 namespace {
@@ -33,7 +34,9 @@ void check_experiment(const std::string& file, const std::vector<std::string>& o
 }
 
 void check_cluster(const std::string& file) {
-  const config::Cluster cluster = config::read_cluster(file);
+  std::vector<std::string> warnings;
+  const config::Cluster cluster = scheduler::read_cluster_file(file, warnings);
+  for (const std::string& warning : warnings) std::fprintf(stderr, "dtrain: warning: %s\n", warning.c_str());
   const int slots = std::accumulate(cluster.agents.begin(), cluster.agents.end(), 0,
                                     [](int sum, const config::Agent& agent) { return sum + agent.slots; });
   const std::size_t agents = cluster.agents.size();
@@ -67,7 +70,8 @@ void add_config_check(CLI::App& config, int* exit_code) {
       "check", "Say everything that is wrong with experiment or cluster files (exit code 2), or ok");
   CLI::Option* files = command->add_option("FILE", arguments->files, "The experiment files (YAML)");
   CLI::Option* cluster =
-      command->add_option("--cluster", arguments->cluster, "A cluster file (YAML) to check")->type_name("FILE");
+      command->add_option("--cluster", arguments->cluster, "A cluster file (YAML), or a hostfile of MPI, to check")
+          ->type_name("FILE");
   command->add_option("--set", arguments->overrides, "Override one key of the experiments before checking (repeatable)")
       ->type_name("KEY=VALUE")
       ->expected(1)

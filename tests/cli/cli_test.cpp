@@ -73,6 +73,12 @@ TEST(ConfigCheck, ReadsAClusterFileToo) {
   EXPECT_EQ(bad.code, 2);
   EXPECT_THAT(bad.err, HasSubstr("cluster.yaml:1: launcher: must be local, mpi or slurm, not 'pbs'"));
   EXPECT_THAT(bad.out, HasSubstr(": ok: test")) << "the experiment is looked at all the same";
+  const std::string hosts = run.folder() / "hosts.txt";
+  std::ofstream(hosts) << "node-1 slots=4\nnode-2\n";
+  const Result hostfile = dtrain(run, {"config", "check", "--cluster", hosts});
+  EXPECT_EQ(hostfile.code, 0) << hostfile.err;
+  EXPECT_THAT(hostfile.out, HasSubstr("hosts.txt: ok: 2 agents, 5 slots"));
+  EXPECT_THAT(hostfile.err, HasSubstr("count as one slot: node-2"));
   EXPECT_EQ(dtrain(run, {"launch", run.experiment(), "--dry-run", "--cluster", file}).code, 2);
 }
 

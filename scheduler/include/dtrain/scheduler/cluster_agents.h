@@ -58,6 +58,9 @@ struct ClusterWish {
   int least_slots = 0;
 };
 
+// A cluster file, or a hostfile of MPI. ConfigError.
+config::Cluster read_cluster_file(const std::filesystem::path& file, std::vector<std::string>& warnings);
+
 // `given` (--cluster), else $DTRAIN_CLUSTER, ./cluster.yaml, the user's $XDG_CONFIG_HOME/dtrain/cluster.yaml, the Slurm
 // allocation this process is in, else this machine. A file is a cluster file or a hostfile of MPI. ConfigError.
 ClusterAgents find_cluster(const std::filesystem::path& given, const std::map<std::string, std::string>& variables,
