@@ -6,6 +6,7 @@
 #include <netinet/in.h>
 
 #include <array>
+#include <bit>
 #include <cerrno>
 #include <memory>
 
@@ -14,6 +15,20 @@
 #include "fields.h"
 
 namespace dtrain::host {
+namespace {
+
+int prefix_of(const sockaddr* mask) {
+  if (mask == nullptr) return -1;
+  const bool v6 = mask->sa_family == AF_INET6;
+  const auto* bytes =
+      v6 ? reinterpret_cast<const sockaddr_in6*>(mask)->sin6_addr.s6_addr
+         : reinterpret_cast<const unsigned char*>(&reinterpret_cast<const sockaddr_in*>(mask)->sin_addr);
+  int bits = 0;
+  for (int i = 0; i < (v6 ? 16 : 4); ++i) bits += std::popcount(static_cast<unsigned>(bytes[i]));
+  return bits;
+}
+
+}  // namespace
 
 std::map<std::string, NetworkCounters> read_network(const std::filesystem::path& root) {
   std::map<std::string, NetworkCounters> result;
@@ -58,9 +73,21 @@ std::vector<InterfaceAddress> interface_addresses() {
     if (family == AF_INET6) bytes = &reinterpret_cast<const sockaddr_in6*>(entry->ifa_addr)->sin6_addr;
     std::array<char, INET6_ADDRSTRLEN> text{};
     if (bytes == nullptr || ::inet_ntop(family, bytes, text.data(), text.size()) == nullptr) continue;
-    result.push_back({entry->ifa_name, text.data(), (entry->ifa_flags & IFF_LOOPBACK) != 0});
+    result.push_back(
+        {entry->ifa_name, text.data(), (entry->ifa_flags & IFF_LOOPBACK) != 0, prefix_of(entry->ifa_netmask)});
   }
   return result;
+}
+
+bool is_for_others(const InterfaceAddress& address) {
+  return !address.address.starts_with("fe80:");
+}
+
+std::optional<std::int64_t> link_speed(const std::string& interface, const std::filesystem::path& root) {
+  const auto text = read_proc_file(root / "sys/class/net" / interface / "speed");  // Mbit/s; "-1": unknown
+  const auto megabits = static_cast<std::int64_t>(text ? Fields(*text, '\n').number() : 0);
+  if (megabits <= 0 || megabits > 100'000'000) return std::nullopt;
+  return megabits * 1'000'000;
 }
 
 }  // namespace dtrain::host

@@ -1,56 +1,28 @@
 #include "dtrain/host/reachable_address.h"
 
 #include <arpa/inet.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
 
 #include <algorithm>
-#include <array>
-#include <charconv>
 #include <cstring>
 #include <optional>
 #include <set>
 
 #include "dtrain/base/error.h"
+#include "dtrain/base/fd.h"
 #include "dtrain/base/text.h"
+#include "dtrain/host/ip_network.h"
 #include "dtrain/host/proc_file.h"
 #include "fields.h"
 
 namespace dtrain::host {
 namespace {
 
-// An address of either family as bytes.
-struct Bytes {
-  int family = 0;
-  std::array<unsigned char, 16> bytes{};
-  int bits() const { return family == AF_INET ? 32 : 128; }
-};
-
-std::optional<Bytes> parse(const std::string& text) {
-  for (const int family : {AF_INET, AF_INET6}) {
-    Bytes result{family, {}};
-    if (::inet_pton(family, text.c_str(), result.bytes.data()) == 1) return result;
-  }
-  return std::nullopt;
-}
-
-bool within(const Bytes& address, const Bytes& network, int prefix) {
-  if (address.family != network.family) return false;
-  const auto whole = static_cast<std::size_t>(prefix / 8);
-  if (std::memcmp(address.bytes.data(), network.bytes.data(), whole) != 0) return false;
-  const int rest = prefix % 8;
-  if (rest == 0) return true;
-  const int mask = 0xff << (8 - rest) & 0xff;
-  return (address.bytes[whole] & mask) == (network.bytes[whole] & mask);
-}
-
-// Link-local IPv6 addresses mean nothing to others without an interface of theirs.
-bool usable(const InterfaceAddress& address) {
-  return address.address.rfind("fe80:", 0) != 0;
-}
-
 std::string known(const std::vector<InterfaceAddress>& addresses) {
   std::vector<std::string> parts;
   for (const InterfaceAddress& one : addresses) {
-    if (usable(one)) parts.push_back(one.interface + " (" + one.address + ")");
+    if (is_for_others(one)) parts.push_back(one.interface + " (" + one.address + ")");
   }
   return parts.empty() ? "this host has no address" : "this host has " + join(parts, ", ");
 }
@@ -60,7 +32,8 @@ std::optional<std::string> first(const std::vector<InterfaceAddress>& addresses,
   // IPv4 first: where a host has both, the others are likelier to reach that.
   for (const bool v6 : {false, true}) {
     for (const InterfaceAddress& one : addresses) {
-      if (usable(one) && (one.address.find(':') != std::string::npos) == v6 && is_wanted(one)) return one.address;
+      if (is_for_others(one) && (one.address.find(':') != std::string::npos) == v6 && is_wanted(one))
+        return one.address;
     }
   }
   return std::nullopt;
@@ -68,18 +41,13 @@ std::optional<std::string> first(const std::vector<InterfaceAddress>& addresses,
 
 std::string in_network(const std::string& wanted, const std::vector<InterfaceAddress>& addresses,
                        const std::string& where) {
-  const auto slash = wanted.find('/');
-  const auto network = parse(wanted.substr(0, slash));
-  const std::string length = wanted.substr(slash + 1);
-  int prefix = -1;
-  const auto [end, code] = std::from_chars(length.data(), length.data() + length.size(), prefix);
-  if (!network || code != std::errc() || end != length.data() + length.size() || prefix < 0 ||
-      prefix > network->bits()) {
+  const auto network = parse_network(wanted);
+  if (!network) {
     throw ConfigError(where + wanted + " is not a network", "write it as 10.1.0.0/16, or name an interface");
   }
   const auto found = first(addresses, [&](const InterfaceAddress& one) {
-    const auto address = parse(one.address);
-    return address && within(*address, *network, prefix);
+    const auto address = network_of(one.address);
+    return address && network->contains(*address);
   });
   if (!found) throw ConfigError(where + "no address of this host is in " + wanted, known(addresses));
   return *found;
@@ -101,7 +69,7 @@ std::string choose_address(const std::string& wanted, const std::vector<Interfac
   if (const auto found = of_interface(default_interface)) return *found;
   std::set<std::string> outside;
   for (const InterfaceAddress& one : addresses) {
-    if (!one.loopback && usable(one)) outside.insert(one.interface);
+    if (!one.loopback && is_for_others(one)) outside.insert(one.interface);
   }
   if (outside.empty()) return "127.0.0.1";
   if (outside.size() == 1) return *of_interface(*outside.begin());
@@ -123,6 +91,42 @@ std::string default_interface(const std::filesystem::path& root) {
 
 std::string reachable_address(const std::string& wanted, const std::string& where) {
   return choose_address(wanted, interface_addresses(), default_interface(), where);
+}
+
+std::string interface_of(const std::string& wanted, const std::string& where) {
+  const std::vector<InterfaceAddress> addresses = interface_addresses();
+  const std::string address = choose_address(wanted, addresses, default_interface(), where);
+  const auto found = std::find_if(addresses.begin(), addresses.end(),
+                                  [&](const InterfaceAddress& one) { return one.address == address; });
+  return found == addresses.end() ? "lo" : found->interface;
+}
+
+std::string source_address(const std::string& to) {
+  const auto target = network_of(to);
+  if (!target) return {};
+  sockaddr_storage storage{};
+  socklen_t size = 0;
+  if (target->v6) {
+    auto& name = reinterpret_cast<sockaddr_in6&>(storage);
+    name.sin6_family = AF_INET6;
+    name.sin6_port = htons(9);
+    std::memcpy(&name.sin6_addr, target->bytes.data(), 16);
+    size = sizeof name;
+  } else {
+    auto& name = reinterpret_cast<sockaddr_in&>(storage);
+    name.sin_family = AF_INET;
+    name.sin_port = htons(9);
+    std::memcpy(&name.sin_addr, target->bytes.data(), 4);
+    size = sizeof name;
+  }
+  const UniqueFd fd(::socket(storage.ss_family, SOCK_DGRAM | SOCK_CLOEXEC, 0));
+  if (!fd || ::connect(fd.get(), reinterpret_cast<const sockaddr*>(&storage), size) != 0) return {};
+  size = sizeof storage;
+  if (::getsockname(fd.get(), reinterpret_cast<sockaddr*>(&storage), &size) != 0) return {};
+  const void* bytes = target->v6 ? static_cast<const void*>(&reinterpret_cast<sockaddr_in6&>(storage).sin6_addr)
+                                 : &reinterpret_cast<sockaddr_in&>(storage).sin_addr;
+  char text[INET6_ADDRSTRLEN] = {};
+  return ::inet_ntop(storage.ss_family, bytes, text, sizeof text) ? text : std::string();
 }
 
 }  // namespace dtrain::host

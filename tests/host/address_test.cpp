@@ -1,9 +1,12 @@
 // Which of a machine's addresses others are told.
+#include <fstream>
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "dtrain/base/error.h"
 #include "dtrain/host/identity.h"
+#include "dtrain/host/ip_network.h"
 #include "dtrain/host/reachable_address.h"
 
 namespace dtrain::host {
@@ -40,6 +43,50 @@ TEST(ReachableAddress, ANetwork) {
   for (const char* wrong : {"10.0.0.0/", "10.0.0.0/33", "10.0.0/8", "/8", "10.0.0.0/8x", "10.0.0.0/-1"}) {
     EXPECT_THAT(error_of(wrong, kTwo), HasSubstr("is not a network")) << wrong;
   }
+}
+
+TEST(ReachableAddress, TheKernelsRoutesSayWhereFrom) {
+  EXPECT_EQ(source_address("127.0.0.1"), "127.0.0.1");
+  EXPECT_EQ(source_address("::1"), "::1");
+  EXPECT_EQ(source_address("nonsense"), "");
+  EXPECT_EQ(interface_of("127.0.0.0/8", ""), "lo");
+  EXPECT_THROW(interface_of("none7", ""), ConfigError);
+}
+
+TEST(IpNetworks, TextAndContents) {
+  EXPECT_EQ(parse_network("10.1.2.3/16")->text(), "10.1.0.0/16");
+  EXPECT_EQ(parse_network("2001:db8::7/32")->text(), "2001:db8::/32");
+  EXPECT_EQ(network_of("10.71.1.77", 25)->text(), "10.71.1.0/25");
+  EXPECT_EQ(network_of("10.71.1.177", 25)->text(), "10.71.1.128/25");
+  for (const char* wrong : {"", "10.1.2.3", "10.1.2.3/33", "::/129", "10.1.2/8", "10.1.2.3/x", "10.1.2.3/ 8"})
+    EXPECT_FALSE(parse_network(wrong)) << wrong;
+  const IpNetwork wide = *parse_network("10.1.0.0/16");
+  EXPECT_TRUE(wide.contains(*network_of("10.1.255.255")));
+  EXPECT_TRUE(wide.contains(*parse_network("10.1.128.0/17")));
+  EXPECT_TRUE(wide.contains(wide));
+  EXPECT_FALSE(wide.contains(*network_of("10.2.0.0")));
+  EXPECT_FALSE(wide.contains(*parse_network("10.0.0.0/8")));
+  EXPECT_TRUE(parse_network("0.0.0.0/0")->contains(wide));
+  EXPECT_FALSE(parse_network("::/0")->contains(wide));
+}
+
+TEST(Interfaces, PrefixAndSpeed) {
+  const std::vector<InterfaceAddress> addresses = interface_addresses();
+  const auto loopback = std::find_if(addresses.begin(), addresses.end(),
+                                     [](const InterfaceAddress& one) { return one.address == "127.0.0.1"; });
+  ASSERT_NE(loopback, addresses.end());
+  EXPECT_EQ(loopback->prefix, 8);
+  const std::filesystem::path root = std::filesystem::path(testing::TempDir()) / "dtrain-link-speed";
+  const auto speed_of = [&](const std::string& text) {
+    std::filesystem::create_directories(root / "sys/class/net/eth0");
+    std::ofstream(root / "sys/class/net/eth0/speed") << text;
+    return link_speed("eth0", root);
+  };
+  EXPECT_EQ(speed_of("25000\n"), 25'000'000'000);
+  EXPECT_EQ(speed_of("-1\n"), std::nullopt);
+  EXPECT_EQ(speed_of("4294967295\n"), std::nullopt) << "what older kernels say instead of -1";
+  EXPECT_EQ(link_speed("eth1", root), std::nullopt);
+  std::filesystem::remove_all(root);
 }
 
 TEST(ReachableAddress, WithoutAWish) {

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <map>
+#include <optional>
 #include <set>
 #include <string>
 #include <vector>
@@ -27,9 +28,16 @@ struct InterfaceAddress {
   std::string interface;
   std::string address;  // "192.168.1.7", "fe80::1"
   bool loopback = false;
+  int prefix = -1;  // bits of its network; -1: not known
 };
+
+// Whether it means anything to other hosts without an interface of theirs: IPv6's link-local addresses do not.
+bool is_for_others(const InterfaceAddress& address);
 
 // The addresses of the interfaces that are up, in the kernel's order. SystemError when the kernel does not say.
 std::vector<InterfaceAddress> interface_addresses();
+
+// What the device says of its own speed, in bits a second; empty: it does not (a virtual one, or no cable).
+std::optional<std::int64_t> link_speed(const std::string& interface, const std::filesystem::path& root = "/");
 
 }  // namespace dtrain::host

@@ -18,6 +18,13 @@ std::string reachable_address(const std::string& wanted, const std::string& wher
 std::string choose_address(const std::string& wanted, const std::vector<InterfaceAddress>& addresses,
                            const std::string& default_interface, const std::string& where);
 
+// The interface that has that address: the name NCCL wants. "lo" where there is none.
+std::string interface_of(const std::string& wanted, const std::string& where);
+
+// The address of this host that what is sent to `to` comes from, by the kernel's routes; nothing is sent. Empty: there
+// is no route.
+std::string source_address(const std::string& to);
+
 // The interface of the default route (IPv4).
 std::string default_interface(const std::filesystem::path& root = "/");
 
