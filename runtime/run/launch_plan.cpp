@@ -138,6 +138,7 @@ Json to_json(const LaunchPlan& plan) {
                   .warnings = plan.warnings,
                   .versions = {{"dtrain", version()}},
                   .more = {{"cluster", plan.cluster.source}, {"launcher", config::to_string(plan.launcher.type)}}};
+  if (!plan.network.networks.empty()) facts.more["network"] = to_json(plan.network);
   return plan_json(facts);
 }
 
@@ -155,7 +156,7 @@ std::string render_plan(const LaunchPlan& plan) {
   text += row("batch", std::to_string(plan.split.effective) + " = " + std::to_string(plan.world_size()) + " x " +
                            std::to_string(plan.split.per_slot));
   text += row("cluster", plan.cluster.source);
-  text += row("slots", slots_text(plan));
+  text += row("slots", slots_text(plan)) + render_network(plan.network);
   const bool here = plan.placement.size() == 1 && !plan.ranks.front().cpus.empty();
   return text + (here ? render_ranks(plan) : render_agents(plan));
 }

@@ -11,6 +11,7 @@
 #include "dtrain/scheduler/cluster_agents.h"
 #include "dtrain/scheduler/task.h"
 #include "environment.h"
+#include "network/network_choice.h"
 #include "plan_file.h"
 
 namespace dtrain::run {
@@ -27,6 +28,7 @@ struct LaunchPlan {
   config::Launcher launcher;         // what is to start the ranks
   scheduler::Placement placement;    // where they go if all is free, or once they have their slots
   std::vector<RankPlacement> ranks;  // the same, rank by rank
+  NetworkChoice network;             // between the hosts; without networks: not asked, or all ranks are on one
   std::vector<std::string> warnings;
 
   int world_size() const { return static_cast<int>(ranks.size()); }

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "environment.h"
 #include "network/network_choice.h"
 
 namespace dtrain::run {
