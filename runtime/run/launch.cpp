@@ -2,6 +2,7 @@
 
 #include <csignal>
 #include <cstdio>
+#include <span>
 
 #include <unistd.h>
 
@@ -13,8 +14,10 @@
 #include "dtrain/run/summary_text.h"
 #include "dtrain/run/user_ledger.h"
 #include "dtrain/run/version.h"
+#include "launch_network.h"
 #include "launch_plan.h"
 #include "launch_queue.h"
+#include "mpi_command.h"
 #include "process_id.h"
 
 namespace dtrain::run {
@@ -47,6 +50,10 @@ void end_torn_logs(const RunFolder& folder) {
   for (const auto& entry : std::filesystem::directory_iterator(folder.logs(), code)) end_torn_line(entry.path());
 }
 
+void warn(std::span<const std::string> warnings) {
+  for (const std::string& warning : warnings) std::fprintf(stderr, "dtrain: warning: %s\n", warning.c_str());
+}
+
 // The last event. A full disk has been reported by now, or is of no consequence.
 void write_last_event(EventLog& events, const Outcome& outcome) {
   try {
@@ -60,6 +67,22 @@ void write_last_event(EventLog& events, const Outcome& outcome) {
 std::string reason_of(const Outcome& outcome) {
   if (outcome.failure) return outcome.failure->cause;
   return outcome.exit_code == static_cast<int>(ExitCode::kDone) ? "" : outcome.interrupted_by;
+}
+
+// Of ranks on several hosts that have their slots now.
+void find_network(LaunchPlan& plan, const Variables& variables, LaunchTask& task, EventLog& events) {
+  if (plan.launcher.type != config::LauncherType::kMpi) return;
+  const std::size_t warned = plan.warnings.size();
+  try {
+    settle_network(plan, over_remote_shell(remote_shell(plan.launcher.options, variables)));
+  } catch (const Error& error) {
+    const bool bad_input = dynamic_cast<const ConfigError*>(&error) != nullptr;
+    const int code = static_cast<int>(bad_input ? ExitCode::kBadInput : ExitCode::kRunFailed);
+    task.end(code, error.what());
+    write_last_event(events, {.exit_code = code, .failure = Failure{.cause = error.what()}});
+    throw;
+  }
+  warn(std::span(plan.warnings).subspan(warned));
 }
 
 // From the queue to the end, in the process that stays. `detached` is null where that is the one that was started.
@@ -76,6 +99,7 @@ int carry_out(LaunchPlan plan, const RunFolder& folder, const Variables& variabl
     write_last_event(events, {.exit_code = code});
     return code;
   }
+  find_network(plan, variables, task, events);
   write_file_atomic(folder.plan(), pretty(to_json(plan)));
   print(render_plan(plan) + "run         " + folder.path.string() + "\ntask        " + std::to_string(task.id()) +
         "\n");
@@ -101,8 +125,8 @@ int carry_out(LaunchPlan plan, const RunFolder& folder, const Variables& variabl
 
 int launch(const LaunchRequest& request) {
   const Variables variables = process_variables();
-  const LaunchPlan plan = make_launch_plan(request, variables);
-  for (const std::string& warning : plan.warnings) std::fprintf(stderr, "dtrain: warning: %s\n", warning.c_str());
+  LaunchPlan plan = make_launch_plan(request, variables);
+  warn(plan.warnings);
   if (request.dry_run) {
     print(request.json ? pretty(to_json(plan)) : render_plan(plan));
     return static_cast<int>(ExitCode::kDone);

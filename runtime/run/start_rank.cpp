@@ -9,6 +9,7 @@
 #include "dtrain/base/error.h"
 #include "dtrain/base/subprocess.h"
 #include "dtrain/host/identity.h"
+#include "dtrain/host/reachable_address.h"
 #include "dtrain/scheduler/local_slots.h"
 #include "environment.h"
 #include "libtorch.h"
@@ -43,6 +44,11 @@ void start_rank(const std::vector<std::string>& command) {
     if (!variables.contains("OMP_NUM_THREADS")) {
       set.emplace_back("OMP_NUM_THREADS", std::to_string(std::max<std::size_t>(1, cpus.size())));
     }
+  }
+  // NCCL takes names alone, and a network may be behind another name on every host. "=": exactly this one.
+  if (!environment.network_interface.empty() && !variables.contains("NCCL_SOCKET_IFNAME")) {
+    set.emplace_back("NCCL_SOCKET_IFNAME",
+                     "=" + host::interface_of(environment.network_interface, "host " + host + ": "));
   }
   const std::string libraries = find_libraries(command.front(), variables);
   if (!libraries.empty()) set.emplace_back("LD_LIBRARY_PATH", libraries);

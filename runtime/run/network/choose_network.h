@@ -6,7 +6,6 @@
 #include <string>
 #include <vector>
 
-#include "environment.h"
 #include "network/network_choice.h"
 
 namespace dtrain::run {

@@ -180,7 +180,7 @@ std::vector<CommonNetwork> wanted_networks(std::span<const HostInterfaces> hosts
 Json to_json(const HostInterfaces& interfaces) {
   Json addresses = Json::array();
   for (const InterfaceAddress& one : interfaces.addresses) {
-    addresses.push_back({one.interface, one.address, one.loopback, one.prefix});
+    addresses.push_back(Json::array({one.interface, one.address, one.loopback, one.prefix}));
   }
   Json speeds = Json::object();
   for (const auto& [name, speed] : interfaces.speeds) speeds[name] = speed;
