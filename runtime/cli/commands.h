@@ -13,6 +13,7 @@ void add_start_rank(CLI::App& app, int* exit_code);
 void add_config(CLI::App& app, int* exit_code);
 void add_config_check(CLI::App& config, int* exit_code);
 void add_config_schema(CLI::App& config, int* exit_code);
+void add_doctor(CLI::App& app, int* exit_code);
 void add_host_probe(CLI::App& app, int* exit_code);
 void add_logs(CLI::App& app, int* exit_code);
 void add_man(CLI::App& app, int* exit_code);

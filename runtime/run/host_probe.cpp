@@ -9,6 +9,7 @@
 
 #include <unistd.h>
 
+#include "doctor/checks.h"
 #include "dtrain/base/clock.h"
 #include "dtrain/base/error.h"
 #include "dtrain/base/file.h"
@@ -52,6 +53,7 @@ class Answers {
       std::error_code code;
       return {{"exists", std::filesystem::exists(request.at("path").get<std::string>(), code)}};
     }
+    if (what == probe::kChecks) return checks(request);
     throw Error("unknown request '" + what + "'");
   }
 
@@ -63,6 +65,15 @@ class Answers {
       if (const auto speed = host::link_speed(one.interface)) result.speeds[one.interface] = *speed;
     }
     return to_json(result);
+  }
+
+  static Json checks(const Json& request) {
+    const std::vector<Finding> findings = check_host({.folder = request.at("folder").get<std::string>(),
+                                                      .needs_mpi = request.at("needs_mpi").get<bool>(),
+                                                      .needs_slurm = request.at("needs_slurm").get<bool>(),
+                                                      .launches = false},
+                                                     process_variables());
+    return {{"findings", to_json(findings)}};
   }
 
   static Json routes(const Json& request) {

@@ -48,6 +48,14 @@ std::string CommonNetwork::describe() const {
   return names(*this) + (network.empty() ? " (routed)" : " (" + network + ")");
 }
 
+std::string CommonNetwork::render() const {
+  std::string text = describe();
+  if (figures) {
+    text += ": " + rate_text(figures->bits_per_second) + ", round trip " + format_duration(figures->round_trip);
+  }
+  return usable() ? text : text + ": " + problem;
+}
+
 void sort_by_speed(std::vector<CommonNetwork>& networks) {
   // The fastest of those that are left, again and again: "within a tenth of the best" is no order by itself.
   const auto measured = [](const CommonNetwork& one) { return one.usable() && one.figures.has_value(); };
@@ -105,12 +113,7 @@ std::string render_network(const NetworkChoice& choice) {
   std::string text;
   for (const CommonNetwork& one : choice.networks) {
     text += text.empty() ? "network     " : "      or    ";
-    text += one.describe();
-    if (one.figures) {
-      text +=
-          ": " + rate_text(one.figures->bits_per_second) + ", round trip " + format_duration(one.figures->round_trip);
-    }
-    if (!one.problem.empty()) text += ": " + one.problem;
+    text += one.render();
     if (&one == &choice.networks.front()) text += "; " + choice.reason;
     text += "\n";
   }

@@ -39,6 +39,7 @@ struct CommonNetwork {
   // the same, else the network.
   std::string value() const;
   std::string describe() const;  // "fast0 (10.71.1.0/24)"
+  std::string render() const;    // with its figures, or its problem
 };
 
 struct NetworkChoice {

@@ -19,6 +19,6 @@ inline constexpr const char* kRoundTrip = "round_trip";   // "from", "address", 
 inline constexpr const char* kBandwidth = "bandwidth";    // the same and "duration_ns" -> "bits_per_second"
 inline constexpr const char* kClock = "clock";            // -> "wall_ns"
 inline constexpr const char* kExists = "exists";          // "path" -> "exists"
-inline constexpr const char* kChecks = "checks";          // "folder" -> "findings": of `dtrain doctor`
+inline constexpr const char* kChecks = "checks";          // "folder", "needs_mpi", "needs_slurm" -> "findings"
 
 }  // namespace dtrain::run::probe

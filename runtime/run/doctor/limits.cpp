@@ -1,0 +1,103 @@
+// Shared memory, open files, locked memory.
+#include <sys/resource.h>
+#include <sys/statvfs.h>
+
+#include "doctor/checks.h"
+#include "dtrain/base/error.h"
+#include "dtrain/base/shared_memory.h"
+#include "dtrain/base/units.h"
+#include "dtrain/host/memory.h"
+#include "dtrain/host/proc_file.h"
+
+namespace dtrain::run {
+namespace {
+
+constexpr std::size_t kTried = 16u << 20;
+constexpr std::uint64_t kFewFiles = 1024;    // what distributions give, and many ranks need
+constexpr std::uint64_t kTooFewFiles = 256;  // a rank with its libraries, loaders and connections
+constexpr double kSmallShm = 128.0 * 1024 * 1024;
+constexpr std::uint64_t kLittleLocked = 64u << 20;
+
+// "[never] always" -> "never"
+std::string chosen(const std::string& text) {
+  const auto open = text.find('[');
+  const auto close = text.find(']', open == std::string::npos ? 0 : open);
+  return close == std::string::npos || open == std::string::npos ? "" : text.substr(open + 1, close - open - 1);
+}
+
+bool has_entries(const std::filesystem::path& folder) {
+  std::error_code code;
+  return std::filesystem::directory_iterator(folder, code) != std::filesystem::directory_iterator();
+}
+
+}  // namespace
+
+Finding check_shared_memory(const std::filesystem::path& root) {
+  const std::string name = "shared memory";
+  try {
+    SharedMemory::create("doctor", kTried);
+  } catch (const SystemError& error) {
+    return problem(name, error.what(),
+                   "ranks of one host exchange gradients through it: give this container more memory, and allow "
+                   "memfd_create");
+  }
+  std::string text = "memfd works";
+  if (const auto memory = host::read_memory(root)) {
+    text += ", " + format_bytes(static_cast<double>(memory->available)) + " of memory available";
+  }
+  const auto huge = host::read_proc_file(root / "sys/kernel/mm/transparent_hugepage/shmem_enabled");
+  if (huge && !chosen(*huge).empty()) text += ", huge pages for it: " + chosen(*huge);
+  return ok(name, text);
+}
+
+Finding check_dev_shm(const std::filesystem::path& folder) {
+  struct statvfs info {};
+  if (::statvfs(folder.c_str(), &info) != 0) {
+    return warning(folder.string(), "is not there", "Open MPI and NCCL use it inside a host: mount a tmpfs there");
+  }
+  const double free = static_cast<double>(info.f_bavail) * static_cast<double>(info.f_frsize);
+  const double size = static_cast<double>(info.f_blocks) * static_cast<double>(info.f_frsize);
+  const std::string text = format_bytes(free) + " of " + format_bytes(size) + " free";
+  if (free >= kSmallShm) return ok(folder.string(), text);
+  return warning(
+      folder.string(), text,
+      "Open MPI and NCCL use it inside a host (dtrain itself does not): docker run --shm-size=1g, or mount -o "
+      "remount,size=1g " +
+          folder.string());
+}
+
+Finding judge_open_files(std::uint64_t soft, std::uint64_t hard) {
+  const std::string text = std::to_string(soft) + " for a process";
+  if (soft >= kFewFiles) return ok("open files", text);
+  const std::string remedy =
+      hard > soft ? "ulimit -n " + std::to_string(std::min<std::uint64_t>(hard, 65536)) + " before launching"
+                  : "raise it (hard limit " + std::to_string(hard) + ") in /etc/security/limits.conf";
+  return soft < kTooFewFiles ? problem("open files", text + ": too few for a rank", remedy)
+                             : warning("open files", text + ": too few where there are many ranks", remedy);
+}
+
+Finding check_open_files() {
+  struct rlimit limit {};
+  ::getrlimit(RLIMIT_NOFILE, &limit);
+  return judge_open_files(limit.rlim_cur, limit.rlim_max);
+}
+
+Finding judge_locked_memory(std::optional<std::uint64_t> bytes, bool matters) {
+  const std::string name = "locked memory";
+  if (!bytes) return ok(name, "no limit");
+  const std::string text = format_bytes(static_cast<double>(*bytes)) + " for a process";
+  if (!matters) return ok(name, text + "; only GPUs and InfiniBand need more");
+  if (*bytes >= kLittleLocked) return ok(name, text);
+  return warning(name, text + ": too little to pin buffers for InfiniBand",
+                 "ulimit -l unlimited, or memlock in /etc/security/limits.conf (LimitMEMLOCK for sshd and slurmd)");
+}
+
+Finding check_locked_memory(const std::filesystem::path& root) {
+  struct rlimit limit {};
+  ::getrlimit(RLIMIT_MEMLOCK, &limit);
+  const bool unlimited = limit.rlim_cur == RLIM_INFINITY;
+  return judge_locked_memory(unlimited ? std::nullopt : std::optional<std::uint64_t>(limit.rlim_cur),
+                             has_entries(root / "sys/class/infiniband"));
+}
+
+}  // namespace dtrain::run
