@@ -72,7 +72,7 @@ class Answers {
                                                       .needs_mpi = request.at("needs_mpi").get<bool>(),
                                                       .needs_slurm = request.at("needs_slurm").get<bool>(),
                                                       .launches = false},
-                                                     process_variables());
+                                                     look_at_gpus(), process_variables());
     return {{"findings", to_json(findings)}};
   }
 

@@ -4,6 +4,7 @@
 #include "cli_harness.h"
 #include "doctor/checks.h"
 #include "doctor/other_hosts.h"
+#include "harness/fake_gpus.h"
 
 namespace dtrain::run {
 namespace {
@@ -133,6 +134,26 @@ TEST(Doctor, FewOpenFiles) {
   EXPECT_EQ(report.code, 1);
   EXPECT_EQ(finding(report.json, "open files").at("level"), "problem");
   EXPECT_THAT(finding(report.json, "open files").at("text").get<std::string>(), StartsWith("100 for a process"));
+}
+
+TEST(Doctor, Gpus) {
+  const TestRun run;
+  const harness::FakeGpus gpus(run.folder());
+  Json two = harness::FakeGpus::two();
+  two["gpus"][1]["rows"] = "failed";
+  gpus.describe(two);
+  const std::string with_them = "export LD_LIBRARY_PATH=" + run.folder().string();
+  const Report one_broken = doctor_of(run, with_them);
+  EXPECT_EQ(one_broken.code, 1);
+  EXPECT_EQ(finding(one_broken.json, "GPU 0").at("level"), "ok");
+  EXPECT_THAT(finding(one_broken.json, "GPU 0").at("text").get<std::string>(),
+              StartsWith("Fake A, 14.9 GiB, GPU-aaaa"));
+  EXPECT_EQ(finding(one_broken.json, "GPU 1").at("level"), "problem");
+  two["gpus"][0]["hangs"] = true;
+  gpus.describe(two);
+  const Report stuck = doctor_of(run, with_them);
+  EXPECT_EQ(stuck.code, 1);
+  EXPECT_THAT(finding(stuck.json, "GPUs").at("text").get<std::string>(), HasSubstr("does not answer within 5 s"));
 }
 
 TEST(Doctor, AnInterfaceThatIsNotThere) {

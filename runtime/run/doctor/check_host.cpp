@@ -29,9 +29,10 @@ Finding check_interfaces() {
   return ok("interfaces", join(parts, ", "));
 }
 
-std::vector<Finding> check_host(const CheckedHost& host, const Variables& variables) {
+std::vector<Finding> check_host(const CheckedHost& host, const std::optional<GpusSeen>& gpus,
+                                const Variables& variables) {
   std::vector<Finding> result{check_libtorch(variables)};
-  append(result, check_gpus());
+  append(result, check_gpus(gpus));
   result.push_back(check_mpi(host.needs_mpi));
   if (host.needs_slurm) result.push_back(check_slurm());
   result.push_back(check_shared_memory());

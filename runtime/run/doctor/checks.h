@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "doctor/finding.h"
+#include "dtrain/host/gpus.h"
 #include "environment.h"
 
 namespace dtrain::run {
@@ -19,12 +20,20 @@ struct CheckedHost {
   bool launches = true;          // `dtrain launch` is called here
 };
 
+// What NVML says. Empty: it does not answer in time; the thread that asks it is then given up with the process.
+struct GpusSeen {
+  std::vector<host::GpuInfo> gpus;
+  std::vector<std::string> warnings;
+};
+std::optional<GpusSeen> look_at_gpus();
+
 // All of them, in the order in which they are printed.
-std::vector<Finding> check_host(const CheckedHost& host, const Variables& variables);
+std::vector<Finding> check_host(const CheckedHost& host, const std::optional<GpusSeen>& gpus,
+                                const Variables& variables);
 
 // What programs need.
 Finding check_libtorch(const Variables& variables);
-std::vector<Finding> check_gpus();  // driver, devices, NCCL
+std::vector<Finding> check_gpus(const std::optional<GpusSeen>& seen);  // driver, devices, NCCL
 Finding check_mpi(bool needed);
 Finding check_slurm();
 

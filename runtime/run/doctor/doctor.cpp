@@ -14,9 +14,10 @@ namespace dtrain::run {
 namespace {
 
 Finding check_cluster(const std::filesystem::path& given, const Variables& variables,
-                      std::optional<scheduler::ClusterAgents>& cluster, std::vector<Finding>& warnings) {
+                      const std::optional<GpusSeen>& gpus, std::optional<scheduler::ClusterAgents>& cluster,
+                      std::vector<Finding>& warnings) {
   try {
-    cluster = scheduler::find_cluster(given, variables);
+    cluster = scheduler::find_cluster(given, variables, {}, {.gpus = gpus ? gpus->gpus : std::vector<host::GpuInfo>()});
     std::int64_t slots = 0;
     for (const scheduler::ClusterAgent& one : cluster->agents) slots += one.agent.slots;
     for (const std::string& text : cluster->warnings) {
@@ -45,12 +46,13 @@ int doctor(const DoctorRequest& request) {
   std::optional<scheduler::ClusterAgents> cluster;
   std::vector<Finding> warnings;
   std::vector<HostFindings> hosts{{host::host_identity().name + " (this host)", {}}};
-  const Finding of_cluster = check_cluster(request.cluster, variables, cluster, warnings);
+  const std::optional<GpusSeen> gpus = look_at_gpus();
+  const Finding of_cluster = check_cluster(request.cluster, variables, gpus, cluster, warnings);
   const config::LauncherType launcher = cluster ? cluster->cluster.launcher.type : config::LauncherType::kLocal;
   hosts.front().findings = check_host({.folder = runs,
                                        .needs_mpi = launcher == config::LauncherType::kMpi,
                                        .needs_slurm = launcher == config::LauncherType::kSlurm},
-                                      variables);
+                                      gpus, variables);
   hosts.front().findings.push_back(of_cluster);
   hosts.front().findings.insert(hosts.front().findings.end(), warnings.begin(), warnings.end());
   if (cluster) {

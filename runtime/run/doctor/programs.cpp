@@ -1,8 +1,12 @@
 // libtorch, GPUs, NCCL, MPI, Slurm: what the programs of a run need.
 #include <dlfcn.h>
 
+#include <cerrno>
 #include <chrono>
+#include <future>
 #include <memory>
+#include <optional>
+#include <thread>
 
 #include <fcntl.h>
 #include <unistd.h>
@@ -24,6 +28,7 @@ namespace fs = std::filesystem;
 
 constexpr int kNcclMajor = 2;
 constexpr int kNcclMinor = 28;
+constexpr std::chrono::seconds kGpuPatience{5};
 
 struct Closer {
   void operator()(void* library) const { ::dlclose(library); }
@@ -110,7 +115,20 @@ Finding check_libtorch(const Variables& variables) {
   }
 }
 
-std::vector<Finding> check_gpus() {
+std::optional<GpusSeen> look_at_gpus() {
+  std::packaged_task<GpusSeen()> task([] {
+    GpusSeen seen;
+    const host::Gpus gpus(host::kNvmlLibrary, [&](const std::string& text) { seen.warnings.push_back(text); });
+    seen.gpus = gpus.list();
+    return seen;
+  });
+  std::future<GpusSeen> answer = task.get_future();
+  std::thread(std::move(task)).detach();
+  if (answer.wait_for(kGpuPatience) != std::future_status::ready) return std::nullopt;
+  return answer.get();
+}
+
+std::vector<Finding> check_gpus(const std::optional<GpusSeen>& seen) {
   std::vector<Finding> result;
   const Library driver = open_library("libcuda.so.1");
   const int devices = nvidia_devices();
@@ -126,17 +144,21 @@ std::vector<Finding> check_gpus() {
   } else {
     result.push_back(ok("CUDA driver", "none, and no NVIDIA device"));
   }
-  std::vector<std::string> said;
-  const host::Gpus gpus(host::kNvmlLibrary, [&](const std::string& text) { said.push_back(text); });
-  for (const host::GpuInfo& one : gpus.list()) {
+  if (!seen) {
+    result.push_back(problem("GPUs",
+                             "NVIDIA's driver does not answer within " + std::to_string(kGpuPatience.count()) + " s",
+                             "dmesg says why; often only a restart of the host helps"));
+    return result;
+  }
+  for (const host::GpuInfo& one : seen->gpus) {
     const std::string name = "GPU " + std::to_string(one.index);
     const std::string text = one.name + ", " + format_bytes(static_cast<double>(one.total_memory)) + ", " + one.uuid;
     result.push_back(one.problem.empty()
                          ? ok(name, text)
                          : problem(name, text + ": " + one.problem, "it is not used; see nvidia-smi -q"));
   }
-  for (const std::string& text : said) result.push_back(warning("GPUs", text, "see nvidia-smi"));
-  result.push_back(check_nccl(!gpus.list().empty()));
+  for (const std::string& text : seen->warnings) result.push_back(warning("GPUs", text, "see nvidia-smi"));
+  result.push_back(check_nccl(!seen->gpus.empty()));
   return result;
 }
 
