@@ -6,6 +6,8 @@
 namespace dtrain::run {
 namespace {
 
+constexpr const char* kUnderText = "                            -> ";
+
 Level level_of(const std::string& word) {
   if (word == to_string(Level::kProblem)) return Level::kProblem;
   return word == to_string(Level::kWarning) ? Level::kWarning : Level::kOk;
@@ -87,7 +89,7 @@ std::string render(std::span<const HostFindings> hosts) {
       char start[64];
       std::snprintf(start, sizeof start, "  %-8s  %-14s  ", to_string(one.level).c_str(), one.check.c_str());
       text += start + one.text + "\n";
-      if (!one.remedy.empty()) text += std::string(28, ' ') + "-> " + one.remedy + "\n";
+      if (!one.remedy.empty()) text += kUnderText + one.remedy + "\n";
     }
   }
   const int problems = count(hosts, Level::kProblem);
