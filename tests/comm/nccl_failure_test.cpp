@@ -1,28 +1,20 @@
 // What happens on the nccl backend when ranks differ, do not come, or when NCCL or the GPU fails; over the fake NCCL.
 #include <atomic>
 #include <chrono>
-#include <future>
-#include <thread>
 
 #include "nccl_ranks.h"
 
 namespace dtrain::comm {
 namespace {
 
-using test::FakeNccl;
+using test::kNcclSum;
+using test::nccl_sum;
 using test::NcclWorld;
 using testing::AllOf;
 using testing::Each;
 using testing::HasSubstr;
 using testing::Not;
 using namespace std::chrono_literals;
-
-constexpr const char* kSum = "all_reduce(sum, float32, 5000 elements, bucket 7)";
-
-Work sum(Communicator& comm, std::vector<float>& data) {
-  data.resize(5000, 1.0f);
-  return comm.all_reduce(data.data(), data.size(), DataType::kFloat32, {.bucket = 7});
-}
 
 TEST(NcclFailure, AConnectionThatNeverStandsIsSaidAtTheDeadline) {
   NcclWorld world(2);
@@ -80,14 +72,14 @@ TEST(NcclFailure, AnAsynchronousErrorNamesTheOperation) {
   NcclWorld world(2);
   const auto errors = nccl_errors(world, [&](NcclCommunicator& comm, ControlPlane& control) {
     std::vector<float> data;
-    sum(comm, data).wait();
+    nccl_sum(comm, data).wait();
     comm.barrier().wait();
     control.barrier("all are here");
     if (comm.rank() == 1) {
       control.barrier("rank 0 has failed");
       return;
     }
-    const Work work = sum(comm, data);
+    const Work work = nccl_sum(comm, data);
     world.fake.faults(0).error = ncclRemoteError;
     try {
       Work(work).wait();
@@ -96,7 +88,7 @@ TEST(NcclFailure, AnAsynchronousErrorNamesTheOperation) {
       throw;
     }
   });
-  EXPECT_THAT(errors[0], AllOf(HasSubstr(std::string("rank 0: ") + kSum + ", operation 2, failed after"),
+  EXPECT_THAT(errors[0], AllOf(HasSubstr(std::string("rank 0: ") + kNcclSum + ", operation 2, failed after"),
                                HasSubstr("remote process exited"), HasSubstr("the fake's last words")));
   world.expect_clean();
 }
@@ -106,9 +98,9 @@ TEST(NcclFailure, AGpuThatFails) {
   const auto errors = nccl_errors(world, [&](NcclCommunicator& comm, ControlPlane&) {
     std::vector<float> data;
     world.fake.cuda(0).query_error = cudaErrorLaunchFailure;
-    sum(comm, data).wait();
+    nccl_sum(comm, data).wait();
   });
-  EXPECT_THAT(errors[0], AllOf(HasSubstr(kSum), HasSubstr("unspecified launch failure")));
+  EXPECT_THAT(errors[0], AllOf(HasSubstr(kNcclSum), HasSubstr("unspecified launch failure")));
   world.expect_clean();
 }
 
@@ -118,9 +110,9 @@ TEST(NcclFailure, AnEventThatNeverFiresEndsAtTheDeadline) {
   const auto errors = nccl_errors(world, [&](NcclCommunicator& comm, ControlPlane&) {
     std::vector<float> data;
     world.fake.cuda(comm.rank()).events_never_fire = true;
-    sum(comm, data).wait();
+    nccl_sum(comm, data).wait();
   });
-  EXPECT_THAT(errors, Each(AllOf(HasSubstr(std::string(kSum) + ", operation 0, timed out after"),
+  EXPECT_THAT(errors, Each(AllOf(HasSubstr(std::string(kNcclSum) + ", operation 0, timed out after"),
                                  HasSubstr("every rank has entered it, and NCCL does not end it"))));
   world.expect_clean();
 }
@@ -136,7 +128,7 @@ TEST(NcclFailure, ARankThatDoesNotComeIsNamed) {
       return;
     }
     try {
-      sum(comm, data).wait();
+      nccl_sum(comm, data).wait();
     } catch (const CommError&) {
       --waiting;
       throw;
@@ -145,7 +137,7 @@ TEST(NcclFailure, ARankThatDoesNotComeIsNamed) {
   EXPECT_EQ(errors[1], "");
   for (const int r : {0, 2}) {
     EXPECT_THAT(errors[static_cast<std::size_t>(r)],
-                AllOf(HasSubstr(kSum), HasSubstr("operation 0"), HasSubstr("timed out after"),
+                AllOf(HasSubstr(kNcclSum), HasSubstr("operation 0"), HasSubstr("timed out after"),
                       HasSubstr("missing: rank 1 does not wait for it (late: its heartbeats come)"),
                       Not(HasSubstr(r == 0 ? "rank 2 " : "rank 0 "))));
   }
@@ -223,268 +215,6 @@ TEST(NcclFailure, LateDifferencesAreNamedAtTheDeadline) {
     }
     world.expect_clean();
   }
-}
-
-void abort_wakes(bool can_revoke) {
-  NcclWorld world(2);
-  for (int r = 0; r < 2; ++r) world.fake.faults(r).can_revoke = can_revoke;
-  world.options.compared_operations = 0;
-  const auto errors = nccl_errors(world, [](NcclCommunicator& comm, ControlPlane& control) {
-    const auto buffer = comm.allocate(20'000);
-    if (comm.rank() == 0) {
-      auto* const data = reinterpret_cast<float*>(buffer->bytes().data());
-      std::thread other([&] {
-        std::this_thread::sleep_for(50ms);
-        comm.abort("a test wants it");
-        comm.abort("a second cause");
-      });
-      std::string said;
-      try {
-        comm.all_reduce(data, 5000, DataType::kFloat32).wait();
-      } catch (const CommError& error) {
-        said = error.what();
-      }
-      other.join();
-      EXPECT_THROW(comm.barrier(), CommError);
-      EXPECT_THROW(comm.progress(), CommError);
-      EXPECT_THROW(comm.allocate(10), CommError);
-      control.barrier("rank 0 has failed");
-      throw CommError(said);
-    }
-    control.barrier("rank 0 has failed");
-  });
-  EXPECT_THAT(errors[0], AllOf(HasSubstr("all_reduce"), HasSubstr("was stopped after"), HasSubstr("a test wants it")));
-  EXPECT_EQ(errors[1], "");
-  world.expect_clean();
-}
-
-TEST(NcclFailure, AbortWakesWaiters) {
-  abort_wakes(true);
-}
-
-TEST(NcclFailure, AbortWakesWaitersWhereNothingCanBeRevoked) {
-  abort_wakes(false);
-}
-
-TEST(NcclFailure, AFailureOfTheRunAborts) {
-  NcclWorld world(3);
-  std::vector<std::string> errors(3);
-  run_control_ranks(world, [&](ControlPlane& control) {
-    const auto comm = world.connect(control);
-    std::vector<float> data;
-    if (control.world().rank == 2) {
-      std::this_thread::sleep_for(50ms);
-      control.fail({2, 17, "its disk is full"});
-      return;
-    }
-    try {
-      sum(*comm, data).wait();
-    } catch (const CommError& error) {
-      errors[static_cast<std::size_t>(comm->rank())] = error.what();
-    }
-  });
-  for (const int r : {0, 1}) {
-    EXPECT_THAT(errors[static_cast<std::size_t>(r)],
-                AllOf(HasSubstr(kSum), HasSubstr("rank 2 failed at step 17: its disk is full")));
-  }
-  world.expect_clean();
-}
-
-void shrink(bool after_failure) {
-  NcclWorld world(4);
-  test::TestWorld smaller(3);
-  smaller.generation = 1;
-  std::promise<ControlEndpoint> bound;
-  const auto endpoint = bound.get_future().share();
-  run_control_ranks(world, [&](ControlPlane& control) {
-    const int rank = control.world().rank;
-    const auto comm = world.connect(control);
-    std::vector<float> data;
-    sum(*comm, data).wait();
-    Work stuck;
-    if (after_failure && rank != 1) stuck = sum(*comm, data);  // rank 1 never comes
-    control.barrier("before");
-    if (rank == 1) return;
-    if (after_failure) comm->abort("rank 1 is lost");
-    const int now = rank == 0 ? 0 : rank - 1;
-    std::unique_ptr<ControlPlane> plane;
-    if (now == 0) {
-      ControlEndpoint where;
-      plane = ControlPlane::serve(smaller.control_options(0), {}, &where);
-      bound.set_value(where);
-    } else {
-      plane = ControlPlane::connect(smaller.control_options(now), endpoint.get());
-    }
-    {
-      const auto left = comm->shrink(*plane, {1}, "after");
-      EXPECT_EQ(left->world_size(), 3);
-      EXPECT_EQ(left->rank(), now);
-      EXPECT_EQ(left->generation(), 1u);
-      const auto buffer = left->allocate(64);
-      auto* const values = reinterpret_cast<float*>(buffer->bytes().data());
-      values[0] = static_cast<float>(rank);
-      left->all_reduce(values, 1, DataType::kFloat32).wait();
-      EXPECT_EQ(values[0], 5.0f);
-      EXPECT_THROW(comm->barrier(), CommError);
-      EXPECT_THROW(comm->shrink(control, {1}, "again"), CommError);
-    }
-    plane->finish();
-  });
-  world.expect_clean();
-}
-
-TEST(NcclFailure, ShrinksAfterAFailure) {
-  shrink(true);
-}
-
-TEST(NcclFailure, ShrinksWithoutAFailure) {
-  shrink(false);
-}
-
-TEST(NcclStreams, OperationsBeginBehindTheCallersStreamAndTheStreamGoesOnBehindThem) {
-  NcclWorld world(1);
-  test::FakeCuda& cuda = world.fake.cuda(0);
-  const cudaStream_t stream = cuda.make_stream();
-  world.options.stream = stream;
-  std::atomic<float> seen{0};
-  run_nccl_ranks(world, [&](NcclCommunicator& comm, ControlPlane&) {
-    const auto in = comm.allocate(4);
-    const auto out = comm.allocate(4);
-    auto* const value = reinterpret_cast<float*>(in->bytes().data());
-    auto* const result = reinterpret_cast<float*>(out->bytes().data());
-    cuda.stream(stream)->push([=] {
-      std::this_thread::sleep_for(50ms);
-      *value = 42;
-    });
-    Work work = comm.all_reduce(value, result, 1, DataType::kFloat32);
-    comm.order_after(stream, work);
-    std::promise<void> behind;
-    cuda.stream(stream)->push([&] {
-      seen = *result;
-      behind.set_value();
-    });
-    behind.get_future().wait();
-    work.wait();
-    EXPECT_EQ(*result, 42);
-    comm.order_after(stream, work);  // complete: nothing to wait for
-    comm.begin_group();
-    const Work grouped = comm.barrier();
-    EXPECT_THROW(comm.order_after(stream, grouped), CommError);
-    comm.end_group();
-  });
-  EXPECT_EQ(seen, 42);
-  world.fake.api(0)->cudaStreamDestroy(stream);
-  world.expect_clean();
-}
-
-TEST(NcclStreams, SlowRanksAreWaitedFor) {
-  NcclWorld world(3);
-  world.fake.faults(1).slow_ms = 20;
-  run_nccl_ranks(world, [](NcclCommunicator& comm, ControlPlane&) {
-    for (int i = 0; i < 5; ++i) {
-      std::int64_t value = comm.rank();
-      comm.all_reduce(&value, 1, DataType::kInt64).wait();
-      EXPECT_EQ(value, 3);
-    }
-  });
-  world.expect_clean();
-}
-
-// What is staged is read when the operation before it has written it.
-TEST(NcclStreams, OperationsOnTheSameHostMemoryFollowEachOther) {
-  NcclWorld world(2);
-  world.fake.faults(0).slow_ms = 2;
-  run_nccl_ranks(world, [](NcclCommunicator& comm, ControlPlane&) {
-    std::vector<std::int64_t> data(100, 1);
-    std::vector<Work> works;
-    for (int i = 0; i < 10; ++i) works.push_back(comm.all_reduce(data.data(), data.size(), DataType::kInt64));
-    works.back().wait();
-    EXPECT_THAT(data, Each(1024));
-    std::vector<std::int64_t> all(2);
-    (void)comm.all_gather(data.data(), all.data(), 1, DataType::kInt64);
-    comm.all_reduce(all.data(), 2, DataType::kInt64).wait();
-    EXPECT_THAT(all, Each(2048));
-  });
-  world.expect_clean();
-}
-
-TEST(NcclScales, AFactorThatTheTypeDoesNotHoldIsRefused) {
-  NcclWorld world(1);
-  run_nccl_ranks(world, [](NcclCommunicator& comm, ControlPlane&) {
-    std::uint16_t value = 0;
-    EXPECT_THROW(comm.all_reduce(&value, 1, DataType::kFloat16, {.post_scale = 1e-9}), CommError);
-    EXPECT_THROW(comm.all_reduce(&value, 1, DataType::kFloat16, {.pre_scale = 1e9}), CommError);
-    comm.all_reduce(&value, 1, DataType::kBfloat16, {.post_scale = 1e-9}).wait();
-  });
-  world.expect_clean();
-}
-
-TEST(NcclScales, ExtremesAndProductsAreNotScaledEvenByScalesThatCancelOut) {
-  NcclWorld world(1);
-  run_nccl_ranks(world, [](NcclCommunicator& comm, ControlPlane&) {
-    float x = 3;
-    for (const ReduceOp op : {ReduceOp::kMin, ReduceOp::kMax, ReduceOp::kProduct}) {
-      EXPECT_THROW(comm.all_reduce(&x, 1, DataType::kFloat32, {.op = op, .pre_scale = -2, .post_scale = -0.5}),
-                   CommError);
-    }
-    comm.all_reduce(&x, 1, DataType::kFloat32, {.pre_scale = -2, .post_scale = -0.5}).wait();
-    EXPECT_EQ(x, 3.0f);
-  });
-  world.expect_clean();
-}
-
-// The fake would be worth little if it overlooked wrong use.
-TEST(FakeNccl, ComplainsAboutWrongUse) {
-  FakeNccl fake(1);
-  const auto api = fake.api(0);
-  const auto complains = [&](const char* about) {
-    EXPECT_THAT(fake.complaints(), testing::Contains(HasSubstr(about)));
-  };
-  void* data = nullptr;
-  api->ncclMemAlloc(&data, 64);
-  complains("never freed");
-  api->ncclMemFree(data);
-  api->ncclMemFree(data);
-  complains("freed before");
-  cudaStream_t stream = nullptr;
-  api->cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, -5);
-  ncclUniqueId id;
-  api->ncclGetUniqueId(&id);
-  ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
-  config.blocking = 0;
-  ncclComm_t comm = nullptr;
-  api->ncclCommInitRankConfig(&comm, 1, id, 0, &config);
-  api->ncclMemAlloc(&data, 64);
-  const auto reduce = [&](std::size_t count) {
-    api->ncclGroupStart();
-    api->ncclAllReduce(data, data, count, ncclFloat32, ncclSum, comm, stream);
-    return api->ncclGroupEnd();
-  };
-  reduce(1);
-  complains("while the one before is in progress");
-  const auto settle = [&] {
-    ncclResult_t state = ncclInProgress;
-    while (state == ncclInProgress) api->ncclCommGetAsyncError(comm, &state);
-  };
-  settle();
-  reduce(17);
-  complains("more than was allocated");
-  EXPECT_EQ(reduce(16), ncclInProgress);
-  cudaEvent_t event = nullptr;
-  api->cudaEventCreateWithFlags(&event, cudaEventDisableTiming);
-  api->cudaEventRecord(event, stream);
-  complains("before the launch");
-  settle();
-  void* registration = nullptr;
-  api->ncclCommRegister(comm, data, 64, &registration);
-  api->ncclMemFree(data);
-  complains("while it is registered");
-  api->ncclGroupStart();
-  complains("never closed");
-  api->ncclCommDestroy(comm);
-  complains("before ncclCommFinalize");
-  api->ncclCommAbort(comm);
-  complains("destroyed or aborted");
 }
 
 }  // namespace

@@ -51,4 +51,12 @@ inline std::vector<std::string> nccl_errors(
   return errors;
 }
 
+// What the tests of failures do: one operation that errors name as kNcclSum.
+constexpr const char* kNcclSum = "all_reduce(sum, float32, 5000 elements, bucket 7)";
+
+inline comm::Work nccl_sum(comm::Communicator& communicator, std::vector<float>& data) {
+  data.resize(5000, 1.0f);
+  return communicator.all_reduce(data.data(), data.size(), comm::DataType::kFloat32, {.bucket = 7});
+}
+
 }  // namespace dtrain::test

@@ -1,0 +1,108 @@
+// Operations of the nccl backend among other work of the GPU, and the scales it takes; over the fake NCCL.
+#include <atomic>
+#include <chrono>
+#include <future>
+
+#include "nccl_ranks.h"
+
+namespace dtrain::comm {
+namespace {
+
+using test::NcclWorld;
+using testing::Each;
+using namespace std::chrono_literals;
+
+TEST(NcclStreams, OperationsBeginBehindTheCallersStreamAndTheStreamGoesOnBehindThem) {
+  NcclWorld world(1);
+  test::FakeCuda& cuda = world.fake.cuda(0);
+  const cudaStream_t stream = cuda.make_stream();
+  world.options.stream = stream;
+  std::atomic<float> seen{0};
+  run_nccl_ranks(world, [&](NcclCommunicator& comm, ControlPlane&) {
+    const auto in = comm.allocate(4);
+    const auto out = comm.allocate(4);
+    auto* const value = reinterpret_cast<float*>(in->bytes().data());
+    auto* const result = reinterpret_cast<float*>(out->bytes().data());
+    cuda.stream(stream)->push([=] {
+      std::this_thread::sleep_for(50ms);
+      *value = 42;
+    });
+    Work work = comm.all_reduce(value, result, 1, DataType::kFloat32);
+    comm.order_after(stream, work);
+    std::promise<void> behind;
+    cuda.stream(stream)->push([&] {
+      seen = *result;
+      behind.set_value();
+    });
+    behind.get_future().wait();
+    work.wait();
+    EXPECT_EQ(*result, 42);
+    comm.order_after(stream, work);  // complete: nothing to wait for
+    comm.begin_group();
+    const Work grouped = comm.barrier();
+    EXPECT_THROW(comm.order_after(stream, grouped), CommError);
+    comm.end_group();
+  });
+  EXPECT_EQ(seen, 42);
+  world.fake.api(0)->cudaStreamDestroy(stream);
+  world.expect_clean();
+}
+
+TEST(NcclStreams, SlowRanksAreWaitedFor) {
+  NcclWorld world(3);
+  world.fake.faults(1).slow_ms = 20;
+  run_nccl_ranks(world, [](NcclCommunicator& comm, ControlPlane&) {
+    for (int i = 0; i < 5; ++i) {
+      std::int64_t value = comm.rank();
+      comm.all_reduce(&value, 1, DataType::kInt64).wait();
+      EXPECT_EQ(value, 3);
+    }
+  });
+  world.expect_clean();
+}
+
+// What is staged is read when the operation before it has written it.
+TEST(NcclStreams, OperationsOnTheSameHostMemoryFollowEachOther) {
+  NcclWorld world(2);
+  world.fake.faults(0).slow_ms = 2;
+  run_nccl_ranks(world, [](NcclCommunicator& comm, ControlPlane&) {
+    std::vector<std::int64_t> data(100, 1);
+    std::vector<Work> works;
+    for (int i = 0; i < 10; ++i) works.push_back(comm.all_reduce(data.data(), data.size(), DataType::kInt64));
+    works.back().wait();
+    EXPECT_THAT(data, Each(1024));
+    std::vector<std::int64_t> all(2);
+    (void)comm.all_gather(data.data(), all.data(), 1, DataType::kInt64);
+    comm.all_reduce(all.data(), 2, DataType::kInt64).wait();
+    EXPECT_THAT(all, Each(2048));
+  });
+  world.expect_clean();
+}
+
+TEST(NcclScales, AFactorThatTheTypeDoesNotHoldIsRefused) {
+  NcclWorld world(1);
+  run_nccl_ranks(world, [](NcclCommunicator& comm, ControlPlane&) {
+    std::uint16_t value = 0;
+    EXPECT_THROW(comm.all_reduce(&value, 1, DataType::kFloat16, {.post_scale = 1e-9}), CommError);
+    EXPECT_THROW(comm.all_reduce(&value, 1, DataType::kFloat16, {.pre_scale = 1e9}), CommError);
+    comm.all_reduce(&value, 1, DataType::kBfloat16, {.post_scale = 1e-9}).wait();
+  });
+  world.expect_clean();
+}
+
+TEST(NcclScales, ExtremesAndProductsAreNotScaledEvenByScalesThatCancelOut) {
+  NcclWorld world(1);
+  run_nccl_ranks(world, [](NcclCommunicator& comm, ControlPlane&) {
+    float x = 3;
+    for (const ReduceOp op : {ReduceOp::kMin, ReduceOp::kMax, ReduceOp::kProduct}) {
+      EXPECT_THROW(comm.all_reduce(&x, 1, DataType::kFloat32, {.op = op, .pre_scale = -2, .post_scale = -0.5}),
+                   CommError);
+    }
+    comm.all_reduce(&x, 1, DataType::kFloat32, {.pre_scale = -2, .post_scale = -0.5}).wait();
+    EXPECT_EQ(x, 3.0f);
+  });
+  world.expect_clean();
+}
+
+}  // namespace
+}  // namespace dtrain::comm
