@@ -21,7 +21,7 @@ LaunchTask::LaunchTask(const std::filesystem::path& state_folder, const schedule
     : clock_(clock), ledger_(scheduler::Ledger::open(state_folder, clock)), id_(ledger_.submit(request)) {}
 
 LaunchTask::~LaunchTask() {
-  if (!ended_) end(static_cast<int>(ExitCode::kRunFailed), "the launcher gave up");
+  if (!ended_) end(static_cast<int>(ExitCode::kRunFailed), "the launcher ended with an error of its own");
 }
 
 std::optional<scheduler::Claim> LaunchTask::wait_for_slots(LaunchSignals& signals,
