@@ -43,8 +43,8 @@ class OverTwoLinks(unittest.TestCase):
 
     def dtrain(self, *arguments, interface="auto", other="nodeb"):
         (self.folder / "c.yaml").write_text(CLUSTER.format(other=other, hosts=HOSTS, interface=interface))
-        command = f"cd {self.folder} && DTRAIN_STATE_DIR={self.folder}/state exec timeout 100 {BUILD}/bin/dtrain " + " ".join(arguments)
-        return bed("run", "a", "sh", "-c", command)
+        command = f"cd {self.folder} && DTRAIN_STATE_DIR={self.folder}/state exec timeout 100 {BUILD}/bin/dtrain "
+        return bed("run", "a", "sh", "-c", command + " ".join(arguments))
 
     def launch(self, expected=0, **cluster):
         shutil.rmtree(self.folder / "run", ignore_errors=True)
@@ -120,13 +120,15 @@ class OverTwoLinks(unittest.TestCase):
     def test_nothing_is_left_behind(self):
         self.launch(expected=2, interface="eth7")
         for host in "ab":
-            looking = "for i in $(seq 200); do pgrep -a -f '[d]train host-probe|[d]train. .host-probe' >/dev/null || exit 0; sleep 0.05; done; exit 1"
+            probes = "pgrep -f '[d]train host-probe|[d]train. .host-probe'"
+            looking = f"for i in $(seq 200); do {probes} >/dev/null || exit 0; sleep 0.05; done; exit 1"
             self.assertEqual(bed("run", host, "sh", "-c", looking).returncode, 0, f"host {host}")
 
     def test_the_doctor(self):
         result = self.dtrain("doctor", "--cluster", "c.yaml", "--json")
         report = json.loads(result.stdout)
-        self.assertEqual([host["host"] for host in report["hosts"]], ["nodea (this host)", "nodeb", "between the hosts"])
+        self.assertEqual([host["host"] for host in report["hosts"]],
+                         ["nodea (this host)", "nodeb", "between the hosts"])
         findings = {one["check"]: one for one in report["hosts"][1]["findings"]}
         for check in ("remote shell", "clock", "run folder", "MPI", "shared memory"):
             self.assertEqual(findings[check]["level"], "ok", findings[check])

@@ -124,7 +124,8 @@ TEST(Doctor, ThisMachine) {
   EXPECT_EQ(finding(report.json, "shared memory").at("level"), "ok");
   EXPECT_FALSE(fs::exists(run.folder() / "runs"));
   const Result text = dtrain(run, {"doctor"});
-  EXPECT_THAT(text.out, HasSubstr(" (this host)\n  ok        "));
+  EXPECT_THAT(text.out, HasSubstr(" (this host)\n  "));
+  EXPECT_THAT(text.out, HasSubstr("\n  ok        shared memory   memfd works"));
   EXPECT_EQ(text.code, report.code);
 }
 
