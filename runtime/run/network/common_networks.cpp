@@ -11,7 +11,6 @@ namespace dtrain::run {
 namespace {
 
 using host::InterfaceAddress;
-using host::IpNetwork;
 
 bool leads_outside(const InterfaceAddress& one) {
   return !one.loopback && host::is_for_others(one);
