@@ -60,6 +60,8 @@ struct RankSession::Impl {
   std::atomic<std::int64_t> step{-1};
 
   ExitTimer exit_timer;
+  ExitTimer
+      cut_off_timer;  // the same, where the host of another rank does not answer any more: sooner, and with the daemon
   std::unique_ptr<LogRedirect> redirect;  // none where the launcher made the log the output already
   std::unique_ptr<EventLog> events;
   std::unique_ptr<LineAppender> metrics;  // rank 0

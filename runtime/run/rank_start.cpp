@@ -17,7 +17,8 @@ namespace {
 
 constexpr auto kGraceAfterLauncher = std::chrono::seconds(5);
 constexpr auto kGraceAfterFailure = std::chrono::seconds(10);
-constexpr auto kGraceAfterSilence = std::chrono::seconds(2);
+// Less than this process would take to leave by MPI_Abort: it must still be there to end its daemon.
+constexpr auto kGraceAfterSilence = std::chrono::milliseconds(800);
 
 }  // namespace
 
@@ -193,11 +194,13 @@ void RankSession::Impl::on_launcher_stop(int signal) {
 void RankSession::Impl::on_rank_failure(const comm::RankFailure& failure) {
   // Where a host does not answer any more Open MPI's daemon here may be cut off as well: nobody would ever end it.
   const bool cut_off = mpi && failure.departure == comm::Departure::kSilent;
-  const std::chrono::milliseconds grace = cut_off ? kGraceAfterSilence : kGraceAfterFailure;
-  exit_timer.arm(grace, static_cast<int>(ExitCode::kRunFailed), [this, cut_off, grace] {
+  if (cut_off) {
+    log->error("{}: this rank ends, and Open MPI's daemon with it", failure.cause);
+    return cut_off_timer.arm(kGraceAfterSilence, static_cast<int>(ExitCode::kRunFailed), end_daemon_above);
+  }
+  exit_timer.arm(kGraceAfterFailure, static_cast<int>(ExitCode::kRunFailed), [this] {
     log->error("this rank did not come out of its step within {} s after the failure: ending at once",
-               to_seconds(grace));
-    if (cut_off) end_daemon_above();
+               std::chrono::seconds(kGraceAfterFailure).count());
   });
 }
 
