@@ -4,11 +4,12 @@ PRESET ?= release
 BIN := build/$(PRESET)/bin
 CXX_FILES := $(shell git ls-files '*.h' '*.cpp')
 
-.PHONY: help setup setup-test demo build test bench deb format format-check lint sanitize fuzz clean
+.PHONY: help setup setup-test demo build test test-cluster bench deb format format-check lint sanitize fuzz clean
 
 help:
 	@echo "make demo      install what is missing, build, train Fashion-MNIST on 2 ranks"
 	@echo "make test      the same set-up with the Python peers; build everything, run all tests"
+	@echo "make test-cluster  launching over two hosts (namespaces) and by Slurm, as root"
 	@echo "make bench     run the benchmarks and print their JSON"
 	@echo "make build     build everything (PRESET=release|debug|asan|tsan)"
 	@echo "make deb       the Debian package, in build/release"
@@ -37,6 +38,9 @@ build: setup-test
 
 test: build
 	ctest --test-dir build/$(PRESET) --output-on-failure -j $(JOBS)
+
+test-cluster: build
+	@scripts/test_cluster.sh $(BIN)
 
 bench: build
 	@scripts/bench.sh $(BIN)

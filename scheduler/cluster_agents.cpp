@@ -51,6 +51,14 @@ ClusterAgents find_cluster(const fs::path& given, const Variables& variables, co
   if (const fs::path file = find_file(given, variables); !file.empty()) {
     result.source = file.string();
     result.cluster = read_cluster_file(file, result.warnings);
+    // Which nodes a job gets is Slurm's to say, and said in the job alone.
+    const bool leaves_it_to_slurm =
+        result.cluster.agents.empty() && result.cluster.launcher.type == config::LauncherType::kSlurm;
+    if (auto allocation = leaves_it_to_slurm ? find_slurm_allocation(variables) : std::nullopt) {
+      result.source += ", the Slurm allocation " + allocation->job;
+      result.cluster.agents = std::move(allocation->cluster.agents);
+      slurm_node = allocation->here;
+    }
   } else if (auto allocation = find_slurm_allocation(variables)) {
     result.source = "the Slurm allocation " + allocation->job;
     result.cluster = std::move(allocation->cluster);

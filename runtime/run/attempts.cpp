@@ -3,6 +3,8 @@
 #include "dtrain/base/error.h"
 #include "dtrain/base/file.h"
 #include "dtrain/run/log_tail.h"
+#include "slurm_command.h"
+#include "slurm_submit.h"
 
 namespace dtrain::run {
 namespace {
@@ -18,20 +20,25 @@ Outcome run_once(const Attempt& attempt) {
     case config::LauncherType::kSlurm:
       break;
   }
-  throw ConfigError("launcher: slurm is not supported yet");  // check_can_start() has said so before
+  return needs_allocation(attempt.plan, attempt.variables) ? submit_and_follow(attempt) : run_slurm(attempt);
 }
 
-void put_aside(const RunFolder& folder, int number) {
-  const fs::path aside = folder.path / ("attempt-" + std::to_string(number));
+}  // namespace
+
+int put_aside(const RunFolder& folder) {
+  for (const auto& entry : fs::directory_iterator(folder.logs())) end_torn_line(entry.path());
+  int number = 1;
+  const auto aside_of = [&] { return folder.path / ("attempt-" + std::to_string(number)); };
+  while (fs::exists(aside_of())) ++number;
+  const fs::path aside = aside_of();
   make_folder(aside);
   for (const fs::path& one : {folder.logs(), folder.profile(), folder.metrics()}) {
     if (fs::exists(one)) fs::rename(one, aside / one.filename());
   }
   make_folder(folder.logs());
   make_folder(folder.profile());
+  return number;
 }
-
-}  // namespace
 
 Outcome run_attempts(const Attempt& attempt) {
   const int most = attempt.plan.experiment.max_restarts + 1;
@@ -47,11 +54,10 @@ Outcome run_attempts(const Attempt& attempt) {
     attempt.events.write("attempt_failed", {{"attempt", number}, {"cause", cause}});
     attempt.screen.line("dtrain: attempt " + std::to_string(number) + " of " + std::to_string(most) +
                         " failed: " + cause);
-    for (const auto& entry : fs::directory_iterator(attempt.folder.logs())) end_torn_line(entry.path());
-    put_aside(attempt.folder, number);
+    const int kept = put_aside(attempt.folder);
     attempt.screen.line("dtrain: starting again from the beginning, for there are no checkpoints yet; attempt " +
                         std::to_string(number) + " is kept in " +
-                        (attempt.folder.path / ("attempt-" + std::to_string(number))).string());
+                        (attempt.folder.path / ("attempt-" + std::to_string(kept))).string());
   }
 }
 

@@ -10,4 +10,7 @@ namespace dtrain::run {
 // attempt-N/.
 Outcome run_attempts(const Attempt& attempt);
 
+// Moves what an attempt has logged and recorded to attempt-N/ of the run's folder; N is returned.
+int put_aside(const RunFolder& folder);
+
 }  // namespace dtrain::run

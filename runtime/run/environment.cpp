@@ -1,5 +1,6 @@
 #include "environment.h"
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <charconv>
@@ -103,7 +104,7 @@ RankEnvironment from_dtrain(const Variables& variables, const std::string& first
 
 RankEnvironment from_open_mpi(const Variables& variables, const std::string& first) {
   const Family family(variables, first, "mpirun");
-  RankEnvironment result{.started_by = "Open MPI"};
+  RankEnvironment result{.started_by = "Open MPI", .has_mpi = true};
   result.world = family.world("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
                               "OMPI_COMM_WORLD_LOCAL_SIZE");
   if (result.world.size > 1) {
@@ -112,6 +113,19 @@ RankEnvironment from_open_mpi(const Variables& variables, const std::string& fir
     result.job = "ompi-" + family.text(job.empty() ? kJobs[0] : job);
   }
   return result;
+}
+
+// "2(x3),1": two tasks on each of the first three nodes, one on the fourth. What cannot be read is noticed when the
+// ranks meet and count.
+int tasks_of_node(const std::string& text, int node, int local_rank) {
+  for (const std::string& part : split(text, ',')) {
+    int tasks = 0;
+    int nodes = 1;
+    if (std::sscanf(part.c_str(), "%d(x%d)", &tasks, &nodes) < 1) break;
+    if (node < nodes) return std::max(tasks, local_rank + 1);
+    node -= nodes;
+  }
+  return local_rank + 1;
 }
 
 RankEnvironment from_slurm(const Variables& variables, const std::string& first) {
@@ -126,9 +140,11 @@ RankEnvironment from_slurm(const Variables& variables, const std::string& first)
   result.world.size = family.number(size, 1, 1'000'000);
   result.world.rank = family.number("SLURM_PROCID", 0, result.world.size - 1);
   result.world.local_rank = family.number("SLURM_LOCALID", 0, result.world.size - 1);
-  // On several nodes the exact number does not matter: only mpirun may start ranks there.
-  const bool one_node = family.number(nodes, 1, 1'000'000) == 1;
-  result.world.local_size = one_node ? result.world.size : result.world.local_rank + 1;
+  result.has_mpi = find(variables, "PMIX_NAMESPACE") != nullptr;
+  result.world.local_size = family.number(nodes, 1, 1'000'000) == 1
+                                ? result.world.size
+                                : tasks_of_node(family.text("SLURM_STEP_TASKS_PER_NODE"),
+                                                family.number("SLURM_NODEID", 0, 1'000'000), result.world.local_rank);
   if (result.world.size > 1) result.job = "slurm-" + family.text("SLURM_JOB_ID") + "." + family.text("SLURM_STEP_ID");
   return result;
 }

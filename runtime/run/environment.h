@@ -48,6 +48,7 @@ struct RankEnvironment {
   std::string job;                   // what all ranks of the job, and no other job, share: names the rendezvous file
   std::optional<Handover> handover;  // started by `dtrain launch` itself
   std::optional<LauncherContact> launcher;  // started for it, by mpirun or srun
+  bool has_mpi = false;                     // MPI finds the other ranks: started by mpirun, or by srun with PMIx
   std::string network_interface;     // DTRAIN_NETWORK_INTERFACE: a name or a network, between hosts; empty: found
   std::filesystem::path error_file;  // where torchrun looks for the cause of a failure; empty: nowhere
 };

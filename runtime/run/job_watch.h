@@ -31,7 +31,7 @@ struct JobEnd {
   bool finished = false;              // all did all they were asked to
   int exit_code = 0;                  // what they say then
   int interrupts = 0;
-  std::string interrupted_by;  // the first of them; empty: nobody
+  std::string interrupted_by;               // the first of them; empty: nobody
   std::map<std::string, HostReport> hosts;  // by agent
 };
 

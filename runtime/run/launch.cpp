@@ -19,6 +19,7 @@
 #include "launch_queue.h"
 #include "mpi_command.h"
 #include "process_id.h"
+#include "slurm_submit.h"
 
 namespace dtrain::run {
 namespace {
@@ -110,6 +111,7 @@ int carry_out(LaunchPlan plan, const RunFolder& folder, const Variables& variabl
   Screen screen(STDOUT_FILENO, ::isatty(STDOUT_FILENO) == 1, clock);
   const Outcome outcome = run_attempts({plan, folder, events, screen, clock, variables, signals, task});
   task.end(outcome.exit_code, reason_of(outcome));
+  if (outcome.told) return outcome.exit_code;
   write_last_event(events, outcome);
   if (outcome.failure) {
     end_torn_logs(folder);
@@ -128,13 +130,16 @@ int launch(const LaunchRequest& request) {
   LaunchPlan plan = make_launch_plan(request, variables);
   warn(plan.warnings);
   if (request.dry_run) {
-    print(request.json ? pretty(to_json(plan)) : render_plan(plan));
+    const std::string script = batch_script_of(plan, variables);
+    Json json = to_json(plan);
+    if (!script.empty()) json["batch_script"] = script;
+    print(request.json ? pretty(json) : render_plan(plan) + (script.empty() ? "" : "\nfor sbatch:\n" + script));
     return static_cast<int>(ExitCode::kDone);
   }
   check_can_start(plan);
   const SystemClock clock;
   open_user_ledger(clock);  // one that cannot be opened is told before there is a run folder
-  const RunFolder folder = create_run_folder(request.run_dir, plan.experiment.name, plan.experiment.text);
+  const RunFolder folder = folder_of_launch(request, plan, variables, clock);
   if (!request.detach) return carry_out(plan, folder, variables, clock, nullptr);
   Detached detached(folder.logs() / "launcher.log");
   if (detached.is_launcher()) return carry_out(plan, folder, variables, clock, &detached);

@@ -87,15 +87,15 @@ void assign_slots(LaunchPlan& plan, const scheduler::Claim& claim) {
 }
 
 void check_can_start(const LaunchPlan& plan) {
-  const std::string launcher = config::to_string(plan.launcher.type);
   if (plan.launcher.type == config::LauncherType::kMpi) {
     if (!find_program("mpirun", {}, process_variables()).empty()) return;
     throw ConfigError(plan.cluster.source + ": launcher: mpi needs mpirun, which is not in PATH",
                       "install Open MPI on every host (apt install openmpi-bin)");
   }
-  if (plan.launcher.type != config::LauncherType::kLocal) {
-    throw ConfigError(plan.cluster.source + ": launcher: " + launcher + " is not supported yet",
-                      "mpirun or srun can start the program itself (docs/launching.md); --dry-run shows the placement");
+  if (plan.launcher.type == config::LauncherType::kSlurm) {
+    if (!find_program("srun", {}, process_variables()).empty()) return;
+    throw ConfigError(plan.cluster.source + ": launcher: slurm needs srun and sbatch, which are not in PATH",
+                      "install Slurm's commands (apt install slurm-client), or start it where they are");
   }
   const AgentsById agents = by_id(plan.cluster);
   for (const scheduler::AgentShare& share : plan.placement) {

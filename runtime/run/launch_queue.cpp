@@ -44,7 +44,8 @@ scheduler::TaskRequest task_request(const LaunchPlan& plan, const std::filesyste
           .slots = plan.request,
           .max_slots = plan.experiment.resources.max_slots,
           .agents = scheduler::empty_slots(plan.cluster),
-          .run_dir = run_dir};
+          .run_dir = run_dir,
+          .placed_by_others = plan.launcher.type == config::LauncherType::kSlurm};
 }
 
 bool wait_in_queue(LaunchPlan& plan, const std::filesystem::path& run_dir, LaunchTask& task, LaunchSignals& signals,

@@ -18,7 +18,8 @@ void move_file(const fs::path& from, const fs::path& to) {
 
 void merge_plan(const fs::path& from, const fs::path& to) {
   Json plan = read_json(to);
-  for (const auto& [key, value] : read_json(from).items()) plan[key] = value;
+  const Json theirs = read_json(from);
+  for (const auto& [key, value] : theirs.items()) plan[key] = value;
   write_file_atomic(to, plan.dump(2, ' ', false, Json::error_handler_t::replace) + "\n");
 }
 

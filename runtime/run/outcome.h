@@ -23,6 +23,7 @@ struct Failure {
 struct Outcome {
   int exit_code = 0;
   std::optional<Failure> failure;
+  bool told = false;           // whoever carried it out has written the last event, and said how it ended
   std::string interrupted_by;  // "SIGINT", "dtrain task kill"; empty: by nobody
 };
 

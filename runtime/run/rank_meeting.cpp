@@ -18,8 +18,6 @@
 namespace dtrain::run {
 namespace {
 
-constexpr const char* kOpenMpi = "Open MPI";
-
 // The first rank whose value is not rank 0's.
 std::optional<std::size_t> first_other(const std::vector<std::string>& values) {
   for (std::size_t rank = 1; rank < values.size(); ++rank) {
@@ -54,11 +52,11 @@ bool RankSession::Impl::uses_mpi() const {
   const bool forced = experiment.communication_backend == config::Backend::kMpi ||
                       experiment.communication_backend == config::Backend::kHierarchical;
   const bool several_hosts = world.local_size < world.size;
-  if ((forced || several_hosts) && environment.started_by != kOpenMpi) {
+  if ((forced || several_hosts) && !environment.has_mpi) {
     const std::string ranks =
         several_hosts ? "ranks on several hosts need" : "communication.backend mpi and hierarchical need";
     throw ConfigError(ranks + " mpirun to start them; these were started by " + environment.started_by,
-                      "mpirun -np N --hostfile HOSTS program experiment.yaml");
+                      "mpirun -np N --hostfile HOSTS program experiment.yaml; with srun, --mpi=pmix");
   }
   return forced || several_hosts;
 }
@@ -72,7 +70,7 @@ void RankSession::Impl::connect_ranks() {
     return;
   }
   if (uses_mpi()) return connect_through_mpi(std::move(control_options));
-  const std::filesystem::path file = launched() ? environment.handover->rendezvous
+  const std::filesystem::path file = is_child() ? environment.handover->rendezvous
                                                 : rendezvous_path(private_folder(process_variables()), environment.job);
   control_options.session = file.stem().string();
   if (world.rank == 0) {

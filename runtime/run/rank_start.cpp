@@ -129,6 +129,9 @@ void RankSession::Impl::write_plan() {
         "environment.environment_variables were set after this program's libraries were loaded: what those read then "
         "(OMP_NUM_THREADS, LD_PRELOAD, ...) must be set by whoever starts the ranks, or use dtrain launch");
   }
+  if (experiment.max_restarts > 0) {
+    facts.warnings.push_back("max_restarts has no effect here: it is dtrain launch that starts ranks again");
+  }
   if (!split.warning.empty()) facts.warnings.push_back(split.warning);
   for (const std::string& warning : facts.warnings) log->warn("{}", warning);
   for (int rank = 0; rank < world.size; ++rank) {

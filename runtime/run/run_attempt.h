@@ -29,5 +29,7 @@ struct Attempt {
 Outcome run_local(const Attempt& attempt);
 // On every host of the plan, by Open MPI's mpirun.
 Outcome run_mpi(const Attempt& attempt);
+// On the nodes of the Slurm allocation that this process is in, by srun.
+Outcome run_slurm(const Attempt& attempt);
 
 }  // namespace dtrain::run

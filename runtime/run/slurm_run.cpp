@@ -1,0 +1,35 @@
+// `launcher: slurm` inside an allocation: srun starts the ranks on its nodes.
+#include "dtrain/base/error.h"
+#include "dtrain/base/file.h"
+#include "job_outcome.h"
+#include "job_setup.h"
+#include "mpi_command.h"
+#include "run_attempt.h"
+#include "slurm_command.h"
+
+namespace dtrain::run {
+
+Outcome run_slurm(const Attempt& attempt) {
+  const LaunchPlan& plan = attempt.plan;
+  RankPlane plane(listening_address(plan), orders_for(attempt), make_stderr_logger());
+  Job job{.name = "srun", .variables = job_variables(plan, plane.contact())};
+  job.command = srun_arguments(plan, rank_command(plan));
+  if (plan.placement.size() > 1) {
+    const std::filesystem::path ranks_file = attempt.folder.launch() / "hostfile";
+    write_file_atomic(ranks_file, slurm_hostfile(plan));
+    job.variables["SLURM_HOSTFILE"] = ranks_file.string();
+  }
+  const JobEnd end = watch_job(attempt, plane, job);
+  await_agents_here(attempt, end);
+  Outcome outcome = judge_job(plan, attempt.folder, end, read_srun_words(end.errors), job.name);
+  for (const auto& [agent, report] : end.hosts) {
+    if (report.has_folder) continue;
+    const std::string text = "the records of agent " + agent + " are on its host " + report.host + " alone, in " +
+                             attempt.folder.path.string() + ": the run's folder is not shared with it";
+    attempt.screen.line("dtrain: warning: " + text);
+    attempt.events.write("not_collected", {{"cause", text}});
+  }
+  return outcome;
+}
+
+}  // namespace dtrain::run

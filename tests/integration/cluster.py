@@ -1,0 +1,222 @@
+"""`dtrain launch` with launcher: mpi over two hosts. Runs inside `two_hosts.sh with RATE`, which makes them; needs no torch.
+
+    cluster.py BIN_FOLDER [TestClass[.test] ...]
+"""
+import re
+import subprocess
+import sys
+import time
+import unittest
+
+from cluster_bed import BED, ENDLESS, HOSTS, ClusterTest, on_host, seconds_until_all_gone
+from harness import Build
+
+GOAL_S = 10  # from a host's loss until nothing is left on either; bench_cluster prints it, the tests allow three times that
+
+
+class Launching(ClusterTest):
+    def test_ranks_are_where_the_plan_says_and_all_records_in_one_folder(self):
+        result = self.launch(self.cluster(a=1, b=2), self.experiment(slots=3)).expect(0)
+        hosts = {event["rank"]: event["host"] for event in result.events("rank_started")}
+        planned = {rank["rank"]: rank["host"] for rank in result.json("plan.json")["ranks"]}
+        self.assertEqual(hosts, planned)
+        self.assertEqual(hosts, {0: "nodeb", 1: "nodeb", 2: "nodea"})  # larger agents first, and rank 0 is not here
+        files = {path.name for path in (result.run_dir / "profile").iterdir()}
+        self.assertEqual(files, {"agent-node-1.jsonl", "agent-node-2.jsonl", *(f"rank-000{rank}.jsonl" for rank in range(3))})
+        for rank in range(3):
+            steps = [line for line in result.lines(f"profile/rank-000{rank}.jsonl") if line["record"] == "step"]
+            self.assertEqual(len(steps), 30)
+        self.assertEqual([line["state"] for line in result.events("run_ended")], ["done"])
+        self.assertIn("[rank=2] batch 30", result.output)
+        self.assertIn("3 ranks on 2 hosts", result.output)
+
+    def test_one_host_of_the_cluster(self):
+        result = self.launch(self.cluster(), self.experiment(slots=2)).expect(0)
+        self.assertEqual({event["host"] for event in result.events("rank_started")}, {"nodea"})
+
+    def test_variables_reach_every_rank_and_each_has_cores_of_its_own(self):
+        program = self.work.path / "program.sh"
+        program.write_text(f"#!/bin/sh\necho \"mine: $COLOUR $OMP_NUM_THREADS $OMP_WAIT_POLICY $NCCL_DEBUG $(nproc)\"\n"
+                           f"exec {self.rank_program} \"$@\"\n")
+        program.chmod(0o755)
+        experiment = self.experiment(environment={"environment_variables": {"COLOUR": "dark green"}})
+        result = self.launch(self.cluster(), experiment, [f"entrypoint={program}"], variables=["NCCL_DEBUG=WARN"]).expect(0)
+        said = re.findall(r"mine: (.*)", result.output)
+        cores = max(1, int(on_host("a", "nproc")) // 2)
+        self.assertEqual(said, [f"dark green {cores} passive WARN {cores}"] * 4)
+
+    def test_interrupted_it_stops_after_the_step_everywhere(self):
+        running = self.start(self.cluster(), self.experiment(), ENDLESS).reached(5)
+        on_host("a", "pkill", "-INT", "-x", "dtrain")
+        result = running.wait().expect(130)
+        self.assertEqual(len(result.events("rank_finished")), 4, result.output)
+        self.assertEqual([line["state"] for line in result.events("run_ended")], ["interrupted"])
+
+    def test_a_killed_launcher_leaves_nothing(self):
+        running = self.start(self.cluster(), self.experiment(), ENDLESS).reached(5)
+        on_host("a", "pkill", "-KILL", "-x", "dtrain")
+        running.wait()
+        seconds_until_all_gone(time.monotonic())
+
+
+class OwnFolders(ClusterTest):
+    """The hosts do not share the run's folder: the second has a file system of its own there."""
+
+    def setUp(self):
+        super().setUp()
+        self.shared = self.work.path / "runs"
+        self.shared.mkdir()
+        on_host("b", "mount", "-t", "tmpfs", "tmpfs", str(self.shared))
+
+    def tearDown(self):
+        on_host("b", "umount", str(self.shared))
+        super().tearDown()
+
+    def check_complete(self, result, ranks):
+        files = {path.name for path in (result.run_dir / "profile").iterdir()}
+        self.assertEqual(files, {"agent-node-1.jsonl", "agent-node-2.jsonl", *(f"rank-000{rank}.jsonl" for rank in range(ranks))})
+        for rank in range(ranks):
+            self.assertIn("batch 30", (result.run_dir / "logs" / f"rank-000{rank}.log").read_text())
+        self.assertEqual({event["rank"] for event in result.events("rank_finished")}, set(range(ranks)))
+        self.assertEqual(len(result.metrics("training")), 30)
+        self.assertEqual(on_host("b", "ls", "-A", str(self.shared)), "", "the other host keeps nothing")
+
+    def test_what_the_other_host_recorded_is_collected(self):
+        result = self.launch(self.cluster(), self.experiment(), run_dir=self.shared / "one").expect(0)
+        self.check_complete(result, 4)
+        self.assertIn("Host nodeb", result.output)
+
+    def test_also_where_rank_0_is_over_there(self):
+        result = self.launch(self.cluster(a=1, b=2), self.experiment(slots=3), run_dir=self.shared / "two").expect(0)
+        self.check_complete(result, 3)
+        self.assertEqual(result.json("plan.json")["communication"]["hosts"], 2)
+
+    def test_another_run_over_there_is_not_touched(self):
+        on_host("b", "mkdir", str(self.shared / "three"))
+        on_host("b", "touch", str(self.shared / "three" / "precious"))
+        result = self.launch(self.cluster(), self.experiment(), run_dir=self.shared / "three").expect(1)
+        self.assertIn("is not shared with host nodeb, where there is another folder of that name", result.output)
+        self.assertEqual(on_host("b", "ls", str(self.shared / "three")), "precious\n")
+
+
+class Failing(ClusterTest):
+    def test_the_trials_own_exception_is_told_once_and_is_no_reason_to_restart(self):
+        experiment = self.experiment(hyperparameters={"trouble": {"rank": 3, "batch": 7, "kind": "exception"}}, max_restarts=2)
+        result = self.launch(self.cluster(), experiment).expect(1)
+        self.assertIn("rank 3 on nodeb failed at batch 7: the model makes no sense", result.output)
+        self.assertEqual(result.output.count("the model makes no sense"), 1)
+        self.assertEqual(len(result.events("attempt_started")), 1)
+
+    def test_a_rank_that_ends_by_itself(self):
+        experiment = self.experiment(hyperparameters={"trouble": {"rank": 2, "batch": 7, "kind": "exit"}})
+        result = self.launch(self.cluster(), experiment).expect(1)
+        self.assertIn("rank 2 on nodeb ended before the run was over: exit status 7", result.output)
+
+    def test_after_a_signal_it_starts_again_and_keeps_the_first_attempt(self):
+        experiment = self.experiment(hyperparameters={"trouble": {"rank": 3, "batch": 7, "kind": "SIGKILL"}}, max_restarts=1)
+        result = self.launch(self.cluster(), experiment).expect(1)
+        self.assertIn("attempt 1 of 2 failed: rank 3 on nodeb was killed by signal 9 (SIGKILL)", result.output)
+        self.assertIn("starting again from the beginning, for there are no checkpoints yet", result.output)
+        for folder in ("attempt-1/", ""):
+            steps = [line for line in result.lines(folder + "profile/rank-0000.jsonl") if line["record"] == "step"]
+            self.assertIn(len(steps), (6, 7))
+            self.assertIn("batch 6\n", (result.run_dir / folder / "logs" / "rank-0003.log").read_text())
+        self.assertEqual(len(result.events("attempt_started")), 2)
+
+    def test_a_host_that_ssh_does_not_reach(self):
+        cluster = self.cluster()
+        cluster.write_text(cluster.read_text().replace('"nodeb"', '"10.71.1.77"'))
+        result = self.launch(cluster, self.experiment()).expect(1)
+        self.assertRegex(result.output, r"host 10\.71\.1\.77 \(rank 2\) cannot be reached by ssh: .*10\.71\.1\.77")
+        self.assertIn("must work without a password", result.output)
+
+    def test_ssh_that_is_refused(self):
+        on_host("b", "nft", "add table inet no; add chain inet no i { type filter hook input priority 0; }; "
+                            "add rule inet no i tcp dport 22 reject with tcp reset")
+        try:
+            result = self.launch(self.cluster(), self.experiment()).expect(1)
+        finally:
+            on_host("b", "nft", "delete", "table", "inet", "no")
+        self.assertRegex(result.output, r"host nodeb \(rank 2\) cannot be reached by ssh: .*Connection refused")
+
+    def test_a_program_that_one_host_lacks(self):
+        folder = self.work.path / "bin"
+        folder.mkdir()
+        program = folder / "program.sh"
+        program.write_text(f"#!/bin/sh\nexec {self.rank_program} \"$@\"\n")
+        program.chmod(0o755)
+        on_host("b", "mount", "-t", "tmpfs", "tmpfs", str(folder))
+        try:
+            result = self.launch(self.cluster(), self.experiment(), [f"entrypoint={program}"]).expect(1)
+        finally:
+            on_host("b", "umount", str(folder))
+        self.assertIn(f"host nodeb has no {program}", result.output)
+        self.assertIn("under the same paths", result.output)
+
+    def test_another_dtrain_on_one_host(self):
+        libraries = self.build.bin.parent / "lib"
+        other = self.work.path / "other"
+        on_host("b", "cp", "-a", str(libraries), str(other))
+        real = sorted(libraries.glob("libdtrain_run.so.*.*.*"))[0]
+        data = (other / real.name).read_bytes() if (other / real.name).exists() else real.read_bytes()
+        version = real.name.split(".so.")[1].encode()
+        changed = data.replace(b"\0" + version + b"\0", b"\0" + version[:-1] + b"7\0")
+        self.assertNotEqual(changed, data, "the version stands in the library")
+        (other / real.name).write_bytes(changed)
+        on_host("b", "mount", "--bind", str(other), str(libraries))
+        try:
+            result = self.launch(self.cluster(), self.experiment()).expect(1)
+        finally:
+            on_host("b", "umount", str(libraries))
+        self.assertIn(f"host nodeb has dtrain {version.decode()[:-1]}7, the launching host has dtrain {version.decode()}", result.output)
+
+
+class HostLoss(ClusterTest):
+    def lose(self, how):
+        running = self.start(self.cluster(), self.experiment(), ENDLESS).reached(20)
+        begin = time.monotonic()
+        how()
+        result = running.wait().expect(1)
+        seconds = seconds_until_all_gone(begin)
+        print(f"  {self._testMethodName}: over after {seconds:.1f} s", flush=True)
+        self.assertIn("host nodeb is lost, with rank 2, 3", result.output)
+        self.assertEqual([line["state"] for line in result.events("run_ended")], ["failed"])
+        self.assertLess(seconds, 3 * GOAL_S)
+
+    def tearDown(self):
+        on_host("b", "ip", "link", "set", "link0", "up")
+        super().tearDown()
+
+    def test_its_daemon_and_ranks_are_killed(self):
+        self.lose(lambda: on_host("b", "pkill", "-KILL", "orted|rank_program"))
+
+    def test_its_interface_goes_down(self):
+        self.lose(lambda: on_host("b", "ip", "link", "set", "link0", "down"))
+
+    def test_nothing_comes_over_the_link_any_more(self):
+        try:
+            self.lose(lambda: subprocess.run([BED, "cut", HOSTS], check=True))
+        finally:
+            subprocess.run([BED, "mend", HOSTS], check=True)
+
+    def test_a_lost_host_is_a_reason_to_start_again(self):
+        """It comes back meanwhile, as one that was rebooted does."""
+        experiment = self.experiment(batches=200, step_ms=10, max_restarts=1)
+        running = self.start(self.cluster(), experiment).reached(20)
+        on_host("b", "pkill", "-KILL", "orted|rank_program")
+        result = running.wait().expect(0)
+        self.assertIn("attempt 1 of 2 failed: host nodeb is lost", result.output)
+        self.assertTrue((result.run_dir / "attempt-1" / "profile" / "rank-0000.jsonl").is_file())
+        self.assertEqual(len(result.metrics("training")), 200)
+
+
+def main():
+    build = Build(sys.argv[1], "dtrain-agent")
+    ClusterTest.build = build
+    if not HOSTS:
+        sys.exit("cluster.py runs inside tests/harness/two_hosts.sh with RATE")
+    unittest.main(argv=[sys.argv[0], *sys.argv[2:]])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,167 @@
+"""`dtrain launch` with launcher: slurm on a throw-away Slurm of one node. Runs inside `slurm_bed.sh FOLDER`.
+
+    slurm.py BIN_FOLDER [TestClass[.test] ...]
+"""
+import json
+import os
+import subprocess
+import sys
+import unittest
+
+from harness import DEADLINE, SOURCE, Build, Result, Workplace, environment, launch, overrides, wait_until, write_experiment
+
+BUILD = None  # set by main()
+FASHION = SOURCE / "configs" / "fashion_mnist.yaml"
+SHORT = ["searcher.max_length.batches=20", "min_validation_period.batches=20", "communication.timeout=60"]
+ENDLESS = ["searcher.max_length.batches=1000000000"]
+
+
+def slurm_environment():
+    return environment(SLURM_CONF=os.environ["SLURM_CONF"])
+
+
+def slurm(*command):
+    return subprocess.run(command, env=slurm_environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                          timeout=DEADLINE)
+
+
+def queue():
+    return slurm("squeue", "-h", "-o", "%i").stdout.split()
+
+
+class SlurmTest(unittest.TestCase):
+    def setUp(self):
+        self.work = Workplace(type(self).__name__)
+        self.cluster = self.work.path / "cluster.yaml"
+        self.cluster.write_text(json.dumps({"launcher": {"type": "slurm", "options": ["--time=10"]}}))
+        self.rank_program = str(BUILD.bin.parent / "tests" / "rank_program")
+
+    def tearDown(self):
+        wait_until(lambda: not queue(), "the end of every job")
+        left = subprocess.run(["pgrep", "-a", "-f", str(self.work.path)], stdout=subprocess.PIPE, text=True).stdout
+        self.assertEqual(left, "")
+        self.work.remove()
+
+    def experiment(self, batches=30, step_ms=5, **sections):
+        hyperparameters = {"global_batch_size": 16, "step_ms": step_ms, **sections.pop("hyperparameters", {})}
+        return write_experiment(self.work.path / "experiment.yaml", name="job", entrypoint=self.rank_program,
+                                hyperparameters=hyperparameters, resources={"slots_per_trial": 2},
+                                searcher={"max_length": {"batches": batches}}, communication={"timeout": 60}, **sections)
+
+    def command(self, experiment, run_dir, sets=()):
+        return [BUILD.program("dtrain"), "launch", str(experiment), "--cluster", str(self.cluster), "--run-dir", str(run_dir),
+                *overrides(sets)]
+
+    def start(self, experiment, run_dir, sets=(), before=()):
+        return subprocess.Popen([*before, *self.command(experiment, run_dir, sets)], env=slurm_environment(),
+                                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+    def finish(self, process, run_dir):
+        output, _ = process.communicate(timeout=DEADLINE)
+        return Result(process.returncode, output, run_dir)
+
+    def launch(self, experiment, sets=(), before=()):
+        run_dir = self.work.new_run()
+        return self.finish(self.start(experiment, run_dir, sets, before), run_dir)
+
+    def reached(self, run_dir, batches, process):
+        path = run_dir / "metrics.jsonl"
+        wait_until(lambda: (path.is_file() and len(path.read_text().splitlines()) >= batches) or process.poll() is not None,
+                   f"batch {batches}")
+        if process.poll() is not None:
+            raise AssertionError("it has ended:\n" + process.stdout.read())
+
+
+class Submitted(SlurmTest):
+    def test_a_dry_run_shows_the_script_and_submits_nothing(self):
+        command = [*self.command(self.experiment(), self.work.new_run(), ["searcher.max_length.batches=7"]), "--dry-run"]
+        shown = slurm(*command).stdout
+        self.assertIn("#SBATCH --ntasks=2\n", shown)
+        self.assertIn("#SBATCH --time=10\n", shown)
+        self.assertIn("--set 'searcher.max_length.batches=7'", shown)
+        script = json.loads(slurm(*command, "--json").stdout)["batch_script"]
+        self.assertIn(script, shown)
+        self.assertEqual(queue(), [])
+
+    def test_it_trains_and_says_so_once(self):
+        result = self.launch(self.experiment()).expect(0)
+        self.assertRegex(result.output, r"submitted as Slurm job \d+")
+        self.assertEqual(result.output.count("2 ranks on 1 host"), 1)
+        self.assertEqual([line["state"] for line in result.events("run_ended")], ["done"])
+        files = {path.name for path in (result.run_dir / "profile").iterdir()}
+        self.assertTrue({"rank-0000.jsonl", "rank-0001.jsonl"} < files, files)
+
+    def test_the_exit_code_and_the_cause_come_through(self):
+        experiment = self.experiment(hyperparameters={"trouble": {"rank": 1, "batch": 7, "kind": "exception"}})
+        result = self.launch(experiment).expect(1)
+        self.assertIn("failed at batch 7: the model makes no sense", result.output)
+        self.assertEqual([line["state"] for line in result.events("run_ended")], ["failed"])
+
+    def test_what_sbatch_refuses(self):
+        self.cluster.write_text(json.dumps({"launcher": {"type": "slurm", "options": ["--partition=nowhere"]}}))
+        result = self.launch(self.experiment()).expect(1)
+        self.assertIn("invalid partition specified: nowhere", result.output)
+
+    def test_interrupted_the_job_stops_after_the_step(self):
+        run_dir = self.work.new_run()
+        process = self.start(self.experiment(), run_dir, ENDLESS)
+        self.reached(run_dir, 5, process)
+        process.send_signal(2)
+        result = self.finish(process, run_dir).expect(130)
+        self.assertEqual([line["state"] for line in result.events("run_ended")], ["interrupted"])
+
+    def test_requeued_it_starts_again_and_keeps_the_reason(self):
+        run_dir = self.work.new_run()
+        process = self.start(self.experiment(batches=400, step_ms=10), run_dir)
+        self.reached(run_dir, 20, process)
+        job = queue()[0]
+        self.assertEqual(slurm("scontrol", "requeue", job).stdout, "")
+        result = self.finish(process, run_dir).expect(0)
+        requeued = result.events("requeued")
+        self.assertEqual([(line["job"], line["restart"], line["attempt"]) for line in requeued], [(job, 1, 1)])
+        self.assertRegex(requeued[0]["reason"], "interrupted by SIGTERM|without a word")
+        self.assertEqual(len(result.metrics("training")), 400)
+        self.assertLess(len(result.lines("attempt-1/metrics.jsonl")), 400)
+        self.assertTrue((run_dir / "attempt-1" / "profile" / "rank-0001.jsonl").is_file())
+
+
+class InAllocation(SlurmTest):
+    before = ("salloc", "--quiet", "--ntasks=2")
+
+    def test_srun_starts_the_ranks(self):
+        result = self.launch(self.experiment(), before=self.before).expect(0)
+        self.assertEqual(len(result.events("srun_started")), 1)
+        self.assertEqual(len(result.events("rank_finished")), 2)
+        self.assertIn("[rank=1] batch 30", result.output)
+
+    def test_exit_codes(self):
+        for kind, code, cause in (("exception", 1, "rank 1 on .* failed at batch 7: the model makes no sense"),
+                                  ("exit", 1, "rank 1 on .* ended before the run was over: exit status 7"),
+                                  ("SIGKILL", 1, r"rank 1 on .* was killed by signal 9")):
+            experiment = self.experiment(hyperparameters={"trouble": {"rank": 1, "batch": 7, "kind": kind}})
+            result = self.launch(experiment, before=self.before).expect(code)
+            self.assertRegex(result.output, cause)
+
+    def test_over_mpi(self):
+        result = self.launch(self.experiment(), ["communication.backend=mpi"], self.before).expect(0)
+        self.assertEqual(result.json("plan.json")["communication"]["backend"], "mpi")
+
+
+class Training(SlurmTest):
+    def test_srun_and_sbatch_give_the_weights_of_a_local_run(self):
+        local = launch(BUILD, FASHION, self.work.new_run(), SHORT).expect(0).weights_file.read_bytes()
+        for before in ((), InAllocation.before):
+            result = self.launch(FASHION, SHORT, before).expect(0)
+            self.assertEqual(result.weights_file.read_bytes(), local, before)
+
+
+def main():
+    global BUILD
+    BUILD = Build(sys.argv[1], "dtrain-agent")
+    if "SLURM_CONF" not in os.environ:
+        sys.exit("slurm.py runs inside tests/harness/slurm_bed.sh FOLDER")
+    unittest.main(argv=[sys.argv[0], *sys.argv[2:]])
+
+
+if __name__ == "__main__":
+    main()
