@@ -17,5 +17,5 @@ $hosts with unshaped "$python" -B tests/integration/cluster.py "$bin"
 part "Slurm"
 slurm=$(mktemp -d "${TMPDIR:-/tmp}/dtrain-slurm-XXXXXX")
 trap 'rm -rf "$slurm"' EXIT
-tests/harness/slurm_bed.sh "$slurm" "$python" -B tests/integration/slurm.py "$bin"
+bash tests/harness/slurm_bed.sh "$slurm" "$python" -B tests/integration/slurm.py "$bin"
 part "done"

