@@ -141,10 +141,14 @@ RankEnvironment from_slurm(const Variables& variables, const std::string& first)
   result.world.rank = family.number("SLURM_PROCID", 0, result.world.size - 1);
   result.world.local_rank = family.number("SLURM_LOCALID", 0, result.world.size - 1);
   result.has_mpi = find(variables, "PMIX_NAMESPACE") != nullptr;
-  result.world.local_size = family.number(nodes, 1, 1'000'000) == 1
-                                ? result.world.size
-                                : tasks_of_node(family.text("SLURM_STEP_TASKS_PER_NODE"),
-                                                family.number("SLURM_NODEID", 0, 1'000'000), result.world.local_rank);
+  const bool one_node = family.number(nodes, 1, 1'000'000) == 1;
+  const std::string* tasks = find(variables, "SLURM_STEP_TASKS_PER_NODE");
+  // Not told: what is too few is noticed when the ranks meet and count.
+  result.world.local_size = one_node ? result.world.size : result.world.local_rank + 1;
+  if (!one_node && tasks && find(variables, "SLURM_NODEID")) {
+    const int node = family.number("SLURM_NODEID", 0, 1'000'000);
+    result.world.local_size = tasks_of_node(*tasks, node, result.world.local_rank);
+  }
   if (result.world.size > 1) result.job = "slurm-" + family.text("SLURM_JOB_ID") + "." + family.text("SLURM_STEP_ID");
   return result;
 }

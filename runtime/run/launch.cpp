@@ -19,6 +19,7 @@
 #include "launch_queue.h"
 #include "mpi_command.h"
 #include "process_id.h"
+#include "slurm_command.h"
 #include "slurm_submit.h"
 
 namespace dtrain::run {
@@ -72,10 +73,11 @@ std::string reason_of(const Outcome& outcome) {
 
 // Of ranks on several hosts that have their slots now.
 void find_network(LaunchPlan& plan, const Variables& variables, LaunchTask& task, EventLog& events) {
-  if (plan.launcher.type != config::LauncherType::kMpi) return;
+  if (plan.launcher.type == config::LauncherType::kLocal || needs_allocation(plan, variables)) return;
+  const bool by_slurm = plan.launcher.type == config::LauncherType::kSlurm;
   const std::size_t warned = plan.warnings.size();
   try {
-    settle_network(plan, over_remote_shell(remote_shell(plan.launcher.options, variables)));
+    settle_network(plan, by_slurm ? over_srun() : over_remote_shell(remote_shell(plan.launcher.options, variables)));
   } catch (const Error& error) {
     const bool bad_input = dynamic_cast<const ConfigError*>(&error) != nullptr;
     const int code = static_cast<int>(bad_input ? ExitCode::kBadInput : ExitCode::kRunFailed);

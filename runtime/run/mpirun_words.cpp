@@ -38,17 +38,20 @@ JobWords read_mpirun_words(const std::string& text) {
   return result;
 }
 
-JobWords read_srun_words(const std::string& text) {
+JobWords read_srun_words(const std::string& text, int rank) {
   JobWords result;
   std::smatch found;
-  if (std::regex_search(text, found, std::regex("srun: error: [^ ]+: tasks? ([0-9]+)[-,0-9]*: ([^\\n]+)"))) {
-    const std::string how = found[2];
+  const std::regex task("srun: error: [^ ]+: tasks? ([0-9]+)[-,0-9]*: ([^\\n]+)");
+  for (std::sregex_iterator each(text.begin(), text.end(), task), end; each != end; ++each) {
+    const std::string how = (*each)[2];
+    EndOfRank one{.rank = std::stoi((*each)[1])};
     std::smatch code;
     if (std::regex_search(how, code, std::regex("Exited with exit code ([0-9]+)"))) {
-      result.first = EndOfRank{.rank = std::stoi(found[1]), .code = std::stoi(code[1])};
-    } else if (const int signal = signal_called(how); signal != 0) {
-      result.first = EndOfRank{.rank = std::stoi(found[1]), .signal = signal};
+      one.code = std::stoi(code[1]);
+    } else if ((one.signal = signal_called(how)) == 0) {
+      continue;
     }
+    if (!result.first || one.rank == rank) result.first = one;
   }
   if (std::regex_search(text, found, std::regex("Node failure on ([^ \\n]+)"))) result.lost_host = found[1];
   return result;

@@ -23,6 +23,8 @@ struct JobWords {
 JobWords read_mpirun_words(const std::string& text);
 
 // srun's: "srun: error: node1: task 3: Killed" or "... Exited with exit code 7".
-JobWords read_srun_words(const std::string& text);
+// It tells of every task that did not end well, those that stopped because of another too: the one to hear of is
+// `rank`, where it is among them; else the first.
+JobWords read_srun_words(const std::string& text, int rank = -1);
 
 }  // namespace dtrain::run

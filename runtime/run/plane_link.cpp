@@ -68,8 +68,11 @@ PlaneLink::PlaneLink(const LauncherContact& launcher, const comm::World& world, 
   }
   const Json told = Json::parse(plane_->get(plane_key::kOrders));
   if (const std::string theirs = told.value("version", std::string("?")); theirs != version()) {
-    throw ConfigError("host " + host_name + " has dtrain " + version() + ", the launching host has dtrain " + theirs,
-                      "install the same version on every host");
+    const std::string cause =
+        "host " + host_name + " has dtrain " + version() + ", the launching host has dtrain " + theirs;
+    const std::string remedy = "install the same version on every host";
+    send(to_json(ErrorMessage{.rank = rank_, .cause = cause, .remedy = remedy}));
+    throw ConfigError(cause, remedy);
   }
   orders_ = orders_of(told);
   if (orders_.agents.size() != static_cast<std::size_t>(world.size)) {

@@ -21,7 +21,8 @@ Outcome run_slurm(const Attempt& attempt) {
   }
   const JobEnd end = watch_job(attempt, plane, job);
   await_agents_here(attempt, end);
-  Outcome outcome = judge_job(plan, attempt.folder, end, read_srun_words(end.errors), job.name);
+  Outcome outcome =
+      judge_job(plan, attempt.folder, end, read_srun_words(end.errors, end.error ? end.error->rank : -1), job.name);
   for (const auto& [agent, report] : end.hosts) {
     if (report.has_folder) continue;
     const std::string text = "the records of agent " + agent + " are on its host " + report.host + " alone, in " +

@@ -126,18 +126,17 @@ class Failing(ClusterTest):
     def test_a_host_that_ssh_does_not_reach(self):
         cluster = self.cluster()
         cluster.write_text(cluster.read_text().replace('"nodeb"', '"10.71.1.77"'))
-        result = self.launch(cluster, self.experiment()).expect(1)
-        self.assertRegex(result.output, r"host 10\.71\.1\.77 \(rank 2\) cannot be reached by ssh: .*10\.71\.1\.77")
-        self.assertIn("must work without a password", result.output)
+        result = self.launch(cluster, self.experiment()).expect(2)
+        self.assertRegex(result.output, r"host 10\.71\.1\.77.* cannot be reached by ssh")
 
     def test_ssh_that_is_refused(self):
         on_host("b", "nft", "add table inet no; add chain inet no i { type filter hook input priority 0; }; "
                             "add rule inet no i tcp dport 22 reject with tcp reset")
         try:
-            result = self.launch(self.cluster(), self.experiment()).expect(1)
+            result = self.launch(self.cluster(), self.experiment()).expect(2)
         finally:
             on_host("b", "nft", "delete", "table", "inet", "no")
-        self.assertRegex(result.output, r"host nodeb \(rank 2\) cannot be reached by ssh: .*Connection refused")
+        self.assertRegex(result.output, r"host nodeb.* cannot be reached by ssh.*Connection refused")
 
     def test_a_program_that_one_host_lacks(self):
         folder = self.work.path / "bin"

@@ -93,6 +93,10 @@ TEST(SrunWords, SayWhichRankEndedFirstAndHow) {
   EXPECT_EQ(read_srun_words("srun: error: node1: task 3: Segmentation fault (core dumped)\n").first->signal, 11);
   EXPECT_EQ(read_srun_words("srun: error: node1: task 0: Exited with exit code 7\n").first->code, 7);
   EXPECT_FALSE(read_srun_words("srun: job 7 queued\n").first);
+  const std::string two =
+      "srun: error: n: task 0: Exited with exit code 1\nsrun: error: n: task 1: Exited with exit code 7\n";
+  EXPECT_EQ(read_srun_words(two, 1).first->code, 7);
+  EXPECT_EQ(read_srun_words(two, 2).first->code, 1);
 }
 
 TEST(SlurmCommand, AsksForTheNodesOfThePlan) {
