@@ -29,7 +29,8 @@ constexpr Entry kVariables[] = {
      "and to "
      "passive."},
     {"DTRAIN_STATE_DIR, XDG_STATE_HOME",
-     "Where the ledger of tasks is: ledger.db in the first, or in dtrain/ of the second (~/.local/state). A folder on a "
+     "Where the ledger of tasks is: ledger.db in the first, or in dtrain/ of the second (~/.local/state). A folder on "
+     "a "
      "local disk."},
     {"PATH", "Where an entrypoint without a slash is looked up, after the folder of dtrain itself."},
     {"XDG_RUNTIME_DIR",

@@ -104,7 +104,8 @@ class Command {
     options.command = std::move(arguments);
     options.environment = std::move(environment);
     options.environment.try_emplace("XDG_RUNTIME_DIR", folder.string());
-    options.environment.try_emplace("DTRAIN_STATE_DIR", (folder / "state").string());  // its launches wait for no others
+    options.environment.try_emplace("DTRAIN_STATE_DIR",
+                                    (folder / "state").string());  // its launches wait for no others
     options.environment.try_emplace("XDG_CONFIG_HOME", (folder / "config").string());
     // What the tests themselves were started with must not make ranks of these.
     options.unset = {"RANK",          "WORLD_SIZE",      "LOCAL_RANK",   "LOCAL_WORLD_SIZE",

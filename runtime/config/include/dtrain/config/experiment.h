@@ -74,7 +74,7 @@ struct Experiment {
   Length min_validation_period;  // 0 batches: only at the end
   bool perform_initial_validation = false;
   std::optional<std::int64_t> records_per_epoch;
-  int max_restarts = 0;  // after a signal or a lost host
+  int max_restarts = 0;                // after a signal or a lost host
   std::int64_t scheduling_unit = 100;  // batches between progress reports and metric reductions
   std::chrono::milliseconds communication_timeout = std::chrono::seconds(600);
   Backend communication_backend = Backend::kAuto;
