@@ -1,5 +1,7 @@
 #include "dtrain/comm/hierarchical.h"
 
+#include <new>
+
 #include "control/subgroup.h"
 #include "dtrain/base/error.h"
 #include "dtrain/base/unix_socket.h"
@@ -17,7 +19,7 @@ class OwnBuffer final : public Buffer {
       : core_(std::move(core)), data_(allocate_zeroed(bytes)), bytes_(bytes) {}
   // After a failure the outer level may still send from it, until the process ends.
   ~OwnBuffer() override {
-    if (core_->failed()) static_cast<void>(new std::shared_ptr<std::byte>(data_));
+    if (core_->failed()) static_cast<void>(new (std::nothrow) std::shared_ptr<std::byte>(data_));
   }
   std::span<std::byte> bytes() override { return {data_.get(), bytes_}; }
 
