@@ -32,7 +32,7 @@ class FashionMnist(ClusterTest):
     def test_20_steps_as_on_one_host(self):
         here = launch(self.build, FASHION, self.work.new_run(), SHORT).expect(0)
         self.check_close(self.over_hosts(FASHION, SHORT), here, 1e-5)
-        plain = [BED, "mpirun", HOSTS, "--host", "nodea:2,nodeb:2", "-np", "4", self.build.program("fashion_mnist"),
+        plain = [BED, "mpirun", HOSTS, "--host", "nodea:2,nodeb:2", "-np", "4", "-x", "DTRAIN_NETWORK_INTERFACE=10.71.1.0/24", self.build.program("fashion_mnist"),
                  str(FASHION), *overrides(SHORT)]
         run_dir = self.work.new_run()
         self.check_close(run([*plain, "--run-dir", str(run_dir)], run_dir).expect(0), here, 1e-5)
@@ -58,7 +58,7 @@ class FashionMnist(ClusterTest):
         files = {path.name for path in (result.run_dir / "profile").iterdir()}
         self.assertTrue({"agent-node-1.jsonl", "agent-node-2.jsonl", *(f"rank-000{rank}.jsonl" for rank in range(4))} <= files, files)
         for agent in ("node-1", "node-2"):
-            samples = [line for line in result.lines(f"profile/agent-{agent}.jsonl") if line["record"] == "sample"]
+            samples = [line for line in result.lines(f"profile/agent-{agent}.jsonl") if line["record"] == "system"]
             self.assertGreater(len(samples), 2)
 
     def test_hosts_that_do_not_share_the_runs_folder(self):
