@@ -83,7 +83,7 @@ void add_lines(Failure& failure, const RunFolder& folder, const JobEnd& end, con
   if (end.error || end.joined > 0) return;
   failure.said_by = name;
   for (const std::string& line : last_lines(folder.logs() / (name + ".log"), kLinesShown)) {
-    if (!line.empty() && line.find_first_not_of("-") != std::string::npos) failure.lines.push_back(line);
+    if (!line.empty() && line.find_first_not_of('-') != std::string::npos) failure.lines.push_back(line);
   }
 }
 

@@ -19,7 +19,7 @@ namespace {
 
 // Cores that a cluster file promises and this host lacks are shared, as on the launching host.
 std::vector<int> bind_to_slot(const SlotOfRank& slot) {
-  const std::vector<int> cpus = scheduler::local_slots(slot.slots).slots.at(static_cast<std::size_t>(slot.index)).cpus;
+  std::vector<int> cpus = scheduler::local_slots(slot.slots).slots.at(static_cast<std::size_t>(slot.index)).cpus;
   cpu_set_t set;
   CPU_ZERO(&set);
   for (const int cpu : cpus) CPU_SET(cpu, &set);
