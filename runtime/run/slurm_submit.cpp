@@ -189,7 +189,7 @@ RunFolder folder_of_launch(const LaunchRequest& request, const LaunchPlan& plan,
   const bool is_its_job = !request.run_dir.empty() && token != variables.end() && !slurm_job(variables).empty() &&
                           trimmed_file(token_file(path)) == token->second;
   if (!is_its_job) return create_run_folder(request.run_dir, plan.experiment.name, plan.experiment.text);
-  const RunFolder folder{path};
+  RunFolder folder{path};
   const auto count = variables.find("SLURM_RESTART_COUNT");
   if (count == variables.end()) return folder;
   const std::string reason = reason_of_the_end(folder);
