@@ -185,8 +185,8 @@ Outcome submit_and_follow(const Attempt& attempt) {
 RunFolder folder_of_launch(const LaunchRequest& request, const LaunchPlan& plan, const Variables& variables,
                            const Clock& clock) {
   const auto token = variables.find("DTRAIN_SUBMITTED");
-  const fs::path path = fs::absolute(request.run_dir).lexically_normal();
-  const bool is_its_job = !request.run_dir.empty() && token != variables.end() && !slurm_job(variables).empty() &&
+  const fs::path path = request.run_dir.empty() ? fs::path() : fs::absolute(request.run_dir).lexically_normal();
+  const bool is_its_job = !path.empty() && token != variables.end() && !slurm_job(variables).empty() &&
                           trimmed_file(token_file(path)) == token->second;
   if (!is_its_job) return create_run_folder(request.run_dir, plan.experiment.name, plan.experiment.text);
   RunFolder folder{path};
