@@ -1,0 +1,67 @@
+// A distribution in little memory: count, sum, least and greatest value are exact, quantiles are within 1% of the
+// value. Sketches of parts of a run merge into the sketch of all of it. It is DDSketch (Masson, Rim and Lee: "DDSketch:
+// a fast and fully-mergeable quantile sketch with relative-error guarantees", PVLDB 2019, arXiv:1908.10693): bin i
+// holds the values in (g^(i-1), g^i] with g = (1 + kRelativeError) / (1 - kRelativeError). 64-bit values fill 2,185
+// bins at most, so nothing ever has to be collapsed.
+//
+// A plain value: no thread may change it while another uses it.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "dtrain/base/json.h"
+
+namespace dtrain::profile {
+
+class Sketch {
+ public:
+  static constexpr double kRelativeError = 0.01;
+  struct Bin {
+    std::int32_t index = 0;
+    std::int64_t count = 0;
+    bool operator==(const Bin&) const = default;
+  };
+
+  // `times` times. A value below 0 counts as 0 among the quantiles; sum and least value take it as it is.
+  void add(std::int64_t value, std::int64_t times = 1);
+  void merge(const Sketch& other);
+
+  std::int64_t count() const { return count_; }
+  std::int64_t sum() const { return sum_; }  // stays at the end of 64 bits instead of overflowing
+  std::int64_t min() const { return min_; }  // 0 where there is no value, as all that follows
+  std::int64_t max() const { return max_; }
+  double mean() const { return count_ > 0 ? static_cast<double>(sum_) / static_cast<double>(count_) : 0; }
+  // The value that `share` (0 to 1) of the values are not above: off by kRelativeError of it at most.
+  double quantile(double share) const;
+  // How many values are not above `value`; those of its own bin all count.
+  std::int64_t count_up_to(std::int64_t value) const;
+
+  // Values of 0 and below, and the others by bin, in rising order and without empty bins. For histograms.
+  std::int64_t zeros() const { return zeros_; }
+  const std::vector<Bin>& bins() const { return bins_; }
+  // The value that stands for a bin: within kRelativeError of all that are in it.
+  static double value_of(std::int32_t index);
+
+  // {"count", "sum", "min", "max", "zeros", "bins": [index, count, index, count, …]}
+  Json to_json() const;
+  // Nothing where it is no sketch, damaged ones included.
+  static std::optional<Sketch> from_json(const Json& json);
+  // The same for readers that have the numbers already; `bins` as in the JSON.
+  static std::optional<Sketch> restore(std::int64_t count, std::int64_t sum, std::int64_t min, std::int64_t max,
+                                       std::int64_t zeros, std::span<const std::int64_t> bins);
+
+  bool operator==(const Sketch&) const = default;
+
+ private:
+  std::int64_t count_ = 0;
+  std::int64_t sum_ = 0;
+  std::int64_t min_ = 0;
+  std::int64_t max_ = 0;
+  std::int64_t zeros_ = 0;
+  std::vector<Bin> bins_;
+};
+
+}  // namespace dtrain::profile

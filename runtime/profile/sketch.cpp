@@ -1,0 +1,161 @@
+#include "dtrain/profile/sketch.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+namespace dtrain::profile {
+namespace {
+
+constexpr double kGamma = (1 + Sketch::kRelativeError) / (1 - Sketch::kRelativeError);
+const double kLogGamma = std::log(kGamma);
+constexpr std::int32_t kLastBin = 2184;  // that of the largest 64-bit integer
+
+std::int32_t bin_of(std::int64_t value) {
+  return static_cast<std::int32_t>(std::ceil(std::log(static_cast<double>(value)) / kLogGamma));
+}
+
+std::int64_t saturating_sum(std::int64_t a, std::int64_t b) {
+  std::int64_t sum = 0;
+  if (!__builtin_add_overflow(a, b, &sum)) return sum;
+  return a > 0 ? std::numeric_limits<std::int64_t>::max() : std::numeric_limits<std::int64_t>::min();
+}
+
+std::int64_t saturating_product(std::int64_t value, std::int64_t times) {
+  std::int64_t product = 0;
+  if (!__builtin_mul_overflow(value, times, &product)) return product;
+  return value > 0 ? std::numeric_limits<std::int64_t>::max() : std::numeric_limits<std::int64_t>::min();
+}
+
+bool is_before(const Sketch::Bin& bin, std::int32_t index) {
+  return bin.index < index;
+}
+
+}  // namespace
+
+double Sketch::value_of(std::int32_t index) {
+  return 2 * std::exp(index * kLogGamma) / (kGamma + 1);
+}
+
+void Sketch::add(std::int64_t value, std::int64_t times) {
+  if (times <= 0) return;
+  min_ = count_ > 0 ? std::min(min_, value) : value;
+  max_ = count_ > 0 ? std::max(max_, value) : value;
+  count_ = saturating_sum(count_, times);
+  sum_ = saturating_sum(sum_, saturating_product(value, times));
+  if (value <= 0) {
+    zeros_ = saturating_sum(zeros_, times);
+    return;
+  }
+  const std::int32_t index = bin_of(value);
+  const auto at = std::lower_bound(bins_.begin(), bins_.end(), index, is_before);
+  if (at != bins_.end() && at->index == index) {
+    at->count = saturating_sum(at->count, times);
+  } else {
+    bins_.insert(at, {index, times});
+  }
+}
+
+void Sketch::merge(const Sketch& other) {
+  if (other.count_ == 0) return;
+  min_ = count_ > 0 ? std::min(min_, other.min_) : other.min_;
+  max_ = count_ > 0 ? std::max(max_, other.max_) : other.max_;
+  count_ = saturating_sum(count_, other.count_);
+  sum_ = saturating_sum(sum_, other.sum_);
+  zeros_ = saturating_sum(zeros_, other.zeros_);
+  std::vector<Bin> merged;
+  merged.reserve(bins_.size() + other.bins_.size());
+  auto mine = bins_.begin();
+  for (const Bin& bin : other.bins_) {
+    while (mine != bins_.end() && mine->index < bin.index) merged.push_back(*mine++);
+    merged.push_back(bin);
+    if (mine != bins_.end() && mine->index == bin.index) {
+      merged.back().count = saturating_sum(bin.count, (mine++)->count);
+    }
+  }
+  merged.insert(merged.end(), mine, bins_.end());
+  bins_ = std::move(merged);
+}
+
+double Sketch::quantile(double share) const {
+  if (count_ == 0) return 0;
+  // The ends are known exactly.
+  if (share <= 0) return static_cast<double>(min_);
+  if (share >= 1) return static_cast<double>(max_);
+  const double rank = share * static_cast<double>(count_ - 1);
+  double below = static_cast<double>(zeros_);
+  if (rank < below) return std::min(0.0, static_cast<double>(max_));
+  for (const Bin& bin : bins_) {
+    below += static_cast<double>(bin.count);
+    if (rank < below) {
+      return std::clamp(value_of(bin.index), static_cast<double>(min_), static_cast<double>(max_));
+    }
+  }
+  return static_cast<double>(max_);
+}
+
+std::int64_t Sketch::count_up_to(std::int64_t value) const {
+  if (count_ == 0 || value < min_) return 0;
+  if (value >= max_) return count_;
+  std::int64_t result = zeros_;
+  if (value <= 0) return result;
+  const std::int32_t last = bin_of(value);
+  for (const Bin& bin : bins_) {
+    if (bin.index > last) break;
+    result = saturating_sum(result, bin.count);
+  }
+  return result;
+}
+
+Json Sketch::to_json() const {
+  Json bins = Json::array();
+  for (const Bin& bin : bins_) {
+    bins.push_back(bin.index);
+    bins.push_back(bin.count);
+  }
+  return {{"count", count_}, {"sum", sum_}, {"min", min_}, {"max", max_}, {"zeros", zeros_}, {"bins", std::move(bins)}};
+}
+
+std::optional<Sketch> Sketch::restore(std::int64_t count, std::int64_t sum, std::int64_t min, std::int64_t max,
+                                      std::int64_t zeros, std::span<const std::int64_t> bins) {
+  if (count < 0 || zeros < 0 || min > max || bins.size() % 2 != 0) return std::nullopt;
+  Sketch sketch;
+  sketch.count_ = count;
+  sketch.sum_ = sum;
+  sketch.min_ = min;
+  sketch.max_ = max;
+  sketch.zeros_ = zeros;
+  sketch.bins_.reserve(bins.size() / 2);
+  std::int64_t total = zeros;
+  std::int64_t last = -1;
+  for (std::size_t i = 0; i < bins.size(); i += 2) {
+    if (bins[i] <= last || bins[i] > kLastBin || bins[i + 1] <= 0) return std::nullopt;
+    last = bins[i];
+    sketch.bins_.push_back({static_cast<std::int32_t>(bins[i]), bins[i + 1]});
+    total = saturating_sum(total, bins[i + 1]);
+  }
+  if (total != count) return std::nullopt;
+  return sketch;
+}
+
+std::optional<Sketch> Sketch::from_json(const Json& json) {
+  const auto number = [&json](const char* key) -> std::optional<std::int64_t> {
+    const auto value = json.find(key);
+    if (value == json.end() || !value->is_number_integer()) return std::nullopt;
+    return value->get<std::int64_t>();
+  };
+  if (!json.is_object()) return std::nullopt;
+  const auto count = number("count"), sum = number("sum"), min = number("min"), max = number("max"),
+             zeros = number("zeros");
+  const auto bins = json.find("bins");
+  if (!count || !sum || !min || !max || !zeros || bins == json.end() || !bins->is_array()) return std::nullopt;
+  std::vector<std::int64_t> numbers;
+  numbers.reserve(bins->size());
+  for (const Json& value : *bins) {
+    if (!value.is_number_integer()) return std::nullopt;
+    numbers.push_back(value.get<std::int64_t>());
+  }
+  return restore(*count, *sum, *min, *max, *zeros, numbers);
+}
+
+}  // namespace dtrain::profile
