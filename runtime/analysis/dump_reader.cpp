@@ -1,109 +1,93 @@
 #include "dtrain/analysis/dump_reader.h"
 
-#include <fstream>
-#include <set>
+#include <cstring>
+#include <vector>
 
+#include <fcntl.h>
+#include <unistd.h>
+
+#include "dtrain/base/fd.h"
+#include "dump_parse.h"
 #include "json_fields.h"
 
 namespace dtrain::analysis {
 namespace {
 
 constexpr int kNewestSchema = 1;
+constexpr std::size_t kChunk = std::size_t{1} << 20;
 
-using profile::Phase;
+// The lines of a file, in memory that may be read kPadding bytes beyond each line's end, as the parser does.
+class Lines {
+ public:
+  explicit Lines(UniqueFd fd) : fd_(std::move(fd)), buffer_(kChunk + simdjson::SIMDJSON_PADDING) {}
 
-StepLine to_step(const Json& json) {
-  StepLine step{integer(json, "batch"),
-                integer(json, "epoch"),
-                integer(json, "start_ns"),
-                integer(json, "wall_ns"),
-                integer(json, "samples"),
-                false,
-                {}};
-  const auto exchanged = json.find("exchanged");
-  step.exchanged = exchanged != json.end() && exchanged->is_boolean() && exchanged->get<bool>();
-  const auto phases = json.find("phases");
-  if (phases == json.end() || !phases->is_object()) return step;
-  for (std::size_t i = 0; i < profile::kPhaseCount; ++i) {
-    step.phases[i] = integer(*phases, std::string(profile::name_of(static_cast<Phase>(i))));
-  }
-  // In the dump "train_batch" holds its parts.
-  step.phases[static_cast<std::size_t>(Phase::kTrainBatch)] -=
-      step.phases[static_cast<std::size_t>(Phase::kForward)] + step.phases[static_cast<std::size_t>(Phase::kBackward)];
-  return step;
-}
-
-CollectiveLine to_collective(const Json& json) {
-  CollectiveLine line;
-  line.batch = integer(json, "batch");
-  line.sequence = integer(json, "sequence");
-  line.bucket = integer(json, "bucket", -1);
-  line.bytes = integer(json, "bytes");
-  line.world_size = integer(json, "world_size", 1);
-  line.operation = text(json, "operation");
-  line.enqueued_ns = integer(json, "enqueued_ns");
-  line.started_ns = integer(json, "started_ns");
-  line.ended_ns = integer(json, "ended_ns");
-  line.exposed_ns = integer(json, "exposed_ns");
-  line.bus_bandwidth = number(json, "bus_bandwidth");
-  return line;
-}
-
-// All of an object but those `without`.
-Metrics numbers(const Json& object, const std::set<std::string>& without) {
-  Metrics result;
-  for (const auto& [key, value] : object.items()) {
-    if (value.is_number() && !without.contains(key)) result.emplace_back(key, value.get<double>());
-  }
-  return result;
-}
-
-SystemLine to_system(const Json& json) {
-  SystemLine line;
-  line.time_ns = integer(json, "time_ns");
-  line.interval_ns = integer(json, "interval_ns");
-  line.metrics = numbers(json, {"time_ns", "interval_ns"});
-  if (const auto cores = json.find("cpu_util_per_core"); cores != json.end() && cores->is_array()) {
-    for (const Json& core : *cores) line.cpu_util_per_core.push_back(core.is_number() ? core.get<double>() : 0);
-  }
-  if (const auto processes = json.find("processes"); processes != json.end() && processes->is_array()) {
-    for (const Json& process : *processes) {
-      if (!process.is_object()) continue;
-      line.processes.push_back({static_cast<int>(integer(process, "rank", -1)), number(process, "resident_memory"),
-                                number(process, "cpu_util")});
+  // The next line without its newline; valid until the next call. `cut_off`: there was no newline.
+  bool next(std::string_view& line, bool& cut_off) {
+    for (std::size_t searched = begin_;;) {
+      const char* const found = static_cast<const char*>(std::memchr(buffer_.data() + searched, '\n', end_ - searched));
+      if (found != nullptr || (at_end_ && begin_ < end_)) {
+        cut_off = found == nullptr;
+        const std::size_t stop = cut_off ? end_ : static_cast<std::size_t>(found - buffer_.data());
+        line = {buffer_.data() + begin_, stop - begin_};
+        begin_ = cut_off ? stop : stop + 1;
+        return true;
+      }
+      if (at_end_) return false;
+      searched = end_ - begin_;
+      refill();
     }
   }
-  if (const auto gpus = json.find("gpus"); gpus != json.end() && gpus->is_array()) {
-    for (const Json& gpu : *gpus) {
-      if (gpu.is_object()) line.gpus.emplace_back(integer(gpu, "index", -1), numbers(gpu, {"index"}));
-    }
+
+ private:
+  void refill() {
+    std::memmove(buffer_.data(), buffer_.data() + begin_, end_ - begin_);
+    end_ -= begin_;
+    begin_ = 0;
+    if (buffer_.size() < end_ + kChunk + simdjson::SIMDJSON_PADDING) buffer_.resize(2 * buffer_.size() + kChunk);
+    ssize_t got = 0;
+    do {
+      got = ::read(fd_.get(), buffer_.data() + end_, kChunk);
+    } while (got < 0 && errno == EINTR);
+    if (got <= 0) at_end_ = true;
+    if (got > 0) end_ += static_cast<std::size_t>(got);
   }
-  return line;
-}
+
+  UniqueFd fd_;
+  std::vector<char> buffer_;
+  std::size_t begin_ = 0, end_ = 0;
+  bool at_end_ = false;
+};
 
 // False for a kind it does not know.
-bool dispatch(const Json& json, const std::string& kind, DumpHandler& handler) {
+bool dispatch(const Object& object, std::string_view kind, std::string_view line, DumpHandler& handler) {
   if (kind == "step") {
-    handler.step(to_step(json));
+    handler.step(parse_step(object));
   } else if (kind == "collective") {
-    handler.collective(to_collective(json));
+    handler.collective(parse_collective(object));
   } else if (kind == "loader") {
-    handler.loader(
-        {integer(json, "batch"), integer(json, "time_ns"), integer(json, "queue_depth"), integer(json, "workers")});
+    handler.loader(parse_loader(object));
   } else if (kind == "system") {
-    handler.system(to_system(json));
+    handler.system(parse_system(object));
   } else if (kind == "gpu") {
-    handler.gpu({integer(json, "index", -1), text(json, "uuid"), text(json, "name"), integer(json, "total_memory")});
+    handler.gpu(parse_gpu(object));
   } else if (kind == "part") {
-    handler.part({text(json, "part"), integer(json, "start_ns"), integer(json, "end_ns")});
+    handler.part(parse_part(object));
+  } else if (kind == "clock") {
+    handler.clock(parse_clock(object));
+  } else if (kind == "memory") {
+    handler.memory(parse_memory(object));
+  } else if (kind == "window") {
+    WindowSketches sketches;
+    const WindowLine window = parse_window(object, sketches);
+    handler.window(window, sketches);
   } else if (kind == "header") {
-    handler.header(json);
+    handler.header(Json::parse(line, nullptr, false));
   } else if (kind == "dropped") {
-    handler.dropped(integer(json, "count"));
+    handler.dropped(integer_of(object, "count"));
   } else if (kind == "lost") {
-    handler.lost(integer(json, "count"), text(json, "reason"));
+    handler.lost(integer_of(object, "count"), std::string(text_of(object, "reason")));
   } else if (kind == "end") {
-    handler.end({integer(json, "time_ns"), text(json, "how"), integer(json, "dropped"), integer(json, "lost")});
+    handler.end(parse_end(object));
   } else {
     return false;
   }
@@ -114,26 +98,31 @@ bool dispatch(const Json& json, const std::string& kind, DumpHandler& handler) {
 
 ReadResult read_dump(const std::filesystem::path& path, DumpHandler& handler) {
   ReadResult result;
-  std::ifstream file(path);
-  if (!file) {
+  UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  if (!fd) {
     result.error = "cannot read " + path.string();
     return result;
   }
-  for (std::string line; std::getline(file, line);) {
-    const bool cut_off = file.eof();  // no newline behind it
+  Lines lines(std::move(fd));
+  simdjson::dom::parser parser;
+  bool cut_off = false;
+  for (std::string_view line; lines.next(line, cut_off);) {
     if (line.empty()) continue;
-    const Json json = Json::parse(line, nullptr, false);
-    const std::string kind = json.is_object() ? text(json, "record") : std::string();
+    Object object;
+    std::string_view kind;
+    if (parser.parse(line.data(), line.size(), false).get(object) == simdjson::SUCCESS)
+      kind = text_of(object, "record");
     if (kind.empty()) {
       cut_off ? void(result.torn_end = true) : void(++result.unreadable);
       continue;
     }
-    if (kind == "header" && integer(json, "schema") > kNewestSchema) {
-      result.error = path.string() + " has schema " + std::to_string(integer(json, "schema")) + "; this dtrain reads " +
-                     std::to_string(kNewestSchema) + " and older: use the dtrain that wrote it, or a newer one";
+    if (kind == "header" && integer_of(object, "schema") > kNewestSchema) {
+      result.error = path.string() + " has schema " + std::to_string(integer_of(object, "schema")) +
+                     "; this dtrain reads " + std::to_string(kNewestSchema) +
+                     " and older: use the dtrain that wrote it, or a newer one";
       return result;
     }
-    ++(dispatch(json, kind, handler) ? result.lines : result.unknown);
+    ++(dispatch(object, kind, line, handler) ? result.lines : result.unknown);
   }
   return result;
 }

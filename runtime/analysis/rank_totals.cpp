@@ -39,7 +39,7 @@ void RankTotals::step(const StepLine& line) {
 }
 
 void RankTotals::collective(const CollectiveLine& line) {
-  CollectiveTotals& totals = collectives[{line.operation, line.bucket}];
+  CollectiveTotals& totals = collectives[{std::string(name_of(line.operation)), line.bucket}];
   ++totals.count;
   add_to(totals.bytes, line.bytes);
   totals.exposed_s += seconds(line.exposed_ns);

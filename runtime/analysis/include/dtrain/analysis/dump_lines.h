@@ -1,0 +1,106 @@
+// The lines of a dump (docs/profile-format.md) as plain values. Keys that a line lacks are 0, empty or -1 as said here.
+// Times are nanoseconds of the host's monotonic clock.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "dtrain/profile/phase.h"
+#include "dtrain/profile/sketch.h"
+
+namespace dtrain::analysis {
+
+enum class Operation : std::uint8_t { kOther, kAllReduce, kReduceScatter, kAllGather, kBroadcast, kBarrier };
+
+std::string_view name_of(Operation operation);  // "all_reduce", …; "other" for one this version does not know
+Operation operation_of(std::string_view name);
+
+struct StepLine {
+  std::int64_t batch = 0, epoch = 0, start_ns = 0, wall_ns = 0, samples = 0;
+  bool exchanged = false;
+  profile::PhaseTimes phases{};  // exclusive, as recorded: they sum to wall_ns
+};
+
+struct CollectiveLine {
+  std::int64_t batch = 0, sequence = 0, bytes = 0;
+  std::int64_t enqueued_ns = 0, started_ns = 0, ended_ns = 0, exposed_ns = 0;
+  std::int32_t bucket = -1, world_size = 1;
+  float bus_bandwidth = 0;  // bytes a second
+  Operation operation = Operation::kOther;
+};
+
+struct PartLine {
+  std::string part;  // "initialization", "loop", "finalization"
+  std::int64_t start_ns = 0, end_ns = 0;
+};
+
+struct LoaderLine {
+  std::int64_t batch = 0, time_ns = 0;
+  std::int32_t queue_depth = 0, workers = 0;
+  std::int64_t fetch_ns = -1;  // what a worker took for this batch; -1: not recorded
+  std::int8_t pinned = -1;     // 1: in pinned memory, 0: not, -1: not recorded
+};
+
+// Of this rank's monotonic clock: rank 0's shows time_ns + offset_ns, to within error_ns.
+struct ClockLine {
+  std::int64_t time_ns = 0, offset_ns = 0, error_ns = 0;
+};
+
+struct MemoryLine {  // of the rank's process
+  std::int64_t time_ns = 0, batch = 0;
+  std::int64_t resident_bytes = 0, peak_bytes = 0;
+  std::int64_t anonymous_bytes = 0;  // of resident_bytes, what belongs to no file and is shared with nobody
+};
+
+// The collectives of one operation and bucket in a window: sums.
+struct CollectiveWindow {
+  Operation operation = Operation::kOther;
+  std::int32_t bucket = -1, world_size = 1;
+  std::int64_t count = 0, bytes = 0, duration_ns = 0, exposed_ns = 0, queued_ns = 0;
+};
+
+// The steps of a window that have no line of their own: exact sums and counts. Quantiles of all windows together are
+// RankProfile's.
+struct WindowLine {
+  std::int64_t first_batch = 0, last_batch = 0, epoch = 0, start_ns = 0, end_ns = 0;
+  std::int64_t steps = 0, exchanged = 0, samples = 0;
+  std::int64_t outliers = 0, outliers_folded = 0;  // with lines of their own; too many for that, and in the sums
+  std::int64_t wall_ns = 0, wall_p50_ns = 0, wall_max_ns = 0;
+  double wall_m2 = 0;            // sum of the squares of the differences from the mean, in square nanoseconds
+  profile::PhaseTimes phases{};  // sums, exclusive: they add up to wall_ns
+  std::vector<CollectiveWindow> collectives;
+  std::int64_t loader_records = 0, loader_empty = 0, loader_queue_sum = 0;  // empty: found no batch ready
+  std::int64_t loader_fetches = 0, loader_fetch_ns = 0;
+  std::int32_t loader_workers = 0;
+  std::int8_t loader_pinned = -1;  // as LoaderLine's
+};
+
+struct ProcessLine {
+  int rank = 0;
+  double resident_bytes = 0, cpu_percent = 0;
+  double cpu_wait_percent = -1;  // in which it could have run and had no core; -1: not recorded
+};
+struct GpuLine {  // a GPU the host has
+  std::int64_t index = -1;
+  std::string uuid, name;
+  std::int64_t total_memory_bytes = 0;  // 0: not known
+};
+using Metrics = std::vector<std::pair<std::string, double>>;  // by name, in the order of the dump
+struct SystemLine {
+  std::int64_t time_ns = 0, interval_ns = 0;
+  Metrics metrics;  // every number of the record
+  std::vector<double> cpu_util_per_core;
+  std::vector<ProcessLine> processes;
+  std::vector<std::pair<std::int64_t, Metrics>> gpus;  // by index
+};
+struct EndLine {
+  std::int64_t time_ns = 0;
+  std::string how;
+  std::int64_t dropped = 0, lost = 0;
+};
+
+}  // namespace dtrain::analysis

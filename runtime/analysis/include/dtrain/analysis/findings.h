@@ -1,0 +1,30 @@
+// What is worth changing in a run, most expensive first: the evidence, what it costs, what to do. Plain values; any
+// thread may call.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "dtrain/base/json.h"
+
+namespace dtrain::analysis {
+
+struct Finding {
+  std::string id;        // "straggler", "loader", "stalls", "uneven_shard", "exchange", "memory_leak", …: stable
+  std::string cause;     // "cpu_contention", "slow_loader", "slow_link", …: stable, what the evidence says
+  std::string title;     // one line, with the cost
+  std::string evidence;  // the numbers it rests on
+  std::string advice;    // what to change
+  double seconds = 0;    // of the loop, what it costs
+  double share = 0;      // … of the loop
+  int rank = -1;         // -1: no one rank
+  std::string host;      // empty: no one host
+  bool fault = false;    // something is wrong; otherwise where a healthy run's time goes and could be saved
+  std::optional<double> bytes_per_step;  // of a leak
+};
+
+Json to_json(const Finding& finding);
+
+}  // namespace dtrain::analysis

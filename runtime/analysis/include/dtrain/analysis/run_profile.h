@@ -1,0 +1,77 @@
+// Everything a run's folder says about it, read once; all analysis takes `const RunProfile&`. Plain values, which any
+// thread may read. Whatever a run left behind can be read: what is missing or damaged is a line of `warnings`.
+//
+// A long run has its first 10,000 steps and later outliers in `steps`, the others as sums in `windows`: every step is
+// in one of the two. Outliers are each rank's own, so a step may have a line of one rank and none of another.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "dtrain/analysis/dump_lines.h"
+#include "dtrain/analysis/window_sketches.h"
+#include "dtrain/base/json.h"
+
+namespace dtrain::analysis {
+
+struct RankProfile {
+  int rank = 0;
+  std::string host, agent;
+  Json header = Json::object();
+  std::vector<int> cpus;  // the logical CPUs it may run on; empty: not known
+  std::vector<ClockLine> clocks;
+  std::vector<StepLine> steps;  // ascending by batch
+  std::vector<CollectiveLine> collectives;
+  std::vector<LoaderLine> loader;
+  std::vector<PartLine> parts;
+  std::vector<MemoryLine> memory;
+  std::vector<WindowLine> windows;  // ascending
+  WindowSketches window_sketches;
+  std::optional<EndLine> end;
+  std::int64_t dropped = 0, lost = 0;
+  std::string lost_reason;
+
+  // The loop as marked, else from the first step to the end of the last.
+  std::optional<double> loop_s() const;
+  std::optional<double> part_s(const std::string& part) const;
+  std::int64_t step_count() const;
+  std::int64_t sample_count() const;
+  std::int64_t wall_ns() const;  // of all steps
+  std::int64_t phase_ns(profile::Phase phase) const;
+};
+
+struct AgentProfile {
+  std::string agent, host;
+  Json header = Json::object();
+  std::vector<SystemLine> samples;
+  std::vector<GpuLine> gpus;
+  std::optional<EndLine> end;
+  std::int64_t lost = 0;
+};
+
+struct RunProfile {
+  std::filesystem::path folder;
+  std::string name;
+  int world_size = 0;
+  std::vector<RankProfile> ranks;    // ascending by rank
+  std::vector<AgentProfile> agents;  // ascending by id
+  Json plan = Json::object();        // plan.json
+  Json experiment = Json::object();  // as the plan resolved it
+  std::vector<Json> events, metrics;
+  std::vector<std::string> warnings;
+
+  const RankProfile* find_rank(int rank) const;
+  const AgentProfile* agent_of(const RankProfile& rank) const;
+  // A time of a rank's monotonic clock as rank 0's clock shows it; ranks of one host share a clock.
+  std::int64_t to_common_ns(int rank, std::int64_t monotonic_ns) const;
+  // The largest error of to_common_ns() between any two ranks; 0 on one host; empty when clocks were not compared.
+  std::optional<std::int64_t> clock_error_ns() const;
+};
+
+// SystemError when there is no such folder. Reads with as many as two threads.
+RunProfile load_run(const std::filesystem::path& folder);
+
+}  // namespace dtrain::analysis

@@ -1,0 +1,35 @@
+// What a change would bring, predicted from the steps as measured.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "dtrain/base/json.h"
+
+namespace dtrain::analysis {
+
+struct Prediction {
+  std::string name;        // "free_loader", "free_network", "loader_alone", "balanced", "twice_the_link", …: stable
+  std::string title;       // for people
+  std::string assumption;  // what the number rests on
+  std::string mock;        // the --mock that measures it: "loader", "comm", "train"; empty: none does
+  int world_size = 0;
+  double step_s = 0;                 // mean of a step
+  double step_p50_s = 0;             // median
+  double samples_per_s = 0;          // all ranks, over steps
+  double gain = 0;                   // throughput over the measured one, minus 1
+  double saved_s = 0;                // of the loop as it was run; 0 where the world is another
+  std::optional<double> efficiency;  // of scaling, against the measured world
+};
+
+struct WhatIf {
+  double step_s = 0, step_p50_s = 0, samples_per_s = 0;  // as measured, over steps
+  std::vector<Prediction> changes;                       // of this run, greatest gain first
+  std::vector<Prediction> scaling;                       // the same batch a rank on more ranks
+  std::vector<std::string> notes;                        // what could not be predicted, and why
+};
+
+Json to_json(const WhatIf& what_if);
+
+}  // namespace dtrain::analysis
