@@ -1,5 +1,5 @@
-"""Seconds from the loss of a host until nothing of the run is left on either. Runs inside `two_hosts.sh with RATE`; the goal
-is 10 s.
+"""Seconds from the loss of a host until nothing of the run is left on either; the goal is 10 s. Runs inside
+`two_hosts.sh with RATE`.
 
     host_loss.py BIN_FOLDER [--json]
 """

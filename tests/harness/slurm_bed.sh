@@ -1,13 +1,25 @@
 #!/usr/bin/env bash
 # Runs a command inside a throw-away Slurm of one node: slurm_bed.sh FOLDER COMMAND...
-# Everything lies in FOLDER, on ports of its own, and ends with the command. Needs root and the packages slurmctld, slurmd,
-# slurm-client and munge. Exit code: the command's; 125 when Slurm does not come up (FOLDER/*.log say why).
+# Inside `two_hosts.sh with RATE` its nodes are those two hosts, and the command runs on the first. Everything lies in
+# FOLDER, on ports of its own, and ends with the command. Needs root and the packages slurmctld, slurmd, slurm-client
+# and munge. Exit code: the command's; 125 when Slurm does not come up (FOLDER/*.log say why).
 set -u
 export PATH=$PATH:/usr/sbin
-folder=$(realpath "$1"); shift
-host=$(hostname -s)
+folder=$(realpath -m "$1"); shift
 cpus=$(nproc)
 daemons=()
+if [ -z "${TWO_HOSTS:-}" ]; then
+  nodes=("$(hostname -s)") addresses=(127.0.0.1)
+  on() { shift; exec "$@"; }
+else
+  nodes=(nodea nodeb) addresses=(10.71.1.1 10.71.1.2)
+  on() {  # NODE CMD ...
+    local pid
+    pid=$(cat "$TWO_HOSTS/init.${1#node}")
+    shift
+    exec nsenter --target "$pid" --net --uts --ipc --mount --pid --wdns="$PWD" -- "$@"
+  }
+fi
 
 take_down() {
   local pid
@@ -38,7 +50,7 @@ daemons+=($!)
 
 cat >"$folder/slurm.conf" <<CONF
 ClusterName=bed
-SlurmctldHost=$host(127.0.0.1)
+SlurmctldHost=${nodes[0]}(${addresses[0]})
 SlurmctldPort=$port
 SlurmdPort=$((port + 1))
 SlurmUser=root
@@ -56,24 +68,36 @@ MpiDefault=none
 ReturnToService=2
 KillWait=5
 StateSaveLocation=$folder/state
-SlurmdSpoolDir=$folder/spool
+SlurmdSpoolDir=$folder/spool/%n
 SlurmctldPidFile=$folder/slurmctld.pid
-SlurmdPidFile=$folder/slurmd.pid
-NodeName=$host NodeAddr=127.0.0.1 CPUs=$cpus RealMemory=1000
-PartitionName=all Nodes=$host Default=YES State=UP
+SlurmdPidFile=$folder/slurmd.%n.pid
 CONF
+for i in "${!nodes[@]}"; do
+  echo "NodeName=${nodes[$i]} NodeAddr=${addresses[$i]} CPUs=$cpus RealMemory=1000" >>"$folder/slurm.conf"
+  mkdir -p "$folder/spool/${nodes[$i]}"
+done
+echo "PartitionName=all Nodes=$(IFS=,; echo "${nodes[*]}") Default=YES State=UP" >>"$folder/slurm.conf"
+# Two hosts on one machine: /dev/shm is each one's own, unlike /tmp; which control groups there are cannot be seen in a
+# namespace that ip has made, and none are used.
+if [ -n "${TWO_HOSTS:-}" ]; then
+  echo "PMIxCliTmpDirBase=/dev/shm" >"$folder/mpi.conf"
+  echo "CgroupPlugin=cgroup/v1" >"$folder/cgroup.conf"
+fi
 export SLURM_CONF=$folder/slurm.conf
 for _ in $(seq 100); do [ -S "$folder/munge.socket" ] && break; sleep 0.05; done
-slurmctld -D -i -f "$SLURM_CONF" >"$folder/slurmctld.log" 2>&1 &
+on "${nodes[0]}" slurmctld -D -i -f "$SLURM_CONF" >"$folder/slurmctld.log" 2>&1 &
 daemons+=($!)
-slurmd -D -f "$SLURM_CONF" >"$folder/slurmd.log" 2>&1 &
-daemons+=($!)
+for node in "${nodes[@]}"; do
+  on "$node" slurmd -D -f "$SLURM_CONF" >"$folder/slurmd.$node.log" 2>&1 &
+  daemons+=($!)
+done
+state() { (on "${nodes[0]}" sinfo -h -o %T) 2>/dev/null; }  # one line where all nodes are in the same
 for _ in $(seq 200); do
-  [ "$(sinfo -h -o %T 2>/dev/null)" = idle ] && break
+  [ "$(state)" = idle ] && break
   sleep 0.1
 done
-[ "$(sinfo -h -o %T 2>/dev/null)" = idle ] || give_up "the node does not become idle"
-"$@" &
+[ "$(state)" = idle ] || give_up "the nodes do not become idle"
+on "${nodes[0]}" "$@" &
 command=$!
 trap 'kill -TERM $command 2>/dev/null' TERM
 trap 'kill -INT $command 2>/dev/null' INT

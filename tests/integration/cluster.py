@@ -1,4 +1,4 @@
-"""`dtrain launch` with launcher: mpi over two hosts. Runs inside `two_hosts.sh with RATE`, which makes them; needs no torch.
+"""`dtrain launch` with launcher: mpi over two hosts. Runs inside `two_hosts.sh with RATE`, which makes them; no torch.
 
     cluster.py BIN_FOLDER [TestClass[.test] ...]
 """
@@ -8,10 +8,11 @@ import sys
 import time
 import unittest
 
-from cluster_bed import BED, ENDLESS, HOSTS, ClusterTest, on_host, seconds_until_all_gone
+from cluster_bed import BED, ENDLESS, HOSTS, ClusterTest, on_host, profiles, seconds_until_all_gone
 from harness import Build
 
-GOAL_S = 10  # from a host's loss until nothing is left on either; bench_cluster prints it, the tests allow three times that
+# Seconds from a host's loss until nothing is left on either: host_loss.py prints them, the tests allow thrice that.
+GOAL_S = 10
 
 
 class Launching(ClusterTest):
@@ -22,7 +23,7 @@ class Launching(ClusterTest):
         self.assertEqual(hosts, planned)
         self.assertEqual(hosts, {0: "nodeb", 1: "nodeb", 2: "nodea"})  # larger agents first, and rank 0 is not here
         files = {path.name for path in (result.run_dir / "profile").iterdir()}
-        self.assertEqual(files, {"agent-node-1.jsonl", "agent-node-2.jsonl", *(f"rank-000{rank}.jsonl" for rank in range(3))})
+        self.assertEqual(files, profiles(3))
         for rank in range(3):
             steps = [line for line in result.lines(f"profile/rank-000{rank}.jsonl") if line["record"] == "step"]
             self.assertEqual(len(steps), 30)
@@ -40,7 +41,8 @@ class Launching(ClusterTest):
                            f"exec {self.rank_program} \"$@\"\n")
         program.chmod(0o755)
         experiment = self.experiment(environment={"environment_variables": {"COLOUR": "dark green"}})
-        result = self.launch(self.cluster(), experiment, [f"entrypoint={program}"], variables=["NCCL_DEBUG=WARN"]).expect(0)
+        sets = [f"entrypoint={program}"]
+        result = self.launch(self.cluster(), experiment, sets, variables=["NCCL_DEBUG=WARN"]).expect(0)
         said = re.findall(r"mine: (.*)", result.output)
         cores = max(1, int(on_host("a", "nproc")) // 2)
         self.assertEqual(said, [f"dark green {cores} passive WARN {cores}"] * 4)
@@ -74,7 +76,7 @@ class OwnFolders(ClusterTest):
 
     def check_complete(self, result, ranks):
         files = {path.name for path in (result.run_dir / "profile").iterdir()}
-        self.assertEqual(files, {"agent-node-1.jsonl", "agent-node-2.jsonl", *(f"rank-000{rank}.jsonl" for rank in range(ranks))})
+        self.assertEqual(files, profiles(ranks))
         for rank in range(ranks):
             self.assertIn("batch 30", (result.run_dir / "logs" / f"rank-000{rank}.log").read_text())
         self.assertEqual({event["rank"] for event in result.events("rank_finished")}, set(range(ranks)))
@@ -101,7 +103,8 @@ class OwnFolders(ClusterTest):
 
 class Failing(ClusterTest):
     def test_the_trials_own_exception_is_told_once_and_is_no_reason_to_restart(self):
-        experiment = self.experiment(hyperparameters={"trouble": {"rank": 3, "batch": 7, "kind": "exception"}}, max_restarts=2)
+        trouble = {"rank": 3, "batch": 7, "kind": "exception"}
+        experiment = self.experiment(hyperparameters={"trouble": trouble}, max_restarts=2)
         result = self.launch(self.cluster(), experiment).expect(1)
         self.assertIn("rank 3 on nodeb failed at batch 7: the model makes no sense", result.output)
         self.assertEqual(result.output.count("the model makes no sense"), 1)
@@ -113,7 +116,8 @@ class Failing(ClusterTest):
         self.assertIn("rank 2 on nodeb ended before the run was over: exit status 7", result.output)
 
     def test_after_a_signal_it_starts_again_and_keeps_the_first_attempt(self):
-        experiment = self.experiment(hyperparameters={"trouble": {"rank": 3, "batch": 7, "kind": "SIGKILL"}}, max_restarts=1)
+        trouble = {"rank": 3, "batch": 7, "kind": "SIGKILL"}
+        experiment = self.experiment(hyperparameters={"trouble": trouble}, max_restarts=1)
         result = self.launch(self.cluster(), experiment).expect(1)
         self.assertIn("attempt 1 of 2 failed: rank 3 on nodeb was killed by signal 9 (SIGKILL)", result.output)
         self.assertIn("starting again from the beginning, for there are no checkpoints yet", result.output)
@@ -155,7 +159,8 @@ class Failing(ClusterTest):
     def test_another_dtrain_on_one_host(self):
         program = self.work.path / "program.sh"
         other = self.build.bin.parent / "tests" / "other_version.so"
-        program.write_text(f"#!/bin/sh\n[ $(hostname) != nodeb ] || export LD_PRELOAD={other}\nexec {self.rank_program} \"$@\"\n")
+        program.write_text(f"#!/bin/sh\n[ $(hostname) != nodeb ] || export LD_PRELOAD={other}\n"
+                           f"exec {self.rank_program} \"$@\"\n")
         program.chmod(0o755)
         result = self.launch(self.cluster(), self.experiment(), [f"entrypoint={program}"]).expect(1)
         self.assertRegex(result.output, r"host nodeb has dtrain 0\.0\.7, the launching host has dtrain [0-9.]+")

@@ -14,8 +14,8 @@ ENDLESS = ["searcher.max_length.batches=1000000000"]
 
 
 def on_host(host, *command):
-    done = subprocess.run([BED, "run", HOSTS, host, *command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    return done.stdout
+    command = [BED, "run", HOSTS, host, *command]
+    return subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True).stdout
 
 
 def left_running(host):
@@ -23,6 +23,11 @@ def left_running(host):
     lines = on_host(host, "ps", "-eo", "pid,stat,comm,args").splitlines()[1:]
     names = tuple(name[:15] for name in PROGRAMS.split("|"))
     return [line for line in lines if line.split()[2] in names and not line.split()[1].startswith("Z")]
+
+
+def profiles(ranks):
+    """What both hosts and so many ranks record."""
+    return {"agent-node-1.jsonl", "agent-node-2.jsonl", *(f"rank-000{rank}.jsonl" for rank in range(ranks))}
 
 
 def all_gone():
@@ -52,8 +57,8 @@ class Running:
             raise AssertionError(f"it has ended with {self.process.returncode}:\n{self.output()}")
         return self
 
-    def wait(self):
-        code = self.process.wait(DEADLINE)
+    def wait(self, deadline=DEADLINE):
+        code = self.process.wait(deadline)
         self.output_file.close()
         return Result(code, self.output(), self.run_dir)
 
@@ -84,7 +89,8 @@ class ClusterTest(unittest.TestCase):
         hyperparameters = {"global_batch_size": 16, "step_ms": step_ms, **sections.pop("hyperparameters", {})}
         return write_experiment(self.work.path / "experiment.yaml", name="job", entrypoint=self.rank_program,
                                 hyperparameters=hyperparameters, resources={"slots_per_trial": slots},
-                                searcher={"max_length": {"batches": batches}}, communication={"timeout": 60}, **sections)
+                                searcher={"max_length": {"batches": batches}}, communication={"timeout": 60},
+                                **sections)
 
     def start(self, cluster, experiment, sets=(), run_dir=None, variables=()):
         run_dir = run_dir or self.work.new_run()
@@ -94,8 +100,8 @@ class ClusterTest(unittest.TestCase):
                    str(experiment), "--cluster", str(cluster), "--run-dir", str(run_dir), *overrides(sets)]
         return Running(command, run_dir)
 
-    def launch(self, *args, **named):
-        return self.start(*args, **named).wait()
+    def launch(self, *args, deadline=DEADLINE, **named):
+        return self.start(*args, **named).wait(deadline)
 
 
 def seconds_until_all_gone(since):

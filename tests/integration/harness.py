@@ -100,8 +100,8 @@ def overrides(sets):
     return [part for item in sets for part in ("--set", item)]
 
 
-def run(command, run_dir, **extra_environment):
-    done = subprocess.run(command, env=environment(**extra_environment), stdin=subprocess.DEVNULL, timeout=DEADLINE,
+def run(command, run_dir, deadline=DEADLINE, **extra_environment):
+    done = subprocess.run(command, env=environment(**extra_environment), stdin=subprocess.DEVNULL, timeout=deadline,
                           stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace")
     return Result(done.returncode, done.stdout, run_dir)
 

@@ -1,4 +1,5 @@
-"""`dtrain launch` with launcher: slurm on a throw-away Slurm of one node. Runs inside `slurm_bed.sh FOLDER`.
+"""`dtrain launch` with launcher: slurm on a throw-away Slurm. Runs inside `slurm_bed.sh FOLDER`, on one node; what
+needs two, inside `two_hosts.sh with RATE` as well.
 
     slurm.py BIN_FOLDER [TestClass[.test] ...]
 """
@@ -8,7 +9,8 @@ import subprocess
 import sys
 import unittest
 
-from harness import DEADLINE, SOURCE, Build, Result, Workplace, environment, launch, overrides, wait_until, write_experiment
+from harness import (DEADLINE, SOURCE, Build, Result, Workplace, environment, launch, overrides, wait_until,
+                     write_experiment)
 
 BUILD = None  # set by main()
 FASHION = SOURCE / "configs" / "fashion_mnist.yaml"
@@ -21,8 +23,8 @@ def slurm_environment():
 
 
 def slurm(*command):
-    return subprocess.run(command, env=slurm_environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-                          timeout=DEADLINE)
+    return subprocess.run(command, env=slurm_environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                          text=True, timeout=DEADLINE)
 
 
 def queue():
@@ -42,15 +44,16 @@ class SlurmTest(unittest.TestCase):
         self.assertEqual(left, "")
         self.work.remove()
 
-    def experiment(self, batches=30, step_ms=5, **sections):
+    def experiment(self, batches=30, step_ms=5, slots=2, **sections):
         hyperparameters = {"global_batch_size": 16, "step_ms": step_ms, **sections.pop("hyperparameters", {})}
         return write_experiment(self.work.path / "experiment.yaml", name="job", entrypoint=self.rank_program,
-                                hyperparameters=hyperparameters, resources={"slots_per_trial": 2},
-                                searcher={"max_length": {"batches": batches}}, communication={"timeout": 60}, **sections)
+                                hyperparameters=hyperparameters, resources={"slots_per_trial": slots},
+                                searcher={"max_length": {"batches": batches}}, communication={"timeout": 60},
+                                **sections)
 
     def command(self, experiment, run_dir, sets=()):
-        return [BUILD.program("dtrain"), "launch", str(experiment), "--cluster", str(self.cluster), "--run-dir", str(run_dir),
-                *overrides(sets)]
+        return [BUILD.program("dtrain"), "launch", str(experiment), "--cluster", str(self.cluster), "--run-dir",
+                str(run_dir), *overrides(sets)]
 
     def start(self, experiment, run_dir, sets=(), before=()):
         return subprocess.Popen([*before, *self.command(experiment, run_dir, sets)], env=slurm_environment(),
@@ -66,15 +69,19 @@ class SlurmTest(unittest.TestCase):
 
     def reached(self, run_dir, batches, process):
         path = run_dir / "metrics.jsonl"
-        wait_until(lambda: (path.is_file() and len(path.read_text().splitlines()) >= batches) or process.poll() is not None,
-                   f"batch {batches}")
+
+        def there():
+            return path.is_file() and len(path.read_text().splitlines()) >= batches
+
+        wait_until(lambda: there() or process.poll() is not None, f"batch {batches}")
         if process.poll() is not None:
             raise AssertionError("it has ended:\n" + process.stdout.read())
 
 
 class Submitted(SlurmTest):
     def test_a_dry_run_shows_the_script_and_submits_nothing(self):
-        command = [*self.command(self.experiment(), self.work.new_run(), ["searcher.max_length.batches=7"]), "--dry-run"]
+        sets = ["searcher.max_length.batches=7"]
+        command = [*self.command(self.experiment(), self.work.new_run(), sets), "--dry-run"]
         shown = slurm(*command).stdout
         self.assertIn("#SBATCH --ntasks=2\n", shown)
         self.assertIn("#SBATCH --time=10\n", shown)
@@ -156,6 +163,34 @@ class Training(SlurmTest):
         for before in ((), InAllocation.before):
             result = self.launch(FASHION, SHORT, before).expect(0)
             self.assertEqual(result.weights_file.read_bytes(), local, before)
+
+
+@unittest.skipUnless(os.environ.get("TWO_HOSTS"), "two_hosts.sh has not made two nodes")
+class TwoNodes(SlurmTest):
+    allocation = ("--nodes=2", "--ntasks=4", "--ntasks-per-node=2")
+
+    def check(self, result):
+        hosts = {event["rank"]: event["host"] for event in result.events("rank_started")}
+        self.assertEqual(hosts, {0: "nodea", 1: "nodea", 2: "nodeb", 3: "nodeb"})
+        self.assertEqual(result.json("plan.json")["communication"], {"backend": "hierarchical", "hosts": 2})
+        self.assertEqual({event["rank"] for event in result.events("rank_finished")}, set(range(4)))
+        files = {path.name for path in (result.run_dir / "profile").iterdir()}
+        self.assertTrue({f"rank-000{rank}.jsonl" for rank in range(4)} < files, files)
+
+    def test_srun_starts_the_ranks_on_both(self):
+        self.check(self.launch(self.experiment(slots=4), before=("salloc", "--quiet", *self.allocation)).expect(0))
+
+    def test_sbatch_does_too(self):
+        launcher = {"type": "slurm", "options": ["--time=10", *self.allocation]}
+        self.cluster.write_text(json.dumps({"launcher": launcher}))
+        self.check(self.launch(self.experiment(slots=4)).expect(0))
+
+    def test_a_rank_that_fails_is_named_with_its_host(self):
+        for kind, cause in (("exception", "rank 3 on nodeb failed at batch 7: the model makes no sense"),
+                            ("SIGKILL", "rank 3 on nodeb was killed by signal 9")):
+            experiment = self.experiment(slots=4, hyperparameters={"trouble": {"rank": 3, "batch": 7, "kind": kind}})
+            result = self.launch(experiment, before=("salloc", "--quiet", *self.allocation)).expect(1)
+            self.assertIn(cause, result.output)
 
 
 def main():
