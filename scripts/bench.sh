@@ -9,7 +9,9 @@ for bench in bench_step bench_startup bench_profile_overhead bench_faults bench_
   "$bin/$bench" --json
 done
 # Not a time but whether it holds: 50 launchers that queue and are killed, for a minute.
-[ ! -x "$bin/queue_stress" ] || { printf 'queue_stress '; "$bin/queue_stress" --seconds 60 --json; }
+for kind in "" --real; do
+  [ ! -x "$bin/queue_stress" ] || { printf 'queue_stress %s ' $kind; "$bin/queue_stress" --seconds 60 $kind --json; }
+done
 if [ "$(id -u)" -eq 0 ] && [ -x "$bin/../tests/rank_program" ]; then
   printf 'host_loss '
   tests/harness/two_hosts.sh with unshaped "${DTRAIN_PEERS_PYTHON:-.deps/peers/bin/python}" -B tests/bench/host_loss.py "$bin" --json

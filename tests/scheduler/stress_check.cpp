@@ -30,13 +30,17 @@ const std::set<std::string>& usable(const TaskRequest& request) {
   return result;
 }
 
+unsigned seed_of(const Task& task) {
+  return static_cast<unsigned>(std::stoul(std::filesystem::path(task.run_dir).filename()));
+}
+
 // What happened, in the order in which it was written down, without asking the scheduler about any of it.
 class Replay {
  public:
   explicit Replay(Findings& findings) : findings_(findings) {}
 
   void change(const Task& task, TaskState state) {
-    const TaskRequest request = request_of_launcher(static_cast<unsigned>(std::stoul(task.run_dir)));
+    const TaskRequest request = request_of_launcher(seed_of(task));
     if (state == TaskState::kQueued) queue_[{task.priority, task.id}] = request;
     if (state == TaskState::kStarting) start(task, request);
     if (!has_ended(state)) return;
@@ -85,21 +89,21 @@ Findings check(const Arena& arena, const std::vector<Launcher>& launchers) {
   const auto problem = [&](const std::string& text) { findings.problems.push_back(text); };
   const SystemClock clock;
   std::map<TaskId, Task> tasks;
-  std::multimap<pid_t, TaskId> of_launcher;
+  std::multimap<unsigned, TaskId> of_launcher;
   for (Task& task : Ledger::open(arena.state(), clock).list()) {
     ++findings.tasks;
     findings.completed += task.state == TaskState::kCompleted;
     findings.ended_after_kill += task.state == TaskState::kFailed || task.state == TaskState::kCancelled;
     if (!has_ended(task.state)) problem("task " + std::to_string(task.id) + " never ended");
-    of_launcher.emplace(task.launcher_pid, task.id);
+    of_launcher.emplace(seed_of(task), task.id);
     tasks[task.id] = std::move(task);
   }
   for (const Launcher& launcher : launchers) {
-    const auto count = of_launcher.count(launcher.pid);
-    const std::string who = "launcher " + std::to_string(launcher.pid);
+    const auto count = of_launcher.count(launcher.seed);
+    const std::string who = "launcher " + std::to_string(launcher.seed);
     if (count > 1 || (count == 0 && !launcher.killed)) problem(who + " has " + std::to_string(count) + " tasks");
     if (count != 1) continue;
-    const Task& task = tasks.at(of_launcher.find(launcher.pid)->second);
+    const Task& task = tasks.at(of_launcher.find(launcher.seed)->second);
     const bool completed = task.state == TaskState::kCompleted;
     if (!launcher.killed && (!completed || launcher.exit_code != 0)) {
       problem(who + " was not killed, but its task " + to_string(task.state) + ": " + task.reason);

@@ -1,4 +1,4 @@
-#include <fstream>
+#include <cstdlib>
 #include <random>
 #include <thread>
 
@@ -46,12 +46,17 @@ TaskRequest request_of_launcher(unsigned seed) {
   return request;
 }
 
-int run_rank(const Arena& arena, const std::string& agent, int slot, int milliseconds) {
-  const UniqueFd lock(::open(arena.slot(agent, slot).c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600));
+void hold_slot(const Arena& arena, const std::string& agent, int slot) {
+  UniqueFd lock(::open(arena.slot(agent, slot).c_str(), O_RDWR | O_CREAT, 0600));
   if (!lock || ::flock(lock.get(), LOCK_EX | LOCK_NB) != 0) {
     LineAppender(arena.double_booked()).append(agent + ":" + std::to_string(slot));
-    return 1;
+    std::_Exit(1);
   }
+  lock.release();
+}
+
+int run_rank(const Arena& arena, const std::string& agent, int slot, int milliseconds) {
+  hold_slot(arena, agent, slot);
   std::this_thread::sleep_for(std::chrono::milliseconds(milliseconds));
   return 0;
 }
