@@ -140,14 +140,21 @@ std::vector<StateChange> Ledger::history(TaskId id) {
 }
 
 std::vector<Task> Ledger::list(Which which) {
+  std::vector<Task> tasks;
+  visit(which, [&](Task&& task) { tasks.push_back(std::move(task)); });
+  return tasks;
+}
+
+void Ledger::visit(Which which, const std::function<void(Task&&)>& see) {
   free_stale();
-  return impl_->read_tasks(which == Which::kAll ? "1" : "state < 4");
+  impl_->read_tasks(which == Which::kAll ? "1" : "state < 4", see);
 }
 
 std::optional<Task> Ledger::find(TaskId id) {
   free_stale();
-  std::vector<Task> found = impl_->read_tasks("id = " + std::to_string(id));
-  return found.empty() ? std::nullopt : std::optional(std::move(found.front()));
+  std::optional<Task> found;
+  impl_->read_tasks("id = " + std::to_string(id), [&](Task&& task) { found = std::move(task); });
+  return found;
 }
 
 }  // namespace dtrain::scheduler

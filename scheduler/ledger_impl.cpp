@@ -95,9 +95,8 @@ std::vector<ProcessKey> Ledger::Impl::processes_of(TaskId id) {
   return processes;
 }
 
-std::vector<Task> Ledger::Impl::read_tasks(const std::string& condition) {
+void Ledger::Impl::read_tasks(const std::string& condition, const std::function<void(Task&&)>& see) {
   Transaction transaction(database, Transaction::Kind::kRead);
-  std::vector<Task> tasks;
   Statement row = database.prepare(
       "SELECT id, name, state, reason, priority, slots, claim, run_dir, pid, submitted, started, ended, exit_code FROM "
       "tasks "
@@ -107,7 +106,6 @@ std::vector<Task> Ledger::Impl::read_tasks(const std::string& condition) {
     const auto value = row.maybe_integer(column);
     return value ? std::optional(Nanoseconds(*value)) : std::nullopt;
   };
-  std::vector<std::size_t> queued;
   while (row.step()) {
     Task task{.id = row.integer(0),
               .name = row.text(1),
@@ -115,7 +113,7 @@ std::vector<Task> Ledger::Impl::read_tasks(const std::string& condition) {
               .reason = row.text(3),
               .priority = static_cast<int>(row.integer(4)),
               .slots = static_cast<int>(row.integer(5)),
-              .claim = claim_of(row.text(6)),
+              .claim = claim_of(row.view(6)),
               .run_dir = row.text(7),
               .launcher_pid = static_cast<pid_t>(row.integer(8)),
               .submitted = Nanoseconds(row.integer(9)),
@@ -124,16 +122,14 @@ std::vector<Task> Ledger::Impl::read_tasks(const std::string& condition) {
               .exit_code = {},
               .waiting = {}};
     if (const auto code = row.maybe_integer(12)) task.exit_code = static_cast<int>(*code);
-    if (task.state == TaskState::kQueued) queued.push_back(tasks.size());
-    tasks.push_back(std::move(task));
-  }
-  for (const std::size_t index : queued) {
-    Verdict verdict = judge_now(tasks[index].id);
-    tasks[index].waiting = std::move(verdict.waiting);
-    if (verdict.claim) tasks[index].waiting->reason = "about to start";
+    if (task.state == TaskState::kQueued) {
+      Verdict verdict = judge_now(task.id);
+      task.waiting = std::move(verdict.waiting);
+      if (verdict.claim) task.waiting->reason = "about to start";
+    }
+    see(std::move(task));
   }
   transaction.commit();
-  return tasks;
 }
 
 }  // namespace dtrain::scheduler

@@ -18,7 +18,7 @@ Database open_ledger_file(const std::filesystem::path& folder);
 
 // "node-1:0,1;node-2:0"
 std::string to_text(const Claim& claim);
-Claim claim_of(const std::string& text);
+Claim claim_of(std::string_view text);
 std::string to_text(const TaskRequest& request);
 TaskRequest request_of(const std::string& text);
 
@@ -65,7 +65,8 @@ struct Ledger::Impl {
   // Moves a task whose owner is gone on towards its end. True: its state has changed.
   bool settle(const Owned& task);
 
-  std::vector<Task> read_tasks(const std::string& condition);
+  // Those that a condition of SQL names, by id.
+  void read_tasks(const std::string& condition, const std::function<void(Task&&)>& see);
 };
 
 }  // namespace dtrain::scheduler

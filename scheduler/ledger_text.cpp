@@ -1,4 +1,5 @@
 // How a claim and a request are written down.
+#include <algorithm>
 #include <charconv>
 
 #include "dtrain/base/json.h"
@@ -17,18 +18,21 @@ std::string to_text(const Claim& claim) {
   return join(shares, ";");
 }
 
-Claim claim_of(const std::string& text) {
+Claim claim_of(std::string_view text) {
   Claim claim;
-  if (text.empty()) return claim;
-  for (const std::string& share : split(text, ';')) {
+  while (!text.empty()) {
+    std::string_view share = text.substr(0, text.find(';'));
+    text.remove_prefix(std::min(text.size(), share.size() + 1));
     const auto colon = share.rfind(':');
-    ClaimedShare claimed{.agent = share.substr(0, colon), .slots = {}};
-    for (const std::string& slot : split(share.substr(colon + 1), ',')) {
-      int index = 0;
-      std::from_chars(slot.data(), slot.data() + slot.size(), index);
-      claimed.slots.push_back(index);
+    ClaimedShare& claimed = claim.emplace_back(ClaimedShare{.agent = std::string(share.substr(0, colon)), .slots = {}});
+    share.remove_prefix(colon + 1);
+    claimed.slots.reserve(static_cast<std::size_t>(std::count(share.begin(), share.end(), ',') + 1));
+    while (!share.empty()) {
+      int slot = 0;
+      const char* end = std::from_chars(share.data(), share.data() + share.size(), slot).ptr;
+      claimed.slots.push_back(slot);
+      share.remove_prefix(std::min(share.size(), static_cast<std::size_t>(end - share.data()) + 1));
     }
-    claim.push_back(std::move(claimed));
   }
   return claim;
 }

@@ -34,7 +34,8 @@ Life life_of(const ProcessKey& process, const Place& here) {
 }
 
 bool has_ranks(pid_t launcher) {
-  const std::string wanted = std::string(1, '\0') + "DTRAIN_LAUNCHER_PID=" + std::to_string(launcher) + '\0';
+  std::string wanted(1, '\0');
+  wanted.append("DTRAIN_LAUNCHER_PID=").append(std::to_string(launcher)).push_back('\0');
   std::error_code code;
   for (const auto& entry : fs::directory_iterator("/proc", code)) {
     const std::string name = entry.path().filename();

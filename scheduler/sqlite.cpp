@@ -55,9 +55,9 @@ std::optional<std::int64_t> Statement::maybe_integer(int column) const {
   return integer(column);
 }
 
-std::string Statement::text(int column) const {
+std::string_view Statement::view(int column) const {
   const auto* data = reinterpret_cast<const char*>(::sqlite3_column_text(handle_.get(), column));
-  return data ? std::string(data, static_cast<std::size_t>(::sqlite3_column_bytes(handle_.get(), column))) : "";
+  return data ? std::string_view(data, static_cast<std::size_t>(::sqlite3_column_bytes(handle_.get(), column))) : "";
 }
 
 Database::Database(const std::filesystem::path& file, int patience_ms) {

@@ -32,7 +32,8 @@ class Statement {
 
   std::int64_t integer(int column) const { return ::sqlite3_column_int64(handle_.get(), column); }
   std::optional<std::int64_t> maybe_integer(int column) const;
-  std::string text(int column) const;
+  std::string text(int column) const { return std::string(view(column)); }
+  std::string_view view(int column) const;  // until the next step
 
  private:
   template <std::integral Integer>

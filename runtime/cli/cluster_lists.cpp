@@ -16,8 +16,8 @@ namespace {
 
 using scheduler::ClusterAgents;
 
-Json or_null(bool known, const Json& value) {
-  return known ? value : Json();
+Cell or_nothing(bool known, const Cell& value) {
+  return known ? value : Cell();
 }
 
 // Which task holds which slot; nothing where the ledger cannot be read.
@@ -48,18 +48,18 @@ std::map<int, scheduler::TaskId> held_of(const Holders& holders, const config::A
   return held;
 }
 
-Table agents_of(const ClusterAgents& cluster, const Holders& holders) {
-  Table table({{"id"}, {"host"}, {"slots"}, {"free"}, {"slot_type"}, {"resource_pool"}, {"here"}});
+std::string list_agents(const ClusterAgents& cluster, const Holders& holders, ListFormat format) {
+  Table table({{"id"}, {"host"}, {"slots"}, {"free"}, {"slot_type"}, {"resource_pool"}, {"here"}}, format);
   for (const scheduler::ClusterAgent& one : cluster.agents) {
     const config::Agent& agent = one.agent;
     const int held = static_cast<int>(held_of(holders, agent).size());
-    table.add({agent.id, agent.host, agent.slots, or_null(holders.has_value(), agent.slots - held),
+    table.add({agent.id, agent.host, agent.slots, or_nothing(holders.has_value(), agent.slots - held),
                config::to_string(agent.slot_type), agent.resource_pool, one.here});
   }
-  return table;
+  return table.finish();
 }
 
-Table slots_of(const ClusterAgents& cluster, const Holders& holders) {
+std::string list_slots(const ClusterAgents& cluster, const Holders& holders, ListFormat format) {
   Table table({{"agent"},
                {"slot"},
                {"task"},
@@ -69,24 +69,26 @@ Table slots_of(const ClusterAgents& cluster, const Holders& holders) {
                {"uuid"},
                {"name"},
                {"memory_bytes", Table::Unit::kBytes, "memory"},
-               {"health"}});
+               {"health"}},
+              format);
   for (const scheduler::ClusterAgent& one : cluster.agents) {
     const auto held = held_of(holders, one.agent);
     for (const scheduler::ClusterSlot& slot : one.slots) {
       const bool gpu = slot.gpu >= 0;
       const auto holder = held.find(slot.index);
-      table.add({one.agent.id, or_null(slot.index >= 0, slot.index),
-                 holder == held.end() ? Json() : Json(holder->second), config::to_string(one.agent.slot_type),
-                 or_null(!slot.cpus.empty(), slot.cpus), or_null(gpu, slot.gpu), or_null(gpu, slot.gpu_uuid),
-                 or_null(gpu, slot.gpu_name), or_null(slot.gpu_memory > 0, slot.gpu_memory),
-                 or_null(gpu, slot.problem.empty() ? "ok" : slot.problem)});
+      table.add({one.agent.id, or_nothing(slot.index >= 0, slot.index),
+                 holder == held.end() ? Cell() : Cell(holder->second), config::to_string(one.agent.slot_type),
+                 or_nothing(!slot.cpus.empty(), slot.cpus), or_nothing(gpu, slot.gpu), or_nothing(gpu, slot.gpu_uuid),
+                 or_nothing(gpu, slot.gpu_name), or_nothing(slot.gpu_memory > 0, slot.gpu_memory),
+                 or_nothing(gpu, slot.problem.empty() ? Cell("ok") : Cell(slot.problem))});
     }
   }
-  return table;
+  return table.finish();
 }
 
 void add_list(CLI::App& parent, const std::string& about, const std::string& footer,
-              const std::function<Table(const ClusterAgents&, const Holders&)>& make, int* exit_code) {
+              const std::function<std::string(const ClusterAgents&, const Holders&, ListFormat)>& list,
+              int* exit_code) {
   auto file = std::make_shared<std::string>();
   CLI::App* command = parent.add_subcommand("list", about);
   command->add_option("--cluster", *file, "A cluster file (YAML) or a hostfile of MPI instead of the one that is found")
@@ -97,7 +99,7 @@ void add_list(CLI::App& parent, const std::string& about, const std::string& foo
     const ClusterAgents cluster = run::find_cluster(*file);
     for (const std::string& warning : cluster.warnings) std::fprintf(stderr, "dtrain: warning: %s\n", warning.c_str());
     if (*format == ListFormat::kText) std::printf("cluster: %s\n", cluster.source.c_str());
-    std::fputs(make(cluster, read_holders()).render(*format).c_str(), stdout);
+    std::fputs(list(cluster, read_holders(), *format).c_str(), stdout);
     *exit_code = 0;
   });
 }
@@ -111,7 +113,7 @@ void add_agent(CLI::App& app, int* exit_code) {
       *command, "List the agents of the cluster",
       "The cluster is --cluster, else $DTRAIN_CLUSTER, ./cluster.yaml, ~/.config/dtrain/cluster.yaml, the Slurm\n"
       "allocation this shell is in, else this machine: its GPUs, or its cores where it has none. No host is asked.",
-      agents_of, exit_code);
+      list_agents, exit_code);
 }
 
 void add_slot(CLI::App& app, int* exit_code) {
@@ -122,7 +124,7 @@ void add_slot(CLI::App& app, int* exit_code) {
       "Of this machine's slots it says which CPUs or which GPU they are, and what is wrong with a GPU; such a one is\n"
       "no slot and has no number. A slot's task is the launch that holds it (dtrain task list). No other host is "
       "asked.",
-      slots_of, exit_code);
+      list_slots, exit_code);
 }
 
 }  // namespace dtrain::cli

@@ -1,44 +1,70 @@
 #include "table.h"
 
 #include <algorithm>
-#include <cstdint>
+#include <charconv>
 
+#include "dtrain/base/json.h"
 #include "dtrain/base/units.h"
 
 namespace dtrain::cli {
 namespace {
 
-std::string plain(const Json& value, const std::string& separator) {
-  if (value.is_null()) return "";
-  if (value.is_string()) return value.get<std::string>();
-  if (value.is_boolean()) return value.get<bool>() ? "yes" : "no";
-  if (value.is_number_integer()) return std::to_string(value.get<std::int64_t>());
-  if (!value.is_array()) return to_line(value);
-  std::string text;
-  for (const Json& item : value) text += (text.empty() ? "" : separator) + plain(item, separator);
-  return text;
+// In the cells for people, where no other control character stays.
+constexpr char kEnd = '\0';
+constexpr char kRight = '\1';  // before the cells that are aligned to the right
+
+template <typename... Functions>
+struct Overloaded : Functions... {
+  using Functions::operator()...;
+};
+
+void append_number(std::string& text, std::int64_t number) {
+  char digits[24];
+  text.append(digits, std::to_chars(digits, digits + sizeof digits, number).ptr);
 }
 
-// One line, whatever it holds.
-std::string for_people(const Json& value, Table::Unit unit) {
-  std::string text =
-      unit == Table::Unit::kBytes && value.is_number() ? format_bytes(value.get<double>()) : plain(value, ",");
-  std::replace_if(
-      text.begin(), text.end(), [](char c) { return static_cast<unsigned char>(c) < 0x20; }, ' ');
-  return text;
+void append_item(std::string& text, std::int64_t number) {
+  append_number(text, number);
+}
+void append_item(std::string& text, std::string_view item) {
+  text += item;
+}
+
+void append_plain(std::string& text, const Cell& cell, char separator) {
+  const auto list = [&](const auto& items) {
+    for (std::size_t i = 0; i < items.size(); ++i) {
+      if (i > 0) text += separator;
+      append_item(text, items[i]);
+    }
+  };
+  std::visit(Overloaded{[](std::monostate) {}, [&](bool value) { text += value ? "yes" : "no"; },
+                        [&](std::int64_t number) { append_number(text, number); },
+                        [&](std::string_view value) { text += value; }, [&](const auto& items) { list(items); }},
+             cell.value());
+}
+
+void append_json(std::string& text, std::string_view value) {
+  const auto simple = [](char c) { return c >= 0x20 && c != '"' && c != '\\'; };  // and ASCII
+  if (!std::all_of(value.begin(), value.end(), simple)) {
+    text += to_line(Json(value));
+    return;
+  }
+  text += '"';
+  text += value;
+  text += '"';
+}
+void append_json(std::string& text, std::int64_t number) {
+  append_number(text, number);
+}
+
+bool is_control(char c) {
+  return static_cast<unsigned char>(c) < 0x20;
 }
 
 // Bytes that go on with a character of UTF-8 take no place of their own.
-std::size_t width_of(const std::string& text) {
+std::size_t width_of(std::string_view text) {
   return static_cast<std::size_t>(
       std::count_if(text.begin(), text.end(), [](char c) { return (static_cast<unsigned char>(c) & 0xC0) != 0x80; }));
-}
-
-std::string quoted(const std::string& text) {
-  if (text.find_first_of(",\"\r\n") == std::string::npos) return text;
-  std::string result = "\"";
-  for (const char letter : text) result += letter == '"' ? std::string("\"\"") : std::string(1, letter);
-  return result + "\"";
 }
 
 }  // namespace
@@ -53,72 +79,121 @@ std::shared_ptr<ListFormat> add_list_format(CLI::App& command) {
   return format;
 }
 
-std::string Table::render(ListFormat format) const {
-  if (format == ListFormat::kCsv) return csv();
-  return format == ListFormat::kJson ? json() : text();
+Table::Table(std::vector<Column> columns, ListFormat format) : columns_(std::move(columns)), format_(format) {
+  for (const Column& column : columns_) {
+    shapes_.push_back({.key = (shapes_.empty() ? "{" : ",") + to_line(Json(column.name)) + ":"});
+  }
+  if (format_ == ListFormat::kJson) {
+    text_ = "[";
+    return;
+  }
+  for (std::size_t i = 0; i < columns_.size(); ++i) {
+    const Column& column = columns_[i];
+    if (format_ == ListFormat::kCsv) {
+      if (i > 0) text_ += ',';
+      add_to_csv(column.name);
+    } else {
+      add_for_people(column.title.empty() ? column.name : column.title, i);
+      shapes_[i].used = false;
+    }
+  }
+  if (format_ == ListFormat::kCsv) text_ += '\n';
 }
 
-std::string Table::text() const {
-  const auto is_empty = [this](std::size_t column) {
-    return !rows_.empty() &&
-           std::all_of(rows_.begin(), rows_.end(), [&](const auto& row) { return row[column].is_null(); });
-  };
-  // One list of all cells, row after row: lists may be long.
-  const std::size_t width = columns_.size();
-  std::vector<std::string> cells;
-  cells.reserve((rows_.size() + 1) * width);
-  for (const Column& column : columns_) cells.push_back(column.title.empty() ? column.name : column.title);
-  for (const std::vector<Json>& row : rows_) {
-    for (std::size_t i = 0; i < width; ++i) cells.push_back(for_people(row[i], columns_[i].unit));
+void Table::add(std::initializer_list<Cell> row) {
+  if (format_ == ListFormat::kJson && rows_ > 0) text_ += ',';
+  ++rows_;
+  std::size_t column = 0;
+  for (const Cell& cell : row) {
+    if (format_ == ListFormat::kText) {
+      add_for_people(cell, column);
+    } else if (format_ == ListFormat::kCsv) {
+      if (column > 0) text_ += ',';
+      add_to_csv(cell);
+    } else {
+      text_ += shapes_[column].key;
+      add_to_json(cell);
+    }
+    ++column;
   }
-  std::vector<bool> empty;
-  for (std::size_t i = 0; i < width; ++i) empty.push_back(is_empty(i));
-  std::vector<std::size_t> widths(width, 0);
-  for (std::size_t i = 0; i < cells.size(); ++i) widths[i % width] = std::max(widths[i % width], width_of(cells[i]));
+  if (format_ == ListFormat::kJson) text_ += '}';
+  if (format_ == ListFormat::kCsv) text_ += '\n';
+}
+
+void Table::add_for_people(const Cell& cell, std::size_t column) {
+  const auto* number = std::get_if<std::int64_t>(&cell.value());
+  if (number) text_ += kRight;
+  const std::size_t begin = text_.size();
+  if (number && columns_[column].unit == Unit::kBytes) {
+    text_ += format_bytes(static_cast<double>(*number));
+  } else {
+    append_plain(text_, cell, ',');
+  }
+  std::replace_if(text_.begin() + static_cast<std::ptrdiff_t>(begin), text_.end(), is_control, ' ');
+  Shape& shape = shapes_[column];
+  shape.width = std::max(shape.width, width_of(std::string_view(text_).substr(begin)));
+  shape.used |= !std::holds_alternative<std::monostate>(cell.value());
+  text_ += kEnd;
+}
+
+void Table::add_to_csv(const Cell& cell) {
+  const std::size_t begin = text_.size();
+  append_plain(text_, cell, ' ');
+  const auto special = [](char c) { return c == ',' || c == '"' || c == '\r' || c == '\n'; };
+  if (std::none_of(text_.begin() + static_cast<std::ptrdiff_t>(begin), text_.end(), special)) return;
+  for (std::size_t quote = begin; (quote = text_.find('"', quote)) != std::string::npos; quote += 2) {
+    text_.insert(quote, 1, '"');
+  }
+  text_.insert(begin, 1, '"');
+  text_ += '"';
+}
+
+void Table::add_to_json(const Cell& cell) {
+  const auto list = [&](const auto& items) {
+    text_ += '[';
+    for (std::size_t i = 0; i < items.size(); ++i) {
+      if (i > 0) text_ += ',';
+      append_json(text_, items[i]);
+    }
+    text_ += ']';
+  };
+  std::visit(
+      Overloaded{[&](std::monostate) { text_ += "null"; }, [&](bool value) { text_ += value ? "true" : "false"; },
+                 [&](std::int64_t number) { append_number(text_, number); },
+                 [&](std::string_view value) { append_json(text_, value); }, [&](const auto& items) { list(items); }},
+      cell.value());
+}
+
+std::string Table::finish() {
+  if (format_ == ListFormat::kText) return aligned();
+  if (format_ == ListFormat::kJson) text_ += "]\n";
+  return std::move(text_);
+}
+
+std::string Table::aligned() const {
   std::string text;
-  for (std::size_t row = 0; row <= rows_.size(); ++row) {
+  std::size_t row_width = 1;
+  for (const Shape& shape : shapes_) row_width += shape.width + 2;
+  text.reserve(row_width * (rows_ + 1));
+  std::string_view rest = text_;
+  for (std::size_t row = 0; row <= rows_; ++row) {
     const std::size_t begin = text.size();
-    for (std::size_t i = 0; i < width; ++i) {
-      if (empty[i]) continue;
-      const std::string& cell = cells[row * width + i];
-      const std::size_t fill = widths[i] - width_of(cell);
-      const bool right = row > 0 && rows_[row - 1][i].is_number();
+    for (const Shape& shape : shapes_) {
+      std::string_view cell = rest.substr(0, rest.find(kEnd));
+      rest.remove_prefix(cell.size() + 1);
+      if (!shape.used && rows_ > 0) continue;
+      const bool right = !cell.empty() && cell.front() == kRight;
+      if (right) cell.remove_prefix(1);
+      const std::size_t fill = shape.width - width_of(cell);
       if (text.size() > begin) text += "  ";
       if (right) text.append(fill, ' ');
       text += cell;
       if (!right) text.append(fill, ' ');
     }
     while (text.size() > begin && text.back() == ' ') text.pop_back();
-    text += "\n";
+    text += '\n';
   }
   return text;
-}
-
-std::string Table::csv() const {
-  std::string text;
-  for (std::size_t i = 0; i < columns_.size(); ++i) text += (i == 0 ? "" : ",") + quoted(columns_[i].name);
-  text += "\n";
-  for (const std::vector<Json>& row : rows_) {
-    for (std::size_t i = 0; i < columns_.size(); ++i) text += (i == 0 ? "" : ",") + quoted(plain(row[i], " "));
-    text += "\n";
-  }
-  return text;
-}
-
-std::string Table::json() const {
-  // Written down cell by cell: a copy of all of it as objects would take longer than the rest.
-  std::vector<std::string> keys;
-  for (const Column& column : columns_) keys.push_back((keys.empty() ? "{" : ",") + to_line(Json(column.name)) + ":");
-  std::string text = "[";
-  for (const std::vector<Json>& row : rows_) {
-    if (text.size() > 1) text += ",";
-    for (std::size_t i = 0; i < columns_.size(); ++i) {
-      text += keys[i];
-      text += row[i].is_number_integer() ? std::to_string(row[i].get<std::int64_t>()) : to_line(row[i]);
-    }
-    text += "}";
-  }
-  return text + "]\n";
 }
 
 }  // namespace dtrain::cli

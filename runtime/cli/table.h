@@ -1,13 +1,19 @@
-// A list as people, spreadsheets and programs read it: aligned columns, --csv, --json. One thread.
+// A list as people, spreadsheets and programs read it: aligned columns, --csv, --json. One thread. Rows are written
+// down as they come, since lists may be long.
 #pragma once
 
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
 #include <memory>
+#include <optional>
+#include <span>
 #include <string>
+#include <string_view>
+#include <variant>
 #include <vector>
 
 #include <CLI/CLI.hpp>
-
-#include "dtrain/base/json.h"
 
 namespace dtrain::cli {
 
@@ -15,6 +21,31 @@ enum class ListFormat { kText, kCsv, kJson };
 
 // Adds --csv and --json, of which one may be given; the result says which, once the command line has been read.
 std::shared_ptr<ListFormat> add_list_format(CLI::App& command);
+
+// One value of a row: nothing, text, a number, true or false, or a list of texts or numbers. It refers to what it was
+// made from.
+class Cell {
+ public:
+  using Value = std::variant<std::monostate, bool, std::int64_t, std::string_view, std::span<const std::string_view>,
+                             std::span<const int>, std::span<const std::int64_t>>;
+
+  Cell() = default;
+  Cell(std::same_as<bool> auto value) : value_(value) {}
+  template <std::integral Integer>
+  requires(!std::same_as<Integer, bool>) Cell(Integer value) : value_(static_cast<std::int64_t>(value)) {}
+  Cell(const std::string& text) : value_(std::string_view(text)) {}
+  Cell(std::string_view text) : value_(text) {}
+  Cell(const char* text) : value_(std::string_view(text)) {}
+  template <typename Item>
+  Cell(const std::vector<Item>& list) : value_(std::span<const Item>(list)) {}
+  template <typename Wrapped>
+  Cell(const std::optional<Wrapped>& value) : Cell(value ? Cell(*value) : Cell()) {}
+
+  const Value& value() const { return value_; }
+
+ private:
+  Value value_;
+};
 
 class Table {
  public:
@@ -26,21 +57,31 @@ class Table {
     std::string title;  // the header for people, where it is another
   };
 
-  explicit Table(std::vector<Column> columns) : columns_(std::move(columns)) {}
-  // One value a column: text, a number, true or false, null where there is none, or a list of such.
-  void add(std::vector<Json> row) { rows_.push_back(std::move(row)); }
-
-  // With its last newline. People do not see columns in which nothing stands. JSON: a list of one object a row, on one
-  // line.
-  std::string render(ListFormat format) const;
+  Table(std::vector<Column> columns, ListFormat format);
+  // One value a column.
+  void add(std::initializer_list<Cell> row);
+  // All of it, with its last newline. People do not see columns in which nothing stands. JSON: a list of one object a
+  // row, on one line. Nothing is to be added afterwards.
+  std::string finish();
 
  private:
-  std::string text() const;
-  std::string csv() const;
-  std::string json() const;
+  // A column as it grows.
+  struct Shape {
+    std::string key;  // `{"name":` or `,"name":`
+    std::size_t width = 0;
+    bool used = false;
+  };
+
+  void add_for_people(const Cell& cell, std::size_t column);
+  void add_to_csv(const Cell& cell);
+  void add_to_json(const Cell& cell);
+  std::string aligned() const;
 
   std::vector<Column> columns_;
-  std::vector<std::vector<Json>> rows_;
+  ListFormat format_;
+  std::vector<Shape> shapes_;
+  std::size_t rows_ = 0;
+  std::string text_;  // what is written so far; for people the cells one after the other, each with its end
 };
 
 }  // namespace dtrain::cli

@@ -6,20 +6,8 @@ Json time_of(const std::optional<Nanoseconds>& wall) {
   return wall ? Json(format_utc(*wall)) : Json();
 }
 
-Json reason_of(const scheduler::Task& task) {
-  const std::string& reason = task.waiting ? task.waiting->reason : task.reason;
-  return reason.empty() ? Json() : Json(reason);
-}
-
-Json behind_of(const scheduler::Task& task) {
-  return task.waiting ? Json(task.waiting->behind) : Json();
-}
-
-Json agents_of(const scheduler::Task& task) {
-  if (task.claim.empty()) return {};
-  Json agents = Json::array();
-  for (const scheduler::ClaimedShare& share : task.claim) agents.push_back(share.agent);
-  return agents;
+const std::string& reason_of(const scheduler::Task& task) {
+  return task.waiting ? task.waiting->reason : task.reason;
 }
 
 ConfigError no_such_task(scheduler::TaskId id) {
@@ -29,8 +17,8 @@ ConfigError no_such_task(scheduler::TaskId id) {
 std::string state_text(const scheduler::Task& task) {
   std::string text = to_string(task.state);
   if (task.exit_code) text += " (exit code " + std::to_string(*task.exit_code) + ")";
-  const Json reason = reason_of(task);
-  return reason.is_null() ? text : text + ": " + reason.get<std::string>();
+  const std::string& reason = reason_of(task);
+  return reason.empty() ? text : text + ": " + reason;
 }
 
 }  // namespace dtrain::cli

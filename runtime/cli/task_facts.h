@@ -12,11 +12,8 @@ namespace dtrain::cli {
 
 // A time of the wall clock as text; null where there is none.
 Json time_of(const std::optional<Nanoseconds>& wall);
-// Why it is in its state: what a queued task waits for, why one has ended. Null: there is nothing to say.
-Json reason_of(const scheduler::Task& task);
-Json behind_of(const scheduler::Task& task);
-// The agents it is on.
-Json agents_of(const scheduler::Task& task);
+// Why it is in its state: what a queued task waits for, why one has ended. Empty: there is nothing to say.
+const std::string& reason_of(const scheduler::Task& task);
 
 // ConfigError: for a number that is no task's.
 ConfigError no_such_task(scheduler::TaskId id);

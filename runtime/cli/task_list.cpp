@@ -1,6 +1,8 @@
 #include <algorithm>
 #include <cstdio>
 #include <memory>
+#include <optional>
+#include <tuple>
 
 #include "commands.h"
 #include "dtrain/run/user_ledger.h"
@@ -13,49 +15,69 @@ namespace {
 using scheduler::Task;
 using scheduler::TaskState;
 
-// Ended ones first, by id, then those that run, then the queue in its order: what is newest stands where one looks.
-void put_in_order(std::vector<Task>& tasks) {
-  const auto running =
-      std::stable_partition(tasks.begin(), tasks.end(), [](const Task& task) { return has_ended(task.state); });
-  const auto place = [](const Task& task) {
-    return task.state == TaskState::kQueued ? std::tuple(1, task.priority, task.id) : std::tuple(0, 0, task.id);
-  };
-  std::sort(running, tasks.end(), [&](const Task& a, const Task& b) { return place(a) < place(b); });
+std::optional<std::string> utc(const std::optional<Nanoseconds>& wall) {
+  return wall ? std::optional(format_utc(*wall)) : std::nullopt;
 }
 
-Table make_table(const std::vector<Task>& tasks, bool for_people) {
-  std::vector<Table::Column> columns{
-      {"id"},    {"name"}, {"state"}, {"slots"}, {"agents"}, {"priority"}, {.name = "behind", .title = "waits behind"},
-      {"reason"}};
-  if (!for_people) {
+// Ended ones first, by id, then those that run, then the queue in its order: what is newest stands where one looks.
+class TaskTable {
+ public:
+  explicit TaskTable(ListFormat format) : table_(columns(format), format), for_people_(format == ListFormat::kText) {}
+
+  void add(Task&& task) {  // by id
+    if (has_ended(task.state)) {
+      write(task);
+    } else {
+      later_.push_back(std::move(task));
+    }
+  }
+  std::string finish() {
+    const auto place = [](const Task& task) {
+      return task.state == TaskState::kQueued ? std::tuple(1, task.priority, task.id) : std::tuple(0, 0, task.id);
+    };
+    std::sort(later_.begin(), later_.end(), [&](const Task& a, const Task& b) { return place(a) < place(b); });
+    for (const Task& task : later_) write(task);
+    return table_.finish();
+  }
+
+ private:
+  static std::vector<Table::Column> columns(ListFormat format) {
+    std::vector<Table::Column> columns{{"id"},
+                                       {"name"},
+                                       {"state"},
+                                       {"slots"},
+                                       {"agents"},
+                                       {"priority"},
+                                       {.name = "behind", .title = "waits behind"},
+                                       {"reason"}};
+    if (format == ListFormat::kText) return columns;
     for (const char* name : {"submitted", "started", "ended", "exit_code", "run_dir", "launcher_pid"}) {
       columns.push_back({name});
     }
+    return columns;
   }
-  Table table(columns);
-  for (const Task& task : tasks) {
-    std::vector<Json> row;
-    row.reserve(columns.size());
-    row.emplace_back(task.id);
-    row.emplace_back(task.name);
-    row.emplace_back(to_string(task.state));
-    row.emplace_back(task.slots);
-    row.push_back(agents_of(task));
-    row.emplace_back(task.priority);
-    row.push_back(behind_of(task));
-    row.push_back(reason_of(task));
-    if (!for_people) {
-      row.push_back(time_of(task.submitted));
-      row.push_back(time_of(task.started));
-      row.push_back(time_of(task.ended));
-      row.push_back(task.exit_code ? Json(*task.exit_code) : Json());
-      row.emplace_back(task.run_dir);
-      row.emplace_back(task.launcher_pid);
+
+  void write(const Task& task) {
+    agents_.clear();
+    for (const scheduler::ClaimedShare& share : task.claim) agents_.emplace_back(share.agent);
+    const Cell agents = agents_.empty() ? Cell() : Cell(agents_);
+    const Cell behind = task.waiting ? Cell(task.waiting->behind) : Cell();
+    const std::string& why = reason_of(task);
+    const Cell reason = why.empty() ? Cell() : Cell(why);
+    if (for_people_) {
+      table_.add({task.id, task.name, to_string(task.state), task.slots, agents, task.priority, behind, reason});
+    } else {
+      table_.add({task.id, task.name, to_string(task.state), task.slots, agents, task.priority, behind, reason,
+                  format_utc(task.submitted), utc(task.started), utc(task.ended), task.exit_code, task.run_dir,
+                  task.launcher_pid});
     }
-    table.add(std::move(row));
   }
-  return table;
-}
+
+  Table table_;
+  bool for_people_;
+  std::vector<Task> later_;
+  std::vector<std::string_view> agents_;  // of the task at hand
+};
 
 }  // namespace
 
@@ -70,9 +92,10 @@ void add_task_list(CLI::App& task, int* exit_code) {
       "that nobody before it could use.");
   command->callback([active, format, exit_code] {
     const SystemClock clock;
-    auto tasks = run::open_user_ledger(clock).list(*active ? scheduler::Which::kNotEnded : scheduler::Which::kAll);
-    put_in_order(tasks);
-    std::fputs(make_table(tasks, *format == ListFormat::kText).render(*format).c_str(), stdout);
+    TaskTable table(*format);
+    run::open_user_ledger(clock).visit(*active ? scheduler::Which::kNotEnded : scheduler::Which::kAll,
+                                       [&](Task&& task) { table.add(std::move(task)); });
+    std::fputs(table.finish().c_str(), stdout);
     *exit_code = 0;
   });
 }

@@ -8,6 +8,7 @@
 #pragma once
 
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -57,6 +58,8 @@ class Ledger {
   // --- by anyone ---
   // In the order of their ids; of queued ones with why they wait. All of them free what dead processes have left first.
   std::vector<Task> list(Which which = Which::kAll);
+  // As list(), one after the other: there may be many. `see` must not use this ledger.
+  void visit(Which which, const std::function<void(Task&&)>& see);
   std::optional<Task> find(TaskId id);
   std::vector<StateChange> history(TaskId id);
   // ConfigError: there is no such task. Asks the owner to stop the task; asked again, at once. Where the owner is gone,
