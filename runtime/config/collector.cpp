@@ -1,6 +1,7 @@
 #include "collector.h"
 
 #include <algorithm>
+#include <set>
 #include <tuple>
 
 #include "dtrain/base/text.h"
@@ -24,8 +25,8 @@ std::string join_path(const std::string& section, const std::string& key) {
 }
 
 void Collector::add(Location at, std::string key, std::string message) {
-  diagnostics_.emplace_back(at,
-                            Diagnostic{at.in_override ? "--set" : file_, at.line, std::move(key), std::move(message)});
+  const std::string& source = at.in_override ? override_name_ : file_;
+  diagnostics_.emplace_back(at, Diagnostic{source, at.line, std::move(key), std::move(message)});
 }
 
 void Collector::add_unknown(Location at, std::string section, std::string key) {
@@ -37,10 +38,13 @@ std::string Collector::message_for(const Unknown& unknown) const {
   for (const std::string& path : known_) {
     if (section_of(path) == unknown.section) siblings.push_back(leaf_of(path));
   }
+  std::set<std::string> homes;  // a key of many sections ("threshold") belongs under none in particular
   for (const std::string& path : known_) {
-    if (leaf_of(path) != unknown.key) continue;
-    const std::string section = section_of(path);
-    return "unknown key here; it belongs " + (section.empty() ? "at the top level" : "under '" + section + "'");
+    if (leaf_of(path) == unknown.key) homes.insert(section_of(path));
+  }
+  if (homes.size() == 1) {
+    const std::string& home = *homes.begin();
+    return "unknown key here; it belongs " + (home.empty() ? "at the top level" : "under '" + home + "'");
   }
   if (const auto near = nearest(unknown.key, siblings)) return "unknown key; did you mean '" + *near + "'?";
   std::sort(siblings.begin(), siblings.end());

@@ -13,7 +13,9 @@ namespace dtrain::config {
 
 class Collector {
  public:
-  explicit Collector(std::string file) : file_(std::move(file)) {}
+  // `override_name`: the option that overrides come with.
+  explicit Collector(std::string file, std::string override_name = "--set")
+      : file_(std::move(file)), override_name_(std::move(override_name)) {}
 
   void add(Location at, std::string key, std::string message);
   // A key of the schema that the reading has asked for, with its whole path.
@@ -33,6 +35,7 @@ class Collector {
   std::string message_for(const Unknown& unknown) const;
 
   std::string file_;
+  std::string override_name_;
   std::vector<std::pair<Location, Diagnostic>> diagnostics_;
   std::vector<Unknown> unknown_;
   std::vector<std::string> known_;

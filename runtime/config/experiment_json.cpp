@@ -35,6 +35,7 @@ Json to_json(const Experiment& experiment) {
                            {"resource_pool", resources.resource_pool},
                            {"max_slots", resources.max_slots ? Json(*resources.max_slots) : Json()}};
   json["optimizations"] = to_json(experiment.optimizations);
+  json["profiling"] = Json{{"rules", to_json(experiment.profiling_rules)}};
   json["searcher"] = Json{{"metric", experiment.searcher.metric},
                           {"smaller_is_better", experiment.searcher.smaller_is_better},
                           {"max_length", length_json(experiment.searcher.max_length)}};

@@ -12,6 +12,8 @@ bool read_model(Section& root, Experiment& experiment);
 void read_job(Section& root, Experiment& experiment);
 // How gradients are exchanged.
 void read_optimizations(Section section, Experiment& experiment);
+// `profiling.rules`, or what --rule says of them.
+void read_profiling_rules(Section section, ProfilingRules& rules);
 // How it trains: hyperparameters, optimizations, searcher, periods.
 void read_training(Section& root, Experiment& experiment);
 

@@ -63,13 +63,14 @@ void read_hyperparameters(Section& root, Experiment& experiment) {
   }
 }
 
-void read_profiling(Section profiling) {
+void read_profiling(Section profiling, Experiment& experiment) {
   profiling.default_only("enabled", profiling.boolean("enabled", false), false, "false");
   profiling.default_only<std::int64_t>("begin_on_batch", profiling.integer("begin_on_batch", 0, 0, kMaxLength), 0, "0");
   if (profiling.optional_integer("end_after_batch", 0, kMaxLength))
     profiling.refuse_yet("end_after_batch", "leave the key out");
   profiling.default_only("sync_timings", profiling.boolean("sync_timings", true), true, "true");
   profiling.default_only_null("trace");
+  read_profiling_rules(profiling.section("rules"), experiment.profiling_rules);
   profiling.finish();
 }
 
@@ -99,7 +100,7 @@ void read_checkpoints(Section& root) {
 void read_training(Section& root, Experiment& experiment) {
   read_hyperparameters(root, experiment);
   read_optimizations(root.section("optimizations"), experiment);
-  read_profiling(root.section("profiling"));
+  read_profiling(root.section("profiling"), experiment);
   read_searcher(root.section("searcher"), experiment);
   read_checkpoints(root);
   experiment.min_validation_period = root.length("min_validation_period", {LengthUnit::kBatches, 0}, 0);

@@ -181,18 +181,20 @@ TEST(Experiment, JsonShowsWhatIsInEffectUnderTheKeysOfTheFile) {
   const TemporaryFile file(kLeast + "optimizations: {aggregation_frequency: 2}\n", "demo.yaml");
   EXPECT_EQ(
       to_line(to_json(read_experiment(file.path()))),
-      R"({"name":"demo","description":"","labels":[],"entrypoint":["trial"],"hyperparameters":{"global_batch_size":64},)"
-      R"("resources":{"slots_per_trial":1,"slot_type":"auto","is_single_node":false,"priority":42,)"
-      R"("resource_pool":"default","max_slots":null},)"
-      R"("optimizations":{"aggregation_frequency":2,"average_aggregated_gradients":true,)"
-      R"("average_training_metrics":true,"tensor_fusion_threshold":64,"tensor_fusion_cycle_time":1,)"
-      R"("auto_tune_tensor_fusion":false,"grad_updates_size_file":null,"gradient_compression":false,)"
-      R"("sharded_optimizer":"auto","local_sgd":null},)"
-      R"("searcher":{"metric":"","smaller_is_better":true,"max_length":{"epochs":2}},)"
-      R"("min_validation_period":{"batches":0},"perform_initial_validation":false,"max_restarts":0,)"
-      R"("records_per_epoch":null,)"
-      R"("scheduling_unit":100,"communication":{"timeout":600,"backend":"auto"},"reproducibility":{"experiment_seed":0},)"
-      R"("data":{},"initial_weights":null,"environment":{"environment_variables":{}}})");
+      std::string(
+          R"({"name":"demo","description":"","labels":[],"entrypoint":["trial"],"hyperparameters":{"global_batch_size":64},)"
+          R"("resources":{"slots_per_trial":1,"slot_type":"auto","is_single_node":false,"priority":42,)"
+          R"("resource_pool":"default","max_slots":null},)"
+          R"("optimizations":{"aggregation_frequency":2,"average_aggregated_gradients":true,)"
+          R"("average_training_metrics":true,"tensor_fusion_threshold":64,"tensor_fusion_cycle_time":1,)"
+          R"("auto_tune_tensor_fusion":false,"grad_updates_size_file":null,"gradient_compression":false,)"
+          R"("sharded_optimizer":"auto","local_sgd":null},"profiling":{"rules":)") +
+          to_line(to_json(ProfilingRules{})) +
+          R"(},"searcher":{"metric":"","smaller_is_better":true,"max_length":{"epochs":2}},)"
+          R"("min_validation_period":{"batches":0},"perform_initial_validation":false,"max_restarts":0,)"
+          R"("records_per_epoch":null,)"
+          R"("scheduling_unit":100,"communication":{"timeout":600,"backend":"auto"},"reproducibility":{"experiment_seed":0},)"
+          R"("data":{},"initial_weights":null,"environment":{"environment_variables":{}}})");
 }
 
 TEST(Length, IsCountedInBatchesRoundedUp) {

@@ -15,6 +15,7 @@
 #include "dtrain/config/diagnostic.h"
 #include "dtrain/config/model_job.h"
 #include "dtrain/config/optimizations.h"
+#include "dtrain/config/profiling_rules.h"
 
 namespace dtrain::config {
 
@@ -69,6 +70,7 @@ struct Experiment {
   std::int64_t global_batch_size = 0;     // at least slots_per_trial
   Json hyperparameters = Json::object();  // all of them, global_batch_size too; {type: const, val: x} is x here
   Optimizations optimizations;
+  ProfilingRules profiling_rules;
   Searcher searcher;
 
   Length min_validation_period;  // 0 batches: only at the end
