@@ -53,6 +53,7 @@ struct Recorder::Impl {
   std::int64_t last_change = 0;
   Phase phase = Phase::kOther;
   PhaseTimes times{};
+  StepObserver* observer = nullptr;
   Nanoseconds part_start;
 };
 
@@ -120,6 +121,10 @@ void Recorder::resume() {
   if (impl_) impl_->paused = false;
 }
 
+void Recorder::observe(StepObserver* observer) {
+  if (impl_) impl_->observer = observer;
+}
+
 void Recorder::begin_step(std::int64_t batch) {
   if (!impl_) return;
   Impl& s = *impl_;
@@ -138,6 +143,7 @@ Phase Recorder::switch_to(Phase phase) {
   if (phase == before) return before;
   const std::int64_t now = s.now();
   s.times[static_cast<std::size_t>(before)] += now - s.last_change;
+  if (s.observer) s.observer->on_phase(before, s.last_change, now);
   s.last_change = now;
   s.phase = phase;
   return before;
@@ -149,6 +155,10 @@ void Recorder::end_step(const StepInfo& info) {
   const std::int64_t now = s.now();
   s.times[static_cast<std::size_t>(s.phase)] += now - s.last_change;
   s.in_step = false;
+  if (s.observer) {
+    s.observer->on_phase(s.phase, s.last_change, now);
+    s.observer->on_step(s.batch, s.step_start, now);
+  }
   Record* record = s.ring.reserve();
   if (record == nullptr) return;
   record->kind = RecordKind::kStep;
@@ -163,6 +173,7 @@ const PhaseTimes& Recorder::phases() const {
 
 void Recorder::collective(const CollectiveRecord& collective) {
   if (!impl_ || !impl_->step_is_recorded) return;
+  if (impl_->observer) impl_->observer->on_collective(impl_->batch, collective);
   Record* record = impl_->ring.reserve();
   if (record == nullptr) return;
   record->kind = RecordKind::kCollective;

@@ -1,7 +1,6 @@
 #include "agent/format.h"
 
 #include <cmath>
-#include <cstring>
 #include <iterator>
 #include <string_view>
 
@@ -93,17 +92,6 @@ void append_gpus(LineBuffer& out, const std::vector<GpuSample>& gpus) {
 }
 
 }  // namespace
-
-double bus_bandwidth(const CollectiveRecord& record) {
-  const std::int64_t duration_ns = record.ended_ns - record.started_ns;
-  if (duration_ns <= 0 || record.world_size <= 1) return 0;
-  const double n = record.world_size;
-  const std::string_view operation(record.operation, ::strnlen(record.operation, sizeof record.operation));
-  double factor = 1;
-  if (operation.starts_with("all_reduce")) factor = 2 * (n - 1) / n;
-  if (operation.starts_with("reduce_scatter") || operation.starts_with("all_gather")) factor = (n - 1) / n;
-  return static_cast<double>(record.bytes) * factor * 1e9 / static_cast<double>(duration_ns);
-}
 
 void append_record(LineBuffer& out, const Record& record) {
   switch (record.kind) {

@@ -25,7 +25,4 @@ std::string gpu_line(const host::GpuInfo& gpu);
 // The first line. `fields` come first; those of `extra` that are not among them follow.
 std::string header_line(const Json& fields, const Json& extra, const Clock& clock);
 
-// Bytes a second on the links (NCCL's "bus bandwidth"): what the slowest link had to carry, over the time it took.
-double bus_bandwidth(const CollectiveRecord& record);
-
 }  // namespace dtrain::profile

@@ -15,6 +15,7 @@
 #include "dtrain/base/json.h"
 #include "dtrain/base/log.h"
 #include "dtrain/profile/phase.h"
+#include "dtrain/profile/step_observer.h"
 
 namespace dtrain::profile {
 
@@ -27,6 +28,9 @@ struct CollectiveRecord {
   std::int64_t enqueued_ns = 0, started_ns = 0, ended_ns = 0;  // monotonic clock
   std::int64_t exposed_ns = 0;
 };
+
+// Bytes a second on the links (NCCL's "bus bandwidth"): what the slowest link had to carry, over the time it took.
+double bus_bandwidth(const CollectiveRecord& record);
 
 // What else a step record holds.
 struct StepInfo {
@@ -61,6 +65,9 @@ class Recorder {
   // loader samples of theirs; parts of the run are still recorded. bench_profile_overhead compares the two.
   void pause();
   void resume();
+
+  // Who is told of phases, steps and collectives as they are recorded; nullptr: nobody. Between steps only.
+  void observe(StepObserver* observer);
 
   // Steps are the batches of this rank, from 1. begin_step() starts in Phase::kOther. A step that is begun and not
   // ended leaves no record.

@@ -1,0 +1,22 @@
+// Told of everything a recorder takes down while a deep window is open, with the times that the dumps only sum up: when
+// each phase was entered and left. The training thread calls it, once for every change of phase: it must be quick.
+#pragma once
+
+#include <cstdint>
+
+#include "dtrain/profile/phase.h"
+
+namespace dtrain::profile {
+
+struct CollectiveRecord;
+
+class StepObserver {
+ public:
+  virtual ~StepObserver() = default;
+  // Times are the host's monotonic clock, in nanoseconds.
+  virtual void on_phase(Phase phase, std::int64_t start_ns, std::int64_t end_ns) = 0;
+  virtual void on_step(std::int64_t batch, std::int64_t start_ns, std::int64_t end_ns) = 0;
+  virtual void on_collective(std::int64_t batch, const CollectiveRecord& collective) = 0;
+};
+
+}  // namespace dtrain::profile

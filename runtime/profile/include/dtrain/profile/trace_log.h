@@ -1,0 +1,52 @@
+// What the recorder takes down while a deep window is open, kept in memory until the trace file is written. Bounded:
+// what comes beyond is counted. The training thread fills it; who writes the file reads it afterwards.
+#pragma once
+
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+#include "dtrain/profile/recorder.h"
+#include "dtrain/profile/step_observer.h"
+
+namespace dtrain::profile {
+
+class TraceLog final : public StepObserver {
+ public:
+  struct PhaseSpan {
+    Phase phase;
+    std::int64_t start_ns, end_ns;
+  };
+  struct StepSpan {
+    std::int64_t batch, start_ns, end_ns;
+  };
+  static constexpr std::size_t kMostSpans = 200'000;  // of each kind
+
+  void on_phase(Phase phase, std::int64_t start_ns, std::int64_t end_ns) override {
+    if (end_ns > start_ns) keep(phases_, {phase, start_ns, end_ns});
+  }
+  void on_step(std::int64_t batch, std::int64_t start_ns, std::int64_t end_ns) override {
+    keep(steps_, {batch, start_ns, end_ns});
+  }
+  void on_collective(std::int64_t batch, const CollectiveRecord& collective) override {
+    keep(collectives_, {batch, collective});
+  }
+
+  const std::vector<PhaseSpan>& phases() const { return phases_; }
+  const std::vector<StepSpan>& steps() const { return steps_; }
+  const std::vector<std::pair<std::int64_t, CollectiveRecord>>& collectives() const { return collectives_; }
+  std::int64_t left_out() const { return left_out_; }
+
+ private:
+  template <typename T>
+  void keep(std::vector<T>& list, T entry) {
+    list.size() < kMostSpans ? list.push_back(std::move(entry)) : void(++left_out_);
+  }
+
+  std::vector<PhaseSpan> phases_;
+  std::vector<StepSpan> steps_;
+  std::vector<std::pair<std::int64_t, CollectiveRecord>> collectives_;
+  std::int64_t left_out_ = 0;
+};
+
+}  // namespace dtrain::profile

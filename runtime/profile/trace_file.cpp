@@ -1,0 +1,120 @@
+#include "dtrain/profile/trace_file.h"
+
+#include <charconv>
+#include <fstream>
+
+#include <spdlog/fmt/fmt.h>
+
+#include "dtrain/base/error.h"
+#include "dtrain/profile/gzip_file.h"
+#include "dtrain/profile/trace_events.h"
+
+namespace dtrain::profile {
+namespace {
+
+constexpr std::size_t kPieceBytes = 1 << 20;
+
+// From the host's monotonic clock to the file's times. Between two points their difference grows evenly: the profiler's
+// clock follows the wall clock.
+class TraceTime {
+ public:
+  TraceTime(const std::vector<TraceClockPoint>& clock, std::int64_t base_ns)
+      : start_ns_(clock.front().monotonic_ns), start_us_(static_cast<double>(clock.front().trace_ns - base_ns) / 1e3) {
+    const TraceClockPoint& a = clock.front();
+    const TraceClockPoint& b = clock.back();
+    if (b.monotonic_ns > a.monotonic_ns) {
+      slope_ = static_cast<double>(b.trace_ns - a.trace_ns) / static_cast<double>(b.monotonic_ns - a.monotonic_ns);
+    }
+  }
+  double operator()(std::int64_t monotonic_ns) const {
+    return start_us_ + static_cast<double>(monotonic_ns - start_ns_) * slope_ / 1e3;
+  }
+
+ private:
+  std::int64_t start_ns_;
+  double start_us_;
+  double slope_ = 1;
+};
+
+// What stands first in the file, in the place of its opening brace.
+std::string head(const TraceFacts& facts, const TraceLog& log) {
+  Json clock = Json::array();
+  for (const TraceClockPoint& point : facts.clock) {
+    clock.push_back({{"trace_ns", point.trace_ns}, {"monotonic_ns", point.monotonic_ns}, {"error_ns", point.error_ns}});
+  }
+  Json ours = {{"schema", kTraceSchema},
+               {"rank", facts.rank},
+               {"world_size", facts.world_size},
+               {"host", facts.host},
+               {"pid", facts.pid},
+               {"reason", facts.reason},
+               {"first_batch", facts.window.first_batch},
+               {"last_batch", facts.last_batch},
+               {"asked_last_batch", facts.window.last_batch},
+               {"cut", facts.cut.empty() ? Json() : Json(facts.cut)},
+               {"operators", facts.operators},
+               {"left_out", log.left_out()},
+               {"clock", clock}};
+  // HolisticTraceAnalysis tells ranks by the second one, and wants a space before the number.
+  return "{\n\"dtrain\":" + to_line(ours) + ",\n" +
+         fmt::format(R"("distributedInfo": {{"backend": "dtrain", "rank": {}, "world_size": {}}},)", facts.rank,
+                     facts.world_size) +
+         "\n";
+}
+
+// The beginning of the profiler's file, up to and with the bracket that opens the list of events.
+std::string read_beginning(std::ifstream& raw, const std::filesystem::path& path) {
+  constexpr std::string_view kList = "\"traceEvents\"";
+  constexpr std::size_t kLongest = 4 << 20;
+  std::string text;
+  char c = 0;
+  while (text.size() < kLongest && raw.get(c)) {
+    text += c;
+    if (c != '[') continue;
+    const auto at = text.rfind(kList);
+    if (at != std::string::npos && text.find_first_not_of(": \n", at + kList.size()) == text.size() - 1) return text;
+  }
+  throw DataError("libtorch's profiler left " + path.string() + " without a list of events", "is the disk full?");
+}
+
+std::int64_t base_time_ns(const std::string& beginning) {
+  constexpr std::string_view kKey = "\"baseTimeNanoseconds\":";
+  const auto at = beginning.find(kKey);
+  std::int64_t base = 0;
+  if (at == std::string::npos) return base;  // older ones count from 1970
+  const auto digits = beginning.find_first_not_of(' ', at + kKey.size());
+  std::from_chars(beginning.data() + digits, beginning.data() + beginning.size(), base);
+  return base;
+}
+
+}  // namespace
+
+std::uintmax_t write_trace_file(const std::filesystem::path& raw, const TraceLog& log, const TraceFacts& facts,
+                                const std::filesystem::path& path) {
+  std::ifstream in(raw, std::ios::binary);
+  if (!in) throw DataError("libtorch's profiler wrote no " + raw.string(), "is the disk full?");
+  const std::string beginning = read_beginning(in, raw);
+  GzipWriter out(path);
+  out.write(head(facts, log));
+  out.write(std::string_view(beginning).substr(beginning.find('{') + 1));
+  write_trace_events(log, {.pid = facts.pid,
+                           .to_us = TraceTime(facts.clock, base_time_ns(beginning)),
+                           .write = [&out](std::string_view text) { out.write(text); }});
+  std::string piece(kPieceBytes, '\0');
+  char last = 0;
+  while (in.read(piece.data(), static_cast<std::streamsize>(piece.size())) || in.gcount() > 0) {
+    const std::string_view text(piece.data(), static_cast<std::size_t>(in.gcount()));
+    out.write(text);
+    const auto end = text.find_last_not_of(" \n");
+    if (end != std::string_view::npos) last = text[end];
+  }
+  if (last != '}') throw DataError("libtorch's profiler left " + raw.string() + " unfinished", "is the disk full?");
+  return out.finish();
+}
+
+std::string trace_file_name(int rank, int number) {
+  return number <= 1 ? fmt::format("trace-rank-{:04}.json.gz", rank)
+                     : fmt::format("trace-rank-{:04}.{}.json.gz", rank, number);
+}
+
+}  // namespace dtrain::profile
