@@ -74,11 +74,17 @@ FusionPlan plan_with_cuts(std::span<const FusionItem> items, std::span<const std
   for (std::size_t i = 0; i < items.size(); ++i) {
     builder.add(i);
     if (!cuts.empty() && cuts.front() == i) {
-      builder.close_all();
+      builder.close(items[i].group);
       cuts = cuts.subspan(1);
     }
   }
   return builder.finish();
+}
+
+std::vector<std::size_t> cuts_of(const FusionPlan& plan) {
+  std::vector<std::size_t> cuts;
+  for (const auto& bucket : plan.buckets) cuts.push_back(bucket.items.back());
+  return cuts;
 }
 
 std::vector<double> predict_exposed_us(const FusionPlan& plan, std::span<const double> ready_us,
@@ -119,7 +125,12 @@ std::vector<std::size_t> best_cuts(std::span<const FusionItem> items, std::span<
     }
   }
   std::vector<std::size_t> cuts;
-  for (std::size_t k = n; k > 0; k = from[k]) cuts.push_back(k - 1);
+  for (std::size_t k = n; k > 0; k = from[k]) {
+    std::set<std::size_t> groups;  // the piece's last gradient of each
+    for (std::size_t i = k; i-- > from[k];) {
+      if (groups.insert(items[i].group).second) cuts.push_back(i);
+    }
+  }
   std::reverse(cuts.begin(), cuts.end());
   return cuts;
 }

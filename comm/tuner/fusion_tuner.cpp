@@ -20,12 +20,6 @@ constexpr double kChance = 0.02;      // of a winner by luck
 static_assert(kWarmUpSteps + kReadySteps + static_cast<int>(kCandidates + 1) * kHeatRounds + 2 * kFinalPairs <=
               FusionTuner::kMaxSteps);
 
-std::vector<std::size_t> cuts_of(const FusionPlan& plan) {
-  std::vector<std::size_t> cuts;
-  for (const auto& bucket : plan.buckets) cuts.push_back(bucket.items.back());
-  return cuts;
-}
-
 // Collective: rank 0's list.
 std::vector<std::size_t> from_rank_0(Communicator& communicator, const std::vector<std::size_t>& list) {
   auto count = static_cast<std::int64_t>(list.size());

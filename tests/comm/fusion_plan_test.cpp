@@ -50,17 +50,39 @@ TEST(FusionPlan, ABucketClosesBeforeALongGap) {
   EXPECT_THAT(bytes_of(plan_fusion(items, 300, ready, 1000)), ElementsAre(200, 400, 100, 100));
 }
 
-TEST(FusionPlan, CutsCloseTheBucketsOfEveryType) {
+TEST(FusionPlan, CutsCloseBucketsOfTheirOwnType) {
   std::vector<FusionItem> items{{0, 0, 10, 4}, {1, 0, 10, 8}, {0, 10, 20, 4}, {1, 10, 20, 8}, {0, 20, 30, 4}};
-  const std::vector<std::size_t> cuts{2, 4};
-  const FusionPlan plan = plan_with_cuts(items, cuts);
-  ASSERT_EQ(plan.buckets.size(), 4u);
-  EXPECT_THAT(plan.buckets[0].items, ElementsAre(1));
-  EXPECT_THAT(plan.buckets[1].items, ElementsAre(0, 2));
-  EXPECT_THAT(plan.buckets[2].items, ElementsAre(3));
-  EXPECT_THAT(plan.buckets[3].items, ElementsAre(4));
-  EXPECT_EQ(plan.buckets[1].bytes, 80);
+  const FusionPlan plan = plan_with_cuts(items, std::vector<std::size_t>{2, 3, 4});
+  ASSERT_EQ(plan.buckets.size(), 3u);
+  EXPECT_THAT(plan.buckets[0].items, ElementsAre(0, 2));
+  EXPECT_THAT(plan.buckets[1].items, ElementsAre(1, 3));
+  EXPECT_THAT(plan.buckets[2].items, ElementsAre(4));
   EXPECT_EQ(plan.buckets[0].bytes, 80);
+  EXPECT_EQ(plan.buckets[1].bytes, 160);
+}
+
+// What is remembered of a plan, the default included, gives that plan again.
+TEST(FusionPlan, CutsTellAPlanAlsoOfSeveralTypes) {
+  std::mt19937 random(2);
+  for (int round = 0; round < 100; ++round) {
+    std::vector<FusionItem> items;
+    std::vector<double> ready;
+    std::int64_t at[2] = {0, 0};
+    for (int i = 0; i < 12; ++i) {
+      const std::size_t group = random() % 2;
+      const auto count = static_cast<std::int64_t>(16 + random() % 500);
+      items.push_back({group, at[group], at[group] + count, group ? 8 : 4});
+      at[group] += count;
+      ready.push_back((ready.empty() ? 0 : ready.back()) + static_cast<double>(random() % 300));
+    }
+    const std::int64_t threshold = round % 4 ? static_cast<std::int64_t>(random() % 8000) : 1 << 20;
+    for (const double cycle_us : {0.0, 200.0}) {
+      const FusionPlan plan = plan_fusion(items, threshold, ready, cycle_us);
+      EXPECT_EQ(plan_with_cuts(items, cuts_of(plan)), plan) << "round " << round;
+    }
+    const auto best = best_cuts(items, ready, {50, 0.01});
+    EXPECT_EQ(cuts_of(plan_with_cuts(items, best)), best);
+  }
 }
 
 TEST(FusionPlan, WhatLiesBehindBackwardIsExposed) {

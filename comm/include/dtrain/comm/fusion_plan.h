@@ -39,7 +39,10 @@ FusionPlan plan_fusion(std::span<const FusionItem> items, std::int64_t threshold
 FusionPlan plan_fusion(std::span<const FusionItem> items, std::int64_t threshold_bytes,
                        std::span<const double> ready_us, double cycle_us);
 
-// All open buckets close after each item whose number is in `cuts` (ascending; the last item closes whatever it is).
+// The buckets' last items, which tell any plan from all others; ascending.
+std::vector<std::size_t> cuts_of(const FusionPlan& plan);
+
+// The plan with those cuts: an item whose number is among them closes its bucket (what is open at the end closes too).
 FusionPlan plan_with_cuts(std::span<const FusionItem> items, std::span<const std::size_t> cuts);
 
 // What an exchange of b bytes takes: latency_us + b * us_per_byte.
