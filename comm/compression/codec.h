@@ -38,7 +38,7 @@ class Residuals {
   // `keep[i]`: gradient i has one.
   Residuals(std::span<const GradientTensor> tensors, const std::vector<bool>& keep);
   float* of(std::size_t tensor) { return places_[tensor]; }  // null: none
-  void give_back(std::size_t tensor);                        // adds the gradient buffer's values
+  void give_back(std::size_t tensor);                        // takes the gradient buffer's values
   std::vector<std::pair<std::string, std::span<float>>> places();
 
  private:

@@ -39,7 +39,9 @@ Residuals::Residuals(std::span<const GradientTensor> tensors, const std::vector<
 
 void Residuals::give_back(std::size_t tensor) {
   if (!places_[tensor]) return;
-  kernels::add_scaled(static_cast<const float*>(tensors_[tensor].data), places_[tensor], tensors_[tensor].elements, 1);
+  const GradientTensor& given = tensors_[tensor];
+  kernels::add_scaled(static_cast<const float*>(given.data), places_[tensor], given.elements, 1);
+  std::memset(given.data, 0, given.elements * sizeof(float));
 }
 
 std::vector<std::pair<std::string, std::span<float>>> Residuals::places() {

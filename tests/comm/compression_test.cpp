@@ -322,6 +322,7 @@ TEST_P(Codecs, WhatWasNotAppliedComesBack) {
       model.exchange(compressor);
       if (step % 2 == 0) {
         for (std::size_t t = 0; t < model.tensors.size(); ++t) compressor.not_applied(t);
+        for (const float v : values(model)) ASSERT_EQ(v, 0.0f) << "the norm of all gradients must not see it";
       } else {
         add();
       }

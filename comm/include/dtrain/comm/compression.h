@@ -94,7 +94,7 @@ class GradientCompressor {
   void end_step();
   // Whether exchange() compresses in this step.
   bool compressing() const;
-  // The last result for this gradient was not used: it goes back into the error feedback.
+  // The last result for this gradient is not used: it goes back into the error feedback, and the bucket holds zeros.
   void not_applied(std::size_t tensor);
 
   std::vector<CompressionState> save_state() const;
