@@ -84,10 +84,11 @@ SSHD
   setsid ip netns exec "$name" unshare --uts --ipc --mount --pid --fork --kill-child --mount-proc \
     bash -c "hostname node$host; mount -t tmpfs -o size=2g tmpfs /dev/shm; ip link set lo up
              /usr/sbin/sshd -D -e -f '$folder/sshd.$host' 2>'$folder/sshd.$host.log' &
+             until ss -Hltn 'sport = 22' | grep -q . || ! kill -0 \$!; do sleep 0.02; done
              echo up >'$folder/ready.$host'; while :; do sleep 1000 & wait \$!; done" \
     </dev/null >"$folder/log.$host" 2>&1 &
   local starter=$! i
-  for ((i = 0; i < 200; i++)); do
+  for ((i = 0; i < 1000; i++)); do
     [ -s "$folder/ready.$host" ] && other=$(pgrep -P "$starter" -x bash) && [ -n "$other" ] && break
     sleep 0.02
   done

@@ -50,7 +50,9 @@ class FashionMnist(ClusterTest):
         self.check_close(self.over_hosts(file), here, 1e-12)
 
     def test_the_accuracy_at_the_end_and_all_that_was_recorded(self):
-        sets = [*FOUR, "searcher.max_length.epochs=1"]
+        # At the file's own learning rate the end of the first epoch is so unsteady that another order of summing changes
+        # the accuracy by up to half a point.
+        sets = [*FOUR, "searcher.max_length.epochs=1", "hyperparameters.learning_rate=0.0005"]
         here = launch(self.build, FASHION, self.work.new_run(), sets, deadline=LONG).expect(0)
         result = self.over_hosts(FASHION, sets, deadline=LONG)
         accuracy = [one.metrics("validation")[-1]["metrics"]["accuracy"] for one in (here, result)]
