@@ -1,22 +1,9 @@
 #include "run_files.h"
 
-#include <algorithm>
-#include <fstream>
-#include <functional>
-
-#include "dtrain/base/error.h"
 #include "json_fields.h"
 
 namespace dtrain::analysis {
 namespace {
-
-void each_line(const std::filesystem::path& path, const std::function<void(const Json&)>& use) {
-  std::ifstream file(path);
-  for (std::string line; std::getline(file, line);) {
-    const Json json = Json::parse(line, nullptr, false);
-    if (json.is_object()) use(json);
-  }
-}
 
 CompressionAccount read_compression(const Json& json) {
   CompressionAccount account;
@@ -59,18 +46,7 @@ std::int64_t sum_of(const Json& list) {
   return sum;
 }
 
-void add_plan(const std::filesystem::path& path, RunSummary& summary) {
-  if (!std::filesystem::exists(path)) return;
-  Json plan;
-  try {
-    plan = read_json(path);
-  } catch (const Error& error) {
-    summary.warnings.push_back(error.what());
-    return;
-  }
-  if (!plan.is_object()) return;
-  summary.name = text(plan, "name");
-  summary.world_size = static_cast<int>(std::clamp<std::int64_t>(integer(plan, "world_size"), 0, kLargestWorld));
+void add_plan(const Json& plan, RunSummary& summary) {
   if (const auto compression = plan.find("compression"); compression != plan.end() && compression->is_object()) {
     summary.compression = read_compression(*compression);
   }
@@ -89,22 +65,22 @@ void add_plan(const std::filesystem::path& path, RunSummary& summary) {
 
 }  // namespace
 
-void add_run_files(const std::filesystem::path& run_dir, RunSummary& summary) {
-  add_plan(run_dir / "plan.json", summary);
-  each_line(run_dir / "events.jsonl", [&](const Json& event) {
-    if (text(event, "event") != "run_ended") return;
+void add_run_files(const RunProfile& run, RunSummary& summary) {
+  add_plan(run.plan, summary);
+  for (const Json& event : run.events) {
+    if (text(event, "event") != "run_ended") continue;
     summary.state = text(event, "state");
     summary.cause = text(event, "cause");
-  });
-  each_line(run_dir / "metrics.jsonl", [&](const Json& line) {
+  }
+  for (const Json& line : run.metrics) {
     const auto metrics = line.find("metrics");
-    if (text(line, "kind") != "validation" || metrics == line.end() || !metrics->is_object()) return;
+    if (text(line, "kind") != "validation" || metrics == line.end() || !metrics->is_object()) continue;
     summary.validation.clear();
     for (const auto& [name, value] : metrics->items()) {
       if (value.is_number()) summary.validation[name] = value.get<double>();
     }
     summary.validation_batch = integer(line, "batch");
-  });
+  }
 }
 
 }  // namespace dtrain::analysis

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "contention.h"
 #include "json_fields.h"
 
 namespace dtrain::analysis {
@@ -30,18 +31,8 @@ std::optional<double> RankProfile::part_s(const std::string& part) const {
 
 std::optional<double> RankProfile::loop_s() const {
   if (const auto marked = part_s("loop")) return marked;
-  if (steps.empty() && windows.empty()) return std::nullopt;
-  std::int64_t begin = INT64_MAX;
-  std::int64_t end = INT64_MIN;
-  for (const StepLine& step : steps) {
-    begin = std::min(begin, step.start_ns);
-    end = std::max(end, step.start_ns + step.wall_ns);
-  }
-  for (const WindowLine& window : windows) {
-    begin = std::min(begin, window.start_ns);
-    end = std::max(end, window.end_ns);
-  }
-  return seconds(end - begin);
+  const auto span = loop_of(*this);
+  return span ? std::optional(seconds(span->second - span->first)) : std::nullopt;
 }
 
 std::int64_t RankProfile::step_count() const {

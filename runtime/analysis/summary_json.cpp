@@ -119,6 +119,7 @@ Json to_json(const RunSummary& s) {
   }
   json["agents"] = Json::array();
   for (const AgentSummary& agent : s.agents) json["agents"].push_back(agent_json(agent));
+  json["look_at"] = s.look_at;
   json["warnings"] = s.warnings;
   return json;
 }

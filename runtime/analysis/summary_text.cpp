@@ -9,62 +9,18 @@
 
 #include "dtrain/base/units.h"
 #include "numbers.h"
+#include "text_writer.h"
 
 namespace dtrain::analysis {
 namespace {
 
 constexpr double kSmallestShare = 0.0005;  // smaller ones are in the JSON
-constexpr int kMinWidth = 60;
-
-class Writer {
- public:
-  explicit Writer(const TextOptions& options) : width_(std::max(options.width, kMinWidth)), color_(options.color) {}
-
-  template <typename... Args>
-  void line(fmt::format_string<Args...> format, Args&&... args) {
-    std::string text = fmt::format(format, std::forward<Args>(args)...);
-    while (!text.empty() && text.back() == ' ') text.pop_back();
-    out_ += text + "\n";
-  }
-  // Indented by two, in as many lines as it takes.
-  void paragraph(const std::string& text) {
-    const auto room = static_cast<std::size_t>(width_) - 2;
-    std::size_t begin = 0;
-    while (text.size() - begin > room) {
-      const std::size_t space = text.rfind(' ', begin + room);
-      if (space == std::string::npos || space <= begin) break;
-      line("  {}", text.substr(begin, space - begin));
-      begin = space + 1;
-    }
-    line("  {}", text.substr(begin));
-  }
-  void heading(const std::string& text) { out_ += "\n" + styled("1", text) + "\n"; }
-  std::string styled(const char* code, const std::string& text) const {
-    return color_ ? fmt::format("\x1b[{}m{}\x1b[0m", code, text) : text;
-  }
-  // What is left of the line after `used` columns, filled by `share`.
-  std::string bar(double share, int used) const {
-    const int room = std::clamp(width_ - used, 0, 40);
-    const auto cells = static_cast<int>(std::lround(std::clamp(share, 0.0, 1.0) * room));
-    return styled("36", std::string(static_cast<std::size_t>(cells), '#'));
-  }
-  std::string take() { return std::move(out_); }
-
- private:
-  int width_;
-  bool color_;
-  std::string out_;
-};
 
 std::string or_dash(const std::optional<double>& seconds) {
   return seconds ? seconds_text(*seconds) : "-";
 }
 
-std::string plural(std::int64_t count, const std::string& what) {
-  return count_text(count) + " " + what + (count == 1 ? "" : "s");
-}
-
-void write_head(Writer& out, const RunSummary& s) {
+void write_head(TextWriter& out, const RunSummary& s) {
   std::set<std::string> hosts;
   for (const RankSummary& rank : s.ranks) hosts.insert(rank.host);
   const auto host_count = static_cast<std::int64_t>(std::max<std::size_t>(1, hosts.size()));
@@ -88,7 +44,7 @@ void write_head(Writer& out, const RunSummary& s) {
   }
 }
 
-void write_phase(Writer& out, const std::string& name, double share, double seconds, const std::string& quantiles) {
+void write_phase(TextWriter& out, const std::string& name, double share, double seconds, const std::string& quantiles) {
   const std::string row =
       fmt::format("  {:<24}{:>7}{:>12}{:>24}  ", name, format_percent(share), seconds_text(seconds), quantiles);
   out.line("{}{}", row, out.bar(share, static_cast<int>(row.size())));
@@ -98,7 +54,7 @@ std::string quantiles_of(const PhaseSummary& phase) {
   return fmt::format("{:>12}{:>12}", seconds_text(phase.p50_s), seconds_text(phase.p99_s));
 }
 
-void write_phases(Writer& out, const RunSummary& s) {
+void write_phases(TextWriter& out, const RunSummary& s) {
   if (s.steps == 0) return;
   // Shares here are of the loop, so that what lies between steps shows as well.
   const double loop_s = std::max(s.loop_s.value_or(0), s.in_steps_s);
@@ -128,7 +84,7 @@ void write_phases(Writer& out, const RunSummary& s) {
   }
 }
 
-void write_ranks(Writer& out, const RunSummary& s) {
+void write_ranks(TextWriter& out, const RunSummary& s) {
   if (s.ranks.empty() || s.steps == 0) return;
   out.heading("Ranks (times a step)");
   out.line("  {:>4}  {:>10}{:>12}{:>12}{:>12}{:>12}   {}", "rank", "samples/s", "compute", "data", "wait", "memory",
@@ -146,7 +102,7 @@ void write_ranks(Writer& out, const RunSummary& s) {
   }
 }
 
-void write_communication(Writer& out, const RunSummary& s) {
+void write_communication(TextWriter& out, const RunSummary& s) {
   if (s.world_size < 2 || s.steps == 0) return;
   out.heading("Communication");
   out.line("  exposed {} ({} of the steps), {} of it waiting for the last rank", seconds_text(s.exposed_s),
@@ -173,7 +129,7 @@ std::string with_unit(double value, const std::string& unit) {
   return fmt::format("{:.1f}", value);
 }
 
-void write_metrics(Writer& out, const std::vector<MetricSummary>& metrics, const std::string& indent) {
+void write_metrics(TextWriter& out, const std::vector<MetricSummary>& metrics, const std::string& indent) {
   for (const MetricSummary& m : metrics) {
     const std::string label = indent + (m.unit == "requests/s" ? m.name + " (/s)" : m.name);
     out.line("  {:<24}{:>15}{:>15}{:>15}{:>15}", label, with_unit(m.mean, m.unit), with_unit(m.p50, m.unit),
@@ -181,7 +137,7 @@ void write_metrics(Writer& out, const std::vector<MetricSummary>& metrics, const
   }
 }
 
-void write_agents(Writer& out, const RunSummary& s) {
+void write_agents(TextWriter& out, const RunSummary& s) {
   for (const AgentSummary& agent : s.agents) {
     if (agent.metrics.empty()) continue;
     out.heading(fmt::format("Host {}{} ({})", agent.host.empty() ? agent.agent : agent.host,
@@ -203,7 +159,7 @@ void write_agents(Writer& out, const RunSummary& s) {
 }  // namespace
 
 std::string render_summary(const RunSummary& summary, const TextOptions& options) {
-  Writer out(options);
+  TextWriter out(options);
   write_head(out, summary);
   write_phases(out, summary);
   write_ranks(out, summary);
@@ -214,7 +170,7 @@ std::string render_summary(const RunSummary& summary, const TextOptions& options
     for (const std::string& warning : summary.warnings) out.line("  {} {}", out.styled("33", "!"), warning);
   }
   out.line("");
-  out.line("{} {}", out.styled("1", "Look at:"), what_to_look_at(summary));
+  out.line("{} {}", out.styled("1", "Look at:"), summary.look_at);
   return out.take();
 }
 

@@ -1,49 +1,66 @@
 #include "waiting.h"
 
-#include <unordered_map>
+#include <algorithm>
+
+#include "statistics.h"
 
 namespace dtrain::analysis {
 namespace {
 
-struct StepWaits {
-  std::size_t ranks = 0;
-  double sum_ns = 0;
-  std::int64_t min_ns = 0, max_ns = 0;
-  std::size_t last_rank = 0;  // that came last
-  std::size_t newest_rank = 0;
-};
+double seconds(std::int64_t ns) {
+  return static_cast<double>(ns) / 1e9;
+}
+
+void add_lateness(const Rows& rows, std::size_t row, std::size_t last, WaitedFor& into) {
+  std::vector<double> others;
+  for (std::size_t i = 0; i < profile::kPhaseCount; ++i) {
+    if (i == static_cast<std::size_t>(profile::Phase::kAllreduceWait)) continue;
+    others.clear();
+    for (std::size_t rank = 0; rank < rows.ranks(); ++rank) {
+      if (rank != last) others.push_back(seconds(rows.at(row, rank).phases[i]));
+    }
+    into.later_s[i] += seconds(rows.at(row, last).phases[i]) - quantile(others, 0.5);
+  }
+}
 
 }  // namespace
 
-WaitSummary compare_waits(std::span<const std::vector<ExchangeWait>> ranks) {
+WaitSummary compare_waits(const Rows& rows) {
   WaitSummary result;
-  result.ranks.resize(ranks.size());
-  if (ranks.size() < 2) return result;
-  std::unordered_map<std::int64_t, StepWaits> steps;
-  for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
-    for (const ExchangeWait& wait : ranks[rank]) {
-      StepWaits& step = steps[wait.batch];
-      if (step.ranks > 0 && step.newest_rank == rank) continue;  // a batch done twice counts once
-      if (step.ranks == 0 || wait.wait_ns < step.min_ns) {
-        step.min_ns = wait.wait_ns;
-        step.last_rank = rank;
-      }
-      if (step.ranks == 0 || wait.wait_ns > step.max_ns) step.max_ns = wait.wait_ns;
-      step.sum_ns += static_cast<double>(wait.wait_ns);
-      step.newest_rank = rank;
-      ++step.ranks;
+  result.ranks.resize(rows.ranks());
+  if (rows.ranks() < 2) return result;
+  const auto count = static_cast<double>(rows.ranks());
+  double waited_s = 0;  // mean over ranks, in rows that are no windows
+  double window_waited_s = 0, window_least_s = 0;
+  for (std::size_t i = 0; i < rows.rows().size(); ++i) {
+    const Row& row = rows.rows()[i];
+    if (!row.exchanged) continue;
+    std::size_t last = 0;
+    std::int64_t most = 0;
+    double sum_s = 0;
+    for (std::size_t rank = 0; rank < rows.ranks(); ++rank) {
+      const std::int64_t wait = wait_of(rows.at(i, rank));
+      if (wait < wait_of(rows.at(i, last))) last = rank;
+      most = std::max(most, wait);
+      sum_s += seconds(wait);
     }
+    const std::int64_t least = wait_of(rows.at(i, last));
+    const double beyond_s = sum_s - count * seconds(least);
+    (row.window ? window_waited_s : waited_s) += sum_s / count;
+    (row.window ? window_least_s : result.exchange_seconds) += seconds(least);
+    if (!row.window) ++result.compared_steps;
+    if (most == least) continue;
+    WaitedFor& waited_for = result.ranks[last];
+    if (!row.window) ++waited_for.steps;
+    waited_for.seconds += beyond_s / (count - 1);
+    add_lateness(rows, i, last, waited_for);
   }
-  const auto count = static_cast<double>(ranks.size());
-  for (const auto& [batch, step] : steps) {
-    if (step.ranks != ranks.size()) continue;
-    ++result.compared_steps;
-    if (step.max_ns == step.min_ns) continue;
-    const double beyond_ns = step.sum_ns - count * static_cast<double>(step.min_ns);
-    ++result.ranks[step.last_rank].steps;
-    result.ranks[step.last_rank].seconds += beyond_ns / (count - 1) / 1e9;
-    result.skew_seconds += beyond_ns / count / 1e9;
-  }
+  const double share = waited_s > 0 ? result.exchange_seconds / waited_s : 1;
+  result.skew_seconds = waited_s - result.exchange_seconds;
+  const double window_exchange_s = std::min(window_least_s, share * window_waited_s);
+  result.exchange_seconds += window_exchange_s;
+  result.skew_seconds += window_waited_s - window_exchange_s;
+  result.estimated = window_waited_s > 0;
   return result;
 }
 

@@ -3,30 +3,31 @@
 // beyond that is for it.
 #pragma once
 
+#include <array>
 #include <cstdint>
-#include <span>
 #include <vector>
 
-namespace dtrain::analysis {
+#include "rows.h"
 
-struct ExchangeWait {
-  std::int64_t batch = 0;
-  std::int64_t wait_ns = 0;
-};
+namespace dtrain::analysis {
 
 struct WaitedFor {
   std::int64_t steps = 0;  // in which this rank came last
   double seconds = 0;      // what the others waited for it, on average
+  // What it took longer than the middle one of the others in the rows in which it came last, by phase.
+  std::array<double, profile::kPhaseCount> later_s{};
 };
 
 struct WaitSummary {
-  std::vector<WaitedFor> ranks;  // in the order given
-  std::int64_t compared_steps = 0;
-  double skew_seconds = 0;  // waiting for the last rank: mean over all ranks
+  std::vector<WaitedFor> ranks;     // as in RunProfile
+  std::int64_t compared_steps = 0;  // with an exchange, each one compared by itself
+  double skew_seconds = 0;          // waiting for the last rank: mean over all ranks
+  double exchange_seconds = 0;      // what the exchange itself took
+  bool estimated = false;  // windows took part: their skew is at least what is left in their sums, and taken to
+                           // have the same share in the waiting as in the steps compared one by one
 };
 
-// One list of waits a rank, of its exchanged steps. Steps that not every rank recorded are left out; in a step where
-// all waited the same nobody was waited for.
-WaitSummary compare_waits(std::span<const std::vector<ExchangeWait>> ranks);
+// Rows without an exchange are left out; in one where all waited the same nobody was waited for.
+WaitSummary compare_waits(const Rows& rows);
 
 }  // namespace dtrain::analysis

@@ -110,6 +110,7 @@ struct RunSummary {
   std::optional<CompressionAccount> compression;
   std::optional<StrategyAccount> strategy;
   std::vector<AgentSummary> agents;
+  std::string look_at;                // what to look at first, with what it costs
   std::vector<std::string> warnings;  // what makes these numbers less than complete
 };
 

@@ -15,7 +15,4 @@ struct TextOptions {
 // Where the time went, most expensive first; load balance; communication; the hosts; and what to look at.
 std::string render_summary(const RunSummary& summary, const TextOptions& options);
 
-// The one thing to look at first, with the seconds it costs.
-std::string what_to_look_at(const RunSummary& summary);
-
 }  // namespace dtrain::analysis

@@ -15,12 +15,12 @@ struct Prediction {
   std::string assumption;  // what the number rests on
   std::string mock;        // the --mock that measures it: "loader", "comm", "train"; empty: none does
   int world_size = 0;
-  double step_s = 0;                 // mean of a step
-  double step_p50_s = 0;             // median
-  double samples_per_s = 0;          // all ranks, over steps
-  double gain = 0;                   // throughput over the measured one, minus 1
-  double saved_s = 0;                // of the loop as it was run; 0 where the world is another
-  std::optional<double> efficiency;  // of scaling, against the measured world
+  double step_s = 0;                   // mean of a step
+  double step_p50_s = 0;               // median
+  double samples_per_s = 0;            // all ranks, over steps
+  double gain = 0;                     // throughput over the measured one, minus 1
+  double saved_s = 0;                  // of the loop as it was run; 0 where the world is another
+  std::optional<double> efficiency{};  // of scaling, against the measured world
 };
 
 struct WhatIf {

@@ -1,0 +1,141 @@
+#include "dtrain/analysis/analysis_text.h"
+
+#include "dtrain/base/units.h"
+#include "text_writer.h"
+
+namespace dtrain::analysis {
+namespace {
+
+constexpr double kSmallestShare = 0.0005;
+constexpr std::size_t kRankRows = 8;  // more ranks: those that stand out; all are in the JSON
+
+void write_head(TextWriter& out, const Analysis& analysis) {
+  const RunSummary& s = analysis.summary;
+  out.line("{}  {}, {}", out.styled("1", s.name), plural(s.world_size, "rank"), plural(s.steps, "step"));
+  const Waterfall& waterfall = analysis.waterfall;
+  if (waterfall.ideal_samples_per_s > 0) {
+    out.line("  {} samples/s: {} of the {} that computing alone would give", format_rate(waterfall.samples_per_s),
+             format_percent(waterfall.efficiency), format_rate(waterfall.ideal_samples_per_s));
+  }
+}
+
+void write_findings(TextWriter& out, const Analysis& analysis) {
+  out.heading("Findings, the most expensive first");
+  if (analysis.findings.empty()) {
+    out.line("  {}", analysis.summary.steps > 0 ? "nothing takes more than 1% of the loop without need"
+                                                : "no step was recorded");
+  }
+  int number = 0;
+  for (const Finding& finding : analysis.findings) {
+    const std::string share = finding.bytes_per_step ? "" : " (" + format_percent(finding.share) + " of the loop)";
+    out.paragraph(finding.title + share, 5, fmt::format("  {}.", ++number));
+    if (!finding.evidence.empty()) out.paragraph(finding.evidence, 5);
+    out.paragraph(finding.advice, 8, "     ->");
+  }
+}
+
+void write_waterfall(TextWriter& out, const Waterfall& waterfall) {
+  if (waterfall.wall_s <= 0) return;
+  out.heading(fmt::format("From ideal to measured: {} of training loop", seconds_text(waterfall.wall_s)));
+  double sum = 0;
+  for (const WaterfallPart& part : waterfall.parts) {
+    sum += part.share;
+    if (part.share < kSmallestShare && part.name != "unattributed") continue;
+    std::string name = part.name;
+    std::replace(name.begin(), name.end(), '_', ' ');
+    const std::string row =
+        fmt::format("  {:<24}{:>7}{:>12}  ", name, format_percent(part.share), seconds_text(part.seconds));
+    out.line("{}{}", row, out.bar(part.share, static_cast<int>(row.size())));
+  }
+  out.line("  {:<24}{:>7}{:>12}", "sum", format_percent(sum), seconds_text(sum * waterfall.wall_s));
+}
+
+void write_step_row(TextWriter& out, const std::string& who, const StepStatistics& s) {
+  out.line("  {:<8}{:>10}{:>10}{:>10}{:>10}{:>10}{:>10}{:>10}{:>10}", who, seconds_text(s.mean_s),
+           seconds_text(s.stddev_s), seconds_text(s.median_s), seconds_text(s.mad_s), seconds_text(s.min_s),
+           seconds_text(s.p95_s), seconds_text(s.p99_s), seconds_text(s.max_s));
+}
+
+void write_steps(TextWriter& out, const Analysis& analysis) {
+  if (analysis.steps.count == 0) return;
+  out.heading(analysis.steps.exact ? "Steps" : "Steps (quantiles within 1%)");
+  out.line("  {:<8}{:>10}{:>10}{:>10}{:>10}{:>10}{:>10}{:>10}{:>10}", "", "mean", "stddev", "median", "MAD", "min",
+           "p95", "p99", "max");
+  write_step_row(out, "all", analysis.steps);
+  if (analysis.rank_steps.size() < 2 || analysis.rank_steps.size() > kRankRows) return;
+  for (const auto& [rank, statistics] : analysis.rank_steps)
+    write_step_row(out, fmt::format("rank {}", rank), statistics);
+}
+
+void write_stragglers(TextWriter& out, const Stragglers& stragglers) {
+  if (stragglers.ranks.empty() || stragglers.compared_steps == 0) return;
+  out.heading("Whom the others waited for");
+  out.line("  {:>4}  {:<12}{:>16}{:>12}{:>12}  {}", "rank", "host", "last in steps", "waited", "of that", "cause");
+  out.line("  {:>4}  {:<12}{:>16}{:>12}{:>12}  {}", "", "", "", "", "its own", "");
+  std::size_t shown = 0;
+  for (const Straggler& rank : stragglers.ranks) {
+    if (++shown > kRankRows) break;
+    out.line("  {:>4}  {:<12}{:>16}{:>12}{:>12}  {}", rank.rank, rank.host, count_text(rank.steps),
+             seconds_text(rank.waited_s), seconds_text(rank.cost_s), rank.cause);
+  }
+  const std::string clocks = !stragglers.clock_error_ns ? "the hosts' clocks were not compared"
+                             : *stragglers.clock_error_ns > 0
+                                 ? fmt::format("the hosts' clocks agree to within {}",
+                                               seconds_text(static_cast<double>(*stragglers.clock_error_ns) / 1e9))
+                                 : std::string("all ranks share a clock");
+  out.paragraph(
+      fmt::format("{} compared; who comes last is told by how long each waits, which needs no common clock ({})",
+                  plural(stragglers.compared_steps, "step"), clocks));
+}
+
+void write_prediction(TextWriter& out, const Prediction& prediction, bool assumptions) {
+  out.line("  {:<48}{:>11}{:>13}{:>9}{}", prediction.title, seconds_text(prediction.step_s),
+           format_rate(prediction.samples_per_s), fmt::format("{:+.1f}%", prediction.gain * 100),
+           prediction.efficiency ? fmt::format("{:>9}", format_percent(*prediction.efficiency)) : "");
+  if (!assumptions) return;
+  out.paragraph(prediction.assumption, 4);
+  if (!prediction.mock.empty()) out.paragraph("measured for real by dtrain launch --mock " + prediction.mock, 4);
+}
+
+void write_what_if(TextWriter& out, const WhatIf& what_if, bool assumptions) {
+  if (what_if.step_s > 0) {
+    out.heading("What if");
+    out.line("  {:<48}{:>11}{:>13}{:>9}", "", "a step", "samples/s", "gain");
+    out.line("  {:<48}{:>11}{:>13}", "as measured", seconds_text(what_if.step_s), format_rate(what_if.samples_per_s));
+    for (const Prediction& prediction : what_if.changes) write_prediction(out, prediction, assumptions);
+  }
+  if (!what_if.scaling.empty()) {
+    out.heading("More ranks, the same batch on each");
+    out.line("  {:<48}{:>11}{:>13}{:>9}{:>9}", "", "a step", "samples/s", "gain", "scaling");
+    for (const Prediction& prediction : what_if.scaling) write_prediction(out, prediction, false);
+    if (assumptions) out.paragraph(what_if.scaling.front().assumption, 4);
+  }
+  if (!assumptions) return;
+  for (const std::string& note : what_if.notes) out.paragraph("not predicted: " + note);
+}
+
+}  // namespace
+
+std::string render_analysis(const Analysis& analysis, const TextOptions& options) {
+  TextWriter out(options);
+  write_head(out, analysis);
+  write_findings(out, analysis);
+  write_waterfall(out, analysis.waterfall);
+  write_steps(out, analysis);
+  write_stragglers(out, analysis.stragglers);
+  write_what_if(out, analysis.what_if, false);
+  if (!analysis.summary.warnings.empty()) {
+    out.heading("Warnings");
+    for (const std::string& warning : analysis.summary.warnings) out.paragraph(warning, 4, "  !");
+  }
+  return out.take();
+}
+
+std::string render_what_if(const Analysis& analysis, const TextOptions& options) {
+  TextWriter out(options);
+  write_head(out, analysis);
+  write_what_if(out, analysis.what_if, true);
+  return out.take();
+}
+
+}  // namespace dtrain::analysis

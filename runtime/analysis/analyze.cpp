@@ -1,0 +1,30 @@
+#include "dtrain/analysis/analysis.h"
+#include "evidence.h"
+#include "find_stragglers.h"
+#include "make_findings.h"
+#include "make_waterfall.h"
+#include "predict.h"
+#include "statistics.h"
+#include "summarize.h"
+
+namespace dtrain::analysis {
+
+Analysis analyze(const RunProfile& profile, const AnalyzeOptions& /*options*/) {
+  const Evidence evidence(profile);
+  Analysis analysis;
+  analysis.summary = summarize(evidence);
+  analysis.steps = step_statistics(profile.ranks);
+  for (const RankProfile& rank : profile.ranks) analysis.rank_steps[rank.rank] = step_statistics({&rank, 1});
+  analysis.waterfall = make_waterfall(profile, evidence.waits);
+  analysis.stragglers = find_stragglers(evidence);
+  analysis.what_if = predict(evidence);
+  analysis.findings = make_findings(evidence, analysis);
+  analysis.summary.look_at = look_at(analysis);
+  return analysis;
+}
+
+RunSummary summarize(const std::filesystem::path& run_dir) {
+  return analyze(load_run(run_dir)).summary;
+}
+
+}  // namespace dtrain::analysis

@@ -1,0 +1,26 @@
+// How much each rank had to share its cores, as the agents' samples of the training loop tell.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "dtrain/analysis/run_profile.h"
+
+namespace dtrain::analysis {
+
+struct Contention {
+  int samples = 0;
+  std::optional<double> foreign_percent;  // of one core: load on this rank's cores that no rank of the run caused
+  std::optional<double> wait_percent;     // of the time in which its training thread could have run and had no core
+  double wait_s = 0;                      // … in seconds of the loop
+};
+
+// One for each rank of the profile.
+std::vector<Contention> find_contention(const RunProfile& run);
+
+// First and last nanosecond of a rank's loop, on its clock; empty where it recorded no step.
+std::optional<std::pair<std::int64_t, std::int64_t>> loop_of(const RankProfile& rank);
+
+}  // namespace dtrain::analysis

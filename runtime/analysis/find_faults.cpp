@@ -1,0 +1,163 @@
+// Findings of one rank or of the data: leaks, stalls, uneven shards.
+#include <algorithm>
+
+#include <spdlog/fmt/fmt.h>
+
+#include "dtrain/base/units.h"
+#include "make_findings.h"
+#include "memory_growth.h"
+#include "numbers.h"
+#include "statistics.h"
+
+namespace dtrain::analysis {
+namespace {
+
+using profile::Phase;
+
+std::string growth_text(const MemoryGrowth& growth) {
+  std::string text = fmt::format("its memory grew by {} in {} steps, and steadily", format_bytes(growth.grown_bytes),
+                                 count_text(static_cast<std::int64_t>(growth.steps)));
+  if (growth.free_bytes && *growth.free_bytes > 0) {
+    text += fmt::format("; the {} that its host has left last for {} more steps", format_bytes(*growth.free_bytes),
+                        count_text(static_cast<std::int64_t>(*growth.free_bytes / growth.bytes_per_step)));
+  }
+  return text;
+}
+
+Finding leak(const std::string& who, const MemoryGrowth& growth) {
+  Finding finding;
+  finding.id = "memory_leak";
+  finding.cause = "memory_leak";
+  finding.fault = true;
+  finding.bytes_per_step = growth.bytes_per_step;
+  finding.title = fmt::format("{} keeps {} more memory with every step", who, format_bytes(growth.bytes_per_step));
+  finding.evidence = growth_text(growth);
+  finding.advice =
+      "look for what the trial holds on to between steps: tensors kept with their graphs (detach or item() what is "
+      "logged), lists and caches that only grow";
+  return finding;
+}
+
+std::string stall_advice(Phase phase) {
+  switch (phase) {
+    case Phase::kDataloaderNext:
+      return "look at what the data source does at this interval: opening the next file, filling a shuffle buffer";
+    case Phase::kAllreduceWait:
+      return "look at the link at these moments: other traffic, retransmissions, a switch that fails over";
+    case Phase::kCallbacks:
+      return "do less in the callback that runs at this interval, or hand it to another thread";
+    default:
+      return "look at what runs at this interval within this phase: logging, synchronous input or output, clearing "
+             "caches, a scheduled job on the host";
+  }
+}
+
+}  // namespace
+
+std::vector<Finding> find_leaks(const Evidence& evidence) {
+  std::vector<Finding> findings;
+  MemoryGrowth all;
+  for (const RankProfile& rank : evidence.run.ranks) {
+    const auto growth = find_growth(evidence.run, rank);
+    if (!growth) continue;
+    findings.push_back(leak(rank_name(rank), *growth));
+    findings.back().rank = rank.rank;
+    findings.back().host = rank.host;
+    all.bytes_per_step += growth->bytes_per_step;
+    all.grown_bytes += growth->grown_bytes;
+    all.steps = std::max(all.steps, growth->steps);
+    all.free_bytes = growth->free_bytes;
+  }
+  const std::size_t ranks = evidence.run.ranks.size();
+  if (findings.size() < 2 || 2 * findings.size() <= ranks) return findings;
+  const auto count = static_cast<double>(findings.size());
+  all.bytes_per_step /= count;
+  all.grown_bytes /= count;
+  const std::string who = findings.size() == ranks ? "each rank" : fmt::format("each of {} ranks", findings.size());
+  return {leak(who, all)};
+}
+
+std::optional<Finding> find_stalling(const Evidence& evidence, const Analysis& analysis, const Stalls& stalls) {
+  const RankProfile* const rank =
+      stalls.rank >= 0 ? &evidence.run.ranks[static_cast<std::size_t>(stalls.rank)] : nullptr;
+  for (const Straggler& straggler : analysis.stragglers.ranks) {
+    // A program that takes a rank's core now and then makes its steps stall, too.
+    if (rank != nullptr && straggler.rank == rank->rank && straggler.cause == "cpu_contention") return std::nullopt;
+  }
+  const bool regular = stalls.every_batches || stalls.every_s;
+  if (!regular && stalls.phase == Phase::kDataloaderNext) return std::nullopt;  // a slow loader
+  Finding finding;
+  finding.id = "stalls";
+  finding.cause = regular ? "periodic_stalls" : "stalls";
+  finding.fault = true;
+  finding.seconds = stalls.seconds;
+  if (rank != nullptr) {
+    finding.rank = rank->rank;
+    finding.host = rank->host;
+  }
+  const std::string when = stalls.every_batches ? fmt::format("every {:.0f} steps", *stalls.every_batches)
+                           : stalls.every_s     ? fmt::format("every {}", seconds_text(*stalls.every_s))
+                                                : fmt::format("{} times", count_text(stalls.events));
+  const std::string where = stalls.phase == Phase::kAllreduceWait ? "the exchange" : std::string(name_of(stalls.phase));
+  finding.title =
+      fmt::format("{} for {}, {}, in {}: {}", rank != nullptr ? rank_name(*rank) + " stalls" : "the run stalls",
+                  seconds_text(stalls.median_excess_s), when, where, seconds_text(stalls.seconds));
+  finding.evidence = fmt::format("{} times a step took {} longer than the median step of {}", count_text(stalls.events),
+                                 seconds_text(stalls.median_excess_s), seconds_text(stalls.step_s));
+  finding.advice = stall_advice(stalls.phase);
+  return finding;
+}
+
+std::optional<Finding> find_uneven_shard(const Evidence& evidence) {
+  const Rows& rows = evidence.rows;
+  if (rows.ranks() < 2) return std::nullopt;
+  double lost_s = 0, uneven_steps = 0;
+  std::vector<double> by_rank(rows.ranks(), 0);
+  std::vector<double> most_of_all(rows.ranks(), 0);
+  for (std::size_t i = 0; i < rows.rows().size(); ++i) {
+    std::size_t most = 0;
+    std::int64_t sum = 0;
+    for (std::size_t r = 0; r < rows.ranks(); ++r) {
+      const std::int64_t samples = rows.at(i, r).samples;
+      sum += samples;
+      if (samples > rows.at(i, most).samples) most = r;
+      most_of_all[r] += static_cast<double>(samples);
+    }
+    const auto largest = static_cast<double>(rows.at(i, most).samples);
+    const double fair = static_cast<double>(sum) / static_cast<double>(rows.ranks());
+    if (largest <= fair) continue;
+    const double seconds = static_cast<double>(compute_of(rows.at(i, most))) / 1e9 * (1 - fair / largest);
+    lost_s += seconds;
+    by_rank[most] += seconds;
+    uneven_steps += static_cast<double>(rows.rows()[i].steps);
+  }
+  if (lost_s <= 0) return std::nullopt;
+  Finding finding;
+  finding.id = "uneven_shard";
+  finding.cause = "uneven_shard";
+  finding.fault = true;
+  finding.seconds = lost_s;
+  const auto worst = std::max_element(by_rank.begin(), by_rank.end());
+  const auto at = static_cast<std::size_t>(worst - by_rank.begin());
+  const bool one = *worst >= 0.6 * lost_s;
+  const RankProfile& rank = evidence.run.ranks[at];
+  if (one) {
+    finding.rank = rank.rank;
+    finding.host = rank.host;
+  }
+  double all = 0;
+  for (const double samples : most_of_all) all += samples;
+  finding.title =
+      one ? fmt::format("{} has more data than the others: they wait while it trains, {} in all", rank_name(rank),
+                        seconds_text(lost_s))
+          : fmt::format("ranks train different numbers of samples in a step: {} in all", seconds_text(lost_s));
+  finding.evidence = fmt::format("in {} steps; {} trained {} samples, a fair share is {}",
+                                 count_text(static_cast<std::int64_t>(uneven_steps)), rank_name(rank),
+                                 count_text(static_cast<std::int64_t>(most_of_all[at])),
+                                 count_text(static_cast<std::int64_t>(all / static_cast<double>(rows.ranks()))));
+  finding.advice =
+      "give every rank the same number of samples: shards of one size, or a sampler over the whole data set";
+  return finding;
+}
+
+}  // namespace dtrain::analysis

@@ -1,0 +1,207 @@
+// Findings about what ranks wait for: each other, their loaders, their cores, the exchange.
+#include <algorithm>
+#include <set>
+
+#include <spdlog/fmt/fmt.h>
+
+#include "dtrain/base/units.h"
+#include "link_model.h"
+#include "make_findings.h"
+#include "numbers.h"
+#include "statistics.h"
+
+namespace dtrain::analysis {
+namespace {
+
+constexpr double kForeignPercent = 10;  // of one core, mean over ranks
+constexpr double kMainShare = 0.6;
+constexpr double kLinkFault = 0.1;  // of the loop: less is what an exchange between hosts takes
+
+struct Words {
+  const char* cause;
+  const char* what;
+  const char* advice;
+};
+
+Words words_of(const std::string& cause) {
+  if (cause == "cpu_contention") {
+    return {"cpu_contention", "is slowed by other programs on its cores",
+            "end those programs or move them to other cores (taskset, cgroups), or give this rank others"};
+  }
+  if (cause == "compute") {
+    return {
+        "slow_compute", "computes more slowly than the others",
+        "compare its host with theirs (clock speed, throttling, memory bandwidth, other ranks on its cores), and what "
+        "its data costs to compute"};
+  }
+  if (cause == "network") {
+    return {"slow_link", "is reached more slowly than the others",
+            "look at its host's link: speed, duplex, errors, other traffic"};
+  }
+  return {"slow_rank", "comes later than the others", "look at what it does in the phases named"};
+}
+
+std::size_t index_of(const RunProfile& run, int rank) {
+  for (std::size_t i = 0; i < run.ranks.size(); ++i) {
+    if (run.ranks[i].rank == rank) return i;
+  }
+  return 0;
+}
+
+const Prediction* prediction(const Analysis& analysis, const std::string& name) {
+  for (const Prediction& one : analysis.what_if.changes) {
+    if (one.name == name) return &one;
+  }
+  return nullptr;
+}
+
+// How often a batch was not ready, over all ranks or of one.
+std::string queue_text(const RunProfile& run, int rank) {
+  std::int64_t records = 0, empty = 0;
+  for (const RankProfile& one : run.ranks) {
+    if (rank >= 0 && one.rank != rank) continue;
+    for (const LoaderLine& line : one.loader) empty += line.queue_depth == 0 ? 1 : 0;
+    records += static_cast<std::int64_t>(one.loader.size());
+    for (const WindowLine& window : one.windows) {
+      records += window.loader_records;
+      empty += window.loader_empty;
+    }
+  }
+  if (records == 0) return {};
+  return fmt::format("; its queue was empty after {} of {} batches", count_text(empty), count_text(records));
+}
+
+// What the links of the hosts carried at most, by the agents.
+std::string carried_text(const RunProfile& run) {
+  double most = 0;
+  for (const AgentProfile& agent : run.agents) {
+    for (const SystemLine& sample : agent.samples) {
+      for (const auto& [name, value] : sample.metrics) {
+        if (name == "net_throughput_sent" || name == "net_throughput_recv") most = std::max(most, value);
+      }
+    }
+  }
+  return most > 0 ? fmt::format("; a host's interfaces carried {}/s at most", format_bytes(most)) : std::string();
+}
+
+}  // namespace
+
+std::vector<Finding> find_slow_ranks(const Evidence& evidence, const Analysis& analysis,
+                                     const std::optional<Stalls>& stalls) {
+  std::vector<Finding> findings;
+  for (const Straggler& straggler : analysis.stragglers.ranks) {
+    if (straggler.cause == "none" || straggler.cause == "loader" || straggler.cause == "uneven_shard") continue;
+    const std::size_t index = index_of(evidence.run, straggler.rank);
+    const bool stalling = stalls && stalls->rank == static_cast<int>(index);
+    Finding finding;
+    finding.seconds = straggler.cost_s - (stalling ? stalls->waited_s : 0);
+    // Where each comes last in its turn, it is no rank's own doing.
+    if (finding.seconds < 0.3 * straggler.waited_s || finding.seconds < kLeastShare * evidence.loop_s) continue;
+    const Words words = words_of(straggler.cause);
+    finding.id = "straggler";
+    finding.cause = words.cause;
+    finding.fault = true;
+    finding.rank = straggler.rank;
+    finding.host = straggler.host;
+    finding.title = fmt::format("{} {}: the others wait {} for it", rank_name(evidence.run.ranks[index]), words.what,
+                                seconds_text(finding.seconds));
+    finding.evidence = fmt::format("it came last in {} of {} steps; {}", count_text(straggler.steps),
+                                   count_text(analysis.stragglers.compared_steps), straggler.evidence);
+    finding.advice = words.advice;
+    findings.push_back(std::move(finding));
+  }
+  return findings;
+}
+
+std::optional<Finding> find_loader(const Evidence& evidence, const Analysis& analysis,
+                                   const std::optional<Stalls>& stalls) {
+  const Prediction* const free = prediction(analysis, "free_loader");
+  if (free == nullptr) return std::nullopt;
+  Finding finding;
+  finding.id = "loader";
+  finding.cause = "slow_loader";
+  finding.fault = true;
+  finding.seconds = free->saved_s;
+  if (stalls && stalls->phase == profile::Phase::kDataloaderNext) finding.seconds -= stalls->seconds;
+  std::string who = "the ranks wait";
+  for (const Straggler& straggler : analysis.stragglers.ranks) {
+    if (straggler.cause != "loader" || straggler.cost_s < kMainShare * finding.seconds) continue;
+    finding.rank = straggler.rank;
+    finding.host = straggler.host;
+    who = rank_name(evidence.run.ranks[index_of(evidence.run, straggler.rank)]) + " waits, and the others with it,";
+    break;
+  }
+  finding.title = fmt::format("{} {} for data", who, seconds_text(finding.seconds));
+  finding.evidence =
+      fmt::format("without dataloader_next a step would take {} instead of {}{}", seconds_text(free->step_s),
+                  seconds_text(analysis.what_if.step_s), queue_text(evidence.run, finding.rank));
+  finding.advice = "load faster: more loader workers, cheaper preprocessing, data in memory or in larger files";
+  if (finding.rank >= 0) finding.advice += "; compare what this rank reads, and from which disk, with the others";
+  return finding;
+}
+
+std::optional<Finding> find_contended_hosts(const Evidence& evidence, const Analysis& analysis) {
+  std::set<int> named;
+  for (const Straggler& straggler : analysis.stragglers.ranks) {
+    if (straggler.cause == "cpu_contention" && straggler.cost_s >= kLeastShare * evidence.loop_s) {
+      named.insert(straggler.rank);
+    }
+  }
+  double foreign = 0, wait_s = 0;
+  std::size_t count = 0;
+  for (std::size_t r = 0; r < evidence.run.ranks.size(); ++r) {
+    if (named.contains(evidence.run.ranks[r].rank)) continue;
+    foreign += evidence.contention[r].foreign_percent.value_or(0);
+    wait_s += evidence.contention[r].wait_s;
+    ++count;
+  }
+  if (count == 0 || foreign / static_cast<double>(count) < kForeignPercent) return std::nullopt;
+  Finding finding;
+  finding.id = "contention";
+  finding.cause = "cpu_contention";
+  finding.fault = true;
+  finding.seconds = wait_s / static_cast<double>(count);
+  finding.title = fmt::format("programs outside the run take the ranks' cores for {}", seconds_text(finding.seconds));
+  finding.evidence = fmt::format(
+      "they load a rank's cores with {:.0f}% of a core on average, and a training thread had no "
+      "core for {}",
+      foreign / static_cast<double>(count), seconds_text(finding.seconds));
+  finding.advice = "end them or move them to cores without ranks, or use fewer slots on these hosts";
+  return finding;
+}
+
+std::optional<Finding> find_exchange(const Evidence& evidence, const std::optional<Stalls>& stalls) {
+  if (evidence.run.ranks.size() < 2 || evidence.waits.exchange_seconds <= 0) return std::nullopt;
+  std::set<std::string> hosts;
+  for (const RankProfile& rank : evidence.run.ranks) hosts.insert(rank.agent.empty() ? rank.host : rank.agent);
+  Finding finding;
+  finding.id = "exchange";
+  finding.seconds = evidence.waits.exchange_seconds;
+  if (stalls && stalls->phase == profile::Phase::kAllreduceWait) finding.seconds -= stalls->seconds;
+  const auto link = fit_link(evidence);
+  finding.evidence = "without the time ranks wait for each other";
+  if (link) {
+    const double bandwidth = link->transfer_s > 0 ? link->bytes / link->transfer_s : 0;
+    finding.evidence +=
+        fmt::format("; {} a step take {} ({}/s), of which {} is not hidden behind computing", format_bytes(link->bytes),
+                    seconds_text(link->transfer_s), format_bytes(bandwidth), seconds_text(link->exposed_s));
+  }
+  if (hosts.size() > 1 && finding.seconds >= kLinkFault * evidence.loop_s) {
+    finding.cause = "slow_link";
+    finding.fault = true;
+    finding.title = fmt::format("the link between {} hosts holds up the training for {}", hosts.size(),
+                                seconds_text(finding.seconds));
+    finding.evidence += carried_text(evidence.run);
+    finding.advice =
+        "use a faster interface (task_container_defaults.dtrain_network_interface), fewer bytes "
+        "(optimizations.gradient_compression) or fewer exchanges (optimizations.aggregation_frequency)";
+    return finding;
+  }
+  finding.cause = "exchange";
+  finding.title =
+      fmt::format("exchanging gradients takes {} that computing does not hide", seconds_text(finding.seconds));
+  finding.advice = "a larger batch, or optimizations.aggregation_frequency above 1, exchanges less often";
+  return finding;
+}
+
+}  // namespace dtrain::analysis

@@ -1,0 +1,179 @@
+#include "stalls.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+
+#include "statistics.h"
+
+namespace dtrain::analysis {
+namespace {
+
+using profile::Phase;
+
+constexpr std::size_t kWarmUpRows = 5;
+constexpr double kDeviations = 6;     // beyond the median, in standard deviations as the MAD tells them
+constexpr double kLeastExcess = 0.5;  // … and in medians
+constexpr double kMostRows = 0.2;     // more are no exceptions
+constexpr std::int64_t kLeastEvents = 3;
+constexpr double kRegularShare = 0.7;  // of the intervals that are alike
+constexpr double kIntervalTolerance = 0.15;
+constexpr double kOneRankShare = 0.7;
+constexpr std::array kOwnFindings = {Phase::kValidation, Phase::kCheckpoint, Phase::kReduceMetrics, Phase::kFromDevice};
+
+double seconds(std::int64_t ns) {
+  return static_cast<double>(ns) / 1e9;
+}
+
+bool has_own_finding(Phase phase) {
+  return std::find(kOwnFindings.begin(), kOwnFindings.end(), phase) != kOwnFindings.end();
+}
+
+// Of a step, mean over ranks.
+double row_s(const Rows& rows, std::size_t row) {
+  double sum = 0;
+  for (std::size_t r = 0; r < rows.ranks(); ++r) {
+    const StepLine& step = rows.at(row, r);
+    sum += seconds(step.wall_ns);
+    for (const Phase phase : kOwnFindings) sum -= seconds(phase_of(step, phase));
+  }
+  return sum / static_cast<double>(rows.ranks()) / static_cast<double>(rows.rows()[row].steps);
+}
+
+// The usual times of a rank's phases in a row.
+using Usual = std::array<double, profile::kPhaseCount>;
+
+std::vector<Usual> usual_times(const Rows& rows, const std::vector<std::size_t>& ordinary) {
+  std::vector<Usual> result(rows.ranks());
+  std::vector<double> values;
+  for (std::size_t r = 0; r < rows.ranks(); ++r) {
+    for (std::size_t i = 0; i < profile::kPhaseCount; ++i) {
+      values.clear();
+      for (const std::size_t row : ordinary) values.push_back(seconds(rows.at(row, r).phases[i]));
+      result[r][i] = quantile(values, 0.5);
+    }
+  }
+  return result;
+}
+
+// The interval that most of them are like; empty: there is none.
+std::optional<double> regular(const std::vector<double>& moments, double resolution) {
+  std::vector<double> gaps;
+  for (std::size_t i = 1; i < moments.size(); ++i) gaps.push_back(moments[i] - moments[i - 1]);
+  if (gaps.size() < 2) return std::nullopt;
+  const double middle = median(gaps);
+  const double tolerance = std::max(resolution, kIntervalTolerance * middle);
+  const auto alike =
+      std::count_if(gaps.begin(), gaps.end(), [&](double gap) { return std::abs(gap - middle) <= tolerance; });
+  const bool enough = static_cast<double>(alike) >= kRegularShare * static_cast<double>(gaps.size());
+  return enough ? std::optional(middle) : std::nullopt;
+}
+
+struct Blame {
+  std::vector<double> by_rank;
+  std::array<double, profile::kPhaseCount> by_phase{};
+};
+
+void blame(const Rows& rows, std::size_t row, const std::vector<Usual>& usual, Blame& into) {
+  std::size_t worst = 0;
+  std::vector<double> own(rows.ranks(), 0);
+  double least_wait_s = 0;
+  for (std::size_t r = 0; r < rows.ranks(); ++r) {
+    const StepLine& step = rows.at(row, r);
+    for (std::size_t i = 0; i < profile::kPhaseCount; ++i) {
+      const double excess = seconds(step.phases[i]) - usual[r][i];
+      const auto phase = static_cast<Phase>(i);
+      if (phase == Phase::kAllreduceWait) {
+        least_wait_s = r == 0 ? excess : std::min(least_wait_s, excess);
+      } else if (!has_own_finding(phase)) {
+        own[r] += excess;
+      }
+    }
+    if (own[r] > own[worst]) worst = r;
+  }
+  if (least_wait_s > own[worst]) {
+    into.by_phase[static_cast<std::size_t>(Phase::kAllreduceWait)] += least_wait_s;
+    return;
+  }
+  // Where the others had the same at the same time, it is nobody's own.
+  std::vector<double> others;
+  for (std::size_t r = 0; r < own.size(); ++r) {
+    if (r != worst) others.push_back(own[r]);
+  }
+  if (quantile(others, 0.5) < 0.5 * own[worst]) into.by_rank[worst] += own[worst];
+  for (std::size_t i = 0; i < profile::kPhaseCount; ++i) {
+    const auto phase = static_cast<Phase>(i);
+    if (phase == Phase::kAllreduceWait || has_own_finding(phase)) continue;
+    into.by_phase[i] += std::max(0.0, seconds(rows.at(row, worst).phases[i]) - usual[worst][i]);
+  }
+}
+
+double waited_s(const Rows& rows, std::size_t row, std::size_t last) {
+  const std::int64_t least = wait_of(rows.at(row, last));
+  double beyond = 0;
+  for (std::size_t r = 0; r < rows.ranks(); ++r) {
+    const std::int64_t wait = wait_of(rows.at(row, r));
+    if (wait < least) return 0;  // another came later
+    beyond += seconds(wait - least);
+  }
+  return rows.ranks() > 1 ? beyond / static_cast<double>(rows.ranks() - 1) : 0;
+}
+
+}  // namespace
+
+std::optional<Stalls> find_stalls(const Evidence& evidence) {
+  const Rows& rows = evidence.rows;
+  std::vector<std::size_t> ordinary;  // of the part recorded in full: later on only outliers have rows of their own
+  std::vector<double> walls(rows.rows().size(), 0);
+  for (std::size_t i = 0; i < rows.rows().size() && !rows.rows()[i].window; ++i) ordinary.push_back(i);
+  if (ordinary.size() < 4 * kWarmUpRows) return std::nullopt;
+  ordinary.erase(ordinary.begin(), ordinary.begin() + kWarmUpRows);
+  std::vector<double> usual_walls;
+  for (std::size_t i = 0; i < walls.size(); ++i) walls[i] = row_s(rows, i);
+  for (const std::size_t row : ordinary) usual_walls.push_back(walls[row]);
+  Stalls result;
+  result.step_s = median(usual_walls);
+  const double limit =
+      std::max(kDeviations * kMadToDeviation * mad(usual_walls, result.step_s), kLeastExcess * result.step_s);
+  std::vector<std::size_t> stalled;
+  for (std::size_t i = kWarmUpRows; i < walls.size(); ++i) {
+    if (!rows.rows()[i].window && walls[i] - result.step_s > limit) stalled.push_back(i);
+  }
+  if (static_cast<double>(stalled.size()) > kMostRows * static_cast<double>(rows.steps())) return std::nullopt;
+
+  Blame blamed;
+  blamed.by_rank.resize(rows.ranks(), 0);
+  const std::vector<Usual> usual = usual_times(rows, ordinary);
+  std::vector<double> batches, times, excesses;
+  for (const std::size_t row : stalled) {
+    const double excess = (walls[row] - result.step_s) * static_cast<double>(rows.rows()[row].steps);
+    const auto batch = static_cast<double>(rows.rows()[row].first_batch);
+    result.seconds += excess;
+    blame(rows, row, usual, blamed);
+    // What a stall delays in one rank's step can show in another's next one.
+    if (!batches.empty() && batch - batches.back() <= 2) {
+      excesses.back() += excess;
+      continue;
+    }
+    batches.push_back(batch);
+    times.push_back(seconds(rows.at(row, 0).start_ns));
+    excesses.push_back(excess);
+  }
+  result.events = static_cast<std::int64_t>(batches.size());
+  if (result.events < kLeastEvents) return std::nullopt;
+  result.median_excess_s = median(excesses);
+  result.phase =
+      static_cast<Phase>(std::max_element(blamed.by_phase.begin(), blamed.by_phase.end()) - blamed.by_phase.begin());
+  const auto worst = std::max_element(blamed.by_rank.begin(), blamed.by_rank.end());
+  double all = 0;
+  for (const double phase : blamed.by_phase) all += phase;
+  if (rows.ranks() > 1 && *worst >= kOneRankShare * all) {
+    result.rank = static_cast<int>(worst - blamed.by_rank.begin());
+    for (const std::size_t row : stalled) result.waited_s += waited_s(rows, row, static_cast<std::size_t>(result.rank));
+  }
+  result.every_batches = regular(batches, 1);
+  if (!result.every_batches) result.every_s = regular(times, 2 * result.step_s);
+  return result;
+}
+
+}  // namespace dtrain::analysis

@@ -1,0 +1,268 @@
+// Planted faults, in dumps of runs that never were: the first finding must name cause, rank and cost.
+#include "dtrain/analysis/findings.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "synthetic.h"
+
+namespace dtrain::analysis {
+namespace {
+
+using profile::Phase;
+using test::SyntheticRun;
+using test::SyntheticStep;
+using testing::HasSubstr;
+using testing::Not;
+
+std::string all(const Analysis& analysis) {
+  std::string text;
+  for (const Finding& finding : analysis.findings) text += to_json(finding).dump() + "\n";
+  return text;
+}
+
+// The first finding is this one, and costs what was planted, to within a fifth.
+void expect_first(const Synthetic& run, const char* cause, int rank, double seconds) {
+  ASSERT_FALSE(run.analysis.findings.empty());
+  const Finding& first = run.analysis.findings.front();
+  EXPECT_EQ(first.cause, cause) << all(run.analysis);
+  EXPECT_EQ(first.rank, rank) << all(run.analysis);
+  EXPECT_NEAR(first.seconds, seconds, 0.2 * seconds) << all(run.analysis);
+  EXPECT_TRUE(first.fault);
+  EXPECT_NEAR(first.share, first.seconds / run.truth.loop_s, 0.01);
+}
+
+TEST(Findings, AHealthyRunHasNoFault) {
+  for (const int ranks : {1, 2, 8}) {
+    SyntheticRun plan;
+    plan.ranks = ranks;
+    plan.steps = 400;
+    const Synthetic run(plan);
+    EXPECT_LE(run.worst_fault_share(), 0.03) << ranks << " ranks\n" << all(run.analysis);
+    EXPECT_TRUE(run.analysis.summary.warnings.empty()) << run.analysis.summary.warnings.front();
+  }
+}
+
+TEST(Findings, ARankWhoseCoreAnotherProgramTakes) {
+  SyntheticRun plan;
+  plan.ranks = 4;
+  plan.ranks_per_host = 4;
+  plan.steps = 400;
+  // On for 10 steps, off for 15.
+  plan.change = [](int rank, std::int64_t batch, SyntheticStep& step) {
+    if (rank == 2 && batch % 25 < 10) phase(step, Phase::kBackward) += 8 * kMs;
+  };
+  plan.foreign_percent = [](int rank) { return rank == 2 ? 25.0 : 1.0; };
+  plan.cpu_wait_percent = [](int rank) { return rank == 2 ? 24.0 : 0.5; };
+  const Synthetic run(plan);
+  expect_first(run, "cpu_contention", 2, 160 * 0.008);
+  EXPECT_THAT(run.analysis.findings.front().evidence, HasSubstr("25% of a core"));
+  EXPECT_EQ(run.analysis.stragglers.ranks.front().cause, "cpu_contention");
+}
+
+TEST(Findings, ARankThatComputesMoreSlowly) {
+  SyntheticRun plan;
+  plan.ranks = 3;
+  plan.ranks_per_host = 3;
+  plan.change = [](int rank, std::int64_t, SyntheticStep& step) {
+    if (rank == 1) phase(step, Phase::kForward) += 3 * kMs;
+  };
+  expect_first(Synthetic(plan), "slow_compute", 1, 200 * 0.003);
+}
+
+TEST(Findings, ALoaderThatIsSlowEverywhere) {
+  SyntheticRun plan;
+  plan.change = [](int, std::int64_t, SyntheticStep& step) {
+    phase(step, Phase::kDataloaderNext) += 5 * kMs;
+    step.queue_depth = 0;
+  };
+  const Synthetic run(plan);
+  expect_first(run, "slow_loader", -1, 200 * 0.005);
+  EXPECT_THAT(run.analysis.findings.front().evidence, HasSubstr("empty after 400 of 400 batches"));
+}
+
+TEST(Findings, ALoaderThatIsSlowOnOneRank) {
+  SyntheticRun plan;
+  plan.ranks = 4;
+  plan.change = [](int rank, std::int64_t, SyntheticStep& step) {
+    if (rank == 3) phase(step, Phase::kDataloaderNext) += 5 * kMs;
+  };
+  const Synthetic run(plan);
+  expect_first(run, "slow_loader", 3, 200 * 0.005);
+  for (const Finding& finding : run.analysis.findings) EXPECT_NE(finding.id, "straggler") << "counted twice";
+}
+
+TEST(Findings, StallsAtRegularIntervals) {
+  SyntheticRun plan;
+  plan.steps = 500;
+  plan.change = [](int rank, std::int64_t batch, SyntheticStep& step) {
+    if (rank == 1 && batch % 50 == 0) phase(step, Phase::kCallbacks) += 200 * kMs;
+  };
+  const Synthetic run(plan);
+  expect_first(run, "periodic_stalls", 1, 10 * 0.2);
+  EXPECT_THAT(run.analysis.findings.front().title, HasSubstr("every 50 steps"));
+  EXPECT_THAT(run.analysis.findings.front().title, HasSubstr("callbacks"));
+  for (const Finding& finding : run.analysis.findings) EXPECT_NE(finding.id, "straggler") << "counted twice";
+}
+
+TEST(Findings, StallsOfTheWholeRun) {
+  SyntheticRun plan;
+  plan.steps = 500;
+  plan.change = [](int, std::int64_t batch, SyntheticStep& step) {
+    if (batch % 40 == 7) step.exchange_ns += 150 * kMs;
+  };
+  const Synthetic run(plan);
+  expect_first(run, "periodic_stalls", -1, 13 * 0.15);
+  EXPECT_THAT(run.analysis.findings.front().title, HasSubstr("in the exchange"));
+}
+
+TEST(Findings, AShardThatIsLargerThanTheOthers) {
+  SyntheticRun plan;
+  plan.ranks = 4;
+  plan.change = [](int rank, std::int64_t, SyntheticStep& step) {
+    if (rank != 1) return;
+    step.samples = 48;
+    phase(step, Phase::kForward) = phase(step, Phase::kForward) * 3 / 2;
+    phase(step, Phase::kBackward) = phase(step, Phase::kBackward) * 3 / 2;
+  };
+  // Balanced, each rank would have 36 samples: 9 ms x 36/32 instead of 9 ms x 48/32.
+  expect_first(Synthetic(plan), "uneven_shard", 1, 200 * 0.009 * (48 - 36) / 32);
+}
+
+TEST(Findings, ARankWithDataLeftWhenTheOthersHaveNone) {
+  SyntheticRun plan;
+  plan.change = [](int rank, std::int64_t batch, SyntheticStep& step) {
+    if (rank == 1 || batch <= 100) return;
+    step.samples = 0;
+    phase(step, Phase::kForward) = phase(step, Phase::kBackward) = 0;
+  };
+  expect_first(Synthetic(plan), "uneven_shard", 1, 100 * 0.009 / 2);
+}
+
+TEST(Findings, ASlowLinkBetweenHosts) {
+  SyntheticRun plan;
+  plan.ranks_per_host = 1;
+  plan.change = [](int, std::int64_t, SyntheticStep& step) { step.exchange_ns = 20 * kMs; };
+  const Synthetic run(plan);
+  expect_first(run, "slow_link", -1, 200 * 0.020);
+  EXPECT_EQ(run.analysis.stragglers.clock_error_ns, 20'000);
+}
+
+TEST(Findings, TheSameOnOneHostIsNoFault) {
+  SyntheticRun plan;
+  plan.change = [](int, std::int64_t, SyntheticStep& step) { step.exchange_ns = 20 * kMs; };
+  const Synthetic run(plan);
+  EXPECT_EQ(run.analysis.findings.front().cause, "exchange");
+  EXPECT_FALSE(run.analysis.findings.front().fault);
+}
+
+TEST(Findings, AMemoryLeakInOneRankInBytesAStep) {
+  SyntheticRun plan;
+  plan.steps = 1'000;
+  plan.leak_bytes = [](int rank) { return rank == 1 ? 300'000.0 : 0.0; };
+  const Synthetic run(plan);
+  const Finding& first = run.analysis.findings.front();
+  EXPECT_EQ(first.cause, "memory_leak") << all(run.analysis);
+  EXPECT_EQ(first.rank, 1);
+  EXPECT_NEAR(first.bytes_per_step.value_or(0), 300'000, 30'000);
+}
+
+TEST(Findings, ALeakInAllRanksIsOneFinding) {
+  SyntheticRun plan;
+  plan.steps = 1'000;
+  plan.leak_bytes = [](int) { return 300'000.0; };
+  const Synthetic run(plan);
+  EXPECT_EQ(run.analysis.findings.front().rank, -1);
+  EXPECT_EQ(std::count_if(run.analysis.findings.begin(), run.analysis.findings.end(),
+                          [](const Finding& finding) { return finding.id == "memory_leak"; }),
+            1);
+}
+
+TEST(Findings, MemoryThatIsFilledOnceIsNoLeak) {
+  Synthetic healthy(SyntheticRun{.steps = 1'000});
+  for (AgentProfile& agent : healthy.profile.agents) {
+    for (std::size_t i = 0; i < agent.samples.size(); ++i) {
+      // Up by 200 MB in the first half, then flat.
+      const double filled =
+          2e8 * std::min(1.0, 2.0 * static_cast<double>(i) / static_cast<double>(agent.samples.size()));
+      for (ProcessLine& process : agent.samples[i].processes) process.resident_bytes += filled;
+    }
+  }
+  for (const Finding& finding : analyze(healthy.profile).findings) EXPECT_NE(finding.id, "memory_leak");
+}
+
+TEST(Findings, LeakComesFirstThenTheDearest) {
+  SyntheticRun plan;
+  plan.steps = 1'000;
+  plan.leak_bytes = [](int rank) { return rank == 0 ? 300'000.0 : 0.0; };
+  plan.change = [](int, std::int64_t batch, SyntheticStep& step) {
+    phase(step, Phase::kDataloaderNext) += 5 * kMs;
+    if (batch % 100 == 0) phase(step, Phase::kValidation) = 100 * kMs;
+  };
+  const Analysis analysis = Synthetic(plan).analysis;
+  ASSERT_GE(analysis.findings.size(), 3u);
+  EXPECT_EQ(analysis.findings[0].id, "memory_leak");
+  EXPECT_EQ(analysis.findings[1].id, "loader");
+  EXPECT_EQ(analysis.findings[2].id, "validation");
+  EXPECT_FALSE(analysis.findings[2].fault);
+  EXPECT_NEAR(analysis.findings[2].seconds, 1.0, 0.01);
+}
+
+TEST(Findings, FaultsAreFoundInWindowsAsWell) {
+  SyntheticRun plan;
+  plan.ranks = 3;
+  plan.ranks_per_host = 3;
+  plan.steps = 3'000;
+  plan.detail_steps = 500;
+  plan.change = [](int rank, std::int64_t, SyntheticStep& step) {
+    if (rank == 2) phase(step, Phase::kBackward) += 4 * kMs;
+  };
+  expect_first(Synthetic(plan), "slow_compute", 2, 3'000 * 0.004);
+}
+
+TEST(Findings, StallsAmongFoldedStepsAreFoundByTheirLines) {
+  SyntheticRun plan;
+  plan.steps = 4'000;
+  plan.detail_steps = 500;
+  plan.change = [](int, std::int64_t batch, SyntheticStep& step) {
+    if (batch % 200 == 0) phase(step, Phase::kOther) += 400 * kMs;
+  };
+  const Synthetic run(plan);
+  EXPECT_GT(run.truth.outliers, 0);
+  expect_first(run, "periodic_stalls", -1, 20 * 0.4);
+}
+
+// Rewrites what a run's other files say.
+Analysis with_plan(const SyntheticRun& plan, const Json& more) {
+  Synthetic run(plan);
+  run.profile.plan.update(more);
+  return analyze(run.profile);
+}
+
+TEST(LookAt, IsTheDearestFinding) {
+  SyntheticRun plan;
+  plan.change = [](int, std::int64_t, SyntheticStep& step) { phase(step, Phase::kDataloaderNext) += 5 * kMs; };
+  EXPECT_THAT(Synthetic(plan).analysis.summary.look_at, testing::StartsWith("the ranks wait 1.0"));
+}
+
+TEST(LookAt, CompressionThatLosesIsToBeSwitchedOff) {
+  const Json lost = {{"compression", {{"kind", "powersgd"}, {"text", "said"}, {"gained_s", -1.0}}}};
+  EXPECT_THAT(with_plan({}, lost).summary.look_at, HasSubstr("gradient_compression: false"));
+  const Json gained = {{"compression", {{"kind", "powersgd"}, {"text", "said"}, {"gained_s", 1.0}}}};
+  EXPECT_THAT(with_plan({}, gained).summary.look_at, Not(HasSubstr("gradient_compression: false")));
+}
+
+TEST(LookAt, BlamesNoRankWhereEachComesLastInTurn) {
+  SyntheticRun plan;
+  plan.noise = 0.3;
+  EXPECT_THAT(Synthetic(plan).analysis.summary.look_at, HasSubstr("each in turn"));
+}
+
+TEST(LookAt, SaysSoWhenNothingStandsOut) {
+  SyntheticRun plan;
+  plan.change = [](int, std::int64_t, SyntheticStep& step) { step.exchange_ns = kMs / 10; };
+  EXPECT_THAT(Synthetic(plan).analysis.summary.look_at, HasSubstr("nothing stands out: 9"));
+}
+
+}  // namespace
+}  // namespace dtrain::analysis

@@ -1,0 +1,98 @@
+#include "dtrain/analysis/waterfall.h"
+
+#include <gtest/gtest.h>
+
+#include "synthetic.h"
+
+namespace dtrain::analysis {
+namespace {
+
+using profile::Phase;
+using test::SyntheticRun;
+using test::SyntheticStep;
+
+double part(const Waterfall& waterfall, const std::string& name) {
+  for (const WaterfallPart& one : waterfall.parts) {
+    if (one.name == name) return one.seconds;
+  }
+  throw std::runtime_error("no part " + name);
+}
+
+void expect_whole(const Waterfall& waterfall) {
+  double share = 0, seconds = 0;
+  for (const WaterfallPart& one : waterfall.parts) {
+    share += one.share;
+    seconds += one.seconds;
+    EXPECT_GE(one.seconds, -1e-9) << one.name;
+  }
+  EXPECT_NEAR(share, 1, 1e-9);
+  EXPECT_NEAR(seconds, waterfall.wall_s, 1e-9 * waterfall.wall_s);
+}
+
+TEST(Waterfall, SumsToTheWallTimeAndNamesWhereItWent) {
+  SyntheticRun plan;
+  plan.noise = 0;
+  plan.change = [](int rank, std::int64_t batch, SyntheticStep& step) {
+    phase(step, Phase::kToDevice) = kMs;
+    if (rank == 1) phase(step, Phase::kForward) += 2 * kMs;
+    if (batch % 100 == 0) phase(step, Phase::kValidation) = 50 * kMs;
+  };
+  const Synthetic run(plan);
+  const Waterfall& waterfall = run.analysis.waterfall;
+  expect_whole(waterfall);
+  EXPECT_NEAR(waterfall.wall_s, run.truth.loop_s, 1e-6);
+  EXPECT_NEAR(part(waterfall, "compute"), 200 * 0.009, 1e-6);
+  EXPECT_NEAR(part(waterfall, "slower_compute"), 200 * 0.002 / 2, 1e-6);
+  EXPECT_NEAR(part(waterfall, "waiting"), 200 * 0.002 / 2, 1e-6);
+  EXPECT_NEAR(part(waterfall, "exposed_communication"), 200 * 0.0005, 1e-6);
+  EXPECT_NEAR(part(waterfall, "loading"), 200 * 0.0002, 1e-6);
+  EXPECT_NEAR(part(waterfall, "host_to_device"), 200 * 0.001, 1e-6);
+  EXPECT_NEAR(part(waterfall, "optimizer"), 200 * 0.001, 1e-6);
+  EXPECT_NEAR(part(waterfall, "validation"), 2 * 0.05, 1e-6);
+  EXPECT_NEAR(part(waterfall, "other"), 200 * 0.0001, 1e-6);
+  EXPECT_NEAR(part(waterfall, "unattributed"), 0, 1e-6);
+  EXPECT_NEAR(waterfall.ideal_samples_per_s, 64 / 0.009, 1);
+  EXPECT_NEAR(waterfall.efficiency, 0.009 * 200 / run.truth.loop_s, 1e-6);
+}
+
+TEST(Waterfall, SumsUpForLongRunsAndForOneRank) {
+  SyntheticRun plan;
+  plan.steps = 2'500;
+  plan.detail_steps = 300;
+  const Synthetic both(plan);
+  expect_whole(both.analysis.waterfall);
+  EXPECT_NEAR(part(both.analysis.waterfall, "exposed_communication"), 2'500 * 0.0005, 0.05);
+  plan.ranks = 1;
+  const Synthetic one(plan);
+  expect_whole(one.analysis.waterfall);
+  EXPECT_EQ(part(one.analysis.waterfall, "waiting"), 0);
+}
+
+TEST(Waterfall, WhatNoStepAccountsForIsSaid) {
+  RunFolder folder;
+  folder.append(folder.rank_dump(0), header_line(0, 1) + step_line(1, 0, 1, 2) + step_line(2, 30, 1, 2) +
+                                         part_line("loop", 0, 100) + kFinished);
+  const Waterfall waterfall = analyze(load_run(folder.path())).waterfall;
+  expect_whole(waterfall);
+  EXPECT_NEAR(part(waterfall, "unattributed"), 0.100 - 2 * 0.017, 1e-9);
+}
+
+TEST(Waterfall, ARankThatEndsEarlyWaitsForTheLast) {
+  RunFolder folder;
+  for (int rank = 0; rank < 2; ++rank) {
+    folder.append(folder.rank_dump(rank),
+                  header_line(rank, 2) + step_line(1, 0, 0, 0) + part_line("loop", 0, rank == 0 ? 14 : 20) + kFinished);
+  }
+  const Waterfall waterfall = analyze(load_run(folder.path())).waterfall;
+  expect_whole(waterfall);
+  EXPECT_NEAR(part(waterfall, "waiting"), 0.003, 1e-9);
+  EXPECT_NEAR(part(waterfall, "unattributed"), 0.003, 1e-9);
+}
+
+TEST(Waterfall, AnEmptyRunHasNone) {
+  const RunFolder folder;
+  EXPECT_TRUE(analyze(load_run(folder.path())).waterfall.parts.empty());
+}
+
+}  // namespace
+}  // namespace dtrain::analysis

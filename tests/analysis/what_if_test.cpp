@@ -1,0 +1,129 @@
+#include "dtrain/analysis/what_if.h"
+
+#include <gtest/gtest.h>
+
+#include "synthetic.h"
+
+namespace dtrain::analysis {
+namespace {
+
+using profile::Phase;
+using test::SyntheticRun;
+using test::SyntheticStep;
+
+const Prediction& prediction(const std::vector<Prediction>& all, const std::string& name) {
+  for (const Prediction& one : all) {
+    if (one.name == name) return one;
+  }
+  throw std::runtime_error("no prediction " + name);
+}
+
+double step_s(const SyntheticRun& plan) {
+  return Synthetic(plan).analysis.what_if.step_s;
+}
+
+// Loading varies, so that ranks wait for each other's loaders; one rank is slower.
+SyntheticRun base() {
+  SyntheticRun plan;
+  plan.ranks = 4;
+  plan.steps = 300;
+  plan.change = [](int rank, std::int64_t batch, SyntheticStep& step) {
+    phase(step, Phase::kDataloaderNext) = (batch * 7 + rank * 3) % 5 * kMs;
+    if (rank == 2) phase(step, Phase::kBackward) += 2 * kMs;
+  };
+  return plan;
+}
+
+TEST(WhatIf, AFreeLoaderIsWhatTheSameRunWithoutLoadingTakes) {
+  const SyntheticRun plan = base();
+  SyntheticRun without = plan;
+  without.change = [&](int rank, std::int64_t batch, SyntheticStep& step) {
+    plan.change(rank, batch, step);
+    phase(step, Phase::kDataloaderNext) = 0;
+  };
+  const WhatIf what_if = Synthetic(plan).analysis.what_if;
+  const Prediction& free = prediction(what_if.changes, "free_loader");
+  const double measured = step_s(without);
+  EXPECT_NEAR(free.step_s, measured, 0.02 * measured);
+  EXPECT_NEAR(free.step_p50_s, measured, 0.02 * measured);
+  EXPECT_NEAR(free.gain, what_if.step_s / measured - 1, 0.02);
+  EXPECT_NEAR(free.saved_s, 300 * (what_if.step_s - measured), 0.05);
+  EXPECT_EQ(free.mock, "loader");
+}
+
+TEST(WhatIf, AFreeNetworkIsTheSlowestRankAlone) {
+  const WhatIf what_if = Synthetic(base()).analysis.what_if;
+  // Rank 2: 2 ms of loading on average, 11 of computing, 1.1 of the rest.
+  EXPECT_NEAR(prediction(what_if.changes, "free_network").step_s, 0.0141, 0.0002);
+  EXPECT_NEAR(prediction(what_if.changes, "compute_alone").step_s, 0.0121, 0.0002);
+  EXPECT_EQ(prediction(what_if.changes, "free_network").mock, "comm");
+}
+
+TEST(WhatIf, BalancedRanksTakeTheMean) {
+  const WhatIf what_if = Synthetic(base()).analysis.what_if;
+  // 2 + 9.5 + 1.1 of own work, 0.5 of exchange.
+  EXPECT_NEAR(prediction(what_if.changes, "balanced").step_s, 0.0131, 0.0002);
+}
+
+TEST(WhatIf, LoadingAloneIsWhatTheWorkersTake) {
+  SyntheticRun plan = base();
+  plan.loader_fetch_ns = 3 * kMs;
+  const WhatIf what_if = Synthetic(plan).analysis.what_if;
+  EXPECT_NEAR(prediction(what_if.changes, "loader_alone").step_s, 0.0031, 0.0001);
+  EXPECT_EQ(prediction(what_if.changes, "loader_alone").mock, "train");
+}
+
+TEST(WhatIf, TheLinkCountsAsFarAsItIsExposed) {
+  SyntheticRun plan;
+  plan.change = [](int, std::int64_t, SyntheticStep& step) { step.exchange_ns = 4 * kMs; };
+  const WhatIf what_if = Synthetic(plan).analysis.what_if;
+  EXPECT_NEAR(prediction(what_if.changes, "twice_the_link").step_s, what_if.step_s - 0.002, 0.0002);
+  EXPECT_NEAR(prediction(what_if.changes, "half_the_bytes").step_s, what_if.step_s - 0.002, 0.0002);
+  // Every second step without its exchange (4 ms) and its update (1 ms).
+  EXPECT_NEAR(prediction(what_if.changes, "aggregate_2").step_s, what_if.step_s - 0.0025, 0.0003);
+  EXPECT_LT(prediction(what_if.changes, "aggregate_4").step_s, prediction(what_if.changes, "aggregate_2").step_s);
+}
+
+TEST(WhatIf, ChangesComeBestFirst) {
+  const WhatIf what_if = Synthetic(base()).analysis.what_if;
+  for (std::size_t i = 1; i < what_if.changes.size(); ++i) {
+    EXPECT_GE(what_if.changes[i - 1].gain, what_if.changes[i].gain);
+  }
+}
+
+TEST(WhatIf, MoreRanksAreNearlyAsEfficientAsTheyTurnOut) {
+  SyntheticRun plan;
+  plan.ranks = 2;
+  plan.noise = 0.1;
+  plan.steps = 500;
+  const WhatIf what_if = Synthetic(plan).analysis.what_if;
+  SyntheticRun larger = plan;
+  larger.ranks = 16;
+  const double measured = step_s(larger);
+  const Prediction& predicted = prediction(what_if.scaling, "ranks_16");
+  EXPECT_NEAR(predicted.step_s, measured, 0.1 * measured);
+  EXPECT_EQ(predicted.world_size, 16);
+  EXPECT_LT(*predicted.efficiency, 1);
+  EXPECT_NEAR(predicted.samples_per_s, 16 * 32 / predicted.step_s, 1);
+}
+
+TEST(WhatIf, FoldedStepsPredictTheSame) {
+  SyntheticRun plan = base();
+  plan.steps = 2'000;
+  const double whole = prediction(Synthetic(plan).analysis.what_if.changes, "free_loader").step_s;
+  plan.detail_steps = 500;
+  EXPECT_NEAR(prediction(Synthetic(plan).analysis.what_if.changes, "free_loader").step_s, whole, 0.06 * whole);
+}
+
+TEST(WhatIf, SaysWhatItCannotPredict) {
+  SyntheticRun plan;
+  plan.ranks = 1;
+  const WhatIf one = Synthetic(plan).analysis.what_if;
+  EXPECT_TRUE(one.scaling.empty());
+  EXPECT_FALSE(one.notes.empty());
+  const RunFolder empty;
+  EXPECT_FALSE(analyze(load_run(empty.path())).what_if.notes.empty());
+}
+
+}  // namespace
+}  // namespace dtrain::analysis
