@@ -16,6 +16,19 @@ Json source_json(const DataSource& source, DataFormat format) {
   return {{"features", source.features.string()}, {"target", source.target.string()}};
 }
 
+Json schedule_json(const LrScheduleSettings& schedule) {
+  Json json{{"kind", word_of(kLrScheduleKinds, schedule.kind)}};
+  if (schedule.kind == LrScheduleKind::kStep) {
+    json["step_size"] = schedule.step_size;
+    json["gamma"] = schedule.gamma;
+  } else if (schedule.kind == LrScheduleKind::kCosine) {
+    json["warmup_steps"] = schedule.warmup_steps;
+    json["total_steps"] = schedule.total_steps;
+    json["final_factor"] = schedule.final_factor;
+  }
+  return json;
+}
+
 }  // namespace
 
 Json to_json(const OptimizerSettings& optimizer) {
@@ -30,6 +43,7 @@ Json to_json(const OptimizerSettings& optimizer) {
   }
   json["weight_decay"] = optimizer.weight_decay;
   json["max_gradient_norm"] = optimizer.max_gradient_norm;
+  json["lr_schedule"] = schedule_json(optimizer.lr_schedule);
   return json;
 }
 

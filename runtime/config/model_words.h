@@ -13,6 +13,9 @@ inline constexpr std::array kLosses{Word<Loss>{"cross_entropy", Loss::kCrossEntr
 inline constexpr std::array kOptimizerKinds{Word<OptimizerKind>{"sgd", OptimizerKind::kSgd},
                                             Word<OptimizerKind>{"adam", OptimizerKind::kAdam},
                                             Word<OptimizerKind>{"adamw", OptimizerKind::kAdamW}};
+inline constexpr std::array kLrScheduleKinds{Word<LrScheduleKind>{"constant", LrScheduleKind::kConstant},
+                                             Word<LrScheduleKind>{"step", LrScheduleKind::kStep},
+                                             Word<LrScheduleKind>{"cosine", LrScheduleKind::kCosine}};
 inline constexpr std::array kDataFormats{
     Word<DataFormat>{"idx", DataFormat::kIdx}, Word<DataFormat>{"npy", DataFormat::kNpy},
     Word<DataFormat>{"safetensors", DataFormat::kSafetensors}, Word<DataFormat>{"tokens", DataFormat::kTokens}};

@@ -90,6 +90,42 @@ void read_adam(Section& section, OptimizerSettings& settings) {
   settings.eps = section.number("eps", 1e-8, 0, kLargest);
 }
 
+// Whole numbers of optimizer steps, which the kind needs.
+std::int64_t required_steps(Section& section, const std::string& key, const std::string& what_it_is,
+                            std::int64_t least) {
+  if (!section.find(key)) section.report_missing(key, what_it_is);
+  return section.integer(key, least, least, kMaxLength);
+}
+
+LrScheduleSettings read_lr_schedule(Section section) {
+  LrScheduleSettings settings;
+  settings.kind = required_word(section, "kind", kLrScheduleKinds).value_or(LrScheduleKind::kConstant);
+  const auto only_of = [&](LrScheduleKind kind, std::initializer_list<const char*> keys) {
+    for (const char* key : keys) {
+      if (settings.kind != kind)
+        refuse(section, key,
+               std::string("has no effect with kind ") + word_of(kLrScheduleKinds, settings.kind) + "; " +
+                   word_of(kLrScheduleKinds, kind) + " has it");
+    }
+  };
+  only_of(LrScheduleKind::kStep, {"step_size", "gamma"});
+  only_of(LrScheduleKind::kCosine, {"warmup_steps", "total_steps", "final_factor"});
+  if (settings.kind == LrScheduleKind::kStep) {
+    settings.step_size = required_steps(section, "step_size",
+                                        "a whole number: optimizer steps after which lr is multiplied by gamma", 1);
+    settings.gamma = section.number("gamma", settings.gamma, 0, 1);
+  } else if (settings.kind == LrScheduleKind::kCosine) {
+    settings.warmup_steps = section.integer("warmup_steps", 0, 0, kMaxLength - 1);
+    settings.total_steps =
+        required_steps(section, "total_steps", "a whole number: the optimizer step at which lr has come down", 1);
+    if (settings.total_steps <= settings.warmup_steps)
+      refuse(section, "total_steps", "must be more than warmup_steps (" + std::to_string(settings.warmup_steps) + ")");
+    settings.final_factor = section.number("final_factor", 0, 0, 1);
+  }
+  section.finish();
+  return settings;
+}
+
 OptimizerSettings read_optimizer(Section section) {
   OptimizerSettings settings;
   const auto kind = required_word(section, "kind", kOptimizerKinds);
@@ -113,6 +149,7 @@ OptimizerSettings read_optimizer(Section section) {
   const double default_decay = kind == OptimizerKind::kAdamW ? 0.01 : 0;
   settings.weight_decay = section.number("weight_decay", default_decay, 0, kLargest);
   settings.max_gradient_norm = section.number("max_gradient_norm", 0, 0, kLargest);
+  if (section.find("lr_schedule")) settings.lr_schedule = read_lr_schedule(section.section("lr_schedule"));
   section.finish();
   return settings;
 }

@@ -160,11 +160,7 @@ class Run {
     for (int rank = 0; rank < 2; ++rank) {
       // Each is rank 0 of its own world; the FIFO's number tells the two apart.
       const std::string name = "compute" + std::to_string(rank);
-      write_experiment(folder / (name + ".yaml"), settings_, 1, compute_.base() + std::to_string(rank));
-      std::filesystem::rename(compute_.base() + std::to_string(rank) + ".commands",
-                              compute_.base() + std::to_string(rank) + "0.commands");
-      std::filesystem::rename(compute_.base() + std::to_string(rank) + ".replies",
-                              compute_.base() + std::to_string(rank) + "0.replies");
+      write_experiment(folder / (name + ".yaml"), settings_, 1, compute_.give_own_world(rank));
       start({beside("bench_step_trial").string(), (folder / (name + ".yaml")).string(), "--run-dir",
              (folder / name).string()},
             {cpus_[static_cast<std::size_t>(rank)]});

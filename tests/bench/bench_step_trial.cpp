@@ -1,4 +1,6 @@
 // The trial that bench_step times: six Linear 2048x2048 with ReLU between them, 25M parameters, fused AdamW.
+#include <algorithm>
+
 #include <dtrain/data/synthetic.h>
 #include <dtrain/dtrain.h>
 
@@ -18,7 +20,8 @@ class StepTrial : public dtrain::Trial {
     }
     model_ = context.wrap_model(layers);
     context.wrap_optimizer(dtrain::AdamW{});
-    task_ = {.samples = 256, .features = width, .classes = 0, .targets = width, .seed = 1};
+    const std::int64_t samples = std::max<std::int64_t>(256, context.batch_size() * context.world_size());
+    task_ = {.samples = samples, .features = width, .classes = 0, .targets = width, .seed = 1};
   }
 
   dtrain::Loader training_loader() override {

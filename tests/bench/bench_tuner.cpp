@@ -8,7 +8,7 @@
 //   shm      the same model on one host, ten times: a step as tuned against the steps of a run by default before it and
 //            one after it, and how far those two are apart: that is noise
 //   overlap  24 layers over 100 Mbit/s, all_reduce 0.5 to 0.9 of backward: a step against one without communication
-//            (both ranks computing at once, each a run of its own)
+//            (both ranks computing at once, each a run of its own), in turns
 // `link` and `overlap` need root: two hosts in network namespaces.
 #include <algorithm>
 #include <cmath>
@@ -22,6 +22,7 @@
 #include "dtrain/base/error.h"
 #include "dtrain/base/json.h"
 #include "hosts.h"
+#include "overlap.h"
 
 namespace {
 
@@ -36,7 +37,7 @@ struct Model {
 // but not so many that those of the first layers become denormal numbers, which are slow. Its batch is such that
 // backward takes about as long as all_reduce at 1 Gbit/s.
 constexpr Model kNarrow{96, 64, 800};
-constexpr Model kDeep{224, 24, 9500};
+constexpr bench::OverlapModel kDeep{224, 24, 9500};
 // While strategies take turns, steps are not alike.
 constexpr const char* kOneStrategy = "sharded_optimizer: false";
 constexpr const char* kTuned = "sharded_optimizer: false, auto_tune_tensor_fusion: true";
@@ -102,22 +103,7 @@ class Bench {
 
   Json overlap() {
     hosts_.shape("100mbit");
-    std::vector<double> together, alone;
-    double backward = 0;
-    for (int turn = 0; turn < 2; ++turn) {
-      const auto step = [](const bench::Step& s) { return s.wall_ms; };
-      together.push_back(middle(on_two_hosts(kDeep, kOneStrategy, 26), 12, step));
-      backward = middle(last_, 12, [](const bench::Step& s) { return s.backward_ms; });
-      alone.push_back(two_alone(kDeep, 12));
-    }
-    const double step = bench::median_of(together), compute = bench::median_of(alone);
-    const double all_reduce = all_reduce_ms(100e6);
-    return {{"step_ms", step},
-            {"compute_ms", compute},
-            {"over_compute", step / compute - 1},
-            {"all_reduce_ms", all_reduce},
-            {"backward_ms", backward},
-            {"all_reduce_over_backward", all_reduce / backward}};
+    return bench::measure_overlap(hosts_, scratch_.path(), kDeep, 100e6, 60);
   }
 
  private:
@@ -164,24 +150,6 @@ class Bench {
       if (event["event"] == "fusion_tuned") return event;
     }
     throw Error("the tuner did not end within " + std::to_string(kTuning) + " steps");
-  }
-
-  // A step of two runs of one rank each, at the same time on a core each.
-  double two_alone(const Model& model, int steps) {
-    const fs::path file = write(model, 1, "{}", steps);
-    std::vector<std::vector<std::string>> commands;
-    for (const char* run : {"alone0", "alone1"}) {
-      fs::remove_all(scratch_.path() / run);
-      commands.push_back({bench::program("synthetic"), file, "--run-dir", scratch_.path() / run});
-    }
-    bench::run_together(commands, scratch_.path(), true);
-    double slowest = 0;
-    for (const char* run : {"alone0", "alone1"}) {
-      std::vector<double> walls;
-      for (const bench::Step& step : bench::read_steps(scratch_.path() / run, 0)) walls.push_back(step.wall_ms);
-      slowest = std::max(slowest, bench::median_of({walls.begin() + 4, walls.end() - 1}));
-    }
-    return slowest;
   }
 
   // Of both ranks' steps after the first `skip`, without the last one, which ends the run.

@@ -30,6 +30,8 @@ class Contestant {
   // Makes `steps` steps; a step's time is that of its slowest rank, in nanoseconds. `command` goes before the number.
   std::vector<std::int64_t> steps(int steps, const std::string& command = {});
   void end(const std::string& command);
+  // For a rank that is a run of its own, and so rank 0 there: renames its FIFOs and returns the base it finds them by.
+  std::string give_own_world(int rank);
   const std::string& base() const { return base_; }
 
  private:

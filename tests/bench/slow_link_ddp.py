@@ -1,13 +1,14 @@
 """One rank of bench_slow_link's peer: DistributedDataParallel over gloo, plain or with one of its communication hooks.
 
-    slow_link_ddp.py MODEL FOLDER HOOK RANK ADDRESS:PORT STEPS VALIDATE_EVERY BATCH OUTPUT
+    slow_link_ddp.py MODEL FOLDER HOOK RANK ADDRESS:PORT STEPS VALIDATE_EVERY SCHEDULE BATCH OUTPUT
 
-HOOK is none, fp16 or powersgd. Trains the workload of slow_link_models.py in the order that dtrain has written to
+HOOK is none, fp16 or powersgd, SCHEDULE constant or cosine. Trains the workload of slow_link_models.py in the order that dtrain has written to
 FOLDER/MODEL.order, two ranks, BATCH samples each. Rank 0 writes {"step_ms": [...], "validation": [[step, loss,
 accuracy], ...]} to OUTPUT.
 """
 import gzip
 import json
+import math
 import os
 import sys
 import time
@@ -23,7 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 import slow_link_models
 
 WORLD = 2
-name, folder, hook, rank, address, steps, validate_every, batch, output = sys.argv[1:10]
+name, folder, hook, rank, address, steps, validate_every, schedule, batch, output = sys.argv[1:11]
 folder, rank, steps, validate_every, batch = Path(folder), int(rank), int(steps), int(validate_every), int(batch)
 torch.set_num_threads(1)
 dist.init_process_group("gloo", init_method=f"tcp://{address}", rank=rank, world_size=WORLD)
@@ -82,6 +83,8 @@ elif hook == "powersgd":
     state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=4, start_powerSGD_iter=10)
     model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+factor = (lambda step: (1 + math.cos(math.pi * step / steps)) / 2) if schedule == "cosine" else (lambda step: 1)
+learning_rate = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
 results = {"step_ms": [], "validation": []}
 for step in range(steps):
     start = (step * WORLD + rank) * batch
@@ -91,6 +94,7 @@ for step in range(steps):
     optimizer.zero_grad(set_to_none=True)
     loss.backward()
     optimizer.step()
+    learning_rate.step()
     results["step_ms"].append((time.monotonic() - began) * 1e3)
     if validate_every and (step + 1) % validate_every == 0:
         results["validation"].append([step + 1, *validate(model.module, held_x, held_y)])

@@ -57,20 +57,22 @@ SlowLinkRuns::SlowLinkRuns(const std::vector<Workload>& workloads) {
   }
 }
 
-std::filesystem::path SlowLinkRuns::write_experiment(const Workload& workload, const Method& method, int steps,
-                                                     int period) {
+std::filesystem::path SlowLinkRuns::write_experiment(const Workload& workload, const Method& method,
+                                                     const RunLength& length) {
   const auto file = scratch_.path() / "experiment.yaml";
+  const std::string schedule =
+      length.anneal ? ", lr_schedule: {kind: cosine, total_steps: " + std::to_string(length.steps) + "}" : "";
   std::ofstream(file) << "name: slow-link\nmodel: " << workload.name
-                      << ".pt\nloss: cross_entropy\noptimizer: {kind: adamw, lr: 0.001}\n"
-                      << "hyperparameters: {global_batch_size: " << workload.batch * kRanks
+                      << ".pt\nloss: cross_entropy\noptimizer: {kind: adamw, lr: 0.001" << schedule
+                      << "}\nhyperparameters: {global_batch_size: " << workload.batch * kRanks
                       << "}\nresources: {slots_per_trial: " << kRanks << "}\noptimizations: {" << method.setting
-                      << "}\nsearcher: {max_length: {batches: " << steps
-                      << "}}\nmin_validation_period: {batches: " << period
+                      << "}\nsearcher: {max_length: {batches: " << length.steps
+                      << "}}\nmin_validation_period: {batches: " << length.period
                       << "}\nscheduling_unit: 1000000\ndata: " << data_of(workload) << "\n";
   return file;
 }
 
-void SlowLinkRuns::run_peer(const Workload& workload, const Method& method, int steps, int period, bool on_link) {
+void SlowLinkRuns::run_peer(const Workload& workload, const Method& method, const RunLength& length, bool on_link) {
   std::vector<std::vector<std::string>> commands;
   const std::string address = (on_link ? "10.71.1.1:" : "127.0.0.1:") + std::to_string(port_++);
   for (int rank = 0; rank < kRanks; ++rank) {
@@ -83,8 +85,9 @@ void SlowLinkRuns::run_peer(const Workload& workload, const Method& method, int 
                                      method.setting,
                                      std::to_string(rank),
                                      address,
-                                     std::to_string(steps),
-                                     std::to_string(period),
+                                     std::to_string(length.steps),
+                                     std::to_string(length.period),
+                                     length.anneal ? "cosine" : "constant",
                                      std::to_string(workload.batch),
                                      scratch_.path() / "peer.json"};
     commands.push_back(on_link ? hosts_.on(rank == 0 ? "a" : "b", std::move(command)) : std::move(command));
@@ -92,16 +95,16 @@ void SlowLinkRuns::run_peer(const Workload& workload, const Method& method, int 
   run_together(commands, scratch_.path(), true);
 }
 
-std::vector<Validation> SlowLinkRuns::curve(const Workload& workload, const Method& method, int steps, int period) {
+std::vector<Validation> SlowLinkRuns::curve(const Workload& workload, const Method& method, const RunLength& length) {
   std::vector<Validation> result;
   if (!method.ours) {
-    run_peer(workload, method, steps, period, false);
+    run_peer(workload, method, length, false);
     const Json measured = read_json(scratch_.path() / "peer.json");
     for (const Json& v : measured["validation"]) result.push_back({v[0], v[1], v[2]});
     return result;
   }
   const auto folder = scratch_.path() / ("run" + std::to_string(runs_++));
-  run_together({{program("dtrain"), "launch", write_experiment(workload, method, steps, period), "--run-dir", folder}},
+  run_together({{program("dtrain"), "launch", write_experiment(workload, method, length), "--run-dir", folder}},
                scratch_.path(), false);
   std::ifstream lines(folder / "metrics.jsonl");
   for (std::string line; std::getline(lines, line);) {
@@ -130,12 +133,12 @@ StepTimes SlowLinkRuns::step_times(const Workload& workload, const Method& metho
     return mean_of(values, static_cast<std::size_t>(first), static_cast<std::size_t>(steps));
   };
   if (!method.ours) {
-    run_peer(workload, method, steps, 0, true);
+    run_peer(workload, method, {.steps = steps}, true);
     return {window(read_json(scratch_.path() / "peer.json")["step_ms"].get<std::vector<double>>()), 0, 0};
   }
   const auto folder = scratch_.path() / ("run" + std::to_string(runs_++));
   // One step more: what comes after the last one is counted with it.
-  const std::string experiment = write_experiment(workload, method, steps + 1, 0);
+  const std::string experiment = write_experiment(workload, method, {.steps = steps + 1});
   run_together({hosts_.mpirun({program("dtrain-worker"), experiment, "--run-dir", folder})}, scratch_.path(), false);
   std::vector<double> walls, computes;
   for (const Step& step : read_steps(folder, 0)) {

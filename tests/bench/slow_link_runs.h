@@ -30,6 +30,12 @@ struct Method {
   int cycle = 1;               // steps after which the costs repeat (local steps)
 };
 
+struct RunLength {
+  int steps = 0;
+  int period = 0;       // steps between validations; 0: none
+  bool anneal = false;  // the learning rate comes down to 0 along half a cosine
+};
+
 struct Validation {
   int step = 0;
   double loss = 0;
@@ -47,16 +53,16 @@ class SlowLinkRuns {
   // Writes models, data and the order of samples into a folder of its own.
   explicit SlowLinkRuns(const std::vector<Workload>& workloads);
 
-  // Validations of a run of so many steps over shared memory (peer: loopback).
-  std::vector<Validation> curve(const Workload& workload, const Method& method, int steps, int period);
+  // Validations of a run over shared memory (peer: loopback).
+  std::vector<Validation> curve(const Workload& workload, const Method& method, const RunLength& length);
 
   // Makes the two hosts, or changes the link's speed (as tc writes it: "100mbit").
   void shape(const std::string& rate);
   StepTimes step_times(const Workload& workload, const Method& method, int cycles);
 
  private:
-  std::filesystem::path write_experiment(const Workload& workload, const Method& method, int steps, int period);
-  void run_peer(const Workload& workload, const Method& method, int steps, int period, bool on_link);
+  std::filesystem::path write_experiment(const Workload& workload, const Method& method, const RunLength& length);
+  void run_peer(const Workload& workload, const Method& method, const RunLength& length, bool on_link);
 
   ScratchFolder scratch_;
   TwoHosts hosts_{scratch_.path() / "hosts"};

@@ -27,7 +27,8 @@ const std::string kIdx = "{format: idx, training: {features: a.gz, target: b.gz}
 
 TEST(ModelExperiment, EveryKeyArrives) {
   const TemporaryFile file(model_text(
-      "{kind: adamw, lr: 1e-2, betas: [0.5, 0], eps: 1e-6, weight_decay: 0, max_gradient_norm: 1.5}",
+      "{kind: adamw, lr: 1e-2, betas: [0.5, 0], eps: 1e-6, weight_decay: 0, max_gradient_norm: 1.5,"
+      " lr_schedule: {kind: cosine, warmup_steps: 3, total_steps: 50, final_factor: 0.1}}",
       "{format: idx, training: {features: a.gz, target: /abs/b.gz}, validation: {features: c, target: ../d}, scale: 2}",
       "cross_entropy"));
   const Experiment experiment = read_experiment(file.path());
@@ -40,6 +41,7 @@ TEST(ModelExperiment, EveryKeyArrives) {
   EXPECT_EQ(model.loss, Loss::kCrossEntropy);
   OptimizerSettings optimizer{.kind = OptimizerKind::kAdamW, .lr = 0.01, .beta1 = 0.5, .beta2 = 0, .eps = 1e-6};
   optimizer.max_gradient_norm = 1.5;
+  optimizer.lr_schedule = {.kind = LrScheduleKind::kCosine, .warmup_steps = 3, .total_steps = 50, .final_factor = 0.1};
   EXPECT_EQ(model.optimizer, optimizer);
   EXPECT_EQ(model.data.format, DataFormat::kIdx);
   EXPECT_EQ(model.data.training, (DataSource{folder / "a.gz", "/abs/b.gz", {}, {}, {}}));
@@ -97,6 +99,17 @@ TEST(ModelExperiment, EveryFormatOfData) {
   EXPECT_EQ(read(tokens).sequence_length, 128);
 }
 
+TEST(ModelExperiment, LearningRateSchedules) {
+  const auto schedule = [](const std::string& text) {
+    return read_text(model_text("{kind: sgd, lr: 1, lr_schedule: " + text + "}", kIdx)).model->optimizer.lr_schedule;
+  };
+  EXPECT_EQ(schedule("{kind: constant}"), LrScheduleSettings{});
+  EXPECT_EQ(schedule("{kind: step, step_size: 7}"),
+            (LrScheduleSettings{.kind = LrScheduleKind::kStep, .step_size = 7, .gamma = 0.1}));
+  EXPECT_EQ(schedule("{kind: cosine, total_steps: 9}"),
+            (LrScheduleSettings{.kind = LrScheduleKind::kCosine, .total_steps = 9}));
+}
+
 TEST(ModelExperiment, ItsValuesCanBeOverridden) {
   const TemporaryFile file(model_text("{kind: sgd, lr: 1}", kIdx));
   const std::vector<std::string> overrides{"optimizer.kind=adam", "optimizer.lr=0.25", "data.scale=3"};
@@ -114,15 +127,18 @@ TEST(ModelExperiment, JsonShowsWhatTheKindAndTheFormatHave) {
     return line;
   };
   const std::string idx = json(model_text("{kind: sgd, lr: 0.1}", kIdx));
-  EXPECT_THAT(idx, HasSubstr(R"("model":"nets/cnn.pt","loss":"mse","optimizer":{"kind":"sgd","lr":0.1,"momentum":0.0,)"
-                             R"("dampening":0.0,"nesterov":false,"weight_decay":0.0,"max_gradient_norm":0.0})"));
+  EXPECT_THAT(
+      idx,
+      HasSubstr(
+          R"("model":"nets/cnn.pt","loss":"mse","optimizer":{"kind":"sgd","lr":0.1,"momentum":0.0,)"
+          R"("dampening":0.0,"nesterov":false,"weight_decay":0.0,"max_gradient_norm":0.0,"lr_schedule":{"kind":"constant"}})"));
   EXPECT_THAT(idx, HasSubstr(R"("data":{"format":"idx","training":{"features":"a.gz","target":"b.gz"},)"
                              R"("validation":null,"scale":null})"));
   EXPECT_THAT(idx, Not(HasSubstr("entrypoint")));
   const std::string tokens = "{format: tokens, training: {file: t}, validation: {file: v}, sequence_length: 8}";
   const std::string adamw = json(model_text("{kind: adamw, lr: 0.1}", tokens, "cross_entropy"));
   EXPECT_THAT(adamw, HasSubstr(R"("optimizer":{"kind":"adamw","lr":0.1,"betas":[0.9,0.999],"eps":1e-08,)"
-                               R"("weight_decay":0.01,"max_gradient_norm":0.0})"));
+                               R"("weight_decay":0.01,"max_gradient_norm":0.0,"lr_schedule":{"kind":"constant"}})"));
   EXPECT_THAT(adamw, HasSubstr(R"("data":{"format":"tokens","training":{"file":"t"},"validation":{"file":"v"},)"
                                R"("token_type":"uint16","sequence_length":8})"));
   const std::string named = "{format: safetensors, training: {file: t}}";

@@ -37,6 +37,18 @@ Optimizer optimizer_of(const config::OptimizerSettings& settings) {
   throw Error("unknown kind of optimizer " + std::to_string(static_cast<int>(settings.kind)));
 }
 
+LrSchedule schedule_of(const config::LrScheduleSettings& settings) {
+  switch (settings.kind) {
+    case config::LrScheduleKind::kConstant:
+      return lr::constant();
+    case config::LrScheduleKind::kStep:
+      return lr::step(settings.step_size, settings.gamma);
+    case config::LrScheduleKind::kCosine:
+      return lr::warmup_cosine(settings.warmup_steps, settings.total_steps, settings.final_factor);
+  }
+  throw Error("unknown kind of learning rate schedule " + std::to_string(static_cast<int>(settings.kind)));
+}
+
 data::TokenType token_type(config::TokenType type) {
   switch (type) {
     case config::TokenType::kUint16:
@@ -76,6 +88,7 @@ ModelTrial::ModelTrial(TrialContext& context)
       objective_(job_.loss, job_.data.format == config::DataFormat::kTokens) {
   context.wrap_model(model_.tree());
   context.wrap_optimizer(optimizer_of(job_.optimizer));
+  context.wrap_lr_scheduler(schedule_of(job_.optimizer.lr_schedule));
   if (job_.optimizer.max_gradient_norm > 0) context.clip_gradient_norm(job_.optimizer.max_gradient_norm);
 }
 

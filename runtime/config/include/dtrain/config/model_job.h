@@ -14,6 +14,19 @@ namespace dtrain::config {
 enum class Loss { kCrossEntropy, kMse };
 enum class OptimizerKind { kSgd, kAdam, kAdamW };
 
+enum class LrScheduleKind { kConstant, kStep, kCosine };
+
+// What the learning rate is multiplied by, over optimizer steps; what a kind does not have is at its default here.
+struct LrScheduleSettings {
+  LrScheduleKind kind = LrScheduleKind::kConstant;
+  std::int64_t step_size = 0;     // step: at least 1
+  double gamma = 0.1;             // step
+  std::int64_t warmup_steps = 0;  // cosine: from 0 up to lr
+  std::int64_t total_steps = 0;   // cosine: more than warmup_steps
+  double final_factor = 0;        // cosine: at total_steps and after
+  bool operator==(const LrScheduleSettings&) const = default;
+};
+
 // Names and defaults are those of torch.optim; what a kind does not have is at its default here.
 struct OptimizerSettings {
   OptimizerKind kind = OptimizerKind::kSgd;
@@ -26,6 +39,7 @@ struct OptimizerSettings {
   double eps = 1e-8;
   double weight_decay = 0;       // adamw: 0.01 where the key is missing
   double max_gradient_norm = 0;  // L2 norm over all parameters; 0: no clipping
+  LrScheduleSettings lr_schedule;
   bool operator==(const OptimizerSettings&) const = default;
 };
 
