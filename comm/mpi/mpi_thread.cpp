@@ -16,7 +16,7 @@ using std::chrono::microseconds;
 constexpr Nanoseconds kKeenly = microseconds(20);          // without a pause after something moved
 constexpr Nanoseconds kKeenlyHurried = microseconds(200);  // the same while somebody blocks
 constexpr Nanoseconds kShortest = microseconds(50);
-constexpr Nanoseconds kLongest = microseconds(500);
+constexpr Nanoseconds kLongest = microseconds(2000);
 constexpr Nanoseconds kLongestHurried = microseconds(100);
 
 }  // namespace
@@ -78,8 +78,9 @@ void MpiThread::remove(int id) {
 Nanoseconds MpiThread::pause_after(Nanoseconds idle) const {
   const bool hurried = hurried_.load(std::memory_order_relaxed) > 0;
   if (idle < (hurried ? kKeenlyHurried : kKeenly)) return Nanoseconds{0};
-  // An eighth of the wait so far: what comes then comes an eighth later at most.
-  return std::clamp(idle / 8, kShortest, hurried ? kLongestHurried : kLongest);
+  // A quarter of the wait so far: what comes then comes a quarter later at most. Every look takes the core from a
+  // thread that computes.
+  return std::clamp(idle / 4, kShortest, hurried ? kLongestHurried : kLongest);
 }
 
 void MpiThread::run() {
