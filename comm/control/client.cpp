@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <utility>
 
 #include <asio/post.hpp>
 
@@ -41,6 +42,7 @@ ControlClient::ControlClient(const ControlOptions& options, const ControlEndpoin
       server_(resolve(io_, server)),
       heartbeat_(io_),
       retry_timer_(io_),
+      clock_timer_(io_),
       states_(static_cast<std::size_t>(options.world.size), PeerState::kConnecting) {
   asio::post(io_, [this] { try_connect(); });
   start_thread();
@@ -62,6 +64,7 @@ ControlClient::~ControlClient() {
   if (!has_thread()) return;
   asio::post(io_, [this] {
     heartbeat_.cancel();
+    clock_timer_.cancel();
     if (connection_) connection_->close_when_sent("this rank ends");
   });
   Lock lock(mutex_);
@@ -141,6 +144,7 @@ void ControlClient::welcome(const Json& message) {
 }
 
 void ControlClient::handle(const Json& message) {
+  const auto now = SteadyClock::now();
   const std::string type = text_member(message, "t");
   Lock lock(mutex_);
   if (stage_ == Stage::kRefused) return;
@@ -151,7 +155,7 @@ void ControlClient::handle(const Json& message) {
     if (type == "refused") return refuse("refused: " + text_member(message, "why"));
     throw DataError("'" + type + "' before the welcome");
   }
-  last_beat_ = SteadyClock::now();
+  last_beat_ = now;
   if (type == "beat") {
     const Json& states = member(message, "states");
     if (!states.is_array() || states.size() != states_.size()) throw DataError("states of another world");
@@ -172,6 +176,9 @@ void ControlClient::handle(const Json& message) {
       found->second.values[from++] = decode_value(value);
       ++found->second.received;
     }
+  } else if (type == "pong") {
+    lock.unlock();
+    return clock_answered(message, now);
   } else if (type == "missing") {
     missing_[text_member(message, "n")] = text_member(message, "text");
   } else if (type == "finished") {
@@ -206,6 +213,7 @@ void ControlClient::closed(const std::string& reason, bool malformed) {
   lock.unlock();
   changed_.notify_all();
   heartbeat_.cancel();
+  clock_timer_.cancel();
   publish({0, -1, server + " is gone: " + reason, departure});
   lock.lock();
   closed_ = true;
@@ -220,6 +228,42 @@ void ControlClient::beat() {
   heartbeat_.async_wait([this](asio::error_code cancelled) {
     if (!cancelled) beat();
   });
+}
+
+void ControlClient::compare_clocks() {
+  if (!connection_ || clock_probe_.running()) return;
+  clock_probe_.start();
+  connection_->send(encode_frame(clock_probe_.question(SteadyClock::now().time_since_epoch())));
+}
+
+void ControlClient::clock_answered(const Json& message, SteadyClock::time_point now) {
+  const auto [ask, result] = clock_probe_.answer(message, now.time_since_epoch());
+  if (ask && connection_) {
+    connection_->send(encode_frame(clock_probe_.question(SteadyClock::now().time_since_epoch())));
+  }
+  if (!result) return;
+  {
+    const Lock lock(mutex_);
+    clock_ = result;
+    has_clock_ = true;
+    ++clocks_compared_;
+  }
+  changed_.notify_all();
+  clock_timer_.expires_after(options_.clock_period);
+  clock_timer_.async_wait([this](asio::error_code cancelled) {
+    if (!cancelled) compare_clocks();
+  });
+}
+
+std::optional<ClockOffset> ControlClient::measure_clock(std::chrono::milliseconds deadline) {
+  Lock lock(mutex_);
+  const std::uint64_t before = clocks_compared_;
+  asio::post(io_, [this] { compare_clocks(); });
+  changed_.wait_until(lock, SteadyClock::now() + deadline,
+                      [&] { return clocks_compared_ > before || failure_ || closed_; });
+  if (clocks_compared_ == before) return std::nullopt;
+  has_clock_ = false;
+  return std::exchange(clock_, std::nullopt);
 }
 
 void ControlClient::send(std::string frame) {

@@ -11,6 +11,7 @@
 #include <asio/steady_timer.hpp>
 
 #include "control/auth.h"
+#include "control/clock_probe.h"
 #include "control/connection.h"
 #include "control/plane_base.h"
 
@@ -25,6 +26,7 @@ class ControlClient final : public PlaneBase {
   std::optional<std::string> get_within(const std::string& key, std::chrono::milliseconds deadline) override;
   std::vector<std::string> gather(const std::string& name, const std::string& value) override;
   void fail(const RankFailure& failure) override;
+  std::optional<ClockOffset> measure_clock(std::chrono::milliseconds deadline) override;
   PeerState peer_state(int rank) const override;
   void finish() override;
 
@@ -44,6 +46,8 @@ class ControlClient final : public PlaneBase {
   void welcome(const Json& message);
   void closed(const std::string& reason, bool malformed);
   void beat();
+  void compare_clocks();
+  void clock_answered(const Json& message, SteadyClock::time_point now);
 
   void send(std::string frame);  // any thread
   std::string ask_missing(Lock& lock, const std::string& name);
@@ -52,9 +56,11 @@ class ControlClient final : public PlaneBase {
   asio::ip::tcp::endpoint server_;
   asio::steady_timer heartbeat_;
   asio::steady_timer retry_timer_;
+  asio::steady_timer clock_timer_;
   std::chrono::milliseconds retry_after_{5};
   Handshake handshake_;
   std::shared_ptr<Connection> connection_;  // control thread only
+  ClockProbe clock_probe_;                  // control thread only
 
   // Guarded by mutex_.
   Stage stage_ = Stage::kConnecting;
@@ -63,6 +69,7 @@ class ControlClient final : public PlaneBase {
   std::string server_host_;
   SteadyClock::time_point last_beat_;
   std::vector<PeerState> states_;
+  std::uint64_t clocks_compared_ = 0;
   std::int64_t next_get_ = 0;
   std::map<std::int64_t, std::optional<std::string>> gets_;
   std::map<std::string, Gather> gathers_;

@@ -2,6 +2,7 @@
 
 #include <csignal>
 #include <exception>
+#include <utility>
 
 #include "dtrain/base/error.h"
 #include "dtrain/base/units.h"
@@ -83,6 +84,13 @@ void PlaneBase::on_failure(std::function<void(const RankFailure&)> callback) {
   const RankFailure known = *failure_;
   lock.unlock();
   callback(known);
+}
+
+std::optional<ClockOffset> PlaneBase::take_clock() {
+  if (!has_clock_.load(std::memory_order_relaxed)) return std::nullopt;
+  const Lock lock(mutex_);
+  has_clock_ = false;
+  return std::exchange(clock_, std::nullopt);
 }
 
 bool PlaneBase::publish(const RankFailure& failure, const std::function<void()>& tell) {

@@ -38,6 +38,7 @@ class PlaneBase : public ControlPlane {
   void set_step(std::int64_t step) override { step_.store(step, std::memory_order_relaxed); }
   std::string get(const std::string& key) override;
   void barrier(const std::string& name) override { gather(name, {}); }
+  std::optional<ClockOffset> take_clock() override;
 
  protected:
   using Lock = std::unique_lock<std::mutex>;
@@ -64,6 +65,8 @@ class PlaneBase : public ControlPlane {
   bool closed_ = false;  // nothing more comes: who still waits would wait in vain
   std::vector<std::function<void(const RankFailure&)>> callbacks_;
   std::atomic<std::int64_t> step_{-1};
+  std::optional<ClockOffset> clock_;    // guarded by mutex_: the last one that nobody has taken yet …
+  std::atomic<bool> has_clock_{false};  // … and whether there is one
   asio::io_context io_;
 
  private:

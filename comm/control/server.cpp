@@ -8,6 +8,7 @@
 #include <asio/dispatch.hpp>
 #include <asio/post.hpp>
 
+#include "control/clock_probe.h"
 #include "control/server_session.h"
 #include "dtrain/base/error.h"
 #include "dtrain/base/units.h"
@@ -271,6 +272,10 @@ void ControlServer::say_finished(int rank) {
   send_to_all(encode_frame({{"t", "finished"}}));
 }
 
+std::optional<ClockOffset> ControlServer::measure_clock(std::chrono::milliseconds) {
+  return ClockOffset{.time = SteadyClock::now().time_since_epoch()};
+}
+
 void ControlServer::finish() {
   say_finished(0);
   Lock lock(mutex_);
@@ -310,10 +315,11 @@ void ControlServer::welcome(int rank, std::int64_t pid, const std::string& host,
 }
 
 void ControlServer::handle(int rank, const Json& message) {
+  const auto now = SteadyClock::now();
   const std::string type = text_member(message, "t");
   Lock lock(mutex_);
   Peer& peer = peers_[static_cast<std::size_t>(rank)];
-  peer.last_beat = SteadyClock::now();
+  peer.last_beat = now;
   if (type == "beat") {
     peer.step = integer_member(message, "step");
   } else if (type == "noted") {
@@ -328,6 +334,9 @@ void ControlServer::handle(int rank, const Json& message) {
     const std::string value = found->second;
     lock.unlock();
     send_to(rank, encode_frame({{"t", "value"}, {"id", id}, {"v", encode_value(value)}}));
+  } else if (type == "ping") {
+    lock.unlock();
+    send_to(rank, encode_frame(clock_answer(message, now.time_since_epoch())));
   } else if (type == "who") {
     const std::string name = text_member(message, "n");
     const std::string text = describe_missing(name);

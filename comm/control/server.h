@@ -29,6 +29,7 @@ class ControlServer final : public PlaneBase {
   std::optional<std::string> get_within(const std::string& key, std::chrono::milliseconds deadline) override;
   std::vector<std::string> gather(const std::string& name, const std::string& value) override;
   void fail(const RankFailure& failure) override;
+  std::optional<ClockOffset> measure_clock(std::chrono::milliseconds deadline) override;
   PeerState peer_state(int rank) const override;
   void finish() override;
 

@@ -37,6 +37,11 @@ class ControlSubgroup final : public ControlPlane {
     parent_.on_failure(std::move(callback));
   }
   void set_step(std::int64_t step) override { parent_.set_step(step); }
+  // With the clock of the run's rank 0.
+  std::optional<ClockOffset> measure_clock(std::chrono::milliseconds deadline) override {
+    return parent_.measure_clock(deadline);
+  }
+  std::optional<ClockOffset> take_clock() override { return parent_.take_clock(); }
   PeerState peer_state(int rank) const override;
   // The members wait for each other; the connection is the parent's, and stays.
   void finish() override { barrier("finish"); }

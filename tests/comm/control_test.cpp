@@ -17,6 +17,8 @@
 namespace dtrain::comm {
 namespace {
 
+using SteadyClock = std::chrono::steady_clock;
+
 using test::TestWorld;
 using testing::AllOf;
 using testing::ElementsAre;
@@ -104,6 +106,50 @@ TEST(Control, LargeValuesTravelAndTooLargeOnesAreRefused) {
   });
 }
 
+TEST(Control, ClocksOfOneHostAgreeWithinTheError) {
+  test::run_control_ranks(TestWorld(3), [](ControlPlane& control) {
+    const auto before = SteadyClock::now().time_since_epoch();
+    const auto compared = control.measure_clock(std::chrono::seconds(20));
+    ASSERT_TRUE(compared);
+    EXPECT_GE(compared->time, before);
+    EXPECT_LE(compared->time, SteadyClock::now().time_since_epoch());
+    EXPECT_LE(std::chrono::abs(compared->offset), compared->error) << "they are one clock";
+    EXPECT_EQ(compared->error.count() == 0, control.world().rank == 0);
+    EXPECT_EQ(compared->round_trips, control.world().rank == 0 ? 0 : 16);
+    EXPECT_FALSE(control.take_clock()) << "this one was taken";
+    control.barrier("measured");
+  });
+}
+
+TEST(Control, ClocksAreComparedAgainByThemselves) {
+  TestWorld world(2);
+  ControlEndpoint endpoint;
+  const auto server = ControlPlane::serve(world.control_options(0), {}, &endpoint);
+  auto options = world.control_options(1);
+  options.clock_period = std::chrono::milliseconds(5);
+  const auto client = ControlPlane::connect(options, endpoint);
+  std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  EXPECT_FALSE(client->take_clock()) << "nobody asked for it";
+  const auto first = client->measure_clock(std::chrono::seconds(20));
+  ASSERT_TRUE(first);
+  auto latest = first->time;
+  for (int more = 0; more < 3; ++more) {
+    std::optional<ClockOffset> next;
+    const auto deadline = SteadyClock::now() + std::chrono::seconds(20);
+    while (!next && SteadyClock::now() < deadline) next = client->take_clock();
+    ASSERT_TRUE(next);
+    EXPECT_GT(next->time, latest);
+    EXPECT_LE(std::chrono::abs(next->offset), next->error);
+    latest = next->time;
+  }
+}
+
+TEST(Control, AMeasurementEndsWithItsDeadlineAndWithTheConnection) {
+  Planes planes(TestWorld(2));
+  planes.all[0].reset();  // rank 0 is gone
+  EXPECT_FALSE(planes[1].measure_clock(std::chrono::seconds(20)));
+}
+
 TEST(Control, AWorldOfOneNeedsNoConnection) {
   const TestWorld world(1);
   ControlEndpoint bound;
@@ -114,6 +160,7 @@ TEST(Control, AWorldOfOneNeedsNoConnection) {
   EXPECT_THAT(control->gather("g", "v"), ElementsAre("v"));
   control->barrier("b");
   EXPECT_EQ(control->peer_state(0), PeerState::kAlive);
+  EXPECT_EQ(control->measure_clock(std::chrono::seconds(20)).value().offset.count(), 0);
   control->fail({0, 3, "cause"});
   EXPECT_EQ(wait_for_failure(*control).cause, "cause");
 }

@@ -76,6 +76,7 @@ searcher: {metric: loss, max_length: {records: 100}}
 hello = b'{"t":"hello","protocol":1,"session":"fuzz","generation":0,"rank":1,"size":2,"pid":1,"nonce":"00","proof":"@proof"}'
 peer = [b'{"t":"beat","step":3}', b'{"t":"get","k":"k","id":0}', b'{"t":"set","k":"a","v":{"hex":"ff00"}}',
         b'{"t":"get","k":"later","id":1}', b'{"t":"gather","n":"g","v":"x"}', b'{"t":"who","n":"g"}', b'{"t":"noted"}',
+        b'{"t":"ping","id":1}',
         b'{"t":"set","k":"later","v":"x"}']
 write("control_server", "stranger", b"\0" + struct.pack(">I", len(hello)) + hello)
 write("control_server", "hello", b"\2" + b"\n".join([hello, *peer]))
@@ -89,7 +90,7 @@ write("control_client", "impostor", b"\2" + challenge + b'\n{"t":"welcome","pid"
 write("control_client", "refused", b"\2" + challenge + b'\n{"t":"refused","why":"wrong secret"}')
 write("control_client", "raw", b"\0" + struct.pack(">I", len(challenge)) + challenge)
 write("control_client", "gathered", b'\3{"t":"beat","states":[1,1]}\n{"t":"gathered","n":"g","from":0,"v":["a",{"hex":"ff"}]}\n'
-                                    b'{"t":"value","id":0,"v":"x"}')
+                                    b'{"t":"value","id":0,"v":"x"}\n{"t":"pong","id":1,"time":5}')
 write("control_client", "failed", b'\3{"t":"failed","rank":0,"step":5,"cause":"stopped"}')
 write("control_client", "missing", b'\3{"t":"missing","n":"g","text":"rank 0"}\n{"t":"finished"}')
 

@@ -34,6 +34,8 @@ struct ControlOptions {
   // Without a word from the other's host for so long, not even the acknowledgement of what was sent, the connection is
   // lost. A process that is stopped is not meant: its host goes on to acknowledge.
   std::chrono::milliseconds host_silence{5'000};
+  std::chrono::milliseconds clock_period{
+      60'000};                     // how often clocks are compared again, once measure_clock() was called
   std::string host_name;           // of this process, for the texts of failures; empty: not worth telling
   std::string session = "dtrain";  // both sides must name the same run
   Logger log;
@@ -49,6 +51,13 @@ struct RankFailure {
   std::int64_t step = -1;  // the batch it was in, -1 if not in one
   std::string cause;
   Departure departure = Departure::kTold;
+};
+
+// How this rank's monotonic clock relates to rank 0's: a time t here is t + offset there, to within error.
+struct ClockOffset {
+  std::chrono::nanoseconds time{0};  // when that was found, on this rank's clock
+  std::chrono::nanoseconds offset{0}, error{0};
+  int round_trips = 0;  // that it comes from; the shortest counts
 };
 
 enum class PeerState { kConnecting, kAlive, kLate, kGone, kFinished };
@@ -94,6 +103,11 @@ class ControlPlane {
   virtual void on_failure(std::function<void(const RankFailure&)> callback) = 0;
   // The position heartbeats carry to rank 0, shown in errors.
   virtual void set_step(std::int64_t step) = 0;
+  // Compares this rank's clock with rank 0's, now; nothing where rank 0 does not answer in time. From the first call on
+  // the control thread does so again every clock_period. Rank 0's own offset is 0.
+  virtual std::optional<ClockOffset> measure_clock(std::chrono::milliseconds deadline) = 0;
+  // What it found since the last call, once. Cheap enough for every step.
+  virtual std::optional<ClockOffset> take_clock() = 0;
   virtual PeerState peer_state(int rank) const = 0;  // on a rank other than 0: as last told by rank 0
 
   // Says goodbye: a connection lost after that is no failure. Blocks until every rank has said so, or the deadline.

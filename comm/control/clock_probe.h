@@ -1,0 +1,42 @@
+// Compares the monotonic clocks of two hosts by messages there and back: rank 0's time was read some time between our
+// question and its answer, so the middle of the two is wrong by half of the round trip at most. The shortest of a few
+// round trips counts: with it the bound is the tightest (Cristian: "Probabilistic clock synchronization", Distributed
+// Computing 3, 1989). Control thread only.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <optional>
+
+#include "dtrain/base/json.h"
+#include "dtrain/comm/control.h"
+
+namespace dtrain::comm {
+
+class ClockProbe {
+ public:
+  using Time = std::chrono::nanoseconds;  // of a monotonic clock
+  static constexpr int kRoundTrips = 16;
+
+  void start();
+  bool running() const { return left_ > 0; }
+  // The next question, about to be sent.
+  Json question(Time now);
+  // Rank 0's answer, which came at `now`. DataError when it is none; one to another question says nothing.
+  struct Next {
+    bool ask = false;                   // the next question
+    std::optional<ClockOffset> result;  // after the last
+  };
+  Next answer(const Json& message, Time now);
+
+ private:
+  std::int64_t id_ = 0;
+  int left_ = 0;
+  Time asked_{0};
+  std::optional<ClockOffset> best_;
+};
+
+// What rank 0 says to a question.
+Json clock_answer(const Json& question, ClockProbe::Time now);
+
+}  // namespace dtrain::comm
