@@ -1,13 +1,14 @@
 // Time to a fixed loss over a slow link: ours with each compression and with local steps, against
 // DistributedDataParallel over gloo as it comes, with its fp16 hook and with its PowerSGD hook.
 //
-//   bench_slow_link [--json] [--workload transformer|fashion] [--rate 100mbit]      (both of each unless said)
+//   bench_slow_link [--json] [--workload transformer|fashion] [--rate 100mbit] [--final]   (both of each unless said)
 //
 // Two ranks on two hosts (network namespaces with own host name, processes and mounts) joined by a shaped link: needs
 // root. Same models, initial weights, batches and optimizer. The steps to the loss come from a run without a link
 // (it does not change what is computed), the time of a step from steps on the shaped link; compression's uncompressed
 // first steps are counted as what they cost. Final accuracies are those of runs whose learning rate came down to 0
-// along half a cosine: Fashion-MNIST's epoch, and for the transformer longer runs. Progress goes to standard error.
+// along half a cosine: Fashion-MNIST's epoch, and for the transformer, with --final, longer runs (some minutes more).
+// Progress goes to standard error.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -32,7 +33,9 @@ using bench::Workload;
 // gradients, a hundredth each step is too few for one epoch.
 const std::vector<Workload> kWorkloads{{"transformer", 2, 800, 50, 50, 2.1, 0.01, 4000},
                                        {"fashion", 64, 468, 78, 39, 0.42, 0.1, 0}};
-const std::vector<std::string> kGoOn{"fp32", "powersgd", "local_int8"};          // up to final_steps
+// These go on up to so many times final_steps. Local steps take more of them, each of which costs far less.
+const std::vector<std::pair<std::string, int>> kGoOn{
+    {"fp32", 1}, {"powersgd", 1}, {"local_int8", 1}, {"local_int8", 2}};
 const std::map<std::string, double> kRates{{"100mbit", 100e6}, {"1gbit", 1e9}};  // bits a second
 std::vector<Method> methods_for(const Workload& workload) {
   const int h = workload.inner_steps;
@@ -47,7 +50,7 @@ std::vector<Method> methods_for(const Workload& workload) {
           {"bf16", true, "gradient_compression: bf16", 3},
           {"int8", true, "gradient_compression: int8", 3},
           {"ddp_powersgd", false, "powersgd", 10},
-          {"powersgd", true, "gradient_compression: {kind: powersgd, rank: 4, warmup_steps: 10}", 10},
+          {"powersgd", true, "gradient_compression: {kind: powersgd, rank: 8, warmup_steps: 10}", 10},
           {"topk", true, topk, 3},
           {"local", true, local + "}", 0, h},
           {"local_int8", true, local + ", compression: int8}", 2, h}};
@@ -72,21 +75,26 @@ double seconds_to_loss(const Method& method, const Row& row, const Row& uncompre
   return (whole * uncompressed.times.at(rate).step_ms + (row.steps - whole) * row.times.at(rate).step_ms) / 1e3;
 }
 
-// Where longer runs end.
-Json go_on(bench::SlowLinkRuns& runs, const Workload& workload, const std::vector<Method>& methods) {
+// Where longer runs end, and how long they would take over the slowest of the links.
+Json go_on(bench::SlowLinkRuns& runs, const Workload& workload, const std::vector<Method>& methods,
+           const std::map<std::string, Row>& rows, const std::string& rate) {
   Json table = Json::array();
-  for (const Method& method : methods) {
-    if (std::find(kGoOn.begin(), kGoOn.end(), method.name) == kGoOn.end()) continue;
-    std::cerr << workload.name << ": " << method.name << ", " << workload.final_steps << " steps" << std::endl;
-    const Validation end =
-        runs.curve(workload, method, {workload.final_steps, workload.final_steps, /*anneal=*/true}).back();
-    table.push_back(
-        {{"method", method.name}, {"steps", end.step}, {"final_loss", end.loss}, {"final_accuracy", end.accuracy}});
+  for (const auto& [name, times] : kGoOn) {
+    const auto method = std::find_if(methods.begin(), methods.end(), [&](const Method& m) { return m.name == name; });
+    const int steps = times * workload.final_steps;
+    std::cerr << workload.name << ": " << name << ", " << steps << " steps" << std::endl;
+    const Validation end = runs.curve(workload, *method, {steps, steps, /*anneal=*/true}).back();
+    table.push_back({{"method", name},
+                     {"steps", end.step},
+                     {"seconds", end.step * rows.at(name).times.at(rate).step_ms / 1e3},
+                     {"rate", rate},
+                     {"final_loss", end.loss},
+                     {"final_accuracy", end.accuracy}});
   }
   return table;
 }
 
-Json measure(bench::SlowLinkRuns& runs, const Workload& workload, const std::vector<std::string>& rates) {
+Json measure(bench::SlowLinkRuns& runs, const Workload& workload, const std::vector<std::string>& rates, bool final) {
   const auto methods = methods_for(workload);
   std::map<std::string, Row> rows;
   for (const Method& method : methods) {
@@ -127,7 +135,7 @@ Json measure(bench::SlowLinkRuns& runs, const Workload& workload, const std::vec
                      {"ddp_powersgd_over_powersgd", seconds["ddp_powersgd"] / seconds["powersgd"]}});
   }
   Json result{{"workload", workload.name}, {"target_loss", workload.target}, {"links", links}};
-  if (workload.final_steps > 0) result["long_runs"] = go_on(runs, workload, methods);
+  if (final && workload.final_steps > 0) result["long_runs"] = go_on(runs, workload, methods, rows, rates.front());
   return result;
 }
 
@@ -147,16 +155,17 @@ void print(const Json& result) {
     }
   }
   for (const Json& row : result.value("long_runs", Json::array())) {
-    std::printf("%s after %d steps: %-14s loss %.3f, accuracy %.4f\n", result["workload"].get<std::string>().c_str(),
-                row["steps"].get<int>(), row["method"].get<std::string>().c_str(), row["final_loss"].get<double>(),
-                row["final_accuracy"].get<double>());
+    std::printf("%s after %d steps, %.0f s at %s: %-14s loss %.3f, accuracy %.4f\n",
+                result["workload"].get<std::string>().c_str(), row["steps"].get<int>(), row["seconds"].get<double>(),
+                row["rate"].get<std::string>().c_str(), row["method"].get<std::string>().c_str(),
+                row["final_loss"].get<double>(), row["final_accuracy"].get<double>());
   }
 }
 
 }  // namespace
 
 int main(int argc, char** argv) try {
-  bool json = false;
+  bool json = false, final = false;
   std::vector<Workload> workloads;
   std::vector<std::string> rates;
   for (int i = 1; i < argc; ++i) {
@@ -165,6 +174,8 @@ int main(int argc, char** argv) try {
     const auto workload = std::find_if(kWorkloads.begin(), kWorkloads.end(), named);
     if (word == "--json") {
       json = true;
+    } else if (word == "--final") {
+      final = true;
     } else if (word == "--workload" && workload != kWorkloads.end()) {
       workloads.push_back(*workload);
       ++i;
@@ -172,7 +183,8 @@ int main(int argc, char** argv) try {
       rates.push_back(value);
       ++i;
     } else {
-      std::cerr << "usage: bench_slow_link [--json] [--workload transformer|fashion] [--rate 100mbit|1gbit]\n";
+      std::cerr
+          << "usage: bench_slow_link [--json] [--workload transformer|fashion] [--rate 100mbit|1gbit] [--final]\n";
       return 2;
     }
   }
@@ -184,7 +196,7 @@ int main(int argc, char** argv) try {
   }
   bench::SlowLinkRuns runs(workloads);
   Json results = Json::array();
-  for (const Workload& workload : workloads) results.push_back(measure(runs, workload, rates));
+  for (const Workload& workload : workloads) results.push_back(measure(runs, workload, rates, final));
   if (json) {
     std::cout << to_line(results) << "\n";
   } else {

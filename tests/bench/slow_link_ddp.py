@@ -80,7 +80,7 @@ model = DistributedDataParallel(slow_link_models.make(name), gradient_as_bucket_
 if hook == "fp16":
     model.register_comm_hook(None, default_hooks.fp16_compress_hook)
 elif hook == "powersgd":
-    state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=4, start_powerSGD_iter=10)
+    state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=8, start_powerSGD_iter=10)
     model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 factor = (lambda step: (1 + math.cos(math.pi * step / steps)) / 2) if schedule == "cosine" else (lambda step: 1)

@@ -48,7 +48,7 @@ SlowLinkRuns::SlowLinkRuns(const std::vector<Workload>& workloads) {
             : kFashionSamples;
     const data::Sampler sampler(samples, {.batch_size = workload.batch * kRanks});
     std::ofstream file(scratch_.path() / (workload.name + ".order"), std::ios::binary);
-    for (std::int64_t epoch = 0, batches = 0; batches < std::max(workload.steps, workload.final_steps);
+    for (std::int64_t epoch = 0, batches = 0; batches < workload.steps;
          ++epoch, batches += sampler.batches_per_epoch()) {
       const auto order = sampler.order(epoch);
       file.write(reinterpret_cast<const char*>(order.data()),
