@@ -2,8 +2,8 @@
 # `dtrain launch` over two hosts (network namespaces with an sshd each) and by Slurm, on one node and on those two hosts, as
 # built in BIN_FOLDER:
 #   scripts/test_cluster.sh BIN_FOLDER
-# Needs root, and what `scripts/setup.sh test` installs. About four minutes. Exit code: that of the first part that fails;
-# 77 where this machine cannot make hosts.
+# Needs root, and what `scripts/setup.sh test` installs. Thirteen minutes on two busy cores. Exit code: that of the first
+# part that fails; 77 where this machine cannot make hosts.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 bin=$(realpath "$1")

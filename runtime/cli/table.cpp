@@ -17,6 +17,8 @@ template <typename... Functions>
 struct Overloaded : Functions... {
   using Functions::operator()...;
 };
+template <typename... Functions>
+Overloaded(Functions...) -> Overloaded<Functions...>;
 
 void append_number(std::string& text, std::int64_t number) {
   char digits[24];

@@ -22,7 +22,7 @@ std::filesystem::path cluster_file(const Arena& arena, const TaskRequest& reques
     agents.push_back({{"id", agent.id}, {"host", "localhost"}, {"slots", agent.slots}, {"slot_type", "cpu"}});
   }
   const bool heterogeneous = request.slots.allow_heterogeneous_fits;
-  const auto file = arena.folder / (heterogeneous ? "any.yaml" : "even.yaml");
+  auto file = arena.folder / (heterogeneous ? "any.yaml" : "even.yaml");
   write_file_atomic(file, to_line({{"agents", agents}, {"scheduler", {{"allow_heterogeneous_fits", heterogeneous}}}}));
   return file;
 }
@@ -44,7 +44,7 @@ std::filesystem::path experiment_file(const Arena& arena, unsigned seed, const T
       {"searcher",
        {{"metric", "loss"}, {"max_length", {{"batches", std::uniform_int_distribution<int>(1, longest)(random)}}}}},
       {"communication", {{"timeout", 60}}}};
-  const auto file = arena.folder / (std::to_string(seed) + ".yaml");
+  auto file = arena.folder / (std::to_string(seed) + ".yaml");
   write_file_atomic(file, to_line(experiment));
   return file;
 }
