@@ -8,8 +8,11 @@
 namespace dtrain::comm {
 namespace {
 
-// How much longer the others wait for rank 0's word than it waits for theirs.
+// How much longer the others wait for rank 0's word than it waits for theirs. While it waits for one of them the
+// deadline of all may pass: it then asks for what the rest have said already, which takes a way to the store and back.
 constexpr std::chrono::milliseconds kGrace{2'000};
+constexpr std::chrono::milliseconds kAsking{250};
+constexpr std::chrono::milliseconds kAskingAll{1'000};
 constexpr char kFailed = '!';
 constexpr char kValues = '=';
 
@@ -50,13 +53,15 @@ ControlSubgroup::ControlSubgroup(ControlPlane& parent, const std::string& name, 
 }
 
 std::string ControlSubgroup::collect(const std::string& where, const std::string& own) {
-  const auto deadline = std::chrono::steady_clock::now() + timeout();
+  using std::chrono::steady_clock;
+  const auto deadline = steady_clock::now() + timeout();
   std::string all(1, kValues);
   append(all, own);
   std::string missing;
   for (int r = 1; r < world_.size; ++r) {
-    const auto left =
-        std::chrono::duration_cast<std::chrono::milliseconds>(deadline - std::chrono::steady_clock::now());
+    const auto now = steady_clock::now();
+    const auto until = std::max(deadline, std::min(now + kAsking, deadline + kAskingAll));
+    const auto left = std::chrono::ceil<std::chrono::milliseconds>(until - now);
     const auto value = parent_.get_within(where + std::to_string(r), std::max(left, std::chrono::milliseconds{1}));
     if (value) {
       append(all, *value);

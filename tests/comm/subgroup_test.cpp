@@ -4,12 +4,15 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <thread>
+
 #include "dtrain/base/error.h"
 #include "harness/run_ranks.h"
 
 namespace dtrain::comm {
 namespace {
 
+using std::chrono::milliseconds;
 using test::TestWorld;
 
 TestWorld world_of_hosts(std::vector<std::string> hosts) {
@@ -40,7 +43,7 @@ TEST(Subgroup, NumbersItsRanksAnewAndKeepsToItself) {
     }
     if (mine.rank == 0) group.set("key", even ? "of a" : "of b");
     EXPECT_EQ(group.get("key"), even ? "of a" : "of b");
-    EXPECT_FALSE(group.get_within("other", std::chrono::milliseconds(1)));
+    EXPECT_FALSE(group.get_within("other", milliseconds(1)));
     EXPECT_EQ(group.peer_state(mine.rank), control.peer_state(control.world().rank));
     group.barrier("end");
   });
@@ -48,18 +51,17 @@ TEST(Subgroup, NumbersItsRanksAnewAndKeepsToItself) {
 
 TEST(Subgroup, SaysWhoIsMissingAndPassesFailuresOn) {
   TestWorld world = world_of_hosts({"a", "b", "b"});
-  world.timeout = std::chrono::milliseconds(400);
+  world.timeout = milliseconds(400);
   std::vector<std::string> errors(3);
   EXPECT_THROW(test::run_control_ranks(world,
                                        [&](ControlPlane& control) {
                                          if (control.world().rank == 0) {
-                                           control.get_within("never", std::chrono::milliseconds(350));
+                                           control.get_within("never", milliseconds(350));
                                            return;
                                          }
                                          ControlSubgroup group(control, "b", {1, 2});
                                          if (control.world().rank == 2) {
-                                           while (!group.failure())
-                                             control.get_within("never", std::chrono::milliseconds(20));
+                                           while (!group.failure()) control.get_within("never", milliseconds(20));
                                            return;
                                          }
                                          try {
@@ -73,6 +75,46 @@ TEST(Subgroup, SaysWhoIsMissingAndPassesFailuresOn) {
                CommError);
   EXPECT_THAT(errors[1], testing::AllOf(testing::HasSubstr("gather 'both' among 2 ranks"),
                                         testing::HasSubstr("missing: rank 2 (")));
+}
+
+// The plane of rank 0 of three, as far as its gathers need one: rank 1 says who it is and nothing more, rank 2 has said
+// everything, and the store answers after 20 ms.
+class SlowPlane final : public ControlPlane {
+ public:
+  const World& world() const override { return world_; }
+  std::uint32_t generation() const override { return 0; }
+  milliseconds timeout() const override { return milliseconds(50); }
+  void set(const std::string&, const std::string&) override {}
+  std::string get(const std::string& key) override { return get_within(key, timeout()).value(); }
+  std::optional<std::string> get_within(const std::string& key, milliseconds deadline) override {
+    constexpr milliseconds kAnswer{20};
+    const bool comes = deadline >= kAnswer && (key.ends_with("/2") || key.find("/hosts/") != std::string::npos);
+    std::this_thread::sleep_for(comes ? kAnswer : deadline);
+    return comes ? std::optional<std::string>("a") : std::nullopt;
+  }
+  std::vector<std::string> gather(const std::string&, const std::string&) override { return {}; }
+  void barrier(const std::string&) override {}
+  void fail(const RankFailure&) override {}
+  std::optional<RankFailure> failure() const override { return {}; }
+  void on_failure(std::function<void(const RankFailure&)>) override {}
+  void set_step(std::int64_t) override {}
+  PeerState peer_state(int) const override { return PeerState::kAlive; }
+  void finish() override {}
+
+ private:
+  World world_{0, 3, 0, 3, "a"};
+};
+
+TEST(Subgroup, ARankThatHasComeIsNotMissingForAnotherThatHasNot) {
+  SlowPlane plane;
+  ControlSubgroup group(plane, "a", {0, 1, 2});
+  try {
+    group.gather("both", "");
+    FAIL() << "rank 1 has not come";
+  } catch (const CommError& error) {
+    EXPECT_THAT(error.what(),
+                testing::AllOf(testing::HasSubstr("missing: rank 1 ("), testing::Not(testing::HasSubstr("rank 2"))));
+  }
 }
 
 TEST(Subgroup, IsForItsMembers) {
