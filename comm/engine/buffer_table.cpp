@@ -43,8 +43,8 @@ std::byte* BufferTable::resolve(int rank, const Place& place, std::size_t bytes)
   if (place.buffer < 0) return nullptr;
   const auto found = by_id_.find(place.buffer);
   if (found == by_id_.end() || place.offset + bytes > found->second->bytes) {
-    throw CommError("rank " + std::to_string(rank) + " uses buffer " + std::to_string(place.buffer) + ", which rank " +
-                    std::to_string(rank_) + " has released");
+    throw CommError(names_.of(rank) + " uses buffer " + std::to_string(place.buffer) + ", which " + names_.of(rank_) +
+                    " has released");
   }
   return found->second->bases[static_cast<std::size_t>(rank)] + place.offset;
 }

@@ -9,13 +9,14 @@
 
 #include "dtrain/comm/communicator.h"
 #include "engine/memory.h"
+#include "engine/rank_names.h"
 #include "engine/segment.h"
 
 namespace dtrain::comm {
 
 class BufferTable : public std::enable_shared_from_this<BufferTable> {
  public:
-  explicit BufferTable(int rank) : rank_(rank) {}
+  BufferTable(int rank, RankNames names) : rank_(rank), names_(std::move(names)) {}
 
   // Takes the next number; all ranks add in the same order. `bytes`: what the caller asked for.
   std::unique_ptr<Buffer> add(std::shared_ptr<Region> region, std::size_t bytes);
@@ -29,6 +30,7 @@ class BufferTable : public std::enable_shared_from_this<BufferTable> {
   friend class RegionBuffer;
 
   const int rank_;
+  const RankNames names_;
   std::int32_t next_ = 0;
   std::map<std::int32_t, std::shared_ptr<Region>> by_id_;
   std::map<const std::byte*, std::int32_t> by_address_;  // this rank's parts, by their first byte

@@ -23,7 +23,7 @@ Engine::Engine(EngineSetup setup)
       world_size_(setup_.world_size),
       segment_(setup_.segment),
       own_(segment_->rank(rank_)),
-      buffers_(std::make_shared<BufferTable>(rank_)),
+      buffers_(std::make_shared<BufferTable>(rank_, setup_.names)),
       scratch_(world_size_),
       reached_(static_cast<std::size_t>(world_size_), 0) {
   setup_.options = with_log(std::move(setup_.options));
@@ -37,7 +37,7 @@ Engine::~Engine() {
   // wait for this rank and hear nothing give up by themselves (waiting.cpp).
   own_.closed.store(1);
   segment_->wake_others(rank_);
-  give_up("rank " + std::to_string(rank_) + " has closed its communicator");
+  give_up(rank_name(rank_) + " has closed its communicator");
 }
 
 bool Engine::has_entered(int rank, std::uint64_t sequence) const {
@@ -61,12 +61,12 @@ void Engine::check_same(const Operation& operation) {
   bool same = true;
   for (int r = 0; r < world_size_; ++r) same = same && same_operation(theirs(r), operation.descriptor());
   if (same) return;
-  std::string text = "the ranks entered different operations as their operation " + std::to_string(sequence) +
-                     ": rank 0 " + describe(theirs(0));
+  std::string text = "the ranks entered different operations as their operation " + std::to_string(sequence) + ": " +
+                     rank_name(0) + " " + describe(theirs(0));
   int shown = 0;
   for (int r = 1; r < world_size_ && shown < 4; ++r) {
     if (same_operation(theirs(r), theirs(0))) continue;
-    text += ", rank " + std::to_string(r) + " " + describe(theirs(r));
+    text += ", " + rank_name(r) + " " + describe(theirs(r));
     ++shown;
   }
   fail(operation, text);
@@ -99,9 +99,9 @@ void Engine::report_staging(const Transfer& transfer) {
   }
   staging_reported_ = true;
   setup_.options.log->info(
-      "rank {}: {} is staged, which takes two to four times as long: its memory is not the communicator's "
+      "{}: {} is staged, which takes two to four times as long: its memory is not the communicator's "
       "(Communicator::allocate); later ones are not reported",
-      rank_, describe(transfer.descriptor()));
+      rank_name(rank_), describe(transfer.descriptor()));
 }
 
 void Engine::run_step(Operation& operation) {

@@ -16,6 +16,7 @@
 #include "engine/buffer_table.h"
 #include "engine/memory.h"
 #include "engine/operation.h"
+#include "engine/rank_names.h"
 #include "engine/segment.h"
 
 namespace dtrain::comm {
@@ -29,6 +30,7 @@ struct EngineSetup {
   std::unique_ptr<Memory> memory;
   std::function<std::string(int rank)> peer_state;  // "stopped: no heartbeats"; empty text: not known
   CommunicatorOptions options;
+  RankNames names{};
 };
 
 class Engine final : public Communicator {
@@ -93,6 +95,7 @@ class Engine final : public Communicator {
   const char* lacking(const Operation& operation, int rank) const;  // what keeps others waiting for it; null: nothing
   void fail_if_closed(const Operation& operation, Nanoseconds elapsed);
   void give_up(const std::string& cause);
+  std::string rank_name(int r) const { return setup_.names.of(r); }
 
   EngineSetup setup_;
   const int rank_;

@@ -46,7 +46,7 @@ std::shared_ptr<Region> Engine::allocate_region(Kind kind, std::size_t bytes) {
                                    : setup_.memory->allocate_common(bytes, check);
   } catch (const std::exception& error) {
     fail(segment_->aborted() ? segment_->abort_cause()
-                             : "rank " + std::to_string(rank_) + " cannot allocate: " + dtrain::describe(error));
+                             : rank_name(rank_) + " cannot allocate: " + dtrain::describe(error));
   }
 }
 

@@ -76,7 +76,7 @@ void Engine::wait_until(const Done& done, const Operation& operation) {
     if (idle > kClosedGrace) fail_if_closed(operation, time - began);
     if (!warned && time - began > setup_.options.warn_after) {
       warned = true;
-      setup_.options.log->warn("rank {}: {}", rank_, describe_waiting(operation, time - began, "has waited for"));
+      setup_.options.log->warn("{}: {}", rank_name(rank_), describe_waiting(operation, time - began, "has waited for"));
     }
     if (idle < spin_ + kYielding) {
       sched_yield();
@@ -126,12 +126,11 @@ void Engine::fail(const std::string& cause) {
 }
 
 void Engine::fail(const Operation& operation, const std::string& cause) {
-  fail(cause + "; rank " + std::to_string(rank_) + " found out after " +
-       format_duration(now() - operation.timing_.enqueued));
+  fail(cause + "; " + rank_name(rank_) + " found out after " + format_duration(now() - operation.timing_.enqueued));
 }
 
 void Engine::time_out(const Operation& operation) {
-  fail("rank " + std::to_string(rank_) + ": " +
+  fail(rank_name(rank_) + ": " +
        describe_waiting(operation, std::chrono::duration_cast<Nanoseconds>(setup_.options.timeout), "timed out after"));
 }
 
@@ -139,7 +138,7 @@ void Engine::fail_if_closed(const Operation& operation, Nanoseconds elapsed) {
   for (int r = 0; r < world_size_ && !pending_.empty(); ++r) {
     if (segment_->rank(r).closed.load() == 0) continue;
     if (lacking(*pending_.front(), r)) {
-      fail("rank " + std::to_string(rank_) + ": " + describe_waiting(operation, elapsed, "has waited in vain for"));
+      fail(rank_name(rank_) + ": " + describe_waiting(operation, elapsed, "has waited in vain for"));
     }
   }
 }
@@ -179,7 +178,7 @@ std::vector<MissingRank> Engine::missing_of(const Operation& operation) const {
 std::string Engine::describe_missing(const Operation& operation) const {
   std::string text;
   for (const MissingRank& one : missing_of(operation)) {
-    text += (text.empty() ? "rank " : "; rank ") + std::to_string(one.rank) + " " + one.lacks;
+    text += (text.empty() ? "" : "; ") + rank_name(one.rank) + " " + one.lacks;
   }
   return text.empty() ? "no rank any more" : text;
 }

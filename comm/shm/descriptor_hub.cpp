@@ -20,8 +20,9 @@ int parse_rank(const std::string& text, int world_size) {
 
 }  // namespace
 
-DescriptorHub::DescriptorHub(ControlPlane& control, const Check& check)
-    : rank_(control.world().rank),
+DescriptorHub::DescriptorHub(ControlPlane& control, const Check& check, RankNames names)
+    : names_(std::move(names)),
+      rank_(control.world().rank),
       world_size_(control.world().size),
       sockets_(rank_ == 0 ? static_cast<std::size_t>(world_size_) : 1) {
   std::optional<UnixListener> listener;
@@ -60,7 +61,7 @@ UnixMessage DescriptorHub::receive_from(int rank, const Check& check) {
     if (auto message = socket.receive(kTick, &timed_out)) return std::move(*message);
     check();
     // The control plane says why in a moment, better than this socket can.
-    if (!timed_out) throw CommError("rank " + std::to_string(rank) + " closed its socket while memory was exchanged");
+    if (!timed_out) throw CommError(names_.of(rank) + " closed its socket while memory was exchanged");
   }
 }
 
@@ -77,7 +78,7 @@ std::vector<UniqueFd> DescriptorHub::exchange(int fd, const Check& check) {
   all[0] = duplicate(fd);
   for (int r = 1; r < world_size_; ++r) {
     UnixMessage message = receive_from(r, check);
-    if (message.fds.size() != 1) throw CommError("rank " + std::to_string(r) + " sent no descriptor of its memory");
+    if (message.fds.size() != 1) throw CommError(names_.of(r) + " sent no descriptor of its memory");
     all[static_cast<std::size_t>(r)] = std::move(message.fds[0]);
   }
   std::vector<int> numbers;
@@ -97,7 +98,7 @@ UniqueFd DescriptorHub::spread(int fd, const Check& check) {
     return duplicate(fd);
   }
   UnixMessage message = receive_from(0, check);
-  if (message.fds.size() != 1) throw CommError("rank 0 sent no descriptor of its memory");
+  if (message.fds.size() != 1) throw CommError(names_.of(0) + " sent no descriptor of its memory");
   return std::move(message.fds[0]);
 }
 

@@ -9,6 +9,7 @@
 #include "dtrain/base/fd.h"
 #include "dtrain/base/unix_socket.h"
 #include "dtrain/comm/control.h"
+#include "engine/rank_names.h"
 
 namespace dtrain::comm {
 
@@ -18,7 +19,7 @@ class DescriptorHub {
   using Check = std::function<void()>;
 
   // Collective. Ranks of different hosts are a CommError that names them.
-  DescriptorHub(ControlPlane& control, const Check& check);
+  DescriptorHub(ControlPlane& control, const Check& check, RankNames names);
 
   // Collective: every rank gives one descriptor and gets those of all, by rank (its own duplicated).
   std::vector<UniqueFd> exchange(int fd, const Check& check);
@@ -28,6 +29,7 @@ class DescriptorHub {
  private:
   UnixMessage receive_from(int rank, const Check& check);
 
+  const RankNames names_;
   int rank_ = 0;
   int world_size_ = 1;
   std::vector<UnixSocket> sockets_;  // rank 0: by rank; others: element 0, to rank 0

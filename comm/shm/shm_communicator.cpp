@@ -19,10 +19,10 @@ void populate(const SharedMemory& memory) {
 }
 
 struct MappedRegion final : Region {
-  void add(int rank, SharedMemory part) {
+  void add(const std::string& rank, SharedMemory part) {
     if (part.size() < bytes) {
-      throw CommError("rank " + std::to_string(rank) + " gave " + std::to_string(part.size()) +
-                      " bytes of memory where " + std::to_string(bytes) + " are due");
+      throw CommError(rank + " gave " + std::to_string(part.size()) + " bytes of memory where " +
+                      std::to_string(bytes) + " are due");
     }
     populate(part);
     bases.push_back(part.data());
@@ -33,8 +33,8 @@ struct MappedRegion final : Region {
 
 class ShmMemory final : public Memory {
  public:
-  ShmMemory(std::shared_ptr<DescriptorHub> hub, int rank, int world_size)
-      : hub_(std::move(hub)), rank_(rank), world_size_(world_size) {}
+  ShmMemory(std::shared_ptr<DescriptorHub> hub, int rank, int world_size, RankNames names)
+      : hub_(std::move(hub)), rank_(rank), world_size_(world_size), names_(std::move(names)) {}
 
   std::shared_ptr<Region> allocate(std::size_t bytes, const std::function<void()>& check) override {
     auto region = std::make_shared<MappedRegion>();
@@ -43,7 +43,8 @@ class ShmMemory final : public Memory {
     std::vector<UniqueFd> fds = hub_->exchange(own.fd(), check);
     for (int r = 0; r < world_size_; ++r) {
       // NOLINTNEXTLINE(bugprone-use-after-move): r is rank_ once
-      region->add(r, r == rank_ ? std::move(own) : SharedMemory::map(std::move(fds[static_cast<std::size_t>(r)])));
+      region->add(names_.of(r),
+                  r == rank_ ? std::move(own) : SharedMemory::map(std::move(fds[static_cast<std::size_t>(r)])));
     }
     return region;
   }
@@ -54,7 +55,7 @@ class ShmMemory final : public Memory {
     SharedMemory made;
     if (rank_ == 0) made = create(bytes);
     UniqueFd fd = hub_->spread(made.fd(), check);
-    region->add(0, rank_ == 0 ? std::move(made) : SharedMemory::map(std::move(fd)));
+    region->add(names_.of(0), rank_ == 0 ? std::move(made) : SharedMemory::map(std::move(fd)));
     return region;
   }
 
@@ -66,11 +67,13 @@ class ShmMemory final : public Memory {
   std::shared_ptr<DescriptorHub> hub_;
   const int rank_;
   const int world_size_;
+  const RankNames names_;
 };
 
 }  // namespace
 
-std::unique_ptr<Communicator> make_shm_communicator(ControlPlane& control, const CommunicatorOptions& options) {
+std::unique_ptr<Communicator> make_shm_communicator(ControlPlane& control, const CommunicatorOptions& options,
+                                                    const std::vector<int>& members) {
   const World& world = control.world();
   const auto deadline = std::chrono::steady_clock::now() + options.timeout;
   const auto check = [&] {
@@ -79,15 +82,16 @@ std::unique_ptr<Communicator> make_shm_communicator(ControlPlane& control, const
       throw CommError("the shm communicator could not be set up in time: not every rank came");
     }
   };
-  const auto hub = std::make_shared<DescriptorHub>(control, check);
+  const RankNames names{members};
+  const auto hub = std::make_shared<DescriptorHub>(control, check, names);
   SharedMemory made;
   if (world.rank == 0) made = SharedMemory::create("dtrain-comm", Segment::bytes_needed(world.size));
   const auto memory = std::make_shared<SharedMemory>(SharedMemory::map(hub->spread(made.fd(), check)));
   const auto segment = std::make_shared<Segment>(memory, memory->data(), world.size);
   auto engine = std::make_unique<Engine>(
       EngineSetup{world.rank, world.size, control.generation(), "shm", segment,
-                  std::make_unique<ShmMemory>(hub, world.rank, world.size),
-                  [&control](int rank) { return std::string(name_of(control.peer_state(rank))); }, options});
+                  std::make_unique<ShmMemory>(hub, world.rank, world.size, names),
+                  [&control](int rank) { return std::string(name_of(control.peer_state(rank))); }, options, names});
   // The callback may outlive the communicator, but not its memory.
   control.on_failure([weak = std::weak_ptr<Segment>(segment)](const RankFailure& failure) {
     if (const auto alive = weak.lock()) alive->abort(failure_text(failure));

@@ -208,8 +208,8 @@ std::string RankSession::Impl::agent_id() const {
 
 void RankSession::Impl::make_communicator() {
   const comm::CommunicatorOptions options{.timeout = experiment.communication_timeout, .log = log};
-  const auto over_shm = [&](comm::ControlPlane& some, const std::vector<int>& /*members*/) {
-    return comm::make_shm_communicator(some, options);
+  const auto over_shm = [&](comm::ControlPlane& some, const std::vector<int>& members) {
+    return comm::make_shm_communicator(some, options, members);
   };
   const auto over_mpi = [&](comm::ControlPlane& some, const std::vector<int>& members) {
     return mpi->make_communicator(some, members, options);

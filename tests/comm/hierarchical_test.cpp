@@ -19,6 +19,7 @@ namespace {
 
 using test::TestWorld;
 using testing::AllOf;
+using testing::AnyOf;
 using testing::HasSubstr;
 using testing::Not;
 
@@ -37,8 +38,8 @@ void run_on_hosts(const std::string& placing, const Body& body,
     std::size_t made = 0;
     const auto communicator = make_hierarchical_communicator(
         control,
-        [&](ControlPlane& host, const std::vector<int>&) {
-          return make_shm_communicator(host, world.communicator_options());
+        [&](ControlPlane& host, const std::vector<int>& members) {
+          return make_shm_communicator(host, world.communicator_options(), members);
         },
         [&](ControlPlane& leaders, const std::vector<int>&) {
           return std::move(outer[made++][static_cast<std::size_t>(leaders.world().rank)]);
@@ -234,6 +235,15 @@ TEST_P(HierarchicalMisuse, TheCauseOfAFailingRankReachesAll) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Placings, HierarchicalMisuse, testing::Values("aabb", "aaab", "abab", "abc"));
+
+TEST(Hierarchical, ErrorsOfOneHostNameTheRunsRanks) {
+  const auto errors = errors_of("aabb", std::chrono::seconds(20),
+                                [](ControlPlane&, Communicator& comm) { (void)comm.allocate(std::size_t{1} << 62); });
+  EXPECT_THAT(errors[1], AnyOf(HasSubstr("rank 0 cannot allocate"), HasSubstr("rank 1 cannot allocate")));
+  for (const std::size_t r : {2, 3}) {
+    EXPECT_THAT(errors[r], AnyOf(HasSubstr("rank 2 cannot allocate"), HasSubstr("rank 3 cannot allocate")));
+  }
+}
 
 TEST(Hierarchical, CommonMemoryIsOfOneHost) {
   for (const char* placing : {"aa", "aab"}) {

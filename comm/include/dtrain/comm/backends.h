@@ -23,7 +23,8 @@ std::vector<std::unique_ptr<Communicator>> make_thread_communicators(int world_s
                                                                      const CommunicatorOptions& options);
 
 // Collective over `control`, whose ranks must be on one host, and which must outlive the communicator. Its failures
-// abort the communicator.
-std::unique_ptr<Communicator> make_shm_communicator(ControlPlane& control, const CommunicatorOptions& options);
+// abort the communicator. Errors call rank i members[i]; without members, i.
+std::unique_ptr<Communicator> make_shm_communicator(ControlPlane& control, const CommunicatorOptions& options,
+                                                    const std::vector<int>& members = {});
 
 }  // namespace dtrain::comm
