@@ -69,6 +69,14 @@ Work IssuingCommunicator::broadcast(void* data, std::size_t count, DataType type
   return checked(descriptor, data, data);
 }
 
+void IssuingCommunicator::agree(Kind kind, std::size_t bytes, bool group_open) {
+  Descriptor descriptor;
+  descriptor.kind = kind;
+  descriptor.count = bytes;
+  if (group_open) throw CommError(describe(descriptor) + " was called inside a group, which it cannot be part of");
+  issue(descriptor, nullptr, nullptr).wait();
+}
+
 Work IssuingCommunicator::barrier() {
   return issue(Descriptor{}, nullptr, nullptr);
 }

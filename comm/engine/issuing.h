@@ -22,6 +22,8 @@ class IssuingCommunicator : public virtual Communicator {
  protected:
   // `descriptor` has no sequence yet; data pointers are there where there is data.
   virtual Work issue(const Descriptor& descriptor, const void* in, void* out) = 0;
+  // An allocation: all ranks make the same one, outside of groups.
+  void agree(Kind kind, std::size_t bytes, bool group_open);
 
  private:
   Work checked(const Descriptor& descriptor, const void* in, void* out);

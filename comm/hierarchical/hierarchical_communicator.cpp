@@ -48,13 +48,13 @@ class HierarchicalCommunicator final : public IssuingCommunicator {
 
   // What the levels make is compared among all ranks first.
   std::unique_ptr<Buffer> allocate(std::size_t bytes) override {
-    agree(Kind::kAllocate, bytes);
+    agree(Kind::kAllocate, bytes, core_->group_open());
     Communicator* const host = core_->levels().on[static_cast<std::size_t>(Step::kUp)].get();
     if (host) return host->allocate(bytes);
     return std::make_unique<OwnBuffer>(core_, bytes);
   }
   std::unique_ptr<Buffer> allocate_common(std::size_t bytes) override {
-    agree(Kind::kAllocateCommon, bytes);
+    agree(Kind::kAllocateCommon, bytes, core_->group_open());
     const Levels& levels = core_->levels();
     if (levels.several_hosts()) return nullptr;
     Communicator* const host = levels.on[static_cast<std::size_t>(Step::kUp)].get();
@@ -69,15 +69,6 @@ class HierarchicalCommunicator final : public IssuingCommunicator {
  private:
   Work issue(const Descriptor& descriptor, const void* in, void* out) override {
     return Work(core_->issue(descriptor, in, out));
-  }
-  void agree(Kind kind, std::size_t bytes) {
-    Descriptor descriptor;
-    descriptor.kind = kind;
-    descriptor.count = bytes;
-    if (core_->group_open()) {
-      throw CommError(describe(descriptor) + " was called inside a group, which it cannot be part of");
-    }
-    issue(descriptor, nullptr, nullptr).wait();
   }
 
   const std::uint32_t generation_;

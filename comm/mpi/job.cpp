@@ -105,8 +105,8 @@ std::string MpiJobImpl::broadcast(const std::string& text) {
   shared_->thread.post([&] {
     try {
       told.set_value(broadcast_until(*shared_, rank_, text, std::chrono::steady_clock::now() + options_.timeout));
-    } catch (...) {
-      shared_->given_up = true;
+    } catch (const std::exception& error) {
+      shared_->give_up(error.what());
       told.set_exception(std::current_exception());
     }
   });
@@ -153,7 +153,7 @@ void MpiJobImpl::leave() {
 MpiJobImpl::~MpiJobImpl() {
   if (shared_->world == MPI_COMM_NULL) return;  // never entered
   if (!succeeded_ || shared_->given_up) {
-    shared_->given_up = true;
+    shared_->give_up("this process ends");
     std::fflush(nullptr);
     std::this_thread::sleep_for(options_.grace);
   }

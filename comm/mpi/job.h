@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <memory>
 #include <mutex>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -21,11 +22,22 @@ inline constexpr int kCommunicatorBits = 4;
 inline constexpr int kSequenceBits = 16;
 inline constexpr int kMessageBits = 2;
 
-// What the communicators of the job share. The MPI thread uses `world`; `given_up` is set by whoever fails: from then
-// on nothing calls MPI any more but to end the job, so MPI touches no memory that a failing rank releases.
+// What the communicators of the job share. The MPI thread uses `world`; whoever fails gives up: from then on nothing
+// calls MPI any more but to end the job, so MPI touches no memory that a failing rank releases.
 struct MpiShared {
   MPI_Comm world = MPI_COMM_NULL;
   std::atomic<bool> given_up{false};
+  // The first cause stays.
+  void give_up(const std::string& because) {
+    const std::scoped_lock lock(mutex);
+    if (given_up) return;
+    cause = because;
+    given_up = true;
+  }
+  std::string why_given_up() {
+    const std::scoped_lock lock(mutex);
+    return cause;
+  }
   // Memory that outlives its owner, for MPI may still use it.
   void keep(std::shared_ptr<std::byte> memory) {
     const std::scoped_lock lock(mutex);
@@ -33,6 +45,7 @@ struct MpiShared {
   }
 
   std::mutex mutex;
+  std::string cause;  // guarded by mutex, as is the next
   std::vector<std::shared_ptr<std::byte>> kept;
   std::atomic<int> communicators{0};  // made so far, as far as this rank knows: each has tags of its own
   MpiThread thread;                   // ends before the rest goes

@@ -41,21 +41,15 @@ class MpiCommunicator final : public IssuingCommunicator {
   std::string_view backend() const override { return "mpi"; }
 
   std::unique_ptr<Buffer> allocate(std::size_t bytes) override {
-    agree(Kind::kAllocate, bytes);
+    agree(Kind::kAllocate, bytes, core_->group_open());
     return std::make_unique<HeapBuffer>(shared_, bytes);
   }
   std::unique_ptr<Buffer> allocate_common(std::size_t bytes) override {
-    agree(Kind::kAllocateCommon, bytes);
+    agree(Kind::kAllocateCommon, bytes, core_->group_open());
     return nullptr;
   }
-  void begin_group() override {
-    core_->begin_group();
-    group_open_ = true;
-  }
-  void end_group() override {
-    group_open_ = false;
-    core_->end_group();
-  }
+  void begin_group() override { core_->begin_group(); }
+  void end_group() override { core_->end_group(); }
   void progress() override { core_->check(); }
   void abort(const std::string& cause) override { core_->abort(cause); }
 
@@ -65,18 +59,10 @@ class MpiCommunicator final : public IssuingCommunicator {
   Work issue(const Descriptor& descriptor, const void* in, void* out) override {
     return Work(core_->issue(descriptor, in, out));
   }
-  void agree(Kind kind, std::size_t bytes) {
-    Descriptor descriptor;
-    descriptor.kind = kind;
-    descriptor.count = bytes;
-    if (group_open_) throw CommError(describe(descriptor) + " was called inside a group, which it cannot be part of");
-    issue(descriptor, nullptr, nullptr).wait();
-  }
 
   const std::uint32_t generation_;
   const std::shared_ptr<MpiShared> shared_;
   const std::shared_ptr<MpiCore> core_;
-  bool group_open_ = false;
   int poller_ = -1;
 };
 

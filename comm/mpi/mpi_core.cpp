@@ -92,17 +92,14 @@ void MpiCore::fail(const std::string& cause, bool own) {
     own_failure_ = own;
     failed_.store(true, std::memory_order_release);
   }
-  setup_.shared->given_up = true;
+  setup_.shared->give_up(cause);
   changed_.notify_all();
 }
 
 Polled MpiCore::poll() {
-  if (failed_.load(std::memory_order_acquire)) return {};
-  if (setup_.shared->given_up) {
-    fail("MPI is not used any more: another communicator of this process has failed", false);
-    return {};
-  }
+  if (setup_.shared->given_up) fail(setup_.shared->why_given_up(), false);
   const std::scoped_lock lock(state_mutex_);
+  if (failed_) return {};  // with the mutex held: see settle()
   {
     const std::scoped_lock inbox_lock(mutex_);
     pending_.insert(pending_.end(), inbox_.begin(), inbox_.end());
@@ -117,24 +114,19 @@ Polled MpiCore::poll() {
 }
 
 Polled MpiCore::advance() {
-  Polled polled;
-  for (bool again = true; again;) {
-    again = requests_.poll([](const MpiMessage& message) { message.operation->done(message); });
-    start_operations();
-    for (std::size_t i = 0; i < started_; ++i) {
-      MpiOperation& operation = pending_[i]->operation_;
-      if (!operation.data_begun() && operation.all_entered()) {
-        check_same(operation);
-        operation.begin_data();
-      }
-      // A small one waits for nobody's turn: its data is here already.
-      if (operation.is_small() || i < kMovingData) again = operation.advance(requests_) || again;
+  bool moved = requests_.poll([](const MpiMessage& message) { message.operation->done(message); });
+  start_operations();
+  for (std::size_t i = 0; i < started_; ++i) {
+    MpiOperation& operation = pending_[i]->operation_;
+    if (!operation.data_begun() && operation.all_entered()) {
+      check_same(operation);
+      operation.begin_data();
     }
-    complete_in_order();
-    polled.moved = polled.moved || again;
+    // A small one waits for nobody's turn: its data is here already.
+    if (operation.is_small() || i < kMovingData) moved = operation.advance(requests_) || moved;
   }
-  polled.outstanding = !pending_.empty();
-  return polled;
+  complete_in_order();
+  return {moved, !pending_.empty()};
 }
 
 void MpiCore::start_operations() {
@@ -152,7 +144,7 @@ void MpiCore::complete_in_order() {
     pending_.pop_front();
     --started_;
     work->timing_.ended = now();
-    work->complete_.store(true, std::memory_order_release);
+    work->complete_ = true;  // before waiting_ is read: a waiter does the two the other way round
     any = true;
   }
   if (!any || waiting_.load() == 0) return;
@@ -182,7 +174,8 @@ void MpiCore::close() {
   const auto deadline = std::chrono::steady_clock::now() + kClosing;
   for (;;) {
     {
-      const std::scoped_lock state(state_mutex_);
+      const auto state = lock_state();
+      if (!state) break;
       const std::scoped_lock lock(mutex_);
       if (failed_ || (pending_.empty() && inbox_.empty())) return;
     }

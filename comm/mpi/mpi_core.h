@@ -66,11 +66,15 @@ class MpiCore : public std::enable_shared_from_this<MpiCore> {
   std::shared_ptr<MpiWork> issue(Descriptor descriptor, const void* in, void* out);
   void begin_group();
   void end_group();
+  bool group_open() const { return group_open_; }
   void check();  // CommError when it has failed
   void close();  // nothing is issued any more; what is outstanding gets a second to end
 
-  // Any thread. The first cause stays.
-  void abort(const std::string& cause) { fail(cause, false); }
+  // Any thread but MPI's. The first cause stays. When it returns, nothing touches the operations' memory any more.
+  void abort(const std::string& cause) {
+    fail(cause, false);
+    settle();
+  }
 
   // The MPI thread.
   Polled poll();
@@ -83,17 +87,19 @@ class MpiCore : public std::enable_shared_from_this<MpiCore> {
   void submit(std::vector<Shared> works);
   void fail(const std::string& cause, bool own);
   [[noreturn]] void throw_failure(const MpiWork* work, Nanoseconds since);
-  void time_out(const MpiWork& work);
+  void settle() const;
+  std::unique_lock<std::mutex> lock_state() const;
 
   // With state_mutex_ held.
   Polled advance();
   void start_operations();
   void check_same(const MpiOperation& operation) const;
   void complete_in_order();
-  std::string describe_waiting(const MpiWork& work, Nanoseconds elapsed, const char* verb, bool with_missing) const;
   std::vector<MissingRank> missing_of(const MpiOperation& operation) const;
   std::string describe_missing(const MpiOperation& operation) const;
 
+  static std::string describe_waiting(const MpiWork& work, Nanoseconds elapsed, const char* verb);
+  std::string describe_hindrance(const MpiWork& work) const;  // " behind …; missing: …"
   std::string rank_name(int r) const { return std::to_string(setup_.members[static_cast<std::size_t>(r)]); }
   Nanoseconds now() const { return clock_.monotonic(); }
 
@@ -111,7 +117,7 @@ class MpiCore : public std::enable_shared_from_this<MpiCore> {
   std::atomic<bool> failed_{false};
   std::atomic<int> waiting_{0};
 
-  mutable std::mutex state_mutex_;  // the MPI thread's state, which a time-out reads
+  mutable std::mutex state_mutex_;  // the MPI thread's state, which a time-out reads; lock_state()
   std::deque<Shared> pending_;      // not complete, in order
   std::size_t started_ = 0;         // of them, those that have said hello
   MpiRequests requests_;

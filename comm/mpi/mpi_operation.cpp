@@ -238,7 +238,7 @@ bool MpiOperation::advance(MpiRequests& requests) {
   if (small_) {
     if (!data_begun_ || hellos_sent_ != world_size_ - 1) return false;
     finish_small();
-    finished_ = true;
+    end();
     return true;
   }
   while (reduced_ < own_chunks_ && arrived_[reduced_] == sources() && (data_begun_ || sources() == 0)) {
@@ -246,9 +246,21 @@ bool MpiOperation::advance(MpiRequests& requests) {
     moved = true;
   }
   moved = post(requests) || moved;
-  finished_ = data_begun_ && reduced_ == own_chunks_ && hellos_sent_ == world_size_ - 1 &&
-              std::all_of(peers_.begin(), peers_.end(), [](const Peer& peer) { return peer.finished(); });
+  if (data_begun_ && reduced_ == own_chunks_ && hellos_sent_ == world_size_ - 1 &&
+      std::all_of(peers_.begin(), peers_.end(), [](const Peer& peer) { return peer.finished(); })) {
+    end();
+  }
   return moved || finished_;
+}
+
+// Room for messages goes now: handles may live for long.
+void MpiOperation::end() {
+  for (Peer& peer : peers_) {
+    peer.hello.reset();
+    peer.values.reset();
+  }
+  own_hellos_.clear();
+  finished_ = true;
 }
 
 void MpiOperation::finish_small() {

@@ -99,6 +99,7 @@ class MpiOperation {
   int sources() const;
 
   void finish_small();
+  void end();
   void reduce_chunk(std::uint32_t k);
   bool post(MpiRequests& requests);
   bool send(MpiRequests& requests, MpiMessageKind kind, int r, const void* data, std::size_t bytes, std::uint32_t k);

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <csignal>
 #include <future>
+#include <memory>
 #include <utility>
 
 namespace dtrain::comm {
@@ -18,6 +19,7 @@ constexpr Nanoseconds kKeenlyHurried = microseconds(200);  // the same while som
 constexpr Nanoseconds kShortest = microseconds(50);
 constexpr Nanoseconds kLongest = microseconds(2000);
 constexpr Nanoseconds kLongestHurried = microseconds(100);
+constexpr std::chrono::seconds kRemoving{1};
 
 }  // namespace
 
@@ -67,12 +69,13 @@ int MpiThread::add(std::function<Polled()> poll) {
 }
 
 void MpiThread::remove(int id) {
-  std::promise<void> removed;
-  post([&] {
+  const auto removed = std::make_shared<std::promise<void>>();
+  const auto done = removed->get_future();
+  post([this, id, removed] {
     std::erase_if(pollers_, [id](const Poller& poller) { return poller.id == id; });
-    removed.set_value();
+    removed->set_value();
   });
-  removed.get_future().wait();
+  done.wait_for(kRemoving);
 }
 
 Nanoseconds MpiThread::pause_after(Nanoseconds idle) const {

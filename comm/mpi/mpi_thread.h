@@ -31,7 +31,8 @@ class MpiThread {
   void post(std::function<void()> task);
   // There is something new to look after.
   void wake();
-  // Calls `poll` from now on, until remove(), which returns once it is not being called.
+  // Calls `poll` from now on, until remove(), which returns once it is not being called; or after a second, where MPI
+  // does not return.
   int add(std::function<Polled()> poll);
   void remove(int id);
 

@@ -1,11 +1,18 @@
 // How a communicator over MPI waits, and how waiting ends when it does not end well.
 #include <algorithm>
+#include <thread>
 
 #include "dtrain/base/error.h"
 #include "dtrain/base/units.h"
 #include "mpi/mpi_core.h"
 
 namespace dtrain::comm {
+namespace {
+
+constexpr std::chrono::seconds kPatience{1};
+constexpr std::chrono::microseconds kTick{50};
+
+}  // namespace
 
 void MpiCore::wait_for(MpiWork& work) {
   if (!work.submitted_) throw CommError(describe(work.operation_.descriptor()) + " belongs to a group that is open");
@@ -17,7 +24,7 @@ void MpiCore::wait_for(MpiWork& work) {
     setup_.shared->thread.wake();
     waiting_.fetch_add(1);
     std::unique_lock lock(mutex_);
-    const auto over = [&] { return work.complete_.load(std::memory_order_acquire) || failed_; };
+    const auto over = [&] { return work.complete_ || failed_; };
     while (!over()) {
       const Nanoseconds time = now();
       const Nanoseconds next = warned ? deadline : std::min(deadline, began + Nanoseconds(setup_.options.warn_after));
@@ -26,13 +33,13 @@ void MpiCore::wait_for(MpiWork& work) {
         continue;
       }
       lock.unlock();
+      const std::string me = "rank " + rank_name(rank()) + ": ";
       if (time >= deadline) {
-        time_out(work);
+        fail(me + describe_waiting(work, setup_.options.timeout, "timed out after") + describe_hindrance(work), true);
       } else {
         warned = true;
-        const std::scoped_lock state(state_mutex_);
-        setup_.options.log->warn("rank {}: {}", rank_name(rank()),
-                                 describe_waiting(work, time - began, "has waited for", true));
+        setup_.options.log->warn(
+            "{}", me + describe_waiting(work, time - began, "has waited for") + describe_hindrance(work));
       }
       lock.lock();
     }
@@ -42,17 +49,22 @@ void MpiCore::wait_for(MpiWork& work) {
   if (!work.complete_) throw_failure(&work, began);
 }
 
-void MpiCore::time_out(const MpiWork& work) {
-  std::string text;
-  {
-    const std::scoped_lock state(state_mutex_);
-    text = describe_waiting(work, std::chrono::duration_cast<Nanoseconds>(setup_.options.timeout), "timed out after",
-                            true);
-  }
-  fail("rank " + rank_name(rank()) + ": " + text, true);
+// The MPI thread holds it for moments at a time. Not held after a while: MPI itself does not return.
+std::unique_lock<std::mutex> MpiCore::lock_state() const {
+  const auto deadline = std::chrono::steady_clock::now() + kPatience;
+  std::unique_lock lock(state_mutex_, std::defer_lock);
+  while (!lock.try_lock() && std::chrono::steady_clock::now() < deadline) std::this_thread::sleep_for(kTick);
+  return lock;
+}
+
+// Whoever hears of a failure may release what the operations read and write: not while the MPI thread is still at it.
+// It does not begin again once it can see the failure.
+void MpiCore::settle() const {
+  static_cast<void>(lock_state());
 }
 
 void MpiCore::throw_failure(const MpiWork* work, Nanoseconds since) {
+  settle();
   std::string cause;
   bool own = false;
   {
@@ -61,25 +73,29 @@ void MpiCore::throw_failure(const MpiWork* work, Nanoseconds since) {
     own = own_failure_;
   }
   if (own || !work) throw CommError(cause);
-  throw CommError(describe_waiting(*work, now() - since, "was stopped after", false) + ": " + cause);
+  throw CommError(describe_waiting(*work, now() - since, "was stopped after") + ": " + cause);
 }
 
-std::string MpiCore::describe_waiting(const MpiWork& work, Nanoseconds elapsed, const char* verb,
-                                      bool with_missing) const {
+std::string MpiCore::describe_waiting(const MpiWork& work, Nanoseconds elapsed, const char* verb) {
   const Descriptor& descriptor = work.operation_.descriptor();
-  std::string text = describe(descriptor) + ", operation " + std::to_string(descriptor.sequence) + ", " + verb + " " +
-                     format_duration(elapsed);
-  if (!with_missing) return text;
+  return describe(descriptor) + ", operation " + std::to_string(descriptor.sequence) + ", " + verb + " " +
+         format_duration(elapsed);
+}
+
+std::string MpiCore::describe_hindrance(const MpiWork& work) const {
+  const auto state = lock_state();
+  if (!state) return "; a call of MPI does not return";
   const MpiOperation& first = pending_.empty() ? work.operation_ : pending_.front()->operation_;
+  std::string text;
   if (&first != &work.operation_) {
-    text += " behind " + describe(first.descriptor()) + ", operation " + std::to_string(first.descriptor().sequence);
+    text = " behind " + describe(first.descriptor()) + ", operation " + std::to_string(first.descriptor().sequence);
   }
   return text + "; missing: " + describe_missing(first);
 }
 
 std::vector<MissingRank> MpiWork::missing() const {
-  const std::scoped_lock state(core_->state_mutex_);
-  return complete_ ? std::vector<MissingRank>{} : core_->missing_of(operation_);
+  const auto state = core_->lock_state();
+  return complete_ || !state ? std::vector<MissingRank>{} : core_->missing_of(operation_);
 }
 
 std::vector<MissingRank> MpiCore::missing_of(const MpiOperation& operation) const {

@@ -1,4 +1,5 @@
 // A rank of the tests over mpirun: mpi_rank_program BACKEND conformance | BACKEND misuse NAME
+// BACKEND is mpi, hierarchical, or alternating: hierarchical, the even ranks as if on another host than the odd ones.
 // Prints one line a rank, "RANK <r> <text>": "ok", or what its CommError said. Whoever starts it reads those. "AT <r>
 // <ns>" before it says when, on the monotonic clock, a rank died or heard of a failure.
 #include <unistd.h>
@@ -8,6 +9,7 @@
 #include <cstdio>
 #include <functional>
 #include <map>
+#include <numeric>
 #include <thread>
 
 #include <gtest/gtest.h>
@@ -42,6 +44,7 @@ void say_when(int rank) {
 struct Ranks {
   ControlPlane& control;
   Communicator& comm;
+  std::function<std::unique_ptr<Communicator>()> another;  // communicator of the same ranks
   bool is_last() const { return comm.rank() == comm.world_size() - 1; }
 };
 
@@ -66,6 +69,7 @@ void without_last(Ranks& ranks, const std::function<void()>& instead) {
 }
 
 void abort_elsewhere(Ranks& ranks) {
+  ranks.comm.barrier().wait();
   std::thread other;
   if (ranks.comm.rank() == 0) {
     other = std::thread([&] {
@@ -80,7 +84,6 @@ void abort_elsewhere(Ranks& ranks) {
       if (thread.joinable()) thread.join();
     }
   } join{other};
-  ranks.comm.barrier().wait();
   if (ranks.is_last()) std::this_thread::sleep_for(milliseconds(300));
   ranks.comm.barrier().wait();
 }
@@ -165,6 +168,13 @@ std::map<std::string, std::function<void(Ranks&)>> misuses() {
        }},
       {"nothing", [](Ranks&) {}},
       {"aborted", abort_elsewhere},
+      {"another-fails",
+       [](Ranks& ranks) {
+         const auto other = ranks.another();
+         ranks.comm.barrier().wait();
+         other->abort("the disk is full");
+         ranks.comm.barrier().wait();
+       }},
       {"later-calls", later_calls},
   };
 }
@@ -175,6 +185,7 @@ void run(const std::string& backend, const std::string& what, const std::string&
   const auto job = MpiJob::join({.timeout = std::chrono::seconds(30), .grace = milliseconds(400)});
   ControlOptions options;
   options.world = {job->rank(), job->size(), job->rank(), job->size(), host::host_identity().key};
+  if (backend == "alternating") options.world.host += job->rank() % 2 == 0 ? "/a" : "/b";
   options.timeout = timeout;
   options.heartbeat = milliseconds(100);
   ControlEndpoint endpoint{host::reachable_address("auto", ""), 0};
@@ -190,21 +201,19 @@ void run(const std::string& backend, const std::string& what, const std::string&
     control = ControlPlane::connect(options, {contact["address"].get<std::string>(), contact["port"]});
   }
   CommunicatorOptions communicator_options{timeout, std::chrono::seconds(30), make_null_logger()};
-  std::unique_ptr<Communicator> comm;
-  if (backend == "mpi") {
-    std::vector<int> members(static_cast<std::size_t>(job->size()));
-    for (int r = 0; r < job->size(); ++r) members[static_cast<std::size_t>(r)] = r;
-    comm = job->make_communicator(*control, members, communicator_options);
-  } else if (backend == "hierarchical") {
-    comm = make_hierarchical_communicator(
-        *control, [&](ControlPlane& host, const auto&) { return make_shm_communicator(host, communicator_options); },
-        [&](ControlPlane& leaders, const auto& members) {
-          return job->make_communicator(leaders, members, communicator_options);
-        },
-        communicator_options);
-  } else {
-    throw CommError("no backend '" + backend + "' for tests over mpirun");
-  }
+  const auto over_mpi = [&](ControlPlane& some, const std::vector<int>& members) {
+    return job->make_communicator(some, members, communicator_options);
+  };
+  const auto over_shm = [&](ControlPlane& some, const std::vector<int>& members) {
+    return make_shm_communicator(some, communicator_options, members);
+  };
+  std::vector<int> all(static_cast<std::size_t>(job->size()));
+  std::iota(all.begin(), all.end(), 0);
+  const auto make = [&] {
+    return backend == "mpi" ? over_mpi(*control, all)
+                            : make_hierarchical_communicator(*control, over_shm, over_mpi, communicator_options);
+  };
+  std::unique_ptr<Communicator> comm = make();
   const int rank = job->rank();
   try {
     if (conformance) {
@@ -214,7 +223,7 @@ void run(const std::string& backend, const std::string& what, const std::string&
         if (testing::Test::HasFailure()) throw CommError("an expectation failed in " + one.name);
       }
     } else {
-      Ranks ranks{*control, *comm};
+      Ranks ranks{*control, *comm, make};
       misuses().at(name)(ranks);
     }
     comm->barrier().wait();

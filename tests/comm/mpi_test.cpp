@@ -34,6 +34,10 @@ TEST_P(MpiConformance, Holds) {
 
 INSTANTIATE_TEST_SUITE_P(Ranks, MpiConformance, testing::Values(2, 3, 4), testing::PrintToStringParamName());
 
+TEST(HierarchicalOverMpi, TheSuiteHoldsWithRanksThatTakeTurnsOnTheHosts) {
+  expect_all_ok(test::run_ranks_with_mpirun(4, "alternating conformance"), 4);
+}
+
 TEST(MpiOnTwoHosts, TheSuiteHolds) {
   const MpirunOutcome outcome = test::run_ranks_on_two_hosts("unshaped", 1, 1, "", "mpi conformance");
   if (outcome.exit_code == kSkipped) GTEST_SKIP() << outcome.output;
@@ -177,6 +181,13 @@ TEST(MpiMisuse, AbortFromAnotherThreadWakesAll) {
                                          HasSubstr("the disk is full"), Not(HasSubstr("later"))));
   for (const int r : {1, 2}) {
     EXPECT_THAT(outcome.ranks.at(r), AllOf(HasSubstr("the disk is full"), Not(HasSubstr("later"))));
+  }
+}
+
+TEST(MpiMisuse, TheCauseReachesTheOtherCommunicatorsOfTheProcess) {
+  const MpirunOutcome outcome = misuse("another-fails");
+  for (const auto& [rank, text] : outcome.ranks) {
+    EXPECT_THAT(text, AllOf(HasSubstr("was stopped after"), HasSubstr("the disk is full"))) << rank;
   }
 }
 
