@@ -43,6 +43,19 @@ Json describe_model(const train::Engine& engine) {
           {"tensors", engine.parameters().parameters().size()}};
 }
 
+// Of the exception that is being handled.
+int fail(run::RankSession& session) {
+  try {
+    throw;
+  } catch (const c10::Error& error) {
+    return session.fail(Error(error.what_without_backtrace()));  // libtorch's own stack says nothing to the user
+  } catch (const std::exception& error) {
+    return session.fail(error);
+  } catch (...) {
+    return session.fail(Error("the trial threw something that is no std::exception"));
+  }
+}
+
 // True when it stopped early.
 bool train_and_save(run::RankSession& session, const TrialFactory& make_trial) {
   const config::Experiment& experiment = session.experiment();
@@ -89,7 +102,13 @@ bool train_and_save(run::RankSession& session, const TrialFactory& make_trial) {
   };
   train::TrainingLoop loop(*trial, context, session, engine, save);
   session.recorder().mark(profile::RunMark::kInitializationEnd);
-  const bool stopped = loop.run();
+  bool stopped = false;
+  try {
+    stopped = loop.run();
+  } catch (...) {
+    fail(session);  // while the engine is there: what it has handed over may be under way until this ends it
+    throw;
+  }
   if (session.world().rank == 0) session.update_plan("fusion", engine.fusion().describe());
   return stopped;
 }
@@ -109,12 +128,8 @@ int run_trial(int argc, char** argv, const TrialFactory& make_trial, bool for_mo
   }
   try {
     return session->finish(train_and_save(*session, make_trial));
-  } catch (const c10::Error& error) {
-    return session->fail(Error(error.what_without_backtrace()));  // libtorch's own stack says nothing to the user
-  } catch (const std::exception& error) {
-    return session->fail(error);
   } catch (...) {
-    return session->fail(Error("the trial threw something that is no std::exception"));
+    return fail(*session);
   }
 }
 
