@@ -1,4 +1,5 @@
 // What an exchange costs on this communicator: a line through the times of a few sizes.
+#include <algorithm>
 #include <cstring>
 
 #include "dtrain/base/clock.h"
@@ -10,6 +11,9 @@ namespace {
 
 constexpr std::size_t kTiny = 4, kSmall = 4 << 10, kMiddle = 256 << 10, kLarge = 4 << 20;  // bytes
 constexpr double kPatienceUs = 100'000;                                                    // for one more exchange
+// How far two measurements of one link may be apart where its hosts have other things to do too.
+constexpr double kSpeedNoise = 2, kLatencyNoise = 4;
+constexpr double kNoticeableLatencyUs = 250;
 
 }  // namespace
 
@@ -17,6 +21,13 @@ std::vector<double> max_over_ranks(Communicator& communicator, std::span<const d
   std::vector<double> result(values.begin(), values.end());
   communicator.all_reduce(result.data(), result.size(), DataType::kFloat64, {.op = ReduceOp::kMax}).wait();
   return result;
+}
+
+bool alike(const LinkModel& a, const LinkModel& b) {
+  const auto within = [](double x, double y, double factor) { return std::max(x, y) <= factor * std::min(x, y); };
+  return within(a.us_per_byte, b.us_per_byte, kSpeedNoise) &&
+         within(std::max(a.latency_us, kNoticeableLatencyUs), std::max(b.latency_us, kNoticeableLatencyUs),
+                kLatencyNoise);
 }
 
 LinkModel measure_link(Communicator& communicator) {

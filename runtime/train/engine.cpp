@@ -51,15 +51,16 @@ Engine::Engine(TrialContext& context, run::RankSession& session, const EngineOpt
         "where every change of buckets would send the optimizer's state around",
         "leave sharded_optimizer at auto, or switch the tuner off");
   }
-  if (options_.fusion.auto_tune && !one_host) options_.sharded = config::ShardedOptimizer::kOff;
+  options_.fusion.aggregation_frequency = options_.aggregation_frequency;
+  options_.fusion.sharded = may_shard() && options_.sharded == config::ShardedOptimizer::kOn;
   compare_models(*model_, session.control());
   parameters_ = std::make_unique<FlatParameters>(*model_, communicator_);
   broadcast_model(*model_, communicator_);
-  fusion_ = std::make_unique<Fusion>(*parameters_, session, options.fusion);
+  fusion_ = std::make_unique<Fusion>(*parameters_, session, options_.fusion);
   optimizer_ = std::make_unique<FlatOptimizer>(*wrapped.optimizer, wrapped.schedule, *parameters_);
   exchange_ = std::make_unique<GradientExchange>(*parameters_, communicator_, recorder_);
   if (may_shard() && options.sharded == config::ShardedOptimizer::kAuto) trial_.emplace(communicator_);
-  use_strategy(may_shard() && options.sharded == config::ShardedOptimizer::kOn);
+  use_strategy(options_.fusion.sharded);
   if (options.local_sgd) {
     local_ = std::make_unique<LocalSteps>(*options.local_sgd, *parameters_, fusion_->plan(), communicator_, recorder_,
                                           options.seed);

@@ -11,9 +11,6 @@ namespace dtrain::train {
 
 namespace {
 
-constexpr int kWarmUpSteps = 3;  // allocators and caches settle
-constexpr int kGapSteps = 5;
-
 std::vector<comm::FusionItem> items_of(const FlatParameters& parameters) {
   std::vector<comm::FusionItem> items;
   for (const auto& p : parameters.parameters()) {
@@ -26,6 +23,33 @@ std::vector<double> microseconds(std::span<const Nanoseconds> times) {
   std::vector<double> result;
   for (const Nanoseconds time : times) result.push_back(static_cast<double>(time.count()) / 1e3);
   return result;
+}
+
+// Of every rank, the number of its host, in the order in which rank 0, 1, … have them. Collective.
+std::vector<std::size_t> hosts_of_ranks(run::RankSession& session) {
+  std::vector<std::string> seen;
+  std::vector<std::size_t> numbers;
+  for (const std::string& host : session.control().gather("train/hosts", session.world().host)) {
+    const auto place = std::find(seen.begin(), seen.end(), host);
+    numbers.push_back(static_cast<std::size_t>(place - seen.begin()));
+    if (place == seen.end()) seen.push_back(host);
+  }
+  return numbers;
+}
+
+double ms_per_mb(const comm::LinkModel& link) {
+  return link.us_per_byte * (1 << 20) / 1e3;
+}
+
+// What all ranks have to know of an answer.
+Json brief_json(const FusionAnswer& answer) {
+  return {{"cuts", answer.cuts}, {"latency_us", answer.link.latency_us}, {"us_per_byte", answer.link.us_per_byte}};
+}
+
+FusionAnswer brief_answer(const Json& json) {
+  return {json.at("cuts").get<std::vector<std::size_t>>(),
+          {json.at("latency_us").get<double>(), json.at("us_per_byte").get<double>()},
+          {}};
 }
 
 double middle_of(std::vector<double> values) {
@@ -49,8 +73,9 @@ Fusion::Fusion(const FlatParameters& parameters, run::RankSession& session, cons
     if (gaps_due_) link_ = comm::measure_link(communicator_);
     return;
   }
-  cache_.emplace(session.cache_folder(), cache_key(parameters));
-  const auto known = remembered();
+  const std::vector<std::size_t> hosts = hosts_of_ranks(session);
+  cache_.emplace(session.cache_folder(), cache_key(parameters, hosts));
+  const auto known = remembered(/*several_hosts=*/std::count(hosts.begin(), hosts.end(), 0u) < std::ssize(hosts));
   // All ranks would say the same.
   const Logger log = session.world().rank == 0 ? session.log() : make_null_logger();
   tuner_ = std::make_unique<comm::FusionTuner>(
@@ -61,7 +86,7 @@ Fusion::Fusion(const FlatParameters& parameters, run::RankSession& session, cons
   }
 }
 
-Json Fusion::cache_key(const FlatParameters& parameters) const {
+Json Fusion::cache_key(const FlatParameters& parameters, const std::vector<std::size_t>& hosts) const {
   Json sizes = Json::array();
   for (const auto& p : parameters.parameters()) sizes.push_back(p.tensor.nbytes());
   return {{"dtrain", run::version()},
@@ -69,25 +94,42 @@ Json Fusion::cache_key(const FlatParameters& parameters) const {
           {"threshold", options_.threshold_bytes},
           {"cycle_ms", options_.cycle_ms},
           {"batch", session_.batch_per_rank()},
-          {"world_size", communicator_.world_size()},
-          {"local_size", session_.world().local_size},
+          {"aggregation_frequency", options_.aggregation_frequency},
+          {"sharded", options_.sharded},
+          {"hosts", hosts},
           {"backend", std::string(communicator_.backend())},
           {"threads", at::get_num_threads()}};
 }
 
-// Collective: what rank 0 remembers, for its host's cache is one of many.
-std::optional<std::vector<std::size_t>> Fusion::remembered() {
+// Collective: what rank 0 remembers, for its host's cache is one of many. Between hosts only where the link is still as
+// it was: the same hosts may be joined by several, and what is best on one may be worse than the default on another.
+std::optional<std::vector<std::size_t>> Fusion::remembered(bool several_hosts) {
+  std::optional<FusionAnswer> found;
   if (session_.world().rank == 0) {
-    const auto found = cache_->find(items_.size(), session_.log());
-    session_.control().set("train/fusion", found ? Json(found->cuts).dump() : "");
-    if (!found) return std::nullopt;
+    found = cache_->find(items_.size(), session_.log());
+    session_.control().set("train/fusion", found ? to_line(brief_json(*found)) : "");
+  } else if (const std::string text = session_.control().get("train/fusion"); !text.empty()) {
+    found = brief_answer(Json::parse(text));
+  }
+  if (!found) return std::nullopt;
+  if (several_hosts) {
+    const comm::LinkModel now = comm::measure_link(communicator_);
+    if (!comm::alike(found->link, now)) {
+      if (session_.world().rank == 0) {
+        session_.log()->info(
+            "tensor fusion: the plan that an earlier run found is for another link: an exchange took {:.0f} us and "
+            "{:.2f} "
+            "ms a MB then, and takes {:.0f} us and {:.2f} ms a MB now",
+            found->link.latency_us, ms_per_mb(found->link), now.latency_us, ms_per_mb(now));
+      }
+      return std::nullopt;
+    }
+  }
+  if (session_.world().rank == 0) {
     link_ = found->link;
     ready_us_ = found->ready_us;
-    return found->cuts;
   }
-  const std::string text = session_.control().get("train/fusion");
-  if (text.empty()) return std::nullopt;
-  return Json::parse(text).get<std::vector<std::size_t>>();
+  return found->cuts;
 }
 
 bool Fusion::end_step(const GradientExchange& exchange) {
@@ -161,7 +203,7 @@ Json Fusion::describe() const {
   }
   Json json{{"by", how_}, {"steps", exposed_steps_}, {"buckets", buckets}};
   if (link_) {
-    json["link"] = Json{{"latency_us", link_->latency_us}, {"ms_per_mb", link_->us_per_byte * (1 << 20) / 1e3}};
+    json["link"] = Json{{"latency_us", link_->latency_us}, {"ms_per_mb", ms_per_mb(*link_)}};
   }
   return json;
 }

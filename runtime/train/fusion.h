@@ -24,6 +24,9 @@ struct FusionOptions {
   std::int64_t threshold_bytes = 64ll << 20;
   double cycle_ms = 0;     // 0: gaps between gradients do not matter
   bool auto_tune = false;  // then they are only what the tuner has to beat
+  // What else an answer of the tuner depends on.
+  int aggregation_frequency = 1;
+  bool sharded = false;  // while it tunes
 };
 
 class Fusion {
@@ -38,6 +41,8 @@ class Fusion {
 
   // Whether the plan may still change because of what is being measured.
   bool settling() const { return gaps_due_ || tuner_; }
+  // Without the tuner: how many of the first steps may have another plan than those that follow.
+  int settled_steps() const { return gaps_due_ ? kWarmUpSteps + kGapSteps : 0; }
   // The exposed times from here on are those of another strategy.
   void forget_exposed();
 
@@ -46,10 +51,13 @@ class Fusion {
   Json describe() const;
 
  private:
+  static constexpr int kWarmUpSteps = 3;  // allocators and caches settle
+  static constexpr int kGapSteps = 5;
+
   bool look_at_gaps(std::span<const double> ready_us);
   void adopt(const comm::FusionPlan& next, std::string how);
-  Json cache_key(const FlatParameters& parameters) const;
-  std::optional<std::vector<std::size_t>> remembered();
+  Json cache_key(const FlatParameters& parameters, const std::vector<std::size_t>& hosts) const;
+  std::optional<std::vector<std::size_t>> remembered(bool several_hosts);
   void end_tuning();
 
   run::RankSession& session_;

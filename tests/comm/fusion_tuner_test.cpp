@@ -151,6 +151,18 @@ TEST(FusionTuner, MeasuresTheLink) {
   }
 }
 
+TEST(FusionTuner, LinksAreAlikeWithinNoise) {
+  const LinkModel gigabit{120, 0.0085}, tenth{150, 0.085};
+  EXPECT_TRUE(alike(gigabit, gigabit));
+  EXPECT_TRUE(alike(gigabit, {400, 0.012})) << "a busy machine";
+  EXPECT_TRUE(alike({0, 0}, {0, 0}));
+  EXPECT_FALSE(alike(gigabit, tenth));
+  EXPECT_FALSE(alike(tenth, gigabit));
+  EXPECT_FALSE(alike(gigabit, {20'000, 0.0085})) << "far away";
+  EXPECT_FALSE(alike(gigabit, {120, 0.0034})) << "2.5 Gbit/s";
+  EXPECT_FALSE(alike(gigabit, {120, 0}));
+}
+
 TEST(Statistics, SignTest) {
   EXPECT_DOUBLE_EQ(chance_of_wins(0, 12), 1);
   EXPECT_DOUBLE_EQ(chance_of_wins(12, 12), 1.0 / 4096);

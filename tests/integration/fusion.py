@@ -63,13 +63,17 @@ class Fusion(unittest.TestCase):
         self.assertEqual([b["predicted_exposed_ms"] for b in again.fusion["buckets"]],
                          [b["predicted_exposed_ms"] for b in tuned.fusion["buckets"]])
 
+        sharded = self.run_with(auto_tune_tensor_fusion=True, sharded_optimizer=True)
+        self.assertEqual(sharded.fusion["by"], "tuned", "exchanges of another kind take another time")
+        self.assertEqual(len(list(remembered.parent.iterdir())), 2)
+
         remembered.write_text("{")  # as a crash of another program may leave it
         damaged = self.run_with(auto_tune_tensor_fusion=True)
         self.assertEqual(damaged.fusion["by"], "tuned")
         self.assertIn("the remembered fusion plan is not used", damaged.output)
         self.assertIsInstance(json.loads(remembered.read_text()), dict, "and written anew")
 
-        for other in (apart, tuned, again, damaged):
+        for other in (apart, tuned, again, sharded, damaged):
             self.assertEqual(other.weights_file.read_bytes(), by_size.weights_file.read_bytes())
 
         rows = list(csv.DictReader((self.place.path / "sizes.csv").read_text().splitlines()))

@@ -86,6 +86,20 @@ class Training(TwoHosts):
                            .expect(0).weights_file) for sharded in ("true", "false"))
         self.assertEqual(worst_difference(one, other)[0], 0)
 
+    def test_a_tuned_plan_is_for_links_of_its_speed(self):
+        sets = ["searcher.max_length.batches=100", "optimizations.auto_tune_tensor_fusion=true",
+                "optimizations.sharded_optimizer=false"]
+        came_by = []
+        try:
+            for rate in ("1gbit", "1gbit", "100mbit", "100mbit"):
+                subprocess.run([BED, "rate", HOSTS, rate], check=True)
+                result = mpirun(1, 1, self.work.new_run(), sets, ("-x", f"XDG_CACHE_HOME={self.work.path}/cache")).expect(0)
+                came_by.append(result.json("plan.json")["fusion"]["by"])
+                self.assertEqual("is for another link" in result.output, len(came_by) == 3)
+        finally:
+            subprocess.run([BED, "rate", HOSTS, "unshaped"], check=True)
+        self.assertEqual(came_by, ["tuned", "remembered", "tuned", "remembered"])
+
     def test_two_ranks_a_host_over_mpi_alone(self):
         sets = ["communication.backend=mpi", "resources.slots_per_trial=4"]
         for options in ((), ("--map-by", "node")):  # ranks of a host in a row, and taking turns

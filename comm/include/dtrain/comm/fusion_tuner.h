@@ -27,6 +27,9 @@ namespace dtrain::comm {
 // Collective: all_reduces of a few sizes, at most about a second. The same on every rank.
 LinkModel measure_link(Communicator& communicator);
 
+// Whether both may be measurements of one link, some noise apart: what was tuned over one then holds over the other.
+bool alike(const LinkModel& a, const LinkModel& b);
+
 // Collective: the largest of each value over the ranks.
 std::vector<double> max_over_ranks(Communicator& communicator, std::span<const double> values);
 
