@@ -118,10 +118,11 @@ void GradientExchange::backward(const at::Tensor& loss) {
   std::fill(ready_times_.begin(), ready_times_.end(), kNotReady);
   in_hooks_ = Nanoseconds{0};
   backward_began_ = now();
-  if (!first_in_window_) return loss.backward();  // later batches add to what the first has put in place
-  {
+  if (first_in_window_) {
     const GradientMemory::Lending lending(memory_);
     loss.backward();
+  } else {
+    loss.backward();  // later batches add to what the first has put in place
   }
   put_displaced_back();
 }
