@@ -185,8 +185,8 @@ bool GradientCompressor::compressing() const {
   const CompressionOptions& options = impl_->context.options;
   if (!impl_->codec) return false;
   if (options.kind == Compression::kPowerSgd && impl_->steps < options.warmup_steps) return false;
-  // Steps 2, 4, … from 0; the first ones are not what later ones are like.
-  return impl_->steps < 2 || impl_->steps % 2 == 1 || impl_->steps > 2 * options.compared_steps;
+  const std::int64_t since = impl_->steps - options.first_compared;
+  return since < 0 || since % 2 == 1 || since >= 2 * options.compared_steps;
 }
 
 Work GradientCompressor::exchange(const GradientBucket& bucket, double scale) {

@@ -12,23 +12,22 @@ constexpr int kComparedSteps = 3;
 
 Compressed::Compressed(FlatParameters& parameters, FlatOptimizer& optimizer, comm::Communicator& communicator,
                        profile::Recorder& recorder, double scale, const config::Compression& compression,
-                       std::uint64_t seed)
+                       std::uint64_t seed, int settled_steps)
     : parameters_(parameters),
       replicated_(parameters, optimizer, communicator, recorder, scale),
       scale_(scale),
       bases_(gradient_bases(parameters)),
-      compressor_(compression_options(compression, seed, kComparedSteps), gradient_tensors(parameters, bases_),
-                  communicator),
+      compressor_(compression_options(compression, seed, kComparedSteps, settled_steps),
+                  gradient_tensors(parameters, bases_), communicator),
       report_("gradient compression", "optimizations.gradient_compression") {}
 
 std::string_view Compressed::operation() const {
-  const auto kind = compressor_.options().kind;
-  const bool gathers = kind == comm::Compression::kInt8 || kind == comm::Compression::kTopK;
-  return gathers && compressor_.compressing() ? "all_gather" : "all_reduce";
+  return operation_of(compressor_);
 }
 
 void Compressed::set_plan(const comm::FusionPlan& plan) {
   replicated_.set_plan(plan);
+  report_.forget();  // other buckets hide more or less behind backward
   plan_ = &plan;
 }
 

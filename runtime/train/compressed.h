@@ -14,9 +14,10 @@ namespace dtrain::train {
 
 class Compressed final : public GradientStrategy {
  public:
-  // Collective. `scale`: as for Replicated, which does the update.
+  // Collective. `scale`: as for Replicated, which does the update. `settled_steps`: after so many the plan is final.
   Compressed(FlatParameters& parameters, FlatOptimizer& optimizer, comm::Communicator& communicator,
-             profile::Recorder& recorder, double scale, const config::Compression& compression, std::uint64_t seed);
+             profile::Recorder& recorder, double scale, const config::Compression& compression, std::uint64_t seed,
+             int settled_steps);
 
   std::string_view operation() const override;
   void set_plan(const comm::FusionPlan& plan) override;

@@ -31,6 +31,11 @@ void CompressionReport::add(bool compressed, Nanoseconds exposed) {
   (compressed ? compressed_s_ : plain_s_).push_back(to_seconds(exposed));
 }
 
+void CompressionReport::forget() {
+  plain_s_.clear();
+  compressed_s_.clear();
+}
+
 Json CompressionReport::account(const comm::GradientCompressor& compressor, comm::Communicator& communicator) const {
   const comm::CompressionStatistics& s = compressor.statistics();
   const bool comparable = plain_s_.size() >= kFewest && compressed_s_.size() >= kFewest;
@@ -64,17 +69,19 @@ std::string CompressionReport::sentence(const Json& account, bool& loses) const 
   if (const double plain = account["plain_bytes"]; plain > 0) {
     text += fmt::format(", {} of it float64, which travels as it is", format_bytes(plain));
   }
-  if (account["gained_s"].is_null()) return text + "; too few steps to say what that gained";
+  std::string cut_text;
+  if (const std::int64_t cut = account["saturated_values"]; cut > 0) {
+    cut_text = fmt::format("; {} values were too large for it and were cut", cut);
+    if (account["kind"] == "fp16") cut_text += ": bf16 holds them";
+  }
+  if (account["gained_s"].is_null()) return text + "; too few steps to say what that gained" + cut_text;
   const double gained = account["gained_s"];
   text += fmt::format(", a step's exchange held up the training for {} instead of {}: {} {} in {} steps",
                       duration(account["exposed_compressed_s"]), duration(account["exposed_uncompressed_s"]),
                       gained >= 0 ? "gained" : "LOST", duration(gained), steps);
   loses = gained < 0;
   if (loses) text += fmt::format("; switch it off here ({}: false)", key_);
-  if (const std::int64_t cut = account["saturated_values"]; cut > 0) {
-    text += fmt::format("; {} values were too large for it and were cut: bf16 holds them", cut);
-  }
-  return text;
+  return text + cut_text;
 }
 
 }  // namespace dtrain::train

@@ -18,6 +18,8 @@ class CompressionReport {
 
   // A step's exchange cost its rank so much: encoding, decoding and waiting, not what went on beside computing.
   void add(bool compressed, Nanoseconds exposed);
+  // Steps so far are not like those that follow.
+  void forget();
 
   // plan.json's account of it. Collective: times are the mean over ranks.
   Json account(const comm::GradientCompressor& compressor, comm::Communicator& communicator) const;

@@ -6,6 +6,9 @@ namespace dtrain::train {
 
 namespace {
 
+// The first steps, and the first with new buckets.
+constexpr int kUnlikeLaterOnes = 2;
+
 comm::Compression kind_of(config::CompressionKind kind) {
   switch (kind) {
     case config::CompressionKind::kNone:
@@ -39,18 +42,28 @@ std::int64_t rows_of(const at::Tensor& tensor) {
 }  // namespace
 
 comm::CompressionOptions compression_options(const config::Compression& compression, std::uint64_t seed,
-                                             int compared_steps) {
+                                             int compared_steps, int settled_steps) {
   comm::CompressionOptions options;
   options.kind = kind_of(compression.kind);
   options.rank = compression.rank;
   options.ratio = compression.ratio;
   options.seed = seed;
   options.compared_steps = compared_steps;
+  options.first_compared = settled_steps + kUnlikeLaterOnes;
   if (options.kind == comm::Compression::kPowerSgd) {
     options.warmup_steps = compression.warmup_steps;
-    if (options.warmup_steps > compared_steps) options.compared_steps = 0;  // the warm-up can be compared with
+    // A warm-up that has two steps like later ones can be compared with.
+    if (options.warmup_steps >= std::max<std::int64_t>(options.first_compared, 2 * kUnlikeLaterOnes)) {
+      options.compared_steps = 0;
+    }
   }
   return options;
+}
+
+std::string_view operation_of(const comm::GradientCompressor& compressor) {
+  const auto kind = compressor.options().kind;
+  const bool gathers = kind == comm::Compression::kInt8 || kind == comm::Compression::kTopK;
+  return gathers && compressor.compressing() ? "all_gather" : "all_reduce";
 }
 
 std::vector<comm::GradientTensor> gradient_tensors(const FlatParameters& parameters,

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <string_view>
 #include <vector>
 
 #include "dtrain/comm/compression.h"
@@ -14,9 +15,13 @@
 
 namespace dtrain::train {
 
-// `compared_steps`: how many steps are to travel uncompressed so that what compression gains can be said.
+// `compared_steps`: how many steps are to travel uncompressed so that what compression gains can be said. Once
+// `settled_steps` are over, steps are like those that follow.
 comm::CompressionOptions compression_options(const config::Compression& compression, std::uint64_t seed,
-                                             int compared_steps);
+                                             int compared_steps, int settled_steps);
+
+// What the compressor does to a bucket in this step, in records.
+std::string_view operation_of(const comm::GradientCompressor& compressor);
 
 // Every parameter as a matrix: the dimension whose elements lie farthest apart in memory, by the rest. `bases`: where
 // each group's flat memory begins that is laid out as the parameters are.

@@ -87,7 +87,7 @@ void Engine::use_strategy(bool sharded) {
   strategy_.reset();  // one puts parameters and state back where the next one expects them
   if (options_.compression.kind != config::CompressionKind::kNone) {
     auto compressed = std::make_unique<Compressed>(*parameters_, *optimizer_, communicator_, recorder_, scale,
-                                                   options_.compression, options_.seed);
+                                                   options_.compression, options_.seed, fusion_->settled_steps());
     compressed_ = compressed.get();
     strategy_ = std::move(compressed);
   } else if (sharded) {

@@ -33,7 +33,7 @@ LocalSteps::LocalSteps(const config::LocalSgd& options, FlatParameters& paramete
     groups_.push_back(std::move(own));
   }
   compressor_ =
-      std::make_unique<comm::GradientCompressor>(compression_options(options.compression, seed, kComparedMeetings),
+      std::make_unique<comm::GradientCompressor>(compression_options(options.compression, seed, kComparedMeetings, 0),
                                                  gradient_tensors(parameters, bases_), communicator);
 }
 
@@ -69,7 +69,7 @@ void LocalSteps::exchange(double scale) {
   Nanoseconds exposed{0};
   for (std::size_t b = 0; b < works.size(); ++b) {
     works[b].wait();
-    log_.record("all_reduce", static_cast<int>(b), works[b]);
+    log_.record(operation_of(*compressor_), static_cast<int>(b), works[b]);
     exposed += works[b].timing().exposed;
   }
   report_.add(compressor_->compressing(), exposed);

@@ -122,10 +122,10 @@ void SlowLinkRuns::shape(const std::string& rate) {
 }
 
 StepTimes SlowLinkRuns::step_times(const Workload& workload, const Method& method, int cycles) {
-  // Behind the steps (or meetings) that go uncompressed to compare with.
-  // Of compressed meetings that is the fifth.
-  const int meetings = method.uncompressed_steps > 0 ? 5 : 2;
-  const int first = std::max(method.uncompressed_steps + 2, method.cycle == 1 ? 8 : meetings * method.cycle);
+  // Behind the steps (or meetings) that go uncompressed to compare with: the last is the 15th step, the fifth meeting.
+  const bool compared = method.ours && method.uncompressed_steps > 0;
+  const int first = std::max(method.uncompressed_steps + 2,
+                             method.cycle == 1 ? (compared ? 16 : 8) : (compared ? 5 : 2) * method.cycle);
   const int steps = first + cycles * method.cycle;
   const auto window = [&](const std::vector<double>& values) {
     if (values.size() < static_cast<std::size_t>(steps))

@@ -37,8 +37,10 @@ struct CompressionOptions {
   std::int64_t warmup_steps = 0;  // powersgd: steps before the first compressed one
   double ratio = 0.01;            // topk: the part of each gradient that is sent
   std::uint64_t seed = 0;         // powersgd: of the first Q
-  // Steps to be exchanged as they are whatever else says so, to compare with: the 3rd, 5th, … of as many as this.
+  // So many steps are exchanged as they are whatever else says so, to compare with: `first_compared` (the first step is
+  // 0) and every second one from there.
   int compared_steps = 0;
+  std::int64_t first_compared = 2;
 };
 
 // One gradient, and the matrix it is to a codec that wants one: its first dimension x the rest.
