@@ -4,7 +4,6 @@
 
 #include "dtrain/base/clock.h"
 #include "dtrain/comm/fusion_tuner.h"
-#include "tuner/statistics.h"
 
 namespace dtrain::comm {
 namespace {
@@ -41,8 +40,9 @@ LinkModel measure_link(Communicator& communicator) {
       communicator.all_reduce(buffer->bytes().data(), bytes / sizeof(float), DataType::kFloat32).wait();
       if (i > 0) times.push_back(static_cast<double>((clock.monotonic() - began).count()) / 1e3);  // the first warms up
     }
-    const double mine = median(times);
-    return max_over_ranks(communicator, {&mine, 1}).front();
+    // An exchange has taken what its earliest rank saw; whatever else the hosts do makes it longer, never shorter.
+    const auto exchanges = max_over_ranks(communicator, times);
+    return *std::min_element(exchanges.begin(), exchanges.end());
   };
   const double tiny = time_of(kTiny, 7);
   const double small = time_of(kSmall, 7);

@@ -2,6 +2,7 @@
 
     two_hosts.py BIN_FOLDER [TestClass[.test] ...]
 """
+import json
 import os
 import subprocess
 import sys
@@ -87,18 +88,19 @@ class Training(TwoHosts):
         self.assertEqual(worst_difference(one, other)[0], 0)
 
     def test_a_tuned_plan_is_for_links_of_its_speed(self):
-        sets = ["searcher.max_length.batches=100", "optimizations.auto_tune_tensor_fusion=true",
-                "optimizations.sharded_optimizer=false"]
-        came_by = []
-        try:
-            for rate in ("1gbit", "1gbit", "100mbit", "100mbit"):
-                subprocess.run([BED, "rate", HOSTS, rate], check=True)
-                result = mpirun(1, 1, self.work.new_run(), sets, ("-x", f"XDG_CACHE_HOME={self.work.path}/cache")).expect(0)
-                came_by.append(result.json("plan.json")["fusion"]["by"])
-                self.assertEqual("is for another link" in result.output, len(came_by) == 3)
-        finally:
-            subprocess.run([BED, "rate", HOSTS, "unshaped"], check=True)
-        self.assertEqual(came_by, ["tuned", "remembered", "tuned", "remembered"])
+        def tune():
+            sets = ["searcher.max_length.batches=100", "optimizations.auto_tune_tensor_fusion=true",
+                    "optimizations.sharded_optimizer=false"]
+            result = mpirun(1, 1, self.work.new_run(), sets, ("-x", f"XDG_CACHE_HOME={self.work.path}/cache")).expect(0)
+            self.assertEqual(result.json("plan.json")["fusion"]["by"], "tuned")
+            return result
+
+        self.assertNotIn("another link", tune().output)
+        (file,) = (self.work.path / "cache" / "dtrain" / "fusion").iterdir()
+        remembered = json.loads(file.read_text())
+        # Far from whatever is measured here, also where the machine is busy.
+        file.write_text(json.dumps(remembered | {"us_per_byte": remembered["us_per_byte"] / 1e4}))
+        self.assertIn("is for another link", tune().output)
 
     def test_two_ranks_a_host_over_mpi_alone(self):
         sets = ["communication.backend=mpi", "resources.slots_per_trial=4"]
