@@ -42,9 +42,10 @@ class Turns {
     }
     std::vector<double> backward, exposed;
     for (const int rank : {0, 1}) {
-      for (const Step& step : read_steps(scratch_ / "together", rank)) {
-        backward.push_back(step.backward_ms);
-        exposed.push_back(step.exposed_ms);
+      const std::vector<Step> steps = read_steps(scratch_ / "together", rank);
+      for (std::size_t i = kWarmUp; i < steps.size(); ++i) {
+        backward.push_back(steps[i].backward_ms);
+        exposed.push_back(steps[i].exposed_ms);
       }
     }
     const Json plan = read_json(scratch_ / "together" / "plan.json");
@@ -57,7 +58,6 @@ class Turns {
             {"all_reduce_ms", all_reduce},
             {"backward_ms", median_of(backward)},
             {"all_reduce_over_backward", all_reduce / median_of(backward)},
-            {"buckets", plan["fusion"]["buckets"].size()},
             {"steps", together.size()}};
   } catch (const Error& error) {
     throw Error(error.what(), "they said:\n" + read_file(log_path_, 1 << 20));
