@@ -89,7 +89,7 @@ void write_stragglers(TextWriter& out, const Stragglers& stragglers) {
 }
 
 void write_prediction(TextWriter& out, const Prediction& prediction, bool assumptions) {
-  out.line("  {:<48}{:>11}{:>13}{:>9}{}", prediction.title, seconds_text(prediction.step_s),
+  out.line("  {:<50}{:>11}{:>13}{:>9}{}", prediction.title, seconds_text(prediction.step_s),
            format_rate(prediction.samples_per_s), fmt::format("{:+.1f}%", prediction.gain * 100),
            prediction.efficiency ? fmt::format("{:>9}", format_percent(*prediction.efficiency)) : "");
   if (!assumptions) return;
@@ -100,13 +100,13 @@ void write_prediction(TextWriter& out, const Prediction& prediction, bool assump
 void write_what_if(TextWriter& out, const WhatIf& what_if, bool assumptions) {
   if (what_if.step_s > 0) {
     out.heading("What if");
-    out.line("  {:<48}{:>11}{:>13}{:>9}", "", "a step", "samples/s", "gain");
-    out.line("  {:<48}{:>11}{:>13}", "as measured", seconds_text(what_if.step_s), format_rate(what_if.samples_per_s));
+    out.line("  {:<50}{:>11}{:>13}{:>9}", "", "a step", "samples/s", "gain");
+    out.line("  {:<50}{:>11}{:>13}", "as measured", seconds_text(what_if.step_s), format_rate(what_if.samples_per_s));
     for (const Prediction& prediction : what_if.changes) write_prediction(out, prediction, assumptions);
   }
   if (!what_if.scaling.empty()) {
     out.heading("More ranks, the same batch on each");
-    out.line("  {:<48}{:>11}{:>13}{:>9}{:>9}", "", "a step", "samples/s", "gain", "scaling");
+    out.line("  {:<50}{:>11}{:>13}{:>9}{:>9}", "", "a step", "samples/s", "gain", "scaling");
     for (const Prediction& prediction : what_if.scaling) write_prediction(out, prediction, false);
     if (assumptions) out.paragraph(what_if.scaling.front().assumption, 4);
   }

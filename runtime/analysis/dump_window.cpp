@@ -41,9 +41,10 @@ void read_phases(const Element& value, WindowLine& window, WindowSketches& sketc
       break;
     }
   }
-  window.phases[static_cast<std::size_t>(Phase::kTrainBatch)] -=
-      window.phases[static_cast<std::size_t>(Phase::kForward)] +
-      window.phases[static_cast<std::size_t>(Phase::kBackward)];
+  std::int64_t& whole = window.phases[static_cast<std::size_t>(Phase::kTrainBatch)];
+  for (const Phase part : {Phase::kForward, Phase::kBackward}) {
+    whole = minus(whole, window.phases[static_cast<std::size_t>(part)]);
+  }
 }
 
 void read_collective(const Object& object, WindowLine& window, WindowSketches& sketches) {

@@ -16,10 +16,10 @@ using profile::Phase;
 
 std::string growth_text(const MemoryGrowth& growth) {
   std::string text = fmt::format("its memory grew by {} in {} steps, and steadily", format_bytes(growth.grown_bytes),
-                                 count_text(static_cast<std::int64_t>(growth.steps)));
+                                 count_text(to_count(growth.steps)));
   if (growth.free_bytes && *growth.free_bytes > 0) {
     text += fmt::format("; the {} that its host has left last for {} more steps", format_bytes(*growth.free_bytes),
-                        count_text(static_cast<std::int64_t>(*growth.free_bytes / growth.bytes_per_step)));
+                        count_text(to_count(*growth.free_bytes / growth.bytes_per_step)));
   }
   return text;
 }
@@ -116,15 +116,15 @@ std::optional<Finding> find_uneven_shard(const Evidence& evidence) {
   std::vector<double> most_of_all(rows.ranks(), 0);
   for (std::size_t i = 0; i < rows.rows().size(); ++i) {
     std::size_t most = 0;
-    std::int64_t sum = 0;
+    double sum = 0;
     for (std::size_t r = 0; r < rows.ranks(); ++r) {
       const std::int64_t samples = rows.at(i, r).samples;
-      sum += samples;
+      sum += static_cast<double>(samples);
       if (samples > rows.at(i, most).samples) most = r;
       most_of_all[r] += static_cast<double>(samples);
     }
     const auto largest = static_cast<double>(rows.at(i, most).samples);
-    const double fair = static_cast<double>(sum) / static_cast<double>(rows.ranks());
+    const double fair = sum / static_cast<double>(rows.ranks());
     if (largest <= fair) continue;
     const double seconds = static_cast<double>(compute_of(rows.at(i, most))) / 1e9 * (1 - fair / largest);
     lost_s += seconds;
@@ -151,10 +151,9 @@ std::optional<Finding> find_uneven_shard(const Evidence& evidence) {
       one ? fmt::format("{} has more data than the others: they wait while it trains, {} in all", rank_name(rank),
                         seconds_text(lost_s))
           : fmt::format("ranks train different numbers of samples in a step: {} in all", seconds_text(lost_s));
-  finding.evidence = fmt::format("in {} steps; {} trained {} samples, a fair share is {}",
-                                 count_text(static_cast<std::int64_t>(uneven_steps)), rank_name(rank),
-                                 count_text(static_cast<std::int64_t>(most_of_all[at])),
-                                 count_text(static_cast<std::int64_t>(all / static_cast<double>(rows.ranks()))));
+  finding.evidence = fmt::format(
+      "in {} steps; {} trained {} samples, a fair share is {}", count_text(to_count(uneven_steps)), rank_name(rank),
+      count_text(to_count(most_of_all[at])), count_text(to_count(all / static_cast<double>(rows.ranks()))));
   finding.advice =
       "give every rank the same number of samples: shards of one size, or a sampler over the whole data set";
   return finding;

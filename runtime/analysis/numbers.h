@@ -16,6 +16,12 @@ inline std::string seconds_text(double seconds) {
   return format_duration(Nanoseconds(std::llround(std::clamp(seconds, -kMost, kMost) * 1e9)));
 }
 
+// For counts that are estimates.
+inline std::int64_t to_count(double value) {
+  constexpr double kMost = 9e15;  // whole numbers up to here are exact
+  return std::isnan(value) ? 0 : std::llround(std::clamp(value, -kMost, kMost));
+}
+
 // "1,234,567"
 inline std::string count_text(std::int64_t count) {
   std::string digits = std::to_string(count);

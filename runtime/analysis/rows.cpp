@@ -5,8 +5,6 @@
 #include <set>
 #include <utility>
 
-#include "json_fields.h"
-
 namespace dtrain::analysis {
 namespace {
 
@@ -132,7 +130,7 @@ class Rows::Builder {
   void add_windows() {
     for (const auto& [range, sums] : windows_) {
       const auto [fewest, most] = std::minmax_element(sums.steps.begin(), sums.steps.end());
-      if (*fewest == 0 || *fewest != *most) continue;  // a rank's window is missing
+      if (*fewest <= 0 || *fewest != *most) continue;  // a rank's window is missing
       add_row({range.first, range.second, *most, sums.cells.front().exchanged, true}, sums.cells);
     }
   }

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "dtrain/analysis/run_profile.h"
+#include "json_fields.h"
 
 namespace dtrain::analysis {
 
@@ -45,11 +46,20 @@ inline std::int64_t wait_of(const StepLine& step) {
 }
 // What the rank does itself, whoever else there is.
 inline std::int64_t own_of(const StepLine& step) {
-  return step.wall_ns - wait_of(step);
+  return minus(step.wall_ns, wait_of(step));
+}
+// Validation and checkpoints: no part of a training step, though in its record.
+inline std::int64_t pauses_of(const StepLine& step) {
+  return plus(phase_of(step, profile::Phase::kValidation), phase_of(step, profile::Phase::kCheckpoint));
+}
+// Of own_of(), without them.
+inline std::int64_t training_of(const StepLine& step) {
+  return minus(own_of(step), pauses_of(step));
 }
 inline std::int64_t compute_of(const StepLine& step) {
   using profile::Phase;
-  return phase_of(step, Phase::kTrainBatch) + phase_of(step, Phase::kForward) + phase_of(step, Phase::kBackward);
+  return plus(phase_of(step, Phase::kTrainBatch),
+              plus(phase_of(step, Phase::kForward), phase_of(step, Phase::kBackward)));
 }
 inline std::int64_t loading_of(const StepLine& step) {
   return phase_of(step, profile::Phase::kDataloaderNext);

@@ -35,7 +35,7 @@ Work measure(const Rows& rows) {
     double sum = 0;
     std::int64_t least = INT64_MAX;
     for (std::size_t r = 0; r < rows.ranks(); ++r) {
-      sum += seconds(own_of(rows.at(i, r)));
+      sum += seconds(training_of(rows.at(i, r)));
       least = std::min(least, wait_of(rows.at(i, r)));
     }
     const auto row_steps = static_cast<double>(rows.rows()[i].steps);
@@ -44,7 +44,7 @@ Work measure(const Rows& rows) {
     work.exchange_s += seconds(least);
     if (rows.rows()[i].window || i % every != 0) continue;
     for (std::size_t r = 0; r < rows.ranks(); ++r) {
-      work.deviations.push_back((seconds(own_of(rows.at(i, r))) - sum / count) / row_steps);
+      work.deviations.push_back((seconds(training_of(rows.at(i, r))) - sum / count) / row_steps);
     }
   }
   // From the mean of n they lie closer together than from the mean of all there could be.
@@ -98,6 +98,7 @@ void predict_scaling(const Evidence& evidence, WhatIf& into) {
     prediction.world_size = ranks;
     prediction.step_s = into.step_s + then_s - modelled_s;
     prediction.step_p50_s = into.step_p50_s + then_s - modelled_s;
+    if (prediction.step_s <= 0) continue;
     prediction.samples_per_s = ranks * samples_per_rank / prediction.step_s;
     prediction.gain = prediction.samples_per_s / into.samples_per_s - 1;
     prediction.efficiency = into.step_s / prediction.step_s;

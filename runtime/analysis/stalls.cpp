@@ -114,7 +114,7 @@ double waited_s(const Rows& rows, std::size_t row, std::size_t last) {
   for (std::size_t r = 0; r < rows.ranks(); ++r) {
     const std::int64_t wait = wait_of(rows.at(row, r));
     if (wait < least) return 0;  // another came later
-    beyond += seconds(wait - least);
+    beyond += seconds(minus(wait, least));
   }
   return rows.ranks() > 1 ? beyond / static_cast<double>(rows.ranks() - 1) : 0;
 }

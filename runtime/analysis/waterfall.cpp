@@ -24,7 +24,7 @@ double per_sample(const RankProfile& rank) {
     if (window.samples <= 0) continue;
     std::int64_t compute = 0;
     for (const Phase phase : {Phase::kTrainBatch, Phase::kForward, Phase::kBackward}) {
-      compute += window.phases[static_cast<std::size_t>(phase)];
+      add_to(compute, window.phases[static_cast<std::size_t>(phase)]);
     }
     // A window counts as one step of its mean: it only has sums of samples.
     values.push_back(static_cast<double>(compute) / static_cast<double>(window.samples));

@@ -1,4 +1,5 @@
-// What a change would bring, predicted from the steps as measured.
+// What a change would bring, predicted from the steps as measured. Times are of training: validation and checkpoints
+// are left out of steps.
 #pragma once
 
 #include <optional>
@@ -25,7 +26,7 @@ struct Prediction {
 
 struct WhatIf {
   double step_s = 0, step_p50_s = 0, samples_per_s = 0;  // as measured, over steps
-  std::vector<Prediction> changes;                       // of this run, greatest gain first
+  std::vector<Prediction> changes;                       // of this run, greatest gain first; last the loader alone
   std::vector<Prediction> scaling;                       // the same batch a rank on more ranks
   std::vector<std::string> notes;                        // what could not be predicted, and why
 };
