@@ -7,6 +7,7 @@
 namespace dtrain::cli {
 
 void add_agent(CLI::App& app, int* exit_code);
+void add_analyze(CLI::App& app, int* exit_code);
 void add_completion(CLI::App& app, int* exit_code);
 void add_launch(CLI::App& app, int* exit_code);
 void add_start_rank(CLI::App& app, int* exit_code);
@@ -24,6 +25,7 @@ void add_task_kill(CLI::App& task, int* exit_code);
 void add_task_list(CLI::App& task, int* exit_code);
 void add_task_show(CLI::App& task, int* exit_code);
 void add_task_wait(CLI::App& task, int* exit_code);
+void add_what_if(CLI::App& app, int* exit_code);
 void add_version(CLI::App& app, int* exit_code);
 
 }  // namespace dtrain::cli

@@ -225,5 +225,26 @@ TEST(Summary, OfARunByNumber) {
   EXPECT_THAT(unknown.err, HasSubstr("did you mean 0001-test?"));
 }
 
+TEST(Analyze, OfARealRunSumsToItsWholeLoop) {
+  TestRun run({.batches = 20});
+  ASSERT_EQ(run.launch().wait().code, 0);
+  const Result text = dtrain(run, {"analyze", "./run"});
+  EXPECT_EQ(text.code, 0) << text.err;
+  EXPECT_THAT(text.out, HasSubstr("Findings"));
+  const Result json = dtrain(run, {"analyze", "./run", "--json"});
+  ASSERT_EQ(json.code, 0) << json.err;
+  const Json analysis = Json::parse(json.out);
+  double sum = 0;
+  for (const Json& part : analysis["waterfall"]["parts"]) sum += part["share"].get<double>();
+  EXPECT_NEAR(sum, 1, 1e-9);
+  EXPECT_EQ(analysis["steps"]["count"], 40);
+  EXPECT_EQ(dtrain(run, {"analyze", "./nowhere"}).code, 2);
+
+  const Result what_if = dtrain(run, {"what-if", "./run", "--json"});
+  ASSERT_EQ(what_if.code, 0) << what_if.err;
+  EXPECT_EQ(Json::parse(what_if.out), analysis["what_if"]);
+  EXPECT_THAT(dtrain(run, {"what-if", "./run"}).out, HasSubstr("as measured"));
+}
+
 }  // namespace
 }  // namespace dtrain::run

@@ -1,0 +1,39 @@
+#include <cstdio>
+#include <memory>
+#include <string>
+
+#include <unistd.h>
+
+#include "commands.h"
+#include "dtrain/analysis/analysis_text.h"
+#include "dtrain/run/run_folder.h"
+#include "dtrain/run/summary_text.h"
+
+namespace dtrain::cli {
+namespace {
+
+struct Arguments {
+  std::string run;
+  bool json = false;
+};
+
+}  // namespace
+
+void add_what_if(CLI::App& app, int* exit_code) {
+  auto arguments = std::make_shared<Arguments>();
+  CLI::App* command =
+      app.add_subcommand("what-if", "Predict what changes would bring to a run: data, network, balance, more ranks");
+  command->add_option("RUN", arguments->run, "The run: a path, or a number or name under ./runs")->required();
+  command->add_flag("--json", arguments->json, "As JSON");
+  command->footer("docs/profiling.md says how each number is predicted.");
+  command->callback([arguments, exit_code] {
+    const auto profile = analysis::load_run(run::find_run(arguments->run).path);
+    const analysis::Analysis analysis = analysis::analyze(profile);
+    const std::string text = arguments->json ? to_line(analysis::to_json(analysis.what_if)) + "\n"
+                                             : analysis::render_what_if(analysis, run::text_options(STDOUT_FILENO));
+    std::fputs(text.c_str(), stdout);
+    *exit_code = 0;
+  });
+}
+
+}  // namespace dtrain::cli
