@@ -50,6 +50,13 @@ TEST(Launch, TwoRanksTrainAndTheSummarySaysWhereTheTimeWent) {
   EXPECT_EQ(of_event(run.events(), "run_ended").at(0).at("exit_code"), 0);
 }
 
+TEST(Launch, RulesThatNobodyAppliesYetAreRefused) {
+  TestRun run({.slots = 1});
+  Command launch = run.launch({"--set", "profiling.rules.StepOutlier.stddev=4"});
+  EXPECT_EQ(launch.wait().describe(), "exit status 2") << launch.out();
+  EXPECT_THAT(launch.err(), HasSubstr("profiling.rules: no rule judges a run in this version yet"));
+}
+
 TEST(Launch, OneRankHasNoPrefix) {
   TestRun run({.slots = 1});
   Command launch = run.launch();
