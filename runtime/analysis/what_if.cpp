@@ -70,9 +70,9 @@ std::optional<Prediction> predict_loader_alone(const Evidence& evidence, const P
     result.notes.emplace_back(
         "loader_alone: the loader did not record what a batch takes it, so its own speed is not "
         "known; --mock train measures it");
-    return;
+    return std::nullopt;
   }
-  result.changes.push_back(predictor.predict(std::move(prediction), *period + rest_s(evidence.rows)));
+  return predictor.predict(std::move(prediction), *period + rest_s(evidence.rows));
 }
 
 void predict_link(const Evidence& evidence, const Predictor& predictor, WhatIf& result) {
