@@ -98,6 +98,8 @@ class SlowPlane final : public ControlPlane {
   std::optional<RankFailure> failure() const override { return {}; }
   void on_failure(std::function<void(const RankFailure&)>) override {}
   void set_step(std::int64_t) override {}
+  std::optional<ClockOffset> measure_clock(milliseconds) override { return {}; }
+  std::optional<ClockOffset> take_clock() override { return {}; }
   PeerState peer_state(int) const override { return PeerState::kAlive; }
   void finish() override {}
 
