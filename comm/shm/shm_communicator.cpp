@@ -42,8 +42,8 @@ class ShmMemory final : public Memory {
     SharedMemory own = create(bytes);
     std::vector<UniqueFd> fds = hub_->exchange(own.fd(), check);
     for (int r = 0; r < world_size_; ++r) {
-      // NOLINTNEXTLINE(bugprone-use-after-move): r is rank_ once
       region->add(names_.of(r),
+                  // NOLINTNEXTLINE(bugprone-use-after-move): r is rank_ once
                   r == rank_ ? std::move(own) : SharedMemory::map(std::move(fds[static_cast<std::size_t>(r)])));
     }
     return region;
