@@ -14,7 +14,9 @@ namespace dtrain::analysis {
 struct CollectiveKey {
   Operation operation = Operation::kOther;
   std::int32_t bucket = -1;
-  auto operator<=>(const CollectiveKey&) const = default;
+  bool operator<(const CollectiveKey& other) const {
+    return operation != other.operation ? operation < other.operation : bucket < other.bucket;
+  }
 };
 
 // Over all windows of a rank, in nanoseconds.
