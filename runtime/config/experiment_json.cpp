@@ -35,7 +35,10 @@ Json to_json(const Experiment& experiment) {
                            {"resource_pool", resources.resource_pool},
                            {"max_slots", resources.max_slots ? Json(*resources.max_slots) : Json()}};
   json["optimizations"] = to_json(experiment.optimizations);
-  json["profiling"] = Json{{"rules", to_json(experiment.profiling_rules)}};
+  json["profiling"] = Json{{"prometheus", nullptr}, {"rules", to_json(experiment.profiling_rules)}};
+  if (const auto& prometheus = experiment.prometheus) {
+    json["profiling"]["prometheus"] = {{"address", prometheus->address}, {"port", prometheus->port}};
+  }
   json["searcher"] = Json{{"metric", experiment.searcher.metric},
                           {"smaller_is_better", experiment.searcher.smaller_is_better},
                           {"max_length", length_json(experiment.searcher.max_length)}};

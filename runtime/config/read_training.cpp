@@ -1,4 +1,7 @@
+#include <arpa/inet.h>
+
 #include <array>
+#include <cstdint>
 #include <limits>
 
 #include "read_sections.h"
@@ -63,6 +66,19 @@ void read_hyperparameters(Section& root, Experiment& experiment) {
   }
 }
 
+void read_prometheus(Section section, Prometheus& prometheus) {
+  if (!section.find("port")) section.report_missing("port", "the port to listen on, or 0 for any that is free");
+  prometheus.port = static_cast<int>(section.integer("port", 0, 0, std::numeric_limits<std::uint16_t>::max()));
+  prometheus.address = section.text("address", prometheus.address);
+  in_addr parsed{};
+  if (inet_pton(AF_INET, prometheus.address.c_str(), &parsed) != 1) {
+    section.report(*section.find("address"), "address",
+                   "must be an IPv4 address of the host (127.0.0.1; 0.0.0.0 for all it has), not '" +
+                       prometheus.address + "'");
+  }
+  section.finish();
+}
+
 void read_profiling(Section profiling, Experiment& experiment) {
   profiling.default_only("enabled", profiling.boolean("enabled", false), false, "false");
   profiling.default_only<std::int64_t>("begin_on_batch", profiling.integer("begin_on_batch", 0, 0, kMaxLength), 0, "0");
@@ -71,6 +87,9 @@ void read_profiling(Section profiling, Experiment& experiment) {
   profiling.default_only("sync_timings", profiling.boolean("sync_timings", true), true, "true");
   profiling.default_only_null("trace");
   read_profiling_rules(profiling.section("rules"), experiment.profiling_rules);
+  if (const Value* prometheus = profiling.find("prometheus"); prometheus && !prometheus->is_null()) {
+    read_prometheus(profiling.section("prometheus"), experiment.prometheus.emplace());
+  }
   profiling.finish();
 }
 

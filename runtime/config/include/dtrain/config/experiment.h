@@ -57,6 +57,13 @@ struct Searcher {
   bool operator==(const Searcher&) const = default;
 };
 
+// Where the agent of each host answers Prometheus.
+struct Prometheus {
+  std::string address = "127.0.0.1";  // IPv4, of the host; 0.0.0.0: all it has
+  int port = 0;                       // 0: any that is free
+  bool operator==(const Prometheus&) const = default;
+};
+
 struct Experiment {
   std::filesystem::path file;  // as it was given; relative paths inside are relative to its folder
   std::string text;            // the file as it was given, overrides not applied
@@ -71,6 +78,7 @@ struct Experiment {
   Json hyperparameters = Json::object();  // all of them, global_batch_size too; {type: const, val: x} is x here
   Optimizations optimizations;
   ProfilingRules profiling_rules;
+  std::optional<Prometheus> prometheus;  // none: nobody listens
   Searcher searcher;
 
   Length min_validation_period;  // 0 batches: only at the end
