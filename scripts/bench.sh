@@ -8,6 +8,7 @@ for bench in bench_step bench_startup bench_profile_overhead bench_faults bench_
   printf '%s ' "$bench"
   "$bin/$bench" --json
 done
+[ ! -x "$bin/bench_profile_overhead" ] || { printf 'long_run '; "$bin/bench_profile_overhead" --long-run --json; }
 # Not a time but whether it holds: 50 launchers that queue and are killed, for a minute.
 for kind in "" --real; do
   [ ! -x "$bin/queue_stress" ] || { printf 'queue_stress %s ' $kind; "$bin/queue_stress" --seconds 60 $kind --json; }

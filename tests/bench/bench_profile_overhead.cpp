@@ -1,6 +1,7 @@
 // What recording costs: the median step of Fashion-MNIST with records on and off.
 //
 //   bench_profile_overhead [--json] [--seconds 45]
+//   bench_profile_overhead --long-run [STEPS] [--json]   how large the dumps of 200,000 steps of a small model are
 //
 // One run of two ranks takes turns of about half a second: one with everything on that is always recorded (step
 // records, collectives, the agent's system sampler), one with the recorders paused and the agent stopped. Being the
@@ -18,6 +19,7 @@
 #include "dtrain/base/error.h"
 #include "dtrain/base/json.h"
 #include "dtrain/host/cpu.h"
+#include "long_run.h"
 
 namespace {
 
@@ -115,20 +117,24 @@ Json measure(const bench::ScratchFolder& scratch, int seconds) {
 int main(int argc, char** argv) try {
   bool json = false;
   int seconds = 45;
+  std::int64_t long_run_steps = 0;
   for (int i = 1; i < argc; ++i) {
     const std::string word = argv[i];
     if (word == "--json") {
       json = true;
     } else if (word == "--seconds" && i + 1 < argc) {
       seconds = std::atoi(argv[++i]);
+    } else if (word == "--long-run") {
+      long_run_steps = i + 1 < argc && argv[i + 1][0] != '-' ? std::atoll(argv[++i]) : 200'000;
     } else {
-      std::cerr << "usage: bench_profile_overhead [--json] [--seconds N]\n";
+      std::cerr << "usage: bench_profile_overhead [--json] [--seconds N | --long-run [STEPS]]\n";
       return 2;
     }
   }
   const bench::ScratchFolder scratch;
   try {
-    const Json result = measure(scratch, seconds);
+    const Json result =
+        long_run_steps > 0 ? bench::long_run(scratch.path(), long_run_steps) : measure(scratch, seconds);
     if (json) {
       std::cout << to_line(result) << "\n";
     } else {
