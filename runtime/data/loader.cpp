@@ -78,6 +78,7 @@ struct SampleLoader::Impl {
   // Called on one thread at a time: the worker, or next()'s when there is none.
   Item read(std::int64_t of_epoch, std::int64_t index) {
     Item item;
+    const auto start = std::chrono::steady_clock::now();
     try {
       if (order.empty() || order_epoch != of_epoch) {
         order = sampler.order(of_epoch);
@@ -91,6 +92,7 @@ struct SampleLoader::Impl {
       }
       dataset->read(samples, outputs);
       item.batch.samples = static_cast<std::int64_t>(samples.size());
+      item.batch.fetch_time = std::chrono::steady_clock::now() - start;
     } catch (...) {
       item = {{}, std::current_exception()};
     }

@@ -37,6 +37,30 @@ std::optional<ProcessUsage> read_process(pid_t pid, const std::filesystem::path&
   return usage;
 }
 
+std::optional<ProcessMemory> read_process_memory(pid_t pid, const std::filesystem::path& root) {
+  const auto text = read_proc_file(root / "proc" / std::to_string(pid) / "status");
+  if (!text) return std::nullopt;
+  const auto bytes_of = [&text](std::string_view name) -> std::optional<std::uint64_t> {
+    const std::size_t at = text->find(name);
+    if (at == std::string::npos) return std::nullopt;
+    Fields fields(std::string_view(*text).substr(at + name.size()), ' ');
+    return fields.number() * 1024;
+  };
+  const auto resident = bytes_of("\nVmRSS:\t");
+  const auto peak = bytes_of("\nVmHWM:\t");
+  const auto anonymous = bytes_of("\nRssAnon:\t");
+  if (!resident || !peak || !anonymous) return std::nullopt;  // a zombie has no memory any more
+  return ProcessMemory{*resident, *peak, *anonymous};
+}
+
+std::optional<std::chrono::nanoseconds> read_core_wait(pid_t thread, const std::filesystem::path& root) {
+  const auto text = read_proc_file(root / "proc" / std::to_string(thread) / "schedstat");
+  if (!text) return std::nullopt;
+  Fields fields(*text, ' ');
+  fields.skip(1);  // time on a core
+  return std::chrono::nanoseconds(fields.number());
+}
+
 std::uint64_t start_ticks(pid_t pid) {
   const auto text = read_proc_file("/proc/" + std::to_string(pid) + "/stat");
   Fields fields(fields_of(text), ' ');

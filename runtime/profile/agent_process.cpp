@@ -58,15 +58,18 @@ AgentProcess start_agent(const AgentOptions& options) {
   const UniqueFd ready_reader(ends[0]);
   UniqueFd ready_writer(ends[1]);
 
-  const Json settings = {{"agent", options.agent_id},
-                         {"profile_folder", options.profile_folder.string()},
-                         {"ranks", options.local_ranks},
-                         {"rank_timeout_s", options.rank_timeout.count()},
-                         {"sample_period_ms", options.sample_period.count()},
-                         {"socket", listener.name()},
-                         {"starter_pid", ::getpid()},
-                         {"nvml_library", options.nvml_library},
-                         {"header", options.header.is_object() ? options.header : Json::object()}};
+  Json settings = {{"agent", options.agent_id},
+                   {"profile_folder", options.profile_folder.string()},
+                   {"ranks", options.local_ranks},
+                   {"rank_timeout_s", options.rank_timeout.count()},
+                   {"sample_period_ms", options.sample_period.count()},
+                   {"socket", listener.name()},
+                   {"starter_pid", ::getpid()},
+                   {"nvml_library", options.nvml_library},
+                   {"header", options.header.is_object() ? options.header : Json::object()}};
+  if (const auto& prometheus = options.prometheus) {
+    settings["prometheus"] = {{"address", prometheus->address}, {"port", prometheus->port}};
+  }
   ProcessOptions start;
   start.command = {find_agent().string(), to_line(settings)};
   start.fds = {{kSocketFd, listener.fd()}, {kReadyFd, ready_writer.get()}};

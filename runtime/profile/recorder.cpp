@@ -2,8 +2,11 @@
 
 #include <unistd.h>
 
+#include <algorithm>
+
 #include "dtrain/base/error.h"
 #include "dtrain/base/unix_socket.h"
+#include "dtrain/host/cpu.h"
 #include "messages.h"
 #include "ring.h"
 
@@ -14,6 +17,10 @@ namespace {
 constexpr Nanoseconds kLivenessPeriod = std::chrono::seconds(1);
 
 constexpr PhaseTimes kNoTimes{};
+
+// How often device memory is told: twice a second, later as often for each doubling of the run's length.
+constexpr Nanoseconds kMemoryPeriod = std::chrono::milliseconds(500);
+constexpr std::int64_t kMemorySamples = 200;
 
 }  // namespace
 
@@ -27,6 +34,9 @@ struct Recorder::Impl {
         part_start(process_start) {}
 
   std::int64_t now() const { return clock.monotonic().count(); }
+  void begin_memory();
+  void read_memory(Phase of);
+  void end_memory();
   [[noreturn]] void agent_gone() {
     error = "the profiling agent of this host ended before rank " + std::to_string(rank) + " did";
     throw CommError(*error, kAgentRemedy);
@@ -55,7 +65,39 @@ struct Recorder::Impl {
   PhaseTimes times{};
   StepObserver* observer = nullptr;
   Nanoseconds part_start;
+
+  DeviceMemory* memory = nullptr;
+  std::int64_t watched_since = 0, next_memory = 0;
+  bool in_watched_step = false;
+  DeviceMemory::Reading memory_now;
+  PhaseTimes memory_peaks{};
 };
+
+// What was allocated before the step is no peak of its first phase's making, but its starting point.
+void Recorder::Impl::begin_memory() {
+  in_watched_step = memory != nullptr && step_start >= next_memory;
+  if (!in_watched_step) return;
+  next_memory = step_start + std::max(kMemoryPeriod.count(), (step_start - watched_since) / kMemorySamples);
+  memory_peaks.fill(-1);
+  memory->take();
+}
+
+void Recorder::Impl::read_memory(Phase of) {
+  memory_now = memory->take();
+  std::int64_t& peak = memory_peaks[static_cast<std::size_t>(of)];
+  peak = std::max(peak, memory_now.peak);
+}
+
+void Recorder::Impl::end_memory() {
+  read_memory(phase);
+  in_watched_step = false;
+  Record* record = ring.reserve();
+  if (record == nullptr) return;
+  record->kind = RecordKind::kDeviceMemory;
+  record->batch = batch;
+  record->device_memory = {now(), memory->device(), memory_now.allocated, memory_now.reserved, memory_peaks};
+  ring.commit();
+}
 
 std::optional<Json> Recorder::Impl::receive(std::chrono::milliseconds timeout) {
   bool timed_out = false;
@@ -74,6 +116,7 @@ void Recorder::Impl::handshake(const Options& options, Nanoseconds process_start
                       {"world_size", options.world_size},
                       {"pid", ::getpid()},
                       {"start_ns", process_start.count()},
+                      {"cpus", host::allowed_cpus()},
                       {"header", options.header.is_object() ? options.header : Json::object()}};
   const int fd = ring.fd();
   if (!socket.send(to_line(hello), {&fd, 1})) agent_gone();
@@ -134,6 +177,7 @@ void Recorder::begin_step(std::int64_t batch) {
   s.phase = Phase::kOther;
   s.times = {};
   s.step_start = s.last_change = s.now();
+  s.begin_memory();
 }
 
 Phase Recorder::switch_to(Phase phase) {
@@ -146,6 +190,7 @@ Phase Recorder::switch_to(Phase phase) {
   if (s.observer) s.observer->on_phase(before, s.last_change, now);
   s.last_change = now;
   s.phase = phase;
+  if (s.in_watched_step) s.read_memory(before);
   return before;
 }
 
@@ -165,6 +210,13 @@ void Recorder::end_step(const StepInfo& info) {
   record->batch = s.batch;
   record->step = {info.epoch, s.step_start, now - s.step_start, info.samples, info.exchanged ? 1 : 0, s.times};
   s.ring.commit();
+  if (s.in_watched_step) s.end_memory();
+}
+
+void Recorder::watch(DeviceMemory* memory) {
+  if (!impl_) return;
+  impl_->memory = memory;
+  impl_->watched_since = impl_->next_memory = impl_->now();
 }
 
 const PhaseTimes& Recorder::phases() const {
@@ -194,13 +246,23 @@ void Recorder::mark(RunMark mark) {
   impl_->ring.commit();
 }
 
-void Recorder::loader(std::int32_t queue_depth, std::int32_t workers) {
+void Recorder::clock(const ClockOffset& offset) {
+  if (!impl_) return;
+  Record* record = impl_->ring.reserve();
+  if (record == nullptr) return;
+  record->kind = RecordKind::kClock;
+  record->batch = impl_->batch;
+  record->clock = offset;
+  impl_->ring.commit();
+}
+
+void Recorder::loader(const LoaderSample& sample) {
   if (!impl_ || !impl_->step_is_recorded) return;
   Record* record = impl_->ring.reserve();
   if (record == nullptr) return;
   record->kind = RecordKind::kLoader;
   record->batch = impl_->batch;
-  record->loader = {impl_->now(), queue_depth, workers};
+  record->loader = {impl_->now(), sample.queue_depth, sample.workers, sample.fetch_ns, sample.pinned ? 1 : 0};
   impl_->ring.commit();
 }
 

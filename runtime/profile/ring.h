@@ -13,7 +13,14 @@
 
 namespace dtrain::profile {
 
-enum class RecordKind : std::uint32_t { kStep = 1, kCollective = 2, kLoader = 3, kMark = 4 };
+enum class RecordKind : std::uint32_t {
+  kStep = 1,
+  kCollective = 2,
+  kLoader = 3,
+  kMark = 4,
+  kClock = 5,
+  kDeviceMemory = 6
+};
 
 struct StepPayload {
   std::int64_t epoch, start_ns, wall_ns, samples, exchanged;
@@ -22,10 +29,17 @@ struct StepPayload {
 struct LoaderPayload {
   std::int64_t time_ns;
   std::int32_t queue_depth, workers;
+  std::int64_t fetch_ns;  // -1: not known
+  std::int64_t pinned;
 };
 struct MarkPayload {
   RunMark mark;
   std::int64_t start_ns, end_ns;
+};
+
+struct DeviceMemoryPayload {
+  std::int64_t time_ns, device, allocated, reserved;
+  std::array<std::int64_t, kPhaseCount> peaks;  // of what was allocated, in each phase; -1: it was not entered
 };
 
 // What travels: a fixed size, so that neither side can lose its place.
@@ -37,12 +51,14 @@ struct Record {
     CollectiveRecord collective;
     LoaderPayload loader;
     MarkPayload mark;
+    ClockOffset clock;
+    DeviceMemoryPayload device_memory;
   };
 };
 
 struct RingHeader {
   static constexpr std::uint64_t kMagic = 0x474e495254524eULL;  // another value than any version before had
-  static constexpr std::uint32_t kVersion = 1;
+  static constexpr std::uint32_t kVersion = 2;
 
   std::uint64_t magic;
   std::uint32_t version;

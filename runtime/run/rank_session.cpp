@@ -151,6 +151,7 @@ void RankSession::update_plan(const std::string& key, const Json& value) {
 void RankSession::set_step(std::int64_t batch) {
   impl_->step.store(batch, std::memory_order_relaxed);
   impl_->control->set_step(batch);
+  impl_->record_clock(impl_->control->take_clock());
   if (const auto lost = impl_->recorder->agent_error()) {
     throw Error(*lost, "free space where the run is written, or give another folder with --run-dir");
   }
@@ -159,6 +160,7 @@ void RankSession::set_step(std::int64_t batch) {
 int RankSession::finish(bool stopped) {
   Impl& self = *impl_;
   try {
+    self.record_clock(self.control->measure_clock(kClockTimeout));
     self.recorder->mark(profile::RunMark::kFinalizationEnd);
     self.recorder->flush(kFlushTimeout);
     if (const auto lost = self.recorder->agent_error()) {
@@ -204,6 +206,11 @@ int RankSession::fail(const std::exception& error) {
     self.log->warn("the last records were not confirmed: {}", lost.what());
   }
   return static_cast<int>(ExitCode::kRunFailed);
+}
+
+void RankSession::Impl::record_clock(const std::optional<comm::ClockOffset>& compared) {
+  if (!compared) return;
+  recorder->clock({compared->time.count(), compared->offset.count(), compared->error.count(), compared->round_trips});
 }
 
 void RankSession::Impl::try_event(const std::string& event, const Json& fields) {

@@ -25,6 +25,9 @@
 
 namespace dtrain::run {
 
+// For comparing clocks with rank 0: a few round trips, which take long only where something else is wrong.
+inline constexpr std::chrono::seconds kClockTimeout{2};
+
 // Estimates the time left from how fast batches have come since the first report.
 class RemainingTime {
  public:
@@ -98,6 +101,7 @@ struct RankSession::Impl {
   void open_run_folder();
   void redirect_output();
   void start_recording();
+  void record_clock(const std::optional<comm::ClockOffset>& compared);
   void write_plan();
 
   void on_launcher_gone();

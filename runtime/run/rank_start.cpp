@@ -166,6 +166,7 @@ void RankSession::Impl::start_recording() {
     for (int rank = 0; rank < world.size; ++rank) {
       if (hosts[static_cast<std::size_t>(rank)].key == host_key) agent_options.local_ranks.push_back(rank);
     }
+    if (const auto& wanted = experiment.prometheus) agent_options.prometheus = {wanted->address, wanted->port};
     profile::AgentProcess agent = profile::start_agent(agent_options);
     socket = agent.socket;
     events->write("agent_started", {{"agent", agent_options.agent_id}, {"pid", agent.process.pid()}});
@@ -175,10 +176,17 @@ void RankSession::Impl::start_recording() {
   } else {
     socket = control->get("run.agent/" + host_key);
   }
+  const auto compared = control->measure_clock(kClockTimeout);
+  if (compared) {
+    header["rank_0_clock"] = {{"time_ns", compared->time.count()},
+                              {"offset_ns", compared->offset.count()},
+                              {"error_ns", compared->error.count()}};
+  }
   recorder = std::make_unique<profile::Recorder>(
       profile::Recorder::Options{
           .rank = world.rank, .world_size = world.size, .agent_socket = socket, .header = header},
       clock, process_started);
+  record_clock(compared);
 }
 
 void RankSession::Impl::on_launcher_gone() {

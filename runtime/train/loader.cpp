@@ -45,7 +45,7 @@ class SampleSource final : public BatchSource {
   std::optional<Batch> next() override {
     auto host = loader_.next();
     if (!host) return std::nullopt;
-    Batch batch{names_, {}, host->samples};
+    Batch batch{names_, {}, host->samples, host->fetch_time.count()};
     const auto& fields = loader_.dataset().fields();
     for (std::size_t f = 0; f < fields.size(); ++f) {
       std::vector<std::int64_t> shape{host->samples};

@@ -38,6 +38,7 @@ TrainingLoop::TrainingLoop(Trial& trial, TrialContext& context, run::RankSession
       recorder_(session.recorder()),
       experiment_(session.experiment()),
       loader_(trial.training_loader()),
+      device_memory_(device_memory(context.device())),
       validation_(trial, context, session),
       metrics_("training", session.control(), session.communicator()),
       save_(std::move(save)),
@@ -45,6 +46,11 @@ TrainingLoop::TrainingLoop(Trial& trial, TrialContext& context, run::RankSession
       global_batch_(session.batch_per_rank() * session.world().size) {
   if (!loader_) throw ConfigError("training_loader() returned nothing", "return context.loader(data set)");
   find_lengths();
+  recorder_.watch(device_memory_.get());
+}
+
+TrainingLoop::~TrainingLoop() {
+  recorder_.watch(nullptr);
 }
 
 void TrainingLoop::find_lengths() {
@@ -108,7 +114,7 @@ TrainingLoop::Outcome TrainingLoop::run_round() {
   {
     const PhaseScope phase(recorder_, Phase::kDataloaderNext);
     if (!epoch_is_full()) batch = loader_->next();
-    recorder_.loader(loader_->queue_depth(), loader_->workers());
+    record_loader(batch);
   }
   engine_.announce(batch.has_value(), session_.stop_requested());
   if (!batch) {
@@ -144,6 +150,15 @@ TrainingLoop::Outcome TrainingLoop::run_round() {
   }
   recorder_.end_step({batch ? batch->samples : 0, stepped && engine_.synchronised(), epoch_});
   return last ? Outcome::kDone : stopped ? Outcome::kStopped : Outcome::kGoOn;
+}
+
+void TrainingLoop::record_loader(const std::optional<Batch>& batch) {
+  profile::LoaderSample sample{.queue_depth = loader_->queue_depth(), .workers = loader_->workers()};
+  if (batch) {
+    sample.fetch_ns = batch->fetch_ns;
+    sample.pinned = !context_.device().is_cpu() && !batch->tensors.empty() && batch->tensors.front().is_pinned();
+  }
+  recorder_.loader(sample);
 }
 
 TrainingLoop::Outcome TrainingLoop::end_of_epoch(const Engine::Round& round) {

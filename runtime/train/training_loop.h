@@ -4,10 +4,12 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <utility>
 #include <vector>
 
+#include "device_memory.h"
 #include "dtrain/run/rank_session.h"
 #include "dtrain/train/trial.h"
 #include "engine.h"
@@ -23,6 +25,9 @@ class TrainingLoop {
   // there costs the weights.
   TrainingLoop(Trial& trial, TrialContext& context, run::RankSession& session, Engine& engine,
                std::function<void()> save);
+  ~TrainingLoop();
+  TrainingLoop(const TrainingLoop&) = delete;
+  TrainingLoop& operator=(const TrainingLoop&) = delete;
 
   // Trains up to the experiment's max_length. True when it stopped early because some rank was asked to. Collective.
   bool run();
@@ -32,6 +37,7 @@ class TrainingLoop {
   Outcome run_round();
   Outcome end_of_epoch(const Engine::Round& round);
   void train_batch(Batch& batch);
+  void record_loader(const std::optional<Batch>& batch);
   // At the last batch: applies what is left of the window, reduces metrics, validates. Once.
   void conclude(bool stopped);
   void reduce_training_metrics();
@@ -46,6 +52,7 @@ class TrainingLoop {
   profile::Recorder& recorder_;
   const config::Experiment& experiment_;
   Loader loader_;
+  std::unique_ptr<profile::DeviceMemory> device_memory_;  // of a GPU
   Validation validation_;
   MetricReducer metrics_;
   std::function<void()> save_;

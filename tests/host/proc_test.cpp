@@ -121,6 +121,25 @@ TEST_F(Proc, AProcessNameMayHoldAnything) {
   EXPECT_EQ(usage->cpu.count(), 200 * (1'000'000'000 / ::sysconf(_SC_CLK_TCK)));
 }
 
+TEST_F(Proc, MemoryOfAProcess) {
+  put("proc/7/status",
+      "Name:\tVmRSS:\nVmHWM:\t    30 kB\nVmRSS:\t      20 kB\nRssAnon:\t     5 kB\nRssFile:\t 15 kB\n");
+  const auto memory = read_process_memory(7, root_);
+  ASSERT_TRUE(memory);
+  EXPECT_EQ(memory->resident_bytes, 20u * 1024);
+  EXPECT_EQ(memory->peak_bytes, 30u * 1024);
+  EXPECT_EQ(memory->anonymous_bytes, 5u * 1024);
+  put("proc/8/status", "Name:\ta zombie\n");
+  EXPECT_FALSE(read_process_memory(8, root_));
+  EXPECT_FALSE(read_process_memory(9, root_));
+}
+
+TEST_F(Proc, WaitingForACore) {
+  put("proc/7/schedstat", "1000 2500 3\n");
+  EXPECT_EQ(read_core_wait(7, root_), std::chrono::nanoseconds(2'500));
+  EXPECT_FALSE(read_core_wait(8, root_));
+}
+
 TEST(RealProc, ThisMachineAnswers) {
   ASSERT_TRUE(read_cpu_times());
   EXPECT_GT(read_cpu_times()->all.total(), 0u);
@@ -128,6 +147,10 @@ TEST(RealProc, ThisMachineAnswers) {
   EXPECT_GE(read_memory()->total, read_memory()->available);
   ASSERT_TRUE(read_process(::getpid()));
   EXPECT_GT(read_process(::getpid())->resident_bytes, 0u);
+  const auto memory = read_process_memory(::getpid());
+  ASSERT_TRUE(memory);
+  EXPECT_GE(memory->peak_bytes, memory->resident_bytes);
+  EXPECT_GT(memory->anonymous_bytes, 0u);
   bool loopback = false;
   for (const InterfaceAddress& address : interface_addresses()) loopback |= address.loopback;
   EXPECT_TRUE(loopback);

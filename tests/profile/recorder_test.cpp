@@ -2,6 +2,9 @@
 
 #include <gmock/gmock.h>
 
+#include <algorithm>
+#include <utility>
+
 #include "dtrain/base/error.h"
 #include "dtrain/base/unix_socket.h"
 #include "support.h"
@@ -16,7 +19,7 @@ TEST(Recorder, WithoutAnAgentNothingHappens) {
   recorder.begin_step(1);
   EXPECT_EQ(recorder.switch_to(Phase::kForward), Phase::kOther);
   recorder.collective({});
-  recorder.loader(1, 1);
+  recorder.loader({.queue_depth = 1, .workers = 1});
   recorder.mark(RunMark::kLoopEnd);
   recorder.end_step({});
   recorder.flush(0ms);
@@ -82,13 +85,13 @@ TEST(Recorder, PhasesAreExclusiveAndSumToTheWallTime) {
     recorder.mark(RunMark::kInitializationEnd);
     clock.now += 11ns;
     recorder.mark(RunMark::kLoopEnd);
-    recorder.loader(3, 2);
+    recorder.loader({.queue_depth = 3, .workers = 2, .fetch_ns = 700, .pinned = true});
     recorder.begin_step(4);
     recorder.pause();  // from the next step on
     recorder.end_step({});
     recorder.begin_step(5);
     recorder.collective({});
-    recorder.loader(9, 9);
+    recorder.loader({.queue_depth = 9, .workers = 9});
     recorder.resume();
     recorder.end_step({});
   }
@@ -116,7 +119,70 @@ TEST(Recorder, PhasesAreExclusiveAndSumToTheWallTime) {
   const auto loaders = of_kind(records, "loader");
   ASSERT_EQ(loaders.size(), 1u);
   EXPECT_EQ(loaders[0]["queue_depth"], 3);
+  EXPECT_EQ(loaders[0]["workers"], 2);
+  EXPECT_EQ(loaders[0]["fetch_ns"], 700);
+  EXPECT_EQ(loaders[0]["pinned"], true);
+  EXPECT_FALSE(records.front()["cpus"].empty()) << "where it may run";
   EXPECT_TRUE(of_kind(records, "collective").empty());
+}
+
+// A device whose memory the test fills.
+class FakeDeviceMemory final : public DeviceMemory {
+ public:
+  void allocate(std::int64_t bytes) {
+    now_ += bytes;
+    peak_ = std::max(peak_, now_);
+  }
+  Reading take() override {
+    ++readings;
+    return {now_, 4'096, std::exchange(peak_, now_)};
+  }
+  int device() const override { return 3; }
+  int readings = 0;
+
+ private:
+  std::int64_t now_ = 0, peak_ = 0;
+};
+
+TEST(Recorder, DeviceMemoryIsToldByPhaseNowAndThen) {
+  TestRun run;
+  AgentProcess agent = start_agent(run.agent_options({0}));
+  ManualClock clock;
+  FakeDeviceMemory memory;
+  {
+    Recorder recorder(TestRun::rank_options(agent, 0), clock, clock.monotonic());
+    recorder.watch(&memory);
+    for (int batch = 1; batch <= 10; ++batch) {  // 200 ms each: twice a second is every third
+      recorder.begin_step(batch);
+      memory.allocate(1'000);
+      {
+        const PhaseScope forward(recorder, Phase::kForward);
+        memory.allocate(700);
+        memory.allocate(-200);
+      }
+      {
+        const PhaseScope backward(recorder, Phase::kBackward);
+        memory.allocate(50);
+        memory.allocate(-550);
+      }
+      memory.allocate(-1'000);
+      clock.now += 200ms;
+      recorder.end_step({});
+    }
+  }
+  EXPECT_TRUE(finish_agent(agent, kDeadline).success());
+  const auto told = of_kind(read_dump(run.rank_dump(0)), "device_memory");
+  ASSERT_EQ(told.size(), 4u);
+  for (std::size_t i = 0; i < told.size(); ++i) {
+    EXPECT_EQ(told[i]["batch"], 1 + 3 * i);
+    EXPECT_EQ(told[i]["device"], 3);
+    EXPECT_EQ(told[i]["allocated"], 0);
+    EXPECT_EQ(told[i]["reserved"], 4'096);
+    EXPECT_EQ(told[i]["peak"],
+              Json({{"train_batch.forward", 1'700}, {"train_batch.backward", 1'550}, {"other", 1'500}}))
+        << "phases that were not entered are not there";
+  }
+  EXPECT_EQ(memory.readings, 4 * 6) << "the other steps do not ask";
 }
 
 }  // namespace

@@ -34,6 +34,7 @@ TEST_F(Sampler, RatesAreOverTheIntervalThatPassed) {
   put("proc/diskstats", "8 0 sda 15 0 300 0 30 0 1200 0 0 0 0\n");
   put_network(2'000, 9'000);
   put("proc/42/stat", "42 (rank) R 1 1 1 0 0 0 0 0 0 0 10 0 0 0 0 0 1 0 5 100 3 0\n");
+  put("proc/42/schedstat", "9 400000000 9\n");
   const RankProcess rank{1, 42};
   SystemSample sample = sampler.sample({&rank, 1});
   EXPECT_EQ(sample.interval_ns, 500'000'000);
@@ -49,12 +50,15 @@ TEST_F(Sampler, RatesAreOverTheIntervalThatPassed) {
   ASSERT_EQ(sample.processes.size(), 1u);
   EXPECT_EQ(sample.processes[0].resident_bytes, 3u * static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE)));
   EXPECT_EQ(sample.processes[0].cpu_percent, 0) << "nothing to compare with yet";
+  EXPECT_FALSE(sample.processes[0].cpu_wait_percent);
 
   clock_.now += 1s;
   put("proc/42/stat", "42 (rank) R 1 1 1 0 0 0 0 0 0 0 60 0 0 0 0 0 1 0 5 100 3 0\n");
+  put("proc/42/schedstat", "9 600000000 9\n");
   sample = sampler.sample({&rank, 1});
   EXPECT_DOUBLE_EQ(*sample.net_throughput_recv, 0);
   EXPECT_DOUBLE_EQ(sample.processes[0].cpu_percent, 50.0 * 100 / static_cast<double>(::sysconf(_SC_CLK_TCK)));
+  EXPECT_DOUBLE_EQ(sample.processes[0].cpu_wait_percent.value_or(-1), 20) << "200 ms in a second";
 }
 
 TEST_F(Sampler, WhatTheMachineDoesNotTellIsLeftOut) {

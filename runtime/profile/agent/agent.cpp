@@ -41,26 +41,30 @@ Agent::Agent(AgentSettings settings, UnixListener listener, const Clock& clock, 
       last_sample_(started_at_),
       next_sample_(started_at_ + settings_.sample_period),
       next_drain_(started_at_) {
-  const Json fields = {{"kind", "agent"},
-                       {"host", settings_.facts.host},
-                       {"agent", settings_.facts.agent_id},
-                       {"pid", ::getpid()},
-                       {"ranks", settings_.facts.ranks},
-                       {"sample_period_ns", settings_.sample_period.count()},
-                       {"units",
-                        {{"net_throughput_sent", "bytes/s"},
-                         {"net_throughput_recv", "bytes/s"},
-                         {"disk_iops", "requests/s"},
-                         {"disk_throughput_read", "bytes/s"},
-                         {"disk_throughput_write", "bytes/s"},
-                         {"free_memory", "bytes"},
-                         {"cpu_util_simple", "percent"},
-                         {"io_wait", "percent"},
-                         {"cpu_util_per_core", "percent"},
-                         {"gpu_util", "percent"},
-                         {"gpu_free_memory", "bytes"},
-                         {"gpu_temperature", "celsius"},
-                         {"gpu_foreign_processes", "processes"}}}};
+  Json fields = {{"kind", "agent"},
+                 {"host", settings_.facts.host},
+                 {"agent", settings_.facts.agent_id},
+                 {"pid", ::getpid()},
+                 {"ranks", settings_.facts.ranks},
+                 {"sample_period_ns", settings_.sample_period.count()},
+                 {"units",
+                  {{"net_throughput_sent", "bytes/s"},
+                   {"net_throughput_recv", "bytes/s"},
+                   {"disk_iops", "requests/s"},
+                   {"disk_throughput_read", "bytes/s"},
+                   {"disk_throughput_write", "bytes/s"},
+                   {"free_memory", "bytes"},
+                   {"cpu_util_simple", "percent"},
+                   {"io_wait", "percent"},
+                   {"cpu_util_per_core", "percent"},
+                   {"gpu_util", "percent"},
+                   {"gpu_free_memory", "bytes"},
+                   {"gpu_temperature", "celsius"},
+                   {"gpu_foreign_processes", "processes"}}}};
+  if (const auto& wanted = settings_.prometheus) {
+    prometheus_ = std::make_unique<PrometheusEndpoint>(wanted->address, wanted->port, labels());
+    fields["prometheus"] = prometheus_->where();
+  }
   dump_.write(header_line(fields, settings_.facts.header, clock_));
 }
 
@@ -130,7 +134,7 @@ void Agent::serve_processes() {
 void Agent::remove(std::list<RankConnection>::iterator& connection) {
   connection->close();
   if (connection->introduced()) {
-    gone_.insert(connection->rank());
+    gone_[connection->rank()] = connection->totals();
     connection->sync();
     lost_ += connection->lost();
     if (const auto error = connection->error()) {
@@ -158,6 +162,7 @@ void Agent::sample() {
     if (connection.introduced()) ranks.push_back({connection.rank(), connection.pid()});
   }
   std::sort(ranks.begin(), ranks.end(), [](const RankProcess& a, const RankProcess& b) { return a.rank < b.rank; });
+  for (RankConnection& connection : connections_) connection.sample_memory(settings_.sample_period);
   std::set<pid_t> pids;
   for (const RankProcess& rank : ranks) pids.insert(rank.pid);
   SystemSample sample = sampler_.sample(ranks);
@@ -168,6 +173,25 @@ void Agent::sample() {
   dump_.write({line.data(), line.size()});
   last_sample_ = now;
   ++samples_;
+  if (prometheus_) prometheus_->publish(sample, totals());
+}
+
+std::map<std::string, std::string> Agent::labels() const {
+  std::map<std::string, std::string> labels{{"agent", settings_.facts.agent_id}};
+  const Json& header = settings_.facts.header;
+  if (const auto run = header.find("run"); run != header.end() && run->is_string())
+    labels["run"] = run->get<std::string>();
+  return labels;
+}
+
+std::vector<RankTotals> Agent::totals() const {
+  std::map<int, RankTotals> of_all = gone_;
+  for (const RankConnection& connection : connections_) {
+    if (connection.introduced()) of_all[connection.rank()] = connection.totals();
+  }
+  std::vector<RankTotals> result;
+  for (auto& [rank, totals] : of_all) result.push_back(std::move(totals));
+  return result;
 }
 
 void Agent::tell_errors() {

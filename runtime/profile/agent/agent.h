@@ -4,16 +4,21 @@
 
 #include <chrono>
 #include <list>
-#include <set>
+#include <map>
+#include <memory>
+#include <optional>
 #include <string>
+#include <vector>
 
 #include "agent/dump_writer.h"
 #include "agent/gpu_sampler.h"
+#include "agent/prometheus_endpoint.h"
 #include "agent/rank_connection.h"
 #include "agent/system_sampler.h"
 #include "dtrain/base/clock.h"
 #include "dtrain/base/log.h"
 #include "dtrain/base/unix_socket.h"
+#include "dtrain/profile/agent_process.h"
 
 namespace dtrain::profile {
 
@@ -23,6 +28,7 @@ struct AgentSettings {
   std::chrono::nanoseconds sample_period{};
   pid_t starter_pid = 0;
   std::string nvml_library;
+  std::optional<PrometheusAddress> prometheus;
 };
 
 class Agent {
@@ -39,6 +45,8 @@ class Agent {
   void remove(std::list<RankConnection>::iterator& connection);
   void drain();
   void sample();
+  std::vector<RankTotals> totals() const;
+  std::map<std::string, std::string> labels() const;  // of what Prometheus is told
   void tell_errors();
   // Why it is time to end; nullptr while it is not.
   const char* reason_to_end();
@@ -51,9 +59,10 @@ class Agent {
   Logger logger_;
   SystemSampler sampler_;
   GpuSampler gpus_;
+  std::unique_ptr<PrometheusEndpoint> prometheus_;  // where one is wanted
   DumpWriter dump_;
   std::list<RankConnection> connections_;
-  std::set<int> gone_;  // ranks that came and went
+  std::map<int, RankTotals> gone_;  // ranks that came and went
   Nanoseconds started_at_;
   Nanoseconds last_sample_;
   Nanoseconds next_sample_;

@@ -75,6 +75,21 @@ void DumpWriter::write(std::string_view lines) {
   append(lines);
 }
 
+std::optional<DumpWriter::Mark> DumpWriter::mark() {
+  if (!file_ || lost_unreported_ > 0) return std::nullopt;
+  return Mark{size_, lost_};
+}
+
+bool DumpWriter::replace(const Mark& mark, std::string_view lines) {
+  if (lost_ != mark.lost) return false;
+  std::error_code error;
+  std::filesystem::resize_file(path_, mark.size, error);
+  if (error) return false;
+  size_ = mark.size;
+  write(lines);
+  return true;
+}
+
 void DumpWriter::sync() {
   if (!file_) return;
   const UniqueFd fd(::open(path_.c_str(), O_WRONLY | O_CLOEXEC));

@@ -20,6 +20,14 @@ class DumpWriter {
 
   // Whole lines, each ended by '\n'.
   void write(std::string_view lines);
+  // The end of the file, for replace(); nothing while lines are missing there.
+  struct Mark {
+    std::uintmax_t size = 0;
+    std::uint64_t lost = 0;
+  };
+  std::optional<Mark> mark();
+  // Puts `lines` in the place of all that was written since. False where some of that was lost: then it stays.
+  bool replace(const Mark& mark, std::string_view lines);
   // What was written survives the machine.
   void sync();
 

@@ -25,22 +25,9 @@ void append_step(LineBuffer& out, std::int64_t batch, const StepPayload& step) {
       batch, step.epoch, step.start_ns, step.wall_ns, step.samples, step.exchanged != 0 ? "true" : "false");
   for (std::size_t i = 0; i < kPhaseCount; ++i) {
     const auto phase = static_cast<Phase>(i);
-    std::int64_t value = step.phases[i];
-    if (phase == Phase::kTrainBatch) value += at(step.phases, Phase::kForward) + at(step.phases, Phase::kBackward);
-    put(out, FMT_COMPILE("{}\"{}\":{}"), i == 0 ? "" : ",", name_of(phase), value);
+    put(out, FMT_COMPILE("{}\"{}\":{}"), i == 0 ? "" : ",", name_of(phase), time_in(step.phases, phase));
   }
   put(out, FMT_COMPILE("}}}}\n"));
-}
-
-// A name that came through shared memory: nothing in it may break the line.
-std::string safe_name(const char (&name)[16]) {
-  std::string text;
-  for (const char c : name) {
-    if (c == '\0') break;
-    const bool plain = (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_';
-    text += plain ? c : '?';
-  }
-  return text;
 }
 
 void append_collective(LineBuffer& out, std::int64_t batch, const CollectiveRecord& c) {
@@ -49,8 +36,8 @@ void append_collective(LineBuffer& out, std::int64_t batch, const CollectiveReco
           "{{\"record\":\"collective\",\"batch\":{},\"sequence\":{},\"operation\":\"{}\",\"bucket\":{},\"bytes\":{},"
           "\"world_size\":{},\"enqueued_ns\":{},\"started_ns\":{},\"ended_ns\":{},\"exposed_ns\":{},"
           "\"bus_bandwidth\":{:.0f}}}\n"),
-      batch, c.sequence, safe_name(c.operation), c.bucket, c.bytes, c.world_size, c.enqueued_ns, c.started_ns,
-      c.ended_ns, c.exposed_ns, bus_bandwidth(c));
+      batch, c.sequence, operation_of(c), c.bucket, c.bytes, c.world_size, c.enqueued_ns, c.started_ns, c.ended_ns,
+      c.exposed_ns, bus_bandwidth(c));
 }
 
 std::string_view part_name(RunMark mark) {
@@ -91,7 +78,48 @@ void append_gpus(LineBuffer& out, const std::vector<GpuSample>& gpus) {
   put(out, FMT_COMPILE("]"));
 }
 
+void append_loader(LineBuffer& out, std::int64_t batch, const LoaderPayload& loader) {
+  put(out, FMT_COMPILE("{{\"record\":\"loader\",\"batch\":{},\"time_ns\":{},\"queue_depth\":{},\"workers\":{}"), batch,
+      loader.time_ns, loader.queue_depth, loader.workers);
+  if (loader.fetch_ns >= 0) put(out, FMT_COMPILE(",\"fetch_ns\":{}"), loader.fetch_ns);
+  put(out, FMT_COMPILE(",\"pinned\":{}}}\n"), loader.pinned != 0 ? "true" : "false");
+}
+
+void append_clock(LineBuffer& out, const ClockOffset& clock) {
+  put(out, FMT_COMPILE("{{\"record\":\"clock\",\"time_ns\":{},\"offset_ns\":{},\"error_ns\":{},\"round_trips\":{}}}\n"),
+      clock.time_ns, clock.offset_ns, clock.error_ns, clock.round_trips);
+}
+
+void append_device_memory(LineBuffer& out, std::int64_t batch, const DeviceMemoryPayload& memory) {
+  put(out,
+      FMT_COMPILE("{{\"record\":\"device_memory\",\"batch\":{},\"time_ns\":{},\"device\":{},\"allocated\":{},"
+                  "\"reserved\":{},\"peak\":{{"),
+      batch, memory.time_ns, memory.device, memory.allocated, memory.reserved);
+  const char* separator = "";
+  for (std::size_t i = 0; i < kPhaseCount; ++i) {
+    if (memory.peaks[i] < 0) continue;
+    put(out, FMT_COMPILE("{}\"{}\":{}"), separator, name_of(static_cast<Phase>(i)), memory.peaks[i]);
+    separator = ",";
+  }
+  put(out, FMT_COMPILE("}}}}\n"));
+}
+
 }  // namespace
+
+std::int64_t time_in(const PhaseTimes& times, Phase phase) {
+  const std::int64_t own = at(times, phase);
+  return phase == Phase::kTrainBatch ? own + at(times, Phase::kForward) + at(times, Phase::kBackward) : own;
+}
+
+std::string operation_of(const CollectiveRecord& record) {
+  std::string text;
+  for (const char c : record.operation) {
+    if (c == '\0') break;
+    const bool plain = (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_';
+    text += plain ? c : '?';
+  }
+  return text;
+}
 
 void append_record(LineBuffer& out, const Record& record) {
   switch (record.kind) {
@@ -104,9 +132,14 @@ void append_record(LineBuffer& out, const Record& record) {
     case RecordKind::kMark:
       append_mark(out, record.batch, record.mark);
       break;
+    case RecordKind::kDeviceMemory:
+      append_device_memory(out, record.batch, record.device_memory);
+      break;
     case RecordKind::kLoader:
-      put(out, FMT_COMPILE("{{\"record\":\"loader\",\"batch\":{},\"time_ns\":{},\"queue_depth\":{},\"workers\":{}}}\n"),
-          record.batch, record.loader.time_ns, record.loader.queue_depth, record.loader.workers);
+      append_loader(out, record.batch, record.loader);
+      break;
+    case RecordKind::kClock:
+      append_clock(out, record.clock);
       break;
   }
 }
@@ -132,12 +165,21 @@ void append_system(LineBuffer& out, const SystemSample& sample) {
   put(out, FMT_COMPILE(",\"processes\":["));
   for (std::size_t i = 0; i < sample.processes.size(); ++i) {
     const ProcessSample& process = sample.processes[i];
-    put(out, FMT_COMPILE("{}{{\"rank\":{},\"pid\":{},\"resident_memory\":{},\"cpu_util\":{:.1f}}}"), i == 0 ? "" : ",",
+    put(out, FMT_COMPILE("{}{{\"rank\":{},\"pid\":{},\"resident_memory\":{},\"cpu_util\":{:.1f}"), i == 0 ? "" : ",",
         process.rank, process.pid, process.resident_bytes, process.cpu_percent);
+    append_value(out, "cpu_wait", process.cpu_wait_percent, 2);
+    put(out, FMT_COMPILE("}}"));
   }
   put(out, FMT_COMPILE("]"));
   append_gpus(out, sample.gpus);
   put(out, FMT_COMPILE("}}\n"));
+}
+
+std::string memory_line(std::int64_t time_ns, std::int64_t batch, const host::ProcessMemory& memory) {
+  return fmt::format(
+      "{{\"record\":\"memory\",\"time_ns\":{},\"batch\":{},\"resident_memory\":{},\"peak_memory\":{},"
+      "\"anonymous_memory\":{}}}\n",
+      time_ns, batch, memory.resident_bytes, memory.peak_bytes, memory.anonymous_bytes);
 }
 
 std::string gpu_line(const host::GpuInfo& gpu) {

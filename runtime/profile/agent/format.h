@@ -9,6 +9,7 @@
 
 #include "agent/system_sampler.h"
 #include "dtrain/base/json.h"
+#include "dtrain/host/processes.h"
 #include "ring.h"
 
 namespace dtrain::profile {
@@ -19,7 +20,12 @@ inline constexpr int kDumpSchema = 1;
 
 // Of a kind this version does not know: nothing.
 void append_record(LineBuffer& out, const Record& record);
+// The time of a phase as dumps give it: that of train_batch holds its parts.
+std::int64_t time_in(const PhaseTimes& times, Phase phase);
+// A name that came through shared memory: nothing in it can break a line.
+std::string operation_of(const CollectiveRecord& record);
 void append_system(LineBuffer& out, const SystemSample& sample);
+std::string memory_line(std::int64_t time_ns, std::int64_t batch, const host::ProcessMemory& memory);
 std::string gpu_line(const host::GpuInfo& gpu);
 
 // The first line. `fields` come first; those of `extra` that are not among them follow.

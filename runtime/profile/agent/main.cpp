@@ -49,6 +49,9 @@ AgentSettings parse(const Json& json) {
   settings.sample_period = std::chrono::milliseconds(json.at("sample_period_ms").get<std::int64_t>());
   settings.starter_pid = json.at("starter_pid").get<pid_t>();
   settings.nvml_library = json.at("nvml_library").get<std::string>();
+  if (const auto prometheus = json.find("prometheus"); prometheus != json.end()) {
+    settings.prometheus = {prometheus->at("address").get<std::string>(), prometheus->at("port").get<int>()};
+  }
   if (settings.facts.ranks.empty()) throw ConfigError("no local rank to wait for");
   if (settings.sample_period.count() <= 0) throw ConfigError("the sample period must be longer than 0 ms");
   std::error_code error;

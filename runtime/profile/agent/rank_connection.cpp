@@ -1,5 +1,6 @@
 #include "agent/rank_connection.h"
 
+#include <algorithm>
 #include <cstdio>
 
 #include "dtrain/base/error.h"
@@ -8,11 +9,7 @@
 namespace dtrain::profile {
 namespace {
 
-constexpr std::size_t kWriteBytes = 256 * 1024;  // a write at most: bounds the agent's memory, whatever a ring holds
-
-std::string_view view(const LineBuffer& buffer) {
-  return {buffer.data(), buffer.size()};
-}
+constexpr int kMemorySamples = 200;  // in the time that has passed
 
 std::string dump_name(int rank) {
   char name[32];
@@ -34,6 +31,8 @@ RankConnection::Event RankConnection::serve() {
         introduce(value, *message);
       } else if (type == message_type::kFlush && introduced()) {
         drain();
+        write_memory(clock_.monotonic());
+        bounded_->flush();
         socket_.send(to_line({{"type", message_type::kFlushed}, {"id", value.value("id", std::int64_t{0})}}));
       } else if (type == message_type::kFinished && introduced()) {
         finished_ = true;
@@ -75,15 +74,18 @@ void RankConnection::introduce(const Json& hello, UnixMessage& message) {
   }
   rank_ = rank;
   pid_ = hello.value("pid", 0);
+  introduced_at_ = next_memory_ = clock_.monotonic();
   ring_ = std::move(ring);
   dump_ = std::make_unique<DumpWriter>(facts_.profile_folder / dump_name(rank), clock_);
-  const Json fields = {{"kind", "rank"},
-                       {"rank", rank_},
-                       {"world_size", hello.value("world_size", 1)},
-                       {"host", facts_.host},
-                       {"agent", facts_.agent_id},
-                       {"pid", pid_},
-                       {"start_ns", hello.value("start_ns", std::int64_t{0})}};
+  Json fields = {{"kind", "rank"},
+                 {"rank", rank_},
+                 {"world_size", hello.value("world_size", 1)},
+                 {"host", facts_.host},
+                 {"agent", facts_.agent_id},
+                 {"pid", pid_},
+                 {"start_ns", hello.value("start_ns", std::int64_t{0})}};
+  if (const auto cpus = hello.find("cpus"); cpus != hello.end()) fields["cpus"] = *cpus;
+  bounded_ = std::make_unique<BoundedDump>(*dump_);
   dump_->write(header_line(fields, hello.value("header", Json::object()), clock_));
   socket_.send(to_line({{"type", message_type::kWelcome}}));
 }
@@ -92,27 +94,37 @@ void RankConnection::drain() {
   if (!introduced() || damaged_) return;
   try {
     while (const Record* record = ring_->peek()) {
-      append_record(buffer_, *record);
+      bounded_->add(*record);
+      totals_.add(*record);
       ring_->pop();
       ++records_;
-      if (buffer_.size() < kWriteBytes) continue;
-      dump_->write(view(buffer_));
-      buffer_.clear();
     }
   } catch (const Error& error) {
     damaged_ = true;
     logger_->error("rank {}: {}", rank_, error.what());
   }
   write_dropped();
-  dump_->write(view(buffer_));
-  buffer_.clear();
+  bounded_->flush();
+}
+
+void RankConnection::sample_memory(std::chrono::nanoseconds shortest_period) {
+  const Nanoseconds now = clock_.monotonic();
+  if (!introduced() || now < next_memory_) return;
+  // So that a run of weeks has as many for each doubling of its length as a short one.
+  next_memory_ = now + std::max(shortest_period, (now - introduced_at_) / kMemorySamples);
+  write_memory(now);
+}
+
+void RankConnection::write_memory(Nanoseconds now) {
+  const auto memory = host::read_process_memory(pid_);
+  if (memory) bounded_->add_lines(memory_line(now.count(), bounded_->last_batch(), *memory));
 }
 
 void RankConnection::write_dropped() {
   const std::uint64_t total = ring_->dropped();
   if (total == dropped_) return;
-  fmt::format_to(std::back_inserter(buffer_), "{{\"record\":\"dropped\",\"time_ns\":{},\"count\":{},\"total\":{}}}\n",
-                 clock_.monotonic().count(), total - dropped_, total);
+  bounded_->add_lines(fmt::format("{{\"record\":\"dropped\",\"time_ns\":{},\"count\":{},\"total\":{}}}\n",
+                                  clock_.monotonic().count(), total - dropped_, total));
   dropped_ = total;
 }
 
@@ -127,6 +139,14 @@ void RankConnection::close() {
                     {"lost", dump_->lost()}};
   dump_->write(to_line(end) + "\n");
   socket_.close();
+}
+
+RankTotals RankConnection::totals() const {
+  RankTotals totals = totals_;
+  totals.rank = rank_;
+  totals.dropped = dropped_;
+  totals.lost = lost();
+  return totals;
 }
 
 void RankConnection::report(const std::string& error) {

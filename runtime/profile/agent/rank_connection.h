@@ -8,8 +8,10 @@
 #include <set>
 #include <string>
 
+#include "agent/bounded_dump.h"
 #include "agent/dump_writer.h"
 #include "agent/format.h"
+#include "agent/rank_totals.h"
 #include "dtrain/base/clock.h"
 #include "dtrain/base/log.h"
 #include "dtrain/base/unix_socket.h"
@@ -43,6 +45,8 @@ class RankConnection {
   Event serve();
   // Writes what the rank recorded since the last call.
   void drain();
+  // What its process has in memory: where it is time for it again.
+  void sample_memory(std::chrono::nanoseconds shortest_period);
   // The rest of the ring and the "end" record.
   void close();
   // Tells the rank, once, that records are being lost.
@@ -55,6 +59,7 @@ class RankConnection {
   pid_t pid() const { return pid_; }
   std::optional<std::string> error() const { return dump_ ? dump_->error() : std::nullopt; }
   std::uint64_t lost() const { return dump_ ? dump_->lost() : 0; }
+  RankTotals totals() const;
   void sync() {
     if (dump_) dump_->sync();
   }
@@ -62,6 +67,7 @@ class RankConnection {
  private:
   void introduce(const Json& hello, UnixMessage& message);
   void write_dropped();
+  void write_memory(Nanoseconds now);
 
   UnixSocket socket_;
   const AgentFacts& facts_;
@@ -73,7 +79,10 @@ class RankConnection {
   pid_t pid_ = 0;
   std::unique_ptr<RingReader> ring_;
   std::unique_ptr<DumpWriter> dump_;
-  LineBuffer buffer_;
+  std::unique_ptr<BoundedDump> bounded_;  // writes to dump_
+  Nanoseconds introduced_at_{0};
+  Nanoseconds next_memory_{0};
+  RankTotals totals_;
   std::uint64_t records_ = 0;
   std::uint64_t dropped_ = 0;
   bool finished_ = false;

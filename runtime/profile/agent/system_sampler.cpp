@@ -35,6 +35,7 @@ SystemSampler::Reading SystemSampler::read(std::span<const RankProcess> ranks) {
   if (!same_names(now.disks, before_.disks)) disks_ = host::whole_disks(root_);
   for (const RankProcess& rank : ranks) {
     if (const auto usage = host::read_process(rank.pid, root_)) now.processes[rank.pid] = *usage;
+    if (const auto wait = host::read_core_wait(rank.pid, root_)) now.core_waits[rank.pid] = *wait;
   }
   return now;
 }
@@ -98,10 +99,16 @@ SystemSample SystemSampler::sample(std::span<const RankProcess> ranks) {
   for (const RankProcess& rank : ranks) {
     const auto after = now.processes.find(rank.pid);
     if (after == now.processes.end()) continue;
-    ProcessSample process{rank.rank, rank.pid, after->second.resident_bytes, 0};
+    ProcessSample process{rank.rank, rank.pid, after->second.resident_bytes, 0, std::nullopt};
     if (const auto before = before_.processes.find(rank.pid); before != before_.processes.end()) {
       const auto used = after->second.cpu - before->second.cpu;
       process.cpu_percent = std::max(0.0, 100 * static_cast<double>(used.count()) / 1e9 / seconds);
+    }
+    const auto wait_before = before_.core_waits.find(rank.pid);
+    const auto wait_after = now.core_waits.find(rank.pid);
+    if (wait_before != before_.core_waits.end() && wait_after != now.core_waits.end()) {
+      const auto waited = std::max(Nanoseconds(0), wait_after->second - wait_before->second);
+      process.cpu_wait_percent = 100 * to_seconds(waited) / seconds;
     }
     sample.processes.push_back(process);
   }

@@ -31,7 +31,8 @@ struct ProcessSample {
   int rank = 0;
   pid_t pid = 0;
   std::uint64_t resident_bytes = 0;
-  double cpu_percent = 0;  // 100: one core busy
+  double cpu_percent = 0;                  // 100: one core busy
+  std::optional<double> cpu_wait_percent;  // of the time in which its main thread could run and had to wait for a core
 };
 
 // Rates are averages over `interval_ns`, which ends at `time_ns` (monotonic clock).
@@ -63,6 +64,7 @@ class SystemSampler {
     std::map<std::string, host::NetworkCounters> network;
     std::map<std::string, host::DiskCounters> disks;
     std::map<pid_t, host::ProcessUsage> processes;
+    std::map<pid_t, std::chrono::nanoseconds> core_waits;
   };
   Reading read(std::span<const RankProcess> ranks);
   void add_network(SystemSample& sample, const Reading& now, double seconds);

@@ -1,6 +1,7 @@
 // Batches of one rank, prefetched in the background, in the order that sampler.h defines.
 #pragma once
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -28,6 +29,7 @@ struct LoaderOptions {
 struct HostBatch {
   std::vector<std::shared_ptr<std::byte>> fields;  // one a field of the data set
   std::int64_t samples = 0;
+  std::chrono::nanoseconds fetch_time{0};  // how long reading it took
 };
 
 // Iterates one epoch at a time. next() and start_epoch() are called by one thread; reading happens on another. An

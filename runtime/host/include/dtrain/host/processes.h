@@ -18,6 +18,18 @@ struct ProcessUsage {
 // Empty when there is no such process (any more).
 std::optional<ProcessUsage> read_process(pid_t pid, const std::filesystem::path& root = "/");
 
+struct ProcessMemory {
+  std::uint64_t resident_bytes = 0;   // as above
+  std::uint64_t peak_bytes = 0;       // the most that ever was resident
+  std::uint64_t anonymous_bytes = 0;  // of resident_bytes, what is of no file and shared with nobody
+};
+
+// Empty as above.
+std::optional<ProcessMemory> read_process_memory(pid_t pid, const std::filesystem::path& root = "/");
+
+// How long a thread could have run and had to wait for a core, since it started. Empty where the kernel does not tell.
+std::optional<std::chrono::nanoseconds> read_core_wait(pid_t thread, const std::filesystem::path& root = "/");
+
 // When a process started, in clock ticks since boot: with its number this names a process so that no later one is taken
 // for it. 0 when there is no such process (a zombie does not count).
 std::uint64_t start_ticks(pid_t pid);

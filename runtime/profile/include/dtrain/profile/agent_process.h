@@ -7,6 +7,7 @@
 
 #include <chrono>
 #include <filesystem>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -16,6 +17,12 @@
 
 namespace dtrain::profile {
 
+// Where the agent answers Prometheus. Whoever reaches that address can read it.
+struct PrometheusAddress {
+  std::string address = "127.0.0.1";  // numeric
+  int port = 0;                       // 0: any free one; the first line of the agent's dump has it
+};
+
 struct AgentOptions {
   std::string agent_id;                    // of this host, in file names and records
   std::filesystem::path profile_folder;    // <run>/profile, exists
@@ -23,6 +30,7 @@ struct AgentOptions {
   std::chrono::seconds rank_timeout{600};  // … or did not come in this time
   std::chrono::milliseconds sample_period{500};
   std::string nvml_library = host::kNvmlLibrary;  // tests name another
+  std::optional<PrometheusAddress> prometheus;    // none: it does not listen
   Json header;  // run id, versions, …: copied into the first line of the agent's dump
 };
 

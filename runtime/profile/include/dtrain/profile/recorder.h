@@ -14,6 +14,7 @@
 #include "dtrain/base/clock.h"
 #include "dtrain/base/json.h"
 #include "dtrain/base/log.h"
+#include "dtrain/profile/device_memory.h"
 #include "dtrain/profile/phase.h"
 #include "dtrain/profile/step_observer.h"
 
@@ -31,6 +32,22 @@ struct CollectiveRecord {
 
 // Bytes a second on the links (NCCL's "bus bandwidth"): what the slowest link had to carry, over the time it took.
 double bus_bandwidth(const CollectiveRecord& record);
+
+// How the monotonic clock of this rank's host relates to rank 0's: a time t here is t + offset_ns there, to within
+// error_ns.
+struct ClockOffset {
+  std::int64_t time_ns = 0;  // when it was measured, on this rank's clock
+  std::int64_t offset_ns = 0, error_ns = 0;
+  std::int64_t round_trips = 0;  // it comes from
+};
+
+// What the loader did for one batch.
+struct LoaderSample {
+  std::int32_t queue_depth = 0;  // batches ready when this one had been taken
+  std::int32_t workers = 0;
+  std::int64_t fetch_ns = -1;  // how long a worker took to read it; -1: not known
+  bool pinned = false;         // it lies in page-locked memory
+};
 
 // What else a step record holds.
 struct StepInfo {
@@ -82,8 +99,14 @@ class Recorder {
 
   void collective(const CollectiveRecord& record);
   void mark(RunMark mark);
-  // Loader state, a sample a step at most: queue depth and number of workers.
-  void loader(std::int32_t queue_depth, std::int32_t workers);
+  // A sample a step at most.
+  void loader(const LoaderSample& sample);
+  // Also while paused, and outside of steps.
+  void clock(const ClockOffset& offset);
+
+  // From now on a step now and then (at most two a second) also tells what its phases had in device memory. The source
+  // outlives this; nullptr: none. Between steps only.
+  void watch(DeviceMemory* memory);
 
   // Waits until the agent has written everything recorded so far to its file. CommError at the deadline, or when the
   // agent is gone. Records that could not be written (disk full) are no error here: ask agent_error() afterwards.

@@ -18,6 +18,7 @@ struct Batch {
   std::vector<std::string> names;
   std::vector<at::Tensor> tensors;
   std::int64_t samples = 0;
+  std::int64_t fetch_ns = -1;  // how long a worker took to read it; -1: not known
 
   // By field name; a name that is not there is a DataError that lists those that are.
   const at::Tensor& operator[](const std::string& name) const;

@@ -1,0 +1,117 @@
+#include "agent/bounded_dump.h"
+
+#include <algorithm>
+
+namespace dtrain::profile {
+namespace {
+
+constexpr std::size_t kWriteBytes = 256 * 1024;  // a write at most: bounds the agent's memory, whatever a ring holds
+
+std::string_view view(const LineBuffer& buffer) {
+  return {buffer.data(), buffer.size()};
+}
+
+bool belongs_to_a_step(const Record& record) {
+  return record.kind == RecordKind::kStep || record.kind == RecordKind::kCollective ||
+         record.kind == RecordKind::kLoader;
+}
+
+}  // namespace
+
+// All ranks cut a run into the same windows: their lengths follow from the number of the step alone.
+std::int64_t BoundedDump::window_length(std::int64_t begin) const {
+  return kShortestWindow * (begin / steps_in_full_);
+}
+
+void BoundedDump::add_lines(std::string_view lines) {
+  buffer_.append(lines);
+  if (open_) open_->others.append(lines);
+}
+
+void BoundedDump::flush() {
+  writer_.write(view(buffer_));
+  buffer_.clear();
+}
+
+void BoundedDump::add(const Record& record) {
+  if (buffer_.size() >= kWriteBytes) flush();
+  if (!belongs_to_a_step(record)) {
+    LineBuffer line;
+    append_record(line, record);
+    return add_lines(view(line));
+  }
+  if (!first_batch_ && record.batch > 0) first_batch_ = record.batch;
+  const std::int64_t step = record.batch - first_batch_.value_or(record.batch);
+  const bool of_new_step = record.batch > last_batch_;
+  if (of_new_step) {
+    if (open_ && step >= open_->end) close();
+    if (!open_ && step >= steps_in_full_) open(step);
+  }
+  append_record(buffer_, record);
+  const bool is_end = record.kind == RecordKind::kStep;
+  if (!open_) {
+    if (is_end) outliers_.is_outlier(record.step.wall_ns);
+  } else if (!of_new_step) {
+    open_->sums.add(record);  // comes late: its step is over
+  } else {
+    open_->current.push_back(record);
+    if (is_end) end_step(record);
+  }
+  if (!is_end) return;
+  last_batch_ = std::max(last_batch_, record.batch);
+  if (open_ && step + 1 >= open_->end) close();
+}
+
+void BoundedDump::open(std::int64_t step) {
+  flush();
+  while (next_window_ + window_length(next_window_) <= step) next_window_ += window_length(next_window_);
+  open_.emplace();
+  open_->mark = writer_.mark();
+  open_->begin = next_window_;
+  open_->end = next_window_ += window_length(next_window_);
+}
+
+void BoundedDump::end_step(const Record& record) {
+  Open& window = *open_;
+  if (window.empty) {
+    window.empty = false;
+    window.frame.first_batch = record.batch;
+    window.frame.start_ns = record.step.start_ns;
+  }
+  window.frame.last_batch = record.batch;
+  window.frame.epoch = record.step.epoch;
+  window.frame.end_ns = record.step.start_ns + record.step.wall_ns;
+  StepRecords records;
+  records.swap(window.current);
+  if (outliers_.is_outlier(record.step.wall_ns)) {
+    window.longest.emplace(record.step.wall_ns, std::move(records));
+    const std::int64_t room = std::max(kFewestOutliers, (window.end - window.begin) / kOutlierShare);
+    if (std::ssize(window.longest) <= room) return;
+    records = std::move(window.longest.extract(window.longest.begin()).mapped());
+    ++window.frame.outliers_folded;
+  }
+  for (const Record& of_step : records) window.sums.add(of_step);
+}
+
+void BoundedDump::close() {
+  Open window = std::move(*open_);
+  open_.reset();
+  if (window.empty || !window.mark) return;  // its lines stay
+  std::vector<const StepRecords*> outliers;
+  for (const auto& [wall_ns, records] : window.longest) outliers.push_back(&records);
+  std::sort(outliers.begin(), outliers.end(),
+            [](const StepRecords* a, const StepRecords* b) { return a->back().batch < b->back().batch; });
+  LineBuffer lines;
+  for (const StepRecords* records : outliers) {
+    for (const Record& record : *records) append_record(lines, record);
+  }
+  lines.append(window.others);
+  window.frame.outliers = std::ssize(outliers);
+  window.sums.append_line(lines, window.frame);
+  // What belongs to a step that has not ended stays too: it is of the next window then.
+  for (const Record& record : window.current) append_record(lines, record);
+  // Where a line of the window could not be written the others stay, and what is not written yet goes behind them.
+  if (writer_.replace(*window.mark, view(lines))) buffer_.clear();
+}
+
+}  // namespace dtrain::profile

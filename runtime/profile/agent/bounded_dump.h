@@ -1,0 +1,65 @@
+// The records of one rank on their way to its dump, kept from growing without end: the first steps stay in full, later
+// ones are in full until their window is over and are then replaced by its sums and its outliers ("Bounded dumps" in
+// docs/profile-format.md). At any moment everything recorded is in the file or in what flush() will write, so that
+// neither the end of the rank nor that of this process costs a window. One thread, the agent's.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string_view>
+#include <vector>
+
+#include "agent/dump_writer.h"
+#include "agent/outlier_test.h"
+#include "agent/window.h"
+
+namespace dtrain::profile {
+
+class BoundedDump {
+ public:
+  static constexpr std::int64_t kStepsInFull = 10'000;
+  static constexpr std::int64_t kShortestWindow = 100;  // steps
+  static constexpr std::int64_t kOutlierShare = 20;     // a 20th of a window's steps is kept in full at most …
+  static constexpr std::int64_t kFewestOutliers = 5;    // … and so many in any case
+
+  // Tests keep fewer steps in full.
+  explicit BoundedDump(DumpWriter& writer, std::int64_t steps_in_full = kStepsInFull)
+      : writer_(writer), steps_in_full_(steps_in_full), next_window_(steps_in_full) {}
+
+  void add(const Record& record);
+  // Lines of other kinds, which no window takes the place of. Each ends with a newline.
+  void add_lines(std::string_view lines);
+  // Writes what was added. Call it often: add() alone writes only where a window ends, or when much has come together.
+  void flush();
+  std::int64_t last_batch() const { return last_batch_; }  // the last step that ended; 0: none
+
+ private:
+  using StepRecords = std::vector<Record>;  // of one step, itself last
+  // The window that goes on.
+  struct Open {
+    std::optional<DumpWriter::Mark> mark;  // where its lines begin
+    std::int64_t begin = 0, end = 0;       // its first step and the one behind its last, counted from the dump's first
+    Window sums;
+    Window::Frame frame;
+    bool empty = true;
+    StepRecords current;                               // of the step that goes on
+    std::multimap<std::int64_t, StepRecords> longest;  // outliers by duration, as many as may be kept
+    LineBuffer others;
+  };
+  std::int64_t window_length(std::int64_t begin) const;
+  void open(std::int64_t step);
+  void close();
+  void end_step(const Record& record);
+
+  DumpWriter& writer_;
+  const std::int64_t steps_in_full_;
+  LineBuffer buffer_;
+  OutlierTest outliers_;
+  std::optional<Open> open_;
+  std::optional<std::int64_t> first_batch_;
+  std::int64_t last_batch_ = 0;
+  std::int64_t next_window_;  // where it begins, counted from the first step
+};
+
+}  // namespace dtrain::profile

@@ -1,0 +1,21 @@
+// Where a recorder learns how much of its device's memory the rank has. The training thread calls it, at changes of
+// phase of a step now and then.
+#pragma once
+
+#include <cstdint>
+
+namespace dtrain::profile {
+
+class DeviceMemory {
+ public:
+  virtual ~DeviceMemory() = default;
+  struct Reading {
+    std::int64_t allocated = 0;  // bytes in tensors
+    std::int64_t reserved = 0;   // bytes taken from the device: those, and what is kept for later ones
+    std::int64_t peak = 0;       // the most that was allocated since the last call
+  };
+  virtual Reading take() = 0;
+  virtual int device() const = 0;  // its number
+};
+
+}  // namespace dtrain::profile

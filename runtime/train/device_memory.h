@@ -1,0 +1,15 @@
+// Reads how much memory a rank's tensors have on its device, from libtorch's caching allocator. Training thread.
+#pragma once
+
+#include <memory>
+
+#include <c10/core/Device.h>
+
+#include "dtrain/profile/device_memory.h"
+
+namespace dtrain::train {
+
+// nullptr for the CPU, whose memory is the process's, and for a device whose allocator keeps no count.
+std::unique_ptr<profile::DeviceMemory> device_memory(const c10::Device& device);
+
+}  // namespace dtrain::train
