@@ -60,7 +60,7 @@ optimizations:
   grad_updates_size_file: null
   sharded_optimizer: auto
   local_sgd: null
-profiling: {enabled: false, begin_on_batch: 0, end_after_batch: null, sync_timings: true, trace: null}
+profiling: {enabled: false, begin_on_batch: 0, end_after_batch: null, sync_timings: true, trace: null, prometheus: null}
 min_validation_period: {batches: 0}
 min_checkpoint_period: {batches: 0}
 checkpoint_policy: best
@@ -97,6 +97,7 @@ optimizations:
   grad_updates_size_file: sizes.csv
   sharded_optimizer: true
   mixed_precision: none
+profiling: {prometheus: {port: 9400, address: 10.0.0.5}}
 searcher: {metric: accuracy, smaller_is_better: false, max_length: {records: 60000}}
 min_validation_period: {batches: 100}
 perform_initial_validation: true
@@ -117,6 +118,7 @@ environment:
   EXPECT_THAT(experiment.labels, ElementsAre("one", "2"));
   EXPECT_THAT(experiment.entrypoint, ElementsAre("./train", "--fast", "two words"));
   EXPECT_EQ(experiment.global_batch_size, 128);
+  EXPECT_EQ(experiment.prometheus, (Prometheus{"10.0.0.5", 9400}));
   EXPECT_EQ(to_line(experiment.hyperparameters),
             R"({"global_batch_size":128,"lr":0.001,"momentum":0.9,"layers":[16,32],)"
             R"("nested":{"flag":true,"word":"yes","quoted":"5","nothing":null}})");
