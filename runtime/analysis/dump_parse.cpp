@@ -179,8 +179,13 @@ SystemLine parse_system(const Object& object) {
 }
 
 GpuLine parse_gpu(const Object& object) {
-  return {integer_of(object, "index", -1), std::string(text_of(object, "uuid")), std::string(text_of(object, "name")),
-          integer_of(object, "total_memory")};
+  GpuLine line{integer_of(object, "index", -1), std::string(text_of(object, "uuid")),
+               std::string(text_of(object, "name")), integer_of(object, "total_memory")};
+  for (const auto& [key, value] : object) {
+    if (key == "slowdown_temperature") line.slowdown_celsius = to_double(value);
+    if (key == "compute_capability") line.compute_capability = to_double(value);
+  }
+  return line;
 }
 
 EndLine parse_end(const Object& object) {

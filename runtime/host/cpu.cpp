@@ -123,6 +123,20 @@ std::vector<int> allowed_cpus() {
   return cpus;
 }
 
+std::optional<CpuInstructions> cpu_instructions(const std::filesystem::path& root) {
+  for (const std::string& line : split(read_proc_file(root / "proc/cpuinfo").value_or(""), '\n')) {
+    const bool x86 = line.starts_with("flags");
+    const std::size_t colon = line.find(':');
+    if ((!x86 && !line.starts_with("Features")) || colon == std::string::npos) continue;
+    const std::vector<std::string> words = split(line.substr(colon + 1), ' ');
+    const auto has = [&](const char* word) { return std::find(words.begin(), words.end(), word) != words.end(); };
+    // Arm's scalable vectors do not say here how long they are; 128 bits is what every processor of it has.
+    if (!x86) return CpuInstructions{128, has("bf16") || has("svebf16")};
+    return CpuInstructions{has("avx512f") ? 512 : has("avx") ? 256 : 128, has("avx512_bf16") || has("amx_bf16")};
+  }
+  return std::nullopt;
+}
+
 double cpu_limit(const std::filesystem::path& root) {
   double limit = 0;
   const auto tighten = [&limit](double value) {

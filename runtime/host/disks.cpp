@@ -43,6 +43,19 @@ std::map<std::string, DiskCounters> read_disks(const std::filesystem::path& root
   return result;
 }
 
+std::string disk_kind(const std::string& name, const std::filesystem::path& root) {
+  for (const std::string_view made_up : {"vd", "xvd", "nbd", "rbd"}) {
+    if (name.starts_with(made_up)) return {};
+  }
+  const std::string vendor = read_proc_file(root / "sys/block" / name / "device/vendor").value_or("");
+  for (const std::string_view made_up : {"QEMU", "VMware", "Msft", "Google", "VBOX"}) {
+    if (vendor.starts_with(made_up)) return {};
+  }
+  if (name.starts_with("nvme")) return "nvme";
+  const std::string rotational = read_proc_file(root / "sys/block" / name / "queue/rotational").value_or("");
+  return rotational.starts_with('1') ? "rotating" : rotational.starts_with('0') ? "ssd" : "";
+}
+
 std::set<std::string> whole_disks(const std::filesystem::path& root) {
   std::set<std::string> result;
   for (const auto& [name, counters] : read_disks(root)) {

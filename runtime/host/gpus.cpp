@@ -36,6 +36,9 @@ struct Gpus::Nvml {
   nvml::DeviceGetMemoryInfo* memory = nullptr;
   nvml::DeviceGetUtilizationRates* utilization = nullptr;
   nvml::DeviceGetTemperature* temperature = nullptr;
+  nvml::DeviceGetTemperatureThreshold* temperature_threshold = nullptr;
+  nvml::DeviceGetCudaComputeCapability* compute_capability = nullptr;
+  nvml::DeviceGetCurrentClocksThrottleReasons* throttle_reasons = nullptr;
   nvml::DeviceGetComputeRunningProcesses* processes = nullptr;
   nvml::DeviceGetTotalEccErrors* ecc_errors = nullptr;
   nvml::DeviceGetRetiredPagesPendingStatus* pages_pending = nullptr;
@@ -53,6 +56,9 @@ struct Gpus::Nvml {
     find_function(library.get(), "nvmlDeviceGetMemoryInfo", memory);
     find_function(library.get(), "nvmlDeviceGetUtilizationRates", utilization);
     find_function(library.get(), "nvmlDeviceGetTemperature", temperature);
+    find_function(library.get(), "nvmlDeviceGetTemperatureThreshold", temperature_threshold);
+    find_function(library.get(), "nvmlDeviceGetCudaComputeCapability", compute_capability);
+    find_function(library.get(), "nvmlDeviceGetCurrentClocksThrottleReasons", throttle_reasons);
     find_function(library.get(), "nvmlDeviceGetComputeRunningProcesses_v3", processes);
     find_function(library.get(), "nvmlDeviceGetTotalEccErrors", ecc_errors);
     find_function(library.get(), "nvmlDeviceGetRetiredPagesPendingStatus", pages_pending);
@@ -122,6 +128,16 @@ void Gpus::find_gpus() {
     info.name = nvml_->text(nvml_->name, device);
     nvml::Memory memory{};
     if (nvml_->memory && nvml_->memory(device, &memory) == nvml::kSuccess) info.total_memory = memory.total;
+    unsigned degrees = 0;
+    if (nvml_->temperature_threshold &&
+        nvml_->temperature_threshold(device, nvml::kSlowdownThreshold, &degrees) == nvml::kSuccess) {
+      info.slowdown_temperature = degrees;
+    }
+    int major = 0;
+    int minor = 0;
+    if (nvml_->compute_capability && nvml_->compute_capability(device, &major, &minor) == nvml::kSuccess) {
+      info.compute_capability = (10 * major + minor) / 10.0;
+    }
     info.problem = nvml_->problem(device);
     list_.push_back(std::move(info));
     nvml_->devices.push_back(device);
@@ -153,6 +169,10 @@ std::vector<GpuReading> Gpus::read() {
     if (nvml_->temperature &&
         succeeded(nvml_->temperature(device, nvml::kTemperatureOfGpu, &degrees), who + ", temperature")) {
       reading.temperature = degrees;
+    }
+    unsigned long long reasons = 0;
+    if (nvml_->throttle_reasons && succeeded(nvml_->throttle_reasons(device, &reasons), who + ", clocks")) {
+      reading.slowed_by_heat = (reasons & nvml::kSlowedByHeat) != 0;
     }
     if (nvml_->processes) {
       std::vector<nvml::ProcessInfo> found(64);

@@ -3,7 +3,8 @@
 //   {"init": 0, "gpus": [{"uuid": "GPU-a", "name": "Fake", "total": 100, "free": 40, "util": 37, "temperature": 61,
 //                         "pids": [12], "ecc": 0, "rows": "failed"|"pending", "pages_pending": false,
 //                         "errors": {"util": 15}, "hangs": false}]}
-// "ecc", "rows" and "pages_pending" may be left out: the GPU does not support them then. "errors" gives a call's NVML
+// "ecc", "rows" and "pages_pending" may be left out: the GPU does not support them then; likewise "slowdown" (a
+// temperature), "capability" ([9, 0]) and "throttle" (bits of reasons). "errors" gives a call's NVML
 // code; "all" stands for every call. The interface is declared here as NVIDIA documents it, not with dtrain's own
 // declarations: a mistake there shows.
 #include <dlfcn.h>
@@ -138,6 +139,32 @@ nvmlReturn_t nvmlDeviceGetTemperature(nvmlDevice_t device, int sensor, unsigned 
   if (sensor != 0) return kInvalidArgument;
   return ask(device, "temperature", [&](const Json& gpu) {
     *degrees = gpu.at("temperature");
+    return kSuccess;
+  });
+}
+
+nvmlReturn_t nvmlDeviceGetTemperatureThreshold(nvmlDevice_t device, int threshold, unsigned int* degrees) {
+  if (threshold != 1) return kInvalidArgument;  // 0: shutdown, 1: slowdown
+  return ask(device, "slowdown", [&](const Json& gpu) {
+    if (!gpu.contains("slowdown")) return kNotSupported;
+    *degrees = gpu.at("slowdown");
+    return kSuccess;
+  });
+}
+
+nvmlReturn_t nvmlDeviceGetCudaComputeCapability(nvmlDevice_t device, int* major, int* minor) {
+  return ask(device, "capability", [&](const Json& gpu) {
+    if (!gpu.contains("capability")) return kNotSupported;
+    *major = gpu.at("capability").at(0);
+    *minor = gpu.at("capability").at(1);
+    return kSuccess;
+  });
+}
+
+nvmlReturn_t nvmlDeviceGetCurrentClocksThrottleReasons(nvmlDevice_t device, unsigned long long* reasons) {
+  return ask(device, "throttle", [&](const Json& gpu) {
+    if (!gpu.contains("throttle")) return kNotSupported;
+    *reasons = gpu.at("throttle");
     return kSuccess;
   });
 }

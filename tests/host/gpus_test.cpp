@@ -53,6 +53,24 @@ TEST_F(GpusTest, EachTellsWhatItIsAndDoes) {
   EXPECT_THAT(warnings_, IsEmpty());
 }
 
+TEST_F(GpusTest, ItsLimitsAreTold) {
+  Json two = FakeGpus::two();
+  two["gpus"][0].update({{"slowdown", 93}, {"capability", {8, 6}}, {"throttle", 0x4}});  // slowed for its power
+  fake_.describe(two);
+  Gpus gpus = open();
+  EXPECT_EQ(gpus.list()[0].slowdown_temperature, 93);
+  EXPECT_DOUBLE_EQ(*gpus.list()[0].compute_capability, 8.6);
+  EXPECT_FALSE(gpus.list()[1].slowdown_temperature || gpus.list()[1].compute_capability);
+  EXPECT_EQ(gpus.read()[0].slowed_by_heat, false);
+  EXPECT_FALSE(gpus.read()[1].slowed_by_heat);
+  for (const int by_heat : {0x20, 0x40, 0x64}) {
+    two["gpus"][0]["throttle"] = by_heat;
+    fake_.describe(two);
+    EXPECT_EQ(gpus.read()[0].slowed_by_heat, true) << by_heat;
+  }
+  EXPECT_THAT(warnings_, IsEmpty());
+}
+
 TEST_F(GpusTest, NoLibraryAndNoDriverAreNoGpus) {
   EXPECT_THAT(Gpus((folder_ / "not-there.so").string()).list(), IsEmpty());
   fake_.describe({{"init", 9}, {"gpus", Json::array()}});

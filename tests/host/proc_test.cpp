@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <fstream>
 
+#include "dtrain/host/cpu.h"
 #include "dtrain/host/cpu_times.h"
 #include "dtrain/host/disks.h"
 #include "dtrain/host/interfaces.h"
@@ -111,6 +112,38 @@ TEST_F(Proc, OnlyWholeDisksCount) {
   EXPECT_EQ(sda.writes, 20u);
   EXPECT_EQ(sda.read_bytes, 51'200u);
   EXPECT_EQ(sda.written_bytes, 102'400u);
+}
+
+TEST_F(Proc, DisksSayTheirKindUnlessTheyAreMadeUp) {
+  put("sys/block/sda/queue/rotational", "1\n");
+  put("sys/block/sda/device/vendor", "ATA     \n");
+  put("sys/block/sdb/queue/rotational", "0\n");
+  put("sys/block/nvme0n1/queue/rotational", "0\n");
+  put("sys/block/vda/queue/rotational", "1\n");
+  put("sys/block/sdc/queue/rotational", "1\n");
+  put("sys/block/sdc/device/vendor", "QEMU    \n");
+  EXPECT_EQ(disk_kind("sda", root_), "rotating");
+  EXPECT_EQ(disk_kind("sdb", root_), "ssd");
+  EXPECT_EQ(disk_kind("nvme0n1", root_), "nvme");
+  EXPECT_EQ(disk_kind("vda", root_), "");
+  EXPECT_EQ(disk_kind("sdc", root_), "");
+  EXPECT_EQ(disk_kind("sdx", root_), "");
+}
+
+TEST_F(Proc, ProcessorsSayWhatTheyComputeWith) {
+  EXPECT_FALSE(cpu_instructions(root_));
+  const auto of = [&](const std::string& line) {
+    put("proc/cpuinfo", "processor\t: 0\nvmx flags\t: avx512f\n" + line + "\n");
+    return cpu_instructions(root_).value_or(CpuInstructions{});
+  };
+  EXPECT_EQ(of("flags\t\t: fpu sse2").vector_bits, 128);
+  EXPECT_EQ(of("flags\t\t: fpu avx avx2 fma").vector_bits, 256);
+  EXPECT_FALSE(of("flags\t\t: avx avx512f avx512bw").bf16);
+  EXPECT_EQ(of("flags\t\t: avx avx512f avx512_bf16").vector_bits, 512);
+  EXPECT_TRUE(of("flags\t\t: avx avx512f avx512_bf16").bf16);
+  EXPECT_TRUE(of("flags\t\t: avx amx_bf16").bf16);
+  EXPECT_TRUE(of("Features\t: fp asimd bf16").bf16);
+  EXPECT_EQ(of("Features\t: fp asimd").vector_bits, 128);
 }
 
 TEST_F(Proc, AProcessNameMayHoldAnything) {

@@ -2,6 +2,7 @@
 
 #include <gmock/gmock.h>
 
+#include "agent/machine_facts.h"
 #include "support.h"
 
 namespace dtrain::profile {
@@ -93,6 +94,28 @@ TEST(RealSampler, ThisMachineHasACpuAndMemory) {
   EXPECT_TRUE(sample.cpu_util_simple);
   EXPECT_GT(*sample.free_memory, 0);
   ASSERT_EQ(sample.processes.size(), 1u);
+}
+
+TEST_F(Sampler, TheMachineIsToldOnce) {
+  put("proc/meminfo", "MemTotal: 1000 kB\nMemAvailable: 400 kB\n");
+  put("proc/cpuinfo", "flags : avx avx2\n");
+  put("proc/diskstats", "8 0 sda 10 0 100 0 20 0 200 0 0 0 0\n254 0 vda 10 0 100 0 20 0 200 0 0 0 0\n");
+  put("sys/block/sda/queue/rotational", "1\n");
+  put("sys/block/vda/queue/rotational", "1\n");
+  put_network(1, 1);
+  const Json facts = machine_facts(root_.path());
+  EXPECT_EQ(facts["total_memory"], 1000 * 1024);
+  EXPECT_EQ(facts["vector_bits"], 256);
+  EXPECT_EQ(facts["bf16"], false);
+  EXPECT_EQ(facts["disks"], Json::parse(R"([{"name": "sda", "kind": "rotating"}, {"name": "vda"}])"));
+  EXPECT_EQ(facts["interfaces"], Json::parse(R"([{"name": "eth0"}])"));
+  EXPECT_FALSE(facts["cpus"].empty());
+  EXPECT_FALSE(facts["physical_cores"].empty());
+  EXPECT_FALSE(facts.contains("cpu_limit"));
+
+  const Json real = machine_facts();
+  EXPECT_GT(real["total_memory"].get<std::int64_t>(), 0);
+  EXPECT_GE(real["vector_bits"].get<int>(), 128);
 }
 
 }  // namespace

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "agent/machine_facts.h"
 #include "dtrain/base/error.h"
 
 namespace dtrain::profile {
@@ -47,6 +48,7 @@ Agent::Agent(AgentSettings settings, UnixListener listener, const Clock& clock, 
                  {"pid", ::getpid()},
                  {"ranks", settings_.facts.ranks},
                  {"sample_period_ns", settings_.sample_period.count()},
+                 {"machine", machine_facts()},
                  {"units",
                   {{"net_throughput_sent", "bytes/s"},
                    {"net_throughput_recv", "bytes/s"},
@@ -60,7 +62,8 @@ Agent::Agent(AgentSettings settings, UnixListener listener, const Clock& clock, 
                    {"gpu_util", "percent"},
                    {"gpu_free_memory", "bytes"},
                    {"gpu_temperature", "celsius"},
-                   {"gpu_foreign_processes", "processes"}}}};
+                   {"gpu_foreign_processes", "processes"},
+                   {"gpu_thermal_throttle", "0 or 1"}}}};
   if (const auto& wanted = settings_.prometheus) {
     prometheus_ = std::make_unique<PrometheusEndpoint>(wanted->address, wanted->port, labels());
     fields["prometheus"] = prometheus_->where();

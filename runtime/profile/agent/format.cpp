@@ -73,6 +73,7 @@ void append_gpus(LineBuffer& out, const std::vector<GpuSample>& gpus) {
     if (gpu.free_memory) put(out, FMT_COMPILE(",\"gpu_free_memory\":{}"), *gpu.free_memory);
     append_value(out, "gpu_temperature", gpu.temperature, 0);
     if (gpu.foreign_processes) put(out, FMT_COMPILE(",\"gpu_foreign_processes\":{}"), *gpu.foreign_processes);
+    if (gpu.slowed_by_heat) put(out, FMT_COMPILE(",\"gpu_thermal_throttle\":{}"), *gpu.slowed_by_heat ? 1 : 0);
     put(out, FMT_COMPILE("}}"));
   }
   put(out, FMT_COMPILE("]"));
@@ -185,6 +186,8 @@ std::string memory_line(std::int64_t time_ns, std::int64_t batch, const host::Pr
 std::string gpu_line(const host::GpuInfo& gpu) {
   Json line = {{"record", "gpu"}, {"index", gpu.index}, {"uuid", gpu.uuid}, {"name", gpu.name}};
   if (gpu.total_memory > 0) line["total_memory"] = gpu.total_memory;
+  if (gpu.slowdown_temperature) line["slowdown_temperature"] = *gpu.slowdown_temperature;
+  if (gpu.compute_capability) line["compute_capability"] = *gpu.compute_capability;
   return to_line(line) + "\n";
 }
 

@@ -18,7 +18,8 @@ bool is_seen(pid_t pid) {
 }
 
 GpuSample to_sample(const host::GpuReading& reading, const std::set<pid_t>& ranks) {
-  GpuSample sample{reading.index, reading.util, reading.free_memory, reading.temperature, std::nullopt};
+  GpuSample sample{reading.index,       reading.util, reading.free_memory,
+                   reading.temperature, std::nullopt, reading.slowed_by_heat};
   if (reading.processes) {
     sample.foreign_processes =
         static_cast<std::size_t>(std::count_if(reading.processes->begin(), reading.processes->end(),
@@ -75,7 +76,8 @@ std::vector<GpuSample> GpuSampler::sample(const std::set<pid_t>& ranks, std::chr
   if (shared_->answered < number) return samples;
   for (const host::GpuReading& reading : shared_->readings) {
     const GpuSample sample = to_sample(reading, ranks);
-    if (sample.util || sample.free_memory || sample.temperature || sample.foreign_processes) samples.push_back(sample);
+    if (sample.util || sample.free_memory || sample.temperature || sample.foreign_processes || sample.slowed_by_heat)
+      samples.push_back(sample);
   }
   return samples;
 }

@@ -26,6 +26,7 @@ struct GpuSample {
   std::optional<std::uint64_t> free_memory;      // bytes
   std::optional<double> temperature;             // degrees Celsius
   std::optional<std::size_t> foreign_processes;  // other than the ranks
+  std::optional<bool> slowed_by_heat;
 };
 
 class GpuSampler {

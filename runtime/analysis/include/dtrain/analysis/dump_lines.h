@@ -88,6 +88,8 @@ struct GpuLine {  // a GPU the host has
   std::int64_t index = -1;
   std::string uuid, name;
   std::int64_t total_memory_bytes = 0;  // 0: not known
+  double slowdown_celsius = 0;          // at which it slows down; 0: not known
+  double compute_capability = 0;        // CUDA's, 9.0 say; 0: not known
 };
 using Metrics = std::vector<std::pair<std::string, double>>;  // by name, in the order of the dump
 struct SystemLine {

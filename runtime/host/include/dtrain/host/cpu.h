@@ -2,6 +2,7 @@
 #pragma once
 
 #include <filesystem>
+#include <optional>
 #include <vector>
 
 namespace dtrain::host {
@@ -16,5 +17,12 @@ std::vector<std::vector<int>> physical_cores();
 // CPUs' worth of time the cgroup grants (v1 and v2, the tightest of its ancestors), at most the number of allowed
 // CPUs. `root`: where proc/ and sys/ are.
 double cpu_limit(const std::filesystem::path& root = "/");
+
+// What the processor computes with at once, as the kernel tells its features (x86 and Arm).
+struct CpuInstructions {
+  int vector_bits = 0;  // of its widest floating-point vectors; at least 128
+  bool bf16 = false;    // multiplies bfloat16
+};
+std::optional<CpuInstructions> cpu_instructions(const std::filesystem::path& root = "/");
 
 }  // namespace dtrain::host

@@ -21,8 +21,10 @@ struct GpuInfo {
   int index = 0;  // NVML's: by PCI address, which is not always CUDA's order
   std::string uuid;
   std::string name;
-  std::uint64_t total_memory = 0;  // bytes; 0: not told
-  std::string problem;             // what NVML says is wrong with it; empty: nothing
+  std::uint64_t total_memory = 0;              // bytes; 0: not told
+  std::optional<double> slowdown_temperature;  // degrees Celsius, from which on it slows down; empty: not told
+  std::optional<double> compute_capability;    // 9.0, say; empty: not told
+  std::string problem;                         // what NVML says is wrong with it; empty: nothing
 };
 
 // What a GPU does not tell is absent.
@@ -31,6 +33,7 @@ struct GpuReading {
   std::optional<double> util;                   // percent of the driver's last sample period in which a kernel ran
   std::optional<std::uint64_t> free_memory;     // bytes
   std::optional<double> temperature;            // degrees Celsius
+  std::optional<bool> slowed_by_heat;           // its clocks are lower than they could be, for its temperature
   std::optional<std::vector<pid_t>> processes;  // that compute on it, as numbered by the host, whatever container
 };
 
