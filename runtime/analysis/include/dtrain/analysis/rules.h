@@ -1,0 +1,40 @@
+// The rules that judge a run: the nine of SageMaker Debugger's profiling report, counterparts for runs on CPUs, and
+// checks of what surrounds the training and of how the model is computed. docs/rules.md says what each looks at. Plain
+// values; any thread may call.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "dtrain/base/json.h"
+#include "dtrain/config/profiling_rules.h"
+
+namespace dtrain::analysis {
+
+struct RunProfile;
+
+struct RuleResult {
+  std::string name;   // "StepOutlier", as in profiling.rules
+  std::string group;  // "report": the nine; "cpu": counterparts on CPUs; "system"; "model"
+  std::string description, recommendation;
+  bool applicable = true;
+  std::string why_not;          // where it is not
+  std::int64_t datapoints = 0;  // it has judged
+  std::int64_t triggered = 0;   // in `unit`
+  std::string unit;             // "steps", "windows", "GPU pairs", "hosts", …
+  Json parameters = Json::object();
+  Json counts = Json::object();   // from what there was to `triggered`; docs/rules.md says what adds up to what
+  Json details = Json::object();  // what the report draws; of each rule its own
+};
+
+// What the run's plan says, or the defaults.
+config::ProfilingRules rules_of(const RunProfile& profile);
+
+// All rules, in the order of docs/rules.md, also those that do not apply.
+std::vector<RuleResult> run_rules(const RunProfile& profile, const config::ProfilingRules& rules);
+
+// {"name", "group", "description", …}, one for each.
+Json to_json(const std::vector<RuleResult>& results);
+
+}  // namespace dtrain::analysis

@@ -1,0 +1,18 @@
+// Makes the series that rules look at of what a run's folder says. Private to analysis.
+#pragma once
+
+#include <vector>
+
+#include "dtrain/analysis/run_profile.h"
+#include "rules/series.h"
+
+namespace dtrain::analysis::rules {
+
+// Training steps of each rank, and the validations of those that had some. Their phases point into `profile`.
+std::vector<StepSeries> step_series(const RunProfile& profile);
+std::vector<HostSeries> host_series(const RunProfile& profile);
+std::vector<LoaderSeries> loader_series(const RunProfile& profile);
+std::vector<InitializationTime> initialization_times(const RunProfile& profile);
+ModelFacts model_facts(const RunProfile& profile);
+
+}  // namespace dtrain::analysis::rules

@@ -1,0 +1,22 @@
+// What CPUBottleneck and IOBottleneck share: data points at which something of a host is busy and all its GPUs are
+// idle. Private to analysis.
+#pragma once
+
+#include <functional>
+#include <optional>
+
+#include "rules/all_rules.h"
+
+namespace dtrain::analysis::rules {
+
+struct BottleneckLimits {
+  double share_percent = 0;  // of the data points; more trigger
+  double busy_above = 0, gpu_below = 0;
+  std::int64_t patience = 0;
+};
+
+// `busy`: the metric, in percent.
+RuleResult judge_bottleneck(RuleResult result, Hosts hosts, const BottleneckLimits& limits,
+                            const std::function<std::optional<double>(const HostSample&)>& busy);
+
+}  // namespace dtrain::analysis::rules

@@ -1,0 +1,58 @@
+// Ranks that could compute and wait for a core: more threads want to run than there are cores, be they the run's own
+// (ranks, OpenMP, loader workers) or other programs'.
+#include <map>
+
+#include "rules/all_rules.h"
+#include "rules/judge.h"
+
+namespace dtrain::analysis::rules {
+namespace {
+
+struct Waiting {
+  std::string host;
+  double sum_percent = 0;
+  std::int64_t points = 0;
+};
+
+}  // namespace
+
+RuleResult cpu_oversubscription(Hosts hosts, const Rules::CpuOversubscription& parameters) {
+  RuleResult result = begin_result(
+      "CPUOversubscription", "cpu", "ranks",
+      "Looks for ranks whose training thread could run and has no core: more threads want to run than there are cores.",
+      "Use fewer ranks, threads (OMP_NUM_THREADS) or loader workers on that host, or keep other programs away from "
+      "it.");
+  std::map<int, Waiting> ranks;
+  for (const HostSeries& host : hosts) {
+    const Judged judged = judged_samples(host, parameters.patience);
+    count_samples(result.counts, host, judged);
+    for (const HostSample& sample : judged.samples) {
+      for (const RankReading& reading : sample.ranks) {
+        if (!reading.wait_percent) continue;
+        Waiting& rank = ranks[reading.rank];
+        rank.host = host.host;
+        rank.sum_percent += *reading.wait_percent;
+        ++rank.points;
+      }
+    }
+  }
+  if (ranks.empty()) {
+    return not_applicable(std::move(result), "the dumps do not say how long ranks waited for a core");
+  }
+  Json all = Json::array();
+  for (const auto& [number, rank] : ranks) {
+    const double mean = rank.sum_percent / static_cast<double>(rank.points);
+    const bool triggers = mean > parameters.threshold;
+    result.datapoints += rank.points;
+    result.triggered += triggers ? 1 : 0;
+    all.push_back({{"rank", number}, {"host", rank.host}, {"waited_percent", mean}, {"triggered", triggers}});
+  }
+  const auto count = static_cast<std::int64_t>(ranks.size());
+  result.counts["ranks"] = count;
+  result.counts["fine"] = count - result.triggered;
+  result.counts["triggered"] = result.triggered;
+  result.details["ranks"] = std::move(all);
+  return result;
+}
+
+}  // namespace dtrain::analysis::rules

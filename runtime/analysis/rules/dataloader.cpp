@@ -1,0 +1,97 @@
+// Loader workers of a host against the processors the run may use there.
+#include <algorithm>
+#include <map>
+
+#include <spdlog/fmt/fmt.h>
+
+#include "dtrain/base/units.h"
+#include "rules/all_rules.h"
+#include "rules/judge.h"
+
+namespace dtrain::analysis::rules {
+namespace {
+
+struct OfHost {
+  double workers = 0, waited_s = 0, steps_s = 0;
+  std::int64_t records = 0, empty = 0;
+};
+
+// The processors a run may use: those it is allowed, or fewer where its group is granted less time.
+std::optional<double> processors(const Machine& machine) {
+  double allowed = 0;
+  for (const auto& core : machine.cores) allowed += static_cast<double>(core.size());
+  if (allowed == 0) return machine.cpu_limit;
+  return std::min(allowed, machine.cpu_limit.value_or(allowed));
+}
+
+std::string advice(const std::string& host, const OfHost& loading, double cpus, bool few) {
+  const double waited = loading.steps_s > 0 ? loading.waited_s / loading.steps_s : 0;
+  return fmt::format(
+      "{}: {:.3g} loader workers on {:.3g} processors are {}; the training waited for data for {} of its "
+      "time{}",
+      host, loading.workers, cpus, few ? "few" : "many", format_percent(waited),
+      few && waited < 0.01 ? ", so more would gain little" : "");
+}
+
+}  // namespace
+
+RuleResult dataloader(std::span<const LoaderSeries> loaders, Hosts hosts, const Rules::Dataloader& parameters) {
+  RuleResult result = begin_result(
+      "Dataloader", "report", "hosts",
+      "Compares the number of loader workers of a host with its processors: too few may leave the training waiting for "
+      "data, too many take processors away from computing.",
+      "Change the number of loader workers.");
+  std::map<std::string, OfHost> by_agent;
+  for (const LoaderSeries& loader : loaders) {
+    if (loader.records == 0) continue;
+    OfHost& host = by_agent[loader.agent];
+    host.workers += loader.workers;
+    host.records += loader.records;
+    host.empty += loader.empty;
+    host.waited_s += loader.waited_s;
+    host.steps_s += loader.steps_s;
+  }
+  if (by_agent.empty()) return not_applicable(std::move(result), "no batch of a loader was recorded");
+  std::int64_t few = 0;
+  std::int64_t many = 0;
+  std::int64_t unknown = 0;
+  Json all = Json::array();
+  Json advices = Json::array();
+  for (const auto& [agent, loading] : by_agent) {
+    const auto host = std::find_if(hosts.begin(), hosts.end(), [&](const HostSeries& h) { return h.agent == agent; });
+    const auto cpus = host != hosts.end() ? processors(host->machine) : std::nullopt;
+    const std::string name = host != hosts.end() && !host->host.empty() ? host->host : agent;
+    Json one = {{"agent", agent},
+                {"host", name},
+                {"workers", loading.workers},
+                {"batches", loading.records},
+                {"not_ready", loading.empty},
+                {"waited_s", loading.waited_s},
+                {"steps_s", loading.steps_s}};
+    if (cpus) {
+      const double share = 100 * loading.workers / *cpus;
+      const bool is_few = share < parameters.min_threshold;
+      const bool is_many = share > parameters.max_threshold;
+      one["processors"] = *cpus;
+      one["percent"] = share;
+      few += is_few ? 1 : 0;
+      many += is_many && !is_few ? 1 : 0;
+      if (is_few || is_many) advices.push_back(advice(name, loading, *cpus, is_few));
+      result.datapoints += loading.records;
+    } else {
+      ++unknown;
+    }
+    all.push_back(std::move(one));
+  }
+  const auto total = static_cast<std::int64_t>(by_agent.size());
+  if (unknown == total) {
+    return not_applicable(std::move(result), "the dumps do not say which processors the run may use");
+  }
+  result.triggered = few + many;
+  result.counts = {{"hosts", total}, {"not_known", unknown}, {"fitting", total - unknown - few - many},
+                   {"too_few", few}, {"too_many", many},     {"triggered", result.triggered}};
+  result.details = {{"hosts", std::move(all)}, {"advice", std::move(advices)}};
+  return result;
+}
+
+}  // namespace dtrain::analysis::rules

@@ -1,0 +1,19 @@
+// An optimizer that updates each parameter with several small operations takes ten times as long as a fused one.
+#include "rules/all_rules.h"
+#include "rules/judge.h"
+
+namespace dtrain::analysis::rules {
+
+RuleResult fused_optimizer(const ModelFacts& model) {
+  RuleResult result =
+      begin_result("FusedOptimizer", "model", "runs", "Looks at whether the optimizer updates all parameters at once.",
+                   "Hand dtrain's own optimizer to wrap_optimizer(): it is fused.");
+  if (!model.fused_optimizer) return not_applicable(std::move(result), "the plan does not say what the optimizer is");
+  result.datapoints = 1;
+  result.triggered = *model.fused_optimizer ? 0 : 1;
+  result.counts = {{"runs", 1}, {"fused", 1 - result.triggered}, {"triggered", result.triggered}};
+  result.details = {{"optimizer", model.optimizer}, {"fused", *model.fused_optimizer}};
+  return result;
+}
+
+}  // namespace dtrain::analysis::rules

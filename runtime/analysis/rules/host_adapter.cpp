@@ -1,0 +1,192 @@
+// Of hosts: what their agents sampled, and what their machines are.
+#include <algorithm>
+#include <map>
+#include <set>
+#include <string_view>
+
+#include "json_fields.h"
+#include "rules/adapter.h"
+
+namespace dtrain::analysis::rules {
+namespace {
+
+std::optional<double> metric(const Metrics& metrics, std::string_view name) {
+  for (const auto& [key, value] : metrics) {
+    if (key == name) return value;
+  }
+  return std::nullopt;
+}
+
+std::optional<double> sum(std::optional<double> a, std::optional<double> b) {
+  if (!a || !b) return a ? a : b;
+  return *a + *b;
+}
+
+std::optional<double> number_at(const Json& object, const char* key) {
+  const auto found = object.find(key);
+  return found != object.end() && found->is_number() ? std::optional(found->get<double>()) : std::nullopt;
+}
+
+std::vector<int> integers(const Json& list) {
+  std::vector<int> result;
+  for (const Json& item : list) {
+    if (item.is_number_integer()) result.push_back(item.get<int>());
+  }
+  return result;
+}
+
+// Cores that the agent or a rank of the host may use: a rank that mpirun has bound starts its agent on its own cores.
+std::vector<std::vector<int>> usable_cores(const Json& machine, const std::vector<const RankProfile*>& ranks) {
+  std::set<int> usable;
+  if (const auto cpus = machine.find("cpus"); cpus != machine.end() && cpus->is_array()) {
+    for (const int cpu : integers(*cpus)) usable.insert(cpu);
+  }
+  for (const RankProfile* rank : ranks) usable.insert(rank->cpus.begin(), rank->cpus.end());
+  std::vector<std::vector<int>> cores;
+  std::set<int> known;
+  if (const auto listed = machine.find("physical_cores"); listed != machine.end() && listed->is_array()) {
+    for (const Json& core : *listed) {
+      std::vector<int> threads;
+      for (const int cpu : integers(core)) {
+        if (usable.contains(cpu) && known.insert(cpu).second) threads.push_back(cpu);
+      }
+      if (!threads.empty()) cores.push_back(std::move(threads));
+    }
+  }
+  for (const int cpu : usable) {
+    if (!known.contains(cpu)) cores.push_back({cpu});  // which core it belongs to is not told
+  }
+  return cores;
+}
+
+Machine machine_of(const AgentProfile& agent, const std::vector<const RankProfile*>& ranks) {
+  static const Json kNothing = Json::object();
+  const auto found = agent.header.find("machine");
+  const Json& facts = found != agent.header.end() && found->is_object() ? *found : kNothing;
+  Machine machine;
+  machine.cores = usable_cores(facts, ranks);
+  machine.cpu_limit = number_at(facts, "cpu_limit");
+  machine.total_memory_bytes = number_at(facts, "total_memory");
+  if (const auto bits = number_at(facts, "vector_bits")) machine.vector_bits = static_cast<std::int64_t>(*bits);
+  if (const auto bf16 = facts.find("bf16"); bf16 != facts.end() && bf16->is_boolean()) machine.bf16 = bf16->get<bool>();
+  if (const auto disks = facts.find("disks"); disks != facts.end() && disks->is_array()) {
+    machine.disks.emplace();
+    for (const Json& disk : *disks) {
+      if (disk.is_object()) machine.disks->push_back({text(disk, "name"), text(disk, "kind")});
+    }
+  }
+  if (const auto interfaces = facts.find("interfaces"); interfaces != facts.end() && interfaces->is_array()) {
+    machine.network.emplace();
+    for (const Json& interface : *interfaces) {
+      if (!interface.is_object()) continue;
+      const auto bits_per_s = number_at(interface, "bits_per_s");
+      machine.network->push_back({text(interface, "name"), bits_per_s ? std::optional(*bits_per_s / 8) : std::nullopt});
+    }
+  }
+  return machine;
+}
+
+GpuReading reading_of(const Metrics& metrics, std::int64_t total_memory_bytes) {
+  GpuReading reading;
+  reading.util_percent = metric(metrics, "gpu_util");
+  reading.celsius = metric(metrics, "gpu_temperature");
+  const auto free = metric(metrics, "gpu_free_memory");
+  if (free && total_memory_bytes > 0) {
+    reading.memory_percent = 100 * (1 - *free / static_cast<double>(total_memory_bytes));
+  }
+  if (const auto foreign = metric(metrics, "gpu_foreign_processes")) {
+    reading.foreign_processes = static_cast<std::int64_t>(*foreign);
+  }
+  if (const auto slowed = metric(metrics, "gpu_thermal_throttle")) reading.slowed_by_heat = *slowed > 0;
+  return reading;
+}
+
+HostSample sample_of(const SystemLine& line, const std::map<std::int64_t, std::size_t>& gpus,
+                     const std::vector<std::int64_t>& total_memory_bytes) {
+  HostSample sample;
+  sample.time_ns = line.time_ns;
+  sample.cpu_percent = metric(line.metrics, "cpu_util_simple");
+  sample.io_wait_percent = metric(line.metrics, "io_wait");
+  sample.free_memory_bytes = metric(line.metrics, "free_memory");
+  sample.sent = metric(line.metrics, "net_throughput_sent");
+  sample.received = metric(line.metrics, "net_throughput_recv");
+  sample.disk = sum(metric(line.metrics, "disk_throughput_read"), metric(line.metrics, "disk_throughput_write"));
+  sample.cores_percent = line.cpu_util_per_core;
+  for (const ProcessLine& process : line.processes) {
+    if (process.cpu_wait_percent >= 0) sample.ranks.push_back({process.rank, process.cpu_wait_percent});
+  }
+  for (const auto& [index, metrics] : line.gpus) {
+    const auto known = gpus.find(index);
+    if (known == gpus.end()) continue;
+    sample.gpus.resize(gpus.size());
+    sample.gpus[known->second] = reading_of(metrics, total_memory_bytes[known->second]);
+  }
+  return sample;
+}
+
+// Where the plan says that processors do the computing, GPUs of the machine are none of the run's. "auto" means
+// processors as long as dtrain trains on no GPUs.
+bool trains_on_gpus(const RunProfile& profile) {
+  const auto resources = profile.experiment.find("resources");
+  if (resources == profile.experiment.end() || !resources->is_object()) return true;  // no plan: what was seen counts
+  return text(*resources, "slot_type") == "cuda";
+}
+
+void add_gpus(const AgentProfile& agent, HostSeries& host, std::map<std::int64_t, std::size_t>& at,
+              std::vector<std::int64_t>& total_memory_bytes) {
+  for (const GpuLine& line : agent.gpus) {
+    if (!at.try_emplace(line.index, host.gpus.size()).second) continue;
+    Gpu gpu;
+    gpu.index = line.index;
+    gpu.name = line.name;
+    if (line.slowdown_celsius > 0) gpu.slowdown_celsius = line.slowdown_celsius;
+    if (line.compute_capability > 0) gpu.compute_capability = line.compute_capability;
+    host.gpus.push_back(std::move(gpu));
+    total_memory_bytes.push_back(line.total_memory_bytes);
+  }
+}
+
+void set_training(const std::vector<const RankProfile*>& ranks, HostSeries& host) {
+  for (const RankProfile* rank : ranks) {
+    std::int64_t begins = kNever;
+    std::int64_t ends = 0;
+    for (const StepLine& step : rank->steps) {
+      begins = std::min(begins, step.start_ns);
+      ends = std::max(ends, step.start_ns + step.wall_ns);
+    }
+    for (const WindowLine& window : rank->windows) {
+      begins = std::min(begins, window.start_ns);
+      ends = std::max(ends, window.end_ns);
+    }
+    if (begins == kNever) continue;
+    host.training_begins = std::min(host.training_begins, begins);
+    host.training_ends = host.training_ends == kNever ? ends : std::max(host.training_ends, ends);
+  }
+}
+
+}  // namespace
+
+std::vector<HostSeries> host_series(const RunProfile& profile) {
+  std::vector<HostSeries> hosts;
+  const bool with_gpus = trains_on_gpus(profile);
+  for (const AgentProfile& agent : profile.agents) {
+    std::vector<const RankProfile*> ranks;
+    for (const RankProfile& rank : profile.ranks) {
+      if (profile.agent_of(rank) == &agent) ranks.push_back(&rank);
+    }
+    HostSeries host;
+    host.agent = agent.agent;
+    host.host = agent.host;
+    host.machine = machine_of(agent, ranks);
+    std::map<std::int64_t, std::size_t> gpus;
+    std::vector<std::int64_t> total_memory_bytes;
+    if (with_gpus) add_gpus(agent, host, gpus, total_memory_bytes);
+    set_training(ranks, host);
+    host.samples.reserve(agent.samples.size());
+    for (const SystemLine& line : agent.samples) host.samples.push_back(sample_of(line, gpus, total_memory_bytes));
+    hosts.push_back(std::move(host));
+  }
+  return hosts;
+}
+
+}  // namespace dtrain::analysis::rules

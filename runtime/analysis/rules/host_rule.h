@@ -1,0 +1,28 @@
+// What rules share that judge one number of each host. Private to analysis.
+#pragma once
+
+#include <functional>
+#include <optional>
+#include <string>
+
+#include "rules/all_rules.h"
+#include "rules/judge.h"
+
+namespace dtrain::analysis::rules {
+
+struct HostVerdict {
+  bool triggered = false;
+  std::int64_t points = 0;  // judged
+  Json facts = Json::object();
+};
+
+// Asks `judge` about each host's judged samples and adds up what it says. Where it has nothing to say of any host (an
+// empty answer), the rule does not apply for the reason `why_not`.
+RuleResult judge_hosts(RuleResult result, Hosts hosts, std::int64_t patience, const std::string& why_not,
+                       const std::function<std::optional<HostVerdict>(const HostSeries&, const Judged&)>& judge);
+
+// The values that `value` finds in the samples.
+std::vector<double> values_of(std::span<const HostSample> samples,
+                              const std::function<std::optional<double>(const HostSample&)>& value);
+
+}  // namespace dtrain::analysis::rules

@@ -1,0 +1,91 @@
+// Runs on CPUs: physical cores that the run may use and hardly does. Both threads of a core share what computes, so a
+// core counts as busy as the busier of its logical CPUs.
+#include <algorithm>
+
+#include <spdlog/fmt/fmt.h>
+
+#include "rules/all_rules.h"
+#include "rules/judge.h"
+
+namespace dtrain::analysis::rules {
+namespace {
+
+// Mean utilisation of each core; empty where no sample tells it.
+std::vector<double> utilisation(const std::vector<std::vector<int>>& cores, std::span<const HostSample> samples) {
+  std::vector<double> sums(cores.size(), 0);
+  std::int64_t points = 0;
+  for (const HostSample& sample : samples) {
+    if (sample.cores_percent.empty()) continue;
+    ++points;
+    for (std::size_t core = 0; core < cores.size(); ++core) {
+      double busiest = 0;
+      for (const int cpu : cores[core]) {
+        const auto at = static_cast<std::size_t>(cpu);
+        if (cpu >= 0 && at < sample.cores_percent.size()) busiest = std::max(busiest, sample.cores_percent[at]);
+      }
+      sums[core] += busiest;
+    }
+  }
+  if (points == 0) return {};
+  for (double& sum : sums) sum /= static_cast<double>(points);
+  return sums;
+}
+
+}  // namespace
+
+RuleResult idle_cores(Hosts hosts, const Rules::IdleCores& parameters) {
+  RuleResult result = begin_result(
+      "IdleCores", "cpu", "hosts",
+      "Looks for cores that the run may use and that have hardly anything to do (the counterpart of low GPU "
+      "utilisation where processors train).",
+      "Train with more ranks (resources.slots_per_trial), give each rank more threads (OMP_NUM_THREADS), or use a "
+      "larger batch.");
+  if (has_gpus(hosts)) return not_applicable(std::move(result), "GPUs do the computing of this run");
+  std::int64_t cores = 0;
+  std::int64_t idle = 0;
+  std::int64_t unknown = 0;
+  Json all = Json::array();
+  for (const HostSeries& host : hosts) {
+    const Judged judged = judged_samples(host, parameters.patience);
+    count_samples(result.counts, host, judged);
+    const std::vector<double> means = utilisation(host.machine.cores, judged.samples);
+    if (means.empty()) {
+      ++unknown;
+      continue;
+    }
+    const auto here = static_cast<std::int64_t>(means.size());
+    // Time of fewer cores than there are: the others have to be idle.
+    const double granted = std::min(static_cast<double>(here), host.machine.cpu_limit.value_or(1e9));
+    const auto beyond = static_cast<std::int64_t>(static_cast<double>(here) - granted);
+    const auto below =
+        std::count_if(means.begin(), means.end(), [&](double mean) { return mean < parameters.cpu_threshold; });
+    const std::int64_t idle_here = std::max<std::int64_t>(0, below - beyond);
+    const double share = percent(idle_here, here - beyond);
+    const bool triggers = share > parameters.threshold;
+    cores += here - beyond;
+    idle += idle_here;
+    result.datapoints += static_cast<std::int64_t>(judged.samples.size());
+    result.triggered += triggers ? 1 : 0;
+    all.push_back({{"agent", host.agent},
+                   {"host", host.host},
+                   {"cores", here - beyond},
+                   {"idle", idle_here},
+                   {"percent", share},
+                   {"core_utilisation", means},
+                   {"triggered", triggers}});
+  }
+  if (all.empty()) {
+    return not_applicable(std::move(result),
+                          unknown == 0 ? kNoSystemSample : "the dumps do not say how busy the run's cores were");
+  }
+  result.counts["hosts"] = static_cast<std::int64_t>(hosts.size());
+  result.counts["not_known"] = unknown;
+  result.counts["cores"] = cores;
+  result.counts["busy_cores"] = cores - idle;
+  result.counts["idle_cores"] = idle;
+  result.counts["triggered"] = result.triggered;
+  result.details["hosts"] = std::move(all);
+  return result;
+}
+
+}  // namespace dtrain::analysis::rules

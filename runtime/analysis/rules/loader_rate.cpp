@@ -1,0 +1,44 @@
+// Samples a second that a rank's loader can make against those that its training takes when it never waits for data.
+// Both are batches: all workers of the loader at the mean time one takes for a batch, against the mean step without the
+// time spent waiting for data.
+#include "rules/all_rules.h"
+#include "rules/judge.h"
+
+namespace dtrain::analysis::rules {
+
+RuleResult loader_rate(std::span<const LoaderSeries> loaders, const Rules::LoaderRate& parameters) {
+  RuleResult result = begin_result(
+      "LoaderRate", "system", "ranks",
+      "Compares the batches a second that a rank's loader can make with those its training takes where it never waits.",
+      "Use more loader workers, cheaper preprocessing, or prepare the data before the training.");
+  std::int64_t unknown = 0;
+  Json all = Json::array();
+  for (const LoaderSeries& loader : loaders) {
+    const double computing_s = loader.steps_s - loader.waited_s;
+    if (!loader.fetch_s || *loader.fetch_s <= 0 || loader.records == 0 || computing_s <= 0 || loader.workers <= 0) {
+      ++unknown;
+      continue;
+    }
+    const double makes = loader.workers / *loader.fetch_s;
+    const double takes = static_cast<double>(loader.steps) / computing_s;
+    const double share = 100 * makes / takes;
+    const bool triggers = share <= parameters.threshold;
+    result.datapoints += loader.records;
+    result.triggered += triggers ? 1 : 0;
+    all.push_back({{"rank", loader.rank},
+                   {"loader_batches_per_s", makes},
+                   {"training_batches_per_s", takes},
+                   {"percent", share},
+                   {"triggered", triggers}});
+  }
+  if (all.empty()) return not_applicable(std::move(result), "the dumps do not say how long loaders took for a batch");
+  const auto count = static_cast<std::int64_t>(loaders.size());
+  result.counts = {{"ranks", count},
+                   {"not_known", unknown},
+                   {"fine", count - unknown - result.triggered},
+                   {"triggered", result.triggered}};
+  result.details["ranks"] = std::move(all);
+  return result;
+}
+
+}  // namespace dtrain::analysis::rules

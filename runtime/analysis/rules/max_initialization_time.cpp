@@ -1,0 +1,36 @@
+// How long a rank took from the start of its process to the first step of its training loop.
+#include <algorithm>
+
+#include "rules/all_rules.h"
+#include "rules/judge.h"
+
+namespace dtrain::analysis::rules {
+
+RuleResult max_initialization_time(std::span<const InitializationTime> ranks,
+                                   const Rules::MaxInitializationTime& parameters) {
+  RuleResult result = begin_result("MaxInitializationTime", "report", "ranks",
+                                   "Compares the time until the training loop begins with a limit in minutes.",
+                                   "Starting takes too long: read or fetch data while the training runs instead of "
+                                   "before it, keep data on a disk of "
+                                   "the host, or prepare it once for all runs.");
+  Json all = Json::array();
+  double longest_s = 0;
+  std::int64_t unfinished = 0;
+  for (const InitializationTime& rank : ranks) {
+    const bool too_long = rank.seconds > 60 * parameters.threshold;
+    result.triggered += too_long ? 1 : 0;
+    unfinished += rank.finished ? 0 : 1;
+    longest_s = std::max(longest_s, rank.seconds);
+    all.push_back({{"rank", rank.rank}, {"seconds", rank.seconds}, {"finished", rank.finished}});
+  }
+  result.datapoints = static_cast<std::int64_t>(ranks.size());
+  if (ranks.empty()) return not_applicable(std::move(result), "the dumps do not say when a rank's process started");
+  result.counts = {{"ranks", result.datapoints},
+                   {"never_began_training", unfinished},
+                   {"in_time", result.datapoints - result.triggered},
+                   {"triggered", result.triggered}};
+  result.details = {{"longest_s", longest_s}, {"ranks", std::move(all)}};
+  return result;
+}
+
+}  // namespace dtrain::analysis::rules

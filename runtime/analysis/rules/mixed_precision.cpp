@@ -1,0 +1,53 @@
+// Training in 32 bits on hardware that computes in 16 several times as fast: GPUs of compute capability 7.0 and above
+// (Tensor Cores), processors with bfloat16 products (AVX-512 BF16, AMX, SVE's). What a trial casts by itself is not
+// seen.
+#include <algorithm>
+
+#include "rules/all_rules.h"
+#include "rules/judge.h"
+
+namespace dtrain::analysis::rules {
+namespace {
+
+constexpr double kTensorCores = 7.0;
+
+// Whether everything that computes has it; empty where something does not tell.
+std::optional<bool> hardware_has_it(Hosts hosts) {
+  const bool on_gpus = has_gpus(hosts);
+  bool all = true;
+  for (const HostSeries& host : hosts) {
+    if (!on_gpus) {
+      if (!host.machine.bf16) return std::nullopt;
+      all = all && *host.machine.bf16;
+    }
+    for (const Gpu& gpu : host.gpus) {
+      if (!gpu.compute_capability) return std::nullopt;
+      all = all && *gpu.compute_capability >= kTensorCores;
+    }
+  }
+  return hosts.empty() ? std::nullopt : std::optional(all);
+}
+
+}  // namespace
+
+RuleResult mixed_precision(const ModelFacts& model, Hosts hosts) {
+  RuleResult result = begin_result(
+      "MixedPrecision", "model", "runs",
+      "Looks at whether a run computes in 32 bits on hardware that computes in 16 much faster. What a trial casts by "
+      "itself is not seen.",
+      "Compute products in bfloat16 or float16 (an autocast scope in train_batch, or a model in that type).");
+  if (model.dtype.empty()) return not_applicable(std::move(result), "the plan does not say the model's type");
+  const auto has_it = hardware_has_it(hosts);
+  if (!has_it) {
+    return not_applicable(std::move(result), "the dumps do not say whether the hardware computes in 16 bits");
+  }
+  const bool wide = model.dtype == "float32" || model.dtype == "float64";
+  const bool off = model.mixed_precision.empty() || model.mixed_precision == "O0" || model.mixed_precision == "none";
+  result.datapoints = 1;
+  result.triggered = *has_it && wide && off ? 1 : 0;
+  result.counts = {{"runs", 1}, {"fine", 1 - result.triggered}, {"triggered", result.triggered}};
+  result.details = {{"model", model.dtype}, {"mixed_precision", !off}, {"hardware_has_it", *has_it}};
+  return result;
+}
+
+}  // namespace dtrain::analysis::rules

@@ -1,0 +1,35 @@
+// Batches that go to a GPU from memory which the system may move: their copy does not overlap with computing.
+#include "rules/all_rules.h"
+#include "rules/judge.h"
+
+namespace dtrain::analysis::rules {
+
+RuleResult pinned_memory(std::span<const LoaderSeries> loaders, Hosts hosts) {
+  RuleResult result = begin_result("PinnedMemory", "model", "ranks",
+                                   "Looks at whether loaders hand over batches in page-locked (pinned) memory, from "
+                                   "which copies to a GPU are faster "
+                                   "and overlap with computing.",
+                                   "Let the loader pin its batches.");
+  if (!has_gpus(hosts)) return not_applicable(std::move(result), kNoGpu);
+  std::int64_t unknown = 0;
+  Json all = Json::array();
+  for (const LoaderSeries& loader : loaders) {
+    if (!loader.pinned) {
+      ++unknown;
+      continue;
+    }
+    result.datapoints += loader.records;
+    result.triggered += *loader.pinned ? 0 : 1;
+    all.push_back({{"rank", loader.rank}, {"pinned", *loader.pinned}});
+  }
+  if (all.empty()) return not_applicable(std::move(result), "the dumps do not say whether batches are pinned");
+  const auto count = static_cast<std::int64_t>(loaders.size());
+  result.counts = {{"ranks", count},
+                   {"not_known", unknown},
+                   {"pinned", count - unknown - result.triggered},
+                   {"triggered", result.triggered}};
+  result.details["ranks"] = std::move(all);
+  return result;
+}
+
+}  // namespace dtrain::analysis::rules

@@ -1,0 +1,165 @@
+// Of ranks: their steps, loaders and initialization; and the model, as the plan has it.
+#include <algorithm>
+
+#include "json_fields.h"
+#include "rules/adapter.h"
+
+namespace dtrain::analysis::rules {
+namespace {
+
+using profile::Phase;
+using profile::Sketch;
+
+constexpr auto kValidation = static_cast<std::size_t>(Phase::kValidation);
+constexpr auto kLoading = static_cast<std::size_t>(Phase::kDataloaderNext);
+
+double seconds(double ns) {
+  return ns / 1e9;
+}
+double seconds(std::int64_t ns) {
+  return static_cast<double>(ns) / 1e9;
+}
+
+// The windows of a rank as one distribution. Validations inside are taken off the mean; which of its steps they were in
+// is not known, so all move by the same (a step with a validation is nearly always an outlier, and in full).
+FoldedSteps fold(const RankProfile& rank) {
+  FoldedSteps folded;
+  const Sketch& wall = rank.window_sketches.wall;
+  folded.steps = wall.count();
+  if (folded.steps == 0) return folded;
+  const auto count = static_cast<double>(folded.steps);
+  const double mean_ns = wall.mean();
+  double squares_ns2 = 0;
+  std::int64_t validation_ns = 0;
+  for (const WindowLine& window : rank.windows) {
+    if (window.steps <= 0) continue;
+    const auto here = static_cast<double>(window.steps);
+    const double apart = static_cast<double>(window.wall_ns) / here - mean_ns;
+    squares_ns2 += window.wall_m2 + apart * apart * here;
+    add_to(validation_ns, window.phases[kValidation]);
+  }
+  const double shift_s = seconds(static_cast<double>(validation_ns) / count);
+  const auto shifted = [&](double ns) { return std::max(0.0, seconds(ns) - shift_s); };
+  folded.mean_s = shifted(mean_ns);
+  folded.squares_s2 = squares_ns2 / 1e18;
+  folded.min_s = shifted(static_cast<double>(wall.min()));
+  folded.max_s = shifted(static_cast<double>(wall.max()));
+  if (wall.zeros() > 0) folded.values.emplace_back(0.0, wall.zeros());
+  for (const Sketch::Bin& bin : wall.bins()) {
+    const double value =
+        std::clamp(Sketch::value_of(bin.index), static_cast<double>(wall.min()), static_cast<double>(wall.max()));
+    folded.values.emplace_back(shifted(value), bin.count);
+  }
+  return folded;
+}
+
+const Json& object_in(const Json& json, const char* key) {
+  static const Json kNothing = Json::object();
+  const auto found = json.find(key);
+  return found != json.end() && found->is_object() ? *found : kNothing;
+}
+
+}  // namespace
+
+std::vector<StepSeries> step_series(const RunProfile& profile) {
+  std::vector<StepSeries> all;
+  for (const RankProfile& rank : profile.ranks) {
+    StepSeries training{rank.rank, rank.host, false, {}, {}};
+    StepSeries evaluation{rank.rank, rank.host, true, {}, {}};
+    training.steps.reserve(rank.steps.size());
+    for (const StepLine& step : rank.steps) {
+      const std::int64_t validation_ns = step.phases[kValidation];
+      training.steps.push_back({step.batch, step.start_ns, seconds(step.wall_ns - validation_ns), &step.phases});
+      if (validation_ns > 0) evaluation.steps.push_back({step.batch, step.start_ns, seconds(validation_ns), nullptr});
+    }
+    if (FoldedSteps folded = fold(rank); folded.steps > 0) training.folded.push_back(std::move(folded));
+    if (!training.steps.empty() || !training.folded.empty()) all.push_back(std::move(training));
+    if (!evaluation.steps.empty()) all.push_back(std::move(evaluation));
+  }
+  return all;
+}
+
+std::vector<LoaderSeries> loader_series(const RunProfile& profile) {
+  std::vector<LoaderSeries> all;
+  for (const RankProfile& rank : profile.ranks) {
+    LoaderSeries series;
+    series.rank = rank.rank;
+    const AgentProfile* const agent = profile.agent_of(rank);
+    series.agent = agent != nullptr ? agent->agent : rank.agent;
+    double workers = 0;
+    std::int64_t fetches = 0;
+    double fetch_ns = 0;
+    for (const LoaderLine& line : rank.loader) {
+      ++series.records;
+      series.empty += line.queue_depth == 0 ? 1 : 0;
+      workers += line.workers;
+      if (line.fetch_ns >= 0) {
+        ++fetches;
+        fetch_ns += static_cast<double>(line.fetch_ns);
+      }
+      if (line.pinned >= 0) series.pinned = series.pinned.value_or(true) && line.pinned == 1;
+    }
+    for (const WindowLine& window : rank.windows) {
+      add_to(series.records, window.loader_records);
+      add_to(series.empty, window.loader_empty);
+      workers += static_cast<double>(window.loader_workers) * static_cast<double>(window.loader_records);
+      add_to(fetches, window.loader_fetches);
+      fetch_ns += static_cast<double>(window.loader_fetch_ns);
+      if (window.loader_pinned >= 0) series.pinned = series.pinned.value_or(true) && window.loader_pinned == 1;
+    }
+    if (series.records > 0) series.workers = workers / static_cast<double>(series.records);
+    if (fetches > 0) series.fetch_s = seconds(fetch_ns / static_cast<double>(fetches));
+    series.steps = rank.step_count();
+    series.steps_s = seconds(rank.wall_ns());
+    series.waited_s = seconds(rank.phase_ns(static_cast<Phase>(kLoading)));
+    all.push_back(std::move(series));
+  }
+  return all;
+}
+
+std::vector<InitializationTime> initialization_times(const RunProfile& profile) {
+  std::vector<InitializationTime> all;
+  for (const RankProfile& rank : profile.ranks) {
+    if (const auto took_s = rank.part_s("initialization")) {
+      all.push_back({rank.rank, *took_s, true});
+      continue;
+    }
+    const std::int64_t start_ns = integer(rank.header, "start_ns");
+    const bool began_training = rank.step_count() > 0;
+    if (start_ns <= 0 || began_training || !rank.end || rank.end->time_ns <= start_ns) continue;
+    all.push_back({rank.rank, seconds(rank.end->time_ns - start_ns), false});
+  }
+  return all;
+}
+
+ModelFacts model_facts(const RunProfile& profile) {
+  ModelFacts facts;
+  const Json& model = object_in(profile.plan, "model");
+  facts.dtype = text(model, "dtype");
+  if (const auto shapes = model.find("shapes"); shapes != model.end() && shapes->is_array()) {
+    for (const Json& shape : *shapes) {
+      const auto sizes = shape.is_object() ? shape.find("sizes") : shape.end();
+      if (!shape.is_object() || sizes == shape.end() || !sizes->is_array()) continue;
+      Shape& one = facts.shapes.emplace_back(Shape{text(shape, "name"), {}});
+      for (const Json& size : *sizes) {
+        const bool fits =
+            size.is_number_integer() && size.get<std::int64_t>() >= 0 && size.get<std::int64_t>() < (1 << 30);
+        one.sizes.push_back(fits ? size.get<std::int64_t>() : 0);
+      }
+    }
+  }
+  if (const auto batches = profile.plan.find("batch_per_rank"); batches != profile.plan.end() && batches->is_array()) {
+    for (const Json& batch : *batches) {
+      if (batch.is_number_integer()) facts.batch_per_rank.push_back(batch.get<std::int64_t>());
+    }
+  }
+  facts.mixed_precision = text(object_in(profile.experiment, "optimizations"), "mixed_precision");
+  const Json& optimizer = object_in(profile.plan, "optimizer");
+  facts.optimizer = text(optimizer, "kind");
+  if (const auto fused = optimizer.find("fused"); fused != optimizer.end() && fused->is_boolean()) {
+    facts.fused_optimizer = fused->get<bool>();
+  }
+  return facts;
+}
+
+}  // namespace dtrain::analysis::rules

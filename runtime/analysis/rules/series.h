@@ -1,0 +1,139 @@
+// What rules look at: series of numbers, free of files and formats. rules/adapter.h makes them of a RunProfile. Plain
+// values; times are nanoseconds of the clock of the host they were taken on.
+#pragma once
+
+#include <cstdint>
+#include <limits>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "dtrain/profile/phase.h"
+
+namespace dtrain::analysis::rules {
+
+inline constexpr std::int64_t kNever = std::numeric_limits<std::int64_t>::max();
+inline constexpr double kDataPointsPerSecond = 2;
+
+// --- steps of one rank, or its validations ---
+
+struct Step {
+  std::int64_t batch = 0;
+  std::int64_t start_ns = 0;
+  double seconds = 0;
+  const profile::PhaseTimes* phases = nullptr;  // of the dump it came from, which outlives this; may be missing
+};
+
+// Steps which a long run keeps as a distribution alone.
+struct FoldedSteps {
+  std::int64_t steps = 0;
+  double mean_s = 0;
+  double squares_s2 = 0;  // sum of squared deviations from that mean
+  double min_s = 0, max_s = 0;
+  std::vector<std::pair<double, std::int64_t>> values;  // seconds that stand for so many steps, rising
+};
+
+struct StepSeries {
+  int rank = 0;
+  std::string host;
+  bool evaluation = false;  // "EVAL": a validation each; else "TRAIN": steps without the validations inside them
+  std::vector<Step> steps;  // in the order of time
+  std::vector<FoldedSteps> folded;
+};
+
+// --- what a host's agent saw ---
+
+struct Gpu {
+  std::int64_t index = 0;
+  std::string name;
+  std::optional<double> slowdown_celsius;    // temperature at which it slows down
+  std::optional<double> compute_capability;  // 8.0, 9.0, …
+};
+
+struct GpuReading {  // what a GPU does not tell is absent
+  std::optional<double> util_percent, memory_percent, celsius;
+  std::optional<std::int64_t> foreign_processes;
+  std::optional<bool> slowed_by_heat;
+};
+
+struct RankReading {
+  int rank = 0;
+  std::optional<double> wait_percent;  // of the time, its training thread could have run and had no core
+};
+
+struct HostSample {
+  std::int64_t time_ns = 0;
+  std::optional<double> cpu_percent, io_wait_percent, free_memory_bytes;
+  std::optional<double> sent, received, disk;  // bytes a second
+  std::vector<double> cores_percent;           // by logical CPU
+  std::vector<RankReading> ranks;
+  std::vector<GpuReading> gpus;  // as HostSeries::gpus; empty: the driver did not answer in time
+};
+
+struct Disk {
+  std::string name;
+  std::string kind;  // "rotating", "ssd", "nvme", or empty: not known
+};
+
+struct Interface {
+  std::string name;
+  std::optional<double> bytes_per_s;  // empty: the device does not say
+};
+
+struct Machine {                                  // what is not known is empty
+  std::vector<std::vector<int>> cores;            // physical cores the run may use, each a list of its logical CPUs
+  std::optional<double> cpu_limit;                // CPUs' worth of time the run may use
+  std::optional<double> total_memory_bytes;       // of the host
+  std::optional<std::int64_t> vector_bits;        // of the processor's widest floating-point instructions
+  std::optional<bool> bf16;                       // the processor multiplies bfloat16
+  std::optional<std::vector<Disk>> disks;         // those counted in HostSample::disk
+  std::optional<std::vector<Interface>> network;  // those counted in sent and received
+};
+
+struct HostSeries {
+  std::string agent, host;
+  Machine machine;
+  std::vector<Gpu> gpus;
+  std::vector<HostSample> samples;        // in the order of time
+  std::int64_t training_begins = kNever;  // start of the first step of its ranks
+  std::int64_t training_ends = kNever;    // end of the last one
+};
+
+// --- loading ---
+
+struct LoaderSeries {  // of one rank
+  int rank = 0;
+  std::string agent;
+  std::int64_t records = 0;       // batches it was asked for
+  std::int64_t empty = 0;         // … that were not ready then
+  double workers = 0;             // threads that read, on average
+  std::optional<bool> pinned;     // batches lie in page-locked memory
+  std::optional<double> fetch_s;  // a worker took for a batch, on average
+  std::int64_t steps = 0;
+  double waited_s = 0, steps_s = 0;  // in dataloader_next; in steps, that included
+};
+
+struct InitializationTime {  // of one rank
+  int rank = 0;
+  double seconds = 0;
+  bool finished = true;  // false: the run ended before the loop began, so it was at least this
+};
+
+// --- the model, as the plan describes it ---
+
+struct Shape {
+  std::string name;
+  std::vector<std::int64_t> sizes;
+};
+
+struct ModelFacts {
+  std::vector<Shape> shapes;                 // of its parameters; empty: not told
+  std::vector<std::int64_t> batch_per_rank;  // empty: not told
+  std::string dtype;                         // of most parameters: "float32"; empty: not told
+  std::string mixed_precision;               // "O0", …; empty: not told
+  std::string optimizer;                     // "adamw"; empty: not told
+  std::optional<bool> fused_optimizer;
+};
+
+}  // namespace dtrain::analysis::rules

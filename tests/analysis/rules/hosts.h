@@ -1,0 +1,53 @@
+// Hosts as the rules see them, made by hand: one data point each half second.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <string>
+
+#include "rules/all_rules.h"
+
+namespace dtrain::analysis::rules {
+
+inline constexpr std::int64_t kSecond = 1'000'000'000;
+
+// `points` samples, the i-th as `fill` makes it.
+inline HostSeries make_host(std::size_t gpus, std::size_t points,
+                            const std::function<void(std::size_t i, HostSample& sample)>& fill) {
+  HostSeries host;
+  host.agent = "a";
+  host.host = "node";
+  for (std::size_t gpu = 0; gpu < gpus; ++gpu) host.gpus.push_back({static_cast<std::int64_t>(gpu), "H100", 90.0, 9.0});
+  for (std::size_t i = 0; i < points; ++i) {
+    HostSample sample;
+    sample.time_ns = static_cast<std::int64_t>(i) * kSecond / 2;
+    sample.gpus.resize(gpus);
+    fill(i, sample);
+    host.samples.push_back(std::move(sample));
+  }
+  return host;
+}
+
+inline HostSeries with_util(std::size_t points, const std::function<double(std::size_t)>& util) {
+  return make_host(1, points, [&](std::size_t i, HostSample& sample) { sample.gpus[0].util_percent = util(i); });
+}
+
+inline std::int64_t count(const RuleResult& result, const char* key) {
+  const auto found = result.counts.find(key);
+  return found == result.counts.end() ? -1 : found->get<std::int64_t>();
+}
+
+// What is judged and what is not makes all samples there were.
+inline void expect_samples_add_up(const RuleResult& result, std::int64_t samples) {
+  EXPECT_EQ(count(result, "samples"), samples) << result.name;
+  EXPECT_EQ(count(result, "skipped_by_patience") + count(result, "after_training") + count(result, "judged"), samples)
+      << result.name;
+}
+
+template <typename... Hosts>
+std::vector<HostSeries> all(Hosts... hosts) {
+  return {std::move(hosts)...};
+}
+
+}  // namespace dtrain::analysis::rules

@@ -1,0 +1,243 @@
+// Loading, counterparts on CPUs, and the checks of what surrounds the training: both sides of each threshold.
+#include <gtest/gtest.h>
+
+#include <tuple>
+
+#include "hosts.h"
+
+namespace dtrain::analysis::rules {
+namespace {
+
+HostSeries with_cpus(int cpus) {
+  HostSeries host = make_host(0, 100, [](std::size_t, HostSample&) {});
+  for (int cpu = 0; cpu < cpus; ++cpu) host.machine.cores.push_back({cpu});
+  return host;
+}
+
+LoaderSeries loading(int rank, double workers) {
+  LoaderSeries loader;
+  loader.rank = rank;
+  loader.agent = "a";
+  loader.records = 59;
+  loader.workers = workers;
+  loader.steps = 59;
+  loader.steps_s = 10;
+  loader.waited_s = 4;
+  return loader;
+}
+
+TEST(Dataloader, ComparesWorkersWithCores) {
+  const auto hosts = all(with_cpus(10));
+  const auto run = [&](double each) { return dataloader(std::vector{loading(0, each), loading(1, each)}, hosts, {}); };
+  for (const auto& [each, few, many] : {std::tuple{3.4, 1, 0}, {3.5, 0, 0}, {10.0, 0, 0}, {10.1, 0, 1}}) {
+    const RuleResult result = run(each);
+    EXPECT_EQ(count(result, "too_few"), few) << each;
+    EXPECT_EQ(count(result, "too_many"), many) << each;
+    EXPECT_EQ(result.triggered, few + many);
+    EXPECT_EQ(result.datapoints, 118);
+    EXPECT_EQ(count(result, "hosts"), count(result, "not_known") + count(result, "fitting") + count(result, "too_few") +
+                                          count(result, "too_many"));
+  }
+  EXPECT_EQ(run(1).details["advice"][0],
+            "node: 2 loader workers on 10 processors are few; the training waited for data for 40.0% of its time");
+}
+
+TEST(Dataloader, SaysWhereMoreWorkersWouldGainLittle) {
+  LoaderSeries loader = loading(0, 2);
+  loader.waited_s = 0.05;
+  EXPECT_EQ(
+      dataloader(std::vector{loader}, all(with_cpus(10)), {}).details["advice"][0],
+      "node: 2 loader workers on 10 processors are few; the training waited for data for 0.5% of its time, so more "
+      "would gain little");
+}
+
+TEST(Dataloader, CountsTheProcessorsThatTheRunMayUse) {
+  HostSeries host = with_cpus(16);
+  host.machine.cpu_limit = 4.0;
+  const RuleResult result = dataloader(std::vector{loading(0, 4)}, all(host), {});
+  EXPECT_EQ(result.triggered, 0);
+  EXPECT_EQ(result.details["hosts"][0]["processors"], 4.0);
+  EXPECT_EQ(dataloader(std::vector{loading(0, 4)}, all(with_cpus(0)), {}).why_not,
+            "the dumps do not say which processors the run may use");
+  EXPECT_FALSE(dataloader({}, all(host), {}).applicable);
+}
+
+// Two physical cores of two threads each, and four of one.
+HostSeries cores(const std::vector<double>& percent) {
+  HostSeries host = make_host(0, 10, [&](std::size_t, HostSample& sample) { sample.cores_percent = percent; });
+  host.machine.cores = {{0, 4}, {1, 5}, {2}, {3}};
+  return host;
+}
+
+TEST(IdleCores, AreThoseOfWhichNoThreadIsBusy) {
+  const Rules::IdleCores parameters{25, 20, 0};
+  RuleResult result = idle_cores(all(cores({90, 20, 20, 19.9, 0, 0})), parameters);
+  EXPECT_EQ(count(result, "idle_cores"), 1);
+  EXPECT_EQ(result.triggered, 0);  // 25% are allowed
+  result = idle_cores(all(cores({0, 20, 19.9, 19.9, 90, 0})), parameters);
+  EXPECT_EQ(count(result, "idle_cores"), 2);
+  EXPECT_EQ(result.triggered, 1);
+  EXPECT_EQ(count(result, "cores"), count(result, "busy_cores") + count(result, "idle_cores"));
+  expect_samples_add_up(result, 10);
+}
+
+TEST(IdleCores, BeyondWhatIsGrantedAreNone) {
+  HostSeries host = cores({90, 90, 0, 0, 0, 0});
+  host.machine.cpu_limit = 2.0;
+  const RuleResult result = idle_cores(all(host), {25, 20, 0});
+  EXPECT_EQ(count(result, "cores"), 2);
+  EXPECT_EQ(count(result, "idle_cores"), 0);
+  EXPECT_EQ(result.triggered, 0);
+}
+
+TEST(IdleCores, DoesNotApplyToGPUsOrUnknownCores) {
+  EXPECT_FALSE(idle_cores(all(with_util(10, [](std::size_t) { return 1.0; })), {}).applicable);
+  EXPECT_EQ(idle_cores(all(with_cpus(2)), {25, 20, 0}).why_not, "the dumps do not say how busy the run's cores were");
+  EXPECT_EQ(idle_cores({}, {}).why_not, "no system sample was taken during the training");
+}
+
+TEST(CPUOversubscription, IsARankThatWaitsForACore) {
+  const auto hosts = all(make_host(0, 100, [](std::size_t i, HostSample& sample) {
+    sample.ranks = {{0, i % 2 == 0 ? 20.0 : 0.0}, {1, i % 2 == 0 ? 20.2 : 0.0}, {2, std::nullopt}};
+  }));
+  const RuleResult result = cpu_oversubscription(hosts, {10, 0});
+  EXPECT_EQ(count(result, "ranks"), 2);
+  EXPECT_EQ(count(result, "fine"), 1);
+  EXPECT_EQ(result.triggered, 1);
+  EXPECT_TRUE(result.details["ranks"][1]["triggered"].get<bool>());
+  EXPECT_EQ(result.datapoints, 200);
+  EXPECT_FALSE(cpu_oversubscription(all(with_cpus(2)), {}).applicable);
+}
+
+TEST(GPUUtilization, ShouldBeAtLeast) {
+  EXPECT_EQ(gpu_utilization(all(with_util(10, [](std::size_t i) { return i < 5 ? 80.0 : 100; })), {90, 0}).triggered,
+            0);
+  const RuleResult low = gpu_utilization(all(with_util(10, [](std::size_t i) { return i < 5 ? 79.9 : 100; })), {90, 0});
+  EXPECT_EQ(low.triggered, 1);
+  EXPECT_EQ(count(low, "gpus"), count(low, "not_known") + count(low, "fine") + count(low, "triggered"));
+}
+
+TEST(GPUMemoryFull, IsAboveAtAnyTime) {
+  const auto peak = [](double most) {
+    return all(make_host(
+        1, 50, [=](std::size_t i, HostSample& sample) { sample.gpus[0].memory_percent = i == 20 ? most : 10; }));
+  };
+  EXPECT_EQ(gpu_memory_full(peak(95), {}).triggered, 0);
+  EXPECT_EQ(gpu_memory_full(peak(95.1), {}).triggered, 1);
+}
+
+TEST(HostMemoryFull, IsAboveAtAnyTime) {
+  const auto least_free = [](double bytes) {
+    HostSeries host =
+        make_host(0, 50, [=](std::size_t i, HostSample& sample) { sample.free_memory_bytes = i == 20 ? bytes : 900; });
+    host.machine.total_memory_bytes = 1000;
+    return host;
+  };
+  EXPECT_EQ(host_memory_full(all(least_free(100)), {}).triggered, 0);
+  EXPECT_EQ(host_memory_full(all(least_free(99)), {}).triggered, 1);
+  HostSeries unknown = least_free(1);
+  unknown.machine.total_memory_bytes.reset();
+  EXPECT_EQ(host_memory_full(all(unknown), {}).why_not, "the dumps do not say how much memory the hosts have");
+  const RuleResult both = host_memory_full(all(unknown, least_free(99)), {});
+  EXPECT_EQ(count(both, "hosts"), 2);
+  EXPECT_EQ(count(both, "not_known"), 1);
+  EXPECT_EQ(count(both, "fine"), 0);
+  EXPECT_EQ(both.triggered, 1);
+}
+
+HostSeries traffic(double sent, double received, std::size_t points_of_100) {
+  HostSeries host = make_host(0, 100, [=](std::size_t i, HostSample& sample) {
+    sample.sent = i < points_of_100 ? sent : 0;
+    sample.received = i < points_of_100 ? received : 0;
+  });
+  host.machine.network = {{"eth0", 600.0}, {"eth1", 400.0}};
+  return host;
+}
+
+TEST(NetworkFull, IsEitherDirectionNearTheLinksSpeed) {
+  EXPECT_EQ(network_full(all(traffic(900, 900, 100)), {90, 0}).triggered, 0);
+  EXPECT_EQ(network_full(all(traffic(901, 0, 100)), {90, 0}).triggered, 1);
+  EXPECT_EQ(network_full(all(traffic(0, 901, 100)), {90, 0}).triggered, 1);
+  EXPECT_EQ(network_full(all(traffic(0, 901, 6)), {90, 0}).triggered,
+            1);  // of 100 points the 95th is the sixth largest
+  EXPECT_EQ(network_full(all(traffic(0, 901, 5)), {90, 0}).triggered, 0);
+  HostSeries unknown = traffic(901, 901, 100);
+  unknown.machine.network->push_back({"veth0", std::nullopt});
+  EXPECT_EQ(network_full(all(unknown), {90, 0}).why_not,
+            "the interfaces do not tell their speed, as virtual ones do not");
+}
+
+TEST(CPUFull, IsForRunsOnGPUs) {
+  const auto busy = [](double percent) {
+    return all(make_host(1, 100, [=](std::size_t, HostSample& sample) { sample.cpu_percent = percent; }));
+  };
+  EXPECT_EQ(cpu_full(busy(95), {95, 0}).triggered, 0);
+  EXPECT_EQ(cpu_full(busy(95.1), {95, 0}).triggered, 1);
+}
+
+HostSeries disks(double rate, const std::vector<Disk>& kinds) {
+  HostSeries host = make_host(0, 100, [=](std::size_t, HostSample& sample) { sample.disk = rate; });
+  host.machine.disks = kinds;
+  return host;
+}
+
+TEST(DiskRate, IsAgainstWhatDisksOfTheKindGive) {
+  const Rules::DiskRate parameters{80, 150, 500, 3000, 0};
+  for (const auto& [kind, limit] : {std::pair{"rotating", 120e6}, {"ssd", 400e6}, {"nvme", 2400e6}}) {
+    EXPECT_EQ(disk_rate(all(disks(limit, {{"d", kind}})), parameters).triggered, 0) << kind;
+    EXPECT_EQ(disk_rate(all(disks(limit + 1e5, {{"d", kind}})), parameters).triggered, 1) << kind;
+  }
+  EXPECT_EQ(disk_rate(all(disks(500e6, {{"a", "ssd"}, {"b", "rotating"}})), parameters).triggered, 0);
+  EXPECT_EQ(disk_rate(all(disks(500e6, {{"a", "ssd"}, {"vda", ""}})), parameters).why_not,
+            "the dumps do not say what kind of disks the hosts have");
+}
+
+TEST(GPUForeignProcesses, AreSeen) {
+  const auto seen_in = [](std::size_t points) {
+    return all(make_host(
+        1, 100, [=](std::size_t i, HostSample& sample) { sample.gpus[0].foreign_processes = i < points ? 1 : 0; }));
+  };
+  EXPECT_EQ(gpu_foreign_processes(seen_in(0), {}).triggered, 0);
+  EXPECT_EQ(gpu_foreign_processes(seen_in(1), {}).triggered, 1);
+  EXPECT_EQ(gpu_foreign_processes(seen_in(5), {5}).triggered, 0);
+  const RuleResult more = gpu_foreign_processes(seen_in(6), {5});
+  EXPECT_EQ(more.triggered, 1);
+  EXPECT_EQ(count(more, "affected_points"), 6);
+  EXPECT_FALSE(gpu_foreign_processes(all(with_util(5, [](std::size_t) { return 1.0; })), {}).applicable);
+}
+
+TEST(GPUTemperature, IsNearWhereTheGPUSlowsDown) {
+  const auto hot = [](double celsius, std::size_t points) {
+    return all(make_host(1, 100, [=](std::size_t i, HostSample& sample) {  // slows down at 90
+      sample.gpus[0].celsius = i < points ? celsius : 40;
+    }));
+  };
+  EXPECT_EQ(gpu_temperature(hot(85, 100), {}).triggered, 0);
+  EXPECT_EQ(gpu_temperature(hot(85.1, 1), {}).triggered, 0);
+  EXPECT_EQ(gpu_temperature(hot(85.1, 2), {}).triggered, 1);
+}
+
+TEST(GPUTemperature, IsWhatTheDriverSaysToo) {
+  HostSeries host = make_host(1, 100, [](std::size_t i, HostSample& sample) { sample.gpus[0].slowed_by_heat = i < 2; });
+  EXPECT_EQ(gpu_temperature(all(host), {}).triggered, 1);
+  EXPECT_EQ(gpu_temperature(all(host), {2, 5}).triggered, 0);
+  host.gpus[0].slowdown_celsius.reset();
+  for (HostSample& sample : host.samples) sample.gpus[0] = {.util_percent = 1, .celsius = 99};
+  EXPECT_EQ(gpu_temperature(all(host), {}).why_not,
+            "no GPU told its temperature together with that at which it slows down");
+}
+
+TEST(LoaderRate, IsAboveTheTrainings) {
+  LoaderSeries loader = loading(0, 2);  // 59 steps that compute for 6 s: 0.1017 s each
+  loader.fetch_s = 0.2033;
+  const RuleResult enough = loader_rate(std::vector{loader}, {});
+  EXPECT_EQ(enough.triggered, 0);
+  EXPECT_GT(enough.details["ranks"][0]["percent"].get<double>(), 100);
+  loader.fetch_s = 0.2035;
+  EXPECT_EQ(loader_rate(std::vector{loader}, {}).triggered, 1);
+  loader.fetch_s.reset();
+  EXPECT_EQ(loader_rate(std::vector{loader}, {}).why_not, "the dumps do not say how long loaders took for a batch");
+}
+
+}  // namespace
+}  // namespace dtrain::analysis::rules
