@@ -47,6 +47,7 @@ Json to_json(const Analysis& analysis) {
   json["waterfall"] = to_json(analysis.waterfall);
   json["stragglers"] = to_json(analysis.stragglers);
   json["what_if"] = to_json(analysis.what_if);
+  json["rules"] = to_json(analysis.rules);
   return json;
 }
 

@@ -1,6 +1,7 @@
 #include "dtrain/analysis/analysis_text.h"
 
 #include "dtrain/base/units.h"
+#include "rules/rules_text.h"
 #include "text_writer.h"
 
 namespace dtrain::analysis {
@@ -124,6 +125,7 @@ std::string render_analysis(const Analysis& analysis, const TextOptions& options
   write_steps(out, analysis);
   write_stragglers(out, analysis.stragglers);
   write_what_if(out, analysis.what_if, false);
+  rules::write_rules(out, analysis.rules);
   if (!analysis.summary.warnings.empty()) {
     out.heading("Warnings");
     for (const std::string& warning : analysis.summary.warnings) out.paragraph(warning, 4, "  !");

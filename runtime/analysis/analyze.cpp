@@ -9,7 +9,7 @@
 
 namespace dtrain::analysis {
 
-Analysis analyze(const RunProfile& profile, const AnalyzeOptions& /*options*/) {
+Analysis analyze(const RunProfile& profile, const AnalyzeOptions& options) {
   const Evidence evidence(profile);
   Analysis analysis;
   analysis.summary = summarize(evidence);
@@ -18,6 +18,7 @@ Analysis analyze(const RunProfile& profile, const AnalyzeOptions& /*options*/) {
   analysis.waterfall = make_waterfall(profile, evidence.waits);
   analysis.stragglers = find_stragglers(evidence);
   analysis.what_if = predict(evidence);
+  analysis.rules = run_rules(profile, options.rules.value_or(rules_of(profile)));
   analysis.findings = make_findings(evidence, analysis);
   analysis.summary.look_at = look_at(analysis);
   return analysis;

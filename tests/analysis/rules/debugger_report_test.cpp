@@ -8,6 +8,8 @@
 #include <map>
 
 #include "../run_folder.h"
+#include "dtrain/analysis/analysis.h"
+#include "dtrain/analysis/analysis_text.h"
 #include "dtrain/analysis/rules.h"
 #include "dtrain/analysis/run_profile.h"
 
@@ -168,6 +170,16 @@ TEST_F(DebuggerReport, WithOtherParametersGivesOtherCounts) {
   EXPECT_EQ(results[0].triggered, 0);
   EXPECT_EQ(results[0].parameters["n_outliers"], 11);
   EXPECT_EQ(results[1].triggered, 0);
+}
+
+TEST_F(DebuggerReport, IsPartOfTheAnalysis) {
+  AnalyzeOptions options;
+  EXPECT_EQ(to_json(analyze(profile_, options))["rules"][0]["counts"]["outliers"], 11);
+  const std::string text = render_analysis(analyze(profile_, options), {});
+  EXPECT_NE(text.find("  StepOutlier             1 step, of 2,111 data points judged\n"), std::string::npos) << text;
+  EXPECT_NE(text.find("not applicable (the run used no GPU): LowGPUUtilization"), std::string::npos) << text;
+  options.rules.emplace().step_outlier.n_outliers = 20;
+  EXPECT_EQ(to_json(analyze(profile_, options))["rules"][0]["triggered"], 0);
 }
 
 }  // namespace

@@ -3,10 +3,12 @@
 #pragma once
 
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "dtrain/analysis/findings.h"
+#include "dtrain/analysis/rules.h"
 #include "dtrain/analysis/run_profile.h"
 #include "dtrain/analysis/step_statistics.h"
 #include "dtrain/analysis/stragglers.h"
@@ -16,7 +18,9 @@
 
 namespace dtrain::analysis {
 
-struct AnalyzeOptions {};
+struct AnalyzeOptions {
+  std::optional<config::ProfilingRules> rules;  // empty: those of the run's plan
+};
 
 struct Analysis {
   RunSummary summary;
@@ -26,7 +30,8 @@ struct Analysis {
   Stragglers stragglers;
   WhatIf what_if;
   std::vector<Finding> findings;  // most expensive first
-  // Here join: the rules' results (rules/), and operators by self time (from traces).
+  std::vector<RuleResult> rules;  // all, also those that do not apply
+  // Here join: operators by self time (from traces).
 };
 
 Analysis analyze(const RunProfile& profile, const AnalyzeOptions& options = {});
