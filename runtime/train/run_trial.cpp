@@ -12,6 +12,7 @@
 #include "dtrain/host/cpu.h"
 #include "dtrain/run/rank_session.h"
 #include "engine.h"
+#include "model_report.h"
 #include "training_loop.h"
 #include "weights.h"
 
@@ -35,12 +36,6 @@ void share_cores(const comm::World& world) {
   if (world.local_size > 1 && cpus >= world.local_size && at::get_num_threads() == cpus) {
     at::set_num_threads(std::max(1, cpus / world.local_size));
   }
-}
-
-Json describe_model(const train::Engine& engine) {
-  return {{"parameters", engine.parameters().total_elements()},
-          {"bytes", engine.parameters().total_bytes()},
-          {"tensors", engine.parameters().parameters().size()}};
 }
 
 // Of the exception that is being handled.
@@ -83,7 +78,8 @@ bool train_and_save(run::RankSession& session, const TrialFactory& make_trial) {
   train::Engine engine(context, session, options);
   malloc_trim(0);  // the parameters as the model allocated them are laid out flat elsewhere now
   if (session.world().rank == 0) {
-    session.update_plan("model", describe_model(engine));
+    session.update_plan("model", train::describe_model(engine.parameters()));
+    session.update_plan("optimizer", train::describe_optimizer(context.wrapped().optimizer));
     session.update_plan("fusion", engine.fusion().describe());
     if (!wanted.grad_updates_size_file.empty()) {
       train::write_gradient_sizes(wanted.grad_updates_size_file, engine.parameters());
