@@ -1,6 +1,7 @@
 #include <cstdio>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include <unistd.h>
 
@@ -15,6 +16,7 @@ namespace {
 struct Arguments {
   std::string run;
   bool json = false;
+  std::vector<std::string> rules;
 };
 
 }  // namespace
@@ -25,13 +27,23 @@ void add_analyze(CLI::App& app, int* exit_code) {
       app.add_subcommand("analyze", "Say what to change in a run, what each change is worth, and what that rests on");
   command->add_option("RUN", arguments->run, "The run: a path, or a number or name under ./runs")->required();
   command->add_flag("--json", arguments->json, "As JSON");
+  command
+      ->add_option("--rule", arguments->rules,
+                   "A rule's parameter for this analysis: --rule StepOutlier.stddev=4 (docs/rules.md; repeatable)")
+      ->type_name("NAME.PARAMETER=VALUE")
+      ->expected(1)
+      ->take_all();
   command->footer(
       "From the folder alone, also on another machine: findings, the most expensive first; the waterfall from the\n"
       "ideal throughput to the measured one; steps in classic and robust statistics; who was waited for, and why.\n"
       "docs/profiling.md says how each number is made.");
   command->callback([arguments, exit_code] {
     const auto profile = analysis::load_run(run::find_run(arguments->run).path);
-    const analysis::Analysis analysis = analysis::analyze(profile);
+    analysis::AnalyzeOptions options;
+    if (!arguments->rules.empty()) {
+      options.rules = config::override_rules(analysis::rules_of(profile), arguments->rules);
+    }
+    const analysis::Analysis analysis = analysis::analyze(profile, options);
     const std::string text = arguments->json ? to_line(analysis::to_json(analysis)) + "\n"
                                              : analysis::render_analysis(analysis, run::text_options(STDOUT_FILENO));
     std::fputs(text.c_str(), stdout);
