@@ -1,6 +1,9 @@
+#include <algorithm>
+
 #include "dtrain/config/experiment.h"
 #include "exchange_words.h"
 #include "model_words.h"
+#include "section.h"
 
 namespace dtrain::config {
 namespace {
@@ -12,7 +15,30 @@ Json length_json(const Length& length) {
   return Json{{unit, length.count}};
 }
 
+Json profiling_json(const Experiment& experiment) {
+  const Profiling& profiling = experiment.profiling;
+  Json json = {{"enabled", profiling.enabled},
+               {"begin_on_batch", profiling.begin_on_batch},
+               {"end_after_batch", profiling.end_after_batch ? Json(*profiling.end_after_batch) : Json()},
+               {"sync_timings", true},
+               {"trace", nullptr},
+               {"prometheus", nullptr},
+               {"rules", to_json(experiment.profiling_rules)}};
+  if (const auto& trace = profiling.trace) {
+    json["trace"] = {{"begin_on_batch", trace->begin_on_batch}, {"end_after_batch", trace->end_after_batch}};
+  }
+  if (const auto& prometheus = profiling.prometheus) {
+    json["prometheus"] = {{"address", prometheus->address}, {"port", prometheus->port}};
+  }
+  return json;
+}
+
 }  // namespace
+
+std::optional<BatchRange> Profiling::traced() const {
+  if (trace || !enabled) return trace;
+  return BatchRange{std::max<std::int64_t>(1, begin_on_batch), end_after_batch.value_or(kMaxLength)};
+}
 
 Json to_json(const Experiment& experiment) {
   const Resources& resources = experiment.resources;
@@ -35,10 +61,7 @@ Json to_json(const Experiment& experiment) {
                            {"resource_pool", resources.resource_pool},
                            {"max_slots", resources.max_slots ? Json(*resources.max_slots) : Json()}};
   json["optimizations"] = to_json(experiment.optimizations);
-  json["profiling"] = Json{{"prometheus", nullptr}, {"rules", to_json(experiment.profiling_rules)}};
-  if (const auto& prometheus = experiment.prometheus) {
-    json["profiling"]["prometheus"] = {{"address", prometheus->address}, {"port", prometheus->port}};
-  }
+  json["profiling"] = profiling_json(experiment);
   json["searcher"] = Json{{"metric", experiment.searcher.metric},
                           {"smaller_is_better", experiment.searcher.smaller_is_better},
                           {"max_length", length_json(experiment.searcher.max_length)}};

@@ -79,18 +79,48 @@ void read_prometheus(Section section, Prometheus& prometheus) {
   section.finish();
 }
 
-void read_profiling(Section profiling, Experiment& experiment) {
-  profiling.default_only("enabled", profiling.boolean("enabled", false), false, "false");
-  profiling.default_only<std::int64_t>("begin_on_batch", profiling.integer("begin_on_batch", 0, 0, kMaxLength), 0, "0");
-  if (profiling.optional_integer("end_after_batch", 0, kMaxLength))
-    profiling.refuse_yet("end_after_batch", "leave the key out");
-  profiling.default_only("sync_timings", profiling.boolean("sync_timings", true), true, "true");
-  profiling.default_only_null("trace");
-  read_profiling_rules(profiling.section("rules"), experiment.profiling_rules);
-  if (const Value* prometheus = profiling.find("prometheus"); prometheus && !prometheus->is_null()) {
-    read_prometheus(profiling.section("prometheus"), experiment.prometheus.emplace());
+// `end` is that of a range whose key may be missing.
+void check_range(Section& section, std::int64_t begin, std::optional<std::int64_t> end) {
+  if (!end || *end >= begin) return;
+  section.report(*section.find("end_after_batch"), "end_after_batch",
+                 "is before begin_on_batch (" + std::to_string(begin) + "): not one batch would be traced");
+}
+
+std::optional<BatchRange> read_trace(Section trace) {
+  if (!trace.find("begin_on_batch")) trace.report_missing("begin_on_batch", "the first batch that is traced");
+  if (!trace.find("end_after_batch")) trace.report_missing("end_after_batch", "the last batch that is traced");
+  const BatchRange range{trace.integer("begin_on_batch", 1, 1, kMaxLength),
+                         trace.integer("end_after_batch", kMaxLength, 1, kMaxLength)};
+  check_range(trace, range.begin_on_batch, range.end_after_batch);
+  trace.finish();
+  return range;
+}
+
+void read_profiling(Section section, Experiment& experiment) {
+  Profiling& profiling = experiment.profiling;
+  profiling.enabled = section.boolean("enabled", false);
+  profiling.begin_on_batch = section.integer("begin_on_batch", 0, 0, kMaxLength);
+  profiling.end_after_batch = section.optional_integer("end_after_batch", 1, kMaxLength);
+  section.default_only("sync_timings", section.boolean("sync_timings", true), true, "true");
+  if (const Value* trace = section.find("trace"); trace && !trace->is_null()) {
+    profiling.trace = read_trace(section.section("trace"));
   }
-  profiling.finish();
+  check_range(section, profiling.begin_on_batch, profiling.end_after_batch);
+  // A range that nothing is done with would be a setting without effect.
+  const auto refuse_range = [&](const std::string& why) {
+    if (profiling.begin_on_batch != 0) section.report(*section.find("begin_on_batch"), "begin_on_batch", why);
+    if (profiling.end_after_batch) section.report(*section.find("end_after_batch"), "end_after_batch", why);
+  };
+  if (profiling.trace) {
+    refuse_range("has no effect beside profiling.trace, which names the batches; keep one of them");
+  } else if (!profiling.enabled) {
+    refuse_range("has no effect while profiling.enabled is false");
+  }
+  if (const Value* prometheus = section.find("prometheus"); prometheus && !prometheus->is_null()) {
+    read_prometheus(section.section("prometheus"), profiling.prometheus.emplace());
+  }
+  read_profiling_rules(section.section("rules"), experiment.profiling_rules);
+  section.finish();
 }
 
 void read_searcher(Section searcher, Experiment& experiment) {

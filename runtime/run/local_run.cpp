@@ -17,7 +17,7 @@ profile::AgentProcess start_host_agent(const LaunchPlan& plan, const RunFolder& 
   profile::AgentOptions options{.agent_id = plan.host, .profile_folder = folder.profile()};
   for (const RankPlacement& rank : plan.ranks) options.local_ranks.push_back(rank.rank);
   options.header = {{"run", folder.path.filename().string()}, {"versions", {{"dtrain", version()}}}};
-  if (const auto& wanted = plan.experiment.prometheus) options.prometheus = {wanted->address, wanted->port};
+  if (const auto& wanted = plan.experiment.profiling.prometheus) options.prometheus = {wanted->address, wanted->port};
   return profile::start_agent(options);
 }
 

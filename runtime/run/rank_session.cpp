@@ -118,6 +118,10 @@ std::string RankSession::stop_reason() const {
   return {};
 }
 
+std::optional<int> RankSession::take_trace_request() {
+  return TraceSignal::take();
+}
+
 void RankSession::report_progress(const Progress& progress) {
   Impl& self = *impl_;
   const Nanoseconds now = self.clock.monotonic();

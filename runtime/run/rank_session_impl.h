@@ -22,6 +22,7 @@
 #include "plane_link.h"
 #include "rendezvous.h"
 #include "stop_signals.h"
+#include "trace_signal.h"
 
 namespace dtrain::run {
 
@@ -75,6 +76,7 @@ struct RankSession::Impl {
   std::unique_ptr<profile::Recorder> recorder;
   std::unique_ptr<comm::Communicator> communicator;
   std::unique_ptr<StopSignals> signals;
+  std::unique_ptr<TraceSignal> trace_signal;
 
   Nanoseconds reported{0};
   RemainingTime remaining;

@@ -46,6 +46,7 @@ std::unique_ptr<RankSession> RankSession::start(const RankOptions& options) {
     self.control->on_failure([&self](const comm::RankFailure& failure) { self.on_rank_failure(failure); });
     // From here on a signal asks for a stop after the step; before, it simply ended this process.
     self.signals = std::make_unique<StopSignals>();
+    self.trace_signal = std::make_unique<TraceSignal>();
     self.control->barrier("run.started");
   } catch (const std::exception& error) {
     self.report_failure(error);
@@ -166,7 +167,7 @@ void RankSession::Impl::start_recording() {
     for (int rank = 0; rank < world.size; ++rank) {
       if (hosts[static_cast<std::size_t>(rank)].key == host_key) agent_options.local_ranks.push_back(rank);
     }
-    if (const auto& wanted = experiment.prometheus) agent_options.prometheus = {wanted->address, wanted->port};
+    if (const auto& wanted = experiment.profiling.prometheus) agent_options.prometheus = {wanted->address, wanted->port};
     profile::AgentProcess agent = profile::start_agent(agent_options);
     socket = agent.socket;
     events->write("agent_started", {{"agent", agent_options.agent_id}, {"pid", agent.process.pid()}});

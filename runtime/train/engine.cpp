@@ -150,13 +150,15 @@ void Engine::remove_hooks() {
   }
 }
 
-void Engine::announce(bool has_batch, bool stop) {
+void Engine::announce(bool has_batch, bool stop, const std::optional<profile::TraceWindow>& trace) {
   auto& announcement = announcements_.emplace_back();
   announcement.values[0] = has_batch ? 1 : 0;
   announcement.values[1] = stop ? 1 : 0;
   took_part_ |= has_batch;
   announcement.values[2] = took_part_ ? 1 : 0;
-  announcement.work = communicator_.all_reduce(announcement.values, 3, comm::DataType::kInt64);
+  announcement.values[3] = trace ? trace->first_batch : 0;
+  announcement.values[4] = trace ? trace->last_batch : 0;
+  announcement.work = communicator_.all_reduce(announcement.values, 5, comm::DataType::kInt64);
   ++rounds_;
   if (has_batch) ++own_batches_;
 }
@@ -171,6 +173,7 @@ void Engine::settle_announcements(std::size_t keep) {
     window_batches_ += last_round_.active;
     stop_seen_ |= last_round_.stop;
     took_part_ranks_ = announcement.values[2];
+    if (announcement.values[3] > 0) trace_window_ = {announcement.values[3], announcement.values[4]};
     if (last_round_.stop && !stop_round_) {
       stop_round_ = rounds_ - static_cast<std::int64_t>(announcements_.size()) + 1;
     }
@@ -271,11 +274,19 @@ void Engine::step_alone(int rounds) {
   ++inner_steps_;
 }
 
-void Engine::end_local_round(bool stepped) {
+std::int64_t Engine::local_lag() const {
   // Nobody waits for the others' word on a round until it is long said: a quarter of the way between two meetings, but
   // 16 rounds at most. So a wish to stop is acted upon that much later, by all ranks in the same round.
   const std::int64_t quarter = std::int64_t{options_.local_sgd->inner_steps} * options_.aggregation_frequency / 4;
-  const std::int64_t lag = std::clamp<std::int64_t>(quarter, 1, 16);
+  return std::clamp<std::int64_t>(quarter, 1, 16);
+}
+
+std::int64_t Engine::announcement_rounds() const {
+  return local_ ? local_lag() + 1 : options_.aggregation_frequency;
+}
+
+void Engine::end_local_round(bool stepped) {
+  const std::int64_t lag = local_lag();
   settle_announcements(static_cast<std::size_t>(lag));
   const bool stopping = stop_round_ && rounds_ >= *stop_round_ + lag;
   if (stepped && (inner_steps_ >= options_.local_sgd->inner_steps || stopping)) synchronise();

@@ -6,11 +6,13 @@
 #include <deque>
 #include <memory>
 #include <optional>
+#include <utility>
 
 #include "collective_log.h"
 #include "compressed.h"
 #include "dtrain/config/optimizations.h"
 #include "dtrain/profile/recorder.h"
+#include "dtrain/profile/trace_window.h"
 #include "dtrain/run/rank_session.h"
 #include "dtrain/train/trial.h"
 #include "flat_optimizer.h"
@@ -48,8 +50,8 @@ class Engine {
     bool stop = false;
   };
 
-  // Every round, before the batch: tells the others. Never waits.
-  void announce(bool has_batch, bool stop);
+  // Every round, before the batch: tells the others; rank 0 also of a trace window it wants. Never waits.
+  void announce(bool has_batch, bool stop, const std::optional<profile::TraceWindow>& trace = std::nullopt);
   // Waits for what all ranks announced for the round last announced.
   Round agree();
 
@@ -68,6 +70,11 @@ class Engine {
   // Training is over: says what compression has brought. Collective.
   void report();
 
+  // In how many rounds at most, the announcing one included, all ranks know what one of them announced.
+  std::int64_t announcement_rounds() const;
+  // The trace window that rank 0 announced, once.
+  std::optional<profile::TraceWindow> take_trace_window() { return std::exchange(trace_window_, std::nullopt); }
+
   // Whether all ranks had the same parameters after the last round: always, but between the meetings of local steps.
   bool synchronised() const { return !local_ || inner_steps_ == 0; }
   // Whether a rank has asked to stop. All ranks agree on it in rounds after which they are synchronised.
@@ -78,12 +85,14 @@ class Engine {
 
  private:
   struct Announcement {
-    std::int64_t values[3];  // batches, stop wishes, ranks that have had a batch since the ranks last met
+    // Batches, stop wishes, ranks that have had a batch since the ranks last met; rank 0's trace window (0: none).
+    std::int64_t values[5];
     comm::Work work;
   };
   void settle_announcements(std::size_t keep = 0);  // all but the last `keep`
   void exchange_and_step(int rounds);
   void step_alone(int rounds);
+  std::int64_t local_lag() const;  // rounds until what was announced is read
   void end_local_round(bool stepped);
   void adapt_fusion();
   bool may_shard() const;
@@ -113,6 +122,7 @@ class Engine {
   std::int64_t window_batches_ = 0;  // of all ranks, in the open window
   int rounds_in_window_ = 0;
   bool stop_seen_ = false;
+  std::optional<profile::TraceWindow> trace_window_;
   bool in_batch_ = false;
   Nanoseconds batch_began_{0};
   Nanoseconds window_time_{0};  // of the batches of the open window, without their loading

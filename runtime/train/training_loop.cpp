@@ -43,6 +43,7 @@ TrainingLoop::TrainingLoop(Trial& trial, TrialContext& context, run::RankSession
       metrics_("training", session.control(), session.communicator()),
       save_(std::move(save)),
       progress_(session),
+      deep_window_(session, context.device().is_cuda()),
       global_batch_(session.batch_per_rank() * session.world().size) {
   if (!loader_) throw ConfigError("training_loader() returned nothing", "return context.loader(data set)");
   find_lengths();
@@ -102,10 +103,12 @@ bool TrainingLoop::run() {
   while (outcome == Outcome::kGoOn) outcome = run_round();
   conclude(outcome == Outcome::kStopped);
   recorder_.mark(profile::RunMark::kLoopEnd);
+  deep_window_.finish(batches_);
   return outcome == Outcome::kStopped;
 }
 
 TrainingLoop::Outcome TrainingLoop::run_round() {
+  deep_window_.before_step(batches_ + 1);
   recorder_.begin_step(batches_ + 1);
   session_.set_step(batches_ + 1);
 
@@ -116,7 +119,8 @@ TrainingLoop::Outcome TrainingLoop::run_round() {
     if (!epoch_is_full()) batch = loader_->next();
     record_loader(batch);
   }
-  engine_.announce(batch.has_value(), session_.stop_requested());
+  engine_.announce(batch.has_value(), session_.stop_requested(),
+                   deep_window_.wanted(batches_ + 1, engine_.announcement_rounds()));
   if (!batch) {
     const Engine::Round round = engine_.agree();
     if (round.active == 0) return end_of_epoch(round);
@@ -149,6 +153,7 @@ TrainingLoop::Outcome TrainingLoop::run_round() {
                      global_batch_, latest);
   }
   recorder_.end_step({batch ? batch->samples : 0, stepped && engine_.synchronised(), epoch_});
+  deep_window_.after_step(batches_, engine_.take_trace_window());
   return last ? Outcome::kDone : stopped ? Outcome::kStopped : Outcome::kGoOn;
 }
 

@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "deep_window.h"
 #include "device_memory.h"
 #include "dtrain/run/rank_session.h"
 #include "dtrain/train/trial.h"
@@ -57,6 +58,7 @@ class TrainingLoop {
   MetricReducer metrics_;
   std::function<void()> save_;
   ProgressMeter progress_;
+  DeepWindow deep_window_;
   std::vector<std::pair<Metrics, std::int64_t>> unread_metrics_;  // with their samples; read where they are due
 
   std::int64_t global_batch_ = 0;                  // of all ranks, in samples

@@ -43,6 +43,20 @@ TEST(Experiment, DefaultsAreThoseOfTheDesign) {
   EXPECT_EQ(experiment.text, kLeast);
 }
 
+TEST(Experiment, TracesTheBatchesItIsTold) {
+  EXPECT_EQ(read_text(kLeast).profiling.traced(), std::nullopt);
+  EXPECT_EQ(read_text(kLeast + "profiling: {trace: {begin_on_batch: 5, end_after_batch: 5}}\n").profiling.traced(),
+            (BatchRange{5, 5}));
+  const Profiling enabled =
+      read_text(kLeast + "profiling: {enabled: true, begin_on_batch: 3, end_after_batch: 9}\n").profiling;
+  EXPECT_TRUE(enabled.enabled);
+  EXPECT_EQ(enabled.traced(), (BatchRange{3, 9}));
+  const auto all = read_text(kLeast + "profiling: {enabled: true}\n").profiling.traced();
+  ASSERT_TRUE(all);
+  EXPECT_EQ(all->begin_on_batch, 1);
+  EXPECT_GT(all->end_after_batch, 1'000'000'000);
+}
+
 TEST(Experiment, EveryDefaultMayBeWrittenOut) {
   EXPECT_NO_THROW(read_text(kLeast + R"(
 description: ""
@@ -118,7 +132,7 @@ environment:
   EXPECT_THAT(experiment.labels, ElementsAre("one", "2"));
   EXPECT_THAT(experiment.entrypoint, ElementsAre("./train", "--fast", "two words"));
   EXPECT_EQ(experiment.global_batch_size, 128);
-  EXPECT_EQ(experiment.prometheus, (Prometheus{"10.0.0.5", 9400}));
+  EXPECT_EQ(experiment.profiling.prometheus, (Prometheus{"10.0.0.5", 9400}));
   EXPECT_EQ(to_line(experiment.hyperparameters),
             R"({"global_batch_size":128,"lr":0.001,"momentum":0.9,"layers":[16,32],)"
             R"("nested":{"flag":true,"word":"yes","quoted":"5","nothing":null}})");
@@ -190,7 +204,8 @@ TEST(Experiment, JsonShowsWhatIsInEffectUnderTheKeysOfTheFile) {
           R"("optimizations":{"aggregation_frequency":2,"average_aggregated_gradients":true,)"
           R"("average_training_metrics":true,"tensor_fusion_threshold":64,"tensor_fusion_cycle_time":1,)"
           R"("auto_tune_tensor_fusion":false,"grad_updates_size_file":null,"gradient_compression":false,)"
-          R"("sharded_optimizer":"auto","local_sgd":null},"profiling":{"rules":)") +
+          R"("sharded_optimizer":"auto","local_sgd":null},"profiling":{"enabled":false,"begin_on_batch":0,)"
+          R"("end_after_batch":null,"sync_timings":true,"trace":null,"rules":)") +
           to_line(to_json(ProfilingRules{})) +
           R"(},"searcher":{"metric":"","smaller_is_better":true,"max_length":{"epochs":2}},)"
           R"("min_validation_period":{"batches":0},"perform_initial_validation":false,"max_restarts":0,)"

@@ -102,6 +102,8 @@ BASES = {
                         format="npy", training=FILES),
         "powersgd": optimizing(gradient_compression={"kind": "powersgd"}),
         "topk": optimizing(gradient_compression={"kind": "topk"}),
+        "traced": PROGRAM | {"profiling": {"trace": {"begin_on_batch": 1, "end_after_batch": 1000000000000000}}},
+        "profiled": PROGRAM | {"profiling": {"enabled": True}},
         "local": optimizing(local_sgd={"inner_steps": 2, "compression": {"kind": "powersgd"}}),
         "local topk": optimizing(local_sgd={"inner_steps": 2, "compression": {"kind": "topk"}}),
     },

@@ -64,6 +64,24 @@ struct Prometheus {
   bool operator==(const Prometheus&) const = default;
 };
 
+// Batches of a rank, from 1; both ends included.
+struct BatchRange {
+  std::int64_t begin_on_batch = 0;
+  std::int64_t end_after_batch = 0;
+  bool operator==(const BatchRange&) const = default;
+};
+
+struct Profiling {
+  bool enabled = false;
+  std::int64_t begin_on_batch = 0;  // of `enabled`
+  std::optional<std::int64_t> end_after_batch;
+  std::optional<BatchRange> trace;  // instead of those two
+  std::optional<Prometheus> prometheus;  // none: nobody listens
+  // The batches of which every operator is recorded.
+  std::optional<BatchRange> traced() const;
+  bool operator==(const Profiling&) const = default;
+};
+
 struct Experiment {
   std::filesystem::path file;  // as it was given; relative paths inside are relative to its folder
   std::string text;            // the file as it was given, overrides not applied
@@ -77,8 +95,8 @@ struct Experiment {
   std::int64_t global_batch_size = 0;     // at least slots_per_trial
   Json hyperparameters = Json::object();  // all of them, global_batch_size too; {type: const, val: x} is x here
   Optimizations optimizations;
+  Profiling profiling;
   ProfilingRules profiling_rules;
-  std::optional<Prometheus> prometheus;  // none: nobody listens
   Searcher searcher;
 
   Length min_validation_period;  // 0 batches: only at the end

@@ -71,6 +71,9 @@ class RankSession {
   bool stop_requested() const;
   std::string stop_reason() const;
 
+  // Somebody wants a trace of the next steps (SIGUSR2): how many, 0 where no number was given. Once for each wish.
+  std::optional<int> take_trace_request();
+
   void report_progress(const Progress& progress);  // rank 0; rate-limited here
   void write_metrics(const Json& line);            // rank 0: appends to metrics.jsonl, adds "time"
   void write_event(const std::string& event,
