@@ -13,6 +13,10 @@ done
 for kind in "" --real; do
   [ ! -x "$bin/queue_stress" ] || { printf 'queue_stress %s ' $kind; "$bin/queue_stress" --seconds 60 $kind --json; }
 done
+if [ -x "$bin/synthetic" ]; then
+  printf 'deep_window '
+  "${DTRAIN_PEERS_PYTHON:-.deps/peers/bin/python}" -B tests/bench/deep_window.py "$bin" --json
+fi
 if [ "$(id -u)" -eq 0 ] && [ -x "$bin/../tests/rank_program" ]; then
   printf 'host_loss '
   tests/harness/two_hosts.sh with unshaped "${DTRAIN_PEERS_PYTHON:-.deps/peers/bin/python}" -B tests/bench/host_loss.py "$bin" --json

@@ -13,6 +13,10 @@ cd "$(dirname "$0")/.."
 
 readonly torch_version=2.11.0
 readonly peer_wheels=("torch==$torch_version" numpy==2.2.6 safetensors==0.6.2 jsonschema==4.26.0 PyYAML==6.0.3)
+# What our traces and exports are written for.
+readonly reader_wheels=(tensorboard==2.21.0 pandas==2.3.3 plotly==7.1.0 pydot==4.0.1 psutil==7.2.2 numpy==2.2.6)
+# It names all of Jupyter as a requirement, which its analyses do not use.
+readonly bare_wheels=(HolisticTraceAnalysis==0.5.0)
 
 readonly build_packages=(
   g++ cmake ninja-build make git ccache mold pkg-config ca-certificates
@@ -95,7 +99,19 @@ install_peers() {
   echo "$stamp" >.deps/peers.stamp
 }
 
+install_readers() {
+  local stamp="${peer_wheels[*]} ${reader_wheels[*]} ${bare_wheels[*]}"
+  local pip=(.deps/peers/bin/python -m pip install --quiet --disable-pip-version-check --no-input --no-cache-dir)
+  [ "$(cat .deps/readers.stamp 2>/dev/null)" = "$stamp" ] && return 0
+  say "fetching readers of traces for the tests (${reader_wheels[*]} ${bare_wheels[*]})"
+  "${pip[@]}" "${reader_wheels[@]}"
+  "${pip[@]}" --no-deps "${bare_wheels[@]}"
+  echo "$stamp" >.deps/readers.stamp
+}
+
 mkdir -p .deps
 install_packages
 install_libtorch
-[ "$level" = build ] || [ "$level" = deb ] || install_peers
+case "$level" in
+  test | lint) install_peers; install_readers ;;
+esac

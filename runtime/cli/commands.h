@@ -15,6 +15,7 @@ void add_config(CLI::App& app, int* exit_code);
 void add_config_check(CLI::App& config, int* exit_code);
 void add_config_schema(CLI::App& config, int* exit_code);
 void add_doctor(CLI::App& app, int* exit_code);
+void add_export(CLI::App& app, int* exit_code);
 void add_host_probe(CLI::App& app, int* exit_code);
 void add_logs(CLI::App& app, int* exit_code);
 void add_man(CLI::App& app, int* exit_code);
@@ -25,6 +26,7 @@ void add_task_kill(CLI::App& task, int* exit_code);
 void add_task_list(CLI::App& task, int* exit_code);
 void add_task_show(CLI::App& task, int* exit_code);
 void add_task_wait(CLI::App& task, int* exit_code);
+void add_trace(CLI::App& app, int* exit_code);
 void add_what_if(CLI::App& app, int* exit_code);
 void add_version(CLI::App& app, int* exit_code);
 

@@ -53,6 +53,25 @@ write("safetensors", "dataset", save({"features": features, "target": np.arange(
 write("safetensors", "weights", save({"a.weight": features, "b": np.array(1.0), "none": np.zeros((0, 2), np.float16)}))
 write("safetensors", "empty", save({}))
 
+trace = b"""{"dtrain":{"schema":1,"rank":0,"world_size":2,"host":"a","pid":42,"first_batch":5,"last_batch":6,"cut":null,
+"clock":[{"trace_ns":1700000000000000000,"monotonic_ns":5000,"error_ns":10},
+{"trace_ns":1700000000000500000,"monotonic_ns":505000,"error_ns":10}]},
+"distributedInfo":{"rank": 0},"baseTimeNanoseconds":1699999999000000000,"traceEvents":[
+{"ph":"X","cat":"user_annotation","name":"ProfilerStep#5","pid":42,"tid":42,"ts":1000000.5,"dur":400},
+{"ph":"X","cat":"cpu_op","name":"aten::mm","pid":42,"tid":42,"ts":1000010,"dur":20,"args":{"a":[1,"]"]}},
+{"ph":"X","cat":"kernel","name":"gemm","pid":0,"tid":7,"ts":1000010,"dur":20,"args":{"stream":7}},
+{"ph":"X","cat":"phase","name":"allreduce_wait","pid":42,"tid":5000001,"ts":1000040,"dur":9,"args":{}},
+{"ph":"X","cat":"collective","name":"all_reduce","pid":42,"tid":5000002,"ts":1000040,"dur":9,
+"args":{"batch":5,"sequence":1,"operation":"all_reduce"}},
+{"ph":"s","id":2,"pid":42,"tid":42,"ts":1000010,"cat":"fwdbwd","name":"fwdbwd"},
+{"ph":"M","name":"thread_name","pid":42,"tid":42,"ts":0,"args":{"name":"x"}},
+{"ph":"i","s":"g","name":"end","pid":"","tid":"","ts":1}],"traceName":"x"}
+"""
+write("trace", "plain", trace)
+write("trace", "gzip", packed(trace))
+write("trace", "no_kernels", trace.replace(b'"kernel"', b'"cpu_op"'))
+write("trace", "cut_off", trace[:900])
+
 for number, name in enumerate(["uint16", "uint32", "int32", "int64"]):
     write("tokens", name, bytes([number, 3]) + np.arange(10).astype(name).tobytes())
 

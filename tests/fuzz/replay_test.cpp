@@ -42,7 +42,8 @@ INSTANTIATE_TEST_SUITE_P(All, Replay,
                          ::testing::Values(Target{"cluster", cluster}, Target{"control_client", control_client},
                                            Target{"control_server", control_server}, Target{"dump", dump},
                                            Target{"experiment", experiment}, Target{"idx", idx}, Target{"npy", npy},
-                                           Target{"safetensors", safetensors}, Target{"tokens", tokens}),
+                                           Target{"safetensors", safetensors}, Target{"tokens", tokens},
+                                           Target{"trace", trace}),
                          [](const auto& test) { return test.param.first; });
 
 }  // namespace

@@ -19,5 +19,6 @@ void idx(Input input);
 void npy(Input input);
 void safetensors(Input input);
 void tokens(Input input);
+void trace(Input input);
 
 }  // namespace dtrain::fuzz

@@ -1,0 +1,129 @@
+// What TensorBoard shows of a run: the metrics as "metrics", each rank's steps as "rank-0000", each host's system
+// metrics as "agent-<id>". Steps are batches; of a host, seconds since its first sample.
+#include <algorithm>
+#include <cstdlib>
+#include <ctime>
+
+#include <spdlog/fmt/fmt.h>
+
+#include "dtrain/analysis/export.h"
+#include "dtrain/profile/phase.h"
+#include "export/event_file.h"
+#include "json_fields.h"
+
+namespace dtrain::analysis {
+namespace {
+
+using profile::Phase;
+
+// "2026-03-01T12:34:56.789012Z" in seconds since 1970; 0 where it is something else.
+double seconds_of_utc(const std::string& text) {
+  std::tm time{};
+  const char* rest = ::strptime(text.c_str(), "%Y-%m-%dT%H:%M:%S", &time);
+  if (rest == nullptr) return 0;
+  const double fraction = *rest == '.' ? std::atof(rest) : 0;
+  return static_cast<double>(::timegm(&time)) + fraction;
+}
+
+// From the monotonic clock of a dump, by what its first line says.
+class WallTime {
+ public:
+  explicit WallTime(const Json& header) {
+    const auto clock = header.find("clock");
+    if (clock == header.end() || !clock->is_object()) return;
+    const auto offset = clock->find("offset_ns");
+    if (offset != clock->end() && offset->is_number_integer()) offset_ns_ = offset->get<std::int64_t>();
+  }
+  double seconds(std::int64_t monotonic_ns) const { return static_cast<double>(monotonic_ns + offset_ns_) / 1e9; }
+
+ private:
+  std::int64_t offset_ns_ = 0;
+};
+
+void keep(EventFile& file, Exported& result) {
+  file.finish();
+  result.files.push_back(file.path());
+  result.rows += file.values();
+}
+
+void export_metrics(const RunProfile& profile, const std::filesystem::path& folder, Exported& result) {
+  if (profile.metrics.empty()) return;
+  EventFile file(folder / "metrics", seconds_of_utc(text(profile.metrics.front(), "time")));
+  for (const Json& line : profile.metrics) {
+    const auto values = line.find("metrics");
+    if (values == line.end() || !values->is_object()) continue;
+    Scalars scalars;
+    const std::string kind = text(line, "kind");
+    for (const auto& [name, value] : values->items()) {
+      if (value.is_number()) scalars.emplace_back(kind + "/" + name, value.get<double>());
+    }
+    if (line.contains("learning_rate")) scalars.emplace_back(kind + "/learning_rate", number(line, "learning_rate"));
+    file.add(seconds_of_utc(text(line, "time")), integer(line, "batch"), scalars);
+  }
+  keep(file, result);
+}
+
+// Milliseconds of a step; of a window, of its mean step.
+Scalars step_scalars(std::int64_t wall_ns, std::int64_t samples, const profile::PhaseTimes& phases,
+                     std::int64_t steps) {
+  const double each = 1e6 * static_cast<double>(std::max<std::int64_t>(1, steps));
+  Scalars scalars{{"step/wall_ms", static_cast<double>(wall_ns) / each}};
+  if (wall_ns > 0) {
+    scalars.emplace_back("step/samples_per_s", static_cast<double>(samples) * 1e9 / static_cast<double>(wall_ns));
+  }
+  for (std::size_t i = 0; i < profile::kPhaseCount; ++i) {
+    scalars.emplace_back("phases_ms/" + std::string(profile::name_of(static_cast<Phase>(i))),
+                         static_cast<double>(phases[i]) / each);
+  }
+  return scalars;
+}
+
+void export_rank(const RankProfile& rank, const std::filesystem::path& folder, Exported& result) {
+  const WallTime wall(rank.header);
+  EventFile file(folder / fmt::format("rank-{:04}", rank.rank), wall.seconds(integer(rank.header, "start_ns")));
+  for (const StepLine& step : rank.steps) {
+    file.add(wall.seconds(step.start_ns + step.wall_ns), step.batch,
+             step_scalars(step.wall_ns, step.samples, step.phases, 1));
+  }
+  for (const WindowLine& window : rank.windows) {
+    file.add(wall.seconds(window.end_ns), window.last_batch,
+             step_scalars(window.wall_ns, window.samples, window.phases, window.steps));
+  }
+  for (const MemoryLine& line : rank.memory) {
+    file.add(wall.seconds(line.time_ns), line.batch,
+             {{"memory/resident_bytes", static_cast<double>(line.resident_bytes)},
+              {"memory/peak_bytes", static_cast<double>(line.peak_bytes)}});
+  }
+  keep(file, result);
+}
+
+void export_agent(const AgentProfile& agent, const std::filesystem::path& folder, Exported& result) {
+  if (agent.samples.empty()) return;
+  const WallTime wall(agent.header);
+  const std::int64_t first_ns = agent.samples.front().time_ns;
+  EventFile file(folder / ("agent-" + agent.agent), wall.seconds(first_ns));
+  for (const SystemLine& line : agent.samples) {
+    Scalars scalars;
+    for (const auto& [name, value] : line.metrics) scalars.emplace_back("system/" + name, value);
+    for (const auto& [index, metrics] : line.gpus) {
+      for (const auto& [name, value] : metrics) scalars.emplace_back(fmt::format("gpu{}/{}", index, name), value);
+    }
+    for (const ProcessLine& process : line.processes) {
+      scalars.emplace_back(fmt::format("rank{}/cpu_percent", process.rank), process.cpu_percent);
+    }
+    file.add(wall.seconds(line.time_ns), (line.time_ns - first_ns) / 1'000'000'000, scalars);
+  }
+  keep(file, result);
+}
+
+}  // namespace
+
+Exported export_tensorboard(const RunProfile& profile, const std::filesystem::path& folder) {
+  Exported result;
+  export_metrics(profile, folder, result);
+  for (const RankProfile& rank : profile.ranks) export_rank(rank, folder, result);
+  for (const AgentProfile& agent : profile.agents) export_agent(agent, folder, result);
+  return result;
+}
+
+}  // namespace dtrain::analysis

@@ -1,0 +1,47 @@
+// A run for other programs: as tables (SQLite or CSV; docs/profile-tables.md explains every column) and as TensorBoard
+// event files. Plain functions, any thread. SystemError where something cannot be written.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <string>
+#include <string_view>
+#include <variant>
+#include <vector>
+
+#include "dtrain/analysis/run_profile.h"
+
+namespace dtrain::analysis {
+
+using Cell = std::variant<std::monostate, std::int64_t, double, std::string>;  // monostate: not known
+
+struct Column {
+  std::string name;
+  std::string_view type;  // SQLite's: "INTEGER", "REAL" or "TEXT"
+};
+
+struct Table {
+  std::string name;
+  std::vector<Column> columns;
+  // Gives the rows, each with a cell a column; `sink` may not keep the vector.
+  std::function<void(const RunProfile&, const std::function<void(const std::vector<Cell>&)>& sink)> rows;
+};
+
+// All of them, whatever a run holds.
+std::vector<Table> run_tables();
+
+struct Exported {
+  std::vector<std::filesystem::path> files;
+  std::int64_t rows = 0;  // of all tables; of TensorBoard: values
+};
+
+// One file, replaced as a whole where it was there before.
+Exported export_sqlite(const RunProfile& profile, const std::filesystem::path& file);
+// A file a table ("steps.csv"), with a line of names, quoted as RFC 4180 says.
+Exported export_csv(const RunProfile& profile, const std::filesystem::path& folder);
+// A sub-folder with an event file for the metrics, for each rank and for each host: TensorBoard shows them as runs.
+// What an earlier export left in the folder is replaced.
+Exported export_tensorboard(const RunProfile& profile, const std::filesystem::path& folder);
+
+}  // namespace dtrain::analysis

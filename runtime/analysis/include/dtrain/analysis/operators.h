@@ -1,0 +1,66 @@
+// Where the time of the traced batches went, operator by operator. What counts is self time: what an operator took
+// without the operators it called, so that the shares of a device sum to 1. Operators are of three classes, after
+// Ivanov et al., "Data Movement Is All You Need" (2021): contractions compute most for each byte, element-wise
+// operators least.
+//
+// Plain functions over the trace files of a run; any thread may call.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "dtrain/base/json.h"
+
+namespace dtrain::analysis {
+
+enum class OperatorKind {
+  kContraction,    // matrix products, convolutions, attention
+  kNormalisation,  // reductions, and what divides by them: softmax, batch and layer norm, losses
+  kElementWise,    // activations, biases, dropout, residuals, the update of parameters
+  kOther,          // copies, allocation, indexing, pooling, the autograd engine
+};
+inline constexpr OperatorKind kOperatorKinds[] = {OperatorKind::kContraction, OperatorKind::kNormalisation,
+                                                  OperatorKind::kElementWise, OperatorKind::kOther};
+// "contraction", "normalisation", "element-wise", "other"
+std::string_view name_of(OperatorKind kind);
+// Of an operator ("aten::addmm", "AddmmBackward0") or of a GPU kernel.
+OperatorKind kind_of_operator(std::string_view name);
+
+struct OperatorRow {
+  std::string name;
+  OperatorKind kind = OperatorKind::kOther;
+  std::int64_t calls = 0;
+  double self_s = 0, total_s = 0;  // total: with what it called
+  double share = 0;                // of the self time of its device
+};
+
+struct OperatorKindRow {
+  OperatorKind kind = OperatorKind::kOther;
+  std::int64_t calls = 0;
+  double seconds = 0, share = 0;
+};
+
+struct DeviceOperators {
+  double seconds = 0;                  // self time of all
+  std::vector<OperatorRow> rows;       // most expensive first
+  std::vector<OperatorKindRow> kinds;  // all four
+};
+
+struct Operators {
+  DeviceOperators cpu, gpu;        // without rows where nothing was traced
+  std::vector<int> ranks;          // whose traces these are, ascending
+  std::int64_t batches = 0;        // traced, of all these ranks
+  std::vector<std::string> notes;  // traces that were cut or cannot be read
+};
+
+// Of all trace files under `run_folder`/profile, all ranks together. Communication that runs inside of an operator (a
+// gradient that is sent as soon as it is there) is not the operator's.
+Operators operators_of_run(const std::filesystem::path& run_folder);
+Operators operators_of_files(const std::vector<std::filesystem::path>& files);
+
+Json to_json(const Operators& operators);
+
+}  // namespace dtrain::analysis

@@ -1,0 +1,49 @@
+// The traces of a run's ranks as files for other programs: one file for Perfetto with every rank on one time line, and
+// one a rank for HolisticTraceAnalysis. Plain functions, any thread. Errors are SystemError or DataError naming the
+// file; what is missing or was left out is a note of the result.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "dtrain/analysis/run_profile.h"
+#include "dtrain/base/json.h"
+
+namespace dtrain::analysis {
+
+struct MergeOptions {
+  // Of JSON, not compressed: what a browser still opens. Operators of further ranks are left out beyond it; steps,
+  // phases and collectives never are.
+  std::uintmax_t most_bytes = 1u << 30;
+};
+
+struct MergedTrace {
+  std::filesystem::path path;
+  std::uintmax_t bytes = 0;
+  std::vector<int> ranks;
+  bool from_dumps = false;       // no trace was taken: steps and collectives as the dumps have them
+  std::int64_t collectives = 0;  // slices of all ranks
+  std::int64_t arrows = 0;       // from the rank that came last to each that waited for it
+  std::int64_t error_ns = 0;     // how far slices of two ranks may be from their true places
+  bool error_known = true;       // false: the clocks of several hosts were not compared
+  std::vector<std::string> notes;
+};
+
+// Written to `path`, compressed with gzip, as Perfetto opens it.
+MergedTrace merge_traces(const RunProfile& profile, const std::filesystem::path& path,
+                         const MergeOptions& options = {});
+
+struct HtaFiles {
+  std::vector<std::filesystem::path> files;  // by rank
+  std::vector<std::string> notes;
+};
+
+// The latest trace of each rank as HolisticTraceAnalysis 0.5 reads it. Where nothing ran on a GPU, phases and
+// collectives stand in for kernels (docs/traces.md says which), for it reads kernels alone.
+HtaFiles write_hta_files(const RunProfile& profile, const std::filesystem::path& folder);
+
+Json to_json(const MergedTrace& merged);
+
+}  // namespace dtrain::analysis

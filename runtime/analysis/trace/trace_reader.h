@@ -1,0 +1,75 @@
+// Reads a trace file (profile/trace-rank-NNNN.json.gz) event by event, without building a tree of values.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <spdlog/fmt/fmt.h>
+
+#include "dtrain/base/json.h"
+#include "dtrain/profile/trace_file.h"
+
+namespace dtrain::analysis {
+
+// The values as they stand in the file, strings with their quotes; empty where the event does not have one. Valid until
+// the next event is read.
+struct RawEvent {
+  std::string_view ph, category, name, pid, tid, ts, dur, id, args;
+  std::string_view bp, s;  // of flows and instants
+
+  double ts_us() const;
+  double dur_us() const;
+};
+
+// Without its quotes; escapes stay as they are.
+inline std::string_view unquoted(std::string_view text) {
+  const bool quoted = text.size() >= 2 && text.front() == '"';
+  return quoted ? text.substr(1, text.size() - 2) : text;
+}
+
+// False where the text is no whole number.
+bool to_integer(std::string_view text, std::int64_t& value);
+
+// {…},\n with what the event has; `pid`, `ts_us` and `id` take the place of its own. Without a time where it has none.
+void append_event(fmt::memory_buffer& out, const RawEvent& event, std::int64_t pid, double ts_us, std::int64_t id);
+
+struct TraceHead {
+  int rank = -1;
+  int world_size = 1;
+  std::int64_t pid = 0;
+  std::string host, cut;
+  std::int64_t first_batch = 0, last_batch = 0;
+  std::int64_t base_ns = 0;  // what the events' times count from, on the profiler's clock
+  std::vector<profile::TraceClockPoint> clock;
+
+  std::int64_t batches() const { return last_batch - first_batch + 1; }
+  // An event's time on the host's monotonic clock.
+  double monotonic_ns(double ts_us) const;
+  // How far that may be from the truth.
+  std::int64_t error_ns() const;
+};
+
+// Without reading the events.
+TraceHead read_trace_head(const std::filesystem::path& path);
+
+class TraceReader {
+ public:
+  // Reads the file whole. DataError when it is damaged, or no trace of dtrain.
+  explicit TraceReader(const std::filesystem::path& path);
+  const TraceHead& head() const { return head_; }
+  void each(const std::function<void(const RawEvent&)>& use);
+
+ private:
+  std::filesystem::path path_;
+  std::string text_;  // with the padding simdjson wants
+  TraceHead head_;
+};
+
+// The trace files of a run, by rank, then in the order they were written.
+std::vector<std::filesystem::path> trace_files(const std::filesystem::path& run_folder);
+
+}  // namespace dtrain::analysis

@@ -1,0 +1,106 @@
+#include "dtrain/analysis/operators.h"
+
+#include <gmock/gmock.h>
+
+#include <numeric>
+
+#include "export/event_file.h"
+#include "trace_fixture.h"
+
+namespace dtrain::analysis {
+namespace {
+
+using testing::HasSubstr;
+
+TEST(OperatorKind, FollowsTheName) {
+  using enum OperatorKind;
+  const std::vector<std::pair<const char*, OperatorKind>> cases = {
+      {"aten::addmm", kContraction},
+      {"AddmmBackward0", kContraction},
+      {"aten::mkldnn_convolution", kContraction},
+      {"aten::convolution_backward", kContraction},
+      {"aten::_scaled_dot_product_flash_attention_for_cpu", kContraction},
+      {"void cutlass::Kernel<cutlass_80_tensorop_bf16_s16816gemm>", kContraction},
+      {"aten::_log_softmax_backward_data", kNormalisation},
+      {"LogSoftmaxBackward0", kNormalisation},
+      {"aten::native_batch_norm", kNormalisation},
+      {"aten::nll_loss_forward", kNormalisation},
+      {"aten::sum", kNormalisation},
+      {"void at::native::reduce_kernel<512, 1>", kNormalisation},
+      {"aten::relu_", kElementWise},
+      {"aten::threshold_backward", kElementWise},
+      {"aten::_fused_adamw_", kElementWise},
+      {"aten::add_", kElementWise},
+      {"void at::native::vectorized_elementwise_kernel<4>", kElementWise},
+      {"aten::copy_", kOther},
+      {"aten::max_pool2d_with_indices", kOther},
+      {"aten::embedding", kOther},
+      {"aten::empty_strided", kOther},
+      {"autograd::engine::evaluate_function: AddmmBackward0", kOther},
+      {"Memcpy HtoD (Pinned -> Device)", kOther},
+      {"torch::autograd::AccumulateGrad", kOther}};
+  for (const auto& [name, kind] : cases) EXPECT_EQ(name_of(kind_of_operator(name)), name_of(kind)) << name;
+}
+
+const OperatorRow& row(const DeviceOperators& device, const std::string& name) {
+  for (const OperatorRow& one : device.rows) {
+    if (one.name == name) return one;
+  }
+  throw std::runtime_error("no row " + name);
+}
+
+TEST(Operators, AreChargedWhatTheyDidThemselves) {
+  const RunFolder folder;
+  for (int rank = 0; rank < 2; ++rank) {
+    profile::TraceLog log;
+    // 40 us of communication inside of AccumulateGrad, 20 us outside of all operators.
+    log.on_phase(profile::Phase::kAllreduceWait, 140'000, 180'000);
+    log.on_phase(profile::Phase::kAllreduceWait, 300'000, 320'000);
+    write_trace(folder, rank, 0, log,
+                {op("ProfilerStep#5", 0, 400, "user_annotation"), op("aten::linear", 0, 100), op("aten::addmm", 10, 60),
+                 op("aten::copy_", 20, 10), op("aten::relu", 100, 20), op("torch::autograd::AccumulateGrad", 130, 60),
+                 op("aten::add_", 181, 4)});
+  }
+  const Operators all = operators_of_run(folder.path());
+  EXPECT_EQ(all.ranks, (std::vector<int>{0, 1}));
+  EXPECT_EQ(all.batches, 4);
+  EXPECT_TRUE(all.notes.empty());
+  EXPECT_TRUE(all.gpu.rows.empty());
+  EXPECT_EQ(row(all.cpu, "aten::linear").calls, 2);
+  EXPECT_NEAR(row(all.cpu, "aten::linear").self_s, 2 * 40e-6, 1e-9);
+  EXPECT_NEAR(row(all.cpu, "aten::linear").total_s, 2 * 100e-6, 1e-9);
+  EXPECT_NEAR(row(all.cpu, "aten::addmm").self_s, 2 * 50e-6, 1e-9);
+  EXPECT_NEAR(row(all.cpu, "torch::autograd::AccumulateGrad").self_s, 2 * 16e-6, 1e-9) << "60 - 40 - 4";
+  EXPECT_NEAR(all.cpu.seconds, 2 * (100 + 20 + 20) * 1e-6, 1e-9);
+  EXPECT_EQ(all.cpu.rows.front().name, "aten::addmm");
+  const double shares = std::accumulate(all.cpu.rows.begin(), all.cpu.rows.end(), 0.0,
+                                        [](double sum, const OperatorRow& one) { return sum + one.share; });
+  EXPECT_NEAR(shares, 1, 1e-9);
+  ASSERT_EQ(all.cpu.kinds.size(), 4u);
+  EXPECT_EQ(all.cpu.kinds[0].kind, OperatorKind::kContraction);
+  EXPECT_NEAR(all.cpu.kinds[0].seconds, 2 * 90e-6, 1e-9);
+  EXPECT_EQ(to_json(all)["cpu"]["classes"][0]["class"], "contraction");
+}
+
+TEST(Operators, OfKernelsAreTheGpusAndWhatCannotBeReadIsANote) {
+  const RunFolder folder;
+  write_trace(folder, 0, 0, {}, {op("sgemm", 0, 10, "kernel"), op("Memcpy HtoD", 10, 30, "gpu_memcpy")},
+              "the training ended");
+  write_file_atomic(folder.path() / "profile" / "trace-rank-0001.json.gz", "no trace");
+  const Operators all = operators_of_run(folder.path());
+  EXPECT_TRUE(all.cpu.rows.empty());
+  EXPECT_NEAR(all.gpu.seconds, 40e-6, 1e-9);
+  EXPECT_NEAR(row(all.gpu, "sgemm").share, 0.25, 1e-9);
+  ASSERT_EQ(all.notes.size(), 2u);
+  EXPECT_THAT(all.notes[0], HasSubstr("the training ended"));
+  EXPECT_THAT(all.notes[1], HasSubstr("trace-rank-0001"));
+  EXPECT_TRUE(operators_of_run(folder.path() / "none").cpu.rows.empty());
+}
+
+TEST(EventFile, SumsAsTheStandardsDo) {
+  EXPECT_EQ(crc32c("123456789"), 0xe3069283u);  // RFC 3720, appendix B.4, and everybody's check value
+  EXPECT_EQ(crc32c(std::string(32, '\0')), 0x8a9136aau);
+}
+
+}  // namespace
+}  // namespace dtrain::analysis
