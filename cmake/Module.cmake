@@ -56,3 +56,27 @@ function(dtrain_test name)
   add_test(NAME ${name} COMMAND ${name} --gtest_brief=1)
   set_tests_properties(${name} PROPERTIES ${properties})
 endfunction()
+
+# dtrain_embed(SOURCE HEADER header NAMESPACE namespace PARTS constant files... [constant files...] ...)
+# Makes SOURCE in the build folder: the constants (k...) that the header declares as std::string_view, each with its files.
+function(dtrain_embed source)
+  cmake_parse_arguments(arg "" "HEADER;NAMESPACE" "PARTS" ${ARGN})
+  set(parts "")
+  set(files "")
+  foreach(word IN LISTS arg_PARTS)
+    if(word MATCHES "^k[A-Z][A-Za-z]*$")
+      string(APPEND parts "|${word}=")
+    else()
+      string(APPEND parts ",${word}")
+      list(APPEND files ${word})
+    endif()
+  endforeach()
+  string(REPLACE "=," "=" parts "${parts}")
+  string(SUBSTRING "${parts}" 1 -1 parts)
+  add_custom_command(
+    OUTPUT ${source}
+    COMMAND ${CMAKE_COMMAND} -DOUT=${source} -DHEADER=${arg_HEADER} -DNAMESPACE=${arg_NAMESPACE} -DPARTS=${parts}
+            -P ${CMAKE_SOURCE_DIR}/cmake/Embed.cmake
+    DEPENDS ${files} ${CMAKE_SOURCE_DIR}/cmake/Embed.cmake
+    VERBATIM)
+endfunction()

@@ -23,3 +23,6 @@ endif()
 if(DTRAIN_TESTS)
   find_package(GTest REQUIRED)
 endif()
+
+# Drawn by Chart.js: what the report embeds.
+find_file(CHART_JS chart.min.js PATHS /usr/share/javascript/chart.js NO_DEFAULT_PATH REQUIRED)

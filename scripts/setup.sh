@@ -2,7 +2,7 @@
 # Installs what dtrain needs, and nothing twice. Quiet when there is nothing to do.
 #
 #   scripts/setup.sh build   compilers, libraries, libtorch, the Fashion-MNIST data (what `make demo` needs)
-#   scripts/setup.sh test    also the Python peers (DDP, torchrun, safetensors), Open MPI, Slurm and sshd (what `make test` needs)
+#   scripts/setup.sh test    also the Python peers (DDP, torchrun, safetensors), Open MPI, Slurm, sshd and Chromium (what `make test` needs)
 #   scripts/setup.sh deb     build's, and what makes the Debian package (`make deb`)
 #   scripts/setup.sh lint    also clang-format, clang-tidy and clang with libFuzzer
 #
@@ -12,7 +12,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 readonly torch_version=2.11.0
-readonly peer_wheels=("torch==$torch_version" numpy==2.2.6 safetensors==0.6.2 jsonschema==4.26.0 PyYAML==6.0.3)
+readonly peer_wheels=("torch==$torch_version" numpy==2.2.6 safetensors==0.6.2 jsonschema==4.26.0 PyYAML==6.0.3 playwright==1.65.2)
 # What our traces and exports are written for.
 readonly reader_wheels=(tensorboard==2.21.0 pandas==2.3.3 plotly==7.1.0 pydot==4.0.1 psutil==7.2.2 numpy==2.2.6)
 # It names all of Jupyter as a requirement, which its analyses do not use.
@@ -22,11 +22,11 @@ readonly build_packages=(
   g++ cmake ninja-build make git ccache mold pkg-config ca-certificates
   python3 python3-venv
   libyaml-cpp-dev libcli11-dev libspdlog-dev libfmt-dev nlohmann-json3-dev libasio-dev libssl-dev
-  libhwloc-dev libhwy-dev libsqlite3-dev libsimdjson-dev prometheus-cpp-dev zlib1g-dev
+  libhwloc-dev libhwy-dev libjs-chart.js libsqlite3-dev libsimdjson-dev prometheus-cpp-dev zlib1g-dev
   dataset-fashion-mnist)
 readonly test_packages=(libgtest-dev libgmock-dev openmpi-bin libopenmpi-dev util-linux procps
   slurmctld slurmd slurm-client munge iproute2 openssh-server openssh-client nftables
-  zsh groff-base man-db)
+  zsh groff-base man-db chromium fonts-dejavu-core)
 readonly lint_packages=(clang-format-14 clang-tidy-14 clang-14 libclang-rt-14-dev)
 
 level=${1:-build}

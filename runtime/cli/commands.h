@@ -19,6 +19,7 @@ void add_export(CLI::App& app, int* exit_code);
 void add_host_probe(CLI::App& app, int* exit_code);
 void add_logs(CLI::App& app, int* exit_code);
 void add_man(CLI::App& app, int* exit_code);
+void add_report(CLI::App& app, int* exit_code);
 void add_slot(CLI::App& app, int* exit_code);
 void add_summary(CLI::App& app, int* exit_code);
 void add_task(CLI::App& app, int* exit_code);

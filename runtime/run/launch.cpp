@@ -14,6 +14,7 @@
 #include "dtrain/run/summary_text.h"
 #include "dtrain/run/user_ledger.h"
 #include "dtrain/run/version.h"
+#include "end_report.h"
 #include "launch_network.h"
 #include "launch_plan.h"
 #include "launch_queue.h"
@@ -121,7 +122,9 @@ int carry_out(LaunchPlan plan, const RunFolder& folder, const Variables& variabl
   } else {
     print("\n" + summary_text(folder.path, STDOUT_FILENO));
   }
-  print("\nwritten to " + folder.path.string() + "\n");
+  const EndReport report_file = end_report(folder.path);
+  std::fputs(report_file.warning.c_str(), stderr);
+  print("\n" + report_file.text + "written to " + folder.path.string() + "\n");
   return outcome.exit_code;
 }
 

@@ -11,6 +11,7 @@
 #include "dtrain/comm/host_share.h"
 #include "dtrain/run/agreed_error.h"
 #include "dtrain/run/summary_text.h"
+#include "end_report.h"
 #include "plan_file.h"
 #include "rank_session_impl.h"
 
@@ -188,7 +189,9 @@ int RankSession::finish(bool stopped) {
         self.events->write("run_ended", run_ended(code, ""));
         // mpirun gives rank 0 a terminal that may be a file in the end: plain text there.
         const int screen = self.environment.started_by == "nothing" ? self.redirect->output() : -1;
-        self.redirect->original_output(summary_text(self.folder.path, screen) + "\nwritten to " +
+        const EndReport report = end_report(self.folder.path);
+        if (!report.warning.empty()) self.redirect->original_error(report.warning);
+        self.redirect->original_output(summary_text(self.folder.path, screen) + "\n" + report.text + "written to " +
                                        self.folder.path.string() + "\n");
       }
     }

@@ -1,0 +1,28 @@
+# Files as string constants of a C++ source: cmake -DOUT=x.cpp -DHEADER=x.h -DNAMESPACE=n "-DPARTS=kName=a.js,b.js|kOther=c.css"
+#   -P Embed.cmake
+# The files of a part are put one after the other, each ended by a newline. Pieces of a raw string may not grow without bound
+# in every compiler, so a part is made of many.
+set(piece_length 8000)
+set(text "// Made by cmake/Embed.cmake.\n#include \"${HEADER}\"\n\nnamespace ${NAMESPACE} {\n")
+string(REPLACE "|" ";" parts "${PARTS}")
+foreach(part IN LISTS parts)
+  string(REGEX MATCH "^([A-Za-z]+)=(.*)$" matched "${part}")
+  set(name ${CMAKE_MATCH_1})
+  string(REPLACE "," ";" files "${CMAKE_MATCH_2}")
+  string(APPEND text "\nconst std::string_view ${name} =\n")
+  foreach(file IN LISTS files)
+    file(READ "${file}" hex HEX)
+    string(LENGTH "${hex}" length)
+    set(at 0)
+    while(at LESS length)
+      string(SUBSTRING "${hex}" ${at} ${piece_length} piece)
+      string(REGEX REPLACE "(..)" "\\\\x\\1" piece "${piece}")
+      string(APPEND text "    \"${piece}\"\n")
+      math(EXPR at "${at} + ${piece_length}")
+    endwhile()
+    string(APPEND text "    \"\\n\"\n")
+  endforeach()
+  string(APPEND text "    ;\n")
+endforeach()
+string(APPEND text "\n}  // namespace ${NAMESPACE}\n")
+file(WRITE "${OUT}" "${text}")

@@ -1,0 +1,115 @@
+#include "report/outliers.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <map>
+
+namespace dtrain::analysis::report {
+namespace {
+
+using Groups = std::vector<double>;  // seconds, by phase group
+
+Groups groups_of(const StepLine& step) {
+  Groups result;
+  for (const PhaseGroup& group : phase_groups())
+    result.push_back(static_cast<double>(group_ns(step.phases, group)) / 1e9);
+  return result;
+}
+
+double median(std::vector<double>& values) {
+  if (values.empty()) return 0;
+  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
+  std::nth_element(values.begin(), middle, values.end());
+  return *middle;
+}
+
+Groups medians_of(const RankProfile& rank) {
+  std::vector<std::vector<double>> columns(phase_groups().size());
+  for (const StepLine& step : rank.steps) {
+    const Groups groups = groups_of(step);
+    for (std::size_t i = 0; i < groups.size(); ++i) columns[i].push_back(groups[i]);
+  }
+  Groups result;
+  for (std::vector<double>& column : columns) result.push_back(median(column));
+  return result;
+}
+
+const SystemLine* sample_near(const AgentProfile* agent, std::int64_t time_ns) {
+  if (!agent || agent->samples.empty()) return nullptr;
+  const auto after =
+      std::lower_bound(agent->samples.begin(), agent->samples.end(), time_ns,
+                       [](const SystemLine& sample, std::int64_t time) { return sample.time_ns < time; });
+  return after == agent->samples.end() ? &agent->samples.back() : &*after;
+}
+
+void explain(const Input& input, const Groups& normal, Outlier& outlier) {
+  const Groups groups = groups_of(*outlier.step);
+  for (std::size_t i = 0; i < groups.size(); ++i) {
+    const double excess = groups[i] - normal[i];
+    if (excess <= outlier.group_excess_s) continue;
+    outlier.group_excess_s = excess;
+    outlier.group = phase_groups()[i].name;
+    outlier.eval = std::string(phase_groups()[i].color) == "validation";
+  }
+  const std::int64_t middle_ns = outlier.step->start_ns + outlier.step->wall_ns / 2;
+  outlier.system = sample_near(input.run.agent_of(*outlier.rank), middle_ns);
+}
+
+struct Means {
+  Groups sums = Groups(phase_groups().size(), 0);
+  double steps = 0;
+  void add(const StepLine& step) {
+    const Groups groups = groups_of(step);
+    for (std::size_t i = 0; i < groups.size(); ++i) sums[i] += groups[i];
+    ++steps;
+  }
+  Groups means() const {
+    Groups result = sums;
+    for (double& one : result) one /= std::max(1.0, steps);
+    return result;
+  }
+};
+
+}  // namespace
+
+OutlierReport find_outliers(const Input& input) {
+  OutlierReport report;
+  std::map<std::int64_t, Outlier> batches;
+  Means normal, slow;
+  for (const RankProfile& rank : input.run.ranks) {
+    const auto known = input.analysis.rank_steps.find(rank.rank);
+    if (known == input.analysis.rank_steps.end()) continue;
+    const StepStatistics& usual = known->second;
+    const double limit_s = usual.mean_s + report.limit_sigmas * usual.stddev_s;
+    for (const StepLine& step : rank.steps) {
+      const double seconds = static_cast<double>(step.wall_ns) / 1e9;
+      const bool is_slow = seconds > limit_s;
+      (is_slow ? slow : normal).add(step);
+      if (!is_slow) continue;
+      Outlier& outlier = batches[step.batch];
+      if (outlier.step && outlier.step->wall_ns >= step.wall_ns) continue;
+      outlier.rank = &rank;
+      outlier.step = &step;
+      outlier.excess_s = seconds - usual.median_s;
+    }
+  }
+  report.normal_s = normal.means();
+  report.outlier_s = slow.means();
+  std::map<const RankProfile*, Groups> medians;
+  for (auto& [batch, outlier] : batches) {
+    const auto [usual, added] = medians.try_emplace(outlier.rank);
+    if (added) usual->second = medians_of(*outlier.rank);
+    explain(input, usual->second, outlier);
+    report.seconds += outlier.excess_s;
+    report.eval_share += outlier.eval ? 1 : 0;
+    report.longest.push_back(outlier);
+  }
+  report.count = static_cast<std::int64_t>(batches.size());
+  if (report.count > 0) report.eval_share /= static_cast<double>(report.count);
+  std::stable_sort(report.longest.begin(), report.longest.end(),
+                   [](const Outlier& a, const Outlier& b) { return a.excess_s > b.excess_s; });
+  if (report.longest.size() > kMostOutliers) report.longest.resize(kMostOutliers);
+  return report;
+}
+
+}  // namespace dtrain::analysis::report

@@ -1,0 +1,125 @@
+#include "report/page.h"
+
+#include <spdlog/fmt/fmt.h>
+
+#include "report/assets.h"
+
+namespace dtrain::analysis::report {
+namespace {
+
+// Nothing may be fetched, whatever the page or somebody's editing of it asks for.
+constexpr const char* kPolicy =
+    "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:";
+
+// JSON inside a script element: no '<' may end the element early.
+std::string json_text(const Json& json) {
+  const std::string line = to_line(json);
+  std::string result;
+  result.reserve(line.size());
+  for (const char letter : line) {
+    if (letter == '<') {
+      result += "\\u003c";
+    } else {
+      result += letter;
+    }
+  }
+  return result;
+}
+
+std::string data_element(const std::string& id, const Json& json) {
+  return fmt::format("<script type=\"application/json\" id=\"{}\">{}</script>\n", id, json_text(json));
+}
+
+}  // namespace
+
+void Page::begin_section(const std::string& id, const std::string& title) {
+  end_section();
+  sections_.push_back({id, title});
+  body_ += fmt::format("<section id=\"{0}\" aria-labelledby=\"{0}-title\">\n<h2 id=\"{0}-title\">{1}</h2>\n",
+                       escape(id), escape(title));
+}
+
+void Page::end_section() {
+  if (!sections_.empty()) body_ += "</section>\n";
+}
+
+void Page::heading(const std::string& text) {
+  body_ += fmt::format("<h3>{}</h3>\n", escape(text));
+}
+
+void Page::paragraph(const std::string& text) {
+  body_ += fmt::format("<p>{}</p>\n", escape(text));
+}
+
+void Page::list(const std::vector<std::string>& items) {
+  if (items.empty()) return;
+  body_ += "<ul>\n";
+  for (const std::string& item : items) body_ += fmt::format("<li>{}</li>\n", escape(item));
+  body_ += "</ul>\n";
+}
+
+void Page::facts(const std::vector<std::pair<std::string, std::string>>& pairs) {
+  body_ += "<dl class=\"facts\">\n";
+  for (const auto& [name, value] : pairs) {
+    body_ += fmt::format("<div><dt>{}</dt><dd>{}</dd></div>\n", escape(name), escape(value));
+  }
+  body_ += "</dl>\n";
+}
+
+void Page::absent(const std::string& what, const std::string& why, const std::string& how) {
+  body_ += fmt::format("<p class=\"absent\"><strong>{}</strong> {}{}</p>\n", escape(what), escape(why),
+                       how.empty() ? "" : " <span class=\"how\">" + escape(how) + "</span>");
+}
+
+void Page::table(const Table& table) {
+  if (!table.empty()) body_ += table.html();
+}
+
+void Page::chart(Chart chart) {
+  body_ += fmt::format(
+      "<figure class=\"chart\" id=\"{0}\"><figcaption><strong>{1}</strong> {2}</figcaption>\n"
+      "<div class=\"tools\"></div><div class=\"canvas\" style=\"height:{3}px\"><canvas tabindex=\"0\" role=\"img\" "
+      "aria-label=\"{1}. {2}\"></canvas></div></figure>\n",
+      escape(chart.id), escape(chart.title), escape(chart.text), chart.height);
+  charts_[chart.id] = std::move(chart.spec);
+}
+
+void Page::begin_columns() {
+  body_ += "<div class=\"columns\">\n";
+}
+void Page::end_columns() {
+  body_ += "</div>\n";
+}
+
+std::string Page::html(const std::string& title, const std::string& header, const Json& analysis) {
+  end_section();
+  std::string contents;
+  for (const Entry& entry : sections_) {
+    contents += fmt::format("<li><a href=\"#{}\">{}</a></li>\n", escape(entry.id), escape(entry.title));
+  }
+  std::string result = fmt::format(
+      "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n<title>{}</title>\n"
+      "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n"
+      "<meta http-equiv=\"Content-Security-Policy\" content=\"{}\">\n<meta name=\"generator\" content=\"dtrain\">\n"
+      "<link rel=\"icon\" href=\"data:,\">\n<style>\n",
+      escape(title), kPolicy);
+  result += kStyle;
+  result += fmt::format(
+      "</style>\n</head>\n<body>\n<a class=\"skip\" href=\"#main\">To the report</a>\n<header>{}</header>\n"
+      "<nav aria-label=\"Sections\"><ol>\n{}</ol></nav>\n<main id=\"main\">\n",
+      header, contents);
+  result += body_;
+  result += "</main>\n<p class=\"speech\" aria-live=\"polite\"></p>\n";
+  result += data_element("analysis", analysis);
+  result += data_element("charts", charts_);
+  result += "<script>\n/*\n";
+  result += kChartJsTerms;
+  result += "*/\n";
+  result += kChartJs;
+  result += "\n</script>\n<script>\n";
+  result += kScript;
+  result += "</script>\n</body>\n</html>\n";
+  return result;
+}
+
+}  // namespace dtrain::analysis::report

@@ -1,0 +1,29 @@
+// The sections of the report, in their order; each is one file of sections/. A section for which the run has nothing to
+// show says so, and how one would get it.
+#pragma once
+
+#include "report/input.h"
+#include "report/page.h"
+
+namespace dtrain::analysis::report {
+
+void write_verdict(Page& page, const Input& input);      // throughput, efficiency, what costs most
+void write_job(Page& page, const Input& input);          // what ran where, from when to when
+void write_waterfall(Page& page, const Input& input);    // from the ideal to the measured throughput
+void write_timeline(Page& page, const Input& input);     // what each rank did when
+void write_stragglers(Page& page, const Input& input);   // who waited for whom
+void write_collectives(Page& page, const Input& input);  // what the exchange took
+void write_what_if(Page& page, const Input& input);      // what a change would bring
+void write_system(Page& page, const Input& input);       // usage a host
+void write_framework(Page& page, const Input& input);    // TRAIN, EVAL and others; phases
+void write_steps(Page& page, const Input& input);        // durations and outliers
+void write_gpu_utilisation(Page& page, const Input& input);
+void write_balance(Page& page, const Input& input);
+void write_data_loading(Page& page, const Input& input);
+void write_batch_size(Page& page, const Input& input);
+void write_cpu_bottlenecks(Page& page, const Input& input);
+void write_io_bottlenecks(Page& page, const Input& input);
+void write_memory(Page& page, const Input& input);
+void write_completeness(Page& page, const Input& input);  // what these numbers lack
+
+}  // namespace dtrain::analysis::report

@@ -1,0 +1,105 @@
+// Whether processors were what held the run up.
+#include <algorithm>
+#include <map>
+
+#include <spdlog/fmt/fmt.h>
+
+#include "report/lines.h"
+#include "report/sections.h"
+
+namespace dtrain::analysis::report {
+namespace {
+
+constexpr std::size_t kMostCores = 256;
+constexpr std::size_t kMostHosts = 8;
+
+std::string host_name(const AgentProfile& agent) {
+  return agent.host.empty() ? agent.agent : agent.host;
+}
+
+// Mean utilisation of each core.
+Json core_bars(const RunProfile& run) {
+  std::size_t cores = 0;
+  Json sets = Json::array();
+  for (const AgentProfile& agent : run.agents) {
+    std::vector<double> sums;
+    double samples = 0;
+    for (const SystemLine& sample : agent.samples) {
+      sums.resize(std::max(sums.size(), std::min(sample.cpu_util_per_core.size(), kMostCores)), 0);
+      for (std::size_t i = 0; i < std::min(sums.size(), sample.cpu_util_per_core.size()); ++i) {
+        sums[i] += sample.cpu_util_per_core[i];
+      }
+      ++samples;
+    }
+    if (sums.empty() || sets.size() >= kMostHosts) continue;
+    for (double& sum : sums) sum /= samples;
+    cores = std::max(cores, sums.size());
+    sets.push_back({{"name", host_name(agent)}, {"y", rounded(sums, 3)}});
+  }
+  if (sets.empty()) return nullptr;
+  Json labels = Json::array();
+  for (std::size_t i = 0; i < cores; ++i) labels.push_back("core " + std::to_string(i));
+  return {{"kind", "bars"},
+          {"labels", labels},
+          {"y", {{"title", "mean utilisation"}, {"unit", "percent"}, {"max", 100}}},
+          {"sets", std::move(sets)}};
+}
+
+// What a rank's process used, or what it could not get.
+Json process_series(const Input& input, double ProcessLine::*value, const std::string& title) {
+  Json spec = time_series(input, title, "percent");
+  std::vector<Point> all;
+  const std::size_t columns = Input::columns(input.drawn().size() * 2, kMostPoints / 2);
+  for (const RankProfile* rank : input.drawn()) {
+    const AgentProfile* agent = input.run.agent_of(*rank);
+    if (!agent) continue;
+    std::vector<Point> points;
+    for (const SystemLine& sample : agent->samples) {
+      for (const ProcessLine& process : sample.processes) {
+        if (process.rank != rank->rank || process.*value < 0) continue;
+        points.push_back(point(input.seconds(*agent, sample.time_ns), process.*value));
+      }
+    }
+    if (points.empty()) continue;
+    points = thin(std::move(points), columns);
+    all.insert(all.end(), points.begin(), points.end());
+    Json set = line_set("rank " + std::to_string(rank->rank), points, false);
+    set["rank"] = rank->rank;
+    spec["sets"].push_back(std::move(set));
+  }
+  return few_lines(std::move(spec), std::move(all), "ranks");
+}
+
+}  // namespace
+
+void write_cpu_bottlenecks(Page& page, const Input& input) {
+  page.begin_section("cpu-bottlenecks", "CPU bottlenecks");
+  Json cores = core_bars(input.run);
+  if (cores.is_null()) {
+    page.absent("No processor figures.", "No agent took a sample.", "A run of a second or more has some.");
+    return;
+  }
+  page.begin_columns();
+  page.chart({.id = "core-bars",
+              .title = "Cores",
+              .text = "Mean utilisation of each core over the run. Idle ones could load data, or hold another rank.",
+              .spec = std::move(cores)});
+  if (Json used = process_series(input, &ProcessLine::cpu_percent, "100% is one core"); !used.is_null()) {
+    page.chart({.id = "rank-cpu",
+                .title = "Processor time of each rank",
+                .text = fmt::format("A rank far below 100% for each of its threads waits for something.{}",
+                                    input.drawn_text()),
+                .spec = std::move(used)});
+  }
+  if (Json waits = process_series(input, &ProcessLine::cpu_wait_percent, "of the time"); !waits.is_null()) {
+    page.chart({.id = "rank-cpu-wait",
+                .title = "Ready to run, but without a core",
+                .text = fmt::format("The share of the time in which a rank's training thread could have run and "
+                                    "another program had its core.{}",
+                                    input.drawn_text()),
+                .spec = std::move(waits)});
+  }
+  page.end_columns();
+}
+
+}  // namespace dtrain::analysis::report

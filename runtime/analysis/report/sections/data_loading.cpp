@@ -1,0 +1,149 @@
+// Whether batches were ready in time.
+#include <algorithm>
+
+#include <spdlog/fmt/fmt.h>
+
+#include "numbers.h"
+#include "report/lines.h"
+#include "report/sections.h"
+
+namespace dtrain::analysis::report {
+namespace {
+
+constexpr std::size_t kBins = 40;
+constexpr auto kNext = static_cast<std::size_t>(profile::Phase::kDataloaderNext);
+
+struct Values {
+  std::vector<std::pair<double, std::int64_t>> seconds;  // and how often
+  std::int64_t count = 0;
+
+  void add(double value, std::int64_t times) {
+    seconds.emplace_back(value, times);
+    count += times;
+  }
+  double quantile(double share) const {
+    std::int64_t seen = 0;
+    for (const auto& [value, times] : seconds) {
+      seen += times;
+      if (static_cast<double>(seen) >= share * static_cast<double>(count)) return value;
+    }
+    return seconds.empty() ? 0 : seconds.back().first;
+  }
+};
+
+Values waits_for_batches(const RunProfile& run) {
+  Values values;
+  for (const RankProfile& rank : run.ranks) {
+    for (const StepLine& step : rank.steps) values.add(static_cast<double>(step.phases[kNext]) / 1e9, 1);
+    const profile::Sketch& folded = rank.window_sketches.phases[kNext];
+    if (folded.zeros() > 0) values.add(0, folded.zeros());
+    for (const profile::Sketch::Bin& bin : folded.bins()) {
+      values.add(profile::Sketch::value_of(bin.index) / 1e9, bin.count);
+    }
+  }
+  std::sort(values.seconds.begin(), values.seconds.end());
+  return values;
+}
+
+Json histogram_spec(const Values& values) {
+  const double last = std::max(1e-6, std::min(values.seconds.back().first, 2 * values.quantile(0.98)) * 1.0001);
+  Histogram histogram(0, last, kBins);
+  for (const auto& [value, times] : values.seconds) histogram.add(value, times);
+  return {{"kind", "histogram"},
+          {"x0", 0},
+          {"dx", histogram.width()},
+          {"x", {{"title", "waiting for a batch"}, {"unit", "s"}}},
+          {"y", {{"title", "steps"}, {"unit", ""}}},
+          {"sets", {{{"name", "all ranks"}, {"color", "data"}, {"y", histogram.counts()}}}}};
+}
+
+// Batches that were ready when one was asked for, over time.
+Json queue_series(const Input& input) {
+  Json spec = time_series(input, "batches ready", "");
+  std::vector<Point> all;
+  const std::size_t columns = Input::columns(input.drawn().size() * 2, kMostPoints / 2);
+  for (const RankProfile* rank : input.drawn()) {
+    std::vector<Point> points;
+    for (const LoaderLine& line : rank->loader) {
+      points.push_back(point(input.seconds(*rank, line.time_ns), line.queue_depth));
+    }
+    for (const WindowLine& window : rank->windows) {
+      if (window.loader_records <= 0) continue;
+      const double depth = static_cast<double>(window.loader_queue_sum) / static_cast<double>(window.loader_records);
+      points.push_back(point(input.seconds(*rank, window.end_ns), depth));
+    }
+    if (points.empty()) continue;
+    points = thin(std::move(points), columns);
+    all.insert(all.end(), points.begin(), points.end());
+    Json set = line_set("rank " + std::to_string(rank->rank), points, false);
+    set["rank"] = rank->rank;
+    spec["sets"].push_back(std::move(set));
+  }
+  return few_lines(std::move(spec), std::move(all), "ranks");
+}
+
+void write_table(Page& page, const RunProfile& run, const RunSummary& summary) {
+  Table table("Loaders", {{"rank"},
+                          {"workers", true},
+                          {"pinned memory"},
+                          {"batches ready", true, "mean, when one was asked for"},
+                          {"found none ready", true, "of its batches"},
+                          {"time to make a batch", true, "median of one worker"}});
+  for (const RankProfile& rank : run.ranks) {
+    if (rank.loader.empty()) continue;
+    const LoaderLine& last = rank.loader.back();
+    std::vector<double> fetches;
+    for (const LoaderLine& line : rank.loader) {
+      if (line.fetch_ns >= 0) fetches.push_back(static_cast<double>(line.fetch_ns) / 1e9);
+    }
+    std::sort(fetches.begin(), fetches.end());
+    const auto known = std::find_if(summary.ranks.begin(), summary.ranks.end(),
+                                    [&](const RankSummary& one) { return one.rank == rank.rank; });
+    const bool found = known != summary.ranks.end() && known->loader_records > 0;
+    const double empty =
+        found ? static_cast<double>(known->loader_empty) / static_cast<double>(known->loader_records) : 0;
+    table.row(
+        {Cell("rank " + std::to_string(rank.rank), rank.rank), Cell(std::to_string(last.workers), last.workers),
+         last.pinned < 0 ? "not known" : (last.pinned > 0 ? "yes" : "no"),
+         found && known->loader_queue_mean
+             ? Cell(fmt::format("{:.1f}", *known->loader_queue_mean), *known->loader_queue_mean)
+             : Cell("-"),
+         found ? Cell(format_percent(empty), empty, empty).colored("data") : Cell("-"),
+         fetches.empty() ? Cell("-") : Cell(seconds_text(fetches[fetches.size() / 2]), fetches[fetches.size() / 2])},
+        rank.rank);
+  }
+  page.table(table);
+}
+
+}  // namespace
+
+void write_data_loading(Page& page, const Input& input) {
+  page.begin_section("data-loading", "Data loading");
+  const Values values = waits_for_batches(input.run);
+  if (values.count == 0) {
+    page.absent("Nothing about data loading.", "No step was recorded.", "");
+    return;
+  }
+  page.paragraph(fmt::format(
+      "The training waited for a batch {} in the median, {} at the 95th percentile and {} at the 25th.",
+      seconds_text(values.quantile(0.5)), seconds_text(values.quantile(0.95)), seconds_text(values.quantile(0.25))));
+  page.begin_columns();
+  page.chart(
+      {.id = "loading-histogram",
+       .title = "Waiting for batches",
+       .text =
+           "How the times that steps waited for data are distributed. Longer ones than the axis shows are in the last "
+           "bar.",
+       .spec = histogram_spec(values)});
+  Json queue = queue_series(input);
+  if (!queue.is_null()) {
+    page.chart({.id = "queue-series",
+                .title = "Batches that were ready",
+                .text = "When the training asked for one. Near zero the loader is what the training waits for.",
+                .spec = std::move(queue)});
+  }
+  page.end_columns();
+  write_table(page, input.run, input.analysis.summary);
+}
+
+}  // namespace dtrain::analysis::report

@@ -1,0 +1,141 @@
+// What ran where, from when to when.
+#include <algorithm>
+#include <set>
+
+#include <spdlog/fmt/fmt.h>
+
+#include "dtrain/base/text.h"
+#include "json_fields.h"
+#include "numbers.h"
+#include "report/sections.h"
+
+namespace dtrain::analysis::report {
+namespace {
+
+std::string or_unknown(const std::optional<double>& seconds) {
+  return seconds ? seconds_text(*seconds) : "did not end";
+}
+
+const Json& object(const Json& json, const std::string& key) {
+  static const Json none = Json::object();
+  const auto found = json.find(key);
+  return found != json.end() && found->is_object() ? *found : none;
+}
+
+// The first and the last time anything was told.
+std::pair<std::string, std::string> wall_times(const RunProfile& run) {
+  std::string first, last;
+  for (const Json& event : run.events) {
+    const std::string time = text(event, "time");
+    if (time.empty()) continue;
+    if (first.empty() || time < first) first = time;
+    last = std::max(last, time);
+  }
+  const auto readable = [](const std::string& time) {  // 2026-01-02T03:04:05.6Z
+    return time.size() < 19 ? time : fmt::format("{} {} UTC", time.substr(0, 10), time.substr(11, 8));
+  };
+  return {readable(first), readable(last)};
+}
+
+std::string versions(const RunProfile& run) {
+  std::vector<std::string> parts;
+  for (const auto& [name, value] : object(run.plan, "versions").items()) {
+    if (value.is_string()) parts.push_back(name + " " + value.get<std::string>());
+  }
+  return parts.empty() ? "not told" : join(parts, ", ");
+}
+
+std::string ran_for(const Input& input) {
+  if (input.end_s() <= 0) return "not known";
+  return seconds_text(input.end_s());
+}
+
+void write_facts(Page& page, const Input& input) {
+  const RunSummary& s = input.analysis.summary;
+  std::set<std::string> hosts;
+  for (const RankSummary& rank : s.ranks) hosts.insert(rank.host);
+  const auto [first, last] = wall_times(input.run);
+  std::vector<std::pair<std::string, std::string>> facts = {
+      {"started", first.empty() ? "not known" : first},
+      {"ended", s.state.empty() ? "it has not" : last},
+      {"ran for", ran_for(input)},
+      {"ranks", fmt::format("{} on {} host{}", s.world_size, hosts.size(), hosts.size() == 1 ? "" : "s")},
+      {"steps", count_text(s.steps)},
+      {"samples", count_text(s.samples)},
+      {"global batch", s.global_batch_size ? count_text(*s.global_batch_size) : "not known"},
+      {"initialization", or_unknown(s.initialization_s)},
+      {"training loop", or_unknown(s.loop_s)},
+      {"finalization", or_unknown(s.finalization_s)}};
+  if (const Json& model = object(input.run.plan, "model"); !model.empty()) {
+    facts.emplace_back("model", fmt::format("{} parameters, {}", count_text(integer(model, "parameters")),
+                                            format_bytes(number(model, "bytes"))));
+  }
+  facts.emplace_back("started by",
+                     text(input.run.plan, "started_by").empty() ? "not known" : text(input.run.plan, "started_by"));
+  facts.emplace_back("versions", versions(input.run));
+  for (const auto& [name, value] : s.validation) {
+    facts.emplace_back(fmt::format("validation {} after batch {}", name, count_text(s.validation_batch)),
+                       fmt::format("{:.4g}", value));
+  }
+  page.facts(facts);
+}
+
+void write_parts(Page& page, const Input& input) {
+  const RunSummary& s = input.analysis.summary;
+  if (!s.initialization_s && !s.loop_s) return;
+  const std::vector<double> parts = {s.initialization_s.value_or(0), s.loop_s.value_or(0),
+                                     s.finalization_s.value_or(0)};
+  page.chart({.id = "parts",
+              .title = "Initialization, training loop and finalization",
+              .text = fmt::format("Of the slowest rank: {}, {} and {}.", or_unknown(s.initialization_s),
+                                  or_unknown(s.loop_s), or_unknown(s.finalization_s)),
+              .spec = {{"kind", "bars"},
+                       {"horizontal", true},
+                       {"stacked", true},
+                       {"labels", {"the run"}},
+                       {"y", {{"unit", "s"}, {"title", ""}}},
+                       {"sets",
+                        {{{"name", "initialization"}, {"color", "skew"}, {"y", {rounded(parts[0])}}},
+                         {{"name", "training loop"}, {"color", "compute"}, {"y", {rounded(parts[1])}}},
+                         {{"name", "finalization"}, {"color", "other"}, {"y", {rounded(parts[2])}}}}}},
+              .height = 90});
+}
+
+void write_ranks(Page& page, const Input& input) {
+  Table table("Ranks (times a step)", {{"rank"},
+                                       {"host"},
+                                       {"samples/s", true},
+                                       {"steps", true},
+                                       {"computing", true, "train_batch, optimizer_step and step_lr_schedulers"},
+                                       {"data", true, "dataloader_next and to_device"},
+                                       {"waiting", true, "allreduce_wait: communication that computing does not hide"},
+                                       {"median step", true},
+                                       {"p99", true},
+                                       {"peak memory", true},
+                                       {"ended"}});
+  for (const RankSummary& rank : input.analysis.summary.ranks) {
+    const double steps = static_cast<double>(std::max<std::int64_t>(1, rank.steps));
+    const auto per_step = [&](double seconds) { return Cell(seconds_text(seconds / steps), seconds / steps); };
+    table.row({Cell("rank " + std::to_string(rank.rank), rank.rank), rank.host,
+               Cell(format_rate(rank.samples_per_s), rank.samples_per_s),
+               Cell(count_text(rank.steps), static_cast<double>(rank.steps)), per_step(rank.compute_s),
+               per_step(rank.data_s), per_step(rank.wait_s), Cell(seconds_text(rank.step_p50_s), rank.step_p50_s),
+               Cell(seconds_text(rank.step_p99_s), rank.step_p99_s),
+               rank.peak_resident_bytes > 0 ? Cell(format_bytes(rank.peak_resident_bytes), rank.peak_resident_bytes)
+                                            : Cell("-"),
+               rank.ended.empty() ? "did not say" : rank.ended},
+              rank.rank);
+  }
+  page.table(table);
+}
+
+}  // namespace
+
+void write_job(Page& page, const Input& input) {
+  page.begin_section("job", "Job summary");
+  write_facts(page, input);
+  write_parts(page, input);
+  write_ranks(page, input);
+}
+
+}  // namespace dtrain::analysis::report

@@ -1,0 +1,137 @@
+// How long steps took, which were outliers, and what happened then.
+#include <spdlog/fmt/fmt.h>
+
+#include "numbers.h"
+#include "report/outliers.h"
+#include "report/sections.h"
+#include "report/step_charts.h"
+
+namespace dtrain::analysis::report {
+namespace {
+
+Cell seconds_cell(double seconds) {
+  return {seconds_text(seconds), seconds};
+}
+
+void write_statistics(Page& page, const Input& input) {
+  Table table("Step durations", {{"steps of"},
+                                 {"mean", true},
+                                 {"max", true},
+                                 {"p99", true},
+                                 {"p95", true},
+                                 {"p50", true},
+                                 {"min", true},
+                                 {"standard deviation", true},
+                                 {"MAD", true, "median absolute deviation from the median: outliers do not move it"},
+                                 {"steps", true}});
+  const auto row = [&](const std::string& name, const StepStatistics& s, int rank) {
+    table.row({name, seconds_cell(s.mean_s), seconds_cell(s.max_s), seconds_cell(s.p99_s), seconds_cell(s.p95_s),
+               seconds_cell(s.median_s), seconds_cell(s.min_s), seconds_cell(s.stddev_s), seconds_cell(s.mad_s),
+               Cell(count_text(s.count), static_cast<double>(s.count))},
+              rank);
+  };
+  row("all ranks", input.analysis.steps, -1);
+  if (input.analysis.rank_steps.size() > 1) {
+    for (const auto& [rank, statistics] : input.analysis.rank_steps)
+      row("rank " + std::to_string(rank), statistics, rank);
+  }
+  page.table(table);
+}
+
+std::string metric(const SystemLine* sample, const char* name, double (*shown)(double), const char* unit) {
+  if (!sample) return "-";
+  for (const auto& [metric_name, value] : sample->metrics) {
+    if (metric_name == name) return fmt::format("{:.0f}{}", shown(value), unit);
+  }
+  return "-";
+}
+
+double as_is(double value) {
+  return value;
+}
+double in_mebibytes(double bytes) {
+  return bytes / 1024 / 1024;
+}
+
+void write_correlation(Page& page, const OutlierReport& outliers) {
+  Json labels = Json::array();
+  for (const PhaseGroup& group : phase_groups()) labels.push_back(group.name);
+  page.begin_columns();
+  page.chart({.id = "outlier-phases",
+              .title = "What outliers spend their time on",
+              .text = "Mean time of a step in each group of phases: of normal steps and of outliers.",
+              .spec = {{"kind", "bars"},
+                       {"horizontal", true},
+                       {"labels", labels},
+                       {"y", {{"title", "time of a step"}, {"unit", "s"}}},
+                       {"sets",
+                        {{{"name", "normal steps"}, {"color", "compute"}, {"y", rounded(outliers.normal_s)}},
+                         {{"name", "outliers"}, {"color", "wait"}, {"y", rounded(outliers.outlier_s)}}}}}});
+  page.chart({.id = "outlier-modes",
+              .title = "TRAIN or EVAL",
+              .text = fmt::format("{} of the outliers are long because of validation, the others in training.",
+                                  format_percent(outliers.eval_share)),
+              .spec = {{"kind", "shares"},
+                       {"labels", {"TRAIN", "EVAL"}},
+                       {"y", {{"unit", "share"}}},
+                       {"sets",
+                        {{{"name", "outliers"},
+                          {"y", {rounded(1 - outliers.eval_share), rounded(outliers.eval_share)}},
+                          {"colors", {"compute", "validation"}}}}}}});
+  page.end_columns();
+  Table table(fmt::format("The {} longest outliers, and what happened then", outliers.longest.size()),
+              {{"batch"},
+               {"rank", true, "on which it took longest"},
+               {"duration", true},
+               {"beyond the median", true},
+               {"spent on"},
+               {"CPU busy", true, "all cores of its host at that time"},
+               {"disk wait", true, "time in which cores had nothing to do but wait for a disk"},
+               {"disk read MiB/s", true},
+               {"network in MiB/s", true}});
+  for (const Outlier& one : outliers.longest) {
+    const double seconds = static_cast<double>(one.step->wall_ns) / 1e9;
+    table.row(
+        {Cell(count_text(one.step->batch), static_cast<double>(one.step->batch)),
+         Cell(std::to_string(one.rank->rank), one.rank->rank), seconds_cell(seconds), seconds_cell(one.excess_s),
+         one.group.empty() ? std::string("-") : fmt::format("{} (+{})", one.group, seconds_text(one.group_excess_s)),
+         metric(one.system, "cpu_util_simple", as_is, "%"), metric(one.system, "io_wait", as_is, "%"),
+         metric(one.system, "disk_throughput_read", in_mebibytes, ""),
+         metric(one.system, "net_throughput_recv", in_mebibytes, "")},
+        one.rank->rank);
+  }
+  page.table(table);
+}
+
+}  // namespace
+
+void write_steps(Page& page, const Input& input) {
+  page.begin_section("steps", "Step durations");
+  const StepStatistics& steps = input.analysis.steps;
+  if (steps.count == 0) {
+    page.absent("No step durations.", "No step was recorded.", "");
+    return;
+  }
+  write_statistics(page, input);
+  page.chart({.id = "step-histogram",
+              .title = "How step durations are distributed",
+              .text = fmt::format(
+                  "Half of the steps take {} or less, 95% take {} or less. Longer ones than the axis shows are "
+                  "in the last bar.",
+                  seconds_text(steps.median_s), seconds_text(steps.p95_s)),
+              .spec = step_histogram(input)});
+  page.heading("Outliers");
+  const OutlierReport outliers = find_outliers(input);
+  if (outliers.count == 0) {
+    page.paragraph(
+        fmt::format("No step took longer than the mean by more than {} standard deviations.", outliers.limit_sigmas));
+    return;
+  }
+  page.paragraph(fmt::format(
+      "{} steps took longer than the mean by more than {} standard deviations ({}); together {} more than "
+      "as many steps of median length.",
+      count_text(outliers.count), outliers.limit_sigmas, seconds_text(steps.stddev_s), seconds_text(outliers.seconds)));
+  write_correlation(page, outliers);
+}
+
+}  // namespace dtrain::analysis::report

@@ -1,0 +1,74 @@
+// From the throughput that computing alone would give to the measured one.
+#include <spdlog/fmt/fmt.h>
+
+#include "numbers.h"
+#include "report/sections.h"
+
+namespace dtrain::analysis::report {
+namespace {
+
+// Of the palette, by what takes the time.
+std::string color_of(const std::string& part) {
+  const auto any = [&](std::initializer_list<const char*> words) {
+    for (const char* word : words) {
+      if (part.find(word) != std::string::npos) return true;
+    }
+    return false;
+  };
+  if (part == "compute") return "compute";
+  if (any({"load", "host_to_device", "to_device"})) return "data";
+  if (any({"wait", "slower", "balance", "skew"})) return "skew";
+  if (any({"communication", "exchange", "allreduce"})) return "wait";
+  if (any({"optimizer"})) return "optimizer";
+  if (any({"validation"})) return "validation";
+  if (any({"checkpoint"})) return "checkpoint";
+  return "other";
+}
+
+}  // namespace
+
+void write_waterfall(Page& page, const Input& input) {
+  page.begin_section("waterfall", "From ideal to measured");
+  const Waterfall& waterfall = input.analysis.waterfall;
+  if (waterfall.parts.empty() || waterfall.wall_s <= 0) {
+    page.absent("No waterfall.", "No step was recorded, so there is nothing to divide up.", "");
+    return;
+  }
+  page.paragraph(
+      fmt::format("Where the {} of the training loop went (mean of all ranks). If computing at the pace of the fastest "
+                  "rank were all, "
+                  "the run would do {} samples/s; it did {}. The parts add up to all of the time.",
+                  seconds_text(waterfall.wall_s), format_rate(waterfall.ideal_samples_per_s),
+                  format_rate(waterfall.samples_per_s)));
+  Json labels = Json::array(), low = Json::array(), high = Json::array(), colors = Json::array(), notes = Json::array();
+  Table table("Parts of the wall time", {{"part"}, {"seconds", true}, {"share", true}, {"what it is"}});
+  double at = 0, sum_s = 0, share = 0;
+  for (const WaterfallPart& part : waterfall.parts) {
+    labels.push_back(part.name);
+    low.push_back(rounded(at, 6));
+    at += part.seconds;
+    high.push_back(rounded(at, 6));
+    colors.push_back(color_of(part.name));
+    notes.push_back("(" + format_percent(part.share) + ")");
+    sum_s += part.seconds;
+    share += part.share;
+    table.row({Cell(part.name).colored(color_of(part.name)), Cell(seconds_text(part.seconds), part.seconds),
+               Cell(format_percent(part.share), part.share, part.share), part.description});
+  }
+  table.row({"all", Cell(seconds_text(sum_s), sum_s), Cell(format_percent(share), share), "the wall time of the loop"});
+  const Json values = {{"name", "seconds"}, {"low", low}, {"y", high}, {"colors", colors}, {"notes", notes}};
+  page.chart({.id = "waterfall-chart",
+              .title = "What was added to the ideal",
+              .text = fmt::format("Bars from left to right, each beginning where the one above ends: {} of the time is "
+                                  "computing. The table below has the same numbers.",
+                                  format_percent(waterfall.parts.front().share)),
+              .spec = {{"kind", "bars"},
+                       {"horizontal", true},
+                       {"labels", labels},
+                       {"y", {{"unit", "s"}, {"title", "time in the loop"}}},
+                       {"sets", {values}}},
+              .height = 60 + 26 * static_cast<int>(waterfall.parts.size())});
+  page.table(table);
+}
+
+}  // namespace dtrain::analysis::report

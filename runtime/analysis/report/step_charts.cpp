@@ -1,0 +1,86 @@
+#include "report/step_charts.h"
+
+#include <algorithm>
+#include <map>
+
+#include "report/lines.h"
+
+namespace dtrain::analysis::report {
+namespace {
+
+constexpr std::size_t kBins = 48;
+constexpr double kWidest = 4;  // times from the median to p95: how far beyond p95 a histogram goes
+constexpr double kNano = 1e9;
+
+std::vector<Point> step_points(const Input& input, const RankProfile& rank) {
+  std::vector<Point> points;
+  points.reserve(rank.steps.size() + rank.windows.size());
+  for (const StepLine& step : rank.steps) {
+    points.push_back(point(input.seconds(rank, step.start_ns), static_cast<double>(step.wall_ns) / kNano));
+  }
+  for (const WindowLine& window : rank.windows) {
+    if (window.steps <= 0) continue;
+    const double mean = static_cast<double>(window.wall_ns) / static_cast<double>(window.steps) / kNano;
+    const double middle = (input.seconds(rank, window.start_ns) + input.seconds(rank, window.end_ns)) / 2;
+    points.push_back({middle, mean, mean, static_cast<double>(window.wall_max_ns) / kNano});
+  }
+  return points;
+}
+
+template <typename F>
+void each_duration(const RankProfile& rank, F&& f) {
+  for (const StepLine& step : rank.steps) f(static_cast<double>(step.wall_ns) / kNano, std::int64_t{1});
+  const profile::Sketch& folded = rank.window_sketches.wall;
+  for (const profile::Sketch::Bin& bin : folded.bins()) f(profile::Sketch::value_of(bin.index) / kNano, bin.count);
+}
+
+}  // namespace
+
+Json step_series(const Input& input) {
+  const std::size_t ranks = input.drawn().size();
+  const std::size_t columns = Input::columns(ranks * 4, kMostPoints);
+  Json spec = time_series(input, "duration of a step", "s");
+  std::vector<Point> all;
+  for (const RankProfile* rank : input.drawn()) {
+    std::vector<Point> points = thin(step_points(input, *rank), columns);
+    if (points.empty()) continue;
+    all.insert(all.end(), points.begin(), points.end());
+    Json set = line_set("rank " + std::to_string(rank->rank), points, ranks == 1);
+    set["rank"] = rank->rank;
+    spec["sets"].push_back(std::move(set));
+  }
+  return few_lines(std::move(spec), std::move(all), "ranks");
+}
+
+Json step_histogram(const Input& input) {
+  const StepStatistics& steps = input.analysis.steps;
+  if (steps.count == 0) return nullptr;
+  const double last = std::min(steps.max_s, steps.p95_s + kWidest * (steps.p95_s - steps.median_s)) * 1.0001;
+  const auto empty = [&] { return Histogram(steps.min_s, std::max(last, steps.min_s * 1.01 + 1e-9), kBins); };
+  std::map<std::string, Histogram> hosts;
+  Json spec = {{"kind", "histogram"},
+               {"x0", empty().first()},
+               {"dx", empty().width()},
+               {"x", {{"title", "duration of a step"}, {"unit", "s"}}},
+               {"y", {{"title", "steps"}, {"unit", ""}}},
+               {"sets", Json::array()}};
+  for (const RankProfile& rank : input.run.ranks) {
+    Histogram& host = hosts.try_emplace(rank.host, empty()).first->second;
+    each_duration(rank, [&](double seconds, std::int64_t times) { host.add(seconds, times); });
+  }
+  for (const auto& [name, histogram] : hosts) {
+    spec["sets"].push_back({{"name", name.empty() ? "all ranks" : "host " + name}, {"y", histogram.counts()}});
+  }
+  if (input.run.ranks.size() < 2) return spec;
+  for (const RankProfile* rank : input.drawn()) {
+    Histogram histogram = empty();
+    each_duration(*rank, [&](double seconds, std::int64_t times) { histogram.add(seconds, times); });
+    spec["sets"].push_back({{"name", "rank " + std::to_string(rank->rank)},
+                            {"rank", rank->rank},
+                            {"hidden", true},
+                            {"y", histogram.counts()}});
+  }
+  return spec;
+}
+
+}  // namespace dtrain::analysis::report

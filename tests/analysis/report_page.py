@@ -1,0 +1,244 @@
+"""The report in headless Chromium: what it fetches (nothing), says, draws and does.
+
+    report_page.py DTRAIN_PROGRAM
+"""
+import json
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import unittest
+from pathlib import Path
+
+from playwright.sync_api import sync_playwright
+
+from dumps import write_run
+
+PROGRAM = str(Path(sys.argv.pop(1)).resolve())
+SECTIONS = ("verdict", "job", "waterfall", "timeline", "stragglers", "collectives", "what-if", "system", "framework",
+            "steps", "gpu-utilisation", "balance", "data-loading", "batch-size", "cpu-bottlenecks",
+            "io-bottlenecks", "memory", "completeness")
+CHROMIUM = ("--no-sandbox", "--disable-background-networking", "--host-resolver-rules=MAP * ~NOTFOUND , EXCLUDE 127.0.0.1")
+# Of a canvas, how many different colours it has.
+COLORS = """canvas => {
+  const {data} = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height);
+  return new Set(new Uint32Array(data.buffer)).size;
+}"""
+BRIGHTNESS = """element => {
+  const [r, g, b] = getComputedStyle(element).backgroundColor.match(/\\d+/g).map(Number);
+  return (r + g + b) / 3;
+}"""
+
+
+def report_of(folder, **shape):
+    run = write_run(folder, **shape)
+    done = subprocess.run([PROGRAM, "report", str(run)], capture_output=True, text=True, check=True, timeout=120)
+    file = Path(done.stdout.strip())
+    assert file == run / "report.html", done.stdout
+    return file
+
+
+class Report(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.place = Path(tempfile.mkdtemp(prefix="dtrain-report-"))
+        cls.addClassCleanup(shutil.rmtree, cls.place)
+        cls.two_ranks = report_of(cls.place / "two", name="<b>two</b> & more")
+        cls.with_gpus = report_of(cls.place / "gpus", ranks=8, hosts=2, gpus=2, steps=200)
+        playwright = sync_playwright().start()
+        cls.addClassCleanup(playwright.stop)
+        cls.browser = playwright.chromium.launch(executable_path="/usr/bin/chromium", args=list(CHROMIUM))
+        cls.addClassCleanup(cls.browser.close)
+
+    def open(self, file, **options):
+        """A page that fails the test for anything it complains about or fetches."""
+        context = self.browser.new_context(**options)
+        self.addCleanup(context.close)
+        page = context.new_page()
+        troubles = []
+        page.on("console", lambda message: troubles.append(f"console: {message.text}"))
+        page.on("pageerror", lambda error: troubles.append(f"error: {error}"))
+        page.on("requestfailed", lambda request: troubles.append(f"failed: {request.url}"))
+        page.on("request", lambda request: None if request.url == file.as_uri() else troubles.append(f"fetched: {request.url}"))
+        page.goto(file.as_uri())
+        self.addCleanup(lambda: self.assertEqual(troubles, []))
+        return page
+
+    def figures(self, page):
+        return page.locator("figure.chart")
+
+    def assert_drawn(self, page, least):
+        canvases = page.locator("figure.chart canvas").all()
+        self.assertGreaterEqual(len(canvases), least)
+        for canvas in canvases:
+            colors = canvas.evaluate(COLORS)
+            self.assertGreater(colors, 3, canvas.get_attribute("aria-label"))
+
+    def test_all_sections_and_charts_in_light_and_dark(self):
+        for file, least in ((self.two_ranks, 20), (self.with_gpus, 24)):
+            backgrounds = {}
+            for scheme in ("light", "dark"):
+                page = self.open(file, color_scheme=scheme)
+                self.assertEqual(tuple(page.eval_on_selector_all("main > section", "all => all.map(one => one.id)")), SECTIONS)
+                for section in SECTIONS:
+                    text = page.locator(f"#{section}").inner_text()
+                    self.assertGreater(len(text.splitlines()), 1, section)
+                self.assert_drawn(page, least)
+                backgrounds[scheme] = page.locator("body").evaluate(BRIGHTNESS)
+                self.assertEqual(page.evaluate("document.documentElement.scrollWidth <= innerWidth"), True, "no sideways scrolling")
+            self.assertGreater(backgrounds["light"], 200)
+            self.assertLess(backgrounds["dark"], 60)
+
+    def test_what_a_run_brings_along_is_text(self):
+        page = self.open(self.two_ranks)
+        self.assertEqual(page.locator("h1").inner_text(), "<b>two</b> & more")
+        self.assertEqual(page.locator("h1 b").count(), 0)
+
+    def test_reads_without_a_script(self):
+        page = self.open(self.two_ranks, java_script_enabled=False)
+        self.assertIn("samples/s", page.locator("#verdict").inner_text())
+        self.assertFalse(page.locator("canvas").first.is_visible())
+        self.assertFalse(page.locator("header .controls").is_visible())
+        self.assertGreater(page.locator("#stragglers tbody tr").count(), 1)
+        for figure in self.figures(page).all():
+            self.assertGreater(len(figure.locator("figcaption").inner_text()), 20)
+
+    def test_what_is_not_there_says_so(self):
+        page = self.open(self.two_ranks)
+        self.assertIn("No GPU figures.", page.locator("#gpu-utilisation").inner_text())
+        gpus = self.open(self.with_gpus)
+        self.assertEqual(gpus.locator("#gpu-utilisation .absent").count(), 0)
+        self.assertEqual(gpus.locator("#gpu-series canvas").count(), 1)
+
+    def test_tables_sort(self):
+        page = self.open(self.with_gpus)
+        table = page.locator("#job table")
+        head = table.locator("thead th", has_text="computing")
+        column = head.evaluate("th => th.cellIndex")
+        values = lambda: table.evaluate(f"t => [...t.tBodies[0].rows].map(r => Number(r.cells[{column}].dataset.value))")
+        head.locator("button").click()
+        self.assertEqual(values(), sorted(values(), reverse=True))
+        self.assertEqual(head.get_attribute("aria-sort"), "descending")
+        head.locator("button").press("Enter")
+        self.assertEqual(values(), sorted(values()))
+        self.assertEqual(head.get_attribute("aria-sort"), "ascending")
+        self.assertEqual(table.evaluate("t => t.tBodies[0].rows[7].cells[0].textContent"), "rank 1", "the slow one")
+
+    def test_keys_hide_and_show_sets(self):
+        page = self.open(self.two_ranks)
+        for figure in ("rank-balance", "train-eval", "rank-timeline"):
+            key = page.locator(f"#{figure} .key").first
+            canvas = page.locator(f"#{figure} canvas")
+            before = canvas.evaluate("c => c.toDataURL()")
+            key.click()
+            self.assertEqual(key.get_attribute("aria-pressed"), "false")
+            self.assertNotEqual(canvas.evaluate("c => c.toDataURL()"), before, figure)
+            key.click()
+            self.assertEqual(key.get_attribute("aria-pressed"), "true")
+
+    def test_values_as_a_table(self):
+        page = self.open(self.two_ranks)
+        button = page.locator("#rank-balance button", has_text="Values")
+        button.click()
+        self.assertEqual(page.locator("#rank-balance tbody tr").count(), 2)
+        self.assertRegex(page.locator("#rank-balance tbody td").first.inner_text(), r"^[\d.]+ ms$")
+        button.click()
+        self.assertEqual(page.locator("#rank-balance tbody tr").count(), 0)
+
+    def test_one_rank_is_chosen(self):
+        page = self.open(self.with_gpus)
+        series = page.locator("#step-series")
+        timeline = page.locator("#rank-timeline canvas")
+        before = timeline.evaluate("c => c.toDataURL()")
+        self.assertFalse(series.locator(".key", has_text="rank 3").is_visible())
+        page.locator("#rank").select_option("3")
+        self.assertTrue(series.locator(".key", has_text="rank 3").is_visible())
+        self.assertNotEqual(timeline.evaluate("c => c.toDataURL()"), before)
+        self.assertEqual(page.locator("#job tr.chosen th").inner_text(), "rank 3")
+        page.locator("#rank").select_option("")
+        self.assertFalse(series.locator(".key", has_text="rank 3").is_visible())
+        self.assertEqual(timeline.evaluate("c => c.toDataURL()"), before)
+
+    def test_zoom_by_mouse_and_keyboard(self):
+        page = self.open(self.two_ranks)
+        canvas = page.locator("#step-series canvas")
+        others = page.locator("#cpu-series button", has_text="Show all")
+        self.assertFalse(others.is_visible())
+        canvas.scroll_into_view_if_needed()
+        box = canvas.bounding_box()
+        middle = box["y"] + box["height"] / 2
+        page.mouse.move(box["x"] + box["width"] * 0.4, middle)
+        page.mouse.down()
+        page.mouse.move(box["x"] + box["width"] * 0.6, middle, steps=4)
+        page.mouse.up()
+        self.assertTrue(others.is_visible(), "charts over time follow each other")
+        others.click()
+        self.assertFalse(others.is_visible())
+        canvas.focus()
+        page.keyboard.press("+")
+        self.assertTrue(others.is_visible())
+        page.keyboard.press("0")
+        self.assertFalse(others.is_visible())
+        page.keyboard.press("ArrowRight")
+        self.assertRegex(page.locator(".speech").inner_text(), r"rank 0: [\d.]+ ms")
+        page.locator("#rank-timeline canvas").focus()
+        page.keyboard.press("ArrowRight")
+        self.assertRegex(page.locator(".speech").inner_text(), r"rank 0, .* to ")
+
+    def test_theme_by_hand(self):
+        page = self.open(self.two_ranks, color_scheme="light")
+        canvas = page.locator("#rank-balance canvas")
+        light = canvas.evaluate("c => c.toDataURL()")
+        button = page.locator("#theme")
+        button.click()
+        button.click()
+        self.assertEqual(button.inner_text(), "Theme: dark")
+        self.assertLess(page.locator("body").evaluate(BRIGHTNESS), 60)
+        self.assertNotEqual(canvas.evaluate("c => c.toDataURL()"), light, "charts have the theme's colours")
+        button.click()
+        self.assertEqual(canvas.evaluate("c => c.toDataURL()"), light)
+
+    def test_on_paper_it_is_light(self):
+        page = self.open(self.two_ranks, color_scheme="dark")
+        page.emulate_media(media="print")
+        page.evaluate("dispatchEvent(new Event('beforeprint'))")
+        self.assertGreater(page.locator("body").evaluate(BRIGHTNESS), 200)
+        self.assertFalse(page.locator("nav").is_visible())
+        self.assert_drawn(page, 20)
+        page.evaluate("dispatchEvent(new Event('afterprint'))")
+        page.emulate_media(media="screen")
+        self.assertLess(page.locator("body").evaluate(BRIGHTNESS), 60)
+
+    def test_each_control_has_a_name(self):
+        page = self.open(self.two_ranks)
+        nameless = page.eval_on_selector_all(
+            "button, a, select, canvas", "all => all.filter(e => !(e.textContent.trim() || e.getAttribute('aria-label'))).length")
+        self.assertEqual(nameless, 0)
+        for canvas in page.locator("figure canvas").all():
+            self.assertEqual(canvas.get_attribute("role"), "img")
+            self.assertGreater(len(canvas.get_attribute("aria-label")), 30)
+        levels = page.eval_on_selector_all("h1, h2, h3", "all => all.map(e => Number(e.tagName[1]))")
+        self.assertEqual(levels[0], 1)
+        self.assertTrue(all(b <= a + 1 for a, b in zip(levels, levels[1:])))
+
+    def test_narrow_screens(self):
+        page = self.open(self.two_ranks, viewport={"width": 390, "height": 800})
+        self.assertEqual(page.evaluate("document.documentElement.scrollWidth <= innerWidth"), True)
+
+    def test_the_analysis_is_in_it(self):
+        html = self.with_gpus.read_text()
+        embedded = re.search(r'<script type="application/json" id="analysis">(.*?)</script>', html, re.S).group(1)
+        self.assertEqual(json.loads(embedded)["summary"]["world_size"], 8)
+        self.assertIn("Chart.js v3", html)
+        self.assertIn("Permission is hereby granted", html)
+
+    def test_64_ranks_stay_small(self):
+        file = report_of(self.place / "many", ranks=64, hosts=8, gpus=1, steps=60, validation_ms=0)
+        self.assertLess(file.stat().st_size, 3_000_000)
+        page = self.open(file)
+        self.assert_drawn(page, 20)
+
+
+if __name__ == "__main__":
+    unittest.main(argv=[sys.argv[0], *sys.argv[1:]], verbosity=2)
