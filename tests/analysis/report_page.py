@@ -17,7 +17,7 @@ from dumps import write_run
 
 PROGRAM = str(Path(sys.argv.pop(1)).resolve())
 SECTIONS = ("verdict", "job", "waterfall", "timeline", "stragglers", "collectives", "what-if", "system", "framework",
-            "steps", "gpu-utilisation", "balance", "data-loading", "batch-size", "cpu-bottlenecks",
+            "rules", "steps", "gpu-utilisation", "balance", "data-loading", "batch-size", "cpu-bottlenecks",
             "io-bottlenecks", "memory", "completeness")
 CHROMIUM = ("--no-sandbox", "--disable-background-networking", "--host-resolver-rules=MAP * ~NOTFOUND , EXCLUDE 127.0.0.1")
 # Of a canvas, how many different colours it has.
@@ -110,6 +110,17 @@ class Report(unittest.TestCase):
         gpus = self.open(self.with_gpus)
         self.assertEqual(gpus.locator("#gpu-utilisation .absent").count(), 0)
         self.assertEqual(gpus.locator("#gpu-series canvas").count(), 1)
+
+    def test_rules_with_what_they_counted(self):
+        page = self.open(self.two_ranks)
+        rows = {row.locator("th").inner_text(): row.inner_text() for row in page.locator("#rules tbody tr").all()}
+        for name in ("StepOutlier", "Dataloader", "LowGPUUtilization", "LoadBalancing", "IOBottleneck", "CPUBottleneck", "BatchSize",
+                     "GPUMemoryIncrease", "MaxInitializationTime"):
+            self.assertIn(name, rows)
+        self.assertIn("not applicable", rows["LowGPUUtilization"])
+        self.assertIn("ignored by n outliers", rows["StepOutlier"])
+        self.assertIn("The rule StepOutlier:", page.locator("#steps").inner_text())
+        self.assertIn("does not apply", page.locator("#gpu-utilisation").inner_text())
 
     def test_tables_sort(self):
         page = self.open(self.with_gpus)

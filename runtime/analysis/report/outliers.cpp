@@ -1,13 +1,22 @@
 #include "report/outliers.h"
 
 #include <algorithm>
-#include <cstdlib>
 #include <map>
+
+#include "json_fields.h"
+#include "report/rule_text.h"
 
 namespace dtrain::analysis::report {
 namespace {
 
 using Groups = std::vector<double>;  // seconds, by phase group
+
+constexpr double kSigmas = 3;
+constexpr auto kValidation = static_cast<std::size_t>(profile::Phase::kValidation);
+
+bool is_validation(const PhaseGroup& group) {
+  return group.phases.front() == profile::Phase::kValidation;
+}
 
 Groups groups_of(const StepLine& step) {
   Groups result;
@@ -46,13 +55,32 @@ void explain(const Input& input, const Groups& normal, Outlier& outlier) {
   const Groups groups = groups_of(*outlier.step);
   for (std::size_t i = 0; i < groups.size(); ++i) {
     const double excess = groups[i] - normal[i];
-    if (excess <= outlier.group_excess_s) continue;
+    if (excess <= outlier.group_excess_s || is_validation(phase_groups()[i])) continue;
     outlier.group_excess_s = excess;
     outlier.group = phase_groups()[i].name;
-    outlier.eval = std::string(phase_groups()[i].color) == "validation";
   }
   const std::int64_t middle_ns = outlier.step->start_ns + outlier.step->wall_ns / 2;
   outlier.system = sample_near(input.run.agent_of(*outlier.rank), middle_ns);
+}
+
+struct Usual {
+  double median_s = 0, threshold_s = 0;
+};
+
+// Of each rank's training steps, by the rule; the report's own statistics where it has not judged.
+std::map<int, Usual> usual_steps(const Input& input, OutlierReport& report) {
+  std::map<int, Usual> result;
+  for (const auto& [rank, s] : input.analysis.rank_steps) {
+    result[rank] = {s.median_s, s.mean_s + kSigmas * s.stddev_s};
+  }
+  const RuleResult* rule = find_rule(input, "StepOutlier");
+  if (!rule || !rule->details.contains("series")) return result;
+  for (const Json& one : rule->details["series"]) {
+    const bool eval = text(one, "mode") == "EVAL";
+    (eval ? report.eval : report.train) += integer(one, "outliers");
+    if (!eval) result[static_cast<int>(integer(one, "rank"))] = {number(one, "median_s"), number(one, "threshold_s")};
+  }
+  return result;
 }
 
 struct Means {
@@ -74,38 +102,36 @@ struct Means {
 
 OutlierReport find_outliers(const Input& input) {
   OutlierReport report;
+  const std::map<int, Usual> usual = usual_steps(input, report);
   std::map<std::int64_t, Outlier> batches;
   Means normal, slow;
   for (const RankProfile& rank : input.run.ranks) {
-    const auto known = input.analysis.rank_steps.find(rank.rank);
-    if (known == input.analysis.rank_steps.end()) continue;
-    const StepStatistics& usual = known->second;
-    const double limit_s = usual.mean_s + report.limit_sigmas * usual.stddev_s;
+    const auto known = usual.find(rank.rank);
+    if (known == usual.end()) continue;
     for (const StepLine& step : rank.steps) {
-      const double seconds = static_cast<double>(step.wall_ns) / 1e9;
-      const bool is_slow = seconds > limit_s;
+      const double seconds = static_cast<double>(step.wall_ns - step.phases[kValidation]) / 1e9;
+      const bool is_slow = seconds > known->second.threshold_s;
       (is_slow ? slow : normal).add(step);
       if (!is_slow) continue;
       Outlier& outlier = batches[step.batch];
-      if (outlier.step && outlier.step->wall_ns >= step.wall_ns) continue;
+      if (outlier.step && outlier.seconds >= seconds) continue;
       outlier.rank = &rank;
       outlier.step = &step;
-      outlier.excess_s = seconds - usual.median_s;
+      outlier.seconds = seconds;
+      outlier.excess_s = seconds - known->second.median_s;
     }
   }
   report.normal_s = normal.means();
   report.outlier_s = slow.means();
   std::map<const RankProfile*, Groups> medians;
   for (auto& [batch, outlier] : batches) {
-    const auto [usual, added] = medians.try_emplace(outlier.rank);
-    if (added) usual->second = medians_of(*outlier.rank);
-    explain(input, usual->second, outlier);
+    const auto [typical, added] = medians.try_emplace(outlier.rank);
+    if (added) typical->second = medians_of(*outlier.rank);
+    explain(input, typical->second, outlier);
     report.seconds += outlier.excess_s;
-    report.eval_share += outlier.eval ? 1 : 0;
     report.longest.push_back(outlier);
   }
-  report.count = static_cast<std::int64_t>(batches.size());
-  if (report.count > 0) report.eval_share /= static_cast<double>(report.count);
+  report.batches = static_cast<std::int64_t>(batches.size());
   std::stable_sort(report.longest.begin(), report.longest.end(),
                    [](const Outlier& a, const Outlier& b) { return a.excess_s > b.excess_s; });
   if (report.longest.size() > kMostOutliers) report.longest.resize(kMostOutliers);

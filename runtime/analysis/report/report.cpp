@@ -42,8 +42,8 @@ std::string render_report(const RunProfile& run, const Analysis& analysis) {
   for (const auto write :
        {report::write_verdict, report::write_job, report::write_waterfall, report::write_timeline,
         report::write_stragglers, report::write_collectives, report::write_what_if, report::write_system,
-        report::write_framework, report::write_steps, report::write_gpu_utilisation, report::write_balance,
-        report::write_data_loading, report::write_batch_size, report::write_cpu_bottlenecks,
+        report::write_framework, report::write_rules, report::write_steps, report::write_gpu_utilisation,
+        report::write_balance, report::write_data_loading, report::write_batch_size, report::write_cpu_bottlenecks,
         report::write_io_bottlenecks, report::write_memory, report::write_completeness}) {
     write(page, input);
   }

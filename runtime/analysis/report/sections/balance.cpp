@@ -4,6 +4,7 @@
 #include <spdlog/fmt/fmt.h>
 
 #include "numbers.h"
+#include "report/rule_text.h"
 #include "report/sections.h"
 #include "report/system_charts.h"
 
@@ -34,6 +35,7 @@ Json rank_bars(const Input& input) {
 
 void write_balance(Page& page, const Input& input) {
   page.begin_section("balance", "Workload balancing");
+  write_rule(page, input, "LoadBalancing");
   const std::vector<RankSummary>& ranks = input.analysis.summary.ranks;
   if (ranks.size() > 1 && input.analysis.summary.steps > 0) {
     const auto per_step = [](const RankSummary& rank) {

@@ -7,6 +7,7 @@
 #include "dtrain/base/text.h"
 #include "json_fields.h"
 #include "numbers.h"
+#include "report/rule_text.h"
 #include "report/sections.h"
 
 namespace dtrain::analysis::report {
@@ -29,6 +30,7 @@ std::string split_text(const Json& plan) {
 
 void write_batch_size(Page& page, const Input& input) {
   page.begin_section("batch-size", "Batch size");
+  write_rule(page, input, "BatchSize");
   const RunSummary& s = input.analysis.summary;
   if (!s.global_batch_size && s.steps == 0) {
     page.absent("Nothing about the batch size.", "No step was recorded, and plan.json does not tell.", "");

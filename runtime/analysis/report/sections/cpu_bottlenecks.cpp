@@ -5,6 +5,7 @@
 #include <spdlog/fmt/fmt.h>
 
 #include "report/lines.h"
+#include "report/rule_text.h"
 #include "report/sections.h"
 
 namespace dtrain::analysis::report {
@@ -74,6 +75,9 @@ Json process_series(const Input& input, double ProcessLine::*value, const std::s
 
 void write_cpu_bottlenecks(Page& page, const Input& input) {
   page.begin_section("cpu-bottlenecks", "CPU bottlenecks");
+  write_rule(page, input, "CPUBottleneck");
+  write_rule(page, input, "CPUOversubscription");
+  write_rule(page, input, "IdleCores");
   Json cores = core_bars(input.run);
   if (cores.is_null()) {
     page.absent("No processor figures.", "No agent took a sample.", "A run of a second or more has some.");

@@ -5,6 +5,7 @@
 
 #include "numbers.h"
 #include "report/lines.h"
+#include "report/rule_text.h"
 #include "report/sections.h"
 
 namespace dtrain::analysis::report {
@@ -119,6 +120,9 @@ void write_table(Page& page, const RunProfile& run, const RunSummary& summary) {
 
 void write_data_loading(Page& page, const Input& input) {
   page.begin_section("data-loading", "Data loading");
+  write_rule(page, input, "Dataloader");
+  write_rule(page, input, "LoaderRate");
+  write_rule(page, input, "PinnedMemory");
   const Values values = waits_for_batches(input.run);
   if (values.count == 0) {
     page.absent("Nothing about data loading.", "No step was recorded.", "");

@@ -1,4 +1,5 @@
 // How busy the GPUs were.
+#include "report/rule_text.h"
 #include "report/sections.h"
 #include "report/system_charts.h"
 
@@ -6,6 +7,7 @@ namespace dtrain::analysis::report {
 
 void write_gpu_utilisation(Page& page, const Input& input) {
   page.begin_section("gpu-utilisation", "GPU utilisation");
+  write_rule(page, input, "LowGPUUtilization");
   Json spec = gpu_series(input, "gpu_util", "utilisation", "percent");
   if (spec.is_null()) {
     page.absent(

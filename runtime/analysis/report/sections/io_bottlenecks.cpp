@@ -1,4 +1,5 @@
 // Whether disks were what held the run up.
+#include "report/rule_text.h"
 #include "report/sections.h"
 #include "report/system_charts.h"
 
@@ -6,6 +7,8 @@ namespace dtrain::analysis::report {
 
 void write_io_bottlenecks(Page& page, const Input& input) {
   page.begin_section("io-bottlenecks", "I/O bottlenecks");
+  write_rule(page, input, "IOBottleneck");
+  write_rule(page, input, "DiskRate");
   Json wait = host_series(input, {{"io_wait", "waiting for a disk"}}, "of all cores", "percent");
   if (wait.is_null()) {
     page.absent("No figures about disks.", "No agent took a sample.", "A run of a second or more has some.");

@@ -7,6 +7,7 @@
 #include "dtrain/base/text.h"
 #include "json_fields.h"
 #include "numbers.h"
+#include "report/rule_text.h"
 #include "report/sections.h"
 
 namespace dtrain::analysis::report {
@@ -135,6 +136,7 @@ void write_job(Page& page, const Input& input) {
   page.begin_section("job", "Job summary");
   write_facts(page, input);
   write_parts(page, input);
+  write_rule(page, input, "MaxInitializationTime");
   write_ranks(page, input);
 }
 

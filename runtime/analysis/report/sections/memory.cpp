@@ -1,6 +1,7 @@
 // Memory: of GPUs, and of the ranks' processes.
 #include <spdlog/fmt/fmt.h>
 
+#include "report/rule_text.h"
 #include "report/sections.h"
 #include "report/system_charts.h"
 
@@ -9,6 +10,7 @@ namespace dtrain::analysis::report {
 void write_memory(Page& page, const Input& input) {
   page.begin_section("memory", "Memory");
   page.heading("GPU memory");
+  write_rule(page, input, "GPUMemoryIncrease");
   if (Json spec = gpu_series(input, "gpu_free_memory", "memory taken", "percent", true); !spec.is_null()) {
     page.chart({.id = "gpu-memory",
                 .title = "Memory taken on each GPU",
@@ -18,6 +20,7 @@ void write_memory(Page& page, const Input& input) {
     page.absent("No GPU memory.", "No agent saw a GPU.", "");
   }
   page.heading("Memory of the ranks");
+  write_rule(page, input, "HostMemoryFull");
   Json ranks = rank_memory_series(input);
   if (ranks.is_null()) {
     page.absent("No memory of ranks.", "No sample was taken while a rank ran.", "A run of a second or more has some.");

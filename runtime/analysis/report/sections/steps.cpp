@@ -3,6 +3,7 @@
 
 #include "numbers.h"
 #include "report/outliers.h"
+#include "report/rule_text.h"
 #include "report/sections.h"
 #include "report/step_charts.h"
 
@@ -67,17 +68,17 @@ void write_correlation(Page& page, const OutlierReport& outliers) {
                        {"sets",
                         {{{"name", "normal steps"}, {"color", "compute"}, {"y", rounded(outliers.normal_s)}},
                          {{"name", "outliers"}, {"color", "wait"}, {"y", rounded(outliers.outlier_s)}}}}}});
-  page.chart({.id = "outlier-modes",
-              .title = "TRAIN or EVAL",
-              .text = fmt::format("{} of the outliers are long because of validation, the others in training.",
-                                  format_percent(outliers.eval_share)),
-              .spec = {{"kind", "shares"},
-                       {"labels", {"TRAIN", "EVAL"}},
-                       {"y", {{"unit", "share"}}},
-                       {"sets",
-                        {{{"name", "outliers"},
-                          {"y", {rounded(1 - outliers.eval_share), rounded(outliers.eval_share)}},
-                          {"colors", {"compute", "validation"}}}}}}});
+  page.chart(
+      {.id = "outlier-modes",
+       .title = "TRAIN or EVAL",
+       .text = fmt::format("Over all ranks {} outliers among training steps and {} among validations.",
+                           count_text(outliers.train), count_text(outliers.eval)),
+       .spec = {
+           {"kind", "shares"},
+           {"labels", {"TRAIN", "EVAL"}},
+           {"y", {{"unit", ""}}},
+           {"sets",
+            {{{"name", "outliers"}, {"y", {outliers.train, outliers.eval}}, {"colors", {"compute", "validation"}}}}}}});
   page.end_columns();
   Table table(fmt::format("The {} longest outliers, and what happened then", outliers.longest.size()),
               {{"batch"},
@@ -90,10 +91,9 @@ void write_correlation(Page& page, const OutlierReport& outliers) {
                {"disk read MiB/s", true},
                {"network in MiB/s", true}});
   for (const Outlier& one : outliers.longest) {
-    const double seconds = static_cast<double>(one.step->wall_ns) / 1e9;
     table.row(
         {Cell(count_text(one.step->batch), static_cast<double>(one.step->batch)),
-         Cell(std::to_string(one.rank->rank), one.rank->rank), seconds_cell(seconds), seconds_cell(one.excess_s),
+         Cell(std::to_string(one.rank->rank), one.rank->rank), seconds_cell(one.seconds), seconds_cell(one.excess_s),
          one.group.empty() ? std::string("-") : fmt::format("{} (+{})", one.group, seconds_text(one.group_excess_s)),
          metric(one.system, "cpu_util_simple", as_is, "%"), metric(one.system, "io_wait", as_is, "%"),
          metric(one.system, "disk_throughput_read", in_mebibytes, ""),
@@ -122,15 +122,13 @@ void write_steps(Page& page, const Input& input) {
               .spec = step_histogram(input)});
   page.heading("Outliers");
   const OutlierReport outliers = find_outliers(input);
-  if (outliers.count == 0) {
-    page.paragraph(
-        fmt::format("No step took longer than the mean by more than {} standard deviations.", outliers.limit_sigmas));
+  write_rule(page, input, "StepOutlier");
+  if (outliers.batches == 0) {
+    page.paragraph("No training step was an outlier.");
     return;
   }
-  page.paragraph(fmt::format(
-      "{} steps took longer than the mean by more than {} standard deviations ({}); together {} more than "
-      "as many steps of median length.",
-      count_text(outliers.count), outliers.limit_sigmas, seconds_text(steps.stddev_s), seconds_text(outliers.seconds)));
+  page.paragraph(fmt::format("{} batches have outliers; together they took {} more than as many of median length.",
+                             count_text(outliers.batches), seconds_text(outliers.seconds)));
   write_correlation(page, outliers);
 }
 
