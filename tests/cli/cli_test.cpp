@@ -246,5 +246,19 @@ TEST(Analyze, OfARealRunSumsToItsWholeLoop) {
   EXPECT_THAT(dtrain(run, {"what-if", "./run"}).out, HasSubstr("as measured"));
 }
 
+TEST(Report, IsWrittenAgainWhereOneWants) {
+  TestRun run({.batches = 5});
+  ASSERT_EQ(dtrain(run, {"launch", run.experiment()}).code, 0);
+  const fs::path first = run.folder() / "runs" / "0001-test" / "report.html";
+  EXPECT_TRUE(fs::exists(first));
+  const Result again = dtrain(run, {"report", "1", "-o", "mine.html"});
+  EXPECT_EQ(again.code, 0) << again.err;
+  EXPECT_EQ(again.out, "mine.html\n");
+  EXPECT_GT(fs::file_size(run.folder() / "mine.html"), 200'000u);
+  const Result nowhere = dtrain(run, {"report", "1", "-o", "no/such/folder/r.html"});
+  EXPECT_EQ(nowhere.code, 1);
+  EXPECT_THAT(nowhere.err, HasSubstr("no/such/folder"));
+}
+
 }  // namespace
 }  // namespace dtrain::run

@@ -46,7 +46,9 @@ TEST(Launch, TwoRanksTrainAndTheSummarySaysWhereTheTimeWent) {
   EXPECT_THAT(launch.out(), HasSubstr("batch       8 = 2 x 4"));
   EXPECT_THAT(launch.out(), HasSubstr("[rank=1] batch 20\n"));
   EXPECT_THAT(launch.out(), HasSubstr("batch 20/20 (100%), loss 0.0500"));
-  EXPECT_THAT(launch.out(), HasSubstr("written to " + run.run_dir().string()));
+  EXPECT_THAT(launch.out(), HasSubstr("report      " + (run.run_dir() / "report.html").string() + "\nwritten to " +
+                                      run.run_dir().string()));
+  EXPECT_THAT(slurp(run.run_dir() / "report.html"), HasSubstr("id=\"waterfall\""));
   EXPECT_EQ(of_event(run.events(), "run_ended").at(0).at("exit_code"), 0);
 }
 
@@ -131,7 +133,9 @@ TEST(Started, AloneIsOneRank) {
   EXPECT_EQ(rank.wait().describe(), "exit status 0") << rank.err();
   expect_complete_run(run, 1, 20);
   EXPECT_THAT(rank.out(), HasSubstr("batch 20\n"));
-  EXPECT_THAT(rank.out(), HasSubstr("written to " + run.run_dir().string()));
+  EXPECT_THAT(rank.out(), HasSubstr("report      " + (run.run_dir() / "report.html").string() + "\nwritten to " +
+                                    run.run_dir().string()));
+  EXPECT_TRUE(fs::exists(run.run_dir() / "report.html"));
   EXPECT_THAT(read_json(run.run_dir() / "plan.json").at("warnings").dump(), HasSubstr("slots_per_trial (2)"));
 }
 
