@@ -48,6 +48,7 @@ Json to_json(const Analysis& analysis) {
   json["stragglers"] = to_json(analysis.stragglers);
   json["what_if"] = to_json(analysis.what_if);
   json["rules"] = to_json(analysis.rules);
+  json["operators"] = to_json(analysis.operators);
   return json;
 }
 

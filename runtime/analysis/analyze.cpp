@@ -18,6 +18,7 @@ Analysis analyze(const RunProfile& profile, const AnalyzeOptions& options) {
   analysis.waterfall = make_waterfall(profile, evidence.waits);
   analysis.stragglers = find_stragglers(evidence);
   analysis.what_if = predict(evidence);
+  analysis.operators = operators_of_run(profile.folder);
   analysis.rules = run_rules(profile, options.rules.value_or(rules_of(profile)));
   analysis.findings = make_findings(evidence, analysis);
   analysis.summary.look_at = look_at(analysis);

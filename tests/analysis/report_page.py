@@ -17,7 +17,7 @@ from dumps import write_run
 
 PROGRAM = str(Path(sys.argv.pop(1)).resolve())
 SECTIONS = ("verdict", "job", "waterfall", "timeline", "stragglers", "collectives", "what-if", "system", "framework",
-            "rules", "steps", "gpu-utilisation", "balance", "data-loading", "batch-size", "cpu-bottlenecks",
+            "operators", "rules", "steps", "gpu-utilisation", "balance", "data-loading", "batch-size", "cpu-bottlenecks",
             "io-bottlenecks", "memory", "completeness")
 CHROMIUM = ("--no-sandbox", "--disable-background-networking", "--host-resolver-rules=MAP * ~NOTFOUND , EXCLUDE 127.0.0.1")
 # Of a canvas, how many different colours it has.
@@ -107,6 +107,8 @@ class Report(unittest.TestCase):
     def test_what_is_not_there_says_so(self):
         page = self.open(self.two_ranks)
         self.assertIn("No GPU figures.", page.locator("#gpu-utilisation").inner_text())
+        self.assertIn("No operators.", page.locator("#operators").inner_text())
+        self.assertIn("dtrain trace", page.locator("#operators").inner_text())
         gpus = self.open(self.with_gpus)
         self.assertEqual(gpus.locator("#gpu-utilisation .absent").count(), 0)
         self.assertEqual(gpus.locator("#gpu-series canvas").count(), 1)

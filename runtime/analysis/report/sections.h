@@ -16,6 +16,7 @@ void write_collectives(Page& page, const Input& input);  // what the exchange to
 void write_what_if(Page& page, const Input& input);      // what a change would bring
 void write_system(Page& page, const Input& input);       // usage a host
 void write_framework(Page& page, const Input& input);    // TRAIN, EVAL and others; phases
+void write_operators(Page& page, const Input& input);    // by self time
 void write_rules(Page& page, const Input& input);        // all rules in one table
 void write_steps(Page& page, const Input& input);        // durations and outliers
 void write_gpu_utilisation(Page& page, const Input& input);

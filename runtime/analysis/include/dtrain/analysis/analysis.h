@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "dtrain/analysis/findings.h"
+#include "dtrain/analysis/operators.h"
 #include "dtrain/analysis/rules.h"
 #include "dtrain/analysis/run_profile.h"
 #include "dtrain/analysis/step_statistics.h"
@@ -31,7 +32,7 @@ struct Analysis {
   WhatIf what_if;
   std::vector<Finding> findings;  // most expensive first
   std::vector<RuleResult> rules;  // all, also those that do not apply
-  // Here join: operators by self time (from traces).
+  Operators operators;            // by self time, from the traces of the run; without rows where there are none
 };
 
 Analysis analyze(const RunProfile& profile, const AnalyzeOptions& options = {});
