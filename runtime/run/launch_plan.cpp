@@ -13,7 +13,6 @@
 #include "launch_placement.h"
 #include "libtorch.h"
 #include "model_file.h"
-#include "not_built.h"
 
 namespace dtrain::run {
 namespace {
@@ -99,7 +98,6 @@ LaunchPlan make_launch_plan(const LaunchRequest& request, const Variables& varia
   LaunchPlan plan;
   plan.experiment = config::read_experiment(request.experiment_file, request.overrides);
   check_model_file(plan.experiment);
-  refuse_what_is_not_built(plan.experiment);
   plan.overrides = request.overrides;
   plan.host = host::host_identity().name;
   plan.split = scheduler::split_batch(plan.experiment.global_batch_size, plan.experiment.resources.slots_per_trial);

@@ -7,7 +7,6 @@
 #include "dtrain/run/log_tail.h"
 #include "dtrain/run/version.h"
 #include "model_file.h"
-#include "not_built.h"
 #include "orted.h"
 #include "plan_file.h"
 #include "process_id.h"
@@ -82,7 +81,6 @@ void RankSession::Impl::read_experiment() {
     experiment = config::read_experiment(options.experiment_file, options.overrides);
     check_kind(experiment, options.for_model);
     check_model_file(experiment);
-    refuse_what_is_not_built(experiment);
     split = scheduler::split_batch(experiment.global_batch_size, environment.world.size);
     if (!launched()) set_process_variables(experiment.environment_variables);  // else that is done
   } catch (const ConfigError&) {

@@ -52,11 +52,12 @@ TEST(Launch, TwoRanksTrainAndTheSummarySaysWhereTheTimeWent) {
   EXPECT_EQ(of_event(run.events(), "run_ended").at(0).at("exit_code"), 0);
 }
 
-TEST(Launch, RulesThatNobodyAppliesYetAreRefused) {
+TEST(Launch, TheRulesOfTheExperimentAreInThePlan) {
   TestRun run({.slots = 1});
   Command launch = run.launch({"--set", "profiling.rules.StepOutlier.stddev=4"});
-  EXPECT_EQ(launch.wait().describe(), "exit status 2") << launch.out();
-  EXPECT_THAT(launch.err(), HasSubstr("profiling.rules: no rule judges a run in this version yet"));
+  EXPECT_EQ(launch.wait().describe(), "exit status 0") << launch.err();
+  const Json plan = read_json(run.run_dir() / "plan.json");
+  EXPECT_EQ(plan.at("experiment").at("profiling").at("rules").at("StepOutlier").at("stddev"), 4);
 }
 
 TEST(Launch, OneRankHasNoPrefix) {
