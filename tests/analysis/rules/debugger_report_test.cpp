@@ -72,7 +72,7 @@ void DebuggerReport::write_dumps(RunFolder& folder) {
   std::string rank =
       R"({"record":"header","schema":1,"kind":"rank","rank":0,"world_size":1,"host":"algo-1","agent":"algo-1",)"
       R"("start_ns":0,"cpus":[0,1,2,3,4,5,6,7]})"
-      "\n" +
+      "\n"
       R"({"record":"part","part":"initialization","batch":0,"start_ns":0,"end_ns":30000000000})"
       "\n";
   const std::vector<double> sorted = durations_in_order();
