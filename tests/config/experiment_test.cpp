@@ -205,7 +205,7 @@ TEST(Experiment, JsonShowsWhatIsInEffectUnderTheKeysOfTheFile) {
           R"("average_training_metrics":true,"tensor_fusion_threshold":64,"tensor_fusion_cycle_time":1,)"
           R"("auto_tune_tensor_fusion":false,"grad_updates_size_file":null,"gradient_compression":false,)"
           R"("sharded_optimizer":"auto","local_sgd":null},"profiling":{"enabled":false,"begin_on_batch":0,)"
-          R"("end_after_batch":null,"sync_timings":true,"trace":null,"rules":)") +
+          R"("end_after_batch":null,"sync_timings":true,"trace":null,"prometheus":null,"rules":)") +
           to_line(to_json(ProfilingRules{})) +
           R"(},"searcher":{"metric":"","smaller_is_better":true,"max_length":{"epochs":2}},)"
           R"("min_validation_period":{"batches":0},"perform_initial_validation":false,"max_restarts":0,)"
