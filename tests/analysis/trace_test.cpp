@@ -155,7 +155,8 @@ TEST(HtaFiles, PhasesAndCollectivesStandInForKernelsWhereThereAreNone) {
   const std::string text = profile::read_gzip(files.files[1]);
   EXPECT_THAT(text, HasSubstr("\"rank\": 1,")) << "as its reader looks for it";
   std::map<std::string, Json> kernels;
-  for (const Json& event : Json::parse(text)["traceEvents"]) {
+  const Json file = Json::parse(text);
+  for (const Json& event : file["traceEvents"]) {
     if (event.value("cat", "") == "kernel") kernels[event["name"].get<std::string>()] = event;
   }
   ASSERT_EQ(kernels.size(), 2u);
@@ -172,7 +173,8 @@ TEST(HtaFiles, KernelsThatRanArePassedOnAlone) {
   write_trace(folder, 0, 0, log, {op("gemm", 20, 50, "kernel")});
   const HtaFiles files = write_hta_files(profile_of(folder), folder.path() / "hta");
   int kernels = 0;
-  for (const Json& event : Json::parse(profile::read_gzip(files.files.at(0)))["traceEvents"]) {
+  const Json file = Json::parse(profile::read_gzip(files.files.at(0)));
+  for (const Json& event : file["traceEvents"]) {
     kernels += event.value("cat", "") == "kernel" ? 1 : 0;
   }
   EXPECT_EQ(kernels, 1);

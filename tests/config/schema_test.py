@@ -103,6 +103,7 @@ BASES = {
         "powersgd": optimizing(gradient_compression={"kind": "powersgd"}),
         "topk": optimizing(gradient_compression={"kind": "topk"}),
         "traced": PROGRAM | {"profiling": {"trace": {"begin_on_batch": 1, "end_after_batch": 1000000000000000}}},
+        "prometheus": PROGRAM | {"profiling": {"prometheus": {"port": 9400}}},
         "profiled": PROGRAM | {"profiling": {"enabled": True}},
         "local": optimizing(local_sgd={"inner_steps": 2, "compression": {"kind": "powersgd"}}),
         "local topk": optimizing(local_sgd={"inner_steps": 2, "compression": {"kind": "topk"}}),
