@@ -79,6 +79,7 @@ const AgentProfile* RunProfile::agent_of(const RankProfile& rank) const {
 std::int64_t RunProfile::to_common_ns(int rank, std::int64_t monotonic_ns) const {
   const RankProfile* const found = find_rank(rank);
   if (found == nullptr || found->clocks.empty()) return monotonic_ns;
+  if (found->agent == ranks.front().agent) return monotonic_ns;  // one clock: measuring it adds the measurement's error
   const auto& clocks = found->clocks;
   const auto after =
       std::find_if(clocks.begin(), clocks.end(), [&](const ClockLine& clock) { return clock.time_ns > monotonic_ns; });
