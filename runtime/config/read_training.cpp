@@ -72,9 +72,9 @@ void read_prometheus(Section section, Prometheus& prometheus) {
   prometheus.address = section.text("address", prometheus.address);
   in_addr parsed{};
   if (inet_pton(AF_INET, prometheus.address.c_str(), &parsed) != 1) {
-    section.report(*section.find("address"), "address",
-                   "must be an IPv4 address of the host (127.0.0.1; 0.0.0.0 for all it has), not '" +
-                       prometheus.address + "'");
+    section.report(
+        *section.find("address"), "address",
+        "must be an IPv4 address of the host (127.0.0.1; 0.0.0.0 for all it has), not '" + prometheus.address + "'");
   }
   section.finish();
 }

@@ -165,7 +165,8 @@ void RankSession::Impl::start_recording() {
     for (int rank = 0; rank < world.size; ++rank) {
       if (hosts[static_cast<std::size_t>(rank)].key == host_key) agent_options.local_ranks.push_back(rank);
     }
-    if (const auto& wanted = experiment.profiling.prometheus) agent_options.prometheus = {wanted->address, wanted->port};
+    if (const auto& wanted = experiment.profiling.prometheus)
+      agent_options.prometheus = {wanted->address, wanted->port};
     profile::AgentProcess agent = profile::start_agent(agent_options);
     socket = agent.socket;
     events->write("agent_started", {{"agent", agent_options.agent_id}, {"pid", agent.process.pid()}});

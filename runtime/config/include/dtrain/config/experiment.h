@@ -75,7 +75,7 @@ struct Profiling {
   bool enabled = false;
   std::int64_t begin_on_batch = 0;  // of `enabled`
   std::optional<std::int64_t> end_after_batch;
-  std::optional<BatchRange> trace;  // instead of those two
+  std::optional<BatchRange> trace;       // instead of those two
   std::optional<Prometheus> prometheus;  // none: nobody listens
   // The batches of which every operator is recorded.
   std::optional<BatchRange> traced() const;
