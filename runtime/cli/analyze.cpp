@@ -1,4 +1,3 @@
-#include <cstdio>
 #include <memory>
 #include <string>
 #include <vector>
@@ -9,6 +8,7 @@
 #include "dtrain/analysis/analysis_text.h"
 #include "dtrain/run/run_folder.h"
 #include "dtrain/run/summary_text.h"
+#include "run_command.h"
 
 namespace dtrain::cli {
 namespace {
@@ -25,8 +25,8 @@ void add_analyze(CLI::App& app, int* exit_code) {
   auto arguments = std::make_shared<Arguments>();
   CLI::App* command =
       app.add_subcommand("analyze", "Say what to change in a run, what each change is worth, and what that rests on");
-  command->add_option("RUN", arguments->run, "The run: a path, or a number or name under ./runs")->required();
-  command->add_flag("--json", arguments->json, "As JSON");
+  add_run(*command, arguments->run);
+  add_json(*command, arguments->json);
   command
       ->add_option("--rule", arguments->rules,
                    "A rule's parameter for this analysis: --rule StepOutlier.stddev=4 (docs/rules.md; repeatable)")
@@ -44,9 +44,9 @@ void add_analyze(CLI::App& app, int* exit_code) {
       options.rules = config::override_rules(analysis::rules_of(profile), arguments->rules);
     }
     const analysis::Analysis analysis = analysis::analyze(profile, options);
-    const std::string text = arguments->json ? to_line(analysis::to_json(analysis)) + "\n"
-                                             : analysis::render_analysis(analysis, run::text_options(STDOUT_FILENO));
-    std::fputs(text.c_str(), stdout);
+    print_answer(
+        arguments->json, [&] { return analysis::to_json(analysis); },
+        [&] { return analysis::render_analysis(analysis, run::text_options(STDOUT_FILENO)); });
     *exit_code = 0;
   });
 }

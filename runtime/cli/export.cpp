@@ -6,6 +6,7 @@
 #include "commands.h"
 #include "dtrain/analysis/export.h"
 #include "dtrain/run/run_folder.h"
+#include "run_command.h"
 
 namespace dtrain::cli {
 namespace {
@@ -19,7 +20,7 @@ struct Arguments {
 void add_export(CLI::App& app, int* exit_code) {
   auto arguments = std::make_shared<Arguments>();
   CLI::App* command = app.add_subcommand("export", "Write what a run recorded for other programs");
-  command->add_option("RUN", arguments->run, "The run: a path, or a number or name under ./runs")->required();
+  add_run(*command, arguments->run);
   command->add_option("--format", arguments->format, "What to write")
       ->required()
       ->check(CLI::IsMember({"sqlite", "csv", "tensorboard"}));

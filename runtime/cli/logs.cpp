@@ -10,6 +10,7 @@
 #include "dtrain/run/log_tail.h"
 #include "dtrain/run/run_folder.h"
 #include "dtrain/run/run_state.h"
+#include "run_command.h"
 
 namespace dtrain::cli {
 namespace {
@@ -77,7 +78,7 @@ void show(const Arguments& arguments) {
 void add_logs(CLI::App& app, int* exit_code) {
   auto arguments = std::make_shared<Arguments>();
   CLI::App* command = app.add_subcommand("logs", "Show what the ranks of a run printed");
-  command->add_option("RUN", arguments->run, "The run: a path, or a number or name under ./runs")->required();
+  add_run(*command, arguments->run);
   command->add_option("--rank", arguments->rank, "Only this rank, without the [rank=N] prefix")
       ->check(CLI::NonNegativeNumber);
   command->add_flag("-f,--follow", arguments->follow, "Go on until the run has ended");

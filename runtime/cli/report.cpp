@@ -6,6 +6,7 @@
 #include "commands.h"
 #include "dtrain/analysis/report.h"
 #include "dtrain/run/run_folder.h"
+#include "run_command.h"
 
 namespace dtrain::cli {
 namespace {
@@ -20,7 +21,7 @@ struct Arguments {
 void add_report(CLI::App& app, int* exit_code) {
   auto arguments = std::make_shared<Arguments>();
   CLI::App* command = app.add_subcommand("report", "Write the report of a run: one HTML file that opens offline");
-  command->add_option("RUN", arguments->run, "The run: a path, or a number or name under ./runs")->required();
+  add_run(*command, arguments->run);
   command->add_option("-o,--output", arguments->output, "Where to write it (default: report.html in the run's folder)")
       ->type_name("FILE");
   command->footer(

@@ -1,4 +1,3 @@
-#include <cstdio>
 #include <memory>
 #include <string>
 
@@ -8,6 +7,7 @@
 #include "dtrain/analysis/summary.h"
 #include "dtrain/run/run_folder.h"
 #include "dtrain/run/summary_text.h"
+#include "run_command.h"
 
 namespace dtrain::cli {
 namespace {
@@ -22,13 +22,13 @@ struct Arguments {
 void add_summary(CLI::App& app, int* exit_code) {
   auto arguments = std::make_shared<Arguments>();
   CLI::App* command = app.add_subcommand("summary", "Say where the time of a run went");
-  command->add_option("RUN", arguments->run, "The run: a path, or a number or name under ./runs")->required();
-  command->add_flag("--json", arguments->json, "As JSON");
+  add_run(*command, arguments->run);
+  add_json(*command, arguments->json);
   command->callback([arguments, exit_code] {
     const auto folder = run::find_run(arguments->run).path;
-    const std::string text = arguments->json ? to_line(analysis::to_json(analysis::summarize(folder))) + "\n"
-                                             : run::summary_text(folder, STDOUT_FILENO);
-    std::fputs(text.c_str(), stdout);
+    print_answer(
+        arguments->json, [&] { return analysis::to_json(analysis::summarize(folder)); },
+        [&] { return run::summary_text(folder, STDOUT_FILENO); });
     *exit_code = 0;
   });
 }

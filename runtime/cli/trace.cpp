@@ -8,6 +8,7 @@
 #include "dtrain/base/units.h"
 #include "dtrain/run/run_folder.h"
 #include "dtrain/run/trace_request.h"
+#include "run_command.h"
 
 namespace dtrain::cli {
 namespace {
@@ -68,7 +69,7 @@ void write_merged(const analysis::RunProfile& profile, const Arguments& argument
 void add_trace(CLI::App& app, int* exit_code) {
   auto arguments = std::make_shared<Arguments>();
   CLI::App* command = app.add_subcommand("trace", "Put the traces of all ranks on one time line, or take one now");
-  command->add_option("RUN", arguments->run, "The run: a path, or a number or name under ./runs")->required();
+  add_run(*command, arguments->run);
   command->add_flag("--now", arguments->now, "Ask the running job for a trace of its next steps first");
   command->add_option("--steps", arguments->steps, "With --now: how many (default: 10)")
       ->check(CLI::Range(1, kMostSteps));

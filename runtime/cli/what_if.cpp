@@ -1,4 +1,3 @@
-#include <cstdio>
 #include <memory>
 #include <string>
 
@@ -8,6 +7,7 @@
 #include "dtrain/analysis/analysis_text.h"
 #include "dtrain/run/run_folder.h"
 #include "dtrain/run/summary_text.h"
+#include "run_command.h"
 
 namespace dtrain::cli {
 namespace {
@@ -23,15 +23,15 @@ void add_what_if(CLI::App& app, int* exit_code) {
   auto arguments = std::make_shared<Arguments>();
   CLI::App* command =
       app.add_subcommand("what-if", "Predict what changes would bring to a run: data, network, balance, more ranks");
-  command->add_option("RUN", arguments->run, "The run: a path, or a number or name under ./runs")->required();
-  command->add_flag("--json", arguments->json, "As JSON");
+  add_run(*command, arguments->run);
+  add_json(*command, arguments->json);
   command->footer("docs/profiling.md says how each number is predicted.");
   command->callback([arguments, exit_code] {
     const auto profile = analysis::load_run(run::find_run(arguments->run).path);
     const analysis::Analysis analysis = analysis::analyze(profile);
-    const std::string text = arguments->json ? to_line(analysis::to_json(analysis.what_if)) + "\n"
-                                             : analysis::render_what_if(analysis, run::text_options(STDOUT_FILENO));
-    std::fputs(text.c_str(), stdout);
+    print_answer(
+        arguments->json, [&] { return analysis::to_json(analysis.what_if); },
+        [&] { return analysis::render_what_if(analysis, run::text_options(STDOUT_FILENO)); });
     *exit_code = 0;
   });
 }
