@@ -1,7 +1,6 @@
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
-#include <charconv>
 #include <exception>
 #include <fstream>
 #include <functional>
@@ -10,6 +9,7 @@
 #include "dtrain/analysis/dump_reader.h"
 #include "dtrain/analysis/run_profile.h"
 #include "dtrain/base/error.h"
+#include "dump_files.h"
 #include "json_fields.h"
 #include "run_warnings.h"
 
@@ -60,19 +60,6 @@ class AgentCollector final : public DumpHandler {
  private:
   AgentProfile& agent_;
 };
-
-// All dumps of one kind, by the number or id in their names.
-std::vector<std::pair<std::string, fs::path>> find_dumps(const fs::path& folder, const std::string& prefix) {
-  std::vector<std::pair<std::string, fs::path>> found;
-  std::error_code error;
-  for (const auto& entry : fs::directory_iterator(folder, error)) {
-    const std::string name = entry.path().filename().string();
-    if (!name.starts_with(prefix) || entry.path().extension() != ".jsonl") continue;
-    found.emplace_back(name.substr(prefix.size(), name.size() - prefix.size() - 6), entry.path());
-  }
-  std::sort(found.begin(), found.end());
-  return found;
-}
 
 void warn_about(const fs::path& path, const ReadResult& read, std::vector<std::string>& warnings) {
   const std::string name = path.filename().string();
@@ -133,15 +120,8 @@ void complete(RankProfile& rank) {
 }
 
 void read_dumps(const fs::path& folder, RunProfile& run) {
-  const auto agent_files = find_dumps(folder, "agent-");
-  std::vector<std::pair<int, fs::path>> rank_files;
-  for (const auto& [digits, path] : find_dumps(folder, "rank-")) {
-    int number = 0;
-    const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), number);
-    if (error == std::errc() && end == digits.data() + digits.size()) rank_files.emplace_back(number, path);
-  }
-  std::stable_sort(rank_files.begin(), rank_files.end(),
-                   [](const auto& a, const auto& b) { return a.first < b.first; });
+  const auto agent_files = agent_dumps(folder);
+  const auto rank_files = rank_dumps(folder);
   run.ranks.resize(rank_files.size());
   run.agents.resize(agent_files.size());
   std::vector<ReadResult> results(rank_files.size() + agent_files.size());

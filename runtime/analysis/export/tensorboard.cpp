@@ -1,8 +1,6 @@
 // What TensorBoard shows of a run: the metrics as "metrics", each rank's steps as "rank-0000", each host's system
 // metrics as "agent-<id>". Steps are batches; of a host, seconds since its first sample.
 #include <algorithm>
-#include <cstdlib>
-#include <ctime>
 
 #include <spdlog/fmt/fmt.h>
 
@@ -10,20 +8,12 @@
 #include "dtrain/profile/phase.h"
 #include "export/event_file.h"
 #include "json_fields.h"
+#include "utc.h"
 
 namespace dtrain::analysis {
 namespace {
 
 using profile::Phase;
-
-// "2026-03-01T12:34:56.789012Z" in seconds since 1970; 0 where it is something else.
-double seconds_of_utc(const std::string& text) {
-  std::tm time{};
-  const char* rest = ::strptime(text.c_str(), "%Y-%m-%dT%H:%M:%S", &time);
-  if (rest == nullptr) return 0;
-  const double fraction = *rest == '.' ? std::atof(rest) : 0;
-  return static_cast<double>(::timegm(&time)) + fraction;
-}
 
 // From the monotonic clock of a dump, by what its first line says.
 class WallTime {
