@@ -25,7 +25,7 @@ void write_head(TextWriter& out, const RunSummary& s) {
   for (const RankSummary& rank : s.ranks) hosts.insert(rank.host);
   const auto host_count = static_cast<std::int64_t>(std::max<std::size_t>(1, hosts.size()));
   std::string state = s.state.empty() ? "not ended" : s.state;
-  state = out.styled(s.state == "completed" ? "32" : "31", state);
+  state = out.styled(s.state == "done" ? "32" : "31", state);
   out.line("{}  {}  {} on {}{}", out.styled("1", s.name), state, plural(s.world_size, "rank"),
            plural(host_count, "host"), s.global_batch_size ? ", global batch " + count_text(*s.global_batch_size) : "");
   if (!s.cause.empty()) out.line("  cause: {}", s.cause);

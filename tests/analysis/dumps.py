@@ -131,7 +131,7 @@ def write_run(folder, *, ranks=2, steps=300, hosts=1, gpus=0, name="imaginary", 
     write_lines(folder / "events.jsonl", [
         {"time": "2026-11-21T08:33:36.596494Z", "event": "run_started", "rank": -1, "pid": 1, "host": host_of[0]},
         {"time": "2026-11-21T08:33:56.000000Z", "event": "run_ended", "rank": -1, "pid": 1, "host": host_of[0],
-         "state": "completed", "exit_code": 0}])
+         "state": "done", "exit_code": 0}])
     write_lines(folder / "metrics.jsonl", [{"time": "2026-11-21T08:33:50.000000Z", "kind": "validation", "batch": steps,
                                             "metrics": {"accuracy": 0.93, "loss": 0.21}}])
     return folder

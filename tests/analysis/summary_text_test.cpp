@@ -14,7 +14,7 @@ using testing::Not;
 RunSummary two_ranks() {
   RunSummary s;
   s.name = "mnist";
-  s.state = "completed";
+  s.state = "done";
   s.world_size = 2;
   s.loop_s = 10;
   s.in_steps_s = 9;
@@ -57,7 +57,9 @@ TEST(SummaryText, KeepsToItsWidthAndColorsOnlyWhenAsked) {
       EXPECT_LE(end - start, static_cast<std::size_t>(std::max(width, 80))) << text.substr(start, end - start);
     }
   }
-  EXPECT_THAT(render_summary(s, {100, true}), HasSubstr("\x1b["));
+  EXPECT_THAT(render_summary(s, {100, true}), HasSubstr("\x1b[32mdone"));
+  s.state = "failed";
+  EXPECT_THAT(render_summary(s, {100, true}), HasSubstr("\x1b[31mfailed"));
 }
 
 TEST(SummaryText, AnEmptyRunIsReadable) {
