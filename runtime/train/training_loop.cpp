@@ -81,6 +81,10 @@ void TrainingLoop::find_lengths() {
   if (length.unit != config::LengthUnit::kEpochs || batches_per_epoch_) {
     total_batches_ = length_in_batches(length, "searcher.max_length");
   }
+  Json lengths = Json::object();  // for whoever asks how far the run is
+  if (total_batches_) lengths["batches"] = *total_batches_;
+  if (batches_per_epoch_) lengths["batches_per_epoch"] = *batches_per_epoch_;
+  session_.update_plan("length", lengths);
 }
 
 void TrainingLoop::start_epoch(std::int64_t epoch) {
