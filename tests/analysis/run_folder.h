@@ -3,6 +3,7 @@
 
 #include <unistd.h>
 
+#include <cstdint>
 #include <filesystem>
 #include <fstream>
 #include <string>
@@ -43,7 +44,7 @@ inline std::string header_line(int rank, int world_size) {
 // other 1.
 inline std::string step_line(int batch, int start_ms, int data_ms, int wait_ms, int samples = 10,
                              bool exchanged = true) {
-  constexpr int kMs = 1'000'000;
+  constexpr std::int64_t kMs = 1'000'000;
   return fmt::format(
       R"({{"record":"step","batch":{},"epoch":0,"start_ns":{},"wall_ns":{},"samples":{},"exchanged":{},)"
       R"("phases":{{"dataloader_next":{},"to_device":0,"train_batch":11000000,"train_batch.forward":4000000,)"
@@ -54,7 +55,7 @@ inline std::string step_line(int batch, int start_ms, int data_ms, int wait_ms, 
 }
 
 inline std::string part_line(const char* part, int start_ms, int end_ms) {
-  constexpr int kMs = 1'000'000;
+  constexpr std::int64_t kMs = 1'000'000;
   return fmt::format(R"({{"record":"part","part":"{}","batch":0,"start_ns":{},"end_ns":{}}})"
                      "\n",
                      part, start_ms * kMs, end_ms * kMs);

@@ -1,0 +1,179 @@
+#include <algorithm>
+#include <cmath>
+#include <functional>
+#include <set>
+
+#include <spdlog/fmt/fmt.h>
+
+#include "live/live_text.h"
+#include "live/screen_line.h"
+#include "numbers.h"
+
+namespace dtrain::analysis {
+namespace {
+
+constexpr int kGap = 2;
+constexpr int kNarrowestBar = 12, kWidestBar = 40;
+constexpr double kSilentS = 5;  // without a step; more where steps are long
+
+struct Look {
+  Activity activity;
+  const char* title;
+  char letter;  // of the bar, for those who see no colours
+  const char* style;
+};
+constexpr Look kLooks[] = {
+    {Activity::kLoading, "load", 'l', "33"},    {Activity::kComputing, "comp", 'c', "32"},
+    {Activity::kExchange, "exch", 'e', "36"},   {Activity::kWaiting, "wait", 'w', "31"},
+    {Activity::kOptimizer, "optim", 'o', "34"}, {Activity::kOther, "other", '.', nullptr},
+};
+
+struct Column {
+  std::string title;
+  int width = 0;
+  int rank_of_need = 0;  // a column with a lower number is there first
+  std::function<std::string(const LiveRank&)> text;
+  bool left = false;
+  const char* style = nullptr;  // of its title: the colour it has in the bar
+};
+
+double share_of(const RecentSteps& recent, Activity activity) {
+  return recent.shares[static_cast<std::size_t>(activity)];
+}
+
+std::string percent(double value) {
+  return fmt::format("{:.0f}%", value);
+}
+
+std::string or_dash(const std::optional<double>& value, const std::function<std::string(double)>& text) {
+  return value ? text(*value) : "-";
+}
+
+// Of one that runs.
+bool is_silent(const LiveRank& rank) {
+  return rank.recent && rank.ended.empty() && rank.silent_s > std::max(kSilentS, 3 * rank.recent->p99_s);
+}
+
+std::vector<Column> all_columns(const LiveView& view) {
+  std::set<std::string> hosts;
+  int widest = 0;
+  for (const LiveRank& rank : view.ranks) {
+    hosts.insert(rank.agent);
+    widest = std::max(widest, columns_of(printable(rank.host)));
+  }
+  const auto of_recent = [](const std::function<std::string(const RecentSteps&)>& text) {
+    return [text](const LiveRank& rank) { return rank.recent ? text(*rank.recent) : std::string("-"); };
+  };
+  std::vector<Column> columns = {
+      {"rank", 4, 0, [](const LiveRank& rank) { return std::to_string(rank.rank); }},
+      {"batch", 9, 6, [](const LiveRank& rank) { return rank.batch > 0 ? count_text(rank.batch) : "-"; }},
+      {"step p50", 8, 1, of_recent([](const RecentSteps& recent) { return seconds_text(recent.p50_s); })},
+      {"p99", 8, 8, of_recent([](const RecentSteps& recent) { return seconds_text(recent.p99_s); })},
+      {"samples/s", 9, 4, of_recent([](const RecentSteps& recent) { return format_rate(recent.samples_per_s); })}};
+  if (hosts.size() > 1) {
+    columns.insert(columns.begin() + 1,
+                   {"host", std::clamp(widest, 4, 16), 7, [](const LiveRank& rank) { return rank.host; }, true});
+  }
+  for (const Look& look : kLooks) {
+    const bool seldom = look.activity == Activity::kOptimizer || look.activity == Activity::kOther;
+    columns.push_back({look.title, 5, seldom ? 10 : 2, of_recent([activity = look.activity](const auto& recent) {
+                         return percent(100 * share_of(recent, activity));
+                       }),
+                       false, look.style});
+  }
+  if (view.ranks.size() > 1 && view.compared_steps > 0) {
+    columns.push_back({"last", 5, 5, of_recent([steps = view.compared_steps](const RecentSteps& recent) {
+                         return percent(100.0 * static_cast<double>(recent.came_last) / static_cast<double>(steps));
+                       })});
+  }
+  columns.push_back({"memory", 9, 3, [](const LiveRank& rank) { return or_dash(rank.resident_bytes, format_bytes); }});
+  columns.push_back({"CPU", 5, 9, [](const LiveRank& rank) { return or_dash(rank.cpu_percent, percent); }});
+  columns.push_back({"no core", 7, 11, [](const LiveRank& rank) { return or_dash(rank.cpu_wait_percent, percent); }});
+  return columns;
+}
+
+// Those that fit, in their order.
+std::vector<Column> columns_for(const LiveView& view, int width) {
+  std::vector<Column> columns = all_columns(view);
+  std::vector<std::size_t> by_need(columns.size());
+  for (std::size_t i = 0; i < by_need.size(); ++i) by_need[i] = i;
+  std::stable_sort(by_need.begin(), by_need.end(),
+                   [&](std::size_t a, std::size_t b) { return columns[a].rank_of_need < columns[b].rank_of_need; });
+  std::set<std::size_t> chosen;
+  int used = -kGap;
+  for (const std::size_t i : by_need) {
+    if (used + kGap + columns[i].width > width) continue;
+    used += kGap + columns[i].width;
+    chosen.insert(i);
+  }
+  std::vector<Column> result;
+  for (const std::size_t i : chosen) result.push_back(columns[i]);
+  return result;
+}
+
+void add_bar(ScreenLine& line, const RecentSteps& recent, int room) {
+  double before = 0;
+  int drawn = 0;
+  for (const Look& look : kLooks) {
+    before += share_of(recent, look.activity);
+    const int until = std::clamp(static_cast<int>(std::lround(before * room)), drawn, room);
+    line.add(std::string(static_cast<std::size_t>(until - drawn), look.letter), look.style);
+    drawn = until;
+  }
+}
+
+// What there is to say of it instead of the bar.
+std::string remark_on(const LiveRank& rank) {
+  if (!rank.ended.empty()) return rank.ended;
+  if (is_silent(rank)) return "no step for " + seconds_text(rank.silent_s);
+  return rank.recent ? "" : "no step yet";
+}
+
+std::string rank_line(const LiveRank& rank, const std::vector<Column>& columns, const LiveTextOptions& options) {
+  const std::string remark = remark_on(rank);
+  ScreenLine line(options.width, options.color);
+  for (const Column& column : columns) {
+    // A remark takes the place of numbers rather than being cut.
+    if (!remark.empty() && line.room() - kGap - column.width < kGap + columns_of(remark)) break;
+    if (&column != &columns.front()) line.add("  ");
+    column.left ? line.left(column.text(rank), column.width) : line.right(column.text(rank), column.width);
+  }
+  line.add("  ");
+  if (!remark.empty()) {
+    const bool good = rank.ended == "finished" || !rank.recent;
+    line.add(remark, good ? "32" : "31");
+  } else if (line.room() >= kNarrowestBar) {
+    add_bar(line, *rank.recent, std::min(line.room(), kWidestBar));
+  }
+  return line.take();
+}
+
+}  // namespace
+
+ScreenLines rank_lines(const LiveView& view, const LiveTextOptions& options, int room) {
+  if (view.ranks.empty() || (room > 0 && room < 2)) return {};
+  const std::vector<Column> columns = columns_for(view, options.width);
+  ScreenLine title(options.width, options.color);
+  for (const Column& column : columns) {
+    if (&column != &columns.front()) title.add("  ");
+    const char* const style = column.style != nullptr ? column.style : "2";
+    column.left ? title.left(column.title, column.width, style) : title.right(column.title, column.width, style);
+  }
+  ScreenLines lines = {title.take()};
+  const auto count = static_cast<int>(view.ranks.size());
+  const bool all = room == 0 || count + 1 <= room;
+  const int shown = all ? count : std::max(1, room - 2);
+  const int first = std::clamp(options.first_rank, 0, count - shown);
+  for (int i = first; i < first + shown; ++i) {
+    lines.push_back(rank_line(view.ranks[static_cast<std::size_t>(i)], columns, options));
+  }
+  if (!all && room > 2) {
+    ScreenLine rest(options.width, options.color);
+    const auto number = [&](int at) { return view.ranks[static_cast<std::size_t>(at)].rank; };
+    rest.add(fmt::format("ranks {} to {} of {}", number(first), number(first + shown - 1), count), "2");
+    lines.push_back(rest.take());
+  }
+  return lines;
+}
+
+}  // namespace dtrain::analysis

@@ -1,0 +1,228 @@
+#include <algorithm>
+#include <map>
+#include <string_view>
+
+#include "dtrain/analysis/live.h"
+#include "dump_files.h"
+#include "json_fields.h"
+#include "live/agent_feed.h"
+#include "live/file_tail.h"
+#include "live/rank_feed.h"
+#include "live/recent.h"
+#include "live/run_story.h"
+
+namespace dtrain::analysis {
+namespace {
+
+namespace fs = std::filesystem;
+
+double seconds(std::int64_t ns) {
+  return static_cast<double>(ns) / 1e9;
+}
+
+std::optional<double> find_metric(const Metrics& metrics, std::string_view name) {
+  for (const auto& [key, value] : metrics) {
+    if (key == name) return value;
+  }
+  return std::nullopt;
+}
+
+LiveGpu live_gpu(std::int64_t index, const Metrics& metrics, const std::vector<GpuLine>& known) {
+  LiveGpu gpu;
+  gpu.index = index;
+  gpu.util_percent = find_metric(metrics, "gpu_util");
+  gpu.free_bytes = find_metric(metrics, "gpu_free_memory");
+  gpu.celsius = find_metric(metrics, "gpu_temperature");
+  gpu.foreign_processes = find_metric(metrics, "gpu_foreign_processes");
+  gpu.throttled = find_metric(metrics, "gpu_thermal_throttle").value_or(0) != 0;
+  for (const GpuLine& line : known) {
+    if (line.index != index) continue;
+    gpu.name = line.name;
+    if (line.total_memory_bytes > 0) gpu.total_bytes = static_cast<double>(line.total_memory_bytes);
+  }
+  return gpu;
+}
+
+LiveHost live_host(const AgentProfile& agent, double now_s) {
+  LiveHost host;
+  host.agent = agent.agent;
+  host.host = agent.host;
+  if (const auto machine = agent.header.find("machine"); machine != agent.header.end() && machine->is_object()) {
+    if (const auto bytes = integer(*machine, "total_memory"); bytes > 0) host.total_bytes = static_cast<double>(bytes);
+  }
+  if (agent.samples.empty()) return host;
+  const SystemLine& sample = agent.samples.back();
+  const auto clock = agent.header.find("clock");
+  if (clock != agent.header.end() && clock->is_object()) {
+    host.age_s = std::max(0.0, now_s - seconds(sample.time_ns) - number(*clock, "offset_ns") / 1e9);
+  }
+  host.cpu_percent = find_metric(sample.metrics, "cpu_util_simple");
+  host.io_wait_percent = find_metric(sample.metrics, "io_wait");
+  host.free_bytes = find_metric(sample.metrics, "free_memory");
+  host.net_sent = find_metric(sample.metrics, "net_throughput_sent");
+  host.net_received = find_metric(sample.metrics, "net_throughput_recv");
+  host.disk_read = find_metric(sample.metrics, "disk_throughput_read");
+  host.disk_written = find_metric(sample.metrics, "disk_throughput_write");
+  host.disk_requests = find_metric(sample.metrics, "disk_iops");
+  host.core_percent = sample.cpu_util_per_core;
+  for (const auto& [index, metrics] : sample.gpus) host.gpus.push_back(live_gpu(index, metrics, agent.gpus));
+  return host;
+}
+
+}  // namespace
+
+class LiveRun::Impl {
+ public:
+  Impl(const fs::path& folder, const Clock& clock) : folder_(folder), clock_(clock), story_(folder) {}
+
+  void poll() {
+    story_.poll();
+    for (const auto& [rank, path] : rank_dumps(folder_ / "profile")) ranks_.try_emplace(rank, rank, path);
+    for (const auto& [agent, path] : agent_dumps(folder_ / "profile")) agents_.try_emplace(agent, agent, path);
+    for (auto& [number, rank] : ranks_) rank.poll();
+    for (auto& [id, agent] : agents_) agent.poll();
+  }
+
+  LiveView view(bool gone) const {
+    LiveView view;
+    const double now_s = to_seconds(clock_.wall());
+    view.folder = folder_.string();
+    story_.tell(now_s, view);
+    if (gone && !view.ended) {
+      view.state = "gone";
+      view.cause = "none of its processes is left";
+      view.ended = true;
+    }
+    for (const auto& [id, agent] : agents_) view.hosts.push_back(live_host(agent.profile(), now_s));
+    add_ranks(view);
+    add_progress(view);
+    add_notes(view);
+    view.quiet_s = quiet_s(now_s);
+    return view;
+  }
+
+ private:
+  // The latest moment that a rank's host has recorded, on its clock.
+  std::int64_t host_now(const RankFeed& rank) const {
+    std::int64_t now = 0;
+    for (const auto& [id, agent] : agents_) {
+      const AgentProfile& profile = agent.profile();
+      if (id == rank.profile().agent && !profile.samples.empty()) now = profile.samples.back().time_ns;
+    }
+    for (const auto& [number, other] : ranks_) {
+      if (other.profile().agent == rank.profile().agent) now = std::max(now, other.last_step_end_ns());
+    }
+    return now;
+  }
+
+  const ProcessLine* process_of(const RankFeed& rank) const {
+    const auto agent = agents_.find(rank.profile().agent);
+    if (agent == agents_.end() || agent->second.profile().samples.empty()) return nullptr;
+    for (const ProcessLine& process : agent->second.profile().samples.back().processes) {
+      if (process.rank == rank.profile().rank) return &process;
+    }
+    return nullptr;
+  }
+
+  void add_ranks(LiveView& view) const {
+    std::vector<const RankFeed*> with_steps;
+    for (const auto& [number, rank] : ranks_) {
+      if (rank.last_step_end_ns() > 0) with_steps.push_back(&rank);
+    }
+    const RecentWaits waits = recent_waits(with_steps);
+    view.compared_steps = waits.compared_steps;
+    for (const auto& [number, feed] : ranks_) {
+      const RankProfile& profile = feed.profile();
+      LiveRank& rank = view.ranks.emplace_back();
+      rank.rank = number;
+      rank.host = profile.host;
+      rank.agent = profile.agent;
+      rank.batch = feed.last_batch();
+      rank.epoch = feed.last_epoch();
+      rank.incomplete = feed.is_incomplete();
+      if (profile.end) rank.ended = profile.end->how;
+      // What a rank did last is what there is to say of one that has ended.
+      const bool over = profile.end.has_value() || view.ended;
+      const std::int64_t now_ns = over ? feed.last_step_end_ns() : host_now(feed);
+      if (feed.last_step_end_ns() > 0) rank.silent_s = std::max(0.0, seconds(minus(now_ns, feed.last_step_end_ns())));
+      rank.recent = recent_steps(feed, waits, now_ns);
+      if (!profile.memory.empty()) {
+        rank.resident_bytes = static_cast<double>(profile.memory.back().resident_bytes);
+        rank.peak_bytes = static_cast<double>(profile.memory.back().peak_bytes);
+      }
+      if (const ProcessLine* const process = process_of(feed); process != nullptr && !over) {
+        rank.resident_bytes = process->resident_bytes;
+        rank.cpu_percent = process->cpu_percent;
+        if (process->cpu_wait_percent >= 0) rank.cpu_wait_percent = process->cpu_wait_percent;
+      }
+    }
+  }
+
+  void add_progress(LiveView& view) const {
+    const RankFeed* first = nullptr;  // of those that have got furthest
+    for (const auto& [number, rank] : ranks_) {
+      if (first == nullptr || rank.last_batch() > first->last_batch()) first = &rank;
+    }
+    for (const LiveRank& rank : view.ranks) {
+      if (rank.recent) view.samples_per_s += rank.recent->samples_per_s;
+    }
+    if (first == nullptr || first->last_batch() == 0) return;
+    view.batch = first->last_batch();
+    view.epoch = first->last_epoch();
+    if (view.state == "starting") view.state = "running";
+    if (view.ended || !view.total_batches) return;
+    for (const PartLine& part : first->profile().parts) {
+      const double loop_s = seconds(minus(first->last_step_end_ns(), part.end_ns));
+      if (part.part != "initialization" || loop_s <= 0) continue;
+      const auto left = static_cast<double>(std::max<std::int64_t>(0, *view.total_batches - view.batch));
+      view.left_s = left * loop_s / static_cast<double>(view.batch);
+    }
+  }
+
+  void add_notes(LiveView& view) const {
+    int newer = 0;
+    for (const auto& [number, rank] : ranks_) newer += rank.is_newer() ? 1 : 0;
+    for (const auto& [id, agent] : agents_) newer += agent.is_newer() ? 1 : 0;
+    if (newer > 0) {
+      view.notes.push_back(std::to_string(newer) + " dumps are of a later version of dtrain, and not shown");
+    }
+    const int missing = view.world_size - static_cast<int>(ranks_.size());
+    if (missing > 0 && !ranks_.empty()) {
+      view.notes.push_back(std::to_string(missing) + " of " + std::to_string(view.world_size) +
+                           " ranks have no dump in this folder (yet)");
+    }
+    for (const LiveRank& rank : view.ranks) {
+      if (rank.incomplete) view.notes.push_back("rank " + std::to_string(rank.rank) + ": records are missing");
+    }
+  }
+
+  double quiet_s(double now_s) const {
+    std::optional<double> written = story_.written();
+    const auto look = [&](const FileTail& tail) {
+      if (tail.written()) written = std::max(written.value_or(0), *tail.written());
+    };
+    for (const auto& [number, rank] : ranks_) look(rank.tail());
+    for (const auto& [id, agent] : agents_) look(agent.tail());
+    return written ? std::max(0.0, now_s - *written) : 0;
+  }
+
+  fs::path folder_;
+  const Clock& clock_;
+  RunStory story_;
+  std::map<int, RankFeed> ranks_;
+  std::map<std::string, AgentFeed> agents_;
+};
+
+LiveRun::LiveRun(const fs::path& folder, const Clock& clock) : impl_(std::make_unique<Impl>(folder, clock)) {}
+
+LiveRun::~LiveRun() = default;
+
+void LiveRun::poll() {
+  impl_->poll();
+}
+
+LiveView LiveRun::view(bool gone) const {
+  return impl_->view(gone);
+}
+
+}  // namespace dtrain::analysis

@@ -1,0 +1,120 @@
+#include "live/live_text.h"
+
+#include <algorithm>
+#include <set>
+
+#include <spdlog/fmt/fmt.h>
+
+#include "live/screen_line.h"
+#include "numbers.h"
+#include "text_writer.h"
+
+namespace dtrain::analysis {
+namespace {
+
+constexpr int kFewestListLines = 3;  // a title, and two more
+constexpr int kSmallScreen = 12;     // lines
+
+const char* style_of(const LiveView& view) {
+  if (view.state == "done") return "1;32";
+  return view.ended ? "1;31" : "1;36";
+}
+
+std::string metrics_text(const LiveMetrics& metrics) {
+  std::string text;
+  const auto add = [&](const std::string& name, double value) {
+    text += fmt::format("{}{} {:.4g}", text.empty() ? "" : ", ", name, value);
+  };
+  const auto loss = metrics.values.find("loss");
+  if (loss != metrics.values.end()) add(loss->first, loss->second);
+  for (const auto& [name, value] : metrics.values) {
+    if (name != "loss") add(name, value);
+  }
+  return text;
+}
+
+std::string progress_text(const LiveView& view) {
+  std::string text = "batch " + count_text(view.batch);
+  if (view.total_batches) {
+    text += fmt::format("/{} ({}%)", count_text(*view.total_batches), view.batch * 100 / *view.total_batches);
+  }
+  if (view.batches_per_epoch && view.batch > 0) {
+    text += fmt::format("   epoch {}", view.epoch + 1);
+    if (view.total_batches) {
+      text += fmt::format("/{}", (*view.total_batches + *view.batches_per_epoch - 1) / *view.batches_per_epoch);
+    }
+  }
+  if (view.left_s) text += "   " + seconds_text(*view.left_s) + " left";
+  return text;
+}
+
+std::string host_count(const LiveView& view) {
+  std::set<std::string> hosts;
+  for (const LiveRank& rank : view.ranks) hosts.insert(rank.agent);
+  return hosts.empty() ? "" : " on " + plural(std::ssize(hosts), "host");
+}
+
+}  // namespace
+
+std::string_view name_of(Activity activity) {
+  constexpr std::string_view kNames[] = {"loading", "computing", "exchange", "waiting", "optimizer", "other"};
+  return activity < Activity::kCount ? kNames[static_cast<std::size_t>(activity)] : "";
+}
+
+ScreenLines head_lines(const LiveView& view, const LiveTextOptions& options) {
+  ScreenLines lines;
+  const auto line = [&] { return ScreenLine(options.width, options.color); };
+  ScreenLine first = line();
+  first.add(view.name, "1").add("  ").add(view.state, style_of(view));
+  if (view.elapsed_s) first.add(view.ended ? " after " : " for ").add(seconds_text(*view.elapsed_s));
+  first.add("   " + plural(view.world_size, "rank") + host_count(view));
+  lines.push_back(first.take());
+  if (!view.cause.empty()) lines.push_back(line().add(view.cause, view.ended ? "31" : nullptr).take());
+
+  ScreenLine progress = line();
+  if (view.samples_per_s > 0) progress.add(format_rate(view.samples_per_s) + " samples/s", "1").add("   ");
+  progress.add(progress_text(view));
+  if (view.total_batches && progress.room() >= 15) {
+    const int room = std::min(40, progress.room() - 5);
+    const double share = static_cast<double>(view.batch) / static_cast<double>(*view.total_batches);
+    const auto done = static_cast<std::size_t>(std::clamp(static_cast<int>(share * room), 0, room));
+    progress.add("   [").add(std::string(done, '#'), "36");
+    progress.add(std::string(static_cast<std::size_t>(room) - done, '.')).add("]");
+  }
+  lines.push_back(progress.take());
+
+  std::string metrics = metrics_text(view.training);
+  if (!view.validation.values.empty()) {
+    metrics += fmt::format("{}validation: {} (batch {})", metrics.empty() ? "" : "   ", metrics_text(view.validation),
+                           count_text(view.validation.batch));
+  }
+  if (!metrics.empty()) lines.push_back(line().add(metrics).take());
+  for (const std::string& note : view.notes) lines.push_back(line().add(note, "33").take());
+  return lines;
+}
+
+std::vector<std::string> render_live(const LiveView& view, const LiveTextOptions& options) {
+  ScreenLines lines = head_lines(view, options);
+  ScreenLines hosts = host_lines(view, options);
+  ScreenLines ranks = rank_lines(view, options, 0);
+  // An empty line before each part, where lines are not scarce.
+  const int gap = options.height > 0 && options.height < kSmallScreen ? 0 : 1;
+  const auto size = [&](const ScreenLines& part) { return part.empty() ? 0 : static_cast<int>(part.size()) + gap; };
+  if (options.height > 0) {
+    const int room = std::max(0, options.height - static_cast<int>(lines.size()));
+    // Hosts get what ranks leave, or half of the lines where both want more.
+    const int for_hosts = std::min(size(hosts), std::max(room - size(ranks), room / 2));
+    hosts.resize(for_hosts < kFewestListLines ? 0 : static_cast<std::size_t>(for_hosts - gap));
+    if (room - size(hosts) < size(ranks)) {
+      ranks = rank_lines(view, options, std::max(1, room - size(hosts) - gap));
+    }
+  }
+  for (const ScreenLines& part : {ranks, hosts}) {
+    if (!part.empty() && gap > 0) lines.emplace_back();
+    lines.insert(lines.end(), part.begin(), part.end());
+  }
+  if (options.height > 0 && std::ssize(lines) > options.height) lines.resize(static_cast<std::size_t>(options.height));
+  return lines;
+}
+
+}  // namespace dtrain::analysis

@@ -1,0 +1,92 @@
+#include "live/run_story.h"
+
+#include <algorithm>
+
+#include "dtrain/base/error.h"
+#include "json_fields.h"
+#include "utc.h"
+
+namespace dtrain::analysis {
+
+namespace fs = std::filesystem;
+
+void RunStory::poll() {
+  read_plan();
+  const auto each = [this](void (RunStory::*add)(const Json&)) {
+    return [this, add](std::string_view line) {
+      const Json json = Json::parse(line, nullptr, false);
+      if (json.is_object()) (this->*add)(json);
+    };
+  };
+  events_.poll(each(&RunStory::add_event));
+  metrics_.poll(each(&RunStory::add_metrics));
+}
+
+void RunStory::read_plan() {
+  std::error_code error;
+  const auto time = fs::last_write_time(folder_ / "plan.json", error);
+  if (error || time == plan_time_) return;
+  try {
+    plan_ = read_json(folder_ / "plan.json");
+    plan_time_ = time;
+  } catch (const Error&) {
+    return;  // asked again at the next poll
+  }
+  if (!plan_.is_object()) plan_ = Json::object();
+}
+
+void RunStory::add_event(const Json& event) {
+  const std::string what = text(event, "event");
+  if (what == "submitted" || what == "queued" || what == "job_submitted") {
+    state_ = "queued";
+    if (what == "queued") cause_ = text(event, "reason");
+  } else if (what == "run_started" || what == "rank_started" || what == "attempt_started") {
+    if (what != "rank_started" || started_s_ == 0) cause_.clear();
+    state_ = "starting";
+    ended_ = false;
+    if (started_s_ == 0) started_s_ = seconds_of_utc(text(event, "time"));
+  } else if (what == "attempt_failed") {
+    cause_ = text(event, "cause");
+  } else if (what == "run_ended") {
+    state_ = text(event, "state");
+    cause_ = text(event, "cause");
+    ended_ = true;
+    ended_s_ = seconds_of_utc(text(event, "time"));
+  }
+}
+
+void RunStory::add_metrics(const Json& line) {
+  const std::string kind = text(line, "kind");
+  const auto metrics = line.find("metrics");
+  if ((kind != "training" && kind != "validation") || metrics == line.end() || !metrics->is_object()) return;
+  LiveMetrics& latest = kind == "training" ? training_ : validation_;
+  latest.batch = integer(line, "batch");
+  latest.values.clear();
+  for (const auto& [name, value] : metrics->items()) {
+    if (value.is_number()) latest.values[name] = value.get<double>();
+  }
+}
+
+void RunStory::tell(double now_s, LiveView& view) const {
+  view.name = text(plan_, "name");
+  if (view.name.empty()) view.name = folder_.filename().string();
+  view.world_size = static_cast<int>(std::clamp<std::int64_t>(integer(plan_, "world_size"), 0, kLargestWorld));
+  if (const auto length = plan_.find("length"); length != plan_.end() && length->is_object()) {
+    if (const auto batches = integer(*length, "batches"); batches > 0) view.total_batches = batches;
+    if (const auto batches = integer(*length, "batches_per_epoch"); batches > 0) view.batches_per_epoch = batches;
+  }
+  view.state = state_.empty() ? "starting" : state_;
+  view.cause = cause_;
+  view.ended = ended_;
+  if (started_s_ > 0) view.elapsed_s = std::max(0.0, (ended_ && ended_s_ > 0 ? ended_s_ : now_s) - started_s_);
+  view.training = training_;
+  view.validation = validation_;
+}
+
+std::optional<double> RunStory::written() const {
+  std::optional<double> latest = events_.written();
+  if (metrics_.written()) latest = std::max(latest.value_or(0), *metrics_.written());
+  return latest;
+}
+
+}  // namespace dtrain::analysis

@@ -1,0 +1,39 @@
+// What a run says of itself besides its dumps: plan.json, events.jsonl, metrics.jsonl. One thread.
+#pragma once
+
+#include <filesystem>
+#include <optional>
+#include <string>
+
+#include "dtrain/analysis/live.h"
+#include "live/file_tail.h"
+
+namespace dtrain::analysis {
+
+class RunStory {
+ public:
+  explicit RunStory(const std::filesystem::path& folder)
+      : folder_(folder), events_(folder / "events.jsonl"), metrics_(folder / "metrics.jsonl") {}
+
+  void poll();
+  // `now_s`: seconds since 1970.
+  void tell(double now_s, LiveView& view) const;
+  // When anything was last written, in seconds since 1970; empty: there is nothing yet.
+  std::optional<double> written() const;
+
+ private:
+  void read_plan();
+  void add_event(const Json& event);
+  void add_metrics(const Json& line);
+
+  std::filesystem::path folder_;
+  FileTail events_, metrics_;
+  std::filesystem::file_time_type plan_time_{};
+  Json plan_ = Json::object();
+  std::string state_, cause_;
+  bool ended_ = false;
+  double started_s_ = 0, ended_s_ = 0;  // 0: not yet
+  LiveMetrics training_, validation_;
+};
+
+}  // namespace dtrain::analysis
