@@ -27,6 +27,7 @@ void add_task_kill(CLI::App& task, int* exit_code);
 void add_task_list(CLI::App& task, int* exit_code);
 void add_task_show(CLI::App& task, int* exit_code);
 void add_task_wait(CLI::App& task, int* exit_code);
+void add_top(CLI::App& app, int* exit_code);
 void add_trace(CLI::App& app, int* exit_code);
 void add_what_if(CLI::App& app, int* exit_code);
 void add_version(CLI::App& app, int* exit_code);

@@ -115,6 +115,13 @@ RunFolder create_run_folder(const fs::path& requested, const std::string& name, 
   return folder;
 }
 
+std::vector<RunFolder> all_runs() {
+  const fs::path runs = fs::absolute(kRunsFolder);
+  std::vector<RunFolder> folders;
+  for (const std::string& name : run_names(runs)) folders.push_back({runs / name});
+  return folders;
+}
+
 RunFolder find_run(const std::string& run) {
   std::error_code code;
   if (const fs::path path = fs::absolute(run); fs::is_directory(path, code)) {

@@ -1,8 +1,11 @@
 #include "dtrain/run/run_state.h"
 
+#include <filesystem>
 #include <fstream>
 #include <string>
+#include <vector>
 
+#include "dtrain/base/error.h"
 #include "dtrain/base/json.h"
 #include "process_id.h"
 
@@ -22,6 +25,15 @@ bool is_over(const RunFolder& folder) {
     any_left |= ticks != 0 && ticks == json.value("start_ticks", ticks);
   }
   return !any_left;
+}
+
+RunFolder newest_running() {
+  const std::vector<RunFolder> runs = all_runs();
+  for (auto run = runs.rbegin(); run != runs.rend(); ++run) {
+    if (!is_over(*run)) return *run;
+  }
+  throw ConfigError("no run under " + std::filesystem::absolute("runs").string() + " goes on",
+                    "name one; `dtrain task list` has those that were launched from other folders");
 }
 
 }  // namespace dtrain::run

@@ -4,6 +4,7 @@
 
 #include <filesystem>
 #include <string>
+#include <vector>
 
 namespace dtrain::run {
 
@@ -28,5 +29,8 @@ RunFolder create_run_folder(const std::filesystem::path& requested, const std::s
 // The run that `run` means: a path, or a name ("0007-fashion-mnist"), a number ("7") or the latest of a name
 // ("fashion-mnist") under ./runs. ConfigError names the nearest one.
 RunFolder find_run(const std::string& run);
+
+// Those under ./runs, the newest last.
+std::vector<RunFolder> all_runs();
 
 }  // namespace dtrain::run

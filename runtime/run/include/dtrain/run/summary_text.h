@@ -8,6 +8,9 @@
 
 namespace dtrain::run {
 
+// A terminal that can do more than print line after line, as far as TERM says.
+bool can_redraw(int fd);
+
 // Coloured and as wide as the terminal where `fd` is one; plain otherwise.
 analysis::TextOptions text_options(int fd);
 
