@@ -184,16 +184,18 @@ class LiveRun::Impl {
     for (const auto& [number, rank] : ranks_) newer += rank.is_newer() ? 1 : 0;
     for (const auto& [id, agent] : agents_) newer += agent.is_newer() ? 1 : 0;
     if (newer > 0) {
-      view.notes.push_back(std::to_string(newer) + " dumps are of a later version of dtrain, and not shown");
+      view.notes.push_back(std::to_string(newer) +
+                           " of its dumps cannot be shown: a later version of dtrain wrote them");
     }
     const int missing = view.world_size - static_cast<int>(ranks_.size());
     if (missing > 0 && !ranks_.empty()) {
       view.notes.push_back(std::to_string(missing) + " of " + std::to_string(view.world_size) +
                            " ranks have no dump in this folder (yet)");
     }
-    for (const LiveRank& rank : view.ranks) {
-      if (rank.incomplete) view.notes.push_back("rank " + std::to_string(rank.rank) + ": records are missing");
-    }
+    const auto incomplete =
+        std::count_if(view.ranks.begin(), view.ranks.end(), [](const LiveRank& rank) { return rank.incomplete; });
+    if (incomplete > 0)
+      view.notes.push_back("records are missing from dumps: " + std::to_string(incomplete) + " of them");
   }
 
   double quiet_s(double now_s) const {

@@ -158,6 +158,23 @@ TEST_F(LiveViewTest, ARankThatStandsStillIsShown) {
   EXPECT_LT(view.samples_per_s, 40) << "and the speed falls";
 }
 
+TEST_F(LiveViewTest, HostsHaveClocksOfTheirOwn) {
+  write_start();
+  write_steps(0, 1, 50);
+  folder_.append(dump(2), R"({"record":"header","schema":1,"kind":"rank","rank":2,"host":"other","agent":"b"})"
+                          "\n");
+  std::string lines;
+  for (int batch = 1; batch <= 50; ++batch) lines += step_line(batch, 500'000'000 + 20 * batch, 4, 2);
+  folder_.append(dump(2), lines);
+  const LiveView view = look();
+  EXPECT_EQ(view.compared_steps, 50);
+  for (const std::size_t rank : {0, 2}) {
+    EXPECT_EQ(view.ranks[rank].silent_s, 0);
+    EXPECT_NEAR(view.ranks[rank].recent->samples_per_s, 500, 1);
+  }
+  EXPECT_THAT(render_live(view, {.width = 160}), Contains(HasSubstr("on 2 hosts")));
+}
+
 TEST_F(LiveViewTest, TheEndIsSeen) {
   write_start();
   write_steps(0, 1, 50);
@@ -193,9 +210,9 @@ TEST_F(LiveViewTest, MissingRanksAndRecordsAreSaid) {
                                               "\n");
   folder_.append(dump(1), R"({"record":"header","schema":99,"rank":1})"
                           "\n");
-  EXPECT_THAT(look().notes,
-              testing::ElementsAre("1 dumps are of a later version of dtrain, and not shown",
-                                   "1 of 3 ranks have no dump in this folder (yet)", "rank 0: records are missing"));
+  EXPECT_THAT(look().notes, testing::ElementsAre("1 of its dumps cannot be shown: a later version of dtrain wrote them",
+                                                 "1 of 3 ranks have no dump in this folder (yet)",
+                                                 "records are missing from dumps: 1 of them"));
 }
 
 TEST_F(LiveViewTest, TheJsonHasItAll) {
