@@ -4,13 +4,14 @@ PRESET ?= release
 BIN := build/$(PRESET)/bin
 CXX_FILES := $(shell git ls-files '*.h' '*.cpp')
 
-.PHONY: help setup setup-test demo build test test-cluster bench deb format format-check lint sanitize fuzz clean
+.PHONY: help setup setup-test demo build test test-cluster bench bench-faults deb format format-check lint sanitize fuzz clean
 
 help:
 	@echo "make demo      install what is missing, build, train Fashion-MNIST on 2 ranks"
 	@echo "make test      the same set-up with the Python peers; build everything, run all tests"
 	@echo "make test-cluster  launching over two hosts (namespaces) and by Slurm, as root"
 	@echo "make bench     run the benchmarks and print their JSON"
+	@echo "make bench-faults  plant faults into real runs: does 'dtrain analyze' name cause, rank and cost?"
 	@echo "make build     build everything (PRESET=release|debug|asan|tsan)"
 	@echo "make deb       the Debian package, in build/release"
 	@echo "make format    lay out the sources;  make lint: clang-tidy on the torch-free layers"
@@ -44,6 +45,13 @@ test-cluster: build
 
 bench: build
 	@scripts/bench.sh $(BIN)
+
+# A run of some twenty seconds for each kind of fault; builds no more than they need.
+bench-faults: setup-test
+	@mkdir -p build
+	@$(call configure,release)
+	@scripts/quiet_build.sh release $(JOBS) planted_fault_trial
+	@python3 -B tests/bench/planted_faults.py build/release/bin
 
 deb:
 	@scripts/setup.sh deb

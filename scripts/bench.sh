@@ -21,3 +21,7 @@ if [ "$(id -u)" -eq 0 ] && [ -x "$bin/../tests/rank_program" ]; then
   printf 'host_loss '
   tests/harness/two_hosts.sh with unshaped "${DTRAIN_PEERS_PYTHON:-.deps/peers/bin/python}" -B tests/bench/host_loss.py "$bin" --json
 fi
+if [ -x "$bin/planted_fault_trial" ]; then  # also `make bench-faults`
+  printf 'planted_faults '
+  python3 -B tests/bench/planted_faults.py "$bin" --json
+fi
