@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "statistics.h"
+
 namespace dtrain::analysis {
 namespace {
 
@@ -57,6 +59,14 @@ Contention of_rank(const RunProfile& run, const RankProfile& rank) {
 }
 
 }  // namespace
+
+double lacking_s(const std::vector<Contention>& ranks, std::size_t rank) {
+  std::vector<double> others;
+  for (std::size_t r = 0; r < ranks.size(); ++r) {
+    if (r != rank) others.push_back(ranks[r].wait_s);
+  }
+  return std::max(0.0, ranks[rank].wait_s - quantile(others, 0.5));
+}
 
 std::optional<std::pair<std::int64_t, std::int64_t>> loop_of(const RankProfile& rank) {
   for (const PartLine& part : rank.parts) {

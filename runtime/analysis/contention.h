@@ -20,6 +20,9 @@ struct Contention {
 // One for each rank of the profile.
 std::vector<Contention> find_contention(const RunProfile& run);
 
+// Seconds a rank's training thread had no core, beyond what the middle one of the others had to do without one.
+double lacking_s(const std::vector<Contention>& ranks, std::size_t rank);
+
 // First and last nanosecond of a rank's loop, on its clock; empty where it recorded no step.
 std::optional<std::pair<std::int64_t, std::int64_t>> loop_of(const RankProfile& rank);
 

@@ -1,4 +1,4 @@
-// Findings of one rank or of the data: leaks, stalls, uneven shards.
+// Findings of one rank: leaks, stalls.
 #include <algorithm>
 
 #include <spdlog/fmt/fmt.h>
@@ -104,58 +104,11 @@ std::optional<Finding> find_stalling(const Evidence& evidence, const Analysis& a
                   seconds_text(stalls.median_excess_s), when, where, seconds_text(stalls.seconds));
   finding.evidence = fmt::format("{} times a step took {} longer than the median step of {}", count_text(stalls.events),
                                  seconds_text(stalls.median_excess_s), seconds_text(stalls.step_s));
+  if (stalls.other_events > 0) {
+    finding.evidence +=
+        fmt::format("; {} others, at no regular intervals, are not counted", count_text(stalls.other_events));
+  }
   finding.advice = stall_advice(stalls.phase);
-  return finding;
-}
-
-std::optional<Finding> find_uneven_shard(const Evidence& evidence) {
-  const Rows& rows = evidence.rows;
-  if (rows.ranks() < 2) return std::nullopt;
-  double lost_s = 0, uneven_steps = 0;
-  std::vector<double> by_rank(rows.ranks(), 0);
-  std::vector<double> most_of_all(rows.ranks(), 0);
-  for (std::size_t i = 0; i < rows.rows().size(); ++i) {
-    std::size_t most = 0;
-    double sum = 0;
-    for (std::size_t r = 0; r < rows.ranks(); ++r) {
-      const std::int64_t samples = rows.at(i, r).samples;
-      sum += static_cast<double>(samples);
-      if (samples > rows.at(i, most).samples) most = r;
-      most_of_all[r] += static_cast<double>(samples);
-    }
-    const auto largest = static_cast<double>(rows.at(i, most).samples);
-    const double fair = sum / static_cast<double>(rows.ranks());
-    if (largest <= fair) continue;
-    const double seconds = static_cast<double>(compute_of(rows.at(i, most))) / 1e9 * (1 - fair / largest);
-    lost_s += seconds;
-    by_rank[most] += seconds;
-    uneven_steps += static_cast<double>(rows.rows()[i].steps);
-  }
-  if (lost_s <= 0) return std::nullopt;
-  Finding finding;
-  finding.id = "uneven_shard";
-  finding.cause = "uneven_shard";
-  finding.fault = true;
-  finding.seconds = lost_s;
-  const auto worst = std::max_element(by_rank.begin(), by_rank.end());
-  const auto at = static_cast<std::size_t>(worst - by_rank.begin());
-  const bool one = *worst >= 0.6 * lost_s;
-  const RankProfile& rank = evidence.run.ranks[at];
-  if (one) {
-    finding.rank = rank.rank;
-    finding.host = rank.host;
-  }
-  double all = 0;
-  for (const double samples : most_of_all) all += samples;
-  finding.title =
-      one ? fmt::format("{} has more data than the others: they wait while it trains, {} in all", rank_name(rank),
-                        seconds_text(lost_s))
-          : fmt::format("ranks train different numbers of samples in a step: {} in all", seconds_text(lost_s));
-  finding.evidence = fmt::format(
-      "in {} steps; {} trained {} samples, a fair share is {}", count_text(to_count(uneven_steps)), rank_name(rank),
-      count_text(to_count(most_of_all[at])), count_text(to_count(all / static_cast<double>(rows.ranks()))));
-  finding.advice =
-      "give every rank the same number of samples: shards of one size, or a sampler over the whole data set";
   return finding;
 }
 

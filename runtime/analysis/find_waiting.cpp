@@ -1,10 +1,11 @@
-// Findings about what ranks wait for: each other, their loaders, their cores, the exchange.
+// Findings about what ranks wait for: their loaders, their cores, the exchange.
 #include <algorithm>
 #include <set>
 
 #include <spdlog/fmt/fmt.h>
 
 #include "dtrain/base/units.h"
+#include "json_fields.h"
 #include "link_model.h"
 #include "make_findings.h"
 #include "numbers.h"
@@ -16,37 +17,7 @@ namespace {
 constexpr double kForeignPercent = 10;  // of one core, mean over ranks
 constexpr double kMainShare = 0.6;
 constexpr double kLinkFault = 0.1;  // of the loop: less is what an exchange between hosts takes
-
-struct Words {
-  const char* cause;
-  const char* what;
-  const char* advice;
-};
-
-Words words_of(const std::string& cause) {
-  if (cause == "cpu_contention") {
-    return {"cpu_contention", "is slowed by other programs on its cores",
-            "end those programs or move them to other cores (taskset, cgroups), or give this rank others"};
-  }
-  if (cause == "compute") {
-    return {
-        "slow_compute", "computes more slowly than the others",
-        "compare its host with theirs (clock speed, throttling, memory bandwidth, other ranks on its cores), and what "
-        "its data costs to compute"};
-  }
-  if (cause == "network") {
-    return {"slow_link", "is reached more slowly than the others",
-            "look at its host's link: speed, duplex, errors, other traffic"};
-  }
-  return {"slow_rank", "comes later than the others", "look at what it does in the phases named"};
-}
-
-std::size_t index_of(const RunProfile& run, int rank) {
-  for (std::size_t i = 0; i < run.ranks.size(); ++i) {
-    if (run.ranks[i].rank == rank) return i;
-  }
-  return 0;
-}
+constexpr double kLinkUsed = 0.5;   // of what its interfaces can: a link that carries as much is not slow
 
 const Prediction* prediction(const Analysis& analysis, const std::string& name) {
   for (const Prediction& one : analysis.what_if.changes) {
@@ -84,34 +55,26 @@ std::string carried_text(const RunProfile& run) {
   return most > 0 ? fmt::format("; a host's interfaces carried {}/s at most", format_bytes(most)) : std::string();
 }
 
-}  // namespace
-
-std::vector<Finding> find_slow_ranks(const Evidence& evidence, const Analysis& analysis,
-                                     const std::optional<Stalls>& stalls) {
-  std::vector<Finding> findings;
-  for (const Straggler& straggler : analysis.stragglers.ranks) {
-    if (straggler.cause == "none" || straggler.cause == "loader" || straggler.cause == "uneven_shard") continue;
-    const std::size_t index = index_of(evidence.run, straggler.rank);
-    const bool stalling = stalls && stalls->rank == static_cast<int>(index);
-    Finding finding;
-    finding.seconds = straggler.cost_s - (stalling ? stalls->waited_s : 0);
-    // Where each comes last in its turn, it is no rank's own doing.
-    if (finding.seconds < 0.3 * straggler.waited_s || finding.seconds < kLeastShare * evidence.loop_s) continue;
-    const Words words = words_of(straggler.cause);
-    finding.id = "straggler";
-    finding.cause = words.cause;
-    finding.fault = true;
-    finding.rank = straggler.rank;
-    finding.host = straggler.host;
-    finding.title = fmt::format("{} {}: the others wait {} for it", rank_name(evidence.run.ranks[index]), words.what,
-                                seconds_text(finding.seconds));
-    finding.evidence = fmt::format("it came last in {} of {} steps; {}", count_text(straggler.steps),
-                                   count_text(analysis.stragglers.compared_steps), straggler.evidence);
-    finding.advice = words.advice;
-    findings.push_back(std::move(finding));
+// Bytes a second that the hosts' interfaces can carry, by what they say themselves: of each host its fastest, of these
+// the slowest. Empty where a host's do not say.
+std::optional<double> link_speed(const RunProfile& run) {
+  std::optional<double> slowest;
+  for (const AgentProfile& agent : run.agents) {
+    const auto machine = agent.header.find("machine");
+    if (machine == agent.header.end() || !machine->is_object()) return std::nullopt;
+    const auto interfaces = machine->find("interfaces");
+    if (interfaces == machine->end() || !interfaces->is_array()) return std::nullopt;
+    double fastest = 0;
+    for (const Json& interface : *interfaces) {
+      if (interface.is_object()) fastest = std::max(fastest, number(interface, "bits_per_s") / 8);
+    }
+    if (fastest <= 0) return std::nullopt;
+    slowest = std::min(slowest.value_or(fastest), fastest);
   }
-  return findings;
+  return slowest;
 }
+
+}  // namespace
 
 std::optional<Finding> find_loader(const Evidence& evidence, const Analysis& analysis,
                                    const std::optional<Stalls>& stalls) {
@@ -128,7 +91,8 @@ std::optional<Finding> find_loader(const Evidence& evidence, const Analysis& ana
     if (straggler.cause != "loader" || straggler.cost_s < kMainShare * finding.seconds) continue;
     finding.rank = straggler.rank;
     finding.host = straggler.host;
-    who = rank_name(evidence.run.ranks[index_of(evidence.run, straggler.rank)]) + " waits, and the others with it,";
+    who =
+        rank_name(evidence.run.ranks[index_of_rank(evidence.run, straggler.rank)]) + " waits, and the others with it,";
     break;
   }
   finding.title = fmt::format("{} {} for data", who, seconds_text(finding.seconds));
@@ -186,11 +150,17 @@ std::optional<Finding> find_exchange(const Evidence& evidence, const std::option
         fmt::format("; {} a step take {} ({}/s), of which {} is not hidden behind computing", format_bytes(link->bytes),
                     seconds_text(link->transfer_s), format_bytes(bandwidth), seconds_text(link->exposed_s));
   }
-  if (hosts.size() > 1 && finding.seconds >= kLinkFault * evidence.loop_s) {
+  const auto can = link_speed(evidence.run);
+  const bool used = link && can && link->mean_s > 0 && link->bytes / link->mean_s >= kLinkUsed * *can;
+  if (hosts.size() > 1 && finding.seconds >= kLinkFault * evidence.loop_s && !used) {
     finding.cause = "slow_link";
     finding.fault = true;
     finding.title = fmt::format("the link between {} hosts holds up the training for {}", hosts.size(),
                                 seconds_text(finding.seconds));
+    if (link && can && link->mean_s > 0) {
+      finding.evidence += fmt::format("; on average {}/s, of {}/s that the interfaces can",
+                                      format_bytes(link->bytes / link->mean_s), format_bytes(*can));
+    }
     finding.evidence += carried_text(evidence.run);
     finding.advice =
         "use a faster interface (task_container_defaults.dtrain_network_interface), fewer bytes "

@@ -68,6 +68,7 @@ class Samples {
       const double transfer_s = median(bucket.seconds);
       const double exposed_s = std::min(transfer_s, median(bucket.exposed_s));
       model.transfer_s += transfer_s;
+      model.mean_s += mean(bucket.seconds);
       model.latency_s += std::min(transfer_s, latency_s);
       model.exposed_s += exposed_s;
       model.bytes += bucket.bytes;

@@ -13,7 +13,8 @@
 namespace dtrain::analysis {
 
 struct LinkModel {
-  double transfer_s = 0;  // of all buckets of one exchange
+  double transfer_s = 0;  // of all buckets of one exchange, in the middle of the steps
+  double mean_s = 0;      // … on average: more where the link is slow now and then
   double latency_s = 0;   // … of this, what does not depend on bytes
   double last_s = 0;      // transfer of the last bucket
   double last_exposed_share = 0;

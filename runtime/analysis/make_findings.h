@@ -39,4 +39,7 @@ std::string look_at(const Analysis& analysis);
 // "rank 3 on node-b"
 std::string rank_name(const RankProfile& rank);
 
+// Of RunProfile::ranks; 0 where there is no such rank.
+std::size_t index_of_rank(const RunProfile& run, int rank);
+
 }  // namespace dtrain::analysis

@@ -8,28 +8,41 @@
 namespace dtrain::analysis {
 namespace {
 
-constexpr double kSkipped = 0.25;  // of the loop
+constexpr double kSkipped = 0.25;  // of the steps
 constexpr std::size_t kLeastPoints = 8;
 constexpr std::size_t kParts = 4;
 constexpr double kLeastBytes = 4.0 * (1 << 20);  // grown in all: less is an allocator's own
 constexpr double kRisingPairs = 0.85;
 constexpr double kLeastPart = 0.4;  // of the mean growth between parts
 
-using Points = std::vector<std::pair<double, double>>;  // time in seconds, bytes
+using Points = std::vector<std::pair<double, double>>;  // steps from the first one on, bytes
 
-Points of_rank(const RunProfile& run, const RankProfile& rank) {
+std::int64_t first_batch(const RankProfile& rank) {
+  std::int64_t first = rank.steps.empty() ? INT64_MAX : rank.steps.front().batch;
+  return rank.windows.empty() ? first : std::min(first, rank.windows.front().first_batch);
+}
+
+// Of the loop, without the first part of it. What the rank says of itself names the step; the agent's samples have only
+// the time, and steps are taken to have come evenly.
+Points of_rank(const RunProfile& run, const RankProfile& rank, double steps) {
   Points points;
+  const auto add = [&](double step, double bytes) {
+    if (step >= kSkipped * steps && step <= steps) points.emplace_back(step, bytes);
+  };
   for (const MemoryLine& line : rank.memory) {
     const std::int64_t bytes = line.anonymous_bytes > 0 ? line.anonymous_bytes : line.resident_bytes;
-    points.emplace_back(static_cast<double>(line.time_ns) / 1e9, static_cast<double>(bytes));
+    add(static_cast<double>(line.batch - first_batch(rank) + 1), static_cast<double>(bytes));
   }
   const AgentProfile* const agent = run.agent_of(rank);
-  if (points.size() >= kLeastPoints || agent == nullptr) return points;
+  const auto loop = loop_of(rank);
+  if (points.size() >= kLeastPoints || agent == nullptr || !loop || loop->second <= loop->first) return points;
   points.clear();
   for (const SystemLine& sample : agent->samples) {
     for (const ProcessLine& process : sample.processes) {
       if (process.rank != rank.rank || process.resident_bytes <= 0) continue;
-      points.emplace_back(static_cast<double>(sample.time_ns) / 1e9, process.resident_bytes);
+      const double part =
+          static_cast<double>(sample.time_ns - loop->first) / static_cast<double>(loop->second - loop->first);
+      add(part * steps, process.resident_bytes);
     }
   }
   return points;
@@ -43,7 +56,7 @@ std::optional<double> free_memory(const AgentProfile* agent) {
   return std::nullopt;
 }
 
-// Steady: in each part of the time about as much.
+// Steady: in each part about as much.
 bool is_steady(const Points& points) {
   std::vector<double> middles;
   for (std::size_t part = 0; part < kParts; ++part) {
@@ -63,23 +76,16 @@ bool is_steady(const Points& points) {
 }  // namespace
 
 std::optional<MemoryGrowth> find_growth(const RunProfile& run, const RankProfile& rank) {
-  const auto loop = loop_of(rank);
   const auto steps = static_cast<double>(rank.step_count());
-  if (!loop || steps <= 0) return std::nullopt;
-  const double begin_s = static_cast<double>(loop->first) / 1e9;
-  const double end_s = static_cast<double>(loop->second) / 1e9;
-  Points points = of_rank(run, rank);
-  std::erase_if(points, [&](const auto& point) {
-    return point.first < begin_s + kSkipped * (end_s - begin_s) || point.first > end_s;
-  });
+  if (steps <= 0) return std::nullopt;
+  const Points points = of_rank(run, rank, steps);
   if (points.size() < kLeastPoints || !is_steady(points)) return std::nullopt;
   const Trend trend = theil_sen(points);
-  const double seconds = points.back().first - points.front().first;
   MemoryGrowth growth;
-  growth.grown_bytes = trend.slope * seconds;
+  growth.steps = points.back().first - points.front().first;
+  growth.grown_bytes = trend.slope * growth.steps;
   if (growth.grown_bytes < kLeastBytes || trend.rising < kRisingPairs) return std::nullopt;
-  growth.steps = steps * seconds / (end_s - begin_s);
-  growth.bytes_per_step = growth.grown_bytes / growth.steps;
+  growth.bytes_per_step = trend.slope;
   growth.free_bytes = free_memory(run.agent_of(rank));
   return growth;
 }

@@ -4,6 +4,7 @@
 #include <array>
 #include <cmath>
 
+#include "regular.h"
 #include "statistics.h"
 
 namespace dtrain::analysis {
@@ -15,9 +16,8 @@ constexpr std::size_t kWarmUpRows = 5;
 constexpr double kDeviations = 6;     // beyond the median, in standard deviations as the MAD tells them
 constexpr double kLeastExcess = 0.5;  // … and in medians
 constexpr double kMostRows = 0.2;     // more are no exceptions
-constexpr std::int64_t kLeastEvents = 3;
-constexpr double kRegularShare = 0.7;  // of the intervals that are alike
-constexpr double kIntervalTolerance = 0.15;
+constexpr std::size_t kLeastEvents = 3;
+constexpr std::size_t kMostInARow = 3;
 constexpr double kOneRankShare = 0.7;
 constexpr std::array kOwnFindings = {Phase::kValidation, Phase::kCheckpoint, Phase::kReduceMetrics, Phase::kFromDevice};
 
@@ -56,17 +56,49 @@ std::vector<Usual> usual_times(const Rows& rows, const std::vector<std::size_t>&
   return result;
 }
 
-// The interval that most of them are like; empty: there is none.
-std::optional<double> regular(const std::vector<double>& moments, double resolution) {
-  std::vector<double> gaps;
-  for (std::size_t i = 1; i < moments.size(); ++i) gaps.push_back(moments[i] - moments[i - 1]);
-  if (gaps.size() < 2) return std::nullopt;
-  const double middle = median(gaps);
-  const double tolerance = std::max(resolution, kIntervalTolerance * middle);
-  const auto alike =
-      std::count_if(gaps.begin(), gaps.end(), [&](double gap) { return std::abs(gap - middle) <= tolerance; });
-  const bool enough = static_cast<double>(alike) >= kRegularShare * static_cast<double>(gaps.size());
-  return enough ? std::optional(middle) : std::nullopt;
+// Steps in a row that took longer than usual.
+struct Event {
+  std::vector<std::size_t> rows;
+  double seconds = 0;  // beyond the median step
+};
+
+// What a stall delays in one rank's step can show in another's next one; what takes many steps in a row is no stall but
+// a time at which something is slow, which findings about ranks, loaders and links account for.
+std::vector<Event> find_events(const Rows& rows, const std::vector<double>& walls, double step_s, double limit) {
+  std::vector<Event> events;
+  for (std::size_t i = kWarmUpRows; i < walls.size(); ++i) {
+    const Row& row = rows.rows()[i];
+    if (row.window || walls[i] - step_s <= limit) continue;
+    if (events.empty() || row.first_batch - rows.rows()[events.back().rows.back()].last_batch > 2)
+      events.emplace_back();
+    events.back().rows.push_back(i);
+    events.back().seconds += (walls[i] - step_s) * static_cast<double>(row.steps);
+  }
+  std::erase_if(events, [](const Event& event) { return event.rows.size() > kMostInARow; });
+  return events;
+}
+
+// Leaves those that come at regular intervals, where most of the time goes at such.
+void keep_regular(const Rows& rows, std::vector<Event>& events, Stalls& result) {
+  std::vector<double> batches, times, weights;
+  for (const Event& event : events) {
+    const std::size_t first = event.rows.front();
+    batches.push_back(static_cast<double>(rows.rows()[first].first_batch));
+    times.push_back(seconds(rows.at(first, 0).start_ns));
+    weights.push_back(event.seconds);
+  }
+  auto regular = find_regular(batches, weights, 1);
+  if (regular) {
+    result.every_batches = regular->interval;
+  } else if ((regular = find_regular(times, weights, 2 * result.step_s))) {
+    result.every_s = regular->interval;
+  } else {
+    return;
+  }
+  std::vector<Event> kept;
+  for (const std::size_t i : regular->members) kept.push_back(std::move(events[i]));
+  result.other_events = static_cast<std::int64_t>(events.size() - kept.size());
+  events = std::move(kept);
 }
 
 struct Blame {
@@ -135,32 +167,23 @@ std::optional<Stalls> find_stalls(const Evidence& evidence) {
   result.step_s = median(usual_walls);
   const double limit =
       std::max(kDeviations * kMadToDeviation * mad(usual_walls, result.step_s), kLeastExcess * result.step_s);
-  std::vector<std::size_t> stalled;
-  for (std::size_t i = kWarmUpRows; i < walls.size(); ++i) {
-    if (!rows.rows()[i].window && walls[i] - result.step_s > limit) stalled.push_back(i);
-  }
-  if (static_cast<double>(stalled.size()) > kMostRows * static_cast<double>(rows.steps())) return std::nullopt;
+  std::vector<Event> events = find_events(rows, walls, result.step_s, limit);
+  std::size_t stalled = 0;
+  for (const Event& event : events) stalled += event.rows.size();
+  if (static_cast<double>(stalled) > kMostRows * static_cast<double>(rows.steps())) return std::nullopt;
+  if (events.size() < kLeastEvents) return std::nullopt;
+  keep_regular(rows, events, result);
 
   Blame blamed;
   blamed.by_rank.resize(rows.ranks(), 0);
   const std::vector<Usual> usual = usual_times(rows, ordinary);
-  std::vector<double> batches, times, excesses;
-  for (const std::size_t row : stalled) {
-    const double excess = (walls[row] - result.step_s) * static_cast<double>(rows.rows()[row].steps);
-    const auto batch = static_cast<double>(rows.rows()[row].first_batch);
-    result.seconds += excess;
-    blame(rows, row, usual, blamed);
-    // What a stall delays in one rank's step can show in another's next one.
-    if (!batches.empty() && batch - batches.back() <= 2) {
-      excesses.back() += excess;
-      continue;
-    }
-    batches.push_back(batch);
-    times.push_back(seconds(rows.at(row, 0).start_ns));
-    excesses.push_back(excess);
+  std::vector<double> excesses;
+  for (const Event& event : events) {
+    for (const std::size_t row : event.rows) blame(rows, row, usual, blamed);
+    excesses.push_back(event.seconds);
+    result.seconds += event.seconds;
   }
-  result.events = static_cast<std::int64_t>(batches.size());
-  if (result.events < kLeastEvents) return std::nullopt;
+  result.events = static_cast<std::int64_t>(events.size());
   result.median_excess_s = median(excesses);
   result.phase =
       static_cast<Phase>(std::max_element(blamed.by_phase.begin(), blamed.by_phase.end()) - blamed.by_phase.begin());
@@ -169,10 +192,11 @@ std::optional<Stalls> find_stalls(const Evidence& evidence) {
   for (const double phase : blamed.by_phase) all += phase;
   if (rows.ranks() > 1 && *worst >= kOneRankShare * all) {
     result.rank = static_cast<int>(worst - blamed.by_rank.begin());
-    for (const std::size_t row : stalled) result.waited_s += waited_s(rows, row, static_cast<std::size_t>(result.rank));
+    for (const Event& event : events) {
+      for (const std::size_t row : event.rows)
+        result.waited_s += waited_s(rows, row, static_cast<std::size_t>(result.rank));
+    }
   }
-  result.every_batches = regular(batches, 1);
-  if (!result.every_batches) result.every_s = regular(times, 2 * result.step_s);
   return result;
 }
 

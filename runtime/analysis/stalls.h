@@ -10,14 +10,16 @@
 namespace dtrain::analysis {
 
 struct Stalls {
-  std::int64_t events = 0;     // steps in a row count as one
+  std::int64_t events = 0;     // up to three steps in a row count as one; more are none
   double seconds = 0;          // beyond the median step, all of them
   double median_excess_s = 0;  // of one event
   double step_s = 0;           // the median step
   int rank = -1;               // index into RunProfile::ranks of the one that causes most; -1: no single one
   profile::Phase phase = profile::Phase::kOther;  // where most of it passes; kAllreduceWait: in the exchange itself
   double waited_s = 0;                            // of what the others wait for `rank`, the part in these steps
-  std::optional<double> every_batches, every_s;   // regular intervals
+  // Regular intervals; then all of the above is about those that come at them.
+  std::optional<double> every_batches, every_s;
+  std::int64_t other_events = 0;  // in between
 };
 
 // Empty where fewer than three steps stand out. The first steps, validation, checkpoints and metrics do not count.

@@ -41,15 +41,6 @@ double more_samples_s(const Rows& rows, std::size_t rank) {
   return sum;
 }
 
-// Seconds its training thread had no core, beyond what the others had to do without one.
-double contention_s(const Evidence& evidence, std::size_t rank) {
-  std::vector<double> others;
-  for (std::size_t r = 0; r < evidence.contention.size(); ++r) {
-    if (r != rank) others.push_back(evidence.contention[r].wait_s);
-  }
-  return std::max(0.0, evidence.contention[rank].wait_s - quantile(others, 0.5));
-}
-
 // Whether load that is not the run's lies on its cores, and more than on the others'.
 bool has_foreign_load(const Evidence& evidence, std::size_t rank) {
   std::vector<double> others;
@@ -84,7 +75,7 @@ void explain(const Evidence& evidence, std::size_t r, Straggler& rank) {
       "middle of the others",
       seconds_text(compute_s), seconds_text(loading_s));
   const double samples_s = rank.cost_s > 0 ? more_samples_s(evidence.rows, r) : 0;
-  const double lacking_s = contention_s(evidence, r);
+  const double without_core_s = lacking_s(evidence.contention, r);
   const Contention& contention = evidence.contention[r];
   const bool measured = contention.wait_percent.has_value();
   if (rank.cost_s <= 0 || waited.seconds <= 0) {
@@ -93,7 +84,7 @@ void explain(const Evidence& evidence, std::size_t r, Straggler& rank) {
   } else if (samples_s >= kMainShare * all_s) {
     rank.cause = "uneven_shard";
     rank.evidence = fmt::format("it has more samples than the others, which takes it {}", seconds_text(samples_s));
-  } else if (has_foreign_load(evidence, r) && (!measured || lacking_s >= kContentionShare * all_s)) {
+  } else if (has_foreign_load(evidence, r) && (!measured || without_core_s >= kContentionShare * all_s)) {
     rank.cause = "cpu_contention";
     rank.evidence = contention_text(contention) + "; " + numbers;
   } else if (loading_s >= kMainShare * all_s) {
@@ -101,7 +92,7 @@ void explain(const Evidence& evidence, std::size_t r, Straggler& rank) {
     rank.evidence = numbers;
   } else if (compute_s >= kMainShare * all_s) {
     rank.cause = "compute";
-    rank.evidence = numbers + (measured && lacking_s >= kContentionShare * all_s
+    rank.evidence = numbers + (measured && without_core_s >= kContentionShare * all_s
                                    ? "; " + contention_text(contention) + ": its own threads compete for its cores"
                                    : "");
   } else if (all_s < kMainShare * waited.seconds && !rank.host.empty()) {

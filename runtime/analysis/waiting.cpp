@@ -53,6 +53,7 @@ WaitSummary compare_waits(const Rows& rows) {
     WaitedFor& waited_for = result.ranks[last];
     if (!row.window) ++waited_for.steps;
     waited_for.seconds += beyond_s / (count - 1);
+    waited_for.exchange_s += seconds(least);
     add_lateness(rows, i, last, waited_for);
   }
   const double share = waited_s > 0 ? result.exchange_seconds / waited_s : 1;

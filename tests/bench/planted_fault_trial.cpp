@@ -4,7 +4,8 @@
 //   stall    sleeps `amount` ms in each `period`-th batch, in train_batch()
 //   loader   the loader's worker sleeps `amount` ms for each batch it reads
 //   shard    this rank has `amount` samples more in a batch than the others, of as many in all
-//   leak     keeps `amount` bytes more with each batch
+//   leak     keeps `amount` bytes more with each batch, in pages of its own: what is kept in a heap splits it up, and
+//            then the process grows by more than that
 //   none     nothing: faults from outside, and healthy runs
 //
 // `block`: loader and shard are at work in every other block of so many batches, after `lead` batches without them;
@@ -16,12 +17,14 @@
 #include <dtrain/dtrain.h>
 
 #include <atomic>
+#include <cerrno>
 #include <chrono>
 #include <cstring>
 #include <fstream>
 #include <thread>
 
 #include <dtrain/data/synthetic.h>
+#include <sys/mman.h>
 
 #include "dtrain/base/clock.h"
 
@@ -132,7 +135,7 @@ class PlantedTrial final : public dtrain::Trial {
         << dtrain::Json{{"begin_ns", source_->begin_ns},
                         {"faulty", faulty},
                         {"slept_ns", slept_ns_.load()},
-                        {"kept_bytes", kept_.size() * static_cast<std::size_t>(fault_.amount)}}
+                        {"kept_bytes", kept_bytes_}}
                .dump()
         << '\n';
   }
@@ -155,8 +158,7 @@ class PlantedTrial final : public dtrain::Trial {
     ++batches_;
     if (fault_.here && fault_.kind == "stall" && batches_ % fault_.period == 0) sleep_ms(fault_.amount, slept_ns_);
     if (fault_.here && fault_.kind == "leak") {
-      kept_.push_back(std::make_unique<char[]>(static_cast<std::size_t>(fault_.amount)));
-      std::memset(kept_.back().get(), 1, static_cast<std::size_t>(fault_.amount));
+      keep(static_cast<std::size_t>(fault_.amount));
     }
     const auto loss = torch::nn::functional::cross_entropy(model_->forward(batch["features"]), batch["label"]);
     context_.backward(loss);
@@ -166,6 +168,14 @@ class PlantedTrial final : public dtrain::Trial {
   dtrain::Metrics evaluate_batch(const dtrain::Batch&) override { return {}; }
 
  private:
+  // Until the process ends.
+  void keep(std::size_t bytes) {
+    void* const memory = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (memory == MAP_FAILED) throw dtrain::SystemError("cannot keep memory", errno);
+    std::memset(memory, 1, bytes);
+    kept_bytes_ += static_cast<std::int64_t>(bytes);
+  }
+
   dtrain::TrialContext& context_;
   Fault fault_;
   dtrain::data::SyntheticOptions task_;
@@ -173,7 +183,7 @@ class PlantedTrial final : public dtrain::Trial {
   std::shared_ptr<PlantedSource> source_;
   std::int64_t batches_ = 0, ended_ns_ = 0;
   std::atomic<std::int64_t> slept_ns_{0};
-  std::vector<std::unique_ptr<char[]>> kept_;
+  std::int64_t kept_bytes_ = 0;
 };
 
 }  // namespace

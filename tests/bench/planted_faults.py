@@ -54,13 +54,13 @@ CASES = {
     "healthy": Case(),
     "healthy_fashion": Case(experiment="fashion_mnist", batches=600),
     "stall": Case("periodic_stalls", fault="stall", amount=120, period=40),
-    "loader": Case("slow_loader", fault="loader", amount=30, batches=LEAD + 11 * BLOCK),
-    "shard": Case("uneven_shard", fault="shard", amount=24, batches=LEAD + 17 * BLOCK),
-    "leak": Case("memory_leak", fault="leak", amount=100_000),
+    "loader": Case("slow_loader", fault="loader", amount=30, batches=LEAD + 13 * BLOCK),
+    "shard": Case("uneven_shard", fault="shard", amount=36, batches=LEAD + 17 * BLOCK),
+    "leak": Case("memory_leak", fault="leak", amount=25 * os.sysconf("SC_PAGE_SIZE")),
     "hog": Case("cpu_contention", hog=(1.5, 1.5, 1)),
     "hog_half": Case("cpu_contention", hog=(1.5, 1.5, 0.5)),
     "healthy_hosts": Case(hosts=True, model=SMALL),
-    "link": Case("slow_link", rank=None, hosts=True, model=SMALL, slow_link=("200mbit", 2, 2), batches=900),
+    "link": Case("slow_link", rank=None, hosts=True, model=SMALL, slow_link=("200mbit", 3, 1.5), batches=800),
 }
 
 
@@ -187,9 +187,11 @@ def lost_s(begin_ns, faulty):
         if at_work:
             around = [block for block in (blocks[max(0, i - 1)], *blocks[i + 1:i + 2]) if not block[0]]
             usual = sum(block[2] for block in around) / sum(block[1] for block in around)
-            costs.append(seconds - batches * usual)
-    error = statistics.stdev(costs) * len(costs) ** 0.5 if len(costs) > 1 else float("nan")
-    return sum(costs), error
+            costs.append((batches, seconds - batches * usual))
+    lost = sum(cost for _, cost in costs)
+    per_batch = [cost / batches for batches, cost in costs]
+    error = statistics.stdev(per_batch) / len(costs) ** 0.5 * sum(batches for batches, _ in costs)
+    return lost, error
 
 
 def in_windows(begin_ns, windows):

@@ -1,0 +1,97 @@
+// The finding that ranks have different numbers of samples.
+#include <algorithm>
+
+#include <spdlog/fmt/fmt.h>
+
+#include "make_findings.h"
+#include "numbers.h"
+
+namespace dtrain::analysis {
+namespace {
+
+// What a row would be shorter by if each rank had its fair part of the samples, twice over. `by_samples`: computing
+// takes as long as there are samples, on each rank at its own pace; `by_ranks`: what a sample takes is the same
+// everywhere, and there may be something that every batch takes, so the time of a fair part is the ranks' mean. The
+// first is too little where there is, the second is too much where a rank computes faster while another one waits (they
+// share a core's units, or memory): the rank with most is then the one that was faster. What is so lies in between.
+struct Uneven {
+  double by_samples = 0, by_ranks = 0;
+  Uneven& operator+=(const Uneven& other) {
+    by_samples += other.by_samples;
+    by_ranks += other.by_ranks;
+    return *this;
+  }
+  double seconds() const { return (std::max(0.0, by_samples) + std::max(0.0, by_ranks)) / 2; }
+};
+
+Uneven uneven_s(const Rows& rows, std::size_t row, std::size_t most, double fair) {
+  const auto count = static_cast<double>(rows.ranks());
+  double mean_s = 0, slowest_s = 0;
+  for (std::size_t r = 0; r < rows.ranks(); ++r) {
+    const StepLine& step = rows.at(row, r);
+    const double own_s = static_cast<double>(compute_of(step)) / 1e9;
+    mean_s += own_s / count;
+    if (step.samples > 0) slowest_s = std::max(slowest_s, own_s * fair / static_cast<double>(step.samples));
+  }
+  const double largest_s = static_cast<double>(compute_of(rows.at(row, most))) / 1e9;
+  return {largest_s - slowest_s, largest_s - mean_s};
+}
+
+}  // namespace
+
+std::optional<Finding> find_uneven_shard(const Evidence& evidence) {
+  const Rows& rows = evidence.rows;
+  if (rows.ranks() < 2) return std::nullopt;
+  double uneven_steps = 0;
+  Uneven all_uneven;
+  std::vector<Uneven> uneven_by_rank(rows.ranks());
+  std::vector<double> most_of_all(rows.ranks(), 0);
+  for (std::size_t i = 0; i < rows.rows().size(); ++i) {
+    std::size_t most = 0;
+    double sum = 0;
+    for (std::size_t r = 0; r < rows.ranks(); ++r) {
+      const std::int64_t samples = rows.at(i, r).samples;
+      sum += static_cast<double>(samples);
+      if (samples > rows.at(i, most).samples) most = r;
+      most_of_all[r] += static_cast<double>(samples);
+    }
+    const auto largest = static_cast<double>(rows.at(i, most).samples);
+    const double fair = sum / static_cast<double>(rows.ranks());
+    if (largest <= fair) continue;
+    const Uneven uneven = uneven_s(rows, i, most, fair);
+    all_uneven += uneven;
+    uneven_by_rank[most] += uneven;
+    uneven_steps += static_cast<double>(rows.rows()[i].steps);
+  }
+  const double lost_s = all_uneven.seconds();
+  if (lost_s <= 0) return std::nullopt;
+  std::vector<double> by_rank;
+  for (const Uneven& uneven : uneven_by_rank) by_rank.push_back(uneven.seconds());
+  Finding finding;
+  finding.id = "uneven_shard";
+  finding.cause = "uneven_shard";
+  finding.fault = true;
+  finding.seconds = lost_s;
+  const auto worst = std::max_element(by_rank.begin(), by_rank.end());
+  const auto at = static_cast<std::size_t>(worst - by_rank.begin());
+  const bool one = *worst >= 0.6 * lost_s;
+  const RankProfile& rank = evidence.run.ranks[at];
+  if (one) {
+    finding.rank = rank.rank;
+    finding.host = rank.host;
+  }
+  double all = 0;
+  for (const double samples : most_of_all) all += samples;
+  finding.title =
+      one ? fmt::format("{} has more data than the others: they wait while it trains, {} in all", rank_name(rank),
+                        seconds_text(lost_s))
+          : fmt::format("ranks train different numbers of samples in a step: {} in all", seconds_text(lost_s));
+  finding.evidence = fmt::format(
+      "in {} steps; {} trained {} samples, a fair share is {}", count_text(to_count(uneven_steps)), rank_name(rank),
+      count_text(to_count(most_of_all[at])), count_text(to_count(all / static_cast<double>(rows.ranks()))));
+  finding.advice =
+      "give every rank the same number of samples: shards of one size, or a sampler over the whole data set";
+  return finding;
+}
+
+}  // namespace dtrain::analysis

@@ -1,0 +1,171 @@
+// What real runs with planted faults taught (`make bench-faults`), in dumps of runs that never were: faults that come
+// and go, machines whose speed varies, ranks that slow each other down.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <random>
+
+#include "synthetic.h"
+
+namespace dtrain::analysis {
+namespace {
+
+using profile::Phase;
+using test::SyntheticRun;
+using test::SyntheticStep;
+using testing::HasSubstr;
+
+std::string all(const Analysis& analysis) {
+  std::string text;
+  for (const Finding& finding : analysis.findings) text += to_json(finding).dump() + "\n";
+  return text;
+}
+
+void expect_first(const Analysis& analysis, const char* cause, int rank, double seconds) {
+  ASSERT_FALSE(analysis.findings.empty());
+  const Finding& first = analysis.findings.front();
+  EXPECT_EQ(first.cause, cause) << all(analysis);
+  EXPECT_EQ(first.rank, rank) << all(analysis);
+  EXPECT_NEAR(first.seconds, seconds, 0.1 * seconds) << all(analysis);
+  EXPECT_TRUE(first.fault) << all(analysis);
+}
+
+TEST(PlantedFaults, PeriodicStallsAmongOthersAreFoundWithTheirOwnCost) {
+  SyntheticRun plan;
+  plan.steps = 1'000;
+  plan.change = [](int rank, std::int64_t batch, SyntheticStep& step) {
+    if (rank == 1 && batch % 40 == 0) phase(step, Phase::kForward) += 120 * kMs;
+    // At no regular intervals, on either rank.
+    const std::uint64_t noise = static_cast<std::uint64_t>(batch) * 0x9e3779b97f4a7c15u >> 40;
+    if (noise % 50 == 0 && batch % 40 != 0 && rank == static_cast<int>(noise / 50 % 2)) {
+      phase(step, Phase::kBackward) += 50 * kMs;
+    }
+  };
+  const Synthetic run(plan);
+  expect_first(run.analysis, "periodic_stalls", 1, 25 * 0.12);
+  EXPECT_THAT(run.analysis.findings.front().title, HasSubstr("every 40 steps"));
+  EXPECT_THAT(run.analysis.findings.front().evidence, HasSubstr("at no regular intervals, are not counted"));
+}
+
+TEST(PlantedFaults, ALinkThatIsSlowForAWhileDoesNotStall) {
+  SyntheticRun plan;
+  plan.ranks_per_host = 1;
+  plan.steps = 600;
+  plan.change = [](int, std::int64_t batch, SyntheticStep& step) {
+    if (batch % 300 > 250) step.exchange_ns = 40 * kMs;
+  };
+  const Synthetic run(plan);
+  // And what the exchange takes otherwise.
+  expect_first(run.analysis, "slow_link", -1, 98 * 0.040 + 502 * 0.0005);
+  EXPECT_EQ(run.finding("stalls"), nullptr) << all(run.analysis);
+}
+
+TEST(PlantedFaults, ALinkThatCarriesWhatItCanIsNotSlow) {
+  for (const double bits_per_s : {1e9, 1e12}) {
+    SyntheticRun plan;
+    plan.ranks_per_host = 1;
+    plan.change = [](int, std::int64_t, SyntheticStep& step) { step.exchange_ns = 20 * kMs; };
+    Synthetic run(plan);
+    for (AgentProfile& agent : run.profile.agents) {
+      agent.header["machine"] = {{"interfaces", {{{"name", "eth0"}, {"bits_per_s", bits_per_s}}}}};
+    }
+    const Analysis analysis = analyze(run.profile);
+    const Finding& first = analysis.findings.front();
+    EXPECT_EQ(first.id, "exchange") << all(analysis);
+    EXPECT_EQ(first.fault, bits_per_s > 1e10) << all(analysis);
+    EXPECT_EQ(first.cause, bits_per_s > 1e10 ? "slow_link" : "exchange");
+  }
+}
+
+// Shares of 48 and 16 samples; each batch takes 1 ms, and a sample 0.25 ms, or 0.2 ms while the other rank waits.
+TEST(PlantedFaults, AnUnevenShardWhereRanksSlowEachOtherDown) {
+  SyntheticRun plan;
+  plan.steps = 400;
+  plan.change = [](int rank, std::int64_t, SyntheticStep& step) {
+    step.samples = rank == 1 ? 48 : 16;
+    phase(step, Phase::kForward) = kMs;
+    phase(step, Phase::kBackward) = rank == 1 ? 16 * kMs / 4 + 32 * kMs / 5 : 16 * kMs / 4;
+  };
+  const Analysis analysis = Synthetic(plan).analysis;
+  ASSERT_FALSE(analysis.findings.empty());
+  const Finding& first = analysis.findings.front();
+  EXPECT_EQ(first.cause, "uneven_shard") << all(analysis);
+  EXPECT_EQ(first.rank, 1);
+  const double balanced_s = 0.001 + 32 * 0.00025;
+  const double seconds = 400 * (0.001 + 0.0104 - balanced_s);
+  EXPECT_NEAR(first.seconds, seconds, 0.2 * seconds) << all(analysis);
+}
+
+TEST(PlantedFaults, ARankWithoutACoreHoldsUpTheExchangeAsWell) {
+  SyntheticRun plan;
+  plan.steps = 1'000;
+  plan.change = [](int rank, std::int64_t batch, SyntheticStep& step) {
+    if (batch % 200 < 100) return;
+    if (rank == 1) phase(step, Phase::kBackward) += 8 * kMs;
+    step.exchange_ns += 2 * kMs;
+  };
+  plan.foreign_percent = [](int rank) { return rank == 1 ? 35.0 : 1.0; };
+  // Of loops of 15.8 s: 4 s while computing, 1 s in exchanges.
+  plan.cpu_wait_percent = [](int rank) { return rank == 1 ? 100 * 5 / 15.8 : 0.0; };
+  expect_first(Synthetic(plan).analysis, "cpu_contention", 1, 500 * 0.010);
+}
+
+// For twenty steps each.
+double wandering(int rank, std::int64_t batch, double slow_share) {
+  std::mt19937_64 random(static_cast<std::uint64_t>(batch / 20) * 2 + static_cast<std::uint64_t>(rank));
+  return static_cast<double>(random() % 1'000) < 1'000 * slow_share ? 2.0 : 0.0;
+}
+
+TEST(PlantedFaults, CoresWhoseSpeedVariesAreNoFault) {
+  SyntheticRun plan;
+  plan.steps = 1'000;
+  plan.change = [](int rank, std::int64_t batch, SyntheticStep& step) {
+    phase(step, Phase::kBackward) += std::llround(wandering(rank, batch, rank == 1 ? 0.6 : 0.3) * kMs);
+  };
+  const Synthetic run(plan);
+  const Finding* const slow = run.finding("straggler");
+  ASSERT_NE(slow, nullptr) << all(run.analysis);
+  EXPECT_EQ(slow->cause, "slow_compute");
+  EXPECT_GT(slow->share, 0.03);
+  EXPECT_FALSE(slow->fault);
+  EXPECT_THAT(slow->evidence, HasSubstr("no more than what the others' speed varies by"));
+}
+
+TEST(PlantedFaults, ARankThatIsSlowerThanTheyVaryIsOne) {
+  SyntheticRun plan;
+  plan.steps = 1'000;
+  plan.change = [](int rank, std::int64_t batch, SyntheticStep& step) {
+    phase(step, Phase::kBackward) += std::llround((wandering(rank, batch, 0.3) + (rank == 1 ? 3.0 : 0.0)) * kMs);
+  };
+  expect_first(Synthetic(plan).analysis, "slow_compute", 1, 1'000 * 0.003);
+}
+
+TEST(PlantedFaults, ALeakIsCountedInStepsThoughTheyDoNotComeEvenly) {
+  SyntheticRun plan;
+  plan.steps = 1'000;
+  // The second half takes four times as long.
+  plan.change = [](int, std::int64_t batch, SyntheticStep& step) {
+    if (batch > 500) phase(step, Phase::kOther) += 30 * kMs;
+  };
+  Synthetic run(plan);
+  for (RankProfile& rank : run.profile.ranks) {
+    rank.memory.clear();
+    for (std::size_t i = 0; i<rank.steps.size(); i += rank.steps[i].batch> 500 ? 10 : 40) {
+      const StepLine& step = rank.steps[i];
+      const std::int64_t kept = rank.rank == 1 ? 100'000 * step.batch : 0;
+      rank.memory.push_back({.time_ns = step.start_ns + step.wall_ns,
+                             .batch = step.batch,
+                             .resident_bytes = 300'000'000 + kept,
+                             .anonymous_bytes = 90'000'000 + kept});
+    }
+  }
+  const Analysis analysis = analyze(run.profile);
+  const Finding& first = analysis.findings.front();
+  EXPECT_EQ(first.cause, "memory_leak") << all(analysis);
+  EXPECT_EQ(first.rank, 1);
+  EXPECT_NEAR(first.bytes_per_step.value_or(0), 100'000, 1'000);
+}
+
+}  // namespace
+}  // namespace dtrain::analysis
