@@ -1,5 +1,7 @@
 // The finding that ranks have different numbers of samples.
 #include <algorithm>
+#include <cmath>
+#include <numeric>
 
 #include <spdlog/fmt/fmt.h>
 
@@ -8,6 +10,10 @@
 
 namespace dtrain::analysis {
 namespace {
+
+constexpr double kLeastEven = 20;  // steps
+constexpr double kLikeEven = 0.1;  // difference of the samples
+constexpr double kMainShare = 0.6;
 
 // What a row would be shorter by if each rank had its fair part of the samples, twice over. `by_samples`: computing
 // takes as long as there are samples, on each rank at its own pace; `by_ranks`: what a sample takes is the same
@@ -37,12 +43,30 @@ Uneven uneven_s(const Rows& rows, std::size_t row, std::size_t most, double fair
   return {largest_s - slowest_s, largest_s - mean_s};
 }
 
+// Steps in which the ranks had as many samples as each other: where the run has such, they show what is to be gained.
+struct Even {
+  double steps = 0, samples = 0, slowest_s = 0;
+  void add(const Rows& rows, std::size_t row) {
+    std::int64_t slowest_ns = 0;
+    for (std::size_t r = 0; r < rows.ranks(); ++r) slowest_ns = std::max(slowest_ns, compute_of(rows.at(row, r)));
+    steps += static_cast<double>(rows.rows()[row].steps);
+    samples += static_cast<double>(rows.at(row, 0).samples);
+    slowest_s += static_cast<double>(slowest_ns) / 1e9;
+  }
+  // Of those with about so many samples a rank.
+  std::optional<double> step_s(double fair) const {
+    if (steps < kLeastEven || std::abs(samples / steps - fair) > kLikeEven * fair) return std::nullopt;
+    return slowest_s / steps;
+  }
+};
+
 }  // namespace
 
 std::optional<Finding> find_uneven_shard(const Evidence& evidence) {
   const Rows& rows = evidence.rows;
   if (rows.ranks() < 2) return std::nullopt;
-  double uneven_steps = 0;
+  double uneven_steps = 0, fair_samples = 0, largest_s = 0;
+  Even even;
   Uneven all_uneven;
   std::vector<Uneven> uneven_by_rank(rows.ranks());
   std::vector<double> most_of_all(rows.ranks(), 0);
@@ -57,13 +81,20 @@ std::optional<Finding> find_uneven_shard(const Evidence& evidence) {
     }
     const auto largest = static_cast<double>(rows.at(i, most).samples);
     const double fair = sum / static_cast<double>(rows.ranks());
-    if (largest <= fair) continue;
+    if (largest <= fair) {
+      even.add(rows, i);
+      continue;
+    }
     const Uneven uneven = uneven_s(rows, i, most, fair);
     all_uneven += uneven;
+    fair_samples += fair;
+    largest_s += static_cast<double>(compute_of(rows.at(i, most))) / 1e9;
     uneven_by_rank[most] += uneven;
     uneven_steps += static_cast<double>(rows.rows()[i].steps);
   }
-  const double lost_s = all_uneven.seconds();
+  if (uneven_steps <= 0) return std::nullopt;
+  const auto even_s = even.step_s(fair_samples / uneven_steps);
+  const double lost_s = even_s ? largest_s - *even_s * uneven_steps : all_uneven.seconds();
   if (lost_s <= 0) return std::nullopt;
   std::vector<double> by_rank;
   for (const Uneven& uneven : uneven_by_rank) by_rank.push_back(uneven.seconds());
@@ -74,7 +105,7 @@ std::optional<Finding> find_uneven_shard(const Evidence& evidence) {
   finding.seconds = lost_s;
   const auto worst = std::max_element(by_rank.begin(), by_rank.end());
   const auto at = static_cast<std::size_t>(worst - by_rank.begin());
-  const bool one = *worst >= 0.6 * lost_s;
+  const bool one = *worst > 0 && *worst >= kMainShare * std::accumulate(by_rank.begin(), by_rank.end(), 0.0);
   const RankProfile& rank = evidence.run.ranks[at];
   if (one) {
     finding.rank = rank.rank;
@@ -89,6 +120,10 @@ std::optional<Finding> find_uneven_shard(const Evidence& evidence) {
   finding.evidence = fmt::format(
       "in {} steps; {} trained {} samples, a fair share is {}", count_text(to_count(uneven_steps)), rank_name(rank),
       count_text(to_count(most_of_all[at])), count_text(to_count(all / static_cast<double>(rows.ranks()))));
+  if (even_s) {
+    finding.evidence += fmt::format("; with even shares a step's computing takes {} instead of {}",
+                                    seconds_text(*even_s), seconds_text(largest_s / uneven_steps));
+  }
   finding.advice =
       "give every rank the same number of samples: shards of one size, or a sampler over the whole data set";
   return finding;

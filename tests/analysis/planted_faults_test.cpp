@@ -97,6 +97,23 @@ TEST(PlantedFaults, AnUnevenShardWhereRanksSlowEachOtherDown) {
   EXPECT_NEAR(first.seconds, seconds, 0.2 * seconds) << all(analysis);
 }
 
+// Shares of 48 and 16 samples in half of the steps; each batch takes 5 ms beside its samples, and ranks that compute at
+// once slow each other down: nothing but the even steps can tell what those would take.
+TEST(PlantedFaults, AnUnevenShardInPartOfTheStepsIsMeasuredByTheOthers) {
+  SyntheticRun plan;
+  plan.steps = 400;
+  plan.change = [](int rank, std::int64_t batch, SyntheticStep& step) {
+    phase(step, Phase::kForward) = 5 * kMs;
+    phase(step, Phase::kBackward) = 8 * kMs;
+    if (batch % 100 < 50) return;
+    step.samples = rank == 1 ? 48 : 16;
+    phase(step, Phase::kBackward) = rank == 1 ? 10 * kMs : 4 * kMs;
+  };
+  const Synthetic run(plan);
+  expect_first(run.analysis, "uneven_shard", 1, 200 * 0.002);
+  EXPECT_THAT(run.analysis.findings.front().evidence, HasSubstr("with even shares a step's computing takes 13.0 ms"));
+}
+
 TEST(PlantedFaults, ARankWithoutACoreHoldsUpTheExchangeAsWell) {
   SyntheticRun plan;
   plan.steps = 1'000;
@@ -111,9 +128,9 @@ TEST(PlantedFaults, ARankWithoutACoreHoldsUpTheExchangeAsWell) {
   expect_first(Synthetic(plan).analysis, "cpu_contention", 1, 500 * 0.010);
 }
 
-// For twenty steps each.
+// For fifty steps each.
 double wandering(int rank, std::int64_t batch, double slow_share) {
-  std::mt19937_64 random(static_cast<std::uint64_t>(batch / 20) * 2 + static_cast<std::uint64_t>(rank));
+  std::mt19937_64 random(static_cast<std::uint64_t>(batch / 50) * 2 + static_cast<std::uint64_t>(rank));
   return static_cast<double>(random() % 1'000) < 1'000 * slow_share ? 2.0 : 0.0;
 }
 
