@@ -49,7 +49,7 @@ bench: build
 # A run of some twenty seconds for each kind of fault; builds no more than they need.
 bench-faults: setup-test
 	@mkdir -p build
-	@$(call configure,release)
+	@$(call configure,release,-DDTRAIN_TESTS=ON -DDTRAIN_BENCH=ON)
 	@scripts/quiet_build.sh release $(JOBS) planted_fault_trial
 	@python3 -B tests/bench/planted_faults.py build/release/bin
 

@@ -1,6 +1,6 @@
-"""Takes a core now and then: is at it for ON seconds, rests for OFF, until it is told to end (SIGTERM). While it is at it,
-it spins for the first SHARE of each PERIOD. Then it writes what it did to FILE: `windows` (begin and end of each turn,
-monotonic nanoseconds) and `cpu_s`, the processor time it took.
+"""Takes a core now and then: is at it for ON seconds, rests for OFF, until it is told to end (SIGTERM). While it is at
+it, it spins for the first SHARE of each PERIOD. Then it writes what it did to FILE: `windows` (begin and end of each
+turn, monotonic nanoseconds) and `cpu_s`, the processor time it took.
 
     cpu_hog.py CORE ON OFF SHARE FILE
 """

@@ -8,13 +8,13 @@ What a fault took is what the run would have been shorter by without it, measure
 
   stall          the time slept, added up: the other rank can do nothing about it
   leak           bytes kept, over batches
-  hog, loader,   at work in turns with nothing, a second or two each; the trial notes when its batches begin. What batches
-  shard, link    with the fault took longer than those before and after it. (A rank that is late leaves its core's
+  hog, loader,   at work in turns with nothing, a second or two each; the trial notes when its batches begin. What
+  shard, link    batches with the fault took longer than those before and after it. (A rank that is late leaves its core's
                  neighbour and the memory to the other one, whose loader may read ahead meanwhile: the time the injector
                  itself takes is not what the run loses, and is only printed, as `injected_s`.)
 
-The hog spins on rank 1's core (cpu_hog.py); `hog_half` only half of the time, 30 ms in 60. The link joins two hosts (network
-namespaces; needs root), one rank and one core each; its speed changes in turns. `healthy` is the trial without a fault,
+The hog spins on rank 1's core (cpu_hog.py); `hog_half` only half of the time, 30 ms in 60. The link joins two hosts
+(network namespaces; needs root), one rank and one core each; its speed changes in turns. `healthy` is the trial without a fault,
 `healthy_fashion` the Fashion-MNIST example, `healthy_hosts` the trial over the two hosts, whose link nothing slows.
 """
 import argparse
