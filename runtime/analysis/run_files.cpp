@@ -53,6 +53,7 @@ void add_plan(const Json& plan, RunSummary& summary) {
   if (const auto strategy = plan.find("strategy"); strategy != plan.end() && strategy->is_object()) {
     summary.strategy = read_strategy(*strategy);
   }
+  if (const auto mock = plan.find("mock"); mock != plan.end() && mock->is_object()) summary.mock = text(*mock, "text");
   if (const auto batch = integer(plan, "global_batch_size", -1); batch >= 0) summary.global_batch_size = batch;
   if (const auto per_rank = plan.find("batch_per_rank"); !summary.global_batch_size && per_rank != plan.end()) {
     std::int64_t all = 0;

@@ -64,6 +64,7 @@ Json agent_json(const AgentSummary& agent) {
 Json to_json(const RunSummary& s) {
   Json json = {{"name", s.name},
                {"run_dir", s.run_dir},
+               {"mock", s.mock.empty() ? Json(nullptr) : Json(s.mock)},
                {"state", s.state},
                {"cause", s.cause},
                {"world_size", s.world_size},

@@ -97,6 +97,16 @@ void predict_link(const Evidence& evidence, const Predictor& predictor, WhatIf& 
 
 }  // namespace
 
+double slowest_rank_step_s(const RunProfile& run) {
+  double slowest = 0;
+  for (const RankProfile& rank : run.ranks) {
+    std::vector<double> walls;
+    for (const StepLine& step : rank.steps) walls.push_back(seconds(minus(step.wall_ns, pauses_of(step))));
+    slowest = std::max(slowest, median(std::move(walls)));
+  }
+  return slowest;
+}
+
 WhatIf predict(const Evidence& evidence) {
   WhatIf result;
   if (evidence.rows.rows().empty()) {
@@ -126,7 +136,7 @@ WhatIf predict(const Evidence& evidence) {
     result.changes.push_back(predictor.predict({.name = "compute_alone",
                                                 .title = "neither loading nor communication",
                                                 .assumption = "ranks do not wait at all",
-                                                .mock = ""},
+                                                .mock = "loader,comm"},
                                                {without_loading_s, nothing, true}));
     result.changes.push_back(predictor.predict({.name = "balanced",
                                                 .title = "the ranks' work is the same in every step",

@@ -24,6 +24,15 @@ void add_launch(CLI::App& app, int* exit_code) {
       ->type_name("FILE");
   command->add_option("--run-dir", request->run_dir, "Where to write the run (default: the next folder under runs/)")
       ->type_name("DIR");
+  auto mock = std::make_shared<std::vector<std::string>>();
+  command
+      ->add_option("--mock", *mock,
+                   "Leave something out, to measure the rest: loader (train on one batch again and again), train (read "
+                   "batches and do nothing with them), comm (exchange no gradients), or loader,comm. The weights mean "
+                   "nothing: none are written, none validated")
+      ->type_name("WHAT")
+      ->expected(1)
+      ->take_all();
   CLI::Option* detach = command->add_flag(
       "--detach", request->detach, "Go on in the background, whatever becomes of the terminal, once the task is known");
   CLI::Option* dry_run =
@@ -41,7 +50,10 @@ void add_launch(CLI::App& app, int* exit_code) {
       "One process is started for each of resources.slots_per_trial, bound to its own cores. OMP_NUM_THREADS (the "
       "cores\n"
       "of the slot) and OMP_WAIT_POLICY (passive) are set unless you set them.");
-  command->callback([request, exit_code] { *exit_code = run::launch(*request); });
+  command->callback([request, mock, exit_code] {
+    request->mock = run::parse_mock(*mock);
+    *exit_code = run::launch(*request);
+  });
 }
 
 }  // namespace dtrain::cli

@@ -99,9 +99,12 @@ LaunchPlan make_launch_plan(const LaunchRequest& request, const Variables& varia
   plan.experiment = config::read_experiment(request.experiment_file, request.overrides);
   check_model_file(plan.experiment);
   plan.overrides = request.overrides;
+  plan.mock = request.mock;
+  check_mock(plan.mock, plan.experiment.resources.slots_per_trial);
   plan.host = host::host_identity().name;
   plan.split = scheduler::split_batch(plan.experiment.global_batch_size, plan.experiment.resources.slots_per_trial);
   if (!plan.split.warning.empty()) plan.warnings.push_back(plan.split.warning);
+  if (plan.mock.any()) plan.warnings.push_back(mock_text(plan.mock));
   place_ranks(plan, request.cluster, variables);
   const std::string advice = scaling_advice(plan.experiment, !request.overrides.empty());
   if (!advice.empty()) plan.warnings.push_back(advice);
@@ -121,6 +124,10 @@ LaunchPlan make_launch_plan(const LaunchRequest& request, const Variables& varia
     plan.command.push_back("--set");
     plan.command.push_back(value);
   }
+  if (plan.mock.any()) {
+    plan.command.push_back("--mock");
+    plan.command.push_back(to_string(plan.mock));
+  }
 
   Variables of_a_rank = variables;
   for (const auto& [name, value] : plan.experiment.environment_variables) of_a_rank[name] = value;
@@ -138,6 +145,7 @@ Json to_json(const LaunchPlan& plan) {
                   .warnings = plan.warnings,
                   .versions = {{"dtrain", version()}},
                   .more = {{"cluster", plan.cluster.source}, {"launcher", config::to_string(plan.launcher.type)}}};
+  if (plan.mock.any()) facts.more["mock"] = to_json(plan.mock);
   if (!plan.network.networks.empty()) facts.more["network"] = to_json(plan.network);
   return plan_json(facts);
 }
@@ -152,6 +160,7 @@ std::string render_plan(const LaunchPlan& plan) {
   std::string text = row("experiment", experiment.name + " (" + experiment.file.string() + ")");
   text += row("program", plan.command.front());
   if (experiment.model) text += row("model", experiment.model->file.string());
+  if (plan.mock.any()) text += row("mock", to_string(plan.mock));
   text += row("length", config::to_string(experiment.searcher.max_length));
   text += row("batch", std::to_string(plan.split.effective) + " = " + std::to_string(plan.world_size()) + " x " +
                            std::to_string(plan.split.per_slot));

@@ -19,6 +19,7 @@ namespace dtrain::run {
 struct LaunchPlan {
   config::Experiment experiment;
   std::vector<std::string> overrides;
+  Mock mock;
   std::string host;
   std::vector<std::string> command;  // of every rank
   std::string library_path;          // its LD_LIBRARY_PATH; empty: as it is

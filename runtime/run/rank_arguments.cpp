@@ -8,13 +8,16 @@
 namespace dtrain::run {
 namespace {
 
-constexpr const char* kUsage = R"(usage: %s [--run-dir DIR] [--set KEY=VALUE]... EXPERIMENT.yaml
+constexpr const char* kUsage = R"(usage: %s [--run-dir DIR] [--set KEY=VALUE]... [--mock WHAT] EXPERIMENT.yaml
 
 Trains what EXPERIMENT.yaml describes. Started by itself it is a single rank; started by `dtrain launch`, mpirun, srun
 or torchrun-style variables (RANK, WORLD_SIZE, ...) it is one of several.
 
   --run-dir DIR     where to write the run (default: the next folder under runs/)
   --set KEY=VALUE   override one key of the experiment, for instance --set searcher.max_length.epochs=1
+  --mock WHAT       leave something out, to measure the rest: loader (train on one batch again and again), train (read
+                    batches and do nothing with them), comm (exchange no gradients), or loader,comm. No weights are
+                    written
   --help            this text
 
 examples:
@@ -31,6 +34,7 @@ examples:
 
 RankOptions parse_rank_arguments(int argc, char** argv) {
   RankOptions options;
+  std::vector<std::string> mock;
   options.program = argc > 0 ? argv[0] : "rank";
   for (int i = 1; i < argc; ++i) {
     std::string argument = argv[i];
@@ -53,6 +57,8 @@ RankOptions parse_rank_arguments(int argc, char** argv) {
       options.run_dir = value;
     } else if (value_of("--set", &value)) {
       options.overrides.push_back(value);
+    } else if (value_of("--mock", &value)) {
+      mock.push_back(value);
     } else if (argument.size() > 1 && argument.front() == '-') {
       refuse(options.program, "unknown option " + argument);
     } else if (!options.experiment_file.empty()) {
@@ -63,6 +69,11 @@ RankOptions parse_rank_arguments(int argc, char** argv) {
     }
   }
   if (options.experiment_file.empty()) refuse(options.program, "no experiment file given");
+  try {
+    options.mock = parse_mock(mock);
+  } catch (const ConfigError& error) {
+    refuse(options.program, error.what() + ("; " + error.remedy()));
+  }
   return options;
 }
 

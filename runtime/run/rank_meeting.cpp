@@ -145,11 +145,11 @@ void RankSession::Impl::compare_ranks() {
                           " ranks, counting itself, which is not what " + environment.started_by + " says",
                       "hosts must have names of their own, and be listed under one name each");
   }
-  const auto experiments =
-      control->gather("run.experiment", std::to_string(std::hash<std::string>{}(config::to_json(experiment).dump())));
+  const std::string mine = config::to_json(experiment).dump() + to_string(options.mock);
+  const auto experiments = control->gather("run.experiment", std::to_string(std::hash<std::string>{}(mine)));
   if (const auto other = first_other(experiments)) {
     throw AgreedError("rank " + std::to_string(*other) + " was given another experiment than rank 0",
-                      "start every rank with the same experiment file and the same --set");
+                      "start every rank with the same experiment file, the same --set and the same --mock");
   }
   int most = 0;
   for (const auto& [key, count] : ranks_of) most = std::max(most, count);

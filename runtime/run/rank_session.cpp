@@ -72,6 +72,9 @@ RankSession::~RankSession() = default;
 const config::Experiment& RankSession::experiment() const {
   return impl_->experiment;
 }
+const Mock& RankSession::mock() const {
+  return impl_->options.mock;
+}
 const comm::World& RankSession::world() const {
   return impl_->environment.world;
 }

@@ -81,6 +81,7 @@ void RankSession::Impl::read_experiment() {
     experiment = config::read_experiment(options.experiment_file, options.overrides);
     check_kind(experiment, options.for_model);
     check_model_file(experiment);
+    check_mock(options.mock, environment.world.size);
     split = scheduler::split_batch(experiment.global_batch_size, environment.world.size);
     if (!launched()) set_process_variables(experiment.environment_variables);  // else that is done
   } catch (const ConfigError&) {
@@ -134,6 +135,10 @@ void RankSession::Impl::write_plan() {
     facts.warnings.push_back("max_restarts has no effect here: it is dtrain launch that starts ranks again");
   }
   if (!split.warning.empty()) facts.warnings.push_back(split.warning);
+  if (options.mock.any()) {
+    facts.warnings.push_back(mock_text(options.mock));
+    facts.more["mock"] = to_json(options.mock);
+  }
   for (const std::string& warning : facts.warnings) log->warn("{}", warning);
   for (int rank = 0; rank < world.size; ++rank) {
     facts.placement.push_back({rank, hosts[static_cast<std::size_t>(rank)].name, {}});

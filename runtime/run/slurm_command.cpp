@@ -96,6 +96,7 @@ std::string batch_script(const LaunchPlan& plan, const BatchJob& job) {
           quoted(run_dir);
   if (!job.cluster.empty()) text += " --cluster " + quoted(job.cluster.string());
   for (const std::string& value : plan.overrides) text += " --set " + quoted(value);
+  if (plan.mock.any()) text += " --mock " + to_string(plan.mock);
   return text + "\n";
 }
 

@@ -6,6 +6,7 @@
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/variable.h>
 
+#include "alone.h"
 #include "dtrain/base/error.h"
 #include "replicated.h"
 #include "startup_checks.h"
@@ -61,7 +62,7 @@ Engine::Engine(TrialContext& context, run::RankSession& session, const EngineOpt
   exchange_ = std::make_unique<GradientExchange>(*parameters_, communicator_, recorder_);
   if (may_shard() && options.sharded == config::ShardedOptimizer::kAuto) trial_.emplace(communicator_);
   use_strategy(options_.fusion.sharded);
-  if (options.local_sgd) {
+  if (options.local_sgd && !options.alone) {
     local_ = std::make_unique<LocalSteps>(*options.local_sgd, *parameters_, fusion_->plan(), communicator_, recorder_,
                                           options.seed);
   }
@@ -74,7 +75,7 @@ Engine::~Engine() {
 }
 
 bool Engine::may_shard() const {
-  return communicator_.world_size() > 1 && !options_.local_sgd &&
+  return communicator_.world_size() > 1 && !options_.local_sgd && !options_.alone &&
          options_.compression.kind == config::CompressionKind::kNone;
 }
 
@@ -85,7 +86,10 @@ void Engine::use_strategy(bool sharded) {
   if (sharded_) sharded_->complete_state();
   sharded_ = nullptr;
   strategy_.reset();  // one puts parameters and state back where the next one expects them
-  if (options_.compression.kind != config::CompressionKind::kNone) {
+  if (options_.alone) {
+    const bool parts = options_.sharded == config::ShardedOptimizer::kOn;
+    strategy_ = std::make_unique<Alone>(*parameters_, *optimizer_, communicator_, recorder_, parts);
+  } else if (options_.compression.kind != config::CompressionKind::kNone) {
     auto compressed = std::make_unique<Compressed>(*parameters_, *optimizer_, communicator_, recorder_, scale,
                                                    options_.compression, options_.seed, fusion_->settled_steps());
     compressed_ = compressed.get();
@@ -151,6 +155,12 @@ void Engine::remove_hooks() {
 }
 
 void Engine::announce(bool has_batch, bool stop, const std::optional<profile::TraceWindow>& trace) {
+  if (options_.alone) {
+    last_round_ = {has_batch ? 1 : 0, stop};
+    stop_seen_ |= stop;
+    if (has_batch) ++own_batches_;
+    return;
+  }
   auto& announcement = announcements_.emplace_back();
   announcement.values[0] = has_batch ? 1 : 0;
   announcement.values[1] = stop ? 1 : 0;
@@ -189,7 +199,7 @@ Engine::Round Engine::agree() {
 void Engine::begin_batch() {
   in_batch_ = true;
   batch_began_ = session_.clock().monotonic();
-  exchange_->begin_batch(exchange_due() && !local_);
+  exchange_->begin_batch(exchange_due() && !local_ && !options_.alone);
 }
 
 void Engine::backward(const at::Tensor& loss) {
@@ -204,7 +214,7 @@ bool Engine::end_batch() {
   if (!stepping) {
     ++rounds_in_window_;
     window_time_ += session_.clock().monotonic() - batch_began_;
-  } else if (local_) {
+  } else if (local_ || options_.alone) {
     step_alone(options_.aggregation_frequency);
   } else {
     exchange_and_step(options_.aggregation_frequency);
@@ -217,7 +227,7 @@ bool Engine::end_batch() {
 
 bool Engine::flush() {
   settle_announcements();
-  if (local_) {
+  if (local_ || options_.alone) {
     const bool left = rounds_in_window_ > 0;
     if (left) step_alone(rounds_in_window_);
     synchronise();

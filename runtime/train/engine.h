@@ -35,6 +35,9 @@ struct EngineOptions {
   std::optional<config::LocalSgd> local_sgd;
   std::uint64_t seed = 0;
   config::ShardedOptimizer sharded = config::ShardedOptimizer::kAuto;
+  // Once all have the same model, this rank says nothing to the others and waits for none (`--mock comm`). What below
+  // is collective then is not.
+  bool alone = false;
 };
 
 class Engine {
@@ -129,7 +132,7 @@ class Engine {
   // Of local steps.
   std::int64_t rounds_ = 0;                 // announced
   std::optional<std::int64_t> stop_round_;  // in which a rank first asked to stop
-  std::int64_t own_batches_ = 0;            // of this rank, in the open window
+  std::int64_t own_batches_ = 0;            // of this rank, in the open window; also when alone
   int inner_steps_ = 0;                     // since the ranks last met
   bool took_part_ = false;                  // had a batch since then
   std::int64_t took_part_ranks_ = 0;        // how many have, as of the last round settled

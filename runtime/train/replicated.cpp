@@ -8,10 +8,7 @@ Replicated::Replicated(FlatParameters& parameters, FlatOptimizer& optimizer, com
       communicator_(communicator),
       scale_(scale),
       updater_(parameters, optimizer, communicator, recorder) {
-  std::vector<FlatRange> everything;
-  for (std::size_t g = 0; g < parameters.groups().size(); ++g) {
-    everything.push_back({g, 0, parameters.groups()[g].values.numel()});
-  }
+  const std::vector<FlatRange> everything = whole_groups(parameters);
   updater_.divide({&everything, 1});
 }
 

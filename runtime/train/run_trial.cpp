@@ -67,9 +67,12 @@ bool train_and_save(run::RankSession& session, const TrialFactory& make_trial) {
   options.aggregation_frequency = experiment.optimizations.aggregation_frequency;
   options.average_aggregated_gradients = experiment.optimizations.average_aggregated_gradients;
   const auto& wanted = experiment.optimizations;
-  // Local steps exchange nothing while they compute: there is nothing that could wait for anything.
-  options.fusion = {wanted.tensor_fusion_threshold_bytes, wanted.local_sgd ? 0 : wanted.tensor_fusion_cycle_ms,
-                    wanted.auto_tune_tensor_fusion};
+  // Where nothing is exchanged while ranks compute, there is nothing that could wait for anything.
+  const run::Mock& mock = session.mock();
+  options.alone = mock.apart();
+  const bool overlaps = !wanted.local_sgd && !options.alone;
+  options.fusion = {wanted.tensor_fusion_threshold_bytes, overlaps ? wanted.tensor_fusion_cycle_ms : 0,
+                    wanted.auto_tune_tensor_fusion && !options.alone};
   options.max_gradient_norm = context.wrapped().max_gradient_norm;
   options.compression = experiment.optimizations.gradient_compression;
   options.local_sgd = experiment.optimizations.local_sgd;
@@ -87,7 +90,7 @@ bool train_and_save(run::RankSession& session, const TrialFactory& make_trial) {
   }
 
   const auto save = [&] {
-    if (session.world().rank != 0) return;
+    if (session.world().rank != 0 || mock.any()) return;
     const auto folder = session.run_dir() / "checkpoints" / "final";
     const auto written = [&](const std::filesystem::path& path) {
       session.write_event("weights_written", {{"path", path.string()}});

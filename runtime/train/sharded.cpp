@@ -23,6 +23,21 @@ std::size_t elements_of(const comm::FusionPlan::Bucket& bucket) {
 
 }  // namespace
 
+std::vector<std::vector<FlatRange>> parts_of_all(const FlatParameters& parameters, const comm::FusionPlan& plan,
+                                                 int world_size) {
+  std::vector<std::vector<FlatRange>> parts(static_cast<std::size_t>(world_size));
+  for (int rank = 0; rank < world_size; ++rank) {
+    for (const auto& bucket : plan.buckets) {
+      const comm::DataType type = comm_type(parameters.groups()[bucket.group].dtype);
+      const comm::Part part = comm::part_of(elements_of(bucket), type, rank, world_size);
+      parts[static_cast<std::size_t>(rank)].push_back({bucket.group,
+                                                       bucket.begin + static_cast<std::int64_t>(part.begin),
+                                                       bucket.begin + static_cast<std::int64_t>(part.end)});
+    }
+  }
+  return parts;
+}
+
 Sharded::Sharded(FlatParameters& parameters, FlatOptimizer& optimizer, comm::Communicator& communicator,
                  profile::Recorder& recorder, double scale)
     : parameters_(parameters),
@@ -80,24 +95,10 @@ std::byte* Sharded::place_of(const at::Tensor& flat, const comm::FusionPlan::Buc
   return static_cast<std::byte*>(flat.data_ptr()) + bucket.begin * parameters_.groups()[bucket.group].element_size;
 }
 
-std::vector<std::vector<FlatRange>> Sharded::parts_of_all(const comm::FusionPlan& plan) const {
-  std::vector<std::vector<FlatRange>> parts(static_cast<std::size_t>(communicator_.world_size()));
-  for (int rank = 0; rank < communicator_.world_size(); ++rank) {
-    for (const auto& bucket : plan.buckets) {
-      const comm::DataType type = comm_type(parameters_.groups()[bucket.group].dtype);
-      const comm::Part part = comm::part_of(elements_of(bucket), type, rank, communicator_.world_size());
-      parts[static_cast<std::size_t>(rank)].push_back({bucket.group,
-                                                       bucket.begin + static_cast<std::int64_t>(part.begin),
-                                                       bucket.begin + static_cast<std::int64_t>(part.end)});
-    }
-  }
-  return parts;
-}
-
 void Sharded::set_plan(const comm::FusionPlan& plan) {
   if (!one_copy_ && state_is_divided_) gather_state();
   plan_ = &plan;
-  updater_.divide(parts_of_all(plan));
+  updater_.divide(parts_of_all(parameters_, plan, communicator_.world_size()));
   if (!one_copy_) keep_own_state();
 }
 

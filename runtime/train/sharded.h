@@ -22,6 +22,10 @@
 
 namespace dtrain::train {
 
+// What each rank updates: its part of every bucket, in their order.
+std::vector<std::vector<FlatRange>> parts_of_all(const FlatParameters& parameters, const comm::FusionPlan& plan,
+                                                 int world_size);
+
 class Sharded final : public GradientStrategy {
  public:
   // Collective. Parameters and optimizer state, which are complete and the same on every rank, move to other memory.
@@ -43,7 +47,6 @@ class Sharded final : public GradientStrategy {
   std::byte* place_of(const at::Tensor& flat, const comm::FusionPlan::Bucket& bucket) const;
   void move_to_common_memory();
   void move_values_to_buffers();
-  std::vector<std::vector<FlatRange>> parts_of_all(const comm::FusionPlan& plan) const;
   void gather_state();
   void keep_own_state();
 

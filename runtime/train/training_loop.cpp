@@ -6,6 +6,7 @@
 #include <torch/utils.h>
 
 #include "dtrain/base/error.h"
+#include "mock_loader.h"
 
 namespace dtrain::train {
 
@@ -46,6 +47,7 @@ TrainingLoop::TrainingLoop(Trial& trial, TrialContext& context, run::RankSession
       deep_window_(session, context.device().is_cuda()),
       global_batch_(session.batch_per_rank() * session.world().size) {
   if (!loader_) throw ConfigError("training_loader() returned nothing", "return context.loader(data set)");
+  if (session.mock().loader) loader_ = repeat_first_batch(std::move(loader_));
   find_lengths();
   recorder_.watch(device_memory_.get());
 }
@@ -100,7 +102,9 @@ bool TrainingLoop::epoch_is_full() const {
 
 bool TrainingLoop::run() {
   context_.wrapped().model->train();
-  experiment_.perform_initial_validation ? validation_.run(0, 0) : validation_.check_metric();
+  if (!session_.mock().any()) {
+    experiment_.perform_initial_validation ? validation_.run(0, 0) : validation_.check_metric();
+  }
   start_epoch(0);
   progress_.start({0, total_batches_.value_or(0), 0, 0, batches_per_epoch_.value_or(0)});
   Outcome outcome = Outcome::kGoOn;
@@ -131,9 +135,12 @@ TrainingLoop::Outcome TrainingLoop::run_round() {
   }
 
   // 2. Forward and backward, buckets leaving as they fill; 3. the exchange; 4. the optimizer.
-  engine_.begin_batch();
-  if (batch) train_batch(*batch);
-  const bool stepped = engine_.end_batch();
+  bool stepped = session_.mock().train;
+  if (!session_.mock().train) {
+    engine_.begin_batch();
+    if (batch) train_batch(*batch);
+    stepped = engine_.end_batch();
+  }
   ++batches_;
   ++epoch_batches_;
 
@@ -144,7 +151,7 @@ TrainingLoop::Outcome TrainingLoop::run_round() {
     conclude(stopped && !last);
   } else {
     if (batches_ % experiment_.scheduling_unit == 0) reduce_training_metrics();
-    if (validation_period_ > 0 && batches_ % validation_period_ == 0) {
+    if (!session_.mock().any() && validation_period_ > 0 && batches_ % validation_period_ == 0) {
       engine_.synchronise();
       validation_.run(batches_, epoch_);
       progress_.leave_out_pause();
@@ -211,8 +218,8 @@ void TrainingLoop::reduce_training_metrics() {
     unread_metrics_.clear();
   }
   const PhaseScope phase(recorder_, Phase::kReduceMetrics);
-  const ReducedMetrics reduced =
-      experiment_.optimizations.average_training_metrics ? metrics_.reduce() : metrics_.take_local();
+  const bool together = experiment_.optimizations.average_training_metrics && !session_.mock().apart();
+  const ReducedMetrics reduced = together ? metrics_.reduce() : metrics_.take_local();
   if (session_.world().rank != 0 || reduced.samples == 0) return;
   session_.write_metrics({{"kind", "training"},
                           {"batch", batches_},
@@ -233,7 +240,7 @@ void TrainingLoop::conclude(bool stopped) {
     save_();
   }
   reduce_training_metrics();
-  if (!stopped) validation_.run(batches_, epoch_);
+  if (!stopped && !session_.mock().any()) validation_.run(batches_, epoch_);
 }
 
 }  // namespace dtrain::train

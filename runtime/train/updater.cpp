@@ -9,6 +9,14 @@ namespace dtrain::train {
 using profile::Phase;
 using profile::PhaseScope;
 
+std::vector<FlatRange> whole_groups(const FlatParameters& parameters) {
+  std::vector<FlatRange> everything;
+  for (std::size_t g = 0; g < parameters.groups().size(); ++g) {
+    everything.push_back({g, 0, parameters.groups()[g].values.numel()});
+  }
+  return everything;
+}
+
 Updater::Updater(FlatParameters& parameters, FlatOptimizer& optimizer, comm::Communicator& communicator,
                  profile::Recorder& recorder)
     : parameters_(parameters), optimizer_(optimizer), communicator_(communicator), recorder_(recorder) {}
@@ -45,7 +53,7 @@ double Updater::gradient_norm() {
   for (std::size_t i = 0; i < branches_.size(); ++i) {
     if (mine_[i]) sums[i] = sum_of_squares(parameters_, branches_[i]);
   }
-  if (std::find(mine_.begin(), mine_.end(), 0) != mine_.end()) {
+  if (!alone_ && std::find(mine_.begin(), mine_.end(), 0) != mine_.end()) {
     // Each has one owner and the others add zeros, which is exact.
     const PhaseScope phase(recorder_, Phase::kAllreduceWait);
     communicator_.all_reduce(sums.data(), sums.size(), comm::DataType::kFloat64).wait();

@@ -15,6 +15,9 @@
 
 namespace dtrain::train {
 
+// All there is, group by group.
+std::vector<FlatRange> whole_groups(const FlatParameters& parameters);
+
 class Updater {
  public:
   Updater(FlatParameters& parameters, FlatOptimizer& optimizer, comm::Communicator& communicator,
@@ -23,6 +26,8 @@ class Updater {
   // What each rank updates from now on; all ranks' ranges together make up whole groups. Every rank says the same.
   void divide(std::span<const std::vector<FlatRange>> of_ranks);
   std::span<const FlatRange> own() const { return own_; }
+  // From now on update() is not collective: the norm of the gradients is that of this rank's ranges.
+  void ask_nobody() { alone_ = true; }
 
   // Scales, clips and updates this rank's ranges; after each of them calls updated(index). Collective where gradients
   // are clipped.
@@ -35,6 +40,7 @@ class Updater {
   FlatOptimizer& optimizer_;
   comm::Communicator& communicator_;
   profile::Recorder& recorder_;
+  bool alone_ = false;
   std::vector<FlatRange> own_;
   // Of all ranks, in the order of group and line; and which of them are this rank's.
   std::vector<NormBranch> branches_;

@@ -3,7 +3,8 @@
 //   metrics_bytes: 0           padding of each line of metrics.jsonl
 //   trouble: {rank: 1, batch: 7, kind: SIGKILL | SIGSEGV | abort | exit | quit | exception | data | hang | mismatch |
 //             agreed}            without a rank: on every rank
-// It prints "batch N" after each step that was recorded, and "leaving" when it has been asked to stop.
+// With --mock it leaves out what a trial would: the sleep, or the all-reduce. It prints "batch N" after each step that
+// was recorded, and "leaving" when it has been asked to stop.
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
@@ -83,16 +84,20 @@ bool train(run::RankSession& session) {
     session.recorder().begin_step(batch);
     {
       const profile::PhaseScope forward(session.recorder(), profile::Phase::kForward);
-      std::this_thread::sleep_for(step_time);
+      if (!session.mock().train) std::this_thread::sleep_for(step_time);
       if (trouble.value("rank", session.world().rank) == session.world().rank && trouble.value("batch", 0) == batch) {
         cause_trouble(session, trouble);
       }
     }
     for (std::size_t i = 0; i < kGradients; ++i) gradients[i] = static_cast<float>(session.world().rank + 1);
-    all_reduce(session, gradients);
-    const int size = session.world().size;
-    if (gradients[kGradients - 1] != static_cast<float>(size * (size + 1) / 2)) throw std::runtime_error("wrong sum");
-    stopped = agree_to_stop(session);
+    if (session.mock().apart()) {
+      stopped = session.stop_requested();
+    } else {
+      all_reduce(session, gradients);
+      const int size = session.world().size;
+      if (gradients[kGradients - 1] != static_cast<float>(size * (size + 1) / 2)) throw std::runtime_error("wrong sum");
+      stopped = agree_to_stop(session);
+    }
     session.recorder().end_step({.samples = session.batch_per_rank(), .exchanged = true, .epoch = (batch - 1) / 100});
     std::printf("batch %lld\n", static_cast<long long>(batch));
     std::fflush(stdout);

@@ -28,6 +28,7 @@ std::string header(const report::Input& input) {
   std::string about =
       fmt::format("{} rank{}, {} steps", s.world_size, s.world_size == 1 ? "" : "s", count_text(s.steps));
   if (s.loop_s) about += ", loop " + seconds_text(*s.loop_s);
+  if (!s.mock.empty()) about += "; " + s.mock;
   return fmt::format(
       "<h1>{}</h1><span class=\"state {}\">{}</span><span class=\"about\">{}</span>"
       "<div class=\"controls\">{}<button type=\"button\" id=\"theme\">Theme: auto</button></div>",

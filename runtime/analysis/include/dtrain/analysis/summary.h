@@ -88,6 +88,7 @@ struct AgentSummary {
 
 struct RunSummary {
   std::string name, run_dir;
+  std::string mock;          // of a mock run: what was left out, and that its weights mean nothing
   std::string state, cause;  // of events.jsonl's "run_ended"; empty when there is none
   int world_size = 0;
   std::optional<std::int64_t> global_batch_size;

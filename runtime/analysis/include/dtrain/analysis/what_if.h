@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "dtrain/analysis/run_profile.h"
 #include "dtrain/base/json.h"
 
 namespace dtrain::analysis {
@@ -14,7 +15,7 @@ struct Prediction {
   std::string name;        // "free_loader", "free_network", "loader_alone", "balanced", "twice_the_link", …: stable
   std::string title;       // for people
   std::string assumption;  // what the number rests on
-  std::string mock;        // the --mock that measures it: "loader", "comm", "train"; empty: none does
+  std::string mock;        // the --mock that measures it: "loader", "comm", "loader,comm", "train"; empty: none does
   int world_size = 0;
   double step_s = 0;                   // mean of a step
   double step_p50_s = 0;               // median
@@ -30,6 +31,10 @@ struct WhatIf {
   std::vector<Prediction> scaling;                       // the same batch a rank on more ranks
   std::vector<std::string> notes;                        // what could not be predicted, and why
 };
+
+// What a prediction is compared with once it has been made true: the median step of the rank for which it is longest,
+// without validation and checkpoints. Of steps that are recorded in full; 0: there is none.
+double slowest_rank_step_s(const RunProfile& run);
 
 Json to_json(const WhatIf& what_if);
 

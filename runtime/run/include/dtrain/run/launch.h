@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "dtrain/base/log.h"
+#include "dtrain/run/mock.h"
 
 namespace dtrain::run {
 
@@ -14,9 +15,10 @@ struct LaunchRequest {
   std::vector<std::string> overrides;  // --set
   std::filesystem::path cluster;       // --cluster; empty: found
   std::filesystem::path run_dir;       // empty: the next under runs/
-  bool dry_run = false;                // print the plan, start nothing
-  bool detach = false;                 // go on without the terminal, once the task is in the ledger
-  bool json = false;                   // with dry_run: the plan as JSON
+  Mock mock;
+  bool dry_run = false;  // print the plan, start nothing
+  bool detach = false;   // go on without the terminal, once the task is in the ledger
+  bool json = false;     // with dry_run: the plan as JSON
 };
 
 // Returns the exit code: 0 done, 1 the run failed, 130 interrupted by Ctrl-C or SIGTERM. ConfigError (exit code 2)

@@ -18,14 +18,16 @@
 #include "dtrain/comm/control.h"
 #include "dtrain/config/experiment.h"
 #include "dtrain/profile/recorder.h"
+#include "dtrain/run/mock.h"
 
 namespace dtrain::run {
 
-// What a rank program was asked to do: `program experiment.yaml [--run-dir DIR] [--set a.b=c]…`.
+// What a rank program was asked to do: `program experiment.yaml [--run-dir DIR] [--set a.b=c]… [--mock WHAT]`.
 struct RankOptions {
   std::filesystem::path experiment_file;
   std::filesystem::path run_dir;       // empty: runs/NNNN-name
   std::vector<std::string> overrides;  // --set
+  Mock mock;                           // --mock
   std::string program;                 // argv[0]
   bool for_model = false;              // carries out `model:` experiments and no others (dtrain-worker)
   Json versions;                       // {"libtorch": "2.11.0", …}: goes into plan.json and the dumps
@@ -52,6 +54,7 @@ class RankSession {
   ~RankSession();
 
   const config::Experiment& experiment() const;
+  const Mock& mock() const;
   const comm::World& world() const;
   comm::ControlPlane& control();
   comm::Communicator& communicator();

@@ -1,0 +1,143 @@
+#include "verify/short_runs.h"
+
+#include <cerrno>
+
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/stat.h>
+
+#include "dtrain/base/error.h"
+#include "dtrain/base/file.h"
+#include "dtrain/base/subprocess.h"
+#include "dtrain/base/text.h"
+#include "dtrain/run/log_tail.h"
+
+namespace dtrain::run {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr std::size_t kLinesOfAFailure = 10;
+constexpr int kMostFolders = 100'000;
+
+std::string text_at(const Json& json, const std::string& key) {
+  const auto found = json.find(key);
+  return found != json.end() && found->is_string() ? found->get<std::string>() : std::string();
+}
+
+const Json& object_at(const Json& json, const std::string& key) {
+  static const Json none = Json::object();
+  const auto found = json.find(key);
+  return found != json.end() && found->is_object() ? *found : none;
+}
+
+// The file that RUN was launched with, as long as it still says what it said then: what it names may lie beside it.
+fs::path experiment_file(const RunFolder& run, const Json& plan) {
+  const fs::path file = text_at(plan, "experiment_file");
+  std::error_code code;
+  if (file.empty() || !fs::is_regular_file(file, code)) {
+    throw ConfigError(run.path.string() + ": its experiment file is not here: " + file.string(),
+                      "what-if --verify starts the experiment again, so it needs the machine and the files of the run");
+  }
+  if (read_file(file) != read_file(run.experiment())) {
+    throw ConfigError(
+        file.string() + " has changed since " + run.path.string() + " was launched with it",
+        "launch it again and verify that run, or put " + run.experiment().string() + " back in its place");
+  }
+  return file;
+}
+
+// What the run's strategy trial has decided, where there was one.
+std::string decided_strategy(const analysis::RunProfile& profile) {
+  const std::string strategy = text_at(object_at(profile.plan, "strategy"), "strategy");
+  const Json& optimizations = object_at(profile.experiment, "optimizations");
+  if (strategy.empty() || text_at(optimizations, "sharded_optimizer") != "auto") return {};
+  return strategy == "sharded" ? "true" : "false";
+}
+
+}  // namespace
+
+std::vector<std::string> short_launch(const RunFolder& run, const analysis::RunProfile& profile, int steps,
+                                      const fs::path& cluster) {
+  const Json& plan = profile.plan;
+  const std::string started_by = text_at(plan, "started_by");
+  if (started_by != "dtrain launch") {
+    throw ConfigError(run.path.string() + " was started by " + (started_by.empty() ? "nobody knows whom" : started_by) +
+                          ", and what-if --verify starts runs with dtrain launch",
+                      "launch the experiment with dtrain launch and verify that run; or start the program as before "
+                      "with --mock, and compare the median steps yourself");
+  }
+  if (const std::string mock = text_at(object_at(plan, "mock"), "what"); !mock.empty()) {
+    throw ConfigError(run.path.string() + " is a mock run (" + mock + ") itself",
+                      "name the run whose predictions are to be verified");
+  }
+  std::vector<std::string> command{executable_path().string(), "launch", experiment_file(run, plan).string()};
+  const auto set = [&](const std::string& value) {
+    command.emplace_back("--set");
+    command.push_back(value);
+  };
+  if (const auto overrides = plan.find("overrides"); overrides != plan.end() && overrides->is_array()) {
+    for (const Json& value : *overrides) {
+      if (value.is_string()) set(value.get<std::string>());
+    }
+  }
+  set("searcher.max_length.batches=" + std::to_string(steps));
+  set("min_validation_period.batches=0");
+  set("perform_initial_validation=false");
+  set("profiling.trace=null");  // batches that are traced are slower
+  if (const std::string strategy = decided_strategy(profile); !strategy.empty()) {
+    set("optimizations.sharded_optimizer=" + strategy);
+  }
+  const fs::path own = text_at(plan, "cluster");
+  std::error_code code;
+  const fs::path file = !cluster.empty() ? cluster : fs::is_regular_file(own, code) ? own : fs::path();
+  if (!file.empty()) command.insert(command.end(), {"--cluster", file.string()});
+  return command;
+}
+
+fs::path make_what_if_folder(const RunFolder& run) {
+  const fs::path all = run.path / "what-if";
+  make_folder(all);
+  for (int number = 1; number < kMostFolders; ++number) {
+    const fs::path folder = all / std::to_string(number);
+    if (::mkdir(folder.c_str(), 0777) == 0) return folder;
+    if (errno != EEXIST) throw SystemError("cannot make the folder " + folder.string(), errno);
+  }
+  throw Error(all.string() + " holds too many verifications", "remove some");
+}
+
+ShortRuns::ShortRuns(std::vector<std::string> launch, fs::path folder)
+    : launch_(std::move(launch)), folder_(std::move(folder)) {}
+
+bool ShortRuns::run(const std::string& name, const Mock& mock) {
+  if (signals_.next()) return false;
+  const fs::path log = folder_ / (name + ".log");
+  const UniqueFd output(::open(log.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_APPEND | O_CLOEXEC, 0666));
+  if (!output) throw SystemError("cannot write " + log.string(), errno);
+  const UniqueFd input(::open("/dev/null", O_RDONLY | O_CLOEXEC));
+  ProcessOptions options;
+  options.command = launch_;
+  options.command.insert(options.command.end(), {"--run-dir", (folder_ / name).string()});
+  if (mock.any()) options.command.insert(options.command.end(), {"--mock", to_string(mock)});
+  options.fds = {{0, input.get()}, {1, output.get()}, {2, output.get()}};
+  Process process = Process::start(options);
+
+  bool interrupted = false;
+  std::optional<ExitStatus> status;
+  while (!(status = process.wait(std::chrono::milliseconds(0)))) {
+    pollfd fds[] = {{signals_.fd(), POLLIN, 0}, {process.pidfd(), POLLIN, 0}};
+    ::poll(fds, 2, -1);
+    while (const auto signal = signals_.next()) {
+      interrupted = true;
+      process.kill(*signal);  // the launcher: its ranks finish their step; a second one kills them
+    }
+  }
+  if (interrupted) return false;
+  if (status->success()) return true;
+  const std::string cause = "the run " + (folder_ / name).string() + " failed (" + status->describe() +
+                            "); it said last:\n  " + join(last_lines(log, kLinesOfAFailure), "\n  ");
+  if (status->code == static_cast<int>(ExitCode::kBadInput)) throw ConfigError(cause);
+  throw Error(cause);
+}
+
+}  // namespace dtrain::run
