@@ -107,6 +107,14 @@ double slowest_rank_step_s(const RunProfile& run) {
   return slowest;
 }
 
+std::optional<double> foreign_load_percent(const RunProfile& run) {
+  std::optional<double> most;
+  for (const Contention& rank : find_contention(run)) {
+    if (rank.foreign_percent) most = std::max(most.value_or(0), *rank.foreign_percent);
+  }
+  return most;
+}
+
 WhatIf predict(const Evidence& evidence) {
   WhatIf result;
   if (evidence.rows.rows().empty()) {

@@ -15,20 +15,23 @@ namespace dtrain::cli {
 namespace {
 
 constexpr int kFewestSteps = 20;
+constexpr int kMostRounds = 100;
 constexpr int kMostSteps = 10'000;  // those a dump has in full
 
 struct Arguments {
   std::string run;
   bool json = false;
   bool verify = false;
-  int steps = run::VerifyRequest().steps;
+  int steps = 0;
+  int rounds = run::VerifyRequest().rounds;
   std::string cluster;
 };
 
 // Exit codes as of `dtrain launch`.
 int verify(const Arguments& arguments) {
   const auto tell = [](const std::string& what) { std::fprintf(stderr, "dtrain: %s\n", what.c_str()); };
-  const auto verification = run::verify({run::find_run(arguments.run), arguments.steps, arguments.cluster}, tell);
+  const auto verification =
+      run::verify({run::find_run(arguments.run), arguments.steps, arguments.rounds, arguments.cluster}, tell);
   if (!verification) {
     tell("interrupted");
     return static_cast<int>(ExitCode::kInterrupted);
@@ -50,8 +53,13 @@ void add_what_if(CLI::App& app, int* exit_code) {
   CLI::Option* verifying = command->add_flag(
       "--verify", arguments->verify,
       "Start short runs of its experiment, plain and with --mock, and put predicted and measured side by side");
-  command->add_option("--steps", arguments->steps, "With --verify: how many steps each of them takes (default: 200)")
+  command
+      ->add_option("--steps", arguments->steps,
+                   "With --verify: how many steps each of them takes (default: what takes three seconds, 100 to 2000)")
       ->check(CLI::Range(kFewestSteps, kMostSteps))
+      ->needs(verifying);
+  command->add_option("--rounds", arguments->rounds, "With --verify: how often each is started (default: 3)")
+      ->check(CLI::Range(1, kMostRounds))
       ->needs(verifying);
   command
       ->add_option("--cluster", arguments->cluster,
@@ -59,7 +67,7 @@ void add_what_if(CLI::App& app, int* exit_code) {
       ->type_name("FILE")
       ->needs(verifying);
   command->footer(
-      "docs/profiling.md says how each number is predicted. --verify starts nine runs (five with one rank), one after\n"
+      "docs/profiling.md says how each number is predicted. --verify starts 25 runs (13 with one rank), one after\n"
       "the other, and keeps them in RUN/what-if/N. Exit codes: 0 done, 1 a run failed, 2 bad input, 130 interrupted.");
   command->callback([arguments, exit_code] {
     if (arguments->verify) {

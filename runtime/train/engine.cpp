@@ -174,6 +174,7 @@ void Engine::announce(bool has_batch, bool stop, const std::optional<profile::Tr
 }
 
 void Engine::settle_announcements(std::size_t keep) {
+  if (announcements_.size() <= keep) return;
   const PhaseScope phase(recorder_, Phase::kAllreduceWait);
   while (announcements_.size() > keep) {
     auto& announcement = announcements_.front();

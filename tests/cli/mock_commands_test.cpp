@@ -10,7 +10,7 @@ using testing::HasSubstr;
 using testing::Not;
 
 Json what_if(const TestRun& run, const std::vector<std::string>& options) {
-  std::vector<std::string> command{"what-if", "./run", "--verify", "--json"};
+  std::vector<std::string> command{"what-if", "./run", "--verify", "--rounds", "1", "--json"};
   command.insert(command.end(), options.begin(), options.end());
   const Result result = dtrain(run, command);
   EXPECT_EQ(result.code, 0) << result.err;
@@ -110,14 +110,17 @@ TEST(Verify, PutsPredictionsBesideMockRuns) {
 TEST(Verify, OneRankHasNothingToExchange) {
   TestRun run({.slots = 1, .batches = 20});
   ASSERT_EQ(run.launch().wait().code, 0);
-  const Result text = dtrain(run, {"what-if", "./run", "--verify", "--steps", "20"});
+  const Result text = dtrain(run, {"what-if", "./run", "--verify", "--rounds", "1", "--steps", "20"});
   EXPECT_EQ(text.code, 0) << text.err;
   EXPECT_THAT(text.err, HasSubstr("dtrain: 5 of 5: plain"));
   EXPECT_THAT(text.out, HasSubstr("\n  loader "));
   EXPECT_THAT(text.out, HasSubstr("\n  train "));
   EXPECT_THAT(text.out, Not(HasSubstr("\n  comm ")));
-  EXPECT_EQ(Json::parse(dtrain(run, {"what-if", "./run", "--verify", "--steps", "20", "--json"}).out).at("folder"),
-            (run.run_dir() / "what-if" / "2").string());
+  const Json again =
+      Json::parse(dtrain(run, {"what-if", "./run", "--verify", "--rounds", "2", "--steps", "20", "--json"}).out);
+  EXPECT_EQ(again.at("folder"), (run.run_dir() / "what-if" / "2").string());
+  EXPECT_EQ(again.at("predictions").at(0).at("ratios").size(), 2u) << "one a round";
+  EXPECT_TRUE(fs::exists(run.run_dir() / "what-if" / "2" / "9-plain" / "plan.json"));
 }
 
 TEST(Verify, CtrlCEndsTheRunUnderWay) {
@@ -141,7 +144,7 @@ TEST(Verify, CtrlCEndsTheRunUnderWay) {
 TEST(Verify, AFailingRunIsToldWithWhatItSaid) {
   TestRun run({.batches = 20});
   ASSERT_EQ(run.launch({"--set", "hyperparameters.trouble={batch: 30, kind: exception}"}).wait().code, 0);
-  const Result result = dtrain(run, {"what-if", "./run", "--verify", "--steps", "40"});
+  const Result result = dtrain(run, {"what-if", "./run", "--verify", "--rounds", "1", "--steps", "40"});
   EXPECT_EQ(result.code, 1);
   EXPECT_THAT(result.err, HasSubstr("what-if/1/1-plain failed (exit status 1)"));
   EXPECT_THAT(result.err, HasSubstr("the model makes no sense"));
@@ -150,7 +153,7 @@ TEST(Verify, AFailingRunIsToldWithWhatItSaid) {
 TEST(Verify, NeedsTheRunAsItWasLaunched) {
   TestRun run({.batches = 5});
   const auto refused = [&](const std::string& run_dir) {
-    const Result result = dtrain(run, {"what-if", run_dir, "--verify", "--steps", "20"});
+    const Result result = dtrain(run, {"what-if", run_dir, "--verify", "--rounds", "1", "--steps", "20"});
     EXPECT_EQ(result.code, 2) << result.out;
     return result.err;
   };

@@ -114,13 +114,15 @@ class Words(MockTest):
         self.assertEqual(self.records(result, "collective"), [[], []])
 
     def test_comm_and_compression_and_tuned_buckets(self):
-        case = self.case()
-        file = self.experiment(case, optimizations={"gradient_compression": "fp16", "auto_tune_tensor_fusion": True,
-                                                    "aggregation_frequency": 3})
-        self.mock("comm", file)
-        case["k"] = 3
-        for rank, weights in enumerate(self.weights(file)):
-            self.same(weights, self.alone(case, [(i, rank) for i in range(STEPS)]))
+        for optimizations in ({"gradient_compression": "fp16"}, {"auto_tune_tensor_fusion": True}):
+            with self.subTest(**optimizations):
+                case = self.case()
+                file = self.experiment(case, optimizations={"aggregation_frequency": 3, **optimizations})
+                result = self.mock("comm", file)
+                case["k"] = 3
+                for rank, weights in enumerate(self.weights(file)):
+                    self.same(weights, self.alone(case, [(i, rank) for i in range(STEPS)]))
+                self.assertNotIn("compression", result.json("plan.json"))
 
     def test_loader_trains_on_one_batch(self):
         case = self.case(counts=[STEPS, 9])
@@ -227,7 +229,8 @@ class Verify(MockTest):
                                 resources={"slots_per_trial": 2}, searcher={"max_length": {"batches": 5}},
                                 min_validation_period={"batches": 7}, data={"samples": 2000})
         original = launch(BUILD, file, self.work.path / "run", sets).expect(0)
-        said = subprocess.run([BUILD.program("dtrain"), "what-if", str(original.run_dir), "--verify", "--steps", "40", "--json"],
+        said = subprocess.run([BUILD.program("dtrain"), "what-if", str(original.run_dir), "--verify", "--steps", "40",
+                               "--rounds", "1", "--json"],
                               env=environment(), capture_output=True, text=True, timeout=120)
         self.assertEqual(said.returncode, 0, said.stderr)
         self.assertIn("9 of 9: plain", said.stderr)
@@ -238,6 +241,7 @@ class Verify(MockTest):
                           ("loader_alone", "train")])
         for one in answer["predictions"]:
             self.assertAlmostEqual(one["ratio"], one["predicted_ms"] / one["measured_ms"])
+            self.assertEqual(one["ratios"], [one["ratio"]])
             for key in ("plain_ms", "predicted_from_run_ms"):
                 self.assertGreater(one[key], 0)
         runs = sorted((original.run_dir / "what-if" / "1").iterdir())

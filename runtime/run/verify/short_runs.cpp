@@ -47,6 +47,12 @@ fs::path experiment_file(const RunFolder& run, const Json& plan) {
   return file;
 }
 
+UniqueFd made(const fs::path& file) {
+  UniqueFd result(::open(file.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
+  if (!result) throw SystemError("cannot write " + file.string(), errno);
+  return result;
+}
+
 // What the run's strategy trial has decided, where there was one.
 std::string decided_strategy(const analysis::RunProfile& profile) {
   const std::string strategy = text_at(object_at(profile.plan, "strategy"), "strategy");
@@ -111,15 +117,15 @@ ShortRuns::ShortRuns(std::vector<std::string> launch, fs::path folder)
 
 bool ShortRuns::run(const std::string& name, const Mock& mock) {
   if (signals_.next()) return false;
-  const fs::path log = folder_ / (name + ".log");
-  const UniqueFd output(::open(log.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_APPEND | O_CLOEXEC, 0666));
-  if (!output) throw SystemError("cannot write " + log.string(), errno);
+  const fs::path said = folder_ / (name + ".err");
+  const UniqueFd output = made(folder_ / (name + ".out"));
+  const UniqueFd errors = made(said);
   const UniqueFd input(::open("/dev/null", O_RDONLY | O_CLOEXEC));
   ProcessOptions options;
   options.command = launch_;
   options.command.insert(options.command.end(), {"--run-dir", (folder_ / name).string()});
   if (mock.any()) options.command.insert(options.command.end(), {"--mock", to_string(mock)});
-  options.fds = {{0, input.get()}, {1, output.get()}, {2, output.get()}};
+  options.fds = {{0, input.get()}, {1, output.get()}, {2, errors.get()}};
   Process process = Process::start(options);
 
   bool interrupted = false;
@@ -135,7 +141,7 @@ bool ShortRuns::run(const std::string& name, const Mock& mock) {
   if (interrupted) return false;
   if (status->success()) return true;
   const std::string cause = "the run " + (folder_ / name).string() + " failed (" + status->describe() +
-                            "); it said last:\n  " + join(last_lines(log, kLinesOfAFailure), "\n  ");
+                            "); it said last:\n  " + join(last_lines(said, kLinesOfAFailure), "\n  ");
   if (status->code == static_cast<int>(ExitCode::kBadInput)) throw ConfigError(cause);
   throw Error(cause);
 }

@@ -25,7 +25,8 @@ class ShortRuns {
  public:
   ShortRuns(std::vector<std::string> launch, std::filesystem::path folder);
 
-  // Launches one under folder/NAME and waits for its end; its output is NAME.log beside it. An Error where it fails (a
+  // Launches one under folder/NAME and waits for its end; its output is NAME.out and NAME.err
+  // beside it. An Error where it fails (a
   // ConfigError where it is refused). False: a signal came, which was handed on, and it has ended.
   bool run(const std::string& name, const Mock& mock);
 

@@ -5,19 +5,17 @@
 #include <spdlog/fmt/fmt.h>
 
 #include "dtrain/analysis/analysis.h"
-#include "dtrain/base/units.h"
 #include "verify/short_runs.h"
 
 namespace dtrain::run {
 namespace {
-
-namespace fs = std::filesystem;
 
 using analysis::Prediction;
 using analysis::RunProfile;
 using analysis::WhatIf;
 
 constexpr double kMs = 1e3;
+constexpr double kDisturbing = 10;  // per cent of a core
 
 WhatIf predictions_of(const RunProfile& profile) {
   return analysis::analyze(profile).what_if;
@@ -29,14 +27,34 @@ const Prediction* find_by_mock(const WhatIf& what_if, const std::string& mock) {
   return found == what_if.changes.end() ? nullptr : &*found;
 }
 
-std::optional<double> step_ms(const Prediction* prediction) {
-  return prediction ? std::optional(prediction->step_p50_s * kMs) : std::nullopt;
+double step_ms(const Prediction& prediction) {
+  return prediction.step_p50_s * kMs;
 }
 
 struct Plain {
   double step_ms = 0;
   WhatIf what_if;
 };
+
+// Of one mock, what each round has found.
+struct Measured {
+  std::string name, title;
+  std::vector<double> plain_ms, predicted_ms, measured_ms, ratios;
+};
+
+double median(std::vector<double> values) {
+  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
+  std::nth_element(values.begin(), middle, values.end());
+  return values.size() % 2 == 1 ? *middle : (*middle + *std::max_element(values.begin(), middle)) / 2;
+}
+
+// So many that the system is sampled a few times meanwhile, which is done twice a second.
+int steps_for(const RunProfile& profile) {
+  constexpr double kSeconds = 3;
+  constexpr double kFewest = 100, kMost = 2000;
+  const double step_s = analysis::slowest_rank_step_s(profile);
+  return static_cast<int>(step_s > 0 ? std::clamp(kSeconds / step_s, kFewest, kMost) : kFewest);
+}
 
 std::vector<std::string> mocks_for(int world_size) {
   if (world_size < 2) return {"loader", "train"};
@@ -54,71 +72,193 @@ class Verifier {
  public:
   Verifier(const VerifyRequest& request, const std::function<void(const std::string&)>& progress)
       : profile_(analysis::load_run(request.run.path)),
-        launch_(short_launch(request.run, profile_, request.steps, request.cluster)),
         mocks_(mocks_for(profile_.world_size)),
-        progress_(progress) {
+        progress_(progress),
+        measured_(mocks_.size()) {
     result_.run = request.run;
-    result_.steps = request.steps;
+    result_.steps = request.steps > 0 ? request.steps : steps_for(profile_);
+    result_.rounds = request.rounds;
+    launch_ = short_launch(request.run, profile_, result_.steps, request.cluster);
   }
 
   std::optional<Verification> verify() {
-    const WhatIf of_run = predictions_of(profile_);
-    result_.run_ms = analysis::slowest_rank_step_s(profile_) * kMs;
-    result_.notes = of_run.notes;
     result_.folder = make_what_if_folder(result_.run);
-    progress_(
-        fmt::format("{} runs of {} steps each, in {}", 2 * mocks_.size() + 1, result_.steps, result_.folder.string()));
+    progress_(fmt::format("{} runs of {} steps each, in {}", runs(), result_.steps, result_.folder.string()));
     ShortRuns runs(launch_, result_.folder);
     auto before = plain(runs);
-    if (!before) return std::nullopt;
-    for (const std::string& mock : mocks_) {
-      const auto measured = launch(runs, mock);
-      auto after = measured ? plain(runs) : std::nullopt;
-      if (!after) return std::nullopt;
-      result_.predictions.push_back(compare(mock, *before, *after, of_run, *measured));
-      before = std::move(after);
+    for (int round = 0; before && round < result_.rounds; ++round) {
+      for (std::size_t m = 0; before && m < mocks_.size(); ++m) {
+        const auto mock = launch(runs, mocks_[m]);
+        auto after = mock ? plain(runs) : std::nullopt;
+        if (after) compare(mocks_[m], *before, *mock, *after, measured_[m]);
+        before = std::move(after);
+      }
     }
+    if (!before) return std::nullopt;
+    conclude();
     return std::move(result_);
   }
 
  private:
-  std::optional<RunProfile> launch(ShortRuns& runs, const std::string& mock) {
+  std::size_t runs() const { return 2 * mocks_.size() * static_cast<std::size_t>(result_.rounds) + 1; }
+
+  std::optional<RunProfile> launch(ShortRuns& short_runs, const std::string& mock) {
     ++number_;
     const std::string name = fmt::format("{}-{}", number_, name_of(mock));
-    progress_(fmt::format("{} of {}: {}", number_, 2 * mocks_.size() + 1, mock.empty() ? "plain" : "--mock " + mock));
-    if (!runs.run(name, parse_mock(mock.empty() ? std::vector<std::string>{} : std::vector{mock}))) return std::nullopt;
-    return analysis::load_run(result_.folder / name);
+    progress_(fmt::format("{} of {}: {}", number_, runs(), mock.empty() ? "plain" : "--mock " + mock));
+    if (!short_runs.run(name, parse_mock(mock.empty() ? std::vector<std::string>{} : std::vector{mock}))) {
+      return std::nullopt;
+    }
+    RunProfile profile = analysis::load_run(result_.folder / name);
+    if (const auto foreign = analysis::foreign_load_percent(profile)) {
+      result_.foreign_percent = std::max(result_.foreign_percent.value_or(0), *foreign);
+    }
+    return profile;
   }
 
-  std::optional<Plain> plain(ShortRuns& runs) {
-    const auto profile = launch(runs, "");
+  std::optional<Plain> plain(ShortRuns& short_runs) {
+    const auto profile = launch(short_runs, "");
     if (!profile) return std::nullopt;
     return Plain{analysis::slowest_rank_step_s(*profile) * kMs, predictions_of(*profile)};
   }
 
-  static VerifiedPrediction compare(const std::string& mock, const Plain& before, const Plain& after,
-                                    const WhatIf& of_run, const RunProfile& measured) {
-    VerifiedPrediction result;
-    result.mock = mock;
-    result.plain_ms = (before.step_ms + after.step_ms) / 2;
-    result.measured_ms = analysis::slowest_rank_step_s(measured) * kMs;
-    result.predicted_from_run_ms = step_ms(find_by_mock(of_run, mock));
+  static void compare(const std::string& mock, const Plain& before, const RunProfile& between, const Plain& after,
+                      Measured& into) {
+    const double measured_ms = analysis::slowest_rank_step_s(between) * kMs;
+    into.plain_ms.push_back((before.step_ms + after.step_ms) / 2);
+    into.measured_ms.push_back(measured_ms);
     const Prediction* first = find_by_mock(before.what_if, mock);
     const Prediction* second = find_by_mock(after.what_if, mock);
-    if (first && second) {
-      result.name = first->name;
-      result.title = first->title;
-      result.predicted_ms = (*step_ms(first) + *step_ms(second)) / 2;
+    if (!first || !second) return;
+    into.name = first->name;
+    into.title = first->title;
+    into.predicted_ms.push_back((step_ms(*first) + step_ms(*second)) / 2);
+    if (measured_ms > 0) into.ratios.push_back(into.predicted_ms.back() / measured_ms);
+  }
+
+  void conclude() {
+    const WhatIf of_run = predictions_of(profile_);
+    result_.run_ms = analysis::slowest_rank_step_s(profile_) * kMs;
+    result_.notes = of_run.notes;
+    for (std::size_t m = 0; m < mocks_.size(); ++m) {
+      const Measured& found = measured_[m];
+      VerifiedPrediction one{.name = found.name, .title = found.title, .mock = mocks_[m]};
+      one.plain_ms = median(found.plain_ms);
+      one.measured_ms = median(found.measured_ms);
+      one.ratios = found.ratios;
+      if (!found.predicted_ms.empty()) one.predicted_ms = median(found.predicted_ms);
+      if (!found.ratios.empty()) one.ratio = median(found.ratios);
+      if (const Prediction* prediction = find_by_mock(of_run, mocks_[m])) {
+        one.predicted_from_run_ms = step_ms(*prediction);
+      }
+      result_.predictions.push_back(std::move(one));
     }
-    return result;
+    if (result_.foreign_percent.value_or(0) > kDisturbing) {
+      result_.notes.push_back(fmt::format(
+          "other programs took up to {:.0f}% of a core from these runs: what is compared here may differ by that alone",
+          *result_.foreign_percent));
+    }
   }
 
   const RunProfile profile_;
-  const std::vector<std::string> launch_;
   const std::vector<std::string> mocks_;
   const std::function<void(const std::string&)>& progress_;
+  std::vector<std::string> launch_;
+  std::vector<Measured> measured_;
   Verification result_;
   int number_ = 0;
+};
+
+}  // namespace
+
+std::optional<Verification> verify() {
+  result_.folder = make_what_if_folder(result_.run);
+  progress_(fmt::format("{} runs of {} steps each, in {}", runs(), result_.steps, result_.folder.string()));
+  ShortRuns runs(launch_, result_.folder);
+  auto before = plain(runs);
+  for (int round = 0; before && round < result_.rounds; ++round) {
+    for (std::size_t m = 0; before && m < mocks_.size(); ++m) {
+      const auto mock = launch(runs, mocks_[m]);
+      auto after = mock ? plain(runs) : std::nullopt;
+      if (after) compare(mocks_[m], *before, *mock, *after, measured_[m]);
+      before = std::move(after);
+    }
+  }
+  if (!before) return std::nullopt;
+  conclude();
+  return std::move(result_);
+}
+
+private:
+std::size_t runs() const {
+  return 2 * mocks_.size() * static_cast<std::size_t>(result_.rounds) + 1;
+}
+
+std::optional<RunProfile> launch(ShortRuns& short_runs, const std::string& mock) {
+  ++number_;
+  const std::string name = fmt::format("{}-{}", number_, name_of(mock));
+  progress_(fmt::format("{} of {}: {}", number_, runs(), mock.empty() ? "plain" : "--mock " + mock));
+  if (!short_runs.run(name, parse_mock(mock.empty() ? std::vector<std::string>{} : std::vector{mock}))) {
+    return std::nullopt;
+  }
+  RunProfile profile = analysis::load_run(result_.folder / name);
+  if (const auto foreign = analysis::foreign_load_percent(profile)) {
+    result_.foreign_percent = std::max(result_.foreign_percent.value_or(0), *foreign);
+  }
+  return profile;
+}
+
+std::optional<Plain> plain(ShortRuns& short_runs) {
+  const auto profile = launch(short_runs, "");
+  if (!profile) return std::nullopt;
+  return Plain{analysis::slowest_rank_step_s(*profile) * kMs, predictions_of(*profile)};
+}
+
+static void compare(const std::string& mock, const Plain& before, const RunProfile& between, const Plain& after,
+                    Measured& into) {
+  const double measured_ms = analysis::slowest_rank_step_s(between) * kMs;
+  into.plain_ms.push_back((before.step_ms + after.step_ms) / 2);
+  into.measured_ms.push_back(measured_ms);
+  const Prediction* first = find_by_mock(before.what_if, mock);
+  const Prediction* second = find_by_mock(after.what_if, mock);
+  if (!first || !second) return;
+  into.name = first->name;
+  into.title = first->title;
+  into.predicted_ms.push_back((step_ms(*first) + step_ms(*second)) / 2);
+  if (measured_ms > 0) into.ratios.push_back(into.predicted_ms.back() / measured_ms);
+}
+
+void conclude() {
+  const WhatIf of_run = predictions_of(profile_);
+  result_.run_ms = analysis::slowest_rank_step_s(profile_) * kMs;
+  result_.notes = of_run.notes;
+  for (std::size_t m = 0; m < mocks_.size(); ++m) {
+    const Measured& found = measured_[m];
+    VerifiedPrediction one{.name = found.name, .title = found.title, .mock = mocks_[m]};
+    one.plain_ms = median(found.plain_ms);
+    one.measured_ms = median(found.measured_ms);
+    one.ratios = found.ratios;
+    if (!found.predicted_ms.empty()) one.predicted_ms = median(found.predicted_ms);
+    if (!found.ratios.empty()) one.ratio = median(found.ratios);
+    if (const Prediction* prediction = find_by_mock(of_run, mocks_[m])) {
+      one.predicted_from_run_ms = step_ms(*prediction);
+    }
+    result_.predictions.push_back(std::move(one));
+  }
+  if (result_.foreign_percent.value_or(0) > kDisturbing) {
+    result_.notes.push_back(fmt::format(
+        "other programs took up to {:.0f}% of a core from these runs: what is compared here may differ by that alone",
+        *result_.foreign_percent));
+  }
+}
+
+const RunProfile profile_;
+const std::vector<std::string> mocks_;
+const std::function<void(const std::string&)>& progress_;
+std::vector<std::string> launch_;
+std::vector<Measured> measured_;
+Verification result_;
+int number_ = 0;
 };
 
 Json or_null(const std::optional<double>& value) {
@@ -139,39 +279,6 @@ std::optional<double> VerifiedPrediction::ratio() const {
 std::optional<Verification> verify(const VerifyRequest& request,
                                    const std::function<void(const std::string&)>& progress) {
   return Verifier(request, progress).verify();
-}
-
-Json to_json(const Verification& verification) {
-  Json json = {{"run", verification.run.path.string()}, {"folder", verification.folder.string()},
-               {"steps", verification.steps},           {"run_ms", verification.run_ms},
-               {"predictions", Json::array()},          {"notes", verification.notes}};
-  for (const VerifiedPrediction& one : verification.predictions) {
-    json["predictions"].push_back({{"name", one.name},
-                                   {"title", one.title},
-                                   {"mock", one.mock},
-                                   {"plain_ms", one.plain_ms},
-                                   {"predicted_ms", or_null(one.predicted_ms)},
-                                   {"predicted_from_run_ms", or_null(one.predicted_from_run_ms)},
-                                   {"measured_ms", one.measured_ms},
-                                   {"ratio", or_null(one.ratio())}});
-  }
-  return json;
-}
-
-std::string verification_text(const Verification& verification) {
-  std::string text =
-      fmt::format("{}: predicted and measured, milliseconds a step (median of {} steps; {:.3f} in the run)\n\n",
-                  verification.run.path.filename().string(), verification.steps, verification.run_ms);
-  text += fmt::format("  {:<14}{:>11}{:>12}{:>11}{:>9}{:>16}  {}\n", "--mock", "plain", "predicted", "measured",
-                      "ratio", "from the run", "");
-  for (const VerifiedPrediction& one : verification.predictions) {
-    const auto ratio = one.ratio();
-    text += fmt::format("  {:<14}{:>11.3f}{:>12}{:>11.3f}{:>9}{:>16}  {}\n", one.mock, one.plain_ms,
-                        ms_text(one.predicted_ms), one.measured_ms, ratio ? fmt::format("{:.3f}", *ratio) : "-",
-                        ms_text(one.predicted_from_run_ms), one.title);
-  }
-  for (const std::string& note : verification.notes) text += "\nnot predicted: " + note + "\n";
-  return text + "\nkept in " + verification.folder.string() + "\n";
 }
 
 }  // namespace dtrain::run

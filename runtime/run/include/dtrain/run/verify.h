@@ -1,8 +1,8 @@
 // `dtrain what-if RUN --verify`: mock runs of a run's experiment beside what was predicted of it. One thread.
 //
-// Plain runs and mock runs of the same length take turns. Each mock run is compared with what the plain runs right
-// before and after it predict, so that a machine that grows slower meanwhile does so in both; and with what RUN
-// predicts. All of them are kept in RUN/what-if/N, where they take no number under runs/.
+// Plain runs and mock runs of the same length take turns, in several rounds. Each mock run is compared with what the
+// plain runs right before and after it predict, so that a machine that grows slower meanwhile does so in both; of the
+// rounds the median counts. All of them are kept in RUN/what-if/N, where they take no number under runs/.
 #pragma once
 
 #include <filesystem>
@@ -18,25 +18,29 @@ namespace dtrain::run {
 
 struct VerifyRequest {
   RunFolder run;
-  int steps = 200;                // of each run
+  int steps = 0;  // of each run; 0: some seconds of RUN's steps
+  int rounds = 3;
   std::filesystem::path cluster;  // empty: the run's own, if that is a file, else found as by `dtrain launch`
 };
 
+// One mock. Times are of a step: the median of its rank with the longest, and of all rounds the median.
 struct VerifiedPrediction {
   std::string name, title, mock;                // as in analysis::Prediction
-  double plain_ms = 0;                          // of the two plain runs, the mean; this and all below: the median step
+  double plain_ms = 0;                          // of the plain runs around it
   std::optional<double> predicted_ms;           // from them; empty: not predicted, see `notes`
   std::optional<double> predicted_from_run_ms;  // from RUN, with all its steps
-  double measured_ms = 0;                       // of the mock run's slowest rank
-  std::optional<double> ratio() const;          // predicted_ms / measured_ms
+  double measured_ms = 0;
+  std::vector<double> ratios;   // of each round, predicted over measured
+  std::optional<double> ratio;  // their median
 };
 
 struct Verification {
   RunFolder run;
   std::filesystem::path folder;  // of the runs made here
-  int steps = 0;
+  int steps = 0, rounds = 0;
   double run_ms = 0;  // a step of RUN
   std::vector<VerifiedPrediction> predictions;
+  std::optional<double> foreign_percent;  // of one core, what other programs took: of all runs the most
   std::vector<std::string> notes;
 };
 
