@@ -84,12 +84,12 @@ class Verifier {
   std::optional<Verification> verify() {
     result_.folder = make_what_if_folder(result_.run);
     progress_(fmt::format("{} runs of {} steps each, in {}", runs(), result_.steps, result_.folder.string()));
-    ShortRuns runs(launch_, result_.folder);
-    auto before = plain(runs);
+    ShortRuns short_runs(launch_, result_.folder);
+    auto before = plain(short_runs);
     for (int round = 0; before && round < result_.rounds; ++round) {
       for (std::size_t m = 0; before && m < mocks_.size(); ++m) {
-        const auto mock = launch(runs, mocks_[m]);
-        auto after = mock ? plain(runs) : std::nullopt;
+        const auto mock = launch(short_runs, mocks_[m]);
+        auto after = mock ? plain(short_runs) : std::nullopt;
         if (after) compare(mocks_[m], *before, *mock, *after, measured_[m]);
         before = std::move(after);
       }
@@ -142,7 +142,10 @@ class Verifier {
     result_.notes = of_run.notes;
     for (std::size_t m = 0; m < mocks_.size(); ++m) {
       const Measured& found = measured_[m];
-      VerifiedPrediction one{.name = found.name, .title = found.title, .mock = mocks_[m]};
+      VerifiedPrediction one;
+      one.name = found.name;
+      one.title = found.title;
+      one.mock = mocks_[m];
       one.plain_ms = median(found.plain_ms);
       one.measured_ms = median(found.measured_ms);
       one.ratios = found.ratios;
@@ -170,111 +173,6 @@ class Verifier {
 };
 
 }  // namespace
-
-std::optional<Verification> verify() {
-  result_.folder = make_what_if_folder(result_.run);
-  progress_(fmt::format("{} runs of {} steps each, in {}", runs(), result_.steps, result_.folder.string()));
-  ShortRuns runs(launch_, result_.folder);
-  auto before = plain(runs);
-  for (int round = 0; before && round < result_.rounds; ++round) {
-    for (std::size_t m = 0; before && m < mocks_.size(); ++m) {
-      const auto mock = launch(runs, mocks_[m]);
-      auto after = mock ? plain(runs) : std::nullopt;
-      if (after) compare(mocks_[m], *before, *mock, *after, measured_[m]);
-      before = std::move(after);
-    }
-  }
-  if (!before) return std::nullopt;
-  conclude();
-  return std::move(result_);
-}
-
-private:
-std::size_t runs() const {
-  return 2 * mocks_.size() * static_cast<std::size_t>(result_.rounds) + 1;
-}
-
-std::optional<RunProfile> launch(ShortRuns& short_runs, const std::string& mock) {
-  ++number_;
-  const std::string name = fmt::format("{}-{}", number_, name_of(mock));
-  progress_(fmt::format("{} of {}: {}", number_, runs(), mock.empty() ? "plain" : "--mock " + mock));
-  if (!short_runs.run(name, parse_mock(mock.empty() ? std::vector<std::string>{} : std::vector{mock}))) {
-    return std::nullopt;
-  }
-  RunProfile profile = analysis::load_run(result_.folder / name);
-  if (const auto foreign = analysis::foreign_load_percent(profile)) {
-    result_.foreign_percent = std::max(result_.foreign_percent.value_or(0), *foreign);
-  }
-  return profile;
-}
-
-std::optional<Plain> plain(ShortRuns& short_runs) {
-  const auto profile = launch(short_runs, "");
-  if (!profile) return std::nullopt;
-  return Plain{analysis::slowest_rank_step_s(*profile) * kMs, predictions_of(*profile)};
-}
-
-static void compare(const std::string& mock, const Plain& before, const RunProfile& between, const Plain& after,
-                    Measured& into) {
-  const double measured_ms = analysis::slowest_rank_step_s(between) * kMs;
-  into.plain_ms.push_back((before.step_ms + after.step_ms) / 2);
-  into.measured_ms.push_back(measured_ms);
-  const Prediction* first = find_by_mock(before.what_if, mock);
-  const Prediction* second = find_by_mock(after.what_if, mock);
-  if (!first || !second) return;
-  into.name = first->name;
-  into.title = first->title;
-  into.predicted_ms.push_back((step_ms(*first) + step_ms(*second)) / 2);
-  if (measured_ms > 0) into.ratios.push_back(into.predicted_ms.back() / measured_ms);
-}
-
-void conclude() {
-  const WhatIf of_run = predictions_of(profile_);
-  result_.run_ms = analysis::slowest_rank_step_s(profile_) * kMs;
-  result_.notes = of_run.notes;
-  for (std::size_t m = 0; m < mocks_.size(); ++m) {
-    const Measured& found = measured_[m];
-    VerifiedPrediction one{.name = found.name, .title = found.title, .mock = mocks_[m]};
-    one.plain_ms = median(found.plain_ms);
-    one.measured_ms = median(found.measured_ms);
-    one.ratios = found.ratios;
-    if (!found.predicted_ms.empty()) one.predicted_ms = median(found.predicted_ms);
-    if (!found.ratios.empty()) one.ratio = median(found.ratios);
-    if (const Prediction* prediction = find_by_mock(of_run, mocks_[m])) {
-      one.predicted_from_run_ms = step_ms(*prediction);
-    }
-    result_.predictions.push_back(std::move(one));
-  }
-  if (result_.foreign_percent.value_or(0) > kDisturbing) {
-    result_.notes.push_back(fmt::format(
-        "other programs took up to {:.0f}% of a core from these runs: what is compared here may differ by that alone",
-        *result_.foreign_percent));
-  }
-}
-
-const RunProfile profile_;
-const std::vector<std::string> mocks_;
-const std::function<void(const std::string&)>& progress_;
-std::vector<std::string> launch_;
-std::vector<Measured> measured_;
-Verification result_;
-int number_ = 0;
-};
-
-Json or_null(const std::optional<double>& value) {
-  return value ? Json(*value) : Json(nullptr);
-}
-
-std::string ms_text(const std::optional<double>& ms) {
-  return ms ? fmt::format("{:.3f}", *ms) : "-";
-}
-
-}  // namespace
-
-std::optional<double> VerifiedPrediction::ratio() const {
-  if (!predicted_ms || measured_ms <= 0) return std::nullopt;
-  return *predicted_ms / measured_ms;
-}
 
 std::optional<Verification> verify(const VerifyRequest& request,
                                    const std::function<void(const std::string&)>& progress) {
