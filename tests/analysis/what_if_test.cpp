@@ -67,6 +67,24 @@ TEST(WhatIf, AFreeNetworkIsTheSlowestRankAlone) {
   EXPECT_NEAR(prediction(what_if.changes, "free_network").step_s, 0.0141, 0.0002);
   EXPECT_NEAR(prediction(what_if.changes, "compute_alone").step_s, 0.0121, 0.0002);
   EXPECT_EQ(prediction(what_if.changes, "free_network").mock, "comm");
+  EXPECT_EQ(prediction(what_if.changes, "compute_alone").mock, "loader,comm");
+}
+
+TEST(WhatIf, AMockRunsStepIsThatOfItsSlowestRank) {
+  SyntheticRun plan = base();
+  plan.change = [](int rank, std::int64_t batch, SyntheticStep& step) {
+    if (rank == 2) phase(step, Phase::kBackward) += 2 * kMs;
+    if (batch % 7 == 0) phase(step, Phase::kValidation) = phase(step, Phase::kCheckpoint) = 100 * kMs;
+  };
+  const Synthetic run(plan);
+  double slowest = 0;
+  for (const StepLine& step : run.profile.ranks[2].steps) {
+    const double pauses_s = step.batch % 7 == 0 ? 0.2 : 0;
+    slowest = std::max(slowest, static_cast<double>(step.wall_ns) / 1e9 - pauses_s);
+  }
+  EXPECT_NEAR(slowest_rank_step_s(run.profile), slowest, 0.02 * slowest);
+  EXPECT_EQ(slowest_rank_step_s(RunProfile()), 0);
+  EXPECT_FALSE(foreign_load_percent(RunProfile()));
 }
 
 TEST(WhatIf, BalancedRanksTakeTheMean) {

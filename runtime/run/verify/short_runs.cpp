@@ -17,7 +17,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr std::size_t kLinesOfAFailure = 10;
+constexpr std::size_t kLinesOfAFailure = 40;
 constexpr int kMostFolders = 100'000;
 
 std::string text_at(const Json& json, const std::string& key) {
