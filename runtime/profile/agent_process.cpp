@@ -73,7 +73,6 @@ AgentProcess start_agent(const AgentOptions& options) {
   ProcessOptions start;
   start.command = {find_agent().string(), to_line(settings)};
   start.fds = {{kSocketFd, listener.fd()}, {kReadyFd, ready_writer.get()}};
-  start.new_process_group = false;  // it makes a session of its own, which the leader of a group cannot
   AgentProcess agent{Process::start(start), listener.name()};
   ready_writer.reset();
   if (const std::string problem = read_start_report(ready_reader.get()); !problem.empty()) {

@@ -157,7 +157,8 @@ TEST(Agent, FlushHasADeadlineAndSeesADeadAgent) {
 TEST(Agent, StaysWhenSignalsForTheRanksReachIt) {
   TestRun run;
   AgentProcess agent = start_agent(run.agent_options({0}));
-  EXPECT_EQ(::getsid(agent.process.pid()), agent.process.pid()) << "a session of its own";
+  EXPECT_EQ(::getpgid(agent.process.pid()), agent.process.pid()) << "a terminal's signals go elsewhere";
+  EXPECT_EQ(::getsid(agent.process.pid()), ::getsid(0)) << "a share of the ranks' processors";
   const SystemClock clock;
   {
     Recorder recorder(TestRun::rank_options(agent, 0), clock, clock.monotonic());
