@@ -106,7 +106,7 @@ void Engine::report_staging(const Transfer& transfer) {
 
 void Engine::run_step(Operation& operation) {
   const bool small = operation.transfer_.is_inline();
-  const Nanoseconds began = small ? tick_ : now();
+  const Nanoseconds began = small ? small_now() : now();
   if (operation.transfer_.at_start()) operation.timing_.started = began;
   operation.transfer_.run_step(*segment_, scratch_);
   own_.phase.store(own_.phase.load(std::memory_order_relaxed) + 1);
@@ -136,7 +136,7 @@ bool Engine::advance() {
 void Engine::finish_completed(bool& moved) {
   while (running_ > 0 && all_reached(pending_.front()->transfer_.required_phase())) {
     Operation& operation = *pending_.front();
-    operation.timing_.ended = operation.transfer_.is_inline() ? tick_ : now();
+    operation.timing_.ended = operation.transfer_.is_inline() ? small_now() : now();
     operation.complete_ = true;
     pending_.pop_front();
     --running_;

@@ -80,7 +80,12 @@ class Engine final : public Communicator {
   bool has_entered(int rank, std::uint64_t sequence) const;
   bool all_reached(std::uint64_t phase);
   void check_same(const Operation& operation);
-  Nanoseconds now() { return tick_ = clock_.monotonic(); }
+  Nanoseconds now() {
+    tick_is_old_ = false;
+    return tick_ = clock_.monotonic();
+  }
+  // Of a small operation: it is over before reading the clock again would tell, unless the thread waited meanwhile.
+  Nanoseconds small_now() { return tick_is_old_ ? now() : tick_; }
 
   // waiting.cpp
   void wait_for_slot(const Operation& operation);
@@ -103,7 +108,8 @@ class Engine final : public Communicator {
   const std::shared_ptr<Segment> segment_;
   RankBlock& own_;
   SystemClock clock_;
-  Nanoseconds tick_{0};  // the clock as last read: small operations are over before reading it again would tell
+  Nanoseconds tick_{0};  // the clock as last read
+  bool tick_is_old_ = true;
   const std::shared_ptr<BufferTable> buffers_;
   Scratch scratch_;
   std::deque<Shared> pending_;   // not complete, in the order of issue

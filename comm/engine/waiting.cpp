@@ -65,6 +65,7 @@ void Engine::wait_until(const Done& done, const Operation& operation) {
       idle_since = now();
       continue;
     }
+    tick_is_old_ = true;
     if (spin_ > Nanoseconds{0} && looks % kLooksPerTick != 0 && !sleeper.armed()) {
       relax();
       continue;
