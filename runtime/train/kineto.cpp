@@ -60,6 +60,11 @@ std::vector<profile::TraceClockPoint> clock_points(const torch::autograd::profil
   return points;
 }
 
+// libtorch numbers what it records only where a callback asks for numbers, and the profiler's own does not.
+std::unique_ptr<at::ObserverContext> want_numbers(const at::RecordFunction& /*recorded*/) {
+  return nullptr;
+}
+
 }  // namespace
 
 struct KinetoTrace::Impl {
@@ -82,8 +87,14 @@ struct KinetoSession::Impl {
   const Clock& clock;
   std::vector<Reading> readings;
   std::optional<at::RecordFunction> step;
-  std::uint64_t first_handle = 0, last_handle = 0;  // libtorch numbers what it records
+  at::CallbackHandle numbering{};
+  std::uint64_t first_handle = 0, last_handle = 0;  // of the steps' marks
   bool open = false;
+
+  void close() {
+    open = false;
+    at::removeCallback(numbering);
+  }
 };
 
 KinetoSession::KinetoSession(const Clock& clock, bool with_gpu) : impl_(new Impl{.clock = clock}) {
@@ -93,6 +104,7 @@ KinetoSession::KinetoSession(const Clock& clock, bool with_gpu) : impl_(new Impl
   torch::autograd::profiler::prepareProfiler(config, activities);
   torch::autograd::profiler::enableProfiler(config, activities);
   impl_->open = true;
+  impl_->numbering = at::addThreadLocalCallback(at::RecordFunctionCallback(&want_numbers).needsIds(true));
   read_clocks(clock, impl_->readings);
 }
 
@@ -100,6 +112,7 @@ KinetoSession::~KinetoSession() {
   if (!impl_->open) return;
   try {
     impl_->step.reset();
+    impl_->close();
     torch::autograd::profiler::disableProfiler();
   } catch (const std::exception&) {
     // Nothing was to be kept.
@@ -125,7 +138,7 @@ std::int64_t KinetoSession::operators() const {
 std::unique_ptr<KinetoTrace> KinetoSession::stop() {
   end_step();
   read_clocks(impl_->clock, impl_->readings);
-  impl_->open = false;
+  impl_->close();
   auto trace = std::make_unique<KinetoTrace::Impl>();
   trace->result = torch::autograd::profiler::disableProfiler();
   trace->clock = clock_points(*trace->result, impl_->readings);

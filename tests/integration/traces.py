@@ -23,8 +23,8 @@ FIRST, LAST = 8, 13
 
 def experiment(path, batches, **sections):
     sections.setdefault("optimizations", {"tensor_fusion_threshold": 0.5, "sharded_optimizer": False})
+    sections.setdefault("hyperparameters", {"global_batch_size": 64, "depth": 3, "width": 512})
     return write_experiment(path, name="traced", entrypoint=BUILD.program("synthetic"),
-                            hyperparameters={"global_batch_size": 64, "depth": 3, "width": 512},
                             resources={"slots_per_trial": 2}, searcher={"max_length": {"batches": batches}}, **sections)
 
 
@@ -107,6 +107,7 @@ class Configured(unittest.TestCase):
             self.assertEqual(steps, [f"ProfilerStep#{batch}" for batch in range(FIRST, LAST + 1)])
             self.assertEqual([e["args"]["batch"] for e in slices(trace, "step")], list(range(FIRST, LAST + 1)))
             names = {e["name"] for e in slices(trace, "cpu_op")}
+            self.assertGreater(ours["operators"], len(slices(trace, "cpu_op")) / 2, "counted while they ran")
             self.assertIn("aten::addmm", names)
             self.assertIn("aten::mm", names, "backward runs on the same thread and is traced")
         self.assertEqual(sorted(e["rank"] for e in self.result.events("trace_written")), [0, 1])
@@ -322,6 +323,23 @@ class Now(unittest.TestCase):
         process.send_signal(signal.SIGTERM)
         output, _ = process.communicate(timeout=60)
         self.assertEqual(process.returncode, 130, output)
+
+    def test_a_window_without_an_end_is_cut_when_it_is_full(self):
+        run_dir, process = self.run_with(scheduling_unit=100, profiling={"enabled": True},
+                                         hyperparameters={"global_batch_size": 2, "depth": 24, "width": 8})
+
+        def written():
+            return [json.loads(line) for line in (run_dir / "events.jsonl").read_text().splitlines()
+                    if '"trace_written"' in line]
+
+        wait_until(lambda: len(written()) == 2 or process.poll() is not None, "both traces")
+        self.assertIsNone(process.poll(), "training goes on")
+        for event in written():
+            self.assertIn("400000 operators were recorded", event["cut"])
+            self.assertLess(event["operators"], 410_000)
+            self.assertLess(event["bytes"], 40e6)
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=60)
 
     def test_with_local_steps_too(self):
         run_dir, process = self.run_with(scheduling_unit=10, optimizations={"local_sgd": {"inner_steps": 8}})
