@@ -3,7 +3,8 @@
 //   bench_analysis [--json] [--steps 100000] [--ranks 64] [--folder DIR]
 //
 // The run never was (harness/synthetic_run.h), its files are real. `dtrain analyze --json` reads them as a process of
-// its own; time and memory are that process's. With --folder the run is written there and stays.
+// its own, and so does `dtrain report`; times and memory are those processes'. With --folder the run is written there
+// and stays.
 #include <cstdlib>
 #include <iostream>
 
@@ -61,17 +62,24 @@ test::SyntheticRun plan(const Arguments& arguments) {
   return run;
 }
 
-// Seconds.
-double analyse(const std::filesystem::path& run, const std::filesystem::path& output) {
+// Seconds that `dtrain` took with these arguments.
+double seconds_of(std::vector<std::string> arguments, const std::filesystem::path& output) {
   const UniqueFd out(::open(output.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600));
+  arguments.insert(arguments.begin(), executable_path().parent_path() / "dtrain");
   ProcessOptions options;
-  options.command = {executable_path().parent_path() / "dtrain", "analyze", run, "--json"};
+  options.command = std::move(arguments);
   options.fds = {{1, out.get()}};
   const std::int64_t started = SystemClock().monotonic().count();
   Process process = Process::start(options);
   const auto status = process.wait(std::chrono::minutes(10));
-  if (!status || !status->success()) throw Error("dtrain analyze failed");
+  if (!status || !status->success()) throw Error("dtrain " + options.command.at(1) + " failed");
   return static_cast<double>(SystemClock().monotonic().count() - started) / 1e9;
+}
+
+double peak_mb() {
+  rusage usage{};
+  ::getrusage(RUSAGE_CHILDREN, &usage);  // of the child that took most
+  return static_cast<double>(usage.ru_maxrss) * 1024 / 1e6;
 }
 
 }  // namespace
@@ -83,16 +91,20 @@ int main(int argc, char** argv) try {
   const auto truth = test::write_synthetic_run(folder, plan(arguments));
   const auto output = scratch.path() / "analysis.json";
   double slowest = 0;
-  for (int i = 0; i < kRuns; ++i) slowest = std::max(slowest, analyse(folder, output));
-  rusage usage{};
-  ::getrusage(RUSAGE_CHILDREN, &usage);  // of the child that took most
+  for (int i = 0; i < kRuns; ++i) slowest = std::max(slowest, seconds_of({"analyze", folder, "--json"}, output));
+  const double peak = peak_mb();
   const Json result = read_json(output);
+  const auto page = scratch.path() / "report.html";
+  const double report = seconds_of({"report", folder, "--output", page}, output);
   std::cout << Json{{"benchmark", "bench_analysis"},
                     {"steps", arguments.steps},
                     {"ranks", arguments.ranks},
                     {"dump_mb", static_cast<double>(truth.bytes) / 1e6},
                     {"slowest_s", slowest},
-                    {"peak_mb", static_cast<double>(usage.ru_maxrss) * 1024 / 1e6},
+                    {"peak_mb", peak},
+                    {"report_s", report},
+                    {"report_peak_mb", peak_mb()},
+                    {"report_mb", static_cast<double>(std::filesystem::file_size(page)) / 1e6},
                     {"first_finding", result["findings"].empty() ? Json() : result["findings"][0]["title"]}}
                    .dump()
             << "\n";

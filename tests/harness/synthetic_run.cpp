@@ -55,6 +55,7 @@ double of(const std::function<double(int)>& function, int rank) {
 void write_plan(const std::filesystem::path& folder, const SyntheticRun& run) {
   const Json plan = {{"name", run.name}, {"world_size", run.ranks}, {"global_batch_size", 32 * run.ranks}};
   std::ofstream(folder / "plan.json") << plan.dump(1);
+  std::ofstream(folder / "events.jsonl") << "";  // by which a run's folder is known
 }
 
 void write_agents(const std::filesystem::path& folder, const SyntheticRun& run, std::int64_t begin, std::int64_t end,
