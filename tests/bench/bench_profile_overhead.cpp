@@ -1,16 +1,19 @@
 // What recording costs: the median step of Fashion-MNIST with records on and off.
 //
-//   bench_profile_overhead [--json] [--seconds 45]
+//   bench_profile_overhead [--json] [--seconds 90]
 //   bench_profile_overhead --long-run [STEPS] [--json]   how large the dumps of 200,000 steps of a small model are
 //
 // One run of two ranks takes turns of about half a second: one with everything on that is always recorded (step
 // records, collectives, the agent's system sampler), one with the recorders paused and the agent stopped. Being the
 // same processes, both have the same memory under them: two runs side by side differ by up to 2% for that reason alone.
 // The first step of a turn is not counted: it still belongs to the turn before.
+#include <algorithm>
 #include <csignal>
 #include <cstdlib>
 #include <fstream>
 #include <iostream>
+#include <random>
+#include <utility>
 
 #include <fcntl.h>
 
@@ -92,31 +95,55 @@ class FashionRun {
   pid_t agent_ = 0;
 };
 
+// Between which the median of `values` lies with 95% confidence, by resampling them.
+std::pair<double, double> interval_of_median(const std::vector<double>& values) {
+  constexpr int kResamples = 2'000;
+  std::mt19937_64 random(1);
+  std::uniform_int_distribution<std::size_t> any(0, values.size() - 1);
+  std::vector<double> medians;
+  for (int i = 0; i < kResamples; ++i) {
+    std::vector<double> resample(values.size());
+    for (double& value : resample) value = values[any(random)];
+    medians.push_back(bench::median_of(resample));
+  }
+  std::sort(medians.begin(), medians.end());
+  return {medians[kResamples * 25 / 1'000], medians[kResamples * 975 / 1'000]};
+}
+
+// The overhead is that of a turn over its neighbour, so that the machine's drift hits both; the median over all pairs.
 Json measure(const bench::ScratchFolder& scratch, int seconds) {
   constexpr int kSteps = 12;
   const SystemClock clock;
   const Nanoseconds end = clock.monotonic() + std::chrono::seconds(seconds);
   FashionRun run(scratch.path());
-  std::vector<double> on_us, off_us;
+  std::vector<double> on_us, off_us, overheads;
   for (int turn = 0; clock.monotonic() < end || turn < 2; ++turn) {
+    double median_us[2] = {};
     // Who goes first alternates too.
     for (const bool recording : {turn % 2 == 0, turn % 2 != 0}) {
-      for (const std::int64_t time : run.turn(recording, kSteps)) {
-        (recording ? on_us : off_us).push_back(static_cast<double>(time) / 1e3);
-      }
+      std::vector<double> times_us;
+      for (const std::int64_t time : run.turn(recording, kSteps)) times_us.push_back(static_cast<double>(time) / 1e3);
+      median_us[recording ? 1 : 0] = bench::median_of(times_us);
+      auto& all = recording ? on_us : off_us;
+      all.insert(all.end(), times_us.begin(), times_us.end());
     }
+    overheads.push_back(median_us[1] / median_us[0] - 1);
   }
   run.end();
-  const double on_median = bench::median_of(on_us), off_median = bench::median_of(off_us);
-  return {
-      {"off_us", off_median}, {"on_us", on_median}, {"overhead", on_median / off_median - 1}, {"steps", on_us.size()}};
+  const auto [lowest, highest] = interval_of_median(overheads);
+  return {{"off_us", bench::median_of(off_us)},
+          {"on_us", bench::median_of(on_us)},
+          {"overhead", bench::median_of(overheads)},
+          {"overhead_from", lowest},
+          {"overhead_to", highest},
+          {"steps", on_us.size()}};
 }
 
 }  // namespace
 
 int main(int argc, char** argv) try {
   bool json = false;
-  int seconds = 45;
+  int seconds = 90;
   std::int64_t long_run_steps = 0;
   for (int i = 1; i < argc; ++i) {
     const std::string word = argv[i];

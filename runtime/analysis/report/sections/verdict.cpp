@@ -3,6 +3,7 @@
 
 #include <spdlog/fmt/fmt.h>
 
+#include "dtrain/base/units.h"
 #include "numbers.h"
 #include "report/sections.h"
 
@@ -15,12 +16,21 @@ std::string tile(const std::string& value, const std::string& words) {
   return fmt::format("<div class=\"tile\"><b>{}</b><span>{}</span></div>\n", escape(value), escape(words));
 }
 
+// A leak costs no time until it ends the run.
+std::string cost_of(const Finding& finding) {
+  if (finding.bytes_per_step && finding.seconds == 0) {
+    return fmt::format("<b>{}</b><span>a step</span>", format_bytes(*finding.bytes_per_step));
+  }
+  return fmt::format("<b>{}</b><span>{} of the loop</span><i style=\"--share:{:.1f}%\"></i>",
+                     seconds_text(finding.seconds), format_percent(finding.share),
+                     std::clamp(finding.share, 0.0, 1.0) * 100);
+}
+
 std::string finding_item(const Finding& finding) {
   return fmt::format(
-      "<li><div class=\"cost\"><b>{}</b><span>{} of the loop</span><i style=\"--share:{:.1f}%\"></i></div><div>"
+      "<li><div class=\"cost\">{}</div><div>"
       "<h3>{}</h3><p class=\"advice\">{}</p><p class=\"evidence\">{}</p></div></li>\n",
-      seconds_text(finding.seconds), format_percent(finding.share), std::clamp(finding.share, 0.0, 1.0) * 100,
-      escape(finding.title), escape(finding.advice), escape(finding.evidence));
+      cost_of(finding), escape(finding.title), escape(finding.advice), escape(finding.evidence));
 }
 
 void write_tiles(Page& page, const Input& input) {
