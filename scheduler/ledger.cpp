@@ -112,10 +112,12 @@ void Ledger::add_process(TaskId id, const std::string& name, pid_t pid) {
 
 Orders Ledger::orders(TaskId id) {
   Orders orders;
-  Statement row = impl_->database.prepare("SELECT kills, state FROM tasks WHERE id = ?1");
-  if (!row.bind(id).step()) throw no_task(id);
-  orders.kills = static_cast<int>(row.integer(0));
-  orders.lost = has_ended(static_cast<TaskState>(row.integer(1)));
+  {  // over before the lease is written
+    Statement row = impl_->database.prepare("SELECT kills, state FROM tasks WHERE id = ?1");
+    if (!row.bind(id).step()) throw no_task(id);
+    orders.kills = static_cast<int>(row.integer(0));
+    orders.lost = has_ended(static_cast<TaskState>(row.integer(1)));
+  }
   impl_->renew_lease(id);
   return orders;
 }

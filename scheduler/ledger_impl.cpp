@@ -32,8 +32,10 @@ std::optional<TaskState> Ledger::Impl::state_of(TaskId id) {
 
 void Ledger::Impl::renew_lease(TaskId id) {
   const Nanoseconds now = clock.monotonic();
-  Statement row = database.prepare("SELECT lease FROM tasks WHERE id = ?1");
-  if (!row.bind(id).step() || Nanoseconds(row.integer(0)) - now > kLease / 2) return;
+  {  // over before the lease is written: SQLite refuses at once whoever writes and still reads what has changed since
+    Statement row = database.prepare("SELECT lease FROM tasks WHERE id = ?1");
+    if (!row.bind(id).step() || Nanoseconds(row.integer(0)) - now > kLease / 2) return;
+  }
   database.prepare("UPDATE tasks SET lease = ?1 WHERE id = ?2 AND state < 4").bind((now + kLease).count(), id).run();
 }
 

@@ -136,7 +136,7 @@ bool Engine::advance() {
 void Engine::finish_completed(bool& moved) {
   while (running_ > 0 && all_reached(pending_.front()->transfer_.required_phase())) {
     Operation& operation = *pending_.front();
-    operation.timing_.ended = operation.transfer_.is_inline() ? small_now() : now();
+    operation.timing_.ended = now();
     operation.complete_ = true;
     pending_.pop_front();
     --running_;
