@@ -13,6 +13,10 @@ done
 for kind in "" --real; do
   [ ! -x "$bin/queue_stress" ] || { printf 'queue_stress %s ' $kind; "$bin/queue_stress" --seconds 60 $kind --json; }
 done
+if [ -x "$bin/fashion_mnist" ]; then
+  printf 'what_if '
+  "${DTRAIN_PEERS_PYTHON:-.deps/peers/bin/python}" -B tests/bench/what_if.py "$bin" --json
+fi
 if [ -x "$bin/synthetic" ]; then
   printf 'deep_window '
   "${DTRAIN_PEERS_PYTHON:-.deps/peers/bin/python}" -B tests/bench/deep_window.py "$bin" --json
