@@ -238,6 +238,18 @@ def judge(name, case, injector, folder, analysis):
             ("bytes_per_step" if leak else "seconds"): found, **truth, "ratio": ratio, "loop_s": loop_s, "ok": ok}
 
 
+def busy_share():
+    """Of this machine's cores, within a second."""
+    def read():
+        user, nice, system, idle, iowait, *others = map(int, Path("/proc/stat").read_text().split("\n")[0].split()[1:])
+        return user + nice + system + sum(others), idle + iowait
+
+    before = read()
+    time.sleep(1)
+    busy, idle = (now - then for now, then in zip(read(), before))
+    return busy / max(1, busy + idle)
+
+
 def rounded(result):
     return {key: round(value, 3) if isinstance(value, float) else value for key, value in result.items()}
 
@@ -281,6 +293,8 @@ def main():
         return
     results = []
     for name in arguments.case or CASES:
+        if (share := busy_share()) > 0.1:
+            print(f"{name}: other programs take {share:.0%} of the cores, which will be found as well", file=sys.stderr)
         results.append(try_case(name, build, arguments.keep))
         if not arguments.json:
             print(json.dumps(results[-1]), flush=True)
