@@ -21,6 +21,10 @@ if [ -x "$bin/synthetic" ]; then
   printf 'deep_window '
   "${DTRAIN_PEERS_PYTHON:-.deps/peers/bin/python}" -B tests/bench/deep_window.py "$bin" --json
 fi
+if [ -x "$bin/bench_turns_trial" ]; then
+  printf 'diff_power '
+  "${DTRAIN_PEERS_PYTHON:-.deps/peers/bin/python}" -B tests/bench/diff_power.py "$bin" --json
+fi
 if [ "$(id -u)" -eq 0 ] && [ -x "$bin/../tests/rank_program" ]; then
   printf 'host_loss '
   tests/harness/two_hosts.sh with unshaped "${DTRAIN_PEERS_PYTHON:-.deps/peers/bin/python}" -B tests/bench/host_loss.py "$bin" --json

@@ -14,6 +14,7 @@ void add_start_rank(CLI::App& app, int* exit_code);
 void add_config(CLI::App& app, int* exit_code);
 void add_config_check(CLI::App& config, int* exit_code);
 void add_config_schema(CLI::App& config, int* exit_code);
+void add_diff(CLI::App& app, int* exit_code);
 void add_doctor(CLI::App& app, int* exit_code);
 void add_export(CLI::App& app, int* exit_code);
 void add_host_probe(CLI::App& app, int* exit_code);

@@ -22,6 +22,7 @@ constexpr const char* kExamples = R"(examples:
   dtrain top 7                                 watch it: ranks, throughput, hosts
   dtrain summary 7                             where its time went
   dtrain analyze 7                             what to change, and what that will gain
+  dtrain diff 7 8                              did it get slower, or is it noise?
   dtrain report 7                              the same with all charts, as one HTML file
   dtrain trace 7                               what every rank did when, for ui.perfetto.dev
 
@@ -64,9 +65,10 @@ int main(int argc, char** argv) {
       "dtrain"};
   app.require_subcommand(1);
   using namespace dtrain::cli;
-  for (const auto add : {add_launch, add_config, add_agent, add_slot, add_task, add_logs, add_top, add_summary,
-                         add_report, add_analyze, add_what_if, add_trace, add_export, add_doctor, add_completion,
-                         add_version, add_man, add_start_rank, add_host_probe})
+  for (const auto add :
+       {add_launch,  add_config,     add_agent,   add_slot,    add_task,       add_logs,      add_top,
+        add_summary, add_report,     add_analyze, add_what_if, add_diff,       add_trace,     add_export,
+        add_doctor,  add_completion, add_version, add_man,     add_start_rank, add_host_probe})
     add(app, &exit_code);
   app.footer(kExamples);  // last: commands made after it would have it too
   try {

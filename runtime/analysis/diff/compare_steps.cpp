@@ -1,0 +1,235 @@
+#include "compare_steps.h"
+
+#include <array>
+#include <cmath>
+
+#include "block_bootstrap.h"
+#include "statistics.h"
+
+namespace dtrain::analysis::diff {
+namespace {
+
+using profile::Phase;
+
+constexpr std::uint64_t kSeedA = 1, kSeedB = 2;
+
+bool is_compared(std::size_t phase) {
+  return phase != static_cast<std::size_t>(Phase::kValidation) && phase != static_cast<std::size_t>(Phase::kCheckpoint);
+}
+
+double throughput(const Totals& totals) {
+  return totals.time_s > 0 ? totals.samples / totals.time_s : 0;
+}
+
+double phase_s(const Totals& totals, std::size_t phase) {
+  return totals.ordinary_steps > 0 ? totals.phases[phase] / totals.ordinary_steps : 0;
+}
+
+double change(double a, double b) {
+  return a > 0 ? b / a - 1 : 0;
+}
+
+std::vector<double> step_times(const Observations& side) {
+  std::vector<double> times;
+  for (const Observation& one : side.all) times.push_back(one.step_s);
+  return times;
+}
+
+// A median moves with the share of values above it, and a mean with the values: blocks as long as the more dependent of
+// the two asks for. Values far out would hide the dependence of the others.
+SideTest dependence(std::vector<double> series) {
+  const double middle = median(series);
+  const double reach = 3 * kMadToDeviation * mad(series, middle);
+  std::vector<double> above;
+  for (double& value : series) {
+    above.push_back(value > middle ? 1 : 0);
+    value = std::clamp(value, middle - reach, middle + reach);
+  }
+  return {autocorrelation(series, 1), std::max(block_length(series), block_length(above))};
+}
+
+Totals total(const Observations& side) {
+  Totals sum;
+  for (const Observation& one : side.all) sum.add(one.totals);
+  return sum;
+}
+
+// What both runs amount to, in the runs themselves or in one draw from them.
+struct Estimate {
+  double step_change = 0;
+  Totals a, b;
+};
+
+// Runs of their own: each is drawn from by itself.
+class Apart {
+ public:
+  Apart(const Observations& a, const Observations& b)
+      : a_(a),
+        b_(b),
+        a_test_(dependence(step_times(a))),
+        b_test_(dependence(step_times(b))),
+        a_draws_(a.all.size(), a_test_.block_length, kSeedA),
+        b_draws_(b.all.size(), b_test_.block_length, kSeedB) {}
+
+  Estimate estimate() const { return {change(median(step_times(a_)), median(step_times(b_))), total(a_), total(b_)}; }
+  Estimate draw() {
+    Estimate result;
+    const double a_step = draw(a_, a_draws_, result.a);
+    const double b_step = draw(b_, b_draws_, result.b);
+    result.step_change = change(a_step, b_step);
+    return result;
+  }
+  const SideTest& a_test() const { return a_test_; }
+  const SideTest& b_test() const { return b_test_; }
+
+ private:
+  double draw(const Observations& side, StationaryBootstrap& draws, Totals& sum) {
+    times_.clear();
+    for (const std::size_t i : draws.draw()) {
+      times_.push_back(side.all[i].step_s);
+      sum.add(side.all[i].totals);
+    }
+    return quantile(times_, 0.5);
+  }
+
+  const Observations& a_;
+  const Observations& b_;
+  SideTest a_test_, b_test_;
+  StationaryBootstrap a_draws_, b_draws_;
+  std::vector<double> times_;
+};
+
+// Runs that took turns: whole turns are drawn, and a step's change is the median of the turns'.
+class InTurns {
+ public:
+  InTurns(const Observations& a, const Observations& b, const std::vector<Turn>& turns)
+      : pairs_(pairs(a, b, turns)), test_(test_of(pairs_)), draws_(pairs_.size(), test_.block_length, kSeedA) {}
+
+  Estimate estimate() {
+    std::vector<std::size_t> all(pairs_.size());
+    for (std::size_t i = 0; i < all.size(); ++i) all[i] = i;
+    return of(all);
+  }
+  Estimate draw() { return of(draws_.draw()); }
+  const SideTest& a_test() const { return test_; }
+  const SideTest& b_test() const { return test_; }
+
+ private:
+  struct Pair {
+    double log_ratio = 0;
+    Totals a, b;
+  };
+
+  static double add(const Observations& side, const std::vector<std::size_t>& indices, Totals& sum) {
+    std::vector<double> times;
+    for (const std::size_t i : indices) {
+      times.push_back(side.all[i].step_s);
+      sum.add(side.all[i].totals);
+    }
+    // Of two the mean: the median's lower one would make the run with turns of an even number the faster one.
+    const double low = quantile(times, 0.5);
+    if (times.size() % 2 == 1) return low;
+    std::sort(times.begin(), times.end());
+    return (low + times[times.size() / 2]) / 2;
+  }
+
+  static std::vector<Pair> pairs(const Observations& a, const Observations& b, const std::vector<Turn>& turns) {
+    std::vector<Pair> result;
+    for (const Turn& turn : turns) {
+      Pair& pair = result.emplace_back();
+      const double a_step = add(a, turn.a, pair.a);
+      const double b_step = add(b, turn.b, pair.b);
+      pair.log_ratio = std::log(b_step / a_step);
+    }
+    return result;
+  }
+
+  static SideTest test_of(const std::vector<Pair>& pairs) {
+    std::vector<double> ratios;
+    for (const Pair& pair : pairs) ratios.push_back(pair.log_ratio);
+    return dependence(std::move(ratios));
+  }
+
+  Estimate of(const std::vector<std::size_t>& indices) {
+    Estimate result;
+    ratios_.clear();
+    for (const std::size_t i : indices) {
+      ratios_.push_back(pairs_[i].log_ratio);
+      result.a.add(pairs_[i].a);
+      result.b.add(pairs_[i].b);
+    }
+    result.step_change = std::exp(quantile(ratios_, 0.5)) - 1;
+    return result;
+  }
+
+  std::vector<Pair> pairs_;
+  SideTest test_;
+  StationaryBootstrap draws_;
+  std::vector<double> ratios_;
+};
+
+DiffVerdict judge(const DiffQuantity& quantity, double min_effect, bool more_is_worse) {
+  const DiffInterval& interval = *quantity.interval;
+  if (interval.low > min_effect) return more_is_worse ? DiffVerdict::kWorse : DiffVerdict::kBetter;
+  if (interval.high < -min_effect) return more_is_worse ? DiffVerdict::kBetter : DiffVerdict::kWorse;
+  return DiffVerdict::kNoChange;
+}
+
+template <typename Test>
+void run_test(Test& test, const TestOptions& options, StepTest& result) {
+  std::vector<double> steps, throughputs;
+  std::vector<std::vector<double>> phases(result.phases.size());
+  std::vector<std::size_t> which;
+  for (std::size_t i = 0; i < kPhases; ++i) {
+    if (is_compared(i)) which.push_back(i);
+  }
+  for (int draw = 0; draw < options.resamples; ++draw) {
+    const Estimate one = test.draw();
+    steps.push_back(one.step_change);
+    throughputs.push_back(change(throughput(one.a), throughput(one.b)));
+    for (std::size_t i = 0; i < which.size(); ++i) {
+      phases[i].push_back((phase_s(one.b, which[i]) - phase_s(one.a, which[i])) / result.step.a);
+    }
+  }
+  result.a = test.a_test();
+  result.b = test.b_test();
+  result.throughput.interval = percentile_interval(throughputs, options.confidence);
+  result.throughput.verdict = judge(result.throughput, options.min_effect, false);
+  if (!options.same_work) return;
+  result.step.interval = percentile_interval(steps, options.confidence);
+  result.step.verdict = judge(result.step, options.min_effect, true);
+  std::vector<double> changes;
+  for (const DiffQuantity& phase : result.phases) changes.push_back(phase.change);
+  const auto intervals = joint_intervals(changes, phases, options.confidence);
+  for (std::size_t i = 0; i < intervals.size(); ++i) {
+    result.phases[i].interval = intervals[i];
+    result.phases[i].verdict = judge(result.phases[i], options.min_effect, true);
+  }
+}
+
+template <typename Test>
+StepTest compare(Test&& test, const Observations& a, const Observations& b, const TestOptions& options) {
+  StepTest result;
+  const Estimate found = test.estimate();
+  result.step = {"step", median(step_times(a)), median(step_times(b)), found.step_change, {}, DiffVerdict::kUndecided};
+  const double a_rate = throughput(found.a), b_rate = throughput(found.b);
+  result.throughput = {"throughput", a_rate, b_rate, change(a_rate, b_rate), {}, DiffVerdict::kUndecided};
+  for (std::size_t i = 0; i < kPhases; ++i) {
+    if (!is_compared(i)) continue;
+    const double a_s = phase_s(found.a, i), b_s = phase_s(found.b, i);
+    const std::string name(profile::name_of(static_cast<Phase>(i)));
+    result.phases.push_back({name, a_s, b_s, (b_s - a_s) / result.step.a, {}, DiffVerdict::kUndecided});
+  }
+  if (std::min(a.all.size(), b.all.size()) >= kLeastObservations) run_test(test, options, result);
+  return result;
+}
+
+}  // namespace
+
+StepTest compare_steps(const Observations& a, const Observations& b, const std::vector<Turn>& turns,
+                       const TestOptions& options) {
+  if (turns.empty()) return compare(Apart(a, b), a, b, options);
+  return compare(InTurns(a, b, turns), a, b, options);
+}
+
+}  // namespace dtrain::analysis::diff

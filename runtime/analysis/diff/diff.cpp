@@ -1,0 +1,235 @@
+#include "dtrain/analysis/diff.h"
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <set>
+
+#include <spdlog/fmt/fmt.h>
+
+#include "compare_steps.h"
+#include "dtrain/analysis/analysis.h"
+#include "dtrain/base/error.h"
+#include "dtrain/base/units.h"
+#include "plan_differences.h"
+#include "text_writer.h"
+
+namespace dtrain::analysis {
+namespace {
+
+using diff::Observations;
+
+constexpr double kMinEffect = 0.01;
+constexpr double kMemoryShare = 0.1, kMemoryBytes = 16.0 * 1024 * 1024;
+constexpr double kWide = 0.05;  // an interval that says little
+
+struct Steps {
+  Observations a, b;
+  bool grouped = false;
+};
+
+Steps observe(const RunProfile& a, const RunProfile& b) {
+  if (diff::has_windows(a) || diff::has_windows(b)) {
+    Steps groups{diff::observe(a, true), diff::observe(b, true), true};
+    if (std::min(groups.a.all.size(), groups.b.all.size()) >= diff::kLeastObservations) return groups;
+  }
+  return {diff::observe(a, false), diff::observe(b, false), false};
+}
+
+DiffSide side_of(const RunProfile& run, const RunSummary& summary, const Observations& steps,
+                 const diff::SideTest& test) {
+  DiffSide side;
+  side.name = run.name;
+  side.run_dir = run.folder.string();
+  side.world_size = run.world_size;
+  side.global_batch_size = summary.global_batch_size;
+  side.steps = steps.steps;
+  side.first_batch = steps.first_batch;
+  side.warm_up = steps.warm_up;
+  side.long_steps = steps.long_steps;
+  if (steps.time_s > 0) side.long_share = std::max(0.0, steps.long_s / steps.time_s);
+  side.observations = static_cast<std::int64_t>(steps.all.size());
+  side.autocorrelation = test.autocorrelation;
+  side.block_length = test.block_length;
+  side.warnings = run.warnings;
+  return side;
+}
+
+void compare_memory(const RunSummary& a, const RunSummary& b, RunDiff& result) {
+  for (const RankSummary& in_a : a.ranks) {
+    const auto in_b =
+        std::find_if(b.ranks.begin(), b.ranks.end(), [&](const auto& one) { return one.rank == in_a.rank; });
+    if (in_b == b.ranks.end() || in_a.peak_resident_bytes <= 0 || in_b->peak_resident_bytes <= 0) continue;
+    const double more = std::abs(in_b->peak_resident_bytes - in_a.peak_resident_bytes);
+    result.memory.push_back({in_a.rank, in_a.peak_resident_bytes, in_b->peak_resident_bytes,
+                             more > kMemoryShare * in_a.peak_resident_bytes && more > kMemoryBytes});
+  }
+}
+
+std::vector<DiffRule> rules_of_one(const std::vector<RuleResult>& all, const std::vector<RuleResult>& other) {
+  std::map<std::string, const RuleResult*> others;
+  for (const RuleResult& rule : other) others[rule.name] = &rule;
+  std::vector<DiffRule> result;
+  for (const RuleResult& rule : all) {
+    if (rule.triggered <= 0) continue;
+    const auto there = others.find(rule.name);
+    if (there != others.end() && there->second->triggered > 0) continue;
+    std::string text = fmt::format("{} {} of {}", count_text(rule.triggered), rule.unit, count_text(rule.datapoints));
+    if (there != others.end() && !there->second->applicable)
+      text += "; does not apply to the other: " + there->second->why_not;
+    result.push_back({rule.name, text});
+  }
+  return result;
+}
+
+std::vector<DiffRule> faults_of_one(const std::vector<Finding>& all, const std::vector<Finding>& other) {
+  std::set<std::pair<std::string, int>> others;
+  for (const Finding& finding : other) {
+    if (finding.fault) others.emplace(finding.id, finding.rank);
+  }
+  std::vector<DiffRule> result;
+  for (const Finding& finding : all) {
+    if (finding.fault && !others.contains({finding.id, finding.rank})) result.push_back({finding.id, finding.title});
+  }
+  return result;
+}
+
+std::string percent(double share) {
+  return fmt::format("{:+.1f}%", share * 100);
+}
+
+std::string between(const RunDiff& diff, const DiffInterval& interval) {
+  return fmt::format("{:.0f}% interval {} to {}", diff.confidence * 100, percent(interval.low), percent(interval.high));
+}
+
+double loss(const DiffQuantity& quantity) {
+  return quantity.name == "throughput" ? -quantity.change : quantity.change;
+}
+
+// What is judged: the step where both do the same work, and throughput, which long steps lower too.
+void conclude(RunDiff& diff) {
+  std::vector<const DiffQuantity*> judged = {&diff.throughput};
+  if (diff.same_work) judged.insert(judged.begin(), &diff.step);
+  const auto first = [&](DiffVerdict verdict) {
+    const auto found =
+        std::find_if(judged.begin(), judged.end(), [&](const auto* one) { return one->verdict == verdict; });
+    return found == judged.end() ? nullptr : *found;
+  };
+  const DiffQuantity* changed = first(DiffVerdict::kWorse);
+  if (changed == nullptr) changed = first(DiffVerdict::kBetter);
+  for (const DiffQuantity* one : judged) {
+    diff.regression |= one->verdict == DiffVerdict::kWorse && diff.fail_above && loss(*one) >= *diff.fail_above;
+  }
+  if (changed != nullptr) {
+    diff.verdict = changed->verdict;
+    const bool worse = changed->verdict == DiffVerdict::kWorse;
+    diff.conclusion = changed == &diff.step
+                          ? fmt::format("B is {}: its median step takes {} {} ({})", worse ? "slower" : "faster",
+                                        format_percent(std::abs(changed->change)), worse ? "longer" : "less",
+                                        between(diff, *changed->interval))
+                          : fmt::format("B is {}: its throughput is {} {} ({}){}", worse ? "slower" : "faster",
+                                        format_percent(std::abs(changed->change)), worse ? "lower" : "higher",
+                                        between(diff, *changed->interval),
+                                        diff.same_work ? ", while no change of the median step was found" : "");
+    return;
+  }
+  const DiffQuantity& main = *judged.front();
+  if (main.verdict == DiffVerdict::kUndecided) {
+    diff.conclusion = "nothing can be said: there are too few steps to tell a change from noise";
+    return;
+  }
+  diff.verdict = DiffVerdict::kNoChange;
+  diff.conclusion = fmt::format("no change found in {} ({})", diff.same_work ? "the median step" : "throughput",
+                                between(diff, *main.interval));
+  const double reach = std::max(-main.interval->low, main.interval->high);
+  if (reach > std::max(kWide, diff.fail_above.value_or(0))) {
+    diff.notes.push_back(
+        fmt::format("these steps vary so much that a change of less than {} would not be found here: compare "
+                    "longer runs, or runs of a quieter machine",
+                    format_percent(reach)));
+  }
+}
+
+void add_notes(const Steps& steps, const RunProfile& a, const RunProfile& b, RunDiff& diff) {
+  if (diff.turns > 0) {
+    diff.notes.push_back(
+        "A and B took turns on one clock, so turns are compared with their neighbours: what the machine "
+        "did meanwhile cancels. Changes are those between neighbours, not those of the medians above");
+  } else {
+    diff.notes.push_back(
+        "the runs were not made in turns: a machine that was faster or slower the other time looks like a "
+        "change of the program (docs/diff.md)");
+  }
+  if (!steps.grouped && (diff::has_windows(a) || diff::has_windows(b))) {
+    diff.notes.push_back("one run is much shorter: of the other only the steps recorded in full are compared");
+  }
+  if (a.world_size == 1 && b.world_size == 1)
+    diff.notes.push_back("one rank each: there is no communication to compare");
+}
+
+}  // namespace
+
+std::string_view name_of(DiffVerdict verdict) {
+  switch (verdict) {
+    case DiffVerdict::kWorse:
+      return "worse";
+    case DiffVerdict::kBetter:
+      return "better";
+    case DiffVerdict::kNoChange:
+      return "no_change";
+    case DiffVerdict::kUndecided:
+      break;
+  }
+  return "undecided";
+}
+
+RunDiff diff_runs(const RunProfile& a, const RunProfile& b, const DiffOptions& options) {
+  const Steps steps = observe(a, b);
+  for (const auto& [run, side] : {std::pair{&a, &steps.a}, {&b, &steps.b}}) {
+    if (!side->all.empty()) continue;
+    throw DataError(
+        fmt::format("{}: no steps were recorded that could be compared{}", run->folder.string(),
+                    side->warm_up > 0 ? fmt::format(" (the first {} are left out as warm-up)", side->warm_up) : ""),
+        "compare runs that trained for a while; `dtrain summary` says what is missing from this one");
+  }
+  RunDiff diff;
+  diff.differences = diff::plan_differences(a, b);
+  diff.why_not = diff::other_work(diff.differences);
+  diff.same_work = diff.why_not.empty();
+  diff.grouped = steps.grouped;
+  diff.fail_above = options.fail_above;
+
+  diff::TestOptions test;
+  test.min_effect = std::min(kMinEffect, options.fail_above.value_or(kMinEffect));
+  test.same_work = diff.same_work;
+  diff.confidence = test.confidence;
+  diff.min_effect = test.min_effect;
+  const std::size_t fewest = std::min(steps.a.all.size(), steps.b.all.size());
+  if (options.fail_above && fewest < diff::kLeastObservations) {
+    throw ConfigError(
+        fmt::format("--fail-above: after the warm-up there are {} steps of A and {} of B, too few to tell a "
+                    "regression from noise",
+                    steps.a.all.size(), steps.b.all.size()),
+        fmt::format("it takes {} of each; some hundreds find smaller changes", diff::kLeastObservations));
+  }
+  const auto turns = diff::find_turns(steps.a, steps.b);
+  diff.turns = static_cast<std::int64_t>(turns.size());
+  diff::StepTest tested = diff::compare_steps(steps.a, steps.b, turns, test);
+  diff.step = std::move(tested.step);
+  diff.throughput = std::move(tested.throughput);
+  diff.phases = std::move(tested.phases);
+
+  const Analysis in_a = analyze(a), in_b = analyze(b);
+  diff.a = side_of(a, in_a.summary, steps.a, tested.a);
+  diff.b = side_of(b, in_b.summary, steps.b, tested.b);
+  compare_memory(in_a.summary, in_b.summary, diff);
+  diff.new_rules = rules_of_one(in_b.rules, in_a.rules);
+  diff.gone_rules = rules_of_one(in_a.rules, in_b.rules);
+  diff.new_faults = faults_of_one(in_b.findings, in_a.findings);
+  diff.gone_faults = faults_of_one(in_a.findings, in_b.findings);
+  conclude(diff);
+  add_notes(steps, a, b, diff);
+  return diff;
+}
+
+}  // namespace dtrain::analysis

@@ -1,0 +1,125 @@
+#include "dtrain/analysis/diff.h"
+
+#include <algorithm>
+
+#include "dtrain/base/units.h"
+#include "text_writer.h"
+
+namespace dtrain::analysis {
+namespace {
+
+constexpr double kSmallestShare = 0.0005;  // of a step; smaller phases are in the JSON
+constexpr std::size_t kMostRows = 8;       // ranks, differences: all are in the JSON
+
+void write_side(TextWriter& out, const char* which, const DiffSide& side) {
+  out.line("{}  {}  {}{}, {}", out.styled("1", which), side.name, plural(side.world_size, "rank"),
+           side.global_batch_size ? ", global batch " + count_text(*side.global_batch_size) : "",
+           plural(side.steps, "step"));
+  out.line("   from batch {} on, after {} of warm-up; {} far longer than the median ({} of the time)",
+           count_text(side.first_batch + side.warm_up), plural(side.warm_up, "step"), count_text(side.long_steps),
+           format_percent(side.long_share));
+}
+
+std::string verdict_text(const TextWriter& out, DiffVerdict verdict) {
+  if (verdict == DiffVerdict::kWorse) return out.styled("31", "worse");
+  if (verdict == DiffVerdict::kBetter) return out.styled("32", "better");
+  return {};
+}
+
+std::string interval_text(const DiffQuantity& quantity) {
+  if (!quantity.interval) return "not tested";
+  return fmt::format("{:+.1f}% to {:+.1f}%", quantity.interval->low * 100, quantity.interval->high * 100);
+}
+
+void write_row(TextWriter& out, const std::string& name, const std::string& a, const std::string& b,
+               const DiffQuantity& quantity) {
+  out.line("  {:<24}{:>11}{:>11}{:>9}{:>20}  {}", name, a, b, fmt::format("{:+.1f}%", quantity.change * 100),
+           interval_text(quantity), verdict_text(out, quantity.verdict));
+}
+
+void write_steps(TextWriter& out, const RunDiff& diff) {
+  out.line("");
+  out.line("  {:<24}{:>11}{:>11}{:>9}{:>20}", "", "A", "B", "change",
+           fmt::format("{:.0f}% interval", diff.confidence * 100));
+  write_row(out, "median step", seconds_text(diff.step.a), seconds_text(diff.step.b), diff.step);
+  write_row(out, "samples/s", format_rate(diff.throughput.a), format_rate(diff.throughput.b), diff.throughput);
+  std::vector<DiffQuantity> phases;
+  for (const DiffQuantity& phase : diff.phases) {
+    if (std::max(phase.a, phase.b) >= kSmallestShare * diff.step.a) phases.push_back(phase);
+  }
+  std::stable_sort(phases.begin(), phases.end(), [](const DiffQuantity& x, const DiffQuantity& y) {
+    return std::abs(x.change) > std::abs(y.change);
+  });
+  out.heading("Phases: a step without the long ones; changes in per cent of A's step");
+  for (const DiffQuantity& phase : phases) {
+    const std::string name = phase.name == "allreduce_wait" ? "exposed communication" : phase.name;
+    write_row(out, name, seconds_text(phase.a), seconds_text(phase.b), phase);
+  }
+}
+
+void write_memory(TextWriter& out, const RunDiff& diff) {
+  if (diff.memory.empty()) return;
+  out.heading("Peak memory");
+  std::vector<DiffMemory> rows = diff.memory;
+  std::stable_sort(rows.begin(), rows.end(),
+                   [](const DiffMemory& x, const DiffMemory& y) { return x.stands_out > y.stands_out; });
+  if (rows.size() > kMostRows) rows.resize(kMostRows);
+  for (const DiffMemory& one : rows) {
+    out.line("  {:<24}{:>11}{:>11}{:>9}{}", fmt::format("rank {}", one.rank), format_bytes(one.a_bytes),
+             format_bytes(one.b_bytes), fmt::format("{:+.1f}%", (one.b_bytes / one.a_bytes - 1) * 100),
+             one.stands_out ? "  stands out" : "");
+  }
+}
+
+void write_rules(TextWriter& out, const std::string& title, const std::vector<DiffRule>& rules) {
+  if (rules.empty()) return;
+  out.heading(title);
+  for (const DiffRule& rule : rules) out.paragraph(rule.name + ": " + rule.text, 4, "  -");
+}
+
+void write_differences(TextWriter& out, const RunDiff& diff) {
+  if (diff.differences.empty()) return;
+  out.heading("What differs in the plans");
+  std::size_t shown = 0;
+  for (const DiffEntry& entry : diff.differences) {
+    if (++shown > kMostRows) break;
+    out.paragraph(fmt::format("{}: {} -> {}", entry.key, entry.a, entry.b), 4);
+  }
+  if (diff.differences.size() > kMostRows) {
+    out.line("    and {} more, in --json", count_text(static_cast<std::int64_t>(diff.differences.size() - kMostRows)));
+  }
+}
+
+}  // namespace
+
+std::string render_diff(const RunDiff& diff, const TextOptions& options) {
+  TextWriter out(options);
+  write_side(out, "A", diff.a);
+  write_side(out, "B", diff.b);
+  if (!diff.same_work) {
+    out.paragraph("the steps of A and B do different work (" + diff.why_not + "): throughput is compared", 4,
+                  out.styled("33", "  !"));
+  }
+  out.line("");
+  out.line("{}", out.styled("1", diff.conclusion));
+  if (diff.fail_above) {
+    out.line("{}", diff.regression
+                       ? out.styled("31", fmt::format("a regression: more than {}", format_percent(*diff.fail_above)))
+                       : fmt::format("no regression above {}", format_percent(*diff.fail_above)));
+  }
+  write_steps(out, diff);
+  write_memory(out, diff);
+  write_rules(out, "Rules that trigger in B alone", diff.new_rules);
+  write_rules(out, "Rules that trigger in A alone", diff.gone_rules);
+  write_rules(out, "Faults found in B alone", diff.new_faults);
+  write_rules(out, "Faults found in A alone", diff.gone_faults);
+  write_differences(out, diff);
+  if (!diff.notes.empty()) out.heading("About this comparison");
+  for (const std::string& note : diff.notes) out.paragraph(note, 4, "  -");
+  for (const auto& [name, side] : {std::pair{"A", &diff.a}, {"B", &diff.b}}) {
+    for (const std::string& warning : side->warnings) out.paragraph(fmt::format("{}: {}", name, warning), 4, "  !");
+  }
+  return out.take();
+}
+
+}  // namespace dtrain::analysis

@@ -1,0 +1,171 @@
+#include "observations.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "statistics.h"
+
+namespace dtrain::analysis::diff {
+namespace {
+
+using profile::Phase;
+
+// Tuning of the gradient exchange is done within 100 steps.
+constexpr std::int64_t kMostWarmUp = 100, kLeastWarmUp = 5;
+constexpr std::int64_t kWarmUpFraction = 10;
+constexpr double kGroupSteps = 100;
+constexpr double kShortest = 1e-9;  // seconds; only a damaged dump has shorter steps
+constexpr double kLongDeviations = 8, kLongShare = 0.1, kMostLong = 0.05;
+
+double seconds(std::int64_t ns) {
+  return static_cast<double>(ns) / 1e9;
+}
+
+// A row, mean over ranks.
+Observation observe_row(const Rows& rows, std::size_t index) {
+  const Row& row = rows.rows()[index];
+  Observation one;
+  one.totals.steps = one.totals.ordinary_steps = static_cast<double>(row.steps);
+  const auto ranks = static_cast<double>(rows.ranks());
+  for (std::size_t r = 0; r < rows.ranks(); ++r) {
+    const StepLine& step = rows.at(index, r);
+    one.totals.samples += static_cast<double>(step.samples);
+    one.totals.time_s += seconds(minus(step.wall_ns, pauses_of(step))) / ranks;
+    for (std::size_t i = 0; i < kPhases; ++i) {
+      const bool whole = i == static_cast<std::size_t>(Phase::kTrainBatch);
+      one.totals.phases[i] += seconds(whole ? compute_of(step) : step.phases[i]) / ranks;
+    }
+  }
+  one.totals.phases[static_cast<std::size_t>(Phase::kValidation)] = 0;
+  one.totals.phases[static_cast<std::size_t>(Phase::kCheckpoint)] = 0;
+  one.totals.time_s = std::max(one.totals.time_s, kShortest * one.totals.steps);
+  one.step_s = one.totals.time_s / one.totals.steps;
+  one.start_s = seconds(rows.at(index, 0).start_ns);
+  return one;
+}
+
+void make_long(Totals& totals) {
+  totals.ordinary_steps = 0;
+  totals.phases.fill(0);
+}
+
+// Of these rows, none of which is a window: the longest are `long`, 5% at most.
+void mark_long(std::vector<Observation>& rows) {
+  std::vector<double> times;
+  for (const Observation& row : rows) times.push_back(row.step_s);
+  if (times.empty()) return;
+  const double middle = median(times);
+  const double most = quantile(times, 1 - kMostLong);
+  const double limit = middle + std::max(kLongDeviations * mad(times, middle), kLongShare * middle);
+  for (Observation& row : rows) {
+    if (row.step_s > std::max(limit, most)) make_long(row.totals);
+  }
+}
+
+Observation join(const std::vector<Observation>& rows) {
+  Observation group = rows.front();
+  group.totals = {};
+  double ordinary_s = 0;
+  for (const Observation& row : rows) {
+    group.totals.add(row.totals);
+    ordinary_s += row.step_s * row.totals.ordinary_steps;
+  }
+  group.step_s = ordinary_s / group.totals.ordinary_steps;
+  return group;
+}
+
+class Grouping {
+ public:
+  explicit Grouping(std::vector<Observation>& groups) : groups_(groups) {}
+  void add_window(const Observation& window, std::int64_t last_batch) {
+    close();
+    groups_.push_back(window);
+    window_end_ = last_batch;
+  }
+  void add_row(Observation row, std::int64_t first_batch) {
+    if (first_batch <= window_end_) {  // an outlier of the window before
+      make_long(row.totals);
+      groups_.back().totals.add(row.totals);
+      return;
+    }
+    steps_ += row.totals.steps;
+    pending_.push_back(std::move(row));
+    if (steps_ >= kGroupSteps) close();
+  }
+  void close() {
+    if (!pending_.empty() && steps_ >= kGroupSteps / 2) {
+      mark_long(pending_);
+      groups_.push_back(join(pending_));
+    }
+    pending_.clear();
+    steps_ = 0;
+  }
+
+ private:
+  std::vector<Observation>& groups_;
+  std::vector<Observation> pending_;
+  double steps_ = 0;
+  std::int64_t window_end_ = INT64_MIN;
+};
+
+// Of rank 0's header: from its clock to wall time.
+std::optional<double> wall_offset_s(const RunProfile& run) {
+  if (run.ranks.empty()) return std::nullopt;
+  const Json& header = run.ranks.front().header;
+  const auto clock = header.find("clock");
+  if (clock == header.end() || !clock->is_object()) return std::nullopt;
+  const auto offset = clock->find("offset_ns");
+  if (offset == clock->end() || !offset->is_number()) return std::nullopt;
+  return offset->get<double>() / 1e9;
+}
+
+}  // namespace
+
+void Totals::add(const Totals& other) {
+  steps += other.steps;
+  samples += other.samples;
+  time_s += other.time_s;
+  ordinary_steps += other.ordinary_steps;
+  for (std::size_t i = 0; i < kPhases; ++i) phases[i] += other.phases[i];
+}
+
+bool has_windows(const RunProfile& run) {
+  return std::any_of(run.ranks.begin(), run.ranks.end(), [](const RankProfile& rank) { return !rank.windows.empty(); });
+}
+
+Observations observe(const RunProfile& run, bool grouped) {
+  Observations result;
+  const Rows rows(run);
+  if (rows.rows().empty()) return result;
+  const std::int64_t steps = rows.steps();
+  result.first_batch = rows.rows().front().first_batch;
+  result.warm_up = std::clamp(steps / kWarmUpFraction, kLeastWarmUp, kMostWarmUp);
+  const std::int64_t begin = plus(result.first_batch, result.warm_up);
+  const auto offset_s = wall_offset_s(run);
+  result.has_wall_clock = offset_s.has_value();
+  Grouping groups(result.all);
+  for (std::size_t i = 0; i < rows.rows().size(); ++i) {
+    const Row& row = rows.rows()[i];
+    if (row.first_batch < begin) continue;
+    Observation one = observe_row(rows, i);
+    one.start_s += offset_s.value_or(0);
+    if (!grouped) {
+      if (row.window) break;
+      result.all.push_back(std::move(one));
+    } else if (row.window) {
+      groups.add_window(one, row.last_batch);
+    } else {
+      groups.add_row(std::move(one), row.first_batch);
+    }
+  }
+  grouped ? groups.close() : mark_long(result.all);
+  for (const Observation& one : result.all) {
+    result.steps += std::llround(one.totals.steps);
+    result.long_steps += std::llround(one.totals.steps - one.totals.ordinary_steps);
+    result.time_s += one.totals.time_s;
+    result.long_s += one.totals.time_s - one.step_s * one.totals.ordinary_steps;
+  }
+  return result;
+}
+
+}  // namespace dtrain::analysis::diff

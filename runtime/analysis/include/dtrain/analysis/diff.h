@@ -1,0 +1,101 @@
+// Two runs side by side: what B does otherwise than A, told apart from noise by a test over their steps. Everything is
+// computed from the folders of the runs. Plain values; any thread may call. The same runs give the same numbers.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "dtrain/analysis/run_profile.h"
+#include "dtrain/analysis/summary_text.h"
+#include "dtrain/base/json.h"
+
+namespace dtrain::analysis {
+
+struct DiffOptions {
+  std::optional<double> fail_above;  // 0.05: a step 5% longer, or 5% less throughput, is a regression
+};
+
+enum class DiffVerdict {
+  kWorse,
+  kBetter,
+  kNoChange,   // none that the test can tell from noise and from the least change that counts
+  kUndecided,  // not tested: too few steps, or steps that cannot be compared
+};
+std::string_view name_of(DiffVerdict verdict);  // "worse", "better", "no_change", "undecided"
+
+struct DiffInterval {
+  double low = 0, high = 0;
+};
+
+// One quantity of both runs. `change` is relative to A; of a phase it is (b - a) over A's step, so that the changes of
+// the phases add up to the step's.
+struct DiffQuantity {
+  std::string name;
+  double a = 0, b = 0, change = 0;
+  std::optional<DiffInterval> interval;  // of `change`; empty: not tested
+  DiffVerdict verdict = DiffVerdict::kUndecided;
+};
+
+// The steps of a run that were compared.
+struct DiffSide {
+  std::string name, run_dir;
+  int world_size = 0;
+  std::optional<std::int64_t> global_batch_size;
+  std::int64_t steps = 0;                     // compared, of a rank
+  std::int64_t first_batch = 0, warm_up = 0;  // the first step recorded; how many were left out from there
+  std::int64_t long_steps = 0;                // far longer than the median
+  double long_share = 0;                      // … of the time in steps
+  std::int64_t observations = 0;              // of the test: steps, or groups of them
+  double autocorrelation = 0;                 // of an observation's time with the next one's
+  double block_length = 1;                    // mean, in observations
+  std::vector<std::string> warnings;          // of the run
+};
+
+struct DiffMemory {
+  int rank = 0;
+  double a_bytes = 0, b_bytes = 0;  // the most that was resident
+  bool stands_out = false;          // by more than a tenth and 16 MiB: one number a run, so nothing to test
+};
+
+struct DiffEntry {
+  std::string key, a, b;
+};
+
+struct DiffRule {
+  std::string name, text;  // the text says how often it triggers, of what
+};
+
+struct RunDiff {
+  DiffSide a, b;
+  // The steps of both do the same work. If not, `why_not` says what differs, and throughput alone is tested.
+  bool same_work = true;
+  std::string why_not;
+  bool grouped = false;    // observations are groups of steps: a run is so long that its dump has windows
+  std::int64_t turns = 0;  // > 0: A and B took turns on the same clock, so many times; compared turn by turn
+
+  DiffQuantity step;                 // seconds: the median step; in turns `change` is the median of the turns'
+  DiffQuantity throughput;           // samples a second, long steps included
+  std::vector<DiffQuantity> phases;  // seconds a step, without the long steps; allreduce_wait is exposed communication
+  std::vector<DiffMemory> memory;    // of the ranks that both have
+  std::vector<DiffRule> new_rules, gone_rules;    // trigger in B alone, in A alone
+  std::vector<DiffRule> new_faults, gone_faults;  // findings that say something is wrong
+  std::vector<DiffEntry> differences;             // of the plans: world, batch, settings, versions
+
+  double confidence = 0;  // of the intervals; of the phases': of all of them together
+  double min_effect = 0;  // changes that may be smaller are not reported
+  std::optional<double> fail_above;
+  DiffVerdict verdict = DiffVerdict::kUndecided;
+  bool regression = false;  // worse by more than fail_above
+  std::string conclusion;   // one sentence for people
+  std::vector<std::string> notes;
+};
+
+// DataError when a run has no steps. With fail_above ConfigError when there are too few to judge.
+RunDiff diff_runs(const RunProfile& a, const RunProfile& b, const DiffOptions& options = {});
+
+Json to_json(const RunDiff& diff);
+std::string render_diff(const RunDiff& diff, const TextOptions& options);
+
+}  // namespace dtrain::analysis
