@@ -21,6 +21,7 @@ class DiffCommand : public testing::Test {
       step.own_ns[static_cast<std::size_t>(profile::Phase::kBackward)] += std::llround(longer_ms * 1e6);
     };
     test::write_synthetic_run(folder_.path() / name, run);
+    std::ofstream(folder_.path() / name / "experiment.yaml") << "name: " << name << "\n";  // what says that it is a run
   }
   Result diff(std::vector<std::string> arguments) {
     arguments.insert(arguments.begin(), {bin("dtrain"), "diff"});
@@ -82,7 +83,7 @@ TEST_F(DiffCommand, WrongUseIsExitCode2) {
 TEST_F(DiffCommand, ARunWithoutStepsIsAnError) {
   write("before", 0);
   fs::create_directories(folder_.path() / "empty" / "profile");
-  std::ofstream(folder_.path() / "empty" / "plan.json") << "{}\n";
+  std::ofstream(folder_.path() / "empty" / "experiment.yaml") << "name: empty\n";
   const Result result = diff({"before", "empty"});
   EXPECT_EQ(result.code, 1);
   EXPECT_THAT(result.err, HasSubstr("no steps were recorded"));

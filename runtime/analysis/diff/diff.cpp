@@ -2,8 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <map>
-#include <set>
 
 #include <spdlog/fmt/fmt.h>
 
@@ -21,7 +19,10 @@ using diff::Observations;
 
 constexpr double kMinEffect = 0.01;
 constexpr double kMemoryShare = 0.1, kMemoryBytes = 16.0 * 1024 * 1024;
-constexpr double kWide = 0.05;  // an interval that says little
+constexpr std::int64_t kManyDatapoints = 100;
+constexpr double kChance = 0.01;
+constexpr double kLeastFault = 0.03;  // of the loop: the cost up to which a healthy run may seem to have one
+constexpr double kWide = 0.05;        // an interval that says little
 
 struct Steps {
   Observations a, b;
@@ -66,30 +67,40 @@ void compare_memory(const RunSummary& a, const RunSummary& b, RunDiff& result) {
   }
 }
 
-std::vector<DiffRule> rules_of_one(const std::vector<RuleResult>& all, const std::vector<RuleResult>& other) {
-  std::map<std::string, const RuleResult*> others;
-  for (const RuleResult& rule : other) others[rule.name] = &rule;
+// Were both runs alike, all of the triggers would be in one of them by chance with this probability, if each were on
+// its own.
+bool may_be_chance(const RuleResult& rule, const RuleResult* other) {
+  if (other == nullptr || !other->applicable || rule.datapoints < kManyDatapoints) return false;
+  const auto here = static_cast<double>(rule.datapoints), there = static_cast<double>(other->datapoints);
+  return std::pow(here / (here + there), static_cast<double>(rule.triggered)) > kChance;
+}
+
+std::vector<DiffRule> rules_of_one(const std::vector<RuleResult>& all, const std::vector<RuleResult>& others) {
   std::vector<DiffRule> result;
   for (const RuleResult& rule : all) {
-    if (rule.triggered <= 0) continue;
-    const auto there = others.find(rule.name);
-    if (there != others.end() && there->second->triggered > 0) continue;
-    std::string text = fmt::format("{} {} of {}", count_text(rule.triggered), rule.unit, count_text(rule.datapoints));
-    if (there != others.end() && !there->second->applicable)
-      text += "; does not apply to the other: " + there->second->why_not;
-    result.push_back({rule.name, text});
+    const auto found =
+        std::find_if(others.begin(), others.end(), [&](const auto& one) { return one.name == rule.name; });
+    const RuleResult* const other = found == others.end() ? nullptr : &*found;
+    if (rule.triggered <= 0 || (other != nullptr && other->triggered > 0)) continue;
+    DiffRule one{rule.name,
+                 fmt::format("{} of {} ({})", count_text(rule.triggered), count_text(rule.datapoints), rule.unit),
+                 may_be_chance(rule, other)};
+    if (other != nullptr && !other->applicable) one.text += "; does not apply to the other: " + other->why_not;
+    result.push_back(std::move(one));
   }
   return result;
 }
 
 std::vector<DiffRule> faults_of_one(const std::vector<Finding>& all, const std::vector<Finding>& other) {
-  std::set<std::pair<std::string, int>> others;
-  for (const Finding& finding : other) {
-    if (finding.fault) others.emplace(finding.id, finding.rank);
-  }
+  const auto is_listed = [](const Finding& finding) {
+    return finding.fault && (finding.bytes_per_step || finding.share >= kLeastFault);
+  };
   std::vector<DiffRule> result;
   for (const Finding& finding : all) {
-    if (finding.fault && !others.contains({finding.id, finding.rank})) result.push_back({finding.id, finding.title});
+    const bool in_both = std::any_of(other.begin(), other.end(), [&](const Finding& one) {
+      return one.fault && one.id == finding.id && one.rank == finding.rank;
+    });
+    if (is_listed(finding) && !in_both) result.push_back({finding.id, finding.title, false});
   }
   return result;
 }

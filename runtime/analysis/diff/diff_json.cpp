@@ -31,7 +31,8 @@ Json quantity_json(const DiffQuantity& quantity, const std::string& unit) {
 
 Json rules_json(const std::vector<DiffRule>& rules) {
   Json list = Json::array();
-  for (const DiffRule& rule : rules) list.push_back({{"name", rule.name}, {"text", rule.text}});
+  for (const DiffRule& rule : rules)
+    list.push_back({{"name", rule.name}, {"text", rule.text}, {"may_be_chance", rule.may_be_chance}});
   return list;
 }
 

@@ -74,7 +74,9 @@ void write_memory(TextWriter& out, const RunDiff& diff) {
 void write_rules(TextWriter& out, const std::string& title, const std::vector<DiffRule>& rules) {
   if (rules.empty()) return;
   out.heading(title);
-  for (const DiffRule& rule : rules) out.paragraph(rule.name + ": " + rule.text, 4, "  -");
+  for (const DiffRule& rule : rules) {
+    out.paragraph(rule.name + ": " + rule.text + (rule.may_be_chance ? "; so few may be chance" : ""), 4, "  -");
+  }
 }
 
 void write_differences(TextWriter& out, const RunDiff& diff) {

@@ -73,6 +73,8 @@ std::vector<DiffEntry> plan_differences(const RunProfile& a, const RunProfile& b
     const std::string a_value = of(in_a), b_value = of(in_b);
     if (a_value != b_value) result.push_back({key, cut(a_value), cut(b_value)});
   }
+  std::stable_partition(result.begin(), result.end(),
+                        [](const DiffEntry& entry) { return entry.key.find(".rules.") == std::string::npos; });
   std::stable_partition(result.begin(), result.end(), is_work);
   return result;
 }

@@ -9,7 +9,7 @@
 
 namespace dtrain::analysis::diff {
 
-// What makes their steps different work first.
+// What makes their steps different work first, parameters of rules last.
 std::vector<DiffEntry> plan_differences(const RunProfile& a, const RunProfile& b);
 
 // Of these, what makes the steps of one do other work than the steps of the other: "world_size 2 and 4"; empty:

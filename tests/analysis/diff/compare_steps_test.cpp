@@ -10,7 +10,7 @@ namespace {
 
 StepTest compare(const RunProfile& a, const RunProfile& b) {
   const Observations in_a = observe(a, false), in_b = observe(b, false);
-  return compare_steps(in_a, in_b, find_turns(in_a, in_b), {});
+  return compare_steps(in_a, in_b, find_turns(in_a, in_b), {.resamples = 1000});
 }
 
 bool finds_anything(const StepTest& test) {

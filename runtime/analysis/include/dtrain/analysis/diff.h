@@ -64,7 +64,8 @@ struct DiffEntry {
 };
 
 struct DiffRule {
-  std::string name, text;  // the text says how often it triggers, of what
+  std::string name, text;      // the text says how often it triggers, of what
+  bool may_be_chance = false;  // so few times of so many that the other run may only have been lucky
 };
 
 struct RunDiff {
@@ -80,7 +81,7 @@ struct RunDiff {
   std::vector<DiffQuantity> phases;  // seconds a step, without the long steps; allreduce_wait is exposed communication
   std::vector<DiffMemory> memory;    // of the ranks that both have
   std::vector<DiffRule> new_rules, gone_rules;    // trigger in B alone, in A alone
-  std::vector<DiffRule> new_faults, gone_faults;  // findings that say something is wrong
+  std::vector<DiffRule> new_faults, gone_faults;  // findings that say something is wrong, of 3% of the loop or more
   std::vector<DiffEntry> differences;             // of the plans: world, batch, settings, versions
 
   double confidence = 0;  // of the intervals; of the phases': of all of them together
