@@ -2,9 +2,10 @@
 
     diff_power.py BIN [--json] [--repeats 20] [--keep FOLDER]
 
-Real jobs of two ranks whose steps belong to A and to B in turns of four (bench_turns_trial), so that the machine's drift
+Real jobs of two ranks whose steps belong to A and to B in turns of two (bench_turns_trial), so that the machine's drift
 hits both. Each repeat is 1,200 steps of its own, split into two run folders that `dtrain diff` compares; in every
-second repeat B's ranks stall in each step, for so long that a step takes 5% longer (a first job says how long that is).
+second repeat B's ranks stall in each step, for so long that a step takes 5% longer: for 5% of the median step at first, later
+for a little less, by what was measured until then, because ranks also wait for each other's stalls.
 The goal: of 20 equal pairs none, and of 20 others at least 19 are found.
 
 Beside it the same pairs as if they had been made at other times, which is all that two separate runs can offer: then the
@@ -25,7 +26,7 @@ from harness import Build, environment, launch, write_experiment  # noqa: E402
 RANKS = 2
 WARM_UP = 400
 REPEAT_STEPS = 1200
-TURN_STEPS = 4
+TURN_STEPS = 2
 STALL = 0.05
 MOST_STEPS = 10_000  # of a job: later ones a dump holds as sums
 FAIL_ABOVE = "2.5%"
@@ -34,7 +35,7 @@ DAY_NS = 86_400 * 10**9
 
 def run_job(build, scratch, job, repeats, stall):
     file = write_experiment(scratch / f"job-{job}.yaml", name="turns", entrypoint=build.program("bench_turns_trial"),
-                            hyperparameters={"global_batch_size": 128, "width": 256, "depth": 4},
+                            hyperparameters={"global_batch_size": 128, "width": 384, "depth": 4},
                             resources={"slots_per_trial": RANKS},
                             searcher={"max_length": {"batches": WARM_UP + repeats * REPEAT_STEPS}},
                             optimizations={"sharded_optimizer": False},
@@ -115,22 +116,16 @@ def half_width(result):
     return (high - low) / 2
 
 
-def calibrate(build, scratch, pairs):
-    """The share that the ranks must stall for so that a step takes 5% longer: they also wait for each other's stalls."""
-    folder = scratch / "split-calibration"
-    split(run_job(build, scratch, "calibration", pairs, STALL), folder)
-    changes = [diff(build, folder / str(pair) / "A", folder / str(pair) / "B")["step"]["change"] for pair in range(1, pairs, 2)]
-    return STALL * STALL / statistics.median(changes)
-
-
 def measure(build, scratch, repeats):
     """`repeats` pairs of each kind."""
     equal, stalled, equal_apart, stalled_apart = [], [], [], []
     pairs = (MOST_STEPS - WARM_UP) // REPEAT_STEPS // 2 * 2
-    stall = calibrate(build, scratch, pairs)
-    job = 0
+    stalls, job = [], 0
     while len(equal) < repeats:
         folder = scratch / f"split-{job}"
+        changes = [one["step"]["change"] for one in stalled]
+        stall = STALL * statistics.mean(stalls) / statistics.median(changes) if changes else STALL
+        stalls.append(stall)
         split(run_job(build, scratch, job, pairs, stall), folder)
         for pair in range(pairs):
             a, b = folder / str(pair) / "A", folder / str(pair) / "B"
@@ -142,7 +137,7 @@ def measure(build, scratch, repeats):
     every = equal + stalled
     return {
         "repeats": repeats,
-        "stall": stall,
+        "stall": statistics.mean(stalls),
         "equal_found": sum(map(is_found, equal)),
         "stalled_found": sum(one["step"]["verdict"] == "worse" for one in stalled),
         "equal_exit_3": sum(one["exit_code"] == 3 for one in equal),
