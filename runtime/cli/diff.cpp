@@ -34,7 +34,7 @@ other, or take turns, and repeat a comparison that matters (docs/diff.md).
 exit codes: 0 compared; 2 wrong use, or too few steps for --fail-above; 3 a regression: B's median step is longer, or its
 throughput lower, by at least PERCENT, and it is a change as above
 
-examples:
+for example:
   dtrain diff 7 8                              what does run 0008 do otherwise than 0007?
   dtrain diff baseline . --fail-above 5%       in a build: fails where the step got 5% longer
   dtrain diff 7 8 --json | jq .step.interval   for programs)";

@@ -93,7 +93,7 @@ TEST_F(DiffCommand, ARunWithoutStepsIsAnError) {
 TEST_F(DiffCommand, HelpTeaches) {
   const Result help = diff({"--help"});
   EXPECT_EQ(help.code, 0);
-  for (const char* part : {"--fail-above", "exit codes", "examples:", "warm-up", "docs/diff.md"}) {
+  for (const char* part : {"--fail-above", "exit codes", "for example:", "warm-up", "docs/diff.md"}) {
     EXPECT_THAT(help.out, HasSubstr(part));
   }
 }
