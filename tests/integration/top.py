@@ -1,4 +1,4 @@
-"""`dtrain top` on a real run of two ranks: once for scripts, and on a terminal.
+"""`dtrain top` on real runs: once for scripts, and on a terminal.
 
     top.py BIN [TestClass[.test] ...]
 """
@@ -17,17 +17,15 @@ BUILD = None  # set by main()
 VARIABLES = {"TERM": "xterm"}
 
 
-def start(place, batches, **sections):
+def start(place, batches, ranks):
     """`dtrain launch` of a small model, as run NNNN under place/runs."""
     file = write_experiment(place.path / f"{batches}.yaml", name="watched", entrypoint=BUILD.program("synthetic"),
                             hyperparameters={"global_batch_size": 64, "depth": 2, "width": 64},
-                            data={"samples": 20000}, scheduling_unit=50, resources={"slots_per_trial": 2},
+                            data={"samples": 20000}, scheduling_unit=50, resources={"slots_per_trial": ranks},
                             optimizations={"tensor_fusion_threshold": 1, "sharded_optimizer": False},
-                            searcher={"max_length": {"batches": batches}}, **sections)
-    # It leaves the processor to those who watch it.
-    command = ["nice", "-n", "15", BUILD.program("dtrain"), "launch", str(file)]
-    return subprocess.Popen(command, cwd=place.path, env=environment(), stdin=subprocess.DEVNULL,
-                            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+                            searcher={"max_length": {"batches": batches}})
+    return subprocess.Popen([BUILD.program("dtrain"), "launch", str(file)], cwd=place.path, env=environment(),
+                            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 
 def top(place, *arguments, code=0):
@@ -44,11 +42,12 @@ def view(place, *arguments):
 
 class Watched(unittest.TestCase):
     """A run that goes on until it is stopped."""
+    RANKS = 2
 
     @classmethod
     def setUpClass(cls):
         cls.place = Workplace("top")
-        cls.launch = start(cls.place, 10_000_000)
+        cls.launch = start(cls.place, 10_000_000, cls.RANKS)
         cls.addClassCleanup(cls.stop)
         wait_until(lambda: (cls.place.path / "runs" / "0001-watched" / "events.jsonl").exists(), "the run's start")
         wait_until(lambda: view(cls.place, 1)["batch"] > 200, "the 200th batch")
@@ -131,6 +130,10 @@ class Once(Watched):
 
 
 class OnATerminal(Watched):
+    # Ranks that wait for each other yield, for which some kernels (Linux 6.18) take the processor from other sessions;
+    # and a terminal is a session.
+    RANKS = 1
+
     def test_it_redraws_in_place_and_q_ends_it(self):
         terminal = self.running("--interval", "0.2")
         self.assertFalse(terminal.screen.cursor)
@@ -154,14 +157,15 @@ class OnATerminal(Watched):
 
     def test_it_follows_the_size_of_the_terminal(self):
         terminal = self.running("--interval", "60")  # so only the new size makes it draw
+        terminal.read(0.3)
+        before = len(terminal.said)
         terminal.resize(30, 5)
-        terminal.until(lambda: any(line.startswith("watched") for line in terminal.screen.lines()[:1]) and
-                       not terminal.screen.lines()[4].startswith(" " * 30), "a view of the new size")
+        terminal.until(lambda: len(terminal.said) > before, "a view of the new size")
         terminal.read(0.3)
         lines = terminal.screen.lines()
         self.assertEqual(len(lines), 5)
         self.assertTrue(all(len(line) < 30 for line in lines), lines)
-        self.assertIn("rank", "\n".join(lines))
+        self.assertIn("rank  step p50", "\n".join(lines))
         terminal.type("q")
         self.assertEqual(terminal.wait(), 0)
 
@@ -202,7 +206,7 @@ class OnATerminal(Watched):
 class TheEnd(unittest.TestCase):
     def test_it_ends_with_the_run_and_leaves_the_last_view(self):
         place = Workplace("top-end")
-        run = start(place, 3000)
+        run = start(place, 5000, 1)
         wait_until(lambda: (place.path / "runs" / "0001-watched" / "events.jsonl").exists(), "the run's start")
         terminal = Terminal([BUILD.program("dtrain"), "top"], environment(**VARIABLES), cwd=place.path, columns=120)
         self.addCleanup(terminal.close)
@@ -213,12 +217,12 @@ class TheEnd(unittest.TestCase):
         self.assertEqual(terminal.settings(), terminal.before)
         text = "\n".join(terminal.screen.lines())
         self.assertIn("watched  done after", text)
-        self.assertIn("batch 3,000/3,000 (100%)", text)
-        self.assertEqual(len(re.findall(r"finished$", text, re.MULTILINE)), 2)
+        self.assertIn("batch 5,000/5,000 (100%)", text)
+        self.assertEqual(len(re.findall(r"finished$", text, re.MULTILINE)), 1)
 
         last = view(place, 1)
-        self.assertEqual((last["state"], last["ended"], last["batch"], last["left_s"]), ("done", True, 3000, None))
-        self.assertEqual([rank["ended"] for rank in last["ranks"]], ["finished"] * 2)
+        self.assertEqual((last["state"], last["ended"], last["batch"], last["left_s"]), ("done", True, 5000, None))
+        self.assertEqual([rank["ended"] for rank in last["ranks"]], ["finished"])
         self.assertGreater(last["samples_per_s"], 0)
         self.assertIn("no run under", top(place, code=2).stderr)
         place.remove()

@@ -15,6 +15,11 @@ namespace {
 constexpr int kFewestListLines = 3;  // a title, and two more
 constexpr int kSmallScreen = 12;     // lines
 
+// Where lines are so scarce that ranks matter more than notes.
+bool is_small(const LiveTextOptions& options) {
+  return options.height > 0 && options.height < kSmallScreen;
+}
+
 const char* style_of(const LiveView& view) {
   if (view.state == "done") return "1;32";
   return view.ended ? "1;31" : "1;36";
@@ -89,6 +94,7 @@ ScreenLines head_lines(const LiveView& view, const LiveTextOptions& options) {
                            count_text(view.validation.batch));
   }
   if (!metrics.empty()) lines.push_back(line().add(metrics).take());
+  if (is_small(options)) return lines;
   for (const std::string& note : view.notes) lines.push_back(line().add(note, "33").take());
   return lines;
 }
@@ -97,8 +103,8 @@ std::vector<std::string> render_live(const LiveView& view, const LiveTextOptions
   ScreenLines lines = head_lines(view, options);
   ScreenLines hosts = host_lines(view, options);
   ScreenLines ranks = rank_lines(view, options, 0);
-  // An empty line before each part, where lines are not scarce.
-  const int gap = options.height > 0 && options.height < kSmallScreen ? 0 : 1;
+  // Of empty lines before each part.
+  const int gap = is_small(options) ? 0 : 1;
   const auto size = [&](const ScreenLines& part) { return part.empty() ? 0 : static_cast<int>(part.size()) + gap; };
   if (options.height > 0) {
     const int room = std::max(0, options.height - static_cast<int>(lines.size()));
