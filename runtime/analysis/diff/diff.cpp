@@ -10,6 +10,7 @@
 #include "dtrain/base/error.h"
 #include "dtrain/base/units.h"
 #include "plan_differences.h"
+#include "rules/rules_text.h"
 #include "text_writer.h"
 
 namespace dtrain::analysis {
@@ -19,7 +20,6 @@ using diff::Observations;
 
 constexpr double kMinEffect = 0.01;
 constexpr double kMemoryShare = 0.1, kMemoryBytes = 16.0 * 1024 * 1024;
-constexpr std::int64_t kManyDatapoints = 100;
 constexpr double kChance = 0.01;
 constexpr double kLeastFault = 0.03;  // of the loop: the cost up to which a healthy run may seem to have one
 constexpr double kWide = 0.05;        // an interval that says little
@@ -67,11 +67,13 @@ void compare_memory(const RunSummary& a, const RunSummary& b, RunDiff& result) {
   }
 }
 
-// Were both runs alike, all of the triggers would be in one of them by chance with this probability, if each were on
-// its own.
+// Of rules that judge data points one by one: were both runs alike, all triggers would be in one of them with this
+// probability, if each came on its own.
 bool may_be_chance(const RuleResult& rule, const RuleResult* other) {
-  if (other == nullptr || !other->applicable || rule.datapoints < kManyDatapoints) return false;
-  const auto here = static_cast<double>(rule.datapoints), there = static_cast<double>(other->datapoints);
+  const bool one_by_one = rule.unit == "steps" || rule.unit == "windows";
+  if (other == nullptr || !other->applicable || !one_by_one) return false;
+  const auto here = static_cast<double>(rule.datapoints),
+             there = static_cast<double>(std::max<std::int64_t>(1, other->datapoints));
   return std::pow(here / (here + there), static_cast<double>(rule.triggered)) > kChance;
 }
 
@@ -82,9 +84,7 @@ std::vector<DiffRule> rules_of_one(const std::vector<RuleResult>& all, const std
         std::find_if(others.begin(), others.end(), [&](const auto& one) { return one.name == rule.name; });
     const RuleResult* const other = found == others.end() ? nullptr : &*found;
     if (rule.triggered <= 0 || (other != nullptr && other->triggered > 0)) continue;
-    DiffRule one{rule.name,
-                 fmt::format("{} of {} ({})", count_text(rule.triggered), count_text(rule.datapoints), rule.unit),
-                 may_be_chance(rule, other)};
+    DiffRule one{rule.name, rules::triggered_text(rule), may_be_chance(rule, other)};
     if (other != nullptr && !other->applicable) one.text += "; does not apply to the other: " + other->why_not;
     result.push_back(std::move(one));
   }

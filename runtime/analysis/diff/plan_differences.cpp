@@ -15,10 +15,10 @@ using Settings = std::map<std::string, std::string>;
 
 constexpr std::array<std::string_view, 2> kWork = {"world_size", "global_batch_size"};
 // Of the plan: what is no setting, or follows from others.
-constexpr std::array<std::string_view, 13> kNoSettings = {
-    "name",      "started_by",  "batch_per_rank", "placement",       "ranks",   "warnings",
-    "overrides", "description", "labels",         "experiment_file", "command", "measured_exposed_ms",
-    "link"};
+constexpr std::array<std::string_view, 14> kNoSettings = {
+    "name",     "started_by",          "batch_per_rank", "placement", "ranks",
+    "warnings", "overrides",           "description",    "labels",    "experiment_file",
+    "command",  "measured_exposed_ms", "text",           "link"};
 constexpr std::size_t kLongest = 60;
 
 bool is_setting(const std::string& key) {

@@ -6,15 +6,13 @@
 #include "dtrain/base/text.h"
 
 namespace dtrain::analysis::rules {
-namespace {
 
-// "1 step", "3 GPU pairs": the unit of a result is a plural.
-std::string times(const RuleResult& result) {
+// The unit of a result is a plural.
+std::string triggered_text(const RuleResult& result) {
   const std::string one = result.unit.substr(0, result.unit.size() - 1);
-  return count_text(result.triggered) + " " + (result.triggered == 1 ? one : result.unit);
+  return count_text(result.triggered) + " " + (result.triggered == 1 ? one : result.unit) + ", of " +
+         plural(result.datapoints, "data point") + " judged";
 }
-
-}  // namespace
 
 void write_rules(TextWriter& out, const std::vector<RuleResult>& results) {
   std::vector<std::string> fine;
@@ -26,7 +24,7 @@ void write_rules(TextWriter& out, const std::vector<RuleResult>& results) {
     } else if (result.triggered == 0) {
       fine.push_back(result.name);
     } else {
-      out.line("  {:<24}{}, of {} judged", result.name, times(result), plural(result.datapoints, "data point"));
+      out.line("  {:<24}{}", result.name, triggered_text(result));
       out.paragraph(result.recommendation, 8, "     ->");
     }
   }

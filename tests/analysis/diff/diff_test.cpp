@@ -172,7 +172,7 @@ TEST(Diff, MemoryAndRules) {
   EXPECT_EQ(diff.memory[1].b_bytes, 150.0 * kMiB);
   ASSERT_THAT(diff.new_rules, Not(IsEmpty()));
   EXPECT_EQ(diff.new_rules[0].name, "StepOutlier");
-  EXPECT_EQ(diff.new_rules[0].text, "5 of 600 (steps)") << "15, less the first 10 of the rank";
+  EXPECT_EQ(diff.new_rules[0].text, "5 steps, of 600 data points judged") << "15, less the first 10 of the rank";
   EXPECT_TRUE(diff.new_rules[0].may_be_chance) << "1 in 32";
   EXPECT_THAT(diff.gone_rules, IsEmpty());
   const RunDiff back = diff_runs(b, a);
