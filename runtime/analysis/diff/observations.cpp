@@ -89,7 +89,7 @@ class Grouping {
       return;
     }
     steps_ += row.totals.steps;
-    pending_.push_back(std::move(row));
+    pending_.push_back(row);
     if (steps_ >= kGroupSteps) close();
   }
   void close() {
@@ -151,11 +151,11 @@ Observations observe(const RunProfile& run, bool grouped) {
     one.start_s += offset_s.value_or(0);
     if (!grouped) {
       if (row.window) break;
-      result.all.push_back(std::move(one));
+      result.all.push_back(one);
     } else if (row.window) {
       groups.add_window(one, row.last_batch);
     } else {
-      groups.add_row(std::move(one), row.first_batch);
+      groups.add_row(one, row.first_batch);
     }
   }
   grouped ? groups.close() : mark_long(result.all);

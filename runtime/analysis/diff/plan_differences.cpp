@@ -65,7 +65,8 @@ std::vector<DiffEntry> plan_differences(const RunProfile& a, const RunProfile& b
   Settings keys = in_a;
   keys.insert(in_b.begin(), in_b.end());
   std::vector<DiffEntry> result;
-  for (const auto& [key, value] : keys) {
+  for (const auto& setting : keys) {
+    const std::string& key = setting.first;
     const auto of = [&](const Settings& run) {
       const auto found = run.find(key);
       return found == run.end() ? std::string("-") : found->second;
