@@ -105,7 +105,8 @@ std::optional<Regular> find_regular(const std::vector<double>& moments, const st
   const Chains chains(moments, weights, resolution);
   const double total = std::accumulate(weights.begin(), weights.end(), 0.0);
   const double density = static_cast<double>(count) / (moments.back() - moments.front() + 2 * resolution);
-  const auto tried = static_cast<double>(heavy.size() * (heavy.size() - 1) / 2);
+  const std::size_t pairs = heavy.size() * (heavy.size() - 1) / 2;
+  const auto tried = static_cast<double>(pairs);
   std::optional<Regular> best;
   double best_weight = kLeastWeight * total;
   for (std::size_t i = 0; i < heavy.size(); ++i) {
