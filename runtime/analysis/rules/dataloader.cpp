@@ -57,7 +57,9 @@ RuleResult dataloader(std::span<const LoaderSeries> loaders, Hosts hosts, const 
   std::int64_t unknown = 0;
   Json all = Json::array();
   Json advices = Json::array();
-  for (const auto& [agent, loading] : by_agent) {
+  for (const auto& of_agent : by_agent) {
+    const std::string& agent = of_agent.first;
+    const auto& loading = of_agent.second;
     const auto host = std::find_if(hosts.begin(), hosts.end(), [&](const HostSeries& h) { return h.agent == agent; });
     const auto cpus = host != hosts.end() ? processors(host->machine) : std::nullopt;
     const std::string name = host != hosts.end() && !host->host.empty() ? host->host : agent;

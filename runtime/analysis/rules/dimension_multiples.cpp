@@ -36,7 +36,8 @@ std::int64_t liked_by_hardware(const ModelFacts& model, Hosts hosts) {
 }
 
 double padded(std::int64_t size, std::int64_t multiple) {
-  return static_cast<double>((size + multiple - 1) / multiple * multiple);
+  const std::int64_t multiples = (size + multiple - 1) / multiple;
+  return static_cast<double>(multiples * multiple);
 }
 
 // How much more is computed than needed, in percent.
