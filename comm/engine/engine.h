@@ -84,7 +84,7 @@ class Engine final : public Communicator {
     tick_is_old_ = false;
     return tick_ = clock_.monotonic();
   }
-  // Of a small operation: it is over before reading the clock again would tell, unless the thread waited meanwhile.
+  // When a small operation begins: as last read, unless the thread has waited since; reading takes a good part of it.
   Nanoseconds small_now() { return tick_is_old_ ? now() : tick_; }
 
   // waiting.cpp

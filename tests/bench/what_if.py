@@ -16,7 +16,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "integration"))
 from harness import SOURCE, Build, environment, launch  # noqa: E402
 
-# The synthetic model also with replicated updates: where parameters are shared, ranks slow down each other's memory.
+# The synthetic model also with replicated updates: with sharded ones in shared memory predictions are too long.
 CONFIGS = {"fashion_mnist": ("fashion_mnist.yaml", []), "synthetic": ("synthetic.yaml", []),
            "synthetic_replicated": ("synthetic.yaml", ["optimizations.sharded_optimizer=false"])}
 GOAL = ("loader", "comm", "loader,comm")
