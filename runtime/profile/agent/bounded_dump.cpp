@@ -72,7 +72,7 @@ void BoundedDump::open(std::int64_t step) {
 }
 
 void BoundedDump::end_step(const Record& record) {
-  Open& window = *open_;
+  OpenWindow& window = *open_;
   if (window.empty) {
     window.empty = false;
     window.frame.first_batch = record.batch;
@@ -94,7 +94,7 @@ void BoundedDump::end_step(const Record& record) {
 }
 
 void BoundedDump::close() {
-  Open window = std::move(*open_);
+  OpenWindow window = std::move(*open_);
   open_.reset();
   if (window.empty || !window.mark) return;  // its lines stay
   std::vector<const StepRecords*> outliers;

@@ -16,6 +16,20 @@
 
 namespace dtrain::profile {
 
+using StepRecords = std::vector<Record>;  // of one step, itself last
+
+// The window that goes on. Not nested: clang does not let an optional make a class of its own that has defaults.
+struct OpenWindow {
+  std::optional<DumpWriter::Mark> mark;  // where its lines begin
+  std::int64_t begin = 0, end = 0;       // its first step and the one behind its last, counted from the dump's first
+  Window sums;
+  Window::Frame frame;
+  bool empty = true;
+  StepRecords current;                               // of the step that goes on
+  std::multimap<std::int64_t, StepRecords> longest;  // outliers by duration, as many as may be kept
+  LineBuffer others;
+};
+
 class BoundedDump {
  public:
   static constexpr std::int64_t kStepsInFull = 10'000;
@@ -35,18 +49,6 @@ class BoundedDump {
   std::int64_t last_batch() const { return last_batch_; }  // the last step that ended; 0: none
 
  private:
-  using StepRecords = std::vector<Record>;  // of one step, itself last
-  // The window that goes on.
-  struct Open {
-    std::optional<DumpWriter::Mark> mark;  // where its lines begin
-    std::int64_t begin = 0, end = 0;       // its first step and the one behind its last, counted from the dump's first
-    Window sums;
-    Window::Frame frame;
-    bool empty = true;
-    StepRecords current;                               // of the step that goes on
-    std::multimap<std::int64_t, StepRecords> longest;  // outliers by duration, as many as may be kept
-    LineBuffer others;
-  };
   std::int64_t window_length(std::int64_t begin) const;
   void open(std::int64_t step);
   void close();
@@ -56,7 +58,7 @@ class BoundedDump {
   const std::int64_t steps_in_full_;
   LineBuffer buffer_;
   OutlierTest outliers_;
-  std::optional<Open> open_;
+  std::optional<OpenWindow> open_;
   std::optional<std::int64_t> first_batch_;
   std::int64_t last_batch_ = 0;
   std::int64_t next_window_;  // where it begins, counted from the first step

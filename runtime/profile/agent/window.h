@@ -2,10 +2,10 @@
 #pragma once
 
 #include <array>
-#include <compare>
 #include <cstdint>
 #include <map>
 #include <string>
+#include <tuple>
 
 #include "agent/format.h"
 #include "dtrain/profile/sketch.h"
@@ -29,7 +29,9 @@ class Window {
   struct CollectiveKey {
     std::string operation;
     std::int32_t bucket = -1, world_size = 1;
-    auto operator<=>(const CollectiveKey&) const = default;
+    bool operator<(const CollectiveKey& other) const {
+      return std::tie(operation, bucket, world_size) < std::tie(other.operation, other.bucket, other.world_size);
+    }
   };
   struct CollectiveSums {
     std::int64_t bytes = 0;

@@ -33,7 +33,7 @@ const Json& object_at(const Json& json, const std::string& key) {
 
 // The file that RUN was launched with, as long as it still says what it said then: what it names may lie beside it.
 fs::path experiment_file(const RunFolder& run, const Json& plan) {
-  const fs::path file = text_at(plan, "experiment_file");
+  fs::path file = text_at(plan, "experiment_file");
   std::error_code code;
   if (file.empty() || !fs::is_regular_file(file, code)) {
     throw ConfigError(run.path.string() + ": its experiment file is not here: " + file.string(),
@@ -105,7 +105,7 @@ fs::path make_what_if_folder(const RunFolder& run) {
   const fs::path all = run.path / "what-if";
   make_folder(all);
   for (int number = 1; number < kMostFolders; ++number) {
-    const fs::path folder = all / std::to_string(number);
+    fs::path folder = all / std::to_string(number);
     if (::mkdir(folder.c_str(), 0777) == 0) return folder;
     if (errno != EEXIST) throw SystemError("cannot make the folder " + folder.string(), errno);
   }
