@@ -17,7 +17,7 @@ Analysis analyze(const RunProfile& profile, const AnalyzeOptions& options) {
   for (const RankProfile& rank : profile.ranks) analysis.rank_steps[rank.rank] = step_statistics({&rank, 1});
   analysis.waterfall = make_waterfall(profile, evidence.waits);
   analysis.stragglers = find_stragglers(evidence);
-  analysis.what_if = predict(evidence);
+  analysis.what_if = predict(evidence, options.tried ? *options.tried : profile);
   analysis.operators = operators_of_run(profile.folder);
   analysis.rules = run_rules(profile, options.rules.value_or(rules_of(profile)));
   analysis.findings = make_findings(evidence, analysis);

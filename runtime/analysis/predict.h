@@ -10,7 +10,8 @@
 
 namespace dtrain::analysis {
 
-WhatIf predict(const Evidence& evidence);
+// `tried`: the run that has tried replicated and sharded updates, this one or one of the same experiment.
+WhatIf predict(const Evidence& evidence, const RunProfile& tried);
 
 // The same work on more ranks.
 void predict_scaling(const Evidence& evidence, WhatIf& into);

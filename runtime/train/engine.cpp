@@ -107,7 +107,7 @@ void Engine::use_strategy(bool sharded) {
 
 void Engine::try_strategies() {
   const double milliseconds = to_seconds(window_time_ + session_.clock().monotonic() - batch_began_) * 1e3;
-  if (trial_->end_step(milliseconds)) {
+  if (trial_->end_step(batches_, milliseconds)) {
     use_strategy(trial_->sharded());
     fusion_->forget_exposed();
   }
@@ -133,6 +133,7 @@ void Engine::tell_strategy() {
   if (trial_) {
     facts.replicated_ms = trial_->replicated_ms();
     facts.sharded_ms = trial_->sharded_ms();
+    facts.turns = trial_->turns();
   }
   const Json report = describe_strategy(facts);
   session_.update_plan("strategy", report);
@@ -199,6 +200,7 @@ Engine::Round Engine::agree() {
 
 void Engine::begin_batch() {
   in_batch_ = true;
+  ++batches_;
   batch_began_ = session_.clock().monotonic();
   exchange_->begin_batch(exchange_due() && !local_ && !options_.alone);
 }

@@ -131,6 +131,7 @@ class Engine {
   Nanoseconds window_time_{0};  // of the batches of the open window, without their loading
   // Of local steps.
   std::int64_t rounds_ = 0;                 // announced
+  std::int64_t batches_ = 0;                // begun; of all ranks alike
   std::optional<std::int64_t> stop_round_;  // in which a rank first asked to stop
   std::int64_t own_batches_ = 0;            // of this rank, in the open window; also when alone
   int inner_steps_ = 0;                     // since the ranks last met

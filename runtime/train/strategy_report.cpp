@@ -24,11 +24,15 @@ Json to_json(const HostBytes& bytes) {
   return {{"parameters", bytes.parameters}, {"optimizer_state", bytes.state}};
 }
 
+const char* name_of(bool sharded) {
+  return sharded ? "sharded" : "replicated";
+}
+
 std::string time_text(const StrategyFacts& facts) {
   if (!facts.replicated_ms || !facts.sharded_ms) return {};
   const double taken = facts.sharded ? *facts.sharded_ms : *facts.replicated_ms;
   const double other = facts.sharded ? *facts.replicated_ms : *facts.sharded_ms;
-  return fmt::format("; a step takes {:.2f} ms, {} {:.2f} ms", taken, facts.sharded ? "replicated" : "sharded", other);
+  return fmt::format("; a step takes {:.2f} ms, {} {:.2f} ms", taken, name_of(!facts.sharded), other);
 }
 
 }  // namespace
@@ -36,12 +40,16 @@ std::string time_text(const StrategyFacts& facts) {
 Json describe_strategy(const StrategyFacts& facts) {
   const HostBytes bytes = bytes_of_host(facts, facts.sharded);
   const HostBytes replicated = bytes_of_host(facts, false);
-  Json json{{"strategy", facts.sharded ? "sharded" : "replicated"},
+  Json json{{"strategy", name_of(facts.sharded)},
             {"one_copy", facts.one_copy},
             {"host_bytes", to_json(bytes)},
             {"replicated_host_bytes", to_json(replicated)}};
   if (facts.replicated_ms) json["replicated_ms"] = *facts.replicated_ms;
   if (facts.sharded_ms) json["sharded_ms"] = *facts.sharded_ms;
+  for (const StrategyTurn& turn : facts.turns) {
+    json["turns"].push_back(
+        {{"strategy", name_of(turn.sharded)}, {"first_batch", turn.first_batch}, {"last_batch", turn.last_batch}});
+  }
   std::string text;
   if (facts.sharded) {
     text = fmt::format("sharded updates: {} of parameters and optimizer state a host instead of {}",

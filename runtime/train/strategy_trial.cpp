@@ -4,12 +4,16 @@
 
 namespace dtrain::train {
 
-bool StrategyTrial::end_step(double milliseconds) {
+bool StrategyTrial::end_step(std::int64_t batch, double milliseconds) {
   if (done_) return false;
   const bool before = sharded_;
   const int step = steps_++ - kWarmUpSteps;
   if (step < 0) return false;
-  if (step % kStepsOfATurn > 0) times_[sharded_ ? 1 : 0].push_back(milliseconds);
+  if (step % kStepsOfATurn > 0) {
+    times_[sharded_ ? 1 : 0].push_back(milliseconds);
+    if (step % kStepsOfATurn == 1) turns_.push_back({sharded_, batch, batch});
+    turns_.back().last_batch = batch;
+  }
   const int next_turn = (step + 1) / kStepsOfATurn;
   sharded_ = next_turn % 2 == 1;
   if (next_turn == kTurns) decide();

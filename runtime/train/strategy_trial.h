@@ -7,9 +7,11 @@
 #pragma once
 
 #include <array>
+#include <cstdint>
 #include <vector>
 
 #include "dtrain/comm/communicator.h"
+#include "strategy_report.h"
 
 namespace dtrain::train {
 
@@ -20,13 +22,15 @@ class StrategyTrial {
   // Which strategy the next step is to use, once done() for good.
   bool sharded() const { return sharded_; }
   bool done() const { return done_; }
-  // After every optimizer step until done(): what this rank's window took, without its batches' loading. Collective at
-  // the end. True when sharded() has changed.
-  bool end_step(double milliseconds);
+  // After every optimizer step until done(): its batch, and what this rank's window took, without its batches' loading.
+  // Collective at the end. True when sharded() has changed.
+  bool end_step(std::int64_t batch, double milliseconds);
 
   // Medians, in milliseconds; once done().
   double replicated_ms() const { return medians_[0]; }
   double sharded_ms() const { return medians_[1]; }
+  // The steps that count, by the batches they ended: analysis compares their phases.
+  const std::vector<StrategyTurn>& turns() const { return turns_; }
 
   static constexpr int kWarmUpSteps = 2;
   static constexpr int kStepsOfATurn = 5;  // the first does not count
@@ -41,6 +45,7 @@ class StrategyTrial {
   bool done_ = false;
   std::array<std::vector<double>, 2> times_;  // replicated, sharded
   std::array<double, 2> medians_{};
+  std::vector<StrategyTurn> turns_;
 };
 
 }  // namespace dtrain::train

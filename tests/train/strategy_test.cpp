@@ -287,7 +287,7 @@ bool tried(double replicated_ms, double sharded_ms) {
       const bool first = used.size() > 1 && used.back() != used[used.size() - 2];
       const bool slowest = trial.sharded() == (communicator.rank() == 1);
       const double time = (trial.sharded() ? sharded_ms : replicated_ms) * (slowest ? 1 : 0.1);
-      const bool changed = trial.end_step(first ? 1e6 : time);
+      const bool changed = trial.end_step(static_cast<std::int64_t>(used.size()), first ? 1e6 : time);
       EXPECT_EQ(changed, trial.sharded() != used.back());
       ASSERT_LT(used.size(), 100u);
     }
@@ -295,8 +295,16 @@ bool tried(double replicated_ms, double sharded_ms) {
     EXPECT_FALSE(used.front());
     EXPECT_EQ(trial.replicated_ms(), replicated_ms);
     EXPECT_EQ(trial.sharded_ms(), sharded_ms);
+    ASSERT_EQ(trial.turns().size(), 4u);
+    for (const StrategyTurn& turn : trial.turns()) {
+      EXPECT_EQ(turn.last_batch, turn.first_batch + 3);
+      for (auto batch = static_cast<std::size_t>(turn.first_batch); batch <= static_cast<std::size_t>(turn.last_batch);
+           ++batch) {
+        EXPECT_EQ(used.at(batch - 1), turn.sharded) << batch;
+      }
+    }
     const bool sharded = trial.sharded();
-    EXPECT_FALSE(trial.end_step(1));  // over is over
+    EXPECT_FALSE(trial.end_step(100, 1));  // over is over
     EXPECT_EQ(trial.sharded(), sharded);
     if (communicator.rank() == 0) result = sharded;
   });
@@ -317,9 +325,11 @@ TEST(StrategyReport, SaysWhatItCostsAndSaves) {
   facts.state_bytes = 200 << 20;
   facts.replicated_ms = 12;
   facts.sharded_ms = 8;
+  facts.turns = {{false, 4, 7}, {true, 9, 12}};
   Json json = describe_strategy(facts);
   EXPECT_EQ(json["strategy"], "sharded");
   EXPECT_EQ(json["host_bytes"]["parameters"], 100 << 20);
+  EXPECT_EQ(json["turns"][1], Json({{"strategy", "sharded"}, {"first_batch", 9}, {"last_batch", 12}}));
   EXPECT_EQ(json["replicated_host_bytes"]["optimizer_state"], 800 << 20);
   EXPECT_EQ(json["text"],
             "sharded updates: 300.0 MiB of parameters and optimizer state a host instead of 1.2 GiB (one copy for 4 "

@@ -17,8 +17,10 @@ using analysis::WhatIf;
 constexpr double kMs = 1e3;
 constexpr double kDisturbing = 10;  // per cent of a core
 
-WhatIf predictions_of(const RunProfile& profile) {
-  return analysis::analyze(profile).what_if;
+WhatIf predictions_of(const RunProfile& profile, const RunProfile& original) {
+  analysis::AnalyzeOptions options;
+  options.tried = &original;  // short runs are told what it has found out
+  return analysis::analyze(profile, options).what_if;
 }
 
 const Prediction* find_by_mock(const WhatIf& what_if, const std::string& mock) {
@@ -119,7 +121,7 @@ class Verifier {
   std::optional<Plain> plain(ShortRuns& short_runs) {
     const auto profile = launch(short_runs, "");
     if (!profile) return std::nullopt;
-    return Plain{analysis::slowest_rank_step_s(*profile) * kMs, predictions_of(*profile)};
+    return Plain{analysis::slowest_rank_step_s(*profile) * kMs, predictions_of(*profile, profile_)};
   }
 
   static void compare(const std::string& mock, const Plain& before, const RunProfile& between, const Plain& after,
@@ -137,7 +139,7 @@ class Verifier {
   }
 
   void conclude() {
-    const WhatIf of_run = predictions_of(profile_);
+    const WhatIf of_run = predictions_of(profile_, profile_);
     result_.run_ms = analysis::slowest_rank_step_s(profile_) * kMs;
     result_.notes = of_run.notes;
     for (std::size_t m = 0; m < mocks_.size(); ++m) {

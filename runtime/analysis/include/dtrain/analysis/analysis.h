@@ -21,6 +21,8 @@ namespace dtrain::analysis {
 
 struct AnalyzeOptions {
   std::optional<config::ProfilingRules> rules;  // empty: those of the run's plan
+  // Another run of the same experiment, for predictions: what this one has not tried itself. Must outlive the call.
+  const RunProfile* tried = nullptr;
 };
 
 struct Analysis {

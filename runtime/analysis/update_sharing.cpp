@@ -1,0 +1,59 @@
+#include "update_sharing.h"
+
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "json_fields.h"
+#include "rows.h"
+#include "statistics.h"
+
+namespace dtrain::analysis {
+namespace {
+
+const Json* strategy_of(const RunProfile& run) {
+  const auto strategy = run.plan.find("strategy");
+  return strategy != run.plan.end() && strategy->is_object() ? &*strategy : nullptr;
+}
+
+// The median optimizer step of these batches, of the rank for which it is longest; 0: there is none.
+double longest_update_ns(const RunProfile& run, std::int64_t first_batch, std::int64_t last_batch) {
+  double longest = 0;
+  for (const RankProfile& rank : run.ranks) {
+    std::vector<double> updates;
+    for (const StepLine& step : rank.steps) {
+      if (step.batch < first_batch || step.batch > last_batch || !step.exchanged) continue;
+      updates.push_back(static_cast<double>(phase_of(step, profile::Phase::kOptimizerStep)));
+    }
+    longest = std::max(longest, median(std::move(updates)));
+  }
+  return longest;
+}
+
+}  // namespace
+
+bool updates_one_copy(const RunProfile& run) {
+  const Json* const strategy = strategy_of(run);
+  return strategy && text(*strategy, "strategy") == "sharded" && strategy->value("one_copy", Json()) == Json(true);
+}
+
+std::optional<double> unshared_update_share(const RunProfile& run) {
+  if (!updates_one_copy(run)) return std::nullopt;
+  const auto turns = strategy_of(run)->find("turns");
+  if (turns == strategy_of(run)->end() || !turns->is_array()) return std::nullopt;
+  std::vector<double> shares;
+  double replicated_ns = 0;
+  for (const Json& turn : *turns) {
+    if (!turn.is_object()) continue;
+    const double update_ns = longest_update_ns(run, integer(turn, "first_batch"), integer(turn, "last_batch"));
+    if (text(turn, "strategy") != "sharded") {
+      replicated_ns = update_ns;
+    } else if (replicated_ns > 0 && update_ns > 0) {
+      shares.push_back(replicated_ns / run.world_size / update_ns);
+    }
+  }
+  if (shares.empty()) return std::nullopt;
+  return std::min(1.0, median(std::move(shares)));
+}
+
+}  // namespace dtrain::analysis

@@ -1,0 +1,19 @@
+// What one copy of the parameters for all ranks of a host costs the optimizer step. Each rank writes its part of memory
+// that the others have just read, while they write theirs: the exchange that sharded updates do without is paid by the
+// caches, in that phase. A run with `sharded_optimizer: auto` has done the same updates both ways, in turns:
+// replicated, where every rank writes all of its own copy, a world's part of it takes what the part would take alone.
+#pragma once
+
+#include <optional>
+
+#include "dtrain/analysis/run_profile.h"
+
+namespace dtrain::analysis {
+
+bool updates_one_copy(const RunProfile& run);
+
+// The share of the optimizer step that would be left if no other rank used the same memory, at most 1; of the rank with
+// the longest, in the median over neighbouring turns. Empty: not one copy, or not tried both ways. Any thread.
+std::optional<double> unshared_update_share(const RunProfile& run);
+
+}  // namespace dtrain::analysis
