@@ -147,6 +147,29 @@ TEST(PlantedFaults, CoresWhoseSpeedVariesAreNoFault) {
   EXPECT_THAT(slow->evidence, HasSubstr("no more than what the others' speed varies by"));
 }
 
+TEST(PlantedFaults, ACoreThatIsSlowForMostOfARunIsNoFault) {
+  SyntheticRun plan;
+  plan.steps = 1'000;
+  plan.change = [](int rank, std::int64_t batch, SyntheticStep& step) {
+    if (rank == 1) phase(step, Phase::kBackward) += std::llround(slower_ms(rank, batch, 3) / 3 * kMs);
+  };
+  const Synthetic run(plan);
+  const Finding* const slow = run.finding("straggler");
+  ASSERT_NE(slow, nullptr) << all(run.analysis);
+  EXPECT_EQ(slow->cause, "slow_compute");
+  EXPECT_GT(slow->share, 0.03);
+  EXPECT_FALSE(slow->fault);
+}
+
+TEST(PlantedFaults, ARankThatIsThrottledInTheMiddleOfARunIsOne) {
+  SyntheticRun plan;
+  plan.steps = 1'000;
+  plan.change = [](int rank, std::int64_t batch, SyntheticStep& step) {
+    if (rank == 1 && batch > 500) phase(step, Phase::kBackward) += 10 * kMs;
+  };
+  expect_first(Synthetic(plan).analysis, "slow_compute", 1, 500 * 0.010);
+}
+
 TEST(PlantedFaults, ARankThatIsSlowerThanTheyVaryIsOne) {
   SyntheticRun plan;
   plan.steps = 1'000;
