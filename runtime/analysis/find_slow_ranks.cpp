@@ -73,8 +73,8 @@ bool is_beyond_variation(const Evidence& evidence, std::size_t rank) {
     slow_others.push_back(quantile(paces[r], 0.9));
     slowest_others.push_back(quantile(paces[r], 1));
   }
-  const bool all_along = median(paces[rank]) > quantile(slow_others, 0.5) &&
-                         quantile(paces[rank], 0.1) > quantile(usual_others, 0.5);
+  const bool all_along =
+      median(paces[rank]) > quantile(slow_others, 0.5) && quantile(paces[rank], 0.1) > quantile(usual_others, 0.5);
   return all_along || mean(paces[rank]) > kFarBeyond * quantile(slowest_others, 0.5);
 }
 
