@@ -50,6 +50,7 @@ ClusterAgents find_cluster(const fs::path& given, const Variables& variables, co
   std::string slurm_node;
   if (const fs::path file = find_file(given, variables); !file.empty()) {
     result.source = file.string();
+    result.file = fs::absolute(file).lexically_normal();
     result.cluster = read_cluster_file(file, result.warnings);
     // Which nodes a job gets is Slurm's to say, and said in the job alone.
     const bool leaves_it_to_slurm =

@@ -90,9 +90,14 @@ void write_stragglers(TextWriter& out, const Stragglers& stragglers) {
                   plural(stragglers.compared_steps, "step"), clocks));
 }
 
+std::string gain_text(double gain) {
+  constexpr double kAsFactor = 9;  // nobody reads thousands of per cent
+  return gain > kAsFactor ? fmt::format("{:.0f}x", gain + 1) : fmt::format("{:+.1f}%", gain * 100);
+}
+
 void write_prediction(TextWriter& out, const Prediction& prediction, bool assumptions) {
   out.line("  {:<50}{:>11}{:>13}{:>9}{}", prediction.title, seconds_text(prediction.step_s),
-           format_rate(prediction.samples_per_s), fmt::format("{:+.1f}%", prediction.gain * 100),
+           format_rate(prediction.samples_per_s), gain_text(prediction.gain),
            prediction.efficiency ? fmt::format("{:>9}", format_percent(*prediction.efficiency)) : "");
   if (!assumptions) return;
   out.paragraph(prediction.assumption, 4);
@@ -113,7 +118,7 @@ void write_what_if(TextWriter& out, const WhatIf& what_if, bool assumptions) {
     if (assumptions) out.paragraph(what_if.scaling.front().assumption, 4);
   }
   if (!assumptions) return;
-  for (const std::string& note : what_if.notes) out.paragraph("not predicted: " + note);
+  for (const std::string& note : what_if.notes) out.paragraph("note: " + note);
 }
 
 }  // namespace

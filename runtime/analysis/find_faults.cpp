@@ -38,17 +38,18 @@ Finding leak(const std::string& who, const MemoryGrowth& growth) {
   return finding;
 }
 
-std::string stall_advice(Phase phase) {
+// `when`: "at this interval", "then".
+std::string stall_advice(Phase phase, const std::string& when) {
   switch (phase) {
     case Phase::kDataloaderNext:
-      return "look at what the data source does at this interval: opening the next file, filling a shuffle buffer";
+      return "look at what the data source does " + when + ": opening the next file, filling a shuffle buffer";
     case Phase::kAllreduceWait:
       return "look at the link at these moments: other traffic, retransmissions, a switch that fails over";
     case Phase::kCallbacks:
-      return "do less in the callback that runs at this interval, or hand it to another thread";
+      return "do less in the callback that runs " + when + ", or hand it to another thread";
     default:
-      return "look at what runs at this interval within this phase: logging, synchronous input or output, clearing "
-             "caches, a scheduled job on the host";
+      return "look at what runs " + when +
+             " within this phase: logging, synchronous input or output, clearing caches, a scheduled job on the host";
   }
 }
 
@@ -108,7 +109,7 @@ std::optional<Finding> find_stalling(const Evidence& evidence, const Analysis& a
     finding.evidence +=
         fmt::format("; {} others, at no regular intervals, are not counted", count_text(stalls.other_events));
   }
-  finding.advice = stall_advice(stalls.phase);
+  finding.advice = stall_advice(stalls.phase, regular ? "at this interval" : "in those steps");
   return finding;
 }
 

@@ -20,10 +20,15 @@ struct Words {
   const char* advice;
 };
 
-Words words_of(const std::string& cause) {
+Words words_of(const std::string& cause, bool one_host) {
   if (cause == "cpu_contention") {
     return {"cpu_contention", "is slowed by other programs on its cores",
             "end those programs or move them to other cores (taskset, cgroups), or give this rank others"};
+  }
+  if (cause == "compute" && one_host) {
+    return {"slow_compute", "computes more slowly than the others",
+            "compare its cores with theirs (kind, clock speed, what else runs on them or beside them), and what its "
+            "data costs to compute"};
   }
   if (cause == "compute") {
     return {
@@ -90,6 +95,9 @@ std::size_t index_of_rank(const RunProfile& run, int rank) {
 std::vector<Finding> find_slow_ranks(const Evidence& evidence, const Analysis& analysis,
                                      const std::optional<Stalls>& stalls) {
   std::vector<Finding> findings;
+  const auto& ranks = evidence.run.ranks;
+  const bool one_host =
+      std::all_of(ranks.begin(), ranks.end(), [&](const RankProfile& rank) { return rank.host == ranks.front().host; });
   for (const Straggler& straggler : analysis.stragglers.ranks) {
     if (straggler.cause == "none" || straggler.cause == "loader" || straggler.cause == "uneven_shard") continue;
     const std::size_t index = index_of_rank(evidence.run, straggler.rank);
@@ -98,7 +106,7 @@ std::vector<Finding> find_slow_ranks(const Evidence& evidence, const Analysis& a
     finding.seconds = straggler.cost_s - (stalling ? stalls->waited_s : 0);
     // Where each comes last in its turn, it is no rank's own doing.
     if (finding.seconds < 0.3 * straggler.waited_s || finding.seconds < kLeastShare * evidence.loop_s) continue;
-    const Words words = words_of(straggler.cause);
+    const Words words = words_of(straggler.cause, one_host);
     std::string more;
     if (straggler.cause == "cpu_contention") {
       const double in_exchange_s = lost_in_exchange_s(evidence, index, straggler.cost_s);

@@ -70,10 +70,13 @@ void explain(const Evidence& evidence, std::size_t r, Straggler& rank) {
       later(waited, {Phase::kTrainBatch, Phase::kForward, Phase::kBackward, Phase::kOptimizerStep});
   double all_s = 0;
   for (const double seconds : waited.later_s) all_s += std::max(0.0, seconds);
+  const double update_s = later(waited, {Phase::kOptimizerStep});
   const std::string numbers = fmt::format(
-      "in the steps in which it came last it took {} longer to compute and {} longer to get data than the "
+      "in the steps in which it came last it took {} longer to compute{} and {} longer to get data than the "
       "middle of the others",
-      seconds_text(compute_s), seconds_text(loading_s));
+      seconds_text(compute_s),
+      update_s > compute_s / 2 ? fmt::format(" ({} of it in the optimizer step)", seconds_text(update_s)) : "",
+      seconds_text(loading_s));
   const double samples_s = rank.cost_s > 0 ? more_samples_s(evidence.rows, r) : 0;
   const double without_core_s = lacking_s(evidence.contention, r);
   const Contention& contention = evidence.contention[r];

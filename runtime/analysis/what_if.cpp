@@ -9,6 +9,7 @@
 #include "predict.h"
 #include "predictor.h"
 #include "statistics.h"
+#include "text_writer.h"
 #include "update_sharing.h"
 
 namespace dtrain::analysis {
@@ -72,8 +73,8 @@ std::optional<Prediction> predict_loader_alone(const Evidence& evidence, const P
   const auto period = loader_period_s(evidence.run);
   if (!period) {
     result.notes.emplace_back(
-        "loader_alone: the loader did not record what a batch takes it, so its own speed is not "
-        "known; --mock train measures it");
+        "the loader's limit is not predicted: the loader did not record what a batch takes it; --mock train measures "
+        "it");
     return std::nullopt;
   }
   return predictor.predict(std::move(prediction), *period + rest_s(evidence.rows));
@@ -91,8 +92,9 @@ void predict_apart(const Evidence& evidence, const RunProfile& tried, const Pred
         100 * *unshared);
   } else if (updates_one_copy(evidence.run) && !unshared) {
     result.notes.emplace_back(
-        "free_network, compute_alone: ranks update one copy of the parameters, and what of that time their caches take "
-        "is not known, so the predicted step is too long; with sharded_optimizer: auto a run finds out");
+        "ranks update one copy of the parameters, and what of that time is the exchange between their caches is not "
+        "known, so a step without communication is shorter than predicted; with sharded_optimizer: auto a run finds "
+        "out");
   }
   const auto own = [saved](const StepLine& step) { return own_s(step) - saved * update_s(step); };
   const auto compute = [saved](const StepLine& step) { return without_loading_s(step) - saved * update_s(step); };
@@ -109,18 +111,19 @@ void predict_apart(const Evidence& evidence, const RunProfile& tried, const Pred
 void predict_link(const Evidence& evidence, const Predictor& predictor, WhatIf& result) {
   const auto link = fit_link(evidence);
   if (!link) {
-    result.notes.emplace_back("twice_the_link, half_the_bytes: no exchange of buckets was recorded in full");
+    result.notes.emplace_back("another link is not predicted: no exchange of buckets was recorded in full");
     return;
   }
   const auto change = [&](const char* name, const char* title, const std::string& assumption, double exposed_s) {
-    const double share = link->exposed_s > 0 ? std::min(1.0, exposed_s / link->exposed_s) : 1;
-    const Changed changed{own_s, [share](double exchange_s) { return share * exchange_s; }};
+    // Of the buckets alone: barriers and small all-reduces carry no bytes to speak of.
+    const double saved_s = std::max(0.0, link->exposed_s - exposed_s);
+    const Changed changed{own_s, [saved_s](double exchange_s) { return std::max(0.0, exchange_s - saved_s); }};
     result.changes.push_back(
         predictor.predict({.name = name, .title = title, .assumption = assumption, .mock = ""}, changed));
   };
   const std::string measured =
-      fmt::format("{} buckets of {} in all take {}, {} of it exposed", link->buckets, format_bytes(link->bytes),
-                  seconds_text(link->transfer_s), seconds_text(link->exposed_s));
+      fmt::format("{} of {} in all: {} a step, {} of it exposed", plural(link->buckets, "bucket"),
+                  format_bytes(link->bytes), seconds_text(link->transfer_s), seconds_text(link->exposed_s));
   change("twice_the_link", "a link twice as fast", measured + "; the latency stays", link->exposed_if(2, 1, 1));
   change("half_the_bytes", "half the bytes (gradient_compression: fp16 or bf16)",
          measured + "; converting costs nothing", link->exposed_if(1, 1, 0.5));
@@ -132,7 +135,14 @@ double slowest_rank_step_s(const RunProfile& run) {
   double slowest = 0;
   for (const RankProfile& rank : run.ranks) {
     std::vector<double> walls;
-    for (const StepLine& step : rank.steps) walls.push_back(seconds(minus(step.wall_ns, pauses_of(step))));
+    double wall_s = 0, batches = 0;  // since the last exchange
+    for (const StepLine& step : rank.steps) {
+      wall_s += seconds(minus(step.wall_ns, pauses_of(step)));
+      ++batches;
+      if (!step.exchanged && &step != &rank.steps.back()) continue;
+      walls.push_back(wall_s / batches);
+      wall_s = batches = 0;
+    }
     slowest = std::max(slowest, median(std::move(walls)));
   }
   return slowest;
@@ -160,6 +170,10 @@ WhatIf predict(const Evidence& evidence, const RunProfile& tried) {
   result.step_s = predictor.step_s();
   result.step_p50_s = predictor.step_p50_s();
   result.samples_per_s = predictor.samples_per_s();
+  if (const auto mock = evidence.run.plan.find("mock"); mock != evidence.run.plan.end() && mock->is_object()) {
+    result.notes.emplace_back("nothing is predicted from a mock run: a part of the work is left out of it already");
+    return result;
+  }
   result.changes.push_back(predictor.predict({.name = "free_loader",
                                               .title = "batches are there at once",
                                               .assumption = "everything else takes what it took",

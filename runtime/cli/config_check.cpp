@@ -75,10 +75,10 @@ void add_config_check(CLI::App& config, int* exit_code) {
   command->add_option("--set", arguments->overrides, "Override one key of the experiments before checking (repeatable)")
       ->type_name("KEY=VALUE")
       ->expected(1)
-      ->take_all()
-      ->needs(files);
+      ->take_all();
   command->callback([arguments, files, cluster, exit_code] {
     if (files->empty() && cluster->empty()) throw CLI::RequiredError("FILE or --cluster");
+    if (files->empty() && !arguments->overrides.empty()) throw CLI::RequiredError("--set: FILE");
     *exit_code = check(*arguments);
   });
 }

@@ -31,7 +31,7 @@ validation and checkpoints. Runs of another world size or batch are compared by 
 The test knows what varied within the runs, not whether the machine was slower the other day: let the runs follow each
 other, or take turns, and repeat a comparison that matters (docs/diff.md).
 
-exit codes: 0 compared; 2 wrong use, or too few steps for --fail-above; 3 a regression: B's median step is longer, or its
+exit codes: 0 compared; 1 a run has no steps, or lacks dumps of ranks; 2 wrong use, or too few steps for --fail-above; 3 a regression: B's median step is longer, or its
 throughput lower, by at least PERCENT, and it is a change as above
 
 for example:

@@ -26,6 +26,8 @@ using Event = TopScreen::Event;
 // Agents write twice a second: what was quiet for so long, and has no process on this host, has none on any.
 constexpr double kQuietS = 5;
 
+constexpr int kWidthOfFiles = 160;  // room for every column
+
 struct Arguments {
   std::string run;
   bool once = false, json = false;
@@ -46,7 +48,7 @@ class Top {
   void print(const analysis::LiveView& view) const {
     analysis::LiveTextOptions options;
     const auto text = run::text_options(STDOUT_FILENO);
-    options.width = text.width;
+    options.width = ::isatty(STDOUT_FILENO) != 0 ? text.width : kWidthOfFiles;
     options.color = text.color;
     for (const std::string& line : analysis::render_live(view, options)) std::printf("%s\n", line.c_str());
   }

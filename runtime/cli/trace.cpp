@@ -25,6 +25,10 @@ void print_notes(const std::vector<std::string>& notes) {
   for (const std::string& note : notes) std::fprintf(stderr, "note: %s\n", note.c_str());
 }
 
+std::string ranks_text(std::size_t count) {
+  return std::to_string(count) + (count == 1 ? " rank" : " ranks");
+}
+
 void ask(const run::RunFolder& folder, int steps) {
   const auto say = [](const std::string& text) { std::fprintf(stderr, "%s\n", text.c_str()); };
   const run::RequestedTrace trace = run::request_trace(folder, steps, say);
@@ -42,7 +46,7 @@ void write_hta(const analysis::RunProfile& profile, const Arguments& arguments) 
     std::printf("%s\n", to_line({{"files", paths}, {"notes", files.notes}}).c_str());
     return;
   }
-  std::printf("%zu ranks for HolisticTraceAnalysis: TraceAnalysis(trace_dir=\"%s\")\n", files.files.size(),
+  std::printf("%s for HolisticTraceAnalysis: TraceAnalysis(trace_dir=\"%s\")\n", ranks_text(files.files.size()).c_str(),
               arguments.hta.c_str());
 }
 
@@ -55,11 +59,13 @@ void write_merged(const analysis::RunProfile& profile, const Arguments& argument
     std::printf("%s\n", to_line(analysis::to_json(merged)).c_str());
     return;
   }
-  std::printf("%zu ranks, %lld collectives%s, clocks %s\n", merged.ranks.size(),
+  const std::string clocks = !merged.error_known ? "clocks of the hosts not compared"
+                             : merged.error_ns == 0
+                                 ? "one clock"
+                                 : "clocks to within " + format_duration(Nanoseconds(merged.error_ns));
+  std::printf("%s, %lld collectives%s, %s\n", ranks_text(merged.ranks.size()).c_str(),
               static_cast<long long>(merged.collectives),
-              merged.from_dumps ? " (no deep window: steps and collectives of the dumps alone)" : "",
-              merged.error_known ? ("to within " + format_duration(Nanoseconds(merged.error_ns))).c_str()
-                                 : "of the hosts not compared");
+              merged.from_dumps ? " (no deep window: steps and collectives of the dumps alone)" : "", clocks.c_str());
   std::printf("%s, %s: open it in https://ui.perfetto.dev\n", merged.path.c_str(),
               format_bytes(static_cast<double>(merged.bytes)).c_str());
 }
@@ -70,9 +76,11 @@ void add_trace(CLI::App& app, int* exit_code) {
   auto arguments = std::make_shared<Arguments>();
   CLI::App* command = app.add_subcommand("trace", "Put the traces of all ranks on one time line, or take one now");
   add_run(*command, arguments->run);
-  command->add_flag("--now", arguments->now, "Ask the running job for a trace of its next steps first");
+  CLI::Option* now =
+      command->add_flag("--now", arguments->now, "Ask the running job for a trace of its next steps first");
   command->add_option("--steps", arguments->steps, "With --now: how many (default: 10)")
-      ->check(CLI::Range(1, kMostSteps));
+      ->check(CLI::Range(1, kMostSteps))
+      ->needs(now);
   command->add_option("-o,--output", arguments->output, "The file (default: trace.json.gz in the run's folder)")
       ->type_name("FILE");
   command->add_option("--hta", arguments->hta, "Instead: a file a rank, as HolisticTraceAnalysis reads them")

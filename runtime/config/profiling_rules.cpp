@@ -94,6 +94,12 @@ ProfilingRules profiling_rules_of(const Json& json) {
 
 ProfilingRules override_rules(ProfilingRules rules, std::span<const std::string> overrides) {
   Collector collector("", "--rule");
+  for (const std::string& text : overrides) {
+    const auto equals = text.find('='), dot = text.find('.');
+    if (dot < equals && equals != std::string::npos) continue;
+    collector.add({}, "", quote(text) + " is not of the form NAME.PARAMETER=VALUE, StepOutlier.stddev=4 say");
+  }
+  collector.throw_if_any();
   Value document;
   apply_overrides(overrides, document, collector);
   read_profiling_rules(Section(&document, "", document.at, collector), rules);

@@ -76,7 +76,8 @@ std::vector<PlacedCollective> write_collectives(const TraceLog& log, const Trace
     const std::string operation(c.operation, ::strnlen(c.operation, sizeof c.operation));
     const std::string name = c.bucket < 0 ? operation : operation + " bucket " + std::to_string(c.bucket);
     events.slice(track, "collective", name, c.started_ns, ended_ns, arguments_of(batch, c, operation));
-    placed.push_back({batch, c.sequence, operation, track, sink.to_us(c.started_ns), sink.to_us(ended_ns)});
+    placed.push_back({batch, c.sequence, operation, track, sink.to_us(c.enqueued_ns), sink.to_us(c.started_ns),
+                      sink.to_us(ended_ns)});
   }
   return placed;
 }

@@ -52,6 +52,18 @@ std::string at_step(std::int64_t step) {
   return step >= 0 ? " at batch " + std::to_string(step) : "";
 }
 
+// Ranks that did not wait for each other may end at any distance: for this meeting there is no deadline. A rank that is
+// lost ends the wait by the control plane's error.
+void wait_for_all(comm::ControlPlane& control) {
+  constexpr std::chrono::seconds kPeriod{1};
+  const auto key = [](int rank) { return "run.ended-apart." + std::to_string(rank); };
+  control.set(key(control.world().rank), "1");
+  for (int rank = 0; rank < control.world().size; ++rank) {
+    while (!control.get_within(key(rank), kPeriod)) {
+    }
+  }
+}
+
 }  // namespace
 
 double RemainingTime::seconds_left(const Progress& progress, Nanoseconds now) {
@@ -182,6 +194,7 @@ int RankSession::finish(bool stopped) {
     if (stopped) fields["stopped"] = stop_reason().empty() ? "another rank was asked to stop" : stop_reason();
     self.events->write("rank_finished", fields);
     if (self.link) self.link->send(state_message("finished", code));
+    if (self.options.mock.apart()) wait_for_all(*self.control);
     self.control->barrier("run.finished");  // everybody's records are on disk
     self.control->finish();
     if (self.link) self.link->leave();

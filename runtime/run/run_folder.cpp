@@ -130,6 +130,9 @@ RunFolder find_run(const std::string& run) {
       throw ConfigError(run + ": not a run's folder (it has neither experiment.yaml nor events.jsonl)");
     }
   }
+  if (const fs::path path = fs::absolute(run); fs::is_regular_file(path, code)) {
+    throw ConfigError(run + ": a file, not a run's folder", "give the folder that the run was written to");
+  }
   const fs::path runs = fs::absolute(kRunsFolder);
   const std::vector<std::string> names = run_names(runs);
   for (auto name = names.rbegin(); name != names.rend(); ++name) {

@@ -106,6 +106,9 @@ RequestedTrace request_trace(const RunFolder& folder, int steps, const std::func
       const std::string name = event->value("event", std::string());
       const int rank = event->value("rank", -1);
       const auto batch = [&](const char* key) { return event->value(key, std::int64_t{0}); };
+      if (name == "trace_refused" && event->contains("reason")) {
+        throw Error("the run takes no trace: " + event->value("reason", std::string()));
+      }
       if (name == "trace_refused") {
         throw Error("the run is tracing already, or will: batches " + std::to_string(batch("first_batch")) + " to " +
                     std::to_string(batch("last_batch")));

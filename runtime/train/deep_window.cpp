@@ -33,6 +33,12 @@ std::optional<TraceWindow> DeepWindow::wanted(std::int64_t batch, std::int64_t r
     session_.log()->warn("a signal asked this rank for a trace; only rank 0 takes such wishes");
     return std::nullopt;
   }
+  if (session_.mock().apart() && session_.world().size > 1) {
+    session_.log()->warn(
+        "no trace is begun: in this mock run ranks say nothing to each other, so only one would trace");
+    session_.write_event("trace_refused", {{"reason", "in this mock run ranks say nothing to each other"}});
+    return std::nullopt;
+  }
   const std::int64_t steps = *asked == 0 ? kStepsAskedFor : std::min(*asked, kMostStepsAskedFor);
   const TraceWindow window{batch + rounds, batch + rounds + steps - 1};
   if (const auto other = schedule_.overlapping({batch, window.last_batch})) {

@@ -125,7 +125,7 @@ TrainingLoop::Outcome TrainingLoop::run_round() {
   {
     const PhaseScope phase(recorder_, Phase::kDataloaderNext);
     if (!epoch_is_full()) batch = loader_->next();
-    record_loader(batch);
+    if (batch) record_loader(*batch);
   }
   engine_.announce(batch.has_value(), session_.stop_requested(),
                    deep_window_.wanted(batches_ + 1, engine_.announcement_rounds()));
@@ -168,13 +168,12 @@ TrainingLoop::Outcome TrainingLoop::run_round() {
   return last ? Outcome::kDone : stopped ? Outcome::kStopped : Outcome::kGoOn;
 }
 
-void TrainingLoop::record_loader(const std::optional<Batch>& batch) {
-  profile::LoaderSample sample{.queue_depth = loader_->queue_depth(), .workers = loader_->workers()};
-  if (batch) {
-    sample.fetch_ns = batch->fetch_ns;
-    sample.pinned = !context_.device().is_cpu() && !batch->tensors.empty() && batch->tensors.front().is_pinned();
-  }
-  recorder_.loader(sample);
+void TrainingLoop::record_loader(const Batch& batch) {
+  recorder_.loader(
+      {.queue_depth = loader_->queue_depth(),
+       .workers = loader_->workers(),
+       .fetch_ns = batch.fetch_ns,
+       .pinned = !context_.device().is_cpu() && !batch.tensors.empty() && batch.tensors.front().is_pinned()});
 }
 
 TrainingLoop::Outcome TrainingLoop::end_of_epoch(const Engine::Round& round) {

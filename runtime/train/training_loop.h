@@ -38,7 +38,7 @@ class TrainingLoop {
   Outcome run_round();
   Outcome end_of_epoch(const Engine::Round& round);
   void train_batch(Batch& batch);
-  void record_loader(const std::optional<Batch>& batch);
+  void record_loader(const Batch& batch);
   // At the last batch: applies what is left of the window, reduces metrics, validates. Once.
   void conclude(bool stopped);
   void reduce_training_metrics();

@@ -106,6 +106,12 @@ TEST(WhatIf, ASharedCopyCostsWhatAQuarterOfAReplicatedUpdateDoesNot) {
   EXPECT_EQ(prediction(analyze(run.profile).what_if.changes, "free_loader").step_p50_s,
             prediction(unknown.changes, "free_loader").step_p50_s);
 
+  RunProfile mock = run.profile;
+  mock.plan["mock"] = {{"what", "comm"}, {"text", "mock run (comm)"}};
+  const WhatIf of_mock = analyze(mock).what_if;
+  EXPECT_TRUE(of_mock.changes.empty() && of_mock.scaling.empty());
+  EXPECT_EQ(of_mock.notes.size(), 1u);
+
   strategy["strategy"] = "replicated";
   run.profile.plan["strategy"] = strategy;
   EXPECT_EQ(free_network_s(run.profile, run.profile), before);
@@ -130,6 +136,16 @@ TEST(WhatIf, AMockRunsStepIsThatOfItsSlowestRank) {
   }
   EXPECT_NEAR(slowest_rank_step_s(run.profile), slowest, 0.02 * slowest);
   EXPECT_EQ(slowest_rank_step_s(RunProfile()), 0);
+  // Of 4 and 8 ms, exchanged every second batch.
+  RunProfile aggregated;
+  aggregated.ranks.emplace_back();
+  for (int batch = 1; batch <= 10; ++batch) {
+    StepLine& step = aggregated.ranks[0].steps.emplace_back();
+    step.batch = batch;
+    step.exchanged = batch % 2 == 0;
+    step.wall_ns = (step.exchanged ? 8 : 4) * kMs;
+  }
+  EXPECT_NEAR(slowest_rank_step_s(aggregated), 0.006, 1e-9);
   EXPECT_FALSE(foreign_load_percent(RunProfile()));
 }
 

@@ -49,6 +49,10 @@ TEST(ConfigCheck, SaysOkOrEverythingThatIsWrong) {
   EXPECT_THAT(bad.err, HasSubstr("slots_per_trial"));
   EXPECT_THAT(bad.err, HasSubstr("max_length")) << "all errors at once";
   EXPECT_EQ(dtrain(run, {"config", "check", "none.yaml"}).code, 2);
+  const Result first = dtrain(run, {"config", "check", "--set", "resources.slots_per_trial=1", run.experiment()});
+  EXPECT_EQ(first.code, 0) << first.err;
+  EXPECT_THAT(first.out, HasSubstr("1 slot x 8 records"));
+  EXPECT_EQ(dtrain(run, {"config", "check", "--set", "resources.slots_per_trial=1"}).code, 2);
 }
 
 TEST(ConfigCheck, LooksAtEveryFile) {

@@ -195,6 +195,13 @@ std::string_view name_of(DiffVerdict verdict) {
 }
 
 RunDiff diff_runs(const RunProfile& a, const RunProfile& b, const DiffOptions& options) {
+  for (const RunProfile* run : {&a, &b}) {
+    const auto world = static_cast<std::size_t>(std::max(0, run->world_size));
+    if (run->ranks.size() >= world) continue;
+    throw DataError(fmt::format("{}: the dumps of {} of its {} ranks are missing, so its throughput is not known",
+                                run->folder.string(), world - run->ranks.size(), world),
+                    "put them into " + (run->folder / "profile").string() + ", or compare another run");
+  }
   const Steps steps = observe(a, b);
   for (const auto& [run, side] : {std::pair{&a, &steps.a}, {&b, &steps.b}}) {
     if (!side->all.empty()) continue;

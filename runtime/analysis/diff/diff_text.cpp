@@ -98,6 +98,11 @@ std::string render_diff(const RunDiff& diff, const TextOptions& options) {
   TextWriter out(options);
   write_side(out, "A", diff.a);
   write_side(out, "B", diff.b);
+  for (const DiffEntry& entry : diff.differences) {
+    if (entry.key != "mock.what") continue;
+    out.paragraph("one of them leaves out a part of the work (dtrain launch --mock): " + entry.a + " -> " + entry.b, 4,
+                  out.styled("33", "  !"));
+  }
   if (!diff.same_work) {
     out.paragraph("the steps of A and B do different work (" + diff.why_not + "): throughput is compared", 4,
                   out.styled("33", "  !"));

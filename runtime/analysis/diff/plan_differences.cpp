@@ -14,11 +14,13 @@ namespace {
 using Settings = std::map<std::string, std::string>;
 
 constexpr std::array<std::string_view, 2> kWork = {"world_size", "global_batch_size"};
-// Of the plan: what is no setting, or follows from others.
-constexpr std::array<std::string_view, 14> kNoSettings = {
-    "name",     "started_by",          "batch_per_rank", "placement", "ranks",
-    "warnings", "overrides",           "description",    "labels",    "experiment_file",
-    "command",  "measured_exposed_ms", "text",           "link"};
+// Of the plan: what is no setting, follows from others or was measured.
+constexpr std::array<std::string_view, 18> kNoSettings = {
+    "name",      "started_by",  "batch_per_rank", "placement",       "ranks",        "warnings",
+    "overrides", "description", "labels",         "experiment_file", "cluster_file", "command",
+    "text",      "link",        "replicated_ms",  "sharded_ms",      "turns",        "steps"};
+// What compression has done in this run; how it was to be done is in the experiment.
+constexpr std::array<std::string_view, 2> kAccounts = {"compression", "local_sgd"};
 constexpr std::size_t kLongest = 60;
 
 bool is_setting(const std::string& key) {
@@ -39,7 +41,11 @@ void flatten(const Json& value, const std::string& path, Settings& into) {
 
 Settings settings(const RunProfile& run) {
   Settings result;
-  if (run.plan.is_object()) flatten(run.plan, "", result);
+  if (run.plan.is_object()) {
+    Json plan = run.plan;
+    for (const std::string_view account : kAccounts) plan.erase(std::string(account));
+    flatten(plan, "", result);
+  }
   result["world_size"] = std::to_string(run.world_size);
   std::set<std::string> hosts;
   for (const RankProfile& rank : run.ranks) hosts.insert(rank.host);

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <cmath>
 
 #include <spdlog/fmt/fmt.h>
 
@@ -31,7 +32,7 @@ std::string cores_text(const std::vector<double>& cores) {
   std::string text;
   for (std::size_t i = 0; i < cores.size(); ++i) {
     if (i > 0 && i % kGroup == 0) text += ' ';
-    text += static_cast<char>('0' + std::clamp(static_cast<int>(cores[i] / 10), 0, 9));
+    text += static_cast<char>('0' + std::clamp<std::int64_t>(to_count(std::floor(cores[i] / 10)), 0, 9));
   }
   return text;
 }

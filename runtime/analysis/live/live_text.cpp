@@ -41,7 +41,8 @@ std::string metrics_text(const LiveMetrics& metrics) {
 std::string progress_text(const LiveView& view) {
   std::string text = "batch " + count_text(view.batch);
   if (view.total_batches) {
-    text += fmt::format("/{} ({}%)", count_text(*view.total_batches), view.batch * 100 / *view.total_batches);
+    text += fmt::format("/{} ({}%)", count_text(*view.total_batches),
+                        to_count(100.0 * static_cast<double>(view.batch) / static_cast<double>(*view.total_batches)));
   }
   if (view.batches_per_epoch && view.batch > 0) {
     text += fmt::format("   epoch {}", view.epoch + 1);
@@ -82,7 +83,7 @@ ScreenLines head_lines(const LiveView& view, const LiveTextOptions& options) {
   if (view.total_batches && progress.room() >= 15) {
     const int room = std::min(40, progress.room() - 5);
     const double share = static_cast<double>(view.batch) / static_cast<double>(*view.total_batches);
-    const auto done = static_cast<std::size_t>(std::clamp(static_cast<int>(share * room), 0, room));
+    const auto done = static_cast<std::size_t>(std::clamp<std::int64_t>(to_count(share * room), 0, room));
     progress.add("   [").add(std::string(done, '#'), "36");
     progress.add(std::string(static_cast<std::size_t>(room) - done, '.')).add("]");
   }

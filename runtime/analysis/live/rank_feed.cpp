@@ -34,6 +34,7 @@ void RankFeed::header(const Json& json) {
   profile_.end.reset();
   profile_.parts.clear();
   profile_.memory.clear();
+  incomplete_ = false;
   forget_steps();
   last_end_ns_ = last_batch_ = last_epoch_ = seen_before_ = 0;
 }

@@ -5,11 +5,16 @@
 #include <spdlog/fmt/fmt.h>
 
 namespace dtrain::analysis {
+namespace {
+
+constexpr double kLateNoteUs = 5;  // the clock is read a moment before or after what it is read for
+
+}  // namespace
 
 void Arrows::add(std::int64_t pid, const profile::PlacedCollective& collective) {
   auto& slices = collectives_[{collective.batch, collective.sequence, collective.operation}];
   if (!slices.empty()) ++count_;
-  slices.push_back({pid, collective.track, collective.start_us, collective.end_us});
+  slices.push_back({pid, collective.track, collective.came_us, collective.start_us, collective.end_us});
   ++slices_;
 }
 
@@ -41,12 +46,12 @@ std::string Arrows::events() const {
 std::int64_t Arrows::impossible(double error_us) const {
   std::int64_t count = 0;
   for (const auto& [key, slices] : collectives_) {
-    double last_start = slices.front().start_us, first_end = slices.front().end_us;
+    double last_came = slices.front().came_us, first_end = slices.front().end_us;
     for (const Slice& slice : slices) {
-      last_start = std::max(last_start, slice.start_us);
+      last_came = std::max(last_came, slice.came_us);
       first_end = std::min(first_end, slice.end_us);
     }
-    if (first_end + error_us < last_start) ++count;
+    if (first_end + error_us + kLateNoteUs < last_came) ++count;
   }
   return count;
 }

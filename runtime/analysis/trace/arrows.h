@@ -19,14 +19,14 @@ class Arrows {
   std::string events() const;
   std::int64_t slices() const { return slices_; }
   std::int64_t count() const { return count_; }
-  // Collectives that ended on one rank before they began on another by more than `error_us`: their clocks cannot be
-  // right.
+  // Collectives that ended on one rank before another had come to them, by more than `error_us`: their clocks cannot be
+  // right. (A rank may begin later than another ends: a few bytes travel when it comes.)
   std::int64_t impossible(double error_us) const;
 
  private:
   struct Slice {
     std::int64_t pid, track;
-    double start_us, end_us;
+    double came_us, start_us, end_us;
   };
   using Key = std::tuple<std::int64_t, std::uint64_t, std::string>;  // batch, sequence, operation
 

@@ -158,6 +158,7 @@ void Merger::place(int rank, const RawEvent& raw, double ts_us) {
   placed.batch = integer(args, "batch");
   placed.sequence = static_cast<std::uint64_t>(integer(args, "sequence"));
   placed.operation = text(args, "operation");
+  placed.came_us = ts_us - number(args, "queued_us");
   placed.start_us = ts_us;
   placed.end_us = ts_us + raw.dur_us();
   arrows_.add(process_of(rank), placed);
@@ -208,7 +209,7 @@ MergedTrace Merger::finish() {
   if (const auto odd = arrows_.impossible(static_cast<double>(merged_.error_ns) / 1e3);
       odd > 0 && merged_.error_known) {
     merged_.notes.push_back(
-        fmt::format("{} collectives end on one rank before they begin on another: their clocks are "
+        fmt::format("{} collectives end on one rank before another has come to them: their clocks are "
                     "further apart than measured",
                     odd));
   }

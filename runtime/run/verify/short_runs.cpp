@@ -93,10 +93,16 @@ std::vector<std::string> short_launch(const RunFolder& run, const analysis::RunP
   set("profiling.trace=null");  // batches that are traced are slower
   if (const std::string strategy = decided_strategy(profile); !strategy.empty()) {
     set("optimizations.sharded_optimizer=" + strategy);
+    // Over several hosts the two do not go together, and the buckets of auto are those of replicated updates.
+    if (strategy == "true" && profile.agents.size() > 1) set("optimizations.auto_tune_tensor_fusion=false");
   }
-  const fs::path own = text_at(plan, "cluster");
+  const fs::path own = text_at(plan, "cluster_file");
   std::error_code code;
-  const fs::path file = !cluster.empty() ? cluster : fs::is_regular_file(own, code) ? own : fs::path();
+  if (cluster.empty() && !own.empty() && !fs::is_regular_file(own, code)) {
+    throw ConfigError(run.path.string() + ": the cluster file it was launched with is not here: " + own.string(),
+                      "name the one to use with --cluster");
+  }
+  const fs::path& file = cluster.empty() ? own : cluster;
   if (!file.empty()) command.insert(command.end(), {"--cluster", file.string()});
   return command;
 }

@@ -129,6 +129,14 @@ TEST(Diff, ARunThatCannotBeJudged) {
     EXPECT_THAT(error.what(), HasSubstr("no steps were recorded"));
   }
   EXPECT_THROW(diff_runs(some, make_run({10, 10, 10})), DataError) << "nothing but warm-up";
+  RunProfile half = some;
+  half.ranks.pop_back();
+  try {
+    diff_runs(some, half);
+    FAIL() << "it would be half as fast";
+  } catch (const DataError& error) {
+    EXPECT_THAT(error.what(), HasSubstr("the dumps of 1 of its 2 ranks are missing"));
+  }
 }
 
 TEST(Diff, OfSingleRanks) {
@@ -145,6 +153,8 @@ TEST(Diff, NamesWhatDiffersInThePlans) {
   b.plan["experiment"] = {{"name", "y"}, {"optimizations", {{"gradient_compression", "fp16"}, {"level", 1}}}};
   b.plan["fusion"] = {{"buckets", {{{"bytes", 1}}, {{"bytes", 2}}}}};
   b.ranks[1].host = "other";
+  b.plan["strategy"] = {{"replicated_ms", 3.1}, {"sharded_ms", 3.2}, {"turns", {{{"first_batch", 4}}}}};
+  b.plan["compression"] = {{"gained_s", 1.5}, {"saturated_values", 3}};
   std::vector<std::string> said;
   for (const DiffEntry& entry : diff_runs(a, b).differences) {
     said.push_back(entry.key + ": " + entry.a + " -> " + entry.b);

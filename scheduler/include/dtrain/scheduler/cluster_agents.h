@@ -36,9 +36,10 @@ struct ClusterAgent {
 };
 
 struct ClusterAgents {
-  config::Cluster cluster;  // with its agents, also where the file names none
-  std::string source;       // for people: "cluster.yaml", "the Slurm allocation 17", "this machine"
-  bool declared = true;     // false: nobody has said how many slots this machine has
+  config::Cluster cluster;     // with its agents, also where the file names none
+  std::string source;          // for people: "cluster.yaml", "the Slurm allocation 17", "this machine"
+  std::filesystem::path file;  // absolute; empty: nobody wrote one
+  bool declared = true;        // false: nobody has said how many slots this machine has
   std::vector<ClusterAgent> agents;
   std::vector<std::string> warnings;
 };

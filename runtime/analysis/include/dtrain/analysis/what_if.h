@@ -33,7 +33,8 @@ struct WhatIf {
 };
 
 // What a prediction is compared with once it has been made true: the median step of the rank for which it is longest,
-// without validation and checkpoints. Of steps that are recorded in full; 0: there is none.
+// without validation and checkpoints; of batches up to an exchange, their mean. Of steps that are recorded in full; 0:
+// there is none.
 double slowest_rank_step_s(const RunProfile& run);
 // How much of one core other programs took from the rank that had to share most, in per cent of the loop's time; empty:
 // no sample of the system was taken in the loop.

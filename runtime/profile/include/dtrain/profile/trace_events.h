@@ -24,6 +24,7 @@ struct PlacedCollective {
   std::uint64_t sequence = 0;
   std::string operation;
   std::int64_t track = 0;
+  double came_us = 0;  // handed over: of a few bytes, the data with it
   double start_us = 0, end_us = 0;
 };
 
