@@ -75,6 +75,7 @@ void add_config_check(CLI::App& config, int* exit_code) {
   command->add_option("--set", arguments->overrides, "Override one key of the experiments before checking (repeatable)")
       ->type_name("KEY=VALUE")
       ->expected(1)
+      ->allow_extra_args(false)
       ->take_all();
   command->callback([arguments, files, cluster, exit_code] {
     if (files->empty() && cluster->empty()) throw CLI::RequiredError("FILE or --cluster");

@@ -57,6 +57,12 @@ TEST(Mock, WordsThatMakeNoSenseAreRefused) {
   EXPECT_THAT(refused("comm"), HasSubstr("one rank exchanges nothing"));
 }
 
+TEST(Mock, RanksThatDriftApartAreWaitedForLongerThanATimeout) {
+  TestRun run({.hyperparameters = "trouble: {rank: 1, batch: 7, kind: late}", .more = "communication: {timeout: 3}\n"});
+  const Result result = dtrain(run, {"launch", run.experiment(), "--run-dir", run.run_dir(), "--mock", "comm"});
+  EXPECT_EQ(result.code, 0) << result.err;
+}
+
 TEST(Mock, RanksThatWereToldDifferentThingsDoNotStart) {
   TestRun run;
   const std::map<std::string, std::string> place{
@@ -96,7 +102,7 @@ TEST(Verify, PutsPredictionsBesideMockRuns) {
   const Json& train = answer["predictions"][3];
   EXPECT_TRUE(train.at("predicted_ms").is_null()) << "these ranks have no loader that tells what a batch takes";
   EXPECT_TRUE(train.at("ratio").is_null());
-  EXPECT_THAT(answer.at("notes").dump(), HasSubstr("loader_alone"));
+  EXPECT_THAT(answer.at("notes").dump(), HasSubstr("the loader's limit is not predicted"));
 
   const fs::path kept = run.run_dir() / "what-if" / "1";
   EXPECT_EQ(answer.at("folder"), kept.string());

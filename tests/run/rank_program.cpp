@@ -1,8 +1,8 @@
 // A rank without torch: steps of one all-reduce and a sleep. What goes wrong, and where, are hyperparameters:
 //   step_ms: 5                 how long a step sleeps
 //   metrics_bytes: 0           padding of each line of metrics.jsonl
-//   trouble: {rank: 1, batch: 7, kind: SIGKILL | SIGSEGV | abort | exit | quit | exception | data | hang | mismatch |
-//             agreed}            without a rank: on every rank
+//   trouble: {rank: 1, batch: 7, kind: SIGKILL | SIGSEGV | abort | exit | quit | exception | data | hang | late |
+//             mismatch | agreed}            without a rank: on every rank
 // With --mock it leaves out what a trial would: the sleep, or the all-reduce. It prints "batch N" after each step that
 // was recorded, and "leaving" when it has been asked to stop.
 #include <csignal>
@@ -40,6 +40,7 @@ void cause_trouble(run::RankSession& session, const Json& trouble) {
   if (kind == "exception") throw std::runtime_error("the model makes no sense");
   if (kind == "data") read_file(session.run_dir() / "no-such-data.idx");
   if (kind == "hang") std::this_thread::sleep_for(std::chrono::hours(1));
+  if (kind == "late") std::this_thread::sleep_for(std::chrono::seconds(5));
   if (kind == "mismatch") {
     auto value = std::numeric_limits<std::int64_t>::min();
     session.communicator().all_reduce(&value, 1, comm::DataType::kInt64).wait();
