@@ -1,6 +1,7 @@
 #include "update_sharing.h"
 
 #include <algorithm>
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -37,23 +38,20 @@ bool updates_one_copy(const RunProfile& run) {
   return strategy && text(*strategy, "strategy") == "sharded" && strategy->value("one_copy", Json()) == Json(true);
 }
 
-std::optional<double> unshared_update_share(const RunProfile& run) {
-  if (!updates_one_copy(run)) return std::nullopt;
-  const auto turns = strategy_of(run)->find("turns");
-  if (turns == strategy_of(run)->end() || !turns->is_array()) return std::nullopt;
-  std::vector<double> shares;
-  double replicated_ns = 0;
+std::optional<double> unshared_update_share(const RunProfile& run, const RunProfile& tried) {
+  const Json* const strategy = strategy_of(tried);
+  if (!updates_one_copy(run) || !strategy) return std::nullopt;
+  const auto turns = strategy->find("turns");
+  if (turns == strategy->end() || !turns->is_array()) return std::nullopt;
+  std::vector<double> replicated_ns;
   for (const Json& turn : *turns) {
-    if (!turn.is_object()) continue;
-    const double update_ns = longest_update_ns(run, integer(turn, "first_batch"), integer(turn, "last_batch"));
-    if (text(turn, "strategy") != "sharded") {
-      replicated_ns = update_ns;
-    } else if (replicated_ns > 0 && update_ns > 0) {
-      shares.push_back(replicated_ns / run.world_size / update_ns);
-    }
+    if (!turn.is_object() || text(turn, "strategy") != "replicated") continue;
+    const double update_ns = longest_update_ns(tried, integer(turn, "first_batch"), integer(turn, "last_batch"));
+    if (update_ns > 0) replicated_ns.push_back(update_ns);
   }
-  if (shares.empty()) return std::nullopt;
-  return std::min(1.0, median(std::move(shares)));
+  const double update_ns = longest_update_ns(run, 0, INT64_MAX);
+  if (replicated_ns.empty() || update_ns <= 0) return std::nullopt;
+  return std::min(1.0, median(std::move(replicated_ns)) / std::max(1, tried.world_size) / update_ns);
 }
 
 }  // namespace dtrain::analysis

@@ -12,8 +12,10 @@ namespace dtrain::analysis {
 
 bool updates_one_copy(const RunProfile& run);
 
-// The share of the optimizer step that would be left if no other rank used the same memory, at most 1; of the rank with
-// the longest, in the median over neighbouring turns. Empty: not one copy, or not tried both ways. Any thread.
-std::optional<double> unshared_update_share(const RunProfile& run);
+// The share of its optimizer steps that would be left of them if no other rank used the same memory, at most 1: a
+// world's part of what replicated updates took in `tried` (this run, or one of the same experiment), in the median of
+// its turns, over what the run's own take, each of the rank for which it is longest. Empty: not one copy, or not tried.
+// Any thread.
+std::optional<double> unshared_update_share(const RunProfile& run, const RunProfile& tried);
 
 }  // namespace dtrain::analysis

@@ -82,7 +82,7 @@ std::optional<Prediction> predict_loader_alone(const Evidence& evidence, const P
 
 // Ranks that do not wait for each other, nor for each other's caches where these carry what they update.
 void predict_apart(const Evidence& evidence, const RunProfile& tried, const Predictor& predictor, WhatIf& result) {
-  const auto unshared = unshared_update_share(tried);
+  const auto unshared = unshared_update_share(evidence.run, tried);
   const double saved = unshared ? 1 - *unshared : 0;
   std::string assumption = "ranks do not wait for each other at all";
   if (saved > 0) {

@@ -115,11 +115,21 @@ TEST(WhatIf, ASharedCopyCostsWhatAQuarterOfAReplicatedUpdateDoesNot) {
   strategy["strategy"] = "replicated";
   run.profile.plan["strategy"] = strategy;
   EXPECT_EQ(free_network_s(run.profile, run.profile), before);
-  // One way alone says nothing.
+  // Without a replicated turn nothing is known; where one takes longer than all parts together, nothing is added.
   strategy["strategy"] = "sharded";
-  strategy["turns"] = {turn("replicated", 4, 7)};
+  strategy["turns"] = {turn("sharded", 9, 12)};
   run.profile.plan["strategy"] = strategy;
   EXPECT_EQ(free_network_s(run.profile, run.profile), before);
+  for (RankProfile& rank : run.profile.ranks) {
+    for (StepLine& step : rank.steps) {
+      if (step.batch > 7) continue;
+      step.phases[static_cast<std::size_t>(Phase::kOptimizerStep)] += 5 * kMs;
+      step.wall_ns += 5 * kMs;
+    }
+  }
+  strategy["turns"] = {turn("replicated", 4, 7)};
+  run.profile.plan["strategy"] = strategy;
+  EXPECT_NEAR(free_network_s(run.profile, run.profile), before, 1e-9);
 }
 
 TEST(WhatIf, AMockRunsStepIsThatOfItsSlowestRank) {
