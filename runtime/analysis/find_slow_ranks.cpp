@@ -12,6 +12,7 @@ namespace {
 
 constexpr std::size_t kParts = 20;  // of a run, in which ranks' speeds are compared
 constexpr std::size_t kLeastRowsOfPart = 10;
+constexpr double kCoresDiffer = 1.1;  // virtual ones of one kind, throughout a run of some seconds
 constexpr double kFarBeyond = 1.2;
 
 struct Words {
@@ -52,8 +53,8 @@ double lost_in_exchange_s(const Evidence& evidence, std::size_t rank, double lat
 // Whether it computes longer than what the others' speed varies by during the run anyway. Cores of one kind differ for
 // seconds at a time, for what else runs beside them (other machines on the same processor, say), and not all of them
 // need to meet that in a short run. So either the rank lags all along: for most of the run it takes longer than they do
-// in nine of ten parts of it, and in nine of ten parts longer than they mostly do; or it is far beyond: on average by a
-// fifth longer than ever they take.
+// in nine of ten parts of it, and in nine of ten parts longer than they mostly do, in the middle by a tenth; or it is
+// far beyond: on average by a fifth longer than ever they take.
 bool is_beyond_variation(const Evidence& evidence, std::size_t rank) {
   const Rows& rows = evidence.rows;
   const std::size_t count = rows.rows().size();
@@ -78,8 +79,9 @@ bool is_beyond_variation(const Evidence& evidence, std::size_t rank) {
     slow_others.push_back(quantile(paces[r], 0.9));
     slowest_others.push_back(quantile(paces[r], 1));
   }
-  const bool all_along =
-      median(paces[rank]) > quantile(slow_others, 0.5) && quantile(paces[rank], 0.1) > quantile(usual_others, 0.5);
+  const bool all_along = median(paces[rank]) > quantile(slow_others, 0.5) &&
+                         quantile(paces[rank], 0.1) > quantile(usual_others, 0.5) &&
+                         median(paces[rank]) > kCoresDiffer * quantile(usual_others, 0.5);
   return all_along || mean(paces[rank]) > kFarBeyond * quantile(slowest_others, 0.5);
 }
 
