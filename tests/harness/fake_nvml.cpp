@@ -2,7 +2,7 @@
 // that a test can change them under a running process:
 //   {"init": 0, "gpus": [{"uuid": "GPU-a", "name": "Fake", "total": 100, "free": 40, "util": 37, "temperature": 61,
 //                         "pids": [12], "ecc": 0, "rows": "failed"|"pending", "pages_pending": false,
-//                         "errors": {"util": 15}, "hangs": false}]}
+//                         "errors": {"util": 15}, "hangs": false, "slow_ms": 0}]}
 // "ecc", "rows" and "pages_pending" may be left out: the GPU does not support them then; likewise "slowdown" (a
 // temperature), "capability" ([9, 0]) and "throttle" (bits of reasons). "errors" gives a call's NVML
 // code; "all" stands for every call. The interface is declared here as NVIDIA documents it, not with dtrain's own
@@ -66,6 +66,7 @@ nvmlReturn_t ask(nvmlDevice_t device, const char* call, const Answer& answer) {
   if (all.is_discarded() || index == 0 || index > all.at("gpus").size()) return kInvalidArgument;
   const Json& gpu = all.at("gpus").at(index - 1);
   if (gpu.value("hangs", false)) std::this_thread::sleep_for(std::chrono::hours(1));
+  std::this_thread::sleep_for(std::chrono::milliseconds(gpu.value("slow_ms", 0)));
   const Json errors = gpu.value("errors", Json::object());
   if (const int code = errors.value("all", errors.value(call, 0)); code != 0) return code;
   return answer(gpu);

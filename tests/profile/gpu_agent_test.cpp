@@ -136,6 +136,18 @@ TEST_F(GpuAgent, ADriverThatHangsHoldsNothingUp) {
   EXPECT_EQ(read_dump(run_.agent_dump()).back()["how"], "all ranks ended");
 }
 
+TEST_F(GpuAgent, ASlowDriverIsHeardInTheNextSample) {
+  Json slow = FakeGpus::two();
+  slow["gpus"][0]["slow_ms"] = 30;  // each call, of several
+  fake_.describe(slow);
+  AgentProcess agent = start_agent(options());
+  {
+    const Recorder recorder(TestRun::rank_options(agent, 0), clock_, clock_.monotonic());
+    EXPECT_TRUE(sampled([](const Json& gpus) { return gpus.size() == 2 && gpus[0]["gpu_util"] == 37; }));
+  }
+  EXPECT_TRUE(finish_agent(agent, kDeadline).success());
+}
+
 TEST_F(GpuAgent, WithoutADriverThereIsNothingAboutGpus) {
   AgentOptions none = options();
   none.nvml_library = "/not/there.so";

@@ -73,7 +73,9 @@ std::vector<GpuSample> GpuSampler::sample(const std::set<pid_t>& ranks, std::chr
   shared_->changed.notify_all();
   shared_->changed.wait_for(lock, patience, [&] { return shared_->ended || shared_->answered >= number; });
   std::vector<GpuSample> samples;
-  if (shared_->answered < number) return samples;
+  // A slow driver answers late, one sample after the other: the next one then tells what it said.
+  if (shared_->answered == shared_->given) return samples;
+  shared_->given = shared_->answered;
   for (const host::GpuReading& reading : shared_->readings) {
     const GpuSample sample = to_sample(reading, ranks);
     if (sample.util || sample.free_memory || sample.temperature || sample.foreign_processes || sample.slowed_by_heat)

@@ -37,8 +37,8 @@ class GpuSampler {
   GpuSampler(const GpuSampler&) = delete;
   GpuSampler& operator=(const GpuSampler&) = delete;
 
-  // Of each GPU that tells anything, now. Empty when the driver has not answered after `patience`: then this sample
-  // goes without.
+  // Of each GPU that tells anything, now; where the driver takes longer than `patience`, as it answered since the
+  // sample before. Empty when it has not: then this sample goes without.
   std::vector<GpuSample> sample(const std::set<pid_t>& ranks, std::chrono::milliseconds patience);
   // The GPUs there are, once they are known: not empty in one call at most.
   std::vector<host::GpuInfo> take_new();
@@ -49,7 +49,8 @@ class GpuSampler {
     std::mutex mutex;
     std::condition_variable changed;
     std::uint64_t asked = 0;     // readings the agent wants
-    std::uint64_t answered = 0;  // those of which came
+    std::uint64_t answered = 0;  // the last of them that came
+    std::uint64_t given = 0;     // the last that a sample told
     std::vector<host::GpuReading> readings;
     std::vector<host::GpuInfo> found;  // not taken yet
     bool stop = false;
