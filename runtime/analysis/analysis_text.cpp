@@ -14,6 +14,9 @@ void write_head(TextWriter& out, const Analysis& analysis) {
   const RunSummary& s = analysis.summary;
   out.line("{}  {}, {}", out.styled("1", s.name), plural(s.world_size, "rank"), plural(s.steps, "step"));
   if (!s.mock.empty()) out.line("  {}", out.styled("33", s.mock));
+  if (const std::string missing = missing_ranks_text(s); !missing.empty()) {
+    out.line("  {}", out.styled("33", missing));
+  }
   const Waterfall& waterfall = analysis.waterfall;
   if (waterfall.ideal_samples_per_s > 0) {
     out.line("  {} samples/s: {} of the {} that computing alone would give", format_rate(waterfall.samples_per_s),

@@ -29,6 +29,9 @@ void write_head(TextWriter& out, const RunSummary& s) {
   out.line("{}  {}  {} on {}{}", out.styled("1", s.name), state, plural(s.world_size, "rank"),
            plural(host_count, "host"), s.global_batch_size ? ", global batch " + count_text(*s.global_batch_size) : "");
   if (!s.mock.empty()) out.line("  {}", out.styled("33", s.mock));
+  if (const std::string missing = missing_ranks_text(s); !missing.empty()) {
+    out.line("  {}", out.styled("33", missing));
+  }
   if (!s.cause.empty()) out.line("  cause: {}", s.cause);
   out.line("  initialization {}   loop {}   finalization {}", or_dash(s.initialization_s), or_dash(s.loop_s),
            or_dash(s.finalization_s));

@@ -60,4 +60,12 @@ inline std::string plural(std::int64_t count, const std::string& what) {
   return count_text(count) + " " + what + (count == 1 ? "" : "s");
 }
 
+// Said before the numbers of a run that lacks dumps; empty: it has them all.
+inline std::string missing_ranks_text(const RunSummary& summary) {
+  const auto found = static_cast<std::int64_t>(summary.ranks.size());
+  if (summary.ranks.empty() || found >= summary.world_size) return {};
+  return fmt::format("{} of {} have no dump here: throughput and shares are of the others alone",
+                     summary.world_size - found, plural(summary.world_size, "rank"));
+}
+
 }  // namespace dtrain::analysis

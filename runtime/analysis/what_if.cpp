@@ -4,6 +4,8 @@
 
 #include <spdlog/fmt/fmt.h>
 
+#include "dtrain/base/text.h"
+#include "json_fields.h"
 #include "link_model.h"
 #include "numbers.h"
 #include "predict.h"
@@ -78,6 +80,21 @@ std::optional<Prediction> predict_loader_alone(const Evidence& evidence, const P
     return std::nullopt;
   }
   return predictor.predict(std::move(prediction), *period + rest_s(evidence.rows));
+}
+
+// A mock run has no exchange to make faster, or no loading; what else it would gain still holds.
+void leave_out_what_is_mocked(const RunProfile& run, WhatIf& result) {
+  const auto mock = run.plan.find("mock");
+  if (mock == run.plan.end() || !mock->is_object()) return;
+  const std::vector<std::string> words = split(text(*mock, "what"), ',');
+  const auto mocked = [&](const char* word) { return std::find(words.begin(), words.end(), word) != words.end(); };
+  const bool apart = mocked("comm") || mocked("train");
+  std::erase_if(result.changes, [&](const Prediction& one) {
+    const bool of_loading = one.name == "free_loader" || one.name == "loader_alone";
+    return of_loading ? mocked("loader") : apart || one.name == "compute_alone";
+  });
+  if (apart) result.scaling.clear();
+  result.notes.emplace_back("a mock run: of what it leaves out nothing is predicted");
 }
 
 // Ranks that do not wait for each other, nor for each other's caches where these carry what they update.
@@ -170,10 +187,6 @@ WhatIf predict(const Evidence& evidence, const RunProfile& tried) {
   result.step_s = predictor.step_s();
   result.step_p50_s = predictor.step_p50_s();
   result.samples_per_s = predictor.samples_per_s();
-  if (const auto mock = evidence.run.plan.find("mock"); mock != evidence.run.plan.end() && mock->is_object()) {
-    result.notes.emplace_back("nothing is predicted from a mock run: a part of the work is left out of it already");
-    return result;
-  }
   result.changes.push_back(predictor.predict({.name = "free_loader",
                                               .title = "batches are there at once",
                                               .assumption = "everything else takes what it took",
@@ -202,6 +215,7 @@ WhatIf predict(const Evidence& evidence, const RunProfile& tried) {
                    [](const Prediction& a, const Prediction& b) { return a.gain > b.gain; });
   if (loading) result.changes.push_back(std::move(*loading));  // no change to make, but a limit
   predict_scaling(evidence, result);
+  leave_out_what_is_mocked(evidence.run, result);
   return result;
 }
 

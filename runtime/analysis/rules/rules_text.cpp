@@ -24,7 +24,7 @@ void write_rules(TextWriter& out, const std::vector<RuleResult>& results) {
     } else if (result.triggered == 0) {
       fine.push_back(result.name);
     } else {
-      out.line("  {:<24}{}", result.name, triggered_text(result));
+      out.line("  {:<24}triggered by {}", result.name, triggered_text(result));
       out.paragraph(result.recommendation, 8, "     ->");
     }
   }

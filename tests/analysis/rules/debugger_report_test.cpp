@@ -176,7 +176,9 @@ TEST_F(DebuggerReport, IsPartOfTheAnalysis) {
   AnalyzeOptions options;
   EXPECT_EQ(to_json(analyze(profile_, options))["rules"][0]["counts"]["outliers"], 11);
   const std::string text = render_analysis(analyze(profile_, options), {});
-  EXPECT_NE(text.find("  StepOutlier             1 step, of 2,111 data points judged\n"), std::string::npos) << text;
+  EXPECT_NE(text.find("  StepOutlier             triggered by 1 step, of 2,111 data points judged\n"),
+            std::string::npos)
+      << text;
   EXPECT_NE(text.find("not applicable (the run used no GPU): LowGPUUtilization"), std::string::npos) << text;
   options.rules.emplace().step_outlier.n_outliers = 20;
   EXPECT_EQ(to_json(analyze(profile_, options))["rules"][0]["triggered"], 0);
