@@ -94,10 +94,12 @@ ProfilingRules profiling_rules_of(const Json& json) {
 
 ProfilingRules override_rules(ProfilingRules rules, std::span<const std::string> overrides) {
   Collector collector("", "--rule");
+  int number = 0;
   for (const std::string& text : overrides) {
+    ++number;
     const auto equals = text.find('='), dot = text.find('.');
     if (dot < equals && equals != std::string::npos) continue;
-    collector.add({}, "", quote(text) + " is not of the form NAME.PARAMETER=VALUE, StepOutlier.stddev=4 say");
+    collector.add({number, true}, "", quote(text) + " is not of the form NAME.PARAMETER=VALUE, StepOutlier.stddev=4 say");
   }
   collector.throw_if_any();
   Value document;

@@ -84,7 +84,8 @@ TEST(ProfilingRules, OverridesThatAreWrongAreAllNamed) {
             "--rule:1: StepOutlier.stdev: unknown key; did you mean 'stddev'?\n"
             "--rule:2: Dataloader.min_threshold: must be a number from 0 to 10000, not '-1'\n"
             "--rule:3: LowGPUUtilisation: unknown key; did you mean 'LowGPUUtilization'?");
-  EXPECT_EQ(errors_of({"StepOutlier"}), "--rule:1: 'StepOutlier' is not of the form key=value or section.key=value");
+  EXPECT_EQ(errors_of({"StepOutlier.stddev=4", "StepOutlier"}),
+            "--rule:2: 'StepOutlier' is not of the form NAME.PARAMETER=VALUE, StepOutlier.stddev=4 say");
 }
 
 }  // namespace
