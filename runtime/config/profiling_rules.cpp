@@ -99,7 +99,8 @@ ProfilingRules override_rules(ProfilingRules rules, std::span<const std::string>
     ++number;
     const auto equals = text.find('='), dot = text.find('.');
     if (dot < equals && equals != std::string::npos) continue;
-    collector.add({number, true}, "", quote(text) + " is not of the form NAME.PARAMETER=VALUE, StepOutlier.stddev=4 say");
+    collector.add({number, true}, "",
+                  quote(text) + " is not of the form NAME.PARAMETER=VALUE, StepOutlier.stddev=4 say");
   }
   collector.throw_if_any();
   Value document;
