@@ -38,7 +38,7 @@ Finding leak(const std::string& who, const MemoryGrowth& growth) {
   return finding;
 }
 
-// `when`: "at this interval", "then".
+// `when`: "at this interval", "in those steps".
 std::string stall_advice(Phase phase, const std::string& when) {
   switch (phase) {
     case Phase::kDataloaderNext:

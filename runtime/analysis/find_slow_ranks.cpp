@@ -26,16 +26,12 @@ Words words_of(const std::string& cause, bool one_host) {
     return {"cpu_contention", "is slowed by other programs on its cores",
             "end those programs or move them to other cores (taskset, cgroups), or give this rank others"};
   }
-  if (cause == "compute" && one_host) {
-    return {"slow_compute", "computes more slowly than the others",
-            "compare its cores with theirs (kind, clock speed, what else runs on them or beside them), and what its "
-            "data costs to compute"};
-  }
   if (cause == "compute") {
-    return {
-        "slow_compute", "computes more slowly than the others",
-        "compare its host with theirs (clock speed, throttling, memory bandwidth, other ranks on its cores), and what "
-        "its data costs to compute"};
+    return {"slow_compute", "computes more slowly than the others",
+            one_host ? "compare its cores with theirs (kind, clock speed, what else runs on them or beside them), and "
+                       "what its data costs to compute"
+                     : "compare its host with theirs (clock speed, throttling, memory bandwidth, other ranks on its "
+                       "cores), and what its data costs to compute"};
   }
   if (cause == "network") {
     return {"slow_link", "is reached more slowly than the others",
@@ -118,7 +114,7 @@ std::vector<Finding> find_slow_ranks(const Evidence& evidence, const Analysis& a
     finding.id = "straggler";
     finding.cause = words.cause;
     finding.fault = straggler.cause != "compute" || is_beyond_variation(evidence, index);
-    if (!finding.fault) more = "; no more than what the others' speed varies by during the run";
+    if (!finding.fault) more = "; no more than cores of one kind differ by during a run";
     finding.rank = straggler.rank;
     finding.host = straggler.host;
     finding.title = fmt::format("{} {}: the others wait {} for it", rank_name(evidence.run.ranks[index]), words.what,

@@ -132,19 +132,22 @@ double slower_ms(int rank, std::int64_t batch, std::int64_t of_five) {
   return (batch / 50 + 2 * rank) % 5 < of_five ? 3.0 : 0.0;
 }
 
+void expect_slow_but_no_fault(const Synthetic& run) {
+  const Finding* const slow = run.finding("straggler");
+  ASSERT_NE(slow, nullptr) << all(run.analysis);
+  EXPECT_EQ(slow->cause, "slow_compute");
+  EXPECT_GT(slow->share, 0.03);
+  EXPECT_FALSE(slow->fault);
+  EXPECT_THAT(slow->evidence, HasSubstr("no more than cores of one kind differ by"));
+}
+
 TEST(PlantedFaults, CoresWhoseSpeedVariesAreNoFault) {
   SyntheticRun plan;
   plan.steps = 1'000;
   plan.change = [](int rank, std::int64_t batch, SyntheticStep& step) {
     phase(step, Phase::kBackward) += std::llround(slower_ms(rank, batch, rank == 1 ? 2 : 1) * kMs);
   };
-  const Synthetic run(plan);
-  const Finding* const slow = run.finding("straggler");
-  ASSERT_NE(slow, nullptr) << all(run.analysis);
-  EXPECT_EQ(slow->cause, "slow_compute");
-  EXPECT_GT(slow->share, 0.03);
-  EXPECT_FALSE(slow->fault);
-  EXPECT_THAT(slow->evidence, HasSubstr("no more than what the others' speed varies by"));
+  expect_slow_but_no_fault(Synthetic(plan));
 }
 
 TEST(PlantedFaults, ACoreThatIsSlowForMostOfARunIsNoFault) {
@@ -153,12 +156,7 @@ TEST(PlantedFaults, ACoreThatIsSlowForMostOfARunIsNoFault) {
   plan.change = [](int rank, std::int64_t batch, SyntheticStep& step) {
     if (rank == 1) phase(step, Phase::kBackward) += std::llround(slower_ms(rank, batch, 3) / 3 * kMs);
   };
-  const Synthetic run(plan);
-  const Finding* const slow = run.finding("straggler");
-  ASSERT_NE(slow, nullptr) << all(run.analysis);
-  EXPECT_EQ(slow->cause, "slow_compute");
-  EXPECT_GT(slow->share, 0.03);
-  EXPECT_FALSE(slow->fault);
+  expect_slow_but_no_fault(Synthetic(plan));
 }
 
 TEST(PlantedFaults, ARankThatIsThrottledInTheMiddleOfARunIsOne) {
