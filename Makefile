@@ -23,13 +23,13 @@ setup:
 setup-test:
 	@scripts/setup.sh test
 
-# $(call configure,PRESET[,OPTIONS]): does nothing visible when nothing changed.
+# $(call configure,PRESET[,OPTIONS]): says nothing unless it fails.
 configure = cmake --preset $(1) $(2) > build/$(1).configure.log 2>&1 || { cat build/$(1).configure.log; exit 1; }
 
 demo: setup
 	@mkdir -p build
 	@$(call configure,release,-DDTRAIN_TESTS=OFF -DDTRAIN_BENCH=OFF)
-	@scripts/quiet_build.sh release $(JOBS) dtrain dtrain-agent fashion_mnist
+	@scripts/quiet_build.sh --no-warnings release $(JOBS) dtrain dtrain-agent fashion_mnist
 	@$(BIN)/dtrain launch configs/fashion_mnist.yaml
 
 build: setup-test
@@ -38,7 +38,7 @@ build: setup-test
 	@scripts/quiet_build.sh $(PRESET) $(JOBS)
 
 test: build
-	ctest --test-dir build/$(PRESET) --output-on-failure -j $(JOBS)
+	@scripts/run_tests.sh build/$(PRESET) $(JOBS)
 
 test-cluster: build
 	@scripts/test_cluster.sh $(BIN)
@@ -68,7 +68,7 @@ format-check:
 lint: setup-test
 	@scripts/setup.sh lint
 	@mkdir -p build
-	@$(call configure,asan,-B build/lint -DCMAKE_DISABLE_PRECOMPILE_HEADERS=ON)
+	@$(call configure,asan,-B build/lint -DCMAKE_DISABLE_PRECOMPILE_HEADERS=ON -DDTRAIN_TESTS=OFF -DDTRAIN_BENCH=OFF)
 	@scripts/lint.sh build/lint
 
 sanitize: setup-test

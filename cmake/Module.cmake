@@ -2,7 +2,8 @@
 #               [PUBLISH headers|ALL] [TEST_ONLY])
 # A shared library libdtrain_NAME.so. Its public headers are include/dtrain/NAME/; it sees the headers of what it
 # USES and of nothing else: that is how the layers of docs/architecture.md are enforced. Modules share base's precompiled
-# header, unless they name heavy headers of their own. PUBLISH: those of its headers that a trial includes, which are installed
+# header. PCH: heavier headers, precompiled where sources are compiled one by one (DTRAIN_UNITY of 0); in a unity build they
+# are read so seldom that precompiling them costs more than it saves. PUBLISH: those of its headers that a trial includes, which are installed
 # with the library. TEST_ONLY: not installed at all.
 function(dtrain_module name)
   cmake_parse_arguments(arg "TEST_ONLY" "" "SOURCES;USES;PUBLIC_LIBS;PRIVATE_LIBS;PCH;PUBLISH" ${ARGN})
@@ -16,13 +17,21 @@ function(dtrain_module name)
                              PRIVATE ${CMAKE_CURRENT_SOURCE_DIR})
   target_compile_features(${name} PUBLIC cxx_std_20)
   target_link_libraries(${name} PUBLIC ${arg_USES} ${arg_PUBLIC_LIBS} PRIVATE ${arg_PRIVATE_LIBS})
-  if(arg_PCH)
+  if(arg_PCH AND (name STREQUAL base OR NOT CMAKE_UNITY_BUILD))
     target_precompile_headers(${name} PRIVATE ${arg_PCH})
-  else()
+  elseif(NOT libtorch::cpu IN_LIST arg_PUBLIC_LIBS)
     target_precompile_headers(${name} REUSE_FROM base)
   endif()
   if(NOT arg_TEST_ONLY)
     dtrain_install_module(${name} ${arg_PUBLISH})
+  endif()
+endfunction()
+
+# The precompiled header of libtorch's headers for a target that includes libtorch, where there is one.
+function(dtrain_torch_headers target)
+  get_target_property(headers train PRECOMPILE_HEADERS)
+  if(headers)
+    target_precompile_headers(${target} REUSE_FROM train)
   endif()
 endfunction()
 
@@ -36,7 +45,7 @@ function(dtrain_test name)
   add_executable(${name} ${arg_SOURCES})
   target_link_libraries(${name} PRIVATE ${arg_USES} base GTest::gtest_main GTest::gmock)
   if(train IN_LIST arg_USES)
-    target_precompile_headers(${name} REUSE_FROM train)  # libtorch's headers weigh more than an -O0 of one's own saves
+    dtrain_torch_headers(${name})
   else()
     target_precompile_headers(${name} REUSE_FROM test_pch)
     target_compile_options(${name} PRIVATE -O0)  # tests wait for the compiler longer than for themselves
@@ -79,4 +88,5 @@ function(dtrain_embed source)
             -P ${CMAKE_SOURCE_DIR}/cmake/Embed.cmake
     DEPENDS ${files} ${CMAKE_SOURCE_DIR}/cmake/Embed.cmake
     VERBATIM)
+  set_source_files_properties(${source} PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)  # clang-tidy runs before it is made
 endfunction()

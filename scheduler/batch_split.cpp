@@ -18,9 +18,8 @@ BatchSplit split_batch(std::int64_t global_batch_size, int slots) {
   if (split.dropped != 0) {
     split.warning = "global_batch_size " + std::to_string(global_batch_size) + " does not divide by " +
                     std::to_string(slots) + " slots: each takes " + std::to_string(split.per_slot) +
-                    ", so a step trains on " + std::to_string(split.effective) +
-                    "; the nearest sizes that divide are " + std::to_string(split.effective) + " and " +
-                    std::to_string(split.effective + slots);
+                    ", so a batch holds " + std::to_string(split.effective) + "; the nearest sizes that divide are " +
+                    std::to_string(split.effective) + " and " + std::to_string(split.effective + slots);
   }
   return split;
 }

@@ -9,12 +9,12 @@
 #include "dtrain/base/error.h"
 #include "dtrain/base/file.h"
 #include "dtrain/base/text.h"
+#include "slot_limits.h"
 
 namespace dtrain::scheduler {
 namespace {
 
 constexpr std::size_t kMostBytes = 1 << 20;
-constexpr int kMostSlots = 65536;
 
 // The words of a line, without its comment; "slots = 4" is one word.
 std::vector<std::string> words_of(std::string line) {

@@ -14,15 +14,17 @@ namespace {
 constexpr int kVersion = 1;  // of the tables
 constexpr int kPatienceMs = 20'000;
 
-// Times are nanoseconds of the wall clock, the lease of the monotonic one. States are numbered as TaskState: below 4 a
-// task has not ended.
+// Times are nanoseconds of the wall clock; `lease` and `entered` (when the task came into its state, 0 where a version
+// before wrote it) of the monotonic one, which nobody can set back and which counts from the boot. States are numbered
+// as TaskState: below 4 a task has not ended.
 constexpr const char* kTables = R"sql(
   CREATE TABLE tasks (
     id INTEGER PRIMARY KEY AUTOINCREMENT, name TEXT NOT NULL, state INTEGER NOT NULL, reason TEXT NOT NULL,
     priority INTEGER NOT NULL, slots INTEGER NOT NULL, claim TEXT NOT NULL, run_dir TEXT NOT NULL,
     boot TEXT NOT NULL, namespace TEXT NOT NULL, pid INTEGER NOT NULL, ticks INTEGER NOT NULL,
     lease INTEGER NOT NULL, kills INTEGER NOT NULL DEFAULT 0, placed_by_others INTEGER NOT NULL,
-    submitted INTEGER NOT NULL, started INTEGER, ended INTEGER, exit_code INTEGER, request TEXT);
+    submitted INTEGER NOT NULL, started INTEGER, ended INTEGER, exit_code INTEGER, request TEXT,
+    entered INTEGER NOT NULL DEFAULT 0);
   CREATE INDEX tasks_not_ended ON tasks (state) WHERE state < 4;
   CREATE TABLE claims (
     agent TEXT NOT NULL, slot INTEGER NOT NULL, task INTEGER NOT NULL REFERENCES tasks, PRIMARY KEY (agent, slot))
@@ -69,6 +71,10 @@ Database open_ledger_file(const std::filesystem::path& folder) {
     database.execute(kTables);
     database.execute("PRAGMA user_version = " + std::to_string(kVersion));
     transaction.commit();
+  }
+  // Other versions read and write a table with this column as one without.
+  if (database.value("SELECT count(*) FROM pragma_table_info('tasks') WHERE name = 'entered'") == 0) {
+    database.execute("ALTER TABLE tasks ADD COLUMN entered INTEGER NOT NULL DEFAULT 0");
   }
   // After a power failure the last changes may be missing; nothing that they spoke of runs any more.
   database.execute("PRAGMA synchronous = NORMAL");

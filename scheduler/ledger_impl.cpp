@@ -7,8 +7,8 @@
 namespace dtrain::scheduler {
 
 void Ledger::Impl::enter_state(TaskId id, TaskState state, const std::string& reason) {
-  database.prepare("UPDATE tasks SET state = ?1, reason = ?2 WHERE id = ?3")
-      .bind(static_cast<int>(state), reason, id)
+  database.prepare("UPDATE tasks SET state = ?1, reason = ?2, entered = ?3 WHERE id = ?4")
+      .bind(static_cast<int>(state), reason, clock.monotonic().count(), id)
       .run();
   database.prepare("INSERT INTO changes VALUES (?1, ?2, ?3, ?4)")
       .bind(id, static_cast<int>(state), clock.wall().count(), reason)

@@ -28,7 +28,7 @@ struct Owned {
   TaskState state = TaskState::kQueued;
   ProcessKey owner;
   Nanoseconds lease{0};    // monotonic clock
-  Nanoseconds entered{0};  // wall clock: when it came into this state
+  Nanoseconds entered{0};  // monotonic clock: when it came into this state
 };
 
 struct Ledger::Impl {

@@ -24,10 +24,7 @@ std::string gone(const Owned& task) {
 std::vector<Owned> Ledger::Impl::owned_tasks(const std::string& condition) {
   std::vector<Owned> tasks;
   Statement row = database.prepare(
-      "SELECT id, state, boot, namespace, pid, ticks, lease, (SELECT max(time) FROM changes WHERE task = id) FROM "
-      "tasks "
-      "WHERE state < 4 AND " +
-      condition);
+      "SELECT id, state, boot, namespace, pid, ticks, lease, entered FROM tasks WHERE state < 4 AND " + condition);
   while (row.step()) {
     tasks.push_back({.id = row.integer(0),
                      .state = static_cast<TaskState>(row.integer(1)),
@@ -52,7 +49,7 @@ bool Ledger::Impl::leaves_something(const Owned& task) {
   for (const ProcessKey& process : processes_of(task.id)) {
     if (life_of(process, here) != Life::kGone) return true;
   }
-  return has_ranks(task.owner.pid);
+  return has_ranks(task.owner);
 }
 
 bool Ledger::Impl::settle(const Owned& task) {
@@ -74,7 +71,7 @@ bool Ledger::Impl::settle(const Owned& task) {
   if (task.state != TaskState::kStopping && !booted) {
     return enter([&] { enter_state(task.id, TaskState::kStopping, gone(task)); });
   }
-  if (!booted && clock.wall() - task.entered < kBirth) return false;
+  if (!booted && clock.monotonic() - task.entered < kBirth) return false;
   if (leaves_something(task)) return false;
   return enter([&] {
     finish(task.id, TaskState::kFailed, booted ? "the machine was started anew" : gone(task) + " without a word",

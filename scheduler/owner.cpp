@@ -12,6 +12,7 @@
 #include "dtrain/host/identity.h"
 #include "dtrain/host/proc_file.h"
 #include "dtrain/host/processes.h"
+#include "dtrain/scheduler/rank_mark.h"
 
 namespace dtrain::scheduler {
 
@@ -33,21 +34,31 @@ Life life_of(const ProcessKey& process, const Place& here) {
   return process.ticks != 0 && host::start_ticks(process.pid) == process.ticks ? Life::kAlive : Life::kGone;
 }
 
-bool has_ranks(pid_t launcher) {
-  std::string wanted(1, '\0');
-  wanted.append("DTRAIN_LAUNCHER_PID=").append(std::to_string(launcher)).push_back('\0');
+bool has_ranks(const ProcessKey& launcher) {
+  const std::string wanted = std::string(1, '\0') + kRankMark + "=" + std::to_string(launcher.pid) + "." +
+                             std::to_string(launcher.ticks) + ".";
   std::error_code code;
   for (const auto& entry : fs::directory_iterator("/proc", code)) {
     const std::string name = entry.path().filename();
     pid_t pid = 0;
     if (std::from_chars(name.data(), name.data() + name.size(), pid).ec != std::errc() || pid == ::getpid()) continue;
-    const auto environment = host::read_proc_file(entry.path() / "environ");
-    if (environment && (std::string(1, '\0') + *environment).find(wanted) != std::string::npos &&
-        host::start_ticks(pid) != 0) {
-      return true;
-    }
+    if (::getpgid(pid) != pid) continue;
+    const auto variables = host::read_proc_file(entry.path() / "environ");
+    if (!variables) continue;
+    const std::string environment = std::string(1, '\0') + *variables;
+    const auto at = environment.find(wanted);
+    if (at == std::string::npos) continue;
+    pid_t session = -1;
+    const char* const begin = environment.data() + at + wanted.size();
+    std::from_chars(begin, environment.data() + environment.size(), session);
+    if (::getsid(pid) == session && host::start_ticks(pid) != 0) return true;
   }
   return false;
+}
+
+std::string rank_mark(pid_t launcher) {
+  return std::to_string(launcher) + "." + std::to_string(host::start_ticks(launcher)) + "." +
+         std::to_string(::getsid(launcher));
 }
 
 void kill_process(const ProcessKey& process, const Place& here) {

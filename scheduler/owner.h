@@ -30,9 +30,10 @@ enum class Life { kAlive, kGone, kUnknown };  // unknown: it lives, or lived, wh
 
 Life life_of(const ProcessKey& process, const Place& here);
 
-// A process of this user that was handed to a rank of this launcher, whether or not anybody has written that down.
-// Ranks carry the pid of their launcher in their environment.
-bool has_ranks(pid_t launcher);
+// A rank of this launcher (or what starts its ranks: mpirun), whether or not anybody has written that down: a process
+// of this user that carries the launcher's mark (rank_mark.h) and was started as ranks are, in a group of its own in
+// the launcher's session. What a rank's program leaves running has inherited the mark at most, and is none.
+bool has_ranks(const ProcessKey& launcher);
 
 // Sends SIGKILL, to this process and no later one.
 void kill_process(const ProcessKey& process, const Place& here);

@@ -6,11 +6,11 @@
 #include "dtrain/scheduler/batch_split.h"
 #include "dtrain/scheduler/placement.h"
 #include "eligible.h"
+#include "slot_limits.h"
 
 namespace dtrain::scheduler {
 namespace {
 
-constexpr int kMostSlots = 65536;  // of resources.slots_per_trial
 constexpr std::size_t kNamesShown = 4;
 constexpr std::size_t kSizesShown = 6;
 

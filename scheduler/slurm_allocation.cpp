@@ -5,12 +5,12 @@
 #include "dtrain/base/error.h"
 #include "dtrain/base/text.h"
 #include "hostfile.h"
+#include "slot_limits.h"
 
 namespace dtrain::scheduler {
 namespace {
 
 constexpr std::size_t kMostHosts = 65536;
-constexpr int kMostSlots = 65536;
 
 [[noreturn]] void wrong(const std::string& name, const std::string& text, const std::string& what) {
   throw ConfigError("environment: " + name + "=" + text + ": " + what,

@@ -4,8 +4,9 @@
 
 namespace dtrain::scheduler {
 
+// Ends are called as runs' ends are in their events.
 std::string to_string(TaskState state) {
-  constexpr std::array kNames{"queued", "starting", "running", "stopping", "completed", "failed", "cancelled"};
+  constexpr std::array kNames{"queued", "starting", "running", "stopping", "done", "failed", "interrupted"};
   return kNames.at(static_cast<std::size_t>(state));
 }
 

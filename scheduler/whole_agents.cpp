@@ -1,4 +1,5 @@
 #include "whole_agents.h"
+#include "slot_limits.h"
 
 #include <algorithm>
 #include <bitset>
@@ -12,7 +13,6 @@ namespace {
 
 // --- Is there any set? A bit for each sum. ---
 
-constexpr int kMostSlots = 65536;
 using Sums = std::bitset<kMostSlots + 1>;
 
 bool is_sum(std::span<const SizeGroup> groups, int target) {

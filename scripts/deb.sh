@@ -12,4 +12,8 @@ if dpkg-deb -c dtrain_*.deb | awk '$6 !~ /^\.\/(usr\/.*)?$/ {print $6; bad = 1} 
   echo "deb: the package has files outside /usr" >&2
   exit 1
 fi
+files=$(dpkg-deb -c dtrain_*.deb)
+for file in copyright LICENSE; do
+  [[ $files == *" ./usr/share/doc/dtrain/$file"* ]] || { echo "deb: the package lacks its $file" >&2; exit 1; }
+done
 ls "$PWD"/dtrain_*.deb

@@ -14,8 +14,9 @@ on_the_fresh_machine() {
   export DEBIAN_FRONTEND=noninteractive
   show 'apt-get install -y ./dtrain_*.deb | grep -cE "^Setting up"'
   show 'dpkg-query -W -f "\${Package} \${Version}\nDepends: \${Depends}\n" dtrain'
+  show 'sed -n 1,8p /usr/share/doc/dtrain/copyright'
   show 'time dtrain --help | sed -n 1,20p'
-  show 'dtrain config check /usr/share/dtrain/configs/synthetic.yaml'
+  show 'dtrain config check --file-only /usr/share/dtrain/configs/synthetic.yaml'
 
   show 'apt-get install -y -qq man-db bash-completion zsh >/dev/null 2>&1; man dtrain | sed -n 1,12p'
   show "bash -ic 'source /usr/share/bash-completion/bash_completion; _completion_loader dtrain; complete -p dtrain' 2>/dev/null"

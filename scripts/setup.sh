@@ -1,20 +1,24 @@
 #!/usr/bin/env bash
 # Installs what dtrain needs, and nothing twice. Quiet when there is nothing to do.
 #
-#   scripts/setup.sh build   compilers, libraries, libtorch, the Fashion-MNIST data (what `make demo` needs)
+#   scripts/setup.sh build   compilers, libraries, libtorch, CUDA's headers, the Fashion-MNIST data (what `make demo` needs)
 #   scripts/setup.sh test    also the Python peers (DDP, torchrun, safetensors), Open MPI, Slurm, sshd and Chromium (what `make test` needs)
 #   scripts/setup.sh deb     build's, and what makes the Debian package (`make deb`)
+#   scripts/setup.sh bench   test's, and Intel MPI, which bench_collectives compares with where it is there (x86-64)
 #   scripts/setup.sh lint    also clang-format, clang-tidy and clang with libFuzzer
 #
 # Distribution packages come from apt (root or sudo); wheels go into .deps/ inside the checkout.
 # DTRAIN_LIBTORCH=full|cpu overrides the choice made from the presence of an NVIDIA driver.
 set -euo pipefail
 cd "$(dirname "$0")/.."
+. scripts/progress.sh
 
 readonly torch_version=2.11.0
 readonly peer_wheels=("torch==$torch_version" numpy==2.2.6 safetensors==0.6.2 jsonschema==4.26.0 PyYAML==6.0.3 playwright==1.65.2)
 # What our traces and exports are written for.
 readonly reader_wheels=(tensorboard==2.21.0 pandas==2.3.3 plotly==7.1.0 pydot==4.0.1 psutil==7.2.2 numpy==2.2.6)
+# What the headers of NCCL and of the CUDA runtime (which lie beside libtorch) include: to build the nccl backend, not to run it.
+readonly header_wheels=(nvidia-cuda-crt==13.0.88 nvidia-cuda-cccl==13.0.85)
 # It names all of Jupyter as a requirement, which its analyses do not use.
 readonly bare_wheels=(HolisticTraceAnalysis==0.5.0)
 
@@ -26,17 +30,22 @@ readonly build_packages=(
   dataset-fashion-mnist)
 readonly test_packages=(libgtest-dev libgmock-dev openmpi-bin libopenmpi-dev util-linux procps
   slurmctld slurmd slurm-client munge iproute2 openssh-server openssh-client nftables
-  zsh groff-base man-db chromium fonts-dejavu-core)
+  zsh groff-base man-db mandoc chromium fonts-dejavu-core)
+readonly bench_packages=(libfabric1)  # Intel MPI opens it
+readonly bench_wheels=(impi-rt==2021.19.0 impi-devel==2021.19.0)
 readonly lint_packages=(clang-format-14 clang-tidy-14 clang-14 libclang-rt-14-dev)
+readonly optional_packages=(chromium)  # Ubuntu has it as a snap only
+readonly pip_install=(-m pip install --quiet --disable-pip-version-check --no-input --no-cache-dir)
 
 level=${1:-build}
 packages=("${build_packages[@]}")
 case "$level" in
   build) ;;
   test) packages+=("${test_packages[@]}") ;;
+  bench) packages+=("${test_packages[@]}" "${bench_packages[@]}") ;;
   deb) packages+=(dpkg-dev file libopenmpi-dev) ;;
   lint) packages+=("${test_packages[@]}" "${lint_packages[@]}") ;;
-  *) echo "setup: unknown level '$level'; use build, test, deb or lint" >&2; exit 2 ;;
+  *) echo "setup: unknown level '$level'; use build, test, bench, deb or lint" >&2; exit 2 ;;
 esac
 
 say() { echo "setup: $*"; }
@@ -51,6 +60,37 @@ missing_packages() {
   done
 }
 
+# The packages that distributions other than Debian lack: the tests that need them are skipped there.
+leave_out_unknown() {
+  local name candidate kept=()
+  for name in "${missing[@]}"; do
+    if [[ " ${optional_packages[*]} " == *" $name "* ]]; then
+      candidate=$(LC_ALL=C apt-cache policy "$name" 2>/dev/null | sed -n 's/^ *Candidate: //p')
+      case "$candidate" in '' | '(none)') continue ;; esac
+    fi
+    kept+=("$name")
+  done
+  missing=("${kept[@]}")
+}
+
+run_apt() {
+  # No init system: a container or a chroot. What Debian's own container images do there spares a minute of fsync.
+  local options=(-y -qq --no-install-recommends -o APT::Status-Fd=1)
+  [ -d /run/systemd/system ] || options+=(-o DPkg::Options::=--force-unsafe-io)
+  "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install "${options[@]}" "${missing[@]}" >.deps/apt.log 2>&1
+}
+
+apt_progress() {  # dlstatus:NUMBER:PERCENT:TEXT or pmstatus:PACKAGE:PERCENT:TEXT
+  tac .deps/apt.log 2>/dev/null | awk -F: '/^(dl|pm)status:/ {
+    printf "setup: %s packages, %d%%\n", ($1 == "dlstatus" ? "downloading" : "installing"), $(NF - 1); exit }'
+}
+
+apt_sizes() {
+  "${as_root[@]}" env LC_ALL=C apt-get install --assume-no --no-install-recommends "${missing[@]}" 2>/dev/null |
+    sed -n 's/^Need to get \(.*\) of archives\.$/\1 to download/p; s/^After this operation, \(.* [kMG]B\) of add.*/\1 on disk/p' |
+    paste -sd, | sed 's/,/, /'
+}
+
 install_packages() {
   local missing as_root=()
   if ! command -v dpkg-query >/dev/null || ! command -v apt-get >/dev/null; then
@@ -60,6 +100,7 @@ install_packages() {
     exit 1
   fi
   mapfile -t missing < <(missing_packages)
+  leave_out_unknown
   [ ${#missing[@]} -gt 0 ] || return 0
   if [ "$(id -u)" -ne 0 ]; then
     if ! command -v sudo >/dev/null; then
@@ -69,16 +110,19 @@ install_packages() {
     fi
     as_root=(sudo)
   fi
-  say "installing ${#missing[@]} packages: ${missing[*]}"
+  "${as_root[@]}" apt-get update -qq
+  mapfile -t missing < <(missing_packages)
+  leave_out_unknown
+  [ ${#missing[@]} -gt 0 ] || return 0
+  say "installing ${#missing[@]} packages and what they need ($(apt_sizes)): ${missing[*]}"
   # Tests start sshd in namespaces of their own. With this file the machine's own sshd is not started, now or at boot.
   if [[ " ${missing[*]} " == *" openssh-server "* ]]; then
     "${as_root[@]}" mkdir -p /etc/ssh
     "${as_root[@]}" touch /etc/ssh/sshd_not_to_be_run
   fi
-  "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get update -qq
-  if ! "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}" >.deps/apt.log 2>&1; then
+  if ! with_progress apt_progress run_apt; then
     echo "setup: apt could not install all of: ${missing[*]}" >&2
-    tail -n 15 .deps/apt.log >&2
+    grep -vE '^(dl|pm)status:' .deps/apt.log | tail -n 15 >&2
     exit 1
   fi
 }
@@ -89,29 +133,55 @@ install_libtorch() {
   packaging/dtrain-get-libtorch --to .deps/libtorch "${flavour[@]}"
 }
 
+install_headers() {
+  local stamp="${header_wheels[*]}"
+  [ "$(cat .deps/cuda-headers.stamp 2>/dev/null)" = "$stamp" ] && return 0
+  say "fetching CUDA's headers (${header_wheels[*]}; 3 MB to download, 16 MB on disk)"
+  rm -rf .deps/cuda-headers .deps/cuda-headers.stamp .deps/pip
+  /usr/bin/python3 -m venv .deps/pip
+  .deps/pip/bin/python "${pip_install[@]}" --no-deps --no-compile --target .deps/cuda-headers "${header_wheels[@]}"
+  rm -rf .deps/pip
+  echo "$stamp" >.deps/cuda-headers.stamp
+}
+
+peers_progress() { echo "setup: written $(du -sm .deps/peers 2>/dev/null | cut -f1) of 5200 MB"; }
+
 install_peers() {
   local stamp="${peer_wheels[*]}"
   [ "$(cat .deps/peers.stamp 2>/dev/null)" = "$stamp" ] && return 0
-  say "fetching the Python peers for tests and benchmarks (${peer_wheels[*]}; 4.6 GB)"
+  say "fetching the Python peers for tests and benchmarks (${peer_wheels[*]}; 2.9 GB to download, 4.6 GB on disk)"
   rm -rf .deps/peers .deps/peers.stamp
   /usr/bin/python3 -m venv .deps/peers
-  .deps/peers/bin/python -m pip install --quiet --disable-pip-version-check --no-input --no-cache-dir "${peer_wheels[@]}"
+  with_progress peers_progress .deps/peers/bin/python "${pip_install[@]}" "${peer_wheels[@]}"
   echo "$stamp" >.deps/peers.stamp
 }
 
 install_readers() {
   local stamp="${peer_wheels[*]} ${reader_wheels[*]} ${bare_wheels[*]}"
-  local pip=(.deps/peers/bin/python -m pip install --quiet --disable-pip-version-check --no-input --no-cache-dir)
   [ "$(cat .deps/readers.stamp 2>/dev/null)" = "$stamp" ] && return 0
   say "fetching readers of traces for the tests (${reader_wheels[*]} ${bare_wheels[*]})"
-  "${pip[@]}" "${reader_wheels[@]}"
-  "${pip[@]}" --no-deps "${bare_wheels[@]}"
+  with_progress peers_progress .deps/peers/bin/python "${pip_install[@]}" "${reader_wheels[@]}"
+  .deps/peers/bin/python "${pip_install[@]}" --no-deps "${bare_wheels[@]}"
   echo "$stamp" >.deps/readers.stamp
+}
+
+# Headers and libraries land in the environment's own folders.
+install_intel_mpi() {
+  local stamp="${bench_wheels[*]}"
+  [ "$(cat .deps/impi.stamp 2>/dev/null)" = "$stamp" ] && return 0
+  [ "$(uname -m)" = x86_64 ] || { say "there is no Intel MPI for $(uname -m): benchmarks leave it out"; return 0; }
+  say "fetching Intel MPI for benchmarks ($stamp; 130 MB)"
+  rm -rf .deps/impi .deps/impi.stamp
+  /usr/bin/python3 -m venv .deps/impi
+  .deps/impi/bin/python -m pip install --quiet --disable-pip-version-check --no-input --no-cache-dir --no-deps "${bench_wheels[@]}"
+  echo "$stamp" >.deps/impi.stamp
 }
 
 mkdir -p .deps
 install_packages
 install_libtorch
+install_headers
 case "$level" in
   test | lint) install_peers; install_readers ;;
+  bench) install_peers; install_readers; install_intel_mpi ;;
 esac

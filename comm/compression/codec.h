@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdlib>
 #include <functional>
 #include <memory>
 #include <span>
@@ -33,6 +34,7 @@ class Arena {
 };
 
 // What was left out of earlier exchanges, in the units of the exchanged gradients; of the tensors that are compressed.
+// Memory that nobody has written takes no room.
 class Residuals {
  public:
   // `keep[i]`: gradient i has one.
@@ -42,8 +44,11 @@ class Residuals {
   std::vector<std::pair<std::string, std::span<float>>> places();
 
  private:
+  struct Free {
+    void operator()(float* memory) const { std::free(memory); }
+  };
   std::span<const GradientTensor> tensors_;
-  std::vector<float> memory_;
+  std::unique_ptr<float[], Free> memory_;
   std::vector<float*> places_;
 };
 
@@ -79,6 +84,8 @@ class Codec {
   virtual void not_applied(std::size_t /*tensor*/) {}
   // The named memory that is training state.
   virtual std::vector<std::pair<std::string, std::span<float>>> state() { return {}; }
+  // Somebody has written to that memory.
+  virtual void state_changed() {}
 };
 
 // float16 and bfloat16.

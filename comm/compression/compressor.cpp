@@ -56,10 +56,13 @@ void check(const CompressionOptions& options) {
   }
 }
 
+}  // namespace
+
+// Named, for what a GradientCompressor is made of has to have a name too.
 class ExchangeWork;
 
 // The exchanges of one compressor.
-struct Flow {
+struct ExchangeFlow {
   CodecContext context;
   std::unique_ptr<Codec> codec;                         // null: everything travels as it is
   std::deque<std::shared_ptr<ExchangeWork>> under_way;  // in the order they were begun
@@ -72,7 +75,7 @@ struct Flow {
 class ExchangeWork final : public WorkState {
  public:
   // `counted`: in a compressed step.
-  ExchangeWork(Flow& flow, std::unique_ptr<Exchange> exchange, const GradientBucket& bucket, bool counted)
+  ExchangeWork(ExchangeFlow& flow, std::unique_ptr<Exchange> exchange, const GradientBucket& bucket, bool counted)
       : flow_(flow), exchange_(std::move(exchange)), counted_(counted) {
     timing_.enqueued = flow.clock.monotonic();
     if (counted && bucket.type != DataType::kFloat32) {
@@ -111,7 +114,7 @@ class ExchangeWork final : public WorkState {
   }
   void step();
 
-  Flow& flow_;
+  ExchangeFlow& flow_;
   std::unique_ptr<Exchange> exchange_;
   bool counted_;
   Work operation_;
@@ -147,16 +150,18 @@ void ExchangeWork::step() {
   if (counted_) statistics.communicating += timing_.ended - timing_.enqueued;
 }
 
+void ExchangeFlow::advance_all() {
+  // Stage by stage, in the order they were begun: the same on every rank.
+  for (const auto& exchange : under_way) exchange->advance();
+  std::erase_if(under_way, [](const auto& exchange) { return exchange->done(); });
+}
+
+namespace {
+
 const CompressionState* find_state(std::span<const CompressionState> state, const std::string& name) {
   const auto found =
       std::find_if(state.begin(), state.end(), [&](const CompressionState& s) { return s.name == name; });
   return found == state.end() ? nullptr : &*found;
-}
-
-void Flow::advance_all() {
-  // Stage by stage, in the order they were begun: the same on every rank.
-  for (const auto& exchange : under_way) exchange->advance();
-  std::erase_if(under_way, [](const auto& exchange) { return exchange->done(); });
 }
 
 }  // namespace
@@ -166,9 +171,9 @@ std::string_view name_of(Compression kind) {
   return kNames[static_cast<std::size_t>(kind)];
 }
 
-struct GradientCompressor::Impl : Flow {
+struct GradientCompressor::Impl : ExchangeFlow {
   Impl(const CompressionOptions& options, std::vector<GradientTensor> tensors, Communicator& communicator)
-      : Flow{CodecContext{std::move(tensors), communicator, options, {}, nullptr}, nullptr, {}, {}, 0} {}
+      : ExchangeFlow{CodecContext{std::move(tensors), communicator, options, {}, nullptr}, nullptr, {}, {}, 0} {}
 };
 
 GradientCompressor::GradientCompressor(const CompressionOptions& options, std::vector<GradientTensor> tensors,
@@ -248,6 +253,7 @@ void GradientCompressor::load_state(std::span<const CompressionState> state) {
     const auto& values = find_state(state, name)->values;
     std::copy(values.begin(), values.end(), place.begin());
   }
+  if (impl_->codec) impl_->codec->state_changed();
   impl_->steps = (static_cast<std::int64_t>(steps[0]) << 24) + static_cast<std::int64_t>(steps[1]);
 }
 

@@ -29,10 +29,9 @@ HWY_INLINE void for_each(std::size_t count, const Step& step) {
   for (; i < count; ++i) step(one, i);
 }
 
-// Scaled, and cut to +-limit where it is finite. Counts what was cut.
+// Cut to +-limit where it is finite. Counts what was cut.
 template <class D, class V = hn::Vec<D>>
-HWY_INLINE V scale_and_cut(D d, const float* in, float scale, float limit, std::size_t& cut) {
-  const V value = hn::Mul(hn::LoadU(d, in), hn::Set(d, scale));
+HWY_INLINE V cut_to(D d, V value, float limit, std::size_t& cut) {
   const V size = hn::Abs(value);
   const auto beyond = hn::And(hn::Gt(size, hn::Set(d, limit)), hn::Lt(size, hn::Inf(d)));
   if (HWY_LIKELY(hn::AllFalse(d, beyond))) return value;
@@ -41,22 +40,42 @@ HWY_INLINE V scale_and_cut(D d, const float* in, float scale, float limit, std::
 }
 
 template <class Type>
-HWY_INLINE std::size_t narrow(const float* in, std::uint16_t* out, std::size_t count, float scale, float limit) {
-  std::size_t cut = 0;
-  for_each(count, [&](auto d, std::size_t i)
-                      HWY_ATTR { store_narrow(Type{}, d, scale_and_cut(d, in + i, scale, limit, cut), out + i); });
-  return cut;
-}
-template <class Type>
 HWY_INLINE void widen(const std::uint16_t* in, float* out, std::size_t count) {
   for_each(count, [&](auto d, std::size_t i) HWY_ATTR { hn::StoreU(load_narrow(Type{}, d, in + i), d, out + i); });
 }
 
-std::size_t narrow_float16(const float* in, std::uint16_t* out, std::size_t count, float scale, float limit) {
-  return narrow<Half>(in, out, count, scale, limit);
+// One block.
+kernels::Narrowed narrow_float16(const float* in, float* residual, std::uint8_t* owes, std::uint16_t* out,
+                                 std::size_t count, float scale, float limit) {
+  kernels::Narrowed result;
+  const bool owed = *owes != 0;
+  bool left = false;
+  for_each(count, [&](auto d, std::size_t i) HWY_ATTR {
+    const auto least_normal = hn::Set(d, 0x1p-14f);
+    auto value = hn::Mul(hn::LoadU(d, in + i), hn::Set(d, scale));
+    const auto alone = hn::Abs(value);
+    const auto subnormal = hn::And(hn::Lt(alone, least_normal), hn::Gt(alone, hn::Zero(d)));
+    const bool loses = !hn::AllFalse(d, subnormal);
+    if (owed) value = hn::Add(value, hn::LoadU(d, residual + i));
+    value = cut_to(d, value, limit, result.cut);
+    store_narrow(Half{}, d, value, out + i);
+    if (HWY_LIKELY(!loses && !owed)) return;
+    result.small += hn::CountTrue(d, hn::And(subnormal, hn::Le(alone, hn::Set(d, 0x1p-25f))));
+    const auto lost =
+        hn::IfThenElseZero(hn::Lt(hn::Abs(value), least_normal), hn::Sub(value, load_narrow(Half{}, d, out + i)));
+    hn::StoreU(lost, d, residual + i);
+    left = left || !hn::AllTrue(d, hn::Eq(lost, hn::Zero(d)));
+  });
+  *owes = left ? 1 : 0;
+  return result;
 }
 std::size_t narrow_bfloat16(const float* in, std::uint16_t* out, std::size_t count, float scale, float limit) {
-  return narrow<Brain>(in, out, count, scale, limit);
+  std::size_t cut = 0;
+  for_each(count, [&](auto d, std::size_t i) HWY_ATTR {
+    const auto value = hn::Mul(hn::LoadU(d, in + i), hn::Set(d, scale));
+    store_narrow(Brain{}, d, cut_to(d, value, limit, cut), out + i);
+  });
+  return cut;
 }
 void widen_float16(const std::uint16_t* in, float* out, std::size_t count) {
   widen<Half>(in, out, count);
@@ -245,8 +264,17 @@ HWY_EXPORT(reconstruct);
 
 namespace kernels {
 
-std::size_t narrow_float16(const float* in, std::uint16_t* out, std::size_t count, float scale, float limit) {
-  return HWY_DYNAMIC_DISPATCH(narrow_float16)(in, out, count, scale, limit);
+Narrowed narrow_float16(const float* in, float* residual, std::uint8_t* owes, std::uint16_t* out, std::size_t count,
+                        float scale, float limit) {
+  const auto narrow = HWY_DYNAMIC_DISPATCH(narrow_float16);
+  Narrowed result;
+  for (std::size_t begin = 0; begin < count; begin += kBlock, ++owes) {
+    const std::size_t now = std::min(kBlock, count - begin);
+    const Narrowed here = narrow(in + begin, residual + begin, owes, out + begin, now, scale, limit);
+    result.cut += here.cut;
+    result.small += here.small;
+  }
+  return result;
 }
 std::size_t narrow_bfloat16(const float* in, std::uint16_t* out, std::size_t count, float scale, float limit) {
   return HWY_DYNAMIC_DISPATCH(narrow_bfloat16)(in, out, count, scale, limit);

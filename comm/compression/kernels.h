@@ -9,8 +9,19 @@
 
 namespace dtrain::comm::kernels {
 
-// out = in * scale, rounded to nearest even; what is finite stays within +-limit. Returns how many values that cut.
-std::size_t narrow_float16(const float* in, std::uint16_t* out, std::size_t count, float scale, float limit);
+// In blocks of kBlock values, as int8 below.
+inline constexpr std::size_t kBlock = 256;
+
+struct Narrowed {
+  std::size_t cut = 0;    // finite values beyond +-limit
+  std::size_t small = 0;  // values other than zero that alone would be rounded to zero
+};
+// out = in * scale + residual, rounded to nearest even; what is finite stays within +-limit. What rounding takes from a
+// value below float16's smallest normal number (2^-14), be it all of it, is the new residual; larger ones leave none.
+// `owes` says of each block whether its residual has anything but zeros: one that does not is neither read nor written.
+Narrowed narrow_float16(const float* in, float* residual, std::uint8_t* owes, std::uint16_t* out, std::size_t count,
+                        float scale, float limit);
+// out = in * scale, likewise. Returns how many values the limit cut.
 std::size_t narrow_bfloat16(const float* in, std::uint16_t* out, std::size_t count, float scale, float limit);
 void widen_float16(const std::uint16_t* in, float* out, std::size_t count);
 void widen_bfloat16(const std::uint16_t* in, float* out, std::size_t count);
@@ -20,7 +31,6 @@ void add_scaled(const float* in, float* residual, std::size_t count, float scale
 
 // In blocks of kBlock values with one scale each, value = scale * code. residual += in * unit is what is encoded, and
 // then holds what the codes do not. A block with NaN or Inf gets the scale NaN and no residual.
-inline constexpr std::size_t kBlock = 256;
 void encode_int8(const float* in, float* residual, std::size_t count, float unit, std::int8_t* codes, float* scales);
 // out = factor * (sum over inputs of scale * code), block by block.
 void decode_int8(const std::int8_t* const* codes, const float* const* scales, std::size_t inputs, std::size_t count,

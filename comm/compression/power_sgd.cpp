@@ -99,8 +99,7 @@ class PowerSgdExchange final : public Exchange {
       Factor& factor = codec_.factors[t];
       const auto* const data = static_cast<const float*>(tensor.data);
       if (factor.rank == 0) {
-        const auto scale = static_cast<float>(scale_);
-        for (std::size_t i = 0; i < tensor.elements; ++i) plain[i] = data[i] * scale;
+        std::memcpy(plain, data, tensor.elements * sizeof(float));
         plain += tensor.elements;
         continue;
       }
@@ -120,7 +119,10 @@ class PowerSgdExchange final : public Exchange {
       const GradientTensor& tensor = context_.tensors[t];
       const std::size_t rank = codec_.factors[t].rank;
       if (rank == 0) {
-        std::memcpy(tensor.data, plain, tensor.elements * sizeof(float));
+        // The sum is scaled, as where no gradient of the bucket is compressed: the same bits whatever shares a bucket.
+        const auto scale = static_cast<float>(scale_);
+        auto* const data = static_cast<float*>(tensor.data);
+        for (std::size_t i = 0; i < tensor.elements; ++i) data[i] = plain[i] * scale;
         plain += tensor.elements;
         continue;
       }

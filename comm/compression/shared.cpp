@@ -1,5 +1,8 @@
 // What the codecs share: memory for collectives and error feedback.
+#include <algorithm>
+#include <cstdlib>
 #include <cstring>
+#include <new>
 
 #include "compression/codec.h"
 #include "compression/kernels.h"
@@ -28,11 +31,12 @@ Residuals::Residuals(std::span<const GradientTensor> tensors, const std::vector<
   const auto padded = [](std::size_t elements) { return Arena::rounded(elements * sizeof(float)) / sizeof(float); };
   std::size_t total = 0;
   for (std::size_t i = 0; i < tensors.size(); ++i) total += keep[i] ? padded(tensors[i].elements) : 0;
-  memory_.assign(total, 0.0f);
+  memory_.reset(static_cast<float*>(std::calloc(std::max<std::size_t>(total, 1), sizeof(float))));
+  if (!memory_) throw std::bad_alloc();
   std::size_t used = 0;
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     if (!keep[i]) continue;
-    places_[i] = memory_.data() + used;
+    places_[i] = memory_.get() + used;
     used += padded(tensors[i].elements);
   }
 }

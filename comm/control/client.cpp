@@ -7,15 +7,17 @@
 
 #include <asio/post.hpp>
 
+#include "control/tcp_socket.h"
 #include "dtrain/base/error.h"
 #include "dtrain/base/unix_socket.h"
+#include "dtrain/comm/timed_out.h"
 
 namespace dtrain::comm {
 namespace {
 
 constexpr std::chrono::milliseconds kLongestRetry{50};
-constexpr std::chrono::milliseconds kFailureHandover{1'000};
-constexpr std::chrono::milliseconds kClosing{500};
+constexpr std::chrono::milliseconds kClientFailureHandover{1'000};
+constexpr std::chrono::milliseconds kClientClosing{500};
 
 asio::ip::tcp::endpoint resolve(asio::io_context& io, const ControlEndpoint& server) {
   asio::error_code not_numeric;
@@ -68,14 +70,19 @@ ControlClient::~ControlClient() {
     if (connection_) connection_->close_when_sent("this rank ends");
   });
   Lock lock(mutex_);
-  changed_.wait_for(lock, kClosing, [this] { return stage_ == Stage::kClosed; });
+  changed_.wait_for(lock, kClientClosing, [this] { return stage_ == Stage::kClosed; });
   lock.unlock();
   stop_thread();
 }
 
 void ControlClient::try_connect() {
   handshake_ = {};
-  const auto socket = std::make_shared<asio::ip::tcp::socket>(io_);
+  std::shared_ptr<asio::ip::tcp::socket> socket;
+  try {
+    socket = std::make_shared<asio::ip::tcp::socket>(make_tcp_socket(io_, server_.protocol()));
+  } catch (const std::system_error& error) {  // out of descriptors, say
+    return retry(error.what());
+  }
   socket->async_connect(server_, [this, socket](asio::error_code error) {
     if (error) return retry(error.message());
     connection_ = std::make_shared<Connection>(std::move(*socket), options_.host_silence);
@@ -296,17 +303,22 @@ std::vector<std::string> ControlClient::gather(const std::string& name, const st
   send(std::move(frame));
   const bool came =
       wait(lock, SteadyClock::now() + options_.timeout, [&] { return gathers_.at(name).received >= size; });
-  const std::string missing = came ? std::string() : ask_missing(lock, name);
+  const std::string missing = came ? std::string() : ask_missing(lock, "who", name);
   auto node = gathers_.extract(name);
   if (!came) {
-    throw CommError("control: '" + name + "' timed out after " + seconds_of_timeout() + "; missing: " + missing);
+    throw TimedOut("control: '" + name + "' timed out after " + seconds_of_timeout() + "; missing: " + missing);
   }
   return std::move(node.mapped().values);
 }
 
-std::string ControlClient::ask_missing(Lock& lock, const std::string& name) {
+std::string ControlClient::not_waiting_for(const std::string& key) {
+  Lock lock(mutex_);
+  return ask_missing(lock, "who-sets", key);
+}
+
+std::string ControlClient::ask_missing(Lock& lock, const char* question, const std::string& name) {
   missing_.erase(name);
-  send(encode_frame({{"t", "who"}, {"n", name}}));
+  send(encode_frame({{"t", question}, {"n", name}}));
   const bool told = wait(lock, SteadyClock::now() + options_.heartbeat, [&] { return missing_.count(name) != 0; });
   return told ? missing_.at(name) : "unknown, rank 0 (pid " + std::to_string(server_pid_) + ") does not answer";
 }
@@ -322,9 +334,10 @@ void ControlClient::fail(const RankFailure& failure) {
                      {"cause", failure.cause},
                      {"departure", static_cast<int>(failure.departure)}}));
   if (!on_control_thread()) {
-    // Rank 0 sends the failure back, this one or an earlier one of another rank.
+    // Rank 0 sends the failure back, this one or an earlier one of another rank; not where it is stopped.
     Lock lock(mutex_);
-    changed_.wait_for(lock, kFailureHandover, [this] { return failure_ || all_finished_; });
+    const bool stopped = SteadyClock::now() - last_beat_ > kMissedHeartbeats * options_.heartbeat;
+    if (!stopped) changed_.wait_for(lock, kClientFailureHandover, [this] { return failure_ || all_finished_; });
   }
   publish(failure);
 }
@@ -347,7 +360,7 @@ void ControlClient::finish() {
       missing +=
           (missing.empty() ? "rank " : "; rank ") + std::to_string(rank) + ", " + std::string(name_of(states_[rank]));
     }
-    throw CommError("control: not every rank finished within " + seconds_of_timeout() + "; missing: " + missing);
+    throw TimedOut("control: not every rank finished within " + seconds_of_timeout() + "; missing: " + missing);
   }
 }
 

@@ -50,7 +50,9 @@ class ControlClient final : public PlaneBase {
   void clock_answered(const Json& message, SteadyClock::time_point now);
 
   void send(std::string frame);  // any thread
-  std::string ask_missing(Lock& lock, const std::string& name);
+  // Rank 0's answer to a question of this type about a gather or a key.
+  std::string ask_missing(Lock& lock, const char* question, const std::string& name);
+  std::string not_waiting_for(const std::string& key) override;
 
   const std::string server_name_;  // "127.0.0.1:4711"
   asio::ip::tcp::endpoint server_;

@@ -1,59 +1,113 @@
 #include "dtrain/comm/host_share.h"
 
+#include <set>
+#include <vector>
+
 #include "dtrain/base/error.h"
 #include "dtrain/base/json.h"
+#include "dtrain/base/units.h"
 #include "dtrain/base/unix_socket.h"
+#include "dtrain/comm/timed_out.h"
 
 namespace dtrain::comm {
 namespace {
 
-constexpr std::chrono::milliseconds kTick{50};  // how soon a failure of the run ends a wait
+constexpr std::chrono::milliseconds kShareTick{50};  // how soon a failure of the run ends a wait
+constexpr std::chrono::milliseconds kHelloTick{1};   // between two looks for what has been accepted to say who it is
 
 void throw_if_failed(const ControlPlane& control) {
   if (const auto failure = control.failure()) throw CommError(failure_text(*failure));
 }
 
-void hand_out(ControlPlane& control, UnixListener& listener, const std::string& name, int fd) {
+// What errors call the ranks of this host.
+class LocalNames {
+ public:
+  LocalNames(const ControlPlane& control, const std::vector<int>& members) : control_(control), members_(members) {}
+  std::string of(int local) const {
+    const World& world = control_.world();
+    const bool same_numbers = members_.empty() && world.local_size == world.size;
+    const bool known = same_numbers || static_cast<std::size_t>(local) < members_.size();
+    if (!known) return "local rank " + std::to_string(local) + " of host '" + world.host + "'";
+    const int rank = same_numbers ? local : members_[static_cast<std::size_t>(local)];
+    return "rank " + std::to_string(rank) + " (" + std::string(name_of(control_.peer_state(rank))) + ")";
+  }
+
+ private:
+  const ControlPlane& control_;
+  const std::vector<int>& members_;
+};
+
+// The local rank that a message tells; -1: not one of ours.
+int local_rank_of(const UnixMessage& message, int local_size) {
+  const std::string& text = message.data;
+  if (text.empty() || text.size() > 6 || text.find_first_not_of("0123456789") != std::string::npos) return -1;
+  const int local = std::stoi(text);
+  return local >= 1 && local < local_size ? local : -1;
+}
+
+void hand_out(ControlPlane& control, UnixListener& listener, const std::string& name, int fd, const LocalNames& names) {
   const auto deadline = std::chrono::steady_clock::now() + control.timeout();
-  for (int served = 1; served < control.world().local_size;) {
-    if (auto peer = listener.accept(kTick)) {
-      if (peer->send(name, {&fd, 1})) ++served;
-      continue;
+  const int ranks = control.world().local_size;
+  std::set<int> served{0};
+  std::vector<UnixSocket> asking;  // have not said who they are
+  while (static_cast<int>(served.size()) < ranks) {
+    if (auto peer = listener.accept(asking.empty() ? kShareTick : kHelloTick)) asking.push_back(std::move(*peer));
+    for (UnixSocket& peer : asking) {
+      bool timed_out = false;
+      const auto hello = peer.receive(std::chrono::milliseconds(0), &timed_out);
+      if (timed_out) continue;
+      const int local = hello ? local_rank_of(*hello, ranks) : -1;
+      if (local > 0 && peer.send(name, {&fd, 1})) served.insert(local);
+      peer.close();
     }
+    std::erase_if(asking, [](const UnixSocket& peer) { return !peer; });
     throw_if_failed(control);
-    if (std::chrono::steady_clock::now() > deadline) {
-      throw CommError("'" + name + "' was fetched by " + std::to_string(served) + " of the " +
-                      std::to_string(control.world().local_size) + " ranks of this host only");
+    if (std::chrono::steady_clock::now() <= deadline) continue;
+    std::string missing;
+    for (int local = 1; local < ranks; ++local) {
+      if (!served.contains(local)) missing += (missing.empty() ? "" : ", ") + names.of(local);
     }
+    throw TimedOut("'" + name + "' was not fetched by every rank of this host within " +
+                   format_duration(control.timeout()) + "; missing: " + missing);
   }
 }
 
-SharedMemory fetch(ControlPlane& control, const std::string& socket, const std::string& name) {
+SharedMemory fetch(ControlPlane& control, const std::string& socket, const std::string& name, const LocalNames& names) {
   const auto deadline = std::chrono::steady_clock::now() + control.timeout();
   UnixSocket source = UnixSocket::connect(socket, std::chrono::seconds(10), [&] { throw_if_failed(control); });
+  source.send(std::to_string(control.world().local_rank));
   for (;;) {
     bool timed_out = false;
-    if (auto message = source.receive(kTick, &timed_out)) {
+    if (auto message = source.receive(kShareTick, &timed_out)) {
       if (message->data != name || message->fds.size() != 1) {
-        throw CommError("local rank 0 handed out '" + message->data + "' where '" + name + "' is due");
+        throw CommError(names.of(0) + " handed out '" + message->data + "' where '" + name + "' is due");
       }
       return SharedMemory::map(std::move(message->fds[0]), false);
     }
     throw_if_failed(control);
-    if (!timed_out) throw CommError("local rank 0 is gone before it handed out '" + name + "'");
-    if (std::chrono::steady_clock::now() > deadline)
-      throw CommError("local rank 0 did not hand out '" + name + "' in time");
+    if (!timed_out) throw CommError(names.of(0) + " is gone before it handed out '" + name + "'");
+    if (std::chrono::steady_clock::now() > deadline) {
+      throw TimedOut("'" + name + "' was not handed out within " + format_duration(control.timeout()) +
+                     "; missing: " + names.of(0));
+    }
   }
 }
 
 }  // namespace
 
-SharedMemory share_on_host(ControlPlane& control, const std::string& name, const std::function<SharedMemory()>& make) {
+SharedMemory share_on_host(ControlPlane& control, const std::string& name, const std::function<SharedMemory()>& make,
+                           const std::vector<int>& members) {
   const World& world = control.world();
   if (world.local_size == 1) return make();
+  const LocalNames names(control, members);
   const std::string key = "share/" + world.host + "/" + name;
   if (world.local_rank != 0) {
-    const Json told = Json::parse(control.get(key), nullptr, false);
+    const auto value = control.get_within(key, control.timeout());
+    if (!value) {
+      throw TimedOut("'" + name + "' was not made within " + format_duration(control.timeout()) +
+                     "; missing: " + names.of(0));
+    }
+    const Json told = Json::parse(*value, nullptr, false);
     const auto member = [&](const char* what) {
       const auto found = told.is_object() ? told.find(what) : told.end();
       return found != told.end() && found->is_string() ? found->get<std::string>() : std::string();
@@ -63,7 +117,7 @@ SharedMemory share_on_host(ControlPlane& control, const std::string& name, const
     }
     const auto socket = member("socket");
     if (socket.empty()) throw CommError("local rank 0 does not say where '" + name + "' is: " + to_line(told));
-    return fetch(control, socket, name);
+    return fetch(control, socket, name, names);
   }
   SharedMemory memory;
   try {
@@ -74,7 +128,7 @@ SharedMemory share_on_host(ControlPlane& control, const std::string& name, const
   }
   UnixListener listener = UnixListener::create("share");
   control.set(key, to_line({{"socket", listener.name()}}));
-  hand_out(control, listener, name, memory.fd());
+  hand_out(control, listener, name, memory.fd(), names);
   return memory;
 }
 

@@ -6,6 +6,7 @@
 
 #include "dtrain/base/error.h"
 #include "dtrain/base/units.h"
+#include "dtrain/comm/timed_out.h"
 
 namespace dtrain::comm {
 namespace {
@@ -71,7 +72,10 @@ std::optional<RankFailure> PlaneBase::failure() const {
 
 std::string PlaneBase::get(const std::string& key) {
   std::optional<std::string> value = get_within(key, options_.timeout);
-  if (!value) throw CommError("control: nobody set key '" + key + "' within " + seconds_of_timeout());
+  if (!value) {
+    throw TimedOut("control: nobody set key '" + key + "' within " + seconds_of_timeout() +
+                   "; ranks that do not wait for it: " + not_waiting_for(key));
+  }
   return *std::move(value);
 }
 

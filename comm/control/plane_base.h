@@ -56,6 +56,8 @@ class PlaneBase : public ControlPlane {
   // Waits until `ready`; false at the deadline; CommError when the run fails or the connection closes meanwhile.
   bool wait(Lock& lock, SteadyClock::time_point deadline, const std::function<bool()>& ready);
   std::string seconds_of_timeout() const;
+  // Names the ranks that do not wait for the key: one of them should set it. After a time-out.
+  virtual std::string not_waiting_for(const std::string& key) = 0;
 
   const ControlOptions options_;
   mutable std::mutex mutex_;

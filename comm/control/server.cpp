@@ -10,16 +10,18 @@
 
 #include "control/clock_probe.h"
 #include "control/server_session.h"
+#include "control/tcp_socket.h"
 #include "dtrain/base/error.h"
 #include "dtrain/base/units.h"
+#include "dtrain/comm/timed_out.h"
 
 namespace dtrain::comm {
 namespace {
 
 constexpr std::size_t kMaxUnauthenticated = 256;
 constexpr std::size_t kGatheredFrameBytes = 256u << 10;  // values are sent on in frames of about this size
-constexpr std::chrono::milliseconds kFailureHandover{300};
-constexpr std::chrono::milliseconds kClosing{500};
+constexpr std::chrono::milliseconds kServerFailureHandover{300};
+constexpr std::chrono::milliseconds kServerClosing{500};
 
 Json failed_message(const RankFailure& failure) {
   return {{"t", "failed"},
@@ -48,7 +50,7 @@ ControlServer::ControlServer(const ControlOptions& options, const ControlEndpoin
   if (options_.world.size == 1) return;
   try {
     const asio::ip::tcp::endpoint endpoint(asio::ip::make_address(listen_on.address), listen_on.port);
-    acceptor_.open(endpoint.protocol());
+    open_acceptor(acceptor_, endpoint.protocol());
     acceptor_.set_option(asio::ip::tcp::acceptor::reuse_address(true));
     acceptor_.bind(endpoint);
     acceptor_.listen();
@@ -66,7 +68,7 @@ ControlServer::ControlServer(const ControlOptions& options, const ControlEndpoin
 ControlServer::~ControlServer() {
   if (!has_thread()) return;
   // Whatever is queued for the others (the failure, the goodbye) still goes out; a peer that reads nothing is not
-  // waited for longer than kClosing.
+  // waited for longer than kServerClosing.
   bool told = false;  // guarded by mutex_
   asio::post(io_, [this, &told] {
     asio::error_code ignored;
@@ -80,7 +82,7 @@ ControlServer::~ControlServer() {
     changed_.notify_all();
   });
   Lock lock(mutex_);
-  changed_.wait_for(lock, kClosing, [this, &told] {
+  changed_.wait_for(lock, kServerClosing, [this, &told] {
     return told && std::all_of(peers_.begin(), peers_.end(), [](const Peer& peer) { return !peer.connection; });
   });
   lock.unlock();
@@ -93,8 +95,11 @@ ControlServer::~ControlServer() {
 }
 
 void ControlServer::accept() {
-  acceptor_.async_accept([this](asio::error_code error, asio::ip::tcp::socket socket) {
+  acceptor_.async_wait(asio::ip::tcp::acceptor::wait_read, [this](asio::error_code error) {
     if (!acceptor_.is_open()) return;
+    asio::ip::tcp::socket socket(io_);
+    if (!error) socket = accept_waiting(acceptor_, io_, error);
+    if (error == asio::error::would_block || error == asio::error::connection_aborted) return accept();
     if (!error && sessions_.size() < kMaxUnauthenticated) {
       const auto session = std::make_shared<ServerSession>(*this, std::move(socket));
       sessions_.insert(session);
@@ -165,6 +170,23 @@ std::string ControlServer::describe_missing(const std::string& name) const {
   return text;
 }
 
+std::string ControlServer::describe_not_waiting(const std::string& key) const {
+  std::set<int> waiting;
+  if (const auto found = waiting_for_key_.find(key); found != waiting_for_key_.end()) {
+    for (const Waiter& waiter : found->second) waiting.insert(waiter.rank);
+  }
+  std::string text;
+  for (int rank = 0; rank < options_.world.size; ++rank) {
+    if (!waiting.contains(rank)) text += (text.empty() ? "" : "; ") + describe_peer(rank);
+  }
+  return text.empty() ? "none, every rank does" : text;
+}
+
+std::string ControlServer::not_waiting_for(const std::string& key) {
+  const Lock lock(mutex_);
+  return describe_not_waiting(key);
+}
+
 void ControlServer::send_to(int rank, std::string frame) {
   if (!has_thread()) return;
   asio::dispatch(io_, [this, rank, frame = std::move(frame)]() mutable {
@@ -190,12 +212,18 @@ void ControlServer::set(const std::string& key, const std::string& value) {
   }
   changed_.notify_all();
   for (const Waiter& waiter : waiters) {
+    if (waiter.rank == 0) continue;
     send_to(waiter.rank, encode_frame({{"t", "value"}, {"id", waiter.id}, {"v", encoded}}));
   }
 }
 
 std::optional<std::string> ControlServer::get_within(const std::string& key, std::chrono::milliseconds deadline) {
   Lock lock(mutex_);
+  if (store_.count(key) == 0) {
+    auto& waiters = waiting_for_key_[key];  // which others' time-outs look at
+    if (std::none_of(waiters.begin(), waiters.end(), [](const Waiter& w) { return w.rank == 0; }))
+      waiters.push_back({0, -1});
+  }
   if (!wait(lock, SteadyClock::now() + deadline, [&] { return store_.count(key) != 0; })) return std::nullopt;
   return store_.at(key);
 }
@@ -233,8 +261,8 @@ std::vector<std::string> ControlServer::gather(const std::string& name, const st
   contribute(name, 0, value);
   Lock lock(mutex_);
   if (!wait(lock, SteadyClock::now() + options_.timeout, [&] { return gathered_.count(name) != 0; })) {
-    throw CommError("control: '" + name + "' timed out after " + seconds_of_timeout() +
-                    "; missing: " + describe_missing(name));
+    throw TimedOut("control: '" + name + "' timed out after " + seconds_of_timeout() +
+                   "; missing: " + describe_missing(name));
   }
   auto node = gathered_.extract(name);
   return std::move(node.mapped());
@@ -252,10 +280,14 @@ void ControlServer::fail(const RankFailure& failure) {
   asio::post(io_, [this, failure] { publish_to_all(failure); });
   if (on_control_thread()) return;
   Lock lock(mutex_);
-  changed_.wait_for(lock, kFailureHandover, [this] {
-    return all_finished_ || (failure_ && std::all_of(peers_.begin() + 1, peers_.end(), [](const Peer& peer) {
-                               return !peer.connection || peer.knows_failure;
-                             }));
+  changed_.wait_for(lock, kServerFailureHandover, [this] {
+    if (all_finished_) return true;
+    for (int rank = 1; failure_ && rank < options_.world.size; ++rank) {
+      const Peer& peer = peers_[static_cast<std::size_t>(rank)];
+      // One that is stopped hears nothing before it goes on.
+      if (peer.connection && !peer.knows_failure && state_now(rank) != PeerState::kLate) return false;
+    }
+    return failure_.has_value();
   });
 }
 
@@ -284,7 +316,7 @@ void ControlServer::finish() {
     for (int rank = 0; rank < options_.world.size; ++rank) {
       if (state_now(rank) != PeerState::kFinished) missing += (missing.empty() ? "" : "; ") + describe_peer(rank);
     }
-    throw CommError("control: not every rank finished within " + seconds_of_timeout() + "; missing: " + missing);
+    throw TimedOut("control: not every rank finished within " + seconds_of_timeout() + "; missing: " + missing);
   }
 }
 
@@ -337,6 +369,11 @@ void ControlServer::handle(int rank, const Json& message) {
   } else if (type == "ping") {
     lock.unlock();
     send_to(rank, encode_frame(clock_answer(message, now.time_since_epoch())));
+  } else if (type == "who-sets") {
+    const std::string key = text_member(message, "n");
+    const std::string text = describe_not_waiting(key);
+    lock.unlock();
+    send_to(rank, encode_frame({{"t", "missing"}, {"n", key}, {"text", text}}));
   } else if (type == "who") {
     const std::string name = text_member(message, "n");
     const std::string text = describe_missing(name);

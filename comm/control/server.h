@@ -47,7 +47,7 @@ class ControlServer final : public PlaneBase {
   };
   struct Waiter {
     int rank;
-    std::int64_t id;
+    std::int64_t id;  // of its question; rank 0 needs none
   };
   using Values = std::vector<std::optional<std::string>>;
 
@@ -56,10 +56,12 @@ class ControlServer final : public PlaneBase {
   // Any thread, but not with mutex_ held: sending may find the connection broken, which takes it.
   void send_to(int rank, std::string frame);
   void send_to_all(const std::string& frame);
-  Json states_message() const;                                  // mutex_ held
-  PeerState state_now(int rank) const;                          // mutex_ held
-  std::string describe_peer(int rank) const;                    // mutex_ held
-  std::string describe_missing(const std::string& name) const;  // mutex_ held
+  Json states_message() const;                                     // mutex_ held
+  PeerState state_now(int rank) const;                             // mutex_ held
+  std::string describe_peer(int rank) const;                       // mutex_ held
+  std::string describe_missing(const std::string& name) const;     // mutex_ held
+  std::string describe_not_waiting(const std::string& key) const;  // mutex_ held
+  std::string not_waiting_for(const std::string& key) override;
   void contribute(const std::string& name, int rank, const std::string& value);
   void say_finished(int rank);
   void publish_to_all(const RankFailure& failure);

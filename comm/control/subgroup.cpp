@@ -10,7 +10,7 @@ namespace {
 
 // How much longer the others wait for rank 0's word than it waits for theirs. While it waits for one of them the
 // deadline of all may pass: it then asks for what the rest have said already, which takes a way to the store and back.
-constexpr std::chrono::milliseconds kGrace{2'000};
+constexpr std::chrono::milliseconds kSubgroupGrace{2'000};
 constexpr std::chrono::milliseconds kAsking{250};
 constexpr std::chrono::milliseconds kAskingAll{1'000};
 constexpr char kFailed = '!';
@@ -86,7 +86,7 @@ std::vector<std::string> ControlSubgroup::gather(const std::string& name, const 
     if (world_.size > 1) parent_.set(where + "all", all);
   } else {
     parent_.set(where + std::to_string(world_.rank), value);
-    auto told = parent_.get_within(where + "all", timeout() + kGrace);
+    auto told = parent_.get_within(where + "all", timeout() + kSubgroupGrace);
     all = told ? *std::move(told)
                : kFailed + ("rank " + std::to_string(members_[0]) + " (" + std::string(name_of(peer_state(0))) + ")");
   }

@@ -42,17 +42,17 @@ std::string scale_text(const char* what, double scale) {
 
 }  // namespace
 
-std::size_t in_bytes(const Descriptor& d, int world_size) {
+std::size_t in_bytes(const Signature& d, int world_size) {
   if (!has_data(d.kind)) return 0;
   return d.count * size_of(d.type) * (d.kind == Kind::kReduceScatter ? static_cast<std::size_t>(world_size) : 1);
 }
 
-std::size_t out_bytes(const Descriptor& d, int world_size) {
+std::size_t out_bytes(const Signature& d, int world_size) {
   if (!has_data(d.kind)) return 0;
   return d.count * size_of(d.type) * (d.kind == Kind::kAllGather ? static_cast<std::size_t>(world_size) : 1);
 }
 
-std::size_t payload_bytes(const Descriptor& d, int world_size) {
+std::size_t payload_bytes(const Signature& d, int world_size) {
   return std::max(in_bytes(d, world_size), out_bytes(d, world_size));
 }
 
@@ -60,16 +60,16 @@ bool reduces(Kind kind) {
   return kind == Kind::kAllReduce || kind == Kind::kReduceScatter || kind == Kind::kReduceParts;
 }
 
-Reduction reduction_of(const Descriptor& d, int world_size) {
+Reduction reduction_of(const Signature& d, int world_size) {
   return {d.type, d.op, d.pre_scale, d.post_scale, world_size};
 }
 
-bool same_operation(const Descriptor& a, const Descriptor& b) {
+bool same_operation(const Signature& a, const Signature& b) {
   return a.kind == b.kind && a.count == b.count && a.type == b.type && a.op == b.op && a.root == b.root &&
          a.bucket == b.bucket && a.pre_scale == b.pre_scale && a.post_scale == b.post_scale;
 }
 
-std::string describe(const Descriptor& d) {
+std::string describe(const Signature& d) {
   std::string text(name_of(d.kind));
   if (d.kind == Kind::kBarrier) return text;
   if (!has_data(d.kind)) return text + "(" + std::to_string(d.count) + " bytes)";

@@ -9,6 +9,7 @@ namespace dtrain::comm {
 namespace {
 
 constexpr std::size_t kReportedStaging = 1u << 20;  // payloads for which copying matters
+constexpr std::uint64_t kSmallStepsUnheard = kRingSlots / 4;
 
 CommunicatorOptions with_log(CommunicatorOptions options) {
   if (!options.log) options.log = make_null_logger();
@@ -32,7 +33,14 @@ Engine::Engine(EngineSetup setup)
 }
 
 Engine::~Engine() {
-  if (!pending_.empty() && !segment_->aborted()) advance();
+  closing_ = true;
+  try {
+    if (!pending_.empty() && !segment_->aborted()) advance();
+  } catch (const std::exception& error) {
+    // Nothing may leave a destructor: an operation that cannot be completed (its Buffer went first, as when an
+    // exception unwinds the stack, or the peers entered another one) fails for the handles that are left.
+    give_up(error.what());
+  }
   // No abort: where a failure made this rank close, the control plane tells its cause, which says more. Peers that
   // wait for this rank and hear nothing give up by themselves (waiting.cpp).
   own_.closed.store(1);
@@ -57,7 +65,7 @@ bool Engine::all_reached(std::uint64_t phase) {
 
 void Engine::check_same(const Operation& operation) {
   const std::uint64_t sequence = operation.sequence();
-  const auto theirs = [&](int r) -> const Descriptor& { return segment_->rank(r).slot(sequence).descriptor; };
+  const auto theirs = [&](int r) -> const Signature& { return segment_->rank(r).slot(sequence).signature; };
   bool same = true;
   for (int r = 0; r < world_size_; ++r) same = same && same_operation(theirs(r), operation.descriptor());
   if (same) return;
@@ -105,16 +113,28 @@ void Engine::report_staging(const Transfer& transfer) {
 }
 
 void Engine::run_step(Operation& operation) {
-  const bool small = operation.transfer_.is_inline();
-  const Nanoseconds began = small ? small_now() : now();
+  if (operation.transfer_.is_inline()) return run_small(operation);
+  const Nanoseconds began = now();
   if (operation.transfer_.at_start()) operation.timing_.started = began;
   operation.transfer_.run_step(*segment_, scratch_);
   own_.phase.store(own_.phase.load(std::memory_order_relaxed) + 1);
   segment_->wake_others(rank_);
-  if (small) return;
   const Nanoseconds took = now() - began;
   operation.timing_.exposed += took;
   worked_ += took;
+}
+
+// The clock, a fence and the peers' cache lines would take a good part of it.
+void Engine::run_small(Operation& operation) {
+  operation.timing_.started = small_now();
+  operation.transfer_.run_step(*segment_, scratch_);
+  const std::uint64_t phase = own_.phase.load(std::memory_order_relaxed) + 1;
+  own_.phase.store(phase, std::memory_order_release);
+  // Nobody waits for this step alone but a rank that is a whole ring ahead. It is woken now and then, and looks by
+  // itself after a few milliseconds (waiting.cpp).
+  if (phase % kSmallStepsUnheard != 0) return;
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+  segment_->wake_others(rank_);
 }
 
 bool Engine::advance() {
@@ -138,6 +158,7 @@ void Engine::finish_completed(bool& moved) {
     Operation& operation = *pending_.front();
     operation.timing_.ended = now();
     operation.complete_ = true;
+    if (operation.transfer_.is_inline()) spare_ = std::move(pending_.front());
     pending_.pop_front();
     --running_;
     moved = true;

@@ -68,6 +68,7 @@ class Engine final : public Communicator {
   // issue.cpp
   Descriptor reduction(Kind kind, std::size_t count, DataType type, const ReduceOptions& options) const;
   Work issue(Descriptor descriptor, const void* in, void* out);
+  Shared make_operation(const Descriptor& descriptor, const void* in, void* out);
   void publish();  // shows the peers what was issued
   std::shared_ptr<Region> allocate_region(Kind kind, std::size_t bytes);
 
@@ -76,6 +77,7 @@ class Engine final : public Communicator {
   bool plan(Operation& operation);  // false: a peer has not entered it
   void report_staging(const Transfer& transfer);
   void run_step(Operation& operation);
+  void run_small(Operation& operation);
   void finish_completed(bool& moved);
   bool has_entered(int rank, std::uint64_t sequence) const;
   bool all_reached(std::uint64_t phase);
@@ -84,13 +86,15 @@ class Engine final : public Communicator {
     tick_is_old_ = false;
     return tick_ = clock_.monotonic();
   }
+  // The clock after something that may have completed the operation, which has read it then.
+  Nanoseconds now_after(const Operation& operation) { return operation.complete_ ? tick_ : now(); }
   // When a small operation begins: as last read, unless the thread has waited since; reading takes a good part of it.
   Nanoseconds small_now() { return tick_is_old_ ? now() : tick_; }
 
   // waiting.cpp
   void wait_for_slot(const Operation& operation);
   template <class Done>
-  void wait_until(const Done& done, const Operation& operation);
+  void wait_until(const Done& done, const Operation& operation, Nanoseconds began);
   void throw_if_aborted(const Operation* operation = nullptr, Nanoseconds since = {});
   [[noreturn]] void fail(const std::string& cause);
   [[noreturn]] void fail(const Operation& operation, const std::string& cause);  // adds who noticed it and when
@@ -113,10 +117,12 @@ class Engine final : public Communicator {
   const std::shared_ptr<BufferTable> buffers_;
   Scratch scratch_;
   std::deque<Shared> pending_;   // not complete, in the order of issue
+  Shared spare_;                 // the last small one that completed: used again once nobody else has it
   std::size_t running_ = 0;      // index into pending_ of the first with steps of this rank left
   std::uint64_t sequence_ = 0;   // operations issued
   std::uint64_t published_ = 0;  // of them, those the peers can see
   bool group_open_ = false;
+  bool closing_ = false;  // the destructor runs: what fails now fails here alone
   bool staging_reported_ = false;
   std::uint64_t planned_phase_ = 0;                     // the phase at which the next operation to be planned begins
   std::array<std::uint64_t, kRingSlots> slot_phase_{};  // phase at which all have left the slot's operation

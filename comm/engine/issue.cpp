@@ -20,7 +20,7 @@ class CommonBuffer final : public Buffer {
   std::size_t bytes_;
 };
 
-Descriptor data_descriptor(Kind kind, std::size_t count, DataType type) {
+Descriptor issued_descriptor(Kind kind, std::size_t count, DataType type) {
   Descriptor descriptor;
   descriptor.kind = kind;
   descriptor.count = count;
@@ -36,10 +36,14 @@ std::shared_ptr<Region> Engine::allocate_region(Kind kind, std::size_t bytes) {
   descriptor.count = bytes;
   if (group_open_) throw CommError(describe(descriptor) + " was called inside a group, which it cannot be part of");
   issue(descriptor, nullptr, nullptr).wait();  // all agree on the size, and none has anything outstanding
-  const Nanoseconds deadline = now() + setup_.options.timeout;
-  const auto check = [&] {
+  // Rank 0 knows who is missing, so it speaks first.
+  const Nanoseconds deadline = now() + setup_.options.timeout + (rank_ == 0 ? Nanoseconds{0} : kRankZeroSpeaks);
+  const auto check = [&](const std::function<std::string()>& missing) {
     throw_if_aborted();
-    if (now() > deadline) throw CommError(describe(descriptor) + " timed out while the ranks exchanged their memory");
+    if (now() > deadline) {
+      throw CommError(describe(descriptor) +
+                      " timed out while the ranks exchanged their memory; missing: " + missing());
+    }
   };
   try {
     return kind == Kind::kAllocate ? setup_.memory->allocate(bytes, check)
@@ -59,7 +63,7 @@ std::unique_ptr<Buffer> Engine::allocate_common(std::size_t bytes) {
 }
 
 Descriptor Engine::reduction(Kind kind, std::size_t count, DataType type, const ReduceOptions& options) const {
-  Descriptor descriptor = data_descriptor(kind, count, type);
+  Descriptor descriptor = issued_descriptor(kind, count, type);
   descriptor.op = options.op;
   descriptor.pre_scale = options.pre_scale;
   descriptor.post_scale = options.post_scale;
@@ -84,13 +88,13 @@ Work Engine::reduce_parts(void* data, std::size_t count, DataType type, const Re
 }
 
 Work Engine::all_gather(const void* in, void* out, std::size_t count, DataType type, int bucket) {
-  Descriptor descriptor = data_descriptor(Kind::kAllGather, count, type);
+  Descriptor descriptor = issued_descriptor(Kind::kAllGather, count, type);
   descriptor.bucket = bucket;
   return issue(descriptor, in, out);
 }
 
 Work Engine::gather_parts(void* data, std::size_t count, DataType type, int bucket) {
-  Descriptor descriptor = data_descriptor(Kind::kGatherParts, count, type);
+  Descriptor descriptor = issued_descriptor(Kind::kGatherParts, count, type);
   descriptor.bucket = bucket;
   return issue(descriptor, data, data);
 }
@@ -100,7 +104,7 @@ Work Engine::broadcast(void* data, std::size_t count, DataType type, int root) {
     throw CommError("broadcast: there is no rank " + std::to_string(root) + " in a world of " +
                     std::to_string(world_size_));
   }
-  Descriptor descriptor = data_descriptor(Kind::kBroadcast, count, type);
+  Descriptor descriptor = issued_descriptor(Kind::kBroadcast, count, type);
   descriptor.root = root;
   return issue(descriptor, data, data);
 }
@@ -123,33 +127,47 @@ void Engine::end_group() {
   advance();
 }
 
+Engine::Shared Engine::make_operation(const Descriptor& descriptor, const void* in, void* out) {
+  const Transfer transfer(descriptor, in, out, rank_, world_size_);
+  if (!spare_ || spare_.use_count() != 1) return std::make_shared<Operation>(this, transfer);
+  *spare_ = Operation(this, transfer);
+  return std::move(spare_);
+}
+
 Work Engine::issue(Descriptor descriptor, const void* in, void* out) {
+  Slot& slot = own_.slot(sequence_);
+  take_back(reinterpret_cast<std::byte*>(&slot), kCacheLine);
+  take_back(slot.more, kCacheLine);
   const Nanoseconds began = now();
   const Nanoseconds worked_before = worked_;
   throw_if_aborted();
   descriptor.sequence = sequence_;
-  if (payload_bytes(descriptor, world_size_) && (!in || !out)) {
+  Shared operation = make_operation(descriptor, in, out);
+  Transfer& transfer = operation->transfer_;
+  std::byte* const payload = slot.payload(transfer.in_bytes());
+  if (payload == slot.more && transfer.is_inline()) take_back(payload, transfer.in_bytes());
+  if (transfer.payload() != 0 && (!in || !out)) {
     throw CommError(describe(descriptor) + ": the data pointer is null");
   }
-  const auto operation = std::make_shared<Operation>(this, Transfer(descriptor, in, out, rank_, world_size_));
   operation->timing_.enqueued = began;
   if (sequence_ >= kRingSlots) wait_for_slot(*operation);
 
-  Slot& slot = own_.slot(sequence_);
-  operation->transfer_.set_places(*buffers_);
-  slot.descriptor = operation->descriptor();
-  if (operation->transfer_.is_inline()) {
-    const std::size_t bytes = in_bytes(descriptor, world_size_);
-    if (bytes) std::memcpy(slot.payload, in, bytes);
-  }
-  ++sequence_;
   pending_.push_back(operation);
+  ++sequence_;
+  slot.signature = descriptor;
+  if (transfer.is_inline()) {
+    if (const std::size_t bytes = transfer.in_bytes()) std::memcpy(payload, in, bytes);
+  } else {
+    transfer.set_places(*buffers_);
+    slot.in = operation->descriptor().in;
+    slot.out = operation->descriptor().out;
+  }
   if (!group_open_) {
     publish();
     advance();
   }
-  operation->timing_.exposed += now() - began - (worked_ - worked_before);
-  return Work(operation);
+  operation->timing_.exposed += now_after(*operation) - began - (worked_ - worked_before);
+  return Work(std::move(operation));
 }
 
 void Engine::publish() {

@@ -1,9 +1,11 @@
 // How an engine gets memory that all ranks can reach.
 #pragma once
 
+#include <chrono>
 #include <cstddef>
 #include <functional>
 #include <memory>
+#include <string>
 #include <vector>
 
 namespace dtrain::comm {
@@ -15,14 +17,21 @@ struct Region {
   std::size_t bytes = 0;          // of each part
 };
 
+// Called every few milliseconds by who waits: throws when that has become pointless. `missing` names whom it waits for,
+// for the text of a time-out.
+using WaitCheck = std::function<void(const std::function<std::string()>& missing)>;
+
+// How much longer than rank 0 the others wait for memory.
+inline constexpr std::chrono::milliseconds kRankZeroSpeaks{500};
+
 class Memory {
  public:
   virtual ~Memory() = default;
   // Collective, in the same order with the same size on every rank (the engine has compared them). Each part is zeroed
-  // and aligned to 64 bytes. `check` throws when waiting has become pointless; it is called every few milliseconds.
-  virtual std::shared_ptr<Region> allocate(std::size_t bytes, const std::function<void()>& check) = 0;
+  // and aligned to 64 bytes.
+  virtual std::shared_ptr<Region> allocate(std::size_t bytes, const WaitCheck& check) = 0;
   // The same, of one memory for all: `bases` has one element.
-  virtual std::shared_ptr<Region> allocate_common(std::size_t bytes, const std::function<void()>& check) = 0;
+  virtual std::shared_ptr<Region> allocate_common(std::size_t bytes, const WaitCheck& check) = 0;
 };
 
 }  // namespace dtrain::comm

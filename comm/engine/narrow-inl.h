@@ -47,7 +47,7 @@ HWY_INLINE void store_narrow(Brain, D, V v, std::uint16_t* to) {
   const auto odd = hn::And(hn::ShiftRight<16>(bits), hn::Set(du, 1));
   const auto rounded = hn::ShiftRight<16>(hn::Add(hn::Add(bits, hn::Set(du, 0x7FFF)), odd));
   const auto quiet = hn::Or(hn::ShiftRight<16>(bits), hn::Set(du, 0x40));
-  const auto result = hn::IfThenElse(hn::RebindMask(du, hn::Ne(v, v)), quiet, rounded);
+  const auto result = hn::IfThenElse(hn::RebindMask(du, hn::IsNaN(v)), quiet, rounded);
   hn::StoreU(hn::DemoteTo(Bits16<D>(), hn::BitCast(di, result)), Bits16<D>(), to);
 }
 
@@ -98,7 +98,7 @@ HWY_INLINE void store_narrow(Half, D d, V v, std::uint16_t* to) {
     const auto infinity = hn::Set(du, 0x7C00);
     auto result = hn::IfThenElse(less(positive, 113u << 23), subnormal, normal);
     result = hn::IfThenElse(less(positive, 143u << 23), result, infinity);
-    result = hn::IfThenElse(hn::RebindMask(du, hn::Ne(v, v)), hn::Set(du, 0x7E00), result);
+    result = hn::IfThenElse(hn::RebindMask(du, hn::IsNaN(v)), hn::Set(du, 0x7E00), result);
     hn::StoreU(hn::DemoteTo(Bits16<D>(), hn::BitCast(di, hn::Or(result, sign))), Bits16<D>(), to);
   }
 }

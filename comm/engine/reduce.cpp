@@ -75,16 +75,25 @@ struct Sum {
     return hn::Add(a, b);
   }
 };
+// What CPUs answer to a NaN depends on which of the two it is. Here it wins, and is the same NaN everywhere.
+template <class V>
+HWY_INLINE V unless_nan(V a, V b, V chosen) {
+  if constexpr (hwy::IsFloat<hn::TFromV<V>>()) {
+    return hn::IfThenElse(hn::Or(hn::IsNaN(a), hn::IsNaN(b)), hn::NaN(hn::DFromV<V>()), chosen);
+  } else {
+    return chosen;
+  }
+}
 struct Min {
   template <class V>
   static HWY_INLINE V apply(V a, V b) {
-    return hn::Min(a, b);
+    return unless_nan(a, b, hn::Min(a, b));
   }
 };
 struct Max {
   template <class V>
   static HWY_INLINE V apply(V a, V b) {
-    return hn::Max(a, b);
+    return unless_nan(a, b, hn::Max(a, b));
   }
 };
 struct Product {

@@ -13,7 +13,9 @@
 namespace dtrain::comm {
 
 inline constexpr std::size_t kCacheLine = 64;
-inline constexpr std::size_t kInlineBytes = 256;          // payloads up to this travel beside the descriptor
+inline constexpr std::size_t kInlineMost = 1024;          // payloads up to this may travel beside the announcement …
+inline constexpr std::size_t kInlineRead = 4096;          // … where a rank reads no more than this of all ranks' …
+inline constexpr std::size_t kInlineAlways = 256;         // … or the payload is no larger than this
 inline constexpr std::size_t kRingSlots = 128;            // operations a rank may be ahead of the slowest
 inline constexpr std::size_t kStagingHalf = 256u * 1024;  // of the two pieces of memory peers cannot see
 inline constexpr std::size_t kCauseBytes = 4096;
@@ -36,9 +38,8 @@ struct Place {
   std::int32_t buffer = -1;  // -1: not in a Buffer
 };
 
-// One rank's announcement of one operation.
-struct Descriptor {
-  std::uint64_t sequence = 0;
+// What all ranks must say alike of an operation.
+struct Signature {
   std::uint64_t count = 0;
   double pre_scale = 1.0;
   double post_scale = 1.0;
@@ -47,16 +48,45 @@ struct Descriptor {
   Kind kind = Kind::kBarrier;
   DataType type = DataType::kUint8;
   ReduceOp op = ReduceOp::kSum;
+};
+
+// One rank's announcement of one operation.
+struct Descriptor : Signature {
+  std::uint64_t sequence = 0;
   Place in;
   Place out;  // of all_reduce alone: the only operation that writes to peers
 };
 
-// `ready` is sequence + 1 once the rest is written.
+// `ready` is sequence + 1 once the rest is written. Peers look at its cache line all the time: a payload of a few bytes
+// lies there too; a larger one not even in the line beside it, which processors fetch with it.
 struct alignas(2 * kCacheLine) Slot {
   std::atomic<std::uint64_t> ready;
-  Descriptor descriptor;
-  std::byte payload[kInlineBytes];
+  Signature signature;
+  std::byte few[kCacheLine - sizeof(std::uint64_t) - sizeof(Signature)];
+  Place in;
+  Place out;
+  alignas(2 * kCacheLine) std::byte more[kInlineMost];
+
+  std::byte* payload(std::size_t bytes) { return bytes <= sizeof few ? few : more; }
 };
+
+// Peers have read this memory since it was written last. Getting it back takes as long as a good part of an operation,
+// line by line where one store waits for the other: this begins it for all of them.
+inline void take_back(std::byte* memory, std::size_t bytes) {
+  for (std::size_t at = 0; at < bytes; at += kCacheLine) {
+#if defined(__x86_64__)
+    asm volatile("prefetchw %0" : : "m"(memory[at]));  // the compiler's own needs a flag of this CPU
+#else
+    __builtin_prefetch(memory + at, 1);
+#endif
+  }
+}
+
+// Payloads up to this travel beside the announcement: each rank then reads those of all others.
+constexpr std::size_t inline_limit(int world_size) {
+  const std::size_t share = kInlineRead / static_cast<std::size_t>(world_size);
+  return share < kInlineAlways ? kInlineAlways : share < kInlineMost ? share : kInlineMost;
+}
 
 // Written by its rank, read by all. Counters only grow.
 struct RankBlock {

@@ -31,13 +31,13 @@ Transfer::Transfer(const Descriptor& descriptor, const void* in, void* out, int 
       rank_(rank),
       world_size_(world_size),
       size_(size_of(descriptor.type)),
+      in_bytes_(comm::in_bytes(descriptor, world_size)),
       payload_(payload_bytes(descriptor, world_size)),
       reduces_(reduces(descriptor.kind)),
-      inline_(in_bytes(descriptor, world_size) <= kInlineBytes) {}
+      inline_(in_bytes_ <= inline_limit(world_size)) {}
 
 void Transfer::set_places(const BufferTable& buffers) {
-  if (inline_) return;
-  descriptor_.in = buffers.locate(in_, in_bytes(descriptor_, world_size_));
+  descriptor_.in = buffers.locate(in_, in_bytes_);
   if (descriptor_.kind == Kind::kAllReduce) {
     descriptor_.out = out_ == in_ ? descriptor_.in : buffers.locate(out_, out_bytes(descriptor_, world_size_));
   }
@@ -49,14 +49,13 @@ void Transfer::plan(const Segment& segment, const BufferTable& buffers, std::uin
   steps_ = 1;
   if (inline_) return;
   shared_.resize(2 * static_cast<std::size_t>(world_size_));
-  const std::size_t in = in_bytes(descriptor_, world_size_);
   const bool writes = descriptor_.kind == Kind::kAllReduce;
   for (int r = 0; r < world_size_; ++r) {
     if (descriptor_.kind == Kind::kBroadcast && r != descriptor_.root) continue;
-    const Descriptor& theirs = segment.rank(r).slot(descriptor_.sequence).descriptor;
+    const Slot& theirs = segment.rank(r).slot(descriptor_.sequence);
     const auto at = static_cast<std::size_t>(r);
-    shared_[at] = buffers.resolve(r, theirs.in, in);
-    if (writes) shared_[static_cast<std::size_t>(world_size_) + at] = buffers.resolve(r, theirs.out, in);
+    shared_[at] = buffers.resolve(r, theirs.in, in_bytes_);
+    if (writes) shared_[static_cast<std::size_t>(world_size_) + at] = buffers.resolve(r, theirs.out, in_bytes_);
     staged_ = staged_ || !shared_in(r) || (writes && !shared_out(r));
   }
   if (!staged_) return;
@@ -119,7 +118,7 @@ std::size_t Transfer::out_first() const {
 
 void Transfer::run_inline(const Segment& segment, Scratch& scratch) const {
   if (payload_ == 0) return;
-  const auto payload = [&](int r) { return segment.rank(r).slot(descriptor_.sequence).payload; };
+  const auto payload = [&](int r) { return segment.rank(r).slot(descriptor_.sequence).payload(in_bytes_); };
   if (reduces_) {
     const Part part = descriptor_.kind == Kind::kAllReduce ? Part{0, descriptor_.count} : owned(rank_);
     scratch.inputs.clear();

@@ -34,8 +34,9 @@ class Transfer {
 
   const Descriptor& descriptor() const { return descriptor_; }
   std::size_t payload() const { return payload_; }  // bytes, as records show it
+  std::size_t in_bytes() const { return in_bytes_; }
   bool is_inline() const { return inline_; }
-  // Where this rank's data lies, for the peers; once, before the descriptor is shown to them.
+  // Where this rank's data lies, for the peers; once, before that is shown to them. Not for what is inline.
   void set_places(const BufferTable& buffers);
 
   // Once all ranks have entered it; `base` is the phase at which it begins. CommError as BufferTable::resolve().
@@ -78,6 +79,7 @@ class Transfer {
   int rank_;
   int world_size_;
   std::size_t size_;  // of an element
+  std::size_t in_bytes_;
   std::size_t payload_;
   bool reduces_;
   bool inline_;

@@ -5,13 +5,15 @@
 
 #include "dtrain/base/error.h"
 #include "dtrain/base/units.h"
+#include "dtrain/comm/timed_out.h"
 #include "engine/descriptor.h"
 #include "engine/engine.h"
 
 namespace dtrain::comm {
 namespace {
 
-constexpr unsigned kLooksPerTick = 8;                  // while spinning, between two readings of the clock
+constexpr unsigned kLooksPerTick = 16;                 // while spinning, between two readings of the clock
+constexpr unsigned kEagerLooks = 128;                  // without a pause: a peer in step comes that soon
 constexpr std::chrono::microseconds kYielding{200};    // after spinning, before sleeping
 constexpr std::chrono::milliseconds kLongestSleep{5};  // bounds what a wake-up that never comes can cost
 // How long the cause may take by the control plane until a closed communicator is an error of its own.
@@ -50,8 +52,7 @@ class Sleeper {
 }  // namespace
 
 template <class Done>
-void Engine::wait_until(const Done& done, const Operation& operation) {
-  const Nanoseconds began = now();
+void Engine::wait_until(const Done& done, const Operation& operation, const Nanoseconds began) {
   Nanoseconds idle_since = began;
   bool warned = false;
   Sleeper sleeper(own_);
@@ -67,7 +68,7 @@ void Engine::wait_until(const Done& done, const Operation& operation) {
     }
     tick_is_old_ = true;
     if (spin_ > Nanoseconds{0} && looks % kLooksPerTick != 0 && !sleeper.armed()) {
-      relax();
+      if (looks > kEagerLooks) relax();
       continue;
     }
     const Nanoseconds time = now();
@@ -97,8 +98,8 @@ void Engine::wait_for(Operation& operation) {
   }
   const Nanoseconds began = now();
   const Nanoseconds worked_before = worked_;
-  wait_until([&] { return operation.complete_; }, operation);
-  operation.timing_.exposed += now() - began - (worked_ - worked_before);
+  wait_until([&] { return operation.complete_; }, operation, began);
+  operation.timing_.exposed += tick_ - began - (worked_ - worked_before);  // read when it was completed
 }
 
 void Engine::wait_for_slot(const Operation& operation) {
@@ -107,7 +108,7 @@ void Engine::wait_for_slot(const Operation& operation) {
   };
   if (is_free()) return;
   publish();  // a group that is larger than the ring is handed over in portions
-  wait_until(is_free, operation);
+  wait_until(is_free, operation, now());
 }
 
 void Engine::throw_if_aborted(const Operation* operation, Nanoseconds since) {
@@ -120,6 +121,7 @@ void Engine::throw_if_aborted(const Operation* operation, Nanoseconds since) {
 }
 
 void Engine::fail(const std::string& cause) {
+  if (closing_) throw CommError(cause);
   segment_->abort(cause);
   const std::string first = segment_->abort_cause();
   give_up(first);
@@ -131,8 +133,12 @@ void Engine::fail(const Operation& operation, const std::string& cause) {
 }
 
 void Engine::time_out(const Operation& operation) {
-  fail(rank_name(rank_) + ": " +
-       describe_waiting(operation, std::chrono::duration_cast<Nanoseconds>(setup_.options.timeout), "timed out after"));
+  const auto timeout = std::chrono::duration_cast<Nanoseconds>(setup_.options.timeout);
+  try {
+    fail(rank_name(rank_) + ": " + describe_waiting(operation, timeout, "timed out after"));
+  } catch (const CommError& error) {
+    throw TimedOut(error);
+  }
 }
 
 void Engine::fail_if_closed(const Operation& operation, Nanoseconds elapsed) {

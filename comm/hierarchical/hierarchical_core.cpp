@@ -8,6 +8,7 @@
 
 #include "dtrain/base/error.h"
 #include "dtrain/base/units.h"
+#include "dtrain/comm/timed_out.h"
 
 namespace dtrain::comm {
 namespace {
@@ -152,7 +153,11 @@ void HierarchicalCore::wait_for(HierarchicalWork& work) {
       fail("rank " + std::to_string(rank()) + ": " + text +
                "; missing: " + pending_.front()->operation_.describe_missing(),
            true);
-      throw_failure(&work);
+      try {
+        throw_failure(&work);
+      } catch (const CommError& error) {
+        throw TimedOut(error);
+      }
     }
     if (!warned && time - began > Nanoseconds(options_.warn_after)) {
       warned = true;

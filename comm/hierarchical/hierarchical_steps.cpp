@@ -8,7 +8,7 @@
 namespace dtrain::comm {
 namespace {
 
-void copy_bytes(void* to, const void* from, std::size_t bytes) {
+void move_bytes(void* to, const void* from, std::size_t bytes) {
   if (bytes != 0 && to != from) std::memmove(to, from, bytes);
 }
 
@@ -66,7 +66,7 @@ void HierarchicalOperation::put(const std::byte* from, std::byte* to, std::size_
   if (shape_.widened) {
     from_float32(descriptor_.type, reinterpret_cast<const float*>(from), to, count);
   } else {
-    copy_bytes(to, from, count * shape_.element);
+    move_bytes(to, from, count * shape_.element);
   }
 }
 
@@ -92,7 +92,7 @@ Work HierarchicalOperation::issue_up() {
     case Kind::kGatherParts: {
       block_ = room(slots_of_host());
       std::byte* const own = block_.get() + levels_.index() * shape_.slot * shape_.element;
-      copy_bytes(own, own_input(), part(static_cast<std::size_t>(levels_.rank)).size() * shape_.element);
+      move_bytes(own, own_input(), part(static_cast<std::size_t>(levels_.rank)).size() * shape_.element);
       return host.all_gather(own, block_.get(), shape_.slot, shape_.type, descriptor_.bucket);
     }
     case Kind::kBroadcast: {
@@ -130,7 +130,7 @@ Work HierarchicalOperation::issue_outer() {
       for (std::size_t r = 0; r < placement.ranks(); ++r) {
         const Part theirs = part(r);
         const std::size_t slot = placement.host_of[r] * placement.most + placement.index_of[r];
-        copy_bytes(packed_.get() + slot * shape_.slot * shape_.element,
+        move_bytes(packed_.get() + slot * shape_.slot * shape_.element,
                    static_cast<const std::byte*>(values()) + theirs.begin * shape_.element,
                    theirs.size() * shape_.element);
       }
@@ -140,7 +140,7 @@ Work HierarchicalOperation::issue_outer() {
     case Kind::kGatherParts:
       if (alone) {
         block_ = room(slots_of_host());
-        copy_bytes(block_.get(), own_input(), part(static_cast<std::size_t>(levels_.rank)).size() * shape_.element);
+        move_bytes(block_.get(), own_input(), part(static_cast<std::size_t>(levels_.rank)).size() * shape_.element);
       }
       packed_ = room(levels_.placement.hosts.size() * slots_of_host());
       return hosts.all_gather(block_.get(), packed_.get(), slots_of_host(), shape_.type, descriptor_.bucket);
@@ -184,7 +184,7 @@ void HierarchicalOperation::unpack(const std::byte* collected, std::size_t hosts
     const std::size_t host = hosts == 1 ? 0 : placement.host_of[r];
     const std::size_t slot = host * placement.most + placement.index_of[r];
     const Part theirs = part(r);
-    copy_bytes(static_cast<std::byte*>(out_) + theirs.begin * shape_.element,
+    move_bytes(static_cast<std::byte*>(out_) + theirs.begin * shape_.element,
                collected + slot * shape_.slot * shape_.element, theirs.size() * shape_.element);
   }
 }
@@ -200,7 +200,7 @@ void HierarchicalOperation::finish() {
       auto* const out = static_cast<std::byte*>(out_);
       reduce_into(reduction_of(descriptor_, 1), {&in, 1}, {&out, 1}, shape_.total);
     } else if (descriptor_.kind == Kind::kAllGather) {
-      copy_bytes(out_, in_, shape_.total * shape_.element);
+      move_bytes(out_, in_, shape_.total * shape_.element);
     }
   } else if (descriptor_.kind == Kind::kAllReduce) {
     if (shape_.widened && !came_down) put(values_.get(), static_cast<std::byte*>(out_), shape_.total);

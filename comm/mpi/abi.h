@@ -8,7 +8,7 @@
 
 namespace dtrain::comm {
 
-inline constexpr int kMpiModuleAbi = 1;
+inline constexpr int kMpiModuleAbi = 2;
 inline constexpr const char* kMpiModuleFactory = "dtrain_comm_mpi_join";
 
 // Sets `job` and returns 0; or returns the version the module was built for.

@@ -89,9 +89,10 @@ MpiJobImpl::MpiJobImpl(MpiOptions options) : options_(std::move(options)) {
   if (place.wait_for(options_.timeout) != std::future_status::ready) {
     // The thread is inside MPI_Init and stays there: this process can only end.
     static_cast<void>(new std::shared_ptr<MpiShared>(shared_));
+    const std::string missing = options_.missing ? "; missing: " + options_.missing() : std::string();
     throw CommError("MPI did not start within " + format_duration(options_.timeout) +
-                        ": not every process of the job has come to MPI_Init",
-                    "look at the other ranks' output");
+                        ": not every process of the job has come to MPI_Init" + missing,
+                    "look at the missing ranks' output");
   }
   const WorldPlace mine = place.get();
   rank_ = mine.rank;

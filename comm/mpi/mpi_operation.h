@@ -29,8 +29,9 @@ struct MpiHello {
   Descriptor descriptor;
   std::byte payload[3840];
 };
-inline constexpr std::size_t kLargestChunk = 256u << 10;  // bytes of a message of a large operation
-inline constexpr std::size_t kHelloBytes = offsetof(MpiHello, payload);
+inline constexpr std::size_t kLargestChunk = 256u << 10;        // bytes of a message of a large operation
+inline constexpr std::size_t kHelloBytes = sizeof(Descriptor);  // without the payload, which follows at once
+static_assert(sizeof(MpiHello) == kHelloBytes + sizeof(MpiHello::payload));
 
 // Messages of one kind between this rank and one peer, a chunk each, in order.
 struct Flow {
@@ -121,7 +122,7 @@ class MpiOperation {
   bool finished_ = false;
   std::vector<Peer> peers_;                            // by rank; this rank's is not used but for its hello
   std::vector<std::unique_ptr<MpiHello>> own_hellos_;  // one, or one a peer where they differ
-  std::vector<std::uint8_t> arrived_;                  // by chunk of this rank's part: how many ranks' values are here
+  std::vector<int> arrived_;                           // by chunk of this rank's part: how many ranks' values are here
   std::uint32_t own_chunks_ = 0;
   std::uint32_t reduced_ = 0;  // chunks of this rank's part that hold the result
 };

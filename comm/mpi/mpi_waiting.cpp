@@ -4,6 +4,7 @@
 
 #include "dtrain/base/error.h"
 #include "dtrain/base/units.h"
+#include "dtrain/comm/timed_out.h"
 #include "mpi/mpi_core.h"
 
 namespace dtrain::comm {
@@ -19,6 +20,7 @@ void MpiCore::wait_for(MpiWork& work) {
   const Nanoseconds began = now();
   const Nanoseconds deadline = began + setup_.options.timeout;
   bool warned = false;
+  bool timed_out = false;
   {
     const MpiThread::Hurry hurry(setup_.shared->thread);
     setup_.shared->thread.wake();
@@ -35,6 +37,7 @@ void MpiCore::wait_for(MpiWork& work) {
       lock.unlock();
       const std::string me = "rank " + rank_name(rank()) + ": ";
       if (time >= deadline) {
+        timed_out = true;
         fail(me + describe_waiting(work, setup_.options.timeout, "timed out after") + describe_hindrance(work), true);
       } else {
         warned = true;
@@ -46,7 +49,13 @@ void MpiCore::wait_for(MpiWork& work) {
     waiting_.fetch_sub(1);
   }
   work.timing_.exposed += now() - began;
-  if (!work.complete_) throw_failure(&work, began);
+  if (work.complete_) return;
+  try {
+    throw_failure(&work, began);
+  } catch (const CommError& error) {
+    if (timed_out) throw TimedOut(error);
+    throw;
+  }
 }
 
 // The MPI thread holds it for moments at a time. Not held after a while: MPI itself does not return.

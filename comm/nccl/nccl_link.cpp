@@ -9,7 +9,7 @@ namespace {
 
 using SteadyClock = std::chrono::steady_clock;
 
-constexpr std::chrono::microseconds kNap{200};
+constexpr std::chrono::microseconds kLinkNap{200};
 constexpr std::chrono::seconds kEnding{5};
 
 ncclConfig_t config() {
@@ -32,7 +32,7 @@ void NcclLink::wait_until_ready(ncclComm_t comm, const char* what, const NcclWai
       throw CommError(std::string(what) + " timed out after " + format_duration(SteadyClock::now() - began) +
                       ": every rank has begun it, and NCCL does not end it; " + waiting.who_else());
     }
-    std::this_thread::sleep_for(kNap);
+    std::this_thread::sleep_for(kLinkNap);
   }
 }
 
@@ -85,7 +85,7 @@ void NcclLink::deregister(void* handle) noexcept {
   ncclResult_t state = stopped_ ? ncclInProgress : ncclSuccess;
   while (state == ncclInProgress && SteadyClock::now() < deadline) {
     if (api_->ncclCommGetAsyncError(comm_, &state) != ncclSuccess) return;
-    if (state == ncclInProgress) std::this_thread::sleep_for(kNap);
+    if (state == ncclInProgress) std::this_thread::sleep_for(kLinkNap);
   }
   if (state != ncclInProgress) static_cast<void>(api_->ncclCommDeregister(comm_, handle));
 }
@@ -123,7 +123,7 @@ void NcclLink::finalize(std::chrono::milliseconds at_most) noexcept {
   const auto deadline = SteadyClock::now() + at_most;
   while (state == ncclInProgress && SteadyClock::now() < deadline) {
     if (api_->ncclCommGetAsyncError(comm_, &state) != ncclSuccess) return;
-    if (state == ncclInProgress) std::this_thread::sleep_for(kNap);
+    if (state == ncclInProgress) std::this_thread::sleep_for(kLinkNap);
   }
   finalized_ = state == ncclSuccess;
 }

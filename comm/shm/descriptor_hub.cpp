@@ -8,8 +8,12 @@
 namespace dtrain::comm {
 namespace {
 
-constexpr std::chrono::milliseconds kTick{20};
-constexpr std::size_t kFdsPerMessage = 60;  // the kernel takes 253, the socket 64
+constexpr std::chrono::milliseconds kHubTick{20};
+constexpr int kOnTheirWay = 16;  // descriptors that have not been received yet
+constexpr const char* kDescriptor = "this";
+constexpr const char* kReceived = "received";
+constexpr const char* kHere = "here";
+constexpr const char* kAllHere = "all here";
 
 int parse_rank(const std::string& text, int world_size) {
   const int rank = text.empty() || text.size() > 6 || text.find_first_not_of("0123456789") != std::string::npos
@@ -20,8 +24,9 @@ int parse_rank(const std::string& text, int world_size) {
 
 }  // namespace
 
-DescriptorHub::DescriptorHub(ControlPlane& control, const Check& check, RankNames names)
-    : names_(std::move(names)),
+DescriptorHub::DescriptorHub(ControlPlane& control, const WaitCheck& check, RankNames names)
+    : control_(control),
+      names_(std::move(names)),
       rank_(control.world().rank),
       world_size_(control.world().size),
       sockets_(rank_ == 0 ? static_cast<std::size_t>(world_size_) : 1) {
@@ -37,69 +42,93 @@ DescriptorHub::DescriptorHub(ControlPlane& control, const Check& check, RankName
                     first["host"].get<std::string>() + "' and rank " + std::to_string(r) + " on '" +
                     other["host"].get<std::string>() + "'");
   }
-  if (rank_ != 0) {
-    sockets_[0] = UnixSocket::connect(first["socket"].get<std::string>(), std::chrono::seconds(10), check);
-    sockets_[0].send(std::to_string(rank_));
+  if (rank_ == 0) {
+    join(*listener, check);
     return;
   }
+  sockets_[0] = UnixSocket::connect(first["socket"].get<std::string>(), std::chrono::seconds(10),
+                                    [&] { check([this] { return name_and_state(0); }); });
+  sockets_[0].send(std::to_string(rank_));
+}
+
+void DescriptorHub::join(UnixListener& listener, const WaitCheck& check) {
+  const auto missing = [this] {
+    std::string text;
+    for (int r = 1; r < world_size_; ++r) {
+      if (!sockets_[static_cast<std::size_t>(r)]) text += (text.empty() ? "" : ", ") + name_and_state(r);
+    }
+    return text;
+  };
+  std::vector<UnixSocket> strangers;  // connected, but have not said who they are
   for (int joined = 1; joined < world_size_;) {
-    check();
-    auto peer = listener->accept(kTick);
-    if (!peer) continue;
-    const auto hello = peer->receive(std::chrono::seconds(1));
-    const int rank = hello ? parse_rank(hello->data, world_size_) : -1;
-    if (rank < 0 || sockets_[static_cast<std::size_t>(rank)]) continue;  // not one of ours
-    sockets_[static_cast<std::size_t>(rank)] = std::move(*peer);
-    ++joined;
+    check(missing);
+    const auto tick = strangers.empty() ? kHubTick : std::chrono::milliseconds(1);
+    if (auto peer = listener.accept(tick)) strangers.push_back(std::move(*peer));
+    for (UnixSocket& stranger : strangers) {
+      bool timed_out = false;
+      const auto hello = stranger.receive(std::chrono::milliseconds(0), &timed_out);
+      if (timed_out) continue;
+      const int rank = hello ? parse_rank(hello->data, world_size_) : -1;
+      if (rank >= 0 && !sockets_[static_cast<std::size_t>(rank)]) {
+        sockets_[static_cast<std::size_t>(rank)] = std::move(stranger);
+        ++joined;
+      } else {
+        stranger.close();  // not one of ours
+      }
+    }
+    std::erase_if(strangers, [](const UnixSocket& stranger) { return !stranger; });
   }
 }
 
-UnixMessage DescriptorHub::receive_from(int rank, const Check& check) {
+std::string DescriptorHub::name_and_state(int rank) const {
+  return names_.of(rank) + " (" + std::string(name_of(control_.peer_state(rank))) + ")";
+}
+
+UnixMessage DescriptorHub::receive_from(int rank, const char* expected, const WaitCheck& check) {
   UnixSocket& socket = sockets_[rank_ == 0 ? static_cast<std::size_t>(rank) : 0];
+  const auto missing = [&] {
+    return rank_ == 0 ? name_and_state(rank) : name_and_state(0) + ", or a rank that it waits for";
+  };
   for (;;) {
     bool timed_out = false;
-    if (auto message = socket.receive(kTick, &timed_out)) return std::move(*message);
-    check();
+    if (auto message = socket.receive(kHubTick, &timed_out)) {
+      if (message->data == expected) return std::move(*message);
+      throw CommError(names_.of(rank) + " said '" + message->data.substr(0, 40) + "' where '" + expected +
+                      "' is due while memory was exchanged");
+    }
+    check(missing);
     // The control plane says why in a moment, better than this socket can.
     if (!timed_out) throw CommError(names_.of(rank) + " closed its socket while memory was exchanged");
   }
 }
 
-std::vector<UniqueFd> DescriptorHub::exchange(int fd, const Check& check) {
-  std::vector<UniqueFd> all(static_cast<std::size_t>(world_size_));
-  if (rank_ != 0) {
-    sockets_[0].send("mine", {&fd, 1});
-    for (std::size_t have = 0; have < all.size();) {
-      UnixMessage message = receive_from(0, check);
-      for (UniqueFd& received : message.fds) all.at(have++) = std::move(received);
-    }
-    return all;
-  }
-  all[0] = duplicate(fd);
-  for (int r = 1; r < world_size_; ++r) {
-    UnixMessage message = receive_from(r, check);
-    if (message.fds.size() != 1) throw CommError(names_.of(r) + " sent no descriptor of its memory");
-    all[static_cast<std::size_t>(r)] = std::move(message.fds[0]);
-  }
-  std::vector<int> numbers;
-  for (const UniqueFd& one : all) numbers.push_back(one.get());
-  for (int r = 1; r < world_size_; ++r) {
-    for (std::size_t from = 0; from < numbers.size(); from += kFdsPerMessage) {
-      const std::size_t count = std::min(kFdsPerMessage, numbers.size() - from);
-      sockets_[static_cast<std::size_t>(r)].send("all", std::span(numbers).subspan(from, count));
-    }
-  }
-  return all;
+void DescriptorHub::send_to(int rank, const char* text, std::span<const int> fds) {
+  // A peer that is gone is noticed where it is waited for.
+  sockets_[rank_ == 0 ? static_cast<std::size_t>(rank) : 0].send(text, fds);
 }
 
-UniqueFd DescriptorHub::spread(int fd, const Check& check) {
-  if (rank_ == 0) {
-    for (int r = 1; r < world_size_; ++r) sockets_[static_cast<std::size_t>(r)].send("this", {&fd, 1});
-    return duplicate(fd);
+UniqueFd DescriptorHub::spread(int fd, const WaitCheck& check) {
+  if (rank_ != 0) {
+    UnixMessage message = receive_from(0, kDescriptor, check);
+    if (message.fds.size() != 1) throw CommError(names_.of(0) + " sent no descriptor of its memory");
+    send_to(0, kReceived);
+    return std::move(message.fds[0]);
   }
-  UnixMessage message = receive_from(0, check);
-  if (message.fds.size() != 1) throw CommError(names_.of(0) + " sent no descriptor of its memory");
-  return std::move(message.fds[0]);
+  for (int r = 1; r < world_size_ + kOnTheirWay; ++r) {
+    if (r < world_size_) send_to(r, kDescriptor, {&fd, 1});
+    if (const int earlier = r - kOnTheirWay; earlier >= 1) receive_from(earlier, kReceived, check);
+  }
+  return {};
+}
+
+void DescriptorHub::meet(const WaitCheck& check) {
+  if (rank_ != 0) {
+    send_to(0, kHere);
+    receive_from(0, kAllHere, check);
+    return;
+  }
+  for (int r = 1; r < world_size_; ++r) receive_from(r, kHere, check);
+  for (int r = 1; r < world_size_; ++r) send_to(r, kAllHere);
 }
 
 }  // namespace dtrain::comm

@@ -1,34 +1,38 @@
-// Exchanges file descriptors among the ranks of one host: each rank has a UNIX socket to rank 0, which collects and
-// hands on. One thread at a time.
+// Hands file descriptors to the ranks of one host: each rank has a UNIX socket to rank 0, which gives and which all
+// meet at. One descriptor for each rank, a few at a time: the kernel bounds how many a user may have on their way. One
+// thread at a time.
 #pragma once
 
-#include <chrono>
-#include <functional>
+#include <span>
+#include <string>
 #include <vector>
 
 #include "dtrain/base/fd.h"
 #include "dtrain/base/unix_socket.h"
 #include "dtrain/comm/control.h"
+#include "engine/memory.h"
 #include "engine/rank_names.h"
 
 namespace dtrain::comm {
 
 class DescriptorHub {
  public:
-  // `check` throws when waiting has become pointless (here and below); it is called every few milliseconds.
-  using Check = std::function<void()>;
+  // Collective. Ranks of different hosts are a CommError that names them. `check` here and below: see WaitCheck.
+  DescriptorHub(ControlPlane& control, const WaitCheck& check, RankNames names);
 
-  // Collective. Ranks of different hosts are a CommError that names them.
-  DescriptorHub(ControlPlane& control, const Check& check, RankNames names);
-
-  // Collective: every rank gives one descriptor and gets those of all, by rank (its own duplicated).
-  std::vector<UniqueFd> exchange(int fd, const Check& check);
-  // Collective: rank 0 gives a descriptor, the others get it.
-  UniqueFd spread(int fd, const Check& check);
+  // Collective: rank 0 gives a descriptor, the others get it; rank 0 gets nothing.
+  UniqueFd spread(int fd, const WaitCheck& check);
+  // Collective: returns once every rank has come.
+  void meet(const WaitCheck& check);
 
  private:
-  UnixMessage receive_from(int rank, const Check& check);
+  void join(UnixListener& listener, const WaitCheck& check);
+  // The next message of a rank (of rank 0, on the others), which must be this one.
+  UnixMessage receive_from(int rank, const char* expected, const WaitCheck& check);
+  void send_to(int rank, const char* text, std::span<const int> fds = {});
+  std::string name_and_state(int rank) const;
 
+  ControlPlane& control_;
   const RankNames names_;
   int rank_ = 0;
   int world_size_ = 1;

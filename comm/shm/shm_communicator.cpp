@@ -1,8 +1,14 @@
 #include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <span>
 
 #include "dtrain/base/error.h"
 #include "dtrain/base/shared_memory.h"
+#include "dtrain/base/units.h"
 #include "dtrain/comm/backends.h"
+#include "dtrain/comm/timed_out.h"
 #include "engine/engine.h"
 #include "shm/descriptor_hub.h"
 
@@ -11,7 +17,7 @@ namespace {
 
 // Maps every page now, so that the first steps do not pay for page faults, huge ones where the kernel may give some.
 // Kernels before 5.14 refuse; that costs time later, nothing else.
-void populate(const SharedMemory& memory) {
+void populate(std::span<std::byte> memory) {
   (void)madvise(memory.data(), memory.size(), MADV_HUGEPAGE);
 #ifdef MADV_POPULATE_WRITE
   (void)madvise(memory.data(), memory.size(), MADV_POPULATE_WRITE);
@@ -19,54 +25,72 @@ void populate(const SharedMemory& memory) {
 }
 
 struct MappedRegion final : Region {
-  void add(const std::string& rank, SharedMemory part) {
-    if (part.size() < bytes) {
-      throw CommError(rank + " gave " + std::to_string(part.size()) + " bytes of memory where " +
-                      std::to_string(bytes) + " are due");
-    }
-    populate(part);
-    bases.push_back(part.data());
-    parts.push_back(std::move(part));
-  }
-  std::vector<SharedMemory> parts;
+  SharedMemory memory;
 };
 
+// What rank 0 made, on every rank.
+SharedMemory share_made(SharedMemory made, std::size_t bytes, DescriptorHub& hub, const RankNames& names,
+                        const WaitCheck& check) {
+  UniqueFd fd = hub.spread(made.fd(), check);
+  if (fd) made = SharedMemory::map(std::move(fd));
+  if (made.size() < bytes) {
+    throw CommError(names.of(0) + " gave " + std::to_string(made.size()) + " bytes of memory where " +
+                    std::to_string(bytes) + " are due");
+  }
+  return made;
+}
+
+// All ranks' parts lie in one memory, which rank 0 makes and every rank maps: one descriptor for each allocation while
+// it is made, none afterwards.
 class ShmMemory final : public Memory {
  public:
   ShmMemory(std::shared_ptr<DescriptorHub> hub, int rank, int world_size, RankNames names)
-      : hub_(std::move(hub)), rank_(rank), world_size_(world_size), names_(std::move(names)) {}
+      : hub_(std::move(hub)),
+        rank_(rank),
+        world_size_(static_cast<std::size_t>(world_size)),
+        names_(std::move(names)) {}
 
-  std::shared_ptr<Region> allocate(std::size_t bytes, const std::function<void()>& check) override {
+  std::shared_ptr<Region> allocate(std::size_t bytes, const WaitCheck& check) override {
+    const auto page = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
+    const std::size_t part = (std::max<std::size_t>(bytes, 1) + page - 1) / page * page;
     auto region = std::make_shared<MappedRegion>();
     region->bytes = bytes;
-    SharedMemory own = create(bytes);
-    std::vector<UniqueFd> fds = hub_->exchange(own.fd(), check);
-    for (int r = 0; r < world_size_; ++r) {
-      region->add(names_.of(r),
-                  // NOLINTNEXTLINE(bugprone-use-after-move): r is rank_ once
-                  r == rank_ ? std::move(own) : SharedMemory::map(std::move(fds[static_cast<std::size_t>(r)])));
-    }
+    region->memory = share(part * world_size_, check);
+    // Each rank reserves its own part, which the kernel then takes from the NUMA node it runs on, before others touch
+    // it.
+    const std::size_t own = part * static_cast<std::size_t>(rank_);
+    region->memory.reserve(own, part);
+    populate(region->memory.bytes().subspan(own, part));
+    hub_->meet(check);
+    populate(region->memory.bytes());
+    region->memory.close_descriptor();
+    for (std::size_t r = 0; r < world_size_; ++r) region->bases.push_back(region->memory.data() + r * part);
     return region;
   }
 
-  std::shared_ptr<Region> allocate_common(std::size_t bytes, const std::function<void()>& check) override {
+  std::shared_ptr<Region> allocate_common(std::size_t bytes, const WaitCheck& check) override {
     auto region = std::make_shared<MappedRegion>();
     region->bytes = bytes;
-    SharedMemory made;
-    if (rank_ == 0) made = create(bytes);
-    UniqueFd fd = hub_->spread(made.fd(), check);
-    region->add(names_.of(0), rank_ == 0 ? std::move(made) : SharedMemory::map(std::move(fd)));
+    region->memory = share(std::max<std::size_t>(bytes, 1), check);
+    if (rank_ == 0) region->memory.reserve(0, region->memory.size());
+    hub_->meet(check);
+    populate(region->memory.bytes());
+    region->memory.close_descriptor();
+    region->bases.push_back(region->memory.data());
     return region;
   }
 
  private:
-  static SharedMemory create(std::size_t bytes) {
-    return SharedMemory::create("dtrain-buffer", std::max<std::size_t>(bytes, 1));
+  // Nothing of it is reserved yet.
+  SharedMemory share(std::size_t bytes, const WaitCheck& check) {
+    SharedMemory made;
+    if (rank_ == 0) made = SharedMemory::create_unreserved("dtrain-buffer", bytes);
+    return share_made(std::move(made), bytes, *hub_, names_, check);
   }
 
   std::shared_ptr<DescriptorHub> hub_;
   const int rank_;
-  const int world_size_;
+  const std::size_t world_size_;
   const RankNames names_;
 };
 
@@ -75,18 +99,23 @@ class ShmMemory final : public Memory {
 std::unique_ptr<Communicator> make_shm_communicator(ControlPlane& control, const CommunicatorOptions& options,
                                                     const std::vector<int>& members) {
   const World& world = control.world();
-  const auto deadline = std::chrono::steady_clock::now() + options.timeout;
-  const auto check = [&] {
+  // Rank 0 knows who is missing, so it speaks first.
+  const auto deadline = std::chrono::steady_clock::now() + options.timeout +
+                        (world.rank == 0 ? std::chrono::milliseconds(0) : kRankZeroSpeaks);
+  const auto check = [&](const std::function<std::string()>& missing) {
     if (const auto failure = control.failure()) throw CommError(failure_text(*failure));
     if (std::chrono::steady_clock::now() > deadline) {
-      throw CommError("the shm communicator could not be set up in time: not every rank came");
+      throw TimedOut("the shm communicator could not be set up within " + format_duration(options.timeout) +
+                     "; missing: " + missing());
     }
   };
   const RankNames names{members};
   const auto hub = std::make_shared<DescriptorHub>(control, check, names);
+  const std::size_t bytes = Segment::bytes_needed(world.size);
   SharedMemory made;
-  if (world.rank == 0) made = SharedMemory::create("dtrain-comm", Segment::bytes_needed(world.size));
-  const auto memory = std::make_shared<SharedMemory>(SharedMemory::map(hub->spread(made.fd(), check)));
+  if (world.rank == 0) made = SharedMemory::create("dtrain-comm", bytes);
+  const auto memory = std::make_shared<SharedMemory>(share_made(std::move(made), bytes, *hub, names, check));
+  memory->close_descriptor();
   const auto segment = std::make_shared<Segment>(memory, memory->data(), world.size);
   auto engine = std::make_unique<Engine>(
       EngineSetup{world.rank, world.size, control.generation(), "shm", segment,

@@ -6,6 +6,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <string>
 #include <vector>
 
 #include "engine/local_memory.h"
@@ -20,15 +21,17 @@ class ThreadMeeting {
 
   // The parts of all ranks of allocation `number`, once all have brought theirs.
   std::vector<std::shared_ptr<std::byte>> exchange(std::uint64_t number, int rank, std::shared_ptr<std::byte> part,
-                                                   const std::function<void()>& check) {
+                                                   const WaitCheck& check) {
     std::unique_lock lock(mutex_);
     Table& table = tables_[number];
     table.parts.resize(world_size_);
+    table.came.resize(world_size_);
     table.parts[static_cast<std::size_t>(rank)] = std::move(part);
+    table.came[static_cast<std::size_t>(rank)] = true;
     if (++table.brought == world_size_) changed_.notify_all();
     while (table.brought < world_size_) {
       changed_.wait_for(lock, std::chrono::milliseconds(5));
-      check();
+      check([&table] { return table.missing(); });
     }
     auto parts = table.parts;
     if (++table.taken == world_size_) tables_.erase(number);
@@ -37,7 +40,15 @@ class ThreadMeeting {
 
  private:
   struct Table {
+    std::string missing() const {
+      std::string text;
+      for (std::size_t r = 0; r < came.size(); ++r) {
+        if (!came[r]) text += (text.empty() ? "rank " : ", rank ") + std::to_string(r);
+      }
+      return text.empty() ? "no rank any more" : text;
+    }
     std::vector<std::shared_ptr<std::byte>> parts;
+    std::vector<bool> came;
     std::size_t brought = 0;
     std::size_t taken = 0;
   };
@@ -51,14 +62,14 @@ class ThreadMemory final : public Memory {
  public:
   ThreadMemory(std::shared_ptr<ThreadMeeting> meeting, int rank) : meeting_(std::move(meeting)), rank_(rank) {}
 
-  std::shared_ptr<Region> allocate(std::size_t bytes, const std::function<void()>& check) override {
+  std::shared_ptr<Region> allocate(std::size_t bytes, const WaitCheck& check) override {
     auto region = exchange(allocate_zeroed(bytes), check);
     region->bytes = bytes;
     for (const auto& part : region->parts) region->bases.push_back(part.get());
     return region;
   }
 
-  std::shared_ptr<Region> allocate_common(std::size_t bytes, const std::function<void()>& check) override {
+  std::shared_ptr<Region> allocate_common(std::size_t bytes, const WaitCheck& check) override {
     auto region = exchange(rank_ == 0 ? allocate_zeroed(bytes) : nullptr, check);
     region->bytes = bytes;
     region->bases.push_back(region->parts.front().get());
@@ -70,7 +81,7 @@ class ThreadMemory final : public Memory {
     std::vector<std::shared_ptr<std::byte>> parts;
   };
 
-  std::shared_ptr<HeapRegion> exchange(std::shared_ptr<std::byte> own, const std::function<void()>& check) {
+  std::shared_ptr<HeapRegion> exchange(std::shared_ptr<std::byte> own, const WaitCheck& check) {
     auto region = std::make_shared<HeapRegion>();
     region->parts = meeting_->exchange(number_++, rank_, std::move(own), check);
     return region;

@@ -16,7 +16,7 @@ constexpr double kWorthwhile = 0.05;  // of the loop
 double compute_share(const Waterfall& waterfall) {
   double share = 0;
   for (const WaterfallPart& part : waterfall.parts) {
-    if (part.name == "compute" || part.name == "slower_compute" || part.name == "optimizer") share += part.share;
+    if (part.name == "compute" || part.name == "slower_compute") share += part.share;
   }
   return share;
 }
@@ -25,7 +25,7 @@ double compute_share(const Waterfall& waterfall) {
 
 std::string look_at(const Analysis& analysis) {
   const RunSummary& summary = analysis.summary;
-  if (summary.steps == 0) return "no step was recorded: the run ended before its first batch, or was not profiled";
+  if (summary.steps == 0) return "no batch was recorded: the run ended before its first batch, or was not profiled";
   for (const Finding& finding : analysis.findings) {
     if (finding.bytes_per_step) return finding.title + ": " + finding.advice;
     if (finding.share < kWorthwhile) break;
@@ -39,7 +39,8 @@ std::string look_at(const Analysis& analysis) {
         seconds_text(start_s), seconds_text(loop_s));
   }
   return fmt::format(
-      "nothing stands out: {} of the loop is the model's own computing; a faster model or more ranks is "
+      "nothing stands out: {} of the loop is the model's own computing (train_batch, without the optimizer); a faster "
+      "model or more ranks is "
       "what is left",
       format_percent(compute_share(analysis.waterfall)));
 }

@@ -34,7 +34,7 @@ Json to_json(const WhatIf& what_if) {
 }
 
 Json to_json(const Analysis& analysis) {
-  Json json = {{"schema", 1}, {"summary", to_json(analysis.summary)}};
+  Json json = {{"schema", 2}, {"summary", to_json(analysis.summary)}};
   json["findings"] = Json::array();
   for (const Finding& finding : analysis.findings) json["findings"].push_back(to_json(finding));
   json["steps"] = to_json(analysis.steps);

@@ -2,17 +2,18 @@
 
 #include "dtrain/base/units.h"
 #include "rules/rules_text.h"
+#include "summary_words.h"
 #include "text_writer.h"
 
 namespace dtrain::analysis {
 namespace {
 
-constexpr double kSmallestShare = 0.0005;
+constexpr double kSmallestListedShare = 0.0005;
 constexpr std::size_t kRankRows = 8;  // more ranks: those that stand out; all are in the JSON
 
-void write_head(TextWriter& out, const Analysis& analysis) {
+void write_analysis_head(TextWriter& out, const Analysis& analysis) {
   const RunSummary& s = analysis.summary;
-  out.line("{}  {}, {}", out.styled("1", s.name), plural(s.world_size, "rank"), plural(s.steps, "step"));
+  out.line("{}  {}, {}", out.styled("1", s.name), plural(s.world_size, "rank"), batches_text(s));
   if (!s.mock.empty()) out.line("  {}", out.styled("33", s.mock));
   if (const std::string missing = missing_ranks_text(s); !missing.empty()) {
     out.line("  {}", out.styled("33", missing));
@@ -28,7 +29,7 @@ void write_findings(TextWriter& out, const Analysis& analysis) {
   out.heading("Findings, the most expensive first");
   if (analysis.findings.empty()) {
     out.line("  {}", analysis.summary.steps > 0 ? "nothing takes more than 1% of the loop without need"
-                                                : "no step was recorded");
+                                                : "no batch was recorded");
   }
   int number = 0;
   for (const Finding& finding : analysis.findings) {
@@ -45,7 +46,7 @@ void write_waterfall(TextWriter& out, const Waterfall& waterfall) {
   double sum = 0;
   for (const WaterfallPart& part : waterfall.parts) {
     sum += part.share;
-    if (part.share < kSmallestShare && part.name != "unattributed") continue;
+    if (part.share < kSmallestListedShare && part.name != "unattributed") continue;
     std::string name = part.name;
     std::replace(name.begin(), name.end(), '_', ' ');
     const std::string row =
@@ -53,6 +54,10 @@ void write_waterfall(TextWriter& out, const Waterfall& waterfall) {
     out.line("{}{}", row, out.bar(part.share, static_cast<int>(row.size())));
   }
   out.line("  {:<24}{:>7}{:>12}", "sum", format_percent(sum), seconds_text(sum * waterfall.wall_s));
+  if (waterfall.no_core_s && *waterfall.no_core_s >= kSmallestListedShare * waterfall.wall_s) {
+    out.line("  {:<24}{:>7}{:>12}  across these: a training thread could have run and had no core", "no core",
+             format_percent(*waterfall.no_core_s / waterfall.wall_s), seconds_text(*waterfall.no_core_s));
+  }
 }
 
 void write_step_row(TextWriter& out, const std::string& who, const StepStatistics& s) {
@@ -63,7 +68,7 @@ void write_step_row(TextWriter& out, const std::string& who, const StepStatistic
 
 void write_steps(TextWriter& out, const Analysis& analysis) {
   if (analysis.steps.count == 0) return;
-  out.heading(analysis.steps.exact ? "Steps" : "Steps (quantiles within 1%)");
+  out.heading(analysis.steps.exact ? "Batches" : "Batches (quantiles within 1%)");
   out.line("  {:<8}{:>10}{:>10}{:>10}{:>10}{:>10}{:>10}{:>10}{:>10}", "", "mean", "stddev", "median", "MAD", "min",
            "p95", "p99", "max");
   write_step_row(out, "all", analysis.steps);
@@ -75,8 +80,8 @@ void write_steps(TextWriter& out, const Analysis& analysis) {
 void write_stragglers(TextWriter& out, const Stragglers& stragglers) {
   if (stragglers.ranks.empty() || stragglers.compared_steps == 0) return;
   out.heading("Whom the others waited for");
-  out.line("  {:>4}  {:<12}{:>16}{:>12}{:>12}  {}", "rank", "host", "last in steps", "waited", "of that", "cause");
-  out.line("  {:>4}  {:<12}{:>16}{:>12}{:>12}  {}", "", "", "", "", "its own", "");
+  out.line("  {:>4}  {:<12}{:>16}{:>12}{:>12}  {}", "rank", "host", "came last to", "waited", "beyond", "cause");
+  out.line("  {:>4}  {:<12}{:>16}{:>12}{:>12}  {}", "", "", "exchanges", "for it", "ordinary", "");
   std::size_t shown = 0;
   for (const Straggler& rank : stragglers.ranks) {
     if (++shown > kRankRows) break;
@@ -89,8 +94,10 @@ void write_stragglers(TextWriter& out, const Stragglers& stragglers) {
                                                seconds_text(static_cast<double>(*stragglers.clock_error_ns) / 1e9))
                                  : std::string("all ranks share a clock");
   out.paragraph(
-      fmt::format("{} compared; who comes last is told by how long each waits, which needs no common clock ({})",
-                  plural(stragglers.compared_steps, "step"), clocks));
+      fmt::format("{} compared. Waited for it: by the others, on average; beyond ordinary: more than they wait for the "
+                  "median rank, which is what its finding begins with. Who comes last is told by how long each waits, "
+                  "which needs no common clock ({})",
+                  plural(stragglers.compared_steps, "exchange"), clocks));
 }
 
 std::string gain_text(double gain) {
@@ -110,13 +117,13 @@ void write_prediction(TextWriter& out, const Prediction& prediction, bool assump
 void write_what_if(TextWriter& out, const WhatIf& what_if, bool assumptions) {
   if (what_if.step_s > 0) {
     out.heading("What if");
-    out.line("  {:<50}{:>11}{:>13}{:>9}", "", "a step", "samples/s", "gain");
+    out.line("  {:<50}{:>11}{:>13}{:>9}", "", "a batch", "samples/s", "gain");
     out.line("  {:<50}{:>11}{:>13}", "as measured", seconds_text(what_if.step_s), format_rate(what_if.samples_per_s));
     for (const Prediction& prediction : what_if.changes) write_prediction(out, prediction, assumptions);
   }
   if (!what_if.scaling.empty()) {
     out.heading("More ranks, the same batch on each");
-    out.line("  {:<50}{:>11}{:>13}{:>9}{:>9}", "", "a step", "samples/s", "gain", "scaling");
+    out.line("  {:<50}{:>11}{:>13}{:>9}{:>9}", "", "a batch", "samples/s", "gain", "scaling");
     for (const Prediction& prediction : what_if.scaling) write_prediction(out, prediction, false);
     if (assumptions) out.paragraph(what_if.scaling.front().assumption, 4);
   }
@@ -128,7 +135,7 @@ void write_what_if(TextWriter& out, const WhatIf& what_if, bool assumptions) {
 
 std::string render_analysis(const Analysis& analysis, const TextOptions& options) {
   TextWriter out(options);
-  write_head(out, analysis);
+  write_analysis_head(out, analysis);
   write_findings(out, analysis);
   write_waterfall(out, analysis.waterfall);
   write_steps(out, analysis);
@@ -144,7 +151,7 @@ std::string render_analysis(const Analysis& analysis, const TextOptions& options
 
 std::string render_what_if(const Analysis& analysis, const TextOptions& options) {
   TextWriter out(options);
-  write_head(out, analysis);
+  write_analysis_head(out, analysis);
   write_what_if(out, analysis.what_if, true);
   return out.take();
 }

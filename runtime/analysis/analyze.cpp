@@ -1,4 +1,5 @@
 #include "dtrain/analysis/analysis.h"
+#include "dtrain/config/profiling_rules.h"
 #include "evidence.h"
 #include "find_stragglers.h"
 #include "make_findings.h"
@@ -15,11 +16,11 @@ Analysis analyze(const RunProfile& profile, const AnalyzeOptions& options) {
   analysis.summary = summarize(evidence);
   analysis.steps = step_statistics(profile.ranks);
   for (const RankProfile& rank : profile.ranks) analysis.rank_steps[rank.rank] = step_statistics({&rank, 1});
-  analysis.waterfall = make_waterfall(profile, evidence.waits);
+  analysis.waterfall = make_waterfall(evidence);
   analysis.stragglers = find_stragglers(evidence);
   analysis.what_if = predict(evidence, options.tried ? *options.tried : profile);
   analysis.operators = operators_of_run(profile.folder);
-  analysis.rules = run_rules(profile, options.rules.value_or(rules_of(profile)));
+  analysis.rules = run_rules(profile, options.rules ? *options.rules : rules_of(profile));
   analysis.findings = make_findings(evidence, analysis);
   analysis.summary.look_at = look_at(analysis);
   return analysis;

@@ -60,6 +60,16 @@ Contention of_rank(const RunProfile& run, const RankProfile& rank) {
 
 }  // namespace
 
+std::optional<double> no_core_s(const std::vector<Contention>& ranks) {
+  double sum = 0;
+  bool known = false;
+  for (const Contention& rank : ranks) {
+    sum += rank.wait_s;
+    known |= rank.wait_percent.has_value();
+  }
+  return known ? std::optional(sum / static_cast<double>(ranks.size())) : std::nullopt;
+}
+
 double lacking_s(const std::vector<Contention>& ranks, std::size_t rank) {
   std::vector<double> others;
   for (std::size_t r = 0; r < ranks.size(); ++r) {

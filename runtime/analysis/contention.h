@@ -20,6 +20,9 @@ struct Contention {
 // One for each rank of the profile.
 std::vector<Contention> find_contention(const RunProfile& run);
 
+// Seconds in which a rank's training thread had no core, mean over these ranks. Empty: recorded of none.
+std::optional<double> no_core_s(const std::vector<Contention>& ranks);
+
 // Seconds a rank's training thread had no core, beyond what the middle one of the others had to do without one.
 double lacking_s(const std::vector<Contention>& ranks, std::size_t rank);
 

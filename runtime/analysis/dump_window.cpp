@@ -30,7 +30,7 @@ Sketch to_sketch(const Element& value) {
 }
 
 // A window's "train_batch" holds its parts, in its sum as in its distribution.
-void read_phases(const Element& value, WindowLine& window, WindowSketches& sketches) {
+void read_phase_sketches(const Element& value, WindowLine& window, WindowSketches& sketches) {
   Object object;
   if (value.get(object) != simdjson::SUCCESS) return;
   for (const auto& [key, field] : object) {
@@ -100,7 +100,7 @@ WindowLine parse_window(const Object& object, WindowSketches& sketches) {
     if (key == "samples") window.samples = to_integer(field);
     if (key == "wall_ns") sketches.wall = to_sketch(field);
     if (key == "wall_ns_m2") window.wall_m2 = to_double(field);
-    if (key == "phases") read_phases(field, window, sketches);
+    if (key == "phases") read_phase_sketches(field, window, sketches);
     Object loader;
     if (key == "loader" && field.get(loader) == simdjson::SUCCESS) read_loader(loader, window, sketches);
     Array list;

@@ -7,6 +7,7 @@
 
 #include "contention.h"
 #include "dtrain/analysis/run_profile.h"
+#include "exposed.h"
 #include "rows.h"
 #include "waiting.h"
 
@@ -14,14 +15,21 @@ namespace dtrain::analysis {
 
 struct Evidence {
   explicit Evidence(const RunProfile& profile)
-      : run(profile), rows(profile), waits(compare_waits(rows)), contention(find_contention(profile)) {
-    for (const RankProfile& rank : run.ranks) loop_s = std::max(loop_s, rank.loop_s().value_or(0));
+      : run(profile),
+        rows(profile),
+        waits(compare_waits(rows)),
+        exposed(exposed_communication(profile, waits)),
+        contention(find_contention(profile)) {
+    for (const RankProfile& rank : run.ranks) {
+      loop_s = std::max({loop_s, rank.loop_s().value_or(0), static_cast<double>(rank.wall_ns()) / 1e9});
+    }
   }
   const RunProfile& run;
   Rows rows;
   WaitSummary waits;
+  ExposedCommunication exposed;
   std::vector<Contention> contention;  // as RunProfile::ranks
-  double loop_s = 0;                   // of the slowest rank
+  double loop_s = 0;                   // of the slowest rank: what shares of the loop are of
 };
 
 }  // namespace dtrain::analysis

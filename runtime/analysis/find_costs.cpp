@@ -22,12 +22,13 @@ constexpr std::array kCosts = {
     Cost{"host_to_device", "copying batches to the device takes",
          "copy smaller batches, or prepare them on the device"},
     Cost{"metrics", "fetching and reducing metrics takes", "reduce metrics less often (scheduling_unit)"},
-    Cost{"checkpoints", "writing checkpoints takes", "write checkpoints less often (min_checkpoint_period)"},
+    Cost{"checkpoints", "writing checkpoints takes",
+         "the weights are saved once, at the end: put the run's folder on a faster disk (--run-dir)"},
     Cost{"callbacks", "callbacks take", "do less in callbacks, or less often"},
     Cost{"validation", "validation takes", "validate less often (min_validation_period)"},
     Cost{"other", "code outside every phase takes", "look at what the trial does between its calls"},
-    Cost{"unattributed", "outside the steps, the loop takes",
-         "look at what runs between steps; where records are missing, the warnings say so"},
+    Cost{"unattributed", "outside the batches, the loop takes",
+         "look at what runs between batches; where records are missing, the warnings say so"},
 };
 
 double part_s(const Waterfall& waterfall, const std::string& name) {
@@ -65,13 +66,16 @@ std::optional<Finding> turns(const Evidence& evidence, const Analysis& analysis)
   if (ranks < 2) return std::nullopt;
   double blamed_s = 0;
   for (const Straggler& rank : analysis.stragglers.ranks) blamed_s += rank.cost_s * (ranks - 1) / ranks;
-  const double seconds = evidence.waits.skew_seconds - blamed_s;
-  if (seconds < kTurnsShare * evidence.waits.skew_seconds) return std::nullopt;
+  const double waiting_s = evidence.exposed.waiting_s;
+  const double seconds = waiting_s - blamed_s;
+  if (seconds < kTurnsShare * waiting_s) return std::nullopt;
   return make(
       "turns", seconds, fmt::format("the ranks wait {} for each other, each in turn", seconds_text(seconds)),
-      fmt::format("in {} steps compared, no rank came last much longer than the others; {} waiting in all",
-                  count_text(evidence.waits.compared_steps), seconds_text(evidence.waits.skew_seconds)),
-      "their steps vary: larger batches and fewer exchanges (optimizations.aggregation_frequency) even that out; "
+      fmt::format(
+          "in {} exchanges compared, no rank came last much longer than the others: {} waiting in all, {} of it "
+          "for ranks that are waited for more than an ordinary one",
+          count_text(evidence.waits.compared_steps), seconds_text(waiting_s), seconds_text(blamed_s)),
+      "their batches vary: larger batches and fewer exchanges (optimizations.aggregation_frequency) even that out; "
       "other programs on the same cores make it worse");
 }
 
@@ -81,9 +85,12 @@ std::vector<Finding> find_costs(const Evidence& evidence, const Analysis& analys
                                 const std::optional<Stalls>& stalls) {
   std::vector<Finding> findings;
   for (const Cost& cost : kCosts) {
-    const double seconds = part_s(analysis.waterfall, cost.part) - stalled_s(evidence, stalls, cost.part);
+    const double in_stalls_s = stalled_s(evidence, stalls, cost.part);
+    const double seconds = part_s(analysis.waterfall, cost.part) - in_stalls_s;
     findings.push_back(make(cost.part, seconds, fmt::format("{} {}", cost.title, seconds_text(seconds)),
-                            "mean over ranks", cost.advice));
+                            fmt::format("{} in the waterfall, mean over ranks{}",
+                                        seconds_text(part_s(analysis.waterfall, cost.part)), less_stalls(in_stalls_s)),
+                            cost.advice));
   }
   if (auto finding = turns(evidence, analysis)) findings.push_back(std::move(*finding));
   const auto& compression = analysis.summary.compression;

@@ -96,15 +96,17 @@ std::optional<Finding> find_stalling(const Evidence& evidence, const Analysis& a
     finding.rank = rank->rank;
     finding.host = rank->host;
   }
-  const std::string when = stalls.every_batches ? fmt::format("every {:.0f} steps", *stalls.every_batches)
+  const std::string when = stalls.every_batches ? fmt::format("every {:.0f} batches", *stalls.every_batches)
                            : stalls.every_s     ? fmt::format("every {}", seconds_text(*stalls.every_s))
                                                 : fmt::format("{} times", count_text(stalls.events));
   const std::string where = stalls.phase == Phase::kAllreduceWait ? "the exchange" : std::string(name_of(stalls.phase));
   finding.title =
       fmt::format("{} for {}, {}, in {}: {}", rank != nullptr ? rank_name(*rank) + " stalls" : "the run stalls",
-                  seconds_text(stalls.median_excess_s), when, where, seconds_text(stalls.seconds));
-  finding.evidence = fmt::format("{} times a step took {} longer than the median step of {}", count_text(stalls.events),
-                                 seconds_text(stalls.median_excess_s), seconds_text(stalls.step_s));
+                  seconds_text(stalls.mean_excess_s()), when, where, seconds_text(stalls.seconds));
+  finding.evidence =
+      fmt::format("{} times a batch took {} longer (mean; median {}) than the median batch of {}: {} in all",
+                  count_text(stalls.events), seconds_text(stalls.mean_excess_s()), seconds_text(stalls.median_excess_s),
+                  seconds_text(stalls.step_s), seconds_text(stalls.seconds));
   if (stalls.other_events > 0) {
     finding.evidence +=
         fmt::format("; {} others, at no regular intervals, are not counted", count_text(stalls.other_events));

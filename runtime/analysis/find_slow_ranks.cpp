@@ -101,15 +101,16 @@ std::vector<Finding> find_slow_ranks(const Evidence& evidence, const Analysis& a
     const std::size_t index = index_of_rank(evidence.run, straggler.rank);
     const bool stalling = stalls && stalls->rank == static_cast<int>(index);
     Finding finding;
-    finding.seconds = straggler.cost_s - (stalling ? stalls->waited_s : 0);
+    const double stalled_s = stalling ? stalls->waited_s : 0;
+    finding.seconds = straggler.cost_s - stalled_s;
     // Where each comes last in its turn, it is no rank's own doing.
     if (finding.seconds < 0.3 * straggler.waited_s || finding.seconds < kLeastShare * evidence.loop_s) continue;
     const Words words = words_of(straggler.cause, one_host);
-    std::string more;
+    std::string more, more_s;
     if (straggler.cause == "cpu_contention") {
       const double in_exchange_s = lost_in_exchange_s(evidence, index, straggler.cost_s);
       finding.seconds += in_exchange_s;
-      more = fmt::format("; and {} more in exchanges, for want of a core", seconds_text(in_exchange_s));
+      more_s = fmt::format(", and {} that exchanges took longer because it had no core", seconds_text(in_exchange_s));
     }
     finding.id = "straggler";
     finding.cause = words.cause;
@@ -119,9 +120,11 @@ std::vector<Finding> find_slow_ranks(const Evidence& evidence, const Analysis& a
     finding.host = straggler.host;
     finding.title = fmt::format("{} {}: the others wait {} for it", rank_name(evidence.run.ranks[index]), words.what,
                                 seconds_text(finding.seconds));
-    finding.evidence = fmt::format("it came last in {} of {} steps; {}", count_text(straggler.steps),
-                                   count_text(analysis.stragglers.compared_steps), straggler.evidence) +
-                       more;
+    finding.evidence = fmt::format(
+        "it came last to {} of {} exchanges, and the others waited {} for it: {} beyond what they wait for "
+        "an ordinary rank{}{}; {}{}",
+        count_text(straggler.steps), count_text(analysis.stragglers.compared_steps), seconds_text(straggler.waited_s),
+        seconds_text(straggler.cost_s), less_stalls(stalled_s), more_s, straggler.evidence, more);
     finding.advice = words.advice;
     findings.push_back(std::move(finding));
   }

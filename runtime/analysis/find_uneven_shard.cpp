@@ -13,7 +13,7 @@ namespace {
 
 constexpr double kLeastEven = 20;  // steps
 constexpr double kLikeEven = 0.1;  // difference of the samples
-constexpr double kMainShare = 0.6;
+constexpr double kMainShardShare = 0.6;
 
 // What a row would be shorter by if each rank had its fair part of the samples, twice over. `by_samples`: computing
 // takes as long as there are samples, on each rank at its own pace; `by_ranks`: what a sample takes is the same
@@ -105,7 +105,7 @@ std::optional<Finding> find_uneven_shard(const Evidence& evidence) {
   finding.seconds = lost_s;
   const auto worst = std::max_element(by_rank.begin(), by_rank.end());
   const auto at = static_cast<std::size_t>(worst - by_rank.begin());
-  const bool one = *worst > 0 && *worst >= kMainShare * std::accumulate(by_rank.begin(), by_rank.end(), 0.0);
+  const bool one = *worst > 0 && *worst >= kMainShardShare * std::accumulate(by_rank.begin(), by_rank.end(), 0.0);
   const RankProfile& rank = evidence.run.ranks[at];
   if (one) {
     finding.rank = rank.rank;
@@ -116,12 +116,13 @@ std::optional<Finding> find_uneven_shard(const Evidence& evidence) {
   finding.title =
       one ? fmt::format("{} has more data than the others: they wait while it trains, {} in all", rank_name(rank),
                         seconds_text(lost_s))
-          : fmt::format("ranks train different numbers of samples in a step: {} in all", seconds_text(lost_s));
-  finding.evidence = fmt::format(
-      "in {} steps; {} trained {} samples, a fair share is {}", count_text(to_count(uneven_steps)), rank_name(rank),
-      count_text(to_count(most_of_all[at])), count_text(to_count(all / static_cast<double>(rows.ranks()))));
+          : fmt::format("ranks train different numbers of samples in a batch: {} in all", seconds_text(lost_s));
+  finding.evidence =
+      fmt::format("{} each (mean) in {}; {} trained {} samples, a fair share is {}",
+                  seconds_text(lost_s / uneven_steps), batch_count(to_count(uneven_steps)), rank_name(rank),
+                  count_text(to_count(most_of_all[at])), count_text(to_count(all / static_cast<double>(rows.ranks()))));
   if (even_s) {
-    finding.evidence += fmt::format("; with even shares a step's computing takes {} instead of {}",
+    finding.evidence += fmt::format("; with even shares a batch's computing takes {} instead of {}",
                                     seconds_text(*even_s), seconds_text(largest_s / uneven_steps));
   }
   finding.advice =

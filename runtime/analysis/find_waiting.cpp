@@ -15,7 +15,7 @@ namespace dtrain::analysis {
 namespace {
 
 constexpr double kForeignPercent = 10;  // of one core, mean over ranks
-constexpr double kMainShare = 0.6;
+constexpr double kMainWaitingShare = 0.6;
 constexpr double kLinkFault = 0.1;  // of the loop: less is what an exchange between hosts takes
 constexpr double kLinkUsed = 0.5;   // of what its interfaces can: a link that carries as much is not slow
 
@@ -57,7 +57,7 @@ std::string carried_text(const RunProfile& run) {
 
 // Bytes a second that the hosts' interfaces can carry, by what they say themselves: of each host its fastest, of these
 // the slowest. Empty where a host's do not say.
-std::optional<double> link_speed(const RunProfile& run) {
+std::optional<double> slowest_link(const RunProfile& run) {
   std::optional<double> slowest;
   for (const AgentProfile& agent : run.agents) {
     const auto machine = agent.header.find("machine");
@@ -85,10 +85,11 @@ std::optional<Finding> find_loader(const Evidence& evidence, const Analysis& ana
   finding.cause = "slow_loader";
   finding.fault = true;
   finding.seconds = free->saved_s;
-  if (stalls && stalls->phase == profile::Phase::kDataloaderNext) finding.seconds -= stalls->seconds;
+  const double stalled_s = stalls && stalls->phase == profile::Phase::kDataloaderNext ? stalls->seconds : 0;
+  finding.seconds -= stalled_s;
   std::string who = "the ranks wait";
   for (const Straggler& straggler : analysis.stragglers.ranks) {
-    if (straggler.cause != "loader" || straggler.cost_s < kMainShare * finding.seconds) continue;
+    if (straggler.cause != "loader" || straggler.cost_s < kMainWaitingShare * finding.seconds) continue;
     finding.rank = straggler.rank;
     finding.host = straggler.host;
     who =
@@ -97,9 +98,13 @@ std::optional<Finding> find_loader(const Evidence& evidence, const Analysis& ana
   }
   finding.title = fmt::format("{} {} for data", who, seconds_text(finding.seconds));
   finding.evidence =
-      fmt::format("without dataloader_next a step would take {} instead of {}{}", seconds_text(free->step_s),
-                  seconds_text(analysis.what_if.step_s), queue_text(evidence.run, finding.rank));
-  finding.advice = "load faster: more loader workers, cheaper preprocessing, data in memory or in larger files";
+      fmt::format("without dataloader_next a batch would take {} less ({} instead of {}, means), in {}{}{}",
+                  seconds_text(analysis.what_if.step_s - free->step_s), seconds_text(free->step_s),
+                  seconds_text(analysis.what_if.step_s), batch_count(evidence.rows.steps()), less_stalls(stalled_s),
+                  queue_text(evidence.run, finding.rank));
+  finding.advice =
+      "load faster: data in memory or in larger files, prepared before the training, or read by several threads (a "
+      "BatchSource of your own)";
   if (finding.rank >= 0) finding.advice += "; compare what this rank reads, and from which disk, with the others";
   return finding;
 }
@@ -127,30 +132,37 @@ std::optional<Finding> find_contended_hosts(const Evidence& evidence, const Anal
   finding.seconds = wait_s / static_cast<double>(count);
   finding.title = fmt::format("programs outside the run take the ranks' cores for {}", seconds_text(finding.seconds));
   finding.evidence = fmt::format(
-      "they load a rank's cores with {:.0f}% of a core on average, and a training thread had no "
-      "core for {}",
-      foreign / static_cast<double>(count), seconds_text(finding.seconds));
+      "they load a rank's cores with {:.0f}% of a core on average, and a training thread had no core for {} (mean of "
+      "{}; "
+      "no_core in the waterfall: it lies across its parts)",
+      foreign / static_cast<double>(count), seconds_text(finding.seconds),
+      named.empty() ? std::string("the ranks") : fmt::format("the {} without a finding of their own", count));
   finding.advice = "end them or move them to cores without ranks, or use fewer slots on these hosts";
   return finding;
 }
 
 std::optional<Finding> find_exchange(const Evidence& evidence, const std::optional<Stalls>& stalls) {
-  if (evidence.run.ranks.size() < 2 || evidence.waits.exchange_seconds <= 0) return std::nullopt;
+  const ExposedCommunication& exposed = evidence.exposed;
+  if (evidence.run.ranks.size() < 2 || exposed.exchanges <= 0 || exposed.exchange_s <= 0) return std::nullopt;
   std::set<std::string> hosts;
   for (const RankProfile& rank : evidence.run.ranks) hosts.insert(rank.agent.empty() ? rank.host : rank.agent);
   Finding finding;
   finding.id = "exchange";
-  finding.seconds = evidence.waits.exchange_seconds;
-  if (stalls && stalls->phase == profile::Phase::kAllreduceWait) finding.seconds -= stalls->seconds;
+  const double stalled_s = stalls && stalls->phase == profile::Phase::kAllreduceWait ? stalls->seconds : 0;
+  finding.seconds = exposed.exchange_s - stalled_s;
   const auto link = fit_link(evidence);
-  finding.evidence = "without the time ranks wait for each other";
+  finding.evidence = fmt::format(
+      "{} exchanges held up the training for {} each (mean; median {}){}; the exposed communication is {}, the other "
+      "{} "
+      "of it waiting for the last rank",
+      count_text(exposed.exchanges), seconds_text(exposed.exchange_mean_s()), seconds_text(exposed.exchange_median_s),
+      less_stalls(stalled_s), seconds_text(exposed.seconds), seconds_text(exposed.waiting_s));
   if (link) {
     const double bandwidth = link->transfer_s > 0 ? link->bytes / link->transfer_s : 0;
-    finding.evidence +=
-        fmt::format("; {} a step take {} ({}/s), of which {} is not hidden behind computing", format_bytes(link->bytes),
-                    seconds_text(link->transfer_s), format_bytes(bandwidth), seconds_text(link->exposed_s));
+    finding.evidence += fmt::format("; the {} of an exchange take {}, partly behind computing (median; {}/s)",
+                                    format_bytes(link->bytes), seconds_text(link->transfer_s), format_bytes(bandwidth));
   }
-  const auto can = link_speed(evidence.run);
+  const auto can = slowest_link(evidence.run);
   const bool used = link && can && link->mean_s > 0 && link->bytes / link->mean_s >= kLinkUsed * *can;
   if (hosts.size() > 1 && finding.seconds >= kLinkFault * evidence.loop_s && !used) {
     finding.cause = "slow_link";
@@ -168,8 +180,8 @@ std::optional<Finding> find_exchange(const Evidence& evidence, const std::option
     return finding;
   }
   finding.cause = "exchange";
-  finding.title =
-      fmt::format("exchanging gradients takes {} that computing does not hide", seconds_text(finding.seconds));
+  finding.title = fmt::format("exchanging gradients holds up the training for {}, beside waiting for the last rank",
+                              seconds_text(finding.seconds));
   finding.advice = "a larger batch, or optimizations.aggregation_frequency above 1, exchanges less often";
   return finding;
 }

@@ -23,6 +23,11 @@ constexpr std::size_t kThreads = 2;
 class RankCollector final : public DumpHandler {
  public:
   explicit RankCollector(RankProfile& rank) : rank_(rank) {}
+  void restart() override {
+    const int rank = rank_.rank;
+    rank_ = {};
+    rank_.rank = rank;
+  }
   void header(const Json& json) override {
     rank_.header = json.is_object() ? json : Json::object();
     rank_.end.reset();  // a later attempt in the same file

@@ -39,6 +39,11 @@ std::string look_at(const Analysis& analysis);
 // "rank 3 on node-b"
 std::string rank_name(const RankProfile& rank);
 
+// "200 batches"
+std::string batch_count(std::int64_t count);
+// Of a cost, what the finding of the stalls accounts for: ", less the 1.20 s of the stalls". Empty: nothing.
+std::string less_stalls(double seconds);
+
 // Of RunProfile::ranks; 0 where there is no such rank.
 std::size_t index_of_rank(const RunProfile& run, int rank);
 

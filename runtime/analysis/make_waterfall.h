@@ -1,12 +1,11 @@
-// How the waterfall is made: from every step of every rank, and from how long they waited for each other.
+// How the waterfall is made: from every batch of every rank, and from how long they waited for each other.
 #pragma once
 
-#include "dtrain/analysis/run_profile.h"
 #include "dtrain/analysis/waterfall.h"
-#include "waiting.h"
+#include "evidence.h"
 
 namespace dtrain::analysis {
 
-Waterfall make_waterfall(const RunProfile& run, const WaitSummary& waits);
+Waterfall make_waterfall(const Evidence& evidence);
 
 }  // namespace dtrain::analysis

@@ -10,7 +10,7 @@ namespace {
 
 constexpr double kSkipped = 0.25;  // of the steps
 constexpr std::size_t kLeastPoints = 8;
-constexpr std::size_t kParts = 4;
+constexpr std::size_t kGrowthParts = 4;
 constexpr double kLeastBytes = 4.0 * (1 << 20);  // grown in all: less is an allocator's own
 constexpr double kRisingPairs = 0.85;
 constexpr double kLeastPart = 0.4;  // of the mean growth between parts
@@ -59,15 +59,15 @@ std::optional<double> free_memory(const AgentProfile* agent) {
 // Steady: in each part about as much.
 bool is_steady(const Points& points) {
   std::vector<double> middles;
-  for (std::size_t part = 0; part < kParts; ++part) {
+  for (std::size_t part = 0; part < kGrowthParts; ++part) {
     std::vector<double> values;
-    for (std::size_t i = part * points.size() / kParts; i < (part + 1) * points.size() / kParts; ++i) {
+    for (std::size_t i = part * points.size() / kGrowthParts; i < (part + 1) * points.size() / kGrowthParts; ++i) {
       values.push_back(points[i].second);
     }
     middles.push_back(quantile(values, 0.5));
   }
-  const double mean_growth = (middles.back() - middles.front()) / static_cast<double>(kParts - 1);
-  for (std::size_t part = 1; part < kParts; ++part) {
+  const double mean_growth = (middles.back() - middles.front()) / static_cast<double>(kGrowthParts - 1);
+  for (std::size_t part = 1; part < kGrowthParts; ++part) {
     if (middles[part] - middles[part - 1] < kLeastPart * mean_growth) return false;
   }
   return mean_growth > 0;

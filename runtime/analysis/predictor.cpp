@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "dtrain/base/clock.h"
 #include "statistics.h"
 
 namespace dtrain::analysis {
@@ -12,20 +13,16 @@ using profile::Phase;
 constexpr double kMostGain = 5;
 constexpr std::size_t kAll = SIZE_MAX;  // ranks, who wait for each other
 
-double seconds(std::int64_t ns) {
-  return static_cast<double>(ns) / 1e9;
-}
-
 }  // namespace
 
 Predictor::Predictor(const Evidence& evidence)
     : rows_(evidence.rows),
-      as_is_{[](const StepLine& step) { return seconds(training_of(step)); }, [](double s) { return s; }} {
+      as_is_{[](const StepLine& step) { return to_seconds(training_of(step)); }, [](double s) { return s; }} {
   const auto count = static_cast<double>(rows_.ranks());
   for (std::size_t i = 0; i < rows_.rows().size(); ++i) {
     double wall_s = 0;
     for (std::size_t r = 0; r < rows_.ranks(); ++r) {
-      wall_s += seconds(minus(rows_.at(i, r).wall_ns, pauses_of(rows_.at(i, r))));
+      wall_s += to_seconds(minus(rows_.at(i, r).wall_ns, pauses_of(rows_.at(i, r))));
       samples_ += static_cast<double>(rows_.at(i, r).samples);
     }
     walls_.push_back(wall_s / count);
@@ -67,9 +64,9 @@ Prediction Predictor::predict_aggregated(Prediction prediction, int k) const {
       double most = 0, least_wait = least_wait_s(i), update = 0;
       for (std::size_t r = 0; r < rows_.ranks(); ++r) {
         const StepLine& step = rows_.at(i, r);
-        own[r] += seconds(training_of(step));
-        most = std::max(most, seconds(training_of(step)));
-        update += seconds(plus(phase_of(step, Phase::kOptimizerStep), phase_of(step, Phase::kStepLrSchedulers)));
+        own[r] += to_seconds(training_of(step));
+        most = std::max(most, to_seconds(training_of(step)));
+        update += to_seconds(plus(phase_of(step, Phase::kOptimizerStep), phase_of(step, Phase::kStepLrSchedulers)));
       }
       now_s += most + least_wait;
       exchange_s += least_wait;
@@ -89,7 +86,7 @@ Prediction Predictor::predict_aggregated(Prediction prediction, int k) const {
 double Predictor::least_wait_s(std::size_t row) const {
   std::int64_t least = INT64_MAX;
   for (std::size_t r = 0; r < rows_.ranks(); ++r) least = std::min(least, wait_of(rows_.at(row, r)));
-  return seconds(least);
+  return to_seconds(least);
 }
 
 Predictor::Cells Predictor::cells(std::size_t row) const {
@@ -110,7 +107,7 @@ double Predictor::saving_s(const Cells& cells, const Changed& changed, std::size
       least_wait = std::min(least_wait, wait_of(*step));
     }
     const double own_s = change.balanced ? sum / static_cast<double>(cells.ranks.size()) : most;
-    return own_s + cells.exchanges * change.exchange_s(seconds(least_wait) / cells.exchanges);
+    return own_s + cells.exchanges * change.exchange_s(to_seconds(least_wait) / cells.exchanges);
   };
   if (only != kAll) return length_s(as_is_) - changed.own_s(*cells.ranks[only]);
   return length_s(as_is_) - length_s(changed);

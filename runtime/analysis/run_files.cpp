@@ -1,5 +1,7 @@
 #include "run_files.h"
 
+#include <algorithm>
+#include "dtrain/base/json_number.h"
 #include "json_fields.h"
 
 namespace dtrain::analysis {
@@ -53,6 +55,10 @@ void add_plan(const Json& plan, RunSummary& summary) {
   if (const auto strategy = plan.find("strategy"); strategy != plan.end() && strategy->is_object()) {
     summary.strategy = read_strategy(*strategy);
   }
+  if (const auto found = plan.find("non_finite"); found != plan.end() && found->is_object()) {
+    summary.non_finite =
+        NonFiniteAccount{integer(*found, "batches"), integer(*found, "first_batch"), text(*found, "text")};
+  }
   if (const auto mock = plan.find("mock"); mock != plan.end() && mock->is_object()) summary.mock = text(*mock, "text");
   if (const auto batch = integer(plan, "global_batch_size", -1); batch >= 0) summary.global_batch_size = batch;
   if (const auto per_rank = plan.find("batch_per_rank"); !summary.global_batch_size && per_rank != plan.end()) {
@@ -62,6 +68,16 @@ void add_plan(const Json& plan, RunSummary& summary) {
     }
     if (per_rank->is_array()) summary.global_batch_size = sum_of(*per_rank);
   }
+  if (const auto per_rank = plan.find("batch_per_rank"); per_rank != plan.end() && per_rank->is_array()) {
+    summary.batch_samples = sum_of(*per_rank);
+  }
+}
+
+// How many batches make an optimizer step, as the experiment says.
+std::int64_t aggregation_frequency(const Json& experiment) {
+  const auto optimizations = experiment.find("optimizations");
+  if (optimizations == experiment.end() || !optimizations->is_object()) return 1;
+  return std::max<std::int64_t>(1, integer(*optimizations, "aggregation_frequency", 1));
 }
 
 }  // namespace
@@ -73,12 +89,16 @@ void add_run_files(const RunProfile& run, RunSummary& summary) {
     summary.state = text(event, "state");
     summary.cause = text(event, "cause");
   }
+  summary.aggregation_frequency = aggregation_frequency(run.experiment);
   for (const Json& line : run.metrics) {
+    if (text(line, "kind") == "training" && line.contains("optimizer_steps")) {
+      summary.optimizer_steps = integer(line, "optimizer_steps");
+    }
     const auto metrics = line.find("metrics");
     if (text(line, "kind") != "validation" || metrics == line.end() || !metrics->is_object()) continue;
     summary.validation.clear();
     for (const auto& [name, value] : metrics->items()) {
-      if (value.is_number()) summary.validation[name] = value.get<double>();
+      if (const auto number = number_of(value)) summary.validation[name] = *number;
     }
     summary.validation_batch = integer(line, "batch");
   }

@@ -3,16 +3,11 @@
 #include <algorithm>
 
 #include "contention.h"
+#include "dtrain/base/clock.h"
 #include "json_fields.h"
 
 namespace dtrain::analysis {
-namespace {
-
-double seconds(std::int64_t ns) {
-  return static_cast<double>(ns) / 1e9;
-}
-
-}  // namespace
+namespace {}  // namespace
 
 void WindowSketches::merge(const WindowSketches& other) {
   wall.merge(other.wall);
@@ -24,7 +19,7 @@ void WindowSketches::merge(const WindowSketches& other) {
 std::optional<double> RankProfile::part_s(const std::string& part) const {
   std::optional<double> sum;
   for (const PartLine& line : parts) {
-    if (line.part == part) sum = sum.value_or(0) + seconds(line.end_ns - line.start_ns);
+    if (line.part == part) sum = sum.value_or(0) + to_seconds(line.end_ns - line.start_ns);
   }
   return sum;
 }
@@ -32,7 +27,7 @@ std::optional<double> RankProfile::part_s(const std::string& part) const {
 std::optional<double> RankProfile::loop_s() const {
   if (const auto marked = part_s("loop")) return marked;
   const auto span = loop_of(*this);
-  return span ? std::optional(seconds(span->second - span->first)) : std::nullopt;
+  return span ? std::optional(to_seconds(span->second - span->first)) : std::nullopt;
 }
 
 std::int64_t RankProfile::step_count() const {

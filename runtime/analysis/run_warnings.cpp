@@ -5,10 +5,29 @@
 #include <string>
 #include <vector>
 
+#include "json_fields.h"
+
 namespace dtrain::analysis {
 namespace {
 
 constexpr std::size_t kMissingNamed = 20;
+
+// What a rank has lost on a full disk its dump may not hold: then the events do.
+void take_losses(RunProfile& run) {
+  for (const Json& event : run.events) {
+    const std::string what = text(event, "event");
+    const std::int64_t count = integer(event, "count");
+    if (what == "metrics_lost") {
+      run.warnings.push_back("metrics.jsonl: " + std::to_string(count) + " lines could not be written");
+    }
+    if (what != "records_lost") continue;
+    for (RankProfile& rank : run.ranks) {
+      if (rank.rank != integer(event, "rank", -1)) continue;
+      rank.lost = std::max(rank.lost, count);
+      if (rank.lost_reason.empty()) rank.lost_reason = text(event, "reason");
+    }
+  }
+}
 
 void warn_about_ranks(RunProfile& run) {
   std::set<int> found;
@@ -16,7 +35,7 @@ void warn_about_ranks(RunProfile& run) {
     found.insert(rank.rank);
     const std::string who = "rank " + std::to_string(rank.rank);
     // One that has got through its finalization is done; its process ends in a moment.
-    if (!rank.end && !rank.part_s("finalization"))
+    if (!rank.end && !rank.part_s("finalization") && rank.lost == 0)
       run.warnings.push_back(who + " has no end record: it still runs, or its agent was killed");
     if (rank.end && rank.end->how != "finished")
       run.warnings.push_back(who + " ended without finishing: " + rank.end->how);
@@ -54,6 +73,7 @@ void warn_about_agents(RunProfile& run) {
 }  // namespace
 
 void warn_about_dumps(RunProfile& run) {
+  take_losses(run);
   warn_about_ranks(run);
   warn_about_agents(run);
 }

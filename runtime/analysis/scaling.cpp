@@ -8,6 +8,7 @@
 
 #include <spdlog/fmt/fmt.h>
 
+#include "dtrain/base/clock.h"
 #include "link_model.h"
 #include "predict.h"
 
@@ -15,10 +16,6 @@ namespace dtrain::analysis {
 namespace {
 
 constexpr std::size_t kMostDraws = 200'000;
-
-double seconds(std::int64_t ns) {
-  return static_cast<double>(ns) / 1e9;
-}
 
 struct Work {
   double own_s = 0;                // mean over rows and ranks
@@ -35,16 +32,16 @@ Work measure(const Rows& rows) {
     double sum = 0;
     std::int64_t least = INT64_MAX;
     for (std::size_t r = 0; r < rows.ranks(); ++r) {
-      sum += seconds(training_of(rows.at(i, r)));
+      sum += to_seconds(training_of(rows.at(i, r)));
       least = std::min(least, wait_of(rows.at(i, r)));
     }
     const auto row_steps = static_cast<double>(rows.rows()[i].steps);
     steps += row_steps;
     work.own_s += sum / count;
-    work.exchange_s += seconds(least);
+    work.exchange_s += to_seconds(least);
     if (rows.rows()[i].window || i % every != 0) continue;
     for (std::size_t r = 0; r < rows.ranks(); ++r) {
-      work.deviations.push_back((seconds(training_of(rows.at(i, r))) - sum / count) / row_steps);
+      work.deviations.push_back((to_seconds(training_of(rows.at(i, r))) - sum / count) / row_steps);
     }
   }
   // From the mean of n they lie closer together than from the mean of all there could be.

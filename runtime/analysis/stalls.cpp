@@ -4,6 +4,7 @@
 #include <array>
 #include <cmath>
 
+#include "dtrain/base/clock.h"
 #include "regular.h"
 #include "statistics.h"
 
@@ -13,17 +14,13 @@ namespace {
 using profile::Phase;
 
 constexpr std::size_t kWarmUpRows = 5;
-constexpr double kDeviations = 6;     // beyond the median, in standard deviations as the MAD tells them
-constexpr double kLeastExcess = 0.5;  // … and in medians
-constexpr double kMostRows = 0.2;     // more are no exceptions
+constexpr double kDeviations = 6;          // beyond the median, in standard deviations as the MAD tells them
+constexpr double kLeastExcess = 0.5;       // … and in medians
+constexpr double kMostStalledShare = 0.2;  // more are no exceptions
 constexpr std::size_t kLeastEvents = 3;
 constexpr std::size_t kMostInARow = 3;
 constexpr double kOneRankShare = 0.7;
 constexpr std::array kOwnFindings = {Phase::kValidation, Phase::kCheckpoint, Phase::kReduceMetrics, Phase::kFromDevice};
-
-double seconds(std::int64_t ns) {
-  return static_cast<double>(ns) / 1e9;
-}
 
 bool has_own_finding(Phase phase) {
   return std::find(kOwnFindings.begin(), kOwnFindings.end(), phase) != kOwnFindings.end();
@@ -34,8 +31,8 @@ double row_s(const Rows& rows, std::size_t row) {
   double sum = 0;
   for (std::size_t r = 0; r < rows.ranks(); ++r) {
     const StepLine& step = rows.at(row, r);
-    sum += seconds(step.wall_ns);
-    for (const Phase phase : kOwnFindings) sum -= seconds(phase_of(step, phase));
+    sum += to_seconds(step.wall_ns);
+    for (const Phase phase : kOwnFindings) sum -= to_seconds(phase_of(step, phase));
   }
   return sum / static_cast<double>(rows.ranks()) / static_cast<double>(rows.rows()[row].steps);
 }
@@ -49,7 +46,7 @@ std::vector<Usual> usual_times(const Rows& rows, const std::vector<std::size_t>&
   for (std::size_t r = 0; r < rows.ranks(); ++r) {
     for (std::size_t i = 0; i < profile::kPhaseCount; ++i) {
       values.clear();
-      for (const std::size_t row : ordinary) values.push_back(seconds(rows.at(row, r).phases[i]));
+      for (const std::size_t row : ordinary) values.push_back(to_seconds(rows.at(row, r).phases[i]));
       result[r][i] = quantile(values, 0.5);
     }
   }
@@ -84,7 +81,7 @@ void keep_regular(const Rows& rows, std::vector<Event>& events, Stalls& result) 
   for (const Event& event : events) {
     const std::size_t first = event.rows.front();
     batches.push_back(static_cast<double>(rows.rows()[first].first_batch));
-    times.push_back(seconds(rows.at(first, 0).start_ns));
+    times.push_back(to_seconds(rows.at(first, 0).start_ns));
     weights.push_back(event.seconds);
   }
   auto regular = find_regular(batches, weights, 1);
@@ -113,7 +110,7 @@ void blame(const Rows& rows, std::size_t row, const std::vector<Usual>& usual, B
   for (std::size_t r = 0; r < rows.ranks(); ++r) {
     const StepLine& step = rows.at(row, r);
     for (std::size_t i = 0; i < profile::kPhaseCount; ++i) {
-      const double excess = seconds(step.phases[i]) - usual[r][i];
+      const double excess = to_seconds(step.phases[i]) - usual[r][i];
       const auto phase = static_cast<Phase>(i);
       if (phase == Phase::kAllreduceWait) {
         least_wait_s = r == 0 ? excess : std::min(least_wait_s, excess);
@@ -136,7 +133,7 @@ void blame(const Rows& rows, std::size_t row, const std::vector<Usual>& usual, B
   for (std::size_t i = 0; i < profile::kPhaseCount; ++i) {
     const auto phase = static_cast<Phase>(i);
     if (phase == Phase::kAllreduceWait || has_own_finding(phase)) continue;
-    into.by_phase[i] += std::max(0.0, seconds(rows.at(row, worst).phases[i]) - usual[worst][i]);
+    into.by_phase[i] += std::max(0.0, to_seconds(rows.at(row, worst).phases[i]) - usual[worst][i]);
   }
 }
 
@@ -146,7 +143,7 @@ double waited_s(const Rows& rows, std::size_t row, std::size_t last) {
   for (std::size_t r = 0; r < rows.ranks(); ++r) {
     const std::int64_t wait = wait_of(rows.at(row, r));
     if (wait < least) return 0;  // another came later
-    beyond += seconds(minus(wait, least));
+    beyond += to_seconds(minus(wait, least));
   }
   return rows.ranks() > 1 ? beyond / static_cast<double>(rows.ranks() - 1) : 0;
 }
@@ -170,7 +167,7 @@ std::optional<Stalls> find_stalls(const Evidence& evidence) {
   std::vector<Event> events = find_events(rows, walls, result.step_s, limit);
   std::size_t stalled = 0;
   for (const Event& event : events) stalled += event.rows.size();
-  if (static_cast<double>(stalled) > kMostRows * static_cast<double>(rows.steps())) return std::nullopt;
+  if (static_cast<double>(stalled) > kMostStalledShare * static_cast<double>(rows.steps())) return std::nullopt;
   if (events.size() < kLeastEvents) return std::nullopt;
   keep_regular(rows, events, result);
 

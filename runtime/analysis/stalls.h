@@ -13,8 +13,9 @@ struct Stalls {
   std::int64_t events = 0;     // up to three steps in a row count as one; more are none
   double seconds = 0;          // beyond the median step, all of them
   double median_excess_s = 0;  // of one event
-  double step_s = 0;           // the median step
-  int rank = -1;               // index into RunProfile::ranks of the one that causes most; -1: no single one
+  double mean_excess_s() const { return events > 0 ? seconds / static_cast<double>(events) : 0; }
+  double step_s = 0;  // the median step
+  int rank = -1;      // index into RunProfile::ranks of the one that causes most; -1: no single one
   profile::Phase phase = profile::Phase::kOther;  // where most of it passes; kAllreduceWait: in the exchange itself
   double waited_s = 0;                            // of what the others wait for `rank`, the part in these steps
   // Regular intervals; then all of the above is about those that come at them.

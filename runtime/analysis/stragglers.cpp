@@ -66,17 +66,15 @@ std::string contention_text(const Contention& contention) {
 void explain(const Evidence& evidence, std::size_t r, Straggler& rank) {
   const WaitedFor& waited = evidence.waits.ranks[r];
   const double loading_s = later(waited, {Phase::kDataloaderNext, Phase::kToDevice});
-  const double compute_s =
-      later(waited, {Phase::kTrainBatch, Phase::kForward, Phase::kBackward, Phase::kOptimizerStep});
+  const double compute_s = later(waited, {Phase::kTrainBatch, Phase::kForward, Phase::kBackward});
+  const double update_s = later(waited, {Phase::kOptimizerStep, Phase::kStepLrSchedulers});
   double all_s = 0;
   for (const double seconds : waited.later_s) all_s += std::max(0.0, seconds);
-  const double update_s = later(waited, {Phase::kOptimizerStep});
   const std::string numbers = fmt::format(
-      "in the steps in which it came last it took {} longer to compute{} and {} longer to get data than the "
-      "middle of the others",
-      seconds_text(compute_s),
-      update_s > compute_s / 2 ? fmt::format(" ({} of it in the optimizer step)", seconds_text(update_s)) : "",
-      seconds_text(loading_s));
+      "in the exchanges to which it came last it had taken {} longer to compute, {} longer for the optimizer step and "
+      "{} "
+      "longer to get data than the middle of the others",
+      seconds_text(compute_s), seconds_text(update_s), seconds_text(loading_s));
   const double samples_s = rank.cost_s > 0 ? more_samples_s(evidence.rows, r) : 0;
   const double without_core_s = lacking_s(evidence.contention, r);
   const Contention& contention = evidence.contention[r];
@@ -93,7 +91,7 @@ void explain(const Evidence& evidence, std::size_t r, Straggler& rank) {
   } else if (loading_s >= kMainShare * all_s) {
     rank.cause = "loader";
     rank.evidence = numbers;
-  } else if (compute_s >= kMainShare * all_s) {
+  } else if (compute_s + update_s >= kMainShare * all_s) {
     rank.cause = "compute";
     rank.evidence = numbers + (measured && without_core_s >= kContentionShare * all_s
                                    ? "; " + contention_text(contention) + ": its own threads compete for its cores"
@@ -113,7 +111,7 @@ void explain(const Evidence& evidence, std::size_t r, Straggler& rank) {
 Stragglers find_stragglers(const Evidence& evidence) {
   Stragglers result;
   result.compared_steps = evidence.waits.compared_steps;
-  result.waiting_s = evidence.waits.skew_seconds;
+  result.waiting_s = evidence.exposed.waiting_s;
   result.clock_error_ns = evidence.run.clock_error_ns();
   if (evidence.run.ranks.size() < 2) return result;
   for (std::size_t r = 0; r < evidence.run.ranks.size(); ++r) {

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "distribution.h"
+#include "dtrain/base/clock.h"
 #include "evidence.h"
 #include "json_fields.h"
 #include "run_files.h"
@@ -14,17 +15,13 @@ namespace {
 
 using profile::Phase;
 
-double seconds(std::int64_t ns) {
-  return static_cast<double>(ns) / 1e9;
-}
-
 void raise_to(std::optional<double>& slowest, const std::optional<double>& value) {
   if (value && (!slowest || *value > *slowest)) slowest = value;
 }
 
 double phase_s(const RankProfile& rank, std::initializer_list<Phase> phases) {
   double sum = 0;
-  for (const Phase phase : phases) sum += seconds(rank.phase_ns(phase));
+  for (const Phase phase : phases) sum += to_seconds(rank.phase_ns(phase));
   return sum;
 }
 
@@ -76,11 +73,11 @@ RankSummary to_rank(const RunProfile& run, const RankProfile& profile) {
   rank.loop_s = profile.loop_s();
   rank.finalization_s = profile.part_s("finalization");
   if (rank.loop_s && *rank.loop_s > 0) rank.samples_per_s = static_cast<double>(rank.samples) / *rank.loop_s;
-  rank.in_steps_s = seconds(profile.wall_ns());
-  rank.compute_s = phase_s(profile, {Phase::kTrainBatch, Phase::kForward, Phase::kBackward, Phase::kOptimizerStep,
-                                     Phase::kStepLrSchedulers});
+  rank.in_steps_s = to_seconds(profile.wall_ns());
+  rank.compute_s = phase_s(profile, {Phase::kTrainBatch, Phase::kForward, Phase::kBackward});
+  rank.optimizer_s = phase_s(profile, {Phase::kOptimizerStep, Phase::kStepLrSchedulers});
   rank.data_s = phase_s(profile, {Phase::kDataloaderNext, Phase::kToDevice});
-  rank.wait_s = phase_s(profile, {Phase::kAllreduceWait});
+  rank.exposed_s = phase_s(profile, {Phase::kAllreduceWait});
   Distribution walls;
   add_walls(profile, walls);
   rank.step_p50_s = walls.quantile_s(0.50);
@@ -93,7 +90,7 @@ RankSummary to_rank(const RunProfile& run, const RankProfile& profile) {
   return rank;
 }
 
-void add_phases(const RunProfile& run, RunSummary& summary) {
+void add_phases(const RunProfile& run, double loop_s, RunSummary& summary) {
   constexpr auto kWhole = static_cast<std::size_t>(Phase::kTrainBatch);
   for (std::size_t i = 0; i < profile::kPhaseCount; ++i) {
     Distribution all;
@@ -104,10 +101,10 @@ void add_phases(const RunProfile& run, RunSummary& summary) {
       for (const StepLine& step : rank.steps) all.add(whole ? compute_of(step) : step.phases[i]);
       all.add(rank.window_sketches.phases[i]);
       row.seconds += whole ? phase_s(rank, {Phase::kTrainBatch, Phase::kForward, Phase::kBackward})
-                           : seconds(rank.phase_ns(static_cast<Phase>(i)));
+                           : to_seconds(rank.phase_ns(static_cast<Phase>(i)));
     }
     if (!run.ranks.empty()) row.seconds /= static_cast<double>(run.ranks.size());
-    if (summary.in_steps_s > 0) row.share = row.seconds / summary.in_steps_s;
+    if (loop_s > 0) row.share = row.seconds / loop_s;
     row.p50_s = all.quantile_s(0.50);
     row.p99_s = all.quantile_s(0.99);
     summary.phases.push_back(std::move(row));
@@ -125,19 +122,29 @@ void add_totals(const RunProfile& run, RunSummary& summary) {
     raise_to(summary.loop_s, rank.loop_s);
     raise_to(summary.finalization_s, rank.finalization_s);
     summary.in_steps_s += rank.in_steps_s / count;
-    summary.exposed_s += rank.wait_s / count;
     outside_training_s += phase_s(profile, {Phase::kValidation, Phase::kCheckpoint}) / count;
     summary.steps = std::max(summary.steps, rank.steps);
     add_to(summary.samples, rank.samples);
     summary.ranks.push_back(std::move(rank));
   }
-  if (summary.in_steps_s > 0) summary.exposed_share = summary.exposed_s / summary.in_steps_s;
   if (summary.loop_s && *summary.loop_s > 0)
     summary.samples_per_s = static_cast<double>(summary.samples) / *summary.loop_s;
   const double training_s = summary.in_steps_s - outside_training_s;
   if (training_s > 0) summary.training_samples_per_s = static_cast<double>(summary.samples) / training_s;
   summary.step_p50_s = walls.quantile_s(0.50);
   summary.step_p99_s = walls.quantile_s(0.99);
+}
+
+void add_exposed(const Evidence& evidence, RunSummary& summary) {
+  summary.exposed_s = evidence.exposed.seconds;
+  summary.exchange_s = evidence.exposed.exchange_s;
+  summary.waiting_s = evidence.exposed.waiting_s;
+  summary.compared_steps = evidence.waits.compared_steps;
+  if (!summary.optimizer_steps && evidence.exposed.exchanges > 0) summary.optimizer_steps = evidence.exposed.exchanges;
+  if (evidence.loop_s <= 0) return;
+  summary.exposed_share = summary.exposed_s / evidence.loop_s;
+  summary.exchange_share = summary.exchange_s / evidence.loop_s;
+  summary.waiting_share = summary.waiting_s / evidence.loop_s;
 }
 
 }  // namespace
@@ -151,14 +158,13 @@ RunSummary summarize(const Evidence& evidence) {
   summary.warnings = run.warnings;
   add_run_files(run, summary);
   add_totals(run, summary);
-  add_phases(run, summary);
+  add_phases(run, evidence.loop_s, summary);
+  add_exposed(evidence, summary);
   add_collectives(run, summary);
   for (std::size_t i = 0; i < run.ranks.size(); ++i) {
     summary.ranks[i].waited_for_steps = evidence.waits.ranks[i].steps;
     summary.ranks[i].waited_for_s = evidence.waits.ranks[i].seconds;
   }
-  summary.compared_steps = evidence.waits.compared_steps;
-  summary.exposed_skew_s = evidence.waits.skew_seconds;
   for (const AgentProfile& agent : run.agents) summary.agents.push_back(summarize_agent(agent));
   return summary;
 }

@@ -1,4 +1,5 @@
 #include "dtrain/analysis/summary.h"
+#include "dtrain/base/json_number.h"
 
 namespace dtrain::analysis {
 namespace {
@@ -19,8 +20,9 @@ Json rank_json(const RankSummary& rank) {
           {"finalization_s", optional_json(rank.finalization_s)},
           {"in_steps_s", rank.in_steps_s},
           {"compute_s", rank.compute_s},
+          {"optimizer_s", rank.optimizer_s},
           {"data_s", rank.data_s},
-          {"wait_s", rank.wait_s},
+          {"exposed_s", rank.exposed_s},
           {"step_p50_s", rank.step_p50_s},
           {"step_p99_s", rank.step_p99_s},
           {"waited_for_steps", rank.waited_for_steps},
@@ -69,13 +71,16 @@ Json to_json(const RunSummary& s) {
                {"cause", s.cause},
                {"world_size", s.world_size},
                {"global_batch_size", s.global_batch_size ? Json(*s.global_batch_size) : Json(nullptr)},
-               {"validation", s.validation},
+               {"batch_samples", s.batch_samples ? Json(*s.batch_samples) : Json(nullptr)},
+               {"aggregation_frequency", s.aggregation_frequency},
+               {"validation", numbers_or_texts(s.validation)},
                {"validation_batch", s.validation_batch},
                {"initialization_s", optional_json(s.initialization_s)},
                {"loop_s", optional_json(s.loop_s)},
                {"finalization_s", optional_json(s.finalization_s)},
                {"in_steps_s", s.in_steps_s},
                {"steps", s.steps},
+               {"optimizer_steps", s.optimizer_steps ? Json(*s.optimizer_steps) : Json(nullptr)},
                {"samples", s.samples},
                {"samples_per_s", s.samples_per_s},
                {"training_samples_per_s", s.training_samples_per_s},
@@ -83,7 +88,10 @@ Json to_json(const RunSummary& s) {
                {"step_p99_s", s.step_p99_s},
                {"exposed_s", s.exposed_s},
                {"exposed_share", s.exposed_share},
-               {"exposed_skew_s", s.exposed_skew_s},
+               {"exchange_s", s.exchange_s},
+               {"exchange_share", s.exchange_share},
+               {"waiting_s", s.waiting_s},
+               {"waiting_share", s.waiting_share},
                {"compared_steps", s.compared_steps}};
   json["phases"] = Json::object();
   for (const PhaseSummary& p : s.phases) {
@@ -117,6 +125,9 @@ Json to_json(const RunSummary& s) {
                         {"replicated_ms", optional_json(strategy->replicated_ms)},
                         {"sharded_ms", optional_json(strategy->sharded_ms)},
                         {"text", strategy->text}};
+  }
+  if (const auto& n = s.non_finite) {
+    json["non_finite"] = {{"batches", n->batches}, {"first_batch", n->first_batch}, {"text", n->text}};
   }
   json["agents"] = Json::array();
   for (const AgentSummary& agent : s.agents) json["agents"].push_back(agent_json(agent));

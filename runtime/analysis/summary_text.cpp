@@ -9,6 +9,7 @@
 
 #include "dtrain/base/units.h"
 #include "numbers.h"
+#include "summary_words.h"
 #include "text_writer.h"
 
 namespace dtrain::analysis {
@@ -26,8 +27,9 @@ void write_head(TextWriter& out, const RunSummary& s) {
   const auto host_count = static_cast<std::int64_t>(std::max<std::size_t>(1, hosts.size()));
   std::string state = s.state.empty() ? "not ended" : s.state;
   state = out.styled(s.state == "done" ? "32" : "31", state);
+  const std::string batch = batch_size_text(s);
   out.line("{}  {}  {} on {}{}", out.styled("1", s.name), state, plural(s.world_size, "rank"),
-           plural(host_count, "host"), s.global_batch_size ? ", global batch " + count_text(*s.global_batch_size) : "");
+           plural(host_count, "host"), batch.empty() ? "" : ", global batch " + batch);
   if (!s.mock.empty()) out.line("  {}", out.styled("33", s.mock));
   if (const std::string missing = missing_ranks_text(s); !missing.empty()) {
     out.line("  {}", out.styled("33", missing));
@@ -36,9 +38,9 @@ void write_head(TextWriter& out, const RunSummary& s) {
   out.line("  initialization {}   loop {}   finalization {}", or_dash(s.initialization_s), or_dash(s.loop_s),
            or_dash(s.finalization_s));
   if (s.steps > 0) {
-    out.line("  {} samples/s over the loop, {} while training   {}, p50 {}, p99 {}", format_rate(s.samples_per_s),
-             format_rate(s.training_samples_per_s), plural(s.steps, "step"), seconds_text(s.step_p50_s),
-             seconds_text(s.step_p99_s));
+    out.line("  {} samples/s over the loop, {} while training   {}; a batch: p50 {}, p99 {}",
+             format_rate(s.samples_per_s), format_rate(s.training_samples_per_s), batches_text(s),
+             seconds_text(s.step_p50_s), seconds_text(s.step_p99_s));
   }
   if (!s.validation.empty()) {
     std::string text;
@@ -46,6 +48,7 @@ void write_head(TextWriter& out, const RunSummary& s) {
       text += fmt::format("{}{} {:.4g}", text.empty() ? "" : ", ", name, value);
     out.line("  validation after batch {}: {}", s.validation_batch, text);
   }
+  if (s.non_finite) out.line("  {}", out.styled("31", s.non_finite->text));
 }
 
 void write_phase(TextWriter& out, const std::string& name, double share, double seconds, const std::string& quantiles) {
@@ -70,7 +73,7 @@ void write_phases(TextWriter& out, const RunSummary& s) {
   std::vector<PhaseSummary> parts;
   for (const PhaseSummary& phase : s.phases) (phase.name.find('.') == std::string::npos ? top : parts).push_back(phase);
   PhaseSummary between;
-  between.name = "between steps";
+  between.name = "between batches";
   between.seconds = loop_s - s.in_steps_s;
   top.push_back(between);
   const auto dearer = [](const PhaseSummary& a, const PhaseSummary& b) { return a.seconds > b.seconds; };
@@ -90,18 +93,19 @@ void write_phases(TextWriter& out, const RunSummary& s) {
 
 void write_ranks(TextWriter& out, const RunSummary& s) {
   if (s.ranks.empty() || s.steps == 0) return;
-  out.heading("Ranks (times a step)");
-  out.line("  {:>4}  {:>10}{:>12}{:>12}{:>12}{:>12}   {}", "rank", "samples/s", "compute", "data", "wait", "memory",
-           s.ranks.size() > 1 ? "came last in" : "");
+  out.heading("Ranks (times a batch)");
+  out.line("  {:>4}  {:>10}{:>11}{:>11}{:>11}{:>11}{:>12}   {}", "rank", "samples/s", "computing", "optimizer", "data",
+           "exposed", "memory", s.ranks.size() > 1 ? "came last in" : "");
   for (const RankSummary& rank : s.ranks) {
     const double steps = static_cast<double>(std::max<std::int64_t>(1, rank.steps));
     std::string last;
     if (s.compared_steps > 0) {
-      last = fmt::format("{} of {} steps, others waited {}", count_text(rank.waited_for_steps),
+      last = fmt::format("{} of {} exchanges, others waited {}", count_text(rank.waited_for_steps),
                          count_text(s.compared_steps), seconds_text(rank.waited_for_s));
     }
-    out.line("  {:>4}  {:>10}{:>12}{:>12}{:>12}{:>12}   {}", rank.rank, format_rate(rank.samples_per_s),
-             seconds_text(rank.compute_s / steps), seconds_text(rank.data_s / steps), seconds_text(rank.wait_s / steps),
+    out.line("  {:>4}  {:>10}{:>11}{:>11}{:>11}{:>11}{:>12}   {}", rank.rank, format_rate(rank.samples_per_s),
+             seconds_text(rank.compute_s / steps), seconds_text(rank.optimizer_s / steps),
+             seconds_text(rank.data_s / steps), seconds_text(rank.exposed_s / steps),
              rank.peak_resident_bytes > 0 ? format_bytes(rank.peak_resident_bytes) : "-", last);
   }
 }
@@ -109,12 +113,11 @@ void write_ranks(TextWriter& out, const RunSummary& s) {
 void write_communication(TextWriter& out, const RunSummary& s) {
   if (s.world_size < 2 || s.steps == 0) return;
   out.heading("Communication");
-  out.line("  exposed {} ({} of the steps), {} of it waiting for the last rank", seconds_text(s.exposed_s),
-           format_percent(s.exposed_share), seconds_text(s.exposed_skew_s));
+  out.paragraph(exposed_text(s));
   if (s.strategy && !s.strategy->text.empty()) out.paragraph(s.strategy->text);
   if (s.compression && !s.compression->text.empty()) out.paragraph(s.compression->text);
   if (s.collectives.empty()) return;
-  out.line("  {:<24}{:>8}{:>12}{:>12}{:>12}{:>16}", "operation", "count", "bytes each", "p50", "exposed",
+  out.line("  {:<24}{:>8}{:>12}{:>12}{:>12}{:>16}", "operation", "count", "bytes each", "p50", "waited for",
            "bus bandwidth");
   for (const CollectiveSummary& c : s.collectives) {
     const std::string name = c.bucket < 0 ? c.operation : fmt::format("{} bucket {}", c.operation, c.bucket);
@@ -123,6 +126,7 @@ void write_communication(TextWriter& out, const RunSummary& s) {
              seconds_text(c.seconds_p50), seconds_text(c.exposed_s),
              c.bus_bandwidth_p50 > 0 ? format_bytes(c.bus_bandwidth_p50) + "/s" : "-");
   }
+  out.paragraph(collectives_text(s));
 }
 
 std::string with_unit(double value, const std::string& unit) {

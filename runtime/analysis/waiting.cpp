@@ -2,14 +2,11 @@
 
 #include <algorithm>
 
+#include "dtrain/base/clock.h"
 #include "statistics.h"
 
 namespace dtrain::analysis {
 namespace {
-
-double seconds(std::int64_t ns) {
-  return static_cast<double>(ns) / 1e9;
-}
 
 void add_lateness(const Rows& rows, std::size_t row, std::size_t last, WaitedFor& into) {
   std::vector<double> others;
@@ -17,9 +14,9 @@ void add_lateness(const Rows& rows, std::size_t row, std::size_t last, WaitedFor
     if (i == static_cast<std::size_t>(profile::Phase::kAllreduceWait)) continue;
     others.clear();
     for (std::size_t rank = 0; rank < rows.ranks(); ++rank) {
-      if (rank != last) others.push_back(seconds(rows.at(row, rank).phases[i]));
+      if (rank != last) others.push_back(to_seconds(rows.at(row, rank).phases[i]));
     }
-    into.later_s[i] += seconds(rows.at(row, last).phases[i]) - quantile(others, 0.5);
+    into.later_s[i] += to_seconds(rows.at(row, last).phases[i]) - quantile(others, 0.5);
   }
 }
 
@@ -32,6 +29,7 @@ WaitSummary compare_waits(const Rows& rows) {
   const auto count = static_cast<double>(rows.ranks());
   double waited_s = 0;  // mean over ranks, in rows that are no windows
   double window_waited_s = 0, window_least_s = 0;
+  std::vector<double> exchanges_s;
   for (std::size_t i = 0; i < rows.rows().size(); ++i) {
     const Row& row = rows.rows()[i];
     if (!row.exchanged) continue;
@@ -42,18 +40,21 @@ WaitSummary compare_waits(const Rows& rows) {
       const std::int64_t wait = wait_of(rows.at(i, rank));
       if (wait < wait_of(rows.at(i, last))) last = rank;
       most = std::max(most, wait);
-      sum_s += seconds(wait);
+      sum_s += to_seconds(wait);
     }
     const std::int64_t least = wait_of(rows.at(i, last));
-    const double beyond_s = sum_s - count * seconds(least);
+    const double beyond_s = sum_s - count * to_seconds(least);
     (row.window ? window_waited_s : waited_s) += sum_s / count;
-    (row.window ? window_least_s : result.exchange_seconds) += seconds(least);
-    if (!row.window) ++result.compared_steps;
+    (row.window ? window_least_s : result.exchange_seconds) += to_seconds(least);
+    if (!row.window) {
+      ++result.compared_steps;
+      exchanges_s.push_back(to_seconds(least));
+    }
     if (most == least) continue;
     WaitedFor& waited_for = result.ranks[last];
     if (!row.window) ++waited_for.steps;
     waited_for.seconds += beyond_s / (count - 1);
-    waited_for.exchange_s += seconds(least);
+    waited_for.exchange_s += to_seconds(least);
     add_lateness(rows, i, last, waited_for);
   }
   const double share = waited_s > 0 ? result.exchange_seconds / waited_s : 1;
@@ -62,6 +63,7 @@ WaitSummary compare_waits(const Rows& rows) {
   result.exchange_seconds += window_exchange_s;
   result.skew_seconds += window_waited_s - window_exchange_s;
   result.estimated = window_waited_s > 0;
+  result.exchange_median_s = median(std::move(exchanges_s));
   return result;
 }
 

@@ -24,6 +24,7 @@ struct WaitSummary {
   std::int64_t compared_steps = 0;  // with an exchange, each one compared by itself
   double skew_seconds = 0;          // waiting for the last rank: mean over all ranks
   double exchange_seconds = 0;      // what the exchange itself took
+  double exchange_median_s = 0;     // of one, of those compared one by one
   bool estimated = false;  // windows took part: their skew is at least what is left in their sums, and taken to
                            // have the same share in the waiting as in the steps compared one by one
 };

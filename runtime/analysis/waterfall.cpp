@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "dtrain/base/clock.h"
 #include "make_waterfall.h"
 #include "statistics.h"
 
@@ -9,10 +10,6 @@ namespace dtrain::analysis {
 namespace {
 
 using profile::Phase;
-
-double seconds(std::int64_t ns) {
-  return static_cast<double>(ns) / 1e9;
-}
 
 // Nanoseconds of train_batch a sample takes a rank in the middle of its steps; 0 when it trained none.
 double per_sample(const RankProfile& rank) {
@@ -32,14 +29,14 @@ double per_sample(const RankProfile& rank) {
   return median(std::move(values));
 }
 
-class Sums {
+class PhaseSums {
  public:
-  explicit Sums(const RunProfile& run) : run_(run), count_(static_cast<double>(run.ranks.size())) {}
+  explicit PhaseSums(const RunProfile& run) : run_(run), count_(static_cast<double>(run.ranks.size())) {}
   // Mean over ranks.
   double phase(std::initializer_list<Phase> phases) const {
     double sum = 0;
     for (const RankProfile& rank : run_.ranks) {
-      for (const Phase phase : phases) sum += seconds(rank.phase_ns(phase));
+      for (const Phase phase : phases) sum += to_seconds(rank.phase_ns(phase));
     }
     return sum / count_;
   }
@@ -51,17 +48,17 @@ class Sums {
 
 }  // namespace
 
-Waterfall make_waterfall(const RunProfile& run, const WaitSummary& waits) {
+Waterfall make_waterfall(const Evidence& evidence) {
+  const RunProfile& run = evidence.run;
   Waterfall result;
   if (run.ranks.empty()) return result;
   const auto count = static_cast<double>(run.ranks.size());
   double best = 0;
   double missing_end_s = 0;  // of ranks whose loop ended before the last one's
   double outside_s = 0;      // of the loop, in no step
-  for (const RankProfile& rank : run.ranks)
-    result.wall_s = std::max({result.wall_s, rank.loop_s().value_or(0), seconds(rank.wall_ns())});
+  result.wall_s = evidence.loop_s;
   for (const RankProfile& rank : run.ranks) {
-    const double steps_s = seconds(rank.wall_ns());
+    const double steps_s = to_seconds(rank.wall_ns());
     const double loop_s = std::max(rank.loop_s().value_or(0), steps_s);
     outside_s += (loop_s - steps_s) / count;
     missing_end_s += (result.wall_s - loop_s) / count;
@@ -69,42 +66,44 @@ Waterfall make_waterfall(const RunProfile& run, const WaitSummary& waits) {
     const double own = per_sample(rank);
     if (own > 0 && (best == 0 || own < best)) best = own;
   }
-  const Sums sums(run);
+  const PhaseSums sums(run);
   const double compute_s = sums.phase({Phase::kTrainBatch, Phase::kForward, Phase::kBackward});
   const double ideal_s = std::min(compute_s, best / 1e9 * result.samples / count);
-  const double wait_s = sums.phase({Phase::kAllreduceWait});
-  const double skew_s = std::min(wait_s, waits.skew_seconds);
-  result.parts = {{"compute", "train_batch on every rank as fast as the best rank's median step"},
-                  {"slower_compute", "train_batch beyond that: slower ranks, slower steps, more samples on some ranks"},
-                  {"loading", "waiting for the next batch (dataloader_next)"},
-                  {"host_to_device", "copying the batch to the device (to_device)"},
-                  {"exposed_communication", "the exchange itself, where computing does not hide it"},
-                  {"waiting", "waiting in the exchange for the rank that comes last, and at the end for the last rank"},
-                  {"optimizer", "the update (optimizer_step, step_lr_schedulers)"},
-                  {"metrics", "fetching and reducing metrics (from_device, reduce_metrics)"},
-                  {"checkpoints", "writing checkpoints (checkpoint)"},
-                  {"callbacks", "the trial's callbacks"},
-                  {"validation", "evaluating (validation)"},
-                  {"other", "within steps, in none of the phases (other)"},
-                  {"unattributed", "of the loop, in no recorded step"}};
+  result.parts = {
+      {"compute", "train_batch on every rank as fast as the best rank's median batch"},
+      {"slower_compute", "train_batch beyond that: slower ranks, slower batches, more samples on some ranks"},
+      {"loading", "waiting for the next batch (dataloader_next)"},
+      {"host_to_device", "copying the batch to the device (to_device)"},
+      {"exchange", "of the exposed communication (allreduce_wait), the exchange itself"},
+      {"waiting", "the rest of it: waiting for the rank that comes last"},
+      {"optimizer", "the update (optimizer_step, step_lr_schedulers)"},
+      {"metrics", "fetching and reducing metrics (from_device, reduce_metrics)"},
+      {"checkpoints", "writing checkpoints (checkpoint)"},
+      {"callbacks", "the trial's callbacks"},
+      {"validation", "evaluating (validation)"},
+      {"other", "within batches, in none of the phases (other)"},
+      {"ended_early", "from the end of a rank's loop to that of the last rank's"},
+      {"unattributed", "of the loop, in no recorded batch"}};
   const double values[] = {ideal_s,
                            compute_s - ideal_s,
                            sums.phase({Phase::kDataloaderNext}),
                            sums.phase({Phase::kToDevice}),
-                           wait_s - skew_s,
-                           skew_s + missing_end_s,
+                           evidence.exposed.exchange_s,
+                           evidence.exposed.waiting_s,
                            sums.phase({Phase::kOptimizerStep, Phase::kStepLrSchedulers}),
                            sums.phase({Phase::kFromDevice, Phase::kReduceMetrics}),
                            sums.phase({Phase::kCheckpoint}),
                            sums.phase({Phase::kCallbacks}),
                            sums.phase({Phase::kValidation}),
                            sums.phase({Phase::kOther}),
+                           missing_end_s,
                            outside_s};
-  static_assert(std::size(values) == 13);
+  static_assert(std::size(values) == 14);
   for (std::size_t i = 0; i < result.parts.size(); ++i) {
     result.parts[i].seconds = values[i];
     if (result.wall_s > 0) result.parts[i].share = values[i] / result.wall_s;
   }
+  result.no_core_s = no_core_s(evidence.contention);
   if (result.wall_s > 0) result.samples_per_s = result.samples / result.wall_s;
   if (ideal_s > 0) result.ideal_samples_per_s = result.samples / ideal_s;
   if (result.ideal_samples_per_s > 0) result.efficiency = result.samples_per_s / result.ideal_samples_per_s;
@@ -122,7 +121,8 @@ Json to_json(const Waterfall& waterfall) {
           {"ideal_samples_per_s", waterfall.ideal_samples_per_s},
           {"samples_per_s", waterfall.samples_per_s},
           {"efficiency", waterfall.efficiency},
-          {"parts", std::move(parts)}};
+          {"parts", std::move(parts)},
+          {"no_core_s", waterfall.no_core_s ? Json(*waterfall.no_core_s) : Json(nullptr)}};
 }
 
 }  // namespace dtrain::analysis

@@ -4,6 +4,7 @@
 
 #include <spdlog/fmt/fmt.h>
 
+#include "dtrain/base/clock.h"
 #include "dtrain/base/text.h"
 #include "json_fields.h"
 #include "link_model.h"
@@ -19,18 +20,14 @@ namespace {
 
 using profile::Phase;
 
-double seconds(std::int64_t ns) {
-  return static_cast<double>(ns) / 1e9;
-}
-
 double own_s(const StepLine& step) {
-  return seconds(training_of(step));
+  return to_seconds(training_of(step));
 }
 double without_loading_s(const StepLine& step) {
-  return seconds(minus(training_of(step), loading_of(step)));
+  return to_seconds(minus(training_of(step), loading_of(step)));
 }
 double update_s(const StepLine& step) {
-  return seconds(phase_of(step, Phase::kOptimizerStep));
+  return to_seconds(phase_of(step, Phase::kOptimizerStep));
 }
 double unchanged(double exchange_s) {
   return exchange_s;
@@ -46,7 +43,7 @@ std::optional<double> loader_period_s(const RunProfile& run) {
     std::vector<double> fetches;
     double workers = 1;
     for (const LoaderLine& line : rank.loader) {
-      if (line.fetch_ns >= 0) fetches.push_back(seconds(line.fetch_ns));
+      if (line.fetch_ns >= 0) fetches.push_back(to_seconds(line.fetch_ns));
       workers = std::max(workers, static_cast<double>(line.workers));
     }
     if (fetches.empty()) continue;
@@ -61,7 +58,7 @@ double rest_s(const Rows& rows) {
   for (std::size_t i = 0; i < rows.rows().size(); ++i) {
     for (std::size_t r = 0; r < rows.ranks(); ++r) {
       const StepLine& step = rows.at(i, r);
-      sums[r] += seconds(plus(phase_of(step, Phase::kOther), phase_of(step, Phase::kCallbacks)));
+      sums[r] += to_seconds(plus(phase_of(step, Phase::kOther), phase_of(step, Phase::kCallbacks)));
     }
   }
   return *std::max_element(sums.begin(), sums.end()) / static_cast<double>(rows.steps());
@@ -110,7 +107,7 @@ void predict_apart(const Evidence& evidence, const RunProfile& tried, const Pred
   } else if (updates_one_copy(evidence.run) && !unshared) {
     result.notes.emplace_back(
         "ranks update one copy of the parameters, and what of that time is the exchange between their caches is not "
-        "known, so a step without communication is shorter than predicted; with sharded_optimizer: auto a run finds "
+        "known, so a batch without communication is shorter than predicted; with sharded_optimizer: auto a run finds "
         "out");
   }
   const auto own = [saved](const StepLine& step) { return own_s(step) - saved * update_s(step); };
@@ -138,9 +135,9 @@ void predict_link(const Evidence& evidence, const Predictor& predictor, WhatIf& 
     result.changes.push_back(
         predictor.predict({.name = name, .title = title, .assumption = assumption, .mock = ""}, changed));
   };
-  const std::string measured =
-      fmt::format("{} of {} in all: {} a step, {} of it exposed", plural(link->buckets, "bucket"),
-                  format_bytes(link->bytes), seconds_text(link->transfer_s), seconds_text(link->exposed_s));
+  const std::string measured = fmt::format("{} of {} in all: {} an exchange, the training waits {} of it (medians)",
+                                           plural(link->buckets, "bucket"), format_bytes(link->bytes),
+                                           seconds_text(link->transfer_s), seconds_text(link->exposed_s));
   change("twice_the_link", "a link twice as fast", measured + "; the latency stays", link->exposed_if(2, 1, 1));
   change("half_the_bytes", "half the bytes (gradient_compression: fp16 or bf16)",
          measured + "; converting costs nothing", link->exposed_if(1, 1, 0.5));
@@ -154,7 +151,7 @@ double slowest_rank_step_s(const RunProfile& run) {
     std::vector<double> walls;
     double wall_s = 0, batches = 0;  // since the last exchange
     for (const StepLine& step : rank.steps) {
-      wall_s += seconds(minus(step.wall_ns, pauses_of(step)));
+      wall_s += to_seconds(minus(step.wall_ns, pauses_of(step)));
       ++batches;
       if (!step.exchanged && &step != &rank.steps.back()) continue;
       walls.push_back(wall_s / batches);
@@ -176,12 +173,12 @@ std::optional<double> foreign_load_percent(const RunProfile& run) {
 WhatIf predict(const Evidence& evidence, const RunProfile& tried) {
   WhatIf result;
   if (evidence.rows.rows().empty()) {
-    result.notes.emplace_back("no step was recorded by all ranks: nothing to predict from");
+    result.notes.emplace_back("no batch was recorded by all ranks: nothing to predict from");
     return result;
   }
   const Predictor predictor(evidence);
   if (predictor.step_s() <= 0) {
-    result.notes.emplace_back("the recorded steps took no time: nothing to predict from");
+    result.notes.emplace_back("the recorded batches took no time: nothing to predict from");
     return result;
   }
   result.step_s = predictor.step_s();
@@ -196,7 +193,7 @@ WhatIf predict(const Evidence& evidence, const RunProfile& tried) {
   if (evidence.rows.ranks() > 1) {
     predict_apart(evidence, tried, predictor, result);
     result.changes.push_back(predictor.predict({.name = "balanced",
-                                                .title = "the ranks' work is the same in every step",
+                                                .title = "the ranks' work is the same in every batch",
                                                 .assumption = "the sum of their work stays",
                                                 .mock = ""},
                                                {own_s, unchanged, false, true}));

@@ -44,4 +44,8 @@ double to_seconds(Nanoseconds duration) {
   return std::chrono::duration<double>(duration).count();
 }
 
+double to_seconds(std::int64_t nanoseconds) {
+  return static_cast<double>(nanoseconds) / 1e9;
+}
+
 }  // namespace dtrain

@@ -41,6 +41,21 @@ std::optional<std::size_t> available_memory() {
   return available;
 }
 
+constexpr int kSizeSeals = F_SEAL_SHRINK | F_SEAL_GROW;
+
+[[noreturn]] void cannot_reserve(std::size_t size, const std::string& what_for, int code) {
+  throw SystemError("cannot reserve " + format_bytes(static_cast<double>(size)) + " of shared memory" + what_for, code,
+                    "use fewer slots or a smaller model on this machine, or give it more memory");
+}
+
+void reserve_pages(int fd, std::size_t offset, std::size_t size, const std::string& what_for) {
+  int result = 0;
+  do {
+    result = ::fallocate(fd, 0, static_cast<off_t>(offset), static_cast<off_t>(size));
+  } while (result != 0 && errno == EINTR);
+  if (result != 0) cannot_reserve(size, what_for, errno);
+}
+
 }  // namespace
 
 SharedMemory::SharedMemory(SharedMemory&& other) noexcept
@@ -61,32 +76,42 @@ SharedMemory::~SharedMemory() {
 }
 
 SharedMemory SharedMemory::create(const std::string& label, std::size_t size) {
+  SharedMemory memory = create_unreserved(label, size);
+  reserve_pages(memory.fd(), 0, memory.size(), " for " + label);
+  return memory;
+}
+
+SharedMemory SharedMemory::create_unreserved(const std::string& label, std::size_t size) {
   const auto page = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
-  const auto fail = [&](int code) {
-    throw SystemError("cannot reserve " + format_bytes(static_cast<double>(size)) + " of shared memory for " + label,
-                      code, "use fewer slots or a smaller model on this machine, or give it more memory");
-  };
+  const auto fail = [&](int code) { cannot_reserve(size, " for " + label, code); };
   if (const auto available = available_memory(); available && size > *available) fail(ENOMEM);
   const std::size_t rounded = size == 0 ? page : (size + page - 1) / page * page;
 
   // The kernel takes names of up to 249 bytes.
   UniqueFd fd(::memfd_create(("dtrain-" + label).substr(0, 200).c_str(), MFD_CLOEXEC | MFD_ALLOW_SEALING));
   if (!fd) fail(errno);
-  int result = 0;
-  do {
-    result = ::fallocate(fd.get(), 0, 0, static_cast<off_t>(rounded));
-  } while (result != 0 && errno == EINTR);
-  if (result != 0) fail(errno);
+  if (::ftruncate(fd.get(), static_cast<off_t>(rounded)) != 0) fail(errno);
   // Nobody who is handed the descriptor can shrink it under those who have it mapped.
-  if (::fcntl(fd.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) fail(errno);
+  if (::fcntl(fd.get(), F_ADD_SEALS, kSizeSeals | F_SEAL_SEAL) != 0) fail(errno);
   std::byte* data = map_memory(fd.get(), rounded, true);
   return SharedMemory(std::move(fd), data, rounded);
+}
+
+void SharedMemory::reserve(std::size_t offset, std::size_t size) const {
+  reserve_pages(fd_.get(), offset, size, "");
 }
 
 SharedMemory SharedMemory::map(UniqueFd fd, bool writable) {
   struct stat info {};
   if (::fstat(fd.get(), &info) != 0) throw SystemError("cannot map shared memory", errno);
   if (info.st_size <= 0) throw SystemError("cannot map shared memory: it is empty", EINVAL);
+  const int seals = ::fcntl(fd.get(), F_GET_SEALS);  // -1: no memfd
+  if (seals < 0 || (seals & kSizeSeals) != kSizeSeals) {
+    throw SystemError(
+        "cannot map shared memory: the process that made it can still change its size (no F_SEAL_SHRINK and "
+        "F_SEAL_GROW), which would kill those who use it",
+        EPERM, "all processes of a run need the same version of dtrain");
+  }
   const auto size = static_cast<std::size_t>(info.st_size);
   std::byte* data = map_memory(fd.get(), size, writable);
   return SharedMemory(std::move(fd), data, size);

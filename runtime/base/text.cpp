@@ -99,4 +99,10 @@ bool is_valid_utf8(std::string_view text) {
   return true;
 }
 
+std::string shell_quoted(std::string_view text) {
+  std::string result = "'";
+  for (const char letter : text) result += letter == '\'' ? std::string("'\\''") : std::string(1, letter);
+  return result + "'";
+}
+
 }  // namespace dtrain

@@ -21,6 +21,7 @@ namespace {
 
 constexpr std::size_t kMaxBytes = 64 * 1024;
 constexpr std::size_t kMaxFds = 64;
+constexpr std::chrono::seconds kFdsPatience{10};  // until descriptors on their way have been received
 
 struct Address {
   sockaddr_un value{};
@@ -49,11 +50,16 @@ bool is_gone(int code) {
   return code == EPIPE || code == ECONNRESET || code == ENOTCONN;
 }
 
-bool is_same_user(int fd) {
+// Who connected, or who listens; nobody where the kernel does not say.
+std::optional<uid_t> user_of_peer(int fd) {
   ucred peer{};
   socklen_t length = sizeof peer;
-  if (::getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &length) != 0) return false;
-  return peer.uid == ::geteuid() || peer.uid == 0;
+  if (::getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &length) != 0) return std::nullopt;
+  return peer.uid;
+}
+
+bool is_trusted(std::optional<uid_t> user) {
+  return user && (*user == ::geteuid() || *user == 0);
 }
 
 }  // namespace
@@ -66,6 +72,12 @@ UnixSocket UnixSocket::connect(const std::string& name, std::chrono::millisecond
     // Not blocking while it connects: a listener whose queue is full would hold us past the deadline.
     UniqueFd fd = make_socket(SOCK_NONBLOCK);
     if (::connect(fd.get(), reinterpret_cast<const sockaddr*>(&address.value), address.length) == 0) {
+      if (const auto user = user_of_peer(fd.get()); !is_trusted(user)) {
+        throw SystemError("the UNIX socket '" + name + "' belongs to " +
+                              (user ? "user " + std::to_string(*user) : "an unknown user") + ", not to user " +
+                              std::to_string(::geteuid()),
+                          EACCES, "start all processes of a run as the same user");
+      }
       if (::fcntl(fd.get(), F_SETFL, 0) != 0) throw SystemError("cannot set up the socket '" + name + "'", errno);
       return UnixSocket(std::move(fd));
     }
@@ -100,10 +112,19 @@ bool UnixSocket::send(std::string_view data, std::span<const int> fds) {
     item->cmsg_len = CMSG_LEN(fds.size_bytes());
     std::memcpy(CMSG_DATA(item), fds.data(), fds.size_bytes());
   }
+  const auto deadline = std::chrono::steady_clock::now() + kFdsPatience;
   while (::sendmsg(fd_.get(), &header, MSG_NOSIGNAL) < 0) {
-    if (errno == EINTR) continue;
-    if (is_gone(errno)) return false;
-    throw SystemError("cannot send over a UNIX socket", errno);
+    const int code = errno;
+    if (code == EINTR) continue;
+    if (is_gone(code)) return false;
+    if (code != ETOOMANYREFS) throw SystemError("cannot send over a UNIX socket", code);
+    if (std::chrono::steady_clock::now() >= deadline) {
+      throw SystemError(
+          "cannot send descriptors over a UNIX socket: too many of this user's are on their way, and nobody "
+          "receives them",
+          code, "raise the limit of open files (ulimit -n), which bounds them too");
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
   return true;
 }
@@ -148,7 +169,10 @@ std::optional<UnixMessage> UnixSocket::receive(std::chrono::milliseconds timeout
 }
 
 UnixListener UnixListener::create(const std::string& prefix) {
-  const std::string name = "dtrain-" + prefix + "-" + random_hex(8);
+  return create_named("dtrain-" + prefix + "-" + random_hex(8));
+}
+
+UnixListener UnixListener::create_named(const std::string& name) {
   const Address address = abstract_address(name);
   // Not blocking: a client that leaves between poll and accept must not hold the listener.
   UniqueFd fd = make_socket(SOCK_NONBLOCK);
@@ -167,7 +191,7 @@ std::optional<UnixSocket> UnixListener::accept(std::chrono::milliseconds timeout
     if (!wait_readable(fd_.get(), forever ? timeout : std::max(left, std::chrono::milliseconds(0))))
       return std::nullopt;
     UniqueFd peer(::accept4(fd_.get(), nullptr, nullptr, SOCK_CLOEXEC));
-    if (peer && is_same_user(peer.get())) return UnixSocket(std::move(peer));
+    if (peer && is_trusted(user_of_peer(peer.get()))) return UnixSocket(std::move(peer));
     if (!peer && errno != EAGAIN && errno != EINTR && errno != ECONNABORTED) {
       throw SystemError("cannot accept on the UNIX socket '" + name_ + "'", errno);
     }

@@ -6,6 +6,7 @@
 
 #include "commands.h"
 #include "dtrain/analysis/analysis_text.h"
+#include "dtrain/config/profiling_rules.h"
 #include "dtrain/run/run_folder.h"
 #include "dtrain/run/summary_text.h"
 #include "run_command.h"
@@ -13,7 +14,7 @@
 namespace dtrain::cli {
 namespace {
 
-struct Arguments {
+struct AnalyzeArguments {
   std::string run;
   bool json = false;
   std::vector<std::string> rules;
@@ -22,7 +23,7 @@ struct Arguments {
 }  // namespace
 
 void add_analyze(CLI::App& app, int* exit_code) {
-  auto arguments = std::make_shared<Arguments>();
+  auto arguments = std::make_shared<AnalyzeArguments>();
   CLI::App* command =
       app.add_subcommand("analyze", "Say what to change in a run, what each change is worth, and what that rests on");
   add_run(*command, arguments->run);
@@ -40,8 +41,9 @@ void add_analyze(CLI::App& app, int* exit_code) {
   command->callback([arguments, exit_code] {
     const auto profile = analysis::load_run(run::find_run(arguments->run).path);
     analysis::AnalyzeOptions options;
+    std::optional<config::ProfilingRules> rules;
     if (!arguments->rules.empty()) {
-      options.rules = config::override_rules(analysis::rules_of(profile), arguments->rules);
+      options.rules = &rules.emplace(config::override_rules(analysis::rules_of(profile), arguments->rules));
     }
     const analysis::Analysis analysis = analysis::analyze(profile, options);
     print_answer(

@@ -43,7 +43,7 @@ void add_rows(const CommandFacts& command, std::string* rows) {
   for (const CommandFacts& child : command.commands) add_rows(child, rows);
 }
 
-constexpr const char* kHead = R"sh(# bash completion for dtrain, written by `dtrain completion bash`.
+constexpr const char* kBashHead = R"sh(# bash completion for dtrain, written by `dtrain completion bash`.
 # Use it at once with:  source <(dtrain completion bash)
 
 # What a command takes: its commands, options, options that have a value (with its kind), and the kinds of its arguments
@@ -131,7 +131,7 @@ complete -F _dtrain dtrain
 std::string bash_completion(const CommandFacts& app) {
   std::string rows;
   add_rows(app, &rows);
-  return kHead + rows + kBody;
+  return kBashHead + rows + kBody;
 }
 
 }  // namespace dtrain::cli

@@ -9,7 +9,7 @@ std::string function_name(const CommandFacts& command) {
 }
 
 // Inside '...' of zsh and of a specification of _arguments, where []: have a meaning.
-std::string escaped(const std::string& text) {
+std::string zsh_escaped(const std::string& text) {
   std::string result;
   for (const char c : text) {
     if (c == '\'') {
@@ -47,14 +47,14 @@ std::string option_spec(const ValueFacts& option) {
   }
   std::string spec = option.repeatable ? "'*'" : "'(" + join(option.names, " ") + ")'";
   spec += names.size() > 1 ? "{" + join(names, ",") + "}" : names.front();
-  spec += "'[" + escaped(option.description) + "]";
-  if (option.kind != ValueKind::kNone) spec += ":" + escaped(option.value_name) + ":" + action(option);
+  spec += "'[" + zsh_escaped(option.description) + "]";
+  if (option.kind != ValueKind::kNone) spec += ":" + zsh_escaped(option.value_name) + ":" + action(option);
   return spec + "'";
 }
 
 std::string argument_spec(const ValueFacts& argument, std::size_t place) {
   const std::string where = argument.repeatable ? "*" : std::to_string(place) + (argument.required ? "" : ":");
-  return "'" + where + ":" + escaped(argument.names.front()) + ":" + action(argument) + "'";
+  return "'" + where + ":" + zsh_escaped(argument.names.front()) + ":" + action(argument) + "'";
 }
 
 void add_function(const CommandFacts& command, std::string* script) {
@@ -71,7 +71,7 @@ void add_function(const CommandFacts& command, std::string* script) {
   std::string described;
   std::string cases;
   for (const CommandFacts& child : command.commands) {
-    described += "        '" + child.path.back() + ":" + escaped(child.description) + "'\n";
+    described += "        '" + child.path.back() + ":" + zsh_escaped(child.description) + "'\n";
     cases += "        " + child.path.back() + ") " + function_name(child) + " ;;\n";
   }
   *script += function_name(command) + "() {\n  local context state state_descr line\n  typeset -A opt_args\n" +
@@ -81,7 +81,7 @@ void add_function(const CommandFacts& command, std::string* script) {
              "    arguments)\n      case $words[1] in\n" + cases + "      esac\n      ;;\n  esac\n}\n\n";
 }
 
-constexpr const char* kHead = R"sh(#compdef dtrain
+constexpr const char* kZshHead = R"sh(#compdef dtrain
 # zsh completion for dtrain, written by `dtrain completion zsh`.
 # Use it at once with:  source <(dtrain completion zsh)   (after compinit)
 
@@ -105,7 +105,7 @@ fi
 }  // namespace
 
 std::string zsh_completion(const CommandFacts& app) {
-  std::string script = kHead;
+  std::string script = kZshHead;
   add_function(app, &script);
   return script + kTail;
 }

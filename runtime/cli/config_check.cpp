@@ -7,33 +7,42 @@
 #include "commands.h"
 #include "dtrain/config/cluster.h"
 #include "dtrain/config/experiment.h"
+#include "dtrain/run/named_files.h"
 #include "dtrain/scheduler/batch_split.h"
 #include "dtrain/scheduler/cluster_agents.h"
 
 namespace dtrain::cli {
 namespace {
 
-struct Arguments {
+struct ConfigCheckArguments {
   std::vector<std::string> files;
   std::string cluster;
   std::vector<std::string> overrides;
+  bool file_only = false;
 };
 
 std::string slots_text(int slots) {
   return std::to_string(slots) + (slots == 1 ? " slot" : " slots");
 }
 
-void check_experiment(const std::string& file, const std::vector<std::string>& overrides) {
-  const config::Experiment experiment = config::read_experiment(file, overrides);
+// False, having said what, where the file is right and something that it names is not here.
+bool check_experiment(const std::string& file, const ConfigCheckArguments& arguments) {
+  const config::Experiment experiment = config::read_experiment(file, arguments.overrides);
+  if (!arguments.file_only) {
+    const std::vector<std::string> missing = run::find_missing_files(experiment);
+    for (const std::string& text : missing) std::fprintf(stderr, "%s\n", text.c_str());
+    if (!missing.empty()) return false;
+  }
   const int slots = experiment.resources.slots_per_trial;
   const auto split = scheduler::split_batch(experiment.global_batch_size, slots);
   if (!split.warning.empty()) std::fprintf(stderr, "dtrain: warning: %s\n", split.warning.c_str());
   std::printf("%s: ok: %s, %s, %s x %lld records a batch\n", file.c_str(), experiment.name.c_str(),
               config::to_string(experiment.searcher.max_length).c_str(), slots_text(slots).c_str(),
               static_cast<long long>(split.per_slot));
+  return true;
 }
 
-void check_cluster(const std::string& file) {
+bool check_cluster(const std::string& file) {
   std::vector<std::string> warnings;
   const config::Cluster cluster = scheduler::read_cluster_file(file, warnings);
   for (const std::string& warning : warnings) std::fprintf(stderr, "dtrain: warning: %s\n", warning.c_str());
@@ -44,28 +53,29 @@ void check_cluster(const std::string& file) {
                                ? "this machine"
                                : std::to_string(agents) + (agents == 1 ? " agent, " : " agents, ") + slots_text(slots);
   std::printf("%s: ok: %s\n", file.c_str(), what.c_str());
+  return true;
 }
 
 // Every file is looked at, whatever is wrong with those before it.
-int check(const Arguments& arguments) {
+int check(const ConfigCheckArguments& arguments) {
   int code = static_cast<int>(ExitCode::kDone);
   const auto report = [&](const auto& check_file) {
     try {
-      check_file();
+      if (!check_file()) code = static_cast<int>(ExitCode::kBadInput);
     } catch (const config::ConfigErrors& errors) {
       std::fprintf(stderr, "%s\n", errors.what());
       code = static_cast<int>(ExitCode::kBadInput);
     }
   };
-  if (!arguments.cluster.empty()) report([&] { check_cluster(arguments.cluster); });
-  for (const std::string& file : arguments.files) report([&] { check_experiment(file, arguments.overrides); });
+  if (!arguments.cluster.empty()) report([&] { return check_cluster(arguments.cluster); });
+  for (const std::string& file : arguments.files) report([&] { return check_experiment(file, arguments); });
   return code;
 }
 
 }  // namespace
 
 void add_config_check(CLI::App& config, int* exit_code) {
-  auto arguments = std::make_shared<Arguments>();
+  auto arguments = std::make_shared<ConfigCheckArguments>();
   CLI::App* command = config.add_subcommand(
       "check", "Say everything that is wrong with experiment or cluster files (exit code 2), or ok");
   CLI::Option* files = command->add_option("FILE", arguments->files, "The experiment files (YAML)");
@@ -77,6 +87,8 @@ void add_config_check(CLI::App& config, int* exit_code) {
       ->expected(1)
       ->allow_extra_args(false)
       ->take_all();
+  command->add_flag("--file-only", arguments->file_only,
+                    "Do not look whether the program, the model and the data files that an experiment names are here");
   command->callback([arguments, files, cluster, exit_code] {
     if (files->empty() && cluster->empty()) throw CLI::RequiredError("FILE or --cluster");
     if (files->empty() && !arguments->overrides.empty()) throw CLI::RequiredError("--set: FILE");

@@ -16,27 +16,27 @@
 namespace dtrain::cli {
 namespace {
 
-struct Arguments {
+struct DiffArguments {
   std::string a, b;
   std::optional<std::string> fail_above;
   bool json = false;
 };
 
 constexpr const char* kFooter =
-    R"(Compares the median step, throughput, each phase, exposed communication, peak memory, and which rules trigger; and says
-what differs in the plans. A change is reported where the steps show it beyond their noise: where its 99% interval, from a
-block bootstrap over the steps, lies beyond 1% as a whole. The warm-up is left out (a tenth of the steps, 5 to 100), so are
+    R"(Compares the median batch, throughput, each phase, exposed communication, peak memory, and which rules trigger; and says
+what differs in the plans. A change is reported where the batches show it beyond their noise: where its 99% interval, from a
+block bootstrap over the batches, lies beyond 1% as a whole. The warm-up is left out (a tenth of the steps, 5 to 100), so are
 validation and checkpoints. Runs of another world size or batch are compared by their throughput.
 
 The test knows what varied within the runs, not whether the machine was slower the other day: let the runs follow each
 other, or take turns, and repeat a comparison that matters (docs/diff.md).
 
-exit codes: 0 compared; 1 a run has no steps, or lacks dumps of ranks; 2 wrong use, or too few steps for --fail-above; 3 a regression: B's median step is longer, or its
+exit codes: 0 compared; 1 a run has no batches, or lacks dumps of ranks; 2 wrong use, or too few batches for --fail-above; 3 a regression: B's median batch is longer, or its
 throughput lower, by at least PERCENT, and it is a change as above
 
 for example:
   dtrain diff 7 8                              what does run 0008 do otherwise than 0007?
-  dtrain diff baseline . --fail-above 5%       in a build: fails where the step got 5% longer
+  dtrain diff baseline . --fail-above 5%       in a build: fails where a batch got 5% longer
   dtrain diff 7 8 --json | jq .step.interval   for programs)";
 
 // "5%", "5", "0.5%" as a share.
@@ -63,9 +63,9 @@ analysis::RunProfile load(const char* which, const std::string& run) {
 }  // namespace
 
 void add_diff(CLI::App& app, int* exit_code) {
-  auto arguments = std::make_shared<Arguments>();
+  auto arguments = std::make_shared<DiffArguments>();
   CLI::App* command = app.add_subcommand("diff", "Compare two runs, and tell a change from noise");
-  constexpr const char* kRun = "a path, or a number or name under ./runs";
+  constexpr const char* kRun = "a path, a number (3 or run:3) or name under ./runs, or a task's (task:127)";
   command->add_option("A", arguments->a, std::string("The run before: ") + kRun)->type_name("RUN")->required();
   command->add_option("B", arguments->b, std::string("The run after: ") + kRun)->type_name("RUN")->required();
   command

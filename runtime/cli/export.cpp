@@ -11,14 +11,14 @@
 namespace dtrain::cli {
 namespace {
 
-struct Arguments {
+struct ExportArguments {
   std::string run, format, output;
 };
 
 }  // namespace
 
 void add_export(CLI::App& app, int* exit_code) {
-  auto arguments = std::make_shared<Arguments>();
+  auto arguments = std::make_shared<ExportArguments>();
   CLI::App* command = app.add_subcommand("export", "Write what a run recorded for other programs");
   add_run(*command, arguments->run);
   command->add_option("--format", arguments->format, "What to write")

@@ -3,6 +3,7 @@
 #include <memory>
 
 #include "commands.h"
+#include "standard_output.h"
 
 namespace dtrain::cli {
 
@@ -53,6 +54,7 @@ void add_launch(CLI::App& app, int* exit_code) {
   command->callback([request, mock, exit_code] {
     request->mock = run::parse_mock(*mock);
     *exit_code = run::launch(*request);
+    if (!request->dry_run) warn_of_lost_output();  // how a run ended does not depend on who reads along
   });
 }
 

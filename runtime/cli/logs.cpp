@@ -17,7 +17,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-struct Arguments {
+struct LogsArguments {
   std::string run;
   int rank = -1;
   bool follow = false;
@@ -39,7 +39,7 @@ std::map<int, fs::path> find_logs(const run::RunFolder& folder) {
   return logs;
 }
 
-void show(const Arguments& arguments) {
+void show(const LogsArguments& arguments) {
   constexpr auto kPollPeriod = std::chrono::milliseconds(100);
   const run::RunFolder folder = run::find_run(arguments.run);
   run::LogTail tail;
@@ -60,8 +60,8 @@ void show(const Arguments& arguments) {
     const bool over = run::is_over(folder);  // asked first, so that what was written before is shown
     look_for_logs();
     tail.poll(print);
-    std::fflush(stdout);
-    if (over) break;
+    const bool written = std::fflush(stdout) == 0;
+    if (over || !written) break;
     std::this_thread::sleep_for(kPollPeriod);
   }
   if (known.empty()) {
@@ -76,11 +76,11 @@ void show(const Arguments& arguments) {
 }  // namespace
 
 void add_logs(CLI::App& app, int* exit_code) {
-  auto arguments = std::make_shared<Arguments>();
+  auto arguments = std::make_shared<LogsArguments>();
   CLI::App* command = app.add_subcommand("logs", "Show what the ranks of a run printed");
   add_run(*command, arguments->run);
   command->add_option("--rank", arguments->rank, "Only this rank, without the [rank=N] prefix")
-      ->check(CLI::NonNegativeNumber);
+      ->check(CLI::Range(0, 1'000'000));
   command->add_flag("-f,--follow", arguments->follow, "Go on until the run has ended");
   command->callback([arguments, exit_code] {
     show(*arguments);

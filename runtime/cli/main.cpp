@@ -1,5 +1,4 @@
 // dtrain: the command line. It links no torch, so that every command answers at once.
-#include <algorithm>
 #include <cstdio>
 #include <string>
 #include <vector>
@@ -7,6 +6,7 @@
 #include "commands.h"
 #include "dtrain/base/error.h"
 #include "dtrain/base/text.h"
+#include "standard_output.h"
 
 namespace {
 
@@ -26,6 +26,9 @@ constexpr const char* kExamples = R"(examples:
   dtrain report 7                              the same with all charts, as one HTML file
   dtrain trace 7                               what every rank did when, for ui.perfetto.dev
 
+Runs are numbered under ./runs, tasks by the queue. Commands for runs take 7 or run:7, and task:127 for the run of a task;
+`dtrain task` takes 127 or task:127, and run:7 for the task of a run.
+
 `dtrain COMMAND --help` says more.)";
 
 int print_error(const std::exception& error) {
@@ -37,27 +40,69 @@ int print_error(const std::exception& error) {
   return static_cast<int>(bad_input ? dtrain::ExitCode::kBadInput : dtrain::ExitCode::kRunFailed);
 }
 
-// CLI11 numbers its errors; here they are all bad input.
-int usage_error(const CLI::App& app, const CLI::ParseError& error, int argc, char** argv) {
-  const bool asked = error.get_exit_code() == 0;  // --help
-  std::vector<std::string> names;
-  for (const CLI::App* command : app.get_subcommands(nullptr)) {
-    if (!command->get_group().empty()) names.push_back(command->get_name());
-  }
-  const bool known = argc > 1 && std::find(names.begin(), names.end(), argv[1]) != names.end();
-  if (!asked && argc > 1 && argv[1][0] != '-' && !known) {
-    const auto near = dtrain::nearest(argv[1], names);
-    std::fprintf(stderr, "dtrain: there is no command '%s'%s\n  the commands are: %s\n", argv[1],
-                 near ? ("; did you mean " + *near + "?").c_str() : "", dtrain::join(names, ", ").c_str());
-    return static_cast<int>(dtrain::ExitCode::kBadInput);
-  }
-  app.exit(error);
-  return static_cast<int>(asked ? dtrain::ExitCode::kDone : dtrain::ExitCode::kBadInput);
+// The command that the words led to: `dtrain config check` for `dtrain config check --sett x`.
+const CLI::App& deepest_command(const CLI::App& app) {
+  const auto chosen = app.get_subcommands();
+  return chosen.empty() ? app : deepest_command(*chosen.front());
 }
 
-}  // namespace
+std::string full_command_name(const CLI::App& command) {
+  const CLI::App* parent = command.get_parent();
+  return (parent ? full_command_name(*parent) + " " : "") + command.get_name();
+}
 
-int main(int argc, char** argv) {
+std::vector<std::string> names_of_commands(const CLI::App& command) {
+  std::vector<std::string> names;
+  for (const CLI::App* one : command.get_subcommands(nullptr)) {
+    if (!one->get_group().empty()) names.push_back(one->get_name());
+  }
+  return names;
+}
+
+std::string suggest_nearest(const std::string& prefix, const std::string& word, const std::vector<std::string>& names) {
+  const auto near = dtrain::nearest(word, names);
+  return near ? "; did you mean " + prefix + *near + "?" : "";
+}
+
+// A word that is no option and no command of `command`; empty where that is not what was wrong.
+std::string describe_unknown(const CLI::App& command, const std::vector<std::string>& unknown) {
+  for (const std::string& word : unknown) {
+    if (word.size() < 2 || word[0] != '-' || word == "--") continue;
+    std::vector<std::string> names;
+    for (const CLI::Option* option : command.get_options()) {
+      for (const std::string& name : option->get_lnames()) names.push_back(name);
+    }
+    const std::string given = word.substr(0, word.find('='));
+    const auto name = given.find_first_not_of('-');
+    return "there is no option '" + given + "'" +
+           (name == std::string::npos ? "" : suggest_nearest("--", given.substr(name), names)) + "\n  " +
+           full_command_name(command) + " --help lists the options";
+  }
+  const std::vector<std::string> names = names_of_commands(command);
+  if (unknown.empty() || names.empty()) return "";
+  return "there is no command '" + unknown.front() + "'" + suggest_nearest("", unknown.front(), names) +
+         "\n  the commands are: " + dtrain::join(names, ", ");
+}
+
+// CLI11 numbers its errors; here they are all bad input.
+int usage_error(const CLI::App& app, const CLI::ParseError& error) {
+  if (error.get_exit_code() == 0) {  // --help
+    app.exit(error);
+    return static_cast<int>(dtrain::ExitCode::kDone);
+  }
+  // The word itself says more than what it is missing for.
+  const CLI::App& command = deepest_command(app);
+  const std::string unknown = describe_unknown(command, app.remaining(true));
+  if (unknown.empty()) {
+    app.exit(error);
+  } else {
+    std::fprintf(stderr, "%s: %s\n", full_command_name(command).c_str(), unknown.c_str());
+  }
+  return static_cast<int>(dtrain::ExitCode::kBadInput);
+}
+
+// Registers the commands and carries one out; its exit code.
+int carry_out(int argc, char** argv) {
   int exit_code = 0;
   CLI::App app{
       "dtrain trains a libtorch model data-parallel on the slots of this machine or a cluster, and says where the time "
@@ -74,9 +119,15 @@ int main(int argc, char** argv) {
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
-    return usage_error(app, error, argc, argv);
+    return usage_error(app, error);
   } catch (const std::exception& error) {
     return print_error(error);
   }
   return exit_code;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  return dtrain::cli::finish_output(carry_out(argc, argv));
 }

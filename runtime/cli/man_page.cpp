@@ -12,7 +12,7 @@ struct Entry {
 
 constexpr Entry kExitCodes[] = {
     {"0", "Done."},
-    {"1", "The run failed: a rank died or threw, data is missing, the disk is full."},
+    {"1", "The run failed: a rank died or threw, data is missing, the weights cannot be written."},
     {"2",
      "Bad input, found before any rank trains: the experiment, an option, a request that cannot fit, no libtorch."},
     {"130",

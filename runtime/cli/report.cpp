@@ -11,7 +11,7 @@
 namespace dtrain::cli {
 namespace {
 
-struct Arguments {
+struct ReportArguments {
   std::string run;
   std::string output;
 };
@@ -19,7 +19,7 @@ struct Arguments {
 }  // namespace
 
 void add_report(CLI::App& app, int* exit_code) {
-  auto arguments = std::make_shared<Arguments>();
+  auto arguments = std::make_shared<ReportArguments>();
   CLI::App* command = app.add_subcommand("report", "Write the report of a run: one HTML file that opens offline");
   add_run(*command, arguments->run);
   command->add_option("-o,--output", arguments->output, "Where to write it (default: report.html in the run's folder)")

@@ -5,7 +5,9 @@
 namespace dtrain::cli {
 
 CLI::Option* add_run(CLI::App& command, std::string& run) {
-  return command.add_option("RUN", run, "The run: a path, or a number or name under ./runs")->required();
+  return command
+      .add_option("RUN", run, "The run: a path, a number (3 or run:3) or name under ./runs, or a task's (task:127)")
+      ->required();
 }
 
 CLI::Option* add_json(CLI::App& command, bool& json) {

@@ -12,7 +12,7 @@
 namespace dtrain::cli {
 namespace {
 
-struct Arguments {
+struct SummaryArguments {
   std::string run;
   bool json = false;
 };
@@ -20,7 +20,7 @@ struct Arguments {
 }  // namespace
 
 void add_summary(CLI::App& app, int* exit_code) {
-  auto arguments = std::make_shared<Arguments>();
+  auto arguments = std::make_shared<SummaryArguments>();
   CLI::App* command = app.add_subcommand("summary", "Say where the time of a run went");
   add_run(*command, arguments->run);
   add_json(*command, arguments->json);

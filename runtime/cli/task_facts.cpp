@@ -10,10 +10,6 @@ const std::string& reason_of(const scheduler::Task& task) {
   return task.waiting ? task.waiting->reason : task.reason;
 }
 
-ConfigError no_such_task(scheduler::TaskId id) {
-  return ConfigError("there is no task " + std::to_string(id), "dtrain task list shows those there are");
-}
-
 std::string state_text(const scheduler::Task& task) {
   std::string text = to_string(task.state);
   if (task.exit_code) text += " (exit code " + std::to_string(*task.exit_code) + ")";

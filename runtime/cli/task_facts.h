@@ -15,10 +15,10 @@ Json time_of(const std::optional<Nanoseconds>& wall);
 // Why it is in its state: what a queued task waits for, why one has ended. Empty: there is nothing to say.
 const std::string& reason_of(const scheduler::Task& task);
 
-// ConfigError: for a number that is no task's.
-ConfigError no_such_task(scheduler::TaskId id);
+// Of the argument that run::find_task() reads.
+inline constexpr const char* kTaskHelp = "The task: its number (127 or task:127), or its run under ./runs (run:3)";
 
-// "running", "completed (exit code 0)", "failed (exit code 1): rank 1 was killed"
+// "running", "done (exit code 0)", "failed (exit code 1): rank 1 was killed"
 std::string state_text(const scheduler::Task& task);
 
 }  // namespace dtrain::cli

@@ -2,6 +2,7 @@
 #include <memory>
 
 #include "commands.h"
+#include "dtrain/run/find_task.h"
 #include "dtrain/run/user_ledger.h"
 #include "task_facts.h"
 
@@ -25,13 +26,13 @@ std::string kill(scheduler::Ledger& ledger, scheduler::TaskId id) {
 }  // namespace
 
 void add_task_kill(CLI::App& task, int* exit_code) {
-  auto ids = std::make_shared<std::vector<scheduler::TaskId>>();
+  auto ids = std::make_shared<std::vector<std::string>>();
   CLI::App* command = task.add_subcommand("kill", "Stop tasks, as Ctrl-C does; asked again, at once");
-  command->add_option("ID", *ids, "The tasks' numbers")->required();
+  command->add_option("ID", *ids, kTaskHelp)->required();
   command->callback([ids, exit_code] {
     const SystemClock clock;
     scheduler::Ledger ledger = run::open_user_ledger(clock);
-    for (const scheduler::TaskId id : *ids) std::printf("%s\n", kill(ledger, id).c_str());
+    for (const std::string& id : *ids) std::printf("%s\n", kill(ledger, run::find_task(ledger, id).id).c_str());
     *exit_code = 0;
   });
 }

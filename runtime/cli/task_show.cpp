@@ -4,6 +4,7 @@
 #include "commands.h"
 #include "dtrain/base/error.h"
 #include "dtrain/base/text.h"
+#include "dtrain/run/find_task.h"
 #include "dtrain/run/user_ledger.h"
 #include "task_facts.h"
 
@@ -13,8 +14,8 @@ namespace {
 using scheduler::StateChange;
 using scheduler::Task;
 
-struct Arguments {
-  scheduler::TaskId id = 0;
+struct TaskShowArguments {
+  std::string name;
   bool json = false;
 };
 
@@ -75,17 +76,16 @@ std::string to_text(const Task& task, const std::vector<StateChange>& history) {
 }  // namespace
 
 void add_task_show(CLI::App& task, int* exit_code) {
-  auto arguments = std::make_shared<Arguments>();
+  auto arguments = std::make_shared<TaskShowArguments>();
   CLI::App* command = task.add_subcommand("show", "All that is known of one task");
-  command->add_option("ID", arguments->id, "The task's number")->required();
+  command->add_option("ID", arguments->name, kTaskHelp)->required();
   command->add_flag("--json", arguments->json, "As JSON");
   command->callback([arguments, exit_code] {
     const SystemClock clock;
     scheduler::Ledger ledger = run::open_user_ledger(clock);
-    const auto found = ledger.find(arguments->id);
-    if (!found) throw no_such_task(arguments->id);
-    const auto history = ledger.history(arguments->id);
-    const std::string text = arguments->json ? to_line(to_json(*found, history)) + "\n" : to_text(*found, history);
+    const Task found = run::find_task(ledger, arguments->name);
+    const auto history = ledger.history(found.id);
+    const std::string text = arguments->json ? to_line(to_json(found, history)) + "\n" : to_text(found, history);
     std::fputs(text.c_str(), stdout);
     *exit_code = 0;
   });

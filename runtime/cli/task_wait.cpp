@@ -4,6 +4,7 @@
 
 #include "commands.h"
 #include "dtrain/base/error.h"
+#include "dtrain/run/find_task.h"
 #include "dtrain/run/user_ledger.h"
 #include "task_facts.h"
 
@@ -13,20 +14,19 @@ constexpr auto kPollPeriod = std::chrono::milliseconds(200);
 }
 
 void add_task_wait(CLI::App& task, int* exit_code) {
-  auto id = std::make_shared<scheduler::TaskId>(0);
+  auto name = std::make_shared<std::string>();
   CLI::App* command = task.add_subcommand("wait", "Wait until a task has ended, and end with its exit code");
-  command->add_option("ID", *id, "The task's number")->required();
-  command->callback([id, exit_code] {
+  command->add_option("ID", *name, kTaskHelp)->required();
+  command->callback([name, exit_code] {
     const SystemClock clock;
     scheduler::Ledger ledger = run::open_user_ledger(clock);
-    auto found = ledger.find(*id);
-    if (!found) throw no_such_task(*id);
-    while (!has_ended(found->state)) {
+    scheduler::Task task = run::find_task(ledger, *name);
+    while (!has_ended(task.state)) {
       std::this_thread::sleep_for(kPollPeriod);
-      found = ledger.find(*id);
+      task = ledger.find(task.id).value();
     }
-    std::printf("task %lld %s\n", static_cast<long long>(*id), state_text(*found).c_str());
-    *exit_code = found->exit_code.value_or(static_cast<int>(ExitCode::kRunFailed));
+    std::printf("task %lld %s\n", static_cast<long long>(task.id), state_text(task).c_str());
+    *exit_code = task.exit_code.value_or(static_cast<int>(ExitCode::kRunFailed));
   });
 }
 

@@ -28,7 +28,7 @@ constexpr double kQuietS = 5;
 
 constexpr int kWidthOfFiles = 160;  // room for every column
 
-struct Arguments {
+struct TopArguments {
   std::string run;
   bool once = false, json = false;
   double interval_s = 1;
@@ -96,7 +96,7 @@ class Top {
   int first_rank_ = 0;
 };
 
-int show(const Arguments& arguments) {
+int show_top(const TopArguments& arguments) {
   Top top(arguments.run.empty() ? run::newest_running() : run::find_run(arguments.run));
   if (arguments.once || !run::can_redraw(STDOUT_FILENO)) {
     const analysis::LiveView view = top.look();
@@ -113,7 +113,7 @@ int show(const Arguments& arguments) {
 }  // namespace
 
 void add_top(CLI::App& app, int* exit_code) {
-  auto arguments = std::make_shared<Arguments>();
+  auto arguments = std::make_shared<TopArguments>();
   CLI::App* command = app.add_subcommand("top", "Watch a run: its ranks, where their time goes, what its hosts do");
   add_run(*command, arguments->run)->required(false);
   CLI::Option* once = command->add_flag("--once", arguments->once, "Print one view and end");
@@ -123,12 +123,13 @@ void add_top(CLI::App& app, int* exit_code) {
       ->type_name("SECONDS")
       ->excludes(once);
   command->footer(
-      "Without RUN: the newest run under ./runs that goes on. q or Ctrl-C ends it, arrows move in a long list of "
+      "Without RUN: the newest run under ./runs that goes on, before any that is queued. q or Ctrl-C ends it, arrows "
+      "move in a long list of "
       "ranks;\n"
       "with the run it ends by itself, and leaves its last view. Where standard output is no terminal, or TERM is "
       "dumb,\n"
       "it prints one view. docs/top.md says what each number is.");
-  command->callback([arguments, exit_code] { *exit_code = show(*arguments); });
+  command->callback([arguments, exit_code] { *exit_code = show_top(*arguments); });
 }
 
 }  // namespace dtrain::cli

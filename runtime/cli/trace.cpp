@@ -15,7 +15,7 @@ namespace {
 
 constexpr int kMostSteps = 1000;
 
-struct Arguments {
+struct TraceArguments {
   std::string run, output, hta;
   int steps = 10;
   bool now = false, json = false;
@@ -37,7 +37,7 @@ void ask(const run::RunFolder& folder, int steps) {
   }
 }
 
-void write_hta(const analysis::RunProfile& profile, const Arguments& arguments) {
+void write_hta(const analysis::RunProfile& profile, const TraceArguments& arguments) {
   const analysis::HtaFiles files = analysis::write_hta_files(profile, arguments.hta);
   print_notes(files.notes);
   if (arguments.json) {
@@ -50,7 +50,7 @@ void write_hta(const analysis::RunProfile& profile, const Arguments& arguments) 
               arguments.hta.c_str());
 }
 
-void write_merged(const analysis::RunProfile& profile, const Arguments& arguments) {
+void write_merged(const analysis::RunProfile& profile, const TraceArguments& arguments) {
   const std::filesystem::path given = arguments.output;
   const auto path = given.empty() ? profile.folder / "trace.json.gz" : given;
   const analysis::MergedTrace merged = analysis::merge_traces(profile, path);
@@ -73,7 +73,7 @@ void write_merged(const analysis::RunProfile& profile, const Arguments& argument
 }  // namespace
 
 void add_trace(CLI::App& app, int* exit_code) {
-  auto arguments = std::make_shared<Arguments>();
+  auto arguments = std::make_shared<TraceArguments>();
   CLI::App* command = app.add_subcommand("trace", "Put the traces of all ranks on one time line, or take one now");
   add_run(*command, arguments->run);
   CLI::Option* now =

@@ -16,9 +16,9 @@ namespace {
 
 constexpr int kFewestSteps = 20;
 constexpr int kMostRounds = 100;
-constexpr int kMostSteps = 10'000;  // those a dump has in full
+constexpr int kMostPredictedSteps = 10'000;  // those a dump has in full
 
-struct Arguments {
+struct WhatIfArguments {
   std::string run;
   bool json = false;
   bool verify = false;
@@ -28,7 +28,7 @@ struct Arguments {
 };
 
 // Exit codes as of `dtrain launch`.
-int verify(const Arguments& arguments) {
+int verify(const WhatIfArguments& arguments) {
   const auto tell = [](const std::string& what) { std::fprintf(stderr, "dtrain: %s\n", what.c_str()); };
   const auto verification =
       run::verify({run::find_run(arguments.run), arguments.steps, arguments.rounds, arguments.cluster}, tell);
@@ -45,7 +45,7 @@ int verify(const Arguments& arguments) {
 }  // namespace
 
 void add_what_if(CLI::App& app, int* exit_code) {
-  auto arguments = std::make_shared<Arguments>();
+  auto arguments = std::make_shared<WhatIfArguments>();
   CLI::App* command =
       app.add_subcommand("what-if", "Predict what changes would bring to a run: data, network, balance, more ranks");
   add_run(*command, arguments->run);
@@ -56,7 +56,7 @@ void add_what_if(CLI::App& app, int* exit_code) {
   command
       ->add_option("--steps", arguments->steps,
                    "With --verify: how many steps each of them takes (default: what takes three seconds, 100 to 2000)")
-      ->check(CLI::Range(kFewestSteps, kMostSteps))
+      ->check(CLI::Range(kFewestSteps, kMostPredictedSteps))
       ->needs(verifying);
   command->add_option("--rounds", arguments->rounds, "With --verify: how often each is started (default: 3)")
       ->check(CLI::Range(1, kMostRounds))

@@ -34,6 +34,9 @@ void Collector::add_unknown(Location at, std::string section, std::string key) {
 }
 
 std::string Collector::message_for(const Unknown& unknown) const {
+  if (explain_) {
+    if (std::string why = explain_(join_path(unknown.section, unknown.key)); !why.empty()) return why;
+  }
   std::vector<std::string> siblings;
   for (const std::string& path : known_) {
     if (section_of(path) == unknown.section) siblings.push_back(leaf_of(path));

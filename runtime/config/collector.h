@@ -3,6 +3,7 @@
 #pragma once
 
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -22,6 +23,9 @@ class Collector {
   void add_known(std::string path) { known_.push_back(std::move(path)); }
   // A key nobody asked for. Its message is made at the end, when all known keys are.
   void add_unknown(Location at, std::string section, std::string key);
+  // Asked for a sentence about an unknown key, by its whole path; empty: there is none.
+  using Explain = std::string (*)(std::string_view path);
+  void explain_with(Explain explain) { explain_ = explain; }
   bool empty() const { return diagnostics_.empty() && unknown_.empty(); }
   // ConfigErrors, where anything was added.
   void throw_if_any();
@@ -39,6 +43,7 @@ class Collector {
   std::vector<std::pair<Location, Diagnostic>> diagnostics_;
   std::vector<Unknown> unknown_;
   std::vector<std::string> known_;
+  Explain explain_ = nullptr;
 };
 
 // "a" + "b" -> "a.b", "" + "b" -> "b"

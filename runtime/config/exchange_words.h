@@ -4,7 +4,8 @@
 #include <array>
 
 #include "dtrain/base/json.h"
-#include "dtrain/config/experiment.h"
+#include "dtrain/config/optimizations.h"
+#include "dtrain/config/resources.h"
 #include "word_table.h"
 
 namespace dtrain::config {

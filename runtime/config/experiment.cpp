@@ -1,5 +1,6 @@
 #include "dtrain/config/experiment.h"
 
+#include "determined_keys.h"
 #include "document_file.h"
 #include "overrides.h"
 #include "read_sections.h"
@@ -8,6 +9,7 @@ namespace dtrain::config {
 
 Experiment read_experiment(const std::filesystem::path& file, std::span<const std::string> overrides) {
   Collector collector(file.string());
+  collector.explain_with(explain_determined_key);
   Experiment experiment;
   experiment.file = file;
   experiment.text = read_text(file, "experiment", collector);

@@ -70,6 +70,7 @@ Json to_json(const Experiment& experiment) {
   json["max_restarts"] = experiment.max_restarts;
   json["records_per_epoch"] = experiment.records_per_epoch ? Json(*experiment.records_per_epoch) : Json();
   json["scheduling_unit"] = experiment.scheduling_unit;
+  json["on_non_finite"] = experiment.stop_on_non_finite ? "stop" : "warn";
   json["communication"] =
       Json{{"timeout", number_json(static_cast<double>(experiment.communication_timeout.count()) / 1000)},
            {"backend", word_of(kBackends, experiment.communication_backend)}};

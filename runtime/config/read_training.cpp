@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <limits>
 
+#include "dtrain/base/text.h"
 #include "read_sections.h"
 #include "scalar.h"
 
@@ -11,7 +12,8 @@ namespace dtrain::config {
 namespace {
 
 constexpr std::int64_t kMaxRestarts = 1000;
-constexpr std::int64_t kMaxCount = std::numeric_limits<std::int32_t>::max();
+constexpr std::int64_t kMaxRecords = std::numeric_limits<std::int32_t>::max();
+constexpr const char* kWhatIsSaved = "a run saves its weights once, at its end (checkpoints/final); leave the key out";
 
 // {type: const, val: x} as Determined's users write it. Other types describe a search, which dtrain does not do.
 const Value* constant_of(const Value& value, Section& hyperparameters, const std::string& key) {
@@ -35,7 +37,7 @@ const Value* constant_of(const Value& value, Section& hyperparameters, const std
 }
 
 void read_batch_size(Section& hyperparameters, const Value& value, const std::string& key, Experiment& experiment) {
-  experiment.global_batch_size = hyperparameters.parse_integer(value, key, 0, 1, kMaxCount);
+  experiment.global_batch_size = hyperparameters.parse_integer(value, key, 0, 1, kMaxRecords);
   const int slots = experiment.resources.slots_per_trial;
   if (experiment.global_batch_size > 0 && experiment.global_batch_size < slots) {
     hyperparameters.report(
@@ -59,6 +61,14 @@ void read_hyperparameters(Section& root, Experiment& experiment) {
     if (entry.key == batch_size) {
       read_batch_size(hyperparameters, *constant, batch_size, experiment);
       experiment.hyperparameters[batch_size] = experiment.global_batch_size;
+    } else if (experiment.model) {
+      const auto near = nearest(entry.key, std::array{batch_size});
+      hyperparameters.report(
+          entry.value, entry.key,
+          "has no effect with model:, " +
+              (near ? "did you mean '" + *near + "'?"
+                    : std::string("whose settings are under 'optimizer', 'loss' and 'data'; only '") + batch_size +
+                          "' is read here"));
     } else {
       const std::string path = hyperparameters.path_of(entry.key);
       experiment.hyperparameters[entry.key] = to_json(*constant, path, root.collector());
@@ -124,6 +134,13 @@ void read_profiling(Section section, Experiment& experiment) {
 }
 
 void read_searcher(Section searcher, Experiment& experiment) {
+  // Determined's word for what dtrain does; its others are searches.
+  if (const Value* name = searcher.find("name"); name && !(name->is_scalar() && name->text == "single")) {
+    searcher.report(*name, "name",
+                    "must be single, or left out, not " + describe(*name) +
+                        ": dtrain does not search hyperparameters; each value is a launch of its own, with --set "
+                        "hyperparameters.NAME=VALUE");
+  }
   experiment.searcher.metric = searcher.text("metric", "");
   experiment.searcher.smaller_is_better = searcher.boolean("smaller_is_better", true);
   if (searcher.find("max_length")) {
@@ -137,10 +154,9 @@ void read_searcher(Section searcher, Experiment& experiment) {
 void read_checkpoints(Section& root) {
   const Length none{LengthUnit::kBatches, 0};
   const Length period = root.length("min_checkpoint_period", none, 0);
-  if (period.count != 0) root.refuse_yet("min_checkpoint_period", "only the default ({batches: 0}) is");
+  if (period.count != 0) root.refuse_yet("min_checkpoint_period", kWhatIsSaved);
   const std::array<std::string, 3> policies{"best", "all", "none"};
-  root.default_only<std::string>("checkpoint_policy", root.choice("checkpoint_policy", "best", policies), "best",
-                                 "best");
+  if (root.choice("checkpoint_policy", "best", policies) != "best") root.refuse_yet("checkpoint_policy", kWhatIsSaved);
   root.default_only_null("checkpoint_storage");
 }
 
@@ -158,6 +174,8 @@ void read_training(Section& root, Experiment& experiment) {
   if (experiment.records_per_epoch == 0) experiment.records_per_epoch.reset();  // Determined's way to leave it open
   experiment.max_restarts = static_cast<int>(root.integer("max_restarts", 0, 0, kMaxRestarts));
   experiment.scheduling_unit = root.integer("scheduling_unit", 100, 1, kMaxLength);
+  const std::array<std::string, 2> on_non_finite{"warn", "stop"};
+  experiment.stop_on_non_finite = root.choice("on_non_finite", "warn", on_non_finite) == "stop";
 
   const std::string weights = root.text("initial_weights", "");
   if (weights.empty()) return;

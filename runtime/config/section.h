@@ -11,7 +11,7 @@
 
 #include "collector.h"
 #include "dtrain/base/json.h"
-#include "dtrain/config/experiment.h"
+#include "dtrain/config/length.h"
 #include "value.h"
 
 namespace dtrain::config {

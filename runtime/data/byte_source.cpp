@@ -75,7 +75,9 @@ void ByteSource::expect_remaining(std::uint64_t bytes, const std::string& promis
 }
 
 void ByteSource::read_all(std::span<std::byte> into, const std::string& inside) {
-  if (read(into) < into.size()) fail(offset_, "truncated: the data ends here" + inside);
+  if (read(into) == into.size()) return;
+  if (offset_ == 0) fail(0, "the file is empty", kDamagedRemedy);
+  fail(offset_, "truncated: the data ends here" + inside);
 }
 
 void ByteSource::expect_end(const std::string& promise) {

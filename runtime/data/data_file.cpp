@@ -25,6 +25,9 @@ DataFile::DataFile(std::filesystem::path path) : path_(std::move(path)) {
   if (::fstat(fd_.get(), &facts) != 0) throw DataError(path_.string() + ": " + std::strerror(errno));
   if (!S_ISREG(facts.st_mode)) throw DataError(path_.string() + ": is not a regular file");
   size_ = static_cast<std::uint64_t>(facts.st_size);
+  if (size_ == 0) {
+    throw DataError(path_.string() + ": the file is empty", "was it written, copied or downloaded to its end?");
+  }
 }
 
 std::size_t DataFile::read_at(std::uint64_t offset, std::span<std::byte> into) const {
@@ -45,6 +48,11 @@ std::size_t DataFile::read_at(std::uint64_t offset, std::span<std::byte> into) c
 
 void DataFile::fail(std::uint64_t offset, const std::string& what, const std::string& remedy) const {
   throw DataError(path_.string() + ": offset " + std::to_string(offset) + ": " + what, remedy);
+}
+
+std::string dimension_is_zero(std::size_t dimension) {
+  const std::string which = "dimension " + std::to_string(dimension + 1) + " is 0";
+  return dimension == 0 ? "the file is empty: it holds no sample (" + which + ")" : which + ": its samples are empty";
 }
 
 }  // namespace dtrain::data

@@ -14,6 +14,7 @@ namespace dtrain::data {
 
 class DataFile {
  public:
+  // An empty file is an error: no format of data has one.
   explicit DataFile(std::filesystem::path path);
 
   const std::filesystem::path& path() const { return path_; }
@@ -28,5 +29,8 @@ class DataFile {
   UniqueFd fd_;
   std::uint64_t size_ = 0;
 };
+
+// What is wrong with an array of which dimension number `dimension`, from 0, is 0; the first counts the samples.
+std::string dimension_is_zero(std::size_t dimension);
 
 }  // namespace dtrain::data

@@ -85,7 +85,7 @@ IdxHeader read_header(ByteSource& file, bool labels) {
     file.read_all(big_endian, ", inside the dimensions");
     std::uint64_t dimension = 0;
     for (const auto byte : big_endian) dimension = dimension << 8 | std::to_integer<std::uint64_t>(byte);
-    if (dimension == 0) file.fail(at, "dimension " + std::to_string(i + 1) + " is 0");
+    if (dimension == 0) file.fail(at, dimension_is_zero(static_cast<std::size_t>(i)));
     if (__builtin_mul_overflow(header.elements, dimension, &header.elements)) {
       file.fail(at, "the dimensions up to here multiply to more than 2^64 elements");
     }
@@ -119,7 +119,7 @@ void read_labels(ByteSource& file, const IdxHeader& header, std::span<std::byte>
   file.expect_end(promise(header));
 }
 
-SharedMemory load(const std::filesystem::path& images_path, const std::filesystem::path& labels_path) {
+SharedMemory load_idx_pair(const std::filesystem::path& images_path, const std::filesystem::path& labels_path) {
   ByteSource images(images_path);
   ByteSource labels(labels_path);
   const auto image_header = read_header(images, false);
@@ -147,7 +147,7 @@ SharedMemory load(const std::filesystem::path& images_path, const std::filesyste
 std::shared_ptr<Dataset> read_idx(const std::filesystem::path& images, const std::filesystem::path& labels,
                                   const HostShare& share) {
   const auto name = "idx:" + images.string() + ":" + labels.string();
-  return std::make_shared<InMemoryDataset>(share(name, [&] { return load(images, labels); }));
+  return std::make_shared<InMemoryDataset>(share(name, [&] { return load_idx_pair(images, labels); }));
 }
 
 }  // namespace dtrain::data

@@ -4,6 +4,7 @@
 #include <deque>
 #include <exception>
 #include <mutex>
+#include <optional>
 #include <thread>
 #include <utility>
 
@@ -80,11 +81,11 @@ struct SampleLoader::Impl {
     Item item;
     const auto start = std::chrono::steady_clock::now();
     try {
-      if (order.empty() || order_epoch != of_epoch) {
-        order = sampler.order(of_epoch);
+      if (!order || order_epoch != of_epoch) {
+        order.emplace(sampler.order(of_epoch));
         order_epoch = of_epoch;
       }
-      const auto samples = sampler.batch(order, index);
+      const auto samples = sampler.batch(*order, index);
       std::vector<std::byte*> outputs;
       for (std::size_t f = 0; f < dataset->fields().size(); ++f) {
         item.batch.fields.push_back(pool->take(f));
@@ -141,7 +142,7 @@ struct SampleLoader::Impl {
   const std::shared_ptr<BatchPool> pool;
 
   std::int64_t left;                // batches that next() has still to give; the caller's thread alone
-  std::vector<std::int64_t> order;  // of order_epoch; the reading thread alone
+  std::optional<EpochOrder> order;  // of order_epoch; the reading thread alone
   std::int64_t order_epoch = 0;
 
   std::mutex mutex;  // guards what follows

@@ -18,7 +18,7 @@ void read_array(ByteSource& file, const NpyHeader& header, std::span<std::byte> 
   file.expect_end(promise(header));
 }
 
-SharedMemory load(const std::filesystem::path& features_path, const std::filesystem::path& target_path) {
+SharedMemory load_npy_pair(const std::filesystem::path& features_path, const std::filesystem::path& target_path) {
   ByteSource features(features_path);
   ByteSource target(target_path);
   const auto features_header = read_npy_header(features);
@@ -42,7 +42,7 @@ SharedMemory load(const std::filesystem::path& features_path, const std::filesys
 std::shared_ptr<Dataset> load_npy(const std::filesystem::path& features, const std::filesystem::path& target,
                                   const HostShare& share) {
   const auto name = "npy:" + features.string() + ":" + target.string();
-  return std::make_shared<InMemoryDataset>(share(name, [&] { return load(features, target); }));
+  return std::make_shared<InMemoryDataset>(share(name, [&] { return load_npy_pair(features, target); }));
 }
 
 }  // namespace dtrain::data

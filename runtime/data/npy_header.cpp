@@ -12,18 +12,18 @@ namespace dtrain::data {
 namespace {
 
 // numpy itself warns above 10,000 bytes; anything near this is damaged or hostile.
-constexpr std::uint32_t kLongestHeader = 1 << 20;
-constexpr std::string_view kMagic = "\x93NUMPY";
+constexpr std::uint32_t kLongestNpyHeader = 1 << 20;
+constexpr std::string_view kNpyMagic = "\x93NUMPY";
 
-struct TypeName {
+struct NpyType {
   std::string_view descr;
   std::string_view name;
   ElementType type;
 };
-constexpr std::array kTypes{
-    TypeName{"<f4", "float32", ElementType::kFloat32}, TypeName{"<f8", "float64", ElementType::kFloat64},
-    TypeName{"|u1", "uint8", ElementType::kUint8}, TypeName{"<i4", "int32", ElementType::kInt32},
-    TypeName{"<i8", "int64", ElementType::kInt64}};
+constexpr std::array kNpyTypes{
+    NpyType{"<f4", "float32", ElementType::kFloat32}, NpyType{"<f8", "float64", ElementType::kFloat64},
+    NpyType{"|u1", "uint8", ElementType::kUint8}, NpyType{"<i4", "int32", ElementType::kInt32},
+    NpyType{"<i8", "int64", ElementType::kInt64}};
 
 std::string in_quotes(std::string_view text) {
   return "'" + std::string(text) + "'";
@@ -103,7 +103,7 @@ class Literal {
     constexpr auto kRemedy = "save it with array.astype('float32'), or as uint8, int32, int64 or float64";
     if (at_ < text_.size() && text_[at_] == '[') file_.fail(at, "a structured array, which is not read", kRemedy);
     const auto descr = string("the element type");
-    for (const auto& known : kTypes) {
+    for (const auto& known : kNpyTypes) {
       if (descr == known.descr ||
           (known.type == ElementType::kUint8 && (descr == "<u1" || descr == ">u1" || descr == "=u1"))) {
         return known.type;
@@ -137,7 +137,7 @@ class Literal {
       std::int64_t extent = 0;
       const auto [end, error] = std::from_chars(text_.data() + at_, text_.data() + text_.size(), extent);
       if (error != std::errc{} || extent < 0) file_.fail(extent_at, "the shape has no dimension from 0 to 2^63-1 here");
-      if (extent == 0) file_.fail(extent_at, "dimension " + std::to_string(shape.size() + 1) + " is 0");
+      if (extent == 0) file_.fail(extent_at, dimension_is_zero(shape.size()));
       at_ = static_cast<std::size_t>(end - text_.data());
       shape.push_back(extent);
       if (!accept(',')) {
@@ -162,9 +162,9 @@ std::uint32_t read_length(ByteSource& file, std::size_t bytes) {
   file.read_all(std::span(little_endian).first(bytes), ", inside the header's length");
   std::uint32_t length = 0;
   for (std::size_t i = bytes; i-- > 0;) length = length << 8 | std::to_integer<std::uint32_t>(little_endian[i]);
-  if (length > kLongestHeader) {
+  if (length > kLongestNpyHeader) {
     file.fail(at, "a header of " + std::to_string(length) + " bytes; the longest that is read has " +
-                      std::to_string(kLongestHeader));
+                      std::to_string(kLongestNpyHeader));
   }
   return length;
 }
@@ -172,16 +172,16 @@ std::uint32_t read_length(ByteSource& file, std::size_t bytes) {
 }  // namespace
 
 NpyHeader read_npy_header(ByteSource& file) {
-  std::array<char, kMagic.size() + 2> start{};
+  std::array<char, kNpyMagic.size() + 2> start{};
   file.read_all(std::as_writable_bytes(std::span(start)), ", inside the magic number");
-  if (std::string_view(start.data(), kMagic.size()) != kMagic) {
+  if (std::string_view(start.data(), kNpyMagic.size()) != kNpyMagic) {
     file.fail(0, "not the magic number that a .npy file begins with", "write the file with numpy.save");
   }
-  const int major = static_cast<unsigned char>(start[kMagic.size()]);
-  const int minor = static_cast<unsigned char>(start[kMagic.size() + 1]);
+  const int major = static_cast<unsigned char>(start[kNpyMagic.size()]);
+  const int minor = static_cast<unsigned char>(start[kNpyMagic.size() + 1]);
   if (major < 1 || major > 3 || minor != 0) {
-    file.fail(kMagic.size(), "format version " + std::to_string(major) + "." + std::to_string(minor) +
-                                 ", but 1.0, 2.0 and 3.0 are read");
+    file.fail(kNpyMagic.size(), "format version " + std::to_string(major) + "." + std::to_string(minor) +
+                                    ", but 1.0, 2.0 and 3.0 are read");
   }
   const auto length = read_length(file, major == 1 ? 2 : 4);
   const auto text_at = file.offset();
@@ -202,7 +202,8 @@ NpyHeader read_npy_header(ByteSource& file) {
 std::string promise(const NpyHeader& header) {
   std::string text;
   for (const auto extent : header.shape) text += (text.empty() ? "" : " x ") + std::to_string(extent);
-  const auto* known = std::find_if(kTypes.begin(), kTypes.end(), [&](const auto& t) { return t.type == header.type; });
+  const auto* known =
+      std::find_if(kNpyTypes.begin(), kNpyTypes.end(), [&](const auto& t) { return t.type == header.type; });
   return "the header promises " + text + " " + std::string(known->name);
 }
 

@@ -9,19 +9,20 @@ namespace dtrain::data {
 
 namespace {
 
-struct TypeName {
+struct SafetensorsType {
   std::string_view dtype;
   ElementType type;
 };
-constexpr std::array kTypes{TypeName{"U8", ElementType::kUint8}, TypeName{"I32", ElementType::kInt32},
-                            TypeName{"I64", ElementType::kInt64}, TypeName{"F32", ElementType::kFloat32},
-                            TypeName{"F64", ElementType::kFloat64}};
+constexpr std::array kSafetensorsTypes{
+    SafetensorsType{"U8", ElementType::kUint8}, SafetensorsType{"I32", ElementType::kInt32},
+    SafetensorsType{"I64", ElementType::kInt64}, SafetensorsType{"F32", ElementType::kFloat32},
+    SafetensorsType{"F64", ElementType::kFloat64}};
 
 Field field(const std::string& name, const SafetensorsFile& file, const SafetensorsEntry& entry) {
   const auto subject = "tensor '" + entry.name + "' ";
-  const auto* known =
-      std::find_if(kTypes.begin(), kTypes.end(), [&](const TypeName& type) { return entry.dtype == type.dtype; });
-  if (known == kTypes.end()) {
+  const auto* known = std::find_if(kSafetensorsTypes.begin(), kSafetensorsTypes.end(),
+                                   [&](const SafetensorsType& type) { return entry.dtype == type.dtype; });
+  if (known == kSafetensorsTypes.end()) {
     file.fail(entry.offset,
               subject + "is of type " + entry.dtype + ", but data sets are read of U8, I32, I64, F32 and F64",
               "convert it to one of these before saving");
@@ -36,7 +37,8 @@ Field field(const std::string& name, const SafetensorsFile& file, const Safetens
   return {name, known->type, {entry.shape.begin() + 1, entry.shape.end()}};
 }
 
-SharedMemory load(const std::filesystem::path& path, const std::string& features_name, const std::string& target_name) {
+SharedMemory load_safetensors_pair(const std::filesystem::path& path, const std::string& features_name,
+                                   const std::string& target_name) {
   const SafetensorsFile file(path);
   const auto& features = file.at(features_name);
   const auto& target = file.at(target_name);
@@ -59,7 +61,8 @@ SharedMemory load(const std::filesystem::path& path, const std::string& features
 std::shared_ptr<Dataset> load_safetensors(const std::filesystem::path& file, const std::string& features_name,
                                           const std::string& target_name, const HostShare& share) {
   const auto name = "safetensors:" + file.string() + ":" + features_name + ":" + target_name;
-  return std::make_shared<InMemoryDataset>(share(name, [&] { return load(file, features_name, target_name); }));
+  return std::make_shared<InMemoryDataset>(
+      share(name, [&] { return load_safetensors_pair(file, features_name, target_name); }));
 }
 
 }  // namespace dtrain::data

@@ -1,28 +1,11 @@
 #include "dtrain/data/sampler.h"
 
 #include <algorithm>
-#include <numeric>
 #include <string>
-#include <utility>
 
-#include "counter_random.h"
 #include "dtrain/base/error.h"
 
 namespace dtrain::data {
-
-namespace {
-
-constexpr std::uint64_t kEpochOrder = 0x6f72646572;  // "order": keeps this stream apart from others of the same seed
-
-}  // namespace
-
-std::vector<std::int64_t> permutation(std::int64_t size, std::uint64_t seed, std::int64_t epoch) {
-  std::vector<std::int64_t> order(static_cast<std::size_t>(size));
-  std::iota(order.begin(), order.end(), 0);
-  RandomStream random{kEpochOrder, seed, static_cast<std::uint64_t>(epoch)};
-  for (std::size_t i = order.size(); i > 1; --i) std::swap(order[i - 1], order[random.below(i)]);
-  return order;
-}
 
 Sampler::Sampler(std::int64_t dataset_size, const SamplerOptions& options) : size_(dataset_size), options_(options) {
   if (size_ < 1) throw DataError("the data set has " + std::to_string(size_) + " samples");
@@ -43,27 +26,27 @@ Sampler::Sampler(std::int64_t dataset_size, const SamplerOptions& options) : siz
   }
 }
 
-std::vector<std::int64_t> Sampler::order(std::int64_t epoch) const {
-  if (options_.shuffle) return permutation(size_, options_.seed, epoch);
-  std::vector<std::int64_t> order(static_cast<std::size_t>(size_));
-  std::iota(order.begin(), order.end(), 0);
-  return order;
+EpochOrder Sampler::order(std::int64_t epoch) const {
+  return options_.shuffle ? EpochOrder(size_, options_.seed, epoch) : EpochOrder(size_);
 }
 
-std::span<const std::int64_t> Sampler::batch(std::span<const std::int64_t> order, std::int64_t batch) const {
-  const auto whole = size_ / global_batch();
-  const auto start = batch * global_batch();
-  if (batch < whole) {
-    return order.subspan(static_cast<std::size_t>(start + options_.rank * options_.batch_size),
-                         static_cast<std::size_t>(options_.batch_size));
+std::vector<std::int64_t> Sampler::batch(const EpochOrder& order, std::int64_t batch) const {
+  std::int64_t start = batch * global_batch();
+  std::int64_t count = options_.batch_size;
+  if (batch < size_ / global_batch()) {
+    start += options_.rank * options_.batch_size;
+  } else {
+    // The short last global batch: everybody gets its floor share, the first ranks one more.
+    const auto left = size_ - start;
+    const auto share = left / options_.world_size;
+    const auto more = left % options_.world_size;
+    start += options_.rank * share + std::min<std::int64_t>(options_.rank, more);
+    count = share + (options_.rank < more ? 1 : 0);
   }
-  // The short last global batch: everybody gets its floor share, the first ranks one more.
-  const auto left = size_ - start;
-  const auto share = left / options_.world_size;
-  const auto more = left % options_.world_size;
-  const auto before = options_.rank * share + std::min<std::int64_t>(options_.rank, more);
-  return order.subspan(static_cast<std::size_t>(start + before),
-                       static_cast<std::size_t>(share + (options_.rank < more ? 1 : 0)));
+  std::vector<std::int64_t> samples;
+  samples.reserve(static_cast<std::size_t>(count));
+  for (std::int64_t i = start; i < start + count; ++i) samples.push_back(order.at(i));
+  return samples;
 }
 
 std::int64_t Sampler::batches_per_epoch() const {

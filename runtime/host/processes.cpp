@@ -61,6 +61,13 @@ std::optional<std::chrono::nanoseconds> read_core_wait(pid_t thread, const std::
   return std::chrono::nanoseconds(fields.number());
 }
 
+bool is_stopped(pid_t pid) {
+  const auto text = read_proc_file("/proc/" + std::to_string(pid) + "/stat");
+  Fields fields(fields_of(text), ' ');
+  const std::string_view state = fields.next().value_or("X");
+  return state == "T" || state == "t";
+}
+
 std::uint64_t start_ticks(pid_t pid) {
   const auto text = read_proc_file("/proc/" + std::to_string(pid) + "/stat");
   Fields fields(fields_of(text), ' ');

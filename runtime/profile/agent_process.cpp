@@ -89,8 +89,8 @@ ExitStatus finish_agent(AgentProcess& agent, std::chrono::milliseconds patience)
     socket.send(to_line({{"type", message_type::kStop}}));
     if (const auto status = agent.process.wait(kStopTimeout)) return *status;
   } catch (const SystemError&) {
-    // It may have ended just now; else it does not listen any more, and is killed.
-    if (const auto status = agent.process.wait(std::chrono::milliseconds(100))) return *status;
+    // It is on its way out, and listens no more; one that does not get there is killed.
+    if (const auto status = agent.process.wait(kStopTimeout)) return *status;
   }
   agent.process.kill(SIGKILL);
   return agent.process.wait();

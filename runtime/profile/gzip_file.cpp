@@ -12,7 +12,7 @@ namespace dtrain::profile {
 namespace {
 
 constexpr unsigned kBufferBytes = 256 << 10;
-constexpr std::size_t kPieceBytes = 1 << 20;  // gzwrite counts in unsigned
+constexpr std::size_t kGzipPieceBytes = 1 << 20;  // gzwrite counts in unsigned
 
 }  // namespace
 
@@ -43,7 +43,7 @@ void GzipWriter::fail() const {
 
 void GzipWriter::write(std::string_view text) {
   while (!text.empty()) {
-    const std::string_view piece = text.substr(0, kPieceBytes);
+    const std::string_view piece = text.substr(0, kGzipPieceBytes);
     if (::gzwrite(file_.get(), piece.data(), static_cast<unsigned>(piece.size())) <= 0) fail();
     text.remove_prefix(piece.size());
   }
@@ -69,7 +69,7 @@ std::string read_up_to(const std::filesystem::path& path, std::size_t bytes) {
   std::string content;
   while (content.size() < bytes) {
     const std::size_t have = content.size();
-    const std::size_t wanted = std::min(kPieceBytes, bytes - have);
+    const std::size_t wanted = std::min(kGzipPieceBytes, bytes - have);
     content.resize(have + wanted);
     const int count = ::gzread(file.get(), content.data() + have, static_cast<unsigned>(wanted));
     if (count < 0) throw DataError(path.string() + " is damaged: it cannot be decompressed");

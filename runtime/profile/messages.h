@@ -11,12 +11,13 @@ namespace dtrain::profile {
 inline constexpr int kProtocolVersion = 1;
 
 namespace message_type {
-inline constexpr const char* kHello = "hello";        // rank -> agent, with the ring: rank, pid, world_size, header
-inline constexpr const char* kWelcome = "welcome";    // agent -> rank
-inline constexpr const char* kRefused = "refused";    // agent -> rank: reason
-inline constexpr const char* kFlush = "flush";        // rank -> agent: id
-inline constexpr const char* kFlushed = "flushed";    // agent -> rank: id; all records before are in the file
-inline constexpr const char* kError = "error";        // agent -> rank, once: message
+inline constexpr const char* kHello = "hello";      // rank -> agent, with the ring: rank, pid, world_size, header
+inline constexpr const char* kWelcome = "welcome";  // agent -> rank
+inline constexpr const char* kRefused = "refused";  // agent -> rank: reason
+inline constexpr const char* kFlush = "flush";      // rank -> agent: id
+inline constexpr const char* kFlushed =
+    "flushed";  // agent -> rank: id, lost (lines); all records before are in the file or lost
+inline constexpr const char* kError = "error";        // agent -> one rank, once: message; what cannot be written
 inline constexpr const char* kFinished = "finished";  // rank -> agent: it ends because it is done
 inline constexpr const char* kStop = "stop";          // starter -> agent: write what there is, and end
 }  // namespace message_type

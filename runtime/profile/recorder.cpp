@@ -3,6 +3,8 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
+#include <thread>
 
 #include "dtrain/base/error.h"
 #include "dtrain/base/unix_socket.h"
@@ -22,6 +24,29 @@ constexpr PhaseTimes kNoTimes{};
 constexpr Nanoseconds kMemoryPeriod = std::chrono::milliseconds(500);
 constexpr std::int64_t kMemorySamples = 200;
 
+constexpr std::chrono::milliseconds kConnectPause{5};
+
+[[noreturn]] void agent_ended_before(int rank) {
+  throw CommError("the profiling agent of this host ended before rank " + std::to_string(rank) + " did",
+                  "see logs/agent-*.log in the run's folder");
+}
+
+// It listens before its name is told: a name that nobody listens on any more is one of an agent that has ended. Its
+// queue may be full for a moment.
+UnixSocket connect_to_agent(const Recorder::Options& options, const Clock& clock) {
+  const Nanoseconds deadline = clock.monotonic() + options.connect_timeout;
+  for (;;) {
+    try {
+      return UnixSocket::connect(options.agent_socket, std::chrono::milliseconds(0));
+    } catch (const SystemError& error) {
+      if (error.code() == ECONNREFUSED) agent_ended_before(options.rank);
+      const bool busy = error.code() == EAGAIN || error.code() == EINTR;
+      if (!busy || clock.monotonic() >= deadline) throw;
+    }
+    std::this_thread::sleep_for(kConnectPause);
+  }
+}
+
 }  // namespace
 
 // What exists only while records are taken.
@@ -30,7 +55,7 @@ struct Recorder::Impl {
       : clock(clock_),
         rank(options.rank),
         ring(options.ring_bytes),
-        socket(UnixSocket::connect(options.agent_socket, options.connect_timeout)),
+        socket(connect_to_agent(options, clock_)),
         part_start(process_start) {}
 
   std::int64_t now() const { return clock.monotonic().count(); }
@@ -51,7 +76,9 @@ struct Recorder::Impl {
   int rank;
   RingWriter ring;
   UnixSocket socket;
-  std::optional<std::string> error;
+  std::optional<std::string> error;        // the agent is gone
+  std::optional<std::string> write_error;  // it lives, and cannot write
+  std::int64_t lost = 0;
   Nanoseconds last_liveness_check{0};
   std::int64_t flushes = 0;
 
@@ -105,7 +132,9 @@ std::optional<Json> Recorder::Impl::receive(std::chrono::milliseconds timeout) {
   if (!message && !timed_out) agent_gone();
   if (!message) return std::nullopt;
   const Json value = parse_message(message->data);
-  if (type_of(value) == message_type::kError) error = value.value("message", std::string("the agent failed"));
+  if (type_of(value) == message_type::kError) {
+    write_error = value.value("message", std::string("the profiling agent could not write"));
+  }
   return value;
 }
 
@@ -271,12 +300,12 @@ std::optional<std::string> Recorder::agent_error() {
   Impl& s = *impl_;
   if (s.error) return s.error;
   const Nanoseconds now = s.clock.monotonic();
-  const bool told = s.ring.agent_failed();
+  const bool told = s.ring.agent_failed() && !s.write_error;
   if (!told && now - s.last_liveness_check < kLivenessPeriod) return std::nullopt;
   s.last_liveness_check = now;
   try {
     // The flag is set before its message is sent: wait for it then, but never for long.
-    while (!s.error && s.receive(std::chrono::milliseconds(told ? 1000 : 0))) {
+    while (!s.error && s.receive(std::chrono::milliseconds(told && !s.write_error ? 1000 : 0))) {
     }
   } catch (const Error& error) {
     if (!s.error) s.error = error.what();
@@ -299,8 +328,19 @@ void Recorder::flush(std::chrono::milliseconds timeout) {
               std::to_string(timeout.count()) + " ms",
           "is the file system of the run's folder slow or hanging? Otherwise " + std::string(Impl::kAgentRemedy));
     }
-    if (type_of(*answer) == message_type::kFlushed && answer->value("id", std::int64_t{0}) == id) return;
+    if (type_of(*answer) != message_type::kFlushed || answer->value("id", std::int64_t{0}) != id) continue;
+    s.lost = answer->value("lost", std::int64_t{0});
+    return;
   }
+}
+
+std::int64_t Recorder::lost() const {
+  return impl_ ? impl_->lost : 0;
+}
+
+const std::optional<std::string>& Recorder::write_error() const {
+  static const std::optional<std::string> kNone;
+  return impl_ ? impl_->write_error : kNone;
 }
 
 }  // namespace dtrain::profile

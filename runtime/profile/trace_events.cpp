@@ -13,7 +13,7 @@ constexpr std::int64_t kStepTrack = 5'000'000;
 constexpr std::int64_t kPhaseTrack = kStepTrack + 1;
 constexpr std::int64_t kCollectiveTrack = kStepTrack + 2;
 constexpr std::size_t kMostCollectiveTracks = 64;
-constexpr std::size_t kPieceBytes = 1 << 20;
+constexpr std::size_t kEventPieceBytes = 1 << 20;
 
 class Events {
  public:
@@ -41,7 +41,7 @@ class Events {
     fmt::format_to(std::back_inserter(buffer_), format, std::forward<Args>(args)...);
     buffer_.push_back(',');
     buffer_.push_back('\n');
-    if (buffer_.size() > kPieceBytes) flush();
+    if (buffer_.size() > kEventPieceBytes) flush();
   }
 
   const TraceEventSink& sink_;

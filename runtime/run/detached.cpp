@@ -12,7 +12,7 @@
 namespace dtrain::run {
 namespace {
 
-constexpr std::size_t kLinesShown = 15;
+constexpr std::size_t kDetachedLines = 15;
 
 void put(int from, int to) {
   if (::dup2(from, to) < 0) throw SystemError("cannot redirect descriptor " + std::to_string(to), errno);
@@ -55,7 +55,7 @@ std::string Detached::hear() {
   }
   if (!word.empty()) return word;
   std::string said;
-  for (const std::string& line : last_lines(log_, kLinesShown)) said += (said.empty() ? "" : "\n  ") + line;
+  for (const std::string& line : last_lines(log_, kDetachedLines)) said += (said.empty() ? "" : "\n  ") + line;
   throw Error("the launcher in the background ended before its task was in the ledger", "it said:\n  " + said);
 }
 

@@ -177,7 +177,12 @@ LauncherContact read_launcher(const Variables& variables) {
   const Family family(variables, "DTRAIN_LAUNCHER", "dtrain launch");
   const std::string& text = family.text("DTRAIN_LAUNCHER");
   const auto colon = text.rfind(':');
-  LauncherContact contact{.address = text.substr(0, colon), .secret = family.text("DTRAIN_SECRET")};
+  LauncherContact contact{.address = text.substr(0, colon)};
+  if (!find(variables, "DTRAIN_SECRET_FILE") && find(variables, "DTRAIN_SECRET")) {
+    contact.secrets = launch_secrets_of(family.text("DTRAIN_SECRET"));
+  } else {
+    contact.secret_file = family.text("DTRAIN_SECRET_FILE");
+  }
   const std::string port = colon == std::string::npos ? "" : text.substr(colon + 1);
   const auto [end, code] = std::from_chars(port.data(), port.data() + port.size(), contact.port);
   if (contact.address.empty() || code != std::errc() || end != port.data() + port.size()) {
@@ -210,6 +215,19 @@ void set_process_variables(const std::vector<std::pair<std::string, std::string>
   for (const auto& [name, value] : variables) {
     if (::setenv(name.c_str(), value.c_str(), 1) != 0) throw SystemError("cannot set the variable " + name, errno);
   }
+}
+
+void unset_process_variable(const std::string& name) {
+  if (::unsetenv(name.c_str()) != 0) throw SystemError("cannot unset the variable " + name, errno);
+}
+
+LaunchSecrets launch_secrets_of(const std::string& text) {
+  const auto dot = text.find('.');
+  LaunchSecrets secrets{.launch = text.substr(0, dot), .ranks = dot == std::string::npos ? "" : text.substr(dot + 1)};
+  if (secrets.launch.empty() || secrets.ranks.empty()) {
+    throw ConfigError("the secret that the launcher has handed over is cut off", "start the run again");
+  }
+  return secrets;
 }
 
 RankEnvironment read_rank_environment(const Variables& variables) {
@@ -253,8 +271,13 @@ Variables rank_variables(const comm::World& world, const Handover& handover) {
 }
 
 Variables launcher_variables(const LauncherContact& launcher) {
-  return {{"DTRAIN_LAUNCHER", launcher.address + ":" + std::to_string(launcher.port)},
-          {"DTRAIN_SECRET", launcher.secret}};
+  Variables result{{"DTRAIN_LAUNCHER", launcher.address + ":" + std::to_string(launcher.port)}};
+  if (launcher.secret_file.empty()) {
+    result["DTRAIN_SECRET"] = launcher.secrets.launch + "." + launcher.secrets.ranks;
+  } else {
+    result["DTRAIN_SECRET_FILE"] = launcher.secret_file.string();
+  }
+  return result;
 }
 
 std::optional<SlotOfRank> slot_of_rank(const Variables& variables, int rank) {

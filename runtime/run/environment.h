@@ -20,6 +20,8 @@ using Variables = std::map<std::string, std::string>;
 
 // Those of this process.
 Variables process_variables();
+// Takes one out of them; what this process was started with can still be seen in /proc. Before other threads exist.
+void unset_process_variable(const std::string& name);
 // Adds to (or replaces in) them. Before other threads exist: they may be reading.
 void set_process_variables(const std::vector<std::pair<std::string, std::string>>& variables);
 
@@ -33,11 +35,20 @@ struct Handover {
   std::string agent_socket;
 };
 
+// What ranks prove with that they belong to a run: to the launcher, and to each other.
+struct LaunchSecrets {
+  std::string launch;
+  std::string ranks;
+};
+// ConfigError where the text ("<launch>.<ranks>") is something else.
+LaunchSecrets launch_secrets_of(const std::string& text);
+
 // How ranks that mpirun or srun starts for `dtrain launch` reach it.
 struct LauncherContact {
   std::string address;
   std::uint16_t port = 0;
-  std::string secret;
+  std::filesystem::path secret_file;  // on every host; empty: the secrets are here, where that could not be had
+  LaunchSecrets secrets;
 };
 
 struct RankEnvironment {

@@ -9,7 +9,7 @@
 namespace dtrain::run {
 namespace {
 
-constexpr std::size_t kLinesShown = 15;
+constexpr std::size_t kFailureLines = 15;
 
 std::string host_of(const LaunchPlan& plan, int rank) {
   const auto index = static_cast<std::size_t>(rank);
@@ -73,7 +73,7 @@ Failure why(const LaunchPlan& plan, const JobEnd& end, const JobWords& words, co
 void add_lines(Failure& failure, const RunFolder& folder, const JobEnd& end, const std::string& name) {
   if (failure.rank >= 0) {
     const std::string first = failure.cause.substr(0, failure.cause.find('\n'));
-    for (const std::string& line : last_lines(folder.log(failure.rank), kLinesShown)) {
+    for (const std::string& line : last_lines(folder.log(failure.rank), kFailureLines)) {
       const bool says_it = end.error && !end.error->cause.empty() &&
                            line.find(end.error->cause.substr(0, end.error->cause.find('\n'))) != std::string::npos;
       if (!says_it) failure.lines.push_back(line);
@@ -82,7 +82,7 @@ void add_lines(Failure& failure, const RunFolder& folder, const JobEnd& end, con
   }
   if (end.error || end.joined > 0) return;
   failure.said_by = name;
-  for (const std::string& line : last_lines(folder.logs() / (name + ".log"), kLinesShown)) {
+  for (const std::string& line : last_lines(folder.logs() / (name + ".log"), kFailureLines)) {
     if (!line.empty() && line.find_first_not_of('-') != std::string::npos) failure.lines.push_back(line);
   }
 }

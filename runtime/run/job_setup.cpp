@@ -4,6 +4,7 @@
 #include <csignal>
 #include <thread>
 
+#include "dtrain/base/error.h"
 #include "dtrain/base/file.h"
 #include "dtrain/base/unix_socket.h"
 #include "dtrain/host/reachable_address.h"
@@ -43,6 +44,15 @@ std::vector<std::string> rank_command(const LaunchPlan& plan) {
   std::vector<std::string> command{executable_path().string(), "start-rank"};
   command.insert(command.end(), plan.command.begin(), plan.command.end());
   return command;
+}
+
+void warn_not_collected(const Attempt& attempt, const std::string& text) {
+  attempt.screen.line("dtrain: warning: " + text);
+  try {
+    attempt.events.write("not_collected", {{"cause", text}});
+  } catch (const SystemError& error) {
+    attempt.screen.line("dtrain: warning: " + describe(error));
+  }
 }
 
 void await_agents_here(const Attempt& attempt, const JobEnd& end) {

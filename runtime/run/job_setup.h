@@ -21,6 +21,9 @@ std::string listening_address(const LaunchPlan& plan);
 // What mpirun or srun is to start for a rank.
 std::vector<std::string> rank_command(const LaunchPlan& plan);
 
+// On the screen and as an event. A disk that is full by then changes nothing about how the run has ended.
+void warn_not_collected(const Attempt& attempt, const std::string& text);
+
 // Until the agent processes on this host have ended, or for some seconds: they end last, a moment after their ranks.
 void await_agents_here(const Attempt& attempt, const JobEnd& end);
 

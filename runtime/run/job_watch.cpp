@@ -10,6 +10,7 @@
 
 #include "dtrain/base/error.h"
 #include "dtrain/base/file.h"
+#include "dtrain/scheduler/rank_mark.h"
 
 namespace dtrain::run {
 namespace {
@@ -101,7 +102,7 @@ class Watch {
     options.command = job.command;
     options.environment = job.variables;
     // What is started here is known by this, should this process be killed before anybody has written it down.
-    options.environment["DTRAIN_LAUNCHER_PID"] = std::to_string(::getpid());
+    options.environment[scheduler::kRankMark] = scheduler::rank_mark(::getpid());
     options.unset = job.unset;
     options.fds = {{0, in.get()}, {1, out.get()}, {2, errors.get()}};
     return Process::start(options);
@@ -140,10 +141,19 @@ class Watch {
   void read_outputs() {
     out_.read([this](const std::string& line) { attempt_.screen.line(line); });
     errors_.read([this](const std::string& line) {
-      log_.append(line + "\n");
+      keep(line);
       end_.errors += line + "\n";
       if (end_.errors.size() > 2 * kErrorsKept) end_.errors.erase(0, kErrorsKept);
     });
+  }
+
+  // Without this log a run goes on, and its outcome is the same.
+  void keep(const std::string& line) {
+    try {
+      log_.append(line + "\n");
+    } catch (const SystemError& error) {
+      if (!std::exchange(log_is_torn_, true)) attempt_.screen.line("dtrain: warning: " + describe(error));
+    }
   }
 
   void listen() {
@@ -189,6 +199,7 @@ class Watch {
   bool running_ = false;  // all ranks have joined
   bool terminated_ = false;
   bool killed_ = false;
+  bool log_is_torn_ = false;
 };
 
 }  // namespace

@@ -9,17 +9,22 @@
 #include "attempts.h"
 #include "detached.h"
 #include "dtrain/base/error.h"
+#include "dtrain/base/fd.h"
 #include "dtrain/base/file.h"
+#include "dtrain/config/experiment.h"
 #include "dtrain/run/log_tail.h"
 #include "dtrain/run/summary_text.h"
 #include "dtrain/run/user_ledger.h"
 #include "dtrain/run/version.h"
 #include "end_report.h"
+#include "first_look.h"
 #include "launch_network.h"
 #include "launch_plan.h"
 #include "launch_queue.h"
 #include "mpi_command.h"
+#include "next_steps.h"
 #include "process_id.h"
+#include "screen.h"
 #include "slurm_command.h"
 #include "slurm_submit.h"
 
@@ -30,15 +35,22 @@ std::string pretty(const Json& json) {
   return json.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
 }
 
-void print(const std::string& text) {
-  std::fputs(text.c_str(), stdout);
-  std::fflush(stdout);
+// "rank 0", "ranks 0, 2-7": ascending.
+std::string ranks_text(const std::vector<int>& ranks) {
+  std::string text;
+  for (std::size_t begin = 0, end = 0; begin < ranks.size(); begin = end) {
+    for (end = begin + 1; end < ranks.size() && ranks[end] == ranks[end - 1] + 1;) ++end;
+    text += (text.empty() ? "" : ", ") + std::to_string(ranks[begin]);
+    if (end - begin > 1) text += "-" + std::to_string(ranks[end - 1]);
+  }
+  return (ranks.size() == 1 ? "rank " : "ranks ") + text;
 }
 
 void report(const Failure& failure, const RunFolder& folder) {
   std::string text = "dtrain: the run failed: " + failure.cause + "\n";
-  if (!failure.status.empty()) text += "  " + failure.status + "\n";
   if (!failure.remedy.empty()) text += "  " + failure.remedy + "\n";
+  if (!failure.status.empty()) text += "  " + failure.status + "\n";
+  if (!failure.followers.empty()) text += "  " + ranks_text(failure.followers) + " stopped because of it\n";
   if (!failure.lines.empty()) {
     const bool log = failure.said_by.empty();
     text +=
@@ -93,6 +105,7 @@ void find_network(LaunchPlan& plan, const Variables& variables, LaunchTask& task
 int carry_out(LaunchPlan plan, const RunFolder& folder, const Variables& variables, const Clock& clock,
               Detached* detached) {
   std::signal(SIGPIPE, SIG_IGN);  // a reader of our output that goes away does not end the run
+  raise_open_files();             // of the ranks and the agent, too
   LaunchSignals signals;
   EventLog events(folder.events(), clock, -1, plan.host);
   LaunchTask task(state_folder(variables), task_request(plan, folder.path), clock);
@@ -112,12 +125,15 @@ int carry_out(LaunchPlan plan, const RunFolder& folder, const Variables& variabl
       "run_started",
       {{"name", plan.experiment.name}, {"world_size", plan.world_size()}, {"start_ticks", start_ticks(::getpid())}});
   Screen screen(STDOUT_FILENO, ::isatty(STDOUT_FILENO) == 1, clock);
+  screen.activity(plan.world_size() == 1 ? "starting 1 rank"
+                                         : "starting " + std::to_string(plan.world_size()) + " ranks");
+  screen.after_a_while([&] { return first_look(folder, clock); });
   const Outcome outcome = run_attempts({plan, folder, events, screen, clock, variables, signals, task});
   task.end(outcome.exit_code, reason_of(outcome));
   if (outcome.told) return outcome.exit_code;
   write_last_event(events, outcome);
+  end_torn_logs(folder);
   if (outcome.failure) {
-    end_torn_logs(folder);
     report(*outcome.failure, folder);
   } else {
     print("\n" + summary_text(folder.path, STDOUT_FILENO));
@@ -125,6 +141,7 @@ int carry_out(LaunchPlan plan, const RunFolder& folder, const Variables& variabl
   const EndReport report_file = end_report(folder.path);
   std::fputs(report_file.warning.c_str(), stderr);
   print("\n" + report_file.text + "written to " + folder.path.string() + "\n");
+  if (outcome.exit_code == static_cast<int>(ExitCode::kDone)) print(next_steps(folder, !report_file.text.empty()));
   return outcome.exit_code;
 }
 
@@ -134,8 +151,8 @@ int launch(const LaunchRequest& request) {
   const Variables variables = process_variables();
   LaunchPlan plan = make_launch_plan(request, variables);
   warn(plan.warnings);
+  const std::string script = batch_script_of(plan, variables, request.run_dir);
   if (request.dry_run) {
-    const std::string script = batch_script_of(plan, variables);
     Json json = to_json(plan);
     if (!script.empty()) json["batch_script"] = script;
     print(request.json ? pretty(json) : render_plan(plan) + (script.empty() ? "" : "\nfor sbatch:\n" + script));

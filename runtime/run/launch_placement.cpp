@@ -4,6 +4,7 @@
 #include <map>
 
 #include "dtrain/base/error.h"
+#include "dtrain/config/experiment.h"
 #include "dtrain/run/cluster.h"
 #include "dtrain/run/run_folder.h"
 

@@ -3,55 +3,21 @@
 #include <algorithm>
 #include <cstdio>
 
-#include <unistd.h>
-
 #include "dtrain/base/error.h"
-#include "dtrain/base/subprocess.h"
 #include "dtrain/base/text.h"
+#include "dtrain/config/experiment.h"
 #include "dtrain/host/identity.h"
 #include "dtrain/run/version.h"
+#include "entrypoint.h"
 #include "launch_placement.h"
 #include "libtorch.h"
 #include "model_file.h"
+#include "unused_gpus.h"
 
 namespace dtrain::run {
 namespace {
 
 namespace fs = std::filesystem;
-
-// A name without a slash: beside the running dtrain, then in PATH. Other paths: relative to the experiment file.
-fs::path find_entrypoint(const config::Experiment& experiment, const Variables& variables) {
-  const std::string& name = experiment.entrypoint.front();
-  const fs::path beside = executable_path().parent_path();
-  const std::string where = experiment.file.string() + ": entrypoint: ";
-  if (name.find('/') == std::string::npos) {
-    fs::path found = find_program(name, beside, variables);
-    if (!found.empty()) return found;
-    if (experiment.model) {
-      throw ConfigError(
-          experiment.file.string() + ": model: `model:` experiments are carried out by the program " + name +
-              ", which is neither in " + beside.string() + " nor in PATH",
-          "it comes with every build that has libtorch: scripts/setup.sh, then cmake with DTRAIN_TORCH=ON");
-    }
-    std::vector<std::string> names;
-    std::error_code code;
-    for (const auto& entry : fs::directory_iterator(beside, code)) names.push_back(entry.path().filename());
-    const auto near = nearest(name, names);
-    throw ConfigError(where + "there is no program '" + name + "' in " + beside.string() + " or in PATH" +
-                          (near ? "; did you mean " + *near + "?" : ""),
-                      "build it there, or write its path (./" + name + " is beside the experiment file)");
-  }
-  const fs::path path = fs::absolute(experiment.file).parent_path() / name;
-  std::error_code code;
-  if (!fs::is_regular_file(path, code)) {
-    throw ConfigError(where + "there is no program " + path.lexically_normal().string(),
-                      "a path with a slash is relative to the experiment file");
-  }
-  if (::access(path.c_str(), X_OK) != 0) {
-    throw ConfigError(where + path.lexically_normal().string() + " is not executable", "chmod +x it");
-  }
-  return fs::canonical(path);
-}
 
 std::string cpu_text(const std::vector<int>& cpus) {
   std::vector<std::string> parts;
@@ -64,6 +30,16 @@ std::string slots_text(const LaunchPlan& plan) {
   std::int64_t all = 0;
   for (const scheduler::ClusterAgent& agent : plan.cluster.agents) all += agent.agent.slots;
   return std::to_string(plan.world_size()) + " of " + std::to_string(all);
+}
+
+// "126 = 3 x 42, of 128 asked for"
+std::string batch_text(const LaunchPlan& plan) {
+  std::string text = std::to_string(plan.split.effective) + " = " + std::to_string(plan.world_size()) + " x " +
+                     std::to_string(plan.split.per_slot);
+  if (const std::int64_t wanted = plan.experiment.global_batch_size; wanted != plan.split.effective) {
+    text += ", of " + std::to_string(wanted) + " asked for";
+  }
+  return text;
 }
 
 std::string render_ranks(const LaunchPlan& plan) {
@@ -106,6 +82,9 @@ LaunchPlan make_launch_plan(const LaunchRequest& request, const Variables& varia
   if (!plan.split.warning.empty()) plan.warnings.push_back(plan.split.warning);
   if (plan.mock.any()) plan.warnings.push_back(mock_text(plan.mock));
   place_ranks(plan, request.cluster, variables);
+  const auto is_here = [](const RankPlacement& rank) { return !rank.cpus.empty(); };
+  if (std::any_of(plan.ranks.begin(), plan.ranks.end(), is_here)) plan.unused_gpus = find_unused_gpus(plan.experiment);
+  if (!plan.unused_gpus.empty()) plan.warnings.push_back(unused_gpus_warning(plan.unused_gpus));
   const std::string advice = scaling_advice(plan.experiment, !request.overrides.empty());
   if (!advice.empty()) plan.warnings.push_back(advice);
   const config::Backend backend = plan.experiment.communication_backend;
@@ -163,10 +142,14 @@ std::string render_plan(const LaunchPlan& plan) {
   if (experiment.model) text += row("model", experiment.model->file.string());
   if (plan.mock.any()) text += row("mock", to_string(plan.mock));
   text += row("length", config::to_string(experiment.searcher.max_length));
-  text += row("batch", std::to_string(plan.split.effective) + " = " + std::to_string(plan.world_size()) + " x " +
-                           std::to_string(plan.split.per_slot));
+  text += row("batch", batch_text(plan));
+  if (const std::int64_t k = experiment.optimizations.aggregation_frequency; k > 1) {
+    text += row("effective", std::to_string(k * plan.split.effective) + " = " + std::to_string(k) + " x " +
+                                 std::to_string(plan.split.effective) + " in an optimizer step");
+  }
   text += row("cluster", plan.cluster.source);
-  text += row("slots", slots_text(plan)) + render_network(plan.network);
+  text += row("slots", slots_text(plan) + (plan.unused_gpus.empty() ? "" : ", cores; not used: " + plan.unused_gpus));
+  text += render_network(plan.network);
   const bool here = plan.placement.size() == 1 && !plan.ranks.front().cpus.empty();
   return text + (here ? render_ranks(plan) : render_agents(plan));
 }

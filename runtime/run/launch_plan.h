@@ -30,6 +30,7 @@ struct LaunchPlan {
   scheduler::Placement placement;    // where they go if all is free, or once they have their slots
   std::vector<RankPlacement> ranks;  // the same, rank by rank
   NetworkChoice network;             // between the hosts; without networks: not asked, or all ranks are on one
+  std::string unused_gpus;           // of this machine, for people; empty: there are none
   std::vector<std::string> warnings;
 
   int world_size() const { return static_cast<int>(ranks.size()); }

@@ -1,4 +1,6 @@
 #include "launch_queue.h"
+#include "dtrain/config/experiment.h"
+#include "screen.h"
 
 #include <cstdio>
 
@@ -7,11 +9,6 @@ namespace {
 
 // As the rows of render_plan().
 constexpr const char* kIndent = "            ";
-
-void print(const std::string& text) {
-  std::fputs(text.c_str(), stdout);
-  std::fflush(stdout);
-}
 
 std::string queued_row(const LaunchTask& task, const scheduler::Waiting& waiting) {
   return "queued      task " + std::to_string(task.id()) + " waits: " + waiting.reason + "\n";
@@ -64,7 +61,7 @@ bool wait_in_queue(LaunchPlan& plan, const std::filesystem::path& run_dir, Launc
   });
   tell("");
   if (!claim) {
-    print("dtrain: cancelled: " + task.cancelled() + "\n");
+    print("dtrain: interrupted: " + task.cancelled() + "\n");
     return false;
   }
   if (!claim->empty()) assign_slots(plan, *claim);  // empty: others will say where

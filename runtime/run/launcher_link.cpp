@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include "dtrain/base/error.h"
+#include "dtrain/base/json_number.h"
 
 namespace dtrain::run {
 namespace {
@@ -31,7 +32,7 @@ Json progress_message(const Progress& progress) {
           {"epoch", progress.epoch},
           {"epoch_batch", progress.epoch_batch},
           {"batches_per_epoch", progress.batches_per_epoch},
-          {"loss", progress.loss},  // NaN becomes null
+          {"loss", progress.loss ? number_or_text(*progress.loss) : Json()},
           {"samples_per_second", progress.samples_per_second},
           {"seconds_left", progress.seconds_left},
           {"activity", progress.activity}};
@@ -70,7 +71,7 @@ Progress progress_of(const Json& message) {
   progress.epoch = count("epoch");
   progress.epoch_batch = count("epoch_batch");
   progress.batches_per_epoch = count("batches_per_epoch");
-  progress.loss = number("loss");
+  if (const auto loss = message.find("loss"); loss != message.end()) progress.loss = number_of(*loss);
   progress.samples_per_second = number("samples_per_second");
   progress.seconds_left = number("seconds_left");
   progress.activity = message.value("activity", std::string());

@@ -2,6 +2,7 @@
 
 #include "dtrain/base/error.h"
 #include "dtrain/base/unix_socket.h"
+#include "dtrain/config/experiment.h"
 #include "dtrain/profile/agent_process.h"
 #include "dtrain/run/version.h"
 #include "rendezvous.h"
@@ -11,7 +12,7 @@
 namespace dtrain::run {
 namespace {
 
-constexpr auto kAgentPatience = std::chrono::seconds(2);
+constexpr auto kLocalAgentPatience = std::chrono::seconds(2);
 
 profile::AgentProcess start_host_agent(const LaunchPlan& plan, const RunFolder& folder) {
   profile::AgentOptions options{.agent_id = plan.host, .profile_folder = folder.profile()};
@@ -28,6 +29,7 @@ Outcome run_local(const Attempt& attempt) {
   Supervisor supervisor(attempt);
   profile::AgentProcess agent = start_host_agent(plan, attempt.folder);
   attempt.events.write("agent_started", {{"agent", plan.host}, {"pid", agent.process.pid()}});
+  supervisor.watch_agent(agent.process);
 
   Handover handover;
   handover.launcher_pid = ::getpid();
@@ -40,10 +42,14 @@ Outcome run_local(const Attempt& attempt) {
   std::error_code ignored;
   std::filesystem::remove(handover.rendezvous, ignored);  // left only by a rank 0 that was killed early
 
-  const ExitStatus agent_status = profile::finish_agent(agent, kAgentPatience);
-  if (!agent_status.success() && !outcome.failure) {
+  // It ends with the last rank that has come to it; it need not wait for one that never will.
+  const auto patience = supervisor.all_joined() ? kLocalAgentPatience : std::chrono::seconds(0);
+  const ExitStatus agent_status = profile::finish_agent(agent, patience);
+  // Records that could not be written are no failure: a rank has said so, and the summary counts them.
+  const bool lost_records = agent_status.signal == 0 && agent_status.code == profile::kRecordsLost;
+  if (!agent_status.success() && !lost_records && !outcome.failure) {
     outcome.exit_code = static_cast<int>(ExitCode::kRunFailed);
-    outcome.failure = Failure{.cause = "the profiling agent did not write everything: " + agent_status.describe(),
+    outcome.failure = Failure{.cause = "the profiling agent ended too early: " + agent_status.describe(),
                               .remedy = "its log is in " + attempt.folder.logs().string()};
   }
   return outcome;

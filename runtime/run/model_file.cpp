@@ -1,6 +1,7 @@
 #include "model_file.h"
 
 #include "dtrain/base/error.h"
+#include "dtrain/config/experiment.h"
 
 namespace dtrain::run {
 

@@ -1,7 +1,9 @@
 // What of a `model:` experiment can be checked before anything starts, without libtorch.
 #pragma once
 
-#include "dtrain/config/experiment.h"
+namespace dtrain::config {
+struct Experiment;
+}
 
 namespace dtrain::run {
 

@@ -5,6 +5,7 @@
 #include <set>
 
 #include "dtrain/base/text.h"
+#include "dtrain/config/experiment.h"
 
 namespace dtrain::run {
 namespace {

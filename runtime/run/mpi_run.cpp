@@ -6,11 +6,14 @@
 #include "dtrain/base/error.h"
 #include "dtrain/base/file.h"
 #include "dtrain/base/subprocess.h"
+#include "dtrain/base/text.h"
+#include "dtrain/config/experiment.h"
 #include "job_outcome.h"
 #include "job_setup.h"
 #include "mpi_command.h"
 #include "remote_host.h"
 #include "run_attempt.h"
+#include "secret_file.h"
 
 namespace dtrain::run {
 Outcome run_mpi(const Attempt& attempt) {
@@ -20,7 +23,16 @@ Outcome run_mpi(const Attempt& attempt) {
   const std::filesystem::path ranks_file = attempt.folder.launch() / "hostfile";
   write_file_atomic(ranks_file, hostfile(plan));
 
-  Job job{.name = "mpirun", .variables = job_variables(plan, plane.contact())};
+  LauncherContact contact = plane.contact();
+  const SecretFile secret(temporary_secret_path(), contact.secrets);
+  contact.secret_file = secret.path();
+  if (const auto problems = hosts.hand_out(plan, secret.path(), to_text(contact.secrets)); !problems.empty()) {
+    contact.secret_file.clear();
+    attempt.screen.line(
+        "dtrain: warning: the run's secret goes to the ranks in a variable, over mpirun's network in clear: " +
+        join(problems, "; "));
+  }
+  Job job{.name = "mpirun", .variables = job_variables(plan, contact)};
   MpiCommand command{.options = plan.launcher.options,
                      .network = is_on_one_host(plan) ? "auto" : plan.cluster.cluster.network_interface,
                      .hostfile = ranks_file,
@@ -31,6 +43,7 @@ Outcome run_mpi(const Attempt& attempt) {
   job.command = mpirun_arguments(command);
 
   const JobEnd end = watch_job(attempt, plane, job);
+  if (end.joined < plan.world_size()) hosts.take_back(plan, secret.path());  // else the ranks have done so
   const JobWords words = read_mpirun_words(end.errors);
   const bool was_lost = end.error && end.error->departure == comm::Departure::kSilent;
   const std::string lost_host =
@@ -42,26 +55,29 @@ Outcome run_mpi(const Attempt& attempt) {
                                    [&name = agent](const RankPlacement& one) { return one.agent == name; });
     try {
       if (was_lost && rank->host == lost_host) throw Error("host " + lost_host + " is lost");
-      hosts.collect(rank->host, report, attempt.folder);
-    } catch (const Error& error) {
-      not_collected.push_back("the records of agent " + agent + " are not in the run's folder: " + error.what() +
-                              (error.remedy().empty() ? "" : "; " + error.remedy()));
+      const std::string missing = hosts.collect(rank->host, report, attempt.folder);
+      if (!missing.empty()) not_collected.push_back(missing);
+    } catch (const std::exception& error) {  // whatever it is: how the run itself ended is known, and stays
+      const auto* const typed = dynamic_cast<const Error*>(&error);
+      not_collected.push_back("the records of agent " + agent + " are not all in the run's folder: " + describe(error) +
+                              (typed && !typed->remedy().empty() ? "; " + typed->remedy() : ""));
     }
   }
   await_agents_here(attempt, end);
   Outcome outcome = judge_job(plan, attempt.folder, end, words, job.name);
-  for (const std::string& text : not_collected) {
-    attempt.screen.line("dtrain: warning: " + text);
-    attempt.events.write("not_collected", {{"cause", text}});
-  }
+  for (const std::string& text : not_collected) warn_not_collected(attempt, text);
   // Where one host lacks something, the ranks of the others have connected, and were ended because of it.
   const bool said_why = end.error && end.error->departure == comm::Departure::kTold;
   if (outcome.failure && end.joined == 0 && !said_why) {
-    if (auto fault =
-            hosts.find_fault(plan, {executable_path().string(), plan.command.front(), plan.experiment.file.string()})) {
-      fault->lines = outcome.failure->lines;
-      fault->said_by = outcome.failure->said_by;
-      outcome.failure = std::move(fault);
+    try {
+      if (auto fault = hosts.find_fault(
+              plan, {executable_path().string(), plan.command.front(), plan.experiment.file.string()})) {
+        fault->lines = outcome.failure->lines;
+        fault->said_by = outcome.failure->said_by;
+        outcome.failure = std::move(fault);
+      }
+    } catch (const Error& error) {  // it could not look: what is known stays
+      attempt.screen.line("dtrain: warning: " + describe(error));
     }
   }
   return outcome;

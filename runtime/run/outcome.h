@@ -18,6 +18,7 @@ struct Failure {
   // A signal that dtrain did not send, or a lost host: the same may go well the next time (max_restarts). Never what
   // the experiment, its data or its program are to blame for.
   bool may_pass = false;
+  std::vector<int> followers;  // ranks that said they stop because of it
 };
 
 struct Outcome {

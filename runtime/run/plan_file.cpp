@@ -1,8 +1,10 @@
 #include "plan_file.h"
 
+#include <limits>
 #include <map>
 
 #include "dtrain/base/file.h"
+#include "dtrain/config/experiment.h"
 
 namespace dtrain::run {
 
@@ -26,6 +28,14 @@ Json by_agent(const std::vector<RankPlacement>& ranks) {
   return agents;
 }
 
+// What an optimizer step trains on.
+std::int64_t effective_batch(const PlanFacts& facts) {
+  std::int64_t effective = 0;
+  const bool too_large =
+      __builtin_mul_overflow(facts.split.effective, facts.experiment.optimizations.aggregation_frequency, &effective);
+  return too_large ? std::numeric_limits<std::int64_t>::max() : effective;
+}
+
 }  // namespace
 
 Json plan_json(const PlanFacts& facts) {
@@ -43,7 +53,7 @@ Json plan_json(const PlanFacts& facts) {
                {"world_size", facts.placement.size()},
                {"command", facts.command},
                {"global_batch_size", facts.experiment.global_batch_size},
-               {"effective_batch_size", facts.split.effective},
+               {"effective_batch_size", effective_batch(facts)},
                {"batch_per_rank", per_rank},
                {"placement", by_agent(facts.placement)},
                {"ranks", ranks},

@@ -6,8 +6,11 @@
 #include <vector>
 
 #include "dtrain/base/json.h"
-#include "dtrain/config/experiment.h"
 #include "dtrain/scheduler/batch_split.h"
+
+namespace dtrain::config {
+struct Experiment;
+}
 
 namespace dtrain::run {
 

@@ -9,7 +9,11 @@ namespace dtrain::run {
 namespace {
 
 // Of connecting, and of every wait: ranks of a large job come up one after the other.
-constexpr auto kPatience = std::chrono::seconds(120);
+constexpr auto kPlanePatience = std::chrono::seconds(120);
+// A message holds a mebibyte; in it a quote takes two bytes, and so does every byte of a part that begins or ends
+// inside of a character.
+constexpr std::size_t kBytesOfOrdersPart = 256u << 10;
+constexpr auto kPlaneAnswers = std::chrono::milliseconds(200);  // a question about a key
 
 }  // namespace
 
@@ -27,6 +31,15 @@ LaunchOrders orders_of(const Json& json) {
           .experiment = json.at("experiment").get<std::string>()};
 }
 
+void put_orders(comm::ControlPlane& plane, const LaunchOrders& orders) {
+  const std::string text = to_line(to_json(orders));
+  int parts = 0;
+  for (std::size_t from = 0; from < text.size(); from += kBytesOfOrdersPart) {
+    plane.set(plane_key::orders_part(parts++), text.substr(from, kBytesOfOrdersPart));
+  }
+  plane.set(plane_key::kOrders, to_line({{"version", version()}, {"parts", parts}}));
+}
+
 Json to_json(const HostReport& report) {
   return {{"host", report.host}, {"has_folder", report.has_folder}, {"agent_pid", report.agent_pid}};
 }
@@ -37,8 +50,14 @@ HostReport host_report_of(const Json& json) {
           .agent_pid = json.at("agent_pid").get<std::int64_t>()};
 }
 
+std::string plane_key::orders_part(int part) {
+  return std::string(kOrders) + "/" + std::to_string(part);
+}
 std::string plane_key::state(int rank) {
   return "state/" + std::to_string(rank);
+}
+std::string plane_key::entered_mpi(int rank) {
+  return "mpi/" + std::to_string(rank);
 }
 std::string plane_key::host(const std::string& agent) {
   return "host/" + agent;
@@ -48,7 +67,7 @@ comm::ControlOptions plane_options(const std::string& secret, int member, int ra
                                    const Logger& log) {
   return {.world = {.rank = member, .size = ranks + 1},
           .secret = secret,
-          .timeout = kPatience,
+          .timeout = kPlanePatience,
           .host_name = host_name,
           .session = "launch",
           .log = log};
@@ -58,8 +77,9 @@ PlaneLink::PlaneLink(const LauncherContact& launcher, const comm::World& world, 
                      const Logger& log)
     : rank_(world.rank) {
   try {
-    plane_ = comm::ControlPlane::connect(plane_options(launcher.secret, world.rank + 1, world.size, host_name, log),
-                                         {launcher.address, launcher.port});
+    plane_ =
+        comm::ControlPlane::connect(plane_options(launcher.secrets.launch, world.rank + 1, world.size, host_name, log),
+                                    {launcher.address, launcher.port});
   } catch (const CommError& error) {
     throw CommError("host " + host_name + " does not reach the launcher at " + launcher.address + ":" +
                         std::to_string(launcher.port) + ": " + error.what(),
@@ -74,7 +94,9 @@ PlaneLink::PlaneLink(const LauncherContact& launcher, const comm::World& world, 
     send(to_json(ErrorMessage{.rank = rank_, .cause = cause, .remedy = remedy}));
     throw ConfigError(cause, remedy);
   }
-  orders_ = orders_of(told);
+  std::string text;
+  for (int part = 0; part < told.at("parts").get<int>(); ++part) text += plane_->get(plane_key::orders_part(part));
+  orders_ = orders_of(Json::parse(text));
   if (orders_.agents.size() != static_cast<std::size_t>(world.size)) {
     throw ConfigError("the launcher planned " + std::to_string(orders_.agents.size()) + " ranks, not " +
                       std::to_string(world.size));
@@ -83,6 +105,18 @@ PlaneLink::PlaneLink(const LauncherContact& launcher, const comm::World& world, 
 
 void PlaneLink::report_host(const HostReport& report) {
   plane_->set(plane_key::host(orders_.agents[static_cast<std::size_t>(rank_)]), to_line(to_json(report)));
+}
+
+void PlaneLink::enter_mpi() {
+  plane_->set(plane_key::entered_mpi(rank_), "1");
+}
+
+bool PlaneLink::has_entered_mpi(int rank) {
+  try {
+    return plane_->get_within(plane_key::entered_mpi(rank), kPlaneAnswers).has_value();
+  } catch (const CommError&) {  // the run has failed meanwhile, and there is no such key
+    return false;
+  }
 }
 
 void PlaneLink::watch(std::function<void()> gone, std::function<void(int signal)> stop) {

@@ -26,6 +26,9 @@ struct LaunchOrders {
 };
 Json to_json(const LaunchOrders& orders);
 LaunchOrders orders_of(const Json& json);  // Json::exception where it is something else
+// With thousands of ranks they are longer than a message may be: the plane holds them in parts, and under
+// plane_key::kOrders how many there are.
+void put_orders(comm::ControlPlane& plane, const LaunchOrders& orders);
 
 // What a host tells the launcher: its first rank does.
 struct HostReport {
@@ -43,6 +46,9 @@ class PlaneLink final : public LauncherLink {
 
   const LaunchOrders& orders() const { return orders_; }
   void report_host(const HostReport& report);
+  // This rank goes into MPI_Init now; whether another one has said so.
+  void enter_mpi();
+  bool has_entered_mpi(int rank);
 
   void watch(std::function<void()> gone, std::function<void(int signal)> stop) override;
   bool is_gone() const override;
@@ -59,8 +65,10 @@ class PlaneLink final : public LauncherLink {
 namespace plane_key {
 inline constexpr const char* kOrders = "orders";
 inline constexpr const char* kProgress = "progress";
+std::string orders_part(int part);
 std::string state(int rank);
 std::string host(const std::string& agent);
+std::string entered_mpi(int rank);
 }  // namespace plane_key
 
 // The plane's options, the same on both sides; `member` is 0 for the launcher.

@@ -9,9 +9,11 @@
 #include "dtrain/base/unix_socket.h"
 #include "dtrain/comm/backends.h"
 #include "dtrain/comm/hierarchical.h"
+#include "dtrain/config/experiment.h"
 #include "dtrain/host/reachable_address.h"
 #include "dtrain/run/agreed_error.h"
 #include "host_folder.h"
+#include "mpi_arrival.h"
 #include "plan_file.h"
 #include "rank_session_impl.h"
 
@@ -87,25 +89,31 @@ void RankSession::Impl::connect_ranks() {
   }
 }
 
-// MPI carries rank 0's address and the secret, which no file that all hosts see has to hold then.
+// MPI carries rank 0's address, and where no launcher has handed out a secret that one too, as clear as everything else
+// that MPI carries.
 void RankSession::Impl::connect_through_mpi(comm::ControlOptions control_options) {
   const comm::World& world = environment.world;
-  mpi = comm::MpiJob::join({.timeout = experiment.communication_timeout, .log = log});
+  const MpiArrival arrival(world, environment.job, plane_link);
+  mpi = comm::MpiJob::join(
+      {.timeout = experiment.communication_timeout, .missing = [&arrival] { return arrival.missing(); }, .log = log});
   if (mpi->rank() != world.rank || mpi->size() != world.size) {
     throw CommError("mpirun's variables say rank " + std::to_string(world.rank) + " of " + std::to_string(world.size) +
                         ", MPI itself rank " + std::to_string(mpi->rank()) + " of " + std::to_string(mpi->size()),
                     "the program must find the Open MPI whose mpirun starts it");
   }
   control_options.session = environment.job;
+  if (environment.launcher) control_options.secret = environment.launcher->secrets.ranks;
   if (world.rank == 0) {
     try {
-      control_options.secret = random_hex(32);
+      const bool tell_secret = control_options.secret.empty();
+      if (tell_secret) control_options.secret = random_hex(32);
       comm::ControlEndpoint bound;
       const bool one_host = world.local_size == world.size;
       const std::string address =
           one_host ? "127.0.0.1" : host::reachable_address(environment.network_interface, "DTRAIN_NETWORK_INTERFACE");
       control = comm::ControlPlane::serve(control_options, {.address = address}, &bound);
-      mpi->broadcast(to_line(contact_json({bound.address, bound.port, control_options.secret})));
+      mpi->broadcast(
+          to_line(contact_json({bound.address, bound.port, tell_secret ? control_options.secret : std::string()})));
     } catch (const std::exception& error) {
       if (!control) mpi->broadcast(to_line({{"error", describe(error)}}));
       throw;
@@ -113,7 +121,7 @@ void RankSession::Impl::connect_through_mpi(comm::ControlOptions control_options
   } else {
     const Json told = Json::parse(mpi->broadcast({}));
     if (told.contains("error")) throw ConfigError("rank 0 cannot be reached, and says why");
-    control_options.secret = told["secret"].get<std::string>();
+    if (const auto secret = told["secret"].get<std::string>(); !secret.empty()) control_options.secret = secret;
     control = comm::ControlPlane::connect(control_options,
                                           {told["address"].get<std::string>(), told["port"].get<std::uint16_t>()});
   }
@@ -159,6 +167,14 @@ void RankSession::Impl::compare_ranks() {
         "communication.backend is shm, but the ranks are on " + std::to_string(ranks_of.size()) + " hosts",
         "use auto, mpi or hierarchical");
   }
+}
+
+std::vector<int> RankSession::Impl::ranks_of_this_host() const {
+  std::vector<int> ranks;
+  for (std::size_t rank = 0; rank < hosts.size(); ++rank) {
+    if (hosts[rank].key == host_key) ranks.push_back(static_cast<int>(rank));
+  }
+  return ranks;
 }
 
 void RankSession::Impl::check_folder_is_shared() {

@@ -9,11 +9,12 @@ namespace dtrain::run {
 
 RankPlane::RankPlane(const std::string& address, const LaunchOrders& orders, const Logger& log)
     : ranks_(static_cast<int>(orders.agents.size())), orders_(orders) {
-  contact_ = {.address = address, .secret = random_hex(32)};
+  contact_ = {.address = address, .secrets = {.launch = random_hex(32), .ranks = random_hex(32)}};
   comm::ControlEndpoint bound;
-  plane_ = comm::ControlPlane::serve(plane_options(contact_.secret, 0, ranks_, {}, log), {.address = address}, &bound);
+  plane_ = comm::ControlPlane::serve(plane_options(contact_.secrets.launch, 0, ranks_, {}, log), {.address = address},
+                                     &bound);
   contact_.port = bound.port;
-  plane_->set(plane_key::kOrders, to_line(to_json(orders_)));
+  put_orders(*plane_, orders_);
 }
 
 std::optional<std::string> RankPlane::look(const std::string& key) {

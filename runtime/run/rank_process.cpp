@@ -7,6 +7,7 @@
 
 #include "dtrain/base/error.h"
 #include "dtrain/base/json.h"
+#include "dtrain/scheduler/rank_mark.h"
 #include "launcher_link.h"
 
 namespace dtrain::run {
@@ -36,6 +37,8 @@ RankProcess RankProcess::start(const LaunchPlan& plan, const RankPlacement& plac
   options.command = plan.command;
   options.environment = thread_variables(plan, placement, variables);
   for (const auto& [name, value] : rank_variables(world, handover)) options.environment[name] = value;
+  // It is known by this, should the launcher be killed before it has written it down.
+  options.environment[scheduler::kRankMark] = scheduler::rank_mark(handover.launcher_pid);
   options.fds = {{0, input.get()}, {1, output.get()}, {2, output.get()}, {kLinkFd, theirs.get()}};
   options.cpus = placement.cpus;
   return RankProcess(placement.rank, Process::start(options), std::move(link));

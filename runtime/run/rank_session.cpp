@@ -9,6 +9,7 @@
 
 #include "dtrain/base/error.h"
 #include "dtrain/comm/host_share.h"
+#include "dtrain/comm/timed_out.h"
 #include "dtrain/run/agreed_error.h"
 #include "dtrain/run/summary_text.h"
 #include "end_report.h"
@@ -21,6 +22,7 @@ namespace {
 constexpr auto kProgressPeriod = std::chrono::milliseconds(200);
 constexpr auto kFlushTimeout = std::chrono::seconds(10);
 constexpr auto kCauseTimeout = std::chrono::seconds(1);
+constexpr const char* kAgentGoneRemedy = "see logs/agent-*.log in the run's folder";
 constexpr std::size_t kLongestCause = 64 * 1024;  // bytes; a control message must hold it, however it is escaped
 
 // Why this rank has to end: its own error, or another rank's failure.
@@ -33,11 +35,12 @@ std::string cause_of(const std::exception& error) {
   return describe(error).substr(0, kLongestCause);
 }
 
-// A collective that breaks off because a peer died may do so before the control plane knows the reason.
+// A collective that breaks off because a peer died may do so before the control plane knows the reason. A time-out is
+// a reason of its own.
 Blame find_blame(comm::ControlPlane& control, const std::exception& error, std::int64_t step) {
   const int rank = control.world().rank;
   auto failure = control.failure();
-  if (dynamic_cast<const CommError*>(&error)) {
+  if (dynamic_cast<const CommError*>(&error) && !dynamic_cast<const comm::TimedOut*>(&error)) {
     const auto deadline = std::chrono::steady_clock::now() + kCauseTimeout;
     while (!failure && control.world().size > 1 && std::chrono::steady_clock::now() < deadline) {
       std::this_thread::sleep_for(std::chrono::milliseconds(2));
@@ -117,7 +120,7 @@ std::filesystem::path RankSession::cache_folder() const {
 }
 
 SharedMemory RankSession::share_on_host(const std::string& name, const std::function<SharedMemory()>& make) {
-  return comm::share_on_host(*impl_->control, name, make);
+  return comm::share_on_host(*impl_->control, name, make, impl_->ranks_of_this_host());
 }
 
 bool RankSession::stop_requested() const {
@@ -157,7 +160,13 @@ void RankSession::write_metrics(const Json& line) {
   if (!impl_->metrics) return;
   Json full = {{"time", format_utc(impl_->clock.wall())}};
   for (const auto& [key, value] : line.items()) full[key] = value;
-  impl_->metrics->append(to_line(full) + "\n");
+  try {
+    impl_->metrics->append(to_line(full) + "\n");
+  } catch (const SystemError& error) {
+    if (impl_->metrics_lost++ > 0) return;
+    impl_->log->warn("metrics are missing from the run's folder: {}; training goes on, and what is lost is counted",
+                     error.what());
+  }
 }
 
 void RankSession::write_event(const std::string& event, const Json& fields) {
@@ -172,9 +181,8 @@ void RankSession::set_step(std::int64_t batch) {
   impl_->step.store(batch, std::memory_order_relaxed);
   impl_->control->set_step(batch);
   impl_->record_clock(impl_->control->take_clock());
-  if (const auto lost = impl_->recorder->agent_error()) {
-    throw Error(*lost, "free space where the run is written, or give another folder with --run-dir");
-  }
+  if (const auto gone = impl_->recorder->agent_error()) throw Error(*gone, kAgentGoneRemedy);
+  impl_->warn_of_losses();
 }
 
 int RankSession::finish(bool stopped) {
@@ -183,16 +191,15 @@ int RankSession::finish(bool stopped) {
     self.record_clock(self.control->measure_clock(kClockTimeout));
     self.recorder->mark(profile::RunMark::kFinalizationEnd);
     self.recorder->flush(kFlushTimeout);
-    if (const auto lost = self.recorder->agent_error()) {
-      throw Error(*lost, "free space where the run is written, or give another folder with --run-dir");
-    }
+    if (const auto gone = self.recorder->agent_error()) throw Error(*gone, kAgentGoneRemedy);
+    self.tell_losses();
     // Another rank may have seen the launcher's end first, and this one stops with it.
     if (stopped && self.link && self.link->is_gone()) self.on_launcher_gone();
     int code = static_cast<int>(ExitCode::kDone);
     if (stopped) code = static_cast<int>(self.launcher_gone ? ExitCode::kRunFailed : ExitCode::kInterrupted);
     Json fields = {{"exit_code", code}, {"step", self.step.load()}};
     if (stopped) fields["stopped"] = stop_reason().empty() ? "another rank was asked to stop" : stop_reason();
-    self.events->write("rank_finished", fields);
+    self.try_event("rank_finished", fields);
     if (self.link) self.link->send(state_message("finished", code));
     if (self.options.mock.apart()) wait_for_all(*self.control);
     self.control->barrier("run.finished");  // everybody's records are on disk
@@ -236,6 +243,22 @@ void RankSession::Impl::record_clock(const std::optional<comm::ClockOffset>& com
   recorder->clock({compared->time.count(), compared->offset.count(), compared->error.count(), compared->round_trips});
 }
 
+void RankSession::Impl::warn_of_losses() {
+  const auto& error = recorder->write_error();
+  if (!error || std::exchange(warned_of_loss, true)) return;
+  log->warn(
+      "records of this host's ranks are missing from the profile: {}; training goes on, and what is lost is counted",
+      *error);
+}
+
+void RankSession::Impl::tell_losses() {
+  warn_of_losses();
+  if (recorder->lost() > 0) {
+    try_event("records_lost", {{"count", recorder->lost()}, {"reason", recorder->write_error().value_or("")}});
+  }
+  if (metrics_lost > 0) try_event("metrics_lost", {{"count", metrics_lost}});
+}
+
 void RankSession::Impl::try_event(const std::string& event, const Json& fields) {
   if (!events) return;
   try {
@@ -253,13 +276,9 @@ void RankSession::Impl::report_failure(const std::exception& error) {
   Blame blame{true, {agreed ? -1 : environment.world.rank, at, cause_of(error)}};
   std::string remedy;
   if (const auto* typed = dynamic_cast<const Error*>(&error)) remedy = typed->remedy();
-  if (control) {
-    if (!agreed) blame = find_blame(*control, error, at);
-    // Its own departure, once told, wakes everybody who waits for it.
-    if (blame.primary) control->fail(blame.failure);
-  }
-  if (communicator) communicator->abort(blame.primary ? blame.failure.cause : comm::failure_text(blame.failure));
-  if (link) {
+  if (control && !agreed) blame = find_blame(*control, error, at);
+  const auto tell_launcher = [&] {
+    if (!link) return;
     link->send(to_json(ErrorMessage{.primary = blame.primary,
                                     .agreed = agreed,
                                     .departure = blame.failure.departure,
@@ -267,7 +286,13 @@ void RankSession::Impl::report_failure(const std::exception& error) {
                                     .step = blame.failure.step,
                                     .cause = blame.failure.cause,
                                     .remedy = blame.primary ? remedy : std::string()}));
-  }
+  };
+  // A launcher of this host hears of it at once; telling the other ranks may have to wait for them.
+  if (is_child()) tell_launcher();
+  // Its own departure, once told, wakes everybody who waits for it.
+  if (control && blame.primary) control->fail(blame.failure);
+  if (communicator) communicator->abort(blame.primary ? blame.failure.cause : comm::failure_text(blame.failure));
+  if (!is_child()) tell_launcher();
   if (redirect) {
     redirect->screen().end_progress();
     redirect->stop_copying();
@@ -289,7 +314,12 @@ void RankSession::Impl::report_failure(const std::exception& error) {
     try_event("run_ended", run_ended(static_cast<int>(ExitCode::kRunFailed), comm::failure_text(blame.failure)));
   }
   if (agreed && !is_rank_0() && !launched()) text = me + " stopped with the others; rank 0 says why";
-  print_failure(text, blame.primary);
+  // Of those that only follow, one speaks for all on the screen that they share.
+  const bool share_a_screen = environment.started_by == "Open MPI" || environment.started_by == "Slurm";
+  const bool speaks =
+      !share_a_screen || (agreed ? is_rank_0() : environment.world.rank == (blame.failure.rank == 0 ? 1 : 0));
+  const bool follows = agreed || !blame.primary;
+  print_failure(text, blame.primary, speaks || !follows);
 }
 
 // Its report then shows the cause, and takes this rank for the first to fail: it makes up the times of ranks that leave
@@ -306,9 +336,9 @@ void RankSession::Impl::tell_torchrun(const std::string& text) {
   }
 }
 
-void RankSession::Impl::print_failure(const std::string& text, bool primary) {
+void RankSession::Impl::print_failure(const std::string& text, bool primary, bool on_screen) {
   if (redirect || launched()) log->error("{}", text);  // into the log file
-  if (launched()) return;                              // which prints it
+  if (launched() || !on_screen) return;                // the launcher prints it, or another rank
   const std::string line = "dtrain: " + text + "\n";
   if (!redirect) {
     std::fputs(line.c_str(), stderr);

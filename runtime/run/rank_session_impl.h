@@ -11,6 +11,7 @@
 #include "dtrain/base/clock.h"
 #include "dtrain/base/file.h"
 #include "dtrain/comm/mpi.h"
+#include "dtrain/config/experiment.h"
 #include "dtrain/run/rank_session.h"
 #include "dtrain/run/run_folder.h"
 #include "dtrain/scheduler/batch_split.h"
@@ -54,6 +55,7 @@ struct RankSession::Impl {
   std::string host_name;
   std::string host_key;
   std::vector<HostOfRank> hosts;  // of each rank, once they have met
+  std::vector<int> ranks_of_this_host() const;
   std::string backend;
   bool has_launchers_folder = true;
   Logger log;
@@ -79,6 +81,8 @@ struct RankSession::Impl {
   std::unique_ptr<TraceSignal> trace_signal;
 
   Nanoseconds reported{0};
+  std::int64_t metrics_lost = 0;  // lines
+  bool warned_of_loss = false;
   RemainingTime remaining;
   bool ended = false;
 
@@ -92,6 +96,7 @@ struct RankSession::Impl {
   void read_experiment();
   void connect_launcher();
   void connect_ranks();
+  void remove_secret_file() const;
   bool uses_mpi() const;
   void connect_through_mpi(comm::ControlOptions control_options);
   void compare_ranks();
@@ -111,9 +116,13 @@ struct RankSession::Impl {
   void on_rank_failure(const comm::RankFailure& failure);
   // Tells everybody why this rank ends: the other ranks, the launcher or the screen, the log. Once.
   void report_failure(const std::exception& error);
-  void print_failure(const std::string& text, bool primary);
+  void print_failure(const std::string& text, bool primary, bool on_screen);
   void tell_torchrun(const std::string& text);
   void try_event(const std::string& event, const Json& fields);
+  // Once, on the rank that the agent has told.
+  void warn_of_losses();
+  // What of this rank could not be written, for the summary to count where the dump itself cannot say it.
+  void tell_losses();
 };
 
 }  // namespace dtrain::run

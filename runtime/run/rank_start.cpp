@@ -2,15 +2,20 @@
 #include <unistd.h>
 
 #include "dtrain/base/error.h"
+#include "dtrain/base/fd.h"
+#include "dtrain/config/experiment.h"
 #include "dtrain/host/identity.h"
 #include "dtrain/profile/agent_process.h"
 #include "dtrain/run/log_tail.h"
 #include "dtrain/run/version.h"
+#include "dtrain/scheduler/rank_mark.h"
 #include "model_file.h"
 #include "orted.h"
 #include "plan_file.h"
 #include "process_id.h"
 #include "rank_session_impl.h"
+#include "secret_file.h"
+#include "unused_gpus.h"
 
 namespace dtrain::run {
 namespace {
@@ -29,7 +34,10 @@ std::unique_ptr<RankSession> RankSession::start(const RankOptions& options) {
   self.log = make_stderr_logger();
   self.process_started = process_start(self.clock);
   try {
+    raise_open_files();  // rank 0 has two connections of every other rank; the agent inherits it
     self.environment = read_rank_environment(process_variables());
+    unset_process_variable(scheduler::kRankMark);  // what this program leaves running does not keep the slots
+    unset_process_variable("DTRAIN_SECRET");       // nor could it pass for a rank
     const host::HostIdentity host = host::host_identity();
     self.host_name = host.name;
     self.host_key = host.key;
@@ -37,6 +45,7 @@ std::unique_ptr<RankSession> RankSession::start(const RankOptions& options) {
     self.connect_launcher();
     self.read_experiment();
     self.connect_ranks();
+    self.remove_secret_file();
     self.compare_ranks();
     self.open_run_folder();
     self.redirect_output();
@@ -64,11 +73,20 @@ void RankSession::Impl::connect_launcher() {
     folder.path = environment.handover->run_dir;
     events = std::make_unique<EventLog>(folder.events(), clock, environment.world.rank, host_name);
   } else {
-    auto plane = std::make_unique<PlaneLink>(*environment.launcher, environment.world, host_name, log);
+    LauncherContact& launcher = *environment.launcher;
+    if (!launcher.secret_file.empty()) launcher.secrets = read_secret_file(launcher.secret_file);
+    auto plane = std::make_unique<PlaneLink>(launcher, environment.world, host_name, log);
     plane_link = plane.get();
     link = std::move(plane);
   }
   link->watch([this] { on_launcher_gone(); }, [this](int signal) { on_launcher_stop(signal); });
+}
+
+// Every rank has read it by now.
+void RankSession::Impl::remove_secret_file() const {
+  if (!environment.launcher || environment.launcher->secret_file.empty() || environment.world.local_rank != 0) return;
+  std::error_code gone;
+  std::filesystem::remove(environment.launcher->secret_file, gone);
 }
 
 std::string RankSession::Impl::launcher_name() const {
@@ -135,6 +153,8 @@ void RankSession::Impl::write_plan() {
     facts.warnings.push_back("max_restarts has no effect here: it is dtrain launch that starts ranks again");
   }
   if (!split.warning.empty()) facts.warnings.push_back(split.warning);
+  const std::string unused_gpus = find_unused_gpus(experiment);
+  if (!unused_gpus.empty()) facts.warnings.push_back(unused_gpus_warning(unused_gpus));
   if (options.mock.any()) {
     facts.warnings.push_back(mock_text(options.mock));
     facts.more["mock"] = to_json(options.mock);

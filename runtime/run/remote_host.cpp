@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <future>
 #include <set>
 
 #include <fcntl.h>
@@ -20,12 +21,18 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr auto kAskPatience = std::chrono::seconds(10);
+constexpr std::size_t kAskedAtOnce = 16;
+constexpr std::size_t kLongestComplaint = 500;
 constexpr auto kCollectPatience = std::chrono::minutes(10);
 
-std::string quoted(const std::string& text) {
-  std::string result = "'";
-  for (const char letter : text) result += letter == '\'' ? std::string("'\\''") : std::string(1, letter);
-  return result + "'";
+// The reading end of a pipe that holds the text, which must fit into one.
+UniqueFd pipe_with(const std::string& text) {
+  int ends[2];
+  if (::pipe2(ends, O_CLOEXEC) != 0) throw SystemError("cannot make a pipe", errno);
+  UniqueFd reader(ends[0]);
+  const UniqueFd writer(ends[1]);
+  if (write_all(writer.get(), text) != text.size()) throw SystemError("cannot write into a pipe", errno);
+  return reader;
 }
 
 // Goes at the end of this scope.
@@ -43,17 +50,17 @@ struct ScratchFolder {
 }  // namespace
 
 RemoteHosts::Answer RemoteHosts::ask(const std::string& host, const std::string& script, int output,
-                                     std::chrono::milliseconds patience) const {
+                                     std::chrono::milliseconds patience, const std::string& input) const {
   const fs::path errors = fs::temp_directory_path() / ("dtrain-ask-" + random_hex(8));
   Answer answer;
   {
-    const UniqueFd in(::open("/dev/null", O_RDONLY | O_CLOEXEC));
+    const UniqueFd in = input.empty() ? UniqueFd(::open("/dev/null", O_RDONLY | O_CLOEXEC)) : pipe_with(input);
     const UniqueFd said(::open(errors.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
     if (!said) throw SystemError("cannot write " + errors.string(), errno);
     ProcessOptions options;
     options.command = shell_;
     options.command.push_back(host);
-    options.command.push_back("sh -c " + quoted(script));
+    options.command.push_back("sh -c " + shell_quoted(script));
     options.fds = {{0, in.get()}, {1, output < 0 ? said.get() : output}, {2, said.get()}};
     Process process = Process::start(options);
     const auto status = process.wait(patience);
@@ -72,7 +79,7 @@ std::optional<Failure> RemoteHosts::find_fault(const LaunchPlan& plan,
                                                const std::vector<std::string>& needed_files) const {
   std::string script = "command -v orted >/dev/null || { echo 'has no orted (Open MPI) in its PATH' >&2; exit 40; }";
   for (const std::string& file : needed_files) {
-    script += "; test -e " + quoted(file) + " || { echo " + quoted("has no " + file) + " >&2; exit 40; }";
+    script += "; test -e " + shell_quoted(file) + " || { echo " + shell_quoted("has no " + file) + " >&2; exit 40; }";
   }
   std::set<std::string> asked{plan.host};
   for (const RankPlacement& rank : plan.ranks) {
@@ -93,10 +100,46 @@ std::optional<Failure> RemoteHosts::find_fault(const LaunchPlan& plan,
   return std::nullopt;
 }
 
-void RemoteHosts::collect(const std::string& host, const HostReport& report, const RunFolder& folder) const {
+std::vector<std::pair<std::string, RemoteHosts::Answer>> RemoteHosts::ask_all(const LaunchPlan& plan,
+                                                                              const std::string& script,
+                                                                              const std::string& input) const {
+  std::set<std::string> hosts;
+  for (const RankPlacement& rank : plan.ranks) {
+    if (rank.host != plan.host) hosts.insert(rank.host);
+  }
+  std::vector<std::pair<std::string, Answer>> answers;
+  for (auto host = hosts.begin(); host != hosts.end();) {
+    std::vector<std::pair<std::string, std::future<Answer>>> asked;
+    for (; host != hosts.end() && asked.size() < kAskedAtOnce; ++host) {
+      const auto ask_one = [this, &script, &input, name = *host] { return ask(name, script, -1, kAskPatience, input); };
+      asked.emplace_back(*host, std::async(std::launch::async, ask_one));
+    }
+    for (auto& [name, answer] : asked) answers.emplace_back(name, answer.get());
+  }
+  return answers;
+}
+
+std::vector<std::string> RemoteHosts::hand_out(const LaunchPlan& plan, const fs::path& file,
+                                               const std::string& text) const {
+  // Hosts may share the folder: then it is there by now, and this user's own. Nobody else can make one of that name.
+  const std::string name = shell_quoted(file.string());
+  const std::string script =
+      "if [ -O " + name + " ]; then cat >/dev/null; else umask 077; set -C; cat >" + name + "; fi";
+  std::vector<std::string> problems;
+  for (const auto& [host, answer] : ask_all(plan, script, text)) {
+    if (!answer.came) problems.push_back("host " + host + ": " + answer.said);
+  }
+  return problems;
+}
+
+void RemoteHosts::take_back(const LaunchPlan& plan, const fs::path& file) const {
+  ask_all(plan, "rm -f " + shell_quoted(file.string()), {});
+}
+
+std::string RemoteHosts::collect(const std::string& host, const HostReport& report, const RunFolder& folder) const {
   const ScratchFolder scratch(folder.launch() / ("from-" + host));
   const fs::path archive = scratch.path / "archive.tar";
-  const std::string there = quoted(folder.path.string());
+  const std::string there = shell_quoted(folder.path.string());
   const std::string marked = "test -e " + there + "/" + kHostFolderMark;
   const std::string left = "what its ranks recorded is still on host " + host + ", in " + folder.path.string();
   {
@@ -113,13 +156,30 @@ void RemoteHosts::collect(const std::string& host, const HostReport& report, con
   ProcessOptions options;
   const fs::path unpacked = scratch.path / "files";
   make_folder(unpacked);
-  options.command = {"tar", "-C", unpacked.string(), "-xf", archive.string()};
+  // Whose they were, and setuid, are that host's business. tar refuses names that lead out of the folder.
+  options.command = {"tar",           "-C", unpacked.string(), "--no-same-owner", "--no-same-permissions", "-xf",
+                     archive.string()};
+  const fs::path said = scratch.path / "tar.err";
+  const UniqueFd errors(::open(said.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600));
+  if (!errors) throw SystemError("cannot write " + said.string(), errno, left);
+  options.fds = {{2, errors.get()}};
   if (const ExitStatus status = Process::start(options).wait(); !status.success()) {
-    throw Error("cannot unpack what came from host " + host + ": tar: " + status.describe(), left);
+    const std::string text = join(split(read_file(said), '\n'), "; ").substr(0, kLongestComplaint);
+    throw Error("cannot unpack what came from host " + host + ": " + status.describe() + ": " + text, left);
   }
-  fs::remove(unpacked / kHostFolderMark);
-  merge_folder(RunFolder{unpacked}, folder);
+  std::error_code ignored;
+  fs::remove(unpacked / kHostFolderMark, ignored);
+  std::vector<fs::path> left_out;
+  try {
+    left_out = merge_folder(RunFolder{unpacked}, folder);
+  } catch (const Error& error) {
+    throw Error("host " + host + ": " + describe(error), left);
+  }
   ask(host, marked + " && rm -rf " + there, -1, kAskPatience);
+  std::vector<std::string> names;
+  for (const fs::path& name : left_out) names.push_back((folder.path / name).string());
+  return names.empty() ? ""
+                       : "host " + host + " had more there than plain files, which was left out: " + join(names, ", ");
 }
 
 }  // namespace dtrain::run

@@ -17,6 +17,8 @@
 #include "dtrain/base/fd.h"
 #include "dtrain/base/file.h"
 #include "dtrain/base/text.h"
+#include "dtrain/config/experiment.h"
+#include "dtrain/run/find_task.h"
 
 namespace dtrain::run {
 namespace {
@@ -122,7 +124,9 @@ std::vector<RunFolder> all_runs() {
   return folders;
 }
 
-RunFolder find_run(const std::string& run) {
+RunFolder find_run(const std::string& text) {
+  if (text.starts_with("task:")) return run_of_task(text.substr(5));
+  const std::string run = text.starts_with("run:") ? text.substr(4) : text;
   std::error_code code;
   if (const fs::path path = fs::absolute(run); fs::is_directory(path, code)) {
     if (holds_run(path)) return {path.lexically_normal()};

@@ -4,18 +4,26 @@
 #include <cerrno>
 #include <cmath>
 #include <cstdio>
+#include <utility>
 
 #include <sys/ioctl.h>
 #include <unistd.h>
 
+#include "dtrain/base/json_number.h"
 #include "dtrain/base/units.h"
 
 namespace dtrain::run {
 namespace {
 constexpr auto kPlainPeriod = std::chrono::seconds(5);
+constexpr auto kAWhile = std::chrono::seconds(10);
 constexpr std::string_view kEraseLine = "\r\x1b[2K";
 
 }  // namespace
+
+void print(const std::string& text) {
+  std::fputs(text.c_str(), stdout);
+  std::fflush(stdout);
+}
 
 std::optional<int> terminal_width(int fd) {
   winsize size{};
@@ -34,10 +42,12 @@ std::string format_progress(const Progress& progress) {
   if (progress.total_batches > 0) {
     text += " (" + std::to_string(progress.batch * 100 / progress.total_batches) + "%)";
   }
-  if (!std::isnan(progress.loss)) {
+  if (progress.loss && std::isfinite(*progress.loss)) {
     char loss[32];
-    std::snprintf(loss, sizeof loss, ", loss %.4f", progress.loss);
+    std::snprintf(loss, sizeof loss, ", loss %.4f", *progress.loss);
     text += loss;
+  } else if (progress.loss) {
+    text += ", loss " + non_finite_text(*progress.loss);
   }
   if (progress.samples_per_second > 0) text += ", " + format_rate(progress.samples_per_second) + " samples/s";
   if (progress.seconds_left >= 0) {
@@ -57,13 +67,32 @@ void Screen::line(std::string_view text) {
   write(out);
 }
 
-void Screen::progress(const Progress& progress) {
+void Screen::activity(std::string_view text) {
   const std::scoped_lock lock(mutex_);
-  if (terminal_) {
-    drawn_ = format_progress(progress).substr(0, static_cast<std::size_t>(terminal_width(fd_).value_or(80) - 1));
-    write(std::string(kEraseLine) + drawn_);
-    return;
+  if (terminal_) draw(text);
+}
+
+void Screen::draw(std::string_view text) {
+  drawn_ = text.substr(0, static_cast<std::size_t>(terminal_width(fd_).value_or(80) - 1));
+  write(std::string(kEraseLine) + drawn_);
+}
+
+void Screen::show_later_line() {
+  const Nanoseconds now = clock_.monotonic();
+  std::function<std::string()> text;
+  {
+    const std::scoped_lock lock(mutex_);
+    if (!first_) first_ = now;
+    if (!later_ || now - *first_ < kAWhile) return;
+    text = std::exchange(later_, nullptr);
   }
+  if (const std::string shown = text(); !shown.empty()) line(shown);
+}
+
+void Screen::progress(const Progress& progress) {
+  show_later_line();
+  const std::scoped_lock lock(mutex_);
+  if (terminal_) return draw(format_progress(progress));
   const Nanoseconds now = clock_.monotonic();
   if (printed_ && now - *printed_ < kPlainPeriod) {
     unshown_ = progress;

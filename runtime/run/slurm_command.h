@@ -28,6 +28,8 @@ struct BatchJob {
   std::filesystem::path folder;      // where it runs
   std::string token;                 // what tells the launch in the job that the run's folder is its own
 };
+// ConfigError where an option, the name or a path has a line break: sbatch reads options line by line, and whatever
+// comes after one would be a command of the script.
 std::string batch_script(const LaunchPlan& plan, const BatchJob& job);
 std::filesystem::path batch_output(const std::filesystem::path& run_dir);
 

@@ -5,6 +5,7 @@
 #include "job_setup.h"
 #include "mpi_command.h"
 #include "run_attempt.h"
+#include "secret_file.h"
 #include "slurm_command.h"
 
 namespace dtrain::run {
@@ -12,7 +13,10 @@ namespace dtrain::run {
 Outcome run_slurm(const Attempt& attempt) {
   const LaunchPlan& plan = attempt.plan;
   RankPlane plane(listening_address(plan), orders_for(attempt), make_stderr_logger());
-  Job job{.name = "srun", .variables = job_variables(plan, plane.contact())};
+  LauncherContact contact = plane.contact();
+  const SecretFile secret(attempt.folder.launch() / "secret", contact.secrets);  // a folder that the nodes share
+  contact.secret_file = secret.path();
+  Job job{.name = "srun", .variables = job_variables(plan, contact)};
   job.command = srun_arguments(plan, rank_command(plan));
   if (plan.placement.size() > 1) {
     const std::filesystem::path ranks_file = attempt.folder.launch() / "hostfile";
@@ -25,10 +29,8 @@ Outcome run_slurm(const Attempt& attempt) {
       judge_job(plan, attempt.folder, end, read_srun_words(end.errors, end.error ? end.error->rank : -1), job.name);
   for (const auto& [agent, report] : end.hosts) {
     if (report.has_folder) continue;
-    const std::string text = "the records of agent " + agent + " are on its host " + report.host + " alone, in " +
-                             attempt.folder.path.string() + ": the run's folder is not shared with it";
-    attempt.screen.line("dtrain: warning: " + text);
-    attempt.events.write("not_collected", {{"cause", text}});
+    warn_not_collected(attempt, "the records of agent " + agent + " are on its host " + report.host + " alone, in " +
+                                    attempt.folder.path.string() + ": the run's folder is not shared with it");
   }
   return outcome;
 }

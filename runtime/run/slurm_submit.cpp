@@ -13,6 +13,7 @@
 #include "dtrain/base/subprocess.h"
 #include "dtrain/base/text.h"
 #include "dtrain/base/unix_socket.h"
+#include "dtrain/config/experiment.h"
 #include "dtrain/run/log_tail.h"
 #include "slurm_command.h"
 
@@ -21,9 +22,9 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr int kPollMs = 100;
+constexpr int kSubmitPollMs = 100;
 
-fs::path token_file(const fs::path& run_dir) {
+fs::path submission_file(const fs::path& run_dir) {
   return run_dir / "launch" / "submitted";
 }
 
@@ -71,7 +72,7 @@ class SubmittedJob {
     std::optional<ExitStatus> status;
     while (!(status = sbatch.wait(std::chrono::milliseconds(0)))) {
       pollfd fds[] = {{attempt_.signals.fd(), POLLIN, 0}, {sbatch.pidfd(), POLLIN, 0}};
-      ::poll(fds, 2, kPollMs);
+      ::poll(fds, 2, kSubmitPollMs);
       learn_id();
       take_interrupts();
       tail.poll(show);
@@ -169,14 +170,15 @@ std::string reason_of_the_end(const RunFolder& folder) {
 
 }  // namespace
 
-std::string batch_script_of(const LaunchPlan& plan, const Variables& variables) {
-  return needs_allocation(plan, variables) ? batch_script(plan, job_of(plan, {}, {})) : std::string();
+std::string batch_script_of(const LaunchPlan& plan, const Variables& variables, const fs::path& run_dir) {
+  if (!needs_allocation(plan, variables)) return {};
+  return batch_script(plan, job_of(plan, run_dir.empty() ? fs::path() : fs::absolute(run_dir).lexically_normal(), {}));
 }
 
 Outcome submit_and_follow(const Attempt& attempt) {
   const std::string token = random_hex(16);
   make_folder(attempt.folder.launch());
-  write_file_atomic(token_file(attempt.folder.path), token);
+  write_file_atomic(submission_file(attempt.folder.path), token);
   const fs::path script = attempt.folder.launch() / "job.sh";
   write_file_atomic(script, batch_script(attempt.plan, job_of(attempt.plan, attempt.folder.path, token)));
   return SubmittedJob(attempt).follow(script);
@@ -187,7 +189,7 @@ RunFolder folder_of_launch(const LaunchRequest& request, const LaunchPlan& plan,
   const auto token = variables.find("DTRAIN_SUBMITTED");
   const fs::path path = request.run_dir.empty() ? fs::path() : fs::absolute(request.run_dir).lexically_normal();
   const bool is_its_job = !path.empty() && token != variables.end() && !slurm_job(variables).empty() &&
-                          trimmed_file(token_file(path)) == token->second;
+                          trimmed_file(submission_file(path)) == token->second;
   if (!is_its_job) return create_run_folder(request.run_dir, plan.experiment.name, plan.experiment.text);
   RunFolder folder{path};
   const auto count = variables.find("SLURM_RESTART_COUNT");

@@ -2,6 +2,7 @@
 // starts the ranks with srun. Plain functions; one thread.
 #pragma once
 
+#include <filesystem>
 #include <string>
 
 #include "dtrain/run/launch.h"
@@ -12,8 +13,9 @@
 
 namespace dtrain::run {
 
-// What would be submitted; empty: this launch is no such job.
-std::string batch_script_of(const LaunchPlan& plan, const Variables& variables);
+// What would be submitted; empty: this launch is no such job. `run_dir`: empty where it is not known yet. ConfigError
+// as batch_script().
+std::string batch_script_of(const LaunchPlan& plan, const Variables& variables, const std::filesystem::path& run_dir);
 
 // Submits the job, shows what it prints until it has ended, and passes interrupts on to it. The launch in the job
 // writes the run's folder and says how it went (Outcome::told).

@@ -8,14 +8,17 @@
 #include <unistd.h>
 
 #include "dtrain/base/error.h"
+#include "dtrain/host/processes.h"
+#include "dtrain/profile/agent_process.h"
 #include "process_id.h"
 
 namespace dtrain::run {
 namespace {
 
-constexpr int kPollMs = 50;  // how often logs are shown
+constexpr int kLogPollMs = 50;  // how often logs are shown
 // A failing rank tells the others through the control plane, and they stop by themselves. A rank that has not come so
-// far hears of it by SIGTERM; one that hangs is killed.
+// far hears of it by SIGTERM, which ends it; one that hangs is killed, one that is stopped at once: it cannot hear.
+constexpr auto kGraceWhileStarting = std::chrono::milliseconds(100);
 constexpr auto kGraceBeforeTerm = std::chrono::milliseconds(500);
 constexpr auto kGraceBeforeKill = std::chrono::seconds(5);
 constexpr std::size_t kLinesShown = 15;
@@ -62,6 +65,7 @@ Outcome Supervisor::watch() {
     tell_state();
     show_logs(false);
     for (RankProcess& rank : ranks_) judge(rank);
+    look_after_agent();
     stop_the_rest();
   }
   read_links();
@@ -72,11 +76,12 @@ Outcome Supervisor::watch() {
 
 void Supervisor::wait_for_events() {
   std::vector<pollfd> fds{{signals_.fd(), POLLIN, 0}};
+  if (agent_matters()) fds.push_back({agent_->pidfd(), POLLIN, 0});
   for (const RankProcess& rank : ranks_) {
     if (!rank.status()) fds.push_back({rank.process().pidfd(), POLLIN, 0});
     if (rank.link_fd() >= 0) fds.push_back({rank.link_fd(), POLLIN, 0});
   }
-  ::poll(fds.data(), fds.size(), kPollMs);
+  ::poll(fds.data(), fds.size(), kLogPollMs);
 }
 
 void Supervisor::take_signals() {
@@ -102,10 +107,23 @@ void Supervisor::interrupt(const std::string& why) {
 }
 
 void Supervisor::tell_state() {
-  if (running_ || interrupts_ > 0 || failure_ || ranks_.empty()) return;
-  if (!std::all_of(ranks_.begin(), ranks_.end(), [](const RankProcess& rank) { return rank.joined(); })) return;
+  if (running_ || interrupts_ > 0 || failure_ || !all_joined()) return;
   running_ = true;
   task_.enter(scheduler::TaskState::kRunning);
+}
+
+void Supervisor::look_after_agent() {
+  if (!agent_matters()) return;
+  const auto status = agent_->wait(std::chrono::milliseconds(0));
+  if (!status) return;
+  agent_ = nullptr;
+  // So it ends when every rank has come to it and gone: their own ends tell why.
+  if (status->signal == 0 && (status->code == 0 || status->code == profile::kRecordsLost)) return;
+  fail({.cause = "the profiling agent of this host " +
+                 (status->signal != 0 ? "was " + status->describe() : "ended with " + status->describe()) +
+                 " while the ranks started",
+        .remedy = "its log is in " + folder_.logs().string(),
+        .may_pass = status->signal != 0});
 }
 
 void Supervisor::reap() {
@@ -133,7 +151,8 @@ void Supervisor::show_logs(bool last) {
   read_links();
   for (const auto& [rank, line] : lines) {
     const auto& error = ranks_[static_cast<std::size_t>(rank)].error();
-    if (error && error->primary) continue;
+    // So do its followers, which the report names in one line.
+    if (error && (error->primary || line.find(" stopped because ") != std::string::npos)) continue;
     screen_.line((plan_.world_size() > 1 ? rank_prefix(rank) : "") + line);
   }
 }
@@ -179,8 +198,18 @@ void Supervisor::fail(Failure failure) {
 void Supervisor::stop_the_rest() {
   if (!failure_) return;
   const Nanoseconds since = clock_.monotonic() - failed_at_;
-  if (since >= kGraceBeforeTerm && !std::exchange(terminated_, true)) signal_all(SIGTERM);
-  if (since >= kGraceBeforeKill && !std::exchange(killed_, true)) signal_all(SIGKILL);
+  for (RankProcess& rank : ranks_) {
+    if (rank.status()) continue;
+    const bool kill = since >= kGraceBeforeKill || host::is_stopped(rank.process().pid());
+    if (kill && killed_.insert(rank.rank()).second) rank.process().kill_group(SIGKILL);
+    const bool terminate = since >= (rank.joined() ? kGraceBeforeTerm : kGraceWhileStarting);
+    if (terminate && terminated_.insert(rank.rank()).second) rank.process().kill(SIGTERM);
+  }
+}
+
+bool Supervisor::all_joined() const {
+  return ranks_.size() == plan_.ranks.size() &&
+         std::all_of(ranks_.begin(), ranks_.end(), [](const RankProcess& rank) { return rank.joined(); });
 }
 
 bool Supervisor::all_ended() const {
@@ -226,6 +255,11 @@ Outcome Supervisor::outcome() {
       const std::string said = rank.error() ? first_line(rank.error()->cause) : std::string();
       for (const std::string& line : last_lines(folder_.log(failure_->rank), kLinesShown)) {
         if (said.empty() || line.find(said) == std::string::npos) failure_->lines.push_back(line);
+      }
+    }
+    for (const RankProcess& rank : ranks_) {
+      if (rank.error() && !rank.error()->primary && rank.rank() != failure_->rank) {
+        failure_->followers.push_back(rank.rank());
       }
     }
     result.failure = failure_;

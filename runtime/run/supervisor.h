@@ -3,6 +3,7 @@
 #pragma once
 
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -23,10 +24,14 @@ class Supervisor {
   // Uses all that is in it.
   explicit Supervisor(const Attempt& attempt);
 
+  // Ranks cannot come up without it: from now on, until all have, its end is the run's. It must outlive this.
+  void watch_agent(Process& agent) { agent_ = &agent; }
   // Starts every rank. SystemError names the program that cannot be started; ranks already started are killed.
   void start_ranks(const Handover& handover, const Variables& variables);
   // Until the last rank has ended.
   Outcome watch();
+  // Every rank has come up as one of this run, at some time.
+  bool all_joined() const;
 
  private:
   void wait_for_events();
@@ -36,6 +41,8 @@ class Supervisor {
   void obey_kills();
   void interrupt(const std::string& why);
   void reap();
+  bool agent_matters() const { return agent_ != nullptr && !all_joined() && interrupts_ == 0 && !failure_; }
+  void look_after_agent();
   void tell_state();
   void judge(RankProcess& rank);
   void fail(Failure failure);
@@ -52,6 +59,7 @@ class Supervisor {
   const Clock& clock_;
   LaunchSignals& signals_;
   LaunchTask& task_;
+  Process* agent_ = nullptr;
   std::vector<RankProcess> ranks_;
   LogTail tail_;
   int interrupts_ = 0;
@@ -60,8 +68,8 @@ class Supervisor {
   bool running_ = false;  // all ranks have joined
   std::optional<Failure> failure_;
   Nanoseconds failed_at_{0};
-  bool terminated_ = false;  // SIGTERM was sent because of the failure
-  bool killed_ = false;
+  std::set<int> terminated_;  // ranks that SIGTERM was sent to because of the failure
+  std::set<int> killed_;
 };
 
 }  // namespace dtrain::run

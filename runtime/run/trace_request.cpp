@@ -19,7 +19,7 @@
 namespace dtrain::run {
 namespace {
 
-constexpr auto kPollPeriod = std::chrono::milliseconds(100);
+constexpr auto kRequestPollPeriod = std::chrono::milliseconds(100);
 
 // The events of a run, each once.
 class EventReader {
@@ -124,7 +124,7 @@ RequestedTrace request_trace(const RunFolder& folder, int steps, const std::func
       if (name == "trace_failed") result.failed.insert(rank);
     }
     if (over) break;
-    std::this_thread::sleep_for(kPollPeriod);
+    std::this_thread::sleep_for(kRequestPollPeriod);
   }
   if (result.written.empty()) {
     throw Error(result.failed.empty() ? "the run ended before its traces were written"

@@ -11,7 +11,7 @@ constexpr int kNothing = -1;
 std::atomic<int> g_asked{kNothing};
 static_assert(std::atomic<int>::is_always_lock_free);
 
-void handle(int, siginfo_t* info, void*) {
+void handle_trace_signal(int, siginfo_t* info, void*) {
   g_asked = info->si_code == SI_QUEUE ? std::max(0, info->si_value.sival_int) : 0;
 }
 
@@ -20,7 +20,7 @@ void handle(int, siginfo_t* info, void*) {
 TraceSignal::TraceSignal() {
   g_asked = kNothing;
   struct sigaction action {};
-  action.sa_sigaction = handle;
+  action.sa_sigaction = handle_trace_signal;
   action.sa_flags = SA_RESTART | SA_SIGINFO;
   ::sigaction(SIGUSR2, &action, &before_);
 }

@@ -24,8 +24,8 @@ comm::Work Alone::launch(std::size_t /*bucket*/) {
   throw Error("a rank that trains by itself was asked to exchange gradients");
 }
 
-void Alone::update(const Update& update) {
-  updater_.update(update, [](std::size_t) {});
+std::optional<double> Alone::update(const Update& update) {
+  return updater_.update(update, [](std::size_t) {});
 }
 
 }  // namespace dtrain::train

@@ -17,7 +17,7 @@ class Alone final : public GradientStrategy {
   std::string_view operation() const override { return "none"; }
   void set_plan(const comm::FusionPlan& plan) override;
   comm::Work launch(std::size_t bucket) override;  // an Error: nothing is exchanged
-  void update(const Update& update) override;
+  std::optional<double> update(const Update& update) override;
 
  private:
   FlatParameters& parameters_;

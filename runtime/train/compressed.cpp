@@ -11,11 +11,12 @@ constexpr int kComparedSteps = 3;
 }  // namespace
 
 Compressed::Compressed(FlatParameters& parameters, FlatOptimizer& optimizer, comm::Communicator& communicator,
-                       profile::Recorder& recorder, double scale, const config::Compression& compression,
-                       std::uint64_t seed, int settled_steps)
+                       profile::Recorder& recorder, double scale, std::function<double()> correction,
+                       const config::Compression& compression, std::uint64_t seed, int settled_steps)
     : parameters_(parameters),
       replicated_(parameters, optimizer, communicator, recorder, scale),
       scale_(scale),
+      correction_(std::move(correction)),
       bases_(gradient_bases(parameters)),
       compressor_(compression_options(compression, seed, kComparedSteps, settled_steps),
                   gradient_tensors(parameters, bases_), communicator),
@@ -32,11 +33,12 @@ void Compressed::set_plan(const comm::FusionPlan& plan) {
 }
 
 comm::Work Compressed::launch(std::size_t index) {
-  works_.push_back(compressor_.exchange(gradient_bucket(parameters_, *plan_, index, bases_), scale_));
+  if (works_.empty()) window_scale_ = scale_ * correction_();
+  works_.push_back(compressor_.exchange(gradient_bucket(parameters_, *plan_, index, bases_), window_scale_));
   return works_.back();
 }
 
-void Compressed::update(const Update& update) {
+std::optional<double> Compressed::update(const Update& update) {
   // A gradient nobody used is not applied, but what the others' error feedback held of it has been sent.
   for (std::size_t i = 0; i < update.used.size(); ++i) {
     if (!update.used[i]) compressor_.not_applied(i);
@@ -46,7 +48,9 @@ void Compressed::update(const Update& update) {
   works_.clear();
   report_.add(compressor_.compressing(), exposed);
   compressor_.end_step();
-  replicated_.update(update);
+  Update corrected = update;
+  corrected.correction = 1;  // has been applied
+  return replicated_.update(corrected);
 }
 
 }  // namespace dtrain::train

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstddef>
+#include <functional>
 #include <vector>
 
 #include "compression_report.h"
@@ -14,15 +15,17 @@ namespace dtrain::train {
 
 class Compressed final : public GradientStrategy {
  public:
-  // Collective. `scale`: as for Replicated, which does the update. `settled_steps`: after so many the plan is final.
+  // Collective. `scale`: as for Replicated, which does the update. `correction`: what Update will say of the window
+  // under way, asked for when its first bucket is launched: what the codecs hold back must be in the units of what is
+  // applied, or it would count more than once where data ends. `settled_steps`: after so many the plan is final.
   Compressed(FlatParameters& parameters, FlatOptimizer& optimizer, comm::Communicator& communicator,
-             profile::Recorder& recorder, double scale, const config::Compression& compression, std::uint64_t seed,
-             int settled_steps);
+             profile::Recorder& recorder, double scale, std::function<double()> correction,
+             const config::Compression& compression, std::uint64_t seed, int settled_steps);
 
   std::string_view operation() const override;
   void set_plan(const comm::FusionPlan& plan) override;
   comm::Work launch(std::size_t bucket) override;
-  void update(const Update& update) override;
+  std::optional<double> update(const Update& update) override;
 
   const comm::GradientCompressor& compressor() const { return compressor_; }
   const CompressionReport& report() const { return report_; }
@@ -31,6 +34,8 @@ class Compressed final : public GradientStrategy {
   FlatParameters& parameters_;
   Replicated replicated_;
   const double scale_;
+  const std::function<double()> correction_;
+  double window_scale_ = 1;  // of the window under way, once a bucket is launched
   const std::vector<std::byte*> bases_;
   comm::GradientCompressor compressor_;
   CompressionReport report_;

@@ -41,6 +41,8 @@ Json CompressionReport::account(const comm::GradientCompressor& compressor, comm
   const bool comparable = plain_s_.size() >= kFewest && compressed_s_.size() >= kFewest;
   double times[3] = {comparable ? median(plain_s_) : 0, comparable ? median(compressed_s_) : 0, to_seconds(s.coding)};
   communicator.all_reduce(times, 3, comm::DataType::kFloat64, {.post_scale = 1.0 / communicator.world_size()}).wait();
+  std::int64_t values[2] = {s.saturated, s.underflowed};  // of all ranks
+  communicator.all_reduce(values, 2, comm::DataType::kInt64).wait();
   Json json = {
       {"kind", comm::name_of(compressor.options().kind)},
       {"steps", s.steps},
@@ -49,7 +51,8 @@ Json CompressionReport::account(const comm::GradientCompressor& compressor, comm
       {"sent_bytes", std::llround(s.sent_bytes)},
       {"plain_bytes", std::llround(s.plain_bytes)},
       {"coding_s", times[2]},
-      {"saturated_values", s.saturated},
+      {"saturated_values", values[0]},
+      {"underflowed_values", values[1]},
       {"compared_steps", comparable ? plain_s_.size() : 0},
       {"exposed_uncompressed_s", comparable ? Json(times[0]) : Json()},
       {"exposed_compressed_s", comparable ? Json(times[1]) : Json()},
@@ -70,10 +73,11 @@ std::string CompressionReport::sentence(const Json& account, bool& loses) const 
     text += fmt::format(", {} of it float64, which travels as it is", format_bytes(plain));
   }
   std::string cut_text;
-  if (const std::int64_t cut = account["saturated_values"]; cut > 0) {
-    cut_text = fmt::format("; {} values were too large for it and were cut", cut);
-    if (account["kind"] == "fp16") cut_text += ": bf16 holds them";
-  }
+  const std::int64_t cut = account["saturated_values"];
+  const std::int64_t small = account["underflowed_values"];
+  if (cut > 0) cut_text += fmt::format("; {} values were too large for it and were cut", cut);
+  if (small > 0) cut_text += fmt::format("; {} values were too small for it and waited until they added up", small);
+  if (cut + small > 0 && account["kind"] == "fp16") cut_text += ": bf16 holds them";
   if (account["gained_s"].is_null()) return text + "; too few steps to say what that gained" + cut_text;
   const double gained = account["gained_s"];
   text += fmt::format(", a step's exchange held up the training for {} instead of {}: {} {} in {} steps",

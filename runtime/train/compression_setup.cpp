@@ -1,4 +1,5 @@
 #include "compression_setup.h"
+#include "dtrain/config/experiment.h"
 
 #include <algorithm>
 

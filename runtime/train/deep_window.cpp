@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "dtrain/base/error.h"
+#include "dtrain/config/experiment.h"
 #include "dtrain/host/identity.h"
 
 namespace dtrain::train {

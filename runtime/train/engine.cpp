@@ -1,6 +1,7 @@
 #include "engine.h"
 
 #include <algorithm>
+#include <string>
 #include <vector>
 
 #include <torch/csrc/autograd/function_hook.h>
@@ -8,6 +9,7 @@
 
 #include "alone.h"
 #include "dtrain/base/error.h"
+#include "dtrain/run/agreed_error.h"
 #include "replicated.h"
 #include "startup_checks.h"
 #include "strategy_report.h"
@@ -21,15 +23,27 @@ using profile::PhaseScope;
 
 // Tells the exchange that backward has finished a gradient. Autograd calls it on the thread that runs backward, which
 // for CPU models is the one that called it.
+//
+// A tensor has room for one such hook. One that the user has put there runs first, and is put back in the end.
 class ReadyHook final : public torch::autograd::PostAccumulateGradHook {
  public:
-  ReadyHook(GradientExchange& exchange, std::size_t index) : exchange_(exchange), index_(index) {}
-  void operator()(const torch::autograd::Variable&) override { exchange_.gradient_ready(index_); }
+  using Base = torch::autograd::PostAccumulateGradHook;
+  ReadyHook(GradientExchange& exchange, std::size_t index, std::unique_ptr<Base> before)
+      : exchange_(exchange), index_(index), before_(std::move(before)) {}
+  void operator()(const torch::autograd::Variable& parameter) override {
+    if (before_) (*before_)(parameter);
+    exchange_.gradient_ready(index_);
+  }
+  std::unique_ptr<Base> take_before() { return std::move(before_); }
 
  private:
   GradientExchange& exchange_;
   std::size_t index_;
+  std::unique_ptr<Base> before_;
 };
+
+// Writes through .data() leave no trace but the values: those of this many steps are compared.
+constexpr std::int64_t kStepsLookedAtCloser = 2;
 
 }  // namespace
 
@@ -39,6 +53,7 @@ Engine::Engine(TrialContext& context, run::RankSession& session, const EngineOpt
       communicator_(session.communicator()),
       recorder_(session.recorder()),
       log_(communicator_, recorder_),
+      non_finite_(session, options.stop_on_non_finite),
       model_(context.wrapped().model) {
   const auto& wrapped = context.wrapped();
   if (!model_) throw ConfigError("the trial handed over no model", "call context.wrap_model() in its constructor");
@@ -68,6 +83,8 @@ Engine::Engine(TrialContext& context, run::RankSession& session, const EngineOpt
   }
   if (may_shard() && !trial_) tell_strategy();
   install_hooks();
+  watch_ = std::make_unique<ParameterWatch>(*model_, *parameters_);
+  watch_->note(may_shard());
 }
 
 Engine::~Engine() {
@@ -90,8 +107,9 @@ void Engine::use_strategy(bool sharded) {
     const bool parts = options_.sharded == config::ShardedOptimizer::kOn;
     strategy_ = std::make_unique<Alone>(*parameters_, *optimizer_, communicator_, recorder_, parts);
   } else if (options_.compression.kind != config::CompressionKind::kNone) {
-    auto compressed = std::make_unique<Compressed>(*parameters_, *optimizer_, communicator_, recorder_, scale,
-                                                   options_.compression, options_.seed, fusion_->settled_steps());
+    auto compressed = std::make_unique<Compressed>(
+        *parameters_, *optimizer_, communicator_, recorder_, scale, [this] { return window_correction(); },
+        options_.compression, options_.seed, Fusion::settled_steps());
     compressed_ = compressed.get();
     strategy_ = std::move(compressed);
   } else if (sharded) {
@@ -143,15 +161,19 @@ void Engine::tell_strategy() {
 void Engine::install_hooks() {
   const auto parameters = parameters_->parameters();
   for (std::size_t i = 0; i < parameters.size(); ++i) {
-    torch::autograd::impl::set_post_acc_grad_hooks(parameters[i].tensor, std::make_unique<ReadyHook>(*exchange_, i));
+    auto before = std::move(torch::autograd::impl::post_acc_grad_hooks(parameters[i].tensor));
+    torch::autograd::impl::set_post_acc_grad_hooks(parameters[i].tensor,
+                                                   std::make_unique<ReadyHook>(*exchange_, i, std::move(before)));
   }
 }
 
 void Engine::remove_hooks() {
   for (auto& parameter : parameters_->parameters()) {
-    torch::autograd::impl::set_post_acc_grad_hooks(parameter.tensor, nullptr);
+    auto* ours = dynamic_cast<ReadyHook*>(torch::autograd::impl::post_acc_grad_hooks(parameter.tensor).get());
+    if (ours) torch::autograd::impl::set_post_acc_grad_hooks(parameter.tensor, ours->take_before());
     // The gradients live in the communicator's memory, which goes with this engine; the model may outlive it.
     parameter.tensor.mutable_grad() = at::Tensor();
+    for (at::Tensor& tied : parameter.tied) tied.mutable_grad() = at::Tensor();
   }
 }
 
@@ -160,6 +182,7 @@ void Engine::announce(bool has_batch, bool stop, const std::optional<profile::Tr
     last_round_ = {has_batch ? 1 : 0, stop};
     stop_seen_ |= stop;
     if (has_batch) ++own_batches_;
+    non_finite_.settle(non_finite_.take_words(), batches_);
     return;
   }
   auto& announcement = announcements_.emplace_back();
@@ -169,7 +192,11 @@ void Engine::announce(bool has_batch, bool stop, const std::optional<profile::Tr
   announcement.values[2] = took_part_ ? 1 : 0;
   announcement.values[3] = trace ? trace->first_batch : 0;
   announcement.values[4] = trace ? trace->last_batch : 0;
-  announcement.work = communicator_.all_reduce(announcement.values, 5, comm::DataType::kInt64);
+  const auto words = non_finite_.take_words();
+  std::copy(words.begin(), words.end(), announcement.values + 5);
+  announcement.batch = batches_;
+  announcement.work =
+      communicator_.all_reduce(announcement.values, std::size(announcement.values), comm::DataType::kInt64);
   ++rounds_;
   if (has_batch) ++own_batches_;
 }
@@ -185,6 +212,7 @@ void Engine::settle_announcements(std::size_t keep) {
     window_batches_ += last_round_.active;
     stop_seen_ |= last_round_.stop;
     took_part_ranks_ = announcement.values[2];
+    non_finite_.settle(std::span(announcement.values).subspan<5>(), announcement.batch);
     if (announcement.values[3] > 0) trace_window_ = {announcement.values[3], announcement.values[4]};
     if (last_round_.stop && !stop_round_) {
       stop_round_ = rounds_ - static_cast<std::int64_t>(announcements_.size()) + 1;
@@ -202,11 +230,13 @@ void Engine::begin_batch() {
   in_batch_ = true;
   ++batches_;
   batch_began_ = session_.clock().monotonic();
+  exchanged_rounds_ = options_.aggregation_frequency;
   exchange_->begin_batch(exchange_due() && !local_ && !options_.alone);
 }
 
 void Engine::backward(const at::Tensor& loss) {
   if (!in_batch_) throw Error("context.backward() was called outside train_batch()");
+  if (loss.numel() == 1 && loss.is_cpu()) non_finite_.see_loss(loss.item<double>(), batches_);
   const PhaseScope phase(recorder_, Phase::kBackward);
   exchange_->backward(loss);
 }
@@ -220,7 +250,7 @@ bool Engine::end_batch() {
   } else if (local_ || options_.alone) {
     step_alone(options_.aggregation_frequency);
   } else {
-    exchange_and_step(options_.aggregation_frequency);
+    exchange_and_step();
     if (trial_ && !fusion_->settling()) try_strategies();
     window_time_ = Nanoseconds{0};
   }
@@ -237,21 +267,31 @@ bool Engine::flush() {
     return left;
   }
   if (rounds_in_window_ == 0 || window_batches_ == 0) return false;
-  const int rounds = rounds_in_window_;
+  exchanged_rounds_ = rounds_in_window_;
   exchange_->begin_batch(/*exchange=*/true);
-  exchange_and_step(rounds);
+  exchange_and_step();
   return true;
 }
 
-void Engine::exchange_and_step(int rounds) {
-  const auto used = exchange_->finish();
+double Engine::window_correction() {
   settle_announcements();
   // The strategy divided by a full window; a window with fewer batches is brought to the mean of those it had.
   const double full = static_cast<double>(options_.aggregation_frequency) * communicator_.world_size();
-  double correction = full / static_cast<double>(window_batches_);
-  if (!options_.average_aggregated_gradients)
-    correction *= static_cast<double>(rounds) / options_.aggregation_frequency;
-  strategy_->update({used, correction, options_.max_gradient_norm});
+  const double correction = full / static_cast<double>(window_batches_);
+  if (options_.average_aggregated_gradients) return correction;
+  return correction * static_cast<double>(exchanged_rounds_) / options_.aggregation_frequency;
+}
+
+void Engine::exchange_and_step() {
+  watch_->check();
+  const bool may_differ = communicator_.world_size() > 1;
+  std::vector<std::uint8_t> mine;
+  if (may_differ && watch_->any_written()) mine = watch_->written();
+  const auto used = exchange_->finish(!mine.empty());
+  std::vector<std::size_t> written;
+  if (may_differ && exchange_->word_of_any()) written = agree_on_written(std::move(mine));
+  const auto norm = strategy_->update({used, window_correction(), options_.max_gradient_norm});
+  if (norm) non_finite_.see_norm(*norm, batches_);
   {
     const PhaseScope phase(recorder_, Phase::kStepLrSchedulers);
     optimizer_->advance_schedule();
@@ -259,7 +299,63 @@ void Engine::exchange_and_step(int rounds) {
   exchange_->end_window();
   rounds_in_window_ = 0;
   window_batches_ = 0;
+  const bool closer = may_shard() && optimizer_->steps() < kStepsLookedAtCloser;
+  if (!written.empty()) {
+    stop_sharding(parameters_->parameters()[written.front()].name);
+    make_alike(written);
+  }
+  if (!written.empty() || optimizer_->steps() <= kStepsLookedAtCloser) watch_->note(closer);
   adapt_fusion();
+}
+
+// Some rank's model has written parameters: which ones. AgreedError where that cannot be.
+std::vector<std::size_t> Engine::agree_on_written(std::vector<std::uint8_t> mine) {
+  mine.resize(parameters_->parameters().size());
+  communicator_.all_reduce(mine.data(), mine.size(), comm::DataType::kUint8, {.op = comm::ReduceOp::kMax}).wait();
+  std::vector<std::size_t> written;
+  for (std::size_t i = 0; i < mine.size(); ++i) {
+    if (mine[i]) written.push_back(i);
+  }
+  if (sharded_ && (sharded_->one_copy() || options_.sharded == config::ShardedOptimizer::kOn)) {
+    throw run::AgreedError("the model writes its parameter '" + parameters_->parameters()[written.at(0)].name +
+                               "' itself, which sharded updates do not allow: ranks share parameters",
+                           "set optimizations.sharded_optimizer: false");
+  }
+  return written;
+}
+
+// After an update: each rank has all parameters again, and so it stays.
+void Engine::stop_sharding(const std::string& written) {
+  if (!sharded_ && !trial_) return;
+  trial_.reset();
+  if (sharded_) use_strategy(false);
+  tell_strategy();
+  if (session_.world().rank != 0) return;
+  session_.log()->warn(
+      "the model writes its parameter '{}' itself: updates stay replicated, as with sharded_optimizer: false", written);
+}
+
+// After an update: every rank goes on with rank 0's values of these.
+void Engine::make_alike(std::span<const std::size_t> parameters) {
+  const auto all = parameters_->parameters();
+  std::vector<std::int64_t> extremes;  // the digests and their complements: largest and smallest of all ranks
+  for (const std::size_t index : parameters) {
+    extremes.push_back(static_cast<std::int64_t>(digest_of(all[index].tensor)));
+    extremes.push_back(~extremes.back());
+  }
+  communicator_.all_reduce(extremes.data(), extremes.size(), comm::DataType::kInt64, {.op = comm::ReduceOp::kMax})
+      .wait();
+  for (std::size_t i = 0; i < parameters.size(); ++i) {
+    if (extremes[2 * i] == ~extremes[2 * i + 1]) continue;
+    const auto& parameter = all[parameters[i]];
+    communicator_.broadcast(parameter.tensor.data_ptr(), parameter.tensor.nbytes(), comm::DataType::kUint8, 0).wait();
+    if (std::exchange(said_different_, true) || session_.world().rank != 0) continue;
+    session_.log()->warn(
+        "the model writes its parameter '{}' itself, other values on other ranks: rank 0's count, and all ranks have "
+        "them "
+        "after each optimizer step",
+        parameter.name);
+  }
 }
 
 void Engine::adapt_fusion() {
@@ -270,6 +366,7 @@ void Engine::adapt_fusion() {
 
 // One inner step, on what this rank alone has seen.
 void Engine::step_alone(int rounds) {
+  watch_->check();
   const auto used = exchange_->finish_alone();
   double correction = 1;
   if (own_batches_ > 0) {
@@ -317,6 +414,23 @@ void Engine::synchronise() {
 }
 
 void Engine::report() {
+  report_compression();
+  report_non_finite();
+}
+
+void Engine::report_non_finite() {
+  auto words = non_finite_.take_words();
+  if (!options_.alone) communicator_.all_reduce(words.data(), words.size(), comm::DataType::kInt64).wait();
+  non_finite_.settle(words, batches_);
+  const at::NoGradGuard no_grad;
+  for (const auto& parameter : parameters_->parameters()) {
+    if (session_.world().rank != 0 || non_finite_.batches() > 0) break;  // which it follows from
+    if (parameter.tensor.sum().isnan().item<bool>()) non_finite_.see_weights(parameter.name, batches_);
+  }
+  non_finite_.tell();
+}
+
+void Engine::report_compression() {
   const bool local = local_ && options_.local_sgd->compression.kind != config::CompressionKind::kNone;
   Json account;
   std::string text;

@@ -6,7 +6,9 @@
 #include <deque>
 #include <memory>
 #include <optional>
+#include <span>
 #include <utility>
+#include <vector>
 
 #include "collective_log.h"
 #include "compressed.h"
@@ -21,6 +23,8 @@
 #include "gradient_exchange.h"
 #include "gradient_strategy.h"
 #include "local_steps.h"
+#include "non_finite.h"
+#include "parameter_watch.h"
 #include "sharded.h"
 #include "strategy_trial.h"
 
@@ -35,6 +39,7 @@ struct EngineOptions {
   std::optional<config::LocalSgd> local_sgd;
   std::uint64_t seed = 0;
   config::ShardedOptimizer sharded = config::ShardedOptimizer::kAuto;
+  bool stop_on_non_finite = false;
   // Once all have the same model, this rank says nothing to the others and waits for none (`--mock comm`). What below
   // is collective then is not.
   bool alone = false;
@@ -67,10 +72,14 @@ class Engine {
   bool end_batch();
   // Exchanges and applies what is left of an unfinished window, with its real number of batches. True if there was one.
   bool flush();
+  // Now and then: Error naming a parameter that training does not know.
+  void check_members() const { watch_->check_members(); }
 
   // With local steps: makes the ranks meet if they have stepped since they last did. Collective.
   void synchronise();
-  // Training is over: says what compression has brought. Collective.
+  // Rank 0: brings plan.json up to date about losses that were not finite.
+  void tell_non_finite() { non_finite_.tell(); }
+  // Training is over: says what compression has brought, and what was not finite. Collective.
   void report();
 
   // In how many rounds at most, the announcing one included, all ranks know what one of them announced.
@@ -88,12 +97,17 @@ class Engine {
 
  private:
   struct Announcement {
-    // Batches, stop wishes, ranks that have had a batch since the ranks last met; rank 0's trace window (0: none).
-    std::int64_t values[5];
+    // Batches, stop wishes, ranks that have had a batch since the ranks last met; rank 0's trace window (0: none); what
+    // NonFinite says of the batch before, which is number `batch`.
+    std::int64_t values[5 + NonFinite::kWords];
+    std::int64_t batch = 0;
     comm::Work work;
   };
   void settle_announcements(std::size_t keep = 0);  // all but the last `keep`
-  void exchange_and_step(int rounds);
+  void exchange_and_step();
+  // What brings gradients that were divided by a full window to the mean of the batches that this one has had. Waits
+  // for the word on the last round.
+  double window_correction();
   void step_alone(int rounds);
   std::int64_t local_lag() const;  // rounds until what was announced is read
   void end_local_round(bool stepped);
@@ -102,6 +116,11 @@ class Engine {
   void use_strategy(bool sharded);
   void try_strategies();
   void tell_strategy();
+  void report_compression();
+  void report_non_finite();
+  std::vector<std::size_t> agree_on_written(std::vector<std::uint8_t> mine);
+  void stop_sharding(const std::string& written);
+  void make_alike(std::span<const std::size_t> parameters);
   void install_hooks();
   void remove_hooks();
 
@@ -110,8 +129,10 @@ class Engine {
   comm::Communicator& communicator_;
   profile::Recorder& recorder_;
   CollectiveLog log_;
+  NonFinite non_finite_;
   std::shared_ptr<torch::nn::Module> model_;
   std::unique_ptr<FlatParameters> parameters_;
+  std::unique_ptr<ParameterWatch> watch_;
   std::unique_ptr<Fusion> fusion_;
   std::unique_ptr<FlatOptimizer> optimizer_;
   std::unique_ptr<GradientStrategy> strategy_;
@@ -124,7 +145,9 @@ class Engine {
   Round last_round_;
   std::int64_t window_batches_ = 0;  // of all ranks, in the open window
   int rounds_in_window_ = 0;
+  int exchanged_rounds_ = 0;  // of the window whose gradients are being exchanged
   bool stop_seen_ = false;
+  bool said_different_ = false;  // that the model writes other values into its parameters on other ranks
   std::optional<profile::TraceWindow> trace_window_;
   bool in_batch_ = false;
   Nanoseconds batch_began_{0};

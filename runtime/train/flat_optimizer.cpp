@@ -66,8 +66,16 @@ FlatOptimizer::FlatOptimizer(const Optimizer& optimizer, LrSchedule schedule, Fl
   }
 }
 
+double FlatOptimizer::rate_at(std::int64_t step) const {
+  return std::visit([](const auto& o) { return o.lr; }, optimizer_) * schedule_(step);
+}
+
 double FlatOptimizer::learning_rate() const {
-  return std::visit([](const auto& o) { return o.lr; }, optimizer_) * schedule_(steps_);
+  return rate_at(steps_);
+}
+
+double FlatOptimizer::last_learning_rate() const {
+  return rate_at(std::max<std::int64_t>(steps_ - 1, 0));
 }
 
 void FlatOptimizer::advance_schedule() {

@@ -26,7 +26,8 @@ class FlatOptimizer {
   // Moves the schedule on by one optimizer step.
   void advance_schedule();
   std::int64_t steps() const { return steps_; }
-  double learning_rate() const;
+  double learning_rate() const;       // of the next step
+  double last_learning_rate() const;  // of the last step; before the first one, of that
 
   // What the optimizer remembers of a group, in tensors laid out as its flat values. The strategy decides what memory
   // they lie in, and which of their elements this rank keeps up to date.
@@ -37,6 +38,7 @@ class FlatOptimizer {
     FlatRange range;
     std::int64_t updates;  // made so far
   };
+  double rate_at(std::int64_t step) const;
   std::vector<Segment> segments(std::span<const std::uint8_t> used) const;
   void update(const FlatRange& range, std::int64_t updates);
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <utility>
 
 #include "dtrain/base/error.h"
 #include "private_memory.h"
@@ -15,6 +16,42 @@ constexpr std::int64_t kAlignment = 64;  // bytes: a cache line, and what the wi
 std::int64_t padded_elements(std::int64_t elements, std::int64_t element_size) {
   const std::int64_t step = kAlignment / element_size;
   return (elements + step - 1) / step * step;
+}
+
+// Two tensors of which writing one writes the other, element by element.
+bool same_memory(const at::Tensor& a, const at::Tensor& b) {
+  return a.numel() > 0 && a.const_data_ptr() != nullptr && a.const_data_ptr() == b.const_data_ptr() &&
+         a.scalar_type() == b.scalar_type() && a.sizes() == b.sizes() && a.strides() == b.strides();
+}
+
+struct MemoryExtent {
+  const std::byte* begin = nullptr;
+  const std::byte* end = nullptr;
+  std::string name;
+  bool trainable = false;
+};
+
+MemoryExtent extent_of(const std::string& name, const at::Tensor& tensor) {
+  std::int64_t last = 0;  // the highest element
+  for (std::int64_t d = 0; d < tensor.dim(); ++d) last += (tensor.size(d) - 1) * tensor.stride(d);
+  const auto* begin = static_cast<const std::byte*>(tensor.const_data_ptr());
+  return {begin, begin + (last + 1) * tensor.itemsize(), name, tensor.requires_grad()};
+}
+
+// Laid out flat, tensors that share a part of their memory would no longer share it.
+void refuse_partial_overlap(std::vector<MemoryExtent> extents) {
+  std::sort(extents.begin(), extents.end(), [](const auto& a, const auto& b) { return a.begin < b.begin; });
+  const MemoryExtent* longest = nullptr;            // of those before, the one that ends last
+  const MemoryExtent* longest_trainable = nullptr;  // the same of those that move
+  for (const MemoryExtent& extent : extents) {
+    const MemoryExtent* other = extent.trainable ? longest : longest_trainable;
+    if (other && extent.begin < other->end) {
+      throw ConfigError("'" + other->name + "' and '" + extent.name + "' of the model share a part of their memory",
+                        "give each its own (clone()), or make one a whole view of the other in the same shape");
+    }
+    if (!longest || longest->end < extent.end) longest = &extent;
+    if (extent.trainable && (!longest_trainable || longest_trainable->end < extent.end)) longest_trainable = &extent;
+  }
 }
 
 }  // namespace
@@ -35,14 +72,28 @@ comm::DataType comm_type(at::ScalarType type) {
 std::vector<NamedParameter> distinct_parameters(const torch::nn::Module& model) {
   std::vector<NamedParameter> result;
   std::map<const at::TensorImpl*, std::size_t> seen;
+  std::multimap<const void*, std::size_t> places;
   for (const auto& item : model.named_parameters()) {
-    if (!item.value().defined()) continue;
-    const auto [place, is_new] = seen.try_emplace(item.value().unsafeGetTensorImpl(), result.size());
-    if (is_new) {
-      result.push_back({{item.key()}, item.value()});
-    } else {
-      result[place->second].names.push_back(item.key());
+    const at::Tensor& tensor = item.value();
+    if (!tensor.defined()) continue;
+    const auto [known, is_new] = seen.try_emplace(tensor.unsafeGetTensorImpl(), result.size());
+    if (!is_new) {
+      result[known->second].names.push_back(item.key());
+      continue;
     }
+    const auto [first, last] = places.equal_range(tensor.const_data_ptr());
+    const auto same =
+        std::find_if(first, last, [&](const auto& p) { return same_memory(result[p.second].tensor, tensor); });
+    if (same == last) {
+      places.emplace(tensor.const_data_ptr(), result.size());
+      result.push_back({{item.key()}, tensor, {}});
+      continue;
+    }
+    NamedParameter& owner = result[same->second];
+    known->second = same->second;
+    owner.names.push_back(item.key());
+    owner.aliases.push_back(tensor);
+    if (tensor.requires_grad() && !owner.tensor.requires_grad()) std::swap(owner.tensor, owner.aliases.back());
   }
   return result;
 }
@@ -50,8 +101,24 @@ std::vector<NamedParameter> distinct_parameters(const torch::nn::Module& model) 
 FlatParameters::FlatParameters(const torch::nn::Module& model, comm::Communicator& communicator) {
   auto named = distinct_parameters(model);
   std::reverse(named.begin(), named.end());
+  std::vector<MemoryExtent> extents;
+  for (const auto& [names, tensor, aliases] : named) {
+    if (tensor.numel() > 0) extents.push_back(extent_of(names.front(), tensor));
+  }
+  for (const auto& item : model.named_buffers()) {
+    const at::Tensor& buffer = item.value();
+    if (!buffer.defined() || buffer.layout() != at::kStrided || buffer.numel() == 0) continue;
+    const auto owner =
+        std::find_if(named.begin(), named.end(), [&](const auto& p) { return same_memory(p.tensor, buffer); });
+    if (owner == named.end()) {
+      extents.push_back(extent_of(item.key(), buffer));
+    } else if (!buffer.is_same(owner->tensor)) {
+      owner->aliases.push_back(buffer);
+    }
+  }
+  refuse_partial_overlap(std::move(extents));
   std::vector<std::int64_t> used;
-  for (const auto& [names, tensor] : named) {
+  for (const auto& [names, tensor, aliases] : named) {
     if (!tensor.requires_grad()) continue;
     if (!tensor.is_non_overlapping_and_dense()) {
       throw ConfigError("parameter '" + names.front() + "' is not dense in memory", "make it contiguous()");
@@ -66,7 +133,14 @@ FlatParameters::FlatParameters(const torch::nn::Module& model, comm::Communicato
     }
     const std::size_t index = group - groups_.begin();
     const std::int64_t padded = padded_elements(tensor.numel(), group->element_size);
-    parameters_.push_back({names.front(), tensor, {}, index, used[index], padded});
+    Parameter& parameter = parameters_.emplace_back();
+    parameter.name = names.front();
+    parameter.tensor = tensor;
+    parameter.group = index;
+    parameter.offset = used[index];
+    parameter.padded = padded;
+    for (const at::Tensor& alias : aliases)
+      (alias.requires_grad() ? parameter.tied : parameter.aliases).push_back(alias);
     used[index] += padded;
   }
   if (parameters_.empty()) {
@@ -85,11 +159,10 @@ FlatParameters::FlatParameters(const torch::nn::Module& model, comm::Communicato
     Group& group = groups_[parameter.group];
     const auto sizes = parameter.tensor.sizes().vec();
     const auto strides = parameter.tensor.strides().vec();
-    at::Tensor values = group.values.as_strided(sizes, strides, parameter.offset);
-    values.copy_(parameter.tensor);
-    parameter.tensor.set_data(values);
+    group.values.as_strided(sizes, strides, parameter.offset).copy_(parameter.tensor);
     parameter.gradient = group.gradients.as_strided(sizes, strides, parameter.offset);
   }
+  for (std::size_t g = 0; g < groups_.size(); ++g) place_values(g, groups_[g].values);
 }
 
 void FlatParameters::place_values(std::size_t index, const at::Tensor& memory) {
@@ -97,9 +170,24 @@ void FlatParameters::place_values(std::size_t index, const at::Tensor& memory) {
   groups_[index].values = memory;
   for (Parameter& parameter : parameters_) {
     if (parameter.group != index) continue;
-    parameter.tensor.set_data(
-        memory.as_strided(parameter.tensor.sizes(), parameter.tensor.strides(), parameter.offset));
+    const auto values = [&](const at::Tensor& like) {
+      return memory.as_strided(like.sizes(), like.strides(), parameter.offset);
+    };
+    parameter.tensor.set_data(values(parameter.tensor));
+    for (auto* others : {&parameter.tied, &parameter.aliases}) {
+      for (at::Tensor& other : *others) other.set_data(values(other));
+    }
   }
+}
+
+bool FlatParameters::in_place(const Parameter& parameter) const {
+  const Group& group = groups_[parameter.group];
+  const auto* place =
+      static_cast<const std::byte*>(group.values.const_data_ptr()) + parameter.offset * group.element_size;
+  const auto lies_there = [&](const at::Tensor& tensor) {
+    return tensor.numel() == 0 || tensor.const_data_ptr() == place;
+  };
+  return lies_there(parameter.tensor) && std::all_of(parameter.tied.begin(), parameter.tied.end(), lies_there);
 }
 
 std::int64_t FlatParameters::total_elements() const {

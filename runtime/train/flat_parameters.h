@@ -2,8 +2,8 @@
 // that the communicator allocated, so that nothing is copied to be sent. The model's own tensors become views.
 //
 // Parameters are kept in the order in which backward is expected to finish their gradients (the reverse of
-// registration). A parameter registered twice (tied weights) appears once. Each starts at a multiple of 64 bytes; the
-// padding between holds zeros and stays zero.
+// registration). A parameter registered twice (tied weights) appears once, whether both names are one tensor or two
+// tensors in the same memory. Each starts at a multiple of 64 bytes; the padding between holds zeros and stays zero.
 #pragma once
 
 #include <cstdint>
@@ -31,6 +31,10 @@ class FlatParameters {
     std::size_t group = 0;
     std::int64_t offset = 0;  // in elements, in the group
     std::int64_t padded = 0;  // elements up to the next parameter
+    // Other tensors of the model in the same memory, where set_data() tied them: those with a gradient of their own,
+    // which is added to this one's, and the others.
+    std::vector<at::Tensor> tied;
+    std::vector<at::Tensor> aliases;
   };
   struct Group {
     at::ScalarType dtype;
@@ -40,7 +44,8 @@ class FlatParameters {
     std::int64_t element_size = 0;
   };
 
-  // Collective (it allocates). Parameters that do not require gradients are left where they are.
+  // Collective (it allocates). Parameters that do not require gradients are left where they are. ConfigError names two
+  // tensors of which only parts lie in the same memory.
   FlatParameters(const torch::nn::Module& model, comm::Communicator& communicator);
 
   std::span<Parameter> parameters() { return parameters_; }
@@ -50,6 +55,8 @@ class FlatParameters {
   // Puts a group's values into `memory`, which holds them already, laid out alike: the model's tensors become views of
   // it.
   void place_values(std::size_t group, const at::Tensor& memory);
+  // Whether a parameter's tensor lies where place_values() has put it.
+  bool in_place(const Parameter& parameter) const;
   std::int64_t total_elements() const;
   std::int64_t total_bytes() const;
 
@@ -58,10 +65,12 @@ class FlatParameters {
   std::vector<Group> groups_;
 };
 
-// The model's distinct named parameters in registration order: the first name of a tied one, with all its names.
+// The model's distinct named parameters in registration order: the first name of a tied one, with all its names. Two
+// tensors in the same memory, laid out alike, are one parameter.
 struct NamedParameter {
   std::vector<std::string> names;
-  at::Tensor tensor;
+  at::Tensor tensor;                // one that requires a gradient, if any of them does
+  std::vector<at::Tensor> aliases;  // the other tensors
 };
 std::vector<NamedParameter> distinct_parameters(const torch::nn::Module& model);
 

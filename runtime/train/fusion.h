@@ -41,8 +41,9 @@ class Fusion {
 
   // Whether the plan may still change because of what is being measured.
   bool settling() const { return gaps_due_ || tuner_; }
-  // Without the tuner: how many of the first steps may have another plan than those that follow.
-  int settled_steps() const { return gaps_due_ ? kWarmUpSteps + kGapSteps : 0; }
+  // Without the tuner: how many of the first steps may have another plan than those that follow. Whether they have one
+  // does not matter: what is done in which step must not depend on the plan.
+  static constexpr int settled_steps() { return kWarmUpSteps + kGapSteps; }
   // The exposed times from here on are those of another strategy.
   void forget_exposed();
 

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <span>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -14,6 +15,7 @@
 #include "dtrain/comm/fusion_plan.h"
 #include "dtrain/profile/recorder.h"
 #include "flat_parameters.h"
+#include "gradient_guard.h"
 #include "gradient_memory.h"
 #include "gradient_strategy.h"
 
@@ -33,8 +35,10 @@ class GradientExchange {
   // Backward has finished the gradient of a parameter (index into FlatParameters::parameters()).
   void gradient_ready(std::size_t parameter);
   // Hands over what backward did not complete, with zeros for what it did not touch, and waits for every bucket.
-  // Returns, for each parameter, whether any rank used it in this window.
-  std::span<const std::uint8_t> finish();
+  // Returns, for each parameter, whether any rank used it in this window. Error naming a parameter whose gradient
+  // somebody has changed since backward(). `word`: asks all ranks something; word_of_any() is whether one said yes.
+  std::span<const std::uint8_t> finish(bool word = false);
+  bool word_of_any() const { return used_.back() != 0; }
   // The same without a word to anybody: for this rank's own gradients.
   std::span<const std::uint8_t> finish_alone();
   // The update is done: the next batch starts a new window.
@@ -55,6 +59,10 @@ class GradientExchange {
     bool launched = false;
   };
   bool settle(std::size_t parameter);  // false: its place is taken, it waits for the end of backward
+  void add_tied();
+  void guard();
+  void lift_guard();
+  void take_back();
   void put_displaced_back();
   void clear_unused();
   void launch_ready();
@@ -66,6 +74,8 @@ class GradientExchange {
   profile::Recorder& recorder_;
   CollectiveLog log_;
   GradientMemory memory_;
+  std::vector<GradientGuard> guards_;  // of each parameter
+  std::vector<std::size_t> tied_;      // parameters that have other tensors in the same memory
   SystemClock clock_;
   GradientStrategy* strategy_ = nullptr;
   const comm::FusionPlan* plan_ = nullptr;
@@ -76,7 +86,8 @@ class GradientExchange {
   std::vector<Bucket> buckets_;
   std::size_t next_bucket_ = 0;  // the first not launched: buckets go in plan order
   std::vector<std::uint8_t> ready_in_batch_;
-  std::vector<std::uint8_t> used_;  // in this window, on this rank; after the exchange on any rank
+  // In this window, on this rank; after the exchange on any rank. The last element is finish()'s `word`.
+  std::vector<std::uint8_t> used_;
   std::vector<std::pair<std::size_t, at::Tensor>> displaced_;  // gradients whose place was taken when they were ready
   std::vector<comm::Work> works_;
   Nanoseconds backward_began_{0};

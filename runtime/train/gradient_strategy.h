@@ -8,6 +8,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string_view>
 
@@ -35,8 +36,8 @@ class GradientStrategy {
   // The Work of a bucket is complete. Its gradients are the sum over ranks (and the window's batches), scaled.
   virtual void complete(std::size_t bucket) { static_cast<void>(bucket); }
   // Every bucket is complete on this rank and every rank has finished its backward. On return all parameters are up to
-  // date, whoever updated them.
-  virtual void update(const Update& update) = 0;
+  // date, whoever updated them. Returns the gradients' norm before clipping, where it was asked for.
+  virtual std::optional<double> update(const Update& update) = 0;
 };
 
 }  // namespace dtrain::train

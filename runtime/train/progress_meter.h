@@ -6,6 +6,7 @@
 
 #include "dtrain/run/rank_session.h"
 #include "dtrain/train/metrics.h"
+#include "throughput.h"
 
 namespace dtrain::train {
 
@@ -17,20 +18,22 @@ struct Position {
 
 class ProgressMeter {
  public:
-  explicit ProgressMeter(run::RankSession& session) : session_(session) {}
+  explicit ProgressMeter(run::RankSession& session) : session_(session), throughput_(session.clock()) {}
 
   void start(const Position& position);
+  // The training of a batch is over. What comes before update() and is no training is left out of the throughput by
+  // leave_out_pause(), at its end.
+  void batch_done() { throughput_.batch_done(); }
+  void leave_out_pause() { throughput_.leave_out_pause(); }
   // After each batch. Reads the loss of `latest` (which may wait for the device) only when it is going to be shown.
   void update(const Position& position, std::int64_t samples_per_batch, const Metrics* latest);
-  // What happened since the last batch (a validation) is not training: throughput leaves it out.
-  void leave_out_pause();
   void set_loss(const Metrics& metrics);
 
  private:
   run::RankSession& session_;
+  Throughput throughput_;
   Nanoseconds shown_{0};
-  Nanoseconds last_batch_{0};
-  std::int64_t shown_batch_ = 0;
+  bool shown_any_ = false;
   std::optional<double> loss_;
 };
 

@@ -21,8 +21,8 @@ comm::Work Replicated::launch(std::size_t index) {
       {.op = comm::ReduceOp::kSum, .post_scale = scale_, .bucket = static_cast<int>(index)});
 }
 
-void Replicated::update(const Update& update) {
-  updater_.update(update, [](std::size_t) {});
+std::optional<double> Replicated::update(const Update& update) {
+  return updater_.update(update, [](std::size_t) {});
 }
 
 }  // namespace dtrain::train

@@ -9,6 +9,7 @@
 #include <torch/utils.h>
 #include <torch/version.h>
 
+#include "dtrain/config/experiment.h"
 #include "dtrain/host/cpu.h"
 #include "dtrain/run/rank_session.h"
 #include "engine.h"
@@ -78,6 +79,7 @@ bool train_and_save(run::RankSession& session, const TrialFactory& make_trial) {
   options.local_sgd = experiment.optimizations.local_sgd;
   options.seed = experiment.experiment_seed;
   options.sharded = experiment.optimizations.sharded_optimizer;
+  options.stop_on_non_finite = experiment.stop_on_non_finite;
   train::Engine engine(context, session, options);
   malloc_trim(0);  // the parameters as the model allocated them are laid out flat elsewhere now
   if (session.world().rank == 0) {

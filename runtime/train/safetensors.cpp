@@ -26,7 +26,7 @@ constexpr std::array kTypeNames{TypeName{at::kFloat, "F32"}, TypeName{at::kDoubl
                                 TypeName{at::kShort, "I16"}, TypeName{at::kChar, "I8"},
                                 TypeName{at::kByte, "U8"},   TypeName{at::kBool, "BOOL"}};
 
-const char* name_of(at::ScalarType type) {
+const char* safetensors_name(at::ScalarType type) {
   for (const TypeName& entry : kTypeNames) {
     if (entry.type == type) return entry.name;
   }
@@ -44,7 +44,7 @@ void write_safetensors(const std::filesystem::path& path, const NamedTensors& te
   for (const auto& [name, tensor] : tensors) {
     dense.push_back(tensor.detach().cpu().contiguous());
     const std::int64_t bytes = static_cast<std::int64_t>(dense.back().nbytes());
-    header[name] = {{"dtype", name_of(tensor.scalar_type())},
+    header[name] = {{"dtype", safetensors_name(tensor.scalar_type())},
                     {"shape", tensor.sizes().vec()},
                     {"data_offsets", {offset, offset + bytes}}};
     offset += bytes;

@@ -139,16 +139,17 @@ comm::Work Sharded::launch(std::size_t index) {
       {.op = comm::ReduceOp::kSum, .post_scale = scale_, .bucket = static_cast<int>(index)});
 }
 
-void Sharded::update(const Update& update) {
+std::optional<double> Sharded::update(const Update& update) {
   std::vector<comm::Work> gathers;
-  updater_.update(update, [&](std::size_t index) {  // this rank's ranges are those of the buckets, in their order
-    if (one_copy_) return;
-    const PhaseScope phase(recorder_, Phase::kAllreduceWait);
-    const auto& bucket = plan_->buckets[index];
-    const auto& group = parameters_.groups()[bucket.group];
-    gathers.push_back(communicator_.gather_parts(place_of(group.values, bucket), elements_of(bucket),
-                                                 comm_type(group.dtype), static_cast<int>(index)));
-  });
+  const auto norm =
+      updater_.update(update, [&](std::size_t index) {  // this rank's ranges are those of the buckets, in their order
+        if (one_copy_) return;
+        const PhaseScope phase(recorder_, Phase::kAllreduceWait);
+        const auto& bucket = plan_->buckets[index];
+        const auto& group = parameters_.groups()[bucket.group];
+        gathers.push_back(communicator_.gather_parts(place_of(group.values, bucket), elements_of(bucket),
+                                                     comm_type(group.dtype), static_cast<int>(index)));
+      });
   // Only a part of them is the sum: nobody may take the rest for gradients.
   for (auto& parameter : parameters_.parameters()) parameter.tensor.mutable_grad() = at::Tensor();
   const PhaseScope phase(recorder_, Phase::kAllreduceWait);
@@ -161,6 +162,7 @@ void Sharded::update(const Update& update) {
     gathers[b].wait();
     log_.record("all_gather", static_cast<int>(b), gathers[b]);
   }
+  return norm;
 }
 
 void Sharded::complete_state() {

@@ -7,7 +7,8 @@
 //     (buckets are issued by hooks, inside backward, so their completion alone would not do). It is complete nowhere
 //     before all ranks have issued it, so whoever updates knows that nobody reads any more.
 //   - after the update: a barrier, which no rank leaves before all have updated their parts.
-// Both are collectives of the communicator, which order memory as well. The trial must not write parameters itself.
+// Both are collectives of the communicator, which order memory as well. A model that writes parameters itself is
+// refused (Engine::agree_on_written).
 #pragma once
 
 #include <memory>
@@ -37,7 +38,7 @@ class Sharded final : public GradientStrategy {
   std::string_view operation() const override { return "reduce_scatter"; }
   void set_plan(const comm::FusionPlan& plan) override;
   comm::Work launch(std::size_t bucket) override;
-  void update(const Update& update) override;
+  std::optional<double> update(const Update& update) override;
 
   // Collective: gives every rank the whole optimizer state, so that another strategy can go on.
   void complete_state();

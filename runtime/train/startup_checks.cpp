@@ -18,7 +18,15 @@ constexpr std::size_t kChunk = 256 * 1024;  // of a listing, well under the cont
 void describe_tensor(std::ostream& out, const std::string& kind, const std::string& name, const at::Tensor& tensor) {
   out << kind << " '" << name << "' " << at::toString(tensor.scalar_type()) << " [";
   for (std::int64_t d = 0; d < tensor.dim(); ++d) out << (d ? ", " : "") << tensor.size(d);
-  out << "]" << (kind == "parameter" && !tensor.requires_grad() ? " (frozen)" : "") << "\n";
+  out << "]";
+  if (!tensor.is_contiguous()) {
+    // Those of dimensions of one element say nothing.
+    out << " with strides [";
+    for (std::int64_t d = 0; d < tensor.dim(); ++d)
+      out << (d ? ", " : "") << (tensor.size(d) > 1 ? tensor.stride(d) : 1);
+    out << "]";
+  }
+  out << (kind == "parameter" && !tensor.requires_grad() ? " (frozen)" : "") << "\n";
 }
 
 // One line a tensor, in registration order.
@@ -43,14 +51,14 @@ std::string first_difference(const std::string& reference, const std::string& mi
   return {};
 }
 
-// Broadcasts tensors as they lie in memory.
+// By value: a tensor may lie in memory in another order on each rank.
 void broadcast_all(const std::vector<at::Tensor>& tensors, comm::Communicator& communicator) {
   const at::NoGradGuard no_grad;
   for (at::Tensor tensor : tensors) {
     if (tensor.numel() == 0) continue;
-    at::Tensor dense = tensor.is_non_overlapping_and_dense() ? tensor.detach() : tensor.detach().contiguous();
-    communicator.broadcast(dense.data_ptr(), dense.nbytes(), comm::DataType::kUint8, 0).wait();
-    if (!dense.is_same(tensor) && dense.data_ptr() != tensor.data_ptr()) tensor.detach().copy_(dense);
+    at::Tensor values = tensor.detach().contiguous();
+    communicator.broadcast(values.data_ptr(), values.nbytes(), comm::DataType::kUint8, 0).wait();
+    if (values.data_ptr() != tensor.data_ptr()) tensor.detach().copy_(values);
   }
 }
 

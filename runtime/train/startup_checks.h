@@ -9,7 +9,7 @@
 
 namespace dtrain::train {
 
-// Compares names, shapes, dtypes and requires_grad over the ranks. ConfigError on all of them names the first
+// Compares names, shapes, strides, dtypes and requires_grad over the ranks. ConfigError on all of them names the first
 // difference of each rank that differs from rank 0. Collective.
 void compare_models(const torch::nn::Module& model, comm::ControlPlane& control);
 

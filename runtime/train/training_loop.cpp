@@ -6,6 +6,8 @@
 #include <torch/utils.h>
 
 #include "dtrain/base/error.h"
+#include "dtrain/base/json_number.h"
+#include "dtrain/config/experiment.h"
 #include "mock_loader.h"
 
 namespace dtrain::train {
@@ -70,6 +72,7 @@ void TrainingLoop::find_lengths() {
                         std::to_string(global_batch_) + " samples)",
                     "lower hyperparameters.global_batch_size, or give more data");
   }
+  warn_of_unused_length();
   const auto length_in_batches = [&](const config::Length& length, const char* key) {
     if (length.unit == config::LengthUnit::kEpochs && !batches_per_epoch_) {
       throw ConfigError(std::string(key) + " is in epochs, but the training data has no known length",
@@ -89,6 +92,16 @@ void TrainingLoop::find_lengths() {
   session_.update_plan("length", lengths);
 }
 
+void TrainingLoop::warn_of_unused_length() const {
+  if (!loader_->batches_per_epoch() || !experiment_.records_per_epoch || session_.world().rank != 0) return;
+  if (std::max<std::int64_t>(1, *experiment_.records_per_epoch / global_batch_) == *batches_per_epoch_) return;
+  session_.log()->warn(
+      "records_per_epoch ({}) has no effect: the training data has a length of its own, {} batches of {} samples; "
+      "leave "
+      "the key out",
+      *experiment_.records_per_epoch, *batches_per_epoch_, global_batch_);
+}
+
 void TrainingLoop::start_epoch(std::int64_t epoch) {
   epoch_ = epoch;
   epoch_batches_ = 0;
@@ -101,7 +114,8 @@ bool TrainingLoop::epoch_is_full() const {
 }
 
 bool TrainingLoop::run() {
-  context_.wrapped().model->train();
+  // A part that the trial has put into evaluation mode (a frozen batch norm) stays there.
+  if (torch::nn::Module& model = *context_.wrapped().model; !model.is_training()) model.train();
   if (!session_.mock().any()) {
     experiment_.perform_initial_validation ? validation_.run(0, 0) : validation_.check_metric();
   }
@@ -143,12 +157,14 @@ TrainingLoop::Outcome TrainingLoop::run_round() {
   }
   ++batches_;
   ++epoch_batches_;
+  progress_.batch_done();
 
   // 5. What is due now and then.
   const bool last = total_batches_ && batches_ == *total_batches_;
   const bool stopped = stepped && engine_.stop_seen();
   if (last || stopped) {
     conclude(stopped && !last);
+    progress_.leave_out_pause();
   } else {
     if (batches_ % experiment_.scheduling_unit == 0) reduce_training_metrics();
     if (!session_.mock().any() && validation_period_ > 0 && batches_ % validation_period_ == 0) {
@@ -207,9 +223,12 @@ void TrainingLoop::train_batch(Batch& batch) {
                 "call context.backward(loss) instead of loss.backward(); to skip a batch, use a loss multiplied by 0");
   }
   unread_metrics_.emplace_back(std::move(metrics), batch.samples);
+  context_.warn_of_unread_keys();
 }
 
 void TrainingLoop::reduce_training_metrics() {
+  engine_.check_members();
+  engine_.tell_non_finite();
   {
     const PhaseScope phase(recorder_, Phase::kFromDevice);
     for (const auto& [metrics, samples] : unread_metrics_) metrics_.add(metrics, samples);
@@ -225,8 +244,8 @@ void TrainingLoop::reduce_training_metrics() {
                           {"epoch", epoch_},
                           {"samples", reduced.samples},
                           {"optimizer_steps", engine_.optimizer().steps()},
-                          {"learning_rate", engine_.optimizer().learning_rate()},
-                          {"metrics", reduced.means}});
+                          {"learning_rate", engine_.optimizer().last_learning_rate()},
+                          {"metrics", numbers_or_texts(reduced.means)}});
 }
 
 void TrainingLoop::conclude(bool stopped) {

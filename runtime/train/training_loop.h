@@ -43,6 +43,8 @@ class TrainingLoop {
   void conclude(bool stopped);
   void reduce_training_metrics();
   void find_lengths();
+  // records_per_epoch is for sources that do not know their length.
+  void warn_of_unused_length() const;
   void start_epoch(std::int64_t epoch);
   bool epoch_is_full() const;
 

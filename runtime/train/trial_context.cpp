@@ -1,9 +1,12 @@
+#include <utility>
+#include "dtrain/config/experiment.h"
 #include "dtrain/run/rank_session.h"
 #include "dtrain/train/trial.h"
+#include "unread_keys.h"
 
 namespace dtrain {
 
-TrialContext::TrialContext(run::RankSession& session) : session_(session) {}
+TrialContext::TrialContext(run::RankSession& session) : session_(session), data_(session.experiment().data) {}
 
 int TrialContext::rank() const {
   return session_.world().rank;
@@ -19,10 +22,12 @@ at::Device TrialContext::device() const {
 }
 
 bool TrialContext::has_hyperparameter(const std::string& name) const {
+  hyperparameters_asked_.insert(name);
   return session_.experiment().hyperparameters.contains(name);
 }
 
 const Json& TrialContext::hyperparameter_json(const std::string& name) const {
+  hyperparameters_asked_.insert(name);
   const Json& all = session_.experiment().hyperparameters;
   const auto found = all.find(name);
   if (found == all.end()) {
@@ -32,8 +37,14 @@ const Json& TrialContext::hyperparameter_json(const std::string& name) const {
   return *found;
 }
 
-const Json& TrialContext::data() const {
-  return session_.experiment().data;
+void TrialContext::warn_of_unread_keys() {
+  if (std::exchange(unread_keys_told_, true) || rank() != 0) return;
+  std::vector<train::SectionRead> sections{
+      {"hyperparameters", &session_.experiment().hyperparameters, hyperparameters_asked_}};
+  sections.front().asked.insert("global_batch_size");  // the engine's
+  if (!data_.all_asked()) sections.push_back({"data", &data_.given(), data_.asked()});
+  const std::string text = train::describe_unread(sections);
+  if (!text.empty()) session_.log()->warn("{}", text);
 }
 
 std::filesystem::path TrialContext::resolve(const std::string& path) const {

@@ -61,7 +61,7 @@ double Updater::gradient_norm() {
   return std::sqrt(combine(branches_, sums));
 }
 
-void Updater::update(const Update& update, const std::function<void(std::size_t)>& updated) {
+std::optional<double> Updater::update(const Update& update, const std::function<void(std::size_t)>& updated) {
   const PhaseScope phase(recorder_, Phase::kOptimizerStep);
   const at::NoGradGuard no_grad;
   const auto scale = [&](double factor) {
@@ -71,13 +71,18 @@ void Updater::update(const Update& update, const std::function<void(std::size_t)
     }
   };
   scale(update.correction);
-  if (update.max_norm > 0) scale(clip_factor(gradient_norm(), update.max_norm));
+  std::optional<double> norm;
+  if (update.max_norm > 0) {
+    norm = gradient_norm();
+    scale(clip_factor(*norm, update.max_norm));
+  }
   optimizer_.begin_step(update.used);
   for (std::size_t i = 0; i < own_.size(); ++i) {
     optimizer_.update(own_[i]);
     updated(i);
   }
   optimizer_.end_step(update.used);
+  return norm;
 }
 
 }  // namespace dtrain::train

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <functional>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -29,9 +30,9 @@ class Updater {
   // From now on update() is not collective: the norm of the gradients is that of this rank's ranges.
   void ask_nobody() { alone_ = true; }
 
-  // Scales, clips and updates this rank's ranges; after each of them calls updated(index). Collective where gradients
-  // are clipped.
-  void update(const Update& update, const std::function<void(std::size_t)>& updated);
+  // Scales, clips and updates this rank's ranges; after each of them calls updated(index). Where gradients are clipped,
+  // it is collective, and returns their norm before.
+  std::optional<double> update(const Update& update, const std::function<void(std::size_t)>& updated);
 
  private:
   double gradient_norm();

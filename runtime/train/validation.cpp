@@ -1,12 +1,16 @@
 #include "validation.h"
 
 #include <algorithm>
+#include <cmath>
 #include <sstream>
 
 #include <ATen/ATen.h>
 
+#include "dtrain/base/json_number.h"
 #include "dtrain/base/text.h"
+#include "dtrain/config/experiment.h"
 #include "dtrain/run/agreed_error.h"
+#include "module_modes.h"
 #include "startup_checks.h"
 
 namespace dtrain::train {
@@ -29,8 +33,8 @@ void Validation::run(std::int64_t batch, std::int64_t epoch) {
   const profile::PhaseScope phase(session_.recorder(), profile::Phase::kValidation);
   torch::nn::Module& model = *context_.wrapped().model;
   broadcast_buffers(model, session_.communicator());
-  model.eval();
   {
+    const EvaluationMode evaluation(model);
     const at::NoGradGuard no_grad;
     loader_->start_epoch(0);
     while (auto part = loader_->next()) {
@@ -38,9 +42,13 @@ void Validation::run(std::int64_t batch, std::int64_t epoch) {
       metrics_.add(trial_.evaluate_batch(*part), part->samples);
     }
   }
-  model.train();
   const ReducedMetrics reduced = metrics_.reduce();
   if (session_.world().rank == 0) report(reduced, batch, epoch);
+}
+
+bool is_better(double value, const std::optional<double>& best, bool smaller_is_better) {
+  if (std::isnan(value)) return false;
+  return !best || (smaller_is_better ? value < *best : value > *best);
 }
 
 void Validation::require_metric(const std::vector<std::string>& names) const {
@@ -52,37 +60,38 @@ void Validation::require_metric(const std::vector<std::string>& names) const {
 
 void Validation::check_metric() {
   if (!loader_ || session_.experiment().searcher.metric.empty()) return;
-  torch::nn::Module& model = *context_.wrapped().model;
   loader_->start_epoch(0);
   auto part = loader_->next();
   if (!part) return;
-  model.eval();
+  const EvaluationMode evaluation(*context_.wrapped().model);
   const at::NoGradGuard no_grad;
   for (at::Tensor& tensor : part->tensors) tensor = tensor.to(context_.device());
   std::vector<std::string> names;
   for (const auto& [name, value] : trial_.evaluate_batch(*part)) names.push_back(name);
-  model.train();
   require_metric(names);
 }
 
 void Validation::report(const ReducedMetrics& reduced, std::int64_t batch, std::int64_t epoch) {
   std::ostringstream text;
-  for (const auto& [name, value] : reduced.means) text << "  " << name << " " << value;
+  for (const auto& [name, value] : reduced.means) {
+    text << "  " << name << " ";
+    std::isfinite(value) ? text << value : text << non_finite_text(value);
+  }
   Json line = {{"kind", "validation"},
                {"batch", batch},
                {"epoch", epoch},
                {"samples", reduced.samples},
-               {"metrics", reduced.means}};
+               {"metrics", numbers_or_texts(reduced.means)}};
   const auto& searcher = session_.experiment().searcher;
   if (!searcher.metric.empty()) {
     std::vector<std::string> names;
     for (const auto& [name, mean] : reduced.means) names.push_back(name);
     require_metric(names);
     const auto value = reduced.means.find(searcher.metric);
-    const bool better = !best_ || (searcher.smaller_is_better ? value->second < *best_ : value->second > *best_);
+    const bool better = is_better(value->second, best_, searcher.smaller_is_better);
     if (better) best_ = value->second;
     line["best"] = better;
-    text << (better ? "  (best " : "  (best so far ") << searcher.metric << " " << *best_ << ")";
+    if (best_) text << (better ? "  (best " : "  (best so far ") << searcher.metric << " " << *best_ << ")";
   }
   session_.write_metrics(line);
   session_.log()->info("validation after batch {}:{}  over {} samples", batch, text.str(), reduced.samples);

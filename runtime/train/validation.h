@@ -10,6 +10,9 @@
 
 namespace dtrain::train {
 
+// Whether a metric's value becomes the best so far. One that is not a number never does.
+bool is_better(double value, const std::optional<double>& best, bool smaller_is_better);
+
 class Validation {
  public:
   Validation(Trial& trial, TrialContext& context, run::RankSession& session);

@@ -40,6 +40,9 @@ void load_weights(torch::nn::Module& model, const std::filesystem::path& path) {
     if (found->second.sizes() != tensor.sizes()) {
       problems << "\n  '" << name << "' is " << found->second.sizes() << " in the file and " << tensor.sizes()
                << " in the model";
+    } else if (found->second.scalar_type() != tensor.scalar_type()) {
+      problems << "\n  '" << name << "' is " << c10::getDtypeNames(found->second.scalar_type()).first
+               << " in the file and " << c10::getDtypeNames(tensor.scalar_type()).first << " in the model";
     } else {
       at::Tensor target = tensor;
       target.copy_(found->second);
@@ -49,7 +52,7 @@ void load_weights(torch::nn::Module& model, const std::filesystem::path& path) {
   for (const auto& [name, tensor] : loaded) problems << "\n  '" << name << "' is in the file but not in the model";
   if (!problems.str().empty()) {
     throw ConfigError("initial_weights: " + path.string() + " does not fit the model:" + problems.str(),
-                      "give the weights of the same model, by its parameters' names");
+                      "give the weights of the same model, by its parameters' names and in their types");
   }
 }
 

@@ -12,7 +12,7 @@ namespace dtrain::train {
 void save_weights(const torch::nn::Module& model, const std::filesystem::path& path);
 
 // Copies a file's tensors into the model. ConfigError names each tensor that is missing, left over, or of another
-// shape.
+// shape or type.
 void load_weights(torch::nn::Module& model, const std::filesystem::path& path);
 
 }  // namespace dtrain::train

@@ -47,7 +47,7 @@ TEST(AnalysisText, WhatIfSaysWhatEachNumberRestsOn) {
 TEST(AnalysisText, AnEmptyRunIsReadable) {
   const RunFolder folder;
   const Analysis analysis = analyze(load_run(folder.path()));
-  EXPECT_THAT(render_analysis(analysis, {}), HasSubstr("no step was recorded"));
+  EXPECT_THAT(render_analysis(analysis, {}), HasSubstr("no batch was recorded"));
   EXPECT_THAT(render_what_if(analysis, {}), HasSubstr("nothing to predict from"));
   EXPECT_FALSE(to_json(analysis).dump().empty());
 }

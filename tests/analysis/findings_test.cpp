@@ -100,7 +100,7 @@ TEST(Findings, StallsAtRegularIntervals) {
   };
   const Synthetic run(plan);
   expect_first(run, "periodic_stalls", 1, 10 * 0.2);
-  EXPECT_THAT(run.analysis.findings.front().title, HasSubstr("every 50 steps"));
+  EXPECT_THAT(run.analysis.findings.front().title, HasSubstr("every 50 batches"));
   EXPECT_THAT(run.analysis.findings.front().title, HasSubstr("callbacks"));
   for (const Finding& finding : run.analysis.findings) EXPECT_NE(finding.id, "straggler") << "counted twice";
 }
@@ -261,7 +261,7 @@ TEST(LookAt, BlamesNoRankWhereEachComesLastInTurn) {
 TEST(LookAt, SaysSoWhenNothingStandsOut) {
   SyntheticRun plan;
   plan.change = [](int, std::int64_t, SyntheticStep& step) { step.exchange_ns = kMs / 10; };
-  EXPECT_THAT(Synthetic(plan).analysis.summary.look_at, HasSubstr("nothing stands out: 9"));
+  EXPECT_THAT(Synthetic(plan).analysis.summary.look_at, HasSubstr("nothing stands out: 8"));
 }
 
 }  // namespace

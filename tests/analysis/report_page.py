@@ -3,6 +3,7 @@
     report_page.py DTRAIN_PROGRAM
 """
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -19,6 +20,7 @@ PROGRAM = str(Path(sys.argv.pop(1)).resolve())
 SECTIONS = ("verdict", "job", "waterfall", "timeline", "stragglers", "collectives", "what-if", "system", "framework",
             "operators", "rules", "steps", "gpu-utilisation", "balance", "data-loading", "batch-size", "cpu-bottlenecks",
             "io-bottlenecks", "memory", "completeness")
+BROWSER = "/usr/bin/chromium"
 CHROMIUM = ("--no-sandbox", "--disable-background-networking", "--host-resolver-rules=MAP * ~NOTFOUND , EXCLUDE 127.0.0.1")
 # Of a canvas, how many different colours it has.
 COLORS = """canvas => {
@@ -42,13 +44,15 @@ def report_of(folder, **shape):
 class Report(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
+        if not os.access(BROWSER, os.X_OK):
+            raise unittest.SkipTest(f"{BROWSER} is not there (Debian: apt install chromium)")
         cls.place = Path(tempfile.mkdtemp(prefix="dtrain-report-"))
         cls.addClassCleanup(shutil.rmtree, cls.place)
         cls.two_ranks = report_of(cls.place / "two", name="<b>two</b> & more")
         cls.with_gpus = report_of(cls.place / "gpus", ranks=8, hosts=2, gpus=2, steps=200)
         playwright = sync_playwright().start()
         cls.addClassCleanup(playwright.stop)
-        cls.browser = playwright.chromium.launch(executable_path="/usr/bin/chromium", args=list(CHROMIUM))
+        cls.browser = playwright.chromium.launch(executable_path=BROWSER, args=list(CHROMIUM))
         cls.addClassCleanup(cls.browser.close)
 
     def open(self, file, **options):

@@ -143,7 +143,7 @@ TEST(ReportTimeline, SharesAreOfTheTimeInAColumn) {
 TEST(Report, OfARunThatDidNothing) {
   RunFolder folder;
   const std::string html = render_report(load_run(folder.path()), analyze(load_run(folder.path())));
-  EXPECT_THAT(html, HasSubstr("No step was recorded."));
+  EXPECT_THAT(html, HasSubstr("No batch was recorded."));
   EXPECT_THAT(html, HasSubstr("id=\"completeness\""));
 }
 

@@ -15,7 +15,7 @@ using testing::Contains;
 using testing::HasSubstr;
 using testing::IsEmpty;
 
-const PhaseSummary& phase(const RunSummary& summary, const std::string& name) {
+const PhaseSummary& phase_of_summary(const RunSummary& summary, const std::string& name) {
   for (const PhaseSummary& p : summary.phases) {
     if (p.name == name) return p;
   }
@@ -57,28 +57,33 @@ TEST(Summary, AddsUpWhatTwoRanksDid) {
   EXPECT_THAT(s.warnings, IsEmpty());
 
   EXPECT_EQ(s.phases.size(), profile::kPhaseCount);
-  EXPECT_NEAR(phase(s, "train_batch").seconds, 0.022, 1e-12);
-  EXPECT_NEAR(phase(s, "train_batch").share, 0.022 / 0.039, 1e-9);
-  EXPECT_NEAR(phase(s, "train_batch.forward").seconds, 0.008, 1e-12);
-  EXPECT_DOUBLE_EQ(phase(s, "train_batch.backward").p50_s, 0.006);
-  EXPECT_NEAR(phase(s, "dataloader_next").seconds, 0.0045, 1e-12);
-  EXPECT_DOUBLE_EQ(phase(s, "dataloader_next").p50_s, 0.001);
-  EXPECT_DOUBLE_EQ(phase(s, "dataloader_next").p99_s, 0.006);
-  EXPECT_EQ(phase(s, "validation").seconds, 0);
+  EXPECT_NEAR(phase_of_summary(s, "train_batch").seconds, 0.022, 1e-12);
+  EXPECT_NEAR(phase_of_summary(s, "train_batch").share, 0.022 / 0.050, 1e-9);
+  EXPECT_NEAR(phase_of_summary(s, "train_batch.forward").seconds, 0.008, 1e-12);
+  EXPECT_DOUBLE_EQ(phase_of_summary(s, "train_batch.backward").p50_s, 0.006);
+  EXPECT_NEAR(phase_of_summary(s, "dataloader_next").seconds, 0.0045, 1e-12);
+  EXPECT_DOUBLE_EQ(phase_of_summary(s, "dataloader_next").p50_s, 0.001);
+  EXPECT_DOUBLE_EQ(phase_of_summary(s, "dataloader_next").p99_s, 0.006);
+  EXPECT_EQ(phase_of_summary(s, "validation").seconds, 0);
   double shares = 0;
   for (const PhaseSummary& p : s.phases) shares += p.name.find('.') == std::string::npos ? p.share : 0;
-  EXPECT_NEAR(shares, 1, 1e-9);
+  EXPECT_NEAR(shares, 0.039 / 0.050, 1e-9);
 
   EXPECT_NEAR(s.exposed_s, (0.002 + 0.007 + 0.002 + 0.002) / 2, 1e-12);
-  EXPECT_NEAR(s.exposed_share, 0.0065 / 0.039, 1e-9);
+  EXPECT_NEAR(s.exposed_share, 0.0065 / 0.050, 1e-9);
+  EXPECT_NEAR(s.exchange_s, 0.004, 1e-12);
+  EXPECT_NEAR(s.exchange_share, 0.004 / 0.050, 1e-9);
   EXPECT_EQ(s.compared_steps, 2);
-  EXPECT_NEAR(s.exposed_skew_s, 0.0025, 1e-12);
+  EXPECT_NEAR(s.waiting_s, 0.0025, 1e-12);
+  EXPECT_NEAR(s.waiting_share, 0.0025 / 0.050, 1e-9);
   EXPECT_EQ(s.ranks[1].waited_for_steps, 1);
   EXPECT_NEAR(s.ranks[1].waited_for_s, 0.005, 1e-12);
   EXPECT_EQ(s.ranks[0].waited_for_steps, 0);
 
   EXPECT_DOUBLE_EQ(s.ranks[0].samples_per_s, 20 / 0.040);
-  EXPECT_NEAR(s.ranks[0].compute_s, 0.026, 1e-12);
+  EXPECT_NEAR(s.ranks[0].compute_s, 0.022, 1e-12);
+  EXPECT_NEAR(s.ranks[0].optimizer_s, 0.004, 1e-12);
+  EXPECT_NEAR(s.ranks[0].exposed_s, 0.009, 1e-12);
   EXPECT_NEAR(s.ranks[1].data_s, 0.007, 1e-12);
   EXPECT_EQ(s.ranks[1].peak_resident_bytes, 70);
 
@@ -154,6 +159,22 @@ TEST(Summary, TakesNameStateAndMetricsFromTheRunsOtherFiles) {
   EXPECT_EQ(s.cause, "rank 1 died");
   EXPECT_EQ(s.validation, (std::map<std::string, double>{{"accuracy", 0.9}, {"loss", 0.25}}));
   EXPECT_EQ(s.validation_batch, 2);
+}
+
+TEST(Summary, ShowsWhatIsNotFinite) {
+  RunFolder folder;
+  write_two_ranks(folder);
+  folder.append("plan.json",
+                R"({"world_size":2,"non_finite":{"batches":7,"first_batch":3,"text":"the loss was nan"}})");
+  folder.append("metrics.jsonl",
+                "{\"kind\":\"validation\",\"batch\":9,\"metrics\":{\"accuracy\":0.1,\"loss\":\"nan\"}}\n");
+  const RunSummary s = summarize(folder.path());
+  const Json json = to_json(s);
+  EXPECT_EQ(json["validation"], (Json{{"accuracy", 0.1}, {"loss", "nan"}}));
+  EXPECT_EQ(json["non_finite"], (Json{{"batches", 7}, {"first_batch", 3}, {"text", "the loss was nan"}}));
+  const std::string text = render_summary(s, {});
+  EXPECT_NE(text.find("loss nan"), std::string::npos) << text;
+  EXPECT_NE(text.find("the loss was nan"), std::string::npos) << text;
 }
 
 TEST(Summary, WarnsAboutWhatIsNotComplete) {

@@ -23,7 +23,8 @@ RunSummary two_ranks() {
               {"train_batch.forward", 2, 0.2, 0.003, 0.004}, {"train_batch.backward", 5, 0.5, 0.007, 0.008},
               {"allreduce_wait", 1.5, 0.15, 0.001, 0.002},   {"validation", 0, 0, 0, 0}};
   s.exposed_s = 1.5;
-  s.exposed_skew_s = 1.2;
+  s.exchange_s = 0.3;
+  s.waiting_s = 1.2;
   s.compared_steps = 1'000;
   s.ranks.resize(2);
   s.ranks[1].rank = 1;
@@ -39,11 +40,11 @@ TEST(SummaryText, DearestFirstWithPartsBelowTheirWhole) {
   EXPECT_LT(at("  train_batch"), at("    .backward"));
   EXPECT_LT(at("    .backward"), at("    .forward"));
   EXPECT_LT(at("    .forward"), at("  allreduce_wait"));
-  EXPECT_LT(at("  allreduce_wait"), at("  between steps"));
-  EXPECT_LT(at("  between steps"), at("  dataloader_next"));
+  EXPECT_LT(at("  allreduce_wait"), at("  between batches"));
+  EXPECT_LT(at("  between batches"), at("  dataloader_next"));
   EXPECT_THAT(text, Not(HasSubstr("validation"))) << "nothing was spent there";
-  EXPECT_THAT(text, HasSubstr("1,234 steps"));
-  EXPECT_THAT(text, HasSubstr("900 of 1,000 steps"));
+  EXPECT_THAT(text, HasSubstr("1,234 batches"));
+  EXPECT_THAT(text, HasSubstr("900 of 1,000 exchanges"));
 }
 
 TEST(SummaryText, KeepsToItsWidthAndColorsOnlyWhenAsked) {
@@ -65,7 +66,7 @@ TEST(SummaryText, KeepsToItsWidthAndColorsOnlyWhenAsked) {
 TEST(SummaryText, AnEmptyRunIsReadable) {
   EXPECT_THAT(render_summary({}, {}), Not(HasSubstr("nan")));
   const RunFolder folder;
-  EXPECT_THAT(render_summary(summarize(folder.path()), {}), HasSubstr("no step was recorded"));
+  EXPECT_THAT(render_summary(summarize(folder.path()), {}), HasSubstr("no batch was recorded"));
 }
 
 TEST(SummaryText, WarningsAreShown) {

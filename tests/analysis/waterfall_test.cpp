@@ -44,7 +44,7 @@ TEST(Waterfall, SumsToTheWallTimeAndNamesWhereItWent) {
   EXPECT_NEAR(part(waterfall, "compute"), 200 * 0.009, 1e-6);
   EXPECT_NEAR(part(waterfall, "slower_compute"), 200 * 0.002 / 2, 1e-6);
   EXPECT_NEAR(part(waterfall, "waiting"), 200 * 0.002 / 2, 1e-6);
-  EXPECT_NEAR(part(waterfall, "exposed_communication"), 200 * 0.0005, 1e-6);
+  EXPECT_NEAR(part(waterfall, "exchange"), 200 * 0.0005, 1e-6);
   EXPECT_NEAR(part(waterfall, "loading"), 200 * 0.0002, 1e-6);
   EXPECT_NEAR(part(waterfall, "host_to_device"), 200 * 0.001, 1e-6);
   EXPECT_NEAR(part(waterfall, "optimizer"), 200 * 0.001, 1e-6);
@@ -61,7 +61,7 @@ TEST(Waterfall, SumsUpForLongRunsAndForOneRank) {
   plan.detail_steps = 300;
   const Synthetic both(plan);
   expect_whole(both.analysis.waterfall);
-  EXPECT_NEAR(part(both.analysis.waterfall, "exposed_communication"), 2'500 * 0.0005, 0.05);
+  EXPECT_NEAR(part(both.analysis.waterfall, "exchange"), 2'500 * 0.0005, 0.05);
   plan.ranks = 1;
   const Synthetic one(plan);
   expect_whole(one.analysis.waterfall);
@@ -85,7 +85,8 @@ TEST(Waterfall, ARankThatEndsEarlyWaitsForTheLast) {
   }
   const Waterfall waterfall = analyze(load_run(folder.path())).waterfall;
   expect_whole(waterfall);
-  EXPECT_NEAR(part(waterfall, "waiting"), 0.003, 1e-9);
+  EXPECT_EQ(part(waterfall, "waiting"), 0);
+  EXPECT_NEAR(part(waterfall, "ended_early"), 0.003, 1e-9);
   EXPECT_NEAR(part(waterfall, "unattributed"), 0.003, 1e-9);
 }
 

@@ -7,6 +7,7 @@
 
 #include "dtrain/base/error.h"
 #include "dtrain/base/file.h"
+#include "dtrain/base/json_number.h"
 #include "temporary_folder.h"
 
 namespace dtrain {
@@ -26,6 +27,22 @@ TEST(Json, InvalidTextAndNumbersNeverThrow) {
   value["text"] = "a\xff";
   value["number"] = std::numeric_limits<double>::quiet_NaN();
   EXPECT_EQ(to_line(value), "{\"text\":\"a\xEF\xBF\xBD\",\"number\":null}");
+}
+
+TEST(Json, NumbersThatAreNotFiniteAreTexts) {
+  constexpr double kInfinity = std::numeric_limits<double>::infinity();
+  for (const auto& [value, text] :
+       {std::pair(1.5, "1.5"), std::pair(kInfinity, R"("inf")"), std::pair(-kInfinity, R"("-inf")")}) {
+    EXPECT_EQ(to_line(number_or_text(value)), text);
+    EXPECT_EQ(number_of(Json::parse(text)), value);
+  }
+  // Of either sign: 0.0 / 0.0 has one.
+  for (const double sign : {1.0, -1.0}) {
+    const double nan = std::copysign(std::numeric_limits<double>::quiet_NaN(), sign);
+    EXPECT_EQ(to_line(numbers_or_texts({{"loss", nan}})), R"({"loss":"nan"})");
+  }
+  EXPECT_TRUE(std::isnan(number_of("nan").value()));
+  for (const char* other : {"null", R"("1.5")", R"("NaN")", "[1]", "true"}) EXPECT_FALSE(number_of(Json::parse(other)));
 }
 
 TEST(Json, ReadNamesFileAndOffset) {

@@ -1,11 +1,13 @@
 #include "dtrain/base/unix_socket.h"
 
 #include <cerrno>
+#include <cstdio>
 #include <set>
 #include <thread>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -144,6 +146,88 @@ TEST(UnixListener, TurnsOtherUsersAway) {
   // The connection is closed by accept, which may not have seen it within its time on a busy machine.
   while (::waitpid(child, &status, WNOHANG) == 0) EXPECT_FALSE(listener.accept(10ms));
   EXPECT_EQ(status, 0) << "the stranger sees its connection closed";
+}
+
+constexpr uid_t kNobody = 65534;
+
+bool become_nobody() {
+  return ::geteuid() != 0 ||
+         (::setresgid(kNobody, kNobody, kNobody) == 0 && ::setresuid(kNobody, kNobody, kNobody) == 0);
+}
+
+// Whoever may guess or overhear a name could listen there first.
+TEST(UnixSocket, DoesNotSpeakToAnotherUsersListener) {
+  if (::geteuid() != 0) GTEST_SKIP() << "only root can become another user";
+  int name_pipe[2];
+  ASSERT_EQ(::pipe(name_pipe), 0);
+  const pid_t child = ::fork();
+  if (child == 0) {
+    if (!become_nobody()) ::_exit(2);
+    UnixListener listener = UnixListener::create("test");
+    const std::string& name = listener.name();
+    if (::write(name_pipe[1], name.data(), name.size()) != static_cast<ssize_t>(name.size())) ::_exit(3);
+    // What the stranger's listener hears: nothing.
+    auto heard = listener.accept(kPatience);
+    ::_exit(heard && !heard->receive(kPatience) ? 0 : 1);
+  }
+  ::close(name_pipe[1]);
+  char name[200];
+  const ssize_t length = ::read(name_pipe[0], name, sizeof name);
+  ::close(name_pipe[0]);
+  ASSERT_GT(length, 0);
+  try {
+    UnixSocket socket = UnixSocket::connect(std::string(name, static_cast<std::size_t>(length)), kPatience);
+    socket.send("secret");
+    ADD_FAILURE() << "it was spoken to";
+  } catch (const SystemError& error) {
+    EXPECT_EQ(error.code(), EACCES);
+    EXPECT_THAT(error.what(), testing::HasSubstr("belongs to user 65534, not to user 0"));
+  }
+  int status = -1;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0);
+}
+
+// The kernel refuses an ordinary user's descriptors when as many are on their way as files may be open.
+TEST(UnixSocket, DescriptorsWaitWhileTooManyAreOnTheirWay) {
+  const pid_t child = ::fork();
+  if (child == 0) {
+    constexpr int kMessages = 200;
+    const rlimit few{64, 64};
+    if (!become_nobody() || ::setrlimit(RLIMIT_NOFILE, &few) != 0) ::_exit(2);
+    try {
+      Pair pair = make_pair();
+      int received = 0;
+      std::thread receiver([&] {
+        std::this_thread::sleep_for(50ms);  // the sender is stuck by now, or will never be
+        while (received < kMessages && pair.b.receive(kPatience)->fds.size() == 1) ++received;
+      });
+      const int fd = 0;
+      for (int i = 0; i < kMessages; ++i) pair.a.send("one", {&fd, 1});
+      receiver.join();
+      ::_exit(received == kMessages ? 0 : 1);
+    } catch (const std::exception& error) {
+      std::fprintf(stderr, "%s\n", error.what());
+      ::_exit(3);
+    }
+  }
+  int status = -1;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0);
+}
+
+TEST(RaiseOpenFiles, ToTheHardLimitAndNoFurther) {
+  const pid_t child = ::fork();
+  if (child == 0) {
+    const rlimit low{100, 300};
+    if (::setrlimit(RLIMIT_NOFILE, &low) != 0 || raise_open_files() != 300) ::_exit(1);
+    rlimit now{};
+    ::getrlimit(RLIMIT_NOFILE, &now);
+    ::_exit(now.rlim_cur == 300 && now.rlim_max == 300 && raise_open_files() == 300 ? 0 : 2);
+  }
+  int status = -1;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0);
 }
 
 TEST(UnixSocket, ConnectingEndsWhenItHasBecomePointless) {

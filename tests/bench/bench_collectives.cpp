@@ -1,4 +1,5 @@
-// How long an all-reduce of float32 takes: ours, gloo's and Open MPI's, against each other and against memory.
+// How long an all-reduce of float32 takes: ours, gloo's, Open MPI's and Intel MPI's, against each other and against
+// memory.
 //
 //   bench_collectives [--ranks 2] [--json] [--quick] [--bytes N,N,…]
 //
@@ -8,6 +9,7 @@
 //   shm-unregistered  the same, on memory of the caller's own
 //   gloo              ProcessGroupGloo of the same libtorch, over 127.0.0.1
 //   openmpi           MPI_Allreduce of Open MPI, as mpirun starts it
+//   intelmpi          MPI_Allreduce of Intel MPI over shared memory, where scripts/setup.sh bench has fetched it
 //   mpi               our backend over Open MPI
 // Prints a JSON array of rows {op, bytes, ranks, backend, median_us, busbw_gbs, floor_us}: the median time of the
 // slowest rank, the bus bandwidth as nccl-tests defines it (bytes / time x 2(n-1)/n), and the time in which all ranks
@@ -90,7 +92,7 @@ class Run {
     for (const std::size_t bytes : settings_.sizes) {
       const auto times = measure_size(bytes);
       const double floor_us = bench::median_of(times.at("floor")) / 1e3;
-      for (const char* name : {"shm", "shm-unregistered", "gloo", "openmpi", "mpi"}) {
+      for (const char* name : {"shm", "shm-unregistered", "gloo", "openmpi", "intelmpi", "mpi"}) {
         if (!times.contains(name)) continue;
         const double ns = bench::median_of(times.at(name));
         const double factor = 2.0 * (settings_.ranks - 1) / settings_.ranks;
@@ -123,6 +125,7 @@ class Run {
       start({beside("bench_collectives_ours"), ours, std::to_string(rank), ranks, bytes}, cores);
       start({beside("bench_collectives_gloo"), gloo, std::to_string(rank), ranks, bytes}, {});
     }
+    start_intel_mpi(bytes, ranks);
     if (find_in_path("mpirun", nullptr).empty() || !is_program(beside("bench_collectives_openmpi"))) {
       std::cerr << "bench_collectives: openmpi and mpi are left out: there is no Open MPI (Debian: libopenmpi-dev)\n";
       return;
@@ -137,6 +140,18 @@ class Run {
     under({beside("bench_collectives_openmpi"), add_team("openmpi-", {"openmpi"}), bytes});
     mpirun.insert(mpirun.end(), {"--bind-to", "none"});  // its second thread wants to run where it can
     under({beside("bench_collectives_ours"), add_team("mpi-", {"mpi"}), "mpi", ranks, bytes});
+  }
+
+  void start_intel_mpi(const std::string& bytes, const std::string& ranks) {
+    const std::string program = beside("bench_collectives_intelmpi");
+    const std::string mpiexec = DTRAIN_SOURCE_DIR "/.deps/impi/bin/mpiexec.hydra";
+    if (!is_program(program) || !is_program(mpiexec)) {
+      std::cerr << "bench_collectives: intelmpi is left out: it is not here (scripts/setup.sh bench fetches it, for "
+                   "x86-64; then configure and build again)\n";
+      return;
+    }
+    start({mpiexec, "-n", ranks, "-genv", "I_MPI_FABRICS", "shm", program, add_team("intelmpi-", {"intelmpi"}), bytes},
+          {});
   }
 
   std::string add_team(const std::string& name, const std::vector<std::string>& subjects) {

@@ -51,8 +51,10 @@ SlowLinkRuns::SlowLinkRuns(const std::vector<Workload>& workloads) {
     for (std::int64_t epoch = 0, batches = 0; batches < workload.steps;
          ++epoch, batches += sampler.batches_per_epoch()) {
       const auto order = sampler.order(epoch);
-      file.write(reinterpret_cast<const char*>(order.data()),
-                 static_cast<std::streamsize>(sizeof order[0]) * sampler.samples_per_epoch());
+      for (std::int64_t i = 0; i < sampler.samples_per_epoch(); ++i) {
+        const std::int64_t sample = order.at(i);
+        file.write(reinterpret_cast<const char*>(&sample), sizeof sample);
+      }
     }
   }
 }

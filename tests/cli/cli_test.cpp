@@ -31,6 +31,36 @@ TEST(Cli, WrongUseIsExitCode2) {
   EXPECT_EQ(dtrain(run, {"logs", "1", "--rank", "-3"}).code, 2);
 }
 
+TEST(Cli, AnUnknownOptionSuggestsTheNearestOfItsCommand) {
+  const TestRun run;
+  const auto error_of = [&](const std::vector<std::string>& words) {
+    const Result result = dtrain(run, words);
+    EXPECT_EQ(result.code, 2) << result.out;
+    return result.err;
+  };
+  EXPECT_THAT(
+      error_of({"launch", "x.yaml", "--sett", "a=b"}),
+      HasSubstr("dtrain launch: there is no option '--sett'; did you mean --set?\n  dtrain launch --help lists"));
+  EXPECT_THAT(error_of({"launch", "--clutser=c.yaml"}), HasSubstr("no option '--clutser'; did you mean --cluster?"))
+      << "said before the missing EXPERIMENT";
+  EXPECT_THAT(error_of({"config", "check", "x.yaml", "--clster", "y"}), HasSubstr("dtrain config check: there is no"));
+  EXPECT_THAT(error_of({"launch", "x.yaml", "--frobnicate"}),
+              testing::AllOf(HasSubstr("there is no option '--frobnicate'\n"), Not(HasSubstr("did you mean"))));
+  EXPECT_THAT(error_of({"--versoin"}), HasSubstr("dtrain: there is no option '--versoin'\n  dtrain --help lists"));
+  EXPECT_THAT(error_of({"task", "lst"}), HasSubstr("dtrain task: there is no command 'lst'; did you mean list?"));
+  EXPECT_THAT(error_of({"config", "frobnicate"}), HasSubstr("the commands are: check, schema"));
+  const std::vector<std::vector<std::string>> commands{
+      {"launch"},       {"config", "check"}, {"config", "schema"}, {"agent", "list"}, {"slot", "list"},
+      {"task", "list"}, {"task", "show"},    {"task", "kill"},     {"task", "wait"},  {"logs"},
+      {"top"},          {"summary"},         {"report"},           {"analyze"},       {"what-if"},
+      {"diff"},         {"trace"},           {"export"},           {"doctor"},        {"completion"},
+      {"version"}};
+  for (std::vector<std::string> words : commands) {
+    words.emplace_back("--hellp");
+    EXPECT_THAT(error_of(words), HasSubstr("did you mean --help?")) << words.front();
+  }
+}
+
 TEST(Cli, Version) {
   const Result result = dtrain(TestRun(), {"version"});
   EXPECT_EQ(result.code, 0);
@@ -53,6 +83,36 @@ TEST(ConfigCheck, SaysOkOrEverythingThatIsWrong) {
   EXPECT_EQ(first.code, 0) << first.err;
   EXPECT_THAT(first.out, HasSubstr("1 slot x 8 records"));
   EXPECT_EQ(dtrain(run, {"config", "check", "--set", "resources.slots_per_trial=1"}).code, 2);
+}
+
+TEST(ConfigCheck, SaysWhatTheExperimentNamesAndIsNotHere) {
+  const TestRun run;
+  const Result program = dtrain(run, {"config", "check", run.experiment(), "--set", "entrypoint=./bin/trial", "--set",
+                                      "initial_weights=none.safetensors"});
+  EXPECT_EQ(program.code, 2) << program.out;
+  EXPECT_THAT(program.err, HasSubstr("entrypoint: there is no program " + (run.folder() / "bin/trial").string()));
+  EXPECT_THAT(program.err,
+              HasSubstr("initial_weights: there is no file " + (run.folder() / "none.safetensors").string()));
+  EXPECT_EQ(program.out, "");
+  const Result python = dtrain(run, {"config", "check", run.experiment(), "--set", "entrypoint=model_def:MyTrial"});
+  EXPECT_THAT(python.err, HasSubstr("it looks like a Python class, which dtrain does not run"));
+
+  const fs::path model = run.folder() / "model.yaml";
+  std::ofstream(model) << "model: net.pt\nloss: mse\noptimizer: {kind: sgd, lr: 0.1}\n"
+                          "data: {format: npy, training: {features: a.npy, target: b.npy},"
+                          " validation: {features: c.npy, target: .}}\n"
+                          "hyperparameters: {global_batch_size: 8}\nsearcher: {max_length: {batches: 1}}\n";
+  std::ofstream(run.folder() / "a.npy") << "x";
+  const Result missing = dtrain(run, {"config", "check", model});
+  EXPECT_EQ(missing.code, 2);
+  for (const char* text :
+       {"model.yaml: model: there is no file ", "net.pt", "data.training.target: there is no file ",
+        "data.validation.features: there is no file ", "data.validation.target: there is no file "}) {
+    EXPECT_THAT(missing.err, HasSubstr(text));
+  }
+  EXPECT_THAT(missing.err, Not(HasSubstr("data.training.features")));
+  const Result file_only = dtrain(run, {"config", "check", "--file-only", model});
+  EXPECT_EQ(file_only.code, 0) << file_only.err;
 }
 
 TEST(ConfigCheck, LooksAtEveryFile) {

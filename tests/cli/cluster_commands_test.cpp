@@ -50,6 +50,36 @@ TEST(Lists, GpusAreAskedWhatTheyAre) {
   EXPECT_EQ(agents.at(0).at("slots"), 1);
 }
 
+TEST(Launch, SaysThatGpusAreNotUsed) {
+  const TestRun run({.batches = 2});
+  const harness::FakeGpus gpus(run.folder());
+  gpus.describe(harness::FakeGpus::two());
+  const std::map<std::string, std::string> environment{{"LD_LIBRARY_PATH", run.folder()}};
+  const std::string warning =
+      "this machine has 2 GPUs (Fake A, Fake B), which are not used: training uses CPUs alone so far";
+  const Result automatic = dtrain(run, {"launch", run.experiment(), "--run-dir", run.run_dir()}, environment);
+  EXPECT_EQ(automatic.code, 0) << automatic.err;
+  EXPECT_EQ(count_of(automatic.out + automatic.err, warning), 1) << automatic.out << automatic.err;
+  EXPECT_THAT(automatic.err, HasSubstr("dtrain: warning: " + warning));
+  EXPECT_THAT(automatic.out, HasSubstr(", cores; not used: 2 GPUs (Fake A, Fake B)\n"));
+  EXPECT_THAT(read_json(run.run_dir() / "plan.json").at("warnings").dump(), HasSubstr(warning));
+
+  const Result meant =
+      dtrain(run, {"launch", run.experiment(), "--dry-run", "--set", "resources.slot_type=cpu"}, environment);
+  EXPECT_THAT(meant.out + meant.err, Not(HasSubstr("GPU")));
+  const TestRun elsewhere;
+  EXPECT_THAT(dtrain(elsewhere, {"launch", elsewhere.experiment(), "--dry-run"}).err, Not(HasSubstr("GPU")));
+
+  // A rank that nobody launched says it in its own log.
+  fs::create_directories(run.folder() / "alone");
+  Command alone(run.folder() / "alone",
+                {rank_program(), run.experiment(), "--run-dir", run.folder() / "alone" / "run", "--set",
+                 "resources.slots_per_trial=1"},
+                environment);
+  EXPECT_EQ(alone.wait().code, 0) << alone.err();
+  EXPECT_EQ(count_of(alone.out() + alone.err(), warning), 1) << alone.out() << alone.err();
+}
+
 TEST(Lists, AgentsOfAClusterFile) {
   const TestRun run;
   const std::string file = run.folder() / "mine.yaml";

@@ -86,7 +86,7 @@ TEST_F(DiffCommand, ARunWithoutStepsIsAnError) {
   std::ofstream(folder_.path() / "empty" / "experiment.yaml") << "name: empty\n";
   const Result result = diff({"before", "empty"});
   EXPECT_EQ(result.code, 1);
-  EXPECT_THAT(result.err, HasSubstr("no steps were recorded"));
+  EXPECT_THAT(result.err, HasSubstr("no batches were recorded"));
   EXPECT_EQ(result.out, "");
 }
 

@@ -27,8 +27,11 @@ if [ "${2-}" = inside ]; then
 fi
 
 PATH=$PATH:/usr/sbin
-[ "$(id -u)" = 0 ] || exit 77
-for program in munged slurmctld slurmd salloc; do command -v $program >/dev/null || exit 77; done
+skip() { echo "slurm_agents_test.sh: $*" >&2; exit 77; }
+[ "$(id -u)" = 0 ] || skip "starting a Slurm needs root"
+for program in munged slurmctld slurmd salloc; do
+  command -v $program >/dev/null || skip "$program is not installed: scripts/setup.sh test"
+done
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 unset DTRAIN_CLUSTER

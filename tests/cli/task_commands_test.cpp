@@ -56,6 +56,37 @@ class Queue : public testing::Test {
   std::vector<std::unique_ptr<Command>> launches_;
 };
 
+// Tasks are numbered by the ledger, runs by the folder that they are launched from: here task 2 is run 1.
+TEST_F(Queue, ATaskAndItsRunAreFoundByEitherNumber) {
+  EXPECT_EQ(launch().wait().describe(), "exit status 0");
+  const fs::path work = run_.folder() / "work";
+  fs::create_directory(work);
+  Command other(work, {bin("dtrain"), "launch", run_.experiment(), "--cluster", run_.folder() / "cluster.yaml"},
+                environment());
+  EXPECT_EQ(other.wait().describe(), "exit status 0") << other.err();
+  const auto said = [&](std::vector<std::string> words) {
+    words.insert(words.begin(), bin("dtrain"));
+    Command command(work, words, environment());
+    command.wait();
+    return command.out() + command.err();
+  };
+  for (const char* task : {"2", "task:2", "run:1", "run:test"}) {
+    EXPECT_EQ(Json::parse(said({"task", "show", task, "--json"})).at("id"), 2) << task;
+    EXPECT_THAT(said({"task", "wait", task}), HasSubstr("task 2 done")) << task;
+    EXPECT_THAT(said({"task", "kill", task}), HasSubstr("task 2 had ended: done")) << task;
+  }
+  for (const char* run : {"1", "run:1", "task:2", "test"}) {
+    EXPECT_THAT(said({"logs", run, "--rank", "0"}), HasSubstr("batch 20")) << run;
+    EXPECT_EQ(Json::parse(said({"top", run, "--once", "--json"})).at("run_dir"), (work / "runs" / "0001-test").string())
+        << run;
+  }
+  EXPECT_EQ(Json::parse(said({"top", "task:1", "--once", "--json"})).at("run_dir"),
+            (run_.folder() / "launch-1" / "run").string());
+  EXPECT_THAT(said({"summary", "task:7"}), HasSubstr("there is no task 7"));
+  EXPECT_THAT(said({"task", "show", "mnist"}), HasSubstr("'mnist' is not the number of a task"));
+  EXPECT_THAT(said({"task", "show", "run:2"}), HasSubstr("no run '2'"));
+}
+
 TEST_F(Queue, TheSecondWaitsBehindTheFirstAndThenTrains) {
   Command& first = endless();
   EXPECT_EQ(state(1), "running");
@@ -79,16 +110,16 @@ TEST_F(Queue, TheSecondWaitsBehindTheFirstAndThenTrains) {
   EXPECT_EQ(first.wait().describe(), "exit status 130") << first.err();
   EXPECT_THAT(first.out(), HasSubstr("dtrain task kill: stopping after the current step"));
   EXPECT_EQ(second.wait().describe(), "exit status 0") << second.out() << second.err();
-  EXPECT_EQ(show(1).at("state"), "cancelled");
+  EXPECT_EQ(show(1).at("state"), "interrupted");
   EXPECT_EQ(show(1).at("reason"), "dtrain task kill");
   const Json shown = show(2);
   std::vector<std::string> states;
   for (const Json& change : shown.at("history")) states.push_back(change.at("state"));
-  EXPECT_THAT(states, testing::ElementsAre("queued", "starting", "running", "completed"));
+  EXPECT_THAT(states, testing::ElementsAre("queued", "starting", "running", "done"));
   EXPECT_EQ(shown.at("claim"), Json::parse(R"([{"agent": "here", "slots": [0, 1]}])"));
   EXPECT_EQ(shown.at("exit_code"), 0);
   EXPECT_THAT(task({"list", "--active", "--json"}).out, "[]\n");
-  EXPECT_THAT(task({"kill", "2"}).out, HasSubstr("had ended: completed (exit code 0)"));
+  EXPECT_THAT(task({"kill", "2"}).out, HasSubstr("had ended: done (exit code 0)"));
 }
 
 TEST_F(Queue, PrioritiesDecideWhoIsNext) {
@@ -108,8 +139,8 @@ TEST_F(Queue, OneThatIsInterruptedWhileItWaitsHasStartedNothing) {
   Command& second = queued();
   second.kill(SIGINT);
   EXPECT_EQ(second.wait().describe(), "exit status 130");
-  EXPECT_THAT(second.out(), HasSubstr("cancelled: SIGINT while it was queued"));
-  EXPECT_EQ(state(2), "cancelled");
+  EXPECT_THAT(second.out(), HasSubstr("interrupted: SIGINT while it was queued"));
+  EXPECT_EQ(state(2), "interrupted");
   EXPECT_FALSE(fs::exists(run_.folder() / "launch-2" / "run" / "plan.json"));
   Command& third = queued();
   task({"kill", "3"});

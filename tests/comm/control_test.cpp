@@ -7,6 +7,7 @@
 
 #include <atomic>
 #include <condition_variable>
+#include <cstdio>
 #include <future>
 #include <mutex>
 #include <thread>
@@ -53,6 +54,23 @@ RankFailure wait_for_failure(ControlPlane& control) {
   auto future = known.get_future();
   if (future.wait_for(std::chrono::seconds(20)) != std::future_status::ready) return {-2, -1, "no failure came"};
   return future.get();
+}
+
+// What a program sees that is started from here, as a trial or a loader may start one.
+std::string descriptors_of_a_child() {
+  FILE* const child = ::popen("ls -l /proc/self/fd | grep socket: | wc -l", "r");
+  char text[32] = {};
+  EXPECT_TRUE(child && std::fgets(text, sizeof text, child));
+  if (child) ::pclose(child);
+  return text;
+}
+
+TEST(Control, AChildSeesNoneOfItsSockets) {
+  const std::string before = descriptors_of_a_child();
+  for (const int size : {2, 3}) {
+    Planes planes{TestWorld(size)};
+    EXPECT_EQ(descriptors_of_a_child(), before) << "a listener, and " << size - 1 << " connections with two ends";
+  }
 }
 
 TEST(Control, StoreCarriesAnyBytesAndGetWaits) {
@@ -172,6 +190,13 @@ TEST(Control, DeadlinesNameWhatAndWhoIsMissing) {
   planes[1].set_step(12);
   EXPECT_THAT(message_of([&] { planes[0].get("nobody sets this"); }), HasSubstr("'nobody sets this' within 500"));
   EXPECT_THAT(message_of([&] { planes[1].get("nor this"); }), HasSubstr("'nor this' within 500"));
+  // Rank 1 should set it: all others wait.
+  const auto setter =
+      AllOf(HasSubstr("'batches' within 500"), HasSubstr("ranks that do not wait for it: rank 1 (pid "),
+            HasSubstr("late: its heartbeats come, at step 12"), Not(HasSubstr("rank 0")), Not(HasSubstr("rank 2")));
+  std::thread other([&] { EXPECT_THAT(message_of([&] { planes[2].get("batches"); }), setter); });
+  EXPECT_THAT(message_of([&] { planes[0].get("batches"); }), setter);
+  other.join();
   const auto missing = AllOf(HasSubstr("'plan' timed out after 500"), HasSubstr("missing: rank 1 (pid "),
                              HasSubstr("late: its heartbeats come, at step 12"), Not(HasSubstr("rank 2")));
   std::thread two([&] { EXPECT_THAT(message_of([&] { planes[2].gather("plan", "2"); }), missing); });

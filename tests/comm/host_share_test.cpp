@@ -102,6 +102,55 @@ TEST(HostShare, AFailureOfTheRunIsTheCauseWhereNobodyListens) {
   }
 }
 
+// What each rank says when `absent` does not come; an empty text of that one.
+std::vector<std::string> errors_without(int absent, const std::vector<int>& members, int size = 3) {
+  TestWorld world(3);
+  world.timeout = std::chrono::milliseconds(400);
+  std::vector<std::string> errors(3);
+  ControlEndpoint endpoint;
+  const auto options = [&](int rank) {
+    ControlOptions mine = world.control_options(rank);
+    mine.world.size = size;  // some ranks may be on other hosts
+    return mine;
+  };
+  const auto server = ControlPlane::serve(options(0), {}, &endpoint);
+  test::run_ranks(3, [&](int rank) {
+    const auto client = rank ? ControlPlane::connect(options(rank), endpoint) : nullptr;
+    ControlPlane& control = rank ? *client : *server;
+    if (rank == absent) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(1000));
+      return;
+    }
+    try {
+      (void)share_on_host(
+          control, "set", [] { return SharedMemory::create("set", 4096); }, members);
+    } catch (const CommError& error) {
+      errors[static_cast<std::size_t>(rank)] = error.what();
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(700));  // the others' time is over, too
+  });
+  return errors;
+}
+
+TEST(HostShare, ATimeOutNamesTheRanksThatAreMissing) {
+  using testing::HasSubstr;
+  auto errors = errors_without(2, {});
+  EXPECT_THAT(errors[0], HasSubstr("'set' was not fetched by every rank of this host within 400"));
+  EXPECT_THAT(errors[0], testing::EndsWith("missing: rank 2 (late: its heartbeats come)"));
+  EXPECT_EQ(errors[1], "") << "it has what it came for";
+  errors = errors_without(0, {});
+  for (const int rank : {1, 2}) {
+    EXPECT_THAT(errors[static_cast<std::size_t>(rank)],
+                testing::AllOf(HasSubstr("'set' was not made within 400"),
+                               testing::EndsWith("missing: rank 0 (late: its heartbeats come)")));
+  }
+  // The ranks of this host are 0, 1 and 3 of four.
+  errors = errors_without(2, {0, 1, 3}, 4);
+  EXPECT_THAT(errors[0], testing::EndsWith("missing: rank 3 (never connected)"));
+  errors = errors_without(2, {}, 4);
+  EXPECT_THAT(errors[0], testing::EndsWith("missing: local rank 2 of host 'test-host'"));
+}
+
 TEST(HostShare, OtherProcessesSeeTheSameMemoryReadOnly) {
   const auto outcomes = test::run_processes(TestWorld(2), [](ControlPlane& control, Communicator& comm) {
     const SharedMemory memory = share_on_host(control, "set", [] { return SharedMemory::create("dtrain-set", 4096); });

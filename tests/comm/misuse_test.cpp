@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <csignal>
 #include <filesystem>
 #include <fstream>
@@ -233,6 +234,39 @@ TEST(Misuse, ACommunicatorClosedEarlyIsToldToTheOthers) {
     EXPECT_THAT(errors[static_cast<std::size_t>(r)],
                 AllOf(HasSubstr("all_reduce(sum, float32, 1000 elements)"), HasSubstr("rank 0 has "),
                       HasSubstr("and has closed its communicator")));
+  }
+}
+
+// As when an exception unwinds the stack between an operation and its wait(): the Buffer goes first, then the
+// communicator, whose destructor can neither complete the operation nor throw. The handle that is left says why.
+TEST(Misuse, ABufferReleasedUnderAnOperationThenTheCommunicator) {
+  for (const int ranks : {2, 3}) {
+    std::vector<std::string> errors(static_cast<std::size_t>(ranks));
+    std::atomic<int> entered{0};
+    test::run_control_ranks(TestWorld(ranks), [&](ControlPlane& control) {
+      auto comm = make_shm_communicator(control, TestWorld(ranks).communicator_options());
+      const int rank = comm->rank();
+      auto buffer = comm->allocate(5000 * sizeof(float));
+      while (rank != 0 && entered == 0) std::this_thread::yield();  // so that rank 0 cannot complete it on entering it
+      Work work = comm->all_reduce(buffer->bytes().data(), 5000, DataType::kFloat32);
+      ++entered;
+      if (rank == 0) {
+        while (entered < ranks) std::this_thread::yield();
+        buffer.reset();
+        comm.reset();
+      }
+      try {
+        work.wait();
+      } catch (const CommError& error) {
+        errors[static_cast<std::size_t>(rank)] = error.what();
+      }
+      control.barrier("all have seen it");
+    });
+    EXPECT_THAT(errors[0], HasSubstr("which rank 0 has released"));
+    for (std::size_t r = 1; r < errors.size(); ++r) {
+      EXPECT_THAT(errors[r], AllOf(HasSubstr("rank 0 has entered but not done its part"),
+                                   HasSubstr("has closed its communicator")));
+    }
   }
 }
 

@@ -57,6 +57,35 @@ TEST(Experiment, TracesTheBatchesItIsTold) {
   EXPECT_GT(all->end_after_batch, 1'000'000'000);
 }
 
+TEST(Experiment, AFileOfDeterminedNeedsNoMoreThanItsContainersKeysLeftOut) {
+  const Experiment experiment = read_text(R"(
+name: cifar10
+entrypoint: ./cifar10 --augment
+data: {url: https://example.com/cifar10.tar.gz}
+hyperparameters:
+  global_batch_size: 512
+  learning_rate: 1e-4
+  dropout: {type: const, val: 0.25}
+resources: {slots_per_trial: 16}
+records_per_epoch: 50000
+searcher:
+  name: single
+  metric: validation_error
+  max_length: {epochs: 32}
+  smaller_is_better: true
+min_validation_period: {epochs: 1}
+min_checkpoint_period: {batches: 0}
+checkpoint_policy: best
+profiling: {enabled: true, begin_on_batch: 0, end_after_batch: null, sync_timings: true}
+environment:
+  environment_variables: [A=b]
+max_restarts: 0
+)");
+  EXPECT_EQ(experiment.resources.slots_per_trial, 16);
+  EXPECT_EQ(experiment.hyperparameters.at("dropout"), 0.25);
+  EXPECT_EQ(experiment.searcher.metric, "validation_error");
+}
+
 TEST(Experiment, EveryDefaultMayBeWrittenOut) {
   EXPECT_NO_THROW(read_text(kLeast + R"(
 description: ""
@@ -117,6 +146,7 @@ min_validation_period: {batches: 100}
 perform_initial_validation: true
 records_per_epoch: 60000
 scheduling_unit: 10
+on_non_finite: stop
 communication: {timeout: 2.5, backend: mpi}
 reproducibility: {experiment_seed: 9223372036854775807}
 data: {path: /data, workers: 2}
@@ -151,6 +181,7 @@ environment:
   EXPECT_TRUE(experiment.perform_initial_validation);
   EXPECT_EQ(experiment.records_per_epoch, 60000);
   EXPECT_EQ(experiment.scheduling_unit, 10);
+  EXPECT_TRUE(experiment.stop_on_non_finite);
   EXPECT_EQ(experiment.communication_timeout, std::chrono::milliseconds(2500));
   EXPECT_EQ(experiment.communication_backend, Backend::kMpi);
   EXPECT_EQ(experiment.experiment_seed, 9223372036854775807u);
@@ -210,7 +241,7 @@ TEST(Experiment, JsonShowsWhatIsInEffectUnderTheKeysOfTheFile) {
           R"(},"searcher":{"metric":"","smaller_is_better":true,"max_length":{"epochs":2}},)"
           R"("min_validation_period":{"batches":0},"perform_initial_validation":false,"max_restarts":0,)"
           R"("records_per_epoch":null,)"
-          R"("scheduling_unit":100,"communication":{"timeout":600,"backend":"auto"},"reproducibility":{"experiment_seed":0},)"
+          R"("scheduling_unit":100,"on_non_finite":"warn","communication":{"timeout":600,"backend":"auto"},"reproducibility":{"experiment_seed":0},)"
           R"("data":{},"initial_weights":null,"environment":{"environment_variables":{}}})");
 }
 

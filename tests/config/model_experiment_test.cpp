@@ -13,7 +13,7 @@ using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::Not;
 
-Experiment read_text(const std::string& text) {
+Experiment read_model_text(const std::string& text) {
   const TemporaryFile file(text);
   return read_experiment(file.path());
 }
@@ -51,7 +51,7 @@ TEST(ModelExperiment, EveryKeyArrives) {
 
 TEST(ModelExperiment, DefaultsAreThoseOfTorchOptim) {
   const auto optimizer = [](const std::string& kind) {
-    return read_text(model_text("{kind: " + kind + ", lr: 0.5}", kIdx)).model->optimizer;
+    return read_model_text(model_text("{kind: " + kind + ", lr: 0.5}", kIdx)).model->optimizer;
   };
   OptimizerSettings expected{.kind = OptimizerKind::kSgd, .lr = 0.5};
   EXPECT_EQ(optimizer("sgd"), expected);
@@ -60,19 +60,20 @@ TEST(ModelExperiment, DefaultsAreThoseOfTorchOptim) {
   expected.kind = OptimizerKind::kAdamW;
   expected.weight_decay = 0.01;
   EXPECT_EQ(optimizer("adamw"), expected);
-  const ModelData data = read_text(model_text("{kind: sgd, lr: 1}", kIdx)).model->data;
+  const ModelData data = read_model_text(model_text("{kind: sgd, lr: 1}", kIdx)).model->data;
   EXPECT_FALSE(data.validation);
   EXPECT_FALSE(data.scale);
 }
 
 TEST(ModelExperiment, SgdHasItsOwnKeys) {
   const std::string text = "{kind: sgd, lr: 1, momentum: 0.9, nesterov: true, weight_decay: 0.1}";
-  const OptimizerSettings settings = read_text(model_text(text, kIdx)).model->optimizer;
+  const OptimizerSettings settings = read_model_text(model_text(text, kIdx)).model->optimizer;
   EXPECT_EQ(settings.momentum, 0.9);
   EXPECT_TRUE(settings.nesterov);
   EXPECT_EQ(settings.weight_decay, 0.1);
-  EXPECT_EQ(read_text(model_text("{kind: sgd, lr: 1, momentum: 1, dampening: 0.25}", kIdx)).model->optimizer.dampening,
-            0.25);
+  EXPECT_EQ(
+      read_model_text(model_text("{kind: sgd, lr: 1, momentum: 1, dampening: 0.25}", kIdx)).model->optimizer.dampening,
+      0.25);
 }
 
 TEST(ModelExperiment, EveryFormatOfData) {
@@ -101,7 +102,8 @@ TEST(ModelExperiment, EveryFormatOfData) {
 
 TEST(ModelExperiment, LearningRateSchedules) {
   const auto schedule = [](const std::string& text) {
-    return read_text(model_text("{kind: sgd, lr: 1, lr_schedule: " + text + "}", kIdx)).model->optimizer.lr_schedule;
+    return read_model_text(model_text("{kind: sgd, lr: 1, lr_schedule: " + text + "}", kIdx))
+        .model->optimizer.lr_schedule;
   };
   EXPECT_EQ(schedule("{kind: constant}"), LrScheduleSettings{});
   EXPECT_EQ(schedule("{kind: step, step_size: 7}"),

@@ -17,7 +17,7 @@ Experiment read_with(const std::vector<std::string>& overrides, const std::strin
   return read_experiment(file.path(), overrides);
 }
 
-std::string error_of(const std::vector<std::string>& overrides, const std::string& text = kLeast) {
+std::string override_error(const std::vector<std::string>& overrides, const std::string& text = kLeast) {
   try {
     read_with(overrides, text);
   } catch (const ConfigErrors& errors) {
@@ -65,14 +65,15 @@ TEST(Overrides, TheLastOneWins) {
 }
 
 TEST(Overrides, RepairAnErrorOfTheFile) {
-  EXPECT_EQ(error_of({"scheduling_unit=5"}, kLeast + "scheduling_unit: none\n"), "accepted");
+  EXPECT_EQ(override_error({"scheduling_unit=5"}, kLeast + "scheduling_unit: none\n"), "accepted");
 }
 
 TEST(Overrides, ErrorsNameTheOverrideByItsNumber) {
-  EXPECT_EQ(error_of({"scheduling_unit=0"}), "--set:1: scheduling_unit: must be a whole number of at least 1, not '0'");
-  EXPECT_EQ(error_of({"name=a", "optimizations.agregation_frequency=2"}),
+  EXPECT_EQ(override_error({"scheduling_unit=0"}),
+            "--set:1: scheduling_unit: must be a whole number of at least 1, not '0'");
+  EXPECT_EQ(override_error({"name=a", "optimizations.agregation_frequency=2"}),
             "--set:2: optimizations.agregation_frequency: unknown key; did you mean 'aggregation_frequency'?");
-  EXPECT_EQ(error_of({"searcher.max_length.batch=3"}),
+  EXPECT_EQ(override_error({"searcher.max_length.batch=3"}),
             "--set:1: searcher.max_length.batch: unknown key; did you mean 'batches'?");
 }
 
@@ -91,13 +92,13 @@ TEST(Overrides, ComeAfterTheErrorsOfTheFile) {
 
 TEST(Overrides, WrongFormsAreErrors) {
   const std::string form = " is not of the form key=value or section.key=value";
-  EXPECT_EQ(error_of({"name"}), "--set:1: 'name'" + form);
-  EXPECT_EQ(error_of({"=3"}), "--set:1: '=3'" + form);
-  EXPECT_EQ(error_of({"a..b=3"}), "--set:1: 'a..b=3'" + form);
-  EXPECT_EQ(error_of({"entrypoint.x=3"}),
+  EXPECT_EQ(override_error({"name"}), "--set:1: 'name'" + form);
+  EXPECT_EQ(override_error({"=3"}), "--set:1: '=3'" + form);
+  EXPECT_EQ(override_error({"a..b=3"}), "--set:1: 'a..b=3'" + form);
+  EXPECT_EQ(override_error({"entrypoint.x=3"}),
             "--set:1: entrypoint.x: cannot be set: 'entrypoint' is 'trial', not a mapping");
-  EXPECT_EQ(error_of({"labels=[a"}), "--set:1: labels: not valid YAML: a list opened with '[' is not closed");
-  EXPECT_EQ(error_of({"data={a: 1, a: 2}"}), "--set:1: data.a: given twice; the first is on line 1");
+  EXPECT_EQ(override_error({"labels=[a"}), "--set:1: labels: not valid YAML: a list opened with '[' is not closed");
+  EXPECT_EQ(override_error({"data={a: 1, a: 2}"}), "--set:1: data.a: given twice; the first is on line 1");
 }
 
 }  // namespace

@@ -65,7 +65,7 @@ def accepted(kind, files):
         part = [str(file) for file in files[start:start + 400]]
         commands = [[*part]] if kind == "experiment" else [["--cluster", file] for file in part]
         for command in commands:
-            result = subprocess.run([DTRAIN, "config", "check", *command], capture_output=True, text=True, check=False)
+            result = subprocess.run([DTRAIN, "config", "check", "--file-only", *command], capture_output=True, text=True, check=False)
             lines = [line.split(": ok: ")[0] for line in result.stdout.splitlines()]
             assert result.returncode == (0 if len(lines) == (len(part) if kind == "experiment" else 1) else 2), result
             ok.update(lines)
@@ -223,7 +223,7 @@ class Drift(unittest.TestCase):
                 for path in {**paths, **{path: [] for path in MORE_VALUES}}:
                     # Elsewhere the bases of an experiment are all the same.
                     special = (("hyperparameters",) if name == "constant" else ("optimizations",)
-                               if "optimizations" in base else ("entrypoint", "model", "loss", "optimizer", "data"))
+                               if "optimizations" in base else ("entrypoint", "model", "loss", "optimizer", "data", "hyperparameters"))
                     if kind == "experiment" and name != "program" and path[0] not in special:
                         continue
                     if put(base, path, 0) is None:
@@ -317,6 +317,84 @@ class Documentation(unittest.TestCase):
 
     def test_cluster(self):
         self.check("cluster", "cluster.md", set())
+
+
+class Advice(unittest.TestCase):
+    """What the analysis tells users to set, can be set: its sentences name no key that is missing, or refused."""
+
+    # Of prose: names of phases and functions, of files, and of what JSON calls things.
+    PHASES = set(re.findall(r'"([a-z_.]+)"', (SOURCE / "runtime" / "profile" / "phase.cpp").read_text()))
+
+    def setUp(self):
+        self.keys, self.documents = {}, {}
+        for kind, bases in BASES.items():
+            for path, parts in walk(schema(kind)).items():
+                name = ".".join(str(key) for key in path if key != 0)
+                self.keys[name] = (kind, path, parts, bases)
+
+    def settable(self, name):
+        """Whether the reader takes a value other than the default."""
+        kind, path, parts, bases = self.keys[name]
+        defaults = [part["default"] for part in parts if "default" in part]
+        values = [value for value in values_to_try(parts) + [{"batches": 7}] if value not in defaults]
+        for base in bases.values():
+            here = [value for value in at(base, path) or [] if value not in defaults]
+            documents = [document for document in (put(base, path, value) for value in here + values) if document]
+            with tempfile.TemporaryDirectory(prefix="dtrain-advice-") as folder:
+                files = [Path(folder) / f"{number:05}.yaml" for number in range(len(documents))]
+                for file, document in zip(files, documents):
+                    file.write_text(json.dumps(document))
+                if accepted(kind, files)[0]:
+                    return True
+        return False
+
+    def sentences(self):
+        """(where, text): literals of the analysis that are prose, adjacent ones joined."""
+        for file in sorted((SOURCE / "runtime" / "analysis").rglob("*.cpp")):
+            if file.parts[-2] in ("trace", "export", "live"):
+                continue
+            for literals in re.findall(r'((?:"(?:[^"\\\n]|\\.)*"\s*)+)', file.read_text()):
+                text = "".join(re.findall(r'"((?:[^"\\\n]|\\.)*)"', literals))
+                if text.count(" ") >= 3 and not text.lstrip().startswith(("<", "#include")):
+                    yield file.name, text
+
+    def code_of_documents(self):
+        """(where, text): what stands in backticks in documents, but for the reference of the files themselves."""
+        for file in sorted((SOURCE / "docs").glob("*.md")):
+            if file.name not in ("experiment.md", "cluster.md"):
+                yield from ((file.name, code) for code in re.findall(r"`([a-z][^`\n]*)`", file.read_text()))
+
+    def check(self, texts, at_least):
+        leaves, sections = {}, set()
+        for name in self.keys:
+            leaves.setdefault(name.rsplit(".", 1)[-1], []).append(name)
+            sections.update(name.split(".")[:-1][:1])
+        sections -= {"data", "hyperparameters"}  # free for the trial
+        named = {}
+        for where, text in texts:
+            for token in re.findall(r"(?<![\w./:])[a-z]\w*(?:\.\w+)*(?![\w(.*])", text):
+                if token in self.PHASES:
+                    continue
+                if "." in token and token.split(".")[0] in sections:
+                    named.setdefault(token, ([token], f"{where}: {text}"))
+                elif "_" in token and token in leaves:
+                    named.setdefault(token, (leaves[token], f"{where}: {text}"))
+        self.assertEqual(set(at_least) - set(named), set())
+        for token, (names, where) in named.items():
+            with self.subTest(token):
+                self.assertTrue(all(name in self.keys for name in names), where)
+                self.assertTrue(any(self.settable(name) for name in names), where)
+
+    def test_of_the_analysis_names_keys_that_can_be_set(self):
+        self.check(self.sentences(), ["optimizations.aggregation_frequency", "scheduling_unit", "min_validation_period"])
+
+    def test_of_the_documents_names_keys_that_can_be_set(self):
+        self.check(self.code_of_documents(), ["resources.priority", "max_restarts"])
+
+    def test_tells_what_is_refused(self):
+        self.assertFalse(self.settable("min_checkpoint_period"))
+        self.assertFalse(self.settable("profiling.sync_timings"))
+        self.assertTrue(self.settable("scheduling_unit"))
 
 
 if __name__ == "__main__":

@@ -166,19 +166,26 @@ TEST_F(IdxTest, SharingHappensOnceAndOthersOnlyMap) {
 }
 
 TEST_F(IdxTest, TruncatedAnywhereNamesFileAndOffset) {
-  for (std::size_t length = 0; length < good_images_.size(); ++length) {
+  for (std::size_t length = 1; length < good_images_.size(); ++length) {
     EXPECT_THAT(failure_of_images(good_images_.substr(0, length)),
                 AllOf(HasSubstr((folder_ / images_).string() + ": offset " + std::to_string(length) + ": truncated")));
   }
   write(images_, good_images_);
-  for (std::size_t length = 0; length < good_labels_.size(); ++length) {
+  for (std::size_t length = 1; length < good_labels_.size(); ++length) {
     EXPECT_THAT(failure_of_labels(good_labels_.substr(0, length)),
                 HasSubstr((folder_ / labels_).string() + ": offset " + std::to_string(length) + ": truncated"));
   }
 }
 
+TEST_F(IdxTest, AnEmptyFileIsSaidToBeEmpty) {
+  EXPECT_THAT(failure_of_images(""), HasSubstr((folder_ / images_).string() + ": the file is empty"));
+  EXPECT_THAT(failure_of_images(gzip("")), HasSubstr("offset 0 of the decompressed data: the file is empty"));
+  EXPECT_THAT(failure_of_images(idx(8, {0, 2, 2}, "")),
+              HasSubstr("offset 4: the file is empty: it holds no sample (dimension 1 is 0)"));
+}
+
 TEST_F(IdxTest, TruncatedBeforeCompressionNamesTheDecompressedOffset) {
-  for (std::size_t length = 0; length < good_images_.size(); ++length) {
+  for (std::size_t length = 1; length < good_images_.size(); ++length) {
     EXPECT_THAT(failure_of_images(gzip(good_images_.substr(0, length))),
                 HasSubstr(images_ + ": offset " + std::to_string(length) + " of the decompressed data: truncated"));
   }
@@ -190,7 +197,8 @@ TEST_F(IdxTest, TruncatedGzipIsAnErrorAtEveryLength) {
     EXPECT_THAT(failure_of_images(packed.substr(0, length)),
                 ::testing::AnyOf(HasSubstr("truncated: the file ends inside its gzip data (byte " +
                                            std::to_string(length) + " of the file)"),
-                                 HasSubstr("truncated: a file of this size cannot hold it"), HasSubstr("magic number")))
+                                 HasSubstr("truncated: a file of this size cannot hold it"), HasSubstr("magic number"),
+                                 HasSubstr("the file is empty")))
         << length;
   }
 }
@@ -258,7 +266,7 @@ TEST_F(IdxTest, CountsThatDiffer) {
 }
 
 TEST_F(IdxTest, EmptyDimension) {
-  EXPECT_THAT(failure_of_images(idx(8, {3, 0, 2}, "")), HasSubstr("offset 8: dimension 2 is 0"));
+  EXPECT_THAT(failure_of_images(idx(8, {3, 0, 2}, "")), HasSubstr("offset 8: dimension 2 is 0: its samples are empty"));
 }
 
 TEST_F(IdxTest, HugeDimensionsTakeNoMemory) {

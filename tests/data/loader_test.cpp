@@ -5,7 +5,9 @@
 #include <chrono>
 #include <condition_variable>
 #include <cstring>
+#include <filesystem>
 #include <future>
+#include <iterator>
 #include <mutex>
 #include <set>
 #include <stdexcept>
@@ -105,7 +107,7 @@ TEST_P(LoaderTest, GivesTheSamplersBatchesInOrder) {
       const auto batch = loader.next();
       ASSERT_TRUE(batch);
       const auto expected = sampler.batch(order, b);
-      ASSERT_EQ(indices(*batch), std::vector<std::int64_t>(expected.begin(), expected.end()));
+      ASSERT_EQ(indices(*batch), expected);
     }
     EXPECT_FALSE(loader.next());
     EXPECT_FALSE(loader.next());
@@ -178,7 +180,7 @@ TEST_P(LoaderTest, AnErrorComesInItsPlaceAndTheEpochGoesOn) {
     const auto batch = loader.next();
     ASSERT_TRUE(batch);
     const auto expected = sampler.batch(order, b);
-    EXPECT_EQ(indices(*batch), std::vector<std::int64_t>(expected.begin(), expected.end()));
+    EXPECT_EQ(indices(*batch), expected);
   }
   EXPECT_FALSE(loader.next());
 }
@@ -191,18 +193,50 @@ TEST_P(LoaderTest, ANewEpochDropsTheRestOfTheOld) {
     const auto order = sampler.order(epoch);
     for (std::int64_t b = 0; b < epoch % 4; ++b) {
       const auto expected = sampler.batch(order, b);
-      ASSERT_EQ(indices(*loader.next()), std::vector<std::int64_t>(expected.begin(), expected.end()));
+      ASSERT_EQ(indices(*loader.next()), expected);
     }
   }
 }
 
+// Then its threads are gone, nothing holds or reads the data set any more, and what it has handed out stays as it was.
 TEST_P(LoaderTest, EndsCleanlyAtAnyMoment) {
+  const auto threads = [] {
+    return std::distance(std::filesystem::directory_iterator("/proc/self/task"), std::filesystem::directory_iterator());
+  };
+  const auto threads_before = threads();
   for (int taken = 0; taken < 40; ++taken) {
-    SampleLoader loader(dataset_, options_);
-    if (taken % 5 == 0) continue;
-    loader.start_epoch(taken);
-    for (int b = 0; b < taken % 14; ++b) loader.next();
+    std::vector<HostBatch> batches;
+    std::vector<std::vector<std::int64_t>> contents;
+    {
+      SampleLoader loader(dataset_, options_);
+      if (taken % 5 != 0) loader.start_epoch(taken);
+      for (int b = 0; b < taken % 14; ++b) {
+        auto batch = loader.next();
+        ASSERT_EQ(batch.has_value(), taken % 5 != 0 && b < loader.batches_per_epoch()) << taken << ", batch " << b;
+        if (!batch) continue;
+        contents.push_back(indices(*batch));
+        batches.push_back(std::move(*batch));
+      }
+    }
+    const int reads = dataset_->reads;
+    EXPECT_EQ(dataset_.use_count(), 1) << taken;
+    EXPECT_TRUE(eventually([&] { return threads() == threads_before; })) << taken;
+    EXPECT_EQ(dataset_->reads, reads) << taken;
+    for (std::size_t i = 0; i < batches.size(); ++i) EXPECT_EQ(indices(batches[i]), contents[i]) << taken;
   }
+}
+
+TEST_P(LoaderTest, EndsOnceAReadThatGoesOnHasEnded) {
+  if (GetParam() == 0) GTEST_SKIP() << "nothing is read unless asked for";
+  auto loader = std::make_unique<SampleLoader>(dataset_, options_);
+  dataset_->shut();
+  loader->start_epoch(0);
+  ASSERT_TRUE(eventually([&] { return dataset_->reads > 0; }));
+  auto ended = std::async(std::launch::async, [&] { loader.reset(); });
+  EXPECT_EQ(ended.wait_for(std::chrono::milliseconds(20)), std::future_status::timeout) << "it still writes there";
+  dataset_->open();
+  EXPECT_EQ(ended.wait_for(kDeadline), std::future_status::ready);
+  EXPECT_EQ(dataset_.use_count(), 1);
 }
 
 INSTANTIATE_TEST_SUITE_P(Prefetch, LoaderTest, ::testing::Values(0, 1, 2, 7));
@@ -244,7 +278,7 @@ TEST(Loader, ABatchBeingReadForAnAbandonedEpochIsNotHandedOut) {
   const Sampler sampler(100, {.batch_size = 10, .seed = 1});
   const auto order = sampler.order(1);
   const auto expected = sampler.batch(order, 0);
-  EXPECT_EQ(indices(*loader.next()), std::vector<std::int64_t>(expected.begin(), expected.end()));
+  EXPECT_EQ(indices(*loader.next()), expected);
 }
 
 TEST(Loader, DestructionWaitsForTheBatchBeingRead) {

@@ -97,8 +97,14 @@ TEST_F(NpyTest, WhatIsNotReadIsNamedWithWhatWouldDo) {
   EXPECT_THAT(refused(npy(dictionary("'<f4'", "(3, 0)"), "")), HasSubstr("dimension 2 is 0"));
 }
 
+TEST_F(NpyTest, AnEmptyFileIsSaidToBeEmpty) {
+  EXPECT_THAT(refused(""), HasSubstr((folder_ / "x").string() + ": the file is empty"));
+  EXPECT_THAT(refused(npy(dictionary("'<f4'", "(0, 3)"), "")),
+              HasSubstr("the file is empty: it holds no sample (dimension 1 is 0)"));
+}
+
 TEST_F(NpyTest, TruncatedAnywhereNamesFileAndOffset) {
-  for (std::size_t length = 0; length < good_features_.size(); ++length) {
+  for (std::size_t length = 1; length < good_features_.size(); ++length) {
     EXPECT_THAT(refused(good_features_.substr(0, length)),
                 HasSubstr((folder_ / "x").string() + ": offset " + std::to_string(length) + ": truncated"));
   }

@@ -10,7 +10,7 @@ namespace {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
-using Shape = std::vector<std::int64_t>;
+using TensorShape = std::vector<std::int64_t>;
 
 std::string safetensors(const std::string& header, const std::string& payload) {
   const std::uint64_t length = header.size();
@@ -41,7 +41,7 @@ TEST_F(SafetensorsTest, FeaturesAndTargetComeAsTheyAre) {
   ASSERT_EQ(dataset->size(), 3);
   EXPECT_EQ(dataset->fields()[0].name, "features");
   EXPECT_EQ(dataset->fields()[0].type, ElementType::kFloat32);
-  EXPECT_EQ(dataset->fields()[0].shape, Shape{2});
+  EXPECT_EQ(dataset->fields()[0].shape, TensorShape{2});
   EXPECT_EQ(dataset->fields()[1].name, "target");
   EXPECT_EQ(dataset->fields()[1].type, ElementType::kUint8);
   EXPECT_EQ(read_field<float>(*dataset, 0, {2, 0}), (std::vector<float>{5, 6, 1, 2}));
@@ -80,7 +80,8 @@ TEST_F(SafetensorsTest, TensorsThatMakeNoDataSet) {
 }
 
 TEST_F(SafetensorsTest, TruncatedAnywhereNamesFileAndOffset) {
-  for (std::size_t length = 0; length < good_.size(); ++length) {
+  EXPECT_THAT(refused(""), HasSubstr((folder_ / "file").string() + ": the file is empty"));
+  for (std::size_t length = 1; length < good_.size(); ++length) {
     EXPECT_THAT(refused(good_.substr(0, length)), HasSubstr((folder_ / "file").string() + ": offset ")) << length;
   }
   EXPECT_THAT(refused(good_ + "abc"),

@@ -2,6 +2,7 @@
 #include "dtrain/data/sampler.h"
 
 #include <algorithm>
+#include <fstream>
 #include <map>
 #include <numeric>
 #include <vector>
@@ -21,10 +22,7 @@ std::vector<Batch> batches(std::int64_t size, const SamplerOptions& options, std
   const Sampler sampler(size, options);
   const auto order = sampler.order(epoch);
   std::vector<Batch> all;
-  for (std::int64_t b = 0; b < sampler.batches_per_epoch(); ++b) {
-    const auto batch = sampler.batch(order, b);
-    all.emplace_back(batch.begin(), batch.end());
-  }
+  for (std::int64_t b = 0; b < sampler.batches_per_epoch(); ++b) all.push_back(sampler.batch(order, b));
   return all;
 }
 
@@ -61,10 +59,98 @@ TEST(Permutation, EveryOrderIsEquallyLikely) {
   EXPECT_LT(chi_squared, 50.0);  // 23 degrees of freedom: above 49.7 once in a thousand; the draws are fixed
 }
 
+// Above kListed samples the order is computed sample by sample.
+constexpr std::int64_t kLarge = EpochOrder::kListed + 1;
+
+TEST(EpochOrder, HoldsEverySampleOnceAtAnySize) {
+  for (const std::int64_t size :
+       {std::int64_t{1}, std::int64_t{2}, std::int64_t{3}, kLarge - 2, kLarge - 1, kLarge, std::int64_t{100'001},
+        std::int64_t{131'072}, std::int64_t{131'073}, std::int64_t{1'000'003}}) {
+    const EpochOrder order(size, 42, 3);
+    std::vector<bool> seen(static_cast<std::size_t>(size));
+    for (std::int64_t i = 0; i < size; ++i) {
+      const std::int64_t sample = order.at(i);
+      ASSERT_TRUE(sample >= 0 && sample < size) << sample << " of " << size;
+      ASSERT_FALSE(seen[static_cast<std::size_t>(sample)]) << sample << " twice, of " << size;
+      seen[static_cast<std::size_t>(sample)] = true;
+    }
+  }
+}
+
+TEST(EpochOrder, DependsOnSizeSeedAndEpochAlone) {
+  const auto first = [](const EpochOrder& order) {
+    Batch samples;
+    for (std::int64_t i = 0; i < 50; ++i) samples.push_back(order.at(i));
+    return samples;
+  };
+  const Batch samples = first({kLarge, 1, 2});
+  EXPECT_EQ(samples, first({kLarge, 1, 2}));
+  EXPECT_NE(samples, first({kLarge, 1, 3}));
+  EXPECT_NE(samples, first({kLarge, 2, 2}));
+  EXPECT_NE(samples, first({kLarge, 2, 1}));
+  EXPECT_EQ(EpochOrder(kLarge).at(17), 17);
+}
+
+// A resumed or repeated run of another build must see the same order: a change here breaks reproducibility.
+TEST(EpochOrder, KnownOrder) {
+  const EpochOrder order(1'000'003, 7, 5);
+  Batch samples;
+  for (std::int64_t i = 0; i < 5; ++i) samples.push_back(order.at(i));
+  EXPECT_THAT(samples, ::testing::ElementsAre(38359, 419179, 830640, 387926, 846029));
+}
+
+// Where a sample goes is equally likely anywhere, whatever the epoch; and neighbours do not stay neighbours.
+TEST(EpochOrder, IsEven) {
+  constexpr std::int64_t kSize = 100'003;
+  constexpr int kCells = 16, kEpochs = 400, kPositions = 16;
+  std::vector<std::vector<int>> counts(kPositions, std::vector<int>(kCells));
+  std::int64_t rising = 0, draws = 0;
+  double distance = 0;
+  for (int epoch = 0; epoch < kEpochs; ++epoch) {
+    const EpochOrder order(kSize, 9, epoch);
+    for (int i = 0; i < kPositions; ++i) {
+      const std::int64_t position = i * (kSize / kPositions);
+      const std::int64_t here = order.at(position), next = order.at(position + 1);
+      ++counts[static_cast<std::size_t>(i)][static_cast<std::size_t>(here * kCells / kSize)];
+      rising += next > here;
+      distance += static_cast<double>(std::abs(next - here)) / static_cast<double>(kSize);
+      ++draws;
+    }
+  }
+  double chi_squared = 0;
+  constexpr double kExpected = static_cast<double>(kEpochs) / kCells;
+  for (const auto& cells : counts) {
+    for (const int count : cells) chi_squared += (count - kExpected) * (count - kExpected) / kExpected;
+  }
+  EXPECT_LT(chi_squared, 310.0);  // 240 degrees of freedom: above 309 once in five hundred; the draws are fixed
+  EXPECT_NEAR(static_cast<double>(rising) / static_cast<double>(draws), 0.5, 0.02);
+  EXPECT_NEAR(distance / static_cast<double>(draws), 1.0 / 3, 0.02);  // of two independent places
+}
+
+std::int64_t resident_bytes() {
+  std::int64_t total = 0, resident = 0;
+  std::ifstream("/proc/self/statm") >> total >> resident;
+  return resident * 4096;
+}
+
+TEST(EpochOrder, TakesLessThanAMegabyteOfMemory) {
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+  GTEST_SKIP() << "a sanitizer keeps several bytes of its own for each byte that is touched";
+#endif
+  for (const std::int64_t size : {kLarge - 1, std::int64_t{50'000'003}}) {
+    const std::int64_t before = resident_bytes();
+    const Sampler sampler(size, {.batch_size = 8, .rank = 1, .world_size = 3, .seed = 5});
+    const auto order = sampler.order(4);
+    EXPECT_EQ(sampler.batch(order, sampler.batches_per_epoch() - 1).size(), 8u);
+    EXPECT_LT(resident_bytes() - before, 1 << 20) << size;
+  }
+}
+
 TEST(Sampler, RanksTogetherSeeTheGlobalBatchesOfOneRank) {
   for (const int world : {1, 2, 3, 4}) {
     for (const std::int64_t batch : {1, 2, 5}) {
-      for (const std::int64_t size : {20, 61, 100}) {
+      for (const std::int64_t size : {std::int64_t{20}, std::int64_t{61}, std::int64_t{100}, kLarge + 6}) {
+        if (size == kLarge + 6 && batch != 5) continue;
         const auto whole = batches(size, {.batch_size = world * batch, .seed = 5}, 2);
         std::vector<Batch> joined(whole.size());
         for (int rank = 0; rank < world; ++rank) {

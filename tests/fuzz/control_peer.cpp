@@ -90,7 +90,7 @@ std::string to_bytes(Input input, bool lines_are_frames) {
   const std::string text(input.begin(), input.end());
   if (!lines_are_frames) return text;
   std::string bytes;
-  for (const auto& line : split(text, '\n')) {
+  for (const auto& line : dtrain::split(text, '\n')) {
     for (int shift = 24; shift >= 0; shift -= 8) bytes.push_back(static_cast<char>(line.size() >> shift & 255));
     bytes += line;
   }

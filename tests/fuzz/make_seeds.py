@@ -94,8 +94,8 @@ searcher: {metric: loss, max_length: {records: 100}}
 
 hello = b'{"t":"hello","protocol":1,"session":"fuzz","generation":0,"rank":1,"size":2,"pid":1,"nonce":"00","proof":"@proof"}'
 peer = [b'{"t":"beat","step":3}', b'{"t":"get","k":"k","id":0}', b'{"t":"set","k":"a","v":{"hex":"ff00"}}',
-        b'{"t":"get","k":"later","id":1}', b'{"t":"gather","n":"g","v":"x"}', b'{"t":"who","n":"g"}', b'{"t":"noted"}',
-        b'{"t":"ping","id":1}',
+        b'{"t":"get","k":"later","id":1}', b'{"t":"gather","n":"g","v":"x"}', b'{"t":"who","n":"g"}',
+        b'{"t":"who-sets","n":"later"}', b'{"t":"noted"}', b'{"t":"ping","id":1}',
         b'{"t":"set","k":"later","v":"x"}']
 write("control_server", "stranger", b"\0" + struct.pack(">I", len(hello)) + hello)
 write("control_server", "hello", b"\2" + b"\n".join([hello, *peer]))

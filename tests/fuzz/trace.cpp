@@ -12,17 +12,17 @@ namespace {
 namespace fs = std::filesystem;
 
 // One run folder for all inputs, in memory, gone when the program ends.
-class RunFolder {
+class TraceFolder {
  public:
-  RunFolder() {
+  TraceFolder() {
     std::string name = "/dev/shm/dtrain-fuzz-XXXXXX";
     if (::mkdtemp(name.data()) == nullptr) throw std::runtime_error("cannot make a folder in /dev/shm");
     path_ = name;
     fs::create_directory(path_ / "profile");
   }
-  ~RunFolder() { fs::remove_all(path_); }
-  RunFolder(const RunFolder&) = delete;
-  RunFolder& operator=(const RunFolder&) = delete;
+  ~TraceFolder() { fs::remove_all(path_); }
+  TraceFolder(const TraceFolder&) = delete;
+  TraceFolder& operator=(const TraceFolder&) = delete;
   const fs::path& path() const { return path_; }
 
  private:
@@ -32,7 +32,7 @@ class RunFolder {
 }  // namespace
 
 void dtrain::fuzz::trace(Input input) {
-  static const RunFolder folder;
+  static const TraceFolder folder;
   const fs::path file = folder.path() / "profile" / "trace-rank-0000.json.gz";
   std::ofstream(file, std::ios::binary)
       .write(reinterpret_cast<const char*>(input.data()), static_cast<std::streamsize>(input.size()));

@@ -1,5 +1,6 @@
 // The bits of floating point results: in which order, in which precision, and always the same.
 #include <bit>
+#include <cmath>
 #include <cstring>
 
 #include "conformance_data.h"
@@ -101,10 +102,66 @@ void the_same_bits(Communicator& comm) {
   }
 }
 
+// Whether element i of this rank is NaN: of every n + 2 elements each rank has one alone, all ranks have one, and one
+// is a number everywhere.
+bool has_nan(const Communicator& comm, std::size_t i, int rank) {
+  const auto n = static_cast<std::size_t>(comm.world_size());
+  const std::size_t pattern = i % (n + 2);
+  return pattern == n || pattern == static_cast<std::size_t>(rank);
+}
+
+void expect_rank_zeros_bits(Communicator& comm, const std::byte* data, std::size_t bytes, const std::string& what) {
+  std::vector<std::byte> theirs(data, data + bytes);
+  comm.broadcast(theirs.data(), bytes, DataType::kUint8, 0).wait();
+  EXPECT_EQ(std::memcmp(theirs.data(), data, bytes), 0) << what << ": rank 0 has other bits";
+}
+
+void nan_in_minimum_and_maximum(const ConformanceTraits& traits, Communicator& comm) {
+  constexpr std::size_t kMost = 4099;
+  Areas areas(comm, kMost * 8);
+  const int n = comm.world_size();
+  for (const DataType type : {DataType::kFloat16, DataType::kBfloat16, DataType::kFloat32, DataType::kFloat64}) {
+    for (const comm::ReduceOp op : {comm::ReduceOp::kMin, comm::ReduceOp::kMax}) {
+      const auto wanted = reduced_values(type, op, n, kMost, 6);
+      for (const Placing placing : kAllPlacings) {
+        for (const std::size_t count : {std::size_t{9}, kMost}) {
+          for (const double scale : {1.0, 0.5}) {
+            if (scale != 1.0 && !traits.exact_scaling) continue;
+            std::byte* const data = areas.in(placing);
+            fill_small(type, data, count, comm.rank(), 6);
+            for (std::size_t i = 0; i < count; ++i) {
+              if (has_nan(comm, i, comm.rank())) store_element(type, data, i, std::nan(""));
+            }
+            comm.all_reduce(data, count, type, {.op = op, .pre_scale = scale}).wait();
+            const std::string what = std::string(name_of(op)) + " " + std::string(name_of(type)) + " x" +
+                                     std::to_string(count) + " " + name_of(placing) + " scaled by " +
+                                     std::to_string(scale);
+            std::size_t wrong = 0;
+            for (std::size_t i = 0; i < count; ++i) {
+              int nans = 0;
+              for (int r = 0; r < n; ++r) nans += has_nan(comm, i, r) ? 1 : 0;
+              const double got = load_floating(type, data, i);
+              if (nans == 0) {
+                wrong += got != wanted[i] * scale;
+              } else if (nans == n || traits.nan_wins) {
+                wrong += !std::isnan(got);
+              }
+            }
+            EXPECT_EQ(wrong, 0u) << what;
+            expect_rank_zeros_bits(comm, data, count * size_of(type), what);
+          }
+        }
+      }
+    }
+  }
+}
+
 }  // namespace
 
 std::vector<ConformanceCase> exactness_cases(const ConformanceTraits& traits) {
-  std::vector<ConformanceCase> cases{{"TheSameBits", the_same_bits}};
+  std::vector<ConformanceCase> cases{
+      {"TheSameBits", the_same_bits},
+      {"NanInMinimumAndMaximum", [traits](Communicator& comm) { nan_in_minimum_and_maximum(traits, comm); }}};
   if (traits.rank_order) cases.push_back({"RankOrder", rank_order});
   if (traits.wide_sums && traits.rank_order)
     cases.push_back({"NarrowTypesAreSummedWide", narrow_types_are_summed_wide});

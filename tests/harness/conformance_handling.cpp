@@ -1,5 +1,7 @@
 // Handles: many in flight, any order of waiting, groups, dropped ones, times.
 #include <algorithm>
+#include <array>
+#include <chrono>
 #include <random>
 #include <thread>
 
@@ -103,10 +105,53 @@ void dropped_handles(Communicator& comm) {
   EXPECT_EQ(data[9'999], static_cast<float>(comm.world_size()));
 }
 
+// Nothing but small ones, far more than a queue is deep, by ranks that are not in step.
+void many_small_in_flight(Communicator& comm) {
+  constexpr std::size_t kOperations = 1000;
+  std::vector<std::array<std::int64_t, 5>> data(kOperations);
+  std::vector<Work> works;
+  for (std::size_t i = 0; i < kOperations; ++i) {
+    if (i % 250 == 249 && comm.rank() == static_cast<int>(i / 250) % comm.world_size()) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(3));
+    }
+    data[i].fill(comm.rank() + static_cast<std::int64_t>(i));
+    works.push_back(comm.all_reduce(data[i].data(), data[i].size(), DataType::kInt64));
+  }
+  works.back().wait();
+  const auto n = static_cast<std::int64_t>(comm.world_size());
+  for (std::size_t i = 0; i < kOperations; ++i) {
+    EXPECT_TRUE(works[i].test()) << "operations complete in the order of issue";
+    for (const std::int64_t x : data[i]) EXPECT_EQ(x, n * (n - 1) / 2 + n * static_cast<std::int64_t>(i));
+  }
+}
+
+// A handle tells of its own operation, however many come after it.
+void kept_handles(Communicator& comm) {
+  std::int32_t one = 1;
+  std::vector<std::int32_t> two(2, 1);
+  Work first = comm.all_reduce(&one, 1, DataType::kInt32);
+  first.wait();
+  const auto sequence = first.sequence();
+  const auto ended = first.timing().ended;
+  for (int i = 0; i < 3; ++i) comm.all_reduce(two.data(), 2, DataType::kInt32).wait();
+  Work second = comm.all_reduce(two.data(), 2, DataType::kInt32);
+  second.wait();
+  EXPECT_EQ(first.sequence(), sequence);
+  EXPECT_EQ(first.timing().ended, ended);
+  EXPECT_EQ(first.bytes(), sizeof one);
+  EXPECT_EQ(second.sequence(), sequence + 4);
+  EXPECT_EQ(second.bytes(), 2 * sizeof one);
+  EXPECT_TRUE(first.test());
+}
+
 }  // namespace
 
 std::vector<ConformanceCase> handling_cases() {
-  return {{"ManyInFlight", many_in_flight}, {"Groups", groups}, {"DroppedHandles", dropped_handles}};
+  return {{"ManyInFlight", many_in_flight},
+          {"ManySmallInFlight", many_small_in_flight},
+          {"Groups", groups},
+          {"DroppedHandles", dropped_handles},
+          {"KeptHandles", kept_handles}};
 }
 
 std::vector<ConformanceCase> conformance_cases(const ConformanceTraits& traits) {

@@ -27,7 +27,8 @@ std::string title(const char* what, DataType type, ReduceOp op, std::size_t coun
 
 std::vector<std::size_t> sizes_of(DataType type, ReduceOp op) {
   if (op != ReduceOp::kSum) return {3, 65, 1031};
-  if (type == DataType::kFloat32 || type == DataType::kBfloat16) return {0, 1, 3, 17, 64, 65, 1000, 4099, kLargest};
+  if (type == DataType::kFloat32 || type == DataType::kBfloat16)
+    return {0, 1, 3, 4, 5, 17, 64, 65, 256, 257, 1000, 4099, kLargest};
   return {0, 1, 65, 4099};
 }
 

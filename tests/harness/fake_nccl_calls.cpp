@@ -1,6 +1,7 @@
 #include "harness/fake_nccl_calls.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 
 #include "dtrain/comm/types.h"
@@ -30,15 +31,29 @@ DataType type_of(ncclDataType_t type) {
   }
 }
 
+// As NCCL 2.28 has it (reduce_kernel.h): of a number and a NaN, the number.
+double larger(double a, double b) {
+  return std::fmax(a, b);
+}
+double smaller(double a, double b) {
+  return std::fmin(a, b);
+}
+std::int64_t larger(std::int64_t a, std::int64_t b) {
+  return std::max(a, b);
+}
+std::int64_t smaller(std::int64_t a, std::int64_t b) {
+  return std::min(a, b);
+}
+
 template <class Value>
 Value combine(ncclRedOp_t op, Value a, Value b) {
   switch (static_cast<int>(op)) {
     case ncclProd:
       return static_cast<Value>(a * b);
     case ncclMax:
-      return std::max(a, b);
+      return static_cast<Value>(larger(a, b));
     case ncclMin:
-      return std::min(a, b);
+      return static_cast<Value>(smaller(a, b));
     default:
       return static_cast<Value>(a + b);
   }

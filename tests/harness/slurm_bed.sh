@@ -77,12 +77,11 @@ for i in "${!nodes[@]}"; do
   mkdir -p "$folder/spool/${nodes[$i]}"
 done
 echo "PartitionName=all Nodes=$(IFS=,; echo "${nodes[*]}") Default=YES State=UP" >>"$folder/slurm.conf"
-# Two hosts on one machine: /dev/shm is each one's own, unlike /tmp; which control groups there are cannot be seen in a
-# namespace that ip has made, and none are used.
-if [ -n "${TWO_HOSTS:-}" ]; then
-  echo "PMIxCliTmpDirBase=/dev/shm" >"$folder/mpi.conf"
-  echo "CgroupPlugin=cgroup/v1" >"$folder/cgroup.conf"
-fi
+# No control groups are used, and none may be mounted: in a container, or in a namespace that ip has made. Left to itself, slurmd
+# looks for them and gives up.
+echo "CgroupPlugin=cgroup/v1" >"$folder/cgroup.conf"
+# Two hosts on one machine: /dev/shm is each one's own, unlike /tmp.
+[ -z "${TWO_HOSTS:-}" ] || echo "PMIxCliTmpDirBase=/dev/shm" >"$folder/mpi.conf"
 export SLURM_CONF=$folder/slurm.conf
 for _ in $(seq 100); do [ -S "$folder/munge.socket" ] && break; sleep 0.05; done
 on "${nodes[0]}" slurmctld -D -i -f "$SLURM_CONF" >"$folder/slurmctld.log" 2>&1 &

@@ -59,8 +59,8 @@ shape() {  # RATE [LINK]
     # A burst of a millisecond or two; a queue that holds 50 ms, as a router's does.
     case $1 in
       unshaped) ;;
-      *gbit) inside $host tc qdisc add dev "$link" root tbf rate "$1" burst 256kb latency 20ms ;;
-      *) inside $host tc qdisc add dev "$link" root tbf rate "$1" burst 32kb latency 50ms ;;
+      *gbit) inside $host tc qdisc add dev "$link" root tbf rate "$1" burst 256kb latency 20ms || return ;;
+      *) inside $host tc qdisc add dev "$link" root tbf rate "$1" burst 32kb latency 50ms || return ;;
     esac
   done
 }
@@ -88,6 +88,7 @@ SSHD
              echo up >'$folder/ready.$host'; while :; do sleep 1000 & wait \$!; done" \
     </dev/null >"$folder/log.$host" 2>&1 &
   local starter=$! i
+  disown "$starter"  # so that its end is not told
   for ((i = 0; i < 1000; i++)); do
     [ -s "$folder/ready.$host" ] && other=$(pgrep -P "$starter" -x bash) && [ -n "$other" ] && break
     sleep 0.02
@@ -127,15 +128,17 @@ up() {  # RATE [RATE1]
   ssh-keygen -q -t ed25519 -N '' -f "$folder/user_key"
   for host in a b; do
     echo "dtrain-$id-$host" >"$folder/namespace.$host"
-    ip netns add "dtrain-$id-$host"
+    ip netns add "dtrain-$id-$host" || skip "this machine makes no network namespaces"
   done
   for ((link = 0; link < $#; link++)); do
-    ip link add "link$link" netns "dtrain-$id-a" type veth peer name "link$link" netns "dtrain-$id-b"
+    ip link add "link$link" netns "dtrain-$id-a" type veth peer name "link$link" netns "dtrain-$id-b" ||
+      skip "this machine makes no links between namespaces (the kernel's veth)"
     ip -n "dtrain-$id-a" addr add "10.71.$((link + 1)).1/24" dev "link$link"
     ip -n "dtrain-$id-b" addr add "10.71.$((link + 1)).2/24" dev "link$link"
     for host in a b; do ip -n "dtrain-$id-$host" link set "link$link" up; done
   done
   for host in a b; do start_host $host; done
+  for host in a b; do inside $host true || die "cannot enter host $host"; done
   cat >"$folder/ssh_config" <<SSH
 Host *
   User root
@@ -149,7 +152,7 @@ Host *
 SSH
   local rates=("$@")
   for ((link = 0; link < $#; link++)); do
-    shape "${rates[$link]}" "link$link"
+    shape "${rates[$link]}" "link$link" || skip "this machine shapes no links (the kernel's sch_tbf)"
   done
   # Outlives this script, ends with its caller.
   setsid bash -c "tail --pid=$owner -f /dev/null; exec '$(readlink -f "$0")' down '$folder'" </dev/null >/dev/null 2>&1 &

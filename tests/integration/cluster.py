@@ -47,6 +47,16 @@ class Launching(ClusterTest):
         cores = max(1, int(on_host("a", "nproc")) // 2)
         self.assertEqual(said, [f"dark green {cores} passive WARN {cores}"] * 4)
 
+    def test_the_secret_is_in_no_variable_and_its_file_is_gone_once_all_have_connected(self):
+        running = self.start(self.cluster(), self.experiment(), ENDLESS).reached(5)
+        for host in "ab":
+            environment = on_host(host, "sh", "-c", "cat /proc/$(pgrep -n rank_program)/environ | tr '\\0' '\\n'").splitlines()
+            self.assertEqual([line for line in environment if line.startswith("DTRAIN_SECRET=")], [])
+            (file,) = (line.partition("=")[2] for line in environment if line.startswith("DTRAIN_SECRET_FILE="))
+            self.assertIn("No such file", on_host(host, "ls", file))
+        on_host("a", "pkill", "-INT", "-x", "dtrain")
+        self.assertNotIn("secret", running.wait().expect(130).output)
+
     def test_interrupted_it_stops_after_the_step_everywhere(self):
         running = self.start(self.cluster(), self.experiment(), ENDLESS).reached(5)
         on_host("a", "pkill", "-INT", "-x", "dtrain")
@@ -87,6 +97,29 @@ class OwnFolders(ClusterTest):
         result = self.launch(self.cluster(), self.experiment(), run_dir=self.shared / "one").expect(0)
         self.check_complete(result, 4)
         self.assertIn("Host nodeb", result.output)
+
+    def test_what_is_no_plain_file_over_there_costs_nothing_but_a_warning(self):
+        run_dir = self.shared / "odd"
+        running = self.start(self.cluster(), self.experiment(batches=200), run_dir=run_dir).reached(5)
+        on_host("b", "ln", "-s", "loop", str(run_dir / "loop"))
+        on_host("b", "sh", "-c", f"echo > {run_dir}/profile/tool; chown 65534 {run_dir}/profile/tool; chmod 6755 {run_dir}/profile/tool")
+        result = running.wait().expect(0)
+        self.assertEqual([line["state"] for line in result.events("run_ended")], ["done"])
+        self.assertRegex(result.output, rf"warning: host nodeb .*left out: {run_dir}/loop")
+        self.assertTrue((run_dir / "profile" / "rank-0003.jsonl").is_file())
+        tool = (run_dir / "profile" / "tool").stat()
+        self.assertEqual((tool.st_mode & 0o7777, tool.st_uid), (0o755, 0))
+
+    def test_a_full_disk_here_leaves_the_records_there_and_the_outcome_as_it_is(self):
+        run_dir = self.shared / "full"
+        running = self.start(self.cluster(), self.experiment(batches=200), run_dir=run_dir).reached(5)
+        on_host("b", "sh", "-c", f"head -c 3000000 /dev/zero > {run_dir}/profile/large")
+        on_host("a", "mkdir", "-p", f"{run_dir}/launch")
+        on_host("a", "mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", f"{run_dir}/launch")
+        result = running.wait().expect(0)
+        self.assertEqual([line["state"] for line in result.events("run_ended")], ["done"])
+        self.assertRegex(result.output, rf"warning: the records of agent node-2 are not all in the run's folder.* host nodeb, in {run_dir}")
+        self.assertIn("rank-0003.jsonl", on_host("b", "ls", f"{run_dir}/profile"))
 
     def test_also_where_rank_0_is_over_there(self):
         result = self.launch(self.cluster(a=1, b=2), self.experiment(slots=3), run_dir=self.shared / "two").expect(0)

@@ -74,7 +74,8 @@ class LocalSteps(unittest.TestCase):
             folder / "experiment.yaml", name="local", entrypoint=BUILD.program("parity_trial"),
             hyperparameters={"global_batch_size": 8 * case["world"], "dtype": "float32", "optimizer": case["optimizer"]},
             resources={"slots_per_trial": case["world"]}, data={"file": "batches.safetensors", "dump": "."},
-            optimizations={"aggregation_frequency": case["k"], "local_sgd": local},
+            optimizations={"aggregation_frequency": case["k"], "local_sgd": local,
+                           "tensor_fusion_threshold": case.get("fusion", 64)},
             initial_weights="initial.safetensors", **sections)
 
     def weights_of(self, case, folder):
@@ -115,7 +116,8 @@ class LocalSteps(unittest.TestCase):
     def test_agrees_with_pytorch(self):
         """The last window is cut short by the end of the training (14 = 3 x 4 + 2)."""
         for number, changes in enumerate(({}, {"optimizer": ADAMW}, {"optimizer": MOMENTUM, "inner_steps": 7},
-                                          {"outer_momentum": 0, "outer_lr": 1}, {"k": 2, "inner_steps": 3})):
+                                          {"outer_momentum": 0, "outer_lr": 1}, {"k": 2, "inner_steps": 3},
+                                          {"world": 3}, {"world": 3, "optimizer": ADAMW, "k": 2, "inner_steps": 3})):
             with self.subTest(**changes):
                 result = self.check(self.case(**changes), name=f"run-{number}")
                 plan = result.json("plan.json")
@@ -139,11 +141,16 @@ class LocalSteps(unittest.TestCase):
         self.check(case, min_validation_period={"batches": 5})
 
     def test_compressed_meetings(self):
-        exact = reference(self.case(steps=24, inner_steps=3))
+        """With three ranks, all of which have the same weights at the end (weights_of), whatever travels together."""
+        exact = reference(self.case(steps=24, inner_steps=3, world=3))
         for number, compression in enumerate(("fp16", "bf16", "int8", {"kind": "powersgd", "rank": 4, "warmup_steps": 1},
-                                              {"kind": "topk", "ratio": 0.2})):
+                                              {"kind": "topk", "ratio": 0.1})):
             with self.subTest(compression=compression):
-                ours, result = self.train(self.case(steps=24, inner_steps=3, compression=compression), f"run-{number}")
+                case = self.case(steps=24, inner_steps=3, world=3, compression=compression)
+                ours, result = self.train(case, f"run-{number}")
+                apart, _ = self.train({**case, "fusion": 0}, f"apart-{number}")
+                for name, tensor in ours.items():
+                    self.assertTrue(torch.equal(tensor, apart[name]), f"{name} has other bits where each travels alone")
                 difference, worst = parity_model.worst_difference(ours, exact)
                 self.assertLess(difference, 1 if isinstance(compression, dict) else 0.1, worst)
                 self.assertGreater(difference, 0)

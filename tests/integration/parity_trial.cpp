@@ -2,8 +2,14 @@
 // it (parity_model.py builds the same model). Not an example: see examples/ for those.
 #include <dtrain/dtrain.h>
 
+#include <torch/csrc/autograd/function_hook.h>
+#include <torch/csrc/autograd/variable.h>
+
 #include <algorithm>
+#include <cmath>
 #include <map>
+#include <memory>
+#include <string>
 
 #include "safetensors.h"
 #include "weights.h"
@@ -104,6 +110,43 @@ dtrain::Optimizer make_optimizer(const Json& options) {
   throw dtrain::ConfigError("hyperparameters.optimizer.kind is " + kind);
 }
 
+// A user's own hook.
+class Halve final : public torch::autograd::PostAccumulateGradHook {
+ public:
+  void operator()(const torch::autograd::Variable& parameter) override { parameter.mutable_grad().mul_(0.5); }
+};
+
+// What model_faults.py has the trial do wrong, or unusually: hyperparameters.fault. In its constructor …
+void prepare_fault(const std::string& fault, int rank, Net& net) {
+  if (fault == "transposed" && rank == 1) {
+    net->fc1->weight.set_data(net->fc1->weight.detach().t().contiguous().t());
+  }
+  if (fault == "halving_hook") {
+    for (auto& parameter : net->parameters()) {
+      torch::autograd::impl::set_post_acc_grad_hooks(parameter, std::make_unique<Halve>());
+    }
+  }
+  if (fault == "frozen_norm") net->norm->eval();
+}
+
+// … before a batch's forward …
+void fault_before(const std::string& fault, std::int64_t batch, int rank, Net& net) {
+  const torch::NoGradGuard no_grad;
+  auto& weight = net->fc1->weight;
+  if (fault == "clamp") weight.clamp_(-0.2, 0.2);
+  if (fault == "clamp_data") weight.data().clamp_(-0.2, 0.2);
+  if (fault == "clamp_by_rank") weight.clamp_(-0.2 - 0.01 * rank, 0.2);
+  if (fault == "clamp_late" && batch > 40) weight.clamp_(-0.2, 0.2);
+  if (fault == "set_data" && batch == 3) weight.set_data(weight.detach().clone());
+  if (fault == "unfreeze" && batch == 3) net->frozen.set_requires_grad(true);
+}
+
+// … and after backward.
+void fault_after(const std::string& fault, Net& net) {
+  if (fault == "clip") torch::nn::utils::clip_grad_norm_(net->parameters(), 0.1);
+  if (fault == "look") net->fc1->weight.grad().norm().item<double>();
+}
+
 class ParityTrial : public dtrain::Trial {
  public:
   explicit ParityTrial(dtrain::TrialContext& context) : context_(context) {
@@ -111,7 +154,10 @@ class ParityTrial : public dtrain::Trial {
     if (context.hyperparameter<int>("wider_on_rank", -1) == context.rank()) width = 33;
     Net net(width, context.hyperparameter<bool>("batch_norm", false));
     if (context.hyperparameter<std::string>("dtype") == "float64") net->to(torch::kFloat64);
+    fault_ = context.hyperparameter<std::string>("fault", "");
+    prepare_fault(fault_, context.rank(), net);
     model_ = context.wrap_model(net);
+    loss_factor_ = context.hyperparameter<double>("loss_factor", 1.0);
     context.wrap_optimizer(make_optimizer(context.hyperparameter<Json>("optimizer")));
     if (const double norm = context.hyperparameter<double>("clip", 0.0); norm > 0) context.clip_gradient_norm(norm);
     if (const auto steps = context.hyperparameter<std::int64_t>("lr_step_size", 0); steps > 0) {
@@ -127,23 +173,39 @@ class ParityTrial : public dtrain::Trial {
     dtrain::train::save_weights(*model_, file);
   }
 
-  dtrain::Loader training_loader() override {
+  dtrain::Loader training_loader() override { return batches(); }
+  // The training batches, where a test wants a validation.
+  dtrain::Loader validation_loader() override { return context_.data().value("validate", false) ? batches() : nullptr; }
+
+  dtrain::Metrics train_batch(const dtrain::Batch& batch) override {
+    fault_before(fault_, ++batch_, context_.rank(), model_);
+    auto loss = torch::nn::functional::cross_entropy(model_(batch["x"], batch["mask"]), batch["y"]);
+    if (fault_ == "nan_loss" && batch_ >= 3 && batch_ <= 5 && context_.rank() == 1) loss = loss * std::nan("");
+    if (fault_ == "nan_gradient" && batch_ == context_.hyperparameter<std::int64_t>("fault_batch")) {
+      loss.register_hook([](const at::Tensor& gradient) { return gradient * std::nan(""); });
+    }
+    context_.backward(loss_factor_ == 1 ? loss : loss * loss_factor_);
+    fault_after(fault_, model_);
+    return {{"loss", loss}};
+  }
+  // The loss; the second time it is none.
+  dtrain::Metrics evaluate_batch(const dtrain::Batch& batch) override {
+    if (fault_ == "nan_validation" && batch_ >= 4 && batch_ < 8) return {{"loss", std::nan("")}};
+    return {{"loss", torch::nn::functional::cross_entropy(model_(batch["x"], batch["mask"]), batch["y"])}};
+  }
+
+ private:
+  dtrain::Loader batches() const {
     const auto file = context_.resolve(context_.data().at("file").get<std::string>());
     return std::make_shared<FileBatches>(file, context_.rank(), context_.world_size(),
                                          context_.data().value("tells_length", true));
   }
-  dtrain::Loader validation_loader() override { return nullptr; }
 
-  dtrain::Metrics train_batch(const dtrain::Batch& batch) override {
-    const auto loss = torch::nn::functional::cross_entropy(model_(batch["x"], batch["mask"]), batch["y"]);
-    context_.backward(loss);
-    return {{"loss", loss}};
-  }
-  dtrain::Metrics evaluate_batch(const dtrain::Batch&) override { return {}; }
-
- private:
   dtrain::TrialContext& context_;
   Net model_ = nullptr;
+  std::string fault_;
+  std::int64_t batch_ = 0;
+  double loss_factor_ = 1;  // makes gradients as small as a test wants them
 };
 
 }  // namespace

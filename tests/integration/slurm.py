@@ -109,6 +109,15 @@ class Submitted(SlurmTest):
         result = self.launch(self.experiment()).expect(1)
         self.assertIn("invalid partition specified: nowhere", result.output)
 
+    def test_no_option_runs_as_shell(self):
+        sentinel = self.work.path / "ran"
+        for comment, code in ((f"x\ntouch {sentinel}", 2), (f"$(touch {sentinel}); touch {sentinel} 'a b'", 0)):
+            options = ["--time=10", f"--comment={comment}"]
+            self.cluster.write_text(json.dumps({"launcher": {"type": "slurm", "options": options}}))
+            result = self.launch(self.experiment()).expect(code)
+            self.assertEqual("has a line break" in result.output, code == 2, result.output)
+            self.assertFalse(sentinel.exists())
+
     def test_interrupted_the_job_stops_after_the_step(self):
         run_dir = self.work.new_run()
         process = self.start(self.experiment(), run_dir, ENDLESS)

@@ -117,7 +117,7 @@ class Once(Watched):
             text = top(self.place, *arguments).stdout
             self.assertIn("watched  running for", text)
             self.assertRegex(text, r"batch [0-9,]+/10,000,000")
-            self.assertRegex(text, r"\nrank +batch +step p50")
+            self.assertRegex(text, r"\nrank +batch +batch p50")
             self.assertNotIn("\x1b", text)
 
     def test_bad_input(self):
@@ -142,7 +142,7 @@ class OnATerminal(Watched):
             terminal.until(lambda before=shown: self.batch_on(terminal) > before, "a later view")
         lines = terminal.screen.lines()
         self.assertTrue(lines[0].startswith("watched  running for"), lines)
-        self.assertEqual(sum("step p50" in line for line in lines), 1, lines)
+        self.assertEqual(sum("batch p50" in line for line in lines), 1, lines)
         self.assertEqual(terminal.screen.lines("normal"), [""] * 24, "nothing of it is on the normal screen")
         self.assertGreater(terminal.screen.styles, 0)
         terminal.type("q")
@@ -165,7 +165,7 @@ class OnATerminal(Watched):
         lines = terminal.screen.lines()
         self.assertEqual(len(lines), 5)
         self.assertTrue(all(len(line) < 30 for line in lines), lines)
-        self.assertIn("rank  step p50", "\n".join(lines))
+        self.assertIn("rank  batch p50", "\n".join(lines))
         terminal.type("q")
         self.assertEqual(terminal.wait(), 0)
 

@@ -34,7 +34,7 @@ def experiment(model, data, steps=5, batch=16, slots=1, loss="cross_entropy", op
             "resources": {"slots_per_trial": slots}, "searcher": {"metric": "loss", "max_length": {"batches": steps}}, **more}
 
 
-# The order of an epoch, as runtime/data/include/dtrain/data/sampler.h defines it.
+# The order of an epoch, as runtime/data/include/dtrain/data/epoch_order.h defines it for small data sets.
 MASK = (1 << 64) - 1
 GAMMA = 0x9E3779B97F4A7C15
 

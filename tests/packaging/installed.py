@@ -58,6 +58,7 @@ class Layout(Installed):
                      "include/dtrain/dtrain.h", "lib/cmake/dtrain/dtrainConfig.cmake",
                      "lib/cmake/dtrain/dtrainConfigVersion.cmake", "share/man/man1/dtrain.1",
                      "share/bash-completion/completions/dtrain", "share/doc/dtrain/errors.md",
+                     "share/doc/dtrain/LICENSE", "share/doc/dtrain/copyright", "share/doc/dtrain/CHANGELOG.md",
                      "share/dtrain/configs/synthetic.yaml", "share/dtrain/examples/synthetic/main.cpp"):
             self.assertTrue((self.prefix / file).exists(), file)
         self.assertEqual(len(list(self.prefix.rglob("_dtrain"))), 1, "zsh's completion")
@@ -103,7 +104,7 @@ class Layout(Installed):
 
     def test_the_command_line_needs_no_libtorch(self):
         config = self.prefix / "share/dtrain/configs/synthetic.yaml"
-        for command in (("--help",), ("version",), ("config", "check", config)):
+        for command in (("--help",), ("version",), ("config", "check", "--file-only", config)):
             code, output = run(self.program("dtrain"), *command, HOME=self.home)
             self.assertEqual(code, 0, output)
         for name in ("dtrain", "dtrain-agent"):

@@ -2,8 +2,10 @@
 #include "agent/bounded_dump.h"
 
 #include <gmock/gmock.h>
+#include <sys/resource.h>
 
 #include <cmath>
+#include <csignal>
 #include <cstring>
 #include <functional>
 #include <random>
@@ -273,18 +275,21 @@ TEST_F(BoundedDumpTest, StepsCountFromTheFirstOfTheDump) {
   EXPECT_EQ(windows[0]["first_batch"], 501'001);
 }
 
-TEST_F(BoundedDumpTest, AWindowOfWhichLinesWereLostStaysInFull) {
+TEST_F(BoundedDumpTest, AWindowThatCannotBeWrittenStaysInFull) {
   train(1, 1'050);
   rank.dump.flush();
-  const fs::path aside = folder.path() / "aside";
-  // What is appended to is the file that is open: make its size impossible to reach instead.
-  ASSERT_EQ(::truncate(path.c_str(), 0), 0);
-  fs::rename(path, aside);
-  train(1'051, 1'100);  // replace() does not find the file
-  EXPECT_TRUE(of_kind(read_dump(aside), "window").empty());
-  fs::rename(aside, path);
-  const auto steps = of_kind(records(), "step");
-  ASSERT_EQ(steps.size(), 50u) << "what was to be replaced is written in full";
+  std::signal(SIGXFSZ, SIG_IGN);
+  rlimit before{};
+  ASSERT_EQ(::getrlimit(RLIMIT_FSIZE, &before), 0);
+  const rlimit full{fs::file_size(path) + 10, before.rlim_max};
+  ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &full), 0);
+  train(1'051, 1'100);  // the window's end
+  ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &before), 0);
+  const auto all = records();
+  EXPECT_TRUE(of_kind(all, "window").empty());
+  EXPECT_TRUE(of_kind(all, "replaced").empty());
+  const auto steps = of_kind(all, "step");
+  ASSERT_EQ(steps.size(), 1'100u) << "what was to be replaced is written in full";
   EXPECT_EQ(steps.back()["batch"], 1'100);
 }
 

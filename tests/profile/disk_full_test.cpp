@@ -27,7 +27,7 @@ class SmallDisk {
   bool mounted_ = false;
 };
 
-void record_steps(Recorder& recorder, int count) {
+void record_full_steps(Recorder& recorder, int count) {
   for (int batch = 1; batch <= count; ++batch) {
     recorder.begin_step(batch);
     recorder.end_step({8, true, 0});
@@ -42,15 +42,18 @@ TEST(DiskFull, EveryLineIsWholeLossIsCountedAndTheRankIsTold) {
   const SystemClock clock;
   {
     Recorder recorder(TestRun::rank_options(agent, 0), clock, clock.monotonic());
-    EXPECT_EQ(recorder.agent_error(), std::nullopt);
-    record_steps(recorder, 5'000);
+    EXPECT_EQ(recorder.write_error(), std::nullopt);
+    record_full_steps(recorder, 5'000);
     recorder.flush(kDeadline);
-    ASSERT_TRUE(eventually([&] { return recorder.agent_error().has_value(); }));
-    EXPECT_THAT(*recorder.agent_error(), testing::HasSubstr(run.rank_dump(0).string()));
-    EXPECT_THAT(*recorder.agent_error(), testing::HasSubstr("No space left"));
+    ASSERT_TRUE(eventually([&] { return recorder.agent_error() || recorder.write_error(); }));
+    EXPECT_EQ(recorder.agent_error(), std::nullopt) << "it lives";
+    EXPECT_THAT(*recorder.write_error(), testing::HasSubstr(run.rank_dump(0).string()));
+    EXPECT_THAT(*recorder.write_error(), testing::HasSubstr("No space left"));
+    recorder.flush(kDeadline);
+    EXPECT_GT(recorder.lost(), 1'000);
   }
   const ExitStatus status = finish_agent(agent, kDeadline);
-  EXPECT_EQ(status.code, 1) << status.describe();
+  EXPECT_EQ(status.code, kRecordsLost) << status.describe();
   const auto steps = of_kind(read_dump(run.rank_dump(0)), "step");  // fails on a line that is not whole
   EXPECT_GT(steps.size(), 100u);
   EXPECT_LT(steps.size(), 5'000u);
@@ -67,22 +70,42 @@ TEST(DiskFull, GoesOnOnceThereIsRoomAndSaysHowMuchIsMissing) {
   const SystemClock clock;
   {
     Recorder recorder(TestRun::rank_options(agent, 0), clock, clock.monotonic());
-    record_steps(recorder, 10);
+    record_full_steps(recorder, 10);
     recorder.flush(kDeadline);
     std::ofstream(ballast) << std::string(1 << 20, 'x');  // the rest of the disk
-    record_steps(recorder, 100);
-    ASSERT_TRUE(eventually([&] { return recorder.agent_error().has_value(); }));
+    record_full_steps(recorder, 100);
+    ASSERT_TRUE(eventually([&] { return recorder.agent_error() || recorder.write_error(); }));
     fs::remove(ballast);
     std::this_thread::sleep_for(600ms);  // after which it tries again
-    record_steps(recorder, 10);
+    record_full_steps(recorder, 10);
     recorder.flush(kDeadline);
   }
-  EXPECT_EQ(finish_agent(agent, kDeadline).code, 1) << "it stays a run that lost records";
+  EXPECT_EQ(finish_agent(agent, kDeadline).code, kRecordsLost) << "it stays a run that lost records";
   const auto records = read_dump(run.rank_dump(0));
   ASSERT_EQ(of_kind(records, "lost").size(), 1u);
   const auto lost = of_kind(records, "lost")[0]["count"].get<std::size_t>();
   EXPECT_EQ(of_kind(records, "step").size() + lost, 120u);
   EXPECT_EQ(records.back()["lost"], lost);
+}
+
+TEST(DiskFull, OneRankOfTheHostIsTold) {
+  TestRun run;
+  const SmallDisk disk(run.profile());
+  if (!disk) GTEST_SKIP() << "only root can mount a tmpfs";
+  AgentProcess agent = start_agent(run.agent_options({0, 1}));
+  const SystemClock clock;
+  {
+    Recorder first(TestRun::rank_options(agent, 0), clock, clock.monotonic());
+    Recorder second(TestRun::rank_options(agent, 1), clock, clock.monotonic());
+    record_full_steps(second, 5'000);
+    second.flush(kDeadline);
+    ASSERT_TRUE(eventually([&] { return first.agent_error() || first.write_error(); }));
+    EXPECT_THAT(*first.write_error(), testing::HasSubstr("No space left"));
+    EXPECT_EQ(second.agent_error(), std::nullopt);
+    EXPECT_EQ(second.write_error(), std::nullopt);
+    EXPECT_GT(second.lost(), 1'000) << "what it lost it knows all the same";
+  }
+  EXPECT_EQ(finish_agent(agent, kDeadline).code, kRecordsLost);
 }
 
 }  // namespace

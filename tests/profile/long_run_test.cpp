@@ -13,7 +13,7 @@ namespace {
 constexpr int kBare = 9'900;    // steps that are nothing but steps: reading the rest takes the test's time
 constexpr int kSteps = 10'430;  // four windows and 30 steps of a fifth
 
-void record_steps(Recorder& recorder, int first, int last) {
+void record_many_steps(Recorder& recorder, int first, int last) {
   for (int batch = first; batch <= last; ++batch) {
     recorder.begin_step(batch);
     if (batch > kBare) {
@@ -51,7 +51,7 @@ TEST(LongRun, EveryStepIsOnDiskInOneRecord) {
   const SystemClock clock;
   {
     Recorder recorder(TestRun::rank_options(agent, 0), clock, clock.monotonic());
-    record_steps(recorder, 1, kSteps);
+    record_many_steps(recorder, 1, kSteps);
     recorder.clock({7, -8, 9, 16});
     recorder.mark(RunMark::kLoopEnd);
     recorder.flush(kDeadline);
@@ -80,7 +80,7 @@ TEST(LongRun, ARankKilledInAWindowLosesNothing) {
   const pid_t rank = fork_child([&] {
     const SystemClock clock;
     Recorder recorder(TestRun::rank_options(agent, 0), clock, clock.monotonic());
-    record_steps(recorder, 1, kSteps);
+    record_many_steps(recorder, 1, kSteps);
     recorder.begin_step(kSteps + 1);
     ::kill(::getpid(), SIGKILL);
   });
@@ -97,7 +97,7 @@ TEST(LongRun, AnAgentKilledInAWindowLosesNothingOfIt) {
   AgentProcess agent = start_agent(run.agent_options({0}));
   const SystemClock clock;
   Recorder recorder(TestRun::rank_options(agent, 0), clock, clock.monotonic());
-  record_steps(recorder, 1, kSteps);
+  record_many_steps(recorder, 1, kSteps);
   recorder.flush(kDeadline);
   agent.process.kill(SIGKILL);
   agent.process.wait();
@@ -116,13 +116,13 @@ TEST(LongRun, MemoryOfTheRankIsRecordedUntilTheEnd) {
   const pid_t rank = fork_child([&] {
     const SystemClock clock;
     Recorder recorder(TestRun::rank_options(agent, 0), clock, clock.monotonic());
-    record_steps(recorder, 1, 3);
+    record_many_steps(recorder, 1, 3);
     std::this_thread::sleep_for(200ms);
     {
       std::vector<char> memory(kHeld, 'x');
       if (memory[kHeld / 2] != 'x') ::_exit(2);  // so that it is not left out
     }
-    record_steps(recorder, 4, 5);
+    record_many_steps(recorder, 4, 5);
     recorder.flush(kDeadline);
   });
   EXPECT_EQ(wait_for(rank), 0);

@@ -29,7 +29,7 @@ std::vector<std::int64_t> step_times(std::uint64_t seed, std::size_t count) {
   return values;
 }
 
-Sketch sketch_of(const std::vector<std::int64_t>& values) {
+Sketch sketch_from(const std::vector<std::int64_t>& values) {
   Sketch sketch;
   for (const std::int64_t value : values) sketch.add(value);
   return sketch;
@@ -37,7 +37,7 @@ Sketch sketch_of(const std::vector<std::int64_t>& values) {
 
 TEST(Sketch, EveryQuantileIsWithinTheStatedError) {
   std::vector<std::int64_t> values = step_times(1, 20'000);
-  const Sketch sketch = sketch_of(values);
+  const Sketch sketch = sketch_from(values);
   std::sort(values.begin(), values.end());
   for (const double share : kShares) {
     const double exact = exact_quantile(values, share);
@@ -61,7 +61,7 @@ TEST(Sketch, EverySingleValueIsWithinTheStatedError) {
 
 TEST(Sketch, CountSumAndEndsAreExact) {
   const std::vector<std::int64_t> values = step_times(2, 5'000);
-  const Sketch sketch = sketch_of(values);
+  const Sketch sketch = sketch_from(values);
   EXPECT_EQ(sketch.count(), 5'000);
   std::int64_t sum = 0;
   for (const std::int64_t value : values) sum += value;
@@ -79,9 +79,9 @@ TEST(Sketch, MergedPartsAreTheSketchOfTheWhole) {
     for (std::size_t i = part * 1'000; i < (part + 1) * 1'000; ++i) sketch.add(values[i]);
     merged.merge(sketch);
   }
-  EXPECT_EQ(merged, sketch_of(values));
+  EXPECT_EQ(merged, sketch_from(values));
   merged.merge(Sketch());
-  EXPECT_EQ(merged, sketch_of(values));
+  EXPECT_EQ(merged, sketch_from(values));
   Sketch empty;
   empty.merge(merged);
   EXPECT_EQ(empty, merged) << "the ends of an empty sketch are no values";
@@ -127,13 +127,13 @@ TEST(Sketch, LargestIntegersFitAndSumsStayAtTheEnd) {
   sketch.add(largest, 3);
   EXPECT_EQ(sketch.sum(), largest);
   EXPECT_TRUE(Sketch::from_json(sketch.to_json()).has_value()) << "its bin is a legal one";
-  sketch.merge(sketch_of({largest, 1}));
+  sketch.merge(sketch_from({largest, 1}));
   EXPECT_EQ(sketch.sum(), largest);
   EXPECT_EQ(sketch.count(), 5);
 }
 
 TEST(Sketch, JsonGivesTheSameSketch) {
-  for (const Sketch& sketch : {sketch_of(step_times(4, 1'000)), sketch_of({0, 0, -1}), Sketch()}) {
+  for (const Sketch& sketch : {sketch_from(step_times(4, 1'000)), sketch_from({0, 0, -1}), Sketch()}) {
     const auto again = Sketch::from_json(Json::parse(sketch.to_json().dump()));
     ASSERT_TRUE(again.has_value());
     EXPECT_EQ(*again, sketch);
@@ -141,7 +141,7 @@ TEST(Sketch, JsonGivesTheSameSketch) {
 }
 
 TEST(Sketch, DamagedJsonIsNoSketch) {
-  const Json good = sketch_of({0, 10, 1'000, 1'000}).to_json();
+  const Json good = sketch_from({0, 10, 1'000, 1'000}).to_json();
   ASSERT_TRUE(Sketch::from_json(good).has_value());
   const auto damaged = [&good](const char* key, const Json& value) {
     Json json = good;
@@ -163,7 +163,7 @@ TEST(Sketch, DamagedJsonIsNoSketch) {
 }
 
 TEST(Sketch, AHundredThousandStepTimesTakeFewBins) {
-  EXPECT_LT(sketch_of(step_times(5, 100'000)).bins().size(), 400u);
+  EXPECT_LT(sketch_from(step_times(5, 100'000)).bins().size(), 400u);
 }
 
 }  // namespace

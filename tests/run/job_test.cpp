@@ -4,6 +4,7 @@
 
 #include "dtrain/base/error.h"
 #include "dtrain/base/text.h"
+#include "dtrain/config/experiment.h"
 #include "environment.h"
 #include "job_outcome.h"
 #include "merge_folder.h"
@@ -63,9 +64,9 @@ TEST(MpiCommand, HasTheNetworkTheVariablesAndTheUsersOptionsLast) {
 }
 
 TEST(MpiCommand, PassesOnWhatLibrariesReadAndNothingElse) {
-  const Variables job{{"DTRAIN_SECRET", "x"}};
+  const Variables job{{"DTRAIN_SECRET_FILE", "x"}};
   const Variables mine{{"NCCL_DEBUG", "INFO"}, {"HOME", "/root"}, {"OMP_NUM_THREADS", "2"}, {"EDITOR", "ed"}};
-  EXPECT_THAT(passed_on(job, mine), ElementsAre("DTRAIN_SECRET", "NCCL_DEBUG", "OMP_NUM_THREADS"));
+  EXPECT_THAT(passed_on(job, mine), ElementsAre("DTRAIN_SECRET_FILE", "NCCL_DEBUG", "OMP_NUM_THREADS"));
 }
 
 TEST(MpirunWords, SayWhichRankEndedFirstAndHow) {
@@ -116,6 +117,62 @@ TEST(SlurmCommand, AsksForTheNodesOfThePlan) {
   const std::string line = join(srun_arguments(plan, {"trial"}), " ");
   EXPECT_THAT(line, HasSubstr("--ntasks=3 --distribution=arbitrary"));
   EXPECT_THAT(line, HasSubstr("--mpi=pmix --partition=long trial"));
+}
+
+TEST(SlurmCommand, NothingThatItIsGivenRunsAsShell) {
+  const TemporaryFolder folder;
+  const fs::path evil = folder.path() / "$(touch ran) `touch ran`; touch ran #'\"\\\ntouch ran";
+  const fs::path recorder = folder.path() / "it's dtrain";
+  std::ofstream(recorder) << "#!/bin/sh\nfor word; do printf '%s\\0' \"$word\"; done >" << folder.path().string()
+                          << "/words\n";
+  fs::permissions(recorder, fs::perms::owner_all);
+  LaunchPlan plan = three_ranks();
+  plan.experiment.name = "$(touch ran) `touch ran`; touch ran #'\"\\";
+  plan.launcher = {.type = config::LauncherType::kSlurm,
+                   .options = {"--comment=$(touch ran); touch ran", "--mail-type", "END", "`touch ran`"}};
+  plan.overrides = {"name='$(touch ran)\ntouch ran'"};
+  const BatchJob job{.dtrain = recorder,
+                     .experiment = evil,
+                     .run_dir = folder.path() / "runs/$(touch ran)",
+                     .cluster = evil,
+                     .folder = folder.path() / "; touch ran",
+                     .token = "abc"};
+  const std::string script = batch_script(plan, job);
+  EXPECT_THAT(script, HasSubstr("\n#SBATCH '--comment=$(touch ran); touch ran'\n"));
+  EXPECT_THAT(script, HasSubstr("\n#SBATCH --mail-type END '`touch ran`'\n"));
+  std::ofstream(folder.path() / "job.sh") << script;
+  ASSERT_EQ(std::system(("cd " + folder.path().string() + " && bash job.sh").c_str()), 0);
+  EXPECT_FALSE(fs::exists(folder.path() / "ran"));
+  EXPECT_THAT(split(slurp(folder.path() / "words"), '\0'),
+              ElementsAre("launch", evil.string(), "--run-dir", job.run_dir.string(), "--cluster", evil.string(),
+                          "--set", plan.overrides[0], ""));
+}
+
+TEST(SlurmCommand, ALineBreakInAnOptionOrAPathIsRefused) {
+  const LaunchPlan plan = three_ranks();
+  const BatchJob job{
+      .dtrain = "/bin/dtrain", .experiment = "/e.yaml", .run_dir = "/runs/1", .folder = "/home", .token = "a"};
+  const auto refusal = [](const LaunchPlan& some, const BatchJob& of) -> std::string {
+    try {
+      return "accepted: " + batch_script(some, of);
+    } catch (const ConfigError& error) {
+      return error.what();
+    }
+  };
+  for (const std::string evil : {"\ntouch /tmp/ran", "\rtouch /tmp/ran"}) {
+    LaunchPlan some = plan;
+    some.launcher.options = {"--comment=x" + evil};
+    EXPECT_THAT(refusal(some, job), HasSubstr("launcher.options) has a line break"));
+    some = plan;
+    some.experiment.name = "x" + evil;
+    EXPECT_THAT(refusal(some, job), HasSubstr("the experiment's name has a line break"));
+    BatchJob of = job;
+    of.run_dir = "/runs/x" + evil;
+    EXPECT_THAT(refusal(plan, of), HasSubstr("the run's folder has a line break"));
+    of = job;
+    of.folder = "/home/x" + evil;
+    EXPECT_THAT(refusal(plan, of), HasSubstr("has a line break"));
+  }
 }
 
 Failure failure_of(const JobEnd& end, const JobWords& words = {}) {

@@ -48,6 +48,9 @@ TEST(Launch, TwoRanksTrainAndTheSummarySaysWhereTheTimeWent) {
   EXPECT_THAT(launch.out(), HasSubstr("batch 20/20 (100%), loss 0.0500"));
   EXPECT_THAT(launch.out(), HasSubstr("report      " + (run.run_dir() / "report.html").string() + "\nwritten to " +
                                       run.run_dir().string()));
+  EXPECT_THAT(launch.out(), HasSubstr("\nnext        "));
+  EXPECT_THAT(launch.out(),
+              testing::EndsWith("your own model: " DTRAIN_SOURCE_DIR "/examples/fashion_mnist/README.md\n"));
   EXPECT_THAT(slurp(run.run_dir() / "report.html"), HasSubstr("id=\"waterfall\""));
   EXPECT_EQ(of_event(run.events(), "run_ended").at(0).at("exit_code"), 0);
 }
@@ -77,10 +80,27 @@ TEST(Launch, MoreRanksThanCores) {
 
 TEST(Launch, ARemainderOfTheBatchIsAWarning) {
   TestRun run({.slots = 3, .batches = 3});
-  Command launch = run.launch();
+  Command launch = run.launch({"--set", "optimizations.aggregation_frequency=4"});
   EXPECT_EQ(launch.wait().describe(), "exit status 0") << launch.err();
   EXPECT_THAT(launch.err(), HasSubstr("warning"));
-  EXPECT_EQ(read_json(run.run_dir() / "plan.json").at("effective_batch_size"), 6);
+  EXPECT_EQ(read_json(run.run_dir() / "plan.json").at("effective_batch_size"), 3 * 2 * 4);
+}
+
+TEST(Launch, ThePlanSaysWhatABatchAndAnOptimizerStepTrainOn) {
+  TestRun run({.slots = 3});
+  const auto plan = [&](std::vector<std::string> sets) {
+    std::vector<std::string> arguments{"--dry-run"};
+    for (std::string& set : sets) arguments.insert(arguments.end(), {"--set", std::move(set)});
+    Command launch = run.launch(arguments);
+    EXPECT_EQ(launch.wait().describe(), "exit status 0") << launch.err();
+    return launch.out();
+  };
+  const std::string odd = "hyperparameters.global_batch_size=128";
+  EXPECT_THAT(plan({odd}), HasSubstr("batch       126 = 3 x 42, of 128 asked for\n"));
+  EXPECT_THAT(plan({odd}), testing::Not(HasSubstr("effective")));
+  const std::string both = plan({odd, "optimizations.aggregation_frequency=4"});
+  EXPECT_THAT(both, HasSubstr("effective   504 = 4 x 126 in an optimizer step\n"));
+  EXPECT_THAT(plan({"hyperparameters.global_batch_size=126"}), HasSubstr("batch       126 = 3 x 42\n"));
 }
 
 TEST(Launch, SetOverridesTheFileForEveryRank) {

@@ -17,6 +17,7 @@
 
 #include "dtrain/base/error.h"
 #include "dtrain/base/file.h"
+#include "dtrain/config/experiment.h"
 #include "dtrain/run/agreed_error.h"
 #include "dtrain/run/rank_session.h"
 

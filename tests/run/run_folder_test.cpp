@@ -1,4 +1,5 @@
 #include "dtrain/run/run_folder.h"
+#include "dtrain/run/run_state.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -84,6 +85,27 @@ TEST_F(RunFolderTest, IsFoundByPathNameAndNumber) {
   EXPECT_EQ(find_run("1").path, first);
   EXPECT_EQ(find_run("0003").path, third);
   EXPECT_EQ(find_run("net").path, second) << "the latest of that name";
+  EXPECT_EQ(find_run("run:1").path, first);
+  EXPECT_EQ(find_run("run:net").path, second);
+  EXPECT_THAT(error_of("run:9"), HasSubstr("no run '9'"));
+}
+
+TEST_F(RunFolderTest, WithoutANameOneThatRunsGoesBeforeOneThatIsQueued) {
+  EXPECT_THROW(newest_running(), ConfigError);
+  const SystemClock clock;
+  std::vector<RunFolder> runs;
+  for (const char* name : {"first", "second", "third"}) runs.push_back(create_run_folder("", name, ""));
+  const auto write = [&](std::size_t run, const std::string& event) {
+    EventLog(runs[run].events(), clock, -1, "node").write(event, Json::object());  // by this process, which lives
+  };
+  for (const std::size_t run : {0, 1, 2}) write(run, "submitted");
+  EXPECT_EQ(newest_running().path, runs[2].path) << "all are queued";
+  write(0, "run_started");
+  EXPECT_EQ(newest_running().path, runs[0].path);
+  write(1, "run_started");
+  EXPECT_EQ(newest_running().path, runs[1].path);
+  write(1, "run_ended");
+  EXPECT_EQ(newest_running().path, runs[0].path);
 }
 
 TEST_F(RunFolderTest, AnUnknownRunNamesTheNearest) {

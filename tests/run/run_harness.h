@@ -140,6 +140,19 @@ struct Settings {
   std::string entrypoint = rank_program();
 };
 
+// A rank program that takes some seconds until it is the rank program: what happens meanwhile happens while it starts.
+class SlowStart {
+ public:
+  explicit SlowStart(const std::string& seconds = "2") {
+    std::ofstream(path()) << "#!/bin/sh\nsleep " << seconds << "\nexec " << rank_program() << " \"$@\"\n";
+    fs::permissions(path(), fs::perms::owner_all);
+  }
+  std::string path() const { return folder_.path() / "slow_start"; }
+
+ private:
+  TemporaryFolder folder_;
+};
+
 // A folder with an experiment, and the run in it.
 class TestRun {
  public:

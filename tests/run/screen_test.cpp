@@ -39,8 +39,10 @@ class ScreenTest : public testing::Test {
 
 TEST_F(ScreenTest, ProgressNamesEpochBatchLossSpeedAndTimeLeft) {
   EXPECT_EQ(format_progress(at(120)), "epoch 2/2, batch 120/200 (60%), loss 0.5000, 12,345 samples/s, 12.3 s left");
-  Progress early{.batch = 1, .total_batches = 200, .loss = std::nan(""), .activity = "validation"};
+  Progress early{.batch = 1, .total_batches = 200, .activity = "validation"};
   EXPECT_EQ(format_progress(early), "batch 1/200 (0%), validation");
+  early.loss = -std::nan("");
+  EXPECT_EQ(format_progress(early), "batch 1/200 (0%), loss nan, validation");
 }
 
 TEST_F(ScreenTest, PipedItIsALineNowAndThenTheFirstAndTheLastIncluded) {
@@ -69,6 +71,41 @@ TEST_F(ScreenTest, OnATerminalItIsOneLineBelowTheOthers) {
   EXPECT_EQ(count_of(text, "\n"), 2) << "one for the line, one at the end";
   EXPECT_LT(text.find("hello"), text.find("batch 2/200"));
   EXPECT_EQ(count_of(text, "\r\x1b[2K"), 3);
+}
+
+TEST_F(ScreenTest, WhatIsShownAfterAWhileIsMadeOnceTenSecondsAfterTheFirstProgress) {
+  Screen screen(fd_.get(), false, clock_);
+  int made = 0;
+  screen.after_a_while([&] { return "so far " + std::to_string(++made); });
+  clock_.now += 60s;  // the ranks take their time to start
+  for (int batch = 1; batch <= 30; ++batch) {
+    screen.progress(at(batch));
+    EXPECT_EQ(made, batch > 10 ? 1 : 0) << batch;
+    clock_.now += 1s;
+  }
+  EXPECT_EQ(count_of(shown(), "so far 1\n"), 1);
+  EXPECT_EQ(count_of(shown(), "so far"), 1);
+}
+
+TEST_F(ScreenTest, NothingIsShownAfterAWhileThatIsEmpty) {
+  Screen screen(fd_.get(), false, clock_);
+  screen.after_a_while([] { return std::string(); });
+  screen.progress(at(1));
+  clock_.now += 11s;
+  screen.progress(at(2));
+  EXPECT_EQ(count_of(shown(), "\n"), 2);
+}
+
+TEST_F(ScreenTest, WhatGoesOnBeforeThereIsProgressIsOnTerminalsOnly) {
+  Screen piped(fd_.get(), false, clock_);
+  piped.activity("starting 2 ranks");
+  EXPECT_EQ(shown(), "");
+  Screen screen(fd_.get(), true, clock_);
+  screen.activity("starting 2 ranks");
+  EXPECT_EQ(shown(), "\r\x1b[2Kstarting 2 ranks");
+  screen.progress(at(1));
+  screen.end_progress();
+  EXPECT_THAT(shown(), testing::EndsWith("starting 2 ranks\r\x1b[2K" + format_progress(at(1)) + "\n"));
 }
 
 }  // namespace

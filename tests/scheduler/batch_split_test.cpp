@@ -20,10 +20,9 @@ TEST(BatchSplit, RemainderIsDroppedAndTheNearestSizesNamed) {
   EXPECT_EQ(split.per_slot, 33);
   EXPECT_EQ(split.effective, 99);
   EXPECT_EQ(split.dropped, 1);
-  EXPECT_EQ(
-      split.warning,
-      "global_batch_size 100 does not divide by 3 slots: each takes 33, so a step trains on 99; the nearest sizes "
-      "that divide are 99 and 102");
+  EXPECT_EQ(split.warning,
+            "global_batch_size 100 does not divide by 3 slots: each takes 33, so a batch holds 99; the nearest sizes "
+            "that divide are 99 and 102");
 }
 
 TEST(BatchSplit, OneRecordASlotIsTheLeast) {

@@ -16,7 +16,7 @@ namespace dtrain::scheduler {
 namespace {
 
 constexpr int kTasks = 10'000;
-constexpr int kRuns = 15;
+constexpr int kListings = 15;
 
 class Scratch {
  public:
@@ -48,7 +48,7 @@ void fill(const std::filesystem::path& folder) {
   database.execute(
       all +
       "INSERT INTO tasks SELECT i, name, state, reason, priority, slots, claim, run_dir, boot, namespace, pid, "
-      "ticks, lease, kills, placed_by_others, submitted, started, ended, exit_code, request FROM tasks, n "
+      "ticks, lease, kills, placed_by_others, submitted, started, ended, exit_code, request, entered FROM tasks, n "
       "WHERE id = 1");
   database.execute(all + "INSERT INTO changes SELECT i, state, time, reason FROM changes, n WHERE task = 1");
 }
@@ -76,9 +76,9 @@ double list_ms(const std::filesystem::path& folder, const std::vector<std::strin
 double median_ms(const std::filesystem::path& folder, const std::vector<std::string>& options,
                  std::size_t least_lines) {
   std::vector<double> times;
-  for (int run = 0; run < kRuns; ++run) times.push_back(list_ms(folder, options, least_lines));
-  std::nth_element(times.begin(), times.begin() + kRuns / 2, times.end());
-  return times[kRuns / 2];
+  for (int run = 0; run < kListings; ++run) times.push_back(list_ms(folder, options, least_lines));
+  std::nth_element(times.begin(), times.begin() + kListings / 2, times.end());
+  return times[kListings / 2];
 }
 
 }  // namespace

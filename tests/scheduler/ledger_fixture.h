@@ -1,4 +1,4 @@
-// What tests of the ledger share: a folder, a clock that can be set ahead, processes of their own.
+// What tests of the ledger share: a folder, a clock, processes of their own.
 #pragma once
 
 #include <csignal>
@@ -23,9 +23,10 @@ using namespace std::chrono_literals;
 
 class SetClock final : public Clock {
  public:
-  Nanoseconds monotonic() const override { return SystemClock().monotonic() + ahead; }
-  Nanoseconds wall() const override { return SystemClock().wall() + ahead; }
-  Nanoseconds ahead{0};
+  Nanoseconds monotonic() const override { return SystemClock().monotonic() + elapsed; }
+  Nanoseconds wall() const override { return SystemClock().wall() + elapsed + wall_set; }
+  Nanoseconds elapsed{0};   // so much time has passed, on both
+  Nanoseconds wall_set{0};  // so far somebody has set the wall clock, forward or back; the other cannot be set
 };
 
 // A process of its own, which runs `work` and then waits to be killed.

@@ -39,7 +39,7 @@ TEST_F(LedgerTest, ATaskFromSubmissionToItsEnd) {
   EXPECT_LE(*task->started, *task->ended);
   std::vector<std::string> states;
   for (const StateChange& change : ledger.history(id)) states.push_back(to_string(change.state));
-  EXPECT_THAT(states, ElementsAre("queued", "starting", "running", "completed"));
+  EXPECT_THAT(states, ElementsAre("queued", "starting", "running", "done"));
   EXPECT_EQ(raw().value("SELECT count(*) FROM claims"), 0);
   EXPECT_EQ(ledger.submit(request(1)), 2);
   EXPECT_FALSE(ledger.find(3));

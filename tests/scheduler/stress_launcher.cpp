@@ -9,6 +9,7 @@
 #include "dtrain/base/error.h"
 #include "dtrain/base/file.h"
 #include "dtrain/base/subprocess.h"
+#include "dtrain/scheduler/rank_mark.h"
 #include "stress.h"
 
 namespace dtrain::scheduler::stress {
@@ -83,7 +84,7 @@ int run_launcher(const Arena& arena, unsigned seed) {
       const int milliseconds = std::uniform_int_distribution<int>(10, longest)(random);
       options.command = {executable_path(),           "--rank", arena.folder, share.agent, std::to_string(slot),
                          std::to_string(milliseconds)};
-      options.environment = {{"DTRAIN_LAUNCHER_PID", std::to_string(::getpid())}};
+      options.environment = {{kRankMark, rank_mark(::getpid())}};
       ranks.push_back(Process::start(options));
       ledger.add_process(id, "rank " + std::to_string(ranks.size() - 1), ranks.back().pid());
     }

@@ -9,8 +9,10 @@
 #include "dtrain/train/optimizer.h"
 #include "harness/run_ranks.h"
 #include "metric_reducer.h"
+#include "module_modes.h"
 #include "safetensors.h"
 #include "startup_checks.h"
+#include "validation.h"
 #include "weights.h"
 
 namespace dtrain::train {
@@ -148,6 +150,53 @@ TEST_F(Files, WeightsOfAnotherModelAreRefusedWithEveryDifference) {
   }
 }
 
+TEST_F(Files, WeightsOfAnotherTypeAreRefused) {
+  const auto path = folder_ / "w.safetensors";
+  Net net(3);
+  auto weights = torch::zeros({3, 4}, torch::kFloat64);
+  write_safetensors(path, {{"layer.weight", weights},
+                           {"tied", weights},
+                           {"layer.bias", torch::zeros({3})},
+                           {"count", torch::zeros({3}, torch::kInt32)}});
+  try {
+    load_weights(*net, path);
+    FAIL() << "was accepted";
+  } catch (const ConfigError& error) {
+    for (const char* part : {"'layer.weight' is float64 in the file and float32 in the model",
+                             "'count' is int32 in the file and int64 in the model"}) {
+      EXPECT_NE(std::string(error.what()).find(part), std::string::npos) << error.what();
+    }
+    EXPECT_EQ(std::string(error.what()).find("'layer.bias'"), std::string::npos) << error.what();
+  }
+}
+
+TEST(Validation, NoNumberIsNeverTheBest) {
+  const double nan = std::nan("");
+  for (const bool smaller : {true, false}) {
+    EXPECT_FALSE(is_better(nan, std::nullopt, smaller));
+    EXPECT_FALSE(is_better(nan, 0.5, smaller));
+    EXPECT_TRUE(is_better(0.5, std::nullopt, smaller));
+    EXPECT_EQ(is_better(0.4, 0.5, smaller), smaller);
+    EXPECT_EQ(is_better(0.6, 0.5, smaller), !smaller);
+  }
+}
+
+TEST(EvaluationMode, LeavesEveryModuleAsItWas) {
+  torch::nn::Sequential inner(torch::nn::Linear(2, 2), torch::nn::BatchNorm1d(2));
+  torch::nn::Module model;
+  model.register_module("inner", inner);
+  model.register_module("dropout", torch::nn::Dropout());
+  inner[1]->eval();
+  {
+    const EvaluationMode evaluation(model);
+    EXPECT_FALSE(model.is_training());
+    for (const auto& module : model.modules(false)) EXPECT_FALSE(module->is_training());
+  }
+  EXPECT_TRUE(model.is_training());
+  for (const auto& module : model.modules(false))
+    EXPECT_EQ(module->is_training(), module != inner[1]) << module->name();
+}
+
 TEST(MetricReducer, WeighsBatchesAndRanksBySamples) {
   const int ranks = 3;
   auto communicators = comm::make_thread_communicators(ranks, test::TestWorld(ranks).communicator_options());
@@ -228,6 +277,37 @@ TEST(CompareModels, SeesADifferenceInTypeOrFreezing) {
     });
     EXPECT_EQ(refused, 2);
   }
+}
+
+TEST(CompareModels, SeesADifferenceInLayout) {
+  std::atomic<int> refused{0};
+  test::run_control_ranks(test::TestWorld(2), [&](comm::ControlPlane& control) {
+    torch::nn::Conv2d convolution(torch::nn::Conv2dOptions(2, 4, 3));
+    if (control.world().rank == 1) {
+      convolution->weight.set_data(convolution->weight.detach().contiguous(at::MemoryFormat::ChannelsLast));
+    }
+    try {
+      compare_models(*convolution, control);
+    } catch (const ConfigError& error) {
+      EXPECT_NE(
+          std::string(error.what()).find("'weight' Float [4, 2, 3, 3] with strides [18, 1, 6, 2] where rank 0 has"),
+          std::string::npos)
+          << error.what();
+      ++refused;
+    }
+  });
+  EXPECT_EQ(refused, 2);
+}
+
+TEST(BroadcastModel, DoesNotDependOnLayouts) {
+  test::run_communicator_ranks(test::TestWorld(2), "thread", [&](comm::Communicator& communicator) {
+    torch::nn::Module model;
+    auto buffer = torch::arange(12, torch::kFloat).view({3, 4}) * (1 - communicator.rank());
+    if (communicator.rank() == 1) buffer = buffer.t().contiguous().t();
+    model.register_buffer("buffer", buffer);
+    broadcast_buffers(model, communicator);
+    EXPECT_TRUE(torch::equal(buffer, torch::arange(12, torch::kFloat).view({3, 4})));
+  });
 }
 
 TEST(BroadcastModel, GivesEveryRankTheBitsOfRankZero) {

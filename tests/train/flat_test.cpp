@@ -1,4 +1,7 @@
 // Flat parameters, the optimizers on them, clipping and the exchange, against libtorch's own on ordinary tensors.
+#include <functional>
+#include <map>
+#include <optional>
 #include <random>
 
 #include <gtest/gtest.h>
@@ -12,6 +15,7 @@
 #include "gradient_exchange.h"
 #include "gradient_norm.h"
 #include "harness/run_ranks.h"
+#include "parameter_watch.h"
 #include "replicated.h"
 #include "small_model.h"
 
@@ -73,6 +77,234 @@ TEST(FlatParameters, RefusesWhatItCannotTrain) {
   }
 }
 
+struct TiedImpl : torch::nn::Module {
+  explicit TiedImpl(bool one_tensor) {
+    torch::manual_seed(4);
+    const auto values = torch::randn({3}, torch::kFloat64);
+    first = register_parameter("first", torch::randn({4, 3}, torch::kFloat64));
+    if (one_tensor) {
+      second = register_parameter("second", first);
+    } else {
+      second = register_parameter("second", torch::randn({4, 3}, torch::kFloat64));
+      second.set_data(first.detach());
+    }
+    other = register_parameter("other", values);
+    view = register_buffer("view", first.detach());
+  }
+  torch::Tensor loss(double x) { return (first * x).sin().sum() + (second * second * x).sum() * other.sum(); }
+  torch::Tensor first, second, other, view;
+};
+TORCH_MODULE(Tied);
+
+TEST(FlatParameters, KeepTensorsInTheSameMemoryTogether) {
+  const auto communicator = alone();
+  Tied model(false);
+  const auto before = model->first.detach().clone();
+  FlatParameters flat(*model, *communicator);
+  EXPECT_EQ(names(flat), (std::vector<std::string>{"other", "first"}));
+  EXPECT_EQ(model->second.data_ptr(), model->first.data_ptr());
+  EXPECT_EQ(model->view.data_ptr(), model->first.data_ptr());
+  flat.place_values(0, flat.groups()[0].values.clone());
+  EXPECT_EQ(model->second.data_ptr(), model->first.data_ptr());
+  EXPECT_EQ(model->view.data_ptr(), model->first.data_ptr());
+  EXPECT_TRUE(torch::equal(model->second, before));
+  ASSERT_EQ(distinct_parameters(*model).size(), 2u);
+  EXPECT_EQ(distinct_parameters(*model)[0].names, (std::vector<std::string>{"first", "second"}));
+}
+
+TEST(FlatParameters, RefuseTensorsThatShareAPartOfTheirMemory) {
+  const auto communicator = alone();
+  const auto whole = torch::randn({10});
+  for (const bool buffer : {false, true}) {
+    torch::nn::Module model;
+    model.register_parameter("upper", whole.narrow(0, 4, 6).detach());
+    const auto lower = whole.narrow(0, 0, 5).detach();
+    if (buffer) {
+      model.register_buffer("lower", lower);
+    } else {
+      model.register_parameter("lower", lower);
+    }
+    try {
+      FlatParameters flat(model, *communicator);
+      FAIL() << "was accepted";
+    } catch (const ConfigError& error) {
+      EXPECT_NE(std::string(error.what()).find("'lower' and 'upper'"), std::string::npos) << error.what();
+    }
+  }
+  torch::nn::Module apart;  // neighbours in one storage
+  apart.register_parameter("upper", whole.narrow(0, 5, 5).detach());
+  apart.register_parameter("lower", whole.narrow(0, 0, 5).detach());
+  EXPECT_EQ(FlatParameters(apart, *communicator).parameters().size(), 2u);
+}
+
+// What a step needs besides a model, for one rank.
+struct Stepper {
+  explicit Stepper(torch::nn::Module& model)
+      : communicator(alone()),
+        flat(model, *communicator),
+        plan(comm::plan_fusion(items_of(flat), 1 << 20)),
+        recorder({}, clock, clock.monotonic()),
+        optimizer(Sgd{.lr = 0.1, .momentum = 0.9}, nullptr, flat),
+        strategy(flat, optimizer, *communicator, recorder, 1),
+        exchange(flat, *communicator, recorder) {
+    strategy.set_plan(plan);
+    exchange.use(strategy, plan);
+    hooks.emplace(flat, exchange);
+  }
+  void step(const std::function<at::Tensor(int)>& loss, int batches = 1) {
+    for (int batch = 0; batch < batches; ++batch) {
+      exchange.begin_batch(batch + 1 == batches);
+      exchange.backward(loss(batch));
+    }
+    strategy.update({exchange.finish(), 1, 0});
+    exchange.end_window();
+  }
+  std::unique_ptr<comm::Communicator> communicator;
+  FlatParameters flat;
+  comm::FusionPlan plan;
+  SystemClock clock;
+  profile::Recorder recorder;
+  FlatOptimizer optimizer;
+  Replicated strategy;
+  GradientExchange exchange;
+  std::optional<Hooks> hooks;
+};
+
+TEST(GradientExchange, AddsGradientsOfTensorsInTheSameMemory) {
+  for (const int batches : {1, 3}) {
+    Tied one(true), two(false);
+    Stepper expected(*one), got(*two);
+    for (int step = 0; step < 5; ++step) {
+      const auto x = [&](int batch) { return 0.3 * (1 + step) + batch; };
+      expected.step([&](int batch) { return one->loss(x(batch)); }, batches);
+      got.step([&](int batch) { return two->loss(x(batch)); }, batches);
+    }
+    EXPECT_TRUE(torch::allclose(two->first, one->first, 1e-9, 1e-12));
+    EXPECT_TRUE(torch::equal(two->second, two->first));
+    EXPECT_TRUE(torch::allclose(two->other, one->other, 1e-9, 1e-12));
+  }
+}
+
+// Whatever changes a gradient between backward and the update is found, and who only looks at it is left in peace.
+TEST(GradientExchange, RefusesChangesOfGradientsAfterBackward) {
+  using Edit = std::function<void(torch::nn::Linear&)>;
+  const std::map<std::string, Edit> edits{
+      {"clip_grad_norm_", [](auto& m) { torch::nn::utils::clip_grad_norm_(m->parameters(), 0.1); }},
+      {"mul_", [](auto& m) { m->weight.mutable_grad().mul_(2); }},
+      {"data", [](auto& m) { m->bias.grad().data().clamp_(-1, 1); }},
+      {"zero_", [](auto& m) { m->zero_grad(/*set_to_none=*/false); }},
+      {"reset", [](auto& m) { m->zero_grad(); }},
+      {"replaced", [](auto& m) { m->weight.mutable_grad() = m->weight.grad() * 2; }},
+      {"copy_", [](auto& m) {
+         m->weight.grad().copy_(torch::zeros({3, 2}));
+       }}};
+  for (const auto& [name, edit] : edits) {
+    for (const int batches : {1, 2}) {
+      torch::nn::Linear model(2, 3);
+      Stepper stepper(*model);
+      int batch = 0;
+      const auto x = torch::randn({4, 2});
+      const auto one_batch = [&] {
+        stepper.exchange.begin_batch(++batch % batches == 0);
+        stepper.exchange.backward(model->forward(x).pow(2).sum());
+      };
+      for (int i = 0; i < batches; ++i) one_batch();
+      EXPECT_GT(model->weight.grad().norm().item<double>(), 0);
+      stepper.strategy.update({stepper.exchange.finish(), 1, 0});
+      stepper.exchange.end_window();
+      for (int i = 0; i < batches; ++i) one_batch();
+      edit(model);
+      try {
+        stepper.exchange.finish();
+        ADD_FAILURE() << name << " was not found, with " << batches << " batches";
+      } catch (const Error& error) {
+        const std::string text = error.what() + error.remedy();
+        EXPECT_TRUE(text.find("'weight'") != text.npos || text.find("'bias'") != text.npos) << text;
+        EXPECT_NE(text.find("context.clip_gradient_norm()"), std::string::npos) << text;
+      }
+    }
+  }
+}
+
+TEST(GradientExchange, TakesSparseGradients) {
+  for (const int batches : {1, 3}) {
+    std::vector<at::Tensor> results;
+    for (const bool sparse : {false, true}) {
+      torch::manual_seed(8);
+      torch::nn::Embedding model(torch::nn::EmbeddingOptions(6, 3).sparse(sparse));
+      Stepper stepper(*model);
+      for (int step = 0; step < 4; ++step) {
+        stepper.step(
+            [&](int batch) {
+              return model->forward(torch::tensor({step, 1, 1, batch})).pow(2).sum();
+            },
+            batches);
+      }
+      results.push_back(model->weight.detach().clone());
+    }
+    EXPECT_TRUE(torch::allclose(results[0], results[1], 1e-5, 1e-6));  // added up in another order
+  }
+}
+
+std::string said_by(const std::function<void()>& check) {
+  try {
+    check();
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "";
+}
+
+TEST(ParameterWatch, NamesWhatTrainingWouldLeaveOut) {
+  const auto communicator = alone();
+  const auto expect = [&](const std::string& name, const std::function<void(torch::nn::Sequential&)>& change) {
+    torch::nn::Sequential model(torch::nn::Linear(3, 2), torch::nn::Linear(2, 2));
+    model[1]->as<torch::nn::Linear>()->bias.set_requires_grad(false);
+    FlatParameters flat(*model, *communicator);
+    const ParameterWatch watch(*model, flat);
+    const auto both = [&] {
+      watch.check();
+      watch.check_members();
+    };
+    EXPECT_EQ(said_by(both), "") << name;
+    change(model);
+    EXPECT_NE(said_by(both).find("'" + name + "'"), std::string::npos) << said_by(both);
+  };
+  expect("1.weight", [](auto& m) { m->to(torch::kFloat64); });
+  expect("0.weight", [](auto& m) {
+    auto weight = m[0]->template as<torch::nn::Linear>()->weight;
+    weight.set_data(weight.detach().clone());
+  });
+  expect("1.bias", [](auto& m) { m[1]->template as<torch::nn::Linear>()->bias.set_requires_grad(true); });
+  expect("2.weight", [](auto& m) { m->push_back(torch::nn::Linear(2, 2)); });
+}
+
+TEST(ParameterWatch, KnowsWhoWroteParameters) {
+  const auto communicator = alone();
+  torch::nn::Linear model(3, 2);
+  FlatParameters flat(*model, *communicator);  // bias, then weight
+  ParameterWatch watch(*model, flat);
+  using Flags = std::vector<std::uint8_t>;
+  for (const bool closer : {false, true}) {
+    watch.note(closer);
+    EXPECT_FALSE(watch.any_written());
+    flat.groups()[0].values.add_(1);  // as the optimizer does
+    watch.note(closer);
+    EXPECT_EQ(watch.written(), (Flags{0, 0}));
+    {
+      const at::NoGradGuard no_grad;
+      model->weight.clamp_(-0.1, 0.1);
+    }
+    EXPECT_TRUE(watch.any_written());
+    EXPECT_EQ(watch.written(), (Flags{0, 1}));
+    watch.note(closer);
+    model->bias.data().add_(1);
+    EXPECT_EQ(watch.written(), (Flags{closer, 0}));
+    model->weight.detach().mul_(2);
+    EXPECT_EQ(watch.written(), (Flags{closer, 1}));
+  }
+}
+
 TEST(FusionPlan, BucketsOfAModelCoverItWithoutOverlap) {
   std::vector<comm::FusionItem> items;
   std::int64_t at[2] = {0, 0};
@@ -129,6 +361,8 @@ void compare_with_reference(const Optimizer& optimizer, double schedule_gamma, c
   for (int step = 0; step < 25; ++step) {
     const bool use_second = step % 3 != 0;
     EXPECT_DOUBLE_EQ(flat_optimizer.learning_rate(), base_rate * std::pow(schedule_gamma, step / 10));
+    const int last = std::max(0, step - 1);
+    EXPECT_DOUBLE_EQ(flat_optimizer.last_learning_rate(), base_rate * std::pow(schedule_gamma, last / 10));
     reference->param_groups()[0].options().set_lr(flat_optimizer.learning_rate());
     reference->zero_grad();
     theirs->loss(0.1 * step + 0.5, use_second).backward();

@@ -21,7 +21,7 @@ double throughput(const Totals& totals) {
   return totals.time_s > 0 ? totals.samples / totals.time_s : 0;
 }
 
-double phase_s(const Totals& totals, std::size_t phase) {
+double phase_mean_s(const Totals& totals, std::size_t phase) {
   return totals.ordinary_steps > 0 ? totals.phases[phase] / totals.ordinary_steps : 0;
 }
 
@@ -188,7 +188,7 @@ void run_test(Test& test, const TestOptions& options, StepTest& result) {
     steps.push_back(one.step_change);
     throughputs.push_back(change(throughput(one.a), throughput(one.b)));
     for (std::size_t i = 0; i < which.size(); ++i) {
-      phases[i].push_back((phase_s(one.b, which[i]) - phase_s(one.a, which[i])) / result.step.a);
+      phases[i].push_back((phase_mean_s(one.b, which[i]) - phase_mean_s(one.a, which[i])) / result.step.a);
     }
   }
   result.a = test.a_test();
@@ -216,7 +216,7 @@ StepTest compare(Test&& test, const Observations& a, const Observations& b, cons
   result.throughput = {"throughput", a_rate, b_rate, change(a_rate, b_rate), {}, DiffVerdict::kUndecided};
   for (std::size_t i = 0; i < kPhases; ++i) {
     if (!is_compared(i)) continue;
-    const double a_s = phase_s(found.a, i), b_s = phase_s(found.b, i);
+    const double a_s = phase_mean_s(found.a, i), b_s = phase_mean_s(found.b, i);
     const std::string name(profile::name_of(static_cast<Phase>(i)));
     result.phases.push_back({name, a_s, b_s, (b_s - a_s) / result.step.a, {}, DiffVerdict::kUndecided});
   }

@@ -135,27 +135,27 @@ void conclude(RunDiff& diff) {
     diff.verdict = changed->verdict;
     const bool worse = changed->verdict == DiffVerdict::kWorse;
     diff.conclusion = changed == &diff.step
-                          ? fmt::format("B is {}: its median step takes {} {} ({})", worse ? "slower" : "faster",
+                          ? fmt::format("B is {}: its median batch takes {} {} ({})", worse ? "slower" : "faster",
                                         format_percent(std::abs(changed->change)), worse ? "longer" : "less",
                                         between(diff, *changed->interval))
                           : fmt::format("B is {}: its throughput is {} {} ({}){}", worse ? "slower" : "faster",
                                         format_percent(std::abs(changed->change)), worse ? "lower" : "higher",
                                         between(diff, *changed->interval),
-                                        diff.same_work ? ", while no change of the median step was found" : "");
+                                        diff.same_work ? ", while no change of the median batch was found" : "");
     return;
   }
   const DiffQuantity& main = *judged.front();
   if (main.verdict == DiffVerdict::kUndecided) {
-    diff.conclusion = "nothing can be said: there are too few steps to tell a change from noise";
+    diff.conclusion = "nothing can be said: there are too few batches to tell a change from noise";
     return;
   }
   diff.verdict = DiffVerdict::kNoChange;
-  diff.conclusion = fmt::format("no change found in {} ({})", diff.same_work ? "the median step" : "throughput",
+  diff.conclusion = fmt::format("no change found in {} ({})", diff.same_work ? "the median batch" : "throughput",
                                 between(diff, *main.interval));
   const double reach = std::max(-main.interval->low, main.interval->high);
   if (reach > std::max(kWide, diff.fail_above.value_or(0))) {
     diff.notes.push_back(
-        fmt::format("these steps vary so much that a change of less than {} would not be found here: compare "
+        fmt::format("these batches vary so much that a change of less than {} would not be found here: compare "
                     "longer runs, or runs of a quieter machine",
                     format_percent(reach)));
   }
@@ -172,7 +172,7 @@ void add_notes(const Steps& steps, const RunProfile& a, const RunProfile& b, Run
         "change of the program (docs/diff.md)");
   }
   if (!steps.grouped && (diff::has_windows(a) || diff::has_windows(b))) {
-    diff.notes.push_back("one run is much shorter: of the other only the steps recorded in full are compared");
+    diff.notes.push_back("one run is much shorter: of the other only the batches recorded in full are compared");
   }
   if (a.world_size == 1 && b.world_size == 1)
     diff.notes.push_back("one rank each: there is no communication to compare");
@@ -206,7 +206,7 @@ RunDiff diff_runs(const RunProfile& a, const RunProfile& b, const DiffOptions& o
   for (const auto& [run, side] : {std::pair{&a, &steps.a}, {&b, &steps.b}}) {
     if (!side->all.empty()) continue;
     throw DataError(
-        fmt::format("{}: no steps were recorded that could be compared{}", run->folder.string(),
+        fmt::format("{}: no batches were recorded that could be compared{}", run->folder.string(),
                     side->warm_up > 0 ? fmt::format(" (the first {} are left out as warm-up)", side->warm_up) : ""),
         "compare runs that trained for a while; `dtrain summary` says what is missing from this one");
   }
@@ -225,7 +225,7 @@ RunDiff diff_runs(const RunProfile& a, const RunProfile& b, const DiffOptions& o
   const std::size_t fewest = std::min(steps.a.all.size(), steps.b.all.size());
   if (options.fail_above && fewest < diff::kLeastObservations) {
     throw ConfigError(
-        fmt::format("--fail-above: after the warm-up there are {} steps of A and {} of B, too few to tell a "
+        fmt::format("--fail-above: after the warm-up there are {} batches of A and {} of B, too few to tell a "
                     "regression from noise",
                     steps.a.all.size(), steps.b.all.size()),
         fmt::format("it takes {} of each; some hundreds find smaller changes", diff::kLeastObservations));

@@ -8,15 +8,15 @@
 namespace dtrain::analysis {
 namespace {
 
-constexpr double kSmallestShare = 0.0005;  // of a step; smaller phases are in the JSON
-constexpr std::size_t kMostRows = 8;       // ranks, differences: all are in the JSON
+constexpr double kSmallestStepShare = 0.0005;  // of a step; smaller phases are in the JSON
+constexpr std::size_t kMostListedRanks = 8;    // ranks, differences: all are in the JSON
 
 void write_side(TextWriter& out, const char* which, const DiffSide& side) {
   out.line("{}  {}  {}{}, {}", out.styled("1", which), side.name, plural(side.world_size, "rank"),
            side.global_batch_size ? ", global batch " + count_text(*side.global_batch_size) : "",
-           plural(side.steps, "step"));
+           count_text(side.steps) + (side.steps == 1 ? " batch" : " batches"));
   out.line("   from batch {} on, after {} of warm-up; {} far longer than the median ({} of the time)",
-           count_text(side.first_batch + side.warm_up), plural(side.warm_up, "step"), count_text(side.long_steps),
+           count_text(side.first_batch + side.warm_up), count_text(side.warm_up), count_text(side.long_steps),
            format_percent(side.long_share));
 }
 
@@ -37,20 +37,20 @@ void write_row(TextWriter& out, const std::string& name, const std::string& a, c
            interval_text(quantity), verdict_text(out, quantity.verdict));
 }
 
-void write_steps(TextWriter& out, const RunDiff& diff) {
+void write_step_change(TextWriter& out, const RunDiff& diff) {
   out.line("");
   out.line("  {:<24}{:>11}{:>11}{:>9}{:>20}", "", "A", "B", "change",
            fmt::format("{:.0f}% interval", diff.confidence * 100));
-  write_row(out, "median step", seconds_text(diff.step.a), seconds_text(diff.step.b), diff.step);
+  write_row(out, "median batch", seconds_text(diff.step.a), seconds_text(diff.step.b), diff.step);
   write_row(out, "samples/s", format_rate(diff.throughput.a), format_rate(diff.throughput.b), diff.throughput);
   std::vector<DiffQuantity> phases;
   for (const DiffQuantity& phase : diff.phases) {
-    if (std::max(phase.a, phase.b) >= kSmallestShare * diff.step.a) phases.push_back(phase);
+    if (std::max(phase.a, phase.b) >= kSmallestStepShare * diff.step.a) phases.push_back(phase);
   }
   std::stable_sort(phases.begin(), phases.end(), [](const DiffQuantity& x, const DiffQuantity& y) {
     return std::abs(x.change) > std::abs(y.change);
   });
-  out.heading("Phases: a step without the long ones; changes in per cent of A's step");
+  out.heading("Phases: a batch without the long ones; changes in per cent of A's batch");
   for (const DiffQuantity& phase : phases) {
     const std::string name = phase.name == "allreduce_wait" ? "exposed communication" : phase.name;
     write_row(out, name, seconds_text(phase.a), seconds_text(phase.b), phase);
@@ -63,7 +63,7 @@ void write_memory(TextWriter& out, const RunDiff& diff) {
   std::vector<DiffMemory> rows = diff.memory;
   std::stable_sort(rows.begin(), rows.end(),
                    [](const DiffMemory& x, const DiffMemory& y) { return x.stands_out > y.stands_out; });
-  if (rows.size() > kMostRows) rows.resize(kMostRows);
+  if (rows.size() > kMostListedRanks) rows.resize(kMostListedRanks);
   for (const DiffMemory& one : rows) {
     out.line("  {:<24}{:>11}{:>11}{:>9}{}", fmt::format("rank {}", one.rank), format_bytes(one.a_bytes),
              format_bytes(one.b_bytes), fmt::format("{:+.1f}%", (one.b_bytes / one.a_bytes - 1) * 100),
@@ -84,11 +84,12 @@ void write_differences(TextWriter& out, const RunDiff& diff) {
   out.heading("What differs in the plans");
   std::size_t shown = 0;
   for (const DiffEntry& entry : diff.differences) {
-    if (++shown > kMostRows) break;
+    if (++shown > kMostListedRanks) break;
     out.paragraph(fmt::format("{}: {} -> {}", entry.key, entry.a, entry.b), 4);
   }
-  if (diff.differences.size() > kMostRows) {
-    out.line("    and {} more, in --json", count_text(static_cast<std::int64_t>(diff.differences.size() - kMostRows)));
+  if (diff.differences.size() > kMostListedRanks) {
+    out.line("    and {} more, in --json",
+             count_text(static_cast<std::int64_t>(diff.differences.size() - kMostListedRanks)));
   }
 }
 
@@ -104,7 +105,7 @@ std::string render_diff(const RunDiff& diff, const TextOptions& options) {
                   out.styled("33", "  !"));
   }
   if (!diff.same_work) {
-    out.paragraph("the steps of A and B do different work (" + diff.why_not + "): throughput is compared", 4,
+    out.paragraph("the batches of A and B do different work (" + diff.why_not + "): throughput is compared", 4,
                   out.styled("33", "  !"));
   }
   out.line("");
@@ -114,7 +115,7 @@ std::string render_diff(const RunDiff& diff, const TextOptions& options) {
                        ? out.styled("31", fmt::format("a regression: more than {}", format_percent(*diff.fail_above)))
                        : fmt::format("no regression above {}", format_percent(*diff.fail_above)));
   }
-  write_steps(out, diff);
+  write_step_change(out, diff);
   write_memory(out, diff);
   write_rules(out, "Rules that trigger in B alone", diff.new_rules);
   write_rules(out, "Rules that trigger in A alone", diff.gone_rules);

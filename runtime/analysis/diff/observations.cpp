@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "dtrain/base/clock.h"
 #include "statistics.h"
 
 namespace dtrain::analysis::diff {
@@ -17,10 +18,6 @@ constexpr double kGroupSteps = 100;
 constexpr double kShortest = 1e-9;  // seconds; only a damaged dump has shorter steps
 constexpr double kLongDeviations = 8, kLongShare = 0.1, kMostLong = 0.05;
 
-double seconds(std::int64_t ns) {
-  return static_cast<double>(ns) / 1e9;
-}
-
 // A row, mean over ranks.
 Observation observe_row(const Rows& rows, std::size_t index) {
   const Row& row = rows.rows()[index];
@@ -30,17 +27,17 @@ Observation observe_row(const Rows& rows, std::size_t index) {
   for (std::size_t r = 0; r < rows.ranks(); ++r) {
     const StepLine& step = rows.at(index, r);
     one.totals.samples += static_cast<double>(step.samples);
-    one.totals.time_s += seconds(minus(step.wall_ns, pauses_of(step))) / ranks;
+    one.totals.time_s += to_seconds(minus(step.wall_ns, pauses_of(step))) / ranks;
     for (std::size_t i = 0; i < kPhases; ++i) {
       const bool whole = i == static_cast<std::size_t>(Phase::kTrainBatch);
-      one.totals.phases[i] += seconds(whole ? compute_of(step) : step.phases[i]) / ranks;
+      one.totals.phases[i] += to_seconds(whole ? compute_of(step) : step.phases[i]) / ranks;
     }
   }
   one.totals.phases[static_cast<std::size_t>(Phase::kValidation)] = 0;
   one.totals.phases[static_cast<std::size_t>(Phase::kCheckpoint)] = 0;
   one.totals.time_s = std::max(one.totals.time_s, kShortest * one.totals.steps);
   one.step_s = one.totals.time_s / one.totals.steps;
-  one.start_s = seconds(rows.at(index, 0).start_ns);
+  one.start_s = to_seconds(rows.at(index, 0).start_ns);
   return one;
 }
 
@@ -62,7 +59,7 @@ void mark_long(std::vector<Observation>& rows) {
   }
 }
 
-Observation join(const std::vector<Observation>& rows) {
+Observation merged(const std::vector<Observation>& rows) {
   Observation group = rows.front();
   group.totals = {};
   double ordinary_s = 0;
@@ -95,7 +92,7 @@ class Grouping {
   void close() {
     if (!pending_.empty() && steps_ >= kGroupSteps / 2) {
       mark_long(pending_);
-      groups_.push_back(join(pending_));
+      groups_.push_back(merged(pending_));
     }
     pending_.clear();
     steps_ = 0;

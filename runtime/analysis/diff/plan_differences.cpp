@@ -53,7 +53,7 @@ Settings settings(const RunProfile& run) {
   return result;
 }
 
-std::string cut(const std::string& text) {
+std::string cut_setting(const std::string& text) {
   if (text.size() <= kLongest) return text;
   std::size_t end = kLongest;
   while (end > 0 && (static_cast<unsigned char>(text[end]) & 0xC0U) == 0x80U) --end;  // not within a character
@@ -78,7 +78,7 @@ std::vector<DiffEntry> plan_differences(const RunProfile& a, const RunProfile& b
       return found == run.end() ? std::string("-") : found->second;
     };
     const std::string a_value = of(in_a), b_value = of(in_b);
-    if (a_value != b_value) result.push_back({key, cut(a_value), cut(b_value)});
+    if (a_value != b_value) result.push_back({key, cut_setting(a_value), cut_setting(b_value)});
   }
   std::stable_partition(result.begin(), result.end(),
                         [](const DiffEntry& entry) { return entry.key.find(".rules.") == std::string::npos; });

@@ -6,7 +6,6 @@
 #include <array>
 #include <bit>
 #include <cerrno>
-#include <cmath>
 #include <cstring>
 #include <system_error>
 
@@ -96,7 +95,6 @@ EventFile::EventFile(const std::filesystem::path& folder, double wall_s) {
 void EventFile::add(double wall_s, std::int64_t step, const Scalars& scalars) {
   std::string summary;
   for (const auto& [tag, number] : scalars) {
-    if (!std::isfinite(number)) continue;
     std::string value;
     put_bytes(value, 1, tag);
     put_key(value, 2, Wire::kFixed32);

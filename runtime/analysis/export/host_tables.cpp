@@ -1,15 +1,14 @@
 // The tables of what a host's agent saw, and of the run's own files.
+#include <cmath>
+
 #include "dtrain/analysis/export.h"
+#include "dtrain/base/json_number.h"
 #include "export/common_time.h"
 #include "export/more_tables.h"
 #include "json_fields.h"
 
 namespace dtrain::analysis {
 namespace {
-
-using Sink = std::function<void(const std::vector<Cell>&)>;
-
-constexpr std::string_view kInteger = "INTEGER", kReal = "REAL", kText = "TEXT";
 
 // One row a value: which metrics there are depends on the machine.
 Table system() {
@@ -88,9 +87,11 @@ Table metrics() {
               const auto values = line.find("metrics");
               if (values == line.end() || !values->is_object()) continue;
               for (const auto& [name, value] : values->items()) {
-                if (!value.is_number()) continue;
+                const auto number = number_of(value);
+                if (!number) continue;
                 sink({text(line, "time"), text(line, "kind"), integer(line, "batch"), integer(line, "epoch"),
-                      integer(line, "samples"), name, value.get<double>()});
+                      integer(line, "samples"), name,
+                      std::isfinite(*number) ? Cell(*number) : Cell(non_finite_text(*number))});
               }
             }
           }};

@@ -14,9 +14,6 @@ namespace {
 
 using profile::Phase;
 using Row = std::vector<Cell>;
-using Sink = std::function<void(const Row&)>;
-
-constexpr std::string_view kInteger = "INTEGER", kReal = "REAL", kText = "TEXT";
 
 Cell known(std::int64_t value) {  // -1 stands for "not recorded"
   return value < 0 ? Cell() : Cell(value);
@@ -35,7 +32,7 @@ std::vector<Column> with_phases(std::vector<Column> columns) {
 }
 
 // As in the dumps, train_batch is the whole of it, forward and backward included.
-void add_phases(const profile::PhaseTimes& phases, Row& row) {
+void add_phase_rows(const profile::PhaseTimes& phases, Row& row) {
   for (std::size_t i = 0; i < profile::kPhaseCount; ++i) {
     std::int64_t value = phases[i];
     if (static_cast<Phase>(i) == Phase::kTrainBatch) {
@@ -92,7 +89,7 @@ Table steps() {
                        step.wall_ns,
                        step.samples,
                        std::int64_t{step.exchanged}};
-                add_phases(step.phases, row);
+                add_phase_rows(step.phases, row);
                 sink(row);
               }
             }
@@ -131,7 +128,7 @@ Table windows() {
                        w.wall_ns,
                        w.wall_p50_ns,
                        w.wall_max_ns};
-                add_phases(w.phases, row);
+                add_phase_rows(w.phases, row);
                 sink(row);
               }
             }

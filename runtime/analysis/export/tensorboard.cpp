@@ -5,6 +5,7 @@
 #include <spdlog/fmt/fmt.h>
 
 #include "dtrain/analysis/export.h"
+#include "dtrain/base/json_number.h"
 #include "dtrain/profile/phase.h"
 #include "export/event_file.h"
 #include "json_fields.h"
@@ -45,7 +46,7 @@ void export_metrics(const RunProfile& profile, const std::filesystem::path& fold
     Scalars scalars;
     const std::string kind = text(line, "kind");
     for (const auto& [name, value] : values->items()) {
-      if (value.is_number()) scalars.emplace_back(kind + "/" + name, value.get<double>());
+      if (const auto scalar = number_of(value)) scalars.emplace_back(kind + "/" + name, *scalar);
     }
     if (line.contains("learning_rate")) scalars.emplace_back(kind + "/learning_rate", number(line, "learning_rate"));
     file.add(seconds_of_utc(text(line, "time")), integer(line, "batch"), scalars);
@@ -53,13 +54,16 @@ void export_metrics(const RunProfile& profile, const std::filesystem::path& fold
   keep(file, result);
 }
 
-// Milliseconds of a step; of a window, of its mean step.
+// Milliseconds of a batch; of a window, of its mean batch. Validation and checkpoints are in its time, and not in its
+// throughput.
 Scalars step_scalars(std::int64_t wall_ns, std::int64_t samples, const profile::PhaseTimes& phases,
                      std::int64_t steps) {
   const double each = 1e6 * static_cast<double>(std::max<std::int64_t>(1, steps));
   Scalars scalars{{"step/wall_ms", static_cast<double>(wall_ns) / each}};
-  if (wall_ns > 0) {
-    scalars.emplace_back("step/samples_per_s", static_cast<double>(samples) * 1e9 / static_cast<double>(wall_ns));
+  const auto of = [&](Phase phase) { return phases[static_cast<std::size_t>(phase)]; };
+  const std::int64_t training_ns = minus(wall_ns, plus(of(Phase::kValidation), of(Phase::kCheckpoint)));
+  if (training_ns > 0) {
+    scalars.emplace_back("step/samples_per_s", static_cast<double>(samples) * 1e9 / static_cast<double>(training_ns));
   }
   for (std::size_t i = 0; i < profile::kPhaseCount; ++i) {
     scalars.emplace_back("phases_ms/" + std::string(profile::name_of(static_cast<Phase>(i))),

@@ -1,4 +1,5 @@
 #include "dtrain/analysis/live.h"
+#include "dtrain/base/json_number.h"
 
 namespace dtrain::analysis {
 namespace {
@@ -23,6 +24,8 @@ Json recent_json(const RecentSteps& recent) {
           {"samples_per_s", recent.samples_per_s},
           {"batches_per_s", recent.batches_per_s},
           {"shares", shares},
+          {"exposed", recent.shares[static_cast<std::size_t>(Activity::kExchange)] +
+                          recent.shares[static_cast<std::size_t>(Activity::kWaiting)]},
           {"phases", phases},
           {"came_last", recent.came_last}};
 }
@@ -75,7 +78,7 @@ Json host_json(const LiveHost& host) {
 
 Json metrics_json(const LiveMetrics& metrics) {
   if (metrics.values.empty()) return {};
-  return {{"batch", metrics.batch}, {"metrics", metrics.values}};
+  return {{"batch", metrics.batch}, {"metrics", numbers_or_texts(metrics.values)}};
 }
 
 }  // namespace

@@ -41,7 +41,7 @@ double share_of(const RecentSteps& recent, Activity activity) {
   return recent.shares[static_cast<std::size_t>(activity)];
 }
 
-std::string percent(double value) {
+std::string rank_percent(double value) {
   return fmt::format("{:.0f}%", value);
 }
 
@@ -67,7 +67,7 @@ std::vector<Column> all_columns(const LiveView& view) {
   std::vector<Column> columns = {
       {"rank", 4, 0, [](const LiveRank& rank) { return std::to_string(rank.rank); }},
       {"batch", 9, 6, [](const LiveRank& rank) { return rank.batch > 0 ? count_text(rank.batch) : "-"; }},
-      {"step p50", 8, 1, of_recent([](const RecentSteps& recent) { return seconds_text(recent.p50_s); })},
+      {"batch p50", 9, 1, of_recent([](const RecentSteps& recent) { return seconds_text(recent.p50_s); })},
       {"p99", 8, 8, of_recent([](const RecentSteps& recent) { return seconds_text(recent.p99_s); })},
       {"samples/s", 9, 4, of_recent([](const RecentSteps& recent) { return format_rate(recent.samples_per_s); })}};
   if (hosts.size() > 1) {
@@ -77,18 +77,20 @@ std::vector<Column> all_columns(const LiveView& view) {
   for (const Look& look : kLooks) {
     const bool seldom = look.activity == Activity::kOptimizer || look.activity == Activity::kOther;
     columns.push_back({look.title, 5, seldom ? 10 : 2, of_recent([activity = look.activity](const auto& recent) {
-                         return percent(100 * share_of(recent, activity));
+                         return rank_percent(100 * share_of(recent, activity));
                        }),
                        false, look.style});
   }
   if (view.ranks.size() > 1 && view.compared_steps > 0) {
     columns.push_back({"last", 5, 5, of_recent([steps = view.compared_steps](const RecentSteps& recent) {
-                         return percent(100.0 * static_cast<double>(recent.came_last) / static_cast<double>(steps));
+                         return rank_percent(100.0 * static_cast<double>(recent.came_last) /
+                                             static_cast<double>(steps));
                        })});
   }
   columns.push_back({"memory", 9, 3, [](const LiveRank& rank) { return or_dash(rank.resident_bytes, format_bytes); }});
-  columns.push_back({"CPU", 5, 9, [](const LiveRank& rank) { return or_dash(rank.cpu_percent, percent); }});
-  columns.push_back({"no core", 7, 11, [](const LiveRank& rank) { return or_dash(rank.cpu_wait_percent, percent); }});
+  columns.push_back({"CPU", 5, 9, [](const LiveRank& rank) { return or_dash(rank.cpu_percent, rank_percent); }});
+  columns.push_back(
+      {"no core", 7, 11, [](const LiveRank& rank) { return or_dash(rank.cpu_wait_percent, rank_percent); }});
   return columns;
 }
 
@@ -125,8 +127,8 @@ void add_bar(ScreenLine& line, const RecentSteps& recent, int room) {
 // What there is to say of it instead of the bar.
 std::string remark_on(const LiveRank& rank) {
   if (!rank.ended.empty()) return rank.ended;
-  if (is_silent(rank)) return "no step for " + seconds_text(rank.silent_s);
-  return rank.recent ? "" : "no step yet";
+  if (is_silent(rank)) return "no batch for " + seconds_text(rank.silent_s);
+  return rank.recent ? "" : "no batch yet";
 }
 
 std::string rank_line(const LiveRank& rank, const std::vector<Column>& columns, const LiveTextOptions& options) {

@@ -3,6 +3,7 @@
 #include <string_view>
 
 #include "dtrain/analysis/live.h"
+#include "dtrain/base/clock.h"
 #include "dump_files.h"
 #include "json_fields.h"
 #include "live/agent_feed.h"
@@ -15,10 +16,6 @@ namespace dtrain::analysis {
 namespace {
 
 namespace fs = std::filesystem;
-
-double seconds(std::int64_t ns) {
-  return static_cast<double>(ns) / 1e9;
-}
 
 std::optional<double> find_metric(const Metrics& metrics, std::string_view name) {
   for (const auto& [key, value] : metrics) {
@@ -54,7 +51,7 @@ LiveHost live_host(const AgentProfile& agent, double now_s) {
   const SystemLine& sample = agent.samples.back();
   const auto clock = agent.header.find("clock");
   if (clock != agent.header.end() && clock->is_object()) {
-    host.age_s = std::max(0.0, now_s - seconds(sample.time_ns) - number(*clock, "offset_ns") / 1e9);
+    host.age_s = std::max(0.0, now_s - to_seconds(sample.time_ns) - number(*clock, "offset_ns") / 1e9);
   }
   host.cpu_percent = find_metric(sample.metrics, "cpu_util_simple");
   host.io_wait_percent = find_metric(sample.metrics, "io_wait");
@@ -144,7 +141,8 @@ class LiveRun::Impl {
       // What a rank did last is what there is to say of one that has ended.
       const bool over = profile.end.has_value() || view.ended;
       const std::int64_t now_ns = over ? feed.last_step_end_ns() : host_now(feed);
-      if (feed.last_step_end_ns() > 0) rank.silent_s = std::max(0.0, seconds(minus(now_ns, feed.last_step_end_ns())));
+      if (feed.last_step_end_ns() > 0)
+        rank.silent_s = std::max(0.0, to_seconds(minus(now_ns, feed.last_step_end_ns())));
       rank.recent = recent_steps(feed, waits, now_ns);
       if (!profile.memory.empty()) {
         rank.resident_bytes = static_cast<double>(profile.memory.back().resident_bytes);
@@ -172,7 +170,7 @@ class LiveRun::Impl {
     if (view.state == "starting") view.state = "running";
     if (view.ended || !view.total_batches) return;
     for (const PartLine& part : first->profile().parts) {
-      const double loop_s = seconds(minus(first->last_step_end_ns(), part.end_ns));
+      const double loop_s = to_seconds(minus(first->last_step_end_ns(), part.end_ns));
       if (part.part != "initialization" || loop_s <= 0) continue;
       const auto left = static_cast<double>(std::max<std::int64_t>(0, *view.total_batches - view.batch));
       view.left_s = left * loop_s / static_cast<double>(view.batch);
@@ -186,6 +184,11 @@ class LiveRun::Impl {
     if (newer > 0) {
       view.notes.push_back(std::to_string(newer) +
                            " of its dumps cannot be shown: a later version of dtrain wrote them");
+    }
+    const bool any = std::any_of(view.ranks.begin(), view.ranks.end(), [](const auto& rank) { return rank.recent; });
+    if (view.ended && any) {
+      view.notes.emplace_back(
+          "it has ended: speeds, shares, p50 and p99 are of its last seconds; dtrain summary has those of all of it");
     }
     const int missing = view.world_size - static_cast<int>(ranks_.size());
     if (missing > 0 && !ranks_.empty()) {

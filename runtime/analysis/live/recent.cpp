@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "distribution.h"
+#include "dtrain/base/clock.h"
 #include "json_fields.h"
 #include "rows.h"
 #include "waiting.h"
@@ -14,10 +15,6 @@ using profile::Phase;
 
 // A rank is thought to be within a step as long as no other step of late took much longer.
 constexpr std::int64_t kLatestStepNs = 1'000'000'000;
-
-double seconds(std::int64_t ns) {
-  return static_cast<double>(ns) / 1e9;
-}
 
 Activity activity_of(Phase phase) {
   switch (phase) {
@@ -93,7 +90,7 @@ RecentWaits recent_waits(const std::vector<const RankFeed*>& ranks) {
   for (std::size_t r = 0; r < run.ranks.size(); ++r) {
     double waited_s = 0;
     for (std::size_t i = 0; i < rows.rows().size(); ++i) {
-      if (rows.rows()[i].exchanged) waited_s += seconds(wait_of(rows.at(i, r)));
+      if (rows.rows()[i].exchanged) waited_s += to_seconds(wait_of(rows.at(i, r)));
     }
     RecentWaits::Rank& rank = result.ranks[run.ranks[r].rank];
     rank.came_last = summary.ranks[r].steps;
@@ -122,7 +119,7 @@ std::optional<RecentSteps> recent_steps(const RankFeed& rank, const RecentWaits&
   recent.p99_s = walls.quantile_s(0.99);
   // Some lines may have been replaced before they were read, so steps are counted by their numbers.
   const bool late = minus(now_ns, sums.end_ns) > std::max(kLatestStepNs, 2 * sums.longest_ns);
-  const double span_s = seconds(minus(late ? now_ns : sums.end_ns, sums.begin_ns));
+  const double span_s = to_seconds(minus(late ? now_ns : sums.end_ns, sums.begin_ns));
   if (span_s > 0) {
     recent.batches_per_s = static_cast<double>(sums.last_batch - sums.first_batch + 1) / span_s;
     recent.samples_per_s = recent.batches_per_s * static_cast<double>(sums.samples) / static_cast<double>(sums.steps);

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "dtrain/base/error.h"
+#include "dtrain/base/json_number.h"
 #include "json_fields.h"
 #include "utc.h"
 
@@ -63,7 +64,7 @@ void RunStory::add_metrics(const Json& line) {
   latest.batch = integer(line, "batch");
   latest.values.clear();
   for (const auto& [name, value] : metrics->items()) {
-    if (value.is_number()) latest.values[name] = value.get<double>();
+    if (const auto number = number_of(value)) latest.values[name] = *number;
   }
 }
 

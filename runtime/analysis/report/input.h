@@ -59,4 +59,9 @@ std::int64_t group_ns(const profile::PhaseTimes& times, const PhaseGroup& group)
 double rounded(double value, int digits = 4);
 Json rounded(const std::vector<double>& values, int digits = 4);
 
+// The host of an agent by the name that readers know.
+inline std::string host_name(const AgentProfile& agent) {
+  return agent.host.empty() ? agent.agent : agent.host;
+}
+
 }  // namespace dtrain::analysis::report

@@ -12,7 +12,7 @@ namespace {
 using Groups = std::vector<double>;  // seconds, by phase group
 
 constexpr double kSigmas = 3;
-constexpr auto kValidation = static_cast<std::size_t>(profile::Phase::kValidation);
+constexpr auto kValidationPhase = static_cast<std::size_t>(profile::Phase::kValidation);
 
 bool is_validation(const PhaseGroup& group) {
   return group.phases.front() == profile::Phase::kValidation;
@@ -51,7 +51,7 @@ const SystemLine* sample_near(const AgentProfile* agent, std::int64_t time_ns) {
   return after == agent->samples.end() ? &agent->samples.back() : &*after;
 }
 
-void explain(const Input& input, const Groups& normal, Outlier& outlier) {
+void explain_outlier(const Input& input, const Groups& normal, Outlier& outlier) {
   const Groups groups = groups_of(*outlier.step);
   for (std::size_t i = 0; i < groups.size(); ++i) {
     const double excess = groups[i] - normal[i];
@@ -63,13 +63,13 @@ void explain(const Input& input, const Groups& normal, Outlier& outlier) {
   outlier.system = sample_near(input.run.agent_of(*outlier.rank), middle_ns);
 }
 
-struct Usual {
+struct UsualPhases {
   double median_s = 0, threshold_s = 0;
 };
 
 // Of each rank's training steps, by the rule; the report's own statistics where it has not judged.
-std::map<int, Usual> usual_steps(const Input& input, OutlierReport& report) {
-  std::map<int, Usual> result;
+std::map<int, UsualPhases> usual_steps(const Input& input, OutlierReport& report) {
+  std::map<int, UsualPhases> result;
   for (const auto& [rank, s] : input.analysis.rank_steps) {
     result[rank] = {s.median_s, s.mean_s + kSigmas * s.stddev_s};
   }
@@ -83,7 +83,7 @@ std::map<int, Usual> usual_steps(const Input& input, OutlierReport& report) {
   return result;
 }
 
-struct Means {
+struct PhaseMeans {
   Groups sums = Groups(phase_groups().size(), 0);
   double steps = 0;
   void add(const StepLine& step) {
@@ -102,14 +102,14 @@ struct Means {
 
 OutlierReport find_outliers(const Input& input) {
   OutlierReport report;
-  const std::map<int, Usual> usual = usual_steps(input, report);
+  const std::map<int, UsualPhases> usual = usual_steps(input, report);
   std::map<std::int64_t, Outlier> batches;
-  Means normal, slow;
+  PhaseMeans normal, slow;
   for (const RankProfile& rank : input.run.ranks) {
     const auto known = usual.find(rank.rank);
     if (known == usual.end()) continue;
     for (const StepLine& step : rank.steps) {
-      const double seconds = static_cast<double>(step.wall_ns - step.phases[kValidation]) / 1e9;
+      const double seconds = static_cast<double>(step.wall_ns - step.phases[kValidationPhase]) / 1e9;
       const bool is_slow = seconds > known->second.threshold_s;
       (is_slow ? slow : normal).add(step);
       if (!is_slow) continue;
@@ -127,7 +127,7 @@ OutlierReport find_outliers(const Input& input) {
   for (auto& [batch, outlier] : batches) {
     const auto [typical, added] = medians.try_emplace(outlier.rank);
     if (added) typical->second = medians_of(*outlier.rank);
-    explain(input, typical->second, outlier);
+    explain_outlier(input, typical->second, outlier);
     report.seconds += outlier.excess_s;
     report.longest.push_back(outlier);
   }

@@ -8,7 +8,7 @@
 namespace dtrain::analysis::report {
 namespace {
 
-constexpr std::size_t kBins = 48;
+constexpr std::size_t kStepBins = 48;
 constexpr double kWidest = 4;  // times from the median to p95: how far beyond p95 a histogram goes
 constexpr double kNano = 1e9;
 
@@ -39,7 +39,7 @@ void each_duration(const RankProfile& rank, F&& f) {
 Json step_series(const Input& input) {
   const std::size_t ranks = input.drawn().size();
   const std::size_t columns = Input::columns(ranks * 4, kMostPoints);
-  Json spec = time_series(input, "duration of a step", "s");
+  Json spec = time_series(input, "duration of a batch", "s");
   std::vector<Point> all;
   for (const RankProfile* rank : input.drawn()) {
     std::vector<Point> points = thin(step_points(input, *rank), columns);
@@ -56,13 +56,13 @@ Json step_histogram(const Input& input) {
   const StepStatistics& steps = input.analysis.steps;
   if (steps.count == 0) return nullptr;
   const double last = std::min(steps.max_s, steps.p95_s + kWidest * (steps.p95_s - steps.median_s)) * 1.0001;
-  const auto empty = [&] { return Histogram(steps.min_s, std::max(last, steps.min_s * 1.01 + 1e-9), kBins); };
+  const auto empty = [&] { return Histogram(steps.min_s, std::max(last, steps.min_s * 1.01 + 1e-9), kStepBins); };
   std::map<std::string, Histogram> hosts;
   Json spec = {{"kind", "histogram"},
                {"x0", empty().first()},
                {"dx", empty().width()},
-               {"x", {{"title", "duration of a step"}, {"unit", "s"}}},
-               {"y", {{"title", "steps"}, {"unit", ""}}},
+               {"x", {{"title", "duration of a batch"}, {"unit", "s"}}},
+               {"y", {{"title", "batches"}, {"unit", ""}}},
                {"sets", Json::array()}};
   for (const RankProfile& rank : input.run.ranks) {
     Histogram& host = hosts.try_emplace(rank.host, empty()).first->second;

@@ -15,10 +15,6 @@ const double* find(const Metrics& metrics, const std::string& name) {
   return found == metrics.end() ? nullptr : &found->second;
 }
 
-std::string host_name(const AgentProfile& agent) {
-  return agent.host.empty() ? agent.agent : agent.host;
-}
-
 // Choosing a rank shows its host's line.
 int first_rank_of(const Input& input, const AgentProfile& agent) {
   for (const RankProfile* rank : input.drawn()) {

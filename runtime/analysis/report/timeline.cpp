@@ -12,9 +12,9 @@ struct Axis {
 };
 
 // Nanoseconds of each group of phases in each column.
-class Row {
+class TimelineRow {
  public:
-  Row(const Axis& axis, std::size_t sets) : axis_(axis), cells_(sets, std::vector<double>(axis.columns, 0)) {}
+  TimelineRow(const Axis& axis, std::size_t sets) : axis_(axis), cells_(sets, std::vector<double>(axis.columns, 0)) {}
 
   // Spreads `values` (a value a set) evenly over [begin, end).
   void add(double begin, double end, const std::vector<double>& values) {
@@ -58,7 +58,7 @@ std::vector<double> group_seconds(const profile::PhaseTimes& times) {
 
 Json row_of(const Input& input, const RankProfile& rank, const Axis& axis) {
   const std::size_t groups = phase_groups().size();
-  Row row(axis, groups + 1);
+  TimelineRow row(axis, groups + 1);
   for (const StepLine& step : rank.steps) {
     const double begin = input.seconds(rank, step.start_ns);
     row.add(begin, begin + static_cast<double>(step.wall_ns) / 1e9, group_seconds(step.phases));

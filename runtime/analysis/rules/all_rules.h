@@ -4,6 +4,7 @@
 #include <span>
 
 #include "dtrain/analysis/rules.h"
+#include "dtrain/config/profiling_rules.h"
 #include "rules/series.h"
 
 namespace dtrain::analysis::rules {

@@ -1,4 +1,5 @@
-// Windows in which a GPU, its memory and the processors all have much to spare: the batch could be larger.
+// Windows in which what computes (a GPU, or the ranks on their processors), its memory and the processors all have much
+// to spare: the batch could be larger.
 #include <algorithm>
 
 #include "rules/all_rules.h"
@@ -9,12 +10,26 @@ namespace dtrain::analysis::rules {
 namespace {
 
 // Of each data point that tells all three.
-struct Points {
+struct UsePoints {
   std::vector<double> cpu, util, memory;
 };
 
-Points points_of(std::span<const HostSample> samples, std::size_t gpu) {
-  Points points;
+// Of a host where processors train: of its memory what is in use, nothing where it does not tell.
+UsePoints points_on_processors(const HostSeries& host, std::span<const HostSample> samples) {
+  UsePoints points;
+  const double total = host.machine.total_memory_bytes.value_or(0);
+  for (const HostSample& sample : samples) {
+    if (!sample.cpu_percent || !sample.computing_percent) continue;
+    points.cpu.push_back(*sample.cpu_percent);
+    points.util.push_back(*sample.computing_percent);
+    const bool told = total > 0 && sample.free_memory_bytes;
+    points.memory.push_back(told ? 100 * (1 - *sample.free_memory_bytes / total) : 0);
+  }
+  return points;
+}
+
+UsePoints points_of(std::span<const HostSample> samples, std::size_t gpu) {
+  UsePoints points;
   for (const HostSample& sample : samples) {
     if (gpu >= sample.gpus.size()) continue;
     const GpuReading& reading = sample.gpus[gpu];
@@ -29,11 +44,12 @@ Points points_of(std::span<const HostSample> samples, std::size_t gpu) {
 }  // namespace
 
 RuleResult batch_size(Hosts hosts, const Rules::BatchSize& parameters) {
-  RuleResult result =
-      begin_result("BatchSize", "report", "windows",
-                   "Looks for times in which a GPU, its memory and the processors all have much to spare.",
-                   "The batch is too small for these GPUs: use a larger one, or smaller GPUs.");
-  if (!has_gpus(hosts)) return not_applicable(std::move(result), kNoGpu);
+  RuleResult result = begin_result(
+      "BatchSize", "report", "windows",
+      "Looks for times in which a GPU, its memory and the processors all have much to spare (on processors: "
+      "the ranks' computing, the host's memory and the processors).",
+      "The batch is too small for this hardware: use a larger one, or fewer slots.");
+  const bool on_gpus = has_gpus(hosts);
   std::int64_t windows = 0;
   std::int64_t left_over = 0;
   std::int64_t most_points = 0;
@@ -41,12 +57,12 @@ RuleResult batch_size(Hosts hosts, const Rules::BatchSize& parameters) {
   for (const HostSeries& host : hosts) {
     const Judged judged = judged_samples(host, parameters.patience);
     count_samples(result.counts, host, judged);
-    for (std::size_t at = 0; at < host.gpus.size(); ++at) {
-      const Points points = points_of(judged.samples, at);
+    for (std::size_t at = 0; at < (on_gpus ? host.gpus.size() : 1); ++at) {
+      const UsePoints points = on_gpus ? points_of(judged.samples, at) : points_on_processors(host, judged.samples);
       const auto cpu = windows_of(points.cpu, parameters.window);
       const auto util = windows_of(points.util, parameters.window);
       const auto memory = windows_of(points.memory, parameters.window);
-      Json one = describe(GpuPoints{&host, at, {}});
+      Json one = on_gpus ? describe(GpuPoints{&host, at, {}}) : Json{{"agent", host.agent}, {"host", host.host}};
       one["windows"] = Json::array();
       for (std::size_t i = 0; i < cpu.size(); ++i) {
         const double cpu_p95 = quantile_of(cpu[i], 0.95);
@@ -56,8 +72,8 @@ RuleResult batch_size(Hosts hosts, const Rules::BatchSize& parameters) {
                            memory_p95 < parameters.gpu_memory_threshold_p95;
         result.triggered += spare ? 1 : 0;
         one["windows"].push_back({{"cpu_p95", cpu_p95},
-                                  {"gpu_p95", util_p95},
-                                  {"gpu_memory_p95", memory_p95},
+                                  {"computing_p95", util_p95},
+                                  {"memory_p95", memory_p95},
                                   {"verdict", spare ? "much to spare" : "fine"}});
       }
       const auto found = static_cast<std::int64_t>(points.cpu.size());
@@ -69,13 +85,15 @@ RuleResult batch_size(Hosts hosts, const Rules::BatchSize& parameters) {
       all.push_back(std::move(one));
     }
   }
-  if (windows == 0) return not_applicable(std::move(result), too_few_points(most_points, parameters.window));
-  result.counts["gpu_points_in_windows"] = result.datapoints;
-  result.counts["gpu_points_left_over"] = left_over;
+  if (windows == 0)
+    return not_applicable(std::move(result),
+                          too_few_points(most_points, parameters.window, on_gpus ? "a GPU" : "a host"));
+  result.counts["points_in_windows"] = result.datapoints;
+  result.counts["points_left_over"] = left_over;
   result.counts["windows"] = windows;
   result.counts["fine"] = windows - result.triggered;
   result.counts["triggered"] = result.triggered;
-  result.details["gpus"] = std::move(all);
+  result.details[on_gpus ? "gpus" : "hosts"] = std::move(all);
   return result;
 }
 

@@ -20,28 +20,28 @@ std::optional<double> busiest_gpu(const HostSample& sample) {
 
 RuleResult judge_bottleneck(RuleResult result, Hosts hosts, const BottleneckLimits& limits,
                             const std::function<std::optional<double>(const HostSample&)>& busy) {
-  if (!has_gpus(hosts)) return not_applicable(std::move(result), kNoGpu);
+  const bool on_gpus = has_gpus(hosts);
   std::int64_t unknown = 0;
   std::int64_t busy_points = 0;
   std::int64_t bottlenecks = 0;
   Json all = Json::array();
   for (const HostSeries& host : hosts) {
-    if (host.gpus.empty()) continue;
+    if (on_gpus && host.gpus.empty()) continue;
     const Judged judged = judged_samples(host, limits.patience);
     count_samples(result.counts, host, judged);
     std::int64_t points = 0;
     std::int64_t here = 0;
     for (const HostSample& sample : judged.samples) {
       const auto percent_busy = busy(sample);
-      const auto gpu = busiest_gpu(sample);
-      if (!percent_busy || !gpu) {
+      const auto computing = on_gpus ? busiest_gpu(sample) : sample.computing_percent;
+      if (!percent_busy || !computing) {
         ++unknown;
         continue;
       }
       ++points;
       const bool is_busy = *percent_busy > limits.busy_above;
       busy_points += is_busy ? 1 : 0;
-      here += is_busy && *gpu < limits.gpu_below ? 1 : 0;
+      here += is_busy && *computing < limits.computing_below ? 1 : 0;
     }
     result.datapoints += points;
     bottlenecks += here;
@@ -58,7 +58,7 @@ RuleResult judge_bottleneck(RuleResult result, Hosts hosts, const BottleneckLimi
   if (result.datapoints == 0) return not_applicable(std::move(result), kNoSystemSample);
   result.counts["without_reading"] = unknown;
   result.counts["not_busy"] = result.datapoints - busy_points;
-  result.counts["busy_with_gpu"] = busy_points - bottlenecks;
+  result.counts["busy_and_computing"] = busy_points - bottlenecks;
   result.counts["bottlenecks"] = bottlenecks;
   result.counts["triggered"] = result.triggered;
   result.details["hosts"] = std::move(all);

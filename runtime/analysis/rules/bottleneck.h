@@ -1,5 +1,5 @@
-// What CPUBottleneck and IOBottleneck share: data points at which something of a host is busy and all its GPUs are
-// idle. Private to analysis.
+// What CPUBottleneck and IOBottleneck share: data points at which something of a host is busy and nothing computes
+// there, neither its GPUs nor, where processors train, its ranks. Private to analysis.
 #pragma once
 
 #include <functional>
@@ -11,7 +11,7 @@ namespace dtrain::analysis::rules {
 
 struct BottleneckLimits {
   double share_percent = 0;  // of the data points; more trigger
-  double busy_above = 0, gpu_below = 0;
+  double busy_above = 0, computing_below = 0;
   std::int64_t patience = 0;
 };
 

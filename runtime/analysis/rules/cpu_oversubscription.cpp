@@ -20,8 +20,9 @@ RuleResult cpu_oversubscription(Hosts hosts, const Rules::CpuOversubscription& p
   RuleResult result = begin_result(
       "CPUOversubscription", "cpu", "ranks",
       "Looks for ranks whose training thread could run and has no core: more threads want to run than there are cores.",
-      "Use fewer ranks, threads (OMP_NUM_THREADS) or loader workers on that host, or keep other programs away from "
-      "it.");
+      "Use fewer ranks (resources.slots_per_trial) or threads (OMP_NUM_THREADS) on that host, or keep other programs "
+      "away "
+      "from it.");
   std::map<int, Waiting> ranks;
   for (const HostSeries& host : hosts) {
     const Judged judged = judged_samples(host, parameters.patience);

@@ -30,7 +30,7 @@ std::string advice(const std::string& host, const OfHost& loading, double cpus, 
       "{}: {:.3g} loader workers on {:.3g} processors are {}; the training waited for data for {} of its "
       "time{}",
       host, loading.workers, cpus, few ? "few" : "many", format_percent(waited),
-      few && waited < 0.01 ? ", so more would gain little" : "");
+      few && waited < 0.01 ? ", so it is fast enough" : "");
 }
 
 }  // namespace
@@ -40,7 +40,9 @@ RuleResult dataloader(std::span<const LoaderSeries> loaders, Hosts hosts, const 
       "Dataloader", "report", "hosts",
       "Compares the number of loader workers of a host with its processors: too few may leave the training waiting for "
       "data, too many take processors away from computing.",
-      "Change the number of loader workers.");
+      "Where the training waits for data: prepare it before the training, so that the one thread of a rank keeps up, "
+      "or "
+      "read with several threads in a BatchSource of your own. Too many: use fewer threads there, or fewer ranks.");
   std::map<std::string, OfHost> by_agent;
   for (const LoaderSeries& loader : loaders) {
     if (loader.records == 0) continue;

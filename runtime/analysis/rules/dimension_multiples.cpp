@@ -17,7 +17,7 @@
 namespace dtrain::analysis::rules {
 namespace {
 
-constexpr std::size_t kMostListed = 50;  // layers, in the details
+constexpr std::size_t kMostLayers = 50;  // layers, in the details
 
 std::int64_t bytes_of(const std::string& dtype) {
   return dtype == "float16" || dtype == "bfloat16" ? 2 : dtype == "float64" ? 8 : 4;
@@ -80,7 +80,7 @@ RuleResult dimension_multiples(const ModelFacts& model, Hosts hosts, const Rules
     const double own = padding_percent(with, elements);
     if (own <= parameters.threshold) continue;
     ++odd;
-    if (listed.size() < kMostListed) {
+    if (listed.size() < kMostLayers) {
       listed.push_back({{"name", shape.name}, {"sizes", shape.sizes}, {"padding_percent", own}});
     }
   }

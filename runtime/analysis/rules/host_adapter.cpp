@@ -184,6 +184,8 @@ std::vector<HostSeries> host_series(const RunProfile& profile) {
     set_training(ranks, host);
     host.samples.reserve(agent.samples.size());
     for (const SystemLine& line : agent.samples) host.samples.push_back(sample_of(line, gpus, total_memory_bytes));
+    const auto computing = computing_percent(ranks, agent.samples);
+    for (std::size_t i = 0; i < computing.size(); ++i) host.samples[i].computing_percent = computing[i];
     hosts.push_back(std::move(host));
   }
   return hosts;

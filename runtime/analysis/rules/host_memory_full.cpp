@@ -11,7 +11,9 @@ RuleResult host_memory_full(Hosts hosts, const Rules::HostMemoryFull& parameters
           "HostMemoryFull", "system", "hosts",
           "Looks for a host whose memory was nearly full at some time: files are read again and again then, and "
           "a little more gets programs killed.",
-          "Use fewer loader workers or a smaller queue, read data piece by piece, or use fewer ranks a host."),
+          "Read data piece by piece (a Dataset of your own), keep fewer batches ready (LoaderSettings::prefetch), or "
+          "use fewer "
+          "ranks a host."),
       hosts, 0, "the dumps do not say how much memory the hosts have",
       [&](const HostSeries& host, const Judged& judged) -> std::optional<HostVerdict> {
         const auto total = host.machine.total_memory_bytes;

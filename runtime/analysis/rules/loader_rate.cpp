@@ -10,7 +10,9 @@ RuleResult loader_rate(std::span<const LoaderSeries> loaders, const Rules::Loade
   RuleResult result = begin_result(
       "LoaderRate", "system", "ranks",
       "Compares the batches a second that a rank's loader can make with those its training takes where it never waits.",
-      "Use more loader workers, cheaper preprocessing, or prepare the data before the training.");
+      "Make reading a sample cheaper: keep the data in memory, prepare it before the training, or read with several "
+      "threads "
+      "in a BatchSource of your own.");
   std::int64_t unknown = 0;
   Json all = Json::array();
   for (const LoaderSeries& loader : loaders) {

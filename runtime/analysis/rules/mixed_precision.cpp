@@ -35,7 +35,7 @@ RuleResult mixed_precision(const ModelFacts& model, Hosts hosts) {
       "MixedPrecision", "model", "runs",
       "Looks at whether a run computes in 32 bits on hardware that computes in 16 much faster. What a trial casts by "
       "itself is not seen.",
-      "Compute products in bfloat16 or float16 (an autocast scope in train_batch, or a model in that type).");
+      "Compute products in bfloat16: an autocast scope around forward in train_batch (docs/api.md).");
   if (model.dtype.empty()) return not_applicable(std::move(result), "the plan does not say the model's type");
   const auto has_it = hardware_has_it(hosts);
   if (!has_it) {

@@ -5,11 +5,13 @@
 namespace dtrain::analysis::rules {
 
 RuleResult pinned_memory(std::span<const LoaderSeries> loaders, Hosts hosts) {
-  RuleResult result = begin_result("PinnedMemory", "model", "ranks",
-                                   "Looks at whether loaders hand over batches in page-locked (pinned) memory, from "
-                                   "which copies to a GPU are faster "
-                                   "and overlap with computing.",
-                                   "Let the loader pin its batches.");
+  RuleResult result =
+      begin_result("PinnedMemory", "model", "ranks",
+                   "Looks at whether loaders hand over batches in page-locked (pinned) memory, from "
+                   "which copies to a GPU are faster "
+                   "and overlap with computing.",
+                   "Hand over tensors in page-locked memory: at::Tensor::pin_memory() in a BatchSource of "
+                   "your own.");
   if (!has_gpus(hosts)) return not_applicable(std::move(result), kNoGpu);
   std::int64_t unknown = 0;
   Json all = Json::array();

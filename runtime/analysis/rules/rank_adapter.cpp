@@ -13,10 +13,10 @@ using profile::Sketch;
 constexpr auto kValidation = static_cast<std::size_t>(Phase::kValidation);
 constexpr auto kLoading = static_cast<std::size_t>(Phase::kDataloaderNext);
 
-double seconds(double ns) {
+double rank_seconds(double ns) {
   return ns / 1e9;
 }
-double seconds(std::int64_t ns) {
+double rank_seconds(std::int64_t ns) {
   return static_cast<double>(ns) / 1e9;
 }
 
@@ -38,8 +38,8 @@ FoldedSteps fold(const RankProfile& rank) {
     squares_ns2 += window.wall_m2 + apart * apart * here;
     add_to(validation_ns, window.phases[kValidation]);
   }
-  const double shift_s = seconds(static_cast<double>(validation_ns) / count);
-  const auto shifted = [&](double ns) { return std::max(0.0, seconds(ns) - shift_s); };
+  const double shift_s = rank_seconds(static_cast<double>(validation_ns) / count);
+  const auto shifted = [&](double ns) { return std::max(0.0, rank_seconds(ns) - shift_s); };
   folded.mean_s = shifted(mean_ns);
   folded.squares_s2 = squares_ns2 / 1e18;
   folded.min_s = shifted(static_cast<double>(wall.min()));
@@ -69,8 +69,9 @@ std::vector<StepSeries> step_series(const RunProfile& profile) {
     training.steps.reserve(rank.steps.size());
     for (const StepLine& step : rank.steps) {
       const std::int64_t validation_ns = step.phases[kValidation];
-      training.steps.push_back({step.batch, step.start_ns, seconds(step.wall_ns - validation_ns), &step.phases});
-      if (validation_ns > 0) evaluation.steps.push_back({step.batch, step.start_ns, seconds(validation_ns), nullptr});
+      training.steps.push_back({step.batch, step.start_ns, rank_seconds(step.wall_ns - validation_ns), &step.phases});
+      if (validation_ns > 0)
+        evaluation.steps.push_back({step.batch, step.start_ns, rank_seconds(validation_ns), nullptr});
     }
     if (FoldedSteps folded = fold(rank); folded.steps > 0) training.folded.push_back(std::move(folded));
     if (!training.steps.empty() || !training.folded.empty()) all.push_back(std::move(training));
@@ -108,10 +109,10 @@ std::vector<LoaderSeries> loader_series(const RunProfile& profile) {
       if (window.loader_pinned >= 0) series.pinned = series.pinned.value_or(true) && window.loader_pinned == 1;
     }
     if (series.records > 0) series.workers = workers / static_cast<double>(series.records);
-    if (fetches > 0) series.fetch_s = seconds(fetch_ns / static_cast<double>(fetches));
+    if (fetches > 0) series.fetch_s = rank_seconds(fetch_ns / static_cast<double>(fetches));
     series.steps = rank.step_count();
-    series.steps_s = seconds(rank.wall_ns());
-    series.waited_s = seconds(rank.phase_ns(static_cast<Phase>(kLoading)));
+    series.steps_s = rank_seconds(rank.wall_ns());
+    series.waited_s = rank_seconds(rank.phase_ns(static_cast<Phase>(kLoading)));
     all.push_back(std::move(series));
   }
   return all;
@@ -127,7 +128,7 @@ std::vector<InitializationTime> initialization_times(const RunProfile& profile) 
     const std::int64_t start_ns = integer(rank.header, "start_ns");
     const bool began_training = rank.step_count() > 0;
     if (start_ns <= 0 || began_training || !rank.end || rank.end->time_ns <= start_ns) continue;
-    all.push_back({rank.rank, seconds(rank.end->time_ns - start_ns), false});
+    all.push_back({rank.rank, rank_seconds(rank.end->time_ns - start_ns), false});
   }
   return all;
 }

@@ -1,6 +1,7 @@
 #include "dtrain/analysis/rules.h"
 
 #include "dtrain/analysis/run_profile.h"
+#include "dtrain/config/profiling_rules.h"
 #include "rules/adapter.h"
 #include "rules/all_rules.h"
 

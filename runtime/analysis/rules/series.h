@@ -66,6 +66,7 @@ struct HostSample {
   std::int64_t time_ns = 0;
   std::optional<double> cpu_percent, io_wait_percent, free_memory_bytes;
   std::optional<double> sent, received, disk;  // bytes a second
+  std::optional<double> computing_percent;     // of the time, the busiest of its ranks computed
   std::vector<double> cores_percent;           // by logical CPU
   std::vector<RankReading> ranks;
   std::vector<GpuReading> gpus;  // as HostSeries::gpus; empty: the driver did not answer in time

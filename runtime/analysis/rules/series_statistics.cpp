@@ -10,7 +10,7 @@ namespace {
 using Weighted = std::vector<std::pair<double, std::int64_t>>;  // a value, and how often it is there
 
 // Nearest rank, as statistics.h has it; `values` are rising.
-double quantile(const Weighted& values, std::int64_t count, double share) {
+double weighted_quantile(const Weighted& values, std::int64_t count, double share) {
   const auto rank = std::clamp<std::int64_t>(std::llround(std::ceil(share * static_cast<double>(count))), 1, count);
   std::int64_t so_far = 0;
   for (const auto& [value, times] : values) {
@@ -61,13 +61,13 @@ SeriesStatistics statistics_of(const StepSeries& series) {
   result.stddev_s = std::sqrt(squares / count);
 
   Weighted values = all_values(series);
-  result.p50_s = quantile(values, result.steps, 0.50);
-  result.p95_s = quantile(values, result.steps, 0.95);
-  result.p99_s = quantile(values, result.steps, 0.99);
+  result.p50_s = weighted_quantile(values, result.steps, 0.50);
+  result.p95_s = weighted_quantile(values, result.steps, 0.95);
+  result.p99_s = weighted_quantile(values, result.steps, 0.99);
   result.median_s = result.p50_s;
   for (auto& [value, times] : values) value = std::abs(value - result.median_s);
   std::sort(values.begin(), values.end());
-  result.mad_s = quantile(values, result.steps, 0.50);
+  result.mad_s = weighted_quantile(values, result.steps, 0.50);
   return result;
 }
 

@@ -15,8 +15,8 @@ using profile::kPhaseCount;
 using profile::Phase;
 using Means = std::array<double, kPhaseCount>;  // seconds
 
-constexpr std::size_t kBins = 100;       // of the histogram of normal steps
-constexpr std::size_t kMostListed = 50;  // outliers of a series, in the details
+constexpr std::size_t kHistogramBins = 100;  // of the histogram of normal steps
+constexpr std::size_t kMostOutliers = 50;    // outliers of a series, in the details
 
 struct Outliers {
   std::vector<const Step*> steps;
@@ -72,31 +72,32 @@ Json describe(const StepSeries& series, const SeriesStatistics& s, double thresh
   const double to_s = std::min(threshold_s, s.max_s);
   Json listed = Json::array();
   for (const Step* step : outliers.steps) {
-    if (listed.size() == kMostListed) break;
+    if (listed.size() == kMostOutliers) break;
     listed.push_back(to_json(*step, outliers.normal));
   }
   const bool with_phases =
       std::any_of(series.steps.begin(), series.steps.end(), [](const Step& step) { return step.phases != nullptr; });
-  Json json = {
-      {"rank", series.rank},
-      {"host", series.host},
-      {"mode", series.evaluation ? "EVAL" : "TRAIN"},
-      {"steps", s.steps},
-      {"mean_s", s.mean_s},
-      {"max_s", s.max_s},
-      {"p99_s", s.p99_s},
-      {"p95_s", s.p95_s},
-      {"p50_s", s.p50_s},
-      {"min_s", s.min_s},
-      {"stddev_s", s.stddev_s},
-      {"median_s", s.median_s},
-      {"mad_s", s.mad_s},
-      {"threshold_s", threshold_s},
-      {"outliers", static_cast<std::int64_t>(outliers.steps.size()) + folded},
-      {"outliers_in_windows", folded},  // of long runs; their batches are not known
-      {"outlier_steps", std::move(listed)},
-      {"histogram",
-       {{"from_s", s.min_s}, {"to_s", to_s}, {"steps", histogram_of(series, threshold_s, s.min_s, to_s, kBins)}}}};
+  Json json = {{"rank", series.rank},
+               {"host", series.host},
+               {"mode", series.evaluation ? "EVAL" : "TRAIN"},
+               {"steps", s.steps},
+               {"mean_s", s.mean_s},
+               {"max_s", s.max_s},
+               {"p99_s", s.p99_s},
+               {"p95_s", s.p95_s},
+               {"p50_s", s.p50_s},
+               {"min_s", s.min_s},
+               {"stddev_s", s.stddev_s},
+               {"median_s", s.median_s},
+               {"mad_s", s.mad_s},
+               {"threshold_s", threshold_s},
+               {"outliers", static_cast<std::int64_t>(outliers.steps.size()) + folded},
+               {"outliers_in_windows", folded},  // of long runs; their batches are not known
+               {"outlier_steps", std::move(listed)},
+               {"histogram",
+                {{"from_s", s.min_s},
+                 {"to_s", to_s},
+                 {"steps", histogram_of(series, threshold_s, s.min_s, to_s, kHistogramBins)}}}};
   if (with_phases && !series.evaluation) {
     json["phases_of_normal_steps_s"] = to_json(outliers.normal);
     if (!outliers.steps.empty()) json["phases_of_outliers_s"] = to_json(outliers.during);

@@ -20,9 +20,9 @@ double quantile_of(std::span<const double> values, double share) {
   return quantile(copy, share);
 }
 
-std::string too_few_points(std::int64_t most, std::int64_t window) {
-  return fmt::format("a window is {} data points, two a second, and the training has no more than {} of a GPU", window,
-                     most);
+std::string too_few_points(std::int64_t most, std::int64_t window, const char* of) {
+  return fmt::format("a window is {} data points, two a second, and the training has no more than {} of {}", window,
+                     most, of);
 }
 
 }  // namespace dtrain::analysis::rules

@@ -15,6 +15,6 @@ std::vector<std::span<const double>> windows_of(std::span<const double> values, 
 double quantile_of(std::span<const double> values, double share);
 
 // Why a rule that judges windows has none.
-std::string too_few_points(std::int64_t most, std::int64_t window);
+std::string too_few_points(std::int64_t most, std::int64_t window, const char* of = "a GPU");
 
 }  // namespace dtrain::analysis::rules

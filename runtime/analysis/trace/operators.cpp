@@ -18,7 +18,7 @@ struct Span {
 };
 constexpr std::size_t kCommunication = static_cast<std::size_t>(-1);
 
-struct Totals {
+struct OperatorTotals {
   std::int64_t calls = 0;
   double self_us = 0, total_us = 0;
 };
@@ -30,18 +30,18 @@ class Device {
     if (added) totals_.emplace_back();
     return found->second;
   }
-  Totals& at(std::size_t index) { return totals_[index]; }
+  OperatorTotals& at(std::size_t index) { return totals_[index]; }
   DeviceOperators result() const;
 
  private:
   std::unordered_map<std::string, std::size_t> indices_;
-  std::vector<Totals> totals_;
+  std::vector<OperatorTotals> totals_;
 };
 
 DeviceOperators Device::result() const {
   DeviceOperators device;
   for (const auto& [name, index] : indices_) {
-    const Totals& totals = totals_[index];
+    const OperatorTotals& totals = totals_[index];
     device.rows.push_back({name, kind_of_operator(name), totals.calls, totals.self_us / 1e6, totals.total_us / 1e6, 0});
     device.seconds += totals.self_us / 1e6;
   }
@@ -76,7 +76,7 @@ void charge(std::vector<Span>& spans, Device& device) {
     const Open done = stack.back();
     stack.pop_back();
     if (done.span.name == kCommunication) return;
-    Totals& totals = device.at(done.span.name);
+    OperatorTotals& totals = device.at(done.span.name);
     ++totals.calls;
     totals.self_us += std::max(0.0, done.self_us);
     totals.total_us += done.span.end_us - done.span.start_us;
@@ -105,7 +105,7 @@ void add_file(const std::filesystem::path& path, Operators& result, Device& cpu,
     if (category == "cpu_op") {
       threads[std::string(event.tid)].push_back({start, end, cpu.index_of(unquoted(event.name))});
     } else if (category == "kernel" || category == "gpu_memcpy" || category == "gpu_memset") {
-      Totals& totals = gpu.at(gpu.index_of(unquoted(event.name)));
+      OperatorTotals& totals = gpu.at(gpu.index_of(unquoted(event.name)));
       ++totals.calls;
       totals.self_us += end - start;
       totals.total_us += end - start;

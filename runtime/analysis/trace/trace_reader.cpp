@@ -18,7 +18,7 @@ namespace od = simdjson::ondemand;
 
 constexpr std::size_t kHeadBytes = 4 << 20;
 
-double number_of(std::string_view text) {
+double decimal_of(std::string_view text) {
   double value = 0;
   std::from_chars(text.data(), text.data() + text.size(), value);
   constexpr double kMost = 1e15;  // microseconds, 30 years; what is computed from them fits 64 bits in nanoseconds
@@ -123,10 +123,10 @@ void append_event(fmt::memory_buffer& out, const RawEvent& event, std::int64_t p
 }
 
 double RawEvent::ts_us() const {
-  return number_of(ts);
+  return decimal_of(ts);
 }
 double RawEvent::dur_us() const {
-  return number_of(dur);
+  return decimal_of(dur);
 }
 
 double TraceHead::monotonic_ns(double ts_us) const {

@@ -205,7 +205,12 @@ void Agent::tell_errors() {
   if (!error) return;
   if (!failed_) logger_->error("{}", *error);
   failed_ = true;
-  for (RankConnection& connection : connections_) connection.report(*error);
+  if (told_) return;
+  // One rank is told, the first of those here: one warning is enough for a host.
+  std::vector<RankConnection*> here;
+  for (RankConnection& connection : connections_) here.push_back(&connection);
+  std::sort(here.begin(), here.end(), [](const auto* a, const auto* b) { return a->rank() < b->rank(); });
+  told_ = std::any_of(here.begin(), here.end(), [&](RankConnection* one) { return one->report(*error); });
 }
 
 bool Agent::any_rank_connected() const {

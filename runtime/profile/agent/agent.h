@@ -72,7 +72,8 @@ class Agent {
   std::uint64_t samples_ = 0;
   std::uint64_t lost_ = 0;
   bool stop_ = false;
-  bool failed_ = false;
+  bool failed_ = false;  // something could not be written
+  bool told_ = false;    // a rank was
 };
 
 }  // namespace dtrain::profile

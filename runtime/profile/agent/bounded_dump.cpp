@@ -110,6 +110,8 @@ void BoundedDump::close() {
   window.sums.append_line(lines, window.frame);
   // What belongs to a step that has not ended stays too: it is of the next window then.
   for (const Record& record : window.current) append_record(lines, record);
+  // They take the place of no less than themselves: what is not written yet may be needed for that.
+  if (const auto written = writer_.written_since(*window.mark); written > 0 && written < lines.size()) flush();
   // Where a line of the window could not be written the others stay, and what is not written yet goes behind them.
   if (writer_.replace(*window.mark, view(lines))) buffer_.clear();
 }

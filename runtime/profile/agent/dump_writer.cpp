@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <cerrno>
 
+#include <spdlog/fmt/fmt.h>
+
 #include "dtrain/base/error.h"
 #include "dtrain/base/fd.h"
 #include "dtrain/base/json.h"
@@ -18,6 +20,17 @@ constexpr Nanoseconds kRetryPeriod = std::chrono::milliseconds(500);
 
 std::uint64_t count_lines(std::string_view lines) {
   return static_cast<std::uint64_t>(std::count(lines.begin(), lines.end(), '\n'));
+}
+
+bool write_at(int fd, std::uintmax_t offset, std::string_view content) {
+  while (!content.empty()) {
+    const ssize_t count = ::pwrite(fd, content.data(), content.size(), static_cast<off_t>(offset));
+    if (count < 0 && errno == EINTR) continue;
+    if (count <= 0) return false;
+    content.remove_prefix(static_cast<std::size_t>(count));
+    offset += static_cast<std::uintmax_t>(count);
+  }
+  return true;
 }
 
 }  // namespace
@@ -80,13 +93,34 @@ std::optional<DumpWriter::Mark> DumpWriter::mark() {
   return Mark{size_, lost_};
 }
 
+std::uintmax_t DumpWriter::written_since(const Mark& mark) const {
+  return size_ - mark.size;
+}
+
+// Whenever this process ends, or a write fails, a reader finds the old lines or the new ones: the new ones are first
+// appended behind a line that says what they take the place of, then copied there, then the rest is cut off. They are
+// no longer than what they replace, so copying does not touch those at the end.
 bool DumpWriter::replace(const Mark& mark, std::string_view lines) {
-  if (lost_ != mark.lost) return false;
+  const std::uintmax_t room = written_since(mark);
+  if (lost_ != mark.lost || (room > 0 && lines.size() > room)) return false;
+  if (room == 0) {
+    write(lines);
+    return true;
+  }
+  const std::uintmax_t end = size_;
+  std::string marked = fmt::format("{{\"record\":\"replaced\",\"offset\":{},\"bytes\":{}}}\n", mark.size, lines.size());
+  marked += lines;
   std::error_code error;
-  std::filesystem::resize_file(path_, mark.size, error);
-  if (error) return false;
-  size_ = mark.size;
-  write(lines);
+  try {
+    file_->append(marked);
+  } catch (const std::exception&) {
+    std::filesystem::resize_file(path_, end, error);
+    return false;
+  }
+  size_ += marked.size();
+  const UniqueFd fd(::open(path_.c_str(), O_WRONLY | O_CLOEXEC));
+  if (!fd || !write_at(fd.get(), mark.size, lines)) return true;
+  if (::ftruncate(fd.get(), static_cast<off_t>(mark.size + lines.size())) == 0) size_ = mark.size + lines.size();
   return true;
 }
 

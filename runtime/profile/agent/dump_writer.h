@@ -26,7 +26,9 @@ class DumpWriter {
     std::uint64_t lost = 0;
   };
   std::optional<Mark> mark();
-  // Puts `lines` in the place of all that was written since. False where some of that was lost: then it stays.
+  std::uintmax_t written_since(const Mark& mark) const;  // bytes
+  // Puts `lines` in the place of all that was written since. False where some of that was lost, where they are longer
+  // than that, or where they cannot be written: then it stays.
   bool replace(const Mark& mark, std::string_view lines);
   // What was written survives the machine.
   void sync();

@@ -1,18 +1,10 @@
 #include "agent/format.h"
 
 #include <cmath>
-#include <iterator>
 #include <string_view>
-
-#include <spdlog/fmt/compile.h>
 
 namespace dtrain::profile {
 namespace {
-
-template <typename... Args>
-void put(LineBuffer& out, Args&&... args) {
-  fmt::format_to(std::back_inserter(out), std::forward<Args>(args)...);
-}
 
 std::int64_t at(const PhaseTimes& times, Phase phase) {
   return times[static_cast<std::size_t>(phase)];

@@ -5,16 +5,13 @@
 #include <cstdint>
 #include <string>
 
-#include <spdlog/fmt/fmt.h>
-
+#include "agent/line_buffer.h"
 #include "agent/system_sampler.h"
 #include "dtrain/base/json.h"
 #include "dtrain/host/processes.h"
 #include "ring.h"
 
 namespace dtrain::profile {
-
-using LineBuffer = fmt::memory_buffer;
 
 inline constexpr int kDumpSchema = 1;
 

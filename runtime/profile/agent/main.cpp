@@ -11,6 +11,7 @@
 #include "dtrain/base/error.h"
 #include "dtrain/base/json.h"
 #include "dtrain/host/identity.h"
+#include "dtrain/profile/agent_process.h"
 
 namespace {
 
@@ -89,7 +90,7 @@ int main(int argc, char** argv) {
                 logger);
     report_start("ready");
     started = true;
-    return agent.run() ? 0 : static_cast<int>(ExitCode::kRunFailed);
+    return agent.run() ? 0 : kRecordsLost;
   } catch (const std::exception& error) {
     if (!started) report_start(describe(error));
     std::fprintf(stderr, "dtrain-agent: %s\n", describe(error).c_str());

@@ -8,6 +8,7 @@
 #include <prometheus/exposer.h>
 #include <prometheus/metric_family.h>
 
+#include "dtrain/base/clock.h"
 #include "dtrain/base/error.h"
 
 namespace dtrain::profile {
@@ -19,10 +20,6 @@ using prometheus::MetricType;
 using Labels = std::vector<ClientMetric::Label>;
 
 constexpr std::size_t kThreads = 1;  // that answer; who scrapes does so every few seconds
-
-double seconds(std::int64_t ns) {
-  return static_cast<double>(ns) / 1e9;
-}
 
 // The families of one answer; each gets all its values one after the other.
 class Families {
@@ -98,13 +95,13 @@ void add_ranks(Families& out, const std::vector<RankTotals>& ranks) {
   each("dtrain_batch", "The last batch that ended", MetricType::Gauge, [](const RankTotals& r) { return r.batch; });
   each("dtrain_epoch", "Its epoch", MetricType::Gauge, [](const RankTotals& r) { return r.epoch; });
   each("dtrain_last_step_seconds", "How long it took", MetricType::Gauge,
-       [](const RankTotals& r) { return seconds(r.last_step_ns); });
+       [](const RankTotals& r) { return to_seconds(r.last_step_ns); });
   each("dtrain_steps_total", "Batches", MetricType::Counter, [](const RankTotals& r) { return r.steps; });
   each("dtrain_samples_total", "Samples", MetricType::Counter, [](const RankTotals& r) { return r.samples; });
   each("dtrain_optimizer_steps_total", "Batches after which the optimizer stepped", MetricType::Counter,
        [](const RankTotals& r) { return r.optimizer_steps; });
   each("dtrain_step_seconds_total", "Time spent in steps", MetricType::Counter,
-       [](const RankTotals& r) { return seconds(r.wall_ns); });
+       [](const RankTotals& r) { return to_seconds(r.wall_ns); });
   each("dtrain_records_dropped_total", "Records that found the ring full", MetricType::Counter,
        [](const RankTotals& r) { return r.dropped; });
   each("dtrain_lines_lost_total", "Lines of the dump that could not be written", MetricType::Counter,
@@ -114,7 +111,7 @@ void add_ranks(Families& out, const std::vector<RankTotals>& ranks) {
   for (const RankTotals& rank : ranks) {
     for (std::size_t i = 0; i < kPhaseCount; ++i) {
       out.add({{"rank", std::to_string(rank.rank)}, {"phase", std::string(name_of(static_cast<Phase>(i)))}},
-              seconds(rank.phases[i]));
+              to_seconds(rank.phases[i]));
     }
   }
   const auto each_collective = [&](const char* name, const char* help, auto value_of) {
@@ -128,9 +125,9 @@ void add_ranks(Families& out, const std::vector<RankTotals>& ranks) {
   each_collective("dtrain_collectives_total", "Collectives", [](const CollectiveTotals& c) { return c.count; });
   each_collective("dtrain_collective_bytes_total", "Their payload", [](const CollectiveTotals& c) { return c.bytes; });
   each_collective("dtrain_collective_seconds_total", "Their duration",
-                  [](const CollectiveTotals& c) { return seconds(c.duration_ns); });
+                  [](const CollectiveTotals& c) { return to_seconds(c.duration_ns); });
   each_collective("dtrain_collective_exposed_seconds_total", "What training waited for of it",
-                  [](const CollectiveTotals& c) { return seconds(c.exposed_ns); });
+                  [](const CollectiveTotals& c) { return to_seconds(c.exposed_ns); });
 }
 
 }  // namespace

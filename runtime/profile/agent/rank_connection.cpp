@@ -33,7 +33,8 @@ RankConnection::Event RankConnection::serve() {
         drain();
         write_memory(clock_.monotonic());
         bounded_->flush();
-        socket_.send(to_line({{"type", message_type::kFlushed}, {"id", value.value("id", std::int64_t{0})}}));
+        socket_.send(to_line(
+            {{"type", message_type::kFlushed}, {"id", value.value("id", std::int64_t{0})}, {"lost", dump_->lost()}}));
       } else if (type == message_type::kFinished && introduced()) {
         finished_ = true;
       } else if (type == message_type::kStop) {
@@ -149,14 +150,14 @@ RankTotals RankConnection::totals() const {
   return totals;
 }
 
-void RankConnection::report(const std::string& error) {
-  if (reported_ || !introduced() || !socket_) return;
-  reported_ = true;
+bool RankConnection::report(const std::string& error) {
+  if (!introduced() || !socket_) return false;
   ring_->set_agent_failed();
   try {
-    socket_.send(to_line({{"type", message_type::kError}, {"message", error}}));
+    return socket_.send(to_line({{"type", message_type::kError}, {"message", error}}));
   } catch (const Error& failure) {
     logger_->warn("cannot tell rank {} that records are lost: {}", rank_, failure.what());
+    return false;
   }
 }
 

@@ -49,8 +49,8 @@ class RankConnection {
   void sample_memory(std::chrono::nanoseconds shortest_period);
   // The rest of the ring and the "end" record.
   void close();
-  // Tells the rank, once, that records are being lost.
-  void report(const std::string& error);
+  // Tells the rank that records are being lost. False: it cannot be told.
+  bool report(const std::string& error);
 
   int fd() const { return socket_.fd(); }
   bool introduced() const { return ring_ != nullptr; }
@@ -87,7 +87,6 @@ class RankConnection {
   std::uint64_t dropped_ = 0;
   bool finished_ = false;
   bool damaged_ = false;
-  bool reported_ = false;
 };
 
 }  // namespace dtrain::profile

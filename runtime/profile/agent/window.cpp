@@ -1,16 +1,7 @@
 #include "agent/window.h"
 
-#include <iterator>
-
-#include <spdlog/fmt/compile.h>
-
 namespace dtrain::profile {
 namespace {
-
-template <typename... Args>
-void put(LineBuffer& out, Args&&... args) {
-  fmt::format_to(std::back_inserter(out), std::forward<Args>(args)...);
-}
 
 void append_sketch(LineBuffer& out, const Sketch& sketch) {
   put(out, FMT_COMPILE("{{\"count\":{},\"sum\":{},\"min\":{},\"max\":{},\"zeros\":{},\"bins\":["), sketch.count(),

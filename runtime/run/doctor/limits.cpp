@@ -15,6 +15,7 @@ namespace {
 constexpr std::size_t kTried = 16u << 20;
 constexpr std::uint64_t kFewFiles = 1024;    // what distributions give, and many ranks need
 constexpr std::uint64_t kTooFewFiles = 256;  // a rank with its libraries, loaders and connections
+constexpr std::uint64_t kRaisedTo = 65'536;  // as raise_open_files() does
 constexpr double kSmallShm = 128.0 * 1024 * 1024;
 constexpr std::uint64_t kLittleLocked = 64u << 20;
 
@@ -67,12 +68,12 @@ Finding check_dev_shm(const std::filesystem::path& folder) {
 }
 
 Finding judge_open_files(std::uint64_t soft, std::uint64_t hard) {
-  const std::string text = std::to_string(soft) + " for a process";
-  if (soft >= kFewFiles) return ok("open files", text);
-  const std::string remedy =
-      hard > soft ? "ulimit -n " + std::to_string(std::min<std::uint64_t>(hard, 65536)) + " before launching"
-                  : "raise it (hard limit " + std::to_string(hard) + ") in /etc/security/limits.conf";
-  return soft < kTooFewFiles ? problem("open files", text + ": too few for a rank", remedy)
+  const std::uint64_t most = std::max(soft, std::min(hard, kRaisedTo));
+  const std::string text = std::to_string(most) + " for a process" +
+                           (most > soft ? ", once dtrain has raised it from " + std::to_string(soft) : "");
+  if (most >= kFewFiles) return ok("open files", text);
+  const std::string remedy = "raise it (hard limit " + std::to_string(hard) + ") in /etc/security/limits.conf";
+  return most < kTooFewFiles ? problem("open files", text + ": too few for a rank", remedy)
                              : warning("open files", text + ": too few where there are many ranks", remedy);
 }
 

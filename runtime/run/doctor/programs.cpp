@@ -47,7 +47,7 @@ int asked(void* library, const char* function) {
 }
 
 // The first line of what a program prints; empty: it fails, or takes too long.
-std::string first_line(const std::vector<std::string>& command) {
+std::string first_output_line(const std::vector<std::string>& command) {
   int ends[2];
   if (::pipe2(ends, O_CLOEXEC) != 0) throw SystemError("cannot make a pipe", errno);
   const UniqueFd reader(ends[0]);
@@ -171,7 +171,7 @@ Finding check_mpi(bool needed) {
   };
   const std::string install = "install Open MPI 4.1 (Debian: openmpi-bin)";
   if (mpirun.empty()) return lacking("there is no mpirun in PATH", install);
-  const std::string said = first_line({mpirun.string(), "--version"});
+  const std::string said = first_output_line({mpirun.string(), "--version"});
   if (said.find("Open MPI") == std::string::npos) {
     return lacking(mpirun.string() + " is not Open MPI's: " + (said.empty() ? "it says nothing" : said), install);
   }
@@ -188,7 +188,7 @@ Finding check_slurm() {
   if (srun.empty()) {
     return problem("Slurm", "there is no srun in PATH", "launch from a node that has Slurm's commands");
   }
-  const std::string said = first_line({srun.string(), "--version"});
+  const std::string said = first_output_line({srun.string(), "--version"});
   return said.empty() ? problem("Slurm", srun.string() + " fails", "srun --version says why") : ok("Slurm", said);
 }
 

@@ -17,7 +17,7 @@ namespace {
 
 using namespace std::chrono_literals;
 
-constexpr auto kGreetingPatience = 20s;  // ssh gives up connecting after five
+constexpr auto kLoginPatience = 20s;  // ssh gives up connecting after five
 constexpr auto kAnswerPatience = 10s;
 
 // One a host, this one first: two agents may be on one machine.
@@ -29,7 +29,7 @@ std::vector<ProbeSession> start_probes(const NetworkRequest& request) {
   for (const std::string& host : request.hosts) {
     if (asked.insert(host).second) all.emplace_back(host, request.remote(host, probe));
   }
-  const auto deadline = std::chrono::steady_clock::now() + kGreetingPatience;
+  const auto deadline = std::chrono::steady_clock::now() + kLoginPatience;
   std::vector<ProbeSession> result;
   std::set<std::string> keys;
   for (ProbeSession& session : all) {
@@ -39,7 +39,7 @@ std::vector<ProbeSession> start_probes(const NetworkRequest& request) {
   return result;
 }
 
-std::string reason_of(const NetworkRequest& request, std::size_t usable) {
+std::string reason_for(const NetworkRequest& request, std::size_t usable) {
   if (request.wanted != "auto" && !request.wanted.empty()) return "dtrain_network_interface: " + request.wanted;
   return usable == 1 ? "the only one that joins the hosts" : "the fastest of " + std::to_string(usable);
 }
@@ -72,7 +72,7 @@ NetworkChoice choose_network(const NetworkRequest& request) {
                       "open it in the firewalls between the hosts, or name another one");
   }
   sort_by_speed(choice.networks);
-  choice.reason = reason_of(request, usable);
+  choice.reason = reason_for(request, usable);
   return choice;
 }
 

@@ -23,15 +23,15 @@ namespace {
 using namespace std::chrono_literals;
 using SteadyClock = std::chrono::steady_clock;
 
-constexpr auto kPatience = 3s;        // for everything on a connection beside the sending itself
+constexpr auto kMeterPatience = 3s;   // for everything on a connection beside the sending itself
 constexpr auto kStranger = 1s;        // until it has shown that it knows the secret
 constexpr auto kLongestSending = 5s;  // whatever a client does
 constexpr int kRoundTrips = 30;
 constexpr std::size_t kPing = 8;
-constexpr std::size_t kChunk = 64 * 1024;
+constexpr std::size_t kMeterChunk = 64 * 1024;
 constexpr char kPings = 'p';
 constexpr char kStream = 's';
-constexpr std::size_t kDigits = 20;  // of a number in the server's answer
+constexpr std::size_t kDigits = 20;  // of a number in the server's answer_meter
 
 std::string digits(std::int64_t number) {
   const std::string text = std::to_string(number);
@@ -45,12 +45,12 @@ void answer_pings(LinkStream& stream) {
 // Counts what arrives after the client's first part, until it has sent all.
 void count_stream(LinkStream& stream) {
   const std::int64_t skipped = std::stoll(stream.read(kDigits));  // nanoseconds; digits alone, or it is malformed
-  const std::unique_ptr<char[]> buffer(new char[kChunk]);
+  const std::unique_ptr<char[]> buffer(new char[kMeterChunk]);
   const auto start = SteadyClock::now();
   std::int64_t bytes = 0;
   auto from = start;
   auto last = start;
-  while (const std::size_t count = stream.read_some(buffer.get(), kChunk)) {
+  while (const std::size_t count = stream.read_some(buffer.get(), kMeterChunk)) {
     last = SteadyClock::now();
     if ((last - start).count() < skipped) {
       from = last;
@@ -61,10 +61,10 @@ void count_stream(LinkStream& stream) {
   stream.write(digits(bytes) + digits(std::chrono::nanoseconds(last - from).count()));
 }
 
-void answer(UniqueFd fd, const LinkKey& key) {
+void answer_meter(UniqueFd fd, const LinkKey& key) {
   LinkStream stream(std::move(fd), SteadyClock::now() + kStranger);
   stream.prove_as_server(key);
-  stream.set_deadline(SteadyClock::now() + kPatience + kLongestSending);
+  stream.set_deadline(SteadyClock::now() + kMeterPatience + kLongestSending);
   switch (stream.read(1).front()) {
     case kPings:
       return answer_pings(stream);
@@ -107,14 +107,14 @@ void LinkServer::serve(int stop) const {
     UniqueFd fd(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
     if (!fd) continue;
     try {
-      answer(std::move(fd), key_);
+      answer_meter(std::move(fd), key_);
     } catch (const std::exception&) {  // a stranger, or a client that has gone: it is that end that knows, and says so
     }
   }
 }
 
 Nanoseconds measure_round_trip(const LinkTarget& target, const LinkKey& key) {
-  LinkStream stream = LinkStream::connect(target, SteadyClock::now() + kPatience);
+  LinkStream stream = LinkStream::connect(target, SteadyClock::now() + kMeterPatience);
   stream.prove_as_client(key);
   stream.write(std::string(1, kPings));
   std::vector<Nanoseconds> trips;
@@ -131,13 +131,14 @@ Nanoseconds measure_round_trip(const LinkTarget& target, const LinkKey& key) {
 
 double measure_bandwidth(const LinkTarget& target, const LinkKey& key, Nanoseconds duration) {
   const Nanoseconds sending = std::min<Nanoseconds>(duration, kLongestSending);
-  LinkStream stream = LinkStream::connect(target, SteadyClock::now() + sending + kPatience);
+  LinkStream stream = LinkStream::connect(target, SteadyClock::now() + sending + kMeterPatience);
   stream.prove_as_client(key);
   stream.write(std::string(1, kStream) + digits(sending.count() / 4));
-  const std::unique_ptr<char[]> buffer(new char[kChunk]());
+  const std::unique_ptr<char[]> buffer(new char[kMeterChunk]());
   const auto end = SteadyClock::now() + sending;
   while (SteadyClock::now() < end) {
-    if (stream.write_some(buffer.get(), kChunk) == 0) throw CommError("a measuring connection takes nothing any more");
+    if (stream.write_some(buffer.get(), kMeterChunk) == 0)
+      throw CommError("a measuring connection takes nothing any more");
   }
   stream.end_writing();
   const std::string counted = stream.read(2 * kDigits);

@@ -15,11 +15,11 @@ namespace {
 using namespace std::chrono_literals;
 
 constexpr Nanoseconds kSending = 600ms;
-constexpr auto kPatience = 15s;  // the hosts themselves give up before
+constexpr auto kMeasuringPatience = 15s;  // the hosts themselves give up before
 // Those that call themselves slow go unmeasured where a host has very many.
 constexpr std::size_t kMostNetworks = 8;
 
-ProbeSession::Time in(std::chrono::seconds seconds) {
+ProbeSession::Time within(std::chrono::seconds seconds) {
   return std::chrono::steady_clock::now() + seconds;
 }
 
@@ -38,7 +38,8 @@ std::string first_error(const std::vector<Json>& answers) {
 std::string route_problem(const CommonNetwork& network, std::vector<ProbeSession>& sessions) {
   Json addresses = Json::array();
   for (const NetworkEnd& end : network.ends) addresses.push_back(end.address);
-  const std::vector<Json> answers = ask_all(sessions, {{"do", probe::kRoutes}, {"to", addresses}}, in(kPatience));
+  const std::vector<Json> answers =
+      ask_all(sessions, {{"do", probe::kRoutes}, {"to", addresses}}, within(kMeasuringPatience));
   if (std::string error = first_error(answers); !error.empty()) return error;
   for (std::size_t i = 0; i < network.ends.size(); ++i) {
     for (std::size_t j = 0; j < network.ends.size(); ++j) {
@@ -62,7 +63,7 @@ std::string measure(CommonNetwork& network, std::vector<ProbeSession>& sessions)
                         {"secret", secret},
                         {"server", i}});
   }
-  const std::vector<Json> ports = ask_each(sessions, requests, in(kPatience));
+  const std::vector<Json> ports = ask_each(sessions, requests, within(kMeasuringPatience));
   if (std::string error = first_error(ports); !error.empty()) return error;
   for (int i = 0; i < hosts; ++i) {
     const auto next = static_cast<std::size_t>((i + 1) % hosts);
@@ -74,10 +75,10 @@ std::string measure(CommonNetwork& network, std::vector<ProbeSession>& sessions)
                                              {"server", next},
                                              {"duration_ns", kSending.count()}};
   }
-  const std::vector<Json> trips = ask_each(sessions, requests, in(kPatience));
+  const std::vector<Json> trips = ask_each(sessions, requests, within(kMeasuringPatience));
   if (std::string error = first_error(trips); !error.empty()) return error;
   for (Json& request : requests) request["do"] = probe::kBandwidth;
-  const std::vector<Json> rates = ask_each(sessions, requests, in(kPatience));
+  const std::vector<Json> rates = ask_each(sessions, requests, within(kMeasuringPatience));
   if (std::string error = first_error(rates); !error.empty()) return error;
   NetworkFigures figures{.bits_per_second = std::numeric_limits<double>::max()};
   for (std::size_t i = 0; i < sessions.size(); ++i) {

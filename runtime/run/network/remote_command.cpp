@@ -1,18 +1,13 @@
 #include <algorithm>
 #include <filesystem>
 
+#include "dtrain/base/text.h"
 #include "network/choose_network.h"
 
 namespace dtrain::run {
 namespace {
 
 // As one word of a shell.
-std::string quoted(const std::string& word) {
-  std::string result = "'";
-  for (const char c : word) result += c == '\'' ? std::string("'\\''") : std::string(1, c);
-  return result + "'";
-}
-
 }  // namespace
 
 RemoteCommand over_remote_shell(std::vector<std::string> shell) {
@@ -26,7 +21,7 @@ RemoteCommand over_remote_shell(std::vector<std::string> shell) {
     std::vector<std::string> result = shell;
     result.push_back(host);
     std::string text;
-    for (const std::string& word : command) text += (text.empty() ? "" : " ") + quoted(word);
+    for (const std::string& word : command) text += (text.empty() ? "" : " ") + shell_quoted(word);
     result.push_back(text);
     return result;
   };

@@ -10,6 +10,7 @@
 #include "dtrain/base/file.h"
 #include "dtrain/base/subprocess.h"
 #include "dtrain/base/text.h"
+#include "dtrain/config/experiment.h"
 #include "dtrain/run/log_tail.h"
 
 namespace dtrain::run {

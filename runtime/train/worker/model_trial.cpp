@@ -3,11 +3,14 @@
 #include <ATen/ATen.h>
 
 #include "dtrain/base/error.h"
+#include "dtrain/base/text.h"
+#include "dtrain/config/experiment.h"
 #include "dtrain/data/idx.h"
 #include "dtrain/data/npy.h"
 #include "dtrain/data/safetensors.h"
 #include "dtrain/data/tokens.h"
 #include "dtrain/run/rank_session.h"
+#include "fixed_modes.h"
 
 namespace dtrain::worker {
 
@@ -86,6 +89,12 @@ ModelTrial::ModelTrial(TrialContext& context)
       job_(context.session().experiment().model.value()),
       model_(job_.file),
       objective_(job_.loss, job_.data.format == config::DataFormat::kTokens) {
+  if (const auto fixed = always_training(model_.script()); !fixed.empty() && context.rank() == 0) {
+    context.session().log()->warn(
+        "model: {} does {} in training mode during validation too, as a model that was traced in that mode does; use "
+        "torch.jit.script() instead of torch.jit.trace()",
+        job_.file.string(), join(fixed, " and "));
+  }
   context.wrap_model(model_.tree());
   context.wrap_optimizer(optimizer_of(job_.optimizer));
   context.wrap_lr_scheduler(schedule_of(job_.optimizer.lr_schedule));

@@ -14,6 +14,7 @@
 namespace dtrain::worker {
 
 ScriptTree::ScriptTree(const torch::jit::Module& script) : script_(script) {
+  torch::nn::Module::train(script.is_training());  // before it has parts, which have modes of their own
   const auto type = script.type();
   for (std::size_t slot = 0; slot < type->numAttributes(); ++slot) {
     const std::string& name = type->getAttributeName(slot);

@@ -45,6 +45,7 @@ class ScriptModel {
   const std::shared_ptr<ScriptTree>& tree() const { return tree_; }
   // Of the parameters; that of the first one where they differ.
   at::ScalarType dtype() const { return dtype_; }
+  const torch::jit::Module& script() const { return script_; }
   // Error naming the shape and type of `features`, and the submodule that failed with its parameters' shapes.
   at::Tensor forward(const at::Tensor& features);
   // Atomic. In evaluation mode, which is what one who loads it for use expects.

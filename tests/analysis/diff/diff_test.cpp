@@ -35,7 +35,7 @@ TEST(Diff, SaysWhatGotSlowerAndWhichPhase) {
   EXPECT_EQ(diff.verdict, DiffVerdict::kWorse);
   EXPECT_NEAR(diff.step.change, 0.06, 0.01);
   EXPECT_TRUE(diff.regression);
-  EXPECT_THAT(diff.conclusion, HasSubstr("B is slower: its median step takes "));
+  EXPECT_THAT(diff.conclusion, HasSubstr("B is slower: its median batch takes "));
   EXPECT_EQ(phase_of(diff, "train_batch.forward").verdict, DiffVerdict::kWorse);
   EXPECT_NEAR(phase_of(diff, "train_batch.forward").change, 0.06, 0.01);
   EXPECT_EQ(phase_of(diff, "train_batch.backward").verdict, DiffVerdict::kNoChange);
@@ -54,7 +54,7 @@ TEST(Diff, FindsNothingInRunsThatAreAlike) {
   EXPECT_EQ(diff.verdict, DiffVerdict::kNoChange) << diff.conclusion;
   EXPECT_FALSE(diff.regression);
   EXPECT_DOUBLE_EQ(diff.min_effect, 0.001) << "whoever asks for less than 1% gets it";
-  EXPECT_THAT(diff.conclusion, HasSubstr("no change found in the median step (99% interval "));
+  EXPECT_THAT(diff.conclusion, HasSubstr("no change found in the median batch (99% interval "));
   EXPECT_THAT(diff.new_rules, IsEmpty());
   EXPECT_THAT(diff.new_faults, IsEmpty());
   EXPECT_THAT(diff.differences, IsEmpty());
@@ -120,13 +120,13 @@ TEST(Diff, ARunThatCannotBeJudged) {
   const RunProfile few = make_run(ar_steps(20, 10, 0.02, 0.3, 2));
   const RunDiff diff = diff_runs(some, few);
   EXPECT_EQ(diff.verdict, DiffVerdict::kUndecided);
-  EXPECT_THAT(diff.conclusion, HasSubstr("too few steps"));
+  EXPECT_THAT(diff.conclusion, HasSubstr("too few batches"));
   EXPECT_THROW(diff_runs(some, few, {.fail_above = 0.05}), ConfigError) << "silence would pass for success";
   try {
     diff_runs(some, make_run({}));
     FAIL();
   } catch (const DataError& error) {
-    EXPECT_THAT(error.what(), HasSubstr("no steps were recorded"));
+    EXPECT_THAT(error.what(), HasSubstr("no batches were recorded"));
   }
   EXPECT_THROW(diff_runs(some, make_run({10, 10, 10})), DataError) << "nothing but warm-up";
   RunProfile half = some;
@@ -226,9 +226,9 @@ TEST(Diff, ItsTextSaysWhatWasComparedAndHow) {
   const Synthetic a(slower_by(0, 1)), b(slower_by(0.06, 2));
   const std::string text = render_diff(diff_runs(a.profile, b.profile, {.fail_above = 0.04}), {});
   for (const char* part :
-       {"A  synthetic  2 ranks, global batch 64, 360 steps", "from batch 41 on, after 40 steps of warm-up",
-        "B is slower", "a regression: more than 4.0%", "median step", "samples/s", "exposed communication",
-        "train_batch.forward", "Peak memory", "About this comparison", "not made in turns"}) {
+       {"A  synthetic  2 ranks, global batch 64, 360 batches", "from batch 41 on, after 40 of warm-up", "B is slower",
+        "a regression: more than 4.0%", "median batch", "samples/s", "exposed communication", "train_batch.forward",
+        "Peak memory", "About this comparison", "not made in turns"}) {
     EXPECT_THAT(text, HasSubstr(part));
   }
 }

@@ -89,7 +89,7 @@ TEST_F(LiveViewTest, WhatIsWrittenIsSeenAtTheNextLook) {
   EXPECT_EQ(view.cause, "");
   ASSERT_EQ(view.ranks.size(), 2u);
   EXPECT_FALSE(view.ranks[0].recent);
-  EXPECT_THAT(render_live(view, {}), Contains(HasSubstr("no step yet")));
+  EXPECT_THAT(render_live(view, {}), Contains(HasSubstr("no batch yet")));
 
   write_steps(0, 1, 100);
   write_steps(1, 1, 99);
@@ -110,6 +110,11 @@ TEST_F(LiveViewTest, WhatIsWrittenIsSeenAtTheNextLook) {
   ASSERT_TRUE(view.ranks[0].recent);
   EXPECT_NEAR(view.ranks[0].recent->p50_s, 0.020, 1e-9);
   EXPECT_NEAR(view.samples_per_s, 2 * 10 / 0.020, 1);
+
+  folder_.append("metrics.jsonl", R"({"kind":"training","batch":110,"metrics":{"loss":"nan"}})"
+                                  "\n");
+  EXPECT_EQ(to_json(look())["training"]["metrics"]["loss"], "nan");
+  EXPECT_THAT(render_live(look(), {}), Contains(HasSubstr("loss nan")));
 
   write_steps(0, 101, 150);
   folder_.append(dump(2), header_line(2, 3));
@@ -154,7 +159,7 @@ TEST_F(LiveViewTest, ARankThatStandsStillIsShown) {
   write_sample(31'020);
   const LiveView view = look();
   EXPECT_NEAR(view.ranks[0].silent_s, 30, 1e-6);
-  EXPECT_THAT(render_live(view, {}), Contains(HasSubstr("no step for 30.0 s")));
+  EXPECT_THAT(render_live(view, {}), Contains(HasSubstr("no batch for 30.0 s")));
   EXPECT_LT(view.samples_per_s, 40) << "and the speed falls";
 }
 
@@ -315,7 +320,7 @@ TEST_F(LiveScreenTest, AScreenIsUsedWhereThereIsMore) {
 TEST_F(LiveScreenTest, ANarrowScreenKeepsWhatMattersMost) {
   const auto title = [&](int width) {
     for (const std::string& line : render_live(view_, {.width = width})) {
-      if (line.find("step p50") != std::string::npos) return line;
+      if (line.find("batch p50") != std::string::npos) return line;
     }
     return std::string();
   };

@@ -5,6 +5,7 @@
 
 #include "../run_folder.h"
 #include "dtrain/analysis/rules.h"
+#include "dtrain/config/profiling_rules.h"
 
 namespace dtrain::analysis {
 namespace {
@@ -40,6 +41,42 @@ class Adapter : public testing::Test {
   RunProfile load() const { return load_run(folder_.path()); }
   RunFolder folder_;
 };
+
+StepLine computing_step(std::int64_t start_ms, std::int64_t wall_ms, std::int64_t backward_ms, std::int64_t wait_ms) {
+  StepLine step;
+  step.start_ns = start_ms * 1'000'000;
+  step.wall_ns = wall_ms * 1'000'000;
+  step.phases[static_cast<std::size_t>(profile::Phase::kBackward)] = backward_ms * 1'000'000;
+  step.phases[static_cast<std::size_t>(profile::Phase::kAllreduceWait)] = wait_ms * 1'000'000;
+  return step;
+}
+
+TEST(ComputingPercent, IsTheBusiestRanksShareOfEachInterval) {
+  std::vector<SystemLine> samples(3);
+  for (std::size_t i = 0; i < samples.size(); ++i) {
+    samples[i].time_ns = 1'000'000'000 + static_cast<std::int64_t>(i) * 500'000'000;
+    samples[i].interval_ns = 500'000'000;
+  }
+  RankProfile first;  // from 0.5 s on a quarter of the time; one step reaches into the second interval
+  first.steps = {computing_step(500, 400, 100, 300), computing_step(900, 200, 100, 100)};
+  RankProfile second;  // all of the second interval in a window; an outlier inside has a line of its own
+  WindowLine window;
+  window.start_ns = 1'000'000'000;
+  window.end_ns = 1'500'000'000;
+  window.phases[static_cast<std::size_t>(profile::Phase::kForward)] = 200'000'000;
+  window.phases[static_cast<std::size_t>(profile::Phase::kOptimizerStep)] = 50'000'000;
+  second.windows = {window};
+  second.steps = {computing_step(1200, 100, 100, 0)};
+  const RankProfile silent;
+
+  const auto both = rules::computing_percent({&first, &second, &silent}, samples);
+  EXPECT_NEAR(both[0].value(), 30, 1e-9);  // 100 ms, and 50 of the 100 ms of the second step
+  EXPECT_NEAR(both[1].value(), 70, 1e-9);  // 250 ms and 100 ms
+  EXPECT_NEAR(both[2].value(), 0, 1e-9);
+  EXPECT_NEAR(rules::computing_percent({&first}, samples)[1].value(), 10, 1e-9);
+  EXPECT_FALSE(rules::computing_percent({&silent}, samples)[0]);
+  EXPECT_FALSE(rules::computing_percent({}, samples)[0]);
+}
 
 TEST_F(Adapter, ReadsAHostWithGPUs) {
   folder_.append("profile/agent-a.jsonl", kGpuAgent);

@@ -12,6 +12,7 @@
 #include "dtrain/analysis/analysis_text.h"
 #include "dtrain/analysis/rules.h"
 #include "dtrain/analysis/run_profile.h"
+#include "dtrain/config/profiling_rules.h"
 
 namespace dtrain::analysis {
 namespace {
@@ -147,12 +148,25 @@ TEST_F(DebuggerReport, GivesItsOtherRules) {
   EXPECT_EQ(loader.details["hosts"][0]["percent"], 50.0);
   EXPECT_TRUE(rule("MaxInitializationTime").applicable);
   EXPECT_EQ(rule("MaxInitializationTime").triggered, 0);
-  for (const char* name :
-       {"LowGPUUtilization", "LoadBalancing", "IOBottleneck", "CPUBottleneck", "BatchSize", "GPUMemoryIncrease"}) {
+  for (const char* name : {"LowGPUUtilization", "LoadBalancing", "GPUMemoryIncrease"}) {
     EXPECT_FALSE(rule(name).applicable) << name;
     EXPECT_EQ(rule(name).why_not, "the run used no GPU") << name;
     EXPECT_EQ(rule(name).triggered, 0) << name;
   }
+}
+
+// It judged these on a node without GPU, and none was triggered.
+TEST_F(DebuggerReport, JudgesBottlenecksAndBatchOnProcessors) {
+  for (const char* name : {"IOBottleneck", "CPUBottleneck", "BatchSize"}) {
+    EXPECT_TRUE(rule(name).applicable) << name << ": " << rule(name).why_not;
+    EXPECT_EQ(rule(name).triggered, 0) << name;
+  }
+  EXPECT_EQ(rule("IOBottleneck").datapoints, rule("IdleCores").counts["judged"].get<std::int64_t>());
+  EXPECT_EQ(rule("CPUBottleneck").counts["without_reading"], 0);
+  EXPECT_EQ(rule("BatchSize").counts["windows"], rule("BatchSize").counts["fine"]);
+  const Json& window = rule("BatchSize").details["hosts"][0]["windows"][0];
+  EXPECT_GT(window["computing_p95"].get<double>(), 90);
+  EXPECT_LE(window["computing_p95"].get<double>(), 100);
 }
 
 TEST_F(DebuggerReport, GivesTheCounterpartsOnCPUs) {
@@ -180,7 +194,9 @@ TEST_F(DebuggerReport, IsPartOfTheAnalysis) {
             std::string::npos)
       << text;
   EXPECT_NE(text.find("not applicable (the run used no GPU): LowGPUUtilization"), std::string::npos) << text;
-  options.rules.emplace().step_outlier.n_outliers = 20;
+  config::ProfilingRules rules;
+  rules.step_outlier.n_outliers = 20;
+  options.rules = &rules;
   EXPECT_EQ(to_json(analyze(profile_, options))["rules"][0]["triggered"], 0);
 }
 

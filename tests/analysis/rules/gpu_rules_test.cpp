@@ -135,7 +135,7 @@ TEST(CPUBottleneck, IsMoreThanItsShareOfTheTime) {
     EXPECT_EQ(count(result, "bottlenecks"), such);
     EXPECT_EQ(result.triggered, triggered) << such;
     EXPECT_EQ(count(result, "judged"), count(result, "without_reading") + count(result, "not_busy") +
-                                           count(result, "busy_with_gpu") + count(result, "bottlenecks"));
+                                           count(result, "busy_and_computing") + count(result, "bottlenecks"));
     expect_samples_add_up(result, 100);
   }
 }
@@ -144,7 +144,7 @@ TEST(CPUBottleneck, NeedsBusyProcessorsAndIdleGPUs) {
   const Rules::CpuBottleneck parameters{50, 90, 10, 0};
   EXPECT_EQ(count(cpu_bottleneck(all(busy_or_waiting(100, 100, 90, 0, 9)), parameters), "bottlenecks"), 0);
   EXPECT_EQ(count(cpu_bottleneck(all(busy_or_waiting(100, 100, 91, 0, 10)), parameters), "bottlenecks"), 0);
-  EXPECT_EQ(count(cpu_bottleneck(all(busy_or_waiting(100, 100, 91, 0, 10)), parameters), "busy_with_gpu"), 100);
+  EXPECT_EQ(count(cpu_bottleneck(all(busy_or_waiting(100, 100, 91, 0, 10)), parameters), "busy_and_computing"), 100);
   EXPECT_EQ(count(cpu_bottleneck(all(busy_or_waiting(100, 100, 91, 0, 9)), parameters), "bottlenecks"), 100);
   EXPECT_EQ(cpu_bottleneck(all(busy_or_waiting(1001, 1001, 91, 0, 9)), {}).datapoints, 1);
 }
@@ -190,6 +190,60 @@ TEST(BatchSize, IsTooSmallWhereAllThreeAreBelow) {
   expect_samples_add_up(fine, 1500);
 }
 
+// A host without GPU whose ranks compute.
+HostSeries on_processors(std::size_t points, const std::function<void(std::size_t, HostSample&)>& fill) {
+  HostSeries host = make_host(0, points, fill);
+  host.machine.total_memory_bytes = 1000;
+  return host;
+}
+
+TEST(Bottlenecks, JudgeTheRanksComputingWhereThereIsNoGPU) {
+  for (const auto& [such, triggered] : {std::pair{50, 0}, {51, 1}}) {
+    const auto hosts =
+        all(on_processors(100, [such = static_cast<std::size_t>(such)](std::size_t i, HostSample& sample) {
+          sample.cpu_percent = i < such ? 91 : 20;
+          sample.io_wait_percent = i < such ? 51 : 0;
+          sample.computing_percent = i < such ? 9 : 95;
+        }));
+    for (const RuleResult& result : {cpu_bottleneck(hosts, {50, 90, 10, 0}), io_bottleneck(hosts, {50, 50, 10, 0})}) {
+      EXPECT_TRUE(result.applicable) << result.why_not;
+      EXPECT_EQ(result.datapoints, 100);
+      EXPECT_EQ(count(result, "bottlenecks"), such);
+      EXPECT_EQ(result.triggered, triggered) << result.name;
+    }
+  }
+  const auto computing = all(on_processors(100, [](std::size_t, HostSample& sample) {
+    sample.cpu_percent = 99;
+    sample.computing_percent = 10;
+  }));
+  EXPECT_EQ(count(cpu_bottleneck(computing, {50, 90, 10, 0}), "busy_and_computing"), 100);
+  EXPECT_FALSE(io_bottleneck(computing, {50, 50, 10, 0}).applicable) << "no I/O wait was recorded";
+}
+
+TEST(BatchSize, JudgesTheRanksComputingWhereThereIsNoGPU) {
+  const auto judged = [](double cpu, double computing, double free_bytes) {
+    return batch_size(all(on_processors(1500,
+                                        [=](std::size_t, HostSample& sample) {
+                                          sample.cpu_percent = cpu;
+                                          sample.computing_percent = computing;
+                                          sample.free_memory_bytes = free_bytes;
+                                        })),
+                      {});
+  };
+  EXPECT_EQ(judged(69, 69, 301).triggered, 1);
+  EXPECT_EQ(judged(70, 69, 301).triggered, 0);
+  EXPECT_EQ(judged(69, 70, 301).triggered, 0);
+  EXPECT_EQ(judged(69, 69, 300).triggered, 0);
+  EXPECT_EQ(judged(69, 69, 301).datapoints, 500);
+  const RuleResult few = batch_size(all(on_processors(1400,
+                                                      [](std::size_t, HostSample& sample) {
+                                                        sample.cpu_percent = 1;
+                                                        sample.computing_percent = 1;
+                                                      })),
+                                    {});
+  EXPECT_EQ(few.why_not, "a window is 500 data points, two a second, and the training has no more than 400 of a host");
+}
+
 HostSeries with_memory(const std::vector<double>& memory) {
   return make_host(1, memory.size(),
                    [&](std::size_t i, HostSample& sample) { sample.gpus[0].memory_percent = memory[i]; });
@@ -229,9 +283,9 @@ TEST(GPUMemoryIncrease, MayFallAndStandStill) {
 TEST(GpuRules, DoNotApplyWithoutGPUs) {
   const auto hosts = all(make_host(0, 2000, [](std::size_t, HostSample& sample) { sample.cpu_percent = 99; }));
   for (const RuleResult& result :
-       {low_gpu_utilization(hosts, {}), load_balancing(hosts, {}), io_bottleneck(hosts, {}), cpu_bottleneck(hosts, {}),
-        batch_size(hosts, {}), gpu_memory_increase(hosts, {}), gpu_utilization(hosts, {}), gpu_memory_full(hosts, {}),
-        gpu_foreign_processes(hosts, {}), gpu_temperature(hosts, {}), pinned_memory({}, hosts)}) {
+       {low_gpu_utilization(hosts, {}), load_balancing(hosts, {}), gpu_memory_increase(hosts, {}),
+        gpu_utilization(hosts, {}), gpu_memory_full(hosts, {}), gpu_foreign_processes(hosts, {}),
+        gpu_temperature(hosts, {}), pinned_memory({}, hosts)}) {
     EXPECT_FALSE(result.applicable) << result.name;
     EXPECT_EQ(result.why_not, "the run used no GPU");
     EXPECT_EQ(result.triggered, 0);

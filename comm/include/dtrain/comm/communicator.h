@@ -5,7 +5,8 @@
 // Until one is complete nobody may touch its memory, another operation included. One thread at a time issues,
 // progresses and waits; abort() may come from any thread. Every rank gets the same bits, and so does the next run:
 // reductions take the ranks in an order that does not depend on timing (rank order; host, then hosts, where the backend
-// is "hierarchical"; NCCL's own with "nccl").
+// is "hierarchical"; NCCL's own with "nccl"). Where an element is NaN on any rank, its minimum and its maximum are NaN,
+// except with "nccl": NCCL's are fmin and fmax, which take a number before a NaN. Look for NaN by a sum there.
 #pragma once
 
 #include <chrono>

@@ -3,8 +3,9 @@
 // A GradientCompressor stands where all_reduce stood: exchange() takes one bucket of the flat gradient buffer and
 // leaves the mean over ranks in its place, approximately, the same bits on every rank. What a lossy codec leaves out of
 // one exchange it adds to the next (error feedback, Karimireddy et al., arXiv:1901.09847), kept per gradient, so
-// buckets may be cut anew at any time. Only float32 is compressed; float64 buckets, and everything where there is one
-// rank, travel as they are.
+// buckets may be cut anew at any time and every cut gives the same bits. fp16 does so with values that are too small
+// for it, bf16 with none. Only float32 is compressed; float64 buckets, and everything where there is one rank, travel
+// as they are.
 //
 // Gradients that are not finite stay so: a NaN or Inf on one rank reaches all of them (as NaN with int8 and powersgd,
 // for a block or a matrix), and leaves no trace in the error feedback.
@@ -70,6 +71,7 @@ struct CompressionStatistics {
   Nanoseconds communicating{0};  // exchanges in flight, from the first issued to the last complete, compressed steps
   double plain_bytes = 0;        // of sent_bytes, those of buckets that cannot be compressed (float64)
   std::int64_t saturated = 0;    // finite values that float16 or bfloat16 could not hold and that were cut
+  std::int64_t underflowed = 0;  // values so small that float16 has zero for them: they waited in the error feedback
 };
 
 // Part of the training state: error feedback, powersgd's Q, the number of steps.

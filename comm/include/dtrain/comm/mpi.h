@@ -7,6 +7,7 @@
 #pragma once
 
 #include <chrono>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -21,6 +22,8 @@ struct MpiOptions {
   std::chrono::milliseconds timeout{600'000};  // until every rank of the job has entered MPI, and of broadcast()
   // Before a failed rank ends the whole job: what the others need to hear the cause and to write it down.
   std::chrono::milliseconds grace{1'000};
+  // Names the ranks that have not come, for the text of that time-out; may be empty. Called within join().
+  std::function<std::string()> missing{};
   Logger log;
 };
 

@@ -12,23 +12,26 @@ namespace dtrain::analysis::report {
 namespace {
 
 Json rank_bars(const Input& input) {
-  Json labels = Json::array(), compute = Json::array(), data = Json::array(), wait = Json::array();
+  Json labels = Json::array(), compute = Json::array(), optimizer = Json::array(), data = Json::array(),
+       exposed = Json::array();
   for (const RankSummary& rank : input.analysis.summary.ranks) {
     if (labels.size() >= kMostRanks) break;
     const auto steps = static_cast<double>(std::max<std::int64_t>(1, rank.steps));
     labels.push_back("rank " + std::to_string(rank.rank));
     compute.push_back(rounded(rank.compute_s / steps));
+    optimizer.push_back(rounded(rank.optimizer_s / steps));
     data.push_back(rounded(rank.data_s / steps));
-    wait.push_back(rounded(rank.wait_s / steps));
+    exposed.push_back(rounded(rank.exposed_s / steps));
   }
   return {{"kind", "bars"},
           {"stacked", true},
           {"labels", labels},
-          {"y", {{"title", "time of a step"}, {"unit", "s"}}},
+          {"y", {{"title", "time of a batch"}, {"unit", "s"}}},
           {"sets",
            {{{"name", "computing"}, {"color", "compute"}, {"y", compute}},
+            {{"name", "optimizer"}, {"color", "optimizer"}, {"y", optimizer}},
             {{"name", "data"}, {"color", "data"}, {"y", data}},
-            {{"name", "waiting"}, {"color", "wait"}, {"y", wait}}}}};
+            {{"name", "exposed communication"}, {"color", "wait"}, {"y", exposed}}}}};
 }
 
 }  // namespace
@@ -45,10 +48,10 @@ void write_balance(Page& page, const Input& input) {
         std::minmax_element(ranks.begin(), ranks.end(),
                             [&](const RankSummary& a, const RankSummary& b) { return per_step(a) < per_step(b); });
     page.chart({.id = "rank-balance",
-                .title = "What a step consists of, on each rank",
+                .title = "What a batch consists of, on each rank",
                 .text = fmt::format(
-                    "Computing takes from {} on rank {} to {} on rank {}; the waiting of the others is where that "
-                    "difference goes.",
+                    "Computing takes from {} on rank {} to {} on rank {}; the others wait for the slowest, within "
+                    "their exposed communication.",
                     seconds_text(per_step(*least)), least->rank, seconds_text(per_step(*most)), most->rank),
                 .spec = rank_bars(input)});
   } else {

@@ -33,7 +33,7 @@ void write_batch_size(Page& page, const Input& input) {
   write_rule(page, input, "BatchSize");
   const RunSummary& s = input.analysis.summary;
   if (!s.global_batch_size && s.steps == 0) {
-    page.absent("Nothing about the batch size.", "No step was recorded, and plan.json does not tell.", "");
+    page.absent("Nothing about the batch size.", "No batch was recorded, and plan.json does not tell.", "");
     return;
   }
   std::vector<std::pair<std::string, std::string>> facts;
@@ -43,7 +43,7 @@ void write_batch_size(Page& page, const Input& input) {
     facts.emplace_back("effective batch, with aggregation", count_text(effective));
   }
   if (s.world_size > 1) {
-    facts.emplace_back("exposed communication", format_percent(s.exposed_share) + " of a step");
+    facts.emplace_back("exposed communication", format_percent(s.exposed_share) + " of the loop");
   }
   page.facts(facts);
 }

@@ -7,6 +7,7 @@
 #include "numbers.h"
 #include "report/lines.h"
 #include "report/sections.h"
+#include "summary_words.h"
 
 namespace dtrain::analysis::report {
 namespace {
@@ -71,10 +72,9 @@ void write_collectives(Page& page, const Input& input) {
                 "Train on two slots or more (resources.slots_per_trial).");
     return;
   }
-  page.paragraph(
-      fmt::format("Exposed communication, which computing does not hide, is {} of the time in steps: {} (mean of "
-                  "the ranks), {} of it waiting for the last rank to arrive.",
-                  format_percent(s.exposed_share), seconds_text(s.exposed_s), seconds_text(s.exposed_skew_s)));
+  std::string exposed = exposed_text(s);
+  exposed[0] = 'E';
+  page.paragraph(exposed + ". Computing does not hide it; means of the ranks.");
   if (s.strategy && !s.strategy->text.empty()) page.paragraph(s.strategy->text);
   if (s.compression && !s.compression->text.empty()) page.paragraph(s.compression->text);
   if (s.collectives.empty()) {
@@ -86,8 +86,8 @@ void write_collectives(Page& page, const Input& input) {
                {"count", true, "of one rank"},
                {"bytes each", true},
                {"median", true, "from its start to its end"},
-               {"exposed", true, "in all, mean of the ranks"},
-               {"exposed share", true, "of its duration"},
+               {"waited for", true, "by the training thread, in all, mean of the ranks"},
+               {"share", true, "of its duration, that the training thread waited for"},
                {"bus bandwidth", true, "median; bytes on the busiest link a second"}});
   for (const CollectiveSummary& c : s.collectives) {
     const double count = static_cast<double>(std::max<std::int64_t>(1, c.count));
@@ -98,6 +98,9 @@ void write_collectives(Page& page, const Input& input) {
                Cell(format_percent(share), share, share).colored("wait"), bandwidth(c.bus_bandwidth_p50)});
   }
   page.table(table);
+  std::string sums = collectives_text(s);
+  sums[0] = 'T';
+  page.paragraph(sums + ".");
   page.begin_columns();
   page.chart({.id = "collective-durations",
               .title = "One operation: waited for, and hidden",

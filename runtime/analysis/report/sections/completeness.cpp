@@ -21,7 +21,7 @@ void write_completeness(Page& page, const Input& input) {
   }
   if (folded > 0) {
     page.paragraph(
-        fmt::format("{} steps are kept as sums of windows: totals are exact, percentiles are within 1%, and every "
+        fmt::format("{} batches are kept as sums of windows: totals are exact, percentiles are within 1%, and every "
                     "outlier is kept in full.",
                     count_text(folded)));
   }

@@ -14,10 +14,6 @@ namespace {
 constexpr std::size_t kMostCores = 256;
 constexpr std::size_t kMostHosts = 8;
 
-std::string host_name(const AgentProfile& agent) {
-  return agent.host.empty() ? agent.agent : agent.host;
-}
-
 // Mean utilisation of each core.
 Json core_bars(const RunProfile& run) {
   std::size_t cores = 0;
@@ -86,7 +82,7 @@ void write_cpu_bottlenecks(Page& page, const Input& input) {
   page.begin_columns();
   page.chart({.id = "core-bars",
               .title = "Cores",
-              .text = "Mean utilisation of each core over the run. Idle ones could load data, or hold another rank.",
+              .text = "Mean utilisation of each core over the run. Idle ones could hold another rank.",
               .spec = std::move(cores)});
   if (Json used = process_series(input, &ProcessLine::cpu_percent, "100% is one core"); !used.is_null()) {
     page.chart({.id = "rank-cpu",

@@ -11,7 +11,7 @@
 namespace dtrain::analysis::report {
 namespace {
 
-constexpr std::size_t kBins = 40;
+constexpr std::size_t kQueueBins = 40;
 constexpr auto kNext = static_cast<std::size_t>(profile::Phase::kDataloaderNext);
 
 struct Values {
@@ -48,13 +48,13 @@ Values waits_for_batches(const RunProfile& run) {
 
 Json histogram_spec(const Values& values) {
   const double last = std::max(1e-6, std::min(values.seconds.back().first, 2 * values.quantile(0.98)) * 1.0001);
-  Histogram histogram(0, last, kBins);
+  Histogram histogram(0, last, kQueueBins);
   for (const auto& [value, times] : values.seconds) histogram.add(value, times);
   return {{"kind", "histogram"},
           {"x0", 0},
           {"dx", histogram.width()},
           {"x", {{"title", "waiting for a batch"}, {"unit", "s"}}},
-          {"y", {{"title", "steps"}, {"unit", ""}}},
+          {"y", {{"title", "batches"}, {"unit", ""}}},
           {"sets", {{{"name", "all ranks"}, {"color", "data"}, {"y", histogram.counts()}}}}};
 }
 
@@ -125,20 +125,18 @@ void write_data_loading(Page& page, const Input& input) {
   write_rule(page, input, "PinnedMemory");
   const Values values = waits_for_batches(input.run);
   if (values.count == 0) {
-    page.absent("Nothing about data loading.", "No step was recorded.", "");
+    page.absent("Nothing about data loading.", "No batch was recorded.", "");
     return;
   }
   page.paragraph(fmt::format(
       "The training waited for a batch {} in the median, {} at the 95th percentile and {} at the 25th.",
       seconds_text(values.quantile(0.5)), seconds_text(values.quantile(0.95)), seconds_text(values.quantile(0.25))));
   page.begin_columns();
-  page.chart(
-      {.id = "loading-histogram",
-       .title = "Waiting for batches",
-       .text =
-           "How the times that steps waited for data are distributed. Longer ones than the axis shows are in the last "
-           "bar.",
-       .spec = histogram_spec(values)});
+  page.chart({.id = "loading-histogram",
+              .title = "Waiting for batches",
+              .text = "How the times waited for data are distributed. Longer ones than the axis shows are in the last "
+                      "bar.",
+              .spec = histogram_spec(values)});
   Json queue = queue_series(input);
   if (!queue.is_null()) {
     page.chart({.id = "queue-series",

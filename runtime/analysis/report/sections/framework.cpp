@@ -14,7 +14,7 @@ struct Modes {
   double sum() const { return train_s + eval_s + between_s + others_s; }
 };
 
-double phase_s(const RunSummary& summary, const std::string& name) {
+double phase_seconds(const RunSummary& summary, const std::string& name) {
   for (const PhaseSummary& phase : summary.phases) {
     if (phase.name == name) return phase.seconds;
   }
@@ -23,14 +23,14 @@ double phase_s(const RunSummary& summary, const std::string& name) {
 
 Modes modes_of(const RunSummary& s) {
   Modes modes;
-  modes.eval_s = phase_s(s, "validation");
-  modes.others_s = phase_s(s, "checkpoint") + phase_s(s, "callbacks");
+  modes.eval_s = phase_seconds(s, "validation");
+  modes.others_s = phase_seconds(s, "checkpoint") + phase_seconds(s, "callbacks");
   modes.train_s = std::max(0.0, s.in_steps_s - modes.eval_s - modes.others_s);
   modes.between_s = std::max(0.0, s.loop_s.value_or(s.in_steps_s) - s.in_steps_s);
   return modes;
 }
 
-std::string color_of(const std::string& phase) {
+std::string phase_color(const std::string& phase) {
   for (const PhaseGroup& group : phase_groups()) {
     for (const profile::Phase one : group.phases) {
       if (profile::name_of(one) == phase) return group.color;
@@ -45,11 +45,11 @@ void write_modes(Page& page, const RunSummary& s) {
   page.chart(
       {.id = "train-eval",
        .title = "TRAIN, EVAL and others",
-       .text = fmt::format("TRAIN {}, EVAL {}, between steps {}, checkpoints and callbacks {} of the loop.",
+       .text = fmt::format("TRAIN {}, EVAL {}, between batches {}, checkpoints and callbacks {} of the loop.",
                            format_percent(modes.train_s / sum), format_percent(modes.eval_s / sum),
                            format_percent(modes.between_s / sum), format_percent(modes.others_s / sum)),
        .spec = {{"kind", "shares"},
-                {"labels", {"TRAIN", "EVAL", "between steps", "checkpoints and callbacks"}},
+                {"labels", {"TRAIN", "EVAL", "between batches", "checkpoints and callbacks"}},
                 {"y", {{"unit", "s"}}},
                 {"sets",
                  {{{"name", "seconds"},
@@ -65,14 +65,14 @@ void write_ring(Page& page, const RunSummary& s) {
     double sum = 0;
     for (const profile::Phase phase : group.phases) {
       const std::string name(profile::name_of(phase));
-      if (name.find('.') == std::string::npos) sum += phase_s(s, name);
+      if (name.find('.') == std::string::npos) sum += phase_seconds(s, name);
     }
     labels.push_back(group.name);
     seconds.push_back(rounded(sum));
     colors.push_back(group.color);
   }
   page.chart({.id = "phase-shares",
-              .title = "Phases of the steps",
+              .title = "Phases",
               .text = "The shares of all phases, in groups; the table below has each of them.",
               .spec = {{"kind", "shares"},
                        {"labels", labels},
@@ -87,7 +87,7 @@ void write_framework(Page& page, const Input& input) {
   page.begin_section("framework", "Framework metrics");
   const RunSummary& s = input.analysis.summary;
   if (s.steps == 0) {
-    page.absent("No phases.", "No step was recorded.", "");
+    page.absent("No phases.", "No batch was recorded.", "");
     return;
   }
   page.paragraph(
@@ -97,11 +97,11 @@ void write_framework(Page& page, const Input& input) {
   write_modes(page, s);
   write_ring(page, s);
   page.end_columns();
-  Table table("Phases (total: mean of the ranks; p50 and p99 over all steps of all ranks)",
-              {{"phase"}, {"total", true}, {"of the steps", true}, {"p50", true}, {"p99", true}});
+  Table table("Phases (total: mean of the ranks; p50 and p99 over all batches of all ranks)",
+              {{"phase"}, {"total", true}, {"of the loop", true}, {"p50", true}, {"p99", true}});
   for (const PhaseSummary& phase : s.phases) {
     const bool part = phase.name.find('.') != std::string::npos;
-    table.row({Cell((part ? "\u2003" : "") + phase.name).colored(color_of(phase.name)),
+    table.row({Cell((part ? "\u2003" : "") + phase.name).colored(phase_color(phase.name)),
                Cell(seconds_text(phase.seconds), phase.seconds),
                Cell(format_percent(phase.share), phase.share, phase.share),
                Cell(seconds_text(phase.p50_s), phase.p50_s), Cell(seconds_text(phase.p99_s), phase.p99_s)});

@@ -9,6 +9,7 @@
 #include "numbers.h"
 #include "report/rule_text.h"
 #include "report/sections.h"
+#include "summary_words.h"
 
 namespace dtrain::analysis::report {
 namespace {
@@ -61,9 +62,9 @@ void write_facts(Page& page, const Input& input) {
       {"ended", s.state.empty() ? "it has not" : last},
       {"ran for", ran_for(input)},
       {"ranks", fmt::format("{} on {} host{}", s.world_size, hosts.size(), hosts.size() == 1 ? "" : "s")},
-      {"steps", count_text(s.steps)},
+      {"trained", batches_text(s)},
       {"samples", count_text(s.samples)},
-      {"global batch", s.global_batch_size ? count_text(*s.global_batch_size) : "not known"},
+      {"global batch", s.global_batch_size ? batch_size_text(s) : "not known"},
       {"initialization", or_unknown(s.initialization_s)},
       {"training loop", or_unknown(s.loop_s)},
       {"finalization", or_unknown(s.finalization_s)}};
@@ -78,6 +79,7 @@ void write_facts(Page& page, const Input& input) {
     facts.emplace_back(fmt::format("validation {} after batch {}", name, count_text(s.validation_batch)),
                        fmt::format("{:.4g}", value));
   }
+  if (s.non_finite) facts.emplace_back("not finite", s.non_finite->text);
   page.facts(facts);
 }
 
@@ -103,29 +105,32 @@ void write_parts(Page& page, const Input& input) {
 }
 
 void write_ranks(Page& page, const Input& input) {
-  Table table("Ranks (times a step)", {{"rank"},
-                                       {"host"},
-                                       {"samples/s", true},
-                                       {"steps", true},
-                                       {"computing", true, "train_batch, optimizer_step and step_lr_schedulers"},
-                                       {"data", true, "dataloader_next and to_device"},
-                                       {"waiting", true, "allreduce_wait: communication that computing does not hide"},
-                                       {"median step", true},
-                                       {"p99", true},
-                                       {"peak memory", true},
-                                       {"ended"}});
+  Table table("Ranks (times a batch)",
+              {{"rank"},
+               {"host"},
+               {"samples/s", true},
+               {"batches", true},
+               {"computing", true, "train_batch with its parts"},
+               {"optimizer", true, "optimizer_step and step_lr_schedulers"},
+               {"data", true, "dataloader_next and to_device"},
+               {"exposed", true, "exposed communication: allreduce_wait, which computing does not hide"},
+               {"median", true},
+               {"p99", true},
+               {"peak memory", true},
+               {"ended"}});
   for (const RankSummary& rank : input.analysis.summary.ranks) {
     const double steps = static_cast<double>(std::max<std::int64_t>(1, rank.steps));
     const auto per_step = [&](double seconds) { return Cell(seconds_text(seconds / steps), seconds / steps); };
-    table.row({Cell("rank " + std::to_string(rank.rank), rank.rank), rank.host,
-               Cell(format_rate(rank.samples_per_s), rank.samples_per_s),
-               Cell(count_text(rank.steps), static_cast<double>(rank.steps)), per_step(rank.compute_s),
-               per_step(rank.data_s), per_step(rank.wait_s), Cell(seconds_text(rank.step_p50_s), rank.step_p50_s),
-               Cell(seconds_text(rank.step_p99_s), rank.step_p99_s),
-               rank.peak_resident_bytes > 0 ? Cell(format_bytes(rank.peak_resident_bytes), rank.peak_resident_bytes)
-                                            : Cell("-"),
-               rank.ended.empty() ? "did not say" : rank.ended},
-              rank.rank);
+    table.row(
+        {Cell("rank " + std::to_string(rank.rank), rank.rank), rank.host,
+         Cell(format_rate(rank.samples_per_s), rank.samples_per_s),
+         Cell(count_text(rank.steps), static_cast<double>(rank.steps)), per_step(rank.compute_s),
+         per_step(rank.optimizer_s), per_step(rank.data_s), per_step(rank.exposed_s),
+         Cell(seconds_text(rank.step_p50_s), rank.step_p50_s), Cell(seconds_text(rank.step_p99_s), rank.step_p99_s),
+         rank.peak_resident_bytes > 0 ? Cell(format_bytes(rank.peak_resident_bytes), rank.peak_resident_bytes)
+                                      : Cell("-"),
+         rank.ended.empty() ? "did not say" : rank.ended},
+        rank.rank);
   }
   page.table(table);
 }

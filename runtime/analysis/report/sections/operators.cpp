@@ -9,7 +9,7 @@
 namespace dtrain::analysis::report {
 namespace {
 
-constexpr std::size_t kMostRows = 40;
+constexpr std::size_t kMostOperators = 40;
 
 std::string color_of(OperatorKind kind) {
   switch (kind) {
@@ -54,7 +54,7 @@ void write_device(Page& page, const DeviceOperators& device, const std::string& 
   double rest_s = 0, rest_share = 0;
   for (std::size_t i = 0; i < device.rows.size(); ++i) {
     const OperatorRow& row = device.rows[i];
-    if (i >= kMostRows) {
+    if (i >= kMostOperators) {
       rest_s += row.self_s;
       rest_share += row.share;
       continue;
@@ -65,8 +65,8 @@ void write_device(Page& page, const DeviceOperators& device, const std::string& 
                Cell(count_text(row.calls), static_cast<double>(row.calls))});
   }
   if (rest_s > 0) {
-    table.row({fmt::format("{} more", device.rows.size() - kMostRows), "", Cell(format_percent(rest_share), rest_share),
-               Cell(seconds_text(rest_s), rest_s)});
+    table.row({fmt::format("{} more", device.rows.size() - kMostOperators), "",
+               Cell(format_percent(rest_share), rest_share), Cell(seconds_text(rest_s), rest_s)});
   }
   page.table(table);
 }

@@ -15,16 +15,16 @@ Cell seconds_cell(double seconds) {
 }
 
 void write_statistics(Page& page, const Input& input) {
-  Table table("Step durations", {{"steps of"},
-                                 {"mean", true},
-                                 {"max", true},
-                                 {"p99", true},
-                                 {"p95", true},
-                                 {"p50", true},
-                                 {"min", true},
-                                 {"standard deviation", true},
-                                 {"MAD", true, "median absolute deviation from the median: outliers do not move it"},
-                                 {"steps", true}});
+  Table table("Batch durations", {{"batches of"},
+                                  {"mean", true},
+                                  {"max", true},
+                                  {"p99", true},
+                                  {"p95", true},
+                                  {"p50", true},
+                                  {"min", true},
+                                  {"standard deviation", true},
+                                  {"MAD", true, "median absolute deviation from the median: outliers do not move it"},
+                                  {"batches", true}});
   const auto row = [&](const std::string& name, const StepStatistics& s, int rank) {
     table.row({name, seconds_cell(s.mean_s), seconds_cell(s.max_s), seconds_cell(s.p99_s), seconds_cell(s.p95_s),
                seconds_cell(s.median_s), seconds_cell(s.min_s), seconds_cell(s.stddev_s), seconds_cell(s.mad_s),
@@ -39,7 +39,7 @@ void write_statistics(Page& page, const Input& input) {
   page.table(table);
 }
 
-std::string metric(const SystemLine* sample, const char* name, double (*shown)(double), const char* unit) {
+std::string metric_cell(const SystemLine* sample, const char* name, double (*shown)(double), const char* unit) {
   if (!sample) return "-";
   for (const auto& [metric_name, value] : sample->metrics) {
     if (metric_name == name) return fmt::format("{:.0f}{}", shown(value), unit);
@@ -60,18 +60,18 @@ void write_correlation(Page& page, const OutlierReport& outliers) {
   page.begin_columns();
   page.chart({.id = "outlier-phases",
               .title = "What outliers spend their time on",
-              .text = "Mean time of a step in each group of phases: of normal steps and of outliers.",
+              .text = "Mean time of a batch in each group of phases: of normal ones and of outliers.",
               .spec = {{"kind", "bars"},
                        {"horizontal", true},
                        {"labels", labels},
-                       {"y", {{"title", "time of a step"}, {"unit", "s"}}},
+                       {"y", {{"title", "time of a batch"}, {"unit", "s"}}},
                        {"sets",
-                        {{{"name", "normal steps"}, {"color", "compute"}, {"y", rounded(outliers.normal_s)}},
+                        {{{"name", "normal batches"}, {"color", "compute"}, {"y", rounded(outliers.normal_s)}},
                          {{"name", "outliers"}, {"color", "wait"}, {"y", rounded(outliers.outlier_s)}}}}}});
   page.chart(
       {.id = "outlier-modes",
        .title = "TRAIN or EVAL",
-       .text = fmt::format("Over all ranks {} outliers among training steps and {} among validations.",
+       .text = fmt::format("Over all ranks {} outliers among training batches and {} among validations.",
                            count_text(outliers.train), count_text(outliers.eval)),
        .spec = {
            {"kind", "shares"},
@@ -95,9 +95,9 @@ void write_correlation(Page& page, const OutlierReport& outliers) {
         {Cell(count_text(one.step->batch), static_cast<double>(one.step->batch)),
          Cell(std::to_string(one.rank->rank), one.rank->rank), seconds_cell(one.seconds), seconds_cell(one.excess_s),
          one.group.empty() ? std::string("-") : fmt::format("{} (+{})", one.group, seconds_text(one.group_excess_s)),
-         metric(one.system, "cpu_util_simple", as_is, "%"), metric(one.system, "io_wait", as_is, "%"),
-         metric(one.system, "disk_throughput_read", in_mebibytes, ""),
-         metric(one.system, "net_throughput_recv", in_mebibytes, "")},
+         metric_cell(one.system, "cpu_util_simple", as_is, "%"), metric_cell(one.system, "io_wait", as_is, "%"),
+         metric_cell(one.system, "disk_throughput_read", in_mebibytes, ""),
+         metric_cell(one.system, "net_throughput_recv", in_mebibytes, "")},
         one.rank->rank);
   }
   page.table(table);
@@ -106,17 +106,17 @@ void write_correlation(Page& page, const OutlierReport& outliers) {
 }  // namespace
 
 void write_steps(Page& page, const Input& input) {
-  page.begin_section("steps", "Step durations");
+  page.begin_section("steps", "Batch durations");
   const StepStatistics& steps = input.analysis.steps;
   if (steps.count == 0) {
-    page.absent("No step durations.", "No step was recorded.", "");
+    page.absent("No durations.", "No batch was recorded.", "");
     return;
   }
   write_statistics(page, input);
   page.chart({.id = "step-histogram",
-              .title = "How step durations are distributed",
+              .title = "How durations of batches are distributed",
               .text = fmt::format(
-                  "Half of the steps take {} or less, 95% take {} or less. Longer ones than the axis shows are "
+                  "Half of the batches take {} or less, 95% take {} or less. Longer ones than the axis shows are "
                   "in the last bar.",
                   seconds_text(steps.median_s), seconds_text(steps.p95_s)),
               .spec = step_histogram(input)});
@@ -124,7 +124,7 @@ void write_steps(Page& page, const Input& input) {
   const OutlierReport outliers = find_outliers(input);
   write_rule(page, input, "StepOutlier");
   if (outliers.batches == 0) {
-    page.paragraph("No training step was an outlier.");
+    page.paragraph("No batch was an outlier.");
     return;
   }
   page.paragraph(fmt::format("{} batches have outliers; together they took {} more than as many of median length.",

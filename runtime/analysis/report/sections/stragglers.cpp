@@ -41,26 +41,26 @@ void write_stragglers(Page& page, const Input& input) {
   if (input.run.ranks.size() < 2 || stragglers.ranks.empty() || stragglers.compared_steps == 0) {
     page.absent("No comparison of ranks.",
                 input.run.ranks.size() < 2 ? "The dump of only one rank is there: it waits for nobody."
-                                           : "No step was exchanged that all ranks recorded.",
+                                           : "There was no exchange that all ranks recorded.",
                 "Train on two slots or more (resources.slots_per_trial).");
     return;
   }
   const Straggler& first = stragglers.ranks.front();
-  page.paragraph(fmt::format("In {} compared steps ranks waited {} each (mean) for the last one to arrive. {}",
+  page.paragraph(fmt::format("In {} compared exchanges ranks waited {} each (mean) for the last one to arrive. {}",
                              count_text(stragglers.compared_steps), seconds_text(stragglers.waiting_s),
                              clock_text(stragglers.clock_error_ns)));
   page.chart({.id = "straggler-chart",
               .title = "What the others waited for each rank",
-              .text = fmt::format("Most for rank {}: {}, of which {} beyond what an ordinary rank costs.", first.rank,
-                                  seconds_text(first.waited_s), seconds_text(first.cost_s)),
+              .text = fmt::format("Most for rank {}: {}, of which {} beyond what they wait for an ordinary rank.",
+                                  first.rank, seconds_text(first.waited_s), seconds_text(first.cost_s)),
               .spec = bars(stragglers, kMostRanks),
               .height = 220});
   Table table("Ranks by what the others waited for them",
               {{"rank"},
                {"host"},
-               {"came last in", true, "of the compared steps"},
+               {"came last to", true, "of the compared exchanges"},
                {"others waited", true, "each of them on average"},
-               {"cost", true, "beyond waiting for an ordinary rank: what the run would gain"},
+               {"beyond ordinary", true, "more than they wait for the median rank; what its finding begins with"},
                {"cause"},
                {"evidence"}});
   for (const Straggler& one : stragglers.ranks) {

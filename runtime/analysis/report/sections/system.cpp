@@ -10,7 +10,7 @@
 namespace dtrain::analysis::report {
 namespace {
 
-std::string with_unit(double value, const std::string& unit) {
+std::string value_with_unit(double value, const std::string& unit) {
   if (unit == "bytes") return format_bytes(value);
   if (unit == "bytes/s") return format_bytes(value) + "/s";
   if (unit == "percent") return fmt::format("{:.1f}%", value);
@@ -19,7 +19,7 @@ std::string with_unit(double value, const std::string& unit) {
 
 void add_rows(Table& table, const std::string& node, const std::vector<MetricSummary>& metrics) {
   for (const MetricSummary& m : metrics) {
-    const auto cell = [&](double value) { return Cell(with_unit(value, m.unit), value); };
+    const auto cell = [&](double value) { return Cell(value_with_unit(value, m.unit), value); };
     table.row({node, m.name, m.unit, cell(m.max), cell(m.p99), cell(m.p95), cell(m.p50), cell(m.mean), cell(m.min)});
   }
 }

@@ -15,7 +15,7 @@ void write_timeline(Page& page, const Input& input) {
   page.begin_section("timeline", "Timeline of the ranks");
   Json spec = timeline_spec(input);
   if (spec.is_null()) {
-    page.absent("No timeline.", "No step was recorded.", "");
+    page.absent("No timeline.", "No batch was recorded.", "");
     return;
   }
   const RunSummary& s = input.analysis.summary;
@@ -30,12 +30,12 @@ void write_timeline(Page& page, const Input& input) {
       {.id = "rank-timeline",
        .title = "Phases of each rank over time",
        .text = fmt::format("Time from left to right, a row for each rank, filled from below by the share of each "
-                           "phase; what is empty passed outside of steps. Most of the step time is {} ({}).{}",
+                           "phase; what is empty passed between batches. Most of the loop is {} ({}).{}",
                            most, format_percent(most_share), input.drawn_text()),
        .spec = std::move(spec),
        .height = std::clamp(40 + 34 * static_cast<int>(input.drawn().size()), 110, 760)});
   page.chart({.id = "step-series",
-              .title = "Duration of steps over time",
+              .title = "Duration of batches over time",
               .text = fmt::format("Median {}, shortest {}, longest {}. Charts over time are zoomed together.",
                                   seconds_text(input.analysis.steps.median_s), seconds_text(input.analysis.steps.min_s),
                                   seconds_text(input.analysis.steps.max_s)),

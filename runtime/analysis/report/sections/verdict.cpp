@@ -44,9 +44,12 @@ void write_tiles(Page& page, const Input& input) {
         fmt::format("of the {} samples/s that computing alone would give", format_rate(waterfall.ideal_samples_per_s)));
   }
   tiles += tile(seconds_text(s.step_p50_s),
-                fmt::format("median step; one in a hundred takes {} or more", seconds_text(s.step_p99_s)));
+                fmt::format("median batch; one in a hundred takes {} or more", seconds_text(s.step_p99_s)));
   if (s.world_size > 1) {
-    tiles += tile(format_percent(s.exposed_share), "of the step time is communication that computing does not hide");
+    tiles += tile(format_percent(s.exposed_share),
+                  fmt::format("of the loop is exposed communication, which computing does not hide: {} exchange, {} "
+                              "waiting for the last rank",
+                              format_percent(s.exchange_share), format_percent(s.waiting_share)));
   }
   page.raw(tiles + "</div>\n");
 }
@@ -73,7 +76,7 @@ void write_verdict(Page& page, const Input& input) {
     page.raw(fmt::format("<p class=\"warning\"><strong>The run did not complete.</strong> {}</p>\n", escape(s.cause)));
   }
   if (s.steps == 0) {
-    page.absent("No step was recorded.", "The run ended before its first batch, or was not profiled.",
+    page.absent("No batch was recorded.", "The run ended before its first batch, or was not profiled.",
                 "The log of rank 0 tells what happened; 'dtrain logs' shows it.");
     return;
   }

@@ -8,7 +8,7 @@ namespace dtrain::analysis::report {
 namespace {
 
 // Of the palette, by what takes the time.
-std::string color_of(const std::string& part) {
+std::string part_color(const std::string& part) {
   const auto any = [&](std::initializer_list<const char*> words) {
     for (const char* word : words) {
       if (part.find(word) != std::string::npos) return true;
@@ -31,7 +31,7 @@ void write_waterfall(Page& page, const Input& input) {
   page.begin_section("waterfall", "From ideal to measured");
   const Waterfall& waterfall = input.analysis.waterfall;
   if (waterfall.parts.empty() || waterfall.wall_s <= 0) {
-    page.absent("No waterfall.", "No step was recorded, so there is nothing to divide up.", "");
+    page.absent("No waterfall.", "No batch was recorded, so there is nothing to divide up.", "");
     return;
   }
   page.paragraph(
@@ -48,14 +48,20 @@ void write_waterfall(Page& page, const Input& input) {
     low.push_back(rounded(at, 6));
     at += part.seconds;
     high.push_back(rounded(at, 6));
-    colors.push_back(color_of(part.name));
+    colors.push_back(part_color(part.name));
     notes.push_back("(" + format_percent(part.share) + ")");
     sum_s += part.seconds;
     share += part.share;
-    table.row({Cell(part.name).colored(color_of(part.name)), Cell(seconds_text(part.seconds), part.seconds),
+    table.row({Cell(part.name).colored(part_color(part.name)), Cell(seconds_text(part.seconds), part.seconds),
                Cell(format_percent(part.share), part.share, part.share), part.description});
   }
   table.row({"all", Cell(seconds_text(sum_s), sum_s), Cell(format_percent(share), share), "the wall time of the loop"});
+  if (waterfall.no_core_s) {
+    const double part = *waterfall.no_core_s / waterfall.wall_s;
+    table.row({"of that no core", Cell(seconds_text(*waterfall.no_core_s), *waterfall.no_core_s),
+               Cell(format_percent(part), part),
+               "a training thread could have run and had no core: across the parts above, mean of the ranks"});
+  }
   const Json values = {{"name", "seconds"}, {"low", low}, {"y", high}, {"colors", colors}, {"notes", notes}};
   page.chart({.id = "waterfall-chart",
               .title = "What was added to the ideal",

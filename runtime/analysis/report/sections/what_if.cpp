@@ -7,7 +7,7 @@
 namespace dtrain::analysis::report {
 namespace {
 
-std::string gain_text(double gain) {
+std::string signed_percent(double gain) {
   return fmt::format("{}{}", gain >= 0 ? "+" : "", format_percent(gain));
 }
 
@@ -16,7 +16,7 @@ void write_changes(Page& page, const WhatIf& what_if) {
   Table table("Predicted, one change at a time", {{"change"},
                                                   {"gain", true, "in throughput"},
                                                   {"samples/s", true},
-                                                  {"step", true, "mean"},
+                                                  {"a batch", true, "mean"},
                                                   {"would have saved", true, "of the loop as it was run"},
                                                   {"what it rests on"},
                                                   {"measure it"}});
@@ -24,15 +24,16 @@ void write_changes(Page& page, const WhatIf& what_if) {
     labels.push_back(one.title);
     rates.push_back(rounded(one.samples_per_s));
     colors.push_back("compute");
-    table.row({one.title, Cell(gain_text(one.gain), one.gain), Cell(format_rate(one.samples_per_s), one.samples_per_s),
-               Cell(seconds_text(one.step_s), one.step_s), Cell(seconds_text(one.saved_s), one.saved_s), one.assumption,
+    table.row({one.title, Cell(signed_percent(one.gain), one.gain),
+               Cell(format_rate(one.samples_per_s), one.samples_per_s), Cell(seconds_text(one.step_s), one.step_s),
+               Cell(seconds_text(one.saved_s), one.saved_s), one.assumption,
                one.mock.empty() ? Cell("-") : Cell("dtrain launch --mock " + one.mock)});
   }
   if (what_if.changes.empty()) return;
   const Prediction& best = what_if.changes.front();
   page.chart({.id = "what-if-chart",
               .title = "Throughput after a change",
-              .text = fmt::format("The most is predicted from: {} ({}).", best.title, gain_text(best.gain)),
+              .text = fmt::format("The most is predicted from: {} ({}).", best.title, signed_percent(best.gain)),
               .spec = {{"kind", "bars"},
                        {"horizontal", true},
                        {"labels", labels},
@@ -48,7 +49,7 @@ void write_scaling(Page& page, const WhatIf& what_if) {
   Json labels = Json::array(), predicted = Json::array(), perfect = Json::array();
   Table table("Scaling", {{"ranks"},
                           {"samples/s", true},
-                          {"step", true},
+                          {"a batch", true},
                           {"efficiency", true, "against the measured world"},
                           {"what it rests on"}});
   for (const Prediction& one : what_if.scaling) {
@@ -78,9 +79,9 @@ void write_what_if(Page& page, const Input& input) {
   page.begin_section("what-if", "What a change would bring");
   const WhatIf& what_if = input.analysis.what_if;
   if (what_if.changes.empty() && what_if.scaling.empty()) {
-    page.absent("No prediction.", "There are too few steps to predict from.", "Train for some dozens of steps.");
+    page.absent("No prediction.", "There are too few batches to predict from.", "Train for some dozens of batches.");
   } else {
-    page.paragraph(fmt::format("Predicted from the steps as measured: {} a step (mean), {} samples/s.",
+    page.paragraph(fmt::format("Predicted from the batches as measured: {} a batch (mean), {} samples/s.",
                                seconds_text(what_if.step_s), format_rate(what_if.samples_per_s)));
   }
   write_changes(page, what_if);

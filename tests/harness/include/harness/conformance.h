@@ -23,6 +23,8 @@ struct ConformanceTraits {
   // Means and scales are applied once, to the sum, in float32 at least; minima, maxima and products are scaled too.
   // False: inputs are multiplied by a factor that is rounded to their type, of sums and means alone.
   bool exact_scaling = true;
+  // Minimum and maximum are NaN where one rank has NaN. False: a number may come before it.
+  bool nan_wins = true;
 };
 
 std::vector<ConformanceCase> conformance_cases(const ConformanceTraits& traits = {});

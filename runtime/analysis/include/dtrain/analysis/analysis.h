@@ -3,7 +3,6 @@
 #pragma once
 
 #include <map>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -20,7 +19,7 @@
 namespace dtrain::analysis {
 
 struct AnalyzeOptions {
-  std::optional<config::ProfilingRules> rules;  // empty: those of the run's plan
+  const config::ProfilingRules* rules = nullptr;  // none: those of the run's plan; must outlive the call
   // Another run of the same experiment, for predictions: what this one has not tried itself. Must outlive the call.
   const RunProfile* tried = nullptr;
 };

@@ -18,6 +18,8 @@ namespace dtrain::analysis {
 class DumpHandler {
  public:
   virtual ~DumpHandler() = default;
+  // Everything so far counts for nothing: the dump is read again from its start, without lines that others replace.
+  virtual void restart() {}
   virtual void header(const Json&) {}
   virtual void step(const StepLine&) {}
   virtual void collective(const CollectiveLine&) {}

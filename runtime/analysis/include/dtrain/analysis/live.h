@@ -22,7 +22,7 @@ namespace dtrain::analysis {
 enum class Activity : std::uint8_t {
   kLoading,    // dataloader_next, to_device
   kComputing,  // train_batch with its parts
-  kExchange,   // of allreduce_wait, what the rank that came last had too: exposed communication
+  kExchange,   // of the exposed communication (allreduce_wait), what the rank that came last had too
   kWaiting,    // the rest of it: for the last rank
   kOptimizer,  // optimizer_step, step_lr_schedulers
   kOther,

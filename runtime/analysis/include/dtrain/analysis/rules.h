@@ -8,7 +8,10 @@
 #include <vector>
 
 #include "dtrain/base/json.h"
-#include "dtrain/config/profiling_rules.h"
+
+namespace dtrain::config {
+struct ProfilingRules;
+}
 
 namespace dtrain::analysis {
 

@@ -12,26 +12,27 @@
 
 namespace dtrain::analysis {
 
-// One phase over all steps of all ranks.
+// One phase over all batches of all ranks.
 struct PhaseSummary {
   std::string name;             // as in dumps; "train_batch" includes its parts
   double seconds = 0;           // mean over ranks of each rank's total
-  double share = 0;             // of the time in steps
-  double p50_s = 0, p99_s = 0;  // over all steps of all ranks
+  double share = 0;             // of the loop
+  double p50_s = 0, p99_s = 0;  // of a batch, over all batches of all ranks
 };
 
 struct RankSummary {
   int rank = 0;
   std::string host, agent;
-  std::int64_t steps = 0, samples = 0;
+  std::int64_t steps = 0, samples = 0;                             // step records: one a batch
   double samples_per_s = 0;                                        // over its loop
   std::optional<double> initialization_s, loop_s, finalization_s;  // empty: did not get so far
   double in_steps_s = 0;
-  double compute_s = 0;  // train_batch with its parts, optimizer_step, step_lr_schedulers
-  double data_s = 0;     // dataloader_next, to_device
-  double wait_s = 0;     // allreduce_wait
+  double compute_s = 0;    // train_batch with its parts
+  double optimizer_s = 0;  // optimizer_step, step_lr_schedulers
+  double data_s = 0;       // dataloader_next, to_device
+  double exposed_s = 0;    // allreduce_wait
   double step_p50_s = 0, step_p99_s = 0;
-  std::int64_t waited_for_steps = 0;  // exchanged steps in which this rank came last
+  std::int64_t waited_for_steps = 0;  // of the compared exchanges, those to which this rank came last
   double waited_for_s = 0;            // what the others waited then, on average
   double peak_resident_bytes = 0;     // 0: no sample
   std::optional<double> loader_queue_mean;
@@ -86,27 +87,39 @@ struct AgentSummary {
   std::vector<GpuSummary> gpus;  // ascending
 };
 
+// Batches in which the loss or the gradients' norm was nan or infinite.
+struct NonFiniteAccount {
+  std::int64_t batches = 0, first_batch = 0;
+  std::string text;
+};
+
 struct RunSummary {
   std::string name, run_dir;
   std::string mock;          // of a mock run: what was left out, and that its weights mean nothing
   std::string state, cause;  // of events.jsonl's "run_ended"; empty when there is none
   int world_size = 0;
-  std::optional<std::int64_t> global_batch_size;
-  std::map<std::string, double> validation;  // the last one's metrics
+  std::optional<std::int64_t> global_batch_size;  // as asked for
+  std::optional<std::int64_t> batch_samples;      // trained in a batch, by all ranks: what divides among them
+  std::int64_t aggregation_frequency = 1;         // batches an optimizer step
+  std::map<std::string, double> validation;       // the last one's metrics
   std::int64_t validation_batch = 0;
+  std::optional<NonFiniteAccount> non_finite;  // of plan.json; empty: all was finite
 
   std::optional<double> initialization_s, loop_s, finalization_s;  // of the slowest rank
   double in_steps_s = 0;                                           // mean over ranks
-  std::int64_t steps = 0, samples = 0;                             // steps of the rank with most; samples of all
-  double samples_per_s = 0;                                        // all ranks, over the loop
-  double training_samples_per_s = 0;  // … over the time in steps without validation and checkpoints
-  double step_p50_s = 0, step_p99_s = 0;
+  std::int64_t steps = 0, samples = 0;          // step records (one a batch) of the rank with most; samples of all
+  std::optional<std::int64_t> optimizer_steps;  // fewer than batches where several are aggregated; empty: not known
+  double samples_per_s = 0;                     // all ranks, over the loop
+  double training_samples_per_s = 0;            // … over the time in steps without validation and checkpoints
+  double step_p50_s = 0, step_p99_s = 0;        // of a batch
 
-  std::vector<PhaseSummary> phases;         // all of them, in the order of the dump
-  double exposed_s = 0, exposed_share = 0;  // allreduce_wait: mean over ranks, share of the time in steps
-  double exposed_skew_s = 0;                // the part of it spent waiting for the last rank to arrive
-  std::int64_t compared_steps = 0;          // exchanged steps which all ranks recorded
-  std::vector<RankSummary> ranks;           // ascending
+  std::vector<PhaseSummary> phases;  // all of them, in the order of the dump
+  // Exposed communication (allreduce_wait) is the exchange and the waiting for the rank that comes last. Means over
+  // ranks; shares of the loop.
+  double exposed_s = 0, exchange_s = 0, waiting_s = 0;
+  double exposed_share = 0, exchange_share = 0, waiting_share = 0;
+  std::int64_t compared_steps = 0;  // exchanges which all ranks recorded
+  std::vector<RankSummary> ranks;   // ascending
   std::vector<CollectiveSummary> collectives;
   std::optional<CompressionAccount> compression;
   std::optional<StrategyAccount> strategy;

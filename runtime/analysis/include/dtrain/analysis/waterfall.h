@@ -2,6 +2,7 @@
 // took. The parts sum to the wall time exactly; what nothing accounts for is the part "unattributed".
 #pragma once
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -23,6 +24,9 @@ struct Waterfall {
   double samples_per_s = 0;        // over the wall time
   double efficiency = 0;           // measured over ideal
   std::vector<WaterfallPart> parts;
+  // Of all that: in which a rank's training thread could have run and had no core, mean over ranks. It lies across the
+  // parts. Empty: not recorded.
+  std::optional<double> no_core_s;
 };
 
 Json to_json(const Waterfall& waterfall);

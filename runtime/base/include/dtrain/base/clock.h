@@ -27,5 +27,6 @@ class SystemClock final : public Clock {
 // "2026-03-01T12:34:56.789012Z"
 std::string format_utc(Nanoseconds wall);
 double to_seconds(Nanoseconds duration);
+double to_seconds(std::int64_t nanoseconds);
 
 }  // namespace dtrain

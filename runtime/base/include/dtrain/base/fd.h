@@ -1,6 +1,7 @@
-// An owned file descriptor.
+// An owned file descriptor, and how many of them there may be.
 #pragma once
 
+#include <cstdint>
 #include <utility>
 
 namespace dtrain {
@@ -24,6 +25,10 @@ class UniqueFd {
  private:
   int fd_ = -1;
 };
+
+// Lets this process, and those it starts from now on, have as many open files as it may, but no more than 65,536: some
+// programs go through all numbers. Returns how many that are.
+std::uint64_t raise_open_files();
 
 // A second descriptor for the same open file, close-on-exec. SystemError.
 UniqueFd duplicate(int fd);

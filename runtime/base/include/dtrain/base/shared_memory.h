@@ -1,5 +1,6 @@
 // Memory that several processes map: a memfd, handed on as a descriptor. It has no name, so nothing is left behind
-// when the processes end, however they end; it is reserved up front (fallocate), so no SIGBUS comes later.
+// when the processes end, however they end; it is reserved up front (fallocate) and its size is sealed, so no SIGBUS
+// comes later.
 #pragma once
 
 #include <cstddef>
@@ -19,8 +20,16 @@ class SharedMemory {
 
   // Zeroed, `size` rounded up to whole pages. SystemError when the host has not that much memory.
   static SharedMemory create(const std::string& label, std::size_t size);
-  // Maps memory another process created; takes the descriptor. The size is read from it.
+  // The same, but nothing is reserved yet: each part must be, with reserve(), before anybody touches it.
+  static SharedMemory create_unreserved(const std::string& label, std::size_t size);
+  // Maps memory another process created; takes the descriptor. The size is read from it. SystemError when its size is
+  // not sealed: whoever could shrink it would kill those who read it.
   static SharedMemory map(UniqueFd fd, bool writable = true);
+
+  // Reserves whole pages, on the NUMA node of the caller. SystemError when the host has not that much memory.
+  void reserve(std::size_t offset, std::size_t size) const;
+  // The memory stays mapped; it can be handed on no more.
+  void close_descriptor() { fd_.reset(); }
 
   explicit operator bool() const { return data_ != nullptr; }
   std::span<std::byte> bytes() const { return {data_, size_}; }

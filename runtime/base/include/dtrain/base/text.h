@@ -19,4 +19,7 @@ bool is_valid_utf8(std::string_view text);
 // Two digits (0-9, a-f) a byte.
 std::string to_hex(std::string_view bytes);
 
+// The text as one word of a POSIX shell, in single quotes.
+std::string shell_quoted(std::string_view text);
+
 }  // namespace dtrain

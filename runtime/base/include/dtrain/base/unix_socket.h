@@ -1,5 +1,6 @@
 // UNIX sockets of the seqpacket kind in the abstract namespace: message boundaries, descriptors as attachments, nothing
-// in the file system to clean up. Only processes of the same user (or root) are let in. Blocking unless said.
+// in the file system to clean up. Both sides ask the kernel who the other is: only processes of the same user (or root)
+// are let in, and only a listener of the same user (or root) is spoken to. Blocking unless said.
 #pragma once
 
 #include <chrono>
@@ -25,11 +26,12 @@ class UnixSocket {
   UnixSocket() = default;
   explicit UnixSocket(UniqueFd fd) : fd_(std::move(fd)) {}
   // Retries until the listener is there or the time is over (SystemError names it). `check` is called before each
-  // further attempt, and throws when waiting has become pointless.
+  // further attempt, and throws when waiting has become pointless. A listener of another user is a SystemError.
   static UnixSocket connect(const std::string& name, std::chrono::milliseconds timeout,
                             const std::function<void()>& check = {});
 
-  // False when the peer is gone. At most 64 KiB a message and 64 descriptors.
+  // False when the peer is gone. At most 64 KiB a message and 64 descriptors. Descriptors wait while the kernel has too
+  // many of this user's on their way already (as many as `ulimit -n`): after 10 s that is a SystemError.
   bool send(std::string_view data, std::span<const int> fds = {});
   // Empty when the peer is gone or nothing came in time (`timed_out` tells which).
   std::optional<UnixMessage> receive(std::chrono::milliseconds timeout, bool* timed_out = nullptr);
@@ -46,6 +48,8 @@ class UnixListener {
  public:
   // A random name (`dtrain-<prefix>-<16 hex digits>`) in the abstract namespace.
   static UnixListener create(const std::string& prefix);
+  // SystemError when somebody has that name.
+  static UnixListener create_named(const std::string& name);
   // Takes over a listening descriptor that was inherited.
   UnixListener(UniqueFd fd, std::string name) : fd_(std::move(fd)), name_(std::move(name)) {}
 

@@ -13,73 +13,20 @@
 
 #include "dtrain/base/json.h"
 #include "dtrain/config/diagnostic.h"
+#include "dtrain/config/length.h"
 #include "dtrain/config/model_job.h"
 #include "dtrain/config/optimizations.h"
+#include "dtrain/config/profiling.h"
 #include "dtrain/config/profiling_rules.h"
+#include "dtrain/config/resources.h"
 
 namespace dtrain::config {
-
-enum class LengthUnit { kBatches, kRecords, kEpochs };
-
-// A distance in training: `{epochs: 2}`.
-struct Length {
-  LengthUnit unit = LengthUnit::kBatches;
-  std::int64_t count = 0;
-  bool operator==(const Length&) const = default;
-};
-
-// "2 epochs", "1 batch"
-std::string to_string(const Length& length);
-
-// In batches, rounded up: a batch here is one of global_batch_size records, whatever aggregation_frequency is.
-std::int64_t in_batches(const Length& length, std::int64_t global_batch_size, std::int64_t batches_per_epoch);
-
-enum class SlotType { kAuto, kCpu };
-
-// How the ranks' memory and messages travel. kAuto: kShm on one host, over several kMpi with one rank each,
-// kHierarchical with more.
-enum class Backend { kAuto, kShm, kMpi, kHierarchical };
-
-struct Resources {
-  int slots_per_trial = 1;
-  SlotType slot_type = SlotType::kAuto;
-  bool is_single_node = false;
-  int priority = 42;  // 1 to 99; lower ones go first
-  std::string resource_pool = "default";
-  std::optional<int> max_slots;  // that all running trials of this name hold together; at least slots_per_trial
-  bool operator==(const Resources&) const = default;
-};
 
 struct Searcher {
   std::string metric;  // the validation metric that counts; empty: none named
   bool smaller_is_better = true;
   Length max_length;  // at least 1
   bool operator==(const Searcher&) const = default;
-};
-
-// Where the agent of each host answers Prometheus.
-struct Prometheus {
-  std::string address = "127.0.0.1";  // IPv4, of the host; 0.0.0.0: all it has
-  int port = 0;                       // 0: any that is free
-  bool operator==(const Prometheus&) const = default;
-};
-
-// Batches of a rank, from 1; both ends included.
-struct BatchRange {
-  std::int64_t begin_on_batch = 0;
-  std::int64_t end_after_batch = 0;
-  bool operator==(const BatchRange&) const = default;
-};
-
-struct Profiling {
-  bool enabled = false;
-  std::int64_t begin_on_batch = 0;  // of `enabled`
-  std::optional<std::int64_t> end_after_batch;
-  std::optional<BatchRange> trace;       // instead of those two
-  std::optional<Prometheus> prometheus;  // none: nobody listens
-  // The batches of which every operator is recorded.
-  std::optional<BatchRange> traced() const;
-  bool operator==(const Profiling&) const = default;
 };
 
 struct Experiment {
@@ -104,6 +51,7 @@ struct Experiment {
   std::optional<std::int64_t> records_per_epoch;
   int max_restarts = 0;                // after a signal or a lost host
   std::int64_t scheduling_unit = 100;  // batches between progress reports and metric reductions
+  bool stop_on_non_finite = false;     // a loss or gradient norm that is nan or infinite ends the run; else: a warning
   std::chrono::milliseconds communication_timeout = std::chrono::seconds(600);
   Backend communication_backend = Backend::kAuto;
   std::uint64_t experiment_seed = 0;

@@ -9,8 +9,9 @@
 #pragma once
 
 #include <cstdint>
-#include <span>
 #include <vector>
+
+#include "dtrain/data/epoch_order.h"
 
 namespace dtrain::data {
 
@@ -31,9 +32,9 @@ class Sampler {
   Sampler(std::int64_t dataset_size, const SamplerOptions& options);
 
   // All samples of the data set in the order of this epoch.
-  std::vector<std::int64_t> order(std::int64_t epoch) const;
+  EpochOrder order(std::int64_t epoch) const;
   // The part of `order` that is this rank's batch number `batch`.
-  std::span<const std::int64_t> batch(std::span<const std::int64_t> order, std::int64_t batch) const;
+  std::vector<std::int64_t> batch(const EpochOrder& order, std::int64_t batch) const;
 
   std::int64_t batches_per_epoch() const;  // of this rank
   std::int64_t samples_per_epoch() const;  // of all ranks together
@@ -44,9 +45,5 @@ class Sampler {
   std::int64_t size_;
   SamplerOptions options_;
 };
-
-// 0 … size-1 shuffled: Fisher-Yates from the end, drawing from splitmix64 with Lemire's unbiased bound. Written out
-// here because std::shuffle gives a different order with every standard library.
-std::vector<std::int64_t> permutation(std::int64_t size, std::uint64_t seed, std::int64_t epoch);
 
 }  // namespace dtrain::data

@@ -34,4 +34,7 @@ std::optional<std::chrono::nanoseconds> read_core_wait(pid_t thread, const std::
 // for it. 0 when there is no such process (a zombie does not count).
 std::uint64_t start_ticks(pid_t pid);
 
+// Whether it is stopped (SIGSTOP, or a debugger): no signal but SIGKILL and SIGCONT does anything to it then.
+bool is_stopped(pid_t pid);
+
 }  // namespace dtrain::host

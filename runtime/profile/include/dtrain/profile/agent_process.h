@@ -44,9 +44,12 @@ struct AgentProcess {
 // dies, it ends by itself as soon as no rank is left.
 AgentProcess start_agent(const AgentOptions& options);
 
+// The agent's exit code where something could not be written; the log says what.
+inline constexpr int kRecordsLost = 3;
+
 // Waits for the agent to end, which it does when the last local rank has; after `patience` it is told to write what
 // there is and end, whoever is still connected or never came; killed where it does not. Exit code 0: everything
-// recorded is on disk; 1: something could not be written (the log says what).
+// recorded is on disk.
 ExitStatus finish_agent(AgentProcess& agent, std::chrono::milliseconds patience);
 
 }  // namespace dtrain::profile

@@ -109,12 +109,16 @@ class Recorder {
   void watch(DeviceMemory* memory);
 
   // Waits until the agent has written everything recorded so far to its file. CommError at the deadline, or when the
-  // agent is gone. Records that could not be written (disk full) are no error here: ask agent_error() afterwards.
+  // agent is gone. Records that could not be written (disk full) are no error here: lost() says how many.
   void flush(std::chrono::milliseconds timeout);
+  // Lines of this rank's dump that could not be written, as of the last flush().
+  std::int64_t lost() const;
 
-  // Why records are being lost: the agent could not write (names the path) or is gone. Stays once it is set. Cheap
-  // enough for every step: a system call a second at most.
+  // That the agent is gone. Stays once it is set. Cheap enough for every step: a system call a second at most.
   std::optional<std::string> agent_error();
+  // Why lines of a dump of this host could not be written (names its path). One rank of the host hears of it. Stays
+  // once it is set; the agent goes on trying. As of the last agent_error() or flush().
+  const std::optional<std::string>& write_error() const;
 
  private:
   struct Impl;

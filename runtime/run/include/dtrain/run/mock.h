@@ -8,7 +8,6 @@
 #include <vector>
 
 #include "dtrain/base/json.h"
-#include "dtrain/config/experiment.h"
 
 namespace dtrain::run {
 

@@ -16,9 +16,12 @@
 #include "dtrain/base/shared_memory.h"
 #include "dtrain/comm/communicator.h"
 #include "dtrain/comm/control.h"
-#include "dtrain/config/experiment.h"
 #include "dtrain/profile/recorder.h"
 #include "dtrain/run/mock.h"
+
+namespace dtrain::config {
+struct Experiment;
+}
 
 namespace dtrain::run {
 
@@ -40,7 +43,7 @@ struct Progress {
   std::int64_t batch = 0, total_batches = 0;  // batches of this rank, from the start of the run
   std::int64_t epoch = 0;                     // from 0
   std::int64_t epoch_batch = 0, batches_per_epoch = 0;
-  double loss = 0;                    // NaN: none yet
+  std::optional<double> loss;         // empty: none yet
   double samples_per_second = 0;      // all ranks
   double seconds_left = -1;           // estimated by report_progress(); negative: not known
   std::string activity = "training";  // or "validation", "checkpoint"
@@ -78,11 +81,13 @@ class RankSession {
   std::optional<int> take_trace_request();
 
   void report_progress(const Progress& progress);  // rank 0; rate-limited here
-  void write_metrics(const Json& line);            // rank 0: appends to metrics.jsonl, adds "time"
+  // Rank 0: appends to metrics.jsonl, adds "time". What cannot be written is told once and counted.
+  void write_metrics(const Json& line);
   void write_event(const std::string& event,
                    const Json& fields = {});                    // appends to events.jsonl, adds time, rank, pid, host
   void update_plan(const std::string& key, const Json& value);  // rank 0: a top-level key of plan.json (atomic)
-  void set_step(std::int64_t batch);  // shown in errors; cheap. Throws when records are being lost (disk full)
+  // Shown in errors; cheap. Warns once when records are being lost (disk full), throws when the agent is gone.
+  void set_step(std::int64_t batch);
 
   // The training loop returned (`stopped`: because of stop_requested()). Drains the dumps, says goodbye, prints the
   // summary on rank 0 where no launcher does. Returns the process's exit code.

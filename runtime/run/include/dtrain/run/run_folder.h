@@ -26,9 +26,9 @@ struct RunFolder {
 RunFolder create_run_folder(const std::filesystem::path& requested, const std::string& name,
                             const std::string& experiment_text);
 
-// The run that `run` means: a path, or a name ("0007-fashion-mnist"), a number ("7") or the latest of a name
-// ("fashion-mnist") under ./runs. ConfigError names the nearest one.
-RunFolder find_run(const std::string& run);
+// The run that `text` means: a path, or a name ("0007-fashion-mnist"), a number ("7", "run:7") or the latest of a name
+// ("fashion-mnist") under ./runs; "task:127": the run of that task, wherever it is. ConfigError names the nearest one.
+RunFolder find_run(const std::string& text);
 
 // Those under ./runs, the newest last.
 std::vector<RunFolder> all_runs();

@@ -8,7 +8,7 @@ namespace dtrain::run {
 // True when the run has ended, or none of its processes is left on this host.
 bool is_over(const RunFolder& folder);
 
-// The newest under ./runs that goes on. ConfigError: none does.
+// The newest under ./runs that goes on; one that is queued only where none has started. ConfigError: none does.
 RunFolder newest_running();
 
 }  // namespace dtrain::run

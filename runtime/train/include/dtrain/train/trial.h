@@ -6,6 +6,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <type_traits>
 #include <vector>
@@ -16,6 +17,7 @@
 #include "dtrain/base/error.h"
 #include "dtrain/base/json.h"
 #include "dtrain/data/idx.h"
+#include "dtrain/train/data_section.h"
 #include "dtrain/train/loader.h"
 #include "dtrain/train/metrics.h"
 #include "dtrain/train/optimizer.h"
@@ -53,8 +55,8 @@ class TrialContext {
   T hyperparameter(const std::string& name, T if_missing) const {
     return has_hyperparameter(name) ? hyperparameter<T>(name) : if_missing;
   }
-  // The experiment's `data` section, free for the trial.
-  const Json& data() const;
+  // The experiment's `data` section, free for the trial: data().value("samples", 1000).
+  const DataSection& data() const { return data_; }
   // A path of the experiment file: relative ones are relative to that file.
   std::filesystem::path resolve(const std::string& path) const;
 
@@ -96,6 +98,8 @@ class TrialContext {
     std::function<void(const at::Tensor&)> backward;
   };
   Wrapped& wrapped() { return wrapped_; }
+  // After the first batch: warns of keys that the trial has not read by then. Once, on rank 0.
+  void warn_of_unread_keys();
   run::RankSession& session() { return session_; }
 
  private:
@@ -113,6 +117,9 @@ class TrialContext {
   }
 
   run::RankSession& session_;
+  DataSection data_;
+  mutable std::set<std::string> hyperparameters_asked_;
+  bool unread_keys_told_ = false;
   Wrapped wrapped_;
   int shares_ = 0;  // names what is shared on the host
 };

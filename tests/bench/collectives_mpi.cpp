@@ -1,6 +1,8 @@
-// A rank of bench_collectives with Open MPI's own MPI_Allreduce; under mpirun.
+// A rank of bench_collectives with an MPI's own MPI_Allreduce, under that MPI's mpirun. One program for each MPI, which
+// knows its name as DTRAIN_BENCH_MPI.
 //
 //   bench_collectives_openmpi BASE BYTES
+//   bench_collectives_intelmpi BASE BYTES
 #include <mpi.h>
 
 #include <cstdlib>
@@ -24,11 +26,11 @@ int main(int argc, char** argv) try {
     MPI_Allreduce(MPI_IN_PLACE, data, static_cast<int>(count), MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
   };
   subject.barrier = [] { MPI_Barrier(MPI_COMM_WORLD); };
-  dtrain::bench::take_turns(argv[1], rank, ranks, {{"openmpi", subject}});
+  dtrain::bench::take_turns(argv[1], rank, ranks, {{DTRAIN_BENCH_MPI, subject}});
   std::free(memory);
   MPI_Finalize();
   return 0;
 } catch (const std::exception& error) {
-  std::cerr << "bench_collectives_openmpi: " << error.what() << "\n";
+  std::cerr << "bench_collectives_" DTRAIN_BENCH_MPI ": " << error.what() << "\n";
   MPI_Abort(MPI_COMM_WORLD, 1);
 }

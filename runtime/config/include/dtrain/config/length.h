@@ -1,0 +1,24 @@
+// Distances in training, in batches, records or epochs. Plain values.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+namespace dtrain::config {
+
+enum class LengthUnit { kBatches, kRecords, kEpochs };
+
+// A distance in training: `{epochs: 2}`.
+struct Length {
+  LengthUnit unit = LengthUnit::kBatches;
+  std::int64_t count = 0;
+  bool operator==(const Length&) const = default;
+};
+
+// "2 epochs", "1 batch"
+std::string to_string(const Length& length);
+
+// In batches, rounded up: a batch here is one of global_batch_size records, whatever aggregation_frequency is.
+std::int64_t in_batches(const Length& length, std::int64_t global_batch_size, std::int64_t batches_per_epoch);
+
+}  // namespace dtrain::config

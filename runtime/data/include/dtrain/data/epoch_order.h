@@ -1,0 +1,45 @@
+// The order in which an epoch takes the samples of a data set: a permutation that is a pure function of (size, seed,
+// epoch), the same on every machine.
+//
+// Up to kListed samples it is drawn once and kept: Fisher-Yates, every order equally likely. A larger one is computed
+// sample by sample and takes no memory: a Feistel network (Luby and Rackoff 1988) permutes the numbers of as many bits
+// as the size has, and a number beyond the size is permuted again until it is within (cycle walking: Black and Rogaway,
+// "Ciphers with arbitrary finite domains", 2002), which happens less than once on average.
+//
+// Immutable: every thread may call everything.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <vector>
+
+namespace dtrain::data {
+
+class EpochOrder {
+ public:
+  static constexpr std::int64_t kListed = 1 << 16;
+
+  // The order of the file.
+  explicit EpochOrder(std::int64_t size) : size_(size) {}
+  // Shuffled. `size` is at least 1.
+  EpochOrder(std::int64_t size, std::uint64_t seed, std::int64_t epoch);
+
+  std::int64_t size() const { return size_; }
+  // The sample at `position`, from 0 to size() - 1.
+  std::int64_t at(std::int64_t position) const;
+
+ private:
+  std::uint64_t permute(std::uint64_t value) const;
+
+  static constexpr int kRounds = 8;
+  std::int64_t size_;
+  std::vector<std::int64_t> list_;    // up to kListed samples
+  int low_bits_ = 0, high_bits_ = 0;  // 0: not shuffled, or listed
+  std::array<std::uint64_t, kRounds> keys_{};
+};
+
+// 0 … size-1 shuffled: Fisher-Yates from the end, drawing from splitmix64 with Lemire's unbiased bound. Written out
+// because std::shuffle gives a different order with every standard library.
+std::vector<std::int64_t> permutation(std::int64_t size, std::uint64_t seed, std::int64_t epoch);
+
+}  // namespace dtrain::data

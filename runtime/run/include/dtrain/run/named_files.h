@@ -1,0 +1,15 @@
+// What an experiment file names besides itself.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "dtrain/config/experiment.h"
+
+namespace dtrain::run {
+
+// What of it is not on this machine, one text each: program, TorchScript file, data files of a `model:` experiment,
+// initial weights.
+std::vector<std::string> find_missing_files(const config::Experiment& experiment);
+
+}  // namespace dtrain::run

@@ -1,0 +1,39 @@
+#include "dtrain/run/named_files.h"
+
+#include "dtrain/base/error.h"
+#include "entrypoint.h"
+#include "model_file.h"
+
+namespace dtrain::run {
+
+std::vector<std::string> find_missing_files(const config::Experiment& experiment) {
+  std::vector<std::string> missing;
+  const auto try_to = [&](const auto& find) {
+    try {
+      find();
+    } catch (const ConfigError& error) {
+      missing.push_back(error.what() + (error.remedy().empty() ? "" : "\n  " + error.remedy()));
+    }
+  };
+  const auto check_file = [&](const std::string& key, const std::filesystem::path& file) {
+    std::error_code code;
+    if (file.empty() || (std::filesystem::exists(file, code) && !std::filesystem::is_directory(file, code))) return;
+    missing.push_back(experiment.file.string() + ": " + key + ": there is no file " + file.string() +
+                      "\n  a relative path is relative to the experiment file");
+  };
+  const auto check_source = [&](const std::string& key, const config::DataSource& source) {
+    check_file(key + ".features", source.features);
+    check_file(key + ".target", source.target);
+    check_file(key + ".file", source.file);
+  };
+  try_to([&] { find_entrypoint(experiment, process_variables()); });
+  try_to([&] { check_model_file(experiment); });
+  if (experiment.model) {
+    check_source("data.training", experiment.model->data.training);
+    if (experiment.model->data.validation) check_source("data.validation", *experiment.model->data.validation);
+  }
+  check_file("initial_weights", experiment.initial_weights);
+  return missing;
+}
+
+}  // namespace dtrain::run

@@ -1,0 +1,8 @@
+// How large a request or an allocation may be.
+#pragma once
+
+namespace dtrain::scheduler {
+
+inline constexpr int kMostSlots = 65536;  // of one trial, and of one agent; the experiment's schema has the same bound
+
+}  // namespace dtrain::scheduler

@@ -1,0 +1,101 @@
+// The run's secret: in a file that its user alone can read, on every host, and nowhere else.
+#include "secret_file.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+
+#include "dtrain/base/error.h"
+#include "launch_plan.h"
+#include "remote_host.h"
+#include "run_harness.h"
+
+namespace dtrain::run {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::Not;
+
+const LaunchSecrets kSecrets{.launch = "0123456789abcdef", .ranks = "fedcba9876543210"};
+
+std::string refusal(const fs::path& path) {
+  try {
+    read_secret_file(path);
+    return "accepted";
+  } catch (const ConfigError& error) {
+    return error.what();
+  }
+}
+
+unsigned mode_of(const fs::path& path) {
+  struct stat info {};
+  EXPECT_EQ(::stat(path.c_str(), &info), 0);
+  return info.st_mode & 07777;
+}
+
+TEST(SecretFile, IsReadByItsUserAloneAndGoesAtTheEnd) {
+  const TemporaryFolder folder;
+  const fs::path path = folder.path() / "secret";
+  std::ofstream(path) << "left by a launcher that was killed";
+  {
+    const SecretFile file(path, kSecrets);
+    EXPECT_EQ(mode_of(path), 0600u);
+    EXPECT_EQ(read_secret_file(path).launch, kSecrets.launch);
+    EXPECT_EQ(read_secret_file(path).ranks, kSecrets.ranks);
+  }
+  EXPECT_FALSE(fs::exists(path));
+}
+
+TEST(SecretFile, ThatOthersCouldHaveWrittenIsRefused) {
+  const TemporaryFolder folder;
+  const fs::path path = folder.path() / "secret";
+  EXPECT_THAT(refusal(path), HasSubstr(path.string() + ", cannot be read: No such file"));
+  const SecretFile file(path, kSecrets);
+  fs::create_symlink(path, folder.path() / "link");
+  EXPECT_THAT(refusal(folder.path() / "link"), HasSubstr("cannot be read"));
+  ASSERT_EQ(::chmod(path.c_str(), 0640), 0);
+  EXPECT_THAT(refusal(path), HasSubstr("open to others"));
+  std::ofstream(path, std::ios::trunc) << "half";
+  ASSERT_EQ(::chmod(path.c_str(), 0600), 0);
+  EXPECT_THAT(refusal(path), HasSubstr("cut off"));
+}
+
+TEST(SecretFile, VariablesNameItAndDoNotHoldIt) {
+  LauncherContact contact{.address = "10.0.0.1", .port = 7, .secret_file = "/tmp/secret", .secrets = kSecrets};
+  for (const auto& [name, value] : launcher_variables(contact)) {
+    EXPECT_THAT(value, Not(HasSubstr(kSecrets.launch))) << name;
+    EXPECT_THAT(value, Not(HasSubstr(kSecrets.ranks))) << name;
+  }
+  EXPECT_EQ(read_rank_environment(launcher_variables(contact)).launcher->secret_file, "/tmp/secret");
+  contact.secret_file.clear();  // where it could not be had
+  EXPECT_EQ(read_rank_environment(launcher_variables(contact)).launcher->secrets.ranks, kSecrets.ranks);
+}
+
+// A stand-in for ssh, which keeps the command lines that it was given; its hosts share this one's folders.
+TEST(SecretFile, ReachesOtherHostsOverTheShellsInput) {
+  const TemporaryFolder folder;
+  const fs::path shell = folder.path() / "shell";
+  std::ofstream(shell) << "#!/bin/sh\necho \"$*\" >>" << (folder.path() / "lines").string()
+                       << "\n[ $1 != nodec ] || { echo no route >&2; exit 255; }\nexec sh -c \"$2\"\n";
+  fs::permissions(shell, fs::perms::owner_all);
+  LaunchPlan plan;
+  plan.host = "nodea";
+  for (const char* host : {"nodea", "nodeb", "nodeb"}) plan.ranks.push_back({.host = host});
+  const RemoteHosts hosts({shell.string()});
+  const fs::path path = folder.path() / "it's the secret";
+  EXPECT_THAT(hosts.hand_out(plan, path, to_text(kSecrets)), IsEmpty());
+  EXPECT_EQ(mode_of(path), 0600u);
+  EXPECT_EQ(read_secret_file(path).ranks, kSecrets.ranks);
+  EXPECT_THAT(hosts.hand_out(plan, path, to_text(kSecrets)), IsEmpty()) << "where the hosts share that folder";
+  EXPECT_THAT(slurp(folder.path() / "lines"), Not(HasSubstr(kSecrets.launch)));
+  EXPECT_EQ(count_of(slurp(folder.path() / "lines"), "nodeb "), 2);
+  plan.ranks.push_back({.host = "nodec"});
+  EXPECT_THAT(hosts.hand_out(plan, path, to_text(kSecrets)), ElementsAre("host nodec: no route"));
+  hosts.take_back(plan, path);
+  EXPECT_FALSE(fs::exists(path));
+}
+
+}  // namespace
+}  // namespace dtrain::run
