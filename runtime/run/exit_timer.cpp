@@ -13,14 +13,14 @@ ExitTimer::~ExitTimer() {
   if (thread_.joinable()) thread_.join();
 }
 
-void ExitTimer::arm(std::chrono::milliseconds grace, int code, std::function<void()> last_words) {
+void ExitTimer::arm(std::chrono::milliseconds grace, std::optional<int> code, std::function<void()> last_words) {
   const std::scoped_lock lock(mutex_);
   if (thread_.joinable() || cancelled_) return;
   thread_ = std::thread([this, grace, code, last_words = std::move(last_words)] {
     std::unique_lock lock(mutex_);
     if (wake_.wait_for(lock, grace, [this] { return cancelled_; })) return;
     last_words();
-    ::_exit(code);
+    if (code) ::_exit(*code);
   });
 }
 

@@ -6,6 +6,7 @@
 #include <condition_variable>
 #include <functional>
 #include <mutex>
+#include <optional>
 #include <thread>
 
 namespace dtrain::run {
@@ -13,9 +14,9 @@ namespace dtrain::run {
 class ExitTimer {
  public:
   ~ExitTimer();
-  // Calls `last_words` and exits with `code` after `grace`, unless this object is destroyed before. The first call
-  // counts.
-  void arm(std::chrono::milliseconds grace, int code, std::function<void()> last_words);
+  // After `grace` calls `last_words`, then exits with `code`; without a code the process goes on. Neither happens where
+  // this object is destroyed before. The first call counts.
+  void arm(std::chrono::milliseconds grace, std::optional<int> code, std::function<void()> last_words);
 
  private:
   std::mutex mutex_;

@@ -269,7 +269,7 @@ void RankSession::Impl::try_event(const std::string& event, const Json& fields) 
 }
 
 void RankSession::Impl::report_failure(const std::exception& error) {
-  if (std::exchange(ended, true)) return;  // once is enough
+  if (ended.exchange(true)) return;  // once is enough
   const std::int64_t at = step.load();
   const bool agreed = dynamic_cast<const AgreedError*>(&error) != nullptr;
   if (mpi) mpi->set_exit_code(exit_code_of(error));

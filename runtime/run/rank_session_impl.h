@@ -66,8 +66,8 @@ struct RankSession::Impl {
   std::atomic<std::int64_t> step{-1};
 
   ExitTimer exit_timer;
-  ExitTimer
-      cut_off_timer;  // the same, where the host of another rank does not answer any more: sooner, and with the daemon
+  // The same, where the host of another rank does not answer any more: sooner, and with the daemon.
+  ExitTimer cut_off_timer;
   std::unique_ptr<LogRedirect> redirect;  // none where the launcher made the log the output already
   std::unique_ptr<EventLog> events;
   std::unique_ptr<LineAppender> metrics;  // rank 0
@@ -84,7 +84,8 @@ struct RankSession::Impl {
   std::int64_t metrics_lost = 0;  // lines
   bool warned_of_loss = false;
   RemainingTime remaining;
-  bool ended = false;
+  std::atomic<bool> ended{false};
+  ExitTimer report_timer;  // reports a failure in time where the training thread does not; the first to be destroyed
 
   bool is_rank_0() const { return environment.world.rank == 0; }
   // By `dtrain launch`: as its own child, or through mpirun or srun.

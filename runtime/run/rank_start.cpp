@@ -24,6 +24,8 @@ constexpr auto kGraceAfterLauncher = std::chrono::seconds(5);
 constexpr auto kGraceAfterFailure = std::chrono::seconds(10);
 // Less than this process would take to leave by MPI_Abort: it must still be there to end its daemon.
 constexpr auto kGraceAfterSilence = std::chrono::milliseconds(800);
+// mpirun kills the other ranks a second after one has died, in the middle of a step or of a call of MPI that hangs.
+constexpr auto kReportUnderMpirun = std::chrono::milliseconds(400);
 
 }  // namespace
 
@@ -235,6 +237,9 @@ void RankSession::Impl::on_rank_failure(const comm::RankFailure& failure) {
   if (cut_off) {
     log->error("{}: this rank ends, and Open MPI's daemon with it", failure.cause);
     return cut_off_timer.arm(kGraceAfterSilence, static_cast<int>(ExitCode::kRunFailed), end_daemon_above);
+  }
+  if (mpi && is_rank_0() && !launched()) {
+    report_timer.arm(kReportUnderMpirun, std::nullopt, [this, failure] { report_failure(CommError(failure.cause)); });
   }
   exit_timer.arm(kGraceAfterFailure, static_cast<int>(ExitCode::kRunFailed), [this] {
     log->error("this rank did not come out of its step within {} s after the failure: ending at once",

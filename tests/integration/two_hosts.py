@@ -2,6 +2,7 @@
 
     two_hosts.py BIN_FOLDER [TestClass[.test] ...]
 """
+import contextlib
 import json
 import os
 import subprocess
@@ -9,7 +10,7 @@ import sys
 import unittest
 
 from parity_model import load, worst_difference
-from harness import SOURCE, Build, Workplace, launch, overrides, run
+from harness import SOURCE, Build, Workplace, launch, overrides, run, write_experiment
 
 BUILD = None  # set by main()
 BED = str(SOURCE / "tests" / "harness" / "two_hosts.sh")
@@ -131,12 +132,33 @@ class Failing(TwoHosts):
     def test_a_rank_of_the_other_host_that_is_killed(self):
         run_dir = self.work.new_run()
         endless = ["searcher.max_length.batches=1000000000", "scheduling_unit=5"]
-        kill = f"for i in $(seq 600); do grep -qs loss {run_dir}/metrics.jsonl && break; sleep 0.05; done; pkill -KILL -x synthetic"
-        killer = subprocess.Popen([BED, "run", HOSTS, "b", "bash", "-c", kill])
-        try:
+        with self.killed_on_the_other_host("synthetic", f"grep -qs loss {run_dir}/metrics.jsonl"):
             result = mpirun(1, 1, run_dir, endless)
+        self.check_gone(result)
+
+    def test_a_rank_that_is_killed_while_rank_0_is_in_a_long_step(self):
+        """mpirun kills rank 0 a second later: too soon for its step to end."""
+        run_dir = self.work.new_run()
+        program = str(BUILD.bin.parent / "tests" / "rank_program")
+        experiment = write_experiment(self.work.path / "experiment.yaml", name="long-steps", entrypoint=program,
+                                      hyperparameters={"global_batch_size": 2, "step_ms": 60000},
+                                      resources={"slots_per_trial": 2}, searcher={"max_length": {"batches": 3}})
+        running = f"[ $(grep -s rank_running {run_dir}/events.jsonl | wc -l) = 2 ]"
+        with self.killed_on_the_other_host("rank_program", running):
+            result = run([BED, "mpirun", HOSTS, "--host", "nodea:1,nodeb:1", "-np", "2", program, str(experiment),
+                          "--run-dir", str(run_dir)], run_dir)
+        self.check_gone(result)
+
+    @contextlib.contextmanager
+    def killed_on_the_other_host(self, program, condition):
+        wait = f"for i in $(seq 600); do {condition} && break; sleep 0.05; done"
+        killer = subprocess.Popen([BED, "run", HOSTS, "b", "bash", "-c", f"{wait}; pkill -KILL -x {program}"])
+        try:
+            yield
         finally:
             killer.wait()
+
+    def check_gone(self, result):
         self.assertNotEqual(result.code, 0)
         ended = result.events("run_ended")
         self.assertEqual([line["state"] for line in ended], ["failed"], result.output)
