@@ -2,8 +2,8 @@
 
 #include "dtrain/base/units.h"
 #include "rules/rules_text.h"
-#include "summary_words.h"
-#include "text_writer.h"
+#include "summary/summary_words.h"
+#include "text/text_writer.h"
 
 namespace dtrain::analysis {
 namespace {

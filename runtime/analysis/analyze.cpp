@@ -1,12 +1,12 @@
 #include "dtrain/analysis/analysis.h"
 #include "dtrain/config/profiling_rules.h"
-#include "evidence.h"
-#include "find_stragglers.h"
-#include "make_findings.h"
-#include "make_waterfall.h"
-#include "predict.h"
-#include "statistics.h"
-#include "summarize.h"
+#include "findings/make_findings.h"
+#include "measure/evidence.h"
+#include "measure/find_stragglers.h"
+#include "measure/make_waterfall.h"
+#include "measure/statistics.h"
+#include "predict/predict.h"
+#include "summary/summarize.h"
 
 namespace dtrain::analysis {
 

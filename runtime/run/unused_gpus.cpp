@@ -1,6 +1,6 @@
 #include "unused_gpus.h"
 
-#include "doctor/checks.h"
+#include "gpus_seen.h"
 
 namespace dtrain::run {
 

@@ -1,7 +1,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "contention.h"
+#include "measure/contention.h"
 #include "synthetic.h"
 
 namespace dtrain::analysis {

@@ -1,4 +1,4 @@
-#include "regular.h"
+#include "measure/regular.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,4 +1,4 @@
-#include "rows.h"
+#include "measure/rows.h"
 
 #include <gtest/gtest.h>
 

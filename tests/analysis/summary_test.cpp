@@ -5,8 +5,8 @@
 
 #include "dtrain/base/error.h"
 #include "dtrain/profile/phase.h"
+#include "measure/statistics.h"
 #include "run_folder.h"
-#include "statistics.h"
 
 namespace dtrain::analysis {
 namespace {

@@ -1,4 +1,4 @@
-#include "waiting.h"
+#include "measure/waiting.h"
 
 #include <gtest/gtest.h>
 

@@ -11,8 +11,8 @@
 #include <memory>
 #include <string>
 
-#include "safetensors.h"
-#include "weights.h"
+#include "model/safetensors.h"
+#include "model/weights.h"
 
 namespace {
 

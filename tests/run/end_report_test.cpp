@@ -1,4 +1,4 @@
-#include "end_report.h"
+#include "folder/end_report.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -2,16 +2,16 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "commands/mpi_command.h"
+#include "commands/mpirun_words.h"
+#include "commands/slurm_command.h"
 #include "dtrain/base/error.h"
 #include "dtrain/base/text.h"
 #include "dtrain/config/experiment.h"
 #include "environment.h"
-#include "job_outcome.h"
-#include "merge_folder.h"
-#include "mpi_command.h"
-#include "mpirun_words.h"
+#include "folder/merge_folder.h"
+#include "launch/job_outcome.h"
 #include "run_harness.h"
-#include "slurm_command.h"
 
 namespace dtrain::run {
 namespace {

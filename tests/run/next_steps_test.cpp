@@ -1,4 +1,4 @@
-#include "next_steps.h"
+#include "folder/next_steps.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -6,7 +6,7 @@
 #include <cstdlib>
 #include <filesystem>
 
-#include "first_look.h"
+#include "folder/first_look.h"
 #include "run_harness.h"
 
 namespace dtrain::run {

@@ -8,8 +8,8 @@
 
 #include "dtrain/base/error.h"
 #include "dtrain/base/unix_socket.h"
-#include "plane_link.h"
-#include "rank_plane.h"
+#include "link/plane_link.h"
+#include "link/rank_plane.h"
 
 namespace dtrain::run {
 namespace {

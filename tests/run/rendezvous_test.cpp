@@ -1,4 +1,4 @@
-#include "rendezvous.h"
+#include "link/rendezvous.h"
 
 #include <thread>
 
@@ -8,7 +8,7 @@
 #include <gtest/gtest.h>
 
 #include "dtrain/base/error.h"
-#include "process_id.h"
+#include "folder/process_id.h"
 #include "run_harness.h"
 
 namespace dtrain::run {

@@ -6,7 +6,7 @@
 #include <sys/wait.h>
 
 #include "dtrain/base/error.h"
-#include "event_log.h"
+#include "folder/event_log.h"
 #include "run_harness.h"
 
 namespace dtrain::run {

@@ -1,4 +1,4 @@
-#include "screen.h"
+#include "folder/screen.h"
 
 #include <cmath>
 

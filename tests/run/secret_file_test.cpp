@@ -1,13 +1,13 @@
 // The run's secret: in a file that its user alone can read, on every host, and nowhere else.
-#include "secret_file.h"
+#include "link/secret_file.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 
 #include "dtrain/base/error.h"
-#include "launch_plan.h"
-#include "remote_host.h"
+#include "launch/remote_host.h"
+#include "plan/launch_plan.h"
 #include "run_harness.h"
 
 namespace dtrain::run {

@@ -8,12 +8,12 @@
 #include "dtrain/base/error.h"
 #include "dtrain/train/optimizer.h"
 #include "harness/run_ranks.h"
-#include "metric_reducer.h"
-#include "module_modes.h"
-#include "safetensors.h"
-#include "startup_checks.h"
-#include "validation.h"
-#include "weights.h"
+#include "loop/metric_reducer.h"
+#include "loop/module_modes.h"
+#include "loop/validation.h"
+#include "model/safetensors.h"
+#include "model/weights.h"
+#include "step/startup_checks.h"
 
 namespace dtrain::train {
 namespace {

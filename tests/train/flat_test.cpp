@@ -10,14 +10,14 @@
 
 #include "dtrain/base/error.h"
 #include "dtrain/comm/fusion_plan.h"
-#include "flat_optimizer.h"
-#include "flat_parameters.h"
-#include "gradient_exchange.h"
-#include "gradient_norm.h"
+#include "exchange/gradient_exchange.h"
 #include "harness/run_ranks.h"
-#include "parameter_watch.h"
-#include "replicated.h"
+#include "model/flat_optimizer.h"
+#include "model/flat_parameters.h"
+#include "model/gradient_norm.h"
+#include "model/parameter_watch.h"
 #include "small_model.h"
+#include "strategies/replicated.h"
 
 namespace dtrain::train {
 namespace {

@@ -9,8 +9,8 @@
 #include <torch/torch.h>
 
 #include "dtrain/comm/fusion_plan.h"
-#include "flat_parameters.h"
-#include "gradient_exchange.h"
+#include "exchange/gradient_exchange.h"
+#include "model/flat_parameters.h"
 
 namespace dtrain::train {
 

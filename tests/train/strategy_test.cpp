@@ -8,13 +8,13 @@
 #include <gtest/gtest.h>
 
 #include "dtrain/base/error.h"
-#include "flat_optimizer.h"
 #include "harness/run_ranks.h"
-#include "replicated.h"
-#include "sharded.h"
+#include "model/flat_optimizer.h"
 #include "small_model.h"
-#include "strategy_report.h"
-#include "strategy_trial.h"
+#include "strategies/replicated.h"
+#include "strategies/sharded.h"
+#include "strategies/strategy_report.h"
+#include "strategies/strategy_trial.h"
 
 namespace dtrain::train {
 namespace {

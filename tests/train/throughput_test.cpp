@@ -1,4 +1,4 @@
-#include "throughput.h"
+#include "loop/throughput.h"
 
 #include <gtest/gtest.h>
 

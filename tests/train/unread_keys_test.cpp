@@ -1,5 +1,5 @@
 // Keys of an experiment that its trial has not asked for.
-#include "unread_keys.h"
+#include "loop/unread_keys.h"
 
 #include <array>
 

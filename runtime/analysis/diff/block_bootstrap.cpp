@@ -1,10 +1,10 @@
-#include "block_bootstrap.h"
+#include "diff/block_bootstrap.h"
 
 #include <algorithm>
 #include <cmath>
 #include <numeric>
 
-#include "statistics.h"
+#include "measure/statistics.h"
 
 namespace dtrain::analysis::diff {
 namespace {

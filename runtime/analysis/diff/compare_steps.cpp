@@ -1,10 +1,10 @@
-#include "compare_steps.h"
+#include "diff/compare_steps.h"
 
 #include <array>
 #include <cmath>
 
-#include "block_bootstrap.h"
-#include "statistics.h"
+#include "diff/block_bootstrap.h"
+#include "measure/statistics.h"
 
 namespace dtrain::analysis::diff {
 namespace {

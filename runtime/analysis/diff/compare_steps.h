@@ -6,9 +6,9 @@
 #include <cstdint>
 #include <vector>
 
+#include "diff/observations.h"
+#include "diff/turns.h"
 #include "dtrain/analysis/diff.h"
-#include "observations.h"
-#include "turns.h"
 
 namespace dtrain::analysis::diff {
 

@@ -5,13 +5,13 @@
 
 #include <spdlog/fmt/fmt.h>
 
-#include "compare_steps.h"
+#include "diff/compare_steps.h"
+#include "diff/plan_differences.h"
 #include "dtrain/analysis/analysis.h"
 #include "dtrain/base/error.h"
 #include "dtrain/base/units.h"
-#include "plan_differences.h"
 #include "rules/rules_text.h"
-#include "text_writer.h"
+#include "text/text_writer.h"
 
 namespace dtrain::analysis {
 namespace {

@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "dtrain/base/units.h"
-#include "text_writer.h"
+#include "text/text_writer.h"
 
 namespace dtrain::analysis {
 namespace {

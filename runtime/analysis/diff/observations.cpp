@@ -1,10 +1,10 @@
-#include "observations.h"
+#include "diff/observations.h"
 
 #include <algorithm>
 #include <cmath>
 
 #include "dtrain/base/clock.h"
-#include "statistics.h"
+#include "measure/statistics.h"
 
 namespace dtrain::analysis::diff {
 namespace {

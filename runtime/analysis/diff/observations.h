@@ -11,7 +11,7 @@
 #include <optional>
 #include <vector>
 
-#include "rows.h"
+#include "measure/rows.h"
 
 namespace dtrain::analysis::diff {
 

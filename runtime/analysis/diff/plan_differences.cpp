@@ -1,4 +1,4 @@
-#include "plan_differences.h"
+#include "diff/plan_differences.h"
 
 #include <algorithm>
 #include <array>

@@ -1,8 +1,8 @@
-#include "turns.h"
+#include "diff/turns.h"
 
 #include <algorithm>
 
-#include "statistics.h"
+#include "measure/statistics.h"
 
 namespace dtrain::analysis::diff {
 namespace {

@@ -6,7 +6,7 @@
 #include <cstddef>
 #include <vector>
 
-#include "observations.h"
+#include "diff/observations.h"
 
 namespace dtrain::analysis::diff {
 

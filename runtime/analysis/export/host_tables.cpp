@@ -5,7 +5,7 @@
 #include "dtrain/base/json_number.h"
 #include "export/common_time.h"
 #include "export/more_tables.h"
-#include "json_fields.h"
+#include "read/json_fields.h"
 
 namespace dtrain::analysis {
 namespace {

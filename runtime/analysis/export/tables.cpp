@@ -7,7 +7,7 @@
 #include "dtrain/analysis/operators.h"
 #include "dtrain/profile/phase.h"
 #include "export/more_tables.h"
-#include "json_fields.h"
+#include "read/json_fields.h"
 
 namespace dtrain::analysis {
 namespace {

@@ -8,8 +8,8 @@
 #include "dtrain/base/json_number.h"
 #include "dtrain/profile/phase.h"
 #include "export/event_file.h"
-#include "json_fields.h"
-#include "utc.h"
+#include "read/json_fields.h"
+#include "read/utc.h"
 
 namespace dtrain::analysis {
 namespace {

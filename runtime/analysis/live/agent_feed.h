@@ -7,9 +7,9 @@
 
 #include "dtrain/analysis/dump_reader.h"
 #include "dtrain/analysis/run_profile.h"
-#include "dump_line.h"
-#include "json_fields.h"
 #include "live/file_tail.h"
+#include "read/dump_line.h"
+#include "read/json_fields.h"
 
 namespace dtrain::analysis {
 

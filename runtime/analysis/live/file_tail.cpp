@@ -8,7 +8,7 @@
 #include <unistd.h>
 
 #include "dtrain/base/fd.h"
-#include "file_lines.h"
+#include "read/file_lines.h"
 
 namespace dtrain::analysis {
 namespace {

@@ -5,7 +5,7 @@
 
 #include "live/live_text.h"
 #include "live/screen_line.h"
-#include "numbers.h"
+#include "text/numbers.h"
 
 namespace dtrain::analysis {
 namespace {

@@ -4,13 +4,13 @@
 
 #include "dtrain/analysis/live.h"
 #include "dtrain/base/clock.h"
-#include "dump_files.h"
-#include "json_fields.h"
 #include "live/agent_feed.h"
 #include "live/file_tail.h"
 #include "live/rank_feed.h"
 #include "live/recent.h"
 #include "live/run_story.h"
+#include "read/dump_files.h"
+#include "read/json_fields.h"
 
 namespace dtrain::analysis {
 namespace {

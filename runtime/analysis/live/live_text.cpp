@@ -6,8 +6,8 @@
 #include <spdlog/fmt/fmt.h>
 
 #include "live/screen_line.h"
-#include "numbers.h"
-#include "text_writer.h"
+#include "text/numbers.h"
+#include "text/text_writer.h"
 
 namespace dtrain::analysis {
 namespace {

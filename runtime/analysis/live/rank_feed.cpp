@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "json_fields.h"
+#include "read/json_fields.h"
 
 namespace dtrain::analysis {
 namespace {

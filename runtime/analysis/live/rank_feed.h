@@ -7,8 +7,8 @@
 
 #include "dtrain/analysis/dump_reader.h"
 #include "dtrain/analysis/run_profile.h"
-#include "dump_line.h"
 #include "live/file_tail.h"
+#include "read/dump_line.h"
 
 namespace dtrain::analysis {
 

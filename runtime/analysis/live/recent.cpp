@@ -2,11 +2,11 @@
 
 #include <algorithm>
 
-#include "distribution.h"
 #include "dtrain/base/clock.h"
-#include "json_fields.h"
-#include "rows.h"
-#include "waiting.h"
+#include "measure/distribution.h"
+#include "measure/rows.h"
+#include "measure/waiting.h"
+#include "read/json_fields.h"
 
 namespace dtrain::analysis {
 namespace {

@@ -4,8 +4,8 @@
 
 #include "dtrain/base/error.h"
 #include "dtrain/base/json_number.h"
-#include "json_fields.h"
-#include "utc.h"
+#include "read/json_fields.h"
+#include "read/utc.h"
 
 namespace dtrain::analysis {
 

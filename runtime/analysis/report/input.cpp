@@ -6,7 +6,7 @@
 
 #include <spdlog/fmt/fmt.h>
 
-#include "json_fields.h"
+#include "read/json_fields.h"
 
 namespace dtrain::analysis::report {
 namespace {

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <map>
 
-#include "json_fields.h"
+#include "read/json_fields.h"
 #include "report/rule_text.h"
 
 namespace dtrain::analysis::report {

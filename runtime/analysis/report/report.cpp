@@ -3,11 +3,11 @@
 #include <spdlog/fmt/fmt.h>
 
 #include "dtrain/base/file.h"
-#include "numbers.h"
 #include "report/input.h"
 #include "report/page.h"
 #include "report/sections.h"
-#include "summary_words.h"
+#include "summary/summary_words.h"
+#include "text/numbers.h"
 
 namespace dtrain::analysis {
 namespace {

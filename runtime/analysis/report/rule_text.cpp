@@ -5,7 +5,7 @@
 #include <spdlog/fmt/fmt.h>
 
 #include "dtrain/base/text.h"
-#include "numbers.h"
+#include "text/numbers.h"
 
 namespace dtrain::analysis::report {
 namespace {

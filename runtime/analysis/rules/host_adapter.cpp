@@ -4,7 +4,7 @@
 #include <set>
 #include <string_view>
 
-#include "json_fields.h"
+#include "read/json_fields.h"
 #include "rules/adapter.h"
 
 namespace dtrain::analysis::rules {

@@ -1,7 +1,7 @@
 // Of ranks: their steps, loaders and initialization; and the model, as the plan has it.
 #include <algorithm>
 
-#include "json_fields.h"
+#include "read/json_fields.h"
 #include "rules/adapter.h"
 
 namespace dtrain::analysis::rules {

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "dtrain/analysis/rules.h"
-#include "text_writer.h"
+#include "text/text_writer.h"
 
 namespace dtrain::analysis::rules {
 

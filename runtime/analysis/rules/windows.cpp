@@ -2,7 +2,7 @@
 
 #include <spdlog/fmt/fmt.h>
 
-#include "statistics.h"
+#include "measure/statistics.h"
 
 namespace dtrain::analysis::rules {
 

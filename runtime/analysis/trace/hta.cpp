@@ -14,7 +14,7 @@
 #include "dtrain/base/error.h"
 #include "dtrain/base/file.h"
 #include "dtrain/profile/gzip_file.h"
-#include "json_fields.h"
+#include "read/json_fields.h"
 #include "trace/trace_reader.h"
 
 namespace dtrain::analysis {

@@ -11,7 +11,7 @@
 #include "dtrain/base/error.h"
 #include "dtrain/base/units.h"
 #include "dtrain/profile/gzip_file.h"
-#include "json_fields.h"
+#include "read/json_fields.h"
 #include "trace/arrows.h"
 #include "trace/dump_trace.h"
 #include "trace/trace_reader.h"

@@ -6,7 +6,7 @@
 #include <unordered_map>
 
 #include "dtrain/base/error.h"
-#include "json_fields.h"
+#include "read/json_fields.h"
 #include "trace/trace_reader.h"
 
 namespace dtrain::analysis {

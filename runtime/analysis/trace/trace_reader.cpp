@@ -9,7 +9,7 @@
 
 #include "dtrain/base/error.h"
 #include "dtrain/profile/gzip_file.h"
-#include "json_fields.h"
+#include "read/json_fields.h"
 
 namespace dtrain::analysis {
 namespace {

@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "doctor/finding.h"
-#include "dtrain/host/gpus.h"
 #include "environment.h"
+#include "gpus_seen.h"
 
 namespace dtrain::run {
 
@@ -19,13 +19,6 @@ struct CheckedHost {
   bool needs_slurm = false;      // launcher: slurm
   bool launches = true;          // `dtrain launch` is called here
 };
-
-// What NVML says. Empty: it does not answer in time; the thread that asks it is then given up with the process.
-struct GpusSeen {
-  std::vector<host::GpuInfo> gpus;
-  std::vector<std::string> warnings;
-};
-std::optional<GpusSeen> look_at_gpus();
 
 // All of them, in the order in which they are printed.
 std::vector<Finding> check_host(const CheckedHost& host, const std::optional<GpusSeen>& gpus,

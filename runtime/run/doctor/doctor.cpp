@@ -3,12 +3,12 @@
 #include <cstdio>
 #include <optional>
 
+#include "commands/mpi_command.h"
 #include "doctor/checks.h"
 #include "doctor/other_hosts.h"
 #include "dtrain/base/error.h"
 #include "dtrain/host/identity.h"
 #include "dtrain/scheduler/cluster_agents.h"
-#include "mpi_command.h"
 
 namespace dtrain::run {
 namespace {

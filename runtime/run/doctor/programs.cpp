@@ -3,10 +3,8 @@
 
 #include <cerrno>
 #include <chrono>
-#include <future>
 #include <memory>
 #include <optional>
-#include <thread>
 
 #include <fcntl.h>
 #include <unistd.h>
@@ -28,7 +26,6 @@ namespace fs = std::filesystem;
 
 constexpr int kNcclMajor = 2;
 constexpr int kNcclMinor = 28;
-constexpr std::chrono::seconds kGpuPatience{5};
 
 struct Closer {
   void operator()(void* library) const { ::dlclose(library); }
@@ -113,19 +110,6 @@ Finding check_libtorch(const Variables& variables) {
   } catch (const Error& error) {
     return problem("libtorch", error.what(), error.remedy());
   }
-}
-
-std::optional<GpusSeen> look_at_gpus() {
-  std::packaged_task<GpusSeen()> task([] {
-    GpusSeen seen;
-    const host::Gpus gpus(host::kNvmlLibrary, [&](const std::string& text) { seen.warnings.push_back(text); });
-    seen.gpus = gpus.list();
-    return seen;
-  });
-  std::future<GpusSeen> answer = task.get_future();
-  std::thread(std::move(task)).detach();
-  if (answer.wait_for(kGpuPatience) != std::future_status::ready) return std::nullopt;
-  return answer.get();
 }
 
 std::vector<Finding> check_gpus(const std::optional<GpusSeen>& seen) {

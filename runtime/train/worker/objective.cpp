@@ -1,9 +1,9 @@
-#include "objective.h"
+#include "worker/objective.h"
 
 #include <ATen/ATen.h>
 
 #include "dtrain/base/error.h"
-#include "script_file.h"
+#include "worker/script_file.h"
 
 namespace dtrain::worker {
 

@@ -3,10 +3,10 @@
 
 #include <spdlog/fmt/fmt.h>
 
-#include "numbers.h"
 #include "report/rule_text.h"
 #include "report/sections.h"
 #include "report/system_charts.h"
+#include "text/numbers.h"
 
 namespace dtrain::analysis::report {
 namespace {

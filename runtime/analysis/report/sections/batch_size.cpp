@@ -5,10 +5,10 @@
 #include <spdlog/fmt/fmt.h>
 
 #include "dtrain/base/text.h"
-#include "json_fields.h"
-#include "numbers.h"
+#include "read/json_fields.h"
 #include "report/rule_text.h"
 #include "report/sections.h"
+#include "text/numbers.h"
 
 namespace dtrain::analysis::report {
 namespace {

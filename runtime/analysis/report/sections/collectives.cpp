@@ -4,10 +4,10 @@
 
 #include <spdlog/fmt/fmt.h>
 
-#include "numbers.h"
 #include "report/lines.h"
 #include "report/sections.h"
-#include "summary_words.h"
+#include "summary/summary_words.h"
+#include "text/numbers.h"
 
 namespace dtrain::analysis::report {
 namespace {

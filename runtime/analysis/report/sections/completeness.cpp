@@ -1,8 +1,8 @@
 // What the numbers of this report lack, and where they come from.
 #include <spdlog/fmt/fmt.h>
 
-#include "numbers.h"
 #include "report/sections.h"
+#include "text/numbers.h"
 
 namespace dtrain::analysis::report {
 

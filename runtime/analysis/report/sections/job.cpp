@@ -5,11 +5,11 @@
 #include <spdlog/fmt/fmt.h>
 
 #include "dtrain/base/text.h"
-#include "json_fields.h"
-#include "numbers.h"
+#include "read/json_fields.h"
 #include "report/rule_text.h"
 #include "report/sections.h"
-#include "summary_words.h"
+#include "summary/summary_words.h"
+#include "text/numbers.h"
 
 namespace dtrain::analysis::report {
 namespace {

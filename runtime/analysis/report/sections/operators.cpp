@@ -3,8 +3,8 @@
 
 #include <spdlog/fmt/fmt.h>
 
-#include "numbers.h"
 #include "report/sections.h"
+#include "text/numbers.h"
 
 namespace dtrain::analysis::report {
 namespace {

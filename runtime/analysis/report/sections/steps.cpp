@@ -1,11 +1,11 @@
 // How long steps took, which were outliers, and what happened then.
 #include <spdlog/fmt/fmt.h>
 
-#include "numbers.h"
 #include "report/outliers.h"
 #include "report/rule_text.h"
 #include "report/sections.h"
 #include "report/step_charts.h"
+#include "text/numbers.h"
 
 namespace dtrain::analysis::report {
 namespace {

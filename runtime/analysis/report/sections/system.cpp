@@ -3,9 +3,9 @@
 
 #include <spdlog/fmt/fmt.h>
 
-#include "numbers.h"
 #include "report/sections.h"
 #include "report/system_charts.h"
+#include "text/numbers.h"
 
 namespace dtrain::analysis::report {
 namespace {

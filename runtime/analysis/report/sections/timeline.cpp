@@ -5,9 +5,9 @@
 
 #include <spdlog/fmt/fmt.h>
 
-#include "numbers.h"
 #include "report/sections.h"
 #include "report/step_charts.h"
+#include "text/numbers.h"
 
 namespace dtrain::analysis::report {
 

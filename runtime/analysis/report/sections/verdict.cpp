@@ -4,8 +4,8 @@
 #include <spdlog/fmt/fmt.h>
 
 #include "dtrain/base/units.h"
-#include "numbers.h"
 #include "report/sections.h"
+#include "text/numbers.h"
 
 namespace dtrain::analysis::report {
 namespace {

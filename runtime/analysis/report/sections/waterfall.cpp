@@ -1,8 +1,8 @@
 // From the throughput that computing alone would give to the measured one.
 #include <spdlog/fmt/fmt.h>
 
-#include "numbers.h"
 #include "report/sections.h"
+#include "text/numbers.h"
 
 namespace dtrain::analysis::report {
 namespace {

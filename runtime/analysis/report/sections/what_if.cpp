@@ -1,8 +1,8 @@
 // What a change would bring.
 #include <spdlog/fmt/fmt.h>
 
-#include "numbers.h"
 #include "report/sections.h"
+#include "text/numbers.h"
 
 namespace dtrain::analysis::report {
 namespace {

@@ -9,6 +9,7 @@
 #include <filesystem>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "dtrain/analysis/dump_lines.h"
@@ -34,7 +35,9 @@ struct RankProfile {
   std::int64_t dropped = 0, lost = 0;
   std::string lost_reason;
 
-  // The loop as marked, else from the first step to the end of the last.
+  // First and last nanosecond of the training loop on the rank's clock: as marked, else from the first step to the end
+  // of the last. Empty: it recorded no step.
+  std::optional<std::pair<std::int64_t, std::int64_t>> loop() const;
   std::optional<double> loop_s() const;
   std::optional<double> part_s(const std::string& part) const;
   std::int64_t step_count() const;

@@ -1,0 +1,107 @@
+// Where a healthy run's time goes: parts of the waterfall that somebody could do without.
+#include <algorithm>
+#include <array>
+
+#include <spdlog/fmt/fmt.h>
+
+#include "findings/make_findings.h"
+#include "text/numbers.h"
+
+namespace dtrain::analysis {
+namespace {
+
+constexpr double kTurnsShare = 0.5;  // of the waiting: below it a rank's own part
+
+struct Cost {
+  const char* part;
+  const char* title;  // before the seconds
+  const char* advice;
+};
+
+constexpr std::array kCosts = {
+    Cost{"host_to_device", "copying batches to the device takes",
+         "copy smaller batches, or prepare them on the device"},
+    Cost{"metrics", "fetching and reducing metrics takes", "reduce metrics less often (scheduling_unit)"},
+    Cost{"checkpoints", "writing checkpoints takes",
+         "the weights are saved once, at the end: put the run's folder on a faster disk (--run-dir)"},
+    Cost{"callbacks", "callbacks take", "do less in callbacks, or less often"},
+    Cost{"validation", "validation takes", "validate less often (min_validation_period)"},
+    Cost{"other", "code outside every phase takes", "look at what the trial does between its calls"},
+    Cost{"unattributed", "outside the batches, the loop takes",
+         "look at what runs between batches; where records are missing, the warnings say so"},
+};
+
+double part_s(const Waterfall& waterfall, const std::string& name) {
+  for (const WaterfallPart& part : waterfall.parts) {
+    if (part.name == name) return part.seconds;
+  }
+  return 0;
+}
+
+// What the stalls' finding accounts for in a part of the waterfall, mean over ranks.
+double stalled_s(const Evidence& evidence, const std::optional<Stalls>& stalls, const std::string& part) {
+  using profile::Phase;
+  if (!stalls) return 0;
+  const bool here = (part == "callbacks" && stalls->phase == Phase::kCallbacks) ||
+                    (part == "other" && stalls->phase == Phase::kOther) ||
+                    (part == "host_to_device" && stalls->phase == Phase::kToDevice);
+  if (!here) return 0;
+  return stalls->rank < 0 ? stalls->seconds : stalls->seconds / static_cast<double>(evidence.run.ranks.size());
+}
+
+Finding make(const char* id, double seconds, std::string title, std::string evidence, std::string advice) {
+  Finding finding;
+  finding.id = id;
+  finding.cause = id;
+  finding.seconds = seconds;
+  finding.title = std::move(title);
+  finding.evidence = std::move(evidence);
+  finding.advice = std::move(advice);
+  return finding;
+}
+
+// What ranks wait for each other without one of them being to blame.
+std::optional<Finding> turns(const Evidence& evidence, const Analysis& analysis) {
+  const auto ranks = static_cast<double>(evidence.run.ranks.size());
+  if (ranks < 2) return std::nullopt;
+  double blamed_s = 0;
+  for (const Straggler& rank : analysis.stragglers.ranks) blamed_s += rank.cost_s * (ranks - 1) / ranks;
+  const double waiting_s = evidence.exposed.waiting_s;
+  const double seconds = waiting_s - blamed_s;
+  if (seconds < kTurnsShare * waiting_s) return std::nullopt;
+  return make(
+      "turns", seconds, fmt::format("the ranks wait {} for each other, each in turn", seconds_text(seconds)),
+      fmt::format(
+          "in {} exchanges compared, no rank came last much longer than the others: {} waiting in all, {} of it "
+          "for ranks that are waited for more than an ordinary one",
+          count_text(evidence.waits.compared_steps), seconds_text(waiting_s), seconds_text(blamed_s)),
+      "their batches vary: larger batches and fewer exchanges (optimizations.aggregation_frequency) even that out; "
+      "other programs on the same cores make it worse");
+}
+
+}  // namespace
+
+std::vector<Finding> find_costs(const Evidence& evidence, const Analysis& analysis,
+                                const std::optional<Stalls>& stalls) {
+  std::vector<Finding> findings;
+  for (const Cost& cost : kCosts) {
+    const double in_stalls_s = stalled_s(evidence, stalls, cost.part);
+    const double seconds = part_s(analysis.waterfall, cost.part) - in_stalls_s;
+    findings.push_back(make(cost.part, seconds, fmt::format("{} {}", cost.title, seconds_text(seconds)),
+                            fmt::format("{} in the waterfall, mean over ranks{}",
+                                        seconds_text(part_s(analysis.waterfall, cost.part)), less_stalls(in_stalls_s)),
+                            cost.advice));
+  }
+  if (auto finding = turns(evidence, analysis)) findings.push_back(std::move(*finding));
+  const auto& compression = analysis.summary.compression;
+  if (compression && compression->gained_s.value_or(0) < 0) {
+    const double lost_s = -*compression->gained_s;
+    findings.push_back(make(
+        "compression", lost_s,
+        fmt::format("compressing gradients ({}) takes {} more than it saves", compression->kind, seconds_text(lost_s)),
+        compression->text, "switch it off (optimizations.gradient_compression: false)"));
+  }
+  return findings;
+}
+
+}  // namespace dtrain::analysis

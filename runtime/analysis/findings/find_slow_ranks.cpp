@@ -1,0 +1,134 @@
+// Findings about ranks that the others wait for, but for what their loaders or their samples cause.
+#include <algorithm>
+
+#include <spdlog/fmt/fmt.h>
+
+#include "findings/make_findings.h"
+#include "measure/statistics.h"
+#include "text/numbers.h"
+
+namespace dtrain::analysis {
+namespace {
+
+constexpr std::size_t kParts = 20;  // of a run, in which ranks' speeds are compared
+constexpr std::size_t kLeastRowsOfPart = 10;
+constexpr double kCoresDiffer = 1.1;  // virtual ones of one kind, throughout a run of some seconds
+constexpr double kFarBeyond = 1.2;
+
+struct Words {
+  const char* cause;
+  const char* what;
+  const char* advice;
+};
+
+Words words_of(const std::string& cause, bool one_host) {
+  if (cause == "cpu_contention") {
+    return {"cpu_contention", "is slowed by other programs on its cores",
+            "end those programs or move them to other cores (taskset, cgroups), or give this rank others"};
+  }
+  if (cause == "compute") {
+    return {"slow_compute", "computes more slowly than the others",
+            one_host ? "compare its cores with theirs (kind, clock speed, what else runs on them or beside them), and "
+                       "what its data costs to compute"
+                     : "compare its host with theirs (clock speed, throttling, memory bandwidth, other ranks on its "
+                       "cores), and what its data costs to compute"};
+  }
+  if (cause == "network") {
+    return {"slow_link", "is reached more slowly than the others",
+            "look at its host's link: speed, duplex, errors, other traffic"};
+  }
+  return {"slow_rank", "comes later than the others", "look at what it does in the phases named"};
+}
+
+// A rank without a core holds up the exchange as well: of the time it had none, what its own phases do not show, at
+// most what the exchanges took in which it came last.
+double lost_in_exchange_s(const Evidence& evidence, std::size_t rank, double late_s) {
+  return std::clamp(lacking_s(evidence.contention, rank) - late_s, 0.0, evidence.waits.ranks[rank].exchange_s);
+}
+
+// Whether it computes longer than what the others' speed varies by during the run anyway. Cores of one kind differ for
+// seconds at a time, for what else runs beside them (other machines on the same processor, say), and not all of them
+// need to meet that in a short run. So either the rank lags all along: for most of the run it takes longer than they do
+// in nine of ten parts of it, and in nine of ten parts longer than they mostly do, in the middle by a tenth; or it is
+// far beyond: on average by a fifth longer than ever they take.
+bool is_beyond_variation(const Evidence& evidence, std::size_t rank) {
+  const Rows& rows = evidence.rows;
+  const std::size_t count = rows.rows().size();
+  const std::size_t parts = std::min(kParts, count / kLeastRowsOfPart);
+  if (parts < 2) return true;
+  std::vector<std::vector<double>> paces(rows.ranks());
+  for (std::size_t part = 0; part < parts; ++part) {
+    double steps = 0;
+    std::vector<double> compute_s(rows.ranks(), 0);
+    for (std::size_t i = part * count / parts; i < (part + 1) * count / parts; ++i) {
+      steps += static_cast<double>(rows.rows()[i].steps);
+      for (std::size_t r = 0; r < rows.ranks(); ++r) {
+        compute_s[r] += static_cast<double>(compute_of(rows.at(i, r))) / 1e9;
+      }
+    }
+    for (std::size_t r = 0; r < rows.ranks(); ++r) paces[r].push_back(compute_s[r] / steps);
+  }
+  std::vector<double> usual_others, slow_others, slowest_others;
+  for (std::size_t r = 0; r < rows.ranks(); ++r) {
+    if (r == rank) continue;
+    usual_others.push_back(median(paces[r]));
+    slow_others.push_back(quantile(paces[r], 0.9));
+    slowest_others.push_back(quantile(paces[r], 1));
+  }
+  const bool all_along = median(paces[rank]) > quantile(slow_others, 0.5) &&
+                         quantile(paces[rank], 0.1) > quantile(usual_others, 0.5) &&
+                         median(paces[rank]) > kCoresDiffer * quantile(usual_others, 0.5);
+  return all_along || mean(paces[rank]) > kFarBeyond * quantile(slowest_others, 0.5);
+}
+
+}  // namespace
+
+std::size_t index_of_rank(const RunProfile& run, int rank) {
+  for (std::size_t i = 0; i < run.ranks.size(); ++i) {
+    if (run.ranks[i].rank == rank) return i;
+  }
+  return 0;
+}
+
+std::vector<Finding> find_slow_ranks(const Evidence& evidence, const Analysis& analysis,
+                                     const std::optional<Stalls>& stalls) {
+  std::vector<Finding> findings;
+  const auto& ranks = evidence.run.ranks;
+  const bool one_host =
+      std::all_of(ranks.begin(), ranks.end(), [&](const RankProfile& rank) { return rank.host == ranks.front().host; });
+  for (const Straggler& straggler : analysis.stragglers.ranks) {
+    if (straggler.cause == "none" || straggler.cause == "loader" || straggler.cause == "uneven_shard") continue;
+    const std::size_t index = index_of_rank(evidence.run, straggler.rank);
+    const bool stalling = stalls && stalls->rank == static_cast<int>(index);
+    Finding finding;
+    const double stalled_s = stalling ? stalls->waited_s : 0;
+    finding.seconds = straggler.cost_s - stalled_s;
+    // Where each comes last in its turn, it is no rank's own doing.
+    if (finding.seconds < 0.3 * straggler.waited_s || finding.seconds < kLeastShare * evidence.loop_s) continue;
+    const Words words = words_of(straggler.cause, one_host);
+    std::string more, more_s;
+    if (straggler.cause == "cpu_contention") {
+      const double in_exchange_s = lost_in_exchange_s(evidence, index, straggler.cost_s);
+      finding.seconds += in_exchange_s;
+      more_s = fmt::format(", and {} that exchanges took longer because it had no core", seconds_text(in_exchange_s));
+    }
+    finding.id = "straggler";
+    finding.cause = words.cause;
+    finding.fault = straggler.cause != "compute" || is_beyond_variation(evidence, index);
+    if (!finding.fault) more = "; no more than cores of one kind differ by during a run";
+    finding.rank = straggler.rank;
+    finding.host = straggler.host;
+    finding.title = fmt::format("{} {}: the others wait {} for it", rank_name(evidence.run.ranks[index]), words.what,
+                                seconds_text(finding.seconds));
+    finding.evidence = fmt::format(
+        "it came last to {} of {} exchanges, and the others waited {} for it: {} beyond what they wait for "
+        "an ordinary rank{}{}; {}{}",
+        count_text(straggler.steps), count_text(analysis.stragglers.compared_steps), seconds_text(straggler.waited_s),
+        seconds_text(straggler.cost_s), less_stalls(stalled_s), more_s, straggler.evidence, more);
+    finding.advice = words.advice;
+    findings.push_back(std::move(finding));
+  }
+  return findings;
+}
+
+}  // namespace dtrain::analysis

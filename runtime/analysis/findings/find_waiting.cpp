@@ -1,0 +1,189 @@
+// Findings about what ranks wait for: their loaders, their cores, the exchange.
+#include <algorithm>
+#include <set>
+
+#include <spdlog/fmt/fmt.h>
+
+#include "dtrain/base/units.h"
+#include "findings/make_findings.h"
+#include "measure/statistics.h"
+#include "predict/link_model.h"
+#include "read/json_fields.h"
+#include "text/numbers.h"
+
+namespace dtrain::analysis {
+namespace {
+
+constexpr double kForeignPercent = 10;  // of one core, mean over ranks
+constexpr double kMainWaitingShare = 0.6;
+constexpr double kLinkFault = 0.1;  // of the loop: less is what an exchange between hosts takes
+constexpr double kLinkUsed = 0.5;   // of what its interfaces can: a link that carries as much is not slow
+
+const Prediction* prediction(const Analysis& analysis, const std::string& name) {
+  for (const Prediction& one : analysis.what_if.changes) {
+    if (one.name == name) return &one;
+  }
+  return nullptr;
+}
+
+// How often a batch was not ready, over all ranks or of one.
+std::string queue_text(const RunProfile& run, int rank) {
+  std::int64_t records = 0, empty = 0;
+  for (const RankProfile& one : run.ranks) {
+    if (rank >= 0 && one.rank != rank) continue;
+    for (const LoaderLine& line : one.loader) empty += line.queue_depth == 0 ? 1 : 0;
+    records += static_cast<std::int64_t>(one.loader.size());
+    for (const WindowLine& window : one.windows) {
+      records += window.loader_records;
+      empty += window.loader_empty;
+    }
+  }
+  if (records == 0) return {};
+  return fmt::format("; its queue was empty after {} of {} batches", count_text(empty), count_text(records));
+}
+
+// What the links of the hosts carried at most, by the agents.
+std::string carried_text(const RunProfile& run) {
+  double most = 0;
+  for (const AgentProfile& agent : run.agents) {
+    for (const SystemLine& sample : agent.samples) {
+      for (const auto& [name, value] : sample.metrics) {
+        if (name == "net_throughput_sent" || name == "net_throughput_recv") most = std::max(most, value);
+      }
+    }
+  }
+  return most > 0 ? fmt::format("; a host's interfaces carried {}/s at most", format_bytes(most)) : std::string();
+}
+
+// Bytes a second that the hosts' interfaces can carry, by what they say themselves: of each host its fastest, of these
+// the slowest. Empty where a host's do not say.
+std::optional<double> slowest_link(const RunProfile& run) {
+  std::optional<double> slowest;
+  for (const AgentProfile& agent : run.agents) {
+    const auto machine = agent.header.find("machine");
+    if (machine == agent.header.end() || !machine->is_object()) return std::nullopt;
+    const auto interfaces = machine->find("interfaces");
+    if (interfaces == machine->end() || !interfaces->is_array()) return std::nullopt;
+    double fastest = 0;
+    for (const Json& interface : *interfaces) {
+      if (interface.is_object()) fastest = std::max(fastest, number(interface, "bits_per_s") / 8);
+    }
+    if (fastest <= 0) return std::nullopt;
+    slowest = std::min(slowest.value_or(fastest), fastest);
+  }
+  return slowest;
+}
+
+}  // namespace
+
+std::optional<Finding> find_loader(const Evidence& evidence, const Analysis& analysis,
+                                   const std::optional<Stalls>& stalls) {
+  const Prediction* const free = prediction(analysis, "free_loader");
+  if (free == nullptr) return std::nullopt;
+  Finding finding;
+  finding.id = "loader";
+  finding.cause = "slow_loader";
+  finding.fault = true;
+  finding.seconds = free->saved_s;
+  const double stalled_s = stalls && stalls->phase == profile::Phase::kDataloaderNext ? stalls->seconds : 0;
+  finding.seconds -= stalled_s;
+  std::string who = "the ranks wait";
+  for (const Straggler& straggler : analysis.stragglers.ranks) {
+    if (straggler.cause != "loader" || straggler.cost_s < kMainWaitingShare * finding.seconds) continue;
+    finding.rank = straggler.rank;
+    finding.host = straggler.host;
+    who =
+        rank_name(evidence.run.ranks[index_of_rank(evidence.run, straggler.rank)]) + " waits, and the others with it,";
+    break;
+  }
+  finding.title = fmt::format("{} {} for data", who, seconds_text(finding.seconds));
+  finding.evidence =
+      fmt::format("without dataloader_next a batch would take {} less ({} instead of {}, means), in {}{}{}",
+                  seconds_text(analysis.what_if.step_s - free->step_s), seconds_text(free->step_s),
+                  seconds_text(analysis.what_if.step_s), batch_count(evidence.rows.steps()), less_stalls(stalled_s),
+                  queue_text(evidence.run, finding.rank));
+  finding.advice =
+      "load faster: data in memory or in larger files, prepared before the training, or read by several threads (a "
+      "BatchSource of your own)";
+  if (finding.rank >= 0) finding.advice += "; compare what this rank reads, and from which disk, with the others";
+  return finding;
+}
+
+std::optional<Finding> find_contended_hosts(const Evidence& evidence, const Analysis& analysis) {
+  std::set<int> named;
+  for (const Straggler& straggler : analysis.stragglers.ranks) {
+    if (straggler.cause == "cpu_contention" && straggler.cost_s >= kLeastShare * evidence.loop_s) {
+      named.insert(straggler.rank);
+    }
+  }
+  double foreign = 0, wait_s = 0;
+  std::size_t count = 0;
+  for (std::size_t r = 0; r < evidence.run.ranks.size(); ++r) {
+    if (named.contains(evidence.run.ranks[r].rank)) continue;
+    foreign += evidence.contention[r].foreign_percent.value_or(0);
+    wait_s += evidence.contention[r].wait_s;
+    ++count;
+  }
+  if (count == 0 || foreign / static_cast<double>(count) < kForeignPercent) return std::nullopt;
+  Finding finding;
+  finding.id = "contention";
+  finding.cause = "cpu_contention";
+  finding.fault = true;
+  finding.seconds = wait_s / static_cast<double>(count);
+  finding.title = fmt::format("programs outside the run take the ranks' cores for {}", seconds_text(finding.seconds));
+  finding.evidence = fmt::format(
+      "they load a rank's cores with {:.0f}% of a core on average, and a training thread had no core for {} (mean of "
+      "{}; "
+      "no_core in the waterfall: it lies across its parts)",
+      foreign / static_cast<double>(count), seconds_text(finding.seconds),
+      named.empty() ? std::string("the ranks") : fmt::format("the {} without a finding of their own", count));
+  finding.advice = "end them or move them to cores without ranks, or use fewer slots on these hosts";
+  return finding;
+}
+
+std::optional<Finding> find_exchange(const Evidence& evidence, const std::optional<Stalls>& stalls) {
+  const ExposedCommunication& exposed = evidence.exposed;
+  if (evidence.run.ranks.size() < 2 || exposed.exchanges <= 0 || exposed.exchange_s <= 0) return std::nullopt;
+  std::set<std::string> hosts;
+  for (const RankProfile& rank : evidence.run.ranks) hosts.insert(rank.agent.empty() ? rank.host : rank.agent);
+  Finding finding;
+  finding.id = "exchange";
+  const double stalled_s = stalls && stalls->phase == profile::Phase::kAllreduceWait ? stalls->seconds : 0;
+  finding.seconds = exposed.exchange_s - stalled_s;
+  const auto link = fit_link(evidence);
+  finding.evidence = fmt::format(
+      "{} exchanges held up the training for {} each (mean; median {}){}; the exposed communication is {}, the other "
+      "{} "
+      "of it waiting for the last rank",
+      count_text(exposed.exchanges), seconds_text(exposed.exchange_mean_s()), seconds_text(exposed.exchange_median_s),
+      less_stalls(stalled_s), seconds_text(exposed.seconds), seconds_text(exposed.waiting_s));
+  if (link) {
+    const double bandwidth = link->transfer_s > 0 ? link->bytes / link->transfer_s : 0;
+    finding.evidence += fmt::format("; the {} of an exchange take {}, partly behind computing (median; {}/s)",
+                                    format_bytes(link->bytes), seconds_text(link->transfer_s), format_bytes(bandwidth));
+  }
+  const auto can = slowest_link(evidence.run);
+  const bool used = link && can && link->mean_s > 0 && link->bytes / link->mean_s >= kLinkUsed * *can;
+  if (hosts.size() > 1 && finding.seconds >= kLinkFault * evidence.loop_s && !used) {
+    finding.cause = "slow_link";
+    finding.fault = true;
+    finding.title = fmt::format("the link between {} hosts holds up the training for {}", hosts.size(),
+                                seconds_text(finding.seconds));
+    if (link && can && link->mean_s > 0) {
+      finding.evidence += fmt::format("; on average {}/s, of {}/s that the interfaces can",
+                                      format_bytes(link->bytes / link->mean_s), format_bytes(*can));
+    }
+    finding.evidence += carried_text(evidence.run);
+    finding.advice =
+        "use a faster interface (task_container_defaults.dtrain_network_interface), fewer bytes "
+        "(optimizations.gradient_compression) or fewer exchanges (optimizations.aggregation_frequency)";
+    return finding;
+  }
+  finding.cause = "exchange";
+  finding.title = fmt::format("exchanging gradients holds up the training for {}, beside waiting for the last rank",
+                              seconds_text(finding.seconds));
+  finding.advice = "a larger batch, or optimizations.aggregation_frequency above 1, exchanges less often";
+  return finding;
+}
+
+}  // namespace dtrain::analysis

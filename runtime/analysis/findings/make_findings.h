@@ -1,0 +1,50 @@
+// How findings are made. Each source returns what it found, however small; the list keeps what is worth a look, the
+// most expensive first.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "dtrain/analysis/analysis.h"
+#include "measure/evidence.h"
+#include "measure/stalls.h"
+
+namespace dtrain::analysis {
+
+std::vector<Finding> make_findings(const Evidence& evidence, const Analysis& analysis);
+
+// Less of the loop is not worth a line.
+inline constexpr double kLeastShare = 0.01;
+
+// Faults: something is wrong with a rank, the data or the link.
+std::vector<Finding> find_leaks(const Evidence& evidence);
+std::optional<Finding> find_stalling(const Evidence& evidence, const Analysis& analysis, const Stalls& stalls);
+std::optional<Finding> find_uneven_shard(const Evidence& evidence);
+// Ranks others wait for, without what `stalls` accounts for; those with a slow loader are find_loader()'s.
+std::vector<Finding> find_slow_ranks(const Evidence& evidence, const Analysis& analysis,
+                                     const std::optional<Stalls>& stalls);
+std::optional<Finding> find_loader(const Evidence& evidence, const Analysis& analysis,
+                                   const std::optional<Stalls>& stalls);
+std::optional<Finding> find_contended_hosts(const Evidence& evidence, const Analysis& analysis);
+std::optional<Finding> find_exchange(const Evidence& evidence, const std::optional<Stalls>& stalls);
+
+// Where a healthy run's time goes, and what it could do without.
+std::vector<Finding> find_costs(const Evidence& evidence, const Analysis& analysis,
+                                const std::optional<Stalls>& stalls);
+
+// One sentence: what to do first.
+std::string look_at(const Analysis& analysis);
+
+// "rank 3 on node-b"
+std::string rank_name(const RankProfile& rank);
+
+// "200 batches"
+std::string batch_count(std::int64_t count);
+// Of a cost, what the finding of the stalls accounts for: ", less the 1.20 s of the stalls". Empty: nothing.
+std::string less_stalls(double seconds);
+
+// Of RunProfile::ranks; 0 where there is no such rank.
+std::size_t index_of_rank(const RunProfile& run, int rank);
+
+}  // namespace dtrain::analysis

@@ -1,0 +1,87 @@
+#include "measure/contention.h"
+
+#include <algorithm>
+
+#include "measure/statistics.h"
+
+namespace dtrain::analysis {
+namespace {
+
+bool share_cores(const RankProfile& a, const RankProfile& b) {
+  return std::any_of(a.cpus.begin(), a.cpus.end(),
+                     [&](int cpu) { return std::find(b.cpus.begin(), b.cpus.end(), cpu) != b.cpus.end(); });
+}
+
+// Load on the rank's cores less what ranks on them used; empty where a core is not in the sample.
+std::optional<double> foreign_load(const RunProfile& run, const RankProfile& rank, const SystemLine& sample) {
+  if (rank.cpus.empty()) return std::nullopt;
+  double load = 0;
+  for (const int cpu : rank.cpus) {
+    if (cpu < 0 || static_cast<std::size_t>(cpu) >= sample.cpu_util_per_core.size()) return std::nullopt;
+    load += sample.cpu_util_per_core[static_cast<std::size_t>(cpu)];
+  }
+  for (const ProcessLine& process : sample.processes) {
+    const RankProfile* const other = run.find_rank(process.rank);
+    if (other != nullptr && share_cores(rank, *other)) load -= process.cpu_percent;
+  }
+  return std::max(0.0, load);
+}
+
+Contention of_rank(const RunProfile& run, const RankProfile& rank) {
+  Contention result;
+  const AgentProfile* const agent = run.agent_of(rank);
+  const auto loop = rank.loop();
+  if (agent == nullptr || !loop) return result;
+  double foreign = 0, foreign_ns = 0, wait = 0, wait_ns = 0;
+  for (const SystemLine& sample : agent->samples) {
+    // Only what lies within the loop: before it the ranks start, after it they are gone.
+    if (sample.time_ns - sample.interval_ns < loop->first || sample.time_ns > loop->second) continue;
+    const auto process = std::find_if(sample.processes.begin(), sample.processes.end(),
+                                      [&](const ProcessLine& line) { return line.rank == rank.rank; });
+    if (process == sample.processes.end()) continue;
+    ++result.samples;
+    const auto interval = static_cast<double>(sample.interval_ns);
+    if (const auto load = foreign_load(run, rank, sample)) {
+      foreign += *load * interval;
+      foreign_ns += interval;
+    }
+    if (process->cpu_wait_percent >= 0) {
+      wait += process->cpu_wait_percent * interval;
+      wait_ns += interval;
+    }
+  }
+  if (foreign_ns > 0) result.foreign_percent = foreign / foreign_ns;
+  if (wait_ns > 0) {
+    result.wait_percent = wait / wait_ns;
+    result.wait_s = *result.wait_percent / 100 * static_cast<double>(loop->second - loop->first) / 1e9;
+  }
+  return result;
+}
+
+}  // namespace
+
+std::optional<double> no_core_s(const std::vector<Contention>& ranks) {
+  double sum = 0;
+  bool known = false;
+  for (const Contention& rank : ranks) {
+    sum += rank.wait_s;
+    known |= rank.wait_percent.has_value();
+  }
+  return known ? std::optional(sum / static_cast<double>(ranks.size())) : std::nullopt;
+}
+
+double lacking_s(const std::vector<Contention>& ranks, std::size_t rank) {
+  std::vector<double> others;
+  for (std::size_t r = 0; r < ranks.size(); ++r) {
+    if (r != rank) others.push_back(ranks[r].wait_s);
+  }
+  return std::max(0.0, ranks[rank].wait_s - quantile(others, 0.5));
+}
+
+std::vector<Contention> find_contention(const RunProfile& run) {
+  std::vector<Contention> result;
+  for (const RankProfile& rank : run.ranks) result.push_back(of_rank(run, rank));
+  return result;
+}
+
+}  // namespace dtrain::analysis

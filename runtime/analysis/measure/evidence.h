@@ -1,0 +1,35 @@
+// What was found out about a run once, for stragglers, predictions and findings alike. Refers to the RunProfile, which
+// must outlive it. Any thread may read.
+#pragma once
+
+#include <algorithm>
+#include <vector>
+
+#include "dtrain/analysis/run_profile.h"
+#include "measure/contention.h"
+#include "measure/exposed.h"
+#include "measure/rows.h"
+#include "measure/waiting.h"
+
+namespace dtrain::analysis {
+
+struct Evidence {
+  explicit Evidence(const RunProfile& profile)
+      : run(profile),
+        rows(profile),
+        waits(compare_waits(rows)),
+        exposed(exposed_communication(profile, waits)),
+        contention(find_contention(profile)) {
+    for (const RankProfile& rank : run.ranks) {
+      loop_s = std::max({loop_s, rank.loop_s().value_or(0), static_cast<double>(rank.wall_ns()) / 1e9});
+    }
+  }
+  const RunProfile& run;
+  Rows rows;
+  WaitSummary waits;
+  ExposedCommunication exposed;
+  std::vector<Contention> contention;  // as RunProfile::ranks
+  double loop_s = 0;                   // of the slowest rank: what shares of the loop are of
+};
+
+}  // namespace dtrain::analysis

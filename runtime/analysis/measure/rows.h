@@ -1,0 +1,68 @@
+// The run cut into rows in which ranks can be compared: a step that all of them recorded, together with the batches
+// before it that exchanged nothing; or what each did in a window of a bounded dump, its outliers included where only
+// some of the ranks have them. Refers to the RunProfile, which must outlive it. Any thread may read.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <vector>
+
+#include "dtrain/analysis/run_profile.h"
+#include "read/json_fields.h"
+
+namespace dtrain::analysis {
+
+struct Row {
+  std::int64_t first_batch = 0, last_batch = 0;
+  std::int64_t steps = 1;  // of a rank
+  bool exchanged = false;  // ends with an exchange; of a window: exchanged at all
+  bool window = false;     // sums of many steps, so differences between ranks are what is left of them after adding up
+};
+
+class Rows {
+ public:
+  explicit Rows(const RunProfile& run);
+
+  const std::vector<Row>& rows() const { return rows_; }
+  std::size_t ranks() const { return ranks_; }
+  // What a rank did in a row; `rank` is an index into RunProfile::ranks.
+  const StepLine& at(std::size_t row, std::size_t rank) const { return *cells_[row * ranks_ + rank]; }
+  std::int64_t steps() const;  // of all rows
+
+ private:
+  class Builder;
+  std::size_t ranks_;
+  std::vector<Row> rows_;  // ascending
+  std::vector<const StepLine*> cells_;
+  std::deque<StepLine> sums_;  // cells that are no line of the dump
+};
+
+inline std::int64_t phase_of(const StepLine& step, profile::Phase phase) {
+  return step.phases[static_cast<std::size_t>(phase)];
+}
+inline std::int64_t wait_of(const StepLine& step) {
+  return phase_of(step, profile::Phase::kAllreduceWait);
+}
+// What the rank does itself, whoever else there is.
+inline std::int64_t own_of(const StepLine& step) {
+  return minus(step.wall_ns, wait_of(step));
+}
+// Validation and checkpoints: no part of a training step, though in its record.
+inline std::int64_t pauses_of(const StepLine& step) {
+  return plus(phase_of(step, profile::Phase::kValidation), phase_of(step, profile::Phase::kCheckpoint));
+}
+// Of own_of(), without them.
+inline std::int64_t training_of(const StepLine& step) {
+  return minus(own_of(step), pauses_of(step));
+}
+inline std::int64_t compute_of(const StepLine& step) {
+  using profile::Phase;
+  return plus(phase_of(step, Phase::kTrainBatch),
+              plus(phase_of(step, Phase::kForward), phase_of(step, Phase::kBackward)));
+}
+inline std::int64_t loading_of(const StepLine& step) {
+  return phase_of(step, profile::Phase::kDataloaderNext);
+}
+
+}  // namespace dtrain::analysis

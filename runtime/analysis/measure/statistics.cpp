@@ -1,0 +1,122 @@
+#include "measure/statistics.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
+namespace dtrain::analysis {
+namespace {
+
+// Sum of squares of differences from the mean, of parts that are put together (Chan, Golub and LeVeque 1979).
+struct Moments {
+  double count = 0, mean = 0, m2 = 0;
+  void add(double n, double other_mean, double other_m2) {
+    if (n <= 0) return;
+    const double all = count + n;
+    const double delta = other_mean - mean;
+    m2 += other_m2 + delta * delta * count * n / all;
+    mean += delta * n / all;
+    count = all;
+  }
+};
+
+// The same as mad() of a distribution.
+double mad(const profile::Sketch& sketch, double center) {
+  std::vector<std::pair<double, std::int64_t>> deviations = {{std::abs(center), sketch.zeros()}};
+  for (const auto& bin : sketch.bins()) {
+    deviations.emplace_back(std::abs(profile::Sketch::value_of(bin.index) - center), bin.count);
+  }
+  std::sort(deviations.begin(), deviations.end());
+  std::int64_t passed = 0;
+  for (const auto& [deviation, count] : deviations) {
+    passed += count;
+    if (2 * passed >= sketch.count()) return deviation;
+  }
+  return 0;
+}
+
+}  // namespace
+
+double quantile(std::vector<double>& values, double share) {
+  if (values.empty()) return 0;
+  const double rank = std::ceil(share * static_cast<double>(values.size()));
+  const auto index = static_cast<std::ptrdiff_t>(std::clamp(rank, 1.0, static_cast<double>(values.size()))) - 1;
+  std::nth_element(values.begin(), values.begin() + index, values.end());
+  return values[static_cast<std::size_t>(index)];
+}
+
+double mean(const std::vector<double>& values) {
+  if (values.empty()) return 0;
+  return std::accumulate(values.begin(), values.end(), 0.0) / static_cast<double>(values.size());
+}
+
+double median(std::vector<double> values) {
+  return quantile(values, 0.5);
+}
+
+double mad(std::vector<double> values, double center) {
+  for (double& value : values) value = std::abs(value - center);
+  return quantile(values, 0.5);
+}
+
+Trend theil_sen(std::span<const std::pair<double, double>> points) {
+  constexpr std::size_t kMost = 300;
+  const std::size_t count = std::min(points.size(), kMost);
+  std::vector<double> slopes;
+  std::size_t rising = 0;
+  for (std::size_t i = 0; i < count; ++i) {
+    const auto& a = points[i * points.size() / count];
+    for (std::size_t j = i + 1; j < count; ++j) {
+      const auto& b = points[j * points.size() / count];
+      if (b.first <= a.first) continue;
+      slopes.push_back((b.second - a.second) / (b.first - a.first));
+      rising += b.second > a.second ? 1 : 0;
+    }
+  }
+  if (slopes.empty()) return {};
+  const double share = static_cast<double>(rising) / static_cast<double>(slopes.size());
+  return {quantile(slopes, 0.5), share};
+}
+
+StepStatistics step_statistics(std::span<const RankProfile> ranks) {
+  StepStatistics result;
+  std::vector<double> walls;
+  Moments moments;
+  profile::Sketch all;
+  for (const RankProfile& rank : ranks) {
+    for (const StepLine& step : rank.steps) {
+      walls.push_back(static_cast<double>(step.wall_ns));
+      moments.add(1, walls.back(), 0);
+    }
+    for (const WindowLine& window : rank.windows) {
+      if (window.steps <= 0) continue;
+      const auto n = static_cast<double>(window.steps);
+      moments.add(n, static_cast<double>(window.wall_ns) / n, window.wall_m2);
+    }
+    all.merge(rank.window_sketches.wall);
+  }
+  result.count = static_cast<std::int64_t>(moments.count);
+  if (result.count == 0) return result;
+  result.exact = all.count() == 0;
+  result.mean_s = moments.mean / 1e9;
+  result.stddev_s = std::sqrt(moments.m2 / moments.count) / 1e9;
+  if (result.exact) {
+    result.median_s = quantile(walls, 0.5) / 1e9;
+    result.p95_s = quantile(walls, 0.95) / 1e9;
+    result.p99_s = quantile(walls, 0.99) / 1e9;
+    result.min_s = *std::min_element(walls.begin(), walls.end()) / 1e9;
+    result.max_s = *std::max_element(walls.begin(), walls.end()) / 1e9;
+    result.mad_s = mad(std::move(walls), result.median_s * 1e9) / 1e9;
+    return result;
+  }
+  for (const double wall : walls) all.add(static_cast<std::int64_t>(wall));
+  result.median_s = all.quantile(0.5) / 1e9;
+  result.p95_s = all.quantile(0.95) / 1e9;
+  result.p99_s = all.quantile(0.99) / 1e9;
+  result.min_s = static_cast<double>(all.min()) / 1e9;
+  result.max_s = static_cast<double>(all.max()) / 1e9;
+  result.mad_s = mad(all, result.median_s * 1e9) / 1e9;
+  return result;
+}
+
+}  // namespace dtrain::analysis

@@ -1,0 +1,128 @@
+#include "dtrain/analysis/waterfall.h"
+
+#include <algorithm>
+
+#include "dtrain/base/clock.h"
+#include "measure/make_waterfall.h"
+#include "measure/statistics.h"
+
+namespace dtrain::analysis {
+namespace {
+
+using profile::Phase;
+
+// Nanoseconds of train_batch a sample takes a rank in the middle of its steps; 0 when it trained none.
+double per_sample(const RankProfile& rank) {
+  std::vector<double> values;
+  for (const StepLine& step : rank.steps) {
+    if (step.samples > 0) values.push_back(static_cast<double>(compute_of(step)) / static_cast<double>(step.samples));
+  }
+  for (const WindowLine& window : rank.windows) {
+    if (window.samples <= 0) continue;
+    std::int64_t compute = 0;
+    for (const Phase phase : {Phase::kTrainBatch, Phase::kForward, Phase::kBackward}) {
+      add_to(compute, window.phases[static_cast<std::size_t>(phase)]);
+    }
+    // A window counts as one step of its mean: it only has sums of samples.
+    values.push_back(static_cast<double>(compute) / static_cast<double>(window.samples));
+  }
+  return median(std::move(values));
+}
+
+class PhaseSums {
+ public:
+  explicit PhaseSums(const RunProfile& run) : run_(run), count_(static_cast<double>(run.ranks.size())) {}
+  // Mean over ranks.
+  double phase(std::initializer_list<Phase> phases) const {
+    double sum = 0;
+    for (const RankProfile& rank : run_.ranks) {
+      for (const Phase phase : phases) sum += to_seconds(rank.phase_ns(phase));
+    }
+    return sum / count_;
+  }
+
+ private:
+  const RunProfile& run_;
+  double count_;
+};
+
+}  // namespace
+
+Waterfall make_waterfall(const Evidence& evidence) {
+  const RunProfile& run = evidence.run;
+  Waterfall result;
+  if (run.ranks.empty()) return result;
+  const auto count = static_cast<double>(run.ranks.size());
+  double best = 0;
+  double missing_end_s = 0;  // of ranks whose loop ended before the last one's
+  double outside_s = 0;      // of the loop, in no step
+  result.wall_s = evidence.loop_s;
+  for (const RankProfile& rank : run.ranks) {
+    const double steps_s = to_seconds(rank.wall_ns());
+    const double loop_s = std::max(rank.loop_s().value_or(0), steps_s);
+    outside_s += (loop_s - steps_s) / count;
+    missing_end_s += (result.wall_s - loop_s) / count;
+    result.samples += static_cast<double>(rank.sample_count());
+    const double own = per_sample(rank);
+    if (own > 0 && (best == 0 || own < best)) best = own;
+  }
+  const PhaseSums sums(run);
+  const double compute_s = sums.phase({Phase::kTrainBatch, Phase::kForward, Phase::kBackward});
+  const double ideal_s = std::min(compute_s, best / 1e9 * result.samples / count);
+  result.parts = {
+      {"compute", "train_batch on every rank as fast as the best rank's median batch"},
+      {"slower_compute", "train_batch beyond that: slower ranks, slower batches, more samples on some ranks"},
+      {"loading", "waiting for the next batch (dataloader_next)"},
+      {"host_to_device", "copying the batch to the device (to_device)"},
+      {"exchange", "of the exposed communication (allreduce_wait), the exchange itself"},
+      {"waiting", "the rest of it: waiting for the rank that comes last"},
+      {"optimizer", "the update (optimizer_step, step_lr_schedulers)"},
+      {"metrics", "fetching and reducing metrics (from_device, reduce_metrics)"},
+      {"checkpoints", "writing checkpoints (checkpoint)"},
+      {"callbacks", "the trial's callbacks"},
+      {"validation", "evaluating (validation)"},
+      {"other", "within batches, in none of the phases (other)"},
+      {"ended_early", "from the end of a rank's loop to that of the last rank's"},
+      {"unattributed", "of the loop, in no recorded batch"}};
+  const double values[] = {ideal_s,
+                           compute_s - ideal_s,
+                           sums.phase({Phase::kDataloaderNext}),
+                           sums.phase({Phase::kToDevice}),
+                           evidence.exposed.exchange_s,
+                           evidence.exposed.waiting_s,
+                           sums.phase({Phase::kOptimizerStep, Phase::kStepLrSchedulers}),
+                           sums.phase({Phase::kFromDevice, Phase::kReduceMetrics}),
+                           sums.phase({Phase::kCheckpoint}),
+                           sums.phase({Phase::kCallbacks}),
+                           sums.phase({Phase::kValidation}),
+                           sums.phase({Phase::kOther}),
+                           missing_end_s,
+                           outside_s};
+  static_assert(std::size(values) == 14);
+  for (std::size_t i = 0; i < result.parts.size(); ++i) {
+    result.parts[i].seconds = values[i];
+    if (result.wall_s > 0) result.parts[i].share = values[i] / result.wall_s;
+  }
+  result.no_core_s = no_core_s(evidence.contention);
+  if (result.wall_s > 0) result.samples_per_s = result.samples / result.wall_s;
+  if (ideal_s > 0) result.ideal_samples_per_s = result.samples / ideal_s;
+  if (result.ideal_samples_per_s > 0) result.efficiency = result.samples_per_s / result.ideal_samples_per_s;
+  return result;
+}
+
+Json to_json(const Waterfall& waterfall) {
+  Json parts = Json::array();
+  for (const WaterfallPart& part : waterfall.parts) {
+    parts.push_back(
+        {{"name", part.name}, {"description", part.description}, {"seconds", part.seconds}, {"share", part.share}});
+  }
+  return {{"wall_s", waterfall.wall_s},
+          {"samples", waterfall.samples},
+          {"ideal_samples_per_s", waterfall.ideal_samples_per_s},
+          {"samples_per_s", waterfall.samples_per_s},
+          {"efficiency", waterfall.efficiency},
+          {"parts", std::move(parts)},
+          {"no_core_s", waterfall.no_core_s ? Json(*waterfall.no_core_s) : Json(nullptr)}};
+}
+
+}  // namespace dtrain::analysis

@@ -1,0 +1,219 @@
+#include "dtrain/analysis/what_if.h"
+
+#include <algorithm>
+
+#include <spdlog/fmt/fmt.h>
+
+#include "dtrain/base/clock.h"
+#include "dtrain/base/text.h"
+#include "measure/statistics.h"
+#include "measure/update_sharing.h"
+#include "predict/link_model.h"
+#include "predict/predict.h"
+#include "predict/predictor.h"
+#include "read/json_fields.h"
+#include "text/numbers.h"
+#include "text/text_writer.h"
+
+namespace dtrain::analysis {
+namespace {
+
+using profile::Phase;
+
+double own_s(const StepLine& step) {
+  return to_seconds(training_of(step));
+}
+double without_loading_s(const StepLine& step) {
+  return to_seconds(minus(training_of(step), loading_of(step)));
+}
+double update_s(const StepLine& step) {
+  return to_seconds(phase_of(step, Phase::kOptimizerStep));
+}
+double unchanged(double exchange_s) {
+  return exchange_s;
+}
+double nothing(double /*exchange_s*/) {
+  return 0;
+}
+
+// Seconds between two batches of the slowest rank's loader, by what its workers took for them; empty: not recorded.
+std::optional<double> loader_period_s(const RunProfile& run) {
+  std::optional<double> slowest;
+  for (const RankProfile& rank : run.ranks) {
+    std::vector<double> fetches;
+    double workers = 1;
+    for (const LoaderLine& line : rank.loader) {
+      if (line.fetch_ns >= 0) fetches.push_back(to_seconds(line.fetch_ns));
+      workers = std::max(workers, static_cast<double>(line.workers));
+    }
+    if (fetches.empty()) continue;
+    slowest = std::max(slowest.value_or(0), mean(fetches) / workers);
+  }
+  return slowest;
+}
+
+// What a rank does in a step beside loading and training, of the rank that does most of it.
+double rest_s(const Rows& rows) {
+  std::vector<double> sums(rows.ranks(), 0);
+  for (std::size_t i = 0; i < rows.rows().size(); ++i) {
+    for (std::size_t r = 0; r < rows.ranks(); ++r) {
+      const StepLine& step = rows.at(i, r);
+      sums[r] += to_seconds(plus(phase_of(step, Phase::kOther), phase_of(step, Phase::kCallbacks)));
+    }
+  }
+  return *std::max_element(sums.begin(), sums.end()) / static_cast<double>(rows.steps());
+}
+
+std::optional<Prediction> predict_loader_alone(const Evidence& evidence, const Predictor& predictor, WhatIf& result) {
+  Prediction prediction{.name = "loader_alone",
+                        .title = "nothing but loading: the loader's limit",
+                        .assumption = "batches are read one after the other, and nobody trains",
+                        .mock = "train"};
+  const auto period = loader_period_s(evidence.run);
+  if (!period) {
+    result.notes.emplace_back(
+        "the loader's limit is not predicted: the loader did not record what a batch takes it; --mock train measures "
+        "it");
+    return std::nullopt;
+  }
+  return predictor.predict(std::move(prediction), *period + rest_s(evidence.rows));
+}
+
+// A mock run has no exchange to make faster, or no loading; what else it would gain still holds.
+void leave_out_what_is_mocked(const RunProfile& run, WhatIf& result) {
+  const auto mock = run.plan.find("mock");
+  if (mock == run.plan.end() || !mock->is_object()) return;
+  const std::vector<std::string> words = split(text(*mock, "what"), ',');
+  const auto mocked = [&](const char* word) { return std::find(words.begin(), words.end(), word) != words.end(); };
+  const bool apart = mocked("comm") || mocked("train");
+  std::erase_if(result.changes, [&](const Prediction& one) {
+    const bool of_loading = one.name == "free_loader" || one.name == "loader_alone";
+    return of_loading ? mocked("loader") : apart || one.name == "compute_alone";
+  });
+  if (apart) result.scaling.clear();
+  result.notes.emplace_back("a mock run: of what it leaves out nothing is predicted");
+}
+
+// Ranks that do not wait for each other, nor for each other's caches where these carry what they update.
+void predict_apart(const Evidence& evidence, const RunProfile& tried, const Predictor& predictor, WhatIf& result) {
+  const auto unshared = unshared_update_share(evidence.run, tried);
+  const double saved = unshared ? 1 - *unshared : 0;
+  std::string assumption = "ranks do not wait for each other at all";
+  if (saved > 0) {
+    assumption += fmt::format(
+        "; in memory of its own a rank's part of an update takes {:.0f}% of its time (replicated updates in the run's "
+        "first steps)",
+        100 * *unshared);
+  } else if (updates_one_copy(evidence.run) && !unshared) {
+    result.notes.emplace_back(
+        "ranks update one copy of the parameters, and what of that time is the exchange between their caches is not "
+        "known, so a batch without communication is shorter than predicted; with sharded_optimizer: auto a run finds "
+        "out");
+  }
+  const auto own = [saved](const StepLine& step) { return own_s(step) - saved * update_s(step); };
+  const auto compute = [saved](const StepLine& step) { return without_loading_s(step) - saved * update_s(step); };
+  result.changes.push_back(predictor.predict(
+      {.name = "free_network", .title = "gradients are exchanged at once", .assumption = assumption, .mock = "comm"},
+      {own, nothing, true}));
+  result.changes.push_back(predictor.predict({.name = "compute_alone",
+                                              .title = "neither loading nor communication",
+                                              .assumption = assumption,
+                                              .mock = "loader,comm"},
+                                             {compute, nothing, true}));
+}
+
+void predict_link(const Evidence& evidence, const Predictor& predictor, WhatIf& result) {
+  const auto link = fit_link(evidence);
+  if (!link) {
+    result.notes.emplace_back("another link is not predicted: no exchange of buckets was recorded in full");
+    return;
+  }
+  const auto change = [&](const char* name, const char* title, const std::string& assumption, double exposed_s) {
+    // Of the buckets alone: barriers and small all-reduces carry no bytes to speak of.
+    const double saved_s = std::max(0.0, link->exposed_s - exposed_s);
+    const Changed changed{own_s, [saved_s](double exchange_s) { return std::max(0.0, exchange_s - saved_s); }};
+    result.changes.push_back(
+        predictor.predict({.name = name, .title = title, .assumption = assumption, .mock = ""}, changed));
+  };
+  const std::string measured = fmt::format("{} of {} in all: {} an exchange, the training waits {} of it (medians)",
+                                           plural(link->buckets, "bucket"), format_bytes(link->bytes),
+                                           seconds_text(link->transfer_s), seconds_text(link->exposed_s));
+  change("twice_the_link", "a link twice as fast", measured + "; the latency stays", link->exposed_if(2, 1, 1));
+  change("half_the_bytes", "half the bytes (gradient_compression: fp16 or bf16)",
+         measured + "; converting costs nothing", link->exposed_if(1, 1, 0.5));
+}
+
+}  // namespace
+
+double slowest_rank_step_s(const RunProfile& run) {
+  double slowest = 0;
+  for (const RankProfile& rank : run.ranks) {
+    std::vector<double> walls;
+    double wall_s = 0, batches = 0;  // since the last exchange
+    for (const StepLine& step : rank.steps) {
+      wall_s += to_seconds(minus(step.wall_ns, pauses_of(step)));
+      ++batches;
+      if (!step.exchanged && &step != &rank.steps.back()) continue;
+      walls.push_back(wall_s / batches);
+      wall_s = batches = 0;
+    }
+    slowest = std::max(slowest, median(std::move(walls)));
+  }
+  return slowest;
+}
+
+std::optional<double> foreign_load_percent(const RunProfile& run) {
+  std::optional<double> most;
+  for (const Contention& rank : find_contention(run)) {
+    if (rank.foreign_percent) most = std::max(most.value_or(0), *rank.foreign_percent);
+  }
+  return most;
+}
+
+WhatIf predict(const Evidence& evidence, const RunProfile& tried) {
+  WhatIf result;
+  if (evidence.rows.rows().empty()) {
+    result.notes.emplace_back("no batch was recorded by all ranks: nothing to predict from");
+    return result;
+  }
+  const Predictor predictor(evidence);
+  if (predictor.step_s() <= 0) {
+    result.notes.emplace_back("the recorded batches took no time: nothing to predict from");
+    return result;
+  }
+  result.step_s = predictor.step_s();
+  result.step_p50_s = predictor.step_p50_s();
+  result.samples_per_s = predictor.samples_per_s();
+  result.changes.push_back(predictor.predict({.name = "free_loader",
+                                              .title = "batches are there at once",
+                                              .assumption = "everything else takes what it took",
+                                              .mock = "loader"},
+                                             {without_loading_s, unchanged}));
+  std::optional<Prediction> loading = predict_loader_alone(evidence, predictor, result);
+  if (evidence.rows.ranks() > 1) {
+    predict_apart(evidence, tried, predictor, result);
+    result.changes.push_back(predictor.predict({.name = "balanced",
+                                                .title = "the ranks' work is the same in every batch",
+                                                .assumption = "the sum of their work stays",
+                                                .mock = ""},
+                                               {own_s, unchanged, false, true}));
+    predict_link(evidence, predictor, result);
+    for (const int k : {2, 4}) {
+      result.changes.push_back(predictor.predict_aggregated(
+          {.name = fmt::format("aggregate_{}", k),
+           .title = fmt::format("exchange {}x more seldom (aggregation_frequency)", k),
+           .assumption =
+               fmt::format("the effective batch is {} times as large; whether it learns as well is not said", k),
+           .mock = ""},
+          k));
+    }
+  }
+  std::stable_sort(result.changes.begin(), result.changes.end(),
+                   [](const Prediction& a, const Prediction& b) { return a.gain > b.gain; });
+  if (loading) result.changes.push_back(std::move(*loading));  // no change to make, but a limit
+  predict_scaling(evidence, result);
+  leave_out_what_is_mocked(evidence.run, result);
+  return result;
+}
+
+}  // namespace dtrain::analysis

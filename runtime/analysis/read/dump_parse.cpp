@@ -1,0 +1,196 @@
+#include "read/dump_parse.h"
+
+#include <algorithm>
+#include <initializer_list>
+
+#include "read/dump_values.h"
+
+namespace dtrain::analysis {
+namespace {
+
+using profile::Phase;
+
+void read_phases(const Element& value, profile::PhaseTimes& phases) {
+  Object object;
+  if (value.get(object) != simdjson::SUCCESS) return;
+  std::size_t expected = 0;  // as a rule they come in the order of Phase
+  for (const auto& [key, time] : object) {
+    std::size_t i = expected;
+    if (i >= profile::kPhaseCount || key != profile::name_of(static_cast<Phase>(i))) {
+      for (i = 0; i < profile::kPhaseCount && key != profile::name_of(static_cast<Phase>(i));) ++i;
+    }
+    if (i >= profile::kPhaseCount) continue;
+    phases[i] = to_integer(time);
+    expected = i + 1;
+  }
+  // In the dump "train_batch" holds its parts.
+  phases[static_cast<std::size_t>(Phase::kTrainBatch)] -=
+      phases[static_cast<std::size_t>(Phase::kForward)] + phases[static_cast<std::size_t>(Phase::kBackward)];
+}
+
+// All of an object but those `without`.
+Metrics numbers(const Object& object, std::initializer_list<std::string_view> without) {
+  Metrics result;
+  for (const auto& [key, value] : object) {
+    if (value.is_number() && std::find(without.begin(), without.end(), key) == without.end()) {
+      result.emplace_back(key, to_double(value));
+    }
+  }
+  return result;
+}
+
+void read_processes(const Element& value, std::vector<ProcessLine>& processes) {
+  Array list;
+  if (value.get(list) != simdjson::SUCCESS) return;
+  for (const Element& item : list) {
+    Object object;
+    if (item.get(object) != simdjson::SUCCESS) continue;
+    ProcessLine process{-1, 0, 0, -1};
+    for (const auto& [key, field] : object) {
+      if (key == "rank") process.rank = to_small(field, -1);
+      if (key == "resident_memory") process.resident_bytes = to_double(field);
+      if (key == "cpu_util") process.cpu_percent = to_double(field);
+      if (key == "cpu_wait" && field.is_number()) process.cpu_wait_percent = to_double(field);
+    }
+    processes.push_back(process);
+  }
+}
+
+}  // namespace
+
+std::string_view text_of(const Object& object, std::string_view key) {
+  std::string_view found;
+  for (const auto& [name, value] : object) {
+    if (name == key) found = to_text(value);
+  }
+  return found;
+}
+
+std::int64_t integer_of(const Object& object, std::string_view key, std::int64_t fallback) {
+  std::int64_t found = fallback;
+  for (const auto& [name, value] : object) {
+    if (name == key) found = to_integer(value, fallback);
+  }
+  return found;
+}
+
+StepLine parse_step(const Object& object) {
+  StepLine step;
+  for (const auto& [key, value] : object) {
+    if (key == "batch") {
+      step.batch = to_integer(value);
+    } else if (key == "epoch") {
+      step.epoch = to_integer(value);
+    } else if (key == "start_ns") {
+      step.start_ns = to_integer(value);
+    } else if (key == "wall_ns") {
+      step.wall_ns = to_integer(value);
+    } else if (key == "samples") {
+      step.samples = to_integer(value);
+    } else if (key == "exchanged") {
+      step.exchanged = to_bool(value);
+    } else if (key == "phases") {
+      read_phases(value, step.phases);
+    }
+  }
+  return step;
+}
+
+CollectiveLine parse_collective(const Object& object) {
+  CollectiveLine line;
+  for (const auto& [key, value] : object) {
+    if (key == "batch") {
+      line.batch = to_integer(value);
+    } else if (key == "sequence") {
+      line.sequence = to_integer(value);
+    } else if (key == "operation") {
+      line.operation = operation_of(to_text(value));
+    } else if (key == "bucket") {
+      line.bucket = to_small(value, -1);
+    } else if (key == "bytes") {
+      line.bytes = to_integer(value);
+    } else if (key == "world_size") {
+      line.world_size = to_small(value, 1);
+    } else if (key == "enqueued_ns") {
+      line.enqueued_ns = to_integer(value);
+    } else if (key == "started_ns") {
+      line.started_ns = to_integer(value);
+    } else if (key == "ended_ns") {
+      line.ended_ns = to_integer(value);
+    } else if (key == "exposed_ns") {
+      line.exposed_ns = to_integer(value);
+    } else if (key == "bus_bandwidth") {
+      line.bus_bandwidth = static_cast<float>(to_double(value));
+    }
+  }
+  return line;
+}
+
+LoaderLine parse_loader(const Object& object) {
+  LoaderLine line;
+  for (const auto& [key, value] : object) {
+    if (key == "batch") line.batch = to_integer(value);
+    if (key == "time_ns") line.time_ns = to_integer(value);
+    if (key == "queue_depth") line.queue_depth = to_small(value);
+    if (key == "workers") line.workers = to_small(value);
+    if (key == "fetch_ns") line.fetch_ns = to_integer(value, -1);
+    if (key == "pinned" && value.is_bool()) line.pinned = to_bool(value) ? 1 : 0;
+  }
+  return line;
+}
+
+PartLine parse_part(const Object& object) {
+  return {std::string(text_of(object, "part")), integer_of(object, "start_ns"), integer_of(object, "end_ns")};
+}
+
+ClockLine parse_clock(const Object& object) {
+  return {integer_of(object, "time_ns"), integer_of(object, "offset_ns"), integer_of(object, "error_ns")};
+}
+
+MemoryLine parse_memory(const Object& object) {
+  MemoryLine line;
+  line.time_ns = integer_of(object, "time_ns");
+  line.batch = integer_of(object, "batch");
+  line.resident_bytes = integer_of(object, "resident_memory");
+  line.peak_bytes = integer_of(object, "peak_memory");
+  line.anonymous_bytes = integer_of(object, "anonymous_memory");
+  return line;
+}
+
+SystemLine parse_system(const Object& object) {
+  SystemLine line;
+  line.time_ns = integer_of(object, "time_ns");
+  line.interval_ns = integer_of(object, "interval_ns");
+  line.metrics = numbers(object, {"time_ns", "interval_ns"});
+  for (const auto& [key, value] : object) {
+    if (key == "processes") read_processes(value, line.processes);
+    Array list;
+    if (key != "cpu_util_per_core" && key != "gpus") continue;
+    if (value.get(list) != simdjson::SUCCESS) continue;
+    for (const Element& item : list) {
+      if (key == "cpu_util_per_core") line.cpu_util_per_core.push_back(to_double(item));
+      Object gpu;
+      if (key == "gpus" && item.get(gpu) == simdjson::SUCCESS) {
+        line.gpus.emplace_back(integer_of(gpu, "index", -1), numbers(gpu, {"index"}));
+      }
+    }
+  }
+  return line;
+}
+
+GpuLine parse_gpu(const Object& object) {
+  GpuLine line{integer_of(object, "index", -1), std::string(text_of(object, "uuid")),
+               std::string(text_of(object, "name")), integer_of(object, "total_memory")};
+  for (const auto& [key, value] : object) {
+    if (key == "slowdown_temperature") line.slowdown_celsius = to_double(value);
+    if (key == "compute_capability") line.compute_capability = to_double(value);
+  }
+  return line;
+}
+
+EndLine parse_end(const Object& object) {
+  return {integer_of(object, "time_ns"), std::string(text_of(object, "how")), integer_of(object, "dropped"),
+          integer_of(object, "lost")};
+}
+
+}  // namespace dtrain::analysis

@@ -1,0 +1,110 @@
+#include "dtrain/analysis/dump_reader.h"
+
+#include <algorithm>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include <fcntl.h>
+#include <sys/stat.h>
+
+#include "dtrain/base/fd.h"
+#include "read/dump_line.h"
+#include "read/file_lines.h"
+#include "read/json_fields.h"
+
+namespace dtrain::analysis {
+
+namespace {
+
+// Lines that later ones take the place of, where whoever wrote the dump was ended before these stood there
+// (docs/profile-format.md#bounded-dumps).
+struct ReplacedBytes {
+  std::int64_t begin = 0, end = 0;
+  bool hold(std::int64_t offset) const { return offset >= begin && offset < end; }
+};
+
+bool says_replaced(std::string_view line) {
+  return line.starts_with(R"({"record":"replaced")");
+}
+
+std::int64_t size_of(int fd) {
+  struct stat info {};
+  return ::fstat(fd, &info) == 0 ? static_cast<std::int64_t>(info.st_size) : 0;
+}
+
+// Where the lines behind it are not all there, it is they that do not count.
+std::vector<ReplacedBytes> find_replaced(const std::filesystem::path& path) {
+  std::vector<ReplacedBytes> result;
+  UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  if (!fd) return result;
+  const std::int64_t size = size_of(fd.get());
+  FileLines lines(std::move(fd));
+  std::int64_t at = 0;
+  bool cut_off = false;
+  for (std::string_view line; lines.next(line, cut_off);) {
+    const std::int64_t begin = at;
+    at = plus(at, std::ssize(line) + 1);
+    if (cut_off || !says_replaced(line)) continue;
+    const Json json = Json::parse(line, nullptr, false);
+    if (!json.is_object()) continue;
+    const std::int64_t bytes = std::max<std::int64_t>(0, integer(json, "bytes"));
+    const bool whole = minus(size, at) >= bytes;
+    const std::int64_t offset = integer(json, "offset", begin);
+    result.push_back(whole && offset >= 0 ? ReplacedBytes{std::min(offset, begin), at}
+                                          : ReplacedBytes{begin, plus(at, bytes)});
+  }
+  return result;
+}
+
+}  // namespace
+
+ReadResult read_dump(const std::filesystem::path& path, DumpHandler& handler) {
+  std::vector<ReplacedBytes> replaced;
+  const auto open_dump = [&] { return UniqueFd(::open(path.c_str(), O_RDONLY | O_CLOEXEC)); };
+  ReadResult result;
+  UniqueFd fd = open_dump();
+  if (!fd) {
+    result.error = "cannot read " + path.string();
+    return result;
+  }
+  auto lines = std::make_unique<FileLines>(std::move(fd));
+  auto reader = std::make_unique<DumpLineReader>();
+  std::int64_t at = 0;
+  bool cut_off = false;
+  for (std::string_view line; lines->next(line, cut_off);) {
+    const std::int64_t begin = at;
+    at += std::ssize(line) + 1;
+    const auto holds = [begin](const ReplacedBytes& bytes) { return bytes.hold(begin); };
+    if (line.empty() || std::any_of(replaced.begin(), replaced.end(), holds)) continue;
+    if (replaced.empty() && says_replaced(line)) {
+      replaced = find_replaced(path);
+      fd = open_dump();
+      if (!fd || replaced.empty()) continue;
+      handler.restart();
+      result = {};
+      lines = std::make_unique<FileLines>(std::move(fd));
+      reader = std::make_unique<DumpLineReader>();
+      at = 0;
+      continue;
+    }
+    switch (reader->read(line, handler)) {
+      case LineKind::kUnderstood:
+        ++result.lines;
+        break;
+      case LineKind::kUnknown:
+        ++result.unknown;
+        break;
+      case LineKind::kUnreadable:
+        cut_off ? void(result.torn_end = true) : void(++result.unreadable);
+        break;
+      case LineKind::kNewerSchema:
+        result.error = path.string() + " has schema " + std::to_string(reader->schema()) + "; this dtrain reads " +
+                       std::to_string(kNewestSchema) + " and older: use the dtrain that wrote it, or a newer one";
+        return result;
+    }
+  }
+  return result;
+}
+
+}  // namespace dtrain::analysis

@@ -1,0 +1,210 @@
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <exception>
+#include <fstream>
+#include <functional>
+#include <thread>
+
+#include "dtrain/analysis/dump_reader.h"
+#include "dtrain/analysis/run_profile.h"
+#include "dtrain/base/error.h"
+#include "read/dump_files.h"
+#include "read/json_fields.h"
+#include "read/run_warnings.h"
+
+namespace dtrain::analysis {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr std::size_t kThreads = 2;
+
+class RankCollector final : public DumpHandler {
+ public:
+  explicit RankCollector(RankProfile& rank) : rank_(rank) {}
+  void restart() override {
+    const int rank = rank_.rank;
+    rank_ = {};
+    rank_.rank = rank;
+  }
+  void header(const Json& json) override {
+    rank_.header = json.is_object() ? json : Json::object();
+    rank_.end.reset();  // a later attempt in the same file
+  }
+  void step(const StepLine& line) override { rank_.steps.push_back(line); }
+  void collective(const CollectiveLine& line) override { rank_.collectives.push_back(line); }
+  void part(const PartLine& line) override { rank_.parts.push_back(line); }
+  void loader(const LoaderLine& line) override { rank_.loader.push_back(line); }
+  void clock(const ClockLine& line) override { rank_.clocks.push_back(line); }
+  void memory(const MemoryLine& line) override { rank_.memory.push_back(line); }
+  void window(const WindowLine& line, const WindowSketches& sketches) override {
+    rank_.windows.push_back(line);
+    rank_.window_sketches.merge(sketches);
+  }
+  void dropped(std::int64_t count) override { add_to(rank_.dropped, count); }
+  void lost(std::int64_t count, const std::string& reason) override {
+    add_to(rank_.lost, count);
+    rank_.lost_reason = reason;
+  }
+  void end(const EndLine& line) override { rank_.end = line; }
+
+ private:
+  RankProfile& rank_;
+};
+
+class AgentCollector final : public DumpHandler {
+ public:
+  explicit AgentCollector(AgentProfile& agent) : agent_(agent) {}
+  void header(const Json& json) override { agent_.header = json.is_object() ? json : Json::object(); }
+  void system(const SystemLine& line) override { agent_.samples.push_back(line); }
+  void gpu(const GpuLine& line) override { agent_.gpus.push_back(line); }
+  void lost(std::int64_t count, const std::string&) override { add_to(agent_.lost, count); }
+  void end(const EndLine& line) override { agent_.end = line; }
+
+ private:
+  AgentProfile& agent_;
+};
+
+void warn_about(const fs::path& path, const ReadResult& read, std::vector<std::string>& warnings) {
+  const std::string name = path.filename().string();
+  if (read.error) warnings.push_back(*read.error);
+  if (read.torn_end) warnings.push_back(name + ": the last line was cut off");
+  if (read.unreadable > 0) warnings.push_back(name + ": " + std::to_string(read.unreadable) + " damaged lines skipped");
+}
+
+// Does all the jobs, on a few threads; the first exception is the caller's.
+void do_all(const std::vector<std::function<void()>>& jobs) {
+  std::atomic<std::size_t> next{0};
+  std::exception_ptr failure;
+  std::atomic<bool> failed{false};
+  const auto work = [&] {
+    for (std::size_t job = next++; job < jobs.size() && !failed; job = next++) {
+      try {
+        jobs[job]();
+      } catch (...) {
+        if (!failed.exchange(true)) failure = std::current_exception();
+      }
+    }
+  };
+  {
+    std::vector<std::jthread> threads;
+    for (std::size_t i = 1; i < std::min(kThreads, jobs.size()); ++i) threads.emplace_back(work);
+    work();
+  }
+  if (failure) std::rethrow_exception(failure);
+}
+
+template <typename Line>
+void sort_by_batch(std::vector<Line>& lines) {
+  const auto earlier = [](const Line& a, const Line& b) { return a.batch < b.batch; };
+  if (!std::is_sorted(lines.begin(), lines.end(), earlier)) std::stable_sort(lines.begin(), lines.end(), earlier);
+  lines.shrink_to_fit();
+}
+
+void complete(RankProfile& rank) {
+  rank.host = text(rank.header, "host");
+  rank.agent = text(rank.header, "agent");
+  if (const auto cpus = rank.header.find("cpus"); cpus != rank.header.end() && cpus->is_array()) {
+    for (const Json& cpu : *cpus) {
+      if (cpu.is_number_integer()) rank.cpus.push_back(cpu.get<int>());
+    }
+  }
+  if (const auto first = rank.header.find("rank_0_clock"); first != rank.header.end() && first->is_object()) {
+    const ClockLine line{integer(*first, "time_ns"), integer(*first, "offset_ns"), integer(*first, "error_ns")};
+    if (rank.clocks.empty() || rank.clocks.front().time_ns > line.time_ns)
+      rank.clocks.insert(rank.clocks.begin(), line);
+  }
+  if (rank.end) {
+    rank.dropped = std::max(rank.dropped, rank.end->dropped);
+    rank.lost = std::max(rank.lost, rank.end->lost);
+  }
+  sort_by_batch(rank.steps);
+  sort_by_batch(rank.collectives);
+  sort_by_batch(rank.loader);
+}
+
+void read_dumps(const fs::path& folder, RunProfile& run) {
+  const auto agent_files = agent_dumps(folder);
+  const auto rank_files = rank_dumps(folder);
+  run.ranks.resize(rank_files.size());
+  run.agents.resize(agent_files.size());
+  std::vector<ReadResult> results(rank_files.size() + agent_files.size());
+  std::vector<std::function<void()>> jobs;
+  for (std::size_t i = 0; i < rank_files.size(); ++i) {
+    run.ranks[i].rank = rank_files[i].first;
+    jobs.emplace_back([&run, &results, i, path = rank_files[i].second] {
+      RankCollector collector(run.ranks[i]);
+      results[i] = read_dump(path, collector);
+      complete(run.ranks[i]);
+    });
+  }
+  for (std::size_t i = 0; i < agent_files.size(); ++i) {
+    jobs.emplace_back([&run, &results, at = rank_files.size() + i, i, path = agent_files[i].second] {
+      AgentCollector collector(run.agents[i]);
+      results[at] = read_dump(path, collector);
+    });
+  }
+  do_all(jobs);
+  for (std::size_t i = 0; i < rank_files.size(); ++i) warn_about(rank_files[i].second, results[i], run.warnings);
+  for (std::size_t i = 0; i < agent_files.size(); ++i) {
+    AgentProfile& agent = run.agents[i];
+    agent.agent = text(agent.header, "agent");
+    if (agent.agent.empty()) agent.agent = agent_files[i].first;
+    agent.host = text(agent.header, "host");
+    warn_about(agent_files[i].second, results[rank_files.size() + i], run.warnings);
+    if (agent.lost > 0) {
+      run.warnings.push_back("agent " + agent_files[i].first + ": " + std::to_string(agent.lost) +
+                             " samples could not be written");
+    }
+  }
+}
+
+std::vector<Json> read_lines(const fs::path& path) {
+  std::vector<Json> lines;
+  std::ifstream file(path);
+  for (std::string line; std::getline(file, line);) {
+    Json json = Json::parse(line, nullptr, false);
+    if (json.is_object()) lines.push_back(std::move(json));
+  }
+  return lines;
+}
+
+void read_plan(const fs::path& path, RunProfile& run) {
+  if (!fs::exists(path)) return;
+  try {
+    run.plan = read_json(path);
+  } catch (const Error& error) {
+    run.warnings.emplace_back(error.what());
+  }
+  if (!run.plan.is_object()) run.plan = Json::object();
+  const auto experiment = run.plan.find("experiment");
+  if (experiment != run.plan.end() && experiment->is_object()) run.experiment = *experiment;
+  run.name = text(run.plan, "name");
+  run.world_size = static_cast<int>(std::clamp<std::int64_t>(integer(run.plan, "world_size"), 0, kLargestWorld));
+}
+
+}  // namespace
+
+RunProfile load_run(const fs::path& folder) {
+  std::error_code error;
+  if (!fs::is_directory(folder, error)) {
+    throw SystemError("cannot read the run " + folder.string() + ": there is no such folder", ENOENT,
+                      "name a folder that 'dtrain launch' made, such as runs/0001-name");
+  }
+  RunProfile run;
+  run.folder = folder;
+  read_plan(folder / "plan.json", run);
+  if (run.name.empty()) run.name = fs::absolute(folder).lexically_normal().filename().string();
+  run.events = read_lines(folder / "events.jsonl");
+  run.metrics = read_lines(folder / "metrics.jsonl");
+  read_dumps(folder / "profile", run);
+  for (const RankProfile& rank : run.ranks) {
+    const auto claimed = integer(rank.header, "world_size");
+    if (claimed > run.world_size && claimed <= kLargestWorld) run.world_size = static_cast<int>(claimed);
+  }
+  warn_about_dumps(run);
+  return run;
+}
+
+}  // namespace dtrain::analysis

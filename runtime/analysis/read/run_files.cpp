@@ -1,0 +1,107 @@
+#include "read/run_files.h"
+
+#include <algorithm>
+#include "dtrain/base/json_number.h"
+#include "read/json_fields.h"
+
+namespace dtrain::analysis {
+namespace {
+
+CompressionAccount read_compression(const Json& json) {
+  CompressionAccount account;
+  account.kind = text(json, "kind");
+  account.text = text(json, "text");
+  account.steps = integer(json, "steps");
+  account.compressed_steps = integer(json, "compressed_steps");
+  account.uncompressed_bytes = number(json, "uncompressed_bytes");
+  account.sent_bytes = number(json, "sent_bytes");
+  if (const auto gained = json.find("gained_s"); gained != json.end() && gained->is_number()) {
+    account.gained_s = gained->get<double>();
+  }
+  return account;
+}
+
+double sum_of_members(const Json& json, const std::string& key) {
+  const auto found = json.find(key);
+  double sum = 0;
+  if (found == json.end() || !found->is_object()) return sum;
+  for (const auto& [name, value] : found->items()) sum += value.is_number() ? value.get<double>() : 0;
+  return sum;
+}
+
+StrategyAccount read_strategy(const Json& json) {
+  StrategyAccount account;
+  account.strategy = text(json, "strategy");
+  account.text = text(json, "text");
+  account.host_bytes = sum_of_members(json, "host_bytes");
+  account.replicated_host_bytes = sum_of_members(json, "replicated_host_bytes");
+  for (const auto& [key, time] :
+       {std::pair("replicated_ms", &account.replicated_ms), std::pair("sharded_ms", &account.sharded_ms)}) {
+    if (const auto found = json.find(key); found != json.end() && found->is_number()) *time = found->get<double>();
+  }
+  return account;
+}
+
+std::int64_t sum_of(const Json& list) {
+  std::int64_t sum = 0;
+  for (const Json& item : list) add_to(sum, item.is_number_integer() ? item.get<std::int64_t>() : 0);
+  return sum;
+}
+
+void add_plan(const Json& plan, RunSummary& summary) {
+  if (const auto compression = plan.find("compression"); compression != plan.end() && compression->is_object()) {
+    summary.compression = read_compression(*compression);
+  }
+  if (const auto strategy = plan.find("strategy"); strategy != plan.end() && strategy->is_object()) {
+    summary.strategy = read_strategy(*strategy);
+  }
+  if (const auto found = plan.find("non_finite"); found != plan.end() && found->is_object()) {
+    summary.non_finite =
+        NonFiniteAccount{integer(*found, "batches"), integer(*found, "first_batch"), text(*found, "text")};
+  }
+  if (const auto mock = plan.find("mock"); mock != plan.end() && mock->is_object()) summary.mock = text(*mock, "text");
+  if (const auto batch = integer(plan, "global_batch_size", -1); batch >= 0) summary.global_batch_size = batch;
+  if (const auto per_rank = plan.find("batch_per_rank"); !summary.global_batch_size && per_rank != plan.end()) {
+    std::int64_t all = 0;
+    if (!__builtin_mul_overflow(integer(plan, "batch_per_rank"), summary.world_size, &all) && all > 0) {
+      summary.global_batch_size = all;
+    }
+    if (per_rank->is_array()) summary.global_batch_size = sum_of(*per_rank);
+  }
+  if (const auto per_rank = plan.find("batch_per_rank"); per_rank != plan.end() && per_rank->is_array()) {
+    summary.batch_samples = sum_of(*per_rank);
+  }
+}
+
+// How many batches make an optimizer step, as the experiment says.
+std::int64_t aggregation_frequency(const Json& experiment) {
+  const auto optimizations = experiment.find("optimizations");
+  if (optimizations == experiment.end() || !optimizations->is_object()) return 1;
+  return std::max<std::int64_t>(1, integer(*optimizations, "aggregation_frequency", 1));
+}
+
+}  // namespace
+
+void add_run_files(const RunProfile& run, RunSummary& summary) {
+  add_plan(run.plan, summary);
+  for (const Json& event : run.events) {
+    if (text(event, "event") != "run_ended") continue;
+    summary.state = text(event, "state");
+    summary.cause = text(event, "cause");
+  }
+  summary.aggregation_frequency = aggregation_frequency(run.experiment);
+  for (const Json& line : run.metrics) {
+    if (text(line, "kind") == "training" && line.contains("optimizer_steps")) {
+      summary.optimizer_steps = integer(line, "optimizer_steps");
+    }
+    const auto metrics = line.find("metrics");
+    if (text(line, "kind") != "validation" || metrics == line.end() || !metrics->is_object()) continue;
+    summary.validation.clear();
+    for (const auto& [name, value] : metrics->items()) {
+      if (const auto number = number_of(value)) summary.validation[name] = *number;
+    }
+    summary.validation_batch = integer(line, "batch");
+  }
+}
+
+}  // namespace dtrain::analysis

@@ -1,0 +1,117 @@
+#include "dtrain/analysis/run_profile.h"
+
+#include <algorithm>
+
+#include "dtrain/base/clock.h"
+#include "read/json_fields.h"
+
+namespace dtrain::analysis {
+void WindowSketches::merge(const WindowSketches& other) {
+  wall.merge(other.wall);
+  for (std::size_t i = 0; i < phases.size(); ++i) phases[i].merge(other.phases[i]);
+  for (const auto& [key, sketch] : other.collectives) collectives[key].merge(sketch);
+  loader_fetch.merge(other.loader_fetch);
+}
+
+std::optional<double> RankProfile::part_s(const std::string& part) const {
+  std::optional<double> sum;
+  for (const PartLine& line : parts) {
+    if (line.part == part) sum = sum.value_or(0) + to_seconds(line.end_ns - line.start_ns);
+  }
+  return sum;
+}
+
+std::optional<std::pair<std::int64_t, std::int64_t>> RankProfile::loop() const {
+  for (const PartLine& part : parts) {
+    if (part.part == "loop") return std::pair(part.start_ns, part.end_ns);
+  }
+  std::int64_t begin = INT64_MAX, end = INT64_MIN;
+  for (const StepLine& step : steps) {
+    begin = std::min(begin, step.start_ns);
+    end = std::max(end, step.start_ns + step.wall_ns);
+  }
+  for (const WindowLine& window : windows) {
+    begin = std::min(begin, window.start_ns);
+    end = std::max(end, window.end_ns);
+  }
+  return begin > end ? std::nullopt : std::optional(std::pair(begin, end));
+}
+
+std::optional<double> RankProfile::loop_s() const {
+  if (const auto marked = part_s("loop")) return marked;
+  const auto span = loop();
+  return span ? std::optional(to_seconds(span->second - span->first)) : std::nullopt;
+}
+
+std::int64_t RankProfile::step_count() const {
+  auto count = static_cast<std::int64_t>(steps.size());
+  for (const WindowLine& window : windows) add_to(count, window.steps);
+  return count;
+}
+
+std::int64_t RankProfile::sample_count() const {
+  std::int64_t count = 0;
+  for (const StepLine& step : steps) add_to(count, step.samples);
+  for (const WindowLine& window : windows) add_to(count, window.samples);
+  return count;
+}
+
+std::int64_t RankProfile::wall_ns() const {
+  std::int64_t sum = 0;
+  for (const StepLine& step : steps) add_to(sum, step.wall_ns);
+  for (const WindowLine& window : windows) add_to(sum, window.wall_ns);
+  return sum;
+}
+
+std::int64_t RankProfile::phase_ns(profile::Phase phase) const {
+  const auto i = static_cast<std::size_t>(phase);
+  std::int64_t sum = 0;
+  for (const StepLine& step : steps) add_to(sum, step.phases[i]);
+  for (const WindowLine& window : windows) add_to(sum, window.phases[i]);
+  return sum;
+}
+
+const RankProfile* RunProfile::find_rank(int rank) const {
+  const auto found = std::find_if(ranks.begin(), ranks.end(), [&](const auto& one) { return one.rank == rank; });
+  return found == ranks.end() ? nullptr : &*found;
+}
+
+const AgentProfile* RunProfile::agent_of(const RankProfile& rank) const {
+  for (const AgentProfile& agent : agents) {
+    if (agent.agent == rank.agent) return &agent;
+  }
+  // Dumps that name no agent: the only one there is.
+  return rank.agent.empty() && agents.size() == 1 ? &agents.front() : nullptr;
+}
+
+std::int64_t RunProfile::to_common_ns(int rank, std::int64_t monotonic_ns) const {
+  const RankProfile* const found = find_rank(rank);
+  if (found == nullptr || found->clocks.empty()) return monotonic_ns;
+  if (found->agent == ranks.front().agent) return monotonic_ns;  // one clock: measuring it adds the measurement's error
+  const auto& clocks = found->clocks;
+  const auto after =
+      std::find_if(clocks.begin(), clocks.end(), [&](const ClockLine& clock) { return clock.time_ns > monotonic_ns; });
+  if (after == clocks.begin()) return monotonic_ns + clocks.front().offset_ns;
+  if (after == clocks.end()) return monotonic_ns + clocks.back().offset_ns;
+  const ClockLine& before = *std::prev(after);
+  const double along =
+      static_cast<double>(monotonic_ns - before.time_ns) / static_cast<double>(after->time_ns - before.time_ns);
+  const double change = along * static_cast<double>(after->offset_ns - before.offset_ns);
+  return monotonic_ns + before.offset_ns + static_cast<std::int64_t>(change);
+}
+
+std::optional<std::int64_t> RunProfile::clock_error_ns() const {
+  std::int64_t largest = 0;
+  std::int64_t second = 0;
+  for (const RankProfile& rank : ranks) {
+    if (rank.agent == ranks.front().agent) continue;  // one clock
+    if (rank.clocks.empty()) return std::nullopt;
+    std::int64_t own = 0;
+    for (const ClockLine& clock : rank.clocks) own = std::max(own, clock.error_ns);
+    second = std::max(second, std::min(own, largest));
+    largest = std::max(largest, own);
+  }
+  return largest + second;
+}
+
+}  // namespace dtrain::analysis

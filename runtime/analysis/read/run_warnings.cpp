@@ -1,0 +1,81 @@
+#include "read/run_warnings.h"
+
+#include <algorithm>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "read/json_fields.h"
+
+namespace dtrain::analysis {
+namespace {
+
+constexpr std::size_t kMissingNamed = 20;
+
+// What a rank has lost on a full disk its dump may not hold: then the events do.
+void take_losses(RunProfile& run) {
+  for (const Json& event : run.events) {
+    const std::string what = text(event, "event");
+    const std::int64_t count = integer(event, "count");
+    if (what == "metrics_lost") {
+      run.warnings.push_back("metrics.jsonl: " + std::to_string(count) + " lines could not be written");
+    }
+    if (what != "records_lost") continue;
+    for (RankProfile& rank : run.ranks) {
+      if (rank.rank != integer(event, "rank", -1)) continue;
+      rank.lost = std::max(rank.lost, count);
+      if (rank.lost_reason.empty()) rank.lost_reason = text(event, "reason");
+    }
+  }
+}
+
+void warn_about_ranks(RunProfile& run) {
+  std::set<int> found;
+  for (const RankProfile& rank : run.ranks) {
+    found.insert(rank.rank);
+    const std::string who = "rank " + std::to_string(rank.rank);
+    // One that has got through its finalization is done; its process ends in a moment.
+    if (!rank.end && !rank.part_s("finalization") && rank.lost == 0)
+      run.warnings.push_back(who + " has no end record: it still runs, or its agent was killed");
+    if (rank.end && rank.end->how != "finished")
+      run.warnings.push_back(who + " ended without finishing: " + rank.end->how);
+    if (rank.dropped > 0) {
+      run.warnings.push_back(who + ": " + std::to_string(rank.dropped) + " records dropped, its ring was full");
+    }
+    if (rank.lost > 0) {
+      run.warnings.push_back(who + ": " + std::to_string(rank.lost) + " records could not be written" +
+                             (rank.lost_reason.empty() ? "" : ": " + rank.lost_reason));
+    }
+  }
+  std::vector<int> missing;
+  for (int rank = 0; rank < run.world_size; ++rank) {
+    if (!found.contains(rank)) missing.push_back(rank);
+  }
+  const auto named = std::min(missing.size(), kMissingNamed);
+  for (std::size_t i = 0; i < named; ++i) {
+    run.warnings.push_back("the dump of rank " + std::to_string(missing[i]) + " is missing");
+  }
+  if (missing.size() > named) {
+    run.warnings.push_back("the dumps of " + std::to_string(missing.size() - named) + " more ranks are missing");
+  }
+}
+
+void warn_about_agents(RunProfile& run) {
+  std::set<std::string> found;
+  for (const AgentProfile& agent : run.agents) found.insert(agent.agent);
+  for (const RankProfile& rank : run.ranks) {
+    if (!rank.agent.empty() && found.insert(rank.agent).second) {
+      run.warnings.push_back("the dump of agent " + rank.agent + " is missing: no system metrics of its host");
+    }
+  }
+}
+
+}  // namespace
+
+void warn_about_dumps(RunProfile& run) {
+  take_losses(run);
+  warn_about_ranks(run);
+  warn_about_agents(run);
+}
+
+}  // namespace dtrain::analysis

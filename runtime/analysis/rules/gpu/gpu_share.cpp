@@ -1,0 +1,48 @@
+#include "rules/gpu/gpu_share.h"
+
+#include "rules/judge.h"
+
+namespace dtrain::analysis::rules {
+
+RuleResult judge_gpu_share(RuleResult result, Hosts hosts, double threshold_percent, const std::string& why_not,
+                           const std::function<std::optional<bool>(const Gpu&, const GpuReading&)>& holds) {
+  if (!has_gpus(hosts)) return not_applicable(std::move(result), kNoGpu);
+  std::int64_t gpus = 0;
+  std::int64_t unknown = 0;
+  std::int64_t affected_points = 0;
+  Json all = Json::array();
+  for (const HostSeries& host : hosts) {
+    const Judged judged = judged_samples(host, 0);
+    count_samples(result.counts, host, judged);
+    for (std::size_t at = 0; at < host.gpus.size(); ++at) {
+      std::int64_t points = 0;
+      std::int64_t affected = 0;
+      for (const HostSample& sample : judged.samples) {
+        const auto found = at < sample.gpus.size() ? holds(host.gpus[at], sample.gpus[at]) : std::nullopt;
+        points += found ? 1 : 0;
+        affected += found.value_or(false) ? 1 : 0;
+      }
+      ++gpus;
+      unknown += points == 0 ? 1 : 0;
+      const double share = percent(affected, points);
+      const bool triggers = share > threshold_percent;
+      result.datapoints += points;
+      affected_points += affected;
+      result.triggered += triggers ? 1 : 0;
+      Json one = describe({&host, at, {}});
+      one.update({{"data_points", points}, {"affected", affected}, {"percent", share}, {"triggered", triggers}});
+      all.push_back(std::move(one));
+    }
+  }
+  if (result.datapoints == 0) return not_applicable(std::move(result), why_not);
+  result.counts["gpu_points"] = result.datapoints;
+  result.counts["affected_points"] = affected_points;
+  result.counts["gpus"] = gpus;
+  result.counts["not_known"] = unknown;
+  result.counts["fine"] = gpus - unknown - result.triggered;
+  result.counts["triggered"] = result.triggered;
+  result.details["gpus"] = std::move(all);
+  return result;
+}
+
+}  // namespace dtrain::analysis::rules

@@ -1,0 +1,25 @@
+// Processors that are all busy while GPUs train: launching kernels and preparing data then wait for each other.
+#include "rules/host/host_rule.h"
+#include "rules/windows.h"
+
+namespace dtrain::analysis::rules {
+
+RuleResult cpu_full(Hosts hosts, const Rules::CpuFull& parameters) {
+  RuleResult result = begin_result(
+      "CPUFull", "system", "hosts", "Looks for processors that are nearly always all busy while GPUs train.",
+      "Prepare data before the training or on the GPU, or use a host with more cores for each GPU.");
+  if (!has_gpus(hosts)) {
+    return not_applicable(std::move(result),
+                          "processors do the computing of this run and are meant to be busy; see CPUOversubscription");
+  }
+  return judge_hosts(
+      std::move(result), hosts, parameters.patience, "the dumps do not say how busy the processors were",
+      [&](const HostSeries& host, const Judged& judged) -> std::optional<HostVerdict> {
+        const auto busy = values_of(judged.samples, [](const HostSample& s) { return s.cpu_percent; });
+        if (host.gpus.empty() || busy.empty()) return std::nullopt;
+        const double p95 = quantile_of(busy, 0.95);
+        return HostVerdict{p95 > parameters.threshold, static_cast<std::int64_t>(busy.size()), {{"p95_percent", p95}}};
+      });
+}
+
+}  // namespace dtrain::analysis::rules

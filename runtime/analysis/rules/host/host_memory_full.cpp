@@ -1,0 +1,30 @@
+// Memory of a host that was nearly full at some time: programs are killed then, and page caches are gone before that.
+#include <algorithm>
+
+#include "rules/host/host_rule.h"
+
+namespace dtrain::analysis::rules {
+
+RuleResult host_memory_full(Hosts hosts, const Rules::HostMemoryFull& parameters) {
+  return judge_hosts(
+      begin_result(
+          "HostMemoryFull", "system", "hosts",
+          "Looks for a host whose memory was nearly full at some time: files are read again and again then, and "
+          "a little more gets programs killed.",
+          "Read data piece by piece (a Dataset of your own), keep fewer batches ready (LoaderSettings::prefetch), or "
+          "use fewer "
+          "ranks a host."),
+      hosts, 0, "the dumps do not say how much memory the hosts have",
+      [&](const HostSeries& host, const Judged& judged) -> std::optional<HostVerdict> {
+        const auto total = host.machine.total_memory_bytes;
+        const auto free = values_of(judged.samples, [](const HostSample& s) { return s.free_memory_bytes; });
+        if (!total || *total <= 0 || free.empty()) return std::nullopt;
+        const double least = *std::min_element(free.begin(), free.end());
+        const double used = 100 * (1 - least / *total);
+        return HostVerdict{used > parameters.threshold,
+                           static_cast<std::int64_t>(free.size()),
+                           {{"most_percent", used}, {"least_free_bytes", least}, {"total_bytes", *total}}};
+      });
+}
+
+}  // namespace dtrain::analysis::rules

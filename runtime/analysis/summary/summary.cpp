@@ -1,0 +1,172 @@
+#include "dtrain/analysis/summary.h"
+
+#include <algorithm>
+
+#include "dtrain/base/clock.h"
+#include "measure/distribution.h"
+#include "measure/evidence.h"
+#include "measure/system_metrics.h"
+#include "read/json_fields.h"
+#include "read/run_files.h"
+#include "summary/summarize.h"
+
+namespace dtrain::analysis {
+namespace {
+
+using profile::Phase;
+
+void raise_to(std::optional<double>& slowest, const std::optional<double>& value) {
+  if (value && (!slowest || *value > *slowest)) slowest = value;
+}
+
+double phase_s(const RankProfile& rank, std::initializer_list<Phase> phases) {
+  double sum = 0;
+  for (const Phase phase : phases) sum += to_seconds(rank.phase_ns(phase));
+  return sum;
+}
+
+void add_walls(const RankProfile& rank, Distribution& walls) {
+  for (const StepLine& step : rank.steps) walls.add(step.wall_ns);
+  walls.add(rank.window_sketches.wall);
+}
+
+void add_loader(const RankProfile& profile, RankSummary& rank) {
+  std::int64_t depths = 0;
+  for (const LoaderLine& line : profile.loader) {
+    ++rank.loader_records;
+    add_to(depths, line.queue_depth);
+    if (line.queue_depth == 0) ++rank.loader_empty;
+  }
+  for (const WindowLine& window : profile.windows) {
+    add_to(rank.loader_records, window.loader_records);
+    add_to(rank.loader_empty, window.loader_empty);
+    add_to(depths, window.loader_queue_sum);
+  }
+  if (rank.loader_records > 0) {
+    rank.loader_queue_mean = static_cast<double>(depths) / static_cast<double>(rank.loader_records);
+  }
+}
+
+double peak_memory(const RunProfile& run, const RankProfile& rank) {
+  double peak = 0;
+  for (const MemoryLine& line : rank.memory) {
+    peak = std::max(peak, static_cast<double>(std::max(line.resident_bytes, line.peak_bytes)));
+  }
+  for (const AgentProfile& agent : run.agents) {
+    for (const SystemLine& sample : agent.samples) {
+      for (const ProcessLine& process : sample.processes) {
+        if (process.rank == rank.rank) peak = std::max(peak, process.resident_bytes);
+      }
+    }
+  }
+  return peak;
+}
+
+RankSummary to_rank(const RunProfile& run, const RankProfile& profile) {
+  RankSummary rank;
+  rank.rank = profile.rank;
+  rank.host = profile.host;
+  rank.agent = profile.agent;
+  rank.steps = profile.step_count();
+  rank.samples = profile.sample_count();
+  rank.initialization_s = profile.part_s("initialization");
+  rank.loop_s = profile.loop_s();
+  rank.finalization_s = profile.part_s("finalization");
+  if (rank.loop_s && *rank.loop_s > 0) rank.samples_per_s = static_cast<double>(rank.samples) / *rank.loop_s;
+  rank.in_steps_s = to_seconds(profile.wall_ns());
+  rank.compute_s = phase_s(profile, {Phase::kTrainBatch, Phase::kForward, Phase::kBackward});
+  rank.optimizer_s = phase_s(profile, {Phase::kOptimizerStep, Phase::kStepLrSchedulers});
+  rank.data_s = phase_s(profile, {Phase::kDataloaderNext, Phase::kToDevice});
+  rank.exposed_s = phase_s(profile, {Phase::kAllreduceWait});
+  Distribution walls;
+  add_walls(profile, walls);
+  rank.step_p50_s = walls.quantile_s(0.50);
+  rank.step_p99_s = walls.quantile_s(0.99);
+  add_loader(profile, rank);
+  rank.peak_resident_bytes = peak_memory(run, profile);
+  rank.ended = profile.end ? profile.end->how : std::string();
+  rank.dropped = profile.dropped;
+  rank.lost = profile.lost;
+  return rank;
+}
+
+void add_phases(const RunProfile& run, double loop_s, RunSummary& summary) {
+  constexpr auto kWhole = static_cast<std::size_t>(Phase::kTrainBatch);
+  for (std::size_t i = 0; i < profile::kPhaseCount; ++i) {
+    Distribution all;
+    PhaseSummary row;
+    row.name = name_of(static_cast<Phase>(i));
+    for (const RankProfile& rank : run.ranks) {
+      const bool whole = i == kWhole;
+      for (const StepLine& step : rank.steps) all.add(whole ? compute_of(step) : step.phases[i]);
+      all.add(rank.window_sketches.phases[i]);
+      row.seconds += whole ? phase_s(rank, {Phase::kTrainBatch, Phase::kForward, Phase::kBackward})
+                           : to_seconds(rank.phase_ns(static_cast<Phase>(i)));
+    }
+    if (!run.ranks.empty()) row.seconds /= static_cast<double>(run.ranks.size());
+    if (loop_s > 0) row.share = row.seconds / loop_s;
+    row.p50_s = all.quantile_s(0.50);
+    row.p99_s = all.quantile_s(0.99);
+    summary.phases.push_back(std::move(row));
+  }
+}
+
+void add_totals(const RunProfile& run, RunSummary& summary) {
+  Distribution walls;
+  const auto count = static_cast<double>(run.ranks.size());
+  double outside_training_s = 0;
+  for (const RankProfile& profile : run.ranks) {
+    RankSummary rank = to_rank(run, profile);
+    add_walls(profile, walls);
+    raise_to(summary.initialization_s, rank.initialization_s);
+    raise_to(summary.loop_s, rank.loop_s);
+    raise_to(summary.finalization_s, rank.finalization_s);
+    summary.in_steps_s += rank.in_steps_s / count;
+    outside_training_s += phase_s(profile, {Phase::kValidation, Phase::kCheckpoint}) / count;
+    summary.steps = std::max(summary.steps, rank.steps);
+    add_to(summary.samples, rank.samples);
+    summary.ranks.push_back(std::move(rank));
+  }
+  if (summary.loop_s && *summary.loop_s > 0)
+    summary.samples_per_s = static_cast<double>(summary.samples) / *summary.loop_s;
+  const double training_s = summary.in_steps_s - outside_training_s;
+  if (training_s > 0) summary.training_samples_per_s = static_cast<double>(summary.samples) / training_s;
+  summary.step_p50_s = walls.quantile_s(0.50);
+  summary.step_p99_s = walls.quantile_s(0.99);
+}
+
+void add_exposed(const Evidence& evidence, RunSummary& summary) {
+  summary.exposed_s = evidence.exposed.seconds;
+  summary.exchange_s = evidence.exposed.exchange_s;
+  summary.waiting_s = evidence.exposed.waiting_s;
+  summary.compared_steps = evidence.waits.compared_steps;
+  if (!summary.optimizer_steps && evidence.exposed.exchanges > 0) summary.optimizer_steps = evidence.exposed.exchanges;
+  if (evidence.loop_s <= 0) return;
+  summary.exposed_share = summary.exposed_s / evidence.loop_s;
+  summary.exchange_share = summary.exchange_s / evidence.loop_s;
+  summary.waiting_share = summary.waiting_s / evidence.loop_s;
+}
+
+}  // namespace
+
+RunSummary summarize(const Evidence& evidence) {
+  const RunProfile& run = evidence.run;
+  RunSummary summary;
+  summary.run_dir = run.folder.string();
+  summary.name = run.name;
+  summary.world_size = run.world_size;
+  summary.warnings = run.warnings;
+  add_run_files(run, summary);
+  add_totals(run, summary);
+  add_phases(run, evidence.loop_s, summary);
+  add_exposed(evidence, summary);
+  add_collectives(run, summary);
+  for (std::size_t i = 0; i < run.ranks.size(); ++i) {
+    summary.ranks[i].waited_for_steps = evidence.waits.ranks[i].steps;
+    summary.ranks[i].waited_for_s = evidence.waits.ranks[i].seconds;
+  }
+  for (const AgentProfile& agent : run.agents) summary.agents.push_back(summarize_agent(agent));
+  return summary;
+}
+
+}  // namespace dtrain::analysis

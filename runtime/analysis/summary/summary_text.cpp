@@ -1,0 +1,185 @@
+#include "dtrain/analysis/summary_text.h"
+
+#include <algorithm>
+#include <cmath>
+#include <iterator>
+#include <set>
+
+#include <spdlog/fmt/fmt.h>
+
+#include "dtrain/base/units.h"
+#include "summary/summary_words.h"
+#include "text/numbers.h"
+#include "text/text_writer.h"
+
+namespace dtrain::analysis {
+namespace {
+
+constexpr double kSmallestShare = 0.0005;  // smaller ones are in the JSON
+
+std::string or_dash(const std::optional<double>& seconds) {
+  return seconds ? seconds_text(*seconds) : "-";
+}
+
+void write_head(TextWriter& out, const RunSummary& s) {
+  std::set<std::string> hosts;
+  for (const RankSummary& rank : s.ranks) hosts.insert(rank.host);
+  const auto host_count = static_cast<std::int64_t>(std::max<std::size_t>(1, hosts.size()));
+  std::string state = s.state.empty() ? "not ended" : s.state;
+  state = out.styled(s.state == "done" ? "32" : "31", state);
+  const std::string batch = batch_size_text(s);
+  out.line("{}  {}  {} on {}{}", out.styled("1", s.name), state, plural(s.world_size, "rank"),
+           plural(host_count, "host"), batch.empty() ? "" : ", global batch " + batch);
+  if (!s.mock.empty()) out.line("  {}", out.styled("33", s.mock));
+  if (const std::string missing = missing_ranks_text(s); !missing.empty()) {
+    out.line("  {}", out.styled("33", missing));
+  }
+  if (!s.cause.empty()) out.line("  cause: {}", s.cause);
+  out.line("  initialization {}   loop {}   finalization {}", or_dash(s.initialization_s), or_dash(s.loop_s),
+           or_dash(s.finalization_s));
+  if (s.steps > 0) {
+    out.line("  {} samples/s over the loop, {} while training   {}; a batch: p50 {}, p99 {}",
+             format_rate(s.samples_per_s), format_rate(s.training_samples_per_s), batches_text(s),
+             seconds_text(s.step_p50_s), seconds_text(s.step_p99_s));
+  }
+  if (!s.validation.empty()) {
+    std::string text;
+    for (const auto& [name, value] : s.validation)
+      text += fmt::format("{}{} {:.4g}", text.empty() ? "" : ", ", name, value);
+    out.line("  validation after batch {}: {}", s.validation_batch, text);
+  }
+  if (s.non_finite) out.line("  {}", out.styled("31", s.non_finite->text));
+}
+
+void write_phase(TextWriter& out, const std::string& name, double share, double seconds, const std::string& quantiles) {
+  const std::string row =
+      fmt::format("  {:<24}{:>7}{:>12}{:>24}  ", name, format_percent(share), seconds_text(seconds), quantiles);
+  out.line("{}{}", row, out.bar(share, static_cast<int>(row.size())));
+}
+
+std::string quantiles_of(const PhaseSummary& phase) {
+  return fmt::format("{:>12}{:>12}", seconds_text(phase.p50_s), seconds_text(phase.p99_s));
+}
+
+void write_phases(TextWriter& out, const RunSummary& s) {
+  if (s.steps == 0) return;
+  // Shares here are of the loop, so that what lies between steps shows as well.
+  const double loop_s = std::max(s.loop_s.value_or(0), s.in_steps_s);
+  if (loop_s <= 0) return;
+  out.heading(s.ranks.size() == 1 ? "Where the time went"
+                                  : fmt::format("Where the time went (mean of {} ranks)", s.ranks.size()));
+  out.line("  {:<24}{:>7}{:>12}{:>12}{:>12}", "", "share", "total", "p50", "p99");
+  std::vector<PhaseSummary> top;
+  std::vector<PhaseSummary> parts;
+  for (const PhaseSummary& phase : s.phases) (phase.name.find('.') == std::string::npos ? top : parts).push_back(phase);
+  PhaseSummary between;
+  between.name = "between batches";
+  between.seconds = loop_s - s.in_steps_s;
+  top.push_back(between);
+  const auto dearer = [](const PhaseSummary& a, const PhaseSummary& b) { return a.seconds > b.seconds; };
+  std::stable_sort(top.begin(), top.end(), dearer);
+  std::stable_sort(parts.begin(), parts.end(), dearer);
+  for (const PhaseSummary& phase : top) {
+    if (phase.seconds < kSmallestShare * loop_s) continue;
+    write_phase(out, phase.name, phase.seconds / loop_s, phase.seconds,
+                phase.name == between.name ? "" : quantiles_of(phase));
+    for (const PhaseSummary& part : parts) {
+      if (!part.name.starts_with(phase.name + ".") || part.seconds < kSmallestShare * loop_s) continue;
+      write_phase(out, "  " + part.name.substr(phase.name.size()), part.seconds / loop_s, part.seconds,
+                  quantiles_of(part));
+    }
+  }
+}
+
+void write_ranks(TextWriter& out, const RunSummary& s) {
+  if (s.ranks.empty() || s.steps == 0) return;
+  out.heading("Ranks (times a batch)");
+  out.line("  {:>4}  {:>10}{:>11}{:>11}{:>11}{:>11}{:>12}   {}", "rank", "samples/s", "computing", "optimizer", "data",
+           "exposed", "memory", s.ranks.size() > 1 ? "came last in" : "");
+  for (const RankSummary& rank : s.ranks) {
+    const double steps = static_cast<double>(std::max<std::int64_t>(1, rank.steps));
+    std::string last;
+    if (s.compared_steps > 0) {
+      last = fmt::format("{} of {} exchanges, others waited {}", count_text(rank.waited_for_steps),
+                         count_text(s.compared_steps), seconds_text(rank.waited_for_s));
+    }
+    out.line("  {:>4}  {:>10}{:>11}{:>11}{:>11}{:>11}{:>12}   {}", rank.rank, format_rate(rank.samples_per_s),
+             seconds_text(rank.compute_s / steps), seconds_text(rank.optimizer_s / steps),
+             seconds_text(rank.data_s / steps), seconds_text(rank.exposed_s / steps),
+             rank.peak_resident_bytes > 0 ? format_bytes(rank.peak_resident_bytes) : "-", last);
+  }
+}
+
+void write_communication(TextWriter& out, const RunSummary& s) {
+  if (s.world_size < 2 || s.steps == 0) return;
+  out.heading("Communication");
+  out.paragraph(exposed_text(s));
+  if (s.strategy && !s.strategy->text.empty()) out.paragraph(s.strategy->text);
+  if (s.compression && !s.compression->text.empty()) out.paragraph(s.compression->text);
+  if (s.collectives.empty()) return;
+  out.line("  {:<24}{:>8}{:>12}{:>12}{:>12}{:>16}", "operation", "count", "bytes each", "p50", "waited for",
+           "bus bandwidth");
+  for (const CollectiveSummary& c : s.collectives) {
+    const std::string name = c.bucket < 0 ? c.operation : fmt::format("{} bucket {}", c.operation, c.bucket);
+    const double each = static_cast<double>(c.bytes) / static_cast<double>(std::max<std::int64_t>(1, c.count));
+    out.line("  {:<24}{:>8}{:>12}{:>12}{:>12}{:>16}", name, count_text(c.count), format_bytes(each),
+             seconds_text(c.seconds_p50), seconds_text(c.exposed_s),
+             c.bus_bandwidth_p50 > 0 ? format_bytes(c.bus_bandwidth_p50) + "/s" : "-");
+  }
+  out.paragraph(collectives_text(s));
+}
+
+std::string with_unit(double value, const std::string& unit) {
+  if (unit == "bytes") return format_bytes(value);
+  if (unit == "bytes/s") return format_bytes(value) + "/s";
+  if (unit == "percent") return fmt::format("{:.1f}%", value);
+  if (unit == "celsius") return fmt::format("{:.0f} C", value);
+  return fmt::format("{:.1f}", value);
+}
+
+void write_metrics(TextWriter& out, const std::vector<MetricSummary>& metrics, const std::string& indent) {
+  for (const MetricSummary& m : metrics) {
+    const std::string label = indent + (m.unit == "requests/s" ? m.name + " (/s)" : m.name);
+    out.line("  {:<24}{:>15}{:>15}{:>15}{:>15}", label, with_unit(m.mean, m.unit), with_unit(m.p50, m.unit),
+             with_unit(m.p95, m.unit), with_unit(m.max, m.unit));
+  }
+}
+
+void write_agents(TextWriter& out, const RunSummary& s) {
+  for (const AgentSummary& agent : s.agents) {
+    if (agent.metrics.empty()) continue;
+    out.heading(fmt::format("Host {}{} ({})", agent.host.empty() ? agent.agent : agent.host,
+                            agent.host.empty() || agent.agent == agent.host ? "" : ", agent " + agent.agent,
+                            plural(agent.samples, "sample")));
+    out.line("  {:<24}{:>15}{:>15}{:>15}{:>15}", "", "mean", "p50", "p95", "max");
+    write_metrics(out, agent.metrics, "");
+    for (const GpuSummary& gpu : agent.gpus) {
+      std::string known = gpu.name;
+      if (gpu.total_memory_bytes > 0) {
+        known += (known.empty() ? "" : ", ") + format_bytes(static_cast<double>(gpu.total_memory_bytes));
+      }
+      out.line("  GPU {}{}", gpu.index, known.empty() ? "" : " (" + known + ")");
+      write_metrics(out, gpu.metrics, "  ");
+    }
+  }
+}
+
+}  // namespace
+
+std::string render_summary(const RunSummary& summary, const TextOptions& options) {
+  TextWriter out(options);
+  write_head(out, summary);
+  write_phases(out, summary);
+  write_ranks(out, summary);
+  write_communication(out, summary);
+  write_agents(out, summary);
+  if (!summary.warnings.empty()) {
+    out.heading("Warnings");
+    for (const std::string& warning : summary.warnings) out.line("  {} {}", out.styled("33", "!"), warning);
+  }
+  out.line("");
+  out.line("{} {}", out.styled("1", "Look at:"), summary.look_at);
+  return out.take();
+}
+
+}  // namespace dtrain::analysis

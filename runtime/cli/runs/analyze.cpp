@@ -1,0 +1,56 @@
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <unistd.h>
+
+#include "commands.h"
+#include "dtrain/analysis/analysis_text.h"
+#include "dtrain/config/profiling_rules.h"
+#include "dtrain/run/run_folder.h"
+#include "dtrain/run/summary_text.h"
+#include "runs/run_command.h"
+
+namespace dtrain::cli {
+namespace {
+
+struct AnalyzeArguments {
+  std::string run;
+  bool json = false;
+  std::vector<std::string> rules;
+};
+
+}  // namespace
+
+void add_analyze(CLI::App& app, int* exit_code) {
+  auto arguments = std::make_shared<AnalyzeArguments>();
+  CLI::App* command =
+      app.add_subcommand("analyze", "Say what to change in a run, what each change is worth, and what that rests on");
+  add_run(*command, arguments->run);
+  add_json(*command, arguments->json);
+  command
+      ->add_option("--rule", arguments->rules,
+                   "A rule's parameter for this analysis: --rule StepOutlier.stddev=4 (docs/rules.md; repeatable)")
+      ->type_name("NAME.PARAMETER=VALUE")
+      ->expected(1)
+      ->take_all();
+  command->footer(
+      "From the folder alone, also on another machine: findings, the most expensive first; the waterfall from the\n"
+      "ideal throughput to the measured one; steps in classic and robust statistics; who was waited for, and why.\n"
+      "docs/profiling.md says how each number is made.");
+  command->callback([arguments, exit_code] {
+    const auto profile = analysis::load_run(run::find_run(arguments->run).path);
+    analysis::AnalyzeOptions options;
+    std::optional<config::ProfilingRules> rules;
+    if (!arguments->rules.empty()) {
+      options.rules = &rules.emplace(config::override_rules(analysis::rules_of(profile), arguments->rules));
+    }
+    const analysis::Analysis analysis = analysis::analyze(profile, options);
+    print_answer(
+        arguments->json, [&] { return analysis::to_json(analysis); },
+        [&] { return analysis::render_analysis(analysis, run::text_options(STDOUT_FILENO)); });
+    *exit_code = 0;
+  });
+}
+
+}  // namespace dtrain::cli

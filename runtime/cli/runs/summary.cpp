@@ -1,0 +1,36 @@
+#include <memory>
+#include <string>
+
+#include <unistd.h>
+
+#include "commands.h"
+#include "dtrain/analysis/summary.h"
+#include "dtrain/run/run_folder.h"
+#include "dtrain/run/summary_text.h"
+#include "runs/run_command.h"
+
+namespace dtrain::cli {
+namespace {
+
+struct SummaryArguments {
+  std::string run;
+  bool json = false;
+};
+
+}  // namespace
+
+void add_summary(CLI::App& app, int* exit_code) {
+  auto arguments = std::make_shared<SummaryArguments>();
+  CLI::App* command = app.add_subcommand("summary", "Say where the time of a run went");
+  add_run(*command, arguments->run);
+  add_json(*command, arguments->json);
+  command->callback([arguments, exit_code] {
+    const auto folder = run::find_run(arguments->run).path;
+    print_answer(
+        arguments->json, [&] { return analysis::to_json(analysis::summarize(folder)); },
+        [&] { return run::summary_text(folder, STDOUT_FILENO); });
+    *exit_code = 0;
+  });
+}
+
+}  // namespace dtrain::cli

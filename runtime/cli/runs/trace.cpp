@@ -1,0 +1,98 @@
+#include <cstdio>
+#include <memory>
+#include <string>
+
+#include "commands.h"
+#include "dtrain/analysis/trace.h"
+#include "dtrain/base/error.h"
+#include "dtrain/base/units.h"
+#include "dtrain/run/run_folder.h"
+#include "dtrain/run/trace_request.h"
+#include "runs/run_command.h"
+
+namespace dtrain::cli {
+namespace {
+
+constexpr int kMostSteps = 1000;
+
+struct TraceArguments {
+  std::string run, output, hta;
+  int steps = 10;
+  bool now = false, json = false;
+};
+
+void print_notes(const std::vector<std::string>& notes) {
+  for (const std::string& note : notes) std::fprintf(stderr, "note: %s\n", note.c_str());
+}
+
+std::string ranks_text(std::size_t count) {
+  return std::to_string(count) + (count == 1 ? " rank" : " ranks");
+}
+
+void ask(const run::RunFolder& folder, int steps) {
+  const auto say = [](const std::string& text) { std::fprintf(stderr, "%s\n", text.c_str()); };
+  const run::RequestedTrace trace = run::request_trace(folder, steps, say);
+  for (const int rank : trace.failed) {
+    std::fprintf(stderr, "note: rank %d has no trace; its log says why\n", rank);
+  }
+}
+
+void write_hta(const analysis::RunProfile& profile, const TraceArguments& arguments) {
+  const analysis::HtaFiles files = analysis::write_hta_files(profile, arguments.hta);
+  print_notes(files.notes);
+  if (arguments.json) {
+    Json paths = Json::array();
+    for (const auto& path : files.files) paths.push_back(path.string());
+    std::printf("%s\n", to_line({{"files", paths}, {"notes", files.notes}}).c_str());
+    return;
+  }
+  std::printf("%s for HolisticTraceAnalysis: TraceAnalysis(trace_dir=\"%s\")\n", ranks_text(files.files.size()).c_str(),
+              arguments.hta.c_str());
+}
+
+void write_merged(const analysis::RunProfile& profile, const TraceArguments& arguments) {
+  const std::filesystem::path given = arguments.output;
+  const auto path = given.empty() ? profile.folder / "trace.json.gz" : given;
+  const analysis::MergedTrace merged = analysis::merge_traces(profile, path);
+  print_notes(merged.notes);
+  if (arguments.json) {
+    std::printf("%s\n", to_line(analysis::to_json(merged)).c_str());
+    return;
+  }
+  const std::string clocks = !merged.error_known ? "clocks of the hosts not compared"
+                             : merged.error_ns == 0
+                                 ? "one clock"
+                                 : "clocks to within " + format_duration(Nanoseconds(merged.error_ns));
+  std::printf("%s, %lld collectives%s, %s\n", ranks_text(merged.ranks.size()).c_str(),
+              static_cast<long long>(merged.collectives),
+              merged.from_dumps ? " (no deep window: steps and collectives of the dumps alone)" : "", clocks.c_str());
+  std::printf("%s, %s: open it in https://ui.perfetto.dev\n", merged.path.c_str(),
+              format_bytes(static_cast<double>(merged.bytes)).c_str());
+}
+
+}  // namespace
+
+void add_trace(CLI::App& app, int* exit_code) {
+  auto arguments = std::make_shared<TraceArguments>();
+  CLI::App* command = app.add_subcommand("trace", "Put the traces of all ranks on one time line, or take one now");
+  add_run(*command, arguments->run);
+  CLI::Option* now =
+      command->add_flag("--now", arguments->now, "Ask the running job for a trace of its next steps first");
+  command->add_option("--steps", arguments->steps, "With --now: how many (default: 10)")
+      ->check(CLI::Range(1, kMostSteps))
+      ->needs(now);
+  command->add_option("-o,--output", arguments->output, "The file (default: trace.json.gz in the run's folder)")
+      ->type_name("FILE");
+  command->add_option("--hta", arguments->hta, "Instead: a file a rank, as HolisticTraceAnalysis reads them")
+      ->type_name("DIR");
+  command->add_flag("--json", arguments->json, "Say what was written as JSON");
+  command->callback([arguments, exit_code] {
+    const run::RunFolder folder = run::find_run(arguments->run);
+    if (arguments->now) ask(folder, arguments->steps);
+    const analysis::RunProfile profile = analysis::load_run(folder.path);
+    arguments->hta.empty() ? write_merged(profile, *arguments) : write_hta(profile, *arguments);
+    *exit_code = 0;
+  });
+}
+
+}  // namespace dtrain::cli

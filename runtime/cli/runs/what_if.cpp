@@ -1,0 +1,86 @@
+#include <cstdio>
+#include <memory>
+#include <string>
+
+#include <unistd.h>
+
+#include "commands.h"
+#include "dtrain/analysis/analysis_text.h"
+#include "dtrain/run/run_folder.h"
+#include "dtrain/run/summary_text.h"
+#include "dtrain/run/verify.h"
+#include "runs/run_command.h"
+
+namespace dtrain::cli {
+namespace {
+
+constexpr int kFewestSteps = 20;
+constexpr int kMostRounds = 100;
+constexpr int kMostPredictedSteps = 10'000;  // those a dump has in full
+
+struct WhatIfArguments {
+  std::string run;
+  bool json = false;
+  bool verify = false;
+  int steps = 0;
+  int rounds = run::VerifyRequest().rounds;
+  std::string cluster;
+};
+
+// Exit codes as of `dtrain launch`.
+int verify(const WhatIfArguments& arguments) {
+  const auto tell = [](const std::string& what) { std::fprintf(stderr, "dtrain: %s\n", what.c_str()); };
+  const auto verification =
+      run::verify({run::find_run(arguments.run), arguments.steps, arguments.rounds, arguments.cluster}, tell);
+  if (!verification) {
+    tell("interrupted");
+    return static_cast<int>(ExitCode::kInterrupted);
+  }
+  print_answer(
+      arguments.json, [&] { return run::to_json(*verification); },
+      [&] { return run::verification_text(*verification); });
+  return static_cast<int>(ExitCode::kDone);
+}
+
+}  // namespace
+
+void add_what_if(CLI::App& app, int* exit_code) {
+  auto arguments = std::make_shared<WhatIfArguments>();
+  CLI::App* command =
+      app.add_subcommand("what-if", "Predict what changes would bring to a run: data, network, balance, more ranks");
+  add_run(*command, arguments->run);
+  add_json(*command, arguments->json);
+  CLI::Option* verifying = command->add_flag(
+      "--verify", arguments->verify,
+      "Start short runs of its experiment, plain and with --mock, and put predicted and measured side by side");
+  command
+      ->add_option("--steps", arguments->steps,
+                   "With --verify: how many steps each of them takes (default: what takes three seconds, 100 to 2000)")
+      ->check(CLI::Range(kFewestSteps, kMostPredictedSteps))
+      ->needs(verifying);
+  command->add_option("--rounds", arguments->rounds, "With --verify: how often each is started (default: 3)")
+      ->check(CLI::Range(1, kMostRounds))
+      ->needs(verifying);
+  command
+      ->add_option("--cluster", arguments->cluster,
+                   "With --verify: the cluster, as of dtrain launch (default: the file the run was launched with)")
+      ->type_name("FILE")
+      ->needs(verifying);
+  command->footer(
+      "docs/profiling.md says how each number is predicted. --verify starts 25 runs (13 with one rank), one after\n"
+      "the other, and keeps them in RUN/what-if/N. Exit codes: 0 done, 1 a run failed, 2 bad input, 130 interrupted.");
+  command->callback([arguments, exit_code] {
+    if (arguments->verify) {
+      *exit_code = verify(*arguments);
+      return;
+    }
+    const auto profile = analysis::load_run(run::find_run(arguments->run).path);
+    const analysis::Analysis analysis = analysis::analyze(profile);
+    print_answer(
+        arguments->json, [&] { return analysis::to_json(analysis.what_if); },
+        [&] { return analysis::render_what_if(analysis, run::text_options(STDOUT_FILENO)); });
+    *exit_code = 0;
+  });
+}
+
+}  // namespace dtrain::cli

@@ -1,0 +1,103 @@
+#include <algorithm>
+#include <cstdio>
+#include <memory>
+#include <optional>
+#include <tuple>
+
+#include "commands.h"
+#include "dtrain/run/user_ledger.h"
+#include "table.h"
+#include "tasks/task_facts.h"
+
+namespace dtrain::cli {
+namespace {
+
+using scheduler::Task;
+using scheduler::TaskState;
+
+std::optional<std::string> utc(const std::optional<Nanoseconds>& wall) {
+  return wall ? std::optional(format_utc(*wall)) : std::nullopt;
+}
+
+// Ended ones first, by id, then those that run, then the queue in its order: what is newest stands where one looks.
+class TaskTable {
+ public:
+  explicit TaskTable(ListFormat format) : table_(columns(format), format), for_people_(format == ListFormat::kText) {}
+
+  void add(Task&& task) {  // by id
+    if (has_ended(task.state)) {
+      write(task);
+    } else {
+      later_.push_back(std::move(task));
+    }
+  }
+  std::string finish() {
+    const auto place = [](const Task& task) {
+      return task.state == TaskState::kQueued ? std::tuple(1, task.priority, task.id) : std::tuple(0, 0, task.id);
+    };
+    std::sort(later_.begin(), later_.end(), [&](const Task& a, const Task& b) { return place(a) < place(b); });
+    for (const Task& task : later_) write(task);
+    return table_.finish();
+  }
+
+ private:
+  static std::vector<Table::Column> columns(ListFormat format) {
+    std::vector<Table::Column> columns{{"id"},
+                                       {"name"},
+                                       {"state"},
+                                       {"slots"},
+                                       {"agents"},
+                                       {"priority"},
+                                       {.name = "behind", .title = "waits behind"},
+                                       {"reason"}};
+    if (format == ListFormat::kText) return columns;
+    for (const char* name : {"submitted", "started", "ended", "exit_code", "run_dir", "launcher_pid"}) {
+      columns.push_back({name});
+    }
+    return columns;
+  }
+
+  void write(const Task& task) {
+    agents_.clear();
+    for (const scheduler::ClaimedShare& share : task.claim) agents_.emplace_back(share.agent);
+    const Cell agents = agents_.empty() ? Cell() : Cell(agents_);
+    const Cell behind = task.waiting ? Cell(task.waiting->behind) : Cell();
+    const std::string& why = reason_of(task);
+    const Cell reason = why.empty() ? Cell() : Cell(why);
+    if (for_people_) {
+      table_.add({task.id, task.name, to_string(task.state), task.slots, agents, task.priority, behind, reason});
+    } else {
+      table_.add({task.id, task.name, to_string(task.state), task.slots, agents, task.priority, behind, reason,
+                  format_utc(task.submitted), utc(task.started), utc(task.ended), task.exit_code, task.run_dir,
+                  task.launcher_pid});
+    }
+  }
+
+  Table table_;
+  bool for_people_;
+  std::vector<Task> later_;
+  std::vector<std::string_view> agents_;  // of the task at hand
+};
+
+}  // namespace
+
+void add_task_list(CLI::App& task, int* exit_code) {
+  CLI::App* command = task.add_subcommand("list", "The tasks there are and were, and what the queued ones wait for");
+  auto active = std::make_shared<bool>(false);
+  command->add_flag("--active", *active, "Only those that have not ended");
+  auto format = add_list_format(*command);
+  command->footer(
+      "A task is one `dtrain launch`. Lower priorities go first, then older tasks; a later one goes ahead only on "
+      "slots\n"
+      "that nobody before it could use.");
+  command->callback([active, format, exit_code] {
+    const SystemClock clock;
+    TaskTable table(*format);
+    run::open_user_ledger(clock).visit(*active ? scheduler::Which::kNotEnded : scheduler::Which::kAll,
+                                       [&](Task&& task) { table.add(std::move(task)); });
+    std::fputs(table.finish().c_str(), stdout);
+    *exit_code = 0;
+  });
+}
+
+}  // namespace dtrain::cli

@@ -1,0 +1,102 @@
+#include "commands/mpi_command.h"
+
+#include <algorithm>
+#include <array>
+#include <set>
+
+#include "dtrain/base/text.h"
+#include "dtrain/config/experiment.h"
+
+namespace dtrain::run {
+namespace {
+
+// A dead connection of Open MPI's own daemons is noticed after these three seconds and probes, not after minutes.
+constexpr std::array<const char*, 9> kDaemonsNoticeLoss{"--mca", "oob_tcp_keepalive_time",   "3",
+                                                        "--mca", "oob_tcp_keepalive_intvl",  "1",
+                                                        "--mca", "oob_tcp_keepalive_probes", "3"};
+
+bool starts_with_any(const std::string& name) {
+  constexpr std::array<const char*, 12> kPassed{"OMP_",  "GOMP_", "KMP_",   "MKL_",  "OPENBLAS_", "DNNL_",
+                                                "ATEN_", "NCCL_", "TORCH_", "CUDA_", "UCX_",      "DTRAIN_"};
+  return std::any_of(kPassed.begin(), kPassed.end(), [&](const char* prefix) { return name.starts_with(prefix); });
+}
+
+}  // namespace
+
+std::string hostfile(const LaunchPlan& plan) {
+  std::string text;
+  for (const RankPlacement& rank : plan.ranks) text += rank.host + "\n";
+  return text;
+}
+
+std::string slots_variable(const LaunchPlan& plan) {
+  std::vector<std::string> parts;
+  for (const RankPlacement& rank : plan.ranks) {
+    const auto agent = std::find_if(plan.cluster.agents.begin(), plan.cluster.agents.end(),
+                                    [&](const auto& one) { return one.agent.id == rank.agent; });
+    const int slots = agent == plan.cluster.agents.end() ? 1 : agent->agent.slots;
+    parts.push_back(std::to_string(std::max(0, rank.slot)) + "/" + std::to_string(slots));
+  }
+  return join(parts, ",");
+}
+
+Variables job_variables(const LaunchPlan& plan, const LauncherContact& launcher) {
+  Variables result = launcher_variables(launcher);
+  for (const auto& [name, value] : plan.experiment.environment_variables) result[name] = value;
+  const std::string& network = plan.cluster.cluster.network_interface;
+  if (network != "auto") result["DTRAIN_NETWORK_INTERFACE"] = network;
+  if (!plan.library_path.empty()) result["LD_LIBRARY_PATH"] = plan.library_path;
+  const std::vector<std::string>& options = plan.launcher.options;
+  const auto binds = [](const std::string& option) {
+    return option.starts_with("--bind-to") || option.starts_with("-bind-to") || option.starts_with("--cpu-bind");
+  };
+  if (std::none_of(options.begin(), options.end(), binds)) result["DTRAIN_SLOTS"] = slots_variable(plan);
+  return result;
+}
+
+std::vector<std::string> passed_on(const Variables& job, const Variables& variables) {
+  std::set<std::string> names;
+  for (const auto& [name, value] : job) names.insert(name);
+  for (const auto& [name, value] : variables) {
+    if (starts_with_any(name)) names.insert(name);
+  }
+  if (variables.contains("LD_LIBRARY_PATH")) names.insert("LD_LIBRARY_PATH");
+  return {names.begin(), names.end()};
+}
+
+std::vector<std::string> mpirun_arguments(const MpiCommand& command) {
+  std::vector<std::string> result{"mpirun"};
+  const auto add = [&](auto... words) { (result.push_back(words), ...); };
+  if (command.as_root) add("--allow-run-as-root");
+  add("--hostfile", command.hostfile.string(), "-np", std::to_string(command.ranks), "--map-by", "seq");
+  const auto has = [&](const std::string& option) {
+    return std::any_of(command.options.begin(), command.options.end(),
+                       [&](const std::string& one) { return one == "-" + option || one == "--" + option; });
+  };
+  if (!has("bind-to")) add("--bind-to", "none");  // `dtrain start-rank` does
+  result.insert(result.end(), kDaemonsNoticeLoss.begin(), kDaemonsNoticeLoss.end());
+  if (command.network != "auto") {
+    add("--mca", "btl_tcp_if_include", command.network, "--mca", "oob_tcp_if_include", command.network);
+  }
+  for (const std::string& name : command.passed) add("-x", name);
+  result.insert(result.end(), command.options.begin(), command.options.end());
+  result.insert(result.end(), command.program.begin(), command.program.end());
+  return result;
+}
+
+std::vector<std::string> remote_shell(const std::vector<std::string>& options, const Variables& variables) {
+  std::string text;
+  for (const char* name : {"OMPI_MCA_plm_rsh_agent", "OMPI_MCA_orte_rsh_agent"}) {
+    if (const auto found = variables.find(name); found != variables.end()) text = found->second;
+  }
+  for (std::size_t i = 0; i + 1 < options.size(); ++i) {
+    if (options[i] == "plm_rsh_agent" || options[i] == "orte_rsh_agent") text = options[i + 1];
+  }
+  std::vector<std::string> words;
+  for (const std::string& word : split(text, ' ')) {
+    if (!word.empty()) words.push_back(word);
+  }
+  return words.empty() ? std::vector<std::string>{"ssh"} : words;
+}
+
+}  // namespace dtrain::run

@@ -1,0 +1,135 @@
+#include "commands/slurm_command.h"
+
+#include <algorithm>
+#include <cctype>
+#include <cstring>
+#include <set>
+
+#include "dtrain/base/error.h"
+#include "dtrain/base/json.h"
+#include "dtrain/base/text.h"
+#include "dtrain/config/experiment.h"
+
+namespace dtrain::run {
+namespace {
+
+// The lines that sbatch reads, and the shell takes for comments.
+class SbatchLines {
+ public:
+  // `what` it is, for an error.
+  void add(const std::string& what, const std::string& words) {
+    const auto control = [](unsigned char letter) { return letter < 0x20 || letter == 0x7f; };
+    if (std::any_of(words.begin(), words.end(), control)) {
+      throw ConfigError(what + " has a line break or another control character in it, which no option of sbatch can: " +
+                            to_line(Json(words)),
+                        "leave it out");
+    }
+    text_ += "#SBATCH " + words + "\n";
+  }
+  // As they would be on a command line: a word without a dash is the value of the one before it.
+  void add_options(const std::vector<std::string>& options) {
+    for (std::size_t i = 0; i < options.size();) {
+      std::string words = as_word(options[i]);
+      while (++i < options.size() && !options[i].starts_with("-")) words += " " + as_word(options[i]);
+      add("an option of the launcher (launcher.options)", words);
+    }
+  }
+  const std::string& text() const { return text_; }
+
+ private:
+  static std::string as_word(const std::string& option) {
+    const auto plain = [](unsigned char letter) {
+      return std::isalnum(letter) || std::strchr("-_=.,:/%+@[]*", letter);
+    };
+    return !option.empty() && std::all_of(option.begin(), option.end(), plain) ? option : shell_quoted(option);
+  }
+  std::string text_;
+};
+
+// The node's name as Slurm knows it; on this machine the plan has its own.
+std::string node_of(const LaunchPlan& plan, const RankPlacement& rank) {
+  const auto agent = std::find_if(plan.cluster.agents.begin(), plan.cluster.agents.end(),
+                                  [&](const auto& one) { return one.agent.id == rank.agent; });
+  return agent == plan.cluster.agents.end() ? rank.host : agent->agent.host;
+}
+
+std::vector<std::string> nodes_of(const LaunchPlan& plan) {
+  std::vector<std::string> nodes;
+  for (const RankPlacement& rank : plan.ranks) {
+    const std::string node = node_of(plan, rank);
+    if (std::find(nodes.begin(), nodes.end(), node) == nodes.end()) nodes.push_back(node);
+  }
+  return nodes;
+}
+
+bool wants_mpi(const LaunchPlan& plan) {
+  const config::Backend backend = plan.experiment.communication_backend;
+  return backend == config::Backend::kMpi || backend == config::Backend::kHierarchical || plan.placement.size() > 1;
+}
+
+}  // namespace
+
+std::string slurm_job(const Variables& variables) {
+  const auto found = variables.find("SLURM_JOB_ID");
+  return found == variables.end() ? std::string() : found->second;
+}
+
+bool needs_allocation(const LaunchPlan& plan, const Variables& variables) {
+  return plan.launcher.type == config::LauncherType::kSlurm && slurm_job(variables).empty();
+}
+
+std::vector<std::string> srun_arguments(const LaunchPlan& plan, const std::vector<std::string>& program) {
+  std::vector<std::string> result{"srun", "--ntasks=" + std::to_string(plan.world_size())};
+  const auto add = [&](auto... words) { (result.push_back(words), ...); };
+  if (plan.placement.size() > 1) {
+    add("--distribution=arbitrary");
+  } else {
+    add("--nodes=1", "--nodelist=" + nodes_of(plan).front());
+  }
+  // Ranks end by themselves when one has failed, and say why; `dtrain start-rank` binds them to their cores.
+  add("--kill-on-bad-exit=0", "--wait=20", "--cpu-bind=none", "--unbuffered");
+  add(wants_mpi(plan) ? "--mpi=pmix" : "--mpi=none");
+  result.insert(result.end(), plan.launcher.options.begin(), plan.launcher.options.end());
+  result.insert(result.end(), program.begin(), program.end());
+  return result;
+}
+
+std::string slurm_hostfile(const LaunchPlan& plan) {
+  std::string text;
+  for (const RankPlacement& rank : plan.ranks) text += node_of(plan, rank) + "\n";
+  return text;
+}
+
+std::filesystem::path batch_output(const std::filesystem::path& run_dir) {
+  return run_dir / "launch" / "slurm.log";
+}
+
+std::string batch_script(const LaunchPlan& plan, const BatchJob& job) {
+  const std::string run_dir = job.run_dir.empty() ? "runs/NNNN-name" : job.run_dir.string();
+  SbatchLines lines;
+  lines.add("the experiment's name", "--job-name=" + shell_quoted(plan.experiment.name));
+  lines.add("the number of ranks", "--ntasks=" + std::to_string(plan.world_size()));
+  if (plan.cluster.declared) {
+    const std::vector<std::string> nodes = nodes_of(plan);
+    lines.add("the number of nodes", "--nodes=" + std::to_string(nodes.size()));
+    lines.add("a node's name", "--nodelist=" + join(nodes, ","));
+  } else if (plan.request.is_single_node) {
+    lines.add("the number of nodes", "--nodes=1");
+  }
+  lines.add("the folder " + to_line(Json(job.folder.string())), "--chdir=" + shell_quoted(job.folder.string()));
+  lines.add("the run's folder", "--output=" + shell_quoted(batch_output(run_dir).string()));
+  lines.add("", "--open-mode=append");  // a job that is requeued goes on below
+  lines.add("", "--requeue");
+  lines.add("", "--no-kill");  // a lost node is told by dtrain, with the ranks it had
+  lines.add_options(plan.launcher.options);
+  std::string text = "#!/bin/bash\n" + lines.text();
+  if (!job.token.empty()) text += "export DTRAIN_SUBMITTED=" + job.token + "\n";
+  text += "exec " + shell_quoted(job.dtrain.string()) + " launch " + shell_quoted(job.experiment.string()) +
+          " --run-dir " + shell_quoted(run_dir);
+  if (!job.cluster.empty()) text += " --cluster " + shell_quoted(job.cluster.string());
+  for (const std::string& value : plan.overrides) text += " --set " + shell_quoted(value);
+  if (plan.mock.any()) text += " --mock " + to_string(plan.mock);
+  return text + "\n";
+}
+
+}  // namespace dtrain::run

@@ -1,0 +1,24 @@
+// The GPUs of this machine, as NVML lists them.
+#pragma once
+
+#include <chrono>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "dtrain/host/gpus.h"
+
+namespace dtrain::run {
+
+struct GpusSeen {
+  std::vector<host::GpuInfo> gpus;
+  std::vector<std::string> warnings;
+};
+
+inline constexpr std::chrono::seconds kGpuPatience{5};
+
+// Waits for the driver for kGpuPatience at most. Empty: it did not answer; the thread that asked is left behind until
+// the process ends.
+std::optional<GpusSeen> look_at_gpus();
+
+}  // namespace dtrain::run

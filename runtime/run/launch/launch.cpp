@@ -1,0 +1,172 @@
+#include "dtrain/run/launch.h"
+
+#include <csignal>
+#include <cstdio>
+#include <span>
+
+#include <unistd.h>
+
+#include "commands/mpi_command.h"
+#include "commands/slurm_command.h"
+#include "dtrain/base/error.h"
+#include "dtrain/base/fd.h"
+#include "dtrain/base/file.h"
+#include "dtrain/config/experiment.h"
+#include "dtrain/run/log_tail.h"
+#include "dtrain/run/summary_text.h"
+#include "dtrain/run/user_ledger.h"
+#include "dtrain/run/version.h"
+#include "folder/end_report.h"
+#include "folder/first_look.h"
+#include "folder/next_steps.h"
+#include "folder/process_id.h"
+#include "folder/screen.h"
+#include "launch/attempts.h"
+#include "launch/detached.h"
+#include "launch/launch_queue.h"
+#include "launch/slurm_submit.h"
+#include "plan/launch_network.h"
+#include "plan/launch_plan.h"
+
+namespace dtrain::run {
+namespace {
+
+std::string pretty(const Json& json) {
+  return json.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
+}
+
+// "rank 0", "ranks 0, 2-7": ascending.
+std::string ranks_text(const std::vector<int>& ranks) {
+  std::string text;
+  for (std::size_t begin = 0, end = 0; begin < ranks.size(); begin = end) {
+    for (end = begin + 1; end < ranks.size() && ranks[end] == ranks[end - 1] + 1;) ++end;
+    text += (text.empty() ? "" : ", ") + std::to_string(ranks[begin]);
+    if (end - begin > 1) text += "-" + std::to_string(ranks[end - 1]);
+  }
+  return (ranks.size() == 1 ? "rank " : "ranks ") + text;
+}
+
+void report(const Failure& failure, const RunFolder& folder) {
+  std::string text = "dtrain: the run failed: " + failure.cause + "\n";
+  if (!failure.remedy.empty()) text += "  " + failure.remedy + "\n";
+  if (!failure.status.empty()) text += "  " + failure.status + "\n";
+  if (!failure.followers.empty()) text += "  " + ranks_text(failure.followers) + " stopped because of it\n";
+  if (!failure.lines.empty()) {
+    const bool log = failure.said_by.empty();
+    text +=
+        log ? "  the last lines of " + folder.log(failure.rank).string() + ":\n" : "  " + failure.said_by + " said:\n";
+    for (const std::string& line : failure.lines) text += "  " + (log ? rank_prefix(failure.rank) : "") + line + "\n";
+  }
+  std::fputs(text.c_str(), stderr);
+}
+
+void end_torn_logs(const RunFolder& folder) {
+  std::error_code code;
+  for (const auto& entry : std::filesystem::directory_iterator(folder.logs(), code)) end_torn_line(entry.path());
+}
+
+void warn(std::span<const std::string> warnings) {
+  for (const std::string& warning : warnings) std::fprintf(stderr, "dtrain: warning: %s\n", warning.c_str());
+}
+
+// The last event. A full disk has been reported by now, or is of no consequence.
+void write_last_event(EventLog& events, const Outcome& outcome) {
+  try {
+    events.write("run_ended", run_ended(outcome.exit_code, outcome.failure ? outcome.failure->cause : ""));
+  } catch (const SystemError& error) {
+    std::fprintf(stderr, "dtrain: %s\n", error.what());
+  }
+}
+
+// Why a task has ended as it has; empty: it was completed.
+std::string reason_of(const Outcome& outcome) {
+  if (outcome.failure) return outcome.failure->cause;
+  return outcome.exit_code == static_cast<int>(ExitCode::kDone) ? "" : outcome.interrupted_by;
+}
+
+// Of ranks on several hosts that have their slots now.
+void find_network(LaunchPlan& plan, const Variables& variables, LaunchTask& task, EventLog& events) {
+  if (plan.launcher.type == config::LauncherType::kLocal || needs_allocation(plan, variables)) return;
+  const bool by_slurm = plan.launcher.type == config::LauncherType::kSlurm;
+  const std::size_t warned = plan.warnings.size();
+  try {
+    settle_network(plan, by_slurm ? over_srun() : over_remote_shell(remote_shell(plan.launcher.options, variables)));
+  } catch (const Error& error) {
+    const bool bad_input = dynamic_cast<const ConfigError*>(&error) != nullptr;
+    const int code = static_cast<int>(bad_input ? ExitCode::kBadInput : ExitCode::kRunFailed);
+    task.end(code, error.what());
+    write_last_event(events, {.exit_code = code, .failure = Failure{.cause = error.what()}});
+    throw;
+  }
+  warn(std::span(plan.warnings).subspan(warned));
+}
+
+// From the queue to the end, in the process that stays. `detached` is null where that is the one that was started.
+int carry_out(LaunchPlan plan, const RunFolder& folder, const Variables& variables, const Clock& clock,
+              Detached* detached) {
+  std::signal(SIGPIPE, SIG_IGN);  // a reader of our output that goes away does not end the run
+  raise_open_files();             // of the ranks and the agent, too
+  LaunchSignals signals;
+  EventLog events(folder.events(), clock, -1, plan.host);
+  LaunchTask task(state_folder(variables), task_request(plan, folder.path), clock);
+  events.write("submitted", {{"task", task.id()}, {"start_ticks", start_ticks(::getpid())}});
+  if (!wait_in_queue(plan, folder.path, task, signals, events, detached)) {
+    const int code = static_cast<int>(ExitCode::kInterrupted);
+    task.end(code, task.cancelled());
+    write_last_event(events, {.exit_code = code});
+    return code;
+  }
+  find_network(plan, variables, task, events);
+  write_file_atomic(folder.plan(), pretty(to_json(plan)));
+  print(render_plan(plan) + "run         " + folder.path.string() + "\ntask        " + std::to_string(task.id()) +
+        "\n");
+
+  events.write(
+      "run_started",
+      {{"name", plan.experiment.name}, {"world_size", plan.world_size()}, {"start_ticks", start_ticks(::getpid())}});
+  Screen screen(STDOUT_FILENO, ::isatty(STDOUT_FILENO) == 1, clock);
+  screen.activity(plan.world_size() == 1 ? "starting 1 rank"
+                                         : "starting " + std::to_string(plan.world_size()) + " ranks");
+  screen.after_a_while([&] { return first_look(folder, clock); });
+  const Outcome outcome = run_attempts({plan, folder, events, screen, clock, variables, signals, task});
+  task.end(outcome.exit_code, reason_of(outcome));
+  if (outcome.told) return outcome.exit_code;
+  write_last_event(events, outcome);
+  end_torn_logs(folder);
+  if (outcome.failure) {
+    report(*outcome.failure, folder);
+  } else {
+    print("\n" + summary_text(folder.path, STDOUT_FILENO));
+  }
+  const EndReport report_file = end_report(folder.path);
+  std::fputs(report_file.warning.c_str(), stderr);
+  print("\n" + report_file.text + "written to " + folder.path.string() + "\n");
+  if (outcome.exit_code == static_cast<int>(ExitCode::kDone)) print(next_steps(folder, !report_file.text.empty()));
+  return outcome.exit_code;
+}
+
+}  // namespace
+
+int launch(const LaunchRequest& request) {
+  const Variables variables = process_variables();
+  LaunchPlan plan = make_launch_plan(request, variables);
+  warn(plan.warnings);
+  const std::string script = batch_script_of(plan, variables, request.run_dir);
+  if (request.dry_run) {
+    Json json = to_json(plan);
+    if (!script.empty()) json["batch_script"] = script;
+    print(request.json ? pretty(json) : render_plan(plan) + (script.empty() ? "" : "\nfor sbatch:\n" + script));
+    return static_cast<int>(ExitCode::kDone);
+  }
+  check_can_start(plan);
+  const SystemClock clock;
+  open_user_ledger(clock);  // one that cannot be opened is told before there is a run folder
+  const RunFolder folder = folder_of_launch(request, plan, variables, clock);
+  if (!request.detach) return carry_out(plan, folder, variables, clock, nullptr);
+  Detached detached(folder.logs() / "launcher.log");
+  if (detached.is_launcher()) return carry_out(plan, folder, variables, clock, &detached);
+  print(detached.hear());
+  return static_cast<int>(ExitCode::kDone);
+}
+
+}  // namespace dtrain::run

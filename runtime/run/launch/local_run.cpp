@@ -1,0 +1,58 @@
+#include <unistd.h>
+
+#include "dtrain/base/error.h"
+#include "dtrain/base/unix_socket.h"
+#include "dtrain/config/experiment.h"
+#include "dtrain/profile/agent_process.h"
+#include "dtrain/run/version.h"
+#include "launch/run_attempt.h"
+#include "launch/supervisor.h"
+#include "link/rendezvous.h"
+
+namespace dtrain::run {
+namespace {
+
+constexpr auto kLocalAgentPatience = std::chrono::seconds(2);
+
+profile::AgentProcess start_host_agent(const LaunchPlan& plan, const RunFolder& folder) {
+  profile::AgentOptions options{.agent_id = plan.host, .profile_folder = folder.profile()};
+  for (const RankPlacement& rank : plan.ranks) options.local_ranks.push_back(rank.rank);
+  options.header = {{"run", folder.path.filename().string()}, {"versions", {{"dtrain", version()}}}};
+  if (const auto& wanted = plan.experiment.profiling.prometheus) options.prometheus = {wanted->address, wanted->port};
+  return profile::start_agent(options);
+}
+
+}  // namespace
+
+Outcome run_local(const Attempt& attempt) {
+  const LaunchPlan& plan = attempt.plan;
+  Supervisor supervisor(attempt);
+  profile::AgentProcess agent = start_host_agent(plan, attempt.folder);
+  attempt.events.write("agent_started", {{"agent", plan.host}, {"pid", agent.process.pid()}});
+  supervisor.watch_agent(agent.process);
+
+  Handover handover;
+  handover.launcher_pid = ::getpid();
+  handover.run_dir = attempt.folder.path;
+  handover.rendezvous = rendezvous_path(private_folder(attempt.variables), "launch-" + random_hex(8));
+  handover.agent_id = plan.host;
+  handover.agent_socket = agent.socket;
+  supervisor.start_ranks(handover, attempt.variables);
+  Outcome outcome = supervisor.watch();
+  std::error_code ignored;
+  std::filesystem::remove(handover.rendezvous, ignored);  // left only by a rank 0 that was killed early
+
+  // It ends with the last rank that has come to it; it need not wait for one that never will.
+  const auto patience = supervisor.all_joined() ? kLocalAgentPatience : std::chrono::seconds(0);
+  const ExitStatus agent_status = profile::finish_agent(agent, patience);
+  // Records that could not be written are no failure: a rank has said so, and the summary counts them.
+  const bool lost_records = agent_status.signal == 0 && agent_status.code == profile::kRecordsLost;
+  if (!agent_status.success() && !lost_records && !outcome.failure) {
+    outcome.exit_code = static_cast<int>(ExitCode::kRunFailed);
+    outcome.failure = Failure{.cause = "the profiling agent ended too early: " + agent_status.describe(),
+                              .remedy = "its log is in " + attempt.folder.logs().string()};
+  }
+  return outcome;
+}
+
+}  // namespace dtrain::run

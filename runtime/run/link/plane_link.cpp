@@ -1,0 +1,152 @@
+#include "link/plane_link.h"
+
+#include <unistd.h>
+
+#include "dtrain/base/error.h"
+#include "dtrain/run/version.h"
+
+namespace dtrain::run {
+namespace {
+
+// Of connecting, and of every wait: ranks of a large job come up one after the other.
+constexpr auto kPlanePatience = std::chrono::seconds(120);
+// A message holds a mebibyte; in it a quote takes two bytes, and so does every byte of a part that begins or ends
+// inside of a character.
+constexpr std::size_t kBytesOfOrdersPart = 256u << 10;
+constexpr auto kPlaneAnswers = std::chrono::milliseconds(200);  // a question about a key
+
+}  // namespace
+
+Json to_json(const LaunchOrders& orders) {
+  return {{"version", version()},  {"run_dir", orders.run_dir.string()},
+          {"token", orders.token}, {"agents", orders.agents},
+          {"plan", orders.plan},   {"experiment", orders.experiment}};
+}
+
+LaunchOrders orders_of(const Json& json) {
+  return {.run_dir = json.at("run_dir").get<std::string>(),
+          .token = json.at("token").get<std::string>(),
+          .agents = json.at("agents").get<std::vector<std::string>>(),
+          .plan = json.at("plan").get<std::string>(),
+          .experiment = json.at("experiment").get<std::string>()};
+}
+
+void put_orders(comm::ControlPlane& plane, const LaunchOrders& orders) {
+  const std::string text = to_line(to_json(orders));
+  int parts = 0;
+  for (std::size_t from = 0; from < text.size(); from += kBytesOfOrdersPart) {
+    plane.set(plane_key::orders_part(parts++), text.substr(from, kBytesOfOrdersPart));
+  }
+  plane.set(plane_key::kOrders, to_line({{"version", version()}, {"parts", parts}}));
+}
+
+Json to_json(const HostReport& report) {
+  return {{"host", report.host}, {"has_folder", report.has_folder}, {"agent_pid", report.agent_pid}};
+}
+
+HostReport host_report_of(const Json& json) {
+  return {.host = json.at("host").get<std::string>(),
+          .has_folder = json.at("has_folder").get<bool>(),
+          .agent_pid = json.at("agent_pid").get<std::int64_t>()};
+}
+
+std::string plane_key::orders_part(int part) {
+  return std::string(kOrders) + "/" + std::to_string(part);
+}
+std::string plane_key::state(int rank) {
+  return "state/" + std::to_string(rank);
+}
+std::string plane_key::entered_mpi(int rank) {
+  return "mpi/" + std::to_string(rank);
+}
+std::string plane_key::host(const std::string& agent) {
+  return "host/" + agent;
+}
+
+comm::ControlOptions plane_options(const std::string& secret, int member, int ranks, const std::string& host_name,
+                                   const Logger& log) {
+  return {.world = {.rank = member, .size = ranks + 1},
+          .secret = secret,
+          .timeout = kPlanePatience,
+          .host_name = host_name,
+          .session = "launch",
+          .log = log};
+}
+
+PlaneLink::PlaneLink(const LauncherContact& launcher, const comm::World& world, const std::string& host_name,
+                     const Logger& log)
+    : rank_(world.rank) {
+  try {
+    plane_ =
+        comm::ControlPlane::connect(plane_options(launcher.secrets.launch, world.rank + 1, world.size, host_name, log),
+                                    {launcher.address, launcher.port});
+  } catch (const CommError& error) {
+    throw CommError("host " + host_name + " does not reach the launcher at " + launcher.address + ":" +
+                        std::to_string(launcher.port) + ": " + error.what(),
+                    "the hosts must reach the launching one over the network it has chosen "
+                    "(task_container_defaults.dtrain_network_interface)");
+  }
+  const Json told = Json::parse(plane_->get(plane_key::kOrders));
+  if (const std::string theirs = told.value("version", std::string("?")); theirs != version()) {
+    const std::string cause =
+        "host " + host_name + " has dtrain " + version() + ", the launching host has dtrain " + theirs;
+    const std::string remedy = "install the same version on every host";
+    send(to_json(ErrorMessage{.rank = rank_, .cause = cause, .remedy = remedy}));
+    throw ConfigError(cause, remedy);
+  }
+  std::string text;
+  for (int part = 0; part < told.at("parts").get<int>(); ++part) text += plane_->get(plane_key::orders_part(part));
+  orders_ = orders_of(Json::parse(text));
+  if (orders_.agents.size() != static_cast<std::size_t>(world.size)) {
+    throw ConfigError("the launcher planned " + std::to_string(orders_.agents.size()) + " ranks, not " +
+                      std::to_string(world.size));
+  }
+}
+
+void PlaneLink::report_host(const HostReport& report) {
+  plane_->set(plane_key::host(orders_.agents[static_cast<std::size_t>(rank_)]), to_line(to_json(report)));
+}
+
+void PlaneLink::enter_mpi() {
+  plane_->set(plane_key::entered_mpi(rank_), "1");
+}
+
+bool PlaneLink::has_entered_mpi(int rank) {
+  try {
+    return plane_->get_within(plane_key::entered_mpi(rank), kPlaneAnswers).has_value();
+  } catch (const CommError&) {  // the run has failed meanwhile, and there is no such key
+    return false;
+  }
+}
+
+void PlaneLink::watch(std::function<void()> gone, std::function<void(int signal)> stop) {
+  plane_->on_failure([gone = std::move(gone), stop = std::move(stop)](const comm::RankFailure& failure) {
+    if (failure.rank != 0) return;  // another rank's: the ranks hear of it from each other
+    if (failure.departure != comm::Departure::kTold) return gone();
+    const Json told = Json::parse(failure.cause, nullptr, false);
+    if (told.is_object()) stop(told.value("signal", 0));
+  });
+}
+
+bool PlaneLink::is_gone() const {
+  return plane_->peer_state(0) == comm::PeerState::kGone;
+}
+
+bool PlaneLink::send(const Json& message, bool) {
+  const std::string type = message.value("type", std::string());
+  if (type == "progress") {
+    plane_->set(plane_key::kProgress, to_line(message));
+  } else if (type == "state") {
+    plane_->set(plane_key::state(rank_), to_line(message));
+  } else if (type == "error") {
+    const int blamed = message.value("rank", -1);
+    plane_->fail({blamed < 0 ? -1 : blamed + 1, message.value("step", std::int64_t{-1}), to_line(message)});
+  }
+  return !is_gone();
+}
+
+void PlaneLink::leave() {
+  if (!plane_->failure()) plane_->finish();
+}
+
+}  // namespace dtrain::run

@@ -1,0 +1,137 @@
+#include "plan/launch_placement.h"
+
+#include <algorithm>
+#include <map>
+
+#include "dtrain/base/error.h"
+#include "dtrain/config/experiment.h"
+#include "dtrain/run/cluster.h"
+#include "dtrain/run/run_folder.h"
+
+namespace dtrain::run {
+namespace {
+
+// All slots of each share that no GPU's problem has taken out, from the first on: what a free cluster would hand out.
+scheduler::Claim first_slots(const scheduler::Placement& placement) {
+  scheduler::Claim claim;
+  for (const scheduler::AgentShare& share : placement) {
+    scheduler::ClaimedShare claimed{.agent = share.agent};
+    for (int slot = 0; slot < share.slots; ++slot) claimed.slots.push_back(slot);
+    claim.push_back(std::move(claimed));
+  }
+  return claim;
+}
+
+using AgentsById = std::map<std::string, const scheduler::ClusterAgent*>;
+
+AgentsById by_id(const scheduler::ClusterAgents& cluster) {
+  AgentsById agents;
+  for (const scheduler::ClusterAgent& one : cluster.agents) agents[one.agent.id] = &one;
+  return agents;
+}
+
+const scheduler::ClusterAgent& agent_named(const std::string& id, const AgentsById& agents) {
+  const auto found = agents.find(id);
+  if (found == agents.end()) throw Error("there is no agent '" + id + "' in the cluster");
+  return *found->second;
+}
+
+}  // namespace
+
+scheduler::SlotRequest slot_request(const config::Experiment& experiment, const config::Scheduler& scheduler) {
+  return {.slots = experiment.resources.slots_per_trial,
+          .is_single_node = experiment.resources.is_single_node,
+          .resource_pool = experiment.resources.resource_pool,
+          .slot_type = config::AgentSlotType::kCpu,  // whatever there is: training does not use GPUs yet
+          .policy = scheduler.fitting_policy,
+          .allow_heterogeneous_fits = scheduler.allow_heterogeneous_fits};
+}
+
+void place_ranks(LaunchPlan& plan, const std::filesystem::path& cluster_file, const Variables& variables) {
+  const scheduler::ClusterWish wish{.slot_type = config::AgentSlotType::kCpu,
+                                    .least_slots = plan.experiment.resources.slots_per_trial};
+  plan.cluster = scheduler::find_cluster(cluster_file, variables, wish);
+  plan.launcher = plan.cluster.cluster.launcher;
+  plan.request = slot_request(plan.experiment, plan.cluster.cluster.scheduler);
+  const std::vector<scheduler::AgentSlots> agents = scheduler::empty_slots(plan.cluster);
+  const auto placement = scheduler::place(agents, plan.request);
+  if (!placement) {
+    const auto refusal = scheduler::never_fits(agents, plan.request, plan.experiment.global_batch_size);
+    if (!refusal) throw Error("the slots fit nowhere, and nothing says why: this is a mistake in dtrain");
+    throw ConfigError(plan.cluster.source + ": " + refusal->text(), refusal->remedy);
+  }
+  plan.warnings.insert(plan.warnings.end(), plan.cluster.warnings.begin(), plan.cluster.warnings.end());
+  assign_slots(plan, first_slots(*placement));
+}
+
+void assign_slots(LaunchPlan& plan, const scheduler::Claim& claim) {
+  const AgentsById agents = by_id(plan.cluster);
+  plan.placement.clear();
+  plan.ranks.clear();
+  for (const scheduler::ClaimedShare& share : claim) {
+    const scheduler::ClusterAgent& agent = agent_named(share.agent, agents);
+    plan.placement.push_back({share.agent, static_cast<int>(share.slots.size())});
+    for (const int index : share.slots) {
+      RankPlacement rank{.rank = plan.world_size(),
+                         .host = agent.here ? plan.host : agent.agent.host,
+                         .agent = share.agent,
+                         .slot = index};
+      const auto slot = std::find_if(agent.slots.begin(), agent.slots.end(),
+                                     [&](const scheduler::ClusterSlot& one) { return one.index == index; });
+      if (slot != agent.slots.end()) {
+        rank.cpus = slot->cpus;
+        rank.threads = slot->threads;
+      }
+      plan.ranks.push_back(std::move(rank));
+    }
+  }
+}
+
+void check_can_start(const LaunchPlan& plan) {
+  if (plan.launcher.type == config::LauncherType::kMpi) {
+    if (!find_program("mpirun", {}, process_variables()).empty()) return;
+    throw ConfigError(plan.cluster.source + ": launcher: mpi needs mpirun, which is not in PATH",
+                      "install Open MPI on every host (apt install openmpi-bin)");
+  }
+  if (plan.launcher.type == config::LauncherType::kSlurm) {
+    if (!find_program("srun", {}, process_variables()).empty()) return;
+    throw ConfigError(plan.cluster.source + ": launcher: slurm needs srun and sbatch, which are not in PATH",
+                      "install Slurm's commands (apt install slurm-client), or start it where they are");
+  }
+  const AgentsById agents = by_id(plan.cluster);
+  for (const scheduler::AgentShare& share : plan.placement) {
+    const scheduler::ClusterAgent& agent = agent_named(share.agent, agents);
+    if (agent.here) continue;
+    throw ConfigError(plan.cluster.source + ": the ranks of agent " + share.agent + " belong on the host " +
+                          agent.agent.host + ", but launcher: local starts ranks on this machine alone",
+                      "launcher: mpi in the cluster file starts them there");
+  }
+}
+
+std::string scaling_advice(const config::Experiment& experiment, bool has_overrides) {
+  const scheduler::BatchAndSlots now{experiment.global_batch_size, experiment.resources.slots_per_trial};
+  if (has_overrides) {
+    try {
+      const config::Experiment file = config::read_experiment(experiment.file);
+      std::string advice = scheduler::weak_scaling_advice({file.global_batch_size, file.resources.slots_per_trial}, now,
+                                                          experiment.file.string());
+      if (!advice.empty()) return advice;
+    } catch (const ConfigError&) {  // it is only complete with them
+    }
+  }
+  try {
+    const RunFolder last = find_run(experiment.name);
+    const Json plan = read_json(last.plan());
+    if (plan.at("name") != experiment.name) return {};
+    return scheduler::weak_scaling_advice({plan.at("global_batch_size"), plan.at("world_size")}, now,
+                                          "the run " + last.path.filename().string());
+  } catch (const std::exception&) {  // there is none, or nothing can be told from it: no reason not to train
+    return {};
+  }
+}
+
+scheduler::ClusterAgents find_cluster(const std::filesystem::path& given) {
+  return scheduler::find_cluster(given, process_variables());
+}
+
+}  // namespace dtrain::run

@@ -1,0 +1,170 @@
+#include "plan/launch_plan.h"
+
+#include <algorithm>
+#include <cstdio>
+
+#include "dtrain/base/error.h"
+#include "dtrain/base/text.h"
+#include "dtrain/config/experiment.h"
+#include "dtrain/host/identity.h"
+#include "dtrain/run/version.h"
+#include "entrypoint.h"
+#include "libtorch.h"
+#include "model_file.h"
+#include "plan/launch_placement.h"
+#include "unused_gpus.h"
+
+namespace dtrain::run {
+namespace {
+
+namespace fs = std::filesystem;
+
+std::string cpu_text(const std::vector<int>& cpus) {
+  std::vector<std::string> parts;
+  for (const int cpu : cpus) parts.push_back(std::to_string(cpu));
+  return join(parts, ",");
+}
+
+// "2 of 8"
+std::string slots_text(const LaunchPlan& plan) {
+  std::int64_t all = 0;
+  for (const scheduler::ClusterAgent& agent : plan.cluster.agents) all += agent.agent.slots;
+  return std::to_string(plan.world_size()) + " of " + std::to_string(all);
+}
+
+// "126 = 3 x 42, of 128 asked for"
+std::string batch_text(const LaunchPlan& plan) {
+  std::string text = std::to_string(plan.split.effective) + " = " + std::to_string(plan.world_size()) + " x " +
+                     std::to_string(plan.split.per_slot);
+  if (const std::int64_t wanted = plan.experiment.global_batch_size; wanted != plan.split.effective) {
+    text += ", of " + std::to_string(wanted) + " asked for";
+  }
+  return text;
+}
+
+std::string render_ranks(const LaunchPlan& plan) {
+  std::string text = "rank  host              cpus      batch\n";
+  for (const RankPlacement& rank : plan.ranks) {
+    char line[256];
+    std::snprintf(line, sizeof line, "%4d  %-16s  %-8s  %5lld\n", rank.rank, rank.host.c_str(),
+                  cpu_text(rank.cpus).c_str(), static_cast<long long>(plan.split.per_slot));
+    text += line;
+  }
+  return text;
+}
+
+std::string render_agents(const LaunchPlan& plan) {
+  std::string text = "agent             host              slots  ranks\n";
+  int first = 0;
+  for (const scheduler::AgentShare& share : plan.placement) {
+    const int last = first + share.slots - 1;
+    char line[512];
+    std::snprintf(line, sizeof line, "%-16s  %-16s  %5d  %d%s\n", share.agent.c_str(),
+                  plan.ranks[static_cast<std::size_t>(first)].host.c_str(), share.slots, first,
+                  last > first ? (" to " + std::to_string(last)).c_str() : "");
+    text += line;
+    first = last + 1;
+  }
+  return text;
+}
+
+}  // namespace
+
+LaunchPlan make_launch_plan(const LaunchRequest& request, const Variables& variables) {
+  LaunchPlan plan;
+  plan.experiment = config::read_experiment(request.experiment_file, request.overrides);
+  check_model_file(plan.experiment);
+  plan.overrides = request.overrides;
+  plan.mock = request.mock;
+  check_mock(plan.mock, plan.experiment.resources.slots_per_trial);
+  plan.host = host::host_identity().name;
+  plan.split = scheduler::split_batch(plan.experiment.global_batch_size, plan.experiment.resources.slots_per_trial);
+  if (!plan.split.warning.empty()) plan.warnings.push_back(plan.split.warning);
+  if (plan.mock.any()) plan.warnings.push_back(mock_text(plan.mock));
+  place_ranks(plan, request.cluster, variables);
+  const auto is_here = [](const RankPlacement& rank) { return !rank.cpus.empty(); };
+  if (std::any_of(plan.ranks.begin(), plan.ranks.end(), is_here)) plan.unused_gpus = find_unused_gpus(plan.experiment);
+  if (!plan.unused_gpus.empty()) plan.warnings.push_back(unused_gpus_warning(plan.unused_gpus));
+  const std::string advice = scaling_advice(plan.experiment, !request.overrides.empty());
+  if (!advice.empty()) plan.warnings.push_back(advice);
+  const config::Backend backend = plan.experiment.communication_backend;
+  if (plan.launcher.type == config::LauncherType::kLocal &&
+      (backend == config::Backend::kMpi || backend == config::Backend::kHierarchical)) {
+    throw ConfigError(plan.experiment.file.string() +
+                          ": communication.backend: mpi and hierarchical need ranks that "
+                          "mpirun has started",
+                      "mpirun -np N --hostfile HOSTS program experiment.yaml (docs/launching.md), or use auto");
+  }
+
+  plan.command = {find_entrypoint(plan.experiment, variables).string()};
+  plan.command.insert(plan.command.end(), plan.experiment.entrypoint.begin() + 1, plan.experiment.entrypoint.end());
+  plan.command.push_back(fs::absolute(request.experiment_file).lexically_normal().string());
+  for (const std::string& value : request.overrides) {
+    plan.command.push_back("--set");
+    plan.command.push_back(value);
+  }
+  if (plan.mock.any()) {
+    plan.command.push_back("--mock");
+    plan.command.push_back(to_string(plan.mock));
+  }
+
+  Variables of_a_rank = variables;
+  for (const auto& [name, value] : plan.experiment.environment_variables) of_a_rank[name] = value;
+  plan.library_path = find_libraries(plan.command.front(), of_a_rank);
+  return plan;
+}
+
+Json to_json(const LaunchPlan& plan) {
+  PlanFacts facts{.experiment = plan.experiment,
+                  .overrides = plan.overrides,
+                  .started_by = "dtrain launch",
+                  .command = plan.command,
+                  .split = plan.split,
+                  .placement = plan.ranks,
+                  .warnings = plan.warnings,
+                  .versions = {{"dtrain", version()}},
+                  .more = {{"cluster", plan.cluster.source}, {"launcher", config::to_string(plan.launcher.type)}}};
+  if (!plan.cluster.file.empty()) facts.more["cluster_file"] = plan.cluster.file.string();
+  if (plan.mock.any()) facts.more["mock"] = to_json(plan.mock);
+  if (!plan.network.networks.empty()) facts.more["network"] = to_json(plan.network);
+  return plan_json(facts);
+}
+
+std::string render_plan(const LaunchPlan& plan) {
+  const config::Experiment& experiment = plan.experiment;
+  const auto row = [](const std::string& name, const std::string& value) {
+    char text[64];
+    std::snprintf(text, sizeof text, "%-12s", name.c_str());
+    return text + value + "\n";
+  };
+  std::string text = row("experiment", experiment.name + " (" + experiment.file.string() + ")");
+  text += row("program", plan.command.front());
+  if (experiment.model) text += row("model", experiment.model->file.string());
+  if (plan.mock.any()) text += row("mock", to_string(plan.mock));
+  text += row("length", config::to_string(experiment.searcher.max_length));
+  text += row("batch", batch_text(plan));
+  if (const std::int64_t k = experiment.optimizations.aggregation_frequency; k > 1) {
+    text += row("effective", std::to_string(k * plan.split.effective) + " = " + std::to_string(k) + " x " +
+                                 std::to_string(plan.split.effective) + " in an optimizer step");
+  }
+  text += row("cluster", plan.cluster.source);
+  text += row("slots", slots_text(plan) + (plan.unused_gpus.empty() ? "" : ", cores; not used: " + plan.unused_gpus));
+  text += render_network(plan.network);
+  const bool here = plan.placement.size() == 1 && !plan.ranks.front().cpus.empty();
+  return text + (here ? render_ranks(plan) : render_agents(plan));
+}
+
+Variables thread_variables(const LaunchPlan& plan, const RankPlacement& rank, const Variables& variables) {
+  Variables result;
+  // Threads that wait by spinning take the core from the other ranks.
+  if (!variables.contains("OMP_WAIT_POLICY")) result["OMP_WAIT_POLICY"] = "passive";
+  if (!variables.contains("OMP_NUM_THREADS")) {
+    const int threads = rank.threads > 0 ? rank.threads : static_cast<int>(rank.cpus.size());
+    result["OMP_NUM_THREADS"] = std::to_string(std::max(1, threads));
+  }
+  for (const auto& [name, value] : plan.experiment.environment_variables) result[name] = value;
+  if (!plan.library_path.empty()) result["LD_LIBRARY_PATH"] = plan.library_path;
+  return result;
+}
+
+}  // namespace dtrain::run

@@ -1,0 +1,32 @@
+// Which ranks have come to MPI: while a rank is inside MPI_Init nothing can ask it, and MPI itself names nobody. With a
+// launcher each rank says so on the launcher's plane; without one it listens on a UNIX socket named by job and rank,
+// which ranks of the same host see, and which goes with its process. One thread at a time.
+#pragma once
+
+#include <optional>
+#include <string>
+
+#include "dtrain/base/unix_socket.h"
+#include "dtrain/comm/world.h"
+#include "link/plane_link.h"
+
+namespace dtrain::run {
+
+class MpiArrival {
+ public:
+  // This rank comes now. `plane` may be null; `job` is the same for all ranks of the job.
+  MpiArrival(const comm::World& world, const std::string& job, PlaneLink* plane);
+  // "rank 1, rank 3": those that have not come, for the text of a time-out. Takes a moment, in which others may look.
+  std::string missing() const;
+
+ private:
+  bool has_come(int rank) const;
+  std::string mark_of(int rank) const;
+
+  const comm::World& world_;
+  const std::string job_;
+  PlaneLink* const plane_;
+  std::optional<UnixListener> mark_;
+};
+
+}  // namespace dtrain::run

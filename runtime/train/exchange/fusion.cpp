@@ -1,0 +1,224 @@
+#include "exchange/fusion.h"
+
+#include <algorithm>
+
+#include <ATen/Parallel.h>
+
+#include "dtrain/base/file.h"
+#include "dtrain/run/version.h"
+
+namespace dtrain::train {
+
+namespace {
+
+std::vector<comm::FusionItem> items_of(const FlatParameters& parameters) {
+  std::vector<comm::FusionItem> items;
+  for (const auto& p : parameters.parameters()) {
+    items.push_back({p.group, p.offset, p.offset + p.padded, parameters.groups()[p.group].element_size});
+  }
+  return items;
+}
+
+std::vector<double> microseconds(std::span<const Nanoseconds> times) {
+  std::vector<double> result;
+  for (const Nanoseconds time : times) result.push_back(static_cast<double>(time.count()) / 1e3);
+  return result;
+}
+
+// Of every rank, the number of its host, in the order in which rank 0, 1, … have them. Collective.
+std::vector<std::size_t> hosts_of_ranks(run::RankSession& session) {
+  std::vector<std::string> seen;
+  std::vector<std::size_t> numbers;
+  for (const std::string& host : session.control().gather("train/hosts", session.world().host)) {
+    const auto place = std::find(seen.begin(), seen.end(), host);
+    numbers.push_back(static_cast<std::size_t>(place - seen.begin()));
+    if (place == seen.end()) seen.push_back(host);
+  }
+  return numbers;
+}
+
+double ms_per_mb(const comm::LinkModel& link) {
+  return link.us_per_byte * (1 << 20) / 1e3;
+}
+
+// What all ranks have to know of an answer.
+Json brief_json(const FusionAnswer& answer) {
+  return {{"cuts", answer.cuts}, {"latency_us", answer.link.latency_us}, {"us_per_byte", answer.link.us_per_byte}};
+}
+
+FusionAnswer brief_answer(const Json& json) {
+  return {json.at("cuts").get<std::vector<std::size_t>>(),
+          {json.at("latency_us").get<double>(), json.at("us_per_byte").get<double>()},
+          {}};
+}
+
+double middle_of(std::vector<double> values) {
+  std::nth_element(values.begin(), values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2), values.end());
+  return values[values.size() / 2];
+}
+
+}  // namespace
+
+Fusion::Fusion(const FlatParameters& parameters, run::RankSession& session, const FusionOptions& options)
+    : session_(session),
+      communicator_(session.communicator()),
+      options_(options),
+      items_(items_of(parameters)),
+      plans_{comm::plan_fusion(items_, options.threshold_bytes)},
+      ready_samples_(items_.size()),
+      exposed_us_(plan().buckets.size()) {
+  if (communicator_.world_size() == 1) return;
+  if (!options_.auto_tune) {
+    gaps_due_ = options_.cycle_ms > 0 && items_.size() > 1;
+    if (gaps_due_) link_ = comm::measure_link(communicator_);
+    return;
+  }
+  const std::vector<std::size_t> hosts = hosts_of_ranks(session);
+  cache_.emplace(session.cache_folder(), cache_key(parameters, hosts));
+  const auto known = remembered(/*several_hosts=*/std::count(hosts.begin(), hosts.end(), 0u) < std::ssize(hosts));
+  // All ranks would say the same.
+  const Logger log = session.world().rank == 0 ? session.log() : make_null_logger();
+  tuner_ = std::make_unique<comm::FusionTuner>(
+      items_, comm::FusionRule{options_.threshold_bytes, options_.cycle_ms * 1e3}, communicator_, log, known);
+  if (known) {
+    adopt(tuner_->plan(), "remembered");
+    tuner_.reset();
+  }
+}
+
+Json Fusion::cache_key(const FlatParameters& parameters, const std::vector<std::size_t>& hosts) const {
+  Json sizes = Json::array();
+  for (const auto& p : parameters.parameters()) sizes.push_back(p.tensor.nbytes());
+  return {{"dtrain", run::version()},
+          {"gradients", sizes},
+          {"threshold", options_.threshold_bytes},
+          {"cycle_ms", options_.cycle_ms},
+          {"batch", session_.batch_per_rank()},
+          {"aggregation_frequency", options_.aggregation_frequency},
+          {"sharded", options_.sharded},
+          {"hosts", hosts},
+          {"backend", std::string(communicator_.backend())},
+          {"threads", at::get_num_threads()}};
+}
+
+// Collective: what rank 0 remembers, for its host's cache is one of many. Between hosts only where the link is still as
+// it was: the same hosts may be joined by several, and what is best on one may be worse than the default on another.
+std::optional<std::vector<std::size_t>> Fusion::remembered(bool several_hosts) {
+  std::optional<FusionAnswer> found;
+  if (session_.world().rank == 0) {
+    found = cache_->find(items_.size(), session_.log());
+    session_.control().set("train/fusion", found ? to_line(brief_json(*found)) : "");
+  } else if (const std::string text = session_.control().get("train/fusion"); !text.empty()) {
+    found = brief_answer(Json::parse(text));
+  }
+  if (!found) return std::nullopt;
+  if (several_hosts) {
+    const comm::LinkModel now = comm::measure_link(communicator_);
+    if (!comm::alike(found->link, now)) {
+      if (session_.world().rank == 0) {
+        session_.log()->info(
+            "tensor fusion: the plan that an earlier run found is for another link: an exchange took {:.0f} us and "
+            "{:.2f} "
+            "ms a MB then, and takes {:.0f} us and {:.2f} ms a MB now",
+            found->link.latency_us, ms_per_mb(found->link), now.latency_us, ms_per_mb(now));
+      }
+      return std::nullopt;
+    }
+  }
+  if (session_.world().rank == 0) {
+    link_ = found->link;
+    ready_us_ = found->ready_us;
+  }
+  return found->cuts;
+}
+
+bool Fusion::end_step(const GradientExchange& exchange) {
+  const auto works = exchange.works();
+  for (std::size_t b = 0; b < works.size() && b < exposed_us_.size(); ++b) {
+    exposed_us_[b] += static_cast<double>(works[b].timing().exposed.count()) / 1e3;
+  }
+  ++exposed_steps_;
+  if (tuner_) {
+    const bool changed =
+        tuner_->end_step(microseconds(exchange.ready_times()), {static_cast<double>(exchange.exchanged().count()) / 1e3,
+                                                                static_cast<double>(exchange.exposed().count()) / 1e3});
+    if (changed) adopt(tuner_->plan(), "being tuned");
+    if (tuner_->done()) end_tuning();
+    return changed;
+  }
+  return gaps_due_ && look_at_gaps(microseconds(exchange.ready_times()));
+}
+
+bool Fusion::look_at_gaps(std::span<const double> ready_us) {
+  if (++steps_ <= kWarmUpSteps) return false;
+  for (std::size_t i = 0; i < items_.size(); ++i) ready_samples_[i].push_back(ready_us[i]);
+  if (steps_ < kWarmUpSteps + kGapSteps) return false;
+  gaps_due_ = false;
+  std::vector<double> middles;
+  for (const auto& samples : ready_samples_) middles.push_back(std::max(0.0, middle_of(samples)));
+  ready_us_ = comm::max_over_ranks(communicator_, middles);
+  const comm::FusionPlan with_gaps =
+      comm::plan_fusion(items_, options_.threshold_bytes, ready_us_, options_.cycle_ms * 1e3);
+  if (with_gaps == plan()) return false;
+  session_.log()->info(
+      "tensor fusion: {} buckets instead of {}: gradients more than {:g} ms apart do not wait for each other",
+      with_gaps.buckets.size(), plan().buckets.size(), options_.cycle_ms);
+  adopt(with_gaps, "threshold and gaps");
+  return true;
+}
+
+void Fusion::adopt(const comm::FusionPlan& next, std::string how) {
+  plans_.push_back(next);
+  how_ = std::move(how);
+  forget_exposed();
+}
+
+void Fusion::forget_exposed() {
+  exposed_us_.assign(plan().buckets.size(), 0);
+  exposed_steps_ = 0;
+}
+
+void Fusion::end_tuning() {
+  how_ = "tuned";
+  link_ = tuner_->link();
+  ready_us_.assign(tuner_->ready_us().begin(), tuner_->ready_us().end());
+  if (session_.world().rank == 0) {
+    cache_->store({tuner_->cuts(), *link_, ready_us_}, tuner_->report(), session_.log());
+    Json report = tuner_->report();
+    session_.write_event("fusion_tuned", report);
+  }
+  tuner_.reset();
+}
+
+Json Fusion::describe() const {
+  std::vector<double> predicted;
+  if (link_ && !ready_us_.empty()) predicted = comm::predict_exposed_us(plan(), ready_us_, *link_);
+  Json buckets = Json::array();
+  for (std::size_t b = 0; b < plan().buckets.size(); ++b) {
+    Json bucket{{"bytes", plan().buckets[b].bytes}, {"gradients", plan().buckets[b].items.size()}};
+    bucket["predicted_exposed_ms"] = predicted.empty() ? Json() : Json(predicted[b] / 1e3);
+    bucket["measured_exposed_ms"] =
+        exposed_steps_ == 0 ? Json() : Json(exposed_us_[b] / static_cast<double>(exposed_steps_) / 1e3);
+    buckets.push_back(bucket);
+  }
+  Json json{{"by", how_}, {"steps", exposed_steps_}, {"buckets", buckets}};
+  if (link_) {
+    json["link"] = Json{{"latency_us", link_->latency_us}, {"ms_per_mb", ms_per_mb(*link_)}};
+  }
+  return json;
+}
+
+void write_gradient_sizes(const std::filesystem::path& file, const FlatParameters& parameters) {
+  std::string text = "order,name,dtype,shape,elements,bytes\n";
+  int order = 0;
+  for (const auto& p : parameters.parameters()) {
+    std::string shape;
+    for (const std::int64_t size : p.tensor.sizes()) shape += (shape.empty() ? "" : "x") + std::to_string(size);
+    text += std::to_string(order++) + "," + p.name + "," + at::toString(p.tensor.scalar_type()) + "," + shape + "," +
+            std::to_string(p.tensor.numel()) + "," + std::to_string(p.tensor.nbytes()) + "\n";
+  }
+  if (file.has_parent_path()) std::filesystem::create_directories(file.parent_path());
+  write_file_atomic(file, text);
+}
+
+}  // namespace dtrain::train

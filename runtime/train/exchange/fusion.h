@@ -1,0 +1,84 @@
+// Which gradients travel together in this run: by size at first, then by size and the gaps between gradients, or by the
+// tuner. Watches the steps, changes the plan between them, and says what it cost. Training thread only.
+#pragma once
+
+#include <deque>
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "dtrain/base/json.h"
+#include "dtrain/comm/communicator.h"
+#include "dtrain/comm/fusion_plan.h"
+#include "dtrain/comm/fusion_tuner.h"
+#include "dtrain/run/rank_session.h"
+#include "exchange/fusion_cache.h"
+#include "exchange/gradient_exchange.h"
+#include "model/flat_parameters.h"
+
+namespace dtrain::train {
+
+struct FusionOptions {
+  std::int64_t threshold_bytes = 64ll << 20;
+  double cycle_ms = 0;     // 0: gaps between gradients do not matter
+  bool auto_tune = false;  // then they are only what the tuner has to beat
+  // What else an answer of the tuner depends on.
+  int aggregation_frequency = 1;
+  bool sharded = false;  // while it tunes
+};
+
+class Fusion {
+ public:
+  // Collective where gaps are looked at or the tuner is on.
+  Fusion(const FlatParameters& parameters, run::RankSession& session, const FusionOptions& options);
+
+  // Plans that were in use before stay where they are: a strategy may look at the old one when it is given a new one.
+  const comm::FusionPlan& plan() const { return plans_.back(); }
+  // After a step that exchanged gradients. Collective now and then; true when plan() has changed.
+  bool end_step(const GradientExchange& exchange);
+
+  // Whether the plan may still change because of what is being measured.
+  bool settling() const { return gaps_due_ || tuner_; }
+  // Without the tuner: how many of the first steps may have another plan than those that follow. Whether they have one
+  // does not matter: what is done in which step must not depend on the plan.
+  static constexpr int settled_steps() { return kWarmUpSteps + kGapSteps; }
+  // The exposed times from here on are those of another strategy.
+  void forget_exposed();
+
+  // For plan.json: how the plan came about, and for each bucket bytes, gradients and the exposed time of a step,
+  // predicted (where the link was measured) and measured (mean of this rank's steps with this plan).
+  Json describe() const;
+
+ private:
+  static constexpr int kWarmUpSteps = 3;  // allocators and caches settle
+  static constexpr int kGapSteps = 5;
+
+  bool look_at_gaps(std::span<const double> ready_us);
+  void adopt(const comm::FusionPlan& next, std::string how);
+  Json cache_key(const FlatParameters& parameters, const std::vector<std::size_t>& hosts) const;
+  std::optional<std::vector<std::size_t>> remembered(bool several_hosts);
+  void end_tuning();
+
+  run::RankSession& session_;
+  comm::Communicator& communicator_;
+  const FusionOptions options_;
+  std::vector<comm::FusionItem> items_;
+  std::deque<comm::FusionPlan> plans_;
+  std::string how_ = "threshold";
+  std::optional<FusionCache> cache_;
+  std::unique_ptr<comm::FusionTuner> tuner_;
+  bool gaps_due_ = false;
+  int steps_ = 0;
+  std::vector<std::vector<double>> ready_samples_;
+  std::vector<double> ready_us_;  // the largest of the ranks; empty: not measured
+  std::optional<comm::LinkModel> link_;
+  std::vector<double> exposed_us_;  // of each bucket, summed over the steps with this plan
+  std::int64_t exposed_steps_ = 0;
+};
+
+// Each gradient's size, in the order of exchange, as CSV: order,name,dtype,shape,elements,bytes. Replaces the file.
+void write_gradient_sizes(const std::filesystem::path& file, const FlatParameters& parameters);
+
+}  // namespace dtrain::train

@@ -1,0 +1,273 @@
+#include "exchange/gradient_exchange.h"
+
+#include <algorithm>
+#include <cstring>
+#include <string>
+
+#include "dtrain/base/error.h"
+
+namespace dtrain::train {
+
+namespace {
+
+constexpr Nanoseconds kNotReady{-1};
+
+[[noreturn]] void fail_displaced(const std::string& name) {
+  throw Error("a tensor that backward left behind lies where the gradient of '" + name + "' belongs",
+              "do not keep tensors that backward makes (retain_grad(), create_graph) beyond train_batch()");
+}
+
+[[noreturn]] void fail_changed(const std::string& name, const std::string& what) {
+  throw Error(
+      "the gradient of '" + name + "' was " + what + " after context.backward(), while the ranks exchange it",
+      "clip with context.clip_gradient_norm(), change gradients in a hook of the parameter (register_hook), and "
+      "leave zeroing them to dtrain");
+}
+
+// Sparse ones (Embedding(sparse=True)) too.
+void put_gradient(const at::Tensor& from, at::Tensor& to, bool add) {
+  if (from.layout() == at::kStrided && !add) {
+    to.copy_(from);
+  } else {
+    if (!add) to.zero_();
+    to.add_(from);
+  }
+}
+
+}  // namespace
+
+GradientExchange::GradientExchange(FlatParameters& parameters, comm::Communicator& communicator,
+                                   profile::Recorder& recorder)
+    : parameters_(parameters),
+      communicator_(communicator),
+      recorder_(recorder),
+      log_(communicator, recorder),
+      memory_(parameters),
+      bucket_of_(parameters.parameters().size()),
+      ready_in_batch_(parameters.parameters().size()),
+      used_(parameters.parameters().size() + 1),
+      ready_times_(parameters.parameters().size(), kNotReady) {
+  for (const auto& parameter : parameters.parameters()) {
+    if (!parameter.tied.empty()) tied_.push_back(guards_.size());
+    guards_.emplace_back(parameter.gradient);
+  }
+}
+
+void GradientExchange::use(GradientStrategy& strategy, const comm::FusionPlan& plan) {
+  strategy_ = &strategy;
+  plan_ = &plan;
+  buckets_.assign(plan.buckets.size(), {});
+  works_.clear();
+  for (std::size_t b = 0; b < plan.buckets.size(); ++b) {
+    for (const std::size_t item : plan.buckets[b].items) bucket_of_[item] = b;
+  }
+}
+
+void GradientExchange::begin_batch(bool exchange) {
+  exchanging_ = exchange;
+  std::fill(ready_in_batch_.begin(), ready_in_batch_.end(), 0);
+  first_in_window_ = !window_open_;
+  if (first_in_window_) {
+    window_open_ = true;
+    displaced_.clear();
+    std::fill(used_.begin(), used_.end(), 0);
+    // Undefined gradients let autograd hand over its own tensor instead of adding to zeros. It lies in its place
+    // already (GradientMemory), or the hook copies it there.
+    for (auto& parameter : parameters_.parameters()) {
+      parameter.tensor.mutable_grad() = at::Tensor();
+      for (at::Tensor& tied : parameter.tied) tied.mutable_grad() = at::Tensor();
+    }
+  }
+  if (!exchange) return;
+  backward_began_ = now();  // or later, if there is one
+  exposed_ = Nanoseconds{0};
+  next_bucket_ = 0;
+  works_.clear();
+  for (std::size_t b = 0; b < buckets_.size(); ++b) buckets_[b] = {plan_->buckets[b].items.size(), false};
+}
+
+void GradientExchange::gradient_ready(std::size_t index) {
+  auto& parameter = parameters_.parameters()[index];
+  if (!parameter.tied.empty()) return;  // add_tied() does it
+  const Nanoseconds entered = now();
+  ready_times_[index] = entered - backward_began_ - in_hooks_;
+  if (ready_in_batch_[index]) {
+    throw Error("the gradient of '" + parameter.name + "' was computed twice in one batch",
+                "call context.backward() once in train_batch(), on the sum of the losses");
+  }
+  ready_in_batch_[index] = 1;
+  if (settle(index) && exchanging_) {
+    --buckets_[bucket_of_[index]].missing;
+    const profile::PhaseScope phase(recorder_, profile::Phase::kAllreduceWait);
+    const Nanoseconds began = now();
+    launch_ready();
+    communicator_.progress();
+    exposed_ += now() - began;
+  }
+  in_hooks_ += now() - entered;
+}
+
+bool GradientExchange::settle(std::size_t index) {
+  auto& parameter = parameters_.parameters()[index];
+  at::Tensor& gradient = parameter.tensor.mutable_grad();
+  if (!gradient.defined()) {
+    throw Error("a hook of '" + parameter.name + "' has taken its gradient away",
+                "a hook may change the gradient, but must leave one");
+  }
+  const bool was_used = std::exchange(used_[index], 1);
+  const at::NoGradGuard no_grad;
+  if (gradient.layout() == at::kStrided && memory_.settle(index, gradient.data_ptr())) {
+    // In its place, but laid out in another order: autograd allows that for parameters it cannot match.
+    if (gradient.strides() != parameter.gradient.strides()) parameter.gradient.copy_(gradient.clone());
+  } else {
+    if (!memory_.may_write(index)) {
+      displaced_.emplace_back(index, gradient);
+      return false;
+    }
+    put_gradient(gradient, parameter.gradient, was_used);  // added where the window's last batch has left one
+  }
+  gradient = parameter.gradient;
+  return true;
+}
+
+void GradientExchange::launch_ready() {
+  while (next_bucket_ < buckets_.size() && buckets_[next_bucket_].missing == 0) launch(next_bucket_);
+}
+
+void GradientExchange::launch(std::size_t bucket) {
+  works_.push_back(strategy_->launch(bucket));
+  buckets_[bucket].launched = true;
+  next_bucket_ = bucket + 1;
+}
+
+void GradientExchange::backward(const at::Tensor& loss) {
+  std::fill(ready_times_.begin(), ready_times_.end(), kNotReady);
+  in_hooks_ = Nanoseconds{0};
+  lift_guard();
+  backward_began_ = now();
+  if (first_in_window_) {
+    const GradientMemory::Lending lending(memory_);
+    loss.backward();
+  } else {
+    loss.backward();  // later batches add to what the first has put in place
+  }
+  put_displaced_back();
+  add_tied();
+  guard();
+}
+
+// Tensors in the same memory have gradients of their own, which backward finishes in an order of its own: together they
+// are the parameter's.
+void GradientExchange::add_tied() {
+  const at::NoGradGuard no_grad;
+  for (const std::size_t index : tied_) {
+    auto& parameter = parameters_.parameters()[index];
+    const auto add = [&](at::Tensor& gradient) {
+      if (!gradient.defined() || gradient.is_same(parameter.gradient)) return;
+      put_gradient(gradient, parameter.gradient, std::exchange(used_[index], 1));
+    };
+    add(parameter.tensor.mutable_grad());
+    for (at::Tensor& tied : parameter.tied) {
+      add(tied.mutable_grad());
+      tied.mutable_grad() = at::Tensor();
+    }
+    if (used_[index]) parameter.tensor.mutable_grad() = parameter.gradient;
+  }
+}
+
+void GradientExchange::guard() {
+  const auto parameters = parameters_.parameters();
+  for (std::size_t i = 0; i < parameters.size(); ++i) {
+    if (used_[i]) parameters[i].tensor.mutable_grad() = guards_[i].view();
+  }
+}
+
+// Autograd may add to the gradients again. One that was reset before is what the window has gathered all the same.
+void GradientExchange::lift_guard() {
+  const auto parameters = parameters_.parameters();
+  for (std::size_t i = 0; i < parameters.size(); ++i) {
+    at::Tensor& gradient = parameters[i].tensor.mutable_grad();
+    if (guards_[i].written()) fail_changed(parameters[i].name, "changed");
+    if (gradient.is_same(guards_[i].view())) gradient = parameters[i].gradient;
+  }
+}
+
+// Nobody has touched the gradients since backward. From here on they are the engine's, and may be looked at again.
+void GradientExchange::take_back() {
+  const auto parameters = parameters_.parameters();
+  for (std::size_t i = 0; i < parameters.size(); ++i) {
+    const at::Tensor& gradient = parameters[i].tensor.grad();
+    if (guards_[i].written()) fail_changed(parameters[i].name, "changed");
+    if (!used_[i] && gradient.defined()) {
+      throw Error("'" + parameters[i].name + "' has a gradient that context.backward() has not made",
+                  "call context.backward(loss) instead of loss.backward(); hooks are put on parameters before the "
+                  "trial's constructor returns");
+    }
+    if (used_[i] && !gradient.defined()) fail_changed(parameters[i].name, "reset");
+    if (used_[i] && !gradient.is_same(guards_[i].view()) && !gradient.is_same(parameters[i].gradient)) {
+      fail_changed(parameters[i].name, "replaced");
+    }
+  }
+}
+
+void GradientExchange::put_displaced_back() {
+  const at::NoGradGuard no_grad;
+  const auto parameters = parameters_.parameters();
+  for (auto& [index, gradient] : displaced_) {
+    if (!memory_.may_write(index)) fail_displaced(parameters[index].name);
+    put_gradient(gradient, parameters[index].gradient, false);
+    parameters[index].tensor.mutable_grad() = parameters[index].gradient;
+  }
+  displaced_.clear();
+}
+
+void GradientExchange::clear_unused() {
+  const auto parameters = parameters_.parameters();
+  for (std::size_t i = 0; i < parameters.size(); ++i) {
+    if (used_[i] || buckets_[bucket_of_[i]].launched) continue;
+    if (!memory_.may_write(i)) fail_displaced(parameters[i].name);
+    const auto& group = parameters_.groups()[parameters[i].group];
+    std::memset(static_cast<std::byte*>(group.gradients.data_ptr()) + parameters[i].offset * group.element_size, 0,
+                static_cast<std::size_t>(parameters[i].padded * group.element_size));
+  }
+}
+
+std::span<const std::uint8_t> GradientExchange::finish(bool word) {
+  const profile::PhaseScope phase(recorder_, profile::Phase::kAllreduceWait);
+  const Nanoseconds began = now();
+  const auto parameters = parameters_.parameters();
+  take_back();
+  clear_unused();
+  used_.back() = word ? 1 : 0;
+  while (next_bucket_ < buckets_.size()) launch(next_bucket_);
+  // No rank gets past this before all ranks are here, that is before every backward has ended: hooks issue buckets, but
+  // not this. Strategies rely on it (GradientStrategy::update()).
+  comm::Work used =
+      communicator_.all_reduce(used_.data(), used_.size(), comm::DataType::kUint8, {.op = comm::ReduceOp::kMax});
+  for (std::size_t b = 0; b < works_.size(); ++b) {
+    works_[b].wait();
+    log_.record(strategy_->operation(), static_cast<int>(b), works_[b]);
+    strategy_->complete(b);
+  }
+  used.wait();
+  const Nanoseconds ended = now();
+  exchanged_ = ended - backward_began_;
+  exposed_ += ended - began;
+  log_.record("all_reduce", -1, used);
+  for (std::size_t i = 0; i < parameters.size(); ++i) {
+    parameters[i].tensor.mutable_grad() = used_[i] ? parameters[i].gradient : at::Tensor();
+  }
+  return std::span(used_).first(parameters.size());
+}
+
+std::span<const std::uint8_t> GradientExchange::finish_alone() {
+  take_back();
+  clear_unused();
+  const auto parameters = parameters_.parameters();
+  for (std::size_t i = 0; i < parameters.size(); ++i) {
+    parameters[i].tensor.mutable_grad() = used_[i] ? parameters[i].gradient : at::Tensor();
+  }
+  return std::span(used_).first(parameters.size());
+}
+
+}  // namespace dtrain::train

@@ -1,0 +1,100 @@
+// What all strategies share: from gradients that become ready one by one to buckets that are exchanged in plan order.
+//
+// A window is the aggregation_frequency batches whose gradients are summed before one exchange. Training thread only.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "dtrain/base/clock.h"
+#include "dtrain/comm/communicator.h"
+#include "dtrain/comm/fusion_plan.h"
+#include "dtrain/profile/recorder.h"
+#include "exchange/collective_log.h"
+#include "exchange/gradient_guard.h"
+#include "exchange/gradient_strategy.h"
+#include "model/flat_parameters.h"
+#include "model/gradient_memory.h"
+
+namespace dtrain::train {
+
+class GradientExchange {
+ public:
+  GradientExchange(FlatParameters& parameters, comm::Communicator& communicator, profile::Recorder& recorder);
+
+  // Between windows. Both outlive their use.
+  void use(GradientStrategy& strategy, const comm::FusionPlan& plan);
+
+  // A batch starts. `exchange`: gradients are exchanged in this batch, bucket by bucket as backward completes them.
+  void begin_batch(bool exchange);
+  // Runs autograd from `loss`; its hooks call gradient_ready().
+  void backward(const at::Tensor& loss);
+  // Backward has finished the gradient of a parameter (index into FlatParameters::parameters()).
+  void gradient_ready(std::size_t parameter);
+  // Hands over what backward did not complete, with zeros for what it did not touch, and waits for every bucket.
+  // Returns, for each parameter, whether any rank used it in this window. Error naming a parameter whose gradient
+  // somebody has changed since backward(). `word`: asks all ranks something; word_of_any() is whether one said yes.
+  std::span<const std::uint8_t> finish(bool word = false);
+  bool word_of_any() const { return used_.back() != 0; }
+  // The same without a word to anybody: for this rank's own gradients.
+  std::span<const std::uint8_t> finish_alone();
+  // The update is done: the next batch starts a new window.
+  void end_window() { window_open_ = false; }
+
+  // Of the last window. When backward finished each gradient, from the start of that backward, not counting the time
+  // the hooks took; negative: not in this batch.
+  std::span<const Nanoseconds> ready_times() const { return ready_times_; }
+  // From the start of that backward until every bucket was complete.
+  Nanoseconds exchanged() const { return exchanged_; }
+  // Of that, what this thread spent on handing buckets over and waiting for them.
+  Nanoseconds exposed() const { return exposed_; }
+  std::span<const comm::Work> works() const { return works_; }  // of the buckets
+
+ private:
+  struct Bucket {
+    std::size_t missing = 0;  // gradients of this batch not ready yet
+    bool launched = false;
+  };
+  bool settle(std::size_t parameter);  // false: its place is taken, it waits for the end of backward
+  void add_tied();
+  void guard();
+  void lift_guard();
+  void take_back();
+  void put_displaced_back();
+  void clear_unused();
+  void launch_ready();
+  void launch(std::size_t bucket);
+  Nanoseconds now() const { return clock_.monotonic(); }
+
+  FlatParameters& parameters_;
+  comm::Communicator& communicator_;
+  profile::Recorder& recorder_;
+  CollectiveLog log_;
+  GradientMemory memory_;
+  std::vector<GradientGuard> guards_;  // of each parameter
+  std::vector<std::size_t> tied_;      // parameters that have other tensors in the same memory
+  SystemClock clock_;
+  GradientStrategy* strategy_ = nullptr;
+  const comm::FusionPlan* plan_ = nullptr;
+  bool exchanging_ = false;
+  bool window_open_ = false;
+  bool first_in_window_ = false;
+  std::vector<std::size_t> bucket_of_;  // of each parameter
+  std::vector<Bucket> buckets_;
+  std::size_t next_bucket_ = 0;  // the first not launched: buckets go in plan order
+  std::vector<std::uint8_t> ready_in_batch_;
+  // In this window, on this rank; after the exchange on any rank. The last element is finish()'s `word`.
+  std::vector<std::uint8_t> used_;
+  std::vector<std::pair<std::size_t, at::Tensor>> displaced_;  // gradients whose place was taken when they were ready
+  std::vector<comm::Work> works_;
+  Nanoseconds backward_began_{0};
+  Nanoseconds in_hooks_{0};  // of this backward
+  Nanoseconds exchanged_{0};
+  Nanoseconds exposed_{0};
+  std::vector<Nanoseconds> ready_times_;
+};
+
+}  // namespace dtrain::train

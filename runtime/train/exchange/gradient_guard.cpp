@@ -1,0 +1,25 @@
+#include "exchange/gradient_guard.h"
+
+#include <utility>
+
+#include <c10/core/CPUAllocator.h>
+#include <c10/core/impl/COWDeleter.h>
+
+namespace dtrain::train {
+
+GradientGuard::GradientGuard(const at::Tensor& gradient) {
+  namespace cow = c10::impl::cow;
+  void* const memory = gradient.data_ptr();
+  auto* const context = new cow::COWDeleterContext({memory, [](void*) {}});  // the memory is not theirs to free
+  at::DataPtr first(memory, context, cow::cow_deleter, gradient.device());
+  context->increment_refcount();
+  memory_ = at::DataPtr(memory, context, cow::cow_deleter, gradient.device());
+  auto storage = c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(),
+                                                       static_cast<std::int64_t>(gradient.nbytes()), std::move(first),
+                                                       c10::GetCPUAllocator(), /*resizable=*/false);
+  view_ = at::detail::make_tensor<c10::TensorImpl>(c10::Storage(std::move(storage)),
+                                                   c10::DispatchKeySet(c10::DispatchKey::CPU), gradient.dtype());
+  view_.unsafeGetTensorImpl()->set_sizes_and_strides(gradient.sizes(), gradient.strides());
+}
+
+}  // namespace dtrain::train

@@ -1,0 +1,36 @@
+#include "loop/device_memory.h"
+
+#include <c10/core/CachingDeviceAllocator.h>
+
+namespace dtrain::train {
+namespace {
+
+class CachingAllocatorMemory final : public profile::DeviceMemory {
+ public:
+  CachingAllocatorMemory(c10::DeviceAllocator& allocator, c10::DeviceIndex index)
+      : allocator_(allocator), index_(index) {}
+
+  Reading take() override {
+    constexpr auto kAll = static_cast<std::size_t>(c10::CachingAllocator::StatType::AGGREGATE);
+    const auto stats = allocator_.getDeviceStats(index_);
+    allocator_.resetPeakStats(index_);  // a call a phase: the next peak is the next phase's
+    return {stats.allocated_bytes[kAll].current, stats.reserved_bytes[kAll].current, stats.allocated_bytes[kAll].peak};
+  }
+  int device() const override { return index_; }
+
+ private:
+  c10::DeviceAllocator& allocator_;
+  c10::DeviceIndex index_;
+};
+
+}  // namespace
+
+std::unique_ptr<profile::DeviceMemory> device_memory(const c10::Device& device) {
+  if (device.is_cpu()) return nullptr;
+  auto* allocator = dynamic_cast<c10::DeviceAllocator*>(c10::GetAllocator(device.type()));
+  if (allocator == nullptr || !allocator->initialized()) return nullptr;
+  return std::make_unique<CachingAllocatorMemory>(*allocator,
+                                                  device.has_index() ? device.index() : c10::DeviceIndex{0});
+}
+
+}  // namespace dtrain::train

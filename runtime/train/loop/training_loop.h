@@ -1,0 +1,77 @@
+// The loop over batches. Read it beside "the life of one step" in
+// docs/architecture.md. Used by the training thread alone.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "dtrain/run/rank_session.h"
+#include "dtrain/train/trial.h"
+#include "loop/device_memory.h"
+#include "loop/metric_reducer.h"
+#include "loop/progress_meter.h"
+#include "loop/validation.h"
+#include "step/engine.h"
+#include "tracing/deep_window.h"
+
+namespace dtrain::train {
+
+class TrainingLoop {
+ public:
+  // `save` is called once on every rank when training is over, before the last validation: nothing that goes wrong
+  // there costs the weights.
+  TrainingLoop(Trial& trial, TrialContext& context, run::RankSession& session, Engine& engine,
+               std::function<void()> save);
+  ~TrainingLoop();
+  TrainingLoop(const TrainingLoop&) = delete;
+  TrainingLoop& operator=(const TrainingLoop&) = delete;
+
+  // Trains up to the experiment's max_length. True when it stopped early because some rank was asked to. Collective.
+  bool run();
+
+ private:
+  enum class Outcome { kGoOn, kDone, kStopped };
+  Outcome run_round();
+  Outcome end_of_epoch(const Engine::Round& round);
+  void train_batch(Batch& batch);
+  void record_loader(const Batch& batch);
+  // At the last batch: applies what is left of the window, reduces metrics, validates. Once.
+  void conclude(bool stopped);
+  void reduce_training_metrics();
+  void find_lengths();
+  // records_per_epoch is for sources that do not know their length.
+  void warn_of_unused_length() const;
+  void start_epoch(std::int64_t epoch);
+  bool epoch_is_full() const;
+
+  Trial& trial_;
+  TrialContext& context_;
+  run::RankSession& session_;
+  Engine& engine_;
+  profile::Recorder& recorder_;
+  const config::Experiment& experiment_;
+  Loader loader_;
+  std::unique_ptr<profile::DeviceMemory> device_memory_;  // of a GPU
+  Validation validation_;
+  MetricReducer metrics_;
+  std::function<void()> save_;
+  ProgressMeter progress_;
+  DeepWindow deep_window_;
+  std::vector<std::pair<Metrics, std::int64_t>> unread_metrics_;  // with their samples; read where they are due
+
+  std::int64_t global_batch_ = 0;                  // of all ranks, in samples
+  std::optional<std::int64_t> batches_per_epoch_;  // the most of any rank; not known: until every source ends
+  std::optional<std::int64_t> total_batches_;      // not known: until epochs_ are over
+  std::int64_t epochs_ = 0;
+  std::int64_t validation_period_ = 0;  // batches; 0: at the end alone
+  std::int64_t batches_ = 0;            // done, in rounds of all ranks
+  std::int64_t epoch_ = 0;
+  std::int64_t epoch_batches_ = 0;
+  bool concluded_ = false;
+};
+
+}  // namespace dtrain::train

@@ -1,0 +1,106 @@
+#include <utility>
+#include "dtrain/config/experiment.h"
+#include "dtrain/run/rank_session.h"
+#include "dtrain/train/trial.h"
+#include "loop/unread_keys.h"
+
+namespace dtrain {
+
+TrialContext::TrialContext(run::RankSession& session) : session_(session), data_(session.experiment().data) {}
+
+int TrialContext::rank() const {
+  return session_.world().rank;
+}
+int TrialContext::world_size() const {
+  return session_.world().size;
+}
+std::int64_t TrialContext::batch_size() const {
+  return session_.batch_per_rank();
+}
+at::Device TrialContext::device() const {
+  return at::kCPU;
+}
+
+bool TrialContext::has_hyperparameter(const std::string& name) const {
+  hyperparameters_asked_.insert(name);
+  return session_.experiment().hyperparameters.contains(name);
+}
+
+const Json& TrialContext::hyperparameter_json(const std::string& name) const {
+  hyperparameters_asked_.insert(name);
+  const Json& all = session_.experiment().hyperparameters;
+  const auto found = all.find(name);
+  if (found == all.end()) {
+    throw ConfigError(session_.experiment().file.string() + ": hyperparameters." + name + " is missing",
+                      "the trial needs it: add it to the experiment or give --set hyperparameters." + name + "=…");
+  }
+  return *found;
+}
+
+void TrialContext::warn_of_unread_keys() {
+  if (std::exchange(unread_keys_told_, true) || rank() != 0) return;
+  std::vector<train::SectionRead> sections{
+      {"hyperparameters", &session_.experiment().hyperparameters, hyperparameters_asked_}};
+  sections.front().asked.insert("global_batch_size");  // the engine's
+  if (!data_.all_asked()) sections.push_back({"data", &data_.given(), data_.asked()});
+  const std::string text = train::describe_unread(sections);
+  if (!text.empty()) session_.log()->warn("{}", text);
+}
+
+std::filesystem::path TrialContext::resolve(const std::string& path) const {
+  return session_.experiment().file.parent_path() / path;
+}
+
+void TrialContext::set_model(std::shared_ptr<torch::nn::Module> model) {
+  if (!model) throw ConfigError("wrap_model() was given no model");
+  if (wrapped_.model) {
+    throw ConfigError("wrap_model() was called twice", "put several networks into one torch::nn::Module and wrap that");
+  }
+  wrapped_.model = std::move(model);
+}
+
+void TrialContext::wrap_optimizer(const Optimizer& optimizer) {
+  if (wrapped_.optimizer)
+    throw ConfigError("wrap_optimizer() was called twice", "one optimizer updates the wrapped model");
+  wrapped_.optimizer = optimizer;
+}
+
+void TrialContext::wrap_lr_scheduler(LrSchedule schedule) {
+  wrapped_.schedule = std::move(schedule);
+}
+
+void TrialContext::clip_gradient_norm(double max_norm) {
+  if (!(max_norm > 0)) {
+    throw ConfigError("clip_gradient_norm(" + std::to_string(max_norm) + "): the norm must be above 0");
+  }
+  wrapped_.max_gradient_norm = max_norm;
+}
+
+void TrialContext::backward(const at::Tensor& loss) {
+  if (!wrapped_.backward) throw Error("context.backward() was called outside train_batch()");
+  wrapped_.backward(loss);
+}
+
+Loader TrialContext::loader(std::shared_ptr<const data::Dataset> dataset, const LoaderSettings& settings) {
+  data::LoaderOptions options;
+  options.batch_size = batch_size();
+  options.rank = rank();
+  options.world_size = world_size();
+  options.shuffle = settings.shuffle;
+  options.drop_last = settings.drop_last;
+  options.seed = session_.experiment().experiment_seed;
+  options.prefetch = settings.prefetch;
+  return make_loader(std::move(dataset), options);
+}
+
+data::HostShare TrialContext::host_share() {
+  return [this](const std::string& name, const std::function<SharedMemory()>& make) {
+    return session_.share_on_host(name + "/" + std::to_string(shares_++), make);
+  };
+}
+
+std::shared_ptr<data::Dataset> TrialContext::read_idx(const std::string& images, const std::string& labels) {
+  return data::read_idx(resolve(images), resolve(labels), host_share());
+}
+
+}  // namespace dtrain

@@ -1,0 +1,100 @@
+#include "loop/validation.h"
+
+#include <algorithm>
+#include <cmath>
+#include <sstream>
+
+#include <ATen/ATen.h>
+
+#include "dtrain/base/json_number.h"
+#include "dtrain/base/text.h"
+#include "dtrain/config/experiment.h"
+#include "dtrain/run/agreed_error.h"
+#include "loop/module_modes.h"
+#include "step/startup_checks.h"
+
+namespace dtrain::train {
+
+Validation::Validation(Trial& trial, TrialContext& context, run::RankSession& session)
+    : trial_(trial),
+      context_(context),
+      session_(session),
+      loader_(trial.validation_loader()),
+      metrics_("validation", session.control(), session.communicator()) {
+  const std::string& metric = session.experiment().searcher.metric;
+  if (!loader_ && !metric.empty() && session.world().rank == 0) {
+    session.log()->warn("searcher.metric is '{}', but there is no validation data: it has no effect", metric);
+  }
+}
+
+void Validation::run(std::int64_t batch, std::int64_t epoch) {
+  if (!loader_ || last_batch_ == batch) return;
+  last_batch_ = batch;
+  const profile::PhaseScope phase(session_.recorder(), profile::Phase::kValidation);
+  torch::nn::Module& model = *context_.wrapped().model;
+  broadcast_buffers(model, session_.communicator());
+  {
+    const EvaluationMode evaluation(model);
+    const at::NoGradGuard no_grad;
+    loader_->start_epoch(0);
+    while (auto part = loader_->next()) {
+      for (at::Tensor& tensor : part->tensors) tensor = tensor.to(context_.device());
+      metrics_.add(trial_.evaluate_batch(*part), part->samples);
+    }
+  }
+  const ReducedMetrics reduced = metrics_.reduce();
+  if (session_.world().rank == 0) report(reduced, batch, epoch);
+}
+
+bool is_better(double value, const std::optional<double>& best, bool smaller_is_better) {
+  if (std::isnan(value)) return false;
+  return !best || (smaller_is_better ? value < *best : value > *best);
+}
+
+void Validation::require_metric(const std::vector<std::string>& names) const {
+  const std::string& metric = session_.experiment().searcher.metric;
+  if (std::find(names.begin(), names.end(), metric) != names.end()) return;
+  throw run::AgreedError("searcher.metric is '" + metric + "', which evaluate_batch() does not return",
+                         "use one of: " + join(names, ", "));
+}
+
+void Validation::check_metric() {
+  if (!loader_ || session_.experiment().searcher.metric.empty()) return;
+  loader_->start_epoch(0);
+  auto part = loader_->next();
+  if (!part) return;
+  const EvaluationMode evaluation(*context_.wrapped().model);
+  const at::NoGradGuard no_grad;
+  for (at::Tensor& tensor : part->tensors) tensor = tensor.to(context_.device());
+  std::vector<std::string> names;
+  for (const auto& [name, value] : trial_.evaluate_batch(*part)) names.push_back(name);
+  require_metric(names);
+}
+
+void Validation::report(const ReducedMetrics& reduced, std::int64_t batch, std::int64_t epoch) {
+  std::ostringstream text;
+  for (const auto& [name, value] : reduced.means) {
+    text << "  " << name << " ";
+    std::isfinite(value) ? text << value : text << non_finite_text(value);
+  }
+  Json line = {{"kind", "validation"},
+               {"batch", batch},
+               {"epoch", epoch},
+               {"samples", reduced.samples},
+               {"metrics", numbers_or_texts(reduced.means)}};
+  const auto& searcher = session_.experiment().searcher;
+  if (!searcher.metric.empty()) {
+    std::vector<std::string> names;
+    for (const auto& [name, mean] : reduced.means) names.push_back(name);
+    require_metric(names);
+    const auto value = reduced.means.find(searcher.metric);
+    const bool better = is_better(value->second, best_, searcher.smaller_is_better);
+    if (better) best_ = value->second;
+    line["best"] = better;
+    if (best_) text << (better ? "  (best " : "  (best so far ") << searcher.metric << " " << *best_ << ")";
+  }
+  session_.write_metrics(line);
+  session_.log()->info("validation after batch {}:{}  over {} samples", batch, text.str(), reduced.samples);
+}
+
+}  // namespace dtrain::train

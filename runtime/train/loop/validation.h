@@ -1,0 +1,42 @@
+// Evaluates the model over the validation set, every sample once over all ranks.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+
+#include "dtrain/run/rank_session.h"
+#include "dtrain/train/trial.h"
+#include "loop/metric_reducer.h"
+
+namespace dtrain::train {
+
+// Whether a metric's value becomes the best so far. One that is not a number never does.
+bool is_better(double value, const std::optional<double>& best, bool smaller_is_better);
+
+class Validation {
+ public:
+  Validation(Trial& trial, TrialContext& context, run::RankSession& session);
+
+  // Rank 0's buffers (running statistics) are used on every rank. Metrics are means over all samples, written to
+  // metrics.jsonl. Does nothing for a trial without a validation loader. Collective.
+  void run(std::int64_t batch, std::int64_t epoch);
+
+  // Evaluates one batch to see that searcher.metric is there, before hours are spent on training: AgreedError. Leaves
+  // nothing behind. Where no rank has a batch to evaluate, run() finds out.
+  void check_metric();
+
+ private:
+  void require_metric(const std::vector<std::string>& names) const;
+
+  void report(const ReducedMetrics& reduced, std::int64_t batch, std::int64_t epoch);
+
+  Trial& trial_;
+  TrialContext& context_;
+  run::RankSession& session_;
+  Loader loader_;
+  MetricReducer metrics_;
+  std::int64_t last_batch_ = -1;
+  std::optional<double> best_;  // of searcher.metric
+};
+
+}  // namespace dtrain::train

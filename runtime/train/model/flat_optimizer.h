@@ -1,0 +1,54 @@
+// Runs an optimizer over flat parameters with libtorch's fused kernels: one call for each run of neighbouring
+// parameters that have been updated equally often (all of them, in an ordinary step).
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include <ATen/ATen.h>
+
+#include "dtrain/train/optimizer.h"
+#include "model/flat_parameters.h"
+#include "model/flat_range.h"
+
+namespace dtrain::train {
+
+class FlatOptimizer {
+ public:
+  FlatOptimizer(const Optimizer& optimizer, LrSchedule schedule, FlatParameters& parameters);
+
+  // One step: of the parameters whose element of `used` is set, from their group's flat gradients, where update() is
+  // called for. Ranges of one step do not overlap.
+  void begin_step(std::span<const std::uint8_t> used);
+  void update(const FlatRange& range);
+  void end_step(std::span<const std::uint8_t> used);
+  // Moves the schedule on by one optimizer step.
+  void advance_schedule();
+  std::int64_t steps() const { return steps_; }
+  double learning_rate() const;       // of the next step
+  double last_learning_rate() const;  // of the last step; before the first one, of that
+
+  // What the optimizer remembers of a group, in tensors laid out as its flat values. The strategy decides what memory
+  // they lie in, and which of their elements this rank keeps up to date.
+  std::span<at::Tensor> state(std::size_t group) { return states_[group]; }
+
+ private:
+  struct Segment {
+    FlatRange range;
+    std::int64_t updates;  // made so far
+  };
+  double rate_at(std::int64_t step) const;
+  std::vector<Segment> segments(std::span<const std::uint8_t> used) const;
+  void update(const FlatRange& range, std::int64_t updates);
+
+  Optimizer optimizer_;
+  LrSchedule schedule_;
+  FlatParameters& parameters_;
+  std::vector<std::vector<at::Tensor>> states_;  // of each group: momentum or exp_avg; exp_avg_sq
+  std::vector<Segment> segments_;                // of the step that has begun
+  std::vector<std::int64_t> updates_;            // of each parameter
+  std::int64_t steps_ = 0;
+};
+
+}  // namespace dtrain::train

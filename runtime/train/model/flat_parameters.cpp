@@ -1,0 +1,206 @@
+#include "model/flat_parameters.h"
+
+#include <algorithm>
+#include <map>
+#include <utility>
+
+#include "dtrain/base/error.h"
+#include "model/private_memory.h"
+
+namespace dtrain::train {
+
+namespace {
+
+constexpr std::int64_t kAlignment = 64;  // bytes: a cache line, and what the widest vector loads like
+
+std::int64_t padded_elements(std::int64_t elements, std::int64_t element_size) {
+  const std::int64_t step = kAlignment / element_size;
+  return (elements + step - 1) / step * step;
+}
+
+// Two tensors of which writing one writes the other, element by element.
+bool same_memory(const at::Tensor& a, const at::Tensor& b) {
+  return a.numel() > 0 && a.const_data_ptr() != nullptr && a.const_data_ptr() == b.const_data_ptr() &&
+         a.scalar_type() == b.scalar_type() && a.sizes() == b.sizes() && a.strides() == b.strides();
+}
+
+struct MemoryExtent {
+  const std::byte* begin = nullptr;
+  const std::byte* end = nullptr;
+  std::string name;
+  bool trainable = false;
+};
+
+MemoryExtent extent_of(const std::string& name, const at::Tensor& tensor) {
+  std::int64_t last = 0;  // the highest element
+  for (std::int64_t d = 0; d < tensor.dim(); ++d) last += (tensor.size(d) - 1) * tensor.stride(d);
+  const auto* begin = static_cast<const std::byte*>(tensor.const_data_ptr());
+  return {begin, begin + (last + 1) * tensor.itemsize(), name, tensor.requires_grad()};
+}
+
+// Laid out flat, tensors that share a part of their memory would no longer share it.
+void refuse_partial_overlap(std::vector<MemoryExtent> extents) {
+  std::sort(extents.begin(), extents.end(), [](const auto& a, const auto& b) { return a.begin < b.begin; });
+  const MemoryExtent* longest = nullptr;            // of those before, the one that ends last
+  const MemoryExtent* longest_trainable = nullptr;  // the same of those that move
+  for (const MemoryExtent& extent : extents) {
+    const MemoryExtent* other = extent.trainable ? longest : longest_trainable;
+    if (other && extent.begin < other->end) {
+      throw ConfigError("'" + other->name + "' and '" + extent.name + "' of the model share a part of their memory",
+                        "give each its own (clone()), or make one a whole view of the other in the same shape");
+    }
+    if (!longest || longest->end < extent.end) longest = &extent;
+    if (extent.trainable && (!longest_trainable || longest_trainable->end < extent.end)) longest_trainable = &extent;
+  }
+}
+
+}  // namespace
+
+comm::DataType comm_type(at::ScalarType type) {
+  switch (type) {
+    case at::kFloat:
+      return comm::DataType::kFloat32;
+    case at::kDouble:
+      return comm::DataType::kFloat64;
+    default:
+      break;
+  }
+  throw ConfigError(std::string("parameters of type ") + at::toString(type) + " cannot be exchanged yet",
+                    "use float32 or float64 parameters");
+}
+
+std::vector<NamedParameter> distinct_parameters(const torch::nn::Module& model) {
+  std::vector<NamedParameter> result;
+  std::map<const at::TensorImpl*, std::size_t> seen;
+  std::multimap<const void*, std::size_t> places;
+  for (const auto& item : model.named_parameters()) {
+    const at::Tensor& tensor = item.value();
+    if (!tensor.defined()) continue;
+    const auto [known, is_new] = seen.try_emplace(tensor.unsafeGetTensorImpl(), result.size());
+    if (!is_new) {
+      result[known->second].names.push_back(item.key());
+      continue;
+    }
+    const auto [first, last] = places.equal_range(tensor.const_data_ptr());
+    const auto same =
+        std::find_if(first, last, [&](const auto& p) { return same_memory(result[p.second].tensor, tensor); });
+    if (same == last) {
+      places.emplace(tensor.const_data_ptr(), result.size());
+      result.push_back({{item.key()}, tensor, {}});
+      continue;
+    }
+    NamedParameter& owner = result[same->second];
+    known->second = same->second;
+    owner.names.push_back(item.key());
+    owner.aliases.push_back(tensor);
+    if (tensor.requires_grad() && !owner.tensor.requires_grad()) std::swap(owner.tensor, owner.aliases.back());
+  }
+  return result;
+}
+
+FlatParameters::FlatParameters(const torch::nn::Module& model, comm::Communicator& communicator) {
+  auto named = distinct_parameters(model);
+  std::reverse(named.begin(), named.end());
+  std::vector<MemoryExtent> extents;
+  for (const auto& [names, tensor, aliases] : named) {
+    if (tensor.numel() > 0) extents.push_back(extent_of(names.front(), tensor));
+  }
+  for (const auto& item : model.named_buffers()) {
+    const at::Tensor& buffer = item.value();
+    if (!buffer.defined() || buffer.layout() != at::kStrided || buffer.numel() == 0) continue;
+    const auto owner =
+        std::find_if(named.begin(), named.end(), [&](const auto& p) { return same_memory(p.tensor, buffer); });
+    if (owner == named.end()) {
+      extents.push_back(extent_of(item.key(), buffer));
+    } else if (!buffer.is_same(owner->tensor)) {
+      owner->aliases.push_back(buffer);
+    }
+  }
+  refuse_partial_overlap(std::move(extents));
+  std::vector<std::int64_t> used;
+  for (const auto& [names, tensor, aliases] : named) {
+    if (!tensor.requires_grad()) continue;
+    if (!tensor.is_non_overlapping_and_dense()) {
+      throw ConfigError("parameter '" + names.front() + "' is not dense in memory", "make it contiguous()");
+    }
+    comm_type(tensor.scalar_type());
+    auto group =
+        std::find_if(groups_.begin(), groups_.end(), [&](const Group& g) { return g.dtype == tensor.scalar_type(); });
+    if (group == groups_.end()) {
+      group = groups_.insert(groups_.end(),
+                             {tensor.scalar_type(), {}, {}, nullptr, static_cast<std::int64_t>(tensor.element_size())});
+      used.push_back(0);
+    }
+    const std::size_t index = group - groups_.begin();
+    const std::int64_t padded = padded_elements(tensor.numel(), group->element_size);
+    Parameter& parameter = parameters_.emplace_back();
+    parameter.name = names.front();
+    parameter.tensor = tensor;
+    parameter.group = index;
+    parameter.offset = used[index];
+    parameter.padded = padded;
+    for (const at::Tensor& alias : aliases)
+      (alias.requires_grad() ? parameter.tied : parameter.aliases).push_back(alias);
+    used[index] += padded;
+  }
+  if (parameters_.empty()) {
+    throw ConfigError("the model has no parameter that requires gradients",
+                      "hand a model with trainable parameters to wrap_model()");
+  }
+  for (std::size_t g = 0; g < groups_.size(); ++g) {
+    Group& group = groups_[g];
+    const auto options = at::TensorOptions().dtype(group.dtype);
+    group.values = flat_zeros(used[g], group.dtype);
+    group.memory = communicator.allocate(static_cast<std::size_t>(used[g] * group.element_size));
+    group.gradients = at::from_blob(group.memory->bytes().data(), {used[g]}, options);
+  }
+  const at::NoGradGuard no_grad;
+  for (Parameter& parameter : parameters_) {
+    Group& group = groups_[parameter.group];
+    const auto sizes = parameter.tensor.sizes().vec();
+    const auto strides = parameter.tensor.strides().vec();
+    group.values.as_strided(sizes, strides, parameter.offset).copy_(parameter.tensor);
+    parameter.gradient = group.gradients.as_strided(sizes, strides, parameter.offset);
+  }
+  for (std::size_t g = 0; g < groups_.size(); ++g) place_values(g, groups_[g].values);
+}
+
+void FlatParameters::place_values(std::size_t index, const at::Tensor& memory) {
+  const at::NoGradGuard no_grad;
+  groups_[index].values = memory;
+  for (Parameter& parameter : parameters_) {
+    if (parameter.group != index) continue;
+    const auto values = [&](const at::Tensor& like) {
+      return memory.as_strided(like.sizes(), like.strides(), parameter.offset);
+    };
+    parameter.tensor.set_data(values(parameter.tensor));
+    for (auto* others : {&parameter.tied, &parameter.aliases}) {
+      for (at::Tensor& other : *others) other.set_data(values(other));
+    }
+  }
+}
+
+bool FlatParameters::in_place(const Parameter& parameter) const {
+  const Group& group = groups_[parameter.group];
+  const auto* place =
+      static_cast<const std::byte*>(group.values.const_data_ptr()) + parameter.offset * group.element_size;
+  const auto lies_there = [&](const at::Tensor& tensor) {
+    return tensor.numel() == 0 || tensor.const_data_ptr() == place;
+  };
+  return lies_there(parameter.tensor) && std::all_of(parameter.tied.begin(), parameter.tied.end(), lies_there);
+}
+
+std::int64_t FlatParameters::total_elements() const {
+  std::int64_t total = 0;
+  for (const Parameter& parameter : parameters_) total += parameter.tensor.numel();
+  return total;
+}
+
+std::int64_t FlatParameters::total_bytes() const {
+  std::int64_t total = 0;
+  for (const Parameter& parameter : parameters_)
+    total += parameter.tensor.numel() * groups_[parameter.group].element_size;
+  return total;
+}
+
+}  // namespace dtrain::train

@@ -1,0 +1,96 @@
+#include "model/gradient_norm.h"
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cmath>
+
+namespace dtrain::train {
+
+namespace {
+
+constexpr std::int64_t kLine = 64;  // bytes
+constexpr int kLeafLevel = 6;       // lines of a branch that is summed in one go: 2^6
+constexpr std::size_t kLeafLines = 1u << kLeafLevel;
+
+template <typename T>
+double square_line(const T* data) {
+  constexpr int kCount = kLine / sizeof(T);
+  std::array<double, kCount> squares;
+  for (int i = 0; i < kCount; ++i) squares[i] = static_cast<double>(data[i]) * static_cast<double>(data[i]);
+  for (int width = kCount / 2; width > 0; width /= 2) {
+    for (int i = 0; i < width; ++i) squares[i] += squares[i + width];
+  }
+  return squares[0];
+}
+
+template <typename T>
+double square_branch(const T* data, int level) {
+  constexpr std::int64_t kCount = kLine / sizeof(T);
+  if (level > kLeafLevel) {
+    const std::int64_t half = kCount << (level - 1);
+    return square_branch(data, level - 1) + square_branch(data + half, level - 1);
+  }
+  std::array<double, kLeafLines> sums;
+  const int lines = 1 << level;
+  for (int i = 0; i < lines; ++i) sums[i] = square_line(data + i * kCount);
+  for (int width = 1; width < lines; width *= 2) {
+    for (int i = 0; i < lines; i += 2 * width) sums[i] += sums[i + width];
+  }
+  return sums[0];
+}
+
+}  // namespace
+
+std::vector<NormBranch> branches_of(const FlatRange& range, std::int64_t element_size) {
+  std::vector<NormBranch> result;
+  std::int64_t line = range.begin * element_size / kLine;
+  const std::int64_t end = range.end * element_size / kLine;
+  while (line < end) {
+    const auto left = static_cast<std::uint64_t>(end - line);
+    int level = std::bit_width(left) - 1;
+    if (line > 0) level = std::min(level, std::countr_zero(static_cast<std::uint64_t>(line)));
+    result.push_back({range.group, line, level});
+    line += std::int64_t{1} << level;
+  }
+  return result;
+}
+
+double sum_of_squares(const FlatParameters& parameters, const NormBranch& branch) {
+  const auto& group = parameters.groups()[branch.group];
+  const std::int64_t first = branch.line * kLine / group.element_size;
+  if (group.dtype == at::kDouble) return square_branch(group.gradients.const_data_ptr<double>() + first, branch.level);
+  return square_branch(group.gradients.const_data_ptr<float>() + first, branch.level);
+}
+
+double combine(std::span<const NormBranch> branches, std::span<const double> sums) {
+  struct Open {
+    NormBranch branch;
+    double sum;
+  };
+  std::vector<Open> open;
+  for (std::size_t i = 0; i < branches.size(); ++i) {
+    open.push_back({branches[i], sums[i]});
+    // Two that are halves of the same branch become it.
+    while (open.size() > 1) {
+      Open& left = open[open.size() - 2];
+      const Open& right = open.back();
+      const bool halves = left.branch.group == right.branch.group && left.branch.level == right.branch.level &&
+                          (left.branch.line >> left.branch.level) % 2 == 0;
+      if (!halves) break;
+      left = {{left.branch.group, left.branch.line, left.branch.level + 1}, left.sum + right.sum};
+      open.pop_back();
+    }
+  }
+  double total = 0;
+  for (; !open.empty(); open.pop_back()) total += open.back().sum;  // smaller branches first
+  return total;
+}
+
+double clip_factor(double norm, double max_norm) {
+  // PyTorch's clip_grad_norm_ adds the same 1e-6, so results agree.
+  const double factor = max_norm / (norm + 1e-6);
+  return std::isfinite(norm) && factor < 1 ? factor : 1.0;
+}
+
+}  // namespace dtrain::train

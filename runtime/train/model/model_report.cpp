@@ -1,0 +1,67 @@
+#include "model/model_report.h"
+
+#include <algorithm>
+#include <array>
+#include <functional>
+#include <map>
+#include <string>
+
+namespace dtrain::train {
+namespace {
+
+constexpr std::size_t kMostShapes = 1000;
+
+// As Python says it: "float32".
+std::string name_of(at::ScalarType type) {
+  switch (type) {
+    case at::kFloat:
+      return "float32";
+    case at::kDouble:
+      return "float64";
+    case at::kHalf:
+      return "float16";
+    case at::kBFloat16:
+      return "bfloat16";
+    default:
+      return c10::toString(type);
+  }
+}
+
+}  // namespace
+
+Json describe_model(const FlatParameters& parameters) {
+  const auto all = parameters.parameters();
+  std::map<std::string, std::int64_t> by_type;
+  std::vector<std::int64_t> sizes;
+  for (const auto& parameter : all) {
+    by_type[name_of(parameter.tensor.scalar_type())] += parameter.tensor.numel();
+    sizes.push_back(parameter.tensor.numel());
+  }
+  std::int64_t least = 0;
+  if (sizes.size() > kMostShapes) {
+    std::nth_element(sizes.begin(), sizes.begin() + kMostShapes, sizes.end(), std::greater<>());
+    least = sizes[kMostShapes] + 1;
+  }
+  Json shapes = Json::array();
+  for (const auto& parameter : all) {
+    if (parameter.tensor.numel() < least) continue;
+    shapes.push_back({{"name", parameter.name}, {"sizes", parameter.tensor.sizes().vec()}});
+  }
+  const auto most = std::max_element(by_type.begin(), by_type.end(),
+                                     [](const auto& a, const auto& b) { return a.second < b.second; });
+  return {{"parameters", parameters.total_elements()},
+          {"bytes", parameters.total_bytes()},
+          {"tensors", all.size()},
+          {"dtype", most == by_type.end() ? Json() : Json(most->first)},
+          {"shapes", std::move(shapes)}};
+}
+
+Json describe_optimizer(const std::optional<Optimizer>& optimizer) {
+  if (!optimizer) return nullptr;
+  constexpr std::array kKinds{"sgd", "adam", "adamw"};  // in the order of the variant
+  static_assert(std::variant_size_v<Optimizer> == kKinds.size());
+  // FlatOptimizer knows libtorch's fused kernels alone.
+  return {{"kind", kKinds.at(optimizer->index())}, {"fused", true}};
+}
+
+}  // namespace dtrain::train

@@ -1,0 +1,20 @@
+// What plan.json says about the model and its optimizer, for people and for the analysis of the run. Rank 0 calls, from
+// the training thread.
+#pragma once
+
+#include <optional>
+
+#include "dtrain/base/json.h"
+#include "dtrain/train/optimizer.h"
+#include "model/flat_parameters.h"
+
+namespace dtrain::train {
+
+// {"parameters", "bytes", "tensors", "dtype": of most elements, "shapes": [{"name", "sizes"}]}: the largest 1,000 of
+// them, in the model's order.
+Json describe_model(const FlatParameters& parameters);
+
+// {"kind", "fused"}; null where there is none.
+Json describe_optimizer(const std::optional<Optimizer>& optimizer);
+
+}  // namespace dtrain::train

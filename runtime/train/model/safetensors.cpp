@@ -1,0 +1,77 @@
+#include "model/safetensors.h"
+
+#include <algorithm>
+#include <array>
+#include <bit>
+
+#include "dtrain/base/error.h"
+#include "dtrain/base/file.h"
+#include "dtrain/base/json.h"
+#include "dtrain/data/safetensors.h"
+
+namespace dtrain::train {
+
+namespace {
+
+static_assert(std::endian::native == std::endian::little,
+              "safetensors are little-endian; so is every machine we run on");
+
+struct TypeName {
+  at::ScalarType type;
+  const char* name;
+};
+constexpr std::array kTypeNames{TypeName{at::kFloat, "F32"}, TypeName{at::kDouble, "F64"},
+                                TypeName{at::kHalf, "F16"},  TypeName{at::kBFloat16, "BF16"},
+                                TypeName{at::kLong, "I64"},  TypeName{at::kInt, "I32"},
+                                TypeName{at::kShort, "I16"}, TypeName{at::kChar, "I8"},
+                                TypeName{at::kByte, "U8"},   TypeName{at::kBool, "BOOL"}};
+
+const char* safetensors_name(at::ScalarType type) {
+  for (const TypeName& entry : kTypeNames) {
+    if (entry.type == type) return entry.name;
+  }
+  throw Error(std::string("safetensors cannot hold tensors of type ") + at::toString(type));
+}
+
+}  // namespace
+
+void write_safetensors(const std::filesystem::path& path, const NamedTensors& tensors,
+                       const std::map<std::string, std::string>& metadata) {
+  Json header = Json::object();
+  if (!metadata.empty()) header["__metadata__"] = metadata;
+  std::vector<at::Tensor> dense;
+  std::int64_t offset = 0;
+  for (const auto& [name, tensor] : tensors) {
+    dense.push_back(tensor.detach().cpu().contiguous());
+    const std::int64_t bytes = static_cast<std::int64_t>(dense.back().nbytes());
+    header[name] = {{"dtype", safetensors_name(tensor.scalar_type())},
+                    {"shape", tensor.sizes().vec()},
+                    {"data_offsets", {offset, offset + bytes}}};
+    offset += bytes;
+  }
+  std::string head = header.dump();
+  head.resize((head.size() + 7) / 8 * 8, ' ');  // tensors then start 8-byte aligned
+  const std::uint64_t length = head.size();
+  std::vector<std::string_view> pieces{{reinterpret_cast<const char*>(&length), sizeof length}, head};
+  for (const at::Tensor& tensor : dense)
+    pieces.emplace_back(static_cast<const char*>(tensor.data_ptr()), tensor.nbytes());
+  write_file_atomic(path, pieces);
+}
+
+std::map<std::string, at::Tensor> read_safetensors(const std::filesystem::path& path) {
+  const data::SafetensorsFile file(path);
+  std::map<std::string, at::Tensor> result;
+  for (const auto& entry : file.entries()) {
+    const auto known = std::find_if(kTypeNames.begin(), kTypeNames.end(),
+                                    [&](const TypeName& type) { return entry.dtype == type.name; });
+    if (known == kTypeNames.end()) {
+      file.fail(entry.offset, "tensor '" + entry.name + "' is of type " + entry.dtype + ", which is not supported");
+    }
+    at::Tensor tensor = at::empty(entry.shape, at::TensorOptions().dtype(known->type));
+    file.read(entry, {static_cast<std::byte*>(tensor.data_ptr()), static_cast<std::size_t>(entry.bytes)});
+    result[entry.name] = std::move(tensor);
+  }
+  return result;
+}
+
+}  // namespace dtrain::train

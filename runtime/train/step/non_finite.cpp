@@ -1,0 +1,84 @@
+#include "step/non_finite.h"
+
+#include <cmath>
+#include <utility>
+
+#include <spdlog/fmt/fmt.h>
+
+#include "dtrain/base/error.h"
+#include "dtrain/base/json_number.h"
+
+namespace dtrain::train {
+
+namespace {
+
+constexpr auto kNonFiniteRemedy =
+    "lower the learning rate, clip gradients, or look for values in the data that are none; on_non_finite: warn goes "
+    "on";
+
+// As numbers that tell, when ranks' are added, whether all said the same.
+std::int64_t non_finite_code(double value) {
+  return std::isnan(value) ? 1 : value > 0 ? 1'000'000 : 1'000'000'000'000;
+}
+
+std::string non_finite_value(std::int64_t codes, std::int64_t ranks) {
+  for (const double value : {std::nan(""), HUGE_VAL, -HUGE_VAL}) {
+    if (codes == ranks * non_finite_code(value)) return non_finite_text(value);
+  }
+  return "nan or infinite";
+}
+
+}  // namespace
+
+void NonFinite::see_loss(double loss, std::int64_t batch) {
+  if (std::isfinite(loss)) return;
+  if (stop_) throw Error(fmt::format("the loss is {} in batch {}", non_finite_text(loss), batch), kNonFiniteRemedy);
+  mine_ = {1, session_.world().rank + 1, non_finite_code(loss)};
+}
+
+void NonFinite::see_norm(double norm, std::int64_t batch) {
+  if (std::isfinite(norm)) return;
+  norm_text_ = fmt::format("the gradients' norm is {} in batch {}", non_finite_text(norm), batch);
+  if (stop_) throw Error(norm_text_, kNonFiniteRemedy);
+  norm_batch_ = batch;
+}
+
+void NonFinite::see_weights(const std::string& parameter, std::int64_t batch) {
+  const std::string what = fmt::format("parameter '{}' holds nan after batch {}", parameter, batch);
+  if (stop_) throw Error(what, kNonFiniteRemedy);
+  count(batch, what);
+}
+
+NonFinite::Words NonFinite::take_words() {
+  return std::exchange(mine_, Words{});
+}
+
+void NonFinite::settle(std::span<const std::int64_t> sums, std::int64_t batch) {
+  const bool norm = norm_batch_ == batch;
+  if (norm) norm_batch_.reset();
+  if (sums[0] > 0) {
+    const std::string where = sums[0] == 1 ? fmt::format("rank {}", sums[1] - 1) : fmt::format("{} ranks", sums[0]);
+    count(batch, fmt::format("the loss is {} in batch {} on {}", non_finite_value(sums[2], sums[0]), batch, where));
+  } else if (norm) {
+    count(batch, norm_text_);
+  }
+}
+
+void NonFinite::count(std::int64_t batch, const std::string& what) {
+  if (batches_++ > 0) return;
+  first_ = what;
+  first_batch_ = batch;
+  if (session_.world().rank != 0) return;
+  session_.log()->warn("{} (on_non_finite: stop would end the run)", what);
+  session_.write_event("non_finite", {{"batch", batch}, {"text", what}});
+}
+
+void NonFinite::tell() {
+  if (session_.world().rank != 0 || batches_ == told_) return;
+  told_ = batches_;
+  const std::string text =
+      first_ + (batches_ > 1 ? fmt::format("; {} batches had such a loss or gradient norm", batches_) : "");
+  session_.update_plan("non_finite", {{"batches", batches_}, {"first_batch", first_batch_}, {"text", text}});
+}
+
+}  // namespace dtrain::train

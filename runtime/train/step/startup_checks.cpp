@@ -1,0 +1,104 @@
+#include "step/startup_checks.h"
+
+#include <algorithm>
+#include <functional>
+#include <sstream>
+
+#include "dtrain/base/error.h"
+#include "dtrain/base/text.h"
+#include "dtrain/run/agreed_error.h"
+#include "model/flat_parameters.h"
+
+namespace dtrain::train {
+
+namespace {
+
+constexpr std::size_t kChunk = 256 * 1024;  // of a listing, well under the control plane's message limit
+
+void describe_tensor(std::ostream& out, const std::string& kind, const std::string& name, const at::Tensor& tensor) {
+  out << kind << " '" << name << "' " << at::toString(tensor.scalar_type()) << " [";
+  for (std::int64_t d = 0; d < tensor.dim(); ++d) out << (d ? ", " : "") << tensor.size(d);
+  out << "]";
+  if (!tensor.is_contiguous()) {
+    // Those of dimensions of one element say nothing.
+    out << " with strides [";
+    for (std::int64_t d = 0; d < tensor.dim(); ++d)
+      out << (d ? ", " : "") << (tensor.size(d) > 1 ? tensor.stride(d) : 1);
+    out << "]";
+  }
+  out << (kind == "parameter" && !tensor.requires_grad() ? " (frozen)" : "") << "\n";
+}
+
+// One line a tensor, in registration order.
+std::string listing(const torch::nn::Module& model) {
+  std::ostringstream out;
+  for (const auto& parameter : distinct_parameters(model)) {
+    describe_tensor(out, "parameter", join(parameter.names, " = "), parameter.tensor);
+  }
+  for (const auto& item : model.named_buffers()) describe_tensor(out, "buffer", item.key(), item.value());
+  return out.str();
+}
+
+std::string first_difference(const std::string& reference, const std::string& mine) {
+  const auto theirs = split(reference, '\n');
+  const auto ours = split(mine, '\n');
+  for (std::size_t i = 0; i < std::max(theirs.size(), ours.size()); ++i) {
+    const std::string a = i < theirs.size() ? theirs[i] : "";
+    const std::string b = i < ours.size() ? ours[i] : "";
+    if (a != b)
+      return "has " + (b.empty() ? "nothing more" : b) + " where rank 0 has " + (a.empty() ? "nothing more" : a);
+  }
+  return {};
+}
+
+// By value: a tensor may lie in memory in another order on each rank.
+void broadcast_all(const std::vector<at::Tensor>& tensors, comm::Communicator& communicator) {
+  const at::NoGradGuard no_grad;
+  for (at::Tensor tensor : tensors) {
+    if (tensor.numel() == 0) continue;
+    at::Tensor values = tensor.detach().contiguous();
+    communicator.broadcast(values.data_ptr(), values.nbytes(), comm::DataType::kUint8, 0).wait();
+    if (values.data_ptr() != tensor.data_ptr()) tensor.detach().copy_(values);
+  }
+}
+
+}  // namespace
+
+void compare_models(const torch::nn::Module& model, comm::ControlPlane& control) {
+  if (control.world().size == 1) return;
+  const std::string mine = listing(model);
+  const std::string digest = std::to_string(mine.size()) + ":" + std::to_string(std::hash<std::string>{}(mine));
+  const auto digests = control.gather("train/model-digest", digest);
+  if (std::all_of(digests.begin(), digests.end(), [&](const std::string& d) { return d == digests[0]; })) return;
+
+  if (control.world().rank == 0) {
+    control.set("train/model-chunks", std::to_string((mine.size() + kChunk - 1) / kChunk));
+    for (std::size_t i = 0; i * kChunk < mine.size(); ++i) {
+      control.set("train/model-chunk-" + std::to_string(i), mine.substr(i * kChunk, kChunk));
+    }
+  }
+  std::string reference;
+  const int chunks = std::stoi(control.get("train/model-chunks"));
+  for (int i = 0; i < chunks; ++i) reference += control.get("train/model-chunk-" + std::to_string(i));
+  const auto differences = control.gather("train/model-differences", first_difference(reference, mine));
+  std::string message = "the ranks built different models:";
+  for (std::size_t rank = 0; rank < differences.size(); ++rank) {
+    if (!differences[rank].empty()) message += "\n  rank " + std::to_string(rank) + " " + differences[rank];
+  }
+  throw run::AgreedError(message, "build the same model on every rank, whatever its number");
+}
+
+void broadcast_model(const torch::nn::Module& model, comm::Communicator& communicator) {
+  std::vector<at::Tensor> tensors;
+  for (const auto& parameter : distinct_parameters(model)) tensors.push_back(parameter.tensor);
+  broadcast_all(tensors, communicator);
+  broadcast_buffers(model, communicator);
+}
+
+void broadcast_buffers(const torch::nn::Module& model, comm::Communicator& communicator) {
+  std::vector<at::Tensor> tensors;
+  for (const auto& item : model.named_buffers()) tensors.push_back(item.value());
+  broadcast_all(tensors, communicator);
+}
+
+}  // namespace dtrain::train

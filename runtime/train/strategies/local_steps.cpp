@@ -1,0 +1,79 @@
+#include "strategies/local_steps.h"
+
+#include "exchange/compression_setup.h"
+
+namespace dtrain::train {
+
+namespace {
+
+using profile::Phase;
+using profile::PhaseScope;
+
+// Meetings are few and uncompressed ones dear, so two of them have to do.
+constexpr int kComparedMeetings = 2;
+
+}  // namespace
+
+LocalSteps::LocalSteps(const config::LocalSgd& options, FlatParameters& parameters, const comm::FusionPlan& plan,
+                       comm::Communicator& communicator, profile::Recorder& recorder, std::uint64_t seed)
+    : options_(options),
+      parameters_(parameters),
+      plan_(plan),
+      communicator_(communicator),
+      recorder_(recorder),
+      log_(communicator, recorder),
+      report_("compression of the meetings", "optimizations.local_sgd.compression") {
+  for (const auto& group : parameters.groups()) {
+    Group own;
+    own.memory = communicator.allocate(static_cast<std::size_t>(group.values.numel() * group.element_size));
+    own.difference = at::from_blob(own.memory->bytes().data(), {group.values.numel()}, group.values.options());
+    own.start = group.values.clone();
+    if (options.outer_momentum > 0) own.momentum = at::zeros_like(group.values);
+    bases_.push_back(own.memory->bytes().data());
+    groups_.push_back(std::move(own));
+  }
+  compressor_ =
+      std::make_unique<comm::GradientCompressor>(compression_options(options.compression, seed, kComparedMeetings, 0),
+                                                 gradient_tensors(parameters, bases_), communicator);
+}
+
+void LocalSteps::meet(std::int64_t active) {
+  const at::NoGradGuard no_grad;
+  ++meetings_;
+  {
+    const PhaseScope phase(recorder_, Phase::kOptimizerStep);
+    for (std::size_t g = 0; g < groups_.size(); ++g) {
+      at::sub_out(groups_[g].difference, groups_[g].start, parameters_.groups()[g].values);
+    }
+  }
+  exchange(1.0 / static_cast<double>(active));
+  const PhaseScope phase(recorder_, Phase::kOptimizerStep);
+  for (std::size_t g = 0; g < groups_.size(); ++g) {
+    Group& group = groups_[g];
+    at::Tensor& values = parameters_.groups()[g].values;
+    if (group.momentum.defined()) {
+      group.momentum.mul_(options_.outer_momentum).add_(group.difference);
+      group.start.sub_(group.momentum, options_.outer_lr * options_.outer_momentum);
+    }
+    group.start.sub_(group.difference, options_.outer_lr);
+    values.copy_(group.start);
+  }
+}
+
+void LocalSteps::exchange(double scale) {
+  const PhaseScope phase(recorder_, Phase::kAllreduceWait);
+  std::vector<comm::Work> works;
+  for (std::size_t b = 0; b < plan_.buckets.size(); ++b) {
+    works.push_back(compressor_->exchange(gradient_bucket(parameters_, plan_, b, bases_), scale));
+  }
+  Nanoseconds exposed{0};
+  for (std::size_t b = 0; b < works.size(); ++b) {
+    works[b].wait();
+    log_.record(operation_of(*compressor_), static_cast<int>(b), works[b]);
+    exposed += works[b].timing().exposed;
+  }
+  report_.add(compressor_->compressing(), exposed);
+  compressor_->end_step();
+}
+
+}  // namespace dtrain::train

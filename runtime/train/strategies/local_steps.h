@@ -1,0 +1,60 @@
+// Local steps: every rank trains by itself for a while, then the ranks meet and an outer optimizer moves all of them
+// from where they last met, by the mean of how far they went (the outer gradient). Douillard et al., "DiLoCo:
+// Distributed Low-Communication Training of Language Models", arXiv:2311.08105; the outer step is Nesterov's as
+// torch.optim.SGD takes it. With one inner step, an outer rate of 1 and no momentum it is plain data parallelism with
+// SGD.
+//
+// The inner optimizer's state stays each rank's own. Training thread only; everything here is collective.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "dtrain/comm/compression.h"
+#include "dtrain/comm/fusion_plan.h"
+#include "dtrain/config/optimizations.h"
+#include "dtrain/profile/recorder.h"
+#include "exchange/collective_log.h"
+#include "exchange/compression_report.h"
+#include "model/flat_parameters.h"
+
+namespace dtrain::train {
+
+class LocalSteps {
+ public:
+  // The parameters are the same on all ranks now. `plan`: what travels together.
+  LocalSteps(const config::LocalSgd& options, FlatParameters& parameters, const comm::FusionPlan& plan,
+             comm::Communicator& communicator, profile::Recorder& recorder, std::uint64_t seed);
+
+  // The ranks meet; `active` of them have stepped since they last did (1 or more). Parameters are then the same
+  // everywhere.
+  void meet(std::int64_t active);
+  std::int64_t meetings() const { return meetings_; }
+
+  const comm::GradientCompressor& compressor() const { return *compressor_; }
+  const CompressionReport& report() const { return report_; }
+
+ private:
+  struct Group {
+    std::unique_ptr<comm::Buffer> memory;
+    at::Tensor difference;  // in `memory`: start - values, then its mean
+    at::Tensor start;       // the values when the ranks last met
+    at::Tensor momentum;    // undefined: none
+  };
+  void exchange(double scale);
+
+  const config::LocalSgd options_;
+  FlatParameters& parameters_;
+  const comm::FusionPlan& plan_;
+  comm::Communicator& communicator_;
+  profile::Recorder& recorder_;
+  CollectiveLog log_;
+  std::vector<Group> groups_;
+  std::vector<std::byte*> bases_;
+  std::unique_ptr<comm::GradientCompressor> compressor_;
+  CompressionReport report_;
+  std::int64_t meetings_ = 0;
+};
+
+}  // namespace dtrain::train

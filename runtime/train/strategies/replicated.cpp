@@ -1,0 +1,28 @@
+#include "strategies/replicated.h"
+
+namespace dtrain::train {
+
+Replicated::Replicated(FlatParameters& parameters, FlatOptimizer& optimizer, comm::Communicator& communicator,
+                       profile::Recorder& recorder, double scale)
+    : parameters_(parameters),
+      communicator_(communicator),
+      scale_(scale),
+      updater_(parameters, optimizer, communicator, recorder) {
+  const std::vector<FlatRange> everything = whole_groups(parameters);
+  updater_.divide({&everything, 1});
+}
+
+comm::Work Replicated::launch(std::size_t index) {
+  const auto& bucket = plan_->buckets[index];
+  const auto& group = parameters_.groups()[bucket.group];
+  auto* data = static_cast<std::byte*>(group.gradients.data_ptr()) + bucket.begin * group.element_size;
+  return communicator_.all_reduce(
+      data, static_cast<std::size_t>(bucket.end - bucket.begin), comm_type(group.dtype),
+      {.op = comm::ReduceOp::kSum, .post_scale = scale_, .bucket = static_cast<int>(index)});
+}
+
+std::optional<double> Replicated::update(const Update& update) {
+  return updater_.update(update, [](std::size_t) {});
+}
+
+}  // namespace dtrain::train

@@ -1,0 +1,30 @@
+// The replicated strategy: every bucket is all-reduced, every rank updates all parameters.
+#pragma once
+
+#include "dtrain/profile/recorder.h"
+#include "exchange/gradient_strategy.h"
+#include "model/flat_parameters.h"
+#include "strategies/updater.h"
+
+namespace dtrain::train {
+
+class Replicated final : public GradientStrategy {
+ public:
+  // `scale`: what sums over ranks and batches of a full window are multiplied by.
+  Replicated(FlatParameters& parameters, FlatOptimizer& optimizer, comm::Communicator& communicator,
+             profile::Recorder& recorder, double scale);
+
+  std::string_view operation() const override { return "all_reduce"; }
+  void set_plan(const comm::FusionPlan& plan) override { plan_ = &plan; }
+  comm::Work launch(std::size_t bucket) override;
+  std::optional<double> update(const Update& update) override;
+
+ private:
+  FlatParameters& parameters_;
+  comm::Communicator& communicator_;
+  const double scale_;
+  Updater updater_;
+  const comm::FusionPlan* plan_ = nullptr;
+};
+
+}  // namespace dtrain::train

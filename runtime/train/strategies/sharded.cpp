@@ -1,0 +1,177 @@
+#include "strategies/sharded.h"
+
+#include "model/private_memory.h"
+
+namespace dtrain::train {
+
+using profile::Phase;
+using profile::PhaseScope;
+
+namespace {
+
+std::size_t bytes_of(const FlatParameters::Group& group) {
+  return static_cast<std::size_t>(group.values.numel() * group.element_size);
+}
+
+at::Tensor view_of(comm::Buffer& buffer, const FlatParameters::Group& group) {
+  return at::from_blob(buffer.bytes().data(), group.values.sizes(), at::TensorOptions().dtype(group.dtype));
+}
+
+std::size_t elements_of(const comm::FusionPlan::Bucket& bucket) {
+  return static_cast<std::size_t>(bucket.end - bucket.begin);
+}
+
+}  // namespace
+
+std::vector<std::vector<FlatRange>> parts_of_all(const FlatParameters& parameters, const comm::FusionPlan& plan,
+                                                 int world_size) {
+  std::vector<std::vector<FlatRange>> parts(static_cast<std::size_t>(world_size));
+  for (int rank = 0; rank < world_size; ++rank) {
+    for (const auto& bucket : plan.buckets) {
+      const comm::DataType type = comm_type(parameters.groups()[bucket.group].dtype);
+      const comm::Part part = comm::part_of(elements_of(bucket), type, rank, world_size);
+      parts[static_cast<std::size_t>(rank)].push_back({bucket.group,
+                                                       bucket.begin + static_cast<std::int64_t>(part.begin),
+                                                       bucket.begin + static_cast<std::int64_t>(part.end)});
+    }
+  }
+  return parts;
+}
+
+Sharded::Sharded(FlatParameters& parameters, FlatOptimizer& optimizer, comm::Communicator& communicator,
+                 profile::Recorder& recorder, double scale)
+    : parameters_(parameters),
+      optimizer_(optimizer),
+      communicator_(communicator),
+      recorder_(recorder),
+      log_(communicator, recorder),
+      scale_(scale),
+      updater_(parameters, optimizer, communicator, recorder) {
+  const at::NoGradGuard no_grad;
+  move_to_common_memory();
+  if (!one_copy_) move_values_to_buffers();
+}
+
+void Sharded::move_to_common_memory() {
+  for (std::size_t g = 0; g < parameters_.groups().size(); ++g) {
+    const auto& group = parameters_.groups()[g];
+    auto values = communicator_.allocate_common(bytes_of(group));
+    if (!values) return;  // on every rank, for the first group
+    // All ranks hold the same bits, so it does not matter who brings them.
+    const auto place = [&](const at::Tensor& from, comm::Buffer& buffer) {
+      at::Tensor to = view_of(buffer, group);
+      if (communicator_.rank() == 0) to.copy_(from);
+      return to;
+    };
+    std::vector<at::Tensor> moved{place(group.values, *values)};
+    memory_.push_back(std::move(values));
+    for (const at::Tensor& state : optimizer_.state(g)) {
+      memory_.push_back(communicator_.allocate_common(bytes_of(group)));
+      moved.push_back(place(state, *memory_.back()));
+    }
+    communicator_.barrier().wait();
+    parameters_.place_values(g, moved.front());
+    std::copy(moved.begin() + 1, moved.end(), optimizer_.state(g).begin());
+  }
+  one_copy_ = true;
+}
+
+void Sharded::move_values_to_buffers() {
+  for (std::size_t g = 0; g < parameters_.groups().size(); ++g) {
+    const auto& group = parameters_.groups()[g];
+    memory_.push_back(communicator_.allocate(bytes_of(group)));
+    parameters_.place_values(g, view_of(*memory_.back(), group).copy_(group.values));
+  }
+}
+
+Sharded::~Sharded() {
+  const at::NoGradGuard no_grad;
+  for (std::size_t g = 0; g < parameters_.groups().size(); ++g) {
+    parameters_.place_values(g, flat_copy(parameters_.groups()[g].values));
+  }
+}
+
+std::byte* Sharded::place_of(const at::Tensor& flat, const comm::FusionPlan::Bucket& bucket) const {
+  return static_cast<std::byte*>(flat.data_ptr()) + bucket.begin * parameters_.groups()[bucket.group].element_size;
+}
+
+void Sharded::set_plan(const comm::FusionPlan& plan) {
+  if (!one_copy_ && state_is_divided_) gather_state();
+  plan_ = &plan;
+  updater_.divide(parts_of_all(parameters_, plan, communicator_.world_size()));
+  if (!one_copy_) keep_own_state();
+}
+
+void Sharded::gather_state() {
+  std::vector<comm::Work> works;
+  for (std::size_t b = 0; b < plan_->buckets.size(); ++b) {
+    const auto& bucket = plan_->buckets[b];
+    const comm::DataType type = comm_type(parameters_.groups()[bucket.group].dtype);
+    for (const at::Tensor& state : optimizer_.state(bucket.group)) {
+      works.push_back(
+          communicator_.gather_parts(place_of(state, bucket), elements_of(bucket), type, static_cast<int>(b)));
+    }
+  }
+  for (comm::Work& work : works) work.wait();
+  state_is_divided_ = false;
+}
+
+void Sharded::keep_own_state() {
+  const at::NoGradGuard no_grad;
+  for (std::size_t g = 0; g < parameters_.groups().size(); ++g) {
+    for (at::Tensor& state : optimizer_.state(g)) {
+      const at::Tensor own = flat_zeros(state.numel(), state.scalar_type());
+      for (const FlatRange& range : updater_.own()) {
+        if (range.group != g) continue;
+        own.narrow(0, range.begin, range.size()).copy_(state.narrow(0, range.begin, range.size()));
+      }
+      state = own;
+    }
+  }
+  state_is_divided_ = true;
+}
+
+comm::Work Sharded::launch(std::size_t index) {
+  const auto& bucket = plan_->buckets[index];
+  const auto& group = parameters_.groups()[bucket.group];
+  return communicator_.reduce_parts(
+      place_of(group.gradients, bucket), elements_of(bucket), comm_type(group.dtype),
+      {.op = comm::ReduceOp::kSum, .post_scale = scale_, .bucket = static_cast<int>(index)});
+}
+
+std::optional<double> Sharded::update(const Update& update) {
+  std::vector<comm::Work> gathers;
+  const auto norm =
+      updater_.update(update, [&](std::size_t index) {  // this rank's ranges are those of the buckets, in their order
+        if (one_copy_) return;
+        const PhaseScope phase(recorder_, Phase::kAllreduceWait);
+        const auto& bucket = plan_->buckets[index];
+        const auto& group = parameters_.groups()[bucket.group];
+        gathers.push_back(communicator_.gather_parts(place_of(group.values, bucket), elements_of(bucket),
+                                                     comm_type(group.dtype), static_cast<int>(index)));
+      });
+  // Only a part of them is the sum: nobody may take the rest for gradients.
+  for (auto& parameter : parameters_.parameters()) parameter.tensor.mutable_grad() = at::Tensor();
+  const PhaseScope phase(recorder_, Phase::kAllreduceWait);
+  if (one_copy_) {
+    comm::Work all_updated = communicator_.barrier();
+    all_updated.wait();
+    log_.record("barrier", -1, all_updated);
+  }
+  for (std::size_t b = 0; b < gathers.size(); ++b) {
+    gathers[b].wait();
+    log_.record("all_gather", static_cast<int>(b), gathers[b]);
+  }
+  return norm;
+}
+
+void Sharded::complete_state() {
+  if (!one_copy_ && state_is_divided_) gather_state();
+  const at::NoGradGuard no_grad;
+  for (std::size_t g = 0; g < parameters_.groups().size(); ++g) {
+    for (at::Tensor& state : optimizer_.state(g)) state = flat_copy(state);
+  }
+  // Nobody writes the common state before all have copied it: the next update comes after the next exchange.
+}
+
+}  // namespace dtrain::train

@@ -1,0 +1,67 @@
+// The sharded strategy: of every bucket each rank reduces its part, updates the parameters there, and hands them to the
+// others. It keeps the optimizer's state of its own parts alone. (Rajbhandari et al., ZeRO, arXiv:1910.02054, stage 2.)
+//
+// Where all ranks share memory there is one copy of parameters and of the optimizer's state for all of them: the parts
+// are updated in place, and nobody gathers. Then no rank may write parameters while another computes with them:
+//   - before the update: GradientExchange::finish() ends with an all-reduce that every rank issues after its backward
+//     (buckets are issued by hooks, inside backward, so their completion alone would not do). It is complete nowhere
+//     before all ranks have issued it, so whoever updates knows that nobody reads any more.
+//   - after the update: a barrier, which no rank leaves before all have updated their parts.
+// Both are collectives of the communicator, which order memory as well. A model that writes parameters itself is
+// refused (Engine::agree_on_written).
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "dtrain/profile/recorder.h"
+#include "exchange/collective_log.h"
+#include "exchange/gradient_strategy.h"
+#include "model/flat_optimizer.h"
+#include "model/flat_parameters.h"
+#include "strategies/updater.h"
+
+namespace dtrain::train {
+
+// What each rank updates: its part of every bucket, in their order.
+std::vector<std::vector<FlatRange>> parts_of_all(const FlatParameters& parameters, const comm::FusionPlan& plan,
+                                                 int world_size);
+
+class Sharded final : public GradientStrategy {
+ public:
+  // Collective. Parameters and optimizer state, which are complete and the same on every rank, move to other memory.
+  Sharded(FlatParameters& parameters, FlatOptimizer& optimizer, comm::Communicator& communicator,
+          profile::Recorder& recorder, double scale);
+  // The model's parameters move back to memory of their own, for the communicator's goes before the model does.
+  ~Sharded() override;
+
+  std::string_view operation() const override { return "reduce_scatter"; }
+  void set_plan(const comm::FusionPlan& plan) override;
+  comm::Work launch(std::size_t bucket) override;
+  std::optional<double> update(const Update& update) override;
+
+  // Collective: gives every rank the whole optimizer state, so that another strategy can go on.
+  void complete_state();
+  bool one_copy() const { return one_copy_; }  // all ranks share one copy of parameters and state
+
+ private:
+  std::byte* place_of(const at::Tensor& flat, const comm::FusionPlan::Bucket& bucket) const;
+  void move_to_common_memory();
+  void move_values_to_buffers();
+  void gather_state();
+  void keep_own_state();
+
+  FlatParameters& parameters_;
+  FlatOptimizer& optimizer_;
+  comm::Communicator& communicator_;
+  profile::Recorder& recorder_;
+  CollectiveLog log_;
+  const double scale_;
+  Updater updater_;
+  bool one_copy_ = false;
+  std::vector<std::unique_ptr<comm::Buffer>> memory_;
+  const comm::FusionPlan* plan_ = nullptr;
+  bool state_is_divided_ = false;  // each rank's is right in its own parts only
+};
+
+}  // namespace dtrain::train

@@ -1,0 +1,67 @@
+#include "strategies/strategy_report.h"
+
+#include <spdlog/fmt/fmt.h>
+
+#include "dtrain/base/units.h"
+
+namespace dtrain::train {
+
+namespace {
+
+struct HostBytes {
+  std::int64_t parameters = 0, state = 0;
+  std::int64_t all() const { return parameters + state; }
+};
+
+HostBytes bytes_of_host(const StrategyFacts& facts, bool sharded) {
+  if (sharded && facts.one_copy) return {facts.parameter_bytes, facts.state_bytes};
+  HostBytes bytes{facts.parameter_bytes * facts.ranks_of_host, facts.state_bytes * facts.ranks_of_host};
+  if (sharded) bytes.state /= facts.world_size;
+  return bytes;
+}
+
+Json to_json(const HostBytes& bytes) {
+  return {{"parameters", bytes.parameters}, {"optimizer_state", bytes.state}};
+}
+
+const char* name_of(bool sharded) {
+  return sharded ? "sharded" : "replicated";
+}
+
+std::string time_text(const StrategyFacts& facts) {
+  if (!facts.replicated_ms || !facts.sharded_ms) return {};
+  const double taken = facts.sharded ? *facts.sharded_ms : *facts.replicated_ms;
+  const double other = facts.sharded ? *facts.replicated_ms : *facts.sharded_ms;
+  return fmt::format("; a step takes {:.2f} ms, {} {:.2f} ms", taken, name_of(!facts.sharded), other);
+}
+
+}  // namespace
+
+Json describe_strategy(const StrategyFacts& facts) {
+  const HostBytes bytes = bytes_of_host(facts, facts.sharded);
+  const HostBytes replicated = bytes_of_host(facts, false);
+  Json json{{"strategy", name_of(facts.sharded)},
+            {"one_copy", facts.one_copy},
+            {"host_bytes", to_json(bytes)},
+            {"replicated_host_bytes", to_json(replicated)}};
+  if (facts.replicated_ms) json["replicated_ms"] = *facts.replicated_ms;
+  if (facts.sharded_ms) json["sharded_ms"] = *facts.sharded_ms;
+  for (const StrategyTurn& turn : facts.turns) {
+    json["turns"].push_back(
+        {{"strategy", name_of(turn.sharded)}, {"first_batch", turn.first_batch}, {"last_batch", turn.last_batch}});
+  }
+  std::string text;
+  if (facts.sharded) {
+    text = fmt::format("sharded updates: {} of parameters and optimizer state a host instead of {}",
+                       format_bytes(static_cast<double>(bytes.all())),
+                       format_bytes(static_cast<double>(replicated.all())));
+    if (facts.one_copy) text += fmt::format(" (one copy for {} ranks)", facts.ranks_of_host);
+  } else {
+    text = fmt::format("replicated updates: {} of parameters and optimizer state a host",
+                       format_bytes(static_cast<double>(bytes.all())));
+  }
+  json["text"] = text + time_text(facts);
+  return json;
+}
+
+}  // namespace dtrain::train

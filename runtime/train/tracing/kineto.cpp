@@ -1,0 +1,148 @@
+#include "tracing/kineto.h"
+
+#include <optional>
+#include <set>
+#include <string>
+
+#include <ATen/record_function.h>
+#include <torch/csrc/autograd/profiler_kineto.h>
+
+#include "dtrain/base/error.h"
+
+namespace dtrain::train {
+namespace {
+
+using torch::profiler::impl::ActivityType;
+using torch::profiler::impl::ProfilerConfig;
+using torch::profiler::impl::ProfilerState;
+
+// An event between two readings of our clock says how the two clocks relate. The closest of a few is taken.
+constexpr const char* kClockMark = "dtrain.clock";
+constexpr int kMarks = 16;
+
+struct Reading {
+  std::int64_t before_ns = 0, after_ns = 0;
+};
+
+void read_clocks(const Clock& clock, std::vector<Reading>& readings) {
+  for (int i = 0; i < kMarks; ++i) {
+    Reading reading;
+    reading.before_ns = clock.monotonic().count();
+    {
+      at::RecordFunction mark(at::RecordScope::USER_SCOPE);
+      mark.before(kClockMark);
+    }
+    reading.after_ns = clock.monotonic().count();
+    readings.push_back(reading);
+  }
+}
+
+// One point of each kMarks readings that came at once.
+std::vector<profile::TraceClockPoint> clock_points(const torch::autograd::profiler::ProfilerResult& result,
+                                                   const std::vector<Reading>& readings) {
+  std::vector<profile::TraceClockPoint> marks, points;
+  for (const auto& event : result.events()) {
+    if (marks.size() == readings.size()) break;
+    if (event.name() != kClockMark) continue;
+    const Reading& reading = readings[marks.size()];
+    const auto at = static_cast<std::int64_t>(event.startNs());
+    marks.push_back({at, reading.before_ns + (reading.after_ns - reading.before_ns) / 2,
+                     (reading.after_ns - reading.before_ns + 1) / 2});
+  }
+  if (marks.size() != readings.size()) {
+    throw Error("libtorch's profiler kept " + std::to_string(marks.size()) + " of " + std::to_string(readings.size()) +
+                " clock marks: its trace cannot be put on the run's time line");
+  }
+  for (std::size_t i = 0; i < marks.size(); ++i) {
+    if (i % kMarks == 0) points.push_back(marks[i]);
+    if (marks[i].error_ns < points.back().error_ns) points.back() = marks[i];
+  }
+  return points;
+}
+
+// libtorch numbers what it records only where a callback asks for numbers, and the profiler's own does not.
+std::unique_ptr<at::ObserverContext> want_numbers(const at::RecordFunction& /*recorded*/) {
+  return nullptr;
+}
+
+}  // namespace
+
+struct KinetoTrace::Impl {
+  std::unique_ptr<torch::autograd::profiler::ProfilerResult> result;
+  std::vector<profile::TraceClockPoint> clock;
+};
+
+KinetoTrace::KinetoTrace(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+KinetoTrace::~KinetoTrace() = default;
+
+void KinetoTrace::save(const std::filesystem::path& path) {
+  impl_->result->save(path.string());
+}
+
+const std::vector<profile::TraceClockPoint>& KinetoTrace::clock() const {
+  return impl_->clock;
+}
+
+struct KinetoSession::Impl {
+  const Clock& clock;
+  std::vector<Reading> readings;
+  std::optional<at::RecordFunction> step;
+  at::CallbackHandle numbering{};
+  std::uint64_t first_handle = 0, last_handle = 0;  // of the steps' marks
+  bool open = false;
+
+  void close() {
+    open = false;
+    at::removeCallback(numbering);
+  }
+};
+
+KinetoSession::KinetoSession(const Clock& clock, bool with_gpu) : impl_(new Impl{.clock = clock}) {
+  const ProfilerConfig config(ProfilerState::KINETO);
+  std::set<ActivityType> activities{ActivityType::CPU};
+  if (with_gpu) activities.insert(ActivityType::CUDA);
+  torch::autograd::profiler::prepareProfiler(config, activities);
+  torch::autograd::profiler::enableProfiler(config, activities);
+  impl_->open = true;
+  impl_->numbering = at::addThreadLocalCallback(at::RecordFunctionCallback(&want_numbers).needsIds(true));
+  read_clocks(clock, impl_->readings);
+}
+
+KinetoSession::~KinetoSession() {
+  if (!impl_->open) return;
+  try {
+    impl_->step.reset();
+    impl_->close();
+    torch::autograd::profiler::disableProfiler();
+  } catch (const std::exception&) {
+    // Nothing was to be kept.
+  }
+}
+
+void KinetoSession::begin_step(std::int64_t batch) {
+  impl_->step.reset();
+  impl_->step.emplace(at::RecordScope::USER_SCOPE);
+  impl_->step->before("ProfilerStep#" + std::to_string(batch));
+  impl_->last_handle = impl_->step->handle();
+  if (impl_->first_handle == 0) impl_->first_handle = impl_->last_handle;
+}
+
+void KinetoSession::end_step() {
+  impl_->step.reset();
+}
+
+std::int64_t KinetoSession::operators() const {
+  return static_cast<std::int64_t>(impl_->last_handle - impl_->first_handle);
+}
+
+std::unique_ptr<KinetoTrace> KinetoSession::stop() {
+  end_step();
+  read_clocks(impl_->clock, impl_->readings);
+  impl_->close();
+  auto trace = std::make_unique<KinetoTrace::Impl>();
+  trace->result = torch::autograd::profiler::disableProfiler();
+  trace->clock = clock_points(*trace->result, impl_->readings);
+  return std::make_unique<KinetoTrace>(std::move(trace));
+}
+
+}  // namespace dtrain::train
