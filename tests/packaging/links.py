@@ -1,0 +1,96 @@
+"""Every file that the documents name is there, every relative link leads somewhere, and every folder is in the table.
+
+    links.py SOURCE_FOLDER
+"""
+import re
+import subprocess
+import sys
+import unittest
+from pathlib import Path
+
+SOURCE = Path(sys.argv.pop(1))
+DOCUMENTS = [SOURCE / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")] + sorted(
+    [*SOURCE.glob("docs/*.md"), *SOURCE.glob("examples/*/README.md"), SOURCE / "tests/bench/README.md"])
+# Folders of the repository: a path that begins with one of them is a path of the repository.
+ROOTS = "cmake comm configs docs examples packaging runtime scheduler scripts tests .ci".split()
+# Files that only exist once somebody has made them, and headers of other projects.
+ELSEWHERE = {"reduce_kernel.h", "configs/fashion_cnn.pt", "docs/gpu-results.md"}
+PLACEHOLDER = {"NAME", "TARGET", "NNNN"}
+SOURCE_FILE = re.compile(r"[\w./-]+\.(?:h|cpp|cmake|py|sh)")
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+CODE_BLOCK = re.compile(r"^(```|~~~).*?^\1[^\n]*$", re.MULTILINE | re.DOTALL)
+
+
+def files():
+    """The repository's files as paths from its root; in an unpacked archive all there are."""
+    listed = subprocess.run(["git", "-C", SOURCE, "ls-files", "--cached", "--others", "--exclude-standard"],
+                            capture_output=True, text=True)
+    if listed.returncode == 0:
+        return {name for name in listed.stdout.splitlines() if (SOURCE / name).exists()}
+    return {str(path.relative_to(SOURCE)) for path in SOURCE.rglob("*") if path.is_file()}
+
+
+FILES = files()
+FOLDERS = {str(parent) for name in FILES for parent in Path(name).parents} - {"."}
+
+
+def prose(path):
+    """The text of a document without its code blocks: what those name belongs to the reader."""
+    return CODE_BLOCK.sub("", path.read_text())
+
+
+def anchors(path):
+    """The anchors of a document's headings, as GitHub makes them."""
+    found = set()
+    for heading in re.findall(r"^#+ (.*)$", prose(path), re.MULTILINE):
+        text = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).replace("`", "")
+        found.add(re.sub(r"[^\w\- ]", "", text.lower()).replace(" ", "-"))
+    return found
+
+
+def is_there(name):
+    name = name.rstrip("/")
+    if name in ELSEWHERE or PLACEHOLDER & set(re.split(r"[/.-]", name)) or name in FILES or name in FOLDERS:
+        return True
+    if name.split("/")[0] in ROOTS:
+        return False
+    # Without its folder, as `sharded.h`, or as a program includes it: `dtrain/comm/nccl.h`.
+    return any(path.endswith("/" + name) for path in FILES)
+
+
+class Links(unittest.TestCase):
+    def test_files_that_are_named_exist(self):
+        for document in DOCUMENTS:
+            for words in re.findall(r"`([^`\n]+)`", prose(document)):
+                if not re.fullmatch(r"[\w./-]+", words):
+                    continue
+                if SOURCE_FILE.fullmatch(words) or ("/" in words and words.split("/")[0] in ROOTS):
+                    with self.subTest(document=document.name, names=words):
+                        self.assertTrue(is_there(words))
+
+    def test_relative_links_lead_somewhere(self):
+        for document in DOCUMENTS:
+            for link in LINK.findall(prose(document)):
+                if "://" in link:
+                    continue
+                place, _, anchor = link.partition("#")
+                with self.subTest(document=document.name, link=link):
+                    target = (document.parent / place).resolve() if place else document
+                    self.assertTrue(target.exists())
+                    if anchor:
+                        self.assertIn(anchor, anchors(target))
+
+    def test_every_folder_is_in_the_architecture(self):
+        """The table of folders has a row for every folder of sources, and none for one that has gone."""
+        text = (SOURCE / "docs/architecture.md").read_text()
+        rows = [folder.rstrip("/") for row in re.findall(r"^\| (`[^|]*) \|", text, re.MULTILINE)
+                for folder in re.findall(r"`([^`]+/)`", row)]
+        sources = {str(Path(name).parent) for name in FILES
+                   if Path(name).suffix in (".h", ".cpp") and name.split("/")[0] in ("runtime", "comm", "scheduler")}
+        wanted = {folder for folder in sources if "/include/" not in folder + "/"}
+        self.assertEqual(sorted(wanted - set(rows)), [])
+        self.assertEqual(sorted(folder for folder in rows if folder not in FOLDERS), [])
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=2)
