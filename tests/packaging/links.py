@@ -50,7 +50,7 @@ def anchors(path):
 
 def is_there(name):
     name = name.rstrip("/")
-    if name in ELSEWHERE or PLACEHOLDER & set(re.split(r"[/.-]", name)) or name in FILES or name in FOLDERS:
+    if name in ELSEWHERE or PLACEHOLDER & set(re.split(r"[/._-]", name)) or name in FILES or name in FOLDERS:
         return True
     if name.split("/")[0] in ROOTS:
         return False
