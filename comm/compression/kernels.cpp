@@ -12,7 +12,7 @@
 
 #include <hwy/highway.h>
 
-#include "engine/narrow-inl.h"
+#include "collective/narrow-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace dtrain::comm {

@@ -2,11 +2,11 @@
 
 #include <new>
 
+#include "collective/issuing.h"
+#include "collective/local_memory.h"
 #include "control/subgroup.h"
 #include "dtrain/base/error.h"
 #include "dtrain/base/unix_socket.h"
-#include "engine/issuing.h"
-#include "engine/local_memory.h"
 #include "hierarchical/hierarchical_core.h"
 
 namespace dtrain::comm {

@@ -16,8 +16,8 @@
 #include <memory>
 #include <string>
 
+#include "collective/descriptor.h"
 #include "dtrain/comm/communicator.h"
-#include "engine/descriptor.h"
 #include "hierarchical/placement.h"
 
 namespace dtrain::comm {

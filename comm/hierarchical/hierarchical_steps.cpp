@@ -1,8 +1,8 @@
 // What an operation over two levels hands to the communicators below, and what becomes of the results.
 #include <cstring>
 
-#include "engine/convert.h"
-#include "engine/reduce.h"
+#include "collective/convert.h"
+#include "collective/reduce.h"
 #include "hierarchical/hierarchical_operation.h"
 
 namespace dtrain::comm {

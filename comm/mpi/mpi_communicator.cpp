@@ -1,8 +1,8 @@
 #include "mpi/mpi_communicator.h"
 
+#include "collective/issuing.h"
+#include "collective/local_memory.h"
 #include "dtrain/base/error.h"
-#include "engine/issuing.h"
-#include "engine/local_memory.h"
 #include "mpi/mpi_core.h"
 
 namespace dtrain::comm {

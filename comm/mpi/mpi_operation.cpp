@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "engine/reduce.h"
+#include "collective/reduce.h"
 #include "mpi/mpi_call.h"
 
 namespace dtrain::comm {

@@ -18,8 +18,8 @@
 #include <memory>
 #include <vector>
 
+#include "collective/descriptor.h"
 #include "dtrain/comm/communicator.h"
-#include "engine/descriptor.h"
 #include "mpi/mpi_requests.h"
 
 namespace dtrain::comm {

@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "collective/issuing.h"
 #include "dtrain/base/error.h"
-#include "engine/issuing.h"
 #include "nccl/nccl_core.h"
 
 namespace dtrain::comm {

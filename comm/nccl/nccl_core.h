@@ -14,10 +14,10 @@
 #include <string>
 #include <vector>
 
+#include "collective/descriptor.h"
 #include "dtrain/base/clock.h"
 #include "dtrain/comm/control.h"
 #include "dtrain/comm/nccl.h"
-#include "engine/descriptor.h"
 #include "nccl/nccl_device.h"
 #include "nccl/nccl_link.h"
 

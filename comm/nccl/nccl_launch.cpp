@@ -3,8 +3,8 @@
 #include <cmath>
 #include <cstring>
 
+#include "collective/convert.h"
 #include "dtrain/base/error.h"
-#include "engine/convert.h"
 #include "nccl/nccl_core.h"
 
 namespace dtrain::comm {

@@ -7,11 +7,11 @@
 #include <string>
 #include <vector>
 
+#include "collective/rank_names.h"
 #include "dtrain/base/fd.h"
 #include "dtrain/base/unix_socket.h"
 #include "dtrain/comm/control.h"
-#include "engine/memory.h"
-#include "engine/rank_names.h"
+#include "shared_memory/memory.h"
 
 namespace dtrain::comm {
 

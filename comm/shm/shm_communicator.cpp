@@ -9,7 +9,7 @@
 #include "dtrain/base/units.h"
 #include "dtrain/comm/backends.h"
 #include "dtrain/comm/timed_out.h"
-#include "engine/engine.h"
+#include "shared_memory/communicator.h"
 #include "shm/descriptor_hub.h"
 
 namespace dtrain::comm {
@@ -117,15 +117,15 @@ std::unique_ptr<Communicator> make_shm_communicator(ControlPlane& control, const
   const auto memory = std::make_shared<SharedMemory>(share_made(std::move(made), bytes, *hub, names, check));
   memory->close_descriptor();
   const auto segment = std::make_shared<Segment>(memory, memory->data(), world.size);
-  auto engine = std::make_unique<Engine>(
-      EngineSetup{world.rank, world.size, control.generation(), "shm", segment,
-                  std::make_unique<ShmMemory>(hub, world.rank, world.size, names),
-                  [&control](int rank) { return std::string(name_of(control.peer_state(rank))); }, options, names});
+  auto communicator = std::make_unique<SharedMemoryCommunicator>(SharedMemorySetup{
+      world.rank, world.size, control.generation(), "shm", segment,
+      std::make_unique<ShmMemory>(hub, world.rank, world.size, names),
+      [&control](int rank) { return std::string(name_of(control.peer_state(rank))); }, options, names});
   // The callback may outlive the communicator, but not its memory.
   control.on_failure([weak = std::weak_ptr<Segment>(segment)](const RankFailure& failure) {
     if (const auto alive = weak.lock()) alive->abort(failure_text(failure));
   });
-  return engine;
+  return communicator;
 }
 
 }  // namespace dtrain::comm

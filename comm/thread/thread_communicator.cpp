@@ -1,6 +1,6 @@
 #include "dtrain/base/error.h"
 #include "dtrain/comm/backends.h"
-#include "engine/engine.h"
+#include "shared_memory/communicator.h"
 #include "thread/thread_memory.h"
 
 namespace dtrain::comm {
@@ -13,7 +13,7 @@ std::vector<std::unique_ptr<Communicator>> make_thread_communicators(int world_s
   const auto meeting = std::make_shared<ThreadMeeting>(world_size);
   std::vector<std::unique_ptr<Communicator>> ranks;
   for (int rank = 0; rank < world_size; ++rank) {
-    ranks.push_back(std::make_unique<Engine>(EngineSetup{
+    ranks.push_back(std::make_unique<SharedMemoryCommunicator>(SharedMemorySetup{
         rank, world_size, 0, "thread", segment, std::make_unique<ThreadMemory>(meeting, rank), {}, options}));
   }
   return ranks;

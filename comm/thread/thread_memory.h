@@ -9,8 +9,8 @@
 #include <string>
 #include <vector>
 
-#include "engine/local_memory.h"
-#include "engine/memory.h"
+#include "collective/local_memory.h"
+#include "shared_memory/memory.h"
 
 namespace dtrain::comm {
 

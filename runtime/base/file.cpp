@@ -64,6 +64,11 @@ class TemporaryFile {
   UniqueFd fd_;
 };
 
+bool is_device_or_pipe(const std::filesystem::path& path) {
+  struct stat info {};
+  return ::stat(path.c_str(), &info) == 0 && (S_ISCHR(info.st_mode) || S_ISBLK(info.st_mode) || S_ISFIFO(info.st_mode));
+}
+
 }  // namespace
 
 std::size_t write_all(int fd, std::string_view content) {
@@ -112,10 +117,18 @@ void write_file_atomic(const std::filesystem::path& path, std::string_view conte
 }
 
 void write_file_atomic(const std::filesystem::path& path, std::span<const std::string_view> pieces) {
-  TemporaryFile file(path);
-  for (const std::string_view piece : pieces) {
-    if (write_all(file.fd(), piece) != piece.size()) fail("write", path, errno);
+  const auto write_to = [&](int fd) {
+    for (const std::string_view piece : pieces) {
+      if (write_all(fd, piece) != piece.size()) fail("write", path, errno);
+    }
+  };
+  if (is_device_or_pipe(path)) {  // to be written into; a rename would put a file in its place
+    const UniqueFd fd(::open(path.c_str(), O_WRONLY | O_CLOEXEC));
+    if (!fd) fail("open", path, errno);
+    return write_to(fd.get());
   }
+  TemporaryFile file(path);
+  write_to(file.fd());
   if (::fsync(file.fd()) != 0) fail("write", path, errno);
   file.rename_to(path);
   // The rename is on disk only once its folder is; some file systems cannot sync folders, which changes nothing here.

@@ -275,7 +275,7 @@ void Recorder::mark(RunMark mark) {
   impl_->ring.commit();
 }
 
-void Recorder::clock(const ClockOffset& offset) {
+void Recorder::clock(const ClockRecord& offset) {
   if (!impl_) return;
   Record* record = impl_->ring.reserve();
   if (record == nullptr) return;

@@ -51,7 +51,7 @@ struct Record {
     CollectiveRecord collective;
     LoaderPayload loader;
     MarkPayload mark;
-    ClockOffset clock;
+    ClockRecord clock;
     DeviceMemoryPayload device_memory;
   };
 };

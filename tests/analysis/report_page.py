@@ -18,7 +18,7 @@ from dumps import write_run
 
 PROGRAM = str(Path(sys.argv.pop(1)).resolve())
 SECTIONS = ("verdict", "job", "waterfall", "timeline", "stragglers", "collectives", "what-if", "system", "framework",
-            "operators", "rules", "steps", "gpu-utilisation", "balance", "data-loading", "batch-size", "cpu-bottlenecks",
+            "operators", "rules", "steps", "gpu-utilization", "balance", "data-loading", "batch-size", "cpu-bottlenecks",
             "io-bottlenecks", "memory", "completeness")
 BROWSER = "/usr/bin/chromium"
 CHROMIUM = ("--no-sandbox", "--disable-background-networking", "--host-resolver-rules=MAP * ~NOTFOUND , EXCLUDE 127.0.0.1")
@@ -110,11 +110,11 @@ class Report(unittest.TestCase):
 
     def test_what_is_not_there_says_so(self):
         page = self.open(self.two_ranks)
-        self.assertIn("No GPU figures.", page.locator("#gpu-utilisation").inner_text())
+        self.assertIn("No GPU figures.", page.locator("#gpu-utilization").inner_text())
         self.assertIn("No operators.", page.locator("#operators").inner_text())
         self.assertIn("dtrain trace", page.locator("#operators").inner_text())
         gpus = self.open(self.with_gpus)
-        self.assertNotIn("No GPU figures.", gpus.locator("#gpu-utilisation").inner_text())
+        self.assertNotIn("No GPU figures.", gpus.locator("#gpu-utilization").inner_text())
         self.assertEqual(gpus.locator("#gpu-series canvas").count(), 1)
 
     def test_rules_with_what_they_counted(self):
@@ -126,7 +126,7 @@ class Report(unittest.TestCase):
         self.assertIn("not applicable", rows["LowGPUUtilization"])
         self.assertIn("ignored by n outliers", rows["StepOutlier"])
         self.assertIn("The rule StepOutlier:", page.locator("#steps").inner_text())
-        self.assertIn("does not apply", page.locator("#gpu-utilisation").inner_text())
+        self.assertIn("does not apply", page.locator("#gpu-utilization").inner_text())
 
     def test_tables_sort(self):
         page = self.open(self.with_gpus)

@@ -3,11 +3,14 @@
 #include <cerrno>
 #include <fstream>
 
+#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include "dtrain/base/error.h"
+#include "dtrain/base/fd.h"
 #include "temporary_folder.h"
 
 namespace dtrain {
@@ -70,6 +73,21 @@ TEST(WriteFileAtomic, AFailureLeavesTheOldContentAlone) {
   EXPECT_TRUE(std::filesystem::is_directory(folder / "taken/full"));
   EXPECT_EQ(entries_in(folder.path()), 1u) << "the temporary file must be gone";
   EXPECT_THROW(write_file_atomic(folder / "no/such/folder/x", "x"), SystemError);
+}
+
+// As root a rename would put a file in the place of the device.
+TEST(WriteFileAtomic, WritesIntoPipesAndDevices) {
+  const TemporaryFolder folder;
+  const std::filesystem::path pipe = folder / "pipe";
+  ASSERT_EQ(::mkfifo(pipe.c_str(), 0600), 0);
+  const UniqueFd reader(::open(pipe.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC));
+  write_file_atomic(pipe, "content");
+  char text[16];
+  EXPECT_EQ(::read(reader.get(), text, sizeof text), 7);
+  EXPECT_TRUE(std::filesystem::is_fifo(pipe));
+  EXPECT_EQ(entries_in(folder.path()), 1u);
+  EXPECT_THROW(write_file_atomic("/dev/full", "content"), SystemError);
+  EXPECT_TRUE(std::filesystem::is_character_file("/dev/full"));
 }
 
 TEST(MakeFolder, MakesParentsAndAcceptsWhatIsThere) {

@@ -8,8 +8,8 @@
 
 #include <hwy/targets.h>
 
-#include "engine/convert.h"
-#include "engine/reduce.h"
+#include "collective/convert.h"
+#include "collective/reduce.h"
 #include "harness/elements.h"
 
 namespace dtrain::comm {

@@ -105,6 +105,13 @@ class Faults(unittest.TestCase):
             self.assertIn(said, refused.output)
             self.assertIn("sharded_optimizer: false", refused.output)
 
+    def test_a_model_that_begins_late_to_write_its_parameters(self):
+        """By then the ranks share one copy of them, and have read what one of them wrote: the run cannot go on."""
+        refused, _ = self.train("clamp_late", code=1, steps=50, ranks=2, sharded=True)
+        self.assertIn("the model writes its parameter 'fc1.weight' itself", refused.output)
+        self.assertIn("sharded_optimizer: false", refused.output)
+        self.assertIn("batch 41", refused.output)
+
     def test_a_model_that_writes_other_values_on_other_ranks(self):
         for sharded in (False, "auto"):
             result, every = self.train("clamp_by_rank", ranks=3, sharded=sharded)

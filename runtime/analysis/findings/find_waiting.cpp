@@ -7,7 +7,7 @@
 #include "dtrain/base/units.h"
 #include "findings/make_findings.h"
 #include "measure/statistics.h"
-#include "predict/link_model.h"
+#include "predict/exchange_cost.h"
 #include "read/json_fields.h"
 #include "text/numbers.h"
 
@@ -150,7 +150,7 @@ std::optional<Finding> find_exchange(const Evidence& evidence, const std::option
   finding.id = "exchange";
   const double stalled_s = stalls && stalls->phase == profile::Phase::kAllreduceWait ? stalls->seconds : 0;
   finding.seconds = exposed.exchange_s - stalled_s;
-  const auto link = fit_link(evidence);
+  const auto link = fit_exchange_cost(evidence);
   finding.evidence = fmt::format(
       "{} exchanges held up the training for {} each (mean; median {}){}; the exposed communication is {}, the other "
       "{} "

@@ -9,7 +9,7 @@
 #include <spdlog/fmt/fmt.h>
 
 #include "dtrain/base/clock.h"
-#include "predict/link_model.h"
+#include "predict/exchange_cost.h"
 #include "predict/predict.h"
 
 namespace dtrain::analysis {
@@ -74,7 +74,7 @@ void predict_scaling(const Evidence& evidence, WhatIf& into) {
     into.notes.emplace_back("more ranks: one rank exchanges nothing, so what an exchange costs here is not known");
     return;
   }
-  const auto link = fit_link(evidence);
+  const auto link = fit_exchange_cost(evidence);
   if (!link) {
     into.notes.emplace_back("more ranks: no exchange of buckets was recorded in full");
     return;

@@ -8,7 +8,7 @@
 #include "dtrain/base/text.h"
 #include "measure/statistics.h"
 #include "measure/update_sharing.h"
-#include "predict/link_model.h"
+#include "predict/exchange_cost.h"
 #include "predict/predict.h"
 #include "predict/predictor.h"
 #include "read/json_fields.h"
@@ -123,7 +123,7 @@ void predict_apart(const Evidence& evidence, const RunProfile& tried, const Pred
 }
 
 void predict_link(const Evidence& evidence, const Predictor& predictor, WhatIf& result) {
-  const auto link = fit_link(evidence);
+  const auto link = fit_exchange_cost(evidence);
   if (!link) {
     result.notes.emplace_back("another link is not predicted: no exchange of buckets was recorded in full");
     return;

@@ -46,7 +46,7 @@ std::string render_report(const RunProfile& run, const Analysis& analysis) {
                            report::write_what_if,         report::write_system,
                            report::write_framework,       report::write_operators,
                            report::write_rules,           report::write_steps,
-                           report::write_gpu_utilisation, report::write_balance,
+                           report::write_gpu_utilization, report::write_balance,
                            report::write_data_loading,    report::write_batch_size,
                            report::write_cpu_bottlenecks, report::write_io_bottlenecks,
                            report::write_memory,          report::write_completeness}) {

@@ -19,7 +19,7 @@ void write_framework(Page& page, const Input& input);    // TRAIN, EVAL and othe
 void write_operators(Page& page, const Input& input);    // by self time
 void write_rules(Page& page, const Input& input);        // all rules in one table
 void write_steps(Page& page, const Input& input);        // durations and outliers
-void write_gpu_utilisation(Page& page, const Input& input);
+void write_gpu_utilization(Page& page, const Input& input);
 void write_balance(Page& page, const Input& input);
 void write_data_loading(Page& page, const Input& input);
 void write_batch_size(Page& page, const Input& input);

@@ -96,7 +96,7 @@ Json gpu_histogram(const Input& input) {
   Json spec = {{"kind", "histogram"},
                {"x0", 0},
                {"dx", 100.0 / kUtilBins},
-               {"x", {{"title", "utilisation"}, {"unit", "percent"}}},
+               {"x", {{"title", "utilization"}, {"unit", "percent"}}},
                {"y", {{"title", "share of the samples"}, {"unit", "share"}}},
                {"sets", Json::array()}};
   for (const AgentProfile& agent : input.run.agents) {

@@ -19,7 +19,7 @@ Json host_series(const Input& input, const std::vector<MetricLine>& metrics, con
 // One metric of every GPU. `of_total`: as percent of the GPU's memory that is taken, from its free memory.
 Json gpu_series(const Input& input, const std::string& metric, const std::string& title, const std::string& unit,
                 bool of_total = false);
-// The share of time each GPU spent at each utilisation.
+// The share of time each GPU spent at each utilization.
 Json gpu_histogram(const Input& input);
 // Resident memory of each drawn rank.
 Json rank_memory_series(const Input& input);

@@ -78,7 +78,7 @@ void append_loader(LineBuffer& out, std::int64_t batch, const LoaderPayload& loa
   put(out, FMT_COMPILE(",\"pinned\":{}}}\n"), loader.pinned != 0 ? "true" : "false");
 }
 
-void append_clock(LineBuffer& out, const ClockOffset& clock) {
+void append_clock(LineBuffer& out, const ClockRecord& clock) {
   put(out, FMT_COMPILE("{{\"record\":\"clock\",\"time_ns\":{},\"offset_ns\":{},\"error_ns\":{},\"round_trips\":{}}}\n"),
       clock.time_ns, clock.offset_ns, clock.error_ns, clock.round_trips);
 }

@@ -86,7 +86,7 @@ class Communicator {
   virtual void end_group() = 0;
 
   // Moves outstanding operations on as far as possible without waiting. Costs well under a microsecond when there is
-  // nothing to do: the engine calls it from every gradient hook, which is how all-reduce goes on during backward
+  // nothing to do: training calls it from every gradient hook, which is how all-reduce goes on during backward
   // without a thread that would take a core from it.
   virtual void progress() = 0;
 

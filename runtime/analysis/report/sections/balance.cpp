@@ -63,7 +63,7 @@ void write_balance(Page& page, const Input& input) {
     return;
   }
   page.chart({.id = "gpu-histogram",
-              .title = "How utilisation is distributed, by GPU",
+              .title = "How utilization is distributed, by GPU",
               .text = "GPUs with the same work have the same shape.",
               .spec = std::move(gpus)});
 }

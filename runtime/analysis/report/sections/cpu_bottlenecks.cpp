@@ -14,7 +14,7 @@ namespace {
 constexpr std::size_t kMostCores = 256;
 constexpr std::size_t kMostHosts = 8;
 
-// Mean utilisation of each core.
+// Mean utilization of each core.
 Json core_bars(const RunProfile& run) {
   std::size_t cores = 0;
   Json sets = Json::array();
@@ -38,7 +38,7 @@ Json core_bars(const RunProfile& run) {
   for (std::size_t i = 0; i < cores; ++i) labels.push_back("core " + std::to_string(i));
   return {{"kind", "bars"},
           {"labels", labels},
-          {"y", {{"title", "mean utilisation"}, {"unit", "percent"}, {"max", 100}}},
+          {"y", {{"title", "mean utilization"}, {"unit", "percent"}, {"max", 100}}},
           {"sets", std::move(sets)}};
 }
 
@@ -82,7 +82,7 @@ void write_cpu_bottlenecks(Page& page, const Input& input) {
   page.begin_columns();
   page.chart({.id = "core-bars",
               .title = "Cores",
-              .text = "Mean utilisation of each core over the run. Idle ones could hold another rank.",
+              .text = "Mean utilization of each core over the run. Idle ones could hold another rank.",
               .spec = std::move(cores)});
   if (Json used = process_series(input, &ProcessLine::cpu_percent, "100% is one core"); !used.is_null()) {
     page.chart({.id = "rank-cpu",

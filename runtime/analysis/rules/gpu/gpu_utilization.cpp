@@ -1,4 +1,4 @@
-// Each GPU's mean utilisation during the training: it should be 90% and more.
+// Each GPU's mean utilization during the training: it should be 90% and more.
 #include <numeric>
 
 #include "rules/all_rules.h"
@@ -8,7 +8,7 @@ namespace dtrain::analysis::rules {
 
 RuleResult gpu_utilization(Hosts hosts, const Rules::GpuUtilization& parameters) {
   RuleResult result = begin_result("GPUUtilization", "system", "GPUs",
-                                   "Compares each GPU's mean utilisation during the training with what it should be.",
+                                   "Compares each GPU's mean utilization during the training with what it should be.",
                                    "Look at the waterfall for what the GPUs wait for: data, communication, or the "
                                    "processors.");
   if (!has_gpus(hosts)) return not_applicable(std::move(result), kNoGpu);
@@ -33,7 +33,7 @@ RuleResult gpu_utilization(Hosts hosts, const Rules::GpuUtilization& parameters)
     all.push_back(std::move(one));
   }
   if (result.datapoints == 0)
-    return not_applicable(std::move(result), "no GPU told its utilisation during the training");
+    return not_applicable(std::move(result), "no GPU told its utilization during the training");
   const auto count = static_cast<std::int64_t>(gpus.size());
   result.counts["gpus"] = count;
   result.counts["not_known"] = unknown;

@@ -1,4 +1,4 @@
-// Each GPU's utilisation within windows of data points: low where even the 95th percentile is low, fluctuating where
+// Each GPU's utilization within windows of data points: low where even the 95th percentile is low, fluctuating where
 // that is high and the 5th is low.
 #include <algorithm>
 
@@ -11,7 +11,7 @@ namespace dtrain::analysis::rules {
 RuleResult low_gpu_utilization(Hosts hosts, const Rules::LowGpuUtilization& parameters) {
   RuleResult result = begin_result(
       "LowGPUUtilization", "report", "windows",
-      "Looks for utilisation of GPUs that is low, or that fluctuates: bottlenecks, blocking calls, or a batch that is "
+      "Looks for utilization of GPUs that is low, or that fluctuates: bottlenecks, blocking calls, or a batch that is "
       "too small.",
       "Look for bottlenecks and blocking calls, or use a larger batch.");
   if (!has_gpus(hosts)) return not_applicable(std::move(result), kNoGpu);

@@ -10,8 +10,8 @@
 namespace dtrain::analysis::rules {
 namespace {
 
-// Mean utilisation of each core; empty where no sample tells it.
-std::vector<double> utilisation(const std::vector<std::vector<int>>& cores, std::span<const HostSample> samples) {
+// Mean utilization of each core; empty where no sample tells it.
+std::vector<double> utilization(const std::vector<std::vector<int>>& cores, std::span<const HostSample> samples) {
   std::vector<double> sums(cores.size(), 0);
   std::int64_t points = 0;
   for (const HostSample& sample : samples) {
@@ -37,7 +37,7 @@ RuleResult idle_cores(Hosts hosts, const Rules::IdleCores& parameters) {
   RuleResult result = begin_result(
       "IdleCores", "cpu", "hosts",
       "Looks for cores that the run may use and that have hardly anything to do (the counterpart of low GPU "
-      "utilisation where processors train).",
+      "utilization where processors train).",
       "Train with more ranks (resources.slots_per_trial), give each rank more threads (OMP_NUM_THREADS), or use a "
       "larger batch.");
   if (has_gpus(hosts)) return not_applicable(std::move(result), "GPUs do the computing of this run");
@@ -48,7 +48,7 @@ RuleResult idle_cores(Hosts hosts, const Rules::IdleCores& parameters) {
   for (const HostSeries& host : hosts) {
     const Judged judged = judged_samples(host, parameters.patience);
     count_samples(result.counts, host, judged);
-    const std::vector<double> means = utilisation(host.machine.cores, judged.samples);
+    const std::vector<double> means = utilization(host.machine.cores, judged.samples);
     if (means.empty()) {
       ++unknown;
       continue;

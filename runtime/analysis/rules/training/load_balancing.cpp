@@ -1,4 +1,4 @@
-// Compares the GPUs of a run by the histograms of their utilisation: bins of 2 percent, and the Jensen-Shannon distance
+// Compares the GPUs of a run by the histograms of their utilization: bins of 2 percent, and the Jensen-Shannon distance
 // between two of them (the square root of the Jensen-Shannon divergence with natural logarithms; Lin, "Divergence
 // measures based on the Shannon entropy", IEEE Trans. Inf. Theory 37(1), 1991): 0 for equal histograms, 0.83 where
 // nothing overlaps. Few data points differ by chance: of two equal GPUs with n and m of them in k bins the expected
@@ -56,7 +56,7 @@ double distance_by_chance(const Histogram& a, const Histogram& b) {
 RuleResult load_balancing(Hosts hosts, const Rules::LoadBalancing& parameters) {
   RuleResult result = begin_result(
       "LoadBalancing", "report", "GPU pairs",
-      "Compares the GPUs by the histograms of their utilisation: in data-parallel training they should be alike.",
+      "Compares the GPUs by the histograms of their utilization: in data-parallel training they should be alike.",
       "Give every rank the same work (the same batch on equal GPUs), and look at the ranks of the GPUs that differ.");
   if (!has_gpus(hosts)) return not_applicable(std::move(result), kNoGpu);
   auto gpus = gpu_points(
@@ -67,7 +67,7 @@ RuleResult load_balancing(Hosts hosts, const Rules::LoadBalancing& parameters) {
   if (gpus.size() < 2) {
     return not_applicable(std::move(result), known < 2
                                                  ? "the run has one GPU"
-                                                 : "fewer than two GPUs told their utilisation during the training");
+                                                 : "fewer than two GPUs told their utilization during the training");
   }
   std::vector<Histogram> histograms;
   Json all = Json::array();

@@ -14,7 +14,8 @@ namespace dtrain {
 // The whole file. One larger than `limit_bytes` is a DataError, found without reading it.
 std::string read_file(const std::filesystem::path& path, std::size_t limit_bytes = 1ull << 30);
 
-// Writes a temporary file beside `path`, syncs it and renames it over: readers see the old content or the new.
+// Writes a temporary file beside `path`, syncs it and renames it over: readers see the old content or the new. A device
+// or a pipe is written into.
 void write_file_atomic(const std::filesystem::path& path, std::string_view content);
 // The same for content in pieces, one after the other.
 void write_file_atomic(const std::filesystem::path& path, std::span<const std::string_view> pieces);

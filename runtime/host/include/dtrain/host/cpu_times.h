@@ -1,4 +1,4 @@
-// How busy the processors are, from /proc/stat. Counters since boot: two readings make a utilisation.
+// How busy the processors are, from /proc/stat. Counters since boot: two readings make a utilization.
 // Any thread may call. `root` is where proc/ is (tests give a folder of their own).
 #pragma once
 

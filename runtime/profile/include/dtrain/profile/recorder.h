@@ -35,7 +35,7 @@ double bus_bandwidth(const CollectiveRecord& record);
 
 // How the monotonic clock of this rank's host relates to rank 0's: a time t here is t + offset_ns there, to within
 // error_ns.
-struct ClockOffset {
+struct ClockRecord {
   std::int64_t time_ns = 0;  // when it was measured, on this rank's clock
   std::int64_t offset_ns = 0, error_ns = 0;
   std::int64_t round_trips = 0;  // it comes from
@@ -102,7 +102,7 @@ class Recorder {
   // A sample a step at most.
   void loader(const LoaderSample& sample);
   // Also while paused, and outside of steps.
-  void clock(const ClockOffset& offset);
+  void clock(const ClockRecord& offset);
 
   // From now on a step now and then (at most two a second) also tells what its phases had in device memory. The source
   // outlives this; nullptr: none. Between steps only.

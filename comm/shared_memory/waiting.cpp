@@ -1,13 +1,13 @@
-// How the engine waits, and how waiting ends when it does not end well.
+// How a communicator over shared memory waits, and how waiting ends when it does not end well.
 #include <sched.h>
 
 #include <algorithm>
 
+#include "collective/descriptor.h"
 #include "dtrain/base/error.h"
 #include "dtrain/base/units.h"
 #include "dtrain/comm/timed_out.h"
-#include "engine/descriptor.h"
-#include "engine/engine.h"
+#include "shared_memory/communicator.h"
 
 namespace dtrain::comm {
 namespace {
@@ -52,7 +52,7 @@ class Sleeper {
 }  // namespace
 
 template <class Done>
-void Engine::wait_until(const Done& done, const Operation& operation, const Nanoseconds began) {
+void SharedMemoryCommunicator::wait_until(const Done& done, const Operation& operation, const Nanoseconds began) {
   Nanoseconds idle_since = began;
   bool warned = false;
   Sleeper sleeper(own_);
@@ -90,7 +90,7 @@ void Engine::wait_until(const Done& done, const Operation& operation, const Nano
   }
 }
 
-void Engine::wait_for(Operation& operation) {
+void SharedMemoryCommunicator::wait_for(Operation& operation) {
   if (operation.sequence() >= published_) {
     throw_if_aborted(&operation, operation.timing_.enqueued);
     throw CommError(describe(operation.descriptor()) + ", operation " + std::to_string(operation.sequence()) +
@@ -102,7 +102,7 @@ void Engine::wait_for(Operation& operation) {
   operation.timing_.exposed += tick_ - began - (worked_ - worked_before);  // read when it was completed
 }
 
-void Engine::wait_for_slot(const Operation& operation) {
+void SharedMemoryCommunicator::wait_for_slot(const Operation& operation) {
   const auto is_free = [this] {
     return pending_.size() < kRingSlots && all_reached(slot_phase_[sequence_ % kRingSlots]);
   };
@@ -111,7 +111,7 @@ void Engine::wait_for_slot(const Operation& operation) {
   wait_until(is_free, operation, now());
 }
 
-void Engine::throw_if_aborted(const Operation* operation, Nanoseconds since) {
+void SharedMemoryCommunicator::throw_if_aborted(const Operation* operation, Nanoseconds since) {
   if (!segment_->aborted()) return;
   const std::string cause = segment_->abort_cause();
   give_up(cause);
@@ -120,7 +120,7 @@ void Engine::throw_if_aborted(const Operation* operation, Nanoseconds since) {
   throw CommError(describe_waiting(*operation, elapsed, "was stopped after") + ": " + cause);
 }
 
-void Engine::fail(const std::string& cause) {
+void SharedMemoryCommunicator::fail(const std::string& cause) {
   if (closing_) throw CommError(cause);
   segment_->abort(cause);
   const std::string first = segment_->abort_cause();
@@ -128,11 +128,11 @@ void Engine::fail(const std::string& cause) {
   throw CommError(first);
 }
 
-void Engine::fail(const Operation& operation, const std::string& cause) {
+void SharedMemoryCommunicator::fail(const Operation& operation, const std::string& cause) {
   fail(cause + "; " + rank_name(rank_) + " found out after " + format_duration(now() - operation.timing_.enqueued));
 }
 
-void Engine::time_out(const Operation& operation) {
+void SharedMemoryCommunicator::time_out(const Operation& operation) {
   const auto timeout = std::chrono::duration_cast<Nanoseconds>(setup_.options.timeout);
   try {
     fail(rank_name(rank_) + ": " + describe_waiting(operation, timeout, "timed out after"));
@@ -141,7 +141,7 @@ void Engine::time_out(const Operation& operation) {
   }
 }
 
-void Engine::fail_if_closed(const Operation& operation, Nanoseconds elapsed) {
+void SharedMemoryCommunicator::fail_if_closed(const Operation& operation, Nanoseconds elapsed) {
   for (int r = 0; r < world_size_ && !pending_.empty(); ++r) {
     if (segment_->rank(r).closed.load() == 0) continue;
     if (lacking(*pending_.front(), r)) {
@@ -150,7 +150,8 @@ void Engine::fail_if_closed(const Operation& operation, Nanoseconds elapsed) {
   }
 }
 
-std::string Engine::describe_waiting(const Operation& operation, Nanoseconds elapsed, const char* verb) const {
+std::string SharedMemoryCommunicator::describe_waiting(const Operation& operation, Nanoseconds elapsed,
+                                                       const char* verb) const {
   std::string text = describe(operation.descriptor()) + ", operation " + std::to_string(operation.sequence()) + ", " +
                      verb + " " + format_duration(elapsed);
   if (segment_->aborted() || pending_.empty()) return text;
@@ -161,13 +162,13 @@ std::string Engine::describe_waiting(const Operation& operation, Nanoseconds ela
   return text + "; missing: " + describe_missing(first);
 }
 
-const char* Engine::lacking(const Operation& operation, int r) const {
+const char* SharedMemoryCommunicator::lacking(const Operation& operation, int r) const {
   if (!has_entered(r, operation.sequence())) return "has not entered it";
   const std::uint64_t phase = operation.transfer_.planned() ? operation.transfer_.required_phase() : 0;
   return segment_->rank(r).phase.load() < phase ? "has entered but not done its part" : nullptr;
 }
 
-std::vector<MissingRank> Engine::missing_of(const Operation& operation) const {
+std::vector<MissingRank> SharedMemoryCommunicator::missing_of(const Operation& operation) const {
   std::vector<MissingRank> missing;
   for (int r = 0; r < world_size_; ++r) {
     const char* const lacks = lacking(operation, r);
@@ -182,7 +183,7 @@ std::vector<MissingRank> Engine::missing_of(const Operation& operation) const {
   return missing;
 }
 
-std::string Engine::describe_missing(const Operation& operation) const {
+std::string SharedMemoryCommunicator::describe_missing(const Operation& operation) const {
   std::string text;
   for (const MissingRank& one : missing_of(operation)) {
     text += (text.empty() ? "" : "; ") + rank_name(one.rank) + " " + one.lacks;
@@ -190,10 +191,10 @@ std::string Engine::describe_missing(const Operation& operation) const {
   return text.empty() ? "no rank any more" : text;
 }
 
-void Engine::give_up(const std::string& cause) {
+void SharedMemoryCommunicator::give_up(const std::string& cause) {
   for (const Shared& operation : pending_) {
     operation->failed_ = cause;
-    operation->engine_ = nullptr;
+    operation->communicator_ = nullptr;
   }
   pending_.clear();
   running_ = 0;

@@ -1,15 +1,15 @@
-#include "engine/convert.h"
+#include "collective/convert.h"
 
 #include <cstdint>
 
 // Highway compiles this file once for each instruction set and picks one at run time.
 #undef HWY_TARGET_INCLUDE
-#define HWY_TARGET_INCLUDE "engine/convert.cpp"
+#define HWY_TARGET_INCLUDE "collective/convert.cpp"
 #include <hwy/foreach_target.h>
 
 #include <hwy/highway.h>
 
-#include "engine/narrow-inl.h"
+#include "collective/narrow-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace dtrain::comm {

@@ -1,20 +1,21 @@
 // One outstanding collective of this rank: its handle, its times and how it ends. What moves its data is in transfer.h.
-// Shared by the engine and the Work handles; the thread of the communicator.
+// Shared by the communicator and the Work handles; the thread of the communicator.
 #pragma once
 
 #include <cstdint>
 #include <string>
 
 #include "dtrain/comm/communicator.h"
-#include "engine/transfer.h"
+#include "shared_memory/transfer.h"
 
 namespace dtrain::comm {
 
-class Engine;
+class SharedMemoryCommunicator;
 
 class Operation final : public WorkState {
  public:
-  Operation(Engine* engine, const Transfer& transfer) : engine_(engine), transfer_(transfer) {}
+  Operation(SharedMemoryCommunicator* communicator, const Transfer& transfer)
+      : communicator_(communicator), transfer_(transfer) {}
 
   bool test() override;
   void wait() override;
@@ -26,9 +27,9 @@ class Operation final : public WorkState {
   const Descriptor& descriptor() const { return transfer_.descriptor(); }
 
  private:
-  friend class Engine;
+  friend class SharedMemoryCommunicator;
 
-  Engine* engine_;  // null once the communicator is gone
+  SharedMemoryCommunicator* communicator_;  // null once the communicator is gone
   Transfer transfer_;
   int entered_ = 0;  // ranks seen to have entered it, in rank order
   bool complete_ = false;

@@ -1,4 +1,4 @@
-// How an engine gets memory that all ranks can reach.
+// How a communicator gets memory that all ranks can reach.
 #pragma once
 
 #include <chrono>
@@ -27,8 +27,8 @@ inline constexpr std::chrono::milliseconds kRankZeroSpeaks{500};
 class Memory {
  public:
   virtual ~Memory() = default;
-  // Collective, in the same order with the same size on every rank (the engine has compared them). Each part is zeroed
-  // and aligned to 64 bytes.
+  // Collective, in the same order with the same size on every rank (the communicator has compared them). Each part is
+  // zeroed and aligned to 64 bytes.
   virtual std::shared_ptr<Region> allocate(std::size_t bytes, const WaitCheck& check) = 0;
   // The same, of one memory for all: `bases` has one element.
   virtual std::shared_ptr<Region> allocate_common(std::size_t bytes, const WaitCheck& check) = 0;

@@ -1,4 +1,4 @@
-// Heap memory that is aligned for the engine and zeroed.
+// Heap memory that is aligned for every backend and zeroed.
 #pragma once
 
 #include <cstddef>

@@ -2,8 +2,8 @@
 // backend that has no reason to do it otherwise. As Communicator says about threads.
 #pragma once
 
+#include "collective/descriptor.h"
 #include "dtrain/comm/communicator.h"
-#include "engine/segment.h"
 
 namespace dtrain::comm {
 

@@ -5,10 +5,10 @@
 
 namespace dtrain::analysis::report {
 
-void write_gpu_utilisation(Page& page, const Input& input) {
-  page.begin_section("gpu-utilisation", "GPU utilisation");
+void write_gpu_utilization(Page& page, const Input& input) {
+  page.begin_section("gpu-utilization", "GPU utilization");
   write_rule(page, input, "LowGPUUtilization");
-  Json spec = gpu_series(input, "gpu_util", "utilisation", "percent");
+  Json spec = gpu_series(input, "gpu_util", "utilization", "percent");
   if (spec.is_null()) {
     page.absent(
         "No GPU figures.", "No agent saw a GPU: the machines have none, or NVIDIA's driver does not answer there.",
@@ -16,7 +16,7 @@ void write_gpu_utilisation(Page& page, const Input& input) {
     return;
   }
   page.chart({.id = "gpu-series",
-              .title = "Utilisation of each GPU",
+              .title = "Utilization of each GPU",
               .text = "The share of time in which a kernel ran. Low throughout: too little work, or something it waits "
                       "for. Up and "
                       "down: blocking calls, or waiting for data.",

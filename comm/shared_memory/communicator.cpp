@@ -1,9 +1,9 @@
-#include "engine/engine.h"
+#include "shared_memory/communicator.h"
 
 #include <unistd.h>
 
+#include "collective/descriptor.h"
 #include "dtrain/base/error.h"
-#include "engine/descriptor.h"
 
 namespace dtrain::comm {
 namespace {
@@ -18,7 +18,7 @@ CommunicatorOptions with_log(CommunicatorOptions options) {
 
 }  // namespace
 
-Engine::Engine(EngineSetup setup)
+SharedMemoryCommunicator::SharedMemoryCommunicator(SharedMemorySetup setup)
     : setup_(std::move(setup)),
       rank_(setup_.rank),
       world_size_(setup_.world_size),
@@ -32,7 +32,7 @@ Engine::Engine(EngineSetup setup)
   if (sysconf(_SC_NPROCESSORS_ONLN) >= world_size_) spin_ = std::chrono::microseconds(20);
 }
 
-Engine::~Engine() {
+SharedMemoryCommunicator::~SharedMemoryCommunicator() {
   closing_ = true;
   try {
     if (!pending_.empty() && !segment_->aborted()) advance();
@@ -48,11 +48,11 @@ Engine::~Engine() {
   give_up(rank_name(rank_) + " has closed its communicator");
 }
 
-bool Engine::has_entered(int rank, std::uint64_t sequence) const {
+bool SharedMemoryCommunicator::has_entered(int rank, std::uint64_t sequence) const {
   return segment_->rank(rank).slot(sequence).ready.load(std::memory_order_acquire) > sequence;
 }
 
-bool Engine::all_reached(std::uint64_t phase) {
+bool SharedMemoryCommunicator::all_reached(std::uint64_t phase) {
   if (phase == 0) return true;
   for (int r = 0; r < world_size_; ++r) {
     std::uint64_t& seen = reached_[static_cast<std::size_t>(r)];
@@ -63,7 +63,7 @@ bool Engine::all_reached(std::uint64_t phase) {
   return true;
 }
 
-void Engine::check_same(const Operation& operation) {
+void SharedMemoryCommunicator::check_same(const Operation& operation) {
   const std::uint64_t sequence = operation.sequence();
   const auto theirs = [&](int r) -> const Signature& { return segment_->rank(r).slot(sequence).signature; };
   bool same = true;
@@ -80,7 +80,7 @@ void Engine::check_same(const Operation& operation) {
   fail(operation, text);
 }
 
-bool Engine::plan(Operation& operation) {
+bool SharedMemoryCommunicator::plan(Operation& operation) {
   Transfer& transfer = operation.transfer_;
   if (transfer.planned()) return true;
   while (operation.entered_ < world_size_ && has_entered(operation.entered_, operation.sequence())) {
@@ -100,7 +100,7 @@ bool Engine::plan(Operation& operation) {
   return true;
 }
 
-void Engine::report_staging(const Transfer& transfer) {
+void SharedMemoryCommunicator::report_staging(const Transfer& transfer) {
   if (staging_reported_ || transfer.payload() < kReportedStaging || !reduces(transfer.descriptor().kind) ||
       !transfer.staged_here()) {
     return;
@@ -112,7 +112,7 @@ void Engine::report_staging(const Transfer& transfer) {
       rank_name(rank_), describe(transfer.descriptor()));
 }
 
-void Engine::run_step(Operation& operation) {
+void SharedMemoryCommunicator::run_step(Operation& operation) {
   if (operation.transfer_.is_inline()) return run_small(operation);
   const Nanoseconds began = now();
   if (operation.transfer_.at_start()) operation.timing_.started = began;
@@ -125,7 +125,7 @@ void Engine::run_step(Operation& operation) {
 }
 
 // The clock, a fence and the peers' cache lines would take a good part of it.
-void Engine::run_small(Operation& operation) {
+void SharedMemoryCommunicator::run_small(Operation& operation) {
   operation.timing_.started = small_now();
   operation.transfer_.run_step(*segment_, scratch_);
   const std::uint64_t phase = own_.phase.load(std::memory_order_relaxed) + 1;
@@ -137,7 +137,7 @@ void Engine::run_small(Operation& operation) {
   segment_->wake_others(rank_);
 }
 
-bool Engine::advance() {
+bool SharedMemoryCommunicator::advance() {
   bool moved = false;
   while (running_ < pending_.size()) {
     Operation& operation = *pending_[running_];
@@ -153,7 +153,7 @@ bool Engine::advance() {
   return moved;
 }
 
-void Engine::finish_completed(bool& moved) {
+void SharedMemoryCommunicator::finish_completed(bool& moved) {
   while (running_ > 0 && all_reached(pending_.front()->transfer_.required_phase())) {
     Operation& operation = *pending_.front();
     operation.timing_.ended = now();
@@ -165,7 +165,7 @@ void Engine::finish_completed(bool& moved) {
   }
 }
 
-void Engine::progress() {
+void SharedMemoryCommunicator::progress() {
   if (segment_->aborted()) throw_if_aborted();
   if (pending_.empty()) return;
   now();

@@ -12,7 +12,7 @@
 
 namespace dtrain::analysis {
 
-struct LinkModel {
+struct ExchangeCost {
   double transfer_s = 0;  // of all buckets of one exchange, in the middle of the steps
   double mean_s = 0;      // … on average: more where the link is slow now and then
   double latency_s = 0;   // … of this, what does not depend on bytes
@@ -28,6 +28,6 @@ struct LinkModel {
 };
 
 // Empty where no bucket was exchanged, or one step in full was not recorded.
-std::optional<LinkModel> fit_link(const Evidence& evidence);
+std::optional<ExchangeCost> fit_exchange_cost(const Evidence& evidence);
 
 }  // namespace dtrain::analysis

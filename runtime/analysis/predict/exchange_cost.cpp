@@ -1,4 +1,4 @@
-#include "predict/link_model.h"
+#include "predict/exchange_cost.h"
 
 #include <algorithm>
 #include <map>
@@ -57,8 +57,8 @@ class Samples {
     ++rows_;
   }
 
-  std::optional<LinkModel> fit() const {
-    LinkModel model;
+  std::optional<ExchangeCost> fit() const {
+    ExchangeCost model;
     // The lower quarter: most of them hold waiting for each other as well.
     std::vector<double> latencies = latency_;
     const double latency_s = quantile(latencies, 0.25);
@@ -94,7 +94,7 @@ class Samples {
 
 }  // namespace
 
-double LinkModel::exposed_if(double bandwidth, double latency, double bytes_factor) const {
+double ExchangeCost::exposed_if(double bandwidth, double latency, double bytes_factor) const {
   const double scale = bytes_factor / bandwidth;
   const double other_s = latency_s * latency + (transfer_s - latency_s) * scale;
   const double last_latency_s = buckets > 0 ? std::min(last_s, latency_s / buckets) : 0;
@@ -102,7 +102,7 @@ double LinkModel::exposed_if(double bandwidth, double latency, double bytes_fact
   return std::max(last_exposed_share * last_other_s, exposed_s + other_s - transfer_s);
 }
 
-std::optional<LinkModel> fit_link(const Evidence& evidence) {
+std::optional<ExchangeCost> fit_exchange_cost(const Evidence& evidence) {
   const auto& rows = evidence.rows.rows();
   std::vector<std::int64_t> batches;
   for (const Row& row : rows) {

@@ -1,4 +1,4 @@
-#include "engine/descriptor.h"
+#include "collective/descriptor.h"
 
 #include <algorithm>
 #include <cstdio>

@@ -1,7 +1,7 @@
-#include "engine/issuing.h"
+#include "collective/issuing.h"
 
+#include "collective/descriptor.h"
 #include "dtrain/base/error.h"
-#include "engine/descriptor.h"
 
 namespace dtrain::comm {
 namespace {

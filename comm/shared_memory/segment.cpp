@@ -1,4 +1,4 @@
-#include "engine/segment.h"
+#include "shared_memory/segment.h"
 
 #include <linux/futex.h>
 #include <sys/syscall.h>

@@ -13,12 +13,12 @@
 #include <cstdint>
 #include <vector>
 
-#include "engine/buffer_table.h"
-#include "engine/segment.h"
+#include "shared_memory/buffer_table.h"
+#include "shared_memory/segment.h"
 
 namespace dtrain::comm {
 
-// Room for pointers to every rank's data, kept by the engine so that steps allocate nothing.
+// Room for pointers to every rank's data, kept by the communicator so that steps allocate nothing.
 struct Scratch {
   explicit Scratch(int world_size) {
     inputs.reserve(static_cast<std::size_t>(world_size));

@@ -11,17 +11,17 @@
 #include <string>
 #include <vector>
 
+#include "collective/rank_names.h"
 #include "dtrain/base/clock.h"
 #include "dtrain/comm/backends.h"
-#include "engine/buffer_table.h"
-#include "engine/memory.h"
-#include "engine/operation.h"
-#include "engine/rank_names.h"
-#include "engine/segment.h"
+#include "shared_memory/buffer_table.h"
+#include "shared_memory/memory.h"
+#include "shared_memory/operation.h"
+#include "shared_memory/segment.h"
 
 namespace dtrain::comm {
 
-struct EngineSetup {
+struct SharedMemorySetup {
   int rank = 0;
   int world_size = 1;
   std::uint32_t generation = 0;
@@ -33,10 +33,10 @@ struct EngineSetup {
   RankNames names{};
 };
 
-class Engine final : public Communicator {
+class SharedMemoryCommunicator final : public Communicator {
  public:
-  explicit Engine(EngineSetup setup);
-  ~Engine() override;
+  explicit SharedMemoryCommunicator(SharedMemorySetup setup);
+  ~SharedMemoryCommunicator() override;
 
   int rank() const override { return rank_; }
   int world_size() const override { return world_size_; }
@@ -72,7 +72,7 @@ class Engine final : public Communicator {
   void publish();  // shows the peers what was issued
   std::shared_ptr<Region> allocate_region(Kind kind, std::size_t bytes);
 
-  // engine.cpp
+  // communicator.cpp
   bool advance();                   // true when anything moved
   bool plan(Operation& operation);  // false: a peer has not entered it
   void report_staging(const Transfer& transfer);
@@ -106,7 +106,7 @@ class Engine final : public Communicator {
   void give_up(const std::string& cause);
   std::string rank_name(int r) const { return setup_.names.of(r); }
 
-  EngineSetup setup_;
+  SharedMemorySetup setup_;
   const int rank_;
   const int world_size_;
   const std::shared_ptr<Segment> segment_;

@@ -1,16 +1,16 @@
-#include "engine/reduce.h"
+#include "collective/reduce.h"
 
 #include <cstdint>
 #include <type_traits>
 
 // Highway compiles this file once for each instruction set and picks one at run time.
 #undef HWY_TARGET_INCLUDE
-#define HWY_TARGET_INCLUDE "engine/reduce.cpp"
+#define HWY_TARGET_INCLUDE "collective/reduce.cpp"
 #include <hwy/foreach_target.h>
 
 #include <hwy/highway.h>
 
-#include "engine/narrow-inl.h"
+#include "collective/narrow-inl.h"
 
 #ifndef DTRAIN_COMM_REDUCE_ARGUMENTS_
 #define DTRAIN_COMM_REDUCE_ARGUMENTS_

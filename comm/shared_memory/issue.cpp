@@ -1,10 +1,10 @@
-// The engine's operations: their arguments checked, announced to the peers.
+// The communicator's operations: their arguments checked, announced to the peers.
 #include <algorithm>
 #include <cstring>
 
+#include "collective/descriptor.h"
 #include "dtrain/base/error.h"
-#include "engine/descriptor.h"
-#include "engine/engine.h"
+#include "shared_memory/communicator.h"
 
 namespace dtrain::comm {
 namespace {
@@ -30,7 +30,7 @@ Descriptor issued_descriptor(Kind kind, std::size_t count, DataType type) {
 
 }  // namespace
 
-std::shared_ptr<Region> Engine::allocate_region(Kind kind, std::size_t bytes) {
+std::shared_ptr<Region> SharedMemoryCommunicator::allocate_region(Kind kind, std::size_t bytes) {
   Descriptor descriptor;
   descriptor.kind = kind;
   descriptor.count = bytes;
@@ -54,15 +54,16 @@ std::shared_ptr<Region> Engine::allocate_region(Kind kind, std::size_t bytes) {
   }
 }
 
-std::unique_ptr<Buffer> Engine::allocate(std::size_t bytes) {
+std::unique_ptr<Buffer> SharedMemoryCommunicator::allocate(std::size_t bytes) {
   return buffers_->add(allocate_region(Kind::kAllocate, bytes), bytes);
 }
 
-std::unique_ptr<Buffer> Engine::allocate_common(std::size_t bytes) {
+std::unique_ptr<Buffer> SharedMemoryCommunicator::allocate_common(std::size_t bytes) {
   return std::make_unique<CommonBuffer>(allocate_region(Kind::kAllocateCommon, bytes), bytes);
 }
 
-Descriptor Engine::reduction(Kind kind, std::size_t count, DataType type, const ReduceOptions& options) const {
+Descriptor SharedMemoryCommunicator::reduction(Kind kind, std::size_t count, DataType type,
+                                               const ReduceOptions& options) const {
   Descriptor descriptor = issued_descriptor(kind, count, type);
   descriptor.op = options.op;
   descriptor.pre_scale = options.pre_scale;
@@ -75,31 +76,34 @@ Descriptor Engine::reduction(Kind kind, std::size_t count, DataType type, const 
   return descriptor;
 }
 
-Work Engine::all_reduce(const void* in, void* out, std::size_t count, DataType type, const ReduceOptions& options) {
+Work SharedMemoryCommunicator::all_reduce(const void* in, void* out, std::size_t count, DataType type,
+                                          const ReduceOptions& options) {
   return issue(reduction(Kind::kAllReduce, count, type, options), in, out);
 }
 
-Work Engine::reduce_scatter(const void* in, void* out, std::size_t count, DataType type, const ReduceOptions& options) {
+Work SharedMemoryCommunicator::reduce_scatter(const void* in, void* out, std::size_t count, DataType type,
+                                              const ReduceOptions& options) {
   return issue(reduction(Kind::kReduceScatter, count, type, options), in, out);
 }
 
-Work Engine::reduce_parts(void* data, std::size_t count, DataType type, const ReduceOptions& options) {
+Work SharedMemoryCommunicator::reduce_parts(void* data, std::size_t count, DataType type,
+                                            const ReduceOptions& options) {
   return issue(reduction(Kind::kReduceParts, count, type, options), data, data);
 }
 
-Work Engine::all_gather(const void* in, void* out, std::size_t count, DataType type, int bucket) {
+Work SharedMemoryCommunicator::all_gather(const void* in, void* out, std::size_t count, DataType type, int bucket) {
   Descriptor descriptor = issued_descriptor(Kind::kAllGather, count, type);
   descriptor.bucket = bucket;
   return issue(descriptor, in, out);
 }
 
-Work Engine::gather_parts(void* data, std::size_t count, DataType type, int bucket) {
+Work SharedMemoryCommunicator::gather_parts(void* data, std::size_t count, DataType type, int bucket) {
   Descriptor descriptor = issued_descriptor(Kind::kGatherParts, count, type);
   descriptor.bucket = bucket;
   return issue(descriptor, data, data);
 }
 
-Work Engine::broadcast(void* data, std::size_t count, DataType type, int root) {
+Work SharedMemoryCommunicator::broadcast(void* data, std::size_t count, DataType type, int root) {
   if (root < 0 || root >= world_size_) {
     throw CommError("broadcast: there is no rank " + std::to_string(root) + " in a world of " +
                     std::to_string(world_size_));
@@ -109,17 +113,17 @@ Work Engine::broadcast(void* data, std::size_t count, DataType type, int root) {
   return issue(descriptor, data, data);
 }
 
-Work Engine::barrier() {
+Work SharedMemoryCommunicator::barrier() {
   return issue(Descriptor{}, nullptr, nullptr);
 }
 
-void Engine::begin_group() {
+void SharedMemoryCommunicator::begin_group() {
   throw_if_aborted();
   if (group_open_) throw CommError("begin_group: a group is open already, and groups do not nest");
   group_open_ = true;
 }
 
-void Engine::end_group() {
+void SharedMemoryCommunicator::end_group() {
   if (!group_open_) throw CommError("end_group: no group is open");
   group_open_ = false;
   throw_if_aborted();
@@ -127,14 +131,15 @@ void Engine::end_group() {
   advance();
 }
 
-Engine::Shared Engine::make_operation(const Descriptor& descriptor, const void* in, void* out) {
+SharedMemoryCommunicator::Shared SharedMemoryCommunicator::make_operation(const Descriptor& descriptor, const void* in,
+                                                                          void* out) {
   const Transfer transfer(descriptor, in, out, rank_, world_size_);
   if (!spare_ || spare_.use_count() != 1) return std::make_shared<Operation>(this, transfer);
   *spare_ = Operation(this, transfer);
   return std::move(spare_);
 }
 
-Work Engine::issue(Descriptor descriptor, const void* in, void* out) {
+Work SharedMemoryCommunicator::issue(Descriptor descriptor, const void* in, void* out) {
   Slot& slot = own_.slot(sequence_);
   take_back(reinterpret_cast<std::byte*>(&slot), kCacheLine);
   take_back(slot.more, kCacheLine);
@@ -170,7 +175,7 @@ Work Engine::issue(Descriptor descriptor, const void* in, void* out) {
   return Work(std::move(operation));
 }
 
-void Engine::publish() {
+void SharedMemoryCommunicator::publish() {
   if (published_ == sequence_) return;
   for (; published_ < sequence_; ++published_) own_.slot(published_).ready.store(published_ + 1);
   segment_->wake_others(rank_);

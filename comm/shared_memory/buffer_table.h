@@ -1,16 +1,16 @@
 // The memory that all ranks can reach, as one rank sees it: which of its own addresses lie in a Buffer, and where in
-// this process the peers' parts of it are. Owned by the engine and the Buffers, which leave it when they go. One thread
-// at a time.
+// this process the peers' parts of it are. Owned by the communicator and the Buffers, which leave it when they go. One
+// thread at a time.
 #pragma once
 
 #include <cstddef>
 #include <map>
 #include <memory>
 
+#include "collective/rank_names.h"
 #include "dtrain/comm/communicator.h"
-#include "engine/memory.h"
-#include "engine/rank_names.h"
-#include "engine/segment.h"
+#include "shared_memory/memory.h"
+#include "shared_memory/segment.h"
 
 namespace dtrain::comm {
 

@@ -8,7 +8,7 @@
 #include <memory>
 #include <string>
 
-#include "dtrain/comm/types.h"
+#include "collective/descriptor.h"
 
 namespace dtrain::comm {
 
@@ -19,43 +19,6 @@ inline constexpr std::size_t kInlineAlways = 256;         // … or the payload 
 inline constexpr std::size_t kRingSlots = 128;            // operations a rank may be ahead of the slowest
 inline constexpr std::size_t kStagingHalf = 256u * 1024;  // of the two pieces of memory peers cannot see
 inline constexpr std::size_t kCauseBytes = 4096;
-
-enum class Kind : std::uint8_t {
-  kAllReduce,
-  kReduceScatter,
-  kReduceParts,
-  kAllGather,
-  kGatherParts,
-  kBroadcast,
-  kBarrier,
-  kAllocate,
-  kAllocateCommon
-};
-
-// Where in the communicator's memory something lies.
-struct Place {
-  std::uint64_t offset = 0;
-  std::int32_t buffer = -1;  // -1: not in a Buffer
-};
-
-// What all ranks must say alike of an operation.
-struct Signature {
-  std::uint64_t count = 0;
-  double pre_scale = 1.0;
-  double post_scale = 1.0;
-  std::int32_t bucket = -1;
-  std::int32_t root = -1;
-  Kind kind = Kind::kBarrier;
-  DataType type = DataType::kUint8;
-  ReduceOp op = ReduceOp::kSum;
-};
-
-// One rank's announcement of one operation.
-struct Descriptor : Signature {
-  std::uint64_t sequence = 0;
-  Place in;
-  Place out;  // of all_reduce alone: the only operation that writes to peers
-};
 
 // `ready` is sequence + 1 once the rest is written. Peers look at its cache line all the time: a payload of a few bytes
 // lies there too; a larger one not even in the line beside it, which processors fetch with it.

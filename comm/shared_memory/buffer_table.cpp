@@ -1,4 +1,4 @@
-#include "engine/buffer_table.h"
+#include "shared_memory/buffer_table.h"
 
 #include "dtrain/base/error.h"
 

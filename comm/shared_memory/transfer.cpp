@@ -1,10 +1,10 @@
-#include "engine/transfer.h"
+#include "shared_memory/transfer.h"
 
 #include <algorithm>
 #include <cstring>
 
-#include "engine/descriptor.h"
-#include "engine/reduce.h"
+#include "collective/descriptor.h"
+#include "collective/reduce.h"
 
 namespace dtrain::comm {
 namespace {

@@ -1,0 +1,65 @@
+// What an operation of a communicator is: what all ranks must say alike of it, and how it is compared, measured and
+// named. Every backend uses it.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "collective/reduce.h"
+#include "dtrain/comm/types.h"
+
+namespace dtrain::comm {
+
+enum class Kind : std::uint8_t {
+  kAllReduce,
+  kReduceScatter,
+  kReduceParts,
+  kAllGather,
+  kGatherParts,
+  kBroadcast,
+  kBarrier,
+  kAllocate,
+  kAllocateCommon
+};
+
+// Where in the communicator's memory something lies.
+struct Place {
+  std::uint64_t offset = 0;
+  std::int32_t buffer = -1;  // -1: not in a Buffer
+};
+
+// What all ranks must say alike of an operation.
+struct Signature {
+  std::uint64_t count = 0;
+  double pre_scale = 1.0;
+  double post_scale = 1.0;
+  std::int32_t bucket = -1;
+  std::int32_t root = -1;
+  Kind kind = Kind::kBarrier;
+  DataType type = DataType::kUint8;
+  ReduceOp op = ReduceOp::kSum;
+};
+
+// One rank's announcement of one operation.
+struct Descriptor : Signature {
+  std::uint64_t sequence = 0;
+  Place in;
+  Place out;  // of all_reduce alone: the only operation that writes to peers
+};
+
+// Bytes of this rank's `in` and `out`.
+std::size_t in_bytes(const Signature& d, int world_size);
+std::size_t out_bytes(const Signature& d, int world_size);
+// The larger of them: what records show as the operation's payload.
+std::size_t payload_bytes(const Signature& d, int world_size);
+
+bool reduces(Kind kind);
+Reduction reduction_of(const Signature& d, int world_size);
+
+// Same operation, type, size, bucket, root and scales.
+bool same_operation(const Signature& a, const Signature& b);
+// "all_reduce(sum, float32, 100 elements, bucket 3)"
+std::string describe(const Signature& d);
+
+}  // namespace dtrain::comm
