@@ -54,7 +54,8 @@ function(dtrain_install_rest)
   install(FILES ${CMAKE_BINARY_DIR}/share/dtrain.bash RENAME dtrain
           DESTINATION ${CMAKE_INSTALL_DATADIR}/bash-completion/completions)
   install(FILES ${CMAKE_BINARY_DIR}/share/_dtrain DESTINATION ${DTRAIN_ZSH_FOLDER})
-  install(DIRECTORY docs/ DESTINATION ${CMAKE_INSTALL_DOCDIR} FILES_MATCHING PATTERN "*.md")
+  install(DIRECTORY docs/ DESTINATION ${CMAKE_INSTALL_DOCDIR} FILES_MATCHING PATTERN "*.md"
+          PATTERN images EXCLUDE)
   install(FILES README.md CHANGELOG.md LICENSE packaging/copyright DESTINATION ${CMAKE_INSTALL_DOCDIR})
   install(DIRECTORY configs examples DESTINATION ${CMAKE_INSTALL_DATADIR}/dtrain
           PATTERN __pycache__ EXCLUDE REGEX "examples/CMakeLists.txt$" EXCLUDE)
