@@ -1,4 +1,4 @@
-#include "worker/fixed_modes.h"
+#include "fixed_modes.h"
 
 #include <algorithm>
 #include <array>

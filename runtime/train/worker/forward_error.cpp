@@ -1,4 +1,4 @@
-#include "worker/forward_error.h"
+#include "forward_error.h"
 
 #include <optional>
 #include <regex>

@@ -1,7 +1,7 @@
 // dtrain-worker EXPERIMENT.yaml: a rank of a `model:` experiment, which trains a TorchScript file without a line of
 // C++.
 #include "dtrain/train/run_trial.h"
-#include "worker/model_trial.h"
+#include "model_trial.h"
 
 int main(int argc, char** argv) {
   const auto make_trial = [](dtrain::TrialContext& context) {

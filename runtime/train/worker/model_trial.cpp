@@ -1,4 +1,4 @@
-#include "worker/model_trial.h"
+#include "model_trial.h"
 
 #include <ATen/ATen.h>
 
@@ -10,7 +10,7 @@
 #include "dtrain/data/safetensors.h"
 #include "dtrain/data/tokens.h"
 #include "dtrain/run/rank_session.h"
-#include "worker/fixed_modes.h"
+#include "fixed_modes.h"
 
 namespace dtrain::worker {
 

@@ -2,8 +2,8 @@
 #pragma once
 
 #include "dtrain/train/trial.h"
-#include "worker/objective.h"
-#include "worker/script_model.h"
+#include "objective.h"
+#include "script_model.h"
 
 namespace dtrain::worker {
 

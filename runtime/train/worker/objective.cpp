@@ -1,9 +1,9 @@
-#include "worker/objective.h"
+#include "objective.h"
 
 #include <ATen/ATen.h>
 
 #include "dtrain/base/error.h"
-#include "worker/script_file.h"
+#include "script_file.h"
 
 namespace dtrain::worker {
 

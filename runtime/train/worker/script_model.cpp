@@ -1,4 +1,4 @@
-#include "worker/script_model.h"
+#include "script_model.h"
 
 #include <new>
 #include <sstream>
@@ -8,8 +8,8 @@
 
 #include "dtrain/base/error.h"
 #include "dtrain/base/file.h"
-#include "worker/forward_error.h"
-#include "worker/script_file.h"
+#include "forward_error.h"
+#include "script_file.h"
 
 namespace dtrain::worker {
 
