@@ -1,4 +1,4 @@
-"""Every file that the documents name is there, every relative link leads somewhere, and every folder is in the table.
+"""What the documents name is there: files, the targets of links, folders, and the glossary's names in the code.
 
     links.py SOURCE_FOLDER
 """
@@ -79,6 +79,19 @@ class Links(unittest.TestCase):
                     self.assertTrue(target.exists())
                     if anchor:
                         self.assertIn(anchor, anchors(target))
+
+    def test_names_of_the_glossary_are_in_the_code(self):
+        """What the glossary calls a thing in code is what the code calls it."""
+        rows = re.findall(r"^\|[^|]*\|[^|]*\|([^|]*)\|[^|]*\|$", (SOURCE / "docs/glossary.md").read_text(), re.MULTILINE)
+        names = {name for row in rows for name in re.findall(r"`([^`]+)`", row)}
+        self.assertGreater(len(names), 60)
+        code = "\n".join((SOURCE / name).read_text() for name in sorted(FILES)
+                         if name.split("/")[0] in ("runtime", "comm", "scheduler") and name.endswith((".h", ".cpp")))
+        words = set(re.findall(r"\w+", code))
+        for name in sorted(names):
+            with self.subTest(name):
+                parts = re.findall(r"[A-Za-z]\w+", name.split("(")[0])
+                self.assertTrue(is_there(name) or any(name in path for path in FILES) or parts[-1] in words, name)
 
     def test_every_folder_is_in_the_architecture(self):
         """The table of folders has a row for every folder of sources, and none for one that has gone."""
