@@ -1,11 +1,11 @@
-#include "document_file.h"
+#include "document/document_file.h"
 
 #include <algorithm>
 #include <system_error>
 
+#include "document/yaml_document.h"
 #include "dtrain/base/error.h"
 #include "dtrain/base/file.h"
-#include "yaml_document.h"
 
 namespace dtrain::config {
 

@@ -1,4 +1,4 @@
-#include "collector.h"
+#include "document/collector.h"
 
 #include <algorithm>
 #include <set>

@@ -1,4 +1,4 @@
-#include "yaml_document.h"
+#include "document/yaml_document.h"
 
 #include <sstream>
 #include <string_view>

@@ -1,11 +1,11 @@
-#include "overrides.h"
+#include "document/overrides.h"
 
 #include <algorithm>
 #include <array>
 #include <string_view>
 
+#include "document/yaml_document.h"
 #include "dtrain/base/text.h"
-#include "yaml_document.h"
 
 namespace dtrain::config {
 namespace {

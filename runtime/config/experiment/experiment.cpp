@@ -1,9 +1,9 @@
 #include "dtrain/config/experiment.h"
 
-#include "determined_keys.h"
-#include "document_file.h"
-#include "overrides.h"
-#include "read_sections.h"
+#include "document/document_file.h"
+#include "document/overrides.h"
+#include "experiment/determined_keys.h"
+#include "experiment/read_sections.h"
 
 namespace dtrain::config {
 

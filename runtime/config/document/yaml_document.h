@@ -5,8 +5,8 @@
 #include <optional>
 #include <string>
 
-#include "collector.h"
-#include "value.h"
+#include "document/collector.h"
+#include "document/value.h"
 
 namespace dtrain::config {
 

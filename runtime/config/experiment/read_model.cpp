@@ -3,9 +3,9 @@
 #include <cmath>
 #include <limits>
 
-#include "model_words.h"
-#include "read_sections.h"
-#include "scalar.h"
+#include "document/scalar.h"
+#include "experiment/model_words.h"
+#include "experiment/read_sections.h"
 
 namespace dtrain::config {
 namespace {

@@ -1,9 +1,9 @@
 #include <algorithm>
 
+#include "document/section.h"
 #include "dtrain/config/experiment.h"
-#include "exchange_words.h"
-#include "model_words.h"
-#include "section.h"
+#include "experiment/exchange_words.h"
+#include "experiment/model_words.h"
 
 namespace dtrain::config {
 namespace {

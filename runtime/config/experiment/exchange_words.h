@@ -3,10 +3,10 @@
 
 #include <array>
 
+#include "document/word_table.h"
 #include "dtrain/base/json.h"
 #include "dtrain/config/optimizations.h"
 #include "dtrain/config/resources.h"
-#include "word_table.h"
 
 namespace dtrain::config {
 

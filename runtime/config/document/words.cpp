@@ -1,4 +1,4 @@
-#include "words.h"
+#include "document/words.h"
 
 namespace dtrain::config {
 

@@ -9,10 +9,10 @@
 #include <string>
 #include <vector>
 
-#include "collector.h"
+#include "document/collector.h"
+#include "document/value.h"
 #include "dtrain/base/json.h"
 #include "dtrain/config/length.h"
-#include "value.h"
 
 namespace dtrain::config {
 

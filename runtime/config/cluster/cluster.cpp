@@ -6,9 +6,9 @@
 
 #include <arpa/inet.h>
 
-#include "document_file.h"
-#include "section.h"
-#include "words.h"
+#include "document/document_file.h"
+#include "document/section.h"
+#include "document/words.h"
 
 namespace dtrain::config {
 namespace {

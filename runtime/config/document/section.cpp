@@ -1,10 +1,10 @@
-#include "section.h"
+#include "document/section.h"
 
 #include <algorithm>
 #include <array>
 
+#include "document/scalar.h"
 #include "dtrain/base/text.h"
-#include "scalar.h"
 
 namespace dtrain::config {
 namespace {

@@ -4,8 +4,8 @@
 #include <filesystem>
 #include <string>
 
-#include "collector.h"
-#include "value.h"
+#include "document/collector.h"
+#include "document/value.h"
 
 namespace dtrain::config {
 

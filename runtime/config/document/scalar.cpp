@@ -1,4 +1,4 @@
-#include "scalar.h"
+#include "document/scalar.h"
 
 #include <charconv>
 #include <cmath>

@@ -1,4 +1,4 @@
-#include "model_words.h"
+#include "experiment/model_words.h"
 
 namespace dtrain::config {
 namespace {

@@ -3,10 +3,10 @@
 #include <array>
 #include <utility>
 
-#include "exchange_words.h"
-#include "overrides.h"
-#include "read_sections.h"
-#include "rule_parameters.h"
+#include "document/overrides.h"
+#include "experiment/exchange_words.h"
+#include "experiment/read_sections.h"
+#include "experiment/rule_parameters.h"
 
 namespace dtrain::config {
 namespace {

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <optional>
 
-#include "value.h"
+#include "document/value.h"
 
 namespace dtrain::config {
 

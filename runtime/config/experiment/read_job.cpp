@@ -2,10 +2,10 @@
 #include <array>
 #include <limits>
 
-#include "exchange_words.h"
-#include "read_sections.h"
-#include "scalar.h"
-#include "words.h"
+#include "document/scalar.h"
+#include "document/words.h"
+#include "experiment/exchange_words.h"
+#include "experiment/read_sections.h"
 
 namespace dtrain::config {
 namespace {

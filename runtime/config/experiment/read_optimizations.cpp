@@ -2,9 +2,9 @@
 #include <cmath>
 #include <limits>
 
-#include "exchange_words.h"
-#include "read_sections.h"
-#include "scalar.h"
+#include "document/scalar.h"
+#include "experiment/exchange_words.h"
+#include "experiment/read_sections.h"
 
 namespace dtrain::config {
 namespace {

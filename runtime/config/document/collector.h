@@ -7,8 +7,8 @@
 #include <utility>
 #include <vector>
 
+#include "document/value.h"
 #include "dtrain/config/diagnostic.h"
-#include "value.h"
 
 namespace dtrain::config {
 

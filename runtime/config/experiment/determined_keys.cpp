@@ -1,4 +1,4 @@
-#include "determined_keys.h"
+#include "experiment/determined_keys.h"
 
 #include <array>
 #include <utility>

@@ -3,9 +3,9 @@
 
 #include <array>
 
+#include "document/word_table.h"
 #include "dtrain/base/json.h"
 #include "dtrain/config/model_job.h"
-#include "word_table.h"
 
 namespace dtrain::config {
 

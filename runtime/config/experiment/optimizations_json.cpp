@@ -1,6 +1,6 @@
 #include <cmath>
 
-#include "exchange_words.h"
+#include "experiment/exchange_words.h"
 
 namespace dtrain::config {
 namespace {

@@ -4,9 +4,9 @@
 #include <cstdint>
 #include <limits>
 
+#include "document/scalar.h"
 #include "dtrain/base/text.h"
-#include "read_sections.h"
-#include "scalar.h"
+#include "experiment/read_sections.h"
 
 namespace dtrain::config {
 namespace {

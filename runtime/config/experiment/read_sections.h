@@ -1,8 +1,8 @@
 // The groups of keys of an experiment file; each fills its part of the experiment. Private to config.
 #pragma once
 
+#include "document/section.h"
 #include "dtrain/config/experiment.h"
-#include "section.h"
 
 namespace dtrain::config {
 
