@@ -2,6 +2,7 @@
 // one thread.
 #pragma once
 
+#include <filesystem>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -26,6 +27,7 @@ class Collector {
   // Asked for a sentence about an unknown key, by its whole path; empty: there is none.
   using Explain = std::string (*)(std::string_view path);
   void explain_with(Explain explain) { explain_ = explain; }
+  std::filesystem::path folder() const { return std::filesystem::path(file_).parent_path(); }
   bool empty() const { return diagnostics_.empty() && unknown_.empty(); }
   // ConfigErrors, where anything was added.
   void throw_if_any();

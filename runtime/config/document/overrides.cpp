@@ -1,8 +1,6 @@
 #include "document/overrides.h"
 
 #include <algorithm>
-#include <array>
-#include <string_view>
 
 #include "document/yaml_document.h"
 #include "dtrain/base/text.h"
@@ -10,17 +8,14 @@
 namespace dtrain::config {
 namespace {
 
-// A Length has one unit: setting another replaces it.
-constexpr std::array<std::string_view, 3> kLengths{"searcher.max_length", "min_validation_period",
-                                                   "min_checkpoint_period"};
-
 Entry& find_or_add(Value& map, const std::string& key, Location at) {
   if (Entry* entry = map.find(key)) return *entry;
   map.entries.push_back({key, at, Value{Value::Kind::kNull, false, at, {}, {}, {}}});
   return map.entries.back();
 }
 
-void apply(const std::string& override_text, Location at, Value& root, Collector& collector) {
+void apply(const std::string& override_text, Location at, Value& root, Collector& collector,
+           std::span<const std::string> lengths) {
   const auto equals = override_text.find('=');
   const std::string path = override_text.substr(0, equals);
   const std::vector<std::string> keys = split(path, '.');
@@ -44,7 +39,7 @@ void apply(const std::string& override_text, Location at, Value& root, Collector
       return;
     }
     const bool last = level + 1 == keys.size();
-    if (last && std::find(kLengths.begin(), kLengths.end(), section) != kLengths.end()) map->entries.clear();
+    if (last && std::find(lengths.begin(), lengths.end(), section) != lengths.end()) map->entries.clear();
     Entry& entry = find_or_add(*map, keys[level], at);
     section = join_path(section, keys[level]);
     map = &entry.value;
@@ -55,9 +50,10 @@ void apply(const std::string& override_text, Location at, Value& root, Collector
 
 }  // namespace
 
-void apply_overrides(std::span<const std::string> overrides, Value& root, Collector& collector) {
+void apply_overrides(std::span<const std::string> overrides, Value& root, Collector& collector,
+                     std::span<const std::string> lengths) {
   int number = 0;
-  for (const std::string& text : overrides) apply(text, Location{++number, true}, root, collector);
+  for (const std::string& text : overrides) apply(text, Location{++number, true}, root, collector, lengths);
 }
 
 }  // namespace dtrain::config

@@ -10,6 +10,8 @@
 
 namespace dtrain::config {
 
-void apply_overrides(std::span<const std::string> overrides, Value& root, Collector& collector);
+// `lengths`: the paths of the keys that are lengths, which have one unit: setting another replaces it.
+void apply_overrides(std::span<const std::string> overrides, Value& root, Collector& collector,
+                     std::span<const std::string> lengths = {});
 
 }  // namespace dtrain::config

@@ -30,11 +30,11 @@ std::string did_you_mean(const Value& value, std::span<const std::string> choice
   return near ? "; did you mean '" + *near + "'?" : "";
 }
 
+}  // namespace
+
 std::string must_be(const std::string& what, const Value& value) {
   return "must be " + what + ", not " + describe(value);
 }
-
-}  // namespace
 
 std::string list_of_choices(std::span<const std::string> choices) {
   const auto all_but_last = choices.first(choices.size() - 1);
@@ -163,8 +163,6 @@ std::string Section::choice(const std::string& key, const std::string& fallback,
 }
 
 Length Section::length(const std::string& key, Length fallback, std::int64_t min) {
-  constexpr std::array kUnits{std::pair{"batches", LengthUnit::kBatches}, std::pair{"records", LengthUnit::kRecords},
-                              std::pair{"epochs", LengthUnit::kEpochs}};
   const std::string expected = "one of {batches: n}, {records: n}, {epochs: n}";
   const Value* value = find(key);
   if (!value) return fallback;
@@ -175,7 +173,7 @@ Length Section::length(const std::string& key, Length fallback, std::int64_t min
   Section units(value, path_of(key), value->at, collector_);
   std::vector<std::string> given;
   Length result = fallback;
-  for (const auto& [name, unit] : kUnits) {
+  for (const auto& [name, unit] : kLengthUnits) {
     if (!units.find(name)) continue;
     given.emplace_back(name);
     result = {unit, units.integer(name, min, min, kMaxLength)};
@@ -195,11 +193,6 @@ Json Section::free_map(const std::string& key) {
     return Json::object();
   }
   return to_json(*value, path_of(key), collector_);
-}
-
-void Section::default_only_null(const std::string& key) {
-  const Value* value = find(key);
-  if (value && !value->is_null()) refuse_yet(key, "leave the key out");
 }
 
 void Section::refuse_yet(const std::string& key, const std::string& instead) {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <filesystem>
 #include <limits>
 #include <optional>
 #include <span>
@@ -15,8 +16,6 @@
 #include "dtrain/config/length.h"
 
 namespace dtrain::config {
-
-inline constexpr std::int64_t kMaxLength = 1'000'000'000'000'000;
 
 class Section {
  public:
@@ -43,12 +42,7 @@ class Section {
   Length length(const std::string& key, Length fallback, std::int64_t min);
   Json free_map(const std::string& key);
 
-  // For a key whose function does not exist yet: any other value than the default is refused.
-  template <typename T>
-  void default_only(const std::string& key, const T& value, const T& default_value, const std::string& default_text) {
-    if (!(value == default_value)) refuse_yet(key, "only the default (" + default_text + ") is");
-  }
-  void default_only_null(const std::string& key);
+  // For a key whose function does not exist yet, or not for this value.
   void refuse_yet(const std::string& key, const std::string& instead);
 
   // Reports the keys that nobody asked for.
@@ -56,6 +50,8 @@ class Section {
 
   std::string path_of(const std::string& key) const { return join_path(path_, key); }
   Collector& collector() { return collector_; }
+  // That of the file: what its relative paths start from.
+  std::filesystem::path folder() const { return collector_.folder(); }
 
  private:
   const Value* value_;  // a map, or nullptr
@@ -65,6 +61,9 @@ class Section {
   bool broken_ = false;  // not a map: reported already
   std::vector<std::string> known_;
 };
+
+// "must be WHAT, not VALUE"
+std::string must_be(const std::string& what, const Value& value);
 
 // "a, b or c"
 std::string list_of_choices(std::span<const std::string> choices);

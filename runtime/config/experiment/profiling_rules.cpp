@@ -1,94 +1,23 @@
 #include "dtrain/config/profiling_rules.h"
 
-#include <array>
-#include <utility>
-
+#include "document/from_json.h"
 #include "document/overrides.h"
-#include "experiment/exchange_words.h"
-#include "experiment/read_sections.h"
-#include "experiment/rule_parameters.h"
+#include "keys/key_reader.h"
+#include "keys/plan_writer.h"
 
 namespace dtrain::config {
-namespace {
-
-constexpr std::array kModes{Word<StepMode>{"TRAIN", StepMode::kTrain}, Word<StepMode>{"EVAL", StepMode::kEval}};
-
-// Reads one rule's keys; what is not there keeps the value it has.
-struct FromSection {
-  Section& section;
-
-  void operator()(const char* key, double& value, double min, double max) const {
-    value = section.number(key, value, min, max);
-  }
-  void operator()(const char* key, std::int64_t& value, std::int64_t min, std::int64_t max) const {
-    value = section.integer(key, value, min, max);
-  }
-  void operator()(const char* key, StepMode& mode) const {
-    const Value* value = section.find(key);
-    if (!value) return;
-    mode = StepMode::kBoth;
-    if (value->is_null()) return;
-    const std::string word = section.choice(key, "", words_of(kModes));
-    if (!word.empty()) mode = meaning_of(kModes, word);
-  }
-};
-
-struct ToJson {
-  Json& json;
-
-  void operator()(const char* key, double value, double, double) const { json[key] = number_json(value); }
-  void operator()(const char* key, std::int64_t value, std::int64_t, std::int64_t) const { json[key] = value; }
-  void operator()(const char* key, StepMode mode) const {
-    json[key] = mode == StepMode::kBoth ? Json() : Json(word_of(kModes, mode));
-  }
-};
-
-struct FromJson {
-  const Json& json;
-
-  template <typename T>
-  void operator()(const char* key, T& value, T min, T max) const {
-    const auto found = json.find(key);
-    if (found == json.end() || !found->is_number()) return;
-    const auto given = found->get<double>();
-    if (given >= static_cast<double>(min) && given <= static_cast<double>(max)) value = static_cast<T>(given);
-  }
-  void operator()(const char* key, StepMode& mode) const {
-    const auto found = json.find(key);
-    if (found == json.end() || !found->is_string()) return;
-    for (const auto& [word, meaning] : kModes) {
-      if (found->get<std::string>() == word) mode = meaning;
-    }
-  }
-};
-
-}  // namespace
-
-void read_profiling_rules(Section section, ProfilingRules& rules) {
-  for_each_rule(rules, [&](const char* name, const auto& parameters) {
-    Section rule = section.section(name);
-    parameters(FromSection{rule});
-    rule.finish();
-  });
-  section.finish();
-}
 
 Json to_json(const ProfilingRules& rules) {
-  Json json = Json::object();
-  for_each_rule(rules, [&](const char* name, const auto& parameters) {
-    json[name] = Json::object();
-    parameters(ToJson{json[name]});
-  });
-  return json;
+  ProfilingRules shown = rules;
+  return PlanWriter::write([&](Keys& keys) { declare_keys(keys, shown); });
 }
 
 ProfilingRules profiling_rules_of(const Json& json) {
   ProfilingRules rules;
-  if (!json.is_object()) return rules;
-  for_each_rule(rules, [&](const char* name, const auto& parameters) {
-    const auto found = json.find(name);
-    if (found != json.end() && found->is_object()) parameters(FromJson{*found});
-  });
+  Collector ignored("");
+  const Value document = value_of(json);
+  Section section(&document, "", document.at, ignored);
+  KeyReader::read_all(section, [&](Keys& keys) { declare_keys(keys, rules); });
   return rules;
 }
 
@@ -105,7 +34,8 @@ ProfilingRules override_rules(ProfilingRules rules, std::span<const std::string>
   collector.throw_if_any();
   Value document;
   apply_overrides(overrides, document, collector);
-  read_profiling_rules(Section(&document, "", document.at, collector), rules);
+  Section section(&document, "", document.at, collector);
+  KeyReader::read_all(section, [&](Keys& keys) { declare_keys(keys, rules); });
   collector.throw_if_any();
   return rules;
 }

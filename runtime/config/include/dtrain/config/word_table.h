@@ -1,9 +1,9 @@
-// Words of the file and what they stand for, as tables that reader and plan.json share. Private to config.
+// The words of a file and what they stand for, as tables: reader, plan.json, JSON Schema and documents share them.
 #pragma once
 
 #include <array>
-#include <span>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -12,7 +12,7 @@ namespace dtrain::config {
 template <typename T>
 using Word = std::pair<const char*, T>;
 
-// The word of a value that is in the table.
+// The word of a value; empty where the table has none.
 template <typename Table, typename T>
 const char* word_of(const Table& table, T value) {
   for (const auto& [word, meaning] : table) {
@@ -23,7 +23,7 @@ const char* word_of(const Table& table, T value) {
 
 // The meaning of a word that is in the table.
 template <typename Table>
-auto meaning_of(const Table& table, const std::string& given) {
+auto meaning_of(const Table& table, std::string_view given) {
   for (const auto& [word, meaning] : table) {
     if (given == word) return meaning;
   }

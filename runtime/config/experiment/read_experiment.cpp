@@ -1,9 +1,10 @@
-#include "dtrain/config/experiment.h"
-
 #include "document/document_file.h"
 #include "document/overrides.h"
+#include "dtrain/config/experiment.h"
 #include "experiment/determined_keys.h"
-#include "experiment/read_sections.h"
+#include "keys/key_reader.h"
+#include "keys/length_paths.h"
+#include "keys/plan_writer.h"
 
 namespace dtrain::config {
 
@@ -12,16 +13,21 @@ Experiment read_experiment(const std::filesystem::path& file, std::span<const st
   collector.explain_with(explain_determined_key);
   Experiment experiment;
   experiment.file = file;
+  experiment.name = file.stem().string();
   experiment.text = read_text(file, "experiment", collector);
+  const auto declare = [&](Keys& keys) { declare_keys(keys, experiment); };
   Value document = parse_document(experiment.text, collector);
-  apply_overrides(overrides, document, collector);
+  apply_overrides(overrides, document, collector, length_paths(declare));
 
   Section root(&document, "", document.at, collector);
-  read_job(root, experiment);
-  read_training(root, experiment);
-  root.finish();
+  KeyReader::read_all(root, declare);
   collector.throw_if_any();
   return experiment;
+}
+
+Json to_json(const Experiment& experiment) {
+  Experiment shown = experiment;
+  return PlanWriter::write([&](Keys& keys) { declare_keys(keys, shown); });
 }
 
 }  // namespace dtrain::config
