@@ -24,7 +24,8 @@ std::string default_text(const Key& key, const KeyType& type) {
   if (value.is_number_float() && value == static_cast<std::int64_t>(value.get<double>()))
     return std::to_string(value.get<std::int64_t>());
   if (value.is_number()) return value.dump();
-  return value == "" ? "none" : "`" + flow_text(value) + "`";
+  const std::string text = flow_text(value);
+  return text.empty() ? "none" : "`" + text + "`";
 }
 
 class TableWriter : public Keys {

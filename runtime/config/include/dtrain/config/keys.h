@@ -136,7 +136,8 @@ class Keys {
   void integer(const Key& key, std::optional<T>& value, const Range& range);
   // One of the table's words. The words of `later` are refused as not supported yet.
   template <typename T, std::size_t N>
-  void choice(const Key& key, T& value, const std::array<Word<T>, N>& table, std::vector<std::string> later = {});
+  void choice(const Key& key, T& value, const std::array<Word<T>, N>& table,
+              const std::vector<std::string>& later = {});
   // One of the table's words or null, which stands for T{}.
   template <typename T, std::size_t N>
   void nullable_choice(const Key& key, T& value, const std::array<Word<T>, N>& table);
@@ -177,9 +178,10 @@ void Keys::integer(const Key& key, std::optional<T>& value, const Range& range) 
 }
 
 template <typename T, std::size_t N>
-void Keys::choice(const Key& key, T& value, const std::array<Word<T>, N>& table, std::vector<std::string> later) {
+void Keys::choice(const Key& key, T& value, const std::array<Word<T>, N>& table,
+                  const std::vector<std::string>& later) {
   std::string chosen = word_of(table, value);
-  visit_word(key, chosen, words_of(table), std::move(later), false);
+  visit_word(key, chosen, words_of(table), later, false);
   if (!chosen.empty()) value = meaning_of(table, chosen);
 }
 
