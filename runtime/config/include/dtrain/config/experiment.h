@@ -1,10 +1,14 @@
 // The experiment file as typed values, and its strict reader: every key has an effect or is an error, and all errors
-// of a file are reported at once. docs/experiment.md describes the keys. Plain values, no threads, no global state.
+// of a file are reported at once. docs/experiment.md describes the keys. Plain values and their keys, no threads, no
+// global state.
 #pragma once
 
+#include <array>
 #include <chrono>
 #include <cstdint>
 #include <filesystem>
+#include <limits>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -13,11 +17,13 @@
 
 #include "dtrain/base/json.h"
 #include "dtrain/config/diagnostic.h"
+#include "dtrain/config/keys.h"
 #include "dtrain/config/length.h"
 #include "dtrain/config/model_job.h"
 #include "dtrain/config/optimizations.h"
 #include "dtrain/config/profiling.h"
 #include "dtrain/config/profiling_rules.h"
+#include "dtrain/config/program_keys.h"
 #include "dtrain/config/resources.h"
 
 namespace dtrain::config {
@@ -28,6 +34,24 @@ struct Searcher {
   Length max_length;  // at least 1
   bool operator==(const Searcher&) const = default;
 };
+
+// single, and nothing else
+std::unique_ptr<KeyType> search_form();
+
+inline void declare_keys(Keys& keys, Searcher& s) {
+  keys.form(
+      {.name = "name",
+       .text = "single: one training with the values of this file. The key is for files that Determined reads too.",
+       .in_plan = false},
+      search_form());
+  keys.text({.name = "metric", .text = "The validation metric that counts.", .examples = R"(["accuracy"])"}, s.metric);
+  keys.boolean({"smaller_is_better", "Whether a smaller value of the metric is the better one."}, s.smaller_is_better);
+  keys.length({.name = "max_length",
+               .text = "The length of the training: {batches: n}, {records: n} or {epochs: n}.",
+               .examples = R"([{"epochs": 2}, {"batches": 1000}, {"records": 60000}])",
+               .required = ""},
+              s.max_length, 1);
+}
 
 struct Experiment {
   std::filesystem::path file;  // as it was given; relative paths inside are relative to its folder
@@ -59,6 +83,111 @@ struct Experiment {
   std::filesystem::path initial_weights;  // a .safetensors file, resolved against the file's folder; empty: none
   std::vector<std::pair<std::string, std::string>> environment_variables;
 };
+
+// Conditions across sections: for the reader, and for the schema.
+void check_together(Section& root, const Experiment& experiment);
+Json program_or_model();
+
+extern const TextRule kSafetensorsFile;
+
+// What the run does when a loss or a norm of gradients is not finite.
+inline constexpr std::array kOnNonFinite{Word<bool>{"warn", false}, Word<bool>{"stop", true}};
+
+inline void declare_keys(Keys& keys, Experiment& e) {
+  keys.text({.name = "name",
+             .text = "For people, and part of the name of the run's folder. Default: the file's name.",
+             .examples = R"(["fashion-mnist"])",
+             .default_text = "the file's name"},
+            e.name, kOneLine);
+  keys.text({"description", "For people."}, e.description);
+  keys.texts({.name = "labels", .text = "For people.", .examples = R"([["baseline", "cpu"]])"}, e.labels);
+  keys.form(kModel, model_form(e));
+  keys.form(kLoss, loss_form(e));
+  keys.form(kOptimizer, optimizer_form(e));
+  keys.form(kEntrypoint, entrypoint_form(e));
+  keys.form(kHyperparameters, hyperparameters_form(e));
+  keys.mapping({"resources", "The slots it asks for, and its place in the queue."}, e.resources);
+  keys.mapping({"optimizations", "How often, how and in which form gradients are exchanged."}, e.optimizations);
+  keys.mapping({"profiling",
+                "Steps, collectives and the system are always recorded; these keys add a trace of every operator, and "
+                "say how the run is judged."},
+               [&](Keys& profiling) {
+                 declare_keys(profiling, e.profiling);
+                 profiling.mapping(
+                     {"rules", "Parameters of the rules that judge the run; docs/rules.md describes them.",
+                      "[Below](#the-rules-parameters)."},
+                     e.profiling_rules);
+               });
+  keys.mapping({"searcher", "How long is trained, and what counts."}, e.searcher);
+  keys.length({.name = "min_validation_period",
+               .text = "The length between validations; 0: at the end alone.",
+               .examples = R"([{"epochs": 1}, {"batches": 500}, {"records": 6000}])"},
+              e.min_validation_period, 0);
+  keys.boolean({"perform_initial_validation", "Validate before the first batch."}, e.perform_initial_validation);
+  const char* const what_is_saved = "a run saves its weights once, at its end (checkpoints/final); leave the key out";
+  const char* const default_alone = "Not supported yet: the default alone.";
+  Length checkpoint_period;
+  keys.length({.name = "min_checkpoint_period", .text = default_alone, .not_yet = what_is_saved, .in_plan = false},
+              checkpoint_period, 0);
+  int policy = 0;
+  constexpr std::array kPolicies{Word<int>{"best", 0}};
+  keys.choice({.name = "checkpoint_policy", .text = default_alone, .not_yet = what_is_saved, .in_plan = false}, policy,
+              kPolicies, {"all", "none"});
+  keys.nothing_yet({.name = "checkpoint_storage",
+                    .text = "Not supported yet: leave it out.",
+                    .not_yet = "leave the key out",
+                    .in_plan = false});
+  keys.integer({"max_restarts", "How often the run is started again after a signal or a lost host.",
+                "[More](launching.md#restarts)."},
+               e.max_restarts, {0, 1000});
+  keys.integer({.name = "records_per_epoch",
+                .text = "An epoch's length where the data set has none; null or 0: not given.",
+                .more = "A data set that has a length of its own counts, and a warning says so.",
+                .examples = "[60000]"},
+               e.records_per_epoch, {0, kMaxLength});
+  keys.when_read([&](Section&) {
+    if (e.records_per_epoch == 0) e.records_per_epoch.reset();  // Determined's way to leave it open
+  });
+  keys.integer({"scheduling_unit", "Batches between progress reports and reductions of metrics."}, e.scheduling_unit,
+               {1, kMaxLength});
+  keys.choice({"on_non_finite",
+               "What happens when the loss or the gradients' norm becomes nan or infinite: warn goes on, stop ends the "
+               "run with exit code 1.",
+               "`warn` says so once, with batch and rank, and counts such batches. Metrics that are not finite are the "
+               "text `nan`, `inf` or `-inf` in `metrics.jsonl` and wherever they are shown."},
+              e.stop_on_non_finite, kOnNonFinite);
+  keys.mapping({"communication", "How the ranks' messages travel."}, [&](Keys& communication) {
+    double seconds = static_cast<double>(e.communication_timeout.count()) / 1000;
+    communication.number({.name = "timeout", .text = "How long any wait for a peer may take.", .unit = "seconds"},
+                         seconds, {0.1, 1'000'000});
+    e.communication_timeout = std::chrono::milliseconds(static_cast<std::int64_t>(seconds * 1000));
+    communication.choice({"backend",
+                          "How messages travel. auto: shared memory on one host; over several MPI, joined with shared "
+                          "memory where hosts have several ranks.",
+                          "`hierarchical` is that: shared memory inside each host, MPI between hosts."},
+                         e.communication_backend, kBackends);
+  });
+  keys.mapping({"reproducibility", "What makes two runs the same."}, [&](Keys& reproducibility) {
+    reproducibility.integer({"experiment_seed", "Same seed, same bits."}, e.experiment_seed,
+                            {0, std::numeric_limits<std::int64_t>::max()});
+  });
+  keys.form(kData, data_form(e));
+  keys.path({.name = "initial_weights",
+             .text = "A .safetensors file to start from, relative to this file's folder.",
+             .examples = R"(["runs/0001-first/checkpoints/final/model.safetensors"])",
+             .default_text = "none"},
+            e.initial_weights, kSafetensorsFile);
+  keys.mapping({"environment", "What the ranks find around them."}, [&](Keys& environment) {
+    environment.form({.name = "environment_variables",
+                      .text = "For the ranks: a mapping, or a list of NAME=value. Names of DTRAIN_ are dtrain's own.",
+                      .more = "Ranks that mpirun or a shell started set them themselves, too late for what a library "
+                              "reads as it is loaded (`OMP_NUM_THREADS`): a warning says so.",
+                      .examples = R"([{"OMP_NUM_THREADS": 2}, ["OMP_NUM_THREADS=2"]])"},
+                     environment_variables_form(e));
+  });
+  keys.when_read([&](Section& root) { check_together(root, e); });
+  keys.schema_rule(program_or_model);
+}
 
 // `overrides` are the "a.b=c" of --set, in order. Throws ConfigErrors; a file that cannot be read is one too.
 Experiment read_experiment(const std::filesystem::path& file, std::span<const std::string> overrides = {});

@@ -1,12 +1,20 @@
 // Distances in training, in batches, records or epochs. Plain values.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <string>
 
+#include "dtrain/config/word_table.h"
+
 namespace dtrain::config {
 
+inline constexpr std::int64_t kMaxLength = 1'000'000'000'000'000;
+
 enum class LengthUnit { kBatches, kRecords, kEpochs };
+inline constexpr std::array kLengthUnits{Word<LengthUnit>{"batches", LengthUnit::kBatches},
+                                         Word<LengthUnit>{"records", LengthUnit::kRecords},
+                                         Word<LengthUnit>{"epochs", LengthUnit::kEpochs}};
 
 // A distance in training: `{epochs: 2}`.
 struct Length {

@@ -1,9 +1,11 @@
-// What is recorded beyond the step records, and for which batches. Plain values.
+// What is recorded beyond the step records, and for which batches. Plain values and their keys.
 #pragma once
 
 #include <cstdint>
 #include <optional>
 #include <string>
+
+#include "dtrain/config/keys.h"
 
 namespace dtrain::config {
 
@@ -14,12 +16,40 @@ struct Prometheus {
   bool operator==(const Prometheus&) const = default;
 };
 
+extern const TextRule kIpv4Address;
+
+inline void declare_keys(Keys& keys, Prometheus& p) {
+  keys.text({"address", "IPv4, of the host; 0.0.0.0: all it has. Whoever reaches it can read the metrics."}, p.address,
+            kIpv4Address);
+  keys.integer({.name = "port",
+                .text = "0: any that is free; the first line of profile/agent-*.jsonl has it.",
+                .examples = "[9400]",
+                .required = "the port to listen on, or 0 for any that is free"},
+               p.port, {0, 65535});
+}
+
 // Batches of a rank, from 1; both ends included.
 struct BatchRange {
   std::int64_t begin_on_batch = 0;
   std::int64_t end_after_batch = 0;
   bool operator==(const BatchRange&) const = default;
 };
+
+void check_together(Section& section, const BatchRange& range);
+
+inline void declare_keys(Keys& keys, BatchRange& r) {
+  keys.integer({.name = "begin_on_batch",
+                .text = "The first batch; batches count from 1.",
+                .examples = "[1]",
+                .required = "the first batch that is traced"},
+               r.begin_on_batch, {1, kMaxLength});
+  keys.integer({.name = "end_after_batch",
+                .text = "The last batch.",
+                .examples = "[1000000000000000]",
+                .required = "the last batch that is traced"},
+               r.end_after_batch, {1, kMaxLength});
+  keys.when_read([&](Section& section) { check_together(section, r); });
+}
 
 struct Profiling {
   bool enabled = false;
@@ -31,5 +61,30 @@ struct Profiling {
   std::optional<BatchRange> traced() const;
   bool operator==(const Profiling&) const = default;
 };
+
+// Which batches may be named beside which: for the reader, and for the schema.
+void check_together(Section& section, const Profiling& profiling);
+Json profiling_together();
+
+inline void declare_keys(Keys& keys, Profiling& p) {
+  keys.boolean({"enabled", "Trace every operator of the batches begin_on_batch to end_after_batch.",
+                "These three keys are Determined's words for `profiling.trace`."},
+               p.enabled);
+  keys.integer({"begin_on_batch", "The first batch that is traced with enabled: true; batches count from 1."},
+               p.begin_on_batch, {0, kMaxLength});
+  keys.integer({"end_after_batch", "The last batch that is traced with enabled: true; null: until a trace is full."},
+               p.end_after_batch, {1, kMaxLength});
+  bool sync_timings = true;
+  keys.boolean({.name = "sync_timings",
+                .text = "Not supported yet: the default alone.",
+                .not_yet = "only the default (true) is"},
+               sync_timings);
+  keys.mapping({"trace", "The batches of which every operator is traced.", "[More](traces.md)."}, p.trace);
+  keys.when_read([&](Section& section) { check_together(section, p); });
+  keys.schema_rule(profiling_together);
+  keys.mapping({"prometheus", "The agent of each host answers Prometheus at http://address:port/metrics.",
+                "[More](recording.md#prometheus)."},
+               p.prometheus);
+}
 
 }  // namespace dtrain::config

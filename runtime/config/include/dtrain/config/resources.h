@@ -1,16 +1,25 @@
-// What a trial asks of the machines: slots, their kind, its place in the queue. Plain values.
+// What a trial asks of the machines: slots, their kind, its place in the queue; how its ranks communicate. Plain values
+// and their keys.
 #pragma once
 
+#include <array>
+#include <chrono>
 #include <optional>
 #include <string>
+
+#include "dtrain/config/keys.h"
 
 namespace dtrain::config {
 
 enum class SlotType { kAuto, kCpu };
+inline constexpr std::array kSlotTypes{Word<SlotType>{"auto", SlotType::kAuto}, Word<SlotType>{"cpu", SlotType::kCpu}};
 
 // How the ranks' memory and messages travel. kAuto: kShm on one host, over several kMpi with one rank each,
 // kHierarchical with more.
 enum class Backend { kAuto, kShm, kMpi, kHierarchical };
+inline constexpr std::array kBackends{Word<Backend>{"auto", Backend::kAuto}, Word<Backend>{"shm", Backend::kShm},
+                                      Word<Backend>{"mpi", Backend::kMpi},
+                                      Word<Backend>{"hierarchical", Backend::kHierarchical}};
 
 struct Resources {
   int slots_per_trial = 1;
@@ -21,5 +30,29 @@ struct Resources {
   std::optional<int> max_slots;  // that all running trials of this name hold together; at least slots_per_trial
   bool operator==(const Resources&) const = default;
 };
+
+void check_together(Section& section, const Resources& resources);
+
+inline void declare_keys(Keys& keys, Resources& r) {
+  keys.integer({"slots_per_trial", "Ranks: one process on each slot."}, r.slots_per_trial, {1, 65536});
+  keys.choice(
+      {.name = "slot_type",
+       .text = "What a slot is.",
+       .more = "Training uses CPUs alone so far: where this machine has GPUs, `auto` says so in the plan and in "
+               "a warning.",
+       .not_yet = "use auto or cpu"},
+      r.slot_type, kSlotTypes, {"cuda"});
+  keys.boolean({"is_single_node", "All slots on one machine.", "Refused where no agent has so many."},
+               r.is_single_node);
+  keys.integer({"priority", "Where it stands in the queue: lower numbers go first."}, r.priority, {1, 99});
+  keys.text({"resource_pool", "The agents it may be placed on: those of this pool.",
+             "[How slots are placed](cluster.md#how-slots-are-placed)."},
+            r.resource_pool, kName);
+  keys.integer({"max_slots",
+                "The most slots that all running trials of this experiment's name hold together; at least "
+                "slots_per_trial."},
+               r.max_slots, {1, 65536});
+  keys.when_read([&](Section& section) { check_together(section, r); });
+}
 
 }  // namespace dtrain::config

@@ -1,5 +1,6 @@
-// JSON Schemas (draft 07, what editors' YAML language servers know best) of the files that config reads: the texts of
-// runtime/config/schema/, embedded when dtrain is built. tests/config/schema_test.py keeps them and the readers equal.
+// JSON Schemas (draft 07, what editors' YAML language servers know best) of the files that config reads. That of
+// experiments is made of the keys' declarations; that of clusters is runtime/config/cluster/cluster.schema.json,
+// embedded when dtrain is built. tests/config/schema_test.py keeps them and the readers equal.
 #pragma once
 
 #include <string_view>

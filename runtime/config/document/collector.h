@@ -1,0 +1,54 @@
+// Gathers what is wrong with one file while it is read, so that all of it is reported in one go. Private to config,
+// one thread.
+#pragma once
+
+#include <filesystem>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "document/value.h"
+#include "dtrain/config/diagnostic.h"
+
+namespace dtrain::config {
+
+class Collector {
+ public:
+  // `override_name`: the option that overrides come with.
+  explicit Collector(std::string file, std::string override_name = "--set")
+      : file_(std::move(file)), override_name_(std::move(override_name)) {}
+
+  void add(Location at, std::string key, std::string message);
+  // A key of the schema that the reading has asked for, with its whole path.
+  void add_known(std::string path) { known_.push_back(std::move(path)); }
+  // A key nobody asked for. Its message is made at the end, when all known keys are.
+  void add_unknown(Location at, std::string section, std::string key);
+  // Asked for a sentence about an unknown key, by its whole path; empty: there is none.
+  using Explain = std::string (*)(std::string_view path);
+  void explain_with(Explain explain) { explain_ = explain; }
+  std::filesystem::path folder() const { return std::filesystem::path(file_).parent_path(); }
+  bool empty() const { return diagnostics_.empty() && unknown_.empty(); }
+  // ConfigErrors, where anything was added.
+  void throw_if_any();
+
+ private:
+  struct Unknown {
+    Location at;
+    std::string section;
+    std::string key;
+  };
+  std::string message_for(const Unknown& unknown) const;
+
+  std::string file_;
+  std::string override_name_;
+  std::vector<std::pair<Location, Diagnostic>> diagnostics_;
+  std::vector<Unknown> unknown_;
+  std::vector<std::string> known_;
+  Explain explain_ = nullptr;
+};
+
+// "a" + "b" -> "a.b", "" + "b" -> "b"
+std::string join_path(const std::string& section, const std::string& key);
+
+}  // namespace dtrain::config

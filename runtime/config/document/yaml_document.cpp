@@ -1,0 +1,193 @@
+#include "document/yaml_document.h"
+
+#include <sstream>
+#include <string_view>
+#include <unordered_map>
+
+#include <yaml-cpp/eventhandler.h>
+#include <yaml-cpp/yaml.h>
+
+#include "dtrain/base/text.h"
+
+namespace dtrain::config {
+namespace {
+
+constexpr std::size_t kMaxDepth = 64;
+constexpr std::size_t kMaxValues = 20000;
+
+// Why the parsing cannot go on; never leaves this file.
+struct Stop {
+  int line;
+  std::string message;
+};
+
+class TreeBuilder final : public YAML::EventHandler {
+ public:
+  explicit TreeBuilder(std::optional<Location> fixed) : fixed_(fixed) {}
+
+  Value take_root() { return std::move(root_); }
+
+  void OnDocumentStart(const YAML::Mark& mark) override {
+    if (++documents_ > 1)
+      throw Stop{mark.line + 1, "several YAML documents; only one is allowed, without '---' or text after its end"};
+  }
+  void OnDocumentEnd() override {}
+  void OnNull(const YAML::Mark& mark, YAML::anchor_t anchor) override {
+    deliver(begin(mark, Value::Kind::kNull, "", anchor));
+  }
+  void OnAlias(const YAML::Mark& mark, YAML::anchor_t) override { refuse_anchor(mark); }
+  void OnScalar(const YAML::Mark& mark, const std::string& tag, YAML::anchor_t anchor,
+                const std::string& text) override {
+    Value value = begin(mark, Value::Kind::kScalar, tag, anchor);
+    value.text = text;
+    value.quoted = tag == "!";
+    deliver(std::move(value));
+  }
+  void OnSequenceStart(const YAML::Mark& mark, const std::string& tag, YAML::anchor_t anchor,
+                       YAML::EmitterStyle::value) override {
+    open(begin(mark, Value::Kind::kList, tag, anchor));
+  }
+  void OnSequenceEnd() override { close(); }
+  void OnMapStart(const YAML::Mark& mark, const std::string& tag, YAML::anchor_t anchor,
+                  YAML::EmitterStyle::value) override {
+    open(begin(mark, Value::Kind::kMap, tag, anchor));
+  }
+  void OnMapEnd() override { close(); }
+
+ private:
+  struct Frame {
+    Value value;
+    std::optional<Value> key;  // of a map: its value comes next
+  };
+
+  [[noreturn]] static void refuse_anchor(const YAML::Mark& mark) {
+    throw Stop{mark.line + 1, "anchors (&) and aliases (*) are not supported; write the value out"};
+  }
+
+  Value begin(const YAML::Mark& mark, Value::Kind kind, const std::string& tag, YAML::anchor_t anchor) {
+    if (anchor != 0) refuse_anchor(mark);
+    if (!tag.empty() && tag != "?" && tag != "!") {
+      throw Stop{mark.line + 1, "tags such as " + quote(tag) + " are not supported; write the plain value"};
+    }
+    if (++values_ > kMaxValues) throw Stop{mark.line + 1, "more than " + std::to_string(kMaxValues) + " values"};
+    Value value;
+    value.kind = kind;
+    value.at = fixed_ ? *fixed_ : Location{mark.line + 1, false};
+    return value;
+  }
+
+  void open(Value value) {
+    if (stack_.size() >= kMaxDepth) {
+      throw Stop{value.at.line, "nested more than " + std::to_string(kMaxDepth) + " levels deep"};
+    }
+    stack_.push_back({std::move(value), std::nullopt});
+  }
+
+  void close() {
+    Value value = std::move(stack_.back().value);
+    stack_.pop_back();
+    deliver(std::move(value));
+  }
+
+  void deliver(Value value) {
+    if (stack_.empty()) {
+      root_ = std::move(value);
+      return;
+    }
+    Frame& frame = stack_.back();
+    if (frame.value.kind == Value::Kind::kList) {
+      // What is not there has the position of whatever comes after it, which may be past the end of the file.
+      if (value.is_null()) value.at = frame.value.items.empty() ? frame.value.at : frame.value.items.back().at;
+      frame.value.items.push_back(std::move(value));
+    } else if (!frame.key) {
+      if (!value.is_scalar()) throw Stop{value.at.line, "a key must be a word, not " + describe(value)};
+      frame.key = std::move(value);
+    } else {
+      if (value.is_null()) value.at = frame.key->at;
+      frame.value.entries.push_back({std::move(frame.key->text), frame.key->at, std::move(value)});
+      frame.key.reset();
+    }
+  }
+
+  std::optional<Location> fixed_;
+  int documents_ = 0;
+  std::size_t values_ = 0;
+  Value root_;
+  std::vector<Frame> stack_;
+};
+
+// yaml-cpp's words for the most frequent slips, in the user's terms.
+std::string explain(const std::string& message) {
+  if (message == "illegal map value") {
+    return "a key where none can be; is the line indented like its neighbours, and is text that holds ': ' in quotes?";
+  }
+  if (message == "end of map not found") return "a line that is neither 'key: value' nor indented like its neighbours";
+  if (message == "end of sequence flow not found") return "a list opened with '[' is not closed";
+  if (message == "end of map flow not found") return "a mapping opened with '{' is not closed";
+  return message;
+}
+
+// What yaml-cpp would read differently from what the eye sees, or take for the end of the file.
+void check_characters(const std::string& text) {
+  int line = 0;
+  std::string_view rest = text;
+  while (!rest.empty()) {
+    ++line;
+    const auto end = rest.find('\n');
+    const std::string_view current = rest.substr(0, end);
+    if (!is_valid_utf8(current)) throw Stop{line, "not valid UTF-8 text"};
+    for (std::size_t i = 0; i < current.size(); ++i) {
+      const auto letter = static_cast<unsigned char>(current[i]);
+      const bool line_end = letter == '\r' && i + 1 == current.size();
+      if ((letter < 0x20 && letter != '\t' && !line_end) || letter == 0x7F) {
+        throw Stop{line, "a control character (byte " + std::to_string(letter) + ") is not allowed"};
+      }
+    }
+    const std::string_view indentation = current.substr(0, current.find_first_not_of(" \t"));
+    const bool blank = indentation.size() == current.size() || current[indentation.size()] == '#';
+    if (!blank && indentation.find('\t') != std::string_view::npos) {
+      throw Stop{line, "a tab in the indentation; use spaces"};
+    }
+    rest.remove_prefix(end == std::string_view::npos ? rest.size() : end + 1);
+  }
+}
+
+void find_duplicates(const Value& value, const std::string& path, Collector& collector) {
+  std::unordered_map<std::string_view, const Entry*> first;
+  for (const Entry& entry : value.entries) {
+    const std::string key = join_path(path, entry.key);
+    const auto [earlier, is_new] = first.try_emplace(entry.key, &entry);
+    if (!is_new) {
+      collector.add(entry.at, key, "given twice; the first is on line " + std::to_string(earlier->second->at.line));
+    }
+    find_duplicates(entry.value, key, collector);
+  }
+  for (const Value& item : value.items) find_duplicates(item, path, collector);
+}
+
+}  // namespace
+
+std::optional<Value> parse_yaml(const std::string& text, Collector& collector, std::optional<Location> fixed,
+                                const std::string& path) {
+  const auto refuse = [&](int line, const std::string& message) {
+    collector.add(fixed ? *fixed : Location{line, false}, path, message);
+    return std::nullopt;
+  };
+  TreeBuilder builder(fixed);
+  try {
+    check_characters(text);
+    std::istringstream stream(text);
+    YAML::Parser parser(stream);
+    while (parser.HandleNextDocument(builder)) {
+    }
+  } catch (const Stop& stop) {
+    return refuse(stop.line, stop.message);
+  } catch (const YAML::Exception& error) {
+    return refuse(error.mark.line + 1, "not valid YAML: " + explain(error.msg));
+  }
+  Value root = builder.take_root();
+  find_duplicates(root, path, collector);
+  return root;
+}
+
+}  // namespace dtrain::config

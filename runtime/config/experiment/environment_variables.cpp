@@ -1,0 +1,93 @@
+#include <algorithm>
+
+#include "dtrain/config/experiment.h"
+#include "keys/key_reader.h"
+
+namespace dtrain::config {
+namespace {
+
+bool is_variable_name(const std::string& name) {
+  const auto is_letter = [](char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '_'; };
+  return !name.empty() && is_letter(name[0]) &&
+         std::all_of(name.begin(), name.end(), [&](char c) { return is_letter(c) || (c >= '0' && c <= '9'); });
+}
+
+class EnvironmentVariablesForm : public KeyType {
+ public:
+  explicit EnvironmentVariablesForm(Experiment& experiment) : variables_(experiment.environment_variables) {}
+
+  void read(Section& section, const Key& key) override {
+    const Value* value = section.find(key.name);
+    if (value && value->is_map()) {
+      for (const Entry& entry : value->entries) read_entry(section, key, entry);
+    } else if (value && value->kind == Value::Kind::kList) {
+      for (const Value& item : value->items) read_item(section, key, item);
+    } else if (value && !value->is_null()) {
+      section.report(*value, key.name, must_be("a mapping, or a list of NAME=value", *value));
+    }
+  }
+  Json to_json() const override {
+    Json json = Json::object();
+    for (const auto& [name, value] : variables_) json[name] = value;
+    return json;
+  }
+  Json schema(const Key&) const override {
+    return Json::parse(R"({
+      "anyOf": [
+        {"type": "null"},
+        {
+          "type": "object",
+          "propertyNames": {"pattern": "^(?!DTRAIN_)[A-Za-z_][A-Za-z0-9_]*$"},
+          "additionalProperties": {"type": ["string", "number", "boolean", "null"]}
+        },
+        {
+          "type": "array",
+          "uniqueItems": true,
+          "items": {"type": "string", "pattern": "^(?!DTRAIN_)[A-Za-z_][A-Za-z0-9_]*="}
+        }
+      ]
+    })");
+  }
+  std::string values() const override { return "mapping, or list of NAME=value"; }
+
+ private:
+  void read_entry(Section& section, const Key& key, const Entry& entry) {
+    if (entry.value.is_null() || entry.value.is_scalar()) {
+      add(section, key, entry.value, entry.key, entry.value.text);
+    } else {
+      section.report(entry.value, key.name,
+                     quote(entry.key) + " must have text as its value, not " + describe(entry.value));
+    }
+  }
+  void read_item(Section& section, const Key& key, const Value& item) {
+    const auto equals = item.text.find('=');
+    if (item.is_scalar() && equals != std::string::npos) {
+      add(section, key, item, item.text.substr(0, equals), item.text.substr(equals + 1));
+    } else {
+      section.report(item, key.name, "every item " + must_be("NAME=value", item));
+    }
+  }
+  void add(Section& section, const Key& key, const Value& at, const std::string& name, const std::string& text) {
+    const bool twice =
+        std::any_of(variables_.begin(), variables_.end(), [&](const auto& one) { return one.first == name; });
+    if (!is_variable_name(name)) {
+      section.report(at, key.name, quote(name) + " cannot be the name of an environment variable");
+    } else if (name.starts_with("DTRAIN_")) {
+      section.report(at, key.name, quote(name) + " is one of dtrain's own variables, which it sets itself");
+    } else if (twice) {
+      section.report(at, key.name, quote(name) + " is given twice");
+    } else {
+      variables_.emplace_back(name, text);
+    }
+  }
+
+  std::vector<std::pair<std::string, std::string>>& variables_;
+};
+
+}  // namespace
+
+std::unique_ptr<KeyType> environment_variables_form(Experiment& experiment) {
+  return std::make_unique<EnvironmentVariablesForm>(experiment);
+}
+
+}  // namespace dtrain::config

@@ -1,0 +1,156 @@
+// `optimizations`: the keys that take several forms, and which keys exclude each other.
+#include "document/scalar.h"
+#include "dtrain/config/optimizations.h"
+#include "keys/key_reader.h"
+#include "keys/plan_writer.h"
+#include "keys/schema_writer.h"
+
+namespace dtrain::config {
+namespace {
+
+// false, true (fp16), a kind, or a mapping of a kind and its settings.
+class CompressionForm : public KeyType {
+ public:
+  explicit CompressionForm(Compression& compression) : compression_(compression) {}
+
+  void read(Section& section, const Key& key) override {
+    compression_ = {};
+    const Value* value = section.find(key.name);
+    if (!value || value->is_null() || as_boolean(*value) == false) return;
+    if (value->is_map()) return read_mapping(section.section(key.name));
+    if (as_boolean(*value) == true) {
+      compression_.kind = CompressionKind::kFp16;
+      return;
+    }
+    std::vector<std::string> choices = words_of(kCompressionKinds);
+    choices.insert(choices.begin(), {"false", "true"});
+    choices.emplace_back("{kind: ..., ...}");
+    const std::string kind = section.choice(key.name, "false", choices);
+    if (kind != "false" && kind != choices.back()) compression_.kind = meaning_of(kCompressionKinds, kind);
+  }
+
+  Json to_json() const override {
+    if (compression_.kind == CompressionKind::kNone) return false;
+    const Json mapping = PlanWriter::write(declare_);
+    return mapping.size() == 1 ? mapping.front() : mapping;
+  }
+
+  Json schema(const Key&) const override {
+    Json words = {false, true, nullptr, "false", "true"};
+    for (const auto& [word, kind] : kCompressionKinds) words.push_back(word);
+    return {{"anyOf", {Json{{"enum", std::move(words)}}, SchemaWriter::write(declare_)}}};
+  }
+
+  std::string values() const override { return "true, false, a kind, or a mapping of a kind and its settings"; }
+  void visit_keys(Keys& keys) override { declare_(keys); }
+
+ private:
+  void read_mapping(Section section) {
+    if (!section.find(kCompressionKind.name)) return KeyReader::read_required(section, declare_);
+    KeyReader::read_all(section, declare_);
+  }
+
+  Compression& compression_;
+  Keys::Declare declare_ = [this](Keys& keys) { declare_keys(keys, compression_); };
+};
+
+class ShardedForm : public KeyType {
+ public:
+  explicit ShardedForm(ShardedOptimizer& sharded) : sharded_(sharded) {}
+
+  void read(Section& section, const Key& key) override {
+    const Value* value = section.find(key.name);
+    if (!value) return;
+    if (const auto given = as_boolean(*value)) {
+      sharded_ = *given ? ShardedOptimizer::kOn : ShardedOptimizer::kOff;
+    } else {
+      sharded_ = meaning_of(kWords, section.choice(key.name, "auto", words_of(kWords)));
+    }
+  }
+  Json to_json() const override {
+    if (sharded_ == ShardedOptimizer::kAuto) return "auto";
+    return sharded_ == ShardedOptimizer::kOn;
+  }
+  Json schema(const Key&) const override { return {{"enum", {"auto", true, false, "true", "false"}}}; }
+  std::string values() const override { return "`auto`, true or false"; }
+
+ private:
+  static constexpr std::array kWords{Word<ShardedOptimizer>{"auto", ShardedOptimizer::kAuto},
+                                     Word<ShardedOptimizer>{"true", ShardedOptimizer::kOn},
+                                     Word<ShardedOptimizer>{"false", ShardedOptimizer::kOff}};
+  ShardedOptimizer& sharded_;
+};
+
+void refuse_with(Section& section, const std::string& key, const std::string& why) {
+  section.report(*section.find(key), key, why);
+}
+
+}  // namespace
+
+std::unique_ptr<KeyType> compression_form(Compression& compression) {
+  return std::make_unique<CompressionForm>(compression);
+}
+
+std::unique_ptr<KeyType> sharded_form(ShardedOptimizer& sharded) {
+  return std::make_unique<ShardedForm>(sharded);
+}
+
+void check_together(Section& section, const Optimizations& o) {
+  const bool compressed = o.gradient_compression.kind != CompressionKind::kNone;
+  if (o.local_sgd) {
+    if (compressed) {
+      refuse_with(section, "gradient_compression",
+                  "has no effect with local_sgd, which exchanges no gradients; use local_sgd.compression");
+    }
+    if (o.sharded_optimizer == ShardedOptimizer::kOn) {
+      refuse_with(section, "sharded_optimizer",
+                  "cannot be true with local_sgd, where every rank has its own parameters; leave it at auto");
+    }
+    if (o.auto_tune_tensor_fusion) {
+      refuse_with(section, "auto_tune_tensor_fusion",
+                  "has no effect with local_sgd, which exchanges nothing during backward");
+    }
+  } else if (compressed) {
+    if (o.sharded_optimizer == ShardedOptimizer::kOn) {
+      refuse_with(
+          section, "sharded_optimizer",
+          "cannot be true with gradient_compression, which needs whole gradients on every rank; leave it at auto");
+    }
+    if (o.auto_tune_tensor_fusion) {
+      refuse_with(section, "auto_tune_tensor_fusion",
+                  "is not supported yet with gradient_compression; switch one of them off");
+    }
+  }
+}
+
+// The same as check_together().
+Json optimizations_together() {
+  return Json::parse(R"({
+    "allOf": [
+      {
+        "if": {"required": ["local_sgd"], "properties": {"local_sgd": {"type": "object"}}},
+        "then": {
+          "properties": {
+            "gradient_compression": {"enum": [false, null, "false"]},
+            "sharded_optimizer": {"enum": ["auto", false, "false"]},
+            "auto_tune_tensor_fusion": {"const": false}
+          }
+        }
+      },
+      {
+        "if": {
+          "required": ["gradient_compression"],
+          "properties": {"gradient_compression": {"not": {"enum": [false, null, "false"]}}}
+        },
+        "then": {
+          "properties": {
+            "sharded_optimizer": {"enum": ["auto", false, "false"]},
+            "auto_tune_tensor_fusion": {"const": false}
+          }
+        }
+      }
+    ]
+  })");
+}
+
+}  // namespace dtrain::config

@@ -1,0 +1,173 @@
+// A `model:` experiment: the keys that take the place of `entrypoint`. They are read together, by the form of `model`,
+// for each has an effect beside the others alone.
+#include "dtrain/config/experiment.h"
+#include "experiment/model_data.h"
+#include "keys/key_reader.h"
+#include "keys/plan_writer.h"
+#include "keys/schema_writer.h"
+
+namespace dtrain::config {
+namespace {
+
+void refuse(Section& section, const std::string& key, const std::string& message) {
+  if (const Value* value = section.find(key)) section.report(*value, key, message);
+}
+
+Loss read_loss(Section& root) {
+  const std::vector<std::string> words = words_of(kLosses);
+  if (!root.find(kLoss.name)) root.report_missing(kLoss.name, list_of_choices(words));
+  return meaning_of(kLosses, root.choice(kLoss.name, "", words));
+}
+
+OptimizerSettings read_optimizer(Section section) {
+  OptimizerSettings settings;
+  // Without a kind the keys of all kinds are read, so that what else is wrong with them is said too.
+  KeyReader::read_all(
+      section, [&](Keys& keys) { declare_keys(keys, settings); }, KeyReader::Unselected::kRead);
+  return settings;
+}
+
+class ModelForm : public KeyType {
+ public:
+  explicit ModelForm(Experiment& experiment) : experiment_(experiment) {}
+
+  void read(Section& root, const Key& key) override {
+    const Value* value = root.find(key.name);
+    for (const Key& other : {kLoss, kOptimizer, kData}) root.find(other.name);
+    if (!value) {
+      for (const Key& other : {kLoss, kOptimizer})
+        refuse(root, other.name, "has no effect without model: a program of its own chooses this itself");
+      return;
+    }
+    if (root.find(kEntrypoint.name)) {
+      // What loss, optimizer and data mean depends on which of the two is kept.
+      return root.report(*value, key.name,
+                         "cannot stand beside entrypoint, which names a program; keep one of the two");
+    }
+    ModelJob job;
+    job.file = required_path(root, key.name, "the path of a TorchScript file");
+    job.loss = read_loss(root);
+    job.optimizer = read_optimizer(root.section(kOptimizer.name));
+    job.data = read_model_data(root.section(kData.name));
+    experiment_.entrypoint = {"dtrain-worker"};
+    experiment_.model = std::move(job);
+  }
+  Json to_json() const override { return experiment_.model->file.string(); }
+  Json schema(const Key&) const override { return {{"type", {"string", "number", "boolean"}}, {"minLength", 1}}; }
+  std::string values() const override { return "path"; }
+  bool in_effect() const override { return experiment_.model.has_value(); }
+
+ private:
+  Experiment& experiment_;
+};
+
+// One of the keys beside `model`, which has read it.
+class ModelPartForm : public KeyType {
+ public:
+  explicit ModelPartForm(Experiment& experiment) : job_(experiment.model) {}
+  void read(Section&, const Key&) override {}
+  bool in_effect() const override { return job_.has_value(); }
+
+ protected:
+  ModelJob shown() const { return job_.value_or(ModelJob()); }
+
+ private:
+  const std::optional<ModelJob>& job_;
+};
+
+class LossForm : public ModelPartForm {
+ public:
+  using ModelPartForm::ModelPartForm;
+  Json to_json() const override { return word_of(kLosses, shown().loss); }
+  Json schema(const Key&) const override { return {{"enum", words_of(kLosses)}}; }
+  std::string values() const override { return "`cross_entropy` or `mse`"; }
+};
+
+class OptimizerForm : public ModelPartForm {
+ public:
+  using ModelPartForm::ModelPartForm;
+  Json to_json() const override {
+    ModelJob job = shown();
+    return PlanWriter::write([&](Keys& keys) { declare_keys(keys, job.optimizer); });
+  }
+  Json schema(const Key&) const override {
+    OptimizerSettings defaults;
+    return SchemaWriter::write([&](Keys& keys) { declare_keys(keys, defaults); });
+  }
+  std::string values() const override { return "mapping"; }
+  void visit_keys(Keys& keys) override {
+    OptimizerSettings defaults;
+    declare_keys(keys, defaults);
+  }
+};
+
+class DataForm : public KeyType {
+ public:
+  explicit DataForm(Experiment& experiment) : experiment_(experiment) {}
+  void read(Section& root, const Key& key) override {
+    if (!root.find(kModel.name)) experiment_.data = root.free_map(key.name);
+  }
+  Json to_json() const override {
+    if (!experiment_.model) return experiment_.data;
+    ModelData data = experiment_.model->data;
+    return PlanWriter::write([&](Keys& keys) { declare_keys(keys, data); });
+  }
+  Json schema(const Key&) const override { return Json::object(); }  // program_or_model() says what it is
+  std::string values() const override { return "mapping"; }
+  void visit_keys(Keys& keys) override {
+    ModelData defaults;
+    declare_keys(keys, defaults);
+  }
+
+ private:
+  Experiment& experiment_;
+};
+
+}  // namespace
+
+std::unique_ptr<KeyType> model_form(Experiment& experiment) {
+  return std::make_unique<ModelForm>(experiment);
+}
+
+std::unique_ptr<KeyType> loss_form(Experiment& experiment) {
+  return std::make_unique<LossForm>(experiment);
+}
+
+std::unique_ptr<KeyType> optimizer_form(Experiment& experiment) {
+  return std::make_unique<OptimizerForm>(experiment);
+}
+
+std::unique_ptr<KeyType> data_form(Experiment& experiment) {
+  return std::make_unique<DataForm>(experiment);
+}
+
+Json program_or_model() {
+  Json schema = Json::parse(R"({
+    "if": {"required": ["model"]},
+    "then": {
+      "required": ["loss", "optimizer", "data"],
+      "properties": {
+        "entrypoint": false,
+        "hyperparameters": {"properties": {"global_batch_size": true}, "additionalProperties": false}
+      },
+      "if": {
+        "required": ["data"],
+        "properties": {"data": {"required": ["format"], "properties": {"format": {"const": "tokens"}}}}
+      },
+      "then": {"properties": {"loss": {"const": "cross_entropy"}}}
+    },
+    "else": {
+      "required": ["entrypoint"],
+      "properties": {
+        "loss": false,
+        "optimizer": false,
+        "data": {"type": ["object", "null"], "default": {}, "examples": [{"folder": "/data"}]}
+      }
+    }
+  })");
+  ModelData defaults;
+  schema["then"]["properties"]["data"] = SchemaWriter::write([&](Keys& keys) { declare_keys(keys, defaults); });
+  return schema;
+}
+
+}  // namespace dtrain::config

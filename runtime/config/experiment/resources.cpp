@@ -1,0 +1,16 @@
+#include "dtrain/config/resources.h"
+
+#include "document/scalar.h"
+#include "keys/key_reader.h"
+
+namespace dtrain::config {
+
+void check_together(Section& section, const Resources& resources) {
+  if (!resources.max_slots || *resources.max_slots >= resources.slots_per_trial) return;
+  const Value& value = *section.find("max_slots");
+  if (as_integer(value).value != *resources.max_slots) return;  // reported already
+  section.report(value, "max_slots",
+                 must_be("at least slots_per_trial, which is " + std::to_string(resources.slots_per_trial), value));
+}
+
+}  // namespace dtrain::config

@@ -1,0 +1,222 @@
+// How a file's keys are declared. Each key is declared once, in declare_keys() beside the struct that holds its value:
+// name, type, range or choices, documentation. The default is that of the struct's field. A visitor (Keys) walks the
+// declarations. The reader, plan.json, the JSON Schema (runtime/config/keys/) and the tables of docs/experiment.md
+// (tests/config/key_table.h) are such visitors.
+//
+//   struct Prometheus { int port = 0; };
+//   inline void declare_keys(Keys& keys, Prometheus& p) {
+//     keys.integer({"port", "The port to listen on; 0: any that is free."}, p.port, {0, 65535});
+//   }
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <initializer_list>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "dtrain/base/json.h"
+#include "dtrain/config/length.h"
+#include "dtrain/config/word_table.h"
+
+namespace dtrain::config {
+
+class Keys;
+class Section;  // a mapping that is being read: document/section.h
+
+// The part of a declaration that every type of key has.
+struct Key {
+  const char* name;
+  const char* text;                // what the key does; editors and the document show it
+  const char* more = "";           // Markdown that the document alone adds
+  const char* unit = "";           // of a number
+  const char* examples = nullptr;  // good values, as a JSON list
+  const char* required = nullptr;  // not null: the key must be given. The text explains a missing key; "": its values
+  const char* default_text = nullptr;  // describes a default that the field cannot show; the schema has none then
+  const char* not_yet = nullptr;       // what to do instead of a value that is not supported yet
+  bool in_plan = true;                 // plan.json shows the key
+  bool keys_elsewhere = false;         // the document describes the keys inside at another key
+};
+
+// The type of a key's value, bound to the field that holds it.
+class KeyType {
+ public:
+  virtual ~KeyType() = default;
+  // Reads the value into the field. A wrong value is reported to the section.
+  virtual void read(Section& section, const Key& key) = 0;
+  // The field's value in the form of the file.
+  virtual Json to_json() const = 0;
+  // The allowed values as a JSON Schema.
+  virtual Json schema(const Key& key) const = 0;
+  // The allowed values for the document: "1 to 99".
+  virtual std::string values() const = 0;
+  // The allowed values for the error about a missing key.
+  virtual std::string what_it_is() const { return values(); }
+  // False while other keys leave this one without effect; plan.json leaves it out then.
+  virtual bool in_effect() const { return true; }
+  // Whether a key inside must be given, so that this one must be too.
+  virtual bool needs_keys() const { return false; }
+  virtual bool has_default() const { return true; }
+  virtual bool is_length() const { return false; }
+  // Visits the keys inside, if the value is a mapping.
+  virtual void visit_keys(Keys&) {}
+};
+
+struct Range {
+  std::int64_t min, max;        // both are allowed
+  bool safeguard_only = false;  // max only prevents overflow; the schema leaves it out
+};
+
+struct Bounds {
+  double min, max;
+  bool above_min = false;  // min itself is not allowed
+  bool below_max = false;  // max itself is not allowed
+  bool open = false;       // there is no maximum
+  bool real = false;       // plan.json shows 1.0, not 1
+};
+
+// What a text must look like.
+struct TextRule {
+  const char* schema = "{}";                        // the rule as keywords of a JSON Schema
+  bool (*good)(const std::string& text) = nullptr;  // null: every text is good
+  const char* must_be = "";                         // for the error: "a name"
+  bool bare = false;                                // the error does not say whether the text was quoted
+};
+extern const TextRule kAnyText, kName, kOneLine;
+
+// Keys that have an effect only with some words of another key, the selector.
+struct Only {
+  const char* selector;
+  std::vector<std::string> owners;  // the words with which the keys have an effect
+  std::vector<std::string> others;  // the words with which they have none
+  std::string chosen;               // the selector's word now; empty: none
+  const char* refusal;              // the error about a key that has no effect; null: a general sentence
+  bool met() const;
+};
+
+enum class MappingUse {
+  kAlways,    // null or missing: all defaults
+  kNullable,  // null or missing: the field is empty
+  kIfGiven,   // missing: all defaults; null is a mapping without keys
+};
+
+// A visitor of declarations.
+class Keys {
+ public:
+  using Declare = std::function<void(Keys&)>;
+
+  virtual ~Keys() = default;
+  virtual void visit(const Key& key, KeyType& type) = 0;
+  // Visits keys that have an effect in some cases only.
+  virtual void only(const Only& only, const Declare& declare);
+  // Only the reader calls the function, after it has read the keys above: to check keys against each other, or to set a
+  // default that depends on them.
+  virtual void when_read(const std::function<void(Section&)>&) {}
+  // A condition across keys, as a JSON Schema.
+  virtual void schema_rule(const std::function<Json()>&) {}
+
+  void boolean(const Key& key, bool& value);
+  void text(const Key& key, std::string& value, const TextRule& rule = kAnyText);
+  void texts(const Key& key, std::vector<std::string>& value);
+  // A relative path starts from the folder of the file. Empty: none.
+  void path(const Key& key, std::filesystem::path& value, const TextRule& rule = kAnyText, bool nullable = false);
+  void length(const Key& key, Length& value, std::int64_t min);
+  void number(const Key& key, double& value, const Bounds& bounds);
+  void number(const Key& key, std::optional<double>& value, const Bounds& bounds);
+  void integer(const Key& key, std::int64_t& value, const Range& range);
+  void integer(const Key& key, std::optional<std::int64_t>& value, const Range& range);
+  template <typename T>
+  void integer(const Key& key, T& value, const Range& range);
+  template <typename T>
+  void integer(const Key& key, std::optional<T>& value, const Range& range);
+  // One of the table's words. The words of `later` are refused as not supported yet.
+  template <typename T, std::size_t N>
+  void choice(const Key& key, T& value, const std::array<Word<T>, N>& table,
+              const std::vector<std::string>& later = {});
+  // One of the table's words or null, which stands for T{}.
+  template <typename T, std::size_t N>
+  void nullable_choice(const Key& key, T& value, const std::array<Word<T>, N>& table);
+  // Only null is supported yet.
+  void nothing_yet(const Key& key);
+  // A type that is written by hand.
+  void form(const Key& key, const std::unique_ptr<KeyType>& type) { visit(key, *type); }
+
+  void mapping(const Key& key, const Declare& declare);
+  template <typename T>
+  void mapping(const Key& key, T& settings, MappingUse use = MappingUse::kAlways);
+  template <typename T>
+  void mapping(const Key& key, std::optional<T>& settings);
+
+  template <typename T, std::size_t N>
+  void only_with(const char* selector, const std::array<Word<T>, N>& table, T chosen, std::initializer_list<T> owners,
+                 const Declare& declare, const char* refusal = nullptr);
+
+ private:
+  void visit_word(const Key& key, std::string& value, std::vector<std::string> words, std::vector<std::string> later,
+                  bool nullable);
+  void visit_mapping(const Key& key, const Declare& declare, MappingUse use, bool* given);
+};
+
+template <typename T>
+void Keys::integer(const Key& key, T& value, const Range& range) {
+  auto wide = static_cast<std::int64_t>(value);
+  integer(key, wide, range);
+  value = static_cast<T>(wide);
+}
+
+template <typename T>
+void Keys::integer(const Key& key, std::optional<T>& value, const Range& range) {
+  std::optional<std::int64_t> wide = value;
+  integer(key, wide, range);
+  value.reset();
+  if (wide) value = static_cast<T>(*wide);
+}
+
+template <typename T, std::size_t N>
+void Keys::choice(const Key& key, T& value, const std::array<Word<T>, N>& table,
+                  const std::vector<std::string>& later) {
+  std::string chosen = word_of(table, value);
+  visit_word(key, chosen, words_of(table), later, false);
+  if (!chosen.empty()) value = meaning_of(table, chosen);
+}
+
+template <typename T, std::size_t N>
+void Keys::nullable_choice(const Key& key, T& value, const std::array<Word<T>, N>& table) {
+  std::string chosen = word_of(table, value);
+  visit_word(key, chosen, words_of(table), {}, true);
+  value = chosen.empty() ? T{} : meaning_of(table, chosen);
+}
+
+template <typename T>
+void Keys::mapping(const Key& key, T& settings, MappingUse use) {
+  visit_mapping(
+      key, [&](Keys& inside) { declare_keys(inside, settings); }, use, nullptr);
+}
+
+template <typename T>
+void Keys::mapping(const Key& key, std::optional<T>& settings) {
+  bool given = settings.has_value();
+  T inside = settings.value_or(T());
+  visit_mapping(
+      key, [&](Keys& keys) { declare_keys(keys, inside); }, MappingUse::kNullable, &given);
+  settings.reset();
+  if (given) settings = std::move(inside);
+}
+
+template <typename T, std::size_t N>
+void Keys::only_with(const char* selector, const std::array<Word<T>, N>& table, T chosen,
+                     std::initializer_list<T> owners, const Declare& declare, const char* refusal) {
+  Only only{selector, {}, {}, word_of(table, chosen), refusal};
+  for (const auto& [word, meaning] : table) {
+    const bool owns = std::find(owners.begin(), owners.end(), meaning) != owners.end();
+    (owns ? only.owners : only.others).emplace_back(word);
+  }
+  this->only(only, declare);
+}
+
+}  // namespace dtrain::config

@@ -1,0 +1,38 @@
+// Reads the declared keys of a section into their fields. Private to config.
+#pragma once
+
+#include "document/section.h"
+#include "dtrain/config/keys.h"
+
+namespace dtrain::config {
+
+class KeyReader : public Keys {
+ public:
+  // What to do with the keys of an Only while its selector has no good value.
+  enum class Unselected { kRefuse, kRead };
+
+  // All of it, up to and with the keys that nobody declared.
+  static void read_all(Section& section, const Declare& declare, Unselected unselected = Unselected::kRefuse);
+  // The keys that must be given, alone.
+  static void read_required(Section& section, const Declare& declare);
+
+  void visit(const Key& key, KeyType& type) override;
+  void only(const Only& only, const Declare& declare) override;
+  void when_read(const std::function<void(Section&)>& function) override;
+
+ private:
+  // Required keys go first, so that what is missing is said before what is wrong with the rest.
+  enum class Pass { kMissing, kRequired, kOthers };
+
+  KeyReader(Section& section, Pass pass, Unselected unselected)
+      : section_(section), pass_(pass), unselected_(unselected) {}
+  void report_if_missing(const Key& key, const KeyType& type);
+
+  Section& section_;
+  Pass pass_;
+  Unselected unselected_;
+  bool in_only_ = false;
+  std::string refusal_;  // of the keys that are visited now; empty: they are read
+};
+
+}  // namespace dtrain::config

@@ -1,0 +1,214 @@
+// Keys whose value is true or false, a number or one of some words.
+#include <algorithm>
+#include <limits>
+
+#include "document/scalar.h"
+#include "dtrain/base/text.h"
+#include "keys/key_reader.h"
+#include "keys/plan_writer.h"
+
+namespace dtrain::config {
+namespace {
+
+Json or_null(Json type, bool nullable) {
+  if (!nullable) return type;
+  return Json::array({std::move(type), "null"});
+}
+
+std::string or_null_text(bool nullable) {
+  return nullable ? " or null" : "";
+}
+
+class BooleanType : public KeyType {
+ public:
+  explicit BooleanType(bool& value) : value_(value) {}
+  void read(Section& section, const Key& key) override {
+    const bool given = section.boolean(key.name, value_);
+    if (key.not_yet && given != value_) return section.refuse_yet(key.name, key.not_yet);
+    value_ = given;
+  }
+  Json to_json() const override { return value_; }
+  Json schema(const Key& key) const override {
+    if (key.not_yet) return {{"const", value_}};
+    return {{"type", "boolean"}};
+  }
+  std::string values() const override { return "true or false"; }
+
+ private:
+  bool& value_;
+};
+
+class IntegerType : public KeyType {
+ public:
+  IntegerType(std::optional<std::int64_t>& value, const Range& range, bool nullable)
+      : value_(value), range_(range), nullable_(nullable) {}
+  void read(Section& section, const Key& key) override {
+    if (nullable_) {
+      value_ = section.optional_integer(key.name, range_.min, range_.max);
+    } else {
+      value_ = section.integer(key.name, key.required ? range_.min : *value_, range_.min, range_.max);
+    }
+  }
+  Json to_json() const override { return value_ ? Json(*value_) : Json(); }
+  Json schema(const Key&) const override {
+    Json schema{{"type", or_null("integer", nullable_)}, {"minimum", range_.min}};
+    if (!range_.safeguard_only) schema["maximum"] = range_.max;
+    return schema;
+  }
+  std::string values() const override {
+    const bool many = range_.max >= std::numeric_limits<std::int32_t>::max();  // as good as any
+    return (many ? "at least " + std::to_string(range_.min)
+                 : std::to_string(range_.min) + " to " + std::to_string(range_.max)) +
+           or_null_text(nullable_);
+  }
+
+ private:
+  std::optional<std::int64_t>& value_;
+  Range range_;
+  bool nullable_;
+};
+
+class NumberType : public KeyType {
+ public:
+  NumberType(std::optional<double>& value, const Bounds& bounds, bool nullable)
+      : value_(value), bounds_(bounds), nullable_(nullable) {}
+  void read(Section& section, const Key& key) override {
+    const Value* given = section.find(key.name);
+    if (!given) return;
+    if (nullable_ && given->is_null()) return value_.reset();
+    const double fallback = value_.value_or(1);
+    if (bounds_.open) {
+      value_ = read_open(section, key, *given, fallback);
+      return;
+    }
+    value_ = section.number(key.name, fallback, bounds_.min, bounds_.max);
+    if (bounds_.above_min && value_ == bounds_.min)
+      section.report(*given, key.name, must_be("above " + number_json(bounds_.min).dump(), *given));
+    if (bounds_.below_max && value_ == bounds_.max)
+      section.report(*given, key.name, must_be("below " + number_json(bounds_.max).dump(), *given));
+  }
+  Json to_json() const override {
+    if (!value_) return nullptr;
+    return bounds_.real ? Json(*value_) : number_json(*value_);
+  }
+  Json schema(const Key&) const override {
+    Json schema{{"type", or_null("number", nullable_)}};
+    schema[bounds_.above_min ? "exclusiveMinimum" : "minimum"] = number_json(bounds_.min);
+    schema[bounds_.below_max ? "exclusiveMaximum" : "maximum"] =
+        bounds_.open ? Json(std::numeric_limits<double>::max()) : number_json(bounds_.max);
+    return schema;
+  }
+  std::string values() const override {
+    const std::string min = (bounds_.above_min ? "above " : "") + number_json(bounds_.min).dump();
+    if (bounds_.open) return min + or_null_text(nullable_);
+    return min + (bounds_.above_min ? ", to " : " to ") + (bounds_.below_max ? "below " : "") +
+           number_json(bounds_.max).dump() + or_null_text(nullable_);
+  }
+
+ private:
+  // Any number above the minimum; what is no finite number is refused in the same words.
+  double read_open(Section& section, const Key& key, const Value& given, double fallback) const {
+    const auto number = as_number(given);
+    if (number.value && *number.value > bounds_.min) return *number.value;
+    section.report(given, key.name, must_be("a number above " + number_json(bounds_.min).dump(), given));
+    return fallback;
+  }
+
+  std::optional<double>& value_;
+  Bounds bounds_;
+  bool nullable_;
+};
+
+class WordType : public KeyType {
+ public:
+  WordType(std::string& value, std::vector<std::string> words, std::vector<std::string> later, bool nullable)
+      : value_(value), words_(std::move(words)), later_(std::move(later)), nullable_(nullable) {}
+  void read(Section& section, const Key& key) override {
+    const Value* given = section.find(key.name);
+    if (!given) return;
+    if (nullable_) value_.clear();
+    if (nullable_ && given->is_null()) return;
+    std::vector<std::string> choices = words_;
+    choices.insert(choices.end(), later_.begin(), later_.end());
+    const std::string chosen = section.choice(key.name, value_, choices);
+    if (std::find(later_.begin(), later_.end(), chosen) != later_.end()) {
+      section.refuse_yet(key.name, key.not_yet);
+    } else {
+      value_ = chosen;
+    }
+  }
+  Json to_json() const override { return value_.empty() ? Json() : Json(value_); }
+  Json schema(const Key&) const override {
+    Json words = words_;
+    if (nullable_) words.insert(words.begin(), nullptr);
+    if (words.size() == 1) return {{"const", words[0]}};
+    return {{"enum", std::move(words)}};
+  }
+  std::string values() const override {
+    std::vector<std::string> quoted;
+    for (const std::string& word : words_) quoted.push_back("`" + word + "`");
+    if (nullable_) quoted.emplace_back("null");
+    return list_of_choices(quoted);
+  }
+  std::string what_it_is() const override { return list_of_choices(words_); }
+
+ private:
+  std::string& value_;
+  std::vector<std::string> words_, later_;
+  bool nullable_;
+};
+
+class NothingType : public KeyType {
+ public:
+  void read(Section& section, const Key& key) override {
+    const Value* given = section.find(key.name);
+    if (given && !given->is_null()) section.refuse_yet(key.name, key.not_yet);
+  }
+  Json to_json() const override { return nullptr; }
+  Json schema(const Key&) const override { return {{"type", "null"}}; }
+  std::string values() const override { return "null"; }
+};
+
+}  // namespace
+
+void Keys::boolean(const Key& key, bool& value) {
+  BooleanType type(value);
+  visit(key, type);
+}
+
+void Keys::integer(const Key& key, std::int64_t& value, const Range& range) {
+  std::optional<std::int64_t> given = value;
+  IntegerType type(given, range, false);
+  visit(key, type);
+  value = *given;
+}
+
+void Keys::integer(const Key& key, std::optional<std::int64_t>& value, const Range& range) {
+  IntegerType type(value, range, true);
+  visit(key, type);
+}
+
+void Keys::number(const Key& key, double& value, const Bounds& bounds) {
+  std::optional<double> given = value;
+  NumberType type(given, bounds, false);
+  visit(key, type);
+  value = *given;
+}
+
+void Keys::number(const Key& key, std::optional<double>& value, const Bounds& bounds) {
+  NumberType type(value, bounds, true);
+  visit(key, type);
+}
+
+void Keys::visit_word(const Key& key, std::string& value, std::vector<std::string> words,
+                      std::vector<std::string> later, bool nullable) {
+  WordType type(value, std::move(words), std::move(later), nullable);
+  visit(key, type);
+}
+
+void Keys::nothing_yet(const Key& key) {
+  NothingType type;
+  visit(key, type);
+}
+
+}  // namespace dtrain::config
