@@ -1,4 +1,4 @@
-// Opens a backend that is a library of its own, so that dtrain runs where what that library needs is not installed.
+// Opens a backend that is a library of its own, so that dtrain also runs on machines that lack what that library needs.
 // Any thread.
 #pragma once
 

@@ -1,5 +1,5 @@
-// What an operation of a communicator is: what all ranks must say alike of it, and how it is compared, measured and
-// named. Every backend uses it.
+// The description of a collective operation: what must be the same on all ranks, and how descriptions are compared,
+// measured and named. Every backend uses it.
 #pragma once
 
 #include <cstddef>
@@ -29,7 +29,7 @@ struct Place {
   std::int32_t buffer = -1;  // -1: not in a Buffer
 };
 
-// What all ranks must say alike of an operation.
+// The part of an operation's description that must be the same on all ranks.
 struct Signature {
   std::uint64_t count = 0;
   double pre_scale = 1.0;

@@ -1,5 +1,5 @@
-// A communicator whose calls all become one: issue(descriptor, in, out). Arguments are checked here, alike for every
-// backend that has no reason to do it otherwise. As Communicator says about threads.
+// A communicator that turns every call into one: issue(descriptor, in, out). It checks the arguments, so that backends
+// check them in the same way. Threads: see Communicator.
 #pragma once
 
 #include "collective/descriptor.h"
@@ -20,7 +20,7 @@ class IssuingCommunicator : public virtual Communicator {
   Work barrier() override;
 
  protected:
-  // `descriptor` has no sequence yet; data pointers are there where there is data.
+  // `descriptor` has no sequence number yet. The pointers are null only where the operation has no data.
   virtual Work issue(const Descriptor& descriptor, const void* in, void* out) = 0;
   // An allocation: all ranks make the same one, outside of groups.
   void agree(Kind kind, std::size_t bytes, bool group_open);

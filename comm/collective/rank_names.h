@@ -1,4 +1,4 @@
-// What errors call the ranks of a communicator: by the run's numbers where it is of some of the run's ranks.
+// How error messages name ranks: by their number in the run, also for a communicator of a subset.
 #pragma once
 
 #include <string>

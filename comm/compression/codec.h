@@ -33,8 +33,8 @@ class Arena {
   std::size_t used_ = 0;
 };
 
-// What was left out of earlier exchanges, in the units of the exchanged gradients; of the tensors that are compressed.
-// Memory that nobody has written takes no room.
+// Error feedback of the compressed tensors: what earlier exchanges left out, in the units of the exchanged gradients.
+// Memory that was never written takes no room.
 class Residuals {
  public:
   // `keep[i]`: gradient i has one.
@@ -84,7 +84,7 @@ class Codec {
   virtual void not_applied(std::size_t /*tensor*/) {}
   // The named memory that is training state.
   virtual std::vector<std::pair<std::string, std::span<float>>> state() { return {}; }
-  // Somebody has written to that memory.
+  // The caller has written to that memory.
   virtual void state_changed() {}
 };
 

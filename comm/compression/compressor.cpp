@@ -9,7 +9,7 @@
 namespace dtrain::comm {
 namespace {
 
-// The bucket as it is.
+// An exchange without compression.
 class PlainExchange final : public Exchange {
  public:
   PlainExchange(Communicator& communicator, const GradientBucket& bucket, double scale)

@@ -18,7 +18,7 @@ struct Narrowed {
 };
 // out = in * scale + residual, rounded to nearest even; what is finite stays within +-limit. What rounding takes from a
 // value below float16's smallest normal number (2^-14), be it all of it, is the new residual; larger ones leave none.
-// `owes` says of each block whether its residual has anything but zeros: one that does not is neither read nor written.
+// `owes`: for each block, whether its residual has anything but zeros. A residual of zeros is neither read nor written.
 Narrowed narrow_float16(const float* in, float* residual, std::uint8_t* owes, std::uint16_t* out, std::size_t count,
                         float scale, float limit);
 // out = in * scale, likewise. Returns how many values the limit cut.

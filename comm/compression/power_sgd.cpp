@@ -119,7 +119,8 @@ class PowerSgdExchange final : public Exchange {
       const GradientTensor& tensor = context_.tensors[t];
       const std::size_t rank = codec_.factors[t].rank;
       if (rank == 0) {
-        // The sum is scaled, as where no gradient of the bucket is compressed: the same bits whatever shares a bucket.
+        // The sum is scaled, as where no gradient of the bucket is compressed: the bits do not depend on how buckets
+        // are cut.
         const auto scale = static_cast<float>(scale_);
         auto* const data = static_cast<float*>(tensor.data);
         for (std::size_t i = 0; i < tensor.elements; ++i) data[i] = plain[i] * scale;
@@ -143,8 +144,8 @@ class PowerSgdExchange final : public Exchange {
       if (factor.rank == 0) continue;
       float* const residual = codec_.residuals.of(t);
       kernels::reconstruct(residual, static_cast<float*>(tensor.data), tensor.rows, tensor.columns, p, q, factor.rank);
-      // P is NaN throughout or nowhere, and then so is Q. The gradients say so to everyone; the next step starts from
-      // the Q before and owes nothing.
+      // P is NaN throughout or nowhere, and then so is Q. The gradients then are NaN on all ranks; the next step starts
+      // from the Q before and owes nothing.
       const std::size_t count = factor.rank * tensor.columns;
       if (std::all_of(q, q + count, [](float v) { return std::isfinite(v); })) {
         std::copy_n(q, count, factor.q.begin());

@@ -12,7 +12,7 @@ namespace dtrain::comm {
 namespace {
 
 std::string proof(const std::string& secret, const char* side, const Handshake& handshake) {
-  // A JSON array has one reading only, whatever the strings hold.
+  // A JSON array is unambiguous for any content of the strings.
   const std::string text =
       to_line(Json::array({"dtrain-control", kControlProtocol, side, handshake.session, handshake.generation,
                            handshake.rank, handshake.size, handshake.server_nonce, handshake.client_nonce}));

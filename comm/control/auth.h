@@ -7,8 +7,8 @@
 
 namespace dtrain::comm {
 
-// What both proofs are about: everything the two sides have told each other, so that no part can be replayed or
-// swapped. Each side contributes a nonce of its own.
+// What both proofs cover: everything the two sides have sent, so that no part can be replayed or swapped. Each side
+// contributes a nonce.
 struct Handshake {
   std::string session;
   std::int64_t generation = 0;

@@ -80,7 +80,7 @@ void ControlClient::try_connect() {
   std::shared_ptr<asio::ip::tcp::socket> socket;
   try {
     socket = std::make_shared<asio::ip::tcp::socket>(make_tcp_socket(io_, server_.protocol()));
-  } catch (const std::system_error& error) {  // out of descriptors, say
+  } catch (const std::system_error& error) {  // out of file descriptors, for example
     return retry(error.what());
   }
   socket->async_connect(server_, [this, socket](asio::error_code error) {
@@ -113,6 +113,8 @@ void ControlClient::refuse(const std::string& why) {
   changed_.notify_all();
 }
 
+// The handshake: challenge (rank 0's nonce), hello (this rank's nonce and proof), welcome (rank 0's proof). Each proof
+// covers both nonces, so neither side can replay an earlier one, and this rank trusts nothing before the welcome.
 void ControlClient::answer_challenge(const Json& message) {
   if (!handshake_.client_nonce.empty()) throw DataError("a second challenge");
   if (const auto protocol = integer_member(message, "protocol"); protocol != kControlProtocol) {
@@ -319,8 +321,8 @@ std::string ControlClient::not_waiting_for(const std::string& key) {
 std::string ControlClient::ask_missing(Lock& lock, const char* question, const std::string& name) {
   missing_.erase(name);
   send(encode_frame({{"t", question}, {"n", name}}));
-  const bool told = wait(lock, SteadyClock::now() + options_.heartbeat, [&] { return missing_.count(name) != 0; });
-  return told ? missing_.at(name) : "unknown, rank 0 (pid " + std::to_string(server_pid_) + ") does not answer";
+  const bool came = wait(lock, SteadyClock::now() + options_.heartbeat, [&] { return missing_.count(name) != 0; });
+  return came ? missing_.at(name) : "unknown, rank 0 (pid " + std::to_string(server_pid_) + ") does not answer";
 }
 
 void ControlClient::fail(const RankFailure& failure) {

@@ -22,7 +22,7 @@ class ClockProbe {
   bool running() const { return left_ > 0; }
   // The next question, about to be sent.
   Json question(Time now);
-  // Rank 0's answer, which came at `now`. DataError when it is none; one to another question says nothing.
+  // Takes rank 0's answer, which came at `now`. Ignores the answer to another question; DataError when it is no answer.
   struct Next {
     bool ask = false;                   // the next question
     std::optional<ClockOffset> result;  // after the last
@@ -36,7 +36,7 @@ class ClockProbe {
   std::optional<ClockOffset> best_;
 };
 
-// What rank 0 says to a question.
+// Rank 0's answer to a question.
 Json clock_answer(const Json& question, ClockProbe::Time now);
 
 }  // namespace dtrain::comm

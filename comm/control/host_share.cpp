@@ -13,13 +13,13 @@ namespace dtrain::comm {
 namespace {
 
 constexpr std::chrono::milliseconds kShareTick{50};  // how soon a failure of the run ends a wait
-constexpr std::chrono::milliseconds kHelloTick{1};   // between two looks for what has been accepted to say who it is
+constexpr std::chrono::milliseconds kHelloTick{1};   // between two looks for the hellos of accepted connections
 
 void throw_if_failed(const ControlPlane& control) {
   if (const auto failure = control.failure()) throw CommError(failure_text(*failure));
 }
 
-// What errors call the ranks of this host.
+// How errors name the ranks of this host.
 class LocalNames {
  public:
   LocalNames(const ControlPlane& control, const std::vector<int>& members) : control_(control), members_(members) {}
@@ -37,7 +37,7 @@ class LocalNames {
   const std::vector<int>& members_;
 };
 
-// The local rank that a message tells; -1: not one of ours.
+// The local rank that a message names; -1: not one of ours.
 int local_rank_of(const UnixMessage& message, int local_size) {
   const std::string& text = message.data;
   if (text.empty() || text.size() > 6 || text.find_first_not_of("0123456789") != std::string::npos) return -1;
@@ -49,7 +49,7 @@ void hand_out(ControlPlane& control, UnixListener& listener, const std::string& 
   const auto deadline = std::chrono::steady_clock::now() + control.timeout();
   const int ranks = control.world().local_size;
   std::set<int> served{0};
-  std::vector<UnixSocket> asking;  // have not said who they are
+  std::vector<UnixSocket> asking;  // have not sent their hello
   while (static_cast<int>(served.size()) < ranks) {
     if (auto peer = listener.accept(asking.empty() ? kShareTick : kHelloTick)) asking.push_back(std::move(*peer));
     for (UnixSocket& peer : asking) {

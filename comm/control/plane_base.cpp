@@ -97,7 +97,7 @@ std::optional<ClockOffset> PlaneBase::take_clock() {
   return std::exchange(clock_, std::nullopt);
 }
 
-bool PlaneBase::publish(const RankFailure& failure, const std::function<void()>& tell) {
+bool PlaneBase::publish(const RankFailure& failure, const std::function<void()>& report) {
   std::vector<std::function<void(const RankFailure&)>> callbacks;
   {
     const Lock lock(mutex_);
@@ -106,7 +106,7 @@ bool PlaneBase::publish(const RankFailure& failure, const std::function<void()>&
     callbacks.swap(callbacks_);
   }
   changed_.notify_all();
-  if (tell) tell();  // first: a callback may end the process
+  if (report) report();  // first: a callback may end the process
   for (const auto& callback : callbacks) callback(failure);
   return true;
 }

@@ -49,9 +49,10 @@ class PlaneBase : public ControlPlane {
   bool has_thread() const { return thread_.joinable(); }
   bool on_control_thread() const { return std::this_thread::get_id() == thread_.get_id(); }
 
-  // Keeps the first failure, tells the other ranks with `tell`, then calls the callbacks, all on the calling thread.
+  // Keeps the first failure, reports it to the other ranks with `report`, then calls the callbacks, all on the calling
+  // thread.
   // False: there was a failure before, or all is finished.
-  bool publish(const RankFailure& failure, const std::function<void()>& tell = {});
+  bool publish(const RankFailure& failure, const std::function<void()>& report = {});
   void throw_if_failed(const Lock& held) const;  // CommError with the failure's text
   // Waits until `ready`; false at the deadline; CommError when the run fails or the connection closes meanwhile.
   bool wait(Lock& lock, SteadyClock::time_point deadline, const std::function<bool()>& ready);
@@ -64,10 +65,10 @@ class PlaneBase : public ControlPlane {
   std::condition_variable changed_;
   std::optional<RankFailure> failure_;  // guarded by mutex_, as are the next three
   bool all_finished_ = false;
-  bool closed_ = false;  // nothing more comes: who still waits would wait in vain
+  bool closed_ = false;  // nothing more comes: every wait ends
   std::vector<std::function<void(const RankFailure&)>> callbacks_;
   std::atomic<std::int64_t> step_{-1};
-  std::optional<ClockOffset> clock_;    // guarded by mutex_: the last one that nobody has taken yet …
+  std::optional<ClockOffset> clock_;    // guarded by mutex_: the last one not yet taken …
   std::atomic<bool> has_clock_{false};  // … and whether there is one
   asio::io_context io_;
 

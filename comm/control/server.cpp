@@ -67,10 +67,10 @@ ControlServer::ControlServer(const ControlOptions& options, const ControlEndpoin
 
 ControlServer::~ControlServer() {
   if (!has_thread()) return;
-  // Whatever is queued for the others (the failure, the goodbye) still goes out; a peer that reads nothing is not
-  // waited for longer than kServerClosing.
-  bool told = false;  // guarded by mutex_
-  asio::post(io_, [this, &told] {
+  // Messages queued for the others (the failure, the end) still go out; a peer that reads nothing is not waited for
+  // longer than kServerClosing.
+  bool closing = false;  // guarded by mutex_
+  asio::post(io_, [this, &closing] {
     asio::error_code ignored;
     acceptor_.close(ignored);
     heartbeat_.cancel();
@@ -78,12 +78,12 @@ ControlServer::~ControlServer() {
       if (const auto connection = peer.connection) connection->close_when_sent("rank 0 ends");
     }
     const Lock lock(mutex_);
-    told = true;
+    closing = true;
     changed_.notify_all();
   });
   Lock lock(mutex_);
-  changed_.wait_for(lock, kServerClosing, [this, &told] {
-    return told && std::all_of(peers_.begin(), peers_.end(), [](const Peer& peer) { return !peer.connection; });
+  changed_.wait_for(lock, kServerClosing, [this, &closing] {
+    return closing && std::all_of(peers_.begin(), peers_.end(), [](const Peer& peer) { return !peer.connection; });
   });
   lock.unlock();
   stop_thread();
@@ -106,7 +106,7 @@ void ControlServer::accept() {
       session->start();
     }
     if (!error) return accept();
-    // Out of descriptors, say: trying again at once would take a core.
+    // Out of file descriptors, for example: trying again at once would take a core.
     options_.log->warn("control: accepting a connection failed: {}", error.message());
     const auto pause = std::make_shared<asio::steady_timer>(io_, std::chrono::milliseconds(100));
     pause->async_wait([this, pause](asio::error_code cancelled) {
@@ -200,7 +200,8 @@ void ControlServer::send_to_all(const std::string& frame) {
 
 void ControlServer::set(const std::string& key, const std::string& value) {
   const Json encoded = encode_value(value);
-  encode_frame(Json{{"t", "value"}, {"id", 0}, {"v", encoded}});  // over the limit: told to who sets, not to who gets
+  encode_frame(
+      Json{{"t", "value"}, {"id", 0}, {"v", encoded}});  // over the limit: an error for who sets, not for who gets
   std::vector<Waiter> waiters;
   {
     const Lock lock(mutex_);
@@ -228,6 +229,8 @@ std::optional<std::string> ControlServer::get_within(const std::string& key, std
   return store_.at(key);
 }
 
+// The name is free again before the result is sent: a rank that has its result may begin the next gather of this name
+// while others still read theirs.
 void ControlServer::contribute(const std::string& name, int rank, const std::string& value) {
   Values complete;
   {
@@ -272,6 +275,8 @@ void ControlServer::publish_to_all(const RankFailure& failure) {
   publish(failure, [&] { send_to_all(encode_frame(failed_message(failure))); });
 }
 
+// Publishing happens on the control thread alone, so all ranks get the same first failure. The caller then waits until
+// the ranks have acknowledged it ("noted"): it may end its process as soon as this returns.
 void ControlServer::fail(const RankFailure& failure) {
   if (!has_thread()) {
     publish(failure);
@@ -284,7 +289,7 @@ void ControlServer::fail(const RankFailure& failure) {
     if (all_finished_) return true;
     for (int rank = 1; failure_ && rank < options_.world.size; ++rank) {
       const Peer& peer = peers_[static_cast<std::size_t>(rank)];
-      // One that is stopped hears nothing before it goes on.
+      // A stopped rank receives nothing until it continues.
       if (peer.connection && !peer.knows_failure && state_now(rank) != PeerState::kLate) return false;
     }
     return failure_.has_value();
@@ -392,6 +397,7 @@ void ControlServer::handle(int rank, const Json& message) {
   }
 }
 
+// A lost connection is a failure of the run unless the rank has announced its end, or this server is closing.
 void ControlServer::lost(int rank, const std::string& reason) {
   RankFailure failure;
   bool fatal = false;

@@ -8,8 +8,8 @@
 namespace dtrain::comm {
 namespace {
 
-// How much longer the others wait for rank 0's word than it waits for theirs. While it waits for one of them the
-// deadline of all may pass: it then asks for what the rest have said already, which takes a way to the store and back.
+// How much longer the others wait for rank 0 than it waits for them. While it waits for one of them the deadline of all
+// may pass: it then still fetches the values that the rest have set, which takes a round trip to the store for each.
 constexpr std::chrono::milliseconds kSubgroupGrace{2'000};
 constexpr std::chrono::milliseconds kAsking{250};
 constexpr std::chrono::milliseconds kAskingAll{1'000};
@@ -52,6 +52,8 @@ ControlSubgroup::ControlSubgroup(ControlPlane& parent, const std::string& name, 
       static_cast<int>(std::count(hosts.begin(), hosts.begin() + static_cast<std::ptrdiff_t>(here), world_.host));
 }
 
+// Rank 0 of the group reads the others' values one by one from the parent's store. Past the deadline it goes on through
+// the list for a moment, so that the error names all missing ranks and not only the first.
 std::string ControlSubgroup::collect(const std::string& where, const std::string& own) {
   using std::chrono::steady_clock;
   const auto deadline = steady_clock::now() + timeout();
@@ -86,9 +88,9 @@ std::vector<std::string> ControlSubgroup::gather(const std::string& name, const 
     if (world_.size > 1) parent_.set(where + "all", all);
   } else {
     parent_.set(where + std::to_string(world_.rank), value);
-    auto told = parent_.get_within(where + "all", timeout() + kSubgroupGrace);
-    all = told ? *std::move(told)
-               : kFailed + ("rank " + std::to_string(members_[0]) + " (" + std::string(name_of(peer_state(0))) + ")");
+    auto result = parent_.get_within(where + "all", timeout() + kSubgroupGrace);
+    all = result ? *std::move(result)
+                 : kFailed + ("rank " + std::to_string(members_[0]) + " (" + std::string(name_of(peer_state(0))) + ")");
   }
   if (all[0] == kFailed) {
     throw CommError("control: gather '" + name + "' among " + std::to_string(world_.size) +

@@ -1,9 +1,9 @@
-// The control plane as some of its ranks see it, numbered anew: what makes a communicator of those ranks alone.
+// A control plane for some ranks of another one, numbered anew: a communicator of those ranks is made over it.
 //
 // Everything travels through the parent's key-value store, under names of the group's own; these stay there until the
-// generation ends, so this is for setting up, not for every step. Failures are the run's: they name the parent's ranks,
-// as people know them. peer_state() and World count within the group. The parent outlives the group; all calls are
-// thread safe.
+// generation ends, so this is for setting up, not for every step. Failures are the run's: they name ranks by their
+// number in the run. peer_state() and World count within the group. The parent outlives the group; all calls are thread
+// safe.
 #pragma once
 
 #include <map>

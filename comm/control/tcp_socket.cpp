@@ -23,7 +23,7 @@ asio::ip::tcp::socket make_tcp_socket(asio::io_context& io, const asio::ip::tcp&
 
 void open_acceptor(asio::ip::tcp::acceptor& acceptor, const asio::ip::tcp& protocol) {
   acceptor.assign(protocol, open_tcp(protocol));
-  acceptor.non_blocking(true);  // whoever was waiting may be gone before it is accepted
+  acceptor.non_blocking(true);  // the waiting peer may be gone before it is accepted
 }
 
 asio::ip::tcp::socket accept_waiting(asio::ip::tcp::acceptor& acceptor, asio::io_context& io, asio::error_code& error) {

@@ -1,4 +1,5 @@
-// TCP sockets that no program this process starts inherits, from the moment on in which they exist. Any thread.
+// TCP sockets that are close-on-exec from their creation: programs that this process starts never inherit them. Any
+// thread.
 #pragma once
 
 #include <asio/io_context.hpp>
@@ -10,7 +11,7 @@ namespace dtrain::comm {
 asio::ip::tcp::socket make_tcp_socket(asio::io_context& io, const asio::ip::tcp& protocol);
 void open_acceptor(asio::ip::tcp::acceptor& acceptor, const asio::ip::tcp& protocol);
 
-// A connection that waits there, after the acceptor was found readable; `error` says why there is none.
+// Accepts a waiting connection, after the acceptor was found readable; `error` is the reason where there is none.
 asio::ip::tcp::socket accept_waiting(asio::ip::tcp::acceptor& acceptor, asio::io_context& io, asio::error_code& error);
 
 }  // namespace dtrain::comm

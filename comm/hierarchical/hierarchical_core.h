@@ -1,5 +1,5 @@
 // What a hierarchical communicator shares with its Work handles: the operations in order, the levels below, and how
-// both end. The communicator's thread, but for abort(), which any may call.
+// both end. Called on the communicator's thread; abort() on any thread.
 #pragma once
 
 #include <atomic>
@@ -80,7 +80,7 @@ class HierarchicalCore : public std::enable_shared_from_this<HierarchicalCore> {
 
   std::mutex mutex_;  // guards the next three, and the levels against abort() while they go
   std::string cause_;
-  bool own_failure_ = false;  // found here: the cause says it all
+  bool own_failure_ = false;  // this rank found it: the cause is complete as it is
   bool closed_ = false;
   std::atomic<bool> failed_{false};
 };

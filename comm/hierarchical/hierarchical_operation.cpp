@@ -127,7 +127,7 @@ void HierarchicalOperation::compare_host() {
     host_note_.other_rank = levels_.here()[i];
   }
   same_here_ = host_note_.other_rank < 0;
-  if (levels_.several_hosts()) return;  // the hosts' lowest ranks tell each other first, and then everyone
+  if (levels_.several_hosts()) return;  // the hosts' lowest ranks exchange notes first
   host_notes_ = {host_note_};
   compare_hosts();
 }

@@ -1,13 +1,13 @@
 // One outstanding collective over two levels, as the steps it takes on the communicators below.
 //
 // Each level has communicators for its own purposes, for operations of one communicator end in the order of issue:
-//   notes        (host)   the descriptors of the host's ranks, which all compare
+//   notes        (host)   the operation descriptors of the host's ranks; all ranks compare them
 //   up           (host)   the host's values become one, or are collected
-//   outer notes  (hosts)  the hosts' descriptors; says too that every rank has entered the operation
+//   outer notes  (hosts)  the hosts' operation descriptors; complete once every rank has entered the operation
 //   outer        (hosts)  the hosts' values become one, or are collected
 //   down         (host)   the result goes to the host's ranks
-// On each of them operations are issued in order, whatever has to wait elsewhere: that is what `turns` is for. Steps a
-// rank has no part in, and levels that do not exist, are passed over. The communicator's thread alone.
+// Each communicator issues operations in order, independently of the others: `turns` keeps that order. A rank skips
+// the steps that it has no part in and the levels that do not exist. Called on the communicator's thread alone.
 #pragma once
 
 #include <array>
@@ -40,7 +40,7 @@ struct Levels {
 
 using Turns = std::array<std::uint64_t, kSteps>;  // whose operation is next on each communicator
 
-// Ranks that differ within a host are told to the other hosts by this.
+// What a host reports to the other hosts: the operation of its lowest rank, and the first rank whose operation differs.
 struct HostNote {
   Descriptor lowest;  // of the host's lowest rank
   Descriptor other;
@@ -59,7 +59,7 @@ class HierarchicalOperation {
   bool advance(Turns& turns);
   // "rank 2 has not entered it (…)", by the run's ranks.
   std::string describe_missing() const;
-  // The ranks did not enter the same operation; it says which ones.
+  // The ranks did not enter the same operation; the message names them.
   bool differs() const { return differs_; }
 
  private:

@@ -108,7 +108,7 @@ Work HierarchicalOperation::issue_up() {
 Work HierarchicalOperation::issue_outer() {
   Communicator& hosts = *levels_.on[static_cast<std::size_t>(Step::kOuter)];
   const bool alone = !levels_.several_here();
-  const bool first = levels_.placement.most == 1;  // as the other hosts say it too
+  const bool first = levels_.placement.most == 1;  // the other hosts decide the same
   if (reduces(descriptor_.kind) && alone) {
     if (shape_.widened) {
       widen();
@@ -169,7 +169,7 @@ Work HierarchicalOperation::issue_down() {
       if (levels_.is_leader()) unpack(packed_.get(), levels_.placement.hosts.size());
       return host.broadcast(out_, shape_.total, shape_.type, 0);
     case Kind::kBroadcast:
-      // The root's host has it, and waits to hear that all ranks have entered the same operation.
+      // The root's host has the data. It waits until all ranks are known to have entered the same operation.
       if (levels_.placement.host_of[static_cast<std::size_t>(descriptor_.root)] == levels_.host())
         return host.barrier();
       return host.broadcast(out_, shape_.total, shape_.type, 0);

@@ -102,16 +102,16 @@ MpiJobImpl::MpiJobImpl(MpiOptions options) : options_(std::move(options)) {
 std::string MpiJobImpl::broadcast(const std::string& text) {
   if (text.size() >= kBroadcastBytes)
     throw CommError("a text of " + std::to_string(text.size()) + " bytes is too long");
-  std::promise<std::string> told;
+  std::promise<std::string> received;
   shared_->thread.post([&] {
     try {
-      told.set_value(broadcast_until(*shared_, rank_, text, std::chrono::steady_clock::now() + options_.timeout));
+      received.set_value(broadcast_until(*shared_, rank_, text, std::chrono::steady_clock::now() + options_.timeout));
     } catch (const std::exception& error) {
       shared_->give_up(error.what());
-      told.set_exception(std::current_exception());
+      received.set_exception(std::current_exception());
     }
   });
-  return told.get_future().get();
+  return received.get_future().get();
 }
 
 std::unique_ptr<Communicator> MpiJobImpl::make_communicator(ControlPlane& control, const std::vector<int>& members,

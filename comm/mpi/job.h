@@ -16,14 +16,14 @@
 
 namespace dtrain::comm {
 
-// Tags say which communicator, which operation of it and which message of that. 22 bits: what every transport of Open
-// MPI has. Ranks are never so far apart that the sequences of two operations look the same.
+// A tag consists of the communicator, its operation and that operation's message. Its 22 bits are what every transport
+// of Open MPI offers. Ranks are never so far apart that two outstanding operations get the same tag.
 inline constexpr int kCommunicatorBits = 4;
 inline constexpr int kSequenceBits = 16;
 inline constexpr int kMessageBits = 2;
 
-// What the communicators of the job share. The MPI thread uses `world`; whoever fails gives up: from then on nothing
-// calls MPI any more but to end the job, so MPI touches no memory that a failing rank releases.
+// What the communicators of the job share. The MPI thread uses `world`. A rank that fails calls give_up(): from then on
+// it calls MPI only to end the job, so MPI touches no memory that this rank releases.
 struct MpiShared {
   MPI_Comm world = MPI_COMM_NULL;
   std::atomic<bool> given_up{false};
@@ -47,7 +47,7 @@ struct MpiShared {
   std::mutex mutex;
   std::string cause;  // guarded by mutex, as is the next
   std::vector<std::shared_ptr<std::byte>> kept;
-  std::atomic<int> communicators{0};  // made so far, as far as this rank knows: each has tags of its own
+  std::atomic<int> communicators{0};  // made so far on this rank: each has tags of its own
   MpiThread thread;                   // ends before the rest goes
 };
 

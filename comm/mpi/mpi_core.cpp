@@ -8,7 +8,7 @@
 namespace dtrain::comm {
 namespace {
 
-constexpr std::size_t kHellosAhead = 16;  // operations that may have said hello
+constexpr std::size_t kHellosAhead = 16;  // operations that may have sent their hello
 constexpr std::size_t kMovingData = 2;    // operations whose data flows at a time: the second fills the first's gaps
 constexpr std::chrono::seconds kClosing{1};
 
@@ -84,6 +84,8 @@ void MpiCore::check() {
   if (failed_.load(std::memory_order_acquire)) throw_failure(nullptr, {});
 }
 
+// Only the first cause counts. The whole job gives up with it: after an error MPI guarantees nothing, so no
+// communicator of this process calls it again.
 void MpiCore::fail(const std::string& cause, bool own) {
   {
     const std::scoped_lock lock(mutex_);
@@ -99,7 +101,7 @@ void MpiCore::fail(const std::string& cause, bool own) {
 Polled MpiCore::poll() {
   if (setup_.shared->given_up) fail(setup_.shared->why_given_up(), false);
   const std::scoped_lock lock(state_mutex_);
-  if (failed_) return {};  // with the mutex held: see settle()
+  if (failed_) return {};  // with the mutex held: see wait_until_untouched()
   {
     const std::scoped_lock inbox_lock(mutex_);
     pending_.insert(pending_.end(), inbox_.begin(), inbox_.end());
@@ -113,6 +115,8 @@ Polled MpiCore::poll() {
   }
 }
 
+// Hellos of several operations travel ahead: they carry small payloads and cost little. Large data is exchanged for two
+// operations at a time, the second filling the gaps of the first. Completion is in the order of issue.
 Polled MpiCore::advance() {
   bool moved = requests_.poll([](const MpiMessage& message) { message.operation->done(message); });
   start_operations();
@@ -122,7 +126,7 @@ Polled MpiCore::advance() {
       check_same(operation);
       operation.begin_data();
     }
-    // A small one waits for nobody's turn: its data is here already.
+    // A small operation does not wait for its turn: its data has come with the hellos.
     if (operation.is_small() || i < kMovingData) moved = operation.advance(requests_) || moved;
   }
   complete_in_order();

@@ -73,7 +73,7 @@ class MpiCore : public std::enable_shared_from_this<MpiCore> {
   // Any thread but MPI's. The first cause stays. When it returns, nothing touches the operations' memory any more.
   void abort(const std::string& cause) {
     fail(cause, false);
-    settle();
+    wait_until_untouched();
   }
 
   // The MPI thread.
@@ -87,7 +87,7 @@ class MpiCore : public std::enable_shared_from_this<MpiCore> {
   void submit(std::vector<Shared> works);
   void fail(const std::string& cause, bool own);
   [[noreturn]] void throw_failure(const MpiWork* work, Nanoseconds since);
-  void settle() const;
+  void wait_until_untouched() const;
   std::unique_lock<std::mutex> lock_state() const;
 
   // With state_mutex_ held.
@@ -113,7 +113,7 @@ class MpiCore : public std::enable_shared_from_this<MpiCore> {
   std::condition_variable changed_;  // something completed, or it failed
   std::vector<Shared> inbox_;        // guarded by mutex_, as are the next two
   std::string cause_;
-  bool own_failure_ = false;  // found here: the cause says it all
+  bool own_failure_ = false;  // this rank found it: the cause is complete as it is
   std::atomic<bool> failed_{false};
   std::atomic<int> waiting_{0};
 

@@ -202,6 +202,8 @@ void MpiOperation::reduce_chunk(std::uint32_t k) {
   reduce_into(reduction_of(descriptor_, world_size_), values, {&result, 1}, bytes / element_);
 }
 
+// Each flow has at most kWindow chunks under way, which bounds the memory for received values: chunk k uses the room of
+// chunk k - kWindow, so its receive is posted only after that one is reduced.
 bool MpiOperation::post(MpiRequests& requests) {
   bool moved = false;
   for (int r = 0; r < world_size_; ++r) {

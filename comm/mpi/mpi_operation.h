@@ -1,8 +1,8 @@
 // One outstanding collective over MPI: which messages it still has to send and to receive, and what becomes of them.
 //
-// Every operation begins with a message from each rank to each other: the descriptor, compared by all. Small payloads
-// travel in it, and every rank computes the result for itself. Larger ones are divided into as many parts as there are
-// ranks (part_of), and each part into chunks, which flow independently of each other:
+// Every operation begins with a hello from each rank to each other: its operation descriptor, which all compare. Small
+// payloads travel in it, and every rank computes the result for itself. Larger ones are divided into as many parts as
+// there are ranks (part_of), and each part into chunks, which flow independently of each other:
 //   give    each rank sends its values of part p to rank p (broadcast: the root alone);
 //   reduce  rank p sums its part, chunk by chunk, in rank order: own values and what it was given;
 //   hand out  rank p sends what it made to everyone.

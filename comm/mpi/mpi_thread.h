@@ -36,7 +36,7 @@ class MpiThread {
   int add(std::function<Polled()> poll);
   void remove(int id);
 
-  // Somebody blocks until something is done: look after it at once instead of saving processor time.
+  // A thread waits for an operation: polls eagerly instead of saving processor time.
   class Hurry {
    public:
     explicit Hurry(MpiThread& thread) : thread_(thread) { thread_.hurried_.fetch_add(1); }

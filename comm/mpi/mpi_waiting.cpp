@@ -66,14 +66,14 @@ std::unique_lock<std::mutex> MpiCore::lock_state() const {
   return lock;
 }
 
-// Whoever hears of a failure may release what the operations read and write: not while the MPI thread is still at it.
-// It does not begin again once it can see the failure.
-void MpiCore::settle() const {
+// A caller that gets a failure may release the memory that the operations read and write. This waits until the MPI
+// thread no longer uses it: poll() tests failed_ with the same mutex held, and does nothing once it is set.
+void MpiCore::wait_until_untouched() const {
   static_cast<void>(lock_state());
 }
 
 void MpiCore::throw_failure(const MpiWork* work, Nanoseconds since) {
-  settle();
+  wait_until_untouched();
   std::string cause;
   bool own = false;
   {

@@ -28,7 +28,7 @@ class NcclBuffer final : public Buffer {
     }
   }
   ~NcclBuffer() override {
-    core_->settle();
+    core_->hand_over_all();
     core_->link().deregister(handle_);
     static_cast<void>(core_->setup().api->ncclMemFree(data_));
   }
@@ -77,7 +77,7 @@ class Nccl final : public IssuingCommunicator, public NcclCommunicator {
 
   std::unique_ptr<Buffer> allocate(std::size_t bytes) override {
     agree(Kind::kAllocate, bytes);
-    core_->settle();
+    core_->hand_over_all();
     core_->throw_if_failed();
     const DeviceGuard guard(*core_->setup().api, core_->setup().nccl.device);
     auto buffer = std::make_unique<NcclBuffer>(core_, bytes);

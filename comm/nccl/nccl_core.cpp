@@ -132,7 +132,7 @@ void NcclCore::pump() {
     while (advance()) {
     }
   } catch (const CommError& error) {
-    if (failed()) return;  // stopped meanwhile: the cause of that says more
+    if (failed()) return;  // stopped meanwhile: the cause of that is more precise
     std::string text = error.what();
     if (!batches_.empty()) {
       const NcclWork& first = *batches_.front().works.front();
@@ -223,7 +223,7 @@ void NcclCore::order_after(cudaStream_t stream, std::uint64_t sequence) {
   }
 }
 
-void NcclCore::settle() {
+void NcclCore::hand_over_all() {
   const Nanoseconds began = now();
   for (;;) {
     pump();
@@ -272,10 +272,10 @@ void NcclCore::close() {
     pump();
     nap();
   }
-  // What is left is not to touch memory any more.
+  // What is left must no longer touch memory.
   if (!batches_.empty()) fail("rank " + std::to_string(rank()) + " has closed its communicator", true);
   if (!failed()) link_->finalize(kClosing);
-  batches_.clear();  // they know this, and this knows them
+  batches_.clear();  // batches refer to this object, and it to them
   grouped_.clear();
   static_cast<void>(setup_.api->cudaFree(std::exchange(barrier_data_, nullptr)));
 }

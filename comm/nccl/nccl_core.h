@@ -94,8 +94,8 @@ class NcclCore : public std::enable_shared_from_this<NcclCore> {
   void progress();
   void order_after(cudaStream_t stream, std::uint64_t sequence);
   void synchronize(const char* what);  // of the own stream, by an event
-  // Everything issued has been handed over: NCCL takes no other calls while it is at that. Or it has failed.
-  void settle();
+  // Returns once everything issued has been handed over to NCCL, which takes no other calls before that, or on failure.
+  void hand_over_all();
   void close();
 
   void throw_if_failed(const NcclWork* work = nullptr, Nanoseconds since = {});
@@ -150,7 +150,7 @@ class NcclCore : public std::enable_shared_from_this<NcclCore> {
   std::mutex mutex_;
   std::condition_variable failed_now_;
   std::string cause_;         // guarded by mutex_
-  bool own_failure_ = false;  // found here: the cause says it all; guarded by mutex_
+  bool own_failure_ = false;  // this rank found it: the cause is complete as it is; guarded by mutex_
   std::atomic<bool> failed_{false};
 };
 

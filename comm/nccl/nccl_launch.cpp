@@ -30,7 +30,7 @@ ncclDataType_t nccl_type(DataType type) {
   throw CommError("NCCL has no such type");
 }
 
-// An open group of this thread must be closed, whatever happens inside.
+// Closes this thread's open group, also when an exception leaves the scope.
 class NcclGroup {
  public:
   explicit NcclGroup(const NcclApi& api) : api_(api) { check_nccl(api, api.ncclGroupStart(), "opening an NCCL group"); }

@@ -1,4 +1,4 @@
-// Waiting for an operation, and what is said when it does not end well.
+// Waiting for an operation, and the errors when it does not end well.
 #include <algorithm>
 
 #include "dtrain/base/error.h"
@@ -45,7 +45,7 @@ void NcclCore::nap() {
 
 void NcclCore::time_out(const NcclWork& work, Nanoseconds since) {
   std::string text = describe_waiting(work.descriptor_, now() - since, "timed out after");
-  // A batch ends before the next: whom the first one misses is who is missing.
+  // Batches end in order: the ranks that the first one waits for are the missing ones.
   const Descriptor& first = batches_.empty() ? work.descriptor_ : batches_.front().works.front()->descriptor_;
   if (first.sequence != work.descriptor_.sequence) {
     text += " behind " + describe(first) + ", operation " + std::to_string(first.sequence);

@@ -9,7 +9,7 @@ namespace dtrain::comm {
 namespace {
 
 constexpr std::size_t kReportedStaging = 1u << 20;  // payloads for which copying matters
-constexpr std::uint64_t kSmallStepsUnheard = kRingSlots / 4;
+constexpr std::uint64_t kSmallStepsPerWake = kRingSlots / 4;
 
 CommunicatorOptions with_log(CommunicatorOptions options) {
   if (!options.log) options.log = make_null_logger();
@@ -41,8 +41,8 @@ SharedMemoryCommunicator::~SharedMemoryCommunicator() {
     // exception unwinds the stack, or the peers entered another one) fails for the handles that are left.
     give_up(error.what());
   }
-  // No abort: where a failure made this rank close, the control plane tells its cause, which says more. Peers that
-  // wait for this rank and hear nothing give up by themselves (waiting.cpp).
+  // No abort: where a failure made this rank close, the control plane reports its cause, which is more precise. Peers
+  // that wait for this rank in vain give up by themselves (waiting.cpp).
   own_.closed.store(1);
   segment_->wake_others(rank_);
   give_up(rank_name(rank_) + " has closed its communicator");
@@ -80,6 +80,8 @@ void SharedMemoryCommunicator::check_same(const Operation& operation) {
   fail(operation, text);
 }
 
+// Plans in the order of issue: the phase at which an operation begins is where the one before ends. Every rank plans
+// from the same announcements, so all compute the same phases without further messages.
 bool SharedMemoryCommunicator::plan(Operation& operation) {
   Transfer& transfer = operation.transfer_;
   if (transfer.planned()) return true;
@@ -124,19 +126,21 @@ void SharedMemoryCommunicator::run_step(Operation& operation) {
   worked_ += took;
 }
 
-// The clock, a fence and the peers' cache lines would take a good part of it.
+// A small operation takes about as long as reading the clock, a fence or the peers' cache lines: this does without.
 void SharedMemoryCommunicator::run_small(Operation& operation) {
   operation.timing_.started = small_now();
   operation.transfer_.run_step(*segment_, scratch_);
   const std::uint64_t phase = own_.phase.load(std::memory_order_relaxed) + 1;
   own_.phase.store(phase, std::memory_order_release);
-  // Nobody waits for this step alone but a rank that is a whole ring ahead. It is woken now and then, and looks by
-  // itself after a few milliseconds (waiting.cpp).
-  if (phase % kSmallStepsUnheard != 0) return;
+  // Only a rank that is a whole ring ahead waits for this step alone. It is woken now and then, and looks again after a
+  // few milliseconds anyway (waiting.cpp).
+  if (phase % kSmallStepsPerWake != 0) return;
   std::atomic_thread_fence(std::memory_order_seq_cst);
   segment_->wake_others(rank_);
 }
 
+// Steps of different operations never mix on one rank: a later operation runs only after this rank's last step of the
+// one before, because phases count steps over all operations. Completion also needs the peers, hence the second pass.
 bool SharedMemoryCommunicator::advance() {
   bool moved = false;
   while (running_ < pending_.size()) {

@@ -1,7 +1,7 @@
 // The communicator of ranks that share memory: what the thread and the shm backend have in common.
 //
-// Nothing runs in the background: whoever issues, progresses, tests or waits moves all outstanding operations on as
-// far as they go. One thread at a time, except abort().
+// Nothing runs in the background: each call to issue, progress, test or wait advances all outstanding operations as far
+// as possible. One thread at a time, except abort().
 #pragma once
 
 #include <array>
@@ -86,9 +86,10 @@ class SharedMemoryCommunicator final : public Communicator {
     tick_is_old_ = false;
     return tick_ = clock_.monotonic();
   }
-  // The clock after something that may have completed the operation, which has read it then.
+  // The clock as read when the operation completed, or read now where it has not.
   Nanoseconds now_after(const Operation& operation) { return operation.complete_ ? tick_ : now(); }
-  // When a small operation begins: as last read, unless the thread has waited since; reading takes a good part of it.
+  // When a small operation begins: the clock as last read, unless the thread has waited since. Reading it again would
+  // take a good part of the operation.
   Nanoseconds small_now() { return tick_is_old_ ? now() : tick_; }
 
   // waiting.cpp
@@ -117,7 +118,7 @@ class SharedMemoryCommunicator final : public Communicator {
   const std::shared_ptr<BufferTable> buffers_;
   Scratch scratch_;
   std::deque<Shared> pending_;   // not complete, in the order of issue
-  Shared spare_;                 // the last small one that completed: used again once nobody else has it
+  Shared spare_;                 // the last small one that completed: reused once no handle refers to it
   std::size_t running_ = 0;      // index into pending_ of the first with steps of this rank left
   std::uint64_t sequence_ = 0;   // operations issued
   std::uint64_t published_ = 0;  // of them, those the peers can see

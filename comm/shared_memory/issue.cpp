@@ -36,7 +36,7 @@ std::shared_ptr<Region> SharedMemoryCommunicator::allocate_region(Kind kind, std
   descriptor.count = bytes;
   if (group_open_) throw CommError(describe(descriptor) + " was called inside a group, which it cannot be part of");
   issue(descriptor, nullptr, nullptr).wait();  // all agree on the size, and none has anything outstanding
-  // Rank 0 knows who is missing, so it speaks first.
+  // Rank 0 can name the missing ranks, so it reports first.
   const Nanoseconds deadline = now() + setup_.options.timeout + (rank_ == 0 ? Nanoseconds{0} : kRankZeroSpeaks);
   const auto check = [&](const std::function<std::string()>& missing) {
     throw_if_aborted();
@@ -140,7 +140,7 @@ SharedMemoryCommunicator::Shared SharedMemoryCommunicator::make_operation(const 
 }
 
 Work SharedMemoryCommunicator::issue(Descriptor descriptor, const void* in, void* out) {
-  Slot& slot = own_.slot(sequence_);
+  Announcement& slot = own_.slot(sequence_);
   take_back(reinterpret_cast<std::byte*>(&slot), kCacheLine);
   take_back(slot.more, kCacheLine);
   const Nanoseconds began = now();
@@ -175,6 +175,9 @@ Work SharedMemoryCommunicator::issue(Descriptor descriptor, const void* in, void
   return Work(std::move(operation));
 }
 
+// Peers read an announcement as soon as they see `ready`: signature, places and payload are written before it. The
+// stores of `ready` are sequentially consistent, and so is the test of `sleeping` in wake_others(): a peer that goes to
+// sleep either sees the announcement or is seen sleeping.
 void SharedMemoryCommunicator::publish() {
   if (published_ == sequence_) return;
   for (; published_ < sequence_; ++published_) own_.slot(published_).ready.store(published_ + 1);

@@ -17,8 +17,8 @@ struct Region {
   std::size_t bytes = 0;          // of each part
 };
 
-// Called every few milliseconds by who waits: throws when that has become pointless. `missing` names whom it waits for,
-// for the text of a time-out.
+// A waiting rank calls it every few milliseconds; it throws when waiting has become pointless. `missing` names the
+// ranks it waits for, for the text of a time-out.
 using WaitCheck = std::function<void(const std::function<std::string()>& missing)>;
 
 // How much longer than rank 0 the others wait for memory.

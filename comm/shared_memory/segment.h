@@ -1,5 +1,5 @@
-// The memory all ranks of a communicator share for its own use: what each has entered and done, the abort flag, and
-// room for staging. Plain data and lock-free atomics only: in the shm backend other processes map it.
+// The memory that all ranks of a communicator share: what each has entered and done, the abort flag, and room for
+// staging. Plain data and lock-free atomics only: in the shm backend other processes map it.
 #pragma once
 
 #include <atomic>
@@ -20,9 +20,10 @@ inline constexpr std::size_t kRingSlots = 128;            // operations a rank m
 inline constexpr std::size_t kStagingHalf = 256u * 1024;  // of the two pieces of memory peers cannot see
 inline constexpr std::size_t kCauseBytes = 4096;
 
-// `ready` is sequence + 1 once the rest is written. Peers look at its cache line all the time: a payload of a few bytes
-// lies there too; a larger one not even in the line beside it, which processors fetch with it.
-struct alignas(2 * kCacheLine) Slot {
+// What a rank publishes about one operation. `ready` is written last, as sequence + 1: a reader that sees it sees the
+// rest. Peers poll its cache line: a payload of a few bytes lies in that line, and a larger one two lines further on,
+// because processors fetch lines in pairs.
+struct alignas(2 * kCacheLine) Announcement {
   std::atomic<std::uint64_t> ready;
   Signature signature;
   std::byte few[kCacheLine - sizeof(std::uint64_t) - sizeof(Signature)];
@@ -33,8 +34,8 @@ struct alignas(2 * kCacheLine) Slot {
   std::byte* payload(std::size_t bytes) { return bytes <= sizeof few ? few : more; }
 };
 
-// Peers have read this memory since it was written last. Getting it back takes as long as a good part of an operation,
-// line by line where one store waits for the other: this begins it for all of them.
+// Fetches all cache lines of memory that this rank is about to write. Peers have read it since it was written last, so
+// each store would wait for its line in turn, which takes a good part of a small operation.
 inline void take_back(std::byte* memory, std::size_t bytes) {
   for (std::size_t at = 0; at < bytes; at += kCacheLine) {
 #if defined(__x86_64__)
@@ -45,7 +46,7 @@ inline void take_back(std::byte* memory, std::size_t bytes) {
   }
 }
 
-// Payloads up to this travel beside the announcement: each rank then reads those of all others.
+// Payloads up to this size travel beside the announcement: each rank then reads those of all others.
 constexpr std::size_t inline_limit(int world_size) {
   const std::size_t share = kInlineRead / static_cast<std::size_t>(world_size);
   return share < kInlineAlways ? kInlineAlways : share < kInlineMost ? share : kInlineMost;
@@ -55,11 +56,11 @@ constexpr std::size_t inline_limit(int world_size) {
 struct RankBlock {
   alignas(kCacheLine) std::atomic<std::uint64_t> phase;     // steps done, over all operations
   alignas(kCacheLine) std::atomic<std::uint32_t> sleeping;  // this rank sleeps on wake_word
-  std::atomic<std::uint32_t> wake_word;                     // a futex, changed by whoever wakes it
+  std::atomic<std::uint32_t> wake_word;                     // a futex; the waking rank changes it
   std::atomic<std::uint32_t> closed;                        // its communicator is gone: it enters nothing more
-  Slot ring[kRingSlots];
+  Announcement ring[kRingSlots];
 
-  Slot& slot(std::uint64_t sequence) { return ring[sequence % kRingSlots]; }
+  Announcement& slot(std::uint64_t sequence) { return ring[sequence % kRingSlots]; }
 };
 
 // A view of that memory; keeps its owner alive. abort() and abort_cause() from any thread.

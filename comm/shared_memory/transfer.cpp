@@ -52,7 +52,7 @@ void Transfer::plan(const Segment& segment, const BufferTable& buffers, std::uin
   const bool writes = descriptor_.kind == Kind::kAllReduce;
   for (int r = 0; r < world_size_; ++r) {
     if (descriptor_.kind == Kind::kBroadcast && r != descriptor_.root) continue;
-    const Slot& theirs = segment.rank(r).slot(descriptor_.sequence);
+    const Announcement& theirs = segment.rank(r).slot(descriptor_.sequence);
     const auto at = static_cast<std::size_t>(r);
     shared_[at] = buffers.resolve(r, theirs.in, in_bytes_);
     if (writes) shared_[static_cast<std::size_t>(world_size_) + at] = buffers.resolve(r, theirs.out, in_bytes_);
@@ -76,6 +76,8 @@ std::uint64_t Transfer::required_phase() const {
   return inline_ ? 0 : base_ + steps_;  // peers still read this rank's memory until they are done as well
 }
 
+// A pipeline: step k copies piece k in, moves piece k - 1 and (all_reduce only) copies piece k - 2 out. The two halves
+// of a staging area alternate, so piece k - 2 must be out before piece k overwrites it: copy_out() comes first.
 void Transfer::run_step(const Segment& segment, Scratch& scratch) {
   if (inline_) {
     run_inline(segment, scratch);

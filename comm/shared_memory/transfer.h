@@ -1,7 +1,7 @@
 // How the data of one operation moves: a fixed list of steps for each rank. A rank counts the steps it has done
-// (RankBlock::phase), and a step may run once all ranks have done the one before. How many there are follows from the
-// descriptors of all ranks, so every rank counts alike:
-//   small payloads: one step; each rank reduces or copies out of the descriptors' slots;
+// (RankBlock::phase), and a step may run once all ranks have done the one before. The number of steps follows from the
+// announcements of all ranks, so every rank counts alike:
+//   small payloads: one step; each rank reduces or copies what lies beside the announcements;
 //   data in Buffers: one step; each rank reduces its part from everyone's memory (into everyone's, for all_reduce), or
 //   copies the others' parts out of theirs;
 //   else: pieces go through the staging areas; while one is reduced the next is copied in and the one before out.

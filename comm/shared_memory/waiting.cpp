@@ -27,7 +27,7 @@ inline void relax() {
 #endif
 }
 
-// Tells the peers that this rank needs a futex call to wake up.
+// While armed, peers see that this rank needs a futex call to wake up.
 class Sleeper {
  public:
   explicit Sleeper(RankBlock& block) : block_(block) {}

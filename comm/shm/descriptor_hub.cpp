@@ -9,7 +9,7 @@ namespace dtrain::comm {
 namespace {
 
 constexpr std::chrono::milliseconds kHubTick{20};
-constexpr int kOnTheirWay = 16;  // descriptors that have not been received yet
+constexpr int kOnTheirWay = 16;  // file descriptors that have not been received yet
 constexpr const char* kDescriptor = "this";
 constexpr const char* kReceived = "received";
 constexpr const char* kHere = "here";
@@ -59,7 +59,7 @@ void DescriptorHub::join(UnixListener& listener, const WaitCheck& check) {
     }
     return text;
   };
-  std::vector<UnixSocket> strangers;  // connected, but have not said who they are
+  std::vector<UnixSocket> strangers;  // connected, but have not sent their hello
   for (int joined = 1; joined < world_size_;) {
     check(missing);
     const auto tick = strangers.empty() ? kHubTick : std::chrono::milliseconds(1);
@@ -97,7 +97,7 @@ UnixMessage DescriptorHub::receive_from(int rank, const char* expected, const Wa
                       "' is due while memory was exchanged");
     }
     check(missing);
-    // The control plane says why in a moment, better than this socket can.
+    // The control plane is about to report the cause, which this socket does not have.
     if (!timed_out) throw CommError(names_.of(rank) + " closed its socket while memory was exchanged");
   }
 }

@@ -1,6 +1,6 @@
-// Hands file descriptors to the ranks of one host: each rank has a UNIX socket to rank 0, which gives and which all
-// meet at. One descriptor for each rank, a few at a time: the kernel bounds how many a user may have on their way. One
-// thread at a time.
+// Hands file descriptors to the ranks of one host, and lets these ranks meet. Each rank has a UNIX socket to rank 0,
+// which sends a few file descriptors at a time: the kernel limits how many of a user may be in flight. One thread at a
+// time.
 #pragma once
 
 #include <span>
@@ -20,9 +20,9 @@ class DescriptorHub {
   // Collective. Ranks of different hosts are a CommError that names them. `check` here and below: see WaitCheck.
   DescriptorHub(ControlPlane& control, const WaitCheck& check, RankNames names);
 
-  // Collective: rank 0 gives a descriptor, the others get it; rank 0 gets nothing.
+  // Collective: rank 0 gives a file descriptor, the others get it; rank 0 gets nothing.
   UniqueFd spread(int fd, const WaitCheck& check);
-  // Collective: returns once every rank has come.
+  // Collective: returns once every rank has called it.
   void meet(const WaitCheck& check);
 
  private:

@@ -40,8 +40,8 @@ SharedMemory share_made(SharedMemory made, std::size_t bytes, DescriptorHub& hub
   return made;
 }
 
-// All ranks' parts lie in one memory, which rank 0 makes and every rank maps: one descriptor for each allocation while
-// it is made, none afterwards.
+// All ranks' parts lie in one memory, which rank 0 makes and every rank maps: an allocation needs one file descriptor
+// while it is made and none afterwards.
 class ShmMemory final : public Memory {
  public:
   ShmMemory(std::shared_ptr<DescriptorHub> hub, int rank, int world_size, RankNames names)
@@ -99,7 +99,7 @@ class ShmMemory final : public Memory {
 std::unique_ptr<Communicator> make_shm_communicator(ControlPlane& control, const CommunicatorOptions& options,
                                                     const std::vector<int>& members) {
   const World& world = control.world();
-  // Rank 0 knows who is missing, so it speaks first.
+  // Rank 0 can name the missing ranks, so it reports first.
   const auto deadline = std::chrono::steady_clock::now() + options.timeout +
                         (world.rank == 0 ? std::chrono::milliseconds(0) : kRankZeroSpeaks);
   const auto check = [&](const std::function<std::string()>& missing) {

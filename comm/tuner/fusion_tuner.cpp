@@ -12,12 +12,12 @@ constexpr int kWarmUpSteps = 3;  // allocators and caches settle
 constexpr int kReadySteps = 5;
 constexpr std::size_t kCandidates = 5;  // beside the default
 constexpr double kLeastLatencyUs = 25;  // of an exchange that shares its core with backward
-constexpr int kHeatRounds = 6;          // turns of every plan
+constexpr int kComparedRounds = 6;      // turns of every plan
 constexpr int kFinalPairs = 20;
 constexpr double kWorthwhile = 0.01;  // of the time from the start of backward until all is exchanged
 constexpr double kChance = 0.02;      // of a winner by luck
 
-static_assert(kWarmUpSteps + kReadySteps + static_cast<int>(kCandidates + 1) * kHeatRounds + 2 * kFinalPairs <=
+static_assert(kWarmUpSteps + kReadySteps + static_cast<int>(kCandidates + 1) * kComparedRounds + 2 * kFinalPairs <=
               FusionTuner::kMaxSteps);
 
 // Collective: rank 0's list.
@@ -43,7 +43,7 @@ FusionTuner::FusionTuner(std::vector<FusionItem> items, const FusionRule& rule, 
   cuts_.push_back(cuts_of(plans_[0]));
   if (known) {
     from_cache_ = true;
-    phase_ = Phase::kDone;
+    stage_ = Stage::kDone;
     cuts_.push_back(*known);
     plans_.push_back(plan_with_cuts(items_, *known));
     current_ = 1;
@@ -60,25 +60,25 @@ bool FusionTuner::end_step(std::span<const double> ready_us, const ExchangeTimes
   const std::size_t before = current_;
   ++steps_;
   ++all_steps_;
-  switch (phase_) {
-    case Phase::kWarmUp:
-      if (steps_ == kWarmUpSteps) phase_ = Phase::kReadyTimes, steps_ = 0;
+  switch (stage_) {
+    case Stage::kWarmUp:
+      if (steps_ == kWarmUpSteps) stage_ = Stage::kReadyTimes, steps_ = 0;
       return false;
-    case Phase::kReadyTimes:
+    case Stage::kReadyTimes:
       for (std::size_t i = 0; i < items_.size(); ++i) ready_samples_[i].push_back(ready_us[i]);
       return steps_ == kReadySteps && choose_candidates();
-    case Phase::kHeats:
+    case Stage::kComparing:
       times_[current_].push_back(times);
       use(static_cast<std::size_t>(steps_) % plans_.size());
-      if (steps_ == kHeatRounds * static_cast<int>(plans_.size())) end_heats();
+      if (steps_ == kComparedRounds * static_cast<int>(plans_.size())) end_comparing();
       break;
-    case Phase::kFinal:
+    case Stage::kFinal:
       times_[current_].push_back(times);
       // Default, challenger, challenger, default, …: a drift hits both alike.
       use((steps_ / 2 + steps_) % 2 ? challenger_ : 0);
       if (steps_ == 2 * kFinalPairs) end_final();
       break;
-    case Phase::kDone:
+    case Stage::kDone:
       break;
   }
   return current_ != before;
@@ -118,7 +118,7 @@ bool FusionTuner::choose_candidates() {
   }
   steps_ = 0;
   times_.assign(plans_.size(), {});
-  phase_ = count == 0 ? Phase::kDone : Phase::kHeats;
+  stage_ = count == 0 ? Stage::kDone : Stage::kComparing;
   if (count == 0) log_->info("tensor fusion: the default plan is the only one worth trying here");
   return changed;
 }
@@ -131,8 +131,8 @@ std::vector<FusionTuner::Shared> FusionTuner::share_times() {
       all.exchanged_us.push_back(step.exchanged_us);
       all.exposed_us.push_back(step.exposed_us);
     }
-    // A step is as slow as its slowest rank. Which rank that is says little about what is exposed: the others then wait
-    // for it, whatever the plan.
+    // A step is as slow as its slowest rank. Exposed communication is averaged instead: the others wait for that rank
+    // under every plan.
     all.exchanged_us = max_over_ranks(communicator_, all.exchanged_us);
     communicator_.all_reduce(all.exposed_us.data(), all.exposed_us.size(), DataType::kFloat64, {.op = ReduceOp::kMean})
         .wait();
@@ -140,14 +140,14 @@ std::vector<FusionTuner::Shared> FusionTuner::share_times() {
   return shared;
 }
 
-void FusionTuner::end_heats() {
+void FusionTuner::end_comparing() {
   const auto times = share_times();
   std::size_t best = 1;
   for (std::size_t i = 2; i < plans_.size(); ++i) {
     if (median(times[i].exchanged_us) < median(times[best].exchanged_us)) best = i;
   }
   challenger_ = flag_from_rank_0(communicator_, best);
-  phase_ = Phase::kFinal;
+  stage_ = Stage::kFinal;
   steps_ = 0;
   times_.assign(plans_.size(), {});
   use(0);
@@ -169,11 +169,11 @@ void FusionTuner::end_final() {
   const bool better = challenging_.exchanged_us < default_.exchanged_us * (1 - kWorthwhile) &&
                       challenging_.exposed_us <= default_.exposed_us && chance_of_wins(wins_, pairs_) <= kChance;
   use(flag_from_rank_0(communicator_, better ? challenger_ : 0));
-  phase_ = Phase::kDone;
-  tell_choice();
+  stage_ = Stage::kDone;
+  log_choice();
 }
 
-void FusionTuner::tell_choice() const {
+void FusionTuner::log_choice() const {
   const double gained_ms = (default_.exchanged_us - challenging_.exchanged_us) / 1e3;
   const double before_ms = default_.exposed_us / 1e3, after_ms = challenging_.exposed_us / 1e3;
   if (current_ != 0) {

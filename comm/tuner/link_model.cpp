@@ -40,7 +40,8 @@ LinkModel measure_link(Communicator& communicator) {
       communicator.all_reduce(buffer->bytes().data(), bytes / sizeof(float), DataType::kFloat32).wait();
       if (i > 0) times.push_back(static_cast<double>((clock.monotonic() - began).count()) / 1e3);  // the first warms up
     }
-    // An exchange has taken what its earliest rank saw; whatever else the hosts do makes it longer, never shorter.
+    // An exchange took what the rank that began it first measured: the maximum over ranks. Other work of the hosts only
+    // makes it longer, so the shortest exchange counts.
     const auto exchanges = max_over_ranks(communicator, times);
     return *std::min_element(exchanges.begin(), exchanges.end());
   };

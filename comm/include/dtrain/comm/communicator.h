@@ -2,7 +2,7 @@
 //
 // Every rank must issue the same operations with the same sizes and types in the same order; a rank that differs is
 // an error on all of them that names both operations. Operations of one communicator complete in the order of issue.
-// Until one is complete nobody may touch its memory, another operation included. One thread at a time issues,
+// Until one is complete neither the program nor another operation may touch its memory. One thread at a time issues,
 // progresses and waits; abort() may come from any thread. Every rank gets the same bits, and so does the next run:
 // reductions take the ranks in an order that does not depend on timing (rank order; host, then hosts, where the backend
 // is "hierarchical"; NCCL's own with "nccl"). Where an element is NaN on any rank, its minimum and its maximum are NaN,

@@ -1,11 +1,11 @@
 // Exchanging gradients in fewer bytes than they have.
 //
-// A GradientCompressor stands where all_reduce stood: exchange() takes one bucket of the flat gradient buffer and
-// leaves the mean over ranks in its place, approximately, the same bits on every rank. What a lossy codec leaves out of
-// one exchange it adds to the next (error feedback, Karimireddy et al., arXiv:1901.09847), kept per gradient, so
-// buckets may be cut anew at any time and every cut gives the same bits. fp16 does so with values that are too small
-// for it, bf16 with none. Only float32 is compressed; float64 buckets, and everything where there is one rank, travel
-// as they are.
+// A GradientCompressor takes the place of all_reduce: exchange() takes one bucket of the flat gradient buffer and
+// replaces it by the approximate mean over ranks, the same bits on every rank. What a lossy codec leaves out of one
+// exchange it adds to the next (error feedback, Karimireddy et al., arXiv:1901.09847). Error feedback is kept per
+// gradient, so buckets may be cut anew at any time and every cut gives the same bits. fp16 has it for values that are
+// too small for float16, bf16 has none. Only float32 is compressed; float64 buckets, and everything where there is one
+// rank, travel uncompressed.
 //
 // Gradients that are not finite stay so: a NaN or Inf on one rank reaches all of them (as NaN with int8 and powersgd,
 // for a block or a matrix), and leaves no trace in the error feedback.
@@ -38,8 +38,8 @@ struct CompressionOptions {
   std::int64_t warmup_steps = 0;  // powersgd: steps before the first compressed one
   double ratio = 0.01;            // topk: the part of each gradient that is sent
   std::uint64_t seed = 0;         // powersgd: of the first Q
-  // So many steps are exchanged as they are whatever else says so, to compare with: `first_compared` (the first step is
-  // 0) and every second one from there.
+  // Number of steps exchanged without compression, for comparison: step `first_compared` (counted from 0) and every
+  // second one after it.
   int compared_steps = 0;
   std::int64_t first_compared = 2;
 };
@@ -90,7 +90,7 @@ class GradientCompressor {
   GradientCompressor& operator=(const GradientCompressor&) = delete;
 
   // Begins an exchange: the bucket then holds `scale` times the sum over ranks. `scale` is 1/(ranks x batches) as a
-  // rule, and is applied before anything is narrowed. The bucket must stay as it is until the Work is complete.
+  // rule, and is applied before anything is narrowed. The bucket must not change until the Work is complete.
   Work exchange(const GradientBucket& bucket, double scale);
   // Finishes every exchange begun so far.
   void settle();

@@ -31,21 +31,21 @@ struct ControlOptions {
   std::string secret;                          // at least 16 bytes
   std::chrono::milliseconds timeout{600'000};  // deadline of every wait, the connection included
   std::chrono::milliseconds heartbeat{1'000};
-  // Without a word from the other's host for so long, not even the acknowledgement of what was sent, the connection is
-  // lost. A process that is stopped is not meant: its host goes on to acknowledge.
+  // After so long without any packet from the other's host, acknowledgements included, the connection is lost. This
+  // does not concern a stopped process: its host goes on to acknowledge.
   std::chrono::milliseconds host_silence{5'000};
   std::chrono::milliseconds clock_period{
       60'000};                     // how often clocks are compared again, once measure_clock() was called
-  std::string host_name;           // of this process, for the texts of failures; empty: not worth telling
+  std::string host_name;           // of this process, for the texts of failures; empty: left out there
   std::string session = "dtrain";  // both sides must name the same run
   Logger log;
 };
 
-// How it is known that a rank is at an end: it (or another) has said so, its connection has ended without a word, or
-// not even its host answers any more.
+// How a rank left: it (or another rank) reported it, its connection ended without notice, or its host no longer
+// answers.
 enum class Departure { kTold, kGone, kSilent };
 
-// Why a rank (or all) must stop. `rank` -1: not a rank (the launcher, say).
+// Why a rank (or all) must stop. `rank` -1: the cause is not a rank but, for example, the launcher.
 struct RankFailure {
   int rank = -1;
   std::int64_t step = -1;  // the batch it was in, -1 if not in one
@@ -64,13 +64,13 @@ enum class PeerState { kConnecting, kAlive, kLate, kGone, kFinished };
 
 // "late: its heartbeats come", "stopped: no heartbeats", "dead: connection lost", …
 std::string_view name_of(PeerState state);
-// "rank 2 failed at step 17: …", as every rank that stops because of it says it.
+// "rank 2 failed at step 17: …": the text with which every rank stops because of it.
 std::string failure_text(const RankFailure& failure);
 
 class ControlPlane {
  public:
-  // Rank 0: listens (before anyone connects). `bound` tells where. A world of one neither listens nor starts a thread;
-  // `bound` then keeps port 0.
+  // Rank 0: listens (before anyone connects). `bound` receives the address and port. A world of one neither listens nor
+  // starts a thread; `bound` then keeps port 0.
   static std::unique_ptr<ControlPlane> serve(const ControlOptions& options, const ControlEndpoint& listen_on,
                                              ControlEndpoint* bound);
   // Another rank: connects, retrying until the deadline. CommError names the address and what went wrong (refused,
@@ -94,7 +94,7 @@ class ControlPlane {
   virtual void barrier(const std::string& name) = 0;
 
   // Publishes that this rank cannot go on. The first failure of a run is the cause every other rank stops with.
-  // Returns once the others have been told (a second at most): the caller may end its process then.
+  // Returns once the others have received it (a second at most): the caller may end its process then.
   virtual void fail(const RankFailure& failure) = 0;
   // The failure of this run, if there is one.
   virtual std::optional<RankFailure> failure() const = 0;
@@ -108,9 +108,10 @@ class ControlPlane {
   virtual std::optional<ClockOffset> measure_clock(std::chrono::milliseconds deadline) = 0;
   // What it found since the last call, once. Cheap enough for every step.
   virtual std::optional<ClockOffset> take_clock() = 0;
-  virtual PeerState peer_state(int rank) const = 0;  // on a rank other than 0: as last told by rank 0
+  virtual PeerState peer_state(int rank) const = 0;  // on a rank other than 0: as rank 0 last reported it
 
-  // Says goodbye: a connection lost after that is no failure. Blocks until every rank has said so, or the deadline.
+  // Announces the end: a connection lost after that is no failure. Blocks until every rank has announced it, or the
+  // deadline.
   virtual void finish() = 0;
 };
 

@@ -39,7 +39,7 @@ FusionPlan plan_fusion(std::span<const FusionItem> items, std::int64_t threshold
 FusionPlan plan_fusion(std::span<const FusionItem> items, std::int64_t threshold_bytes,
                        std::span<const double> ready_us, double cycle_us);
 
-// The buckets' last items, which tell any plan from all others; ascending.
+// The buckets' last items, ascending: they identify a plan.
 std::vector<std::size_t> cuts_of(const FusionPlan& plan);
 
 // The plan with those cuts: an item whose number is among them closes its bucket (what is open at the end closes too).

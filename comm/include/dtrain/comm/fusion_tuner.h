@@ -3,13 +3,12 @@
 // It measures the link (a few all_reduces at the start) and when backward finishes each gradient, computes the plans
 // that ought to be best (best_cuts), tries them and a few even divisions against the default in turns, and keeps one
 // only where it wins with confidence: a sign test over the steps that were paired. What has to be shorter is the time
-// from the start of backward until all is exchanged, for that is what a step gets shorter by: exchanges that run during
-// backward may take cores from it, and exposed communication does not show that. Exposed communication must not become
-// longer either. At most kMaxSteps steps long; without a clear winner the default stays. Every decision is rank 0's,
-// made from all ranks' figures, so all ranks change plans at the same step.
+// from the start of backward until all is exchanged, because that decides how long a step takes: exchanges that run
+// during backward may take cores from it, and exposed communication does not show that. Exposed communication must not
+// become longer either. At most kMaxSteps steps long; without a clear winner the default stays. Every decision is rank
+// 0's, made from all ranks' figures, so all ranks change plans at the same step.
 //
-// Owned and called by the training thread. Whatever it tries, gradients are summed in the same order: results do not
-// depend on it.
+// Owned and called by the training thread. Every plan sums gradients in the same order: results do not depend on it.
 #pragma once
 
 #include <optional>
@@ -50,13 +49,13 @@ class FusionTuner {
   static constexpr int kMaxSteps = 100;
 
   // `rule`: what decides without tuning. `known`: an answer of an earlier run, which is then used at once.
-  // Collective unless `known` is given on every rank (its value is rank 0's affair: hand the same to all).
+  // Collective unless `known` is given on every rank (rank 0 chooses its value; all ranks must get the same).
   FusionTuner(std::vector<FusionItem> items, const FusionRule& rule, Communicator& communicator, const Logger& log,
               const std::optional<std::vector<std::size_t>>& known = std::nullopt);
 
   // The plan of the next step.
   const FusionPlan& plan() const { return plans_[current_]; }
-  bool done() const { return phase_ == Phase::kDone; }
+  bool done() const { return stage_ == Stage::kDone; }
 
   // After every step that exchanged gradients, until done(): when each was ready (microseconds from the start of
   // backward; negative: not in this step) and what the exchange took. Collective now and then. True when plan() has
@@ -70,24 +69,24 @@ class FusionTuner {
   Json report() const;
 
  private:
-  enum class Phase { kWarmUp, kReadyTimes, kHeats, kFinal, kDone };
+  enum class Stage { kWarmUp, kReadyTimes, kComparing, kFinal, kDone };
   bool choose_candidates();  // true: the default plan is another one now
   void use(std::size_t plan) { current_ = plan; }
-  void end_heats();
+  void end_comparing();
   void end_final();
   struct Shared {
     std::vector<double> exchanged_us, exposed_us;
   };
   std::vector<Shared> share_times();
-  void tell_choice() const;
+  void log_choice() const;
 
   std::vector<FusionItem> items_;
   FusionRule rule_;
   Communicator& communicator_;
   Logger log_;
   LinkModel link_;
-  Phase phase_ = Phase::kWarmUp;
-  int steps_ = 0;  // in this phase
+  Stage stage_ = Stage::kWarmUp;
+  int steps_ = 0;  // in this stage
   int all_steps_ = 0;
   std::vector<std::vector<double>> ready_samples_;
   std::vector<double> ready_us_;
@@ -95,7 +94,7 @@ class FusionTuner {
   std::vector<std::vector<std::size_t>> cuts_;  // of each
   std::size_t current_ = 0;
   std::size_t challenger_ = 0;
-  std::vector<std::vector<ExchangeTimes>> times_;  // of each plan's steps in this phase
+  std::vector<std::vector<ExchangeTimes>> times_;  // of each plan's steps in this stage
   ExchangeTimes default_, challenging_;            // medians of the final
   int wins_ = 0, pairs_ = 0;
   bool from_cache_ = false;

@@ -3,7 +3,7 @@
 //
 // Reductions take a host's ranks in rank order, then the hosts in the order of their lowest rank; every rank gets the
 // same bits. Narrow types travel between the two levels, and between hosts, in float32, and are rounded once.
-// Nothing runs in the background here: whoever issues, progresses, tests or waits moves operations on.
+// Nothing runs in the background here: each call to issue, progress, test or wait advances the operations.
 #pragma once
 
 #include <functional>
@@ -20,7 +20,7 @@ namespace dtrain::comm {
 using MakeCommunicator =
     std::function<std::unique_ptr<Communicator>(ControlPlane& control, const std::vector<int>& members)>;
 
-// Collective over `control`, whose World::host says who shares a host, and which must outlive the communicator. `local`
+// Collective over `control`, which must outlive the communicator. Ranks with equal World::host share a host. `local`
 // is called where a host has several ranks, `outer` by the lowest rank of each host where there are several hosts. A
 // failure of the run, and abort(), reach both levels.
 std::unique_ptr<Communicator> make_hierarchical_communicator(ControlPlane& control, const MakeCommunicator& local,

@@ -1,4 +1,4 @@
-// Read-only memory made once per host and mapped by every local rank (a data set, say).
+// Read-only memory that is made once on each host and mapped by every local rank, such as a data set.
 #pragma once
 
 #include <functional>

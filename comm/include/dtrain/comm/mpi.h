@@ -1,5 +1,5 @@
 // Open MPI as a backend. It lives in a module of its own (libdtrain_comm_mpi.so) that is opened here, on demand: dtrain
-// itself needs no MPI, and says which part is missing where one is asked for.
+// itself needs no MPI, and reports what is missing when MPI is requested.
 //
 // MPI can be entered once in a process, so there is one MpiJob, made by the program's main and handed on. One thread of
 // its own makes all MPI calls: operations go on while the ranks compute, and a program that uses dtrain must not call
@@ -20,7 +20,7 @@ namespace dtrain::comm {
 
 struct MpiOptions {
   std::chrono::milliseconds timeout{600'000};  // until every rank of the job has entered MPI, and of broadcast()
-  // Before a failed rank ends the whole job: what the others need to hear the cause and to write it down.
+  // How long a failed rank waits before it ends the whole job: time for the others to receive and record the cause.
   std::chrono::milliseconds grace{1'000};
   // Names the ranks that have not come, for the text of that time-out; may be empty. Called within join().
   std::function<std::string()> missing{};
@@ -29,7 +29,7 @@ struct MpiOptions {
 
 class MpiJob {
  public:
-  // Collective over the processes that mpirun started. CommError says what is missing (the module, Open MPI's library)
+  // Collective over the processes that mpirun started. CommError names what is missing (the module, Open MPI's library)
   // or why MPI does not start.
   static std::shared_ptr<MpiJob> join(const MpiOptions& options);
   // After succeed(): MPI_Finalize, collective. Otherwise MPI_Abort after the grace, which ends every rank of the job
@@ -48,7 +48,7 @@ class MpiJob {
                                                           const CommunicatorOptions& options) = 0;
 
   virtual void succeed() = 0;
-  // What mpirun is told by a job that does not succeed; 1 where nobody says otherwise.
+  // The exit code that mpirun gets from a job that does not succeed; 1 by default.
   virtual void set_exit_code(int code) = 0;
 };
 

@@ -1,11 +1,11 @@
 // NCCL as a backend: a rank a GPU. It lives in a module of its own (libdtrain_comm_nccl.so) that is opened here, on
-// demand, and that opens NCCL and the CUDA runtime in turn: dtrain needs neither, and says which is missing.
+// demand, and that opens NCCL and the CUDA runtime in turn: dtrain itself needs neither, and reports which is missing.
 //
 // Memory: a Buffer is device memory. Data of collectives is device memory, or host memory, which is staged through
 // pinned memory and costs two copies more. Operations run on a stream of the communicator's own. Reductions are NCCL's:
 // narrow types are not reduced in float32, and the order of sums is NCCL's own. kMean and scales become a factor on
-// every input, which is rounded to the data's type; min, max and products are not scaled (an error). Threads: as
-// Communicator says.
+// every input, which is rounded to the data's type; min, max and products are not scaled (an error). Threads: see
+// Communicator.
 #pragma once
 
 #include <cstdint>
@@ -23,9 +23,9 @@ struct NcclOptions {
   int device = 0;               // CUDA's number of the GPU
   std::string name = "nccl";    // differs between the communicators of one control plane
   std::optional<void*> stream;  // the caller's cudaStream_t: an operation begins after what is on it when it is issued
-  // NCCL neither compares what ranks call nor notices when one calls something else. So many operations (and every
-  // allocation) are compared with rank 0's through the control plane before NCCL hears of them; later ones when one of
-  // them times out. The first steps of a training show what can differ.
+  // NCCL does not notice when ranks call different operations. So many operations (and every allocation) are therefore
+  // compared with rank 0's through the control plane before they are handed to NCCL; later ones when one of them times
+  // out. The first steps of a training show what can differ.
   std::uint64_t compared_operations = 128;
 };
 
@@ -42,8 +42,8 @@ class NcclCommunicator : public virtual Communicator {
                                                    const std::string& name) = 0;
 };
 
-// Collective over `control`, which must outlive the communicator and whose failures abort it. CommError says what is
-// missing (the module, a library, a GPU), which ranks did not come, or whose NCCL is of another version.
+// Collective over `control`, which must outlive the communicator and whose failures abort it. CommError names what is
+// missing (the module, a library, a GPU), the ranks that did not come, or those with another version of NCCL.
 std::unique_ptr<NcclCommunicator> make_nccl_communicator(ControlPlane& control, const NcclOptions& nccl,
                                                          const CommunicatorOptions& options);
 

@@ -1,5 +1,5 @@
-// A wait that has lasted for its whole deadline. Unlike other failures of communication it needs no other cause: nobody
-// has said anything all that time.
+// A wait that reached its deadline. Unlike other failures of communication it has no cause of its own: no message
+// arrived in all that time.
 #pragma once
 
 #include <string>

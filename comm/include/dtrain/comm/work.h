@@ -36,7 +36,7 @@ class WorkState {
   virtual WorkTiming timing() const = 0;
   virtual std::size_t bytes() const = 0;  // the larger of what a rank gives and gets
   virtual std::uint64_t sequence() const = 0;
-  // Whom it waits for, as far as the backend knows.
+  // The ranks it waits for, as far as the backend can determine them.
   virtual std::vector<MissingRank> missing() const { return {}; }
 };
 
