@@ -18,7 +18,7 @@ std::string value_of(const Variables& variables, const std::string& name) {
   return found == variables.end() ? std::string() : found->second;
 }
 
-// The user's, whether it is there or not; empty: neither variable says where.
+// The user's, which need not exist; empty: neither variable names its folder.
 fs::path users_cluster_file(const Variables& variables) {
   const std::string config = value_of(variables, "XDG_CONFIG_HOME");
   if (config.starts_with('/')) return fs::path(config) / "dtrain" / "cluster.yaml";
@@ -52,7 +52,7 @@ ClusterAgents find_cluster(const fs::path& given, const Variables& variables, co
     result.source = file.string();
     result.file = fs::absolute(file).lexically_normal();
     result.cluster = read_cluster_file(file, result.warnings);
-    // Which nodes a job gets is Slurm's to say, and said in the job alone.
+    // Slurm chooses the nodes of a job, and only the job itself can read them.
     const bool leaves_it_to_slurm =
         result.cluster.agents.empty() && result.cluster.launcher.type == config::LauncherType::kSlurm;
     if (auto allocation = leaves_it_to_slurm ? find_slurm_allocation(variables) : std::nullopt) {

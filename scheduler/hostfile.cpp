@@ -53,7 +53,7 @@ struct Line {
   std::optional<int> slots;
 };
 
-// Says what is wrong with it in `error`.
+// Sets `error` to what is wrong with it.
 Line read_line(std::vector<std::string> words, std::string& error) {
   Line line;
   const auto colon = words[0].find(':');

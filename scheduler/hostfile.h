@@ -10,7 +10,7 @@
 namespace dtrain::scheduler {
 
 // Whether a file is a hostfile and no cluster file: by its ending (.yaml, .yml, .json are none), else by its first line
-// that says anything, which in a cluster file is a key. False where it cannot be read.
+// that is not empty or a comment, which in a cluster file is a key. False where it cannot be read.
 bool is_hostfile(const std::filesystem::path& file);
 
 // "host slots=4 max-slots=8", "user@host slots=4", "host:4", "# comment". A line without a number is one slot, and

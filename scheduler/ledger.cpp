@@ -10,7 +10,7 @@ namespace {
 
 using Kind = Transaction::Kind;
 
-// Others may have died without a word, which no generation tells.
+// Owners may have died without changing the ledger, so an unchanged generation is not enough.
 constexpr auto kLookAgain = std::chrono::milliseconds(500);
 
 Error no_task(TaskId id) {
@@ -63,7 +63,7 @@ std::optional<Claim> Ledger::try_claim(TaskId id, Waiting* waiting) {
     impl.seen_waiting = verdict.waiting;
     if (waiting) *waiting = verdict.waiting;
   };
-  {  // nearly all calls end here, and writers are not held up by them
+  {  // nearly all calls end here, without holding up writers
     Transaction transaction(impl.database, Kind::kRead);
     const std::int64_t generation = impl.generation();
     const Verdict verdict = impl.judge_now(id);
@@ -73,6 +73,7 @@ std::optional<Claim> Ledger::try_claim(TaskId id, Waiting* waiting) {
       return std::nullopt;
     }
   }
+  // Judged again with the write lock held: another launch may have claimed the same slots since the read.
   Transaction transaction(impl.database, Kind::kWrite);
   const std::int64_t generation = impl.generation();
   const Verdict verdict = impl.judge_now(id);
@@ -82,7 +83,7 @@ std::optional<Claim> Ledger::try_claim(TaskId id, Waiting* waiting) {
     return std::nullopt;
   }
   for (const ClaimedShare& share : *verdict.claim) {
-    for (const int slot : share.slots) {  // the table's key lets nobody have it twice
+    for (const int slot : share.slots) {  // the table's key rules out a second holder
       impl.database.prepare("INSERT INTO claims VALUES (?1, ?2, ?3)").bind(share.agent, slot, id).run();
     }
   }

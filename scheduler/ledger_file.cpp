@@ -15,7 +15,7 @@ constexpr int kVersion = 1;  // of the tables
 constexpr int kPatienceMs = 20'000;
 
 // Times are nanoseconds of the wall clock; `lease` and `entered` (when the task came into its state, 0 where a version
-// before wrote it) of the monotonic one, which nobody can set back and which counts from the boot. States are numbered
+// before wrote it) of the monotonic one, which cannot be set back and counts from the boot. States are numbered
 // as TaskState: below 4 a task has not ended.
 constexpr const char* kTables = R"sql(
   CREATE TABLE tasks (
@@ -76,7 +76,7 @@ Database open_ledger_file(const std::filesystem::path& folder) {
   if (database.value("SELECT count(*) FROM pragma_table_info('tasks') WHERE name = 'entered'") == 0) {
     database.execute("ALTER TABLE tasks ADD COLUMN entered INTEGER NOT NULL DEFAULT 0");
   }
-  // After a power failure the last changes may be missing; nothing that they spoke of runs any more.
+  // After a power failure the last changes may be missing; the processes that they name no longer run then.
   database.execute("PRAGMA synchronous = NORMAL");
   return database;
 }

@@ -16,6 +16,8 @@ void Ledger::Impl::enter_state(TaskId id, TaskState state, const std::string& re
   changed();
 }
 
+// The last step of every task. Claims and processes go in the same transaction as the state, so slots are never free
+// while a task counts as running, nor held by one that has ended.
 void Ledger::Impl::finish(TaskId id, TaskState state, const std::string& reason, int exit_code) {
   enter_state(id, state, reason);
   database.prepare("UPDATE tasks SET ended = ?1, exit_code = ?2, request = NULL WHERE id = ?3")
@@ -32,7 +34,7 @@ std::optional<TaskState> Ledger::Impl::state_of(TaskId id) {
 
 void Ledger::Impl::renew_lease(TaskId id) {
   const Nanoseconds now = clock.monotonic();
-  {  // over before the lease is written: SQLite refuses at once whoever writes and still reads what has changed since
+  {  // ends before the lease is written: SQLite refuses a write at once while an older read is still open
     Statement row = database.prepare("SELECT lease FROM tasks WHERE id = ?1");
     if (!row.bind(id).step() || Nanoseconds(row.integer(0)) - now > kLease / 2) return;
   }
@@ -78,7 +80,7 @@ Verdict Ledger::Impl::judge_now(TaskId id) {
   Statement row = database.prepare("SELECT state, placed_by_others FROM tasks WHERE id = ?1");
   if (!row.bind(id).step() || static_cast<TaskState>(row.integer(0)) != TaskState::kQueued) {
     throw Error("task " + std::to_string(id) + " is no longer queued",
-                "dtrain task show " + std::to_string(id) + " says why");
+                "dtrain task show " + std::to_string(id) + " shows why");
   }
   if (row.integer(1) != 0) return {.claim = Claim(), .waiting = {}};
   const std::vector<QueuedTask> tasks = queue(id);

@@ -10,7 +10,7 @@
 
 namespace dtrain::scheduler {
 
-// For those who cannot see the owner's process; renewed when less than half of it is left.
+// For launches that cannot see the owner's process; renewed when less than half of it is left.
 inline constexpr Nanoseconds kLease = std::chrono::seconds(30);
 
 // A file with all its tables, waiting for other writers.
@@ -51,7 +51,7 @@ struct Ledger::Impl {
   void renew_lease(TaskId id);
 
   const TaskRequest& request_of_queued(TaskId id);
-  // Those that are queued, in order; without those whose owner has not been heard of for a lease (it is stopped).
+  // The queued tasks, in order; without those whose owner has not renewed the lease (it is stopped).
   std::vector<QueuedTask> queue(TaskId always);
   HeldSlots held_slots();
   Verdict judge_now(TaskId id);
@@ -62,8 +62,8 @@ struct Ledger::Impl {
   bool is_owned(const Owned& task) const;
   // Of a task whose owner is gone: whether something of it may still use its slots.
   bool leaves_something(const Owned& task);
-  // Moves a task whose owner is gone on towards its end. True: its state has changed.
-  bool settle(const Owned& task);
+  // Advances a task whose owner is gone towards its end. True: its state has changed.
+  bool advance_ended(const Owned& task);
 
   // Those that a condition of SQL names, by id.
   void read_tasks(const std::string& condition, const std::function<void(Task&&)>& see);

@@ -1,4 +1,4 @@
-// What becomes of tasks whose owner is gone, and asking owners to stop.
+// Ends tasks whose owner is gone, and asks owners to stop.
 #include <thread>
 
 #include "dtrain/base/error.h"
@@ -10,8 +10,8 @@ namespace {
 using Kind = Transaction::Kind;
 using std::chrono::milliseconds;
 
-// So long after a launcher was killed one of its ranks may still be on its way from fork to exec, where nobody knows
-// it.
+// For so long after a launcher was killed one of its ranks may still be between fork and exec, where it has no mark
+// yet.
 constexpr auto kBirth = std::chrono::seconds(2);
 constexpr auto kPatienceWithKilled = std::chrono::seconds(10);
 
@@ -52,11 +52,14 @@ bool Ledger::Impl::leaves_something(const Owned& task) {
   return has_ranks(task.owner);
 }
 
-bool Ledger::Impl::settle(const Owned& task) {
+// A queued task ends at once. A running one is first marked as stopping, so that its slots stay held until kBirth has
+// passed and none of its processes is left. Each change is made only if the state is still the one that was read: any
+// process may run this at the same time.
+bool Ledger::Impl::advance_ended(const Owned& task) {
   if (is_owned(task)) return false;
   const auto enter = [&](auto&& change) {
     Transaction transaction(database, Kind::kWrite);
-    if (state_of(task.id) != task.state) return false;  // somebody else has looked too
+    if (state_of(task.id) != task.state) return false;  // another process was faster
     change();
     transaction.commit();
     return true;
@@ -81,7 +84,7 @@ bool Ledger::Impl::settle(const Owned& task) {
 
 bool Ledger::free_stale() {
   bool changed = false;
-  for (const Owned& task : impl_->owned_tasks("1")) changed |= impl_->settle(task);
+  for (const Owned& task : impl_->owned_tasks("1")) changed |= impl_->advance_ended(task);
   return changed;
 }
 
@@ -100,11 +103,11 @@ KillResult Ledger::request_kill(TaskId id) {
   }
   std::vector<Owned> tasks = impl_->owned_tasks(self);
   if (tasks.empty() || impl_->is_owned(tasks.front())) return KillResult::kAsked;
-  // Nobody is left to obey. What it started ends by itself, unless it is stopped or hangs.
+  // The owner is gone. What it started ends by itself, unless it is stopped or hangs.
   const Nanoseconds deadline = impl_->clock.monotonic() + kPatienceWithKilled;
   while (!tasks.empty() && impl_->clock.monotonic() < deadline) {
     for (const ProcessKey& process : impl_->processes_of(id)) kill_process(process, impl_->here);
-    impl_->settle(tasks.front());
+    impl_->advance_ended(tasks.front());
     tasks = impl_->owned_tasks(self);
     if (!tasks.empty()) std::this_thread::sleep_for(milliseconds(50));
   }

@@ -1,5 +1,5 @@
-// Which process is meant, so that no later one is taken for it, and whether it is still there. Any thread. Private to
-// scheduler.
+// Identifies a process so that no later one with its number is taken for it, and finds out whether it still lives. Any
+// thread. Private to scheduler.
 #pragma once
 
 #include <cstdint>
@@ -30,7 +30,7 @@ enum class Life { kAlive, kGone, kUnknown };  // unknown: it lives, or lived, wh
 
 Life life_of(const ProcessKey& process, const Place& here);
 
-// A rank of this launcher (or what starts its ranks: mpirun), whether or not anybody has written that down: a process
+// Whether a rank of this launcher (or what starts its ranks: mpirun) lives, also one missing from the ledger: a process
 // of this user that carries the launcher's mark (rank_mark.h) and was started as ranks are, in a group of its own in
 // the launcher's session. What a rank's program leaves running has inherited the mark at most, and is none.
 bool has_ranks(const ProcessKey& launcher);

@@ -54,7 +54,7 @@ std::vector<AgentSlots> with_free(const TaskRequest& request, const HeldSlots& h
     agent.free = reserved.contains(agent.id) ? 0 : agent.slots;
     const auto found = held.find(agent.id);
     if (found == held.end() || agent.free == 0) continue;
-    const auto& slots = found->second;  // a slot beyond what this launch sees of the agent is none of its business
+    const auto& slots = found->second;  // slots beyond what this launch sees of the agent do not count
     agent.free -= static_cast<int>(std::distance(slots.begin(), slots.lower_bound(agent.slots)));
   }
   return agents;
@@ -116,6 +116,8 @@ Waiting no_room(const TaskRequest& request, const HeldSlots& held, const std::ma
 
 }  // namespace
 
+// Earlier tasks reserve every agent they could use, not only those they would get now: otherwise a later task could
+// take slots that an earlier one needs once something ends. Tasks over their limit reserve nothing (see queue.h).
 Verdict judge(std::span<const QueuedTask> queue, const HeldSlots& held) {
   const TaskRequest& request = *queue.back().request;
   std::set<std::string> reserved;
@@ -152,7 +154,7 @@ Verdict judge(std::span<const QueuedTask> queue, const HeldSlots& held) {
     verdict.claim = pick_slots(*placement, held);
     return verdict;
   }
-  // There is room, but somebody goes first; or there is none.
+  // There is room, but an earlier task reserves it; or there is none.
   if (place(with_free(request, held, {}), request.slots)) {
     verdict.waiting = {ids_of(before), named(before) + (before.size() == 1 ? " goes" : " go") + " first"};
   } else {

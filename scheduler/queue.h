@@ -1,9 +1,9 @@
 // Whose turn it is: who may start now, on which slots, and why not. Pure, any thread. Private to scheduler.
 //
 // Tasks queue by priority, then by age. A task starts when place() finds room for it, on slots that none of those
-// before it could use, however things turn out for them: so nobody who comes later makes anybody wait longer
-// (conservative backfill, on whole agents because it is not known when a task will end). Those before it that wait only
-// for others of their own experiment (max_slots) hold nobody up.
+// before it could use on any placement: so a later task never makes an earlier one wait longer (conservative backfill,
+// on whole agents because it is not known when a task will end). Earlier tasks that wait only for others of their own
+// experiment (max_slots) reserve nothing.
 #pragma once
 
 #include <map>

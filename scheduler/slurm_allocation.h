@@ -12,7 +12,7 @@ namespace dtrain::scheduler {
 
 struct SlurmAllocation {
   std::string job;          // its id
-  std::string here;         // the node this process is on, as Slurm calls it; empty: none of them, or not told
+  std::string here;         // the node this process is on, by Slurm's name; empty: none of them, or not known
   config::Cluster cluster;  // an agent a node, launcher slurm
 };
 

@@ -68,7 +68,7 @@ Database::Database(const std::filesystem::path& file, int patience_ms) {
   if (code != SQLITE_OK) fail(database, code);
   ::sqlite3_extended_result_codes(database, 1);
   ::sqlite3_busy_timeout(database, patience_ms);
-  // Whoever closes it last does not wait for the disk: what is in the journal stays there for a later checkpoint.
+  // Closing it last does not wait for the disk: what is in the journal stays there for a later checkpoint.
   ::sqlite3_db_config(database, SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1, nullptr);
 }
 

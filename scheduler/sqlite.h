@@ -69,8 +69,8 @@ class Database {
   std::unique_ptr<sqlite3, Close> handle_;
 };
 
-// Undone unless it was committed. kWrite: nobody else writes from here on, so that what it reads stays true; kRead: one
-// view of the whole.
+// Undone unless it was committed. kWrite: no other connection writes from here on, so what it reads stays true; kRead:
+// all reads see the same state.
 class Transaction {
  public:
   enum class Kind { kRead, kWrite };

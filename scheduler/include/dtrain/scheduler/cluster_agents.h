@@ -20,10 +20,10 @@ struct ClusterSlot {
   int index = 0;          // from 0, on its agent; -1: no slot, since the GPU has a problem
   std::vector<int> cpus;  // of a CPU slot: its logical CPUs, ascending
   int threads = 0;        // of a CPU slot: how many can run at once; fewer than CPUs where a cgroup grants less time
-  int gpu = -1;           // of a GPU slot: NVML's index, and what it says of it
+  int gpu = -1;           // of a GPU slot: NVML's index, and what NVML reports of it
   std::string gpu_uuid;
   std::string gpu_name;
-  std::uint64_t gpu_memory = 0;  // bytes; 0: not told
+  std::uint64_t gpu_memory = 0;  // bytes; 0: not reported
   std::string problem;           // why it is no slot
 };
 
@@ -38,13 +38,13 @@ struct ClusterAgent {
 struct ClusterAgents {
   config::Cluster cluster;     // with its agents, also where the file names none
   std::string source;          // for people: "cluster.yaml", "the Slurm allocation 17", "this machine"
-  std::filesystem::path file;  // absolute; empty: nobody wrote one
-  bool declared = true;        // false: nobody has said how many slots this machine has
+  std::filesystem::path file;  // absolute; empty: there is none
+  bool declared = true;        // false: no file states how many slots this machine has
   std::vector<ClusterAgent> agents;
   std::vector<std::string> warnings;
 };
 
-// What is known of this machine; what is not is asked of it when it is needed.
+// What is known of this machine; the rest is looked up when it is needed.
 struct Machine {
   std::string name;
   std::optional<std::vector<std::vector<int>>> cores;  // of each core its logical CPUs
@@ -53,9 +53,9 @@ struct Machine {
 };
 
 struct ClusterWish {
-  // What a slot of an agent that does not say is, here: kAuto GPUs where there are any, else cores.
+  // The type of slots of an agent that declares none: kAuto means GPUs where there are any, else cores.
   config::AgentSlotType slot_type = config::AgentSlotType::kAuto;
-  // Where nobody has declared slots: this machine has so many CPU slots at least, more than cores if need be.
+  // Where no slots are declared: this machine has at least so many CPU slots, more than cores if need be.
   int least_slots = 0;
 };
 

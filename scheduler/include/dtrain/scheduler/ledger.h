@@ -1,9 +1,9 @@
-// Who holds which slots, who waits for some, and what became of everyone before: one SQLite file a user and launching
-// host, shared by all their launches. There is no server: every process that looks frees what dead ones have left.
+// Which tasks hold slots, which ones wait, and how earlier ones ended: one SQLite file a user and launching host,
+// shared by all their launches. There is no server: every process that reads it frees what dead processes have left.
 //
 // A task belongs to the process that submitted it, its owner, known by boot id, PID namespace, pid and start time; it
 // keeps a lease, renewed by orders(), for those who cannot see its process. Slots are claimed in one transaction and
-// are free again when the owner says so, or when the owner and every process it has recorded are gone. An object
+// are free again when the owner calls end(), or when the owner and every process it has recorded are gone. An object
 // belongs to one thread; processes that fork open their own afterwards.
 #pragma once
 
@@ -44,7 +44,7 @@ class Ledger {
   // Queued from now on; this process owns it.
   TaskId submit(const TaskRequest& request);
   // Its slots, from the moment on in which it is its turn and they are free: it is then starting. Every call renews the
-  // lease. Empty: not yet, and `waiting` says why. Error: the task is no longer queued.
+  // lease. Empty: not yet, and `waiting` is the reason. Error: the task is no longer queued.
   std::optional<Claim> try_claim(TaskId id, Waiting* waiting = nullptr);
   // Another of the states that have not ended; the same one again changes nothing.
   void set_state(TaskId id, TaskState state, const std::string& reason = {});

@@ -14,7 +14,7 @@ struct Slot {
 
 struct LocalSlots {
   std::vector<Slot> slots;
-  std::string warning;  // empty, or says that slots share cores
+  std::string warning;  // that slots share cores; empty: they do not
 };
 
 // Divides physical cores (each the list of its logical CPUs) evenly over `count` slots, neighbours together. With

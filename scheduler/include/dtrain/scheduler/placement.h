@@ -1,5 +1,5 @@
-// Which agents an experiment's slots come from: the rules of docs/cluster.md, as pure functions. They know nothing of
-// who holds what (the ledger counts) or of what a slot is (cluster_agents.h). Any thread.
+// Which agents an experiment's slots come from: the rules of docs/cluster.md, as pure functions. Which slots are held
+// is the ledger's matter, and what a slot is that of cluster_agents.h. Any thread.
 //
 // One agent that holds all, else agents used whole and of one size, is how Determined places its experiments; whole
 // agents of different sizes are ours.

@@ -1,5 +1,5 @@
-// What a launcher gives every process that is to use its slots, so that the ledger knows such a process for what it is
-// although the launcher was killed before it had written it down. Any thread.
+// The mark that a launcher gives every process that is to use its slots: by it the ledger finds such a process even if
+// the launcher was killed before it had recorded it. Any thread.
 #pragma once
 
 #include <string>

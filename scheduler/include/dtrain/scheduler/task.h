@@ -28,9 +28,9 @@ struct TaskRequest {
   int priority = 42;
   SlotRequest slots;
   std::optional<int> max_slots;    // the most that running tasks of this name may hold together
-  std::vector<AgentSlots> agents;  // the cluster as this launch sees it; what is free the ledger knows
+  std::vector<AgentSlots> agents;  // the cluster as this launch sees it; the ledger adds what is free
   std::filesystem::path run_dir;
-  // Others find the slots for it and keep its queue (Slurm): it waits for nobody here and holds nothing.
+  // Another system (Slurm) queues and places it: here it waits for no other task and holds nothing.
   bool placed_by_others = false;
 };
 
