@@ -31,7 +31,7 @@ std::filesystem::path find_agent() {
                     ENOENT, "install dtrain-agent together with dtrain, or build the target of that name");
 }
 
-// What the agent says about its start: empty is good; it is closed without a byte by an agent that died.
+// The agent's report about its start: empty is good; an agent that died closes the pipe without a byte.
 std::string read_start_report(int fd) {
   std::string text;
   for (;;) {
@@ -89,7 +89,7 @@ ExitStatus finish_agent(AgentProcess& agent, std::chrono::milliseconds patience)
     socket.send(to_line({{"type", message_type::kStop}}));
     if (const auto status = agent.process.wait(kStopTimeout)) return *status;
   } catch (const SystemError&) {
-    // It is on its way out, and listens no more; one that does not get there is killed.
+    // It is about to end and no longer listens; an agent that does not end is killed.
     if (const auto status = agent.process.wait(kStopTimeout)) return *status;
   }
   agent.process.kill(SIGKILL);

@@ -1,4 +1,4 @@
-// What ranks, starter and agent say to each other over the agent's socket: one JSON object a message, with a "type".
+// The messages of ranks, starter and agent over the agent's socket: one JSON object each, with a "type".
 #pragma once
 
 #include <string>

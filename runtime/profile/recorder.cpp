@@ -20,7 +20,7 @@ constexpr Nanoseconds kLivenessPeriod = std::chrono::seconds(1);
 
 constexpr PhaseTimes kNoTimes{};
 
-// How often device memory is told: twice a second, later as often for each doubling of the run's length.
+// How often device memory is recorded: twice a second, later as often for each doubling of the run's length.
 constexpr Nanoseconds kMemoryPeriod = std::chrono::milliseconds(500);
 constexpr std::int64_t kMemorySamples = 200;
 
@@ -31,7 +31,7 @@ constexpr std::chrono::milliseconds kConnectPause{5};
                   "see logs/agent-*.log in the run's folder");
 }
 
-// It listens before its name is told: a name that nobody listens on any more is one of an agent that has ended. Its
+// The agent listens before its name is handed out: a name without a listener is that of an agent that has ended. Its
 // queue may be full for a moment.
 UnixSocket connect_to_agent(const Recorder::Options& options, const Clock& clock) {
   const Nanoseconds deadline = clock.monotonic() + options.connect_timeout;

@@ -25,7 +25,7 @@ RingWriter::RingWriter(std::size_t bytes)
 }
 
 RingReader::RingReader(UniqueFd fd) : memory_(SharedMemory::map(std::move(fd))) {
-  memory_.close_descriptor();  // an agent of many ranks needs its descriptors
+  memory_.close_descriptor();  // an agent of many ranks needs its file descriptors
   header_ = reinterpret_cast<RingHeader*>(memory_.data());
   if (memory_.size() < sizeof(RingHeader) || header_->magic != RingHeader::kMagic) {
     throw CommError("a rank handed over memory that is no ring of records");
@@ -43,6 +43,8 @@ RingReader::RingReader(UniqueFd fd) : memory_(SharedMemory::map(std::move(fd))) 
   records_ = reinterpret_cast<const Record*>(memory_.data() + sizeof(RingHeader));
 }
 
+// Reads the writer's index only when all records up to the last known one have been taken. The writer's process is not
+// trusted: an index that is too far ahead is an error instead of a read beyond the memory.
 const Record* RingReader::peek() {
   if (tail_ == head_seen_) {
     head_seen_ = header_->head.load(std::memory_order_acquire);

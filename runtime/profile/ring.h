@@ -77,7 +77,10 @@ class RingWriter {
   // SystemError when the memory is not there.
   explicit RingWriter(std::size_t bytes);
 
-  // Room for one record, or nullptr (and one more dropped) when the ring is full. It is the reader's after commit().
+  // Room for one record, or nullptr (and one more dropped) when the ring is full. The reader may read it after
+  // commit(). `head` and `tail` only grow; their difference is what the ring holds. `tail_seen_` is a copy of the
+  // reader's index that is renewed only when the ring looks full, so that recording does not touch the reader's cache
+  // line.
   Record* reserve() {
     if (head_ - tail_seen_ == capacity_) {
       tail_seen_ = header_->tail.load(std::memory_order_acquire);
@@ -88,6 +91,7 @@ class RingWriter {
     }
     return &records_[head_ & (capacity_ - 1)];
   }
+  // Release: a reader that sees the new head sees the whole record.
   void commit() { header_->head.store(++head_, std::memory_order_release); }
 
   int fd() const { return memory_.fd(); }
@@ -109,6 +113,7 @@ class RingReader {
 
   // The next committed record, or nullptr. It is valid until pop().
   const Record* peek();
+  // Release: the writer reuses the room only after the record has been read.
   void pop() { header_->tail.store(++tail_, std::memory_order_release); }
   std::uint64_t dropped() const { return header_->dropped.load(std::memory_order_relaxed); }
   void set_agent_failed() { header_->agent_failed.store(1, std::memory_order_release); }

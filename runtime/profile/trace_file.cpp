@@ -55,7 +55,7 @@ std::string head(const TraceFacts& facts, const TraceLog& log) {
                {"operators", facts.operators},
                {"left_out", log.left_out()},
                {"clock", clock}};
-  // HolisticTraceAnalysis tells ranks by the second one, and wants a space before the number.
+  // HolisticTraceAnalysis takes the rank from the second one, and needs a space before the number.
   return "{\n\"dtrain\":" + to_line(ours) + ",\n" +
          fmt::format(R"("distributedInfo": {{"backend": "dtrain", "rank": {}, "world_size": {}}},)", facts.rank,
                      facts.world_size) +

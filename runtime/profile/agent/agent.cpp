@@ -14,10 +14,10 @@ namespace dtrain::profile {
 namespace {
 
 constexpr Nanoseconds kDrainPeriod = std::chrono::milliseconds(50);
-constexpr Nanoseconds kIdlePeriod = std::chrono::milliseconds(200);     // nobody connected: looks after its starter
-constexpr Nanoseconds kHelloTimeout = std::chrono::seconds(10);         // to say who one is after connecting
-constexpr Nanoseconds kOrphanPatience = std::chrono::seconds(3);        // for ranks on their way when the starter died
-constexpr Nanoseconds kShortestSample = std::chrono::milliseconds(50);  // rates over less say nothing
+constexpr Nanoseconds kIdlePeriod = std::chrono::milliseconds(200);  // while no rank is connected: watches its starter
+constexpr Nanoseconds kHelloTimeout = std::chrono::seconds(10);      // for the hello after connecting
+constexpr Nanoseconds kOrphanPatience = std::chrono::seconds(3);     // for ranks on their way when the starter died
+constexpr Nanoseconds kShortestSample = std::chrono::milliseconds(50);  // rates over less mean nothing
 constexpr Nanoseconds kAcceptPause = std::chrono::seconds(1);           // after no more could be accepted
 constexpr std::chrono::milliseconds kGpuPatience{40};                   // rings are not drained meanwhile
 
@@ -79,7 +79,7 @@ bool Agent::run() {
     serve_processes();
     drain();
     sample();
-    tell_errors();
+    report_errors();
     reason = reason_to_end();
   }
   for (auto connection = connections_.begin(); connection != connections_.end();) remove(connection);
@@ -89,7 +89,7 @@ bool Agent::run() {
                     {"how", reason},        {"samples", samples_},
                     {"lost", dump_.lost()}, {"cpu_ns", own_cpu_ns()}};
   dump_.write(to_line(end) + "\n");
-  tell_errors();
+  report_errors();
   dump_.sync();
   failed_ = failed_ || dump_.error().has_value();
   lost_ += dump_.lost();
@@ -99,7 +99,7 @@ bool Agent::run() {
 
 void Agent::wait_for_events() {
   const Nanoseconds now = clock_.monotonic();
-  // Poll leaves out a descriptor below 0.
+  // poll() skips a file descriptor below 0.
   std::vector<pollfd> waiting{{now < next_accept_ ? -1 : listener_.fd(), POLLIN, 0}};
   for (const RankConnection& connection : connections_) waiting.push_back({connection.fd(), POLLIN, 0});
   const Nanoseconds turn = connections_.empty() ? now + kIdlePeriod : std::max(now, next_drain_);
@@ -115,7 +115,7 @@ void Agent::accept_processes() {
                                 [this](int rank) { return is_connected(rank); });
     }
   } catch (const SystemError& error) {
-    // Out of descriptors, say: those connected go on, and whoever waits is looked at again when some may be free.
+    // Out of file descriptors, for example: connected ranks go on, and waiting ones are accepted later.
     next_accept_ = clock_.monotonic() + kAcceptPause;
     logger_->warn("{}", error.what());
   }
@@ -197,7 +197,7 @@ std::vector<RankTotals> Agent::totals() const {
   return result;
 }
 
-void Agent::tell_errors() {
+void Agent::report_errors() {
   std::optional<std::string> error = dump_.error();
   for (const RankConnection& connection : connections_) {
     if (!error) error = connection.error();
@@ -205,12 +205,12 @@ void Agent::tell_errors() {
   if (!error) return;
   if (!failed_) logger_->error("{}", *error);
   failed_ = true;
-  if (told_) return;
-  // One rank is told, the first of those here: one warning is enough for a host.
+  if (reported_) return;
+  // Reports to one rank, the first of those connected: one warning is enough for a host.
   std::vector<RankConnection*> here;
   for (RankConnection& connection : connections_) here.push_back(&connection);
   std::sort(here.begin(), here.end(), [](const auto* a, const auto* b) { return a->rank() < b->rank(); });
-  told_ = std::any_of(here.begin(), here.end(), [&](RankConnection* one) { return one->report(*error); });
+  reported_ = std::any_of(here.begin(), here.end(), [&](RankConnection* one) { return one->report(*error); });
 }
 
 bool Agent::any_rank_connected() const {
@@ -228,7 +228,7 @@ const char* Agent::reason_to_end() {
   const bool orphaned = ::getppid() != settings_.starter_pid;
   if (orphaned && orphaned_at_.count() == 0) orphaned_at_ = now;
   if (any_rank_connected()) {
-    if (orphaned) orphaned_at_ = now;  // its patience is for the time when nobody is here
+    if (orphaned) orphaned_at_ = now;  // the patience begins when no rank is connected
     return nullptr;
   }
   if (gone_.size() == settings_.facts.ranks.size()) return "all ranks ended";

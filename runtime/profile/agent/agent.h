@@ -1,5 +1,5 @@
 // The agent process of a host: waits for the host's ranks, writes what they record, samples the system, and exits after
-// the last of them. One thread, beside the one that asks the GPUs' driver.
+// the last of them. One thread, beside the one that calls the GPUs' driver.
 #pragma once
 
 #include <chrono>
@@ -46,8 +46,8 @@ class Agent {
   void drain();
   void sample();
   std::vector<RankTotals> totals() const;
-  std::map<std::string, std::string> labels() const;  // of what Prometheus is told
-  void tell_errors();
+  std::map<std::string, std::string> labels() const;  // of the values for Prometheus
+  void report_errors();
   // Why it is time to end; nullptr while it is not.
   const char* reason_to_end();
   bool any_rank_connected() const;
@@ -72,8 +72,8 @@ class Agent {
   std::uint64_t samples_ = 0;
   std::uint64_t lost_ = 0;
   bool stop_ = false;
-  bool failed_ = false;  // something could not be written
-  bool told_ = false;    // a rank was
+  bool failed_ = false;    // something could not be written
+  bool reported_ = false;  // to a rank
 };
 
 }  // namespace dtrain::profile

@@ -5,7 +5,7 @@
 namespace dtrain::profile {
 namespace {
 
-constexpr std::size_t kWriteBytes = 256 * 1024;  // a write at most: bounds the agent's memory, whatever a ring holds
+constexpr std::size_t kWriteBytes = 256 * 1024;  // a write at most: bounds the agent's memory for a ring of any size
 
 std::string_view view(const LineBuffer& buffer) {
   return {buffer.data(), buffer.size()};
@@ -108,7 +108,7 @@ void BoundedDump::close() {
   lines.append(window.others);
   window.frame.outliers = std::ssize(outliers);
   window.sums.append_line(lines, window.frame);
-  // What belongs to a step that has not ended stays too: it is of the next window then.
+  // Records of a step that has not ended stay too: they belong to the next window.
   for (const Record& record : window.current) append_record(lines, record);
   // They take the place of no less than themselves: what is not written yet may be needed for that.
   if (const auto written = writer_.written_since(*window.mark); written > 0 && written < lines.size()) flush();

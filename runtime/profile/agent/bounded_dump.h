@@ -1,7 +1,7 @@
 // The records of one rank on their way to its dump, kept from growing without end: the first steps stay in full, later
 // ones are in full until their window is over and are then replaced by its sums and its outliers ("Bounded dumps" in
 // docs/profile-format.md). At any moment everything recorded is in the file or in what flush() will write, so that
-// neither the end of the rank nor that of this process costs a window. One thread, the agent's.
+// no window is lost when the rank or this process ends. One thread, the agent's.
 #pragma once
 
 #include <cstdint>
@@ -22,8 +22,8 @@ using StepRecords = std::vector<Record>;  // of one step, itself last
 struct OpenWindow {
   std::optional<DumpWriter::Mark> mark;  // where its lines begin
   std::int64_t begin = 0, end = 0;       // its first step and the one behind its last, counted from the dump's first
-  Window sums;
-  Window::Frame frame;
+  DumpWindow sums;
+  DumpWindow::Frame frame;
   bool empty = true;
   StepRecords current;                               // of the step that goes on
   std::multimap<std::int64_t, StepRecords> longest;  // outliers by duration, as many as may be kept

@@ -15,7 +15,7 @@
 namespace dtrain::profile {
 namespace {
 
-// A full disk is not asked again at every turn.
+// A full disk is not tried again at every turn.
 constexpr Nanoseconds kRetryPeriod = std::chrono::milliseconds(500);
 
 std::uint64_t count_lines(std::string_view lines) {

@@ -1,6 +1,5 @@
-// Writes the lines of one dump. Losing records must never stop the agent: what cannot be written (disk full) is counted
-// and its cause kept, writing is tried again, and once it works a "lost" record says how much is missing.
-// One thread.
+// Writes the lines of one dump. Losing records must never stop the agent: it counts what cannot be written (disk full),
+// keeps the cause and tries again; once writing works, a "lost" record holds how much is missing. One thread.
 #pragma once
 
 #include <cstdint>

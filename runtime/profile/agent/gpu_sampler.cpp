@@ -73,7 +73,7 @@ std::vector<GpuSample> GpuSampler::sample(const std::set<pid_t>& ranks, std::chr
   shared_->changed.notify_all();
   shared_->changed.wait_for(lock, patience, [&] { return shared_->ended || shared_->answered >= number; });
   std::vector<GpuSample> samples;
-  // A slow driver answers late, one sample after the other: the next one then tells what it said.
+  // A slow driver answers after the sample is over: the next sample then has that answer.
   if (shared_->answered == shared_->given) return samples;
   shared_->given = shared_->answered;
   for (const host::GpuReading& reading : shared_->readings) {

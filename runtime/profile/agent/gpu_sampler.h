@@ -1,5 +1,5 @@
-// Reads the GPUs for the agent without ever holding it up: the calls to the driver, which may take long or hang, are
-// made on a thread of this class. The public functions are for the agent's thread.
+// Reads the GPUs for the agent without ever holding it up: a thread of this class makes the calls to the driver, which
+// may take long or hang. The public functions are for the agent's thread.
 #pragma once
 
 #include <sys/types.h>
@@ -37,8 +37,8 @@ class GpuSampler {
   GpuSampler(const GpuSampler&) = delete;
   GpuSampler& operator=(const GpuSampler&) = delete;
 
-  // Of each GPU that tells anything, now; where the driver takes longer than `patience`, as it answered since the
-  // sample before. Empty when it has not: then this sample goes without.
+  // The values of each GPU that reports any, now; where the driver takes longer than `patience`, its last answer since
+  // the sample before. Empty when there was none: then this sample has no GPUs.
   std::vector<GpuSample> sample(const std::set<pid_t>& ranks, std::chrono::milliseconds patience);
   // The GPUs there are, once they are known: not empty in one call at most.
   std::vector<host::GpuInfo> take_new();
@@ -50,7 +50,7 @@ class GpuSampler {
     std::condition_variable changed;
     std::uint64_t asked = 0;     // readings the agent wants
     std::uint64_t answered = 0;  // the last of them that came
-    std::uint64_t given = 0;     // the last that a sample told
+    std::uint64_t given = 0;     // the last that went into a sample
     std::vector<host::GpuReading> readings;
     std::vector<host::GpuInfo> found;  // not taken yet
     bool stop = false;

@@ -1,5 +1,5 @@
-// What the machine is, for the first line of the agent's dump: analysis needs it to say what is much and what is
-// little, on another machine and later. Any thread may call.
+// What the machine is, for the first line of the agent's dump: the analysis, which may run on another machine, needs it
+// to judge the samples. Any thread may call.
 #pragma once
 
 #include <filesystem>

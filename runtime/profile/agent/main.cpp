@@ -1,5 +1,5 @@
 // dtrain-agent: the process that samples a host and writes its ranks' records. Started by start_agent() with its
-// settings as one JSON argument, its listening socket as descriptor 3 and a pipe to report its start as descriptor 4.
+// settings as one JSON argument. File descriptor 3 is its listening socket, 4 a pipe to report its start.
 #include <fcntl.h>
 #include <unistd.h>
 
@@ -28,7 +28,7 @@ void ignore_polite_ends() {
   for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGPIPE, SIGQUIT}) std::signal(signal, SIG_IGN);
 }
 
-// Nobody who waits for the starter's output to end waits for this process.
+// A reader that waits for the end of the starter's output must not wait for this process.
 void redirect_output(const AgentFacts& facts) {
   const auto log = facts.profile_folder.parent_path() / "logs" / ("agent-" + facts.agent_id + ".log");
   const UniqueFd null(::open("/dev/null", O_RDWR | O_CLOEXEC));

@@ -1,4 +1,4 @@
-// Tells which steps take much longer than those before them. Robust: median and median absolute deviation of the last
+// Finds steps that take much longer than those before them. Robust: median and median absolute deviation of the last
 // steps, so that neither one stall nor a phase of noise hides the next. One thread.
 #pragma once
 

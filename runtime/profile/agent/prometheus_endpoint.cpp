@@ -50,7 +50,7 @@ class Families {
       if (value) add({{label, std::to_string(of)}}, *value);
     }
   }
-  // Families without a value say nothing.
+  // Families without a value are left out.
   std::vector<MetricFamily> take() {
     std::erase_if(families_, [](const MetricFamily& family) { return family.metric.empty(); });
     return std::move(families_);
@@ -74,7 +74,7 @@ void add_system(Families& out, const SystemSample& sample) {
   out.gauge("dtrain_disk_written_bytes_per_second", "Written to disks", sample.disk_throughput_write);
   out.each("dtrain_gpu_util_percent", "Time in which a kernel ran", MetricType::Gauge, "gpu", sample.gpus,
            [](const GpuSample& gpu) { return Value(gpu.index, gpu.util); });
-  out.each("dtrain_gpu_free_memory_bytes", "GPU memory that nobody has", MetricType::Gauge, "gpu", sample.gpus,
+  out.each("dtrain_gpu_free_memory_bytes", "GPU memory that is not allocated", MetricType::Gauge, "gpu", sample.gpus,
            [](const GpuSample& gpu) {
              return Value(gpu.index, gpu.free_memory ? std::optional<double>(*gpu.free_memory) : std::nullopt);
            });
@@ -168,7 +168,7 @@ PrometheusEndpoint::PrometheusEndpoint(const std::string& address, int port,
   where_ = host + ":" + std::to_string(port);
   try {
     server_ = std::make_unique<Server>(where_);
-  } catch (const std::exception&) {  // which only says that it did not work
+  } catch (const std::exception&) {  // its text has no cause
     throw Error("cannot listen on " + where_ + " for Prometheus",
                 "give another profiling.prometheus.port (0: any that is free), or end the program that has it; is the "
                 "address one of this machine's?");

@@ -1,5 +1,5 @@
 // Answers Prometheus: GET /metrics gives the last system sample of this host and what its ranks have done so far. The
-// library (prometheus-cpp) answers on threads of its own and reads a copy, so nobody who asks holds up the agent.
+// library (prometheus-cpp) answers on threads of its own and reads a copy, so a request never holds up the agent.
 // The public functions are for the agent's thread.
 #pragma once
 

@@ -62,7 +62,7 @@ void RankConnection::introduce(const Json& hello, UnixMessage& message) {
            std::to_string(kProtocolVersion));
   }
   if (!facts_.ranks.contains(rank)) {
-    refuse("agent '" + facts_.agent_id + "' was not told of a rank " + std::to_string(rank) + " on its host");
+    refuse("agent '" + facts_.agent_id + "' does not expect a rank " + std::to_string(rank) + " on its host");
   }
   // A second writer would tear the dump of the first.
   if (is_connected_(rank)) refuse("rank " + std::to_string(rank) + " is connected already");
@@ -156,7 +156,7 @@ bool RankConnection::report(const std::string& error) {
   try {
     return socket_.send(to_line({{"type", message_type::kError}, {"message", error}}));
   } catch (const Error& failure) {
-    logger_->warn("cannot tell rank {} that records are lost: {}", rank_, failure.what());
+    logger_->warn("cannot report to rank {} that records are lost: {}", rank_, failure.what());
     return false;
   }
 }

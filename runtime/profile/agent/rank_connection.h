@@ -19,7 +19,7 @@
 
 namespace dtrain::profile {
 
-// What every connection needs to know about its agent.
+// What all connections share: facts about their agent.
 struct AgentFacts {
   std::string agent_id;
   std::string host;
@@ -30,7 +30,7 @@ struct AgentFacts {
 
 class RankConnection {
  public:
-  // `is_connected` tells of a rank whether it has a connection.
+  // `is_connected`: whether a rank has a connection.
   RankConnection(UnixSocket socket, const AgentFacts& facts, const Clock& clock, Logger logger,
                  std::function<bool(int)> is_connected)
       : socket_(std::move(socket)),
@@ -45,11 +45,11 @@ class RankConnection {
   Event serve();
   // Writes what the rank recorded since the last call.
   void drain();
-  // What its process has in memory: where it is time for it again.
+  // Records what its process has in memory, when that is due again.
   void sample_memory(std::chrono::nanoseconds shortest_period);
   // The rest of the ring and the "end" record.
   void close();
-  // Tells the rank that records are being lost. False: it cannot be told.
+  // Reports to the rank that records are being lost. False: the message could not be sent.
   bool report(const std::string& error);
 
   int fd() const { return socket_.fd(); }

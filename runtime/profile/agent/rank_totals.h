@@ -1,4 +1,4 @@
-// What one rank has done so far, in sums: for whoever watches a run while it goes on. One thread, the agent's.
+// What one rank has done so far, in sums: Prometheus gets them while the run goes on. One thread, the agent's.
 #pragma once
 
 #include <cstdint>

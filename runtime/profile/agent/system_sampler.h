@@ -1,5 +1,5 @@
-// Turns the kernel's counters into the system metrics of one host. What the machine does not tell is left out, never
-// guessed. One thread.
+// Turns the kernel's counters into the system metrics of one host. What the machine does not report is left
+// out, never guessed. One thread.
 #pragma once
 
 #include <sys/types.h>

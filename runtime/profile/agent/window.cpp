@@ -16,7 +16,7 @@ void append_sketch(LineBuffer& out, const Sketch& sketch) {
 
 }  // namespace
 
-void Window::add(const Record& record) {
+void DumpWindow::add(const Record& record) {
   if (record.kind == RecordKind::kStep) add_step(record.step);
   if (record.kind == RecordKind::kCollective) add_collective(record.collective);
   if (record.kind != RecordKind::kLoader) return;
@@ -26,7 +26,7 @@ void Window::add(const Record& record) {
   if (record.loader.fetch_ns >= 0) loader_.fetch_ns.add(record.loader.fetch_ns);
 }
 
-void Window::add_step(const StepPayload& step) {
+void DumpWindow::add_step(const StepPayload& step) {
   exchanged_ += step.exchanged != 0 ? 1 : 0;
   samples_ += step.samples;
   wall_ns_.add(step.wall_ns);
@@ -36,7 +36,7 @@ void Window::add_step(const StepPayload& step) {
   for (std::size_t i = 0; i < kPhaseCount; ++i) phases_[i].add(time_in(step.phases, static_cast<Phase>(i)));
 }
 
-void Window::add_collective(const CollectiveRecord& c) {
+void DumpWindow::add_collective(const CollectiveRecord& c) {
   CollectiveSums& sums = collectives_[{operation_of(c), c.bucket, c.world_size}];
   if (sums.duration_ns.count() == 0) sums.first_sequence = c.sequence;
   sums.last_sequence = c.sequence;
@@ -46,7 +46,7 @@ void Window::add_collective(const CollectiveRecord& c) {
   sums.queued_ns.add(c.started_ns - c.enqueued_ns);
 }
 
-void Window::append_line(LineBuffer& out, const Frame& frame) const {
+void DumpWindow::append_line(LineBuffer& out, const Frame& frame) const {
   put(out,
       FMT_COMPILE("{{\"record\":\"window\",\"first_batch\":{},\"last_batch\":{},\"epoch\":{},\"start_ns\":{},"
                   "\"end_ns\":{},\"steps\":{},\"outliers\":{},\"outliers_folded\":{},\"exchanged\":{},\"samples\":{},"

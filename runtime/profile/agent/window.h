@@ -1,4 +1,4 @@
-// The sums of a window of steps: what a `window` record of docs/profile-format.md says. One thread.
+// The sums of a dump window: what a `window` record of docs/profile-format.md holds. One thread.
 #pragma once
 
 #include <array>
@@ -13,9 +13,9 @@
 
 namespace dtrain::profile {
 
-class Window {
+class DumpWindow {
  public:
-  // A step, collective or loader record; others say nothing.
+  // Adds a step, collective or loader record; ignores others.
   void add(const Record& record);
 
   // What the window is made of, beside the records that were added.

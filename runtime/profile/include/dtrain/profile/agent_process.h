@@ -1,8 +1,8 @@
 // Starting the agent process of a host: it samples the system, drains the ranks' rings into
 // profile/rank-NNNN.jsonl and profile/agent-<id>.jsonl, outlives launcher and ranks, and exits last.
 //
-// Any thread may call. Whoever holds AgentProcess must let it finish (finish_agent) or detach() the process: destroying
-// it kills the agent.
+// Any thread may call. The owner of an AgentProcess must let it finish (finish_agent) or detach() the process:
+// destroying it kills the agent.
 #pragma once
 
 #include <chrono>
@@ -17,7 +17,7 @@
 
 namespace dtrain::profile {
 
-// Where the agent answers Prometheus. Whoever reaches that address can read it.
+// Where the agent answers Prometheus. Every client that reaches this address can read it.
 struct PrometheusAddress {
   std::string address = "127.0.0.1";  // numeric
   int port = 0;                       // 0: any free one; the first line of the agent's dump has it
@@ -40,16 +40,16 @@ struct AgentProcess {
 };
 
 // Starts bin/dtrain-agent, found relative to this library. Returns once it is ready for ranks; SystemError or Error
-// says why it is not. Its own output goes to <run>/logs/agent-<id>.log where that folder exists. When this process
-// dies, it ends by itself as soon as no rank is left.
+// with the reason when it is not. Its own output goes to <run>/logs/agent-<id>.log where that folder exists. When this
+// process dies, it ends by itself as soon as no rank is left.
 AgentProcess start_agent(const AgentOptions& options);
 
-// The agent's exit code where something could not be written; the log says what.
+// The agent's exit code where something could not be written; its log names what.
 inline constexpr int kRecordsLost = 3;
 
-// Waits for the agent to end, which it does when the last local rank has; after `patience` it is told to write what
-// there is and end, whoever is still connected or never came; killed where it does not. Exit code 0: everything
-// recorded is on disk.
+// Waits for the agent to end, which it does when the last local rank has; after `patience` it is ordered to write
+// what there is and end, even if ranks are still connected or never came; killed where it does not. Exit code 0:
+// everything recorded is on disk.
 ExitStatus finish_agent(AgentProcess& agent, std::chrono::milliseconds patience);
 
 }  // namespace dtrain::profile

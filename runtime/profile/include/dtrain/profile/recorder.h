@@ -1,5 +1,5 @@
 // Records what one rank does, into a ring in memory shared with the agent process. Recording formats nothing, takes no
-// lock and makes no system call; a full ring drops the record and counts it (the dump says how many).
+// lock and makes no system call; a full ring drops the record and counts it (the dump holds the count).
 //
 // One thread, the training thread, calls everything here.
 #pragma once
@@ -83,7 +83,7 @@ class Recorder {
   void pause();
   void resume();
 
-  // Who is told of phases, steps and collectives as they are recorded; nullptr: nobody. Between steps only.
+  // Sets the observer of phases, steps and collectives; nullptr: none. Between steps only.
   void observe(StepObserver* observer);
 
   // Steps are the batches of this rank, from 1. begin_step() starts in Phase::kOther. A step that is begun and not
@@ -104,7 +104,7 @@ class Recorder {
   // Also while paused, and outside of steps.
   void clock(const ClockRecord& offset);
 
-  // From now on a step now and then (at most two a second) also tells what its phases had in device memory. The source
+  // From now on some steps (at most two a second) also record what their phases had in device memory. The source
   // outlives this; nullptr: none. Between steps only.
   void watch(DeviceMemory* memory);
 
@@ -116,7 +116,7 @@ class Recorder {
 
   // That the agent is gone. Stays once it is set. Cheap enough for every step: a system call a second at most.
   std::optional<std::string> agent_error();
-  // Why lines of a dump of this host could not be written (names its path). One rank of the host hears of it. Stays
+  // Why lines of a dump of this host could not be written (names its path). One rank of the host gets it. Stays
   // once it is set; the agent goes on trying. As of the last agent_error() or flush().
   const std::optional<std::string>& write_error() const;
 

@@ -1,5 +1,5 @@
-// Told of everything a recorder takes down while a deep window is open, with the times that the dumps only sum up: when
-// each phase was entered and left. The training thread calls it, once for every change of phase: it must be quick.
+// Gets every phase, step and collective while a deep window is open, with the times that the dumps only sum up: when
+// each phase was entered and left. The training thread calls it at every change of phase: it must be quick.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
 // What the recorder takes down while a deep window is open, kept in memory until the trace file is written. Bounded:
-// what comes beyond is counted. The training thread fills it; who writes the file reads it afterwards.
+// what comes beyond is counted. The training thread fills it; the file is written from it afterwards.
 #pragma once
 
 #include <cstdint>
