@@ -1,4 +1,4 @@
-// Waiting for a descriptor with a deadline; private to base. Any thread.
+// Waiting for a file descriptor with a deadline; private to base. Any thread.
 #pragma once
 
 #include <algorithm>

@@ -91,7 +91,7 @@ SharedMemory SharedMemory::create_unreserved(const std::string& label, std::size
   UniqueFd fd(::memfd_create(("dtrain-" + label).substr(0, 200).c_str(), MFD_CLOEXEC | MFD_ALLOW_SEALING));
   if (!fd) fail(errno);
   if (::ftruncate(fd.get(), static_cast<off_t>(rounded)) != 0) fail(errno);
-  // Nobody who is handed the descriptor can shrink it under those who have it mapped.
+  // A process that gets the file descriptor cannot shrink the memory while others have it mapped.
   if (::fcntl(fd.get(), F_ADD_SEALS, kSizeSeals | F_SEAL_SEAL) != 0) fail(errno);
   std::byte* data = map_memory(fd.get(), rounded, true);
   return SharedMemory(std::move(fd), data, rounded);

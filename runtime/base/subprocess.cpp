@@ -50,7 +50,7 @@ struct Prepared {
 
 [[noreturn]] void give_up(int report_fd, Step step) {
   const ChildFailure failure{step, errno};
-  // A pipe takes this few bytes whole; if it cannot be written, the exit status still tells.
+  // A pipe takes this few bytes whole; if it cannot be written, the exit status still shows the failure.
   [[maybe_unused]] const ssize_t written = ::write(report_fd, &failure, sizeof failure);
   ::_exit(127);
 }

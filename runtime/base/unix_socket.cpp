@@ -21,7 +21,7 @@ namespace {
 
 constexpr std::size_t kMaxBytes = 64 * 1024;
 constexpr std::size_t kMaxFds = 64;
-constexpr std::chrono::seconds kFdsPatience{10};  // until descriptors on their way have been received
+constexpr std::chrono::seconds kFdsPatience{10};  // until file descriptors in flight have been received
 
 struct Address {
   sockaddr_un value{};
@@ -50,7 +50,7 @@ bool is_gone(int code) {
   return code == EPIPE || code == ECONNRESET || code == ENOTCONN;
 }
 
-// Who connected, or who listens; nobody where the kernel does not say.
+// The user at the other end; empty where the kernel does not report it.
 std::optional<uid_t> user_of_peer(int fd) {
   ucred peer{};
   socklen_t length = sizeof peer;
@@ -92,7 +92,7 @@ UnixSocket UnixSocket::connect(const std::string& name, std::chrono::millisecond
 }
 
 bool UnixSocket::send(std::string_view data, std::span<const int> fds) {
-  // An empty message cannot be told from the end of the connection.
+  // An empty message looks like the end of the connection.
   if (data.empty() || data.size() > kMaxBytes || fds.size() > kMaxFds) {
     throw SystemError("cannot send a message of " + std::to_string(data.size()) + " bytes and " +
                           std::to_string(fds.size()) + " descriptors over a UNIX socket",
@@ -120,7 +120,7 @@ bool UnixSocket::send(std::string_view data, std::span<const int> fds) {
     if (code != ETOOMANYREFS) throw SystemError("cannot send over a UNIX socket", code);
     if (std::chrono::steady_clock::now() >= deadline) {
       throw SystemError(
-          "cannot send descriptors over a UNIX socket: too many of this user's are on their way, and nobody "
+          "cannot send file descriptors over a UNIX socket: too many of this user's are in flight, and nobody "
           "receives them",
           code, "raise the limit of open files (ulimit -n), which bounds them too");
     }

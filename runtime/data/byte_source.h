@@ -1,4 +1,4 @@
-// The bytes of a file from front to back, decompressed when it is gzip (told by its first bytes). Every error is a
+// The bytes of a file from front to back, decompressed when its first bytes are those of gzip. Every error is a
 // DataError that names the file and the offset. One thread at a time.
 #pragma once
 
@@ -29,7 +29,7 @@ class ByteSource {
   const std::filesystem::path& path() const { return file_.path(); }
 
   // DataError unless the size of the file allows that exactly `bytes` more come: asked before memory is taken for what
-  // a header claims. `promise` says what was claimed.
+  // a header claims. `promise` is the text of that claim.
   void expect_remaining(std::uint64_t bytes, const std::string& promise) const;
   // Fills `into`; DataError "truncated: the data ends here" + `inside` when there is less.
   void read_all(std::span<std::byte> into, const std::string& inside);

@@ -120,7 +120,7 @@ struct SampleLoader::Impl {
       lock.unlock();
       auto item = read(of_epoch, index++);
       lock.lock();
-      if (generation != seen) continue;  // a new epoch was asked for meanwhile: this batch is nobody's
+      if (generation != seen) continue;  // a new epoch was started meanwhile: this batch is dropped
       ready.push_back(std::move(item));
       wake_consumer.notify_one();
     }
@@ -148,7 +148,7 @@ struct SampleLoader::Impl {
   std::mutex mutex;  // guards what follows
   std::condition_variable wake_worker, wake_consumer;
   std::deque<Item> ready;
-  std::uint64_t generation = 0;  // counts start_epoch(): tells batches of an abandoned epoch from wanted ones
+  std::uint64_t generation = 0;  // counts start_epoch(): marks batches of an abandoned epoch
   std::int64_t epoch = 0;
   bool stop = false;
   std::thread thread;

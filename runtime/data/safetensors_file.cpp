@@ -57,7 +57,7 @@ SortedJson parse(const DataFile& file, std::string_view text) {
     return SortedJson::parse(text, watch);
   } catch (const SortedJson::parse_error& error) {
     file.fail(kHeaderAt + (error.byte > 0 ? error.byte - 1 : 0), "the header is not valid JSON: " + reason_of(error));
-  } catch (const SortedJson::exception& error) {  // a number beyond a double's, say
+  } catch (const SortedJson::exception& error) {  // such as a number beyond a double's range
     file.fail(kHeaderAt, "the header is not valid JSON: " + reason_of(error));
   }
 }

@@ -36,7 +36,7 @@ std::vector<std::int64_t> Sampler::batch(const EpochOrder& order, std::int64_t b
   if (batch < size_ / global_batch()) {
     start += options_.rank * options_.batch_size;
   } else {
-    // The short last global batch: everybody gets its floor share, the first ranks one more.
+    // The short last global batch: every rank gets the quotient, rounded down, and the first ranks one more.
     const auto left = size_ - start;
     const auto share = left / options_.world_size;
     const auto more = left % options_.world_size;

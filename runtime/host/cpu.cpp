@@ -102,7 +102,7 @@ std::vector<std::vector<int>> physical_cores() {
       if (!cpus.empty()) cores.push_back(std::move(cpus));
     }
   }
-  // Where the machine does not say how its CPUs are paired, each counts as a core of its own.
+  // Where the machine does not report how its CPUs are paired, each counts as a core.
   for (const int cpu : left) cores.push_back({cpu});
   std::sort(cores.begin(), cores.end());
   return cores;
@@ -130,7 +130,7 @@ std::optional<CpuInstructions> cpu_instructions(const std::filesystem::path& roo
     if ((!x86 && !line.starts_with("Features")) || colon == std::string::npos) continue;
     const std::vector<std::string> words = split(line.substr(colon + 1), ' ');
     const auto has = [&](const char* word) { return std::find(words.begin(), words.end(), word) != words.end(); };
-    // Arm's scalable vectors do not say here how long they are; 128 bits is what every processor of it has.
+    // The length of Arm's scalable vectors is not reported here; every such processor has at least 128 bits.
     if (!x86) return CpuInstructions{128, has("bf16") || has("svebf16")};
     return CpuInstructions{has("avx512f") ? 512 : has("avx") ? 256 : 128, has("avx512_bf16") || has("amx_bf16")};
   }

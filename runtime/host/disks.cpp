@@ -6,7 +6,7 @@
 namespace dtrain::host {
 namespace {
 
-constexpr std::uint64_t kSectorBytes = 512;  // the unit of /proc/diskstats, whatever the disk's own is
+constexpr std::uint64_t kSectorBytes = 512;  // the unit of /proc/diskstats, for every disk
 
 bool is_disk(const std::filesystem::path& root, const std::string& name) {
   for (const std::string_view other : {"loop", "ram", "zram", "sr", "fd", "dm-", "md"}) {

@@ -75,7 +75,7 @@ struct Gpus::Nvml {
     return get && get(device, buffer.data(), nvml::kLongestText) == nvml::kSuccess ? buffer.data() : std::string();
   }
 
-  // What a GPU does not support or tell is not wrong with it.
+  // A GPU that does not support or report something has no problem for that reason.
   std::string problem(nvml::Device device) const {
     unsigned corrected = 0;
     unsigned uncorrected = 0;
@@ -120,7 +120,7 @@ void Gpus::find_gpus() {
   if (!succeeded(nvml_->count(&count), "NVML does not count the GPUs")) return;
   for (unsigned index = 0; index < count; ++index) {
     nvml::Device device = nullptr;
-    // One that this process may not use, in a container say, is told by an error.
+    // NVML reports a GPU that this process may not use (in a container, for example) by an error.
     if (!succeeded(nvml_->handle(index, &device), "GPU " + std::to_string(index))) continue;
     GpuInfo info;
     info.index = static_cast<int>(index);

@@ -54,7 +54,7 @@ bool HostNames::contains(const std::string& host) const {
   if (addresses_.contains(host) || host.starts_with("127.")) return true;
   const std::string given = lower(host);
   if (given == "localhost" || given == "::1" || given == name_) return true;
-  // A host may know its whole name or only the first part of it, and so may whoever wrote the file.
+  // The host's own name and the name in the file may each be the whole name or only its first part.
   const bool one_is_short = given.find('.') == std::string::npos || name_.find('.') == std::string::npos;
   const bool is_address = given.find_first_not_of("0123456789.") == std::string::npos;
   return one_is_short && !is_address && first_label(given) == first_label(name_);

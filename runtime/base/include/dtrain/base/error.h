@@ -1,4 +1,4 @@
-// The typed errors of dtrain. Each message says what failed and with which value; `remedy` says what to do.
+// The typed errors of dtrain. Each message names what failed and with which value; `remedy` is what to do.
 // Thrown by value, caught by const reference; safe to throw from any thread, but no exception crosses one unseen.
 #pragma once
 
@@ -12,7 +12,7 @@ class Error : public std::runtime_error {
  public:
   explicit Error(const std::string& what, std::string remedy = {})
       : std::runtime_error(what), remedy_(std::move(remedy)) {}
-  // What the user can do about it; empty when there is nothing to say.
+  // What the user can do about it; may be empty.
   const std::string& remedy() const { return remedy_; }
 
  private:

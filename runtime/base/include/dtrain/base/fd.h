@@ -26,11 +26,11 @@ class UniqueFd {
   int fd_ = -1;
 };
 
-// Lets this process, and those it starts from now on, have as many open files as it may, but no more than 65,536: some
-// programs go through all numbers. Returns how many that are.
+// Raises the number of files that this process, and those it starts from now on, may have open: to what is allowed, but
+// at most 65,536, because some programs go through all numbers. Returns the new limit.
 std::uint64_t raise_open_files();
 
-// A second descriptor for the same open file, close-on-exec. SystemError.
+// A second file descriptor of the same open file, close-on-exec. SystemError.
 UniqueFd duplicate(int fd);
 
 }  // namespace dtrain

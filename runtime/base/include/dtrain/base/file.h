@@ -20,16 +20,16 @@ void write_file_atomic(const std::filesystem::path& path, std::string_view conte
 // The same for content in pieces, one after the other.
 void write_file_atomic(const std::filesystem::path& path, std::span<const std::string_view> pieces);
 
-// How much of `content` went to the descriptor before an error (errno) or all of it.
+// Writes `content` to the file descriptor. Returns how much was written before an error (errno): all of it if there was
+// none.
 std::size_t write_all(int fd, std::string_view content);
 
 // Makes the folder and its parents.
 void make_folder(const std::filesystem::path& path);
 
-// Appends lines to a file so that every line on disk is whole, whoever else appends to it (O_APPEND, one write a
-// call) and also when the disk fills up: the lines that fitted stay, a partial one is cut off again before the
-// SystemError is thrown. A torn last line left by a killed writer is closed with a newline on opening. One thread at a
-// time.
+// Appends lines to a file so that every line on disk is whole, also when other processes append to it (O_APPEND, one
+// write a call) and when the disk fills up: the lines that fitted stay, and a partial one is cut off again before the
+// SystemError is thrown. A torn last line of a killed writer is closed with a newline on opening. One thread at a time.
 class LineAppender {
  public:
   explicit LineAppender(std::filesystem::path path);

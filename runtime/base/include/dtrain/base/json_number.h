@@ -1,5 +1,5 @@
-// Numbers in our JSON files. JSON has none for a loss that is not a number: "nan", "inf" and "-inf" stand for it, as
-// text, so that nobody takes it for one that is missing.
+// Numbers in dtrain's JSON files. JSON has no NaN and no infinity: the texts "nan", "inf" and "-inf" stand for them, so
+// that such a loss is not mistaken for a missing one.
 #pragma once
 
 #include <cmath>

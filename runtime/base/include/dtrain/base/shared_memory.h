@@ -1,4 +1,4 @@
-// Memory that several processes map: a memfd, handed on as a descriptor. It has no name, so nothing is left behind
+// Memory that several processes map: a memfd, handed on as a file descriptor. It has no name, so nothing is left behind
 // when the processes end, however they end; it is reserved up front (fallocate) and its size is sealed, so no SIGBUS
 // comes later.
 #pragma once
@@ -20,15 +20,15 @@ class SharedMemory {
 
   // Zeroed, `size` rounded up to whole pages. SystemError when the host has not that much memory.
   static SharedMemory create(const std::string& label, std::size_t size);
-  // The same, but nothing is reserved yet: each part must be, with reserve(), before anybody touches it.
+  // The same, but nothing is reserved yet: reserve() must be called for each part before it is touched.
   static SharedMemory create_unreserved(const std::string& label, std::size_t size);
-  // Maps memory another process created; takes the descriptor. The size is read from it. SystemError when its size is
-  // not sealed: whoever could shrink it would kill those who read it.
+  // Maps memory another process created; takes the file descriptor. The size is read from it. SystemError when its size
+  // is not sealed: a process that shrank it would kill its readers.
   static SharedMemory map(UniqueFd fd, bool writable = true);
 
   // Reserves whole pages, on the NUMA node of the caller. SystemError when the host has not that much memory.
   void reserve(std::size_t offset, std::size_t size) const;
-  // The memory stays mapped; it can be handed on no more.
+  // Closes the file descriptor. The memory stays mapped, but can no longer be handed on.
   void close_descriptor() { fd_.reset(); }
 
   explicit operator bool() const { return data_ != nullptr; }

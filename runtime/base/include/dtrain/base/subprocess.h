@@ -25,7 +25,7 @@ struct ProcessOptions {
   std::vector<std::string> command;                // program (without a slash: in the child's PATH) and arguments
   std::map<std::string, std::string> environment;  // added to (or replacing in) this process's own
   std::vector<std::string> unset;                  // variables of this process that the child does not get
-  std::map<int, int> fds;                          // child's number -> descriptor here; all others are closed on exec
+  std::map<int, int> fds;                          // child's number -> file descriptor here; others are closed on exec
   std::vector<int> cpus;                           // affinity; empty: as this process
   std::filesystem::path working_folder;            // empty: as this process
   bool new_process_group = true;                   // so that a terminal's Ctrl-C reaches the launcher alone

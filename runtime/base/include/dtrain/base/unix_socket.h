@@ -1,6 +1,7 @@
-// UNIX sockets of the seqpacket kind in the abstract namespace: message boundaries, descriptors as attachments, nothing
-// in the file system to clean up. Both sides ask the kernel who the other is: only processes of the same user (or root)
-// are let in, and only a listener of the same user (or root) is spoken to. Blocking unless said.
+// UNIX sockets of the seqpacket kind in the abstract namespace: message boundaries, file descriptors as attachments,
+// nothing in the file system to clean up. Both sides ask the kernel for the other's user: a listener accepts only
+// processes of the same user (or root), and a client connects only to a listener of the same user (or root). Blocking
+// unless noted otherwise.
 #pragma once
 
 #include <chrono>
@@ -30,10 +31,10 @@ class UnixSocket {
   static UnixSocket connect(const std::string& name, std::chrono::milliseconds timeout,
                             const std::function<void()>& check = {});
 
-  // False when the peer is gone. At most 64 KiB a message and 64 descriptors. Descriptors wait while the kernel has too
-  // many of this user's on their way already (as many as `ulimit -n`): after 10 s that is a SystemError.
+  // False when the peer is gone. At most 64 KiB and 64 file descriptors a message. Sending blocks while too many file
+  // descriptors of this user are in flight (as many as `ulimit -n`): after 10 s that is a SystemError.
   bool send(std::string_view data, std::span<const int> fds = {});
-  // Empty when the peer is gone or nothing came in time (`timed_out` tells which).
+  // Empty when the peer is gone or nothing came in time (then `timed_out` is set).
   std::optional<UnixMessage> receive(std::chrono::milliseconds timeout, bool* timed_out = nullptr);
 
   int fd() const { return fd_.get(); }
@@ -48,9 +49,9 @@ class UnixListener {
  public:
   // A random name (`dtrain-<prefix>-<16 hex digits>`) in the abstract namespace.
   static UnixListener create(const std::string& prefix);
-  // SystemError when somebody has that name.
+  // SystemError when the name is taken.
   static UnixListener create_named(const std::string& name);
-  // Takes over a listening descriptor that was inherited.
+  // Takes over a listening file descriptor that was inherited.
   UnixListener(UniqueFd fd, std::string name) : fd_(std::move(fd)), name_(std::move(name)) {}
 
   // A connection of a process of this user (others are closed at once and not returned); empty on time-out.

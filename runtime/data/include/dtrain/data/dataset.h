@@ -1,5 +1,4 @@
-// What a loader reads samples from. Data sets are immutable once made and shared between loaders; whoever holds the
-// shared_ptr keeps them alive.
+// What a loader reads samples from. Data sets are immutable once made and shared between loaders through a shared_ptr.
 #pragma once
 
 #include <cstddef>

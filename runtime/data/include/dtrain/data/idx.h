@@ -1,5 +1,5 @@
-// IDX files (the MNIST format: http://yann.lecun.com/exdb/mnist), plain or gzip. Which of the two is seen from the
-// first bytes, not from the name.
+// IDX files (the MNIST format: http://yann.lecun.com/exdb/mnist), plain or gzip. The first
+// bytes decide which of the two it is, not the name.
 #pragma once
 
 #include <filesystem>

@@ -1,5 +1,5 @@
 // Which samples a rank gets, and in which order: a pure function of (seed, epoch, sizes), so that resuming an epoch
-// needs no stored generator and ranks need not talk about it.
+// needs no stored generator and ranks need not communicate about it.
 //
 // The order of an epoch is one permutation of the data set, the same on all ranks. Global batch g is the
 // world_size * batch_size samples from g * world_size * batch_size on; rank r takes the r-th contiguous piece of it. So

@@ -8,7 +8,7 @@
 namespace dtrain::host {
 
 // The logical CPUs this process may run on (affinity mask): one of each physical core first, ascending, then the
-// second ones, and so on. SystemError when the kernel does not say.
+// second ones, and so on. SystemError when the kernel does not report them.
 std::vector<int> allowed_cpus();
 
 // Physical cores among them (hwloc), each the list of its logical CPUs.
@@ -18,7 +18,7 @@ std::vector<std::vector<int>> physical_cores();
 // CPUs. `root`: where proc/ and sys/ are.
 double cpu_limit(const std::filesystem::path& root = "/");
 
-// What the processor computes with at once, as the kernel tells its features (x86 and Arm).
+// The vector features of the processor, as the kernel reports them (x86 and Arm).
 struct CpuInstructions {
   int vector_bits = 0;  // of its widest floating-point vectors; at least 128
   bool bf16 = false;    // multiplies bfloat16

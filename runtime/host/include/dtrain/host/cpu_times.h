@@ -1,4 +1,4 @@
-// How busy the processors are, from /proc/stat. Counters since boot: two readings make a utilization.
+// How busy the CPUs are, from /proc/stat. Counters since boot: two readings make a utilization.
 // Any thread may call. `root` is where proc/ is (tests give a folder of their own).
 #pragma once
 
@@ -18,7 +18,7 @@ struct CpuTimes {
 };
 
 struct CpuReading {
-  CpuTimes all;                 // the whole machine, whatever this process may use of it
+  CpuTimes all;                 // the whole machine, not only what this process may use
   std::vector<CpuTimes> cores;  // by logical CPU number; one that is offline stays zero
 };
 

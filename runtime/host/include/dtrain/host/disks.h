@@ -24,8 +24,8 @@ std::map<std::string, DiskCounters> read_disks(const std::filesystem::path& root
 // LVM, encryption), since their requests are counted again at the disks below.
 std::set<std::string> whole_disks(const std::filesystem::path& root = "/");
 
-// "nvme", "ssd" or "rotating". Empty where that is not known: the disks of virtual machines say of themselves what
-// their host has made up.
+// "nvme", "ssd" or "rotating". Empty where that is not known: what the disks of virtual machines report was made up by
+// their host.
 std::string disk_kind(const std::string& name, const std::filesystem::path& root = "/");
 
 }  // namespace dtrain::host

@@ -9,10 +9,11 @@
 namespace dtrain::host {
 
 // The kind of network file system that holds `path` ("nfs", "fuse.sshfs"), which must exist; empty: a local one. Locks
-// and shared memory of files do not reach other hosts there, or not reliably. SystemError when the kernel does not say.
+// and shared memory of files do not reach other hosts there, or not reliably. SystemError when the kernel does not
+// report it.
 std::optional<std::string> network_filesystem(const std::filesystem::path& path);
 
-// The same from what the kernel says of a file system: statfs' type, and its name in mountinfo, which FUSE needs.
+// The same from what the kernel reports: the type from statfs and the name from mountinfo, which FUSE needs.
 std::optional<std::string> network_filesystem(long type, std::string_view name);
 
 // The name of the file system that is mounted with this device number ("8:1") in the text of a mountinfo file; empty:

@@ -1,4 +1,4 @@
-// The NVIDIA GPUs of this machine, as the driver's management library (NVML) knows them. The library is opened on
+// The NVIDIA GPUs of this machine, as the driver's management library (NVML) lists them. The library is opened on
 // demand, so that one build runs with and without a driver. Its calls can take long, and forever where a driver hangs:
 // call from a thread that may wait. One thread at a time.
 #pragma once
@@ -21,25 +21,26 @@ struct GpuInfo {
   int index = 0;  // NVML's: by PCI address, which is not always CUDA's order
   std::string uuid;
   std::string name;
-  std::uint64_t total_memory = 0;              // bytes; 0: not told
-  std::optional<double> slowdown_temperature;  // degrees Celsius, from which on it slows down; empty: not told
-  std::optional<double> compute_capability;    // 9.0, say; empty: not told
-  std::string problem;                         // what NVML says is wrong with it; empty: nothing
+  std::uint64_t total_memory = 0;              // bytes; 0: not reported
+  std::optional<double> slowdown_temperature;  // degrees Celsius, from which on it slows down; empty: not reported
+  std::optional<double> compute_capability;    // such as 9.0; empty: not reported
+  std::string problem;                         // what is wrong with it according to NVML; empty: nothing
 };
 
-// What a GPU does not tell is absent.
+// What a GPU does not report is absent.
 struct GpuReading {
   int index = 0;
-  std::optional<double> util;                   // percent of the driver's last sample period in which a kernel ran
-  std::optional<std::uint64_t> free_memory;     // bytes
-  std::optional<double> temperature;            // degrees Celsius
-  std::optional<bool> slowed_by_heat;           // its clocks are lower than they could be, for its temperature
-  std::optional<std::vector<pid_t>> processes;  // that compute on it, as numbered by the host, whatever container
+  std::optional<double> util;                // percent of the driver's last sample period in which a kernel ran
+  std::optional<std::uint64_t> free_memory;  // bytes
+  std::optional<double> temperature;         // degrees Celsius
+  std::optional<bool> slowed_by_heat;        // its clocks are lower than they could be, for its temperature
+  std::optional<std::vector<pid_t>>
+      processes;  // that compute on it, by their numbers on the host, also from inside a container
 };
 
 class Gpus {
  public:
-  // `warn` is told what fails, each failure once. Without the library or a driver there are no GPUs, which is no error.
+  // Calls `warn` once for each kind of failure. Without the library or a driver there are no GPUs, which is no error.
   explicit Gpus(const std::string& library = kNvmlLibrary, std::function<void(const std::string&)> warn = {});
   ~Gpus();
   Gpus(const Gpus&) = delete;

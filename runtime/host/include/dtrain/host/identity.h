@@ -14,11 +14,11 @@ struct HostIdentity {
 
 HostIdentity host_identity();
 
-// What this host is called by itself and reached at: its name, whole and up to the first dot, localhost, and the
-// addresses of its interfaces. Nobody is asked: a name that only a name server knows is not among them.
+// The names of this host that it can find out by itself: its host name, whole and up to the first dot, localhost, and
+// the addresses of its interfaces. No name server is asked, so a name that exists only there is not among them.
 class HostNames {
  public:
-  HostNames();  // SystemError when the kernel does not say
+  HostNames();  // SystemError when the kernel does not report them
   bool contains(const std::string& host) const;
 
  private:

@@ -34,10 +34,10 @@ struct InterfaceAddress {
 // Whether it means anything to other hosts without an interface of theirs: IPv6's link-local addresses do not.
 bool is_for_others(const InterfaceAddress& address);
 
-// The addresses of the interfaces that are up, in the kernel's order. SystemError when the kernel does not say.
+// The addresses of the interfaces that are up, in the kernel's order. SystemError when the kernel does not report them.
 std::vector<InterfaceAddress> interface_addresses();
 
-// What the device says of its own speed, in bits a second; empty: it does not (a virtual one, or no cable).
+// The speed that the device reports, in bits a second; empty: it reports none (a virtual one, or no cable).
 std::optional<std::int64_t> link_speed(const std::string& interface, const std::filesystem::path& root = "/");
 
 }  // namespace dtrain::host

@@ -21,13 +21,14 @@ std::optional<ProcessUsage> read_process(pid_t pid, const std::filesystem::path&
 struct ProcessMemory {
   std::uint64_t resident_bytes = 0;   // as above
   std::uint64_t peak_bytes = 0;       // the most that ever was resident
-  std::uint64_t anonymous_bytes = 0;  // of resident_bytes, what is of no file and shared with nobody
+  std::uint64_t anonymous_bytes = 0;  // of resident_bytes, what belongs to no file and is not shared
 };
 
 // Empty as above.
 std::optional<ProcessMemory> read_process_memory(pid_t pid, const std::filesystem::path& root = "/");
 
-// How long a thread could have run and had to wait for a core, since it started. Empty where the kernel does not tell.
+// How long a thread could have run and had to wait for a core, since it started. Empty where the kernel does not report
+// it.
 std::optional<std::chrono::nanoseconds> read_core_wait(pid_t thread, const std::filesystem::path& root = "/");
 
 // When a process started, in clock ticks since boot: with its number this names a process so that no later one is taken

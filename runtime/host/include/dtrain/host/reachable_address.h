@@ -14,7 +14,7 @@ namespace dtrain::host {
 // when the wanted one is missing or there is more than one to choose from; `where` is what its text begins with.
 std::string reachable_address(const std::string& wanted, const std::string& where);
 
-// The same from what the machine says; `default_interface` is empty where there is no default route.
+// The same for given interfaces; `default_interface` is empty where there is no default route.
 std::string choose_address(const std::string& wanted, const std::vector<InterfaceAddress>& addresses,
                            const std::string& default_interface, const std::string& where);
 
