@@ -8,7 +8,7 @@
 #include "live/file_tail.h"
 #include "live/rank_feed.h"
 #include "live/recent.h"
-#include "live/run_story.h"
+#include "live/run_events.h"
 #include "read/dump_files.h"
 #include "read/json_fields.h"
 
@@ -70,10 +70,10 @@ LiveHost live_host(const AgentProfile& agent, double now_s) {
 
 class LiveRun::Impl {
  public:
-  Impl(const fs::path& folder, const Clock& clock) : folder_(folder), clock_(clock), story_(folder) {}
+  Impl(const fs::path& folder, const Clock& clock) : folder_(folder), clock_(clock), run_events_(folder) {}
 
   void poll() {
-    story_.poll();
+    run_events_.poll();
     for (const auto& [rank, path] : rank_dumps(folder_ / "profile")) ranks_.try_emplace(rank, rank, path);
     for (const auto& [agent, path] : agent_dumps(folder_ / "profile")) agents_.try_emplace(agent, agent, path);
     for (auto& [number, rank] : ranks_) rank.poll();
@@ -84,7 +84,7 @@ class LiveRun::Impl {
     LiveView view;
     const double now_s = to_seconds(clock_.wall());
     view.folder = folder_.string();
-    story_.tell(now_s, view);
+    run_events_.fill(now_s, view);
     if (gone && !view.ended) {
       view.state = "gone";
       view.cause = "none of its processes is left";
@@ -202,7 +202,7 @@ class LiveRun::Impl {
   }
 
   double quiet_s(double now_s) const {
-    std::optional<double> written = story_.written();
+    std::optional<double> written = run_events_.written();
     const auto look = [&](const FileTail& tail) {
       if (tail.written()) written = std::max(written.value_or(0), *tail.written());
     };
@@ -213,7 +213,7 @@ class LiveRun::Impl {
 
   fs::path folder_;
   const Clock& clock_;
-  RunStory story_;
+  RunEvents run_events_;
   std::map<int, RankFeed> ranks_;
   std::map<std::string, AgentFeed> agents_;
 };

@@ -1,4 +1,4 @@
-#include "live/run_story.h"
+#include "live/run_events.h"
 
 #include <algorithm>
 
@@ -11,19 +11,19 @@ namespace dtrain::analysis {
 
 namespace fs = std::filesystem;
 
-void RunStory::poll() {
+void RunEvents::poll() {
   read_plan();
-  const auto each = [this](void (RunStory::*add)(const Json&)) {
+  const auto each = [this](void (RunEvents::*add)(const Json&)) {
     return [this, add](std::string_view line) {
       const Json json = Json::parse(line, nullptr, false);
       if (json.is_object()) (this->*add)(json);
     };
   };
-  events_.poll(each(&RunStory::add_event));
-  metrics_.poll(each(&RunStory::add_metrics));
+  events_.poll(each(&RunEvents::add_event));
+  metrics_.poll(each(&RunEvents::add_metrics));
 }
 
-void RunStory::read_plan() {
+void RunEvents::read_plan() {
   std::error_code error;
   const auto time = fs::last_write_time(folder_ / "plan.json", error);
   if (error || time == plan_time_) return;
@@ -36,7 +36,7 @@ void RunStory::read_plan() {
   if (!plan_.is_object()) plan_ = Json::object();
 }
 
-void RunStory::add_event(const Json& event) {
+void RunEvents::add_event(const Json& event) {
   const std::string what = text(event, "event");
   if (what == "submitted" || what == "queued" || what == "job_submitted") {
     state_ = "queued";
@@ -56,7 +56,7 @@ void RunStory::add_event(const Json& event) {
   }
 }
 
-void RunStory::add_metrics(const Json& line) {
+void RunEvents::add_metrics(const Json& line) {
   const std::string kind = text(line, "kind");
   const auto metrics = line.find("metrics");
   if ((kind != "training" && kind != "validation") || metrics == line.end() || !metrics->is_object()) return;
@@ -68,7 +68,7 @@ void RunStory::add_metrics(const Json& line) {
   }
 }
 
-void RunStory::tell(double now_s, LiveView& view) const {
+void RunEvents::fill(double now_s, LiveView& view) const {
   view.name = text(plan_, "name");
   if (view.name.empty()) view.name = folder_.filename().string();
   view.world_size = static_cast<int>(std::clamp<std::int64_t>(integer(plan_, "world_size"), 0, kLargestWorld));
@@ -84,7 +84,7 @@ void RunStory::tell(double now_s, LiveView& view) const {
   view.validation = validation_;
 }
 
-std::optional<double> RunStory::written() const {
+std::optional<double> RunEvents::written() const {
   std::optional<double> latest = events_.written();
   if (metrics_.written()) latest = std::max(latest.value_or(0), *metrics_.written());
   return latest;

@@ -1,4 +1,4 @@
-// What a run says of itself besides its dumps: plan.json, events.jsonl, metrics.jsonl. One thread.
+// What a run records besides its dumps: plan.json, events.jsonl, metrics.jsonl. One thread.
 #pragma once
 
 #include <filesystem>
@@ -10,14 +10,14 @@
 
 namespace dtrain::analysis {
 
-class RunStory {
+class RunEvents {
  public:
-  explicit RunStory(const std::filesystem::path& folder)
+  explicit RunEvents(const std::filesystem::path& folder)
       : folder_(folder), events_(folder / "events.jsonl"), metrics_(folder / "metrics.jsonl") {}
 
   void poll();
-  // `now_s`: seconds since 1970.
-  void tell(double now_s, LiveView& view) const;
+  // Sets what these files determine of `view`. `now_s`: seconds since 1970.
+  void fill(double now_s, LiveView& view) const;
   // When anything was last written, in seconds since 1970; empty: there is nothing yet.
   std::optional<double> written() const;
 
