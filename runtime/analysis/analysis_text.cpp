@@ -95,13 +95,13 @@ void write_stragglers(TextWriter& out, const Stragglers& stragglers) {
                                  : std::string("all ranks share a clock");
   out.paragraph(
       fmt::format("{} compared. Waited for it: by the others, on average; beyond ordinary: more than they wait for the "
-                  "median rank, which is what its finding begins with. Who comes last is told by how long each waits, "
-                  "which needs no common clock ({})",
+                  "median rank, which is what its finding begins with. The rank that comes last is found by how long "
+                  "each waits, which needs no common clock ({})",
                   plural(stragglers.compared_steps, "exchange"), clocks));
 }
 
 std::string gain_text(double gain) {
-  constexpr double kAsFactor = 9;  // nobody reads thousands of per cent
+  constexpr double kAsFactor = 9;  // thousands of per cent are hard to read
   return gain > kAsFactor ? fmt::format("{:.0f}x", gain + 1) : fmt::format("{:+.1f}%", gain * 100);
 }
 

@@ -121,7 +121,7 @@ void add_slot(CLI::App& app, int* exit_code) {
   command->require_subcommand(1);
   add_list(
       *command, "List the slots of the cluster",
-      "Of this machine's slots it says which CPUs or which GPU they are, and what is wrong with a GPU; such a one is\n"
+      "Of this machine's slots it shows which CPUs or which GPU they are, and what is wrong with a GPU; such a GPU is\n"
       "no slot and has no number. A slot's task is the launch that holds it (dtrain task list). No other host is "
       "asked.",
       list_slots, exit_code);

@@ -25,7 +25,7 @@ std::string slots_text(int slots) {
   return std::to_string(slots) + (slots == 1 ? " slot" : " slots");
 }
 
-// False, having said what, where the file is right and something that it names is not here.
+// False, after printing what, where the file is right but something that it names is not here.
 bool check_experiment(const std::string& file, const ConfigCheckArguments& arguments) {
   const config::Experiment experiment = config::read_experiment(file, arguments.overrides);
   if (!arguments.file_only) {
@@ -56,7 +56,7 @@ bool check_cluster(const std::string& file) {
   return true;
 }
 
-// Every file is looked at, whatever is wrong with those before it.
+// Every file is checked, also after one with errors.
 int check(const ConfigCheckArguments& arguments) {
   int code = static_cast<int>(ExitCode::kDone);
   const auto report = [&](const auto& check_file) {
@@ -77,7 +77,7 @@ int check(const ConfigCheckArguments& arguments) {
 void add_config_check(CLI::App& config, int* exit_code) {
   auto arguments = std::make_shared<ConfigCheckArguments>();
   CLI::App* command = config.add_subcommand(
-      "check", "Say everything that is wrong with experiment or cluster files (exit code 2), or ok");
+      "check", "List everything that is wrong with experiment or cluster files (exit code 2), or print ok");
   CLI::Option* files = command->add_option("FILE", arguments->files, "The experiment files (YAML)");
   CLI::Option* cluster =
       command->add_option("--cluster", arguments->cluster, "A cluster file (YAML), or a hostfile of MPI, to check")

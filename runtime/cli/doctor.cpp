@@ -17,7 +17,8 @@ void add_doctor(CLI::App& app, int* exit_code) {
   command->add_option("--runs", request->runs, "The folder that runs are written to (default: runs)")->type_name("DIR");
   command->add_flag("--json", request->json, "As one JSON object");
   command->footer(
-      "Every line is ok, a warning or a problem, and says what to do. On every host: libtorch, CUDA's driver and the "
+      "Every line is ok, a warning or a problem, with what to do about it. On every host: libtorch, CUDA's driver and "
+      "the "
       "GPUs,\n"
       "NCCL, MPI, shared memory, limits, interfaces, the disk that runs are written to. Of the other hosts of the "
       "cluster,\n"

@@ -35,7 +35,7 @@ void add_launch(CLI::App& app, int* exit_code) {
       ->expected(1)
       ->take_all();
   CLI::Option* detach = command->add_flag(
-      "--detach", request->detach, "Go on in the background, whatever becomes of the terminal, once the task is known");
+      "--detach", request->detach, "Once the task is known, go on in the background, also when the terminal is closed");
   CLI::Option* dry_run =
       command->add_flag("--dry-run", request->dry_run, "Print the plan and start nothing")->excludes(detach);
   command->add_flag("--json", request->json, "With --dry-run: the plan as JSON")->needs(dry_run);
@@ -44,7 +44,8 @@ void add_launch(CLI::App& app, int* exit_code) {
       "the\n"
       "ranks finish their step and save; a second one kills them).\n"
       "\n"
-      "Where its slots are taken it waits in the queue, and says behind whom; resources.priority decides who is next\n"
+      "Where its slots are taken it waits in the queue and prints behind which tasks; resources.priority sets the "
+      "order\n"
       "(dtrain task list). With --detach it prints the task and the run's folder, whose logs/launcher.log has what it\n"
       "would have shown.\n"
       "\n"

@@ -90,7 +90,7 @@ int usage_error(const CLI::App& app, const CLI::ParseError& error) {
     app.exit(error);
     return static_cast<int>(dtrain::ExitCode::kDone);
   }
-  // The word itself says more than what it is missing for.
+  // The unknown word is a better message than the argument that is missing because of it.
   const CLI::App& command = deepest_command(app);
   const std::string unknown = describe_unknown(command, app.remaining(true));
   if (unknown.empty()) {
@@ -105,7 +105,8 @@ int usage_error(const CLI::App& app, const CLI::ParseError& error) {
 int carry_out(int argc, char** argv) {
   int exit_code = 0;
   CLI::App app{
-      "dtrain trains a libtorch model data-parallel on the slots of this machine or a cluster, and says where the time "
+      "dtrain trains a libtorch model data-parallel on the slots of this machine or a cluster, and shows where the "
+      "time "
       "went.",
       "dtrain"};
   app.require_subcommand(1);

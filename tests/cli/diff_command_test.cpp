@@ -76,7 +76,7 @@ TEST_F(DiffCommand, WrongUseIsExitCode2) {
   }
   const Result brief = diff({"before", "brief", "--fail-above", "5%"});
   EXPECT_EQ(brief.code, 2);
-  EXPECT_THAT(brief.err, HasSubstr("too few to tell a regression from noise"));
+  EXPECT_THAT(brief.err, HasSubstr("too few to distinguish a regression from noise"));
   EXPECT_EQ(diff({"before", "brief"}).code, 0) << "said, and no error";
 }
 

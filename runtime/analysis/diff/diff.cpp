@@ -22,7 +22,7 @@ constexpr double kMinEffect = 0.01;
 constexpr double kMemoryShare = 0.1, kMemoryBytes = 16.0 * 1024 * 1024;
 constexpr double kChance = 0.01;
 constexpr double kLeastFault = 0.03;  // of the loop: the cost up to which a healthy run may seem to have one
-constexpr double kWide = 0.05;        // an interval that says little
+constexpr double kWide = 0.05;        // an interval too wide to conclude much
 
 struct Steps {
   Observations a, b;
@@ -146,7 +146,7 @@ void conclude(RunDiff& diff) {
   }
   const DiffQuantity& main = *judged.front();
   if (main.verdict == DiffVerdict::kUndecided) {
-    diff.conclusion = "nothing can be said: there are too few batches to tell a change from noise";
+    diff.conclusion = "no conclusion: there are too few batches to distinguish a change from noise";
     return;
   }
   diff.verdict = DiffVerdict::kNoChange;
@@ -208,7 +208,7 @@ RunDiff diff_runs(const RunProfile& a, const RunProfile& b, const DiffOptions& o
     throw DataError(
         fmt::format("{}: no batches were recorded that could be compared{}", run->folder.string(),
                     side->warm_up > 0 ? fmt::format(" (the first {} are left out as warm-up)", side->warm_up) : ""),
-        "compare runs that trained for a while; `dtrain summary` says what is missing from this one");
+        "compare runs that trained for a while; `dtrain summary` shows what is missing from this one");
   }
   RunDiff diff;
   diff.differences = diff::plan_differences(a, b);
@@ -225,7 +225,7 @@ RunDiff diff_runs(const RunProfile& a, const RunProfile& b, const DiffOptions& o
   const std::size_t fewest = std::min(steps.a.all.size(), steps.b.all.size());
   if (options.fail_above && fewest < diff::kLeastObservations) {
     throw ConfigError(
-        fmt::format("--fail-above: after the warm-up there are {} batches of A and {} of B, too few to tell a "
+        fmt::format("--fail-above: after the warm-up there are {} batches of A and {} of B, too few to distinguish a "
                     "regression from noise",
                     steps.a.all.size(), steps.b.all.size()),
         fmt::format("it takes {} of each; some hundreds find smaller changes", diff::kLeastObservations));

@@ -28,7 +28,7 @@ constexpr std::array kCosts = {
     Cost{"validation", "validation takes", "validate less often (min_validation_period)"},
     Cost{"other", "code outside every phase takes", "look at what the trial does between its calls"},
     Cost{"unattributed", "outside the batches, the loop takes",
-         "look at what runs between batches; where records are missing, the warnings say so"},
+         "look at what runs between batches; the warnings show whether records are missing"},
 };
 
 double part_s(const Waterfall& waterfall, const std::string& name) {

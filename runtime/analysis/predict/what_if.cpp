@@ -67,7 +67,7 @@ double rest_s(const Rows& rows) {
 std::optional<Prediction> predict_loader_alone(const Evidence& evidence, const Predictor& predictor, WhatIf& result) {
   Prediction prediction{.name = "loader_alone",
                         .title = "nothing but loading: the loader's limit",
-                        .assumption = "batches are read one after the other, and nobody trains",
+                        .assumption = "batches are read one after the other, without training",
                         .mock = "train"};
   const auto period = loader_period_s(evidence.run);
   if (!period) {
@@ -203,7 +203,7 @@ WhatIf predict(const Evidence& evidence, const RunProfile& tried) {
           {.name = fmt::format("aggregate_{}", k),
            .title = fmt::format("exchange {}x more seldom (aggregation_frequency)", k),
            .assumption =
-               fmt::format("the effective batch is {} times as large; whether it learns as well is not said", k),
+               fmt::format("the effective batch is {} times as large; whether it learns as well is not predicted", k),
            .mock = ""},
           k));
     }

@@ -25,7 +25,7 @@ struct AnalyzeArguments {
 void add_analyze(CLI::App& app, int* exit_code) {
   auto arguments = std::make_shared<AnalyzeArguments>();
   CLI::App* command =
-      app.add_subcommand("analyze", "Say what to change in a run, what each change is worth, and what that rests on");
+      app.add_subcommand("analyze", "Show what to change in a run, what each change is worth, and what that rests on");
   add_run(*command, arguments->run);
   add_json(*command, arguments->json);
   command
@@ -37,7 +37,7 @@ void add_analyze(CLI::App& app, int* exit_code) {
   command->footer(
       "From the folder alone, also on another machine: findings, the most expensive first; the waterfall from the\n"
       "ideal throughput to the measured one; steps in classic and robust statistics; who was waited for, and why.\n"
-      "docs/profiling.md says how each number is made.");
+      "docs/profiling.md describes how each number is made.");
   command->callback([arguments, exit_code] {
     const auto profile = analysis::load_run(run::find_run(arguments->run).path);
     analysis::AnalyzeOptions options;

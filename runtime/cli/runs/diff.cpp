@@ -23,7 +23,7 @@ struct DiffArguments {
 };
 
 constexpr const char* kFooter =
-    R"(Compares the median batch, throughput, each phase, exposed communication, peak memory, and which rules trigger; and says
+    R"(Compares the median batch, throughput, each phase, exposed communication, peak memory, and which rules trigger; and shows
 what differs in the plans. A change is reported where the batches show it beyond their noise: where its 99% interval, from a
 block bootstrap over the batches, lies beyond 1% as a whole. The warm-up is left out (a tenth of the steps, 5 to 100), so are
 validation and checkpoints. Runs of another world size or batch are compared by their throughput.
@@ -64,13 +64,13 @@ analysis::RunProfile load(const char* which, const std::string& run) {
 
 void add_diff(CLI::App& app, int* exit_code) {
   auto arguments = std::make_shared<DiffArguments>();
-  CLI::App* command = app.add_subcommand("diff", "Compare two runs, and tell a change from noise");
+  CLI::App* command = app.add_subcommand("diff", "Compare two runs, and distinguish a change from noise");
   constexpr const char* kRun = "a path, a number (3 or run:3) or name under ./runs, or a task's (task:127)";
   command->add_option("A", arguments->a, std::string("The run before: ") + kRun)->type_name("RUN")->required();
   command->add_option("B", arguments->b, std::string("The run after: ") + kRun)->type_name("RUN")->required();
   command
       ->add_option("--fail-above", arguments->fail_above,
-                   "End with exit code 3 where B is worse by this much or more, 5% say")
+                   "End with exit code 3 where B is worse by this much or more, such as 5%")
       ->type_name("PERCENT");
   add_json(*command, arguments->json);
   command->footer(kFooter);

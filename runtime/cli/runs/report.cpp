@@ -26,7 +26,7 @@ void add_report(CLI::App& app, int* exit_code) {
       ->type_name("FILE");
   command->footer(
       "The report is written at the end of every run; this writes it again, also for a run that goes on or whose\n"
-      "folder came from another machine. docs/report.md says what is in it.");
+      "folder came from another machine. docs/report.md describes what is in it.");
   command->callback([arguments, exit_code] {
     const auto folder = run::find_run(arguments->run).path;
     const auto file =

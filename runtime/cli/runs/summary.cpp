@@ -21,7 +21,7 @@ struct SummaryArguments {
 
 void add_summary(CLI::App& app, int* exit_code) {
   auto arguments = std::make_shared<SummaryArguments>();
-  CLI::App* command = app.add_subcommand("summary", "Say where the time of a run went");
+  CLI::App* command = app.add_subcommand("summary", "Show where the time of a run went");
   add_run(*command, arguments->run);
   add_json(*command, arguments->json);
   command->callback([arguments, exit_code] {

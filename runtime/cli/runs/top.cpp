@@ -128,7 +128,7 @@ void add_top(CLI::App& app, int* exit_code) {
       "ranks;\n"
       "with the run it ends by itself, and leaves its last view. Where standard output is no terminal, or TERM is "
       "dumb,\n"
-      "it prints one view. docs/top.md says what each number is.");
+      "it prints one view. docs/top.md explains each number.");
   command->callback([arguments, exit_code] { *exit_code = show_top(*arguments); });
 }
 

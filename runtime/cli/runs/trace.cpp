@@ -33,7 +33,7 @@ void ask(const run::RunFolder& folder, int steps) {
   const auto say = [](const std::string& text) { std::fprintf(stderr, "%s\n", text.c_str()); };
   const run::RequestedTrace trace = run::request_trace(folder, steps, say);
   for (const int rank : trace.failed) {
-    std::fprintf(stderr, "note: rank %d has no trace; its log says why\n", rank);
+    std::fprintf(stderr, "note: rank %d has no trace; its log shows why\n", rank);
   }
 }
 
@@ -76,8 +76,7 @@ void add_trace(CLI::App& app, int* exit_code) {
   auto arguments = std::make_shared<TraceArguments>();
   CLI::App* command = app.add_subcommand("trace", "Put the traces of all ranks on one time line, or take one now");
   add_run(*command, arguments->run);
-  CLI::Option* now =
-      command->add_flag("--now", arguments->now, "Ask the running job for a trace of its next steps first");
+  CLI::Option* now = command->add_flag("--now", arguments->now, "Ask the run for a trace of its next steps first");
   command->add_option("--steps", arguments->steps, "With --now: how many (default: 10)")
       ->check(CLI::Range(1, kMostSteps))
       ->needs(now);
@@ -85,7 +84,7 @@ void add_trace(CLI::App& app, int* exit_code) {
       ->type_name("FILE");
   command->add_option("--hta", arguments->hta, "Instead: a file a rank, as HolisticTraceAnalysis reads them")
       ->type_name("DIR");
-  command->add_flag("--json", arguments->json, "Say what was written as JSON");
+  command->add_flag("--json", arguments->json, "Print what was written as JSON");
   command->callback([arguments, exit_code] {
     const run::RunFolder folder = run::find_run(arguments->run);
     if (arguments->now) ask(folder, arguments->steps);

@@ -67,7 +67,8 @@ void add_what_if(CLI::App& app, int* exit_code) {
       ->type_name("FILE")
       ->needs(verifying);
   command->footer(
-      "docs/profiling.md says how each number is predicted. --verify starts 25 runs (13 with one rank), one after\n"
+      "docs/profiling.md describes how each number is predicted. --verify starts 25 runs (13 with one rank), one "
+      "after\n"
       "the other, and keeps them in RUN/what-if/N. Exit codes: 0 done, 1 a run failed, 2 bad input, 130 interrupted.");
   command->callback([arguments, exit_code] {
     if (arguments->verify) {

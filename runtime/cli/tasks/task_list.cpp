@@ -89,7 +89,7 @@ void add_task_list(CLI::App& task, int* exit_code) {
   command->footer(
       "A task is one `dtrain launch`. Lower priorities go first, then older tasks; a later one goes ahead only on "
       "slots\n"
-      "that nobody before it could use.");
+      "that no task before it could use.");
   command->callback([active, format, exit_code] {
     const SystemClock clock;
     TaskTable table(*format);

@@ -113,7 +113,7 @@ TEST(LoadBalancing, LeavesOpenWhatChanceCouldDo) {
   EXPECT_EQ(load_balancing(all(two_gpus(26, 40, 40)), {0.2, 0}).triggered, 1);
   const RuleResult few = load_balancing(all(two_gpus(24, 40, 40)), {0.2, 0});
   EXPECT_FALSE(few.applicable);
-  EXPECT_EQ(few.why_not, "too few data points to tell GPUs apart by them");
+  EXPECT_EQ(few.why_not, "too few data points to distinguish GPUs by them");
   EXPECT_EQ(load_balancing(all(with_util(2000, [](std::size_t) { return 1.0; })), {}).why_not, "the run has one GPU");
 }
 

@@ -29,7 +29,7 @@ TEST(PinnedMemory, IsForRunsOnGPUs) {
   EXPECT_EQ(result.triggered, 1);
   EXPECT_EQ(count(result, "ranks"), count(result, "not_known") + count(result, "pinned") + count(result, "triggered"));
   loader.pinned.reset();
-  EXPECT_EQ(pinned_memory(std::vector{loader}, gpu_host(9)).why_not, "the dumps do not say whether batches are pinned");
+  EXPECT_EQ(pinned_memory(std::vector{loader}, gpu_host(9)).why_not, "whether batches are pinned is not recorded");
 }
 
 ModelFacts model(const std::vector<Shape>& shapes, std::vector<std::int64_t> batches = {64}) {
@@ -100,7 +100,7 @@ TEST(FusedOptimizer, IsWhatThePlanSays) {
   facts.fused_optimizer = false;
   EXPECT_EQ(fused_optimizer(facts).triggered, 1);
   facts.fused_optimizer.reset();
-  EXPECT_EQ(fused_optimizer(facts).why_not, "the plan does not say what the optimizer is");
+  EXPECT_EQ(fused_optimizer(facts).why_not, "the optimizer is not recorded in the plan");
 }
 
 }  // namespace

@@ -39,14 +39,14 @@ TEST(Dataloader, ComparesWorkersWithCores) {
                                           count(result, "too_many"));
   }
   EXPECT_EQ(run(1).details["advice"][0],
-            "node: 2 loader workers on 10 processors are few; the training waited for data for 40.0% of its time");
+            "node: 2 loader workers on 10 CPUs are few; the training waited for data for 40.0% of its time");
 }
 
 TEST(Dataloader, SaysWhereTheyAreFastEnough) {
   LoaderSeries loader = loading(0, 2);
   loader.waited_s = 0.05;
   EXPECT_EQ(dataloader(std::vector{loader}, all(with_cpus(10)), {}).details["advice"][0],
-            "node: 2 loader workers on 10 processors are few; the training waited for data for 0.5% of its time, so it "
+            "node: 2 loader workers on 10 CPUs are few; the training waited for data for 0.5% of its time, so it "
             "is fast enough");
 }
 
@@ -57,7 +57,7 @@ TEST(Dataloader, CountsTheProcessorsThatTheRunMayUse) {
   EXPECT_EQ(result.triggered, 0);
   EXPECT_EQ(result.details["hosts"][0]["processors"], 4.0);
   EXPECT_EQ(dataloader(std::vector{loading(0, 4)}, all(with_cpus(0)), {}).why_not,
-            "the dumps do not say which processors the run may use");
+            "which CPUs the run may use is not recorded");
   EXPECT_FALSE(dataloader({}, all(host), {}).applicable);
 }
 
@@ -91,7 +91,7 @@ TEST(IdleCores, BeyondWhatIsGrantedAreNone) {
 
 TEST(IdleCores, DoesNotApplyToGPUsOrUnknownCores) {
   EXPECT_FALSE(idle_cores(all(with_util(10, [](std::size_t) { return 1.0; })), {}).applicable);
-  EXPECT_EQ(idle_cores(all(with_cpus(2)), {25, 20, 0}).why_not, "the dumps do not say how busy the run's cores were");
+  EXPECT_EQ(idle_cores(all(with_cpus(2)), {25, 20, 0}).why_not, "how busy the run's cores were is not recorded");
   EXPECT_EQ(idle_cores({}, {}).why_not, "no system sample was taken during the training");
 }
 
@@ -136,7 +136,7 @@ TEST(HostMemoryFull, IsAboveAtAnyTime) {
   EXPECT_EQ(host_memory_full(all(least_free(99)), {}).triggered, 1);
   HostSeries unknown = least_free(1);
   unknown.machine.total_memory_bytes.reset();
-  EXPECT_EQ(host_memory_full(all(unknown), {}).why_not, "the dumps do not say how much memory the hosts have");
+  EXPECT_EQ(host_memory_full(all(unknown), {}).why_not, "how much memory the hosts have is not recorded");
   const RuleResult both = host_memory_full(all(unknown, least_free(99)), {});
   EXPECT_EQ(count(both, "hosts"), 2);
   EXPECT_EQ(count(both, "not_known"), 1);
@@ -162,8 +162,7 @@ TEST(NetworkFull, IsEitherDirectionNearTheLinksSpeed) {
   EXPECT_EQ(network_full(all(traffic(0, 901, 5)), {90, 0}).triggered, 0);
   HostSeries unknown = traffic(901, 901, 100);
   unknown.machine.network->push_back({"veth0", std::nullopt});
-  EXPECT_EQ(network_full(all(unknown), {90, 0}).why_not,
-            "the interfaces do not tell their speed, as virtual ones do not");
+  EXPECT_EQ(network_full(all(unknown), {90, 0}).why_not, "the interfaces report no speed, as virtual ones do not");
 }
 
 TEST(CPUFull, IsForRunsOnGPUs) {
@@ -188,7 +187,7 @@ TEST(DiskRate, IsAgainstWhatDisksOfTheKindGive) {
   }
   EXPECT_EQ(disk_rate(all(disks(500e6, {{"a", "ssd"}, {"b", "rotating"}})), parameters).triggered, 0);
   EXPECT_EQ(disk_rate(all(disks(500e6, {{"a", "ssd"}, {"vda", ""}})), parameters).why_not,
-            "the dumps do not say what kind of disks the hosts have");
+            "what kind of disks the hosts have is not recorded");
 }
 
 TEST(GPUForeignProcesses, AreSeen) {
@@ -223,7 +222,7 @@ TEST(GPUTemperature, IsWhatTheDriverSaysToo) {
   host.gpus[0].slowdown_celsius.reset();
   for (HostSample& sample : host.samples) sample.gpus[0] = {.util_percent = 1, .celsius = 99};
   EXPECT_EQ(gpu_temperature(all(host), {}).why_not,
-            "no GPU told its temperature together with that at which it slows down");
+            "no GPU reported its temperature together with that at which it slows down");
 }
 
 TEST(LoaderRate, IsAboveTheTrainings) {
@@ -235,7 +234,7 @@ TEST(LoaderRate, IsAboveTheTrainings) {
   loader.fetch_s = 0.2035;
   EXPECT_EQ(loader_rate(std::vector{loader}, {}).triggered, 1);
   loader.fetch_s.reset();
-  EXPECT_EQ(loader_rate(std::vector{loader}, {}).why_not, "the dumps do not say how long loaders took for a batch");
+  EXPECT_EQ(loader_rate(std::vector{loader}, {}).why_not, "how long loaders took for a batch is not recorded");
 }
 
 }  // namespace

@@ -55,11 +55,11 @@ void write_balance(Page& page, const Input& input) {
                     seconds_text(per_step(*least)), least->rank, seconds_text(per_step(*most)), most->rank),
                 .spec = rank_bars(input)});
   } else {
-    page.absent("No balance between ranks.", "One rank has nobody to share with.", "");
+    page.absent("No balance between ranks.", "There is only one rank.", "");
   }
   Json gpus = gpu_histogram(input);
   if (gpus.is_null()) {
-    page.absent("No balance between GPUs.", "No GPU was sampled: the ranks computed on processors.", "");
+    page.absent("No balance between GPUs.", "No GPU was sampled: the ranks computed on CPUs.", "");
     return;
   }
   page.chart({.id = "gpu-histogram",

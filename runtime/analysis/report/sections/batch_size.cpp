@@ -33,7 +33,7 @@ void write_batch_size(Page& page, const Input& input) {
   write_rule(page, input, "BatchSize");
   const RunSummary& s = input.analysis.summary;
   if (!s.global_batch_size && s.steps == 0) {
-    page.absent("Nothing about the batch size.", "No batch was recorded, and plan.json does not tell.", "");
+    page.absent("Nothing about the batch size.", "No batch was recorded, and plan.json has no batch size.", "");
     return;
   }
   std::vector<std::pair<std::string, std::string>> facts;

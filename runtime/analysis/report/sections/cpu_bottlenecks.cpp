@@ -76,7 +76,7 @@ void write_cpu_bottlenecks(Page& page, const Input& input) {
   write_rule(page, input, "IdleCores");
   Json cores = core_bars(input.run);
   if (cores.is_null()) {
-    page.absent("No processor figures.", "No agent took a sample.", "A run of a second or more has some.");
+    page.absent("No CPU figures.", "No agent took a sample.", "A run of a second or more has some.");
     return;
   }
   page.begin_columns();
@@ -86,7 +86,7 @@ void write_cpu_bottlenecks(Page& page, const Input& input) {
               .spec = std::move(cores)});
   if (Json used = process_series(input, &ProcessLine::cpu_percent, "100% is one core"); !used.is_null()) {
     page.chart({.id = "rank-cpu",
-                .title = "Processor time of each rank",
+                .title = "CPU time of each rank",
                 .text = fmt::format("A rank far below 100% for each of its threads waits for something.{}",
                                     input.drawn_text()),
                 .spec = std::move(used)});

@@ -12,7 +12,7 @@ void write_gpu_utilization(Page& page, const Input& input) {
   if (spec.is_null()) {
     page.absent(
         "No GPU figures.", "No agent saw a GPU: the machines have none, or NVIDIA's driver does not answer there.",
-        "How busy the processors were is under System usage and CPU bottlenecks; 'dtrain doctor' says what it sees.");
+        "How busy the CPUs were is under System usage and CPU bottlenecks; 'dtrain doctor' shows which GPUs it finds.");
     return;
   }
   page.chart({.id = "gpu-series",

@@ -24,7 +24,7 @@ const Json& object(const Json& json, const std::string& key) {
   return found != json.end() && found->is_object() ? *found : none;
 }
 
-// The first and the last time anything was told.
+// The first and the last time that was recorded.
 std::pair<std::string, std::string> wall_times(const RunProfile& run) {
   std::string first, last;
   for (const Json& event : run.events) {
@@ -44,7 +44,7 @@ std::string versions(const RunProfile& run) {
   for (const auto& [name, value] : object(run.plan, "versions").items()) {
     if (value.is_string()) parts.push_back(name + " " + value.get<std::string>());
   }
-  return parts.empty() ? "not told" : join(parts, ", ");
+  return parts.empty() ? "not recorded" : join(parts, ", ");
 }
 
 std::string ran_for(const Input& input) {
@@ -129,7 +129,7 @@ void write_ranks(Page& page, const Input& input) {
          Cell(seconds_text(rank.step_p50_s), rank.step_p50_s), Cell(seconds_text(rank.step_p99_s), rank.step_p99_s),
          rank.peak_resident_bytes > 0 ? Cell(format_bytes(rank.peak_resident_bytes), rank.peak_resident_bytes)
                                       : Cell("-"),
-         rank.ended.empty() ? "did not say" : rank.ended},
+         rank.ended.empty() ? "not recorded" : rank.ended},
         rank.rank);
   }
   page.table(table);

@@ -73,11 +73,11 @@ void write_device(Page& page, const DeviceOperators& device, const std::string& 
 
 void write_devices(Page& page, const Operators& operators) {
   const double sum_s = operators.cpu.seconds + operators.gpu.seconds;
-  page.paragraph(
-      fmt::format("From traces of {} batches of {} rank{}: {} of the operators' time on processors, {} on GPUs.",
-                  count_text(operators.batches), operators.ranks.size(), operators.ranks.size() == 1 ? "" : "s",
-                  format_percent(sum_s > 0 ? operators.cpu.seconds / sum_s : 0),
-                  format_percent(sum_s > 0 ? operators.gpu.seconds / sum_s : 0)));
+  page.paragraph(fmt::format("From traces of {} batches of {} rank{}: {} of the operators' time on CPUs, {} on GPUs.",
+                             count_text(operators.batches), operators.ranks.size(),
+                             operators.ranks.size() == 1 ? "" : "s",
+                             format_percent(sum_s > 0 ? operators.cpu.seconds / sum_s : 0),
+                             format_percent(sum_s > 0 ? operators.gpu.seconds / sum_s : 0)));
   page.chart({.id = "cpu-gpu",
               .title = "CPU and GPU operators",
               .text = "Their self time.",
@@ -89,7 +89,7 @@ void write_devices(Page& page, const Operators& operators) {
                           {"y", {rounded(operators.cpu.seconds), rounded(operators.gpu.seconds)}},
                           {"colors", {"compute", "gpu"}}}}}},
               .height = 200});
-  write_device(page, operators.cpu, "processors", "cpu-classes");
+  write_device(page, operators.cpu, "CPUs", "cpu-classes");
   write_device(page, operators.gpu, "GPUs", "gpu-classes");
 }
 
@@ -106,7 +106,7 @@ void write_operators(Page& page, const Input& input) {
   } else {
     write_devices(page, operators);
     if (operators.gpu.rows.empty())
-      page.absent("No GPU operators.", "The traces have none: the ranks computed on processors.", "");
+      page.absent("No GPU operators.", "The traces have none: the ranks computed on CPUs.", "");
   }
   page.list(operators.notes);
 }

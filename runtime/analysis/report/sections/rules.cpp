@@ -12,7 +12,7 @@ namespace {
 
 const char* group_title(const std::string& group) {
   if (group == "report") return "Rules of the profiling report";
-  if (group == "cpu") return "Counterparts for runs on processors";
+  if (group == "cpu") return "Counterparts for runs on CPUs";
   if (group == "system") return "What surrounds the training";
   return "How the model is computed";
 }

@@ -40,7 +40,7 @@ void write_stragglers(Page& page, const Input& input) {
   const Stragglers& stragglers = input.analysis.stragglers;
   if (input.run.ranks.size() < 2 || stragglers.ranks.empty() || stragglers.compared_steps == 0) {
     page.absent("No comparison of ranks.",
-                input.run.ranks.size() < 2 ? "The dump of only one rank is there: it waits for nobody."
+                input.run.ranks.size() < 2 ? "The dump of only one rank is there: it waits for no other."
                                            : "There was no exchange that all ranks recorded.",
                 "Train on two slots or more (resources.slots_per_trial).");
     return;

@@ -17,10 +17,10 @@ std::string value_with_unit(double value, const std::string& unit) {
   return fmt::format("{:.1f}", value);
 }
 
-void add_rows(Table& table, const std::string& node, const std::vector<MetricSummary>& metrics) {
+void add_rows(Table& table, const std::string& host, const std::vector<MetricSummary>& metrics) {
   for (const MetricSummary& m : metrics) {
     const auto cell = [&](double value) { return Cell(value_with_unit(value, m.unit), value); };
-    table.row({node, m.name, m.unit, cell(m.max), cell(m.p99), cell(m.p95), cell(m.p50), cell(m.mean), cell(m.min)});
+    table.row({host, m.name, m.unit, cell(m.max), cell(m.p99), cell(m.p95), cell(m.p50), cell(m.mean), cell(m.min)});
   }
 }
 
@@ -36,7 +36,7 @@ struct Picture {
 const std::vector<Picture>& pictures() {
   static const std::vector<Picture> all = {
       {"cpu-series",
-       "Processors",
+       "CPUs",
        "All cores of a host together, and the time they had nothing to do but wait for a disk.",
        "of all cores",
        "percent",
@@ -66,7 +66,7 @@ const std::vector<Picture>& pictures() {
 
 void write_system(Page& page, const Input& input) {
   page.begin_section("system", "System usage");
-  Table table("Usage of each node over the run, twice a second", {{"node"},
+  Table table("Usage of each host over the run, twice a second", {{"host"},
                                                                   {"metric"},
                                                                   {"unit"},
                                                                   {"max", true},
@@ -76,9 +76,9 @@ void write_system(Page& page, const Input& input) {
                                                                   {"mean", true},
                                                                   {"min", true}});
   for (const AgentSummary& agent : input.analysis.summary.agents) {
-    const std::string node = agent.host.empty() ? agent.agent : agent.host;
-    add_rows(table, node, agent.metrics);
-    for (const GpuSummary& gpu : agent.gpus) add_rows(table, fmt::format("{} GPU {}", node, gpu.index), gpu.metrics);
+    const std::string host = agent.host.empty() ? agent.agent : agent.host;
+    add_rows(table, host, agent.metrics);
+    for (const GpuSummary& gpu : agent.gpus) add_rows(table, fmt::format("{} GPU {}", host, gpu.index), gpu.metrics);
   }
   if (table.empty()) {
     page.absent("No system metrics.", "No agent's dump with samples is in the run's profile folder.",

@@ -77,7 +77,7 @@ void write_verdict(Page& page, const Input& input) {
   }
   if (s.steps == 0) {
     page.absent("No batch was recorded.", "The run ended before its first batch, or was not profiled.",
-                "The log of rank 0 tells what happened; 'dtrain logs' shows it.");
+                "The log of rank 0 shows what happened: see 'dtrain logs'.");
     return;
   }
   write_tiles(page, input);

@@ -8,7 +8,7 @@ RuleResult gpu_foreign_processes(Hosts hosts, const Rules::GpuForeignProcesses& 
   return judge_gpu_share(begin_result("GPUForeignProcesses", "system", "GPUs",
                                       "Looks for programs that are no ranks of this run and compute on its GPUs.",
                                       "End those programs, or train on GPUs of your own."),
-                         hosts, parameters.threshold, "no GPU told which programs compute on it",
+                         hosts, parameters.threshold, "no GPU reported which programs compute on it",
                          [](const Gpu&, const GpuReading& reading) -> std::optional<bool> {
                            if (!reading.foreign_processes) return std::nullopt;
                            return *reading.foreign_processes > 0;

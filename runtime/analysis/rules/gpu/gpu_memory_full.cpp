@@ -31,7 +31,8 @@ RuleResult gpu_memory_full(Hosts hosts, const Rules::GpuMemoryFull& parameters) 
     one["triggered"] = triggers;
     all.push_back(std::move(one));
   }
-  if (result.datapoints == 0) return not_applicable(std::move(result), "no GPU told how much of its memory is in use");
+  if (result.datapoints == 0)
+    return not_applicable(std::move(result), "no GPU reported how much of its memory is in use");
   const auto count = static_cast<std::int64_t>(gpus.size());
   result.counts["gpus"] = count;
   result.counts["not_known"] = unknown;

@@ -10,7 +10,7 @@ RuleResult gpu_utilization(Hosts hosts, const Rules::GpuUtilization& parameters)
   RuleResult result = begin_result("GPUUtilization", "system", "GPUs",
                                    "Compares each GPU's mean utilization during the training with what it should be.",
                                    "Look at the waterfall for what the GPUs wait for: data, communication, or the "
-                                   "processors.");
+                                   "CPUs.");
   if (!has_gpus(hosts)) return not_applicable(std::move(result), kNoGpu);
   std::int64_t unknown = 0;
   Json all = Json::array();
@@ -33,7 +33,7 @@ RuleResult gpu_utilization(Hosts hosts, const Rules::GpuUtilization& parameters)
     all.push_back(std::move(one));
   }
   if (result.datapoints == 0)
-    return not_applicable(std::move(result), "no GPU told its utilization during the training");
+    return not_applicable(std::move(result), "no GPU reported its utilization during the training");
   const auto count = static_cast<std::int64_t>(gpus.size());
   result.counts["gpus"] = count;
   result.counts["not_known"] = unknown;

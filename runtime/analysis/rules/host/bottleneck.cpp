@@ -7,7 +7,7 @@
 namespace dtrain::analysis::rules {
 namespace {
 
-// The busiest GPU's utilization; empty where none tells.
+// The busiest GPU's utilization; empty where none reports it.
 std::optional<double> busiest_gpu(const HostSample& sample) {
   std::optional<double> busiest;
   for (const GpuReading& gpu : sample.gpus) {

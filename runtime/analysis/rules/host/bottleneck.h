@@ -1,5 +1,5 @@
 // What CPUBottleneck and IOBottleneck share: data points at which something of a host is busy and nothing computes
-// there, neither its GPUs nor, where processors train, its ranks. Private to analysis.
+// there, neither its GPUs nor, where CPUs train, its ranks. Private to analysis.
 #pragma once
 
 #include <functional>

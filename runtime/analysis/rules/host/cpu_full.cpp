@@ -5,15 +5,15 @@
 namespace dtrain::analysis::rules {
 
 RuleResult cpu_full(Hosts hosts, const Rules::CpuFull& parameters) {
-  RuleResult result = begin_result(
-      "CPUFull", "system", "hosts", "Looks for processors that are nearly always all busy while GPUs train.",
-      "Prepare data before the training or on the GPU, or use a host with more cores for each GPU.");
+  RuleResult result =
+      begin_result("CPUFull", "system", "hosts", "Looks for CPUs that are nearly always all busy while GPUs train.",
+                   "Prepare data before the training or on the GPU, or use a host with more cores for each GPU.");
   if (!has_gpus(hosts)) {
     return not_applicable(std::move(result),
-                          "processors do the computing of this run and are meant to be busy; see CPUOversubscription");
+                          "CPUs do the computing of this run and are meant to be busy; see CPUOversubscription");
   }
   return judge_hosts(
-      std::move(result), hosts, parameters.patience, "the dumps do not say how busy the processors were",
+      std::move(result), hosts, parameters.patience, "how busy the CPUs were is not recorded",
       [&](const HostSeries& host, const Judged& judged) -> std::optional<HostVerdict> {
         const auto busy = values_of(judged.samples, [](const HostSample& s) { return s.cpu_percent; });
         if (host.gpus.empty() || busy.empty()) return std::nullopt;

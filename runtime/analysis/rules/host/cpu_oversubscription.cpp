@@ -38,7 +38,7 @@ RuleResult cpu_oversubscription(Hosts hosts, const Rules::CpuOversubscription& p
     }
   }
   if (ranks.empty()) {
-    return not_applicable(std::move(result), "the dumps do not say how long ranks waited for a core");
+    return not_applicable(std::move(result), "how long ranks waited for a core is not recorded");
   }
   Json all = Json::array();
   for (const auto& [number, rank] : ranks) {

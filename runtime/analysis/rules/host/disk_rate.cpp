@@ -32,7 +32,7 @@ RuleResult disk_rate(Hosts hosts, const Rules::DiskRate& parameters) {
           "Compares the rate at which a host's disks are read and written with what disks of their kinds give.",
           "The disks are the limit: keep the data in memory, read it compressed or in larger sequential pieces, "
           "or put it on a faster disk."),
-      hosts, parameters.patience, "the dumps do not say what kind of disks the hosts have",
+      hosts, parameters.patience, "what kind of disks the hosts have is not recorded",
       [&](const HostSeries& host, const Judged& judged) -> std::optional<HostVerdict> {
         const auto limit = given(host.machine, parameters);
         const auto rates = values_of(judged.samples, [](const HostSample& s) { return s.disk; });

@@ -14,7 +14,7 @@ RuleResult host_memory_full(Hosts hosts, const Rules::HostMemoryFull& parameters
           "Read data piece by piece (a Dataset of your own), keep fewer batches ready (LoaderSettings::prefetch), or "
           "use fewer "
           "ranks a host."),
-      hosts, 0, "the dumps do not say how much memory the hosts have",
+      hosts, 0, "how much memory the hosts have is not recorded",
       [&](const HostSeries& host, const Judged& judged) -> std::optional<HostVerdict> {
         const auto total = host.machine.total_memory_bytes;
         const auto free = values_of(judged.samples, [](const HostSample& s) { return s.free_memory_bytes; });

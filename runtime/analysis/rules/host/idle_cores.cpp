@@ -10,7 +10,7 @@
 namespace dtrain::analysis::rules {
 namespace {
 
-// Mean utilization of each core; empty where no sample tells it.
+// Mean utilization of each core; empty where no sample has it.
 std::vector<double> utilization(const std::vector<std::vector<int>>& cores, std::span<const HostSample> samples) {
   std::vector<double> sums(cores.size(), 0);
   std::int64_t points = 0;
@@ -37,7 +37,7 @@ RuleResult idle_cores(Hosts hosts, const Rules::IdleCores& parameters) {
   RuleResult result = begin_result(
       "IdleCores", "cpu", "hosts",
       "Looks for cores that the run may use and that have hardly anything to do (the counterpart of low GPU "
-      "utilization where processors train).",
+      "utilization where CPUs train).",
       "Train with more ranks (resources.slots_per_trial), give each rank more threads (OMP_NUM_THREADS), or use a "
       "larger batch.");
   if (has_gpus(hosts)) return not_applicable(std::move(result), "GPUs do the computing of this run");
@@ -76,7 +76,7 @@ RuleResult idle_cores(Hosts hosts, const Rules::IdleCores& parameters) {
   }
   if (all.empty()) {
     return not_applicable(std::move(result),
-                          unknown == 0 ? kNoSystemSample : "the dumps do not say how busy the run's cores were");
+                          unknown == 0 ? kNoSystemSample : "how busy the run's cores were is not recorded");
   }
   result.counts["hosts"] = static_cast<std::int64_t>(hosts.size());
   result.counts["not_known"] = unknown;

@@ -6,12 +6,11 @@ namespace dtrain::analysis::rules {
 
 RuleResult io_bottleneck(Hosts hosts, const Rules::IoBottleneck& parameters) {
   return judge_bottleneck(
-      begin_result(
-          "IOBottleneck", "report", "hosts",
-          "Looks for times in which the processors wait for disks and all GPUs of the host are idle (on processors: "
-          "its ranks hardly compute), and triggers where these are more than the threshold's share of the "
-          "training.",
-          "Keep the data in memory, use a binary format that is read in sequence, or a faster disk."),
+      begin_result("IOBottleneck", "report", "hosts",
+                   "Looks for times in which the CPUs wait for disks and all GPUs of the host are idle (on CPUs: "
+                   "its ranks hardly compute), and triggers where these are more than the threshold's share of the "
+                   "training.",
+                   "Keep the data in memory, use a binary format that is read in sequence, or a faster disk."),
       hosts, {parameters.threshold, parameters.io_threshold, parameters.gpu_threshold, parameters.patience},
       [](const HostSample& sample) { return sample.io_wait_percent; });
 }

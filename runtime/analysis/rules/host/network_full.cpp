@@ -7,7 +7,7 @@
 namespace dtrain::analysis::rules {
 namespace {
 
-// Of all counted interfaces together; empty where one does not tell its speed.
+// Of all counted interfaces together; empty where one reports no speed.
 std::optional<double> link_speed(const Machine& machine) {
   if (!machine.network || machine.network->empty()) return std::nullopt;
   double sum = 0;
@@ -26,7 +26,7 @@ RuleResult network_full(Hosts hosts, const Rules::NetworkFull& parameters) {
                                   "Exchange fewer bytes (optimizations.gradient_compression, "
                                   "optimizations.aggregation_frequency above 1), keep data "
                                   "on the hosts, or use a faster link."),
-                     hosts, parameters.patience, "the interfaces do not tell their speed, as virtual ones do not",
+                     hosts, parameters.patience, "the interfaces report no speed, as virtual ones do not",
                      [&](const HostSeries& host, const Judged& judged) -> std::optional<HostVerdict> {
                        const auto speed = link_speed(host.machine);
                        const auto sent = values_of(judged.samples, [](const HostSample& s) { return s.sent; });

@@ -9,12 +9,12 @@
 namespace dtrain::analysis::rules {
 namespace {
 
-// Of each data point that tells all three.
+// Of each data point that has all three.
 struct UsePoints {
   std::vector<double> cpu, util, memory;
 };
 
-// Of a host where processors train: of its memory what is in use, nothing where it does not tell.
+// Of a host where CPUs train: the memory in use; nothing where that is not known.
 UsePoints points_on_processors(const HostSeries& host, std::span<const HostSample> samples) {
   UsePoints points;
   const double total = host.machine.total_memory_bytes.value_or(0);
@@ -44,11 +44,11 @@ UsePoints points_of(std::span<const HostSample> samples, std::size_t gpu) {
 }  // namespace
 
 RuleResult batch_size(Hosts hosts, const Rules::BatchSize& parameters) {
-  RuleResult result = begin_result(
-      "BatchSize", "report", "windows",
-      "Looks for times in which a GPU, its memory and the processors all have much to spare (on processors: "
-      "the ranks' computing, the host's memory and the processors).",
-      "The batch is too small for this hardware: use a larger one, or fewer slots.");
+  RuleResult result =
+      begin_result("BatchSize", "report", "windows",
+                   "Looks for times in which a GPU, its memory and the CPUs all have much to spare (on CPUs: "
+                   "the ranks' computing, the host's memory and the CPUs).",
+                   "The batch is too small for this hardware: use a larger one, or fewer slots.");
   const bool on_gpus = has_gpus(hosts);
   std::int64_t windows = 0;
   std::int64_t left_over = 0;

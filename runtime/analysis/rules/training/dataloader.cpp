@@ -27,7 +27,7 @@ std::optional<double> processors(const Machine& machine) {
 std::string advice(const std::string& host, const OfHost& loading, double cpus, bool few) {
   const double waited = loading.steps_s > 0 ? loading.waited_s / loading.steps_s : 0;
   return fmt::format(
-      "{}: {:.3g} loader workers on {:.3g} processors are {}; the training waited for data for {} of its "
+      "{}: {:.3g} loader workers on {:.3g} CPUs are {}; the training waited for data for {} of its "
       "time{}",
       host, loading.workers, cpus, few ? "few" : "many", format_percent(waited),
       few && waited < 0.01 ? ", so it is fast enough" : "");
@@ -38,8 +38,8 @@ std::string advice(const std::string& host, const OfHost& loading, double cpus, 
 RuleResult dataloader(std::span<const LoaderSeries> loaders, Hosts hosts, const Rules::Dataloader& parameters) {
   RuleResult result = begin_result(
       "Dataloader", "report", "hosts",
-      "Compares the number of loader workers of a host with its processors: too few may leave the training waiting for "
-      "data, too many take processors away from computing.",
+      "Compares the number of loader workers of a host with its CPUs: too few may leave the training waiting for data, "
+      "too many take CPUs away from computing.",
       "Where the training waits for data: prepare it before the training, so that the one thread of a rank keeps up, "
       "or "
       "read with several threads in a BatchSource of your own. Too many: use fewer threads there, or fewer ranks.");
@@ -89,7 +89,7 @@ RuleResult dataloader(std::span<const LoaderSeries> loaders, Hosts hosts, const 
   }
   const auto total = static_cast<std::int64_t>(by_agent.size());
   if (unknown == total) {
-    return not_applicable(std::move(result), "the dumps do not say which processors the run may use");
+    return not_applicable(std::move(result), "which CPUs the run may use is not recorded");
   }
   result.triggered = few + many;
   result.counts = {{"hosts", total}, {"not_known", unknown}, {"fitting", total - unknown - few - many},

@@ -53,11 +53,12 @@ RuleResult dimension_multiples(const ModelFacts& model, Hosts hosts, const Rules
       "Looks for layers and batches whose sizes are no multiples of what the hardware computes at once; the rest is "
       "padding.",
       "Round layer sizes, vocabularies and batches up to the multiple.");
-  if (model.shapes.empty()) return not_applicable(std::move(result), "the plan does not say the shapes of the model");
+  if (model.shapes.empty())
+    return not_applicable(std::move(result), "the shapes of the model are not recorded in the plan");
   const std::int64_t multiple = parameters.multiple > 0 ? parameters.multiple : liked_by_hardware(model, hosts);
   if (multiple <= 0) {
     return not_applicable(std::move(result),
-                          "the dumps do not say how wide the processors' vectors are; set "
+                          "the width of the processor's vectors is not recorded; set "
                           "DimensionMultiples.multiple");
   }
   double needed = 0;

@@ -8,7 +8,7 @@ RuleResult fused_optimizer(const ModelFacts& model) {
   RuleResult result =
       begin_result("FusedOptimizer", "model", "runs", "Looks at whether the optimizer updates all parameters at once.",
                    "Hand dtrain's own optimizer to wrap_optimizer(): it is fused.");
-  if (!model.fused_optimizer) return not_applicable(std::move(result), "the plan does not say what the optimizer is");
+  if (!model.fused_optimizer) return not_applicable(std::move(result), "the optimizer is not recorded in the plan");
   result.datapoints = 1;
   result.triggered = *model.fused_optimizer ? 0 : 1;
   result.counts = {{"runs", 1}, {"fused", 1 - result.triggered}, {"triggered", result.triggered}};

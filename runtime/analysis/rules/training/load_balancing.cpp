@@ -65,9 +65,9 @@ RuleResult load_balancing(Hosts hosts, const Rules::LoadBalancing& parameters) {
   const auto known = static_cast<std::int64_t>(gpus.size());
   std::erase_if(gpus, [](const GpuPoints& gpu) { return gpu.values.empty(); });
   if (gpus.size() < 2) {
-    return not_applicable(std::move(result), known < 2
-                                                 ? "the run has one GPU"
-                                                 : "fewer than two GPUs told their utilization during the training");
+    return not_applicable(
+        std::move(result),
+        known < 2 ? "the run has one GPU" : "fewer than two GPUs reported their utilization during the training");
   }
   std::vector<Histogram> histograms;
   Json all = Json::array();
@@ -94,7 +94,7 @@ RuleResult load_balancing(Hosts hosts, const Rules::LoadBalancing& parameters) {
       if (unequal.size() < kMostListed) unequal.push_back({{"gpus", {a, b}}, {"distance", distance}});
     }
   }
-  if (undecided == pairs) return not_applicable(std::move(result), "too few data points to tell GPUs apart by them");
+  if (undecided == pairs) return not_applicable(std::move(result), "too few data points to distinguish GPUs by them");
   result.counts["pairs"] = pairs;
   result.counts["undecided"] = undecided;
   result.counts["alike"] = pairs - undecided - result.triggered;

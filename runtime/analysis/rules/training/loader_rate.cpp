@@ -33,7 +33,7 @@ RuleResult loader_rate(std::span<const LoaderSeries> loaders, const Rules::Loade
                    {"percent", share},
                    {"triggered", triggers}});
   }
-  if (all.empty()) return not_applicable(std::move(result), "the dumps do not say how long loaders took for a batch");
+  if (all.empty()) return not_applicable(std::move(result), "how long loaders took for a batch is not recorded");
   const auto count = static_cast<std::int64_t>(loaders.size());
   result.counts = {{"ranks", count},
                    {"not_known", unknown},

@@ -24,7 +24,7 @@ RuleResult max_initialization_time(std::span<const InitializationTime> ranks,
     all.push_back({{"rank", rank.rank}, {"seconds", rank.seconds}, {"finished", rank.finished}});
   }
   result.datapoints = static_cast<std::int64_t>(ranks.size());
-  if (ranks.empty()) return not_applicable(std::move(result), "the dumps do not say when a rank's process started");
+  if (ranks.empty()) return not_applicable(std::move(result), "when a rank's process started is not recorded");
   result.counts = {{"ranks", result.datapoints},
                    {"never_began_training", unfinished},
                    {"in_time", result.datapoints - result.triggered},

@@ -11,7 +11,7 @@ namespace {
 
 constexpr double kTensorCores = 7.0;
 
-// Whether everything that computes has it; empty where something does not tell.
+// Whether everything that computes has it; empty where that is not known of all.
 std::optional<bool> hardware_has_it(Hosts hosts) {
   const bool on_gpus = has_gpus(hosts);
   bool all = true;
@@ -36,10 +36,10 @@ RuleResult mixed_precision(const ModelFacts& model, Hosts hosts) {
       "Looks at whether a run computes in 32 bits on hardware that computes in 16 much faster. What a trial casts by "
       "itself is not seen.",
       "Compute products in bfloat16: an autocast scope around forward in train_batch (docs/api.md).");
-  if (model.dtype.empty()) return not_applicable(std::move(result), "the plan does not say the model's type");
+  if (model.dtype.empty()) return not_applicable(std::move(result), "the model's type is not recorded in the plan");
   const auto has_it = hardware_has_it(hosts);
   if (!has_it) {
-    return not_applicable(std::move(result), "the dumps do not say whether the hardware computes in 16 bits");
+    return not_applicable(std::move(result), "whether the hardware computes in 16 bits is not recorded");
   }
   const bool wide = model.dtype == "float32" || model.dtype == "float64";
   const bool off = model.mixed_precision.empty() || model.mixed_precision == "O0" || model.mixed_precision == "none";

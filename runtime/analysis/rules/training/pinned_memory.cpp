@@ -24,7 +24,7 @@ RuleResult pinned_memory(std::span<const LoaderSeries> loaders, Hosts hosts) {
     result.triggered += *loader.pinned ? 0 : 1;
     all.push_back({{"rank", loader.rank}, {"pinned", *loader.pinned}});
   }
-  if (all.empty()) return not_applicable(std::move(result), "the dumps do not say whether batches are pinned");
+  if (all.empty()) return not_applicable(std::move(result), "whether batches are pinned is not recorded");
   const auto count = static_cast<std::int64_t>(loaders.size());
   result.counts = {{"ranks", count},
                    {"not_known", unknown},

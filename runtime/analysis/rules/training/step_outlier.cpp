@@ -116,7 +116,7 @@ RuleResult step_outlier(std::span<const StepSeries> series, const Rules::StepOut
       "StepOutlier", "report", "steps",
       "Looks for steps that take much longer than the others: their duration should be about the same throughout the "
       "training.",
-      "Look at what happened during the outliers: a phase that took longer than usual, a busy processor, a slow disk.");
+      "Look at what happened during the outliers: a phase that took longer than usual, a busy CPU, a slow disk.");
   std::int64_t outliers = 0;
   std::int64_t ignored = 0;
   Json all = Json::array();
