@@ -1,11 +1,11 @@
-// What becomes of standard output: a command whose answer could not be written has failed, whatever it found out.
+// Checks standard output: a command whose answer could not be written has failed, even if it succeeded otherwise.
 // Needs no CLI11. One thread.
 #pragma once
 
 namespace dtrain::cli {
 
 // At the end of main(): writes what is buffered and returns the exit code. Where something that was printed could not
-// be written (a full disk), says so on standard error and makes success kRunFailed. A reader that has gone away
+// be written (a full disk), reports it on standard error and turns success into kRunFailed. A reader that has gone away
 // (`dtrain task list | head -1`) is no error.
 int finish_output(int exit_code);
 

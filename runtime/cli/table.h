@@ -19,7 +19,7 @@ namespace dtrain::cli {
 
 enum class ListFormat { kText, kCsv, kJson };
 
-// Adds --csv and --json, of which one may be given; the result says which, once the command line has been read.
+// Adds --csv and --json, of which one may be given; the result holds which one once the command line has been read.
 std::shared_ptr<ListFormat> add_list_format(CLI::App& command);
 
 // One value of a row: nothing, text, a number, true or false, or a list of texts or numbers. It refers to what it was
@@ -49,7 +49,7 @@ class Cell {
 
 class Table {
  public:
-  // What a number is to people; programs get it as it is.
+  // How a number is shown in the table; CSV and JSON have it unchanged.
   enum class Unit { kNone, kBytes };
   struct Column {
     std::string name;  // the key of --json, the header of the others

@@ -40,8 +40,8 @@ class StationaryBootstrap {
 DiffInterval percentile_interval(std::vector<double>& draws, double confidence);
 
 // Intervals around `estimates` that hold all at once with `confidence`, one each: the largest of the deviations in each
-// draw, each over its standard deviation, says how wide they are (the maximum of t statistics). `draws[i]` belongs to
-// `estimates[i]`; all are as long.
+// draw, each over its standard deviation, decides how wide they are (the maximum of t statistics). `draws[i]` belongs
+// to `estimates[i]`; all are as long.
 std::vector<DiffInterval> joint_intervals(std::span<const double> estimates, std::span<const std::vector<double>> draws,
                                           double confidence);
 

@@ -89,7 +89,7 @@ std::vector<DiffEntry> plan_differences(const RunProfile& a, const RunProfile& b
 std::string other_work(const std::vector<DiffEntry>& differences) {
   std::vector<std::string> parts;
   for (const DiffEntry& entry : differences) {
-    // A plan that is not there says nothing.
+    // Without a plan there is nothing to compare.
     if (is_work(entry) && entry.a != "-" && entry.b != "-")
       parts.push_back(entry.key + " " + entry.a + " and " + entry.b);
   }

@@ -1,4 +1,4 @@
-// What the plans of two runs say otherwise: world, batch, settings, model, versions, hosts. Plain functions.
+// The differences between the plans of two runs: world, batch, settings, model, versions, hosts. Plain functions.
 #pragma once
 
 #include <string>

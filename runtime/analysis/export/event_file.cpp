@@ -20,7 +20,7 @@ static_assert(std::endian::native == std::endian::little, "event files are littl
 
 constexpr std::size_t kPieceBytes = 1 << 20;
 constexpr std::string_view kPrefix = "events.out.tfevents.";
-constexpr std::string_view kSuffix = ".dtrain";  // by which an export knows the files of an earlier one
+constexpr std::string_view kSuffix = ".dtrain";  // by which an export finds the files of an earlier one
 
 constexpr std::array<std::uint32_t, 256> crc_table() {
   std::array<std::uint32_t, 256> table{};

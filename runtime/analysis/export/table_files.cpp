@@ -130,7 +130,7 @@ Exported export_sqlite(const RunProfile& profile, const std::filesystem::path& f
     const int code = ::sqlite3_open(part.c_str(), &opened);
     const Database database(opened);
     check(code == SQLITE_OK, opened, part);
-    // Nobody else sees the file before it is whole: no journal is needed.
+    // No other process sees the file before it is whole: no journal is needed.
     const auto execute = [&](const char* sql) {
       check(::sqlite3_exec(opened, sql, nullptr, nullptr, nullptr) == SQLITE_OK, opened, part);
     };

@@ -16,7 +16,7 @@ namespace {
 
 using profile::Phase;
 
-// From the monotonic clock of a dump, by what its first line says.
+// From the monotonic clock of a dump to wall time, by its first line.
 class WallTime {
  public:
   explicit WallTime(const Json& header) {

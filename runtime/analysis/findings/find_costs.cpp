@@ -1,4 +1,4 @@
-// Where a healthy run's time goes: parts of the waterfall that somebody could do without.
+// Where a healthy run's time goes: parts of the waterfall that could be saved.
 #include <algorithm>
 #include <array>
 
@@ -60,7 +60,7 @@ Finding make(const char* id, double seconds, std::string title, std::string evid
   return finding;
 }
 
-// What ranks wait for each other without one of them being to blame.
+// How long ranks wait for each other where no single rank causes it.
 std::optional<Finding> turns(const Evidence& evidence, const Analysis& analysis) {
   const auto ranks = static_cast<double>(evidence.run.ranks.size());
   if (ranks < 2) return std::nullopt;

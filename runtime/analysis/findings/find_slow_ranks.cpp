@@ -47,7 +47,7 @@ double lost_in_exchange_s(const Evidence& evidence, std::size_t rank, double lat
 }
 
 // Whether it computes longer than what the others' speed varies by during the run anyway. Cores of one kind differ for
-// seconds at a time, for what else runs beside them (other machines on the same processor, say), and not all of them
+// seconds at a time, for what else runs beside them (such as other machines on the same processor), and not all of them
 // need to meet that in a short run. So either the rank lags all along: for most of the run it takes longer than they do
 // in nine of ten parts of it, and in nine of ten parts longer than they mostly do, in the middle by a tenth; or it is
 // far beyond: on average by a fifth longer than ever they take.
@@ -103,7 +103,7 @@ std::vector<Finding> find_slow_ranks(const Evidence& evidence, const Analysis& a
     Finding finding;
     const double stalled_s = stalling ? stalls->waited_s : 0;
     finding.seconds = straggler.cost_s - stalled_s;
-    // Where each comes last in its turn, it is no rank's own doing.
+    // Where each comes last in its turn, no single rank is the cause.
     if (finding.seconds < 0.3 * straggler.waited_s || finding.seconds < kLeastShare * evidence.loop_s) continue;
     const Words words = words_of(straggler.cause, one_host);
     std::string more, more_s;

@@ -55,8 +55,8 @@ std::string carried_text(const RunProfile& run) {
   return most > 0 ? fmt::format("; a host's interfaces carried {}/s at most", format_bytes(most)) : std::string();
 }
 
-// Bytes a second that the hosts' interfaces can carry, by what they say themselves: of each host its fastest, of these
-// the slowest. Empty where a host's do not say.
+// Bytes a second that the hosts' interfaces report to carry: of each host its fastest, of these the slowest. Empty
+// where a host's interfaces report no speed.
 std::optional<double> slowest_link(const RunProfile& run) {
   std::optional<double> slowest;
   for (const AgentProfile& agent : run.agents) {

@@ -15,7 +15,7 @@ namespace dtrain::analysis {
 
 class AgentFeed final : private DumpHandler {
  public:
-  // A few samples are enough, whatever was written in the hours before.
+  // A few samples are enough, however much was written before.
   AgentFeed(const std::string& agent, const std::filesystem::path& path)
       : tail_(path, {.head = 64 << 10, .most = 64 << 10, .again = 0}) {
     profile_.agent = agent;

@@ -124,7 +124,7 @@ void add_bar(ScreenLine& line, const RecentSteps& recent, int room) {
   }
 }
 
-// What there is to say of it instead of the bar.
+// The remark that stands in the place of the bar.
 std::string remark_on(const LiveRank& rank) {
   if (!rank.ended.empty()) return rank.ended;
   if (is_silent(rank)) return "no batch for " + seconds_text(rank.silent_s);

@@ -138,7 +138,7 @@ class LiveRun::Impl {
       rank.epoch = feed.last_epoch();
       rank.incomplete = feed.is_incomplete();
       if (profile.end) rank.ended = profile.end->how;
-      // What a rank did last is what there is to say of one that has ended.
+      // A rank that has ended is shown with what it did last.
       const bool over = profile.end.has_value() || view.ended;
       const std::int64_t now_ns = over ? feed.last_step_end_ns() : host_now(feed);
       if (feed.last_step_end_ns() > 0)

@@ -7,7 +7,7 @@
 namespace dtrain::analysis {
 namespace {
 
-// Of very short steps ten seconds are more than anybody needs.
+// Of very short steps ten seconds are more than enough.
 constexpr std::size_t kMostRecent = 20'000;
 
 std::int64_t end_of(const StepLine& step) {
@@ -48,8 +48,8 @@ void RankFeed::step(const StepLine& line) {
   if (profile_.steps.size() >= 2 * kMostRecent) forget_old();
 }
 
-// Its line stands behind those of its outliers, and together they say how long its steps take. Where steps of it were
-// read before it was replaced, those are enough.
+// A window's line stands behind those of its outliers; together they give the durations of its steps. Steps that were
+// read before the window replaced them are enough.
 void RankFeed::window(const WindowLine& line, const WindowSketches& sketches) {
   if (line.first_batch > seen_before_) {
     profile_.windows.push_back(line);

@@ -31,7 +31,7 @@ void RunEvents::read_plan() {
     plan_ = read_json(folder_ / "plan.json");
     plan_time_ = time;
   } catch (const Error&) {
-    return;  // asked again at the next poll
+    return;  // read again at the next poll
   }
   if (!plan_.is_object()) plan_ = Json::object();
 }

@@ -16,7 +16,7 @@ class ScreenLine {
  public:
   ScreenLine(int width, bool color) : room_(width), color_(color) {}
 
-  // `style`: the numbers of an ANSI sequence, "1;32" say; nullptr: none.
+  // `style`: the numbers of an ANSI sequence, such as "1;32"; nullptr: none.
   ScreenLine& add(std::string_view text, const char* style = nullptr);
   // In so many columns; longer text is cut.
   ScreenLine& left(std::string_view text, int columns, const char* style = nullptr);

@@ -1,4 +1,4 @@
-// How much each rank had to share its cores, as the agents' samples of the training loop tell.
+// How much each rank had to share its cores, from the agents' samples of the training loop.
 #pragma once
 
 #include <cstdint>

@@ -22,8 +22,8 @@ std::int64_t first_batch(const RankProfile& rank) {
   return rank.windows.empty() ? first : std::min(first, rank.windows.front().first_batch);
 }
 
-// Of the loop, without the first part of it. What the rank says of itself names the step; the agent's samples have only
-// the time, and steps are taken to have come evenly.
+// Of the loop, without the first part of it. The rank's own samples name the step; the agent's samples have only the
+// time, and steps are assumed to have come evenly.
 Points of_rank(const RunProfile& run, const RankProfile& rank, double steps) {
   Points points;
   const auto add = [&](double step, double bytes) {

@@ -44,7 +44,7 @@ inline std::int64_t phase_of(const StepLine& step, profile::Phase phase) {
 inline std::int64_t wait_of(const StepLine& step) {
   return phase_of(step, profile::Phase::kAllreduceWait);
 }
-// What the rank does itself, whoever else there is.
+// The rank's own work, without waiting for others.
 inline std::int64_t own_of(const StepLine& step) {
   return minus(step.wall_ns, wait_of(step));
 }

@@ -14,7 +14,7 @@ namespace {
 using profile::Phase;
 
 constexpr std::size_t kWarmUpRows = 5;
-constexpr double kDeviations = 6;          // beyond the median, in standard deviations as the MAD tells them
+constexpr double kDeviations = 6;          // beyond the median, in standard deviations estimated from the MAD
 constexpr double kLeastExcess = 0.5;       // … and in medians
 constexpr double kMostStalledShare = 0.2;  // more are no exceptions
 constexpr std::size_t kLeastEvents = 3;
@@ -124,7 +124,7 @@ void blame(const Rows& rows, std::size_t row, const std::vector<Usual>& usual, B
     into.by_phase[static_cast<std::size_t>(Phase::kAllreduceWait)] += least_wait_s;
     return;
   }
-  // Where the others had the same at the same time, it is nobody's own.
+  // Where the others had the same at the same time, no single rank is the cause.
   std::vector<double> others;
   for (std::size_t r = 0; r < own.size(); ++r) {
     if (r != worst) others.push_back(own[r]);

@@ -1,6 +1,6 @@
-// Which rank the others wait for. In a step that exchanges gradients nobody goes on before the last rank arrives, and
-// the rank that arrives last waits least: its allreduce_wait is what the exchange itself takes, what the others wait
-// beyond that is for it.
+// Which rank the others wait for. In a step that exchanges gradients no rank goes on before the last one arrives, and
+// the last one waits least: its allreduce_wait is the exchange itself, and what the others wait beyond that is waiting
+// for it.
 #pragma once
 
 #include <array>
@@ -29,7 +29,7 @@ struct WaitSummary {
                            // have the same share in the waiting as in the steps compared one by one
 };
 
-// Rows without an exchange are left out; in one where all waited the same nobody was waited for.
+// Rows without an exchange are left out; where all waited the same, no rank was waited for.
 WaitSummary compare_waits(const Rows& rows);
 
 }  // namespace dtrain::analysis

@@ -7,7 +7,7 @@
 namespace dtrain::analysis {
 namespace {
 
-// False for a kind it does not know.
+// False for an unknown kind.
 bool dispatch(const Object& object, std::string_view kind, std::string_view line, DumpHandler& handler) {
   if (kind == "step") {
     handler.step(parse_step(object));

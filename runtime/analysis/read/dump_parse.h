@@ -1,4 +1,5 @@
-// One parsed line of a dump as a plain value. What is missing, of another type or beyond all reason is the fallback.
+// One parsed line of a dump as a plain value. A value that is missing, of another type or implausible becomes the
+// fallback.
 #pragma once
 
 #include "dtrain/analysis/dump_lines.h"

@@ -17,14 +17,14 @@ namespace dtrain::analysis {
 
 namespace {
 
-// Lines that later ones take the place of, where whoever wrote the dump was ended before these stood there
+// Lines that later ones replace, where the agent was killed before it had copied these into their place
 // (docs/profile-format.md#bounded-dumps).
 struct ReplacedBytes {
   std::int64_t begin = 0, end = 0;
   bool hold(std::int64_t offset) const { return offset >= begin && offset < end; }
 };
 
-bool says_replaced(std::string_view line) {
+bool is_replacement_note(std::string_view line) {
   return line.starts_with(R"({"record":"replaced")");
 }
 
@@ -33,7 +33,7 @@ std::int64_t size_of(int fd) {
   return ::fstat(fd, &info) == 0 ? static_cast<std::int64_t>(info.st_size) : 0;
 }
 
-// Where the lines behind it are not all there, it is they that do not count.
+// Where the replacing lines are not complete, they are ignored instead.
 std::vector<ReplacedBytes> find_replaced(const std::filesystem::path& path) {
   std::vector<ReplacedBytes> result;
   UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
@@ -45,7 +45,7 @@ std::vector<ReplacedBytes> find_replaced(const std::filesystem::path& path) {
   for (std::string_view line; lines.next(line, cut_off);) {
     const std::int64_t begin = at;
     at = plus(at, std::ssize(line) + 1);
-    if (cut_off || !says_replaced(line)) continue;
+    if (cut_off || !is_replacement_note(line)) continue;
     const Json json = Json::parse(line, nullptr, false);
     if (!json.is_object()) continue;
     const std::int64_t bytes = std::max<std::int64_t>(0, integer(json, "bytes"));
@@ -77,7 +77,7 @@ ReadResult read_dump(const std::filesystem::path& path, DumpHandler& handler) {
     at += std::ssize(line) + 1;
     const auto holds = [begin](const ReplacedBytes& bytes) { return bytes.hold(begin); };
     if (line.empty() || std::any_of(replaced.begin(), replaced.end(), holds)) continue;
-    if (replaced.empty() && says_replaced(line)) {
+    if (replaced.empty() && is_replacement_note(line)) {
       replaced = find_replaced(path);
       fd = open_dump();
       if (!fd || replaced.empty()) continue;

@@ -1,4 +1,4 @@
-// Values of a parsed line that anybody may have written: what is of another type or beyond all reason is the fallback.
+// Values of a parsed line of an untrusted file: a value of another type or an implausible one becomes the fallback.
 #pragma once
 
 #include <cmath>

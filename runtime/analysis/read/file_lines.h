@@ -1,5 +1,5 @@
-// The lines of a file, from where its descriptor stands to its end as it is now. Each may be read kPadding bytes beyond
-// its end, as the JSON parser does. One thread.
+// The lines of a file, from the position of its file descriptor to its present end. Each may be read kPadding bytes
+// beyond its end, as the JSON parser does. One thread.
 #pragma once
 
 #include <cstddef>

@@ -1,4 +1,4 @@
-// Values of a JSON object that anybody may have written: what is missing, of another type or beyond all reason is the
+// Values of a JSON object from an untrusted file: a value that is missing, of another type or implausible becomes the
 // fallback.
 #pragma once
 

@@ -73,7 +73,7 @@ void add_plan(const Json& plan, RunSummary& summary) {
   }
 }
 
-// How many batches make an optimizer step, as the experiment says.
+// How many batches make an optimizer step, by the experiment.
 std::int64_t aggregation_frequency(const Json& experiment) {
   const auto optimizations = experiment.find("optimizations");
   if (optimizations == experiment.end() || !optimizations->is_object()) return 1;

@@ -12,7 +12,7 @@ namespace {
 
 constexpr std::size_t kMissingNamed = 20;
 
-// What a rank has lost on a full disk its dump may not hold: then the events do.
+// The count of records lost on a full disk may be missing from the rank's dump: then the events have it.
 void take_losses(RunProfile& run) {
   for (const Json& event : run.events) {
     const std::string what = text(event, "event");

@@ -1,5 +1,5 @@
-// Pieces of an HTML page. What comes from a run (names, errors, paths) is escaped here and nowhere else, so that no
-// section can let it through as markup. Plain values; any thread may call.
+// Pieces of an HTML page. Text from a run (names, errors, paths) is escaped here and nowhere else, so no section can
+// pass it on as markup. Plain values; any thread may call.
 #pragma once
 
 #include <optional>

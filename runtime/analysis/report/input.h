@@ -34,7 +34,7 @@ class Input {
 
   // Ranks that are drawn one by one, ascending: all, or where there are too many those that were waited for most.
   const std::vector<const RankProfile*>& drawn() const { return drawn_; }
-  // What to say where not all are; otherwise empty.
+  // The note for charts where not all are drawn; otherwise empty.
   std::string drawn_text() const;
 
   // How many columns a chart of `lines` lines gets when it may have `budget` values.
@@ -59,7 +59,7 @@ std::int64_t group_ns(const profile::PhaseTimes& times, const PhaseGroup& group)
 double rounded(double value, int digits = 4);
 Json rounded(const std::vector<double>& values, int digits = 4);
 
-// The host of an agent by the name that readers know.
+// The host of an agent by its display name.
 inline std::string host_name(const AgentProfile& agent) {
   return agent.host.empty() ? agent.agent : agent.host;
 }

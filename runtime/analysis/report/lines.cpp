@@ -6,7 +6,7 @@
 namespace dtrain::analysis::report {
 namespace {
 
-constexpr std::size_t kFewLines = 6;  // can be told apart
+constexpr std::size_t kFewLines = 6;  // can be distinguished
 
 }  // namespace
 

@@ -7,7 +7,7 @@
 namespace dtrain::analysis::report {
 namespace {
 
-// Nothing may be fetched, whatever the page or somebody's editing of it asks for.
+// The page may fetch nothing, even if its content refers to something outside.
 constexpr const char* kPolicy =
     "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:";
 

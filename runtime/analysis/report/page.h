@@ -1,5 +1,5 @@
-// The page that sections write themselves into: static HTML that reads and prints without a script, and for each chart
-// what the script draws it from. One thread at a time.
+// The page that sections write to: static HTML that reads and prints without a script, and for each chart the data that
+// the script draws. One thread at a time.
 #pragma once
 
 #include <string>
@@ -11,8 +11,8 @@
 
 namespace dtrain::analysis::report {
 
-// `spec` is what assets/charts.js draws: {"kind", "x", "y", "sets", ...}. The text says what the chart shows to those
-// who cannot see it.
+// `spec` is what assets/charts.js draws: {"kind", "x", "y", "sets", ...}. The text describes the chart for
+// readers who cannot see it.
 struct Chart {
   std::string id, title, text;
   Json spec;

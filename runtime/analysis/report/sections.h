@@ -1,5 +1,5 @@
-// The sections of the report, in their order; each is one file of sections/. A section for which the run has nothing to
-// show says so, and how one would get it.
+// The sections of the report, in their order; each is one file of sections/. A section without data states what is
+// missing and how to get it.
 #pragma once
 
 #include "report/input.h"
@@ -11,7 +11,7 @@ void write_verdict(Page& page, const Input& input);      // throughput, efficien
 void write_job(Page& page, const Input& input);          // what ran where, from when to when
 void write_waterfall(Page& page, const Input& input);    // from the ideal to the measured throughput
 void write_timeline(Page& page, const Input& input);     // what each rank did when
-void write_stragglers(Page& page, const Input& input);   // who waited for whom
+void write_stragglers(Page& page, const Input& input);   // which ranks others waited for
 void write_collectives(Page& page, const Input& input);  // what the exchange took
 void write_what_if(Page& page, const Input& input);      // what a change would bring
 void write_system(Page& page, const Input& input);       // usage a host

@@ -1,4 +1,4 @@
-// Makes the series that rules look at of what a run's folder says. Private to analysis.
+// Makes the series that rules judge from a run's folder. Private to analysis.
 #pragma once
 
 #include <optional>

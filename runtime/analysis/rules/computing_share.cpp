@@ -1,5 +1,5 @@
-// What the ranks of a host computed while its agent waited for the next sample: on processors, the counterpart of a
-// GPU's utilization.
+// What the ranks of a host computed while its agent waited for the next sample: on CPUs, the counterpart of a GPU's
+// utilization.
 #include <algorithm>
 #include <array>
 

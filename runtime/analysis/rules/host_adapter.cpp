@@ -54,7 +54,7 @@ std::vector<std::vector<int>> usable_cores(const Json& machine, const std::vecto
     }
   }
   for (const int cpu : usable) {
-    if (!known.contains(cpu)) cores.push_back({cpu});  // which core it belongs to is not told
+    if (!known.contains(cpu)) cores.push_back({cpu});  // which core it belongs to is not recorded
   }
   return cores;
 }
@@ -124,11 +124,12 @@ HostSample sample_of(const SystemLine& line, const std::map<std::int64_t, std::s
   return sample;
 }
 
-// Where the plan says that processors do the computing, GPUs of the machine are none of the run's. "auto" means
-// processors as long as dtrain trains on no GPUs.
+// Where CPUs do the computing according to the plan, the machine's GPUs do not belong to the run. "auto" means CPUs as
+// long as dtrain trains on no GPUs.
 bool trains_on_gpus(const RunProfile& profile) {
   const auto resources = profile.experiment.find("resources");
-  if (resources == profile.experiment.end() || !resources->is_object()) return true;  // no plan: what was seen counts
+  if (resources == profile.experiment.end() || !resources->is_object())
+    return true;  // no plan: the GPUs that were sampled count
   return text(*resources, "slot_type") == "cuda";
 }
 

@@ -18,7 +18,7 @@ struct Judged {
 };
 Judged judged_samples(const HostSeries& host, std::int64_t patience);
 
-// A result that says what the rule is, and nothing about the run yet.
+// A result with the rule's name, texts and unit, without anything about the run yet.
 RuleResult begin_result(std::string name, std::string group, std::string unit, std::string description,
                         std::string recommendation);
 RuleResult not_applicable(RuleResult result, std::string why);

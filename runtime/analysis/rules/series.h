@@ -51,7 +51,7 @@ struct Gpu {
   std::optional<double> compute_capability;  // 8.0, 9.0, …
 };
 
-struct GpuReading {  // what a GPU does not tell is absent
+struct GpuReading {  // what a GPU does not report is absent
   std::optional<double> util_percent, memory_percent, celsius;
   std::optional<std::int64_t> foreign_processes;
   std::optional<bool> slowed_by_heat;
@@ -79,7 +79,7 @@ struct Disk {
 
 struct Interface {
   std::string name;
-  std::optional<double> bytes_per_s;  // empty: the device does not say
+  std::optional<double> bytes_per_s;  // empty: the device does not report it
 };
 
 struct Machine {                                  // what is not known is empty
@@ -129,11 +129,11 @@ struct Shape {
 };
 
 struct ModelFacts {
-  std::vector<Shape> shapes;                 // of its parameters; empty: not told
-  std::vector<std::int64_t> batch_per_rank;  // empty: not told
-  std::string dtype;                         // of most parameters: "float32"; empty: not told
-  std::string mixed_precision;               // "O0", …; empty: not told
-  std::string optimizer;                     // "adamw"; empty: not told
+  std::vector<Shape> shapes;                 // of its parameters; empty: not recorded
+  std::vector<std::int64_t> batch_per_rank;  // empty: not recorded
+  std::string dtype;                         // of most parameters: "float32"; empty: not recorded
+  std::string mixed_precision;               // "O0", …; empty: not recorded
+  std::string optimizer;                     // "adamw"; empty: not recorded
   std::optional<bool> fused_optimizer;
 };
 

@@ -1,4 +1,4 @@
-// What texts and the report say about a run in the same words.
+// Wording that the terminal texts and the report share.
 #pragma once
 
 #include <string>

@@ -60,7 +60,7 @@ inline std::string plural(std::int64_t count, const std::string& what) {
   return count_text(count) + " " + what + (count == 1 ? "" : "s");
 }
 
-// Said before the numbers of a run that lacks dumps; empty: it has them all.
+// Printed before the numbers of a run that lacks dumps; empty: it has them all.
 inline std::string missing_ranks_text(const RunSummary& summary) {
   const auto found = static_cast<std::int64_t>(summary.ranks.size());
   if (summary.ranks.empty() || found >= summary.world_size) return {};

@@ -19,8 +19,8 @@ class Arrows {
   std::string events() const;
   std::int64_t slices() const { return slices_; }
   std::int64_t count() const { return count_; }
-  // Collectives that ended on one rank before another had come to them, by more than `error_us`: their clocks cannot be
-  // right. (A rank may begin later than another ends: a few bytes travel when it comes.)
+  // Number of collectives that ended on one rank more than `error_us` before another had entered them: the clocks
+  // cannot be right. (A rank may start after another has ended: a small payload is handed over on entering.)
   std::int64_t impossible(double error_us) const;
 
  private:

@@ -1,5 +1,5 @@
-// Steps and collectives of a rank's dump as a trace has them, for runs of which no trace was taken. Where in a step its
-// phases lay, a dump does not say.
+// Steps and collectives of a rank's dump in the form of a trace, for runs of which no trace was taken. A dump does not
+// record where in a step its phases lay.
 #pragma once
 
 #include "dtrain/analysis/run_profile.h"

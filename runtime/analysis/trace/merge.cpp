@@ -20,7 +20,7 @@ namespace dtrain::analysis {
 namespace {
 
 constexpr double kLeadUs = 1'000;  // before the first event, so that no time is negative
-// Linux has no process of more than 22 bits: these are nobody's.
+// Linux numbers processes with 22 bits: these numbers are free.
 constexpr std::int64_t kDevices = 10'000'000;
 constexpr std::int64_t kDevicesOfRank = 1'000;
 

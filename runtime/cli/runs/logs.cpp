@@ -52,12 +52,12 @@ void show(const LogsArguments& arguments) {
   const auto print = [&](int rank, std::string_view line) {
     const std::string prefix = arguments.rank < 0 ? run::rank_prefix(rank) : "";
     std::fputs(prefix.c_str(), stdout);
-    std::fwrite(line.data(), 1, line.size(), stdout);  // whatever bytes it holds
+    std::fwrite(line.data(), 1, line.size(), stdout);  // it may hold any bytes
     std::fputc('\n', stdout);
   };
   look_for_logs();
   while (arguments.follow) {
-    const bool over = run::is_over(folder);  // asked first, so that what was written before is shown
+    const bool over = run::is_over(folder);  // read first, so that what was written before is shown
     look_for_logs();
     tail.poll(print);
     const bool written = std::fflush(stdout) == 0;

@@ -14,7 +14,7 @@ namespace dtrain::cli {
 CLI::Option* add_run(CLI::App& command, std::string& run);
 CLI::Option* add_json(CLI::App& command, bool& json);
 
-// Prints the answer for programs or the one for people; the other is not made.
+// Prints the answer as JSON or as text; the other form is not made.
 void print_answer(bool json, const std::function<Json()>& for_programs, const std::function<std::string()>& for_people);
 
 }  // namespace dtrain::cli

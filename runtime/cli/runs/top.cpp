@@ -39,7 +39,7 @@ class Top {
   explicit Top(run::RunFolder folder) : folder_(std::move(folder)), run_(folder_.path, clock_) {}
 
   analysis::LiveView look() {
-    const bool over = run::is_over(folder_);  // asked first, so that what was written before is read
+    const bool over = run::is_over(folder_);  // read first, so that what was written before is not missed
     run_.poll();
     analysis::LiveView view = run_.view();
     return over && !view.ended && view.quiet_s > kQuietS ? run_.view(true) : view;
@@ -70,7 +70,7 @@ class Top {
   }
 
  private:
-  // Shows it until it is time for another, whatever keys move in it.
+  // Shows a view until the next one is due; keys scroll in it.
   Event show_until(TopScreen& screen, const analysis::LiveView& view, Nanoseconds until) {
     for (;;) {
       const ScreenSize size = screen.size();

@@ -145,7 +145,7 @@ void TopScreen::suspend() {
 TopScreen::Event TopScreen::read_keys() {
   std::array<char, 64> bytes{};
   const ssize_t count = ::read(STDIN_FILENO, bytes.data(), bytes.size());
-  if (count <= 0) {  // the terminal is gone, which SIGHUP says too
+  if (count <= 0) {  // the terminal is gone, as SIGHUP also reports
     keys_ = false;
     return Event::kTime;
   }

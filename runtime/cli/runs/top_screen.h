@@ -1,8 +1,8 @@
 // The terminal while `dtrain top` redraws it: the alternate screen, keys without Enter and without echo, no cursor. All
-// of that is put back whatever ends the program: the end of the object, an exception, a signal, a crash.
+// of that is restored however the program ends: the end of the object, an exception, a signal, a crash.
 //
 // This is our own code and no curses: a view is lines of text in any case (--once prints them, tests read them), and to
-// show them takes seven sequences that every terminal knows whose TERM is not dumb. Curses would add a library to the
+// show them takes seven sequences that all terminals support whose TERM is not dumb. Curses would add a library to the
 // program's start, a second copy of the screen, a state of the whole process, and handlers for the very signals that
 // must be ours.
 //

@@ -4,7 +4,7 @@
 namespace dtrain::cli {
 namespace {
 
-// One word for the table; _dtrain_values of the script knows them.
+// One word for the table, as _dtrain_values of the script expects it.
 std::string kind_word(const ValueFacts& value) {
   switch (value.kind) {
     case ValueKind::kChoice:

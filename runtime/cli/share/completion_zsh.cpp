@@ -36,7 +36,7 @@ std::string action(const ValueFacts& value) {
     case ValueKind::kText:
       break;
   }
-  return " ";  // say what is wanted, offer nothing
+  return " ";  // describe the value, offer nothing
 }
 
 std::string option_spec(const ValueFacts& option) {

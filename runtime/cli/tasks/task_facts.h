@@ -12,7 +12,7 @@ namespace dtrain::cli {
 
 // A time of the wall clock as text; null where there is none.
 Json time_of(const std::optional<Nanoseconds>& wall);
-// Why it is in its state: what a queued task waits for, why one has ended. Empty: there is nothing to say.
+// Why it is in its state: what a queued task waits for, why one has ended. Empty: no reason.
 const std::string& reason_of(const scheduler::Task& task);
 
 // Of the argument that run::find_task() reads.

@@ -1,4 +1,4 @@
-// Whether processors were what held the run up.
+// Whether CPUs were what held the run up.
 #include <algorithm>
 #include <map>
 

@@ -1,4 +1,4 @@
-// What the time on processors and GPUs went into, operator by operator.
+// What the time on CPUs and GPUs went into, operator by operator.
 #include <algorithm>
 
 #include <spdlog/fmt/fmt.h>

@@ -1,4 +1,4 @@
-// What the hosts were used for.
+// How much of the hosts was used.
 #include <algorithm>
 
 #include <spdlog/fmt/fmt.h>

@@ -9,7 +9,7 @@
 
 namespace dtrain::analysis::rules {
 
-// Triggers for each GPU of which `holds` is true at more than `threshold_percent` of the data points that tell.
+// Triggers for each GPU for which `holds` is true at more than `threshold_percent` of the data points that decide it.
 RuleResult judge_gpu_share(RuleResult result, Hosts hosts, double threshold_percent, const std::string& why_not,
                            const std::function<std::optional<bool>(const Gpu&, const GpuReading&)>& holds);
 

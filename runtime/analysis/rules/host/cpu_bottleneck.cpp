@@ -1,4 +1,4 @@
-// Nothing is computed while the processors are busy: the training waits for what they do otherwise.
+// Nothing is computed while the CPUs are busy: the training waits for their other work.
 #include "rules/host/bottleneck.h"
 #include "rules/judge.h"
 

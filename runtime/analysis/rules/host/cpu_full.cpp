@@ -1,4 +1,4 @@
-// Processors that are all busy while GPUs train: launching kernels and preparing data then wait for each other.
+// CPUs that are all busy while GPUs train: launching kernels and preparing data then wait for each other.
 #include "rules/host/host_rule.h"
 #include "rules/windows.h"
 

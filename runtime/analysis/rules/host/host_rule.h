@@ -16,8 +16,8 @@ struct HostVerdict {
   Json facts = Json::object();
 };
 
-// Asks `judge` about each host's judged samples and adds up what it says. Where it has nothing to say of any host (an
-// empty answer), the rule does not apply for the reason `why_not`.
+// Calls `judge` with each host's judged samples and adds up the results. Where it returns nothing for every host, the
+// rule does not apply for the reason `why_not`.
 RuleResult judge_hosts(RuleResult result, Hosts hosts, std::int64_t patience, const std::string& why_not,
                        const std::function<std::optional<HostVerdict>(const HostSeries&, const Judged&)>& judge);
 

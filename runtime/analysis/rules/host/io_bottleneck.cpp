@@ -1,4 +1,4 @@
-// Nothing is computed while the processors wait for disks: the training waits for data.
+// Nothing is computed while the CPUs wait for disks: the training waits for data.
 #include "rules/host/bottleneck.h"
 #include "rules/judge.h"
 

@@ -1,5 +1,5 @@
-// Windows in which what computes (a GPU, or the ranks on their processors), its memory and the processors all have much
-// to spare: the batch could be larger.
+// Windows in which what computes (a GPU, or the ranks on their CPUs), its memory and the CPUs all have much to spare:
+// the batch could be larger.
 #include <algorithm>
 
 #include "rules/all_rules.h"

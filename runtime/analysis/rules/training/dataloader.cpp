@@ -1,4 +1,4 @@
-// Loader workers of a host against the processors the run may use there.
+// Loader workers of a host against the CPUs the run may use there.
 #include <algorithm>
 #include <map>
 
@@ -16,7 +16,7 @@ struct OfHost {
   std::int64_t records = 0, empty = 0;
 };
 
-// The processors a run may use: those it is allowed, or fewer where its group is granted less time.
+// The CPUs a run may use: those it is allowed, or fewer where its cgroup is granted less time.
 std::optional<double> processors(const Machine& machine) {
   double allowed = 0;
   for (const auto& core : machine.cores) allowed += static_cast<double>(core.size());

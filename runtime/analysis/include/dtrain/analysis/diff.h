@@ -1,5 +1,6 @@
-// Two runs side by side: what B does otherwise than A, told apart from noise by a test over their steps. Everything is
-// computed from the folders of the runs. Plain values; any thread may call. The same runs give the same numbers.
+// Two runs side by side: how B differs from A, and by a test over their steps which differences are more than noise.
+// Everything is computed from the folders of the runs. Plain values; any thread may call. The same runs give the same
+// numbers.
 #pragma once
 
 #include <cstdint>
@@ -20,7 +21,7 @@ struct DiffOptions {
 enum class DiffVerdict {
   kWorse,
   kBetter,
-  kNoChange,   // none that the test can tell from noise and from the least change that counts
+  kNoChange,   // no change beyond noise and beyond the smallest change that counts
   kUndecided,  // not tested: too few steps, or steps that cannot be compared
 };
 std::string_view name_of(DiffVerdict verdict);  // "worse", "better", "no_change", "undecided"
@@ -64,13 +65,13 @@ struct DiffEntry {
 };
 
 struct DiffRule {
-  std::string name, text;      // the text says how often it triggers, of what
+  std::string name, text;      // the text has how often it triggers, of what
   bool may_be_chance = false;  // so few times of so many that the other run may only have been lucky
 };
 
 struct RunDiff {
   DiffSide a, b;
-  // The steps of both do the same work. If not, `why_not` says what differs, and throughput alone is tested.
+  // The steps of both do the same work. If not, `why_not` is what differs, and throughput alone is tested.
   bool same_work = true;
   std::string why_not;
   bool grouped = false;    // observations are groups of steps: a run is so long that its dump has windows
@@ -81,7 +82,7 @@ struct RunDiff {
   std::vector<DiffQuantity> phases;  // seconds a step, without the long steps; allreduce_wait is exposed communication
   std::vector<DiffMemory> memory;    // of the ranks that both have
   std::vector<DiffRule> new_rules, gone_rules;    // trigger in B alone, in A alone
-  std::vector<DiffRule> new_faults, gone_faults;  // findings that say something is wrong, of 3% of the loop or more
+  std::vector<DiffRule> new_faults, gone_faults;  // findings that are faults, of 3% of the loop or more
   std::vector<DiffEntry> differences;             // of the plans: world, batch, settings, versions
 
   double confidence = 0;  // of the intervals; of the phases': of all of them together

@@ -1,5 +1,5 @@
-// The lines of a dump (docs/profile-format.md) as plain values. Keys that a line lacks are 0, empty or -1 as said here.
-// Times are nanoseconds of the host's monotonic clock.
+// The lines of a dump (docs/profile-format.md) as plain values. Keys that a line lacks are 0, empty or -1 as given
+// here. Times are nanoseconds of the host's monotonic clock.
 #pragma once
 
 #include <array>
@@ -53,7 +53,7 @@ struct ClockLine {
 struct MemoryLine {  // of the rank's process
   std::int64_t time_ns = 0, batch = 0;
   std::int64_t resident_bytes = 0, peak_bytes = 0;
-  std::int64_t anonymous_bytes = 0;  // of resident_bytes, what belongs to no file and is shared with nobody
+  std::int64_t anonymous_bytes = 0;  // of resident_bytes, what belongs to no file and is not shared
 };
 
 // The collectives of one operation and bucket in a window: sums.
@@ -89,7 +89,7 @@ struct GpuLine {  // a GPU the host has
   std::string uuid, name;
   std::int64_t total_memory_bytes = 0;  // 0: not known
   double slowdown_celsius = 0;          // at which it slows down; 0: not known
-  double compute_capability = 0;        // CUDA's, 9.0 say; 0: not known
+  double compute_capability = 0;        // CUDA's, such as 9.0; 0: not known
 };
 using Metrics = std::vector<std::pair<std::string, double>>;  // by name, in the order of the dump
 struct SystemLine {

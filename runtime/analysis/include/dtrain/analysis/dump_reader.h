@@ -1,6 +1,5 @@
-// Reads the dumps of docs/profile-format.md line by line, whatever state a run left them in: a torn last line, lines
-// that are damaged and record kinds of later versions are counted and skipped. Any thread may call; a handler is called
-// on the caller's.
+// Reads the dumps of docs/profile-format.md line by line, damaged ones too: a torn last line, damaged lines and record
+// kinds of later versions are counted and skipped. Any thread may call; handlers are called on the caller's thread.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +13,7 @@
 
 namespace dtrain::analysis {
 
-// What a reader of a dump wants to hear of; the rest stays empty.
+// The callbacks of a reader of dumps; those it does not need stay empty.
 class DumpHandler {
  public:
   virtual ~DumpHandler() = default;
@@ -37,7 +36,7 @@ class DumpHandler {
 
 struct ReadResult {
   std::int64_t lines = 0;            // understood
-  std::int64_t unknown = 0;          // of a kind this version does not know
+  std::int64_t unknown = 0;          // of a kind that is unknown to this version
   std::int64_t unreadable = 0;       // no record at all; the torn last line is not among them
   bool torn_end = false;             // the last line was cut off
   std::optional<std::string> error;  // why (the rest of) the file was not read: it is missing, or of a newer schema

@@ -28,7 +28,7 @@ struct Table {
   std::function<void(const RunProfile&, const std::function<void(const std::vector<Cell>&)>& sink)> rows;
 };
 
-// All of them, whatever a run holds.
+// All tables, also those for which a run has no rows.
 std::vector<Table> run_tables();
 
 struct Exported {
@@ -38,7 +38,7 @@ struct Exported {
 
 // One file, replaced as a whole where it was there before.
 Exported export_sqlite(const RunProfile& profile, const std::filesystem::path& file);
-// A file a table ("steps.csv"), with a line of names, quoted as RFC 4180 says.
+// A file a table ("steps.csv"), with a line of names, quoted as in RFC 4180.
 Exported export_csv(const RunProfile& profile, const std::filesystem::path& folder);
 // A sub-folder with an event file for the metrics, for each rank and for each host: TensorBoard shows them as runs.
 // What an earlier export left in the folder is replaced.

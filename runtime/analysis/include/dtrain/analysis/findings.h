@@ -13,14 +13,14 @@ namespace dtrain::analysis {
 
 struct Finding {
   std::string id;        // "straggler", "loader", "stalls", "uneven_shard", "exchange", "memory_leak", …: stable
-  std::string cause;     // "cpu_contention", "slow_loader", "slow_link", …: stable, what the evidence says
+  std::string cause;     // "cpu_contention", "slow_loader", "slow_link", …: stable, from the evidence
   std::string title;     // one line, with the cost
   std::string evidence;  // the numbers it rests on
   std::string advice;    // what to change
   double seconds = 0;    // of the loop, what it costs
   double share = 0;      // … of the loop
-  int rank = -1;         // -1: no one rank
-  std::string host;      // empty: no one host
+  int rank = -1;         // -1: not a single rank
+  std::string host;      // empty: not a single host
   bool fault = false;    // something is wrong; otherwise where a healthy run's time goes and could be saved
   std::optional<double> bytes_per_step;  // of a leak
 };

@@ -62,7 +62,7 @@ struct LiveGpu {
 
 struct LiveHost {
   std::string agent, host;
-  double age_s = 0;  // of the sample, as this machine's clock tells
+  double age_s = 0;  // of the sample, by this machine's clock
   std::optional<double> cpu_percent, io_wait_percent, free_bytes, total_bytes, net_sent, net_received, disk_read,
       disk_written, disk_requests;  // rates a second
   std::vector<double> core_percent;
@@ -106,7 +106,7 @@ class LiveRun {
 
   // Reads what is new.
   void poll();
-  // After the last poll(). `gone`: none of its processes is left, whatever it said last.
+  // After the last poll(). `gone`: none of its processes is left, which overrides its last recorded state.
   LiveView view(bool gone = false) const;
 
  private:

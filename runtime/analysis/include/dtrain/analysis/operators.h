@@ -57,7 +57,7 @@ struct Operators {
 };
 
 // Of all trace files under `run_folder`/profile, all ranks together. Communication that runs inside of an operator (a
-// gradient that is sent as soon as it is there) is not the operator's.
+// gradient that is sent as soon as it is computed) is not charged to the operator.
 Operators operators_of_run(const std::filesystem::path& run_folder);
 Operators operators_of_files(const std::vector<std::filesystem::path>& files);
 

@@ -1,5 +1,5 @@
 // The rules that judge a run: the nine of SageMaker Debugger's profiling report, counterparts for runs on CPUs, and
-// checks of what surrounds the training and of how the model is computed. docs/rules.md says what each looks at. Plain
+// checks of what surrounds the training and of how the model is computed. docs/rules.md describes each. Plain
 // values; any thread may call.
 #pragma once
 
@@ -27,11 +27,11 @@ struct RuleResult {
   std::int64_t triggered = 0;   // in `unit`
   std::string unit;             // "steps", "windows", "GPU pairs", "hosts", …
   Json parameters = Json::object();
-  Json counts = Json::object();   // from what there was to `triggered`; docs/rules.md says what adds up to what
+  Json counts = Json::object();   // from what there was to `triggered`; docs/rules.md: what adds up to what
   Json details = Json::object();  // what the report draws; of each rule its own
 };
 
-// What the run's plan says, or the defaults.
+// The parameters in the run's plan, or the defaults.
 config::ProfilingRules rules_of(const RunProfile& profile);
 
 // All rules, in the order of docs/rules.md, also those that do not apply.

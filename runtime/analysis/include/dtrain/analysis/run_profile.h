@@ -1,5 +1,5 @@
-// Everything a run's folder says about it, read once; all analysis takes `const RunProfile&`. Plain values, which any
-// thread may read. Whatever a run left behind can be read: what is missing or damaged is a line of `warnings`.
+// Everything a run's folder holds about it, read once; all analysis takes `const RunProfile&`. Plain values, which any
+// thread may read. An incomplete folder can be read too: what is missing or damaged is a line of `warnings`.
 //
 // A long run has its first 10,000 steps and later outliers in `steps`, the others as sums in `windows`: every step is
 // in one of the two. Outliers are each rank's own, so a step may have a line of one rank and none of another.

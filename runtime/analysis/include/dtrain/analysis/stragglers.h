@@ -19,7 +19,7 @@ struct Straggler {
   double cost_s = 0;       // of that, beyond what they wait for an ordinary rank: what the run would gain
   std::map<std::string, double> later_by_phase_s;  // later than the middle of the others, by where it spent the time
   std::string cause;     // "loader", "compute", "cpu_contention", "uneven_shard", "network", "stalls", "none"
-  std::string evidence;  // the numbers that say so
+  std::string evidence;  // the numbers behind it
 };
 
 struct Stragglers {

@@ -55,7 +55,7 @@ struct CollectiveSummary {
 
 // What gradient compression has brought, as rank 0 found when training was over.
 struct CompressionAccount {
-  std::string kind, text;  // the text says all of it
+  std::string kind, text;  // the text has all of it
   std::int64_t steps = 0, compressed_steps = 0;
   double uncompressed_bytes = 0, sent_bytes = 0;  // of one rank, in compressed steps
   std::optional<double> gained_s;                 // less exposed communication; negative: more; empty: not known
@@ -63,7 +63,7 @@ struct CompressionAccount {
 
 // How parameters are updated, and what that saves, as rank 0 found early in the training.
 struct StrategyAccount {
-  std::string strategy, text;                        // the text says all of it
+  std::string strategy, text;                        // the text has all of it
   double host_bytes = 0, replicated_host_bytes = 0;  // parameters and optimizer state on rank 0's host; if replicated
   std::optional<double> replicated_ms, sharded_ms;   // of a step; empty: not both were tried
 };
@@ -75,8 +75,8 @@ struct MetricSummary {
 
 struct GpuSummary {
   std::int64_t index = 0;
-  std::string uuid, name;               // empty: not told
-  std::int64_t total_memory_bytes = 0;  // 0: not told
+  std::string uuid, name;               // empty: not recorded
+  std::int64_t total_memory_bytes = 0;  // 0: not recorded
   std::vector<MetricSummary> metrics;
 };
 

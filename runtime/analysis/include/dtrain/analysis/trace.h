@@ -41,7 +41,7 @@ struct HtaFiles {
 };
 
 // The latest trace of each rank as HolisticTraceAnalysis 0.5 reads it. Where nothing ran on a GPU, phases and
-// collectives stand in for kernels (docs/traces.md says which), for it reads kernels alone.
+// collectives stand in for kernels (docs/traces.md lists which), because it reads kernels alone.
 HtaFiles write_hta_files(const RunProfile& profile, const std::filesystem::path& folder);
 
 Json to_json(const MergedTrace& merged);
