@@ -43,7 +43,7 @@ struct Ledger::Impl {
   Waiting seen_waiting;
 
   std::int64_t generation() { return database.value("SELECT value FROM generation"); }
-  // Inside of a transaction: others who wait look again.
+  // Inside of a transaction: makes waiting processes look again.
   void changed() { database.execute("UPDATE generation SET value = value + 1"); }
   void enter_state(TaskId id, TaskState state, const std::string& reason);
   void finish(TaskId id, TaskState state, const std::string& reason, int exit_code);

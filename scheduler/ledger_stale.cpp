@@ -12,7 +12,7 @@ using std::chrono::milliseconds;
 
 // For so long after a launcher was killed one of its ranks may still be between fork and exec, where it has no mark
 // yet.
-constexpr auto kBirth = std::chrono::seconds(2);
+constexpr auto kForkToExec = std::chrono::seconds(2);
 constexpr auto kPatienceWithKilled = std::chrono::seconds(10);
 
 std::string gone(const Owned& task) {
@@ -52,9 +52,9 @@ bool Ledger::Impl::leaves_something(const Owned& task) {
   return has_ranks(task.owner);
 }
 
-// A queued task ends at once. A running one is first marked as stopping, so that its slots stay held until kBirth has
-// passed and none of its processes is left. Each change is made only if the state is still the one that was read: any
-// process may run this at the same time.
+// A queued task ends at once. A running one is first marked as stopping, so that its slots stay held until kForkToExec
+// has passed and none of its processes is left. Each change is made only if the state is still the one that was read:
+// any process may run this at the same time.
 bool Ledger::Impl::advance_ended(const Owned& task) {
   if (is_owned(task)) return false;
   const auto enter = [&](auto&& change) {
@@ -74,7 +74,7 @@ bool Ledger::Impl::advance_ended(const Owned& task) {
   if (task.state != TaskState::kStopping && !booted) {
     return enter([&] { enter_state(task.id, TaskState::kStopping, gone(task)); });
   }
-  if (!booted && clock.monotonic() - task.entered < kBirth) return false;
+  if (!booted && clock.monotonic() - task.entered < kForkToExec) return false;
   if (leaves_something(task)) return false;
   return enter([&] {
     finish(task.id, TaskState::kFailed, booted ? "the machine was started anew" : gone(task) + " without a word",

@@ -107,16 +107,16 @@ SharedMemory share_on_host(ControlPlane& control, const std::string& name, const
       throw TimedOut("'" + name + "' was not made within " + format_duration(control.timeout()) +
                      "; missing: " + names.of(0));
     }
-    const Json told = Json::parse(*value, nullptr, false);
+    const Json place = Json::parse(*value, nullptr, false);
     const auto member = [&](const char* what) {
-      const auto found = told.is_object() ? told.find(what) : told.end();
-      return found != told.end() && found->is_string() ? found->get<std::string>() : std::string();
+      const auto found = place.is_object() ? place.find(what) : place.end();
+      return found != place.end() && found->is_string() ? found->get<std::string>() : std::string();
     };
     if (const auto error = member("error"); !error.empty()) {
       throw CommError("local rank 0 could not make '" + name + "': " + error);
     }
     const auto socket = member("socket");
-    if (socket.empty()) throw CommError("local rank 0 does not say where '" + name + "' is: " + to_line(told));
+    if (socket.empty()) throw CommError("local rank 0 did not publish where '" + name + "' is: " + to_line(place));
     return fetch(control, socket, name, names);
   }
   SharedMemory memory;

@@ -73,7 +73,7 @@ std::optional<RankFailure> PlaneBase::failure() const {
 std::string PlaneBase::get(const std::string& key) {
   std::optional<std::string> value = get_within(key, options_.timeout);
   if (!value) {
-    throw TimedOut("control: nobody set key '" + key + "' within " + seconds_of_timeout() +
+    throw TimedOut("control: no rank set key '" + key + "' within " + seconds_of_timeout() +
                    "; ranks that do not wait for it: " + not_waiting_for(key));
   }
   return *std::move(value);

@@ -201,7 +201,7 @@ void ControlServer::send_to_all(const std::string& frame) {
 void ControlServer::set(const std::string& key, const std::string& value) {
   const Json encoded = encode_value(value);
   encode_frame(
-      Json{{"t", "value"}, {"id", 0}, {"v", encoded}});  // over the limit: an error for who sets, not for who gets
+      Json{{"t", "value"}, {"id", 0}, {"v", encoded}});  // over the limit: an error for the setter, not for the getters
   std::vector<Waiter> waiters;
   {
     const Lock lock(mutex_);
@@ -290,13 +290,13 @@ void ControlServer::fail(const RankFailure& failure) {
     for (int rank = 1; failure_ && rank < options_.world.size; ++rank) {
       const Peer& peer = peers_[static_cast<std::size_t>(rank)];
       // A stopped rank receives nothing until it continues.
-      if (peer.connection && !peer.knows_failure && state_now(rank) != PeerState::kLate) return false;
+      if (peer.connection && !peer.acknowledged_failure && state_now(rank) != PeerState::kLate) return false;
     }
     return failure_.has_value();
   });
 }
 
-void ControlServer::say_finished(int rank) {
+void ControlServer::mark_finished(int rank) {
   bool all = false;
   {
     const Lock lock(mutex_);
@@ -314,7 +314,7 @@ std::optional<ClockOffset> ControlServer::measure_clock(std::chrono::millisecond
 }
 
 void ControlServer::finish() {
-  say_finished(0);
+  mark_finished(0);
   Lock lock(mutex_);
   if (!wait(lock, SteadyClock::now() + options_.timeout, [&] { return all_finished_; })) {
     std::string missing;
@@ -360,7 +360,7 @@ void ControlServer::handle(int rank, const Json& message) {
   if (type == "beat") {
     peer.step = integer_member(message, "step");
   } else if (type == "noted") {
-    peer.knows_failure = true;
+    peer.acknowledged_failure = true;
     lock.unlock();
     changed_.notify_all();
   } else if (type == "get") {
@@ -388,7 +388,7 @@ void ControlServer::handle(int rank, const Json& message) {
     lock.unlock();
     if (type == "set") return set(text_member(message, "k"), decode_value(member(message, "v")));
     if (type == "gather") return contribute(text_member(message, "n"), rank, decode_value(member(message, "v")));
-    if (type == "finish") return say_finished(rank);
+    if (type == "finish") return mark_finished(rank);
     if (type == "fail") {
       return publish_to_all({static_cast<int>(integer_member(message, "rank")), integer_member(message, "step"),
                              text_member(message, "cause"), departure_member(message)});

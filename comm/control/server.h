@@ -43,7 +43,7 @@ class ControlServer final : public PlaneBase {
     std::int64_t pid = 0;
     std::string host;
     std::int64_t step = -1;
-    bool knows_failure = false;
+    bool acknowledged_failure = false;
   };
   struct Waiter {
     int rank;
@@ -63,7 +63,7 @@ class ControlServer final : public PlaneBase {
   std::string describe_not_waiting(const std::string& key) const;  // mutex_ held
   std::string not_waiting_for(const std::string& key) override;
   void contribute(const std::string& name, int rank, const std::string& value);
-  void say_finished(int rank);
+  void mark_finished(int rank);
   void publish_to_all(const RankFailure& failure);
 
   // What a session does for an authenticated rank, on the control thread.

@@ -14,7 +14,7 @@ namespace dtrain::comm {
 namespace {
 
 constexpr std::size_t kUnderWay = 16;  // operations that may have begun: fewer than any level takes without waiting
-constexpr Nanoseconds kKeenly = std::chrono::microseconds(200);  // a wait looks without a pause after something moved
+constexpr Nanoseconds kNoPause = std::chrono::microseconds(200);  // a wait looks without a pause after something moved
 constexpr Nanoseconds kShortest = std::chrono::microseconds(10);
 constexpr Nanoseconds kLongest = std::chrono::microseconds(200);
 // At the deadline the rank with the most precise cause reports first: one that misses ranks of its own host, then one
@@ -113,7 +113,7 @@ bool HierarchicalCore::advance() {
 }
 
 // A level's own text names its operation and its ranks. Only the reason why it ended is kept.
-std::string HierarchicalCore::cause_below(const std::string& said) const {
+std::string HierarchicalCore::cause_below(const std::string& cause) const {
   for (const auto& level : levels_.on) {
     try {
       if (level) level->progress();
@@ -121,7 +121,7 @@ std::string HierarchicalCore::cause_below(const std::string& said) const {
       return error.what();
     }
   }
-  return said;
+  return cause;
 }
 
 bool HierarchicalCore::test(HierarchicalWork& work) {
@@ -164,7 +164,7 @@ void HierarchicalCore::wait_for(HierarchicalWork& work) {
       options_.log->warn("rank {}: {}; missing: {}", rank(), describe_waiting(work, "has waited for"),
                          pending_.front()->operation_.describe_missing());
     }
-    if (time - moved_at < kKeenly) {
+    if (time - moved_at < kNoPause) {
       sched_yield();
     } else {
       std::this_thread::sleep_for(std::clamp((time - moved_at) / 8, kShortest, kLongest));

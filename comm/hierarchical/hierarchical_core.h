@@ -64,7 +64,7 @@ class HierarchicalCore : public std::enable_shared_from_this<HierarchicalCore> {
   bool test(HierarchicalWork& work);
   void wait_for(HierarchicalWork& work);
   void fail(const std::string& cause, bool own);
-  std::string cause_below(const std::string& said) const;
+  std::string cause_below(const std::string& cause) const;
   [[noreturn]] void throw_failure(const HierarchicalWork* work);
   std::string describe_waiting(const HierarchicalWork& work, const char* verb) const;
   Nanoseconds now() const { return clock_.monotonic(); }

@@ -36,7 +36,7 @@ WorldPlace enter_mpi(MpiShared& shared) {
                     "leave MPI to dtrain: it makes all MPI calls of the process on one thread");
   }
   // Over TCP Open MPI asks the receiver before it sends more than 64 KB, and the question waits behind all data that is
-  // queued in front of a slow link. Our chunks are received where they belong as soon as both sides know of the
+  // queued in front of a slow link. Chunks are received where they belong as soon as both sides have entered the
   // operation, so they are sent at once. (100 Mbit/s, 5.6 MB: 590 ms with the question, 490 without.)
   const std::string limit = std::to_string(kLargestChunk + kLargestChunk / 4);
   ::setenv("OMPI_MCA_btl_tcp_eager_limit", limit.c_str(), /*overwrite=*/0);
@@ -59,7 +59,7 @@ WorldPlace enter_mpi(MpiShared& shared) {
   return place;
 }
 
-// Tries to bring `text` to everyone until the deadline; on the MPI thread.
+// Broadcasts rank 0's `text`, until the deadline; on the MPI thread.
 std::string broadcast_until(const MpiShared& shared, int rank, const std::string& text,
                             std::chrono::steady_clock::time_point deadline) {
   std::string data(kBroadcastBytes, '\0');

@@ -119,7 +119,7 @@ class MpiCore : public std::enable_shared_from_this<MpiCore> {
 
   mutable std::mutex state_mutex_;  // the MPI thread's state, which a time-out reads; lock_state()
   std::deque<Shared> pending_;      // not complete, in order
-  std::size_t started_ = 0;         // of them, those that have said hello
+  std::size_t started_ = 0;         // of them, those that have sent their hello
   MpiRequests requests_;
 };
 

@@ -5,7 +5,7 @@
 // there are ranks (part_of), and each part into chunks, which flow independently of each other:
 //   give    each rank sends its values of part p to rank p (broadcast: the root alone);
 //   reduce  rank p sums its part, chunk by chunk, in rank order: own values and what it was given;
-//   hand out  rank p sends what it made to everyone.
+//   hand out  rank p sends what it made to all.
 // Reduce-scatter followed by all-gather: each rank sends and receives 2 (n-1)/n of the payload, the least there is
 // (Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", 2009), in one hop each.
 //
@@ -41,7 +41,7 @@ struct Flow {
   bool finished() const { return done == chunks; }
 };
 
-// Where an operation sends to: the job's communicator, its tags, who the ranks are there, what travels.
+// Where an operation sends to: the job's communicator, the operation's tags, the ranks' numbers in the job.
 struct MpiRoute {
   MPI_Comm comm = MPI_COMM_NULL;
   int first_tag = 0;         // this operation's: one for each Message

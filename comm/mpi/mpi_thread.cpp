@@ -14,8 +14,8 @@ namespace {
 
 using std::chrono::microseconds;
 
-constexpr Nanoseconds kKeenly = microseconds(20);          // without a pause after something moved
-constexpr Nanoseconds kKeenlyHurried = microseconds(200);  // the same while somebody blocks
+constexpr Nanoseconds kNoPause = microseconds(20);          // without a pause after something moved
+constexpr Nanoseconds kNoPauseHurried = microseconds(200);  // the same while a thread waits
 constexpr Nanoseconds kShortest = microseconds(50);
 constexpr Nanoseconds kLongest = microseconds(2000);
 constexpr Nanoseconds kLongestHurried = microseconds(100);
@@ -80,7 +80,7 @@ void MpiThread::remove(int id) {
 
 Nanoseconds MpiThread::pause_after(Nanoseconds idle) const {
   const bool hurried = hurried_.load(std::memory_order_relaxed) > 0;
-  if (idle < (hurried ? kKeenlyHurried : kKeenly)) return Nanoseconds{0};
+  if (idle < (hurried ? kNoPauseHurried : kNoPause)) return Nanoseconds{0};
   // A quarter of the wait so far: what comes then comes a quarter later at most. Every look takes the core from a
   // thread that computes.
   return std::clamp(idle / 4, kShortest, hurried ? kLongestHurried : kLongest);

@@ -97,12 +97,12 @@ int checked_nccl_version(const NcclApi& api) {
 }
 
 void check_cuda(const NcclApi& api, cudaError_t result, const char* what) {
-  if (result != cudaSuccess) throw CommError(std::string(what) + ": CUDA says: " + api.cudaGetErrorString(result));
+  if (result != cudaSuccess) throw CommError(std::string(what) + ": CUDA reports: " + api.cudaGetErrorString(result));
 }
 
 void check_nccl(const NcclApi& api, ncclResult_t result, const char* what, ncclComm_t comm) {
   if (result == ncclSuccess || result == ncclInProgress) return;
-  std::string text = std::string(what) + ": NCCL says: " + api.ncclGetErrorString(result);
+  std::string text = std::string(what) + ": NCCL reports: " + api.ncclGetErrorString(result);
   const char* const last = api.ncclGetLastError(comm);
   if (last && *last) text += std::string(" (") + last + ")";
   throw CommError(text);

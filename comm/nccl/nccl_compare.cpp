@@ -73,14 +73,14 @@ std::string NcclCore::describe_others(const Descriptor& waited_for) {
   for (int r = 0; r < world_size(); ++r) {
     if (r == rank()) continue;
     const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(until - now());
-    const auto said = setup_.control.get_within(key(r), std::max(left, std::chrono::milliseconds(1)));
+    const auto published = setup_.control.get_within(key(r), std::max(left, std::chrono::milliseconds(1)));
     const std::string name = "rank " + std::to_string(r);
     const std::string state = " (" + std::string(name_of(setup_.control.peer_state(r))) + ")";
-    if (!said) {
+    if (!published) {
       missing += (missing.empty() ? "" : "; ") + name + " does not wait for it" + state;
       continue;
     }
-    const Json theirs = Json::parse(*said, nullptr, false);
+    const Json theirs = Json::parse(*published, nullptr, false);
     if (!theirs.is_object() || !theirs.contains("last") || !theirs["last"].is_object()) continue;
     const auto entered = theirs["last"].find(sequence);
     if (entered != theirs["last"].end() && entered->is_string()) {

@@ -98,7 +98,7 @@ class SharedMemoryCommunicator final : public Communicator {
   void wait_until(const Done& done, const Operation& operation, Nanoseconds began);
   void throw_if_aborted(const Operation* operation = nullptr, Nanoseconds since = {});
   [[noreturn]] void fail(const std::string& cause);
-  [[noreturn]] void fail(const Operation& operation, const std::string& cause);  // adds who noticed it and when
+  [[noreturn]] void fail(const Operation& operation, const std::string& cause);  // adds which rank noticed it and when
   [[noreturn]] void time_out(const Operation& operation);
   std::string describe_waiting(const Operation& operation, Nanoseconds elapsed, const char* verb) const;
   std::string describe_missing(const Operation& operation) const;

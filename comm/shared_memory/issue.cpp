@@ -37,7 +37,7 @@ std::shared_ptr<Region> SharedMemoryCommunicator::allocate_region(Kind kind, std
   if (group_open_) throw CommError(describe(descriptor) + " was called inside a group, which it cannot be part of");
   issue(descriptor, nullptr, nullptr).wait();  // all agree on the size, and none has anything outstanding
   // Rank 0 can name the missing ranks, so it reports first.
-  const Nanoseconds deadline = now() + setup_.options.timeout + (rank_ == 0 ? Nanoseconds{0} : kRankZeroSpeaks);
+  const Nanoseconds deadline = now() + setup_.options.timeout + (rank_ == 0 ? Nanoseconds{0} : kRankZeroHeadStart);
   const auto check = [&](const std::function<std::string()>& missing) {
     throw_if_aborted();
     if (now() > deadline) {

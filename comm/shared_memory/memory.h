@@ -22,7 +22,7 @@ struct Region {
 using WaitCheck = std::function<void(const std::function<std::string()>& missing)>;
 
 // How much longer than rank 0 the others wait for memory.
-inline constexpr std::chrono::milliseconds kRankZeroSpeaks{500};
+inline constexpr std::chrono::milliseconds kRankZeroHeadStart{500};
 
 class Memory {
  public:

@@ -40,7 +40,7 @@ void Segment::abort(const std::string& cause) {
   header_->cause[length] = 0;
   header_->abort_state.store(2);
   for (int r = 0; r < world_size_; ++r) {
-    // Whether it sleeps or is about to.
+    // Every rank, not only those that sleep: one may be about to.
     rank(r).wake_word.fetch_add(1);
     futex(rank(r).wake_word, FUTEX_WAKE, INT_MAX, nullptr);
   }
@@ -55,7 +55,7 @@ std::string Segment::abort_cause() const {
     case 0:
       return {};
     case 1:
-      return "aborted by a rank that was killed before it could say why";
+      return "aborted by a rank that was killed before it could record the cause";
     default:
       return header_->cause;
   }

@@ -2,7 +2,7 @@
 // (RankBlock::phase), and a step may run once all ranks have done the one before. The number of steps follows from the
 // announcements of all ranks, so every rank counts alike:
 //   small payloads: one step; each rank reduces or copies what lies beside the announcements;
-//   data in Buffers: one step; each rank reduces its part from everyone's memory (into everyone's, for all_reduce), or
+//   data in Buffers: one step; each rank reduces its part from all ranks' memory (into all ranks', for all_reduce), or
 //   copies the others' parts out of theirs;
 //   else: pieces go through the staging areas; while one is reduced the next is copied in and the one before out.
 // Every element has one owner, the rank that reduces it or gives it to the others (part_of() for most operations).

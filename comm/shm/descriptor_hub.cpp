@@ -9,7 +9,7 @@ namespace dtrain::comm {
 namespace {
 
 constexpr std::chrono::milliseconds kHubTick{20};
-constexpr int kOnTheirWay = 16;  // file descriptors that have not been received yet
+constexpr int kInFlight = 16;  // file descriptors that have not been received yet
 constexpr const char* kDescriptor = "this";
 constexpr const char* kReceived = "received";
 constexpr const char* kHere = "here";
@@ -32,11 +32,11 @@ DescriptorHub::DescriptorHub(ControlPlane& control, const WaitCheck& check, Rank
       sockets_(rank_ == 0 ? static_cast<std::size_t>(world_size_) : 1) {
   std::optional<UnixListener> listener;
   if (rank_ == 0) listener = UnixListener::create("comm");
-  const auto told = control.gather(
+  const auto hosts = control.gather(
       "comm/shm", to_line({{"host", control.world().host}, {"socket", listener ? listener->name() : std::string()}}));
-  const Json first = Json::parse(told[0]);
-  for (std::size_t r = 1; r < told.size(); ++r) {
-    const Json other = Json::parse(told[r]);
+  const Json first = Json::parse(hosts[0]);
+  for (std::size_t r = 1; r < hosts.size(); ++r) {
+    const Json other = Json::parse(hosts[r]);
     if (other["host"] == first["host"]) continue;
     throw CommError("the shm backend needs all ranks on one host, but rank 0 is on '" +
                     first["host"].get<std::string>() + "' and rank " + std::to_string(r) + " on '" +
@@ -93,7 +93,7 @@ UnixMessage DescriptorHub::receive_from(int rank, const char* expected, const Wa
     bool timed_out = false;
     if (auto message = socket.receive(kHubTick, &timed_out)) {
       if (message->data == expected) return std::move(*message);
-      throw CommError(names_.of(rank) + " said '" + message->data.substr(0, 40) + "' where '" + expected +
+      throw CommError(names_.of(rank) + " sent '" + message->data.substr(0, 40) + "' where '" + expected +
                       "' is due while memory was exchanged");
     }
     check(missing);
@@ -114,9 +114,9 @@ UniqueFd DescriptorHub::spread(int fd, const WaitCheck& check) {
     send_to(0, kReceived);
     return std::move(message.fds[0]);
   }
-  for (int r = 1; r < world_size_ + kOnTheirWay; ++r) {
+  for (int r = 1; r < world_size_ + kInFlight; ++r) {
     if (r < world_size_) send_to(r, kDescriptor, {&fd, 1});
-    if (const int earlier = r - kOnTheirWay; earlier >= 1) receive_from(earlier, kReceived, check);
+    if (const int earlier = r - kInFlight; earlier >= 1) receive_from(earlier, kReceived, check);
   }
   return {};
 }

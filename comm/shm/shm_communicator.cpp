@@ -101,7 +101,7 @@ std::unique_ptr<Communicator> make_shm_communicator(ControlPlane& control, const
   const World& world = control.world();
   // Rank 0 can name the missing ranks, so it reports first.
   const auto deadline = std::chrono::steady_clock::now() + options.timeout +
-                        (world.rank == 0 ? std::chrono::milliseconds(0) : kRankZeroSpeaks);
+                        (world.rank == 0 ? std::chrono::milliseconds(0) : kRankZeroHeadStart);
   const auto check = [&](const std::function<std::string()>& missing) {
     if (const auto failure = control.failure()) throw CommError(failure_text(*failure));
     if (std::chrono::steady_clock::now() > deadline) {

@@ -6,7 +6,7 @@
 namespace dtrain {
 namespace {
 
-// Edits between two words; two swapped neighbours are one edit, as it is for who types.
+// Edits between two words; two swapped neighbours are one edit, because that is one slip of the fingers.
 std::size_t edit_distance(std::string_view a, std::string_view b) {
   std::vector<std::size_t> before_last(b.size() + 1);
   std::vector<std::size_t> last(b.size() + 1);

@@ -120,7 +120,7 @@ bool UnixSocket::send(std::string_view data, std::span<const int> fds) {
     if (code != ETOOMANYREFS) throw SystemError("cannot send over a UNIX socket", code);
     if (std::chrono::steady_clock::now() >= deadline) {
       throw SystemError(
-          "cannot send file descriptors over a UNIX socket: too many of this user's are in flight, and nobody "
+          "cannot send file descriptors over a UNIX socket: too many of this user's are in flight, and no process "
           "receives them",
           code, "raise the limit of open files (ulimit -n), which bounds them too");
     }

@@ -55,7 +55,7 @@ void add_launch(CLI::App& app, int* exit_code) {
   command->callback([request, mock, exit_code] {
     request->mock = run::parse_mock(*mock);
     *exit_code = run::launch(*request);
-    if (!request->dry_run) warn_of_lost_output();  // how a run ended does not depend on who reads along
+    if (!request->dry_run) warn_of_lost_output();  // a closed output does not change how a run ended
   });
 }
 

@@ -17,7 +17,7 @@ constexpr const char* kExamples = R"(examples:
   dtrain launch experiment.yaml --set resources.slots_per_trial=2 --set searcher.max_length.epochs=1
   dtrain slot list                             what can ranks run on?
   dtrain launch experiment.yaml --detach       go on without this terminal
-  dtrain task list                             what runs, what waits, and for whom?
+  dtrain task list                             what runs, what waits, and for what?
   dtrain logs 7 -f                             follow the logs of run 0007
   dtrain top 7                                 watch it: ranks, throughput, hosts
   dtrain summary 7                             where its time went
@@ -29,7 +29,7 @@ constexpr const char* kExamples = R"(examples:
 Runs are numbered under ./runs, tasks by the queue. Commands for runs take 7 or run:7, and task:127 for the run of a task;
 `dtrain task` takes 127 or task:127, and run:7 for the task of a run.
 
-`dtrain COMMAND --help` says more.)";
+`dtrain COMMAND --help` shows more.)";
 
 int print_error(const std::exception& error) {
   const bool bad_input = dynamic_cast<const dtrain::ConfigError*>(&error) != nullptr;

@@ -1,5 +1,5 @@
 // Recycles the buffers of batches, so that a loader in its stride neither allocates nor touches new pages. A buffer
-// returns when the last pointer to it goes, on whatever thread; the pool lives as long as its last buffer.
+// returns when the last pointer to it goes, on any thread; the pool lives as long as its last buffer.
 #pragma once
 
 #include <cstddef>

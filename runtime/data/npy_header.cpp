@@ -124,7 +124,7 @@ class Literal {
     } else if (text_.substr(at_).starts_with("True")) {
       file_.fail(at, "Fortran order, but only C order is read", "save it with numpy.ascontiguousarray(array)");
     } else {
-      file_.fail(at, "neither True nor False here, where 'fortran_order' is told");
+      file_.fail(at, "neither True nor False here, as the value of 'fortran_order'");
     }
   }
 

@@ -63,7 +63,7 @@ std::optional<std::string> network_filesystem(const std::filesystem::path& path)
   struct statfs kind {};
   struct stat info {};
   if (::statfs(path.c_str(), &kind) != 0 || ::stat(path.c_str(), &info) != 0) {
-    throw SystemError("cannot tell what kind of file system holds " + path.string(), errno);
+    throw SystemError("cannot find out what kind of file system holds " + path.string(), errno);
   }
   const std::string device = std::to_string(major(info.st_dev)) + ":" + std::to_string(minor(info.st_dev));
   return network_filesystem(static_cast<long>(kind.f_type),

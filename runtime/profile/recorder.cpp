@@ -300,12 +300,12 @@ std::optional<std::string> Recorder::agent_error() {
   Impl& s = *impl_;
   if (s.error) return s.error;
   const Nanoseconds now = s.clock.monotonic();
-  const bool told = s.ring.agent_failed() && !s.write_error;
-  if (!told && now - s.last_liveness_check < kLivenessPeriod) return std::nullopt;
+  const bool reported = s.ring.agent_failed() && !s.write_error;
+  if (!reported && now - s.last_liveness_check < kLivenessPeriod) return std::nullopt;
   s.last_liveness_check = now;
   try {
     // The flag is set before its message is sent: wait for it then, but never for long.
-    while (!s.error && s.receive(std::chrono::milliseconds(told && !s.write_error ? 1000 : 0))) {
+    while (!s.error && s.receive(std::chrono::milliseconds(reported && !s.write_error ? 1000 : 0))) {
     }
   } catch (const Error& error) {
     if (!s.error) s.error = error.what();

@@ -99,7 +99,7 @@ TEST(NcclModule, OpensOnDemand) {
       comm->all_reduce(&value, 1, DataType::kInt64).wait();
       EXPECT_EQ(value, 5);
     } catch (const CommError& error) {
-      EXPECT_THAT(error.what(), testing::AnyOf(HasSubstr("looking for GPUs: CUDA says: "),
+      EXPECT_THAT(error.what(), testing::AnyOf(HasSubstr("looking for GPUs: CUDA reports: "),
                                                HasSubstr("cannot be opened"), HasSubstr("CUDA sees 0")));
     }
   });

@@ -19,7 +19,7 @@ constexpr double kSilentS = 5;  // without a step; more where steps are long
 struct Look {
   Activity activity;
   const char* title;
-  char letter;  // of the bar, for those who see no colours
+  char letter;  // of the bar, for output without colours
   const char* style;
 };
 constexpr Look kLooks[] = {

@@ -11,7 +11,7 @@ namespace {
 using profile::Phase;
 
 constexpr double kMostGain = 5;
-constexpr std::size_t kAll = SIZE_MAX;  // ranks, who wait for each other
+constexpr std::size_t kAll = SIZE_MAX;  // ranks, which wait for each other
 
 }  // namespace
 

@@ -8,7 +8,7 @@ namespace dtrain::cli {
 
 void add_man(CLI::App& app, int* exit_code) {
   CLI::App* command = app.add_subcommand("man", "Print the man page (troff)");
-  command->group("");  // for the build: those who read it have `man dtrain`
+  command->group("");  // for the build: users have `man dtrain`
   command->callback([&app, exit_code] {
     std::fputs(man_page(read_facts(app), run::version()).c_str(), stdout);
     *exit_code = 0;

@@ -51,7 +51,7 @@ constexpr Entry kFiles[] = {
     {"PREFIX/share/dtrain/", "Examples: configs/ and examples/."},
 };
 
-// Text as troff prints it unchanged; dashes stay dashes, for those who copy.
+// Text as troff prints it unchanged; dashes stay dashes, so that options can be copied.
 std::string escaped(const std::string& text) {
   std::string result;
   bool line_begins = true;

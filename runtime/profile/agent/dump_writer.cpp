@@ -79,7 +79,7 @@ void DumpWriter::write(std::string_view lines) {
       append(lines);
       return;
     }
-    // The note itself is no record: it does not count, but those it speaks of still have to be reported.
+    // The note itself is no record and does not count as lost; the records it counts still have to be reported.
     lost_ -= 1;
     lost_ += count_lines(lines);
     lost_unreported_ = missing + count_lines(lines);
@@ -98,7 +98,7 @@ std::uintmax_t DumpWriter::written_since(const Mark& mark) const {
 }
 
 // Whenever this process ends, or a write fails, a reader finds the old lines or the new ones: the new ones are first
-// appended behind a line that says what they take the place of, then copied there, then the rest is cut off. They are
+// appended behind a line that names the place they are for, then copied there, then the rest is cut off. They are
 // no longer than what they replace, so copying does not touch those at the end.
 bool DumpWriter::replace(const Mark& mark, std::string_view lines) {
   const std::uintmax_t room = written_since(mark);

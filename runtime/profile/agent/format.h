@@ -15,7 +15,7 @@ namespace dtrain::profile {
 
 inline constexpr int kDumpSchema = 1;
 
-// Of a kind this version does not know: nothing.
+// Of an unknown kind: nothing.
 void append_record(LineBuffer& out, const Record& record);
 // The time of a phase as dumps give it: that of train_batch holds its parts.
 std::int64_t time_in(const PhaseTimes& times, Phase phase);

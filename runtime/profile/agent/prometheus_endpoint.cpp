@@ -19,7 +19,7 @@ using prometheus::MetricFamily;
 using prometheus::MetricType;
 using Labels = std::vector<ClientMetric::Label>;
 
-constexpr std::size_t kThreads = 1;  // that answer; who scrapes does so every few seconds
+constexpr std::size_t kThreads = 1;  // that answer; Prometheus asks every few seconds
 
 // The families of one answer; each gets all its values one after the other.
 class Families {

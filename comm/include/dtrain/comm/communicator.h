@@ -71,7 +71,7 @@ class Communicator {
   // `out` holds world_size() x `count` elements in rank order; `in` may be this rank's place in `out`.
   virtual Work all_gather(const void* in, void* out, std::size_t count, DataType type, int bucket = -1) = 0;
 
-  // The same two in place over `count` elements in all, of any number, divided as part_of() says. After reduce_parts()
+  // The same two in place over `count` elements in all, of any number, divided as by part_of(). After reduce_parts()
   // this rank's part holds the result and the other parts are unspecified; gather_parts() hands every part to all. One
   // after the other is an all_reduce.
   virtual Work reduce_parts(void* data, std::size_t count, DataType type, const ReduceOptions& options = {}) = 0;

@@ -22,8 +22,8 @@ UsePoints points_on_processors(const HostSeries& host, std::span<const HostSampl
     if (!sample.cpu_percent || !sample.computing_percent) continue;
     points.cpu.push_back(*sample.cpu_percent);
     points.util.push_back(*sample.computing_percent);
-    const bool told = total > 0 && sample.free_memory_bytes;
-    points.memory.push_back(told ? 100 * (1 - *sample.free_memory_bytes / total) : 0);
+    const bool known = total > 0 && sample.free_memory_bytes;
+    points.memory.push_back(known ? 100 * (1 - *sample.free_memory_bytes / total) : 0);
   }
   return points;
 }

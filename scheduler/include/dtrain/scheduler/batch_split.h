@@ -27,7 +27,7 @@ struct BatchAndSlots {
 };
 
 // A warning where there are more slots than before but no larger batch, so that each slot has less to do between two
-// exchanges; else empty. `before_is`: who asked for the former, as in "experiment.yaml".
+// exchanges; else empty. `before_is`: where the former comes from, such as "experiment.yaml".
 std::string weak_scaling_advice(const BatchAndSlots& before, const BatchAndSlots& now, const std::string& before_is);
 
 }  // namespace dtrain::scheduler

@@ -2,9 +2,9 @@
 // shared by all their launches. There is no server: every process that reads it frees what dead processes have left.
 //
 // A task belongs to the process that submitted it, its owner, known by boot id, PID namespace, pid and start time; it
-// keeps a lease, renewed by orders(), for those who cannot see its process. Slots are claimed in one transaction and
-// are free again when the owner calls end(), or when the owner and every process it has recorded are gone. An object
-// belongs to one thread; processes that fork open their own afterwards.
+// keeps a lease, renewed by orders(), for launches that cannot see its process. Slots are claimed in one transaction
+// and are free again when the owner calls end(), or when the owner and every process it has recorded are gone. An
+// object belongs to one thread; processes that fork open their own afterwards.
 #pragma once
 
 #include <filesystem>

@@ -16,7 +16,7 @@ namespace dtrain::analysis {
 
 enum class Operation : std::uint8_t { kOther, kAllReduce, kReduceScatter, kAllGather, kBroadcast, kBarrier };
 
-std::string_view name_of(Operation operation);  // "all_reduce", …; "other" for one this version does not know
+std::string_view name_of(Operation operation);  // "all_reduce", …; "other" for an unknown one
 Operation operation_of(std::string_view name);
 
 struct StepLine {

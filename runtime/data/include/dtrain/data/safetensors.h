@@ -20,7 +20,7 @@ class DataFile;
 
 struct SafetensorsEntry {
   std::string name;
-  std::string dtype;  // "F32", "BF16", …: one that the format knows
+  std::string dtype;  // "F32", "BF16", …: one of the format's types
   std::vector<std::int64_t> shape;
   std::uint64_t offset = 0;  // of its first byte, in the file
   std::uint64_t bytes = 0;

@@ -109,7 +109,7 @@ class Recorder {
   void watch(DeviceMemory* memory);
 
   // Waits until the agent has written everything recorded so far to its file. CommError at the deadline, or when the
-  // agent is gone. Records that could not be written (disk full) are no error here: lost() says how many.
+  // agent is gone. Records that could not be written (disk full) are no error here: lost() counts them.
   void flush(std::chrono::milliseconds timeout);
   // Lines of this rank's dump that could not be written, as of the last flush().
   std::int64_t lost() const;
