@@ -90,7 +90,7 @@ comm::GradientBucket gradient_bucket(const FlatParameters& parameters, const com
 
 std::vector<std::byte*> gradient_bases(const FlatParameters& parameters) {
   std::vector<std::byte*> bases;
-  for (const auto& group : parameters.groups()) bases.push_back(static_cast<std::byte*>(group.gradients.data_ptr()));
+  for (const auto& group : parameters.groups()) bases.push_back(FlatMemory::address(group.gradients));
   return bases;
 }
 

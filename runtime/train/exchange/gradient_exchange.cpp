@@ -227,8 +227,7 @@ void GradientExchange::clear_unused() {
     if (used_[i] || buckets_[bucket_of_[i]].launched) continue;
     if (!memory_.may_write(i)) fail_displaced(parameters[i].name);
     const auto& group = parameters_.groups()[parameters[i].group];
-    std::memset(static_cast<std::byte*>(group.gradients.data_ptr()) + parameters[i].offset * group.element_size, 0,
-                static_cast<std::size_t>(parameters[i].padded * group.element_size));
+    FlatMemory::clear(group.gradients, parameters[i].offset, parameters[i].padded);
   }
 }
 

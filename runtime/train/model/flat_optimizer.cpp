@@ -5,7 +5,6 @@
 #include <numbers>
 
 #include "dtrain/base/error.h"
-#include "model/private_memory.h"
 
 namespace dtrain {
 namespace lr {
@@ -59,10 +58,11 @@ FlatOptimizer::FlatOptimizer(const Optimizer& optimizer, LrSchedule schedule, Fl
       parameters_(parameters),
       updates_(parameters.parameters().size(), 0) {
   check(optimizer_);
+  const FlatMemory& memory = parameters.memory();
   for (const auto& group : parameters.groups()) {
     auto& state = states_.emplace_back();
-    if (needs_first(optimizer_)) state.push_back(flat_zeros(group.values.numel(), group.dtype));
-    if (!std::holds_alternative<Sgd>(optimizer_)) state.push_back(flat_zeros(group.values.numel(), group.dtype));
+    if (needs_first(optimizer_)) state.push_back(memory.own(group.values.numel(), group.dtype));
+    if (!std::holds_alternative<Sgd>(optimizer_)) state.push_back(memory.own(group.values.numel(), group.dtype));
   }
 }
 

@@ -17,10 +17,9 @@
 #include <torch/nn/module.h>
 
 #include "dtrain/comm/communicator.h"
+#include "model/flat_memory.h"
 
 namespace dtrain::train {
-
-comm::DataType comm_type(at::ScalarType type);  // ConfigError for a type the communicators cannot sum
 
 class FlatParameters {
  public:
@@ -52,6 +51,9 @@ class FlatParameters {
   std::span<const Parameter> parameters() const { return parameters_; }
   std::span<Group> groups() { return groups_; }
   std::span<const Group> groups() const { return groups_; }
+  // Where all of it lies.
+  FlatMemory& memory() { return memory_; }
+  const FlatMemory& memory() const { return memory_; }
   // Puts a group's values into `memory`, which holds them already, laid out alike: the model's tensors become views of
   // it.
   void place_values(std::size_t group, const at::Tensor& memory);
@@ -61,6 +63,7 @@ class FlatParameters {
   std::int64_t total_bytes() const;
 
  private:
+  FlatMemory memory_;
   std::vector<Parameter> parameters_;
   std::vector<Group> groups_;
 };

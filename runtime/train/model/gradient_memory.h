@@ -62,6 +62,7 @@ class GradientMemory {
   void end();
   c10::DataPtr allocate(std::size_t bytes, c10::Allocator& otherwise);
 
+  const c10::Device device_;
   std::shared_ptr<Slots> slots_;     // shared with the storages that were lent, which may be released later
   bool as_before_ = false;           // the allocations of this backward are those of the one before, so far
   std::vector<std::size_t> sizes_;   // of the allocations of this backward, in order, in bytes

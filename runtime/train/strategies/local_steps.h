@@ -37,10 +37,9 @@ class LocalSteps {
 
  private:
   struct Group {
-    std::unique_ptr<comm::Buffer> memory;
-    at::Tensor difference;  // in `memory`: start - values, then its mean
-    at::Tensor start;       // the values when the ranks last met
-    at::Tensor momentum;    // undefined: none
+    FlatMemory::Block difference;  // start - values, then its mean over ranks
+    at::Tensor start;              // the values when the ranks last met
+    at::Tensor momentum;           // undefined: none
   };
   void exchange(double scale);
 

@@ -45,7 +45,6 @@ class Sharded final : public GradientStrategy {
   bool one_copy() const { return one_copy_; }  // all ranks share one copy of parameters and state
 
  private:
-  std::byte* place_of(const at::Tensor& flat, const comm::FusionPlan::Bucket& bucket) const;
   void move_to_common_memory();
   void move_values_to_buffers();
   void gather_state();
