@@ -8,6 +8,7 @@
 #include <gtest/gtest.h>
 
 #include "dtrain/base/error.h"
+#include "exchange/gradient_hooks.h"
 #include "harness/run_ranks.h"
 #include "model/flat_optimizer.h"
 #include "small_model.h"
@@ -72,12 +73,13 @@ struct Case {
 using Weights = std::map<std::string, at::Tensor>;
 
 std::unique_ptr<GradientStrategy> make(Kind kind, FlatParameters& flat, FlatOptimizer& optimizer,
-                                       comm::Communicator& communicator, profile::Recorder& recorder, double scale) {
+                                       comm::Communicator& communicator, profile::Recorder& recorder,
+                                       const WindowScale& scale) {
   if (kind == Kind::kReplicated) {
     return std::make_unique<Replicated>(flat, optimizer, communicator, recorder, scale);
   }
   auto sharded = std::make_unique<Sharded>(flat, optimizer, communicator, recorder, scale);
-  EXPECT_EQ(sharded->one_copy(), kind == Kind::kOneCopy);
+  EXPECT_EQ(sharded->layout().one_copy, kind == Kind::kOneCopy);
   return sharded;
 }
 
@@ -99,13 +101,14 @@ std::vector<Weights> train(const Case& c, const Model& original, const std::vect
     const SystemClock clock;
     profile::Recorder recorder({}, clock, clock.monotonic());
     GradientExchange exchange(flat, communicator, recorder);
-    const Hooks hooks(flat, exchange);
+    const GradientHooks hooks(flat, exchange);
+    const FixedScale scale(1.0 / (c.batches * c.ranks));
     std::unique_ptr<GradientStrategy> strategy;
     for (std::size_t window = 0; window < 7; ++window) {
       if (window == 0 || (kinds.size() > 1 && window < kinds.size())) {
-        if (auto* before = dynamic_cast<Sharded*>(strategy.get())) before->complete_state();
+        if (strategy) strategy->complete_state();
         strategy.reset();
-        strategy = make(kinds[window], flat, optimizer, communicator, recorder, 1.0 / (c.batches * c.ranks));
+        strategy = make(kinds[window], flat, optimizer, communicator, recorder, scale);
       }
       const auto& plan = plans[window % plans.size()];
       strategy->set_plan(plan);
@@ -213,13 +216,14 @@ TEST(Sharded, NobodySeesParametersChangeDuringAStep) {
     FlatOptimizer optimizer(Sgd{.lr = 0.1}, nullptr, flat);
     const SystemClock clock;
     profile::Recorder recorder({}, clock, clock.monotonic());
-    Sharded strategy(flat, optimizer, communicator, recorder, 0.5);
-    ASSERT_TRUE(strategy.one_copy());
+    const FixedScale scale(0.5);
+    Sharded strategy(flat, optimizer, communicator, recorder, scale);
+    ASSERT_TRUE(strategy.layout().one_copy);
     const auto plan = comm::plan_fusion(items_of(flat), 1 << 20);
     strategy.set_plan(plan);
     GradientExchange exchange(flat, communicator, recorder);
     exchange.use(strategy, plan);
-    const Hooks hooks(flat, exchange);
+    const GradientHooks hooks(flat, exchange);
     at::Tensor before = flat.groups()[0].values.clone();
     int late_reads = 0;
     LateReader::read = [&] {
@@ -257,12 +261,13 @@ TEST(Sharded, KeepsTheStateOfItsOwnPartsAlone) {
     FlatOptimizer optimizer(AdamW{}, nullptr, flat);
     const SystemClock clock;
     profile::Recorder recorder({}, clock, clock.monotonic());
-    Sharded strategy(flat, optimizer, communicator, recorder, 0.5);
+    const FixedScale scale(0.5);
+    Sharded strategy(flat, optimizer, communicator, recorder, scale);
     const auto plan = comm::plan_fusion(items_of(flat), 1 << 20);
     strategy.set_plan(plan);
     GradientExchange exchange(flat, communicator, recorder);
     exchange.use(strategy, plan);
-    const Hooks hooks(flat, exchange);
+    const GradientHooks hooks(flat, exchange);
     exchange.begin_batch(true);
     exchange.backward(model->forward(torch::randn({4, 64})).pow(2).sum());
     strategy.update({exchange.finish(), 1, 0});

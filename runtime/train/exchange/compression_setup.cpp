@@ -7,8 +7,8 @@ namespace dtrain::train {
 
 namespace {
 
-// The first steps, and the first with new buckets.
-constexpr int kUnlikeLaterOnes = 2;
+// The first steps, and the first with new buckets, take longer than later ones.
+constexpr int kWarmUpSteps = 2;
 
 comm::Compression kind_of(config::CompressionKind kind) {
   switch (kind) {
@@ -50,11 +50,11 @@ comm::CompressionOptions compression_options(const config::Compression& compress
   options.ratio = compression.ratio;
   options.seed = seed;
   options.compared_steps = compared_steps;
-  options.first_compared = settled_steps + kUnlikeLaterOnes;
+  options.first_compared = settled_steps + kWarmUpSteps;
   if (options.kind == comm::Compression::kPowerSgd) {
     options.warmup_steps = compression.warmup_steps;
     // A warm-up that has two steps like later ones can be compared with.
-    if (options.warmup_steps >= std::max<std::int64_t>(options.first_compared, 2 * kUnlikeLaterOnes)) {
+    if (options.warmup_steps >= std::max<std::int64_t>(options.first_compared, 2 * kWarmUpSteps)) {
       options.compared_steps = 0;
     }
   }

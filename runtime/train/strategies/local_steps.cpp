@@ -9,7 +9,7 @@ namespace {
 using profile::Phase;
 using profile::PhaseScope;
 
-// Meetings are few and uncompressed ones dear, so two of them have to do.
+// Meetings are few, and uncompressed ones take long: two are enough to compare with.
 constexpr int kComparedMeetings = 2;
 
 }  // namespace
@@ -57,6 +57,11 @@ void LocalSteps::meet(std::int64_t active) {
     group.start.sub_(group.difference.tensor, options_.outer_lr);
     values.copy_(group.start);
   }
+}
+
+void LocalSteps::report(const RunServices& run) const {
+  if (run.is_first_rank()) run.update_plan("local_sgd", {{"meetings", meetings_}});
+  if (options_.compression.kind != config::CompressionKind::kNone) report_.write(*compressor_, run);
 }
 
 void LocalSteps::exchange(double scale) {

@@ -30,10 +30,8 @@ class LocalSteps {
   // The ranks meet; `active` of them have stepped since they last did (1 or more). Parameters are then the same
   // everywhere.
   void meet(std::int64_t active);
-  std::int64_t meetings() const { return meetings_; }
-
-  const comm::GradientCompressor& compressor() const { return *compressor_; }
-  const CompressionReport& report() const { return report_; }
+  // Writes how often the ranks met, and what compression has brought, to plan.json and the log. Collective.
+  void report(const RunServices& run) const;
 
  private:
   struct Group {

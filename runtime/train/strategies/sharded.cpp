@@ -29,7 +29,7 @@ std::vector<std::vector<FlatRange>> parts_of_all(const FlatParameters& parameter
 }
 
 Sharded::Sharded(FlatParameters& parameters, FlatOptimizer& optimizer, comm::Communicator& communicator,
-                 profile::Recorder& recorder, double scale)
+                 profile::Recorder& recorder, const WindowScale& scale)
     : parameters_(parameters),
       optimizer_(optimizer),
       communicator_(communicator),
@@ -120,7 +120,7 @@ comm::Work Sharded::launch(std::size_t index) {
   const auto& group = parameters_.groups()[bucket.group];
   return communicator_.reduce_parts(
       FlatMemory::address(group.gradients, bucket.begin), elements_of(bucket), comm_type(group.dtype),
-      {.op = comm::ReduceOp::kSum, .post_scale = scale_, .bucket = static_cast<int>(index)});
+      {.op = comm::ReduceOp::kSum, .post_scale = scale_.full(), .bucket = static_cast<int>(index)});
 }
 
 std::optional<double> Sharded::update(const Update& update) {

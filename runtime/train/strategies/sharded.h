@@ -8,7 +8,7 @@
 //     before all ranks have issued it, so whoever updates knows that nobody reads any more.
 //   - after the update: a barrier, which no rank leaves before all have updated their parts.
 // Both are collectives of the communicator, which order memory as well. A model that writes parameters itself is
-// refused (Engine::agree_on_written).
+// refused (StrategyPicker::check_write).
 #pragma once
 
 #include <memory>
@@ -17,6 +17,7 @@
 #include "dtrain/profile/recorder.h"
 #include "exchange/collective_log.h"
 #include "exchange/gradient_strategy.h"
+#include "exchange/window_scale.h"
 #include "model/flat_optimizer.h"
 #include "model/flat_parameters.h"
 #include "strategies/updater.h"
@@ -31,7 +32,7 @@ class Sharded final : public GradientStrategy {
  public:
   // Collective. Parameters and optimizer state, which are complete and the same on every rank, move to other memory.
   Sharded(FlatParameters& parameters, FlatOptimizer& optimizer, comm::Communicator& communicator,
-          profile::Recorder& recorder, double scale);
+          profile::Recorder& recorder, const WindowScale& scale);
   // The model's parameters move back to memory of their own, for the communicator's goes before the model does.
   ~Sharded() override;
 
@@ -40,9 +41,8 @@ class Sharded final : public GradientStrategy {
   comm::Work launch(std::size_t bucket) override;
   std::optional<double> update(const Update& update) override;
 
-  // Collective: gives every rank the whole optimizer state, so that another strategy can go on.
-  void complete_state();
-  bool one_copy() const { return one_copy_; }  // all ranks share one copy of parameters and state
+  StateLayout layout() const override { return {true, one_copy_}; }
+  void complete_state() override;
 
  private:
   void move_to_common_memory();
@@ -55,7 +55,7 @@ class Sharded final : public GradientStrategy {
   comm::Communicator& communicator_;
   profile::Recorder& recorder_;
   CollectiveLog log_;
-  const double scale_;
+  const WindowScale& scale_;
   Updater updater_;
   bool one_copy_ = false;
   std::vector<std::unique_ptr<comm::Buffer>> memory_;
