@@ -88,6 +88,12 @@ comm::GradientBucket gradient_bucket(const FlatParameters& parameters, const com
           static_cast<std::size_t>(bucket.end - bucket.begin), comm_type(group.dtype), static_cast<int>(index)};
 }
 
+void visit_compressor(StateVisitor& visitor, comm::GradientCompressor& compressor) {
+  auto state = compressor.save_state();
+  for (auto& entry : state) visitor.reals(entry.name, entry.values);
+  if (visitor.replaces()) compressor.load_state(state);
+}
+
 std::vector<std::byte*> gradient_bases(const FlatParameters& parameters) {
   std::vector<std::byte*> bases;
   for (const auto& group : parameters.groups()) bases.push_back(FlatMemory::address(group.gradients));

@@ -197,7 +197,7 @@ void GradientExchange::lift_guard() {
   }
 }
 
-// Nobody has touched the gradients since backward. From here on they are the engine's, and may be looked at again.
+// Checks that no gradient has been touched since backward. From here on the gradients are ours, and may be read again.
 void GradientExchange::take_back() {
   const auto parameters = parameters_.parameters();
   for (std::size_t i = 0; i < parameters.size(); ++i) {

@@ -37,7 +37,8 @@ class GradientExchange {
   void gradient_ready(std::size_t parameter);
   // Hands over what backward did not complete, with zeros for what it did not touch, and waits for every bucket.
   // Returns, for each parameter, whether any rank used it in this window. Error naming a parameter whose gradient
-  // somebody has changed since backward(). `word`: asks all ranks something; word_of_any() is whether one said yes.
+  // has changed since backward(). `word`: this rank's answer to a question of the caller; word_of_any(): whether any
+  // rank's was yes.
   std::span<const std::uint8_t> finish(bool word = false);
   bool word_of_any() const { return used_.back() != 0; }
   // The same for this rank's own gradients, without an exchange.

@@ -15,6 +15,7 @@
 #include "dtrain/comm/communicator.h"
 #include "dtrain/comm/fusion_plan.h"
 #include "exchange/run_services.h"
+#include "state/state_visitor.h"
 
 namespace dtrain::train {
 
@@ -43,7 +44,7 @@ class GradientStrategy {
   // The Work of a bucket is complete. Its gradients are the sum over ranks (and the window's batches), scaled.
   virtual void complete(std::size_t bucket) { static_cast<void>(bucket); }
   // Every bucket is complete on this rank and every rank has finished its backward. On return all parameters are up to
-  // date, whoever updated them. Returns the gradients' norm before clipping, where it was asked for.
+  // date, on every rank. Returns the gradients' norm before clipping, where it was asked for.
   virtual std::optional<double> update(const Update& update) = 0;
 
   virtual StateLayout layout() const { return {}; }
@@ -51,6 +52,8 @@ class GradientStrategy {
   virtual void complete_state() {}
   // Training is over: writes what this strategy has to say to plan.json and the log. Collective.
   virtual void report(const RunServices& run) { static_cast<void>(run); }
+  // What it keeps from step to step besides parameters and optimizer state.
+  virtual void visit(StateVisitor& visitor) { static_cast<void>(visitor); }
 };
 
 }  // namespace dtrain::train

@@ -86,7 +86,7 @@ void TrainingLoop::find_lengths() {
   if (length.unit != config::LengthUnit::kEpochs || batches_per_epoch_) {
     total_batches_ = length_in_batches(length, "searcher.max_length");
   }
-  Json lengths = Json::object();  // for whoever asks how far the run is
+  Json lengths = Json::object();  // by which others see how far the run is
   if (total_batches_) lengths["batches"] = *total_batches_;
   if (batches_per_epoch_) lengths["batches_per_epoch"] = *batches_per_epoch_;
   session_.update_plan("length", lengths);
@@ -106,6 +106,14 @@ void TrainingLoop::start_epoch(std::int64_t epoch) {
   epoch_ = epoch;
   epoch_batches_ = 0;
   loader_->start_epoch(epoch);
+}
+
+void TrainingLoop::visit(StateVisitor& visitor) {
+  visitor.number("batches", batches_);
+  visitor.number("epoch", epoch_);
+  visitor.number("epoch_batches", epoch_batches_);
+  visitor.part("validation", validation_);
+  visitor.part("step", step_);
 }
 
 bool TrainingLoop::epoch_is_full() const {

@@ -32,6 +32,8 @@ class TrainingLoop {
 
   // Trains up to the experiment's max_length. True when it stopped early because some rank was asked to. Collective.
   bool run();
+  // Where training is, and the state of its step. Between two optimizer steps. Collective.
+  void visit(StateVisitor& visitor);
 
  private:
   enum class Outcome { kGoOn, kDone, kStopped };

@@ -50,6 +50,12 @@ void check(const Optimizer& optimizer) {
   }
 }
 
+// Of the tensors of a group's state, in their order.
+std::vector<std::string> state_names(const Optimizer& optimizer) {
+  if (std::holds_alternative<Sgd>(optimizer)) return {"momentum"};
+  return {"exp_avg", "exp_avg_sq"};
+}
+
 }  // namespace
 
 FlatOptimizer::FlatOptimizer(const Optimizer& optimizer, LrSchedule schedule, FlatParameters& parameters)
@@ -119,6 +125,16 @@ void FlatOptimizer::update(const FlatRange& range) {
 
 void FlatOptimizer::end_step(std::span<const std::uint8_t> used) {
   for (std::size_t i = 0; i < updates_.size(); ++i) updates_[i] += used[i] ? 1 : 0;
+}
+
+void FlatOptimizer::visit(StateVisitor& visitor) {
+  visitor.number("steps", steps_);
+  const auto parameters = parameters_.parameters();
+  for (std::size_t i = 0; i < parameters.size(); ++i) visitor.number("updates/" + parameters[i].name, updates_[i]);
+  const auto names = state_names(optimizer_);
+  for (std::size_t g = 0; g < states_.size(); ++g) {
+    for (std::size_t s = 0; s < states_[g].size(); ++s) parameters_.visit_like(visitor, names[s], g, states_[g][s]);
+  }
 }
 
 void FlatOptimizer::update(const FlatRange& range, std::int64_t updates) {

@@ -176,6 +176,19 @@ bool FlatParameters::in_place(const Parameter& parameter) const {
   return lies_there(parameter.tensor) && std::all_of(parameter.tied.begin(), parameter.tied.end(), lies_there);
 }
 
+void FlatParameters::visit(StateVisitor& visitor) {
+  for (const Parameter& parameter : parameters_) visitor.tensor(parameter.name, parameter.tensor.detach());
+}
+
+void FlatParameters::visit_like(StateVisitor& visitor, std::string_view name, std::size_t group,
+                                const at::Tensor& flat) const {
+  for (const Parameter& parameter : parameters_) {
+    if (parameter.group != group) continue;
+    visitor.tensor(std::string(name) + "/" + parameter.name,
+                   flat.as_strided(parameter.tensor.sizes(), parameter.tensor.strides(), parameter.offset));
+  }
+}
+
 std::int64_t FlatParameters::total_elements() const {
   std::int64_t total = 0;
   for (const Parameter& parameter : parameters_) total += parameter.tensor.numel();

@@ -18,6 +18,7 @@
 
 #include "dtrain/comm/communicator.h"
 #include "model/flat_memory.h"
+#include "state/state_visitor.h"
 
 namespace dtrain::train {
 
@@ -59,6 +60,9 @@ class FlatParameters {
   void place_values(std::size_t group, const at::Tensor& memory);
   // Whether a parameter's tensor lies where place_values() has put it.
   bool in_place(const Parameter& parameter) const;
+  void visit(StateVisitor& visitor);
+  // Visits a tensor that is laid out as a group's values are, parameter by parameter.
+  void visit_like(StateVisitor& visitor, std::string_view name, std::size_t group, const at::Tensor& flat) const;
   std::int64_t total_elements() const;
   std::int64_t total_bytes() const;
 

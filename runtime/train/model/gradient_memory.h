@@ -42,7 +42,7 @@ class GradientMemory {
     GradientMemory& memory_;
   };
 
-  // Tells that backward has finished a parameter's gradient and that its memory begins at `data`. True when that is the
+  // Backward has finished a parameter's gradient, whose memory begins at `data`. True when that is the
   // parameter's place in the flat buffer; otherwise this allocation is remembered for the next time.
   bool settle(std::size_t parameter, const void* data);
   // False while another tensor lives in the parameter's place (it was lent, and became something else): then nothing

@@ -4,6 +4,8 @@
 
 #include <cstdint>
 
+#include "state/state_visitor.h"
+
 namespace dtrain::train {
 
 class AggregationWindow {
@@ -22,6 +24,8 @@ class AggregationWindow {
     rounds_ = 0;
     own_batches_ = 0;
   }
+
+  void visit(StateVisitor& visitor) { visitor.number("rounds_begun", rounds_begun_); }
 
   int length() const { return length_; }  // in rounds
   bool average() const { return average_; }

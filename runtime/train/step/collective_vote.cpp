@@ -59,6 +59,12 @@ void CollectiveVote::begin_period(bool has_batch) {
   ranks_with_batches_ = 0;
 }
 
+void CollectiveVote::visit(StateVisitor& visitor) {
+  visitor.number("has_batch", has_batch_);
+  visitor.number("batches", batches_);
+  visitor.number("ranks_with_batches", ranks_with_batches_);
+}
+
 std::optional<profile::TraceWindow> CollectiveVote::take_trace_window() {
   return std::exchange(trace_window_, std::nullopt);
 }

@@ -1,4 +1,4 @@
-// A vote of all ranks: one 64-byte all-reduce a round, read when somebody needs its result.
+// A vote of all ranks: one 64-byte all-reduce a round, read when its result is needed.
 #pragma once
 
 #include <cstddef>
@@ -9,6 +9,7 @@
 
 #include "exchange/collective_log.h"
 #include "exchange/run_services.h"
+#include "state/state_visitor.h"
 #include "step/non_finite.h"
 #include "step/round_vote.h"
 
@@ -33,6 +34,9 @@ class CollectiveVote final : public RoundVote {
   // Of this period, in the rounds collected: batches of all ranks, and ranks that had one.
   std::int64_t batches() const { return batches_; }
   std::int64_t ranks_with_batches() const { return ranks_with_batches_; }
+
+  // The period. What was announced has been collected.
+  void visit(StateVisitor& visitor);
 
   // Whether a rank first asked to stop `rounds` announcements ago or earlier. All ranks say the same in the same round
   // if each has collected all but the last `rounds`.

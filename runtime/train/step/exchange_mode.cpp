@@ -17,7 +17,7 @@ ExchangeMode::ExchangeMode(const StepParts& parts, const StrategyOptions& option
       scale_(parts.run.communicator, parts.window, vote_),
       picker_(parts.run, parts.parameters, parts.optimizer, parts.exchange, parts.fusion, scale_, options),
       written_(parts.run, parts.parameters, parts.watch) {
-  parts_.watch.note(picker_.may_shard());
+  parts_.watch.note(digests_due());
 }
 
 void ExchangeMode::begin_batch() {
@@ -67,13 +67,22 @@ void ExchangeMode::update(std::span<const std::uint8_t> used) {
   parts_.optimizer.advance_schedule();
 }
 
+void ExchangeMode::visit(StateVisitor& visitor) {
+  visitor.part("strategy", picker_.strategy());
+  // The model has not written what has just been replaced.
+  if (visitor.replaces()) parts_.watch.note(digests_due());
+}
+
+bool ExchangeMode::digests_due() const {
+  return picker_.may_shard() && parts_.optimizer.steps() < kStepsWithDigests;
+}
+
 void ExchangeMode::look_at_writes(const std::vector<std::size_t>& written) {
-  const bool digests = picker_.may_shard() && parts_.optimizer.steps() < kStepsWithDigests;
   if (!written.empty()) {
     picker_.stop_sharding(parts_.parameters.parameters()[written.front()].name);
     written_.make_alike(written);
   }
-  if (!written.empty() || parts_.optimizer.steps() <= kStepsWithDigests) parts_.watch.note(digests);
+  if (!written.empty() || parts_.optimizer.steps() <= kStepsWithDigests) parts_.watch.note(digests_due());
 }
 
 }  // namespace dtrain::train

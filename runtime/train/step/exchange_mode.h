@@ -21,11 +21,13 @@ class ExchangeMode final : public StepMode {
   void begin_batch() override;
   bool end_batch() override;
   bool flush() override;
+  void visit(StateVisitor& visitor) override;
   void report() override { picker_.strategy().report(parts_.run); }
 
  private:
   void step();
   void update(std::span<const std::uint8_t> used);
+  bool digests_due() const;
   void look_at_writes(const std::vector<std::size_t>& written);
 
   StepParts parts_;

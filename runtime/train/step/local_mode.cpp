@@ -38,6 +38,14 @@ bool LocalMode::flush() {
   return left;
 }
 
+// What is announced must have been read: a meeting asks which ranks have had batches.
+void LocalMode::visit(StateVisitor& visitor) {
+  vote_.collect();
+  visitor.number("inner_steps", inner_steps_);
+  visitor.part("period", vote_);
+  visitor.part("meetings", local_steps_);
+}
+
 void LocalMode::synchronise() {
   if (inner_steps_ == 0) return;
   vote_.collect();

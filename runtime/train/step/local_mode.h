@@ -23,6 +23,7 @@ class LocalMode final : public StepMode {
   bool flush() override;
   void synchronise() override;
   bool synchronised() const override { return inner_steps_ == 0; }
+  void visit(StateVisitor& visitor) override;
   void report() override { local_steps_.report(parts_.run); }
 
  private:

@@ -64,6 +64,16 @@ void NonFinite::add_round(std::span<const std::int64_t> sums, std::int64_t batch
   }
 }
 
+void NonFinite::visit(StateVisitor& visitor) {
+  visitor.number("batches", batches_);
+  visitor.number("first_batch", first_batch_);
+  visitor.text("first", first_);
+  // Of the last batch, which the next announcement will be about.
+  for (std::size_t i = 0; i < mine_.size(); ++i) visitor.number("word_" + std::to_string(i), mine_[i]);
+  visitor.number("norm_batch", norm_batch_);
+  visitor.text("norm", norm_text_);
+}
+
 void NonFinite::count(std::int64_t batch, const std::string& what) {
   if (batches_++ > 0) return;
   first_ = what;

@@ -9,6 +9,7 @@
 #include <string>
 
 #include "exchange/run_services.h"
+#include "state/state_visitor.h"
 
 namespace dtrain::train {
 
@@ -33,6 +34,7 @@ class NonFinite {
   // Rank 0: brings plan.json up to date, if there is anything new.
   void write();
 
+  void visit(StateVisitor& visitor);
   std::int64_t batches() const { return batches_; }
 
  private:

@@ -13,6 +13,7 @@
 #include "model/flat_optimizer.h"
 #include "model/flat_parameters.h"
 #include "model/parameter_watch.h"
+#include "state/state_visitor.h"
 #include "step/aggregation_window.h"
 #include "step/non_finite.h"
 #include "step/round_vote.h"
@@ -54,6 +55,7 @@ class StepMode {
 
   // Training is over: writes what this mode has to say to plan.json and the log. Collective.
   virtual void report() {}
+  virtual void visit(StateVisitor& visitor) { static_cast<void>(visitor); }
 };
 
 // Collective. The ranks' parameters are the same.

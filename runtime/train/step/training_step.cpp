@@ -2,6 +2,7 @@
 
 #include "dtrain/base/error.h"
 #include "model/model_report.h"
+#include "model/model_state.h"
 #include "step/startup_checks.h"
 
 namespace dtrain::train {
@@ -79,6 +80,16 @@ void TrainingStep::report() {
     if (const auto parameter = first_nan_parameter(parameters_)) non_finite_.see_weights(*parameter, last_batch);
   }
   non_finite_.write();
+}
+
+void TrainingStep::visit(StateVisitor& visitor) {
+  ModelState rest(*model_);
+  visitor.part("parameters", parameters_);
+  visitor.part("model", rest);
+  visitor.part("optimizer", optimizer_);
+  visitor.part("window", window_);
+  visitor.part("non_finite", non_finite_);
+  visitor.part("mode", *mode_);
 }
 
 }  // namespace dtrain::train

@@ -14,6 +14,7 @@
 #include "model/flat_optimizer.h"
 #include "model/flat_parameters.h"
 #include "model/parameter_watch.h"
+#include "state/state_visitor.h"
 #include "step/aggregation_window.h"
 #include "step/non_finite.h"
 #include "step/step_mode.h"
@@ -59,6 +60,9 @@ class TrainingStep {
   void write_non_finite() { non_finite_.write(); }
   // Training is over: writes what the mode has brought, and what was not finite. Collective.
   void report();
+
+  // Between two optimizer steps. With local steps every rank visits what is its own. Collective.
+  void visit(StateVisitor& visitor);
 
   const FlatParameters& parameters() const { return parameters_; }
   const Fusion& fusion() const { return fusion_; }

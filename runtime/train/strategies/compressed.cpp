@@ -31,6 +31,10 @@ void Compressed::set_plan(const comm::FusionPlan& plan) {
   plan_ = &plan;
 }
 
+void Compressed::visit(StateVisitor& visitor) {
+  visit_compressor(visitor, compressor_);
+}
+
 comm::Work Compressed::launch(std::size_t index) {
   if (works_.empty()) window_scale_ = scale_.full() * scale_.correction();
   works_.push_back(compressor_.exchange(gradient_bucket(parameters_, *plan_, index, bases_), window_scale_));

@@ -27,6 +27,7 @@ class Compressed final : public GradientStrategy {
   std::optional<double> update(const Update& update) override;
 
   void report(const RunServices& run) override { report_.write(compressor_, run); }
+  void visit(StateVisitor& visitor) override;
 
  private:
   FlatParameters& parameters_;

@@ -59,6 +59,15 @@ void LocalSteps::meet(std::int64_t active) {
   }
 }
 
+void LocalSteps::visit(StateVisitor& visitor) {
+  visitor.number("meetings", meetings_);
+  for (std::size_t g = 0; g < groups_.size(); ++g) {
+    parameters_.visit_like(visitor, "start", g, groups_[g].start);
+    if (groups_[g].momentum.defined()) parameters_.visit_like(visitor, "momentum", g, groups_[g].momentum);
+  }
+  visit_compressor(visitor, *compressor_);
+}
+
 void LocalSteps::report(const RunServices& run) const {
   if (run.is_first_rank()) run.update_plan("local_sgd", {{"meetings", meetings_}});
   if (options_.compression.kind != config::CompressionKind::kNone) report_.write(*compressor_, run);

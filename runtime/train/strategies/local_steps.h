@@ -30,6 +30,7 @@ class LocalSteps {
   // The ranks meet; `active` of them have stepped since they last did (1 or more). Parameters are then the same
   // everywhere.
   void meet(std::int64_t active);
+  void visit(StateVisitor& visitor);
   // Writes how often the ranks met, and what compression has brought, to plan.json and the log. Collective.
   void report(const RunServices& run) const;
 

@@ -135,7 +135,7 @@ std::optional<double> Sharded::update(const Update& update) {
                                                      elements_of(bucket), comm_type(group.dtype),
                                                      static_cast<int>(index)));
       });
-  // Only a part of them is the sum: nobody may take the rest for gradients.
+  // Only this rank's parts of them are sums. The rest must not be taken for gradients.
   for (auto& parameter : parameters_.parameters()) parameter.tensor.mutable_grad() = at::Tensor();
   const PhaseScope phase(recorder_, Phase::kAllreduceWait);
   if (one_copy_) {
@@ -156,7 +156,7 @@ void Sharded::complete_state() {
   for (std::size_t g = 0; g < parameters_.groups().size(); ++g) {
     for (at::Tensor& state : optimizer_.state(g)) state = parameters_.memory().own_copy(state);
   }
-  // Nobody writes the common state before all have copied it: the next update comes after the next exchange.
+  // No rank writes the common state before all have copied it: the next update comes after the next exchange.
 }
 
 }  // namespace dtrain::train

@@ -2,10 +2,10 @@
 // others. It keeps the optimizer's state of its own parts alone. (Rajbhandari et al., ZeRO, arXiv:1910.02054, stage 2.)
 //
 // Where all ranks share memory there is one copy of parameters and of the optimizer's state for all of them: the parts
-// are updated in place, and nobody gathers. Then no rank may write parameters while another computes with them:
+// are updated in place, and nothing is gathered. Then no rank may write parameters while another computes with them:
 //   - before the update: GradientExchange::finish() ends with an all-reduce that every rank issues after its backward
 //     (buckets are issued by hooks, inside backward, so their completion alone would not do). It is complete nowhere
-//     before all ranks have issued it, so whoever updates knows that nobody reads any more.
+//     before all ranks have issued it, so a rank that updates knows that no rank reads any more.
 //   - after the update: a barrier, which no rank leaves before all have updated their parts.
 // Both are collectives of the communicator, which order memory as well. A model that writes parameters itself is
 // refused (StrategyPicker::check_write).
