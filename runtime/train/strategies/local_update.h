@@ -1,6 +1,5 @@
-// `--mock comm`: what a rank computes for an update, without a word to the others. It updates what it would update if
-// gradients were exchanged: everything, or with a sharded optimizer its part of every bucket. No rank's parameters are
-// then those of another, nor what training would have made of them.
+// A rank's own gradients update its own parameters: what local steps do between two meetings, and `--mock comm` to the
+// end. Nothing here is collective.
 #pragma once
 
 #include "exchange/gradient_strategy.h"
@@ -9,10 +8,12 @@
 
 namespace dtrain::train {
 
-class Alone final : public GradientStrategy {
+class LocalUpdate final : public GradientStrategy {
  public:
-  Alone(FlatParameters& parameters, FlatOptimizer& optimizer, comm::Communicator& communicator,
-        profile::Recorder& recorder, bool sharded);
+  // Which parameters it updates: all, or what would be this rank's part if updates were sharded.
+  enum class Parts { kAll, kOfThisRank };
+  LocalUpdate(FlatParameters& parameters, FlatOptimizer& optimizer, comm::Communicator& communicator,
+              profile::Recorder& recorder, Parts parts);
 
   std::string_view operation() const override { return "none"; }
   void set_plan(const comm::FusionPlan& plan) override;
@@ -22,7 +23,7 @@ class Alone final : public GradientStrategy {
  private:
   FlatParameters& parameters_;
   comm::Communicator& communicator_;
-  const bool sharded_;
+  const Parts parts_;
   Updater updater_;
 };
 
