@@ -224,6 +224,12 @@ TEST(Experiment, EnvironmentVariablesMayBeAMapping) {
   EXPECT_THAT(experiment.environment_variables, ElementsAre(Pair("A", "007"), Pair("B", ""), Pair("C", "x y")));
 }
 
+TEST(Experiment, VariablesMayBeListedByDevice) {
+  const Experiment experiment = read_text(
+      kLeast + "environment: {environment_variables: {cpu: [A=1, B=2], cuda: [A=3, NCCL_DEBUG=INFO], C: 4}}\n");
+  EXPECT_THAT(experiment.environment_variables, ElementsAre(Pair("A", "1"), Pair("B", "2"), Pair("C", "4")));
+}
+
 // The same without the keys that `known` does not have.
 Json without_others(const Json& json, const Json& known) {
   if (!json.is_object() || !known.is_object()) return json;

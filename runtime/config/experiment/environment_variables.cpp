@@ -12,6 +12,11 @@ bool is_variable_name(const std::string& name) {
          std::all_of(name.begin(), name.end(), [&](char c) { return is_letter(c) || (c >= '0' && c <= '9'); });
 }
 
+// In Determined's files a mapping may have a list for each type of device. Ranks train on CPUs: that list is theirs.
+bool is_device(const std::string& key) {
+  return key == "cpu" || key == "cuda" || key == "rocm";
+}
+
 class EnvironmentVariablesForm : public KeyType {
  public:
   explicit EnvironmentVariablesForm(Experiment& experiment) : variables_(experiment.environment_variables) {}
@@ -32,13 +37,21 @@ class EnvironmentVariablesForm : public KeyType {
     return json;
   }
   Json schema(const Key&) const override {
-    return Json::parse(R"({
+    return Json::parse(R"json({
       "anyOf": [
         {"type": "null"},
         {
           "type": "object",
           "propertyNames": {"pattern": "^(?!DTRAIN_)[A-Za-z_][A-Za-z0-9_]*$"},
-          "additionalProperties": {"type": ["string", "number", "boolean", "null"]}
+          "patternProperties": {
+            "^(cpu|cuda|rocm)$": {
+              "anyOf": [
+                {"type": ["string", "number", "boolean", "null"]},
+                {"type": "array", "items": {"type": "string", "pattern": "^(?!DTRAIN_)[A-Za-z_][A-Za-z0-9_]*="}}
+              ]
+            },
+            "^(?!(cpu|cuda|rocm)$)": {"type": ["string", "number", "boolean", "null"]}
+          }
         },
         {
           "type": "array",
@@ -46,7 +59,7 @@ class EnvironmentVariablesForm : public KeyType {
           "items": {"type": "string", "pattern": "^(?!DTRAIN_)[A-Za-z_][A-Za-z0-9_]*="}
         }
       ]
-    })");
+    })json");
   }
   std::string values() const override { return "mapping, or list of NAME=value"; }
 
@@ -54,14 +67,17 @@ class EnvironmentVariablesForm : public KeyType {
   void read_entry(Section& section, const Key& key, const Entry& entry) {
     if (entry.value.is_null() || entry.value.is_scalar()) {
       add(section, key, entry.value, entry.key, entry.value.text);
+    } else if (entry.value.kind == Value::Kind::kList && is_device(entry.key)) {
+      for (const Value& item : entry.value.items) read_item(section, key, item, entry.key == "cpu");
     } else {
       section.report(entry.value, key.name,
                      quote(entry.key) + " must have text as its value, not " + describe(entry.value));
     }
   }
-  void read_item(Section& section, const Key& key, const Value& item) {
+  void read_item(Section& section, const Key& key, const Value& item, bool applies = true) {
     const auto equals = item.text.find('=');
     if (item.is_scalar() && equals != std::string::npos) {
+      if (!applies) return;
       add(section, key, item, item.text.substr(0, equals), item.text.substr(equals + 1));
     } else {
       section.report(item, key.name, "every item " + must_be("NAME=value", item));

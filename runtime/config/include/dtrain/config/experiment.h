@@ -178,12 +178,15 @@ inline void declare_keys(Keys& keys, Experiment& e) {
              .default_text = "none"},
             e.initial_weights, kSafetensorsFile);
   keys.mapping({"environment", "What the ranks find around them."}, [&](Keys& environment) {
-    environment.form({.name = "environment_variables",
-                      .text = "For the ranks: a mapping, or a list of NAME=value. Names of DTRAIN_ are dtrain's own.",
-                      .more = "Ranks that mpirun or a shell started set them themselves, too late for what a library "
-                              "reads as it is loaded (`OMP_NUM_THREADS`): a warning says so.",
-                      .examples = R"([{"OMP_NUM_THREADS": 2}, ["OMP_NUM_THREADS=2"]])"},
-                     environment_variables_form(e));
+    environment.form(
+        {.name = "environment_variables",
+         .text =
+             "For the ranks: a mapping, or a list of NAME=value, or such a list under cpu (and others under cuda and "
+             "rocm, which ranks on CPUs do not get). Names of DTRAIN_ are dtrain's own.",
+         .more = "Ranks that mpirun or a shell started set them themselves, too late for what a library "
+                 "reads as it is loaded (`OMP_NUM_THREADS`): a warning says so.",
+         .examples = R"([{"OMP_NUM_THREADS": 2}, ["OMP_NUM_THREADS=2"]])"},
+        environment_variables_form(e));
   });
   keys.when_read([&](Section& root) { check_together(root, e); });
   keys.schema_rule(program_or_model);

@@ -159,7 +159,7 @@ inline void declare_keys(Keys& keys, ProfilingRules& r) {
     rule.number({"max_threshold", "More workers than this percentage of the cores are too many."},
                 r.dataloader.max_threshold, {0, 10'000});
   });
-  keys.mapping({"LowGPUUtilization", "Utilisation of a GPU that is low or fluctuates."}, [&](Keys& rule) {
+  keys.mapping({"LowGPUUtilization", "Utilization of a GPU that is low or fluctuates."}, [&](Keys& rule) {
     rule.number({"threshold_p95", "Low: the 95th percentile of a window, in percent, is below this."},
                 r.low_gpu_utilization.threshold_p95, kPercent);
     rule.number({"threshold_p5", "Fluctuating: the 95th percentile is not, but the 5th is below this."},
@@ -167,9 +167,9 @@ inline void declare_keys(Keys& keys, ProfilingRules& r) {
     declare_window(rule, r.low_gpu_utilization.window);
     declare_patience(rule, r.low_gpu_utilization.patience);
   });
-  keys.mapping({"LoadBalancing", "Utilisation that differs between GPUs."}, [&](Keys& rule) {
+  keys.mapping({"LoadBalancing", "Utilization that differs between GPUs."}, [&](Keys& rule) {
     rule.number({"threshold",
-                 "Jensen-Shannon distance of two histograms of utilisation, from 0 (the same) to 0.83 (nothing in "
+                 "Jensen-Shannon distance of two histograms of utilization, from 0 (the same) to 0.83 (nothing in "
                  "common), above which two GPUs differ."},
                 r.load_balancing.threshold, {0, 1});
     declare_patience(rule, r.load_balancing.patience);
@@ -180,16 +180,16 @@ inline void declare_keys(Keys& keys, ProfilingRules& r) {
                              r.io_bottleneck.threshold, kPercent);
                  rule.number({"io_threshold", "I/O wait, in percent, above which the cores wait for disks."},
                              r.io_bottleneck.io_threshold, kPercent);
-                 rule.number({"gpu_threshold", "Utilisation, in percent, below which a GPU is idle."},
+                 rule.number({"gpu_threshold", "Utilization, in percent, below which a GPU is idle."},
                              r.io_bottleneck.gpu_threshold, kPercent);
                  declare_patience(rule, r.io_bottleneck.patience);
                });
   keys.mapping({"CPUBottleneck", "GPUs (on processors: ranks) that are idle while the cores are busy."}, [&](Keys&
                                                                                                                  rule) {
     rule.number({"threshold", "Percentage of the data points that may be such."}, r.cpu_bottleneck.threshold, kPercent);
-    rule.number({"cpu_threshold", "CPU utilisation, in percent, above which the cores are busy."},
+    rule.number({"cpu_threshold", "CPU utilization, in percent, above which the cores are busy."},
                 r.cpu_bottleneck.cpu_threshold, kPercent);
-    rule.number({"gpu_threshold", "Utilisation, in percent, below which a GPU is idle."},
+    rule.number({"gpu_threshold", "Utilization, in percent, below which a GPU is idle."},
                 r.cpu_bottleneck.gpu_threshold, kPercent);
     declare_patience(rule, r.cpu_bottleneck.patience);
   });
@@ -198,8 +198,8 @@ inline void declare_keys(Keys& keys, ProfilingRules& r) {
        "A batch that leaves cores, GPU and its memory (on processors: the ranks' computing time, the host's memory) "
        "unused. Each threshold is for the 95th percentile of a window; all three must be undercut."},
       [&](Keys& rule) {
-        rule.number({"cpu_threshold_p95", "CPU utilisation, in percent."}, r.batch_size.cpu_threshold_p95, kPercent);
-        rule.number({"gpu_threshold_p95", "GPU utilisation, in percent."}, r.batch_size.gpu_threshold_p95, kPercent);
+        rule.number({"cpu_threshold_p95", "CPU utilization, in percent."}, r.batch_size.cpu_threshold_p95, kPercent);
+        rule.number({"gpu_threshold_p95", "GPU utilization, in percent."}, r.batch_size.gpu_threshold_p95, kPercent);
         rule.number({"gpu_memory_threshold_p95", "GPU memory in use, in percent."},
                     r.batch_size.gpu_memory_threshold_p95, kPercent);
         declare_window(rule, r.batch_size.window);
@@ -216,7 +216,7 @@ inline void declare_keys(Keys& keys, ProfilingRules& r) {
   });
   keys.mapping({"IdleCores", "Cores that the run could use and does not (runs without GPU)."}, [&](Keys& rule) {
     rule.number({"threshold", "Percentage of the cores that may be idle."}, r.idle_cores.threshold, kPercent);
-    rule.number({"cpu_threshold", "Mean utilisation, in percent, below which a core is idle."},
+    rule.number({"cpu_threshold", "Mean utilization, in percent, below which a core is idle."},
                 r.idle_cores.cpu_threshold, kPercent);
     declare_patience(rule, r.idle_cores.patience);
   });
@@ -225,7 +225,7 @@ inline void declare_keys(Keys& keys, ProfilingRules& r) {
                 kPercent);
     declare_patience(rule, r.cpu_oversubscription.patience);
   });
-  keys.mapping({"GPUUtilization", "Mean utilisation of a GPU."}, [&](Keys& rule) {
+  keys.mapping({"GPUUtilization", "Mean utilization of a GPU."}, [&](Keys& rule) {
     rule.number({"threshold", "It should be at least this, in percent."}, r.gpu_utilization.threshold, kPercent);
     declare_patience(rule, r.gpu_utilization.patience);
   });
@@ -241,7 +241,7 @@ inline void declare_keys(Keys& keys, ProfilingRules& r) {
     declare_patience(rule, r.network_full.patience);
   });
   keys.mapping({"CPUFull", "Cores that are all busy while GPUs train."}, [&](Keys& rule) {
-    rule.number({"threshold", "95th percentile of CPU utilisation above which they are."}, r.cpu_full.threshold,
+    rule.number({"threshold", "95th percentile of CPU utilization above which they are."}, r.cpu_full.threshold,
                 kPercent);
     declare_patience(rule, r.cpu_full.patience);
   });
