@@ -11,6 +11,7 @@
 #include "dtrain/base/error.h"
 #include "dtrain/comm/fusion_plan.h"
 #include "exchange/gradient_exchange.h"
+#include "exchange/gradient_hooks.h"
 #include "harness/run_ranks.h"
 #include "model/flat_optimizer.h"
 #include "model/flat_parameters.h"
@@ -145,7 +146,7 @@ struct Stepper {
         plan(comm::plan_fusion(items_of(flat), 1 << 20)),
         recorder({}, clock, clock.monotonic()),
         optimizer(Sgd{.lr = 0.1, .momentum = 0.9}, nullptr, flat),
-        strategy(flat, optimizer, *communicator, recorder, 1),
+        strategy(flat, optimizer, *communicator, recorder, scale),
         exchange(flat, *communicator, recorder) {
     strategy.set_plan(plan);
     exchange.use(strategy, plan);
@@ -165,9 +166,10 @@ struct Stepper {
   SystemClock clock;
   profile::Recorder recorder;
   FlatOptimizer optimizer;
+  const FixedScale scale{1};
   Replicated strategy;
   GradientExchange exchange;
-  std::optional<Hooks> hooks;
+  std::optional<GradientHooks> hooks;
 };
 
 TEST(GradientExchange, AddsGradientsOfTensorsInTheSameMemory) {
@@ -520,11 +522,12 @@ TEST(Replicated, SumsWindowsOverRanksAndKnowsWhatWasUsed) {
       const SystemClock clock;
       profile::Recorder recorder({}, clock, clock.monotonic());
       FlatOptimizer optimizer(Sgd{}, nullptr, flat);
-      Replicated strategy(flat, optimizer, communicator, recorder, 1.0 / (2 * ranks));
+      const FixedScale scale(1.0 / (2 * ranks));
+      Replicated strategy(flat, optimizer, communicator, recorder, scale);
       strategy.set_plan(plan);
       GradientExchange exchange(flat, communicator, recorder);
       exchange.use(strategy, plan);
-      const Hooks hooks(flat, exchange);
+      const GradientHooks hooks(flat, exchange);
       for (int window = 0; window < 2; ++window) {
         for (int batch = 0; batch < 2; ++batch) {
           exchange.begin_batch(batch == 1);
@@ -567,7 +570,8 @@ TEST(Replicated, RefusesTwoBackwardsInOneBatch) {
   const SystemClock clock;
   profile::Recorder recorder({}, clock, clock.monotonic());
   FlatOptimizer optimizer(Sgd{}, nullptr, flat);
-  Replicated strategy(flat, optimizer, *communicator, recorder, 1);
+  const FixedScale scale(1);
+  Replicated strategy(flat, optimizer, *communicator, recorder, scale);
   GradientExchange exchange(flat, *communicator, recorder);
   exchange.use(strategy, plan);
   exchange.begin_batch(false);

@@ -1,15 +1,12 @@
 // What the tests of this folder train: a model with everything that is awkward to lay out flat.
 #pragma once
 
-#include <memory>
 #include <vector>
 
-#include <torch/csrc/autograd/function_hook.h>
-#include <torch/csrc/autograd/variable.h>
 #include <torch/torch.h>
 
 #include "dtrain/comm/fusion_plan.h"
-#include "exchange/gradient_exchange.h"
+#include "exchange/window_scale.h"
 #include "model/flat_parameters.h"
 
 namespace dtrain::train {
@@ -51,35 +48,15 @@ inline std::vector<comm::FusionItem> items_of(const FlatParameters& flat) {
   return items;
 }
 
-// Autograd tells the exchange, as long as this is there.
-class Hooks {
+// A scale that is known beforehand.
+class FixedScale final : public WindowScale {
  public:
-  Hooks(FlatParameters& flat, GradientExchange& exchange) : flat_(flat) {
-    for (std::size_t i = 0; i < flat.parameters().size(); ++i) {
-      torch::autograd::impl::set_post_acc_grad_hooks(flat.parameters()[i].tensor,
-                                                     std::make_unique<ReadyHook>(exchange, i));
-    }
-  }
-  ~Hooks() {
-    for (auto& p : flat_.parameters()) {
-      torch::autograd::impl::set_post_acc_grad_hooks(p.tensor, nullptr);
-      p.tensor.mutable_grad() = at::Tensor();
-    }
-  }
-  Hooks(const Hooks&) = delete;
-  Hooks& operator=(const Hooks&) = delete;
+  explicit FixedScale(double full) : full_(full) {}
+  double full() const override { return full_; }
+  double correction() override { return 1; }
 
  private:
-  class ReadyHook final : public torch::autograd::PostAccumulateGradHook {
-   public:
-    ReadyHook(GradientExchange& exchange, std::size_t index) : exchange_(exchange), index_(index) {}
-    void operator()(const torch::autograd::Variable&) override { exchange_.gradient_ready(index_); }
-
-   private:
-    GradientExchange& exchange_;
-    std::size_t index_;
-  };
-  FlatParameters& flat_;
+  double full_;
 };
 
 }  // namespace dtrain::train

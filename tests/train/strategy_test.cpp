@@ -8,8 +8,10 @@
 #include <gtest/gtest.h>
 
 #include "dtrain/base/error.h"
+#include "exchange/gradient_hooks.h"
 #include "harness/run_ranks.h"
 #include "model/flat_optimizer.h"
+#include "no_common_memory.h"
 #include "small_model.h"
 #include "strategies/replicated.h"
 #include "strategies/sharded.h"
@@ -18,47 +20,6 @@
 
 namespace dtrain::train {
 namespace {
-
-// A communicator whose ranks cannot map each other's memory, as those of several hosts.
-class NoCommonMemory final : public comm::Communicator {
- public:
-  explicit NoCommonMemory(comm::Communicator& inner) : inner_(inner) {}
-  int rank() const override { return inner_.rank(); }
-  int world_size() const override { return inner_.world_size(); }
-  std::uint32_t generation() const override { return inner_.generation(); }
-  std::string_view backend() const override { return inner_.backend(); }
-  std::unique_ptr<comm::Buffer> allocate(std::size_t bytes) override { return inner_.allocate(bytes); }
-  std::unique_ptr<comm::Buffer> allocate_common(std::size_t) override { return nullptr; }
-  comm::Work all_reduce(const void* in, void* out, std::size_t count, comm::DataType type,
-                        const comm::ReduceOptions& options) override {
-    return inner_.all_reduce(in, out, count, type, options);
-  }
-  comm::Work reduce_scatter(const void* in, void* out, std::size_t count, comm::DataType type,
-                            const comm::ReduceOptions& options) override {
-    return inner_.reduce_scatter(in, out, count, type, options);
-  }
-  comm::Work all_gather(const void* in, void* out, std::size_t count, comm::DataType type, int bucket) override {
-    return inner_.all_gather(in, out, count, type, bucket);
-  }
-  comm::Work reduce_parts(void* data, std::size_t count, comm::DataType type,
-                          const comm::ReduceOptions& options) override {
-    return inner_.reduce_parts(data, count, type, options);
-  }
-  comm::Work gather_parts(void* data, std::size_t count, comm::DataType type, int bucket) override {
-    return inner_.gather_parts(data, count, type, bucket);
-  }
-  comm::Work broadcast(void* data, std::size_t count, comm::DataType type, int root) override {
-    return inner_.broadcast(data, count, type, root);
-  }
-  comm::Work barrier() override { return inner_.barrier(); }
-  void begin_group() override { inner_.begin_group(); }
-  void end_group() override { inner_.end_group(); }
-  void progress() override { inner_.progress(); }
-  void abort(const std::string& cause) override { inner_.abort(cause); }
-
- private:
-  comm::Communicator& inner_;
-};
 
 enum class Kind { kReplicated, kOneCopy, kParts };
 
@@ -72,12 +33,13 @@ struct Case {
 using Weights = std::map<std::string, at::Tensor>;
 
 std::unique_ptr<GradientStrategy> make(Kind kind, FlatParameters& flat, FlatOptimizer& optimizer,
-                                       comm::Communicator& communicator, profile::Recorder& recorder, double scale) {
+                                       comm::Communicator& communicator, profile::Recorder& recorder,
+                                       const WindowScale& scale) {
   if (kind == Kind::kReplicated) {
     return std::make_unique<Replicated>(flat, optimizer, communicator, recorder, scale);
   }
   auto sharded = std::make_unique<Sharded>(flat, optimizer, communicator, recorder, scale);
-  EXPECT_EQ(sharded->one_copy(), kind == Kind::kOneCopy);
+  EXPECT_EQ(sharded->layout().one_copy, kind == Kind::kOneCopy);
   return sharded;
 }
 
@@ -99,13 +61,14 @@ std::vector<Weights> train(const Case& c, const Model& original, const std::vect
     const SystemClock clock;
     profile::Recorder recorder({}, clock, clock.monotonic());
     GradientExchange exchange(flat, communicator, recorder);
-    const Hooks hooks(flat, exchange);
+    const GradientHooks hooks(flat, exchange);
+    const FixedScale scale(1.0 / (c.batches * c.ranks));
     std::unique_ptr<GradientStrategy> strategy;
     for (std::size_t window = 0; window < 7; ++window) {
       if (window == 0 || (kinds.size() > 1 && window < kinds.size())) {
-        if (auto* before = dynamic_cast<Sharded*>(strategy.get())) before->complete_state();
+        if (strategy) strategy->complete_state();
         strategy.reset();
-        strategy = make(kinds[window], flat, optimizer, communicator, recorder, 1.0 / (c.batches * c.ranks));
+        strategy = make(kinds[window], flat, optimizer, communicator, recorder, scale);
       }
       const auto& plan = plans[window % plans.size()];
       strategy->set_plan(plan);
@@ -213,13 +176,14 @@ TEST(Sharded, NobodySeesParametersChangeDuringAStep) {
     FlatOptimizer optimizer(Sgd{.lr = 0.1}, nullptr, flat);
     const SystemClock clock;
     profile::Recorder recorder({}, clock, clock.monotonic());
-    Sharded strategy(flat, optimizer, communicator, recorder, 0.5);
-    ASSERT_TRUE(strategy.one_copy());
+    const FixedScale scale(0.5);
+    Sharded strategy(flat, optimizer, communicator, recorder, scale);
+    ASSERT_TRUE(strategy.layout().one_copy);
     const auto plan = comm::plan_fusion(items_of(flat), 1 << 20);
     strategy.set_plan(plan);
     GradientExchange exchange(flat, communicator, recorder);
     exchange.use(strategy, plan);
-    const Hooks hooks(flat, exchange);
+    const GradientHooks hooks(flat, exchange);
     at::Tensor before = flat.groups()[0].values.clone();
     int late_reads = 0;
     LateReader::read = [&] {
@@ -257,12 +221,13 @@ TEST(Sharded, KeepsTheStateOfItsOwnPartsAlone) {
     FlatOptimizer optimizer(AdamW{}, nullptr, flat);
     const SystemClock clock;
     profile::Recorder recorder({}, clock, clock.monotonic());
-    Sharded strategy(flat, optimizer, communicator, recorder, 0.5);
+    const FixedScale scale(0.5);
+    Sharded strategy(flat, optimizer, communicator, recorder, scale);
     const auto plan = comm::plan_fusion(items_of(flat), 1 << 20);
     strategy.set_plan(plan);
     GradientExchange exchange(flat, communicator, recorder);
     exchange.use(strategy, plan);
-    const Hooks hooks(flat, exchange);
+    const GradientHooks hooks(flat, exchange);
     exchange.begin_batch(true);
     exchange.backward(model->forward(torch::randn({4, 64})).pow(2).sum());
     strategy.update({exchange.finish(), 1, 0});

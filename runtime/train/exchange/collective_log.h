@@ -13,7 +13,7 @@ namespace dtrain::train {
 class CollectiveLog {
  public:
   CollectiveLog(const comm::Communicator& communicator, profile::Recorder& recorder)
-      : world_size_(communicator.world_size()), recorder_(recorder) {}
+      : communicator_(communicator), recorder_(recorder) {}
 
   void record(std::string_view operation, int bucket, const comm::Work& work) {
     if (!recorder_.enabled()) return;
@@ -23,7 +23,7 @@ class CollectiveLog {
     record.bucket = bucket;
     operation.copy(record.operation, sizeof record.operation - 1);
     record.bytes = work.bytes();
-    record.world_size = world_size_;
+    record.world_size = communicator_.world_size();
     record.enqueued_ns = timing.enqueued.count();
     record.started_ns = timing.started.count();
     record.ended_ns = timing.ended.count();
@@ -32,7 +32,7 @@ class CollectiveLog {
   }
 
  private:
-  int world_size_;
+  const comm::Communicator& communicator_;
   profile::Recorder& recorder_;
 };
 

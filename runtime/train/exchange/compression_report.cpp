@@ -17,7 +17,7 @@ std::string duration(double seconds) {
   return format_duration(Nanoseconds(std::llround(std::abs(seconds) * 1e9)));
 }
 
-// Without the first, in which everybody waits for whoever started last.
+// Without the first step, in which all ranks wait for the one that started last.
 double median(const std::vector<double>& values) {
   std::vector<double> sorted(values.begin() + (values.size() > kFewest ? 1 : 0), values.end());
   const auto middle = sorted.begin() + static_cast<std::ptrdiff_t>(sorted.size() / 2);
@@ -34,6 +34,21 @@ void CompressionReport::add(bool compressed, Nanoseconds exposed) {
 void CompressionReport::forget() {
   plain_s_.clear();
   compressed_s_.clear();
+}
+
+void CompressionReport::write(const comm::GradientCompressor& compressor, const RunServices& run) const {
+  Json json = account(compressor, run.communicator);
+  if (!run.is_first_rank()) return;
+  bool loses = false;
+  const std::string text = sentence(json, loses);
+  json["text"] = text;
+  json["loses"] = loses;
+  run.update_plan("compression", json);
+  if (loses) {
+    run.log->warn("{}", text);
+  } else {
+    run.log->info("{}", text);
+  }
 }
 
 Json CompressionReport::account(const comm::GradientCompressor& compressor, comm::Communicator& communicator) const {

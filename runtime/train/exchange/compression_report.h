@@ -8,6 +8,7 @@
 #include "dtrain/base/clock.h"
 #include "dtrain/base/json.h"
 #include "dtrain/comm/compression.h"
+#include "exchange/run_services.h"
 
 namespace dtrain::train {
 
@@ -20,6 +21,9 @@ class CompressionReport {
   void add(bool compressed, Nanoseconds exposed);
   // Steps so far are not like those that follow.
   void forget();
+
+  // Writes the account and its sentence to plan.json and the log. Collective.
+  void write(const comm::GradientCompressor& compressor, const RunServices& run) const;
 
   // plan.json's account of it. Collective: times are the mean over ranks.
   Json account(const comm::GradientCompressor& compressor, comm::Communicator& communicator) const;

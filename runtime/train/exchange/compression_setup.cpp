@@ -7,8 +7,8 @@ namespace dtrain::train {
 
 namespace {
 
-// The first steps, and the first with new buckets.
-constexpr int kUnlikeLaterOnes = 2;
+// The first steps, and the first with new buckets, take longer than later ones.
+constexpr int kWarmUpSteps = 2;
 
 comm::Compression kind_of(config::CompressionKind kind) {
   switch (kind) {
@@ -50,11 +50,11 @@ comm::CompressionOptions compression_options(const config::Compression& compress
   options.ratio = compression.ratio;
   options.seed = seed;
   options.compared_steps = compared_steps;
-  options.first_compared = settled_steps + kUnlikeLaterOnes;
+  options.first_compared = settled_steps + kWarmUpSteps;
   if (options.kind == comm::Compression::kPowerSgd) {
     options.warmup_steps = compression.warmup_steps;
     // A warm-up that has two steps like later ones can be compared with.
-    if (options.warmup_steps >= std::max<std::int64_t>(options.first_compared, 2 * kUnlikeLaterOnes)) {
+    if (options.warmup_steps >= std::max<std::int64_t>(options.first_compared, 2 * kWarmUpSteps)) {
       options.compared_steps = 0;
     }
   }
@@ -88,9 +88,15 @@ comm::GradientBucket gradient_bucket(const FlatParameters& parameters, const com
           static_cast<std::size_t>(bucket.end - bucket.begin), comm_type(group.dtype), static_cast<int>(index)};
 }
 
+void visit_compressor(StateVisitor& visitor, comm::GradientCompressor& compressor) {
+  auto state = compressor.save_state();
+  for (auto& entry : state) visitor.reals(entry.name, entry.values);
+  if (visitor.replaces()) compressor.load_state(state);
+}
+
 std::vector<std::byte*> gradient_bases(const FlatParameters& parameters) {
   std::vector<std::byte*> bases;
-  for (const auto& group : parameters.groups()) bases.push_back(static_cast<std::byte*>(group.gradients.data_ptr()));
+  for (const auto& group : parameters.groups()) bases.push_back(FlatMemory::address(group.gradients));
   return bases;
 }
 

@@ -12,6 +12,7 @@
 #include "dtrain/comm/fusion_plan.h"
 #include "dtrain/config/optimizations.h"
 #include "model/flat_parameters.h"
+#include "state/state_visitor.h"
 
 namespace dtrain::train {
 
@@ -33,5 +34,9 @@ comm::GradientBucket gradient_bucket(const FlatParameters& parameters, const com
 
 // The gradients' own memory.
 std::vector<std::byte*> gradient_bases(const FlatParameters& parameters);
+
+// Error feedback, what a codec keeps from step to step, and the number of steps. Where it is replaced: CommError if it
+// does not fit.
+void visit_compressor(StateVisitor& visitor, comm::GradientCompressor& compressor);
 
 }  // namespace dtrain::train

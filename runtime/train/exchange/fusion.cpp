@@ -26,10 +26,10 @@ std::vector<double> microseconds(std::span<const Nanoseconds> times) {
 }
 
 // Of every rank, the number of its host, in the order in which rank 0, 1, … have them. Collective.
-std::vector<std::size_t> hosts_of_ranks(run::RankSession& session) {
+std::vector<std::size_t> hosts_of_ranks(const RunServices& run) {
   std::vector<std::string> seen;
   std::vector<std::size_t> numbers;
-  for (const std::string& host : session.control().gather("train/hosts", session.world().host)) {
+  for (const std::string& host : run.control.gather("train/hosts", run.world.host)) {
     const auto place = std::find(seen.begin(), seen.end(), host);
     numbers.push_back(static_cast<std::size_t>(place - seen.begin()));
     if (place == seen.end()) seen.push_back(host);
@@ -59,9 +59,9 @@ double middle_of(std::vector<double> values) {
 
 }  // namespace
 
-Fusion::Fusion(const FlatParameters& parameters, run::RankSession& session, const FusionOptions& options)
-    : session_(session),
-      communicator_(session.communicator()),
+Fusion::Fusion(const FlatParameters& parameters, const RunServices& run, const FusionOptions& options)
+    : run_(run),
+      communicator_(run.communicator),
       options_(options),
       items_(items_of(parameters)),
       plans_{comm::plan_fusion(items_, options.threshold_bytes)},
@@ -73,11 +73,11 @@ Fusion::Fusion(const FlatParameters& parameters, run::RankSession& session, cons
     if (gaps_due_) link_ = comm::measure_link(communicator_);
     return;
   }
-  const std::vector<std::size_t> hosts = hosts_of_ranks(session);
-  cache_.emplace(session.cache_folder(), cache_key(parameters, hosts));
+  const std::vector<std::size_t> hosts = hosts_of_ranks(run);
+  cache_.emplace(options_.cache_folder, cache_key(parameters, hosts));
   const auto known = remembered(/*several_hosts=*/std::count(hosts.begin(), hosts.end(), 0u) < std::ssize(hosts));
   // All ranks would say the same.
-  const Logger log = session.world().rank == 0 ? session.log() : make_null_logger();
+  const Logger log = run.is_first_rank() ? run.log : make_null_logger();
   tuner_ = std::make_unique<comm::FusionTuner>(
       items_, comm::FusionRule{options_.threshold_bytes, options_.cycle_ms * 1e3}, communicator_, log, known);
   if (known) {
@@ -93,7 +93,7 @@ Json Fusion::cache_key(const FlatParameters& parameters, const std::vector<std::
           {"gradients", sizes},
           {"threshold", options_.threshold_bytes},
           {"cycle_ms", options_.cycle_ms},
-          {"batch", session_.batch_per_rank()},
+          {"batch", options_.batch_per_rank},
           {"aggregation_frequency", options_.aggregation_frequency},
           {"sharded", options_.sharded},
           {"hosts", hosts},
@@ -105,18 +105,18 @@ Json Fusion::cache_key(const FlatParameters& parameters, const std::vector<std::
 // it was: the same hosts may be joined by several, and what is best on one may be worse than the default on another.
 std::optional<std::vector<std::size_t>> Fusion::remembered(bool several_hosts) {
   std::optional<FusionAnswer> found;
-  if (session_.world().rank == 0) {
-    found = cache_->find(items_.size(), session_.log());
-    session_.control().set("train/fusion", found ? to_line(brief_json(*found)) : "");
-  } else if (const std::string text = session_.control().get("train/fusion"); !text.empty()) {
+  if (run_.is_first_rank()) {
+    found = cache_->find(items_.size(), run_.log);
+    run_.control.set("train/fusion", found ? to_line(brief_json(*found)) : "");
+  } else if (const std::string text = run_.control.get("train/fusion"); !text.empty()) {
     found = brief_answer(Json::parse(text));
   }
   if (!found) return std::nullopt;
   if (several_hosts) {
     const comm::LinkModel now = comm::measure_link(communicator_);
     if (!comm::alike(found->link, now)) {
-      if (session_.world().rank == 0) {
-        session_.log()->info(
+      if (run_.is_first_rank()) {
+        run_.log->info(
             "tensor fusion: the plan that an earlier run found is for another link: an exchange took {:.0f} us and "
             "{:.2f} "
             "ms a MB then, and takes {:.0f} us and {:.2f} ms a MB now",
@@ -125,7 +125,7 @@ std::optional<std::vector<std::size_t>> Fusion::remembered(bool several_hosts) {
       return std::nullopt;
     }
   }
-  if (session_.world().rank == 0) {
+  if (run_.is_first_rank()) {
     link_ = found->link;
     ready_us_ = found->ready_us;
   }
@@ -160,7 +160,7 @@ bool Fusion::look_at_gaps(std::span<const double> ready_us) {
   const comm::FusionPlan with_gaps =
       comm::plan_fusion(items_, options_.threshold_bytes, ready_us_, options_.cycle_ms * 1e3);
   if (with_gaps == plan()) return false;
-  session_.log()->info(
+  run_.log->info(
       "tensor fusion: {} buckets instead of {}: gradients more than {:g} ms apart do not wait for each other",
       with_gaps.buckets.size(), plan().buckets.size(), options_.cycle_ms);
   adopt(with_gaps, "threshold and gaps");
@@ -182,10 +182,10 @@ void Fusion::end_tuning() {
   how_ = "tuned";
   link_ = tuner_->link();
   ready_us_.assign(tuner_->ready_us().begin(), tuner_->ready_us().end());
-  if (session_.world().rank == 0) {
-    cache_->store({tuner_->cuts(), *link_, ready_us_}, tuner_->report(), session_.log());
+  if (run_.is_first_rank()) {
+    cache_->store({tuner_->cuts(), *link_, ready_us_}, tuner_->report(), run_.log);
     Json report = tuner_->report();
-    session_.write_event("fusion_tuned", report);
+    run_.write_event("fusion_tuned", report);
   }
   tuner_.reset();
 }

@@ -13,18 +13,20 @@
 #include "dtrain/comm/communicator.h"
 #include "dtrain/comm/fusion_plan.h"
 #include "dtrain/comm/fusion_tuner.h"
-#include "dtrain/run/rank_session.h"
 #include "exchange/fusion_cache.h"
 #include "exchange/gradient_exchange.h"
+#include "exchange/run_services.h"
 #include "model/flat_parameters.h"
 
 namespace dtrain::train {
 
 struct FusionOptions {
   std::int64_t threshold_bytes = 64ll << 20;
-  double cycle_ms = 0;     // 0: gaps between gradients do not matter
-  bool auto_tune = false;  // then they are only what the tuner has to beat
+  double cycle_ms = 0;                 // 0: gaps between gradients do not matter
+  bool auto_tune = false;              // then they are only what the tuner has to beat
+  std::filesystem::path cache_folder;  // where tuned plans are remembered; empty: nowhere
   // What else an answer of the tuner depends on.
+  std::int64_t batch_per_rank = 0;
   int aggregation_frequency = 1;
   bool sharded = false;  // while it tunes
 };
@@ -32,7 +34,7 @@ struct FusionOptions {
 class Fusion {
  public:
   // Collective where gaps are looked at or the tuner is on.
-  Fusion(const FlatParameters& parameters, run::RankSession& session, const FusionOptions& options);
+  Fusion(const FlatParameters& parameters, const RunServices& run, const FusionOptions& options);
 
   // Plans that were in use before stay where they are: a strategy may look at the old one when it is given a new one.
   const comm::FusionPlan& plan() const { return plans_.back(); }
@@ -61,7 +63,7 @@ class Fusion {
   std::optional<std::vector<std::size_t>> remembered(bool several_hosts);
   void end_tuning();
 
-  run::RankSession& session_;
+  const RunServices& run_;
   comm::Communicator& communicator_;
   const FusionOptions options_;
   std::vector<comm::FusionItem> items_;

@@ -1,7 +1,6 @@
 #include "exchange/gradient_exchange.h"
 
 #include <algorithm>
-#include <cstring>
 #include <string>
 
 #include "dtrain/base/error.h"
@@ -63,6 +62,12 @@ void GradientExchange::use(GradientStrategy& strategy, const comm::FusionPlan& p
   }
 }
 
+void GradientExchange::forget_strategy() {
+  works_.clear();
+  strategy_ = nullptr;
+  plan_ = nullptr;
+}
+
 void GradientExchange::begin_batch(bool exchange) {
   exchanging_ = exchange;
   std::fill(ready_in_batch_.begin(), ready_in_batch_.end(), 0);
@@ -96,7 +101,7 @@ void GradientExchange::gradient_ready(std::size_t index) {
                 "call context.backward() once in train_batch(), on the sum of the losses");
   }
   ready_in_batch_[index] = 1;
-  if (settle(index) && exchanging_) {
+  if (put_in_place(index) && exchanging_) {
     --buckets_[bucket_of_[index]].missing;
     const profile::PhaseScope phase(recorder_, profile::Phase::kAllreduceWait);
     const Nanoseconds began = now();
@@ -107,7 +112,7 @@ void GradientExchange::gradient_ready(std::size_t index) {
   in_hooks_ += now() - entered;
 }
 
-bool GradientExchange::settle(std::size_t index) {
+bool GradientExchange::put_in_place(std::size_t index) {
   auto& parameter = parameters_.parameters()[index];
   at::Tensor& gradient = parameter.tensor.mutable_grad();
   if (!gradient.defined()) {
@@ -192,7 +197,7 @@ void GradientExchange::lift_guard() {
   }
 }
 
-// Nobody has touched the gradients since backward. From here on they are the engine's, and may be looked at again.
+// Checks that no gradient has been touched since backward. From here on the gradients are ours, and may be read again.
 void GradientExchange::take_back() {
   const auto parameters = parameters_.parameters();
   for (std::size_t i = 0; i < parameters.size(); ++i) {
@@ -227,8 +232,7 @@ void GradientExchange::clear_unused() {
     if (used_[i] || buckets_[bucket_of_[i]].launched) continue;
     if (!memory_.may_write(i)) fail_displaced(parameters[i].name);
     const auto& group = parameters_.groups()[parameters[i].group];
-    std::memset(static_cast<std::byte*>(group.gradients.data_ptr()) + parameters[i].offset * group.element_size, 0,
-                static_cast<std::size_t>(parameters[i].padded * group.element_size));
+    FlatMemory::clear(group.gradients, parameters[i].offset, parameters[i].padded);
   }
 }
 
@@ -260,7 +264,7 @@ std::span<const std::uint8_t> GradientExchange::finish(bool word) {
   return std::span(used_).first(parameters.size());
 }
 
-std::span<const std::uint8_t> GradientExchange::finish_alone() {
+std::span<const std::uint8_t> GradientExchange::finish_local() {
   take_back();
   clear_unused();
   const auto parameters = parameters_.parameters();

@@ -25,8 +25,9 @@ class GradientExchange {
  public:
   GradientExchange(FlatParameters& parameters, comm::Communicator& communicator, profile::Recorder& recorder);
 
-  // Between windows. Both outlive their use.
+  // Between windows. Both outlive their use, which ends with the next use() or with forget_strategy().
   void use(GradientStrategy& strategy, const comm::FusionPlan& plan);
+  void forget_strategy();
 
   // A batch starts. `exchange`: gradients are exchanged in this batch, bucket by bucket as backward completes them.
   void begin_batch(bool exchange);
@@ -36,11 +37,12 @@ class GradientExchange {
   void gradient_ready(std::size_t parameter);
   // Hands over what backward did not complete, with zeros for what it did not touch, and waits for every bucket.
   // Returns, for each parameter, whether any rank used it in this window. Error naming a parameter whose gradient
-  // somebody has changed since backward(). `word`: asks all ranks something; word_of_any() is whether one said yes.
+  // has changed since backward(). `word`: this rank's answer to a question of the caller; word_of_any(): whether any
+  // rank's was yes.
   std::span<const std::uint8_t> finish(bool word = false);
   bool word_of_any() const { return used_.back() != 0; }
-  // The same without a word to anybody: for this rank's own gradients.
-  std::span<const std::uint8_t> finish_alone();
+  // The same for this rank's own gradients, without an exchange.
+  std::span<const std::uint8_t> finish_local();
   // The update is done: the next batch starts a new window.
   void end_window() { window_open_ = false; }
 
@@ -58,7 +60,8 @@ class GradientExchange {
     std::size_t missing = 0;  // gradients of this batch not ready yet
     bool launched = false;
   };
-  bool settle(std::size_t parameter);  // false: its place is taken, it waits for the end of backward
+  // Brings the gradient to its place. False: the place is taken, and the gradient waits for the end of backward.
+  bool put_in_place(std::size_t parameter);
   void add_tied();
   void guard();
   void lift_guard();

@@ -1,9 +1,9 @@
-// How gradients become an update that is the same on every rank: `replicated` all-reduces them and every rank updates
-// all parameters; `sharded` leaves each rank its part of every bucket to reduce and to update.
+// How gradients become an update: which ranks exchange them, in which form, and which rank updates which parameters.
+// strategies/ has one class a file; docs/architecture.md has the table.
 //
-// GradientExchange knows which gradients are ready; it hands full buckets to launch() in plan order, and to complete()
-// in the same order once they are exchanged. The engine then calls update(). All from the training thread (autograd's
-// CPU hooks run there).
+// GradientExchange knows which gradients are ready. It hands full buckets to launch() in plan order, and to complete()
+// in the same order once they are exchanged. Then the step calls update(). All calls come from the training thread,
+// on which autograd runs its CPU hooks too.
 #pragma once
 
 #include <cstddef>
@@ -14,6 +14,8 @@
 
 #include "dtrain/comm/communicator.h"
 #include "dtrain/comm/fusion_plan.h"
+#include "exchange/run_services.h"
+#include "state/state_visitor.h"
 
 namespace dtrain::train {
 
@@ -22,6 +24,12 @@ struct Update {
   std::span<const std::uint8_t> used;  // of each parameter: whether any rank used it in this window
   double correction = 1;               // what gradients are multiplied by before anything else
   double max_norm = 0;                 // then their L2 norm over all parameters is at most this; 0: no clipping
+};
+
+// Where a strategy keeps parameters and optimizer state.
+struct StateLayout {
+  bool sharded = false;   // a rank keeps the optimizer state of its own parts
+  bool one_copy = false;  // the ranks share one copy of parameters and state
 };
 
 class GradientStrategy {
@@ -36,8 +44,16 @@ class GradientStrategy {
   // The Work of a bucket is complete. Its gradients are the sum over ranks (and the window's batches), scaled.
   virtual void complete(std::size_t bucket) { static_cast<void>(bucket); }
   // Every bucket is complete on this rank and every rank has finished its backward. On return all parameters are up to
-  // date, whoever updated them. Returns the gradients' norm before clipping, where it was asked for.
+  // date, on every rank. Returns the gradients' norm before clipping, where it was asked for.
   virtual std::optional<double> update(const Update& update) = 0;
+
+  virtual StateLayout layout() const { return {}; }
+  // Gives every rank the whole optimizer state, so that another strategy can go on. Collective.
+  virtual void complete_state() {}
+  // Training is over: writes what this strategy has to say to plan.json and the log. Collective.
+  virtual void report(const RunServices& run) { static_cast<void>(run); }
+  // What it keeps from step to step besides parameters and optimizer state.
+  virtual void visit(StateVisitor& visitor) { static_cast<void>(visitor); }
 };
 
 }  // namespace dtrain::train

@@ -12,7 +12,7 @@ class RepeatedBatch final : public BatchSource {
   void start_epoch(std::int64_t epoch) override {
     if (!batch_) {
       source_->start_epoch(epoch);
-      if ((batch_ = source_->next())) batch_->fetch_ns = -1;  // nobody reads it from now on
+      if ((batch_ = source_->next())) batch_->fetch_ns = -1;  // it is not read from disk again
     }
     given_ = 0;
   }

@@ -1,4 +1,4 @@
-// Measures throughput and tells the session how far training is, a few times a second.
+// Measures throughput and reports to the session how far training is, a few times a second.
 #pragma once
 
 #include <cstdint>

@@ -15,7 +15,7 @@
 #include "loop/training_loop.h"
 #include "model/model_report.h"
 #include "model/weights.h"
-#include "step/engine.h"
+#include "step/training_step.h"
 
 namespace dtrain {
 
@@ -52,6 +52,27 @@ int fail(run::RankSession& session) {
   }
 }
 
+train::StepOptions step_options(const run::RankSession& session, const TrialContext::Wrapped& wrapped) {
+  const config::Experiment& experiment = session.experiment();
+  const config::Optimizations& wanted = experiment.optimizations;
+  train::StepOptions options;
+  options.aggregation_frequency = wanted.aggregation_frequency;
+  options.average_aggregated_gradients = wanted.average_aggregated_gradients;
+  options.max_gradient_norm = wrapped.max_gradient_norm;
+  options.strategy = {wanted.sharded_optimizer, wanted.gradient_compression, experiment.experiment_seed};
+  options.local_sgd = wanted.local_sgd;
+  options.stop_on_non_finite = experiment.stop_on_non_finite;
+  options.alone = session.mock().apart();
+  // Gaps between gradients matter only where gradients are exchanged while ranks compute.
+  const bool overlaps = !wanted.local_sgd && !options.alone;
+  options.fusion.threshold_bytes = wanted.tensor_fusion_threshold_bytes;
+  options.fusion.cycle_ms = overlaps ? wanted.tensor_fusion_cycle_ms : 0;
+  options.fusion.auto_tune = wanted.auto_tune_tensor_fusion && !options.alone;
+  options.fusion.cache_folder = session.cache_folder();
+  options.fusion.batch_per_rank = session.batch_per_rank();
+  return options;
+}
+
 // True when it stopped early.
 bool train_and_save(run::RankSession& session, const TrialFactory& make_trial) {
   const config::Experiment& experiment = session.experiment();
@@ -61,38 +82,22 @@ bool train_and_save(run::RankSession& session, const TrialFactory& make_trial) {
   const std::unique_ptr<Trial> trial = make_trial(context);
   const auto& model = context.wrapped().model;
   if (model && !experiment.initial_weights.empty() && session.world().rank == 0) {
-    train::load_weights(*model, experiment.initial_weights);  // the engine hands them to the other ranks
+    train::load_weights(*model, experiment.initial_weights);  // the step hands them to the other ranks
     session.log()->info("starting from the weights in {}", experiment.initial_weights.string());
   }
-  train::EngineOptions options;
-  options.aggregation_frequency = experiment.optimizations.aggregation_frequency;
-  options.average_aggregated_gradients = experiment.optimizations.average_aggregated_gradients;
-  const auto& wanted = experiment.optimizations;
-  // Where nothing is exchanged while ranks compute, there is nothing that could wait for anything.
-  const run::Mock& mock = session.mock();
-  options.alone = mock.apart();
-  const bool overlaps = !wanted.local_sgd && !options.alone;
-  options.fusion = {wanted.tensor_fusion_threshold_bytes, overlaps ? wanted.tensor_fusion_cycle_ms : 0,
-                    wanted.auto_tune_tensor_fusion && !options.alone};
-  options.max_gradient_norm = context.wrapped().max_gradient_norm;
-  options.compression = experiment.optimizations.gradient_compression;
-  options.local_sgd = experiment.optimizations.local_sgd;
-  options.seed = experiment.experiment_seed;
-  options.sharded = experiment.optimizations.sharded_optimizer;
-  options.stop_on_non_finite = experiment.stop_on_non_finite;
-  train::Engine engine(context, session, options);
+  train::TrainingStep step(context.wrapped(), train::services_of(session), step_options(session, context.wrapped()));
   malloc_trim(0);  // the parameters as the model allocated them are laid out flat elsewhere now
   if (session.world().rank == 0) {
-    session.update_plan("model", train::describe_model(engine.parameters()));
+    session.update_plan("model", train::describe_model(step.parameters()));
     session.update_plan("optimizer", train::describe_optimizer(context.wrapped().optimizer));
-    session.update_plan("fusion", engine.fusion().describe());
-    if (!wanted.grad_updates_size_file.empty()) {
-      train::write_gradient_sizes(wanted.grad_updates_size_file, engine.parameters());
+    session.update_plan("fusion", step.fusion().describe());
+    if (const auto& file = experiment.optimizations.grad_updates_size_file; !file.empty()) {
+      train::write_gradient_sizes(file, step.parameters());
     }
   }
 
   const auto save = [&] {
-    if (session.world().rank != 0 || mock.any()) return;
+    if (session.world().rank != 0 || session.mock().any()) return;
     const auto folder = session.run_dir() / "checkpoints" / "final";
     const auto written = [&](const std::filesystem::path& path) {
       session.write_event("weights_written", {{"path", path.string()}});
@@ -101,16 +106,16 @@ bool train_and_save(run::RankSession& session, const TrialFactory& make_trial) {
     written(folder / "model.safetensors");
     for (const auto& path : trial->save_more(folder)) written(path);
   };
-  train::TrainingLoop loop(*trial, context, session, engine, save);
+  train::TrainingLoop loop(*trial, context, session, step, save);
   session.recorder().mark(profile::RunMark::kInitializationEnd);
   bool stopped = false;
   try {
     stopped = loop.run();
   } catch (...) {
-    fail(session);  // while the engine is there: what it has handed over may be under way until this ends it
+    fail(session);  // while the step is there: what it has handed over may be under way until this ends it
     throw;
   }
-  if (session.world().rank == 0) session.update_plan("fusion", engine.fusion().describe());
+  if (session.world().rank == 0) session.update_plan("fusion", step.fusion().describe());
   return stopped;
 }
 

@@ -32,12 +32,12 @@ std::uint64_t step_seed(std::uint64_t seed, int rank, std::int64_t step) {
 
 }  // namespace
 
-TrainingLoop::TrainingLoop(Trial& trial, TrialContext& context, run::RankSession& session, Engine& engine,
+TrainingLoop::TrainingLoop(Trial& trial, TrialContext& context, run::RankSession& session, TrainingStep& step,
                            std::function<void()> save)
     : trial_(trial),
       context_(context),
       session_(session),
-      engine_(engine),
+      step_(step),
       recorder_(session.recorder()),
       experiment_(session.experiment()),
       loader_(trial.training_loader()),
@@ -86,7 +86,7 @@ void TrainingLoop::find_lengths() {
   if (length.unit != config::LengthUnit::kEpochs || batches_per_epoch_) {
     total_batches_ = length_in_batches(length, "searcher.max_length");
   }
-  Json lengths = Json::object();  // for whoever asks how far the run is
+  Json lengths = Json::object();  // by which others see how far the run is
   if (total_batches_) lengths["batches"] = *total_batches_;
   if (batches_per_epoch_) lengths["batches_per_epoch"] = *batches_per_epoch_;
   session_.update_plan("length", lengths);
@@ -106,6 +106,14 @@ void TrainingLoop::start_epoch(std::int64_t epoch) {
   epoch_ = epoch;
   epoch_batches_ = 0;
   loader_->start_epoch(epoch);
+}
+
+void TrainingLoop::visit(StateVisitor& visitor) {
+  visitor.number("batches", batches_);
+  visitor.number("epoch", epoch_);
+  visitor.number("epoch_batches", epoch_batches_);
+  visitor.part("validation", validation_);
+  visitor.part("step", step_);
 }
 
 bool TrainingLoop::epoch_is_full() const {
@@ -141,19 +149,19 @@ TrainingLoop::Outcome TrainingLoop::run_round() {
     if (!epoch_is_full()) batch = loader_->next();
     if (batch) record_loader(*batch);
   }
-  engine_.announce(batch.has_value(), session_.stop_requested(),
-                   deep_window_.wanted(batches_ + 1, engine_.announcement_rounds()));
+  step_.announce(batch.has_value(), session_.stop_requested(),
+                 deep_window_.wanted(batches_ + 1, step_.announcement_rounds()));
   if (!batch) {
-    const Engine::Round round = engine_.agree();
+    const Round round = step_.agree();
     if (round.active == 0) return end_of_epoch(round);
   }
 
   // 2. Forward and backward, buckets leaving as they fill; 3. the exchange; 4. the optimizer.
   bool stepped = session_.mock().train;
   if (!session_.mock().train) {
-    engine_.begin_batch();
+    step_.begin_batch();
     if (batch) train_batch(*batch);
-    stepped = engine_.end_batch();
+    stepped = step_.end_batch();
   }
   ++batches_;
   ++epoch_batches_;
@@ -161,14 +169,14 @@ TrainingLoop::Outcome TrainingLoop::run_round() {
 
   // 5. What is due now and then.
   const bool last = total_batches_ && batches_ == *total_batches_;
-  const bool stopped = stepped && engine_.stop_seen();
+  const bool stopped = stepped && step_.stop_seen();
   if (last || stopped) {
     conclude(stopped && !last);
     progress_.leave_out_pause();
   } else {
     if (batches_ % experiment_.scheduling_unit == 0) reduce_training_metrics();
     if (!session_.mock().any() && validation_period_ > 0 && batches_ % validation_period_ == 0) {
-      engine_.synchronise();
+      step_.synchronise();
       validation_.run(batches_, epoch_);
       progress_.leave_out_pause();
     }
@@ -179,8 +187,8 @@ TrainingLoop::Outcome TrainingLoop::run_round() {
     progress_.update({batches_, total_batches_.value_or(0), epoch_, epoch_batches_, batches_per_epoch_.value_or(0)},
                      global_batch_, latest);
   }
-  recorder_.end_step({batch ? batch->samples : 0, stepped && engine_.synchronised(), epoch_});
-  deep_window_.after_step(batches_, engine_.take_trace_window());
+  recorder_.end_step({batch ? batch->samples : 0, stepped && step_.synchronised(), epoch_});
+  deep_window_.after_step(batches_, step_.take_trace_window());
   return last ? Outcome::kDone : stopped ? Outcome::kStopped : Outcome::kGoOn;
 }
 
@@ -192,7 +200,7 @@ void TrainingLoop::record_loader(const Batch& batch) {
        .pinned = !context_.device().is_cpu() && !batch.tensors.empty() && batch.tensors.front().is_pinned()});
 }
 
-TrainingLoop::Outcome TrainingLoop::end_of_epoch(const Engine::Round& round) {
+TrainingLoop::Outcome TrainingLoop::end_of_epoch(const Round& round) {
   if (epoch_batches_ == 0) {
     throw DataError("epoch " + std::to_string(epoch_) + " has no batch on any rank",
                     "the training data is empty, or its source gives nothing after the first epoch");
@@ -212,7 +220,7 @@ void TrainingLoop::train_batch(Batch& batch) {
   const PhaseScope phase(recorder_, Phase::kForward);
   bool ran_backward = false;
   context_.wrapped().backward = [&](const at::Tensor& loss) {
-    engine_.backward(loss);
+    step_.backward(loss);
     ran_backward = true;
     recorder_.switch_to(Phase::kTrainBatch);  // what train_batch() does after backward is neither
   };
@@ -227,8 +235,8 @@ void TrainingLoop::train_batch(Batch& batch) {
 }
 
 void TrainingLoop::reduce_training_metrics() {
-  engine_.check_members();
-  engine_.tell_non_finite();
+  step_.check_members();
+  step_.write_non_finite();
   {
     const PhaseScope phase(recorder_, Phase::kFromDevice);
     for (const auto& [metrics, samples] : unread_metrics_) metrics_.add(metrics, samples);
@@ -243,16 +251,16 @@ void TrainingLoop::reduce_training_metrics() {
                           {"batch", batches_},
                           {"epoch", epoch_},
                           {"samples", reduced.samples},
-                          {"optimizer_steps", engine_.optimizer().steps()},
-                          {"learning_rate", engine_.optimizer().last_learning_rate()},
+                          {"optimizer_steps", step_.optimizer().steps()},
+                          {"learning_rate", step_.optimizer().last_learning_rate()},
                           {"metrics", numbers_or_texts(reduced.means)}});
 }
 
 void TrainingLoop::conclude(bool stopped) {
   if (concluded_) return;
   concluded_ = true;
-  engine_.flush();
-  engine_.report();
+  step_.flush();
+  step_.report();
   {
     const PhaseScope phase(recorder_, Phase::kCheckpoint);
     save_();

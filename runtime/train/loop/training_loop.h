@@ -15,7 +15,7 @@
 #include "loop/metric_reducer.h"
 #include "loop/progress_meter.h"
 #include "loop/validation.h"
-#include "step/engine.h"
+#include "step/training_step.h"
 #include "tracing/deep_window.h"
 
 namespace dtrain::train {
@@ -24,7 +24,7 @@ class TrainingLoop {
  public:
   // `save` is called once on every rank when training is over, before the last validation: nothing that goes wrong
   // there costs the weights.
-  TrainingLoop(Trial& trial, TrialContext& context, run::RankSession& session, Engine& engine,
+  TrainingLoop(Trial& trial, TrialContext& context, run::RankSession& session, TrainingStep& step,
                std::function<void()> save);
   ~TrainingLoop();
   TrainingLoop(const TrainingLoop&) = delete;
@@ -32,11 +32,13 @@ class TrainingLoop {
 
   // Trains up to the experiment's max_length. True when it stopped early because some rank was asked to. Collective.
   bool run();
+  // Where training is, and the state of its step. Between two optimizer steps. Collective.
+  void visit(StateVisitor& visitor);
 
  private:
   enum class Outcome { kGoOn, kDone, kStopped };
   Outcome run_round();
-  Outcome end_of_epoch(const Engine::Round& round);
+  Outcome end_of_epoch(const Round& round);
   void train_batch(Batch& batch);
   void record_loader(const Batch& batch);
   // At the last batch: applies what is left of the window, reduces metrics, validates. Once.
@@ -51,7 +53,7 @@ class TrainingLoop {
   Trial& trial_;
   TrialContext& context_;
   run::RankSession& session_;
-  Engine& engine_;
+  TrainingStep& step_;
   profile::Recorder& recorder_;
   const config::Experiment& experiment_;
   Loader loader_;

@@ -41,7 +41,7 @@ void TrialContext::warn_of_unread_keys() {
   if (std::exchange(unread_keys_told_, true) || rank() != 0) return;
   std::vector<train::SectionRead> sections{
       {"hyperparameters", &session_.experiment().hyperparameters, hyperparameters_asked_}};
-  sections.front().asked.insert("global_batch_size");  // the engine's
+  sections.front().asked.insert("global_batch_size");  // read by the run
   if (!data_.all_asked()) sections.push_back({"data", &data_.given(), data_.asked()});
   const std::string text = train::describe_unread(sections);
   if (!text.empty()) session_.log()->warn("{}", text);

@@ -71,6 +71,11 @@ void Validation::check_metric() {
   require_metric(names);
 }
 
+void Validation::visit(StateVisitor& visitor) {
+  visitor.number("last_batch", last_batch_);
+  visitor.real("best", best_);
+}
+
 void Validation::report(const ReducedMetrics& reduced, std::int64_t batch, std::int64_t epoch) {
   std::ostringstream text;
   for (const auto& [name, value] : reduced.means) {

@@ -7,6 +7,7 @@
 #include "dtrain/run/rank_session.h"
 #include "dtrain/train/trial.h"
 #include "loop/metric_reducer.h"
+#include "state/state_visitor.h"
 
 namespace dtrain::train {
 
@@ -24,6 +25,7 @@ class Validation {
   // Evaluates one batch to see that searcher.metric is there, before hours are spent on training: AgreedError. Leaves
   // nothing behind. Where no rank has a batch to evaluate, run() finds out.
   void check_metric();
+  void visit(StateVisitor& visitor);
 
  private:
   void require_metric(const std::vector<std::string>& names) const;

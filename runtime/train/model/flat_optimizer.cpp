@@ -5,7 +5,6 @@
 #include <numbers>
 
 #include "dtrain/base/error.h"
-#include "model/private_memory.h"
 
 namespace dtrain {
 namespace lr {
@@ -51,6 +50,12 @@ void check(const Optimizer& optimizer) {
   }
 }
 
+// Of the tensors of a group's state, in their order.
+std::vector<std::string> state_names(const Optimizer& optimizer) {
+  if (std::holds_alternative<Sgd>(optimizer)) return {"momentum"};
+  return {"exp_avg", "exp_avg_sq"};
+}
+
 }  // namespace
 
 FlatOptimizer::FlatOptimizer(const Optimizer& optimizer, LrSchedule schedule, FlatParameters& parameters)
@@ -59,10 +64,11 @@ FlatOptimizer::FlatOptimizer(const Optimizer& optimizer, LrSchedule schedule, Fl
       parameters_(parameters),
       updates_(parameters.parameters().size(), 0) {
   check(optimizer_);
+  const FlatMemory& memory = parameters.memory();
   for (const auto& group : parameters.groups()) {
     auto& state = states_.emplace_back();
-    if (needs_first(optimizer_)) state.push_back(flat_zeros(group.values.numel(), group.dtype));
-    if (!std::holds_alternative<Sgd>(optimizer_)) state.push_back(flat_zeros(group.values.numel(), group.dtype));
+    if (needs_first(optimizer_)) state.push_back(memory.own(group.values.numel(), group.dtype));
+    if (!std::holds_alternative<Sgd>(optimizer_)) state.push_back(memory.own(group.values.numel(), group.dtype));
   }
 }
 
@@ -119,6 +125,16 @@ void FlatOptimizer::update(const FlatRange& range) {
 
 void FlatOptimizer::end_step(std::span<const std::uint8_t> used) {
   for (std::size_t i = 0; i < updates_.size(); ++i) updates_[i] += used[i] ? 1 : 0;
+}
+
+void FlatOptimizer::visit(StateVisitor& visitor) {
+  visitor.number("steps", steps_);
+  const auto parameters = parameters_.parameters();
+  for (std::size_t i = 0; i < parameters.size(); ++i) visitor.number("updates/" + parameters[i].name, updates_[i]);
+  const auto names = state_names(optimizer_);
+  for (std::size_t g = 0; g < states_.size(); ++g) {
+    for (std::size_t s = 0; s < states_[g].size(); ++s) parameters_.visit_like(visitor, names[s], g, states_[g][s]);
+  }
 }
 
 void FlatOptimizer::update(const FlatRange& range, std::int64_t updates) {

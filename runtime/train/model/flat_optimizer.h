@@ -29,6 +29,9 @@ class FlatOptimizer {
   double learning_rate() const;       // of the next step
   double last_learning_rate() const;  // of the last step; before the first one, of that
 
+  // Where updates are sharded, a rank's state is up to date in its own parts alone.
+  void visit(StateVisitor& visitor);
+
   // What the optimizer remembers of a group, in tensors laid out as its flat values. The strategy decides what memory
   // they lie in, and which of their elements this rank keeps up to date.
   std::span<at::Tensor> state(std::size_t group) { return states_[group]; }

@@ -5,7 +5,6 @@
 #include <utility>
 
 #include "dtrain/base/error.h"
-#include "model/private_memory.h"
 
 namespace dtrain::train {
 
@@ -56,19 +55,6 @@ void refuse_partial_overlap(std::vector<MemoryExtent> extents) {
 
 }  // namespace
 
-comm::DataType comm_type(at::ScalarType type) {
-  switch (type) {
-    case at::kFloat:
-      return comm::DataType::kFloat32;
-    case at::kDouble:
-      return comm::DataType::kFloat64;
-    default:
-      break;
-  }
-  throw ConfigError(std::string("parameters of type ") + at::toString(type) + " cannot be exchanged yet",
-                    "use float32 or float64 parameters");
-}
-
 std::vector<NamedParameter> distinct_parameters(const torch::nn::Module& model) {
   std::vector<NamedParameter> result;
   std::map<const at::TensorImpl*, std::size_t> seen;
@@ -98,7 +84,8 @@ std::vector<NamedParameter> distinct_parameters(const torch::nn::Module& model) 
   return result;
 }
 
-FlatParameters::FlatParameters(const torch::nn::Module& model, comm::Communicator& communicator) {
+FlatParameters::FlatParameters(const torch::nn::Module& model, comm::Communicator& communicator)
+    : memory_(communicator) {
   auto named = distinct_parameters(model);
   std::reverse(named.begin(), named.end());
   std::vector<MemoryExtent> extents;
@@ -149,10 +136,10 @@ FlatParameters::FlatParameters(const torch::nn::Module& model, comm::Communicato
   }
   for (std::size_t g = 0; g < groups_.size(); ++g) {
     Group& group = groups_[g];
-    const auto options = at::TensorOptions().dtype(group.dtype);
-    group.values = flat_zeros(used[g], group.dtype);
-    group.memory = communicator.allocate(static_cast<std::size_t>(used[g] * group.element_size));
-    group.gradients = at::from_blob(group.memory->bytes().data(), {used[g]}, options);
+    group.values = memory_.own(used[g], group.dtype);
+    FlatMemory::Block block = memory_.exchanged(used[g], group.dtype);
+    group.gradients = std::move(block.tensor);
+    group.memory = std::move(block.buffer);
   }
   const at::NoGradGuard no_grad;
   for (Parameter& parameter : parameters_) {
@@ -182,12 +169,24 @@ void FlatParameters::place_values(std::size_t index, const at::Tensor& memory) {
 
 bool FlatParameters::in_place(const Parameter& parameter) const {
   const Group& group = groups_[parameter.group];
-  const auto* place =
-      static_cast<const std::byte*>(group.values.const_data_ptr()) + parameter.offset * group.element_size;
+  const std::byte* const place = FlatMemory::address(group.values, parameter.offset);
   const auto lies_there = [&](const at::Tensor& tensor) {
     return tensor.numel() == 0 || tensor.const_data_ptr() == place;
   };
   return lies_there(parameter.tensor) && std::all_of(parameter.tied.begin(), parameter.tied.end(), lies_there);
+}
+
+void FlatParameters::visit(StateVisitor& visitor) {
+  for (const Parameter& parameter : parameters_) visitor.tensor(parameter.name, parameter.tensor.detach());
+}
+
+void FlatParameters::visit_like(StateVisitor& visitor, std::string_view name, std::size_t group,
+                                const at::Tensor& flat) const {
+  for (const Parameter& parameter : parameters_) {
+    if (parameter.group != group) continue;
+    visitor.tensor(std::string(name) + "/" + parameter.name,
+                   flat.as_strided(parameter.tensor.sizes(), parameter.tensor.strides(), parameter.offset));
+  }
 }
 
 std::int64_t FlatParameters::total_elements() const {

@@ -17,10 +17,10 @@
 #include <torch/nn/module.h>
 
 #include "dtrain/comm/communicator.h"
+#include "model/flat_memory.h"
+#include "state/state_visitor.h"
 
 namespace dtrain::train {
-
-comm::DataType comm_type(at::ScalarType type);  // ConfigError for a type the communicators cannot sum
 
 class FlatParameters {
  public:
@@ -52,15 +52,22 @@ class FlatParameters {
   std::span<const Parameter> parameters() const { return parameters_; }
   std::span<Group> groups() { return groups_; }
   std::span<const Group> groups() const { return groups_; }
+  // Where all of it lies.
+  FlatMemory& memory() { return memory_; }
+  const FlatMemory& memory() const { return memory_; }
   // Puts a group's values into `memory`, which holds them already, laid out alike: the model's tensors become views of
   // it.
   void place_values(std::size_t group, const at::Tensor& memory);
   // Whether a parameter's tensor lies where place_values() has put it.
   bool in_place(const Parameter& parameter) const;
+  void visit(StateVisitor& visitor);
+  // Visits a tensor that is laid out as a group's values are, parameter by parameter.
+  void visit_like(StateVisitor& visitor, std::string_view name, std::size_t group, const at::Tensor& flat) const;
   std::int64_t total_elements() const;
   std::int64_t total_bytes() const;
 
  private:
+  FlatMemory memory_;
   std::vector<Parameter> parameters_;
   std::vector<Group> groups_;
 };

@@ -35,10 +35,10 @@ class GradientMemory::Dispatcher final : public c10::Allocator {
 };
 
 GradientMemory::GradientMemory(FlatParameters& parameters)
-    : slots_(std::make_shared<Slots>(parameters.parameters().size())) {
+    : device_(parameters.memory().device()), slots_(std::make_shared<Slots>(parameters.parameters().size())) {
   for (std::size_t i = 0; i < slots_->size(); ++i) {
     const auto& parameter = parameters.parameters()[i];
-    (*slots_)[i].data = static_cast<std::byte*>(parameter.gradient.data_ptr());
+    (*slots_)[i].data = FlatMemory::address(parameter.gradient);
     (*slots_)[i].bytes = parameter.gradient.nbytes();
   }
   Dispatcher::install();
@@ -76,7 +76,7 @@ c10::DataPtr GradientMemory::allocate(std::size_t bytes, c10::Allocator& otherwi
         const std::unique_ptr<Loan> ended(static_cast<Loan*>(context));
         (*ended->slots)[ended->index].lent.store(false, std::memory_order_release);
       };
-      return {slot.data, loan.release(), give_back, c10::Device(c10::DeviceType::CPU)};
+      return {slot.data, loan.release(), give_back, device_};
     }
   }
   c10::DataPtr result = otherwise.allocate(bytes);

@@ -42,7 +42,7 @@ class GradientMemory {
     GradientMemory& memory_;
   };
 
-  // Tells that backward has finished a parameter's gradient and that its memory begins at `data`. True when that is the
+  // Backward has finished a parameter's gradient, whose memory begins at `data`. True when that is the
   // parameter's place in the flat buffer; otherwise this allocation is remembered for the next time.
   bool settle(std::size_t parameter, const void* data);
   // False while another tensor lives in the parameter's place (it was lent, and became something else): then nothing
@@ -62,6 +62,7 @@ class GradientMemory {
   void end();
   c10::DataPtr allocate(std::size_t bytes, c10::Allocator& otherwise);
 
+  const c10::Device device_;
   std::shared_ptr<Slots> slots_;     // shared with the storages that were lent, which may be released later
   bool as_before_ = false;           // the allocations of this backward are those of the one before, so far
   std::vector<std::size_t> sizes_;   // of the allocations of this backward, in order, in bytes

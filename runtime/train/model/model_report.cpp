@@ -64,4 +64,12 @@ Json describe_optimizer(const std::optional<Optimizer>& optimizer) {
   return {{"kind", kKinds.at(optimizer->index())}, {"fused", true}};
 }
 
+std::optional<std::string> first_nan_parameter(const FlatParameters& parameters) {
+  const at::NoGradGuard no_grad;
+  for (const auto& parameter : parameters.parameters()) {
+    if (parameter.tensor.sum().isnan().item<bool>()) return parameter.name;
+  }
+  return std::nullopt;
+}
+
 }  // namespace dtrain::train

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <optional>
+#include <string>
 
 #include "dtrain/base/json.h"
 #include "dtrain/train/optimizer.h"
@@ -16,5 +17,8 @@ Json describe_model(const FlatParameters& parameters);
 
 // {"kind", "fused"}; null where there is none.
 Json describe_optimizer(const std::optional<Optimizer>& optimizer);
+
+// The name of the first parameter that holds NaN.
+std::optional<std::string> first_nan_parameter(const FlatParameters& parameters);
 
 }  // namespace dtrain::train

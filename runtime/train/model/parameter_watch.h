@@ -1,6 +1,6 @@
-// What somebody else does to the parameters between two updates: moves them out of the flat memory, unfreezes them,
-// replaces them, or writes them. The first three would leave them untrained without a word; who writes them has to be
-// known because a rank may share its one copy with others, and because every rank's must be the same.
+// Finds what a trial does to the parameters between two updates: it may move them out of the flat memory, unfreeze
+// them, replace them, or write them. Parameters of the first three kinds would not train, and no error would show it.
+// Writes must be known because ranks may share one copy, and because all ranks must have the same values.
 #pragma once
 
 #include <cstdint>
@@ -29,7 +29,7 @@ class ParameterWatch {
   // Everything up to now is known. `look_closer`: also finds writes that bypass the version counters, through .data(),
   // at the price of reading all parameters here and in written().
   void note(bool look_closer);
-  // Whether somebody has written a parameter since then; and which ones: an element a parameter, 0 or 1.
+  // Whether a parameter has been written since then; and which ones: 0 or 1 for each parameter.
   bool any_written() const;
   std::vector<std::uint8_t> written() const;
 

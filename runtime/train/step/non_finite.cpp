@@ -16,7 +16,7 @@ constexpr auto kNonFiniteRemedy =
     "lower the learning rate, clip gradients, or look for values in the data that are none; on_non_finite: warn goes "
     "on";
 
-// As numbers that tell, when ranks' are added, whether all said the same.
+// Numbers whose sum over ranks shows whether all ranks had the same value.
 std::int64_t non_finite_code(double value) {
   return std::isnan(value) ? 1 : value > 0 ? 1'000'000 : 1'000'000'000'000;
 }
@@ -33,7 +33,7 @@ std::string non_finite_value(std::int64_t codes, std::int64_t ranks) {
 void NonFinite::see_loss(double loss, std::int64_t batch) {
   if (std::isfinite(loss)) return;
   if (stop_) throw Error(fmt::format("the loss is {} in batch {}", non_finite_text(loss), batch), kNonFiniteRemedy);
-  mine_ = {1, session_.world().rank + 1, non_finite_code(loss)};
+  mine_ = {1, run_.world.rank + 1, non_finite_code(loss)};
 }
 
 void NonFinite::see_norm(double norm, std::int64_t batch) {
@@ -53,7 +53,7 @@ NonFinite::Words NonFinite::take_words() {
   return std::exchange(mine_, Words{});
 }
 
-void NonFinite::settle(std::span<const std::int64_t> sums, std::int64_t batch) {
+void NonFinite::add_round(std::span<const std::int64_t> sums, std::int64_t batch) {
   const bool norm = norm_batch_ == batch;
   if (norm) norm_batch_.reset();
   if (sums[0] > 0) {
@@ -64,21 +64,31 @@ void NonFinite::settle(std::span<const std::int64_t> sums, std::int64_t batch) {
   }
 }
 
+void NonFinite::visit(StateVisitor& visitor) {
+  visitor.number("batches", batches_);
+  visitor.number("first_batch", first_batch_);
+  visitor.text("first", first_);
+  // Of the last batch, which the next announcement will be about.
+  for (std::size_t i = 0; i < mine_.size(); ++i) visitor.number("word_" + std::to_string(i), mine_[i]);
+  visitor.number("norm_batch", norm_batch_);
+  visitor.text("norm", norm_text_);
+}
+
 void NonFinite::count(std::int64_t batch, const std::string& what) {
   if (batches_++ > 0) return;
   first_ = what;
   first_batch_ = batch;
-  if (session_.world().rank != 0) return;
-  session_.log()->warn("{} (on_non_finite: stop would end the run)", what);
-  session_.write_event("non_finite", {{"batch", batch}, {"text", what}});
+  if (!run_.is_first_rank()) return;
+  run_.log->warn("{} (on_non_finite: stop would end the run)", what);
+  run_.write_event("non_finite", {{"batch", batch}, {"text", what}});
 }
 
-void NonFinite::tell() {
-  if (session_.world().rank != 0 || batches_ == told_) return;
-  told_ = batches_;
+void NonFinite::write() {
+  if (!run_.is_first_rank() || batches_ == written_) return;
+  written_ = batches_;
   const std::string text =
       first_ + (batches_ > 1 ? fmt::format("; {} batches had such a loss or gradient norm", batches_) : "");
-  session_.update_plan("non_finite", {{"batches", batches_}, {"first_batch", first_batch_}, {"text", text}});
+  run_.update_plan("non_finite", {{"batches", batches_}, {"first_batch", first_batch_}, {"text", text}});
 }
 
 }  // namespace dtrain::train

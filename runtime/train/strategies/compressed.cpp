@@ -11,12 +11,11 @@ constexpr int kComparedSteps = 3;
 }  // namespace
 
 Compressed::Compressed(FlatParameters& parameters, FlatOptimizer& optimizer, comm::Communicator& communicator,
-                       profile::Recorder& recorder, double scale, std::function<double()> correction,
-                       const config::Compression& compression, std::uint64_t seed, int settled_steps)
+                       profile::Recorder& recorder, WindowScale& scale, const config::Compression& compression,
+                       std::uint64_t seed, int settled_steps)
     : parameters_(parameters),
       replicated_(parameters, optimizer, communicator, recorder, scale),
       scale_(scale),
-      correction_(std::move(correction)),
       bases_(gradient_bases(parameters)),
       compressor_(compression_options(compression, seed, kComparedSteps, settled_steps),
                   gradient_tensors(parameters, bases_), communicator),
@@ -32,14 +31,18 @@ void Compressed::set_plan(const comm::FusionPlan& plan) {
   plan_ = &plan;
 }
 
+void Compressed::visit(StateVisitor& visitor) {
+  visit_compressor(visitor, compressor_);
+}
+
 comm::Work Compressed::launch(std::size_t index) {
-  if (works_.empty()) window_scale_ = scale_ * correction_();
+  if (works_.empty()) window_scale_ = scale_.full() * scale_.correction();
   works_.push_back(compressor_.exchange(gradient_bucket(parameters_, *plan_, index, bases_), window_scale_));
   return works_.back();
 }
 
 std::optional<double> Compressed::update(const Update& update) {
-  // A gradient nobody used is not applied, but what the others' error feedback held of it has been sent.
+  // A gradient that no rank used is not applied, but what the error feedback held of it has been sent.
   for (std::size_t i = 0; i < update.used.size(); ++i) {
     if (!update.used[i]) compressor_.not_applied(i);
   }

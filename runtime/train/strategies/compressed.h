@@ -3,7 +3,6 @@
 #pragma once
 
 #include <cstddef>
-#include <functional>
 #include <vector>
 
 #include "dtrain/comm/compression.h"
@@ -15,26 +14,25 @@ namespace dtrain::train {
 
 class Compressed final : public GradientStrategy {
  public:
-  // Collective. `scale`: as for Replicated, which does the update. `correction`: what Update will say of the window
-  // under way, asked for when its first bucket is launched: what the codecs hold back must be in the units of what is
-  // applied, or it would count more than once where data ends. `settled_steps`: after so many the plan is final.
+  // Collective. `scale`: also its correction is asked for when a window's first bucket is launched, and not left to the
+  // update: what the codecs hold back must be in the units of what is applied, or it would count more than once where
+  // data ends. `settled_steps`: the plan is final after so many steps.
   Compressed(FlatParameters& parameters, FlatOptimizer& optimizer, comm::Communicator& communicator,
-             profile::Recorder& recorder, double scale, std::function<double()> correction,
-             const config::Compression& compression, std::uint64_t seed, int settled_steps);
+             profile::Recorder& recorder, WindowScale& scale, const config::Compression& compression,
+             std::uint64_t seed, int settled_steps);
 
   std::string_view operation() const override;
   void set_plan(const comm::FusionPlan& plan) override;
   comm::Work launch(std::size_t bucket) override;
   std::optional<double> update(const Update& update) override;
 
-  const comm::GradientCompressor& compressor() const { return compressor_; }
-  const CompressionReport& report() const { return report_; }
+  void report(const RunServices& run) override { report_.write(compressor_, run); }
+  void visit(StateVisitor& visitor) override;
 
  private:
   FlatParameters& parameters_;
   Replicated replicated_;
-  const double scale_;
-  const std::function<double()> correction_;
+  WindowScale& scale_;
   double window_scale_ = 1;  // of the window under way, once a bucket is launched
   const std::vector<std::byte*> bases_;
   comm::GradientCompressor compressor_;

@@ -9,7 +9,7 @@ namespace {
 using profile::Phase;
 using profile::PhaseScope;
 
-// Meetings are few and uncompressed ones dear, so two of them have to do.
+// Meetings are few, and uncompressed ones take long: two are enough to compare with.
 constexpr int kComparedMeetings = 2;
 
 }  // namespace
@@ -25,11 +25,10 @@ LocalSteps::LocalSteps(const config::LocalSgd& options, FlatParameters& paramete
       report_("compression of the meetings", "optimizations.local_sgd.compression") {
   for (const auto& group : parameters.groups()) {
     Group own;
-    own.memory = communicator.allocate(static_cast<std::size_t>(group.values.numel() * group.element_size));
-    own.difference = at::from_blob(own.memory->bytes().data(), {group.values.numel()}, group.values.options());
+    own.difference = parameters.memory().exchanged(group.values.numel(), group.dtype);
     own.start = group.values.clone();
     if (options.outer_momentum > 0) own.momentum = at::zeros_like(group.values);
-    bases_.push_back(own.memory->bytes().data());
+    bases_.push_back(FlatMemory::address(own.difference.tensor));
     groups_.push_back(std::move(own));
   }
   compressor_ =
@@ -43,7 +42,7 @@ void LocalSteps::meet(std::int64_t active) {
   {
     const PhaseScope phase(recorder_, Phase::kOptimizerStep);
     for (std::size_t g = 0; g < groups_.size(); ++g) {
-      at::sub_out(groups_[g].difference, groups_[g].start, parameters_.groups()[g].values);
+      at::sub_out(groups_[g].difference.tensor, groups_[g].start, parameters_.groups()[g].values);
     }
   }
   exchange(1.0 / static_cast<double>(active));
@@ -52,12 +51,26 @@ void LocalSteps::meet(std::int64_t active) {
     Group& group = groups_[g];
     at::Tensor& values = parameters_.groups()[g].values;
     if (group.momentum.defined()) {
-      group.momentum.mul_(options_.outer_momentum).add_(group.difference);
+      group.momentum.mul_(options_.outer_momentum).add_(group.difference.tensor);
       group.start.sub_(group.momentum, options_.outer_lr * options_.outer_momentum);
     }
-    group.start.sub_(group.difference, options_.outer_lr);
+    group.start.sub_(group.difference.tensor, options_.outer_lr);
     values.copy_(group.start);
   }
+}
+
+void LocalSteps::visit(StateVisitor& visitor) {
+  visitor.number("meetings", meetings_);
+  for (std::size_t g = 0; g < groups_.size(); ++g) {
+    parameters_.visit_like(visitor, "start", g, groups_[g].start);
+    if (groups_[g].momentum.defined()) parameters_.visit_like(visitor, "momentum", g, groups_[g].momentum);
+  }
+  visit_compressor(visitor, *compressor_);
+}
+
+void LocalSteps::report(const RunServices& run) const {
+  if (run.is_first_rank()) run.update_plan("local_sgd", {{"meetings", meetings_}});
+  if (options_.compression.kind != config::CompressionKind::kNone) report_.write(*compressor_, run);
 }
 
 void LocalSteps::exchange(double scale) {

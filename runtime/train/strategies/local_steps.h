@@ -30,17 +30,15 @@ class LocalSteps {
   // The ranks meet; `active` of them have stepped since they last did (1 or more). Parameters are then the same
   // everywhere.
   void meet(std::int64_t active);
-  std::int64_t meetings() const { return meetings_; }
-
-  const comm::GradientCompressor& compressor() const { return *compressor_; }
-  const CompressionReport& report() const { return report_; }
+  void visit(StateVisitor& visitor);
+  // Writes how often the ranks met, and what compression has brought, to plan.json and the log. Collective.
+  void report(const RunServices& run) const;
 
  private:
   struct Group {
-    std::unique_ptr<comm::Buffer> memory;
-    at::Tensor difference;  // in `memory`: start - values, then its mean
-    at::Tensor start;       // the values when the ranks last met
-    at::Tensor momentum;    // undefined: none
+    FlatMemory::Block difference;  // start - values, then its mean over ranks
+    at::Tensor start;              // the values when the ranks last met
+    at::Tensor momentum;           // undefined: none
   };
   void exchange(double scale);
 

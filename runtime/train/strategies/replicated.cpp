@@ -3,7 +3,7 @@
 namespace dtrain::train {
 
 Replicated::Replicated(FlatParameters& parameters, FlatOptimizer& optimizer, comm::Communicator& communicator,
-                       profile::Recorder& recorder, double scale)
+                       profile::Recorder& recorder, const WindowScale& scale)
     : parameters_(parameters),
       communicator_(communicator),
       scale_(scale),
@@ -15,10 +15,10 @@ Replicated::Replicated(FlatParameters& parameters, FlatOptimizer& optimizer, com
 comm::Work Replicated::launch(std::size_t index) {
   const auto& bucket = plan_->buckets[index];
   const auto& group = parameters_.groups()[bucket.group];
-  auto* data = static_cast<std::byte*>(group.gradients.data_ptr()) + bucket.begin * group.element_size;
   return communicator_.all_reduce(
-      data, static_cast<std::size_t>(bucket.end - bucket.begin), comm_type(group.dtype),
-      {.op = comm::ReduceOp::kSum, .post_scale = scale_, .bucket = static_cast<int>(index)});
+      FlatMemory::address(group.gradients, bucket.begin), static_cast<std::size_t>(bucket.end - bucket.begin),
+      comm_type(group.dtype),
+      {.op = comm::ReduceOp::kSum, .post_scale = scale_.full(), .bucket = static_cast<int>(index)});
 }
 
 std::optional<double> Replicated::update(const Update& update) {

@@ -3,6 +3,7 @@
 
 #include "dtrain/profile/recorder.h"
 #include "exchange/gradient_strategy.h"
+#include "exchange/window_scale.h"
 #include "model/flat_parameters.h"
 #include "strategies/updater.h"
 
@@ -10,9 +11,8 @@ namespace dtrain::train {
 
 class Replicated final : public GradientStrategy {
  public:
-  // `scale`: what sums over ranks and batches of a full window are multiplied by.
   Replicated(FlatParameters& parameters, FlatOptimizer& optimizer, comm::Communicator& communicator,
-             profile::Recorder& recorder, double scale);
+             profile::Recorder& recorder, const WindowScale& scale);
 
   std::string_view operation() const override { return "all_reduce"; }
   void set_plan(const comm::FusionPlan& plan) override { plan_ = &plan; }
@@ -22,7 +22,7 @@ class Replicated final : public GradientStrategy {
  private:
   FlatParameters& parameters_;
   comm::Communicator& communicator_;
-  const double scale_;
+  const WindowScale& scale_;
   Updater updater_;
   const comm::FusionPlan* plan_ = nullptr;
 };

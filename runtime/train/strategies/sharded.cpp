@@ -1,21 +1,11 @@
 #include "strategies/sharded.h"
 
-#include "model/private_memory.h"
-
 namespace dtrain::train {
 
 using profile::Phase;
 using profile::PhaseScope;
 
 namespace {
-
-std::size_t bytes_of(const FlatParameters::Group& group) {
-  return static_cast<std::size_t>(group.values.numel() * group.element_size);
-}
-
-at::Tensor view_of(comm::Buffer& buffer, const FlatParameters::Group& group) {
-  return at::from_blob(buffer.bytes().data(), group.values.sizes(), at::TensorOptions().dtype(group.dtype));
-}
 
 std::size_t elements_of(const comm::FusionPlan::Bucket& bucket) {
   return static_cast<std::size_t>(bucket.end - bucket.begin);
@@ -39,7 +29,7 @@ std::vector<std::vector<FlatRange>> parts_of_all(const FlatParameters& parameter
 }
 
 Sharded::Sharded(FlatParameters& parameters, FlatOptimizer& optimizer, comm::Communicator& communicator,
-                 profile::Recorder& recorder, double scale)
+                 profile::Recorder& recorder, const WindowScale& scale)
     : parameters_(parameters),
       optimizer_(optimizer),
       communicator_(communicator),
@@ -54,21 +44,18 @@ Sharded::Sharded(FlatParameters& parameters, FlatOptimizer& optimizer, comm::Com
 
 void Sharded::move_to_common_memory() {
   for (std::size_t g = 0; g < parameters_.groups().size(); ++g) {
-    const auto& group = parameters_.groups()[g];
-    auto values = communicator_.allocate_common(bytes_of(group));
-    if (!values) return;  // on every rank, for the first group
-    // All ranks hold the same bits, so it does not matter who brings them.
-    const auto place = [&](const at::Tensor& from, comm::Buffer& buffer) {
-      at::Tensor to = view_of(buffer, group);
-      if (communicator_.rank() == 0) to.copy_(from);
-      return to;
+    std::vector<at::Tensor> moved;
+    // All ranks hold the same bits, so it does not matter which rank writes them.
+    const auto move = [&](const at::Tensor& from) {
+      auto to = parameters_.memory().common(from.numel(), from.scalar_type());
+      if (!to) return false;
+      if (communicator_.rank() == 0) to->tensor.copy_(from);
+      moved.push_back(std::move(to->tensor));
+      memory_.push_back(std::move(to->buffer));
+      return true;
     };
-    std::vector<at::Tensor> moved{place(group.values, *values)};
-    memory_.push_back(std::move(values));
-    for (const at::Tensor& state : optimizer_.state(g)) {
-      memory_.push_back(communicator_.allocate_common(bytes_of(group)));
-      moved.push_back(place(state, *memory_.back()));
-    }
+    if (!move(parameters_.groups()[g].values)) return;  // on every rank, for the first group
+    for (const at::Tensor& state : optimizer_.state(g)) move(state);
     communicator_.barrier().wait();
     parameters_.place_values(g, moved.front());
     std::copy(moved.begin() + 1, moved.end(), optimizer_.state(g).begin());
@@ -79,20 +66,17 @@ void Sharded::move_to_common_memory() {
 void Sharded::move_values_to_buffers() {
   for (std::size_t g = 0; g < parameters_.groups().size(); ++g) {
     const auto& group = parameters_.groups()[g];
-    memory_.push_back(communicator_.allocate(bytes_of(group)));
-    parameters_.place_values(g, view_of(*memory_.back(), group).copy_(group.values));
+    FlatMemory::Block block = parameters_.memory().exchanged(group.values.numel(), group.dtype);
+    memory_.push_back(std::move(block.buffer));
+    parameters_.place_values(g, block.tensor.copy_(group.values));
   }
 }
 
 Sharded::~Sharded() {
   const at::NoGradGuard no_grad;
   for (std::size_t g = 0; g < parameters_.groups().size(); ++g) {
-    parameters_.place_values(g, flat_copy(parameters_.groups()[g].values));
+    parameters_.place_values(g, parameters_.memory().own_copy(parameters_.groups()[g].values));
   }
-}
-
-std::byte* Sharded::place_of(const at::Tensor& flat, const comm::FusionPlan::Bucket& bucket) const {
-  return static_cast<std::byte*>(flat.data_ptr()) + bucket.begin * parameters_.groups()[bucket.group].element_size;
 }
 
 void Sharded::set_plan(const comm::FusionPlan& plan) {
@@ -108,8 +92,8 @@ void Sharded::gather_state() {
     const auto& bucket = plan_->buckets[b];
     const comm::DataType type = comm_type(parameters_.groups()[bucket.group].dtype);
     for (const at::Tensor& state : optimizer_.state(bucket.group)) {
-      works.push_back(
-          communicator_.gather_parts(place_of(state, bucket), elements_of(bucket), type, static_cast<int>(b)));
+      works.push_back(communicator_.gather_parts(FlatMemory::address(state, bucket.begin), elements_of(bucket), type,
+                                                 static_cast<int>(b)));
     }
   }
   for (comm::Work& work : works) work.wait();
@@ -120,7 +104,7 @@ void Sharded::keep_own_state() {
   const at::NoGradGuard no_grad;
   for (std::size_t g = 0; g < parameters_.groups().size(); ++g) {
     for (at::Tensor& state : optimizer_.state(g)) {
-      const at::Tensor own = flat_zeros(state.numel(), state.scalar_type());
+      const at::Tensor own = parameters_.memory().own(state.numel(), state.scalar_type());
       for (const FlatRange& range : updater_.own()) {
         if (range.group != g) continue;
         own.narrow(0, range.begin, range.size()).copy_(state.narrow(0, range.begin, range.size()));
@@ -135,8 +119,8 @@ comm::Work Sharded::launch(std::size_t index) {
   const auto& bucket = plan_->buckets[index];
   const auto& group = parameters_.groups()[bucket.group];
   return communicator_.reduce_parts(
-      place_of(group.gradients, bucket), elements_of(bucket), comm_type(group.dtype),
-      {.op = comm::ReduceOp::kSum, .post_scale = scale_, .bucket = static_cast<int>(index)});
+      FlatMemory::address(group.gradients, bucket.begin), elements_of(bucket), comm_type(group.dtype),
+      {.op = comm::ReduceOp::kSum, .post_scale = scale_.full(), .bucket = static_cast<int>(index)});
 }
 
 std::optional<double> Sharded::update(const Update& update) {
@@ -147,10 +131,11 @@ std::optional<double> Sharded::update(const Update& update) {
         const PhaseScope phase(recorder_, Phase::kAllreduceWait);
         const auto& bucket = plan_->buckets[index];
         const auto& group = parameters_.groups()[bucket.group];
-        gathers.push_back(communicator_.gather_parts(place_of(group.values, bucket), elements_of(bucket),
-                                                     comm_type(group.dtype), static_cast<int>(index)));
+        gathers.push_back(communicator_.gather_parts(FlatMemory::address(group.values, bucket.begin),
+                                                     elements_of(bucket), comm_type(group.dtype),
+                                                     static_cast<int>(index)));
       });
-  // Only a part of them is the sum: nobody may take the rest for gradients.
+  // Only this rank's parts of them are sums. The rest must not be taken for gradients.
   for (auto& parameter : parameters_.parameters()) parameter.tensor.mutable_grad() = at::Tensor();
   const PhaseScope phase(recorder_, Phase::kAllreduceWait);
   if (one_copy_) {
@@ -169,9 +154,9 @@ void Sharded::complete_state() {
   if (!one_copy_ && state_is_divided_) gather_state();
   const at::NoGradGuard no_grad;
   for (std::size_t g = 0; g < parameters_.groups().size(); ++g) {
-    for (at::Tensor& state : optimizer_.state(g)) state = flat_copy(state);
+    for (at::Tensor& state : optimizer_.state(g)) state = parameters_.memory().own_copy(state);
   }
-  // Nobody writes the common state before all have copied it: the next update comes after the next exchange.
+  // No rank writes the common state before all have copied it: the next update comes after the next exchange.
 }
 
 }  // namespace dtrain::train

@@ -2,13 +2,13 @@
 // others. It keeps the optimizer's state of its own parts alone. (Rajbhandari et al., ZeRO, arXiv:1910.02054, stage 2.)
 //
 // Where all ranks share memory there is one copy of parameters and of the optimizer's state for all of them: the parts
-// are updated in place, and nobody gathers. Then no rank may write parameters while another computes with them:
+// are updated in place, and nothing is gathered. Then no rank may write parameters while another computes with them:
 //   - before the update: GradientExchange::finish() ends with an all-reduce that every rank issues after its backward
 //     (buckets are issued by hooks, inside backward, so their completion alone would not do). It is complete nowhere
-//     before all ranks have issued it, so whoever updates knows that nobody reads any more.
+//     before all ranks have issued it, so a rank that updates knows that no rank reads any more.
 //   - after the update: a barrier, which no rank leaves before all have updated their parts.
 // Both are collectives of the communicator, which order memory as well. A model that writes parameters itself is
-// refused (Engine::agree_on_written).
+// refused (StrategyPicker::check_write).
 #pragma once
 
 #include <memory>
@@ -17,6 +17,7 @@
 #include "dtrain/profile/recorder.h"
 #include "exchange/collective_log.h"
 #include "exchange/gradient_strategy.h"
+#include "exchange/window_scale.h"
 #include "model/flat_optimizer.h"
 #include "model/flat_parameters.h"
 #include "strategies/updater.h"
@@ -31,7 +32,7 @@ class Sharded final : public GradientStrategy {
  public:
   // Collective. Parameters and optimizer state, which are complete and the same on every rank, move to other memory.
   Sharded(FlatParameters& parameters, FlatOptimizer& optimizer, comm::Communicator& communicator,
-          profile::Recorder& recorder, double scale);
+          profile::Recorder& recorder, const WindowScale& scale);
   // The model's parameters move back to memory of their own, for the communicator's goes before the model does.
   ~Sharded() override;
 
@@ -40,12 +41,10 @@ class Sharded final : public GradientStrategy {
   comm::Work launch(std::size_t bucket) override;
   std::optional<double> update(const Update& update) override;
 
-  // Collective: gives every rank the whole optimizer state, so that another strategy can go on.
-  void complete_state();
-  bool one_copy() const { return one_copy_; }  // all ranks share one copy of parameters and state
+  StateLayout layout() const override { return {true, one_copy_}; }
+  void complete_state() override;
 
  private:
-  std::byte* place_of(const at::Tensor& flat, const comm::FusionPlan::Bucket& bucket) const;
   void move_to_common_memory();
   void move_values_to_buffers();
   void gather_state();
@@ -56,7 +55,7 @@ class Sharded final : public GradientStrategy {
   comm::Communicator& communicator_;
   profile::Recorder& recorder_;
   CollectiveLog log_;
-  const double scale_;
+  const WindowScale& scale_;
   Updater updater_;
   bool one_copy_ = false;
   std::vector<std::unique_ptr<comm::Buffer>> memory_;

@@ -53,7 +53,7 @@ double Updater::gradient_norm() {
   for (std::size_t i = 0; i < branches_.size(); ++i) {
     if (mine_[i]) sums[i] = sum_of_squares(parameters_, branches_[i]);
   }
-  if (!alone_ && std::find(mine_.begin(), mine_.end(), 0) != mine_.end()) {
+  if (!local_norm_ && std::find(mine_.begin(), mine_.end(), 0) != mine_.end()) {
     // Each has one owner and the others add zeros, which is exact.
     const PhaseScope phase(recorder_, Phase::kAllreduceWait);
     communicator_.all_reduce(sums.data(), sums.size(), comm::DataType::kFloat64).wait();

@@ -27,8 +27,8 @@ class Updater {
   // What each rank updates from now on; all ranks' ranges together make up whole groups. Every rank says the same.
   void divide(std::span<const std::vector<FlatRange>> of_ranks);
   std::span<const FlatRange> own() const { return own_; }
-  // From now on update() is not collective: the norm of the gradients is that of this rank's ranges.
-  void ask_nobody() { alone_ = true; }
+  // From now on update() is not collective: the gradients' norm is that of this rank's ranges.
+  void set_local_norm() { local_norm_ = true; }
 
   // Scales, clips and updates this rank's ranges; after each of them calls updated(index). Where gradients are clipped,
   // it is collective, and returns their norm before.
@@ -41,7 +41,7 @@ class Updater {
   FlatOptimizer& optimizer_;
   comm::Communicator& communicator_;
   profile::Recorder& recorder_;
-  bool alone_ = false;
+  bool local_norm_ = false;
   std::vector<FlatRange> own_;
   // Of all ranks, in the order of group and line; and which of them are this rank's.
   std::vector<NormBranch> branches_;

@@ -23,7 +23,7 @@ class DeepWindow {
  public:
   // What a trace may hold of a rank, in operators: some 20 MB compressed, 120 MB not, and 200 MB of memory meanwhile.
   static constexpr std::int64_t kMostOperators = 400'000;
-  static constexpr int kStepsAskedFor = 10;  // where nobody says how many
+  static constexpr int kStepsAskedFor = 10;  // where no number is given
   static constexpr int kMostStepsAskedFor = 1000;
 
   DeepWindow(run::RankSession& session, bool with_gpu);

@@ -1,4 +1,4 @@
-// The experiment's `data` section as a trial reads it. It notes which keys were asked for: one that nobody reads is
+// The experiment's `data` section as a trial reads it. It notes which keys were asked for: one that is not read is
 // reported as a likely slip. One thread.
 #pragma once
 
@@ -45,7 +45,7 @@ class DataSection {
   }
   operator const Json&() const { return json(); }
 
-  // For the engine.
+  // For TrialContext.
   const Json& given() const { return *json_; }
   const std::set<std::string>& asked() const { return asked_; }
   bool all_asked() const { return all_; }

@@ -89,7 +89,7 @@ class TrialContext {
   // For other data sets of dtrain/data that are to lie in memory once per host.
   data::HostShare host_share();
 
-  // For the engine.
+  // For the training step.
   struct Wrapped {
     std::shared_ptr<torch::nn::Module> model;
     std::optional<Optimizer> optimizer;
@@ -129,7 +129,7 @@ class Trial {
   virtual ~Trial() = default;
   virtual Loader training_loader() = 0;
   virtual Loader validation_loader() = 0;
-  // Forward, loss, context.backward(loss). The engine exchanges gradients and steps the optimizer.
+  // Forward, loss, context.backward(loss). Gradients are exchanged and the optimizer steps after it returns.
   virtual Metrics train_batch(const Batch& batch) = 0;
   // Called without gradients, the model in evaluation mode.
   virtual Metrics evaluate_batch(const Batch& batch) = 0;

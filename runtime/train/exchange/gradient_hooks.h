@@ -1,0 +1,24 @@
+// The autograd hooks that call GradientExchange::gradient_ready() when backward has finished a gradient. Autograd calls
+// them on the thread that runs backward, which for CPU models is the thread that called it.
+#pragma once
+
+#include "exchange/gradient_exchange.h"
+#include "model/flat_parameters.h"
+
+namespace dtrain::train {
+
+class GradientHooks {
+ public:
+  // Both outlive it. A tensor has room for one such hook: one that the user has put there runs first.
+  GradientHooks(FlatParameters& parameters, GradientExchange& exchange);
+  // Puts the user's hooks back. Takes the gradients off the tensors: they lie in memory of the communicator, and the
+  // model may outlive that.
+  ~GradientHooks();
+  GradientHooks(const GradientHooks&) = delete;
+  GradientHooks& operator=(const GradientHooks&) = delete;
+
+ private:
+  FlatParameters& parameters_;
+};
+
+}  // namespace dtrain::train

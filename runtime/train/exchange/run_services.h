@@ -1,0 +1,38 @@
+// What the parts of training ask of their run: who the ranks are, how to talk to them, and where to write. run_trial()
+// takes it from the rank's session; a test puts it together from a communicator and nothing else.
+#pragma once
+
+#include <functional>
+#include <string>
+
+#include "dtrain/base/clock.h"
+#include "dtrain/base/json.h"
+#include "dtrain/base/log.h"
+#include "dtrain/comm/communicator.h"
+#include "dtrain/comm/control.h"
+#include "dtrain/profile/recorder.h"
+
+namespace dtrain::run {
+class RankSession;
+}
+
+namespace dtrain::train {
+
+struct RunServices {
+  const comm::World& world;
+  comm::ControlPlane& control;
+  comm::Communicator& communicator;
+  profile::Recorder& recorder;
+  const Clock& clock;
+  Logger log;
+  // Rank 0: a top-level key of plan.json; a line of events.jsonl.
+  std::function<void(const std::string& key, const Json& value)> update_plan;
+  std::function<void(const std::string& event, const Json& fields)> write_event;
+
+  bool is_first_rank() const { return world.rank == 0; }
+};
+
+// The session outlives it.
+RunServices services_of(run::RankSession& session);
+
+}  // namespace dtrain::train

@@ -1,0 +1,17 @@
+// What sums of gradients are multiplied by on their way to an update. A strategy asks when it exchanges a bucket and
+// keeps no copy: the number of ranks, and of the batches in a window, may be others by then.
+#pragma once
+
+namespace dtrain::train {
+
+class WindowScale {
+ public:
+  virtual ~WindowScale() = default;
+  // For the sum over the ranks and batches of a full window.
+  virtual double full() const = 0;
+  // For the window that is being exchanged, on top of full(): 1 if it is full and every rank had all its batches. May
+  // wait for what the ranks announced.
+  virtual double correction() = 0;
+};
+
+}  // namespace dtrain::train

@@ -1,0 +1,74 @@
+#include "model/flat_memory.h"
+
+#include <cerrno>
+#include <cstring>
+#include <string>
+
+#include <sys/mman.h>
+
+#include "dtrain/base/error.h"
+
+namespace dtrain::train {
+
+namespace {
+
+std::size_t flat_bytes(std::int64_t elements, at::ScalarType type) {
+  return static_cast<std::size_t>(elements) * c10::elementSize(type);
+}
+
+}  // namespace
+
+comm::DataType comm_type(at::ScalarType type) {
+  switch (type) {
+    case at::kFloat:
+      return comm::DataType::kFloat32;
+    case at::kDouble:
+      return comm::DataType::kFloat64;
+    default:
+      break;
+  }
+  throw ConfigError(std::string("parameters of type ") + at::toString(type) + " cannot be exchanged yet",
+                    "use float32 or float64 parameters");
+}
+
+FlatMemory::Block FlatMemory::exchanged(std::int64_t elements, at::ScalarType type) {
+  auto buffer = communicator_.allocate(flat_bytes(elements, type));
+  at::Tensor tensor = view_of(*buffer, elements, type);
+  return {std::move(tensor), std::move(buffer)};
+}
+
+std::optional<FlatMemory::Block> FlatMemory::common(std::int64_t elements, at::ScalarType type) {
+  auto buffer = communicator_.allocate_common(flat_bytes(elements, type));
+  if (!buffer) return std::nullopt;
+  at::Tensor tensor = view_of(*buffer, elements, type);
+  return Block{std::move(tensor), std::move(buffer)};
+}
+
+at::Tensor FlatMemory::own(std::int64_t elements, at::ScalarType type) const {
+  const auto options = at::TensorOptions().dtype(type).device(device());
+  const std::size_t bytes = flat_bytes(elements, type);
+  if (bytes == 0) return at::zeros({0}, options);
+  void* const data = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (data == MAP_FAILED) throw SystemError("map " + std::to_string(bytes) + " bytes", errno);
+  return at::from_blob(
+      data, {elements}, [bytes](void* memory) { ::munmap(memory, bytes); }, options);
+}
+
+at::Tensor FlatMemory::own_copy(const at::Tensor& flat) const {
+  at::Tensor copy = own(flat.numel(), flat.scalar_type());
+  return copy.copy_(flat);
+}
+
+at::Tensor FlatMemory::view_of(comm::Buffer& buffer, std::int64_t elements, at::ScalarType type) const {
+  return at::from_blob(buffer.bytes().data(), {elements}, at::TensorOptions().dtype(type).device(device()));
+}
+
+std::byte* FlatMemory::address(const at::Tensor& flat, std::int64_t element) {
+  return static_cast<std::byte*>(flat.data_ptr()) + element * static_cast<std::int64_t>(flat.element_size());
+}
+
+void FlatMemory::clear(const at::Tensor& flat, std::int64_t first, std::int64_t elements) {
+  std::memset(address(flat, first), 0, flat_bytes(elements, flat.scalar_type()));
+}
+
+}  // namespace dtrain::train

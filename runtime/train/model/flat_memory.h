@@ -1,0 +1,53 @@
+// Where flat tensors lie: a model's parameters and gradients, the optimizer's state, what local steps remember. It is
+// host memory today. Nothing else allocates flat memory or computes an address in it, so that a device's memory is
+// another FlatMemory and no change elsewhere.
+//
+// Training thread only.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+
+#include <ATen/ATen.h>
+
+#include "dtrain/comm/communicator.h"
+
+namespace dtrain::train {
+
+comm::DataType comm_type(at::ScalarType type);  // ConfigError for a type the communicators cannot sum
+
+class FlatMemory {
+ public:
+  // A flat tensor in memory of the communicator. Nothing may use the tensor, or a view of it, without the buffer.
+  struct Block {
+    at::Tensor tensor;
+    std::unique_ptr<comm::Buffer> buffer;
+  };
+
+  // `communicator` outlives this and every block.
+  explicit FlatMemory(comm::Communicator& communicator) : communicator_(communicator) {}
+
+  // Zeroed memory from which collectives copy nothing. Collective.
+  Block exchanged(std::int64_t elements, at::ScalarType type);
+  // One memory that every rank maps; empty on every rank where the ranks have no memory in common. Collective.
+  std::optional<Block> common(std::int64_t elements, at::ScalarType type);
+  // This rank's own memory, zeroed, in pages of its own. A page exists once it is written, so a rank that keeps a part
+  // pays for that part alone; all pages go back to the kernel with the tensor. SystemError where the kernel refuses.
+  at::Tensor own(std::int64_t elements, at::ScalarType type) const;
+  at::Tensor own_copy(const at::Tensor& flat) const;
+
+  c10::Device device() const { return at::kCPU; }
+
+  // The address of an element, for collectives.
+  static std::byte* address(const at::Tensor& flat, std::int64_t element = 0);
+  static void clear(const at::Tensor& flat, std::int64_t first, std::int64_t elements);
+
+ private:
+  at::Tensor view_of(comm::Buffer& buffer, std::int64_t elements, at::ScalarType type) const;
+
+  comm::Communicator& communicator_;
+};
+
+}  // namespace dtrain::train

@@ -1,0 +1,75 @@
+// The training state, listed once. Every class that holds some of it names it in a method visit(StateVisitor&); what
+// walks through the list (a checkpoint, a test) reads each entry or replaces it.
+//
+// State is what the weights of later steps depend on. It is visited between two optimizer steps, while no window of
+// gradients is open. What follows from the options, what is measured (timings, the buckets and the strategy that come
+// of them: all give the same bits) and what only reports are made of is no state. Nor is there random state: each
+// batch seeds libtorch anew from the experiment's seed, the rank and its number.
+//
+// Entries have paths, "optimizer/exp_avg/layer.weight". The same options and the same model give the same paths.
+#pragma once
+
+#include <concepts>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <ATen/ATen.h>
+
+namespace dtrain::train {
+
+class StateVisitor {
+ public:
+  virtual ~StateVisitor() = default;
+
+  // Whether it replaces what it visits.
+  virtual bool replaces() const = 0;
+
+  // The tensor's elements; its memory, shape and type stay.
+  void tensor(std::string_view name, const at::Tensor& value) { on_tensor(path_of(name), value); }
+  void number(std::string_view name, std::integral auto& value) {
+    std::int64_t wide = static_cast<std::int64_t>(value);
+    on_number(path_of(name), wide);
+    value = static_cast<std::remove_cvref_t<decltype(value)>>(wide);
+  }
+  void number(std::string_view name, std::optional<std::int64_t>& value) {
+    bool known = value.has_value();
+    std::int64_t number_or_zero = value.value_or(0);
+    number(std::string(name) + "_known", known);
+    number(name, number_or_zero);
+    value = known ? std::optional(number_or_zero) : std::nullopt;
+  }
+  void real(std::string_view name, std::optional<double>& value) {
+    bool known = value.has_value();
+    double real_or_zero = value.value_or(0);
+    number(std::string(name) + "_known", known);
+    on_real(path_of(name), real_or_zero);
+    value = known ? std::optional(real_or_zero) : std::nullopt;
+  }
+  void reals(std::string_view name, std::vector<float>& values) { on_reals(path_of(name), values); }
+  void text(std::string_view name, std::string& value) { on_text(path_of(name), value); }
+
+  // What `part` lists, under its name.
+  void part(std::string_view name, auto& part) {
+    const std::size_t length = prefix_.size();
+    prefix_ += std::string(name) + "/";
+    part.visit(*this);
+    prefix_.resize(length);
+  }
+
+ protected:
+  virtual void on_tensor(const std::string& path, at::Tensor value) = 0;
+  virtual void on_number(const std::string& path, std::int64_t& value) = 0;
+  virtual void on_real(const std::string& path, double& value) = 0;
+  virtual void on_reals(const std::string& path, std::vector<float>& values) = 0;
+  virtual void on_text(const std::string& path, std::string& value) = 0;
+
+ private:
+  std::string path_of(std::string_view name) const { return prefix_ + std::string(name); }
+
+  std::string prefix_;
+};
+
+}  // namespace dtrain::train

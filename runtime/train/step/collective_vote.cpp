@@ -1,0 +1,76 @@
+#include "step/collective_vote.h"
+
+#include <algorithm>
+#include <iterator>
+#include <utility>
+
+namespace dtrain::train {
+
+CollectiveVote::CollectiveVote(const RunServices& run, NonFinite& non_finite)
+    : communicator_(run.communicator),
+      recorder_(run.recorder),
+      log_(run.communicator, run.recorder),
+      non_finite_(non_finite) {}
+
+void CollectiveVote::announce(const Announcement& mine) {
+  has_batch_ |= mine.has_batch;
+  Sent& sent = sent_.emplace_back();
+  sent.values[0] = mine.has_batch ? 1 : 0;
+  sent.values[1] = mine.stop ? 1 : 0;
+  sent.values[2] = has_batch_ ? 1 : 0;
+  sent.values[3] = mine.trace ? mine.trace->first_batch : 0;
+  sent.values[4] = mine.trace ? mine.trace->last_batch : 0;
+  const auto words = non_finite_.take_words();
+  std::copy(words.begin(), words.end(), sent.values + kFirstOfNonFinite);
+  sent.last_batch = mine.last_batch;
+  sent.work = communicator_.all_reduce(sent.values, std::size(sent.values), comm::DataType::kInt64);
+  ++rounds_;
+}
+
+void CollectiveVote::collect(std::size_t keep) {
+  if (sent_.size() <= keep) return;
+  const profile::PhaseScope phase(recorder_, profile::Phase::kAllreduceWait);
+  while (sent_.size() > keep) {
+    sent_.front().work.wait();
+    log_.record("all_reduce", -1, sent_.front().work);
+    read(sent_.front());
+    sent_.pop_front();
+  }
+}
+
+void CollectiveVote::read(const Sent& sent) {
+  last_ = {sent.values[0], sent.values[1] > 0};
+  batches_ += last_.active;
+  ranks_with_batches_ = sent.values[2];
+  stop_seen_ |= last_.stop;
+  if (last_.stop && !stop_round_) stop_round_ = rounds_ - static_cast<std::int64_t>(sent_.size()) + 1;
+  if (sent.values[3] > 0) trace_window_ = {sent.values[3], sent.values[4]};
+  non_finite_.add_round(std::span(sent.values).subspan<kFirstOfNonFinite>(), sent.last_batch);
+}
+
+Round CollectiveVote::agree() {
+  collect();
+  return last_;
+}
+
+void CollectiveVote::begin_period(bool has_batch) {
+  has_batch_ = has_batch;
+  batches_ = 0;
+  ranks_with_batches_ = 0;
+}
+
+void CollectiveVote::visit(StateVisitor& visitor) {
+  visitor.number("has_batch", has_batch_);
+  visitor.number("batches", batches_);
+  visitor.number("ranks_with_batches", ranks_with_batches_);
+}
+
+std::optional<profile::TraceWindow> CollectiveVote::take_trace_window() {
+  return std::exchange(trace_window_, std::nullopt);
+}
+
+void CollectiveVote::add_up(std::span<std::int64_t> values) {
+  communicator_.all_reduce(values.data(), values.size(), comm::DataType::kInt64).wait();
+}
+
+}  // namespace dtrain::train

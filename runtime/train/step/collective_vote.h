@@ -1,0 +1,70 @@
+// A vote of all ranks: one 64-byte all-reduce a round, read when its result is needed.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <optional>
+#include <span>
+
+#include "exchange/collective_log.h"
+#include "exchange/run_services.h"
+#include "state/state_visitor.h"
+#include "step/non_finite.h"
+#include "step/round_vote.h"
+
+namespace dtrain::train {
+
+class CollectiveVote final : public RoundVote {
+ public:
+  CollectiveVote(const RunServices& run, NonFinite& non_finite);
+
+  void announce(const Announcement& mine) override;
+  Round agree() override;
+  bool stop_seen() const override { return stop_seen_; }
+  std::optional<profile::TraceWindow> take_trace_window() override;
+  void add_up(std::span<std::int64_t> values) override;
+
+  // Reads what was announced, except for the last `keep` rounds. Waits for the ranks.
+  void collect(std::size_t keep = 0);
+
+  // A period begins: a window of gradients, or the time between two meetings of local steps. `has_batch`: this rank has
+  // a batch already that counts for it.
+  void begin_period(bool has_batch = false);
+  // Of this period, in the rounds collected: batches of all ranks, and ranks that had one.
+  std::int64_t batches() const { return batches_; }
+  std::int64_t ranks_with_batches() const { return ranks_with_batches_; }
+
+  // The period. What was announced has been collected.
+  void visit(StateVisitor& visitor);
+
+  // Whether a rank first asked to stop `rounds` announcements ago or earlier. All ranks say the same in the same round
+  // if each has collected all but the last `rounds`.
+  bool stop_is_old(std::int64_t rounds) const { return stop_round_ && rounds_ >= *stop_round_ + rounds; }
+
+ private:
+  // Batches; wishes to stop; ranks that have had a batch in this period; rank 0's trace window (0: none); NonFinite's.
+  static constexpr std::size_t kFirstOfNonFinite = 5;
+  struct Sent {
+    std::int64_t values[kFirstOfNonFinite + NonFinite::kWords];
+    std::int64_t last_batch = 0;
+    comm::Work work;
+  };
+  void read(const Sent& sent);
+
+  comm::Communicator& communicator_;
+  profile::Recorder& recorder_;
+  CollectiveLog log_;
+  NonFinite& non_finite_;
+  std::deque<Sent> sent_;  // and not read yet
+  Round last_;
+  std::int64_t rounds_ = 0;  // announced
+  bool stop_seen_ = false;
+  std::optional<std::int64_t> stop_round_;  // in which a rank first asked to stop
+  std::optional<profile::TraceWindow> trace_window_;
+  // Of this period.
+  bool has_batch_ = false;  // this rank
+  std::int64_t batches_ = 0, ranks_with_batches_ = 0;
+};
+
+}  // namespace dtrain::train

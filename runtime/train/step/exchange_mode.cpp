@@ -1,0 +1,88 @@
+#include "step/exchange_mode.h"
+
+#include <utility>
+
+namespace dtrain::train {
+
+namespace {
+
+// Only values show writes through .data(). They are compared in so many steps: more would cost too much.
+constexpr std::int64_t kStepsWithDigests = 2;
+
+}  // namespace
+
+ExchangeMode::ExchangeMode(const StepParts& parts, const StrategyOptions& options)
+    : parts_(parts),
+      vote_(parts.run, parts.non_finite),
+      scale_(parts.run.communicator, parts.window, vote_),
+      picker_(parts.run, parts.parameters, parts.optimizer, parts.exchange, parts.fusion, scale_, options),
+      written_(parts.run, parts.parameters, parts.watch) {
+  parts_.watch.note(digests_due());
+}
+
+void ExchangeMode::begin_batch() {
+  picker_.begin_batch();
+  parts_.exchange.begin_batch(/*exchange=*/parts_.window.full());
+}
+
+bool ExchangeMode::end_batch() {
+  const bool stepping = parts_.window.full();
+  if (stepping) step();
+  picker_.end_batch(stepping, parts_.window.rounds_begun());
+  return stepping;
+}
+
+bool ExchangeMode::flush() {
+  vote_.collect();
+  if (parts_.window.rounds() == 0 || vote_.batches() == 0) return false;
+  parts_.exchange.begin_batch(/*exchange=*/true);
+  step();
+  return true;
+}
+
+// The order matters. Whether a model has written parameters travels with the exchange, and an update that may not
+// follow such a write is refused before it happens. Afterwards all ranks have all parameters, so that is where the
+// strategy may change, values are made alike, and buckets are cut anew.
+void ExchangeMode::step() {
+  parts_.watch.check();
+  std::vector<std::uint8_t> mine = written_.mine();
+  const auto used = parts_.exchange.finish(/*word=*/!mine.empty());
+  std::vector<std::size_t> written;
+  if (parts_.exchange.word_of_any()) {
+    written = written_.agree(std::move(mine));
+    picker_.check_write(parts_.parameters.parameters()[written.at(0)].name);
+  }
+  update(used);
+  parts_.exchange.end_window();
+  parts_.window.close();
+  vote_.begin_period();
+  look_at_writes(written);
+  if (parts_.fusion.end_step(parts_.exchange)) picker_.use_new_plan();
+}
+
+void ExchangeMode::update(std::span<const std::uint8_t> used) {
+  const auto norm = picker_.strategy().update({used, scale_.correction(), parts_.max_gradient_norm});
+  if (norm) parts_.non_finite.see_norm(*norm, parts_.window.rounds_begun());
+  const profile::PhaseScope phase(parts_.run.recorder, profile::Phase::kStepLrSchedulers);
+  parts_.optimizer.advance_schedule();
+}
+
+void ExchangeMode::visit(StateVisitor& visitor) {
+  visitor.part("strategy", picker_.strategy());
+  // The model has not written what has just been replaced.
+  if (visitor.replaces()) parts_.watch.note(digests_due());
+}
+
+bool ExchangeMode::digests_due() const {
+  return picker_.may_shard() && parts_.optimizer.steps() < kStepsWithDigests;
+}
+
+void ExchangeMode::look_at_writes(const std::vector<std::size_t>& written) {
+  if (!written.empty()) {
+    picker_.stop_sharding(parts_.parameters.parameters()[written.front()].name);
+    written_.make_alike(written);
+  }
+  if (!written.empty() || parts_.optimizer.steps() <= kStepsWithDigests) parts_.watch.note(digests_due());
+}
+
+}  // namespace dtrain::train

@@ -1,0 +1,40 @@
+// The usual mode: the ranks exchange the gradients of every window, and all have the same parameters after each step.
+#pragma once
+
+#include <cstddef>
+#include <vector>
+
+#include "step/collective_vote.h"
+#include "step/exchange_scale.h"
+#include "step/step_mode.h"
+#include "step/written_parameters.h"
+#include "strategies/strategy_picker.h"
+
+namespace dtrain::train {
+
+class ExchangeMode final : public StepMode {
+ public:
+  ExchangeMode(const StepParts& parts, const StrategyOptions& options);
+
+  RoundVote& vote() override { return vote_; }
+  std::int64_t announcement_rounds() const override { return parts_.window.length(); }
+  void begin_batch() override;
+  bool end_batch() override;
+  bool flush() override;
+  void visit(StateVisitor& visitor) override;
+  void report() override { picker_.strategy().report(parts_.run); }
+
+ private:
+  void step();
+  void update(std::span<const std::uint8_t> used);
+  bool digests_due() const;
+  void look_at_writes(const std::vector<std::size_t>& written);
+
+  StepParts parts_;
+  CollectiveVote vote_;
+  ExchangeScale scale_;
+  StrategyPicker picker_;
+  WrittenParameters written_;
+};
+
+}  // namespace dtrain::train

@@ -1,0 +1,44 @@
+// The ranks' agreement on each round, which is one batch of every rank that still has one. A rank announces what it has
+// before its batch and reads later what all announced, so that no rank waits for another before it computes.
+// Training thread only.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+
+#include "dtrain/profile/trace_window.h"
+
+namespace dtrain::train {
+
+// What one rank announces.
+struct Announcement {
+  bool has_batch = false;
+  bool stop = false;                          // it was asked to stop
+  std::optional<profile::TraceWindow> trace;  // rank 0: batches that all are to trace
+  std::int64_t last_batch = 0;                // the number of the batch before
+};
+
+// What all ranks announced.
+struct Round {
+  std::int64_t active = 0;  // ranks that have a batch
+  bool stop = false;        // a rank was asked to stop
+};
+
+class RoundVote {
+ public:
+  virtual ~RoundVote() = default;
+
+  // Before each batch. Never waits. It takes with it what NonFinite has seen in the batch before.
+  virtual void announce(const Announcement& mine) = 0;
+  // What all ranks announced for the round last announced. Waits for them.
+  virtual Round agree() = 0;
+  // Whether a rank asked to stop in a round that was read.
+  virtual bool stop_seen() const = 0;
+  // The batches that rank 0 announced to be traced, once.
+  virtual std::optional<profile::TraceWindow> take_trace_window() = 0;
+  // Replaces the values by their sums over the ranks that vote together. Waits for them.
+  virtual void add_up(std::span<std::int64_t> values) = 0;
+};
+
+}  // namespace dtrain::train

@@ -1,0 +1,64 @@
+// How a rank's batches become optimizer steps: with an exchange of gradients in every window (ExchangeMode), by itself
+// with meetings now and then (LocalMode), or by itself to the end (AloneMode). make_mode() chooses.
+//
+// TrainingStep calls it, from the training thread. Modes share the parts below and own what is theirs alone.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+#include "exchange/fusion.h"
+#include "exchange/gradient_exchange.h"
+#include "exchange/run_services.h"
+#include "model/flat_optimizer.h"
+#include "model/flat_parameters.h"
+#include "model/parameter_watch.h"
+#include "state/state_visitor.h"
+#include "step/aggregation_window.h"
+#include "step/non_finite.h"
+#include "step/round_vote.h"
+#include "step/step_options.h"
+
+namespace dtrain::train {
+
+// What every mode works on. All of it outlives the mode.
+struct StepParts {
+  const RunServices& run;
+  FlatParameters& parameters;
+  FlatOptimizer& optimizer;
+  ParameterWatch& watch;
+  Fusion& fusion;
+  GradientExchange& exchange;
+  NonFinite& non_finite;
+  AggregationWindow& window;
+  double max_gradient_norm = 0;  // 0: no clipping
+};
+
+class StepMode {
+ public:
+  virtual ~StepMode() = default;
+
+  virtual RoundVote& vote() = 0;
+  // In how many rounds at most, the announcing one included, all ranks have read what one of them announced.
+  virtual std::int64_t announcement_rounds() const = 0;
+
+  // Around each round. The window has counted it.
+  virtual void begin_batch() = 0;
+  // True after an optimizer step.
+  virtual bool end_batch() = 0;
+  // Takes a step with what an unfinished window has, if it has anything. True if it did.
+  virtual bool flush() = 0;
+
+  // Makes all ranks' parameters the same; whether they are. Collective.
+  virtual void synchronise() {}
+  virtual bool synchronised() const { return true; }
+
+  // Training is over: writes what this mode has to say to plan.json and the log. Collective.
+  virtual void report() {}
+  virtual void visit(StateVisitor& visitor) { static_cast<void>(visitor); }
+};
+
+// Collective. The ranks' parameters are the same.
+std::unique_ptr<StepMode> make_mode(const StepParts& parts, const StepOptions& options);
+
+}  // namespace dtrain::train

@@ -1,0 +1,30 @@
+#include "step/step_options.h"
+
+#include "dtrain/base/error.h"
+
+namespace dtrain::train {
+
+Mode mode_of(const StepOptions& options) {
+  if (options.alone) return Mode::kAlone;
+  return options.local_sgd ? Mode::kLocal : Mode::kExchange;
+}
+
+void check(const StepOptions& options, const comm::World& world) {
+  const bool one_host = world.local_size == world.size;
+  if (options.fusion.auto_tune && !one_host && options.strategy.sharded == config::ShardedOptimizer::kOn) {
+    throw ConfigError(
+        "auto_tune_tensor_fusion is not supported yet with sharded_optimizer: true over several hosts, "
+        "where every change of buckets would send the optimizer's state around",
+        "leave sharded_optimizer at auto, or switch the tuner off");
+  }
+}
+
+FusionOptions fusion_options(const StepOptions& options, int world_size) {
+  FusionOptions fusion = options.fusion;
+  fusion.aggregation_frequency = options.aggregation_frequency;
+  fusion.sharded = mode_of(options) == Mode::kExchange && may_shard(options.strategy, world_size) &&
+                   options.strategy.sharded == config::ShardedOptimizer::kOn;
+  return fusion;
+}
+
+}  // namespace dtrain::train

@@ -1,0 +1,32 @@
+// What an experiment asks of the training step. Plain values.
+#pragma once
+
+#include <optional>
+
+#include "dtrain/comm/world.h"
+#include "dtrain/config/optimizations.h"
+#include "exchange/fusion.h"
+#include "strategies/strategy_picker.h"
+
+namespace dtrain::train {
+
+struct StepOptions {
+  int aggregation_frequency = 1;
+  bool average_aggregated_gradients = true;
+  double max_gradient_norm = 0;  // 0: no clipping
+  FusionOptions fusion;          // but for what fusion_options() adds
+  StrategyOptions strategy;
+  std::optional<config::LocalSgd> local_sgd;
+  bool stop_on_non_finite = false;
+  // Once all ranks have the same model, this rank trains without them (`--mock comm`). What is collective then is not.
+  bool alone = false;
+};
+
+enum class Mode { kExchange, kLocal, kAlone };
+Mode mode_of(const StepOptions& options);
+
+// ConfigError for what does not go together.
+void check(const StepOptions& options, const comm::World& world);
+FusionOptions fusion_options(const StepOptions& options, int world_size);
+
+}  // namespace dtrain::train

@@ -1,0 +1,95 @@
+#include "step/training_step.h"
+
+#include "dtrain/base/error.h"
+#include "model/model_report.h"
+#include "model/model_state.h"
+#include "step/startup_checks.h"
+
+namespace dtrain::train {
+
+namespace {
+
+// The model, which the ranks have found to be the same on all of them.
+std::shared_ptr<torch::nn::Module> checked_model(const TrialContext::Wrapped& wrapped, const RunServices& run,
+                                                 const StepOptions& options) {
+  if (!wrapped.model)
+    throw ConfigError("the trial handed over no model", "call context.wrap_model() in its constructor");
+  if (!wrapped.optimizer) {
+    throw ConfigError("the trial handed over no optimizer", "call context.wrap_optimizer() in its constructor");
+  }
+  check(options, run.world);
+  compare_models(*wrapped.model, run.control);
+  return wrapped.model;
+}
+
+// With rank 0's values on every rank.
+FlatParameters flat_parameters(const torch::nn::Module& model, comm::Communicator& communicator) {
+  FlatParameters parameters(model, communicator);
+  broadcast_model(model, communicator);
+  return parameters;
+}
+
+}  // namespace
+
+TrainingStep::TrainingStep(const TrialContext::Wrapped& wrapped, const RunServices& run, const StepOptions& options)
+    : run_(run),
+      model_(checked_model(wrapped, run_, options)),
+      non_finite_(run_, options.stop_on_non_finite),
+      window_(options.aggregation_frequency, options.average_aggregated_gradients),
+      parameters_(flat_parameters(*model_, run_.communicator)),
+      fusion_(parameters_, run_, fusion_options(options, run_.communicator.world_size())),
+      optimizer_(*wrapped.optimizer, wrapped.schedule, parameters_),
+      exchange_(parameters_, run_.communicator, run_.recorder),
+      watch_(*model_, parameters_),
+      mode_(make_mode(
+          {run_, parameters_, optimizer_, watch_, fusion_, exchange_, non_finite_, window_, options.max_gradient_norm},
+          options)),
+      hooks_(parameters_, exchange_) {}
+
+void TrainingStep::announce(bool has_batch, bool stop, const std::optional<profile::TraceWindow>& trace) {
+  if (has_batch) window_.add_batch();
+  mode_->vote().announce({has_batch, stop, trace, window_.rounds_begun()});
+}
+
+void TrainingStep::begin_batch() {
+  in_batch_ = true;
+  window_.begin_round();
+  mode_->begin_batch();
+}
+
+void TrainingStep::backward(const at::Tensor& loss) {
+  if (!in_batch_) throw Error("context.backward() was called outside train_batch()");
+  if (loss.numel() == 1 && loss.is_cpu()) non_finite_.see_loss(loss.item<double>(), window_.rounds_begun());
+  const profile::PhaseScope phase(run_.recorder, profile::Phase::kBackward);
+  exchange_.backward(loss);
+}
+
+bool TrainingStep::end_batch() {
+  in_batch_ = false;
+  return mode_->end_batch();
+}
+
+void TrainingStep::report() {
+  mode_->report();
+  const std::int64_t last_batch = window_.rounds_begun();
+  auto words = non_finite_.take_words();
+  mode_->vote().add_up(words);
+  non_finite_.add_round(words, last_batch);
+  // Weights that are no numbers follow from a loss or a gradient that was none; only what has no such cause is news.
+  if (run_.is_first_rank() && non_finite_.batches() == 0) {
+    if (const auto parameter = first_nan_parameter(parameters_)) non_finite_.see_weights(*parameter, last_batch);
+  }
+  non_finite_.write();
+}
+
+void TrainingStep::visit(StateVisitor& visitor) {
+  ModelState rest(*model_);
+  visitor.part("parameters", parameters_);
+  visitor.part("model", rest);
+  visitor.part("optimizer", optimizer_);
+  visitor.part("window", window_);
+  visitor.part("non_finite", non_finite_);
+  visitor.part("mode", *mode_);
+}
+
+}  // namespace dtrain::train

@@ -1,0 +1,87 @@
+// From a wrapped model to one optimizer step after another. docs/architecture.md follows a step on its way through the
+// parts; how they become an update is up to the StepMode. Used by the training thread alone.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+
+#include "dtrain/train/trial.h"
+#include "exchange/fusion.h"
+#include "exchange/gradient_exchange.h"
+#include "exchange/gradient_hooks.h"
+#include "exchange/run_services.h"
+#include "model/flat_optimizer.h"
+#include "model/flat_parameters.h"
+#include "model/parameter_watch.h"
+#include "state/state_visitor.h"
+#include "step/aggregation_window.h"
+#include "step/non_finite.h"
+#include "step/step_mode.h"
+#include "step/step_options.h"
+
+namespace dtrain::train {
+
+class TrainingStep {
+ public:
+  // Compares the models, broadcasts rank 0's values, allocates the gradients. ConfigError. Collective.
+  TrainingStep(const TrialContext::Wrapped& wrapped, const RunServices& run, const StepOptions& options);
+  TrainingStep(const TrainingStep&) = delete;
+  TrainingStep& operator=(const TrainingStep&) = delete;
+
+  // Every round, before the batch: announces it to the others; rank 0 also a trace window it wants. Never waits.
+  void announce(bool has_batch, bool stop, const std::optional<profile::TraceWindow>& trace = std::nullopt);
+  // Waits for what all ranks announced for the round last announced.
+  Round agree() { return mode_->vote().agree(); }
+
+  // Around train_batch() (or instead of it, on a rank without a batch).
+  void begin_batch();
+  void backward(const at::Tensor& loss);
+  // Ends the round: exchanges and steps where that is due. True after an optimizer step.
+  bool end_batch();
+  // Exchanges and applies what is left of an unfinished window, with its real number of batches. True if there was one.
+  bool flush() { return mode_->flush(); }
+  // Now and then: Error naming a parameter that training does not know.
+  void check_members() const { watch_.check_members(); }
+
+  // With local steps: makes the ranks meet if they have stepped since they last did. Collective.
+  void synchronise() { mode_->synchronise(); }
+  // Whether all ranks had the same parameters after the last round: always, but between the meetings of local steps.
+  bool synchronised() const { return mode_->synchronised(); }
+  // Whether a rank has asked to stop. All ranks agree on it in rounds after which they are synchronised.
+  bool stop_seen() const { return mode_->vote().stop_seen() && synchronised(); }
+
+  // In how many rounds at most, the announcing one included, all ranks know what one of them announced.
+  std::int64_t announcement_rounds() const { return mode_->announcement_rounds(); }
+  // The trace window that rank 0 announced, once.
+  std::optional<profile::TraceWindow> take_trace_window() { return mode_->vote().take_trace_window(); }
+
+  // Rank 0: brings plan.json up to date about losses that were not finite.
+  void write_non_finite() { non_finite_.write(); }
+  // Training is over: writes what the mode has brought, and what was not finite. Collective.
+  void report();
+
+  // Between two optimizer steps. With local steps every rank visits what is its own. Collective.
+  void visit(StateVisitor& visitor);
+
+  const FlatParameters& parameters() const { return parameters_; }
+  const Fusion& fusion() const { return fusion_; }
+  const FlatOptimizer& optimizer() const { return optimizer_; }
+
+ private:
+  // In the order in which they build on each other; the hooks go first, for they call the exchange.
+  const RunServices run_;
+  const std::shared_ptr<torch::nn::Module> model_;
+  NonFinite non_finite_;
+  AggregationWindow window_;
+  FlatParameters parameters_;
+  Fusion fusion_;
+  FlatOptimizer optimizer_;
+  GradientExchange exchange_;
+  ParameterWatch watch_;
+  std::unique_ptr<StepMode> mode_;
+  GradientHooks hooks_;
+  bool in_batch_ = false;
+};
+
+}  // namespace dtrain::train

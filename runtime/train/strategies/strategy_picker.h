@@ -1,0 +1,74 @@
+// Picks how gradients are exchanged and applied: compressed, replicated or sharded. Where an experiment leaves the
+// choice between the last two to us, both take turns until the clock has decided (StrategyTrial); a model that writes
+// its parameters itself ends that choice. Training thread; everything but the accessors is collective.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "dtrain/config/optimizations.h"
+#include "exchange/fusion.h"
+#include "exchange/gradient_exchange.h"
+#include "exchange/gradient_strategy.h"
+#include "exchange/run_services.h"
+#include "exchange/window_scale.h"
+#include "model/flat_optimizer.h"
+#include "model/flat_parameters.h"
+#include "strategies/strategy_trial.h"
+
+namespace dtrain::train {
+
+struct StrategyOptions {
+  config::ShardedOptimizer sharded = config::ShardedOptimizer::kAuto;
+  config::Compression compression;
+  std::uint64_t seed = 0;
+};
+
+// Whether updates can be sharded in such a run.
+bool may_shard(const StrategyOptions& options, int world_size);
+
+class StrategyPicker {
+ public:
+  // The references outlive it.
+  StrategyPicker(const RunServices& run, FlatParameters& parameters, FlatOptimizer& optimizer,
+                 GradientExchange& exchange, Fusion& fusion, WindowScale& scale, const StrategyOptions& options);
+  ~StrategyPicker();
+  StrategyPicker(const StrategyPicker&) = delete;
+  StrategyPicker& operator=(const StrategyPicker&) = delete;
+
+  GradientStrategy& strategy() { return *strategy_; }
+  bool may_shard() const;
+
+  // Around each batch. `stepped`: an optimizer step ended it; the next strategy is picked then.
+  void begin_batch();
+  void end_batch(bool stepped, std::int64_t batch);
+  // Fusion has cut the buckets anew. Between windows.
+  void use_new_plan();
+
+  // Before an update that follows a write of this parameter by the model. AgreedError where the ranks share parameters.
+  void check_write(const std::string& parameter) const;
+  // After that update: updates stay replicated.
+  void stop_sharding(const std::string& parameter);
+
+ private:
+  std::unique_ptr<GradientStrategy> make(bool sharded);
+  void use(bool sharded);
+  void end_turn(std::int64_t batch);
+  void write_choice();
+
+  const RunServices& run_;
+  FlatParameters& parameters_;
+  FlatOptimizer& optimizer_;
+  GradientExchange& exchange_;
+  Fusion& fusion_;
+  WindowScale& scale_;
+  const StrategyOptions options_;
+  std::unique_ptr<GradientStrategy> strategy_;
+  std::optional<StrategyTrial> trial_;  // while it goes on
+  Nanoseconds batch_began_{0};
+  Nanoseconds window_time_{0};  // of the batches of the open window that have ended, without their loading
+};
+
+}  // namespace dtrain::train

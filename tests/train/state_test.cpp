@@ -1,0 +1,250 @@
+// What changes in a step and matters for the next one is visited: training that goes on from visited state gives the
+// same bits as training that was never interrupted.
+#include <algorithm>
+#include <functional>
+#include <map>
+#include <optional>
+#include <set>
+
+#include <gtest/gtest.h>
+
+#include <torch/torch.h>
+
+#include "no_common_memory.h"
+#include "small_run.h"
+#include "state/state_visitor.h"
+#include "step/training_step.h"
+
+namespace dtrain::train {
+namespace {
+
+// Entries as text (numbers, texts) or as tensors. Collects them; a second one puts them back.
+struct State {
+  std::map<std::string, at::Tensor> tensors;
+  std::map<std::string, std::string> texts;
+};
+
+class Collector final : public StateVisitor {
+ public:
+  State state;
+  bool replaces() const override { return false; }
+
+ protected:
+  void on_tensor(const std::string& path, at::Tensor value) override { add(path, value.clone()); }
+  void on_number(const std::string& path, std::int64_t& value) override { add(path, std::to_string(value)); }
+  void on_real(const std::string& path, double& value) override { add(path, std::to_string(value)); }
+  void on_reals(const std::string& path, std::vector<float>& values) override { add(path, torch::tensor(values)); }
+  void on_text(const std::string& path, std::string& value) override { add(path, "'" + value); }
+
+ private:
+  void add(const std::string& path, const at::Tensor& value) {
+    EXPECT_TRUE(state.tensors.emplace(path, value).second) << path << " twice";
+  }
+  void add(const std::string& path, const std::string& value) {
+    EXPECT_TRUE(state.texts.emplace(path, value).second) << path << " twice";
+  }
+};
+
+class Restorer final : public StateVisitor {
+ public:
+  explicit Restorer(const State& state) : state_(state) {}
+  bool replaces() const override { return true; }
+
+ protected:
+  void on_tensor(const std::string& path, at::Tensor value) override {
+    const at::NoGradGuard no_grad;
+    value.copy_(state_.tensors.at(path));
+  }
+  void on_number(const std::string& path, std::int64_t& value) override { value = std::stoll(state_.texts.at(path)); }
+  void on_real(const std::string& path, double& value) override { value = std::stod(state_.texts.at(path)); }
+  void on_reals(const std::string& path, std::vector<float>& values) override {
+    const at::Tensor& tensor = state_.tensors.at(path);
+    values.assign(tensor.data_ptr<float>(), tensor.data_ptr<float>() + tensor.numel());
+  }
+  void on_text(const std::string& path, std::string& value) override { value = state_.texts.at(path).substr(1); }
+
+ private:
+  const State& state_;
+};
+
+struct NetImpl : torch::nn::Module {
+  NetImpl() {
+    first = register_module("first", torch::nn::Linear(6, 40));
+    norm = register_module("norm", torch::nn::BatchNorm1d(40));
+    last = register_module("last", torch::nn::Linear(40, 3));
+  }
+  at::Tensor loss(std::int64_t batch, int rank) {
+    const auto x = (torch::arange(48).reshape({8, 6}) * (0.37 + 0.1 * rank) + static_cast<double>(batch)).sin();
+    return last(norm(first(x)).relu()).pow(2).mean();
+  }
+  torch::nn::Linear first{nullptr}, last{nullptr};
+  torch::nn::BatchNorm1d norm{nullptr};
+};
+TORCH_MODULE(Net);
+
+Net copy_of_net(const Net& original) {
+  Net net;
+  const at::NoGradGuard no_grad;
+  const auto parameters = original->named_parameters();
+  for (auto& item : net->named_parameters()) item.value().copy_(parameters[item.key()]);
+  return net;
+}
+
+struct Case {
+  std::string name;
+  StepOptions options;
+  std::vector<std::string> changing;  // paths, or their beginnings, of which some entry changes in every step
+  int ranks = 2;
+  bool one_copy = true;
+};
+
+constexpr int kBatchesBefore = 12, kBatchesAfter = 9;
+
+// A run of its own on every rank; from `start`, if there is one, or from the model's values.
+std::vector<State> train(const Case& c, const Net& original, const std::vector<State>* start, std::int64_t first,
+                         std::int64_t batches) {
+  std::vector<State> result(static_cast<std::size_t>(c.ranks));
+  run_small(c.ranks, [&](SmallRun& run) {
+    NoCommonMemory without(run.services.communicator);
+    const RunServices apart{run.services.world,       run.services.control,    without,
+                            run.services.recorder,    run.services.clock,      run.services.log,
+                            run.services.update_plan, run.services.write_event};
+    const int rank = run.services.world.rank;
+    Net model = copy_of_net(original);
+    TrialContext::Wrapped wrapped;
+    wrapped.model = model.ptr();
+    wrapped.optimizer = AdamW{.lr = 0.01};
+    wrapped.schedule = lr::step(3, 0.7);
+    TrainingStep step(wrapped, c.one_copy ? run.services : apart, c.options);
+    if (start) {
+      Restorer restorer((*start)[static_cast<std::size_t>(rank)]);
+      step.visit(restorer);
+      run.services.communicator.barrier().wait();  // ranks may share what they replace
+    }
+    for (std::int64_t batch = first; batch < first + batches; ++batch) {
+      step.announce(true, false);
+      step.begin_batch();
+      step.backward(model->loss(batch, rank));
+      step.end_batch();
+    }
+    Collector collector;
+    step.visit(collector);
+    result[static_cast<std::size_t>(rank)] = std::move(collector.state);
+  });
+  return result;
+}
+
+StepOptions options_with(const std::function<void(StepOptions&)>& change) {
+  StepOptions options;
+  options.fusion.threshold_bytes = 500;
+  options.strategy.sharded = config::ShardedOptimizer::kOff;
+  options.strategy.seed = 5;
+  change(options);
+  return options;
+}
+
+std::vector<Case> state_cases() {
+  const std::vector<std::string> usual{
+      "parameters/first.weight", "model/norm.running_mean", "optimizer/steps",    "optimizer/updates/last.bias",
+      "optimizer/exp_avg/",      "optimizer/exp_avg_sq/",   "window/rounds_begun"};
+  const auto and_also = [&](std::vector<std::string> more) {
+    more.insert(more.end(), usual.begin(), usual.end());
+    return more;
+  };
+  std::vector<Case> cases{
+      {"replicated", options_with([](auto&) {}), usual},
+      {"one rank", options_with([](auto&) {}), usual, 1},
+      {"clipped windows", options_with([](auto& o) {
+         o.aggregation_frequency = 3;
+         o.max_gradient_norm = 0.01;
+       }),
+       usual},
+      {"one copy", options_with([](auto& o) { o.strategy.sharded = config::ShardedOptimizer::kOn; }), usual},
+      {"parts", options_with([](auto& o) { o.strategy.sharded = config::ShardedOptimizer::kOn; }), usual, 2, false},
+      {"alone", options_with([](auto& o) { o.alone = true; }), usual}};
+  for (const auto& [name, kind, path] : {std::tuple{"fp16", config::CompressionKind::kFp16, "mode/strategy/steps"},
+                                         std::tuple{"bf16", config::CompressionKind::kBf16, "mode/strategy/steps"},
+                                         std::tuple{"int8", config::CompressionKind::kInt8, "mode/strategy/error/"},
+                                         std::tuple{"powersgd", config::CompressionKind::kPowerSgd, "mode/strategy/q/"},
+                                         std::tuple{"topk", config::CompressionKind::kTopK, "mode/strategy/error/"}}) {
+    cases.push_back({name, options_with([&, kind = kind](auto& o) {
+                       o.strategy.compression = {.kind = kind, .rank = 2, .warmup_steps = 2, .ratio = 0.1};
+                     }),
+                     and_also({path, "mode/strategy/steps"})});
+  }
+  for (const int inner : {1, 5}) {  // 5: in the middle between two meetings
+    config::LocalSgd local{.inner_steps = inner, .outer_lr = 0.6, .outer_momentum = 0.8, .compression = {}};
+    local.compression.kind = config::CompressionKind::kInt8;
+    std::vector<std::string> changing = usual;
+    if (inner == 1) {
+      changing = and_also({"mode/meetings/meetings", "mode/meetings/start/", "mode/meetings/momentum/",
+                           "mode/meetings/error/", "mode/meetings/steps"});
+    } else {
+      changing = and_also({"mode/inner_steps"});
+    }
+    cases.push_back(
+        {"local steps, " + std::to_string(inner), options_with([&](auto& o) { o.local_sgd = local; }), changing});
+  }
+  return cases;
+}
+
+std::set<std::string> changed(const State& before, const State& after) {
+  std::set<std::string> result;
+  for (const auto& [path, value] : after.tensors) {
+    if (!torch::equal(value, before.tensors.at(path))) result.insert(path);
+  }
+  for (const auto& [path, value] : after.texts) {
+    if (value != before.texts.at(path)) result.insert(path);
+  }
+  return result;
+}
+
+TEST(State, IsEnoughToGoOnFrom) {
+  torch::manual_seed(21);
+  const Net original;
+  for (const Case& c : state_cases()) {
+    SCOPED_TRACE(c.name);
+    const auto before = train(c, original, nullptr, 0, kBatchesBefore);
+    const auto whole = train(c, original, nullptr, 0, kBatchesBefore + kBatchesAfter);
+    const auto resumed = train(c, original, &before, kBatchesBefore, kBatchesAfter);
+    for (std::size_t rank = 0; rank < whole.size(); ++rank) {
+      EXPECT_EQ(changed(whole[rank], resumed[rank]), std::set<std::string>{}) << "on rank " << rank;
+    }
+  }
+}
+
+TEST(State, NamesWhatAStepChanges) {
+  torch::manual_seed(22);
+  const Net original;
+  for (const Case& c : state_cases()) {
+    SCOPED_TRACE(c.name);
+    const auto before = train(c, original, nullptr, 0, kBatchesBefore);
+    const auto after = train(c, original, nullptr, 0, kBatchesBefore + c.options.aggregation_frequency);
+    for (std::size_t rank = 0; rank < after.size(); ++rank) {
+      const auto paths = changed(before[rank], after[rank]);
+      for (const std::string& expected : c.changing) {
+        const auto found = paths.lower_bound(expected);
+        EXPECT_TRUE(found != paths.end() && found->starts_with(expected)) << expected << " on rank " << rank;
+      }
+    }
+  }
+}
+
+// A loss that is no number is announced with the next batch, so the batch before a visit is not counted yet.
+TEST(State, KeepsWhatIsNotAnnouncedYet) {
+  run_small(1, [](SmallRun& run) {
+    NonFinite seen(run.services, false), restored(run.services, false);
+    seen.see_loss(HUGE_VAL, 3);
+    Collector collector;
+    seen.visit(collector);
+    Restorer restorer(collector.state);
+    restored.visit(restorer);
+    restored.add_round(restored.take_words(), 3);
+    EXPECT_EQ(restored.batches(), 1);
+    restored.write();
+    EXPECT_EQ(run.plan["non_finite"]["text"], "the loss is inf in batch 3 on rank 0");
+  });
+}
+
+}  // namespace
+}  // namespace dtrain::train
