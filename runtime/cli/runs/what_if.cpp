@@ -6,6 +6,7 @@
 
 #include "commands.h"
 #include "dtrain/analysis/analysis_text.h"
+#include "dtrain/base/error.h"
 #include "dtrain/run/run_folder.h"
 #include "dtrain/run/summary_text.h"
 #include "dtrain/run/verify.h"
