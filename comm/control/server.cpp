@@ -200,8 +200,8 @@ void ControlServer::send_to_all(const std::string& frame) {
 
 void ControlServer::set(const std::string& key, const std::string& value) {
   const Json encoded = encode_value(value);
-  encode_frame(
-      Json{{"t", "value"}, {"id", 0}, {"v", encoded}});  // over the limit: an error for the setter, not for the getters
+  // A value over the limit is an error for the setter, not for the getters.
+  encode_frame(Json{{"t", "value"}, {"id", 0}, {"v", encoded}});
   std::vector<Waiter> waiters;
   {
     const Lock lock(mutex_);
@@ -275,8 +275,8 @@ void ControlServer::publish_to_all(const RankFailure& failure) {
   publish(failure, [&] { send_to_all(encode_frame(failed_message(failure))); });
 }
 
-// Publishing happens on the control thread alone, so all ranks get the same first failure. The caller then waits until
-// the ranks have acknowledged it ("noted"): it may end its process as soon as this returns.
+// Publishing happens on the control thread alone, so all ranks get the same first failure. The caller then waits, at
+// most kServerFailureHandover, until the ranks have acknowledged it ("noted"): afterwards it may end its process.
 void ControlServer::fail(const RankFailure& failure) {
   if (!has_thread()) {
     publish(failure);

@@ -47,7 +47,7 @@ struct MpiShared {
   std::mutex mutex;
   std::string cause;  // guarded by mutex, as is the next
   std::vector<std::shared_ptr<std::byte>> kept;
-  std::atomic<int> communicators{0};  // made so far on this rank: each has tags of its own
+  std::atomic<int> communicators{0};  // made so far, by this rank's count: each has tags of its own
   MpiThread thread;                   // ends before the rest goes
 };
 

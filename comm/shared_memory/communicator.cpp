@@ -126,7 +126,7 @@ void SharedMemoryCommunicator::run_step(Operation& operation) {
   worked_ += took;
 }
 
-// A small operation takes about as long as reading the clock, a fence or the peers' cache lines: this does without.
+// Reading the clock, a fence and the peers' cache lines would take a good part of a small operation: most do without.
 void SharedMemoryCommunicator::run_small(Operation& operation) {
   operation.timing_.started = small_now();
   operation.transfer_.run_step(*segment_, scratch_);

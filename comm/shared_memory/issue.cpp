@@ -175,9 +175,9 @@ Work SharedMemoryCommunicator::issue(Descriptor descriptor, const void* in, void
   return Work(std::move(operation));
 }
 
-// Peers read an announcement as soon as they see `ready`: signature, places and payload are written before it. The
-// stores of `ready` are sequentially consistent, and so is the test of `sleeping` in wake_others(): a peer that goes to
-// sleep either sees the announcement or is seen sleeping.
+// Peers read an announcement as soon as they see `ready`: signature, places and payload are written before it. `ready`
+// is set before wake_others() reads `sleeping`, and a peer looks again after setting that: so it either sees the
+// announcement or is woken.
 void SharedMemoryCommunicator::publish() {
   if (published_ == sequence_) return;
   for (; published_ < sequence_; ++published_) own_.slot(published_).ready.store(published_ + 1);

@@ -1,4 +1,4 @@
-// One value for one name: whatever says how much communication was exposed, and what it consists of, says the same of
+// One value for one name: every output of how much communication was exposed, and what it consists of, is the same for
 // the same run; and the numbers a finding rests on make up what it costs.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -232,7 +232,7 @@ TEST(Findings, StallsAmongFoldedStepsAreFoundByTheirLines) {
   expect_first(run, "periodic_stalls", -1, 20 * 0.4);
 }
 
-// Rewrites what a run's other files say.
+// Rewrites a run's other files.
 Analysis with_plan(const SyntheticRun& plan, const Json& more) {
   Synthetic run(plan);
   run.profile.plan.update(more);

@@ -64,7 +64,7 @@ TEST(LineAppender, LinesOfSeveralWritersAreNeverMixed) {
   }
 }
 
-// Appends until the file cannot grow; returns what the error said. Every line is `line`.
+// Appends until the file cannot grow; returns the error's text. Every line is `line`.
 std::string fill(const std::filesystem::path& path, const std::string& lines) {
   LineAppender appender(path);
   for (int i = 0; i < 100'000; ++i) {

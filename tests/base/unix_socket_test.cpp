@@ -155,7 +155,7 @@ bool become_nobody() {
          (::setresgid(kNobody, kNobody, kNobody) == 0 && ::setresuid(kNobody, kNobody, kNobody) == 0);
 }
 
-// Whoever may guess or overhear a name could listen there first.
+// A process that guesses a name could listen there first.
 TEST(UnixSocket, DoesNotSpeakToAnotherUsersListener) {
   if (::geteuid() != 0) GTEST_SKIP() << "only root can become another user";
   int name_pipe[2];
@@ -166,7 +166,7 @@ TEST(UnixSocket, DoesNotSpeakToAnotherUsersListener) {
     UnixListener listener = UnixListener::create("test");
     const std::string& name = listener.name();
     if (::write(name_pipe[1], name.data(), name.size()) != static_cast<ssize_t>(name.size())) ::_exit(3);
-    // What the stranger's listener hears: nothing.
+    // The stranger's listener receives nothing.
     auto heard = listener.accept(kPatience);
     ::_exit(heard && !heard->receive(kPatience) ? 0 : 1);
   }

@@ -1,4 +1,4 @@
-// Runs dtrain's commands and keeps what they say.
+// Runs dtrain's commands and keeps what they print.
 #pragma once
 
 #include <map>

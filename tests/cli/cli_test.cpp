@@ -1,4 +1,4 @@
-// The command line: what it says, and with which exit code.
+// The command line: what it prints, and with which exit code.
 #include <gmock/gmock.h>
 
 #include "cli_harness.h"

@@ -70,7 +70,7 @@ TEST(Launch, SaysThatGpusAreNotUsed) {
   const TestRun elsewhere;
   EXPECT_THAT(dtrain(elsewhere, {"launch", elsewhere.experiment(), "--dry-run"}).err, Not(HasSubstr("GPU")));
 
-  // A rank that nobody launched says it in its own log.
+  // A rank without a launcher writes it to its own log.
   fs::create_directories(run.folder() / "alone");
   Command alone(run.folder() / "alone",
                 {rank_program(), run.experiment(), "--run-dir", run.folder() / "alone" / "run", "--set",

@@ -21,7 +21,7 @@ class DiffCommand : public testing::Test {
       step.own_ns[static_cast<std::size_t>(profile::Phase::kBackward)] += std::llround(longer_ms * 1e6);
     };
     test::write_synthetic_run(folder_.path() / name, run);
-    std::ofstream(folder_.path() / name / "experiment.yaml") << "name: " << name << "\n";  // what says that it is a run
+    std::ofstream(folder_.path() / name / "experiment.yaml") << "name: " << name << "\n";  // what makes it a run
   }
   Result diff(std::vector<std::string> arguments) {
     arguments.insert(arguments.begin(), {bin("dtrain"), "diff"});

@@ -1,4 +1,4 @@
-// Every command ends with exit code 1 where what it prints cannot be written, and quietly where nobody reads it.
+// Every command ends with exit code 1 where what it prints cannot be written, and quietly where the reader has gone.
 #include <gmock/gmock.h>
 
 #include <algorithm>

@@ -18,7 +18,7 @@ struct TwoHosts {
   Time here() const { return now - ahead; }
 };
 
-// Round trips whose ways take what `way` says.
+// Round trips whose ways take what `way` returns.
 template <typename Way>
 ClockOffset measure(TwoHosts& hosts, const Way& way) {
   ClockProbe probe;

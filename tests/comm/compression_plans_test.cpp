@@ -145,7 +145,7 @@ TEST(SmallGradients, WhatIsOwedIsPartOfTheState) {
   });
 }
 
-// Nothing is owed where nothing is small: values are those of one rounding, whatever was sent before.
+// Without small values there is no error feedback: values are those of one rounding, independent of earlier exchanges.
 TEST(SmallGradients, OthersAreRoundedOnce) {
   on_three([](Communicator& comm) {
     Model model(comm, kThree);

@@ -179,7 +179,7 @@ TEST(SlowLoris, IsCutOffAtTheDeadline) {
   EXPECT_THAT(log.str(), HasSubstr("did not authenticate in time"));
 }
 
-// An impostor that took rank 0's port learns nothing it could use, and is told from the real one.
+// An impostor that took rank 0's port learns nothing it could use, and is recognised as one.
 TEST(Impostor, WithoutTheSecretIsFoundOut) {
   asio::io_context io;
   asio::ip::tcp::acceptor acceptor(io, {asio::ip::make_address("127.0.0.1"), 0});

@@ -300,7 +300,7 @@ TEST(Control, AfterGoodbyeNothingIsAFailure) {
   std::atomic<int> failures{0};
   Planes planes(TestWorld(3));
   for (int r = 0; r < 3; ++r) planes[r].on_failure([&](const RankFailure&) { ++failures; });
-  // Whoever is done first goes first, also before the others have said goodbye.
+  // A rank that is done first goes first, also before the others have announced their end.
   auto one = std::async(std::launch::async, [&] { planes[1].finish(); });
   std::this_thread::sleep_for(std::chrono::milliseconds(30));
   EXPECT_EQ(planes[0].peer_state(1), PeerState::kFinished);

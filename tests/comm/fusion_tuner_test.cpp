@@ -1,4 +1,4 @@
-// The tuner on communicators that really exchange; only the step times are made up, from a link that it does not know.
+// The tuner on communicators that really exchange; only the step times are made up, from a simulated link.
 #include "dtrain/comm/fusion_tuner.h"
 
 #include <gtest/gtest.h>
@@ -46,7 +46,7 @@ struct Outcome {
 
 using Cost = std::function<ExchangeTimes(const FusionPlan&)>;
 
-// Tunes on `ranks` ranks whose steps take what `cost` says of the plan in use, give or take `noise`.
+// Tunes on `ranks` ranks whose steps take `cost` of the plan in use, give or take `noise`.
 std::vector<Outcome> tune(int ranks, const Model& model, const Cost& cost, double noise, unsigned seed,
                           const FusionRule& rule = {}) {
   std::vector<Outcome> outcomes(static_cast<std::size_t>(ranks));

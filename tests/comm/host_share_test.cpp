@@ -102,7 +102,7 @@ TEST(HostShare, AFailureOfTheRunIsTheCauseWhereNobodyListens) {
   }
 }
 
-// What each rank says when `absent` does not come; an empty text of that one.
+// Each rank's error when `absent` does not come; empty for that one.
 std::vector<std::string> errors_without(int absent, const std::vector<int>& members, int size = 3) {
   TestWorld world(3);
   world.timeout = std::chrono::milliseconds(400);

@@ -1,4 +1,4 @@
-// What happens when ranks do not do the same, do not come, stop or die: everyone gets an error that says who and what.
+// What happens when ranks do not do the same, do not come, stop or die: all ranks get an error that names who and what.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -26,7 +26,7 @@ using testing::HasSubstr;
 using testing::MatchesRegex;
 using testing::Not;
 
-// Runs fn on every rank and returns what each one's CommError said ("" where none came).
+// Runs fn on every rank and returns the text of each one's CommError ("" where none came).
 std::vector<std::string> errors_of(const TestWorld& world, const std::string& backend,
                                    const std::function<void(Communicator&)>& fn) {
   std::vector<std::string> errors(static_cast<std::size_t>(world.size));
@@ -60,7 +60,7 @@ TEST_P(MisuseTable, BothOperationsAreNamedOnEveryRank) {
   }
 }
 
-// The ranks that wait say for what they waited and how long, then why it ended.
+// The errors of waiting ranks name what they waited for and how long, then why it ended.
 TEST_P(MisuseTable, WhoWaitsSaysForWhat) {
   const auto [backend, ranks] = GetParam();
   const auto errors = errors_of(TestWorld(ranks), backend, [](Communicator& comm) {
@@ -91,7 +91,7 @@ TEST_P(MisuseTable, AReleasedBuffer) {
   }
 }
 
-// What was issued in the group never reaches the peers; they hear the cause.
+// What was issued in the group never reaches the peers; they get the cause.
 TEST_P(MisuseTable, AnExceptionLeavesAGroupOpen) {
   const auto [backend, ranks] = GetParam();
   const auto errors = errors_of(TestWorld(ranks), backend, [](Communicator& comm) {
@@ -238,7 +238,7 @@ TEST(Misuse, ACommunicatorClosedEarlyIsToldToTheOthers) {
 }
 
 // As when an exception unwinds the stack between an operation and its wait(): the Buffer goes first, then the
-// communicator, whose destructor can neither complete the operation nor throw. The handle that is left says why.
+// communicator, whose destructor can neither complete the operation nor throw. The handle that is left has the cause.
 TEST(Misuse, ABufferReleasedUnderAnOperationThenTheCommunicator) {
   for (const int ranks : {2, 3}) {
     std::vector<std::string> errors(static_cast<std::size_t>(ranks));
@@ -270,7 +270,7 @@ TEST(Misuse, ABufferReleasedUnderAnOperationThenTheCommunicator) {
   }
 }
 
-// A failing rank unwinds its communicator before it has told why: the others still hear the cause.
+// A failing rank unwinds its communicator before it has reported why: the others still get the cause.
 TEST(Misuse, TheCauseWinsOverTheClosedCommunicator) {
   std::vector<std::string> errors(3);
   test::run_control_ranks(TestWorld(3), [&](ControlPlane& control) {
@@ -290,7 +290,7 @@ TEST(Misuse, TheCauseWinsOverTheClosedCommunicator) {
     } catch (const CommError& error) {
       errors[static_cast<std::size_t>(rank)] = error.what();
     }
-    // A peer's abort may be here before this rank's own control plane knows why.
+    // A peer's abort may be here before this rank's own control plane has the cause.
     while (!control.failure()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
   });
   for (const int r : {0, 2}) {
@@ -475,7 +475,7 @@ TEST(Leaks, NoDescriptorAndNoMappingIsLeft) {
       comm.barrier().wait();
     });
   };
-  once();  // what is opened once for good (randomness, say) is open now
+  once();  // what is opened once for good (such as randomness) is open now
   const std::size_t before = open_descriptors();
   for (int i = 0; i < 5; ++i) once();
   EXPECT_EQ(open_descriptors(), before);

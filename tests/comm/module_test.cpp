@@ -1,4 +1,4 @@
-// Opening a backend that is a library of its own, and what is said where a part of it is missing.
+// Opening a backend that is a library of its own, and the error where a part of it is missing.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

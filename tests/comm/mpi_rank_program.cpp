@@ -1,7 +1,7 @@
 // A rank of the tests over mpirun: mpi_rank_program BACKEND conformance | BACKEND misuse NAME
 // BACKEND is mpi, hierarchical, or alternating: hierarchical, the even ranks as if on another host than the odd ones.
-// Prints one line a rank, "RANK <r> <text>": "ok", or what its CommError said. Whoever starts it reads those. "AT <r>
-// <ns>" before it says when, on the monotonic clock, a rank died or heard of a failure.
+// Prints one line a rank for the test, "RANK <r> <text>": "ok", or the text of its CommError. "AT <r> <ns>" before it
+// is when, on the monotonic clock, a rank died or received a failure.
 #include <unistd.h>
 
 #include <atomic>

@@ -88,7 +88,7 @@ TEST(MpiOnTwoHosts, WithADeadLinkTheRanksOfBothHostsEnd) {
                     HasSubstr("timed out after 1.50 s; missing: rank 1 "), HasSubstr("stopped: no heartbeats")));
 }
 
-// What every rank says when the last of three does another thing than the others: operation 1, and both by name.
+// Every rank's error when the last of three does another thing than the others: operation 1, and both by name.
 struct Difference {
   const char* name;
   const char* most;

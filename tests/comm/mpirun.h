@@ -43,7 +43,7 @@ inline MpirunOutcome run_ranks_with_mpirun(int ranks, const std::string& what) {
                      std::to_string(ranks) + " " + DTRAIN_BINARY_DIR + "/tests/mpi_rank_program " + what);
 }
 
-// The same on two hosts, `a` ranks on the first and `b` on the second, placed as `options` say (mpirun's).
+// The same on two hosts, `a` ranks on the first and `b` on the second, placed by mpirun's `options`.
 inline MpirunOutcome run_ranks_on_two_hosts(const std::string& rate, int a, int b, const std::string& options,
                                             const std::string& what) {
   const std::string bed = std::string(DTRAIN_SOURCE_DIR) + "/tests/harness/two_hosts.sh";

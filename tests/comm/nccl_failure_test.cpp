@@ -144,7 +144,7 @@ TEST(NcclFailure, ARankThatDoesNotComeIsNamed) {
   world.expect_clean();
 }
 
-// The first operations are compared before NCCL hears of them.
+// The first operations are compared before they reach NCCL.
 TEST(NcclFailure, EarlyDifferencesStopTheRankThatDiffers) {
   NcclWorld world(3);
   std::vector<std::string> errors(3);

@@ -1,5 +1,5 @@
 // The module and the libraries it opens: the real ones where they are (no GPU is needed to ask NCCL for its version),
-// and what is said where they are not.
+// and the errors where they are not.
 #include <dlfcn.h>
 
 #include <algorithm>
@@ -88,7 +88,7 @@ TEST(NcclModule, AnotherVersionOfTheInterfaceIsRefused) {
   });
 }
 
-// Through the module, as programs do. Where there is no GPU it says so, and where there is one it works.
+// Through the module, as programs do. Without a GPU it is an error that names that; with one it works.
 TEST(NcclModule, OpensOnDemand) {
   test::TestWorld world(1);
   test::run_control_ranks(world, [&](ControlPlane& control) {

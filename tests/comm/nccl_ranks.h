@@ -36,7 +36,7 @@ inline void run_nccl_ranks(NcclWorld& world,
   });
 }
 
-// What each rank's CommError said; "" where none came. The error goes no further: other ranks are not told of it.
+// What each rank's CommError said; "" where none came. The error goes no further: other ranks do not receive it.
 inline std::vector<std::string> nccl_errors(
     NcclWorld& world, const std::function<void(comm::NcclCommunicator&, comm::ControlPlane&)>& fn) {
   std::vector<std::string> errors(static_cast<std::size_t>(world.size));

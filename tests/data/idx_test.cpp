@@ -211,7 +211,7 @@ TEST_F(IdxTest, EveryFlippedBitOfGzipIsCaughtOrHarmless) {
     damaged[bit / 8] = static_cast<char>(damaged[bit / 8] ^ (1 << bit % 8));
     const auto message = failure_of_images(damaged);
     if (message.empty()) {
-      expect_good(*read());  // a time stamp, say
+      expect_good(*read());  // such as a time stamp
     } else {
       EXPECT_THAT(message, AllOf(HasSubstr(": offset "), HasSubstr((folder_ / images_).string())));
       ++caught;

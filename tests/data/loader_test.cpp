@@ -25,7 +25,7 @@ namespace {
 
 constexpr auto kDeadline = std::chrono::seconds(30);  // only against hanging
 
-// Sample i is {int64 i; float i / 2}. Reads count, fail and wait as the test says.
+// Sample i is {int64 i; float i / 2}. Reads count, fail and wait as the test sets it.
 class NumberDataset : public Dataset {
  public:
   explicit NumberDataset(std::int64_t size) : size_(size) {}

@@ -99,7 +99,7 @@ TEST(EpochOrder, KnownOrder) {
   EXPECT_THAT(samples, ::testing::ElementsAre(38359, 419179, 830640, 387926, 846029));
 }
 
-// Where a sample goes is equally likely anywhere, whatever the epoch; and neighbours do not stay neighbours.
+// Every place is equally likely for a sample in every epoch, and neighbours do not stay neighbours.
 TEST(EpochOrder, IsEven) {
   constexpr std::int64_t kSize = 100'003;
   constexpr int kCells = 16, kEpochs = 400, kPositions = 16;

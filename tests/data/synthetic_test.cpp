@@ -1,4 +1,4 @@
-// Generated data: a function of (seed, index), the same whatever part of the sequence is asked for, and learnable.
+// Generated data: a function of (seed, index), the same for every part of the sequence, and learnable.
 #include "dtrain/data/synthetic.h"
 
 #include <cmath>

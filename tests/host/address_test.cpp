@@ -1,4 +1,4 @@
-// Which of a machine's addresses others are told.
+// Which of a machine's addresses other hosts get.
 #include <fstream>
 
 #include <gmock/gmock.h>

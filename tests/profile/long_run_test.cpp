@@ -1,4 +1,4 @@
-// Runs longer than what is kept in full, through the real agent: nothing recorded is lost, whoever is killed.
+// Runs longer than what is kept in full, through the real agent: nothing recorded is lost, whichever process is killed.
 #include <gmock/gmock.h>
 
 #include <csignal>

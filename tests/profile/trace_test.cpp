@@ -187,7 +187,7 @@ TEST(Recorder, TellsItsObserverWhenPhasesBeginAndEnd) {
   {
     Recorder recorder(TestRun::rank_options(agent, 0), clock, clock.now);
     recorder.begin_step(1);
-    recorder.end_step({});  // nobody listens yet
+    recorder.end_step({});  // no observer yet
     recorder.observe(&told);
     recorder.begin_step(2);
     clock.now += 5ns;

@@ -1,4 +1,4 @@
-// Where a command finds its cluster, and what it knows of the slots.
+// Where a command finds its cluster, and what it reads of the slots.
 #include "dtrain/scheduler/cluster_agents.h"
 
 #include <fstream>
@@ -62,7 +62,7 @@ class ClusterAgentsTest : public testing::Test {
     for (const AgentSlots& agent : empty_slots(cluster)) result.push_back(agent.id + ":" + std::to_string(agent.slots));
     return result;
   }
-  // What a wrong file is said to be wrong with.
+  // The errors of a wrong file.
   std::string error_of(const std::string& name, const std::string& text) const {
     try {
       read(name, text);

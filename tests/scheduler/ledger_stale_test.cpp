@@ -170,7 +170,7 @@ TEST_F(LedgerTest, AQueuedTaskOfAKilledLauncherHoldsNobodyUp) {
 TEST_F(LedgerTest, AQueuedTaskWhoseLauncherIsStoppedHoldsNobodyUp) {
   Ledger ledger = open();
   ASSERT_TRUE(ledger.try_claim(ledger.submit(request(1))));
-  ledger.submit(request(2, 1));  // nobody asks for it again
+  ledger.submit(request(2, 1));  // no call asks for it again
   clock_.elapsed = 1min;         // longer than a lease
   EXPECT_TRUE(ledger.try_claim(ledger.submit(request(1))));
   EXPECT_EQ(state(ledger, 2), TaskState::kQueued) << "it may go on later";
@@ -184,7 +184,7 @@ TEST_F(LedgerTest, AfterARebootEverythingIsFree) {
   EXPECT_EQ(ledger.find(1)->reason, "the machine was started anew");
 }
 
-// Where processes cannot be seen, the lease says who lives.
+// Where processes cannot be seen, the lease decides which ones live.
 TEST_F(LedgerTest, ALeaseKeepsATaskWhoseProcessCannotBeSeen) {
   Ledger ledger = open();
   const TaskId elsewhere = ledger.submit(request(2));

@@ -72,7 +72,7 @@ TEST_F(LedgerTest, LowerPriorityNumbersGoFirstThenOlderTasks) {
       }
     }
     ledger.end(before, TaskState::kCompleted, "", 0);
-    for (const TaskId other : {late, second, first}) {  // whoever asks, it is the turn of one
+    for (const TaskId other : {late, second, first}) {  // for every task the same one is next
       if (other == next || state(ledger, other) != TaskState::kQueued) continue;
       EXPECT_FALSE(ledger.try_claim(other, &waiting)) << other << " before " << next;
       EXPECT_THAT(waiting.reason, HasSubstr("first"));

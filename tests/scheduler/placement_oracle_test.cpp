@@ -1,4 +1,4 @@
-// Placement against an oracle that knows nothing but the rules: it looks at every set of agents there is.
+// Placement against an oracle that has nothing but the rules: it looks at every set of agents there is.
 #include <algorithm>
 #include <bit>
 #include <optional>

@@ -1,5 +1,5 @@
 // Many launchers at once that queue for slots, hold them with real processes, and are killed with SIGKILL at random: no
-// slot is given twice, none is lost, no task is lost, and nobody is overtaken.
+// slot is given twice, none is lost, no task is lost, and none is overtaken.
 //
 //   queue_stress [--seconds 10] [--launchers 50] [--seed 1] [--real] [--json]
 //
@@ -106,7 +106,7 @@ std::vector<stress::Launcher> run(const Options& options, const stress::Arena& a
   return ended;
 }
 
-// What killed launchers have left is freed by whoever looks.
+// What killed launchers have left is freed by the next process that looks.
 void wait_for_the_last(const stress::Arena& arena) {
   const SystemClock clock;
   Ledger ledger = Ledger::open(arena.state(), clock);

@@ -98,7 +98,7 @@ TEST(Queue, WhatMaxSlotsLeavesGoesToTheFirstOfThatName) {
   TaskRequest first = request(4, {4}, "mnist");  // a is partly taken: it waits
   first.max_slots = 4;
   TaskRequest second = request(1, {4, 1}, "mnist");
-  second.agents[1].id = "z";  // which the first does not know
+  second.agents[1].id = "z";  // which the first request does not have
   second.max_slots = 4;
   const Verdict verdict = last_of({first, second}, {{"a", {{0, kOther}}}});
   EXPECT_FALSE(verdict.claim);
@@ -147,8 +147,8 @@ TEST(UsableAgents, AreThoseThatSomePlacementUses) {
   }
 }
 
-// Tasks come, start and end at random: no slot is given twice, nobody is overtaken on slots he could use, and whoever
-// is first gets his turn once all slots are free.
+// Tasks come, start and end at random: no slot is given twice, no task is overtaken on slots it could use, and
+// whichever is first gets his turn once all slots are free.
 TEST(Queue, InAnyOrderOfEventsNobodyIsOvertaken) {
   std::mt19937 random(11);
   const auto up_to = [&](int most) { return std::uniform_int_distribution<int>(0, most)(random); };

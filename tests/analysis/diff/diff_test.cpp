@@ -1,4 +1,4 @@
-// Whole runs compared: what is judged, said and written.
+// Whole runs compared: what is judged, printed and written.
 #include "dtrain/analysis/diff.h"
 
 #include <gmock/gmock.h>

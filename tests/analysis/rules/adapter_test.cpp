@@ -86,7 +86,7 @@ TEST_F(Adapter, ReadsAHostWithGPUs) {
   ASSERT_EQ(hosts.size(), 1u);
   const rules::HostSeries& host = hosts[0];
   EXPECT_EQ(host.agent, "a");
-  // The agent's and the rank's CPUs; 9 belongs to a core that is not told.
+  // The agent's and the rank's CPUs; 9 belongs to a core that is not recorded.
   EXPECT_EQ(host.machine.cores, (std::vector<std::vector<int>>{{0}, {1}, {2}, {3}, {9}}));
   EXPECT_EQ(host.machine.cpu_limit, 2.5);
   EXPECT_EQ(host.machine.total_memory_bytes, 1000);

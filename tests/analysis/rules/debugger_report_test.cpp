@@ -1,6 +1,6 @@
 // A synthetic run with the figures of a published SageMaker Debugger profiling report: 2,111 steps on one node of 8
 // cores without GPU, 1,802 s long, 118 batches of 4 loader workers. Its table of steps and its 11 outliers come out,
-// with counts that add up (the report itself says "triggered 15 times").
+// with counts that add up (the report itself has "triggered 15 times").
 #include <gtest/gtest.h>
 
 #include <array>
