@@ -148,7 +148,7 @@ TEST(UsableAgents, AreThoseThatSomePlacementUses) {
 }
 
 // Tasks come, start and end at random: no slot is given twice, no task is overtaken on slots it could use, and
-// whichever is first gets his turn once all slots are free.
+// whichever is first gets its turn once all slots are free.
 TEST(Queue, InAnyOrderOfEventsNobodyIsOvertaken) {
   std::mt19937 random(11);
   const auto up_to = [&](int most) { return std::uniform_int_distribution<int>(0, most)(random); };
