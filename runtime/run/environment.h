@@ -62,6 +62,10 @@ struct RankEnvironment {
   bool has_mpi = false;                     // MPI finds the other ranks: started by mpirun, or by srun with PMIx
   std::string network_interface;     // DTRAIN_NETWORK_INTERFACE: a name or a network, between hosts; empty: found
   std::filesystem::path error_file;  // where torchrun looks for the cause of a failure; empty: nowhere
+
+  // `dtrain launch` started this rank: as its own child, or through mpirun or srun.
+  bool is_launched() const { return is_child() || launcher.has_value(); }
+  bool is_child() const { return handover.has_value(); }
 };
 
 // dtrain's own variables come first, then those that torchrun itself has set, Open MPI's, Slurm's, and RANK/WORLD_SIZE

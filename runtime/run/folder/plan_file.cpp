@@ -66,10 +66,14 @@ Json plan_json(const PlanFacts& facts) {
   return plan;
 }
 
+void write_plan_file(const std::filesystem::path& plan, const Json& json) {
+  write_file_atomic(plan, json.dump(2, ' ', false, Json::error_handler_t::replace) + "\n");
+}
+
 void update_plan_file(const std::filesystem::path& plan, const std::string& key, const Json& value) {
   Json json = read_json(plan);
   json[key] = value;
-  write_file_atomic(plan, json.dump(2, ' ', false, Json::error_handler_t::replace) + "\n");
+  write_plan_file(plan, json);
 }
 
 }  // namespace dtrain::run

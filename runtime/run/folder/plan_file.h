@@ -37,6 +37,9 @@ struct PlanFacts {
 
 Json plan_json(const PlanFacts& facts);
 
+// Writes plan.json whole: readers see the old file or the new.
+void write_plan_file(const std::filesystem::path& plan, const Json& json);
+
 // Replaces one top-level key of plan.json; readers see the old file or the new.
 void update_plan_file(const std::filesystem::path& plan, const std::string& key, const Json& value);
 

@@ -38,6 +38,10 @@ Json progress_message(const Progress& progress) {
           {"activity", progress.activity}};
 }
 
+std::string failed_when(std::int64_t step) {
+  return step >= 0 ? "failed at batch " + std::to_string(step) : "could not start";
+}
+
 Json to_json(const ErrorMessage& error) {
   return {{"type", "error"},
           {"primary", error.primary},

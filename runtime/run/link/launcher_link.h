@@ -4,6 +4,7 @@
 // signals say when to stop. Ranks that others start have a connection (plane_link.h).
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <string>
 #include <thread>
@@ -27,6 +28,8 @@ struct ErrorMessage {
   std::string cause;
   std::string remedy;
 };
+// "failed at batch 7", or "could not start" where the step is negative.
+std::string failed_when(std::int64_t step);
 Json to_json(const ErrorMessage& error);
 ErrorMessage error_of(const Json& message);
 Progress progress_of(const Json& message);

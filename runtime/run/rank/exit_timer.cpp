@@ -4,7 +4,7 @@
 
 namespace dtrain::run {
 
-ExitTimer::~ExitTimer() {
+void ExitTimer::cancel() {
   {
     const std::scoped_lock lock(mutex_);
     cancelled_ = true;

@@ -1,5 +1,4 @@
-// Ends the process with _exit when it does not come to an end by itself in time: a training thread that hangs in a
-// kernel or a library cannot be woken in any other way. Thread safe.
+// Ends the process with _exit where it does not end by itself in time. Thread safe.
 #pragma once
 
 #include <chrono>
@@ -13,10 +12,12 @@ namespace dtrain::run {
 
 class ExitTimer {
  public:
-  ~ExitTimer();
-  // After `grace` calls `last_words`, then exits with `code`; without a code the process goes on. Neither happens where
-  // this object is destroyed before. The first call counts.
+  ~ExitTimer() { cancel(); }
+  // After `grace` calls `last_words`, then exits with `code`; without a code the process goes on. Neither happens after
+  // cancel(). The first call counts.
   void arm(std::chrono::milliseconds grace, std::optional<int> code, std::function<void()> last_words);
+  // Returns once `last_words` is not running. From then on arm() does nothing.
+  void cancel();
 
  private:
   std::mutex mutex_;

@@ -25,6 +25,20 @@ struct Experiment;
 
 namespace dtrain::run {
 
+// The parts of a RankSession (runtime/run/rank).
+class ExitDeadlines;
+class FailureReport;
+class LauncherConnection;
+class Membership;
+class ProgressReport;
+class RankHosts;
+class Recording;
+class StopRequests;
+struct Assignment;
+struct RankFiles;
+struct RankIdentity;
+struct RankSignals;
+
 // What a rank program was asked to do: `program experiment.yaml [--run-dir DIR] [--set a.b=c]… [--mock WHAT]`.
 struct RankOptions {
   std::filesystem::path experiment_file;
@@ -96,9 +110,36 @@ class RankSession {
   int fail(const std::exception& error);
 
  private:
-  struct Impl;
-  explicit RankSession(std::unique_ptr<Impl> impl);
-  std::unique_ptr<Impl> impl_;
+  explicit RankSession(const RankOptions& options);
+
+  // The steps of start(), in order (rank_start.cpp).
+  void connect_launcher();
+  void connect_ranks();
+  void compare_ranks();
+  void open_folder();
+  void redirect_output();
+  void start_recording();
+  void make_communicator();
+
+  void on_launcher_end();
+  void on_rank_failure(const comm::RankFailure& failure);
+  void show_end(int code);
+
+  // Destroyed from the last to the first; the destructor says why in this order.
+  const SystemClock clock_{};
+  const Logger log_;
+  const std::unique_ptr<RankIdentity> identity_;
+  std::unique_ptr<Assignment> assignment_;
+  const std::unique_ptr<ExitDeadlines> deadlines_;
+  const std::unique_ptr<StopRequests> stops_;
+  const std::unique_ptr<RankFiles> files_;
+  const std::unique_ptr<FailureReport> failure_report_;
+  std::unique_ptr<Membership> membership_;
+  std::unique_ptr<RankHosts> hosts_;
+  std::unique_ptr<LauncherConnection> launcher_;  // none where `dtrain launch` did not start this rank
+  std::unique_ptr<Recording> recording_;
+  std::unique_ptr<ProgressReport> progress_;  // rank 0
+  std::unique_ptr<RankSignals> signals_;
 };
 
 // 2 for a ConfigError, else 1.

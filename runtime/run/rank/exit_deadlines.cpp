@@ -1,0 +1,38 @@
+#include "rank/exit_deadlines.h"
+
+#include <chrono>
+
+#include "dtrain/base/error.h"
+#include "rank/orted.h"
+
+namespace dtrain::run {
+namespace {
+
+constexpr auto kGraceAfterLauncher = std::chrono::seconds(5);
+constexpr auto kGraceAfterFailure = std::chrono::seconds(10);
+// Less than this process would take to leave by MPI_Abort: it must still be there to end its daemon.
+constexpr auto kGraceAfterSilence = std::chrono::milliseconds(800);
+constexpr int kFailed = static_cast<int>(ExitCode::kRunFailed);
+
+}  // namespace
+
+void ExitDeadlines::after_launcher_end() {
+  exit_.arm(kGraceAfterLauncher, kFailed, [log = log_] {
+    log->error("the step did not end within {} s after the launcher was gone: ending at once",
+               kGraceAfterLauncher.count());
+  });
+}
+
+void ExitDeadlines::after_rank_failure() {
+  exit_.arm(kGraceAfterFailure, kFailed, [log = log_] {
+    log->error("this rank did not come out of its step within {} s after the failure: ending at once",
+               kGraceAfterFailure.count());
+  });
+}
+
+void ExitDeadlines::after_host_silence(const std::string& cause) {
+  log_->error("{}: this rank ends, and Open MPI's daemon with it", cause);
+  cut_off_.arm(kGraceAfterSilence, kFailed, end_daemon_above);
+}
+
+}  // namespace dtrain::run

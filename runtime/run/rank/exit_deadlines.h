@@ -1,0 +1,28 @@
+// Ends this process where its training thread does not return after a failure elsewhere: a thread that hangs in a
+// kernel or a library cannot be woken. The last resort. Thread safe.
+#pragma once
+
+#include <string>
+
+#include "dtrain/base/log.h"
+#include "rank/exit_timer.h"
+
+namespace dtrain::run {
+
+class ExitDeadlines {
+ public:
+  explicit ExitDeadlines(Logger log) : log_(std::move(log)) {}
+
+  void after_launcher_end();
+  void after_rank_failure();
+  // The host of another rank does not answer. This host may be the one that is cut off, and then nothing else ends Open
+  // MPI's daemon here: this rank ends it, soon, and itself.
+  void after_host_silence(const std::string& cause);
+
+ private:
+  const Logger log_;
+  ExitTimer exit_;
+  ExitTimer cut_off_;
+};
+
+}  // namespace dtrain::run

@@ -1,0 +1,27 @@
+// Why a rank ends before the run is over: its own error, or the failure of another rank. Plain value and functions.
+#pragma once
+
+#include <cstdint>
+#include <exception>
+#include <string>
+
+#include "dtrain/comm/control.h"
+
+namespace dtrain::run {
+
+struct FailureCause {
+  bool primary = true;        // this rank's own error; false: another rank failed first
+  bool agreed = false;        // every rank throws the same error (agreed_error.h), and none of them is to blame
+  std::int64_t step = -1;     // the batch that this rank was in
+  comm::RankFailure failure;  // who is to blame
+  std::string remedy;         // of this rank's own error
+};
+
+// `control` is null before the ranks are connected. Where a peer's end broke a collective, waits up to a second until
+// the control plane knows why.
+FailureCause find_cause(const std::exception& error, int rank, std::int64_t step, comm::ControlPlane* control);
+
+// "rank 1 failed at batch 7: …", for the log and the screen. `rank` of `world_size` says it.
+std::string failure_message(const FailureCause& cause, int rank, int world_size);
+
+}  // namespace dtrain::run

@@ -1,0 +1,118 @@
+#include "rank/failure_report.h"
+
+#include <chrono>
+#include <cstdio>
+
+#include "dtrain/base/error.h"
+#include "dtrain/base/file.h"
+
+namespace dtrain::run {
+namespace {
+
+// mpirun kills the other ranks a second after one has died, in the middle of a step or of a call of MPI that hangs.
+constexpr auto kReportUnderMpirun = std::chrono::milliseconds(400);
+
+}  // namespace
+
+void FailureReport::set_output(LogRedirect& output, const std::filesystem::path& log_file) {
+  output_ = &output;
+  log_file_ = log_file.string();
+}
+
+void FailureReport::report(const std::exception& error) {
+  if (closed_.exchange(true)) return;
+  if (membership_ && membership_->mpi()) membership_->mpi()->set_exit_code(exit_code_of(error));
+  comm::ControlPlane* const control = membership_ && membership_->is_connected() ? &membership_->control() : nullptr;
+  const int rank = control ? control->world().rank : identity_.world().rank;
+  const FailureCause cause = find_cause(error, rank, step(), control);
+  // A launcher of this host reads the cause at once; informing the other ranks may have to wait for them.
+  const bool is_child = identity_.environment.is_child();
+  if (is_child) inform_launcher(cause);
+  inform_ranks(cause);
+  if (!is_child) inform_launcher(cause);
+  if (output_) {
+    output_->screen().end_progress();
+    output_->stop_copying();
+  }
+  std::string text = failure_message(cause, rank, identity_.world().size);
+  if (cause.primary) inform_torchrun(text);
+  write_events(cause);
+  const bool others_say_why = cause.agreed && !identity_.is_rank_0() && !identity_.environment.is_launched();
+  if (others_say_why) text = "rank " + std::to_string(rank) + " stopped with the others; rank 0 says why";
+  const bool follows = cause.agreed || !cause.primary;
+  print(text, cause.primary, speaks_for_all(cause) || !follows);
+}
+
+void FailureReport::report_before_mpirun_kills(const comm::RankFailure& failure) {
+  timer_.arm(kReportUnderMpirun, std::nullopt, [this, failure] { report(CommError(failure.cause)); });
+}
+
+// This rank's own failure wakes every rank that waits for it.
+void FailureReport::inform_ranks(const FailureCause& cause) {
+  if (!membership_) return;
+  if (membership_->is_connected() && cause.primary) membership_->control().fail(cause.failure);
+  if (!membership_->has_communicator()) return;
+  membership_->communicator().abort(cause.primary ? cause.failure.cause : comm::failure_text(cause.failure));
+}
+
+void FailureReport::inform_launcher(const FailureCause& cause) {
+  if (!link_) return;
+  link_->send(to_json(ErrorMessage{.primary = cause.primary,
+                                   .agreed = cause.agreed,
+                                   .departure = cause.failure.departure,
+                                   .rank = cause.failure.rank,
+                                   .step = cause.failure.step,
+                                   .cause = cause.failure.cause,
+                                   .remedy = cause.primary ? cause.remedy : std::string()}));
+}
+
+// torchrun's report then shows the cause, and names this rank as the first to fail: it makes up the times of ranks that
+// leave no such file, in whole seconds, and names the earliest.
+void FailureReport::inform_torchrun(const std::string& text) {
+  const std::filesystem::path& file = identity_.environment.error_file;
+  if (file.empty()) return;
+  try {
+    const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(clock_.wall()).count();
+    const Json where_and_when = {{"py_callstack", text}, {"timestamp", std::to_string(seconds - 1)}};
+    write_file_atomic(file, to_line({{"message", {{"message", text}, {"extraInfo", where_and_when}}}}));
+  } catch (const std::exception& error) {
+    log_->warn("torchrun is not told: {}", error.what());
+  }
+}
+
+void FailureReport::write_events(const FailureCause& cause) {
+  if (cause.primary) {
+    events_.try_write("rank_failed", {{"step", cause.step}, {"cause", cause.failure.cause}, {"remedy", cause.remedy}});
+  } else {
+    events_.try_write("rank_stopped", {{"step", cause.step}, {"because_of_rank", cause.failure.rank}});
+  }
+  if (!identity_.is_rank_0() || identity_.environment.is_launched()) return;
+  events_.try_write("run_ended", run_ended(static_cast<int>(ExitCode::kRunFailed), comm::failure_text(cause.failure)));
+}
+
+// Under mpirun and srun the ranks share a screen: of those that only follow a failure, one reports it there.
+bool FailureReport::speaks_for_all(const FailureCause& cause) const {
+  const std::string& started_by = identity_.environment.started_by;
+  if (started_by != "Open MPI" && started_by != "Slurm") return true;
+  if (cause.agreed) return identity_.is_rank_0();
+  return identity_.world().rank == (cause.failure.rank == 0 ? 1 : 0);
+}
+
+void FailureReport::print(const std::string& text, bool primary, bool on_screen) {
+  const bool launched = identity_.environment.is_launched();
+  if (output_ || launched) log_->error("{}", text);  // into the log file
+  if (launched || !on_screen) return;                // the launcher prints it, or another rank
+  const std::string line = "dtrain: " + text + "\n";
+  if (!output_) {
+    std::fputs(line.c_str(), stderr);
+    return;
+  }
+  output_->original_error(line);
+  if (primary) output_->original_error("dtrain: its log is " + log_file_ + "\n");
+}
+
+int exit_code_of(const std::exception& error) {
+  return static_cast<int>(dynamic_cast<const ConfigError*>(&error) ? ExitCode::kBadInput : ExitCode::kRunFailed);
+}
+
+}  // namespace dtrain::run

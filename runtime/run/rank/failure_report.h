@@ -1,0 +1,70 @@
+// Reports why this rank ends: to the other ranks, to the launcher or the screen, to torchrun, and in the log and
+// events.jsonl. Each part of a rank that exists by then is given before; without any the report goes to standard error.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <exception>
+#include <filesystem>
+#include <string>
+
+#include "dtrain/base/clock.h"
+#include "dtrain/base/log.h"
+#include "folder/log_redirect.h"
+#include "link/launcher_link.h"
+#include "rank/exit_timer.h"
+#include "rank/failure_cause.h"
+#include "rank/membership.h"
+#include "rank/rank_events.h"
+#include "rank/rank_identity.h"
+
+namespace dtrain::run {
+
+class FailureReport {
+ public:
+  // All it is given must outlive it. The set_ functions belong to the start, before report() can be called from another
+  // thread.
+  FailureReport(const RankIdentity& identity, RankEvents& events, const Clock& clock, Logger log)
+      : identity_(identity), events_(events), clock_(clock), log_(std::move(log)) {}
+  void set_membership(Membership& membership) { membership_ = &membership; }
+  void set_launcher(LauncherLink& link) { link_ = &link; }
+  // `log_file` is where the redirected output goes.
+  void set_output(LogRedirect& output, const std::filesystem::path& log_file);
+
+  // The batch this rank is in, for the report. Any thread.
+  void set_step(std::int64_t batch) { step_.store(batch, std::memory_order_relaxed); }
+  std::int64_t step() const { return step_.load(); }
+
+  // Reports once: the first call, or none after close(). Any thread. Returns once the other ranks have the cause (after
+  // two seconds at most), so that the process may end.
+  void report(const std::exception& error);
+  // Another rank has failed and mpirun will soon kill this one: reports in a moment, on a thread of its own, unless the
+  // training thread does so before.
+  void report_before_mpirun_kills(const comm::RankFailure& failure);
+  // Waits for a report of that thread; from now on it makes none.
+  void stop_timer() { timer_.cancel(); }
+  // The run is over; what comes now is no failure.
+  void close() { closed_ = true; }
+
+ private:
+  void inform_ranks(const FailureCause& cause);
+  void inform_launcher(const FailureCause& cause);
+  void inform_torchrun(const std::string& text);
+  void write_events(const FailureCause& cause);
+  bool speaks_for_all(const FailureCause& cause) const;
+  void print(const std::string& text, bool primary, bool on_screen);
+
+  const RankIdentity& identity_;
+  RankEvents& events_;
+  const Clock& clock_;
+  const Logger log_;
+  Membership* membership_ = nullptr;
+  LauncherLink* link_ = nullptr;
+  LogRedirect* output_ = nullptr;
+  std::string log_file_;
+  std::atomic<std::int64_t> step_{-1};
+  std::atomic<bool> closed_{false};
+  ExitTimer timer_;  // uses all of the above
+};
+
+}  // namespace dtrain::run

@@ -1,0 +1,60 @@
+// The ranks that train together: one generation of them at a time, with the control plane that connects them and the
+// communicator that sums over them. A process may outlive a generation: enter() replaces it by a later one, of the same
+// or of other ranks.
+//
+// One thread at a time. The callback of on_failure() runs as comm/control.h says.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "dtrain/comm/backends.h"
+#include "dtrain/comm/communicator.h"
+#include "dtrain/comm/control.h"
+#include "dtrain/comm/mpi.h"
+
+namespace dtrain::run {
+
+class Membership {
+ public:
+  // `mpi` carries data between hosts; null where shared memory is enough. A process can enter MPI once, so every
+  // generation uses the same job, and must consist of all its ranks.
+  explicit Membership(std::shared_ptr<comm::MpiJob> mpi = nullptr) : mpi_(std::move(mpi)) {}
+  ~Membership();
+  Membership(const Membership&) = delete;
+  Membership& operator=(const Membership&) = delete;
+
+  // The generation that `control` connects replaces the current one: first the old communicator goes, whose buffers
+  // must be released by now, then the old control plane. Peers take that for a failure of this rank unless finish() was
+  // called before. connect_ranks.h connects a control plane and calls this.
+  void enter(std::unique_ptr<comm::ControlPlane> control);
+  // Collective: makes the communicator of this generation, "shm", "mpi" or "hierarchical". Alone, a rank needs none of
+  // them and gets "shm".
+  void make_communicator(const std::string& backend, const comm::CommunicatorOptions& options);
+  // Calls `callback` once a generation, when a rank of it fails: this one and the later ones.
+  void on_failure(std::function<void(const comm::RankFailure&)> callback);
+  // Releases the communicator and stays connected.
+  void release_communicator() { communicator_.reset(); }
+  // Ends this generation in good order: waits until every rank has called it. Not after a failure.
+  void finish() { control_->finish(); }
+
+  bool is_connected() const { return control_ != nullptr; }
+  std::uint32_t generation() const { return control_->generation(); }
+  const comm::World& world() const { return world_; }
+  comm::ControlPlane& control() { return *control_; }
+  bool has_communicator() const { return communicator_ != nullptr; }
+  comm::Communicator& communicator() { return *communicator_; }
+  comm::MpiJob* mpi() { return mpi_.get(); }  // null: none
+
+ private:
+  comm::World world_;
+  std::function<void(const comm::RankFailure&)> on_failure_;
+  // The job goes last, because its end may end the process; the communicator goes first, because it uses both.
+  std::shared_ptr<comm::MpiJob> mpi_;
+  std::unique_ptr<comm::ControlPlane> control_;
+  std::unique_ptr<comm::Communicator> communicator_;
+};
+
+}  // namespace dtrain::run

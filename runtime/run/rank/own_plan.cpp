@@ -1,0 +1,51 @@
+#include "rank/own_plan.h"
+
+#include "folder/plan_file.h"
+#include "unused_gpus.h"
+
+namespace dtrain::run {
+namespace {
+
+std::vector<std::string> warnings_of(const RankIdentity& identity, const Assignment& assignment) {
+  const config::Experiment& experiment = assignment.experiment;
+  const int slots = experiment.resources.slots_per_trial;
+  const int size = identity.world().size;
+  std::vector<std::string> warnings;
+  if (size != slots) {
+    warnings.push_back("the world size is " + std::to_string(size) + ", as " + identity.environment.started_by +
+                       " says; resources.slots_per_trial (" + std::to_string(slots) + ") is not used");
+  }
+  if (!experiment.environment_variables.empty()) {
+    warnings.emplace_back(
+        "environment.environment_variables were set after this program's libraries were loaded: what those read then "
+        "(OMP_NUM_THREADS, LD_PRELOAD, ...) must be set by whoever starts the ranks, or use dtrain launch");
+  }
+  if (experiment.max_restarts > 0) {
+    warnings.emplace_back("max_restarts has no effect here: it is dtrain launch that starts ranks again");
+  }
+  if (!assignment.split.warning.empty()) warnings.push_back(assignment.split.warning);
+  const std::string unused_gpus = find_unused_gpus(experiment);
+  if (!unused_gpus.empty()) warnings.push_back(unused_gpus_warning(unused_gpus));
+  if (identity.options.mock.any()) warnings.push_back(mock_text(identity.options.mock));
+  return warnings;
+}
+
+}  // namespace
+
+void write_own_plan(const std::filesystem::path& file, const RankIdentity& identity, const Assignment& assignment,
+                    const RankHosts& hosts, const Logger& log) {
+  const RankOptions& options = identity.options;
+  PlanFacts facts{.experiment = assignment.experiment,
+                  .overrides = options.overrides,
+                  .started_by = identity.environment.started_by};
+  facts.command = {options.program, options.experiment_file.string()};
+  facts.split = assignment.split;
+  facts.warnings = warnings_of(identity, assignment);
+  for (const std::string& warning : facts.warnings) log->warn("{}", warning);
+  if (options.mock.any()) facts.more["mock"] = to_json(options.mock);
+  for (int rank = 0; rank < identity.world().size; ++rank) facts.placement.push_back({rank, hosts.of(rank).name, {}});
+  facts.versions = versions_of(options);
+  write_plan_file(file, plan_json(facts));
+}
+
+}  // namespace dtrain::run

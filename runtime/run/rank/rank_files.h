@@ -1,0 +1,26 @@
+// What a rank writes into the run's folder beside its records: its events, its output, and rank 0's metrics. Each part
+// says which threads may use it.
+#pragma once
+
+#include <optional>
+
+#include "dtrain/base/clock.h"
+#include "dtrain/base/log.h"
+#include "dtrain/run/run_folder.h"
+#include "folder/log_redirect.h"
+#include "rank/metrics_log.h"
+#include "rank/rank_events.h"
+
+namespace dtrain::run {
+
+struct RankFiles {
+  RankFiles(const Clock& clock, const Logger& log) : events(clock, log) {}
+
+  RunFolder folder;
+  bool is_launchers_folder = true;    // false: this host has its own, which the launcher collects
+  std::optional<LogRedirect> output;  // none where the launcher made the log file this process's output
+  RankEvents events;
+  std::optional<MetricsLog> metrics;  // rank 0
+};
+
+}  // namespace dtrain::run

@@ -1,0 +1,44 @@
+#include "rank/rank_identity.h"
+
+#include "dtrain/base/error.h"
+#include "dtrain/base/fd.h"
+#include "dtrain/run/version.h"
+#include "dtrain/scheduler/rank_mark.h"
+#include "model_file.h"
+
+namespace dtrain::run {
+
+void read_identity(RankIdentity& identity) {
+  raise_open_files();  // rank 0 has two connections of every other rank; the agent inherits it
+  identity.environment = read_rank_environment(process_variables());
+  unset_process_variable(scheduler::kRankMark);  // a process that this program leaves behind must not hold the slots
+  unset_process_variable("DTRAIN_SECRET");       // nor be able to join the run as a rank
+  identity.host = host::host_identity();
+  if (identity.environment.world.host.empty()) identity.environment.world.host = identity.host.key;
+}
+
+Assignment read_assignment(const RankIdentity& identity) {
+  const RankOptions& options = identity.options;
+  const bool launched = identity.environment.is_launched();
+  try {
+    Assignment assignment{.experiment = config::read_experiment(options.experiment_file, options.overrides)};
+    const config::Experiment& experiment = assignment.experiment;
+    check_kind(experiment, options.for_model);
+    check_model_file(experiment);
+    check_mock(options.mock, identity.world().size);
+    assignment.split = scheduler::split_batch(experiment.global_batch_size, identity.world().size);
+    if (!launched) set_process_variables(experiment.environment_variables);  // a launcher has set them
+    return assignment;
+  } catch (const ConfigError&) {
+    if (identity.is_rank_0() || launched) throw;
+    throw ConfigError(options.experiment_file.string() + " cannot be run; rank 0 says why");
+  }
+}
+
+Json versions_of(const RankOptions& options) {
+  Json versions = options.versions.is_object() ? options.versions : Json::object();
+  versions["dtrain"] = version();
+  return versions;
+}
+
+}  // namespace dtrain::run

@@ -1,0 +1,40 @@
+// What a rank knows before it meets the others: how it was started, where it runs, what it trains. Plain values.
+#pragma once
+
+#include "dtrain/base/clock.h"
+#include "dtrain/config/experiment.h"
+#include "dtrain/host/identity.h"
+#include "dtrain/run/rank_session.h"
+#include "dtrain/scheduler/batch_split.h"
+#include "environment.h"
+
+namespace dtrain::run {
+
+struct RankIdentity {
+  RankOptions options;
+  RankEnvironment environment;
+  host::HostIdentity host;
+  Nanoseconds process_started{0};
+
+  const comm::World& world() const { return environment.world; }
+  bool is_rank_0() const { return environment.world.rank == 0; }
+};
+
+// Reads the environment and the host, and removes from the environment what child processes must not inherit. Before
+// other threads exist. ConfigError as read_rank_environment().
+void read_identity(RankIdentity& identity);
+
+// The experiment, and this world's share of each batch.
+struct Assignment {
+  config::Experiment experiment;
+  scheduler::BatchSplit split;
+};
+
+// Sets the experiment's variables where the launcher has not. Before other threads exist. ConfigError when the
+// experiment cannot be run: ranks without a launcher then share a screen, and rank 0 alone gives the reason.
+Assignment read_assignment(const RankIdentity& identity);
+
+// The "versions" of plan.json and of the dumps: those of the program, and dtrain's.
+Json versions_of(const RankOptions& options);
+
+}  // namespace dtrain::run

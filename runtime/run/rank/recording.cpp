@@ -1,0 +1,85 @@
+#include "rank/recording.h"
+
+#include <chrono>
+#include <utility>
+
+#include "dtrain/base/error.h"
+
+namespace dtrain::run {
+namespace {
+
+// For comparing clocks with rank 0: a few round trips, which take long only where something else is wrong.
+constexpr std::chrono::seconds kClockTimeout{2};
+constexpr std::chrono::seconds kFlushTimeout{10};
+constexpr std::chrono::seconds kFlushTimeoutAfterFailure{2};
+constexpr const char* kAgentGoneRemedy = "see logs/agent-*.log in the run's folder";
+
+profile::Recorder::Options recorder_options(const Recording::Options& options, const comm::World& world,
+                                            const std::optional<comm::ClockOffset>& compared) {
+  profile::Recorder::Options result{
+      .rank = world.rank, .world_size = world.size, .agent_socket = options.agent_socket, .header = options.header};
+  if (compared) {
+    result.header["rank_0_clock"] = {{"time_ns", compared->time.count()},
+                                     {"offset_ns", compared->offset.count()},
+                                     {"error_ns", compared->error.count()}};
+  }
+  return result;
+}
+
+}  // namespace
+
+Recording::Recording(const Options& options, Membership& membership, RankEvents& events, const Clock& clock, Logger log)
+    : membership_(membership),
+      events_(events),
+      log_(std::move(log)),
+      first_comparison_(membership.control().measure_clock(kClockTimeout)),
+      recorder_(recorder_options(options, membership.world(), first_comparison_), clock, options.process_started) {
+  record_clock(first_comparison_);
+}
+
+void Recording::check() {
+  record_clock(membership_.control().take_clock());
+  throw_if_agent_ended();
+  warn_of_losses();
+}
+
+void Recording::finish() {
+  record_clock(membership_.control().measure_clock(kClockTimeout));
+  recorder_.mark(profile::RunMark::kFinalizationEnd);
+  recorder_.flush(kFlushTimeout);
+  throw_if_agent_ended();
+}
+
+void Recording::flush_after_failure() {
+  try {
+    recorder_.flush(kFlushTimeoutAfterFailure);
+  } catch (const std::exception& lost) {
+    log_->warn("the last records were not confirmed: {}", lost.what());
+  }
+}
+
+void Recording::report_losses() {
+  warn_of_losses();
+  if (recorder_.lost() == 0) return;
+  events_.try_write("records_lost", {{"count", recorder_.lost()}, {"reason", recorder_.write_error().value_or("")}});
+}
+
+void Recording::record_clock(const std::optional<comm::ClockOffset>& compared) {
+  if (!compared) return;
+  recorder_.clock({compared->time.count(), compared->offset.count(), compared->error.count(), compared->round_trips});
+}
+
+void Recording::throw_if_agent_ended() {
+  if (const auto ended = recorder_.agent_error()) throw Error(*ended, kAgentGoneRemedy);
+}
+
+// One rank of the host hears of the loss from the agent.
+void Recording::warn_of_losses() {
+  const auto& error = recorder_.write_error();
+  if (!error || std::exchange(warned_, true)) return;
+  log_->warn(
+      "records of this host's ranks are missing from the profile: {}; training goes on, and what is lost is counted",
+      *error);
+}
+
+}  // namespace dtrain::run

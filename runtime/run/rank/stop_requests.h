@@ -1,0 +1,40 @@
+// Why a rank should stop after its current step: a signal to this process, a signal to the launcher, or the end of the
+// launcher. Any thread.
+#pragma once
+
+#include <atomic>
+#include <mutex>
+#include <string>
+
+#include "rank/stop_signals.h"
+#include "rank/trace_signal.h"
+
+namespace dtrain::run {
+
+// Receives the signals that ask a rank to stop or to record a trace. Before it exists, and after, a signal ends the
+// process as usual. One object a process.
+struct RankSignals {
+  StopSignals stop;
+  TraceSignal trace;
+};
+
+class StopRequests {
+ public:
+  // The launcher has received `signal`, and asks the ranks to stop.
+  void launcher_asks(int signal) { launcher_signal_ = signal; }
+  // The launcher, called `name` in messages, has ended. True on the first call.
+  bool launcher_ends(const std::string& name);
+
+  bool launcher_has_ended() const { return launcher_ended_; }
+  bool requested() const;
+  // "SIGINT", "SIGTERM", or that the launcher is gone; empty where nothing asks for a stop.
+  std::string reason() const;
+
+ private:
+  std::atomic<int> launcher_signal_{0};
+  std::atomic<bool> launcher_ended_{false};
+  mutable std::mutex mutex_;
+  std::string launcher_;  // guarded by mutex_
+};
+
+}  // namespace dtrain::run

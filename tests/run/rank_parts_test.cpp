@@ -1,0 +1,145 @@
+// The parts of a rank's session, each by itself.
+#include <gmock/gmock.h>
+
+#include "dtrain/run/agreed_error.h"
+#include "rank/failure_report.h"
+#include "rank/metrics_log.h"
+#include "rank/progress_report.h"
+#include "rank/stop_requests.h"
+#include "run_harness.h"
+
+namespace dtrain::run {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr const char* kFullDisk = "/dev/full";
+
+class HandClock final : public Clock {
+ public:
+  Nanoseconds monotonic() const override { return now; }
+  Nanoseconds wall() const override { return now; }
+  Nanoseconds now{0};
+};
+
+TEST(StopRequests, TheLaunchersEndComesFirstThenASignalThenTheLaunchersSignal) {
+  StopRequests stops;
+  EXPECT_FALSE(stops.requested());
+  EXPECT_EQ(stops.reason(), "");
+  stops.launcher_asks(SIGTERM);
+  EXPECT_TRUE(stops.requested());
+  EXPECT_EQ(stops.reason(), "SIGTERM");
+  {
+    const RankSignals signals;
+    ::raise(SIGINT);
+    EXPECT_EQ(stops.reason(), "SIGINT");
+  }
+  EXPECT_FALSE(stops.launcher_has_ended());
+  EXPECT_TRUE(stops.launcher_ends("the launcher (pid 7)"));
+  EXPECT_FALSE(stops.launcher_ends("the launcher (pid 7)")) << "once";
+  EXPECT_TRUE(stops.launcher_has_ended());
+  EXPECT_EQ(stops.reason(), "the launcher (pid 7) is gone");
+}
+
+TEST(ProgressReports, ComeAFewTimesASecondAndAtTheEnd) {
+  HandClock clock;
+  std::vector<Progress> shown;
+  ProgressReport report(clock, [&](const Progress& progress) { shown.push_back(progress); });
+  for (std::int64_t batch = 1; batch <= 100; ++batch) {
+    clock.now += 10ms;
+    report.report({.batch = batch, .total_batches = 100});
+  }
+  ASSERT_EQ(shown.size(), 5u);
+  EXPECT_EQ(shown[1].batch, 40);
+  EXPECT_DOUBLE_EQ(shown[1].seconds_left, 0.6);
+  EXPECT_EQ(shown.back().batch, 100);
+}
+
+TEST(MetricsLogs, CountTheLinesThatAFullDiskDoesNotTake) {
+  const TemporaryFolder folder;
+  const SystemClock clock;
+  RankEvents events(clock, make_null_logger());
+  events.try_write("too_early");
+  events.open(folder.path() / "events.jsonl", 0, "here");
+  MetricsLog metrics(kFullDisk, clock, make_null_logger());
+  metrics.report_losses(events);
+  for (int i = 0; i < 3; ++i) metrics.write({{"loss", i}});
+  metrics.report_losses(events);
+  const auto lines = read_lines(folder.path() / "events.jsonl");
+  ASSERT_EQ(lines.size(), 1u);
+  EXPECT_EQ(lines[0]["event"], "metrics_lost");
+  EXPECT_EQ(lines[0]["count"], 3);
+}
+
+TEST(RankEventsFile, MayBeFull) {
+  const SystemClock clock;
+  RankEvents events(clock, make_null_logger());
+  events.open(kFullDisk, 0, "here");
+  EXPECT_THROW(events.write("lost"), SystemError);
+  EXPECT_NO_THROW(events.try_write("lost"));
+}
+
+TEST(FailureMessages, NameTheRankTheBatchAndTheRemedy) {
+  const FailureCause own = find_cause(DataError("the data is short", "get more"), 1, 7, nullptr);
+  EXPECT_TRUE(own.primary);
+  EXPECT_EQ(failure_message(own, 1, 4), "rank 1 failed at batch 7: the data is short\n  get more");
+  EXPECT_EQ(failure_message(own, 1, 1), "the run failed at batch 7: the data is short\n  get more");
+  EXPECT_EQ(failure_message(find_cause(Error("no"), 1, -1, nullptr), 1, 4), "rank 1 could not start: no");
+  const FailureCause agreed = find_cause(AgreedError("all differ"), 1, -1, nullptr);
+  EXPECT_EQ(agreed.failure.rank, -1);
+  EXPECT_EQ(failure_message(agreed, 1, 4), "the run could not start: all differ");
+  const FailureCause other{.primary = false, .step = 7, .failure = {.rank = 2, .step = 6, .cause = "no"}};
+  EXPECT_EQ(failure_message(other, 1, 4), "rank 1 stopped because rank 2 failed at batch 6");
+  const FailureCause none{.primary = false, .failure = {.rank = -1, .cause = "the host is lost"}};
+  EXPECT_EQ(failure_message(none, 1, 4), "rank 1 stopped because the run cannot go on: the host is lost");
+}
+
+class Reports : public ::testing::Test {
+ protected:
+  Reports() {
+    identity_.environment.error_file = folder_.path() / "error.json";
+    identity_.environment.started_by = "torchrun";
+    events_.open(folder_.path() / "events.jsonl", 0, "here");
+  }
+  std::vector<Json> events() const { return read_lines(folder_.path() / "events.jsonl"); }
+
+  const TemporaryFolder folder_;
+  const SystemClock clock_;
+  RankIdentity identity_;
+  RankEvents events_{clock_, make_null_logger()};
+  FailureReport report_{identity_, events_, clock_, make_null_logger()};
+};
+
+TEST_F(Reports, GoToTheScreenToTorchrunAndToTheEventsOnce) {
+  report_.set_step(7);
+  ::testing::internal::CaptureStderr();
+  report_.report(DataError("the data is short", "get more"));
+  report_.report(Error("a consequence"));
+  EXPECT_EQ(::testing::internal::GetCapturedStderr(),
+            "dtrain: the run failed at batch 7: the data is short\n  get more\n");
+  EXPECT_THAT(slurp(identity_.environment.error_file), HasSubstr("the run failed at batch 7: the data is short"));
+  const auto lines = events();
+  ASSERT_EQ(lines.size(), 2u);
+  EXPECT_EQ(lines[0]["event"], "rank_failed");
+  EXPECT_EQ(lines[0]["remedy"], "get more");
+  EXPECT_EQ(lines[1]["event"], "run_ended");
+  EXPECT_EQ(lines[1]["cause"], "rank 0 failed at step 7: the data is short");
+}
+
+TEST_F(Reports, EndWithTheRun) {
+  report_.close();
+  report_.report(Error("too late"));
+  EXPECT_TRUE(events().empty());
+}
+
+TEST_F(Reports, ComeFromTheTimerWhereTheTrainingThreadHangs) {
+  ::testing::internal::CaptureStderr();
+  report_.report_before_mpirun_kills({.rank = 1, .cause = "rank 1 is gone"});
+  EXPECT_TRUE(eventually([&] { return events().size() == 2; }));
+  report_.stop_timer();
+  report_.report_before_mpirun_kills({.rank = 1, .cause = "rank 1 is gone"});
+  EXPECT_THAT(::testing::internal::GetCapturedStderr(), HasSubstr("rank 1 is gone"));
+}
+
+}  // namespace
+}  // namespace dtrain::run
