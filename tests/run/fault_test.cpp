@@ -290,6 +290,47 @@ TEST(Fault, AFullDiskLeavesEveryLineWholeAndDoesNotStopTheTraining) {
   for (int rank = 0; rank < 2; ++rank) EXPECT_TRUE(run.log(rank).empty() || run.log(rank).back() == '\n');
 }
 
+// The launcher cannot write the event of the interrupt, however its ranks were started.
+class FullDiskAtAnInterrupt : public testing::TestWithParam<std::string> {
+ protected:
+  // Takes the rest of the last block, so that not even a short line fits.
+  static void fill_up(const fs::path& events) {
+    const std::uintmax_t block = 4096;
+    const std::string begin = R"({"event":"padding","text":")";
+    const std::string end = "\"}\n";
+    const std::uintmax_t rest = block - fs::file_size(events) % block;
+    if (rest < begin.size() + end.size()) return;
+    std::ofstream(events, std::ios::app) << begin << std::string(rest - begin.size() - end.size(), '.') << end;
+  }
+};
+
+TEST_P(FullDiskAtAnInterrupt, StopsTheRanksAsEver) {
+  const bool by_mpirun = GetParam() == "mpi";
+  if (by_mpirun && std::system("command -v mpirun >/dev/null 2>&1") != 0) GTEST_SKIP() << "mpirun is not installed";
+  TestRun run({.batches = 1'000'000, .hyperparameters = "step_ms: 1, metrics_bytes: 8000"});
+  const SmallDisk disk(run.run_dir());
+  if (!disk) GTEST_SKIP() << "only root can mount a tmpfs";
+  std::vector<std::string> options;
+  if (by_mpirun) {
+    char host[256] = {};
+    ::gethostname(host, sizeof host - 1);
+    const fs::path cluster = run.folder() / "cluster.yaml";
+    std::ofstream(cluster) << "agents: [{id: here, host: " << host << ", slots: 2}]\n"
+                           << "launcher: {type: mpi, options: [--oversubscribe]}\n";
+    options = {"--cluster", cluster};
+  }
+  Command launch = run.launch(options);
+  ASSERT_TRUE(eventually([&] { return fs::space(run.run_dir()).available == 0; })) << launch.out() << launch.err();
+  fill_up(run.run_dir() / "events.jsonl");
+  launch.kill(SIGINT);
+  EXPECT_EQ(launch.wait().describe(), "exit status 130") << launch.out() << launch.err();
+  EXPECT_EQ(count_of(launch.out(), "events are missing from the run's folder"), 1) << launch.out();
+  EXPECT_THAT(launch.out(), HasSubstr("dtrain: SIGINT: stopping after the current step"));
+  run.expect_nothing_left();
+}
+
+INSTANTIATE_TEST_SUITE_P(Launchers, FullDiskAtAnInterrupt, testing::Values("local", "mpi"));
+
 TEST(Fault, AFullDiskOfTheRecordsAloneIsOneWarningAndTheirNumber) {
   TestRun run({.batches = 1'500, .hyperparameters = "step_ms: 1"});
   const SmallDisk disk(run.run_dir() / "profile");

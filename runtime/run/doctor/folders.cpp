@@ -61,7 +61,7 @@ Finding check_speed(const fs::path& folder, double free) {
     return problem("disk speed", "syncing a file in " + folder.string() + " failed: " + std::strerror(errno),
                    "the disk or the file server is in trouble: see the kernel's log");
   }
-  const double seconds = std::chrono::duration<double>(SteadyClock::now() - start).count();
+  const double seconds = to_seconds(SteadyClock::now() - start);
   if (written == 0) return ok("disk speed", "not measured: there is no space to write into");
   const double rate = static_cast<double>(written) / std::max(seconds, 1e-9);
   const std::string text = format_bytes(rate) + "/s written and synced";

@@ -10,6 +10,7 @@
 #include "dtrain/base/fd.h"
 #include "dtrain/base/file.h"
 #include "dtrain/base/json.h"
+#include "folder/plan_file.h"
 
 namespace dtrain::run {
 namespace {
@@ -48,7 +49,7 @@ void merge_plan(const fs::path& from, const fs::path& to) {
   Json plan = read_json(to);
   const Json theirs = read_json(from);
   for (const auto& [key, value] : theirs.items()) plan[key] = value;
-  write_file_atomic(to, plan.dump(2, ' ', false, Json::error_handler_t::replace) + "\n");
+  write_plan_file(to, plan);
 }
 
 void add_events(const RunFolder& from, const RunFolder& to) {

@@ -49,8 +49,9 @@ Failure ended(const LaunchPlan& plan, const EndOfRank& end, bool joined) {
 
 Failure told(const LaunchPlan& plan, const ErrorMessage& error) {
   if (error.agreed || error.rank < 0) return {.cause = error.cause, .remedy = error.remedy};
-  const std::string when = error.step >= 0 ? " failed at batch " + std::to_string(error.step) : " could not start";
-  return {.rank = error.rank, .cause = name_of(plan, error.rank) + when + ": " + error.cause, .remedy = error.remedy};
+  return {.rank = error.rank,
+          .cause = name_of(plan, error.rank) + " " + failed_when(error.step) + ": " + error.cause,
+          .remedy = error.remedy};
 }
 
 Failure why(const LaunchPlan& plan, const JobEnd& end, const JobWords& words, const std::string& name) {
@@ -72,12 +73,7 @@ Failure why(const LaunchPlan& plan, const JobEnd& end, const JobWords& words, co
 // The last lines of what says more: the rank's log where it is on this host by now, else the starter's own words.
 void add_lines(Failure& failure, const RunFolder& folder, const JobEnd& end, const std::string& name) {
   if (failure.rank >= 0) {
-    const std::string first = failure.cause.substr(0, failure.cause.find('\n'));
-    for (const std::string& line : last_lines(folder.log(failure.rank), kFailureLines)) {
-      const bool says_it = end.error && !end.error->cause.empty() &&
-                           line.find(end.error->cause.substr(0, end.error->cause.find('\n'))) != std::string::npos;
-      if (!says_it) failure.lines.push_back(line);
-    }
+    failure.lines = log_lines(folder, failure.rank, end.error ? end.error->cause : std::string());
     return;
   }
   if (end.error || end.joined > 0) return;

@@ -3,8 +3,10 @@
 #pragma once
 
 #include "commands/mpirun_words.h"
-#include "launch/job_watch.h"
+#include "dtrain/run/run_folder.h"
+#include "launch/job.h"
 #include "launch/outcome.h"
+#include "plan/launch_plan.h"
 
 namespace dtrain::run {
 

@@ -4,7 +4,6 @@
 #include <csignal>
 #include <thread>
 
-#include "dtrain/base/error.h"
 #include "dtrain/base/file.h"
 #include "dtrain/base/unix_socket.h"
 #include "dtrain/host/reachable_address.h"
@@ -48,11 +47,7 @@ std::vector<std::string> rank_command(const LaunchPlan& plan) {
 
 void warn_not_collected(const Attempt& attempt, const std::string& text) {
   attempt.screen.line("dtrain: warning: " + text);
-  try {
-    attempt.events.write("not_collected", {{"cause", text}});
-  } catch (const SystemError& error) {
-    attempt.screen.line("dtrain: warning: " + describe(error));
-  }
+  attempt.events.write("not_collected", {{"cause", text}});
 }
 
 void await_agents_here(const Attempt& attempt, const JobEnd& end) {

@@ -4,7 +4,7 @@
 
 #include <string>
 
-#include "launch/job_watch.h"
+#include "launch/job.h"
 #include "launch/run_attempt.h"
 
 namespace dtrain::run {

@@ -10,7 +10,6 @@
 #include "commands/slurm_command.h"
 #include "dtrain/base/error.h"
 #include "dtrain/base/fd.h"
-#include "dtrain/base/file.h"
 #include "dtrain/config/experiment.h"
 #include "dtrain/run/log_tail.h"
 #include "dtrain/run/summary_text.h"
@@ -117,7 +116,7 @@ int carry_out(LaunchPlan plan, const RunFolder& folder, const Variables& variabl
     return code;
   }
   find_network(plan, variables, task, events);
-  write_file_atomic(folder.plan(), pretty(to_json(plan)));
+  write_plan_file(folder.plan(), to_json(plan));
   print(render_plan(plan) + "run         " + folder.path.string() + "\ntask        " + std::to_string(task.id()) +
         "\n");
 
@@ -128,7 +127,8 @@ int carry_out(LaunchPlan plan, const RunFolder& folder, const Variables& variabl
   screen.activity(plan.world_size() == 1 ? "starting 1 rank"
                                          : "starting " + std::to_string(plan.world_size()) + " ranks");
   screen.after_a_while([&] { return first_look(folder, clock); });
-  const Outcome outcome = run_attempts({plan, folder, events, screen, clock, variables, signals, task});
+  LaunchEvents guarded_events(events, screen);
+  const Outcome outcome = run_attempts({plan, folder, guarded_events, screen, clock, variables, signals, task});
   task.end(outcome.exit_code, reason_of(outcome));
   if (outcome.told) return outcome.exit_code;
   write_last_event(events, outcome);

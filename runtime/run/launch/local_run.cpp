@@ -5,8 +5,9 @@
 #include "dtrain/config/experiment.h"
 #include "dtrain/profile/agent_process.h"
 #include "dtrain/run/version.h"
+#include "launch/local_ranks.h"
 #include "launch/run_attempt.h"
-#include "launch/supervisor.h"
+#include "launch/watcher.h"
 #include "link/rendezvous.h"
 
 namespace dtrain::run {
@@ -26,10 +27,10 @@ profile::AgentProcess start_host_agent(const LaunchPlan& plan, const RunFolder& 
 
 Outcome run_local(const Attempt& attempt) {
   const LaunchPlan& plan = attempt.plan;
-  Supervisor supervisor(attempt);
+  LocalRanks ranks(attempt);
   profile::AgentProcess agent = start_host_agent(plan, attempt.folder);
   attempt.events.write("agent_started", {{"agent", plan.host}, {"pid", agent.process.pid()}});
-  supervisor.watch_agent(agent.process);
+  ranks.watch_agent(agent.process);
 
   Handover handover;
   handover.launcher_pid = ::getpid();
@@ -37,13 +38,14 @@ Outcome run_local(const Attempt& attempt) {
   handover.rendezvous = rendezvous_path(private_folder(attempt.variables), "launch-" + random_hex(8));
   handover.agent_id = plan.host;
   handover.agent_socket = agent.socket;
-  supervisor.start_ranks(handover, attempt.variables);
-  Outcome outcome = supervisor.watch();
+  ranks.start(handover, attempt.variables);
+  watch_ranks(attempt, ranks);
+  Outcome outcome = ranks.outcome();
   std::error_code ignored;
   std::filesystem::remove(handover.rendezvous, ignored);  // left only by a rank 0 that was killed early
 
   // It ends with the last rank that has come to it; it need not wait for one that never will.
-  const auto patience = supervisor.all_joined() ? kLocalAgentPatience : std::chrono::seconds(0);
+  const auto patience = ranks.all_joined() ? kLocalAgentPatience : std::chrono::seconds(0);
   const ExitStatus agent_status = profile::finish_agent(agent, patience);
   // Records that could not be written are no failure: a rank has said so, and the summary counts them.
   const bool lost_records = agent_status.signal == 0 && agent_status.code == profile::kRecordsLost;

@@ -10,6 +10,7 @@
 #include "dtrain/base/text.h"
 #include "dtrain/config/experiment.h"
 #include "launch/job_outcome.h"
+#include "launch/job_ranks.h"
 #include "launch/job_setup.h"
 #include "launch/remote_host.h"
 #include "launch/run_attempt.h"

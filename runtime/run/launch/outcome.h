@@ -1,9 +1,11 @@
-// How a run, or one attempt at it, ended. Plain values.
+// How a run, or one attempt at it, ended. Plain values; log_lines() looks into a file.
 #pragma once
 
 #include <optional>
 #include <string>
 #include <vector>
+
+#include "dtrain/run/run_folder.h"
 
 namespace dtrain::run {
 
@@ -27,5 +29,8 @@ struct Outcome {
   bool told = false;           // whoever carried it out has written the last event, and said how it ended
   std::string interrupted_by;  // "SIGINT", "dtrain task kill"; empty: by nobody
 };
+
+// The last lines of the rank's log, where it is on this host, without those that repeat the first line of `cause`.
+std::vector<std::string> log_lines(const RunFolder& folder, int rank, const std::string& cause);
 
 }  // namespace dtrain::run

@@ -5,8 +5,8 @@
 #include "dtrain/base/clock.h"
 #include "dtrain/run/run_folder.h"
 #include "environment.h"
-#include "folder/event_log.h"
 #include "folder/screen.h"
+#include "launch/launch_events.h"
 #include "launch/launch_signals.h"
 #include "launch/launch_task.h"
 #include "launch/outcome.h"
@@ -17,12 +17,12 @@ namespace dtrain::run {
 struct Attempt {
   const LaunchPlan& plan;
   const RunFolder& folder;
-  EventLog& events;
+  LaunchEvents& events;
   Screen& screen;
   const Clock& clock;
   const Variables& variables;
   LaunchSignals& signals;
-  LaunchTask& task;  // hears of every process that is started; its kills() are obeyed
+  LaunchTask& task;  // records every process that is started
 };
 
 // A process a slot on this machine, each watched from here.

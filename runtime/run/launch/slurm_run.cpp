@@ -4,6 +4,7 @@
 #include "dtrain/base/error.h"
 #include "dtrain/base/file.h"
 #include "launch/job_outcome.h"
+#include "launch/job_ranks.h"
 #include "launch/job_setup.h"
 #include "launch/run_attempt.h"
 #include "link/secret_file.h"

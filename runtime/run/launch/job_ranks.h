@@ -1,0 +1,71 @@
+// The ranks of a run that mpirun or srun starts for `dtrain launch`. The ranks report over their plane (rank_plane.h);
+// the job's own output has what they print. One thread.
+#pragma once
+
+#include <chrono>
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "dtrain/base/clock.h"
+#include "dtrain/base/file.h"
+#include "dtrain/base/subprocess.h"
+#include "launch/job.h"
+#include "launch/output_pipe.h"
+#include "launch/run_attempt.h"
+#include "launch/watched_ranks.h"
+#include "link/rank_plane.h"
+
+namespace dtrain::run {
+
+class JobRanks final : public WatchedRanks {
+ public:
+  // Starts the job. SystemError when it cannot be started.
+  JobRanks(const Attempt& attempt, RankPlane& plane, const Job& job);
+  // How it ended, once the watcher has seen its end.
+  JobEnd end();
+
+  void add_descriptors(std::vector<pollfd>& descriptors) const override;
+  void take(bool last) override;
+  void judge() override;
+  void interrupt(const Interrupt& interrupt) override;
+  void end_what_hangs() override;
+  bool all_joined() const override { return end_.joined == attempt_.plan.world_size(); }
+  bool has_failed() const override { return end_.error.has_value(); }
+  bool all_ended() const override { return ended_; }
+
+ private:
+  // How long a job that should end by itself may take.
+  struct Patience {
+    std::chrono::milliseconds before_term;
+    std::chrono::milliseconds before_kill;
+  };
+  static const Patience kAfterFailure;
+  static const Patience kAfterSilence;
+  static const Patience kAfterFinish;
+
+  Process start(const Job& job);
+  void end_within(const Patience& patience);
+  void keep(const std::string& line);
+  void guard_log(const std::function<void()>& change);
+
+  const Attempt& attempt_;
+  RankPlane& plane_;
+  std::optional<LineAppender> log_;  // none where it could not be opened
+  bool log_is_torn_ = false;
+  OutputPipe out_;
+  OutputPipe errors_;
+  Process process_;
+  JobEnd end_;
+  bool ended_ = false;
+  Patience patience_ = kAfterFailure;
+  std::optional<Nanoseconds> hangs_since_;
+  bool terminated_ = false;
+  bool killed_ = false;
+};
+
+// Starts the job and watches it until it has ended.
+JobEnd watch_job(const Attempt& attempt, RankPlane& plane, const Job& job);
+
+}  // namespace dtrain::run

@@ -1,0 +1,74 @@
+#include "launch/local_outcome.h"
+
+#include <algorithm>
+#include <csignal>
+
+#include "dtrain/base/error.h"
+
+namespace dtrain::run {
+namespace {
+
+Failure reported_by(int rank, const ErrorMessage& error) {
+  if (error.agreed) return {-1, error.cause, error.remedy};
+  return {rank, "rank " + std::to_string(rank) + " " + failed_when(error.step) + ": " + error.cause, error.remedy};
+}
+
+}  // namespace
+
+std::optional<Failure> failure_of(const RankProcess& rank, const LaunchPlan& plan, bool interrupted) {
+  if (rank.error() && rank.error()->primary) return reported_by(rank.rank(), *rank.error());
+  if (!rank.status()) return std::nullopt;
+  const ExitStatus& status = *rank.status();
+  const std::string name = "rank " + std::to_string(rank.rank());
+  const bool asked = interrupted && (status.signal == SIGTERM || status.signal == SIGKILL);
+  if (asked || rank.error()) return std::nullopt;  // a rank that stops because of another is no cause
+  if (status.signal != 0) {
+    std::string remedy;
+    if (status.signal == SIGKILL) {
+      remedy = "dtrain did not send it: somebody did, or the kernel ran out of memory (dmesg tells)";
+    }
+    return Failure{
+        .rank = rank.rank(), .cause = name + " was " + status.describe(), .remedy = remedy, .may_pass = true};
+  }
+  if (!rank.joined()) {
+    return Failure{rank.rank(), name + " ended before it joined the run: " + status.describe(),
+                   "is " + plan.command.front() + " a program that calls dtrain::run_trial()?"};
+  }
+  if (!rank.finished()) {
+    return Failure{rank.rank(), name + " ended before the run was over: " + status.describe(), ""};
+  }
+  if (!status.success() && status.code != static_cast<int>(ExitCode::kInterrupted)) {
+    return Failure{rank.rank(), name + " ended with " + status.describe(), ""};
+  }
+  return std::nullopt;
+}
+
+Outcome local_outcome(const RunFolder& folder, const std::vector<RankProcess>& ranks, std::optional<Failure> failure,
+                      const std::string& interrupted_by) {
+  Outcome outcome{.interrupted_by = interrupted_by};
+  if (failure) {
+    outcome.exit_code = static_cast<int>(ExitCode::kRunFailed);
+    if (failure->rank >= 0) {
+      const RankProcess& rank = ranks[static_cast<std::size_t>(failure->rank)];
+      if (rank.error()) failure->status = rank.status()->describe();
+      failure->lines = log_lines(folder, failure->rank, rank.error() ? rank.error()->cause : std::string());
+    }
+    for (const RankProcess& rank : ranks) {
+      const bool follows = rank.error() && !rank.error()->primary;
+      if (follows && rank.rank() != failure->rank) failure->followers.push_back(rank.rank());
+    }
+    outcome.failure = std::move(failure);
+    return outcome;
+  }
+  const auto interrupted = [](const RankProcess& rank) {
+    return rank.status()->code == static_cast<int>(ExitCode::kInterrupted);
+  };
+  if (!interrupted_by.empty() || std::any_of(ranks.begin(), ranks.end(), interrupted)) {
+    const bool all_done =
+        std::all_of(ranks.begin(), ranks.end(), [](const RankProcess& rank) { return rank.status()->success(); });
+    outcome.exit_code = static_cast<int>(all_done ? ExitCode::kDone : ExitCode::kInterrupted);
+  }
+  return outcome;
+}
+
+}  // namespace dtrain::run

@@ -1,0 +1,66 @@
+#include "launch/watcher.h"
+
+#include <utility>
+
+namespace dtrain::run {
+namespace {
+
+constexpr int kWatchPollMs = 50;  // how often the screen shows what is new
+
+class Watcher {
+ public:
+  Watcher(const Attempt& attempt, WatchedRanks& ranks) : attempt_(attempt), ranks_(ranks) {}
+
+  void run() {
+    while (!ranks_.all_ended()) {
+      wait();
+      take_interrupts();
+      look(false);
+      ranks_.end_what_hangs();
+    }
+    look(true);
+    attempt_.screen.end_progress();
+  }
+
+ private:
+  void wait() {
+    std::vector<pollfd> descriptors{{attempt_.signals.fd(), POLLIN, 0}};
+    ranks_.add_descriptors(descriptors);
+    ::poll(descriptors.data(), descriptors.size(), kWatchPollMs);
+  }
+
+  void take_interrupts() {
+    while (const auto signal = attempt_.signals.next()) interrupt(signal_name(*signal), *signal);
+    for (const int kills = attempt_.task.kills(); kills_ < kills; ++kills_) interrupt("dtrain task kill", SIGTERM);
+  }
+
+  void interrupt(const std::string& why, int signal) {
+    ++interrupts_;
+    attempt_.events.write("interrupted", {{"signal", why}});
+    if (interrupts_ == 1) attempt_.task.enter(scheduler::TaskState::kStopping, why);
+    ranks_.interrupt({.why = why, .signal = signal, .count = interrupts_});
+  }
+
+  void look(bool last) {
+    ranks_.take(last);
+    const bool goes_on = interrupts_ == 0 && !ranks_.has_failed();
+    if (goes_on && ranks_.all_joined() && !std::exchange(running_, true)) {
+      attempt_.task.enter(scheduler::TaskState::kRunning);
+    }
+    ranks_.judge();
+  }
+
+  const Attempt& attempt_;
+  WatchedRanks& ranks_;
+  int interrupts_ = 0;
+  int kills_ = 0;  // those of `dtrain task kill` among the interrupts
+  bool running_ = false;
+};
+
+}  // namespace
+
+void watch_ranks(const Attempt& attempt, WatchedRanks& ranks) {
+  Watcher(attempt, ranks).run();
+}
+
+}  // namespace dtrain::run

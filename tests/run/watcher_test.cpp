@@ -1,0 +1,113 @@
+// The watcher of a launch over ranks that are started in either way, with a full disk where events and logs go.
+#include <gmock/gmock.h>
+
+#include "dtrain/base/unix_socket.h"
+#include "launch/job_outcome.h"
+#include "launch/job_ranks.h"
+#include "launch/local_ranks.h"
+#include "launch/watcher.h"
+#include "run_harness.h"
+
+namespace dtrain::run {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::StartsWith;
+
+constexpr const char* kAlwaysFull = "/dev/full";
+
+// Ranks that go on until an interrupt.
+class EndlessRanks final : public WatchedRanks {
+ public:
+  void add_descriptors(std::vector<pollfd>&) const override {}
+  void take(bool last) override { taken_last_ = last; }
+  void judge() override {}
+  void interrupt(const Interrupt& interrupt) override { interrupts.push_back(interrupt); }
+  void end_what_hangs() override { ++looks; }
+  bool all_joined() const override { return true; }
+  bool has_failed() const override { return false; }
+  bool all_ended() const override {
+    if (looks == 1 && interrupts.empty()) ::raise(SIGINT);
+    if (looks == 2 && interrupts.size() == 1) ::raise(SIGTERM);
+    return interrupts.size() == 2;
+  }
+  bool taken_last() const { return taken_last_; }
+
+  std::vector<Interrupt> interrupts;
+  int looks = 0;
+
+ private:
+  bool taken_last_ = false;
+};
+
+class Watching : public ::testing::Test {
+ protected:
+  Watching() {
+    fs::create_directories(folder_.logs());
+    plan_.command = {"/bin/sh", "-c", "echo hello; exit 3"};
+    plan_.ranks = {{.rank = 0, .host = "here", .agent = "here"}};
+  }
+  std::string shown() const { return slurp(temporary_.path() / "screen"); }
+  void expect_one_warning_of(const std::string& text) const {
+    EXPECT_EQ(count_of(shown(), text), 1) << shown();
+    EXPECT_THAT(shown(), HasSubstr("No space left on device"));
+  }
+
+  const TemporaryFolder temporary_;
+  const RunFolder folder_{temporary_.path() / "run"};
+  const SystemClock clock_;
+  const Variables variables_;
+  LaunchPlan plan_;
+  const UniqueFd screen_fd_{::open((temporary_.path() / "screen").c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0600)};
+  Screen screen_{screen_fd_.get(), false, clock_};
+  EventLog full_file_{kAlwaysFull, clock_, -1, "here"};
+  LaunchEvents events_{full_file_, screen_};
+  LaunchSignals signals_;
+  LaunchTask task_{temporary_.path() / "state", {.name = "test", .run_dir = temporary_.path() / "run"}, clock_};
+  const Attempt attempt_{plan_, folder_, events_, screen_, clock_, variables_, signals_, task_};
+};
+
+TEST_F(Watching, AFullDiskOfEventsKeepsNoInterruptFromTheRanks) {
+  EndlessRanks ranks;
+  watch_ranks(attempt_, ranks);
+  ASSERT_EQ(ranks.interrupts.size(), 2u);
+  EXPECT_EQ(ranks.interrupts[0].why, "SIGINT");
+  EXPECT_EQ(ranks.interrupts[0].count, 1);
+  EXPECT_EQ(ranks.interrupts[1].signal, SIGTERM);
+  EXPECT_EQ(ranks.interrupts[1].count, 2);
+  EXPECT_TRUE(ranks.taken_last());
+  expect_one_warning_of("warning: events are missing from the run's folder");
+}
+
+TEST_F(Watching, AFullDiskIsNotTheEndOfLocalRanks) {
+  LocalRanks ranks(attempt_);
+  ranks.start({.launcher_pid = ::getpid(), .run_dir = folder_.path, .agent_id = "here"}, variables_);
+  watch_ranks(attempt_, ranks);
+  const Outcome outcome = ranks.outcome();
+  ASSERT_TRUE(outcome.failure);
+  EXPECT_EQ(outcome.failure->cause, "rank 0 ended before it joined the run: exit status 3");
+  EXPECT_THAT(outcome.failure->lines, ::testing::ElementsAre("hello"));
+  expect_one_warning_of("warning: events are missing from the run's folder");
+  EXPECT_THAT(shown(), HasSubstr("\nhello\n")) << "what the rank printed";
+}
+
+TEST_F(Watching, AFullDiskIsNotTheEndOfAJobsRanks) {
+  fs::create_symlink(kAlwaysFull, folder_.logs() / "job.log");
+  RankPlane plane("127.0.0.1", {.run_dir = folder_.path, .token = random_hex(16), .agents = {"here"}},
+                  make_null_logger());
+  const JobEnd end =
+      watch_job(attempt_, plane,
+                {.name = "job",
+                 .command = {"/bin/sh", "-c", "echo hello; echo one >&2; echo two >&2; printf three >&2; exit 3"}});
+  EXPECT_EQ(end.errors, "one\ntwo\nthree\n");
+  EXPECT_EQ(end.status.code, 3);
+  const Outcome outcome = judge_job(plan_, folder_, end, {}, "job");
+  ASSERT_TRUE(outcome.failure);
+  EXPECT_THAT(outcome.failure->cause, StartsWith("job ended before any rank joined the run: exit status 3"));
+  EXPECT_THAT(shown(), HasSubstr("hello\n"));
+  expect_one_warning_of("warning: events are missing from the run's folder");
+  expect_one_warning_of("job.log: No space left on device");
+}
+
+}  // namespace
+}  // namespace dtrain::run
