@@ -78,7 +78,7 @@ Variables rank_variables(const comm::World& world, const Handover& handover);
 // The same for ranks that others start; those say who each rank is.
 Variables launcher_variables(const LauncherContact& launcher);
 
-// The slot of a rank on its agent, where the launcher has told the cores to be divided by slots (DTRAIN_SLOTS:
+// The slot of a rank on its agent, where the launcher divides the cores by slots (DTRAIN_SLOTS:
 // "0/2,1/2").
 struct SlotOfRank {
   int index = 0;
@@ -95,7 +95,7 @@ std::filesystem::path private_folder(const Variables& variables);
 std::filesystem::path cache_folder(const Variables& variables);
 
 // Where the ledger of tasks is: $DTRAIN_STATE_DIR, else $XDG_STATE_HOME/dtrain, else ~/.local/state/dtrain, else
-// (nobody has said where this user's files are) private_folder(). It need not exist. ConfigError: DTRAIN_STATE_DIR is
+// (where none of them is set) private_folder(). It need not exist. ConfigError: DTRAIN_STATE_DIR is
 // not an absolute path.
 std::filesystem::path state_folder(const Variables& variables);
 

@@ -18,7 +18,7 @@ struct RankPlacement {
   int rank = 0;
   std::string host;
   std::vector<int> cpus;  // it is bound to these; empty: not bound by dtrain
-  std::string agent;      // empty: nobody has placed it; then its host stands for it
+  std::string agent;      // empty: it was not placed; then its host stands for it
   int slot = -1;          // on the agent; -1: not by slots
   int threads = 0;        // how many of its threads can run at once; 0: as many as it has CPUs
 };

@@ -47,7 +47,7 @@ Failure ended(const LaunchPlan& plan, const EndOfRank& end, bool joined) {
   return {.rank = end.rank, .cause = who + when + ExitStatus{end.code, 0}.describe()};
 }
 
-Failure told(const LaunchPlan& plan, const ErrorMessage& error) {
+Failure reported_error(const LaunchPlan& plan, const ErrorMessage& error) {
   if (error.agreed || error.rank < 0) return {.cause = error.cause, .remedy = error.remedy};
   return {.rank = error.rank,
           .cause = name_of(plan, error.rank) + " " + failed_when(error.step) + ": " + error.cause,
@@ -55,7 +55,7 @@ Failure told(const LaunchPlan& plan, const ErrorMessage& error) {
 }
 
 Failure why(const LaunchPlan& plan, const JobEnd& end, const JobWords& words, const std::string& name) {
-  if (end.error && end.error->departure == comm::Departure::kTold) return told(plan, *end.error);
+  if (end.error && end.error->departure == comm::Departure::kTold) return reported_error(plan, *end.error);
   const int rank = end.error ? end.error->rank : -1;
   if (end.error && end.error->departure == comm::Departure::kSilent) {
     return lost_host(plan, host_of(plan, rank), rank, "nothing has come from it for some seconds");

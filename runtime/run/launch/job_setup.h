@@ -1,4 +1,4 @@
-// What is the same whoever carries out a job for the launcher: what its ranks are told, where the launcher listens,
+// What is the same whoever carries out a job for the launcher: what its ranks are given, where the launcher listens,
 // whom it waits for in the end. Plain functions.
 #pragma once
 

@@ -130,7 +130,7 @@ int carry_out(LaunchPlan plan, const RunFolder& folder, const Variables& variabl
   LaunchEvents guarded_events(events, screen);
   const Outcome outcome = run_attempts({plan, folder, guarded_events, screen, clock, variables, signals, task});
   task.end(outcome.exit_code, reason_of(outcome));
-  if (outcome.told) return outcome.exit_code;
+  if (outcome.reported) return outcome.exit_code;
   write_last_event(events, outcome);
   end_torn_logs(folder);
   if (outcome.failure) {
@@ -160,7 +160,7 @@ int launch(const LaunchRequest& request) {
   }
   check_can_start(plan);
   const SystemClock clock;
-  open_user_ledger(clock);  // one that cannot be opened is told before there is a run folder
+  open_user_ledger(clock);  // one that cannot be opened is an error before there is a run folder
   const RunFolder folder = folder_of_launch(request, plan, variables, clock);
   if (!request.detach) return carry_out(plan, folder, variables, clock, nullptr);
   Detached detached(folder.logs() / "launcher.log");

@@ -26,8 +26,8 @@ struct Failure {
 struct Outcome {
   int exit_code = 0;
   std::optional<Failure> failure;
-  bool told = false;           // whoever carried it out has written the last event, and said how it ended
-  std::string interrupted_by;  // "SIGINT", "dtrain task kill"; empty: by nobody
+  bool reported = false;       // another launcher has written the last event and printed how it ended
+  std::string interrupted_by;  // "SIGINT", "dtrain task kill"; empty: not interrupted
 };
 
 // The last lines of the rank's log, where it is on this host, without those that repeat the first line of `cause`.

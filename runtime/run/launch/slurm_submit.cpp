@@ -126,7 +126,7 @@ class SubmittedJob {
 
   Outcome judge(const ExitStatus& status) {
     Outcome outcome;
-    outcome.told = has_started();
+    outcome.reported = has_started();
     if (status.success()) return outcome;
     outcome.exit_code = status.signal != 0 ? static_cast<int>(ExitCode::kRunFailed) : status.code;
     if (interrupts_ > 0) {

@@ -18,7 +18,7 @@ namespace dtrain::run {
 std::string batch_script_of(const LaunchPlan& plan, const Variables& variables, const std::filesystem::path& run_dir);
 
 // Submits the job, shows what it prints until it has ended, and passes interrupts on to it. The launch in the job
-// writes the run's folder and says how it went (Outcome::told).
+// writes the run's folder and says how it went (Outcome::reported).
 Outcome submit_and_follow(const Attempt& attempt);
 
 // The folder of a launch: a new one; in a job the one that its submitter has made. Where the job has been requeued,

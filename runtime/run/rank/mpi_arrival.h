@@ -1,4 +1,4 @@
-// Which ranks have come to MPI: while a rank is inside MPI_Init nothing can ask it, and MPI itself names nobody. With a
+// Which ranks have come to MPI: a rank inside MPI_Init cannot answer, and MPI itself names no rank. With a
 // launcher each rank says so on the launcher's plane; without one it listens on a UNIX socket named by job and rank,
 // which ranks of the same host see, and which goes with its process. One thread at a time.
 #pragma once

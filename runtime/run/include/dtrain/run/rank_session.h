@@ -65,7 +65,7 @@ struct Progress {
 
 class RankSession {
  public:
-  // Throws ConfigError (bad input, exit code 2) or CommError/SystemError, having told the user: the caller only
+  // Throws ConfigError (bad input, exit code 2) or CommError/SystemError, after reporting it: the caller only
   // returns exit_code_of(error). Collective over all ranks. A signal before it returns ends the process as usual.
   static std::unique_ptr<RankSession> start(const RankOptions& options);
   ~RankSession();
@@ -86,16 +86,16 @@ class RankSession {
   // See comm/host_share.h.
   SharedMemory share_on_host(const std::string& name, const std::function<SharedMemory()>& make);
 
-  // Set by SIGTERM, SIGINT or the launcher's end: finish the current step, then stop. Ranks agree among themselves
-  // (the engine sums it into every step), for they hear of it at different times.
+  // Set by SIGTERM, SIGINT or the launcher's end: finish the current step, then stop. Ranks see it at different times,
+  // so they agree when to stop (the engine sums it into every step).
   bool stop_requested() const;
   std::string stop_reason() const;
 
-  // Somebody wants a trace of the next steps (SIGUSR2): how many, 0 where no number was given. Once for each wish.
+  // The number of steps that SIGUSR2 asks to trace, 0 where it gives none. Each request is returned once.
   std::optional<int> take_trace_request();
 
   void report_progress(const Progress& progress);  // rank 0; rate-limited here
-  // Rank 0: appends to metrics.jsonl, adds "time". What cannot be written is told once and counted.
+  // Rank 0: appends to metrics.jsonl, adds "time". Warns once where a line cannot be written, and counts those.
   void write_metrics(const Json& line);
   void write_event(const std::string& event,
                    const Json& fields = {});                    // appends to events.jsonl, adds time, rank, pid, host
@@ -103,7 +103,7 @@ class RankSession {
   // Shown in errors; cheap. Warns once when records are being lost (disk full), throws when the agent is gone.
   void set_step(std::int64_t batch);
 
-  // The training loop returned (`stopped`: because of stop_requested()). Drains the dumps, says goodbye, prints the
+  // The training loop returned (`stopped`: because of stop_requested()). Drains the dumps, leaves the run, prints the
   // summary on rank 0 where no launcher does. Returns the process's exit code.
   int finish(bool stopped);
   // An exception ended it: publishes the cause, unless it is the consequence of another rank's failure. Exit code 1.
