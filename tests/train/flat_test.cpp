@@ -17,6 +17,7 @@
 #include "model/flat_parameters.h"
 #include "model/gradient_norm.h"
 #include "model/parameter_watch.h"
+#include "no_common_memory.h"
 #include "small_model.h"
 #include "strategies/replicated.h"
 
@@ -136,6 +137,34 @@ TEST(FlatParameters, RefuseTensorsThatShareAPartOfTheirMemory) {
   apart.register_parameter("upper", whole.narrow(0, 5, 5).detach());
   apart.register_parameter("lower", whole.narrow(0, 0, 5).detach());
   EXPECT_EQ(FlatParameters(apart, *communicator).parameters().size(), 2u);
+}
+
+TEST(FlatMemory, GivesZeroedMemoryOfEachKind) {
+  test::run_communicator_ranks(test::TestWorld(2), "shm", [](comm::Communicator& communicator) {
+    FlatMemory memory(communicator);
+    const at::Tensor own = memory.own(48, at::kDouble);
+    EXPECT_EQ(own.count_nonzero().item<std::int64_t>(), 0);
+    EXPECT_EQ(FlatMemory::address(own, 3), FlatMemory::address(own) + 24);
+    own.fill_(1);
+    FlatMemory::clear(own, 16, 32);
+    EXPECT_EQ(own.sum().item<double>(), 16);
+    EXPECT_TRUE(torch::equal(memory.own_copy(own), own));
+    EXPECT_EQ(memory.own(0, at::kFloat).numel(), 0);
+
+    const auto exchanged = memory.exchanged(16, at::kFloat);
+    EXPECT_EQ(exchanged.tensor.numel(), 16);
+    EXPECT_EQ(exchanged.tensor.count_nonzero().item<std::int64_t>(), 0);
+    EXPECT_EQ(FlatMemory::address(exchanged.tensor), exchanged.buffer->bytes().data());
+
+    const auto common = memory.common(16, at::kFloat);
+    ASSERT_TRUE(common);
+    if (communicator.rank() == 1) common->tensor.fill_(7);
+    communicator.barrier().wait();
+    EXPECT_EQ(common->tensor.sum().item<double>(), 7 * 16);
+
+    NoCommonMemory without(communicator);
+    EXPECT_FALSE(FlatMemory(without).common(16, at::kFloat));
+  });
 }
 
 // What a step needs besides a model, for one rank.

@@ -67,8 +67,8 @@ class Restorer final : public StateVisitor {
   const State& state_;
 };
 
-struct NetImpl : torch::nn::Module {
-  NetImpl() {
+struct StatefulNetImpl : torch::nn::Module {
+  StatefulNetImpl() {
     first = register_module("first", torch::nn::Linear(6, 40));
     norm = register_module("norm", torch::nn::BatchNorm1d(40));
     last = register_module("last", torch::nn::Linear(40, 3));
@@ -80,17 +80,17 @@ struct NetImpl : torch::nn::Module {
   torch::nn::Linear first{nullptr}, last{nullptr};
   torch::nn::BatchNorm1d norm{nullptr};
 };
-TORCH_MODULE(Net);
+TORCH_MODULE(StatefulNet);
 
-Net copy_of_net(const Net& original) {
-  Net net;
+StatefulNet copy_of(const StatefulNet& original) {
+  StatefulNet net;
   const at::NoGradGuard no_grad;
   const auto parameters = original->named_parameters();
   for (auto& item : net->named_parameters()) item.value().copy_(parameters[item.key()]);
   return net;
 }
 
-struct Case {
+struct StateCase {
   std::string name;
   StepOptions options;
   std::vector<std::string> changing;  // paths, or their beginnings, of which some entry changes in every step
@@ -98,11 +98,12 @@ struct Case {
   bool one_copy = true;
 };
 
-constexpr int kBatchesBefore = 12, kBatchesAfter = 9;
+// Whole windows. The step after them is compressed; later ones are not, to compare with.
+constexpr int kBatchesBefore = 9, kBatchesAfter = 12;
 
 // A run of its own on every rank; from `start`, if there is one, or from the model's values.
-std::vector<State> train(const Case& c, const Net& original, const std::vector<State>* start, std::int64_t first,
-                         std::int64_t batches) {
+std::vector<State> train_from(const StateCase& c, const StatefulNet& original, const std::vector<State>* start,
+                              std::int64_t first, std::int64_t batches) {
   std::vector<State> result(static_cast<std::size_t>(c.ranks));
   run_small(c.ranks, [&](SmallRun& run) {
     NoCommonMemory without(run.services.communicator);
@@ -110,7 +111,7 @@ std::vector<State> train(const Case& c, const Net& original, const std::vector<S
                             run.services.recorder,    run.services.clock,      run.services.log,
                             run.services.update_plan, run.services.write_event};
     const int rank = run.services.world.rank;
-    Net model = copy_of_net(original);
+    StatefulNet model = copy_of(original);
     TrialContext::Wrapped wrapped;
     wrapped.model = model.ptr();
     wrapped.optimizer = AdamW{.lr = 0.01};
@@ -143,7 +144,7 @@ StepOptions options_with(const std::function<void(StepOptions&)>& change) {
   return options;
 }
 
-std::vector<Case> state_cases() {
+std::vector<StateCase> state_cases() {
   const std::vector<std::string> usual{
       "parameters/first.weight", "model/norm.running_mean", "optimizer/steps",    "optimizer/updates/last.bias",
       "optimizer/exp_avg/",      "optimizer/exp_avg_sq/",   "window/rounds_begun"};
@@ -151,7 +152,7 @@ std::vector<Case> state_cases() {
     more.insert(more.end(), usual.begin(), usual.end());
     return more;
   };
-  std::vector<Case> cases{
+  std::vector<StateCase> cases{
       {"replicated", options_with([](auto&) {}), usual},
       {"one rank", options_with([](auto&) {}), usual, 1},
       {"clipped windows", options_with([](auto& o) {
@@ -188,7 +189,7 @@ std::vector<Case> state_cases() {
   return cases;
 }
 
-std::set<std::string> changed(const State& before, const State& after) {
+std::set<std::string> changed_paths(const State& before, const State& after) {
   std::set<std::string> result;
   for (const auto& [path, value] : after.tensors) {
     if (!torch::equal(value, before.tensors.at(path))) result.insert(path);
@@ -201,27 +202,27 @@ std::set<std::string> changed(const State& before, const State& after) {
 
 TEST(State, IsEnoughToGoOnFrom) {
   torch::manual_seed(21);
-  const Net original;
-  for (const Case& c : state_cases()) {
+  const StatefulNet original;
+  for (const StateCase& c : state_cases()) {
     SCOPED_TRACE(c.name);
-    const auto before = train(c, original, nullptr, 0, kBatchesBefore);
-    const auto whole = train(c, original, nullptr, 0, kBatchesBefore + kBatchesAfter);
-    const auto resumed = train(c, original, &before, kBatchesBefore, kBatchesAfter);
+    const auto before = train_from(c, original, nullptr, 0, kBatchesBefore);
+    const auto whole = train_from(c, original, nullptr, 0, kBatchesBefore + kBatchesAfter);
+    const auto resumed = train_from(c, original, &before, kBatchesBefore, kBatchesAfter);
     for (std::size_t rank = 0; rank < whole.size(); ++rank) {
-      EXPECT_EQ(changed(whole[rank], resumed[rank]), std::set<std::string>{}) << "on rank " << rank;
+      EXPECT_EQ(changed_paths(whole[rank], resumed[rank]), std::set<std::string>{}) << "on rank " << rank;
     }
   }
 }
 
 TEST(State, NamesWhatAStepChanges) {
   torch::manual_seed(22);
-  const Net original;
-  for (const Case& c : state_cases()) {
+  const StatefulNet original;
+  for (const StateCase& c : state_cases()) {
     SCOPED_TRACE(c.name);
-    const auto before = train(c, original, nullptr, 0, kBatchesBefore);
-    const auto after = train(c, original, nullptr, 0, kBatchesBefore + c.options.aggregation_frequency);
+    const auto before = train_from(c, original, nullptr, 0, kBatchesBefore);
+    const auto after = train_from(c, original, nullptr, 0, kBatchesBefore + c.options.aggregation_frequency);
     for (std::size_t rank = 0; rank < after.size(); ++rank) {
-      const auto paths = changed(before[rank], after[rank]);
+      const auto paths = changed_paths(before[rank], after[rank]);
       for (const std::string& expected : c.changing) {
         const auto found = paths.lower_bound(expected);
         EXPECT_TRUE(found != paths.end() && found->starts_with(expected)) << expected << " on rank " << rank;
