@@ -1,8 +1,5 @@
 // Generations of ranks that follow each other in processes that live on. The ranks are threads of this process.
-<<<<<<< HEAD
-=======
 #include <atomic>
->>>>>>> run_m2
 #include <future>
 
 #include "dtrain/base/error.h"
@@ -67,10 +64,7 @@ TEST_F(Generations, TheSameRanksGoOnAsTheNextGeneration) {
 TEST_F(Generations, FewerRanksGoOnAfterOneIsLost) {
   std::promise<void> all_have_summed;
   std::shared_future<void> summed = all_have_summed.get_future().share();
-<<<<<<< HEAD
-=======
   std::promise<void> rank_0_has_summed;
->>>>>>> run_m2
   std::atomic<int> sums{0};
   on_ranks(3, [&](int rank) {
     Membership membership;
@@ -79,7 +73,7 @@ TEST_F(Generations, FewerRanksGoOnAfterOneIsLost) {
     join(membership, 1, rank, 3);
     EXPECT_EQ(sum(membership, 1), 3.0f);
     if (++sums == 3) all_have_summed.set_value();
-    summed.wait();
+    ASSERT_EQ(summed.wait_for(kHangs / 2), std::future_status::ready);
     if (rank == 2) return;  // leaves without finish(): for the others it is lost
     EXPECT_THROW(sum(membership, 1), CommError);
     EXPECT_TRUE(eventually([&] { return failures == 1; }));
@@ -87,15 +81,11 @@ TEST_F(Generations, FewerRanksGoOnAfterOneIsLost) {
     join(membership, 2, rank, 2);
     EXPECT_EQ(sum(membership, 1), 2.0f);
     EXPECT_EQ(failures, 1);
-<<<<<<< HEAD
-    if (rank == 1) return membership.control().fail({.rank = 1, .cause = "no more"});
-=======
     if (rank == 1) {
       rank_0_has_summed.get_future().wait();
       return membership.control().fail({.rank = 1, .cause = "no more"});
     }
     rank_0_has_summed.set_value();
->>>>>>> run_m2
     EXPECT_TRUE(eventually([&] { return failures == 2; })) << "the callback serves this generation as well";
     EXPECT_EQ(membership.control().failure()->cause, "no more");
 
@@ -110,11 +100,7 @@ TEST_F(Generations, ARankOfAnotherGenerationIsRefused) {
     Membership membership;
     comm::ControlOptions options{.world = {.rank = rank, .size = 2, .local_rank = rank, .local_size = 2},
                                  .generation = rank == 0 ? 1u : 2u,
-<<<<<<< HEAD
-                                 .timeout = 3s,
-=======
                                  .timeout = 1s,
->>>>>>> run_m2
                                  .log = make_null_logger()};
     EXPECT_THROW(connect_by_file(membership, options, file("refused")), CommError);
   });

@@ -1,4 +1,7 @@
 // The parts of a rank's session, each by itself.
+#include <chrono>
+#include <thread>
+
 #include <gmock/gmock.h>
 
 #include "dtrain/run/agreed_error.h"
@@ -23,6 +26,7 @@ class HandClock final : public Clock {
 };
 
 TEST(StopRequests, TheLaunchersEndComesFirstThenASignalThenTheLaunchersSignal) {
+  { const RankSignals forget_earlier_ones; }
   StopRequests stops;
   EXPECT_FALSE(stops.requested());
   EXPECT_EQ(stops.reason(), "");
@@ -136,9 +140,14 @@ TEST_F(Reports, ComeFromTheTimerWhereTheTrainingThreadHangs) {
   ::testing::internal::CaptureStderr();
   report_.report_before_mpirun_kills({.rank = 1, .cause = "rank 1 is gone"});
   EXPECT_TRUE(eventually([&] { return events().size() == 2; }));
+  EXPECT_THAT(::testing::internal::GetCapturedStderr(), HasSubstr("rank 1 is gone"));
+}
+
+TEST_F(Reports, NothingComesFromATimerThatWasStopped) {
   report_.stop_timer();
   report_.report_before_mpirun_kills({.rank = 1, .cause = "rank 1 is gone"});
-  EXPECT_THAT(::testing::internal::GetCapturedStderr(), HasSubstr("rank 1 is gone"));
+  std::this_thread::sleep_for(std::chrono::milliseconds(600));  // the timer's grace is 400
+  EXPECT_TRUE(events().empty());
 }
 
 }  // namespace

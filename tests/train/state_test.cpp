@@ -120,7 +120,6 @@ std::vector<State> train_from(const StateCase& c, const StatefulNet& original, c
     if (start) {
       Restorer restorer((*start)[static_cast<std::size_t>(rank)]);
       step.visit(restorer);
-      run.services.communicator.barrier().wait();  // ranks may share what they replace
     }
     for (std::int64_t batch = first; batch < first + batches; ++batch) {
       step.announce(true, false);
@@ -191,6 +190,12 @@ std::vector<StateCase> state_cases() {
 
 std::set<std::string> changed_paths(const State& before, const State& after) {
   std::set<std::string> result;
+  for (const auto& [path, value] : before.tensors) {
+    if (!after.tensors.contains(path)) result.insert(path);
+  }
+  for (const auto& [path, value] : before.texts) {
+    if (!after.texts.contains(path)) result.insert(path);
+  }
   for (const auto& [path, value] : after.tensors) {
     if (!torch::equal(value, before.tensors.at(path))) result.insert(path);
   }
@@ -228,6 +233,24 @@ TEST(State, NamesWhatAStepChanges) {
         EXPECT_TRUE(found != paths.end() && found->starts_with(expected)) << expected << " on rank " << rank;
       }
     }
+  }
+}
+
+// Ranks that update parts of the parameters hold the moments of those parts alone. What they list is whole, so that a
+// run with another strategy can go on from it.
+TEST(State, IsWholeWhereTheRanksDivideIt) {
+  torch::manual_seed(23);
+  const StatefulNet original;
+  const StateCase parts{
+      "parts", options_with([](auto& o) { o.strategy.sharded = config::ShardedOptimizer::kOn; }), {}, 3, false};
+  const StateCase replicated{"replicated", options_with([](auto&) {}), {}, 3};
+  const auto divided = train_from(parts, original, nullptr, 0, kBatchesBefore);
+  const auto whole = train_from(replicated, original, nullptr, 0, kBatchesBefore);
+  const auto resumed = train_from(replicated, original, &divided, kBatchesBefore, kBatchesAfter);
+  const auto expected = train_from(replicated, original, nullptr, 0, kBatchesBefore + kBatchesAfter);
+  for (std::size_t rank = 0; rank < whole.size(); ++rank) {
+    EXPECT_EQ(changed_paths(whole[rank], divided[rank]), std::set<std::string>{}) << "on rank " << rank;
+    EXPECT_EQ(changed_paths(expected[rank], resumed[rank]), std::set<std::string>{}) << "on rank " << rank;
   }
 }
 

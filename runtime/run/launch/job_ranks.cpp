@@ -31,7 +31,7 @@ JobRanks::JobRanks(const Attempt& attempt, RankPlane& plane, const Job& job)
 
 Process JobRanks::start(const Job& job) {
   const std::filesystem::path log = attempt_.folder.logs() / (job.name + ".log");
-  guard_log([&] { log_.emplace(log); });
+  log_.emplace(log);  // a log that cannot even be opened ends the launch
   const UniqueFd out = out_.open();
   const UniqueFd errors = errors_.open();
   const UniqueFd in(::open("/dev/null", O_RDONLY | O_CLOEXEC));

@@ -52,6 +52,9 @@ class GradientStrategy {
   virtual void complete_state() {}
   // Training is over: writes what this strategy has to say to plan.json and the log. Collective.
   virtual void report(const RunServices& run) { static_cast<void>(run); }
+  // Before and after a visit of the training state, as StepMode has it. Collective.
+  virtual void begin_visit() {}
+  virtual void end_visit(bool replaced) { static_cast<void>(replaced); }
   // What it keeps from step to step besides parameters and optimizer state.
   virtual void visit(StateVisitor& visitor) { static_cast<void>(visitor); }
 };

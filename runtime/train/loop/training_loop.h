@@ -32,7 +32,8 @@ class TrainingLoop {
 
   // Trains up to the experiment's max_length. True when it stopped early because some rank was asked to. Collective.
   bool run();
-  // Where training is, and the state of its step. Between two optimizer steps. Collective.
+  // Where training is, and the state of its step. Between two optimizer steps. run() begins at the first epoch all the
+  // same: a run that goes on from replaced state needs loaders that begin within an epoch. Collective.
   void visit(StateVisitor& visitor);
 
  private:

@@ -1,6 +1,6 @@
 // Where flat tensors lie: a model's parameters and gradients, the optimizer's state, what local steps remember. It is
-// host memory today. Nothing else allocates flat memory or computes an address in it, so that a device's memory is
-// another FlatMemory and no change elsewhere.
+// host memory today. A device's memory is another FlatMemory; besides it, only compressors add offsets to an address
+// (compression_setup.cpp).
 //
 // Training thread only.
 #pragma once

@@ -3,7 +3,7 @@
 //
 // State is what the weights of later steps depend on. It is visited between two optimizer steps, while no window of
 // gradients is open. What follows from the options, what is measured (timings, the buckets and the strategy that come
-// of them: all give the same bits) and what only reports are made of is no state. Nor is there random state: each
+// of them: all give the same bits) and how compression fared is no state. Nor is there random state: each
 // batch seeds libtorch anew from the experiment's seed, the rank and its number.
 //
 // Entries have paths, "optimizer/exp_avg/layer.weight". The same options and the same model give the same paths.

@@ -50,7 +50,7 @@ void ExchangeMode::step() {
   std::vector<std::size_t> written;
   if (parts_.exchange.word_of_any()) {
     written = written_.agree(std::move(mine));
-    picker_.check_write(parts_.parameters.parameters()[written.at(0)].name);
+    if (!written.empty()) picker_.check_write(parts_.parameters.parameters()[written.front()].name);
   }
   update(used);
   parts_.exchange.end_window();
@@ -67,10 +67,10 @@ void ExchangeMode::update(std::span<const std::uint8_t> used) {
   parts_.optimizer.advance_schedule();
 }
 
-void ExchangeMode::visit(StateVisitor& visitor) {
-  visitor.part("strategy", picker_.strategy());
+void ExchangeMode::end_visit(bool replaced) {
+  picker_.strategy().end_visit(replaced);
   // The model has not written what has just been replaced.
-  if (visitor.replaces()) parts_.watch.note(digests_due());
+  if (replaced) parts_.watch.note(digests_due());
 }
 
 bool ExchangeMode::digests_due() const {

@@ -38,9 +38,7 @@ bool LocalMode::flush() {
   return left;
 }
 
-// What is announced must have been read: a meeting asks which ranks have had batches.
 void LocalMode::visit(StateVisitor& visitor) {
-  vote_.collect();
   visitor.number("inner_steps", inner_steps_);
   visitor.part("period", vote_);
   visitor.part("meetings", local_steps_);

@@ -23,6 +23,8 @@ class LocalMode final : public StepMode {
   bool flush() override;
   void synchronise() override;
   bool synchronised() const override { return inner_steps_ == 0; }
+  // What is announced must have been read: it says which ranks have had batches, and which were not finite.
+  void begin_visit() override { vote_.collect(); }
   void visit(StateVisitor& visitor) override;
   void report() override { local_steps_.report(parts_.run); }
 

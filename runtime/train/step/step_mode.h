@@ -55,6 +55,10 @@ class StepMode {
 
   // Training is over: writes what this mode has to say to plan.json and the log. Collective.
   virtual void report() {}
+  // Before any state is visited, and after all of it: what the ranks have divided among themselves is whole in between.
+  // Collective.
+  virtual void begin_visit() {}
+  virtual void end_visit(bool replaced) { static_cast<void>(replaced); }
   virtual void visit(StateVisitor& visitor) { static_cast<void>(visitor); }
 };
 

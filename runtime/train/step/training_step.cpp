@@ -83,13 +83,16 @@ void TrainingStep::report() {
 }
 
 void TrainingStep::visit(StateVisitor& visitor) {
+  if (window_.rounds() > 0) throw Error("the training state was visited while a window of gradients was open");
   ModelState rest(*model_);
+  mode_->begin_visit();
   visitor.part("parameters", parameters_);
   visitor.part("model", rest);
   visitor.part("optimizer", optimizer_);
   visitor.part("window", window_);
   visitor.part("non_finite", non_finite_);
   visitor.part("mode", *mode_);
+  mode_->end_visit(visitor.replaces());
 }
 
 }  // namespace dtrain::train

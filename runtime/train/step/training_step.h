@@ -61,7 +61,8 @@ class TrainingStep {
   // Training is over: writes what the mode has brought, and what was not finite. Collective.
   void report();
 
-  // Between two optimizer steps. With local steps every rank visits what is its own. Collective.
+  // Between two optimizer steps: Error while a window is open. Parameters and optimizer state are whole and the same on
+  // every rank; what else a rank lists may be its own (buffers of the model, error feedback, local steps). Collective.
   void visit(StateVisitor& visitor);
 
   const FlatParameters& parameters() const { return parameters_; }

@@ -26,8 +26,8 @@ LocalSteps::LocalSteps(const config::LocalSgd& options, FlatParameters& paramete
   for (const auto& group : parameters.groups()) {
     Group own;
     own.difference = parameters.memory().exchanged(group.values.numel(), group.dtype);
-    own.start = group.values.clone();
-    if (options.outer_momentum > 0) own.momentum = at::zeros_like(group.values);
+    own.start = parameters.memory().own_copy(group.values);
+    if (options.outer_momentum > 0) own.momentum = parameters.memory().own(group.values.numel(), group.dtype);
     bases_.push_back(FlatMemory::address(own.difference.tensor));
     groups_.push_back(std::move(own));
   }
@@ -69,8 +69,8 @@ void LocalSteps::visit(StateVisitor& visitor) {
 }
 
 void LocalSteps::report(const RunServices& run) const {
-  if (run.is_first_rank()) run.update_plan("local_sgd", {{"meetings", meetings_}});
   if (options_.compression.kind != config::CompressionKind::kNone) report_.write(*compressor_, run);
+  if (run.is_first_rank()) run.update_plan("local_sgd", {{"meetings", meetings_}});
 }
 
 void LocalSteps::exchange(double scale) {

@@ -150,6 +150,18 @@ std::optional<double> Sharded::update(const Update& update) {
   return norm;
 }
 
+void Sharded::begin_visit() {
+  if (!one_copy_ && state_is_divided_) gather_state();
+}
+
+void Sharded::end_visit(bool replaced) {
+  if (!one_copy_) {
+    keep_own_state();
+  } else if (replaced) {
+    communicator_.barrier().wait();  // a rank that goes on reads what another may still be replacing
+  }
+}
+
 void Sharded::complete_state() {
   if (!one_copy_ && state_is_divided_) gather_state();
   const at::NoGradGuard no_grad;

@@ -43,6 +43,8 @@ class Sharded final : public GradientStrategy {
 
   StateLayout layout() const override { return {true, one_copy_}; }
   void complete_state() override;
+  void begin_visit() override;
+  void end_visit(bool replaced) override;
 
  private:
   void move_to_common_memory();
