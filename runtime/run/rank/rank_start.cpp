@@ -111,7 +111,7 @@ void RankSession::open_folder() {
   RankFiles& files = *files_;
   if (!environment.is_launched()) {
     files.folder = open_own_folder(control(), *hosts_, [this] {
-      const RunFolder made = create_run_folder(identity_->options.run_dir, experiment().name, experiment().text);
+      RunFolder made = create_run_folder(identity_->options.run_dir, experiment().name, experiment().text);
       write_own_plan(made.plan(), *identity_, *assignment_, *hosts_, log_);
       return made;
     });
