@@ -52,7 +52,7 @@ class JobRanks final : public WatchedRanks {
 
   const Attempt& attempt_;
   RankPlane& plane_;
-  std::optional<LineAppender> log_;  // none where it could not be opened
+  std::optional<LineAppender> log_;  // start() opens it
   bool log_is_torn_ = false;
   OutputPipe out_;
   OutputPipe errors_;
