@@ -82,8 +82,9 @@ TEST(Export, MetricsThatAreNotFiniteAreInTensorBoard) {
 TEST(Export, MetricsThatAreNotFiniteAreInTheReport) {
   RunFolder folder;
   write_metrics(folder);
-  folder.append("plan.json",
-                R"({"world_size":1,"non_finite":{"batches":7,"first_batch":3,"text":"7 batches were not finite"}})");
+  write_file_atomic(
+      folder.path() / "plan.json",
+      R"({"world_size":1,"non_finite":{"batches":7,"first_batch":3,"text":"7 batches were not finite"}})");
   const RunProfile run = load_run(folder.path());
   const std::string html = render_report(run, analyze(run));
   EXPECT_THAT(html, HasSubstr("validation loss after batch 3"));
