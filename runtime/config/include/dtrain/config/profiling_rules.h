@@ -174,18 +174,16 @@ inline void declare_keys(Keys& keys, ProfilingRules& r) {
                 r.load_balancing.threshold, {0, 1});
     declare_patience(rule, r.load_balancing.patience);
   });
-  keys.mapping({"IOBottleneck", "GPUs (on processors: ranks) that are idle while the cores wait for disks."},
-               [&](Keys& rule) {
-                 rule.number({"threshold", "Percentage of the data points that may be such."},
-                             r.io_bottleneck.threshold, kPercent);
-                 rule.number({"io_threshold", "I/O wait, in percent, above which the cores wait for disks."},
-                             r.io_bottleneck.io_threshold, kPercent);
-                 rule.number({"gpu_threshold", "Utilization, in percent, below which a GPU is idle."},
-                             r.io_bottleneck.gpu_threshold, kPercent);
-                 declare_patience(rule, r.io_bottleneck.patience);
-               });
-  keys.mapping({"CPUBottleneck", "GPUs (on processors: ranks) that are idle while the cores are busy."}, [&](Keys&
-                                                                                                                 rule) {
+  keys.mapping({"IOBottleneck", "GPUs (on CPUs: ranks) that are idle while the cores wait for disks."}, [&](Keys&
+                                                                                                                rule) {
+    rule.number({"threshold", "Percentage of the data points that may be such."}, r.io_bottleneck.threshold, kPercent);
+    rule.number({"io_threshold", "I/O wait, in percent, above which the cores wait for disks."},
+                r.io_bottleneck.io_threshold, kPercent);
+    rule.number({"gpu_threshold", "Utilization, in percent, below which a GPU is idle."}, r.io_bottleneck.gpu_threshold,
+                kPercent);
+    declare_patience(rule, r.io_bottleneck.patience);
+  });
+  keys.mapping({"CPUBottleneck", "GPUs (on CPUs: ranks) that are idle while the cores are busy."}, [&](Keys& rule) {
     rule.number({"threshold", "Percentage of the data points that may be such."}, r.cpu_bottleneck.threshold, kPercent);
     rule.number({"cpu_threshold", "CPU utilization, in percent, above which the cores are busy."},
                 r.cpu_bottleneck.cpu_threshold, kPercent);
@@ -195,7 +193,7 @@ inline void declare_keys(Keys& keys, ProfilingRules& r) {
   });
   keys.mapping(
       {"BatchSize",
-       "A batch that leaves cores, GPU and its memory (on processors: the ranks' computing time, the host's memory) "
+       "A batch that leaves cores, GPU and its memory (on CPUs: the ranks' computing time, the host's memory) "
        "unused. Each threshold is for the 95th percentile of a window; all three must be undercut."},
       [&](Keys& rule) {
         rule.number({"cpu_threshold_p95", "CPU utilization, in percent."}, r.batch_size.cpu_threshold_p95, kPercent);
