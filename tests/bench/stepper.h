@@ -16,7 +16,7 @@
 namespace dtrain::bench {
 
 // A source of batches that waits for its turn before each block of steps. A step's time is from one call of next() to
-// the following one: everything the engine does.
+// the following one: everything a training step does.
 class SteppedSource final : public BatchSource {
  public:
   // `commands`, `replies`: paths of the FIFOs. `set_mode` is called when a command names a mode.

@@ -1,4 +1,4 @@
-// A flat gradient buffer of a model, laid out and cut into buckets as the engine does it, for the tests of compressors.
+// A flat gradient buffer of a model, laid out and cut into buckets as training does it, for the tests of compressors.
 // One rank's thread.
 #pragma once
 

@@ -116,14 +116,8 @@ void JobRanks::end_what_hangs() {
 
 // A disk that is full does not end the launch: the outcome is the same without this log.
 void JobRanks::keep(const std::string& line) {
-  guard_log([&] {
-    if (log_) log_->append(line + "\n");
-  });
-}
-
-void JobRanks::guard_log(const std::function<void()>& change) {
   try {
-    change();
+    log_->append(line + "\n");
   } catch (const SystemError& error) {
     if (!std::exchange(log_is_torn_, true)) attempt_.screen.line("dtrain: warning: " + describe(error));
   }

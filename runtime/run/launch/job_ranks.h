@@ -3,7 +3,6 @@
 #pragma once
 
 #include <chrono>
-#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -48,7 +47,6 @@ class JobRanks final : public WatchedRanks {
   Process start(const Job& job);
   void end_within(const Patience& patience);
   void keep(const std::string& line);
-  void guard_log(const std::function<void()>& change);
 
   const Attempt& attempt_;
   RankPlane& plane_;

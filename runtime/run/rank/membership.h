@@ -2,6 +2,8 @@
 // communicator that sums over them. A process may outlive a generation: enter() replaces it by a later one, of the same
 // or of other ranks.
 //
+// A rank of `dtrain launch` does not call enter() again yet: after a rank has failed, ExitDeadlines ends the process.
+//
 // One thread at a time. The callback of on_failure() runs as comm/control.h says.
 #pragma once
 

@@ -14,7 +14,7 @@
 namespace dtrain::worker {
 
 // Mirrors the script's tree of modules. Parameters and buffers are registered as the very tensors of the script: what
-// the engine does to them (flat storage, gradients) the script sees. Switching training mode switches the script.
+// training does to them (flat storage, gradients) the script sees. Switching training mode switches the script.
 class ScriptTree final : public torch::nn::Module {
  public:
   explicit ScriptTree(const torch::jit::Module& script);

@@ -87,7 +87,7 @@ class RankSession {
   SharedMemory share_on_host(const std::string& name, const std::function<SharedMemory()>& make);
 
   // Set by SIGTERM, SIGINT or the launcher's end: finish the current step, then stop. Ranks see it at different times,
-  // so they agree when to stop (the engine sums it into every step).
+  // so they agree when to stop (training sums it into every step).
   bool stop_requested() const;
   std::string stop_reason() const;
 
