@@ -1,7 +1,8 @@
 # dtrain_module(NAME SOURCES a.cpp ... [USES other modules] [PRIVATE_LIBS libraries] [PCH headers]
 #               [PUBLISH headers|ALL] [TEST_ONLY])
 # A shared library libdtrain_NAME.so. Its public headers are include/dtrain/NAME/; it sees the headers of what it
-# USES and of nothing else: that is how the layers of docs/architecture.md are enforced. Modules share base's precompiled
+# USES and of nothing else: that is how the layers of docs/architecture.md are enforced (config also sees the lists in comm's
+# and data's headers; scripts/layers.py checks who includes them). Modules share base's precompiled
 # header. PCH: heavier headers, precompiled where sources are compiled one by one (DTRAIN_UNITY of 0); in a unity build they
 # are read so seldom that precompiling them costs more than it saves. PUBLISH: those of its headers that a trial includes, which are installed
 # with the library. TEST_ONLY: not installed at all.

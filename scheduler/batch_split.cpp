@@ -16,9 +16,9 @@ BatchSplit split_batch(std::int64_t global_batch_size, int slots) {
   split.effective = split.per_slot * slots;
   split.dropped = global_batch_size - split.effective;
   if (split.dropped != 0) {
-    split.warning = "global_batch_size " + std::to_string(global_batch_size) + " does not divide by " +
-                    std::to_string(slots) + " slots: each takes " + std::to_string(split.per_slot) +
-                    ", so a batch holds " + std::to_string(split.effective) + "; the nearest sizes that divide are " +
+    split.warning = "global_batch_size " + std::to_string(global_batch_size) + " is not a multiple of " +
+                    std::to_string(slots) + " slots: each trains " + std::to_string(split.per_slot) +
+                    ", so a batch holds " + std::to_string(split.effective) + "; the nearest multiples are " +
                     std::to_string(split.effective) + " and " + std::to_string(split.effective + slots);
   }
   return split;

@@ -44,7 +44,7 @@ config::Cluster read_cluster_file(const fs::path& file, std::vector<std::string>
   return is_hostfile(file) ? read_hostfile(file, warnings) : config::read_cluster(file);
 }
 
-ClusterAgents find_cluster(const fs::path& given, const Variables& variables, const ClusterWish& wish,
+ClusterAgents find_cluster(const fs::path& given, const Variables& variables, const SlotDefaults& defaults,
                            const Machine& machine) {
   ClusterAgents result;
   std::string slurm_node;
@@ -80,7 +80,7 @@ ClusterAgents find_cluster(const fs::path& given, const Variables& variables, co
     const bool here = !result.declared || names.contains(host) || (!slurm_node.empty() && host == slurm_node);
     result.agents.push_back({.agent = agent, .here = here});
   }
-  add_slots_of_this_machine(result.agents, machine, wish, result.warnings);
+  add_slots_of_this_machine(result.agents, machine, defaults, result.warnings);
   for (std::size_t i = 0; i < agents.size(); ++i) {
     ClusterAgent& agent = result.agents[i];
     if (agent.here) agents[i] = agent.agent;

@@ -70,7 +70,7 @@ Line read_line(std::vector<std::string> words, std::string& error) {
     const bool is_slots = key == "slots" || key == "cpu" || key == "count";
     const bool is_most = key == "max-slots" || key == "max_slots";
     if (equals == std::string::npos || (!is_slots && !is_most)) {
-      error = "has '" + words[i] + "', which is not understood; slots=N and max-slots=N are";
+      error = "has '" + words[i] + "'; only slots=N and max-slots=N are allowed";
       break;
     }
     const auto value = slots_in(words[i].substr(equals + 1));

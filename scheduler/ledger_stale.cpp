@@ -66,7 +66,7 @@ bool Ledger::Impl::advance_ended(const Owned& task) {
   };
   if (task.state == TaskState::kQueued) {
     return enter([&] {
-      finish(task.id, TaskState::kCancelled, gone(task) + ", and nothing had been started",
+      finish(task.id, TaskState::kInterrupted, gone(task) + ", and nothing had been started",
              static_cast<int>(ExitCode::kInterrupted));
     });
   }

@@ -91,7 +91,7 @@ void hand_out_cores(const std::vector<ClusterAgent*>& agents, const Machine& mac
 
 }  // namespace
 
-void add_slots_of_this_machine(std::vector<ClusterAgent>& agents, const Machine& machine, const ClusterWish& wish,
+void add_slots_of_this_machine(std::vector<ClusterAgent>& agents, const Machine& machine, const SlotDefaults& defaults,
                                std::vector<std::string>& warnings) {
   std::vector<ClusterAgent*> here;
   for (ClusterAgent& agent : agents) {
@@ -102,19 +102,19 @@ void add_slots_of_this_machine(std::vector<ClusterAgent>& agents, const Machine&
   const bool wants_gpus =
       std::any_of(here.begin(), here.end(), [](auto* one) { return one->agent.slot_type == AgentSlotType::kCuda; });
   std::vector<host::GpuInfo> gpus;
-  if (wants_gpus || (undecided && wish.slot_type != AgentSlotType::kCpu)) {
+  if (wants_gpus || (undecided && defaults.slot_type != AgentSlotType::kCpu)) {
     gpus = machine.gpus ? *machine.gpus : look_at_gpus(warnings);
   }
   std::vector<ClusterAgent*> of_gpus;
   std::vector<ClusterAgent*> of_cores;
   for (ClusterAgent* agent : here) {
     AgentSlotType& type = agent->agent.slot_type;
-    if (type == AgentSlotType::kAuto) type = wish.slot_type;
+    if (type == AgentSlotType::kAuto) type = defaults.slot_type;
     if (type == AgentSlotType::kAuto) type = gpus.empty() ? AgentSlotType::kCpu : AgentSlotType::kCuda;
     (type == AgentSlotType::kCuda ? of_gpus : of_cores).push_back(agent);
   }
   if (!of_gpus.empty()) hand_out_gpus(of_gpus, gpus, warnings);
-  if (!of_cores.empty()) hand_out_cores(of_cores, machine, wish.least_slots, warnings);
+  if (!of_cores.empty()) hand_out_cores(of_cores, machine, defaults.least_slots, warnings);
 }
 
 }  // namespace dtrain::scheduler

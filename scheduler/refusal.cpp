@@ -69,7 +69,7 @@ std::string why_not_this_size(int size, const std::vector<const AgentSlots*>& ag
 std::vector<std::string> why_not(const SizedAgents& sizes, const SlotRequest& request) {
   std::vector<std::string> rules{why_not_one(sizes, request)};
   if (request.is_single_node) {
-    rules.emplace_back("several agents: not wanted (resources.is_single_node: true)");
+    rules.emplace_back("several agents: excluded by resources.is_single_node: true");
     return rules;
   }
   std::size_t left = kSizesShown;
@@ -104,7 +104,7 @@ std::vector<std::string> left_out(std::span<const AgentSlots> agents, const Slot
   if (!other_type.empty()) {
     const bool cpu = request.slot_type == config::AgentSlotType::kCpu;
     lines.push_back("left out: " + names(other_type) + (other_type.size() == 1 ? " has " : " have ") +
-                    (cpu ? "GPU slots, and CPU slots are wanted" : "CPU slots, and GPU slots are wanted"));
+                    (cpu ? "GPU slots, but CPU slots are requested" : "CPU slots, but GPU slots are requested"));
   }
   if (!other_pool.empty()) {
     lines.push_back("left out: " + names(other_pool) + ", not of the resource pool " + request.resource_pool +

@@ -13,8 +13,10 @@ namespace {
   const std::string text = database ? ::sqlite3_errmsg(database) : ::sqlite3_errstr(code);
   const int primary = code & 0xff;
   std::string remedy;
-  if (primary == SQLITE_BUSY)
-    remedy = "another process has been writing to it for a long time: is one of them stopped?";
+  if (primary == SQLITE_BUSY) {
+    remedy =
+        "another process has been writing to it for a long time: check whether a dtrain process is stopped (SIGSTOP)";
+  }
   if (primary == SQLITE_CORRUPT || primary == SQLITE_NOTADB) {
     remedy = "once no launch is running, move the file away: a new one is made";
   }

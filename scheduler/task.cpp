@@ -11,7 +11,7 @@ std::string to_string(TaskState state) {
 }
 
 bool has_ended(TaskState state) {
-  return state >= TaskState::kCompleted;
+  return state >= TaskState::kDone;
 }
 
 }  // namespace dtrain::scheduler

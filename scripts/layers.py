@@ -22,7 +22,8 @@ INCLUDE = re.compile(r'^\s*#\s*include\s+["<]([^">]+)[">]', re.MULTILINE)
 # From the bottom up. What stands in one line does not include each other.
 ORDER = [
     ["runtime/base"],
-    ["runtime/host", "comm", "runtime/config", "runtime/data"],
+    ["runtime/host", "comm", "runtime/data"],
+    ["runtime/config"],
     ["runtime/profile", "scheduler"],
     ["runtime/analysis"],
     ["runtime/run"],

@@ -70,8 +70,6 @@ class Exchange {
   virtual Work next() = 0;
   // Whether next() will issue nothing: it may then run at any moment.
   virtual bool only_local() const = 0;
-  // Whether its operations are all_gathers; they are all_reduces otherwise.
-  virtual bool gathers() const { return false; }
 };
 
 class Codec {
@@ -87,11 +85,5 @@ class Codec {
   // The caller has written to that memory.
   virtual void state_changed() {}
 };
-
-// float16 and bfloat16.
-std::unique_ptr<Codec> make_narrow_codec(CodecContext& context);
-std::unique_ptr<Codec> make_int8_codec(CodecContext& context);
-std::unique_ptr<Codec> make_power_sgd_codec(CodecContext& context);
-std::unique_ptr<Codec> make_top_k_codec(CodecContext& context);
 
 }  // namespace dtrain::comm

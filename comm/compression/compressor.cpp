@@ -30,32 +30,6 @@ class PlainExchange final : public Exchange {
   bool sent_ = false;
 };
 
-std::unique_ptr<Codec> make_codec(CodecContext& context) {
-  switch (context.options.kind) {
-    case Compression::kNone:
-      break;
-    case Compression::kFp16:
-    case Compression::kBf16:
-      return make_narrow_codec(context);
-    case Compression::kInt8:
-      return make_int8_codec(context);
-    case Compression::kPowerSgd:
-      return make_power_sgd_codec(context);
-    case Compression::kTopK:
-      return make_top_k_codec(context);
-  }
-  return nullptr;
-}
-
-void check(const CompressionOptions& options) {
-  if (options.kind == Compression::kPowerSgd && options.rank < 1) {
-    throw CommError("powersgd: the rank is " + std::to_string(options.rank), "use 1 or more");
-  }
-  if (options.kind == Compression::kTopK && !(options.ratio > 0 && options.ratio <= 1)) {
-    throw CommError("topk: the ratio is " + std::to_string(options.ratio), "use a number above 0, up to 1");
-  }
-}
-
 }  // namespace
 
 // Named, for what a GradientCompressor is made of has to have a name too.
@@ -74,9 +48,10 @@ struct ExchangeFlow {
 
 class ExchangeWork final : public WorkState {
  public:
-  // `counted`: in a compressed step.
-  ExchangeWork(ExchangeFlow& flow, std::unique_ptr<Exchange> exchange, const GradientBucket& bucket, bool counted)
-      : flow_(flow), exchange_(std::move(exchange)), counted_(counted) {
+  // `counted`: in a compressed step. `gathers`: its operations are all_gathers; they are all_reduces otherwise.
+  ExchangeWork(ExchangeFlow& flow, std::unique_ptr<Exchange> exchange, const GradientBucket& bucket, bool counted,
+               bool gathers)
+      : flow_(flow), exchange_(std::move(exchange)), counted_(counted), gathers_(gathers) {
     timing_.enqueued = flow.clock.monotonic();
     if (counted && bucket.type != DataType::kFloat32) {
       flow.context.statistics.plain_bytes +=
@@ -117,6 +92,7 @@ class ExchangeWork final : public WorkState {
   ExchangeFlow& flow_;
   std::unique_ptr<Exchange> exchange_;
   bool counted_;
+  bool gathers_;
   Work operation_;
   WorkTiming timing_;
   std::size_t bytes_ = 0;
@@ -139,7 +115,7 @@ void ExchangeWork::step() {
   if (operation_) {
     coding = std::max(Nanoseconds{0}, coding - operation_.timing().exposed);  // issuing it is the operation's own time
     bytes_ += operation_.bytes();
-    if (counted_) statistics.sent_bytes += sent(static_cast<double>(operation_.bytes()), exchange_->gathers());
+    if (counted_) statistics.sent_bytes += sent(static_cast<double>(operation_.bytes()), gathers_);
     if (first) sequence_ = operation_.sequence();
   }
   timing_.exposed += coding;
@@ -166,9 +142,12 @@ const CompressionState* find_state(std::span<const CompressionState> state, cons
 
 }  // namespace
 
-std::string_view name_of(Compression kind) {
-  constexpr std::array<std::string_view, 6> kNames = {"none", "fp16", "bf16", "int8", "powersgd", "topk"};
-  return kNames[static_cast<std::size_t>(kind)];
+std::unique_ptr<Codec> NoCompression::make_codec(CodecContext&) const {
+  return nullptr;
+}
+
+CodecMaker codec_maker(const Compression& compression) {
+  return std::visit([](const auto& settings) { return codec_maker(settings); }, compression);
 }
 
 struct GradientCompressor::Impl : ExchangeFlow {
@@ -178,9 +157,9 @@ struct GradientCompressor::Impl : ExchangeFlow {
 
 GradientCompressor::GradientCompressor(const CompressionOptions& options, std::vector<GradientTensor> tensors,
                                        Communicator& communicator) {
-  check(options);
   impl_ = std::make_unique<Impl>(options, std::move(tensors), communicator);
-  if (communicator.world_size() > 1) impl_->codec = make_codec(impl_->context);
+  std::unique_ptr<Codec> codec = options.codec.make ? options.codec.make(impl_->context) : nullptr;  // checks, too
+  if (communicator.world_size() > 1) impl_->codec = std::move(codec);
   impl_->context.arena = std::make_unique<Arena>(communicator, impl_->codec ? impl_->codec->staging_bytes() : 0);
 }
 
@@ -189,7 +168,7 @@ GradientCompressor::~GradientCompressor() = default;
 bool GradientCompressor::compressing() const {
   const CompressionOptions& options = impl_->context.options;
   if (!impl_->codec) return false;
-  if (options.kind == Compression::kPowerSgd && impl_->steps < options.warmup_steps) return false;
+  if (impl_->steps < options.codec.warmup_steps) return false;
   const std::int64_t since = impl_->steps - options.first_compared;
   return since < 0 || since % 2 == 1 || since >= 2 * options.compared_steps;
 }
@@ -199,14 +178,11 @@ Work GradientCompressor::exchange(const GradientBucket& bucket, double scale) {
   std::unique_ptr<Exchange> exchange;
   const bool compressing = this->compressing();
   if (compressing && bucket.type == DataType::kFloat32) exchange = impl.codec->begin(bucket, scale);
+  const bool gathers = exchange && impl.context.options.codec.gathers;
   if (!exchange) exchange = std::make_unique<PlainExchange>(impl.context.communicator, bucket, scale);
-  auto work = std::make_shared<ExchangeWork>(impl, std::move(exchange), bucket, compressing);
+  auto work = std::make_shared<ExchangeWork>(impl, std::move(exchange), bucket, compressing, gathers);
   impl.under_way.push_back(work);
   return Work(work);
-}
-
-void GradientCompressor::settle() {
-  while (!impl_->under_way.empty()) impl_->advance_all();
 }
 
 void GradientCompressor::end_step() {

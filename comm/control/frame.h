@@ -30,7 +30,7 @@ std::string decode_value(const Json& value);
 const Json& member(const Json& message, const char* key);
 std::string text_member(const Json& message, const char* key);
 std::int64_t integer_member(const Json& message, const char* key);
-// What may be left out: then empty, or kTold.
+// What may be left out: then empty, or kReported.
 std::string optional_text(const Json& message, const char* key);
 Departure departure_member(const Json& message);
 

@@ -77,7 +77,7 @@ std::string NcclCore::describe_others(const Descriptor& waited_for) {
     const std::string name = "rank " + std::to_string(r);
     const std::string state = " (" + std::string(name_of(setup_.control.peer_state(r))) + ")";
     if (!published) {
-      missing += (missing.empty() ? "" : "; ") + name + " does not wait for it" + state;
+      missing += (missing.empty() ? "" : "; ") + name + " is not waiting for it" + state;
       continue;
     }
     const Json theirs = Json::parse(*published, nullptr, false);
@@ -95,7 +95,7 @@ std::string NcclCore::describe_others(const Descriptor& waited_for) {
            std::to_string(rank()) + " " + own + different;
   }
   if (!missing.empty()) text += (text.empty() ? "missing: " : "; missing: ") + missing;
-  return text.empty() ? "every rank has entered it, and NCCL does not end it" : text;
+  return text.empty() ? "every rank has entered it, and NCCL does not finish it" : text;
 }
 
 }  // namespace dtrain::comm

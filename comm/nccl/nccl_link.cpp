@@ -30,7 +30,7 @@ void NcclLink::wait_until_ready(ncclComm_t comm, const char* what, const NcclWai
     waiting.check();
     if (SteadyClock::now() - began > waiting.timeout) {
       throw CommError(std::string(what) + " timed out after " + format_duration(SteadyClock::now() - began) +
-                      ": every rank has begun it, and NCCL does not end it; " + waiting.who_else());
+                      ": every rank has begun it, and NCCL does not finish it; " + waiting.who_else());
     }
     std::this_thread::sleep_for(kLinkNap);
   }

@@ -145,7 +145,7 @@ void SharedMemoryCommunicator::fail_if_closed(const Operation& operation, Nanose
   for (int r = 0; r < world_size_ && !pending_.empty(); ++r) {
     if (segment_->rank(r).closed.load() == 0) continue;
     if (lacking(*pending_.front(), r)) {
-      fail(rank_name(rank_) + ": " + describe_waiting(operation, elapsed, "has waited in vain for"));
+      fail(rank_name(rank_) + ": " + describe_waiting(operation, elapsed, "was given up after"));
     }
   }
 }

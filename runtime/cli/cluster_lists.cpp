@@ -34,7 +34,7 @@ Holders read_holders() {
     }
     return holders;
   } catch (const Error& error) {
-    std::fprintf(stderr, "dtrain: warning: who holds which slots is not known: %s\n", error.what());
+    std::fprintf(stderr, "dtrain: warning: cannot read which tasks hold which slots: %s\n", error.what());
     return std::nullopt;
   }
 }
@@ -91,7 +91,7 @@ void add_list(CLI::App& parent, const std::string& about, const std::string& foo
               int* exit_code) {
   auto file = std::make_shared<std::string>();
   CLI::App* command = parent.add_subcommand("list", about);
-  command->add_option("--cluster", *file, "A cluster file (YAML) or a hostfile of MPI instead of the one that is found")
+  command->add_option("--cluster", *file, "A cluster file (YAML) or a hostfile of MPI (default: as for dtrain launch)")
       ->type_name("FILE");
   const auto format = add_list_format(*command);
   command->footer(footer);
@@ -107,23 +107,24 @@ void add_list(CLI::App& parent, const std::string& about, const std::string& foo
 }  // namespace
 
 void add_agent(CLI::App& app, int* exit_code) {
-  CLI::App* command = app.add_subcommand("agent", "The machines of the cluster");
+  CLI::App* command = app.add_subcommand("agent", "List the agents of the cluster: machines, or parts of them");
   command->require_subcommand(1);
   add_list(
       *command, "List the agents of the cluster",
-      "The cluster is --cluster, else $DTRAIN_CLUSTER, ./cluster.yaml, ~/.config/dtrain/cluster.yaml, the Slurm\n"
-      "allocation this shell is in, else this machine: its GPUs, or its cores where it has none. No host is asked.",
+      "The cluster is --cluster, or else the first that exists of $DTRAIN_CLUSTER, ./cluster.yaml,\n"
+      "~/.config/dtrain/cluster.yaml, the Slurm allocation of this shell, this machine (its GPUs, or its cores if\n"
+      "it has none). No other host is contacted.",
       list_agents, exit_code);
 }
 
 void add_slot(CLI::App& app, int* exit_code) {
-  CLI::App* command = app.add_subcommand("slot", "What ranks run on: GPUs, or shares of the cores");
+  CLI::App* command = app.add_subcommand("slot", "List the slots that ranks run on: GPUs, or shares of the cores");
   command->require_subcommand(1);
   add_list(
       *command, "List the slots of the cluster",
-      "Of this machine's slots it shows which CPUs or which GPU they are, and what is wrong with a GPU; such a GPU is\n"
-      "no slot and has no number. A slot's task is the launch that holds it (dtrain task list). No other host is "
-      "asked.",
+      "For this machine the list also has the CPUs or the GPU of each slot, and what is wrong with a GPU; a GPU\n"
+      "with a problem is no slot and has no number. A slot's task is the launch that holds it (dtrain task list).\n"
+      "No other host is contacted.",
       list_slots, exit_code);
 }
 

@@ -76,8 +76,8 @@ int check(const ConfigCheckArguments& arguments) {
 
 void add_config_check(CLI::App& config, int* exit_code) {
   auto arguments = std::make_shared<ConfigCheckArguments>();
-  CLI::App* command = config.add_subcommand(
-      "check", "List everything that is wrong with experiment or cluster files (exit code 2), or print ok");
+  CLI::App* command =
+      config.add_subcommand("check", "Report all errors of experiment or cluster files (exit code 2), or print ok");
   CLI::Option* files = command->add_option("FILE", arguments->files, "The experiment files (YAML)");
   CLI::Option* cluster =
       command->add_option("--cluster", arguments->cluster, "A cluster file (YAML), or a hostfile of MPI, to check")
@@ -88,7 +88,7 @@ void add_config_check(CLI::App& config, int* exit_code) {
       ->allow_extra_args(false)
       ->take_all();
   command->add_flag("--file-only", arguments->file_only,
-                    "Do not look whether the program, the model and the data files that an experiment names are here");
+                    "Do not check that the program, the model and the data files that an experiment names exist");
   command->callback([arguments, files, cluster, exit_code] {
     if (files->empty() && cluster->empty()) throw CLI::RequiredError("FILE or --cluster");
     if (files->empty() && !arguments->overrides.empty()) throw CLI::RequiredError("--set: FILE");

@@ -11,12 +11,12 @@ namespace dtrain::cli {
 void add_config_schema(CLI::App& config, int* exit_code) {
   auto kind = std::make_shared<std::string>();
   CLI::App* command = config.add_subcommand(
-      "schema", "Print the JSON Schema of a kind of file, with which an editor completes, explains and checks it");
-  command->add_option("KIND", *kind, "experiment or cluster")
-      ->required()
-      ->check(CLI::IsMember({"experiment", "cluster"}));
+      "schema", "Print the JSON Schema of experiment or cluster files, for completion and checks in an editor");
+  command->add_option("KIND", *kind, "The kind of file")->required()->check(CLI::IsMember({"experiment", "cluster"}));
   command->footer(
-      "dtrain config schema experiment > experiment.schema.json, and as the first line of an experiment file\n"
+      "Write the schema:\n"
+      "  dtrain config schema experiment > experiment.schema.json\n"
+      "Name it in the first line of the experiment file:\n"
       "  # yaml-language-server: $schema=experiment.schema.json");
   command->callback([kind, exit_code] {
     const std::string_view text = *kind == "cluster" ? config::cluster_schema() : config::experiment_schema();

@@ -12,19 +12,17 @@ void add_doctor(CLI::App& app, int* exit_code) {
       app.add_subcommand("doctor", "Check whether this machine and the cluster have what training needs");
   command
       ->add_option("--cluster", request->cluster,
-                   "A cluster file (YAML) or a hostfile of MPI instead of the one that is found")
+                   "A cluster file (YAML) or a hostfile of MPI (default: as for dtrain launch)")
       ->type_name("FILE");
   command->add_option("--runs", request->runs, "The folder that runs are written to (default: runs)")->type_name("DIR");
   command->add_flag("--json", request->json, "As one JSON object");
   command->footer(
-      "Every line is ok, a warning or a problem, with what to do about it. On every host: libtorch, CUDA's driver and "
-      "the "
-      "GPUs,\n"
-      "NCCL, MPI, shared memory, limits, interfaces, the disk that runs are written to. Of the other hosts of the "
-      "cluster,\n"
-      "over ssh, also: whether they answer, their clocks, and how fast the networks between them are.\n"
+      "Each line is ok, a warning or a problem; warnings and problems have a remedy. Checked on every host:\n"
+      "libtorch, CUDA's driver and the GPUs, NCCL, MPI, shared memory, limits, interfaces, the disk of the runs.\n"
+      "For the other hosts of the cluster also, over ssh: whether they answer, their clocks, and the speed of the\n"
+      "networks between them. docs/doctor.md describes each check.\n"
       "\n"
-      "Exit codes: 0, or 1 where something is a problem.");
+      "Exit codes: 0, or 1 if there is a problem.");
   command->callback([request, exit_code] { *exit_code = run::doctor(*request); });
 }
 

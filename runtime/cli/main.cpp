@@ -13,21 +13,21 @@ namespace {
 constexpr const char* kExamples = R"(examples:
   dtrain config check experiment.yaml          is the file right?
   dtrain launch experiment.yaml --dry-run      what would run where?
-  dtrain launch experiment.yaml                train, then say where the time went
+  dtrain launch experiment.yaml                train, then show where the time went
   dtrain launch experiment.yaml --set resources.slots_per_trial=2 --set searcher.max_length.epochs=1
-  dtrain slot list                             what can ranks run on?
-  dtrain launch experiment.yaml --detach       go on without this terminal
-  dtrain task list                             what runs, what waits, and for what?
+  dtrain slot list                             which slots are there, and which task holds them?
+  dtrain launch experiment.yaml --detach       train in the background, without this terminal
+  dtrain task list                             which tasks run, which wait, and for what?
   dtrain logs 7 -f                             follow the logs of run 0007
-  dtrain top 7                                 watch it: ranks, throughput, hosts
-  dtrain summary 7                             where its time went
-  dtrain analyze 7                             what to change, and what that will gain
+  dtrain top 7                                 watch the run: ranks, throughput, hosts
+  dtrain summary 7                             show where the time of the run went
+  dtrain analyze 7                             show what to change, and what that would gain
   dtrain diff 7 8                              did it get slower, or is it noise?
-  dtrain report 7                              the same with all charts, as one HTML file
-  dtrain trace 7                               what every rank did when, for ui.perfetto.dev
+  dtrain report 7                              write the report with all charts, one HTML file
+  dtrain trace 7                               write the time line of all ranks, for ui.perfetto.dev
 
-Runs are numbered under ./runs, tasks by the queue. Commands for runs take 7 or run:7, and task:127 for the run of a task;
-`dtrain task` takes 127 or task:127, and run:7 for the task of a run.
+Runs have numbers in ./runs; launches have task numbers. Commands for runs take 7 or run:7, and task:127 for the run of
+a task; `dtrain task` takes 127 or task:127, and run:7 for the task of a run.
 
 `dtrain COMMAND --help` shows more.)";
 
@@ -106,8 +106,7 @@ int carry_out(int argc, char** argv) {
   int exit_code = 0;
   CLI::App app{
       "dtrain trains a libtorch model data-parallel on the slots of this machine or a cluster, and shows where the "
-      "time "
-      "went.",
+      "time went.",
       "dtrain"};
   app.require_subcommand(1);
   using namespace dtrain::cli;

@@ -36,7 +36,7 @@ std::optional<std::string> why_output_was_lost() {
 int finish_output(int exit_code) {
   const auto lost = why_output_was_lost();
   if (!lost) return exit_code;
-  std::fprintf(stderr, "dtrain: %s\n  free space where it goes, or send it somewhere else\n", lost->c_str());
+  std::fprintf(stderr, "dtrain: %s\n  free disk space there, or redirect the output\n", lost->c_str());
   return exit_code == static_cast<int>(ExitCode::kDone) ? static_cast<int>(ExitCode::kRunFailed) : exit_code;
 }
 

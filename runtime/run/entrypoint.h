@@ -1,4 +1,4 @@
-// The program that carries out an experiment.
+// Finds the program that carries out an experiment.
 #pragma once
 
 #include <filesystem>
@@ -8,8 +8,8 @@
 
 namespace dtrain::run {
 
-// A name without a slash: beside the running dtrain, then in PATH. Other paths: relative to the experiment file.
-// ConfigError where it is not there, or cannot be executed.
+// A name without a slash: looked for beside the running dtrain, then in PATH. Other paths: relative to the experiment
+// file. ConfigError if there is no such program or it cannot be executed.
 std::filesystem::path find_entrypoint(const config::Experiment& experiment, const Variables& variables);
 
 }  // namespace dtrain::run

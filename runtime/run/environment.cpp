@@ -25,7 +25,7 @@ const std::string* find(const Variables& variables, const std::string& name) {
   return found == variables.end() ? nullptr : &found->second;
 }
 
-// One family of variables: which of them are set, and their values as numbers.
+// One family of environment variables: their values as texts and numbers, with errors that name the variable.
 class Family {
  public:
   Family(const Variables& variables, std::string first, std::string started_by)
@@ -68,10 +68,10 @@ class Family {
   std::string started_by_;
 };
 
-// Set by torchrun itself, not by those who set its other variables by hand.
+// Only torchrun itself sets it, not people who set its other variables by hand.
 constexpr const char* kRunOfTorchrun = "TORCHELASTIC_RUN_ID";
 
-// The first of `names` that is set; empty when none is.
+// The first of `names` that is set; empty if none is.
 template <std::size_t N>
 std::string first_set(const Variables& variables, const std::array<const char*, N>& names) {
   for (const char* name : names) {
@@ -115,8 +115,8 @@ RankEnvironment from_open_mpi(const Variables& variables, const std::string& fir
   return result;
 }
 
-// "2(x3),1": two tasks on each of the first three nodes, one on the fourth. What cannot be read is noticed when the
-// ranks meet and count.
+// "2(x3),1": two tasks on each of the first three nodes, one on the fourth. If the text cannot be read, compare_hosts()
+// reports the wrong count.
 int tasks_of_node(const std::string& text, int node, int local_rank) {
   for (const std::string& part : split(text, ',')) {
     int tasks = 0;
@@ -131,7 +131,7 @@ int tasks_of_node(const std::string& text, int node, int local_rank) {
 RankEnvironment from_slurm(const Variables& variables, const std::string& first) {
   const Family family(variables, first, "srun");
   RankEnvironment result{.started_by = "Slurm"};
-  // The step's own, or the job's where a Slurm does not tell; an error names the step's.
+  // The step's own variable, or the job's if this Slurm does not set the step's. An error names the step's.
   const auto of_step = [&](const char* step, const char* job) {
     return find(variables, step) || !find(variables, job) ? step : job;
   };
@@ -143,7 +143,7 @@ RankEnvironment from_slurm(const Variables& variables, const std::string& first)
   result.has_mpi = find(variables, "PMIX_NAMESPACE") != nullptr;
   const bool one_node = family.number(nodes, 1, 1'000'000) == 1;
   const std::string* tasks = find(variables, "SLURM_STEP_TASKS_PER_NODE");
-  // Not told: what is too few is noticed when the ranks meet and count.
+  // If Slurm does not set it, compare_hosts() reports a count that is too small.
   result.world.local_size = one_node ? result.world.size : result.world.local_rank + 1;
   if (!one_node && tasks && find(variables, "SLURM_NODEID")) {
     const int node = family.number("SLURM_NODEID", 0, 1'000'000);
@@ -161,11 +161,11 @@ RankEnvironment from_torchrun(const Variables& variables, const std::string& fir
   if (error_file) result.error_file = *error_file;
   if (find(variables, "LOCAL_RANK") || find(variables, "LOCAL_WORLD_SIZE")) {
     result.world = family.world("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE");
-  } else {  // only one host is possible then; that it is one is checked once the ranks have met
+  } else {  // only one host is possible then, which compare_hosts() checks
     result.world = family.world("RANK", "WORLD_SIZE", "RANK", "WORLD_SIZE");
   }
   if (result.world.size > 1) {
-    // Not connected to, for torchrun's own store may listen there; but of the jobs of one host only one can have it.
+    // torchrun's own store may listen at this address. The port identifies the job: a host has one job for each port.
     static_cast<void>(family.text("MASTER_ADDR"));
     const std::string* restart = find(variables, "TORCHELASTIC_RESTART_COUNT");
     result.job = "torch-" + (run ? *run : "none") + "-" + family.text("MASTER_PORT") + "-" + (restart ? *restart : "0");
@@ -192,7 +192,7 @@ LauncherContact read_launcher(const Variables& variables) {
   return contact;
 }
 
-// Its own, a folder, and closed to everyone else; a link is not followed.
+// Whether it is a folder of this user and closed to everyone else; a link is not followed.
 bool is_private_folder(const std::filesystem::path& path) {
   struct stat info {};
   return ::lstat(path.c_str(), &info) == 0 && S_ISDIR(info.st_mode) && info.st_uid == ::geteuid() &&
@@ -225,7 +225,7 @@ LaunchSecrets launch_secrets_of(const std::string& text) {
   const auto dot = text.find('.');
   LaunchSecrets secrets{.launch = text.substr(0, dot), .ranks = dot == std::string::npos ? "" : text.substr(dot + 1)};
   if (secrets.launch.empty() || secrets.ranks.empty()) {
-    throw ConfigError("the secret that the launcher has handed over is cut off", "start the run again");
+    throw ConfigError("the secret from the launcher is incomplete", "start the run again");
   }
   return secrets;
 }
@@ -236,10 +236,10 @@ RankEnvironment read_rank_environment(const Variables& variables) {
                             "DTRAIN_LAUNCHER_FD"};
   constexpr std::array kOpenMpi{"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
                                 "OMPI_COMM_WORLD_LOCAL_SIZE"};
-  // Not SLURM_PROCID: the script of sbatch has it too, but is no step.
+  // Not SLURM_PROCID: sbatch's script has it too, but is no step.
   constexpr std::array kSlurm{"SLURM_STEP_ID", "SLURM_STEP_NUM_TASKS", "SLURM_STEP_NUM_NODES"};
   constexpr std::array kTorchrun{"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"};
-  // Where torchrun itself set its variables, srun or mpirun may have started it, once a host.
+  // srun or mpirun may have started torchrun once on each host, so torchrun's own variables win over theirs.
   const bool is_torchrun = find(variables, kRunOfTorchrun) && !first_set(variables, kTorchrun).empty();
   if (const std::string first = first_set(variables, kOwn); !first.empty()) {
     result = from_dtrain(variables, first);

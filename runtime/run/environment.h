@@ -1,5 +1,5 @@
-// Who this process is among the ranks of a run, and where dtrain keeps its own files: everything that is read from
-// environment variables. No other file reads them. Plain values; any thread, but for set_process_variables().
+// What dtrain reads from environment variables: which rank of a run this process is, and where dtrain keeps its own
+// files. Plain values; any thread, except for the functions that change variables.
 #pragma once
 
 #include <cstdint>
@@ -18,36 +18,36 @@ namespace dtrain::run {
 
 using Variables = std::map<std::string, std::string>;
 
-// Those of this process.
+// The environment variables of this process.
 Variables process_variables();
-// Takes one out of them; what this process was started with can still be seen in /proc. Before other threads exist.
+// Removes a variable; /proc still shows it as the process was started. Called before other threads exist.
 void unset_process_variable(const std::string& name);
-// Adds to (or replaces in) them. Before other threads exist: they may be reading.
+// Adds or replaces variables. Called before other threads exist, because those may be reading them.
 void set_process_variables(const std::vector<std::pair<std::string, std::string>>& variables);
 
-// What `dtrain launch` hands to each rank, beside its place in the world.
+// What `dtrain launch` passes to each of its child ranks, besides the rank's place in the world.
 struct Handover {
   int link_fd = -1;  // the rank's end of the link to the launcher
   pid_t launcher_pid = 0;
   std::filesystem::path run_dir;     // exists, holds experiment.yaml and plan.json
-  std::filesystem::path rendezvous;  // the file that rank 0 writes its address and the secret into
+  std::filesystem::path rendezvous;  // the file into which rank 0 writes its address and the secret
   std::string agent_id;
   std::string agent_socket;
 };
 
-// What ranks prove with that they belong to a run: to the launcher, and to each other.
+// The secrets that prove that a rank belongs to a run: to the launcher, and to the other ranks.
 struct LaunchSecrets {
   std::string launch;
   std::string ranks;
 };
-// ConfigError where the text ("<launch>.<ranks>") is something else.
+// ConfigError if the text is not "<launch>.<ranks>".
 LaunchSecrets launch_secrets_of(const std::string& text);
 
-// How ranks that mpirun or srun starts for `dtrain launch` reach it.
+// How ranks that mpirun or srun starts for `dtrain launch` reach the launcher.
 struct LauncherContact {
   std::string address;
   std::uint16_t port = 0;
-  std::filesystem::path secret_file;  // on every host; empty: the secrets are here, where that could not be had
+  std::filesystem::path secret_file;  // on every host; empty: it could not be written there, and `secrets` is set
   LaunchSecrets secrets;
 };
 
@@ -56,11 +56,11 @@ struct RankEnvironment {
   // "dtrain launch", "Open MPI", "Slurm", "torchrun", "RANK and WORLD_SIZE", "DTRAIN_RANK and DTRAIN_WORLD_SIZE",
   // "nothing" (a single rank)
   std::string started_by;
-  std::string job;                   // what all ranks of the job, and no other job, share: names the rendezvous file
-  std::optional<Handover> handover;  // started by `dtrain launch` itself
-  std::optional<LauncherContact> launcher;  // started for it, by mpirun or srun
-  bool has_mpi = false;                     // MPI finds the other ranks: started by mpirun, or by srun with PMIx
-  std::string network_interface;     // DTRAIN_NETWORK_INTERFACE: a name or a network, between hosts; empty: found
+  std::string job;                   // what all ranks of the job, and no other job, share; names the rendezvous file
+  std::optional<Handover> handover;  // if `dtrain launch` itself started the rank
+  std::optional<LauncherContact> launcher;  // if mpirun or srun started the rank for it
+  bool has_mpi = false;                     // MPI connects the ranks: started by mpirun, or by srun with PMIx
+  std::string network_interface;     // DTRAIN_NETWORK_INTERFACE: a name or a network, between hosts; empty: chosen
   std::filesystem::path error_file;  // where torchrun looks for the cause of a failure; empty: nowhere
 
   // `dtrain launch` started this rank: as its own child, or through mpirun or srun.
@@ -68,38 +68,36 @@ struct RankEnvironment {
   bool is_child() const { return handover.has_value(); }
 };
 
-// dtrain's own variables come first, then those that torchrun itself has set, Open MPI's, Slurm's, and RANK/WORLD_SIZE
-// set by others; with none of them this is a single rank. docs/launching.md lists them. ConfigError names the variable
-// that is missing or what is wrong with its value.
+// dtrain's own variables come first, then torchrun's if torchrun itself has set them, Open MPI's, Slurm's, and
+// RANK/WORLD_SIZE set by others; without any of them this is a single rank. docs/launching.md lists them. ConfigError
+// names the variable that is missing or has a wrong value.
 RankEnvironment read_rank_environment(const Variables& variables);
 
-// The launcher's side of the same: what to set for a rank.
+// The launcher's side: the variables to set for a child rank.
 Variables rank_variables(const comm::World& world, const Handover& handover);
-// The same for ranks that others start; those say who each rank is.
+// The same for ranks that mpirun or srun starts, which set each rank's number themselves.
 Variables launcher_variables(const LauncherContact& launcher);
 
-// The slot of a rank on its agent, where the launcher divides the cores by slots (DTRAIN_SLOTS:
-// "0/2,1/2").
+// The slot of a rank on its agent, if the launcher divides the cores by slots (DTRAIN_SLOTS: "0/2,1/2").
 struct SlotOfRank {
   int index = 0;
   int slots = 1;
 };
 std::optional<SlotOfRank> slot_of_rank(const Variables& variables, int rank);
 
-// The folder for rendezvous files: private to this user (0700), made when missing. SystemError when it belongs to
-// somebody else or is open to others.
+// The folder for rendezvous files: private to this user (0700), made if missing. SystemError if it belongs to another
+// user or is open to others.
 std::filesystem::path private_folder(const Variables& variables);
 
-// Where dtrain remembers what it has found out (tuned plans): $XDG_CACHE_HOME/dtrain, else ~/.cache/dtrain. It need not
-// exist; empty: neither variable is an absolute path.
+// The folder for results that later runs use (tuned plans): $XDG_CACHE_HOME/dtrain, else ~/.cache/dtrain. It may not
+// exist yet. Empty: neither variable is an absolute path.
 std::filesystem::path cache_folder(const Variables& variables);
 
-// Where the ledger of tasks is: $DTRAIN_STATE_DIR, else $XDG_STATE_HOME/dtrain, else ~/.local/state/dtrain, else
-// (where none of them is set) private_folder(). It need not exist. ConfigError: DTRAIN_STATE_DIR is
-// not an absolute path.
+// The folder of the ledger: $DTRAIN_STATE_DIR, else $XDG_STATE_HOME/dtrain, else ~/.local/state/dtrain, else (none of
+// them is set) private_folder(). It may not exist yet. ConfigError: DTRAIN_STATE_DIR is not an absolute path.
 std::filesystem::path state_folder(const Variables& variables);
 
-// The file a program name without a slash stands for: beside `beside`, then in PATH. Empty: nowhere.
+// The file of a program's name without a slash: in the folder `beside`, else in PATH. Empty: there is none.
 std::filesystem::path find_program(const std::string& name, const std::filesystem::path& beside,
                                    const Variables& variables);
 

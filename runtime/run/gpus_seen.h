@@ -17,8 +17,8 @@ struct GpusSeen {
 
 inline constexpr std::chrono::seconds kGpuPatience{5};
 
-// Waits for the driver for kGpuPatience at most. Empty: it did not answer; the thread that asked is left behind until
-// the process ends.
+// Waits for the driver, at most for kGpuPatience. Empty: it did not answer; the thread that asked it remains until the
+// process ends.
 std::optional<GpusSeen> look_at_gpus();
 
 }  // namespace dtrain::run

@@ -28,7 +28,7 @@ std::string value_of(const Variables& variables, const std::string& name) {
   return found == variables.end() ? std::string() : found->second;
 }
 
-// The dynamic linker that started this process: it starts the ranks too.
+// The dynamic linker that started this process. It starts the ranks too.
 std::string dynamic_linker() {
   std::string result;
   ::dl_iterate_phdr(
@@ -38,7 +38,7 @@ std::string dynamic_linker() {
           if (header.p_type != PT_INTERP) continue;
           *static_cast<std::string*>(found) = reinterpret_cast<const char*>(info->dlpi_addr + header.p_vaddr);
         }
-        return 1;  // the first is the program
+        return 1;  // the first entry is the program
       },
       &result);
   return result;
@@ -55,8 +55,8 @@ std::string read_all(int fd) {
   }
 }
 
-// The libraries that `program` links, itself or through others, and that are found nowhere. None for a script or a
-// static program, which the linker does not know.
+// The libraries that `program` links, directly or indirectly, and that cannot be found. Empty for a script or a static
+// program, which the linker does not know.
 std::vector<std::string> missing_libraries(const fs::path& program, const std::string& library_path) {
   const std::string linker = dynamic_linker();
   if (linker.empty()) return {};
@@ -89,7 +89,7 @@ void check_libtorch(const fs::path& torch, const std::string& where) {
   if (!fs::is_regular_file(torch / "lib" / "libtorch_cpu.so", code)) {
     throw ConfigError(where + ": there is no lib/libtorch_cpu.so in " + torch.string(), kHowToGet);
   }
-  if (!fs::is_regular_file(torch / "version.py", code)) return;  // the archive without Python does not say
+  if (!fs::is_regular_file(torch / "version.py", code)) return;  // the archive without Python has no version
   const std::string text = read_file(torch / "version.py");
   std::smatch version;
   if (std::regex_search(text, version, std::regex("__version__ = '([0-9.]+)")) &&
@@ -100,8 +100,8 @@ void check_libtorch(const fs::path& torch, const std::string& where) {
   }
 }
 
-// Where dtrain-get-libtorch puts it: beside the installed libraries, or, where that cannot be written, under the user's
-// home.
+// Where dtrain-get-libtorch puts it: beside the installed libraries, or under the user's home if that folder cannot be
+// written.
 std::vector<fs::path> usual_places(const Variables& variables) {
   static const char inside_this_library = 0;
   const std::string data = value_of(variables, "XDG_DATA_HOME");

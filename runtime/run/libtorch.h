@@ -1,5 +1,5 @@
-// Whether a rank's program will find its libraries, libtorch before all, asked before a rank is started: the dynamic
-// linker alone would say it once per rank, without a word on what to do. Plain functions; the thread that launches.
+// Checks that a rank's program will find its libraries, above all libtorch, before a rank is started: the dynamic
+// linker alone would report it once for each rank and without a remedy. Plain functions; the thread that launches.
 #pragma once
 
 #include <filesystem>
@@ -9,9 +9,9 @@
 
 namespace dtrain::run {
 
-// The LD_LIBRARY_PATH that ranks running `program` need; empty: they need none beside what `variables` say. libtorch is
-// that of DTRAIN_LIBTORCH_DIR, else the one the program itself finds, else the one dtrain-get-libtorch got for this
-// user. ConfigError, with what to do, when a library is found nowhere or the libtorch is of another version.
+// The LD_LIBRARY_PATH that ranks running `program` need; empty: what `variables` set is enough. libtorch is that of
+// DTRAIN_LIBTORCH_DIR, else the one that the program itself finds, else the one that dtrain-get-libtorch has installed.
+// ConfigError with a remedy if a library cannot be found or libtorch has another version.
 std::string find_libraries(const std::filesystem::path& program, const Variables& variables);
 
 }  // namespace dtrain::run

@@ -45,7 +45,7 @@ Mock parse_mock(const std::vector<std::string>& words) {
     for (const std::string& name : split(list, ',')) mock.*find_word(name).member = true;
   }
   if (mock.train && (mock.loader || mock.comm)) {
-    throw ConfigError("--mock: train leaves out all but loading, so nothing goes with it",
+    throw ConfigError("--mock: train already leaves out everything but loading, so it cannot be combined",
                       "start one run with --mock train, and another with --mock loader,comm");
   }
   return mock;
@@ -66,7 +66,7 @@ Json to_json(const Mock& mock) {
 
 void check_mock(const Mock& mock, int world_size) {
   if (!mock.comm || world_size > 1) return;
-  throw ConfigError("--mock comm: one rank exchanges nothing that could be left out",
+  throw ConfigError("--mock comm: a run with one rank has no exchange to leave out",
                     "leave it out, or give the run more ranks (resources.slots_per_trial)");
 }
 

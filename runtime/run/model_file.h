@@ -1,4 +1,4 @@
-// What of a `model:` experiment can be checked before anything starts, without libtorch.
+// Checks of a `model:` experiment before anything starts, without libtorch.
 #pragma once
 
 namespace dtrain::config {
@@ -7,11 +7,11 @@ struct Experiment;
 
 namespace dtrain::run {
 
-// ConfigError when the experiment names a model file that is not there. Nothing for experiments with an entrypoint.
+// ConfigError if the experiment's model file does not exist. Does nothing for experiments with an entrypoint.
 void check_model_file(const config::Experiment& experiment);
 
-// ConfigError when a program is given an experiment of the other kind: dtrain-worker (`for_model`) one with an
-// entrypoint, any other program one with `model:`, which it would ignore.
+// ConfigError if a program gets an experiment of the other kind: dtrain-worker (`for_model`) one with an entrypoint,
+// any other program one with `model:`, which it would ignore.
 void check_kind(const config::Experiment& experiment, bool for_model);
 
 }  // namespace dtrain::run

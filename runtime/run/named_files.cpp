@@ -21,10 +21,10 @@ std::vector<std::string> find_missing_files(const config::Experiment& experiment
     missing.push_back(experiment.file.string() + ": " + key + ": there is no file " + file.string() +
                       "\n  a relative path is relative to the experiment file");
   };
-  const auto check_source = [&](const std::string& key, const config::DataSource& source) {
-    check_file(key + ".features", source.features);
-    check_file(key + ".target", source.target);
-    check_file(key + ".file", source.file);
+  const auto check_source = [&](const std::string& section, const data::Source& source) {
+    for (const data::SourceKey& key : data::source_keys(experiment.model->data.format)) {
+      if (key.is_file) check_file(section + "." + key.name, source.at(key.name));
+    }
   };
   try_to([&] { find_entrypoint(experiment, process_variables()); });
   try_to([&] { check_model_file(experiment); });

@@ -208,7 +208,7 @@ class Run {
           team_of_.at(name)->steps(samples, name + " " + std::to_string(bytes) + " " + std::to_string(repeats));
       return {taken.begin(), taken.end()};
     } catch (...) {
-      std::cerr << std::ifstream(log_path()).rdbuf();
+      bench::show_log(log_path());
       throw;
     }
   }

@@ -168,7 +168,7 @@ int main(int argc, char** argv) try {
       for (const auto& [name, value] : result.items()) std::cout << name << " " << value << "\n";
     }
   } catch (...) {
-    std::cerr << std::ifstream(scratch.path() / "log").rdbuf();
+    bench::show_log(scratch.path() / "log");
     throw;
   }
   return 0;

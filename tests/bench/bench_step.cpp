@@ -179,7 +179,7 @@ class Run {
               : name == "compute" ? compute_.steps(steps)
                                   : ddp_.steps(steps, name == "ddp" ? "default" : "fused");
     } catch (...) {
-      std::cerr << std::ifstream(log_).rdbuf();
+      bench::show_log(log_);
       throw;
     }
     if (times) {

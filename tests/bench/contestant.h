@@ -43,6 +43,9 @@ class Contestant {
   std::vector<std::string> pending_;
 };
 
+// Copies what the contestants have printed to standard error.
+void show_log(const std::filesystem::path& file);
+
 double median_of(std::vector<double> values);
 
 }  // namespace dtrain::bench

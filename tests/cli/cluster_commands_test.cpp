@@ -80,6 +80,32 @@ TEST(Launch, SaysThatGpusAreNotUsed) {
   EXPECT_EQ(count_of(alone.out() + alone.err(), warning), 1) << alone.out() << alone.err();
 }
 
+TEST(Launch, SaysWhichRulesOfGpusHaveNoEffectOnCpus) {
+  const TestRun run({.slots = 1, .batches = 2});
+  const std::string warning =
+      "profiling.rules.LoadBalancing and profiling.rules.GPUTemperature have no effect: the trial runs on CPUs";
+  const std::vector<std::string> set{"--set", "profiling.rules.GPUTemperature.margin=3",
+                                     "--set", "profiling.rules.LoadBalancing.threshold=0.5",
+                                     "--set", "profiling.rules.GPUMemoryFull.threshold=95",  // the default
+                                     "--set", "profiling.rules.IOBottleneck.gpu_threshold=20"};
+  std::vector<std::string> words{"launch", run.experiment(), "--run-dir", run.run_dir()};
+  words.insert(words.end(), set.begin(), set.end());
+  const Result launched = dtrain(run, words);
+  EXPECT_EQ(launched.code, 0) << launched.err;
+  EXPECT_EQ(count_of(launched.out + launched.err, warning), 1) << launched.out << launched.err;
+  EXPECT_THAT(launched.err, HasSubstr("dtrain: warning: " + warning));
+  EXPECT_THAT(read_json(run.run_dir() / "plan.json").at("warnings").dump(), HasSubstr(warning));
+  EXPECT_THAT(dtrain(run, {"launch", run.experiment(), "--dry-run"}).err, Not(HasSubstr("profiling.rules")));
+
+  // A rank without a launcher writes it to its own log.
+  fs::create_directories(run.folder() / "alone");
+  std::vector<std::string> rank{rank_program(), run.experiment(), "--run-dir", run.folder() / "alone" / "run"};
+  rank.insert(rank.end(), set.begin(), set.end());
+  Command alone(run.folder() / "alone", rank);
+  EXPECT_EQ(alone.wait().code, 0) << alone.err();
+  EXPECT_EQ(count_of(alone.out() + alone.err(), warning), 1) << alone.out() << alone.err();
+}
+
 TEST(Lists, AgentsOfAClusterFile) {
   const TestRun run;
   const std::string file = run.folder() / "mine.yaml";

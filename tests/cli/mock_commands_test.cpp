@@ -53,8 +53,8 @@ TEST(Mock, WordsThatMakeNoSenseAreRefused) {
   };
   EXPECT_THAT(refused("network"),
               HasSubstr("there is no 'network'\n  it is one of loader, train, comm, or loader,comm"));
-  EXPECT_THAT(refused("train,loader"), HasSubstr("nothing goes with it"));
-  EXPECT_THAT(refused("comm"), HasSubstr("one rank exchanges nothing"));
+  EXPECT_THAT(refused("train,loader"), HasSubstr("it cannot be combined"));
+  EXPECT_THAT(refused("comm"), HasSubstr("a run with one rank has no exchange to leave out"));
 }
 
 TEST(Mock, RanksThatDriftApartAreWaitedForLongerThanATimeout) {
@@ -173,7 +173,7 @@ TEST(Verify, NeedsTheRunAsItWasLaunched) {
   std::ofstream(run.experiment(), std::ios::app) << "# another\n";
   EXPECT_THAT(refused("./plain"), HasSubstr("has changed since"));
   fs::remove(run.experiment());
-  EXPECT_THAT(refused("./plain"), HasSubstr("its experiment file is not here"));
+  EXPECT_THAT(refused("./plain"), HasSubstr("its experiment file does not exist here"));
   EXPECT_EQ(dtrain(run, {"what-if", "./plain", "--steps", "20"}).code, 2) << "without --verify";
   EXPECT_EQ(dtrain(run, {"what-if", "./plain", "--verify", "--steps", "3"}).code, 2);
 }

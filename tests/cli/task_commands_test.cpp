@@ -73,7 +73,7 @@ TEST_F(Queue, ATaskAndItsRunAreFoundByEitherNumber) {
   for (const char* task : {"2", "task:2", "run:1", "run:test"}) {
     EXPECT_EQ(Json::parse(said({"task", "show", task, "--json"})).at("id"), 2) << task;
     EXPECT_THAT(said({"task", "wait", task}), HasSubstr("task 2 done")) << task;
-    EXPECT_THAT(said({"task", "kill", task}), HasSubstr("task 2 had ended: done")) << task;
+    EXPECT_THAT(said({"task", "kill", task}), HasSubstr("task 2 has already ended: done")) << task;
   }
   for (const char* run : {"1", "run:1", "task:2", "test"}) {
     EXPECT_THAT(said({"logs", run, "--rank", "0"}), HasSubstr("batch 20")) << run;
@@ -119,7 +119,7 @@ TEST_F(Queue, TheSecondWaitsBehindTheFirstAndThenTrains) {
   EXPECT_EQ(shown.at("claim"), Json::parse(R"([{"agent": "here", "slots": [0, 1]}])"));
   EXPECT_EQ(shown.at("exit_code"), 0);
   EXPECT_THAT(task({"list", "--active", "--json"}).out, "[]\n");
-  EXPECT_THAT(task({"kill", "2"}).out, HasSubstr("had ended: done (exit code 0)"));
+  EXPECT_THAT(task({"kill", "2"}).out, HasSubstr("has already ended: done (exit code 0)"));
 }
 
 TEST_F(Queue, PrioritiesDecideWhoIsNext) {
@@ -253,8 +253,7 @@ TEST_F(Queue, WithoutAClusterFileMoreSlotsThanCoresRunAlone) {
   ASSERT_TRUE(eventually([&] { return many->says("batch 3"); })) << many->err();
   EXPECT_THAT(many->err(), HasSubstr("warning"));
   const auto one = undeclared("1");
-  EXPECT_TRUE(eventually([&] { return one->says("declare more of them, in cluster.yaml"); }))
-      << one->out() << one->err();
+  EXPECT_TRUE(eventually([&] { return one->says("declare more slots in cluster.yaml"); })) << one->out() << one->err();
   many->kill(SIGTERM);
   EXPECT_EQ(one->wait().code, 0) << one->err();
 }

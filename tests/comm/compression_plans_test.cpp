@@ -17,10 +17,9 @@ using test::kShapes;
 using test::Model;
 using test::values;
 
-CompressionOptions options_for(Compression kind) {
+CompressionOptions options_for(const Compression& codec) {
   CompressionOptions options;
-  options.kind = kind;
-  options.ratio = 0.05;
+  options.codec = codec_maker(codec);
   options.compared_steps = 1;
   return options;
 }
@@ -29,7 +28,7 @@ struct PlanCase {
   std::string backend;
   int ranks;
   int batches;
-  Compression kind;
+  Compression codec;
 };
 
 class Plans : public testing::TestWithParam<PlanCase> {};
@@ -45,7 +44,7 @@ TEST_P(Plans, EveryOneGivesTheSameBits) {
     std::vector<std::vector<float>> first;
     for (std::size_t p = 0; p < plans.size(); ++p) {
       Model model(comm, kShapes, one.batches);
-      GradientCompressor compressor(options_for(one.kind), model.tensors, comm);
+      GradientCompressor compressor(options_for(one.codec), model.tensors, comm);
       for (int step = 0; step < kSteps; ++step) {
         fill(model, comm.rank(), step);
         for (float& v : model.of(0)) v *= 1e-8f;  // a matrix and a vector that float16 cannot hold
@@ -67,19 +66,20 @@ TEST_P(Plans, EveryOneGivesTheSameBits) {
 
 std::vector<PlanCase> plan_cases() {
   std::vector<PlanCase> all;
-  for (const Compression kind : {Compression::kNone, Compression::kFp16, Compression::kBf16, Compression::kInt8,
-                                 Compression::kPowerSgd, Compression::kTopK}) {
-    all.push_back({"thread", 2, 1, kind});
-    all.push_back({"thread", 2, 3, kind});
-    all.push_back({"thread", 3, 1, kind});
-    all.push_back({"shm", 3, 5, kind});
+  const std::vector<Compression> codecs{
+      NoCompression(), Fp16(), Bf16(), Int8(), PowerSgd{.rank = 4, .warmup_steps = 0}, TopK{.ratio = 0.05}};
+  for (const Compression& codec : codecs) {
+    all.push_back({"thread", 2, 1, codec});
+    all.push_back({"thread", 2, 3, codec});
+    all.push_back({"thread", 3, 1, codec});
+    all.push_back({"shm", 3, 5, codec});
   }
   return all;
 }
 
 INSTANTIATE_TEST_SUITE_P(All, Plans, testing::ValuesIn(plan_cases()), [](const auto& info) {
   return info.param.backend + std::to_string(info.param.ranks) + "x" + std::to_string(info.param.batches) +
-         std::string(name_of(info.param.kind));
+         (*word_of(info.param.codec) ? word_of(info.param.codec) : "none");
 });
 
 void on_three(const std::function<void(Communicator&)>& fn) {
@@ -100,7 +100,7 @@ const std::vector<test::Shape> kThree = {{40, 30}, {517, 1}, {300, 2}};
 TEST(SmallGradients, ArriveInTheSum) {
   on_three([](Communicator& comm) {
     Model model(comm, kThree);
-    GradientCompressor compressor(options_for(Compression::kFp16), model.tensors, comm);
+    GradientCompressor compressor(options_for(Fp16()), model.tensors, comm);
     constexpr int kSteps = 300;
     std::vector<double> sum(values(model).size());
     std::int64_t compressed = 0;
@@ -124,7 +124,7 @@ TEST(SmallGradients, ArriveInTheSum) {
 TEST(SmallGradients, WhatIsOwedIsPartOfTheState) {
   on_three([](Communicator& comm) {
     Model model(comm, kThree);
-    GradientCompressor whole(options_for(Compression::kFp16), model.tensors, comm);
+    GradientCompressor whole(options_for(Fp16()), model.tensors, comm);
     std::vector<std::vector<float>> results;
     std::vector<CompressionState> state;
     constexpr int kSteps = 12;
@@ -135,7 +135,7 @@ TEST(SmallGradients, WhatIsOwedIsPartOfTheState) {
       model.exchange(whole);
       results.push_back(values(model));
     }
-    GradientCompressor restored(options_for(Compression::kFp16), model.tensors, comm);
+    GradientCompressor restored(options_for(Fp16()), model.tensors, comm);
     restored.load_state(state);
     for (int step = kSaved; step < kSteps; ++step) {
       fill_small_ones(model, step);
@@ -149,7 +149,7 @@ TEST(SmallGradients, WhatIsOwedIsPartOfTheState) {
 TEST(SmallGradients, OthersAreRoundedOnce) {
   on_three([](Communicator& comm) {
     Model model(comm, kThree);
-    CompressionOptions options = options_for(Compression::kFp16);
+    CompressionOptions options = options_for(Fp16());
     options.compared_steps = 0;
     GradientCompressor often(options, model.tensors, comm);
     for (int step = 0; step < 5; ++step) {

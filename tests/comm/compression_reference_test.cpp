@@ -114,12 +114,13 @@ void reference_top_k(double ratio, ReferenceTensor& tensor, const ReferenceScale
 // What one run of steps is made of; the same on all ranks.
 struct ReferenceSetting {
   std::vector<test::Shape> shapes;
-  CompressionOptions options;
+  Compression codec;
   int batches = 1;
   std::uint32_t seed = 0;
 };
 
-ReferenceSetting random_setting(Compression kind, std::uint32_t seed) {
+// `codec`: which; its settings are drawn.
+ReferenceSetting random_setting(const Compression& codec, std::uint32_t seed) {
   std::mt19937 random(seed);
   const auto up_to = [&](std::uint32_t n) { return 1 + random() % n; };
   ReferenceSetting setting;
@@ -129,10 +130,11 @@ ReferenceSetting random_setting(Compression kind, std::uint32_t seed) {
     const bool vector = random() % 3 == 0;
     setting.shapes.push_back({up_to(vector ? 700 : 60), vector ? 1 : up_to(60)});
   }
-  setting.options.kind = kind;
-  setting.options.ratio = std::array{0.01, 0.1, 0.37, 1.0}[random() % 4];
-  setting.options.rank = static_cast<int>(up_to(5));
-  setting.options.seed = seed;
+  setting.codec = codec;
+  const double ratio = std::array{0.01, 0.1, 0.37, 1.0}[random() % 4];
+  const auto rank = static_cast<int>(up_to(5));
+  if (auto* const top_k = std::get_if<TopK>(&setting.codec)) top_k->ratio = ratio;
+  if (auto* const power_sgd = std::get_if<PowerSgd>(&setting.codec)) *power_sgd = {rank, 0};
   setting.batches = static_cast<int>(up_to(4));
   return setting;
 }
@@ -177,27 +179,22 @@ class Reference {
   void exchange(double scale) {
     const ReferenceScales scales{scale, world_};
     for (ReferenceTensor& tensor : tensors_) {
-      switch (setting_.options.kind) {
-        case Compression::kFp16:
-          reference_narrow(DataType::kFloat16, tensor, scales);
-          break;
-        case Compression::kBf16:
-          reference_narrow(DataType::kBfloat16, tensor, scales);
-          break;
-        case Compression::kInt8:
-          reference_int8(tensor, scales);
-          break;
-        case Compression::kTopK:
-          reference_top_k(setting_.options.ratio, tensor, scales);
-          break;
-        default:
-          reference_plain(tensor, scales);
+      if (is<Fp16>()) {
+        reference_narrow(DataType::kFloat16, tensor, scales);
+      } else if (is<Bf16>()) {
+        reference_narrow(DataType::kBfloat16, tensor, scales);
+      } else if (is<Int8>()) {
+        reference_int8(tensor, scales);
+      } else if (const auto* const top_k = std::get_if<TopK>(&setting_.codec)) {
+        reference_top_k(top_k->ratio, tensor, scales);
+      } else {
+        reference_plain(tensor, scales);
       }
     }
   }
   void not_applied(std::size_t t) {
     ReferenceTensor& tensor = tensors_[t];
-    if (setting_.options.kind == Compression::kInt8 || setting_.options.kind == Compression::kTopK) {
+    if (is<Int8>() || is<TopK>()) {
       for (Floats& residual : tensor.residuals) {
         for (std::size_t i = 0; i < residual.size(); ++i) residual[i] += tensor.result[i];
       }
@@ -207,6 +204,11 @@ class Reference {
   ReferenceTensor& of(std::size_t t) { return tensors_[t]; }
 
  private:
+  template <class Settings>
+  bool is() const {
+    return std::holds_alternative<Settings>(setting_.codec);
+  }
+
   const ReferenceSetting& setting_;
   std::size_t world_;
   std::vector<ReferenceTensor> tensors_;
@@ -221,7 +223,7 @@ const Floats* residual_in(const std::vector<CompressionState>& state, const std:
 
 struct ReferenceCase {
   int ranks;
-  Compression kind;
+  Compression codec;
 };
 
 class AgainstAReference : public testing::TestWithParam<ReferenceCase> {
@@ -231,9 +233,12 @@ class AgainstAReference : public testing::TestWithParam<ReferenceCase> {
   void run(std::uint32_t seeds, const Check& check) {
     test::run_communicator_ranks(test::TestWorld(GetParam().ranks), "thread", [&](Communicator& comm) {
       for (std::uint32_t seed = 1; seed <= seeds; ++seed) {
-        const ReferenceSetting setting = random_setting(GetParam().kind, seed);
+        const ReferenceSetting setting = random_setting(GetParam().codec, seed);
         test::Model model(comm, setting.shapes, setting.batches);
-        GradientCompressor compressor(setting.options, model.tensors, comm);
+        CompressionOptions options;
+        options.codec = codec_maker(setting.codec);
+        options.seed = seed;
+        GradientCompressor compressor(options, model.tensors, comm);
         Reference reference(setting, static_cast<std::size_t>(comm.world_size()));
         std::mt19937 random(seed + 100);
         for (int step = 0; step < 6; ++step) {
@@ -283,14 +288,14 @@ TEST_P(Formulas, EveryBitIsTheirs) {
 
 std::vector<ReferenceCase> formula_cases() {
   std::vector<ReferenceCase> all;
-  for (const Compression kind :
-       {Compression::kNone, Compression::kFp16, Compression::kBf16, Compression::kInt8, Compression::kTopK}) {
-    for (const int ranks : {2, 3, 5}) all.push_back({ranks, kind});
+  for (const Compression& codec : std::vector<Compression>{NoCompression(), Fp16(), Bf16(), Int8(), TopK()}) {
+    for (const int ranks : {2, 3, 5}) all.push_back({ranks, codec});
   }
   return all;
 }
 INSTANTIATE_TEST_SUITE_P(All, Formulas, testing::ValuesIn(formula_cases()), [](const auto& info) {
-  return std::string(name_of(info.param.kind)) + std::to_string(info.param.ranks);
+  const std::string word = word_of(info.param.codec);
+  return (word.empty() ? "none" : word) + std::to_string(info.param.ranks);
 });
 
 class LowRank : public AgainstAReference {};
@@ -334,9 +339,8 @@ TEST_P(LowRank, NothingIsLost) {
 }
 
 INSTANTIATE_TEST_SUITE_P(All, LowRank,
-                         testing::Values(ReferenceCase{2, Compression::kPowerSgd},
-                                         ReferenceCase{3, Compression::kPowerSgd},
-                                         ReferenceCase{5, Compression::kPowerSgd}),
+                         testing::Values(ReferenceCase{2, PowerSgd()}, ReferenceCase{3, PowerSgd()},
+                                         ReferenceCase{5, PowerSgd()}),
                          [](const auto& info) { return "powersgd" + std::to_string(info.param.ranks); });
 
 }  // namespace

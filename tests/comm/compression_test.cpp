@@ -52,17 +52,19 @@ void expect_same_everywhere(Communicator& comm, const std::vector<float>& mine) 
   }
 }
 
-CompressionOptions options(Compression kind) {
+const PowerSgd kPowerSgd{.rank = 4, .warmup_steps = 0};
+const TopK kTopK{.ratio = 0.05};
+
+CompressionOptions options(const Compression& codec) {
   CompressionOptions result;
-  result.kind = kind;
-  result.ratio = 0.05;
+  result.codec = codec_maker(codec);
   return result;
 }
 
 struct Case {
   std::string backend;
   int ranks;
-  Compression kind;
+  Compression codec;
 };
 
 class Codecs : public testing::TestWithParam<Case> {
@@ -70,23 +72,27 @@ class Codecs : public testing::TestWithParam<Case> {
   void run(const std::function<void(Communicator&)>& fn) {
     test::run_communicator_ranks(TestWorld(GetParam().ranks), GetParam().backend, fn);
   }
-  Compression kind() const { return GetParam().kind; }
+  const Compression& codec() const { return GetParam().codec; }
+  template <class Settings>
+  bool is() const {
+    return std::holds_alternative<Settings>(codec());
+  }
   // Of all values; fp16 keeps small ones alone.
-  bool has_feedback() const { return kind() != Compression::kFp16 && kind() != Compression::kBf16; }
+  bool has_feedback() const { return !is<Fp16>() && !is<Bf16>(); }
 };
 
 TEST_P(Codecs, ResultsAreCloseAndTheSameEverywhere) {
   run([&](Communicator& comm) {
     Model model(comm, kShapes);
-    GradientCompressor compressor(options(kind()), model.tensors, comm);
-    const double limit = kind() == Compression::kFp16 ? 6e-4 : kind() == Compression::kBf16 ? 5e-3 : 0.01;
+    GradientCompressor compressor(options(codec()), model.tensors, comm);
+    const double limit = is<Fp16>() ? 6e-4 : is<Bf16>() ? 5e-3 : 0.01;
     for (int step = 0; step < 6; ++step) {
       fill(model, comm.rank(), step);
       const auto want = mean_of(comm, values(model));
       model.exchange(compressor, 1 + static_cast<std::size_t>(step) % 4, step % 2 == 1);  // cut anew each time
       const auto got = values(model);
       expect_same_everywhere(comm, got);
-      if (kind() == Compression::kInt8 || !has_feedback()) {
+      if (is<Int8>() || !has_feedback()) {
         EXPECT_LT(distance(want, got), limit) << "step " << step;
       }
     }
@@ -105,7 +111,7 @@ TEST_P(Codecs, ResultsAreCloseAndTheSameEverywhere) {
 TEST_P(Codecs, NothingIsLostOverManySteps) {
   run([&](Communicator& comm) {
     Model model(comm, kShapes);
-    GradientCompressor compressor(options(kind()), model.tensors, comm);
+    GradientCompressor compressor(options(codec()), model.tensors, comm);
     std::vector<double> want, got;
     constexpr int kSteps = 120;
     for (int step = 0; step < kSteps; ++step) {
@@ -127,7 +133,7 @@ TEST_P(Codecs, NothingIsLostOverManySteps) {
 TEST_P(Codecs, AQuadraticReachesItsOptimum) {
   run([&](Communicator& comm) {
     Model model(comm, {{24, 32}, {24, 1}});
-    GradientCompressor compressor(options(kind()), model.tensors, comm);
+    GradientCompressor compressor(options(codec()), model.tensors, comm);
     fill(model, comm.rank(), 3);
     const auto target = values(model);
     const auto optimum = mean_of(comm, target);
@@ -156,7 +162,7 @@ TEST_P(Codecs, WhatIsNotFiniteReachesEveryoneAndIsForgotten) {
     for (const float bad : {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity(),
                             -std::numeric_limits<float>::infinity()}) {
       Model model(comm, kShapes);
-      GradientCompressor compressor(options(kind()), model.tensors, comm);
+      GradientCompressor compressor(options(codec()), model.tensors, comm);
       for (int step = 0; step < 4; ++step) {
         fill(model, comm.rank(), step);
         if (step == 1 && comm.rank() == comm.world_size() - 1) {
@@ -179,7 +185,7 @@ TEST_P(Codecs, WhatIsNotFiniteReachesEveryoneAndIsForgotten) {
 TEST_P(Codecs, ZerosStayZerosAndDoNotStick) {
   run([&](Communicator& comm) {
     Model model(comm, kShapes);
-    GradientCompressor compressor(options(kind()), model.tensors, comm);
+    GradientCompressor compressor(options(codec()), model.tensors, comm);
     for (int step = 0; step < 3; ++step) {
       std::memset(model.data(), 0, model.count() * sizeof(float));
       model.exchange(compressor);
@@ -205,8 +211,8 @@ TEST_P(Codecs, ZerosStayZerosAndDoNotStick) {
 TEST_P(Codecs, RestoredStateGoesOnBitForBit) {
   run([&](Communicator& comm) {
     Model model(comm, kShapes);
-    CompressionOptions with = options(kind());
-    with.warmup_steps = kind() == Compression::kPowerSgd ? 2 : 0;
+    CompressionOptions with = options(codec());
+    with.codec.warmup_steps = is<PowerSgd>() ? 2 : 0;
     with.compared_steps = 2;
     GradientCompressor whole(with, model.tensors, comm);
     std::vector<std::vector<float>> results;
@@ -241,10 +247,10 @@ TEST_P(Codecs, RestoredStateGoesOnBitForBit) {
 
 // A gradient that the optimizer does not use must not be lost: what was taken from the error feedback goes back.
 TEST_P(Codecs, WhatWasNotAppliedComesBack) {
-  if (kind() == Compression::kBf16) GTEST_SKIP() << "has no error feedback";
+  if (is<Bf16>()) GTEST_SKIP() << "has no error feedback";
   run([&](Communicator& comm) {
     Model model(comm, kShapes);
-    GradientCompressor compressor(options(kind()), model.tensors, comm);
+    GradientCompressor compressor(options(codec()), model.tensors, comm);
     fill(model, comm.rank(), 5);
     const auto want = mean_of(comm, values(model));
     model.exchange(compressor);
@@ -264,23 +270,22 @@ TEST_P(Codecs, WhatWasNotAppliedComesBack) {
         add();
       }
     }
-    EXPECT_LT(distance(want, got), kind() == Compression::kPowerSgd ? 0.6 : 1e-3);
+    EXPECT_LT(distance(want, got), is<PowerSgd>() ? 0.6 : 1e-3);
   });
 }
 
 std::vector<Case> cases() {
   std::vector<Case> all;
-  for (const Compression kind :
-       {Compression::kFp16, Compression::kBf16, Compression::kInt8, Compression::kPowerSgd, Compression::kTopK}) {
-    for (const int ranks : {2, 3}) all.push_back({"thread", ranks, kind});
-    all.push_back({"shm", 2, kind});
+  for (const Compression& codec : std::vector<Compression>{Fp16(), Bf16(), Int8(), kPowerSgd, kTopK}) {
+    for (const int ranks : {2, 3}) all.push_back({"thread", ranks, codec});
+    all.push_back({"shm", 2, codec});
   }
-  all.push_back({"shm", 4, Compression::kPowerSgd});
+  all.push_back({"shm", 4, kPowerSgd});
   return all;
 }
 
 INSTANTIATE_TEST_SUITE_P(All, Codecs, testing::ValuesIn(cases()), [](const auto& info) {
-  return info.param.backend + std::to_string(info.param.ranks) + std::string(name_of(info.param.kind));
+  return info.param.backend + std::to_string(info.param.ranks) + word_of(info.param.codec);
 });
 
 void on(int ranks, const std::function<void(Communicator&)>& fn) {
@@ -290,7 +295,7 @@ void on(int ranks, const std::function<void(Communicator&)>& fn) {
 TEST(Float16, SumsOfLargeValuesDoNotOverflow) {
   on(3, [](Communicator& comm) {
     Model model(comm, {{10, 10}});
-    GradientCompressor compressor(options(Compression::kFp16), model.tensors, comm);
+    GradientCompressor compressor(options(Fp16()), model.tensors, comm);
     for (float& v : model.of(0)) v = 60000.0f;
     model.exchange(compressor);
     for (const float v : model.of(0)) EXPECT_NEAR(v, 60000.0f, 40.0f);
@@ -306,7 +311,7 @@ TEST(Float16, SumsOfLargeValuesDoNotOverflow) {
   });
   on(2, [](Communicator& comm) {
     Model model(comm, {{9, 1}});
-    GradientCompressor compressor(options(Compression::kBf16), model.tensors, comm);
+    GradientCompressor compressor(options(Bf16()), model.tensors, comm);
     for (float& v : model.of(0)) v = 3.4e38f;
     model.exchange(compressor);
     for (const float v : model.of(0)) EXPECT_TRUE(std::isfinite(v)) << v;
@@ -318,13 +323,13 @@ TEST(Float16, RoundsToNearestEven) {
     Model model(comm, {{4, 1}});
     const std::vector<float> in = {1 + 0x1p-11f, 1 + 3 * 0x1p-11f, 1 + 0x1p-11f + 0x1p-20f, 0x1p-25f};
     const std::vector<float> half = {1, 1 + 0x1p-9f, 1 + 0x1p-10f, 0};
-    for (const auto kind : {Compression::kFp16, Compression::kBf16}) {
-      GradientCompressor compressor(options(kind), model.tensors, comm);
+    for (const bool float16 : {true, false}) {
+      GradientCompressor compressor(float16 ? options(Fp16()) : options(Bf16()), model.tensors, comm);
       for (std::size_t i = 0; i < 4; ++i) model.of(0)[i] = in[i] * 2;  // scaled by 1/2
       model.of(0)[3] = in[3];
-      if (kind == Compression::kBf16) model.of(0)[0] = 2 * (1 + 0x1p-8f), model.of(0)[1] = 2 * (1 + 3 * 0x1p-8f);
+      if (!float16) model.of(0)[0] = 2 * (1 + 0x1p-8f), model.of(0)[1] = 2 * (1 + 3 * 0x1p-8f);
       model.exchange(compressor);
-      if (kind == Compression::kFp16) {
+      if (float16) {
         for (std::size_t i = 0; i < 4; ++i) EXPECT_EQ(model.of(0)[i], 2 * half[i]) << i;
       } else {
         EXPECT_EQ(model.of(0)[0], 2.0f);
@@ -337,9 +342,7 @@ TEST(Float16, RoundsToNearestEven) {
 TEST(PowerSgd, VectorsAndSmallMatricesAreExactAndLowRankIsFound) {
   on(2, [](Communicator& comm) {
     Model model(comm, {{100, 80}, {80, 1}, {5, 6}});
-    CompressionOptions with = options(Compression::kPowerSgd);
-    with.rank = 2;
-    GradientCompressor compressor(with, model.tensors, comm);
+    GradientCompressor compressor(options(PowerSgd{.rank = 2, .warmup_steps = 0}), model.tensors, comm);
     for (int step = 0; step < 3; ++step) {
       fill(model, comm.rank(), step);
       for (std::size_t i = 0; i < 100; ++i) {  // of rank 1 on each rank, the same columns on both
@@ -362,9 +365,7 @@ TEST(PowerSgd, VectorsAndSmallMatricesAreExactAndLowRankIsFound) {
 TEST(PowerSgd, WarmsUpUncompressed) {
   on(2, [](Communicator& comm) {
     Model model(comm, {{100, 80}});
-    CompressionOptions with = options(Compression::kPowerSgd);
-    with.warmup_steps = 3;
-    GradientCompressor compressor(with, model.tensors, comm);
+    GradientCompressor compressor(options(PowerSgd{.rank = 4, .warmup_steps = 3}), model.tensors, comm);
     for (int step = 0; step < 5; ++step) {
       fill(model, comm.rank(), step);
       const auto want = mean_of(comm, values(model));
@@ -380,7 +381,7 @@ TEST(PowerSgd, WarmsUpUncompressed) {
 TEST(TopK, SendsTheLargestAndOfEqualOnesTheFirst) {
   on(2, [](Communicator& comm) {
     Model model(comm, {{10, 10}});
-    GradientCompressor compressor(options(Compression::kTopK), model.tensors, comm);  // 5 of 100
+    GradientCompressor compressor(options(kTopK), model.tensors, comm);  // 5 of 100
     for (float& v : model.of(0)) v = 1;
     model.of(0)[50] = -7;
     model.of(0)[70] = 3;
@@ -395,7 +396,7 @@ TEST(TopK, SendsTheLargestAndOfEqualOnesTheFirst) {
 TEST(Compressor, OneRankAndFloat64TravelAsTheyAre) {
   on(1, [](Communicator& comm) {
     Model model(comm, kShapes);
-    GradientCompressor compressor(options(Compression::kTopK), model.tensors, comm);
+    GradientCompressor compressor(options(kTopK), model.tensors, comm);
     fill(model, 0, 1);
     const auto before = values(model);
     EXPECT_FALSE(compressor.compressing());
@@ -405,9 +406,9 @@ TEST(Compressor, OneRankAndFloat64TravelAsTheyAre) {
   on(2, [](Communicator& comm) {
     const auto buffer = comm.allocate(64 * sizeof(double));
     auto* const data = reinterpret_cast<double*>(buffer->bytes().data());
-    for (const auto kind : {Compression::kFp16, Compression::kInt8, Compression::kPowerSgd, Compression::kTopK}) {
+    for (const Compression& codec : std::vector<Compression>{Fp16(), Int8(), kPowerSgd, kTopK}) {
       for (int i = 0; i < 64; ++i) data[i] = 1.0 / (3 + i + comm.rank());
-      GradientCompressor compressor(options(kind), {{"d", data, 64, 8, 8, DataType::kFloat64}}, comm);
+      GradientCompressor compressor(options(codec), {{"d", data, 64, 8, 8, DataType::kFloat64}}, comm);
       const std::vector<std::size_t> tensors = {0};
       compressor.exchange({tensors, data, 64, DataType::kFloat64, 0}, 0.5).wait();
       compressor.end_step();
@@ -417,14 +418,12 @@ TEST(Compressor, OneRankAndFloat64TravelAsTheyAre) {
 }
 
 TEST(Compressor, OptionsThatMakeNoSense) {
-  on(2, [](Communicator& comm) {
-    CompressionOptions bad = options(Compression::kTopK);
-    bad.ratio = 0;
-    EXPECT_THROW(GradientCompressor(bad, {}, comm), CommError);
-    bad = options(Compression::kPowerSgd);
-    bad.rank = 0;
-    EXPECT_THROW(GradientCompressor(bad, {}, comm), CommError);
-  });
+  for (const int ranks : {1, 2, 3}) {
+    on(ranks, [](Communicator& comm) {
+      EXPECT_THROW(GradientCompressor(options(TopK{.ratio = 0}), {}, comm), CommError);
+      EXPECT_THROW(GradientCompressor(options(PowerSgd{.rank = 0, .warmup_steps = 0}), {}, comm), CommError);
+    });
+  }
 }
 
 }  // namespace

@@ -113,7 +113,7 @@ TEST(NcclFailure, AnEventThatNeverFiresEndsAtTheDeadline) {
     nccl_sum(comm, data).wait();
   });
   EXPECT_THAT(errors, Each(AllOf(HasSubstr(std::string(kNcclSum) + ", operation 0, timed out after"),
-                                 HasSubstr("every rank has entered it, and NCCL does not end it"))));
+                                 HasSubstr("every rank has entered it, and NCCL does not finish it"))));
   world.expect_clean();
 }
 
@@ -138,7 +138,7 @@ TEST(NcclFailure, ARankThatDoesNotComeIsNamed) {
   for (const int r : {0, 2}) {
     EXPECT_THAT(errors[static_cast<std::size_t>(r)],
                 AllOf(HasSubstr(kNcclSum), HasSubstr("operation 0"), HasSubstr("timed out after"),
-                      HasSubstr("missing: rank 1 does not wait for it (late: its heartbeats come)"),
+                      HasSubstr("missing: rank 1 is not waiting for it (late: its heartbeats come)"),
                       Not(HasSubstr(r == 0 ? "rank 2 " : "rank 0 "))));
   }
   world.expect_clean();

@@ -191,16 +191,19 @@ environment:
 }
 
 TEST(Experiment, CompressionIsAWordOrAMapping) {
+  using comm::Compression;
   const auto compression = [](const std::string& value) {
     return read_text(kLeast + "optimizations: {gradient_compression: " + value + "}\n")
         .optimizations.gradient_compression;
   };
   EXPECT_EQ(compression("false"), Compression());
-  EXPECT_EQ(compression("true"), Compression{CompressionKind::kFp16});
-  EXPECT_EQ(compression("bf16"), Compression{CompressionKind::kBf16});
-  EXPECT_EQ(compression("{kind: int8}"), Compression{CompressionKind::kInt8});
-  EXPECT_EQ(compression("{kind: powersgd, rank: 2, warmup_steps: 0}"), (Compression{CompressionKind::kPowerSgd, 2, 0}));
-  EXPECT_EQ(compression("{kind: topk, ratio: 0.5}"), (Compression{CompressionKind::kTopK, 4, 10, 0.5}));
+  EXPECT_EQ(compression("true"), Compression(comm::Fp16()));
+  EXPECT_EQ(compression("'true'"), Compression(comm::Fp16()));
+  EXPECT_EQ(compression("'false'"), Compression());
+  EXPECT_EQ(compression("bf16"), Compression(comm::Bf16()));
+  EXPECT_EQ(compression("{kind: int8}"), Compression(comm::Int8()));
+  EXPECT_EQ(compression("{kind: powersgd, rank: 2, warmup_steps: 0}"), Compression(comm::PowerSgd{2, 0}));
+  EXPECT_EQ(compression("{kind: topk, ratio: 0.5}"), Compression(comm::TopK{0.5}));
 }
 
 TEST(Experiment, LocalSteps) {
@@ -208,7 +211,7 @@ TEST(Experiment, LocalSteps) {
                                "optimizations: {local_sgd: {inner_steps: 50, outer_lr: 1, outer_momentum: 0, "
                                "compression: powersgd}}\n")
                          .optimizations.local_sgd;
-  EXPECT_EQ(local, (LocalSgd{50, 1, 0, {CompressionKind::kPowerSgd}}));
+  EXPECT_EQ(local, (LocalSgd{50, 1, 0, comm::PowerSgd()}));
 }
 
 TEST(Experiment, EntrypointTextIsCutIntoWordsAsAShellDoes) {

@@ -23,6 +23,11 @@ std::string model_text(const std::string& optimizer, const std::string& data, co
   return "model: nets/cnn.pt\nloss: " + loss + "\noptimizer: " + optimizer + "\ndata: " + data +
          kLeast.substr(kLeast.find('\n'));
 }
+data::Source source_of(std::initializer_list<std::pair<const char*, std::filesystem::path>> values) {
+  data::Source source;
+  for (const auto& [name, value] : values) source[name] = value.string();
+  return source;
+}
 const std::string kIdx = "{format: idx, training: {features: a.gz, target: b.gz}}";
 
 TEST(ModelExperiment, EveryKeyArrives) {
@@ -38,42 +43,38 @@ TEST(ModelExperiment, EveryKeyArrives) {
   ASSERT_TRUE(experiment.model);
   const ModelJob& model = *experiment.model;
   EXPECT_EQ(model.file, folder / "nets/cnn.pt");
-  EXPECT_EQ(model.loss, Loss::kCrossEntropy);
-  OptimizerSettings optimizer{.kind = OptimizerKind::kAdamW, .lr = 0.01, .beta1 = 0.5, .beta2 = 0, .eps = 1e-6};
+  EXPECT_EQ(model.loss, Loss(CrossEntropy()));
+  OptimizerSettings optimizer;
+  optimizer.optimizer = AdamW{.lr = 0.01, .beta1 = 0.5, .beta2 = 0, .eps = 1e-6, .weight_decay = 0};
   optimizer.max_gradient_norm = 1.5;
   optimizer.lr_schedule = {.kind = LrScheduleKind::kCosine, .warmup_steps = 3, .total_steps = 50, .final_factor = 0.1};
   EXPECT_EQ(model.optimizer, optimizer);
-  EXPECT_EQ(model.data.format, DataFormat::kIdx);
-  EXPECT_EQ(model.data.training, (DataSource{folder / "a.gz", "/abs/b.gz", {}, {}, {}}));
-  EXPECT_EQ(model.data.validation, (DataSource{folder / "c", folder.parent_path() / "d", {}, {}, {}}));
-  EXPECT_EQ(model.data.scale, 2.0);
+  EXPECT_EQ(model.data.format, data::Format(data::Idx{.scale = 2.0}));
+  EXPECT_EQ(model.data.training, source_of({{"features", folder / "a.gz"}, {"target", "/abs/b.gz"}}));
+  EXPECT_EQ(model.data.validation, source_of({{"features", folder / "c"}, {"target", folder.parent_path() / "d"}}));
 }
 
 TEST(ModelExperiment, DefaultsAreThoseOfTorchOptim) {
   const auto optimizer = [](const std::string& kind) {
     return read_model_text(model_text("{kind: " + kind + ", lr: 0.5}", kIdx)).model->optimizer;
   };
-  OptimizerSettings expected{.kind = OptimizerKind::kSgd, .lr = 0.5};
-  EXPECT_EQ(optimizer("sgd"), expected);
-  expected.kind = OptimizerKind::kAdam;
-  EXPECT_EQ(optimizer("adam"), expected);
-  expected.kind = OptimizerKind::kAdamW;
-  expected.weight_decay = 0.01;
-  EXPECT_EQ(optimizer("adamw"), expected);
+  EXPECT_EQ(optimizer("sgd"), OptimizerSettings{Sgd{.lr = 0.5}});
+  EXPECT_EQ(optimizer("adam"), OptimizerSettings{Adam{.lr = 0.5}});
+  const AdamW adamw{.lr = 0.5, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8, .weight_decay = 0.01};
+  EXPECT_EQ(optimizer("adamw"), OptimizerSettings{adamw});
   const ModelData data = read_model_text(model_text("{kind: sgd, lr: 1}", kIdx)).model->data;
   EXPECT_FALSE(data.validation);
-  EXPECT_FALSE(data.scale);
+  EXPECT_EQ(data.format, data::Format(data::Idx()));
 }
 
 TEST(ModelExperiment, SgdHasItsOwnKeys) {
-  const std::string text = "{kind: sgd, lr: 1, momentum: 0.9, nesterov: true, weight_decay: 0.1}";
-  const OptimizerSettings settings = read_model_text(model_text(text, kIdx)).model->optimizer;
-  EXPECT_EQ(settings.momentum, 0.9);
-  EXPECT_TRUE(settings.nesterov);
-  EXPECT_EQ(settings.weight_decay, 0.1);
-  EXPECT_EQ(
-      read_model_text(model_text("{kind: sgd, lr: 1, momentum: 1, dampening: 0.25}", kIdx)).model->optimizer.dampening,
-      0.25);
+  const auto optimizer = [](const std::string& text) {
+    return read_model_text(model_text(text, kIdx)).model->optimizer.optimizer;
+  };
+  EXPECT_EQ(optimizer("{kind: sgd, lr: 1, momentum: 0.9, nesterov: true, weight_decay: 0.1}"),
+            Optimizer(Sgd{.lr = 1, .momentum = 0.9, .weight_decay = 0.1, .nesterov = true}));
+  EXPECT_EQ(optimizer("{kind: sgd, lr: 1, momentum: 1, dampening: 0.25}"),
+            Optimizer(Sgd{.lr = 1, .momentum = 1, .dampening = 0.25}));
 }
 
 TEST(ModelExperiment, EveryFormatOfData) {
@@ -81,23 +82,22 @@ TEST(ModelExperiment, EveryFormatOfData) {
   const std::string sgd = "{kind: sgd, lr: 1}";
 
   const TemporaryFile npy(model_text(sgd, "{format: npy, training: {features: a.npy, target: b.npy}, scale: null}"));
-  EXPECT_EQ(read(npy).format, DataFormat::kNpy);
-  EXPECT_EQ(read(npy).training.target, npy.path().parent_path() / "b.npy");
+  EXPECT_EQ(read(npy).format, data::Format(data::Npy()));
+  EXPECT_EQ(read(npy).training.at("target"), (npy.path().parent_path() / "b.npy").string());
 
   const TemporaryFile safetensors(model_text(
       sgd, "{format: safetensors, training: {file: t, features: x}, validation: {file: v, target: y}, scale: 0.5}"));
   const auto folder = safetensors.path().parent_path();
-  EXPECT_EQ(read(safetensors).format, DataFormat::kSafetensors);
-  EXPECT_EQ(read(safetensors).training, (DataSource{{}, {}, folder / "t", "x", "target"}));
-  EXPECT_EQ(read(safetensors).validation, (DataSource{{}, {}, folder / "v", "features", "y"}));
-  EXPECT_EQ(read(safetensors).scale, 0.5);
+  EXPECT_EQ(read(safetensors).format, data::Format(data::Safetensors{.scale = 0.5}));
+  EXPECT_EQ(read(safetensors).training, source_of({{"file", folder / "t"}, {"features", "x"}, {"target", "target"}}));
+  EXPECT_EQ(read(safetensors).validation,
+            source_of({{"file", folder / "v"}, {"features", "features"}, {"target", "y"}}));
 
   const TemporaryFile tokens(model_text(
       sgd, "{format: tokens, training: {file: t}, token_type: int64, sequence_length: 128}", "cross_entropy"));
-  EXPECT_EQ(read(tokens).format, DataFormat::kTokens);
-  EXPECT_EQ(read(tokens).training, (DataSource{{}, {}, tokens.path().parent_path() / "t", {}, {}}));
-  EXPECT_EQ(read(tokens).token_type, TokenType::kInt64);
-  EXPECT_EQ(read(tokens).sequence_length, 128);
+  EXPECT_EQ(read(tokens).format,
+            data::Format(data::Tokens{.token_type = data::TokenType::kInt64, .sequence_length = 128}));
+  EXPECT_EQ(read(tokens).training, source_of({{"file", tokens.path().parent_path() / "t"}}));
 }
 
 TEST(ModelExperiment, LearningRateSchedules) {
@@ -116,8 +116,8 @@ TEST(ModelExperiment, ItsValuesCanBeOverridden) {
   const TemporaryFile file(model_text("{kind: sgd, lr: 1}", kIdx));
   const std::vector<std::string> overrides{"optimizer.kind=adam", "optimizer.lr=0.25", "data.scale=3"};
   const ModelJob model = *read_experiment(file.path(), overrides).model;
-  EXPECT_EQ(model.optimizer, (OptimizerSettings{.kind = OptimizerKind::kAdam, .lr = 0.25}));
-  EXPECT_EQ(model.data.scale, 3.0);
+  EXPECT_EQ(model.optimizer, OptimizerSettings{Adam{.lr = 0.25}});
+  EXPECT_EQ(model.data.format, data::Format(data::Idx{.scale = 3.0}));
 }
 
 TEST(ModelExperiment, JsonShowsWhatTheKindAndTheFormatHave) {
@@ -139,8 +139,8 @@ TEST(ModelExperiment, JsonShowsWhatTheKindAndTheFormatHave) {
   EXPECT_THAT(idx, Not(HasSubstr("entrypoint")));
   const std::string tokens = "{format: tokens, training: {file: t}, validation: {file: v}, sequence_length: 8}";
   const std::string adamw = json(model_text("{kind: adamw, lr: 0.1}", tokens, "cross_entropy"));
-  EXPECT_THAT(adamw, HasSubstr(R"("optimizer":{"kind":"adamw","lr":0.1,"betas":[0.9,0.999],"eps":1e-08,)"
-                               R"("weight_decay":0.01,"max_gradient_norm":0.0,"lr_schedule":{"kind":"constant"}})"));
+  EXPECT_THAT(adamw, HasSubstr(R"("optimizer":{"kind":"adamw","lr":0.1,"weight_decay":0.01,"betas":[0.9,0.999],)"
+                               R"("eps":1e-08,"max_gradient_norm":0.0,"lr_schedule":{"kind":"constant"}})"));
   EXPECT_THAT(adamw, HasSubstr(R"("data":{"format":"tokens","training":{"file":"t"},"validation":{"file":"v"},)"
                                R"("token_type":"uint16","sequence_length":8})"));
   const std::string named = "{format: safetensors, training: {file: t}}";

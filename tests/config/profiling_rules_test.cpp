@@ -9,6 +9,8 @@
 namespace dtrain::config {
 namespace {
 
+using analysis::rules::StepOutlier;
+
 constexpr const char* kProgram =
     "entrypoint: /bin/true\nhyperparameters: {global_batch_size: 8}\nsearcher: {max_length: {batches: 1}}\n";
 
@@ -39,23 +41,39 @@ TEST(ProfilingRules, DefaultsAreThoseOfTheReport) {
 TEST(ProfilingRules, AreReadAndShownInThePlan) {
   const ProfilingRules rules =
       read("{StepOutlier: {stddev: 2.5, mode: EVAL}, BatchSize: {window: 100}, DiskRate: {nvme: 7000}}");
-  EXPECT_EQ(rules.step_outlier.stddev, 2.5);
-  EXPECT_EQ(rules.step_outlier.n_outliers, 10);
-  EXPECT_EQ(rules.step_outlier.mode, StepMode::kEval);
-  EXPECT_EQ(rules.batch_size.window, 100);
-  EXPECT_EQ(rules.disk_rate.nvme, 7000);
+  EXPECT_EQ(rules.get<StepOutlier>(), (StepOutlier{2.5, 10, StepMode::kEval}));
+  EXPECT_EQ(rules.get<analysis::rules::BatchSize>().window, 100);
+  EXPECT_EQ(rules.get<analysis::rules::DiskRate>().nvme, 7000);
   EXPECT_EQ(profiling_rules_of(to_json(rules)), rules);
 }
 
 TEST(ProfilingRules, OfAPlanThatIsOddAreLeftOut) {
   ProfilingRules expected;
-  expected.load_balancing.threshold = 0.5;
+  expected.get<analysis::rules::LoadBalancing>().threshold = 0.5;
   EXPECT_EQ(profiling_rules_of(Json::parse(R"({"StepOutlier": {"stddev": -1, "n_outliers": "x", "mode": "train"},
       "Dataloader": 3, "ALaterRule": {"threshold": 1}, "LoadBalancing": {"threshold": 0.5, "more": true}})")),
             expected);
   for (const char* odd : {"null", "[]", "3", "\"StepOutlier\""}) {
     EXPECT_EQ(profiling_rules_of(Json::parse(odd)), ProfilingRules{}) << odd;
   }
+}
+
+// A rule without parameters has no key.
+TEST(ProfilingRules, WithoutParametersAreNotInThePlan) {
+  const Json plan = to_json(ProfilingRules{});
+  for (const char* name : {"PinnedMemory", "MixedPrecision", "FusedOptimizer"}) {
+    EXPECT_FALSE(plan.contains(name)) << name;
+  }
+  EXPECT_THROW(read("{PinnedMemory: {}}"), ConfigErrors);
+}
+
+TEST(ProfilingRules, OfGpusAloneAreNamedWhereTheyAreNotAtTheirDefaults) {
+  EXPECT_TRUE(changed_gpu_rules({}).empty());
+  EXPECT_TRUE(changed_gpu_rules(read("{StepOutlier: {stddev: 2}, BatchSize: {gpu_threshold_p95: 1}, "
+                                     "GPUMemoryFull: {threshold: 95}}"))
+                  .empty());
+  EXPECT_EQ(changed_gpu_rules(read("{GPUTemperature: {margin: 3}, CPUFull: {patience: 0}}")),
+            (std::vector<std::string>{"CPUFull", "GPUTemperature"}));
 }
 
 std::string errors_of(const std::vector<std::string>& overrides) {
@@ -69,13 +87,10 @@ std::string errors_of(const std::vector<std::string>& overrides) {
 
 TEST(ProfilingRules, AreOverriddenInOrder) {
   ProfilingRules given;
-  given.step_outlier.stddev = 5;
-  given.step_outlier.n_outliers = 7;
+  given.get<StepOutlier>() = {5, 7, StepMode::kBoth};
   const std::vector<std::string> overrides{"StepOutlier.stddev=2", "StepOutlier.mode=TRAIN", "StepOutlier.stddev=4"};
   const ProfilingRules rules = override_rules(given, overrides);
-  EXPECT_EQ(rules.step_outlier.stddev, 4);
-  EXPECT_EQ(rules.step_outlier.n_outliers, 7);
-  EXPECT_EQ(rules.step_outlier.mode, StepMode::kTrain);
+  EXPECT_EQ(rules.get<StepOutlier>(), (StepOutlier{4, 7, StepMode::kTrain}));
   EXPECT_EQ(override_rules(given, {}), given);
 }
 

@@ -58,7 +58,7 @@ class Agreement(unittest.TestCase):
         self.assertIn("E" + sentence[1:], html.unescape(report))
 
         top = json.loads(self.say("top", str(self.run_dir), "--once", "--json"))
-        self.assertTrue(any("of its last seconds" in note for note in top["notes"]), top["notes"])
+        self.assertTrue(any("those of its last seconds" in note for note in top["notes"]), top["notes"])
         for live, rank in zip(top["ranks"], summary["ranks"]):
             if live["recent"]["steps"] != rank["steps"]:
                 continue  # longer than what top looks back on

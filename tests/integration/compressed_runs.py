@@ -155,8 +155,8 @@ class CompressedRuns(unittest.TestCase):
         self.assertLess(share, 0.4)
         account = result.json("plan.json")["compression"]
         self.assertGreater(account["underflowed_values"], 1e5)
-        self.assertIn("values were too small for it and waited until they added up", account["text"])
-        self.assertEqual(result.output.split("\nCommunication\n")[0].count("too small for it"), 1)
+        self.assertIn("values were too small for fp16 and waited until they added up", account["text"])
+        self.assertEqual(result.output.split("\nCommunication\n")[0].count("too small for fp16"), 1)
 
     def test_compared_steps_have_the_buckets_of_all_others(self):
         """No two gradients are ready within a nanosecond: once that is known, after eight steps, each travels alone. What

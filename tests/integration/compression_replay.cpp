@@ -24,11 +24,15 @@ std::vector<float> read_floats(const std::filesystem::path& path) {
   return values;
 }
 
-comm::Compression kind_of(const std::string& name) {
-  for (const auto kind : {comm::Compression::kFp16, comm::Compression::kBf16, comm::Compression::kPowerSgd}) {
-    if (name == comm::name_of(kind)) return kind;
+comm::CodecMaker recorded_codec(const Json& manifest) {
+  const std::string word = manifest.at("kind");
+  auto codec = choice_named<comm::Compression>(word);
+  if (word != word_of(codec)) throw ConfigError("no such compression: " + word);
+  if (auto* const power_sgd = std::get_if<comm::PowerSgd>(&codec)) {
+    power_sgd->rank = manifest.at("rank");
+    power_sgd->warmup_steps = manifest.at("warmup");
   }
-  throw ConfigError("no such compression: " + name);
+  return comm::codec_maker(codec);
 }
 
 struct Recording {
@@ -83,9 +87,7 @@ Json replay(const Recording& recording, comm::Communicator& communicator) {
     all.push_back(all.size());
   }
   comm::CompressionOptions options;
-  options.kind = kind_of(manifest.at("kind"));
-  options.rank = manifest.at("rank");
-  options.warmup_steps = manifest.at("warmup");
+  options.codec = recorded_codec(manifest);
   comm::GradientCompressor compressor(options, tensors, communicator);
   if (!recording.q.empty() && recording.errors.empty()) inject(compressor, recording.q.data(), nullptr, tensors);
 

@@ -207,12 +207,12 @@ class Words(MockTest):
 
     def test_what_makes_no_sense_is_refused(self):
         file = self.experiment(self.case())
-        for what, words in (("network", "there is no 'network'"), ("train,comm", "nothing goes with it"), ("", "no ''")):
+        for what, words in (("network", "there is no 'network'"), ("train,comm", "it cannot be combined"), ("", "no ''")):
             self.assertIn(words, self.mock(what, file, code=2).output)
         single = self.experiment(self.case(world=1))
-        self.assertIn("one rank exchanges nothing", self.mock("comm", single, code=2).output)
+        self.assertIn("one rank has no exchange to leave out", self.mock("comm", single, code=2).output)
         alone = run([BUILD.program("parity_trial"), str(single), "--mock", "comm"], single.parent).expect(2)
-        self.assertIn("one rank exchanges nothing", alone.output)
+        self.assertIn("one rank has no exchange to leave out", alone.output)
         unknown = run([BUILD.program("parity_trial"), str(single), "--mock", "all"], single.parent).expect(2)
         self.assertIn("it is one of loader, train, comm", unknown.output)
         self.assertFalse((file.parent / "run").exists())

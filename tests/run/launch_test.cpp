@@ -324,7 +324,7 @@ TEST(Started, RanksWithDifferentExperimentsAreRefused) {
   EXPECT_EQ(second.wait().code, 2);
   EXPECT_THAT(first.err(),
               HasSubstr("dtrain: the run could not start: rank 1 was given another experiment than rank 0"));
-  EXPECT_THAT(second.err(), HasSubstr("rank 1 stopped with the others; rank 0 says why"));
+  EXPECT_THAT(second.err(), HasSubstr("rank 1 stopped with the others; see the error of rank 0"));
   EXPECT_FALSE(fs::exists(run.run_dir()));
 }
 

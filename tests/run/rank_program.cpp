@@ -70,7 +70,7 @@ bool agree_to_stop(run::RankSession& session) {
 }
 
 // True when it stopped because it was asked to.
-bool train(run::RankSession& session) {
+bool train_steps(run::RankSession& session) {
   const Json& settings = session.experiment().hyperparameters;
   const auto step_time = std::chrono::milliseconds(settings.value("step_ms", 5));
   const std::string padding(settings.value("metrics_bytes", std::size_t{0}), 'x');
@@ -92,7 +92,7 @@ bool train(run::RankSession& session) {
       }
     }
     for (std::size_t i = 0; i < kGradients; ++i) gradients[i] = static_cast<float>(session.world().rank + 1);
-    if (session.mock().apart()) {
+    if (session.mock().alone()) {
       stopped = session.stop_requested();
     } else {
       all_reduce(session, gradients);
@@ -131,7 +131,7 @@ int main(int argc, char** argv) {
     return run::exit_code_of(error);
   }
   try {
-    return session->finish(train(*session));
+    return session->finish(train_steps(*session));
   } catch (const std::exception& error) {
     return session->fail(error);
   }

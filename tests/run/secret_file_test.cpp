@@ -59,7 +59,7 @@ TEST(SecretFile, ThatOthersCouldHaveWrittenIsRefused) {
   EXPECT_THAT(refusal(path), HasSubstr("open to others"));
   std::ofstream(path, std::ios::trunc) << "half";
   ASSERT_EQ(::chmod(path.c_str(), 0600), 0);
-  EXPECT_THAT(refusal(path), HasSubstr("cut off"));
+  EXPECT_THAT(refusal(path), HasSubstr("is incomplete"));
 }
 
 TEST(SecretFile, VariablesNameItAndDoNotHoldIt) {

@@ -21,8 +21,8 @@ TEST(BatchSplit, RemainderIsDroppedAndTheNearestSizesNamed) {
   EXPECT_EQ(split.effective, 99);
   EXPECT_EQ(split.dropped, 1);
   EXPECT_EQ(split.warning,
-            "global_batch_size 100 does not divide by 3 slots: each takes 33, so a batch holds 99; the nearest sizes "
-            "that divide are 99 and 102");
+            "global_batch_size 100 is not a multiple of 3 slots: each trains 33, so a batch holds 99; the nearest "
+            "multiples are 99 and 102");
 }
 
 TEST(BatchSplit, OneRecordASlotIsTheLeast) {

@@ -54,8 +54,8 @@ class ClusterAgentsTest : public testing::Test {
     return folder_ / name;
   }
   ClusterAgents read(const std::string& name, const std::string& text, const Machine& machine = four_cores(),
-                     const ClusterWish& wish = {}) const {
-    return find_cluster(write(name, text), {}, wish, machine);
+                     const SlotDefaults& defaults = {}) const {
+    return find_cluster(write(name, text), {}, defaults, machine);
   }
   static std::vector<std::string> ids(const ClusterAgents& cluster) {
     std::vector<std::string> result;
@@ -229,7 +229,7 @@ TEST_F(ClusterAgentsTest, EveryMistakeOfAHostfileIsSaidWithItsLine) {
                                      "+n0\n");
   EXPECT_THAT(error, HasSubstr("hosts:1: slots must be a whole number from 1 to 65536, as in slots=4"));
   EXPECT_THAT(error, HasSubstr("hosts:2: is not the name of a host: '-x'"));
-  EXPECT_THAT(error, HasSubstr("hosts:3: has 'sockets=1', which is not understood; slots=N and max-slots=N are"));
+  EXPECT_THAT(error, HasSubstr("hosts:3: has 'sockets=1'; only slots=N and max-slots=N are allowed"));
   EXPECT_THAT(error, HasSubstr("hosts:4: max-slots=2 is less than slots=4"));
   EXPECT_THAT(error, HasSubstr("hosts:5: slots must be"));
   EXPECT_THAT(error, HasSubstr("hosts:6: slots must be"));

@@ -163,7 +163,7 @@ TEST_F(LedgerTest, AQueuedTaskOfAKilledLauncherHoldsNobodyUp) {
   EXPECT_THAT(waiting.behind, ElementsAre(2));
   launcher.kill();
   EXPECT_TRUE(eventually([&] { return ledger.try_claim(mine).has_value(); }));
-  EXPECT_EQ(state(ledger, 2), TaskState::kCancelled);
+  EXPECT_EQ(state(ledger, 2), TaskState::kInterrupted);
   EXPECT_EQ(ledger.find(2)->exit_code, 130);
 }
 
@@ -199,7 +199,7 @@ TEST_F(LedgerTest, ALeaseKeepsATaskWhoseProcessCannotBeSeen) {
   clock_.elapsed = 200s;
   EXPECT_EQ(state(ledger, elsewhere), TaskState::kFailed);
   EXPECT_TRUE(ledger.orders(elsewhere).lost) << "its owner must know";
-  ledger.end(elsewhere, TaskState::kCompleted, "", 0);
+  ledger.end(elsewhere, TaskState::kDone, "", 0);
   EXPECT_EQ(state(ledger, elsewhere), TaskState::kFailed) << "what has ended does not change";
 }
 

@@ -22,12 +22,12 @@ TEST_F(LedgerTest, ATaskFromSubmissionToItsEnd) {
   ledger.add_process(id, "rank 0", ::getpid());
   ledger.set_state(id, TaskState::kRunning);
   ledger.set_state(id, TaskState::kRunning);
-  ledger.end(id, TaskState::kCompleted, "all done", 0);
+  ledger.end(id, TaskState::kDone, "all done", 0);
 
   const auto task = ledger.find(id);
   ASSERT_TRUE(task);
   EXPECT_EQ(task->name, "test");
-  EXPECT_EQ(task->state, TaskState::kCompleted);
+  EXPECT_EQ(task->state, TaskState::kDone);
   EXPECT_EQ(task->reason, "all done");
   EXPECT_EQ(task->priority, 7);
   EXPECT_EQ(task->slots, 2);
@@ -71,7 +71,7 @@ TEST_F(LedgerTest, LowerPriorityNumbersGoFirstThenOlderTasks) {
         EXPECT_FALSE(ledger.try_claim(other));
       }
     }
-    ledger.end(before, TaskState::kCompleted, "", 0);
+    ledger.end(before, TaskState::kDone, "", 0);
     for (const TaskId other : {late, second, first}) {  // for every task the same one is next
       if (other == next || state(ledger, other) != TaskState::kQueued) continue;
       EXPECT_FALSE(ledger.try_claim(other, &waiting)) << other << " before " << next;
@@ -115,7 +115,7 @@ TEST_F(LedgerTest, AKillIsARowThatTheOwnerObeys) {
   EXPECT_EQ(ledger.orders(id).kills, 1);
   EXPECT_EQ(open().request_kill(id), KillResult::kAsked);
   EXPECT_EQ(ledger.orders(id).kills, 2);
-  ledger.end(id, TaskState::kCancelled, "killed", 130);
+  ledger.end(id, TaskState::kInterrupted, "killed", 130);
   EXPECT_EQ(open().request_kill(id), KillResult::kHadEnded);
   EXPECT_THROW(open().request_kill(99), ConfigError);
   EXPECT_THROW(ledger.try_claim(id), Error);
@@ -129,7 +129,7 @@ TEST_F(LedgerTest, ManyProcessesOpenItAtOnce) {
     if (pid == 0) {
       try {
         Ledger ledger = open();
-        ledger.end(ledger.submit(request(1)), TaskState::kCompleted, "", 0);
+        ledger.end(ledger.submit(request(1)), TaskState::kDone, "", 0);
         ::_exit(0);
       } catch (const std::exception& error) {
         std::fprintf(stderr, "child: %s\n", error.what());

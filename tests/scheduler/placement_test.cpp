@@ -129,7 +129,7 @@ TEST(Refusal, DependsOnWhatIsAllowed) {
   ASSERT_TRUE(refusal);
   EXPECT_EQ(refusal->below, 8);
   EXPECT_EQ(refusal->above, std::nullopt);
-  EXPECT_THAT(refusal->text(), HasSubstr("several agents: not wanted (resources.is_single_node: true)"));
+  EXPECT_THAT(refusal->text(), HasSubstr("several agents: excluded by resources.is_single_node: true"));
   EXPECT_THAT(refusal->text(), Not(HasSubstr("of one size")));
 }
 
@@ -141,7 +141,7 @@ TEST(Refusal, NamesThePoolsAndTypesThatWereLeftOut) {
   request.slot_type = config::AgentSlotType::kCpu;
   const auto refusal = never_fits(agents, request, 64);
   ASSERT_TRUE(refusal);
-  EXPECT_THAT(refusal->text(), HasSubstr("left out: b has GPU slots, and CPU slots are wanted"));
+  EXPECT_THAT(refusal->text(), HasSubstr("left out: b has GPU slots, but CPU slots are requested"));
   EXPECT_THAT(refusal->text(), HasSubstr("left out: c, not of the resource pool default but of big"));
   request.resource_pool = "none";
   const auto nothing = never_fits(agents, request, 64);

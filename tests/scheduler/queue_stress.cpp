@@ -123,8 +123,8 @@ int stress_test(const Options& options) {
   scratch.keep = !findings.problems.empty();
   if (scratch.keep) std::cerr << "queue_stress: all there is about it is in " << scratch.arena.folder.string() << "\n";
   const Json result = {
-      {"seconds", options.seconds},      {"launchers", launchers.size()},       {"tasks", findings.tasks},
-      {"completed", findings.completed}, {"killed", findings.ended_after_kill}, {"problems", findings.problems.size()}};
+      {"seconds", options.seconds}, {"launchers", launchers.size()},       {"tasks", findings.tasks},
+      {"done", findings.done},      {"killed", findings.ended_after_kill}, {"problems", findings.problems.size()}};
   if (options.json) {
     std::cout << to_line(result) << "\n";
   } else {

@@ -51,7 +51,7 @@ struct Launcher {
 
 struct Findings {
   int tasks = 0;
-  int completed = 0;
+  int done = 0;
   int ended_after_kill = 0;           // failed or cancelled
   std::vector<std::string> problems;  // one line each; none: all is as it should be
 };

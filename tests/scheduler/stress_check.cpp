@@ -92,8 +92,8 @@ Findings check(const Arena& arena, const std::vector<Launcher>& launchers) {
   std::multimap<unsigned, TaskId> of_launcher;
   for (Task& task : Ledger::open(arena.state(), clock).list()) {
     ++findings.tasks;
-    findings.completed += task.state == TaskState::kCompleted;
-    findings.ended_after_kill += task.state == TaskState::kFailed || task.state == TaskState::kCancelled;
+    findings.done += task.state == TaskState::kDone;
+    findings.ended_after_kill += task.state == TaskState::kFailed || task.state == TaskState::kInterrupted;
     if (!has_ended(task.state)) problem("task " + std::to_string(task.id) + " never ended");
     of_launcher.emplace(seed_of(task), task.id);
     tasks[task.id] = std::move(task);
@@ -104,8 +104,8 @@ Findings check(const Arena& arena, const std::vector<Launcher>& launchers) {
     if (count > 1 || (count == 0 && !launcher.killed)) problem(who + " has " + std::to_string(count) + " tasks");
     if (count != 1) continue;
     const Task& task = tasks.at(of_launcher.find(launcher.seed)->second);
-    const bool completed = task.state == TaskState::kCompleted;
-    if (!launcher.killed && (!completed || launcher.exit_code != 0)) {
+    const bool done = task.state == TaskState::kDone;
+    if (!launcher.killed && (!done || launcher.exit_code != 0)) {
       problem(who + " was not killed, but its task " + to_string(task.state) + ": " + task.reason);
     }
   }

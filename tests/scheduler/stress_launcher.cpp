@@ -69,7 +69,7 @@ int run_launcher(const Arena& arena, unsigned seed) {
   std::optional<Claim> claim;
   while (!(claim = ledger.try_claim(id))) {
     if (ledger.orders(id).kills > 0) {
-      ledger.end(id, TaskState::kCancelled, "killed", 130);
+      ledger.end(id, TaskState::kInterrupted, "killed", 130);
       return 130;
     }
     std::this_thread::sleep_for(kPoll);
@@ -92,7 +92,7 @@ int run_launcher(const Arena& arena, unsigned seed) {
   ledger.set_state(id, TaskState::kRunning);
   bool good = true;
   for (Process& rank : ranks) good = rank.wait().success() && good;
-  ledger.end(id, good ? TaskState::kCompleted : TaskState::kFailed, "", good ? 0 : 1);
+  ledger.end(id, good ? TaskState::kDone : TaskState::kFailed, "", good ? 0 : 1);
   return good ? 0 : 1;
 }
 

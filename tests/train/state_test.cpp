@@ -162,19 +162,19 @@ std::vector<StateCase> state_cases() {
       {"one copy", options_with([](auto& o) { o.strategy.sharded = config::ShardedOptimizer::kOn; }), usual},
       {"parts", options_with([](auto& o) { o.strategy.sharded = config::ShardedOptimizer::kOn; }), usual, 2, false},
       {"alone", options_with([](auto& o) { o.alone = true; }), usual}};
-  for (const auto& [name, kind, path] : {std::tuple{"fp16", config::CompressionKind::kFp16, "mode/strategy/steps"},
-                                         std::tuple{"bf16", config::CompressionKind::kBf16, "mode/strategy/steps"},
-                                         std::tuple{"int8", config::CompressionKind::kInt8, "mode/strategy/error/"},
-                                         std::tuple{"powersgd", config::CompressionKind::kPowerSgd, "mode/strategy/q/"},
-                                         std::tuple{"topk", config::CompressionKind::kTopK, "mode/strategy/error/"}}) {
-    cases.push_back({name, options_with([&, kind = kind](auto& o) {
-                       o.strategy.compression = {.kind = kind, .rank = 2, .warmup_steps = 2, .ratio = 0.1};
-                     }),
+  const std::vector<std::pair<comm::Compression, std::string>> codecs{
+      {comm::Fp16(), "mode/strategy/steps"},
+      {comm::Bf16(), "mode/strategy/steps"},
+      {comm::Int8(), "mode/strategy/error/"},
+      {comm::PowerSgd{.rank = 2, .warmup_steps = 2}, "mode/strategy/q/"},
+      {comm::TopK{.ratio = 0.1}, "mode/strategy/error/"}};
+  for (const auto& [codec, path] : codecs) {
+    cases.push_back({word_of(codec), options_with([&, codec = codec](auto& o) { o.strategy.compression = codec; }),
                      and_also({path, "mode/strategy/steps"})});
   }
   for (const int inner : {1, 5}) {  // 5: in the middle between two meetings
     config::LocalSgd local{.inner_steps = inner, .outer_lr = 0.6, .outer_momentum = 0.8, .compression = {}};
-    local.compression.kind = config::CompressionKind::kInt8;
+    local.compression = comm::Int8();
     std::vector<std::string> changing = usual;
     if (inner == 1) {
       changing = and_also({"mode/meetings/meetings", "mode/meetings/start/", "mode/meetings/momentum/",

@@ -208,7 +208,7 @@ TEST(StrategyPicker, TakesWhatTheExperimentSays) {
     EXPECT_EQ(operation({ShardedOptimizer::kOff, {}, 0}), "all_reduce");
     EXPECT_EQ(operation({ShardedOptimizer::kAuto, {}, 0}), "all_reduce");  // at first
     EXPECT_EQ(operation({ShardedOptimizer::kOn, {}, 0}), "reduce_scatter");
-    EXPECT_EQ(operation({ShardedOptimizer::kOn, {.kind = config::CompressionKind::kBf16}, 0}), "all_reduce");
+    EXPECT_EQ(operation({ShardedOptimizer::kOn, comm::Bf16(), 0}), "all_reduce");
   });
 }
 

@@ -15,8 +15,8 @@
 #include "small_model.h"
 #include "strategies/replicated.h"
 #include "strategies/sharded.h"
+#include "strategies/strategy_comparison.h"
 #include "strategies/strategy_report.h"
-#include "strategies/strategy_trial.h"
 
 namespace dtrain::train {
 namespace {
@@ -245,38 +245,38 @@ TEST(Sharded, KeepsTheStateOfItsOwnPartsAlone) {
 bool tried(double replicated_ms, double sharded_ms) {
   bool result = false;
   test::run_communicator_ranks(test::TestWorld(2), "thread", [&](comm::Communicator& communicator) {
-    StrategyTrial trial(communicator);
+    StrategyComparison comparison(communicator);
     std::vector<bool> used;
-    while (!trial.done()) {
-      used.push_back(trial.sharded());
+    while (!comparison.done()) {
+      used.push_back(comparison.sharded());
       const bool first = used.size() > 1 && used.back() != used[used.size() - 2];
-      const bool slowest = trial.sharded() == (communicator.rank() == 1);
-      const double time = (trial.sharded() ? sharded_ms : replicated_ms) * (slowest ? 1 : 0.1);
-      const bool changed = trial.end_step(static_cast<std::int64_t>(used.size()), first ? 1e6 : time);
-      EXPECT_EQ(changed, trial.sharded() != used.back());
+      const bool slowest = comparison.sharded() == (communicator.rank() == 1);
+      const double time = (comparison.sharded() ? sharded_ms : replicated_ms) * (slowest ? 1 : 0.1);
+      const bool changed = comparison.end_step(static_cast<std::int64_t>(used.size()), first ? 1e6 : time);
+      EXPECT_EQ(changed, comparison.sharded() != used.back());
       ASSERT_LT(used.size(), 100u);
     }
     EXPECT_EQ(std::count(used.begin(), used.end(), true), 10);
     EXPECT_FALSE(used.front());
-    EXPECT_EQ(trial.replicated_ms(), replicated_ms);
-    EXPECT_EQ(trial.sharded_ms(), sharded_ms);
-    ASSERT_EQ(trial.turns().size(), 4u);
-    for (const StrategyTurn& turn : trial.turns()) {
+    EXPECT_EQ(comparison.replicated_ms(), replicated_ms);
+    EXPECT_EQ(comparison.sharded_ms(), sharded_ms);
+    ASSERT_EQ(comparison.turns().size(), 4u);
+    for (const StrategyTurn& turn : comparison.turns()) {
       EXPECT_EQ(turn.last_batch, turn.first_batch + 3);
       for (auto batch = static_cast<std::size_t>(turn.first_batch); batch <= static_cast<std::size_t>(turn.last_batch);
            ++batch) {
         EXPECT_EQ(used.at(batch - 1), turn.sharded) << batch;
       }
     }
-    const bool sharded = trial.sharded();
-    EXPECT_FALSE(trial.end_step(100, 1));  // over is over
-    EXPECT_EQ(trial.sharded(), sharded);
+    const bool sharded = comparison.sharded();
+    EXPECT_FALSE(comparison.end_step(100, 1));  // over is over
+    EXPECT_EQ(comparison.sharded(), sharded);
     if (communicator.rank() == 0) result = sharded;
   });
   return result;
 }
 
-TEST(StrategyTrial, TakesTheFasterOneAndOfEquallyFastOnesTheSmaller) {
+TEST(StrategyComparison, TakesTheFasterOneAndOfEquallyFastOnesTheSmaller) {
   EXPECT_TRUE(tried(10, 5));
   EXPECT_FALSE(tried(5, 10));
   EXPECT_TRUE(tried(10, 10.05));

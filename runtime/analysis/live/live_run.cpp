@@ -188,7 +188,8 @@ class LiveRun::Impl {
     const bool any = std::any_of(view.ranks.begin(), view.ranks.end(), [](const auto& rank) { return rank.recent; });
     if (view.ended && any) {
       view.notes.emplace_back(
-          "it has ended: speeds, shares, p50 and p99 are of its last seconds; dtrain summary has those of all of it");
+          "the run has ended: speeds, shares, p50 and p99 are those of its last seconds; `dtrain summary` has those of "
+          "the whole run");
     }
     const int missing = view.world_size - static_cast<int>(ranks_.size());
     if (missing > 0 && !ranks_.empty()) {

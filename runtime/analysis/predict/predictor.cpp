@@ -34,8 +34,8 @@ Predictor::Predictor(const Evidence& evidence)
 }
 
 Prediction Predictor::predict(Prediction prediction, const Changed& changed) const {
-  const std::size_t slowest = changed.apart ? slowest_rank(changed) : kAll;
-  const double windows_gain = changed.apart || !has_windows_ ? 1 : gain_of_windows(changed);
+  const std::size_t slowest = changed.alone ? slowest_rank(changed) : kAll;
+  const double windows_gain = changed.alone || !has_windows_ ? 1 : gain_of_windows(changed);
   std::vector<double> walls;
   double saved_s = 0;
   for (std::size_t i = 0; i < walls_.size(); ++i) {

@@ -15,7 +15,7 @@ namespace dtrain::analysis {
 struct Changed {
   std::function<double(const StepLine&)> own_s;
   std::function<double(double)> exchange_s;
-  bool apart = false;  // ranks do not wait for each other: the one with most own work over all decides
+  bool alone = false;  // ranks do not wait for each other: the one with most own work over all decides
   bool balanced = false;
 };
 

@@ -85,17 +85,17 @@ void leave_out_what_is_mocked(const RunProfile& run, WhatIf& result) {
   if (mock == run.plan.end() || !mock->is_object()) return;
   const std::vector<std::string> words = split(text(*mock, "what"), ',');
   const auto mocked = [&](const char* word) { return std::find(words.begin(), words.end(), word) != words.end(); };
-  const bool apart = mocked("comm") || mocked("train");
+  const bool alone = mocked("comm") || mocked("train");
   std::erase_if(result.changes, [&](const Prediction& one) {
     const bool of_loading = one.name == "free_loader" || one.name == "loader_alone";
-    return of_loading ? mocked("loader") : apart || one.name == "compute_alone";
+    return of_loading ? mocked("loader") : alone || one.name == "compute_alone";
   });
-  if (apart) result.scaling.clear();
+  if (alone) result.scaling.clear();
   result.notes.emplace_back("a mock run: of what it leaves out nothing is predicted");
 }
 
 // Ranks that do not wait for each other, nor for each other's caches where these carry what they update.
-void predict_apart(const Evidence& evidence, const RunProfile& tried, const Predictor& predictor, WhatIf& result) {
+void predict_alone(const Evidence& evidence, const RunProfile& tried, const Predictor& predictor, WhatIf& result) {
   const auto unshared = unshared_update_share(evidence.run, tried);
   const double saved = unshared ? 1 - *unshared : 0;
   std::string assumption = "ranks do not wait for each other at all";
@@ -191,7 +191,7 @@ WhatIf predict(const Evidence& evidence, const RunProfile& tried) {
                                              {without_loading_s, unchanged}));
   std::optional<Prediction> loading = predict_loader_alone(evidence, predictor, result);
   if (evidence.rows.ranks() > 1) {
-    predict_apart(evidence, tried, predictor, result);
+    predict_alone(evidence, tried, predictor, result);
     result.changes.push_back(predictor.predict({.name = "balanced",
                                                 .title = "the ranks' work is the same in every batch",
                                                 .assumption = "the sum of their work stays",

@@ -39,7 +39,17 @@ RuleResult not_applicable(RuleResult result, std::string why) {
   return result;
 }
 
-bool has_gpus(std::span<const HostSeries> hosts) {
+RuleResult count_each(RuleResult result, const char* of, std::size_t all, std::int64_t not_known, Json details) {
+  const auto count = static_cast<std::int64_t>(all);
+  result.counts[of] = count;
+  result.counts["not_known"] = not_known;
+  result.counts["fine"] = count - not_known - result.triggered;
+  result.counts["triggered"] = result.triggered;
+  result.details[of] = std::move(details);
+  return result;
+}
+
+bool has_gpus(Hosts hosts) {
   return std::any_of(hosts.begin(), hosts.end(), [](const HostSeries& host) { return !host.gpus.empty(); });
 }
 
@@ -53,9 +63,7 @@ void count_samples(Json& counts, const HostSeries& host, const Judged& judged) {
   add("judged", static_cast<std::int64_t>(judged.samples.size()));
 }
 
-std::vector<GpuPoints> gpu_points(
-    std::span<const HostSeries> hosts, std::int64_t patience,
-    const std::function<std::optional<double>(const HostSample&, const GpuReading&)>& value, Json& counts) {
+std::vector<GpuPoints> gpu_points(Hosts hosts, std::int64_t patience, GpuMetric metric, Json& counts) {
   std::vector<GpuPoints> result;
   for (const HostSeries& host : hosts) {
     const Judged judged = judged_samples(host, patience);
@@ -64,7 +72,7 @@ std::vector<GpuPoints> gpu_points(
       GpuPoints& gpu = result.emplace_back(GpuPoints{&host, at, {}});
       for (const HostSample& sample : judged.samples) {
         if (at >= sample.gpus.size()) continue;
-        if (const auto found = value(sample, sample.gpus[at])) gpu.values.push_back(*found);
+        if (const auto& value = sample.gpus[at].*metric) gpu.values.push_back(*value);
       }
     }
   }

@@ -1,12 +1,13 @@
-// What the rules share: which data points count, and how a result is begun. Private to analysis.
+// What the rules share: which data points count, and how a result is begun and completed. Private to analysis.
 #pragma once
 
-#include <functional>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "dtrain/analysis/rules.h"
+#include "dtrain/config/profiling_rules.h"
 #include "rules/series.h"
 
 namespace dtrain::analysis::rules {
@@ -22,8 +23,11 @@ Judged judged_samples(const HostSeries& host, std::int64_t patience);
 RuleResult begin_result(std::string name, std::string group, std::string unit, std::string description,
                         std::string recommendation);
 RuleResult not_applicable(RuleResult result, std::string why);
+// Adds the counts of what is judged one by one, `all` of it (all = not_known + fine + triggered), and what there is to
+// say of each. `of`: its plural, the name of both: "hosts".
+RuleResult count_each(RuleResult result, const char* of, std::size_t all, std::int64_t not_known, Json details);
 
-bool has_gpus(std::span<const HostSeries> hosts);
+bool has_gpus(Hosts hosts);
 inline constexpr const char* kNoGpu = "the run used no GPU";
 inline constexpr const char* kNoSystemSample = "no system sample was taken during the training";
 
@@ -33,11 +37,10 @@ struct GpuPoints {
   std::size_t at = 0;  // in host->gpus
   std::vector<double> values;
 };
-// Of every GPU the values that `value` finds in the judged samples; `samples`, `patience` and `after_training` are
-// added to `counts` (summed over hosts). A GPU without any value has an empty list.
-std::vector<GpuPoints> gpu_points(
-    std::span<const HostSeries> hosts, std::int64_t patience,
-    const std::function<std::optional<double>(const HostSample&, const GpuReading&)>& value, Json& counts);
+using GpuMetric = std::optional<double> GpuReading::*;
+// Of every GPU the metric's values in the judged samples; `samples`, `patience` and `after_training` are added to
+// `counts` (summed over hosts). A GPU without any value has an empty list.
+std::vector<GpuPoints> gpu_points(Hosts hosts, std::int64_t patience, GpuMetric metric, Json& counts);
 
 // Adds what was left out of a host's samples, and what was not, to the counts of a rule.
 void count_samples(Json& counts, const HostSeries& host, const Judged& judged);

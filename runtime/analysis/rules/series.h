@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <limits>
 #include <optional>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -100,6 +101,7 @@ struct HostSeries {
   std::int64_t training_begins = kNever;  // start of the first step of its ranks
   std::int64_t training_ends = kNever;    // end of the last one
 };
+using Hosts = std::span<const HostSeries>;
 
 // --- loading ---
 
@@ -135,6 +137,16 @@ struct ModelFacts {
   std::string mixed_precision;               // "O0", …; empty: not recorded
   std::string optimizer;                     // "adamw"; empty: not recorded
   std::optional<bool> fused_optimizer;
+};
+
+// --- all of a run ---
+
+struct RuleData {
+  std::vector<StepSeries> steps;
+  std::vector<HostSeries> hosts;
+  std::vector<LoaderSeries> loaders;
+  std::vector<InitializationTime> initialization;
+  ModelFacts model;
 };
 
 }  // namespace dtrain::analysis::rules

@@ -25,7 +25,7 @@ struct AnalyzeArguments {
 void add_analyze(CLI::App& app, int* exit_code) {
   auto arguments = std::make_shared<AnalyzeArguments>();
   CLI::App* command =
-      app.add_subcommand("analyze", "Show what to change in a run, what each change is worth, and what that rests on");
+      app.add_subcommand("analyze", "Show what to change in a run, what each change would gain, and the evidence");
   add_run(*command, arguments->run);
   add_json(*command, arguments->json);
   command
@@ -35,9 +35,9 @@ void add_analyze(CLI::App& app, int* exit_code) {
       ->expected(1)
       ->take_all();
   command->footer(
-      "From the folder alone, also on another machine: findings, the most expensive first; the waterfall from the\n"
-      "ideal throughput to the measured one; steps in classic and robust statistics; who was waited for, and why.\n"
-      "docs/profiling.md describes how each number is made.");
+      "Reads only the run's folder, so it works on any machine. Shows findings, the most expensive first; the\n"
+      "waterfall from the ideal throughput to the measured one; classic and robust statistics of the steps; which\n"
+      "ranks the others waited for, and why. docs/profiling.md describes how each number is computed.");
   command->callback([arguments, exit_code] {
     const auto profile = analysis::load_run(run::find_run(arguments->run).path);
     analysis::AnalyzeOptions options;

@@ -23,20 +23,22 @@ struct DiffArguments {
 };
 
 constexpr const char* kFooter =
-    R"(Compares the median batch, throughput, each phase, exposed communication, peak memory, and which rules trigger; and shows
-what differs in the plans. A change is reported where the batches show it beyond their noise: where its 99% interval, from a
-block bootstrap over the batches, lies beyond 1% as a whole. The warm-up is left out (a tenth of the steps, 5 to 100), so are
-validation and checkpoints. Runs of another world size or batch are compared by their throughput.
+    R"(Compares the median batch, throughput, each phase, exposed communication, peak memory and the rules that
+trigger, and shows how the plans differ. A difference is a change only if it exceeds the noise of the batches:
+its whole 99% interval, from a block bootstrap over the batches, must lie beyond 1%. The warm-up (a tenth of the
+steps, at least 5, at most 100), validation and checkpoints are left out. Runs with different world sizes or
+batches are compared by their throughput.
 
-The test knows what varied within the runs, not whether the machine was slower the other day: let the runs follow each
-other, or take turns, and repeat a comparison that matters (docs/diff.md).
+The test sees the variation within the runs, but not that the machine was slower on another day: make the runs
+one directly after the other, or in turns, and repeat a comparison that matters (docs/diff.md).
 
-exit codes: 0 compared; 1 a run has no batches, or lacks dumps of ranks; 2 wrong use, or too few batches for --fail-above; 3 a regression: B's median batch is longer, or its
-throughput lower, by at least PERCENT, and it is a change as above
+exit codes: 0 compared; 1 a run has no batches, or dumps of ranks are missing; 2 wrong use, or too few batches
+for --fail-above; 3 a regression: B's median batch is longer, or its throughput lower, by at least PERCENT, and
+that is a change as defined above
 
 for example:
-  dtrain diff 7 8                              what does run 0008 do otherwise than 0007?
-  dtrain diff baseline . --fail-above 5%       in a build: fails where a batch got 5% longer
+  dtrain diff 7 8                              what differs in run 0008 from run 0007?
+  dtrain diff baseline . --fail-above 5%       in a build: fails if B is worse by 5% or more
   dtrain diff 7 8 --json | jq .step.interval   for programs)";
 
 // "5%", "5", "0.5%" as a share.
@@ -65,12 +67,12 @@ analysis::RunProfile load(const char* which, const std::string& run) {
 void add_diff(CLI::App& app, int* exit_code) {
   auto arguments = std::make_shared<DiffArguments>();
   CLI::App* command = app.add_subcommand("diff", "Compare two runs, and distinguish a change from noise");
-  constexpr const char* kRun = "a path, a number (3 or run:3) or name under ./runs, or a task's (task:127)";
+  constexpr const char* kRun = "a path, a number (3 or run:3) or name under ./runs, or its task (task:127)";
   command->add_option("A", arguments->a, std::string("The run before: ") + kRun)->type_name("RUN")->required();
   command->add_option("B", arguments->b, std::string("The run after: ") + kRun)->type_name("RUN")->required();
   command
       ->add_option("--fail-above", arguments->fail_above,
-                   "End with exit code 3 where B is worse by this much or more, such as 5%")
+                   "End with exit code 3 if B is worse by this much or more, such as 5%")
       ->type_name("PERCENT");
   add_json(*command, arguments->json);
   command->footer(kFooter);

@@ -19,15 +19,16 @@ struct ExportArguments {
 
 void add_export(CLI::App& app, int* exit_code) {
   auto arguments = std::make_shared<ExportArguments>();
-  CLI::App* command = app.add_subcommand("export", "Write what a run recorded for other programs");
+  CLI::App* command = app.add_subcommand("export", "Write the records of a run in a format for other programs");
   add_run(*command, arguments->run);
-  command->add_option("--format", arguments->format, "What to write")
+  command->add_option("--format", arguments->format, "The format")
       ->required()
       ->check(CLI::IsMember({"sqlite", "csv", "tensorboard"}));
   command
-      ->add_option("-o,--output", arguments->output,
-                   "The file of sqlite (default: profile.db in the run's folder), or the folder of csv (tables) and "
-                   "tensorboard (tensorboard)")
+      ->add_option(
+          "-o,--output", arguments->output,
+          "Where to write: a file for sqlite (default: profile.db in the run's folder), a folder for csv (default: "
+          "tables in it) and tensorboard (default: tensorboard in it)")
       ->type_name("PATH");
   command->callback([arguments, exit_code] {
     const std::filesystem::path folder = run::find_run(arguments->run).path;

@@ -81,7 +81,7 @@ void add_logs(CLI::App& app, int* exit_code) {
   add_run(*command, arguments->run);
   command->add_option("--rank", arguments->rank, "Only this rank, without the [rank=N] prefix")
       ->check(CLI::Range(0, 1'000'000));
-  command->add_flag("-f,--follow", arguments->follow, "Go on until the run has ended");
+  command->add_flag("-f,--follow", arguments->follow, "Print new lines until the run has ended");
   command->callback([arguments, exit_code] {
     show(*arguments);
     *exit_code = 0;

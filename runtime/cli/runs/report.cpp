@@ -25,8 +25,8 @@ void add_report(CLI::App& app, int* exit_code) {
   command->add_option("-o,--output", arguments->output, "Where to write it (default: report.html in the run's folder)")
       ->type_name("FILE");
   command->footer(
-      "The report is written at the end of every run; this writes it again, also for a run that goes on or whose\n"
-      "folder came from another machine. docs/report.md describes what is in it.");
+      "Every run writes its report at its end. This command writes it again, also for a run that is in progress or\n"
+      "whose folder came from another machine. docs/report.md describes the contents.");
   command->callback([arguments, exit_code] {
     const auto folder = run::find_run(arguments->run).path;
     const auto file =

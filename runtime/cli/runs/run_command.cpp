@@ -6,7 +6,7 @@ namespace dtrain::cli {
 
 CLI::Option* add_run(CLI::App& command, std::string& run) {
   return command
-      .add_option("RUN", run, "The run: a path, a number (3 or run:3) or name under ./runs, or a task's (task:127)")
+      .add_option("RUN", run, "The run: a path, a number (3 or run:3) or name under ./runs, or its task (task:127)")
       ->required();
 }
 

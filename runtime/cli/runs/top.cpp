@@ -114,7 +114,7 @@ int show_top(const TopArguments& arguments) {
 
 void add_top(CLI::App& app, int* exit_code) {
   auto arguments = std::make_shared<TopArguments>();
-  CLI::App* command = app.add_subcommand("top", "Watch a run: its ranks, where their time goes, what its hosts do");
+  CLI::App* command = app.add_subcommand("top", "Watch a run: its ranks, where their time goes, the load of its hosts");
   add_run(*command, arguments->run)->required(false);
   CLI::Option* once = command->add_flag("--once", arguments->once, "Print one view and end");
   add_json(*command, arguments->json)->needs(once);
@@ -123,12 +123,10 @@ void add_top(CLI::App& app, int* exit_code) {
       ->type_name("SECONDS")
       ->excludes(once);
   command->footer(
-      "Without RUN: the newest run under ./runs that goes on, before any that is queued. q or Ctrl-C ends it, arrows "
-      "move in a long list of "
-      "ranks;\n"
-      "with the run it ends by itself, and leaves its last view. Where standard output is no terminal, or TERM is "
-      "dumb,\n"
-      "it prints one view. docs/top.md explains each number.");
+      "Without RUN: the newest run under ./runs that has started and not ended, or else the newest that is queued.\n"
+      "q or Ctrl-C ends top; arrows scroll a long list of ranks. When the run ends, top ends too and leaves its\n"
+      "last view. If standard output is no terminal, or TERM is dumb, it prints one view. docs/top.md explains\n"
+      "each number.");
   command->callback([arguments, exit_code] { *exit_code = show_top(*arguments); });
 }
 

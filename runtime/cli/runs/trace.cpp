@@ -65,7 +65,8 @@ void write_merged(const analysis::RunProfile& profile, const TraceArguments& arg
                                  : "clocks to within " + format_duration(Nanoseconds(merged.error_ns));
   std::printf("%s, %lld collectives%s, %s\n", ranks_text(merged.ranks.size()).c_str(),
               static_cast<long long>(merged.collectives),
-              merged.from_dumps ? " (no deep window: steps and collectives of the dumps alone)" : "", clocks.c_str());
+              merged.from_dumps ? " (no traced batches: only steps and collectives from the dumps)" : "",
+              clocks.c_str());
   std::printf("%s, %s: open it in https://ui.perfetto.dev\n", merged.path.c_str(),
               format_bytes(static_cast<double>(merged.bytes)).c_str());
 }
@@ -74,17 +75,20 @@ void write_merged(const analysis::RunProfile& profile, const TraceArguments& arg
 
 void add_trace(CLI::App& app, int* exit_code) {
   auto arguments = std::make_shared<TraceArguments>();
-  CLI::App* command = app.add_subcommand("trace", "Put the traces of all ranks on one time line, or take one now");
+  CLI::App* command =
+      app.add_subcommand("trace", "Merge the traces of all ranks into one time line; --now records new ones first");
   add_run(*command, arguments->run);
-  CLI::Option* now = command->add_flag("--now", arguments->now, "Ask the run for a trace of its next steps first");
-  command->add_option("--steps", arguments->steps, "With --now: how many (default: 10)")
+  CLI::Option* now =
+      command->add_flag("--now", arguments->now, "First trace the next steps of the run, which must be in progress");
+  command->add_option("--steps", arguments->steps, "With --now: the number of steps (default: 10)")
       ->check(CLI::Range(1, kMostSteps))
       ->needs(now);
-  command->add_option("-o,--output", arguments->output, "The file (default: trace.json.gz in the run's folder)")
+  command
+      ->add_option("-o,--output", arguments->output, "The file to write (default: trace.json.gz in the run's folder)")
       ->type_name("FILE");
-  command->add_option("--hta", arguments->hta, "Instead: a file a rank, as HolisticTraceAnalysis reads them")
+  command->add_option("--hta", arguments->hta, "Write one file for each rank instead, for HolisticTraceAnalysis")
       ->type_name("DIR");
-  command->add_flag("--json", arguments->json, "Print what was written as JSON");
+  command->add_flag("--json", arguments->json, "Print as JSON what was written");
   command->callback([arguments, exit_code] {
     const run::RunFolder folder = run::find_run(arguments->run);
     if (arguments->now) ask(folder, arguments->steps);

@@ -48,29 +48,32 @@ int verify(const WhatIfArguments& arguments) {
 void add_what_if(CLI::App& app, int* exit_code) {
   auto arguments = std::make_shared<WhatIfArguments>();
   CLI::App* command =
-      app.add_subcommand("what-if", "Predict what changes would bring to a run: data, network, balance, more ranks");
+      app.add_subcommand("what-if", "Predict how changes would affect a run: data, network, balance, more ranks");
   add_run(*command, arguments->run);
   add_json(*command, arguments->json);
   CLI::Option* verifying = command->add_flag(
       "--verify", arguments->verify,
-      "Start short runs of its experiment, plain and with --mock, and put predicted and measured side by side");
+      "Start short runs of the experiment, with and without --mock, and compare the predictions with them");
   command
       ->add_option("--steps", arguments->steps,
-                   "With --verify: how many steps each of them takes (default: what takes three seconds, 100 to 2000)")
+                   "With --verify: the number of steps of each run (default: three seconds of steps, 100 to 2000)")
       ->check(CLI::Range(kFewestSteps, kMostPredictedSteps))
       ->needs(verifying);
-  command->add_option("--rounds", arguments->rounds, "With --verify: how often each is started (default: 3)")
+  command
+      ->add_option("--rounds", arguments->rounds,
+                   "With --verify: how often each kind of mock run is started (default: 3)")
       ->check(CLI::Range(1, kMostRounds))
       ->needs(verifying);
   command
-      ->add_option("--cluster", arguments->cluster,
-                   "With --verify: the cluster, as of dtrain launch (default: the file the run was launched with)")
+      ->add_option(
+          "--cluster", arguments->cluster,
+          "With --verify: the cluster, as for dtrain launch (default: the file that the run was launched with)")
       ->type_name("FILE")
       ->needs(verifying);
   command->footer(
-      "docs/profiling.md describes how each number is predicted. --verify starts 25 runs (13 with one rank), one "
-      "after\n"
-      "the other, and keeps them in RUN/what-if/N. Exit codes: 0 done, 1 a run failed, 2 bad input, 130 interrupted.");
+      "docs/profiling.md describes how each number is predicted. By default --verify starts 25 runs (13 if the run\n"
+      "has one rank), one after the other, and keeps them in RUN/what-if/N. Exit codes: 0 done, 1 a run failed, 2\n"
+      "bad input, 130 interrupted.");
   command->callback([arguments, exit_code] {
     if (arguments->verify) {
       *exit_code = verify(*arguments);

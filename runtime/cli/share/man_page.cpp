@@ -14,7 +14,8 @@ constexpr Entry kExitCodes[] = {
     {"0", "Done."},
     {"1", "The run failed: a rank died or threw, data is missing, the weights cannot be written."},
     {"2",
-     "Bad input, found before any rank trains: the experiment, an option, a request that cannot fit, no libtorch."},
+     "Bad input, found before any rank trains: the experiment, an option, a request that never fits, no libtorch."},
+    {"3", "dtrain diff --fail-above found a regression."},
     {"130",
      "Interrupted by Ctrl-C or SIGTERM; the ranks finished their step and wrote the weights, unless a second signal "
      "killed them."},
@@ -23,31 +24,27 @@ constexpr Entry kExitCodes[] = {
 constexpr Entry kVariables[] = {
     {"DTRAIN_LIBTORCH_DIR",
      "The 'torch' folder of an installed PyTorch of dtrain's version. Programs that train then use its libtorch and no "
-     "other. Without it they use the one they were linked to, else the one that dtrain-get-libtorch got."},
+     "other. If it is not set, they use the one they were linked to, else the one that dtrain-get-libtorch installed."},
     {"OMP_NUM_THREADS, OMP_WAIT_POLICY",
-     "Given to the ranks as they are. Where they are not set, dtrain launch sets them to the cores of a rank's slot "
-     "and to "
-     "passive."},
+     "Passed to the ranks unchanged. If they are not set, dtrain launch sets them to the number of cores of a rank's "
+     "slot and to passive."},
     {"DTRAIN_STATE_DIR, XDG_STATE_HOME",
-     "Where the ledger of tasks is: ledger.db in the first, or in dtrain/ of the second (~/.local/state). A folder on "
-     "a "
-     "local disk."},
+     "Where the ledger of tasks is: ledger.db in the first, or in dtrain/ of the second (~/.local/state). It must "
+     "be on a local disk."},
     {"PATH", "Where an entrypoint without a slash is looked up, after the folder of dtrain itself."},
     {"XDG_RUNTIME_DIR",
-     "Holds the private files by which the ranks of a host find each other; /tmp/dtrain-UID where it is not set."},
+     "Holds the private files by which the ranks of a host find each other; /tmp/dtrain-UID if it is not set."},
     {"DTRAIN_RANK, DTRAIN_WORLD_SIZE, DTRAIN_LOCAL_RANK, DTRAIN_LOCAL_SIZE, DTRAIN_JOB",
-     "Who a rank is, for a trial started without dtrain launch. Those of mpirun (OMPI_COMM_WORLD_*), srun (SLURM_*) "
-     "and "
-     "torchrun (RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE) are understood too. A half-set group is an error that "
-     "names "
-     "the missing variable."},
+     "Identify a rank of a trial that is started without dtrain launch. The variables of mpirun (OMPI_COMM_WORLD_*), "
+     "srun (SLURM_*) and torchrun (RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE) are read too. If only a part of a "
+     "group is set, that is an error that names the missing variable."},
 };
 
 constexpr Entry kFiles[] = {
     {"runs/NNNN-NAME/",
      "A run: experiment.yaml, plan.json, events.jsonl, metrics.jsonl, logs/, profile/, checkpoints/."},
     {"PREFIX/lib/dtrain/libtorch, ~/.local/share/dtrain/libtorch", "Where dtrain-get-libtorch puts libtorch."},
-    {"~/.local/state/dtrain/ledger.db", "Which tasks hold which slots, who waits, and what became of the others."},
+    {"~/.local/state/dtrain/ledger.db", "Which tasks hold which slots, which tasks wait, and how the others ended."},
     {"PREFIX/share/dtrain/", "Examples: configs/ and examples/."},
 };
 

@@ -3,7 +3,7 @@
 namespace dtrain::cli {
 
 void add_task(CLI::App& app, int* exit_code) {
-  CLI::App* command = app.add_subcommand("task", "See, stop and wait for launches of this user on this machine");
+  CLI::App* command = app.add_subcommand("task", "List, stop and wait for launches of this user on this machine");
   command->require_subcommand(1);
   add_task_list(*command, exit_code);
   add_task_show(*command, exit_code);

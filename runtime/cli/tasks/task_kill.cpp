@@ -15,19 +15,20 @@ std::string kill(scheduler::Ledger& ledger, scheduler::TaskId id) {
     case scheduler::KillResult::kAsked:
       break;
     case scheduler::KillResult::kEnded:
-      return name + ": its launcher was gone; what it had left running has been killed";
+      return name + ": its launcher is gone; the processes that it left were killed";
     case scheduler::KillResult::kHadEnded:
-      return name + " had ended: " + state_text(*ledger.find(id));
+      return name + " has already ended: " + state_text(*ledger.find(id));
   }
-  return ledger.orders(id).kills > 1 ? name + ": its ranks are being killed"
-                                     : name + " was asked to stop after its current step; once more kills its ranks";
+  if (ledger.orders(id).kills > 1) return name + ": its ranks are being killed";
+  return name + " was asked to stop after its current step; a second `dtrain task kill` kills its ranks";
 }
 
 }  // namespace
 
 void add_task_kill(CLI::App& task, int* exit_code) {
   auto ids = std::make_shared<std::vector<std::string>>();
-  CLI::App* command = task.add_subcommand("kill", "Stop tasks, as Ctrl-C does; asked again, at once");
+  CLI::App* command =
+      task.add_subcommand("kill", "Stop tasks after their current step, as Ctrl-C does; a second time, at once");
   command->add_option("ID", *ids, kTaskHelp)->required();
   command->callback([ids, exit_code] {
     const SystemClock clock;

@@ -82,14 +82,13 @@ class TaskTable {
 }  // namespace
 
 void add_task_list(CLI::App& task, int* exit_code) {
-  CLI::App* command = task.add_subcommand("list", "The tasks there are and were, and what the queued ones wait for");
+  CLI::App* command = task.add_subcommand("list", "List all tasks, and what the queued ones wait for");
   auto active = std::make_shared<bool>(false);
-  command->add_flag("--active", *active, "Only those that have not ended");
+  command->add_flag("--active", *active, "Only tasks that have not ended");
   auto format = add_list_format(*command);
   command->footer(
-      "A task is one `dtrain launch`. Lower priorities go first, then older tasks; a later one goes ahead only on "
-      "slots\n"
-      "that no task before it could use.");
+      "A task is one `dtrain launch`. Tasks with a lower priority number go first, then older ones. A later task\n"
+      "starts first only on slots that no task before it could use.");
   command->callback([active, format, exit_code] {
     const SystemClock clock;
     TaskTable table(*format);

@@ -77,7 +77,7 @@ std::string to_text(const Task& task, const std::vector<StateChange>& history) {
 
 void add_task_show(CLI::App& task, int* exit_code) {
   auto arguments = std::make_shared<TaskShowArguments>();
-  CLI::App* command = task.add_subcommand("show", "All that is known of one task");
+  CLI::App* command = task.add_subcommand("show", "Show one task with its slots and every change of its state");
   command->add_option("ID", arguments->name, kTaskHelp)->required();
   command->add_flag("--json", arguments->json, "As JSON");
   command->callback([arguments, exit_code] {

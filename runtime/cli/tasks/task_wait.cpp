@@ -15,7 +15,7 @@ constexpr auto kPollPeriod = std::chrono::milliseconds(200);
 
 void add_task_wait(CLI::App& task, int* exit_code) {
   auto name = std::make_shared<std::string>();
-  CLI::App* command = task.add_subcommand("wait", "Wait until a task has ended, and end with its exit code");
+  CLI::App* command = task.add_subcommand("wait", "Wait until a task has ended, and exit with its exit code");
   command->add_option("ID", *name, kTaskHelp)->required();
   command->callback([name, exit_code] {
     const SystemClock clock;

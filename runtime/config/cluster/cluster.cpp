@@ -8,7 +8,7 @@
 
 #include "document/document_file.h"
 #include "document/section.h"
-#include "document/words.h"
+#include "document/split_words.h"
 
 namespace dtrain::config {
 namespace {

@@ -1,4 +1,4 @@
-#include "document/words.h"
+#include "document/split_words.h"
 #include "dtrain/config/experiment.h"
 #include "keys/key_reader.h"
 

@@ -8,6 +8,11 @@
 namespace dtrain::config {
 namespace {
 
+using comm::Compression;
+using comm::NoCompression;
+
+constexpr Key kCompressionKind{.name = "kind", .text = "The method.", .required = ""};
+
 // false, true (fp16), a kind, or a mapping of a kind and its settings.
 class CompressionForm : public KeyType {
  public:
@@ -19,25 +24,26 @@ class CompressionForm : public KeyType {
     if (!value || value->is_null() || as_boolean(*value) == false) return;
     if (value->is_map()) return read_mapping(section.section(key.name));
     if (as_boolean(*value) == true) {
-      compression_.kind = CompressionKind::kFp16;
+      compression_ = comm::Fp16();
       return;
     }
-    std::vector<std::string> choices = words_of(kCompressionKinds);
+    std::vector<std::string> choices = dtrain::words_of<Compression>();
     choices.insert(choices.begin(), {"false", "true"});
     choices.emplace_back("{kind: ..., ...}");
     const std::string kind = section.choice(key.name, "false", choices);
-    if (kind != "false" && kind != choices.back()) compression_.kind = meaning_of(kCompressionKinds, kind);
+    if (kind == "false" || kind == choices.back()) return;
+    compression_ = kind == "true" ? Compression(comm::Fp16()) : choice_named<Compression>(kind);
   }
 
   Json to_json() const override {
-    if (compression_.kind == CompressionKind::kNone) return false;
+    if (std::holds_alternative<NoCompression>(compression_)) return false;
     const Json mapping = PlanWriter::write(declare_);
     return mapping.size() == 1 ? mapping.front() : mapping;
   }
 
   Json schema(const Key&) const override {
     Json words = {false, true, nullptr, "false", "true"};
-    for (const auto& [word, kind] : kCompressionKinds) words.push_back(word);
+    for (const std::string& word : dtrain::words_of<Compression>()) words.push_back(word);
     return {{"anyOf", {Json{{"enum", std::move(words)}}, SchemaWriter::write(declare_)}}};
   }
 
@@ -51,7 +57,7 @@ class CompressionForm : public KeyType {
   }
 
   Compression& compression_;
-  Keys::Declare declare_ = [this](Keys& keys) { declare_keys(keys, compression_); };
+  Keys::Declare declare_ = [this](Keys& keys) { keys.one_of(kCompressionKind, compression_); };
 };
 
 class ShardedForm : public KeyType {
@@ -96,7 +102,7 @@ std::unique_ptr<KeyType> sharded_form(ShardedOptimizer& sharded) {
 }
 
 void check_together(Section& section, const Optimizations& o) {
-  const bool compressed = o.gradient_compression.kind != CompressionKind::kNone;
+  const bool compressed = !std::holds_alternative<NoCompression>(o.gradient_compression);
   if (o.local_sgd) {
     if (compressed) {
       refuse_with(section, "gradient_compression",

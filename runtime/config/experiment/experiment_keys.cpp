@@ -47,10 +47,14 @@ void check_together(Section& root, const Experiment& experiment) {
     root.report(*batch_size, join_path(kHyperparameters.name, kGlobalBatchSize.name),
                 must_be("at least resources.slots_per_trial, which is " + std::to_string(slots), *batch_size));
   }
-  const bool tokens = experiment.model && experiment.model->data.format == DataFormat::kTokens;
+  const bool sequences = experiment.model && data::has_sequences(experiment.model->data.format);
   const Value* loss = root.find(kLoss.name);
-  if (tokens && loss && experiment.model->loss == Loss::kMse)
-    root.report(*loss, kLoss.name, "must be cross_entropy with data.format tokens, not 'mse'");
+  if (sequences && loss && !takes_sequences(experiment.model->loss)) {
+    root.report(*loss, kLoss.name,
+                "must be " + list_of_choices(losses_of_sequences()) + " with data.format " +
+                    dtrain::word_of(experiment.model->data.format) + ", not '" +
+                    dtrain::word_of(experiment.model->loss) + "'");
+  }
 }
 
 }  // namespace dtrain::config

@@ -14,9 +14,9 @@ void refuse(Section& section, const std::string& key, const std::string& message
 }
 
 Loss read_loss(Section& root) {
-  const std::vector<std::string> words = words_of(kLosses);
+  const std::vector<std::string> words = dtrain::words_of<Loss>();
   if (!root.find(kLoss.name)) root.report_missing(kLoss.name, list_of_choices(words));
-  return meaning_of(kLosses, root.choice(kLoss.name, "", words));
+  return choice_named<Loss>(root.choice(kLoss.name, "", words));
 }
 
 OptimizerSettings read_optimizer(Section section) {
@@ -78,9 +78,13 @@ class ModelPartForm : public KeyType {
 class LossForm : public ModelPartForm {
  public:
   using ModelPartForm::ModelPartForm;
-  Json to_json() const override { return word_of(kLosses, shown().loss); }
-  Json schema(const Key&) const override { return {{"enum", words_of(kLosses)}}; }
-  std::string values() const override { return "`cross_entropy` or `mse`"; }
+  Json to_json() const override { return dtrain::word_of(shown().loss); }
+  Json schema(const Key&) const override { return {{"enum", dtrain::words_of<Loss>()}}; }
+  std::string values() const override {
+    std::vector<std::string> quoted;
+    for (const std::string& word : dtrain::words_of<Loss>()) quoted.push_back("`" + word + "`");
+    return list_of_choices(quoted);
+  }
 };
 
 class OptimizerForm : public ModelPartForm {
@@ -152,9 +156,8 @@ Json program_or_model() {
       },
       "if": {
         "required": ["data"],
-        "properties": {"data": {"required": ["format"], "properties": {"format": {"const": "tokens"}}}}
-      },
-      "then": {"properties": {"loss": {"const": "cross_entropy"}}}
+        "properties": {"data": {"required": ["format"], "properties": {"format": {}}}}
+      }
     },
     "else": {
       "required": ["entrypoint"],
@@ -165,6 +168,8 @@ Json program_or_model() {
       }
     }
   })");
+  schema["then"]["if"]["properties"]["data"]["properties"]["format"]["enum"] = data::formats_of_sequences();
+  schema["then"]["then"]["properties"]["loss"]["enum"] = losses_of_sequences();
   ModelData defaults;
   schema["then"]["properties"]["data"] = SchemaWriter::write([&](Keys& keys) { declare_keys(keys, defaults); });
   return schema;

@@ -1,14 +1,119 @@
-// Which keys a source of samples has, and what they mean, depends on the format; one that the format does not have is
-// an error which says why.
+// Which keys a source of samples has, and what they mean, depends on the format. The experiment file may have those of
+// the chosen one; the schema and the documents say of each key what it is in which formats.
 #include "experiment/model_data.h"
 
 #include <algorithm>
+#include <string_view>
+#include <utility>
 
+#include "dtrain/base/text.h"
 #include "keys/key_reader.h"
 #include "keys/schema_writer.h"
 
 namespace dtrain::config {
 namespace {
+
+using FormatList = std::vector<FormatSources>;
+
+constexpr const char* kFormatName = "format";
+constexpr Key kDataTraining{.name = "training", .text = "The samples to train with.", .default_text = "required"};
+constexpr Key kDataValidation{.name = "validation",
+                              .text = "The samples to validate with; none: nothing is validated.",
+                              .more = "The same keys as `data.training`.",
+                              .keys_elsewhere = true};
+
+const data::SourceKey* find_source_key(const FormatSources& format, std::string_view name) {
+  for (const data::SourceKey& key : format.keys) {
+    if (name == key.name) return &key;
+  }
+  return nullptr;
+}
+
+// The names of the keys of all formats, in the order of their first one.
+std::vector<std::string> source_key_names(const FormatList& formats) {
+  std::vector<std::string> names;
+  for (const FormatSources& format : formats) {
+    for (const data::SourceKey& key : format.keys) {
+      if (std::find(names.begin(), names.end(), key.name) == names.end()) names.emplace_back(key.name);
+    }
+  }
+  return names;
+}
+
+// What formats say, each text once with the words of the formats that say it.
+class TextsOfFormats {
+ public:
+  void add(const char* word, const std::string& text) {
+    const auto same = std::find_if(texts_.begin(), texts_.end(), [&](const auto& one) { return one.first == text; });
+    if (same == texts_.end()) {
+      texts_.emplace_back(text, std::vector<std::string>{word});
+    } else {
+      same->second.emplace_back(word);
+    }
+  }
+  // "idx, npy: a file."
+  std::vector<std::string> lines() const {
+    std::vector<std::string> lines;
+    for (const auto& [text, words] : texts_) lines.push_back(join(words, ", ") + ": " + text);
+    return lines;
+  }
+
+ private:
+  std::vector<std::pair<std::string, std::vector<std::string>>> texts_;
+};
+
+void declare_source_key(Keys& keys, const FormatList& formats, const std::string& name) {
+  TextsOfFormats texts, fallbacks;
+  std::vector<std::string> requiring;
+  const char* examples = nullptr;
+  for (const FormatSources& format : formats) {
+    const data::SourceKey* key = find_source_key(format, name);
+    if (!key) continue;
+    texts.add(format.word, key->text);
+    if (*key->fallback) {
+      fallbacks.add(format.word, std::string("`") + key->fallback + "`");
+    } else {
+      requiring.emplace_back(format.word);
+    }
+    if (!examples) examples = key->examples;
+  }
+  std::vector<std::string> defaults = fallbacks.lines();
+  if (!requiring.empty()) defaults.insert(defaults.begin(), "required for " + join_with_and(requiring));
+  const std::string text = join(texts.lines(), " ");
+  const std::string default_text = join(defaults, "; ");
+  std::string value;
+  keys.text({.name = name.c_str(), .text = text.c_str(), .examples = examples, .default_text = default_text.c_str()},
+            value, kName);
+}
+
+// The keys of a source whatever the format is; source_rules() has what depends on it.
+void declare_source(Keys& keys, const FormatList& formats) {
+  for (const std::string& name : source_key_names(formats)) declare_source_key(keys, formats, name);
+}
+
+Json source_rules(const FormatList& formats) {
+  Json rules = Json::array();
+  for (const FormatSources& format : formats) {
+    Json source = Json::object();
+    for (const std::string& name : source_key_names(formats)) {
+      const data::SourceKey* key = find_source_key(format, name);
+      if (!key) {
+        source["properties"][name] = false;
+      } else if (!*key->fallback) {
+        source["required"].push_back(name);
+      }
+    }
+    Json rule;
+    rule["if"]["required"].push_back(kFormatName);
+    rule["if"]["properties"][kFormatName]["const"] = format.word;
+    rule["then"]["properties"][kDataTraining.name] = source;
+    rule["then"]["properties"][kDataValidation.name] = source;
+    rules.push_back(std::move(rule));
+  }
+  Json all;
+  all["allOf"] = std::move(rules);
+  return all;
+}
 
 std::string filled_text(Section& section, const std::string& key, const std::string& what_it_is,
                         const std::string& fallback = "") {
@@ -22,107 +127,117 @@ std::string filled_text(Section& section, const std::string& key, const std::str
   return fallback;
 }
 
-void refuse_of_format(Section& section, const Key& key, const std::string& message) {
-  if (const Value* value = section.find(key.name)) section.report(*value, key.name, message);
+std::string refusal_of_source_key(const FormatSources& format) {
+  std::vector<std::string> names;
+  for (const data::SourceKey& key : format.keys) names.emplace_back(key.name);
+  return std::string("has no effect with format ") + format.word + "; its " +
+         (names.size() == 1 ? "key is " : "keys are ") + join_with_and(names);
 }
 
-DataSource read_source(Section section, DataFormat format) {
-  DataSource source;
-  switch (format) {
-    case DataFormat::kIdx:
-    case DataFormat::kNpy: {
-      const std::string what = format == DataFormat::kIdx ? "the path of an IDX file" : "the path of a .npy file";
-      source.features = required_path(section, kSourceFeatures.name, what);
-      source.target = required_path(section, kSourceTarget.name, what);
-      refuse_of_format(section, kSourceFile,
-                       "has no effect with this format, which has a file for features and one for target");
-      break;
-    }
-    case DataFormat::kSafetensors: {
-      const std::string what = "the name of a tensor in the file";
-      source.file = required_path(section, kSourceFile.name, "the path of a .safetensors file");
-      source.features_name = filled_text(section, kSourceFeatures.name, what, "features");
-      source.target_name = filled_text(section, kSourceTarget.name, what, "target");
-      break;
-    }
-    case DataFormat::kTokens:
-      source.file = required_path(section, kSourceFile.name, "the path of a file of tokens");
-      for (const Key& key : {kSourceFeatures, kSourceTarget})
-        refuse_of_format(section, key, "has no effect with format tokens: a sequence's target is its next tokens");
-      break;
+data::Source read_source(Section section, const FormatList& formats, const FormatSources& format) {
+  data::Source source;
+  for (const data::SourceKey& key : format.keys) {
+    source[key.name] = key.is_file ? required_path(section, key.name, key.must_be).string()
+                                   : filled_text(section, key.name, key.must_be, key.fallback);
+  }
+  for (const std::string& name : source_key_names(formats)) {
+    if (find_source_key(format, name)) continue;
+    if (const Value* value = section.find(name)) section.report(*value, name, refusal_of_source_key(format));
   }
   section.finish();
   return source;
 }
 
-Json source_json(const DataSource& source, DataFormat format) {
-  const Json file = source.file.string();
-  if (format == DataFormat::kTokens) return {{kSourceFile.name, file}};
-  if (format == DataFormat::kSafetensors) {
-    return {{kSourceFile.name, file},
-            {kSourceFeatures.name, source.features_name},
-            {kSourceTarget.name, source.target_name}};
+Json source_json(const data::Source& source, const FormatSources& format) {
+  Json json = Json::object();
+  for (const data::SourceKey& key : format.keys) {
+    if (const auto value = source.find(key.name); value != source.end()) json[key.name] = value->second;
   }
-  return {{kSourceFeatures.name, source.features.string()}, {kSourceTarget.name, source.target.string()}};
-}
-
-void declare_source(Keys& keys) {
-  for (const Key& key : {kSourceFeatures, kSourceTarget, kSourceFile}) {
-    std::string text;
-    keys.text(key, text, kName);
-  }
+  return json;
 }
 
 class TrainingForm : public KeyType {
  public:
-  TrainingForm(DataSource& source, const DataFormat& format) : source_(source), format_(format) {}
+  TrainingForm(data::Source& source, const FormatList& formats, std::size_t chosen)
+      : source_(source), formats_(formats), format_(formats.at(chosen)) {}
   void read(Section& section, const Key& key) override {
-    if (section.find(key.name)) source_ = read_source(section.section(key.name), format_);
+    if (section.find(key.name)) source_ = read_source(section.section(key.name), formats_, format_);
   }
   Json to_json() const override { return source_json(source_, format_); }
-  Json schema(const Key&) const override { return SchemaWriter::write(declare_source); }
+  Json schema(const Key&) const override {
+    return SchemaWriter::write([&](Keys& keys) { declare_source(keys, formats_); });
+  }
   std::string values() const override { return "mapping"; }
   bool needs_keys() const override { return true; }
-  void visit_keys(Keys& keys) override { declare_source(keys); }
+  void visit_keys(Keys& keys) override { declare_source(keys, formats_); }
 
  private:
-  DataSource& source_;
-  const DataFormat& format_;
+  data::Source& source_;
+  const FormatList& formats_;
+  const FormatSources& format_;
 };
 
 class ValidationForm : public KeyType {
  public:
-  ValidationForm(std::optional<DataSource>& source, const DataFormat& format) : source_(source), format_(format) {}
+  ValidationForm(std::optional<data::Source>& source, const FormatList& formats, std::size_t chosen)
+      : source_(source), formats_(formats), format_(formats.at(chosen)) {}
   void read(Section& section, const Key& key) override {
     const Value* value = section.find(key.name);
-    if (value && !value->is_null()) source_ = read_source(section.section(key.name), format_);
+    if (value && !value->is_null()) source_ = read_source(section.section(key.name), formats_, format_);
   }
   Json to_json() const override { return source_ ? source_json(*source_, format_) : Json(); }
   Json schema(const Key&) const override {
-    return {{"anyOf", {SchemaWriter::write(declare_source), Json{{"type", "null"}}}}};
+    return {
+        {"anyOf", {SchemaWriter::write([&](Keys& keys) { declare_source(keys, formats_); }), Json{{"type", "null"}}}}};
   }
   std::string values() const override { return "mapping or null"; }
-  void visit_keys(Keys& keys) override { declare_source(keys); }
+  void visit_keys(Keys& keys) override { declare_source(keys, formats_); }
 
  private:
-  std::optional<DataSource>& source_;
-  const DataFormat& format_;
+  std::optional<data::Source>& source_;
+  const FormatList& formats_;
+  const FormatSources& format_;
 };
 
-bool has_good_format(Section& section) {
-  const Value* format = section.find(kDataFormat.name);
-  const std::vector<std::string> words = words_of(kDataFormats);
+// Passes declarations on, with those of the sources between that of the format and those of its settings.
+class BehindFormat : public Keys {
+ public:
+  BehindFormat(Keys& keys, const Declare& declare_sources) : keys_(keys), declare_sources_(declare_sources) {}
+  void visit(const Key& key, KeyType& type) override {
+    keys_.visit(key, type);
+    if (key.name == std::string_view(kFormatName)) declare_sources_(keys_);
+  }
+  void only(const Only& only, const Declare& declare) override { keys_.only(only, declare); }
+  void when_read(const std::function<void(Section&)>& function) override { keys_.when_read(function); }
+  void schema_rule(const std::function<Json()>& rule) override { keys_.schema_rule(rule); }
+
+ private:
+  Keys& keys_;
+  const Declare& declare_sources_;
+};
+
+bool has_good_format(Section& section, const std::vector<std::string>& words) {
+  const Value* format = section.find(kFormatName);
   return format && format->is_scalar() && std::find(words.begin(), words.end(), format->text) != words.end();
 }
 
 }  // namespace
 
-std::unique_ptr<KeyType> source_form(DataSource& source, const DataFormat& format) {
-  return std::make_unique<TrainingForm>(source, format);
-}
-
-std::unique_ptr<KeyType> source_form(std::optional<DataSource>& source, const DataFormat& format) {
-  return std::make_unique<ValidationForm>(source, format);
+void declare_data(Keys& keys, const std::vector<FormatSources>& formats, std::size_t chosen,
+                  const std::function<void(Keys&, const Key& selector)>& declare_format, data::Source& training,
+                  std::optional<data::Source>& validation) {
+  TextsOfFormats texts;
+  for (const FormatSources& format : formats) texts.add(format.word, format.text);
+  const std::string text = join(texts.lines(), " ");
+  const Keys::Declare declare_sources = [&](Keys& outside) {
+    TrainingForm training_form(training, formats, chosen);
+    ValidationForm validation_form(validation, formats, chosen);
+    outside.visit(kDataTraining, training_form);
+    outside.visit(kDataValidation, validation_form);
+    outside.schema_rule([&] { return source_rules(formats); });
+  };
+  BehindFormat behind_format(keys, declare_sources);
+  declare_format(behind_format, {.name = kFormatName, .text = text.c_str(), .required = ""});
 }
 
 std::filesystem::path required_path(Section& section, const std::string& key, const std::string& what_it_is) {
@@ -130,47 +245,15 @@ std::filesystem::path required_path(Section& section, const std::string& key, co
   return text.empty() ? std::filesystem::path() : (section.folder() / text).lexically_normal();
 }
 
-ModelData read_model_data(Section section) {
-  ModelData data;
-  const auto declare = [&](Keys& keys) { declare_keys(keys, data); };
+void read_data_keys(Section& section, const std::vector<std::string>& words, const Keys::Declare& declare) {
   if (!section.find(kDataTraining.name))
     section.report_missing(kDataTraining.name, "where the samples to train with are");
   section.find(kDataValidation.name);
-  if (has_good_format(section)) {
+  if (has_good_format(section, words)) {
     KeyReader::read_all(section, declare);
   } else {
     KeyReader::read_required(section, declare);  // what the other keys mean depends on it
   }
-  return data;
-}
-
-Json data_of_formats() {
-  return Json::parse(R"({
-    "allOf": [
-      {
-        "if": {"required": ["format"], "properties": {"format": {"enum": ["idx", "npy"]}}},
-        "then": {
-          "properties": {
-            "training": {"required": ["features", "target"], "properties": {"file": false}},
-            "validation": {"required": ["features", "target"], "properties": {"file": false}}
-          }
-        }
-      },
-      {
-        "if": {"required": ["format"], "properties": {"format": {"const": "safetensors"}}},
-        "then": {"properties": {"training": {"required": ["file"]}, "validation": {"required": ["file"]}}}
-      },
-      {
-        "if": {"required": ["format"], "properties": {"format": {"const": "tokens"}}},
-        "then": {
-          "properties": {
-            "training": {"required": ["file"], "properties": {"features": false, "target": false}},
-            "validation": {"required": ["file"], "properties": {"features": false, "target": false}}
-          }
-        }
-      }
-    ]
-  })");
 }
 
 }  // namespace dtrain::config

@@ -1,14 +1,15 @@
 // What the keys of an optimizer need: the type of `betas`, and the checks across keys.
+#include "dtrain/config/optimizer.h"
+
 #include "document/scalar.h"
 #include "document/section.h"
-#include "dtrain/config/model_job.h"
 
 namespace dtrain::config {
 namespace {
 
 class BetasForm : public KeyType {
  public:
-  explicit BetasForm(OptimizerSettings& settings) : settings_(settings) {}
+  BetasForm(double& beta1, double& beta2) : beta1_(beta1), beta2_(beta2) {}
   void read(Section& section, const Key& key) override {
     const Value* value = section.find(key.name);
     if (!value) return;
@@ -23,10 +24,10 @@ class BetasForm : public KeyType {
       return section.report(*value, key.name,
                             "must be two numbers of at least 0 and below 1, [0.9, 0.999], not " + given);
     }
-    settings_.beta1 = *as_number(value->items[0]).value;
-    settings_.beta2 = *as_number(value->items[1]).value;
+    beta1_ = *as_number(value->items[0]).value;
+    beta2_ = *as_number(value->items[1]).value;
   }
-  Json to_json() const override { return {settings_.beta1, settings_.beta2}; }
+  Json to_json() const override { return {beta1_, beta2_}; }
   Json schema(const Key&) const override {
     return Json::parse(R"({
       "type": "array",
@@ -38,32 +39,15 @@ class BetasForm : public KeyType {
   std::string values() const override { return "two numbers, 0 to below 1"; }
 
  private:
-  OptimizerSettings& settings_;
+  double& beta1_;
+  double& beta2_;
 };
 
 void refuse_given(Section& section, const char* key, const std::string& message) {
   if (const Value* value = section.find(key)) section.report(*value, key, message);
 }
 
-}  // namespace
-
-std::unique_ptr<KeyType> betas_form(OptimizerSettings& settings) {
-  return std::make_unique<BetasForm>(settings);
-}
-
-void check_together(Section& section, const LrScheduleSettings& schedule) {
-  if (schedule.total_steps <= schedule.warmup_steps) {
-    refuse_given(section, "total_steps",
-                 "must be more than warmup_steps (" + std::to_string(schedule.warmup_steps) + ")");
-  }
-}
-
-void check_together(Section& section, const OptimizerSettings& settings) {
-  if (settings.nesterov && (settings.momentum == 0 || settings.dampening != 0))
-    refuse_given(section, "nesterov", "needs a momentum above 0 and no dampening");
-}
-
-// The same as check_together().
+// What declare_nesterov_needs() checks, as a schema.
 Json nesterov_needs() {
   return Json::parse(R"({
     "if": {"required": ["nesterov"], "properties": {"nesterov": {"const": true}}},
@@ -72,6 +56,28 @@ Json nesterov_needs() {
       "properties": {"momentum": {"exclusiveMinimum": 0}, "dampening": {"const": 0}}
     }
   })");
+}
+
+}  // namespace
+
+void declare_betas(Keys& keys, const Key& key, double& beta1, double& beta2) {
+  BetasForm form(beta1, beta2);
+  keys.visit(key, form);
+}
+
+void declare_nesterov_needs(Keys& keys, const Sgd& sgd) {
+  keys.when_read([&](Section& section) {
+    if (sgd.nesterov && (sgd.momentum == 0 || sgd.dampening != 0))
+      refuse_given(section, "nesterov", "needs a momentum above 0 and no dampening");
+  });
+  keys.schema_rule(nesterov_needs);
+}
+
+void check_together(Section& section, const LrScheduleSettings& schedule) {
+  if (schedule.total_steps <= schedule.warmup_steps) {
+    refuse_given(section, "total_steps",
+                 "must be more than warmup_steps (" + std::to_string(schedule.warmup_steps) + ")");
+  }
 }
 
 }  // namespace dtrain::config

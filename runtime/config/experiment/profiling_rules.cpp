@@ -6,22 +6,25 @@
 #include "keys/plan_writer.h"
 
 namespace dtrain::config {
+namespace {
 
-Json to_json(const ProfilingRules& rules) {
-  ProfilingRules shown = rules;
-  return PlanWriter::write([&](Keys& keys) { declare_keys(keys, shown); });
+template <typename Rule>
+concept GpusOnly = Rule::kGpusOnly;
+
+}  // namespace
+
+Json rules_json(const Keys::Declare& declare) {
+  return PlanWriter::write(declare);
 }
 
-ProfilingRules profiling_rules_of(const Json& json) {
-  ProfilingRules rules;
+void read_rules(const Json& json, const Keys::Declare& declare) {
   Collector ignored("");
   const Value document = value_of(json);
   Section section(&document, "", document.at, ignored);
-  KeyReader::read_all(section, [&](Keys& keys) { declare_keys(keys, rules); });
-  return rules;
+  KeyReader::read_all(section, declare);
 }
 
-ProfilingRules override_rules(ProfilingRules rules, std::span<const std::string> overrides) {
+void read_overrides(std::span<const std::string> overrides, const Keys::Declare& declare) {
   Collector collector("", "--rule");
   int number = 0;
   for (const std::string& text : overrides) {
@@ -35,9 +38,35 @@ ProfilingRules override_rules(ProfilingRules rules, std::span<const std::string>
   Value document;
   apply_overrides(overrides, document, collector);
   Section section(&document, "", document.at, collector);
-  KeyReader::read_all(section, [&](Keys& keys) { declare_keys(keys, rules); });
+  KeyReader::read_all(section, declare);
   collector.throw_if_any();
+}
+
+Json to_json(const ProfilingRules& rules) {
+  ProfilingRules shown = rules;
+  return rules_json([&](Keys& keys) { declare_keys(keys, shown); });
+}
+
+ProfilingRules profiling_rules_of(const Json& json) {
+  ProfilingRules rules;
+  read_rules(json, [&](Keys& keys) { declare_keys(keys, rules); });
   return rules;
+}
+
+ProfilingRules override_rules(ProfilingRules rules, std::span<const std::string> overrides) {
+  read_overrides(overrides, [&](Keys& keys) { declare_keys(keys, rules); });
+  return rules;
+}
+
+std::vector<std::string> changed_gpu_rules(const ProfilingRules& rules) {
+  std::vector<std::string> names;
+  const auto add = [&names]<typename Rule>(const Rule& rule) {
+    if constexpr (GpusOnly<Rule>) {
+      if (rule != Rule{}) names.emplace_back(Rule::kWord);
+    }
+  };
+  std::apply([&](const auto&... each) { (add(each), ...); }, rules.all);
+  return names;
 }
 
 }  // namespace dtrain::config

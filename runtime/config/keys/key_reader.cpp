@@ -8,8 +8,10 @@ namespace dtrain::config {
 namespace {
 
 std::string refusal_of(const Only& only) {
-  if (only.refusal) return only.refusal;
-  return std::string("has no effect with ") + only.selector + " " + only.chosen + "; " + join(only.owners, " and ") +
+  if (only.chosen.empty()) {
+    return std::string("has an effect with ") + only.selector + " " + join_with_and(only.owners) + " alone";
+  }
+  return std::string("has no effect with ") + only.selector + " " + only.chosen + "; " + join_with_and(only.owners) +
          (only.owners.size() == 1 ? " has it" : " have it");
 }
 

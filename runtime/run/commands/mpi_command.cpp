@@ -10,7 +10,7 @@
 namespace dtrain::run {
 namespace {
 
-// A dead connection of Open MPI's own daemons is noticed after these three seconds and probes, not after minutes.
+// Open MPI's daemons notice a dead connection after seconds with these probes, after minutes without.
 constexpr std::array<const char*, 9> kDaemonsNoticeLoss{"--mca", "oob_tcp_keepalive_time",   "3",
                                                         "--mca", "oob_tcp_keepalive_intvl",  "1",
                                                         "--mca", "oob_tcp_keepalive_probes", "3"};
@@ -73,7 +73,7 @@ std::vector<std::string> mpirun_arguments(const MpiCommand& command) {
     return std::any_of(command.options.begin(), command.options.end(),
                        [&](const std::string& one) { return one == "-" + option || one == "--" + option; });
   };
-  if (!has("bind-to")) add("--bind-to", "none");  // `dtrain start-rank` does
+  if (!has("bind-to")) add("--bind-to", "none");  // `dtrain start-rank` binds the ranks
   result.insert(result.end(), kDaemonsNoticeLoss.begin(), kDaemonsNoticeLoss.end());
   if (command.network != "auto") {
     add("--mca", "btl_tcp_if_include", command.network, "--mca", "oob_tcp_if_include", command.network);

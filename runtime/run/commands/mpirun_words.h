@@ -1,7 +1,7 @@
-// What mpirun says when a job fails, read for what dtrain itself cannot see: which signal or exit code ended a rank,
-// which host's daemon is gone. Pure functions.
+// What dtrain itself cannot see of a failed job, read from the messages of mpirun and srun: which signal or exit code
+// ended a rank, and which host's daemon is gone. Pure functions.
 //
-// The texts are those of Open MPI 4.1 (help-orterun.txt, help-errmgr-base.txt).
+// mpirun's texts are those of Open MPI 4.1 (help-orterun.txt, help-errmgr-base.txt).
 #pragma once
 
 #include <optional>
@@ -16,15 +16,15 @@ struct EndOfRank {
 };
 
 struct JobWords {
-  std::optional<EndOfRank> first;  // the rank that ended first, not as it should
-  std::string lost_host;           // whose daemon is gone; empty: none
+  std::optional<EndOfRank> first;  // the rank that ended abnormally first
+  std::string lost_host;           // the host whose daemon is gone; empty: none
 };
 
 JobWords read_mpirun_words(const std::string& text);
 
 // srun's: "srun: error: node1: task 3: Killed" or "... Exited with exit code 7".
-// It tells of every task that did not end well, those that stopped because of another too: the one to hear of is
-// `rank`, where it is among them; else the first.
+// srun reports every task that failed, including those that stopped because of another. The result has `rank` if it is
+// among them, else the first.
 JobWords read_srun_words(const std::string& text, int rank = -1);
 
 }  // namespace dtrain::run

@@ -13,10 +13,10 @@
 namespace dtrain::run {
 namespace {
 
-// The lines that sbatch reads, and the shell takes for comments.
+// The lines that sbatch reads as options and the shell takes for comments.
 class SbatchLines {
  public:
-  // `what` it is, for an error.
+  // `what` names the line in errors.
   void add(const std::string& what, const std::string& words) {
     const auto control = [](unsigned char letter) { return letter < 0x20 || letter == 0x7f; };
     if (std::any_of(words.begin(), words.end(), control)) {
@@ -26,7 +26,7 @@ class SbatchLines {
     }
     text_ += "#SBATCH " + words + "\n";
   }
-  // As they would be on a command line: a word without a dash is the value of the one before it.
+  // Options as on a command line: a word without a dash is the value of the word before it.
   void add_options(const std::vector<std::string>& options) {
     for (std::size_t i = 0; i < options.size();) {
       std::string words = as_word(options[i]);
@@ -46,7 +46,7 @@ class SbatchLines {
   std::string text_;
 };
 
-// The node's name as Slurm knows it; on this machine the plan has its own.
+// Slurm's name for the node; for this machine the plan has another.
 std::string node_of(const LaunchPlan& plan, const RankPlacement& rank) {
   const auto agent = std::find_if(plan.cluster.agents.begin(), plan.cluster.agents.end(),
                                   [&](const auto& one) { return one.agent.id == rank.agent; });
@@ -86,7 +86,7 @@ std::vector<std::string> srun_arguments(const LaunchPlan& plan, const std::vecto
   } else {
     add("--nodes=1", "--nodelist=" + nodes_of(plan).front());
   }
-  // Ranks end by themselves when one has failed, and say why; `dtrain start-rank` binds them to their cores.
+  // Ranks end by themselves after one has failed, and report the cause; `dtrain start-rank` binds them to their cores.
   add("--kill-on-bad-exit=0", "--wait=20", "--cpu-bind=none", "--unbuffered");
   add(wants_mpi(plan) ? "--mpi=pmix" : "--mpi=none");
   result.insert(result.end(), plan.launcher.options.begin(), plan.launcher.options.end());
@@ -118,9 +118,9 @@ std::string batch_script(const LaunchPlan& plan, const BatchJob& job) {
   }
   lines.add("the folder " + to_line(Json(job.folder.string())), "--chdir=" + shell_quoted(job.folder.string()));
   lines.add("the run's folder", "--output=" + shell_quoted(batch_output(run_dir).string()));
-  lines.add("", "--open-mode=append");  // a job that is requeued goes on below
+  lines.add("", "--open-mode=append");  // a requeued job writes below the old output
   lines.add("", "--requeue");
-  lines.add("", "--no-kill");  // a lost node is told by dtrain, with the ranks it had
+  lines.add("", "--no-kill");  // dtrain reports a lost node, with the ranks on it
   lines.add_options(plan.launcher.options);
   std::string text = "#!/bin/bash\n" + lines.text();
   if (!job.token.empty()) text += "export DTRAIN_SUBMITTED=" + job.token + "\n";

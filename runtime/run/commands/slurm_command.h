@@ -1,4 +1,4 @@
-// What srun and sbatch are started with for a plan. Pure functions.
+// The arguments of srun and sbatch for a plan. Pure functions.
 #pragma once
 
 #include <filesystem>
@@ -10,26 +10,26 @@
 
 namespace dtrain::run {
 
-// The job that this process is part of; empty: none.
+// The Slurm job that this process belongs to; empty: none.
 std::string slurm_job(const Variables& variables);
-// Slurm is asked for the slots: there is no allocation yet.
+// Whether Slurm must still be asked for slots, because there is no allocation yet.
 bool needs_allocation(const LaunchPlan& plan, const Variables& variables);
 
-// One task a rank; on several nodes those of `hostfile` (a line a rank), which SLURM_HOSTFILE must name.
+// One task for each rank. On several nodes slurm_hostfile() (a line for each rank) places them by SLURM_HOSTFILE.
 std::vector<std::string> srun_arguments(const LaunchPlan& plan, const std::vector<std::string>& program);
 std::string slurm_hostfile(const LaunchPlan& plan);
 
-// The script of a job that makes this launch, in an allocation of its own.
+// What the script of a job contains that makes this launch in an allocation of its own.
 struct BatchJob {
   std::filesystem::path dtrain;      // this program
   std::filesystem::path experiment;  // absolute
   std::filesystem::path run_dir;     // absolute; empty: not known yet (a dry run)
-  std::filesystem::path cluster;     // the cluster file as it was given; empty: none
-  std::filesystem::path folder;      // where it runs
-  std::string token;                 // what tells the launch in the job that the run's folder is its own
+  std::filesystem::path cluster;     // absolute; empty: none was given
+  std::filesystem::path folder;      // its working folder
+  std::string token;                 // proves to the launch in the job that the run's folder is its own
 };
-// ConfigError where an option, the name or a path has a line break: sbatch reads options line by line, and whatever
-// comes after one would be a command of the script.
+// ConfigError if an option, the name or a path has a line break: sbatch reads options line by line, and the text after
+// a line break would be a command of the script.
 std::string batch_script(const LaunchPlan& plan, const BatchJob& job);
 std::filesystem::path batch_output(const std::filesystem::path& run_dir);
 

@@ -17,7 +17,7 @@
 namespace dtrain::run {
 namespace {
 
-// Cores that a cluster file promises and this host lacks are shared, as on the launching host.
+// If a cluster file declares more slots than this host has cores, ranks share cores, as on the launching host.
 std::vector<int> bind_to_slot(const SlotOfRank& slot) {
   std::vector<int> cpus = scheduler::local_slots(slot.slots).slots.at(static_cast<std::size_t>(slot.index)).cpus;
   cpu_set_t set;
@@ -45,7 +45,7 @@ void start_rank(const std::vector<std::string>& command) {
       set.emplace_back("OMP_NUM_THREADS", std::to_string(std::max<std::size_t>(1, cpus.size())));
     }
   }
-  // NCCL takes names alone, and a network may be behind another name on every host. "=": exactly this one.
+  // NCCL takes only names of interfaces, and these may differ between hosts. "=" means exactly this name.
   if (!environment.network_interface.empty() && !variables.contains("NCCL_SOCKET_IFNAME")) {
     set.emplace_back("NCCL_SOCKET_IFNAME",
                      "=" + host::interface_of(environment.network_interface, "host " + host + ": "));

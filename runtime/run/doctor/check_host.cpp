@@ -19,7 +19,7 @@ Finding check_interfaces() {
     if (one.loopback || !host::is_for_others(one)) continue;
     std::string text = one.interface + " " + one.address + "/" + std::to_string(one.prefix);
     if (const auto speed = host::link_speed(one.interface)) {
-      text += " (" + std::to_string(*speed / 1'000'000) + " Mbit/s by its own account)";
+      text += " (reports " + std::to_string(*speed / 1'000'000) + " Mbit/s)";
     }
     parts.push_back(std::move(text));
   }

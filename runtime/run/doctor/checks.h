@@ -1,5 +1,5 @@
-// The checks of `dtrain doctor` that are about one host, each a function of its own. They look, measure for a fraction
-// of a second, and leave nothing behind. One thread.
+// The checks of `dtrain doctor` on one host, a function for each. They look, measure for a fraction of a second, and
+// leave nothing behind. One thread.
 #pragma once
 
 #include <cstdint>
@@ -14,37 +14,37 @@
 namespace dtrain::run {
 
 struct CheckedHost {
-  std::filesystem::path folder;  // where runs are written; need not exist
+  std::filesystem::path folder;  // where runs are written; may not exist yet
   bool needs_mpi = false;        // launcher: mpi
   bool needs_slurm = false;      // launcher: slurm
   bool launches = true;          // `dtrain launch` is called here
 };
 
-// All of them, in the order in which they are printed.
+// Runs all checks, in the order in which they are printed.
 std::vector<Finding> check_host(const CheckedHost& host, const std::optional<GpusSeen>& gpus,
                                 const Variables& variables);
 
-// What programs need.
+// Programs and libraries.
 Finding check_libtorch(const Variables& variables);
 std::vector<Finding> check_gpus(const std::optional<GpusSeen>& seen);  // driver, devices, NCCL
 Finding check_mpi(bool needed);
 Finding check_slurm();
 
-// Limits. `root` is where proc/ and sys/ are.
+// Limits. `root` is the folder that contains proc/ and sys/.
 Finding check_shared_memory(const std::filesystem::path& root = "/");
 Finding check_dev_shm(const std::filesystem::path& folder = "/dev/shm");
 Finding check_open_files();
 Finding judge_open_files(std::uint64_t soft, std::uint64_t hard);
 Finding check_locked_memory(const std::filesystem::path& root = "/");
-// Empty: no limit. `matters`: there are devices that pin memory.
+// `bytes` is empty if there is no limit. `matters`: there are devices that pin memory.
 Finding judge_locked_memory(std::optional<std::uint64_t> bytes, bool matters);
 
 Finding check_interfaces();
 
-// The folder of runs: space, and how fast it takes what is written. And whether the ledger's folder is on a local disk.
+// The folder of runs: its free space and its write speed. The ledger's folder: whether it is local and writable.
 std::vector<Finding> check_folder(const std::filesystem::path& folder);
 Finding check_state_folder(const Variables& variables);
-// The folder itself, or the nearest one above it that exists.
+// The folder itself, or the nearest folder above it that exists.
 std::filesystem::path existing_part(const std::filesystem::path& folder);
 
 }  // namespace dtrain::run

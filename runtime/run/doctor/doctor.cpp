@@ -32,7 +32,7 @@ Finding check_cluster(const std::filesystem::path& given, const Variables& varia
   }
 }
 
-// On Slurm's nodes ssh need not lead anywhere, and srun does so inside an allocation alone.
+// On Slurm's nodes ssh may not work, and srun works only inside an allocation.
 RemoteCommand remote_for(const config::Launcher& launcher, const Variables& variables) {
   if (launcher.type == config::LauncherType::kSlurm && variables.contains("SLURM_JOB_ID")) return over_srun();
   return over_remote_shell(remote_shell(launcher.options, variables));

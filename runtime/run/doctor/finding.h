@@ -1,4 +1,4 @@
-// What a check of `dtrain doctor` says. Plain values; any thread.
+// The result of a check of `dtrain doctor`. Plain values; any thread.
 #pragma once
 
 #include <span>
@@ -16,7 +16,7 @@ struct Finding {
   std::string check;  // what was looked at: "open files"
   Level level = Level::kOk;
   std::string text;
-  std::string remedy;  // what to do; empty when it is ok
+  std::string remedy;  // what to do; empty if it is ok
 };
 
 inline Finding ok(std::string check, std::string text) {
@@ -29,17 +29,16 @@ inline Finding problem(std::string check, std::string text, std::string remedy) 
   return {std::move(check), Level::kProblem, std::move(text), std::move(remedy)};
 }
 
-// Of one host.
 struct HostFindings {
   std::string host;
   std::vector<Finding> findings;
 };
 
 Json to_json(std::span<const Finding> findings);
-std::vector<Finding> findings_of(const Json& json);  // Json::exception where it is something else
+std::vector<Finding> findings_of(const Json& json);  // Json::exception if it is malformed
 
 Level worst(std::span<const HostFindings> hosts);
-// Of one check alone.
+// The worst level of one check on all hosts.
 Level worst_of(std::span<const HostFindings> hosts, const std::string& check);
 Json doctor_json(std::span<const HostFindings> hosts);
 std::string render(std::span<const HostFindings> hosts);

@@ -1,4 +1,4 @@
-// Where runs are written, and where the ledger is.
+// The folder of runs and the folder of the ledger.
 #include <fcntl.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
@@ -22,16 +22,16 @@ using SteadyClock = std::chrono::steady_clock;
 
 constexpr double kLittleSpace = 1024.0 * 1024 * 1024;
 constexpr double kNoSpace = 64.0 * 1024 * 1024;
-constexpr double kSlow = 20.0 * 1024 * 1024;  // bytes a second
+constexpr double kSlow = 20.0 * 1024 * 1024;  // bytes per second
 constexpr std::size_t kChunk = 4u << 20;
 constexpr std::size_t kMost = 64u << 20;
 constexpr auto kLongest = std::chrono::milliseconds(500);
 
-// A file that has a name for no longer than it takes to open it.
+// Opens a file that has no name when this returns.
 UniqueFd open_unnamed(const fs::path& folder) {
   UniqueFd fd(::open(folder.c_str(), O_TMPFILE | O_WRONLY | O_CLOEXEC, 0600));
   if (fd || errno == EACCES || errno == EROFS || errno == ENOSPC) return fd;
-  const fs::path file = folder / (".dtrain-doctor-" + random_hex(8));  // not every file system knows such files
+  const fs::path file = folder / (".dtrain-doctor-" + random_hex(8));  // for file systems without O_TMPFILE
   fd.reset(::open(file.c_str(), O_CREAT | O_EXCL | O_WRONLY | O_CLOEXEC, 0600));
   const int code = errno;
   ::unlink(file.c_str());
@@ -59,15 +59,15 @@ Finding check_speed(const fs::path& folder, double free) {
   }
   if (::fsync(fd.get()) != 0) {
     return problem("disk speed", "syncing a file in " + folder.string() + " failed: " + std::strerror(errno),
-                   "the disk or the file server is in trouble: see the kernel's log");
+                   "the disk or the file server has errors: see the kernel's log");
   }
   const double seconds = to_seconds(SteadyClock::now() - start);
   if (written == 0) return ok("disk speed", "not measured: there is no space to write into");
   const double rate = static_cast<double>(written) / std::max(seconds, 1e-9);
   const std::string text = format_bytes(rate) + "/s written and synced";
-  return rate < kSlow
-             ? warning("disk speed", text, "records and weights are written there: a faster disk with --run-dir")
-             : ok("disk speed", text);
+  if (rate >= kSlow) return ok("disk speed", text);
+  return warning("disk speed", text,
+                 "records and weights are written there: choose a folder on a faster disk with --run-dir");
 }
 
 }  // namespace
@@ -101,7 +101,8 @@ Finding check_state_folder(const Variables& variables) {
     const fs::path there = existing_part(folder);
     if (const auto network = host::network_filesystem(there)) {
       return problem("ledger", folder.string() + " is on a network file system (" + *network + ")",
-                     "name a local folder in DTRAIN_STATE_DIR: its locks do not reach other hosts");
+                     "name a local folder in DTRAIN_STATE_DIR: on a network file system file locks do not work "
+                     "between hosts");
     }
     if (::access(there.c_str(), W_OK) != 0) {
       return problem("ledger", there.string() + " cannot be written", "name another folder in DTRAIN_STATE_DIR");

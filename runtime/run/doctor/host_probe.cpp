@@ -100,7 +100,7 @@ Json answer(Answers& answers, const std::string& line) {
   }
 }
 
-// One line of standard input, without its end; false when there is no further one.
+// Reads one line of standard input without its newline; false at the end of the input.
 bool read_line(std::string& line, std::string& rest) {
   for (;;) {
     if (const auto end = rest.find('\n'); end != std::string::npos) {

@@ -1,4 +1,4 @@
-// Shared memory, open files, locked memory.
+// Limits on shared memory, open files and locked memory.
 #include <sys/resource.h>
 #include <sys/statvfs.h>
 
@@ -13,9 +13,9 @@ namespace dtrain::run {
 namespace {
 
 constexpr std::size_t kTried = 16u << 20;
-constexpr std::uint64_t kFewFiles = 1024;    // what distributions give, and many ranks need
-constexpr std::uint64_t kTooFewFiles = 256;  // a rank with its libraries, loaders and connections
-constexpr std::uint64_t kRaisedTo = 65'536;  // as raise_open_files() does
+constexpr std::uint64_t kFewFiles = 1024;    // the default of distributions; many ranks need more
+constexpr std::uint64_t kTooFewFiles = 256;  // for a rank with its libraries, loaders and connections
+constexpr std::uint64_t kRaisedTo = 65'536;  // by raise_open_files()
 constexpr double kSmallShm = 128.0 * 1024 * 1024;
 constexpr std::uint64_t kLittleLocked = 64u << 20;
 

@@ -29,13 +29,13 @@ constexpr auto kChecksPatience = 30s;
 constexpr auto kClockPatience = 5s;
 constexpr int kClockReadings = 5;
 constexpr Nanoseconds kClocksApart = 100ms;
-constexpr double kSlowNetwork = 200e6;  // bits a second
+constexpr double kSlowNetwork = 200e6;  // bits per second
 
 ProbeSession::Time in(std::chrono::seconds patience) {
   return std::chrono::steady_clock::now() + patience;
 }
 
-// Those of the agents that are not on this one, each once.
+// The hosts of the agents that are not on this host, each once.
 std::vector<std::string> others(const scheduler::ClusterAgents& cluster) {
   std::vector<std::string> hosts;
   for (const scheduler::ClusterAgent& one : cluster.agents) {
@@ -45,13 +45,13 @@ std::vector<std::string> others(const scheduler::ClusterAgents& cluster) {
   return hosts;
 }
 
-// A file that is there as long as this object is.
+// A file that exists as long as this object does.
 class Token {
  public:
   explicit Token(const fs::path& folder) : path_(folder / (".dtrain-doctor-" + random_hex(8))) {
     try {
       write_file_atomic(path_, "");
-    } catch (const SystemError&) {  // the folder cannot be written, which another check says
+    } catch (const SystemError&) {  // the folder cannot be written, which another check reports
       path_.clear();
     }
   }
@@ -93,7 +93,7 @@ Finding check_shared(ProbeSession& session, const fs::path& token) {
                               : folder + " is not shared: records are collected at the end of a run");
 }
 
-// After the checks that all hosts have been asked for.
+// Receives the answer to kChecks, which was requested from all hosts before, and runs the remaining checks.
 void finish(ProbeSession& session, const fs::path& token, std::vector<Finding>& findings) {
   try {
     const Json answer = session.receive(in(kChecksPatience));
@@ -104,7 +104,7 @@ void finish(ProbeSession& session, const fs::path& token, std::vector<Finding>& 
   } catch (const Error& error) {
     findings.push_back(problem("checks", error.what(), error.remedy().empty() ? "see its log" : error.remedy()));
   } catch (const Json::exception&) {
-    findings.push_back(problem("checks", "it has said something unknown", "is it the same dtrain?"));
+    findings.push_back(problem("checks", "its answer cannot be read", "is it the same dtrain?"));
   }
 }
 
@@ -122,10 +122,11 @@ ClockOffset clock_offset(const std::vector<ClockReading>& readings) {
 Finding judge_clock(const ClockOffset& clock) {
   const Nanoseconds apart = clock.offset < 0ns ? -clock.offset : clock.offset;
   const std::string text = format_duration(apart) + (clock.offset < 0ns ? " behind" : " ahead of") +
-                           " this host's, give or take " + format_duration(clock.error);
+                           " this host's, ± " + format_duration(clock.error);
   if (apart - clock.error < kClocksApart) return ok("clock", text);
   return warning("clock", text,
-                 "run an NTP service (chrony, systemd-timesyncd) on all hosts: events and logs are told apart by time");
+                 "run an NTP service (chrony, systemd-timesyncd) on all hosts: events and logs of hosts are ordered by "
+                 "time");
 }
 
 std::vector<HostFindings> check_other_hosts(const scheduler::ClusterAgents& cluster, const RemoteCommand& remote,
@@ -193,7 +194,8 @@ std::vector<Finding> check_network(const scheduler::ClusterAgents& cluster, cons
       }
     }
     if (const std::string several = several_networks_warning(choice); !several.empty()) {
-      result.push_back(warning("network", several, "name the one that is meant: it is then not left to a measurement"));
+      result.push_back(
+          warning("network", several, "name one with dtrain_network_interface, so that no measurement decides"));
     }
   } catch (const Error& error) {
     result.push_back(problem("network", error.what(), error.remedy()));

@@ -1,5 +1,5 @@
-// What `dtrain doctor` finds out about the other hosts of a cluster, over its remote shell: whether they can be
-// reached, what their own checks say, their clocks, the run folder, and the network between them. One thread; seconds.
+// What `dtrain doctor` checks on the other hosts of a cluster, over its remote shell: whether they can be reached, the
+// results of their own checks, their clocks, the run folder, and the network between them. One thread; takes seconds.
 #pragma once
 
 #include <filesystem>
@@ -12,12 +12,12 @@
 
 namespace dtrain::run {
 
-// A clock's difference from this one's, and how far off that may be.
+// The difference of another host's clock from this one's, and its uncertainty.
 struct ClockOffset {
   Nanoseconds offset{0};
   Nanoseconds error{0};
 };
-// The best of some readings: of each, this clock before and after, and theirs in between.
+// One reading of the other clock, between two of this one's. clock_offset() uses the reading that took the shortest.
 struct ClockReading {
   Nanoseconds before;
   Nanoseconds theirs;
@@ -26,12 +26,11 @@ struct ClockReading {
 ClockOffset clock_offset(const std::vector<ClockReading>& readings);
 Finding judge_clock(const ClockOffset& clock);
 
-// One entry a host that is not this one; `folder` is where runs are written. A host that two agents are on is there
-// once.
+// One entry for each host other than this one, also if several agents are on it. `folder` is where runs are written.
 std::vector<HostFindings> check_other_hosts(const scheduler::ClusterAgents& cluster, const RemoteCommand& remote,
                                             const std::filesystem::path& folder);
 
-// Of all hosts together; nothing where this one is the only one and no interface is asked for.
+// One finding for each network between the hosts. Empty if this host is the only one and no interface is wanted.
 std::vector<Finding> check_network(const scheduler::ClusterAgents& cluster, const RemoteCommand& remote);
 
 }  // namespace dtrain::run

@@ -1,4 +1,4 @@
-// libtorch, GPUs, NCCL, MPI, Slurm: what the programs of a run need.
+// The programs and libraries of a run: libtorch, GPUs, NCCL, MPI, Slurm.
 #include <dlfcn.h>
 
 #include <cerrno>
@@ -36,14 +36,14 @@ Library open_library(const char* name) {
   return Library(::dlopen(name, RTLD_NOW | RTLD_LOCAL));
 }
 
-// The number that a function of a library writes through its argument; -1: it has none, or it fails.
+// The number that a library's function writes through its argument; -1 if there is no such function or it fails.
 int asked(void* library, const char* function) {
   int number = -1;
   auto* call = reinterpret_cast<int (*)(int*)>(::dlsym(library, function));
   return call != nullptr && call(&number) == 0 ? number : -1;
 }
 
-// The first line of what a program prints; empty: it fails, or takes too long.
+// The first line of a program's output; empty if the program fails or takes too long.
 std::string first_output_line(const std::vector<std::string>& command) {
   int ends[2];
   if (::pipe2(ends, O_CLOEXEC) != 0) throw SystemError("cannot make a pipe", errno);
@@ -66,7 +66,7 @@ fs::path in_path(const std::string& program) {
   return find_in_path(program, path == variables.end() ? nullptr : &path->second);
 }
 
-// NVIDIA's devices on the bus, whether a driver knows them or not.
+// NVIDIA's devices on the bus, with or without a driver.
 int nvidia_devices() {
   int count = 0;
   std::error_code code;
@@ -120,7 +120,7 @@ std::vector<Finding> check_gpus(const std::optional<GpusSeen>& seen) {
     const int version = asked(driver.get(), "cuDriverGetVersion");  // 12040: 12.4
     const std::string text = std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10);
     result.push_back(version > 0 ? ok("CUDA driver", "for CUDA up to " + text)
-                                 : warning("CUDA driver", "does not say its version", "is it still being installed?"));
+                                 : warning("CUDA driver", "reports no version", "finish its installation"));
   } else if (devices > 0) {
     result.push_back(
         problem("CUDA driver", std::to_string(devices) + " NVIDIA devices, but no libcuda.so.1",
@@ -157,7 +157,7 @@ Finding check_mpi(bool needed) {
   if (mpirun.empty()) return lacking("there is no mpirun in PATH", install);
   const std::string said = first_output_line({mpirun.string(), "--version"});
   if (said.find("Open MPI") == std::string::npos) {
-    return lacking(mpirun.string() + " is not Open MPI's: " + (said.empty() ? "it says nothing" : said), install);
+    return lacking(mpirun.string() + " is not Open MPI's: " + (said.empty() ? "it prints nothing" : said), install);
   }
   if (!fs::exists(module)) {
     return lacking(said + ", but dtrain was built without it", "build dtrain where its headers are (libopenmpi-dev)");

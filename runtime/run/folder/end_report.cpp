@@ -11,7 +11,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Of dumps, so that reading and analysing them takes about a second.
+// Size of dumps that takes about a second to read and analyse.
 constexpr std::uintmax_t kQuickBytes = 100'000'000;
 
 std::uintmax_t dump_bytes(const fs::path& profile) {

@@ -7,12 +7,12 @@
 namespace dtrain::run {
 
 struct EndReport {
-  std::string text;  // a line for the screen: where it is, or how to get it; empty where there is nothing to report on
-  std::string warning;  // a line for standard error: why there is none
+  std::string text;     // for the screen: where the report is, or how to get it; empty if there is nothing to report on
+  std::string warning;  // for standard error: why there is no report
 };
 
-// Writes the report. Throws nothing: one that cannot be written is no reason for a run to fail; and one that would take
-// more than a second or two is left to 'dtrain report'.
+// Writes the report. Never throws: a run does not fail because of its report. A report that would take more than a
+// second or two is left to 'dtrain report'.
 EndReport end_report(const std::filesystem::path& run_dir) noexcept;
 
 }  // namespace dtrain::run

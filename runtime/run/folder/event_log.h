@@ -1,5 +1,4 @@
-// events.jsonl and metrics.jsonl: one JSON object a line, appended whole. Thread safe; several processes append to
-// the same file.
+// events.jsonl: one JSON object per line, appended whole. Thread safe; several processes append to the same file.
 #pragma once
 
 #include <filesystem>
@@ -16,7 +15,7 @@ class EventLog {
  public:
   // `rank` -1: the launcher.
   EventLog(const std::filesystem::path& path, const Clock& clock, int rank, std::string host);
-  // {"time", "event", "rank", "pid", "host", …fields}. SystemError when the disk is full.
+  // {"time", "event", "rank", "pid", "host", …fields}. SystemError if the disk is full.
   void write(const std::string& event, const Json& fields = {});
 
  private:
@@ -27,7 +26,7 @@ class EventLog {
   LineAppender file_;
 };
 
-// The fields of the last event of a run, "run_ended". `cause` is empty unless it failed.
+// The fields of the last event of a run, "run_ended". `cause` is empty unless the run failed.
 Json run_ended(int exit_code, const std::string& cause);
 
 }  // namespace dtrain::run

@@ -30,7 +30,7 @@ scheduler::Task task_of_run(scheduler::Ledger& ledger, const RunFolder& folder) 
       found = std::move(task);
     }
   });
-  if (!found) throw ConfigError("the run " + folder.path.string() + " is of no task of this ledger", kTasksThereAre);
+  if (!found) throw ConfigError("no task in this ledger belongs to the run " + folder.path.string(), kTasksThereAre);
   return *std::move(found);
 }
 

@@ -39,7 +39,7 @@ std::string first_look(const RunFolder& folder, const Clock& clock) noexcept {
     analysis::LiveRun run(folder.path, clock);
     run.poll();
     const std::string text = first_look_text(run.view());
-    return text.empty() ? text : text + "   (as it goes: " + own_command() + " top " + reference_of(folder) + ")";
+    return text.empty() ? text : text + "   (live: " + own_command() + " top " + reference_of(folder) + ")";
   } catch (const std::exception&) {
     return {};
   }

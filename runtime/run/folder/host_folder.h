@@ -1,5 +1,5 @@
-// The run's folder on a host that does not see the launcher's: made there under the same path, and collected by the
-// launcher in the end. Plain functions.
+// The run's folder on a host that does not see the launcher's. It is made there under the same path, and the launcher
+// collects it at the end. Plain functions.
 #pragma once
 
 #include <filesystem>
@@ -9,16 +9,16 @@
 
 namespace dtrain::run {
 
-// The launcher's mark in its own folder: the file launch/token. A host that reads the same there sees that folder.
+// Marks the launcher's own folder with the file launch/token. A host that reads the same token there sees that folder.
 void mark_folder(const RunFolder& folder, const std::string& token);
 bool is_folder_of(const RunFolder& folder, const std::string& token);
 
-// Makes the host's own, marked as such with `token`, where ranks write as they do elsewhere; what an earlier attempt of
-// this run has left there goes. ConfigError when there is another run in it, SystemError when it cannot be made.
+// Makes the host's own folder, marked with `token`, in which its ranks write as elsewhere. Replaces one that an earlier
+// attempt of this run has left. ConfigError if it holds another run, SystemError if it cannot be made.
 void make_host_folder(const RunFolder& folder, const std::string& token, const std::string& plan,
                       const std::string& experiment);
 
-// The name of that mark, beside which nothing is deleted.
+// The file with that mark. A folder is deleted only if it holds the file.
 inline constexpr const char* kHostFolderMark = ".dtrain-host-folder";
 
 }  // namespace dtrain::run

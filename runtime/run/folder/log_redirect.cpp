@@ -29,11 +29,11 @@ LogRedirect::LogRedirect(const std::filesystem::path& log, int rank, std::string
   const UniqueFd file(::open(log.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666));
   if (!file) throw SystemError("cannot write the log " + log.string(), errno);
   screen_ = std::make_unique<Screen>(output_.get(), terminal && ::isatty(output_.get()), clock);
-  std::signal(SIGPIPE, SIG_IGN);  // training goes on when nobody reads the screen any more
+  std::signal(SIGPIPE, SIG_IGN);  // training goes on if the screen can no longer be written
   flush_streams();
   ::dup2(file.get(), STDOUT_FILENO);
   ::dup2(file.get(), STDERR_FILENO);
-  // Whole lines, in the order they were printed: to a file, C's standard output would be buffered in blocks.
+  // Whole lines, in the order in which they are printed: C's standard output to a file would be buffered in blocks.
   std::setvbuf(stdout, nullptr, _IOLBF, 0);
   thread_ = std::thread([this, log, rank, prefix = std::move(prefix)] {
     LogTail tail;

@@ -1,6 +1,6 @@
-// Sends what a rank prints (descriptors 1 and 2, whoever writes to them) into its log file. Where no launcher shows the
-// file, a thread copies its new lines to the screen the rank was started on. Restores both descriptors at its end, and
-// ends a last line that a full disk has cut short.
+// Redirects what a rank prints (file descriptors 1 and 2, also from libraries) into its log file. A thread copies new
+// lines of the file to the screen on which the rank was started. The destructor restores both file descriptors and ends
+// a last line that a full disk has cut short.
 #pragma once
 
 #include <atomic>
@@ -26,16 +26,16 @@ class LogRedirect {
 
   Screen& screen() { return *screen_; }
   int output() const { return output_.get(); }  // where standard output went before
-  // Shows what is in the log so far, then no more of it.
+  // Shows the rest of the log, then stops copying it.
   void stop_copying();
-  // To where standard error went before.
+  // Writes to where standard error went before.
   void original_error(std::string_view text) const;
-  // To where standard output went before.
+  // Writes to where standard output went before.
   void original_output(std::string_view text) const;
 
  private:
   std::filesystem::path log_;
-  UniqueFd output_;  // what descriptors 1 and 2 were
+  UniqueFd output_;  // file descriptors 1 and 2 as they were
   UniqueFd error_;
   std::unique_ptr<Screen> screen_;
   std::atomic<bool> stop_{false};

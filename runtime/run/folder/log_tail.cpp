@@ -10,7 +10,7 @@
 
 namespace dtrain::run {
 namespace {
-constexpr std::size_t kLongestLine = 64 * 1024;  // a longer one is handed over in parts
+constexpr std::size_t kLongestLine = 64 * 1024;  // a longer line is passed on in parts
 }
 
 void LogTail::add(int rank, std::filesystem::path path) {
@@ -66,7 +66,7 @@ std::vector<std::string> last_lines(const std::filesystem::path& path, std::size
   if (!text.empty() && text.back() == '\n') text.pop_back();
   if (text.empty()) return {};
   std::vector<std::string> lines = split(text, '\n');
-  if (begin > 0 && lines.size() > 1) lines.erase(lines.begin());  // cut somewhere inside
+  if (begin > 0 && lines.size() > 1) lines.erase(lines.begin());  // its beginning is cut off
   if (lines.size() > count) lines.erase(lines.begin(), lines.end() - static_cast<std::ptrdiff_t>(count));
   return lines;
 }

@@ -19,13 +19,13 @@ namespace fs = std::filesystem;
 
 constexpr std::size_t kPieceBytes = 256u << 10;
 
-// Itself, not what a link leads to.
+// The file itself, not the target of a link.
 bool is_plain_file(const fs::path& path) {
   std::error_code code;
   return fs::is_regular_file(fs::symlink_status(path, code));
 }
 
-// Not a rename: the two may lie on different file systems by then.
+// Not a rename: the two may be on different file systems.
 void move_file(const fs::path& from, const fs::path& to) {
   make_folder(to.parent_path());
   const UniqueFd in(::open(from.c_str(), O_RDONLY | O_NOFOLLOW | O_CLOEXEC));
@@ -55,7 +55,7 @@ void merge_plan(const fs::path& from, const fs::path& to) {
 void add_events(const RunFolder& from, const RunFolder& to) {
   if (!is_plain_file(from.events())) return;
   std::string lines = read_file(from.events());
-  if (!lines.empty() && lines.back() != '\n') lines.erase(lines.rfind('\n') + 1);  // torn
+  if (!lines.empty() && lines.back() != '\n') lines.erase(lines.rfind('\n') + 1);  // an incomplete last line
   if (!lines.empty()) LineAppender(to.events()).append(lines);
   fs::remove(from.events());
 }
@@ -80,7 +80,7 @@ std::vector<fs::path> move_files(const RunFolder& from, const RunFolder& to) {
 std::vector<fs::path> merge_folder(const RunFolder& from, const RunFolder& to) {
   try {
     add_events(from, to);
-    // Only rank 0 writes metrics, and changes the plan.
+    // Only rank 0 writes metrics and changes the plan.
     if (is_plain_file(from.metrics()) && is_plain_file(from.plan())) merge_plan(from.plan(), to.plan());
     fs::remove(from.plan());
     fs::remove(from.experiment());

@@ -1,4 +1,4 @@
-// Puts what one host has written into its own folder of a run into the run's. Plain functions.
+// Merges what one host has written into its own folder of a run into the run's folder. Plain functions.
 #pragma once
 
 #include <filesystem>
@@ -8,10 +8,9 @@
 
 namespace dtrain::run {
 
-// Plain files move to where they belong; lines of events.jsonl are added; of plan.json those keys that `to` lacks or
-// that its first rank has changed. Whatever else the host has put there (a link, a device) is left out: a link would
-// mean a file of this host here. Returns what was left out, relative to `from`. SystemError or DataError: not all of it
-// could be moved.
+// Moves plain files, appends lines of events.jsonl, and takes over the keys of plan.json from the host of rank 0.
+// Leaves out everything else (links, devices): here a link would lead to a file of this host. Returns what was left
+// out, relative to `from`. SystemError or DataError: not all of it could be moved.
 std::vector<std::filesystem::path> merge_folder(const RunFolder& from, const RunFolder& to);
 
 }  // namespace dtrain::run

@@ -15,7 +15,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// From the current folder, where it lies below it; quoted where a shell would not take it for one word.
+// Relative to the current folder if it is below it; quoted if a shell would not take it for one word.
 std::string shown_path(const fs::path& path) {
   std::error_code code;
   const fs::path relative = fs::relative(path, code);

@@ -7,17 +7,17 @@
 
 namespace dtrain::run {
 
-// How this program is called from the current folder: "dtrain" where PATH leads to it, else its path.
+// How to call this program from the current folder: "dtrain" if PATH leads to it, else its path.
 std::string own_command();
 
-// What names the run on a command line: its number under ./runs, else its path from the current folder, or all of it.
+// How to name the run on a command line: its number under ./runs, else its path, relative if it is below the current
+// folder.
 std::string reference_of(const RunFolder& folder);
 
-// Where the example of a trial is described: in the source tree or in the installed share/. Empty where there is
-// neither.
+// The description of the example trial, in the source tree or in the installed share/. Empty if there is neither.
 std::string example_path();
 
-// The lines. `recorded`: there is a profile of the run, which reports and analyses read.
+// The lines. `recorded`: the run has a profile, which reports and analyses read.
 std::string next_steps(const RunFolder& folder, bool recorded);
 
 }  // namespace dtrain::run

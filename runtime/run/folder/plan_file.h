@@ -1,4 +1,4 @@
-// plan.json: what a run was decided to be, before it starts. Plain functions.
+// plan.json: the run's plan, as decided before it starts. Plain functions.
 #pragma once
 
 #include <filesystem>
@@ -17,17 +17,17 @@ namespace dtrain::run {
 struct RankPlacement {
   int rank = 0;
   std::string host;
-  std::vector<int> cpus;  // it is bound to these; empty: not bound by dtrain
-  std::string agent;      // empty: it was not placed; then its host stands for it
-  int slot = -1;          // on the agent; -1: not by slots
-  int threads = 0;        // how many of its threads can run at once; 0: as many as it has CPUs
+  std::vector<int> cpus;  // the rank is bound to these CPUs; empty: dtrain does not bind it
+  std::string agent;      // empty: the rank was not placed, and its host is used instead
+  int slot = -1;          // on the agent; -1: the rank was not placed by slots
+  int threads = 0;        // how many of its threads can run at once; 0: one for each CPU
 };
 
 struct PlanFacts {
   const config::Experiment& experiment;
   std::vector<std::string> overrides;
   std::string started_by;            // "dtrain launch", "Open MPI", …
-  std::vector<std::string> command;  // of a rank
+  std::vector<std::string> command;  // the command line of a rank
   scheduler::BatchSplit split;
   std::vector<RankPlacement> placement;
   std::vector<std::string> warnings;
@@ -37,10 +37,10 @@ struct PlanFacts {
 
 Json plan_json(const PlanFacts& facts);
 
-// Writes plan.json whole: readers see the old file or the new.
+// Replaces plan.json as a whole: readers see the old file or the new one.
 void write_plan_file(const std::filesystem::path& plan, const Json& json);
 
-// Replaces one top-level key of plan.json; readers see the old file or the new.
+// Replaces one top-level key of plan.json; readers see the old file or the new one.
 void update_plan_file(const std::filesystem::path& plan, const std::string& key, const Json& value);
 
 }  // namespace dtrain::run

@@ -1,4 +1,4 @@
-// A process named so that no later one is taken for it: numbers are used again, start times are not.
+// Start times of processes. A number and a start time identify a process, because numbers are reused.
 #pragma once
 
 #include "dtrain/base/clock.h"
@@ -8,7 +8,7 @@ namespace dtrain::run {
 
 using host::start_ticks;
 
-// When this process started, on the monotonic clock.
+// The start of this process on the monotonic clock.
 Nanoseconds process_start(const Clock& clock);
 
 }  // namespace dtrain::run

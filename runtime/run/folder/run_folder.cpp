@@ -64,7 +64,7 @@ std::vector<std::string> run_names(const fs::path& runs) {
   return names;
 }
 
-// Numbers are given out one at a time: two runs of different names must not get the same one.
+// Only one process at a time gets a number: two runs of different names must not get the same one.
 fs::path make_numbered(const std::string& name) {
   const fs::path runs = fs::absolute(kRunsFolder);
   make_folder(runs);
@@ -102,7 +102,7 @@ RunFolder create_run_folder(const fs::path& requested, const std::string& name, 
     folder.path = fs::absolute(requested).lexically_normal();
     make_folder(folder.path);
   }
-  // Made here and by nobody before: of two runs that ask for one folder, the second is refused.
+  // The first to create this file owns the folder: of two runs that ask for one folder, the second is refused.
   const bool has_events = fs::exists(folder.events());
   const UniqueFd claim(has_events ? -1
                                   : ::open(folder.experiment().c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666));

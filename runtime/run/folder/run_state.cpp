@@ -15,8 +15,8 @@ namespace dtrain::run {
 namespace {
 
 struct SeenOfRun {
-  bool ended = false;     // so it says
-  bool any_left = false;  // of its processes, on this host
+  bool ended = false;     // it has the event run_ended
+  bool any_left = false;  // a process of it is left on this host
   bool started = false;   // it is no longer queued
   bool is_over() const { return ended || !any_left; }
 };
@@ -34,7 +34,7 @@ SeenOfRun seen_of_run(const RunFolder& folder) {
     }
     state.started |= event == "run_started" || event == "rank_started";
     if (event != "submitted" && event != "run_started" && event != "rank_started") continue;
-    // The same number with another start is a later process.
+    // The same number with another start time is a later process.
     const std::uint64_t ticks = start_ticks(json.value("pid", 0));
     state.any_left |= ticks != 0 && ticks == json.value("start_ticks", ticks);
   }
@@ -57,7 +57,7 @@ RunFolder newest_running() {
     if (!queued) queued = *run;
   }
   if (queued) return *queued;
-  throw ConfigError("no run under " + std::filesystem::absolute("runs").string() + " goes on",
+  throw ConfigError("no run under " + std::filesystem::absolute("runs").string() + " is in progress",
                     "name one; `dtrain task list` has those that were launched from other folders: task:ID");
 }
 

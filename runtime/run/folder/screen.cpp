@@ -115,7 +115,7 @@ void Screen::write(std::string_view text) {
   while (!text.empty()) {
     const ssize_t count = ::write(fd_, text.data(), text.size());
     if (count < 0 && errno == EINTR) continue;
-    if (count <= 0) return;  // nobody reads any more; the files hold everything
+    if (count <= 0) return;  // the reader is gone; the files hold everything
     text.remove_prefix(static_cast<std::size_t>(count));
   }
 }

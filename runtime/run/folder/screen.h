@@ -1,5 +1,5 @@
-// What people see of a run: log lines of the ranks and the progress of training. On a terminal the progress is one
-// line, redrawn below the others; piped, it is a plain line every few seconds, the first and the last included.
+// What the screen shows of a run: the ranks' log lines and the progress of training. On a terminal the progress is one
+// line, redrawn below the others. In a pipe it is a plain line every few seconds, the first and the last included.
 // Thread safe. A closed pipe is not an error.
 #pragma once
 
@@ -18,24 +18,24 @@ namespace dtrain::run {
 // "epoch 1/2, batch 120/938 (13%), loss 0.5123, 12,345 samples/s, 12.3 s left"
 std::string format_progress(const Progress& progress);
 
-// Columns of the terminal that `fd` is; empty where it is none.
+// The width of the terminal `fd` in columns; empty if it is no terminal.
 std::optional<int> terminal_width(int fd);
 
-// To standard output, at once.
+// Writes to standard output and flushes it.
 void print(const std::string& text);
 
 class Screen {
  public:
-  // Writes to `fd`, which must outlive it.
+  // Writes to `fd`, which must outlive this object.
   Screen(int fd, bool terminal, const Clock& clock) : fd_(fd), terminal_(terminal), clock_(clock) {}
 
   void line(std::string_view text);
-  // What goes on until there is progress; on a terminal only.
+  // Shows what is going on until there is progress; on a terminal only.
   void activity(std::string_view text);
-  // A line that is shown once, ten seconds after the first progress, unless it is empty. It is made in progress().
+  // Shows the line from `text` (unless empty) once, ten seconds after the first progress. progress() calls `text`.
   void after_a_while(std::function<std::string()> text) { later_ = std::move(text); }
   void progress(const Progress& progress);
-  // Leaves the last progress standing, as a line of its own.
+  // Leaves the last progress on the screen, as a line of its own.
   void end_progress();
 
  private:
@@ -47,9 +47,9 @@ class Screen {
   const Clock& clock_;
   std::mutex mutex_;
   std::string drawn_;                   // the progress line on the terminal
-  std::optional<Progress> unshown_;     // piped: newer than what was printed
-  std::optional<Nanoseconds> printed_;  // piped: when
-  std::optional<Nanoseconds> first_;    // when the first progress came
+  std::optional<Progress> unshown_;     // in a pipe: not printed yet
+  std::optional<Nanoseconds> printed_;  // in a pipe: when progress was last printed
+  std::optional<Nanoseconds> first_;    // when the first progress arrived
   std::function<std::string()> later_;
 };
 

@@ -21,7 +21,7 @@ namespace {
 
 constexpr auto kRequestPollPeriod = std::chrono::milliseconds(100);
 
-// The events of a run, each once.
+// Reads the events of a run, each once.
 class EventReader {
  public:
   explicit EventReader(const RunFolder& folder) : file_(folder.events()) {}
@@ -29,7 +29,7 @@ class EventReader {
     file_.clear();
     const auto before = file_.tellg();
     std::string line;
-    if (!std::getline(file_, line) || file_.eof()) {  // none, or one that is being written
+    if (!std::getline(file_, line) || file_.eof()) {  // no line, or one that is still being written
       file_.clear();
       file_.seekg(before);
       return std::nullopt;
@@ -44,7 +44,7 @@ class EventReader {
 
 struct Ranks {
   std::set<int> started;
-  Json first;  // rank 0's start
+  Json first;  // rank 0's event
 };
 
 Ranks read_ranks(EventReader& events) {
@@ -60,7 +60,7 @@ Ranks read_ranks(EventReader& events) {
   return ranks;
 }
 
-// A process without a handler would be ended by the signal.
+// Whether the process handles the signal. Without a handler the signal would end it.
 bool catches(pid_t pid, int signal) {
   std::ifstream status("/proc/" + std::to_string(pid) + "/status");
   for (std::string line; std::getline(status, line);) {
@@ -84,7 +84,7 @@ void send(const Json& rank_0, int steps) {
     throw ConfigError(whom + " is not there any more, or not visible from here");
   }
   if (!catches(pid, SIGUSR2)) {
-    throw ConfigError(whom + " takes no requests for traces yet", "it does once training begins: try again then");
+    throw ConfigError(whom + " cannot trace before training begins", "try again then");
   }
   sigval value{};
   value.sival_int = steps;
@@ -101,7 +101,7 @@ RequestedTrace request_trace(const RunFolder& folder, int steps, const std::func
   send(ranks.first, steps);
   RequestedTrace result;
   while (result.written.size() + result.failed.size() < ranks.started.size()) {
-    const bool over = is_over(folder);  // asked first, so that what was written before is read
+    const bool over = is_over(folder);  // asked first, so that events written before the end are read
     while (const auto event = events.next()) {
       const std::string name = event->value("event", std::string());
       const int rank = event->value("rank", -1);
@@ -110,7 +110,7 @@ RequestedTrace request_trace(const RunFolder& folder, int steps, const std::func
         throw Error("the run takes no trace: " + event->value("reason", std::string()));
       }
       if (name == "trace_refused") {
-        throw Error("the run is tracing already, or will: batches " + std::to_string(batch("first_batch")) + " to " +
+        throw Error("the run already traces, or will trace, batches " + std::to_string(batch("first_batch")) + " to " +
                     std::to_string(batch("last_batch")));
       }
       if (name == "trace_scheduled") {

@@ -55,7 +55,7 @@ Outcome run_attempts(const Attempt& attempt) {
     attempt.screen.line("dtrain: attempt " + std::to_string(number) + " of " + std::to_string(most) +
                         " failed: " + cause);
     const int kept = put_aside(attempt.folder);
-    attempt.screen.line("dtrain: starting again from the beginning, for there are no checkpoints yet; attempt " +
+    attempt.screen.line("dtrain: starting again from the beginning, because there are no checkpoints yet; attempt " +
                         std::to_string(number) + " is kept in " +
                         (attempt.folder.path / ("attempt-" + std::to_string(kept))).string());
   }

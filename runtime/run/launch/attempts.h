@@ -1,16 +1,15 @@
-// As many attempts at a run as its experiment allows (max_restarts). One thread.
+// Makes as many attempts at a run as its experiment allows (max_restarts). One thread.
 #pragma once
 
 #include "launch/run_attempt.h"
 
 namespace dtrain::run {
 
-// Starts the ranks as the plan's launcher does it, and again after a failure that may pass: a signal that nobody here
-// has sent, or a lost host. What an attempt before the last has logged and recorded lies in the run's folder under
-// attempt-N/.
+// Starts the ranks with the plan's launcher, and starts them again after a failure that may pass: a signal that dtrain
+// did not send, or a lost host. Logs and records of attempts before the last are in attempt-N/ of the run's folder.
 Outcome run_attempts(const Attempt& attempt);
 
-// Moves what an attempt has logged and recorded to attempt-N/ of the run's folder; N is returned.
+// Moves the logs and records of an attempt to attempt-N/ of the run's folder. Returns N.
 int put_aside(const RunFolder& folder);
 
 }  // namespace dtrain::run

@@ -35,7 +35,7 @@ Detached::Detached(const std::filesystem::path& log) : log_(log) {
     return;
   }
   word_ = std::move(writer);
-  ::setsid();  // cannot fail: a new process leads no group
+  ::setsid();  // cannot fail: a new process leads no process group
   put(input.get(), STDIN_FILENO);
   put(output.get(), STDOUT_FILENO);
   put(output.get(), STDERR_FILENO);
@@ -56,7 +56,8 @@ std::string Detached::hear() {
   if (!word.empty()) return word;
   std::string said;
   for (const std::string& line : last_lines(log_, kDetachedLines)) said += (said.empty() ? "" : "\n  ") + line;
-  throw Error("the launcher in the background ended before its task was in the ledger", "it said:\n  " + said);
+  throw Error("the launcher in the background ended before its task was in the ledger",
+              "the end of its log:\n  " + said);
 }
 
 }  // namespace dtrain::run

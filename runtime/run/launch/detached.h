@@ -1,5 +1,5 @@
-// `dtrain launch --detach`: the launch goes on in a process of its own session, which no terminal ends, with its output
-// in a file; the one that was started waits until it hears that the task is in the ledger. Before other threads exist.
+// `dtrain launch --detach`: the launch continues in a process of its own session, which no terminal ends, with its
+// output in a file. The first process waits until the task is in the ledger. Construct before other threads exist.
 #pragma once
 
 #include <filesystem>
@@ -13,13 +13,13 @@ namespace dtrain::run {
 
 class Detached {
  public:
-  // Returns twice, as fork does. SystemError.
+  // Returns in both processes, as fork() does. SystemError.
   explicit Detached(const std::filesystem::path& log);
 
   bool is_launcher() const { return child_ == 0; }
-  // By the one that goes on, once.
+  // Sends `word` to the first process. Called once, by the process that continues.
   void tell(const std::string& word);
-  // By the other: the word. Error with what the log says, where the launcher ended without one.
+  // In the first process: waits for that text. Error with the end of the log if the launcher ended without sending it.
   std::string hear();
 
  private:

@@ -14,22 +14,22 @@
 namespace dtrain::run {
 
 struct Job {
-  std::string name;  // "mpirun"; what it prints goes to logs/mpirun.log
+  std::string name;  // "mpirun"; its standard error goes to logs/mpirun.log
   std::vector<std::string> command;
-  Variables variables;             // beside this process's own
-  std::vector<std::string> unset;  // of this process's own, that it does not get
+  Variables variables;             // besides those of this process
+  std::vector<std::string> unset;  // variables of this process that the job does not get
 };
 
-// How it ended, as far as can be seen from here.
+// How the job ended, as far as the launcher can see.
 struct JobEnd {
   ExitStatus status;
-  std::string errors;                 // what it wrote to standard error, the last of it
-  std::optional<ErrorMessage> error;  // what the ranks reported, or which rank left without a report
-  int joined = 0;                     // ranks that came up
-  bool finished = false;              // all did all they were asked to
-  int exit_code = 0;                  // what they report then
+  std::string errors;                 // the end of its standard error
+  std::optional<ErrorMessage> error;  // what a rank reported, or which rank left without a report
+  int joined = 0;                     // ranks that joined
+  bool finished = false;              // every rank finished, or stopped as requested
+  int exit_code = 0;                  // of the ranks, if `finished`
   int interrupts = 0;
-  std::string interrupted_by;               // the first of them; empty: none
+  std::string interrupted_by;               // the first interrupt; empty: none
   std::map<std::string, HostReport> hosts;  // by agent
 };
 

@@ -29,7 +29,7 @@ Failure lost_host(const LaunchPlan& plan, const std::string& host, int rank, con
   }
   return {.rank = rank,
           .cause = "host " + host + " is lost, with rank " + join(ranks, ", ") + ": " + how,
-          .remedy = "look whether it runs, and whether its network does",
+          .remedy = "check that the host runs and that its network works",
           .may_pass = true};
 }
 
@@ -38,9 +38,9 @@ Failure ended(const LaunchPlan& plan, const EndOfRank& end, bool joined) {
   if (end.signal != 0) {
     return {.rank = end.rank,
             .cause = who + " was " + ExitStatus{0, end.signal}.describe(),
-            .remedy = end.signal == SIGKILL
-                          ? "dtrain did not send it: somebody did, or the kernel ran out of memory (dmesg there tells)"
-                          : "",
+            .remedy = end.signal == SIGKILL ? "dtrain did not send this signal: another process did, or the host ran "
+                                              "out of memory (see dmesg on that host)"
+                                            : "",
             .may_pass = true};
   }
   const std::string when = joined ? " ended before the run was over: " : " ended before it joined the run: ";
@@ -55,10 +55,10 @@ Failure reported_error(const LaunchPlan& plan, const ErrorMessage& error) {
 }
 
 Failure why(const LaunchPlan& plan, const JobEnd& end, const JobWords& words, const std::string& name) {
-  if (end.error && end.error->departure == comm::Departure::kTold) return reported_error(plan, *end.error);
+  if (end.error && end.error->departure == comm::Departure::kReported) return reported_error(plan, *end.error);
   const int rank = end.error ? end.error->rank : -1;
   if (end.error && end.error->departure == comm::Departure::kSilent) {
-    return lost_host(plan, host_of(plan, rank), rank, "nothing has come from it for some seconds");
+    return lost_host(plan, host_of(plan, rank), rank, "it has not answered for some seconds");
   }
   if (!words.lost_host.empty() && (rank < 0 || host_of(plan, rank) == words.lost_host)) {
     return lost_host(plan, words.lost_host, rank, "its ranks and " + name + "'s daemon there are gone");
@@ -70,7 +70,7 @@ Failure why(const LaunchPlan& plan, const JobEnd& end, const JobWords& words, co
   return {.cause = name + when + end.status.describe()};
 }
 
-// The last lines of what says more: the rank's log where it is on this host by now, else the starter's own words.
+// Adds the last lines of the failed rank's log, or those of mpirun or srun if no rank joined.
 void add_lines(Failure& failure, const RunFolder& folder, const JobEnd& end, const std::string& name) {
   if (failure.rank >= 0) {
     failure.lines = log_lines(folder, failure.rank, end.error ? end.error->cause : std::string());

@@ -1,5 +1,5 @@
-// What became of a job: from what its ranks said, and what mpirun or srun said, to a cause with rank and host. Plain
-// functions; they look into log files.
+// How a job ended: derives a cause with rank and host from the reports of its ranks and the messages of mpirun or srun.
+// Plain functions; they read log files.
 #pragma once
 
 #include "commands/mpirun_words.h"
@@ -10,8 +10,8 @@
 
 namespace dtrain::run {
 
-// `name`: of what carried it out. A failure before any rank has joined is left without a remedy: whoever knows how the
-// ranks are started looks further.
+// `name` is "mpirun" or "srun". If no rank joined and none reported an error, run_mpi() looks for the cause on the
+// hosts (RemoteHosts::find_fault()) and adds the remedy.
 Outcome judge_job(const LaunchPlan& plan, const RunFolder& folder, const JobEnd& end, const JobWords& words,
                   const std::string& name);
 

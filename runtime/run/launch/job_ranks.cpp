@@ -17,8 +17,8 @@ constexpr std::size_t kErrorsKept = 64 * 1024;
 
 }  // namespace
 
-// A failing rank informs the others and ends the job (MPI_Abort, or srun's --kill-on-bad-exit). Where a host does not
-// answer, mpirun and srun would wait for that host.
+// A failing rank informs the others and ends the job with MPI_Abort; without MPI the ranks end by themselves. If a host
+// does not answer, mpirun and srun would wait for it.
 const JobRanks::Patience JobRanks::kAfterFailure{std::chrono::seconds(8), std::chrono::seconds(12)};
 const JobRanks::Patience JobRanks::kAfterSilence{std::chrono::milliseconds(1500), std::chrono::milliseconds(2500)};
 const JobRanks::Patience JobRanks::kAfterFinish{std::chrono::seconds(30), std::chrono::seconds(38)};
@@ -31,14 +31,14 @@ JobRanks::JobRanks(const Attempt& attempt, RankPlane& plane, const Job& job)
 
 Process JobRanks::start(const Job& job) {
   const std::filesystem::path log = attempt_.folder.logs() / (job.name + ".log");
-  log_.emplace(log);  // a log that cannot even be opened ends the launch
+  log_.emplace(log);  // the launch fails if its log cannot be opened
   const UniqueFd out = out_.open();
   const UniqueFd errors = errors_.open();
   const UniqueFd in(::open("/dev/null", O_RDONLY | O_CLOEXEC));
   ProcessOptions options;
   options.command = job.command;
   options.environment = job.variables;
-  // The mark identifies the ranks, should this process be killed before it has recorded them.
+  // The mark identifies the ranks if this process is killed before it has recorded them.
   options.environment[scheduler::kRankMark] = scheduler::rank_mark(::getpid());
   options.unset = job.unset;
   options.fds = {{0, in.get()}, {1, out.get()}, {2, errors.get()}};
@@ -84,7 +84,7 @@ void JobRanks::judge() {
   try {
     plane_.finish();
   } catch (const CommError&) {
-    // A rank died on its way out; its exit code shows it.
+    // A rank died while it ended; its exit code shows that.
   }
   end_within(kAfterFinish);
 }
@@ -114,7 +114,7 @@ void JobRanks::end_what_hangs() {
   if (since >= patience_.before_kill && !std::exchange(killed_, true)) process_.kill_group(SIGKILL);
 }
 
-// A disk that is full does not end the launch: the outcome is the same without this log.
+// A full disk does not end the launch: the outcome does not depend on this log.
 void JobRanks::keep(const std::string& line) {
   try {
     log_->append(line + "\n");

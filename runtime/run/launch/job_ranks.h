@@ -1,5 +1,5 @@
-// The ranks of a run that mpirun or srun starts for `dtrain launch`. The ranks report over their plane (rank_plane.h);
-// the job's own output has what they print. One thread.
+// The ranks of a run that mpirun or srun starts for `dtrain launch`. They report over the launcher's plane
+// (rank_plane.h); what they print arrives as the output of the job. One thread.
 #pragma once
 
 #include <chrono>
@@ -22,7 +22,7 @@ class JobRanks final : public WatchedRanks {
  public:
   // Starts the job. SystemError when it cannot be started.
   JobRanks(const Attempt& attempt, RankPlane& plane, const Job& job);
-  // How it ended, once the watcher has seen its end.
+  // How the job ended. Called once the watcher has seen its end.
   JobEnd end();
 
   void add_descriptors(std::vector<pollfd>& descriptors) const override;
@@ -35,7 +35,7 @@ class JobRanks final : public WatchedRanks {
   bool all_ended() const override { return ended_; }
 
  private:
-  // How long a job that should end by itself may take.
+  // How long a job that should end by itself may take before it gets SIGTERM, and then SIGKILL.
   struct Patience {
     std::chrono::milliseconds before_term;
     std::chrono::milliseconds before_kill;

@@ -1,5 +1,5 @@
-// What is the same whoever carries out a job for the launcher: what its ranks are given, where the launcher listens,
-// whom it waits for in the end. Plain functions.
+// What the jobs of mpirun and srun have in common: the orders for the ranks, the address on which the launcher listens,
+// and the wait for the profiling agents at the end. Plain functions.
 #pragma once
 
 #include <string>
@@ -9,22 +9,22 @@
 
 namespace dtrain::run {
 
-// Every rank belongs on this host.
+// Whether every rank is placed on this host.
 bool is_on_one_host(const LaunchPlan& plan);
 
-// Marks the run's folder as the launcher's, too.
+// What the launcher sends to the ranks. Also marks the run's folder as the launcher's (host_folder.h).
 LaunchOrders orders_for(const Attempt& attempt);
 
-// The address of this host that its ranks reach. ConfigError where it is not clear which.
+// The address of this host that the ranks can reach. ConfigError if it is ambiguous.
 std::string listening_address(const LaunchPlan& plan);
 
-// What mpirun or srun is to start for a rank.
+// The command that mpirun or srun starts for each rank.
 std::vector<std::string> rank_command(const LaunchPlan& plan);
 
-// On the screen and as an event. A disk that is full by then changes nothing about how the run has ended.
+// Prints the warning and writes it as an event. A full disk does not change how the run has ended.
 void warn_not_collected(const Attempt& attempt, const std::string& text);
 
-// Until the agent processes on this host have ended, or for some seconds: they end last, a moment after their ranks.
+// Waits until the profiling agents on this host have ended (a moment after their ranks), for some seconds at most.
 void await_agents_here(const Attempt& attempt, const JobEnd& end);
 
 }  // namespace dtrain::run

@@ -52,8 +52,8 @@ void report(const Failure& failure, const RunFolder& folder) {
   if (!failure.followers.empty()) text += "  " + ranks_text(failure.followers) + " stopped because of it\n";
   if (!failure.lines.empty()) {
     const bool log = failure.said_by.empty();
-    text +=
-        log ? "  the last lines of " + folder.log(failure.rank).string() + ":\n" : "  " + failure.said_by + " said:\n";
+    text += log ? "  the last lines of " + folder.log(failure.rank).string() + ":\n"
+                : "  the last output of " + failure.said_by + ":\n";
     for (const std::string& line : failure.lines) text += "  " + (log ? rank_prefix(failure.rank) : "") + line + "\n";
   }
   std::fputs(text.c_str(), stderr);
@@ -68,7 +68,7 @@ void warn(std::span<const std::string> warnings) {
   for (const std::string& warning : warnings) std::fprintf(stderr, "dtrain: warning: %s\n", warning.c_str());
 }
 
-// The last event. A full disk has been reported by now, or is of no consequence.
+// Writes the last event. A full disk does not change how the run has ended.
 void write_last_event(EventLog& events, const Outcome& outcome) {
   try {
     events.write("run_ended", run_ended(outcome.exit_code, outcome.failure ? outcome.failure->cause : ""));
@@ -77,13 +77,13 @@ void write_last_event(EventLog& events, const Outcome& outcome) {
   }
 }
 
-// Why a task has ended as it has; empty: it was completed.
+// Why a task did not complete; empty: it did.
 std::string reason_of(const Outcome& outcome) {
   if (outcome.failure) return outcome.failure->cause;
   return outcome.exit_code == static_cast<int>(ExitCode::kDone) ? "" : outcome.interrupted_by;
 }
 
-// Of ranks on several hosts that have their slots now.
+// Chooses the network of ranks on several hosts. Called once the ranks have their slots.
 void find_network(LaunchPlan& plan, const Variables& variables, LaunchTask& task, EventLog& events) {
   if (plan.launcher.type == config::LauncherType::kLocal || needs_allocation(plan, variables)) return;
   const bool by_slurm = plan.launcher.type == config::LauncherType::kSlurm;
@@ -100,11 +100,11 @@ void find_network(LaunchPlan& plan, const Variables& variables, LaunchTask& task
   warn(std::span(plan.warnings).subspan(warned));
 }
 
-// From the queue to the end, in the process that stays. `detached` is null where that is the one that was started.
+// Carries out a launch from the queue to its end. `detached` is null unless this is the process that --detach started.
 int carry_out(LaunchPlan plan, const RunFolder& folder, const Variables& variables, const Clock& clock,
               Detached* detached) {
   std::signal(SIGPIPE, SIG_IGN);  // a reader of our output that goes away does not end the run
-  raise_open_files();             // of the ranks and the agent, too
+  raise_open_files();             // for the ranks and the profiling agent, too
   LaunchSignals signals;
   EventLog events(folder.events(), clock, -1, plan.host);
   LaunchTask task(state_folder(variables), task_request(plan, folder.path), clock);
@@ -160,7 +160,7 @@ int launch(const LaunchRequest& request) {
   }
   check_can_start(plan);
   const SystemClock clock;
-  open_user_ledger(clock);  // one that cannot be opened is an error before there is a run folder
+  open_user_ledger(clock);  // an unusable ledger is an error before the run's folder exists
   const RunFolder folder = folder_of_launch(request, plan, variables, clock);
   if (!request.detach) return carry_out(plan, folder, variables, clock, nullptr);
   Detached detached(folder.logs() / "launcher.log");

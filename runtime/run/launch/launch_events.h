@@ -1,5 +1,5 @@
-// The launcher's lines of events.jsonl while ranks run. A disk that is full by then does not end the launch: the first
-// event that cannot be written becomes a warning on the screen. One thread.
+// The launcher's lines of events.jsonl while ranks run. A full disk does not end the launch: the first event that
+// cannot be written becomes a warning on the screen. One thread.
 #pragma once
 
 #include <string>

@@ -7,19 +7,19 @@
 namespace dtrain::run {
 namespace {
 
-// As the rows of render_plan().
+// As wide as the row names of render_plan().
 constexpr const char* kIndent = "            ";
 
 std::string queued_row(const LaunchTask& task, const scheduler::Waiting& waiting) {
   return "queued      task " + std::to_string(task.id()) + " waits: " + waiting.reason + "\n";
 }
 
-// How not to wait the next time.
+// How to avoid the wait the next time.
 std::string advice(const LaunchPlan& plan, const scheduler::Waiting& waiting) {
   if (waiting.behind.empty()) return {};
   std::string text = kIndent;
   if (!plan.cluster.declared && !plan.experiment.resources.max_slots) {
-    text += plan.host + " has a slot a core; to run at once on shared cores declare more of them, in cluster.yaml\n";
+    text += plan.host + " has one slot per core; to run at once on shared cores, declare more slots in cluster.yaml\n";
     text += kIndent + std::string("(docs/cluster.md): agents: [{id: ") + plan.host +
             ", slots: " + std::to_string(2 * plan.cluster.agents.front().agent.slots) + ", slot_type: cpu}]\n" +
             kIndent;
@@ -64,7 +64,7 @@ bool wait_in_queue(LaunchPlan& plan, const std::filesystem::path& run_dir, Launc
     print("dtrain: interrupted: " + task.cancelled() + "\n");
     return false;
   }
-  if (!claim->empty()) assign_slots(plan, *claim);  // empty: others will say where
+  if (!claim->empty()) assign_slots(plan, *claim);  // empty: Slurm places the ranks
   return true;
 }
 

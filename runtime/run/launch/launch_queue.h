@@ -1,4 +1,4 @@
-// A launch before it runs: what it asks the ledger for, and its time in the queue. Plain functions; one thread.
+// A launch before it runs: its request to the ledger, and its wait in the queue. Plain functions; one thread.
 #pragma once
 
 #include "folder/event_log.h"
@@ -11,9 +11,9 @@ namespace dtrain::run {
 
 scheduler::TaskRequest task_request(const LaunchPlan& plan, const std::filesystem::path& run_dir);
 
-// Until the plan's ranks have their slots, which are then in the plan. What it waits for is printed, written to the
-// events, and told to who started it in the background (`detached`; may be null). False: it was cancelled, which is
-// printed too.
+// Waits until the plan's ranks have their slots, and assigns them in the plan. Prints what the launch waits for, writes
+// it as an event, and passes it to the process in the foreground (`detached`; null without --detach). False: the launch
+// was cancelled, which is printed too.
 bool wait_in_queue(LaunchPlan& plan, const std::filesystem::path& run_dir, LaunchTask& task, LaunchSignals& signals,
                    EventLog& events, Detached* detached);
 

@@ -1,5 +1,5 @@
-// SIGINT, SIGTERM and SIGHUP of a launcher (the last where nohup has not asked to ignore it), read from a descriptor
-// instead of ending it. From construction to destruction, on the thread that made it; before other threads exist.
+// SIGINT, SIGTERM and SIGHUP (unless nohup ignores it) of a launcher, read from a file descriptor instead of ending the
+// process. In effect while the object exists, on the thread that made it. Construct before other threads exist.
 #pragma once
 
 #include <csignal>
@@ -17,8 +17,8 @@ class LaunchSignals {
   LaunchSignals(const LaunchSignals&) = delete;
   LaunchSignals& operator=(const LaunchSignals&) = delete;
 
-  int fd() const { return fd_.get(); }  // readable (poll) when there is a signal
-  // The next one that has come.
+  int fd() const { return fd_.get(); }  // readable (poll) when a signal has arrived
+  // The next signal that has arrived.
   std::optional<int> next();
 
  private:

@@ -69,7 +69,7 @@ int LaunchTask::kills() {
   looked_at_ = now;
   guarded([&] {
     const scheduler::Orders orders = ledger_.orders(id_);
-    // Others may be using its slots by now.
+    // Other tasks may be using the slots by now.
     kills_ = orders.lost ? 2 : orders.kills;
   });
   return kills_;
@@ -78,8 +78,8 @@ int LaunchTask::kills() {
 void LaunchTask::end(int exit_code, const std::string& cause) {
   if (std::exchange(ended_, true)) return;
   TaskState state = TaskState::kFailed;
-  if (exit_code == static_cast<int>(ExitCode::kDone)) state = TaskState::kCompleted;
-  if (exit_code == static_cast<int>(ExitCode::kInterrupted)) state = TaskState::kCancelled;
+  if (exit_code == static_cast<int>(ExitCode::kDone)) state = TaskState::kDone;
+  if (exit_code == static_cast<int>(ExitCode::kInterrupted)) state = TaskState::kInterrupted;
   guarded([&] { ledger_.end(id_, state, cause, exit_code); });
 }
 

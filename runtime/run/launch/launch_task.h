@@ -1,6 +1,6 @@
-// A launch as a task of the ledger: queued, then holding its slots, until its ranks are gone. Belongs to the launcher,
-// one thread. Once it holds its slots a ledger that cannot be written (a full disk) does not end the training: a
-// warning, once.
+// A launch as a task of the ledger: queued, then holding its slots, until its ranks are gone. Used by the launcher on
+// one thread. Once the task holds its slots, an error of the ledger (a full disk) does not end the training: the first
+// one becomes a warning.
 #pragma once
 
 #include <filesystem>
@@ -16,28 +16,28 @@ namespace dtrain::run {
 
 class LaunchTask {
  public:
-  // Submits it.
+  // Submits the task.
   LaunchTask(const std::filesystem::path& state_folder, const scheduler::TaskRequest& request, const Clock& clock);
-  // A task that nobody has ended by then has failed.
+  // Ends the task as failed unless end() was called.
   ~LaunchTask();
   LaunchTask(const LaunchTask&) = delete;
   LaunchTask& operator=(const LaunchTask&) = delete;
 
   scheduler::TaskId id() const { return id_; }
 
-  // Until it is its turn and its slots are free, in the order of the ranks. `say` is called whenever what it waits for
-  // changes. Empty: it was cancelled, `cancelled()` says by what.
+  // Waits until it is the task's turn and its slots are free, and returns them in the order of the ranks. Calls `say`
+  // whenever the reason for waiting changes. Empty: the launch was cancelled, see cancelled().
   std::optional<scheduler::Claim> wait_for_slots(LaunchSignals& signals,
                                                  const std::function<void(const scheduler::Waiting&)>& say);
   const std::string& cancelled() const { return cancelled_; }
 
-  // A process of this host that uses the slots ("rank 0", "mpirun"), right after its start.
+  // Records a process of this host that uses the slots ("rank 0", "mpirun"). Called right after the process starts.
   void add_process(const std::string& name, pid_t pid);
   void enter(scheduler::TaskState state, const std::string& reason = {});
-  // How often it was asked to stop from outside: 1 as by Ctrl-C, more at once. Looks a few times a second, however
-  // often it is called.
+  // How often `dtrain task kill` has asked for a stop: once means as by Ctrl-C, more often means at once. Reads the
+  // ledger a few times a second at most.
   int kills();
-  // The ranks are gone. `cause`: of what was not completed.
+  // Ends the task once its ranks are gone. `cause`: why it did not complete; empty if it did.
   void end(int exit_code, const std::string& cause);
 
  private:

@@ -21,11 +21,11 @@ std::optional<Failure> failure_of(const RankProcess& rank, const LaunchPlan& pla
   const ExitStatus& status = *rank.status();
   const std::string name = "rank " + std::to_string(rank.rank());
   const bool asked = interrupted && (status.signal == SIGTERM || status.signal == SIGKILL);
-  if (asked || rank.error()) return std::nullopt;  // a rank that stops because of another is no cause
+  if (asked || rank.error()) return std::nullopt;  // a rank that stops because of another is not the cause
   if (status.signal != 0) {
     std::string remedy;
     if (status.signal == SIGKILL) {
-      remedy = "dtrain did not send it: somebody did, or the kernel ran out of memory (dmesg tells)";
+      remedy = "dtrain did not send this signal: another process did, or this machine ran out of memory (see dmesg)";
     }
     return Failure{
         .rank = rank.rank(), .cause = name + " was " + status.describe(), .remedy = remedy, .may_pass = true};

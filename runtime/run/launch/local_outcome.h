@@ -1,5 +1,5 @@
-// How a run on this machine ended: from the ends of its ranks and their messages to a cause. Plain functions; they look
-// into log files.
+// How a run on this machine ended: derives the cause from the exit statuses and messages of its ranks. Plain functions;
+// they read log files.
 #pragma once
 
 #include <optional>
@@ -13,12 +13,12 @@
 
 namespace dtrain::run {
 
-// Why this rank is a cause of failure; empty where it is none (so far). `interrupted`: the launcher has sent the ranks
-// signals.
+// The failure that this rank caused; empty if it caused none (so far). `interrupted`: the launcher has sent signals to
+// the ranks.
 std::optional<Failure> failure_of(const RankProcess& rank, const LaunchPlan& plan, bool interrupted);
 
-// Once all have ended. Adds to `failure` what the logs and the other ranks say. `interrupted_by` is empty where nothing
-// has.
+// The outcome once all ranks have ended. Adds log lines and the ranks that stopped because of it to `failure`.
+// `interrupted_by` is empty if the run was not interrupted.
 Outcome local_outcome(const RunFolder& folder, const std::vector<RankProcess>& ranks, std::optional<Failure> failure,
                       const std::string& interrupted_by);
 

@@ -13,8 +13,8 @@ namespace dtrain::run {
 namespace {
 
 // A failing rank informs the others through the control plane, and they stop by themselves. A rank that has not joined
-// gets SIGTERM instead, which ends it. A rank that hangs is killed; one that is stopped is killed at once, because it
-// receives neither.
+// is not reached that way, so it gets SIGTERM sooner. A rank that hangs is killed. A rank that is stopped (SIGSTOP)
+// handles neither messages nor signals, so it is killed at once.
 constexpr auto kGraceWhileStarting = std::chrono::milliseconds(100);
 constexpr auto kGraceBeforeTerm = std::chrono::milliseconds(500);
 constexpr auto kGraceBeforeKill = std::chrono::seconds(5);
@@ -41,7 +41,7 @@ void LocalRanks::start(const Handover& handover, const Variables& variables) {
 
 Outcome LocalRanks::outcome() {
   for (const RankProcess& rank : ranks_) {
-    // Every rank blames another one: still a failure, reported in their words.
+    // If every rank blames another one, the first rank's report is the cause.
     if (interrupts_ > 0 || !rank.error()) continue;
     fail({rank.rank(), "rank " + std::to_string(rank.rank()) + " stopped: " + rank.error()->cause, ""});
   }
@@ -83,12 +83,12 @@ void LocalRanks::show_logs(bool last) {
   const auto collect = [&](int rank, std::string_view line) { lines.emplace_back(rank, line); };
   last ? tail_.finish(collect) : static_cast<void>(tail_.poll(collect));
   if (lines.empty()) return;
-  // A rank sends its error over its link before it logs it. From then on its log is not shown here: it is part of the
-  // report at the end, which states the cause once.
+  // A rank sends its error over its link before it logs it. Its log lines from then on are not shown here: they are
+  // part of the report at the end, which states the cause once.
   read_links();
   for (const auto& [rank, line] : lines) {
     const auto& error = ranks_[static_cast<std::size_t>(rank)].error();
-    // The same for the line of a rank that only follows; the report has one line for all of them.
+    // A rank that stops because of another logs one line about it; the report has one line for all such ranks.
     if (error && (error->primary || line.find(" stopped because ") != std::string::npos)) continue;
     attempt_.screen.line((attempt_.plan.world_size() > 1 ? rank_prefix(rank) : "") + line);
   }
@@ -107,7 +107,7 @@ void LocalRanks::judge_agent() {
   const auto status = agent_->wait(std::chrono::milliseconds(0));
   if (!status) return;
   agent_ = nullptr;
-  // The agent ends like this once every rank has come to it and gone: their own ends give the reason.
+  // The agent ends like this once every rank has connected and disconnected: the ranks' own ends give the reason.
   if (status->signal == 0 && (status->code == 0 || status->code == profile::kRecordsLost)) return;
   fail({.cause = "the profiling agent of this host " +
                  (status->signal != 0 ? "was " + status->describe() : "ended with " + status->describe()) +

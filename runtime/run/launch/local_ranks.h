@@ -19,11 +19,11 @@ class LocalRanks final : public WatchedRanks {
  public:
   explicit LocalRanks(const Attempt& attempt) : attempt_(attempt) {}
 
-  // The ranks cannot come up without the agent: until all have, its end is a failure of the run. It must outlive this.
+  // The end of the profiling agent is a failure until all ranks have joined. The agent must outlive this object.
   void watch_agent(Process& agent) { agent_ = &agent; }
-  // Starts every rank. Where one cannot be started the run has failed, and the watcher ends those that were.
+  // Starts every rank. If one cannot be started, the run has failed, and the watcher ends the others.
   void start(const Handover& handover, const Variables& variables);
-  // How the run ended, once the watcher has seen the last rank end.
+  // How the run ended. Called once the watcher has seen the last rank end.
   Outcome outcome();
 
   void add_descriptors(std::vector<pollfd>& descriptors) const override;
@@ -52,7 +52,7 @@ class LocalRanks final : public WatchedRanks {
   std::string interrupted_by_;
   std::optional<Failure> failure_;
   Nanoseconds failed_at_{0};
-  std::set<int> terminated_;  // ranks that SIGTERM was sent to because of the failure
+  std::set<int> terminated_;  // ranks that got SIGTERM because of the failure
   std::set<int> killed_;
 };
 

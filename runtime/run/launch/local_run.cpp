@@ -44,10 +44,10 @@ Outcome run_local(const Attempt& attempt) {
   std::error_code ignored;
   std::filesystem::remove(handover.rendezvous, ignored);  // left only by a rank 0 that was killed early
 
-  // It ends with the last rank that has come to it; it need not wait for one that never will.
+  // The agent ends after the last rank. If some rank never connected, there is no reason to wait.
   const auto patience = ranks.all_joined() ? kLocalAgentPatience : std::chrono::seconds(0);
   const ExitStatus agent_status = profile::finish_agent(agent, patience);
-  // Records that could not be written are no failure: a rank has said so, and the summary counts them.
+  // Lost records are no failure of the run: a rank has logged a warning, and the summary counts them.
   const bool lost_records = agent_status.signal == 0 && agent_status.code == profile::kRecordsLost;
   if (!agent_status.success() && !lost_records && !outcome.failure) {
     outcome.exit_code = static_cast<int>(ExitCode::kRunFailed);

@@ -30,7 +30,8 @@ Outcome run_mpi(const Attempt& attempt) {
   if (const auto problems = hosts.hand_out(plan, secret.path(), to_text(contact.secrets)); !problems.empty()) {
     contact.secret_file.clear();
     attempt.screen.line(
-        "dtrain: warning: the run's secret goes to the ranks in a variable, over mpirun's network in clear: " +
+        "dtrain: warning: the run's secret is sent to the ranks in an environment variable, unencrypted, over mpirun's "
+        "network: " +
         join(problems, "; "));
   }
   Job job{.name = "mpirun", .variables = job_variables(plan, contact)};
@@ -44,7 +45,7 @@ Outcome run_mpi(const Attempt& attempt) {
   job.command = mpirun_arguments(command);
 
   const JobEnd end = watch_job(attempt, plane, job);
-  if (end.joined < plan.world_size()) hosts.take_back(plan, secret.path());  // else the ranks have done so
+  if (end.joined < plan.world_size()) hosts.take_back(plan, secret.path());  // else the ranks have removed it
   const JobWords words = read_mpirun_words(end.errors);
   const bool was_lost = end.error && end.error->departure == comm::Departure::kSilent;
   const std::string lost_host =
@@ -58,7 +59,7 @@ Outcome run_mpi(const Attempt& attempt) {
       if (was_lost && rank->host == lost_host) throw Error("host " + lost_host + " is lost");
       const std::string missing = hosts.collect(rank->host, report, attempt.folder);
       if (!missing.empty()) not_collected.push_back(missing);
-    } catch (const std::exception& error) {  // whatever it is: how the run itself ended is known, and stays
+    } catch (const std::exception& error) {  // any error: how the run itself ended is known and stays
       const auto* const typed = dynamic_cast<const Error*>(&error);
       not_collected.push_back("the records of agent " + agent + " are not all in the run's folder: " + describe(error) +
                               (typed && !typed->remedy().empty() ? "; " + typed->remedy() : ""));
@@ -67,8 +68,8 @@ Outcome run_mpi(const Attempt& attempt) {
   await_agents_here(attempt, end);
   Outcome outcome = judge_job(plan, attempt.folder, end, words, job.name);
   for (const std::string& text : not_collected) warn_not_collected(attempt, text);
-  // Where one host lacks something, the ranks of the others have connected, and were ended because of it.
-  const bool said_why = end.error && end.error->departure == comm::Departure::kTold;
+  // A host that lacks something ends the ranks of other hosts too, so a lost connection explains nothing.
+  const bool said_why = end.error && end.error->departure == comm::Departure::kReported;
   if (outcome.failure && end.joined == 0 && !said_why) {
     try {
       if (auto fault = hosts.find_fault(
@@ -77,7 +78,7 @@ Outcome run_mpi(const Attempt& attempt) {
         fault->said_by = outcome.failure->said_by;
         outcome.failure = std::move(fault);
       }
-    } catch (const Error& error) {  // it could not look: what is known stays
+    } catch (const Error& error) {  // the search failed: the known cause stays
       attempt.screen.line("dtrain: warning: " + describe(error));
     }
   }

@@ -22,7 +22,7 @@ void OutputPipe::read(const std::function<void(const std::string& line)>& on_lin
   std::array<char, 16 * 1024> buffer{};
   while (fd_) {
     const ssize_t count = ::read(fd_.get(), buffer.data(), buffer.size());
-    if (count < 0) return;  // nothing more now
+    if (count < 0) return;  // no more output now
     if (count == 0) {
       if (!partial_.empty()) on_line(partial_);
       partial_.clear();

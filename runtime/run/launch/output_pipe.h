@@ -1,4 +1,4 @@
-// What a child process writes to one of its outputs, line by line, without ever waiting for it. One thread.
+// Reads one output of a child process line by line, without blocking. One thread.
 #pragma once
 
 #include <functional>
@@ -10,15 +10,15 @@ namespace dtrain::run {
 
 class OutputPipe {
  public:
-  // Makes the pipe and returns the end that the child writes to. SystemError.
+  // Makes the pipe and returns its write end, for the child. SystemError.
   UniqueFd open();
-  int fd() const { return fd_.get(); }  // readable when there is something; -1: it has ended
-  // Hands over the lines that have come, without their newlines; at the end of the stream what follows the last one.
+  int fd() const { return fd_.get(); }  // readable when there is output; -1: the output has ended
+  // Passes on the lines that have arrived, without newlines; at the end of the output also an incomplete last line.
   void read(const std::function<void(const std::string& line)>& on_line);
 
  private:
   UniqueFd fd_;
-  std::string partial_;  // a line that has not ended
+  std::string partial_;  // an incomplete line
 };
 
 }  // namespace dtrain::run

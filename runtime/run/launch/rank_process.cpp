@@ -12,7 +12,7 @@
 
 namespace dtrain::run {
 namespace {
-constexpr int kLinkFd = 3;  // in the rank
+constexpr int kLinkFd = 3;  // its number in the rank
 }
 
 RankProcess RankProcess::start(const LaunchPlan& plan, const RankPlacement& placement, Handover handover,
@@ -37,7 +37,7 @@ RankProcess RankProcess::start(const LaunchPlan& plan, const RankPlacement& plac
   options.command = plan.command;
   options.environment = thread_variables(plan, placement, variables);
   for (const auto& [name, value] : rank_variables(world, handover)) options.environment[name] = value;
-  // It is known by this, should the launcher be killed before it has written it down.
+  // The mark identifies the rank if the launcher is killed before it has recorded the process.
   options.environment[scheduler::kRankMark] = scheduler::rank_mark(handover.launcher_pid);
   options.fds = {{0, input.get()}, {1, output.get()}, {2, output.get()}, {kLinkFd, theirs.get()}};
   options.cpus = placement.cpus;
@@ -52,7 +52,7 @@ void RankProcess::read_link(std::optional<Progress>* progress) {
       message = link_.receive(std::chrono::milliseconds(0), &timed_out);
     } catch (const SystemError& error) {
       if (error.code() != EMSGSIZE) throw;
-      continue;  // longer than any of a rank's messages: not from us
+      continue;  // longer than any message of a rank, so another program sent it
     }
     if (!message) {
       if (!timed_out) link_.close();
@@ -71,7 +71,7 @@ void RankProcess::read_link(std::optional<Progress>* progress) {
         error_ = error_of(json);
       }
     } catch (const Json::exception&) {
-      // A field of another type than ours: a program that is no rank wrote to the descriptor. Its exit tells.
+      // An unexpected type: a program that is no rank wrote to the file descriptor. Its exit status is reported.
     }
   }
 }

@@ -1,4 +1,4 @@
-// The launcher's view of one rank: its process, its end of the link, and what it has said. One thread.
+// The launcher's view of one rank: its process, its end of the link, and its messages. One thread.
 #pragma once
 
 #include <cstdint>
@@ -27,14 +27,14 @@ class RankProcess {
   const Process& process() const { return process_; }
   int link_fd() const { return link_.fd(); }
 
-  // Takes what the rank has sent. The newest progress goes to `progress`.
+  // Reads the rank's messages. Stores the newest progress in `progress`.
   void read_link(std::optional<Progress>* progress);
-  // True once it has ended.
+  // True once the process has ended.
   bool reap();
   const std::optional<ExitStatus>& status() const { return status_; }
   const std::optional<ErrorMessage>& error() const { return error_; }
-  bool joined() const { return joined_; }      // it came up as a rank of this run
-  bool finished() const { return finished_; }  // it did all it was asked to
+  bool joined() const { return joined_; }      // has connected to the other ranks of this run
+  bool finished() const { return finished_; }  // has trained to the end, or stopped as requested
 
  private:
   RankProcess(int rank, Process process, UnixSocket link)

@@ -25,7 +25,7 @@ constexpr std::size_t kAskedAtOnce = 16;
 constexpr std::size_t kLongestComplaint = 500;
 constexpr auto kCollectPatience = std::chrono::minutes(10);
 
-// The reading end of a pipe that holds the text, which must fit into one.
+// The read end of a pipe that holds `text`, which must fit into the pipe's buffer.
 UniqueFd pipe_with(const std::string& text) {
   int ends[2];
   if (::pipe2(ends, O_CLOEXEC) != 0) throw SystemError("cannot make a pipe", errno);
@@ -35,7 +35,7 @@ UniqueFd pipe_with(const std::string& text) {
   return reader;
 }
 
-// Goes at the end of this scope.
+// A folder that is removed at the end of the scope.
 struct ScratchFolder {
   fs::path path;
   explicit ScratchFolder(fs::path folder) : path(std::move(folder)) { make_folder(path); }
@@ -121,7 +121,7 @@ std::vector<std::pair<std::string, RemoteHosts::Answer>> RemoteHosts::ask_all(co
 
 std::vector<std::string> RemoteHosts::hand_out(const LaunchPlan& plan, const fs::path& file,
                                                const std::string& text) const {
-  // Hosts may share the folder: then it is there by now, and this user's own. Nobody else can make one of that name.
+  // Hosts may share the folder; the file then exists and is this user's. Its name is random: no other user made it.
   const std::string name = shell_quoted(file.string());
   const std::string script =
       "if [ -O " + name + " ]; then cat >/dev/null; else umask 077; set -C; cat >" + name + "; fi";
@@ -145,7 +145,7 @@ std::string RemoteHosts::collect(const std::string& host, const HostReport& repo
   {
     const UniqueFd output(::open(archive.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600));
     if (!output) throw SystemError("cannot write " + archive.string(), errno);
-    // The agent ends last, once its ranks have.
+    // The profiling agent ends last, after its ranks.
     const std::string agent = std::to_string(report.agent_pid);
     const std::string script = marked + " && i=0; while [ $i -lt 100 ] && [ " + agent + " -gt 0 ] && kill -0 " + agent +
                                " 2>/dev/null; do sleep 0.1; i=$((i+1)); done; " + marked + " && tar -C " + there +
@@ -156,7 +156,7 @@ std::string RemoteHosts::collect(const std::string& host, const HostReport& repo
   ProcessOptions options;
   const fs::path unpacked = scratch.path / "files";
   make_folder(unpacked);
-  // Whose they were, and setuid, are that host's business. tar refuses names that lead out of the folder.
+  // Owners and setuid bits of that host are dropped. tar refuses names that lead out of the folder.
   options.command = {"tar",           "-C", unpacked.string(), "--no-same-owner", "--no-same-permissions", "-xf",
                      archive.string()};
   const fs::path said = scratch.path / "tar.err";
@@ -178,8 +178,7 @@ std::string RemoteHosts::collect(const std::string& host, const HostReport& repo
   ask(host, marked + " && rm -rf " + there, -1, kAskPatience);
   std::vector<std::string> names;
   for (const fs::path& name : left_out) names.push_back((folder.path / name).string());
-  return names.empty() ? ""
-                       : "host " + host + " had more there than plain files, which was left out: " + join(names, ", ");
+  return names.empty() ? "" : "files of host " + host + " that are not plain files were left out: " + join(names, ", ");
 }
 
 }  // namespace dtrain::run

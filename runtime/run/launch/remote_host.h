@@ -1,5 +1,5 @@
-// Commands on the other hosts of a run, over the remote shell that mpirun uses there (ssh): asking what is wrong with
-// them, and collecting what they have written. They block, for a bounded time; one thread.
+// Commands on the other hosts of a run, over the remote shell that mpirun uses (ssh): they find what is wrong with a
+// host, hand out the secret, and collect what the host has written. They block for a bounded time; one thread.
 #pragma once
 
 #include <chrono>
@@ -20,31 +20,30 @@ class RemoteHosts {
  public:
   explicit RemoteHosts(std::vector<std::string> shell) : shell_(std::move(shell)) {}
 
-  // After a job of which no rank came up: the first host that cannot be reached, or lacks Open MPI, dtrain, the program
-  // or the experiment. Nothing: all have all of it.
+  // After a job in which no rank joined: the first host that cannot be reached, or that lacks Open MPI, dtrain, the
+  // program or the experiment file. Empty: no host lacks any of them.
   std::optional<Failure> find_fault(const LaunchPlan& plan, const std::vector<std::string>& needed_files) const;
 
-  // Puts a file that the user alone can read on every host of the plan but this one, over the shell's standard input:
-  // neither command lines nor variables have the text. Returns what went wrong, a line a host; mostly nothing.
+  // Writes a file that only the user can read on every host of the plan except this one. The text goes over the shell's
+  // standard input, so that it is in no command line and no variable. Returns one line for each host that failed.
   std::vector<std::string> hand_out(const LaunchPlan& plan, const std::filesystem::path& file,
                                     const std::string& text) const;
-  // Removes it there, where it still is.
+  // Removes that file from the hosts.
   void take_back(const LaunchPlan& plan, const std::filesystem::path& file) const;
 
-  // Brings what a host has written into its own folder into the launcher's, once its agent has ended; then removes it
-  // there. Files come as the launching user's own, without special modes, and nothing is written outside the folder.
-  // Error says what is missing now, and where it still lies. Returns what is missing though all went well; mostly
-  // nothing.
+  // Moves what a host has written into its own folder to the launcher's folder, once the host's profiling agent has
+  // ended. The files belong to the launching user, without special modes, and none is written outside the folder. Error
+  // names what is missing and where it still is. Returns what was left out of a successful collection; usually nothing.
   std::string collect(const std::string& host, const HostReport& report, const RunFolder& folder) const;
 
  private:
   struct Answer {
-    bool came = false;  // the shell got there, and the script ended with 0
-    std::string said;   // its errors, on one line
+    bool came = false;  // the script ran there and returned 0
+    std::string said;   // its standard error, on one line
   };
   Answer ask(const std::string& host, const std::string& script, int output, std::chrono::milliseconds patience,
              const std::string& input = {}) const;
-  // Of every host of the plan but this one, several at a time.
+  // Runs the script on every host of the plan except this one, several at a time.
   std::vector<std::pair<std::string, Answer>> ask_all(const LaunchPlan& plan, const std::string& script,
                                                       const std::string& input) const;
 

@@ -1,5 +1,5 @@
-// One attempt at a run, from the start of its ranks until nothing of it is left running. launch() makes as many as the
-// experiment allows; each way of starting ranks is a function here. They block; one thread.
+// One attempt at a run, from the start of its ranks until all of its processes have ended. run_attempts() makes as many
+// as the experiment allows; here is one function for each way of starting ranks. They block; one thread.
 #pragma once
 
 #include "dtrain/base/clock.h"
@@ -25,11 +25,11 @@ struct Attempt {
   LaunchTask& task;  // records every process that is started
 };
 
-// A process a slot on this machine, each watched from here.
+// One process for each slot on this machine, watched by this process.
 Outcome run_local(const Attempt& attempt);
-// On every host of the plan, by Open MPI's mpirun.
+// On every host of the plan, with Open MPI's mpirun.
 Outcome run_mpi(const Attempt& attempt);
-// On the nodes of the Slurm allocation that this process is in, by srun.
+// On the nodes of the Slurm allocation that this process is in, with srun.
 Outcome run_slurm(const Attempt& attempt);
 
 }  // namespace dtrain::run

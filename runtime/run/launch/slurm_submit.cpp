@@ -55,7 +55,7 @@ void run_quietly(std::vector<std::string> command) {
   Process::start(options).wait(std::chrono::seconds(10));
 }
 
-// The job as its submitter sees it.
+// The job, as the process that submitted it follows it.
 class SubmittedJob {
  public:
   explicit SubmittedJob(const Attempt& attempt)
@@ -165,7 +165,7 @@ std::string reason_of_the_end(const RunFolder& folder) {
     if (what == "interrupted") reason = "interrupted by " + event.value("signal", std::string("a signal"));
     if (what == "run_ended" && event.contains("cause")) reason = event.value("cause", std::string());
   }
-  return reason.empty() ? "it ended without a word: its node was lost, or Slurm killed it" : reason;
+  return reason.empty() ? "it ended without a report: its node was lost, or Slurm killed it" : reason;
 }
 
 }  // namespace

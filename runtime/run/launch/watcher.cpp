@@ -5,7 +5,7 @@
 namespace dtrain::run {
 namespace {
 
-constexpr int kWatchPollMs = 50;  // how often the screen shows what is new
+constexpr int kWatchPollMs = 50;  // the screen is updated at least this often
 
 class Watcher {
  public:
@@ -53,7 +53,7 @@ class Watcher {
   const Attempt& attempt_;
   WatchedRanks& ranks_;
   int interrupts_ = 0;
-  int kills_ = 0;  // those of `dtrain task kill` among the interrupts
+  int kills_ = 0;  // how many of the interrupts came from `dtrain task kill`
   bool running_ = false;
 };
 

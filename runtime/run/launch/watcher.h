@@ -1,5 +1,5 @@
-// Watches the ranks of one attempt until the last has ended: passes interrupts on, keeps the task's state, and ends
-// what hangs. One thread.
+// Watches the ranks of one attempt until the last has ended: passes interrupts on, updates the task's state, and ends
+// ranks that hang. One thread.
 #pragma once
 
 #include "launch/run_attempt.h"

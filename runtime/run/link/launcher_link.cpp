@@ -17,7 +17,7 @@
 namespace dtrain::run {
 namespace {
 constexpr int kSendWaitMs = 1000;
-// A message must fit into one packet of 64 KiB: two texts, each byte of them escaped as six (\u001b).
+// A message must fit into one packet of 64 KiB. It holds two texts, and JSON may escape each byte as six (\u001b).
 constexpr std::size_t kLongestText = 4 * 1024;
 }  // namespace
 

@@ -1,7 +1,7 @@
-// A rank's link to its launcher. The rank reports states, progress and errors, and hears when the launcher is gone or
-// wants it to stop. send() may be called from any thread; callbacks come on a thread of the link. A rank that the
-// launcher itself has started has a socket pair (SocketLink); the launcher's death is the end of the stream there, and
-// signals say when to stop. Ranks that others start have a connection (plane_link.h).
+// A rank's connection to its launcher. The rank reports states, progress and errors. Callbacks report that the launcher
+// is gone or asks the rank to stop; they run on a thread of the link. send() may be called from any thread. A child of
+// the launcher has a socket pair (SocketLink): the stream ends with the launcher, and signals ask for a stop. Ranks
+// that mpirun or srun starts have a control plane (plane_link.h).
 #pragma once
 
 #include <cstdint>
@@ -16,19 +16,19 @@
 
 namespace dtrain::run {
 
-// What goes over the link, each with a "type". A message that the launcher cannot read is ignored there.
+// The messages of the link, each with a "type". The launcher ignores those it cannot read.
 Json state_message(const std::string& state, int exit_code = 0);  // "started", "finished"
 Json progress_message(const Progress& progress);
 struct ErrorMessage {
-  bool primary = true;  // this rank is the cause; false: it stops because of another rank
-  bool agreed = false;  // so do all others, alike, and none of them is the cause
-  comm::Departure departure = comm::Departure::kTold;  // of the rank to blame
-  int rank = -1;                                       // the one to blame; -1: none
+  bool primary = true;  // this rank failed first; false: it stops because of another rank
+  bool agreed = false;  // every rank reports the same error, and none of them is to blame
+  comm::Departure departure = comm::Departure::kReported;  // how the failed rank left
+  int rank = -1;                                           // the failed rank; -1: none
   std::int64_t step = -1;
   std::string cause;
   std::string remedy;
 };
-// "failed at batch 7", or "could not start" where the step is negative.
+// "failed at batch 7", or "could not start" if the step is negative.
 std::string failed_when(std::int64_t step);
 Json to_json(const ErrorMessage& error);
 ErrorMessage error_of(const Json& message);
@@ -37,20 +37,20 @@ Progress progress_of(const Json& message);
 class LauncherLink {
  public:
   virtual ~LauncherLink() = default;
-  // Calls `gone` once, when the launcher is; `stop` once, when it wants the ranks to stop after their step because it
-  // was sent that signal.
+  // Calls `gone` once, when the launcher is gone. Calls `stop` once, when the launcher asks the ranks to stop after
+  // their step, with the signal that it received.
   virtual void watch(std::function<void()> gone, std::function<void(int signal)> stop) = 0;
-  // Whether it is by now: the thread that watches may not have come to say so.
+  // Whether the launcher is gone now. The watching thread may not have reported it yet.
   virtual bool is_gone() const = 0;
-  // False when the launcher is gone or (with `droppable`) does not read: it may be stopped, and training goes on.
+  // False if the launcher is gone or does not read in time. `droppable`: do not wait for it, because it may be stopped.
   virtual bool send(const Json& message, bool droppable = false) = 0;
-  // The rank has finished, and ends now: not a word more.
+  // Reports that the rank has finished. Nothing is sent after this.
   virtual void leave() = 0;
 };
 
 class SocketLink final : public LauncherLink {
  public:
-  // Takes over the descriptor; it is not passed on to children of the rank.
+  // Takes over the file descriptor, which children of the rank do not inherit.
   explicit SocketLink(UniqueFd fd);
   ~SocketLink() override;
   SocketLink(const SocketLink&) = delete;

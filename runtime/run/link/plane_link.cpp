@@ -8,12 +8,12 @@
 namespace dtrain::run {
 namespace {
 
-// Of connecting, and of every wait: ranks of a large job come up one after the other.
+// Deadline for connecting and for every wait: the ranks of a large job start one after the other.
 constexpr auto kPlanePatience = std::chrono::seconds(120);
-// A message holds a mebibyte; in it a quote takes two bytes, and so does every byte of a part that begins or ends
-// inside of a character.
+// A message holds 1 MiB. JSON doubles quotes, and a part that begins or ends inside a character is sent as hexadecimal
+// digits, which doubles every byte.
 constexpr std::size_t kBytesOfOrdersPart = 256u << 10;
-constexpr auto kPlaneAnswers = std::chrono::milliseconds(200);  // a question about a key
+constexpr auto kPlaneAnswers = std::chrono::milliseconds(200);  // deadline of a look-up of a key
 
 }  // namespace
 
@@ -114,15 +114,15 @@ void PlaneLink::enter_mpi() {
 bool PlaneLink::has_entered_mpi(int rank) {
   try {
     return plane_->get_within(plane_key::entered_mpi(rank), kPlaneAnswers).has_value();
-  } catch (const CommError&) {  // the run has failed meanwhile, and there is no such key
+  } catch (const CommError&) {  // the run has failed, and the key is not set
     return false;
   }
 }
 
 void PlaneLink::watch(std::function<void()> gone, std::function<void(int signal)> stop) {
   plane_->on_failure([gone = std::move(gone), stop = std::move(stop)](const comm::RankFailure& failure) {
-    if (failure.rank != 0) return;  // another rank's: the ranks hear of it from each other
-    if (failure.departure != comm::Departure::kTold) return gone();
+    if (failure.rank != 0) return;  // another rank's failure: the ranks inform each other
+    if (failure.departure != comm::Departure::kReported) return gone();
     const Json told = Json::parse(failure.cause, nullptr, false);
     if (told.is_object()) stop(told.value("signal", 0));
   });

@@ -20,7 +20,7 @@ RankPlane::RankPlane(const std::string& address, const LaunchOrders& orders, con
 std::optional<std::string> RankPlane::look(const std::string& key) {
   try {
     return plane_->get_within(key, std::chrono::milliseconds(0));
-  } catch (const CommError&) {  // there is a failure, and no such key
+  } catch (const CommError&) {  // the run has failed, and the key is not set
     return std::nullopt;
   }
 }

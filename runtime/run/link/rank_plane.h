@@ -1,5 +1,4 @@
-// The launcher's side of the links to ranks that mpirun or srun starts for it (plane_link.h). Calls come from one
-// thread.
+// The launcher's side of the links to ranks that mpirun or srun starts (plane_link.h). One thread.
 #pragma once
 
 #include <map>
@@ -16,27 +15,27 @@ namespace dtrain::run {
 
 class RankPlane {
  public:
-  // Listens on that address of this host. CommError when it cannot.
+  // Listens on that address of this host. CommError if it cannot.
   RankPlane(const std::string& address, const LaunchOrders& orders, const Logger& log);
 
-  // What the ranks find it by.
+  // How the ranks reach it.
   const LauncherContact& contact() const { return contact_; }
 
-  // The newest, where there is any that was not taken yet.
+  // The newest progress; empty if there was none since the last call.
   std::optional<Progress> take_progress();
-  int joined();         // ranks that came up
-  bool all_finished();  // did all they were asked to
+  int joined();         // number of ranks that have joined
+  bool all_finished();  // trained to the end, or stopped as requested
   bool finished(int rank) const { return finished_.count(rank) != 0; }
-  // The exit code they agreed on: 0, or that of a run which was interrupted.
+  // The highest exit code of the ranks that have finished: not 0 if the run was stopped.
   int exit_code() const { return exit_code_; }
   std::map<std::string, HostReport> hosts();  // by agent
 
-  // Why the run must end: what the first rank that spoke said. A rank that is gone without a word is told of too: then
-  // `rank` is that one, `departure` says so and `cause` is empty.
+  // Why the run must end: the first error that a rank reported. If a rank is gone without a report, `rank` names it,
+  // `departure` is how it left, and `cause` is empty.
   std::optional<ErrorMessage> error();
   // Asks every rank to stop after its step.
   void stop(int signal);
-  // After all_finished(): lets them go.
+  // After all_finished(): ends the plane in good order, so that the ranks may end.
   void finish();
 
  private:

@@ -28,7 +28,7 @@ std::optional<Contact> read_contact(const std::filesystem::path& path) {
   try {
     text = read_file(path, 4096);
   } catch (const SystemError& error) {
-    if (error.code() == ENOENT) return std::nullopt;  // removed or replaced just now
+    if (error.code() == ENOENT) return std::nullopt;  // removed or replaced meanwhile
     throw;
   }
   try {

@@ -1,5 +1,5 @@
-// How the ranks of one host find rank 0: a file, readable by this user alone, that rank 0 writes its address and a
-// fresh secret into. It is removed once everyone has connected. Calls come from one thread.
+// How the ranks of one host find rank 0: rank 0 writes its address and a fresh secret into a file that only this user
+// can read. The file is removed once all ranks have connected. One thread.
 #pragma once
 
 #include <chrono>
@@ -15,7 +15,7 @@ struct Contact {
   std::string secret;
 };
 
-// Rank 0's side. The file appears whole, with mode 0600, and is gone with this object.
+// Rank 0's side. The file appears complete, with mode 0600, and is removed with this object.
 class RendezvousFile {
  public:
   RendezvousFile(std::filesystem::path path, const Contact& contact);
@@ -27,11 +27,11 @@ class RendezvousFile {
   std::filesystem::path path_;
 };
 
-// Everyone else's side: waits until the file is there and its writer lives (one that a dead job left is not taken).
-// CommError names the file at the deadline; DataError when it is not what rank 0 writes.
+// The other ranks' side: waits for a file whose writer lives, and ignores one that a dead job left. CommError names the
+// file at the deadline; DataError if the file is malformed.
 Contact await_contact(const std::filesystem::path& path, std::chrono::milliseconds timeout);
 
-// `job` as a file name in `folder`.
+// The rendezvous file of `job` in `folder`.
 std::filesystem::path rendezvous_path(const std::filesystem::path& folder, const std::string& job);
 
 }  // namespace dtrain::run

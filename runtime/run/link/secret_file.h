@@ -1,5 +1,5 @@
-// What proves that a process belongs to a launch by mpirun or srun, in a file that its user alone can read. The
-// launcher writes it on every host (remote_host.h), each rank reads it when it comes up. Plain functions; any thread.
+// The file that proves that a process belongs to a launch by mpirun or srun; only its user can read it. The launcher
+// writes it on every host (remote_host.h), and each rank reads it when it starts. Plain functions; any thread.
 #pragma once
 
 #include <filesystem>
@@ -9,10 +9,10 @@
 
 namespace dtrain::run {
 
-// "<secret>.<ranks_secret>", as the file holds it.
+// The file's content: "<secret>.<ranks_secret>".
 std::string to_text(const LaunchSecrets& secrets);
 
-// Makes the file, mode 0600, in the place of one that a killed launcher has left; removes it at its end. SystemError.
+// Makes the file, mode 0600, in place of one that a killed launcher left. The destructor removes it. SystemError.
 class SecretFile {
  public:
   SecretFile(std::filesystem::path path, const LaunchSecrets& secrets);
@@ -25,10 +25,10 @@ class SecretFile {
   std::filesystem::path path_;
 };
 
-// A name for it that nobody guesses, in the folder for temporary files that every host has.
+// A random name in /tmp, a folder that every host has.
 std::filesystem::path temporary_secret_path();
 
-// ConfigError where there is none, or one that others can read or have written.
+// ConfigError if there is none, or if others can read it or may have written it.
 LaunchSecrets read_secret_file(const std::filesystem::path& path);
 
 }  // namespace dtrain::run

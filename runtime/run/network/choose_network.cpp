@@ -17,10 +17,10 @@ namespace {
 
 using namespace std::chrono_literals;
 
-constexpr auto kLoginPatience = 20s;  // ssh gives up connecting after five
+constexpr auto kLoginPatience = 20s;  // ssh stops connecting after five
 constexpr auto kAnswerPatience = 10s;
 
-// One a host, this one first: two agents may be on one machine.
+// One probe for each host, this one first: two agents may be on one host.
 std::vector<ProbeSession> start_probes(const NetworkRequest& request) {
   const std::vector<std::string> probe{executable_path().string(), "host-probe"};
   std::vector<ProbeSession> all;

@@ -1,5 +1,5 @@
-// Asks the hosts of a run which networks they are on, measures those they have in common, and takes one. It starts
-// `dtrain host-probe` on every host, through a remote shell, and ends it again; a few seconds at most. One thread.
+// Chooses the network of a run: asks the hosts which networks they are on, measures the common ones, and takes one.
+// Starts `dtrain host-probe` on every host through a remote shell and ends it again; takes a few seconds. One thread.
 #pragma once
 
 #include <functional>
@@ -14,23 +14,23 @@ namespace dtrain::run {
 using RemoteCommand =
     std::function<std::vector<std::string>(const std::string& host, const std::vector<std::string>& command)>;
 
-// By ssh, or what else mpirun starts its daemons with ("ssh -F file"): never asks for a password, gives up after
-// seconds.
+// By ssh, or by the shell with which mpirun starts its daemons ("ssh -F file"). ssh never asks for a password and gives
+// up after a few seconds.
 RemoteCommand over_remote_shell(std::vector<std::string> shell);
 // By srun, inside an allocation.
 RemoteCommand over_srun();
 
 struct NetworkRequest {
-  // Where ranks are, as the remote shell calls them; "" is this host. This host takes part even where no rank is on it:
-  // the launcher talks to the ranks.
+  // The hosts of the ranks, as the remote shell names them; "" is this host. This host takes part even if no rank is on
+  // it, because the launcher exchanges messages with the ranks.
   std::vector<std::string> hosts;
   std::string wanted = "auto";  // dtrain_network_interface: a name, a network, or auto
-  std::string source;           // where that is written, for errors: "cluster.yaml"
+  std::string source;           // the file with that key, for errors: "cluster.yaml"
   RemoteCommand remote;
 };
 
 // ConfigError names the host that cannot be reached, has no dtrain or another version of it, or lacks the wanted
-// interface; or says what each host has where nothing is common, or over which network which two hosts cannot connect.
+// interface. If the hosts have no network in common, it lists what each has; if none works, which hosts cannot connect.
 NetworkChoice choose_network(const NetworkRequest& request);
 
 }  // namespace dtrain::run

@@ -28,7 +28,7 @@ NetworkEnd end_of(const HostInterfaces& host, const InterfaceAddress& one) {
   return end;
 }
 
-// IPv4 first.
+// The addresses that other hosts can use, IPv4 first.
 std::vector<InterfaceAddress> outside_addresses(const HostInterfaces& host) {
   std::vector<InterfaceAddress> result;
   std::copy_if(host.addresses.begin(), host.addresses.end(), std::back_inserter(result), leads_outside);
@@ -43,11 +43,11 @@ bool all_differ(const CommonNetwork& network) {
   return addresses.size() == network.ends.size();
 }
 
-// The one in which this address is, with what the others have in it; no ends where one of them has nothing.
+// The network of address `first`, with one address of every host in it; no ends if some host has none.
 CommonNetwork around(std::span<const HostInterfaces> hosts, const InterfaceAddress& first) {
   CommonNetwork result;
   auto network = host::network_of(first.address, first.prefix);
-  if (!network || network->prefix == network->bits()) return result;  // nobody else can be in it
+  if (!network || network->prefix == network->bits()) return result;  // no other host can be in it
   std::vector<NetworkEnd> ends;
   for (const HostInterfaces& host : hosts) {
     const std::vector<InterfaceAddress> addresses = outside_addresses(host);
@@ -57,7 +57,7 @@ CommonNetwork around(std::span<const HostInterfaces> hosts, const InterfaceAddre
       return is_first && address && network->contains(*address);
     });
     if (inside == addresses.end()) return result;
-    // A host that was told a longer prefix for the same wire is right as well: what all are in is the shorter one.
+    // Hosts may have different prefixes for one network: the shortest prefix is the one that all share.
     const auto theirs = host::network_of(inside->address, inside->prefix);
     if (theirs && theirs->prefix > 0 && theirs->contains(*network)) network = theirs;
     ends.push_back(end_of(host, *inside));
@@ -107,7 +107,7 @@ std::string what_all_have(std::span<const HostInterfaces> hosts) {
   return join(parts, "; ") + (hosts.size() > kMost ? "; …" : "");
 }
 
-// An address that several hosts have leads from none of them to another.
+// Refuses an address that two hosts have: it leads from neither to the other.
 CommonNetwork checked(const CommonNetwork& network, const std::string& wanted, const std::string& where) {
   for (std::size_t i = 0; i < network.ends.size(); ++i) {
     for (std::size_t j = 0; j < i; ++j) {
@@ -120,7 +120,7 @@ CommonNetwork checked(const CommonNetwork& network, const std::string& wanted, c
   return network;
 }
 
-// The hosts' addresses inside one network of the user's: it may hold several of theirs.
+// One address of each host inside a network that the user names, which may contain several of the hosts' networks.
 CommonNetwork inside(std::span<const HostInterfaces> hosts, const std::string& wanted, const std::string& where) {
   const auto network = host::parse_network(wanted);
   if (!network) throw ConfigError(where + wanted + " is not a network", "write it as 10.1.0.0/16");
@@ -169,7 +169,7 @@ std::vector<CommonNetwork> wanted_networks(std::span<const HostInterfaces> hosts
     }
   }
   CommonNetwork result = named(hosts, wanted);
-  // With the network it is, where it is one.
+  // If these interfaces are in a common network, the result names it.
   const auto known =
       std::find_if(all.begin(), all.end(), [&](const CommonNetwork& one) { return same_interfaces(one, result); });
   if (known != all.end()) result = *known;

@@ -23,15 +23,15 @@ namespace {
 using namespace std::chrono_literals;
 using SteadyClock = std::chrono::steady_clock;
 
-constexpr auto kMeterPatience = 3s;   // for everything on a connection beside the sending itself
-constexpr auto kStranger = 1s;        // until it has shown that it knows the secret
-constexpr auto kLongestSending = 5s;  // whatever a client does
+constexpr auto kMeterPatience = 3s;   // for a whole connection except the sending itself
+constexpr auto kStranger = 1s;        // until the client has proved that it knows the secret
+constexpr auto kLongestSending = 5s;  // upper limit, whatever a client asks for
 constexpr int kRoundTrips = 30;
 constexpr std::size_t kPing = 8;
 constexpr std::size_t kMeterChunk = 64 * 1024;
 constexpr char kPings = 'p';
 constexpr char kStream = 's';
-constexpr std::size_t kDigits = 20;  // of a number in the server's answer_meter
+constexpr std::size_t kDigits = 20;  // of a number in a message
 
 std::string digits(std::int64_t number) {
   const std::string text = std::to_string(number);
@@ -42,9 +42,9 @@ void answer_pings(LinkStream& stream) {
   for (int i = 0; i < kRoundTrips; ++i) stream.write(stream.read(kPing));
 }
 
-// Counts what arrives after the client's first part, until it has sent all.
+// Counts what arrives after the client's first part, until the client has sent everything.
 void count_stream(LinkStream& stream) {
-  const std::int64_t skipped = std::stoll(stream.read(kDigits));  // nanoseconds; digits alone, or it is malformed
+  const std::int64_t skipped = std::stoll(stream.read(kDigits));  // nanoseconds; stoll() throws if it is malformed
   const std::unique_ptr<char[]> buffer(new char[kMeterChunk]);
   const auto start = SteadyClock::now();
   std::int64_t bytes = 0;
@@ -108,7 +108,7 @@ void LinkServer::serve(int stop) const {
     if (!fd) continue;
     try {
       answer_meter(std::move(fd), key_);
-    } catch (const std::exception&) {  // a stranger, or a client that has gone: it is that end that knows, and says so
+    } catch (const std::exception&) {  // a stranger, or a client that is gone: the client reports the error
     }
   }
 }
@@ -138,7 +138,7 @@ double measure_bandwidth(const LinkTarget& target, const LinkKey& key, Nanosecon
   const auto end = SteadyClock::now() + sending;
   while (SteadyClock::now() < end) {
     if (stream.write_some(buffer.get(), kMeterChunk) == 0)
-      throw CommError("a measuring connection takes nothing any more");
+      throw CommError("a measuring connection accepts no more data");
   }
   stream.end_writing();
   const std::string counted = stream.read(2 * kDigits);

@@ -1,6 +1,6 @@
-// Measures a connection between two hosts: its round trip, and what it carries in a fraction of a second. Both ends
-// prove first that they know a secret of the launch; whoever does not is hung up on. What is received is bounded, and
-// every wait ends.
+// Measures a connection between two hosts: its round trip and its bandwidth, in a fraction of a second. Both ends first
+// prove that they know the launch's secret; a connection without that proof is closed. All messages are bounded, and
+// every wait has a deadline.
 #pragma once
 
 #include <cstdint>
@@ -12,17 +12,17 @@
 
 namespace dtrain::run {
 
-// What both ends of a measurement know. `server` is which of the hosts is meant to answer: an address that belongs to
-// several of them must not be taken for another host.
+// What both ends of a measurement know. `server` is the number of the host that is meant to answer: an address that
+// several hosts have must not be taken for another host.
 struct LinkKey {
   std::string secret;
   int server = 0;
 };
 
-// Answers on one address, on a thread of its own, from construction to destruction; one connection at a time.
+// Answers on one address, on a thread of its own for the life of the object; one connection at a time.
 class LinkServer {
  public:
-  // SystemError when it cannot listen there.
+  // SystemError if it cannot listen there.
   LinkServer(const std::string& address, LinkKey key);
   ~LinkServer();
   LinkServer(const LinkServer&) = delete;
@@ -45,11 +45,11 @@ struct LinkTarget {
   int port = 0;
 };
 
-// The median of some round trips of a few bytes. CommError: no connection, not the right server, too slow.
+// The median of some round trips of a few bytes. CommError: no connection, the wrong server, or too slow.
 Nanoseconds measure_round_trip(const LinkTarget& target, const LinkKey& key);
 
-// Bits a second that arrive at the server while this end sends for `duration`, the first part of it not counted: TCP
-// needs it to come up to speed, and a shaper lets a burst pass. CommError as above.
+// Bits per second that arrive at the server while this end sends for `duration`. The first part does not count: TCP
+// needs it to reach full speed, and a traffic shaper lets a burst pass. CommError as above.
 double measure_bandwidth(const LinkTarget& target, const LinkKey& key, Nanoseconds duration);
 
 }  // namespace dtrain::run

@@ -21,14 +21,14 @@
 namespace dtrain::run {
 namespace {
 
-constexpr std::size_t kNonceBytes = 16;  // as hexadecimal digits twice that
+constexpr std::size_t kNonceBytes = 16;  // twice as many hexadecimal digits
 constexpr std::size_t kNonce = 2 * kNonceBytes;
 constexpr std::size_t kProof = 64;  // HMAC-SHA256 in hexadecimal
 
 std::string proof(const LinkKey& key, const char* side, const std::string& server_nonce,
                   const std::string& client_nonce) {
   const std::string text =
-      to_line(Json::array({"dtrain-link", 1, side, key.server, server_nonce, client_nonce}));  // one reading only
+      to_line(Json::array({"dtrain-link", 1, side, key.server, server_nonce, client_nonce}));  // unambiguous
   unsigned char digest[EVP_MAX_MD_SIZE];
   unsigned int length = 0;
   if (!HMAC(EVP_sha256(), key.secret.data(), static_cast<int>(key.secret.size()),
@@ -42,7 +42,7 @@ bool equal(const std::string& a, const std::string& b) {
   return a.size() == b.size() && CRYPTO_memcmp(a.data(), b.data(), a.size()) == 0;
 }
 
-// Small messages go at once, and no more is queued than a slow link sends in a moment: the end is waited for.
+// Sends small messages at once and queues little, because the measurement waits until the queue is sent.
 void set_up(int fd) {
   const int on = 1;
   const int unsent_bytes = 256 * 1024;
@@ -138,7 +138,7 @@ std::string LinkStream::read(std::size_t bytes) {
 void LinkStream::write(const std::string& text) {
   for (std::size_t done = 0; done < text.size();) {
     const std::size_t count = write_some(text.data() + done, text.size() - done);
-    if (count == 0) throw CommError("a measuring connection takes nothing any more");
+    if (count == 0) throw CommError("a measuring connection accepts no more data");
     done += count;
   }
 }
@@ -152,7 +152,7 @@ void LinkStream::prove_as_client(const LinkKey& key) {
   const std::string mine = random_hex(kNonceBytes);
   write(mine + proof(key, "client", theirs, mine));
   if (!equal(read(kProof), proof(key, "server", theirs, mine))) {
-    throw CommError("whoever answers is not the host that was meant");
+    throw CommError("another host answered than the intended one");
   }
 }
 
@@ -161,7 +161,7 @@ void LinkStream::prove_as_server(const LinkKey& key) {
   write(mine);
   const std::string theirs = read(kNonce);
   if (!equal(read(kProof), proof(key, "client", mine, theirs))) {
-    throw CommError("whoever has connected does not know the secret");
+    throw CommError("the connecting process does not know the secret");
   }
   write(proof(key, "server", mine, theirs));
 }

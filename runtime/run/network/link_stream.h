@@ -18,7 +18,7 @@ struct SocketAddress {
   socklen_t size = 0;
   const sockaddr* get() const { return reinterpret_cast<const sockaddr*>(&storage); }
 };
-// CommError: it is no IP address.
+// CommError: `address` is no IP address.
 SocketAddress socket_address(const std::string& address, int port);
 
 class LinkStream {
@@ -26,20 +26,20 @@ class LinkStream {
   using Time = std::chrono::steady_clock::time_point;
 
   LinkStream(UniqueFd fd, Time deadline);
-  // CommError says why there is no connection.
+  // CommError gives the reason if there is no connection.
   static LinkStream connect(const LinkTarget& target, Time deadline);
 
-  // CommError: the other end has gone, or the deadline has come. `read` returns exactly so many bytes.
+  // CommError: the other end is gone, or the deadline has passed. `read` returns exactly `bytes` bytes.
   std::string read(std::size_t bytes);
   void write(const std::string& text);
-  // One go: how much was read into or written from the buffer; 0 at the end of the stream or at the deadline.
+  // A single read or write. Returns the number of bytes; 0 at the end of the stream or at the deadline.
   std::size_t read_some(char* buffer, std::size_t size);
   std::size_t write_some(const char* buffer, std::size_t size);
   void end_writing();
   void set_deadline(Time deadline) { deadline_ = deadline; }
 
-  // The first thing on a connection, on both sides. CommError: the other side does not know the secret, or is another
-  // host than the one that is meant.
+  // Comes first on a connection, on both sides. CommError: the other side does not know the secret, or is another host
+  // than intended.
   void prove_as_client(const LinkKey& key);
   void prove_as_server(const LinkKey& key);
 

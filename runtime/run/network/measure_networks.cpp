@@ -15,15 +15,15 @@ namespace {
 using namespace std::chrono_literals;
 
 constexpr Nanoseconds kSending = 600ms;
-constexpr auto kMeasuringPatience = 15s;  // the hosts themselves give up before
-// Those that call themselves slow go unmeasured where a host has very many.
+constexpr auto kMeasuringPatience = 15s;  // longer than the hosts' own deadlines
+// If there are more networks than this, the ones with the lowest declared speed are not measured.
 constexpr std::size_t kMostNetworks = 8;
 
 ProbeSession::Time within(std::chrono::seconds seconds) {
   return std::chrono::steady_clock::now() + seconds;
 }
 
-// "…" of the first answer that is an error; empty: none is.
+// The text of the first answer that is an error; empty: none is.
 std::string first_error(const std::vector<Json>& answers) {
   for (const Json& answer : answers) {
     if (answer.contains("error")) {
@@ -34,7 +34,7 @@ std::string first_error(const std::vector<Json>& answers) {
   return {};
 }
 
-// Empty where every host sends to every other over the interface that this network is about.
+// Empty if every host sends to every other over this network's interface.
 std::string route_problem(const CommonNetwork& network, std::vector<ProbeSession>& sessions) {
   Json addresses = Json::array();
   for (const NetworkEnd& end : network.ends) addresses.push_back(end.address);
@@ -52,7 +52,7 @@ std::string route_problem(const CommonNetwork& network, std::vector<ProbeSession
   return {};
 }
 
-// One request a host: host i asks the one after it. Its answers' error, or empty.
+// Measures from each host to the next, all at once, and sets the figures. Returns the first error, or an empty text.
 std::string measure(CommonNetwork& network, std::vector<ProbeSession>& sessions) {
   const std::string secret = random_hex(16);
   const int hosts = static_cast<int>(sessions.size());
@@ -89,7 +89,7 @@ std::string measure(CommonNetwork& network, std::vector<ProbeSession>& sessions)
   return {};
 }
 
-// What the slowest of its devices says; 0: nothing.
+// The declared speed of the slowest device; 0 if one declares none.
 std::int64_t declared_speed(const CommonNetwork& network) {
   std::int64_t slowest = std::numeric_limits<std::int64_t>::max();
   for (const NetworkEnd& end : network.ends) slowest = std::min(slowest, end.link_bits_per_second.value_or(0));

@@ -1,4 +1,4 @@
-// Measures networks between hosts that answer (ProbeSession). One thread; each network takes about a second.
+// Measures networks between hosts with a ProbeSession each. One thread; each network takes about a second.
 #pragma once
 
 #include <vector>
@@ -8,11 +8,11 @@
 
 namespace dtrain::run {
 
-// Fills in figures or a problem of each network; `sessions` are in the order of its ends. CommError where a host itself
-// is lost.
+// Sets the figures or the problem of each network. `sessions` are in the order of its ends. CommError if a host is
+// lost.
 void measure_networks(std::vector<CommonNetwork>& networks, std::vector<ProbeSession>& sessions);
 
-// The same request to all, or one each; the answers in their order, once all are there.
+// Sends one request to all hosts, or one to each. Returns the answers in that order, once all have arrived.
 std::vector<Json> ask_all(std::vector<ProbeSession>& sessions, const Json& request, ProbeSession::Time deadline);
 std::vector<Json> ask_each(std::vector<ProbeSession>& sessions, const std::vector<Json>& requests,
                            ProbeSession::Time deadline);

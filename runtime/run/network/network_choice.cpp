@@ -10,7 +10,7 @@
 namespace dtrain::run {
 namespace {
 
-constexpr double kAlike = 0.9;  // figures of one network differ by this much from one time to the next
+constexpr double kAlike = 0.9;  // measurements of one network vary by this much
 
 std::string rate_text(double bits_per_second) {
   char text[32];
@@ -20,7 +20,7 @@ std::string rate_text(double bits_per_second) {
   return text;
 }
 
-// Whether every host calls its interface the same.
+// Whether the interface has the same name on every host.
 bool one_name(const CommonNetwork& network) {
   return std::all_of(network.ends.begin(), network.ends.end(),
                      [&](const NetworkEnd& end) { return end.interface == network.ends.front().interface; });
@@ -57,7 +57,7 @@ std::string CommonNetwork::render() const {
 }
 
 void sort_by_speed(std::vector<CommonNetwork>& networks) {
-  // The fastest of those that are left, again and again: "within a tenth of the best" is no order by itself.
+  // Repeatedly picks the fastest of the rest: "within a tenth of the best" is no ordering that a sort could use.
   const auto measured = [](const CommonNetwork& one) { return one.usable() && one.figures.has_value(); };
   std::stable_partition(networks.begin(), networks.end(), measured);
   const auto end = std::find_if_not(networks.begin(), networks.end(), measured);

@@ -18,7 +18,7 @@ namespace dtrain::run {
 namespace {
 
 constexpr std::size_t kLongestErrors = 16 * 1024;
-constexpr int kMostNoise = 200;  // lines that a login prints before the first word
+constexpr int kMostNoise = 200;  // lines that a login may print before the greeting
 
 struct Pipe {
   UniqueFd reader;
@@ -31,7 +31,7 @@ Pipe make_pipe() {
   return {UniqueFd(ends[0]), UniqueFd(ends[1])};
 }
 
-// For what is written: unlike a pipe it does not kill the writer when the reader has gone.
+// For standard input: unlike with a pipe, writing does not kill this process when the reader is gone.
 Pipe make_socket_pair() {
   int ends[2];
   if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0) throw SystemError("cannot make a socket", errno);
@@ -89,7 +89,7 @@ bool ProbeSession::next_line(std::string& line, Time deadline) {
   }
 }
 
-// What the remote shell said last, after it has ended.
+// The last line of the remote shell's standard error.
 std::string ProbeSession::last_words() {
   while (errors_ && error_text_.size() < kLongestErrors) {
     pollfd entry{errors_.get(), POLLIN, 0};
@@ -163,7 +163,7 @@ Json ProbeSession::receive(Time deadline) {
                     (words.empty() ? "" : ": " + words));
   }
   Json answer = Json::parse(line, nullptr, false);
-  if (!answer.is_object()) throw CommError("host " + host_ + " has said something unknown");
+  if (!answer.is_object()) throw CommError("host " + host_ + " sent an answer that cannot be read");
   return answer;
 }
 

@@ -1,5 +1,5 @@
-// A conversation with `dtrain host-probe` on another host (or this one), over a remote shell. It ends with this object,
-// and the host's side with it. One thread.
+// A session with `dtrain host-probe` on another host (or this one), over a remote shell. The destructor ends it on both
+// sides. One thread.
 #pragma once
 
 #include <chrono>
@@ -16,22 +16,22 @@ class ProbeSession {
  public:
   using Time = std::chrono::steady_clock::time_point;
 
-  // Starts it, waits for nothing. `host`: as people call it. SystemError where `command` cannot be started.
+  // Starts the command without waiting for it. `host`: its name in messages. SystemError if it cannot be started.
   ProbeSession(std::string host, const std::vector<std::string>& command);
 
-  // Waits for the first line. ConfigError says why there is none: no ssh, no dtrain there, another version.
+  // Waits for the greeting. ConfigError gives the reason if there is none: no ssh, no dtrain there, another version.
   void greet(Time deadline);
   const std::string& host() const { return host_; }
-  const std::string& name() const { return name_; }  // what the host calls itself
+  const std::string& name() const { return name_; }  // the host's own name
   const std::string& key() const { return key_; }    // host::HostIdentity::key
 
-  // A request, whose answer is fetched later: several hosts work at once. The answer is an object; a request that
-  // failed is answered by {"error", "remedy"}. CommError: the host has ended or does not answer in time.
+  // Sends a request; receive() fetches the answer later, so that several hosts work at once. The answer is an object,
+  // {"error", "remedy"} if the request failed. CommError: the host is gone or does not answer in time.
   void send(const Json& request);
   Json receive(Time deadline);
 
  private:
-  bool read_more(Time deadline);  // false: the end, or too late
+  bool read_more(Time deadline);  // false: the end, or the deadline
   bool next_line(std::string& line, Time deadline);
   std::string last_words();
 

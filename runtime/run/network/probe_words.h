@@ -1,5 +1,5 @@
-// What dtrain and its `host-probe` on another host say to each other. Both are of the same version, or the first word
-// is the last.
+// The messages between dtrain and its `host-probe` on another host. The greeting checks that both have the same
+// version.
 #pragma once
 
 #include <cstddef>
@@ -8,10 +8,10 @@ namespace dtrain::run::probe {
 
 inline constexpr int kProtocol = 1;
 inline constexpr std::size_t kLongestLine = 1 << 20;
-// The first line: {"dtrain": version, "protocol", "host": name, "key": host::HostIdentity::key}
+// The greeting: {"dtrain": version, "protocol", "host": name, "key": host::HostIdentity::key}
 inline constexpr const char* kGreeting = "{\"dtrain\":";
 
-// Requests are {"do": one of these, ...}; answers what is said here, or {"error", "remedy"}.
+// Requests are {"do": one of these, ...}. Answers are as noted here, or {"error", "remedy"}.
 inline constexpr const char* kInterfaces = "interfaces";  // HostInterfaces
 inline constexpr const char* kRoutes = "routes";          // "to": addresses -> "from": the address used for each
 inline constexpr const char* kServe = "serve";            // "address", "secret", "server" -> "port"; until the next

@@ -5,15 +5,11 @@
 #include "network/choose_network.h"
 
 namespace dtrain::run {
-namespace {
-
-// As one word of a shell.
-}  // namespace
 
 RemoteCommand over_remote_shell(std::vector<std::string> shell) {
   if (shell.empty()) shell = {"ssh"};
   if (std::filesystem::path(shell.front()).filename() == "ssh") {
-    // The first value that ssh is given for an option counts: what the user says goes before these.
+    // ssh takes the first value of an option, so the user's options go before these.
     for (const char* word : {"-o", "BatchMode=yes", "-o", "ConnectTimeout=5"}) shell.emplace_back(word);
   }
   return [shell](const std::string& host, const std::vector<std::string>& command) {

@@ -7,7 +7,7 @@
 namespace dtrain::run {
 namespace {
 
-// As the remote shell calls the hosts of the placement; this one is "".
+// The hosts of the placement, as the remote shell names them; "" is this host.
 std::vector<std::string> hosts_of(const LaunchPlan& plan) {
   std::vector<std::string> hosts;
   for (const scheduler::AgentShare& share : plan.placement) {

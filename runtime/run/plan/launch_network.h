@@ -1,4 +1,4 @@
-// The part of a launch's plan that says which network its ranks talk over. One thread; asks the hosts, for seconds.
+// Chooses the network of a launch's plan. One thread; asks the hosts, which takes seconds.
 #pragma once
 
 #include "network/choose_network.h"
@@ -6,9 +6,8 @@
 
 namespace dtrain::run {
 
-// Once the ranks have their hosts: where there are several, chooses their network, which from then on is the plan's
-// `network` and the interface that its cluster names, and adds the warning that several are common. ConfigError as of
-// choose_network().
+// Called once the ranks have their hosts. If there are several, chooses their network, sets it as the plan's `network`
+// and as its cluster's interface, and adds a warning if several networks are common. ConfigError as choose_network().
 void settle_network(LaunchPlan& plan, const RemoteCommand& remote);
 
 }  // namespace dtrain::run

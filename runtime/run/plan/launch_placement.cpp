@@ -11,7 +11,7 @@
 namespace dtrain::run {
 namespace {
 
-// All slots of each share that no GPU's problem has taken out, from the first on: what a free cluster would hand out.
+// The first slots of each share: what a cluster without other tasks gives.
 scheduler::Claim first_slots(const scheduler::Placement& placement) {
   scheduler::Claim claim;
   for (const scheduler::AgentShare& share : placement) {
@@ -42,22 +42,22 @@ scheduler::SlotRequest slot_request(const config::Experiment& experiment, const 
   return {.slots = experiment.resources.slots_per_trial,
           .is_single_node = experiment.resources.is_single_node,
           .resource_pool = experiment.resources.resource_pool,
-          .slot_type = config::AgentSlotType::kCpu,  // whatever there is: training does not use GPUs yet
+          .slot_type = config::AgentSlotType::kCpu,  // even with GPUs: training does not use them yet
           .policy = scheduler.fitting_policy,
           .allow_heterogeneous_fits = scheduler.allow_heterogeneous_fits};
 }
 
 void place_ranks(LaunchPlan& plan, const std::filesystem::path& cluster_file, const Variables& variables) {
-  const scheduler::ClusterWish wish{.slot_type = config::AgentSlotType::kCpu,
-                                    .least_slots = plan.experiment.resources.slots_per_trial};
-  plan.cluster = scheduler::find_cluster(cluster_file, variables, wish);
+  const scheduler::SlotDefaults defaults{.slot_type = config::AgentSlotType::kCpu,
+                                         .least_slots = plan.experiment.resources.slots_per_trial};
+  plan.cluster = scheduler::find_cluster(cluster_file, variables, defaults);
   plan.launcher = plan.cluster.cluster.launcher;
   plan.request = slot_request(plan.experiment, plan.cluster.cluster.scheduler);
   const std::vector<scheduler::AgentSlots> agents = scheduler::empty_slots(plan.cluster);
   const auto placement = scheduler::place(agents, plan.request);
   if (!placement) {
     const auto refusal = scheduler::never_fits(agents, plan.request, plan.experiment.global_batch_size);
-    if (!refusal) throw Error("the slots fit nowhere, and nothing says why: this is a mistake in dtrain");
+    if (!refusal) throw Error("the slots fit on no agent, and no rule explains it: this is a bug in dtrain");
     throw ConfigError(plan.cluster.source + ": " + refusal->text(), refusal->remedy);
   }
   plan.warnings.insert(plan.warnings.end(), plan.cluster.warnings.begin(), plan.cluster.warnings.end());
@@ -116,7 +116,7 @@ std::string scaling_advice(const config::Experiment& experiment, bool has_overri
       std::string advice = scheduler::weak_scaling_advice({file.global_batch_size, file.resources.slots_per_trial}, now,
                                                           experiment.file.string());
       if (!advice.empty()) return advice;
-    } catch (const ConfigError&) {  // it is only complete with them
+    } catch (const ConfigError&) {  // the file is complete only with the overrides
     }
   }
   try {
@@ -125,7 +125,7 @@ std::string scaling_advice(const config::Experiment& experiment, bool has_overri
     if (plan.at("name") != experiment.name) return {};
     return scheduler::weak_scaling_advice({plan.at("global_batch_size"), plan.at("world_size")}, now,
                                           "the run " + last.path.filename().string());
-  } catch (const std::exception&) {  // there is none, or nothing can be told from it: no reason not to train
+  } catch (const std::exception&) {  // no such run, or an unreadable plan: no reason to refuse training
     return {};
   }
 }

@@ -1,4 +1,4 @@
-// The part of a launch's plan that says where the ranks go: cluster, request, placement. Plain functions; one thread.
+// Where the ranks of a launch's plan go: cluster, request, placement. Plain functions; one thread.
 #pragma once
 
 #include <filesystem>
@@ -7,15 +7,15 @@
 
 namespace dtrain::run {
 
-// Finds the cluster and places the ranks on it as if it were free: fills in cluster, request, launcher, placement and
-// ranks of a plan that has its experiment. ConfigError where the cluster is wrong or the slots fit nowhere.
+// Finds the cluster and places the ranks as if all slots were free. Fills in cluster, request, launcher, placement and
+// ranks of a plan that has its experiment. ConfigError if the cluster is wrong or the slots never fit.
 void place_ranks(LaunchPlan& plan, const std::filesystem::path& cluster_file, const Variables& variables);
 
-// What the experiment asks of the scheduler.
+// The experiment's request to the scheduler.
 scheduler::SlotRequest slot_request(const config::Experiment& experiment, const config::Scheduler& scheduler);
 
-// Warns where there are more slots, but no larger batch, than without the overrides or than in the last run of this
-// name under ./runs; empty: nothing to say.
+// A warning if there are more slots but no larger batch than without the overrides, or than in the last run of this
+// name under ./runs; else empty.
 std::string scaling_advice(const config::Experiment& experiment, bool has_overrides);
 
 }  // namespace dtrain::run

@@ -85,6 +85,8 @@ LaunchPlan make_launch_plan(const LaunchRequest& request, const Variables& varia
   const auto is_here = [](const RankPlacement& rank) { return !rank.cpus.empty(); };
   if (std::any_of(plan.ranks.begin(), plan.ranks.end(), is_here)) plan.unused_gpus = find_unused_gpus(plan.experiment);
   if (!plan.unused_gpus.empty()) plan.warnings.push_back(unused_gpus_warning(plan.unused_gpus));
+  const std::string unused_rules = unused_rules_warning(plan.experiment);
+  if (!unused_rules.empty()) plan.warnings.push_back(unused_rules);
   const std::string advice = scaling_advice(plan.experiment, !request.overrides.empty());
   if (!advice.empty()) plan.warnings.push_back(advice);
   const config::Backend backend = plan.experiment.communication_backend;
@@ -156,7 +158,7 @@ std::string render_plan(const LaunchPlan& plan) {
 
 Variables thread_variables(const LaunchPlan& plan, const RankPlacement& rank, const Variables& variables) {
   Variables result;
-  // Threads that wait by spinning take the core from the other ranks.
+  // Threads that spin while they wait take cores from the other ranks.
   if (!variables.contains("OMP_WAIT_POLICY")) result["OMP_WAIT_POLICY"] = "passive";
   if (!variables.contains("OMP_NUM_THREADS")) {
     const int threads = rank.threads > 0 ? rank.threads : static_cast<int>(rank.cpus.size());

@@ -1,4 +1,4 @@
-// What a launch will do, decided and checked before anything starts. Plain values.
+// The run's plan, decided and checked before anything starts. Plain values.
 #pragma once
 
 #include <filesystem>
@@ -22,35 +22,36 @@ struct LaunchPlan {
   Mock mock;
   std::string host;
   std::vector<std::string> command;  // of every rank
-  std::string library_path;          // its LD_LIBRARY_PATH; empty: as it is
+  std::string library_path;          // its LD_LIBRARY_PATH; empty: unchanged
   scheduler::BatchSplit split;
   scheduler::ClusterAgents cluster;
   scheduler::SlotRequest request;
-  config::Launcher launcher;         // what is to start the ranks
-  scheduler::Placement placement;    // where they go if all is free, or once they have their slots
+  config::Launcher launcher;         // what starts the ranks
+  scheduler::Placement placement;    // as if all slots were free, until the ranks have theirs
   std::vector<RankPlacement> ranks;  // the same, rank by rank
-  NetworkChoice network;             // between the hosts; without networks: not asked, or all ranks are on one
+  NetworkChoice network;             // between the hosts; no networks: not chosen yet, or all ranks are on one host
   std::string unused_gpus;           // of this machine, for people; empty: there are none
   std::vector<std::string> warnings;
 
   int world_size() const { return static_cast<int>(ranks.size()); }
 };
 
-// ConfigError when the experiment or the cluster is wrong, the program cannot be found, or the slots fit nowhere. Asks
-// no other host. The ranks are placed as if everything were free.
+// ConfigError if the experiment or the cluster is wrong, the program cannot be found, or the slots never fit. Asks no
+// other host. Places the ranks as if all slots were free.
 LaunchPlan make_launch_plan(const LaunchRequest& request, const Variables& variables);
 
-// Places the ranks on these slots, in their order.
+// Places the ranks on these slots, in this order.
 void assign_slots(LaunchPlan& plan, const scheduler::Claim& claim);
 
-// ConfigError where the plan is right, but nothing can start its ranks.
+// ConfigError if the plan is correct, but nothing can start its ranks.
 void check_can_start(const LaunchPlan& plan);
 
 Json to_json(const LaunchPlan& plan);
-// For people: what will run where.
+// For people: what runs where.
 std::string render_plan(const LaunchPlan& plan);
 
-// What a rank's process gets beside its identity: threads as many as its cores, unless the user says otherwise.
+// The variables of a rank's process besides its identity: as many threads as it has cores unless the user sets a
+// number, the experiment's own variables, and the library path.
 Variables thread_variables(const LaunchPlan& plan, const RankPlacement& rank, const Variables& variables);
 
 }  // namespace dtrain::run

@@ -14,7 +14,7 @@
 namespace dtrain::run {
 namespace {
 
-// The first rank whose value is not rank 0's.
+// The first rank whose value differs from rank 0's.
 std::optional<int> first_other(const std::vector<std::string>& values) {
   for (std::size_t rank = 1; rank < values.size(); ++rank) {
     if (values[rank] != values[0]) return static_cast<int>(rank);
@@ -47,7 +47,7 @@ int RankHosts::most_ranks() const {
 
 std::string RankHosts::agent_name(int rank) const {
   for (const Host& host : of_rank_) {
-    // Two machines of one name: their files must not be one.
+    // Two hosts with one name need different file names.
     if (host.name == here_.name && host.key != here_.key) return here_.name + "-" + std::to_string(rank);
   }
   return here_.name;

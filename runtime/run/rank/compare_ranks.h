@@ -1,5 +1,5 @@
-// What the ranks of a run compare once they are connected: their hosts and their experiments. All functions are
-// collective over `control`; where the ranks do not fit together every rank throws the same AgreedError.
+// What the ranks of a run compare once they are connected: their hosts and their experiments. Functions that take
+// `control` are collective; if the ranks do not fit together, every rank throws the same AgreedError.
 #pragma once
 
 #include <cstddef>
@@ -14,12 +14,12 @@
 
 namespace dtrain::run {
 
-// Which rank runs on which host. Plain value.
+// The host of every rank. Plain value.
 class RankHosts {
  public:
   struct Host {
-    std::string key;   // what tells hosts apart (dtrain/host/identity.h)
-    std::string name;  // for people
+    std::string key;   // identifies the host (dtrain/host/identity.h)
+    std::string name;  // for messages and file names
   };
   // `of_rank`: the host of every rank, in rank order.
   RankHosts(Host here, std::vector<Host> of_rank) : here_(std::move(here)), of_rank_(std::move(of_rank)) {}
@@ -27,9 +27,9 @@ class RankHosts {
   const Host& here() const { return here_; }
   const Host& of(int rank) const { return of_rank_[static_cast<std::size_t>(rank)]; }
   std::vector<int> ranks_here() const;
-  std::size_t count() const;  // hosts
-  int most_ranks() const;     // on one host
-  // What the agent of this host is called: the host's name, with `rank` where another host has the same name.
+  std::size_t count() const;  // number of hosts
+  int most_ranks() const;     // the most ranks on one host
+  // The name of this host's profiling agent: the host's name, with `rank` appended if another host has the same name.
   std::string agent_name(int rank) const;
 
  private:
@@ -37,15 +37,15 @@ class RankHosts {
   std::vector<Host> of_rank_;
 };
 
-// `started_by`: for messages; `several_allowed`: the ranks may be on several hosts.
+// `started_by` is for messages. `several_allowed`: the ranks may be on several hosts.
 RankHosts compare_hosts(comm::ControlPlane& control, const host::HostIdentity& here, const std::string& started_by,
                         bool several_allowed);
 void compare_experiments(comm::ControlPlane& control, const config::Experiment& experiment, const Mock& mock);
 // Checks that all hosts see the folder that rank 0 has made.
 void check_folder_is_shared(comm::ControlPlane& control, const RankHosts& hosts, const std::filesystem::path& folder);
 
-// The communicator's backend for ranks on these hosts: "shm", "mpi" or "hierarchical". Not collective: every rank finds
-// the same.
+// The communicator's backend for ranks on these hosts: "shm", "mpi" or "hierarchical". Not collective: every rank gets
+// the same result.
 std::string backend_for(config::Backend wanted, const RankHosts& hosts);
 
 }  // namespace dtrain::run

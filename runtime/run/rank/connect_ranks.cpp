@@ -12,7 +12,7 @@ namespace {
 constexpr const char* kConnected = "run.connected";
 constexpr std::size_t kSecretBytes = 32;
 
-// Rank 0 sends its contact, or the error for which it cannot be reached: the others wait for either.
+// Rank 0 sends its contact, or the error that makes it unreachable: the others wait for one of the two.
 void serve_by_mpi(Membership& membership, comm::ControlOptions options, const std::string& network_interface) {
   const bool send_secret = options.secret.empty();
   if (send_secret) options.secret = random_hex(kSecretBytes);
@@ -45,7 +45,7 @@ void connect_by_file(Membership& membership, comm::ControlOptions options, const
     comm::ControlEndpoint bound;
     membership.enter(comm::ControlPlane::serve(options, {}, &bound));
     const RendezvousFile contact(file, {bound.address, bound.port, options.secret});
-    membership.control().barrier(kConnected);  // the file is needed until then
+    membership.control().barrier(kConnected);  // the other ranks need the file until then
   } else {
     const Contact contact = await_contact(file, options.timeout);
     options.secret = contact.secret;
@@ -66,7 +66,7 @@ void connect_by_mpi(Membership& membership, comm::ControlOptions options, const 
     serve_by_mpi(membership, std::move(options), network_interface);
   } else {
     const Json contact = Json::parse(mpi.broadcast({}));
-    if (contact.contains("error")) throw ConfigError("rank 0 cannot be reached, and says why");
+    if (contact.contains("error")) throw ConfigError("rank 0 cannot be reached; see the error of rank 0");
     const auto secret = contact["secret"].get<std::string>();
     if (!secret.empty()) options.secret = secret;
     membership.enter(comm::ControlPlane::connect(

@@ -10,7 +10,7 @@ namespace {
 
 constexpr auto kGraceAfterLauncher = std::chrono::seconds(5);
 constexpr auto kGraceAfterFailure = std::chrono::seconds(10);
-// Less than this process would take to leave by MPI_Abort: it must still be there to end its daemon.
+// Shorter than MPI_Abort takes in this process, which must still exist to end its daemon.
 constexpr auto kGraceAfterSilence = std::chrono::milliseconds(800);
 constexpr int kFailed = static_cast<int>(ExitCode::kRunFailed);
 

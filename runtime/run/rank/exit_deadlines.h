@@ -1,5 +1,5 @@
-// Ends this process where its training thread does not return after a failure elsewhere: a thread that hangs in a
-// kernel or a library cannot be woken. The last resort. Thread safe.
+// Ends this process if its training thread does not return after a failure elsewhere: a thread that hangs in a kernel
+// or a library cannot be woken. The last resort. Thread safe.
 #pragma once
 
 #include <string>
@@ -15,8 +15,8 @@ class ExitDeadlines {
 
   void after_launcher_end();
   void after_rank_failure();
-  // The host of another rank does not answer. This host may be the one that is cut off, and then nothing else ends Open
-  // MPI's daemon here: this rank ends it, soon, and itself.
+  // The host of another rank does not answer. If this host is the one that is cut off, nothing else ends Open MPI's
+  // daemon here: this rank soon ends the daemon and itself.
   void after_host_silence(const std::string& cause);
 
  private:

@@ -1,4 +1,4 @@
-// Ends the process with _exit where it does not end by itself in time. Thread safe.
+// Ends the process with _exit if it does not end by itself in time. Thread safe.
 #pragma once
 
 #include <chrono>
@@ -13,10 +13,10 @@ namespace dtrain::run {
 class ExitTimer {
  public:
   ~ExitTimer() { cancel(); }
-  // After `grace` calls `last_words`, then exits with `code`; without a code the process goes on. Neither happens after
-  // cancel(). The first call counts.
+  // After `grace` calls `last_words`, then exits with `code`; without a code the process goes on. cancel() prevents
+  // both. Only the first call has an effect.
   void arm(std::chrono::milliseconds grace, std::optional<int> code, std::function<void()> last_words);
-  // Returns once `last_words` is not running. From then on arm() does nothing.
+  // Returns once `last_words` is not running. After that arm() does nothing.
   void cancel();
 
  private:

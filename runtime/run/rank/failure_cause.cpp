@@ -13,10 +13,10 @@ namespace {
 
 constexpr auto kCauseTimeout = std::chrono::seconds(1);
 constexpr auto kCausePeriod = std::chrono::milliseconds(2);
-constexpr std::size_t kLongestCause = 64 * 1024;  // bytes; a control message must hold it, however it is escaped
+constexpr std::size_t kLongestCause = 64 * 1024;  // bytes; must fit into a control message however it is escaped
 
-// A collective that breaks off because a peer died may do so before the control plane knows the reason. A time-out is
-// a reason of its own.
+// A collective may break off because a peer died before the control plane knows the reason. A time-out is a cause of
+// its own.
 std::optional<comm::RankFailure> failure_behind(comm::ControlPlane& control, const std::exception& error) {
   auto failure = control.failure();
   const bool may_follow =

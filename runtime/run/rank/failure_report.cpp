@@ -9,7 +9,7 @@
 namespace dtrain::run {
 namespace {
 
-// mpirun kills the other ranks a second after one has died, in the middle of a step or of a call of MPI that hangs.
+// mpirun kills the other ranks a second after one has died, even in the middle of a step or of an MPI call that hangs.
 constexpr auto kReportUnderMpirun = std::chrono::milliseconds(400);
 
 }  // namespace
@@ -25,7 +25,7 @@ void FailureReport::report(const std::exception& error) {
   comm::ControlPlane* const control = membership_ && membership_->is_connected() ? &membership_->control() : nullptr;
   const int rank = control ? control->world().rank : identity_.world().rank;
   const FailureCause cause = find_cause(error, rank, step(), control);
-  // A launcher of this host reads the cause at once; informing the other ranks may have to wait for them.
+  // A launcher on this host reads the cause at once. Informing the other ranks may have to wait for them.
   const bool is_child = identity_.environment.is_child();
   if (is_child) inform_launcher(cause);
   inform_ranks(cause);
@@ -38,7 +38,7 @@ void FailureReport::report(const std::exception& error) {
   if (cause.primary) inform_torchrun(text);
   write_events(cause);
   const bool others_say_why = cause.agreed && !identity_.is_rank_0() && !identity_.environment.is_launched();
-  if (others_say_why) text = "rank " + std::to_string(rank) + " stopped with the others; rank 0 says why";
+  if (others_say_why) text = "rank " + std::to_string(rank) + " stopped with the others; see the error of rank 0";
   const bool follows = cause.agreed || !cause.primary;
   print(text, cause.primary, speaks_for_all(cause) || !follows);
 }
@@ -47,7 +47,7 @@ void FailureReport::report_before_mpirun_kills(const comm::RankFailure& failure)
   timer_.arm(kReportUnderMpirun, std::nullopt, [this, failure] { report(CommError(failure.cause)); });
 }
 
-// This rank's own failure wakes every rank that waits for it.
+// A failure of this rank wakes every rank that waits for it.
 void FailureReport::inform_ranks(const FailureCause& cause) {
   if (!membership_) return;
   if (membership_->is_connected() && cause.primary) membership_->control().fail(cause.failure);
@@ -66,8 +66,8 @@ void FailureReport::inform_launcher(const FailureCause& cause) {
                                    .remedy = cause.primary ? cause.remedy : std::string()}));
 }
 
-// torchrun's report then shows the cause, and names this rank as the first to fail: it makes up the times of ranks that
-// leave no such file, in whole seconds, and names the earliest.
+// torchrun's report then shows the cause and names this rank as the first to fail. torchrun names the rank with the
+// earliest time, and makes up times, in whole seconds, for ranks without such a file.
 void FailureReport::inform_torchrun(const std::string& text) {
   const std::filesystem::path& file = identity_.environment.error_file;
   if (file.empty()) return;
@@ -76,7 +76,7 @@ void FailureReport::inform_torchrun(const std::string& text) {
     const Json where_and_when = {{"py_callstack", text}, {"timestamp", std::to_string(seconds - 1)}};
     write_file_atomic(file, to_line({{"message", {{"message", text}, {"extraInfo", where_and_when}}}}));
   } catch (const std::exception& error) {
-    log_->warn("torchrun is not told: {}", error.what());
+    log_->warn("cannot report the failure to torchrun: {}", error.what());
   }
 }
 
@@ -90,7 +90,7 @@ void FailureReport::write_events(const FailureCause& cause) {
   events_.try_write("run_ended", run_ended(static_cast<int>(ExitCode::kRunFailed), comm::failure_text(cause.failure)));
 }
 
-// Under mpirun and srun the ranks share a screen: of those that only follow a failure, one reports it there.
+// Under mpirun and srun the ranks share a screen, so only one of the ranks that follow a failure reports it there.
 bool FailureReport::speaks_for_all(const FailureCause& cause) const {
   const std::string& started_by = identity_.environment.started_by;
   if (started_by != "Open MPI" && started_by != "Slurm") return true;
@@ -101,7 +101,7 @@ bool FailureReport::speaks_for_all(const FailureCause& cause) const {
 void FailureReport::print(const std::string& text, bool primary, bool on_screen) {
   const bool launched = identity_.environment.is_launched();
   if (output_ || launched) log_->error("{}", text);  // into the log file
-  if (launched || !on_screen) return;                // the launcher prints it, or another rank
+  if (launched || !on_screen) return;                // the launcher or another rank prints it
   const std::string line = "dtrain: " + text + "\n";
   if (!output_) {
     std::fputs(line.c_str(), stderr);

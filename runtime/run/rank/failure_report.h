@@ -1,5 +1,5 @@
 // Reports why this rank ends: to the other ranks, to the launcher or the screen, to torchrun, and in the log and
-// events.jsonl. Each part of a rank that exists by then is given before; without any the report goes to standard error.
+// events.jsonl. Parts of a rank are passed in as soon as they exist; before that the report goes to standard error.
 #pragma once
 
 #include <atomic>
@@ -22,28 +22,28 @@ namespace dtrain::run {
 
 class FailureReport {
  public:
-  // All it is given must outlive it. The set_ functions belong to the start, before report() can be called from another
-  // thread.
+  // The arguments must outlive this object. The set_ functions are called during the start, before another thread can
+  // call report().
   FailureReport(const RankIdentity& identity, RankEvents& events, const Clock& clock, Logger log)
       : identity_(identity), events_(events), clock_(clock), log_(std::move(log)) {}
   void set_membership(Membership& membership) { membership_ = &membership; }
   void set_launcher(LauncherLink& link) { link_ = &link; }
-  // `log_file` is where the redirected output goes.
+  // `log_file`: where the redirected output goes.
   void set_output(LogRedirect& output, const std::filesystem::path& log_file);
 
-  // The batch this rank is in, for the report. Any thread.
+  // Sets the batch this rank is in, for the report. Any thread.
   void set_step(std::int64_t batch) { step_.store(batch, std::memory_order_relaxed); }
   std::int64_t step() const { return step_.load(); }
 
-  // Reports once: the first call, or none after close(). Any thread. Returns once the other ranks have the cause (after
-  // two seconds at most), so that the process may end.
+  // Reports once: only the first call counts, and none after close(). Any thread. Returns once the other ranks have the
+  // cause (after two seconds at most), so that the process may end.
   void report(const std::exception& error);
-  // Another rank has failed and mpirun will soon kill this one: reports in a moment, on a thread of its own, unless the
-  // training thread does so before.
+  // Another rank has failed and mpirun will soon kill this one: reports shortly on a thread of its own, unless the
+  // training thread has reported by then.
   void report_before_mpirun_kills(const comm::RankFailure& failure);
-  // Waits for a report of that thread; from now on it makes none.
+  // Waits for a report that this thread is making, and prevents later ones.
   void stop_timer() { timer_.cancel(); }
-  // The run is over; what comes now is no failure.
+  // The run is over: report() does nothing from now on.
   void close() { closed_ = true; }
 
  private:

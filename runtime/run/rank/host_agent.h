@@ -1,4 +1,4 @@
-// The profiling agent of a host whose ranks have no launcher on it. Plain function.
+// The profiling agent of a host on which no launcher starts one. Plain function.
 #pragma once
 
 #include <functional>
@@ -11,9 +11,9 @@
 
 namespace dtrain::run {
 
-// Collective over the ranks of a host, all of which give the same `host_key`. The first of them starts the agent and
-// calls `started` with its process id; the others wait for it. The agent ends by itself, after the last rank. Returns
-// the agent's socket.
+// Collective over the ranks of a host, which all pass the same `host_key`. The first of them starts the profiling agent
+// and calls `started` with its process id; the others wait for it. The agent ends by itself, after the last rank.
+// Returns the agent's socket.
 std::string share_agent(comm::ControlPlane& control, const std::string& host_key, const profile::AgentOptions& options,
                         const std::function<void(pid_t)>& started);
 

@@ -14,15 +14,15 @@ namespace dtrain::run {
 
 class LauncherConnection {
  public:
-  // Reads the run's secret where a file holds it. The errors of SocketLink and PlaneLink.
+  // Reads the run's secret if it is in a file. Throws as SocketLink and PlaneLink do.
   LauncherConnection(const RankIdentity& identity, const Logger& log);
 
   LauncherLink& link() { return *link_; }
-  PlaneLink* plane() { return plane_; }              // the same link, where mpirun or srun started this rank; else null
+  PlaneLink* plane() { return plane_; }              // the same link if mpirun or srun started this rank; else null
   const std::string& name() const { return name_; }  // "the launcher (pid 4711)"
-  // By which the ranks know each other; empty where they must make one.
+  // The secret that the ranks share for their control plane; empty: rank 0 makes one.
   const std::string& ranks_secret() const { return contact_.secrets.ranks; }
-  // Once every rank of this host has read the file. The first rank of each host removes it.
+  // Removes the secret file, on the first rank of each host. Called once every rank of this host has read it.
   void remove_secret_file(const comm::World& world) const;
 
  private:

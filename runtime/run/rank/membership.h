@@ -1,10 +1,9 @@
-// The ranks that train together: one generation of them at a time, with the control plane that connects them and the
-// communicator that sums over them. A process may outlive a generation: enter() replaces it by a later one, of the same
-// or of other ranks.
+// The ranks that train together: one generation of them at a time, with its control plane and its communicator. A
+// process may outlive a generation: enter() replaces it by a later one, of the same or of other ranks.
 //
 // A rank of `dtrain launch` does not call enter() again yet: after a rank has failed, ExitDeadlines ends the process.
 //
-// One thread at a time. The callback of on_failure() runs as comm/control.h says.
+// One thread at a time. comm/control.h states the thread of the on_failure() callback.
 #pragma once
 
 #include <cstdint>
@@ -21,21 +20,21 @@ namespace dtrain::run {
 
 class Membership {
  public:
-  // `mpi` carries data between hosts; null where shared memory is enough. A process can enter MPI once, so every
-  // generation uses the same job, and must consist of all its ranks.
+  // `mpi` carries data between hosts; null if shared memory is enough. A process can enter MPI only once, so every
+  // generation uses the same job and must consist of all its ranks.
   explicit Membership(std::shared_ptr<comm::MpiJob> mpi = nullptr) : mpi_(std::move(mpi)) {}
   ~Membership();
   Membership(const Membership&) = delete;
   Membership& operator=(const Membership&) = delete;
 
-  // The generation that `control` connects replaces the current one: first the old communicator goes, whose buffers
-  // must be released by now, then the old control plane. Peers take that for a failure of this rank unless finish() was
-  // called before. connect_ranks.h connects a control plane and calls this.
+  // Replaces the current generation by the one that `control` connects. The old communicator is destroyed first, and
+  // its buffers must be released by then; the old control plane follows. Peers take that for a failure of this rank
+  // unless finish() was called before. The functions in connect_ranks.h connect a control plane and call this.
   void enter(std::unique_ptr<comm::ControlPlane> control);
-  // Collective: makes the communicator of this generation, "shm", "mpi" or "hierarchical". Alone, a rank needs none of
-  // them and gets "shm".
+  // Collective: makes the communicator of this generation. `backend`: "shm", "mpi" or "hierarchical"; a world of one
+  // rank always gets "shm".
   void make_communicator(const std::string& backend, const comm::CommunicatorOptions& options);
-  // Calls `callback` once a generation, when a rank of it fails: this one and the later ones.
+  // Calls `callback` when a rank fails: once in each generation, this one and later ones.
   void on_failure(std::function<void(const comm::RankFailure&)> callback);
   // Releases the communicator and stays connected.
   void release_communicator() { communicator_.reset(); }
@@ -53,7 +52,7 @@ class Membership {
  private:
   comm::World world_;
   std::function<void(const comm::RankFailure&)> on_failure_;
-  // The job goes last, because its end may end the process; the communicator goes first, because it uses both.
+  // Destroyed in reverse: the communicator uses the other two, and the end of the MPI job may end the process.
   std::shared_ptr<comm::MpiJob> mpi_;
   std::unique_ptr<comm::ControlPlane> control_;
   std::unique_ptr<comm::Communicator> communicator_;

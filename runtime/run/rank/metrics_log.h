@@ -1,5 +1,5 @@
-// Rank 0's metrics.jsonl. A full disk does not end the training: lines are counted instead. The training thread calls
-// everything.
+// Rank 0's metrics.jsonl. A full disk does not end the training: lost lines are counted. The training thread makes all
+// calls.
 #pragma once
 
 #include <cstdint>
@@ -15,13 +15,13 @@ namespace dtrain::run {
 
 class MetricsLog {
  public:
-  // SystemError when the file cannot be opened.
+  // SystemError if the file cannot be opened.
   MetricsLog(const std::filesystem::path& path, const Clock& clock, Logger log)
       : file_(path), clock_(clock), log_(std::move(log)) {}
 
-  // Appends the line with the time before its own keys. Warns when the first line is lost.
+  // Appends the line, with the time as its first key. Warns when the first line is lost.
   void write(const Json& line);
-  // Writes how many lines were lost as an event.
+  // Writes the number of lost lines as an event.
   void report_losses(RankEvents& events) const;
 
  private:

@@ -12,7 +12,7 @@ namespace dtrain::run {
 namespace {
 
 constexpr int kMostNamed = 16;
-constexpr std::chrono::milliseconds kOthersLook{500};  // whose time is over a little later
+constexpr std::chrono::milliseconds kOthersLook{500};  // their deadlines pass a little later
 
 }  // namespace
 
@@ -25,7 +25,7 @@ MpiArrival::MpiArrival(const comm::World& world, const std::string& job, PlaneLi
   try {
     mark_ = UnixListener::create_named(mark_of(world_.rank));
   } catch (const SystemError&) {
-    // The name is taken: a time-out may then name this rank too, nothing else.
+    // The name is taken. A time-out may then list this rank too; nothing else changes.
   }
 }
 
@@ -55,8 +55,8 @@ std::string MpiArrival::missing() const {
       text += (text.empty() ? "rank " : ", rank ") + std::to_string(rank);
     }
   }
-  if (mark_) std::this_thread::sleep_for(kOthersLook);  // a rank that leaves at once would be missing for them
-  if (text.empty()) return "no rank: MPI itself does not come up";
+  if (mark_) std::this_thread::sleep_for(kOthersLook);  // ranks whose deadline comes later still see this one
+  if (text.empty()) return "no rank: MPI itself does not start";
   const bool others = !plane_ && world_.local_size < world_.size;
   return others ? text + " (or they are on other hosts, which cannot be seen from here)" : text;
 }

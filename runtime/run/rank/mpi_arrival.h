@@ -1,6 +1,6 @@
-// Which ranks have come to MPI: a rank inside MPI_Init cannot answer, and MPI itself names no rank. With a
-// launcher each rank says so on the launcher's plane; without one it listens on a UNIX socket named by job and rank,
-// which ranks of the same host see, and which goes with its process. One thread at a time.
+// Which ranks have come to MPI: a rank inside MPI_Init cannot answer, and MPI itself does not name the missing ones.
+// With a launcher, each rank publishes its arrival on the launcher's plane. Without one, it listens on a UNIX socket
+// named by job and rank; ranks of the same host see that socket, and it ends with its process. One thread at a time.
 #pragma once
 
 #include <optional>
@@ -14,9 +14,9 @@ namespace dtrain::run {
 
 class MpiArrival {
  public:
-  // This rank comes now. `plane` may be null; `job` is the same for all ranks of the job.
+  // Publishes that this rank has come. `plane` may be null. `job` is the same for all ranks of the job.
   MpiArrival(const comm::World& world, const std::string& job, PlaneLink* plane);
-  // "rank 1, rank 3": those that have not come, for the text of a time-out. Takes a moment, in which others may look.
+  // "rank 1, rank 3": the ranks that have not come, for the text of a time-out. Takes a moment, in which others look.
   std::string missing() const;
 
  private:

@@ -22,7 +22,7 @@ RunFolder open_own_folder(comm::ControlPlane& control, const RankHosts& hosts, c
     control.set(kFolderKey, folder.path.string());
   } else {
     folder.path = control.get(kFolderKey);
-    if (folder.path.empty()) throw ConfigError("rank 0 was given bad input, and says what");
+    if (folder.path.empty()) throw ConfigError("rank 0 was given bad input; see the error of rank 0");
   }
   check_folder_is_shared(control, hosts, folder.path);
   return folder;

@@ -1,4 +1,4 @@
-// Opens the run's folder on the side of a rank, however the run was started. Collective over `control`.
+// Opens the run's folder in a rank, however the run was started. Collective over `control`.
 #pragma once
 
 #include <functional>
@@ -10,12 +10,12 @@
 
 namespace dtrain::run {
 
-// A run without a launcher: rank 0 makes the folder by `make`, and all hosts must see it. Where `make` throws a
-// ConfigError, the other ranks throw one as well, which refers to rank 0.
+// A run without a launcher: rank 0 makes the folder with `make`, and all hosts must see it. If `make` throws a
+// ConfigError, the other ranks throw one that refers to rank 0.
 RunFolder open_own_folder(comm::ControlPlane& control, const RankHosts& hosts, const std::function<RunFolder()>& make);
 
 // A run that a launcher has started through mpirun or srun. A host that does not see the launcher's folder gets one of
-// its own under the same path, which the launcher collects in the end.
+// its own under the same path, which the launcher collects at the end.
 struct LaunchedFolder {
   RunFolder folder;
   bool is_launchers = true;

@@ -1,10 +1,10 @@
-// Open MPI's daemon, from the point of view of a rank that it has started. Plain functions.
+// Open MPI's daemon `orted`, which is the parent of the ranks that it starts. Plain functions.
 #pragma once
 
 namespace dtrain::run {
 
-// Ends the `orted` that this process is a child of: first by SIGTERM, so that it takes its other ranks and its files
-// with it, a moment later by SIGKILL. Nothing where the parent is another program (mpirun itself on its own host).
+// Ends the `orted` that is the parent of this process: first by SIGTERM, so that it ends its other ranks and removes
+// its files, a moment later by SIGKILL. Does nothing if the parent is another program (mpirun itself on its own host).
 void end_daemon_above();
 
 }  // namespace dtrain::run

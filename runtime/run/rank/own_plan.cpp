@@ -18,7 +18,7 @@ std::vector<std::string> warnings_of(const RankIdentity& identity, const Assignm
   if (!experiment.environment_variables.empty()) {
     warnings.emplace_back(
         "environment.environment_variables were set after this program's libraries were loaded: what those read then "
-        "(OMP_NUM_THREADS, LD_PRELOAD, ...) must be set by whoever starts the ranks, or use dtrain launch");
+        "(OMP_NUM_THREADS, LD_PRELOAD, ...) must be set before the ranks start; dtrain launch does that");
   }
   if (experiment.max_restarts > 0) {
     warnings.emplace_back("max_restarts has no effect here: it is dtrain launch that starts ranks again");
@@ -26,6 +26,8 @@ std::vector<std::string> warnings_of(const RankIdentity& identity, const Assignm
   if (!assignment.split.warning.empty()) warnings.push_back(assignment.split.warning);
   const std::string unused_gpus = find_unused_gpus(experiment);
   if (!unused_gpus.empty()) warnings.push_back(unused_gpus_warning(unused_gpus));
+  const std::string unused_rules = unused_rules_warning(experiment);
+  if (!unused_rules.empty()) warnings.push_back(unused_rules);
   if (identity.options.mock.any()) warnings.push_back(mock_text(identity.options.mock));
   return warnings;
 }

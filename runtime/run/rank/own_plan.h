@@ -9,7 +9,7 @@
 
 namespace dtrain::run {
 
-// Rank 0 writes it. Logs the plan's warnings.
+// Called on rank 0. Also logs the plan's warnings.
 void write_own_plan(const std::filesystem::path& file, const RankIdentity& identity, const Assignment& assignment,
                     const RankHosts& hosts, const Logger& log);
 

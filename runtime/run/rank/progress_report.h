@@ -1,5 +1,5 @@
-// Rank 0's progress: estimates the time that is left, and shows the progress a few times a second. The training thread
-// calls everything.
+// Rank 0's progress: estimates the remaining time and shows the progress a few times a second. The training thread
+// makes all calls.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@
 
 namespace dtrain::run {
 
-// Estimates the time left from how fast batches have come since the first report.
+// Estimates the remaining time from the rate of batches since the first report.
 class RemainingTime {
  public:
   // Negative: not known yet.
@@ -24,7 +24,7 @@ class RemainingTime {
 
 class ProgressReport {
  public:
-  // `show` sends the progress to the launcher, or to the screen where there is none.
+  // `show` sends the progress to the launcher, or to the screen if there is none.
   ProgressReport(const Clock& clock, std::function<void(const Progress&)> show)
       : clock_(clock), show_(std::move(show)) {}
   void report(const Progress& progress);

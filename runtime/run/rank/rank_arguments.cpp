@@ -26,7 +26,7 @@ examples:
 )";
 
 [[noreturn]] void refuse(const std::string& program, const std::string& message) {
-  std::fprintf(stderr, "%s: %s\n%s: --help says how to call it\n", program.c_str(), message.c_str(), program.c_str());
+  std::fprintf(stderr, "%s: %s\n%s: --help shows the usage\n", program.c_str(), message.c_str(), program.c_str());
   std::exit(static_cast<int>(ExitCode::kBadInput));
 }
 
@@ -38,7 +38,7 @@ RankOptions parse_rank_arguments(int argc, char** argv) {
   options.program = argc > 0 ? argv[0] : "rank";
   for (int i = 1; i < argc; ++i) {
     std::string argument = argv[i];
-    // The value of "--name VALUE" or "--name=VALUE", if this is that option.
+    // Reads the value of "--name VALUE" or "--name=VALUE" if this is that option.
     const auto value_of = [&](const std::string& name, std::string* value) {
       if (argument == name) {
         if (++i >= argc) refuse(options.program, name + " needs a value");

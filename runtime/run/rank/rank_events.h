@@ -18,11 +18,11 @@ class RankEvents {
  public:
   RankEvents(const Clock& clock, Logger log) : clock_(clock), log_(std::move(log)) {}
 
-  // The first call opens the file. SystemError when it cannot.
+  // Opens the file at the first call. SystemError if it cannot.
   void open(const std::filesystem::path& file, int rank, const std::string& host);
-  // SystemError when the disk is full. The file must be open.
+  // SystemError if the disk is full. The file must be open.
   void write(const std::string& event, const Json& fields = {});
-  // Logs an error instead of throwing it. Does nothing while there is no file.
+  // Logs an error instead of throwing it. Does nothing before open().
   void try_write(const std::string& event, const Json& fields = {});
 
  private:

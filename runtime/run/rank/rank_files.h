@@ -1,5 +1,5 @@
-// What a rank writes into the run's folder beside its records: its events, its output, and rank 0's metrics. Each part
-// says which threads may use it.
+// What a rank writes into the run's folder besides its records: its events, its output, and rank 0's metrics. Each part
+// states which threads may use it.
 #pragma once
 
 #include <optional>
@@ -17,8 +17,8 @@ struct RankFiles {
   RankFiles(const Clock& clock, const Logger& log) : events(clock, log) {}
 
   RunFolder folder;
-  bool is_launchers_folder = true;    // false: this host has its own, which the launcher collects
-  std::optional<LogRedirect> output;  // none where the launcher made the log file this process's output
+  bool is_launchers_folder = true;    // false: this host has its own folder, which the launcher collects
+  std::optional<LogRedirect> output;  // none if the launcher has redirected this process's output to the log file
   RankEvents events;
   std::optional<MetricsLog> metrics;  // rank 0
 };

@@ -9,9 +9,9 @@
 namespace dtrain::run {
 
 void read_identity(RankIdentity& identity) {
-  raise_open_files();  // rank 0 has two connections of every other rank; the agent inherits it
+  raise_open_files();  // rank 0 has two connections to every other rank; the profiling agent inherits the limit
   identity.environment = read_rank_environment(process_variables());
-  unset_process_variable(scheduler::kRankMark);  // a process that this program leaves behind must not hold the slots
+  unset_process_variable(scheduler::kRankMark);  // processes that outlive this program must not hold the slots
   unset_process_variable("DTRAIN_SECRET");       // nor be able to join the run as a rank
   identity.host = host::host_identity();
   if (identity.environment.world.host.empty()) identity.environment.world.host = identity.host.key;
@@ -27,11 +27,11 @@ Assignment read_assignment(const RankIdentity& identity) {
     check_model_file(experiment);
     check_mock(options.mock, identity.world().size);
     assignment.split = scheduler::split_batch(experiment.global_batch_size, identity.world().size);
-    if (!launched) set_process_variables(experiment.environment_variables);  // a launcher has set them
+    if (!launched) set_process_variables(experiment.environment_variables);  // else the launcher has set them
     return assignment;
   } catch (const ConfigError&) {
     if (identity.is_rank_0() || launched) throw;
-    throw ConfigError(options.experiment_file.string() + " cannot be run; rank 0 says why");
+    throw ConfigError(options.experiment_file.string() + " cannot be run; see the error of rank 0");
   }
 }
 

@@ -1,4 +1,4 @@
-// What a rank knows before it meets the others: how it was started, where it runs, what it trains. Plain values.
+// What a rank knows before it connects to the others: how it was started, where it runs, what it trains. Plain values.
 #pragma once
 
 #include "dtrain/base/clock.h"
@@ -20,21 +20,21 @@ struct RankIdentity {
   bool is_rank_0() const { return environment.world.rank == 0; }
 };
 
-// Reads the environment and the host, and removes from the environment what child processes must not inherit. Before
-// other threads exist. ConfigError as read_rank_environment().
+// Reads the environment and the host, and removes from the environment what child processes must not inherit. Called
+// before other threads exist. ConfigError as read_rank_environment().
 void read_identity(RankIdentity& identity);
 
-// The experiment, and this world's share of each batch.
+// The experiment, and how its batches are divided among the ranks.
 struct Assignment {
   config::Experiment experiment;
   scheduler::BatchSplit split;
 };
 
-// Sets the experiment's variables where the launcher has not. Before other threads exist. ConfigError when the
-// experiment cannot be run: ranks without a launcher then share a screen, and rank 0 alone gives the reason.
+// Sets the experiment's environment variables unless the launcher has. Called before other threads exist. ConfigError
+// if the experiment cannot be run: ranks without a launcher share a screen, so only rank 0's error gives the reason.
 Assignment read_assignment(const RankIdentity& identity);
 
-// The "versions" of plan.json and of the dumps: those of the program, and dtrain's.
+// The "versions" of plan.json and of the dumps: the program's and dtrain's.
 Json versions_of(const RankOptions& options);
 
 }  // namespace dtrain::run

@@ -1,4 +1,4 @@
-// A rank while it trains, and its end. rank_start.cpp has the start.
+// The training and the end of a rank. rank_start.cpp has its start.
 #include "dtrain/run/rank_session.h"
 
 #include <chrono>
@@ -22,11 +22,11 @@
 namespace dtrain::run {
 namespace {
 
-// Ranks that did not wait for each other may end at any distance: for this meeting there is no deadline. A rank that is
-// lost ends the wait by the control plane's error.
+// Ranks that do not wait for each other may end at very different times, so this wait has no deadline. If a rank is
+// lost, an error of the control plane ends the wait.
 void wait_for_all(comm::ControlPlane& control) {
   constexpr std::chrono::seconds kPeriod{1};
-  const auto key = [](int rank) { return "run.ended-apart." + std::to_string(rank); };
+  const auto key = [](int rank) { return "run.ended-alone." + std::to_string(rank); };
   control.set(key(control.world().rank), "1");
   for (int rank = 0; rank < control.world().size; ++rank) {
     while (!control.get_within(key(rank), kPeriod)) {
@@ -36,9 +36,9 @@ void wait_for_all(comm::ControlPlane& control) {
 
 }  // namespace
 
-// What watches and reports goes last, so that a part that hangs in its destructor is still ended and reported: the exit
-// deadlines outlive the control plane, the launcher's link and the MPI job, whose threads use them. The report's timer
-// stops first, because its thread uses every other part.
+// The parts that watch and report are destroyed last, so that a part that hangs in its destructor is still ended and
+// reported. The exit deadlines outlive the control plane, the launcher's link and the MPI job, whose threads use them.
+// The report's timer stops first, because its thread uses every other part.
 RankSession::~RankSession() {
   failure_report_->stop_timer();
   signals_.reset();
@@ -123,7 +123,7 @@ int RankSession::finish(bool stopped) {
     recording_->finish();
     recording_->report_losses();
     if (files_->metrics) files_->metrics->report_losses(files_->events);
-    // Another rank may have seen the launcher's end first, and this one stops with it.
+    // Another rank may have seen the launcher's end first, and has made this one stop.
     if (stopped && launcher_ && launcher_->link().is_gone()) on_launcher_end();
     int code = static_cast<int>(ExitCode::kDone);
     if (stopped) {
@@ -133,14 +133,14 @@ int RankSession::finish(bool stopped) {
     if (stopped) fields["stopped"] = stop_reason().empty() ? "another rank was asked to stop" : stop_reason();
     files_->events.try_write("rank_finished", fields);
     if (launcher_) launcher_->link().send(state_message("finished", code));
-    if (mock().apart()) wait_for_all(control());
-    control().barrier("run.finished");  // the records of every rank are on disk
+    if (mock().alone()) wait_for_all(control());
+    control().barrier("run.finished");  // now the records of every rank are on disk
     membership_->finish();
     if (launcher_) launcher_->link().leave();
     if (files_->output) show_end(code);
     if (membership_->mpi()) membership_->mpi()->succeed();
-    failure_report_->close();  // not before: an error in the lines above is reported like any other
-    // mpirun and srun take every other code than 0 for a failure, and print much about it.
+    failure_report_->close();  // not earlier: an error in the lines above is reported like any other
+    // mpirun and srun take any exit code but 0 for a failure and print a long report.
     const bool in_job = launcher_ && launcher_->plane();
     return in_job && code == static_cast<int>(ExitCode::kInterrupted) ? 0 : code;
   } catch (const std::exception& error) {
@@ -155,7 +155,7 @@ void RankSession::show_end(int code) {
   output.stop_copying();
   if (!identity_->is_rank_0() || identity_->environment.is_launched()) return;
   files_->events.write("run_ended", run_ended(code, ""));
-  // mpirun gives rank 0 a terminal that may be a file in the end: plain text there.
+  // Under mpirun rank 0 has a terminal whose output may end in a file: plain text there.
   const int screen = identity_->environment.started_by == "nothing" ? output.output() : -1;
   const EndReport report = end_report(run_dir());
   if (!report.warning.empty()) output.original_error(report.warning);

@@ -1,4 +1,4 @@
-// How a rank comes up, step by step.
+// The start of a rank, step by step.
 #include <unistd.h>
 
 #include "dtrain/base/error.h"
@@ -50,7 +50,7 @@ std::unique_ptr<RankSession> RankSession::start(const RankOptions& options) {
     self.start_recording();
     self.make_communicator();
     self.membership_->on_failure([&self](const comm::RankFailure& failure) { self.on_rank_failure(failure); });
-    // From here on a signal asks for a stop after the step; before, it ends this process.
+    // From here on a signal asks for a stop after the step. Before, it ends this process.
     self.signals_ = std::make_unique<RankSignals>();
     self.control().barrier("run.started");
   } catch (const std::exception& error) {
@@ -68,7 +68,7 @@ void RankSession::connect_launcher() {
   launcher_ = std::make_unique<LauncherConnection>(*identity_, log_);
   failure_report_->set_launcher(launcher_->link());
   if (environment.is_child()) {
-    // Before the link's thread starts: it writes an event when the launcher is gone.
+    // Before the link's thread starts, which writes an event when the launcher is gone.
     files_->folder.path = environment.handover->run_dir;
     files_->events.open(files_->folder.events(), environment.world.rank, identity_->host.name);
   }
@@ -103,7 +103,7 @@ void RankSession::compare_ranks() {
   hosts_ = std::make_unique<RankHosts>(
       compare_hosts(control(), identity_->host, identity_->environment.started_by, several_hosts_allowed));
   compare_experiments(control(), experiment(), mock());
-  (void)backend_for(experiment().communication_backend, *hosts_);  // refuses a backend that these hosts cannot use
+  (void)backend_for(experiment().communication_backend, *hosts_);  // throws for a backend that these hosts cannot use
 }
 
 void RankSession::open_folder() {
@@ -131,7 +131,7 @@ void RankSession::redirect_output() {
   const comm::World& world = environment.world;
   const bool launched = environment.is_launched();
   if (!environment.is_child()) {
-    // mpirun hands out terminals that no person watches: only a process started by itself may redraw its progress.
+    // mpirun gives ranks terminals that no person watches, so only a process started by itself may redraw its progress.
     const bool terminal = world.size == 1 && environment.started_by == "nothing" && !launched;
     const std::filesystem::path log_file = files_->folder.log(world.rank);
     files_->output.emplace(log_file, world.rank, world.size > 1 ? rank_prefix(world.rank) : "", terminal, clock_);

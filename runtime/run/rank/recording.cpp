@@ -8,7 +8,7 @@
 namespace dtrain::run {
 namespace {
 
-// For comparing clocks with rank 0: a few round trips, which take long only where something else is wrong.
+// For comparing clocks with rank 0: a few round trips, which take this long only if something else is wrong.
 constexpr std::chrono::seconds kClockTimeout{2};
 constexpr std::chrono::seconds kFlushTimeout{10};
 constexpr std::chrono::seconds kFlushTimeoutAfterFailure{2};
@@ -73,7 +73,7 @@ void Recording::throw_if_agent_ended() {
   if (const auto ended = recorder_.agent_error()) throw Error(*ended, kAgentGoneRemedy);
 }
 
-// One rank of the host hears of the loss from the agent.
+// The profiling agent reports a loss to one rank of the host.
 void Recording::warn_of_losses() {
   const auto& error = recorder_.write_error();
   if (!error || std::exchange(warned_, true)) return;

@@ -1,5 +1,5 @@
-// What a rank records beside its log: steps through the agent of its host, how its clock compares with rank 0's, and
-// how much could not be written. The training thread calls everything.
+// What a rank records besides its log: batches (through the profiling agent of its host), the offset of its clock from
+// rank 0's, and the number of lost records. The training thread makes all calls.
 #pragma once
 
 #include <optional>
@@ -19,23 +19,23 @@ class Recording {
   struct Options {
     std::string agent_socket;
     Json header;                     // the first line of the dump
-    Nanoseconds process_started{0};  // time since then counts as initialization
+    Nanoseconds process_started{0};  // the time since then counts as initialization
   };
-  // Connects to the agent and compares the clocks, which is collective. Everything it is given must outlive it. The
-  // errors of profile::Recorder.
+  // Connects to the profiling agent and compares the clocks, which is collective. What the references refer to must
+  // outlive this object. Throws as profile::Recorder does.
   Recording(const Options& options, Membership& membership, RankEvents& events, const Clock& clock, Logger log);
 
   profile::Recorder& recorder() { return recorder_; }
 
-  // For every step. Records a new comparison of clocks, warns once when records are lost, and throws when the agent has
-  // ended.
+  // Called in every step. Records a new comparison of clocks, warns once if records are lost, and throws if the
+  // profiling agent has ended.
   void check();
-  // Compares the clocks a last time and waits until everything is on disk. Throws when the agent has ended or does not
-  // confirm in time.
+  // Compares the clocks a last time and waits until all records are on disk. Throws if the profiling agent has ended or
+  // does not confirm in time.
   void finish();
-  // The same for a rank that fails: logs what was not confirmed.
+  // The same for a rank that fails: logs that records were not confirmed instead of throwing.
   void flush_after_failure();
-  // Writes how many records were lost as an event, which the summary counts: the dump itself may lack that line.
+  // Writes the number of lost records as an event, which the summary counts: the dump may lack that line.
   void report_losses();
 
  private:

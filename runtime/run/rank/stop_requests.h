@@ -11,8 +11,8 @@
 
 namespace dtrain::run {
 
-// Receives the signals that ask a rank to stop or to record a trace. Before it exists, and after, a signal ends the
-// process as usual. One object a process.
+// Handles the signals that ask a rank to stop or to record a trace. Without this object a signal ends the process as
+// usual. One object per process.
 struct RankSignals {
   StopSignals stop;
   TraceSignal trace;
@@ -20,14 +20,14 @@ struct RankSignals {
 
 class StopRequests {
  public:
-  // The launcher has received `signal`, and asks the ranks to stop.
+  // The launcher has received `signal` and asks the ranks to stop.
   void launcher_asks(int signal) { launcher_signal_ = signal; }
-  // The launcher, called `name` in messages, has ended. True on the first call.
+  // The launcher, `name` in messages, has ended. Returns true on the first call.
   bool launcher_ends(const std::string& name);
 
   bool launcher_has_ended() const { return launcher_ended_; }
   bool requested() const;
-  // "SIGINT", "SIGTERM", or that the launcher is gone; empty where nothing asks for a stop.
+  // "SIGINT", "SIGTERM", or that the launcher is gone; empty if nothing asks for a stop.
   std::string reason() const;
 
  private:

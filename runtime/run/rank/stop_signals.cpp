@@ -11,9 +11,9 @@
 namespace dtrain::run {
 namespace {
 
-// A signal handler reaches static storage only; this is all the state there is.
+// A signal handler can use static storage only; these variables are its whole state.
 std::atomic<int> g_signal{0};
-std::atomic<std::int64_t> g_first_ns{0};  // when the first signal came, on the monotonic clock
+std::atomic<std::int64_t> g_first_ns{0};  // when the first signal arrived, on the monotonic clock
 constexpr std::int64_t kTogetherNs = 1'000'000'000;
 static_assert(std::atomic<int>::is_always_lock_free && std::atomic<std::int64_t>::is_always_lock_free);
 
@@ -21,7 +21,7 @@ void handle(int signal) {
   timespec now{};
   ::clock_gettime(CLOCK_MONOTONIC, &now);
   const std::int64_t now_ns = now.tv_sec * 1'000'000'000 + now.tv_nsec;
-  // The time decides who was first: two signals may be handled on two threads at once.
+  // The time decides which signal was first: two threads may handle two signals at once.
   std::int64_t first_ns = 0;
   if (g_first_ns.compare_exchange_strong(first_ns, now_ns)) {
     g_signal = signal;

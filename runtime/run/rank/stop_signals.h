@@ -1,5 +1,5 @@
-// SIGTERM and SIGINT ask a rank to stop after its current step; a second one, a second later or more, ends it at once
-// (signals that come together, to a whole control group say, count as one). One object a process.
+// SIGTERM and SIGINT ask a rank to stop after its current step. Another one ends it at once if it comes at least a
+// second later; signals that arrive together (at a whole control group) count as one. One object per process.
 #pragma once
 
 #include <csignal>
@@ -9,10 +9,10 @@ namespace dtrain::run {
 class StopSignals {
  public:
   StopSignals();
-  ~StopSignals();  // restores what was there before
+  ~StopSignals();  // restores the previous handlers
   StopSignals(const StopSignals&) = delete;
   StopSignals& operator=(const StopSignals&) = delete;
-  // The first signal that came, or 0. Any thread.
+  // The first signal that arrived, or 0. Any thread.
   static int received();
 
  private:

@@ -6,7 +6,7 @@
 namespace dtrain::run {
 namespace {
 
-// A signal handler reaches static storage only; this is all the state there is.
+// A signal handler can use static storage only; this variable is its whole state.
 constexpr int kNothing = -1;
 std::atomic<int> g_asked{kNothing};
 static_assert(std::atomic<int>::is_always_lock_free);

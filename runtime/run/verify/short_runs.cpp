@@ -32,12 +32,12 @@ const Json& object_at(const Json& json, const std::string& key) {
   return found != json.end() && found->is_object() ? *found : none;
 }
 
-// The file that RUN was launched with, as long as it still says what it said then: what it names may lie beside it.
+// The experiment file that RUN was launched with, unchanged: files it names may be beside it, not beside RUN's copy.
 fs::path experiment_file(const RunFolder& run, const Json& plan) {
   fs::path file = text_at(plan, "experiment_file");
   std::error_code code;
   if (file.empty() || !fs::is_regular_file(file, code)) {
-    throw ConfigError(run.path.string() + ": its experiment file is not here: " + file.string(),
+    throw ConfigError(run.path.string() + ": its experiment file does not exist here: " + file.string(),
                       "what-if --verify starts the experiment again, so it needs the machine and the files of the run");
   }
   if (read_file(file) != read_file(run.experiment())) {
@@ -54,7 +54,7 @@ UniqueFd made(const fs::path& file) {
   return result;
 }
 
-// What the run's strategy trial has decided, where there was one.
+// The value of sharded_optimizer that the run's comparison of strategies chose; empty if it made none.
 std::string decided_strategy(const analysis::RunProfile& profile) {
   const std::string strategy = text_at(object_at(profile.plan, "strategy"), "strategy");
   const Json& optimizations = object_at(profile.experiment, "optimizations");
@@ -69,7 +69,8 @@ std::vector<std::string> short_launch(const RunFolder& run, const analysis::RunP
   const Json& plan = profile.plan;
   const std::string started_by = text_at(plan, "started_by");
   if (started_by != "dtrain launch") {
-    throw ConfigError(run.path.string() + " was started by " + (started_by.empty() ? "nobody knows whom" : started_by) +
+    throw ConfigError(run.path.string() +
+                          (started_by.empty() ? " does not record what started it" : " was started by " + started_by) +
                           ", and what-if --verify starts runs with dtrain launch",
                       "launch the experiment with dtrain launch and verify that run; or start the program as before "
                       "with --mock, and compare the median steps yourself");
@@ -91,17 +92,18 @@ std::vector<std::string> short_launch(const RunFolder& run, const analysis::RunP
   set("searcher.max_length.batches=" + std::to_string(steps));
   set("min_validation_period.batches=0");
   set("perform_initial_validation=false");
-  set("profiling.trace=null");  // batches that are traced are slower
+  set("profiling.trace=null");  // traced batches are slower
   if (const std::string strategy = decided_strategy(profile); !strategy.empty()) {
     set("optimizations.sharded_optimizer=" + strategy);
-    // Over several hosts the two do not go together, and the buckets of auto are those of replicated updates.
+    // Over several hosts a sharded optimizer excludes auto-tuned fusion, which `auto` tuned for replicated updates.
     if (strategy == "true" && profile.agents.size() > 1) set("optimizations.auto_tune_tensor_fusion=false");
   }
   const fs::path own = text_at(plan, "cluster_file");
   std::error_code code;
   if (cluster.empty() && !own.empty() && !fs::is_regular_file(own, code)) {
-    throw ConfigError(run.path.string() + ": the cluster file it was launched with is not here: " + own.string(),
-                      "name the one to use with --cluster");
+    throw ConfigError(
+        run.path.string() + ": the cluster file it was launched with does not exist here: " + own.string(),
+        "name the one to use with --cluster");
   }
   const fs::path& file = cluster.empty() ? own : cluster;
   if (!file.empty()) command.insert(command.end(), {"--cluster", file.string()});
@@ -142,7 +144,7 @@ bool ShortRuns::run(const std::string& name, const Mock& mock) {
     ::poll(fds, 2, -1);
     while (const auto signal = signals_.next()) {
       interrupted = true;
-      process.kill(*signal);  // the launcher: its ranks finish their step; a second one kills them
+      process.kill(*signal);  // the launcher stops its ranks after their step; a second signal kills them
     }
   }
   if (interrupted) return false;

@@ -1,4 +1,4 @@
-// The short runs that a run's predictions are verified with: what has to be launched, and launching it. One thread.
+// The short runs that verify the predictions for a run: their command, and launching them. One thread.
 #pragma once
 
 #include <filesystem>
@@ -12,22 +12,22 @@
 
 namespace dtrain::run {
 
-// `dtrain launch` with what makes a run of `steps` batches of RUN's experiment, without --run-dir and --mock. What RUN
-// found out at its start is given: a short run would spend half its steps on it, and a mock run cannot. ConfigError
-// where RUN is no run of `dtrain launch`, is a mock run itself, or its experiment file is gone or another by now.
+// The `dtrain launch` command for `steps` batches of RUN's experiment, without --run-dir and --mock. It sets what RUN
+// chose at its start: a short run would spend half its batches on that, and a mock run cannot choose. ConfigError if
+// RUN was not started by `dtrain launch`, is a mock run, or its experiment file is gone or has changed.
 std::vector<std::string> short_launch(const RunFolder& run, const analysis::RunProfile& profile, int steps,
                                       const std::filesystem::path& cluster);
 
-// RUN/what-if/N, new.
+// Makes RUN/what-if/N.
 std::filesystem::path make_what_if_folder(const RunFolder& run);
 
 class ShortRuns {
  public:
   ShortRuns(std::vector<std::string> launch, std::filesystem::path folder);
 
-  // Launches one under folder/NAME and waits for its end; its output is NAME.out and NAME.err
-  // beside it. An Error where it fails (a
-  // ConfigError where it is refused). False: a signal came, which was handed on, and it has ended.
+  // Launches a run in folder/NAME and waits for its end. Its output is in NAME.out and NAME.err beside that folder.
+  // Error if the run fails (ConfigError if it is refused). False: a signal arrived; it was passed on, and the run has
+  // ended.
   bool run(const std::string& name, const Mock& mock);
 
  private:

@@ -15,11 +15,11 @@ using analysis::RunProfile;
 using analysis::WhatIf;
 
 constexpr double kMs = 1e3;
-constexpr double kDisturbing = 10;  // per cent of a core
+constexpr double kDisturbing = 10;  // percent of a core
 
 WhatIf predictions_of(const RunProfile& profile, const RunProfile& original) {
   analysis::AnalyzeOptions options;
-  options.tried = &original;  // short runs are told what it has found out
+  options.tried = &original;  // short runs are started with what this run chose
   return analysis::analyze(profile, options).what_if;
 }
 
@@ -38,7 +38,7 @@ struct Plain {
   WhatIf what_if;
 };
 
-// Of one mock, what each round has found.
+// The measurements of one mock, a value for each round.
 struct Measured {
   std::string name, title;
   std::vector<double> plain_ms, predicted_ms, measured_ms, ratios;
@@ -50,7 +50,7 @@ double median(std::vector<double> values) {
   return values.size() % 2 == 1 ? *middle : (*middle + *std::max_element(values.begin(), middle)) / 2;
 }
 
-// So many that the system is sampled a few times meanwhile, which is done twice a second.
+// Enough for the system, which is sampled twice a second, to be sampled a few times.
 int steps_for(const RunProfile& profile) {
   constexpr double kSeconds = 3;
   constexpr double kFewest = 100, kMost = 2000;
@@ -63,7 +63,7 @@ std::vector<std::string> mocks_for(int world_size) {
   return {"loader", "comm", "loader,comm", "train"};
 }
 
-// What the run is called on disk: "mock-loader-comm".
+// The name of the run's folder: "mock-loader-comm".
 std::string name_of(const std::string& mock) {
   std::string name = mock.empty() ? "plain" : "mock-" + mock;
   std::replace(name.begin(), name.end(), ',', '-');

@@ -1,4 +1,4 @@
-// A verification, for programs and for people.
+// A verification as JSON and as text.
 #include <spdlog/fmt/fmt.h>
 
 #include "dtrain/run/verify.h"

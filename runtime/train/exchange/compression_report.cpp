@@ -59,7 +59,7 @@ Json CompressionReport::account(const comm::GradientCompressor& compressor, comm
   std::int64_t values[2] = {s.saturated, s.underflowed};  // of all ranks
   communicator.all_reduce(values, 2, comm::DataType::kInt64).wait();
   Json json = {
-      {"kind", comm::name_of(compressor.options().kind)},
+      {"kind", compressor.options().codec.word},
       {"steps", s.steps},
       {"compressed_steps", s.compressed_steps},
       {"uncompressed_bytes", std::llround(s.uncompressed_bytes)},
@@ -81,19 +81,24 @@ std::string CompressionReport::sentence(const Json& account, bool& loses) const 
   const std::int64_t steps = account["compressed_steps"];
   loses = false;
   if (steps == 0) return fmt::format("{}: no step was compressed", name_);
-  std::string text =
-      fmt::format("{} ({}): each rank sent {} instead of {} ({:.1f}x less)", name_, account["kind"].get<std::string>(),
-                  format_bytes(after), format_bytes(before), after > 0 ? before / after : 0);
+  const auto kind = account["kind"].get<std::string>();
+  std::string text = fmt::format("{} ({}): each rank sent {} instead of {} ({:.1f}x less)", name_, kind,
+                                 format_bytes(after), format_bytes(before), after > 0 ? before / after : 0);
   if (const double plain = account["plain_bytes"]; plain > 0) {
-    text += fmt::format(", {} of it float64, which travels as it is", format_bytes(plain));
+    text += fmt::format(", {} of it float64, sent uncompressed", format_bytes(plain));
   }
   std::string cut_text;
   const std::int64_t cut = account["saturated_values"];
   const std::int64_t small = account["underflowed_values"];
-  if (cut > 0) cut_text += fmt::format("; {} values were too large for it and were cut", cut);
-  if (small > 0) cut_text += fmt::format("; {} values were too small for it and waited until they added up", small);
-  if (cut + small > 0 && account["kind"] == "fp16") cut_text += ": bf16 holds them";
-  if (account["gained_s"].is_null()) return text + "; too few steps to say what that gained" + cut_text;
+  if (cut > 0) {
+    cut_text +=
+        fmt::format("; {} values were too large for {} and were clipped (the sum over all ranks must fit)", cut, kind);
+  }
+  if (small > 0) {
+    cut_text += fmt::format("; {} values were too small for {} and waited until they added up", small, kind);
+  }
+  if (cut + small > 0 && kind == "fp16") cut_text += ": bf16 holds them";
+  if (account["gained_s"].is_null()) return text + "; too few steps to measure the gain" + cut_text;
   const double gained = account["gained_s"];
   text += fmt::format(", a step's exchange held up the training for {} instead of {}: {} {} in {} steps",
                       duration(account["exposed_compressed_s"]), duration(account["exposed_uncompressed_s"]),

@@ -1,7 +1,7 @@
 #include "exchange/compression_setup.h"
-#include "dtrain/config/experiment.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace dtrain::train {
 
@@ -9,24 +9,6 @@ namespace {
 
 // The first steps, and the first with new buckets, take longer than later ones.
 constexpr int kWarmUpSteps = 2;
-
-comm::Compression kind_of(config::CompressionKind kind) {
-  switch (kind) {
-    case config::CompressionKind::kNone:
-      return comm::Compression::kNone;
-    case config::CompressionKind::kFp16:
-      return comm::Compression::kFp16;
-    case config::CompressionKind::kBf16:
-      return comm::Compression::kBf16;
-    case config::CompressionKind::kInt8:
-      return comm::Compression::kInt8;
-    case config::CompressionKind::kPowerSgd:
-      return comm::Compression::kPowerSgd;
-    case config::CompressionKind::kTopK:
-      return comm::Compression::kTopK;
-  }
-  return comm::Compression::kNone;
-}
 
 // Rows of the matrix in memory.
 std::int64_t rows_of(const at::Tensor& tensor) {
@@ -42,29 +24,22 @@ std::int64_t rows_of(const at::Tensor& tensor) {
 
 }  // namespace
 
-comm::CompressionOptions compression_options(const config::Compression& compression, std::uint64_t seed,
-                                             int compared_steps, int settled_steps) {
+comm::CompressionOptions compression_options(comm::CodecMaker codec, std::uint64_t seed, int compared_steps,
+                                             int settled_steps) {
   comm::CompressionOptions options;
-  options.kind = kind_of(compression.kind);
-  options.rank = compression.rank;
-  options.ratio = compression.ratio;
+  options.codec = std::move(codec);
   options.seed = seed;
   options.compared_steps = compared_steps;
   options.first_compared = settled_steps + kWarmUpSteps;
-  if (options.kind == comm::Compression::kPowerSgd) {
-    options.warmup_steps = compression.warmup_steps;
-    // A warm-up that has two steps like later ones can be compared with.
-    if (options.warmup_steps >= std::max<std::int64_t>(options.first_compared, 2 * kWarmUpSteps)) {
-      options.compared_steps = 0;
-    }
+  // A warm-up that has two steps like later ones can be compared with.
+  if (options.codec.warmup_steps >= std::max<std::int64_t>(options.first_compared, 2 * kWarmUpSteps)) {
+    options.compared_steps = 0;
   }
   return options;
 }
 
 std::string_view operation_of(const comm::GradientCompressor& compressor) {
-  const auto kind = compressor.options().kind;
-  const bool gathers = kind == comm::Compression::kInt8 || kind == comm::Compression::kTopK;
-  return gathers && compressor.compressing() ? "all_gather" : "all_reduce";
+  return compressor.options().codec.gathers && compressor.compressing() ? "all_gather" : "all_reduce";
 }
 
 std::vector<comm::GradientTensor> gradient_tensors(const FlatParameters& parameters,

@@ -10,7 +10,6 @@
 
 #include "dtrain/comm/compression.h"
 #include "dtrain/comm/fusion_plan.h"
-#include "dtrain/config/optimizations.h"
 #include "model/flat_parameters.h"
 #include "state/state_visitor.h"
 
@@ -18,8 +17,8 @@ namespace dtrain::train {
 
 // `compared_steps`: how many steps are to travel uncompressed so that what compression gains can be said. Once
 // `settled_steps` are over, steps are like those that follow.
-comm::CompressionOptions compression_options(const config::Compression& compression, std::uint64_t seed,
-                                             int compared_steps, int settled_steps);
+comm::CompressionOptions compression_options(comm::CodecMaker codec, std::uint64_t seed, int compared_steps,
+                                             int settled_steps);
 
 // What the compressor does to a bucket in this step, in records.
 std::string_view operation_of(const comm::GradientCompressor& compressor);

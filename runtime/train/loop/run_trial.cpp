@@ -48,7 +48,7 @@ int fail(run::RankSession& session) {
   } catch (const std::exception& error) {
     return session.fail(error);
   } catch (...) {
-    return session.fail(Error("the trial threw something that is no std::exception"));
+    return session.fail(Error("the trial threw an object that is not a std::exception"));
   }
 }
 
@@ -62,7 +62,7 @@ train::StepOptions step_options(const run::RankSession& session, const TrialCont
   options.strategy = {wanted.sharded_optimizer, wanted.gradient_compression, experiment.experiment_seed};
   options.local_sgd = wanted.local_sgd;
   options.stop_on_non_finite = experiment.stop_on_non_finite;
-  options.alone = session.mock().apart();
+  options.alone = session.mock().alone();
   // Gaps between gradients matter only where gradients are exchanged while ranks compute.
   const bool overlaps = !wanted.local_sgd && !options.alone;
   options.fusion.threshold_bytes = wanted.tensor_fusion_threshold_bytes;

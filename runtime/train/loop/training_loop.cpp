@@ -68,7 +68,7 @@ void TrainingLoop::find_lengths() {
     batches_per_epoch_ = std::max<std::int64_t>(1, *experiment_.records_per_epoch / global_batch_);
   }
   if (batches_per_epoch_ == 0) {
-    throw DataError("the training set has not one whole batch for every rank (global batch: " +
+    throw DataError("the training set is smaller than one batch for every rank (global batch: " +
                         std::to_string(global_batch_) + " samples)",
                     "lower hyperparameters.global_batch_size, or give more data");
   }
@@ -244,7 +244,7 @@ void TrainingLoop::reduce_training_metrics() {
     unread_metrics_.clear();
   }
   const PhaseScope phase(recorder_, Phase::kReduceMetrics);
-  const bool together = experiment_.optimizations.average_training_metrics && !session_.mock().apart();
+  const bool together = experiment_.optimizations.average_training_metrics && !session_.mock().alone();
   const ReducedMetrics reduced = together ? metrics_.reduce() : metrics_.take_local();
   if (session_.world().rank != 0 || reduced.samples == 0) return;
   session_.write_metrics({{"kind", "training"},

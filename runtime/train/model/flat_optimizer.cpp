@@ -34,46 +34,28 @@ LrSchedule warmup_cosine(std::int64_t warmup, std::int64_t total, double final_f
 
 namespace train {
 
-namespace {
-
-bool needs_first(const Optimizer& optimizer) {
-  const Sgd* sgd = std::get_if<Sgd>(&optimizer);
-  return !sgd || sgd->momentum != 0;
-}
-
-void check(const Optimizer& optimizer) {
-  const double lr = std::visit([](const auto& o) { return o.lr; }, optimizer);
-  if (!(lr >= 0)) throw ConfigError("the optimizer's learning rate is " + std::to_string(lr), "use 0 or more");
-  if (const Sgd* sgd = std::get_if<Sgd>(&optimizer);
-      sgd && sgd->nesterov && (sgd->momentum <= 0 || sgd->dampening != 0)) {
-    throw ConfigError("nesterov needs a momentum above 0 and no dampening", "set momentum, or nesterov to false");
-  }
-}
-
-// Of the tensors of a group's state, in their order.
-std::vector<std::string> state_names(const Optimizer& optimizer) {
-  if (std::holds_alternative<Sgd>(optimizer)) return {"momentum"};
-  return {"exp_avg", "exp_avg_sq"};
-}
-
-}  // namespace
-
 FlatOptimizer::FlatOptimizer(const Optimizer& optimizer, LrSchedule schedule, FlatParameters& parameters)
-    : optimizer_(optimizer),
+    : FlatOptimizer(std::visit([](const auto& settings) { return settings.make_update(); }, optimizer),
+                    std::move(schedule), parameters) {}
+
+FlatOptimizer::FlatOptimizer(std::unique_ptr<OptimizerUpdate> optimizer, LrSchedule schedule,
+                             FlatParameters& parameters)
+    : optimizer_(std::move(optimizer)),
       schedule_(schedule ? std::move(schedule) : lr::constant()),
       parameters_(parameters),
       updates_(parameters.parameters().size(), 0) {
-  check(optimizer_);
+  const double rate = optimizer_->learning_rate();
+  if (!(rate >= 0)) throw ConfigError("the optimizer's learning rate is " + std::to_string(rate), "use 0 or more");
+  const std::size_t tensors = optimizer_->state_names().size();
   const FlatMemory& memory = parameters.memory();
   for (const auto& group : parameters.groups()) {
     auto& state = states_.emplace_back();
-    if (needs_first(optimizer_)) state.push_back(memory.own(group.values.numel(), group.dtype));
-    if (!std::holds_alternative<Sgd>(optimizer_)) state.push_back(memory.own(group.values.numel(), group.dtype));
+    while (state.size() < tensors) state.push_back(memory.own(group.values.numel(), group.dtype));
   }
 }
 
 double FlatOptimizer::rate_at(std::int64_t step) const {
-  return std::visit([](const auto& o) { return o.lr; }, optimizer_) * schedule_(step);
+  return optimizer_->learning_rate() * schedule_(step);
 }
 
 double FlatOptimizer::learning_rate() const {
@@ -131,7 +113,7 @@ void FlatOptimizer::visit(StateVisitor& visitor) {
   visitor.number("steps", steps_);
   const auto parameters = parameters_.parameters();
   for (std::size_t i = 0; i < parameters.size(); ++i) visitor.number("updates/" + parameters[i].name, updates_[i]);
-  const auto names = state_names(optimizer_);
+  const auto names = optimizer_->state_names();
   for (std::size_t g = 0; g < states_.size(); ++g) {
     for (std::size_t s = 0; s < states_[g].size(); ++s) parameters_.visit_like(visitor, names[s], g, states_[g][s]);
   }
@@ -139,29 +121,10 @@ void FlatOptimizer::visit(StateVisitor& visitor) {
 
 void FlatOptimizer::update(const FlatRange& range, std::int64_t updates) {
   const auto& group = parameters_.groups()[range.group];
-  const auto& state = states_[range.group];
   const auto slice = [&](const at::Tensor& flat) { return flat.narrow(0, range.begin, range.size()); };
-  const std::vector<at::Tensor> values{slice(group.values)};
-  const std::vector<at::Tensor> gradients{slice(group.gradients)};
-  const double rate = learning_rate();
-  if (const Sgd* sgd = std::get_if<Sgd>(&optimizer_)) {
-    std::vector<at::Tensor> buffers;
-    if (!state.empty()) buffers.push_back(slice(state[0]));
-    at::_fused_sgd_(values, gradients, buffers, sgd->weight_decay, sgd->momentum, rate, sgd->dampening, sgd->nesterov,
-                    /*maximize=*/false, /*is_first_step=*/updates == 0);
-    return;
-  }
-  const std::vector<at::Tensor> first{slice(state[0])};
-  const std::vector<at::Tensor> second{slice(state[1])};
-  const std::vector<at::Tensor> steps{at::full({}, static_cast<double>(updates + 1), at::kFloat)};
-  if (const Adam* adam = std::get_if<Adam>(&optimizer_)) {
-    at::_fused_adam_(values, gradients, first, second, {}, steps, rate, adam->beta1, adam->beta2, adam->weight_decay,
-                     adam->eps, /*amsgrad=*/false, /*maximize=*/false);
-  } else {
-    const AdamW& adamw = std::get<AdamW>(optimizer_);
-    at::_fused_adamw_(values, gradients, first, second, {}, steps, rate, adamw.beta1, adamw.beta2, adamw.weight_decay,
-                      adamw.eps, /*amsgrad=*/false, /*maximize=*/false);
-  }
+  std::vector<at::Tensor> states;
+  for (const at::Tensor& state : states_[range.group]) states.push_back(slice(state));
+  optimizer_->update(slice(group.values), slice(group.gradients), states, learning_rate(), updates);
 }
 
 }  // namespace train

@@ -1,8 +1,9 @@
-// Runs an optimizer over flat parameters with libtorch's fused kernels: one call for each run of neighbouring
-// parameters that have been updated equally often (all of them, in an ordinary step).
+// Runs an optimizer over flat parameters: one call of its update for each run of neighbouring parameters that have been
+// updated equally often (all of them, in an ordinary step).
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <vector>
 
@@ -11,12 +12,15 @@
 #include "dtrain/train/optimizer.h"
 #include "model/flat_parameters.h"
 #include "model/flat_range.h"
+#include "model/optimizer_update.h"
 
 namespace dtrain::train {
 
 class FlatOptimizer {
  public:
+  // ConfigError for settings that make no sense. No schedule: a constant learning rate.
   FlatOptimizer(const Optimizer& optimizer, LrSchedule schedule, FlatParameters& parameters);
+  FlatOptimizer(std::unique_ptr<OptimizerUpdate> optimizer, LrSchedule schedule, FlatParameters& parameters);
 
   // One step: of the parameters whose element of `used` is set, from their group's flat gradients, where update() is
   // called for. Ranges of one step do not overlap.
@@ -45,10 +49,10 @@ class FlatOptimizer {
   std::vector<Segment> segments(std::span<const std::uint8_t> used) const;
   void update(const FlatRange& range, std::int64_t updates);
 
-  Optimizer optimizer_;
+  std::unique_ptr<OptimizerUpdate> optimizer_;
   LrSchedule schedule_;
   FlatParameters& parameters_;
-  std::vector<std::vector<at::Tensor>> states_;  // of each group: momentum or exp_avg; exp_avg_sq
+  std::vector<std::vector<at::Tensor>> states_;  // of each group, in the order of their names
   std::vector<Segment> segments_;                // of the step that has begun
   std::vector<std::int64_t> updates_;            // of each parameter
   std::int64_t steps_ = 0;

@@ -1,10 +1,11 @@
 #include "model/model_report.h"
 
 #include <algorithm>
-#include <array>
 #include <functional>
 #include <map>
 #include <string>
+
+#include "dtrain/base/choices.h"
 
 namespace dtrain::train {
 namespace {
@@ -58,10 +59,9 @@ Json describe_model(const FlatParameters& parameters) {
 
 Json describe_optimizer(const std::optional<Optimizer>& optimizer) {
   if (!optimizer) return nullptr;
-  constexpr std::array kKinds{"sgd", "adam", "adamw"};  // in the order of the variant
-  static_assert(std::variant_size_v<Optimizer> == kKinds.size());
-  // FlatOptimizer knows libtorch's fused kernels alone.
-  return {{"kind", kKinds.at(optimizer->index())}, {"fused", true}};
+  // FlatOptimizer updates all parameters of a type at once.
+  const bool fused = std::visit([](const auto& held) { return held.kFused; }, *optimizer);
+  return {{"kind", word_of(*optimizer)}, {"fused", fused}};
 }
 
 std::optional<std::string> first_nan_parameter(const FlatParameters& parameters) {

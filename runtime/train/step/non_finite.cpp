@@ -13,8 +13,8 @@ namespace dtrain::train {
 namespace {
 
 constexpr auto kNonFiniteRemedy =
-    "lower the learning rate, clip gradients, or look for values in the data that are none; on_non_finite: warn goes "
-    "on";
+    "lower the learning rate, clip gradients, or look for NaN or Inf in the data; with on_non_finite: warn the run "
+    "continues";
 
 // Numbers whose sum over ranks shows whether all ranks had the same value.
 std::int64_t non_finite_code(double value) {

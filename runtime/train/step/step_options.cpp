@@ -14,7 +14,7 @@ void check(const StepOptions& options, const comm::World& world) {
   if (options.fusion.auto_tune && !one_host && options.strategy.sharded == config::ShardedOptimizer::kOn) {
     throw ConfigError(
         "auto_tune_tensor_fusion is not supported yet with sharded_optimizer: true over several hosts, "
-        "where every change of buckets would send the optimizer's state around",
+        "where each change of buckets would have to exchange the optimizer's state",
         "leave sharded_optimizer at auto, or switch the tuner off");
   }
 }

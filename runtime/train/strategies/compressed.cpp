@@ -11,13 +11,13 @@ constexpr int kComparedSteps = 3;
 }  // namespace
 
 Compressed::Compressed(FlatParameters& parameters, FlatOptimizer& optimizer, comm::Communicator& communicator,
-                       profile::Recorder& recorder, WindowScale& scale, const config::Compression& compression,
+                       profile::Recorder& recorder, WindowScale& scale, const comm::Compression& compression,
                        std::uint64_t seed, int settled_steps)
     : parameters_(parameters),
       replicated_(parameters, optimizer, communicator, recorder, scale),
       scale_(scale),
       bases_(gradient_bases(parameters)),
-      compressor_(compression_options(compression, seed, kComparedSteps, settled_steps),
+      compressor_(compression_options(comm::codec_maker(compression), seed, kComparedSteps, settled_steps),
                   gradient_tensors(parameters, bases_), communicator),
       report_("gradient compression", "optimizations.gradient_compression") {}
 

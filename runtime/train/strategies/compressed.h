@@ -6,7 +6,6 @@
 #include <vector>
 
 #include "dtrain/comm/compression.h"
-#include "dtrain/config/optimizations.h"
 #include "exchange/compression_report.h"
 #include "strategies/replicated.h"
 
@@ -18,8 +17,8 @@ class Compressed final : public GradientStrategy {
   // update: what the codecs hold back must be in the units of what is applied, or it would count more than once where
   // data ends. `settled_steps`: the plan is final after so many steps.
   Compressed(FlatParameters& parameters, FlatOptimizer& optimizer, comm::Communicator& communicator,
-             profile::Recorder& recorder, WindowScale& scale, const config::Compression& compression,
-             std::uint64_t seed, int settled_steps);
+             profile::Recorder& recorder, WindowScale& scale, const comm::Compression& compression, std::uint64_t seed,
+             int settled_steps);
 
   std::string_view operation() const override;
   void set_plan(const comm::FusionPlan& plan) override;

@@ -31,9 +31,9 @@ LocalSteps::LocalSteps(const config::LocalSgd& options, FlatParameters& paramete
     bases_.push_back(FlatMemory::address(own.difference.tensor));
     groups_.push_back(std::move(own));
   }
-  compressor_ =
-      std::make_unique<comm::GradientCompressor>(compression_options(options.compression, seed, kComparedMeetings, 0),
-                                                 gradient_tensors(parameters, bases_), communicator);
+  compressor_ = std::make_unique<comm::GradientCompressor>(
+      compression_options(comm::codec_maker(options.compression), seed, kComparedMeetings, 0),
+      gradient_tensors(parameters, bases_), communicator);
 }
 
 void LocalSteps::meet(std::int64_t active) {
@@ -69,7 +69,7 @@ void LocalSteps::visit(StateVisitor& visitor) {
 }
 
 void LocalSteps::report(const RunServices& run) const {
-  if (options_.compression.kind != config::CompressionKind::kNone) report_.write(*compressor_, run);
+  if (!std::holds_alternative<comm::NoCompression>(options_.compression)) report_.write(*compressor_, run);
   if (run.is_first_rank()) run.update_plan("local_sgd", {{"meetings", meetings_}});
 }
 

@@ -9,7 +9,7 @@
 namespace dtrain::train {
 
 bool may_shard(const StrategyOptions& options, int world_size) {
-  return world_size > 1 && options.compression.kind == config::CompressionKind::kNone;
+  return world_size > 1 && std::holds_alternative<comm::NoCompression>(options.compression);
 }
 
 StrategyPicker::StrategyPicker(const RunServices& run, FlatParameters& parameters, FlatOptimizer& optimizer,
@@ -23,9 +23,9 @@ StrategyPicker::StrategyPicker(const RunServices& run, FlatParameters& parameter
       scale_(scale),
       options_(options) {
   const bool sharded = may_shard() && options_.sharded == config::ShardedOptimizer::kOn;
-  if (may_shard() && options_.sharded == config::ShardedOptimizer::kAuto) trial_.emplace(run_.communicator);
+  if (may_shard() && options_.sharded == config::ShardedOptimizer::kAuto) comparison_.emplace(run_.communicator);
   use(sharded);
-  if (may_shard() && !trial_) write_choice();
+  if (may_shard() && !comparison_) write_choice();
 }
 
 StrategyPicker::~StrategyPicker() {
@@ -38,7 +38,7 @@ bool StrategyPicker::may_shard() const {
 
 std::unique_ptr<GradientStrategy> StrategyPicker::make(bool sharded) {
   comm::Communicator& communicator = run_.communicator;
-  if (options_.compression.kind != config::CompressionKind::kNone) {
+  if (!std::holds_alternative<comm::NoCompression>(options_.compression)) {
     return std::make_unique<Compressed>(parameters_, optimizer_, communicator, run_.recorder, scale_,
                                         options_.compression, options_.seed, Fusion::settled_steps());
   }
@@ -66,18 +66,18 @@ void StrategyPicker::begin_batch() {
 void StrategyPicker::end_batch(bool stepped, std::int64_t batch) {
   window_time_ += run_.clock.monotonic() - batch_began_;
   if (!stepped) return;
-  if (trial_ && !fusion_.settling()) end_turn(batch);
+  if (comparison_ && !fusion_.settling()) end_turn(batch);
   window_time_ = Nanoseconds{0};
 }
 
 void StrategyPicker::end_turn(std::int64_t batch) {
-  if (trial_->end_step(batch, to_seconds(window_time_) * 1e3)) {
-    use(trial_->sharded());
+  if (comparison_->end_step(batch, to_seconds(window_time_) * 1e3)) {
+    use(comparison_->sharded());
     fusion_.forget_exposed();
   }
-  if (!trial_->done()) return;
+  if (!comparison_->done()) return;
   write_choice();
-  trial_.reset();
+  comparison_.reset();
 }
 
 void StrategyPicker::write_choice() {
@@ -93,10 +93,10 @@ void StrategyPicker::write_choice() {
     facts.parameter_bytes += bytes;
     facts.state_bytes += bytes * static_cast<std::int64_t>(optimizer_.state(g).size());
   }
-  if (trial_) {
-    facts.replicated_ms = trial_->replicated_ms();
-    facts.sharded_ms = trial_->sharded_ms();
-    facts.turns = trial_->turns();
+  if (comparison_) {
+    facts.replicated_ms = comparison_->replicated_ms();
+    facts.sharded_ms = comparison_->sharded_ms();
+    facts.turns = comparison_->turns();
   }
   const Json report = describe_strategy(facts);
   run_.update_plan("strategy", report);
@@ -113,8 +113,8 @@ void StrategyPicker::check_write(const std::string& parameter) const {
 
 void StrategyPicker::stop_sharding(const std::string& parameter) {
   const bool sharded = strategy_->layout().sharded;
-  if (!sharded && !trial_) return;
-  trial_.reset();
+  if (!sharded && !comparison_) return;
+  comparison_.reset();
   if (sharded) use(false);
   write_choice();
   if (!run_.is_first_rank()) return;

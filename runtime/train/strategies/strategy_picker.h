@@ -1,6 +1,6 @@
 // Picks how gradients are exchanged and applied: compressed, replicated or sharded. Where an experiment leaves the
-// choice between the last two to us, both take turns until the clock has decided (StrategyTrial); a model that writes
-// its parameters itself ends that choice. Training thread; everything but the accessors is collective.
+// choice between the last two to us, both take turns until the clock has decided (StrategyComparison); a model that
+// writes its parameters itself ends that choice. Training thread; everything but the accessors is collective.
 #pragma once
 
 #include <cstdint>
@@ -16,13 +16,13 @@
 #include "exchange/window_scale.h"
 #include "model/flat_optimizer.h"
 #include "model/flat_parameters.h"
-#include "strategies/strategy_trial.h"
+#include "strategies/strategy_comparison.h"
 
 namespace dtrain::train {
 
 struct StrategyOptions {
   config::ShardedOptimizer sharded = config::ShardedOptimizer::kAuto;
-  config::Compression compression;
+  comm::Compression compression;
   std::uint64_t seed = 0;
 };
 
@@ -66,7 +66,7 @@ class StrategyPicker {
   WindowScale& scale_;
   const StrategyOptions options_;
   std::unique_ptr<GradientStrategy> strategy_;
-  std::optional<StrategyTrial> trial_;  // while it goes on
+  std::optional<StrategyComparison> comparison_;  // while it goes on
   Nanoseconds batch_began_{0};
   Nanoseconds window_time_{0};  // of the batches of the open window that have ended, without their loading
 };

@@ -31,13 +31,12 @@ std::optional<TraceWindow> DeepWindow::wanted(std::int64_t batch, std::int64_t r
   const auto asked = session_.take_trace_request();
   if (!asked) return std::nullopt;
   if (session_.world().rank != 0) {
-    session_.log()->warn("a signal asked this rank for a trace; only rank 0 takes such wishes");
+    session_.log()->warn("a signal asked this rank for a trace; send the signal to rank 0");
     return std::nullopt;
   }
-  if (session_.mock().apart() && session_.world().size > 1) {
-    session_.log()->warn(
-        "no trace is begun: in this mock run ranks say nothing to each other, so only one would trace");
-    session_.write_event("trace_refused", {{"reason", "in this mock run ranks say nothing to each other"}});
+  if (session_.mock().alone() && session_.world().size > 1) {
+    session_.log()->warn("no trace is begun: in this mock run ranks do not communicate, so only one would trace");
+    session_.write_event("trace_refused", {{"reason", "in this mock run ranks do not communicate"}});
     return std::nullopt;
   }
   const std::int64_t steps = *asked == 0 ? kStepsAskedFor : std::min(*asked, kMostStepsAskedFor);

@@ -1,8 +1,9 @@
 // The trial of a `model:` experiment: a TorchScript model, its data, loss and optimizer, all from the experiment file.
 #pragma once
 
+#include "dtrain/config/model_job.h"
 #include "dtrain/train/trial.h"
-#include "objective.h"
+#include "loss.h"
 #include "script_model.h"
 
 namespace dtrain::worker {
@@ -20,11 +21,12 @@ class ModelTrial final : public Trial {
 
  private:
   at::Tensor features(const Batch& batch) const;
+  LossValues evaluate(const Batch& batch);
 
   TrialContext& context_;
   const config::ModelJob& job_;
   ScriptModel model_;
-  Objective objective_;
+  const bool sequences_;  // LossInput::sequences
 };
 
 }  // namespace dtrain::worker

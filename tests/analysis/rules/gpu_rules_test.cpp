@@ -1,8 +1,12 @@
 // The rules of the report that look at GPUs, on both sides of each threshold.
+#include <algorithm>
+#include <tuple>
+
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "hosts.h"
-#include "rules/judge.h"
+#include "rules/judge_all.h"
 
 namespace dtrain::analysis::rules {
 namespace {
@@ -35,33 +39,31 @@ HostSeries mixture(std::size_t low_points, double low, double high) {
 }
 
 TEST(LowGPUUtilization, IsAWindowWhoseP95IsBelow) {
-  const Rules::LowGpuUtilization parameters{70, 10, 100, 0};
+  const LowGpuUtilization parameters{70, 10, 100, 0};
   for (const auto& [low_points, low] : {std::pair{94, 0}, {95, 1}}) {  // of 95 points the highest is the p95
-    const RuleResult result =
-        low_gpu_utilization(all(mixture(static_cast<std::size_t>(low_points), 20, 100)), parameters);
+    const RuleResult result = parameters.judge(all(mixture(static_cast<std::size_t>(low_points), 20, 100)));
     EXPECT_EQ(count(result, "low"), low) << low_points;
     EXPECT_EQ(count(result, "windows"), 1);
     EXPECT_EQ(count(result, "fine") + count(result, "low") + count(result, "fluctuating"), 1);
     expect_samples_add_up(result, 100);
   }
-  EXPECT_EQ(low_gpu_utilization(all(mixture(0, 0, 70)), parameters).triggered, 0);
-  EXPECT_EQ(low_gpu_utilization(all(mixture(0, 0, 69.9)), parameters).triggered, 1);
+  EXPECT_EQ(parameters.judge(all(mixture(0, 0, 70))).triggered, 0);
+  EXPECT_EQ(parameters.judge(all(mixture(0, 0, 69.9))).triggered, 1);
 }
 
 TEST(LowGPUUtilization, FluctuatesWhereP5IsBelowToo) {
-  const Rules::LowGpuUtilization parameters{70, 10, 100, 0};
+  const LowGpuUtilization parameters{70, 10, 100, 0};
   for (const auto& [low_points, fluctuating] : {std::pair{4, 0}, {5, 1}, {94, 1}}) {
-    const RuleResult result =
-        low_gpu_utilization(all(mixture(static_cast<std::size_t>(low_points), 9.9, 100)), parameters);
+    const RuleResult result = parameters.judge(all(mixture(static_cast<std::size_t>(low_points), 9.9, 100)));
     EXPECT_EQ(count(result, "fluctuating"), fluctuating) << low_points;
     EXPECT_EQ(result.triggered, fluctuating);
   }
-  EXPECT_EQ(low_gpu_utilization(all(mixture(50, 10, 100)), parameters).triggered, 0);
+  EXPECT_EQ(parameters.judge(all(mixture(50, 10, 100))).triggered, 0);
 }
 
 TEST(LowGPUUtilization, CountsWindowsAndWhatIsLeftOver) {
   const RuleResult result =
-      low_gpu_utilization(all(with_util(1750, [](std::size_t i) { return i < 1500 ? 0.0 : 95; })), {});
+      LowGpuUtilization{}.judge(all(with_util(1750, [](std::size_t i) { return i < 1500 ? 0.0 : 95; })));
   EXPECT_EQ(count(result, "skipped_by_patience"), 1000);
   EXPECT_EQ(count(result, "windows"), 1);
   EXPECT_EQ(count(result, "gpu_points_in_windows"), 500);
@@ -71,8 +73,8 @@ TEST(LowGPUUtilization, CountsWindowsAndWhatIsLeftOver) {
 }
 
 TEST(LowGPUUtilization, NeedsAWholeWindow) {
-  EXPECT_TRUE(low_gpu_utilization(all(with_util(1500, [](std::size_t) { return 99.0; })), {}).applicable);
-  const RuleResult result = low_gpu_utilization(all(with_util(1499, [](std::size_t) { return 0.0; })), {});
+  EXPECT_TRUE(LowGpuUtilization{}.judge(all(with_util(1500, [](std::size_t) { return 99.0; }))).applicable);
+  const RuleResult result = LowGpuUtilization{}.judge(all(with_util(1499, [](std::size_t) { return 0.0; })));
   EXPECT_FALSE(result.applicable);
   EXPECT_EQ(result.why_not,
             "a window is 500 data points, two a second, and the training has no more than 499 of a GPU");
@@ -89,10 +91,10 @@ TEST(LoadBalancing, ComparesHistograms) {
   // The second GPU is elsewhere in a tenth of the points: the distance of (1, 0) and (0.9, 0.1) is
   // sqrt(ln(1 / 0.95) / 2 + 0.9 / 2 ln(0.9 / 0.95) + 0.1 / 2 ln(0.1 / 0.05)) = 0.18967.
   const auto hosts = all(two_gpus(2000, 10, 90));
-  RuleResult result = load_balancing(hosts, {0.190, 0});
+  RuleResult result = LoadBalancing{0.190, 0}.judge(hosts);
   EXPECT_EQ(result.triggered, 0);
   EXPECT_EQ(count(result, "alike"), 1);
-  result = load_balancing(hosts, {0.189, 0});
+  result = LoadBalancing{0.189, 0}.judge(hosts);
   EXPECT_EQ(result.triggered, 1);
   EXPECT_NEAR(result.details["unequal"][0]["distance"].get<double>(), 0.18967, 0.00001);
   EXPECT_EQ(count(result, "pairs"), count(result, "undecided") + count(result, "alike") + count(result, "triggered"));
@@ -100,21 +102,23 @@ TEST(LoadBalancing, ComparesHistograms) {
 }
 
 TEST(LoadBalancing, AtItsDefaults) {
-  EXPECT_EQ(load_balancing(all(two_gpus(1200, 90, 91)), {}).triggered, 0);  // the same bin
-  EXPECT_EQ(load_balancing(all(two_gpus(1200, 40, 40)), {}).triggered, 1);
+  EXPECT_EQ(LoadBalancing{}.judge(all(two_gpus(1200, 90, 91))).triggered, 0);  // the same bin
+  EXPECT_EQ(LoadBalancing{}.judge(all(two_gpus(1200, 40, 40))).triggered, 1);
   HostSeries second = with_util(1200, [](std::size_t) { return 40.0; });
-  const RuleResult over_hosts = load_balancing(all(two_gpus(1200, 90, 90), second), {});
+  const RuleResult over_hosts = LoadBalancing{}.judge(all(two_gpus(1200, 90, 90), second));
   EXPECT_EQ(count(over_hosts, "pairs"), 3);
   EXPECT_EQ(over_hosts.triggered, 2);
 }
 
 TEST(LoadBalancing, LeavesOpenWhatChanceCouldDo) {
   // Two bins are used: chance makes sqrt(1/8 (1/n + 1/n)), half of the threshold at n = 25.
-  EXPECT_EQ(load_balancing(all(two_gpus(26, 40, 40)), {0.2, 0}).triggered, 1);
-  const RuleResult few = load_balancing(all(two_gpus(24, 40, 40)), {0.2, 0});
+  const LoadBalancing rule{0.2, 0};
+  EXPECT_EQ(rule.judge(all(two_gpus(26, 40, 40))).triggered, 1);
+  const RuleResult few = rule.judge(all(two_gpus(24, 40, 40)));
   EXPECT_FALSE(few.applicable);
   EXPECT_EQ(few.why_not, "too few data points to distinguish GPUs by them");
-  EXPECT_EQ(load_balancing(all(with_util(2000, [](std::size_t) { return 1.0; })), {}).why_not, "the run has one GPU");
+  const HostSeries one = with_util(2000, [](std::size_t) { return 1.0; });
+  EXPECT_EQ(LoadBalancing{}.judge(all(one)).why_not, "the run has one GPU");
 }
 
 HostSeries busy_or_waiting(std::size_t points, std::size_t such, double cpu, double io, double gpu) {
@@ -128,10 +132,9 @@ HostSeries busy_or_waiting(std::size_t points, std::size_t such, double cpu, dou
 }
 
 TEST(CPUBottleneck, IsMoreThanItsShareOfTheTime) {
-  const Rules::CpuBottleneck parameters{50, 90, 10, 0};
+  const CpuBottleneck parameters{50, 90, 10, 0};
   for (const auto& [such, triggered] : {std::pair{50, 0}, {51, 1}}) {
-    const RuleResult result =
-        cpu_bottleneck(all(busy_or_waiting(100, static_cast<std::size_t>(such), 90.1, 0, 9.9)), parameters);
+    const RuleResult result = parameters.judge(all(busy_or_waiting(100, static_cast<std::size_t>(such), 90.1, 0, 9.9)));
     EXPECT_EQ(count(result, "bottlenecks"), such);
     EXPECT_EQ(result.triggered, triggered) << such;
     EXPECT_EQ(count(result, "judged"), count(result, "without_reading") + count(result, "not_busy") +
@@ -141,30 +144,29 @@ TEST(CPUBottleneck, IsMoreThanItsShareOfTheTime) {
 }
 
 TEST(CPUBottleneck, NeedsBusyProcessorsAndIdleGPUs) {
-  const Rules::CpuBottleneck parameters{50, 90, 10, 0};
-  EXPECT_EQ(count(cpu_bottleneck(all(busy_or_waiting(100, 100, 90, 0, 9)), parameters), "bottlenecks"), 0);
-  EXPECT_EQ(count(cpu_bottleneck(all(busy_or_waiting(100, 100, 91, 0, 10)), parameters), "bottlenecks"), 0);
-  EXPECT_EQ(count(cpu_bottleneck(all(busy_or_waiting(100, 100, 91, 0, 10)), parameters), "busy_and_computing"), 100);
-  EXPECT_EQ(count(cpu_bottleneck(all(busy_or_waiting(100, 100, 91, 0, 9)), parameters), "bottlenecks"), 100);
-  EXPECT_EQ(cpu_bottleneck(all(busy_or_waiting(1001, 1001, 91, 0, 9)), {}).datapoints, 1);
+  const CpuBottleneck parameters{50, 90, 10, 0};
+  EXPECT_EQ(count(parameters.judge(all(busy_or_waiting(100, 100, 90, 0, 9))), "bottlenecks"), 0);
+  EXPECT_EQ(count(parameters.judge(all(busy_or_waiting(100, 100, 91, 0, 10))), "bottlenecks"), 0);
+  EXPECT_EQ(count(parameters.judge(all(busy_or_waiting(100, 100, 91, 0, 10))), "busy_and_computing"), 100);
+  EXPECT_EQ(count(parameters.judge(all(busy_or_waiting(100, 100, 91, 0, 9))), "bottlenecks"), 100);
+  EXPECT_EQ(CpuBottleneck{}.judge(all(busy_or_waiting(1001, 1001, 91, 0, 9))).datapoints, 1);
 }
 
 TEST(IOBottleneck, IsMoreThanItsShareOfTheTime) {
-  const Rules::IoBottleneck parameters{50, 50, 10, 0};
+  const IoBottleneck parameters{50, 50, 10, 0};
   for (const auto& [such, triggered] : {std::pair{50, 0}, {51, 1}}) {
-    const RuleResult result =
-        io_bottleneck(all(busy_or_waiting(100, static_cast<std::size_t>(such), 0, 50.1, 9.9)), parameters);
+    const RuleResult result = parameters.judge(all(busy_or_waiting(100, static_cast<std::size_t>(such), 0, 50.1, 9.9)));
     EXPECT_EQ(count(result, "bottlenecks"), such);
     EXPECT_EQ(result.triggered, triggered) << such;
   }
-  EXPECT_EQ(count(io_bottleneck(all(busy_or_waiting(100, 100, 0, 50, 9)), parameters), "bottlenecks"), 0);
-  EXPECT_EQ(count(io_bottleneck(all(busy_or_waiting(100, 100, 0, 51, 10)), parameters), "bottlenecks"), 0);
+  EXPECT_EQ(count(parameters.judge(all(busy_or_waiting(100, 100, 0, 50, 9))), "bottlenecks"), 0);
+  EXPECT_EQ(count(parameters.judge(all(busy_or_waiting(100, 100, 0, 51, 10))), "bottlenecks"), 0);
 }
 
 TEST(IOBottleneck, LeavesOutPointsThatTellNothing) {
   HostSeries host = busy_or_waiting(100, 60, 0, 60, 0);
   for (std::size_t i = 0; i < 30; ++i) host.samples[i].gpus.clear();  // the driver did not answer
-  const RuleResult result = io_bottleneck(all(host), {50, 50, 10, 0});
+  const RuleResult result = IoBottleneck{50, 50, 10, 0}.judge(all(host));
   EXPECT_EQ(count(result, "without_reading"), 30);
   EXPECT_EQ(result.datapoints, 70);
   EXPECT_EQ(count(result, "bottlenecks"), 30);
@@ -180,10 +182,10 @@ HostSeries spare(double cpu, double gpu, double memory) {
 }
 
 TEST(BatchSize, IsTooSmallWhereAllThreeAreBelow) {
-  EXPECT_EQ(batch_size(all(spare(69, 69, 69)), {}).triggered, 1);
-  EXPECT_EQ(batch_size(all(spare(70, 69, 69)), {}).triggered, 0);
-  EXPECT_EQ(batch_size(all(spare(69, 70, 69)), {}).triggered, 0);
-  const RuleResult fine = batch_size(all(spare(69, 69, 70)), {});
+  EXPECT_EQ(BatchSize{}.judge(all(spare(69, 69, 69))).triggered, 1);
+  EXPECT_EQ(BatchSize{}.judge(all(spare(70, 69, 69))).triggered, 0);
+  EXPECT_EQ(BatchSize{}.judge(all(spare(69, 70, 69))).triggered, 0);
+  const RuleResult fine = BatchSize{}.judge(all(spare(69, 69, 70)));
   EXPECT_EQ(fine.triggered, 0);
   EXPECT_EQ(count(fine, "windows"), 1);
   EXPECT_EQ(count(fine, "fine"), 1);
@@ -198,6 +200,8 @@ HostSeries on_processors(std::size_t points, const std::function<void(std::size_
 }
 
 TEST(Bottlenecks, JudgeTheRanksComputingWhereThereIsNoGPU) {
+  const CpuBottleneck cpu{50, 90, 10, 0};
+  const IoBottleneck io{50, 50, 10, 0};
   for (const auto& [such, triggered] : {std::pair{50, 0}, {51, 1}}) {
     const auto hosts =
         all(on_processors(100, [such = static_cast<std::size_t>(such)](std::size_t i, HostSample& sample) {
@@ -205,7 +209,7 @@ TEST(Bottlenecks, JudgeTheRanksComputingWhereThereIsNoGPU) {
           sample.io_wait_percent = i < such ? 51 : 0;
           sample.computing_percent = i < such ? 9 : 95;
         }));
-    for (const RuleResult& result : {cpu_bottleneck(hosts, {50, 90, 10, 0}), io_bottleneck(hosts, {50, 50, 10, 0})}) {
+    for (const RuleResult& result : {cpu.judge(hosts), io.judge(hosts)}) {
       EXPECT_TRUE(result.applicable) << result.why_not;
       EXPECT_EQ(result.datapoints, 100);
       EXPECT_EQ(count(result, "bottlenecks"), such);
@@ -216,31 +220,27 @@ TEST(Bottlenecks, JudgeTheRanksComputingWhereThereIsNoGPU) {
     sample.cpu_percent = 99;
     sample.computing_percent = 10;
   }));
-  EXPECT_EQ(count(cpu_bottleneck(computing, {50, 90, 10, 0}), "busy_and_computing"), 100);
-  EXPECT_FALSE(io_bottleneck(computing, {50, 50, 10, 0}).applicable) << "no I/O wait was recorded";
+  EXPECT_EQ(count(cpu.judge(computing), "busy_and_computing"), 100);
+  EXPECT_FALSE(io.judge(computing).applicable) << "no I/O wait was recorded";
 }
 
 TEST(BatchSize, JudgesTheRanksComputingWhereThereIsNoGPU) {
   const auto judged = [](double cpu, double computing, double free_bytes) {
-    return batch_size(all(on_processors(1500,
-                                        [=](std::size_t, HostSample& sample) {
-                                          sample.cpu_percent = cpu;
-                                          sample.computing_percent = computing;
-                                          sample.free_memory_bytes = free_bytes;
-                                        })),
-                      {});
+    return BatchSize{}.judge(all(on_processors(1500, [=](std::size_t, HostSample& sample) {
+      sample.cpu_percent = cpu;
+      sample.computing_percent = computing;
+      sample.free_memory_bytes = free_bytes;
+    })));
   };
   EXPECT_EQ(judged(69, 69, 301).triggered, 1);
   EXPECT_EQ(judged(70, 69, 301).triggered, 0);
   EXPECT_EQ(judged(69, 70, 301).triggered, 0);
   EXPECT_EQ(judged(69, 69, 300).triggered, 0);
   EXPECT_EQ(judged(69, 69, 301).datapoints, 500);
-  const RuleResult few = batch_size(all(on_processors(1400,
-                                                      [](std::size_t, HostSample& sample) {
-                                                        sample.cpu_percent = 1;
-                                                        sample.computing_percent = 1;
-                                                      })),
-                                    {});
+  const RuleResult few = BatchSize{}.judge(all(on_processors(1400, [](std::size_t, HostSample& sample) {
+    sample.cpu_percent = 1;
+    sample.computing_percent = 1;
+  })));
   EXPECT_EQ(few.why_not, "a window is 500 data points, two a second, and the training has no more than 400 of a host");
 }
 
@@ -249,15 +249,17 @@ HostSeries with_memory(const std::vector<double>& memory) {
                    [&](std::size_t i, HostSample& sample) { sample.gpus[0].memory_percent = memory[i]; });
 }
 
+constexpr GpuMemoryIncrease kByFive{5, 10, 0};
+
 TEST(GPUMemoryIncrease, IsAJumpBetweenWindows) {
   std::vector<double> memory(20, 30);
   memory.resize(60, 35);
-  EXPECT_EQ(gpu_memory_increase(all(with_memory(memory)), {5, 10, 0}).triggered, 0);
-  RuleResult result = gpu_memory_increase(all(with_memory(memory)), {4.99, 10, 0});
+  EXPECT_EQ(kByFive.judge(all(with_memory(memory))).triggered, 0);
+  RuleResult result = GpuMemoryIncrease{4.99, 10, 0}.judge(all(with_memory(memory)));
   EXPECT_EQ(result.triggered, 1);
   EXPECT_EQ(count(result, "above"), 1);
   memory.resize(100, 60);
-  result = gpu_memory_increase(all(with_memory(memory)), {4, 10, 0});
+  result = GpuMemoryIncrease{4, 10, 0}.judge(all(with_memory(memory)));
   EXPECT_EQ(result.triggered, 2);  // however many points each of them lasts
   EXPECT_GT(count(result, "above"), 2);
   EXPECT_EQ(result.datapoints, count(result, "too_early") + count(result, "compared"));
@@ -268,29 +270,37 @@ TEST(GPUMemoryIncrease, IsASlowGrowthToo) {
   for (const auto& [per_point, triggered] : {std::pair{0.49, 0}, {0.51, 1}}) {  // 10 points later: 4.9 and 5.1 more
     std::vector<double> memory;
     for (int i = 0; i < 100; ++i) memory.push_back(per_point * i);
-    EXPECT_EQ(gpu_memory_increase(all(with_memory(memory)), {5, 10, 0}).triggered, triggered);
+    EXPECT_EQ(kByFive.judge(all(with_memory(memory))).triggered, triggered);
   }
 }
 
 TEST(GPUMemoryIncrease, MayFallAndStandStill) {
   std::vector<double> memory(50, 80);
   memory.resize(100, 20);
-  EXPECT_EQ(gpu_memory_increase(all(with_memory(memory)), {5, 10, 0}).triggered, 0);
-  EXPECT_FALSE(gpu_memory_increase(all(with_memory(std::vector<double>(19, 1))), {5, 10, 0}).applicable);
-  EXPECT_TRUE(gpu_memory_increase(all(with_memory(std::vector<double>(20, 1))), {5, 10, 0}).applicable);
+  EXPECT_EQ(kByFive.judge(all(with_memory(memory))).triggered, 0);
+  EXPECT_FALSE(kByFive.judge(all(with_memory(std::vector<double>(19, 1)))).applicable);
+  EXPECT_TRUE(kByFive.judge(all(with_memory(std::vector<double>(20, 1)))).applicable);
 }
 
+// Those that the list says it of, and no others.
 TEST(GpuRules, DoNotApplyWithoutGPUs) {
   const auto hosts = all(make_host(0, 2000, [](std::size_t, HostSample& sample) { sample.cpu_percent = 99; }));
-  for (const RuleResult& result :
-       {low_gpu_utilization(hosts, {}), load_balancing(hosts, {}), gpu_memory_increase(hosts, {}),
-        gpu_utilization(hosts, {}), gpu_memory_full(hosts, {}), gpu_foreign_processes(hosts, {}),
-        gpu_temperature(hosts, {}), pinned_memory({}, hosts)}) {
-    EXPECT_FALSE(result.applicable) << result.name;
-    EXPECT_EQ(result.why_not, "the run used no GPU");
-    EXPECT_EQ(result.triggered, 0);
+  std::vector<std::string> names;
+  for (const RuleResult& result : judge_all(hosts, RuleList())) {
+    if (result.why_not == kNoGpu) names.push_back(result.name);
   }
-  EXPECT_FALSE(cpu_full(hosts, {}).applicable);
+  EXPECT_THAT(names, testing::ElementsAre("LowGPUUtilization", "LoadBalancing", "GPUMemoryIncrease", "GPUUtilization",
+                                          "GPUMemoryFull", "GPUForeignProcesses", "GPUTemperature", "PinnedMemory"));
+  const auto expect_no_result = [&]<typename Rule>(const Rule& rule) {
+    if constexpr (requires { Rule::kGpusOnly; }) {
+      const RuleResult result = rule.judge(hosts);
+      EXPECT_FALSE(result.applicable) << result.name;
+      EXPECT_EQ(result.triggered, 0) << result.name;
+      names.erase(std::remove(names.begin(), names.end(), result.name), names.end());
+    }
+  };
+  std::apply([&](const auto&... each) { (expect_no_result(each), ...); }, RuleList());
+  EXPECT_THAT(names, testing::IsEmpty()) << "not known as rules of GPUs alone";
 }
 
 }  // namespace

@@ -1,12 +1,14 @@
-// Hosts as the rules see them, made by hand: one data point each half second.
+// What the rules see, made by hand: hosts with one data point each half second.
 #pragma once
 
 #include <gtest/gtest.h>
 
 #include <functional>
 #include <string>
+#include <utility>
+#include <vector>
 
-#include "rules/all_rules.h"
+#include "rules/judge.h"
 
 namespace dtrain::analysis::rules {
 
@@ -45,9 +47,17 @@ inline void expect_samples_add_up(const RuleResult& result, std::int64_t samples
       << result.name;
 }
 
-template <typename... Hosts>
-std::vector<HostSeries> all(Hosts... hosts) {
-  return {std::move(hosts)...};
+// What a run on these hosts has recorded.
+template <typename... Host>
+RuleData all(Host... hosts) {
+  RuleData data;
+  (data.hosts.push_back(std::move(hosts)), ...);
+  return data;
+}
+
+inline RuleData with_loaders(RuleData data, std::vector<LoaderSeries> loaders) {
+  data.loaders = std::move(loaders);
+  return data;
 }
 
 }  // namespace dtrain::analysis::rules

@@ -28,7 +28,9 @@ LoaderSeries loading(int rank, double workers) {
 
 TEST(Dataloader, ComparesWorkersWithCores) {
   const auto hosts = all(with_cpus(10));
-  const auto run = [&](double each) { return dataloader(std::vector{loading(0, each), loading(1, each)}, hosts, {}); };
+  const auto run = [&](double each) {
+    return Dataloader{}.judge(with_loaders(hosts, {loading(0, each), loading(1, each)}));
+  };
   for (const auto& [each, few, many] : {std::tuple{3.4, 1, 0}, {3.5, 0, 0}, {10.0, 0, 0}, {10.1, 0, 1}}) {
     const RuleResult result = run(each);
     EXPECT_EQ(count(result, "too_few"), few) << each;
@@ -45,7 +47,7 @@ TEST(Dataloader, ComparesWorkersWithCores) {
 TEST(Dataloader, SaysWhereTheyAreFastEnough) {
   LoaderSeries loader = loading(0, 2);
   loader.waited_s = 0.05;
-  EXPECT_EQ(dataloader(std::vector{loader}, all(with_cpus(10)), {}).details["advice"][0],
+  EXPECT_EQ(Dataloader{}.judge(with_loaders(all(with_cpus(10)), {loader})).details["advice"][0],
             "node: 2 loader workers on 10 CPUs are few; the training waited for data for 0.5% of its time, so it "
             "is fast enough");
 }
@@ -53,12 +55,12 @@ TEST(Dataloader, SaysWhereTheyAreFastEnough) {
 TEST(Dataloader, CountsTheProcessorsThatTheRunMayUse) {
   HostSeries host = with_cpus(16);
   host.machine.cpu_limit = 4.0;
-  const RuleResult result = dataloader(std::vector{loading(0, 4)}, all(host), {});
+  const RuleResult result = Dataloader{}.judge(with_loaders(all(host), {loading(0, 4)}));
   EXPECT_EQ(result.triggered, 0);
   EXPECT_EQ(result.details["hosts"][0]["processors"], 4.0);
-  EXPECT_EQ(dataloader(std::vector{loading(0, 4)}, all(with_cpus(0)), {}).why_not,
+  EXPECT_EQ(Dataloader{}.judge(with_loaders(all(with_cpus(0)), {loading(0, 4)})).why_not,
             "which CPUs the run may use is not recorded");
-  EXPECT_FALSE(dataloader({}, all(host), {}).applicable);
+  EXPECT_FALSE(Dataloader{}.judge(with_loaders(all(host), {})).applicable);
 }
 
 // Two physical cores of two threads each, and four of one.
@@ -69,11 +71,11 @@ HostSeries cores(const std::vector<double>& percent) {
 }
 
 TEST(IdleCores, AreThoseOfWhichNoThreadIsBusy) {
-  const Rules::IdleCores parameters{25, 20, 0};
-  RuleResult result = idle_cores(all(cores({90, 20, 20, 19.9, 0, 0})), parameters);
+  const IdleCores parameters{25, 20, 0};
+  RuleResult result = parameters.judge(all(cores({90, 20, 20, 19.9, 0, 0})));
   EXPECT_EQ(count(result, "idle_cores"), 1);
   EXPECT_EQ(result.triggered, 0);  // 25% are allowed
-  result = idle_cores(all(cores({0, 20, 19.9, 19.9, 90, 0})), parameters);
+  result = parameters.judge(all(cores({0, 20, 19.9, 19.9, 90, 0})));
   EXPECT_EQ(count(result, "idle_cores"), 2);
   EXPECT_EQ(result.triggered, 1);
   EXPECT_EQ(count(result, "cores"), count(result, "busy_cores") + count(result, "idle_cores"));
@@ -83,35 +85,37 @@ TEST(IdleCores, AreThoseOfWhichNoThreadIsBusy) {
 TEST(IdleCores, BeyondWhatIsGrantedAreNone) {
   HostSeries host = cores({90, 90, 0, 0, 0, 0});
   host.machine.cpu_limit = 2.0;
-  const RuleResult result = idle_cores(all(host), {25, 20, 0});
+  const RuleResult result = IdleCores{25, 20, 0}.judge(all(host));
   EXPECT_EQ(count(result, "cores"), 2);
   EXPECT_EQ(count(result, "idle_cores"), 0);
   EXPECT_EQ(result.triggered, 0);
 }
 
 TEST(IdleCores, DoesNotApplyToGPUsOrUnknownCores) {
-  EXPECT_FALSE(idle_cores(all(with_util(10, [](std::size_t) { return 1.0; })), {}).applicable);
-  EXPECT_EQ(idle_cores(all(with_cpus(2)), {25, 20, 0}).why_not, "how busy the run's cores were is not recorded");
-  EXPECT_EQ(idle_cores({}, {}).why_not, "no system sample was taken during the training");
+  EXPECT_FALSE(IdleCores{}.judge(all(with_util(10, [](std::size_t) { return 1.0; }))).applicable);
+  EXPECT_EQ(IdleCores{}.judge(all(with_cpus(2))).why_not, "how busy the run's cores were is not recorded");
+  EXPECT_EQ(IdleCores{}.judge({}).why_not, "no system sample was taken during the training");
 }
 
 TEST(CPUOversubscription, IsARankThatWaitsForACore) {
   const auto hosts = all(make_host(0, 100, [](std::size_t i, HostSample& sample) {
     sample.ranks = {{0, i % 2 == 0 ? 20.0 : 0.0}, {1, i % 2 == 0 ? 20.2 : 0.0}, {2, std::nullopt}};
   }));
-  const RuleResult result = cpu_oversubscription(hosts, {10, 0});
+  const RuleResult result = CpuOversubscription{10, 0}.judge(hosts);
   EXPECT_EQ(count(result, "ranks"), 2);
   EXPECT_EQ(count(result, "fine"), 1);
   EXPECT_EQ(result.triggered, 1);
   EXPECT_TRUE(result.details["ranks"][1]["triggered"].get<bool>());
   EXPECT_EQ(result.datapoints, 200);
-  EXPECT_FALSE(cpu_oversubscription(all(with_cpus(2)), {}).applicable);
+  EXPECT_FALSE(CpuOversubscription{}.judge(all(with_cpus(2))).applicable);
 }
 
 TEST(GPUUtilization, ShouldBeAtLeast) {
-  EXPECT_EQ(gpu_utilization(all(with_util(10, [](std::size_t i) { return i < 5 ? 80.0 : 100; })), {90, 0}).triggered,
-            0);
-  const RuleResult low = gpu_utilization(all(with_util(10, [](std::size_t i) { return i < 5 ? 79.9 : 100; })), {90, 0});
+  const auto judged = [](double half) {
+    return GpuUtilization{90, 0}.judge(all(with_util(10, [=](std::size_t i) { return i < 5 ? half : 100; })));
+  };
+  EXPECT_EQ(judged(80).triggered, 0);
+  const RuleResult low = judged(79.9);
   EXPECT_EQ(low.triggered, 1);
   EXPECT_EQ(count(low, "gpus"), count(low, "not_known") + count(low, "fine") + count(low, "triggered"));
 }
@@ -121,8 +125,8 @@ TEST(GPUMemoryFull, IsAboveAtAnyTime) {
     return all(make_host(
         1, 50, [=](std::size_t i, HostSample& sample) { sample.gpus[0].memory_percent = i == 20 ? most : 10; }));
   };
-  EXPECT_EQ(gpu_memory_full(peak(95), {}).triggered, 0);
-  EXPECT_EQ(gpu_memory_full(peak(95.1), {}).triggered, 1);
+  EXPECT_EQ(GpuMemoryFull{}.judge(peak(95)).triggered, 0);
+  EXPECT_EQ(GpuMemoryFull{}.judge(peak(95.1)).triggered, 1);
 }
 
 TEST(HostMemoryFull, IsAboveAtAnyTime) {
@@ -132,12 +136,12 @@ TEST(HostMemoryFull, IsAboveAtAnyTime) {
     host.machine.total_memory_bytes = 1000;
     return host;
   };
-  EXPECT_EQ(host_memory_full(all(least_free(100)), {}).triggered, 0);
-  EXPECT_EQ(host_memory_full(all(least_free(99)), {}).triggered, 1);
+  EXPECT_EQ(HostMemoryFull{}.judge(all(least_free(100))).triggered, 0);
+  EXPECT_EQ(HostMemoryFull{}.judge(all(least_free(99))).triggered, 1);
   HostSeries unknown = least_free(1);
   unknown.machine.total_memory_bytes.reset();
-  EXPECT_EQ(host_memory_full(all(unknown), {}).why_not, "how much memory the hosts have is not recorded");
-  const RuleResult both = host_memory_full(all(unknown, least_free(99)), {});
+  EXPECT_EQ(HostMemoryFull{}.judge(all(unknown)).why_not, "how much memory the hosts have is not recorded");
+  const RuleResult both = HostMemoryFull{}.judge(all(unknown, least_free(99)));
   EXPECT_EQ(count(both, "hosts"), 2);
   EXPECT_EQ(count(both, "not_known"), 1);
   EXPECT_EQ(count(both, "fine"), 0);
@@ -154,23 +158,24 @@ HostSeries traffic(double sent, double received, std::size_t points_of_100) {
 }
 
 TEST(NetworkFull, IsEitherDirectionNearTheLinksSpeed) {
-  EXPECT_EQ(network_full(all(traffic(900, 900, 100)), {90, 0}).triggered, 0);
-  EXPECT_EQ(network_full(all(traffic(901, 0, 100)), {90, 0}).triggered, 1);
-  EXPECT_EQ(network_full(all(traffic(0, 901, 100)), {90, 0}).triggered, 1);
-  EXPECT_EQ(network_full(all(traffic(0, 901, 6)), {90, 0}).triggered,
-            1);  // of 100 points the 95th is the sixth largest
-  EXPECT_EQ(network_full(all(traffic(0, 901, 5)), {90, 0}).triggered, 0);
+  const NetworkFull rule{90, 0};
+  EXPECT_EQ(rule.judge(all(traffic(900, 900, 100))).triggered, 0);
+  EXPECT_EQ(rule.judge(all(traffic(901, 0, 100))).triggered, 1);
+  EXPECT_EQ(rule.judge(all(traffic(0, 901, 100))).triggered, 1);
+  EXPECT_EQ(rule.judge(all(traffic(0, 901, 6))).triggered, 1);  // of 100 points the 95th is the sixth largest
+  EXPECT_EQ(rule.judge(all(traffic(0, 901, 5))).triggered, 0);
   HostSeries unknown = traffic(901, 901, 100);
   unknown.machine.network->push_back({"veth0", std::nullopt});
-  EXPECT_EQ(network_full(all(unknown), {90, 0}).why_not, "the interfaces report no speed, as virtual ones do not");
+  EXPECT_EQ(rule.judge(all(unknown)).why_not, "the interfaces report no speed, as virtual ones do not");
 }
 
 TEST(CPUFull, IsForRunsOnGPUs) {
   const auto busy = [](double percent) {
     return all(make_host(1, 100, [=](std::size_t, HostSample& sample) { sample.cpu_percent = percent; }));
   };
-  EXPECT_EQ(cpu_full(busy(95), {95, 0}).triggered, 0);
-  EXPECT_EQ(cpu_full(busy(95.1), {95, 0}).triggered, 1);
+  const CpuFull rule{95, 0};
+  EXPECT_EQ(rule.judge(busy(95)).triggered, 0);
+  EXPECT_EQ(rule.judge(busy(95.1)).triggered, 1);
 }
 
 HostSeries disks(double rate, const std::vector<Disk>& kinds) {
@@ -180,13 +185,13 @@ HostSeries disks(double rate, const std::vector<Disk>& kinds) {
 }
 
 TEST(DiskRate, IsAgainstWhatDisksOfTheKindGive) {
-  const Rules::DiskRate parameters{80, 150, 500, 3000, 0};
+  const DiskRate parameters{80, 150, 500, 3000, 0};
   for (const auto& [kind, limit] : {std::pair{"rotating", 120e6}, {"ssd", 400e6}, {"nvme", 2400e6}}) {
-    EXPECT_EQ(disk_rate(all(disks(limit, {{"d", kind}})), parameters).triggered, 0) << kind;
-    EXPECT_EQ(disk_rate(all(disks(limit + 1e5, {{"d", kind}})), parameters).triggered, 1) << kind;
+    EXPECT_EQ(parameters.judge(all(disks(limit, {{"d", kind}}))).triggered, 0) << kind;
+    EXPECT_EQ(parameters.judge(all(disks(limit + 1e5, {{"d", kind}}))).triggered, 1) << kind;
   }
-  EXPECT_EQ(disk_rate(all(disks(500e6, {{"a", "ssd"}, {"b", "rotating"}})), parameters).triggered, 0);
-  EXPECT_EQ(disk_rate(all(disks(500e6, {{"a", "ssd"}, {"vda", ""}})), parameters).why_not,
+  EXPECT_EQ(parameters.judge(all(disks(500e6, {{"a", "ssd"}, {"b", "rotating"}}))).triggered, 0);
+  EXPECT_EQ(parameters.judge(all(disks(500e6, {{"a", "ssd"}, {"vda", ""}}))).why_not,
             "what kind of disks the hosts have is not recorded");
 }
 
@@ -195,13 +200,13 @@ TEST(GPUForeignProcesses, AreSeen) {
     return all(make_host(
         1, 100, [=](std::size_t i, HostSample& sample) { sample.gpus[0].foreign_processes = i < points ? 1 : 0; }));
   };
-  EXPECT_EQ(gpu_foreign_processes(seen_in(0), {}).triggered, 0);
-  EXPECT_EQ(gpu_foreign_processes(seen_in(1), {}).triggered, 1);
-  EXPECT_EQ(gpu_foreign_processes(seen_in(5), {5}).triggered, 0);
-  const RuleResult more = gpu_foreign_processes(seen_in(6), {5});
+  EXPECT_EQ(GpuForeignProcesses{}.judge(seen_in(0)).triggered, 0);
+  EXPECT_EQ(GpuForeignProcesses{}.judge(seen_in(1)).triggered, 1);
+  EXPECT_EQ(GpuForeignProcesses{5}.judge(seen_in(5)).triggered, 0);
+  const RuleResult more = GpuForeignProcesses{5}.judge(seen_in(6));
   EXPECT_EQ(more.triggered, 1);
   EXPECT_EQ(count(more, "affected_points"), 6);
-  EXPECT_FALSE(gpu_foreign_processes(all(with_util(5, [](std::size_t) { return 1.0; })), {}).applicable);
+  EXPECT_FALSE(GpuForeignProcesses{}.judge(all(with_util(5, [](std::size_t) { return 1.0; }))).applicable);
 }
 
 TEST(GPUTemperature, IsNearWhereTheGPUSlowsDown) {
@@ -210,31 +215,32 @@ TEST(GPUTemperature, IsNearWhereTheGPUSlowsDown) {
       sample.gpus[0].celsius = i < points ? celsius : 40;
     }));
   };
-  EXPECT_EQ(gpu_temperature(hot(85, 100), {}).triggered, 0);
-  EXPECT_EQ(gpu_temperature(hot(85.1, 1), {}).triggered, 0);
-  EXPECT_EQ(gpu_temperature(hot(85.1, 2), {}).triggered, 1);
+  EXPECT_EQ(GpuTemperature{}.judge(hot(85, 100)).triggered, 0);
+  EXPECT_EQ(GpuTemperature{}.judge(hot(85.1, 1)).triggered, 0);
+  EXPECT_EQ(GpuTemperature{}.judge(hot(85.1, 2)).triggered, 1);
 }
 
 TEST(GPUTemperature, IsWhatTheDriverSaysToo) {
   HostSeries host = make_host(1, 100, [](std::size_t i, HostSample& sample) { sample.gpus[0].slowed_by_heat = i < 2; });
-  EXPECT_EQ(gpu_temperature(all(host), {}).triggered, 1);
-  EXPECT_EQ(gpu_temperature(all(host), {2, 5}).triggered, 0);
+  EXPECT_EQ(GpuTemperature{}.judge(all(host)).triggered, 1);
+  EXPECT_EQ(GpuTemperature{2}.judge(all(host)).triggered, 0);
   host.gpus[0].slowdown_celsius.reset();
   for (HostSample& sample : host.samples) sample.gpus[0] = {.util_percent = 1, .celsius = 99};
-  EXPECT_EQ(gpu_temperature(all(host), {}).why_not,
+  EXPECT_EQ(GpuTemperature{}.judge(all(host)).why_not,
             "no GPU reported its temperature together with that at which it slows down");
 }
 
 TEST(LoaderRate, IsAboveTheTrainings) {
   LoaderSeries loader = loading(0, 2);  // 59 steps that compute for 6 s: 0.1017 s each
   loader.fetch_s = 0.2033;
-  const RuleResult enough = loader_rate(std::vector{loader}, {});
+  const RuleResult enough = LoaderRate{}.judge(with_loaders({}, {loader}));
   EXPECT_EQ(enough.triggered, 0);
   EXPECT_GT(enough.details["ranks"][0]["percent"].get<double>(), 100);
   loader.fetch_s = 0.2035;
-  EXPECT_EQ(loader_rate(std::vector{loader}, {}).triggered, 1);
+  EXPECT_EQ(LoaderRate{}.judge(with_loaders({}, {loader})).triggered, 1);
   loader.fetch_s.reset();
-  EXPECT_EQ(loader_rate(std::vector{loader}, {}).why_not, "how long loaders took for a batch is not recorded");
+  const RuleResult unknown = LoaderRate{}.judge(with_loaders({}, {loader}));
+  EXPECT_EQ(unknown.why_not, "how long loaders took for a batch is not recorded");
 }
 
 }  // namespace

@@ -11,33 +11,43 @@
 // for a block or a matrix), and leaves no trace in the error feedback.
 //
 // Owned and called by the training thread; the communicator must outlive it. As everything on a communicator, exchanges
-// must come in the same order on all ranks. An exchange of several operations issues the later ones in wait() and
-// settle() alone, never in test(), whose moment differs from rank to rank; so wait() must be called at the same place
-// of that order on all ranks, and finishes every exchange begun so far.
+// must come in the same order on all ranks. An exchange of several operations issues the later ones in wait()
+// alone, never in test(), whose moment differs from rank to rank; so wait() must be called at the same place of that
+// order on all ranks, and finishes every exchange begun so far.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "dtrain/base/clock.h"
+#include "dtrain/comm/codecs.h"
 #include "dtrain/comm/communicator.h"
 
 namespace dtrain::comm {
 
-enum class Compression : std::uint8_t { kNone, kFp16, kBf16, kInt8, kPowerSgd, kTopK };
-std::string_view name_of(Compression kind);  // "fp16"
+// One of the list, or any other struct of that form, by what a GradientCompressor needs of it.
+struct CodecMaker {
+  const char* word = "";  // empty, or returns null: no compression
+  bool gathers = false;
+  std::int64_t warmup_steps = 0;
+  std::function<std::unique_ptr<Codec>(CodecContext&)> make;  // empty, or returns null: no compression
+};
+CodecMaker codec_maker(const Compression& compression);
+// For a struct that is in no list. Its caller includes comm/compression/codec.h.
+template <class Settings>
+CodecMaker codec_maker(const Settings& settings) {
+  return {Settings::kWord, Settings::kGathers, warmup_steps_of(settings),
+          [settings](CodecContext& context) { return settings.make_codec(context); }};
+}
 
 struct CompressionOptions {
-  Compression kind = Compression::kNone;
-  int rank = 4;                   // powersgd: of the approximation
-  std::int64_t warmup_steps = 0;  // powersgd: steps before the first compressed one
-  double ratio = 0.01;            // topk: the part of each gradient that is sent
-  std::uint64_t seed = 0;         // powersgd: of the first Q
+  CodecMaker codec;
+  std::uint64_t seed = 0;  // of what codecs draw at random (powersgd: the first Q)
   // Number of steps exchanged without compression, for comparison: step `first_compared` (counted from 0) and every
   // second one after it.
   int compared_steps = 0;
@@ -92,8 +102,6 @@ class GradientCompressor {
   // Begins an exchange: the bucket then holds `scale` times the sum over ranks. `scale` is 1/(ranks x batches) as a
   // rule, and is applied before anything is narrowed. The bucket must not change until the Work is complete.
   Work exchange(const GradientBucket& bucket, double scale);
-  // Finishes every exchange begun so far.
-  void settle();
   // The step is over (all its exchanges are complete): counts it.
   void end_step();
   // Whether exchange() compresses in this step.

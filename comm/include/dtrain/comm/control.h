@@ -43,14 +43,14 @@ struct ControlOptions {
 
 // How a rank left: it (or another rank) reported it, its connection ended without notice, or its host no longer
 // answers.
-enum class Departure { kTold, kGone, kSilent };
+enum class Departure { kReported, kGone, kSilent };
 
 // Why a rank (or all) must stop. `rank` -1: the cause is not a rank but, for example, the launcher.
 struct RankFailure {
   int rank = -1;
   std::int64_t step = -1;  // the batch it was in, -1 if not in one
   std::string cause;
-  Departure departure = Departure::kTold;
+  Departure departure = Departure::kReported;
 };
 
 // How this rank's monotonic clock relates to rank 0's: a time t here is t + offset there, to within error.

@@ -138,7 +138,7 @@ void write_ranks(Page& page, const Input& input) {
 }  // namespace
 
 void write_job(Page& page, const Input& input) {
-  page.begin_section("job", "Job summary");
+  page.begin_section("job", "Run summary");
   write_facts(page, input);
   write_parts(page, input);
   write_rule(page, input, "MaxInitializationTime");

@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <numeric>
 
-#include "rules/all_rules.h"
 #include "rules/judge.h"
 #include "rules/windows.h"
 
@@ -16,9 +15,9 @@ struct Increases {
   double largest = 0;                                // percentage points
 };
 
-Increases find_increases(const std::vector<double>& values, const Rules::GpuMemoryIncrease& parameters) {
+Increases find_increases(const std::vector<double>& values, const GpuMemoryIncrease& rule) {
   Increases result;
-  const auto window = static_cast<std::size_t>(parameters.window);
+  const auto window = static_cast<std::size_t>(rule.window);
   std::vector<double> sums(values.size() + 1, 0);  // of the values before
   std::partial_sum(values.begin(), values.end(), sums.begin() + 1);
   bool was_above = false;
@@ -26,7 +25,7 @@ Increases find_increases(const std::vector<double>& values, const Rules::GpuMemo
     const double now = sums[end] - sums[end - window];
     const double before = sums[end - window] - sums[end - 2 * window];
     const double increase = (now - before) / static_cast<double>(window);
-    const bool is_above = increase > parameters.increase;
+    const bool is_above = increase > rule.increase;
     ++result.compared;
     result.above += is_above ? 1 : 0;
     result.events += is_above && !was_above ? 1 : 0;
@@ -38,22 +37,19 @@ Increases find_increases(const std::vector<double>& values, const Rules::GpuMemo
 
 }  // namespace
 
-RuleResult gpu_memory_increase(Hosts hosts, const Rules::GpuMemoryIncrease& parameters) {
+RuleResult GpuMemoryIncrease::judge(const RuleData& data) const {
   RuleResult result = begin_result(
-      "GPUMemoryIncrease", "report", "increases",
-      "Looks for GPU memory that grows by much from one window to the next.",
+      kWord, "report", "increases", "Looks for GPU memory that grows by much from one window to the next.",
       "Look for tensors that are kept from step to step. Where it is meant to be so and the memory is nearly full, use "
       "a smaller batch or a GPU with more memory.");
-  if (!has_gpus(hosts)) return not_applicable(std::move(result), kNoGpu);
+  if (!has_gpus(data.hosts)) return not_applicable(std::move(result), kNoGpu);
   std::int64_t compared = 0;
   std::int64_t above = 0;
   std::int64_t most_points = 0;
   Json all = Json::array();
-  const auto gpus = gpu_points(
-      hosts, parameters.patience, [](const HostSample&, const GpuReading& gpu) { return gpu.memory_percent; },
-      result.counts);
+  const auto gpus = gpu_points(data.hosts, patience, &GpuReading::memory_percent, result.counts);
   for (const GpuPoints& gpu : gpus) {
-    const Increases found = find_increases(gpu.values, parameters);
+    const Increases found = find_increases(gpu.values, *this);
     const auto points = static_cast<std::int64_t>(gpu.values.size());
     most_points = std::max(most_points, points);
     result.datapoints += points;
@@ -74,7 +70,7 @@ RuleResult gpu_memory_increase(Hosts hosts, const Rules::GpuMemoryIncrease& para
     }
     all.push_back(std::move(one));
   }
-  if (compared == 0) return not_applicable(std::move(result), too_few_points(most_points, 2 * parameters.window));
+  if (compared == 0) return not_applicable(std::move(result), too_few_points(most_points, 2 * window));
   result.counts["gpu_points"] = result.datapoints;
   result.counts["too_early"] = result.datapoints - compared;
   result.counts["compared"] = compared;

@@ -2,42 +2,39 @@
 // that is high and the 5th is low.
 #include <algorithm>
 
-#include "rules/all_rules.h"
 #include "rules/judge.h"
 #include "rules/windows.h"
 
 namespace dtrain::analysis::rules {
 
-RuleResult low_gpu_utilization(Hosts hosts, const Rules::LowGpuUtilization& parameters) {
+RuleResult LowGpuUtilization::judge(const RuleData& data) const {
   RuleResult result = begin_result(
-      "LowGPUUtilization", "report", "windows",
+      kWord, "report", "windows",
       "Looks for utilization of GPUs that is low, or that fluctuates: bottlenecks, blocking calls, or a batch that is "
       "too small.",
       "Look for bottlenecks and blocking calls, or use a larger batch.");
-  if (!has_gpus(hosts)) return not_applicable(std::move(result), kNoGpu);
+  if (!has_gpus(data.hosts)) return not_applicable(std::move(result), kNoGpu);
   std::int64_t windows = 0;
   std::int64_t left_over = 0;
   std::int64_t low = 0;
   std::int64_t fluctuating = 0;
   std::int64_t most_points = 0;
   Json all = Json::array();
-  const auto gpus = gpu_points(
-      hosts, parameters.patience, [](const HostSample&, const GpuReading& gpu) { return gpu.util_percent; },
-      result.counts);
+  const auto gpus = gpu_points(data.hosts, patience, &GpuReading::util_percent, result.counts);
   for (const GpuPoints& gpu : gpus) {
     const auto points = static_cast<std::int64_t>(gpu.values.size());
     most_points = std::max(most_points, points);
     Json one = describe(gpu);
     one["windows"] = Json::array();
     std::int64_t in_windows = 0;
-    for (const auto& window : windows_of(gpu.values, parameters.window)) {
-      const double p95 = quantile_of(window, 0.95);
-      const double p5 = quantile_of(window, 0.05);
-      const bool is_low = p95 < parameters.threshold_p95;
-      const bool fluctuates = !is_low && p5 < parameters.threshold_p5;
+    for (const auto& values : windows_of(gpu.values, window)) {
+      const double p95 = quantile_of(values, 0.95);
+      const double p5 = quantile_of(values, 0.05);
+      const bool is_low = p95 < threshold_p95;
+      const bool fluctuates = !is_low && p5 < threshold_p5;
       low += is_low ? 1 : 0;
       fluctuating += fluctuates ? 1 : 0;
-      in_windows += parameters.window;
+      in_windows += window;
       ++windows;
       one["windows"].push_back({{"p95", p95},
                                 {"p5", p5},
@@ -49,7 +46,7 @@ RuleResult low_gpu_utilization(Hosts hosts, const Rules::LowGpuUtilization& para
     result.datapoints += in_windows;
     all.push_back(std::move(one));
   }
-  if (windows == 0) return not_applicable(std::move(result), too_few_points(most_points, parameters.window));
+  if (windows == 0) return not_applicable(std::move(result), too_few_points(most_points, window));
   result.triggered = low + fluctuating;
   result.counts["gpu_points_in_windows"] = result.datapoints;
   result.counts["gpu_points_left_over"] = left_over;

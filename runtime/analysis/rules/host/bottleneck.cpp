@@ -2,8 +2,6 @@
 
 #include <algorithm>
 
-#include "rules/judge.h"
-
 namespace dtrain::analysis::rules {
 namespace {
 

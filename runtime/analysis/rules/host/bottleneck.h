@@ -5,7 +5,7 @@
 #include <functional>
 #include <optional>
 
-#include "rules/all_rules.h"
+#include "rules/judge.h"
 
 namespace dtrain::analysis::rules {
 

@@ -4,21 +4,21 @@
 
 namespace dtrain::analysis::rules {
 
-RuleResult cpu_full(Hosts hosts, const Rules::CpuFull& parameters) {
+RuleResult CpuFull::judge(const RuleData& data) const {
   RuleResult result =
-      begin_result("CPUFull", "system", "hosts", "Looks for CPUs that are nearly always all busy while GPUs train.",
+      begin_result(kWord, "system", "hosts", "Looks for CPUs that are nearly always all busy while GPUs train.",
                    "Prepare data before the training or on the GPU, or use a host with more cores for each GPU.");
-  if (!has_gpus(hosts)) {
+  if (!has_gpus(data.hosts)) {
     return not_applicable(std::move(result),
                           "CPUs do the computing of this run and are meant to be busy; see CPUOversubscription");
   }
   return judge_hosts(
-      std::move(result), hosts, parameters.patience, "how busy the CPUs were is not recorded",
+      std::move(result), data.hosts, patience, "how busy the CPUs were is not recorded",
       [&](const HostSeries& host, const Judged& judged) -> std::optional<HostVerdict> {
         const auto busy = values_of(judged.samples, [](const HostSample& s) { return s.cpu_percent; });
         if (host.gpus.empty() || busy.empty()) return std::nullopt;
         const double p95 = quantile_of(busy, 0.95);
-        return HostVerdict{p95 > parameters.threshold, static_cast<std::int64_t>(busy.size()), {{"p95_percent", p95}}};
+        return HostVerdict{p95 > threshold, static_cast<std::int64_t>(busy.size()), {{"p95_percent", p95}}};
       });
 }
 

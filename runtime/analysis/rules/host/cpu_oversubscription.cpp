@@ -2,7 +2,6 @@
 // (ranks, OpenMP, loader workers) or other programs'.
 #include <map>
 
-#include "rules/all_rules.h"
 #include "rules/judge.h"
 
 namespace dtrain::analysis::rules {
@@ -16,16 +15,16 @@ struct Waiting {
 
 }  // namespace
 
-RuleResult cpu_oversubscription(Hosts hosts, const Rules::CpuOversubscription& parameters) {
+RuleResult CpuOversubscription::judge(const RuleData& data) const {
   RuleResult result = begin_result(
-      "CPUOversubscription", "cpu", "ranks",
+      kWord, "cpu", "ranks",
       "Looks for ranks whose training thread could run and has no core: more threads want to run than there are cores.",
       "Use fewer ranks (resources.slots_per_trial) or threads (OMP_NUM_THREADS) on that host, or keep other programs "
       "away "
       "from it.");
   std::map<int, Waiting> ranks;
-  for (const HostSeries& host : hosts) {
-    const Judged judged = judged_samples(host, parameters.patience);
+  for (const HostSeries& host : data.hosts) {
+    const Judged judged = judged_samples(host, patience);
     count_samples(result.counts, host, judged);
     for (const HostSample& sample : judged.samples) {
       for (const RankReading& reading : sample.ranks) {
@@ -43,7 +42,7 @@ RuleResult cpu_oversubscription(Hosts hosts, const Rules::CpuOversubscription& p
   Json all = Json::array();
   for (const auto& [number, rank] : ranks) {
     const double mean = rank.sum_percent / static_cast<double>(rank.points);
-    const bool triggers = mean > parameters.threshold;
+    const bool triggers = mean > threshold;
     result.datapoints += rank.points;
     result.triggered += triggers ? 1 : 0;
     all.push_back({{"rank", number}, {"host", rank.host}, {"waited_percent", mean}, {"triggered", triggers}});

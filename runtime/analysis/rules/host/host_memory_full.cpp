@@ -5,23 +5,23 @@
 
 namespace dtrain::analysis::rules {
 
-RuleResult host_memory_full(Hosts hosts, const Rules::HostMemoryFull& parameters) {
+RuleResult HostMemoryFull::judge(const RuleData& data) const {
   return judge_hosts(
       begin_result(
-          "HostMemoryFull", "system", "hosts",
+          kWord, "system", "hosts",
           "Looks for a host whose memory was nearly full at some time: files are read again and again then, and "
           "a little more gets programs killed.",
           "Read data piece by piece (a Dataset of your own), keep fewer batches ready (LoaderSettings::prefetch), or "
           "use fewer "
           "ranks a host."),
-      hosts, 0, "how much memory the hosts have is not recorded",
+      data.hosts, 0, "how much memory the hosts have is not recorded",
       [&](const HostSeries& host, const Judged& judged) -> std::optional<HostVerdict> {
         const auto total = host.machine.total_memory_bytes;
         const auto free = values_of(judged.samples, [](const HostSample& s) { return s.free_memory_bytes; });
         if (!total || *total <= 0 || free.empty()) return std::nullopt;
         const double least = *std::min_element(free.begin(), free.end());
         const double used = 100 * (1 - least / *total);
-        return HostVerdict{used > parameters.threshold,
+        return HostVerdict{used > threshold,
                            static_cast<std::int64_t>(free.size()),
                            {{"most_percent", used}, {"least_free_bytes", least}, {"total_bytes", *total}}};
       });

@@ -25,13 +25,7 @@ RuleResult judge_hosts(RuleResult result, Hosts hosts, std::int64_t patience, co
     const bool none = result.counts.value("judged", std::int64_t{0}) == 0;
     return not_applicable(std::move(result), none ? kNoSystemSample : why_not);
   }
-  const auto count = static_cast<std::int64_t>(hosts.size());
-  result.counts["hosts"] = count;
-  result.counts["not_known"] = unknown;
-  result.counts["fine"] = count - unknown - result.triggered;
-  result.counts["triggered"] = result.triggered;
-  result.details["hosts"] = std::move(all);
-  return result;
+  return count_each(std::move(result), "hosts", hosts.size(), unknown, std::move(all));
 }
 
 std::vector<double> values_of(std::span<const HostSample> samples,

@@ -5,7 +5,6 @@
 #include <optional>
 #include <string>
 
-#include "rules/all_rules.h"
 #include "rules/judge.h"
 
 namespace dtrain::analysis::rules {

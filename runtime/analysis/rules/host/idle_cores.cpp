@@ -4,7 +4,6 @@
 
 #include <spdlog/fmt/fmt.h>
 
-#include "rules/all_rules.h"
 #include "rules/judge.h"
 
 namespace dtrain::analysis::rules {
@@ -33,20 +32,20 @@ std::vector<double> utilization(const std::vector<std::vector<int>>& cores, std:
 
 }  // namespace
 
-RuleResult idle_cores(Hosts hosts, const Rules::IdleCores& parameters) {
+RuleResult IdleCores::judge(const RuleData& data) const {
   RuleResult result = begin_result(
-      "IdleCores", "cpu", "hosts",
+      kWord, "cpu", "hosts",
       "Looks for cores that the run may use and that have hardly anything to do (the counterpart of low GPU "
       "utilization where CPUs train).",
       "Train with more ranks (resources.slots_per_trial), give each rank more threads (OMP_NUM_THREADS), or use a "
       "larger batch.");
-  if (has_gpus(hosts)) return not_applicable(std::move(result), "GPUs do the computing of this run");
+  if (has_gpus(data.hosts)) return not_applicable(std::move(result), "GPUs do the computing of this run");
   std::int64_t cores = 0;
   std::int64_t idle = 0;
   std::int64_t unknown = 0;
   Json all = Json::array();
-  for (const HostSeries& host : hosts) {
-    const Judged judged = judged_samples(host, parameters.patience);
+  for (const HostSeries& host : data.hosts) {
+    const Judged judged = judged_samples(host, patience);
     count_samples(result.counts, host, judged);
     const std::vector<double> means = utilization(host.machine.cores, judged.samples);
     if (means.empty()) {
@@ -57,11 +56,10 @@ RuleResult idle_cores(Hosts hosts, const Rules::IdleCores& parameters) {
     // Time of fewer cores than there are: the others have to be idle.
     const double granted = std::min(static_cast<double>(here), host.machine.cpu_limit.value_or(1e9));
     const auto beyond = static_cast<std::int64_t>(static_cast<double>(here) - granted);
-    const auto below =
-        std::count_if(means.begin(), means.end(), [&](double mean) { return mean < parameters.cpu_threshold; });
+    const auto below = std::count_if(means.begin(), means.end(), [&](double mean) { return mean < cpu_threshold; });
     const std::int64_t idle_here = std::max<std::int64_t>(0, below - beyond);
     const double share = percent(idle_here, here - beyond);
-    const bool triggers = share > parameters.threshold;
+    const bool triggers = share > threshold;
     cores += here - beyond;
     idle += idle_here;
     result.datapoints += static_cast<std::int64_t>(judged.samples.size());
@@ -78,7 +76,7 @@ RuleResult idle_cores(Hosts hosts, const Rules::IdleCores& parameters) {
     return not_applicable(std::move(result),
                           unknown == 0 ? kNoSystemSample : "how busy the run's cores were is not recorded");
   }
-  result.counts["hosts"] = static_cast<std::int64_t>(hosts.size());
+  result.counts["hosts"] = static_cast<std::int64_t>(data.hosts.size());
   result.counts["not_known"] = unknown;
   result.counts["cores"] = cores;
   result.counts["busy_cores"] = cores - idle;

@@ -20,13 +20,13 @@ std::optional<double> link_speed(const Machine& machine) {
 
 }  // namespace
 
-RuleResult network_full(Hosts hosts, const Rules::NetworkFull& parameters) {
-  return judge_hosts(begin_result("NetworkFull", "system", "hosts",
+RuleResult NetworkFull::judge(const RuleData& data) const {
+  return judge_hosts(begin_result(kWord, "system", "hosts",
                                   "Compares a host's traffic with the speed of its links, each direction by itself.",
                                   "Exchange fewer bytes (optimizations.gradient_compression, "
                                   "optimizations.aggregation_frequency above 1), keep data "
                                   "on the hosts, or use a faster link."),
-                     hosts, parameters.patience, "the interfaces report no speed, as virtual ones do not",
+                     data.hosts, patience, "the interfaces report no speed, as virtual ones do not",
                      [&](const HostSeries& host, const Judged& judged) -> std::optional<HostVerdict> {
                        const auto speed = link_speed(host.machine);
                        const auto sent = values_of(judged.samples, [](const HostSample& s) { return s.sent; });
@@ -35,7 +35,7 @@ RuleResult network_full(Hosts hosts, const Rules::NetworkFull& parameters) {
                        const double sent_p95 = quantile_of(sent, 0.95);
                        const double received_p95 = quantile_of(received, 0.95);
                        const double used = 100 * std::max(sent_p95, received_p95) / *speed;
-                       return HostVerdict{used > parameters.threshold,
+                       return HostVerdict{used > threshold,
                                           static_cast<std::int64_t>(sent.size()),
                                           {{"p95_percent", used},
                                            {"sent_p95_bytes_per_s", sent_p95},

@@ -2,7 +2,6 @@
 // the batch could be larger.
 #include <algorithm>
 
-#include "rules/all_rules.h"
 #include "rules/judge.h"
 #include "rules/windows.h"
 
@@ -43,33 +42,33 @@ UsePoints points_of(std::span<const HostSample> samples, std::size_t gpu) {
 
 }  // namespace
 
-RuleResult batch_size(Hosts hosts, const Rules::BatchSize& parameters) {
+RuleResult BatchSize::judge(const RuleData& data) const {
   RuleResult result =
-      begin_result("BatchSize", "report", "windows",
+      begin_result(kWord, "report", "windows",
                    "Looks for times in which a GPU, its memory and the CPUs all have much to spare (on CPUs: "
                    "the ranks' computing, the host's memory and the CPUs).",
                    "The batch is too small for this hardware: use a larger one, or fewer slots.");
-  const bool on_gpus = has_gpus(hosts);
+  const bool on_gpus = has_gpus(data.hosts);
   std::int64_t windows = 0;
   std::int64_t left_over = 0;
   std::int64_t most_points = 0;
   Json all = Json::array();
-  for (const HostSeries& host : hosts) {
-    const Judged judged = judged_samples(host, parameters.patience);
+  for (const HostSeries& host : data.hosts) {
+    const Judged judged = judged_samples(host, patience);
     count_samples(result.counts, host, judged);
     for (std::size_t at = 0; at < (on_gpus ? host.gpus.size() : 1); ++at) {
       const UsePoints points = on_gpus ? points_of(judged.samples, at) : points_on_processors(host, judged.samples);
-      const auto cpu = windows_of(points.cpu, parameters.window);
-      const auto util = windows_of(points.util, parameters.window);
-      const auto memory = windows_of(points.memory, parameters.window);
+      const auto cpu = windows_of(points.cpu, window);
+      const auto util = windows_of(points.util, window);
+      const auto memory = windows_of(points.memory, window);
       Json one = on_gpus ? describe(GpuPoints{&host, at, {}}) : Json{{"agent", host.agent}, {"host", host.host}};
       one["windows"] = Json::array();
       for (std::size_t i = 0; i < cpu.size(); ++i) {
         const double cpu_p95 = quantile_of(cpu[i], 0.95);
         const double util_p95 = quantile_of(util[i], 0.95);
         const double memory_p95 = quantile_of(memory[i], 0.95);
-        const bool spare = cpu_p95 < parameters.cpu_threshold_p95 && util_p95 < parameters.gpu_threshold_p95 &&
-                           memory_p95 < parameters.gpu_memory_threshold_p95;
+        const bool spare =
+            cpu_p95 < cpu_threshold_p95 && util_p95 < gpu_threshold_p95 && memory_p95 < gpu_memory_threshold_p95;
         result.triggered += spare ? 1 : 0;
         one["windows"].push_back({{"cpu_p95", cpu_p95},
                                   {"computing_p95", util_p95},
@@ -77,7 +76,7 @@ RuleResult batch_size(Hosts hosts, const Rules::BatchSize& parameters) {
                                   {"verdict", spare ? "much to spare" : "fine"}});
       }
       const auto found = static_cast<std::int64_t>(points.cpu.size());
-      const auto in_windows = static_cast<std::int64_t>(cpu.size()) * parameters.window;
+      const auto in_windows = static_cast<std::int64_t>(cpu.size()) * window;
       most_points = std::max(most_points, found);
       windows += static_cast<std::int64_t>(cpu.size());
       left_over += found - in_windows;
@@ -86,8 +85,7 @@ RuleResult batch_size(Hosts hosts, const Rules::BatchSize& parameters) {
     }
   }
   if (windows == 0)
-    return not_applicable(std::move(result),
-                          too_few_points(most_points, parameters.window, on_gpus ? "a GPU" : "a host"));
+    return not_applicable(std::move(result), too_few_points(most_points, window, on_gpus ? "a GPU" : "a host"));
   result.counts["points_in_windows"] = result.datapoints;
   result.counts["points_left_over"] = left_over;
   result.counts["windows"] = windows;

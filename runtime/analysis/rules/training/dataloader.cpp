@@ -5,7 +5,6 @@
 #include <spdlog/fmt/fmt.h>
 
 #include "dtrain/base/units.h"
-#include "rules/all_rules.h"
 #include "rules/judge.h"
 
 namespace dtrain::analysis::rules {
@@ -35,16 +34,16 @@ std::string advice(const std::string& host, const OfHost& loading, double cpus, 
 
 }  // namespace
 
-RuleResult dataloader(std::span<const LoaderSeries> loaders, Hosts hosts, const Rules::Dataloader& parameters) {
+RuleResult Dataloader::judge(const RuleData& data) const {
   RuleResult result = begin_result(
-      "Dataloader", "report", "hosts",
+      kWord, "report", "hosts",
       "Compares the number of loader workers of a host with its CPUs: too few may leave the training waiting for data, "
       "too many take CPUs away from computing.",
       "Where the training waits for data: prepare it before the training, so that the one thread of a rank keeps up, "
       "or "
       "read with several threads in a BatchSource of your own. Too many: use fewer threads there, or fewer ranks.");
   std::map<std::string, OfHost> by_agent;
-  for (const LoaderSeries& loader : loaders) {
+  for (const LoaderSeries& loader : data.loaders) {
     if (loader.records == 0) continue;
     OfHost& host = by_agent[loader.agent];
     host.workers += loader.workers;
@@ -62,9 +61,11 @@ RuleResult dataloader(std::span<const LoaderSeries> loaders, Hosts hosts, const 
   for (const auto& of_agent : by_agent) {
     const std::string& agent = of_agent.first;
     const auto& loading = of_agent.second;
-    const auto host = std::find_if(hosts.begin(), hosts.end(), [&](const HostSeries& h) { return h.agent == agent; });
-    const auto cpus = host != hosts.end() ? processors(host->machine) : std::nullopt;
-    const std::string name = host != hosts.end() && !host->host.empty() ? host->host : agent;
+    const auto host =
+        std::find_if(data.hosts.begin(), data.hosts.end(), [&](const HostSeries& h) { return h.agent == agent; });
+    const bool known = host != data.hosts.end();
+    const auto cpus = known ? processors(host->machine) : std::nullopt;
+    const std::string name = known && !host->host.empty() ? host->host : agent;
     Json one = {{"agent", agent},
                 {"host", name},
                 {"workers", loading.workers},
@@ -74,8 +75,8 @@ RuleResult dataloader(std::span<const LoaderSeries> loaders, Hosts hosts, const 
                 {"steps_s", loading.steps_s}};
     if (cpus) {
       const double share = 100 * loading.workers / *cpus;
-      const bool is_few = share < parameters.min_threshold;
-      const bool is_many = share > parameters.max_threshold;
+      const bool is_few = share < min_threshold;
+      const bool is_many = share > max_threshold;
       one["processors"] = *cpus;
       one["percent"] = share;
       few += is_few ? 1 : 0;

@@ -11,7 +11,6 @@
 
 #include <spdlog/fmt/fmt.h>
 
-#include "rules/all_rules.h"
 #include "rules/judge.h"
 
 namespace dtrain::analysis::rules {
@@ -47,16 +46,17 @@ double padding_percent(double with, double without) {
 
 }  // namespace
 
-RuleResult dimension_multiples(const ModelFacts& model, Hosts hosts, const Rules::DimensionMultiples& parameters) {
+RuleResult DimensionMultiples::judge(const RuleData& data) const {
   RuleResult result = begin_result(
-      "DimensionMultiples", "model", "sizes",
+      kWord, "model", "sizes",
       "Looks for layers and batches whose sizes are no multiples of what the hardware computes at once; the rest is "
       "padding.",
       "Round layer sizes, vocabularies and batches up to the multiple.");
+  const ModelFacts& model = data.model;
   if (model.shapes.empty())
     return not_applicable(std::move(result), "the shapes of the model are not recorded in the plan");
-  const std::int64_t multiple = parameters.multiple > 0 ? parameters.multiple : liked_by_hardware(model, hosts);
-  if (multiple <= 0) {
+  const std::int64_t liked = multiple > 0 ? multiple : liked_by_hardware(model, data.hosts);
+  if (liked <= 0) {
     return not_applicable(std::move(result),
                           "the width of the processor's vectors is not recorded; set "
                           "DimensionMultiples.multiple");
@@ -73,29 +73,28 @@ RuleResult dimension_multiples(const ModelFacts& model, Hosts hosts, const Rules
         static_cast<double>(std::accumulate(shape.sizes.begin(), shape.sizes.end(), std::int64_t{1},
                                             [](auto a, auto b) { return a * std::max<std::int64_t>(1, b); }));
     const auto features = static_cast<double>(shape.sizes[0] * shape.sizes[1]);
-    const double with = features > 0
-                            ? elements / features * padded(shape.sizes[0], multiple) * padded(shape.sizes[1], multiple)
-                            : elements;
+    const double with =
+        features > 0 ? elements / features * padded(shape.sizes[0], liked) * padded(shape.sizes[1], liked) : elements;
     needed += elements;
     computed += with;
     const double own = padding_percent(with, elements);
-    if (own <= parameters.threshold) continue;
+    if (own <= threshold) continue;
     ++odd;
     if (listed.size() < kMostLayers) {
       listed.push_back({{"name", shape.name}, {"sizes", shape.sizes}, {"padding_percent", own}});
     }
   }
   const double total = padding_percent(computed, needed);
-  const std::int64_t too_small_to_matter = total > parameters.threshold ? 0 : odd;
+  const std::int64_t too_small_to_matter = total > threshold ? 0 : odd;
 
   const std::set<std::int64_t> sizes(model.batch_per_rank.begin(), model.batch_per_rank.end());
   std::int64_t odd_batches = 0;
-  const bool batch_counts = has_gpus(hosts) || parameters.multiple > 0;
+  const bool batch_counts = has_gpus(data.hosts) || multiple > 0;
   Json batches = Json::array();
   for (const std::int64_t size : sizes) {
     if (!batch_counts || size <= 0) continue;
-    const double own = padding_percent(padded(size, multiple), static_cast<double>(size));
-    odd_batches += own > parameters.threshold ? 1 : 0;
+    const double own = padding_percent(padded(size, liked), static_cast<double>(size));
+    odd_batches += own > threshold ? 1 : 0;
     batches.push_back({{"batch", size}, {"padding_percent", own}});
   }
   result.datapoints = layers + static_cast<std::int64_t>(batches.size());
@@ -107,10 +106,8 @@ RuleResult dimension_multiples(const ModelFacts& model, Hosts hosts, const Rules
                    {"batch_sizes", batches.size()},
                    {"odd_batch_sizes", odd_batches},
                    {"triggered", result.triggered}};
-  result.details = {{"multiple", multiple},
-                    {"padding_percent", total},
-                    {"layers", std::move(listed)},
-                    {"batches", std::move(batches)}};
+  result.details = {
+      {"multiple", liked}, {"padding_percent", total}, {"layers", std::move(listed)}, {"batches", std::move(batches)}};
   return result;
 }
 

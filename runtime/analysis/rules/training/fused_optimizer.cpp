@@ -1,13 +1,13 @@
 // An optimizer that updates each parameter with several small operations takes ten times as long as a fused one.
-#include "rules/all_rules.h"
 #include "rules/judge.h"
 
 namespace dtrain::analysis::rules {
 
-RuleResult fused_optimizer(const ModelFacts& model) {
+RuleResult FusedOptimizer::judge(const RuleData& data) const {
   RuleResult result =
-      begin_result("FusedOptimizer", "model", "runs", "Looks at whether the optimizer updates all parameters at once.",
+      begin_result(kWord, "model", "runs", "Looks at whether the optimizer updates all parameters at once.",
                    "Hand dtrain's own optimizer to wrap_optimizer(): it is fused.");
+  const ModelFacts& model = data.model;
   if (!model.fused_optimizer) return not_applicable(std::move(result), "the optimizer is not recorded in the plan");
   result.datapoints = 1;
   result.triggered = *model.fused_optimizer ? 0 : 1;

@@ -9,7 +9,6 @@
 #include <cmath>
 #include <numeric>
 
-#include "rules/all_rules.h"
 #include "rules/judge.h"
 
 namespace dtrain::analysis::rules {
@@ -53,15 +52,13 @@ double distance_by_chance(const Histogram& a, const Histogram& b) {
 
 }  // namespace
 
-RuleResult load_balancing(Hosts hosts, const Rules::LoadBalancing& parameters) {
+RuleResult LoadBalancing::judge(const RuleData& data) const {
   RuleResult result = begin_result(
-      "LoadBalancing", "report", "GPU pairs",
+      kWord, "report", "GPU pairs",
       "Compares the GPUs by the histograms of their utilization: in data-parallel training they should be alike.",
       "Give every rank the same work (the same batch on equal GPUs), and look at the ranks of the GPUs that differ.");
-  if (!has_gpus(hosts)) return not_applicable(std::move(result), kNoGpu);
-  auto gpus = gpu_points(
-      hosts, parameters.patience, [](const HostSample&, const GpuReading& gpu) { return gpu.util_percent; },
-      result.counts);
+  if (!has_gpus(data.hosts)) return not_applicable(std::move(result), kNoGpu);
+  auto gpus = gpu_points(data.hosts, patience, &GpuReading::util_percent, result.counts);
   const auto known = static_cast<std::int64_t>(gpus.size());
   std::erase_if(gpus, [](const GpuPoints& gpu) { return gpu.values.empty(); });
   if (gpus.size() < 2) {
@@ -84,12 +81,12 @@ RuleResult load_balancing(Hosts hosts, const Rules::LoadBalancing& parameters) {
   for (std::size_t a = 0; a < gpus.size(); ++a) {
     for (std::size_t b = a + 1; b < gpus.size(); ++b) {
       ++pairs;
-      if (distance_by_chance(histograms[a], histograms[b]) > parameters.threshold / 2) {
+      if (distance_by_chance(histograms[a], histograms[b]) > threshold / 2) {
         ++undecided;
         continue;
       }
       const double distance = distance_between(histograms[a], histograms[b]);
-      if (distance <= parameters.threshold) continue;
+      if (distance <= threshold) continue;
       ++result.triggered;
       if (unequal.size() < kMostListed) unequal.push_back({{"gpus", {a, b}}, {"distance", distance}});
     }

@@ -1,21 +1,20 @@
 // Samples a second that a rank's loader can make against those that its training takes when it never waits for data.
 // Both are batches: all workers of the loader at the mean time one takes for a batch, against the mean step without the
 // time spent waiting for data.
-#include "rules/all_rules.h"
 #include "rules/judge.h"
 
 namespace dtrain::analysis::rules {
 
-RuleResult loader_rate(std::span<const LoaderSeries> loaders, const Rules::LoaderRate& parameters) {
+RuleResult LoaderRate::judge(const RuleData& data) const {
   RuleResult result = begin_result(
-      "LoaderRate", "system", "ranks",
+      kWord, "system", "ranks",
       "Compares the batches a second that a rank's loader can make with those its training takes where it never waits.",
       "Make reading a sample cheaper: keep the data in memory, prepare it before the training, or read with several "
       "threads "
       "in a BatchSource of your own.");
   std::int64_t unknown = 0;
   Json all = Json::array();
-  for (const LoaderSeries& loader : loaders) {
+  for (const LoaderSeries& loader : data.loaders) {
     const double computing_s = loader.steps_s - loader.waited_s;
     if (!loader.fetch_s || *loader.fetch_s <= 0 || loader.records == 0 || computing_s <= 0 || loader.workers <= 0) {
       ++unknown;
@@ -24,7 +23,7 @@ RuleResult loader_rate(std::span<const LoaderSeries> loaders, const Rules::Loade
     const double makes = loader.workers / *loader.fetch_s;
     const double takes = static_cast<double>(loader.steps) / computing_s;
     const double share = 100 * makes / takes;
-    const bool triggers = share <= parameters.threshold;
+    const bool triggers = share <= threshold;
     result.datapoints += loader.records;
     result.triggered += triggers ? 1 : 0;
     all.push_back({{"rank", loader.rank},
@@ -34,13 +33,7 @@ RuleResult loader_rate(std::span<const LoaderSeries> loaders, const Rules::Loade
                    {"triggered", triggers}});
   }
   if (all.empty()) return not_applicable(std::move(result), "how long loaders took for a batch is not recorded");
-  const auto count = static_cast<std::int64_t>(loaders.size());
-  result.counts = {{"ranks", count},
-                   {"not_known", unknown},
-                   {"fine", count - unknown - result.triggered},
-                   {"triggered", result.triggered}};
-  result.details["ranks"] = std::move(all);
-  return result;
+  return count_each(std::move(result), "ranks", data.loaders.size(), unknown, std::move(all));
 }
 
 }  // namespace dtrain::analysis::rules

@@ -1,14 +1,12 @@
 // How long a rank took from the start of its process to the first step of its training loop.
 #include <algorithm>
 
-#include "rules/all_rules.h"
 #include "rules/judge.h"
 
 namespace dtrain::analysis::rules {
 
-RuleResult max_initialization_time(std::span<const InitializationTime> ranks,
-                                   const Rules::MaxInitializationTime& parameters) {
-  RuleResult result = begin_result("MaxInitializationTime", "report", "ranks",
+RuleResult MaxInitializationTime::judge(const RuleData& data) const {
+  RuleResult result = begin_result(kWord, "report", "ranks",
                                    "Compares the time until the training loop begins with a limit in minutes.",
                                    "Starting takes too long: read or fetch data while the training runs instead of "
                                    "before it, keep data on a disk of "
@@ -16,15 +14,15 @@ RuleResult max_initialization_time(std::span<const InitializationTime> ranks,
   Json all = Json::array();
   double longest_s = 0;
   std::int64_t unfinished = 0;
-  for (const InitializationTime& rank : ranks) {
-    const bool too_long = rank.seconds > 60 * parameters.threshold;
+  for (const InitializationTime& rank : data.initialization) {
+    const bool too_long = rank.seconds > 60 * threshold;
     result.triggered += too_long ? 1 : 0;
     unfinished += rank.finished ? 0 : 1;
     longest_s = std::max(longest_s, rank.seconds);
     all.push_back({{"rank", rank.rank}, {"seconds", rank.seconds}, {"finished", rank.finished}});
   }
-  result.datapoints = static_cast<std::int64_t>(ranks.size());
-  if (ranks.empty()) return not_applicable(std::move(result), "when a rank's process started is not recorded");
+  result.datapoints = static_cast<std::int64_t>(data.initialization.size());
+  if (all.empty()) return not_applicable(std::move(result), "when a rank's process started is not recorded");
   result.counts = {{"ranks", result.datapoints},
                    {"never_began_training", unfinished},
                    {"in_time", result.datapoints - result.triggered},

@@ -3,7 +3,6 @@
 // seen.
 #include <algorithm>
 
-#include "rules/all_rules.h"
 #include "rules/judge.h"
 
 namespace dtrain::analysis::rules {
@@ -30,14 +29,15 @@ std::optional<bool> hardware_has_it(Hosts hosts) {
 
 }  // namespace
 
-RuleResult mixed_precision(const ModelFacts& model, Hosts hosts) {
+RuleResult MixedPrecision::judge(const RuleData& data) const {
   RuleResult result = begin_result(
-      "MixedPrecision", "model", "runs",
+      kWord, "model", "runs",
       "Looks at whether a run computes in 32 bits on hardware that computes in 16 much faster. What a trial casts by "
       "itself is not seen.",
       "Compute products in bfloat16: an autocast scope around forward in train_batch (docs/api.md).");
+  const ModelFacts& model = data.model;
   if (model.dtype.empty()) return not_applicable(std::move(result), "the model's type is not recorded in the plan");
-  const auto has_it = hardware_has_it(hosts);
+  const auto has_it = hardware_has_it(data.hosts);
   if (!has_it) {
     return not_applicable(std::move(result), "whether the hardware computes in 16 bits is not recorded");
   }

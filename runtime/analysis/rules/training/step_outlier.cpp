@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <array>
 
-#include "rules/all_rules.h"
 #include "rules/judge.h"
 #include "rules/series_statistics.h"
 
@@ -111,28 +110,27 @@ bool is_asked_for(const StepSeries& series, config::StepMode mode) {
 
 }  // namespace
 
-RuleResult step_outlier(std::span<const StepSeries> series, const Rules::StepOutlier& parameters) {
+RuleResult StepOutlier::judge(const RuleData& data) const {
   RuleResult result = begin_result(
-      "StepOutlier", "report", "steps",
+      kWord, "report", "steps",
       "Looks for steps that take much longer than the others: their duration should be about the same throughout the "
       "training.",
       "Look at what happened during the outliers: a phase that took longer than usual, a busy CPU, a slow disk.");
   std::int64_t outliers = 0;
   std::int64_t ignored = 0;
   Json all = Json::array();
-  for (const StepSeries& one : series) {
-    if (!is_asked_for(one, parameters.mode)) continue;
+  for (const StepSeries& one : data.steps) {
+    if (!is_asked_for(one, mode)) continue;
     const SeriesStatistics statistics = statistics_of(one);
     if (statistics.steps == 0) continue;
     // Equal durations differ from their mean by rounding alone.
-    const double threshold_s =
-        statistics.mean_s + std::max(parameters.stddev * statistics.stddev_s, 1e-9 * statistics.mean_s);
+    const double threshold_s = statistics.mean_s + std::max(stddev * statistics.stddev_s, 1e-9 * statistics.mean_s);
     const Outliers found = find_outliers(one, threshold_s);
     const std::int64_t folded = folded_above(one, threshold_s);
     const std::int64_t of_this = static_cast<std::int64_t>(found.steps.size()) + folded;
     result.datapoints += statistics.steps;
     outliers += of_this;
-    ignored += std::min(of_this, parameters.n_outliers);
+    ignored += std::min(of_this, n_outliers);
     all.push_back(describe(one, statistics, threshold_s, found, folded));
   }
   if (result.datapoints == 0) return not_applicable(std::move(result), "no step was recorded");

@@ -11,7 +11,7 @@ struct BatchSplit {
   std::int64_t per_slot = 0;   // records every slot takes of each global batch
   std::int64_t effective = 0;  // per_slot x slots: what a step really trains on
   std::int64_t dropped = 0;    // the remainder, below the number of slots
-  std::string warning;         // that the batch does not divide, with the nearest sizes that do; else empty
+  std::string warning;         // that the batch is no multiple of the slots, with the nearest multiples; else empty
 };
 
 // ConfigError where there are more slots than records.

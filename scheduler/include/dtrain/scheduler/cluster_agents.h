@@ -52,7 +52,7 @@ struct Machine {
   std::optional<std::vector<host::GpuInfo>> gpus;
 };
 
-struct ClusterWish {
+struct SlotDefaults {
   // The type of slots of an agent that declares none: kAuto means GPUs where there are any, else cores.
   config::AgentSlotType slot_type = config::AgentSlotType::kAuto;
   // Where no slots are declared: this machine has at least so many CPU slots, more than cores if need be.
@@ -65,7 +65,7 @@ config::Cluster read_cluster_file(const std::filesystem::path& file, std::vector
 // `given` (--cluster), else $DTRAIN_CLUSTER, ./cluster.yaml, the user's $XDG_CONFIG_HOME/dtrain/cluster.yaml, the Slurm
 // allocation this process is in, else this machine. A file is a cluster file or a hostfile of MPI. ConfigError.
 ClusterAgents find_cluster(const std::filesystem::path& given, const std::map<std::string, std::string>& variables,
-                           const ClusterWish& wish = {}, const Machine& machine = {});
+                           const SlotDefaults& defaults = {}, const Machine& machine = {});
 
 // All of them, wholly free: what never_fits() asks for and where place() begins.
 std::vector<AgentSlots> empty_slots(const ClusterAgents& cluster);

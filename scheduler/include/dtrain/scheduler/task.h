@@ -13,11 +13,11 @@
 
 namespace dtrain::scheduler {
 
-enum class TaskState { kQueued, kStarting, kRunning, kStopping, kCompleted, kFailed, kCancelled };
+enum class TaskState { kQueued, kStarting, kRunning, kStopping, kDone, kFailed, kInterrupted };
 
 // "queued", "starting", …
 std::string to_string(TaskState state);
-// Completed, failed or cancelled: it holds nothing any more, and nothing about it changes.
+// Done, failed or interrupted: it holds nothing any more, and nothing about it changes.
 bool has_ended(TaskState state);
 
 using TaskId = std::int64_t;  // 1, 2, 3, … in the order of submission

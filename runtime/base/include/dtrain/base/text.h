@@ -14,6 +14,8 @@ namespace dtrain {
 std::optional<std::string> nearest(std::string_view word, std::span<const std::string> candidates);
 
 std::string join(std::span<const std::string> parts, std::string_view separator);
+// "a", "a and b", "a, b and c"
+std::string join_with_and(std::span<const std::string> parts);
 std::vector<std::string> split(std::string_view text, char separator);
 bool is_valid_utf8(std::string_view text);
 // Two digits (0-9, a-f) a byte.

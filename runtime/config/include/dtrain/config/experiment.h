@@ -41,10 +41,13 @@ std::unique_ptr<KeyType> search_form();
 inline void declare_keys(Keys& keys, Searcher& s) {
   keys.form(
       {.name = "name",
-       .text = "single: one training with the values of this file. The key is for files that Determined reads too.",
+       .text =
+           "single: one training with the values of this file. The key exists for files that Determined also reads.",
        .in_plan = false},
       search_form());
-  keys.text({.name = "metric", .text = "The validation metric that counts.", .examples = R"(["accuracy"])"}, s.metric);
+  keys.text(
+      {.name = "metric", .text = "The validation metric by which the model is judged.", .examples = R"(["accuracy"])"},
+      s.metric);
   keys.boolean({"smaller_is_better", "Whether a smaller value of the metric is the better one."}, s.smaller_is_better);
   keys.length({.name = "max_length",
                .text = "The length of the training: {batches: n}, {records: n} or {epochs: n}.",
@@ -95,22 +98,22 @@ inline constexpr std::array kOnNonFinite{Word<bool>{"warn", false}, Word<bool>{"
 
 inline void declare_keys(Keys& keys, Experiment& e) {
   keys.text({.name = "name",
-             .text = "For people, and part of the name of the run's folder. Default: the file's name.",
+             .text = "The name that people see; also part of the name of the run's folder. Default: the file's name.",
              .examples = R"(["fashion-mnist"])",
              .default_text = "the file's name"},
             e.name, kOneLine);
-  keys.text({"description", "For people."}, e.description);
-  keys.texts({.name = "labels", .text = "For people.", .examples = R"([["baseline", "cpu"]])"}, e.labels);
+  keys.text({"description", "A description for people."}, e.description);
+  keys.texts({.name = "labels", .text = "Labels for people.", .examples = R"([["baseline", "cpu"]])"}, e.labels);
   keys.form(kModel, model_form(e));
   keys.form(kLoss, loss_form(e));
   keys.form(kOptimizer, optimizer_form(e));
   keys.form(kEntrypoint, entrypoint_form(e));
   keys.form(kHyperparameters, hyperparameters_form(e));
-  keys.mapping({"resources", "The slots it asks for, and its place in the queue."}, e.resources);
+  keys.mapping({"resources", "The slots that the experiment asks for, and its place in the queue."}, e.resources);
   keys.mapping({"optimizations", "How often, how and in which form gradients are exchanged."}, e.optimizations);
   keys.mapping({"profiling",
                 "Steps, collectives and the system are always recorded; these keys add a trace of every operator, and "
-                "say how the run is judged."},
+                "set how the run is judged."},
                [&](Keys& profiling) {
                  declare_keys(profiling, e.profiling);
                  profiling.mapping(
@@ -118,14 +121,14 @@ inline void declare_keys(Keys& keys, Experiment& e) {
                       "[Below](#the-rules-parameters)."},
                      e.profiling_rules);
                });
-  keys.mapping({"searcher", "How long is trained, and what counts."}, e.searcher);
+  keys.mapping({"searcher", "How long to train, and by which metric to judge the model."}, e.searcher);
   keys.length({.name = "min_validation_period",
-               .text = "The length between validations; 0: at the end alone.",
+               .text = "The length between validations; 0: validate only at the end.",
                .examples = R"([{"epochs": 1}, {"batches": 500}, {"records": 6000}])"},
               e.min_validation_period, 0);
   keys.boolean({"perform_initial_validation", "Validate before the first batch."}, e.perform_initial_validation);
   const char* const what_is_saved = "a run saves its weights once, at its end (checkpoints/final); leave the key out";
-  const char* const default_alone = "Not supported yet: the default alone.";
+  const char* const default_alone = "Not supported yet: only the default is accepted.";
   Length checkpoint_period;
   keys.length({.name = "min_checkpoint_period", .text = default_alone, .not_yet = what_is_saved, .in_plan = false},
               checkpoint_period, 0);
@@ -137,12 +140,13 @@ inline void declare_keys(Keys& keys, Experiment& e) {
                     .text = "Not supported yet: leave it out.",
                     .not_yet = "leave the key out",
                     .in_plan = false});
-  keys.integer({"max_restarts", "How often the run is started again after a signal or a lost host.",
-                "[More](launching.md#restarts)."},
-               e.max_restarts, {0, 1000});
+  keys.integer(
+      {"max_restarts", "How often the run may be started again after a signal has killed a rank or a host was lost.",
+       "[More](launching.md#restarts)."},
+      e.max_restarts, {0, 1000});
   keys.integer({.name = "records_per_epoch",
-                .text = "An epoch's length where the data set has none; null or 0: not given.",
-                .more = "A data set that has a length of its own counts, and a warning says so.",
+                .text = "The length of an epoch, for data whose length is not known; null or 0: not given.",
+                .more = "For data of known length the key has no effect, and a warning says so.",
                 .examples = "[60000]"},
                e.records_per_epoch, {0, kMaxLength});
   keys.when_read([&](Section&) {
@@ -151,25 +155,25 @@ inline void declare_keys(Keys& keys, Experiment& e) {
   keys.integer({"scheduling_unit", "Batches between progress reports and reductions of metrics."}, e.scheduling_unit,
                {1, kMaxLength});
   keys.choice({"on_non_finite",
-               "What happens when the loss or the gradients' norm becomes nan or infinite: warn goes on, stop ends the "
-               "run with exit code 1.",
-               "`warn` says so once, with batch and rank, and counts such batches. Metrics that are not finite are the "
-               "text `nan`, `inf` or `-inf` in `metrics.jsonl` and wherever they are shown."},
+               "What happens when the loss or the gradients' norm becomes nan or infinite: with warn the run "
+               "continues, with stop it ends with exit code 1.",
+               "`warn` warns once, with batch and rank, and counts such batches. Metrics that are not finite are "
+               "written as the text `nan`, `inf` or `-inf`, in `metrics.jsonl` and elsewhere."},
               e.stop_on_non_finite, kOnNonFinite);
-  keys.mapping({"communication", "How the ranks' messages travel."}, [&](Keys& communication) {
+  keys.mapping({"communication", "How the ranks communicate."}, [&](Keys& communication) {
     double seconds = static_cast<double>(e.communication_timeout.count()) / 1000;
     communication.number({.name = "timeout", .text = "How long any wait for a peer may take.", .unit = "seconds"},
                          seconds, {0.1, 1'000'000});
     e.communication_timeout = std::chrono::milliseconds(static_cast<std::int64_t>(seconds * 1000));
     communication.choice({"backend",
-                          "How messages travel. auto: shared memory on one host; over several MPI, joined with shared "
-                          "memory where hosts have several ranks.",
-                          "`hierarchical` is that: shared memory inside each host, MPI between hosts."},
+                          "What carries the messages. auto: shared memory on one host; MPI between several hosts, with "
+                          "shared memory inside hosts that have several ranks.",
+                          "`hierarchical`: shared memory inside each host and MPI between hosts."},
                          e.communication_backend, kBackends);
   });
-  keys.mapping({"reproducibility", "What makes two runs the same."}, [&](Keys& reproducibility) {
-    reproducibility.integer({"experiment_seed", "Same seed, same bits."}, e.experiment_seed,
-                            {0, std::numeric_limits<std::int64_t>::max()});
+  keys.mapping({"reproducibility", "What makes two runs give the same result."}, [&](Keys& reproducibility) {
+    reproducibility.integer({"experiment_seed", "The random seed: runs with the same seed give the same bits."},
+                            e.experiment_seed, {0, std::numeric_limits<std::int64_t>::max()});
   });
   keys.form(kData, data_form(e));
   keys.path({.name = "initial_weights",
@@ -177,14 +181,13 @@ inline void declare_keys(Keys& keys, Experiment& e) {
              .examples = R"(["runs/0001-first/checkpoints/final/model.safetensors"])",
              .default_text = "none"},
             e.initial_weights, kSafetensorsFile);
-  keys.mapping({"environment", "What the ranks find around them."}, [&](Keys& environment) {
+  keys.mapping({"environment", "The environment of the ranks."}, [&](Keys& environment) {
     environment.form(
         {.name = "environment_variables",
-         .text =
-             "For the ranks: a mapping, or a list of NAME=value, or such a list under cpu (and others under cuda and "
-             "rocm, which ranks on CPUs do not get). Names of DTRAIN_ are dtrain's own.",
-         .more = "Ranks that mpirun or a shell started set them themselves, too late for what a library "
-                 "reads as it is loaded (`OMP_NUM_THREADS`): a warning says so.",
+         .text = "Variables of the ranks: a mapping, or a list of NAME=value, or such a list under cpu (ranks on CPUs "
+                 "ignore lists under cuda and rocm). Names that begin with DTRAIN_ are reserved for dtrain.",
+         .more = "Ranks that mpirun or a shell started set them themselves. That is too late for variables that a "
+                 "library reads while it is loaded (`OMP_NUM_THREADS`); a warning says so.",
          .examples = R"([{"OMP_NUM_THREADS": 2}, ["OMP_NUM_THREADS=2"]])"},
         environment_variables_form(e));
   });

@@ -18,8 +18,12 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <tuple>
+#include <utility>
+#include <variant>
 #include <vector>
 
+#include "dtrain/base/choices.h"
 #include "dtrain/base/json.h"
 #include "dtrain/config/length.h"
 #include "dtrain/config/word_table.h"
@@ -95,7 +99,6 @@ struct Only {
   std::vector<std::string> owners;  // the words with which the keys have an effect
   std::vector<std::string> others;  // the words with which they have none
   std::string chosen;               // the selector's word now; empty: none
-  const char* refusal;              // the error about a key that has no effect; null: a general sentence
   bool met() const;
 };
 
@@ -152,11 +155,23 @@ class Keys {
   template <typename T>
   void mapping(const Key& key, std::optional<T>& settings);
 
+  // A choice from a closed list (dtrain/base/choices.h): the selector's word names the alternative, and beside it stand
+  // the keys that declare_keys(), a member template of each alternative, declares. A key that several alternatives
+  // declare has the same meaning in all of them. Keys of other alternatives than the chosen one are refused. An
+  // alternative has no conditional keys (only_with) of its own.
+  template <typename... Alternatives>
+  void one_of(const Key& selector, std::variant<Alternatives...>& choice);
+
   template <typename T, std::size_t N>
   void only_with(const char* selector, const std::array<Word<T>, N>& table, T chosen, std::initializer_list<T> owners,
-                 const Declare& declare, const char* refusal = nullptr);
+                 const Declare& declare);
 
  private:
+  struct Alternative {
+    std::string word;
+    Declare declare;
+  };
+  void visit_alternatives(const char* selector, const std::vector<Alternative>& alternatives, std::size_t chosen);
   void visit_word(const Key& key, std::string& value, std::vector<std::string> words, std::vector<std::string> later,
                   bool nullable);
   void visit_mapping(const Key& key, const Declare& declare, MappingUse use, bool* given);
@@ -208,10 +223,27 @@ void Keys::mapping(const Key& key, std::optional<T>& settings) {
   if (given) settings = std::move(inside);
 }
 
+template <typename... Alternatives>
+void Keys::one_of(const Key& selector, std::variant<Alternatives...>& choice) {
+  using List = std::variant<Alternatives...>;
+  std::string word = dtrain::word_of(choice);
+  visit_word(selector, word, dtrain::words_of<List>(), {}, false);
+  if (!word.empty() && word != dtrain::word_of(choice)) choice = choice_named<List>(word);
+  std::tuple<Alternatives...> defaults;
+  std::vector<Alternative> alternatives;
+  (alternatives.push_back({Alternatives::kWord,
+                           [&](Keys& own) {
+                             auto* const held = std::get_if<Alternatives>(&choice);
+                             (held ? *held : std::get<Alternatives>(defaults)).declare_keys(own);
+                           }}),
+   ...);
+  visit_alternatives(selector.name, alternatives, choice.index());
+}
+
 template <typename T, std::size_t N>
 void Keys::only_with(const char* selector, const std::array<Word<T>, N>& table, T chosen,
-                     std::initializer_list<T> owners, const Declare& declare, const char* refusal) {
-  Only only{selector, {}, {}, word_of(table, chosen), refusal};
+                     std::initializer_list<T> owners, const Declare& declare) {
+  Only only{selector, {}, {}, word_of(table, chosen)};
   for (const auto& [word, meaning] : table) {
     const bool owns = std::find(owners.begin(), owners.end(), meaning) != owners.end();
     (owns ? only.owners : only.others).emplace_back(word);

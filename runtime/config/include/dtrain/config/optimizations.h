@@ -10,56 +10,22 @@
 #include <memory>
 #include <optional>
 
+#include "dtrain/comm/codecs.h"
 #include "dtrain/config/keys.h"
 
 namespace dtrain::config {
 
-enum class CompressionKind { kNone, kFp16, kBf16, kInt8, kPowerSgd, kTopK };
-inline constexpr std::array kCompressionKinds{Word<CompressionKind>{"fp16", CompressionKind::kFp16},
-                                              Word<CompressionKind>{"bf16", CompressionKind::kBf16},
-                                              Word<CompressionKind>{"int8", CompressionKind::kInt8},
-                                              Word<CompressionKind>{"powersgd", CompressionKind::kPowerSgd},
-                                              Word<CompressionKind>{"topk", CompressionKind::kTopK}};
-
-// docs/compression.md says what each does. Settings of other kinds than the chosen one keep their defaults.
-struct Compression {
-  CompressionKind kind = CompressionKind::kNone;
-  int rank = 4;           // powersgd: columns of the two factors
-  int warmup_steps = 10;  // powersgd: exchanges at the start that are not compressed
-  double ratio = 0.01;    // topk: the part of the elements that travels
-  bool operator==(const Compression&) const = default;
-};
-
 inline constexpr Range kCounts{1, std::numeric_limits<std::int32_t>::max()};
 
-inline constexpr Key kCompressionKind{.name = "kind", .text = "The method.", .required = ""};
-// The keys of the mapping; false, true and a kind alone are other forms of the same (compression_form).
-inline void declare_keys(Keys& keys, Compression& c) {
-  keys.choice(kCompressionKind, c.kind, kCompressionKinds);
-  keys.only_with(
-      "kind", kCompressionKinds, c.kind, {CompressionKind::kPowerSgd},
-      [&](Keys& own) {
-        own.integer({"rank", "Of powersgd: columns of the two factors."}, c.rank, {1, 1024});
-        own.integer({"warmup_steps", "Of powersgd: exchanges at the start that are not compressed."}, c.warmup_steps,
-                    {0, kCounts.max});
-      },
-      "has an effect with kind powersgd alone");
-  keys.only_with(
-      "kind", kCompressionKinds, c.kind, {CompressionKind::kTopK},
-      [&](Keys& own) {
-        own.number({"ratio", "Of topk: the part of the elements that travels, above 0."}, c.ratio,
-                   {.min = 0, .max = 1, .above_min = true, .real = true});
-      },
-      "has an effect with kind topk alone");
-}
-std::unique_ptr<KeyType> compression_form(Compression& compression);
+// False, true, a method's word, or a mapping of a method and its settings.
+std::unique_ptr<KeyType> compression_form(comm::Compression& compression);
 
 // Local steps with an outer optimizer (DiLoCo): the ranks meet once in `inner_steps` optimizer steps.
 struct LocalSgd {
   int inner_steps = 1;
   double outer_lr = 0.7;
   double outer_momentum = 0.9;
-  Compression compression;
+  comm::Compression compression;
   bool operator==(const LocalSgd&) const = default;
 };
 
@@ -74,8 +40,8 @@ inline void declare_keys(Keys& keys, LocalSgd& l) {
   keys.number({"outer_momentum", "The outer Nesterov momentum."}, l.outer_momentum,
               {.min = 0, .max = 1, .below_max = true});
   keys.form({.name = "compression",
-             .text = "Of what the ranks exchange when they meet.",
-             .more = "As `gradient_compression`.",
+             .text = "The compression of what the ranks exchange when they meet.",
+             .more = "Its values are those of `gradient_compression`.",
              .keys_elsewhere = true},
             compression_form(l.compression));
 }
@@ -92,7 +58,7 @@ struct Optimizations {
   double tensor_fusion_cycle_ms = 1;  // a longer gap to the next gradient closes a bucket; 0: size alone does
   bool auto_tune_tensor_fusion = false;
   std::filesystem::path grad_updates_size_file;  // resolved against the experiment file's folder; empty: none
-  Compression gradient_compression;
+  comm::Compression gradient_compression;        // docs/compression.md says what each does
   ShardedOptimizer sharded_optimizer = ShardedOptimizer::kAuto;
   std::optional<LocalSgd> local_sgd;
   bool operator==(const Optimizations&) const = default;
@@ -103,47 +69,53 @@ void check_together(Section& section, const Optimizations& optimizations);
 Json optimizations_together();
 
 inline void declare_keys(Keys& keys, Optimizations& o) {
-  keys.integer({"aggregation_frequency", "Batches between exchanges of gradients."}, o.aggregation_frequency, kCounts);
-  keys.boolean({"average_aggregated_gradients", "Average gradients over those batches; false: their sum."},
+  keys.integer({"aggregation_frequency", "Gradients are exchanged once in this many batches."}, o.aggregation_frequency,
+               kCounts);
+  keys.boolean({"average_aggregated_gradients",
+                "Whether gradients are averaged over the batches of one exchange; false: they are summed."},
                o.average_aggregated_gradients);
-  keys.boolean({"average_training_metrics", "Average training metrics over the ranks; false: those of rank 0."},
+  keys.boolean({"average_training_metrics",
+                "Whether training metrics are averaged over the ranks; false: those of rank 0 are used."},
                o.average_training_metrics);
   constexpr double kMegabyte = 1024 * 1024;
   double threshold = static_cast<double>(o.tensor_fusion_threshold_bytes) / kMegabyte;
   keys.number({.name = "tensor_fusion_threshold",
-               .text = "How much of the gradients is exchanged together; 0: each by itself.",
+               .text = "Gradients are exchanged together in buckets of this size; 0: each gradient by itself.",
                .unit = "MB"},
               threshold, {0, 65536});
   o.tensor_fusion_threshold_bytes = std::llround(threshold * kMegabyte);
-  keys.number({.name = "tensor_fusion_cycle_time",
-               .text = "A bucket also closes where the next gradient comes later than this. 0: only at the threshold.",
-               .unit = "milliseconds"},
-              o.tensor_fusion_cycle_ms, {0, 10000});
-  keys.boolean({"auto_tune_tensor_fusion",
-                "Find the buckets that hide most of the communication, within 100 steps, and remember them."},
-               o.auto_tune_tensor_fusion);
+  keys.number(
+      {.name = "tensor_fusion_cycle_time",
+       .text = "A bucket also closes if the next gradient comes later than this; 0: it closes only at the threshold.",
+       .unit = "milliseconds"},
+      o.tensor_fusion_cycle_ms, {0, 10000});
+  keys.boolean(
+      {"auto_tune_tensor_fusion",
+       "Whether to find, within 100 steps, the buckets that hide most of the communication, and to remember them."},
+      o.auto_tune_tensor_fusion);
   int precision = 0;
   constexpr std::array kPrecisions{Word<int>{"O0", 0}, Word<int>{"none", 1}};
   keys.choice({.name = "mixed_precision",
-               .text = "Not supported yet: the default alone.",
+               .text = "Not supported yet: only the default is accepted.",
                .not_yet = "only the default (O0) is",
                .in_plan = false},
               precision, kPrecisions, {"O1", "fp16", "bf16"});
   keys.path({.name = "grad_updates_size_file",
-             .text = "A file, relative to this one's folder, into which the size of each gradient is written.",
+             .text = "A file into which the size of each gradient is written, relative to this file's folder.",
              .examples = R"(["gradient-sizes.csv"])"},
             o.grad_updates_size_file, kAnyText, true);
   keys.form({.name = "gradient_compression",
-             .text = "What travels instead of whole gradients; true is fp16. docs/compression.md says which pays when.",
+             .text = "What the ranks exchange instead of whole gradients; true means fp16. docs/compression.md "
+                     "compares the kinds.",
              .more = "[Which to choose](compression.md).",
              .examples = R"(["bf16", {"kind": "powersgd", "rank": 4}])"},
             compression_form(o.gradient_compression));
-  keys.form({"sharded_optimizer", "Each rank updates its part of the parameters alone; auto: where that is faster.",
+  keys.form({"sharded_optimizer", "Each rank updates only its part of the parameters; auto: if that is faster.",
              "[More](#sharded-updates)."},
             sharded_form(o.sharded_optimizer));
   keys.mapping({"local_sgd",
-                "The ranks step by themselves and meet now and then (DiLoCo): for links that are too slow for "
-                "gradients."},
+                "The ranks step by themselves and exchange something only at meetings (DiLoCo): for links that are too "
+                "slow for gradients."},
                o.local_sgd);
   keys.when_read([&](Section& section) { check_together(section, o); });
   keys.schema_rule(optimizations_together);

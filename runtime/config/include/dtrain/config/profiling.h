@@ -19,10 +19,12 @@ struct Prometheus {
 extern const TextRule kIpv4Address;
 
 inline void declare_keys(Keys& keys, Prometheus& p) {
-  keys.text({"address", "IPv4, of the host; 0.0.0.0: all it has. Whoever reaches it can read the metrics."}, p.address,
-            kIpv4Address);
+  keys.text(
+      {"address",
+       "An IPv4 address of the host; 0.0.0.0: all its addresses. Everyone who can reach it can read the metrics."},
+      p.address, kIpv4Address);
   keys.integer({.name = "port",
-                .text = "0: any that is free; the first line of profile/agent-*.jsonl has it.",
+                .text = "The port; 0: any free port, which the first line of profile/agent-*.jsonl shows.",
                 .examples = "[9400]",
                 .required = "the port to listen on, or 0 for any that is free"},
                p.port, {0, 65535});
@@ -68,7 +70,7 @@ Json profiling_together();
 
 inline void declare_keys(Keys& keys, Profiling& p) {
   keys.boolean({"enabled", "Trace every operator of the batches begin_on_batch to end_after_batch.",
-                "These three keys are Determined's words for `profiling.trace`."},
+                "This key and the next two are Determined's way to write `profiling.trace`."},
                p.enabled);
   keys.integer({"begin_on_batch", "The first batch that is traced with enabled: true; batches count from 1."},
                p.begin_on_batch, {0, kMaxLength});
@@ -76,15 +78,16 @@ inline void declare_keys(Keys& keys, Profiling& p) {
                p.end_after_batch, {1, kMaxLength});
   bool sync_timings = true;
   keys.boolean({.name = "sync_timings",
-                .text = "Not supported yet: the default alone.",
+                .text = "Not supported yet: only the default is accepted.",
                 .not_yet = "only the default (true) is"},
                sync_timings);
-  keys.mapping({"trace", "The batches of which every operator is traced.", "[More](traces.md)."}, p.trace);
+  keys.mapping({"trace", "The batches in which every operator is traced.", "[More](traces.md)."}, p.trace);
   keys.when_read([&](Section& section) { check_together(section, p); });
   keys.schema_rule(profiling_together);
-  keys.mapping({"prometheus", "The agent of each host answers Prometheus at http://address:port/metrics.",
-                "[More](recording.md#prometheus)."},
-               p.prometheus);
+  keys.mapping(
+      {"prometheus", "The profiling agent of each host serves metrics to Prometheus at http://address:port/metrics.",
+       "[More](recording.md#prometheus)."},
+      p.prometheus);
 }
 
 }  // namespace dtrain::config

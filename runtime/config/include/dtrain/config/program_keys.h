@@ -18,40 +18,39 @@ inline constexpr Key kModel{
     .more = "[More](#a-torchscript-model-without-writing-code).",
     .examples = R"(["cnn.pt"])",
     .default_text = "none"};
-inline constexpr Key kLoss{
-    .name = "loss",
-    .text =
-        "Of a model experiment: cross_entropy (targets are numbers of classes, outputs logits) or mse. Averaged over "
-        "the samples of the batch.",
-    .default_text = "required"};
+inline constexpr Key kLoss{.name = "loss",
+                           .text =
+                               "The loss of a model experiment, averaged over the samples of the batch. cross_entropy: "
+                               "targets are class numbers, outputs are logits.",
+                           .default_text = "required"};
 inline constexpr Key kOptimizer{
-    .name = "optimizer", .text = "Names, meanings and defaults are those of torch.optim.", .default_text = "required"};
-inline constexpr Key kEntrypoint{
-    .name = "entrypoint",
-    .text =
-        "The program to start on every rank, and its arguments: text, cut into words as a shell does it, or a list. A "
-        "name without a slash is looked up beside dtrain, then in PATH; other paths are relative to this file's "
-        "folder.",
-    .examples = R"(["./my_trial --verbose", ["./my_trial", "--name", "two words"]])",
-    .default_text = "required, or `model`"};
+    .name = "optimizer",
+    .text = "The optimizer. Names, meanings and defaults of its keys are those of torch.optim.",
+    .default_text = "required"};
+inline constexpr Key kEntrypoint{.name = "entrypoint",
+                                 .text =
+                                     "The program that every rank runs, and its arguments: a list, or text that is "
+                                     "split into words as a shell does it. A name without a slash is looked up beside "
+                                     "dtrain, then in PATH; other paths are relative to this file's folder.",
+                                 .examples = R"(["./my_trial --verbose", ["./my_trial", "--name", "two words"]])",
+                                 .default_text = "required, or `model`"};
 inline constexpr Key kHyperparameters{
     .name = "hyperparameters",
-    .text = "global_batch_size, and anything else the trial wants. {type: const, val: x} is x.",
+    .text = "global_batch_size, and any other values for the trial. {type: const, val: x} means x.",
     .more =
-        "Keys that the trial has not read when its first batch ends are named in a warning; with `model` any other "
-        "key than `global_batch_size` is an error."};
+        "After the first batch, a warning names the keys that the trial has not read; with `model`, any key other than "
+        "`global_batch_size` is an error."};
 inline constexpr Key kGlobalBatchSize{
     .name = "global_batch_size",
-    .text = "Records of all slots together in a step; at least resources.slots_per_trial.",
+    .text = "The records that all slots together train in one batch; at least resources.slots_per_trial.",
     .examples = R"([64, {"type": "const", "val": 64}])",
     .required = "a whole number of at least resources.slots_per_trial"};
-inline constexpr Key kData{
-    .name = "data",
-    .text = "With an entrypoint: anything the trial wants. With a model: where its samples are.",
-    .more =
-        "What the trial has not read of it is named in a warning, as with `hyperparameters`. Of a `model`: "
-        "[its keys](#a-torchscript-model-without-writing-code).",
-    .default_text = "`{}`"};
+inline constexpr Key kData{.name = "data",
+                           .text = "With an entrypoint: any values for the trial. With a model: where its samples are.",
+                           .more =
+                               "A warning names the keys that the trial has not read, as for `hyperparameters`. For a "
+                               "`model`: [these keys](#a-torchscript-model-without-writing-code).",
+                           .default_text = "`{}`"};
 
 std::unique_ptr<KeyType> model_form(Experiment& experiment);
 std::unique_ptr<KeyType> loss_form(Experiment& experiment);

@@ -34,22 +34,22 @@ struct Resources {
 void check_together(Section& section, const Resources& resources);
 
 inline void declare_keys(Keys& keys, Resources& r) {
-  keys.integer({"slots_per_trial", "Ranks: one process on each slot."}, r.slots_per_trial, {1, 65536});
+  keys.integer({"slots_per_trial", "The number of ranks: one process on each slot."}, r.slots_per_trial, {1, 65536});
   keys.choice(
       {.name = "slot_type",
        .text = "What a slot is.",
-       .more = "Training uses CPUs alone so far: where this machine has GPUs, `auto` says so in the plan and in "
-               "a warning.",
+       .more = "Training uses only CPUs so far; on a machine with GPUs, the plan and a warning say so for `auto`.",
        .not_yet = "use auto or cpu"},
       r.slot_type, kSlotTypes, {"cuda"});
-  keys.boolean({"is_single_node", "All slots on one machine.", "Refused where no agent has so many."},
+  keys.boolean({"is_single_node", "Whether all slots must be on one machine.",
+                "The experiment is refused if no agent has so many slots."},
                r.is_single_node);
-  keys.integer({"priority", "Where it stands in the queue: lower numbers go first."}, r.priority, {1, 99});
-  keys.text({"resource_pool", "The agents it may be placed on: those of this pool.",
+  keys.integer({"priority", "The experiment's place in the queue: lower numbers go first."}, r.priority, {1, 99});
+  keys.text({"resource_pool", "The pool of agents on which the experiment is placed.",
              "[How slots are placed](cluster.md#how-slots-are-placed)."},
             r.resource_pool, kName);
   keys.integer({"max_slots",
-                "The most slots that all running trials of this experiment's name hold together; at least "
+                "The most slots that all running tasks with this experiment's name may hold together; at least "
                 "slots_per_trial."},
                r.max_slots, {1, 65536});
   keys.when_read([&](Section& section) { check_together(section, r); });

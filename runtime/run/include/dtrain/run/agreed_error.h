@@ -1,5 +1,5 @@
-// A refusal that every rank comes to by the same facts, after they were exchanged, and throws alike: the run's, not the
-// fault of the rank that happens to say it first. RankSession::start() and fail() tell it so. Plain value; any thread.
+// A refusal that every rank derives from the same exchanged facts and throws alike: an error of the run, not of the
+// rank that reports it first. RankSession::start() and fail() report it so. Plain value; any thread.
 #pragma once
 
 #include "dtrain/base/error.h"

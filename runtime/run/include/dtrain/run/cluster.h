@@ -1,4 +1,4 @@
-// The cluster that a command of dtrain is about. Any thread; looking at GPUs may block where a driver hangs.
+// The cluster that a command of dtrain uses. Any thread; looking at GPUs may block if a driver hangs.
 #pragma once
 
 #include <filesystem>
@@ -7,7 +7,7 @@
 
 namespace dtrain::run {
 
-// As scheduler::find_cluster, with this process's environment.
+// scheduler::find_cluster() with this process's environment.
 scheduler::ClusterAgents find_cluster(const std::filesystem::path& given);
 
 }  // namespace dtrain::run

@@ -1,5 +1,5 @@
-// `dtrain doctor`: whether this machine, and the other hosts of a cluster, have what training needs. It takes seconds;
-// one thread.
+// `dtrain doctor`: checks whether this machine and the other hosts of a cluster have what training needs. Takes
+// seconds; one thread.
 #pragma once
 
 #include <filesystem>
@@ -7,12 +7,12 @@
 namespace dtrain::run {
 
 struct DoctorRequest {
-  std::filesystem::path cluster;  // --cluster; empty: found
+  std::filesystem::path cluster;  // --cluster; empty: looked for
   std::filesystem::path runs;     // where runs are written; empty: ./runs
   bool json = false;
 };
 
-// Prints what it finds. The exit code: 0, or 1 where something is a problem.
+// Prints the findings. Returns the exit code: 0, or 1 if there is a problem.
 int doctor(const DoctorRequest& request);
 
 }  // namespace dtrain::run

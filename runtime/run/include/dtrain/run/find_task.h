@@ -1,4 +1,4 @@
-// A task by what somebody calls it. Plain functions.
+// Finds a task by its number or its run. Plain functions.
 #pragma once
 
 #include <string>
@@ -8,11 +8,11 @@
 
 namespace dtrain::run {
 
-// The task that `text` means: its number ("127" or "task:127"), or a run that it is or was ("run:3", "run:mnist", as
-// find_run() finds them; of several tasks the one that goes on, else the newest). ConfigError: there is none.
+// The task that `text` names: its number ("127" or "task:127"), or its run ("run:3", "run:mnist", as find_run() finds
+// it). If the run has several tasks, the one that has not ended, else the newest. ConfigError: there is none.
 scheduler::Task find_task(scheduler::Ledger& ledger, const std::string& text);
 
-// The folder of the run of task `number` ("127"). ConfigError: there is none, or it is gone.
+// The run's folder of task `number` ("127"). ConfigError: there is no such task, or the folder is gone.
 RunFolder run_of_task(const std::string& number);
 
 }  // namespace dtrain::run

@@ -1,4 +1,4 @@
-// `dtrain launch`: one process a slot of the cluster, watched from here until the last has ended. One thread.
+// `dtrain launch`: starts one process for each slot and watches them until the last has ended. One thread.
 #pragma once
 
 #include <filesystem>
@@ -13,11 +13,11 @@ namespace dtrain::run {
 struct LaunchRequest {
   std::filesystem::path experiment_file;
   std::vector<std::string> overrides;  // --set
-  std::filesystem::path cluster;       // --cluster; empty: found
-  std::filesystem::path run_dir;       // empty: the next under runs/
+  std::filesystem::path cluster;       // --cluster; empty: looked for
+  std::filesystem::path run_dir;       // empty: the next one under runs/
   Mock mock;
   bool dry_run = false;  // print the plan, start nothing
-  bool detach = false;   // go on without the terminal, once the task is in the ledger
+  bool detach = false;   // continue without the terminal once the task is in the ledger
   bool json = false;     // with dry_run: the plan as JSON
 };
 

@@ -1,5 +1,5 @@
-// Follows the log files of ranks and hands on their new lines. What shows logs on a screen uses it: the launcher, a
-// rank without one, and `dtrain logs`. One thread at a time.
+// Follows the log files of ranks and passes on their new lines. Everything that shows logs on a screen uses it: the
+// launcher, a rank without one, and `dtrain logs`. One thread at a time.
 #pragma once
 
 #include <cstdint>
@@ -17,11 +17,11 @@ class LogTail {
  public:
   using Sink = std::function<void(int rank, std::string_view line)>;  // without the newline
 
-  // A file that is not there yet is opened once it is.
+  // A file that does not exist yet is opened once it does.
   void add(int rank, std::filesystem::path path);
-  // Hands over the whole lines that were added since the last call. True when there were any.
+  // Passes on the complete lines that were added since the last call. True if there were any.
   bool poll(const Sink& sink);
-  // The same, and what stands after the last newline.
+  // As poll(), and passes on an incomplete last line as well.
   void finish(const Sink& sink);
 
  private:
@@ -36,10 +36,10 @@ class LogTail {
   std::vector<File> files_;
 };
 
-// The last `count` lines of a file, fewer when it is shorter; empty when it cannot be read.
+// The last `count` lines of a file, fewer if it is shorter; empty if it cannot be read.
 std::vector<std::string> last_lines(const std::filesystem::path& path, std::size_t count);
 
-// Ends a last line that a full disk has cut short: with a newline where one fits, else by taking it away.
+// Ends a last line that a full disk has cut short: adds a newline if it fits, else removes the line.
 void end_torn_line(const std::filesystem::path& path);
 
 // "[rank=1] "

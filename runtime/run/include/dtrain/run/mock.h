@@ -1,7 +1,7 @@
-// What a run leaves out, to measure what the rest takes: `--mock`. Plain values and functions.
+// What a run leaves out so that the rest can be measured: `--mock`. Plain values and functions.
 //
-// Each word is the counterpart of a prediction of dtrain/analysis/what_if.h. A mock run's weights mean nothing: none
-// are written, and none are validated.
+// Each word corresponds to a prediction of dtrain/analysis/what_if.h. The weights of a mock run mean nothing: they are
+// neither written nor validated.
 #pragma once
 
 #include <string>
@@ -13,15 +13,15 @@ namespace dtrain::run {
 
 struct Mock {
   bool loader = false;  // each rank reads one batch and trains on it again and again
-  bool train = false;   // batches are read as fast as they come, by each rank for itself, and nothing is done with them
-  bool comm = false;    // each rank trains by itself: after the start ranks say nothing to each other until the end
+  bool train = false;   // each rank reads its batches as fast as it can and does nothing with them
+  bool comm = false;    // each rank trains by itself; ranks do not communicate between the start and the end
 
   bool any() const { return loader || train || comm; }
-  bool apart() const { return train || comm; }  // ranks do not wait for each other
+  bool alone() const { return train || comm; }  // ranks do not wait for each other
 };
 
-// Of the words of the command line, "loader,comm" being two. ConfigError names those that are none, or do not go
-// together.
+// Parses the words of the command line; "loader,comm" is two words. ConfigError names unknown words and words that
+// exclude each other.
 Mock parse_mock(const std::vector<std::string>& words);
 
 // "loader,comm"; empty: none.
@@ -31,7 +31,7 @@ std::string mock_text(const Mock& mock);
 // For plan.json: {"what": "comm", "text": as mock_text()}.
 Json to_json(const Mock& mock);
 
-// ConfigError where there is nothing to leave out.
+// ConfigError if there is nothing to leave out.
 void check_mock(const Mock& mock, int world_size);
 
 }  // namespace dtrain::run

@@ -1,4 +1,4 @@
-// What an experiment file names besides itself.
+// The files that an experiment file names.
 #pragma once
 
 #include <string>
@@ -8,8 +8,8 @@
 
 namespace dtrain::run {
 
-// What of it is not on this machine, one text each: program, TorchScript file, data files of a `model:` experiment,
-// initial weights.
+// Describes those that are not on this machine, one text each: program, TorchScript file, data files of a `model:`
+// experiment, initial weights.
 std::vector<std::string> find_missing_files(const config::Experiment& experiment);
 
 }  // namespace dtrain::run

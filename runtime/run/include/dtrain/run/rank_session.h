@@ -1,6 +1,6 @@
-// Everything a rank has besides its model: who it is, its peers, its run folder, its recorder. Torch-free: run_trial()
-// builds one, and so do the tests' rank programs. However the rank was started (dtrain launch, mpirun, srun, torchrun's
-// variables, alone) it looks the same from here.
+// Everything a rank has besides its model: its identity, its peers, its run folder, its recorder. Free of torch:
+// run_trial() makes one, and so do the tests' rank programs. It is the same however the rank was started (dtrain
+// launch, mpirun, srun, torchrun's variables, alone).
 #pragma once
 
 #include <cstdint>
@@ -39,20 +39,20 @@ struct RankFiles;
 struct RankIdentity;
 struct RankSignals;
 
-// What a rank program was asked to do: `program experiment.yaml [--run-dir DIR] [--set a.b=c]… [--mock WHAT]`.
+// The command line of a rank program: `program experiment.yaml [--run-dir DIR] [--set a.b=c]… [--mock WHAT]`.
 struct RankOptions {
   std::filesystem::path experiment_file;
   std::filesystem::path run_dir;       // empty: runs/NNNN-name
   std::vector<std::string> overrides;  // --set
   Mock mock;                           // --mock
   std::string program;                 // argv[0]
-  bool for_model = false;              // carries out `model:` experiments and no others (dtrain-worker)
+  bool for_model = false;              // runs `model:` experiments and no others (dtrain-worker)
   Json versions;                       // {"libtorch": "2.11.0", …}: goes into plan.json and the dumps
 };
 // Prints usage (--help) or the error and exits the process (0 or 2).
 RankOptions parse_rank_arguments(int argc, char** argv);
 
-// What rank 0 reports; shown by the launcher (or by rank 0 itself when there is none) a few times a second.
+// Rank 0's progress. The launcher, or rank 0 itself without a launcher, shows it a few times a second.
 struct Progress {
   std::int64_t batch = 0, total_batches = 0;  // batches of this rank, from the start of the run
   std::int64_t epoch = 0;                     // from 0
@@ -65,8 +65,8 @@ struct Progress {
 
 class RankSession {
  public:
-  // Throws ConfigError (bad input, exit code 2) or CommError/SystemError, after reporting it: the caller only
-  // returns exit_code_of(error). Collective over all ranks. A signal before it returns ends the process as usual.
+  // Throws ConfigError (bad input, exit code 2) or CommError/SystemError after reporting it: the caller only returns
+  // exit_code_of(error). Collective over all ranks. A signal during the start ends the process as usual.
   static std::unique_ptr<RankSession> start(const RankOptions& options);
   ~RankSession();
 
@@ -79,34 +79,34 @@ class RankSession {
   const Clock& clock() const;
   const Logger& log() const;
   const std::filesystem::path& run_dir() const;
-  std::int64_t batch_per_rank() const;  // the per-slot batch size
-  // Where what this rank finds out is remembered for later runs; may be empty (nowhere) or not exist yet.
+  std::int64_t batch_per_rank() const;  // in samples
+  // The folder for results that later runs use (tuned plans); may be empty (none) or not exist yet.
   std::filesystem::path cache_folder() const;
 
   // See comm/host_share.h.
   SharedMemory share_on_host(const std::string& name, const std::function<SharedMemory()>& make);
 
-  // Set by SIGTERM, SIGINT or the launcher's end: finish the current step, then stop. Ranks see it at different times,
-  // so they agree when to stop (training sums it into every step).
+  // True after SIGTERM, SIGINT or the launcher's end: finish the current step, then stop. Ranks see it at different
+  // times, so they must agree on when to stop (training does in every round).
   bool stop_requested() const;
   std::string stop_reason() const;
 
-  // The number of steps that SIGUSR2 asks to trace, 0 where it gives none. Each request is returned once.
+  // The number of batches that SIGUSR2 asks to trace (0: it gives none), once for each request; else empty.
   std::optional<int> take_trace_request();
 
   void report_progress(const Progress& progress);  // rank 0; rate-limited here
-  // Rank 0: appends to metrics.jsonl, adds "time". Warns once where a line cannot be written, and counts those.
+  // Rank 0: appends to metrics.jsonl, adds "time". Warns once if a line cannot be written, and counts such lines.
   void write_metrics(const Json& line);
   void write_event(const std::string& event,
                    const Json& fields = {});                    // appends to events.jsonl, adds time, rank, pid, host
   void update_plan(const std::string& key, const Json& value);  // rank 0: a top-level key of plan.json (atomic)
-  // Shown in errors; cheap. Warns once when records are being lost (disk full), throws when the agent is gone.
+  // Sets the batch in errors; cheap. Warns once if records are lost (full disk), throws if the profiling agent is gone.
   void set_step(std::int64_t batch);
 
-  // The training loop returned (`stopped`: because of stop_requested()). Drains the dumps, leaves the run, prints the
-  // summary on rank 0 where no launcher does. Returns the process's exit code.
+  // The training loop has returned (`stopped`: because of stop_requested()). Writes out the records, leaves the run,
+  // and prints the summary on rank 0 if there is no launcher. Returns the process's exit code.
   int finish(bool stopped);
-  // An exception ended it: publishes the cause, unless it is the consequence of another rank's failure. Exit code 1.
+  // An exception has ended the training: publishes the cause unless another rank's failure led to it. Exit code 1.
   int fail(const std::exception& error);
 
  private:
@@ -125,7 +125,7 @@ class RankSession {
   void on_rank_failure(const comm::RankFailure& failure);
   void show_end(int code);
 
-  // Destroyed from the last to the first; the destructor says why in this order.
+  // Destroyed in reverse order; the destructor gives the reasons.
   const SystemClock clock_{};
   const Logger log_;
   const std::unique_ptr<RankIdentity> identity_;
@@ -136,9 +136,9 @@ class RankSession {
   const std::unique_ptr<FailureReport> failure_report_;
   std::unique_ptr<Membership> membership_;
   std::unique_ptr<RankHosts> hosts_;
-  std::unique_ptr<LauncherConnection> launcher_;  // none where `dtrain launch` did not start this rank
+  std::unique_ptr<LauncherConnection> launcher_;  // null if `dtrain launch` did not start this rank
   std::unique_ptr<Recording> recording_;
-  std::unique_ptr<ProgressReport> progress_;  // rank 0
+  std::unique_ptr<ProgressReport> progress_;  // null except on rank 0
   std::unique_ptr<RankSignals> signals_;
 };
 

@@ -1,5 +1,5 @@
-// What mpirun and srun start on each host for `dtrain launch` (`dtrain start-rank`, not for people): it prepares a
-// rank's process as the launcher does where it starts ranks itself, and becomes the rank's program.
+// `dtrain start-rank`, which mpirun and srun start on each host for `dtrain launch` (not for people). It prepares the
+// process as the launcher prepares its own children, and becomes the rank's program.
 #pragma once
 
 #include <string>
@@ -7,8 +7,8 @@
 
 namespace dtrain::run {
 
-// Binds this process to the cores of the rank's slot, sets what libraries read as they are loaded, and executes
-// `command`. Returns never; ConfigError or SystemError says what this host lacks.
+// Binds this process to the cores of the rank's slot, sets the variables that libraries read when they are loaded, and
+// executes `command`. Never returns. ConfigError or SystemError names what this host lacks.
 [[noreturn]] void start_rank(const std::vector<std::string>& command);
 
 }  // namespace dtrain::run

@@ -1,4 +1,4 @@
-// What is said of a run, laid out for the terminal (or the pipe) it will be written to. Any thread.
+// Texts about a run, laid out for the terminal or the pipe that they are written to. Any thread.
 #pragma once
 
 #include <filesystem>
@@ -8,10 +8,10 @@
 
 namespace dtrain::run {
 
-// A terminal that can do more than print line after line, as far as TERM says.
+// Whether `fd` is a terminal that can redraw lines, according to TERM.
 bool can_redraw(int fd);
 
-// Coloured and as wide as the terminal where `fd` is one; plain otherwise.
+// Coloured and as wide as the terminal if `fd` is one; else plain.
 analysis::TextOptions text_options(int fd);
 
 std::string summary_text(const std::filesystem::path& run_dir, int fd);

@@ -1,4 +1,4 @@
-// Asks a run that goes on for a trace of its next steps, by a signal to its rank 0. One thread at a time.
+// Asks a run in progress for a trace of its next batches, by a signal to its rank 0. One thread at a time.
 #pragma once
 
 #include <cstdint>
@@ -11,13 +11,13 @@
 namespace dtrain::run {
 
 struct RequestedTrace {
-  std::int64_t first_batch = 0, last_batch = 0;  // that all ranks agreed on
+  std::int64_t first_batch = 0, last_batch = 0;  // the batches that all ranks trace
   std::set<int> written, failed;                 // ranks
 };
 
-// Sends the wish, then waits until each rank whose events this folder gets has written its trace. `say` is told what is
-// being waited for. ConfigError when the run is over or rank 0 cannot be reached from here; Error when the run refuses,
-// or ends before all is written.
+// Sends the request, then waits until each rank whose events are in this folder has written its trace. Calls `say` once
+// the batches are known. ConfigError if the run is over or rank 0 cannot be reached from here; Error if the run
+// refuses, or ends before any trace is written.
 RequestedTrace request_trace(const RunFolder& folder, int steps, const std::function<void(const std::string&)>& say);
 
 }  // namespace dtrain::run

@@ -1,4 +1,4 @@
-// The ledger of this user on this machine (docs/launching.md says where it is).
+// The ledger of this user on this machine (docs/launching.md has its place).
 #pragma once
 
 #include "dtrain/base/clock.h"
@@ -6,7 +6,7 @@
 
 namespace dtrain::run {
 
-// As Ledger::open.
+// Throws as scheduler::Ledger::open() does.
 scheduler::Ledger open_user_ledger(const Clock& clock);
 
 }  // namespace dtrain::run

@@ -1,4 +1,4 @@
-// The version of dtrain that is running, in `dtrain version`, plan.json and the dumps.
+// The version of the running dtrain, as in `dtrain version`, plan.json and the dumps.
 #pragma once
 
 #include <string>

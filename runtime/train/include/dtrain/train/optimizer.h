@@ -1,39 +1,13 @@
-// Optimizers over flat parameters, through libtorch's fused kernels. Defaults are PyTorch's.
+// Schedules of the learning rate. The optimizers themselves, dtrain::Sgd and others, are structs of their settings:
+// Sgd{.lr = 0.1, .momentum = 0.9}. dtrain::Optimizer holds one of them.
 #pragma once
 
 #include <cstdint>
 #include <functional>
-#include <variant>
+
+#include "dtrain/config/optimizers.h"
 
 namespace dtrain {
-
-struct Sgd {
-  double lr = 1e-3;
-  double momentum = 0;
-  double dampening = 0;
-  double weight_decay = 0;
-  bool nesterov = false;
-};
-
-// Kingma and Ba, arXiv:1412.6980; weight decay added to the gradient.
-struct Adam {
-  double lr = 1e-3;
-  double beta1 = 0.9;
-  double beta2 = 0.999;
-  double eps = 1e-8;
-  double weight_decay = 0;
-};
-
-// Loshchilov and Hutter, arXiv:1711.05101: weight decay decoupled from the gradient.
-struct AdamW {
-  double lr = 1e-3;
-  double beta1 = 0.9;
-  double beta2 = 0.999;
-  double eps = 1e-8;
-  double weight_decay = 1e-2;
-};
-
-using Optimizer = std::variant<Sgd, Adam, AdamW>;
 
 // The factor the base learning rate is multiplied by in optimizer step `step` (from 0). It counts optimizer steps, not
 // batches: with aggregation_frequency k there is one in k batches.

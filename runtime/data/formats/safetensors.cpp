@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 
+#include "dtrain/data/formats.h"
 #include "dtrain/data/in_memory.h"
 
 namespace dtrain::data {
@@ -63,6 +64,10 @@ std::shared_ptr<Dataset> load_safetensors(const std::filesystem::path& file, con
   const auto name = "safetensors:" + file.string() + ":" + features_name + ":" + target_name;
   return std::make_shared<InMemoryDataset>(
       share(name, [&] { return load_safetensors_pair(file, features_name, target_name); }));
+}
+
+std::shared_ptr<Dataset> Safetensors::open(const Source& source, const HostShare& share) const {
+  return load_safetensors(source.at("file"), source.at("features"), source.at("target"), share);
 }
 
 }  // namespace dtrain::data

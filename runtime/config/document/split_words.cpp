@@ -1,4 +1,4 @@
-#include "document/words.h"
+#include "document/split_words.h"
 
 namespace dtrain::config {
 

@@ -12,6 +12,7 @@
 #include "compression/codec.h"
 #include "compression/kernels.h"
 #include "compression/orthogonalize.h"
+#include "dtrain/base/error.h"
 
 namespace dtrain::comm {
 namespace {
@@ -45,7 +46,7 @@ void fill_normal(std::vector<float>& values, std::uint64_t seed) {
 
 class PowerSgdCodec final : public Codec {
  public:
-  explicit PowerSgdCodec(CodecContext& context);
+  PowerSgdCodec(const PowerSgd& settings, CodecContext& context);
 
   std::size_t staging_bytes() const override;
   std::unique_ptr<Exchange> begin(const GradientBucket& bucket, double scale) override;
@@ -56,7 +57,7 @@ class PowerSgdCodec final : public Codec {
   Residuals residuals;
 
  private:
-  static std::vector<Factor> make_factors(const CodecContext& context);
+  static std::vector<Factor> make_factors(const PowerSgd& settings, const CodecContext& context);
   static std::vector<bool> compressed(const std::vector<Factor>& factors);
 
   CodecContext& context_;
@@ -174,13 +175,13 @@ class PowerSgdExchange final : public Exchange {
   float* q_ = nullptr;
 };
 
-std::vector<Factor> PowerSgdCodec::make_factors(const CodecContext& context) {
+std::vector<Factor> PowerSgdCodec::make_factors(const PowerSgd& settings, const CodecContext& context) {
   std::vector<Factor> factors(context.tensors.size());
   for (std::size_t t = 0; t < factors.size(); ++t) {
     const GradientTensor& tensor = context.tensors[t];
     const std::size_t n = tensor.rows;
     const std::size_t m = tensor.columns;
-    const std::size_t rank = std::min({n, m, static_cast<std::size_t>(context.options.rank)});
+    const std::size_t rank = std::min({n, m, static_cast<std::size_t>(settings.rank)});
     if (tensor.type != DataType::kFloat32 || (n + m) * rank * kMinimumRate >= n * m) continue;
     factors[t].rank = rank;
     factors[t].q.resize(rank * m);
@@ -195,8 +196,8 @@ std::vector<bool> PowerSgdCodec::compressed(const std::vector<Factor>& factors) 
   return result;
 }
 
-PowerSgdCodec::PowerSgdCodec(CodecContext& context)
-    : factors(make_factors(context)), residuals(context.tensors, compressed(factors)), context_(context) {}
+PowerSgdCodec::PowerSgdCodec(const PowerSgd& settings, CodecContext& context)
+    : factors(make_factors(settings, context)), residuals(context.tensors, compressed(factors)), context_(context) {}
 
 std::size_t PowerSgdCodec::staging_bytes() const {
   std::size_t total = 0;
@@ -226,8 +227,9 @@ std::vector<std::pair<std::string, std::span<float>>> PowerSgdCodec::state() {
 
 }  // namespace
 
-std::unique_ptr<Codec> make_power_sgd_codec(CodecContext& context) {
-  return std::make_unique<PowerSgdCodec>(context);
+std::unique_ptr<Codec> PowerSgd::make_codec(CodecContext& context) const {
+  if (rank < 1) throw CommError("powersgd: the rank is " + std::to_string(rank), "use 1 or more");
+  return std::make_unique<PowerSgdCodec>(*this, context);
 }
 
 }  // namespace dtrain::comm

@@ -1,13 +1,36 @@
-#include "rules/gpu/gpu_share.h"
+#include "rules/gpu/gpu_rule.h"
 
-#include "rules/judge.h"
+#include <utility>
 
 namespace dtrain::analysis::rules {
+
+RuleResult judge_gpus(RuleResult result, Hosts hosts, std::int64_t patience, GpuMetric metric,
+                      const std::string& why_not, const std::function<GpuVerdict(const std::vector<double>&)>& judge) {
+  if (!has_gpus(hosts)) return not_applicable(std::move(result), kNoGpu);
+  std::int64_t unknown = 0;
+  Json all = Json::array();
+  const auto gpus = gpu_points(hosts, patience, metric, result.counts);
+  for (const GpuPoints& gpu : gpus) {
+    if (gpu.values.empty()) {
+      ++unknown;
+      continue;
+    }
+    const GpuVerdict verdict = judge(gpu.values);
+    result.datapoints += static_cast<std::int64_t>(gpu.values.size());
+    result.triggered += verdict.triggered ? 1 : 0;
+    Json one = describe(gpu);
+    one.update(verdict.facts);
+    one["triggered"] = verdict.triggered;
+    all.push_back(std::move(one));
+  }
+  if (all.empty()) return not_applicable(std::move(result), why_not);
+  return count_each(std::move(result), "gpus", gpus.size(), unknown, std::move(all));
+}
 
 RuleResult judge_gpu_share(RuleResult result, Hosts hosts, double threshold_percent, const std::string& why_not,
                            const std::function<std::optional<bool>(const Gpu&, const GpuReading&)>& holds) {
   if (!has_gpus(hosts)) return not_applicable(std::move(result), kNoGpu);
-  std::int64_t gpus = 0;
+  std::size_t gpus = 0;
   std::int64_t unknown = 0;
   std::int64_t affected_points = 0;
   Json all = Json::array();
@@ -37,12 +60,7 @@ RuleResult judge_gpu_share(RuleResult result, Hosts hosts, double threshold_perc
   if (result.datapoints == 0) return not_applicable(std::move(result), why_not);
   result.counts["gpu_points"] = result.datapoints;
   result.counts["affected_points"] = affected_points;
-  result.counts["gpus"] = gpus;
-  result.counts["not_known"] = unknown;
-  result.counts["fine"] = gpus - unknown - result.triggered;
-  result.counts["triggered"] = result.triggered;
-  result.details["gpus"] = std::move(all);
-  return result;
+  return count_each(std::move(result), "gpus", gpus, unknown, std::move(all));
 }
 
 }  // namespace dtrain::analysis::rules

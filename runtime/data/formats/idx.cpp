@@ -8,6 +8,7 @@
 
 #include "byte_source.h"
 #include "dtrain/base/error.h"
+#include "dtrain/data/formats.h"
 #include "dtrain/data/in_memory.h"
 
 namespace dtrain::data {
@@ -148,6 +149,10 @@ std::shared_ptr<Dataset> read_idx(const std::filesystem::path& images, const std
                                   const HostShare& share) {
   const auto name = "idx:" + images.string() + ":" + labels.string();
   return std::make_shared<InMemoryDataset>(share(name, [&] { return load_idx_pair(images, labels); }));
+}
+
+std::shared_ptr<Dataset> Idx::open(const Source& source, const HostShare& share) const {
+  return read_idx(source.at("features"), source.at("target"), share);
 }
 
 }  // namespace dtrain::data

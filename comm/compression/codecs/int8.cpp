@@ -32,7 +32,6 @@ class Int8Exchange final : public Exchange {
 
   Work next() override { return gathered_ ? decode() : encode(); }
   bool only_local() const override { return gathered_ != nullptr; }
-  bool gathers() const override { return true; }
 
  private:
   Work encode() {
@@ -103,7 +102,7 @@ class Int8Codec final : public Codec {
 
 }  // namespace
 
-std::unique_ptr<Codec> make_int8_codec(CodecContext& context) {
+std::unique_ptr<Codec> Int8::make_codec(CodecContext& context) const {
   return std::make_unique<Int8Codec>(context);
 }
 

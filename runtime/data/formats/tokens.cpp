@@ -8,6 +8,7 @@
 
 #include "data_file.h"
 #include "dtrain/base/error.h"
+#include "dtrain/data/formats.h"
 
 namespace dtrain::data {
 
@@ -118,6 +119,10 @@ class TokenDataset final : public Dataset {
 
 std::shared_ptr<Dataset> load_tokens(const std::filesystem::path& file, TokenType type, std::int64_t sequence_length) {
   return std::make_shared<TokenDataset>(file, type, sequence_length);
+}
+
+std::shared_ptr<Dataset> Tokens::open(const Source& source, const HostShare&) const {
+  return load_tokens(source.at("file"), token_type, sequence_length);
 }
 
 }  // namespace dtrain::data

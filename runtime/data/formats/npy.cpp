@@ -2,8 +2,9 @@
 
 #include <string>
 
+#include "dtrain/data/formats.h"
 #include "dtrain/data/in_memory.h"
-#include "npy_header.h"
+#include "formats/npy_header.h"
 
 namespace dtrain::data {
 
@@ -43,6 +44,10 @@ std::shared_ptr<Dataset> load_npy(const std::filesystem::path& features, const s
                                   const HostShare& share) {
   const auto name = "npy:" + features.string() + ":" + target.string();
   return std::make_shared<InMemoryDataset>(share(name, [&] { return load_npy_pair(features, target); }));
+}
+
+std::shared_ptr<Dataset> Npy::open(const Source& source, const HostShare& share) const {
+  return load_npy(source.at("features"), source.at("target"), share);
 }
 
 }  // namespace dtrain::data

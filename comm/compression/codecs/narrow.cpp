@@ -118,8 +118,8 @@ class NarrowExchange final : public Exchange {
 
 class NarrowCodec final : public Codec {
  public:
-  explicit NarrowCodec(CodecContext& context) : context_(context) {
-    const bool half = context.options.kind == Compression::kFp16;
+  // `half`: float16, else bfloat16.
+  NarrowCodec(CodecContext& context, bool half) : context_(context) {
     if (half) small_ = std::make_unique<SmallValues>(context.tensors);
     // The largest value of which the sum over all ranks, rounded up, still fits.
     const float share = (half ? kLargestFloat16 : kLargestBfloat16) / static_cast<float>(context.world());
@@ -157,8 +157,12 @@ class NarrowCodec final : public Codec {
 
 }  // namespace
 
-std::unique_ptr<Codec> make_narrow_codec(CodecContext& context) {
-  return std::make_unique<NarrowCodec>(context);
+std::unique_ptr<Codec> Fp16::make_codec(CodecContext& context) const {
+  return std::make_unique<NarrowCodec>(context, true);
+}
+
+std::unique_ptr<Codec> Bf16::make_codec(CodecContext& context) const {
+  return std::make_unique<NarrowCodec>(context, false);
 }
 
 }  // namespace dtrain::comm

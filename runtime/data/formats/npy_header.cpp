@@ -1,4 +1,4 @@
-#include "npy_header.h"
+#include "formats/npy_header.h"
 
 #include <algorithm>
 #include <array>

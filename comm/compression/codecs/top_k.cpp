@@ -11,6 +11,7 @@
 
 #include "compression/codec.h"
 #include "compression/kernels.h"
+#include "dtrain/base/error.h"
 
 namespace dtrain::comm {
 namespace {
@@ -75,7 +76,6 @@ class TopKExchange final : public Exchange {
       : context_(context), codec_(codec), bucket_(bucket), scale_(scale) {}
   Work next() override { return gathered_ ? decode() : encode(); }
   bool only_local() const override { return gathered_ != nullptr; }
-  bool gathers() const override { return true; }
 
  private:
   Work encode();
@@ -91,12 +91,14 @@ class TopKExchange final : public Exchange {
 
 class TopKCodec final : public Codec {
  public:
-  explicit TopKCodec(CodecContext& context)
-      : residuals(context.tensors, std::vector<bool>(context.tensors.size(), true)), context_(context) {}
+  TopKCodec(const TopK& settings, CodecContext& context)
+      : residuals(context.tensors, std::vector<bool>(context.tensors.size(), true)),
+        settings_(settings),
+        context_(context) {}
 
   std::size_t sent_of(std::size_t tensor) const {
     const std::size_t elements = context_.tensors[tensor].elements;
-    const double wanted = std::ceil(context_.options.ratio * static_cast<double>(elements));
+    const double wanted = std::ceil(settings_.ratio * static_cast<double>(elements));
     return std::clamp<std::size_t>(static_cast<std::size_t>(wanted), std::min<std::size_t>(1, elements), elements);
   }
   std::size_t staging_bytes() const override {
@@ -116,6 +118,7 @@ class TopKCodec final : public Codec {
   std::vector<std::uint32_t> border;  // scratch
 
  private:
+  TopK settings_;
   CodecContext& context_;
 };
 
@@ -166,8 +169,11 @@ Work TopKExchange::decode() {
 
 }  // namespace
 
-std::unique_ptr<Codec> make_top_k_codec(CodecContext& context) {
-  return std::make_unique<TopKCodec>(context);
+std::unique_ptr<Codec> TopK::make_codec(CodecContext& context) const {
+  if (!(ratio > 0 && ratio <= 1)) {
+    throw CommError("topk: the ratio is " + std::to_string(ratio), "use a number above 0, up to 1");
+  }
+  return std::make_unique<TopKCodec>(*this, context);
 }
 
 }  // namespace dtrain::comm

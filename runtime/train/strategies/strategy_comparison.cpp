@@ -1,10 +1,10 @@
-#include "strategies/strategy_trial.h"
+#include "strategies/strategy_comparison.h"
 
 #include <algorithm>
 
 namespace dtrain::train {
 
-bool StrategyTrial::end_step(std::int64_t batch, double milliseconds) {
+bool StrategyComparison::end_step(std::int64_t batch, double milliseconds) {
   if (done_) return false;
   const bool before = sharded_;
   const int step = steps_++ - kWarmUpSteps;
@@ -20,7 +20,7 @@ bool StrategyTrial::end_step(std::int64_t batch, double milliseconds) {
   return sharded_ != before;
 }
 
-void StrategyTrial::decide() {
+void StrategyComparison::decide() {
   done_ = true;
   for (std::size_t i = 0; i < times_.size(); ++i) {
     auto& times = times_[i];

@@ -15,9 +15,9 @@
 
 namespace dtrain::train {
 
-class StrategyTrial {
+class StrategyComparison {
  public:
-  explicit StrategyTrial(comm::Communicator& communicator) : communicator_(communicator) {}
+  explicit StrategyComparison(comm::Communicator& communicator) : communicator_(communicator) {}
 
   // Which strategy the next step is to use, once done() for good.
   bool sharded() const { return sharded_; }

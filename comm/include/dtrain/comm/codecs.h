@@ -1,0 +1,97 @@
+// The codecs of gradients: the list. Each is a struct with the word by which an experiment names it, its settings, and
+// the function that makes it, which comm/compression/codecs/NAME.cpp defines. To add one: a struct here, its file
+// there, and docs/compression.md.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <variant>
+
+#include "dtrain/base/choices.h"
+
+namespace dtrain::comm {
+
+class Codec;          // comm/compression/codec.h
+struct CodecContext;  // as above
+
+// Gradients travel as they are.
+struct NoCompression {
+  static constexpr const char* kWord = "";
+  static constexpr bool kGathers = false;
+  template <class Keys>
+  void declare_keys(Keys&) {}
+  std::unique_ptr<Codec> make_codec(CodecContext& context) const;  // null
+  bool operator==(const NoCompression&) const = default;
+};
+
+// Half of the bytes: float16, with error feedback for values that it rounds to zero.
+struct Fp16 {
+  static constexpr const char* kWord = "fp16";
+  static constexpr bool kGathers = false;  // whether the ranks gather each other's codes; they reduce them otherwise
+  template <class Keys>
+  void declare_keys(Keys&) {}
+  // What make_codec() of each struct does: CommError for settings that make no sense; the context outlives the codec.
+  std::unique_ptr<Codec> make_codec(CodecContext& context) const;
+  bool operator==(const Fp16&) const = default;
+};
+
+// Half of the bytes: bfloat16.
+struct Bf16 {
+  static constexpr const char* kWord = "bf16";
+  static constexpr bool kGathers = false;
+  template <class Keys>
+  void declare_keys(Keys&) {}
+  std::unique_ptr<Codec> make_codec(CodecContext& context) const;
+  bool operator==(const Bf16&) const = default;
+};
+
+// A quarter of the bytes: blocks of int8 with a scale each.
+struct Int8 {
+  static constexpr const char* kWord = "int8";
+  static constexpr bool kGathers = true;
+  template <class Keys>
+  void declare_keys(Keys&) {}
+  std::unique_ptr<Codec> make_codec(CodecContext& context) const;
+  bool operator==(const Int8&) const = default;
+};
+
+// Two factors of low rank instead of a matrix.
+struct PowerSgd {
+  static constexpr const char* kWord = "powersgd";
+  static constexpr bool kGathers = false;
+  int rank = 4;                    // of the approximation, from 1 on
+  std::int64_t warmup_steps = 10;  // at the start, exchanged without compression
+  template <class Keys>
+  void declare_keys(Keys& keys) {
+    keys.integer({"rank", "powersgd: the number of columns of the two factors."}, rank, {1, 1024});
+    keys.integer({"warmup_steps", "powersgd: the number of exchanges at the start that are not compressed."},
+                 warmup_steps, {0, 2147483647});
+  }
+  std::unique_ptr<Codec> make_codec(CodecContext& context) const;
+  bool operator==(const PowerSgd&) const = default;
+};
+
+// The largest values of each gradient with their places.
+struct TopK {
+  static constexpr const char* kWord = "topk";
+  static constexpr bool kGathers = true;
+  double ratio = 0.01;  // the part of each gradient that is sent, above 0, up to 1
+  template <class Keys>
+  void declare_keys(Keys& keys) {
+    keys.number({"ratio", "topk: the part of the elements that is sent, above 0."}, ratio,
+                {.min = 0, .max = 1, .above_min = true, .real = true});
+  }
+  std::unique_ptr<Codec> make_codec(CodecContext& context) const;
+  bool operator==(const TopK&) const = default;
+};
+
+using Compression = std::variant<NoCompression, Fp16, Bf16, Int8, PowerSgd, TopK>;
+
+// Number of steps at the start that a codec wants exchanged without compression.
+template <class Settings>
+std::int64_t warmup_steps_of(const Settings& settings) {
+  if constexpr (requires { settings.warmup_steps; }) return settings.warmup_steps;
+  return 0;
+}
+
+}  // namespace dtrain::comm

@@ -1,0 +1,60 @@
+// Closed lists of alternatives, each with settings of its own: compressors, optimizers, data formats, losses. A list is
+// a std::variant. Each alternative has a word, by which files name it:
+//
+//   struct TopK {
+//     static constexpr const char* kWord = "topk";
+//     double ratio = 0.01;
+//   };
+//   using Compression = std::variant<NoCompression, ..., TopK>;
+//
+// An alternative whose word is empty is what holds where no file names one.
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <variant>
+#include <vector>
+
+namespace dtrain {
+
+template <typename... Alternatives>
+const char* word_of(const std::variant<Alternatives...>& choice) {
+  return std::visit([](const auto& held) { return held.kWord; }, choice);
+}
+
+namespace choices {
+
+template <typename List>
+struct Of;
+
+template <typename... Alternatives>
+struct Of<std::variant<Alternatives...>> {
+  static std::vector<std::string> words() {
+    std::vector<std::string> all;
+    for (const char* word : {Alternatives::kWord...}) {
+      if (*word) all.emplace_back(word);
+    }
+    return all;
+  }
+  static std::variant<Alternatives...> named(std::string_view word) {
+    std::variant<Alternatives...> choice;
+    ((word == Alternatives::kWord ? void(choice = Alternatives{}) : void()), ...);
+    return choice;
+  }
+};
+
+}  // namespace choices
+
+// In the order of the list.
+template <typename List>
+std::vector<std::string> words_of() {
+  return choices::Of<List>::words();
+}
+
+// The alternative of that word, its settings at their defaults; the list's first one where none has the word.
+template <typename List>
+List choice_named(std::string_view word) {
+  return choices::Of<List>::named(word);
+}
+
+}  // namespace dtrain

@@ -1,0 +1,46 @@
+// `data` of a `model:` experiment: in which format the samples are, and where. Plain values and their keys; whether the
+// files exist is not checked here.
+#pragma once
+
+#include <cstddef>
+#include <functional>
+#include <optional>
+#include <span>
+#include <variant>
+#include <vector>
+
+#include "dtrain/config/keys.h"
+#include "dtrain/data/formats.h"
+
+namespace dtrain::config {
+
+// `List`: a variant of formats, as data::Format.
+template <class List>
+struct DataOf {
+  List format;
+  data::Source training;
+  std::optional<data::Source> validation;
+  bool operator==(const DataOf&) const = default;
+};
+using ModelData = DataOf<data::Format>;
+
+// What a list says of the sources of one of its formats.
+struct FormatSources {
+  const char* word;
+  const char* text;
+  std::span<const data::SourceKey> keys;
+};
+
+// Declares the key of the format through `declare_format`, behind it those of the sources. `chosen`: the format now.
+void declare_data(Keys& keys, const std::vector<FormatSources>& formats, std::size_t chosen,
+                  const std::function<void(Keys&, const Key& selector)>& declare_format, data::Source& training,
+                  std::optional<data::Source>& validation);
+
+template <class... Formats>
+void declare_keys(Keys& keys, DataOf<std::variant<Formats...>>& d) {
+  const std::vector<FormatSources> formats{FormatSources{Formats::kWord, Formats::kText, Formats::kSource}...};
+  const auto declare_format = [&](Keys& outside, const Key& selector) { outside.one_of(selector, d.format); };
+  declare_data(keys, formats, d.format.index(), declare_format, d.training, d.validation);
+}
+
+}  // namespace dtrain::config

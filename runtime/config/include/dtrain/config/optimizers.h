@@ -1,0 +1,115 @@
+// The optimizers: the list. Each is a struct with the word by which an experiment names it (kWord), whether an update
+// is one kernel that reads and writes each value once (kFused), its settings with their keys, and the function that
+// makes its update, which runtime/train/model/optimizers/NAME.cpp defines. Names, meanings and defaults are those of
+// torch.optim. To add one: a struct here, its file there, and docs/api.md.
+//
+// Trials use these structs too (dtrain/train/optimizer.h). So they are in namespace dtrain, and this header includes no
+// other header of config. What the templates need of those is declared in dtrain/config/optimizer.h.
+#pragma once
+
+#include <memory>
+#include <variant>
+
+namespace dtrain::train {
+class OptimizerUpdate;  // runtime/train/model/optimizer_update.h
+}
+
+namespace dtrain::config {
+
+// Keys that several optimizers have.
+
+template <class Keys>
+void declare_lr(Keys& keys, double& lr) {
+  keys.number({.name = "lr",
+               .text = "The learning rate, above 0.",
+               .examples = "[0.001]",
+               .required = "the learning rate, a number above 0"},
+              lr, {.min = 0, .max = 0, .above_min = true, .open = true, .real = true});
+}
+
+template <class Keys>
+void declare_weight_decay(Keys& keys, double& weight_decay) {
+  keys.number({.name = "weight_decay",
+               .text = "The weight decay. Default: 0; adamw: 0.01.",
+               .examples = "[0, 0.01]",
+               .default_text = "0; adamw: 0.01"},
+              weight_decay, {.min = 0, .max = 1'000'000, .real = true});
+}
+
+template <class Keys>
+void declare_averages(Keys& keys, double& beta1, double& beta2, double& eps) {
+  declare_betas(keys, {"betas", "adam, adamw: the decay of the running averages of the gradient and of its square."},
+                beta1, beta2);
+  keys.number({"eps", "adam, adamw: a number added to the denominator."}, eps,
+              {.min = 0, .max = 1'000'000, .real = true});
+}
+
+}  // namespace dtrain::config
+
+namespace dtrain {
+
+// Stochastic gradient descent, with momentum or without.
+struct Sgd {
+  static constexpr const char* kWord = "sgd";
+  static constexpr bool kFused = true;
+  double lr = 1e-3;
+  double momentum = 0;
+  double dampening = 0;
+  double weight_decay = 0;
+  bool nesterov = false;  // needs a momentum and no dampening
+  template <class Keys>
+  void declare_keys(Keys& keys) {
+    declare_lr(keys, lr);
+    keys.number({"momentum", "sgd: the momentum."}, momentum, {.min = 0, .max = 1, .real = true});
+    keys.number({"dampening", "sgd: the part of a new gradient that does not enter the momentum."}, dampening,
+                {.min = 0, .max = 1, .real = true});
+    keys.boolean({"nesterov", "sgd: Nesterov momentum; needs a momentum and no dampening."}, nesterov);
+    declare_weight_decay(keys, weight_decay);
+    declare_nesterov_needs(keys, *this);
+  }
+  // What make_update() of each struct does: ConfigError for settings that make no sense.
+  std::unique_ptr<train::OptimizerUpdate> make_update() const;
+  bool operator==(const Sgd&) const = default;
+};
+
+// Kingma and Ba, arXiv:1412.6980; weight decay added to the gradient.
+struct Adam {
+  static constexpr const char* kWord = "adam";
+  static constexpr bool kFused = true;
+  double lr = 1e-3;
+  double beta1 = 0.9;
+  double beta2 = 0.999;
+  double eps = 1e-8;
+  double weight_decay = 0;
+  template <class Keys>
+  void declare_keys(Keys& keys) {
+    declare_lr(keys, lr);
+    declare_averages(keys, beta1, beta2, eps);
+    declare_weight_decay(keys, weight_decay);
+  }
+  std::unique_ptr<train::OptimizerUpdate> make_update() const;
+  bool operator==(const Adam&) const = default;
+};
+
+// Loshchilov and Hutter, arXiv:1711.05101: weight decay decoupled from the gradient.
+struct AdamW {
+  static constexpr const char* kWord = "adamw";
+  static constexpr bool kFused = true;
+  double lr = 1e-3;
+  double beta1 = 0.9;
+  double beta2 = 0.999;
+  double eps = 1e-8;
+  double weight_decay = 1e-2;
+  template <class Keys>
+  void declare_keys(Keys& keys) {
+    declare_lr(keys, lr);
+    declare_averages(keys, beta1, beta2, eps);
+    declare_weight_decay(keys, weight_decay);
+  }
+  std::unique_ptr<train::OptimizerUpdate> make_update() const;
+  bool operator==(const AdamW&) const = default;
+};
+
+using Optimizer = std::variant<Sgd, Adam, AdamW>;
+
+}  // namespace dtrain

@@ -1,0 +1,189 @@
+// The formats of data: the list. Each is a struct with the word by which an experiment names it (`data.format`), the
+// keys of its sources, its settings, and open(), which runtime/data/formats/NAME.cpp defines. To add one: a struct
+// here, its file there, and docs/experiment.md.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <limits>
+#include <map>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "dtrain/base/choices.h"
+#include "dtrain/data/dataset.h"
+#include "dtrain/data/host_share.h"
+#include "dtrain/data/tokens.h"
+
+namespace dtrain::data {
+
+// Where the samples of training, or those of validation, are: for each source key of the format its value. Files are
+// resolved against the folder of the experiment file.
+using Source = std::map<std::string, std::string>;
+
+// A key of a source, as one format has it. Formats that give the same name share the key of the experiment file.
+struct SourceKey {
+  const char* name;
+  const char* text;                // what it says in this format; the documents show it
+  const char* must_be;             // its values, for errors: "the path of an IDX file"
+  bool is_file = true;             // false: any text
+  const char* fallback = "";       // its value where the key is missing; "": it must be given
+  const char* examples = nullptr;  // good values, as a JSON list
+};
+
+inline constexpr const char* kOneOfTwoFiles = "a file, relative to this file's folder.";
+inline constexpr const char* kTheFile = "the file, relative to this file's folder.";
+
+// The setting of every format whose features are numbers that may be scaled.
+template <class Keys>
+void declare_scale(Keys& keys, std::optional<double>& scale) {
+  keys.number(
+      {.name = "scale",
+       .text =
+           "The features are converted to floating point and multiplied by this. Default: 1/255 for uint8 features; "
+           "other whole numbers stay as they are, and floating-point features get the model's type. Not with tokens.",
+       .examples = "[1]"},
+      scale, {.min = 0, .max = 0, .above_min = true, .open = true, .real = true});
+}
+
+// IDX files (dtrain/data/idx.h).
+struct Idx {
+  static constexpr const char* kWord = "idx";
+  // What a source consists of, for the documents.
+  static constexpr const char* kText = "one file for the features, one for the target.";
+  static constexpr std::array kSource{SourceKey{.name = "features",
+                                                .text = kOneOfTwoFiles,
+                                                .must_be = "the path of an IDX file",
+                                                .examples = R"(["train-images-idx3-ubyte.gz"])"},
+                                      SourceKey{.name = "target",
+                                                .text = kOneOfTwoFiles,
+                                                .must_be = "the path of an IDX file",
+                                                .examples = R"(["train-labels-idx1-ubyte.gz"])"}};
+  // Whether features of two dimensions a sample, [H, W], are images, which the model is given as [1, H, W].
+  static constexpr bool kImages = true;
+  // Whether a sample is a sequence with a target at each of its positions; the loss must take sequences then.
+  static constexpr bool kSequences = false;
+
+  // Features become floating point, times this; missing: uint8 by 1/255, other whole numbers stay as they are.
+  std::optional<double> scale;
+
+  template <class Keys>
+  void declare_keys(Keys& keys) {
+    declare_scale(keys, scale);
+  }
+  // What open() of each struct does: field 0 of the data set is the features, field 1 the target. The source has a
+  // value for every key of kSource; std::out_of_range otherwise. DataError as the function that reads the format's
+  // files. Collective over the ranks of a host, as HostShare is.
+  std::shared_ptr<Dataset> open(const Source& source, const HostShare& share) const;
+  bool operator==(const Idx&) const = default;
+};
+
+// Arrays that numpy.save wrote (dtrain/data/npy.h).
+struct Npy {
+  static constexpr const char* kWord = "npy";
+  static constexpr const char* kText = "one file for the features, one for the target.";
+  static constexpr std::array kSource{
+      SourceKey{.name = "features", .text = kOneOfTwoFiles, .must_be = "the path of a .npy file"},
+      SourceKey{.name = "target", .text = kOneOfTwoFiles, .must_be = "the path of a .npy file"}};
+  static constexpr bool kImages = false;
+  static constexpr bool kSequences = false;
+
+  std::optional<double> scale;
+
+  template <class Keys>
+  void declare_keys(Keys& keys) {
+    declare_scale(keys, scale);
+  }
+  std::shared_ptr<Dataset> open(const Source& source, const HostShare& share) const;
+  bool operator==(const Npy&) const = default;
+};
+
+// Two tensors of a safetensors file (dtrain/data/safetensors.h).
+struct Safetensors {
+  static constexpr const char* kWord = "safetensors";
+  static constexpr const char* kText = "one file with two tensors.";
+  static constexpr std::array kSource{SourceKey{.name = "file",
+                                                .text = kTheFile,
+                                                .must_be = "the path of a .safetensors file",
+                                                .examples = R"(["train.safetensors"])"},
+                                      SourceKey{.name = "features",
+                                                .text = "the name of a tensor (features).",
+                                                .must_be = "the name of a tensor in the file",
+                                                .is_file = false,
+                                                .fallback = "features"},
+                                      SourceKey{.name = "target",
+                                                .text = "the name of a tensor (target).",
+                                                .must_be = "the name of a tensor in the file",
+                                                .is_file = false,
+                                                .fallback = "target"}};
+  static constexpr bool kImages = false;
+  static constexpr bool kSequences = false;
+
+  std::optional<double> scale;
+
+  template <class Keys>
+  void declare_keys(Keys& keys) {
+    declare_scale(keys, scale);
+  }
+  std::shared_ptr<Dataset> open(const Source& source, const HostShare& share) const;
+  bool operator==(const Safetensors&) const = default;
+};
+
+inline constexpr std::array kTokenTypes{std::pair{"uint16", TokenType::kUint16},
+                                        std::pair{"uint32", TokenType::kUint32}, std::pair{"int32", TokenType::kInt32},
+                                        std::pair{"int64", TokenType::kInt64}};
+
+// A flat file of token ids (dtrain/data/tokens.h). The target is each position's next token.
+struct Tokens {
+  static constexpr const char* kWord = "tokens";
+  static constexpr const char* kText = "one sequence of numbers without a header.";
+  static constexpr std::array kSource{
+      SourceKey{.name = "file", .text = kTheFile, .must_be = "the path of a file of tokens"}};
+  static constexpr bool kImages = false;
+  static constexpr bool kSequences = true;
+
+  TokenType token_type = TokenType::kUint16;
+  std::int64_t sequence_length = 0;  // at least 1
+
+  template <class Keys>
+  void declare_keys(Keys& keys) {
+    keys.choice({"token_type", "tokens: the type of each number in the file, little-endian."}, token_type, kTokenTypes);
+    keys.integer({.name = "sequence_length",
+                  .text = "tokens: the number of tokens in one sample.",
+                  .examples = "[128]",
+                  .required = "the tokens of a sample"},
+                 sequence_length, {1, std::numeric_limits<std::int32_t>::max()});
+  }
+  std::shared_ptr<Dataset> open(const Source& source, const HostShare& share) const;
+  bool operator==(const Tokens&) const = default;
+};
+
+using Format = std::variant<Idx, Npy, Safetensors, Tokens>;
+
+// Of the format that the variant holds:
+
+template <class... Formats>
+std::span<const SourceKey> source_keys(const std::variant<Formats...>& format) {
+  return std::visit([](const auto& held) { return std::span<const SourceKey>(held.kSource); }, format);
+}
+
+template <class... Formats>
+bool has_sequences(const std::variant<Formats...>& format) {
+  return std::visit([](const auto& held) { return held.kSequences; }, format);
+}
+
+// The words of the formats whose samples are sequences.
+inline std::vector<std::string> formats_of_sequences() {
+  std::vector<std::string> words;
+  for (const std::string& word : words_of<Format>()) {
+    if (has_sequences(choice_named<Format>(word))) words.push_back(word);
+  }
+  return words;
+}
+
+}  // namespace dtrain::data

@@ -1,0 +1,33 @@
+// torch.optim.AdamW, with libtorch's fused kernel.
+#include "dtrain/config/optimizers.h"
+#include "model/optimizer_update.h"
+
+namespace dtrain::train {
+namespace {
+
+class AdamWUpdate final : public OptimizerUpdate {
+ public:
+  explicit AdamWUpdate(const AdamW& settings) : settings_(settings) {}
+  double learning_rate() const override { return settings_.lr; }
+  std::vector<std::string> state_names() const override { return {"exp_avg", "exp_avg_sq"}; }
+  void update(const at::Tensor& values, const at::Tensor& gradients, at::TensorList states, double rate,
+              std::int64_t updates) const override {
+    const at::Tensor step = at::full({}, static_cast<double>(updates + 1), at::kFloat);
+    at::_fused_adamw_(values, gradients, states[0], states[1], {}, step, rate, settings_.beta1, settings_.beta2,
+                      settings_.weight_decay, settings_.eps, /*amsgrad=*/false, /*maximize=*/false);
+  }
+
+ private:
+  AdamW settings_;
+};
+
+}  // namespace
+}  // namespace dtrain::train
+
+namespace dtrain {
+
+std::unique_ptr<train::OptimizerUpdate> AdamW::make_update() const {
+  return std::make_unique<train::AdamWUpdate>(*this);
+}
+
+}  // namespace dtrain

@@ -1,0 +1,41 @@
+// What a model's output is compared with: loss and accuracy of one batch, and errors where output and target do not fit
+// together. Plain functions of tensors; any thread may call them.
+#pragma once
+
+#include <string>
+#include <variant>
+
+#include <ATen/core/Tensor.h>
+
+#include "dtrain/train/metrics.h"
+
+namespace dtrain::worker {
+
+// Of one batch.
+struct LossInput {
+  at::Tensor output;  // of forward(), floating point
+  at::Tensor target;
+  bool sequences = false;  // a target for each position of a sample: scores are [batch, positions, classes]
+};
+
+struct LossValues {
+  at::Tensor loss;      // of one element: the mean over the batch; backward() starts there
+  at::Tensor accuracy;  // of one element; undefined for a loss that has none
+  Metrics metrics() const;
+};
+
+// For the losses: Error naming both shapes.
+[[noreturn]] void refuse_shapes(const LossInput& input, const std::string& remedy);
+
+// Error for an output that is not floating point.
+void check_output(const at::Tensor& output);
+
+// `loss` is one of a list (dtrain/config/losses.h). Error where output and target do not fit together; DataError for a
+// target that cannot be.
+template <typename... Losses>
+LossValues evaluate_loss(const std::variant<Losses...>& loss, const LossInput& input) {
+  check_output(input.output);
+  return std::visit([&](const auto& chosen) { return chosen.evaluate(input); }, loss);
+}
+
+}  // namespace dtrain::worker

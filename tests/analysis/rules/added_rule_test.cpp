@@ -1,0 +1,127 @@
+// A rule of this test alone: its struct and its judge(), appended to the list, are all that it needs to be read, to
+// have a schema, and to be judged.
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "../run_folder.h"
+#include "document/yaml_document.h"
+#include "dtrain/analysis/run_profile.h"
+#include "dtrain/config/diagnostic.h"
+#include "keys/key_reader.h"
+#include "keys/schema_writer.h"
+#include "rules/adapter.h"
+#include "rules/judge.h"
+#include "rules/judge_all.h"
+#include "rules/rules_text.h"
+
+namespace dtrain::analysis::rules {
+namespace {
+
+struct FirstStep {
+  static constexpr const char* kWord = "FirstStep";
+  static constexpr const char* kText = "A first step that takes much longer than the others.";
+  double factor = 10;
+  template <class Keys>
+  void declare_keys(Keys& keys) {
+    keys.number({"factor", "Times the mean of the others; it should take no more."}, factor, {1, 1000});
+  }
+  RuleResult judge(const RuleData& data) const;
+  bool operator==(const FirstStep&) const = default;
+};
+
+RuleResult FirstStep::judge(const RuleData& data) const {
+  RuleResult result = begin_result(kWord, "system", "ranks", "Compares a rank's first step with its others.",
+                                   "Load and compile before the training.");
+  Json all = Json::array();
+  for (const StepSeries& series : data.steps) {
+    if (series.evaluation || series.steps.size() < 2) continue;
+    double others_s = 0;
+    for (const Step& step : series.steps) others_s += &step == &series.steps.front() ? 0 : step.seconds;
+    const double times = series.steps.front().seconds / (others_s / static_cast<double>(series.steps.size() - 1));
+    result.datapoints += static_cast<std::int64_t>(series.steps.size());
+    result.triggered += times > factor ? 1 : 0;
+    all.push_back({{"rank", series.rank}, {"times", times}});
+  }
+  const std::size_t ranks = all.size();
+  if (ranks == 0) return not_applicable(std::move(result), "no rank has recorded two steps");
+  return count_each(std::move(result), "ranks", ranks, 0, std::move(all));
+}
+
+using WithFirstStep = decltype(std::tuple_cat(RuleList(), std::tuple<FirstStep>()));
+
+config::Keys::Declare keys_of(WithFirstStep& rules) {
+  return [&rules](config::Keys& keys) { config::declare_rules(keys, rules); };
+}
+
+WithFirstStep read_yaml(const std::string& text) {
+  config::Collector collector("rules.yaml");
+  WithFirstStep rules;
+  const auto document = config::parse_yaml(text, collector);
+  config::Section section(&*document, "", document->at, collector);
+  config::KeyReader::read_all(section, keys_of(rules));
+  collector.throw_if_any();
+  return rules;
+}
+
+TEST(AddedRule, IsReadFromYaml) {
+  const WithFirstStep rules = read_yaml("{StepOutlier: {stddev: 2}, FirstStep: {factor: 4}}");
+  EXPECT_EQ(std::get<FirstStep>(rules).factor, 4);
+  EXPECT_EQ(std::get<StepOutlier>(rules).stddev, 2);
+  try {
+    read_yaml("FirstStep: {factor: 0.5}\n");
+    FAIL() << "0.5 was read";
+  } catch (const config::ConfigErrors& errors) {
+    EXPECT_STREQ(errors.what(), "rules.yaml:1: FirstStep.factor: must be a number from 1 to 1000, not '0.5'");
+  }
+}
+
+TEST(AddedRule, IsReadFromOptionsAndThePlan) {
+  WithFirstStep rules;
+  const std::vector<std::string> options{"FirstStep.factor=4", "StepOutlier.stddev=2"};
+  config::read_overrides(options, keys_of(rules));
+  EXPECT_EQ(std::get<FirstStep>(rules).factor, 4);
+  const Json plan = config::rules_json(keys_of(rules));
+  EXPECT_EQ(to_line(plan["FirstStep"]), R"({"factor":4})");
+  WithFirstStep from_plan;
+  config::read_rules(plan, keys_of(from_plan));
+  EXPECT_EQ(from_plan, rules);
+}
+
+TEST(AddedRule, HasASchema) {
+  WithFirstStep defaults;
+  const Json own = config::SchemaWriter::write(keys_of(defaults))["properties"]["FirstStep"];
+  EXPECT_EQ(own["description"], FirstStep::kText);
+  EXPECT_EQ(to_line(own["properties"]["factor"]),
+            R"({"description":"Times the mean of the others; it should take no more.","type":"number","minimum":1,)"
+            R"("maximum":1000,"default":10})");
+}
+
+TEST(AddedRule, IsJudgedBesideTheOthers) {
+  RunFolder folder;
+  folder.append("profile/rank-0000.jsonl", header_line(0, 2) + step_line(1, 0, 86, 0) + step_line(2, 100, 6, 0) +
+                                               step_line(3, 120, 6, 0) + kFinished);  // 100 ms, 20 ms, 20 ms
+  folder.append("profile/rank-0001.jsonl", header_line(1, 2) + step_line(1, 0, 6, 0) + step_line(2, 100, 6, 0) +
+                                               step_line(3, 120, 6, 0) + kFinished);
+  const RunProfile profile = load_run(folder.path());
+  RuleData data;
+  data.steps = step_series(profile);
+
+  const std::vector<RuleResult> results = judge_all(data, read_yaml("FirstStep: {factor: 4}\n"));
+  EXPECT_EQ(results.front().name, "StepOutlier");
+  const RuleResult& own = results.back();
+  EXPECT_EQ(own.name, "FirstStep");
+  EXPECT_EQ(to_line(own.parameters), R"({"factor":4})");
+  EXPECT_EQ(to_line(own.counts), R"({"ranks":2,"not_known":0,"fine":1,"triggered":1})");
+  EXPECT_NEAR(own.details["ranks"][0]["times"].get<double>(), 5, 1e-9);
+  EXPECT_NEAR(own.details["ranks"][1]["times"].get<double>(), 1, 1e-9);
+  EXPECT_EQ(triggered_text(own), "1 rank, of 6 data points judged");
+  EXPECT_EQ(judge_all(data, WithFirstStep()).back().triggered, 0);  // ten times are allowed
+  EXPECT_FALSE(judge_all(RuleData(), WithFirstStep()).back().applicable);
+}
+
+}  // namespace
+}  // namespace dtrain::analysis::rules
