@@ -105,7 +105,7 @@ class OwnFolders(ClusterTest):
         on_host("b", "sh", "-c", f"echo > {run_dir}/profile/tool; chown 65534 {run_dir}/profile/tool; chmod 6755 {run_dir}/profile/tool")
         result = running.wait().expect(0)
         self.assertEqual([line["state"] for line in result.events("run_ended")], ["done"])
-        self.assertRegex(result.output, rf"warning: host nodeb .*left out: {run_dir}/loop")
+        self.assertRegex(result.output, rf"warning: files of host nodeb .*left out: {run_dir}/loop")
         self.assertTrue((run_dir / "profile" / "rank-0003.jsonl").is_file())
         tool = (run_dir / "profile" / "tool").stat()
         self.assertEqual((tool.st_mode & 0o7777, tool.st_uid), (0o755, 0))
