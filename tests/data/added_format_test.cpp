@@ -22,7 +22,7 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
 // Lines of numbers with commas between them; the last number of a line is the target.
-struct Csv {
+struct TestCsv {
   static constexpr const char* kWord = "csv";
   static constexpr const char* kText = "one file, a line for each sample.";
   static constexpr std::array kSource{SourceKey{.name = "file", .text = kTheFile, .must_be = "the path of a .csv file"},
@@ -43,7 +43,7 @@ struct Csv {
     declare_scale(keys, scale);
   }
   std::shared_ptr<Dataset> open(const Source& source, const HostShare& share) const;
-  bool operator==(const Csv&) const = default;
+  bool operator==(const TestCsv&) const = default;
 };
 
 std::vector<float> numbers_of(const DataFile& file, const std::string& line) {
@@ -78,19 +78,13 @@ SharedMemory load_csv(const std::filesystem::path& path, std::size_t header_line
   return std::move(dataset).release();
 }
 
-std::shared_ptr<Dataset> Csv::open(const Source& source, const HostShare& share) const {
+std::shared_ptr<Dataset> TestCsv::open(const Source& source, const HostShare& share) const {
   const std::string& file = source.at("file");
   return std::make_shared<InMemoryDataset>(
       share("csv:" + file, [&] { return load_csv(file, static_cast<std::size_t>(header_lines)); }));
 }
 
-template <class List>
-struct WithCsv;
-template <class... Formats>
-struct WithCsv<std::variant<Formats...>> {
-  using Type = std::variant<Formats..., Csv>;
-};
-using List = WithCsv<Format>::Type;
+using List = std::variant<Idx, Npy, Safetensors, Tokens, TestCsv>;
 using Data = config::DataOf<List>;
 
 class AddedFormatTest : public FileTest {
@@ -118,10 +112,10 @@ class AddedFormatTest : public FileTest {
 TEST_F(AddedFormatTest, IsReadWithItsSettings) {
   const Data csv =
       read("{format: csv, training: {file: a.csv}, validation: {file: /b.csv, encoding: ascii}, scale: 2}");
-  EXPECT_EQ(csv.format, List(Csv{.scale = 2.0}));
+  EXPECT_EQ(csv.format, List(TestCsv{.scale = 2.0}));
   EXPECT_EQ(csv.training, (Source{{"file", (folder_ / "a.csv").string()}, {"encoding", "utf-8"}}));
   EXPECT_EQ(csv.validation, (Source{{"file", "/b.csv"}, {"encoding", "ascii"}}));
-  EXPECT_EQ(read("{format: csv, training: {file: a}, header_lines: 7}").format, List(Csv{.header_lines = 7}));
+  EXPECT_EQ(read("{format: csv, training: {file: a}, header_lines: 7}").format, List(TestCsv{.header_lines = 7}));
   EXPECT_EQ(read("{format: tokens, training: {file: a}, sequence_length: 3}").format,
             List(Tokens{.sequence_length = 3}));
 }
@@ -143,7 +137,7 @@ TEST_F(AddedFormatTest, ItsErrorsAreThoseOfEveryFormat) {
 }
 
 TEST_F(AddedFormatTest, IsInThePlanAndTheSchema) {
-  Data csv{Csv{.header_lines = 2}, {{"file", "/a.csv"}, {"encoding", "utf-8"}}, {}};
+  Data csv{TestCsv{.header_lines = 2}, {{"file", "/a.csv"}, {"encoding", "utf-8"}}, {}};
   EXPECT_EQ(to_line(config::PlanWriter::write([&](config::Keys& keys) { declare_keys(keys, csv); })),
             R"({"format":"csv","training":{"file":"/a.csv","encoding":"utf-8"},"validation":null,"scale":null,)"
             R"("header_lines":2})");
@@ -173,7 +167,7 @@ TEST_F(AddedFormatTest, ItsSamplesAreRead) {
   EXPECT_THAT(read_field<float>(*dataset, 0, {1, 0}), ElementsAre(4, 5, 1, 2));
   EXPECT_THAT(read_field<float>(*dataset, 1, {0, 1}), ElementsAre(3, 6.5));
   const Data without_header = read("{format: csv, training: {file: a.csv}, header_lines: 0}");
-  EXPECT_THAT(failure([&] { std::get<Csv>(without_header.format).open(without_header.training, no_sharing()); }),
+  EXPECT_THAT(failure([&] { std::get<TestCsv>(without_header.format).open(without_header.training, no_sharing()); }),
               HasSubstr("'x' is not a number"));
 }
 
