@@ -1,5 +1,5 @@
-// Whether a task may start now, behind those before it in the queue: on which slots, or why not. The ledger has the order
-// (ledger_impl.cpp). Pure, any thread. Private to scheduler.
+// Whether a task may start now, behind those before it in the queue: on which slots, or why not. The ledger has the
+// order (ledger_impl.cpp). Pure, any thread. Private to scheduler.
 //
 // Tasks queue by priority, then by age. A task starts when place() finds room for it, on slots that none of those
 // before it could use on any placement: so a later task never makes an earlier one wait longer (conservative backfill,
