@@ -1,0 +1,107 @@
+// How does the library become libtorch's CUDA when it is opened, and what may a test ask of it?
+#include "harness/fake_gpu.h"
+
+#include <mutex>
+
+#include <ATen/core/LegacyTypeDispatch.h>
+
+#include "allocators.h"
+#include "guard.h"
+#include "kernels.h"
+#include "launch.h"
+#include "machine.h"
+
+namespace dtrain::test::fake_gpu {
+
+namespace {
+
+int number_from(const char* variable, int otherwise, int most) {
+  const char* const text = std::getenv(variable);
+  const int number = text == nullptr ? otherwise : std::atoi(text);
+  if (number < 0 || number > most) throw std::out_of_range(std::string(variable) + " is out of range");
+  return number;
+}
+
+class Gpus final : public FakeGpus {
+ public:
+  FakeGpuCounts take_counts() override {
+    const std::scoped_lock lock(machine().mutex);
+    return machine().report.take_counts();
+  }
+  std::vector<std::string> take_reports() override {
+    const std::scoped_lock lock(machine().mutex);
+    return machine().report.take_texts();
+  }
+
+  void delay_queries(int queries) override {
+    const std::scoped_lock lock(machine().mutex);
+    machine().adversaries.delayed_queries = queries;
+  }
+  void fail_allocation(int n) override {
+    const std::scoped_lock lock(machine().mutex);
+    machine().adversaries.fail_allocation(n);
+  }
+  void lose_device(int n) override {
+    const std::scoped_lock lock(machine().mutex);
+    machine().adversaries.lose_device(n);
+  }
+  void heal() override {
+    const std::scoped_lock lock(machine().mutex);
+    machine().adversaries.heal();
+    machine().graphs.abandon();
+    for (int d = 0; d < machine().devices; ++d) {
+      machine().streams.for_each(static_cast<c10::DeviceIndex>(d),
+                                 [](const Stream& stream) { machine().streams.learn(stream.clock); });
+    }
+  }
+
+  void begin_capture() override { machine().graphs.begin(); }
+  int end_capture() override { return machine().graphs.end(); }
+  void replay(int graph) override { machine().graphs.replay(graph); }
+  void destroy_graph(int graph) override { machine().graphs.destroy(graph); }
+
+  void launch(void* stream, const std::string& what, std::span<const FakeGpuMemory> reads,
+              std::span<const FakeGpuMemory> writes, std::function<void()> body) override {
+    std::unique_lock lock(machine().mutex);
+    Launch launch(machine().streams.from_native(stream), machine().report.keep(what));
+    lock.unlock();
+    const auto range = [](const FakeGpuMemory& memory) {
+      const auto begin = reinterpret_cast<std::uintptr_t>(memory.data);
+      return Range{begin, begin + memory.bytes};
+    };
+    for (const FakeGpuMemory& memory : reads) launch.uses(range(memory), false);
+    for (const FakeGpuMemory& memory : writes) launch.uses(range(memory), true);
+    launch.begin(&FakeGpuCounts::kernels);
+    body();
+    if (launch.captured()) launch.record([body](const Access&) { body(); });
+  }
+  void* alias(const void* data) override { return machine().memory.alias(data); }
+};
+
+// Runs when the library is opened.
+const bool registered = [] {
+  c10::SetAllocator(c10::kCUDA, device_allocator(), 1);
+  at::setHostAllocator(c10::kCUDA, pinned_allocator(), 1);
+  register_guard();
+  register_kernels();
+  install_fault_handler();
+  return true;
+}();
+
+}  // namespace
+
+Machine& machine() {
+  static Machine& the = *[] {
+    const int devices = number_from("DTRAIN_FAKE_GPUS", 1, kMaxDevices);
+    const auto bytes = static_cast<std::size_t>(number_from("DTRAIN_FAKE_GPU_MIB", 4096, 1 << 17)) << 20;
+    return new Machine{.devices = devices, .memory = Memory(devices, bytes)};
+  }();
+  return the;
+}
+
+}  // namespace dtrain::test::fake_gpu
+
+extern "C" dtrain::test::FakeGpus* dtrain_fake_gpus() {
+  static auto* const gpus = new dtrain::test::fake_gpu::Gpus;
+  return gpus;
+}
