@@ -24,7 +24,8 @@ std::string unused_rules_warning(const config::Experiment& experiment) {
   std::vector<std::string> names = config::changed_gpu_rules(experiment.profiling_rules);
   if (names.empty()) return {};
   for (std::string& name : names) name = "profiling.rules." + name;
-  return join_with_and(names) + (names.size() == 1 ? " has" : " have") + " no effect: the trial runs on CPUs";
+  return join_with_and(names) + (names.size() == 1 ? " has" : " have") +
+         " no effect: the trial runs on CPUs; remove them, unless this file also serves machines with GPUs";
 }
 
 }  // namespace dtrain::run

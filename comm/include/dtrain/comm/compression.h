@@ -32,7 +32,7 @@ namespace dtrain::comm {
 
 // One of the list, or any other struct of that form, by what a GradientCompressor needs of it.
 struct CodecMaker {
-  const char* word = "";  // empty, or returns null: no compression
+  const char* word = "";  // by which an experiment names the codec; empty: none
   bool gathers = false;
   std::int64_t warmup_steps = 0;
   std::function<std::unique_ptr<Codec>(CodecContext&)> make;  // empty, or returns null: no compression
