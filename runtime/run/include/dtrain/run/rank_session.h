@@ -16,6 +16,7 @@
 #include "dtrain/base/shared_memory.h"
 #include "dtrain/comm/communicator.h"
 #include "dtrain/comm/control.h"
+#include "dtrain/comm/nccl.h"
 #include "dtrain/profile/recorder.h"
 #include "dtrain/run/mock.h"
 
@@ -75,6 +76,11 @@ class RankSession {
   const comm::World& world() const;
   comm::ControlPlane& control();
   comm::Communicator& communicator();
+  // Makes the communicator for data on the ranks' GPUs, which runs NCCL. Collective; at most once, after the process has
+  // opened CUDA.
+  void make_device_communicator(const comm::NcclOptions& options);
+  // The communicator for data on the device that the rank trains on: communicator() on CPUs.
+  comm::Communicator& device_communicator();
   profile::Recorder& recorder();
   const Clock& clock() const;
   const Logger& log() const;
