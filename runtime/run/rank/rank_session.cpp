@@ -54,6 +54,9 @@ const Mock& RankSession::mock() const {
 const comm::World& RankSession::world() const {
   return membership_->world();
 }
+std::optional<int> RankSession::gpu() const {
+  return gpu_;
+}
 comm::ControlPlane& RankSession::control() {
   return membership_->control();
 }

@@ -74,6 +74,8 @@ class RankSession {
   const config::Experiment& experiment() const;
   const Mock& mock() const;
   const comm::World& world() const;
+  // The GPU that this rank trains on, as CUDA numbers the GPUs of this process; empty: it trains on the CPU.
+  std::optional<int> gpu() const;
   comm::ControlPlane& control();
   comm::Communicator& communicator();
   // Makes the communicator for data on the ranks' GPUs, which runs NCCL. Collective; at most once, after the process has
@@ -142,6 +144,7 @@ class RankSession {
   const std::unique_ptr<FailureReport> failure_report_;
   std::unique_ptr<Membership> membership_;
   std::unique_ptr<RankHosts> hosts_;
+  std::optional<int> gpu_;
   std::unique_ptr<LauncherConnection> launcher_;  // null if `dtrain launch` did not start this rank
   std::unique_ptr<Recording> recording_;
   std::unique_ptr<ProgressReport> progress_;  // null except on rank 0
