@@ -4,13 +4,15 @@
 #include <thread>
 #include <utility>
 
+#include <ATen/core/grad_mode.h>
+
 #include "device/training_device.h"
 
 namespace dtrain::train {
 
 namespace {
 
-using Clock = std::chrono::steady_clock;
+using SteadyClock = std::chrono::steady_clock;
 
 constexpr std::chrono::microseconds kEager{50};  // asks again at once for so long
 constexpr std::chrono::microseconds kNap{20};    // then this often
@@ -72,10 +74,10 @@ void StepsInFlight::finish_all() {
 
 void StepsInFlight::wait_for(const c10::Event& ended) {
   const profile::PhaseScope phase(recorder_, profile::Phase::kFromDevice);
-  const auto began = Clock::now();
+  const auto began = SteadyClock::now();
   while (!ended.query()) {
     communicator_.progress();
-    if (Clock::now() - began > kEager) std::this_thread::sleep_for(kNap);
+    if (SteadyClock::now() - began > kEager) std::this_thread::sleep_for(kNap);
   }
 }
 

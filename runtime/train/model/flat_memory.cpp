@@ -11,7 +11,7 @@ namespace dtrain::train {
 
 namespace {
 
-constexpr std::int64_t kLine = 64;                     // bytes: a cache line, and what the widest vector loads like
+constexpr std::int64_t kCacheLine = 64;  // bytes: a cache line, and what the widest vector loads like
 constexpr std::int64_t kMostRanksWithEqualParts = 64;  // with more, padding would cost more than it brings
 
 std::size_t flat_bytes(std::int64_t elements, at::ScalarType type) {
@@ -34,8 +34,8 @@ comm::DataType comm_type(at::ScalarType type) {
 }
 
 std::int64_t FlatMemory::alignment() const {
-  if (on_host() || communicator_.world_size() > kMostRanksWithEqualParts) return kLine;
-  return kLine * communicator_.world_size();
+  if (on_host() || communicator_.world_size() > kMostRanksWithEqualParts) return kCacheLine;
+  return kCacheLine * communicator_.world_size();
 }
 
 FlatMemory::Block FlatMemory::exchanged(std::int64_t elements, at::ScalarType type) {
