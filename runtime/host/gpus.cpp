@@ -2,7 +2,9 @@
 
 #include <dlfcn.h>
 
+#include <algorithm>
 #include <array>
+#include <iterator>
 
 #include "nvml_abi.h"
 
@@ -33,6 +35,7 @@ struct Gpus::Nvml {
   nvml::DeviceGetHandleByIndex* handle = nullptr;
   nvml::DeviceGetText* uuid = nullptr;
   nvml::DeviceGetText* name = nullptr;
+  nvml::DeviceGetPciInfo* pci = nullptr;
   nvml::DeviceGetMemoryInfo* memory = nullptr;
   nvml::DeviceGetUtilizationRates* utilization = nullptr;
   nvml::DeviceGetTemperature* temperature = nullptr;
@@ -53,6 +56,7 @@ struct Gpus::Nvml {
     find_function(library.get(), "nvmlDeviceGetHandleByIndex_v2", handle);
     find_function(library.get(), "nvmlDeviceGetUUID", uuid);
     find_function(library.get(), "nvmlDeviceGetName", name);
+    find_function(library.get(), "nvmlDeviceGetPciInfo_v3", pci);
     find_function(library.get(), "nvmlDeviceGetMemoryInfo", memory);
     find_function(library.get(), "nvmlDeviceGetUtilizationRates", utilization);
     find_function(library.get(), "nvmlDeviceGetTemperature", temperature);
@@ -126,6 +130,10 @@ void Gpus::find_gpus() {
     info.index = static_cast<int>(index);
     info.uuid = nvml_->text(nvml_->uuid, device);
     info.name = nvml_->text(nvml_->name, device);
+    nvml::PciInfo pci{};
+    if (nvml_->pci && nvml_->pci(device, &pci) == nvml::kSuccess) {
+      info.pci_address.assign(std::begin(pci.address), std::find(std::begin(pci.address), std::end(pci.address), '\0'));
+    }
     nvml::Memory memory{};
     if (nvml_->memory && nvml_->memory(device, &memory) == nvml::kSuccess) info.total_memory = memory.total;
     unsigned degrees = 0;

@@ -4,8 +4,8 @@
 //                         "pids": [12], "ecc": 0, "rows": "failed"|"pending", "pages_pending": false,
 //                         "errors": {"util": 15}, "hangs": false, "slow_ms": 0}]}
 // "ecc", "rows" and "pages_pending" may be left out: the GPU does not support them then; likewise "slowdown" (a
-// temperature), "capability" ([9, 0]) and "throttle" (bits of reasons). "errors" gives a call's NVML
-// code; "all" stands for every call. The interface is declared here as NVIDIA documents it, not with dtrain's own
+// temperature), "pci" (an address), "capability" ([9, 0]) and "throttle" (bits of reasons). "errors" gives a call's
+// NVML code; "all" stands for every call. The interface is declared here as NVIDIA documents it, not with dtrain's own
 // declarations: a mistake there shows.
 #include <dlfcn.h>
 
@@ -41,6 +41,15 @@ typedef struct {
   unsigned long long free;
   unsigned long long used;
 } nvmlMemory_t;
+typedef struct {
+  char busIdLegacy[16];
+  unsigned int domain;
+  unsigned int bus;
+  unsigned int device;
+  unsigned int pciDeviceId;
+  unsigned int pciSubSystemId;
+  char busId[32];
+} nvmlPciInfo_t;
 typedef struct {
   unsigned int gpu;
   unsigned int memory;
@@ -118,6 +127,14 @@ nvmlReturn_t nvmlDeviceGetUUID(nvmlDevice_t device, char* uuid, unsigned int len
 
 nvmlReturn_t nvmlDeviceGetName(nvmlDevice_t device, char* name, unsigned int length) {
   return ask(device, "name", [&](const Json& gpu) { return copy(gpu.at("name"), name, length); });
+}
+
+nvmlReturn_t nvmlDeviceGetPciInfo_v3(nvmlDevice_t device, nvmlPciInfo_t* pci) {
+  return ask(device, "pci", [&](const Json& gpu) {
+    if (!gpu.contains("pci")) return kNotSupported;
+    *pci = {};
+    return copy(gpu.at("pci"), pci->busId, sizeof pci->busId);
+  });
 }
 
 nvmlReturn_t nvmlDeviceGetMemoryInfo(nvmlDevice_t device, nvmlMemory_t* memory) {
