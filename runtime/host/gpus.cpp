@@ -1,38 +1,20 @@
 #include "dtrain/host/gpus.h"
 
-#include <dlfcn.h>
-
+#include <algorithm>
 #include <array>
+#include <iterator>
 
-#include "nvml_abi.h"
+#include "nvml_session.h"
 
 namespace dtrain::host {
-namespace {
-
-struct CloseLibrary {
-  void operator()(void* library) const { ::dlclose(library); }
-};
-
-// Null where this version of the library does not have it.
-template <typename Function>
-void find_function(void* library, const char* name, Function*& function) {
-  function = reinterpret_cast<Function*>(::dlsym(library, name));
-}
-
-}  // namespace
 
 struct Gpus::Nvml {
-  std::unique_ptr<void, CloseLibrary> library;
-  bool started = false;
+  NvmlSession session;
   std::vector<nvml::Device> devices;  // as in list()
 
-  nvml::Init* init = nullptr;
-  nvml::Shutdown* shutdown = nullptr;
-  nvml::ErrorString* error_string = nullptr;
-  nvml::DeviceGetCount* count = nullptr;
-  nvml::DeviceGetHandleByIndex* handle = nullptr;
   nvml::DeviceGetText* uuid = nullptr;
   nvml::DeviceGetText* name = nullptr;
+  nvml::DeviceGetPciInfo* pci = nullptr;
   nvml::DeviceGetMemoryInfo* memory = nullptr;
   nvml::DeviceGetUtilizationRates* utilization = nullptr;
   nvml::DeviceGetTemperature* temperature = nullptr;
@@ -44,31 +26,22 @@ struct Gpus::Nvml {
   nvml::DeviceGetRetiredPagesPendingStatus* pages_pending = nullptr;
   nvml::DeviceGetRemappedRows* remapped_rows = nullptr;
 
-  explicit Nvml(const std::string& path) : library(::dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL)) {
-    if (!library) return;
-    find_function(library.get(), "nvmlInit_v2", init);
-    find_function(library.get(), "nvmlShutdown", shutdown);
-    find_function(library.get(), "nvmlErrorString", error_string);
-    find_function(library.get(), "nvmlDeviceGetCount_v2", count);
-    find_function(library.get(), "nvmlDeviceGetHandleByIndex_v2", handle);
-    find_function(library.get(), "nvmlDeviceGetUUID", uuid);
-    find_function(library.get(), "nvmlDeviceGetName", name);
-    find_function(library.get(), "nvmlDeviceGetMemoryInfo", memory);
-    find_function(library.get(), "nvmlDeviceGetUtilizationRates", utilization);
-    find_function(library.get(), "nvmlDeviceGetTemperature", temperature);
-    find_function(library.get(), "nvmlDeviceGetTemperatureThreshold", temperature_threshold);
-    find_function(library.get(), "nvmlDeviceGetCudaComputeCapability", compute_capability);
-    find_function(library.get(), "nvmlDeviceGetCurrentClocksThrottleReasons", throttle_reasons);
-    find_function(library.get(), "nvmlDeviceGetComputeRunningProcesses_v3", processes);
-    find_function(library.get(), "nvmlDeviceGetTotalEccErrors", ecc_errors);
-    find_function(library.get(), "nvmlDeviceGetRetiredPagesPendingStatus", pages_pending);
-    find_function(library.get(), "nvmlDeviceGetRemappedRows", remapped_rows);
+  explicit Nvml(const std::string& path) : session(path) {
+    if (!session.opened()) return;
+    session.find("nvmlDeviceGetUUID", uuid);
+    session.find("nvmlDeviceGetName", name);
+    session.find("nvmlDeviceGetPciInfo_v3", pci);
+    session.find("nvmlDeviceGetMemoryInfo", memory);
+    session.find("nvmlDeviceGetUtilizationRates", utilization);
+    session.find("nvmlDeviceGetTemperature", temperature);
+    session.find("nvmlDeviceGetTemperatureThreshold", temperature_threshold);
+    session.find("nvmlDeviceGetCudaComputeCapability", compute_capability);
+    session.find("nvmlDeviceGetCurrentClocksThrottleReasons", throttle_reasons);
+    session.find("nvmlDeviceGetComputeRunningProcesses_v3", processes);
+    session.find("nvmlDeviceGetTotalEccErrors", ecc_errors);
+    session.find("nvmlDeviceGetRetiredPagesPendingStatus", pages_pending);
+    session.find("nvmlDeviceGetRemappedRows", remapped_rows);
   }
-  ~Nvml() {
-    if (started && shutdown) shutdown();
-  }
-  Nvml(const Nvml&) = delete;
-  Nvml& operator=(const Nvml&) = delete;
 
   std::string text(nvml::DeviceGetText* get, nvml::Device device) const {
     std::array<char, nvml::kLongestText + 1> buffer{};
@@ -102,14 +75,13 @@ struct Gpus::Nvml {
 
 Gpus::Gpus(const std::string& library, std::function<void(const std::string&)> warn)
     : warn_(std::move(warn)), nvml_(std::make_unique<Nvml>(library)) {
-  if (!nvml_->library) return;
-  if (!nvml_->init || !nvml_->count || !nvml_->handle) {
+  if (!nvml_->session.opened()) return;
+  if (!nvml_->session.complete()) {
     if (warn_) warn_(library + " lacks functions of NVML: no metrics of GPUs");
     return;
   }
-  const int code = nvml_->init();
+  const int code = nvml_->session.start();
   if (code == nvml::kDriverNotLoaded || !succeeded(code, "NVML does not start")) return;
-  nvml_->started = true;
   find_gpus();
 }
 
@@ -117,15 +89,19 @@ Gpus::~Gpus() = default;
 
 void Gpus::find_gpus() {
   unsigned count = 0;
-  if (!succeeded(nvml_->count(&count), "NVML does not count the GPUs")) return;
+  if (!succeeded(nvml_->session.count(&count), "NVML does not count the GPUs")) return;
   for (unsigned index = 0; index < count; ++index) {
     nvml::Device device = nullptr;
     // NVML reports a GPU that this process may not use (in a container, for example) by an error.
-    if (!succeeded(nvml_->handle(index, &device), "GPU " + std::to_string(index))) continue;
+    if (!succeeded(nvml_->session.handle(index, &device), "GPU " + std::to_string(index))) continue;
     GpuInfo info;
     info.index = static_cast<int>(index);
     info.uuid = nvml_->text(nvml_->uuid, device);
     info.name = nvml_->text(nvml_->name, device);
+    nvml::PciInfo pci{};
+    if (nvml_->pci && nvml_->pci(device, &pci) == nvml::kSuccess) {
+      info.pci_address.assign(std::begin(pci.address), std::find(std::begin(pci.address), std::end(pci.address), '\0'));
+    }
     nvml::Memory memory{};
     if (nvml_->memory && nvml_->memory(device, &memory) == nvml::kSuccess) info.total_memory = memory.total;
     unsigned degrees = 0;
@@ -147,8 +123,7 @@ void Gpus::find_gpus() {
 bool Gpus::succeeded(int code, const std::string& what) {
   if (code == nvml::kSuccess) return true;
   if (code == nvml::kNotSupported) return false;
-  const char* const reason = nvml_->error_string ? nvml_->error_string(code) : nullptr;
-  const std::string text = what + ": " + (reason ? reason : "NVML error " + std::to_string(code));
+  const std::string text = what + ": " + nvml_->session.text(code);
   if (warn_ && warned_.insert(text).second) warn_(text);
   return false;
 }
@@ -175,19 +150,10 @@ std::vector<GpuReading> Gpus::read() {
       reading.slowed_by_heat = (reasons & nvml::kSlowedByHeat) != 0;
     }
     if (nvml_->processes) {
-      std::vector<nvml::ProcessInfo> found(64);
-      auto count = static_cast<unsigned>(found.size());
-      int code = nvml_->processes(device, &count, found.data());
-      if (code == nvml::kInsufficientSize) {
-        found.resize(count + 64);  // some may come meanwhile
-        count = static_cast<unsigned>(found.size());
-        code = nvml_->processes(device, &count, found.data());
-      }
-      if (succeeded(code, who + ", processes")) {
+      std::vector<nvml::ProcessInfo> found;
+      if (succeeded(running_processes(*nvml_->processes, device, found), who + ", processes")) {
         reading.processes.emplace();
-        for (unsigned p = 0; p < count && p < found.size(); ++p) {
-          reading.processes->push_back(static_cast<pid_t>(found[p].pid));
-        }
+        for (const nvml::ProcessInfo& one : found) reading.processes->push_back(static_cast<pid_t>(one.pid));
       }
     }
     readings.push_back(std::move(reading));

@@ -4,9 +4,13 @@
 //                         "pids": [12], "ecc": 0, "rows": "failed"|"pending", "pages_pending": false,
 //                         "errors": {"util": 15}, "hangs": false, "slow_ms": 0}]}
 // "ecc", "rows" and "pages_pending" may be left out: the GPU does not support them then; likewise "slowdown" (a
-// temperature), "capability" ([9, 0]) and "throttle" (bits of reasons). "errors" gives a call's NVML
-// code; "all" stands for every call. The interface is declared here as NVIDIA documents it, not with dtrain's own
-// declarations: a mistake there shows.
+// temperature), "pci" (an address), "capability" ([9, 0]) and "throttle" (bits of reasons); how it is set up:
+// "persistence" (true), "compute_mode" (3), "mig" ([1, 1]: now, pending), "ecc_mode" ([1, 0]), "clocks" ({"sm": 345,
+// "max_sm": 1980, "application": 1980, "default_application": 1980}), "links" ([1, 1, 0]: whether each NVLink is
+// active), "fabric" (3), "used" (bytes of each process). "errors" gives a call's NVML code; "all" stands for every
+// call. Beside "gpus" there may be "driver" ("580.65.06") and "pairs" ({"0-1": {"ancestor": 20, "read": 0, "write": 0,
+// "nvlink": 5}}). Built with FAKE_NVML_OLD it has only the functions that all drivers have. The interface is declared
+// here as NVIDIA documents it, not with dtrain's own declarations: a mistake there shows.
 #include <dlfcn.h>
 
 #include <chrono>
@@ -42,9 +46,26 @@ typedef struct {
   unsigned long long used;
 } nvmlMemory_t;
 typedef struct {
+  char busIdLegacy[16];
+  unsigned int domain;
+  unsigned int bus;
+  unsigned int device;
+  unsigned int pciDeviceId;
+  unsigned int pciSubSystemId;
+  char busId[32];
+} nvmlPciInfo_t;
+typedef struct {
   unsigned int gpu;
   unsigned int memory;
 } nvmlUtilization_t;
+typedef struct {
+  unsigned int version;
+  unsigned char clusterUuid[16];
+  nvmlReturn_t status;
+  unsigned int cliqueId;
+  unsigned char state;
+  unsigned int healthMask;
+} nvmlGpuFabricInfo_v2_t;
 typedef struct {
   unsigned int pid;
   unsigned long long usedGpuMemory;
@@ -56,7 +77,8 @@ typedef struct {
 
 namespace {
 
-constexpr nvmlReturn_t kSuccess = 0, kInvalidArgument = 2, kNotSupported = 3, kInsufficientSize = 7, kUnknown = 999;
+constexpr nvmlReturn_t kSuccess = 0, kInvalidArgument = 2, kNotSupported = 3, kInsufficientSize = 7,
+                       kVersionMismatch = 25, kUnknown = 999;
 
 // Calls `answer` with the GPU's description, unless it has an error for `call`.
 template <typename Answer>
@@ -71,6 +93,46 @@ nvmlReturn_t ask(nvmlDevice_t device, const char* call, const Answer& answer) {
   if (const int code = errors.value("all", errors.value(call, 0)); code != 0) return code;
   return answer(gpu);
 }
+
+#ifndef FAKE_NVML_OLD
+template <typename Value>
+nvmlReturn_t fact(nvmlDevice_t device, const char* call, const char* key, Value* value) {
+  return ask(device, call, [&](const Json& gpu) {
+    if (!gpu.contains(key)) return kNotSupported;
+    *value = gpu.at(key).get<Value>();
+    return kSuccess;
+  });
+}
+
+nvmlReturn_t two_facts(nvmlDevice_t device, const char* call, const char* key, unsigned int* current,
+                       unsigned int* pending) {
+  return ask(device, call, [&](const Json& gpu) {
+    if (!gpu.contains(key)) return kNotSupported;
+    *current = gpu.at(key).at(0);
+    *pending = gpu.at(key).at(1);
+    return kSuccess;
+  });
+}
+
+nvmlReturn_t clock(nvmlDevice_t device, unsigned int type, const char* key, unsigned int* megahertz) {
+  if (type != 1) return kInvalidArgument;  // 1: SM
+  return ask(device, "clocks", [&](const Json& gpu) {
+    if (!gpu.contains("clocks") || !gpu.at("clocks").contains(key)) return kNotSupported;
+    *megahertz = gpu.at("clocks").at(key);
+    return kSuccess;
+  });
+}
+
+// What "pairs" has about two GPUs.
+nvmlReturn_t of_pair(nvmlDevice_t first, nvmlDevice_t second, const char* key, unsigned int* value) {
+  const std::string name = std::to_string(reinterpret_cast<std::uintptr_t>(first) - 1) + "-" +
+                           std::to_string(reinterpret_cast<std::uintptr_t>(second) - 1);
+  const Json pair = description().value("pairs", Json::object()).value(name, Json::object());
+  if (!pair.contains(key)) return kNotSupported;
+  *value = pair.at(key);
+  return kSuccess;
+}
+#endif
 
 nvmlReturn_t copy(const std::string& text, char* buffer, unsigned int length) {
   if (text.size() >= length) return kInsufficientSize;
@@ -118,6 +180,14 @@ nvmlReturn_t nvmlDeviceGetUUID(nvmlDevice_t device, char* uuid, unsigned int len
 
 nvmlReturn_t nvmlDeviceGetName(nvmlDevice_t device, char* name, unsigned int length) {
   return ask(device, "name", [&](const Json& gpu) { return copy(gpu.at("name"), name, length); });
+}
+
+nvmlReturn_t nvmlDeviceGetPciInfo_v3(nvmlDevice_t device, nvmlPciInfo_t* pci) {
+  return ask(device, "pci", [&](const Json& gpu) {
+    if (!gpu.contains("pci")) return kNotSupported;
+    *pci = {};
+    return copy(gpu.at("pci"), pci->busId, sizeof pci->busId);
+  });
 }
 
 nvmlReturn_t nvmlDeviceGetMemoryInfo(nvmlDevice_t device, nvmlMemory_t* memory) {
@@ -177,7 +247,7 @@ nvmlReturn_t nvmlDeviceGetComputeRunningProcesses_v3(nvmlDevice_t device, unsign
     const unsigned int room = *count;
     *count = static_cast<unsigned int>(pids.size());
     if (room < pids.size()) return kInsufficientSize;
-    for (std::size_t i = 0; i < pids.size(); ++i) infos[i] = {pids[i], 1 << 20, ~0u, ~0u};
+    for (std::size_t i = 0; i < pids.size(); ++i) infos[i] = {pids[i], gpu.value("used", 1ull << 20), ~0u, ~0u};
     return kSuccess;
   });
 }
@@ -211,5 +281,70 @@ nvmlReturn_t nvmlDeviceGetRemappedRows(nvmlDevice_t device, unsigned int* corrRo
     return kSuccess;
   });
 }
+
+#ifndef FAKE_NVML_OLD
+nvmlReturn_t nvmlSystemGetDriverVersion(char* version, unsigned int length) {
+  const Json all = description();
+  return all.contains("driver") ? copy(all.at("driver"), version, length) : kUnknown;
+}
+
+nvmlReturn_t nvmlDeviceGetPersistenceMode(nvmlDevice_t device, unsigned int* mode) {
+  bool on = false;
+  const nvmlReturn_t code = fact(device, "persistence", "persistence", &on);
+  *mode = on ? 1 : 0;
+  return code;
+}
+
+nvmlReturn_t nvmlDeviceGetComputeMode(nvmlDevice_t device, unsigned int* mode) {
+  return fact(device, "compute_mode", "compute_mode", mode);
+}
+
+nvmlReturn_t nvmlDeviceGetMigMode(nvmlDevice_t device, unsigned int* currentMode, unsigned int* pendingMode) {
+  return two_facts(device, "mig", "mig", currentMode, pendingMode);
+}
+
+nvmlReturn_t nvmlDeviceGetEccMode(nvmlDevice_t device, unsigned int* current, unsigned int* pending) {
+  return two_facts(device, "ecc_mode", "ecc_mode", current, pending);
+}
+
+nvmlReturn_t nvmlDeviceGetClockInfo(nvmlDevice_t device, unsigned int type, unsigned int* megahertz) {
+  return clock(device, type, "sm", megahertz);
+}
+
+nvmlReturn_t nvmlDeviceGetMaxClockInfo(nvmlDevice_t device, unsigned int type, unsigned int* megahertz) {
+  return clock(device, type, "max_sm", megahertz);
+}
+
+nvmlReturn_t nvmlDeviceGetApplicationsClock(nvmlDevice_t device, unsigned int type, unsigned int* megahertz) {
+  return clock(device, type, "application", megahertz);
+}
+
+nvmlReturn_t nvmlDeviceGetDefaultApplicationsClock(nvmlDevice_t device, unsigned int type, unsigned int* megahertz) {
+  return clock(device, type, "default_application", megahertz);
+}
+
+nvmlReturn_t nvmlDeviceGetNvLinkState(nvmlDevice_t device, unsigned int link, unsigned int* isActive) {
+  return ask(device, "links", [&](const Json& gpu) {
+    const Json links = gpu.value("links", Json::array());
+    if (link >= links.size()) return links.empty() ? kNotSupported : kInvalidArgument;
+    *isActive = links.at(link);
+    return kSuccess;
+  });
+}
+
+nvmlReturn_t nvmlDeviceGetGpuFabricInfoV(nvmlDevice_t device, nvmlGpuFabricInfo_v2_t* info) {
+  if (info->version != (sizeof(nvmlGpuFabricInfo_v2_t) | 2u << 24)) return kVersionMismatch;
+  return fact(device, "fabric", "fabric", &info->state);
+}
+
+nvmlReturn_t nvmlDeviceGetTopologyCommonAncestor(nvmlDevice_t first, nvmlDevice_t second, unsigned int* level) {
+  return of_pair(first, second, "ancestor", level);
+}
+
+nvmlReturn_t nvmlDeviceGetP2PStatus(nvmlDevice_t first, nvmlDevice_t second, unsigned int index, unsigned int* status) {
+  static constexpr const char* kNames[] = {"read", "write", "nvlink"};
+  return index < 3 ? of_pair(first, second, kNames[index], status) : kInvalidArgument;
+}
+#endif
 
 }  // extern "C"

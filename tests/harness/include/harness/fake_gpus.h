@@ -10,8 +10,10 @@ namespace dtrain::harness {
 
 class FakeGpus {
  public:
-  explicit FakeGpus(const std::filesystem::path& folder) : library_(folder / "libnvidia-ml.so.1") {
-    std::filesystem::copy_file(std::filesystem::path(DTRAIN_BINARY_DIR) / "tests" / "fake_nvml.so", library_);
+  // `which`: "fake_nvml.so", or "fake_nvml_old.so", which lacks the functions of newer drivers.
+  explicit FakeGpus(const std::filesystem::path& folder, const std::string& which = "fake_nvml.so")
+      : library_(folder / "libnvidia-ml.so.1") {
+    std::filesystem::copy_file(std::filesystem::path(DTRAIN_BINARY_DIR) / "tests" / which, library_);
   }
   std::string library() const { return library_.string(); }
   // At once, whoever is reading.

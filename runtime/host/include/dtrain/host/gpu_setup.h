@@ -1,0 +1,91 @@
+// How the NVIDIA GPUs of this machine are set up and joined, as the driver's management library (NVML) reports it: what
+// a person looks up with nvidia-smi. NVML's calls can take long, and forever where a driver hangs: call from a thread
+// that may wait. One thread at a time.
+#pragma once
+
+#include <sys/types.h>
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "dtrain/host/gpus.h"
+
+namespace dtrain::host {
+
+// NVML's values, as of the other enums here. kExclusiveThread: drivers of today treat it as kExclusiveProcess.
+enum class ComputeMode { kShared = 0, kExclusiveThread = 1, kProhibited = 2, kExclusiveProcess = 3 };
+
+// Why a GPU's clocks are lower than they could be.
+struct SlowdownReasons {
+  bool idle = false;
+  bool application_clocks = false;  // nvidia-smi -ac has set them
+  bool power_limit = false;         // usual under load
+  bool hardware = false;            // too hot, too much power, or the power supply demands it
+  bool heat = false;
+  bool power_brake = false;  // the power supply demands it
+};
+
+// The GPUs of a system with NVSwitch, and those of NVLink between hosts, register with a service before they can be
+// used.
+enum class FabricState { kNotSupported = 0, kNotStarted = 1, kInProgress = 2, kCompleted = 3 };
+
+struct GpuProcess {
+  pid_t pid = 0;                        // on the host, also from inside a container
+  std::optional<std::uint64_t> memory;  // bytes of the GPU's memory
+};
+
+// What a GPU does not report is absent.
+struct GpuSetup {
+  int index = 0;  // as GpuInfo's
+  std::string name;
+  std::optional<bool> persistence;
+  std::optional<ComputeMode> compute_mode;
+  std::optional<bool> mig;  // it is divided into several
+  std::optional<bool> ecc;
+  std::optional<bool> ecc_pending;   // after the next restart
+  std::optional<unsigned> sm_clock;  // MHz, as the next three
+  std::optional<unsigned> most_sm_clock;
+  std::optional<unsigned> application_clock;
+  std::optional<unsigned> default_application_clock;
+  std::optional<SlowdownReasons> slowdown;
+  std::optional<int> nvlinks;         // that it has
+  std::optional<int> active_nvlinks;  // of these
+  std::optional<FabricState> fabric;
+  std::optional<std::vector<GpuProcess>> processes;  // that compute on it
+};
+
+// The nearest part that two GPUs have in common.
+enum class Ancestor { kBoard = 0, kSwitch = 10, kSwitches = 20, kHostBridge = 30, kNode = 40, kSystem = 50 };
+// As nvidia-smi topo -m prints them: "PIX", "PXB", "PHB", "NODE", "SYS".
+std::string to_string(Ancestor ancestor);
+
+enum class PeerAccess {
+  kYes = 0,
+  kChipset = 1,   // the chipset does not support it
+  kGpu = 2,       // these GPUs do not support it
+  kTopology = 3,  // the place of the GPUs on the machine's buses does not allow it
+  kDisabled = 4,  // an option of the driver disables it
+  kNo = 5,        // not supported
+  kUnknown = 6
+};
+
+struct GpuPair {
+  int first = 0;  // indices as GpuInfo's; first < second
+  int second = 0;
+  std::optional<Ancestor> ancestor;
+  std::optional<PeerAccess> peer_access;  // the worse of reading and writing
+  std::optional<bool> nvlink;             // NVLink joins them, directly or through switches
+};
+
+struct GpuSetups {
+  std::string driver;          // its version, such as "580.65.06"; empty: not reported
+  std::vector<GpuSetup> gpus;  // those that this process may use, by index
+  std::vector<GpuPair> pairs;  // of them, each once
+};
+
+// Without the library or a driver there are no GPUs, which is no error.
+GpuSetups read_gpu_setups(const std::string& library = kNvmlLibrary);
+
+}  // namespace dtrain::host
