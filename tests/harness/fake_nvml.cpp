@@ -5,12 +5,14 @@
 //                         "errors": {"util": 15}, "hangs": false, "slow_ms": 0}]}
 // "ecc", "rows" and "pages_pending" may be left out: the GPU does not support them then; likewise "slowdown" (a
 // temperature), "capability" ([9, 0]) and "throttle" (bits of reasons). "errors" gives a call's NVML
-// code; "all" stands for every call. The interface is declared here as NVIDIA documents it, not with dtrain's own
-// declarations: a mistake there shows.
+// code; "all" stands for every call. Without the file there are DTRAIN_FAKE_GPUS idle GPUs, those of
+// harness/fake_gpu.h; with neither, no call works. The interface is declared here as NVIDIA documents it, not with
+// dtrain's own declarations: a mistake there shows.
 #include <dlfcn.h>
 
 #include <chrono>
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
 #include <fstream>
 #include <string>
@@ -18,15 +20,36 @@
 
 #include <nlohmann/json.hpp>
 
+#include "harness/fake_gpu_names.h"
+
 namespace {
 
 using Json = nlohmann::json;
+
+Json idle_gpus(int count) {
+  const char* const mib = std::getenv("DTRAIN_FAKE_GPU_MIB");
+  const std::uint64_t bytes = std::uint64_t(mib == nullptr ? 4096 : std::atoi(mib)) << 20;
+  Json gpus = Json::array();
+  for (int gpu = 0; gpu < count; ++gpu) {
+    gpus.push_back({{"uuid", dtrain::test::fake_gpu_uuid(gpu)},
+                    {"name", dtrain::test::fake_gpu_name()},
+                    {"total", bytes},
+                    {"free", bytes},
+                    {"util", 0},
+                    {"temperature", 40},
+                    {"capability", {9, 0}},
+                    {"pids", Json::array()}});
+  }
+  return {{"gpus", gpus}};
+}
 
 Json description() {
   static const char inside = 0;
   Dl_info info{};
   ::dladdr(&inside, &info);
   std::ifstream file(std::string(info.dli_fname) + ".json");
+  if (const char* const gpus = std::getenv("DTRAIN_FAKE_GPUS"); !file && gpus != nullptr)
+    return idle_gpus(std::atoi(gpus));
   return Json::parse(file, nullptr, false);
 }
 
