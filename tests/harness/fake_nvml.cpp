@@ -9,12 +9,14 @@
 // "max_sm": 1980, "application": 1980, "default_application": 1980}), "links" ([1, 1, 0]: whether each NVLink is
 // active), "fabric" (3), "used" (bytes of each process). "errors" gives a call's NVML code; "all" stands for every
 // call. Beside "gpus" there may be "driver" ("580.65.06") and "pairs" ({"0-1": {"ancestor": 20, "read": 0, "write": 0,
-// "nvlink": 5}}). Built with FAKE_NVML_OLD it has only the functions that all drivers have. The interface is declared
+// "nvlink": 5}}). Without the file there are DTRAIN_FAKE_GPUS idle GPUs, those of harness/fake_gpu.h; with neither, no
+// call works. Built with FAKE_NVML_OLD it has only the functions that all drivers have. The interface is declared
 // here as NVIDIA documents it, not with dtrain's own declarations: a mistake there shows.
 #include <dlfcn.h>
 
 #include <chrono>
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
 #include <fstream>
 #include <string>
@@ -22,15 +24,36 @@
 
 #include <nlohmann/json.hpp>
 
+#include "harness/fake_gpu_names.h"
+
 namespace {
 
 using Json = nlohmann::json;
+
+Json idle_gpus(int count) {
+  const char* const mib = std::getenv("DTRAIN_FAKE_GPU_MIB");
+  const std::uint64_t bytes = std::uint64_t(mib == nullptr ? 4096 : std::atoi(mib)) << 20;
+  Json gpus = Json::array();
+  for (int gpu = 0; gpu < count; ++gpu) {
+    gpus.push_back({{"uuid", dtrain::test::fake_gpu_uuid(gpu)},
+                    {"name", dtrain::test::fake_gpu_name()},
+                    {"total", bytes},
+                    {"free", bytes},
+                    {"util", 0},
+                    {"temperature", 40},
+                    {"capability", {9, 0}},
+                    {"pids", Json::array()}});
+  }
+  return {{"gpus", gpus}};
+}
 
 Json description() {
   static const char inside = 0;
   Dl_info info{};
   ::dladdr(&inside, &info);
   std::ifstream file(std::string(info.dli_fname) + ".json");
+  if (const char* const gpus = std::getenv("DTRAIN_FAKE_GPUS"); !file && gpus != nullptr)
+    return idle_gpus(std::atoi(gpus));
   return Json::parse(file, nullptr, false);
 }
 
