@@ -5,17 +5,29 @@
 
 namespace dtrain::run {
 
+namespace {
+
+template <typename Result>
+std::optional<Result> within_patience(std::packaged_task<Result()> task) {
+  std::future<Result> answer = task.get_future();
+  std::thread(std::move(task)).detach();
+  if (answer.wait_for(kGpuPatience) != std::future_status::ready) return std::nullopt;
+  return answer.get();
+}
+
+}  // namespace
+
 std::optional<GpusSeen> look_at_gpus() {
-  std::packaged_task<GpusSeen()> task([] {
+  return within_patience(std::packaged_task<GpusSeen()>([] {
     GpusSeen seen;
     const host::Gpus gpus(host::kNvmlLibrary, [&](const std::string& text) { seen.warnings.push_back(text); });
     seen.gpus = gpus.list();
     return seen;
-  });
-  std::future<GpusSeen> answer = task.get_future();
-  std::thread(std::move(task)).detach();
-  if (answer.wait_for(kGpuPatience) != std::future_status::ready) return std::nullopt;
-  return answer.get();
+  }));
+}
+
+std::optional<host::GpuSetups> look_at_gpu_setups() {
+  return within_patience(std::packaged_task<host::GpuSetups()>([] { return host::read_gpu_setups(); }));
 }
 
 }  // namespace dtrain::run

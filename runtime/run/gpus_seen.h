@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "dtrain/host/gpu_setup.h"
 #include "dtrain/host/gpus.h"
 
 namespace dtrain::run {
@@ -20,5 +21,7 @@ inline constexpr std::chrono::seconds kGpuPatience{5};
 // Waits for the driver, at most for kGpuPatience. Empty: it did not answer; the thread that asked it remains until the
 // process ends.
 std::optional<GpusSeen> look_at_gpus();
+// The same for how they are set up.
+std::optional<host::GpuSetups> look_at_gpu_setups();
 
 }  // namespace dtrain::run
