@@ -18,6 +18,15 @@ std::string value_of(const Variables& variables, const std::string& name) {
   return found == variables.end() ? std::string() : found->second;
 }
 
+// Empty unless all are known: claims of slots are by one or the other.
+std::vector<std::string> gpus_of(const ClusterAgent& agent) {
+  std::vector<std::string> gpus;
+  for (const ClusterSlot& slot : agent.slots) {
+    if (slot.index >= 0 && !slot.gpu_uuid.empty()) gpus.push_back(slot.gpu_uuid);
+  }
+  return static_cast<int>(gpus.size()) == agent.agent.slots ? gpus : std::vector<std::string>();
+}
+
 // The user's, which need not exist; empty: neither variable names its folder.
 fs::path users_cluster_file(const Variables& variables) {
   const std::string config = value_of(variables, "XDG_CONFIG_HOME");
@@ -38,6 +47,22 @@ fs::path find_file(const fs::path& given, const Variables& variables) {
   return {};
 }
 
+bool wants_gpus_of_slurm(const config::Launcher& launcher, const SlotDefaults& defaults) {
+  return defaults.slot_type == config::AgentSlotType::kCuda ||
+         (defaults.slot_type == config::AgentSlotType::kAuto && ask_for_gpus(launcher.options));
+}
+
+// An agent in the place of the nodes that Slurm will choose, added to the cluster.
+ClusterAgent gpus_of_any_node(config::Cluster& cluster, const SlotDefaults& defaults) {
+  ClusterAgent agent{.agent = {.id = "slurm",
+                               .host = "slurm",
+                               .slots = std::max(1, defaults.least_slots),
+                               .slot_type = config::AgentSlotType::kCuda}};
+  for (int index = 0; index < agent.agent.slots; ++index) agent.slots.push_back({.index = index});
+  cluster.agents.push_back(agent.agent);
+  return agent;
+}
+
 }  // namespace
 
 config::Cluster read_cluster_file(const fs::path& file, std::vector<std::string>& warnings) {
@@ -55,12 +80,17 @@ ClusterAgents find_cluster(const fs::path& given, const Variables& variables, co
     // Slurm chooses the nodes of a job, and only the job itself can read them.
     const bool leaves_it_to_slurm =
         result.cluster.agents.empty() && result.cluster.launcher.type == config::LauncherType::kSlurm;
-    if (auto allocation = leaves_it_to_slurm ? find_slurm_allocation(variables) : std::nullopt) {
+    if (auto allocation = leaves_it_to_slurm ? find_slurm_allocation(variables, defaults.slot_type) : std::nullopt) {
       result.source += ", the Slurm allocation " + allocation->job;
       result.cluster.agents = std::move(allocation->cluster.agents);
       slurm_node = allocation->here;
+    } else if (leaves_it_to_slurm && wants_gpus_of_slurm(result.cluster.launcher, defaults)) {
+      // Slurm will have the GPUs; this machine, from which the job is submitted, needs none.
+      result.declared = false;
+      result.agents.push_back(gpus_of_any_node(result.cluster, defaults));
+      return result;
     }
-  } else if (auto allocation = find_slurm_allocation(variables)) {
+  } else if (auto allocation = find_slurm_allocation(variables, defaults.slot_type)) {
     result.source = "the Slurm allocation " + allocation->job;
     result.cluster = std::move(allocation->cluster);
     slurm_node = allocation->here;
@@ -80,7 +110,7 @@ ClusterAgents find_cluster(const fs::path& given, const Variables& variables, co
     const bool here = !result.declared || names.contains(host) || (!slurm_node.empty() && host == slurm_node);
     result.agents.push_back({.agent = agent, .here = here});
   }
-  add_slots_of_this_machine(result.agents, machine, defaults, result.warnings);
+  add_slots_of_this_machine(result.agents, machine, defaults, variables, result.warnings);
   for (std::size_t i = 0; i < agents.size(); ++i) {
     ClusterAgent& agent = result.agents[i];
     if (agent.here) agents[i] = agent.agent;
@@ -94,7 +124,7 @@ std::vector<AgentSlots> empty_slots(const ClusterAgents& cluster) {
   slots.reserve(cluster.agents.size());
   for (const ClusterAgent& one : cluster.agents) {
     const config::Agent& agent = one.agent;
-    slots.push_back({agent.id, agent.slots, agent.slots, agent.resource_pool, agent.slot_type});
+    slots.push_back({agent.id, agent.slots, agent.slots, agent.resource_pool, agent.slot_type, gpus_of(one)});
   }
   return slots;
 }

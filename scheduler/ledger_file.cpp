@@ -16,7 +16,7 @@ constexpr int kPatienceMs = 20'000;
 
 // Times are nanoseconds of the wall clock; `lease` and `entered` (when the task came into its state, 0 where a version
 // before wrote it) of the monotonic one, which cannot be set back and counts from the boot. States are numbered
-// as TaskState: below 4 a task has not ended.
+// as TaskState: below 4 a task has not ended. `agent` and `slot` of a claim are those of a SlotKey (queue.h).
 constexpr const char* kTables = R"sql(
   CREATE TABLE tasks (
     id INTEGER PRIMARY KEY AUTOINCREMENT, name TEXT NOT NULL, state INTEGER NOT NULL, reason TEXT NOT NULL,

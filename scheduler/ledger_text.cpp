@@ -12,26 +12,34 @@ std::string to_text(const Claim& claim) {
   std::vector<std::string> shares;
   for (const ClaimedShare& share : claim) {
     std::vector<std::string> slots;
-    for (const int slot : share.slots) slots.push_back(std::to_string(slot));
+    for (std::size_t i = 0; i < share.slots.size(); ++i) {
+      slots.push_back(std::to_string(share.slots[i]) + (share.gpus.empty() ? "" : "=" + share.gpus[i]));
+    }
     shares.push_back(share.agent + ":" + join(slots, ","));
   }
   return join(shares, ";");
 }
 
+// "node-1:0,1;node-2:0=GPU-…,3=GPU-…"
 Claim claim_of(std::string_view text) {
   Claim claim;
   while (!text.empty()) {
     std::string_view share = text.substr(0, text.find(';'));
     text.remove_prefix(std::min(text.size(), share.size() + 1));
     const auto colon = share.rfind(':');
-    ClaimedShare& claimed = claim.emplace_back(ClaimedShare{.agent = std::string(share.substr(0, colon)), .slots = {}});
+    ClaimedShare& claimed =
+        claim.emplace_back(ClaimedShare{.agent = std::string(share.substr(0, colon)), .slots = {}, .gpus = {}});
     share.remove_prefix(colon + 1);
     claimed.slots.reserve(static_cast<std::size_t>(std::count(share.begin(), share.end(), ',') + 1));
     while (!share.empty()) {
+      const std::string_view one = share.substr(0, share.find(','));
       int slot = 0;
-      const char* end = std::from_chars(share.data(), share.data() + share.size(), slot).ptr;
+      std::from_chars(one.data(), one.data() + one.size(), slot);
       claimed.slots.push_back(slot);
-      share.remove_prefix(std::min(share.size(), static_cast<std::size_t>(end - share.data()) + 1));
+      if (const auto equals = one.find('='); equals != std::string_view::npos) {
+        claimed.gpus.emplace_back(one.substr(equals + 1));
+      }
+      share.remove_prefix(std::min(share.size(), one.size() + 1));
     }
   }
   return claim;
@@ -41,6 +49,7 @@ std::string to_text(const TaskRequest& request) {
   Json agents = Json::array();
   for (const AgentSlots& agent : request.agents) {
     agents.push_back({agent.id, agent.slots, agent.resource_pool, static_cast<int>(agent.slot_type)});
+    if (!agent.gpus.empty()) agents.back().push_back(agent.gpus);
   }
   const SlotRequest& slots = request.slots;
   return to_line({{"slots", slots.slots},
@@ -65,11 +74,13 @@ TaskRequest request_of(const std::string& text) {
   if (!json.at("max_slots").is_null()) request.max_slots = json.at("max_slots").get<int>();
   for (const Json& agent : json.at("agents")) {
     const int slots = agent.at(1);
-    request.agents.push_back({.id = agent.at(0),
-                              .slots = slots,
-                              .free = slots,
-                              .resource_pool = agent.at(2),
-                              .slot_type = static_cast<config::AgentSlotType>(agent.at(3).get<int>())});
+    request.agents.push_back(
+        {.id = agent.at(0),
+         .slots = slots,
+         .free = slots,
+         .resource_pool = agent.at(2),
+         .slot_type = static_cast<config::AgentSlotType>(agent.at(3).get<int>()),
+         .gpus = agent.size() > 4 ? agent.at(4).get<std::vector<std::string>>() : std::vector<std::string>()});
   }
   return request;
 }

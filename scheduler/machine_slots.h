@@ -1,6 +1,7 @@
 // What the slots of agents on this machine are: its GPUs and cores, handed out. Private to scheduler; one thread.
 #pragma once
 
+#include <map>
 #include <string>
 #include <vector>
 
@@ -8,9 +9,19 @@
 
 namespace dtrain::scheduler {
 
+struct CoresHere {
+  std::vector<std::vector<int>> cores;  // of each core its logical CPUs
+  double limit = 0;                     // CPUs' worth of time that the cgroup grants
+  bool limited = false;                 // it grants less time than there are CPUs
+
+  // How many threads on `cpus` can run at once where so many slots share the time.
+  int threads(const std::vector<int>& cpus, int slots) const;
+};
+CoresHere cores_here(const Machine& machine);
+
 // Fills in slots, slot type and, where an agent declares none (0), their number, of the agents that are here. What is
 // declared beyond the cores shares them, with a warning; GPUs that are not there, or not healthy, are no slots.
 void add_slots_of_this_machine(std::vector<ClusterAgent>& agents, const Machine& machine, const SlotDefaults& defaults,
-                               std::vector<std::string>& warnings);
+                               const std::map<std::string, std::string>& variables, std::vector<std::string>& warnings);
 
 }  // namespace dtrain::scheduler

@@ -46,27 +46,68 @@ InUse in_use_by_name(const HeldSlots& held, const std::string& name) {
   return result;
 }
 
-// The agents as they are now, those in `reserved` without a free slot.
+// Who holds slots of an agent, by index; slots beyond what this launch sees of the agent do not count.
+std::map<int, const Holder*> held_of(const AgentSlots& agent, const HeldSlots& held) {
+  std::map<int, const Holder*> result;
+  if (agent.gpus.empty()) {
+    const auto found = held.find(agent.id);
+    if (found == held.end()) return result;
+    for (const auto& [index, holder] : found->second) {
+      if (index < agent.slots) result[index] = &holder;
+    }
+    return result;
+  }
+  for (int index = 0; index < agent.slots; ++index) {
+    const SlotKey key = slot_key(agent.id, agent.gpus, static_cast<std::size_t>(index), index);
+    const auto found = held.find(key.name);
+    if (found != held.end()) result[index] = &found->second.begin()->second;
+  }
+  return result;
+}
+
+// The names of its slots' keys.
+std::vector<std::string> names_of(const AgentSlots& agent) {
+  return agent.gpus.empty() ? std::vector<std::string>{agent.id} : agent.gpus;
+}
+
+bool intersects(const std::vector<std::string>& names, const std::set<std::string>& set) {
+  return std::any_of(names.begin(), names.end(), [&](const std::string& name) { return set.contains(name); });
+}
+
+// The names of the slots that the request could use.
+std::set<std::string> usable_names(const TaskRequest& request) {
+  const std::set<std::string> usable = usable_agents(request.agents, request.slots);
+  std::set<std::string> names;
+  for (const AgentSlots& agent : request.agents) {
+    if (!usable.contains(agent.id)) continue;
+    const std::vector<std::string> of_agent = names_of(agent);
+    names.insert(of_agent.begin(), of_agent.end());
+  }
+  return names;
+}
+
+// The agents as they are now, those with a slot in `reserved` without a free one.
 std::vector<AgentSlots> with_free(const TaskRequest& request, const HeldSlots& held,
                                   const std::set<std::string>& reserved) {
   std::vector<AgentSlots> agents = request.agents;
   for (AgentSlots& agent : agents) {
-    agent.free = reserved.contains(agent.id) ? 0 : agent.slots;
-    const auto found = held.find(agent.id);
-    if (found == held.end() || agent.free == 0) continue;
-    const auto& slots = found->second;  // slots beyond what this launch sees of the agent do not count
-    agent.free -= static_cast<int>(std::distance(slots.begin(), slots.lower_bound(agent.slots)));
+    agent.free =
+        intersects(names_of(agent), reserved) ? 0 : agent.slots - static_cast<int>(held_of(agent, held).size());
   }
   return agents;
 }
 
-Claim pick_slots(const Placement& placement, const HeldSlots& held) {
+Claim pick_slots(const Placement& placement, const std::vector<AgentSlots>& agents, const HeldSlots& held) {
   Claim claim;
   for (const AgentShare& share : placement) {
-    ClaimedShare claimed{.agent = share.agent, .slots = {}};
-    const auto found = held.find(share.agent);
+    ClaimedShare claimed{.agent = share.agent, .slots = {}, .gpus = {}};
+    const auto agent =
+        std::find_if(agents.begin(), agents.end(), [&](const AgentSlots& one) { return one.id == share.agent; });
+    const std::map<int, const Holder*> taken = held_of(*agent, held);
     for (int index = 0; static_cast<int>(claimed.slots.size()) < share.slots; ++index) {
-      if (found == held.end() || !found->second.contains(index)) claimed.slots.push_back(index);
+      if (taken.contains(index)) continue;
+      claimed.slots.push_back(index);
+      if (!agent->gpus.empty()) claimed.gpus.push_back(agent->gpus[static_cast<std::size_t>(index)]);
     }
     claim.push_back(std::move(claimed));
   }
@@ -88,12 +129,9 @@ Waiting no_room(const TaskRequest& request, const HeldSlots& held, const std::ma
   for (const AgentSlots& agent : request.agents) {
     if (!usable.contains(agent.id)) continue;
     total += agent.slots;
-    const auto found = held.find(agent.id);
-    if (found == held.end()) continue;
-    for (const auto& [index, holder] : found->second) {
-      if (index >= agent.slots) continue;
+    for (const auto& [index, holder] : held_of(agent, held)) {
       ++taken;
-      holders[holder.task] = holder.name;
+      holders[holder->task] = holder->name;
     }
   }
   Waiting waiting;
@@ -116,13 +154,17 @@ Waiting no_room(const TaskRequest& request, const HeldSlots& held, const std::ma
 
 }  // namespace
 
+SlotKey slot_key(const std::string& agent, const std::vector<std::string>& gpus, std::size_t gpu, int index) {
+  return gpus.empty() ? SlotKey{agent, index} : SlotKey{gpus.at(gpu), 0};
+}
+
 // Earlier tasks reserve every agent they could use, not only those they would get now: otherwise a later task could
 // take slots that an earlier one needs once something ends. Tasks over their limit reserve nothing (see queue.h).
 Verdict judge(std::span<const QueuedTask> queue, const HeldSlots& held) {
   const TaskRequest& request = *queue.back().request;
   std::set<std::string> reserved;
-  std::map<TaskId, std::string> before;  // those that reserve agents this one could use
-  const std::set<std::string> mine = usable_agents(request.agents, request.slots);
+  std::map<TaskId, std::string> before;  // those that reserve what this one could use
+  const std::set<std::string> mine = usable_names(request);
   std::map<std::string, InUse> by_name;  // where there is a limit: held, or promised to those before it
   // True: another task of this name would be too much.
   const auto over_limit = [&](const TaskRequest& task) {
@@ -137,9 +179,9 @@ Verdict judge(std::span<const QueuedTask> queue, const HeldSlots& held) {
       by_name[request.name].slots += other.request->slots.slots;
       by_name[request.name].tasks[other.id] = request.name;
     }
-    for (const std::string& agent : usable_agents(other.request->agents, other.request->slots)) {
-      reserved.insert(agent);
-      if (mine.contains(agent)) before[other.id] = other.request->name;
+    for (const std::string& name : usable_names(*other.request)) {
+      reserved.insert(name);
+      if (mine.contains(name)) before[other.id] = other.request->name;
     }
   }
   Verdict verdict;
@@ -151,7 +193,7 @@ Verdict judge(std::span<const QueuedTask> queue, const HeldSlots& held) {
     return verdict;
   }
   if (const auto placement = place(with_free(request, held, reserved), request.slots)) {
-    verdict.claim = pick_slots(*placement, held);
+    verdict.claim = pick_slots(*placement, request.agents, held);
     return verdict;
   }
   // There is room, but an earlier task reserves it; or there is none.

@@ -23,12 +23,21 @@ struct QueuedTask {
   const TaskRequest* request = nullptr;
 };
 
-// Slots that are in use, by agent, then index.
+// Slots that are in use, by the names of SlotKeys.
 struct Holder {
   TaskId task = 0;
   std::string name;
 };
 using HeldSlots = std::map<std::string, std::map<int, Holder>>;
+
+// By what the ledger knows a slot: its agent and its index there, or its GPU (with the index 0) where that is known. A
+// GPU has several indices, of which CUDA_VISIBLE_DEVICES and cluster files decide, but only one UUID; and a machine's
+// GPUs and cores are slots of one agent, but not the same slots.
+struct SlotKey {
+  std::string name;
+  int index = 0;
+};
+SlotKey slot_key(const std::string& agent, const std::vector<std::string>& gpus, std::size_t gpu, int index);
 
 struct Verdict {
   std::optional<Claim> claim;

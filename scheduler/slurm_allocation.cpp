@@ -1,9 +1,11 @@
 #include "slurm_allocation.h"
 
+#include <algorithm>
 #include <charconv>
 
 #include "dtrain/base/error.h"
 #include "dtrain/base/text.h"
+#include "dtrain/scheduler/cluster_agents.h"
 #include "hostfile.h"
 #include "slot_limits.h"
 
@@ -85,7 +87,43 @@ std::vector<int> slots_of(const std::map<std::string, std::string>& variables) {
   return slots;
 }
 
+// "4", "a100:4", "a100:2,h100:2": how many GPUs that is.
+std::optional<int> gpus_in(const std::string& text) {
+  int total = 0;
+  for (const std::string& part : split(text, ',')) {
+    const auto count = number_in(part.substr(part.rfind(':') + 1));
+    if (!count || *count > kMostSlots) return std::nullopt;
+    total += *count;
+  }
+  return total;
+}
+
+// How many GPUs the job has on a node; empty: Slurm does not tell.
+std::optional<int> gpus_per_node(const std::map<std::string, std::string>& variables, std::size_t nodes) {
+  for (const std::string name : {"SLURM_GPUS_ON_NODE", "SLURM_GPUS_PER_NODE", "SLURM_GPUS"}) {
+    const std::string* text = find(variables, name);
+    if (!text) continue;
+    const auto count = gpus_in(*text);
+    if (!count) wrong(name, *text, "is no number of GPUs, as 4 and a100:4 are");
+    return name == "SLURM_GPUS" ? *count / static_cast<int>(nodes) : *count;
+  }
+  return std::nullopt;
+}
+
 }  // namespace
+
+bool ask_for_gpus(const std::vector<std::string>& options) {
+  for (std::size_t i = 0; i < options.size(); ++i) {
+    const std::string& option = options[i];
+    if (option.starts_with("--gpus") || option.starts_with("-G") || option.starts_with("--ntasks-per-gpu")) return true;
+    const bool names_resources = option.starts_with("--gres") || option.starts_with("--tres-per-task");
+    const std::string value = option.find('=') != std::string::npos ? option
+                              : i + 1 < options.size()              ? options[i + 1]
+                                                                    : "";
+    if (names_resources && value.find("gpu") != std::string::npos) return true;
+  }
+  return false;
+}
 
 std::vector<std::string> expand_hostlist(const std::string& text, const std::string& name) {
   std::vector<std::string> hosts;
@@ -133,7 +171,8 @@ std::vector<int> expand_counts(const std::string& text, const std::string& name)
   return counts;
 }
 
-std::optional<SlurmAllocation> find_slurm_allocation(const std::map<std::string, std::string>& variables) {
+std::optional<SlurmAllocation> find_slurm_allocation(const std::map<std::string, std::string>& variables,
+                                                     config::AgentSlotType wanted) {
   std::string list = "SLURM_JOB_NODELIST";
   if (!find(variables, list)) list = "SLURM_NODELIST";
   const std::string* job = find(variables, "SLURM_JOB_ID");
@@ -148,9 +187,18 @@ std::optional<SlurmAllocation> find_slurm_allocation(const std::map<std::string,
           std::to_string(hosts.size()) + " nodes, but slots of " + std::to_string(slots.size()) + " are given");
   }
   allocation.cluster.launcher.type = config::LauncherType::kSlurm;
+  using config::AgentSlotType;
+  auto type = AgentSlotType::kCpu;
+  std::optional<int> gpus;
+  if (wanted != AgentSlotType::kCpu) {
+    gpus = gpus_per_node(variables, hosts.size());
+    if (gpus.value_or(0) > 0) type = AgentSlotType::kCuda;
+    if (!gpus && wanted == AgentSlotType::kCuda) type = AgentSlotType::kAuto;
+  }
   for (std::size_t i = 0; i < hosts.size(); ++i) {
+    const int most = type == AgentSlotType::kCuda ? *gpus : slots[i];
     allocation.cluster.agents.push_back(
-        {.id = id_of_host(hosts[i]), .host = hosts[i], .slots = slots[i], .slot_type = config::AgentSlotType::kCpu});
+        {.id = id_of_host(hosts[i]), .host = hosts[i], .slots = std::min(slots[i], most), .slot_type = type});
   }
   return allocation;
 }

@@ -29,9 +29,13 @@ class Library {
     }
     if (!handle_) throw CommError("the nccl backend needs " + name + ", which cannot be opened: " + why, kRemedy);
   }
+  // libtorch's CUDA part and what it uses come first, where the process has them: libtorch's CPU part opens a CUDA
+  // runtime too, which has the name but need not be the one that computes.
   template <class Function>
   bool find(const char* function, std::function<Function>& into) const {
-    auto* const address = reinterpret_cast<Function*>(::dlsym(handle_, function));
+    void* const libtorch = ::dlopen("libtorch_cuda.so", RTLD_LAZY | RTLD_NOLOAD);
+    auto* address = reinterpret_cast<Function*>(libtorch ? ::dlsym(libtorch, function) : nullptr);
+    if (!address) address = reinterpret_cast<Function*>(::dlsym(handle_, function));
     if (address) into = address;
     return address != nullptr;
   }

@@ -38,6 +38,7 @@ namespace dtrain::comm {
   X(cudaEventDestroy, cudaError_t(cudaEvent_t))                                             \
   X(cudaEventRecord, cudaError_t(cudaEvent_t, cudaStream_t))                                \
   X(cudaEventQuery, cudaError_t(cudaEvent_t))                                               \
+  X(cudaEventElapsedTime, cudaError_t(float*, cudaEvent_t, cudaEvent_t))                    \
   X(cudaMemcpyAsync, cudaError_t(void*, const void*, size_t, cudaMemcpyKind, cudaStream_t)) \
   X(cudaMemsetAsync, cudaError_t(void*, int, size_t, cudaStream_t))                         \
   X(cudaMalloc, cudaError_t(void**, size_t))                                                \

@@ -23,6 +23,7 @@ constexpr std::chrono::milliseconds kMostGrace{3'000};
 }  // namespace
 
 void NcclCore::remember(const Descriptor& descriptor) {
+  const std::scoped_lock lock(mutex_);
   last_.push_back(descriptor);
   if (last_.size() > kRemembered) last_.pop_front();
 }
@@ -62,8 +63,13 @@ std::string NcclCore::describe_others(const Descriptor& waited_for) {
   using Json = nlohmann::json;
   const auto key = [&](int r) { return setup_.nccl.name + "/stopped/" + std::to_string(r); };
   Json mine = Json::object();
-  for (const Descriptor& one : last_) mine[std::to_string(one.sequence)] = describe(one);
-  setup_.control.set(key(rank()), Json{{"issued", sequence_}, {"last", mine}}.dump());
+  std::uint64_t issued = 0;
+  {
+    const std::scoped_lock lock(mutex_);
+    for (const Descriptor& one : last_) mine[std::to_string(one.sequence)] = describe(one);
+    if (!last_.empty()) issued = last_.back().sequence + 1;
+  }
+  setup_.control.set(key(rank()), Json{{"issued", issued}, {"last", mine}}.dump());
 
   const auto grace = std::clamp(setup_.options.timeout / 2, kLeastGrace, kMostGrace);
   const Nanoseconds until = now() + Nanoseconds(grace);

@@ -40,9 +40,21 @@ void NcclWork::wait() {
   if (!complete_) core_->wait_for(*this);
 }
 
+void NcclWork::join() {
+  if (!core_->setup_.nccl.current_stream) return wait();
+  if (complete_) return;
+  const Nanoseconds began = core_->now();
+  core_->order_after(static_cast<cudaStream_t>(core_->setup_.nccl.current_stream()), descriptor_.sequence);
+  timing_.exposed += core_->now() - began;
+  if (result_area()) wait();  // the result gets to the host's memory when it is complete
+}
+
 NcclCore::NcclCore(NcclSetup setup, std::unique_ptr<NcclLink> link)
     : setup_(std::move(setup)), link_(std::move(link)), stream_(setup_.api), pool_(setup_.api) {
   check_cuda(*setup_.api, setup_.api->cudaMalloc(&barrier_data_, sizeof(float)), "allocating GPU memory");
+  watchdog_ = std::make_unique<NcclWatchdog>(
+      setup_.api, setup_.nccl.device, setup_.options.timeout,
+      [this](const Descriptor& descriptor, Nanoseconds began) { expire(descriptor, began); });
 }
 
 std::shared_ptr<NcclWork> NcclCore::issue(Descriptor descriptor, const void* in, void* out) {
@@ -110,10 +122,10 @@ void NcclCore::submit(std::vector<Shared> works) {
   if (!compared.empty()) compare_with_first(compared);
   NcclBatch batch;
   batch.works = std::move(works);
-  if (setup_.nccl.stream) {
+  if (setup_.nccl.current_stream) {
     const DeviceGuard guard(*setup_.api, setup_.nccl.device);
     batch.ready = pool_.event();
-    batch.ready->record(static_cast<cudaStream_t>(*setup_.nccl.stream));
+    batch.ready->record(static_cast<cudaStream_t>(setup_.nccl.current_stream()));
   }
   batches_.push_back(std::move(batch));
   pump();
@@ -150,6 +162,7 @@ bool NcclCore::advance() {
       if (i != 0 || !batch.done->query()) continue;
       complete(batch);
       batches_.pop_front();
+      watch_first();
       return true;
     }
     if (!idle || waits_for_host_data(batch)) return false;
@@ -180,16 +193,23 @@ bool NcclCore::waits_for_host_data(const NcclBatch& batch) const {
 }
 
 void NcclCore::complete(NcclBatch& batch) {
-  const Nanoseconds time = now();
+  const Nanoseconds seen = now();
+  const Nanoseconds launched = batch.works.front()->timing_.started;
+  const Nanoseconds began = event_times_.of(*batch.began, launched, seen);
+  const Nanoseconds ended = event_times_.of(*batch.done, began, seen);
   for (const Shared& work : batch.works) {
     const StagingArea* const area = work->result_area();
     if (area) std::memcpy(work->out_, area->host(), out_bytes(work->descriptor_, world_size()));
     pool_.give_back(std::move(work->staged_in_));
     pool_.give_back(std::move(work->staged_out_));
-    work->timing_.ended = time;
+    work->timing_.started = began;
+    work->timing_.ended = ended;
     work->complete_ = true;
   }
+  watchdog_->watch_nothing();  // its events are used again
+  if (event_times_.is_stale(seen)) batch.done = event_times_.measure_from(std::move(batch.done), ended);
   pool_.give_back(std::move(batch.ready));
+  pool_.give_back(std::move(batch.began));
   pool_.give_back(std::move(batch.done));
 }
 
@@ -266,12 +286,19 @@ void NcclCore::throw_if_failed(const NcclWork* work, Nanoseconds since) {
   throw CommError(describe_waiting(work->descriptor_, now() - since, "was stopped after") + ": " + cause_);
 }
 
+void NcclCore::watch_first() {
+  if (batches_.empty() || batches_.front().state != NcclBatch::State::kRunning) return watchdog_->watch_nothing();
+  const NcclBatch& first = batches_.front();
+  watchdog_->watch(first.works.front()->descriptor_, *first.began, *first.done);
+}
+
 void NcclCore::close() {
   const Nanoseconds deadline = now() + kClosing;
   while (!failed() && !batches_.empty() && now() < deadline) {
     pump();
     nap();
   }
+  watchdog_.reset();
   // What is left must no longer touch memory.
   if (!batches_.empty()) fail("rank " + std::to_string(rank()) + " has closed its communicator", true);
   if (!failed()) link_->finalize(kClosing);

@@ -20,6 +20,7 @@
 #include "dtrain/comm/nccl.h"
 #include "nccl/nccl_device.h"
 #include "nccl/nccl_link.h"
+#include "nccl/nccl_watchdog.h"
 
 namespace dtrain::comm {
 
@@ -31,6 +32,7 @@ class NcclWork final : public WorkState {
       : core_(std::move(core)), descriptor_(descriptor), in_(in), out_(out) {}
   bool test() override;
   void wait() override;
+  void join() override;
   WorkTiming timing() const override { return timing_; }
   std::size_t bytes() const override;
   std::uint64_t sequence() const override { return descriptor_.sequence; }
@@ -59,6 +61,7 @@ class NcclWork final : public WorkState {
 struct NcclBatch {
   std::vector<std::shared_ptr<NcclWork>> works;
   std::unique_ptr<CudaEvent> ready;  // on the caller's stream, at issue; null without one
+  std::unique_ptr<CudaEvent> began;  // on the communicator's stream, in front of the operations
   std::unique_ptr<CudaEvent> done;
   std::vector<ncclRedOp_t> own_ops;
   enum class State { kQueued, kLaunching, kRunning } state = State::kQueued;
@@ -128,6 +131,9 @@ class NcclCore : public std::enable_shared_from_this<NcclCore> {
   void wait_for(NcclWork& work);
   void nap();  // a little, or until it has failed
   void time_out(const NcclWork& work, Nanoseconds since);
+  // The watchdog's thread: the first operation under way has taken too long.
+  void expire(const Descriptor& descriptor, Nanoseconds began);
+  void watch_first();
   std::string describe_waiting(const Descriptor& descriptor, Nanoseconds elapsed, const char* verb) const;
 
   // nccl_compare.cpp
@@ -141,17 +147,19 @@ class NcclCore : public std::enable_shared_from_this<NcclCore> {
   CudaStream stream_;
   DevicePool pool_;
   void* barrier_data_ = nullptr;  // one element, for what has no data
+  EventTimes event_times_;
   std::uint64_t sequence_ = 0;
   bool group_open_ = false;
   std::vector<Shared> grouped_;
   std::deque<NcclBatch> batches_;
-  std::deque<Descriptor> last_;  // those issued last
+  std::deque<Descriptor> last_;  // those issued last; guarded by mutex_
 
   std::mutex mutex_;
   std::condition_variable failed_now_;
   std::string cause_;         // guarded by mutex_
   bool own_failure_ = false;  // this rank found it: the cause is complete as it is; guarded by mutex_
   std::atomic<bool> failed_{false};
+  std::unique_ptr<NcclWatchdog> watchdog_;  // until close()
 };
 
 }  // namespace dtrain::comm

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <utility>
 
 #include "dtrain/base/error.h"
 
@@ -31,7 +32,7 @@ CudaStream::~CudaStream() {
 }
 
 CudaEvent::CudaEvent(SharedNcclApi api) : api_(std::move(api)) {
-  check_cuda(*api_, api_->cudaEventCreateWithFlags(&event_, cudaEventDisableTiming), "making an event");
+  check_cuda(*api_, api_->cudaEventCreateWithFlags(&event_, cudaEventDefault), "making an event");
 }
 
 CudaEvent::~CudaEvent() {
@@ -47,6 +48,25 @@ bool CudaEvent::query() const {
   if (result == cudaErrorNotReady) return false;
   check_cuda(*api_, result, "waiting for the GPU");
   return true;
+}
+
+Nanoseconds CudaEvent::since(const CudaEvent& before) const {
+  float milliseconds = 0;
+  check_cuda(*api_, api_->cudaEventElapsedTime(&milliseconds, before.event_, event_), "measuring on the GPU");
+  return std::chrono::duration_cast<Nanoseconds>(std::chrono::duration<double, std::milli>(milliseconds));
+}
+
+Nanoseconds EventTimes::of(const CudaEvent& event, Nanoseconds recorded, Nanoseconds seen) {
+  if (!origin_) return std::clamp(seen, recorded, seen);
+  const Nanoseconds time = origin_time_ + event.since(*origin_);
+  const Nanoseconds possible = std::clamp(time, recorded, std::max(recorded, seen));
+  origin_time_ += possible - time;
+  return possible;
+}
+
+std::unique_ptr<CudaEvent> EventTimes::measure_from(std::unique_ptr<CudaEvent> event, Nanoseconds time) {
+  origin_time_ = time;
+  return std::exchange(origin_, std::move(event));
 }
 
 StagingArea::StagingArea(SharedNcclApi api, std::size_t bytes) : api_(std::move(api)), bytes_(bytes) {

@@ -7,6 +7,7 @@
 #include <memory>
 #include <vector>
 
+#include "dtrain/base/clock.h"
 #include "nccl/nccl_api.h"
 
 namespace dtrain::comm {
@@ -47,6 +48,8 @@ class CudaEvent {
   cudaEvent_t get() const { return event_; }
   void record(cudaStream_t stream);
   bool query() const;  // CommError where the device has failed
+  // From another event, which has fired like this one, in device time. Half a microsecond of resolution.
+  Nanoseconds since(const CudaEvent& before) const;
 
  private:
   SharedNcclApi api_;
@@ -85,6 +88,24 @@ class DevicePool {
   SharedNcclApi api_;
   std::vector<std::unique_ptr<CudaEvent>> events_;
   std::multimap<std::size_t, std::unique_ptr<StagingArea>> areas_;
+};
+
+// When events fired, on the host's monotonic clock. An event's time on the device is exact relative to another's; where
+// the two clocks meet is known from what must be so: an event fires after it was recorded and before the host sees it.
+class EventTimes {
+ public:
+  // The event has fired; it was recorded at `recorded` or later and seen at `seen`.
+  Nanoseconds of(const CudaEvent& event, Nanoseconds recorded, Nanoseconds seen);
+  // Later events are measured from this one, whose time of() has just given. Returns the one that served before.
+  std::unique_ptr<CudaEvent> measure_from(std::unique_ptr<CudaEvent> event, Nanoseconds time);
+  // Since the event that others are measured from; a large value without one.
+  bool is_stale(Nanoseconds now) const { return !origin_ || now - origin_time_ > kMostDistance; }
+
+ private:
+  // CUDA gives distances as a float of milliseconds: at two seconds its steps are 0.1 us.
+  static constexpr Nanoseconds kMostDistance = std::chrono::seconds(2);
+  std::unique_ptr<CudaEvent> origin_;
+  Nanoseconds origin_time_{0};
 };
 
 // Whether the device can use the memory as it is.

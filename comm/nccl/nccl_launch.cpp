@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <optional>
 
 #include "collective/convert.h"
 #include "dtrain/base/error.h"
@@ -76,6 +77,14 @@ struct Scalar {
     }
   }
 };
+
+// The rank's part where all parts are of one size, as NCCL's own operations on parts need it.
+std::optional<Part> equal_part(const Descriptor& descriptor, int rank, int world_size) {
+  const Part first = part_of(descriptor.count, descriptor.type, 0, world_size);
+  const Part last = part_of(descriptor.count, descriptor.type, world_size - 1, world_size);
+  if (first.size() != last.size()) return std::nullopt;
+  return part_of(descriptor.count, descriptor.type, rank, world_size);
+}
 
 }  // namespace
 
@@ -154,11 +163,13 @@ void NcclCore::call(NcclBatch& batch, const NcclWork& work, ncclComm_t comm) {
   }
   if (d.count == 0) return;
   const ncclDataType_t type = nccl_type(d.type);
+  const auto data_of = [&](const Part& part) {
+    return static_cast<std::byte*>(work.to_) + part.begin * size_of(d.type);
+  };
   const auto each_part = [&](const auto& call_part) {
     for (int r = 0; r < world_size(); ++r) {
       const Part part = part_of(d.count, d.type, r, world_size());
-      if (part.size() == 0) continue;
-      check(call_part(r, static_cast<std::byte*>(work.to_) + part.begin * size_of(d.type), part.size()));
+      if (part.size() > 0) check(call_part(r, data_of(part), part.size()));
     }
   };
   switch (d.kind) {
@@ -172,11 +183,17 @@ void NcclCore::call(NcclBatch& batch, const NcclWork& work, ncclComm_t comm) {
       return check(api.ncclBroadcast(work.from_, work.to_, d.count, type, d.root, comm, stream));
     case Kind::kReduceParts: {
       const ncclRedOp_t op = reduction(batch, d, comm);
+      if (const auto own = equal_part(d, rank(), world_size())) {
+        return check(api.ncclReduceScatter(work.to_, data_of(*own), own->size(), type, op, comm, stream));
+      }
       return each_part([&](int r, std::byte* data, std::size_t count) {
         return api.ncclReduce(data, data, count, type, op, r, comm, stream);
       });
     }
     case Kind::kGatherParts:
+      if (const auto own = equal_part(d, rank(), world_size())) {
+        return check(api.ncclAllGather(data_of(*own), work.to_, own->size(), type, comm, stream));
+      }
       return each_part([&](int r, std::byte* data, std::size_t count) {
         return api.ncclBroadcast(data, data, count, type, r, comm, stream);
       });
@@ -190,6 +207,8 @@ void NcclCore::launch(NcclBatch& batch) {
   if (batch.ready) {
     check_cuda(*setup_.api, setup_.api->cudaStreamWaitEvent(stream_.get(), batch.ready->get(), 0), "ordering streams");
   }
+  batch.began = pool_.event();
+  batch.began->record(stream_.get());
   for (const Shared& work : batch.works) {
     work->timing_.started = time;
     stage_in(*work);
@@ -215,6 +234,7 @@ void NcclCore::finish_launch(NcclBatch& batch) {
   batch.done = pool_.event();
   batch.done->record(stream_.get());
   batch.state = NcclBatch::State::kRunning;
+  if (&batch == &batches_.front()) watch_first();
 }
 
 }  // namespace dtrain::comm

@@ -59,6 +59,18 @@ void NcclCore::time_out(const NcclWork& work, Nanoseconds since) {
   fail(text, true);
 }
 
+void NcclCore::expire(const Descriptor& descriptor, Nanoseconds began) {
+  if (failed()) return;
+  std::string text = "rank " + std::to_string(rank()) + ": " +
+                     describe_waiting(descriptor, now() - began, "timed out after");
+  try {
+    text += "; " + describe_others(descriptor);
+  } catch (const CommError& error) {
+    text += "; " + std::string(error.what());
+  }
+  fail(text, true);
+}
+
 std::string NcclCore::describe_waiting(const Descriptor& descriptor, Nanoseconds elapsed, const char* verb) const {
   return describe(descriptor) + ", operation " + std::to_string(descriptor.sequence) + ", " + verb + " " +
          format_duration(elapsed);

@@ -4,8 +4,10 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cctype>
 #include <cerrno>
 #include <charconv>
+#include <cstdio>
 #include <memory>
 #include <set>
 
@@ -121,6 +123,26 @@ std::vector<int> allowed_cpus() {
     }
   }
   return cpus;
+}
+
+std::vector<int> cpus_near_pci_device(const std::string& address, const std::filesystem::path& root) {
+  // Linux writes the domain with four digits, NVML with eight, and Linux all of it in small letters.
+  constexpr std::size_t kDigitsOfDomain = 4;
+  std::string name = address;
+  const std::size_t colon = name.find(':');
+  if (colon == std::string::npos || name.find('/') != std::string::npos) return {};
+  if (colon > kDigitsOfDomain) name.erase(0, colon - kDigitsOfDomain);
+  std::transform(name.begin(), name.end(), name.begin(), [](unsigned char letter) { return std::tolower(letter); });
+  const std::filesystem::path file = root / "sys/bus/pci/devices" / name / "local_cpulist";
+  std::set<int> cpus;
+  for (const std::string& range : split(read_proc_file(file).value_or(""), ',')) {  // "0-15,32-47"
+    int first = 0;
+    int last = 0;
+    const int numbers = std::sscanf(range.c_str(), "%d-%d", &first, &last);
+    if (numbers < 1) continue;
+    for (int cpu = first; cpu <= (numbers == 2 ? last : first); ++cpu) cpus.insert(cpu);
+  }
+  return {cpus.begin(), cpus.end()};
 }
 
 std::optional<CpuInstructions> cpu_instructions(const std::filesystem::path& root) {

@@ -1,6 +1,8 @@
 #include "dtrain/host/gpus.h"
 
+#include <algorithm>
 #include <array>
+#include <iterator>
 
 #include "nvml_session.h"
 
@@ -12,6 +14,7 @@ struct Gpus::Nvml {
 
   nvml::DeviceGetText* uuid = nullptr;
   nvml::DeviceGetText* name = nullptr;
+  nvml::DeviceGetPciInfo* pci = nullptr;
   nvml::DeviceGetMemoryInfo* memory = nullptr;
   nvml::DeviceGetUtilizationRates* utilization = nullptr;
   nvml::DeviceGetTemperature* temperature = nullptr;
@@ -27,6 +30,7 @@ struct Gpus::Nvml {
     if (!session.opened()) return;
     session.find("nvmlDeviceGetUUID", uuid);
     session.find("nvmlDeviceGetName", name);
+    session.find("nvmlDeviceGetPciInfo_v3", pci);
     session.find("nvmlDeviceGetMemoryInfo", memory);
     session.find("nvmlDeviceGetUtilizationRates", utilization);
     session.find("nvmlDeviceGetTemperature", temperature);
@@ -94,6 +98,10 @@ void Gpus::find_gpus() {
     info.index = static_cast<int>(index);
     info.uuid = nvml_->text(nvml_->uuid, device);
     info.name = nvml_->text(nvml_->name, device);
+    nvml::PciInfo pci{};
+    if (nvml_->pci && nvml_->pci(device, &pci) == nvml::kSuccess) {
+      info.pci_address.assign(std::begin(pci.address), std::find(std::begin(pci.address), std::end(pci.address), '\0'));
+    }
     nvml::Memory memory{};
     if (nvml_->memory && nvml_->memory(device, &memory) == nvml::kSuccess) info.total_memory = memory.total;
     unsigned degrees = 0;

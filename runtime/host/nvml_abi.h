@@ -49,12 +49,19 @@ struct FabricInfo {  // version 2
   unsigned health;
 };
 
+struct PciInfo {
+  char legacy_address[16];
+  unsigned domain, bus, device, device_id, subsystem_id;
+  char address[32];
+};
+
 using Init = int();
 using Shutdown = int();
 using ErrorString = const char*(int);
 using DeviceGetCount = int(unsigned*);
 using DeviceGetHandleByIndex = int(unsigned, Device*);
 using DeviceGetText = int(Device, char*, unsigned);
+using DeviceGetPciInfo = int(Device, PciInfo*);
 using DeviceGetMemoryInfo = int(Device, Memory*);
 using DeviceGetUtilizationRates = int(Device, Utilization*);
 using DeviceGetTemperature = int(Device, int sensor, unsigned*);

@@ -68,6 +68,18 @@ class Family {
   std::string started_by_;
 };
 
+// DTRAIN_SLOT_TYPE: on what the launcher has placed the ranks.
+bool reads_cuda(const Family& family) {
+  const std::string& text = family.text("DTRAIN_SLOT_TYPE");
+  if (text == "cuda" || text == "cpu") return text == "cuda";
+  throw ConfigError("environment: DTRAIN_SLOT_TYPE=" + text + " is neither cuda nor cpu",
+                    "only `dtrain launch` sets DTRAIN_SLOT_TYPE; unset it");
+}
+
+std::string slot_type_text(bool on_gpus) {
+  return on_gpus ? "cuda" : "cpu";
+}
+
 // Only torchrun itself sets it, not people who set its other variables by hand.
 constexpr const char* kRunOfTorchrun = "TORCHELASTIC_RUN_ID";
 
@@ -93,6 +105,7 @@ RankEnvironment from_dtrain(const Variables& variables, const std::string& first
     handover.rendezvous = handed.text("DTRAIN_RENDEZVOUS");
     handover.agent_id = handed.text("DTRAIN_AGENT_ID");
     handover.agent_socket = handed.text("DTRAIN_AGENT_SOCKET");
+    handover.on_gpus = reads_cuda(handed);
     result.world.host = handover.agent_id;
     result.handover = std::move(handover);
   } else {
@@ -189,6 +202,7 @@ LauncherContact read_launcher(const Variables& variables) {
     throw ConfigError("environment: DTRAIN_LAUNCHER=" + text + " is not an address and a port",
                       "only `dtrain launch` sets DTRAIN_LAUNCHER; unset it");
   }
+  contact.on_gpus = reads_cuda(family);
   return contact;
 }
 
@@ -267,11 +281,13 @@ Variables rank_variables(const comm::World& world, const Handover& handover) {
           {"DTRAIN_RUN_DIR", handover.run_dir.string()},
           {"DTRAIN_RENDEZVOUS", handover.rendezvous.string()},
           {"DTRAIN_AGENT_ID", handover.agent_id},
-          {"DTRAIN_AGENT_SOCKET", handover.agent_socket}};
+          {"DTRAIN_AGENT_SOCKET", handover.agent_socket},
+          {"DTRAIN_SLOT_TYPE", slot_type_text(handover.on_gpus)}};
 }
 
 Variables launcher_variables(const LauncherContact& launcher) {
-  Variables result{{"DTRAIN_LAUNCHER", launcher.address + ":" + std::to_string(launcher.port)}};
+  Variables result{{"DTRAIN_LAUNCHER", launcher.address + ":" + std::to_string(launcher.port)},
+                   {"DTRAIN_SLOT_TYPE", slot_type_text(launcher.on_gpus)}};
   if (launcher.secret_file.empty()) {
     result["DTRAIN_SECRET"] = launcher.secrets.launch + "." + launcher.secrets.ranks;
   } else {

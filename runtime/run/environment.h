@@ -33,6 +33,7 @@ struct Handover {
   std::filesystem::path rendezvous;  // the file into which rank 0 writes its address and the secret
   std::string agent_id;
   std::string agent_socket;
+  bool on_gpus = false;  // the launcher has placed the ranks on GPUs
 };
 
 // The secrets that prove that a rank belongs to a run: to the launcher, and to the other ranks.
@@ -49,6 +50,7 @@ struct LauncherContact {
   std::uint16_t port = 0;
   std::filesystem::path secret_file;  // on every host; empty: it could not be written there, and `secrets` is set
   LaunchSecrets secrets;
+  bool on_gpus = false;  // as in Handover
 };
 
 struct RankEnvironment {
@@ -66,6 +68,8 @@ struct RankEnvironment {
   // `dtrain launch` started this rank: as its own child, or through mpirun or srun.
   bool is_launched() const { return is_child() || launcher.has_value(); }
   bool is_child() const { return handover.has_value(); }
+  // Whether the launcher has placed the ranks on GPUs; false without a launcher, too.
+  bool is_placed_on_gpus() const { return handover ? handover->on_gpus : launcher && launcher->on_gpus; }
 };
 
 // dtrain's own variables come first, then torchrun's if torchrun itself has set them, Open MPI's, Slurm's, and

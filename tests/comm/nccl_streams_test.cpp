@@ -16,7 +16,7 @@ TEST(NcclStreams, OperationsBeginBehindTheCallersStreamAndTheStreamGoesOnBehindT
   NcclWorld world(1);
   test::FakeCuda& cuda = world.fake.cuda(0);
   const cudaStream_t stream = cuda.make_stream();
-  world.options.stream = stream;
+  world.options.current_stream = [stream] { return static_cast<void*>(stream); };
   std::atomic<float> seen{0};
   run_nccl_ranks(world, [&](NcclCommunicator& comm, ControlPlane&) {
     const auto in = comm.allocate(4);

@@ -230,7 +230,12 @@ TEST(Experiment, EnvironmentVariablesMayBeAMapping) {
 TEST(Experiment, VariablesMayBeListedByDevice) {
   const Experiment experiment = read_text(
       kLeast + "environment: {environment_variables: {cpu: [A=1, B=2], cuda: [A=3, NCCL_DEBUG=INFO], C: 4}}\n");
-  EXPECT_THAT(experiment.environment_variables, ElementsAre(Pair("A", "1"), Pair("B", "2"), Pair("C", "4")));
+  EXPECT_THAT(experiment.environment_variables, ElementsAre(Pair("C", "4")));
+  EXPECT_THAT(experiment.variables_of_ranks(false), ElementsAre(Pair("C", "4"), Pair("A", "1"), Pair("B", "2")));
+  EXPECT_THAT(experiment.variables_of_ranks(true),
+              ElementsAre(Pair("C", "4"), Pair("A", "3"), Pair("NCCL_DEBUG", "INFO")));
+  EXPECT_EQ(to_json(experiment).at("environment").at("environment_variables").dump(),
+            R"({"C":"4","cpu":["A=1","B=2"],"cuda":["A=3","NCCL_DEBUG=INFO"]})");
 }
 
 // The same without the keys that `known` does not have.

@@ -102,6 +102,7 @@ BASES = {
                         format="npy", training=FILES),
         "powersgd": optimizing(gradient_compression={"kind": "powersgd"}),
         "topk": optimizing(gradient_compression={"kind": "topk"}),
+        "on GPUs": PROGRAM | {"resources": {"slot_type": "cuda"}, "optimizations": {"local_sgd": {"inner_steps": 2}}},
         "traced": PROGRAM | {"profiling": {"trace": {"begin_on_batch": 1, "end_after_batch": 1000000000000000}}},
         "prometheus": PROGRAM | {"profiling": {"prometheus": {"port": 9400}}},
         "profiled": PROGRAM | {"profiling": {"enabled": True}},

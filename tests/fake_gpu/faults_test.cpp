@@ -38,8 +38,8 @@ TEST_F(Faults, TheNthAllocationFails) {
   } catch (const c10::OutOfMemoryError& e) {
     EXPECT_THAT(
         e.what(),
-        HasSubstr("CUDA out of memory. Tried to allocate 8000 bytes. GPU 0 has a total capacity of 4294967296"));
-    EXPECT_THAT(e.what(), testing::ContainsRegex("of which [0-9]+ bytes are free"));
+        HasSubstr("CUDA out of memory. Tried to allocate 7.81 KiB. GPU 0 has a total capacity of 4.00 GiB of which "));
+    EXPECT_THAT(e.what(), testing::ContainsRegex("of which [0-9.]+ GiB is free"));
   }
   at::empty({2000}, kGpu);
 }

@@ -149,8 +149,11 @@ cudaError_t FakeCuda::record(cudaEvent_t event, cudaStream_t on) {
     return cudaErrorInvalidResourceHandle;
   }
   if (launching_.count(on) != 0) complaints_.add("an event is recorded before the launch in front of it is done");
-  found->second = std::make_shared<std::atomic<bool>>(false);
-  target->push([fired = found->second] { *fired = true; });
+  found->second = std::make_shared<Firing>();
+  target->push([firing = found->second] {
+    firing->time = std::chrono::steady_clock::now();
+    firing->fired = true;
+  });
   return cudaSuccess;
 }
 
@@ -163,7 +166,20 @@ cudaError_t FakeCuda::query(cudaEvent_t event) {
     return cudaErrorInvalidResourceHandle;
   }
   if (events_never_fire) return cudaErrorNotReady;
-  return !found->second || *found->second ? cudaSuccess : cudaErrorNotReady;
+  return !found->second || found->second->fired ? cudaSuccess : cudaErrorNotReady;
+}
+
+cudaError_t FakeCuda::elapsed(float* milliseconds, cudaEvent_t from, cudaEvent_t to) {
+  const std::scoped_lock lock(mutex_);
+  const auto first = events_.find(from);
+  const auto second = events_.find(to);
+  if (first == events_.end() || second == events_.end() || !first->second || !second->second) {
+    complaints_.add("the time between events that were never recorded is asked for");
+    return cudaErrorInvalidResourceHandle;
+  }
+  if (!first->second->fired || !second->second->fired) return cudaErrorNotReady;
+  *milliseconds = std::chrono::duration<float, std::milli>(second->second->time - first->second->time).count();
+  return cudaSuccess;
 }
 
 cudaError_t FakeCuda::wait_event(cudaStream_t on, cudaEvent_t event) {
@@ -172,7 +188,7 @@ cudaError_t FakeCuda::wait_event(cudaStream_t on, cudaEvent_t event) {
   const auto found = events_.find(event);
   if (!target || found == events_.end()) return cudaErrorInvalidResourceHandle;
   target->push([this, fired = found->second] {
-    while (fired && !*fired && !ending_) std::this_thread::sleep_for(std::chrono::microseconds(20));
+    while (fired && !fired->fired && !ending_) std::this_thread::sleep_for(std::chrono::microseconds(20));
   });
   return cudaSuccess;
 }
@@ -254,6 +270,9 @@ void FakeCuda::fill(comm::NcclApi& api) {
   };
   api.cudaEventRecord = [this](cudaEvent_t event, cudaStream_t on) { return record(event, on); };
   api.cudaEventQuery = [this](cudaEvent_t event) { return query(event); };
+  api.cudaEventElapsedTime = [this](float* milliseconds, cudaEvent_t from, cudaEvent_t to) {
+    return elapsed(milliseconds, from, to);
+  };
   api.cudaMemcpyAsync = [this](void* to, const void* from, std::size_t bytes, cudaMemcpyKind kind, cudaStream_t on) {
     return copy(to, from, bytes, kind, on);
   };

@@ -4,17 +4,19 @@
 //                         "pids": [12], "ecc": 0, "rows": "failed"|"pending", "pages_pending": false,
 //                         "errors": {"util": 15}, "hangs": false, "slow_ms": 0}]}
 // "ecc", "rows" and "pages_pending" may be left out: the GPU does not support them then; likewise "slowdown" (a
-// temperature), "capability" ([9, 0]) and "throttle" (bits of reasons); how it is set up: "persistence" (true),
-// "compute_mode" (3), "mig" ([1, 1]: now, pending), "ecc_mode" ([1, 0]), "clocks" ({"sm": 345, "max_sm": 1980,
-// "application": 1980, "default_application": 1980}), "links" ([1, 1, 0]: whether each NVLink is active), "fabric" (3),
-// "used" (bytes of each process). "errors" gives a call's NVML code; "all" stands for every call. Beside "gpus" there
-// may be "driver" ("580.65.06") and "pairs" ({"0-1": {"ancestor": 20, "read": 0, "write": 0, "nvlink": 5}}). Built with
-// FAKE_NVML_OLD it has only the functions that all drivers have. The interface is declared here as NVIDIA documents it,
-// not with dtrain's own declarations: a mistake there shows.
+// temperature), "pci" (an address), "capability" ([9, 0]) and "throttle" (bits of reasons); how it is set up:
+// "persistence" (true), "compute_mode" (3), "mig" ([1, 1]: now, pending), "ecc_mode" ([1, 0]), "clocks" ({"sm": 345,
+// "max_sm": 1980, "application": 1980, "default_application": 1980}), "links" ([1, 1, 0]: whether each NVLink is
+// active), "fabric" (3), "used" (bytes of each process). "errors" gives a call's NVML code; "all" stands for every
+// call. Beside "gpus" there may be "driver" ("580.65.06") and "pairs" ({"0-1": {"ancestor": 20, "read": 0, "write": 0,
+// "nvlink": 5}}). Without the file there are DTRAIN_FAKE_GPUS idle GPUs, those of harness/fake_gpu.h; with neither, no
+// call works. Built with FAKE_NVML_OLD it has only the functions that all drivers have. The interface is declared
+// here as NVIDIA documents it, not with dtrain's own declarations: a mistake there shows.
 #include <dlfcn.h>
 
 #include <chrono>
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
 #include <fstream>
 #include <string>
@@ -22,15 +24,36 @@
 
 #include <nlohmann/json.hpp>
 
+#include "harness/fake_gpu_names.h"
+
 namespace {
 
 using Json = nlohmann::json;
+
+Json idle_gpus(int count) {
+  const char* const mib = std::getenv("DTRAIN_FAKE_GPU_MIB");
+  const std::uint64_t bytes = std::uint64_t(mib == nullptr ? 4096 : std::atoi(mib)) << 20;
+  Json gpus = Json::array();
+  for (int gpu = 0; gpu < count; ++gpu) {
+    gpus.push_back({{"uuid", dtrain::test::fake_gpu_uuid(gpu)},
+                    {"name", dtrain::test::fake_gpu_name()},
+                    {"total", bytes},
+                    {"free", bytes},
+                    {"util", 0},
+                    {"temperature", 40},
+                    {"capability", {9, 0}},
+                    {"pids", Json::array()}});
+  }
+  return {{"gpus", gpus}};
+}
 
 Json description() {
   static const char inside = 0;
   Dl_info info{};
   ::dladdr(&inside, &info);
   std::ifstream file(std::string(info.dli_fname) + ".json");
+  if (const char* const gpus = std::getenv("DTRAIN_FAKE_GPUS"); !file && gpus != nullptr)
+    return idle_gpus(std::atoi(gpus));
   return Json::parse(file, nullptr, false);
 }
 
@@ -45,6 +68,15 @@ typedef struct {
   unsigned long long free;
   unsigned long long used;
 } nvmlMemory_t;
+typedef struct {
+  char busIdLegacy[16];
+  unsigned int domain;
+  unsigned int bus;
+  unsigned int device;
+  unsigned int pciDeviceId;
+  unsigned int pciSubSystemId;
+  char busId[32];
+} nvmlPciInfo_t;
 typedef struct {
   unsigned int gpu;
   unsigned int memory;
@@ -171,6 +203,14 @@ nvmlReturn_t nvmlDeviceGetUUID(nvmlDevice_t device, char* uuid, unsigned int len
 
 nvmlReturn_t nvmlDeviceGetName(nvmlDevice_t device, char* name, unsigned int length) {
   return ask(device, "name", [&](const Json& gpu) { return copy(gpu.at("name"), name, length); });
+}
+
+nvmlReturn_t nvmlDeviceGetPciInfo_v3(nvmlDevice_t device, nvmlPciInfo_t* pci) {
+  return ask(device, "pci", [&](const Json& gpu) {
+    if (!gpu.contains("pci")) return kNotSupported;
+    *pci = {};
+    return copy(gpu.at("pci"), pci->busId, sizeof pci->busId);
+  });
 }
 
 nvmlReturn_t nvmlDeviceGetMemoryInfo(nvmlDevice_t device, nvmlMemory_t* memory) {

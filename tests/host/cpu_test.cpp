@@ -96,6 +96,21 @@ TEST_F(CpuLimit, SurvivesNonsense) {
   EXPECT_EQ(cpu_limit(root_), static_cast<double>(affinity().size()));
 }
 
+using PciDevice = FakeRoot;
+
+TEST_F(PciDevice, HasTheCpusThatSysfsListsNearIt) {
+  put("sys/bus/pci/devices/0000:3b:00.0/local_cpulist", "0-2,5,8-9\n");
+  put("sys/bus/pci/devices/0001:af:00.0/local_cpulist", "7\n");
+  put("sys/bus/pci/devices/0000:01:00.0/local_cpulist", "\n");
+  EXPECT_EQ(cpus_near_pci_device("00000000:3B:00.0", root_), (std::vector<int>{0, 1, 2, 5, 8, 9}));
+  EXPECT_EQ(cpus_near_pci_device("00000001:AF:00.0", root_), std::vector<int>{7});
+  EXPECT_EQ(cpus_near_pci_device("0000:3b:00.0", root_).size(), 6u) << "as Linux writes it";
+  EXPECT_TRUE(cpus_near_pci_device("00000000:01:00.0", root_).empty());
+  EXPECT_TRUE(cpus_near_pci_device("00000000:02:00.0", root_).empty());
+  EXPECT_TRUE(cpus_near_pci_device("", root_).empty());
+  EXPECT_TRUE(cpus_near_pci_device("../../..:", root_).empty());
+}
+
 TEST(HostIdentity, IsTheSameEachTimeAndNamesTheNamespaces) {
   const HostIdentity a = host_identity();
   EXPECT_EQ(a.key, host_identity().key);

@@ -34,13 +34,15 @@ class GpusTest : public testing::Test {
 
 TEST_F(GpusTest, EachTellsWhatItIsAndDoes) {
   Json two = FakeGpus::two();
-  two["gpus"][0]["pids"] = {12, 345};
+  two["gpus"][0].update({{"pids", {12, 345}}, {"pci", "00000000:3B:00.0"}});
   fake_.describe(two);
   Gpus gpus = open();
   ASSERT_EQ(gpus.list().size(), 2u);
   EXPECT_EQ(gpus.list()[0].uuid, "GPU-aaaa");
   EXPECT_EQ(gpus.list()[0].name, "Fake A");
   EXPECT_EQ(gpus.list()[0].total_memory, 16'000'000'000u);
+  EXPECT_EQ(gpus.list()[0].pci_address, "00000000:3B:00.0");
+  EXPECT_EQ(gpus.list()[1].pci_address, "");
   EXPECT_EQ(gpus.list()[1].index, 1);
   const auto readings = gpus.read();
   ASSERT_EQ(readings.size(), 2u);

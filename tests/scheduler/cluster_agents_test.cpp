@@ -173,6 +173,98 @@ TEST_F(ClusterAgentsTest, GpusAreSlotsUnlessSomethingIsWrongWithThem) {
   EXPECT_THAT(cores.warnings, IsEmpty());
 }
 
+TEST_F(ClusterAgentsTest, OnlyVisibleGpusAreSlots) {
+  const auto visible = [](const Variables& variables) {
+    std::vector<std::string> uuids;
+    for (const ClusterSlot& slot : find_cluster("", variables, {}, with_gpus()).agents[0].slots) {
+      if (slot.index >= 0) uuids.push_back(slot.gpu_uuid);
+    }
+    return uuids;
+  };
+  EXPECT_THAT(visible({{"CUDA_VISIBLE_DEVICES", "2,0"}}), ElementsAre("GPU-c", "GPU-a"));
+  EXPECT_THAT(visible({{"CUDA_VISIBLE_DEVICES", "GPU-c"}}), ElementsAre("GPU-c"));
+  const ClusterAgents hidden = find_cluster("", {{"CUDA_VISIBLE_DEVICES", ""}}, {}, with_gpus());
+  EXPECT_THAT(ids(hidden), ElementsAre("Desk-Top:4"));
+  EXPECT_EQ(hidden.agents[0].agent.slot_type, config::AgentSlotType::kCpu);
+  const auto warnings = find_cluster("", {{"CUDA_VISIBLE_DEVICES", "0"}}, {}, with_gpus()).warnings;
+  EXPECT_THAT(warnings, ElementsAre(HasSubstr("CUDA_VISIBLE_DEVICES=0 is read as nvidia-smi numbers the GPUs")));
+  const ClusterAgents instances = find_cluster("", {{"CUDA_VISIBLE_DEVICES", "MIG-1,MIG-2"}}, {}, with_gpus());
+  EXPECT_THAT(ids(instances), ElementsAre("Desk-Top:2"));
+  EXPECT_EQ(instances.agents[0].slots[1].gpu_uuid, "MIG-2");
+  EXPECT_THAT(instances.agents[0].slots[1].cpus, ElementsAre(2, 3, 6, 7));
+}
+
+// Two NUMA nodes of two cores each.
+class NearCores : public ClusterAgentsTest {
+ protected:
+  void set_near(const std::string& address, const std::string& cpus) const {
+    write("sys/bus/pci/devices/" + address + "/local_cpulist", cpus + "\n");
+  }
+  Machine machine(int gpus) const {
+    Machine result = four_cores();
+    result.root = folder_;
+    for (int i = 0; i < gpus; ++i) {
+      result.gpus->push_back({.index = i,
+                              .uuid = "GPU-" + std::to_string(i),
+                              .name = "A",
+                              .pci_address = "00000000:0" + std::to_string(i) + ":00.0"});
+    }
+    return result;
+  }
+  static std::vector<std::vector<int>> cpus_of(const ClusterAgents& cluster) {
+    std::vector<std::vector<int>> cpus;
+    for (const ClusterSlot& slot : cluster.agents[0].slots) cpus.push_back(slot.cpus);
+    return cpus;
+  }
+  static std::vector<std::vector<int>> place(const Machine& machine, const Variables& variables = {}) {
+    return cpus_of(find_cluster("", variables, {}, machine));
+  }
+};
+
+TEST_F(NearCores, GoToTheSlotsOfTheGpusThere) {
+  set_near("0000:00:00.0", "2-3,6-7");
+  set_near("0000:01:00.0", "0-1,4-5");
+  set_near("0000:02:00.0", "0-1,4-5");
+  const std::vector<std::vector<int>> all{{2, 3, 6, 7}, {0, 4}, {1, 5}};
+  EXPECT_EQ(place(machine(3)), all);
+  EXPECT_EQ(place(machine(3), {{"CUDA_VISIBLE_DEVICES", "2"}}), (std::vector<std::vector<int>>{{1, 5}}))
+      << "the other half is for a launch on GPU 1";
+  EXPECT_EQ(place(machine(3), {{"CUDA_VISIBLE_DEVICES", "2,0"}}),
+            (std::vector<std::vector<int>>{{1, 5}, {2, 3, 6, 7}}));
+  Machine broken = machine(3);
+  (*broken.gpus)[1].problem = "it needs repair";
+  EXPECT_EQ(place(broken)[1], (std::vector<int>{0, 1, 4, 5})) << "no launch uses the broken one";
+}
+
+TEST_F(NearCores, AreAllOfThemWhereTheKernelDoesNotReportThem) {
+  EXPECT_EQ(place(machine(2)), (std::vector<std::vector<int>>{{0, 1, 4, 5}, {2, 3, 6, 7}}));
+}
+
+TEST_F(NearCores, ThatThisProcessMayNotUseAreReplacedWithAWarning) {
+  set_near("0000:00:00.0", "16-31");
+  const ClusterAgents cluster = find_cluster("", {}, {}, machine(1));
+  EXPECT_EQ(cpus_of(cluster), (std::vector<std::vector<int>>{{0, 1, 2, 3, 4, 5, 6, 7}}));
+  EXPECT_THAT(cluster.warnings, ElementsAre(HasSubstr("GPU 0 is near cores that this process may not use")));
+}
+
+TEST_F(NearCores, AreSharedByMoreGpusThanThereAreCores) {
+  set_near("0000:00:00.0", "0,4");
+  set_near("0000:01:00.0", "0,4");
+  set_near("0000:02:00.0", "0,4");
+  const ClusterAgents cluster = find_cluster("", {}, {}, machine(3));
+  EXPECT_EQ(cpus_of(cluster), (std::vector<std::vector<int>>{{0}, {0}, {4}}));
+  EXPECT_THAT(cluster.warnings, ElementsAre(HasSubstr("oversubscribed: 3 slots on 1 core")));
+}
+
+TEST_F(NearCores, ThreadsKeepToWhatTheCgroupGrants) {
+  Machine limited = machine(2);
+  limited.cpu_limit = 4;
+  const ClusterAgents cluster = find_cluster("", {}, {}, limited);
+  EXPECT_EQ(cluster.agents[0].slots[0].cpus.size(), 4u);
+  EXPECT_EQ(cluster.agents[0].slots[0].threads, 2);
+  EXPECT_EQ(find_cluster("", {}, {}, machine(2)).agents[0].slots[0].threads, 4);
+}
+
 TEST_F(ClusterAgentsTest, DeclaredGpusMustBeThere) {
   const ClusterAgents cluster = read(
       "c.yaml", "agents: [{id: a, host: localhost, slots: 1, slot_type: cuda}, {id: b, host: localhost, slots: 4}]",
@@ -241,10 +333,10 @@ TEST_F(ClusterAgentsTest, EveryMistakeOfAHostfileIsSaidWithItsLine) {
 class SlurmTest : public ClusterAgentsTest {
  protected:
   // In an allocation of these nodes, with further variables.
-  static ClusterAgents allocation(const std::string& nodes, const Variables& more) {
+  static ClusterAgents allocation(const std::string& nodes, const Variables& more, const SlotDefaults& defaults = {}) {
     Variables variables{{"SLURM_JOB_ID", "17"}, {"SLURM_JOB_NODELIST", nodes}};
     variables.insert(more.begin(), more.end());
-    return find_cluster("", variables, {}, four_cores());
+    return find_cluster("", variables, defaults, four_cores());
   }
   static std::string refusal(const std::string& nodes, const Variables& more) {
     try {
@@ -280,6 +372,51 @@ TEST_F(SlurmTest, TheNodeThisProcessIsOnIsHere) {
   EXPECT_FALSE(cluster.agents[0].here);
   EXPECT_TRUE(cluster.agents[1].here);
   EXPECT_THAT(cluster.agents[1].slots.at(0).cpus, ElementsAre(0, 1, 4, 5));
+}
+
+TEST_F(SlurmTest, GpusOfTheAllocationAreTheSlots) {
+  using config::AgentSlotType;
+  const Variables cpus{{"SLURM_JOB_CPUS_PER_NODE", "64(x2)"}};
+  const auto with = [&](const std::string& name, const std::string& value) {
+    Variables variables = cpus;
+    variables[name] = value;
+    return variables;
+  };
+  for (const auto& [name, value] : Variables{{"SLURM_GPUS_ON_NODE", "4"}, {"SLURM_GPUS_PER_NODE", "a100:4"}}) {
+    const ClusterAgents cluster = allocation("n[1-2]", with(name, value));
+    EXPECT_THAT(ids(cluster), ElementsAre("n1:4", "n2:4")) << name;
+    EXPECT_EQ(cluster.agents[1].agent.slot_type, AgentSlotType::kCuda);
+  }
+  EXPECT_THAT(ids(allocation("n[1-2]", with("SLURM_GPUS", "a100:2,h100:4"))), ElementsAre("n1:3", "n2:3"));
+  Variables tasks = with("SLURM_GPUS_ON_NODE", "4");
+  tasks["SLURM_NTASKS"] = "4";
+  tasks["SLURM_TASKS_PER_NODE"] = "2(x2)";
+  EXPECT_THAT(ids(allocation("n[1-2]", tasks)), ElementsAre("n1:2", "n2:2")) << "no more ranks than tasks";
+  const ClusterAgents cores = allocation("n[1-2]", with("SLURM_GPUS_ON_NODE", "4"), {.slot_type = AgentSlotType::kCpu});
+  EXPECT_THAT(ids(cores), ElementsAre("n1:64", "n2:64"));
+  EXPECT_EQ(cores.agents[0].agent.slot_type, AgentSlotType::kCpu);
+  // Slurm does not tell: who asks for GPUs gets what there is, and `auto` gets cores.
+  EXPECT_EQ(allocation("n1", {{"SLURM_JOB_CPUS_PER_NODE", "8"}}, {.slot_type = AgentSlotType::kCuda})
+                .agents[0]
+                .agent.slot_type,
+            AgentSlotType::kAuto);
+  EXPECT_EQ(allocation("n1", {{"SLURM_JOB_CPUS_PER_NODE", "8"}}).agents[0].agent.slot_type, AgentSlotType::kCpu);
+  EXPECT_THAT(refusal("n[1-2]", with("SLURM_GPUS_ON_NODE", "many")), HasSubstr("is no number of GPUs"));
+}
+
+TEST_F(SlurmTest, AJobThatIsYetToBeSubmittedNeedsNoGpuHere) {
+  const auto slots = [&](const std::string& options, config::AgentSlotType type) {
+    const ClusterAgents cluster = read("c.yaml", "launcher: {type: slurm, options: [" + options + "]}\n", four_cores(),
+                                       {.slot_type = type, .least_slots = 16});
+    return config::to_string(cluster.agents.at(0).agent.slot_type) + ids(cluster).at(0);
+  };
+  using config::AgentSlotType;
+  EXPECT_EQ(slots("--partition=long", AgentSlotType::kCuda), "cudaslurm:16");
+  EXPECT_EQ(slots("--partition=long", AgentSlotType::kAuto), "cpuDesk-Top:16");
+  for (const char* options : {"--gres=gpu:4", "--gres, \"gpu:a100:2\"", "--gpus-per-node=4", "-G8", "--gpus, 8"}) {
+    EXPECT_EQ(slots(options, AgentSlotType::kAuto), "cudaslurm:16") << options;
+  }
+  EXPECT_EQ(slots("--gres=license:4", AgentSlotType::kAuto), "cpuDesk-Top:16");
 }
 
 TEST_F(SlurmTest, WhatDoesNotFitTogetherIsRefused) {

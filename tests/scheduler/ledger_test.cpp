@@ -45,6 +45,24 @@ TEST_F(LedgerTest, ATaskFromSubmissionToItsEnd) {
   EXPECT_FALSE(ledger.find(3));
 }
 
+TEST_F(LedgerTest, AGpuHasOneHolderWhateverItsNumber) {
+  Ledger ledger = open();
+  TaskRequest both = request(2);
+  both.agents[0].gpus = {"GPU-1", "MIG-GPU-2/1/0"};
+  const TaskId first = ledger.submit(both);
+  const auto claim = ledger.try_claim(first);
+  ASSERT_TRUE(claim);
+  EXPECT_EQ(*claim, (Claim{{"node", {0, 1}, {"GPU-1", "MIG-GPU-2/1/0"}}}));
+  EXPECT_EQ(ledger.find(first)->claim, *claim);
+  TaskRequest one = request(1);
+  one.agents = {{.id = "other", .slots = 1, .free = 1, .gpus = {"MIG-GPU-2/1/0"}}};
+  const TaskId second = ledger.submit(one);
+  EXPECT_FALSE(ledger.try_claim(second));
+  EXPECT_TRUE(ledger.try_claim(ledger.submit(request(2)))) << "cores of the same agent";
+  ledger.end(first, TaskState::kDone, "", 0);
+  EXPECT_TRUE(ledger.try_claim(second));
+}
+
 TEST_F(LedgerTest, ItIsStillThereWhenItIsOpenedAgain) {
   const TaskId id = open().submit(request(1));
   Ledger again = open();

@@ -43,6 +43,34 @@ TEST(Queue, SlotsOnSeveralAgentsComeInTheOrderOfTheRanks) {
   EXPECT_EQ(*verdict.claim, (Claim{{"a", {0, 1}}, {"b", {0, 1}}}));
 }
 
+TaskRequest on_gpus(int slots, const std::vector<std::string>& gpus, const std::string& agent = "a") {
+  TaskRequest result = request(slots, {static_cast<int>(gpus.size())});
+  result.agents[0].id = agent;
+  result.agents[0].gpus = gpus;
+  return result;
+}
+
+TEST(Queue, AGpuIsTakenByItsUuid) {
+  const HeldSlots second{{"GPU-2", {{0, kOther}}}};
+  const Verdict verdict = last_of({on_gpus(2, {"GPU-1", "GPU-2", "GPU-3"})}, second);
+  ASSERT_TRUE(verdict.claim);
+  EXPECT_EQ(*verdict.claim, (Claim{{"a", {0, 2}, {"GPU-1", "GPU-3"}}}));
+  // Another launch sees it with another number (CUDA_VISIBLE_DEVICES), on an agent of another name.
+  const Verdict hidden = last_of({on_gpus(1, {"GPU-2"}, "b")}, second);
+  EXPECT_FALSE(hidden.claim);
+  EXPECT_EQ(hidden.waiting.reason, "task 77 (other) holds 1 of 1 slot of b");
+}
+
+TEST(Queue, CoresAndGpusOfOneAgentAreNotTheSameSlots) {
+  EXPECT_TRUE(last_of({on_gpus(2, {"GPU-1", "GPU-2"})}, {{"a", {{0, kOther}, {1, kOther}}}}).claim);
+  EXPECT_TRUE(last_of({request(2, {2})}, {{"GPU-1", {{0, kOther}}}}).claim);
+  const HeldSlots taken{{"GPU-1", {{0, kOther}}}};
+  EXPECT_TRUE(last_of({on_gpus(2, {"GPU-1", "GPU-2"}), request(2, {2})}, taken).claim)
+      << "who waits for GPUs keeps no cores free";
+  EXPECT_FALSE(last_of({on_gpus(2, {"GPU-1", "GPU-2"}), on_gpus(1, {"GPU-2"}, "b")}, taken).claim)
+      << "the first task goes first";
+}
+
 TEST(Queue, WhoFindsNoRoomIsToldWhoHoldsIt) {
   const Verdict verdict = last_of({request(2, {2})}, {{"a", {{1, kOther}}}});
   EXPECT_FALSE(verdict.claim);

@@ -41,11 +41,12 @@ class SignumUpdate final : public OptimizerUpdate {
   explicit SignumUpdate(const Signum& settings) : settings_(settings) {}
   double learning_rate() const override { return settings_.lr; }
   std::vector<std::string> state_names() const override { return {"average"}; }
-  void update(const at::Tensor& values, const at::Tensor& gradients, at::TensorList states, double rate,
-              std::int64_t) const override {
+  void update(const at::Tensor& values, const at::Tensor& gradients, at::TensorList states,
+              const UpdateStep& step) const override {
+    if (step.divisor.defined()) gradients.div_(step.divisor);
     const at::Tensor& average = states[0];
     average.mul_(settings_.beta).add_(gradients, 1 - settings_.beta);
-    values.mul_(1 - rate * settings_.weight_decay).sub_(average.sign(), rate);
+    values.mul_(1 - step.rate * settings_.weight_decay).sub_(average.sign(), step.rate);
   }
 
  private:

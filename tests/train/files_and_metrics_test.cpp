@@ -219,7 +219,7 @@ TEST(MetricReducer, WeighsBatchesAndRanksBySamples) {
     }
     EXPECT_EQ(reducer.reduce().samples, 0);
     reducer.add({{"loss", 1.0 + rank}}, 2);
-    const auto mine = reducer.take_local();
+    const auto mine = MetricReducer::local_means(reducer.take());
     EXPECT_EQ(mine.samples, 2);
     EXPECT_DOUBLE_EQ(mine.means.at("loss"), 1.0 + rank);
   });

@@ -141,7 +141,7 @@ TEST(FlatParameters, RefuseTensorsThatShareAPartOfTheirMemory) {
 
 TEST(FlatMemory, GivesZeroedMemoryOfEachKind) {
   test::run_communicator_ranks(test::TestWorld(2), "shm", [](comm::Communicator& communicator) {
-    FlatMemory memory(communicator);
+    FlatMemory memory(communicator, at::kCPU);
     const at::Tensor own = memory.own(48, at::kDouble);
     EXPECT_EQ(own.count_nonzero().item<std::int64_t>(), 0);
     EXPECT_EQ(FlatMemory::address(own, 3), FlatMemory::address(own) + 24);
@@ -163,7 +163,7 @@ TEST(FlatMemory, GivesZeroedMemoryOfEachKind) {
     EXPECT_EQ(common->tensor.sum().item<double>(), 7 * 16);
 
     NoCommonMemory without(communicator);
-    EXPECT_FALSE(FlatMemory(without).common(16, at::kFloat));
+    EXPECT_FALSE(FlatMemory(without, at::kCPU).common(16, at::kFloat));
   });
 }
 
@@ -176,7 +176,7 @@ struct Stepper {
         recorder({}, clock, clock.monotonic()),
         optimizer(Sgd{.lr = 0.1, .momentum = 0.9}, nullptr, flat),
         strategy(flat, optimizer, *communicator, recorder, scale),
-        exchange(flat, *communicator, recorder) {
+        exchange(flat, *communicator, *communicator, recorder) {
     strategy.set_plan(plan);
     exchange.use(strategy, plan);
     hooks.emplace(flat, exchange);
@@ -554,7 +554,7 @@ TEST(Replicated, SumsWindowsOverRanksAndKnowsWhatWasUsed) {
       const FixedScale scale(1.0 / (2 * ranks));
       Replicated strategy(flat, optimizer, communicator, recorder, scale);
       strategy.set_plan(plan);
-      GradientExchange exchange(flat, communicator, recorder);
+      GradientExchange exchange(flat, communicator, communicator, recorder);
       exchange.use(strategy, plan);
       const GradientHooks hooks(flat, exchange);
       for (int window = 0; window < 2; ++window) {
@@ -601,7 +601,7 @@ TEST(Replicated, RefusesTwoBackwardsInOneBatch) {
   FlatOptimizer optimizer(Sgd{}, nullptr, flat);
   const FixedScale scale(1);
   Replicated strategy(flat, optimizer, *communicator, recorder, scale);
-  GradientExchange exchange(flat, *communicator, recorder);
+  GradientExchange exchange(flat, *communicator, *communicator, recorder);
   exchange.use(strategy, plan);
   exchange.begin_batch(false);
   flat.parameters()[0].tensor.mutable_grad() = torch::ones({});

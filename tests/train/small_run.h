@@ -19,6 +19,7 @@ struct SmallRun {
         services{control.world(),
                  control,
                  communicator,
+                 communicator,
                  recorder,
                  clock,
                  make_null_logger(),

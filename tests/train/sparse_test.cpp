@@ -30,7 +30,7 @@ std::vector<at::Tensor> weights_after(bool sparse, bool sharded, int ranks, int 
     const comm::FusionPlan plan = comm::plan_fusion(items_of(flat), 64);
     const SystemClock clock;
     profile::Recorder recorder({}, clock, clock.monotonic());
-    GradientExchange exchange(flat, communicator, recorder);
+    GradientExchange exchange(flat, communicator, communicator, recorder);
     const GradientHooks hooks(flat, exchange);
     const FixedScale scale(1.0 / (batches * ranks));
     std::unique_ptr<GradientStrategy> strategy;

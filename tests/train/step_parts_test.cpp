@@ -123,7 +123,7 @@ TEST(ExchangeScale, BringsShortWindowsToTheMeanOrTheSum) {
       NonFinite non_finite(run.services, false);
       CollectiveVote vote(run.services, non_finite);
       AggregationWindow window(4, average);
-      ExchangeScale scale(run.services.communicator, window, vote);
+      ExchangeScale scale(run.services.communicator, window, vote, /*on_host=*/true);
       EXPECT_EQ(scale.full(), average ? 1.0 / 8 : 1.0 / 2);
       for (int round = 0; round < 3; ++round) {  // rank 1 has had no batch in the last one
         vote.announce({round < 2 || run.services.world.rank == 0, false, std::nullopt, round});
@@ -146,7 +146,7 @@ TEST(GradientHooks, KeepTheUsersHook) {
     int calls = 0;
     torch::autograd::impl::set_post_acc_grad_hooks(model->weight, std::make_unique<CountingHook>(calls));
     FlatParameters flat(*model, run.services.communicator);
-    GradientExchange exchange(flat, run.services.communicator, run.recorder);
+    GradientExchange exchange(flat, run.services.communicator, run.services.communicator, run.recorder);
     {
       const GradientHooks hooks(flat, exchange);
       exchange.begin_batch(false);
@@ -187,13 +187,15 @@ struct Picking {
       : flat(model, run.services.communicator),
         optimizer(AdamW{}, nullptr, flat),
         fusion(flat, run.services, {.threshold_bytes = 100}),
-        exchange(flat, run.services.communicator, run.recorder),
-        picker(run.services, flat, optimizer, exchange, fusion, scale, options) {}
+        exchange(flat, run.services.communicator, run.services.communicator, run.recorder),
+        in_flight(at::kCPU, run.services.communicator, run.recorder),
+        picker(run.services, flat, optimizer, exchange, fusion, scale, in_flight, options) {}
   FixedScale scale{0.5};
   FlatParameters flat;
   FlatOptimizer optimizer;
   Fusion fusion;
   GradientExchange exchange;
+  StepsInFlight in_flight;
   StrategyPicker picker;
 };
 

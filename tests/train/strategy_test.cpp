@@ -60,7 +60,7 @@ std::vector<Weights> train(const Case& c, const Model& original, const std::vect
     for (const std::int64_t threshold : thresholds) plans.push_back(comm::plan_fusion(items_of(flat), threshold));
     const SystemClock clock;
     profile::Recorder recorder({}, clock, clock.monotonic());
-    GradientExchange exchange(flat, communicator, recorder);
+    GradientExchange exchange(flat, communicator, communicator, recorder);
     const GradientHooks hooks(flat, exchange);
     const FixedScale scale(1.0 / (c.batches * c.ranks));
     std::unique_ptr<GradientStrategy> strategy;
@@ -181,7 +181,7 @@ TEST(Sharded, NobodySeesParametersChangeDuringAStep) {
     ASSERT_TRUE(strategy.layout().one_copy);
     const auto plan = comm::plan_fusion(items_of(flat), 1 << 20);
     strategy.set_plan(plan);
-    GradientExchange exchange(flat, communicator, recorder);
+    GradientExchange exchange(flat, communicator, communicator, recorder);
     exchange.use(strategy, plan);
     const GradientHooks hooks(flat, exchange);
     at::Tensor before = flat.groups()[0].values.clone();
@@ -225,7 +225,7 @@ TEST(Sharded, KeepsTheStateOfItsOwnPartsAlone) {
     Sharded strategy(flat, optimizer, communicator, recorder, scale);
     const auto plan = comm::plan_fusion(items_of(flat), 1 << 20);
     strategy.set_plan(plan);
-    GradientExchange exchange(flat, communicator, recorder);
+    GradientExchange exchange(flat, communicator, communicator, recorder);
     exchange.use(strategy, plan);
     const GradientHooks hooks(flat, exchange);
     exchange.begin_batch(true);

@@ -12,28 +12,32 @@ bool is_variable_name(const std::string& name) {
          std::all_of(name.begin(), name.end(), [&](char c) { return is_letter(c) || (c >= '0' && c <= '9'); });
 }
 
-// In Determined's files a mapping may have a list for each type of device. Ranks train on CPUs: that list is theirs.
+// As in Determined's files a mapping may have a list for each type of device.
 bool is_device(const std::string& key) {
   return key == "cpu" || key == "cuda" || key == "rocm";
 }
 
 class EnvironmentVariablesForm : public KeyType {
  public:
-  explicit EnvironmentVariablesForm(Experiment& experiment) : variables_(experiment.environment_variables) {}
+  explicit EnvironmentVariablesForm(Experiment& experiment)
+      : all_(experiment.environment_variables), cpu_(experiment.cpu_variables), cuda_(experiment.cuda_variables) {}
 
   void read(Section& section, const Key& key) override {
     const Value* value = section.find(key.name);
     if (value && value->is_map()) {
       for (const Entry& entry : value->entries) read_entry(section, key, entry);
     } else if (value && value->kind == Value::Kind::kList) {
-      for (const Value& item : value->items) read_item(section, key, item);
+      for (const Value& item : value->items) read_item(section, key, item, &all_);
     } else if (value && !value->is_null()) {
       section.report(*value, key.name, must_be("a mapping, or a list of NAME=value", *value));
     }
   }
   Json to_json() const override {
     Json json = Json::object();
-    for (const auto& [name, value] : variables_) json[name] = value;
+    for (const auto& [name, value] : all_) json[name] = value;
+    for (const auto& [device, variables] : {std::pair("cpu", &cpu_), std::pair("cuda", &cuda_)}) {
+      for (const auto& [name, value] : *variables) json[device].push_back(name + "=" + value);
+    }
     return json;
   }
   Json schema(const Key&) const override {
@@ -64,28 +68,35 @@ class EnvironmentVariablesForm : public KeyType {
   std::string values() const override { return "mapping, or list of NAME=value"; }
 
  private:
+  using Variables = std::vector<std::pair<std::string, std::string>>;
+
   void read_entry(Section& section, const Key& key, const Entry& entry) {
     if (entry.value.is_null() || entry.value.is_scalar()) {
-      add(section, key, entry.value, entry.key, entry.value.text);
+      add(section, key, entry.value, entry.key, entry.value.text, &all_);
     } else if (entry.value.kind == Value::Kind::kList && is_device(entry.key)) {
-      for (const Value& item : entry.value.items) read_item(section, key, item, entry.key == "cpu");
+      Variables* const of_device = entry.key == "cpu" ? &cpu_ : entry.key == "cuda" ? &cuda_ : nullptr;
+      for (const Value& item : entry.value.items) read_item(section, key, item, of_device);
     } else {
       section.report(entry.value, key.name,
                      quote(entry.key) + " must have text as its value, not " + describe(entry.value));
     }
   }
-  void read_item(Section& section, const Key& key, const Value& item, bool applies = true) {
+  // `into`: null if no rank uses the list.
+  void read_item(Section& section, const Key& key, const Value& item, Variables* into) {
     const auto equals = item.text.find('=');
     if (item.is_scalar() && equals != std::string::npos) {
-      if (!applies) return;
-      add(section, key, item, item.text.substr(0, equals), item.text.substr(equals + 1));
+      if (!into) return;
+      add(section, key, item, item.text.substr(0, equals), item.text.substr(equals + 1), into);
     } else {
       section.report(item, key.name, "every item " + must_be("NAME=value", item));
     }
   }
-  void add(Section& section, const Key& key, const Value& at, const std::string& name, const std::string& text) {
-    const bool twice =
-        std::any_of(variables_.begin(), variables_.end(), [&](const auto& one) { return one.first == name; });
+  void add(Section& section, const Key& key, const Value& at, const std::string& name, const std::string& text,
+           Variables* into) {
+    const auto has = [&](const Variables& variables) {
+      return std::any_of(variables.begin(), variables.end(), [&](const auto& one) { return one.first == name; });
+    };
+    const bool twice = has(all_) || has(*into) || (into == &all_ && (has(cpu_) || has(cuda_)));
     if (!is_variable_name(name)) {
       section.report(at, key.name, quote(name) + " cannot be the name of an environment variable");
     } else if (name.starts_with("DTRAIN_")) {
@@ -93,11 +104,13 @@ class EnvironmentVariablesForm : public KeyType {
     } else if (twice) {
       section.report(at, key.name, quote(name) + " is given twice");
     } else {
-      variables_.emplace_back(name, text);
+      into->emplace_back(name, text);
     }
   }
 
-  std::vector<std::pair<std::string, std::string>>& variables_;
+  Variables& all_;
+  Variables& cpu_;
+  Variables& cuda_;
 };
 
 }  // namespace

@@ -1,4 +1,5 @@
 // What the keys of experiment.h itself need: a rule, a type, and the checks across sections.
+#include "dtrain/base/text.h"
 #include "dtrain/config/experiment.h"
 #include "keys/key_reader.h"
 
@@ -30,6 +31,17 @@ const Value* batch_size_value(Section& root) {
   return constant ? &constant->value : &entry->value;
 }
 
+// The value of a key in sections of the file, which has one.
+const Value* value_at(Section& root, const std::string& path) {
+  const std::vector<std::string> names = split(path, '.');
+  const Value* value = root.find(names.front());
+  for (std::size_t i = 1; value && i < names.size(); ++i) {
+    const Entry* entry = value->find(names[i]);
+    value = entry ? &entry->value : nullptr;
+  }
+  return value;
+}
+
 }  // namespace
 
 const TextRule kSafetensorsFile{.schema = R"({"type": "string", "pattern": "^$|\\.safetensors$"})",
@@ -40,12 +52,54 @@ std::unique_ptr<KeyType> search_form() {
   return std::make_unique<SearchForm>();
 }
 
+std::vector<std::pair<std::string, std::string>> Experiment::variables_of_ranks(bool on_gpus) const {
+  auto variables = environment_variables;
+  const auto& more = on_gpus ? cuda_variables : cpu_variables;
+  variables.insert(variables.end(), more.begin(), more.end());
+  return variables;
+}
+
+std::vector<std::string> keys_not_for_gpus(const Experiment& experiment) {
+  const auto compresses = [](const comm::Compression& one) {
+    return !std::holds_alternative<comm::NoCompression>(one);
+  };
+  const Optimizations& o = experiment.optimizations;
+  std::vector<std::string> keys;
+  if (compresses(o.gradient_compression)) keys.emplace_back("optimizations.gradient_compression");
+  if (o.local_sgd && compresses(o.local_sgd->compression)) keys.emplace_back("optimizations.local_sgd.compression");
+  return keys;
+}
+
+Json what_gpus_support() {
+  return Json::parse(R"({
+    "if": {
+      "required": ["resources"],
+      "properties": {"resources": {"required": ["slot_type"], "properties": {"slot_type": {"const": "cuda"}}}}
+    },
+    "then": {
+      "properties": {
+        "optimizations": {
+          "properties": {
+            "gradient_compression": {"enum": [false, null, "false"]},
+            "local_sgd": {"properties": {"compression": {"enum": [false, null, "false"]}}}
+          }
+        }
+      }
+    }
+  })");
+}
+
 void check_together(Section& root, const Experiment& experiment) {
   const int slots = experiment.resources.slots_per_trial;
   const Value* batch_size = batch_size_value(root);
   if (batch_size && experiment.global_batch_size > 0 && experiment.global_batch_size < slots) {
     root.report(*batch_size, join_path(kHyperparameters.name, kGlobalBatchSize.name),
                 must_be("at least resources.slots_per_trial, which is " + std::to_string(slots), *batch_size));
+  }
+  if (experiment.resources.slot_type == SlotType::kCuda) {
+    for (const std::string& key : keys_not_for_gpus(experiment)) {
+      if (const Value* value = value_at(root, key)) root.report(*value, key, kNotForGpus);
+    }
   }
   const bool sequences = experiment.model && data::has_sequences(experiment.model->data.format);
   const Value* loss = root.find(kLoss.name);

@@ -42,14 +42,17 @@ scheduler::SlotRequest slot_request(const config::Experiment& experiment, const 
   return {.slots = experiment.resources.slots_per_trial,
           .is_single_node = experiment.resources.is_single_node,
           .resource_pool = experiment.resources.resource_pool,
-          .slot_type = config::AgentSlotType::kCpu,  // even with GPUs: training does not use them yet
+          .slot_type = experiment.resources.slot_type == config::SlotType::kCuda ? config::AgentSlotType::kCuda
+                                                                                 : config::AgentSlotType::kCpu,
           .policy = scheduler.fitting_policy,
           .allow_heterogeneous_fits = scheduler.allow_heterogeneous_fits};
 }
 
 void place_ranks(LaunchPlan& plan, const std::filesystem::path& cluster_file, const Variables& variables) {
-  const scheduler::SlotDefaults defaults{.slot_type = config::AgentSlotType::kCpu,
-                                         .least_slots = plan.experiment.resources.slots_per_trial};
+  const bool on_gpus = plan.experiment.resources.slot_type == config::SlotType::kCuda;
+  const scheduler::SlotDefaults defaults{
+      .slot_type = on_gpus ? config::AgentSlotType::kCuda : config::AgentSlotType::kCpu,
+      .least_slots = plan.experiment.resources.slots_per_trial};
   plan.cluster = scheduler::find_cluster(cluster_file, variables, defaults);
   plan.launcher = plan.cluster.cluster.launcher;
   plan.request = slot_request(plan.experiment, plan.cluster.cluster.scheduler);

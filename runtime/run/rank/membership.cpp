@@ -15,7 +15,7 @@ void Membership::enter(std::unique_ptr<comm::ControlPlane> control) {
     throw CommError("a generation of " + std::to_string(control->world().size) + " ranks cannot use an MPI job of " +
                     std::to_string(mpi_->size()));
   }
-  communicator_.reset();
+  release_communicators();
   control_ = std::move(control);
   world_ = control_->world();
   if (on_failure_) control_->on_failure(on_failure_);
@@ -37,6 +37,15 @@ void Membership::make_communicator(const std::string& backend, const comm::Commu
   } else {
     communicator_ = comm::make_hierarchical_communicator(*control_, over_shm, over_mpi, options);
   }
+}
+
+void Membership::make_device_communicator(const comm::NcclOptions& nccl, const comm::CommunicatorOptions& options) {
+  device_communicator_ = comm::make_nccl_communicator(*control_, nccl, options);
+}
+
+void Membership::release_communicators() {
+  device_communicator_.reset();
+  communicator_.reset();
 }
 
 void Membership::on_failure(std::function<void(const comm::RankFailure&)> callback) {

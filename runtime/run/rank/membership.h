@@ -15,6 +15,7 @@
 #include "dtrain/comm/communicator.h"
 #include "dtrain/comm/control.h"
 #include "dtrain/comm/mpi.h"
+#include "dtrain/comm/nccl.h"
 
 namespace dtrain::run {
 
@@ -34,10 +35,12 @@ class Membership {
   // Collective: makes the communicator of this generation. `backend`: "shm", "mpi" or "hierarchical"; a world of one
   // rank always gets "shm".
   void make_communicator(const std::string& backend, const comm::CommunicatorOptions& options);
+  // Collective: makes the communicator of this generation for data on the ranks' GPUs.
+  void make_device_communicator(const comm::NcclOptions& nccl, const comm::CommunicatorOptions& options);
   // Calls `callback` when a rank fails: once in each generation, this one and later ones.
   void on_failure(std::function<void(const comm::RankFailure&)> callback);
-  // Releases the communicator and stays connected.
-  void release_communicator() { communicator_.reset(); }
+  // Releases the communicators and stays connected.
+  void release_communicators();
   // Ends this generation in good order: waits until every rank has called it. Not after a failure.
   void finish() { control_->finish(); }
 
@@ -47,15 +50,18 @@ class Membership {
   comm::ControlPlane& control() { return *control_; }
   bool has_communicator() const { return communicator_ != nullptr; }
   comm::Communicator& communicator() { return *communicator_; }
+  // The host's communicator where there is no other.
+  comm::Communicator& device_communicator() { return device_communicator_ ? *device_communicator_ : *communicator_; }
   comm::MpiJob* mpi() { return mpi_.get(); }  // null: none
 
  private:
   comm::World world_;
   std::function<void(const comm::RankFailure&)> on_failure_;
-  // Destroyed in reverse: the communicator uses the other two, and the end of the MPI job may end the process.
+  // Destroyed in reverse: the communicators use the other two, and the end of the MPI job may end the process.
   std::shared_ptr<comm::MpiJob> mpi_;
   std::unique_ptr<comm::ControlPlane> control_;
   std::unique_ptr<comm::Communicator> communicator_;
+  std::unique_ptr<comm::Communicator> device_communicator_;  // null: none
 };
 
 }  // namespace dtrain::run

@@ -42,7 +42,7 @@ void wait_for_all(comm::ControlPlane& control) {
 RankSession::~RankSession() {
   failure_report_->stop_timer();
   signals_.reset();
-  if (membership_) membership_->release_communicator();
+  if (membership_) membership_->release_communicators();
 }
 
 const config::Experiment& RankSession::experiment() const {
@@ -54,11 +54,20 @@ const Mock& RankSession::mock() const {
 const comm::World& RankSession::world() const {
   return membership_->world();
 }
+std::optional<int> RankSession::gpu() const {
+  return gpu_;
+}
 comm::ControlPlane& RankSession::control() {
   return membership_->control();
 }
 comm::Communicator& RankSession::communicator() {
   return membership_->communicator();
+}
+void RankSession::make_device_communicator(const comm::NcclOptions& options) {
+  membership_->make_device_communicator(options, {.timeout = experiment().communication_timeout, .log = log_});
+}
+comm::Communicator& RankSession::device_communicator() {
+  return membership_->device_communicator();
 }
 profile::Recorder& RankSession::recorder() {
   return recording_->recorder();

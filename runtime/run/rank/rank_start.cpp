@@ -104,6 +104,9 @@ void RankSession::compare_ranks() {
       compare_hosts(control(), identity_->host, identity_->environment.started_by, several_hosts_allowed));
   compare_experiments(control(), experiment(), mock());
   (void)backend_for(experiment().communication_backend, *hosts_);  // throws for a backend that these hosts cannot use
+  const RankEnvironment& environment = identity_->environment;
+  const bool asks_for_gpu = experiment().resources.slot_type == config::SlotType::kCuda;
+  if (environment.is_launched() ? environment.is_placed_on_gpus() : asks_for_gpu) gpu_ = world().local_rank;
 }
 
 void RankSession::open_folder() {

@@ -33,15 +33,28 @@ void put_gradient(const at::Tensor& from, at::Tensor& to, bool add) {
   }
 }
 
+// Spans the backward of a window's first batch.
+class FirstBackward {
+ public:
+  explicit FirstBackward(GradientPlace& place) : place_(place) { place_.begin_backward(); }
+  ~FirstBackward() { place_.end_backward(); }
+  FirstBackward(const FirstBackward&) = delete;
+  FirstBackward& operator=(const FirstBackward&) = delete;
+
+ private:
+  GradientPlace& place_;
+};
+
 }  // namespace
 
 GradientExchange::GradientExchange(FlatParameters& parameters, comm::Communicator& communicator,
-                                   profile::Recorder& recorder)
+                                   comm::Communicator& device_communicator, profile::Recorder& recorder)
     : parameters_(parameters),
       communicator_(communicator),
+      device_communicator_(device_communicator),
       recorder_(recorder),
       log_(communicator, recorder),
-      memory_(parameters),
+      place_(make_gradient_place(parameters)),
       bucket_of_(parameters.parameters().size()),
       ready_in_batch_(parameters.parameters().size()),
       used_(parameters.parameters().size() + 1),
@@ -106,7 +119,7 @@ void GradientExchange::gradient_ready(std::size_t index) {
     const profile::PhaseScope phase(recorder_, profile::Phase::kAllreduceWait);
     const Nanoseconds began = now();
     launch_ready();
-    communicator_.progress();
+    progress();
     exposed_ += now() - began;
   }
   in_hooks_ += now() - entered;
@@ -121,15 +134,19 @@ bool GradientExchange::put_in_place(std::size_t index) {
   }
   const bool was_used = std::exchange(used_[index], 1);
   const at::NoGradGuard no_grad;
-  if (gradient.layout() == at::kStrided && memory_.settle(index, gradient.data_ptr())) {
+  if (gradient.layout() == at::kStrided && place_->settle(index, gradient)) {
     // In its place, but laid out in another order: autograd allows that for parameters it cannot match.
     if (gradient.strides() != parameter.gradient.strides()) parameter.gradient.copy_(gradient.clone());
   } else {
-    if (!memory_.may_write(index)) {
+    if (!place_->may_write(index)) {
       displaced_.emplace_back(index, gradient);
       return false;
     }
-    put_gradient(gradient, parameter.gradient, was_used);  // added where the window's last batch has left one
+    if (gradient.layout() == at::kStrided && !was_used) {
+      place_->put(index, gradient);
+    } else {
+      put_gradient(gradient, parameter.gradient, was_used);  // added where the window's last batch has left one
+    }
   }
   gradient = parameter.gradient;
   return true;
@@ -139,7 +156,13 @@ void GradientExchange::launch_ready() {
   while (next_bucket_ < buckets_.size() && buckets_[next_bucket_].missing == 0) launch(next_bucket_);
 }
 
+void GradientExchange::progress() {
+  communicator_.progress();
+  if (&device_communicator_ != &communicator_) device_communicator_.progress();
+}
+
 void GradientExchange::launch(std::size_t bucket) {
+  place_->finish(plan_->buckets[bucket].items);
   works_.push_back(strategy_->launch(bucket));
   buckets_[bucket].launched = true;
   next_bucket_ = bucket + 1;
@@ -151,11 +174,12 @@ void GradientExchange::backward(const at::Tensor& loss) {
   lift_guard();
   backward_began_ = now();
   if (first_in_window_) {
-    const GradientMemory::Lending lending(memory_);
+    const FirstBackward first(*place_);
     loss.backward();
   } else {
     loss.backward();  // later batches add to what the first has put in place
   }
+  place_->finish_all();
   put_displaced_back();
   add_tied();
   guard();
@@ -219,7 +243,7 @@ void GradientExchange::put_displaced_back() {
   const at::NoGradGuard no_grad;
   const auto parameters = parameters_.parameters();
   for (auto& [index, gradient] : displaced_) {
-    if (!memory_.may_write(index)) fail_displaced(parameters[index].name);
+    if (!place_->may_write(index)) fail_displaced(parameters[index].name);
     put_gradient(gradient, parameters[index].gradient, false);
     parameters[index].tensor.mutable_grad() = parameters[index].gradient;
   }
@@ -230,7 +254,7 @@ void GradientExchange::clear_unused() {
   const auto parameters = parameters_.parameters();
   for (std::size_t i = 0; i < parameters.size(); ++i) {
     if (used_[i] || buckets_[bucket_of_[i]].launched) continue;
-    if (!memory_.may_write(i)) fail_displaced(parameters[i].name);
+    if (!place_->may_write(i)) fail_displaced(parameters[i].name);
     const auto& group = parameters_.groups()[parameters[i].group];
     FlatMemory::clear(group.gradients, parameters[i].offset, parameters[i].padded);
   }
@@ -249,7 +273,7 @@ std::span<const std::uint8_t> GradientExchange::finish(bool word) {
   comm::Work used =
       communicator_.all_reduce(used_.data(), used_.size(), comm::DataType::kUint8, {.op = comm::ReduceOp::kMax});
   for (std::size_t b = 0; b < works_.size(); ++b) {
-    works_[b].wait();
+    works_[b].join();
     log_.record(strategy_->operation(), static_cast<int>(b), works_[b]);
     strategy_->complete(b);
   }

@@ -1,9 +1,11 @@
 // What all strategies share: from gradients that become ready one by one to buckets that are exchanged in plan order.
 //
-// A window is the aggregation_frequency batches whose gradients are summed before one exchange. Training thread only.
+// A window is the aggregation_frequency batches whose gradients are summed before one exchange. Training thread;
+// gradient_ready() is called by the thread that runs backward, while the training thread waits for it.
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <string>
 #include <utility>
@@ -15,15 +17,17 @@
 #include "dtrain/profile/recorder.h"
 #include "exchange/collective_log.h"
 #include "exchange/gradient_guard.h"
+#include "exchange/gradient_place.h"
 #include "exchange/gradient_strategy.h"
 #include "model/flat_parameters.h"
-#include "model/gradient_memory.h"
 
 namespace dtrain::train {
 
 class GradientExchange {
  public:
-  GradientExchange(FlatParameters& parameters, comm::Communicator& communicator, profile::Recorder& recorder);
+  // `communicator`: the host's, `device_communicator`: that of the parameters.
+  GradientExchange(FlatParameters& parameters, comm::Communicator& communicator,
+                   comm::Communicator& device_communicator, profile::Recorder& recorder);
 
   // Between windows. Both outlive their use, which ends with the next use() or with forget_strategy().
   void use(GradientStrategy& strategy, const comm::FusionPlan& plan);
@@ -35,7 +39,7 @@ class GradientExchange {
   void backward(const at::Tensor& loss);
   // Backward has finished the gradient of a parameter (index into FlatParameters::parameters()).
   void gradient_ready(std::size_t parameter);
-  // Hands over what backward did not complete, with zeros for what it did not touch, and waits for every bucket.
+  // Hands over what backward did not complete, with zeros for what it did not touch, and joins every bucket (Work::join()).
   // Returns, for each parameter, whether any rank used it in this window. Error naming a parameter whose gradient
   // has changed since backward(). `word`: this rank's answer to a question of the caller; word_of_any(): whether any
   // rank's was yes.
@@ -70,13 +74,15 @@ class GradientExchange {
   void clear_unused();
   void launch_ready();
   void launch(std::size_t bucket);
+  void progress();
   Nanoseconds now() const { return clock_.monotonic(); }
 
   FlatParameters& parameters_;
   comm::Communicator& communicator_;
+  comm::Communicator& device_communicator_;
   profile::Recorder& recorder_;
   CollectiveLog log_;
-  GradientMemory memory_;
+  std::unique_ptr<GradientPlace> place_;
   std::vector<GradientGuard> guards_;  // of each parameter
   std::vector<std::size_t> tied_;      // parameters that have other tensors in the same memory
   SystemClock clock_;

@@ -3,7 +3,8 @@
 //
 // GradientExchange knows which gradients are ready. It hands full buckets to launch() in plan order, and to complete()
 // in the same order once they are exchanged. Then the step calls update(). All calls come from the training thread,
-// on which autograd runs its CPU hooks too.
+// or, launch() during
+// backward, from the thread that runs it.
 #pragma once
 
 #include <cstddef>
@@ -11,6 +12,8 @@
 #include <optional>
 #include <span>
 #include <string_view>
+
+#include <ATen/core/Tensor.h>
 
 #include "dtrain/comm/communicator.h"
 #include "dtrain/comm/fusion_plan.h"
@@ -41,11 +44,12 @@ class GradientStrategy {
   virtual void set_plan(const comm::FusionPlan& plan) = 0;
   // Starts the exchange of a bucket of which this rank's gradients are complete, possibly during backward.
   virtual comm::Work launch(std::size_t bucket) = 0;
-  // The Work of a bucket is complete. Its gradients are the sum over ranks (and the window's batches), scaled.
+  // The Work of a bucket has been joined. Its gradients are the sum over ranks (and the window's batches), scaled.
   virtual void complete(std::size_t bucket) { static_cast<void>(bucket); }
-  // Every bucket is complete on this rank and every rank has finished its backward. On return all parameters are up to
-  // date, on every rank. Returns the gradients' norm before clipping, where it was asked for.
-  virtual std::optional<double> update(const Update& update) = 0;
+  // Every bucket has been joined on this rank and every rank has finished its backward. On return all parameters are up
+  // to date, on every rank (on a device: for what its current stream does next). Returns the gradients' norm before clipping, where it was asked for:
+  // one float64 on the host or on the device, where it may not be there yet.
+  virtual std::optional<at::Tensor> update(const Update& update) = 0;
 
   virtual StateLayout layout() const { return {}; }
   // Gives every rank the whole optimizer state, so that another strategy can go on. Collective.

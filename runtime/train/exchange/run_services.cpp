@@ -8,6 +8,7 @@ RunServices services_of(run::RankSession& session) {
   return {session.world(),
           session.control(),
           session.communicator(),
+          session.device_communicator(),
           session.recorder(),
           session.clock(),
           session.log(),

@@ -21,7 +21,8 @@ namespace dtrain::train {
 struct RunServices {
   const comm::World& world;
   comm::ControlPlane& control;
-  comm::Communicator& communicator;
+  comm::Communicator& communicator;         // for what lies in host memory
+  comm::Communicator& device_communicator;  // for what lies on the device that the rank trains on; on CPUs the same
   profile::Recorder& recorder;
   const Clock& clock;
   Logger log;

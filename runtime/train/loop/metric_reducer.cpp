@@ -1,7 +1,10 @@
 #include "loop/metric_reducer.h"
 
 #include <set>
+#include <utility>
 #include <vector>
+
+#include <ATen/ATen.h>
 
 #include "dtrain/base/error.h"
 #include "dtrain/base/json.h"
@@ -12,19 +15,42 @@ MetricReducer::MetricReducer(std::string kind, comm::ControlPlane& control, comm
     : kind_(std::move(kind)), control_(control), communicator_(communicator) {}
 
 void MetricReducer::add(const Metrics& metrics, std::int64_t samples) {
+  const at::NoGradGuard no_grad;
   for (const auto& [name, value] : metrics) {
-    sums_[name] += value.value() * static_cast<double>(samples);
-    weights_[name] += samples;
+    added_.weights[name] += samples;
+    if (!value.is_on_device()) {
+      added_.sums[name] += value.value() * static_cast<double>(samples);
+      continue;
+    }
+    at::Tensor& sum = on_device_[name];
+    if (!sum.defined()) sum = at::zeros({}, value.tensor().options().dtype(at::kDouble));
+    sum.add_(value.tensor().reshape({}), static_cast<double>(samples));
   }
-  samples_ += samples;
+  added_.samples += samples;
 }
 
-void MetricReducer::agree_on_names() {
+MetricReducer::Sums MetricReducer::take() {
+  std::vector<at::Tensor> values;
+  for (const auto& [name, sum] : on_device_) {
+    added_.device_names.push_back(name);
+    values.push_back(sum);
+  }
+  if (!values.empty()) added_.device_sums = at::stack(values);
+  on_device_.clear();
+  return std::exchange(added_, {});
+}
+
+void MetricReducer::Sums::add_device_sums(std::span<const double> values) {
+  for (std::size_t i = 0; i < device_names.size(); ++i) sums[device_names[i]] += values[i];
+  device_sums = at::Tensor();
+}
+
+void MetricReducer::agree_on_names(Sums& own) {
   if (communicator_.world_size() == 1) return;
   Json mine = Json::array();
-  for (const auto& [name, sum] : sums_) mine.push_back(name);
+  for (const auto& [name, sum] : own.sums) mine.push_back(name);
   const auto all = control_.gather("train/metrics/" + kind_ + "/" + std::to_string(agreements_++),
-                                   Json{{"names", mine}, {"samples", samples_}}.dump());
+                                   Json{{"names", mine}, {"samples", own.samples}}.dump());
   std::vector<Json> parts;
   for (const std::string& text : all) parts.push_back(Json::parse(text));
   std::set<std::string> names;
@@ -41,40 +67,44 @@ void MetricReducer::agree_on_names() {
       }
     }
   }
-  for (const std::string& name : names) sums_.try_emplace(name, 0.0);
+  for (const std::string& name : names) own.sums.try_emplace(name, 0.0);
 }
 
-ReducedMetrics MetricReducer::reduce() {
-  agree_on_names();
+ReducedMetrics MetricReducer::reduce(Sums own) {
+  agree_on_names(own);
   std::vector<double> values;
-  for (const auto& [name, sum] : sums_) values.push_back(sum);
-  for (const auto& [name, sum] : sums_) values.push_back(static_cast<double>(weights_[name]));
-  values.push_back(static_cast<double>(samples_));  // exact up to 2^53
+  for (const auto& [name, sum] : own.sums) values.push_back(sum);
+  for (const auto& [name, sum] : own.sums) values.push_back(static_cast<double>(own.weights[name]));
+  values.push_back(static_cast<double>(own.samples));  // exact up to 2^53
   communicator_.all_reduce(values.data(), values.size(), comm::DataType::kFloat64).wait();
   ReducedMetrics result;
   result.samples = static_cast<std::int64_t>(values.back());
   std::size_t i = 0;
-  for (const auto& [name, sum] : sums_) {
-    const double weight = values[sums_.size() + i];
+  for (const auto& [name, sum] : own.sums) {
+    const double weight = values[own.sums.size() + i];
     if (weight > 0) result.means[name] = values[i] / weight;
     ++i;
   }
-  sums_.clear();
-  weights_.clear();
-  samples_ = 0;
   return result;
 }
 
-ReducedMetrics MetricReducer::take_local() {
+ReducedMetrics MetricReducer::local_means(const Sums& sums) {
   ReducedMetrics result;
-  result.samples = samples_;
-  for (const auto& [name, sum] : sums_) {
-    if (weights_[name] > 0) result.means[name] = sum / static_cast<double>(weights_[name]);
+  result.samples = sums.samples;
+  for (const auto& [name, sum] : sums.sums) {
+    const std::int64_t weight = sums.weights.at(name);
+    if (weight > 0) result.means[name] = sum / static_cast<double>(weight);
   }
-  sums_.clear();
-  weights_.clear();
-  samples_ = 0;
   return result;
+}
+
+ReducedMetrics MetricReducer::reduce() {
+  Sums own = take();
+  if (own.device_sums.defined()) {
+    const at::Tensor values = own.device_sums.to(at::kCPU);
+    own.add_device_sums({values.const_data_ptr<double>(), own.device_names.size()});
+  }
+  return reduce(std::move(own));
 }
 
 }  // namespace dtrain::train

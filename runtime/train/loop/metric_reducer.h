@@ -1,9 +1,14 @@
-// Sums metrics over batches, and over ranks where they are due, each batch weighted by its number of samples.
+// Sums metrics over batches, and over ranks where they are due, each batch weighted by its number of samples. Values on a
+// device are summed there, and nothing waits for them before they are due. Training thread.
 #pragma once
 
 #include <cstdint>
 #include <map>
+#include <span>
 #include <string>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
 
 #include "dtrain/comm/communicator.h"
 #include "dtrain/comm/control.h"
@@ -21,22 +26,36 @@ class MetricReducer {
   // `kind` ("training", "validation") keeps agreement messages of several reducers apart.
   MetricReducer(std::string kind, comm::ControlPlane& control, comm::Communicator& communicator);
 
-  void add(const Metrics& metrics, std::int64_t samples);  // reads the values
-  // The means since the last call. Collective; ranks that had no batch take part with nothing. A metric that only
-  // some of the ranks with samples return is an Error naming it.
+  void add(const Metrics& metrics, std::int64_t samples);
+
+  // What this rank has added since the last take().
+  struct Sums {
+    std::map<std::string, double> sums;  // of what was on the host
+    std::map<std::string, std::int64_t> weights;
+    std::int64_t samples = 0;
+    // Of what was on a device: one float64 for each name, in their order. Undefined: nothing was.
+    std::vector<std::string> device_names;
+    at::Tensor device_sums;
+    // The values of device_sums, once the host has them.
+    void add_device_sums(std::span<const double> values);
+  };
+  Sums take();
+  // The means over all ranks' sums, those of devices added. Collective; ranks that had no batch take part with nothing.
+  // A metric that only some of the ranks with samples return is an Error naming it.
+  ReducedMetrics reduce(Sums sums);
+  // This rank's own means. Not collective.
+  static ReducedMetrics local_means(const Sums& sums);
+  // Of what was added since the last take(). Waits for the device. Collective.
   ReducedMetrics reduce();
-  // This rank's own means since the last call, and forgets them. Not collective.
-  ReducedMetrics take_local();
 
  private:
-  void agree_on_names();
+  void agree_on_names(Sums& sums);
 
   std::string kind_;
   comm::ControlPlane& control_;
   comm::Communicator& communicator_;
-  std::map<std::string, double> sums_;
-  std::map<std::string, std::int64_t> weights_;
-  std::int64_t samples_ = 0;
+  Sums added_;
+  std::map<std::string, at::Tensor> on_device_;
   std::int64_t agreements_ = 0;
 };
 

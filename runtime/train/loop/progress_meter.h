@@ -28,6 +28,7 @@ class ProgressMeter {
   // After each batch. Reads the loss of `latest` (which may wait for the device) only when it is going to be shown.
   void update(const Position& position, std::int64_t samples_per_batch, const Metrics* latest);
   void set_loss(const Metrics& metrics);
+  void set_loss(double loss) { loss_ = loss; }
 
  private:
   run::RankSession& session_;

@@ -12,6 +12,8 @@
 #include "dtrain/config/experiment.h"
 #include "dtrain/host/cpu.h"
 #include "dtrain/run/rank_session.h"
+#include "device/device_error.h"
+#include "device/training_device.h"
 #include "loop/training_loop.h"
 #include "model/model_report.h"
 #include "model/weights.h"
@@ -39,12 +41,25 @@ void share_cores(const comm::World& world) {
   }
 }
 
+// The device of this rank; the communicator for it, where it is not the host.
+c10::Device open_rank_device(run::RankSession& session) {
+  const c10::Device device = train::open_device(session.gpu());
+  if (device.is_cpu()) return device;
+  comm::NcclOptions options;
+  options.device = device.index();
+  options.current_stream = [device] { return train::native_handle(train::current_stream(device)); };
+  session.make_device_communicator(options);
+  return device;
+}
+
 // Of the exception that is being handled.
 int fail(run::RankSession& session) {
+  const int gpu = session.gpu().value_or(0);
+  const c10::Device device = session.gpu() ? c10::Device(at::kCUDA, static_cast<c10::DeviceIndex>(gpu)) : at::kCPU;
   try {
     throw;
   } catch (const c10::Error& error) {
-    return session.fail(Error(error.what_without_backtrace()));  // libtorch's own stack says nothing to the user
+    return session.fail(train::device_error(error, device));  // libtorch's own stack says nothing to the user
   } catch (const std::exception& error) {
     return session.fail(error);
   } catch (...) {
@@ -66,7 +81,8 @@ train::StepOptions step_options(const run::RankSession& session, const TrialCont
   // Gaps between gradients matter only where gradients are exchanged while ranks compute.
   const bool overlaps = !wanted.local_sgd && !options.alone;
   options.fusion.threshold_bytes = wanted.tensor_fusion_threshold_bytes;
-  options.fusion.cycle_ms = overlaps ? wanted.tensor_fusion_cycle_ms : 0;
+  // The host does not see when a GPU has made a gradient.
+  options.fusion.cycle_ms = overlaps && !session.gpu() ? wanted.tensor_fusion_cycle_ms : 0;
   options.fusion.auto_tune = wanted.auto_tune_tensor_fusion && !options.alone;
   options.fusion.cache_folder = session.cache_folder();
   options.fusion.batch_per_rank = session.batch_per_rank();
@@ -77,8 +93,9 @@ train::StepOptions step_options(const run::RankSession& session, const TrialCont
 bool train_and_save(run::RankSession& session, const TrialFactory& make_trial) {
   const config::Experiment& experiment = session.experiment();
   share_cores(session.world());
+  const c10::Device device = open_rank_device(session);  // before any call of libtorch that asks for CUDA
   torch::manual_seed(experiment.experiment_seed);
-  TrialContext context(session);
+  TrialContext context(session, device);
   const std::unique_ptr<Trial> trial = make_trial(context);
   const auto& model = context.wrapped().model;
   if (model && !experiment.initial_weights.empty() && session.world().rank == 0) {

@@ -41,6 +41,7 @@ TrainingLoop::TrainingLoop(Trial& trial, TrialContext& context, run::RankSession
       recorder_(session.recorder()),
       experiment_(session.experiment()),
       loader_(trial.training_loader()),
+      feed_(context.device()),
       device_memory_(device_memory(context.device())),
       validation_(trial, context, session),
       metrics_("training", session.control(), session.communicator()),
@@ -174,9 +175,11 @@ TrainingLoop::Outcome TrainingLoop::run_round() {
     conclude(stopped && !last);
     progress_.leave_out_pause();
   } else {
-    if (batches_ % experiment_.scheduling_unit == 0) reduce_training_metrics();
+    if (batches_ % experiment_.scheduling_unit == 0) begin_training_metrics();
+    finish_training_metrics();
     if (!session_.mock().any() && validation_period_ > 0 && batches_ % validation_period_ == 0) {
       step_.synchronise();
+      finish_training_metrics(/*all=*/true);
       validation_.run(batches_, epoch_);
       progress_.leave_out_pause();
     }
@@ -214,7 +217,7 @@ TrainingLoop::Outcome TrainingLoop::end_of_epoch(const Round& round) {
 void TrainingLoop::train_batch(Batch& batch) {
   {
     const PhaseScope phase(recorder_, Phase::kToDevice);
-    for (at::Tensor& tensor : batch.tensors) tensor = tensor.to(context_.device());
+    feed_.move(batch);
   }
   torch::manual_seed(step_seed(experiment_.experiment_seed, session_.world().rank, batches_ + 1));
   const PhaseScope phase(recorder_, Phase::kForward);
@@ -230,30 +233,61 @@ void TrainingLoop::train_batch(Batch& batch) {
     throw Error("train_batch() returned without calling context.backward()",
                 "call context.backward(loss) instead of loss.backward(); to skip a batch, use a loss multiplied by 0");
   }
-  unread_metrics_.emplace_back(std::move(metrics), batch.samples);
+  keep_metrics(std::move(metrics), batch.samples);
   context_.warn_of_unread_keys();
 }
 
-void TrainingLoop::reduce_training_metrics() {
+void TrainingLoop::keep_metrics(Metrics metrics, std::int64_t samples) {
+  if (context_.device().is_cpu()) {
+    unread_metrics_.emplace_back(std::move(metrics), samples);
+    return;
+  }
+  metrics_.add(metrics, samples);
+  const auto loss = metrics.find("loss");
+  if (session_.world().rank != 0 || loss == metrics.end()) return;
+  if (!loss->second.is_on_device()) return progress_.set_loss(loss->second.value());
+  step_.in_flight().read(loss->second.tensor(),
+                         [this](std::span<const double> value) { progress_.set_loss(value.front()); });
+}
+
+void TrainingLoop::begin_training_metrics() {
   step_.check_members();
   step_.write_non_finite();
-  {
-    const PhaseScope phase(recorder_, Phase::kFromDevice);
-    for (const auto& [metrics, samples] : unread_metrics_) metrics_.add(metrics, samples);
-    if (!unread_metrics_.empty()) progress_.set_loss(unread_metrics_.back().first);
-    unread_metrics_.clear();
+  const PhaseScope phase(recorder_, Phase::kFromDevice);
+  for (const auto& [metrics, samples] : unread_metrics_) metrics_.add(metrics, samples);
+  if (!unread_metrics_.empty()) progress_.set_loss(unread_metrics_.back().first);
+  unread_metrics_.clear();
+  due_metrics_.push_back(
+      {batches_, epoch_, step_.optimizer().steps(), step_.optimizer().last_learning_rate(), metrics_.take()});
+  DueMetrics& due = due_metrics_.back();
+  if (!due.sums.device_sums.defined()) return;
+  step_.in_flight().read(due.sums.device_sums,
+                         [&due](std::span<const double> values) { due.sums.add_device_sums(values); });
+}
+
+void TrainingLoop::finish_training_metrics(bool all) {
+  if (all && !due_metrics_.empty()) {
+    step_.in_flight().extend_batch();
+    step_.in_flight().finish_all();
   }
-  const PhaseScope phase(recorder_, Phase::kReduceMetrics);
-  const bool together = experiment_.optimizations.average_training_metrics && !session_.mock().alone();
-  const ReducedMetrics reduced = together ? metrics_.reduce() : metrics_.take_local();
-  if (session_.world().rank != 0 || reduced.samples == 0) return;
-  session_.write_metrics({{"kind", "training"},
-                          {"batch", batches_},
-                          {"epoch", epoch_},
-                          {"samples", reduced.samples},
-                          {"optimizer_steps", step_.optimizer().steps()},
-                          {"learning_rate", step_.optimizer().last_learning_rate()},
-                          {"metrics", numbers_or_texts(reduced.means)}});
+  // What was asked for after a batch comes with the next one.
+  const std::int64_t lag = step_.in_flight().lag() == 0 ? 0 : step_.in_flight().lag() + 1;
+  while (!due_metrics_.empty() && (all || due_metrics_.front().batch + lag <= batches_)) {
+    const PhaseScope phase(recorder_, Phase::kReduceMetrics);
+    DueMetrics due = std::move(due_metrics_.front());
+    due_metrics_.pop_front();
+    const bool together = experiment_.optimizations.average_training_metrics && !session_.mock().alone();
+    const ReducedMetrics reduced =
+        together ? metrics_.reduce(std::move(due.sums)) : MetricReducer::local_means(due.sums);
+    if (session_.world().rank != 0 || reduced.samples == 0) continue;
+    session_.write_metrics({{"kind", "training"},
+                            {"batch", due.batch},
+                            {"epoch", due.epoch},
+                            {"samples", reduced.samples},
+                            {"optimizer_steps", due.optimizer_steps},
+                            {"learning_rate", due.learning_rate},
+                            {"metrics", numbers_or_texts(reduced.means)}});
+  }
 }
 
 void TrainingLoop::conclude(bool stopped) {
@@ -265,7 +299,8 @@ void TrainingLoop::conclude(bool stopped) {
     const PhaseScope phase(recorder_, Phase::kCheckpoint);
     save_();
   }
-  reduce_training_metrics();
+  begin_training_metrics();
+  finish_training_metrics(/*all=*/true);
   if (!stopped && !session_.mock().any()) validation_.run(batches_, epoch_);
 }
 

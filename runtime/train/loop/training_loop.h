@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -11,6 +12,7 @@
 
 #include "dtrain/run/rank_session.h"
 #include "dtrain/train/trial.h"
+#include "device/device_feed.h"
 #include "loop/device_memory.h"
 #include "loop/metric_reducer.h"
 #include "loop/progress_meter.h"
@@ -44,7 +46,11 @@ class TrainingLoop {
   void record_loader(const Batch& batch);
   // At the last batch: applies what is left of the window, reduces metrics, validates. Once.
   void conclude(bool stopped);
-  void reduce_training_metrics();
+  void keep_metrics(Metrics metrics, std::int64_t samples);
+  // Metrics are due: their sums are on the way to the host. Then all ranks reduce those that have arrived, in the same
+  // round on every rank.
+  void begin_training_metrics();
+  void finish_training_metrics(bool all = false);
   void find_lengths();
   // records_per_epoch is for sources that do not know their length.
   void warn_of_unused_length() const;
@@ -58,13 +64,20 @@ class TrainingLoop {
   profile::Recorder& recorder_;
   const config::Experiment& experiment_;
   Loader loader_;
+  DeviceFeed feed_;
   std::unique_ptr<profile::DeviceMemory> device_memory_;  // of a GPU
   Validation validation_;
   MetricReducer metrics_;
   std::function<void()> save_;
   ProgressMeter progress_;
   DeepWindow deep_window_;
-  std::vector<std::pair<Metrics, std::int64_t>> unread_metrics_;  // with their samples; read where they are due
+  std::vector<std::pair<Metrics, std::int64_t>> unread_metrics_;  // on the host, with their samples; read where due
+  struct DueMetrics {
+    std::int64_t batch = 0, epoch = 0, optimizer_steps = 0;
+    double learning_rate = 0;
+    MetricReducer::Sums sums;
+  };
+  std::deque<DueMetrics> due_metrics_;  // oldest first
 
   std::int64_t global_batch_ = 0;                  // of all ranks, in samples
   std::optional<std::int64_t> batches_per_epoch_;  // the most of any rank; not known: until every source ends

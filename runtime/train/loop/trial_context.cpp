@@ -1,12 +1,15 @@
 #include <utility>
+
 #include "dtrain/config/experiment.h"
 #include "dtrain/run/rank_session.h"
 #include "dtrain/train/trial.h"
 #include "loop/unread_keys.h"
+#include "model/move_model.h"
 
 namespace dtrain {
 
-TrialContext::TrialContext(run::RankSession& session) : session_(session), data_(session.experiment().data) {}
+TrialContext::TrialContext(run::RankSession& session, at::Device device)
+    : session_(session), device_(device), data_(session.experiment().data) {}
 
 int TrialContext::rank() const {
   return session_.world().rank;
@@ -16,9 +19,6 @@ int TrialContext::world_size() const {
 }
 std::int64_t TrialContext::batch_size() const {
   return session_.batch_per_rank();
-}
-at::Device TrialContext::device() const {
-  return at::kCPU;
 }
 
 bool TrialContext::has_hyperparameter(const std::string& name) const {
@@ -56,6 +56,7 @@ void TrialContext::set_model(std::shared_ptr<torch::nn::Module> model) {
   if (wrapped_.model) {
     throw ConfigError("wrap_model() was called twice", "put several networks into one torch::nn::Module and wrap that");
   }
+  train::move_model(*model, device_);
   wrapped_.model = std::move(model);
 }
 

@@ -20,6 +20,7 @@ Validation::Validation(Trial& trial, TrialContext& context, run::RankSession& se
       context_(context),
       session_(session),
       loader_(trial.validation_loader()),
+      feed_(context.device()),
       metrics_("validation", session.control(), session.communicator()) {
   const std::string& metric = session.experiment().searcher.metric;
   if (!loader_ && !metric.empty() && session.world().rank == 0) {
@@ -32,13 +33,13 @@ void Validation::run(std::int64_t batch, std::int64_t epoch) {
   last_batch_ = batch;
   const profile::PhaseScope phase(session_.recorder(), profile::Phase::kValidation);
   torch::nn::Module& model = *context_.wrapped().model;
-  broadcast_buffers(model, session_.communicator());
+  broadcast_buffers(model, session_.device_communicator());
   {
     const EvaluationMode evaluation(model);
     const at::NoGradGuard no_grad;
     loader_->start_epoch(0);
     while (auto part = loader_->next()) {
-      for (at::Tensor& tensor : part->tensors) tensor = tensor.to(context_.device());
+      feed_.move(*part);
       metrics_.add(trial_.evaluate_batch(*part), part->samples);
     }
   }
@@ -65,7 +66,7 @@ void Validation::check_metric() {
   if (!part) return;
   const EvaluationMode evaluation(*context_.wrapped().model);
   const at::NoGradGuard no_grad;
-  for (at::Tensor& tensor : part->tensors) tensor = tensor.to(context_.device());
+  feed_.move(*part);
   std::vector<std::string> names;
   for (const auto& [name, value] : trial_.evaluate_batch(*part)) names.push_back(name);
   require_metric(names);

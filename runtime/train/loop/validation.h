@@ -5,6 +5,7 @@
 #include <optional>
 
 #include "dtrain/run/rank_session.h"
+#include "device/device_feed.h"
 #include "dtrain/train/trial.h"
 #include "loop/metric_reducer.h"
 #include "state/state_visitor.h"
@@ -36,6 +37,7 @@ class Validation {
   TrialContext& context_;
   run::RankSession& session_;
   Loader loader_;
+  DeviceFeed feed_;
   MetricReducer metrics_;
   std::int64_t last_batch_ = -1;
   std::optional<double> best_;  // of searcher.metric

@@ -1,7 +1,6 @@
 #include "model/flat_memory.h"
 
 #include <cerrno>
-#include <cstring>
 #include <string>
 
 #include <sys/mman.h>
@@ -11,6 +10,9 @@
 namespace dtrain::train {
 
 namespace {
+
+constexpr std::int64_t kCacheLine = 64;  // bytes: a cache line, and what the widest vector loads like
+constexpr std::int64_t kMostRanksWithEqualParts = 64;  // with more, padding would cost more than it brings
 
 std::size_t flat_bytes(std::int64_t elements, at::ScalarType type) {
   return static_cast<std::size_t>(elements) * c10::elementSize(type);
@@ -31,6 +33,11 @@ comm::DataType comm_type(at::ScalarType type) {
                     "use float32 or float64 parameters");
 }
 
+std::int64_t FlatMemory::alignment() const {
+  if (on_host() || communicator_.world_size() > kMostRanksWithEqualParts) return kCacheLine;
+  return kCacheLine * communicator_.world_size();
+}
+
 FlatMemory::Block FlatMemory::exchanged(std::int64_t elements, at::ScalarType type) {
   auto buffer = communicator_.allocate(flat_bytes(elements, type));
   at::Tensor tensor = view_of(*buffer, elements, type);
@@ -47,7 +54,7 @@ std::optional<FlatMemory::Block> FlatMemory::common(std::int64_t elements, at::S
 at::Tensor FlatMemory::own(std::int64_t elements, at::ScalarType type) const {
   const auto options = at::TensorOptions().dtype(type).device(device());
   const std::size_t bytes = flat_bytes(elements, type);
-  if (bytes == 0) return at::zeros({0}, options);
+  if (bytes == 0 || !on_host()) return at::zeros({elements}, options);
   void* const data = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (data == MAP_FAILED) throw SystemError("map " + std::to_string(bytes) + " bytes", errno);
   return at::from_blob(
@@ -60,7 +67,10 @@ at::Tensor FlatMemory::own_copy(const at::Tensor& flat) const {
 }
 
 at::Tensor FlatMemory::view_of(comm::Buffer& buffer, std::int64_t elements, at::ScalarType type) const {
-  return at::from_blob(buffer.bytes().data(), {elements}, at::TensorOptions().dtype(type).device(device()));
+  return at::for_blob(buffer.bytes().data(), {elements})
+      .options(at::TensorOptions().dtype(type).device(device_))
+      .target_device(device_)
+      .make_tensor();
 }
 
 std::byte* FlatMemory::address(const at::Tensor& flat, std::int64_t element) {
@@ -68,7 +78,7 @@ std::byte* FlatMemory::address(const at::Tensor& flat, std::int64_t element) {
 }
 
 void FlatMemory::clear(const at::Tensor& flat, std::int64_t first, std::int64_t elements) {
-  std::memset(address(flat, first), 0, flat_bytes(elements, flat.scalar_type()));
+  flat.narrow(0, first, elements).zero_();
 }
 
 }  // namespace dtrain::train

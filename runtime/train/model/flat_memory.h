@@ -1,5 +1,5 @@
-// Where flat tensors lie: a model's parameters and gradients, the optimizer's state, what local steps remember. It is
-// host memory today. A device's memory is another FlatMemory; besides it, only compressors add offsets to an address
+// Where flat tensors lie: a model's parameters and gradients, the optimizer's state, what local steps remember. They
+// lie on the device that the rank trains on. Besides this file, only compressors add offsets to an address
 // (compression_setup.cpp).
 //
 // Training thread only.
@@ -26,19 +26,24 @@ class FlatMemory {
     std::unique_ptr<comm::Buffer> buffer;
   };
 
-  // `communicator` outlives this and every block.
-  explicit FlatMemory(comm::Communicator& communicator) : communicator_(communicator) {}
+  // `communicator`, which is the device's, outlives this and every block.
+  FlatMemory(comm::Communicator& communicator, c10::Device device) : communicator_(communicator), device_(device) {}
 
   // Zeroed memory from which collectives copy nothing. Collective.
   Block exchanged(std::int64_t elements, at::ScalarType type);
   // One memory that every rank maps; empty on every rank where the ranks have no memory in common. Collective.
   std::optional<Block> common(std::int64_t elements, at::ScalarType type);
-  // This rank's own memory, zeroed, in pages of its own. A page exists once it is written, so a rank that keeps a part
-  // pays for that part alone; all pages go back to the kernel with the tensor. SystemError where the kernel refuses.
+  // This rank's own memory, zeroed. On a CPU in pages of its own: a page exists once it is written, so a rank that keeps
+  // a part pays for that part alone, and all pages go back to the kernel with the tensor. SystemError where the kernel
+  // refuses.
   at::Tensor own(std::int64_t elements, at::ScalarType type) const;
   at::Tensor own_copy(const at::Tensor& flat) const;
 
-  c10::Device device() const { return at::kCPU; }
+  c10::Device device() const { return device_; }
+  bool on_host() const { return device_.is_cpu(); }
+  // What parameters are padded to, in bytes: a cache line, and on a device as many of them as there are ranks, so that
+  // every bucket has parts of one size (NCCL's operations on parts need that).
+  std::int64_t alignment() const;
 
   // The address of an element, for collectives.
   static std::byte* address(const at::Tensor& flat, std::int64_t element = 0);
@@ -48,6 +53,7 @@ class FlatMemory {
   at::Tensor view_of(comm::Buffer& buffer, std::int64_t elements, at::ScalarType type) const;
 
   comm::Communicator& communicator_;
+  const c10::Device device_;
 };
 
 }  // namespace dtrain::train

@@ -91,8 +91,9 @@ std::vector<FlatOptimizer::Segment> FlatOptimizer::segments(std::span<const std:
   return result;
 }
 
-void FlatOptimizer::begin_step(std::span<const std::uint8_t> used) {
+void FlatOptimizer::begin_step(std::span<const std::uint8_t> used, at::Tensor divisor) {
   segments_ = segments(used);
+  divisor_ = std::move(divisor);
 }
 
 void FlatOptimizer::update(const FlatRange& range) {
@@ -124,7 +125,8 @@ void FlatOptimizer::update(const FlatRange& range, std::int64_t updates) {
   const auto slice = [&](const at::Tensor& flat) { return flat.narrow(0, range.begin, range.size()); };
   std::vector<at::Tensor> states;
   for (const at::Tensor& state : states_[range.group]) states.push_back(slice(state));
-  optimizer_->update(slice(group.values), slice(group.gradients), states, learning_rate(), updates);
+  optimizer_->update(slice(group.values), slice(group.gradients), states,
+                     {learning_rate(), updates, divisor_});
 }
 
 }  // namespace train

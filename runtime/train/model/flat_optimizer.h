@@ -24,7 +24,8 @@ class FlatOptimizer {
 
   // One step: of the parameters whose element of `used` is set, from their group's flat gradients, where update() is
   // called for. Ranges of one step do not overlap.
-  void begin_step(std::span<const std::uint8_t> used);
+  // `divisor`: as UpdateStep has it.
+  void begin_step(std::span<const std::uint8_t> used, at::Tensor divisor = {});
   void update(const FlatRange& range);
   void end_step(std::span<const std::uint8_t> used);
   // Moves the schedule on by one optimizer step.
@@ -54,6 +55,7 @@ class FlatOptimizer {
   FlatParameters& parameters_;
   std::vector<std::vector<at::Tensor>> states_;  // of each group, in the order of their names
   std::vector<Segment> segments_;                // of the step that has begun
+  at::Tensor divisor_;                           // of that step
   std::vector<std::int64_t> updates_;            // of each parameter
   std::int64_t steps_ = 0;
 };

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <optional>
 #include <utility>
 
 #include "dtrain/base/error.h"
@@ -10,10 +11,22 @@ namespace dtrain::train {
 
 namespace {
 
-constexpr std::int64_t kAlignment = 64;  // bytes: a cache line, and what the widest vector loads like
+// The device of the model's parameters, which train on one.
+c10::Device device_of(const torch::nn::Module& model) {
+  std::optional<c10::Device> device;
+  for (const auto& item : model.named_parameters()) {
+    const at::Tensor& tensor = item.value();
+    if (!tensor.defined()) continue;
+    if (!device) device = tensor.device();
+    if (tensor.device() == *device) continue;
+    throw ConfigError("parameter '" + item.key() + "' is on " + tensor.device().str() + ", others on " + device->str(),
+                      "leave the model where context.wrap_model() puts it: one rank trains on one device");
+  }
+  return device.value_or(at::kCPU);
+}
 
-std::int64_t padded_elements(std::int64_t elements, std::int64_t element_size) {
-  const std::int64_t step = kAlignment / element_size;
+std::int64_t padded_elements(std::int64_t elements, std::int64_t element_size, std::int64_t alignment) {
+  const std::int64_t step = alignment / element_size;
   return (elements + step - 1) / step * step;
 }
 
@@ -53,6 +66,17 @@ void refuse_partial_overlap(std::vector<MemoryExtent> extents) {
   }
 }
 
+bool is_dense_memory(const at::Tensor& buffer) {
+  return buffer.defined() && buffer.layout() == at::kStrided && buffer.numel() > 0;
+}
+
+// The parameter that is the same memory as a buffer.
+std::vector<NamedParameter>::iterator owner_of(const at::Tensor& buffer, std::vector<NamedParameter>& parameters) {
+  if (!is_dense_memory(buffer)) return parameters.end();
+  return std::find_if(parameters.begin(), parameters.end(),
+                      [&](const auto& p) { return same_memory(p.tensor, buffer); });
+}
+
 }  // namespace
 
 std::vector<NamedParameter> distinct_parameters(const torch::nn::Module& model) {
@@ -84,26 +108,28 @@ std::vector<NamedParameter> distinct_parameters(const torch::nn::Module& model) 
   return result;
 }
 
-FlatParameters::FlatParameters(const torch::nn::Module& model, comm::Communicator& communicator)
-    : memory_(communicator) {
+void refuse_partial_overlap(const torch::nn::Module& model) {
   auto named = distinct_parameters(model);
-  std::reverse(named.begin(), named.end());
   std::vector<MemoryExtent> extents;
   for (const auto& [names, tensor, aliases] : named) {
     if (tensor.numel() > 0) extents.push_back(extent_of(names.front(), tensor));
   }
   for (const auto& item : model.named_buffers()) {
-    const at::Tensor& buffer = item.value();
-    if (!buffer.defined() || buffer.layout() != at::kStrided || buffer.numel() == 0) continue;
-    const auto owner =
-        std::find_if(named.begin(), named.end(), [&](const auto& p) { return same_memory(p.tensor, buffer); });
-    if (owner == named.end()) {
-      extents.push_back(extent_of(item.key(), buffer));
-    } else if (!buffer.is_same(owner->tensor)) {
-      owner->aliases.push_back(buffer);
-    }
+    if (is_dense_memory(item.value()) && owner_of(item.value(), named) == named.end())
+      extents.push_back(extent_of(item.key(), item.value()));
   }
   refuse_partial_overlap(std::move(extents));
+}
+
+FlatParameters::FlatParameters(const torch::nn::Module& model, comm::Communicator& communicator)
+    : memory_(communicator, device_of(model)) {
+  auto named = distinct_parameters(model);
+  std::reverse(named.begin(), named.end());
+  refuse_partial_overlap(model);
+  for (const auto& item : model.named_buffers()) {
+    const auto owner = owner_of(item.value(), named);
+    if (owner != named.end() && !item.value().is_same(owner->tensor)) owner->aliases.push_back(item.value());
+  }
   std::vector<std::int64_t> used;
   for (const auto& [names, tensor, aliases] : named) {
     if (!tensor.requires_grad()) continue;
@@ -119,7 +145,7 @@ FlatParameters::FlatParameters(const torch::nn::Module& model, comm::Communicato
       used.push_back(0);
     }
     const std::size_t index = group - groups_.begin();
-    const std::int64_t padded = padded_elements(tensor.numel(), group->element_size);
+    const std::int64_t padded = padded_elements(tensor.numel(), group->element_size, memory_.alignment());
     Parameter& parameter = parameters_.emplace_back();
     parameter.name = names.front();
     parameter.tensor = tensor;

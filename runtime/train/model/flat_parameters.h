@@ -3,7 +3,8 @@
 //
 // Parameters are kept in the order in which backward is expected to finish their gradients (the reverse of
 // registration). A parameter registered twice (tied weights) appears once, whether both names are one tensor or two
-// tensors in the same memory. Each starts at a multiple of 64 bytes; the padding between holds zeros and stays zero.
+// tensors in the same memory. Each starts at a multiple of FlatMemory::alignment(); the padding between holds zeros and
+// stays zero.
 #pragma once
 
 #include <cstdint>
@@ -44,7 +45,7 @@ class FlatParameters {
     std::int64_t element_size = 0;
   };
 
-  // Collective (it allocates). Parameters that do not require gradients are left where they are. ConfigError names two
+  // Collective (it allocates). `communicator` is that of the device that the model is on. Parameters that do not require gradients are left where they are. ConfigError names two
   // tensors of which only parts lie in the same memory.
   FlatParameters(const torch::nn::Module& model, comm::Communicator& communicator);
 
@@ -80,5 +81,9 @@ struct NamedParameter {
   std::vector<at::Tensor> aliases;  // the other tensors
 };
 std::vector<NamedParameter> distinct_parameters(const torch::nn::Module& model);
+
+// ConfigError names two tensors of the model of which only parts lie in the same memory: laid out flat, or moved to a
+// device, they would no longer share it.
+void refuse_partial_overlap(const torch::nn::Module& model);
 
 }  // namespace dtrain::train

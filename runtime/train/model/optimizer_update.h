@@ -3,12 +3,25 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include <ATen/ATen.h>
 
 namespace dtrain::train {
+
+// One update of a stretch of parameters.
+struct UpdateStep {
+  double rate = 0;           // the learning rate of this update
+  std::int64_t updates = 0;  // how many these values have had before
+  // The gradients are divided by it first: one float32 on the values' device, or undefined for 1. It is set where the
+  // scale and the clipping of gradients are known on a device alone.
+  at::Tensor divisor;
+  std::optional<at::Tensor> optional_divisor() const {
+    return divisor.defined() ? std::optional(divisor) : std::nullopt;
+  }
+};
 
 class OptimizerUpdate {
  public:
@@ -18,14 +31,14 @@ class OptimizerUpdate {
   virtual double learning_rate() const = 0;
   // A name for each tensor of state: "momentum". The tensors have the values' size and type, and are zero at first.
   virtual std::vector<std::string> state_names() const = 0;
-  // Updates `values` and `states` in place. All tensors have one dimension, the same size and the same type (float32 or
-  // float64); `states` is in the order of state_names(). `rate` is the learning rate of this update, and `updates` says
-  // how many these values have had before.
+  // Updates `values` and `states` in place. All tensors have one dimension, the same size, the same type (float32 or
+  // float64) and the same device; `states` is in the order of state_names(). It must not wait for a device.
   //
   // An update works element by element, for values come in pieces of any size. A zero whose gradient and state are zero
-  // stays zero. Gradients are only read. Training thread, without autograd.
-  virtual void update(const at::Tensor& values, const at::Tensor& gradients, at::TensorList states, double rate,
-                      std::int64_t updates) const = 0;
+  // stays zero. Gradients may be replaced by their quotient with the divisor and are else only read. Training thread,
+  // without autograd.
+  virtual void update(const at::Tensor& values, const at::Tensor& gradients, at::TensorList states,
+                      const UpdateStep& step) const = 0;
 };
 
 }  // namespace dtrain::train

@@ -27,6 +27,7 @@ std::uint64_t parameter_versions(const FlatParameters::Parameter& parameter) {
 }  // namespace
 
 std::uint64_t digest_of(const at::Tensor& dense) {
+  if (!dense.is_cpu()) return digest_of(dense.detach().to(at::kCPU));
   constexpr std::uint64_t kFactor = 0x9e3779b97f4a7c15u;
   const auto* data = static_cast<const std::byte*>(dense.const_data_ptr());
   const std::size_t bytes = dense.nbytes();

@@ -8,9 +8,10 @@ AloneMode::AloneMode(const StepParts& parts, bool sharded)
       step_(parts, sharded ? LocalUpdate::Parts::kOfThisRank : LocalUpdate::Parts::kAll) {}
 
 bool AloneMode::end_batch() {
-  if (!parts_.window.full()) return false;
-  step_.take();
-  return true;
+  const bool stepping = parts_.window.full();
+  if (stepping) step_.take();
+  parts_.in_flight.end_batch();
+  return stepping;
 }
 
 bool AloneMode::flush() {

@@ -1,5 +1,6 @@
 #include "step/exchange_mode.h"
 
+#include <span>
 #include <utility>
 
 namespace dtrain::train {
@@ -14,8 +15,9 @@ constexpr std::int64_t kStepsWithDigests = 2;
 ExchangeMode::ExchangeMode(const StepParts& parts, const StrategyOptions& options)
     : parts_(parts),
       vote_(parts.run, parts.non_finite),
-      scale_(parts.run.communicator, parts.window, vote_),
-      picker_(parts.run, parts.parameters, parts.optimizer, parts.exchange, parts.fusion, scale_, options),
+      scale_(parts.run.communicator, parts.window, vote_, parts.parameters.memory().on_host()),
+      picker_(parts.run, parts.parameters, parts.optimizer, parts.exchange, parts.fusion, scale_,
+              parts.in_flight, options),
       written_(parts.run, parts.parameters, parts.watch) {
   parts_.watch.note(digests_due());
 }
@@ -28,6 +30,7 @@ void ExchangeMode::begin_batch() {
 bool ExchangeMode::end_batch() {
   const bool stepping = parts_.window.full();
   if (stepping) step();
+  parts_.in_flight.end_batch();
   picker_.end_batch(stepping, parts_.window.rounds_begun());
   return stepping;
 }
@@ -62,7 +65,11 @@ void ExchangeMode::step() {
 
 void ExchangeMode::update(std::span<const std::uint8_t> used) {
   const auto norm = picker_.strategy().update({used, scale_.correction(), parts_.max_gradient_norm});
-  if (norm) parts_.non_finite.see_norm(*norm, parts_.window.rounds_begun());
+  if (norm) {
+    parts_.in_flight.read(*norm, [this, batch = parts_.window.rounds_begun()](std::span<const double> value) {
+      parts_.non_finite.see_norm(value.front(), batch);
+    });
+  }
   const profile::PhaseScope phase(parts_.run.recorder, profile::Phase::kStepLrSchedulers);
   parts_.optimizer.advance_schedule();
 }

@@ -1,4 +1,5 @@
-// The scale of gradients that the ranks sum in every window.
+// The scale of gradients that the ranks sum in every window. On a CPU the exchange multiplies by it while the data is in
+// its hands; on a device the update does, for NCCL's plain sums are its fastest.
 #pragma once
 
 #include "dtrain/comm/communicator.h"
@@ -10,16 +11,20 @@ namespace dtrain::train {
 
 class ExchangeScale final : public WindowScale {
  public:
-  ExchangeScale(const comm::Communicator& communicator, const AggregationWindow& window, CollectiveVote& vote)
-      : communicator_(communicator), window_(window), vote_(vote) {}
+  ExchangeScale(const comm::Communicator& communicator, const AggregationWindow& window, CollectiveVote& vote,
+                bool on_host)
+      : communicator_(communicator), window_(window), vote_(vote), on_host_(on_host) {}
 
   double full() const override;
   double correction() override;
 
  private:
+  double of_full_window() const;
+
   const comm::Communicator& communicator_;
   const AggregationWindow& window_;
   CollectiveVote& vote_;
+  const bool on_host_;
 };
 
 }  // namespace dtrain::train

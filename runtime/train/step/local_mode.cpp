@@ -9,7 +9,7 @@ LocalMode::LocalMode(const StepParts& parts, const config::LocalSgd& options, st
       steps_between_meetings_(options.inner_steps),
       vote_(parts.run, parts.non_finite),
       step_(parts, LocalUpdate::Parts::kAll),
-      local_steps_(options, parts.parameters, parts.fusion.plan(), parts.run.communicator, parts.run.recorder, seed) {}
+      local_steps_(options, parts.parameters, parts.fusion.plan(), parts.run.device_communicator, parts.run.recorder, seed) {}
 
 // A quarter of the way between two meetings, 16 rounds at most.
 std::int64_t LocalMode::lag() const {
@@ -25,6 +25,7 @@ void LocalMode::step() {
 bool LocalMode::end_batch() {
   const bool stepping = parts_.window.full();
   if (stepping) step();
+  parts_.in_flight.end_batch();
   vote_.collect(static_cast<std::size_t>(lag()));
   if (stepping && (inner_steps_ >= steps_between_meetings_ || vote_.stop_is_old(lag()))) synchronise();
   return stepping;

@@ -3,7 +3,7 @@
 namespace dtrain::train {
 
 LocalStep::LocalStep(const StepParts& step, LocalUpdate::Parts parts)
-    : step_(step), strategy_(step.parameters, step.optimizer, step.run.communicator, step.run.recorder, parts) {
+    : step_(step), strategy_(step.parameters, step.optimizer, step.run.device_communicator, step.run.recorder, parts) {
   strategy_.set_plan(step_.fusion.plan());
   step_.exchange.use(strategy_, step_.fusion.plan());
 }

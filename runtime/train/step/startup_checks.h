@@ -14,6 +14,7 @@ namespace dtrain::train {
 void compare_models(const torch::nn::Module& model, comm::ControlPlane& control);
 
 // Copies rank 0's parameters and buffers to all ranks. Collective.
+// `communicator` is that of the device that the model is on.
 void broadcast_model(const torch::nn::Module& model, comm::Communicator& communicator);
 // Buffers alone (running statistics differ between ranks after training).
 void broadcast_buffers(const torch::nn::Module& model, comm::Communicator& communicator);

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <memory>
 
+#include "device/steps_in_flight.h"
 #include "exchange/fusion.h"
 #include "exchange/gradient_exchange.h"
 #include "exchange/run_services.h"
@@ -29,6 +30,7 @@ struct StepParts {
   ParameterWatch& watch;
   Fusion& fusion;
   GradientExchange& exchange;
+  StepsInFlight& in_flight;
   NonFinite& non_finite;
   AggregationWindow& window;
   double max_gradient_norm = 0;  // 0: no clipping
@@ -44,7 +46,7 @@ class StepMode {
 
   // Around each round. The window has counted it.
   virtual void begin_batch() = 0;
-  // True after an optimizer step.
+  // True after an optimizer step. Ends the batch in flight, too.
   virtual bool end_batch() = 0;
   // Takes a step with what an unfinished window has, if it has anything. True if it did.
   virtual bool flush() = 0;

@@ -36,19 +36,20 @@ TrainingStep::TrainingStep(const TrialContext::Wrapped& wrapped, const RunServic
       model_(checked_model(wrapped, run_, options)),
       non_finite_(run_, options.stop_on_non_finite),
       window_(options.aggregation_frequency, options.average_aggregated_gradients),
-      parameters_(flat_parameters(*model_, run_.communicator)),
+      parameters_(flat_parameters(*model_, run_.device_communicator)),
       fusion_(parameters_, run_, fusion_options(options, run_.communicator.world_size())),
       optimizer_(*wrapped.optimizer, wrapped.schedule, parameters_),
-      exchange_(parameters_, run_.communicator, run_.recorder),
+      exchange_(parameters_, run_.communicator, run_.device_communicator, run_.recorder),
+      in_flight_(parameters_.memory().device(), run_.device_communicator, run_.recorder),
       watch_(*model_, parameters_),
       mode_(make_mode(
-          {run_, parameters_, optimizer_, watch_, fusion_, exchange_, non_finite_, window_, options.max_gradient_norm},
+          {run_, parameters_, optimizer_, watch_, fusion_, exchange_, in_flight_, non_finite_, window_, options.max_gradient_norm},
           options)),
       hooks_(parameters_, exchange_) {}
 
 void TrainingStep::announce(bool has_batch, bool stop, const std::optional<profile::TraceWindow>& trace) {
   if (has_batch) window_.add_batch();
-  mode_->vote().announce({has_batch, stop, trace, window_.rounds_begun()});
+  mode_->vote().announce({has_batch, stop, trace, window_.rounds_begun() - in_flight_.lag()});
 }
 
 void TrainingStep::begin_batch() {
@@ -59,7 +60,11 @@ void TrainingStep::begin_batch() {
 
 void TrainingStep::backward(const at::Tensor& loss) {
   if (!in_batch_) throw Error("context.backward() was called outside train_batch()");
-  if (loss.numel() == 1 && loss.is_cpu()) non_finite_.see_loss(loss.item<double>(), window_.rounds_begun());
+  if (loss.numel() == 1) {
+    in_flight_.read(loss, [this, batch = window_.rounds_begun()](std::span<const double> value) {
+      non_finite_.see_loss(value.front(), batch);
+    });
+  }
   const profile::PhaseScope phase(run_.recorder, profile::Phase::kBackward);
   exchange_.backward(loss);
 }
@@ -69,12 +74,22 @@ bool TrainingStep::end_batch() {
   return mode_->end_batch();
 }
 
+bool TrainingStep::flush() {
+  const bool left = mode_->flush();
+  in_flight_.extend_batch();
+  return left;
+}
+
 void TrainingStep::report() {
   mode_->report();
   const std::int64_t last_batch = window_.rounds_begun();
-  auto words = non_finite_.take_words();
-  mode_->vote().add_up(words);
-  non_finite_.add_round(words, last_batch);
+  // What was seen of the last batches has not been announced. A batch at a time, which is the same on all ranks.
+  for (std::int64_t batch = last_batch - in_flight_.lag(); batch <= last_batch; ++batch) {
+    auto words = non_finite_.take_words();
+    mode_->vote().add_up(words);
+    non_finite_.add_round(words, batch);
+    in_flight_.finish_oldest();
+  }
   // Weights that are no numbers follow from a loss or a gradient that was none; only what has no such cause is news.
   if (run_.is_first_rank() && non_finite_.batches() == 0) {
     if (const auto parameter = first_nan_parameter(parameters_)) non_finite_.see_weights(*parameter, last_batch);

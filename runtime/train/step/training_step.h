@@ -6,6 +6,7 @@
 #include <memory>
 #include <optional>
 
+#include "device/steps_in_flight.h"
 #include "dtrain/train/trial.h"
 #include "exchange/fusion.h"
 #include "exchange/gradient_exchange.h"
@@ -40,7 +41,7 @@ class TrainingStep {
   // Ends the round: exchanges and steps where that is due. True after an optimizer step.
   bool end_batch();
   // Exchanges and applies what is left of an unfinished window, with its real number of batches. True if there was one.
-  bool flush() { return mode_->flush(); }
+  bool flush();
   // Now and then: Error naming a parameter that training does not know.
   void check_members() const { watch_.check_members(); }
 
@@ -65,6 +66,9 @@ class TrainingStep {
   // every rank; what else a rank lists may be its own (buffers of the model, error feedback, local steps). Collective.
   void visit(StateVisitor& visitor);
 
+  // How far the device is behind, and the values that come from it late.
+  StepsInFlight& in_flight() { return in_flight_; }
+
   const FlatParameters& parameters() const { return parameters_; }
   const Fusion& fusion() const { return fusion_; }
   const FlatOptimizer& optimizer() const { return optimizer_; }
@@ -79,6 +83,7 @@ class TrainingStep {
   Fusion fusion_;
   FlatOptimizer optimizer_;
   GradientExchange exchange_;
+  StepsInFlight in_flight_;
   ParameterWatch watch_;
   std::unique_ptr<StepMode> mode_;
   GradientHooks hooks_;

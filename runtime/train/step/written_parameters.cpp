@@ -31,7 +31,7 @@ void WrittenParameters::make_alike(std::span<const std::size_t> parameters) {
   for (std::size_t i = 0; i < parameters.size(); ++i) {
     if (extremes[2 * i] == ~extremes[2 * i + 1]) continue;
     const auto& parameter = all[parameters[i]];
-    run_.communicator
+    run_.device_communicator
         .broadcast(FlatMemory::address(parameter.tensor), parameter.tensor.nbytes(), comm::DataType::kUint8, 0)
         .wait();
     if (std::exchange(warned_, true) || !run_.is_first_rank()) continue;

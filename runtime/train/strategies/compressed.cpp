@@ -41,7 +41,7 @@ comm::Work Compressed::launch(std::size_t index) {
   return works_.back();
 }
 
-std::optional<double> Compressed::update(const Update& update) {
+std::optional<at::Tensor> Compressed::update(const Update& update) {
   // A gradient that no rank used is not applied, but what the error feedback held of it has been sent.
   for (std::size_t i = 0; i < update.used.size(); ++i) {
     if (!update.used[i]) compressor_.not_applied(i);

@@ -23,7 +23,7 @@ class Compressed final : public GradientStrategy {
   std::string_view operation() const override;
   void set_plan(const comm::FusionPlan& plan) override;
   comm::Work launch(std::size_t bucket) override;
-  std::optional<double> update(const Update& update) override;
+  std::optional<at::Tensor> update(const Update& update) override;
 
   void report(const RunServices& run) override { report_.write(compressor_, run); }
   void visit(StateVisitor& visitor) override;

@@ -81,7 +81,7 @@ void LocalSteps::exchange(double scale) {
   }
   Nanoseconds exposed{0};
   for (std::size_t b = 0; b < works.size(); ++b) {
-    works[b].wait();
+    works[b].join();
     log_.record(operation_of(*compressor_), static_cast<int>(b), works[b]);
     exposed += works[b].timing().exposed;
   }

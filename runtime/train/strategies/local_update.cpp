@@ -26,7 +26,7 @@ comm::Work LocalUpdate::launch(std::size_t /*bucket*/) {
   throw Error("a rank that trains by itself was asked to exchange gradients");
 }
 
-std::optional<double> LocalUpdate::update(const Update& update) {
+std::optional<at::Tensor> LocalUpdate::update(const Update& update) {
   return updater_.update(update, [](std::size_t) {});
 }
 

@@ -18,7 +18,7 @@ class LocalUpdate final : public GradientStrategy {
   std::string_view operation() const override { return "none"; }
   void set_plan(const comm::FusionPlan& plan) override;
   comm::Work launch(std::size_t bucket) override;  // an Error: nothing is exchanged
-  std::optional<double> update(const Update& update) override;
+  std::optional<at::Tensor> update(const Update& update) override;
 
  private:
   FlatParameters& parameters_;

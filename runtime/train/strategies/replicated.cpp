@@ -21,7 +21,7 @@ comm::Work Replicated::launch(std::size_t index) {
       {.op = comm::ReduceOp::kSum, .post_scale = scale_.full(), .bucket = static_cast<int>(index)});
 }
 
-std::optional<double> Replicated::update(const Update& update) {
+std::optional<at::Tensor> Replicated::update(const Update& update) {
   return updater_.update(update, [](std::size_t) {});
 }
 

@@ -17,7 +17,7 @@ class Replicated final : public GradientStrategy {
   std::string_view operation() const override { return "all_reduce"; }
   void set_plan(const comm::FusionPlan& plan) override { plan_ = &plan; }
   comm::Work launch(std::size_t bucket) override;
-  std::optional<double> update(const Update& update) override;
+  std::optional<at::Tensor> update(const Update& update) override;
 
  private:
   FlatParameters& parameters_;

@@ -123,7 +123,7 @@ comm::Work Sharded::launch(std::size_t index) {
       {.op = comm::ReduceOp::kSum, .post_scale = scale_.full(), .bucket = static_cast<int>(index)});
 }
 
-std::optional<double> Sharded::update(const Update& update) {
+std::optional<at::Tensor> Sharded::update(const Update& update) {
   std::vector<comm::Work> gathers;
   const auto norm =
       updater_.update(update, [&](std::size_t index) {  // this rank's ranges are those of the buckets, in their order
@@ -144,7 +144,7 @@ std::optional<double> Sharded::update(const Update& update) {
     log_.record("barrier", -1, all_updated);
   }
   for (std::size_t b = 0; b < gathers.size(); ++b) {
-    gathers[b].wait();
+    gathers[b].join();
     log_.record("all_gather", static_cast<int>(b), gathers[b]);
   }
   return norm;

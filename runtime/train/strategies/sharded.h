@@ -39,7 +39,7 @@ class Sharded final : public GradientStrategy {
   std::string_view operation() const override { return "reduce_scatter"; }
   void set_plan(const comm::FusionPlan& plan) override;
   comm::Work launch(std::size_t bucket) override;
-  std::optional<double> update(const Update& update) override;
+  std::optional<at::Tensor> update(const Update& update) override;
 
   StateLayout layout() const override { return {true, one_copy_}; }
   void complete_state() override;

@@ -14,13 +14,14 @@ bool may_shard(const StrategyOptions& options, int world_size) {
 
 StrategyPicker::StrategyPicker(const RunServices& run, FlatParameters& parameters, FlatOptimizer& optimizer,
                                GradientExchange& exchange, Fusion& fusion, WindowScale& scale,
-                               const StrategyOptions& options)
+                               StepsInFlight& in_flight, const StrategyOptions& options)
     : run_(run),
       parameters_(parameters),
       optimizer_(optimizer),
       exchange_(exchange),
       fusion_(fusion),
       scale_(scale),
+      in_flight_(in_flight),
       options_(options) {
   const bool sharded = may_shard() && options_.sharded == config::ShardedOptimizer::kOn;
   if (may_shard() && options_.sharded == config::ShardedOptimizer::kAuto) comparison_.emplace(run_.communicator);
@@ -37,7 +38,7 @@ bool StrategyPicker::may_shard() const {
 }
 
 std::unique_ptr<GradientStrategy> StrategyPicker::make(bool sharded) {
-  comm::Communicator& communicator = run_.communicator;
+  comm::Communicator& communicator = run_.device_communicator;
   if (!std::holds_alternative<comm::NoCompression>(options_.compression)) {
     return std::make_unique<Compressed>(parameters_, optimizer_, communicator, run_.recorder, scale_,
                                         options_.compression, options_.seed, Fusion::settled_steps());
@@ -64,6 +65,7 @@ void StrategyPicker::begin_batch() {
 }
 
 void StrategyPicker::end_batch(bool stepped, std::int64_t batch) {
+  if (comparison_) in_flight_.finish_all();  // so that a turn's times are its own
   window_time_ += run_.clock.monotonic() - batch_began_;
   if (!stepped) return;
   if (comparison_ && !fusion_.settling()) end_turn(batch);

@@ -9,6 +9,7 @@
 #include <string>
 
 #include "dtrain/config/optimizations.h"
+#include "device/steps_in_flight.h"
 #include "exchange/fusion.h"
 #include "exchange/gradient_exchange.h"
 #include "exchange/gradient_strategy.h"
@@ -33,7 +34,8 @@ class StrategyPicker {
  public:
   // The references outlive it.
   StrategyPicker(const RunServices& run, FlatParameters& parameters, FlatOptimizer& optimizer,
-                 GradientExchange& exchange, Fusion& fusion, WindowScale& scale, const StrategyOptions& options);
+                 GradientExchange& exchange, Fusion& fusion, WindowScale& scale, StepsInFlight& in_flight,
+                 const StrategyOptions& options);
   ~StrategyPicker();
   StrategyPicker(const StrategyPicker&) = delete;
   StrategyPicker& operator=(const StrategyPicker&) = delete;
@@ -64,6 +66,7 @@ class StrategyPicker {
   GradientExchange& exchange_;
   Fusion& fusion_;
   WindowScale& scale_;
+  StepsInFlight& in_flight_;
   const StrategyOptions options_;
   std::unique_ptr<GradientStrategy> strategy_;
   std::optional<StrategyComparison> comparison_;  // while it goes on

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <functional>
+#include <memory>
 #include <optional>
 #include <span>
 #include <vector>
@@ -12,7 +13,7 @@
 #include "model/flat_optimizer.h"
 #include "model/flat_parameters.h"
 #include "model/flat_range.h"
-#include "model/gradient_norm.h"
+#include "strategies/gradient_scaling.h"
 
 namespace dtrain::train {
 
@@ -28,24 +29,19 @@ class Updater {
   void divide(std::span<const std::vector<FlatRange>> of_ranks);
   std::span<const FlatRange> own() const { return own_; }
   // From now on update() is not collective: the gradients' norm is that of this rank's ranges.
-  void set_local_norm() { local_norm_ = true; }
+  void set_local_norm() { scaling_->set_local_norm(); }
 
   // Scales, clips and updates this rank's ranges; after each of them calls updated(index). Where gradients are clipped,
   // it is collective, and returns their norm before.
-  std::optional<double> update(const Update& update, const std::function<void(std::size_t)>& updated);
+  std::optional<at::Tensor> update(const Update& update, const std::function<void(std::size_t)>& updated);
 
  private:
-  double gradient_norm();
-
   FlatParameters& parameters_;
   FlatOptimizer& optimizer_;
   comm::Communicator& communicator_;
   profile::Recorder& recorder_;
-  bool local_norm_ = false;
+  std::unique_ptr<GradientScaling> scaling_;
   std::vector<FlatRange> own_;
-  // Of all ranks, in the order of group and line; and which of them are this rank's.
-  std::vector<NormBranch> branches_;
-  std::vector<std::uint8_t> mine_;
 };
 
 }  // namespace dtrain::train

@@ -41,8 +41,8 @@ bool still_pinned(const at::Tensor& host, std::uint64_t serial) {
 void end_copy(Launch& launch, bool pinned, bool asynchronous) {
   if (asynchronous) return;
   const std::scoped_lock lock(machine().mutex);
-  if (!pinned) ++machine().report.counts.pageable_copies;
-  machine().streams.wait(launch.stream().clock, "copy_ that blocks");
+  if (!pinned) machine().report.count(&FakeGpuCounts::pageable_copies);
+  machine().streams.wait(launch.stream(), "copy_ that blocks");
 }
 
 void check_capture(Launch& launch, bool pinned, bool asynchronous) {

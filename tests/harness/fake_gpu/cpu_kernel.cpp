@@ -260,8 +260,8 @@ void Call::run() {
   if (launch_->captured()) launch_->record(replay());
   if (!waits) return;
   const std::scoped_lock lock(machine().mutex);
-  if (index_on_host_) ++machine().report.counts.pageable_copies;
-  machine().streams.wait(launch_->stream().clock, what_);
+  if (index_on_host_) machine().report.count(&FakeGpuCounts::pageable_copies);
+  machine().streams.wait(launch_->stream(), what_);
 }
 
 }  // namespace

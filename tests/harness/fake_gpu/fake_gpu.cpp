@@ -1,11 +1,13 @@
 // How does the library become libtorch's CUDA when it is opened, and what may a test ask of it?
 #include "harness/fake_gpu.h"
 
+#include <cstdio>
 #include <mutex>
 
 #include <ATen/core/LegacyTypeDispatch.h>
 
 #include "allocators.h"
+#include "environment.h"
 #include "guard.h"
 #include "kernels.h"
 #include "launch.h"
@@ -14,13 +16,6 @@
 namespace dtrain::test::fake_gpu {
 
 namespace {
-
-int number_from(const char* variable, int otherwise, int most) {
-  const char* const text = std::getenv(variable);
-  const int number = text == nullptr ? otherwise : std::atoi(text);
-  if (number < 0 || number > most) throw std::out_of_range(std::string(variable) + " is out of range");
-  return number;
-}
 
 class Gpus final : public FakeGpus {
  public:
@@ -42,13 +37,23 @@ class Gpus final : public FakeGpus {
     machine().adversaries.fail_allocation(n);
   }
   void lose_device(int n) override {
+    constexpr int kLaunchFailure = 719;
     const std::scoped_lock lock(machine().mutex);
-    machine().adversaries.lose_device(n);
+    machine().adversaries.lose_device(n, kLaunchFailure);
+  }
+  void fail_nccl(int n) override {
+    const std::scoped_lock lock(machine().mutex);
+    machine().adversaries.fail_nccl(n);
+  }
+  void hang_nccl(int n) override {
+    const std::scoped_lock lock(machine().mutex);
+    machine().adversaries.hang_nccl(n);
   }
   void heal() override {
     const std::scoped_lock lock(machine().mutex);
     machine().adversaries.heal();
     machine().graphs.abandon();
+    machine().unfinished.abandon_all();
     for (int d = 0; d < machine().devices; ++d) {
       machine().streams.for_each(static_cast<c10::DeviceIndex>(d),
                                  [](const Stream& stream) { machine().streams.learn(stream.clock); });
@@ -78,23 +83,33 @@ class Gpus final : public FakeGpus {
   void* alias(const void* data) override { return machine().memory.alias(data); }
 };
 
-// Runs when the library is opened.
-const bool registered = [] {
+bool open_library() {
   c10::SetAllocator(c10::kCUDA, device_allocator(), 1);
   at::setHostAllocator(c10::kCUDA, pinned_allocator(), 1);
   register_guard();
   register_kernels();
   install_fault_handler();
   return true;
+}
+// Runs when the library is opened.
+const bool registered = [] {
+  try {
+    machine();
+    return open_library();
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "fake GPU: %s\n", error.what());
+    std::abort();
+  }
 }();
 
 }  // namespace
 
 Machine& machine() {
   static Machine& the = *[] {
-    const int devices = number_from("DTRAIN_FAKE_GPUS", 1, kMaxDevices);
+    std::vector<int> gpus = visible_gpus(number_from("DTRAIN_FAKE_GPUS", 1, kMaxDevices));
+    const auto devices = static_cast<int>(gpus.size());
     const auto bytes = static_cast<std::size_t>(number_from("DTRAIN_FAKE_GPU_MIB", 4096, 1 << 17)) << 20;
-    return new Machine{.devices = devices, .memory = Memory(devices, bytes)};
+    return new Machine{.gpus = std::move(gpus), .devices = devices, .memory = Memory(devices, bytes)};
   }();
   return the;
 }

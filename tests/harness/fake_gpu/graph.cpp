@@ -76,6 +76,7 @@ void Graph::replay(Stream& stream) {
   Access now;
   {
     const std::scoped_lock lock(machine().mutex);
+    machine().unfinished.wait_for_turn(stream);
     now = start_operation(stream, "a graph's replay", &FakeGpuCounts::graph_launches);
     for (const Use& use : uses_) {
       const Block* const block = machine().memory.block_at(use.range.begin);

@@ -14,8 +14,8 @@ struct Hooks final : at::CUDAHooksInterface {
 
   void init() const override {}
   bool isBuilt() const override { return true; }
-  bool isAvailable() const override { return true; }
-  bool hasCUDA() const override { return true; }
+  bool isAvailable() const override { return machine().devices > 0; }
+  bool hasCUDA() const override { return machine().devices > 0; }
   bool hasCUDART() const override { return true; }
   bool hasPrimaryContext(c10::DeviceIndex) const override { return true; }
   int getNumGPUs() const override { return machine().devices; }

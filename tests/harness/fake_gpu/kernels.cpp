@@ -89,7 +89,7 @@ at::Scalar local_scalar_dense(const at::Tensor& self) {
   launch.reads(self);
   launch.begin(&FakeGpuCounts::scalar_reads);
   const std::scoped_lock lock(machine().mutex);
-  machine().streams.wait(launch.stream().clock, "item");
+  machine().streams.wait(launch.stream(), "item");
   return at::_local_scalar_dense(on_host(self));
 }
 

@@ -23,8 +23,12 @@ Access start_operation(Stream& stream, std::string_view what, Count count) {
     all.report.add("missing device guard: " + std::string(what) + " is launched on " + stream.name() +
                    " while cuda:" + std::to_string(current_device()) + " is the current device");
   }
+  if (stream.launching > 0) {
+    all.report.add(std::string(what) + " is launched on " + stream.name() +
+                   " while NCCL still launches operations there: ncclCommGetAsyncError says ncclInProgress");
+  }
   if (stream.graph == nullptr) {  // else it is launched at a replay
-    ++(all.report.counts.*count);
+    all.report.count(count);
     all.adversaries.launched(device);
   }
   merge(stream.clock, all.streams.host());
@@ -59,7 +63,20 @@ void Launch::touch(const Use& use) {
 
 void Launch::begin(Count count) {
   const std::scoped_lock lock(machine().mutex);
+  machine().unfinished.wait_for_turn(stream_);
   access_ = start_operation(stream_, what_, count);
+  touch_all();
+}
+
+Clock Launch::begin_later(Count count) {
+  const std::scoped_lock lock(machine().mutex);
+  Clock before = stream_.clock;
+  access_ = start_operation(stream_, what_, count);
+  touch_all();
+  return before;
+}
+
+void Launch::touch_all() {
   for (const Use& use : uses_) {
     if (!use.writes) touch(use);
   }

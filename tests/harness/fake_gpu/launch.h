@@ -33,7 +33,10 @@ class Launch {
   // The host will wait for it.
   void needs_host();
 
+  // A thread that launches what must run after unfinished operations blocks here until those have ended.
   void begin(Count count);
+  // Blocks nothing: the operation becomes one of the unfinished ones. Returns what it comes after.
+  Clock begin_later(Count count);
   void made(const at::Tensor& tensor);
   bool captured() const { return stream_.graph != nullptr; }
   void record(Node node);
@@ -48,6 +51,7 @@ class Launch {
   };
 
   void touch(const Use& use);
+  void touch_all();
 
   Stream& stream_;
   const std::string_view what_;

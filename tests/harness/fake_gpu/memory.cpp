@@ -5,7 +5,10 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <cstdio>
 #include <cstring>
+#include <iterator>
 #include <system_error>
 #include <utility>
 
@@ -26,6 +29,18 @@ void* map(std::size_t bytes, int protection, int flags, int file) {
   return data;
 }
 
+// As libtorch writes it.
+std::string with_unit(std::size_t bytes) {
+  if (bytes <= 1024) return std::to_string(bytes) + " bytes";
+  const char* const units[] = {"KiB", "MiB", "GiB"};
+  double value = static_cast<double>(bytes) / 1024;
+  int unit = 0;
+  for (; value > 1024 && unit < 2; ++unit) value /= 1024;
+  char text[32];
+  std::snprintf(text, sizeof text, "%.2f %s", value, units[unit]);
+  return text;
+}
+
 Range range_of(std::uintptr_t begin, const Block& block) {
   return {begin, begin + block.bytes};
 }
@@ -33,8 +48,8 @@ Range range_of(std::uintptr_t begin, const Block& block) {
 }  // namespace
 
 Memory::Memory(int devices, std::size_t bytes_each)
-    : bytes_each_(bytes_each), span_(bytes_each * kSpanOverBytes), stats_(devices) {
-  const std::size_t all = span_ * devices;
+    : bytes_each_(bytes_each), span_(bytes_each * kSpanOverBytes), stats_(devices), outside_(devices) {
+  const std::size_t all = span_ * std::max(devices, 1);
   file_ = ::memfd_create("fake_gpu", MFD_CLOEXEC);
   if (file_ < 0 || ::ftruncate(file_, static_cast<off_t>(all)) != 0) {
     throw std::system_error(errno, std::generic_category(), "fake GPU: memfd_create");
@@ -80,7 +95,8 @@ std::uintptr_t Memory::find_cached(const Stream& stream, std::size_t bytes) {
   const int graph = stream.graph == nullptr ? 0 : stream.graph->number();
   for (const auto& [begin, block] : blocks_) {
     if (graph != 0 && !block.recorded.empty()) continue;  // in a capture nothing shows that those streams are done
-    if (!block.live && block.bytes == bytes && block.stream == stream.index && block.graph == graph) return begin;
+    if (block.live || block.origin != Origin::kTorch || machine().unfinished.any(block.until)) continue;
+    if (block.bytes == bytes && block.stream == stream.index && block.graph == graph) return begin;
   }
   return 0;
 }
@@ -88,16 +104,11 @@ std::uintptr_t Memory::find_cached(const Stream& stream, std::size_t bytes) {
 std::uintptr_t Memory::find_fresh(const Stream& stream, std::size_t bytes, std::size_t asked) {
   const auto device = stream.handle.device_index();
   auto& stats = stats_[device];
-  if (static_cast<std::size_t>(stats.reserved_bytes[0].current) + bytes > bytes_each_) {
+  if (info(device).first < bytes) {
     ++stats.num_alloc_retries;
     release_cached(device);
   }
-  if (static_cast<std::size_t>(stats.reserved_bytes[0].current) + bytes > bytes_each_)
-    throw_out_of_memory(device, asked);
-  const auto begin = next_[device];
-  const std::size_t pages = (bytes + kPage - 1) / kPage * kPage;  // so that they can be given back
-  if (begin + pages > base_ + span_ * (device + 1)) throw std::length_error("fake GPU: no addresses are left");
-  next_[device] += pages;
+  const auto begin = take_addresses(device, bytes, asked);
   stats.reserved_bytes[0].increase(bytes);
   stats.segment[0].increase(1);
   ++stats.num_device_alloc;
@@ -109,30 +120,58 @@ std::uintptr_t Memory::find_fresh(const Stream& stream, std::size_t bytes, std::
   return begin;
 }
 
+std::uintptr_t Memory::take_addresses(c10::DeviceIndex device, std::size_t bytes, std::size_t asked) {
+  if (info(device).first < bytes) throw_out_of_memory(device, asked);
+  const auto begin = next_[device];
+  const std::size_t pages = (bytes + kPage - 1) / kPage * kPage;  // so that they can be given back
+  if (begin + pages > base_ + span_ * (device + 1)) throw std::length_error("fake GPU: no addresses are left");
+  next_[device] += pages;
+  return begin;
+}
+
+void Memory::fill(std::uintptr_t begin, Block& block, std::size_t asked, std::string_view by) {
+  block.asked = asked;
+  block.serial = ++allocations_;
+  block.by = by;
+  block.live = true;
+  block.recorded.clear();
+  block.until.clear();
+  std::memset(alias(reinterpret_cast<void*>(begin)), 0xFF, block.bytes);
+}
+
 void* Memory::allocate(std::size_t bytes) {
   if (bytes == 0) return nullptr;
   const auto device = current_device();
   const Stream& stream = machine().streams.current(device);
   auto& stats = stats_[device];
-  ++machine().report.counts.allocations;
+  machine().report.count(&FakeGpuCounts::allocations);
   if (machine().adversaries.allocation_fails()) throw_out_of_memory(device, bytes);
   report_in_use(stream);
   const std::size_t rounded = (bytes + kRounding - 1) / kRounding * kRounding;
   auto begin = find_cached(stream, rounded);
   if (begin == 0) begin = find_fresh(stream, rounded, bytes);
   Block& block = blocks_[begin];
-  block.asked = bytes;
-  block.serial = ++allocations_;
-  block.by = allocating;
-  block.live = true;
-  block.recorded.clear();
+  fill(begin, block, bytes, allocating);
   stats.allocation[0].increase(1);
   stats.allocated_bytes[0].increase(rounded);
   stats.active_bytes[0].increase(rounded);
   stats.requested_bytes[0].increase(bytes);
-  auto* const data = reinterpret_cast<void*>(begin);
-  std::memset(alias(data), 0xFF, rounded);
-  return data;
+  return reinterpret_cast<void*>(begin);
+}
+
+void* Memory::allocate(std::size_t bytes, Origin origin) {
+  const auto device = current_device();
+  machine().report.count(&FakeGpuCounts::allocations);
+  if (machine().adversaries.allocation_fails()) throw_out_of_memory(device, bytes);
+  const std::size_t rounded = (std::max<std::size_t>(bytes, 1) + kRounding - 1) / kRounding * kRounding;
+  const auto begin = take_addresses(device, rounded, bytes);
+  outside_[device] += rounded;
+  Block& block = blocks_[begin];
+  block.bytes = rounded;
+  block.device = device;
+  block.origin = origin;
+  fill(begin, block, bytes, origin == Origin::kNccl ? "ncclMemAlloc" : "cudaMalloc");
+  return reinterpret_cast<void*>(begin);
 }
 
 void Memory::free(void* data) {
@@ -152,7 +191,45 @@ void Memory::free(void* data) {
   for (const std::size_t recorded : block.recorded) merge(ended, machine().streams.at(recorded).clock);
   const Range range = range_of(begin, block);
   machine().shadow.forget(range, ended);
+  block.until = ended;
   block.in_use = !machine().shadow.uses(range, known).empty();
+}
+
+void Memory::free(void* data, Origin origin) {
+  const auto found = blocks_.find(reinterpret_cast<std::uintptr_t>(data));
+  if (found == blocks_.end() || !found->second.live || found->second.origin != origin) {
+    throw_cuda_error(1, "invalid argument");
+  }
+  if (origin == Origin::kCuda) {
+    machine().streams.wait_for_device(found->second.device);
+  } else {
+    for (const Conflict& use : machine().shadow.uses(range_of(found->first, found->second), machine().streams.host())) {
+      machine().report.add("freed too early: " + std::string(use.earlier.what) + " on " +
+                           machine().streams.at(use.earlier.stream).name() + (use.wrote ? " writes" : " reads") +
+                           " memory " + describe(found->first) + ", and ncclMemFree waits for nothing");
+    }
+    if (found->second.registrations > 0) {
+      machine().report.add("memory " + describe(found->first) + " is freed while it is registered with NCCL");
+    }
+  }
+  outside_[found->second.device] -= found->second.bytes;
+  give_back(found);
+}
+
+std::map<std::uintptr_t, Block>::iterator Memory::give_back(std::map<std::uintptr_t, Block>::iterator block) {
+  const Range range = range_of(block->first, block->second);
+  machine().shadow.forget(range);
+  ::fallocate(file_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(range.begin - base_),
+              static_cast<off_t>(range.end - range.begin));
+  return blocks_.erase(block);
+}
+
+Block* Memory::live_block(const void* data, std::size_t bytes) {
+  const auto address = reinterpret_cast<std::uintptr_t>(data);
+  auto* const block = const_cast<Block*>(block_at(address));
+  if (block == nullptr || !block->live) return nullptr;
+  const auto begin = std::prev(blocks_.upper_bound(address))->first;
+  return address + bytes <= begin + block->bytes ? block : nullptr;
 }
 
 void Memory::record_stream(const void* data, std::size_t stream) {
@@ -161,22 +238,24 @@ void Memory::record_stream(const void* data, std::size_t stream) {
 }
 
 void Memory::release_cached(c10::DeviceIndex device) {
-  bool waited = false;
+  const auto cached = [&](const Block& block) {
+    return !block.live && block.device == device && block.graph == 0 && block.origin == Origin::kTorch;
+  };
+  // The wait comes before the loop: other threads may allocate meanwhile.
+  if (std::any_of(blocks_.begin(), blocks_.end(), [&](const auto& one) { return cached(one.second); })) {
+    machine().streams.wait_for_device(device);
+  }
   auto& stats = stats_[device];
   for (auto it = blocks_.begin(); it != blocks_.end();) {
-    const auto& [begin, block] = *it;
-    if (block.live || block.device != device || block.graph != 0) {
+    const Block& block = it->second;
+    if (!cached(block)) {
       ++it;
       continue;
     }
-    if (!std::exchange(waited, true)) machine().streams.wait_for_device(device);
     stats.reserved_bytes[0].decrease(block.bytes);
     stats.segment[0].decrease(1);
     ++stats.num_device_free;
-    machine().shadow.forget(range_of(begin, block));
-    ::fallocate(file_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(begin - base_),
-                static_cast<off_t>(block.bytes));
-    it = blocks_.erase(it);
+    it = give_back(it);
   }
 }
 
@@ -206,19 +285,23 @@ std::string Memory::describe(std::uintptr_t address) const {
 }
 
 std::pair<std::size_t, std::size_t> Memory::info(c10::DeviceIndex device) const {
-  return {bytes_each_ - static_cast<std::size_t>(stats_[device].reserved_bytes[0].current), bytes_each_};
+  return {bytes_each_ - static_cast<std::size_t>(stats_[device].reserved_bytes[0].current) - outside_[device],
+          bytes_each_};
 }
 
 void Memory::throw_out_of_memory(c10::DeviceIndex device, std::size_t asked) {
   auto& stats = stats_[device];
   ++stats.num_ooms;
   const auto [free, total] = info(device);
-  TORCH_CHECK_WITH(OutOfMemoryError, false, "CUDA out of memory. Tried to allocate ", asked, " bytes. GPU ",
-                   static_cast<int>(device), " has a total capacity of ", total, " bytes of which ", free,
-                   " bytes are free. Of the allocated memory ", stats.allocated_bytes[0].current,
-                   " bytes is allocated by PyTorch, and ",
-                   stats.reserved_bytes[0].current - stats.allocated_bytes[0].current,
-                   " bytes is reserved by PyTorch but unallocated.");
+  const auto allocated = static_cast<std::size_t>(stats.allocated_bytes[0].current);
+  const auto reserved = static_cast<std::size_t>(stats.reserved_bytes[0].current);
+  TORCH_CHECK_WITH(OutOfMemoryError, false, "CUDA out of memory. Tried to allocate ", with_unit(asked), ". GPU ",
+                   static_cast<int>(device), " has a total capacity of ", with_unit(total), " of which ",
+                   with_unit(free), " is free. Including non-PyTorch memory, this process has ",
+                   with_unit(total - free), " memory in use. Of the allocated memory ", with_unit(allocated),
+                   " is allocated by PyTorch, and ", with_unit(reserved - allocated),
+                   " is reserved by PyTorch but unallocated. If reserved but unallocated memory is large try setting "
+                   "PYTORCH_ALLOC_CONF=expandable_segments:True to avoid fragmentation.");
 }
 
 namespace {

@@ -19,6 +19,9 @@
 
 namespace dtrain::test::fake_gpu {
 
+// Who has allocated memory: libtorch through its allocator, or a program through the CUDA runtime or NCCL.
+enum class Origin { kTorch, kCuda, kNccl };
+
 struct Block {
   std::size_t bytes = 0;  // rounded
   std::size_t asked = 0;
@@ -27,9 +30,13 @@ struct Block {
   int graph = 0;             // whose private memory it is; 0: none's
   std::uint64_t serial = 0;  // of the allocation
   std::string_view by;       // the operator
+  Origin origin = Origin::kTorch;
   bool live = false;
   bool in_use = false;             // freed, while another stream was not known to have ended with it
   std::set<std::size_t> recorded;  // streams, by record_stream()
+  Clock until;                     // of a freed block: what the recorded streams had then
+  int registrations = 0;           // with communicators of NCCL
+  bool was_registered = false;
 };
 
 // The operator that the calling thread allocates for.
@@ -46,6 +53,9 @@ class Memory {
   // On the calling thread's current device and stream.
   void* allocate(std::size_t bytes);
   void free(void* data);
+  // The same for programs: nothing of it is kept.
+  void* allocate(std::size_t bytes, Origin origin);
+  void free(void* data, Origin origin);
   void record_stream(const void* data, std::size_t stream);
   // Returns cached blocks to the device, which makes the host wait for it.
   void release_cached(c10::DeviceIndex device);
@@ -54,6 +64,8 @@ class Memory {
   // What a captured kernel has computed never was.
   void erase_graph(int graph);
 
+  // The allocation that has all of these bytes; nullptr: none has.
+  Block* live_block(const void* data, std::size_t bytes);
   const Block* block_at(std::uintptr_t address) const;
   // "in 512 bytes that empty allocated"
   std::string describe(std::uintptr_t address) const;
@@ -64,6 +76,10 @@ class Memory {
   void report_in_use(const Stream& stream);
   std::uintptr_t find_cached(const Stream& stream, std::size_t bytes);
   std::uintptr_t find_fresh(const Stream& stream, std::size_t bytes, std::size_t asked);
+  // Addresses that nothing had before.
+  std::uintptr_t take_addresses(c10::DeviceIndex device, std::size_t bytes, std::size_t asked);
+  void fill(std::uintptr_t begin, Block& block, std::size_t asked, std::string_view by);
+  std::map<std::uintptr_t, Block>::iterator give_back(std::map<std::uintptr_t, Block>::iterator block);
   [[noreturn]] void throw_out_of_memory(c10::DeviceIndex device, std::size_t asked);
 
   const std::size_t bytes_each_;
@@ -74,6 +90,7 @@ class Memory {
   std::vector<std::uintptr_t> next_;
   std::map<std::uintptr_t, Block> blocks_;
   std::vector<c10::CachingDeviceAllocator::DeviceStats> stats_;
+  std::vector<std::size_t> outside_;  // bytes that programs have, by device
   std::uint64_t allocations_ = 0;
 };
 

@@ -13,6 +13,8 @@ class Pinned {
   void free(void* data);
   // The number of the allocation that the address lies in; 0: memory that is not pinned.
   std::uint64_t serial(const void* data) const;
+  // Of the allocation that begins there.
+  std::size_t bytes(const void* data) const { return blocks_.at(reinterpret_cast<std::uintptr_t>(data)).bytes; }
 
  private:
   struct Block {

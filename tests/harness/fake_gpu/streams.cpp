@@ -11,6 +11,7 @@ namespace dtrain::test::fake_gpu {
 namespace {
 
 constexpr int kPool = 32;
+constexpr c10::StreamId kFirstCreated = 1000;  // after those of the pools
 
 thread_local c10::DeviceIndex device_of_thread = 0;
 thread_local std::array<c10::StreamId, kMaxDevices> streams_of_thread{};
@@ -59,6 +60,15 @@ c10::Stream Streams::from_pool(c10::DeviceIndex device, bool high_priority) {
   return handle_of(device, 1 + (high_priority ? kPool : 0) + in_turn);
 }
 
+Stream& Streams::create(c10::DeviceIndex device) {
+  return of(handle_of(device, kFirstCreated + created_++));
+}
+
+void Streams::destroy(Stream& stream) {
+  if (stream.handle.id() < kFirstCreated) throw_cuda_error(400, "invalid resource handle");
+  stream.destroyed = true;  // what is on it goes on
+}
+
 void* Streams::native(c10::Stream handle) {
   return handle.id() == 0 ? nullptr : &of(handle);
 }
@@ -66,7 +76,7 @@ void* Streams::native(c10::Stream handle) {
 Stream& Streams::from_native(void* stream) {
   if (stream == nullptr) return of(handle_of(current_device(), 0));
   const auto found = std::find_if(all_.begin(), all_.end(), [&](const auto& s) { return s.get() == stream; });
-  if (found == all_.end()) throw_cuda_error(400, "invalid resource handle");
+  if (found == all_.end() || (*found)->destroyed) throw_cuda_error(400, "invalid resource handle");
   return **found;
 }
 
@@ -78,6 +88,11 @@ void Streams::for_each(c10::DeviceIndex device, const std::function<void(Stream&
 
 void Streams::record(Event& event, Stream& stream) {
   machine().adversaries.check(stream.handle.device_index());
+  if (stream.launching > 0) {
+    machine().report.add("an event is recorded on " + stream.name() +
+                         " while NCCL still launches operations there: ncclCommGetAsyncError says ncclInProgress");
+  }
+  event.recorded = true;
   event.clock = stream.clock;
   merge(event.clock, host_);
   event.microseconds = stream.microseconds;
@@ -100,6 +115,8 @@ void Streams::block(const Event& event, Stream& stream) {
 bool Streams::answer(int& delayed_queries, const Clock& clock) {
   machine().graphs.refuse_host("a query");
   if (covers(host_, clock)) return true;
+  machine().unfinished.advance();
+  if (machine().unfinished.any(clock)) return false;
   if (delayed_queries > 0) {
     --delayed_queries;
     return false;
@@ -119,28 +136,34 @@ bool Streams::query(Stream& stream) {
   return answer(stream.delayed_queries, stream.clock);
 }
 
-void Streams::wait(const Clock& clock, std::string_view what) {
+void Streams::wait(const Clock& clock, c10::DeviceIndex device, std::string_view what) {
   machine().graphs.refuse_host(what);
-  ++machine().report.counts.host_syncs;
-  learn(clock);
+  machine().report.count(&FakeGpuCounts::host_syncs);
+  const Clock until = clock;  // other threads may launch more meanwhile
+  machine().unfinished.wait(until, device);
+  learn(until);
+}
+
+void Streams::wait(Stream& stream, std::string_view what) {
+  wait(stream.clock, stream.handle.device_index(), what);
 }
 
 void Streams::wait(Event& event) {
   machine().adversaries.check(event.device);
   refuse_captured(event);
-  wait(event.clock, "an event's synchronize()");
+  wait(event.clock, event.device, "an event's synchronize()");
 }
 
 void Streams::wait(Stream& stream) {
   machine().adversaries.check(stream.handle.device_index());
-  wait(stream.clock, "a stream's synchronize()");
+  wait(stream, "a stream's synchronize()");
 }
 
 void Streams::wait_for_device(c10::DeviceIndex device) {
   machine().adversaries.check(device);
   Clock all;
   for_each(device, [&](const Stream& stream) { merge(all, stream.clock); });
-  wait(all, "a device's synchronize()");
+  wait(all, device, "a device's synchronize()");
 }
 
 void Streams::learn(const Clock& clock) {

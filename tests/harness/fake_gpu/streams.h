@@ -10,13 +10,14 @@
 
 #include <c10/core/Stream.h>
 
+#include "harness/fake_gpu_names.h"
 #include "order.h"
 
 namespace dtrain::test::fake_gpu {
 
 class Graph;
 
-inline constexpr int kMaxDevices = 16;
+inline constexpr int kMaxDevices = kMostFakeGpus;
 
 struct Stream {
   std::size_t index = 0;  // in clocks
@@ -25,6 +26,8 @@ struct Stream {
   double microseconds = 0;  // one for each operation, and for waiting until another stream is as far
   int delayed_queries = 0;
   Graph* graph = nullptr;  // that its operations are captured in
+  int launching = 0;       // operations that NCCL has been given and has not launched yet
+  bool destroyed = false;
 
   std::string name() const;
 };
@@ -35,6 +38,8 @@ struct Event {
   double microseconds = 0;
   int delayed_queries = 0;
   int graph = 0;  // that it was captured in
+  bool timed = true;
+  bool recorded = false;
 };
 
 // The calling thread's device, and its stream on each device.
@@ -61,6 +66,9 @@ class Streams {
   c10::Stream exchange_current(c10::Stream stream);
   // CUDA's pools have 32 streams for each priority, handed out in turn.
   c10::Stream from_pool(c10::DeviceIndex device, bool high_priority);
+  // Streams of the CUDA runtime.
+  Stream& create(c10::DeviceIndex device);
+  void destroy(Stream& stream);
   // nullptr for a default stream.
   void* native(c10::Stream handle);
   Stream& from_native(void* stream);
@@ -70,8 +78,8 @@ class Streams {
   void block(const Event& event, Stream& stream);
   bool query(Event& event);
   bool query(Stream& stream);
-  // The host waits until all that the clock covers has ended. `what` names the call.
-  void wait(const Clock& clock, std::string_view what);
+  // The host waits until all that is on the stream has ended. `what` names the call.
+  void wait(Stream& stream, std::string_view what);
   void wait(Event& event);
   void wait(Stream& stream);
   void wait_for_device(c10::DeviceIndex device);
@@ -81,10 +89,12 @@ class Streams {
 
  private:
   bool answer(int& delayed_queries, const Clock& clock);
+  void wait(const Clock& clock, c10::DeviceIndex device, std::string_view what);
 
   std::vector<std::unique_ptr<Stream>> all_;
   std::array<std::array<int, 2>, kMaxDevices> handed_out_{};
   Clock host_;
+  c10::StreamId created_ = 0;
 };
 
 }  // namespace dtrain::test::fake_gpu

@@ -18,6 +18,7 @@ Range extent_of(const at::Tensor& tensor) {
 }
 
 void Transfers::to_host(const Access& copy, const at::Tensor& host, at::Tensor data) {
+  overwrite(extent_of(host));
   std::memset(host.data_ptr(), 0xFF, host.nbytes());
   under_way_.push_back({copy, host, std::move(data), true});
 }
@@ -47,10 +48,18 @@ void Transfers::complete(const Clock& known) {
 }
 
 void Transfers::land(Range range) {
+  end(range, true);
+}
+
+void Transfers::overwrite(Range range) {
+  end(range, false);
+}
+
+void Transfers::end(Range range, bool to_host) {
   for (auto it = under_way_.begin(); it != under_way_.end();) {
     const auto transfer = it++;
     const Range host = extent_of(transfer->host);
-    if (!transfer->to_host || host.end <= range.begin || range.end <= host.begin) continue;
+    if (transfer->to_host != to_host || host.end <= range.begin || range.end <= host.begin) continue;
     finish(*transfer);
     under_way_.erase(transfer);
   }

@@ -18,6 +18,8 @@ class Transfers {
   void to_device(const Access& copy, const at::Tensor& host);
   // The host knows that what the clock covers has ended.
   void complete(const Clock& known);
+  // An operation on a device writes this memory of the host, in an order that has been checked.
+  void overwrite(Range range);
   // An operation on a device reads this memory of the host, in an order that has been checked.
   void land(Range range);
 
@@ -29,6 +31,8 @@ class Transfers {
     bool to_host = false;
   };
 
+  // Those in one direction that touch this memory of the host.
+  void end(Range range, bool to_host);
   static void finish(const Transfer& transfer);
 
   std::list<Transfer> under_way_;

@@ -9,8 +9,8 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -20,9 +20,11 @@
 namespace dtrain::comm {
 
 struct NcclOptions {
-  int device = 0;               // CUDA's number of the GPU
-  std::string name = "nccl";    // differs between the communicators of one control plane
-  std::optional<void*> stream;  // the caller's cudaStream_t: an operation begins after what is on it when it is issued
+  int device = 0;             // CUDA's number of the GPU
+  std::string name = "nccl";  // differs between the communicators of one control plane
+  // The calling thread's current cudaStream_t: an operation begins after what is on it when it is issued, and
+  // Work::join() makes it wait. Empty: an operation begins at once, and join() waits on the host.
+  std::function<void*()> current_stream;
   // NCCL does not notice when ranks call different operations. So many operations (and every allocation) are therefore
   // compared with rank 0's through the control plane before they are handed to NCCL; later ones when one of them times
   // out. The first steps of a training show what can differ.

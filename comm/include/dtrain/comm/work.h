@@ -33,6 +33,8 @@ class WorkState {
   virtual ~WorkState() = default;
   virtual bool test() = 0;
   virtual void wait() = 0;
+  // See Work::join(). Backends whose data is on a device replace it.
+  virtual void join() { wait(); }
   virtual WorkTiming timing() const = 0;
   virtual std::size_t bytes() const = 0;  // the larger of what a rank gives and gets
   virtual std::uint64_t sequence() const = 0;
@@ -51,6 +53,10 @@ class Work {
   // Blocks until complete. CommError when the deadline passes, a peer fails or differs, or the communicator is
   // aborted; it names operation, bucket, sequence number, elapsed time and the ranks concerned.
   void wait() { state_->wait(); }
+  // What the caller does next with the data comes after the operation. Data in host memory: like wait(). Data on a
+  // device: the caller's current stream waits, and the host goes on, at the latest once the operation has been handed to
+  // the device. CommError as wait(), as far as a failure is known by then.
+  void join() { state_->join(); }
   WorkTiming timing() const { return state_->timing(); }
   std::size_t bytes() const { return state_->bytes(); }
   std::uint64_t sequence() const { return state_->sequence(); }

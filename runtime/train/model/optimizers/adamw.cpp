@@ -10,11 +10,11 @@ class AdamWUpdate final : public OptimizerUpdate {
   explicit AdamWUpdate(const AdamW& settings) : settings_(settings) {}
   double learning_rate() const override { return settings_.lr; }
   std::vector<std::string> state_names() const override { return {"exp_avg", "exp_avg_sq"}; }
-  void update(const at::Tensor& values, const at::Tensor& gradients, at::TensorList states, double rate,
-              std::int64_t updates) const override {
-    const at::Tensor step = at::full({}, static_cast<double>(updates + 1), at::kFloat);
-    at::_fused_adamw_(values, gradients, states[0], states[1], {}, step, rate, settings_.beta1, settings_.beta2,
-                      settings_.weight_decay, settings_.eps, /*amsgrad=*/false, /*maximize=*/false);
+  void update(const at::Tensor& values, const at::Tensor& gradients, at::TensorList states,
+              const UpdateStep& step) const override {
+    const at::Tensor number = at::full({}, static_cast<double>(step.updates + 1), values.options().dtype(at::kFloat));
+    at::_fused_adamw_(values, gradients, states[0], states[1], {}, number, step.rate, settings_.beta1, settings_.beta2,
+                      settings_.weight_decay, settings_.eps, /*amsgrad=*/false, /*maximize=*/false, step.optional_divisor());
   }
 
  private:

@@ -17,10 +17,10 @@ class SgdUpdate final : public OptimizerUpdate {
     if (settings_.momentum == 0) return {};
     return {"momentum"};
   }
-  void update(const at::Tensor& values, const at::Tensor& gradients, at::TensorList states, double rate,
-              std::int64_t updates) const override {
-    at::_fused_sgd_(values, gradients, states, settings_.weight_decay, settings_.momentum, rate, settings_.dampening,
-                    settings_.nesterov, /*maximize=*/false, /*is_first_step=*/updates == 0);
+  void update(const at::Tensor& values, const at::Tensor& gradients, at::TensorList states,
+              const UpdateStep& step) const override {
+    at::_fused_sgd_(values, gradients, states, settings_.weight_decay, settings_.momentum, step.rate, settings_.dampening,
+                    settings_.nesterov, /*maximize=*/false, /*is_first_step=*/step.updates == 0, step.optional_divisor());
   }
 
  private:

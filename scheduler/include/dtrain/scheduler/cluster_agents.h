@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <map>
 #include <optional>
 #include <string>
@@ -18,13 +19,15 @@ namespace dtrain::scheduler {
 // A slot of an agent on this machine; of agents elsewhere only the index is known.
 struct ClusterSlot {
   int index = 0;          // from 0, on its agent; -1: no slot, since the GPU has a problem
-  std::vector<int> cpus;  // of a CPU slot: its logical CPUs, ascending
-  int threads = 0;        // of a CPU slot: how many can run at once; fewer than CPUs where a cgroup grants less time
-  int gpu = -1;           // of a GPU slot: NVML's index, and what NVML reports of it
-  std::string gpu_uuid;
+  std::vector<int> cpus;  // its logical CPUs, ascending; of a GPU slot those near the GPU
+  int threads = 0;        // how many can run at once; fewer than CPUs where a cgroup grants less time
+  int gpu = -1;           // of a GPU slot: NVML's index, and what NVML reports of it; -1: a MIG instance, or no GPU
+  std::string gpu_uuid;   // of a MIG instance its name, as in CUDA_VISIBLE_DEVICES; empty: a CPU slot
   std::string gpu_name;
   std::uint64_t gpu_memory = 0;  // bytes; 0: not reported
   std::string problem;           // why it is no slot
+
+  bool is_gpu() const { return gpu >= 0 || !gpu_uuid.empty(); }
 };
 
 struct ClusterAgent {
@@ -50,6 +53,9 @@ struct Machine {
   std::optional<std::vector<std::vector<int>>> cores;  // of each core its logical CPUs
   std::optional<double> cpu_limit;                     // CPUs' worth of time
   std::optional<std::vector<host::GpuInfo>> gpus;
+  // How they are looked up; empty: by host::Gpus, which waits for the driver as long as it takes.
+  std::function<std::vector<host::GpuInfo>(std::vector<std::string>& warnings)> look_at_gpus;
+  std::filesystem::path root = "/";  // where sys/ is
 };
 
 struct SlotDefaults {
@@ -66,6 +72,9 @@ config::Cluster read_cluster_file(const std::filesystem::path& file, std::vector
 // allocation this process is in, else this machine. A file is a cluster file or a hostfile of MPI. ConfigError.
 ClusterAgents find_cluster(const std::filesystem::path& given, const std::map<std::string, std::string>& variables,
                            const SlotDefaults& defaults = {}, const Machine& machine = {});
+
+// Whether options of sbatch or srun ask for GPUs: --gres=gpu:2, --gpus-per-node 4, -G 8, …
+bool ask_for_gpus(const std::vector<std::string>& options);
 
 // All of them, wholly free: what never_fits() asks for and where place() begins.
 std::vector<AgentSlots> empty_slots(const ClusterAgents& cluster);

@@ -21,6 +21,7 @@ struct AgentSlots {
   int free = 0;  // 0 to slots
   std::string resource_pool = "default";
   config::AgentSlotType slot_type = config::AgentSlotType::kAuto;  // auto: not known, taken for either
+  std::vector<std::string> gpus;  // the UUIDs of its slots' GPUs, by slot; empty: not known, or its slots are cores
 };
 
 struct SlotRequest {

@@ -38,6 +38,7 @@ struct TaskRequest {
 struct ClaimedShare {
   std::string agent;
   std::vector<int> slots;
+  std::vector<std::string> gpus;  // the UUIDs of their GPUs; empty: not known, or they are cores
   bool operator==(const ClaimedShare&) const = default;
 };
 using Claim = std::vector<ClaimedShare>;  // in the order of the ranks

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <deque>
 #include <functional>
@@ -76,13 +77,18 @@ class FakeCuda {
     cudaMemoryType type;
     int used = 0;
   };
-  using Fired = std::shared_ptr<std::atomic<bool>>;
+  struct Firing {
+    std::atomic<bool> fired{false};
+    std::chrono::steady_clock::time_point time;  // once fired
+  };
+  using Fired = std::shared_ptr<Firing>;
 
   // Waits for what all streams have been given, as freeing memory does.
   void synchronize();
   std::map<const std::byte*, Memory>::iterator find(const void* data, std::size_t bytes);
   cudaError_t record(cudaEvent_t event, cudaStream_t stream);
   cudaError_t query(cudaEvent_t event);
+  cudaError_t elapsed(float* milliseconds, cudaEvent_t from, cudaEvent_t to);
   cudaError_t wait_event(cudaStream_t stream, cudaEvent_t event);
   cudaError_t copy(void* to, const void* from, std::size_t bytes, cudaMemcpyKind kind, cudaStream_t stream);
 

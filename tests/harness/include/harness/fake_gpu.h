@@ -50,6 +50,7 @@ struct FakeGpuCounts {
       0;  // all waits of the host: synchronize(), item(), blocking copies, sizes that depend on data
   std::int64_t allocations = 0;
   std::int64_t reports = 0;  // also repeated ones
+  std::int64_t nccl_operations = 0;
 };
 
 struct FakeGpuMemory {
@@ -70,8 +71,12 @@ class FakeGpus {
   virtual void fail_allocation(int n) = 0;
   // The n-th kernel or copy from now on is the last of its device: all that follows there throws c10::AcceleratorError.
   virtual void lose_device(int n) = 0;
-  // No more faults: lost devices are back, captures under way are abandoned, and the host knows that all streams are
-  // done. Counts and reports stay.
+  // The n-th operation of NCCL from now on never ends; fail_nccl: and from then on all communicators of the process have
+  // the asynchronous error ncclRemoteError.
+  virtual void hang_nccl(int n) = 0;
+  virtual void fail_nccl(int n) = 0;
+  // No more faults: lost devices are back, captures under way and unfinished operations are abandoned, and the host
+  // knows that all streams are done. Counts and reports stay.
   virtual void heal() = 0;
 
   // Capture on the calling thread's current stream, which must not be the default stream. Errors are those of CUDA.

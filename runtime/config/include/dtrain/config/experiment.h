@@ -85,11 +85,23 @@ struct Experiment {
   Json data = Json::object();             // for the trial
   std::filesystem::path initial_weights;  // a .safetensors file, resolved against the file's folder; empty: none
   std::vector<std::pair<std::string, std::string>> environment_variables;
+  std::vector<std::pair<std::string, std::string>> cpu_variables;   // of ranks on CPUs alone
+  std::vector<std::pair<std::string, std::string>> cuda_variables;  // of ranks on GPUs alone
+
+  // All variables of ranks on GPUs, or on CPUs.
+  std::vector<std::pair<std::string, std::string>> variables_of_ranks(bool on_gpus) const;
 };
+
+// The keys that ask for something that GPUs do not support yet, such as "optimizations.gradient_compression". The
+// reader refuses them with slot_type: cuda; with auto, whoever decides for GPUs does.
+std::vector<std::string> keys_not_for_gpus(const Experiment& experiment);
+inline constexpr const char* kNotForGpus =
+    "is not supported on GPUs yet; remove it, or train on CPUs with resources.slot_type: cpu";
 
 // Conditions across sections: for the reader, and for the schema.
 void check_together(Section& root, const Experiment& experiment);
 Json program_or_model();
+Json what_gpus_support();
 
 extern const TextRule kSafetensorsFile;
 
@@ -184,8 +196,9 @@ inline void declare_keys(Keys& keys, Experiment& e) {
   keys.mapping({"environment", "The environment of the ranks."}, [&](Keys& environment) {
     environment.form(
         {.name = "environment_variables",
-         .text = "Variables of the ranks: a mapping, or a list of NAME=value, or such a list under cpu (ranks on CPUs "
-                 "ignore lists under cuda and rocm). Names that begin with DTRAIN_ are reserved for dtrain.",
+         .text =
+             "Variables of the ranks: a mapping, or a list of NAME=value. Lists under cpu and cuda are for ranks on "
+             "CPUs or GPUs alone; one under rocm is ignored. Names that begin with DTRAIN_ are reserved for dtrain.",
          .more = "Ranks that mpirun or a shell started set them themselves. That is too late for variables that a "
                  "library reads while it is loaded (`OMP_NUM_THREADS`); a warning says so.",
          .examples = R"([{"OMP_NUM_THREADS": 2}, ["OMP_NUM_THREADS=2"]])"},
@@ -193,6 +206,7 @@ inline void declare_keys(Keys& keys, Experiment& e) {
   });
   keys.when_read([&](Section& root) { check_together(root, e); });
   keys.schema_rule(program_or_model);
+  keys.schema_rule(what_gpus_support);
 }
 
 // `overrides` are the "a.b=c" of --set, in order. Throws ConfigErrors; a file that cannot be read is one too.

@@ -11,8 +11,10 @@
 
 namespace dtrain::config {
 
-enum class SlotType { kAuto, kCpu };
-inline constexpr std::array kSlotTypes{Word<SlotType>{"auto", SlotType::kAuto}, Word<SlotType>{"cpu", SlotType::kCpu}};
+// kAuto: GPUs where there are enough, else CPUs. The launcher decides, or without one the ranks together.
+enum class SlotType { kAuto, kCpu, kCuda };
+inline constexpr std::array kSlotTypes{Word<SlotType>{"auto", SlotType::kAuto}, Word<SlotType>{"cpu", SlotType::kCpu},
+                                       Word<SlotType>{"cuda", SlotType::kCuda}};
 
 // How the ranks' memory and messages travel. kAuto: kShm on one host, over several kMpi with one rank each,
 // kHierarchical with more.
@@ -35,12 +37,9 @@ void check_together(Section& section, const Resources& resources);
 
 inline void declare_keys(Keys& keys, Resources& r) {
   keys.integer({"slots_per_trial", "The number of ranks: one process on each slot."}, r.slots_per_trial, {1, 65536});
-  keys.choice(
-      {.name = "slot_type",
-       .text = "What a slot is.",
-       .more = "Training uses only CPUs so far; on a machine with GPUs, the plan and a warning say so for `auto`.",
-       .not_yet = "use auto or cpu"},
-      r.slot_type, kSlotTypes, {"cuda"});
+  keys.choice({"slot_type", "What a slot is: a GPU (cuda) or a share of the cores (cpu).",
+               "`auto`: GPUs if the resource pool has any, otherwise cores ([more](cluster.md#gpus-or-cores))."},
+              r.slot_type, kSlotTypes);
   keys.boolean({"is_single_node", "Whether all slots must be on one machine.",
                 "The experiment is refused if no agent has so many slots."},
                r.is_single_node);

@@ -3,6 +3,7 @@
 
 #include <filesystem>
 #include <optional>
+#include <string>
 #include <vector>
 
 namespace dtrain::host {
@@ -13,6 +14,10 @@ std::vector<int> allowed_cpus();
 
 // Physical cores among them (hwloc), each the list of its logical CPUs.
 std::vector<std::vector<int>> physical_cores();
+
+// The logical CPUs nearest to a PCI device (its NUMA node's), ascending, whether or not this process may use them.
+// `address` as NVML writes it: "00000000:3B:00.0". Empty: the kernel does not report it. `root`: where sys/ is.
+std::vector<int> cpus_near_pci_device(const std::string& address, const std::filesystem::path& root = "/");
 
 // CPUs' worth of time the cgroup grants (v1 and v2, the tightest of its ancestors), at most the number of allowed
 // CPUs. `root`: where proc/ and sys/ are.

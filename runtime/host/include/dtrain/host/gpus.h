@@ -21,6 +21,7 @@ struct GpuInfo {
   int index = 0;  // NVML's: by PCI address, which is not always CUDA's order
   std::string uuid;
   std::string name;
+  std::string pci_address;                     // "00000000:3B:00.0"; empty: not reported
   std::uint64_t total_memory = 0;              // bytes; 0: not reported
   std::optional<double> slowdown_temperature;  // degrees Celsius, from which on it slows down; empty: not reported
   std::optional<double> compute_capability;    // such as 9.0; empty: not reported

@@ -16,6 +16,7 @@
 #include "dtrain/base/shared_memory.h"
 #include "dtrain/comm/communicator.h"
 #include "dtrain/comm/control.h"
+#include "dtrain/comm/nccl.h"
 #include "dtrain/profile/recorder.h"
 #include "dtrain/run/mock.h"
 
@@ -73,8 +74,15 @@ class RankSession {
   const config::Experiment& experiment() const;
   const Mock& mock() const;
   const comm::World& world() const;
+  // The GPU that this rank trains on, as CUDA numbers the GPUs of this process; empty: it trains on the CPU.
+  std::optional<int> gpu() const;
   comm::ControlPlane& control();
   comm::Communicator& communicator();
+  // Makes the communicator for data on the ranks' GPUs, which runs NCCL. Collective; at most once, after the process has
+  // opened CUDA.
+  void make_device_communicator(const comm::NcclOptions& options);
+  // The communicator for data on the device that the rank trains on: communicator() on CPUs.
+  comm::Communicator& device_communicator();
   profile::Recorder& recorder();
   const Clock& clock() const;
   const Logger& log() const;
@@ -136,6 +144,7 @@ class RankSession {
   const std::unique_ptr<FailureReport> failure_report_;
   std::unique_ptr<Membership> membership_;
   std::unique_ptr<RankHosts> hosts_;
+  std::optional<int> gpu_;
   std::unique_ptr<LauncherConnection> launcher_;  // null if `dtrain launch` did not start this rank
   std::unique_ptr<Recording> recording_;
   std::unique_ptr<ProgressReport> progress_;  // null except on rank 0

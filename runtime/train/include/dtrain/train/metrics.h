@@ -16,6 +16,9 @@ class MetricValue {
   MetricValue(at::Tensor value) : tensor_(value.detach()) {}
   // May wait for the device.
   double value() const { return tensor_.defined() ? tensor_.item<double>() : value_; }
+  // Undefined where it was given as a number.
+  const at::Tensor& tensor() const { return tensor_; }
+  bool is_on_device() const { return tensor_.defined() && !tensor_.is_cpu(); }
 
  private:
   double value_ = 0;

@@ -37,14 +37,15 @@ struct LoaderSettings {
 // What a trial knows about its run, and where it hands over its model and optimizer. Used by the training thread alone.
 class TrialContext {
  public:
-  explicit TrialContext(run::RankSession& session);
+  // `device`: what the rank trains on.
+  explicit TrialContext(run::RankSession& session, at::Device device = at::kCPU);
   TrialContext(const TrialContext&) = delete;
   TrialContext& operator=(const TrialContext&) = delete;
 
   int rank() const;
   int world_size() const;
   std::int64_t batch_size() const;  // of this rank: global_batch_size / slots_per_trial
-  at::Device device() const;
+  at::Device device() const { return device_; }
 
   // A hyperparameter of the experiment; a missing or mistyped one is a ConfigError naming it.
   template <typename T>
@@ -117,6 +118,7 @@ class TrialContext {
   }
 
   run::RankSession& session_;
+  at::Device device_;
   DataSection data_;
   mutable std::set<std::string> hyperparameters_asked_;
   bool unread_keys_told_ = false;

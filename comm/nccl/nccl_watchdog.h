@@ -1,0 +1,59 @@
+// Ends operations that a GPU does not finish, also while the thread that issued them is blocked in a call of CUDA: a
+// launch blocks when the device's queue is full, and it is full when an operation in front of it never ends. A thread of
+// its own looks at the first operation that is under way.
+//
+// watch() and watch_nothing() come from the owner's thread, the callback from the watchdog's.
+#pragma once
+
+#include <chrono>
+#include <condition_variable>
+#include <functional>
+#include <mutex>
+#include <optional>
+#include <thread>
+
+#include "collective/descriptor.h"
+#include "dtrain/base/clock.h"
+#include "nccl/nccl_device.h"
+
+namespace dtrain::comm {
+
+class NcclWatchdog {
+ public:
+  using Expired = std::function<void(const Descriptor& descriptor, Nanoseconds began)>;
+
+  // An operation has `timeout` from the time when everything in front of it has ended on this GPU.
+  NcclWatchdog(SharedNcclApi api, int device, std::chrono::milliseconds timeout, Expired expired);
+  ~NcclWatchdog();
+  NcclWatchdog(const NcclWatchdog&) = delete;
+  NcclWatchdog& operator=(const NcclWatchdog&) = delete;
+
+  // The events outlive the next call of watch() or watch_nothing(). `began` has fired when the operation may begin,
+  // `done` when it has ended.
+  void watch(const Descriptor& descriptor, const CudaEvent& began, const CudaEvent& done);
+  void watch_nothing();
+
+ private:
+  struct Watched {
+    Descriptor descriptor;
+    const CudaEvent* began = nullptr;
+    const CudaEvent* done = nullptr;
+    std::optional<Nanoseconds> since;
+  };
+  void run();
+  // The operation if its time is over.
+  std::optional<Watched> look();
+
+  const SharedNcclApi api_;
+  const int device_;
+  const std::chrono::milliseconds timeout_;
+  const Expired expired_;
+  SystemClock clock_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::optional<Watched> watched_;
+  bool ending_ = false;
+  std::thread thread_;
+};
+
+}  // namespace dtrain::comm

@@ -1,0 +1,70 @@
+#include "dtrain/host/visible_gpus.h"
+
+#include <algorithm>
+#include <charconv>
+#include <set>
+
+#include "dtrain/base/text.h"
+
+namespace dtrain::host {
+namespace {
+
+constexpr const char* kGpuPrefix = "GPU-";
+constexpr const char* kMigPrefix = "MIG-";
+
+VisibleGpu visible(const GpuInfo& gpu) {
+  return {gpu.uuid.empty() ? std::to_string(gpu.index) : gpu.uuid, gpu};
+}
+
+std::string without_blanks(const std::string& text) {
+  const auto first = text.find_first_not_of(" \t");
+  if (first == std::string::npos) return {};
+  return text.substr(first, text.find_last_not_of(" \t") - first + 1);
+}
+
+// Empty: it names none.
+std::optional<VisibleGpu> named_by(const std::string& entry, const std::vector<GpuInfo>& all) {
+  if (entry.starts_with(kMigPrefix)) return VisibleGpu{entry, std::nullopt};
+  if (entry.starts_with(kGpuPrefix)) {
+    const auto matches = [&](const GpuInfo& gpu) { return gpu.uuid.starts_with(entry); };
+    const auto found = std::find_if(all.begin(), all.end(), matches);
+    if (found == all.end() || std::count_if(all.begin(), all.end(), matches) != 1) return std::nullopt;
+    return visible(*found);
+  }
+  std::size_t index = 0;
+  const auto [end, code] = std::from_chars(entry.data(), entry.data() + entry.size(), index);
+  if (code != std::errc() || end != entry.data() + entry.size() || index >= all.size()) return std::nullopt;
+  return visible(all[index]);
+}
+
+}  // namespace
+
+std::vector<VisibleGpu> visible_gpus(const std::vector<GpuInfo>& all,
+                                     const std::optional<std::string>& visible_devices) {
+  std::vector<VisibleGpu> result;
+  if (!visible_devices) {
+    for (const GpuInfo& gpu : all) result.push_back(visible(gpu));
+    return result;
+  }
+  std::set<std::string> known;
+  for (const std::string& entry : split(*visible_devices, ',')) {
+    auto gpu = named_by(without_blanks(entry), all);
+    if (!gpu) break;
+    if (!known.insert(gpu->id).second) return {};
+    result.push_back(std::move(*gpu));
+  }
+  return result;
+}
+
+bool is_order_unknown(const std::vector<GpuInfo>& all, const std::map<std::string, std::string>& variables) {
+  const auto order = variables.find("CUDA_DEVICE_ORDER");
+  if (order != variables.end() && order->second == "PCI_BUS_ID") return false;
+  const auto visible = variables.find("CUDA_VISIBLE_DEVICES");
+  if (visible != variables.end() &&
+      (visible->second.starts_with(kGpuPrefix) || visible->second.starts_with(kMigPrefix))) {
+    return false;
+  }
+  return std::any_of(all.begin(), all.end(), [&](const GpuInfo& gpu) { return gpu.name != all.front().name; });
+}
+
+}  // namespace dtrain::host

@@ -1,0 +1,33 @@
+#include "device/device_feed.h"
+
+#include <ATen/ATen.h>
+#include <c10/core/StreamGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+#include "device/training_device.h"
+
+namespace dtrain::train {
+
+DeviceFeed::DeviceFeed(c10::Device device) : device_(device) {
+  if (device.is_cpu()) return;
+  stream_ = c10::impl::VirtualGuardImpl(device.type()).getStreamFromGlobalPool(device, /*isHighPriority=*/false);
+  arrived_.emplace(device.type());
+}
+
+void DeviceFeed::move(Batch& batch) {
+  if (device_.is_cpu()) return;
+  const c10::Stream computing = current_stream(device_);
+  {
+    const c10::StreamGuard guard(*stream_);
+    for (at::Tensor& tensor : batch.tensors) {
+      if (tensor.device() == device_) continue;
+      const at::Tensor host = tensor.is_pinned() ? tensor : tensor.contiguous().pin_memory();
+      tensor = host.to(device_, /*non_blocking=*/true);
+      tensor.record_stream(computing);  // its memory is taken on this stream and used on that one
+    }
+    arrived_->record(*stream_);
+  }
+  arrived_->block(computing);
+}
+
+}  // namespace dtrain::train

@@ -1,0 +1,31 @@
+// Batches on their way to the device: from page-locked memory, on a stream of their own, beside what the device
+// computes. The host is some batches ahead of the device (StepsInFlight), so a batch arrives while the one before it is
+// computed. Training thread.
+#pragma once
+
+#include <optional>
+
+#include <c10/core/Device.h>
+#include <c10/core/Event.h>
+#include <c10/core/Stream.h>
+
+#include "dtrain/train/loader.h"
+
+namespace dtrain::train {
+
+class DeviceFeed {
+ public:
+  explicit DeviceFeed(c10::Device device);
+
+  // Replaces the batch's tensors by tensors on the device, in the order of the current stream. The host does not wait.
+  // On a CPU nothing happens. The tensors of a batch from page-locked memory must keep their values until the device
+  // has them; other tensors are copied to page-locked memory first.
+  void move(Batch& batch);
+
+ private:
+  const c10::Device device_;
+  std::optional<c10::Stream> stream_;
+  std::optional<c10::Event> arrived_;
+};
+
+}  // namespace dtrain::train

@@ -1,0 +1,81 @@
+#include "exchange/gradient_place.h"
+
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "model/gradient_memory.h"
+
+namespace dtrain::train {
+
+namespace {
+
+class HostGradientPlace final : public GradientPlace {
+ public:
+  explicit HostGradientPlace(FlatParameters& parameters) : parameters_(parameters), memory_(parameters) {}
+
+  void begin_backward() override { lending_.emplace(memory_); }
+  void end_backward() override { lending_.reset(); }
+  bool settle(std::size_t parameter, const at::Tensor& gradient) override {
+    return memory_.settle(parameter, gradient.data_ptr());
+  }
+  bool may_write(std::size_t parameter) const override { return memory_.may_write(parameter); }
+  void put(std::size_t parameter, const at::Tensor& gradient) override {
+    parameters_.parameters()[parameter].gradient.copy_(gradient);
+  }
+  void finish(std::span<const std::size_t> /*parameters*/) override {}
+  void finish_all() override {}
+
+ private:
+  FlatParameters& parameters_;
+  GradientMemory memory_;
+  std::optional<GradientMemory::Lending> lending_;
+};
+
+// libtorch's CUDA allocator cannot be taught places as the CPU's can, so every gradient is copied once, as in PyTorch's
+// DDP; those of a bucket in one call.
+class DeviceGradientPlace final : public GradientPlace {
+ public:
+  explicit DeviceGradientPlace(FlatParameters& parameters)
+      : parameters_(parameters), waiting_(parameters.parameters().size()) {}
+
+  // What a backward has left that an exception ended is no gradient.
+  void begin_backward() override { waiting_.assign(waiting_.size(), at::Tensor()); }
+  void end_backward() override {}
+  bool settle(std::size_t parameter, const at::Tensor& gradient) override {
+    return gradient.data_ptr() == parameters_.parameters()[parameter].gradient.data_ptr();
+  }
+  bool may_write(std::size_t /*parameter*/) const override { return true; }
+  void put(std::size_t parameter, const at::Tensor& gradient) override { waiting_[parameter] = gradient; }
+  void finish(std::span<const std::size_t> parameters) override {
+    std::vector<at::Tensor> places, gradients;
+    for (const std::size_t index : parameters) {
+      if (!waiting_[index].defined()) continue;
+      places.push_back(parameters_.parameters()[index].gradient);
+      gradients.push_back(std::exchange(waiting_[index], at::Tensor()));
+    }
+    if (places.empty()) return;
+    const at::NoGradGuard no_grad;
+    at::_foreach_copy_(places, gradients);
+  }
+  void finish_all() override {
+    std::vector<std::size_t> all;
+    for (std::size_t i = 0; i < waiting_.size(); ++i) {
+      if (waiting_[i].defined()) all.push_back(i);
+    }
+    finish(all);
+  }
+
+ private:
+  FlatParameters& parameters_;
+  std::vector<at::Tensor> waiting_;  // of each parameter: the gradient to be copied
+};
+
+}  // namespace
+
+std::unique_ptr<GradientPlace> make_gradient_place(FlatParameters& parameters) {
+  if (parameters.memory().on_host()) return std::make_unique<HostGradientPlace>(parameters);
+  return std::make_unique<DeviceGradientPlace>(parameters);
+}
+
+}  // namespace dtrain::train

@@ -1,0 +1,44 @@
+// What gradients are multiplied by before an update: the scale of their sum, and what brings their norm below the limit.
+// On a CPU they are multiplied in place, and the norm is the same to the last bit however updates are divided over ranks
+// (model/gradient_norm.h). On a device the host knows neither norm nor factor: both stay there, and the optimizer
+// divides by the factor as it reads the gradients.
+//
+// Training thread; prepare() is collective where gradients are clipped and other ranks have a part.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include <ATen/ATen.h>
+
+#include "dtrain/comm/communicator.h"
+#include "dtrain/profile/recorder.h"
+#include "exchange/gradient_strategy.h"
+#include "model/flat_parameters.h"
+#include "model/flat_range.h"
+
+namespace dtrain::train {
+
+class GradientScaling {
+ public:
+  virtual ~GradientScaling() = default;
+
+  // What each rank updates from now on, `own` of this one among it.
+  virtual void divide(std::span<const std::vector<FlatRange>> of_ranks, std::span<const FlatRange> own) = 0;
+  // From now on the norm is that of this rank's ranges.
+  virtual void set_local_norm() = 0;
+
+  struct Scaled {
+    at::Tensor divisor;              // as UpdateStep has it
+    std::optional<at::Tensor> norm;  // before clipping, where gradients are clipped: one float64
+  };
+  virtual Scaled prepare(const Update& update) = 0;
+};
+
+// For the device that the parameters are on; `communicator` is that device's. All outlive it.
+std::unique_ptr<GradientScaling> make_gradient_scaling(FlatParameters& parameters, comm::Communicator& communicator,
+                                                       profile::Recorder& recorder);
+
+}  // namespace dtrain::train
