@@ -2,7 +2,9 @@
 // asks for versions and the number of GPUs, as `dtrain doctor` does. The variable DTRAIN_FAKE_CUDA says what they
 // answer: "driver=12040 runtime=13000 nccl=22809 gpus=2 error=802"; what is not in it is as on a machine with two GPUs
 // where all is well. Declared here as NVIDIA documents it, not with dtrain's own declarations.
+#include <cstdint>
 #include <cstdlib>
+#include <cstring>
 #include <sstream>
 #include <string>
 
@@ -28,6 +30,19 @@ typedef int ncclResult_t;
 
 CUresult cuDriverGetVersion(int* driverVersion) {
   *driverVersion = setting("driver", 13000);
+  return 0;
+}
+
+CUresult cuInit(unsigned int) {
+  return 100;  // CUDA_ERROR_NO_DEVICE
+}
+
+CUresult cuGetProcAddress_v2(const char* symbol, void** function, int, std::uint64_t, int* symbolStatus) {
+  static constexpr auto refuse = +[]() -> CUresult { return 100; };
+  *function = reinterpret_cast<void*>(refuse);
+  if (std::strcmp(symbol, "cuDriverGetVersion") == 0) *function = reinterpret_cast<void*>(cuDriverGetVersion);
+  if (std::strcmp(symbol, "cuGetProcAddress") == 0) *function = reinterpret_cast<void*>(cuGetProcAddress_v2);
+  if (symbolStatus) *symbolStatus = 0;
   return 0;
 }
 

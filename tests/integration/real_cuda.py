@@ -4,7 +4,7 @@ Libraries of NVIDIA that this machine lacks (the driver's, and those that the sm
 libraries made of names alone: every symbol that the real ones ask for, under the version that they ask for. So nothing can be
 computed, but everything is linked, with RTLD_NOW, and registers itself with libtorch.
 
-    real_cuda.py BIN_FOLDER PROBE FAKE_NVML CXX [TestClass[.test] ...]
+    real_cuda.py BIN_FOLDER PROBE FOLDER_OF_FAKES CXX [TestClass[.test] ...]
 """
 import ctypes
 import functools
@@ -20,21 +20,8 @@ from pathlib import Path
 
 from harness import DEADLINE, Build, Workplace, environment
 
-BUILD = PROBE = NVML = CXX = LIBTORCH = None  # set by main()
+BUILD = PROBE = FAKES = CXX = LIBTORCH = None  # set by main()
 DRIVER = "libcuda.so.1"
-# What the driver answers first; everything else of it refuses. Without a GPU CUDA's runtime asks for nothing more.
-DRIVER_SOURCE = """
-#include <string.h>
-int cuDriverGetVersion(int* version) { *version = 13000; return 0; }
-int cuInit(unsigned flags) { return 100; }  /* CUDA_ERROR_NO_DEVICE */
-static int refuse() { return 100; }
-int cuGetProcAddress_v2(const char* name, void** function, int version, unsigned long flags, int* status) {
-  *function = !strcmp(name, "cuInit") ? (void*)cuInit : !strcmp(name, "cuDriverGetVersion") ? (void*)cuDriverGetVersion
-            : !strcmp(name, "cuGetProcAddress") ? (void*)cuGetProcAddress_v2 : (void*)refuse;
-  if (status) *status = 0;
-  return 0;
-}
-"""
 
 
 def output(*command):
@@ -129,8 +116,7 @@ def stand_ins(folder, files, missing):
         output(CXX, "-x", "c", "-w", "-shared", "-fPIC", "-fno-builtin", "-o", folder / library, source,
                f"-Wl,-soname,{library}", *([f"-Wl,--version-script={script}"] if any(versions) else []))
     if not is_here(DRIVER):
-        (folder / "driver.c").write_text(DRIVER_SOURCE)
-        output(CXX, "-x", "c", "-w", "-shared", "-fPIC", "-o", folder / DRIVER, folder / "driver.c", f"-Wl,-soname,{DRIVER}")
+        (folder / DRIVER).symlink_to(FAKES / "fake_cuda_libraries.so")  # a driver without GPUs
 
 
 def own_files():
@@ -216,7 +202,7 @@ class RealCuda(unittest.TestCase):
     def test_doctor_names_what_the_small_libtorch_lacks(self):
         folder = self.work.path / "nvml"
         folder.mkdir()
-        shutil.copy(NVML, folder / "libnvidia-ml.so.1")
+        shutil.copy(FAKES / "fake_nvml.so", folder / "libnvidia-ml.so.1")
         gpu = {"uuid": "GPU-a", "name": "Fake", "total": 1 << 34, "free": 1 << 34, "util": 0, "temperature": 30, "pids": []}
         (folder / "libnvidia-ml.so.1.json").write_text(json.dumps({"gpus": [gpu]}))
 
@@ -240,10 +226,10 @@ class RealCuda(unittest.TestCase):
 
 
 def main():
-    global BUILD, PROBE, NVML, CXX, LIBTORCH
+    global BUILD, PROBE, FAKES, CXX, LIBTORCH
     if len(sys.argv) < 5:
         sys.exit(__doc__)
-    BUILD, PROBE, NVML, CXX = Build(sys.argv[1], "dtrain-worker"), sys.argv[2], sys.argv[3], sys.argv[4]
+    BUILD, PROBE, FAKES, CXX = Build(sys.argv[1], "dtrain-worker"), sys.argv[2], Path(sys.argv[3]), sys.argv[4]
     found = re.search(r"libtorch_cpu\.so => (\S+)", output("ldd", PROBE))
     if not found:
         sys.exit(f"{PROBE} does not link libtorch_cpu.so")

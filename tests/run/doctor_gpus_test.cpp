@@ -528,7 +528,8 @@ TEST(DoctorOnGpus, AllIsWell) {
   if (!has_torch()) GTEST_SKIP() << "built without libtorch: no library of CUDA is opened";
   EXPECT_EQ(about(findings, "libtorch_cuda").at("text"), doctor.run.folder().string() + "/libtorch_cuda.so");
   EXPECT_EQ(about(findings, "CUDA").at("text"), "13.0, shows a process 2 of 2 GPUs");
-  EXPECT_EQ(about(findings, "NCCL").at("text"), "2.28.9, " + doctor.run.folder().string() + "/libnccl.so.2");
+  EXPECT_EQ(about(findings, "NCCL").at("text"), "2.28.9, " + doctor.run.folder().string() + "/libtorch_cuda.so")
+      << "libtorch_cuda's own comes first";
   EXPECT_EQ(doctor.code, 0);
 }
 
@@ -541,6 +542,15 @@ TEST(DoctorOnGpus, OldDriverOldNcclAndCudaThatDoesNotStart) {
   if (!has_torch()) GTEST_SKIP() << "built without libtorch: no library of CUDA is opened";
   EXPECT_EQ(about(findings, "CUDA").at("text"), "does not start: system not yet initialized (error 802)");
   EXPECT_EQ(about(findings, "NCCL").at("level"), "problem");
+}
+
+TEST(DoctorOnGpus, WithoutLibtorchCudaTheOthersAreStillOpened) {
+  if (!has_torch()) GTEST_SKIP() << "built without libtorch: no library of CUDA is opened";
+  Doctor doctor(healthy());
+  std::ofstream(doctor.run.folder() / "libtorch_cuda.so") << "no library\n";
+  const Json findings = doctor();
+  EXPECT_EQ(about(findings, "CUDA").at("text"), "13.0, shows a process 2 of 2 GPUs");
+  EXPECT_EQ(about(findings, "NCCL").at("text"), "2.28.9, " + doctor.run.folder().string() + "/libnccl.so.2");
 }
 
 TEST(DoctorOnGpus, AProblemOfOneGpu) {

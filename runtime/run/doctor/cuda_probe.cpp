@@ -39,16 +39,37 @@ void* open_first(const std::vector<std::string>& candidates, ProbedLibrary& libr
   return nullptr;
 }
 
-void ask_version(void* handle, const char* function, ProbedLibrary& library) {
-  auto* const call = reinterpret_cast<int (*)(int*)>(::dlsym(handle, function));
-  int version = 0;
-  if (call && call(&version) == 0) library.version = version;
-}
+// Functions of libraries as comm/nccl finds them: libtorch_cuda's own libraries come first.
+class Functions {
+ public:
+  Functions(void* libtorch_cuda, const std::vector<std::string>& candidates, ProbedLibrary& library)
+      : libtorch_cuda_(libtorch_cuda), candidates_(candidates), library_(library) {}
+  // Null where there is none.
+  template <typename Function>
+  Function* find(const char* name) {
+    void* address = libtorch_cuda_ ? ::dlsym(libtorch_cuda_, name) : nullptr;
+    if (!address && !own_) own_ = open_first(candidates_, library_);
+    if (!address && own_) address = ::dlsym(own_, name);
+    Dl_info info{};
+    if (address && ::dladdr(address, &info) != 0 && info.dli_fname) library_.path = info.dli_fname;
+    return reinterpret_cast<Function*>(address);
+  }
+  void ask_version(const char* name) {
+    int version = 0;
+    if (auto* const ask = find<int(int*)>(name); ask && ask(&version) == 0) library_.version = version;
+  }
+
+ private:
+  void* libtorch_cuda_;
+  const std::vector<std::string>& candidates_;
+  ProbedLibrary& library_;
+  void* own_ = nullptr;
+};
 
 // Starts CUDA's driver.
-void count_gpus(void* cuda, CudaProbe& probe) {
-  auto* const count = reinterpret_cast<int (*)(int*)>(::dlsym(cuda, "cudaGetDeviceCount"));
-  auto* const text = reinterpret_cast<const char* (*)(int)>(::dlsym(cuda, "cudaGetErrorString"));
+void count_gpus(Functions& cuda, CudaProbe& probe) {
+  auto* const count = cuda.find<int(int*)>("cudaGetDeviceCount");
+  auto* const text = cuda.find<const char*(int)>("cudaGetErrorString");
   if (!count) return;
   probe.error = count(&probe.gpus);
   if (probe.error == 0) return;
@@ -110,12 +131,12 @@ CudaProbe cuda_probe_of(const Json& json) {
 
 CudaProbe probe_cuda_here(const CudaCandidates& candidates) {
   CudaProbe probe;
-  open_first(candidates.libtorch_cuda, probe.libtorch_cuda);
-  if (void* const cuda = open_first(candidates.cuda, probe.cuda)) {
-    ask_version(cuda, "cudaRuntimeGetVersion", probe.cuda);
-    count_gpus(cuda, probe);
-  }
-  if (void* const nccl = open_first(candidates.nccl, probe.nccl)) ask_version(nccl, "ncclGetVersion", probe.nccl);
+  void* const libtorch_cuda = open_first(candidates.libtorch_cuda, probe.libtorch_cuda);
+  Functions cuda(libtorch_cuda, candidates.cuda, probe.cuda);
+  cuda.ask_version("cudaRuntimeGetVersion");
+  count_gpus(cuda, probe);
+  Functions nccl(libtorch_cuda, candidates.nccl, probe.nccl);
+  nccl.ask_version("ncclGetVersion");
   return probe;
 }
 
