@@ -171,6 +171,9 @@ class RealCuda(unittest.TestCase):
         self.assertFalse(libtorch["has_cuda"])
         self.assertEqual(libtorch["kernels"], {"add": True, "convolution": True, "fused_adamw": True})
 
+    def test_waiting_on_the_host_can_be_made_an_error(self):
+        self.assertIn("called a synchronizing CUDA operation", self.real_libraries()["sync_debug"])
+
     def test_nccl_has_every_function_that_the_backend_calls(self):
         nccl = self.real_libraries()["nccl"]
         self.assertEqual(nccl["version"] // 100, 228)

@@ -41,6 +41,23 @@ Json ask_libtorch() {
             {"fused_adamw", has_cuda_kernel("aten::_fused_adamw_", "tensor_lr")}}}};
 }
 
+// Operations that wait on the host can be made errors (DTRAIN_SYNC_DEBUG): this object of libc10_cuda holds an enum
+// class, 2 for errors, and this function is what such operations call.
+Json ask_sync_debug() {
+  auto* const mode = static_cast<int*>(::dlsym(RTLD_DEFAULT, "_ZZN3c104cuda13warning_stateEvE14warning_state_"));
+  auto* const wait = reinterpret_cast<void (*)()>(::dlsym(RTLD_DEFAULT, "_ZN3c104cuda21warn_or_error_on_syncEv"));
+  if (!mode || !wait) return "no such symbol";
+  if (*mode != 0) return "it is on already";
+  *mode = 2;
+  try {
+    wait();
+  } catch (const c10::Error& error) {
+    *mode = 0;
+    return error.what_without_backtrace();
+  }
+  return "nothing was thrown";
+}
+
 Json ask_nccl(const std::string& nccl, const std::string& cuda) {
   const dtrain::comm::SharedNcclApi api =
       dtrain::comm::open_nccl({.nccl = nccl, .cuda = cuda, .nccl_folders = {}, .cuda_folders = {}});
@@ -61,6 +78,7 @@ int main(int count, char** arguments) {
     if (*arguments[1]) {
       report["libtorch_cuda"] = open_for_good(arguments[1]);
       if (report["libtorch_cuda"] == "") report["libtorch"] = ask_libtorch();
+      report["sync_debug"] = ask_sync_debug();
     }
     report["nccl"] = ask_nccl(arguments[2], arguments[3]);
     report["modules"] = Json::object();
