@@ -13,8 +13,8 @@ bool may_shard(const StrategyOptions& options, int world_size) {
 }
 
 StrategyPicker::StrategyPicker(const RunServices& run, FlatParameters& parameters, FlatOptimizer& optimizer,
-                               GradientExchange& exchange, Fusion& fusion, WindowScale& scale,
-                               StepsInFlight& in_flight, const StrategyOptions& options)
+                               GradientExchange& exchange, Fusion& fusion, WindowScale& scale, StepsInFlight& in_flight,
+                               const StrategyOptions& options)
     : run_(run),
       parameters_(parameters),
       optimizer_(optimizer),
@@ -87,13 +87,14 @@ void StrategyPicker::write_choice() {
   StrategyFacts facts;
   facts.sharded = strategy_->layout().sharded;
   facts.one_copy = strategy_->layout().one_copy;
+  facts.on_gpus = !parameters_.memory().on_host();
   facts.world_size = run_.world.size;
   facts.ranks_of_host = run_.world.local_size;
   for (std::size_t g = 0; g < parameters_.groups().size(); ++g) {
     const auto& group = parameters_.groups()[g];
     const std::int64_t bytes = group.values.numel() * group.element_size;
     facts.parameter_bytes += bytes;
-    facts.state_bytes += bytes * static_cast<std::int64_t>(optimizer_.state(g).size());
+    facts.state_bytes += bytes * static_cast<std::int64_t>(optimizer_.state_tensors());
   }
   if (comparison_) {
     facts.replicated_ms = comparison_->replicated_ms();
