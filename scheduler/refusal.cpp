@@ -152,7 +152,9 @@ std::optional<Refusal> never_fits(std::span<const AgentSlots> agents, const Slot
     return std::nullopt;
   }
   Refusal refusal;
-  refusal.reason = number_of(static_cast<std::size_t>(std::max(request.slots, 0)), "slot") + " never fit" +
+  const bool gpus = request.slot_type == config::AgentSlotType::kCuda;
+  refusal.reason = number_of(static_cast<std::size_t>(std::max(request.slots, 0)), gpus ? "GPU slot" : "slot") +
+                   " never fit" +
                    (request.slots == 1 ? "s" : "") + " on this cluster, even when all of it is free";
   if (!sizes.empty()) refusal.rules = why_not(sizes, request);
   for (std::string& line : left_out(agents, request)) refusal.rules.push_back(std::move(line));

@@ -20,6 +20,7 @@ Range range(const void* data, std::size_t bytes) {
 }
 
 constexpr std::chrono::seconds kClosing{5};
+constexpr std::chrono::seconds kAfterFailure{2};
 
 }  // namespace
 
@@ -250,6 +251,23 @@ void NcclCore::hand_over_all() {
     if (failed() || batches_.empty() || batches_.back().state == NcclBatch::State::kRunning) return;
     if (now() - began > Nanoseconds(setup_.options.timeout)) return time_out(*batches_.back().works.back(), began);
     nap();
+  }
+}
+
+void NcclCore::let_device_finish() noexcept {
+  try {
+    hand_over_all();
+    const DeviceGuard guard(*setup_.api, setup_.nccl.device);
+    const Nanoseconds deadline = now() + (failed() ? Nanoseconds(kAfterFailure) : Nanoseconds(setup_.options.timeout));
+    std::vector<cudaStream_t> streams{stream_.get()};
+    if (setup_.nccl.current_stream) streams.push_back(static_cast<cudaStream_t>(setup_.nccl.current_stream()));
+    for (const cudaStream_t stream : streams) {
+      auto event = pool_.event();
+      event->record(stream);
+      while (!event->query() && now() < deadline) nap();
+      pool_.give_back(std::move(event));
+    }
+  } catch (const CommError&) {  // a device that has failed uses no memory
   }
 }
 

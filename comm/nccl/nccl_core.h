@@ -99,6 +99,9 @@ class NcclCore : public std::enable_shared_from_this<NcclCore> {
   void synchronize(const char* what);  // of the own stream, by an event
   // Returns once everything issued has been handed over to NCCL, which takes no other calls before that, or on failure.
   void hand_over_all();
+  // Before memory goes back: waits for what the GPU has been given, here and on the caller's current stream. After a
+  // failure it waits a moment and no longer.
+  void let_device_finish() noexcept;
   void close();
 
   void throw_if_failed(const NcclWork* work = nullptr, Nanoseconds since = {});

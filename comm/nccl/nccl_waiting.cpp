@@ -61,8 +61,8 @@ void NcclCore::time_out(const NcclWork& work, Nanoseconds since) {
 
 void NcclCore::expire(const Descriptor& descriptor, Nanoseconds began) {
   if (failed()) return;
-  std::string text = "rank " + std::to_string(rank()) + ": " +
-                     describe_waiting(descriptor, now() - began, "timed out after");
+  std::string text =
+      "rank " + std::to_string(rank()) + ": " + describe_waiting(descriptor, now() - began, "timed out after");
   try {
     text += "; " + describe_others(descriptor);
   } catch (const CommError& error) {

@@ -16,11 +16,9 @@ std::chrono::milliseconds period_of(std::chrono::milliseconds timeout) {
 }  // namespace
 
 NcclWatchdog::NcclWatchdog(SharedNcclApi api, int device, std::chrono::milliseconds timeout, Expired expired)
-    : api_(std::move(api)),
-      device_(device),
-      timeout_(timeout),
-      expired_(std::move(expired)),
-      thread_([this] { run(); }) {}
+    : api_(std::move(api)), device_(device), timeout_(timeout), expired_(std::move(expired)), thread_([this] {
+        run();
+      }) {}
 
 NcclWatchdog::~NcclWatchdog() {
   {

@@ -1,6 +1,6 @@
 // Ends operations that a GPU does not finish, also while the thread that issued them is blocked in a call of CUDA: a
-// launch blocks when the device's queue is full, and it is full when an operation in front of it never ends. A thread of
-// its own looks at the first operation that is under way.
+// launch blocks when the device's queue is full, and it is full when an operation in front of it never ends. A thread
+// of its own looks at the first operation that is under way.
 //
 // watch() and watch_nothing() come from the owner's thread, the callback from the watchdog's.
 #pragma once

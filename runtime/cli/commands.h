@@ -18,6 +18,7 @@ void add_diff(CLI::App& app, int* exit_code);
 void add_doctor(CLI::App& app, int* exit_code);
 void add_export(CLI::App& app, int* exit_code);
 void add_host_probe(CLI::App& app, int* exit_code);
+void add_cuda_probe(CLI::App& app, int* exit_code);
 void add_logs(CLI::App& app, int* exit_code);
 void add_man(CLI::App& app, int* exit_code);
 void add_report(CLI::App& app, int* exit_code);

@@ -22,12 +22,13 @@ namespace {
 // Beside those ready: one being read, one in use, one or two still referenced by the step before.
 constexpr int kSpareBuffers = 4;
 
-std::shared_ptr<BatchPool> make_pool(const Dataset& dataset, const LoaderOptions& options) {
+// Of a whole batch, for each field.
+std::vector<std::size_t> buffer_sizes(const Dataset& dataset, const LoaderOptions& options) {
   std::vector<std::size_t> sizes;
   for (const auto& field : dataset.fields()) {
     sizes.push_back(field.bytes() * static_cast<std::size_t>(options.batch_size));
   }
-  return BatchPool::create(std::move(sizes), static_cast<std::size_t>(options.prefetch) + kSpareBuffers);
+  return sizes;
 }
 
 // Signals are for the program's own threads: a thread started within this scope gets none.
@@ -59,7 +60,8 @@ struct SampleLoader::Impl {
         options(loader_options),
         sampler(dataset->size(), {options.batch_size, options.rank, options.world_size, options.shuffle,
                                   options.drop_last, options.seed}),
-        pool(make_pool(*dataset, options)),
+        sizes(buffer_sizes(*dataset, options)),
+        pool(BatchPool::create(sizes, static_cast<std::size_t>(options.prefetch) + kSpareBuffers)),
         left(0) {
     if (options.prefetch == 0) return;
     const SignalsBlocked blocked;
@@ -76,6 +78,10 @@ struct SampleLoader::Impl {
     if (thread.joinable()) thread.join();
   }
 
+  std::shared_ptr<std::byte> take_buffer(std::size_t field) {
+    return options.allocate ? options.allocate(sizes[field]) : pool->take(field);
+  }
+
   // Called on one thread at a time: the worker, or next()'s when there is none.
   Item read(std::int64_t of_epoch, std::int64_t index) {
     Item item;
@@ -88,7 +94,7 @@ struct SampleLoader::Impl {
       const auto samples = sampler.batch(*order, index);
       std::vector<std::byte*> outputs;
       for (std::size_t f = 0; f < dataset->fields().size(); ++f) {
-        item.batch.fields.push_back(pool->take(f));
+        item.batch.fields.push_back(take_buffer(f));
         outputs.push_back(item.batch.fields.back().get());
       }
       dataset->read(samples, outputs);
@@ -139,7 +145,8 @@ struct SampleLoader::Impl {
   const std::shared_ptr<const Dataset> dataset;
   const LoaderOptions options;
   const Sampler sampler;
-  const std::shared_ptr<BatchPool> pool;
+  const std::vector<std::size_t> sizes;
+  const std::shared_ptr<BatchPool> pool;  // where options.allocate is empty
 
   std::int64_t left;                // batches that next() has still to give; the caller's thread alone
   std::optional<EpochOrder> order;  // of order_epoch; the reading thread alone

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "dtrain/host/gpu_setup.h"
 #include "dtrain/host/gpus.h"
 
 namespace dtrain::run {
@@ -17,8 +18,13 @@ struct GpusSeen {
 
 inline constexpr std::chrono::seconds kGpuPatience{5};
 
-// Waits for the driver, at most for kGpuPatience. Empty: it did not answer; the thread that asked it remains until the
+// A run that may use GPUs waits longer: without nvidia-persistenced a driver takes seconds to start each GPU.
+inline constexpr std::chrono::seconds kGpuPatienceOfRuns{30};
+
+// Waits for the driver, at most for `patience`. Empty: it did not answer; the thread that asked it remains until the
 // process ends.
-std::optional<GpusSeen> look_at_gpus();
+std::optional<GpusSeen> look_at_gpus(std::chrono::seconds patience = kGpuPatience);
+// The same for how they are set up.
+std::optional<host::GpuSetups> look_at_gpu_setups(std::chrono::seconds patience = kGpuPatience);
 
 }  // namespace dtrain::run

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <map>
 #include <regex>
 
 #include <fcntl.h>
@@ -55,9 +56,9 @@ std::string read_all(int fd) {
   }
 }
 
-// The libraries that `program` links, directly or indirectly, and that cannot be found. Empty for a script or a static
-// program, which the linker does not know.
-std::vector<std::string> missing_libraries(const fs::path& program, const std::string& library_path) {
+// The libraries that `program` (or a library) links, directly or indirectly, and the files that they are found in; no
+// file for those that cannot be found. Empty for a script or a static program, which the linker does not know.
+std::map<std::string, std::string> linked_libraries(const fs::path& program, const std::string& library_path) {
   const std::string linker = dynamic_linker();
   if (linker.empty()) return {};
   int ends[2];
@@ -74,13 +75,15 @@ std::vector<std::string> missing_libraries(const fs::path& program, const std::s
   writer.reset();
   const std::string listing = read_all(reader.get());
   process.wait();
-  std::vector<std::string> missing;
-  for (const std::string& line : split(listing, '\n')) {  // "\tlibname.so => not found"
-    const auto arrow = line.find(" => not found");
+  std::map<std::string, std::string> libraries;
+  for (const std::string& line : split(listing, '\n')) {  // "\tlibname.so => not found", "... => /path (0x7f...)"
+    const auto arrow = line.find(" => ");
     const auto name = line.find_first_not_of("\t ");
-    if (arrow != std::string::npos && name < arrow) missing.push_back(line.substr(name, arrow - name));
+    if (arrow == std::string::npos || name >= arrow) continue;
+    const std::string target = line.substr(arrow + 4);
+    libraries[line.substr(name, arrow - name)] = target == "not found" ? "" : target.substr(0, target.rfind(" ("));
   }
-  return missing;
+  return libraries;
 }
 
 // ConfigError unless `torch` is the folder of a PyTorch whose libtorch the ranks can use.
@@ -111,6 +114,20 @@ std::vector<fs::path> usual_places(const Variables& variables) {
 }
 
 }  // namespace
+
+std::vector<std::string> missing_libraries(const fs::path& program, const std::string& library_path) {
+  std::vector<std::string> missing;
+  for (const auto& [name, file] : linked_libraries(program, library_path)) {
+    if (file.empty()) missing.push_back(name);
+  }
+  return missing;
+}
+
+fs::path libtorch_folder(const fs::path& program, const std::string& library_path) {
+  const std::map<std::string, std::string> libraries = linked_libraries(program, library_path);
+  const auto found = libraries.find("libtorch_cpu.so");
+  return found == libraries.end() ? fs::path() : fs::path(found->second).parent_path();
+}
 
 std::string find_libraries(const fs::path& program, const Variables& variables) {
   const std::string given = value_of(variables, "LD_LIBRARY_PATH");

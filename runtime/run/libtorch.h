@@ -4,6 +4,7 @@
 
 #include <filesystem>
 #include <string>
+#include <vector>
 
 #include "environment.h"
 
@@ -13,5 +14,13 @@ namespace dtrain::run {
 // DTRAIN_LIBTORCH_DIR, else the one that the program itself finds, else the one that dtrain-get-libtorch has installed.
 // ConfigError with a remedy if a library cannot be found or libtorch has another version.
 std::string find_libraries(const std::filesystem::path& program, const Variables& variables);
+
+// The libraries that `program`, or a shared library, links directly or indirectly and that cannot be found with this
+// LD_LIBRARY_PATH (empty: this process's own).
+std::vector<std::string> missing_libraries(const std::filesystem::path& program, const std::string& library_path);
+
+// The folder of the libtorch_cpu.so that `program` finds with this LD_LIBRARY_PATH; empty: it links none, or finds
+// none.
+std::filesystem::path libtorch_folder(const std::filesystem::path& program, const std::string& library_path);
 
 }  // namespace dtrain::run

@@ -5,19 +5,25 @@
 
 namespace dtrain::run {
 
-std::string find_unused_gpus(const config::Experiment& experiment) {
-  if (experiment.resources.slot_type == config::SlotType::kCpu) return {};
-  const auto seen = look_at_gpus();
-  if (!seen || seen->gpus.empty()) return {};
-  const std::size_t count = seen->gpus.size();
-  std::string text = std::to_string(count) + (count == 1 ? " GPU (" : " GPUs (");
-  for (const host::GpuInfo& gpu : seen->gpus) text += (&gpu == &seen->gpus.front() ? "" : ", ") + gpu.name;
-  return text + ")";
+std::string gpus_text(const std::vector<host::VisibleGpu>& gpus) {
+  if (gpus.empty()) return {};
+  std::vector<std::string> names;
+  for (const host::VisibleGpu& gpu : gpus) names.push_back(gpu.info ? gpu.info->name : gpu.id);
+  return std::to_string(names.size()) + (names.size() == 1 ? " GPU (" : " GPUs (") + join(names, ", ") + ")";
 }
 
-std::string unused_gpus_warning(const std::string& gpus) {
-  return "this machine has " + gpus +
-         ", which are not used: training uses CPUs alone so far; resources.slot_type: cpu says that this is meant";
+std::string find_unused_gpus(const config::Experiment& experiment, const Variables& variables) {
+  if (experiment.resources.slot_type == config::SlotType::kCpu) return {};
+  const auto seen = look_at_gpus();
+  if (!seen) return {};
+  const auto value = variables.find("CUDA_VISIBLE_DEVICES");
+  return gpus_text(
+      host::visible_gpus(seen->gpus, value == variables.end() ? std::nullopt : std::optional(value->second)));
+}
+
+std::string unused_gpus_warning(const std::string& gpus, const std::string& why) {
+  return "this machine has " + gpus + ", which are not used: " + why +
+         "; resources.slot_type: cpu says that this is meant";
 }
 
 std::string unused_rules_warning(const config::Experiment& experiment) {

@@ -107,10 +107,9 @@ std::vector<State> train_from(const StateCase& c, const StatefulNet& original, c
   std::vector<State> result(static_cast<std::size_t>(c.ranks));
   run_small(c.ranks, [&](SmallRun& run) {
     NoCommonMemory without(run.services.communicator);
-    const RunServices apart{run.services.world,       run.services.control, without,
-                            without,                  run.services.recorder,
-                            run.services.clock,       run.services.log,
-                            run.services.update_plan, run.services.write_event};
+    const RunServices apart{run.services.world,      run.services.control, without,          without,
+                            run.services.recorder,   run.services.clock,   run.services.log, run.services.update_plan,
+                            run.services.write_event};
     const int rank = run.services.world.rank;
     StatefulNet model = copy_of(original);
     TrialContext::Wrapped wrapped;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <map>
 
+#include "measure/gpus_of_ranks.h"
 #include "measure/statistics.h"
 #include "read/json_fields.h"
 
@@ -45,7 +46,7 @@ class MetricValues {
 
 }  // namespace
 
-AgentSummary summarize_agent(const AgentProfile& agent) {
+AgentSummary summarize_agent(const RunProfile& run, const AgentProfile& agent) {
   MetricValues values;
   std::map<std::int64_t, MetricValues> gpu_values;
   std::map<std::int64_t, GpuLine> gpus;
@@ -61,10 +62,15 @@ AgentSummary summarize_agent(const AgentProfile& agent) {
   const auto found = agent.header.find("units");
   const Json units = found != agent.header.end() && found->is_object() ? *found : Json::object();
   summary.metrics = values.summary(units);
+  const bool on_gpus = trains_on_gpus(run);
+  const auto ranks = ranks_by_gpu(run, agent);
   for (const auto& [index, of_gpu] : gpu_values) {
     const auto known = gpus.find(index);
     const GpuLine gpu = known != gpus.end() ? known->second : GpuLine{};
-    summary.gpus.push_back({index, gpu.uuid, gpu.name, gpu.total_memory_bytes, of_gpu.summary(units)});
+    GpuSummary& one = summary.gpus.emplace_back();
+    one = {index, gpu.uuid, gpu.name, gpu.total_memory_bytes, of_gpu.summary(units)};
+    one.is_of_run = on_gpus && (!ranks || ranks->contains(index));
+    if (on_gpus && ranks && ranks->contains(index)) one.rank = ranks->at(index);
   }
   return summary;
 }

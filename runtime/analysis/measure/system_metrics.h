@@ -6,6 +6,6 @@
 
 namespace dtrain::analysis {
 
-AgentSummary summarize_agent(const AgentProfile& agent);
+AgentSummary summarize_agent(const RunProfile& run, const AgentProfile& agent);
 
 }  // namespace dtrain::analysis

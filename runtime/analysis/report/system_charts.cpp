@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <map>
 
+#include "measure/gpus_of_ranks.h"
 #include "report/lines.h"
 
 namespace dtrain::analysis::report {
@@ -70,11 +71,13 @@ Json gpu_series(const Input& input, const std::string& metric, const std::string
   std::vector<Point> all;
   for (const AgentProfile& agent : input.run.agents) {
     std::map<std::int64_t, std::vector<Point>> gpus;
+    const auto ranks = ranks_by_gpu(input.run, agent);
     std::map<std::int64_t, double> totals;
     for (const GpuLine& gpu : agent.gpus) totals[gpu.index] = static_cast<double>(gpu.total_memory_bytes);
     for (const SystemLine& sample : agent.samples) {
       for (const auto& [index, values] : sample.gpus) {
         const double* value = find(values, metric);
+        if (ranks && !ranks->contains(index)) continue;
         if (!value || (of_total && totals[index] <= 0)) continue;
         const double shown = of_total ? 100 * (1 - *value / totals[index]) : *value;
         gpus[index].push_back(point(input.seconds(agent, sample.time_ns), shown));
@@ -85,7 +88,8 @@ Json gpu_series(const Input& input, const std::string& metric, const std::string
       points = thin(std::move(points), columns);
       all.insert(all.end(), points.begin(), points.end());
       Json set = line_set(host_name(agent) + " GPU " + std::to_string(index), points, false);
-      if (const int rank = first_rank_of(input, agent); rank >= 0) set["rank"] = rank;
+      const int rank = ranks ? ranks->at(index) : first_rank_of(input, agent);
+      if (rank >= 0) set["rank"] = rank;
       spec["sets"].push_back(std::move(set));
     }
   }
@@ -102,10 +106,11 @@ Json gpu_histogram(const Input& input) {
   for (const AgentProfile& agent : input.run.agents) {
     std::map<std::int64_t, Histogram> gpus;
     std::map<std::int64_t, std::int64_t> samples;
+    const auto ranks = ranks_by_gpu(input.run, agent);
     for (const SystemLine& sample : agent.samples) {
       for (const auto& [index, values] : sample.gpus) {
         const double* value = find(values, "gpu_util");
-        if (!value) continue;
+        if (!value || (ranks && !ranks->contains(index))) continue;
         gpus.try_emplace(index, 0, 100.0001, kUtilBins).first->second.add(*value);
         ++samples[index];
       }

@@ -4,6 +4,7 @@
 #include <set>
 #include <string_view>
 
+#include "measure/gpus_of_ranks.h"
 #include "read/json_fields.h"
 #include "rules/adapter.h"
 
@@ -124,18 +125,11 @@ HostSample sample_of(const SystemLine& line, const std::map<std::int64_t, std::s
   return sample;
 }
 
-// Where CPUs do the computing according to the plan, the machine's GPUs do not belong to the run. "auto" means CPUs as
-// long as dtrain trains on no GPUs.
-bool trains_on_gpus(const RunProfile& profile) {
-  const auto resources = profile.experiment.find("resources");
-  if (resources == profile.experiment.end() || !resources->is_object())
-    return true;  // no plan: the GPUs that were sampled count
-  return text(*resources, "slot_type") == "cuda";
-}
-
-void add_gpus(const AgentProfile& agent, HostSeries& host, std::map<std::int64_t, std::size_t>& at,
-              std::vector<std::int64_t>& total_memory_bytes) {
+// Those of the run. The host's others may be idle, or busy with the work of others.
+void add_gpus(const AgentProfile& agent, const std::optional<std::map<std::int64_t, int>>& ranks, HostSeries& host,
+              std::map<std::int64_t, std::size_t>& at, std::vector<std::int64_t>& total_memory_bytes) {
   for (const GpuLine& line : agent.gpus) {
+    if (ranks && !ranks->contains(line.index)) continue;
     if (!at.try_emplace(line.index, host.gpus.size()).second) continue;
     Gpu gpu;
     gpu.index = line.index;
@@ -181,7 +175,7 @@ std::vector<HostSeries> host_series(const RunProfile& profile) {
     host.machine = machine_of(agent, ranks);
     std::map<std::int64_t, std::size_t> gpus;
     std::vector<std::int64_t> total_memory_bytes;
-    if (with_gpus) add_gpus(agent, host, gpus, total_memory_bytes);
+    if (with_gpus) add_gpus(agent, ranks_by_gpu(profile, agent), host, gpus, total_memory_bytes);
     set_training(ranks, host);
     host.samples.reserve(agent.samples.size());
     for (const SystemLine& line : agent.samples) host.samples.push_back(sample_of(line, gpus, total_memory_bytes));

@@ -165,7 +165,7 @@ RunSummary summarize(const Evidence& evidence) {
     summary.ranks[i].waited_for_steps = evidence.waits.ranks[i].steps;
     summary.ranks[i].waited_for_s = evidence.waits.ranks[i].seconds;
   }
-  for (const AgentProfile& agent : run.agents) summary.agents.push_back(summarize_agent(agent));
+  for (const AgentProfile& agent : run.agents) summary.agents.push_back(summarize_agent(run, agent));
   return summary;
 }
 

@@ -51,6 +51,8 @@ Json agent_json(const AgentSummary& agent) {
     gpus.push_back({{"index", gpu.index},
                     {"uuid", gpu.uuid},
                     {"name", gpu.name},
+                    {"rank", gpu.rank ? Json(*gpu.rank) : Json(nullptr)},
+                    {"is_of_run", gpu.is_of_run},
                     {"total_memory_bytes", gpu.total_memory_bytes > 0 ? Json(gpu.total_memory_bytes) : Json(nullptr)},
                     {"metrics", metrics_json(gpu.metrics)}});
   }

@@ -158,7 +158,10 @@ void write_agents(TextWriter& out, const RunSummary& s) {
       if (gpu.total_memory_bytes > 0) {
         known += (known.empty() ? "" : ", ") + format_bytes(static_cast<double>(gpu.total_memory_bytes));
       }
-      out.line("  GPU {}{}", gpu.index, known.empty() ? "" : " (" + known + ")");
+      const std::string owner = gpu.rank        ? fmt::format(", rank {}", *gpu.rank)
+                                : gpu.is_of_run ? ""
+                                                : ", not used by this run";
+      out.line("  GPU {}{}{}", gpu.index, known.empty() ? "" : " (" + known + ")", owner);
       write_metrics(out, gpu.metrics, "  ");
     }
   }

@@ -6,6 +6,7 @@
 
 #include "dtrain/base/text.h"
 #include "dtrain/config/experiment.h"
+#include "plan/gpu_placement.h"
 
 namespace dtrain::run {
 namespace {
@@ -42,7 +43,8 @@ std::string slots_variable(const LaunchPlan& plan) {
 
 Variables job_variables(const LaunchPlan& plan, const LauncherContact& launcher) {
   Variables result = launcher_variables(launcher);
-  for (const auto& [name, value] : plan.experiment.environment_variables) result[name] = value;
+  for (const auto& [name, value] : plan.experiment.variables_of_ranks(plan.on_gpus())) result[name] = value;
+  if (plan.on_gpus()) result["DTRAIN_GPUS"] = gpus_variable(plan);
   const std::string& network = plan.cluster.cluster.network_interface;
   if (network != "auto") result["DTRAIN_NETWORK_INTERFACE"] = network;
   if (!plan.library_path.empty()) result["LD_LIBRARY_PATH"] = plan.library_path;
@@ -58,7 +60,9 @@ std::vector<std::string> passed_on(const Variables& job, const Variables& variab
   std::set<std::string> names;
   for (const auto& [name, value] : job) names.insert(name);
   for (const auto& [name, value] : variables) {
-    if (starts_with_any(name)) names.insert(name);
+    // These name GPUs of this host; `dtrain start-rank` sets them on each.
+    const bool names_gpus = name == "CUDA_VISIBLE_DEVICES" || name == "CUDA_DEVICE_ORDER";
+    if (starts_with_any(name) && !names_gpus) names.insert(name);
   }
   if (variables.contains("LD_LIBRARY_PATH")) names.insert("LD_LIBRARY_PATH");
   return {names.begin(), names.end()};

@@ -20,7 +20,7 @@ std::string slots_variable(const LaunchPlan& plan);
 // The variables of the ranks besides mpirun's own. `launcher`: how they reach it.
 Variables job_variables(const LaunchPlan& plan, const LauncherContact& launcher);
 // The names of all variables that ranks on other hosts get from here: those of job_variables(), and the user's own for
-// OpenMP, math libraries, NCCL, torch and dtrain.
+// OpenMP, math libraries, NCCL, CUDA, torch and dtrain, except for those that name GPUs of this host.
 std::vector<std::string> passed_on(const Variables& job, const Variables& variables);
 
 struct MpiCommand {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cctype>
 #include <cstring>
+#include <map>
 #include <set>
 
 #include "dtrain/base/error.h"
@@ -67,6 +68,19 @@ bool wants_mpi(const LaunchPlan& plan) {
   return backend == config::Backend::kMpi || backend == config::Backend::kHierarchical || plan.placement.size() > 1;
 }
 
+bool has_option(const LaunchPlan& plan, const std::string& name) {
+  const std::vector<std::string>& options = plan.launcher.options;
+  return std::any_of(options.begin(), options.end(), [&](const auto& option) { return option.starts_with(name); });
+}
+
+// The most ranks on one host.
+int most_ranks(const LaunchPlan& plan) {
+  std::map<std::string, int> ranks;
+  int most = 0;
+  for (const RankPlacement& rank : plan.ranks) most = std::max(most, ++ranks[node_of(plan, rank)]);
+  return most;
+}
+
 }  // namespace
 
 std::string slurm_job(const Variables& variables) {
@@ -89,6 +103,8 @@ std::vector<std::string> srun_arguments(const LaunchPlan& plan, const std::vecto
   // Ranks end by themselves after one has failed, and report the cause; `dtrain start-rank` binds them to their cores.
   add("--kill-on-bad-exit=0", "--wait=20", "--cpu-bind=none", "--unbuffered");
   add(wants_mpi(plan) ? "--mpi=pmix" : "--mpi=none");
+  // A rank that saw only its own GPU could not reach those of the other ranks directly.
+  if (plan.on_gpus() && !has_option(plan, "--gpu-bind")) add("--gpu-bind=none");
   result.insert(result.end(), plan.launcher.options.begin(), plan.launcher.options.end());
   result.insert(result.end(), program.begin(), program.end());
   return result;
@@ -115,6 +131,11 @@ std::string batch_script(const LaunchPlan& plan, const BatchJob& job) {
     lines.add("a node's name", "--nodelist=" + join(nodes, ","));
   } else if (plan.request.is_single_node) {
     lines.add("the number of nodes", "--nodes=1");
+  }
+  if (plan.on_gpus() && !scheduler::ask_for_gpus(plan.launcher.options)) {
+    lines.add("the number of GPUs", plan.cluster.declared || plan.request.is_single_node
+                                        ? "--gpus-per-node=" + std::to_string(most_ranks(plan))
+                                        : std::string("--gpus-per-task=1"));
   }
   lines.add("the folder " + to_line(Json(job.folder.string())), "--chdir=" + shell_quoted(job.folder.string()));
   lines.add("the run's folder", "--output=" + shell_quoted(batch_output(run_dir).string()));

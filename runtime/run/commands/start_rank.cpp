@@ -6,6 +6,7 @@
 #include <sched.h>
 #include <unistd.h>
 
+#include "commands/gpus_of_rank.h"
 #include "dtrain/base/error.h"
 #include "dtrain/base/subprocess.h"
 #include "dtrain/host/identity.h"
@@ -17,14 +18,18 @@
 namespace dtrain::run {
 namespace {
 
-// If a cluster file declares more slots than this host has cores, ranks share cores, as on the launching host.
-std::vector<int> bind_to_slot(const SlotOfRank& slot) {
-  std::vector<int> cpus = scheduler::local_slots(slot.slots).slots.at(static_cast<std::size_t>(slot.index)).cpus;
+void bind_to(const std::vector<int>& cpus) {
   cpu_set_t set;
   CPU_ZERO(&set);
   for (const int cpu : cpus) CPU_SET(cpu, &set);
   if (::sched_setaffinity(0, sizeof set, &set) != 0) throw SystemError("cannot bind a rank to its cores", errno);
-  return cpus;
+}
+
+// The cores of a rank on CPUs. If a cluster file declares more slots than this host has cores, ranks share cores, as on
+// the launching host.
+ShareOfRank share_of(const SlotOfRank& slot) {
+  const auto cpus = scheduler::local_slots(slot.slots).slots.at(static_cast<std::size_t>(slot.index)).cpus;
+  return {.cpus = cpus, .threads = static_cast<int>(cpus.size())};
 }
 
 }  // namespace
@@ -39,10 +44,18 @@ void start_rank(const std::vector<std::string>& command) {
   }
   std::vector<std::pair<std::string, std::string>> set;
   if (!variables.contains("OMP_WAIT_POLICY")) set.emplace_back("OMP_WAIT_POLICY", "passive");
-  if (const auto slot = slot_of_rank(variables, environment.world.rank)) {
-    const std::vector<int> cpus = bind_to_slot(*slot);
+  const auto slot = slot_of_rank(variables, environment.world.rank);
+  std::optional<ShareOfRank> share;
+  if (environment.is_placed_on_gpus()) {
+    share = gpus_of_rank(variables, environment.world.rank, host);
+    set.insert(set.end(), share->variables.begin(), share->variables.end());
+  } else if (slot) {
+    share = share_of(*slot);
+  }
+  if (slot && share && !share->cpus.empty()) {
+    bind_to(share->cpus);
     if (!variables.contains("OMP_NUM_THREADS")) {
-      set.emplace_back("OMP_NUM_THREADS", std::to_string(std::max<std::size_t>(1, cpus.size())));
+      set.emplace_back("OMP_NUM_THREADS", std::to_string(std::max(1, share->threads)));
     }
   }
   // NCCL takes only names of interfaces, and these may differ between hosts. "=" means exactly this name.

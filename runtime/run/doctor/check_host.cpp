@@ -1,6 +1,7 @@
 #include <iterator>
 
 #include "doctor/checks.h"
+#include "doctor/gpu_checks.h"
 #include "dtrain/base/text.h"
 #include "dtrain/host/interfaces.h"
 
@@ -32,11 +33,11 @@ Finding check_interfaces() {
 std::vector<Finding> check_host(const CheckedHost& host, const std::optional<GpusSeen>& gpus,
                                 const Variables& variables) {
   std::vector<Finding> result{check_libtorch(variables)};
-  append(result, check_gpus(gpus));
+  append(result, check_gpus(gpus, variables));
   result.push_back(check_mpi(host.needs_mpi));
   if (host.needs_slurm) result.push_back(check_slurm());
   result.push_back(check_shared_memory());
-  result.push_back(check_dev_shm());
+  result.push_back(check_dev_shm(gpus ? static_cast<int>(gpus->gpus.size()) : 0));
   result.push_back(check_open_files());
   result.push_back(check_locked_memory());
   result.push_back(check_interfaces());

@@ -24,15 +24,15 @@ struct CheckedHost {
 std::vector<Finding> check_host(const CheckedHost& host, const std::optional<GpusSeen>& gpus,
                                 const Variables& variables);
 
-// Programs and libraries.
+// Programs and libraries. GPUs: gpu_checks.h.
 Finding check_libtorch(const Variables& variables);
-std::vector<Finding> check_gpus(const std::optional<GpusSeen>& seen);  // driver, devices, NCCL
 Finding check_mpi(bool needed);
 Finding check_slurm();
 
 // Limits. `root` is the folder that contains proc/ and sys/.
 Finding check_shared_memory(const std::filesystem::path& root = "/");
-Finding check_dev_shm(const std::filesystem::path& folder = "/dev/shm");
+// `gpus`: how many GPUs exchange gradients through it.
+Finding check_dev_shm(int gpus = 0, const std::filesystem::path& folder = "/dev/shm");
 Finding check_open_files();
 Finding judge_open_files(std::uint64_t soft, std::uint64_t hard);
 Finding check_locked_memory(const std::filesystem::path& root = "/");

@@ -2,6 +2,8 @@
 #include <sys/resource.h>
 #include <sys/statvfs.h>
 
+#include <algorithm>
+
 #include "doctor/checks.h"
 #include "dtrain/base/error.h"
 #include "dtrain/base/shared_memory.h"
@@ -17,6 +19,9 @@ constexpr std::uint64_t kFewFiles = 1024;    // the default of distributions; ma
 constexpr std::uint64_t kTooFewFiles = 256;  // for a rank with its libraries, loaders and connections
 constexpr std::uint64_t kRaisedTo = 65'536;  // by raise_open_files()
 constexpr double kSmallShm = 128.0 * 1024 * 1024;
+// Where GPUs have no peer access, NCCL takes 9.2 MiB there (4 MiB, and 5.2 MiB for its two protocols of low latency)
+// for each neighbour of a rank and each of its channels: with 4 channels, a ring and a tree, 110 MiB.
+constexpr double kShmOfGpu = 128.0 * 1024 * 1024;
 constexpr std::uint64_t kLittleLocked = 64u << 20;
 
 // "[never] always" -> "never"
@@ -51,20 +56,27 @@ Finding check_shared_memory(const std::filesystem::path& root) {
   return ok(name, text);
 }
 
-Finding check_dev_shm(const std::filesystem::path& folder) {
+Finding check_dev_shm(int gpus, const std::filesystem::path& folder) {
+  const std::string name = folder.string();
   struct statvfs info {};
   if (::statvfs(folder.c_str(), &info) != 0) {
-    return warning(folder.string(), "is not there", "Open MPI and NCCL use it inside a host: mount a tmpfs there");
+    return warning(name, "is not there", "Open MPI and NCCL use it inside a host: mount a tmpfs there");
   }
   const double free = static_cast<double>(info.f_bavail) * static_cast<double>(info.f_frsize);
   const double size = static_cast<double>(info.f_blocks) * static_cast<double>(info.f_frsize);
-  const std::string text = format_bytes(free) + " of " + format_bytes(size) + " free";
-  if (free >= kSmallShm) return ok(folder.string(), text);
-  return warning(
-      folder.string(), text,
-      "Open MPI and NCCL use it inside a host (dtrain itself does not): docker run --shm-size=1g, or mount -o "
-      "remount,size=1g " +
-          folder.string());
+  const double needed = gpus > 1 ? gpus * kShmOfGpu : kSmallShm;
+  std::string text = format_bytes(free) + " of " + format_bytes(size) + " free";
+  if (free >= needed) return ok(name, text);
+  if (gpus > 1) {
+    text += "; NCCL takes up to " + format_bytes(needed) + " among " + std::to_string(gpus) + " GPUs";
+    return warning(name, text,
+                   "docker run --gpus all --shm-size=1g --ulimit memlock=-1, or sudo mount -o remount,size=" +
+                       std::to_string(static_cast<int>(std::max(1024.0, needed / 1048576))) + "m " + name);
+  }
+  return warning(name, text,
+                 "Open MPI and NCCL use it inside a host (dtrain itself does not): docker run --shm-size=1g, or sudo "
+                 "mount -o remount,size=1g " +
+                     name);
 }
 
 Finding judge_open_files(std::uint64_t soft, std::uint64_t hard) {
@@ -87,10 +99,12 @@ Finding judge_locked_memory(std::optional<std::uint64_t> bytes, bool matters) {
   const std::string name = "locked memory";
   if (!bytes) return ok(name, "no limit");
   const std::string text = format_bytes(static_cast<double>(*bytes)) + " for a process";
-  if (!matters) return ok(name, text + "; only GPUs and InfiniBand need more");
+  if (!matters) return ok(name, text + "; only InfiniBand needs more");
   if (*bytes >= kLittleLocked) return ok(name, text);
-  return warning(name, text + ": too little to pin buffers for InfiniBand",
-                 "ulimit -l unlimited, or memlock in /etc/security/limits.conf (LimitMEMLOCK for sshd and slurmd)");
+  return warning(
+      name, text + ": too little to pin buffers for InfiniBand",
+      "ulimit -l unlimited, or memlock in /etc/security/limits.conf (LimitMEMLOCK for sshd and slurmd); in a "
+      "container: docker run --ulimit memlock=-1");
 }
 
 Finding check_locked_memory(const std::filesystem::path& root) {

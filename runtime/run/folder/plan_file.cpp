@@ -38,6 +38,17 @@ std::int64_t effective_batch(const PlanFacts& facts) {
 
 }  // namespace
 
+std::string text_of(const PlacedGpu& gpu) {
+  const std::string number = gpu.index >= 0 ? "GPU " + std::to_string(gpu.index) : std::string("the GPU");
+  return number + " (" + gpu.name + (gpu.uuid.empty() ? "" : ", " + gpu.uuid) + ")";
+}
+
+Json to_json(const PlacedGpu& gpu) {
+  Json json = {{"uuid", gpu.uuid}, {"name", gpu.name}};
+  if (gpu.index >= 0) json["index"] = gpu.index;
+  return json;
+}
+
 Json plan_json(const PlanFacts& facts) {
   Json per_rank = Json::array();
   Json ranks = Json::array();
@@ -46,11 +57,13 @@ Json plan_json(const PlanFacts& facts) {
     Json one = {{"rank", place.rank}, {"agent", agent_of(place)}, {"host", place.host}};
     if (place.slot >= 0) one["slot"] = place.slot;
     one["cpus"] = place.cpus;
+    if (place.gpu) one["gpu"] = to_json(*place.gpu);
     ranks.push_back(std::move(one));
   }
   Json plan = {{"name", facts.experiment.name},
                {"started_by", facts.started_by},
                {"world_size", facts.placement.size()},
+               {"slot_type", facts.on_gpus ? "cuda" : "cpu"},
                {"command", facts.command},
                {"global_batch_size", facts.experiment.global_batch_size},
                {"effective_batch_size", effective_batch(facts)},

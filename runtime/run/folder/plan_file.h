@@ -2,6 +2,7 @@
 #pragma once
 
 #include <filesystem>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -14,13 +15,25 @@ struct Experiment;
 
 namespace dtrain::run {
 
+struct PlacedGpu {
+  int index = -1;    // NVML's, on its host; -1: a MIG instance
+  std::string uuid;  // of a MIG instance its name; empty: not reported
+  std::string name;
+
+  // As CUDA_VISIBLE_DEVICES names it, in the order of PCI addresses.
+  std::string id() const { return uuid.empty() ? std::to_string(index) : uuid; }
+};
+std::string text_of(const PlacedGpu& gpu);  // "GPU 0 (NVIDIA H200, GPU-…)"
+Json to_json(const PlacedGpu& gpu);
+
 struct RankPlacement {
   int rank = 0;
   std::string host;
-  std::vector<int> cpus;  // the rank is bound to these CPUs; empty: dtrain does not bind it
-  std::string agent;      // empty: the rank was not placed, and its host is used instead
-  int slot = -1;          // on the agent; -1: the rank was not placed by slots
-  int threads = 0;        // how many of its threads can run at once; 0: one for each CPU
+  std::vector<int> cpus;         // the rank is bound to these CPUs; empty: dtrain does not bind it
+  std::string agent;             // empty: the rank was not placed, and its host is used instead
+  int slot = -1;                 // on the agent; -1: the rank was not placed by slots
+  int threads = 0;               // how many of its threads can run at once; 0: one for each CPU
+  std::optional<PlacedGpu> gpu;  // empty: it trains on the CPU, or its host has not told yet which GPU it has
 };
 
 struct PlanFacts {
@@ -30,6 +43,7 @@ struct PlanFacts {
   std::vector<std::string> command;  // the command line of a rank
   scheduler::BatchSplit split;
   std::vector<RankPlacement> placement;
+  bool on_gpus = false;
   std::vector<std::string> warnings;
   Json versions;
   Json more = Json::object();  // further keys

@@ -24,6 +24,7 @@
 #include "launch/detached.h"
 #include "launch/launch_queue.h"
 #include "launch/slurm_submit.h"
+#include "plan/gpu_placement.h"
 #include "plan/launch_network.h"
 #include "plan/launch_plan.h"
 
@@ -83,13 +84,16 @@ std::string reason_of(const Outcome& outcome) {
   return outcome.exit_code == static_cast<int>(ExitCode::kDone) ? "" : outcome.interrupted_by;
 }
 
-// Chooses the network of ranks on several hosts. Called once the ranks have their slots.
-void find_network(LaunchPlan& plan, const Variables& variables, LaunchTask& task, EventLog& events) {
-  if (plan.launcher.type == config::LauncherType::kLocal || needs_allocation(plan, variables)) return;
+// Chooses the network of ranks on several hosts, and checks the GPUs of ranks on this one. Called once the ranks have
+// their slots.
+void settle(LaunchPlan& plan, const Variables& variables, LaunchTask& task, EventLog& events) {
+  if (needs_allocation(plan, variables)) return;
   const bool by_slurm = plan.launcher.type == config::LauncherType::kSlurm;
   const std::size_t warned = plan.warnings.size();
   try {
-    settle_network(plan, by_slurm ? over_srun() : over_remote_shell(remote_shell(plan.launcher.options, variables)));
+    check_gpus_are_free(plan);
+    if (plan.launcher.type != config::LauncherType::kLocal)
+      settle_network(plan, by_slurm ? over_srun() : over_remote_shell(remote_shell(plan.launcher.options, variables)));
   } catch (const Error& error) {
     const bool bad_input = dynamic_cast<const ConfigError*>(&error) != nullptr;
     const int code = static_cast<int>(bad_input ? ExitCode::kBadInput : ExitCode::kRunFailed);
@@ -115,7 +119,7 @@ int carry_out(LaunchPlan plan, const RunFolder& folder, const Variables& variabl
     write_last_event(events, {.exit_code = code});
     return code;
   }
-  find_network(plan, variables, task, events);
+  settle(plan, variables, task, events);
   write_plan_file(folder.plan(), to_json(plan));
   print(render_plan(plan) + "run         " + folder.path.string() + "\ntask        " + std::to_string(task.id()) +
         "\n");
@@ -150,6 +154,7 @@ int carry_out(LaunchPlan plan, const RunFolder& folder, const Variables& variabl
 int launch(const LaunchRequest& request) {
   const Variables variables = process_variables();
   LaunchPlan plan = make_launch_plan(request, variables);
+  if (request.dry_run) check_gpus_are_free(plan);
   warn(plan.warnings);
   const std::string script = batch_script_of(plan, variables, request.run_dir);
   if (request.dry_run) {

@@ -38,7 +38,7 @@ Outcome run_local(const Attempt& attempt) {
   handover.rendezvous = rendezvous_path(private_folder(attempt.variables), "launch-" + random_hex(8));
   handover.agent_id = plan.host;
   handover.agent_socket = agent.socket;
-  handover.on_gpus = plan.request.slot_type == config::AgentSlotType::kCuda;
+  handover.on_gpus = plan.on_gpus();
   ranks.start(handover, attempt.variables);
   watch_ranks(attempt, ranks);
   Outcome outcome = ranks.outcome();

@@ -25,7 +25,7 @@ Outcome run_mpi(const Attempt& attempt) {
   write_file_atomic(ranks_file, hostfile(plan));
 
   LauncherContact contact = plane.contact();
-  contact.on_gpus = plan.request.slot_type == config::AgentSlotType::kCuda;
+  contact.on_gpus = plan.on_gpus();
   const SecretFile secret(temporary_secret_path(), contact.secrets);
   contact.secret_file = secret.path();
   if (const auto problems = hosts.hand_out(plan, secret.path(), to_text(contact.secrets)); !problems.empty()) {

@@ -9,6 +9,7 @@
 #include "dtrain/base/json.h"
 #include "dtrain/scheduler/rank_mark.h"
 #include "link/launcher_link.h"
+#include "plan/gpu_placement.h"
 
 namespace dtrain::run {
 namespace {
@@ -36,6 +37,9 @@ RankProcess RankProcess::start(const LaunchPlan& plan, const RankPlacement& plac
   ProcessOptions options;
   options.command = plan.command;
   options.environment = thread_variables(plan, placement, variables);
+  if (plan.on_gpus()) {
+    for (const auto& [name, value] : gpu_variables(plan)) options.environment[name] = value;
+  }
   for (const auto& [name, value] : rank_variables(world, handover)) options.environment[name] = value;
   // The mark identifies the rank if the launcher is killed before it has recorded the process.
   options.environment[scheduler::kRankMark] = scheduler::rank_mark(handover.launcher_pid);

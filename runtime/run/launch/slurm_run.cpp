@@ -15,7 +15,7 @@ Outcome run_slurm(const Attempt& attempt) {
   const LaunchPlan& plan = attempt.plan;
   RankPlane plane(listening_address(plan), orders_for(attempt), make_stderr_logger());
   LauncherContact contact = plane.contact();
-  contact.on_gpus = plan.request.slot_type == config::AgentSlotType::kCuda;
+  contact.on_gpus = plan.on_gpus();
   const SecretFile secret(attempt.folder.launch() / "secret", contact.secrets);  // a folder that the nodes share
   contact.secret_file = secret.path();
   Job job{.name = "srun", .variables = job_variables(plan, contact)};

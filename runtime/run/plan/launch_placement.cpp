@@ -7,6 +7,7 @@
 #include "dtrain/config/experiment.h"
 #include "dtrain/run/cluster.h"
 #include "dtrain/run/run_folder.h"
+#include "plan/gpu_placement.h"
 
 namespace dtrain::run {
 namespace {
@@ -36,32 +37,68 @@ const scheduler::ClusterAgent& agent_named(const std::string& id, const AgentsBy
   return *found->second;
 }
 
+// What an agent is whose type no file declares.
+config::AgentSlotType slot_default(const config::Experiment& experiment) {
+  switch (experiment.resources.slot_type) {
+    case config::SlotType::kCpu:
+      return config::AgentSlotType::kCpu;
+    case config::SlotType::kCuda:
+      return config::AgentSlotType::kCuda;
+    case config::SlotType::kAuto:
+      break;
+  }
+  return config::AgentSlotType::kAuto;
+}
+
+scheduler::ClusterAgents cluster_for(const config::Experiment& experiment, config::AgentSlotType slot_default,
+                                     const std::filesystem::path& file, Variables variables) {
+  // The ranks' own variables decide which GPUs they see.
+  for (const auto& [name, value] : experiment.variables_of_ranks(true)) {
+    if (name == "CUDA_VISIBLE_DEVICES" || name == "CUDA_DEVICE_ORDER") variables[name] = value;
+  }
+  const scheduler::SlotDefaults defaults{.slot_type = slot_default,
+                                         .least_slots = experiment.resources.slots_per_trial};
+  return scheduler::find_cluster(file, variables, defaults, machine_with_gpus());
+}
+
+// Whether an experiment that fits on no GPUs would fit on cores.
+bool fits_on_cores(const LaunchPlan& plan, const std::filesystem::path& cluster_file, const Variables& variables) {
+  constexpr auto kCpu = config::AgentSlotType::kCpu;
+  const scheduler::ClusterAgents cluster = cluster_for(plan.experiment, kCpu, cluster_file, variables);
+  const scheduler::SlotRequest request = slot_request(plan.experiment, cluster.cluster.scheduler, kCpu);
+  return scheduler::place(scheduler::empty_slots(cluster), request).has_value();
+}
+
 }  // namespace
 
-scheduler::SlotRequest slot_request(const config::Experiment& experiment, const config::Scheduler& scheduler) {
+scheduler::SlotRequest slot_request(const config::Experiment& experiment, const config::Scheduler& scheduler,
+                                    config::AgentSlotType type) {
   return {.slots = experiment.resources.slots_per_trial,
           .is_single_node = experiment.resources.is_single_node,
           .resource_pool = experiment.resources.resource_pool,
-          .slot_type = experiment.resources.slot_type == config::SlotType::kCuda ? config::AgentSlotType::kCuda
-                                                                                 : config::AgentSlotType::kCpu,
+          .slot_type = type,
           .policy = scheduler.fitting_policy,
           .allow_heterogeneous_fits = scheduler.allow_heterogeneous_fits};
 }
 
 void place_ranks(LaunchPlan& plan, const std::filesystem::path& cluster_file, const Variables& variables) {
-  const bool on_gpus = plan.experiment.resources.slot_type == config::SlotType::kCuda;
-  const scheduler::SlotDefaults defaults{
-      .slot_type = on_gpus ? config::AgentSlotType::kCuda : config::AgentSlotType::kCpu,
-      .least_slots = plan.experiment.resources.slots_per_trial};
-  plan.cluster = scheduler::find_cluster(cluster_file, variables, defaults);
+  plan.cluster = cluster_for(plan.experiment, slot_default(plan.experiment), cluster_file, variables);
   plan.launcher = plan.cluster.cluster.launcher;
-  plan.request = slot_request(plan.experiment, plan.cluster.cluster.scheduler);
+  plan.request =
+      slot_request(plan.experiment, plan.cluster.cluster.scheduler, decide_slot_type(plan.experiment, plan.cluster));
+  if (plan.on_gpus()) check_gpus_support(plan.experiment);
   const std::vector<scheduler::AgentSlots> agents = scheduler::empty_slots(plan.cluster);
   const auto placement = scheduler::place(agents, plan.request);
   if (!placement) {
     const auto refusal = scheduler::never_fits(agents, plan.request, plan.experiment.global_batch_size);
     if (!refusal) throw Error("the slots fit on no agent, and no rule explains it: this is a bug in dtrain");
-    throw ConfigError(plan.cluster.source + ": " + refusal->text(), refusal->remedy);
+    std::string text = plan.cluster.source + ": " + refusal->text();
+    std::string remedy = refusal->remedy;
+    if (plan.on_gpus()) {
+      text += refusal_on_gpus(plan);
+      if (fits_on_cores(plan, cluster_file, variables)) remedy += "; or train on CPUs with resources.slot_type: cpu";
+    }
+    throw ConfigError(text, remedy);
   }
   plan.warnings.insert(plan.warnings.end(), plan.cluster.warnings.begin(), plan.cluster.warnings.end());
   assign_slots(plan, first_slots(*placement));
@@ -84,6 +121,7 @@ void assign_slots(LaunchPlan& plan, const scheduler::Claim& claim) {
       if (slot != agent.slots.end()) {
         rank.cpus = slot->cpus;
         rank.threads = slot->threads;
+        if (slot->is_gpu()) rank.gpu = PlacedGpu{slot->gpu, slot->gpu_uuid, slot->gpu_name};
       }
       plan.ranks.push_back(std::move(rank));
     }
@@ -134,7 +172,7 @@ std::string scaling_advice(const config::Experiment& experiment, bool has_overri
 }
 
 scheduler::ClusterAgents find_cluster(const std::filesystem::path& given) {
-  return scheduler::find_cluster(given, process_variables());
+  return scheduler::find_cluster(given, process_variables(), {}, machine_with_gpus());
 }
 
 }  // namespace dtrain::run

@@ -11,8 +11,9 @@ namespace dtrain::run {
 // ranks of a plan that has its experiment. ConfigError if the cluster is wrong or the slots never fit.
 void place_ranks(LaunchPlan& plan, const std::filesystem::path& cluster_file, const Variables& variables);
 
-// The experiment's request to the scheduler.
-scheduler::SlotRequest slot_request(const config::Experiment& experiment, const config::Scheduler& scheduler);
+// The experiment's request to the scheduler, for slots of this type.
+scheduler::SlotRequest slot_request(const config::Experiment& experiment, const config::Scheduler& scheduler,
+                                    config::AgentSlotType type);
 
 // A warning if there are more slots but no larger batch than without the overrides, or than in the last run of this
 // name under ./runs; else empty.

@@ -42,13 +42,23 @@ std::string batch_text(const LaunchPlan& plan) {
   return text;
 }
 
+// A MIG instance by its name, any other by its number.
+std::string gpu_text(const PlacedGpu& gpu) {
+  return gpu.index >= 0 ? std::to_string(gpu.index) : gpu.uuid;
+}
+
 std::string render_ranks(const LaunchPlan& plan) {
-  std::string text = "rank  host              cpus      batch\n";
+  std::string text = std::string("rank  host              ") + (plan.on_gpus() ? "gpu   " : "") + "cpus      batch\n";
   for (const RankPlacement& rank : plan.ranks) {
-    char line[256];
-    std::snprintf(line, sizeof line, "%4d  %-16s  %-8s  %5lld\n", rank.rank, rank.host.c_str(),
-                  cpu_text(rank.cpus).c_str(), static_cast<long long>(plan.split.per_slot));
-    text += line;
+    char head[256];
+    std::snprintf(head, sizeof head, "%4d  %-16s  ", rank.rank, rank.host.c_str());
+    char gpu[256] = "";
+    if (rank.gpu) std::snprintf(gpu, sizeof gpu, "%-4s  ", gpu_text(*rank.gpu).c_str());
+    char tail[64];
+    std::snprintf(tail, sizeof tail, "  %5lld\n", static_cast<long long>(plan.split.per_slot));
+    std::string cpus = cpu_text(rank.cpus);
+    cpus.resize(std::max<std::size_t>(cpus.size(), 8), ' ');
+    text += head + std::string(gpu) + cpus + tail;
   }
   return text;
 }
@@ -83,9 +93,15 @@ LaunchPlan make_launch_plan(const LaunchRequest& request, const Variables& varia
   if (plan.mock.any()) plan.warnings.push_back(mock_text(plan.mock));
   place_ranks(plan, request.cluster, variables);
   const auto is_here = [](const RankPlacement& rank) { return !rank.cpus.empty(); };
-  if (std::any_of(plan.ranks.begin(), plan.ranks.end(), is_here)) plan.unused_gpus = find_unused_gpus(plan.experiment);
-  if (!plan.unused_gpus.empty()) plan.warnings.push_back(unused_gpus_warning(plan.unused_gpus));
-  const std::string unused_rules = unused_rules_warning(plan.experiment);
+  if (!plan.on_gpus() && std::any_of(plan.ranks.begin(), plan.ranks.end(), is_here)) {
+    plan.unused_gpus = find_unused_gpus(plan.experiment, variables);
+  }
+  if (!plan.unused_gpus.empty()) {
+    plan.warnings.push_back(unused_gpus_warning(
+        plan.unused_gpus,
+        "the resource pool " + plan.request.resource_pool + " of " + plan.cluster.source + " has no GPU slots"));
+  }
+  const std::string unused_rules = plan.on_gpus() ? "" : unused_rules_warning(plan.experiment);
   if (!unused_rules.empty()) plan.warnings.push_back(unused_rules);
   const std::string advice = scaling_advice(plan.experiment, !request.overrides.empty());
   if (!advice.empty()) plan.warnings.push_back(advice);
@@ -111,7 +127,7 @@ LaunchPlan make_launch_plan(const LaunchRequest& request, const Variables& varia
   }
 
   Variables of_a_rank = variables;
-  for (const auto& [name, value] : plan.experiment.environment_variables) of_a_rank[name] = value;
+  for (const auto& [name, value] : plan.experiment.variables_of_ranks(plan.on_gpus())) of_a_rank[name] = value;
   plan.library_path = find_libraries(plan.command.front(), of_a_rank);
   return plan;
 }
@@ -123,6 +139,7 @@ Json to_json(const LaunchPlan& plan) {
                   .command = plan.command,
                   .split = plan.split,
                   .placement = plan.ranks,
+                  .on_gpus = plan.on_gpus(),
                   .warnings = plan.warnings,
                   .versions = {{"dtrain", version()}},
                   .more = {{"cluster", plan.cluster.source}, {"launcher", config::to_string(plan.launcher.type)}}};
@@ -150,7 +167,9 @@ std::string render_plan(const LaunchPlan& plan) {
                                  std::to_string(plan.split.effective) + " in an optimizer step");
   }
   text += row("cluster", plan.cluster.source);
-  text += row("slots", slots_text(plan) + (plan.unused_gpus.empty() ? "" : ", cores; not used: " + plan.unused_gpus));
+  text += row("slots", slots_text(plan) + (plan.on_gpus()             ? ", GPUs"
+                                           : plan.unused_gpus.empty() ? ""
+                                                                      : ", cores; not used: " + plan.unused_gpus));
   text += render_network(plan.network);
   const bool here = plan.placement.size() == 1 && !plan.ranks.front().cpus.empty();
   return text + (here ? render_ranks(plan) : render_agents(plan));
@@ -164,7 +183,7 @@ Variables thread_variables(const LaunchPlan& plan, const RankPlacement& rank, co
     const int threads = rank.threads > 0 ? rank.threads : static_cast<int>(rank.cpus.size());
     result["OMP_NUM_THREADS"] = std::to_string(std::max(1, threads));
   }
-  for (const auto& [name, value] : plan.experiment.environment_variables) result[name] = value;
+  for (const auto& [name, value] : plan.experiment.variables_of_ranks(plan.on_gpus())) result[name] = value;
   if (!plan.library_path.empty()) result["LD_LIBRARY_PATH"] = plan.library_path;
   return result;
 }

@@ -34,6 +34,7 @@ struct LaunchPlan {
   std::vector<std::string> warnings;
 
   int world_size() const { return static_cast<int>(ranks.size()); }
+  bool on_gpus() const { return request.slot_type == config::AgentSlotType::kCuda; }
 };
 
 // ConfigError if the experiment or the cluster is wrong, the program cannot be found, or the slots never fit. Asks no

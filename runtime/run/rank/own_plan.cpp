@@ -1,12 +1,13 @@
 #include "rank/own_plan.h"
 
+#include "dtrain/base/file.h"
 #include "folder/plan_file.h"
 #include "unused_gpus.h"
 
 namespace dtrain::run {
 namespace {
 
-std::vector<std::string> warnings_of(const RankIdentity& identity, const Assignment& assignment) {
+std::vector<std::string> warnings_of(const RankIdentity& identity, const Assignment& assignment, const RankGpus& gpus) {
   const config::Experiment& experiment = assignment.experiment;
   const int slots = experiment.resources.slots_per_trial;
   const int size = identity.world().size;
@@ -15,7 +16,7 @@ std::vector<std::string> warnings_of(const RankIdentity& identity, const Assignm
     warnings.push_back("the world size is " + std::to_string(size) + ", as " + identity.environment.started_by +
                        " says; resources.slots_per_trial (" + std::to_string(slots) + ") is not used");
   }
-  if (!experiment.environment_variables.empty()) {
+  if (!experiment.variables_of_ranks(gpus.on_gpus).empty()) {
     warnings.emplace_back(
         "environment.environment_variables were set after this program's libraries were loaded: what those read then "
         "(OMP_NUM_THREADS, LD_PRELOAD, ...) must be set before the ranks start; dtrain launch does that");
@@ -24,9 +25,12 @@ std::vector<std::string> warnings_of(const RankIdentity& identity, const Assignm
     warnings.emplace_back("max_restarts has no effect here: it is dtrain launch that starts ranks again");
   }
   if (!assignment.split.warning.empty()) warnings.push_back(assignment.split.warning);
-  const std::string unused_gpus = find_unused_gpus(experiment);
-  if (!unused_gpus.empty()) warnings.push_back(unused_gpus_warning(unused_gpus));
-  const std::string unused_rules = unused_rules_warning(experiment);
+  if (!gpus.why_cpu.empty()) {
+    const std::string unused = gpus_text(assignment.gpus.gpus);
+    if (!unused.empty()) warnings.push_back(unused_gpus_warning(unused, gpus.why_cpu));
+  }
+  warnings.insert(warnings.end(), gpus.warnings.begin(), gpus.warnings.end());
+  const std::string unused_rules = gpus.on_gpus ? "" : unused_rules_warning(experiment);
   if (!unused_rules.empty()) warnings.push_back(unused_rules);
   if (identity.options.mock.any()) warnings.push_back(mock_text(identity.options.mock));
   return warnings;
@@ -35,19 +39,36 @@ std::vector<std::string> warnings_of(const RankIdentity& identity, const Assignm
 }  // namespace
 
 void write_own_plan(const std::filesystem::path& file, const RankIdentity& identity, const Assignment& assignment,
-                    const RankHosts& hosts, const Logger& log) {
+                    const RankHosts& hosts, const RankGpus& gpus, const Logger& log) {
   const RankOptions& options = identity.options;
   PlanFacts facts{.experiment = assignment.experiment,
                   .overrides = options.overrides,
                   .started_by = identity.environment.started_by};
   facts.command = {options.program, options.experiment_file.string()};
   facts.split = assignment.split;
-  facts.warnings = warnings_of(identity, assignment);
+  facts.warnings = warnings_of(identity, assignment, gpus);
   for (const std::string& warning : facts.warnings) log->warn("{}", warning);
   if (options.mock.any()) facts.more["mock"] = to_json(options.mock);
-  for (int rank = 0; rank < identity.world().size; ++rank) facts.placement.push_back({rank, hosts.of(rank).name, {}});
+  facts.on_gpus = gpus.on_gpus;
+  for (int rank = 0; rank < identity.world().size; ++rank) {
+    RankPlacement place{.rank = rank, .host = hosts.of(rank).name};
+    if (gpus.on_gpus) place.gpu = gpus.ranks[static_cast<std::size_t>(rank)];
+    facts.placement.push_back(std::move(place));
+  }
   facts.versions = versions_of(options);
   write_plan_file(file, plan_json(facts));
+}
+
+void name_gpus_in_plan(const std::filesystem::path& file, const RankGpus& gpus) {
+  if (!gpus.on_gpus) return;
+  Json ranks = read_json(file).at("ranks");
+  bool changed = false;
+  for (std::size_t rank = 0; rank < ranks.size() && rank < gpus.ranks.size(); ++rank) {
+    if (!gpus.ranks[rank] || ranks[rank].contains("gpu")) continue;
+    ranks[rank]["gpu"] = to_json(*gpus.ranks[rank]);
+    changed = true;
+  }
+  if (changed) update_plan_file(file, "ranks", ranks);
 }
 
 }  // namespace dtrain::run

@@ -7,6 +7,26 @@
 #include "model_file.h"
 
 namespace dtrain::run {
+namespace {
+
+// Whether these ranks will train on GPUs, as far as one rank can know. It sets the variables for one or the other,
+// which must happen before it meets the others.
+bool expects_gpus(const Assignment& assignment, const comm::World& world) {
+  if (assignment.slot_type != config::SlotType::kAuto) return assignment.slot_type == config::SlotType::kCuda;
+  const auto visible = static_cast<int>(assignment.gpus.gpus.size());
+  const config::Experiment& experiment = assignment.experiment;
+  const bool matters = !experiment.cpu_variables.empty() || !experiment.cuda_variables.empty();
+  if (visible == 1 && world.local_size > 1 && matters) {
+    throw ConfigError(
+        "environment.environment_variables has lists for cpu or cuda, and with resources.slot_type: auto "
+        "it is not clear before the ranks meet on which they train: 1 GPU is visible to each of " +
+            std::to_string(world.local_size) + " ranks of this host",
+        "set resources.slot_type to cuda or cpu");
+  }
+  return visible >= world.local_size;
+}
+
+}  // namespace
 
 void read_identity(RankIdentity& identity) {
   raise_open_files();  // rank 0 has two connections to every other rank; the profiling agent inherits the limit
@@ -27,7 +47,18 @@ Assignment read_assignment(const RankIdentity& identity) {
     check_model_file(experiment);
     check_mock(options.mock, identity.world().size);
     assignment.split = scheduler::split_batch(experiment.global_batch_size, identity.world().size);
-    if (!launched) set_process_variables(experiment.environment_variables);  // else the launcher has set them
+    assignment.slot_type = experiment.resources.slot_type;
+    if (launched) {
+      const bool on_gpus = identity.environment.is_placed_on_gpus();
+      assignment.slot_type = on_gpus ? config::SlotType::kCuda : config::SlotType::kCpu;
+    } else {
+      set_process_variables(experiment.environment_variables);  // else the launcher has set them
+    }
+    if (assignment.slot_type != config::SlotType::kCpu) assignment.gpus = look_at_visible_gpus(process_variables());
+    if (!launched) {
+      const bool on_gpus = expects_gpus(assignment, identity.world());
+      set_process_variables(on_gpus ? experiment.cuda_variables : experiment.cpu_variables);
+    }
     return assignment;
   } catch (const ConfigError&) {
     if (identity.is_rank_0() || launched) throw;

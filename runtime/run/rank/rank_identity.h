@@ -7,6 +7,7 @@
 #include "dtrain/run/rank_session.h"
 #include "dtrain/scheduler/batch_split.h"
 #include "environment.h"
+#include "rank/rank_gpus.h"
 
 namespace dtrain::run {
 
@@ -24,10 +25,12 @@ struct RankIdentity {
 // before other threads exist. ConfigError as read_rank_environment().
 void read_identity(RankIdentity& identity);
 
-// The experiment, and how its batches are divided among the ranks.
+// The experiment, how its batches are divided among the ranks, and the GPUs that this rank may use.
 struct Assignment {
   config::Experiment experiment;
   scheduler::BatchSplit split;
+  config::SlotType slot_type = config::SlotType::kCpu;  // as the launcher decided; without one the experiment's
+  GpuView gpus;                                         // not looked at if slot_type is kCpu
 };
 
 // Sets the experiment's environment variables unless the launcher has. Called before other threads exist. ConfigError

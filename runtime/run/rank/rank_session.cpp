@@ -55,7 +55,7 @@ const comm::World& RankSession::world() const {
   return membership_->world();
 }
 std::optional<int> RankSession::gpu() const {
-  return gpu_;
+  return gpus_->cuda_index;
 }
 comm::ControlPlane& RankSession::control() {
   return membership_->control();

@@ -2,6 +2,7 @@
 #include <unistd.h>
 
 #include "dtrain/base/error.h"
+#include "dtrain/run/agreed_error.h"
 #include "dtrain/run/log_tail.h"
 #include "dtrain/run/rank_session.h"
 #include "folder/plan_file.h"
@@ -104,9 +105,13 @@ void RankSession::compare_ranks() {
       compare_hosts(control(), identity_->host, identity_->environment.started_by, several_hosts_allowed));
   compare_experiments(control(), experiment(), mock());
   (void)backend_for(experiment().communication_backend, *hosts_);  // throws for a backend that these hosts cannot use
-  const RankEnvironment& environment = identity_->environment;
-  const bool asks_for_gpu = experiment().resources.slot_type == config::SlotType::kCuda;
-  if (environment.is_launched() ? environment.is_placed_on_gpus() : asks_for_gpu) gpu_ = world().local_rank;
+  const bool launcher_has_looked = identity_->environment.is_child();
+  gpus_ = std::make_unique<RankGpus>(
+      choose_gpus(control(), *hosts_, assignment_->slot_type, assignment_->gpus, !launcher_has_looked));
+  const std::vector<std::string> not_for_gpus = config::keys_not_for_gpus(experiment());
+  if (!gpus_->on_gpus || not_for_gpus.empty()) return;
+  throw AgreedError(experiment().file.string() + ": " + not_for_gpus.front() + ": " + config::kNotForGpus,
+                    "resources.slot_type is auto, and every host has GPUs for its ranks");
 }
 
 void RankSession::open_folder() {
@@ -115,7 +120,7 @@ void RankSession::open_folder() {
   if (!environment.is_launched()) {
     files.folder = open_own_folder(control(), *hosts_, [this] {
       RunFolder made = create_run_folder(identity_->options.run_dir, experiment().name, experiment().text);
-      write_own_plan(made.plan(), *identity_, *assignment_, *hosts_, log_);
+      write_own_plan(made.plan(), *identity_, *assignment_, *hosts_, *gpus_, log_);
       return made;
     });
   } else if (launcher_->plane()) {
@@ -125,7 +130,13 @@ void RankSession::open_folder() {
   }
   files.events.open(files.folder.events(), environment.world.rank, identity_->host.name);
   if (identity_->is_rank_0()) files.metrics.emplace(files.folder.metrics(), clock_, log_);
-  if (environment.is_launched()) update_plan("versions", versions_of(identity_->options));
+  if (environment.is_launched()) {
+    update_plan("versions", versions_of(identity_->options));
+    if (identity_->is_rank_0()) name_gpus_in_plan(files.folder.plan(), *gpus_);
+    for (const std::string& warning : gpus_->warnings) {
+      if (identity_->is_rank_0()) log_->warn("{}", warning);
+    }
+  }
   if (!environment.is_child()) files.events.write("rank_started", {{"start_ticks", start_ticks(::getpid())}});
 }
 
@@ -156,6 +167,9 @@ void RankSession::start_recording() {
   Recording::Options options{.header = {{"run", run_dir().filename().string()}},
                              .process_started = identity_->process_started};
   options.header["versions"] = versions_of(identity_->options);
+  if (gpus_->on_gpus && gpus_->ranks[static_cast<std::size_t>(world.rank)]) {
+    options.header["gpu"] = to_json(*gpus_->ranks[static_cast<std::size_t>(world.rank)]);
+  }
   if (const auto& handover = identity_->environment.handover) {
     options.agent_socket = handover->agent_socket;
   } else {

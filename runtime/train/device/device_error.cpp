@@ -34,8 +34,8 @@ std::string memory_text(c10::Device device) {
 }
 
 Error out_of_memory(const c10::Error& error, c10::Device device) {
-  return Error("GPU " + std::to_string(device.index()) + " is out of memory: " +
-                   first_line(error.what_without_backtrace()) + memory_text(device),
+  return Error("GPU " + std::to_string(device.index()) +
+                   " is out of memory: " + first_line(error.what_without_backtrace()) + memory_text(device),
                "lower hyperparameters.global_batch_size, or keep it and raise optimizations.aggregation_frequency; "
                "sharded_optimizer: true divides the optimizer's state among the ranks; gradient checkpointing in the "
                "model recomputes activations; nvidia-smi shows whether another process takes memory");

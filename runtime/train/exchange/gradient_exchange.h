@@ -39,10 +39,10 @@ class GradientExchange {
   void backward(const at::Tensor& loss);
   // Backward has finished the gradient of a parameter (index into FlatParameters::parameters()).
   void gradient_ready(std::size_t parameter);
-  // Hands over what backward did not complete, with zeros for what it did not touch, and joins every bucket (Work::join()).
-  // Returns, for each parameter, whether any rank used it in this window. Error naming a parameter whose gradient
-  // has changed since backward(). `word`: this rank's answer to a question of the caller; word_of_any(): whether any
-  // rank's was yes.
+  // Hands over what backward did not complete, with zeros for what it did not touch, and joins every bucket
+  // (Work::join()). Returns, for each parameter, whether any rank used it in this window. Error naming a parameter
+  // whose gradient has changed since backward(). `word`: this rank's answer to a question of the caller; word_of_any():
+  // whether any rank's was yes.
   std::span<const std::uint8_t> finish(bool word = false);
   bool word_of_any() const { return used_.back() != 0; }
   // The same for this rank's own gradients, without an exchange.

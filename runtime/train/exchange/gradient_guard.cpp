@@ -14,11 +14,12 @@ GradientGuard::GradientGuard(const at::Tensor& gradient) {
   at::DataPtr first(memory, context, cow::cow_deleter, gradient.device());
   context->increment_refcount();
   memory_ = at::DataPtr(memory, context, cow::cow_deleter, gradient.device());
-  auto storage = c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(),
-                                                       static_cast<std::int64_t>(gradient.nbytes()), std::move(first),
-                                                       c10::GetAllocator(gradient.device().type()), /*resizable=*/false);
-  view_ = at::detail::make_tensor<c10::TensorImpl>(c10::Storage(std::move(storage)),
-                                                   c10::DispatchKeySet(gradient.is_cpu() ? c10::DispatchKey::CPU : c10::DispatchKey::CUDA), gradient.dtype());
+  auto storage = c10::make_intrusive<c10::StorageImpl>(
+      c10::StorageImpl::use_byte_size_t(), static_cast<std::int64_t>(gradient.nbytes()), std::move(first),
+      c10::GetAllocator(gradient.device().type()), /*resizable=*/false);
+  view_ = at::detail::make_tensor<c10::TensorImpl>(
+      c10::Storage(std::move(storage)),
+      c10::DispatchKeySet(gradient.is_cpu() ? c10::DispatchKey::CPU : c10::DispatchKey::CUDA), gradient.dtype());
   view_.unsafeGetTensorImpl()->set_sizes_and_strides(gradient.sizes(), gradient.strides());
 }
 

@@ -4,6 +4,8 @@
 #include <utility>
 #include <vector>
 
+#include <ATen/core/grad_mode.h>
+
 #include "model/gradient_memory.h"
 
 namespace dtrain::train {

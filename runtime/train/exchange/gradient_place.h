@@ -1,8 +1,8 @@
-// Brings the gradients that backward makes to their places in the flat buffer: on a CPU autograd writes them there, as a
-// rule (GradientMemory); on a device they are copied, those of a bucket together.
+// Brings the gradients that backward makes to their places in the flat buffer: on a CPU autograd writes them there, as
+// a rule (GradientMemory); on a device they are copied, those of a bucket together.
 //
-// Called by the thread that runs backward, and between backwards by the training thread; on a device in the order of the
-// current stream.
+// Called by the thread that runs backward, and between backwards by the training thread; on a device in the order of
+// the current stream.
 #pragma once
 
 #include <cstddef>

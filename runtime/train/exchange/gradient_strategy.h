@@ -47,8 +47,8 @@ class GradientStrategy {
   // The Work of a bucket has been joined. Its gradients are the sum over ranks (and the window's batches), scaled.
   virtual void complete(std::size_t bucket) { static_cast<void>(bucket); }
   // Every bucket has been joined on this rank and every rank has finished its backward. On return all parameters are up
-  // to date, on every rank (on a device: for what its current stream does next). Returns the gradients' norm before clipping, where it was asked for:
-  // one float64 on the host or on the device, where it may not be there yet.
+  // to date, on every rank (on a device: for what its current stream does next). Returns the gradients' norm before
+  // clipping, where it was asked for: one float64 on the host or on the device, where it may not be there yet.
   virtual std::optional<at::Tensor> update(const Update& update) = 0;
 
   virtual StateLayout layout() const { return {}; }

@@ -1,5 +1,5 @@
-// Sums metrics over batches, and over ranks where they are due, each batch weighted by its number of samples. Values on a
-// device are summed there, and nothing waits for them before they are due. Training thread.
+// Sums metrics over batches, and over ranks where they are due, each batch weighted by its number of samples. Values on
+// a device are summed there, and nothing waits for them before they are due. Training thread.
 #pragma once
 
 #include <cstdint>

@@ -9,11 +9,11 @@
 #include <torch/utils.h>
 #include <torch/version.h>
 
+#include "device/device_error.h"
+#include "device/training_device.h"
 #include "dtrain/config/experiment.h"
 #include "dtrain/host/cpu.h"
 #include "dtrain/run/rank_session.h"
-#include "device/device_error.h"
-#include "device/training_device.h"
 #include "loop/training_loop.h"
 #include "model/model_report.h"
 #include "model/weights.h"

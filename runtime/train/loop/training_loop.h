@@ -10,9 +10,9 @@
 #include <utility>
 #include <vector>
 
+#include "device/device_feed.h"
 #include "dtrain/run/rank_session.h"
 #include "dtrain/train/trial.h"
-#include "device/device_feed.h"
 #include "loop/device_memory.h"
 #include "loop/metric_reducer.h"
 #include "loop/progress_meter.h"

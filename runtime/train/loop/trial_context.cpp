@@ -1,5 +1,6 @@
 #include <utility>
 
+#include "device/pinned_memory.h"
 #include "dtrain/config/experiment.h"
 #include "dtrain/run/rank_session.h"
 #include "dtrain/train/trial.h"
@@ -91,6 +92,7 @@ Loader TrialContext::loader(std::shared_ptr<const data::Dataset> dataset, const 
   options.drop_last = settings.drop_last;
   options.seed = session_.experiment().experiment_seed;
   options.prefetch = settings.prefetch;
+  if (!device_.is_cpu()) options.allocate = train::pinned_allocator();
   return make_loader(std::move(dataset), options);
 }
 

@@ -4,8 +4,8 @@
 #include <cstdint>
 #include <optional>
 
-#include "dtrain/run/rank_session.h"
 #include "device/device_feed.h"
+#include "dtrain/run/rank_session.h"
 #include "dtrain/train/trial.h"
 #include "loop/metric_reducer.h"
 #include "state/state_visitor.h"

@@ -11,7 +11,7 @@ namespace dtrain::train {
 
 namespace {
 
-constexpr std::int64_t kCacheLine = 64;  // bytes: a cache line, and what the widest vector loads like
+constexpr std::int64_t kCacheLine = 64;                // bytes: a cache line, and what the widest vector loads like
 constexpr std::int64_t kMostRanksWithEqualParts = 64;  // with more, padding would cost more than it brings
 
 std::size_t flat_bytes(std::int64_t elements, at::ScalarType type) {

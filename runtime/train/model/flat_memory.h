@@ -33,9 +33,9 @@ class FlatMemory {
   Block exchanged(std::int64_t elements, at::ScalarType type);
   // One memory that every rank maps; empty on every rank where the ranks have no memory in common. Collective.
   std::optional<Block> common(std::int64_t elements, at::ScalarType type);
-  // This rank's own memory, zeroed. On a CPU in pages of its own: a page exists once it is written, so a rank that keeps
-  // a part pays for that part alone, and all pages go back to the kernel with the tensor. SystemError where the kernel
-  // refuses.
+  // This rank's own memory, zeroed. On a CPU in pages of its own: a page exists once it is written, so a rank that
+  // keeps a part pays for that part alone, and all pages go back to the kernel with the tensor. SystemError where the
+  // kernel refuses.
   at::Tensor own(std::int64_t elements, at::ScalarType type) const;
   at::Tensor own_copy(const at::Tensor& flat) const;
 

@@ -50,7 +50,8 @@ FlatOptimizer::FlatOptimizer(std::unique_ptr<OptimizerUpdate> optimizer, LrSched
   const FlatMemory& memory = parameters.memory();
   for (const auto& group : parameters.groups()) {
     auto& state = states_.emplace_back();
-    while (state.size() < tensors) state.push_back(memory.own(group.values.numel(), group.dtype));
+    while (state.size() < tensors)
+      state.push_back(memory.on_host() ? memory.own(group.values.numel(), group.dtype) : at::Tensor());
   }
 }
 
@@ -106,6 +107,74 @@ void FlatOptimizer::update(const FlatRange& range) {
   }
 }
 
+std::span<at::Tensor> FlatOptimizer::state(std::size_t group) {
+  const auto& of = parameters_.groups()[group];
+  for (at::Tensor& state : states_[group]) {
+    if (!state.defined()) state = parameters_.memory().own(of.values.numel(), of.dtype);
+  }
+  return states_[group];
+}
+
+void FlatOptimizer::keep_parts(std::vector<FlatRange> parts) {
+  const at::NoGradGuard no_grad;
+  if (kept_) keep_all();
+  kept_ = std::move(parts);
+  for (std::size_t g = 0; g < states_.size(); ++g) {
+    for (at::Tensor& state : states_[g]) {
+      if (!state.defined()) continue;
+      const at::Tensor own = parameters_.memory().own(kept_elements(g), state.scalar_type());
+      for (const FlatRange& range : *kept_) {
+        if (range.group != g) continue;
+        own.narrow(0, kept_offset(range), range.size()).copy_(state.narrow(0, range.begin, range.size()));
+      }
+      state = own;
+    }
+  }
+}
+
+void FlatOptimizer::keep_all() {
+  if (!kept_) return;
+  const at::NoGradGuard no_grad;
+  for (std::size_t g = 0; g < states_.size(); ++g) {
+    for (at::Tensor& state : states_[g]) {
+      if (!state.defined()) continue;
+      const at::Tensor whole = parameters_.memory().own(parameters_.groups()[g].values.numel(), state.scalar_type());
+      for (const FlatRange& range : *kept_) {
+        if (range.group != g) continue;
+        whole.narrow(0, range.begin, range.size()).copy_(state.narrow(0, kept_offset(range), range.size()));
+      }
+      state = whole;
+    }
+  }
+  kept_.reset();
+}
+
+std::int64_t FlatOptimizer::kept_elements(std::size_t group) const {
+  std::int64_t elements = 0;
+  for (const FlatRange& range : *kept_) elements += range.group == group ? range.size() : 0;
+  return elements;
+}
+
+std::int64_t FlatOptimizer::kept_offset(const FlatRange& range) const {
+  std::int64_t offset = 0;
+  for (const FlatRange& kept : *kept_) {
+    if (kept.group != range.group) continue;
+    if (kept.begin <= range.begin && range.end <= kept.end) return offset + range.begin - kept.begin;
+    offset += kept.size();
+  }
+  throw Error("elements " + std::to_string(range.begin) + " to " + std::to_string(range.end) + " of group " +
+              std::to_string(range.group) + " were to be updated by a rank that does not keep their state");
+}
+
+at::Tensor FlatOptimizer::state_slice(const FlatRange& range, std::size_t index) {
+  if (!kept_) return state(range.group)[index].narrow(0, range.begin, range.size());
+  at::Tensor& state = states_[range.group][index];
+  if (!state.defined()) {
+    state = parameters_.memory().own(kept_elements(range.group), parameters_.groups()[range.group].dtype);
+  }
+  return state.narrow(0, kept_offset(range), range.size());
+}
+
 void FlatOptimizer::end_step(std::span<const std::uint8_t> used) {
   for (std::size_t i = 0; i < updates_.size(); ++i) updates_[i] += used[i] ? 1 : 0;
 }
@@ -116,7 +185,8 @@ void FlatOptimizer::visit(StateVisitor& visitor) {
   for (std::size_t i = 0; i < parameters.size(); ++i) visitor.number("updates/" + parameters[i].name, updates_[i]);
   const auto names = optimizer_->state_names();
   for (std::size_t g = 0; g < states_.size(); ++g) {
-    for (std::size_t s = 0; s < states_[g].size(); ++s) parameters_.visit_like(visitor, names[s], g, states_[g][s]);
+    const auto states = state(g);
+    for (std::size_t s = 0; s < states.size(); ++s) parameters_.visit_like(visitor, names[s], g, states[s]);
   }
 }
 
@@ -124,9 +194,8 @@ void FlatOptimizer::update(const FlatRange& range, std::int64_t updates) {
   const auto& group = parameters_.groups()[range.group];
   const auto slice = [&](const at::Tensor& flat) { return flat.narrow(0, range.begin, range.size()); };
   std::vector<at::Tensor> states;
-  for (const at::Tensor& state : states_[range.group]) states.push_back(slice(state));
-  optimizer_->update(slice(group.values), slice(group.gradients), states,
-                     {learning_rate(), updates, divisor_});
+  for (std::size_t s = 0; s < states_[range.group].size(); ++s) states.push_back(state_slice(range, s));
+  optimizer_->update(slice(group.values), slice(group.gradients), states, {learning_rate(), updates, divisor_});
 }
 
 }  // namespace train

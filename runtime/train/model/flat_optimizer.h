@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -38,8 +39,15 @@ class FlatOptimizer {
   void visit(StateVisitor& visitor);
 
   // What the optimizer remembers of a group, in tensors laid out as its flat values. The strategy decides what memory
-  // they lie in, and which of their elements this rank keeps up to date.
-  std::span<at::Tensor> state(std::size_t group) { return states_[group]; }
+  // they lie in, and which of their elements this rank keeps up to date. Not while keep_parts() holds.
+  std::span<at::Tensor> state(std::size_t group);
+  // How many such tensors a group has.
+  std::size_t state_tensors() const { return optimizer_->state_names().size(); }
+
+  // From now on the state of these ranges is kept alone, which takes memory for them alone; only they are updated.
+  // keep_all() ends it: the state of other elements is zero then.
+  void keep_parts(std::vector<FlatRange> parts);
+  void keep_all();
 
  private:
   struct Segment {
@@ -49,11 +57,19 @@ class FlatOptimizer {
   double rate_at(std::int64_t step) const;
   std::vector<Segment> segments(std::span<const std::uint8_t> used) const;
   void update(const FlatRange& range, std::int64_t updates);
+  // What lies at `range` of a state tensor, the `index`-th of the group.
+  at::Tensor state_slice(const FlatRange& range, std::size_t index);
+  // Where a range begins among the parts that are kept of its group.
+  std::int64_t kept_offset(const FlatRange& range) const;
+  std::int64_t kept_elements(std::size_t group) const;
 
   std::unique_ptr<OptimizerUpdate> optimizer_;
   LrSchedule schedule_;
   FlatParameters& parameters_;
-  std::vector<std::vector<at::Tensor>> states_;  // of each group, in the order of their names
+  // Of each group, in the order of their names. Undefined: zeros that nothing has used yet, on a device, where memory is
+  // taken at once.
+  std::vector<std::vector<at::Tensor>> states_;
+  std::optional<std::vector<FlatRange>> kept_;  // by keep_parts(): in the state tensors one after the other
   std::vector<Segment> segments_;                // of the step that has begun
   at::Tensor divisor_;                           // of that step
   std::vector<std::int64_t> updates_;            // of each parameter

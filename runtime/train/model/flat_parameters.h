@@ -45,8 +45,9 @@ class FlatParameters {
     std::int64_t element_size = 0;
   };
 
-  // Collective (it allocates). `communicator` is that of the device that the model is on. Parameters that do not require gradients are left where they are. ConfigError names two
-  // tensors of which only parts lie in the same memory.
+  // Collective (it allocates). `communicator` is that of the device that the model is on. Parameters that do not
+  // require gradients are left where they are. ConfigError names two tensors of which only parts lie in the same
+  // memory.
   FlatParameters(const torch::nn::Module& model, comm::Communicator& communicator);
 
   std::span<Parameter> parameters() { return parameters_; }

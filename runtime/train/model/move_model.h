@@ -7,8 +7,8 @@
 namespace dtrain::train {
 
 // Parameters and buffers keep their identity, their layout in memory and their ties: tensors in the same memory are in
-// the same memory afterwards (torch::nn::Module::to() would part those that are two tensors). Waits for the copies. Nothing happens where `device`
-// is the CPU. ConfigError as refuse_partial_overlap().
+// the same memory afterwards (torch::nn::Module::to() would part those that are two tensors). Waits for the copies.
+// Nothing happens where `device` is the CPU. ConfigError as refuse_partial_overlap().
 void move_model(torch::nn::Module& model, c10::Device device);
 
 }  // namespace dtrain::train

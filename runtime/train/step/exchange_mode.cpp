@@ -16,8 +16,8 @@ ExchangeMode::ExchangeMode(const StepParts& parts, const StrategyOptions& option
     : parts_(parts),
       vote_(parts.run, parts.non_finite),
       scale_(parts.run.communicator, parts.window, vote_, parts.parameters.memory().on_host()),
-      picker_(parts.run, parts.parameters, parts.optimizer, parts.exchange, parts.fusion, scale_,
-              parts.in_flight, options),
+      picker_(parts.run, parts.parameters, parts.optimizer, parts.exchange, parts.fusion, scale_, parts.in_flight,
+              options),
       written_(parts.run, parts.parameters, parts.watch) {
   parts_.watch.note(digests_due());
 }

@@ -1,5 +1,5 @@
-// The scale of gradients that the ranks sum in every window. On a CPU the exchange multiplies by it while the data is in
-// its hands; on a device the update does, for NCCL's plain sums are its fastest.
+// The scale of gradients that the ranks sum in every window. On a CPU the exchange multiplies by it while the data is
+// in its hands; on a device the update does, for NCCL's plain sums are its fastest.
 #pragma once
 
 #include "dtrain/comm/communicator.h"

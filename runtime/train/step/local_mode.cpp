@@ -9,7 +9,8 @@ LocalMode::LocalMode(const StepParts& parts, const config::LocalSgd& options, st
       steps_between_meetings_(options.inner_steps),
       vote_(parts.run, parts.non_finite),
       step_(parts, LocalUpdate::Parts::kAll),
-      local_steps_(options, parts.parameters, parts.fusion.plan(), parts.run.device_communicator, parts.run.recorder, seed) {}
+      local_steps_(options, parts.parameters, parts.fusion.plan(), parts.run.device_communicator, parts.run.recorder,
+                   seed) {}
 
 // A quarter of the way between two meetings, 16 rounds at most.
 std::int64_t LocalMode::lag() const {

@@ -42,9 +42,9 @@ TrainingStep::TrainingStep(const TrialContext::Wrapped& wrapped, const RunServic
       exchange_(parameters_, run_.communicator, run_.device_communicator, run_.recorder),
       in_flight_(parameters_.memory().device(), run_.device_communicator, run_.recorder),
       watch_(*model_, parameters_),
-      mode_(make_mode(
-          {run_, parameters_, optimizer_, watch_, fusion_, exchange_, in_flight_, non_finite_, window_, options.max_gradient_norm},
-          options)),
+      mode_(make_mode({run_, parameters_, optimizer_, watch_, fusion_, exchange_, in_flight_, non_finite_, window_,
+                       options.max_gradient_norm},
+                      options)),
       hooks_(parameters_, exchange_) {}
 
 void TrainingStep::announce(bool has_batch, bool stop, const std::optional<profile::TraceWindow>& trace) {

@@ -1,7 +1,7 @@
-// What gradients are multiplied by before an update: the scale of their sum, and what brings their norm below the limit.
-// On a CPU they are multiplied in place, and the norm is the same to the last bit however updates are divided over ranks
-// (model/gradient_norm.h). On a device the host knows neither norm nor factor: both stay there, and the optimizer
-// divides by the factor as it reads the gradients.
+// What gradients are multiplied by before an update: the scale of their sum, and what brings their norm below the
+// limit. On a CPU they are multiplied in place, and the norm is the same to the last bit however updates are divided
+// over ranks (model/gradient_norm.h). On a device the host knows neither norm nor factor: both stay there, and the
+// optimizer divides by the factor as it reads the gradients.
 //
 // Training thread; prepare() is collective where gradients are clipped and other ranks have a part.
 #pragma once

@@ -87,6 +87,7 @@ void Sharded::set_plan(const comm::FusionPlan& plan) {
 }
 
 void Sharded::gather_state() {
+  optimizer_.keep_all();
   std::vector<comm::Work> works;
   for (std::size_t b = 0; b < plan_->buckets.size(); ++b) {
     const auto& bucket = plan_->buckets[b];
@@ -102,6 +103,9 @@ void Sharded::gather_state() {
 
 void Sharded::keep_own_state() {
   const at::NoGradGuard no_grad;
+  state_is_divided_ = true;
+  // A page of host memory that is not written takes none; a device has no such memory.
+  if (!parameters_.memory().on_host()) return optimizer_.keep_parts({updater_.own().begin(), updater_.own().end()});
   for (std::size_t g = 0; g < parameters_.groups().size(); ++g) {
     for (at::Tensor& state : optimizer_.state(g)) {
       const at::Tensor own = parameters_.memory().own(state.numel(), state.scalar_type());
@@ -112,7 +116,6 @@ void Sharded::keep_own_state() {
       state = own;
     }
   }
-  state_is_divided_ = true;
 }
 
 comm::Work Sharded::launch(std::size_t index) {
@@ -165,6 +168,7 @@ void Sharded::end_visit(bool replaced) {
 void Sharded::complete_state() {
   if (!one_copy_ && state_is_divided_) gather_state();
   const at::NoGradGuard no_grad;
+  if (!parameters_.memory().on_host()) return;  // its state lies in memory of its own
   for (std::size_t g = 0; g < parameters_.groups().size(); ++g) {
     for (at::Tensor& state : optimizer_.state(g)) state = parameters_.memory().own_copy(state);
   }

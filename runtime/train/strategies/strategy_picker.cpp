@@ -13,8 +13,8 @@ bool may_shard(const StrategyOptions& options, int world_size) {
 }
 
 StrategyPicker::StrategyPicker(const RunServices& run, FlatParameters& parameters, FlatOptimizer& optimizer,
-                               GradientExchange& exchange, Fusion& fusion, WindowScale& scale,
-                               StepsInFlight& in_flight, const StrategyOptions& options)
+                               GradientExchange& exchange, Fusion& fusion, WindowScale& scale, StepsInFlight& in_flight,
+                               const StrategyOptions& options)
     : run_(run),
       parameters_(parameters),
       optimizer_(optimizer),
@@ -93,7 +93,7 @@ void StrategyPicker::write_choice() {
     const auto& group = parameters_.groups()[g];
     const std::int64_t bytes = group.values.numel() * group.element_size;
     facts.parameter_bytes += bytes;
-    facts.state_bytes += bytes * static_cast<std::int64_t>(optimizer_.state(g).size());
+    facts.state_bytes += bytes * static_cast<std::int64_t>(optimizer_.state_tensors());
   }
   if (comparison_) {
     facts.replicated_ms = comparison_->replicated_ms();

@@ -8,8 +8,8 @@
 #include <optional>
 #include <string>
 
-#include "dtrain/config/optimizations.h"
 #include "device/steps_in_flight.h"
+#include "dtrain/config/optimizations.h"
 #include "exchange/fusion.h"
 #include "exchange/gradient_exchange.h"
 #include "exchange/gradient_strategy.h"

@@ -86,7 +86,7 @@ void check_devices(const torch::jit::Module& script, const fs::path& file) {
   const auto check = [&](const char* kind, const std::string& name, const at::Tensor& tensor) {
     if (tensor.device().is_cpu()) return;
     throw ConfigError("model: " + file.string() + ": " + kind + " '" + name + "' is on device " +
-                          tensor.device().str() + ", dtrain trains on the CPU",
+                          tensor.device().str() + ", and dtrain loads models to the CPU first",
                       "in Python, move the model with model.to(\"cpu\") (to_empty(device=\"cpu\") from meta), "
                       "then script and save it again");
   };

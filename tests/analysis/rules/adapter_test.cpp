@@ -5,6 +5,7 @@
 
 #include "../run_folder.h"
 #include "dtrain/analysis/rules.h"
+#include "dtrain/analysis/summary.h"
 #include "dtrain/base/text.h"
 #include "dtrain/config/profiling_rules.h"
 
@@ -131,6 +132,46 @@ TEST_F(Adapter, LeavesOutGPUsThatTheRunDoesNotUse) {
   folder_.append("plan.json", R"({"experiment":{"resources":{"slot_type":"auto"}}})");
   EXPECT_TRUE(rules::host_series(load())[0].gpus.empty());
   EXPECT_TRUE(rules::host_series(load())[0].samples[0].gpus.empty());
+}
+
+TEST_F(Adapter, GoesByTheTypeThatThePlanDecided) {
+  folder_.append("profile/agent-a.jsonl", kGpuAgent);
+  folder_.append("plan.json", R"({"slot_type":"cuda","experiment":{"resources":{"slot_type":"auto"}}})");
+  EXPECT_EQ(rules::host_series(load())[0].gpus.size(), 1u);
+}
+
+// A host with three GPUs: the rank has the second, others work on the third.
+TEST_F(Adapter, LeavesOutTheGPUsOfOthers) {
+  const auto gpu = [](int index, const char* uuid) {
+    return to_line({{"record", "gpu"}, {"index", index}, {"uuid", uuid}, {"name", "A"}, {"total_memory", 100}}) + "\n";
+  };
+  folder_.append("profile/agent-a.jsonl",
+                 R"({"record":"header","schema":1,"kind":"agent","host":"node","agent":"a","ranks":[0],"units":{}})"
+                 "\n" +
+                     gpu(0, "GPU-0") + gpu(1, "GPU-1") + gpu(2, "GPU-2") +
+                     R"({"record":"system","time_ns":1000000000,"interval_ns":500000000,"gpus":)"
+                     R"([{"index":0,"gpu_util":0},{"index":1,"gpu_util":50},{"index":2,"gpu_util":100}]})"
+                     "\n");
+  folder_.append("plan.json", R"({"slot_type":"cuda"})");
+  folder_.append("profile/rank-0000.jsonl", rank_header(R"(,"gpu":{"index":1,"uuid":"GPU-1","name":"A"})"));
+  const RunProfile profile = load();
+  const auto hosts = rules::host_series(profile);
+  ASSERT_EQ(hosts[0].gpus.size(), 1u);
+  EXPECT_EQ(hosts[0].gpus[0].index, 1);
+  ASSERT_EQ(hosts[0].samples[0].gpus.size(), 1u);
+  EXPECT_EQ(hosts[0].samples[0].gpus[0].util_percent, 50);
+  const auto gpus = summarize(folder_.path()).agents.at(0).gpus;
+  ASSERT_EQ(gpus.size(), 3u);
+  EXPECT_EQ(gpus[1].rank, 0);
+  EXPECT_TRUE(gpus[1].is_of_run);
+  EXPECT_FALSE(gpus[2].is_of_run || gpus[2].rank);
+}
+
+TEST_F(Adapter, JudgesNoGPUOfARankOnAMigInstance) {
+  folder_.append("profile/agent-a.jsonl", kGpuAgent);
+  folder_.append("plan.json", R"({"slot_type":"cuda"})");
+  folder_.append("profile/rank-0000.jsonl", rank_header(R"(,"gpu":{"uuid":"MIG-1","name":"MIG instance"})"));
+  EXPECT_TRUE(rules::host_series(load())[0].gpus.empty()) << "what is sampled of a GPU is not one instance's";
 }
 
 TEST_F(Adapter, TakesValidationsOutOfTheSteps) {

@@ -54,6 +54,9 @@ void NcclRank::launch() {
     auto operation = std::make_unique<Collective>(*this, given.call, launch.access(), std::move(before),
                                                   machine().adversaries.nccl_hangs());
     queue.push_back(operation.get());
+    const auto& [index, number, what] = launch.access();
+    if (launched.size() <= index) launched.resize(index + 1);
+    launched[index] = number;
     machine().unfinished.add(std::move(operation));
   }
   together.clear();
@@ -66,6 +69,10 @@ void NcclRank::stop() {
   if (shared) shared->leave();
   shared.reset();
   machine().unfinished.advance();  // each ends when it notices
+}
+
+void NcclRank::tell_host() {
+  if (queue.empty()) machine().streams.learn(launched);
 }
 
 Collective::Collective(NcclRank& rank, const Call& call, const Access& access, Clock before, bool hangs)

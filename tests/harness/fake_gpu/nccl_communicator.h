@@ -41,6 +41,7 @@ struct NcclRank {
   std::vector<Given> launching;   // the operations of a group that has ended, which are not on their streams yet
   std::deque<Collective*> queue;  // unfinished ones on streams; ranks go through theirs in the same order
   std::uint64_t ended = 0;        // operations
+  Clock launched;                 // all that it ever put on streams
   NcclRank* child = nullptr;      // that ncclCommShrink is making
   int children = 0;
 
@@ -58,6 +59,8 @@ struct NcclRank {
   void launch();
   // All of its operations end, with results that are NaN, and it takes part in nothing any more.
   void stop();
+  // The host has seen that none of its operations is unfinished.
+  void tell_host();
 };
 
 // An operation of a rank, on its stream.

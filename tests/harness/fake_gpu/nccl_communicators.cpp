@@ -94,7 +94,10 @@ ncclResult_t Communicators::state_of(NcclRank& rank) {
     rank.child = nullptr;
     return ncclSuccess;
   }
-  if (rank.revoked) return ncclSuccess;
+  if (rank.revoked) {
+    rank.tell_host();
+    return ncclSuccess;
+  }
   machine().adversaries.check(rank.device);
   if (machine().adversaries.nccl_has_failed()) {
     rank.fail(ncclRemoteError, "the fake NCCL was asked to fail from this operation on");
@@ -111,6 +114,7 @@ ncclResult_t Communicators::state_of(NcclRank& rank) {
   if (rank.finalized) {
     if (!rank.queue.empty()) return ncclInProgress;
     rank.shared->leave();
+    rank.tell_host();
     return rank.shared->all_left() ? ncclSuccess : ncclInProgress;
   }
   return ncclSuccess;
@@ -127,6 +131,7 @@ ncclResult_t Communicators::finalize(ncclComm_t comm) {
 
 void Communicators::let_go(NcclRank& rank) {
   rank.stop();
+  rank.tell_host();
   rank.gone = true;
   for (const auto& [handle, data] : rank.registered) {
     if (Block* const block = machine().memory.live_block(data, 1)) --block->registrations;

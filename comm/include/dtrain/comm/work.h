@@ -54,8 +54,8 @@ class Work {
   // aborted; it names operation, bucket, sequence number, elapsed time and the ranks concerned.
   void wait() { state_->wait(); }
   // What the caller does next with the data comes after the operation. Data in host memory: like wait(). Data on a
-  // device: the caller's current stream waits, and the host goes on, at the latest once the operation has been handed to
-  // the device. CommError as wait(), as far as a failure is known by then.
+  // device: the caller's current stream waits, and the host goes on, at the latest once the operation has been handed
+  // to the device. CommError as wait(), as far as a failure is known by then.
   void join() { state_->join(); }
   WorkTiming timing() const { return state_->timing(); }
   std::size_t bytes() const { return state_->bytes(); }

@@ -14,7 +14,8 @@ class AdamUpdate final : public OptimizerUpdate {
               const UpdateStep& step) const override {
     const at::Tensor number = at::full({}, static_cast<double>(step.updates + 1), values.options().dtype(at::kFloat));
     at::_fused_adam_(values, gradients, states[0], states[1], {}, number, step.rate, settings_.beta1, settings_.beta2,
-                     settings_.weight_decay, settings_.eps, /*amsgrad=*/false, /*maximize=*/false, step.optional_divisor());
+                     settings_.weight_decay, settings_.eps, /*amsgrad=*/false, /*maximize=*/false,
+                     step.optional_divisor());
   }
 
  private:

@@ -19,8 +19,9 @@ class SgdUpdate final : public OptimizerUpdate {
   }
   void update(const at::Tensor& values, const at::Tensor& gradients, at::TensorList states,
               const UpdateStep& step) const override {
-    at::_fused_sgd_(values, gradients, states, settings_.weight_decay, settings_.momentum, step.rate, settings_.dampening,
-                    settings_.nesterov, /*maximize=*/false, /*is_first_step=*/step.updates == 0, step.optional_divisor());
+    at::_fused_sgd_(values, gradients, states, settings_.weight_decay, settings_.momentum, step.rate,
+                    settings_.dampening, settings_.nesterov, /*maximize=*/false, /*is_first_step=*/step.updates == 0,
+                    step.optional_divisor());
   }
 
  private:

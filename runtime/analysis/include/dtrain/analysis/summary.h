@@ -78,6 +78,8 @@ struct GpuSummary {
   std::string uuid, name;               // empty: not recorded
   std::int64_t total_memory_bytes = 0;  // 0: not recorded
   std::vector<MetricSummary> metrics;
+  std::optional<int> rank;  // that trains on it
+  bool is_of_run = true;    // false: no rank of the run does
 };
 
 struct AgentSummary {

@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <vector>
@@ -11,6 +12,9 @@
 #include "dtrain/data/dataset.h"
 
 namespace dtrain::data {
+
+// Gives memory of so many bytes, aligned to 64, which is released with the last pointer to it. Any thread.
+using BatchAllocator = std::function<std::shared_ptr<std::byte>(std::size_t bytes)>;
 
 struct LoaderOptions {
   std::int64_t batch_size = 1;  // of this rank
@@ -22,10 +26,12 @@ struct LoaderOptions {
   bool drop_last = true;
   std::uint64_t seed = 0;
   int prefetch = 2;  // batches kept ready; 0: loaded when asked for
+  BatchAllocator
+      allocate;  // where batches are read to (page-locked memory); empty: to memory that the loader uses again
 };
 
-// Memory for one field of a batch; 64-byte aligned. It goes back to the loader's pool when the last pointer to it goes;
-// it may be kept for longer than the loader lives, and let go on any thread.
+// Memory for one field of a batch; 64-byte aligned. It goes back when the last pointer to it goes, to the loader's pool
+// or to LoaderOptions::allocate; it may be kept for longer than the loader lives, and let go on any thread.
 struct HostBatch {
   std::vector<std::shared_ptr<std::byte>> fields;  // one a field of the data set
   std::int64_t samples = 0;

@@ -1,4 +1,4 @@
-// The cluster that a command of dtrain uses. Any thread; looking at GPUs may block if a driver hangs.
+// The cluster that a command of dtrain uses. Any thread; looking at GPUs may take half a minute if a driver hangs.
 #pragma once
 
 #include <filesystem>

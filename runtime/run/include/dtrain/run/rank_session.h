@@ -37,6 +37,7 @@ class Recording;
 class StopRequests;
 struct Assignment;
 struct RankFiles;
+struct RankGpus;
 struct RankIdentity;
 struct RankSignals;
 
@@ -144,7 +145,7 @@ class RankSession {
   const std::unique_ptr<FailureReport> failure_report_;
   std::unique_ptr<Membership> membership_;
   std::unique_ptr<RankHosts> hosts_;
-  std::optional<int> gpu_;
+  std::unique_ptr<RankGpus> gpus_;
   std::unique_ptr<LauncherConnection> launcher_;  // null if `dtrain launch` did not start this rank
   std::unique_ptr<Recording> recording_;
   std::unique_ptr<ProgressReport> progress_;  // null except on rank 0

@@ -1,0 +1,19 @@
+// Which of a host's GPUs the ranks of the run train on: its agent samples all of them. Private to analysis.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+
+#include "dtrain/analysis/run_profile.h"
+
+namespace dtrain::analysis {
+
+// The run trains on GPUs, by its plan; without a plan they count that were sampled.
+bool trains_on_gpus(const RunProfile& run);
+
+// The rank of each GPU (by NVML's index) that a rank on the agent's host has. Empty: some rank did not record its GPU,
+// so any of them may be the run's.
+std::optional<std::map<std::int64_t, int>> ranks_by_gpu(const RunProfile& run, const AgentProfile& agent);
+
+}  // namespace dtrain::analysis

@@ -1,0 +1,181 @@
+#include "doctor/cuda_probe.h"
+
+#include <dlfcn.h>
+#include <fcntl.h>
+#include <link.h>
+#include <poll.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <csignal>
+#include <cstdio>
+
+#include "dtrain/base/error.h"
+#include "dtrain/base/fd.h"
+#include "dtrain/base/subprocess.h"
+#include "dtrain/base/text.h"
+#include "dtrain/run/cuda_probe.h"
+
+namespace dtrain::run {
+namespace {
+
+using ProbeClock = std::chrono::steady_clock;
+
+// The handle of the first candidate that can be opened, which stays open. The error is that of the last one.
+void* open_first(const std::vector<std::string>& candidates, ProbedLibrary& library) {
+  for (const std::string& one : candidates) {
+    std::error_code code;
+    if (one.find('/') != std::string::npos && !std::filesystem::exists(one, code)) continue;
+    if (void* const handle = ::dlopen(one.c_str(), RTLD_NOW | RTLD_GLOBAL)) {
+      link_map* file = nullptr;  // a library that is opened by its name was found in some folder
+      const bool known = ::dlinfo(handle, RTLD_DI_LINKMAP, &file) == 0 && file && file->l_name && *file->l_name;
+      library.path = known ? file->l_name : one;
+      library.error.clear();
+      return handle;
+    }
+    library.error = ::dlerror();
+  }
+  return nullptr;
+}
+
+// Functions of libraries as comm/nccl finds them: libtorch_cuda's own libraries come first.
+class Functions {
+ public:
+  Functions(void* libtorch_cuda, const std::vector<std::string>& candidates, ProbedLibrary& library)
+      : libtorch_cuda_(libtorch_cuda), candidates_(candidates), library_(library) {}
+  // Null where there is none.
+  template <typename Function>
+  Function* find(const char* name) {
+    void* address = libtorch_cuda_ ? ::dlsym(libtorch_cuda_, name) : nullptr;
+    if (!address && !own_) own_ = open_first(candidates_, library_);
+    if (!address && own_) address = ::dlsym(own_, name);
+    Dl_info info{};
+    if (address && ::dladdr(address, &info) != 0 && info.dli_fname) library_.path = info.dli_fname;
+    return reinterpret_cast<Function*>(address);
+  }
+  void ask_version(const char* name) {
+    int version = 0;
+    if (auto* const ask = find<int(int*)>(name); ask && ask(&version) == 0) library_.version = version;
+  }
+
+ private:
+  void* libtorch_cuda_;
+  const std::vector<std::string>& candidates_;
+  ProbedLibrary& library_;
+  void* own_ = nullptr;
+};
+
+// Starts CUDA's driver.
+void count_gpus(Functions& cuda, CudaProbe& probe) {
+  auto* const count = cuda.find<int(int*)>("cudaGetDeviceCount");
+  auto* const text = cuda.find<const char*(int)>("cudaGetErrorString");
+  if (!count) return;
+  probe.error = count(&probe.gpus);
+  if (probe.error == 0) return;
+  probe.gpus = 0;
+  const char* const words = text ? text(probe.error) : nullptr;
+  probe.error_text = words ? words : "unknown error";
+}
+
+Json json_of(const ProbedLibrary& library) {
+  return {{"path", library.path}, {"error", library.error}, {"version", library.version}};
+}
+
+ProbedLibrary library_of(const Json& json) {
+  return {json.at("path").get<std::string>(), json.at("error").get<std::string>(), json.at("version").get<int>()};
+}
+
+// What the process wrote until it ended; empty when it did not end in time.
+std::optional<std::string> output_until(int fd, ProbeClock::time_point deadline) {
+  std::string text;
+  for (;;) {
+    const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(deadline - ProbeClock::now()).count();
+    struct pollfd ready {
+      fd, POLLIN, 0
+    };
+    if (left <= 0 || ::poll(&ready, 1, static_cast<int>(left)) == 0) return std::nullopt;
+    char buffer[4096];
+    const ssize_t count = ::read(fd, buffer, sizeof buffer);
+    if (count < 0 && errno == EINTR) continue;
+    if (count <= 0) return text;
+    text.append(buffer, static_cast<std::size_t>(count));
+  }
+}
+
+}  // namespace
+
+CudaCandidates cuda_candidates(const std::filesystem::path& libtorch) {
+  CudaCandidates result{{"libtorch_cuda.so"}, {"libcudart.so.13"}, {"libnccl.so.2"}};
+  if (libtorch.empty()) return result;
+  const std::filesystem::path wheels = libtorch / ".." / ".." / "nvidia";
+  result.libtorch_cuda.push_back((libtorch / "libtorch_cuda.so").string());
+  result.cuda.push_back((wheels / "cu13" / "lib" / "libcudart.so.13").lexically_normal().string());
+  result.nccl.push_back((wheels / "nccl" / "lib" / "libnccl.so.2").lexically_normal().string());
+  return result;
+}
+
+Json to_json(const CudaProbe& probe) {
+  return {{"libtorch_cuda", json_of(probe.libtorch_cuda)},
+          {"cuda", json_of(probe.cuda)},
+          {"nccl", json_of(probe.nccl)},
+          {"gpus", probe.gpus},
+          {"error", probe.error},
+          {"error_text", probe.error_text}};
+}
+
+CudaProbe cuda_probe_of(const Json& json) {
+  return {library_of(json.at("libtorch_cuda")), library_of(json.at("cuda")), library_of(json.at("nccl")),
+          json.at("gpus").get<int>(),           json.at("error").get<int>(), json.at("error_text").get<std::string>()};
+}
+
+CudaProbe probe_cuda_here(const CudaCandidates& candidates) {
+  CudaProbe probe;
+  void* const libtorch_cuda = open_first(candidates.libtorch_cuda, probe.libtorch_cuda);
+  Functions cuda(libtorch_cuda, candidates.cuda, probe.cuda);
+  cuda.ask_version("cudaRuntimeGetVersion");
+  count_gpus(cuda, probe);
+  Functions nccl(libtorch_cuda, candidates.nccl, probe.nccl);
+  nccl.ask_version("ncclGetVersion");
+  return probe;
+}
+
+int cuda_probe(const std::string& libtorch) {
+  const CudaProbe probe = probe_cuda_here(cuda_candidates(libtorch));
+  std::printf("%s\n", to_line(to_json(probe)).c_str());
+  std::fflush(stdout);
+  ::_exit(0);  // libraries of CUDA may wait for a driver when they are closed
+}
+
+std::optional<CudaProbe> probe_cuda(const std::filesystem::path& libtorch, const std::string& library_path,
+                                    std::string& failure) {
+  int ends[2];
+  if (::pipe2(ends, O_CLOEXEC) != 0) throw SystemError("cannot make a pipe", errno);
+  const UniqueFd reader(ends[0]);
+  UniqueFd writer(ends[1]);
+  const UniqueFd nothing(::open("/dev/null", O_RDWR | O_CLOEXEC));
+  ProcessOptions options;
+  options.command = {executable_path().string(), "cuda-probe", libtorch.string()};
+  if (!library_path.empty()) options.environment["LD_LIBRARY_PATH"] = library_path;
+  options.fds = {{0, nothing.get()}, {1, writer.get()}, {2, nothing.get()}};
+  Process process = Process::start(options);
+  writer.reset();
+  const std::optional<std::string> output = output_until(reader.get(), ProbeClock::now() + kCudaPatience);
+  if (!output) {
+    process.kill_group(SIGKILL);
+    if (!process.wait(std::chrono::seconds(1))) process.detach();  // a driver that hangs does not let it end
+    failure = "does not answer within " + std::to_string(kCudaPatience.count()) + " s";
+    return std::nullopt;
+  }
+  const ExitStatus status = process.wait();
+  try {
+    const std::vector<std::string> lines = split(*output, '\n');  // libraries may have printed others before
+    const auto last = std::find_if(lines.rbegin(), lines.rend(), [](const std::string& one) { return !one.empty(); });
+    return cuda_probe_of(Json::parse(last == lines.rend() ? "" : *last));
+  } catch (const std::exception&) {
+    failure = "a process that opens its libraries ends with " + status.describe();
+    return std::nullopt;
+  }
+}
+
+}  // namespace dtrain::run

@@ -1,0 +1,56 @@
+// The checks of `dtrain doctor` on GPUs: their driver and the libraries that use them, how they are set up, and how
+// they are joined. The judge_ functions take what was seen, so that tests can show them any machine. One thread.
+#pragma once
+
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "doctor/cuda_probe.h"
+#include "doctor/finding.h"
+#include "dtrain/host/gpu_setup.h"
+#include "environment.h"
+#include "gpus_seen.h"
+
+namespace dtrain::run {
+
+// All of them. On a machine without GPUs a single finding that says so.
+std::vector<Finding> check_gpus(const std::optional<GpusSeen>& seen, const Variables& variables);
+
+// What the machine has besides GPUs that NVML lists.
+struct DriverSeen {
+  int devices = 0;       // of NVIDIA on the bus
+  bool library = false;  // libcuda.so.1 can be opened
+  int cuda = 0;          // the newest CUDA that it supports: 13000; 0: it reports none
+  std::string version;   // of the driver; empty: not reported
+};
+// `gpus`: how many NVML lists. One finding.
+Finding judge_driver(const DriverSeen& driver, int gpus);
+
+struct DeviceNode {
+  std::string name;  // "nvidia0", "nvidiactl", "nvidia-uvm"
+  bool usable = false;
+};
+// The nodes of NVIDIA in /dev.
+std::vector<DeviceNode> nvidia_nodes(const std::filesystem::path& folder = "/dev");
+// Findings only where something is wrong.
+std::vector<Finding> judge_nodes(const std::vector<DeviceNode>& nodes);
+
+// Each GPU by itself: which it is, and whether it can be used.
+Finding judge_gpu(const host::GpuInfo& gpu);
+
+// `missing`: libraries that libtorch_cuda.so links and that are not found. `gpus`: how many NVML lists.
+// `visible`: the value of CUDA_VISIBLE_DEVICES, if it is set.
+std::vector<Finding> judge_cuda(const CudaProbe& probe, const std::vector<std::string>& missing, int gpus,
+                                const std::optional<std::string>& visible);
+
+// How GPUs are set up: modes, clocks, memory, other processes. How they are joined. `iommu`: the machine has one that
+// is on.
+std::vector<Finding> judge_setups(const host::GpuSetups& setups);
+std::vector<Finding> judge_pairs(const host::GpuSetups& setups, bool iommu);
+
+// How GPUs reach InfiniBand; none without it. `root` is the folder that contains proc/ and sys/.
+std::optional<Finding> check_gpu_network(const std::filesystem::path& root = "/");
+
+}  // namespace dtrain::run

@@ -1,0 +1,37 @@
+// Ranks of a launch's plan on GPUs: whether they go there, on which GPU each is, and what their processes are told.
+// Plain functions; one thread. Looking at GPUs waits for the driver, with a deadline.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "plan/launch_plan.h"
+
+namespace dtrain::run {
+
+// The GPUs of this machine, with the variables that decide which of them are visible.
+scheduler::Machine machine_with_gpus();
+
+// The type of the slots that the experiment is placed on. auto: kCuda if its resource pool has agents of GPUs, else
+// kCpu.
+config::AgentSlotType decide_slot_type(const config::Experiment& experiment, const scheduler::ClusterAgents& cluster);
+
+// ConfigError if the experiment has keys that GPUs do not support yet (they are decided for by slot_type: auto).
+void check_gpus_support(const config::Experiment& experiment);
+
+// What is added to the refusal of an experiment that never fits on the slots of its type, as lines: which GPUs there
+// are, or why there is none; that it would fit on cores.
+std::string refusal_on_gpus(const LaunchPlan& plan);
+
+// Warns of GPUs of this machine on which other processes compute. ConfigError if such a GPU admits only one process.
+// Called once the ranks have their slots. With other launchers than local the ranks look themselves, each on its host.
+void check_gpus_are_free(LaunchPlan& plan);
+
+// The variables that make the GPUs of this host's ranks visible to each of them, in the order of their local ranks.
+Variables gpu_variables(const LaunchPlan& plan);
+
+// The value of DTRAIN_GPUS for ranks on several hosts: for each rank the number of its host and its GPU, by UUID, or
+// where it is not known by its place among the usable GPUs of its host: "0:GPU-…,0:GPU-…,1:0,1:1".
+std::string gpus_variable(const LaunchPlan& plan);
+
+}  // namespace dtrain::run

@@ -1,0 +1,255 @@
+// NCCL's operations among libtorch's: what is not ordered is reported, and what comes after an operation waits for it.
+#include <torch/torch.h>
+
+#include <c10/core/Event.h>
+#include <c10/core/StreamGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+#include <atomic>
+#include <thread>
+
+#include "gpu_ranks.h"
+
+namespace dtrain::test {
+namespace {
+
+using testing::AllOf;
+using testing::ElementsAre;
+using testing::HasSubstr;
+using testing::IsEmpty;
+
+const at::Device kRanksGpu(at::kCUDA, 0);
+
+const c10::impl::VirtualGuardImpl& cuda() {
+  static const c10::impl::VirtualGuardImpl the(at::kCUDA);
+  return the;
+}
+
+c10::Stream own_stream() {
+  return cuda().getStream(kRanksGpu);
+}
+
+void make_wait(c10::Stream later, c10::Stream first) {
+  c10::Event event(at::kCUDA);
+  event.record(first);
+  event.block(later);
+}
+
+// What each test needs: a tensor that this rank has filled, and a stream for NCCL.
+struct Scene {
+  explicit Scene(const GpuRank& gpu_rank)
+      : rank(gpu_rank),
+        nccl(gpu_rank),
+        number(gpu_rank.control.world().rank),
+        stream(cuda().getStreamFromGlobalPool(kRanksGpu)),
+        x(at::full({1000}, number + 1.0, kRanksGpu)) {
+    own_stream().synchronize();
+    at::set_num_threads(1);
+  }
+  ncclResult_t sum() { return nccl.all_reduce(x.data_ptr(), 1000, stream.native_handle()); }
+  // All ranks have come here.
+  void meet(const std::string& where) { rank.control.barrier(where); }
+  void expect_all(double value) {
+    EXPECT_TRUE(at::equal(x.cpu(), at::full({1000}, value))) << x[0].item<float>() << " instead of " << value;
+  }
+
+  const GpuRank& rank;
+  RawNccl nccl;
+  const int number;
+  const c10::Stream stream;
+  at::Tensor x;
+};
+
+TEST(FakeNcclOrder, WithTheRightWaitsNothingIsReported) {
+  for (const int ranks : {1, 2, 3}) {
+    expect_gpu_ranks(ranks, [&](const GpuRank& rank) {
+      Scene scene(rank);
+      for (int i = 0; i < 20; ++i) {
+        scene.x.fill_(scene.number + i);
+        make_wait(scene.stream, own_stream());
+        EXPECT_EQ(scene.sum(), ncclSuccess);
+        make_wait(own_stream(), scene.stream);
+        scene.x.add_(1);
+      }
+      scene.expect_all(ranks * (ranks - 1) / 2 + ranks * 19 + 1);
+      const FakeGpuCounts counts = rank.gpus.take_counts();
+      EXPECT_EQ(counts.nccl_operations, 20);
+      EXPECT_EQ(counts.host_syncs, 1 + 1);  // of the scene, and of the check
+      scene.nccl.close();
+    });
+  }
+}
+
+TEST(FakeNcclOrder, AMissingWaitBeforeIsReported) {
+  expect_gpu_ranks(2, [](const GpuRank& rank) {
+    Scene scene(rank);
+    scene.x.mul_(2);
+    EXPECT_EQ(scene.sum(), ncclSuccess);
+    EXPECT_THAT(rank.gpus.take_reports(), ElementsAre(AllOf(HasSubstr("missing wait: ncclAllReduce on stream"),
+                                                            HasSubstr("reads what mul on stream 0 of cuda:0 writes")),
+                                                      HasSubstr("missing wait: ncclAllReduce on stream")));
+    scene.nccl.close();
+  });
+}
+
+TEST(FakeNcclOrder, AMissingWaitAfterIsReported) {
+  expect_gpu_ranks(2, [](const GpuRank& rank) {
+    Scene scene(rank);
+    EXPECT_EQ(scene.sum(), ncclSuccess);
+    scene.x.sum();
+    EXPECT_THAT(rank.gpus.take_reports(), ElementsAre(AllOf(HasSubstr("missing wait: sum on stream 0 of cuda:0 reads "),
+                                                            HasSubstr("what ncclAllReduce on stream"))));
+    scene.stream.synchronize();
+    scene.nccl.close();
+  });
+}
+
+TEST(FakeNcclOrder, AnEventBeforeTheLaunchHasEndedIsReported) {
+  expect_gpu_ranks(2, [](const GpuRank& rank) {
+    Scene scene(rank);
+    const auto stream = static_cast<cudaStream_t>(scene.stream.native_handle());
+    EXPECT_EQ(scene.nccl.api().ncclAllReduce(scene.x.data_ptr(), scene.x.data_ptr(), 1000, ncclFloat32, ncclSum,
+                                             scene.nccl.handle(), stream),
+              ncclInProgress);
+    make_wait(own_stream(), scene.stream);
+    EXPECT_THAT(rank.gpus.take_reports(), ElementsAre(HasSubstr("while NCCL still launches operations there")));
+    EXPECT_EQ(scene.nccl.settle(), ncclSuccess);
+    scene.stream.synchronize();
+    scene.expect_all(3);
+    scene.nccl.close();
+  });
+}
+
+TEST(FakeNcclOrder, NothingBehindAnUnfinishedOperationIsReady) {
+  expect_gpu_ranks(2, [](const GpuRank& rank) {
+    Scene scene(rank);
+    if (scene.number == 1) {
+      scene.meet("rank 0 has asked");
+      EXPECT_EQ(scene.sum(), ncclSuccess);
+    } else {
+      EXPECT_EQ(scene.sum(), ncclSuccess);
+      c10::Event done(at::kCUDA), behind(at::kCUDA);
+      done.record(scene.stream);
+      done.block(own_stream());
+      behind.record(own_stream());
+      EXPECT_FALSE(done.query());
+      EXPECT_FALSE(behind.query());
+      EXPECT_FALSE(scene.stream.query());
+      EXPECT_FALSE(own_stream().query());
+      scene.meet("rank 0 has asked");
+      behind.synchronize();
+      EXPECT_TRUE(done.query());
+      EXPECT_TRUE(scene.stream.query());
+    }
+    scene.stream.synchronize();
+    scene.expect_all(3);
+    scene.nccl.close();
+  });
+}
+
+TEST(FakeNcclOrder, AKernelBehindAnUnfinishedOperationBlocksItsThreadAlone) {
+  expect_gpu_ranks(2, [](const GpuRank& rank) {
+    Scene scene(rank);
+    if (scene.number == 1) {
+      scene.meet("rank 0 is blocked");
+      EXPECT_EQ(scene.sum(), ncclSuccess);
+      scene.stream.synchronize();
+    } else {
+      EXPECT_EQ(scene.sum(), ncclSuccess);
+      std::atomic<bool> launched{false};
+      std::thread blocked([&] {
+        const c10::StreamGuard on(scene.stream);
+        scene.x.add_(1);
+        launched = true;
+      });
+      auto y = at::ones({10}, kRanksGpu);  // the other streams go on
+      EXPECT_EQ(y.add_(1).sum().item<float>(), 20);
+      EXPECT_FALSE(launched);
+      scene.meet("rank 0 is blocked");
+      blocked.join();
+      scene.stream.synchronize();
+      scene.expect_all(4);
+    }
+    scene.nccl.close();
+  });
+}
+
+void stop_wakes(bool revoke) {
+  expect_gpu_ranks(2, [&](const GpuRank& rank) {
+    Scene scene(rank);
+    if (scene.number == 0) {
+      EXPECT_EQ(scene.sum(), ncclSuccess);
+      auto y = at::empty_like(scene.x);
+      own_stream().synchronize();
+      std::thread blocked([&] {
+        const c10::StreamGuard on(scene.stream);
+        at::add_out(y, scene.x, 1);
+      });
+      if (revoke) {
+        EXPECT_EQ(scene.nccl.api().ncclCommRevoke(scene.nccl.handle(), NCCL_REVOKE_DEFAULT), ncclInProgress);
+        EXPECT_EQ(scene.nccl.settle(), ncclSuccess);
+      } else {
+        EXPECT_EQ(scene.nccl.api().ncclCommAbort(scene.nccl.handle()), ncclSuccess);
+      }
+      blocked.join();
+      scene.stream.synchronize();
+      EXPECT_TRUE(scene.x.isnan().all().item<bool>());
+      EXPECT_TRUE(y.isnan().all().item<bool>());
+    }
+    scene.meet("rank 0 has stopped");
+    if (!revoke && scene.number == 0) {
+      ncclResult_t state = ncclSuccess;
+      EXPECT_EQ(scene.nccl.api().ncclCommGetAsyncError(scene.nccl.handle(), &state), ncclInvalidArgument);
+      EXPECT_THAT(rank.gpus.take_reports(), ElementsAre(HasSubstr("of a communicator that was destroyed or aborted")));
+      scene.nccl.forget();
+    }
+  });
+}
+
+TEST(FakeNcclOrder, AnAbortWakesABlockedThread) {
+  stop_wakes(false);
+}
+
+TEST(FakeNcclOrder, ARevocationWakesABlockedThread) {
+  stop_wakes(true);
+}
+
+// Not by the ranks' calls: a rank that computes on the host takes part all the same.
+TEST(FakeNcclOrder, OperationsGoOnWithoutTheHost) {
+  expect_gpu_ranks(2, [](const GpuRank& rank) {
+    Scene scene(rank);
+    for (int i = 0; i < 3; ++i) EXPECT_EQ(scene.sum(), ncclSuccess);  // the second begins when the first has ended
+    if (scene.number == 0) scene.stream.synchronize();
+    scene.meet("rank 0 is done");
+    scene.stream.synchronize();
+    scene.expect_all(12);
+    scene.nccl.close();
+  });
+}
+
+TEST(FakeNcclOrder, FreedMemoryIsNotGivenOutWhileAnOperationHasIt) {
+  expect_gpu_ranks(2, [](const GpuRank& rank) {
+    Scene scene(rank);
+    const void* const place = scene.x.data_ptr();
+    if (scene.number == 0) {
+      EXPECT_EQ(scene.sum(), ncclSuccess);
+      scene.x.record_stream(scene.stream);
+      scene.x.reset();
+      scene.x = at::full({1000}, 7.0, kRanksGpu);
+      EXPECT_NE(scene.x.data_ptr(), place);
+      scene.meet("rank 0 has freed it");
+      scene.stream.synchronize();
+      scene.expect_all(7);
+      EXPECT_EQ(at::empty({1000}, kRanksGpu).data_ptr(), place);
+    } else {
+      scene.meet("rank 0 has freed it");
+      EXPECT_EQ(scene.sum(), ncclSuccess);
+      scene.stream.synchronize();
+      scene.expect_all(3);
+    }
+    scene.nccl.close();
+  });
+}
+
+}  // namespace
+}  // namespace dtrain::test
