@@ -10,9 +10,8 @@ FAKE_GPUS = 4
 
 
 def gpu_environment(build, **extra):
-    """Of a machine with fake GPUs."""
-    return environment(LD_LIBRARY_PATH=str(build.bin.parent / "tests" / "fake_gpus"), DTRAIN_FAKE_GPUS=str(FAKE_GPUS),
-                       **extra)
+    """What makes this a machine with fake GPUs."""
+    return {"LD_LIBRARY_PATH": str(build.bin.parent / "tests" / "fake_gpus"), "DTRAIN_FAKE_GPUS": str(FAKE_GPUS), **extra}
 
 
 def free_ports(count):
@@ -65,8 +64,8 @@ def run_cases(build, folder, ranks, cases):
     processes = []
     for rank, plan in enumerate(plans):
         (folder / f"{ranks}-cases-{rank}.json").write_text(json.dumps(plan))
-        own = gpu_environment(build, RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(ranks),
-                              LOCAL_WORLD_SIZE=str(ranks), MASTER_ADDR="127.0.0.1")
+        own = environment(**gpu_environment(build), RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(ranks),
+                          LOCAL_WORLD_SIZE=str(ranks), MASTER_ADDR="127.0.0.1")
         command = [build.program("gpu_trial"), "--cases", str(folder / f"{ranks}-cases-{rank}.json"),
                    str(folder / f"{ranks}-results-{rank}.json")]
         output = open(folder / f"{ranks}-output-{rank}", "w")

@@ -25,14 +25,15 @@ NORM = 1e-6  # clipping's factor is a float32 on a GPU
 # Between these batches nothing but steps happens: no metrics are due, buckets and strategy do not change.
 COUNTED = {"count_from": 25, "count_to": 38}
 BATCHES = COUNTED["count_to"] - COUNTED["count_from"]
-# A batch, on rank 0. The batch is two tensors; the loss goes to the host for on_non_finite and for the progress display.
+# A batch, on rank 0 of several. The batch is two tensors; the loss goes to the host for on_non_finite and for the display
+# of progress. Copies on the device: the loss becomes a double for each of the two, gradients get to their places.
 PINNED = {
-    ("mlp", "replicated"): {"kernels": 24, "copies_on_device": 2, "nccl_operations": 1},
-    ("cnn", "replicated"): {"kernels": 33, "copies_on_device": 3, "nccl_operations": 1},
-    ("gpt", "replicated"): {"kernels": 128, "copies_on_device": 24, "nccl_operations": 1},
-    ("mlp", "sharded"): {"kernels": 24, "copies_on_device": 2, "nccl_operations": 2},
-    ("cnn", "sharded"): {"kernels": 33, "copies_on_device": 3, "nccl_operations": 2},
-    ("gpt", "sharded"): {"kernels": 128, "copies_on_device": 24, "nccl_operations": 2},
+    ("mlp", False): {"kernels": 24, "copies_on_device": 2, "nccl_operations": 1},
+    ("cnn", False): {"kernels": 33, "copies_on_device": 3, "nccl_operations": 1},
+    ("gpt", False): {"kernels": 126, "copies_on_device": 20, "nccl_operations": 1},
+    ("mlp", True): {"kernels": 24, "copies_on_device": 2, "nccl_operations": 2},  # reduce-scatter and all-gather
+    ("cnn", True): {"kernels": 33, "copies_on_device": 3, "nccl_operations": 2},
+    ("gpt", True): {"kernels": 126, "copies_on_device": 20, "nccl_operations": 2},
 }
 PINNED_FOR_ALL = {"copies_to_device": 2, "copies_to_host": 2, "pageable_copies": 0, "scalar_reads": 0, "host_syncs": 0}
 
@@ -66,7 +67,7 @@ def title(one):
 F64 = {"dtype": "float64"}
 UNEVEN = {"batches": [17, 12, 19, 3], "epochs": 3}  # of each rank
 NEAR = [  # whatever the number of ranks
-    case("mlp", SGD, True, NORM, clip=0.5, **F64),
+    case("mlp", SGD, True, NORM, clip=0.1, **F64),
     case("odd", ADAM, True, SUMS, k=3, **F64),
     case("cnn", SGD, False, SUMS, **UNEVEN, **F64),
 ]
@@ -87,8 +88,14 @@ CASES = {
         case("odd", ADAMW, True, SUMS, k=3, **UNEVEN, **F64),
         case("odd", ADAM, False, NORM, k=3, clip=0.5, delay_queries=2, **UNEVEN, **F64),
         case("mlp", SGD, False, SUMS, local_sgd={"inner_steps": 7}, **F64)],
-    3: [*NEAR, case("gpt", ADAMW, False, SUMS, **F64), case("odd", ADAM, False, SUMS, fusion=256, **F64)],
-    4: [*SAME_ORDER, case("odd", ADAM, True, EXACT), case("cnn", SGD, True, SUMS, k=3, **UNEVEN, **F64)],
+    3: [*NEAR,
+        case("gpt", SGD, False, SUMS, **F64),
+        case("gpt", SGD, True, SUMS, **F64),
+        case("odd", ADAM, False, SUMS, fusion=256, **F64)],
+    4: [*SAME_ORDER,
+        case("odd", ADAM, True, EXACT),
+        case("gpt", SGD, True, NORM, clip=0.3, delay_queries=3, **F64),
+        case("cnn", SGD, True, SUMS, k=3, **UNEVEN, **F64)],
 }
 
 
@@ -113,7 +120,10 @@ def check_metrics(on_gpus, on_cpus, limit):
 
 
 def check_counts(one, counts):
-    expected = {**PINNED[one["model"], "sharded" if one["sharded"] else "replicated"], **PINNED_FOR_ALL}
+    sharded = one["sharded"] and len(counts) > 1
+    expected = {**PINNED[one["model"], sharded], **PINNED_FOR_ALL}
+    if len(counts) == 1:
+        expected["kernels"] -= 1  # one that makes the divisor of the sum over ranks
     for rank, of_rank in enumerate(counts):
         for name, number in expected.items():
             # The loss is shown, and so copied, by rank 0 alone.
@@ -122,11 +132,11 @@ def check_counts(one, counts):
                 raise AssertionError(f"{of_rank[name] / BATCHES} {name} a batch on rank {rank}, not {number}")
 
 
-def check_trained(weights, one):
-    """A comparison of weights that nothing has changed would show nothing."""
-    names = {"mlp": "first.weight", "cnn": "conv.weight", "gpt": "tokens.weight", "odd": "one"}
-    if not torch.isfinite(weights[names[one["model"]]]).all():
-        raise AssertionError("the weights are not finite")
+def check_trained(result):
+    """Weights that nothing has changed would be equal, too."""
+    losses = [line["metrics"]["loss"] for line in result.metrics("validation")]
+    if len(losses) < 2 or len(set(losses)) < len(losses):
+        raise AssertionError(f"the validation's loss was {losses}: nothing has been trained")
 
 
 def check(one, gpus, cpus):
@@ -136,7 +146,7 @@ def check(one, gpus, cpus):
         raise AssertionError("\n".join(sorted(set(reports))))
     weights = parity_model.load(gpus.result.weights_file)
     expected = parity_model.load(cpus.result.weights_file)
-    check_trained(weights, one)
+    check_trained(cpus.result)
     difference, worst = parity_model.worst_difference(weights, expected)
     if one["limit"] == EXACT:
         for name, tensor in expected.items():
