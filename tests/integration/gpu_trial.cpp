@@ -11,6 +11,7 @@
 // CUDA once.
 #include <dlfcn.h>
 
+#include <csignal>
 #include <cstdlib>
 #include <fstream>
 #include <iostream>
@@ -47,6 +48,30 @@ Json json_of(const dtrain::test::FakeGpuCounts& counts) {
 
 Json last_counts;  // of the run that has ended last
 
+// hyperparameters.fault: {"kind": "kill", "rank": 1, "batch": 7}; with "at": the n-th allocation, operation or kernel
+// from then on.
+class Fault {
+ public:
+  Fault(const Json& wanted, int rank, dtrain::test::FakeGpus* gpus) : wanted_(wanted), rank_(rank), gpus_(gpus) {}
+  void before(std::int64_t batch) const {
+    if (wanted_.empty() || wanted_.at("rank") != rank_ || wanted_.at("batch") != batch) return;
+    const auto kind = wanted_.at("kind").get<std::string>();
+    if (kind == "kill") ::raise(SIGKILL);
+    if (kind == "stop") ::raise(SIGSTOP);
+    if (gpus_ == nullptr) return;
+    const int at = wanted_.value("at", 1);
+    if (kind == "allocation") gpus_->fail_allocation(at);
+    if (kind == "lost") gpus_->lose_device(at);
+    if (kind == "nccl_error") gpus_->fail_nccl(at);
+    if (kind == "nccl_hang") gpus_->hang_nccl(at);
+  }
+
+ private:
+  const Json wanted_;
+  const int rank_;
+  dtrain::test::FakeGpus* const gpus_;
+};
+
 class GpuTrial : public dtrain::Trial {
  public:
   explicit GpuTrial(dtrain::TrialContext& context)
@@ -55,6 +80,7 @@ class GpuTrial : public dtrain::Trial {
         model_(context.wrap_model(dtrain::test::make_gpu_model(context.hyperparameter<std::string>("model"), floats_,
                                                                context.hyperparameter<bool>("sparse", false)))),
         gpus_(fake_gpus(context.device())),
+        fault_(context.hyperparameter<Json>("fault", Json::object()), context.rank(), gpus_),
         count_from_(context.hyperparameter<std::int64_t>("count_from", 0)),
         count_to_(context.hyperparameter<std::int64_t>("count_to", 0)) {
     context.wrap_optimizer(dtrain::test::make_optimizer(context.hyperparameter<Json>("optimizer")));
@@ -73,7 +99,7 @@ class GpuTrial : public dtrain::Trial {
   dtrain::Loader validation_loader() override { return loader(2, 3); }
 
   dtrain::Metrics train_batch(const dtrain::Batch& batch) override {
-    ++batch_;
+    fault_.before(++batch_);
     if (gpus_ != nullptr && batch_ == count_from_) gpus_->take_counts();
     if (gpus_ != nullptr && batch_ == count_to_) last_counts = json_of(gpus_->take_counts());
     const auto loss = model_->loss(batch);
@@ -96,6 +122,7 @@ class GpuTrial : public dtrain::Trial {
   const at::ScalarType floats_;
   const std::shared_ptr<dtrain::test::GpuModel> model_;
   dtrain::test::FakeGpus* const gpus_;
+  const Fault fault_;
   const std::int64_t count_from_, count_to_;  // batches of this rank, from 1
   std::int64_t batch_ = 0;
 };

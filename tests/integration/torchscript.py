@@ -2,7 +2,6 @@
 
     torchscript.py BIN_FOLDER [TestClass[.test] ...]
 """
-import gzip
 import subprocess
 import sys
 
