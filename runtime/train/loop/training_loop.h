@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "device/device_feed.h"
+#include "device/sync_debug.h"
 #include "dtrain/run/rank_session.h"
 #include "dtrain/train/trial.h"
 #include "loop/device_memory.h"
@@ -65,6 +66,7 @@ class TrainingLoop {
   const config::Experiment& experiment_;
   Loader loader_;
   DeviceFeed feed_;
+  SyncDebug sync_debug_;
   std::unique_ptr<profile::DeviceMemory> device_memory_;  // of a GPU
   Validation validation_;
   MetricReducer metrics_;
