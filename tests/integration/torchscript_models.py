@@ -1,4 +1,5 @@
 """What the TorchScript tests share: models, data files, experiments, runs, and dtrain's order of samples."""
+import gzip
 import struct
 import sys
 import unittest
@@ -17,6 +18,18 @@ warnings.filterwarnings("ignore", category=DeprecationWarning)  # of torch.jit
 
 def write_idx(path, array):
     path.write_bytes(struct.pack(f">HBB{array.ndim}I", 0, 8, array.ndim, *array.shape) + array.astype(numpy.uint8).tobytes())
+
+
+def write_fashion_like(folder):
+    """Small data of Fashion-MNIST's shape under its files' names; labels can be learnt."""
+    generator = numpy.random.default_rng(3)
+    for part, samples in (("train", 640), ("t10k", 333)):
+        labels = generator.integers(0, 10, samples)
+        images = generator.integers(0, 120, (samples, 28, 28))
+        images[numpy.arange(samples), 2 * labels] += 25
+        for name, array in (("images-idx3-ubyte", images), ("labels-idx1-ubyte", labels)):
+            write_idx(folder / "plain", array)
+            (folder / f"{part}-{name}.gz").write_bytes(gzip.compress((folder / "plain").read_bytes()))
 
 
 def save_script(model, path, traced_with=None):
