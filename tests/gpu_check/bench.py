@@ -105,7 +105,8 @@ def main():
     medians = {which: statistics.median(values) for which, values in times.items() if values}
     report = {"workload": workload.name, "tiny": workload.tiny, "gpus": arguments.gpus,
               "slot_type": arguments.slot_type, "batch": workload.batch,
-              "parameters": sum(p.numel() for p in model.parameters()), "torch": torch.__version__, "peer_precision": arguments.precision, "rounds": arguments.rounds,
+              "parameters": sum(p.numel() for p in model.parameters()), "torch": torch.__version__,
+              "peer_precision": arguments.precision, "rounds": arguments.rounds,
               **{f"{which}_ms": round(value, 3) for which, value in medians.items()},
               **{f"{which}_ratio": round(medians["dtrain"] / value, 3)
                  for which, value in medians.items() if which != "dtrain"},

@@ -59,24 +59,29 @@ class GpuCheck(unittest.TestCase):
         lacking = set(re.findall(r"(\S+) => not found", done.stdout))
         self.assertFalse([name for name in lacking if not re.match(r"lib(torch|c10)", name)], lacking)
 
-    def test_on_cpus(self):
-        """Every section that needs no GPU passes, and the others say why they are skipped."""
-        done, text, table = self.check("--slot-type", "cpu", "--quick", "--skip", "doctor")
-        self.assertEqual(done.returncode, 0, done.stdout)
-        needs = {"nccl": "skipped: it needs GPUs", "conformance": "skipped: it needs GPUs",
-                 "waiting": "skipped: it needs real GPUs", "sanitizer": "skipped: it needs real GPUs"}
-        self.assertEqual(table, {one: needs.get(one, "ok") for one in SECTIONS if one != "doctor"})
-        self.assertIn("cnn float64 sgd sharded", text)
-        self.assertRegex(text, r'"workload": "resnet50", "tiny": true')
-        self.assertIn("PyTorch 2.11", text)
-
     def test_on_gpus_that_are_not_there(self):
+        """Every section passes, but for those that say why they are skipped."""
         fakes = BUILD.bin.parent / "tests" / "fake_gpus"
-        done, text, table = self.check("--fake", str(fakes), "--quick", "--only", "machine,doctor,nccl,conformance")
-        self.assertEqual((done.returncode, table), (0, {one: "ok" for one in SECTIONS[:4]}), done.stdout)
-        self.assertIn("17 cases on 2 of 2 GPUs", text)
+        done, text, table = self.check("--fake", str(fakes), "--quick")
+        self.assertEqual(done.returncode, 0, done.stdout)
+        skipped = {one: "skipped: it needs real GPUs" for one in ("waiting", "sanitizer")}
+        self.assertEqual(table, {one: skipped.get(one, "ok") for one in SECTIONS})
         self.assertIn("on 2 GPUs that are not there.", text)
+        self.assertIn("17 cases on 2 of 2 GPUs", text)
         self.assertRegex(text, r"results: \d+ checked on all ranks, 0 wrong")
+        self.assertIn("2 ranks on cuda, 20 steps; against DDP on cpu and ranks on the CPU", text)
+        self.assertEqual(len(re.findall(r"(?:cnn|gpt) float64 .* DDP .* CPU ", text)), 8)
+        self.assertRegex(text, r'"workload": "resnet50", "tiny": true, "gpus": 2,\s+"slot_type": "cuda"')
+
+    def test_on_cpus(self):
+        """The sections that need no GPU pass, and the others say why they are skipped."""
+        done, text, table = self.check("--slot-type", "cpu", "--quick", "--skip", "doctor,parity,bench")
+        self.assertEqual(done.returncode, 0, done.stdout)
+        skipped = {"nccl": "skipped: it needs GPUs", "conformance": "skipped: it needs GPUs",
+                   "waiting": "skipped: it needs real GPUs", "sanitizer": "skipped: it needs real GPUs"}
+        self.assertEqual(table, {one: skipped.get(one, "ok") for one in SECTIONS
+                                 if one not in ("doctor", "parity", "bench")})
+        self.assertIn("PyTorch 2.11", text)
 
     def test_without_gpus_nothing_is_claimed(self):
         path = ":".join(one for one in os.environ["PATH"].split(":") if not os.path.exists(f"{one}/nvidia-smi"))
