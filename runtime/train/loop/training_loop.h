@@ -13,7 +13,7 @@
 #include "device/device_feed.h"
 #include "dtrain/run/rank_session.h"
 #include "dtrain/train/trial.h"
-#include "loop/device_memory.h"
+#include "device/device_profile.h"
 #include "loop/metric_reducer.h"
 #include "loop/progress_meter.h"
 #include "loop/validation.h"
@@ -28,7 +28,6 @@ class TrainingLoop {
   // there costs the weights.
   TrainingLoop(Trial& trial, TrialContext& context, run::RankSession& session, TrainingStep& step,
                std::function<void()> save);
-  ~TrainingLoop();
   TrainingLoop(const TrainingLoop&) = delete;
   TrainingLoop& operator=(const TrainingLoop&) = delete;
 
@@ -65,7 +64,7 @@ class TrainingLoop {
   const config::Experiment& experiment_;
   Loader loader_;
   DeviceFeed feed_;
-  std::unique_ptr<profile::DeviceMemory> device_memory_;  // of a GPU
+  DeviceProfile device_profile_;
   Validation validation_;
   MetricReducer metrics_;
   std::function<void()> save_;
