@@ -14,7 +14,8 @@ namespace dtrain::train {
 
 using profile::TraceWindow;
 
-DeepWindow::DeepWindow(run::RankSession& session, bool with_gpu) : session_(session), with_gpu_(with_gpu) {
+DeepWindow::DeepWindow(run::RankSession& session, bool with_gpu, std::function<void()> settle)
+    : session_(session), with_gpu_(with_gpu), settle_(std::move(settle)) {
   if (const auto trace = session.experiment().profiling.traced()) {
     configured_ = TraceWindow{trace->begin_on_batch, trace->end_after_batch};
     schedule_.add(*configured_);
@@ -85,6 +86,7 @@ void DeepWindow::open(const TraceWindow& window) {
 }
 
 void DeepWindow::close(std::int64_t last_batch) {
+  settle_();  // what is traced on a device ends after its step, and so do the collectives
   session_.recorder().observe(nullptr);
   profile::TraceFacts facts;
   facts.rank = session_.world().rank;
