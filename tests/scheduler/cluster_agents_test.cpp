@@ -175,8 +175,9 @@ TEST_F(ClusterAgentsTest, GpusAreSlotsUnlessSomethingIsWrongWithThem) {
 
 TEST_F(ClusterAgentsTest, OnlyVisibleGpusAreSlots) {
   const auto visible = [](const Variables& variables) {
+    const ClusterAgents cluster = find_cluster("", variables, {}, with_gpus());
     std::vector<std::string> uuids;
-    for (const ClusterSlot& slot : find_cluster("", variables, {}, with_gpus()).agents[0].slots) {
+    for (const ClusterSlot& slot : cluster.agents[0].slots) {
       if (slot.index >= 0) uuids.push_back(slot.gpu_uuid);
     }
     return uuids;
