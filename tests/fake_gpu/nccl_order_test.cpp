@@ -6,6 +6,7 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <atomic>
+#include <cmath>
 #include <thread>
 
 #include "gpu_ranks.h"
@@ -212,6 +213,69 @@ TEST(FakeNcclOrder, AnAbortWakesABlockedThread) {
 
 TEST(FakeNcclOrder, ARevocationWakesABlockedThread) {
   stop_wakes(true);
+}
+
+// Bit for bit, rounded at each step.
+TEST(FakeNcclOrder, SumsAreInTheOrderOfTheRanks) {
+  expect_gpu_ranks(3, [](const GpuRank& rank) {
+    const Scene scene(rank);
+    for (const auto& [type, nccl_type] : {std::pair(at::kFloat, ncclFloat32), std::pair(at::kBFloat16, ncclBfloat16),
+                                          std::pair(at::kHalf, ncclFloat16), std::pair(at::kDouble, ncclFloat64)}) {
+      at::manual_seed(7);
+      std::vector<at::Tensor> all;
+      for (int r = 0; r < 3; ++r) all.push_back((at::randn({1000}, at::kDouble) * std::pow(10, r)).to(type));
+      const at::Tensor sum = (all[0] + all[1]) + all[2];
+      EXPECT_FALSE(at::equal(sum, all[0] + (all[1] + all[2])));
+      auto x = all[static_cast<std::size_t>(scene.number)].to(kRanksGpu);
+      EXPECT_EQ(scene.nccl.api().ncclAllReduce(x.data_ptr(), x.data_ptr(), 1000, nccl_type, ncclSum,
+                                               scene.nccl.handle(), nullptr),
+                ncclInProgress);
+      EXPECT_EQ(scene.nccl.settle(), ncclSuccess);
+      EXPECT_TRUE(at::equal(x.cpu(), sum)) << type;
+    }
+  });
+}
+
+// The second operation could begin before the first on rank 0, and does not.
+TEST(FakeNcclOrder, OperationsOfACommunicatorStayInOrderOnTwoStreams) {
+  expect_gpu_ranks(2, [](const GpuRank& rank) {
+    Scene scene(rank);
+    const RawNccl other(rank);
+    const c10::Stream first = cuda().getStreamFromGlobalPool(kRanksGpu),
+                      second = cuda().getStreamFromGlobalPool(kRanksGpu);
+    auto y = at::full({1000}, 10.0, kRanksGpu), z = at::full({1000}, 100.0, kRanksGpu);
+    own_stream().synchronize();
+    const auto sum_z = [&](c10::Stream stream) {
+      EXPECT_EQ(other.all_reduce(z.data_ptr(), 1000, stream.native_handle()), ncclSuccess);
+    };
+    if (scene.number == 0) sum_z(first);
+    EXPECT_EQ(scene.nccl.all_reduce(scene.x.data_ptr(), 1000, first.native_handle()), ncclSuccess);
+    EXPECT_EQ(scene.nccl.all_reduce(y.data_ptr(), 1000, second.native_handle()), ncclSuccess);
+    scene.meet("rank 0 has launched all");
+    if (scene.number == 1) sum_z(scene.stream);
+    for (const c10::Stream& stream : {first, second, scene.stream}) stream.synchronize();
+    scene.expect_all(3);
+    EXPECT_TRUE(at::equal(y.cpu(), at::full({1000}, 20.0)));
+    EXPECT_TRUE(at::equal(z.cpu(), at::full({1000}, 200.0)));
+  });
+}
+
+// As NCCL does: a group waits for all of its streams, and they for it.
+TEST(FakeNcclOrder, AGroupOrdersItsStreams) {
+  expect_gpu_ranks(2, [](const GpuRank& rank) {
+    const Scene scene(rank);
+    const comm::NcclApi& api = scene.nccl.api();
+    auto y = at::ones({1000}, kRanksGpu);
+    own_stream().synchronize();
+    scene.x.mul_(2);
+    y.mul_(2);
+    EXPECT_EQ(api.ncclGroupStart(), ncclSuccess);
+    EXPECT_EQ(scene.nccl.all_reduce(scene.x.data_ptr(), 1000, scene.stream.native_handle()), ncclSuccess);
+    EXPECT_EQ(scene.nccl.all_reduce(y.data_ptr(), 1000, own_stream().native_handle()), ncclSuccess);
+    EXPECT_EQ(api.ncclGroupEnd(), ncclInProgress);
+    EXPECT_EQ(scene.nccl.settle(), ncclSuccess);
+    EXPECT_TRUE(at::equal(scene.x.add(y).cpu(), at::full({1000}, 10.0)));
+  });
 }
 
 // Not by the ranks' calls: a rank that computes on the host takes part all the same.
