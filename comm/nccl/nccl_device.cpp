@@ -57,7 +57,7 @@ Nanoseconds CudaEvent::since(const CudaEvent& before) const {
 }
 
 Nanoseconds EventTimes::of(const CudaEvent& event, Nanoseconds recorded, Nanoseconds seen) {
-  if (!origin_) return std::clamp(seen, recorded, seen);
+  if (!origin_) return seen;
   const Nanoseconds time = origin_time_ + event.since(*origin_);
   const Nanoseconds possible = std::clamp(time, recorded, std::max(recorded, seen));
   origin_time_ += possible - time;

@@ -20,8 +20,12 @@ Cell or_nothing(bool known, const Cell& value) {
   return known ? value : Cell();
 }
 
-// Which task holds which slot; nothing where the ledger cannot be read.
-using Holders = std::optional<std::map<std::string, std::map<int, scheduler::TaskId>>>;
+// Which task holds which slot: GPUs by their UUIDs, other slots by agent and index.
+struct HeldSlots {
+  std::map<std::string, scheduler::TaskId> gpus;
+  std::map<std::string, std::map<int, scheduler::TaskId>> others;
+};
+using Holders = std::optional<HeldSlots>;  // nothing where the ledger cannot be read
 
 Holders read_holders() {
   try {
@@ -29,7 +33,9 @@ Holders read_holders() {
     Holders holders{std::in_place};
     for (const scheduler::Task& task : run::open_user_ledger(clock).list(scheduler::Which::kNotEnded)) {
       for (const scheduler::ClaimedShare& share : task.claim) {
-        for (const int slot : share.slots) (*holders)[share.agent][slot] = task.id;
+        for (const std::string& gpu : share.gpus) holders->gpus[gpu] = task.id;
+        if (!share.gpus.empty()) continue;
+        for (const int slot : share.slots) holders->others[share.agent][slot] = task.id;
       }
     }
     return holders;
@@ -39,12 +45,20 @@ Holders read_holders() {
   }
 }
 
-// Of the slots of `agent`, by their index. Training does not use GPUs yet: what tasks hold of an agent that has some
-// are its cores.
-std::map<int, scheduler::TaskId> held_of(const Holders& holders, const config::Agent& agent) {
-  if (!holders || !holders->contains(agent.id) || agent.slot_type == config::AgentSlotType::kCuda) return {};
-  std::map<int, scheduler::TaskId> held = holders->at(agent.id);
-  held.erase(held.lower_bound(agent.slots), held.end());
+// Of the slots of an agent, by their index.
+std::map<int, scheduler::TaskId> held_of(const Holders& holders, const scheduler::ClusterAgent& agent) {
+  std::map<int, scheduler::TaskId> held;
+  if (!holders) return held;
+  for (const scheduler::ClusterSlot& slot : agent.slots) {
+    if (slot.index < 0) continue;
+    if (!slot.gpu_uuid.empty()) {
+      const auto found = holders->gpus.find(slot.gpu_uuid);
+      if (found != holders->gpus.end()) held[slot.index] = found->second;
+    } else if (const auto others = holders->others.find(agent.agent.id); others != holders->others.end()) {
+      const auto found = others->second.find(slot.index);
+      if (found != others->second.end()) held[slot.index] = found->second;
+    }
+  }
   return held;
 }
 
@@ -52,7 +66,7 @@ std::string list_agents(const ClusterAgents& cluster, const Holders& holders, Li
   Table table({{"id"}, {"host"}, {"slots"}, {"free"}, {"slot_type"}, {"resource_pool"}, {"here"}}, format);
   for (const scheduler::ClusterAgent& one : cluster.agents) {
     const config::Agent& agent = one.agent;
-    const int held = static_cast<int>(held_of(holders, agent).size());
+    const int held = static_cast<int>(held_of(holders, one).size());
     table.add({agent.id, agent.host, agent.slots, or_nothing(holders.has_value(), agent.slots - held),
                config::to_string(agent.slot_type), agent.resource_pool, one.here});
   }
@@ -72,14 +86,15 @@ std::string list_slots(const ClusterAgents& cluster, const Holders& holders, Lis
                {"health"}},
               format);
   for (const scheduler::ClusterAgent& one : cluster.agents) {
-    const auto held = held_of(holders, one.agent);
+    const auto held = held_of(holders, one);
     for (const scheduler::ClusterSlot& slot : one.slots) {
-      const bool gpu = slot.gpu >= 0;
+      const bool gpu = slot.is_gpu();
       const auto holder = held.find(slot.index);
       table.add({one.agent.id, or_nothing(slot.index >= 0, slot.index),
                  holder == held.end() ? Cell() : Cell(holder->second), config::to_string(one.agent.slot_type),
-                 or_nothing(!slot.cpus.empty(), slot.cpus), or_nothing(gpu, slot.gpu), or_nothing(gpu, slot.gpu_uuid),
-                 or_nothing(gpu, slot.gpu_name), or_nothing(slot.gpu_memory > 0, slot.gpu_memory),
+                 or_nothing(!slot.cpus.empty(), slot.cpus), or_nothing(slot.gpu >= 0, slot.gpu),
+                 or_nothing(gpu, slot.gpu_uuid), or_nothing(gpu, slot.gpu_name),
+                 or_nothing(slot.gpu_memory > 0, slot.gpu_memory),
                  or_nothing(gpu, slot.problem.empty() ? Cell("ok") : Cell(slot.problem))});
     }
   }
@@ -120,12 +135,11 @@ void add_agent(CLI::App& app, int* exit_code) {
 void add_slot(CLI::App& app, int* exit_code) {
   CLI::App* command = app.add_subcommand("slot", "List the slots that ranks run on: GPUs, or shares of the cores");
   command->require_subcommand(1);
-  add_list(
-      *command, "List the slots of the cluster",
-      "For this machine the list also has the CPUs or the GPU of each slot, and what is wrong with a GPU; a GPU\n"
-      "with a problem is no slot and has no number. A slot's task is the launch that holds it (dtrain task list).\n"
-      "No other host is contacted.",
-      list_slots, exit_code);
+  add_list(*command, "List the slots of the cluster",
+           "For this machine the list also has the CPUs and the GPU of each slot, and what is wrong with a GPU; a GPU\n"
+           "with a problem is no slot and has no number. CUDA_VISIBLE_DEVICES restricts which GPUs are slots. A\n"
+           "slot's task is the launch that holds it (dtrain task list). No other host is contacted.",
+           list_slots, exit_code);
 }
 
 }  // namespace dtrain::cli

@@ -275,6 +275,7 @@ void Recorder::release_steps() {
 void Recorder::watch(DeviceMemory* memory) {
   if (!impl_) return;
   impl_->memory = memory;
+  if (memory == nullptr) impl_->in_watched_step = false;  // an exception may have ended the step
   impl_->watched_since = impl_->next_memory = impl_->now();
 }
 

@@ -81,7 +81,10 @@ std::map<std::string, std::string> linked_libraries(const fs::path& program, con
     const auto name = line.find_first_not_of("\t ");
     if (arrow == std::string::npos || name >= arrow) continue;
     const std::string target = line.substr(arrow + 4);
-    libraries[line.substr(name, arrow - name)] = target == "not found" ? "" : target.substr(0, target.rfind(" ("));
+    const std::string file = target == "not found" ? "" : target.substr(0, target.rfind(" ("));
+    // A library may be listed more than once: what one object that needs it cannot find is missing.
+    const auto [known, is_new] = libraries.try_emplace(line.substr(name, arrow - name), file);
+    if (!is_new && file.empty()) known->second.clear();
   }
   return libraries;
 }

@@ -50,36 +50,6 @@ TEST(Lists, GpusAreAskedWhatTheyAre) {
   EXPECT_EQ(agents.at(0).at("slots"), 1);
 }
 
-TEST(Launch, SaysThatGpusAreNotUsed) {
-  const TestRun run({.batches = 2});
-  const harness::FakeGpus gpus(run.folder());
-  gpus.describe(harness::FakeGpus::two());
-  const std::map<std::string, std::string> environment{{"LD_LIBRARY_PATH", run.folder()}};
-  const std::string warning =
-      "this machine has 2 GPUs (Fake A, Fake B), which are not used: training uses CPUs alone so far";
-  const Result automatic = dtrain(run, {"launch", run.experiment(), "--run-dir", run.run_dir()}, environment);
-  EXPECT_EQ(automatic.code, 0) << automatic.err;
-  EXPECT_EQ(count_of(automatic.out + automatic.err, warning), 1) << automatic.out << automatic.err;
-  EXPECT_THAT(automatic.err, HasSubstr("dtrain: warning: " + warning));
-  EXPECT_THAT(automatic.out, HasSubstr(", cores; not used: 2 GPUs (Fake A, Fake B)\n"));
-  EXPECT_THAT(read_json(run.run_dir() / "plan.json").at("warnings").dump(), HasSubstr(warning));
-
-  const Result meant =
-      dtrain(run, {"launch", run.experiment(), "--dry-run", "--set", "resources.slot_type=cpu"}, environment);
-  EXPECT_THAT(meant.out + meant.err, Not(HasSubstr("GPU")));
-  const TestRun elsewhere;
-  EXPECT_THAT(dtrain(elsewhere, {"launch", elsewhere.experiment(), "--dry-run"}).err, Not(HasSubstr("GPU")));
-
-  // A rank without a launcher writes it to its own log.
-  fs::create_directories(run.folder() / "alone");
-  Command alone(run.folder() / "alone",
-                {rank_program(), run.experiment(), "--run-dir", run.folder() / "alone" / "run", "--set",
-                 "resources.slots_per_trial=1"},
-                environment);
-  EXPECT_EQ(alone.wait().code, 0) << alone.err();
-  EXPECT_EQ(count_of(alone.out() + alone.err(), warning), 1) << alone.out() << alone.err();
-}
-
 TEST(Launch, SaysWhichRulesOfGpusHaveNoEffectOnCpus) {
   const TestRun run({.slots = 1, .batches = 2});
   const std::string warning =
@@ -194,9 +164,16 @@ TEST(Placement, KeysOfTheClusterAndOfTheExperimentDecide) {
   EXPECT_EQ(plan_on(run, mixed, 4, {"--set", "resources.is_single_node=true"}), nullptr);
   EXPECT_EQ(plan_on(run, mixed, 4, {"--set", "resources.resource_pool=fast"}), nullptr);
   const std::string pools =
-      "agents: [{id: a, slots: 2}, {id: b, slots: 4, resource_pool: fast}, {id: g, slots: 2, slot_type: cuda}]\n";
+      "agents: [{id: a, slots: 2, slot_type: cpu}, {id: b, slots: 4, resource_pool: fast}, "
+      "{id: g, slots: 2, slot_type: cuda}]\n";
   EXPECT_EQ(plan_on(run, pools, 2, {"--set", "resources.resource_pool=fast"}).at("placement")[0].at("agent"), "b");
-  EXPECT_EQ(plan_on(run, pools, 4), nullptr) << "training does not use GPUs";
+  EXPECT_EQ(plan_on(run, pools, 4), nullptr) << "GPUs do not count as cores";
+  EXPECT_EQ(plan_on(run, pools, 2).at("placement")[0].at("agent"), "a");
+  for (const char* type : {"auto", "cuda"}) {
+    const Json plan = plan_on(run, pools, 2, {"--set", "resources.slot_type=" + std::string(type)});
+    EXPECT_EQ(plan.at("placement")[0].at("agent"), "g") << type;
+    EXPECT_EQ(plan.at("slot_type"), "cuda");
+  }
   EXPECT_EQ(plan_on(run, cluster_of({2, 3}), 1).at("placement")[0].at("agent"), "a0");
   EXPECT_EQ(plan_on(run, cluster_of({2, 3}) + "scheduler: {fitting_policy: worst}\n", 1).at("placement")[0].at("agent"),
             "a1");

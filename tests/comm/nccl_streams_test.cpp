@@ -1,4 +1,5 @@
 // Operations of the nccl backend among other work of the GPU, and the scales it takes; over the fake NCCL.
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <future>
@@ -9,7 +10,9 @@ namespace dtrain::comm {
 namespace {
 
 using test::NcclWorld;
+using testing::AllOf;
 using testing::Each;
+using testing::HasSubstr;
 using namespace std::chrono_literals;
 
 TEST(NcclStreams, OperationsBeginBehindTheCallersStreamAndTheStreamGoesOnBehindThem) {
@@ -46,6 +49,76 @@ TEST(NcclStreams, OperationsBeginBehindTheCallersStreamAndTheStreamGoesOnBehindT
   EXPECT_EQ(seen, 42);
   world.fake.api(0)->cudaStreamDestroy(stream);
   world.expect_clean();
+}
+
+TEST(NcclStreams, AJoinedStreamGoesOnBehindTheOperationAndTheHostAtOnce) {
+  NcclWorld world(2);
+  std::array<cudaStream_t, 2> streams{world.fake.cuda(0).make_stream(), world.fake.cuda(1).make_stream()};
+  thread_local cudaStream_t current = nullptr;
+  world.options.current_stream = [] { return static_cast<void*>(current); };
+  std::atomic<bool> joined{false};
+  run_nccl_ranks(world, [&](NcclCommunicator& comm, ControlPlane&) {
+    const auto rank = static_cast<std::size_t>(comm.rank());
+    current = streams[rank];
+    const auto buffer = comm.allocate(4);
+    auto* const value = reinterpret_cast<float*>(buffer->bytes().data());
+    test::FakeCuda& cuda = world.fake.cuda(comm.rank());
+    cuda.stream(current)->push([=] { *value = 21; });
+    while (rank == 1 && !joined) std::this_thread::sleep_for(1ms);  // rank 0's host does not wait for rank 1
+    Work work = comm.all_reduce(value, 1, DataType::kFloat32);
+    work.join();
+    if (rank == 0) joined = true;
+    std::promise<float> behind;
+    cuda.stream(current)->push([&] { behind.set_value(*value); });
+    EXPECT_EQ(behind.get_future().get(), 42);
+    work.wait();
+    const WorkTiming timing = work.timing();
+    EXPECT_LE(timing.enqueued, timing.ended);
+    EXPECT_LE(timing.started, timing.ended);
+  });
+  for (int rank = 0; rank < 2; ++rank) world.fake.api(rank)->cudaStreamDestroy(streams[static_cast<std::size_t>(rank)]);
+  world.expect_clean();
+}
+
+TEST(NcclStreams, AJoinedResultInHostMemoryIsThere) {
+  NcclWorld world(2);
+  std::array<cudaStream_t, 2> streams{world.fake.cuda(0).make_stream(), world.fake.cuda(1).make_stream()};
+  thread_local cudaStream_t current = nullptr;
+  world.options.current_stream = [] { return static_cast<void*>(current); };
+  run_nccl_ranks(world, [&](NcclCommunicator& comm, ControlPlane&) {
+    current = streams[static_cast<std::size_t>(comm.rank())];
+    std::int64_t value = comm.rank() + 1;
+    comm.all_reduce(&value, 1, DataType::kInt64).join();
+    EXPECT_EQ(value, 3);
+  });
+  for (int rank = 0; rank < 2; ++rank) world.fake.api(rank)->cudaStreamDestroy(streams[static_cast<std::size_t>(rank)]);
+  world.expect_clean();
+}
+
+// Its host is elsewhere all the time, as one that is blocked in a launch.
+TEST(NcclStreams, TheWatchdogEndsWhatAPeerNeverEnters) {
+  NcclWorld world(2);
+  world.timeout = 300ms;
+  const cudaStream_t stream = world.fake.cuda(0).make_stream();
+  world.options.current_stream = [stream] { return static_cast<void*>(stream); };
+  std::atomic<bool> seen{false};
+  const auto errors = nccl_errors(world, [&](NcclCommunicator& comm, ControlPlane& control) {
+    if (comm.rank() == 1) {
+      const auto buffer = comm.allocate(20'000);
+      while (!seen) std::this_thread::sleep_for(1ms);
+      return;
+    }
+    const auto buffer = comm.allocate(20'000);
+    Work work = comm.all_reduce(buffer->bytes().data(), 5000, DataType::kFloat32, {.bucket = 7});
+    work.join();
+    const std::string key = "nccl/stopped/0";  // what the watchdog publishes when it gives up
+    while (!control.get_within(key, 20ms)) {
+    }
+    seen = true;
+    for (;;) comm.progress();
+  });
+  EXPECT_THAT(errors[0], AllOf(HasSubstr("rank 0: " + std::string(test::kNcclSum)), HasSubstr("timed out after"),
+                               HasSubstr("rank 1")));
 }
 
 TEST(NcclStreams, SlowRanksAreWaitedFor) {

@@ -13,6 +13,7 @@
 
 #include "model/safetensors.h"
 #include "model/weights.h"
+#include "trial_optimizer.h"
 
 namespace {
 
@@ -96,20 +97,6 @@ class FileBatches final : public dtrain::BatchSource {
   bool tells_length_;
 };
 
-dtrain::Optimizer make_optimizer(const Json& options) {
-  const auto kind = options.at("kind").get<std::string>();
-  const double lr = options.at("lr");
-  if (kind == "sgd") {
-    return dtrain::Sgd{.lr = lr,
-                       .momentum = options.value("momentum", 0.0),
-                       .weight_decay = options.value("weight_decay", 0.0),
-                       .nesterov = options.value("nesterov", false)};
-  }
-  if (kind == "adam") return dtrain::Adam{.lr = lr, .weight_decay = options.value("weight_decay", 0.0)};
-  if (kind == "adamw") return dtrain::AdamW{.lr = lr, .weight_decay = options.value("weight_decay", 0.01)};
-  throw dtrain::ConfigError("hyperparameters.optimizer.kind is " + kind);
-}
-
 // A user's own hook.
 class Halve final : public torch::autograd::PostAccumulateGradHook {
  public:
@@ -158,7 +145,7 @@ class ParityTrial : public dtrain::Trial {
     prepare_fault(fault_, context.rank(), net);
     model_ = context.wrap_model(net);
     loss_factor_ = context.hyperparameter<double>("loss_factor", 1.0);
-    context.wrap_optimizer(make_optimizer(context.hyperparameter<Json>("optimizer")));
+    context.wrap_optimizer(dtrain::test::make_optimizer(context.hyperparameter<Json>("optimizer")));
     if (const double norm = context.hyperparameter<double>("clip", 0.0); norm > 0) context.clip_gradient_norm(norm);
     if (const auto steps = context.hyperparameter<std::int64_t>("lr_step_size", 0); steps > 0) {
       context.wrap_lr_scheduler(dtrain::lr::step(steps, context.hyperparameter<double>("lr_gamma")));

@@ -2,7 +2,6 @@
 
     torchscript.py BIN_FOLDER [TestClass[.test] ...]
 """
-import gzip
 import subprocess
 import sys
 
@@ -12,7 +11,7 @@ import torch
 from torch import nn
 
 from harness import DEADLINE, SOURCE, environment, launch
-from torchscript_models import Mlp, ScriptTest, experiment, main, save_script, write_idx
+from torchscript_models import Mlp, ScriptTest, experiment, main, save_script, write_fashion_like, write_idx
 
 EXAMPLE = SOURCE / "examples" / "torchscript"
 CONFIG = SOURCE / "configs" / "torchscript_fashion_mnist.yaml"
@@ -28,16 +27,6 @@ def python(*command):
 
 class Way(ScriptTest):
     """make_model.py, YAML, use_weights.py, on small data of Fashion-MNIST's shape."""
-
-    def make_data(self):
-        generator = numpy.random.default_rng(3)
-        for part, samples in (("train", 640), ("t10k", 333)):
-            labels = generator.integers(0, 10, samples)
-            images = generator.integers(0, 120, (samples, 28, 28))
-            images[numpy.arange(samples), 2 * labels] += 25
-            for name, array in (("images-idx3-ubyte", images), ("labels-idx1-ubyte", labels)):
-                write_idx(self.folder / "plain", array)
-                (self.folder / f"{part}-{name}.gz").write_bytes(gzip.compress((self.folder / "plain").read_bytes()))
 
     def check(self, *flags):
         model = self.folder / "model.pt"
@@ -64,11 +53,11 @@ class Way(ScriptTest):
         self.assertLess((final / "model.pt").stat().st_size, 1.2 * (final / "model.safetensors").stat().st_size + 20_000)
 
     def test_scripted(self):
-        self.make_data()
+        write_fashion_like(self.folder)
         self.check()
 
     def test_traced(self):
-        self.make_data()
+        write_fashion_like(self.folder)
         self.check("--traced")
 
 

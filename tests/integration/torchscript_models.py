@@ -1,4 +1,5 @@
 """What the TorchScript tests share: models, data files, experiments, runs, and dtrain's order of samples."""
+import gzip
 import struct
 import sys
 import unittest
@@ -10,12 +11,25 @@ import torch.nn.functional as F
 from torch import nn
 
 from harness import Build, Workplace, launch, overrides, run, write_experiment
+from sample_order import epoch_order
 
 warnings.filterwarnings("ignore", category=DeprecationWarning)  # of torch.jit
 
 
 def write_idx(path, array):
     path.write_bytes(struct.pack(f">HBB{array.ndim}I", 0, 8, array.ndim, *array.shape) + array.astype(numpy.uint8).tobytes())
+
+
+def write_fashion_like(folder):
+    """Small data of Fashion-MNIST's shape under its files' names; labels can be learnt."""
+    generator = numpy.random.default_rng(3)
+    for part, samples in (("train", 640), ("t10k", 333)):
+        labels = generator.integers(0, 10, samples)
+        images = generator.integers(0, 120, (samples, 28, 28))
+        images[numpy.arange(samples), 2 * labels] += 25
+        for name, array in (("images-idx3-ubyte", images), ("labels-idx1-ubyte", labels)):
+            write_idx(folder / "plain", array)
+            (folder / f"{part}-{name}.gz").write_bytes(gzip.compress((folder / "plain").read_bytes()))
 
 
 def save_script(model, path, traced_with=None):
@@ -32,33 +46,6 @@ def experiment(model, data, steps=5, batch=16, slots=1, loss="cross_entropy", op
     return {"name": "script", "model": str(model), "loss": loss, "data": data,
             "optimizer": optimizer or {"kind": "sgd", "lr": 0.05}, "hyperparameters": {"global_batch_size": batch},
             "resources": {"slots_per_trial": slots}, "searcher": {"metric": "loss", "max_length": {"batches": steps}}, **more}
-
-
-# The order of an epoch, as runtime/data/include/dtrain/data/epoch_order.h defines it for small data sets.
-MASK = (1 << 64) - 1
-GAMMA = 0x9E3779B97F4A7C15
-
-
-def mix(z):
-    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & MASK
-    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & MASK
-    return z ^ (z >> 31)
-
-
-def epoch_order(size, seed=0, epoch=0):
-    state = 0
-    for part in (int.from_bytes(b"order", "big"), seed, epoch):
-        state = mix((state + GAMMA + part) & MASK)
-    order = list(range(size))
-    for i in range(size, 1, -1):
-        while True:
-            state = (state + GAMMA) & MASK
-            product = mix(state) * i
-            if product & MASK >= (1 << 64) % i:
-                break
-        j = product >> 64
-        order[i - 1], order[j] = order[j], order[i - 1]
-    return order
 
 
 class Tied(nn.Module):

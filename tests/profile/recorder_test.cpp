@@ -185,5 +185,23 @@ TEST(Recorder, DeviceMemoryIsToldByPhaseNowAndThen) {
   EXPECT_EQ(memory.readings, 4 * 6) << "the other steps do not ask";
 }
 
+TEST(Recorder, PhasesGoOnWhenMemoryIsNoLongerWatchedInTheMiddleOfAStep) {
+  TestRun run;
+  AgentProcess agent = start_agent(run.agent_options({0}));
+  ManualClock clock;
+  {
+    Recorder recorder(TestRun::rank_options(agent, 0), clock, clock.monotonic());
+    {
+      FakeDeviceMemory memory;
+      recorder.watch(&memory);
+      recorder.begin_step(1);
+      recorder.watch(nullptr);
+    }
+    const PhaseScope phase(recorder, Phase::kFromDevice);  // while an exception ends training
+  }
+  EXPECT_TRUE(finish_agent(agent, kDeadline).success());
+  EXPECT_TRUE(of_kind(read_dump(run.rank_dump(0)), "device_memory").empty());
+}
+
 }  // namespace
 }  // namespace dtrain::profile

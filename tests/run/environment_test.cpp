@@ -91,6 +91,11 @@ TEST(Environment, OwnVariablesComeFirst) {
   EXPECT_EQ(environment.handover->run_dir, "/run");
   EXPECT_EQ(environment.handover->rendezvous, "/rendezvous");
   EXPECT_EQ(environment.handover->agent_socket, "socket");
+  EXPECT_FALSE(environment.is_placed_on_gpus());
+  EXPECT_TRUE(read_rank_environment(rank_variables(world, {7, 99, "/run", "/rendezvous", "node", "socket", true}))
+                  .is_placed_on_gpus());
+  variables["DTRAIN_SLOT_TYPE"] = "gpu";
+  EXPECT_THAT(error_of(variables), HasSubstr("DTRAIN_SLOT_TYPE=gpu is neither cuda nor cpu"));
 }
 
 TEST(Environment, TorchrunInAStepOfSlurmIsTorchrun) {

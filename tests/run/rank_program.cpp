@@ -1,10 +1,12 @@
 // A rank without torch: steps of one all-reduce and a sleep. What goes wrong, and where, are hyperparameters:
 //   step_ms: 5                 how long a step sleeps
 //   metrics_bytes: 0           padding of each line of metrics.jsonl
+//   show_place: false          prints its GPU, the visible ones, and the CPUs that it may use
 //   trouble: {rank: 1, batch: 7, kind: SIGKILL | SIGSEGV | abort | exit | quit | exception | data | hang | late |
 //             mismatch | agreed}            without a rank: on every rank
 // With --mock it leaves out what a trial would: the sleep, or the all-reduce. It prints "batch N" after each step that
 // was recorded, and "leaving" when it has been asked to stop.
+#include <algorithm>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
@@ -18,6 +20,7 @@
 #include "dtrain/base/error.h"
 #include "dtrain/base/file.h"
 #include "dtrain/config/experiment.h"
+#include "dtrain/host/cpu.h"
 #include "dtrain/run/agreed_error.h"
 #include "dtrain/run/rank_session.h"
 
@@ -69,6 +72,20 @@ bool agree_to_stop(run::RankSession& session) {
   return asked > 0;
 }
 
+// "place: gpu 1 of GPU-a,GPU-b (PCI_BUS_ID), cpus 2 3"
+void show_place(const run::RankSession& session) {
+  const auto variable = [](const char* name) {
+    const char* const value = std::getenv(name);
+    return std::string(value ? value : "unset");
+  };
+  std::string text = session.gpu() ? "gpu " + std::to_string(*session.gpu()) : std::string("no gpu");
+  text += " of " + variable("CUDA_VISIBLE_DEVICES") + " (" + variable("CUDA_DEVICE_ORDER") + "), cpus";
+  std::vector<int> cpus = host::allowed_cpus();
+  std::sort(cpus.begin(), cpus.end());
+  for (const int cpu : cpus) text += " " + std::to_string(cpu);
+  std::printf("place: %s\n", text.c_str());
+}
+
 // True when it stopped because it was asked to.
 bool train_steps(run::RankSession& session) {
   const Json& settings = session.experiment().hyperparameters;
@@ -79,6 +96,7 @@ bool train_steps(run::RankSession& session) {
       config::in_batches(session.experiment().searcher.max_length, session.experiment().global_batch_size, 100);
   const auto buffer = session.communicator().allocate(kGradients * sizeof(float));
   auto* gradients = reinterpret_cast<float*>(buffer->bytes().data());
+  if (settings.value("show_place", false)) show_place(session);
   session.recorder().mark(profile::RunMark::kInitializationEnd);
   bool stopped = false;
   for (std::int64_t batch = 1; batch <= batches && !stopped; ++batch) {

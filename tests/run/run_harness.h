@@ -138,6 +138,7 @@ struct Settings {
   std::string hyperparameters;  // further lines, YAML in flow style: "step_ms: 5, trouble: {…}"
   std::string more;             // further top-level YAML
   std::string entrypoint = rank_program();
+  std::string slot_type = "cpu";  // so that the tests do the same on a machine with GPUs
 };
 
 // A rank program that takes some seconds until it is the rank program: what happens meanwhile happens while it starts.
@@ -161,6 +162,7 @@ class TestRun {
                                 << "\nhyperparameters: {global_batch_size: 8"
                                 << (settings.hyperparameters.empty() ? "" : ", " + settings.hyperparameters)
                                 << "}\nresources: {slots_per_trial: " << settings.slots
+                                << ", slot_type: " << settings.slot_type
                                 << "}\nsearcher: {metric: loss, max_length: {batches: " << settings.batches << "}}\n"
                                 << settings.more;
   }

@@ -45,8 +45,8 @@ class Replay {
     if (state == TaskState::kStarting) start(task, request);
     if (!has_ended(state)) return;
     queue_.erase({task.priority, task.id});
-    for (const auto& [agent, slots] : task.claim) {
-      for (const int slot : slots) held_.erase({agent, slot});
+    for (const ClaimedShare& share : task.claim) {
+      for (const int slot : share.slots) held_.erase({share.agent, slot});
     }
     if (task.started) in_use_[task.name] -= task.slots;
   }

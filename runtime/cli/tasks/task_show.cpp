@@ -21,8 +21,10 @@ struct TaskShowArguments {
 
 Json to_json(const Task& task, const std::vector<StateChange>& history) {
   Json claim = Json::array();
-  for (const scheduler::ClaimedShare& share : task.claim)
+  for (const scheduler::ClaimedShare& share : task.claim) {
     claim.push_back({{"agent", share.agent}, {"slots", share.slots}});
+    if (!share.gpus.empty()) claim.back()["gpus"] = share.gpus;
+  }
   Json changes = Json::array();
   for (const StateChange& change : history) {
     changes.push_back({{"time", time_of(change.time)}, {"state", to_string(change.state)}, {"reason", change.reason}});
@@ -62,7 +64,8 @@ std::string to_text(const Task& task, const std::vector<StateChange>& history) {
   for (const scheduler::ClaimedShare& share : task.claim) {
     std::vector<std::string> slots;
     for (const int slot : share.slots) slots.push_back(std::to_string(slot));
-    text += row("agent", share.agent + ", slots " + join(slots, ", "));
+    text += row("agent", share.agent + ", slots " + join(slots, ", ") +
+                             (share.gpus.empty() ? "" : " (" + join(share.gpus, ", ") + ")"));
   }
   text += row("run", task.run_dir);
   text += row("launcher", "pid " + std::to_string(task.launcher_pid));

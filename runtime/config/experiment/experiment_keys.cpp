@@ -66,6 +66,7 @@ std::vector<std::string> keys_not_for_gpus(const Experiment& experiment) {
   const Optimizations& o = experiment.optimizations;
   std::vector<std::string> keys;
   if (compresses(o.gradient_compression)) keys.emplace_back("optimizations.gradient_compression");
+  if (o.auto_tune_tensor_fusion) keys.emplace_back("optimizations.auto_tune_tensor_fusion");
   if (o.local_sgd && compresses(o.local_sgd->compression)) keys.emplace_back("optimizations.local_sgd.compression");
   return keys;
 }
@@ -81,6 +82,7 @@ Json what_gpus_support() {
         "optimizations": {
           "properties": {
             "gradient_compression": {"enum": [false, null, "false"]},
+            "auto_tune_tensor_fusion": {"enum": [false]},
             "local_sgd": {"properties": {"compression": {"enum": [false, null, "false"]}}}
           }
         }

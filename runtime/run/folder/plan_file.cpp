@@ -44,8 +44,10 @@ std::string text_of(const PlacedGpu& gpu) {
 }
 
 Json to_json(const PlacedGpu& gpu) {
-  Json json = {{"uuid", gpu.uuid}, {"name", gpu.name}};
+  Json json = Json::object();
   if (gpu.index >= 0) json["index"] = gpu.index;
+  json["uuid"] = gpu.uuid;
+  json["name"] = gpu.name;
   return json;
 }
 

@@ -42,6 +42,7 @@ TrainingLoop::TrainingLoop(Trial& trial, TrialContext& context, run::RankSession
       experiment_(session.experiment()),
       loader_(trial.training_loader()),
       feed_(context.device()),
+      sync_debug_(context.device()),
       device_profile_(context.device(), recorder_, session.clock(), experiment_.profiling.sync_timings),
       validation_(trial, context, session),
       metrics_("training", session.control(), session.communicator()),
@@ -156,6 +157,7 @@ TrainingLoop::Outcome TrainingLoop::run_round() {
   // 2. Forward and backward, buckets leaving as they fill; 3. the exchange; 4. the optimizer.
   bool stepped = session_.mock().train;
   if (!session_.mock().train) {
+    const SyncDebug::Scope no_waits(sync_debug_, batches_ + 1);
     step_.begin_batch();
     if (batch) train_batch(*batch);
     stepped = step_.end_batch();

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "device/device_feed.h"
+#include "device/sync_debug.h"
 #include "dtrain/run/rank_session.h"
 #include "dtrain/train/trial.h"
 #include "device/device_profile.h"
@@ -64,6 +65,7 @@ class TrainingLoop {
   const config::Experiment& experiment_;
   Loader loader_;
   DeviceFeed feed_;
+  SyncDebug sync_debug_;
   DeviceProfile device_profile_;
   Validation validation_;
   MetricReducer metrics_;

@@ -87,6 +87,7 @@ void StrategyPicker::write_choice() {
   StrategyFacts facts;
   facts.sharded = strategy_->layout().sharded;
   facts.one_copy = strategy_->layout().one_copy;
+  facts.on_gpus = !parameters_.memory().on_host();
   facts.world_size = run_.world.size;
   facts.ranks_of_host = run_.world.local_size;
   for (std::size_t g = 0; g < parameters_.groups().size(); ++g) {

@@ -50,15 +50,16 @@ Json describe_strategy(const StrategyFacts& facts) {
     json["turns"].push_back(
         {{"strategy", name_of(turn.sharded)}, {"first_batch", turn.first_batch}, {"last_batch", turn.last_batch}});
   }
+  const int sharers = facts.on_gpus ? facts.ranks_of_host : 1;
+  const char* const place = facts.on_gpus ? "a GPU" : "a host";
+  const auto size = [&](const HostBytes& of) { return format_bytes(static_cast<double>(of.all()) / sharers); };
   std::string text;
   if (facts.sharded) {
-    text = fmt::format("sharded updates: {} of parameters and optimizer state a host instead of {}",
-                       format_bytes(static_cast<double>(bytes.all())),
-                       format_bytes(static_cast<double>(replicated.all())));
+    text = fmt::format("sharded updates: {} of parameters and optimizer state {} instead of {}", size(bytes), place,
+                       size(replicated));
     if (facts.one_copy) text += fmt::format(" (one copy for {} ranks)", facts.ranks_of_host);
   } else {
-    text = fmt::format("replicated updates: {} of parameters and optimizer state a host",
-                       format_bytes(static_cast<double>(bytes.all())));
+    text = fmt::format("replicated updates: {} of parameters and optimizer state {}", size(bytes), place);
   }
   json["text"] = text + time_text(facts);
   return json;

@@ -1,0 +1,162 @@
+// A trial for comparing GPUs with CPUs: gpu_trial_models.h has its models and batches.
+//
+//   gpu_trial experiment.yaml [--run-dir DIR] …      a rank, as of any trial
+//   gpu_trial --cases CASES.json RESULTS.json         a rank of several runs, one after the other in this process,
+//   which
+//                                                     pays for libtorch's start once
+//
+// CASES.json: [{"arguments": ["experiment.yaml", …], "environment": {"MASTER_PORT": "1"}}, …]. RESULTS.json gets one
+// line a run: its exit code, what the fake GPUs reported, and what they counted in the batches from
+// hyperparameters.count_from to hyperparameters.count_to. Runs on GPUs come before those on CPUs: libtorch looks for
+// CUDA once.
+#include <dlfcn.h>
+
+#include <csignal>
+#include <cstdlib>
+#include <fstream>
+#include <iostream>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "gpu_trial_models.h"
+#include "harness/fake_gpu.h"
+#include "trial_optimizer.h"
+
+namespace {
+
+using dtrain::Json;
+
+// The fake that training has opened; nullptr in a run on CPUs.
+dtrain::test::FakeGpus* fake_gpus(at::Device device) {
+  if (device.is_cpu()) return nullptr;
+  void* const function = ::dlsym(RTLD_DEFAULT, dtrain::test::kFakeGpusFunction);
+  if (function == nullptr) throw dtrain::Error("libtorch_cuda.so is not the fake GPUs' library");
+  return reinterpret_cast<dtrain::test::FakeGpusFunction*>(function)();
+}
+
+Json json_of(const dtrain::test::FakeGpuCounts& counts) {
+  return {{"kernels", counts.kernels},
+          {"copies_to_device", counts.copies_to_device},
+          {"copies_to_host", counts.copies_to_host},
+          {"copies_on_device", counts.copies_on_device},
+          {"pageable_copies", counts.pageable_copies},
+          {"scalar_reads", counts.scalar_reads},
+          {"host_syncs", counts.host_syncs},
+          {"nccl_operations", counts.nccl_operations}};
+}
+
+Json last_counts;  // of the run that has ended last
+
+// hyperparameters.fault: {"kind": "kill", "rank": 1, "batch": 7}; with "at": the n-th allocation, operation or kernel
+// from then on.
+class Fault {
+ public:
+  Fault(const Json& wanted, int rank, dtrain::test::FakeGpus* gpus) : wanted_(wanted), rank_(rank), gpus_(gpus) {}
+  void before(std::int64_t batch) const {
+    if (wanted_.empty() || wanted_.at("rank") != rank_ || wanted_.at("batch") != batch) return;
+    const auto kind = wanted_.at("kind").get<std::string>();
+    if (kind == "kill") ::raise(SIGKILL);
+    if (kind == "stop") ::raise(SIGSTOP);
+    if (gpus_ == nullptr) return;
+    const int at = wanted_.value("at", 1);
+    if (kind == "allocation") gpus_->fail_allocation(at);
+    if (kind == "lost") gpus_->lose_device(at);
+    if (kind == "nccl_error") gpus_->fail_nccl(at);
+    if (kind == "nccl_hang") gpus_->hang_nccl(at);
+  }
+
+ private:
+  const Json wanted_;
+  const int rank_;
+  dtrain::test::FakeGpus* const gpus_;
+};
+
+class GpuTrial : public dtrain::Trial {
+ public:
+  explicit GpuTrial(dtrain::TrialContext& context)
+      : context_(context),
+        floats_(context.hyperparameter<std::string>("dtype", "float32") == "float64" ? at::kDouble : at::kFloat),
+        model_(context.wrap_model(dtrain::test::make_gpu_model(context.hyperparameter<std::string>("model"), floats_,
+                                                               context.hyperparameter<bool>("sparse", false)))),
+        gpus_(fake_gpus(context.device())),
+        fault_(context.hyperparameter<Json>("fault", Json::object()), context.rank(), gpus_),
+        count_from_(context.hyperparameter<std::int64_t>("count_from", 0)),
+        count_to_(context.hyperparameter<std::int64_t>("count_to", 0)) {
+    context.wrap_optimizer(dtrain::test::make_optimizer(context.hyperparameter<Json>("optimizer")));
+    if (const double norm = context.hyperparameter<double>("clip", 0.0); norm > 0) context.clip_gradient_norm(norm);
+    if (const int queries = context.hyperparameter<int>("delay_queries", 0); gpus_ != nullptr) {
+      gpus_->delay_queries(queries);
+    }
+    last_counts = Json();
+  }
+
+  // hyperparameters.batches: of each rank, in an epoch.
+  dtrain::Loader training_loader() override {
+    const auto batches = context_.hyperparameter<std::vector<std::int64_t>>("batches");
+    return loader(1, batches.at(static_cast<std::size_t>(context_.rank())));
+  }
+  dtrain::Loader validation_loader() override { return loader(2, 3); }
+
+  dtrain::Metrics train_batch(const dtrain::Batch& batch) override {
+    fault_.before(++batch_);
+    if (gpus_ != nullptr && batch_ == count_from_) gpus_->take_counts();
+    if (gpus_ != nullptr && batch_ == count_to_) last_counts = json_of(gpus_->take_counts());
+    const auto loss = model_->loss(batch);
+    context_.backward(loss);
+    return {{"loss", loss}, {"samples", static_cast<double>(batch.samples)}};
+  }
+  dtrain::Metrics evaluate_batch(const dtrain::Batch& batch) override { return {{"loss", model_->loss(batch)}}; }
+
+ private:
+  dtrain::Loader loader(std::uint64_t seed, std::int64_t batches) const {
+    return std::make_shared<dtrain::test::GeneratedBatches>(
+        model_, dtrain::test::GeneratedBatches::Options{.seed = seed,
+                                                        .rank = context_.rank(),
+                                                        .batches = batches,
+                                                        .samples = context_.batch_size(),
+                                                        .floats = floats_});
+  }
+
+  dtrain::TrialContext& context_;
+  const at::ScalarType floats_;
+  const std::shared_ptr<dtrain::test::GpuModel> model_;
+  dtrain::test::FakeGpus* const gpus_;
+  const Fault fault_;
+  const std::int64_t count_from_, count_to_;  // batches of this rank, from 1
+  std::int64_t batch_ = 0;
+};
+
+int run_one(std::vector<std::string> arguments, char* program) {
+  std::vector<char*> argv{program};
+  for (std::string& argument : arguments) argv.push_back(argument.data());
+  argv.push_back(nullptr);
+  return dtrain::run_trial<GpuTrial>(static_cast<int>(argv.size()) - 1, argv.data());
+}
+
+void run_cases(const std::string& file, const std::string& results_file, char* program) {
+  std::ofstream results(results_file);
+  std::ifstream input(file);
+  for (const Json& one : Json::parse(input)) {
+    for (const auto& [name, value] : one.at("environment").items()) {
+      ::setenv(name.c_str(), value.get<std::string>().c_str(), 1);
+    }
+    last_counts = Json();
+    const int code = run_one(one.at("arguments").get<std::vector<std::string>>(), program);
+    Json reports = Json::array();
+    if (void* const function = ::dlsym(RTLD_DEFAULT, dtrain::test::kFakeGpusFunction)) {
+      reports = reinterpret_cast<dtrain::test::FakeGpusFunction*>(function)()->take_reports();
+    }
+    results << Json{{"exit_code", code}, {"reports", reports}, {"counts", last_counts}}.dump() << std::endl;
+  }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  if (argc == 4 && std::string(argv[1]) == "--cases") {
+    run_cases(argv[2], argv[3], argv[0]);
+    return 0;
+  }
+  return dtrain::run_trial<GpuTrial>(argc, argv);
+}
