@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <exception>
 #include <utility>
 
 #include "device/training_device.h"
@@ -22,9 +23,25 @@ c10::Event DeviceTimes::free_event() {
   return event;
 }
 
+// Changes of phase come from destructors, too, also while an exception says that the device has failed.
 void DeviceTimes::mark() {
+  if (failed_) return;
   marks_.push_back({free_event(), static_cast<double>(clock_.monotonic().count())});
-  marks_.back().event.record(current_stream(device_));
+  try {
+    marks_.back().event.record(current_stream(device_));
+  } catch (const std::exception&) {
+    failed_ = true;
+  }
+}
+
+bool DeviceTimes::has_passed(const c10::Event& event) {
+  if (failed_) return false;
+  try {
+    return event.query();
+  } catch (const std::exception&) {
+    failed_ = true;
+    return false;
+  }
 }
 
 void DeviceTimes::measure_from(c10::Event event, double since_origin_ns) {
@@ -34,8 +51,9 @@ void DeviceTimes::measure_from(c10::Event event, double since_origin_ns) {
 }
 
 bool DeviceTimes::take(std::size_t count, std::vector<std::int64_t>& times) {
+  if (count == 0) return true;
   // They are on one stream: the device is past all of them when it is past the last one.
-  if (count == 0 || count > marks_.size() || !marks_[count - 1].event.query()) return count == 0;
+  if (count > marks_.size() || !has_passed(marks_[count - 1].event)) return false;
   const auto seen_ns = static_cast<double>(clock_.monotonic().count());
   const c10::Event& origin = origin_ ? *origin_ : marks_.front().event;
   since_origin_.clear();

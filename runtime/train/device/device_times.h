@@ -20,7 +20,7 @@ class DeviceTimes final : public profile::DeviceTimeline {
  public:
   DeviceTimes(c10::Device device, const Clock& clock) : device_(device), clock_(clock) {}
 
-  // On the calling thread's current stream. Both: c10::Error where the device has failed.
+  // On the calling thread's current stream. A device that has failed comes to no mark; whoever waits for it says so.
   void mark() override;
   bool take(std::size_t count, std::vector<std::int64_t>& times) override;
 
@@ -30,6 +30,7 @@ class DeviceTimes final : public profile::DeviceTimeline {
     double recorded_ns = 0;  // or later
   };
   c10::Event free_event();
+  bool has_passed(const c10::Event& event);
   void measure_from(c10::Event event, double since_origin_ns);
 
   const c10::Device device_;
@@ -40,6 +41,7 @@ class DeviceTimes final : public profile::DeviceTimeline {
   std::optional<double> origin_time_;  // of the host's clock, in nanoseconds
   std::vector<double> since_origin_;   // of the marks that are being taken, in nanoseconds
   std::int64_t last_taken_ = 0;
+  bool failed_ = false;
 };
 
 }  // namespace dtrain::train

@@ -108,6 +108,8 @@ void DeepWindow::close(std::int64_t last_batch) {
   try {
     auto trace = kineto->stop();
     facts.clock = trace->clock();
+    facts.missing = trace->missing();
+    if (!facts.missing.empty()) session_.log()->warn("the trace lacks {}", facts.missing);
     if (writer_.joinable()) writer_.join();
     writer_ = std::thread([this, facts = std::move(facts), trace = std::move(trace), log = std::move(log_),
                            number = ++files_]() mutable { write(std::move(facts), std::move(trace), *log, number); });
@@ -129,7 +131,8 @@ void DeepWindow::write(profile::TraceFacts facts, std::unique_ptr<KinetoTrace> t
                                            {"first_batch", facts.window.first_batch},
                                            {"last_batch", facts.last_batch},
                                            {"operators", facts.operators},
-                                           {"cut", facts.cut.empty() ? Json() : Json(facts.cut)}});
+                                           {"cut", facts.cut.empty() ? Json() : Json(facts.cut)},
+                                           {"missing", facts.missing.empty() ? Json() : Json(facts.missing)}});
   } catch (const std::exception& error) {
     failed(error);
   }

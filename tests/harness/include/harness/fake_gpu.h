@@ -140,7 +140,8 @@ using FakeGpusFunction = FakeGpus*();
 inline constexpr const char* kFakeGpusFunction = "dtrain_fake_gpus";
 
 // How many devices there are is decided when the library is opened first: DTRAIN_FAKE_GPUS, else `devices`. Open it
-// after a fork, not before: device memory is shared memory.
+// after a fork, not before: device memory is shared memory. DTRAIN_FAKE_GPU_DELAYED_QUERIES is for
+// delay_queries().
 inline FakeGpus& open_fake_gpus(const std::string& library, int devices) {
   ::setenv("DTRAIN_FAKE_GPUS", std::to_string(devices).c_str(), 0);
   void* const handle = ::dlopen(library.c_str(), RTLD_NOW | RTLD_GLOBAL);
