@@ -132,6 +132,28 @@ fs::path libtorch_folder(const fs::path& program, const std::string& library_pat
   return found == libraries.end() ? fs::path() : fs::path(found->second).parent_path();
 }
 
+std::string why_no_cuda(const fs::path& program, const std::string& library_path) {
+  constexpr const char* kLibrary = "libtorch_cuda.so";
+  constexpr const char* kRemedy = " (dtrain-get-libtorch --flavour full gets all of it)";
+  const fs::path torch = libtorch_folder(program, library_path);
+  if (torch.empty()) return {};
+  std::vector<std::string> folders =
+      split(library_path.empty() ? value_of(process_variables(), "LD_LIBRARY_PATH") : library_path, ':');
+  folders.push_back(torch.string());
+  std::error_code code;
+  const auto found = std::find_if(folders.begin(), folders.end(), [&](const std::string& folder) {
+    return !folder.empty() && fs::exists(fs::path(folder) / kLibrary, code);
+  });
+  if (found == folders.end()) return "libtorch's CUDA part is not in " + torch.string() + kRemedy;
+  std::vector<std::string> missing = missing_libraries(fs::path(*found) / kLibrary, library_path);
+  if (missing.empty()) return {};
+  constexpr std::size_t kShown = 3;
+  const std::size_t more = missing.size() > kShown ? missing.size() - kShown : 0;
+  missing.resize(missing.size() - more);
+  return "libtorch's CUDA part needs libraries that are not there: " + join(missing, ", ") +
+         (more > 0 ? " and " + std::to_string(more) + " more" : "") + kRemedy;
+}
+
 std::string find_libraries(const fs::path& program, const Variables& variables) {
   const std::string given = value_of(variables, "LD_LIBRARY_PATH");
   const auto with = [&](const fs::path& torch) {

@@ -37,27 +37,27 @@ class Run:
         self.counts = [line["counts"] for line in lines]
 
 
-def experiment(case, ranks, slot_type, path):
+def experiment(build, case, ranks, slot_type, path):
     hyperparameters = {"global_batch_size": 6 * ranks, "model": case["model"], "optimizer": case["optimizer"],
                        "batches": case["batches"][:ranks], **case.get("hyperparameters", {})}
     searcher = {"metric": "loss", "max_length": case.get("length", {"batches": 50})}
     return write_experiment(
-        path, name="gpu", entrypoint="gpu_trial", hyperparameters=hyperparameters, searcher=searcher,
+        path, name="gpu", entrypoint=build.program("gpu_trial"), hyperparameters=hyperparameters, searcher=searcher,
         resources={"slots_per_trial": ranks, "slot_type": slot_type}, optimizations=case.get("optimizations", {}),
         **case.get("sections", {}))
 
 
-def run_cases(build, folder, ranks, cases):
-    """[(run on GPUs, run on CPUs)] of each case. GPUs come first: libtorch looks for CUDA once."""
+def run_cases(build, folder, ranks, cases, slot_types=("cuda", "cpu")):
+    """Of each case its runs on these slot types. GPUs come first: libtorch looks for CUDA once."""
     plans = [[] for _ in range(ranks)]
     folders = []
-    ports = iter(free_ports(2 * len(cases)))
-    for slot_type in ("cuda", "cpu"):
+    ports = iter(free_ports(len(slot_types) * len(cases)))
+    for slot_type in slot_types:
         for index, case in enumerate(cases):
             at = folder / f"{ranks}-{index}-{slot_type}"
             at.mkdir()
             folders.append(at)
-            file = experiment(case, ranks, slot_type, at / "experiment.yaml")
+            file = experiment(build, case, ranks, slot_type, at / "experiment.yaml")
             port = str(next(ports))
             for plan in plans:
                 plan.append({"arguments": [str(file), "--run-dir", str(at / "run")], "environment": {"MASTER_PORT": port}})
@@ -83,4 +83,4 @@ def run_cases(build, folder, ranks, cases):
     lines = [[json.loads(line) for line in (folder / f"{ranks}-results-{rank}.json").read_text().splitlines()]
              for rank in range(ranks)]
     runs = [Run(at, [of_rank[index] for of_rank in lines]) for index, at in enumerate(folders)]
-    return list(zip(runs[: len(cases)], runs[len(cases) :]))
+    return list(zip(*(runs[begin : begin + len(cases)] for begin in range(0, len(runs), len(cases)))))

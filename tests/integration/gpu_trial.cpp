@@ -43,6 +43,7 @@ Json json_of(const dtrain::test::FakeGpuCounts& counts) {
           {"pageable_copies", counts.pageable_copies},
           {"scalar_reads", counts.scalar_reads},
           {"host_syncs", counts.host_syncs},
+          {"allocations", counts.allocations},
           {"nccl_operations", counts.nccl_operations}};
 }
 
@@ -85,7 +86,9 @@ class GpuTrial : public dtrain::Trial {
         count_to_(context.hyperparameter<std::int64_t>("count_to", 0)) {
     context.wrap_optimizer(dtrain::test::make_optimizer(context.hyperparameter<Json>("optimizer")));
     if (const double norm = context.hyperparameter<double>("clip", 0.0); norm > 0) context.clip_gradient_norm(norm);
-    if (const int queries = context.hyperparameter<int>("delay_queries", 0); gpus_ != nullptr) {
+    const int queries = context.hyperparameter<int>("delay_queries", 0);
+    if (gpus_ != nullptr) {
+      gpus_->heal();  // of what the run before was to suffer
       gpus_->delay_queries(queries);
     }
     last_counts = Json();

@@ -11,10 +11,10 @@
 #include <vector>
 
 #include "device/device_feed.h"
+#include "device/device_profile.h"
 #include "device/sync_debug.h"
 #include "dtrain/run/rank_session.h"
 #include "dtrain/train/trial.h"
-#include "device/device_profile.h"
 #include "loop/metric_reducer.h"
 #include "loop/progress_meter.h"
 #include "loop/validation.h"
