@@ -80,15 +80,18 @@ void hand_out_near_cores(std::vector<ClusterSlot>& slots, const std::vector<host
   }
   for (const auto& [cores, indices] : near) {
     LocalSlots divided = divide_cores(cores, static_cast<int>(indices.size()));
-    bool used = false;
+    int used = 0;
     for (std::size_t i = 0; i < indices.size(); ++i) {
       for (ClusterSlot& slot : slots) {
         if (slot.index < 0 || slot.gpu != indices[i]) continue;
         give(slot, divided.slots[i].cpus, total);
-        used = true;
+        ++used;
       }
     }
-    if (used && !divided.warning.empty()) warnings.push_back(divided.warning);
+    if (used < 2 || divided.warning.empty()) continue;
+    warnings.push_back("oversubscribed: " + std::to_string(indices.size()) + " GPUs on " +
+                       std::to_string(cores.size()) + (cores.size() == 1 ? " core" : " cores") +
+                       " near them: ranks on them share cores and slow each other down");
   }
 }
 

@@ -154,8 +154,7 @@ std::optional<Refusal> never_fits(std::span<const AgentSlots> agents, const Slot
   Refusal refusal;
   const bool gpus = request.slot_type == config::AgentSlotType::kCuda;
   refusal.reason = number_of(static_cast<std::size_t>(std::max(request.slots, 0)), gpus ? "GPU slot" : "slot") +
-                   " never fit" +
-                   (request.slots == 1 ? "s" : "") + " on this cluster, even when all of it is free";
+                   " never fit" + (request.slots == 1 ? "s" : "") + " on this cluster, even when all of it is free";
   if (!sizes.empty()) refusal.rules = why_not(sizes, request);
   for (std::string& line : left_out(agents, request)) refusal.rules.push_back(std::move(line));
   for (int count = std::min(request.slots - 1, kMostSlots); count >= 1 && !refusal.below; --count) {

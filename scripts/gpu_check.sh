@@ -1,103 +1,361 @@
 #!/usr/bin/env bash
-# NCCL through our communicator on a machine with a GPU: are results right, how fast is all_reduce. Builds nothing.
+# Checks dtrain on a machine with GPUs, and writes what came out to docs/gpu-results.md: one command, some minutes.
 #
-#   scripts/gpu_check.sh collect [BUILD]  here: puts bench_nccl and the libraries it needs into BUILD/gpu_check (a folder to
-#                                         carry to such a machine; BUILD is build/release)
-#   scripts/gpu_check.sh [FOLDER]         there: runs it from that folder (build/release/gpu_check) and prints plain text, as
-#                                         kept in docs/gpu-results.md
+#   scripts/gpu_check.sh --pack FOLDER     where dtrain is built: puts all that the check needs into FOLDER (<= 64 MiB)
+#   FOLDER/scripts/gpu_check.sh            on the machine with GPUs, after FOLDER was copied there
+#   scripts/gpu_check.sh                   where dtrain is built and there are GPUs
 #
-# NCCL and the CUDA runtime are not carried: they are taken from the dynamic linker's folders, from CUDA's usual ones and
-# from .deps/libtorch. Whatever is missing is said, and then nothing is run. Exit codes: 0 right or skipped, 1 wrong.
+# The machine needs NVIDIA's driver (580 or later) and a python3 with PyTorch 2.11 for CUDA 13 (pip install
+# torch==2.11.0). dtrain uses the libtorch of that PyTorch, or of DTRAIN_LIBTORCH_DIR (its 'torch' folder). Nothing is
+# built or installed.
+#
+#   --list             what the sections are
+#   --only A,B         these sections alone; --skip A,B: all but these
+#   --quick            fewer cases, rounds and steps: about a third of the time
+#   --out FILE         where the results go (docs/gpu-results.md, or $OUT/gpu-results.md if OUT is set)
+#   --python PROGRAM   a Python with PyTorch (python3; in a checkout, the one in .deps/peers)
+#   --build FOLDER     the build to check (build/release); a packed folder brings its own
+#   --slot-type cpu    what of it needs no GPU: tries the check itself
+#   --fake FOLDER      on GPUs that are not there, tests/fake_gpus of a build: tries the check itself
+#   --gpus N           how many GPUs (all; with --fake 2)
+#
+# A section that fails does not end the check. Exit codes: 0 nothing failed (sections may have been skipped: the results
+# say why), 1 something failed, 2 the check could not begin.
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
+started=$SECONDS
 
-collect() {
-  local build=${1:-$root/build/release} bin to
-  bin=$build/bin/bench_nccl
-  to=$build/gpu_check
-  [ -x "$bin" ] || { echo "gpu_check: there is no $bin; build it first (the target bench_nccl)" >&2; exit 1; }
-  rm -rf "$to"
-  mkdir -p "$to/bin" "$to/lib"
-  cp "$bin" "$to/bin/"
-  cp "$build/lib/libdtrain_comm_nccl.so" "$to/lib/"
-  # All but the C library, which must be the machine's own.
-  ldd "$bin" "$build/lib/libdtrain_comm_nccl.so" | awk '$2=="=>" && $3 ~ /^\// {print $3}' | sort -u |
-    grep -Ev '/(libc|libm|libdl|libpthread|librt|ld-linux[^/]*)\.so' | while read -r library; do
-    cp -L "$library" "$to/lib/"
-  done
-  echo "gpu_check: $(du -sh "$to" | cut -f1) in $to"
+readonly sections=(machine doctor nccl conformance parity waiting sanitizer examples profile bench)
+describe() {
+  case $1 in
+    machine) echo "GPUs, driver, processors, PyTorch" ;;
+    doctor) echo "dtrain doctor: drivers, libraries, limits, how the GPUs are set up and joined" ;;
+    nccl) echo "all-reduce through our communicator: are results right, how fast is each size" ;;
+    conformance) echo "every operation of the nccl backend, on 1, 2 and all GPUs" ;;
+    parity) echo "weights trained on 1 and on all GPUs, against the CPU's and PyTorch DDP's" ;;
+    waiting) echo "training with operations that wait on the host made errors (DTRAIN_SYNC_DEBUG=error)" ;;
+    sanitizer) echo "a short training under compute-sanitizer: memcheck and racecheck" ;;
+    examples) echo "an example in C++ on 1 and on all GPUs" ;;
+    profile) echo "summary, findings and report of the example's run" ;;
+    bench) echo "the time of a step of GPT-2 124M and ResNet-50, against PyTorch DDP, eager and compiled" ;;
+  esac
 }
 
-# Folders that hold a library NCCL's users need, where the linker does not know one.
-library_folders() {
-  local pattern folder
-  for pattern in /usr/local/cuda/lib64 /usr/local/cuda-13*/lib /usr/local/cuda-13*/lib64 \
-    "$root"/.deps/libtorch/nvidia/nccl/lib "$root"/.deps/libtorch/nvidia/cu13/lib; do
-    for folder in $pattern; do
-      if [ -e "$folder/libnccl.so.2" ] || [ -e "$folder/libcudart.so.13" ]; then printf ':%s' "$folder"; fi
+fail() { echo "gpu_check: $1" >&2; shift; for line in "$@"; do echo "  $line" >&2; done; exit 2; }
+help() { sed -n '2,/^set /{/^set /d; s/^# \{0,1\}//; p}' "$0"; }
+is_section() { [[ " ${sections[*]} " == *" $1 "* ]]; }
+
+pack='' quick='' out='' python='' build=$root/build/release slot_type=cuda fake='' gpus='' only='' skip=''
+while [ $# -gt 0 ]; do
+  case "$1" in
+    -h | --help) help; exit 0 ;;
+    --list) for one in "${sections[@]}"; do printf '%-12s %s\n' "$one" "$(describe "$one")"; done; exit 0 ;;
+    --quick) quick=1; shift ;;
+    --pack | --only | --skip | --out | --python | --build | --slot-type | --fake | --gpus)
+      [ $# -gt 1 ] || fail "$1 needs a value"
+      name=${1#--}; declare "${name//-/_}=$2"
+      shift 2
+      ;;
+    *) fail "unknown argument '$1'" "scripts/gpu_check.sh --help lists the options" ;;
+  esac
+done
+for one in ${only//,/ } ${skip//,/ }; do
+  is_section "$one" || fail "there is no section '$one'" "--list shows the sections"
+done
+case $slot_type in cuda | cpu) ;; *) fail "--slot-type is cuda or cpu, not '$slot_type'" ;; esac
+
+# --- --pack
+readonly most_mib=64
+readonly programs=(bench_nccl synthetic) test_programs=(test_comm_nccl_device)
+
+# The libraries of the system that files need, without the C library (which must be the machine's own) and NVIDIA's.
+system_libraries() {
+  local others='libc|libm|libdl|libpthread|librt|libutil|ld-linux[^/]*'
+  others+='|libtorch[^/]*|libc10[^/]*|libgomp|libcu[^/]*|libnv[^/]*'
+  ldd "$@" | awk '$2=="=>" && $3 ~ /^\// {print $3}' | sort -u | grep -v "^$build/" |
+    grep -Ev "/($others)\.so"
+}
+
+pack_into() {
+  local to=$1 file mib
+  [ ! -e "$to" ] || [ -z "$(ls -A "$to")" ] || fail "there is something in $to already"
+  for file in "${programs[@]/#/$build/bin/}" "${test_programs[@]/#/$build/tests/}" "$build/bin/dtrain-worker"; do
+    [ -x "$file" ] || fail "there is no $file" "build it first: cmake --build $build --target $(basename "$file")"
+  done
+  mkdir -p "$to"
+  cmake --install "$build" --prefix "$to" --strip >"$to/install.log" 2>&1 ||
+    fail "cmake --install failed: see $to/install.log"
+  rm -rf "$to/install.log" "$to/include" "$to/share" "$to/lib/cmake"
+  for file in "${programs[@]}"; do cp "$build/bin/$file" "$to/bin/"; strip "$to/bin/$file"; done
+  for file in "${test_programs[@]}"; do cp "$build/tests/$file" "$to/bin/"; strip "$to/bin/$file"; done
+  mkdir -p "$to/lib/gcc" "$to/docs" "$to/scripts" "$to/tests" "$to/configs"
+  system_libraries "$build"/bin/{dtrain,dtrain-agent,dtrain-worker} "${programs[@]/#/$build/bin/}" \
+    "${test_programs[@]/#/$build/tests/}" "$build"/lib/libdtrain_*.so | while read -r file; do
+    case $file in
+      */libstdc++.so* | */libgcc_s.so*) cp -L "$file" "$to/lib/gcc/" ;;  # only where the machine's are too old
+      *) cp -L "$file" "$to/lib/" ;;
+    esac
+  done
+  # Libraries of ours that only tests use, which are not installed.
+  ldd "${test_programs[@]/#/$build/tests/}" | awk -v ours="$build/lib/" 'index($3, ours) == 1 {print $3}' | sort -u |
+    while read -r file; do
+      [ -e "$to/lib/$(basename "$file")" ] && continue
+      cp -L "$file" "$to/lib/"
+      strip "$to/lib/$(basename "$file")"
     done
-  done
+  cp "$root/scripts/gpu_check.sh" "$to/scripts/"
+  cp -r "$root/tests/gpu_check" "$to/tests/"
+  mkdir "$to/tests/integration"
+  cp "$root/tests/integration/harness.py" "$root/tests/integration/sample_order.py" "$to/tests/integration/"
+  cp "$root/configs/synthetic.yaml" "$to/configs/"
+  find "$to" -name __pycache__ -prune -exec rm -rf {} +
+  mib=$(du -sm --apparent-size "$to" | cut -f1)
+  [ "$mib" -le $most_mib ] ||
+    fail "$to takes $mib MiB, and $most_mib are allowed" "$(du -sm "$to"/*/* | sort -rn | head -5)"
+  echo "gpu_check: $mib MiB in $to; copy it to the machine with GPUs and run scripts/gpu_check.sh there"
 }
 
-section() { printf '\n## %s\n\n' "$1"; }
+if [ -n "$pack" ]; then
+  pack_into "$pack"
+  exit 0
+fi
 
-# Runs bench_nccl, at most so many seconds; what goes wrong is told and does not end the check.
-run() {
+# --- what there is
+bin=$root/bin tests=$root/bin lib=$root/lib
+if [ ! -x "$bin/dtrain" ]; then bin=$build/bin tests=$build/tests lib=$build/lib; fi
+[ -x "$bin/dtrain" ] || fail "there is no dtrain in $root/bin or $build/bin" \
+  "build it (make build), or copy here what scripts/gpu_check.sh --pack FOLDER makes where it is built"
+if [ -z "$python" ]; then
+  python=python3
+  [ ! -x "$root/.deps/peers/bin/python" ] || python=$root/.deps/peers/bin/python
+fi
+command -v "$python" >/dev/null || fail "there is no $python" "name a Python with PyTorch 2.11: --python PROGRAM"
+torch_of_python=$("$python" -c 'import importlib.util
+found = importlib.util.find_spec("torch")
+print(found.submodule_search_locations[0] if found else "")')
+[ -n "$torch_of_python" ] ||
+  fail "$python has no PyTorch" "pip install torch==2.11.0, or name another Python: --python PROGRAM"
+libtorch=${DTRAIN_LIBTORCH_DIR:-$torch_of_python}
+version=$(sed -n "s/^__version__ = '\([^']*\)'.*/\1/p" "$libtorch/version.py" 2>/dev/null || true)
+case $version in
+  2.11.*) ;;
+  *) fail "the PyTorch in $libtorch is ${version:-of an unknown version}, and dtrain is built for 2.11" \
+    "pip install torch==2.11.0, or set DTRAIN_LIBTORCH_DIR to the 'torch' folder of one" ;;
+esac
+export DTRAIN_LIBTORCH_DIR=$libtorch
+wheels=$(dirname "$libtorch")/nvidia
+libraries=$lib:$libtorch/lib:$wheels/nccl/lib:$wheels/cu13/lib
+if [ -n "$fake" ]; then
+  fake=$(cd "$fake" && pwd) || fail "there is no folder $fake"
+  libraries=$fake:$libraries
+  export DTRAIN_FAKE_GPUS=${gpus:-2}
+  unset DTRAIN_LIBTORCH_DIR  # it would come before the fakes
+fi
+libraries=$libraries${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
+# libstdc++ is carried for machines whose own is older than the one that dtrain was built with.
+if ! LD_LIBRARY_PATH=$libraries "$bin/dtrain" version >/dev/null 2>&1; then libraries=$libraries:$lib/gcc; fi
+LD_LIBRARY_PATH=$libraries "$bin/dtrain" version >/dev/null ||
+  fail "$bin/dtrain does not start here" "it needs the C library of Debian 12 (2.36) or a later one: ldd --version"
+
+if [ -z "$gpus" ]; then
+  gpus=0
+  [ -z "$fake" ] || gpus=$DTRAIN_FAKE_GPUS
+  if [ -z "$fake" ] && command -v nvidia-smi >/dev/null; then
+    gpus=$(nvidia-smi -L 2>/dev/null | grep -c '^GPU' || true)
+  fi
+  [ "$slot_type" != cpu ] || gpus=2
+fi
+peer=cuda
+if [ -n "$fake" ] || [ "$slot_type" = cpu ]; then peer=cpu; fi  # PyTorch's own DDP needs real GPUs
+
+scratch=$(mktemp -d "${TMPDIR:-/tmp}/dtrain-gpu-check-XXXXXX")
+trap 'rm -rf "$scratch"' EXIT
+export DTRAIN_STATE_DIR=$scratch/state XDG_CONFIG_HOME=$scratch/none  # no queue but ours, and nobody's cluster file
+
+# --- sections
+# A section prints what belongs into the results. It returns 0, or 77 with the reason in $reason where it cannot be
+# tried here, or anything else where it failed.
+reason=''
+skipped() { reason=$1; return 77; }
+
+# Prints a command as a person would type it, and runs it for so many seconds at most.
+try() {
   local seconds=$1 code=0
   shift
-  echo "\$ bench_nccl $*"
-  timeout --kill-after=5 "$seconds" "$folder/bin/bench_nccl" "$@" 2>&1 || code=$?
-  case $code in
-    0 | 3) ;;
-    124 | 137) echo "did not end within $seconds s"; failed=1 ;;
-    *) echo "exit code $code"; failed=1 ;;
-  esac
-  return 0
+  local words="$*"
+  words=${words//"$libraries"/LIBRARIES}; words=${words//"$scratch"/SCRATCH}
+  words=${words//$bin\//}; words=${words//$tests\//}; words=${words//$root\//}
+  printf '$ %s\n' "$words"
+  timeout --kill-after=10 "$seconds" "$@" 2>&1 || code=$?
+  case $code in 124 | 137) echo "it did not end within $seconds s" ;; esac
+  return $code
+}
+# The same with dtrain's libraries.
+try_ours() {
+  local seconds=$1
+  shift
+  LD_LIBRARY_PATH=$libraries try "$seconds" "$@"
+}
+script() {  # a Python program of tests/gpu_check, with what all of them take
+  local seconds=$1 name=$2 count=$3
+  shift 3
+  try "$seconds" "$python" -B "$root/tests/gpu_check/$name.py" "$bin" --gpus "$count" --slot-type "$slot_type" \
+    --peer "$peer" --libraries "$libraries" --scratch "$scratch/$name-$RANDOM" "$@"
+}
+need_gpus() { [ "$gpus" -gt 0 ] || skipped "there is no GPU"; }
+need_real_gpus() {
+  need_gpus || return $?
+  if [ -n "$fake" ] || [ "$slot_type" = cpu ]; then skipped "it needs real GPUs"; fi
 }
 
-if [ "${1:-}" = collect ]; then
-  collect "${2:-}"
-  exit 0
-fi
-folder=${1:-$root/build/release/gpu_check}
-if [ ! -x "$folder/bin/bench_nccl" ]; then
-  echo "gpu_check: there is no $folder/bin/bench_nccl; scripts/gpu_check.sh collect puts it there where dtrain is built" >&2
+section_machine() {
+  try 30 uname -srm
+  try 30 nproc
+  try 30 free -h | sed -n '1,3p'
+  if [ -n "$fake" ]; then
+    echo "$gpus GPUs that are not there, of $fake"
+  elif command -v nvidia-smi >/dev/null; then
+    try 60 nvidia-smi --query-gpu=index,name,driver_version,memory.total,compute_cap,pcie.link.gen.max --format=csv
+    [ "$gpus" -lt 2 ] || try 60 nvidia-smi topo -m
+  else
+    echo "there is no nvidia-smi"
+  fi
+  try_ours 30 "$bin/dtrain" version
+  echo "PyTorch $version in $libtorch"
+}
+
+section_doctor() { try_ours 120 "$bin/dtrain" doctor --runs "$scratch/runs"; }
+
+section_nccl() {
+  need_gpus || return $?
+  [ "$slot_type" = cuda ] || { skipped "it needs GPUs"; return $?; }
+  local ranks code seconds=${quick:+60}
+  for ranks in $(printf '%s\n' 1 "$gpus" | sort -nu); do
+    code=0
+    try_ours "$((${seconds:-150} + 10))" "$bin/bench_nccl" --ranks "$ranks" --seconds "${seconds:-150}" || code=$?
+    [ $code -eq 0 ] || return $code
+  done
+  [ "$gpus" -eq 1 ] || return 0
+  # Two ranks on one GPU, each with a NCCL_HOSTID of its own: NCCL does not promise that, so it is shown and not judged.
+  try_ours 110 "$bin/bench_nccl" --ranks 2 --gpus 1 --seconds 100 || echo "(not judged: NCCL does not promise this)"
+}
+
+section_conformance() {
+  need_gpus || return $?
+  [ "$slot_type" = cuda ] || { skipped "it needs GPUs"; return $?; }
+  local code=0
+  try_ours 400 "$tests/test_comm_nccl_device" --gtest_brief=1 >"$scratch/conformance" || code=$?
+  cat "$scratch/conformance"
+  grep -q 'CUDA shows no GPU' "$scratch/conformance" && return 1
+  return $code
+}
+
+section_parity() {
+  need_gpus || return $?
+  script 900 parity "$gpus" ${quick:+--quick}
+}
+
+section_waiting() {
+  need_real_gpus || return $?
+  script 600 waiting 1
+}
+
+section_sanitizer() {
+  need_real_gpus || return $?
+  local sanitizer tool code failed=0 file
+  sanitizer=$(command -v compute-sanitizer || true)
+  for file in /usr/local/cuda*/bin/compute-sanitizer; do [ ! -x "$file" ] || sanitizer=${sanitizer:-$file}; done
+  [ -n "$sanitizer" ] || { skipped "compute-sanitizer is not installed"; return $?; }
+  for tool in memcheck racecheck; do
+    code=0
+    # A rank without a launcher: one process.
+    try_ours 500 "$sanitizer" --tool "$tool" --error-exitcode 9 --print-limit 20 \
+      "$bin/synthetic" "$root/configs/synthetic.yaml" --run-dir "$scratch/sanitizer-$tool" \
+      --set resources.slots_per_trial=1 --set resources.slot_type="$slot_type" \
+      --set searcher.max_length.batches=5 --set hyperparameters.width=64 || code=$?
+    [ $code -eq 0 ] || failed=1
+  done
+  return $failed
+}
+
+section_examples() {
+  need_gpus || return $?
+  local ranks failed=0 batches=300
+  [ -z "$quick" ] || batches=60
+  for ranks in $(printf '%s\n' 1 "$gpus" | sort -nu); do
+    try_ours 300 "$bin/dtrain" launch "$root/configs/synthetic.yaml" --run-dir "$scratch/example-$ranks" \
+      --set entrypoint="$bin/synthetic" --set resources.slots_per_trial="$ranks" \
+      --set resources.slot_type="$slot_type" --set searcher.max_length.batches=$batches || failed=1
+  done
+  return $failed
+}
+
+section_profile() {
+  need_gpus || return $?
+  local run=$scratch/example-$gpus
+  [ -d "$run" ] || { skipped "it needs the run of the section examples"; return $?; }
+  try_ours 120 "$bin/dtrain" summary "$run" || return 1
+  try_ours 120 "$bin/dtrain" analyze "$run" || return 1
+  try_ours 120 "$bin/dtrain" report "$run" || return 1
+  [ -s "$run/report.html" ] || { echo "there is no report.html"; return 1; }
+}
+
+section_bench() {
+  need_gpus || return $?
+  local workload failed=0 sizes=()
+  [ -z "$quick" ] || sizes=(--rounds 2 --steps 20)
+  [ "$peer" = cuda ] || sizes=(--tiny --no-compile --rounds 1 --steps 5 --warm-up 2)
+  for workload in gpt2 resnet50; do
+    script 1200 bench "$gpus" --workload "$workload" ${sizes[@]+"${sizes[@]}"} || failed=1
+  done
+  return $failed
+}
+
+# --- the check
+[ -n "$out" ] || out=${OUT:-$root/docs}/gpu-results.md
+mkdir -p "$(dirname "$out")"
+failed=()
+: >"$scratch/table"
+: >"$scratch/bodies"
+for one in "${sections[@]}"; do
+  [ -z "$only" ] || [[ ",$only," == *",$one,"* ]] || continue
+  [[ ",$skip," != *",$one,"* ]] || continue
+  echo "== $one: $(describe "$one")"
+  begin=$SECONDS code=0
+  # In this shell, not in a pipe's: the reason of a section that is skipped must reach us.
+  "section_$one" >"$scratch/output" || code=$?
+  cat "$scratch/output"
+  case $code in
+    0) outcome=ok ;;
+    77) outcome="skipped: $reason" ;;
+    *) outcome=FAILED; failed+=("$one") ;;
+  esac
+  echo "== $one: $outcome"
+  echo "| [$one](#$one) | $(describe "$one") | $outcome | $((SECONDS - begin)) |" >>"$scratch/table"
+  if [ -s "$scratch/output" ]; then
+    {
+      printf '\n## %s\n\n```\n' "$one"
+      sed $'s/\x1b\\[[0-9;]*m//g; s/\r/\\n/g' "$scratch/output"
+      printf '```\n'
+    } >>"$scratch/bodies"
+  else
+    printf '\n## %s\n\n%s\n' "$one" "$outcome" >>"$scratch/bodies"
+  fi
+done
+if [ "$slot_type" = cpu ]; then on="$gpus slots of type cpu"; else on="$gpus GPU$([ "$gpus" = 1 ] || echo s)"; fi
+[ -z "$fake" ] || on+=" that are not there"
+{
+  echo "# dtrain on GPUs"
+  echo
+  echo "Written by \`scripts/gpu_check.sh${quick:+ --quick}\` on $(date -u '+%Y-%m-%d %H:%M UTC'), in" \
+    "$((SECONDS - started)) s, on $on."
+  echo
+  echo "| section | what | outcome | seconds |"
+  echo "|---|---|---|---|"
+  cat "$scratch/table" "$scratch/bodies"
+} >"$out"
+echo "gpu_check: the results are in $out"
+if [ ${#failed[@]} -gt 0 ]; then
+  echo "gpu_check: failed: ${failed[*]}" >&2
   exit 1
 fi
-LD_LIBRARY_PATH=$folder/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}$(library_folders)
-export LD_LIBRARY_PATH
-failed=0
-gpus=0
-
-echo "# NCCL check of $(date -u +%Y-%m-%d)"
-section "Machine"
-if command -v nvidia-smi >/dev/null && nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader 2>/dev/null; then
-  gpus=$(nvidia-smi --query-gpu=index --format=csv,noheader | wc -l)
-else
-  echo "nvidia-smi tells of no GPU"
-fi
-missing=$(ldd "$folder/bin/bench_nccl" | awk '/not found/{print $1}')
-if [ -n "$missing" ]; then
-  echo "skipped: these libraries are missing: $missing"
-  exit 0
-fi
-
-section "One rank"
-run 150 --ranks 1 --seconds 140
-if [ "$gpus" -eq 0 ]; then
-  section "Several ranks"
-  echo "skipped: there is no GPU"
-  exit "$failed"
-fi
-if [ "$gpus" -gt 1 ]; then
-  section "A rank a GPU"
-  run 200 --ranks "$gpus" --seconds 190
-else
-  section "A rank a GPU"
-  echo "skipped: there is one GPU"
-fi
-one_gpu_failed=$failed
-section "Two ranks on one GPU, each with a NCCL_HOSTID of its own"
-run 100 --ranks 2 --gpus 1 --seconds 90
-# NCCL does not promise that; what happened is printed above.
-exit "$one_gpu_failed"

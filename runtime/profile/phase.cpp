@@ -30,6 +30,8 @@ std::string_view name_of(Phase phase) {
       return "checkpoint";
     case Phase::kValidation:
       return "validation";
+    case Phase::kDeviceWait:
+      return "device_wait";
     case Phase::kOther:
       return "other";
     case Phase::kCount:

@@ -9,6 +9,7 @@
 #include "dtrain/base/error.h"
 #include "dtrain/base/unix_socket.h"
 #include "dtrain/host/cpu.h"
+#include "late_steps.h"
 #include "messages.h"
 #include "ring.h"
 
@@ -98,6 +99,14 @@ struct Recorder::Impl {
   bool in_watched_step = false;
   DeviceMemory::Reading memory_now;
   PhaseTimes memory_peaks{};
+
+  std::optional<LateSteps> late;  // where steps are held
+  void write(const Record& from) {
+    Record* const record = ring.reserve();
+    if (record == nullptr) return;
+    *record = from;
+    ring.commit();
+  }
 };
 
 // What was allocated before the step is no peak of its first phase's making, but its starting point.
@@ -206,10 +215,11 @@ void Recorder::begin_step(std::int64_t batch) {
   s.phase = Phase::kOther;
   s.times = {};
   s.step_start = s.last_change = s.now();
+  if (s.late) s.late->begin_step(batch);
   s.begin_memory();
 }
 
-Phase Recorder::switch_to(Phase phase) {
+Phase Recorder::switch_to(Phase phase, PhaseOf whose) {
   if (!impl_ || !impl_->in_step) return Phase::kOther;
   Impl& s = *impl_;
   const Phase before = s.phase;
@@ -217,6 +227,7 @@ Phase Recorder::switch_to(Phase phase) {
   const std::int64_t now = s.now();
   s.times[static_cast<std::size_t>(before)] += now - s.last_change;
   if (s.observer) s.observer->on_phase(before, s.last_change, now);
+  if (s.late) s.late->change_phase(before, s.last_change, phase, whose, now);
   s.last_change = now;
   s.phase = phase;
   if (s.in_watched_step) s.read_memory(before);
@@ -233,13 +244,32 @@ void Recorder::end_step(const StepInfo& info) {
     s.observer->on_phase(s.phase, s.last_change, now);
     s.observer->on_step(s.batch, s.step_start, now);
   }
-  Record* record = s.ring.reserve();
-  if (record == nullptr) return;
-  record->kind = RecordKind::kStep;
-  record->batch = s.batch;
-  record->step = {info.epoch, s.step_start, now - s.step_start, info.samples, info.exchanged ? 1 : 0, s.times};
-  s.ring.commit();
+  const StepPayload step = {info.epoch,   s.step_start,           now - s.step_start,
+                            info.samples, info.exchanged ? 1 : 0, s.times};
+  if (s.late) {
+    s.late->end_step(s.phase, s.last_change, now, step);
+    hand_on_steps();
+  } else {
+    s.write({.kind = RecordKind::kStep, .batch = s.batch, .step = step});
+  }
   if (s.in_watched_step) s.end_memory();
+}
+
+void Recorder::hold_steps(DeviceTimeline* timeline) {
+  if (impl_) impl_->late.emplace(timeline);
+}
+
+bool Recorder::hand_on_steps() {
+  if (!impl_ || !impl_->late) return true;
+  Impl& s = *impl_;
+  return s.late->hand_on(s.observer, [&](const Record& record) { s.write(record); });
+}
+
+void Recorder::release_steps() {
+  if (!impl_ || !impl_->late) return;
+  Impl& s = *impl_;
+  s.late->give_up([&](const Record& record) { s.write(record); });
+  s.late.reset();
 }
 
 void Recorder::watch(DeviceMemory* memory) {
@@ -255,13 +285,17 @@ const PhaseTimes& Recorder::phases() const {
 
 void Recorder::collective(const CollectiveRecord& collective) {
   if (!impl_ || !impl_->step_is_recorded) return;
-  if (impl_->observer) impl_->observer->on_collective(impl_->batch, collective);
-  Record* record = impl_->ring.reserve();
-  if (record == nullptr) return;
-  record->kind = RecordKind::kCollective;
-  record->batch = impl_->batch;
-  record->collective = collective;
-  impl_->ring.commit();
+  Impl& s = *impl_;
+  if (s.late)
+    return s.late->add_collective(
+        s.batch, [collective] { return collective; }, s.observer);
+  if (s.observer) s.observer->on_collective(s.batch, collective);
+  s.write({.kind = RecordKind::kCollective, .batch = s.batch, .collective = collective});
+}
+
+void Recorder::collective_later(LateCollective collective) {
+  if (!impl_ || !impl_->step_is_recorded || !impl_->late) return;
+  impl_->late->add_collective(impl_->batch, std::move(collective), impl_->observer);
 }
 
 void Recorder::mark(RunMark mark) {
@@ -288,12 +322,10 @@ void Recorder::clock(const ClockRecord& offset) {
 
 void Recorder::loader(const LoaderSample& sample) {
   if (!impl_ || !impl_->step_is_recorded) return;
-  Record* record = impl_->ring.reserve();
-  if (record == nullptr) return;
-  record->kind = RecordKind::kLoader;
-  record->batch = impl_->batch;
-  record->loader = {impl_->now(), sample.queue_depth, sample.workers, sample.fetch_ns, sample.pinned ? 1 : 0};
-  impl_->ring.commit();
+  Impl& s = *impl_;
+  const LoaderPayload loader = {s.now(), sample.queue_depth, sample.workers, sample.fetch_ns, sample.pinned ? 1 : 0};
+  if (s.late) return s.late->add_loader(s.batch, loader);
+  s.write({.kind = RecordKind::kLoader, .batch = s.batch, .loader = loader});
 }
 
 std::optional<std::string> Recorder::agent_error() {

@@ -52,6 +52,7 @@ std::string head(const TraceFacts& facts, const TraceLog& log) {
                {"last_batch", facts.last_batch},
                {"asked_last_batch", facts.window.last_batch},
                {"cut", facts.cut.empty() ? Json() : Json(facts.cut)},
+               {"missing", facts.missing.empty() ? Json() : Json(facts.missing)},
                {"operators", facts.operators},
                {"left_out", log.left_out()},
                {"clock", clock}};

@@ -81,7 +81,10 @@ std::map<std::string, std::string> linked_libraries(const fs::path& program, con
     const auto name = line.find_first_not_of("\t ");
     if (arrow == std::string::npos || name >= arrow) continue;
     const std::string target = line.substr(arrow + 4);
-    libraries[line.substr(name, arrow - name)] = target == "not found" ? "" : target.substr(0, target.rfind(" ("));
+    const std::string file = target == "not found" ? "" : target.substr(0, target.rfind(" ("));
+    // A library may be listed more than once: what one object that needs it cannot find is missing.
+    const auto [known, is_new] = libraries.try_emplace(line.substr(name, arrow - name), file);
+    if (!is_new && file.empty()) known->second.clear();
   }
   return libraries;
 }
@@ -127,6 +130,28 @@ fs::path libtorch_folder(const fs::path& program, const std::string& library_pat
   const std::map<std::string, std::string> libraries = linked_libraries(program, library_path);
   const auto found = libraries.find("libtorch_cpu.so");
   return found == libraries.end() ? fs::path() : fs::path(found->second).parent_path();
+}
+
+std::string why_no_cuda(const fs::path& program, const std::string& library_path) {
+  constexpr const char* kLibrary = "libtorch_cuda.so";
+  constexpr const char* kRemedy = " (dtrain-get-libtorch --flavour full gets all of it)";
+  const fs::path torch = libtorch_folder(program, library_path);
+  if (torch.empty()) return {};
+  std::vector<std::string> folders =
+      split(library_path.empty() ? value_of(process_variables(), "LD_LIBRARY_PATH") : library_path, ':');
+  folders.push_back(torch.string());
+  std::error_code code;
+  const auto found = std::find_if(folders.begin(), folders.end(), [&](const std::string& folder) {
+    return !folder.empty() && fs::exists(fs::path(folder) / kLibrary, code);
+  });
+  if (found == folders.end()) return "libtorch's CUDA part is not in " + torch.string() + kRemedy;
+  std::vector<std::string> missing = missing_libraries(fs::path(*found) / kLibrary, library_path);
+  if (missing.empty()) return {};
+  constexpr std::size_t kShown = 3;
+  const std::size_t more = missing.size() > kShown ? missing.size() - kShown : 0;
+  missing.resize(missing.size() - more);
+  return "libtorch's CUDA part needs libraries that are not there: " + join(missing, ", ") +
+         (more > 0 ? " and " + std::to_string(more) + " more" : "") + kRemedy;
 }
 
 std::string find_libraries(const fs::path& program, const Variables& variables) {

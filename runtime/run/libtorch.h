@@ -23,4 +23,8 @@ std::vector<std::string> missing_libraries(const std::filesystem::path& program,
 // none.
 std::filesystem::path libtorch_folder(const std::filesystem::path& program, const std::string& library_path);
 
+// Why the libtorch that `program` finds with this LD_LIBRARY_PATH cannot train on GPUs: its CUDA part is not there, or
+// needs libraries that are not. Empty: it can, or the program links no libtorch.
+std::string why_no_cuda(const std::filesystem::path& program, const std::string& library_path);
+
 }  // namespace dtrain::run

@@ -60,7 +60,6 @@ TEST(FakeGpuEnvironment, FilesAreWholeAfterAKill) {
     cuda.exchangeStream(before);
     x.sum().item<float>();
     x.sum();
-    rank.control.barrier("done");
     if (rank.control.world().rank == 1) ::raise(SIGKILL);
     ::_exit(0);
   });

@@ -40,7 +40,9 @@ RawNccl::RawNccl(const GpuRank& rank) : api_(*rank.api) {
   if (world.rank == 0) {
     EXPECT_EQ(api_.ncclGetUniqueId(&id), ncclSuccess);
   }
-  const std::string first = rank.control.gather("raw/id", std::string(id.internal, sizeof id.internal)).front();
+  static int made = 0;
+  const std::string key = "raw/" + std::to_string(made++);
+  const std::string first = rank.control.gather(key, std::string(id.internal, sizeof id.internal)).front();
   std::memcpy(id.internal, first.data(), sizeof id.internal);
   ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
   config.blocking = 0;
@@ -57,7 +59,7 @@ RawNccl::~RawNccl() {
 ncclResult_t RawNccl::settle() const {
   ncclResult_t state = ncclInProgress;
   while (state == ncclInProgress) {
-    EXPECT_EQ(api_.ncclCommGetAsyncError(comm_, &state), ncclSuccess);
+    if (const ncclResult_t result = api_.ncclCommGetAsyncError(comm_, &state); result != ncclSuccess) return result;
     std::this_thread::yield();
   }
   return state;

@@ -5,7 +5,12 @@
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
+#include <unistd.h>
+
 #include <atomic>
+#include <cmath>
+#include <fstream>
+#include <string>
 #include <thread>
 
 #include "gpu_ranks.h"
@@ -33,6 +38,14 @@ void make_wait(c10::Stream later, c10::Stream first) {
   c10::Event event(at::kCUDA);
   event.record(first);
   event.block(later);
+}
+
+// Whether a thread of this process waits for something.
+bool is_asleep(pid_t thread) {
+  std::ifstream stat("/proc/self/task/" + std::to_string(thread) + "/stat");
+  std::string text;
+  std::getline(stat, text);
+  return text.substr(text.rfind(')') + 2, 1) == "S";
 }
 
 // What each test needs: a tensor that this rank has filled, and a stream for NCCL.
@@ -157,13 +170,19 @@ TEST(FakeNcclOrder, AKernelBehindAnUnfinishedOperationBlocksItsThreadAlone) {
     } else {
       EXPECT_EQ(scene.sum(), ncclSuccess);
       std::atomic<bool> launched{false};
+      std::atomic<pid_t> thread{0};
       std::thread blocked([&] {
         const c10::StreamGuard on(scene.stream);
+        thread = ::gettid();
         scene.x.add_(1);
         launched = true;
       });
-      auto y = at::ones({10}, kRanksGpu);  // the other streams go on
-      EXPECT_EQ(y.add_(1).sum().item<float>(), 20);
+      int sleeps = 0;
+      while (sleeps < 5) {  // the other streams go on
+        auto y = at::ones({10}, kRanksGpu);
+        EXPECT_EQ(y.add_(1).sum().item<float>(), 20);
+        sleeps += thread != 0 && is_asleep(thread) ? 1 : 0;
+      }
       EXPECT_FALSE(launched);
       scene.meet("rank 0 is blocked");
       blocked.join();
@@ -214,16 +233,118 @@ TEST(FakeNcclOrder, ARevocationWakesABlockedThread) {
   stop_wakes(true);
 }
 
-// Not by the ranks' calls: a rank that computes on the host takes part all the same.
+// Bit for bit, rounded at each step.
+TEST(FakeNcclOrder, SumsAreInTheOrderOfTheRanks) {
+  expect_gpu_ranks(3, [](const GpuRank& rank) {
+    const Scene scene(rank);
+    for (const auto& [type, nccl_type] : {std::pair(at::kFloat, ncclFloat32), std::pair(at::kBFloat16, ncclBfloat16),
+                                          std::pair(at::kHalf, ncclFloat16), std::pair(at::kDouble, ncclFloat64)}) {
+      at::manual_seed(7);
+      std::vector<at::Tensor> all;
+      for (int r = 0; r < 3; ++r) all.push_back((at::randn({1000}, at::kDouble) * std::pow(10, r)).to(type));
+      const at::Tensor sum = (all[0] + all[1]) + all[2];
+      EXPECT_FALSE(at::equal(sum, all[0] + (all[1] + all[2])));
+      auto x = all[static_cast<std::size_t>(scene.number)].to(kRanksGpu);
+      EXPECT_EQ(scene.nccl.api().ncclAllReduce(x.data_ptr(), x.data_ptr(), 1000, nccl_type, ncclSum,
+                                               scene.nccl.handle(), nullptr),
+                ncclInProgress);
+      EXPECT_EQ(scene.nccl.settle(), ncclSuccess);
+      EXPECT_TRUE(at::equal(x.cpu(), sum)) << type;
+    }
+  });
+}
+
+// The second operation could begin before the first on rank 0, and does not.
+TEST(FakeNcclOrder, OperationsOfACommunicatorStayInOrderOnTwoStreams) {
+  expect_gpu_ranks(2, [](const GpuRank& rank) {
+    Scene scene(rank);
+    const RawNccl other(rank);
+    const c10::Stream first = cuda().getStreamFromGlobalPool(kRanksGpu),
+                      second = cuda().getStreamFromGlobalPool(kRanksGpu);
+    auto y = at::full({1000}, 10.0, kRanksGpu), z = at::full({1000}, 100.0, kRanksGpu);
+    own_stream().synchronize();
+    const auto sum_z = [&](c10::Stream stream) {
+      EXPECT_EQ(other.all_reduce(z.data_ptr(), 1000, stream.native_handle()), ncclSuccess);
+    };
+    if (scene.number == 0) sum_z(first);
+    EXPECT_EQ(scene.nccl.all_reduce(scene.x.data_ptr(), 1000, first.native_handle()), ncclSuccess);
+    EXPECT_EQ(scene.nccl.all_reduce(y.data_ptr(), 1000, second.native_handle()), ncclSuccess);
+    scene.meet("rank 0 has launched all");
+    if (scene.number == 1) sum_z(scene.stream);
+    for (const c10::Stream& stream : {first, second, scene.stream}) stream.synchronize();
+    scene.expect_all(3);
+    EXPECT_TRUE(at::equal(y.cpu(), at::full({1000}, 20.0)));
+    EXPECT_TRUE(at::equal(z.cpu(), at::full({1000}, 200.0)));
+  });
+}
+
+// As NCCL does: a group waits for all of its streams, and they for it.
+TEST(FakeNcclOrder, AGroupOrdersItsStreams) {
+  expect_gpu_ranks(2, [](const GpuRank& rank) {
+    const Scene scene(rank);
+    const comm::NcclApi& api = scene.nccl.api();
+    auto y = at::ones({1000}, kRanksGpu);
+    own_stream().synchronize();
+    scene.x.mul_(2);
+    y.mul_(2);
+    EXPECT_EQ(api.ncclGroupStart(), ncclSuccess);
+    EXPECT_EQ(scene.nccl.all_reduce(scene.x.data_ptr(), 1000, scene.stream.native_handle()), ncclSuccess);
+    EXPECT_EQ(scene.nccl.all_reduce(y.data_ptr(), 1000, own_stream().native_handle()), ncclSuccess);
+    EXPECT_EQ(api.ncclGroupEnd(), ncclInProgress);
+    EXPECT_EQ(scene.nccl.settle(), ncclSuccess);
+    EXPECT_TRUE(at::equal(scene.x.add(y).cpu(), at::full({1000}, 10.0)));
+  });
+}
+
+// Not by the ranks' calls: rank 1 waits on the host for what its operations make possible.
 TEST(FakeNcclOrder, OperationsGoOnWithoutTheHost) {
   expect_gpu_ranks(2, [](const GpuRank& rank) {
     Scene scene(rank);
+    if (scene.number == 0) scene.meet("rank 1 has launched all");
     for (int i = 0; i < 3; ++i) EXPECT_EQ(scene.sum(), ncclSuccess);  // the second begins when the first has ended
+    if (scene.number == 1) scene.meet("rank 1 has launched all");
     if (scene.number == 0) scene.stream.synchronize();
     scene.meet("rank 0 is done");
     scene.stream.synchronize();
     scene.expect_all(12);
     scene.nccl.close();
+  });
+}
+
+// Larger than the memory through which ranks give each other data.
+TEST(FakeNcclOrder, LargeOperations) {
+  expect_gpu_ranks(3, [](const GpuRank& rank) {
+    const Scene scene(rank);
+    const comm::NcclApi& api = scene.nccl.api();
+    constexpr std::int64_t kPart = 1'000'003;
+    const auto values = at::arange(3 * kPart, at::kFloat).remainder(1000);
+    auto x = values.add(scene.number).to(kRanksGpu), part = at::empty({kPart}, kRanksGpu);
+    EXPECT_EQ(
+        api.ncclReduceScatter(x.data_ptr(), part.data_ptr(), kPart, ncclFloat32, ncclSum, scene.nccl.handle(), nullptr),
+        ncclInProgress);
+    EXPECT_EQ(scene.nccl.settle(), ncclSuccess);
+    EXPECT_EQ(api.ncclAllGather(part.data_ptr(), x.data_ptr(), kPart, ncclFloat32, scene.nccl.handle(), nullptr),
+              ncclInProgress);
+    EXPECT_EQ(scene.nccl.settle(), ncclSuccess);
+    EXPECT_TRUE(at::equal(x.cpu(), values.mul(3).add(3)));
+    EXPECT_EQ(scene.nccl.all_reduce(x.data_ptr(), 3 * kPart, nullptr), ncclSuccess);
+    EXPECT_TRUE(at::equal(x.cpu(), values.mul(9).add(9)));
+  });
+}
+
+TEST(FakeNcclOrder, MemoryMayBeFreedAfterAnAbort) {
+  expect_gpu_ranks(2, [](const GpuRank& rank) {
+    Scene scene(rank);
+    const comm::NcclApi& api = scene.nccl.api();
+    void* data = nullptr;
+    ASSERT_EQ(api.ncclMemAlloc(&data, 400), ncclSuccess);
+    if (scene.number == 0) {
+      EXPECT_EQ(scene.nccl.all_reduce(data, 100, nullptr), ncclSuccess);
+    }
+    EXPECT_EQ(api.ncclCommAbort(scene.nccl.handle()), ncclSuccess);
+    scene.nccl.forget();
+    EXPECT_EQ(api.ncclMemFree(data), ncclSuccess);
+    scene.meet("all have aborted");
   });
 }
 

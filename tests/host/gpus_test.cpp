@@ -73,6 +73,19 @@ TEST_F(GpusTest, ItsLimitsAreTold) {
   EXPECT_THAT(warnings_, IsEmpty());
 }
 
+TEST_F(GpusTest, WithoutADescriptionTheyAreThoseOfTheFakeCuda) {
+  ::setenv("DTRAIN_FAKE_GPUS", "3", 1);
+  ::setenv("DTRAIN_FAKE_GPU_MIB", "256", 1);
+  const Gpus gpus = open();
+  ::unsetenv("DTRAIN_FAKE_GPUS");
+  ::unsetenv("DTRAIN_FAKE_GPU_MIB");
+  ASSERT_EQ(gpus.list().size(), 3u);
+  EXPECT_EQ(gpus.list()[2].uuid, "GPU-fake0000-0000-0000-0000-000000000002");
+  EXPECT_EQ(gpus.list()[2].name, "Fake GPU");
+  EXPECT_EQ(gpus.list()[2].total_memory, std::uint64_t{256} << 20);
+  EXPECT_THAT(warnings_, IsEmpty());
+}
+
 TEST_F(GpusTest, NoLibraryAndNoDriverAreNoGpus) {
   EXPECT_THAT(Gpus((folder_ / "not-there.so").string()).list(), IsEmpty());
   fake_.describe({{"init", 9}, {"gpus", Json::array()}});

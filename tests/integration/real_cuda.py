@@ -1,8 +1,8 @@
-"""The real libtorch_cuda, NCCL and CUDA runtime load without a driver, and have every symbol that dtrain's modules need.
+"""The real libtorch_cuda, NCCL and CUDA runtime load without a driver, and have every symbol that our modules need.
 
-Libraries of NVIDIA that this machine lacks (the driver's, and those that the small libtorch leaves out) are stood in for by
-libraries made of names alone: every symbol that the real ones ask for, under the version that they ask for. So nothing can be
-computed, but everything is linked, with RTLD_NOW, and registers itself with libtorch.
+Libraries of NVIDIA that this machine lacks (the driver's, and those that the small libtorch leaves out) are stood in
+for by libraries made of names alone: every symbol that the real ones ask for, under the version that they ask for. So
+nothing can be computed, but everything is linked, with RTLD_NOW, and registers itself with libtorch.
 
     real_cuda.py BIN_FOLDER PROBE FOLDER_OF_FAKES CXX [TestClass[.test] ...]
 """
@@ -81,7 +81,8 @@ def in_wheels(name):
 
 def files_of_libtorch_cuda():
     """libtorch_cuda and what it links of the wheels; and the names of NVIDIA's libraries that the wheels lack."""
-    files, missing, waiting = {}, set(), ["libtorch_cuda.so", "libtorch_cuda_linalg.so", "libnccl.so.2", "libcudart.so.13"]
+    files, missing = {}, set()
+    waiting = ["libtorch_cuda.so", "libtorch_cuda_linalg.so", "libnccl.so.2", "libcudart.so.13"]
     while waiting:
         name = waiting.pop()
         if name in files or name in missing:
@@ -110,7 +111,8 @@ def stand_ins(folder, files, missing):
     for library in missing:
         source, script = folder / f"{library}.c", folder / f"{library}.map"
         versions = wanted[library]
-        source.write_text("".join(f"int {name}() {{ return 1; }}\n" for name in sorted(set().union(*versions.values()))))
+        names = sorted(set().union(*versions.values()))
+        source.write_text("".join(f"int {name}() {{ return 1; }}\n" for name in names))
         script.write_text("".join(f'{version} {{ global: {"".join(name + "; " for name in sorted(names))}}};\n'
                                   for version, names in versions.items() if version))
         output(CXX, "-x", "c", "-w", "-shared", "-fPIC", "-fno-builtin", "-o", folder / library, source,
@@ -128,7 +130,8 @@ def own_files():
 def modules():
     """The libraries that no program links: they are opened on demand."""
     linked = {name for file in own_files() for name in needed(file)}
-    return [file for file in own_files() if file.suffix == ".so" and not any(name.startswith(file.name) for name in linked)]
+    return [file for file in own_files()
+            if file.suffix == ".so" and not any(name.startswith(file.name) for name in linked)]
 
 
 class RealCuda(unittest.TestCase):
@@ -158,7 +161,8 @@ class RealCuda(unittest.TestCase):
     @classmethod
     @functools.cache
     def real_libraries(cls):
-        report = cls.probe(in_wheels("libtorch_cuda.so"), in_wheels("libnccl.so.2"), in_wheels("libcudart.so.13"), *modules())
+        report = cls.probe(in_wheels("libtorch_cuda.so"), in_wheels("libnccl.so.2"), in_wheels("libcudart.so.13"),
+                           *modules())
         if "error" in report or report["libtorch_cuda"]:
             raise AssertionError(report)
         return report
@@ -206,12 +210,13 @@ class RealCuda(unittest.TestCase):
         folder = self.work.path / "nvml"
         folder.mkdir()
         shutil.copy(FAKES / "fake_nvml.so", folder / "libnvidia-ml.so.1")
-        gpu = {"uuid": "GPU-a", "name": "Fake", "total": 1 << 34, "free": 1 << 34, "util": 0, "temperature": 30, "pids": []}
+        gpu = {"uuid": "GPU-a", "name": "Fake", "total": 1 << 34, "free": 1 << 34, "util": 0, "temperature": 30,
+               "pids": []}
         (folder / "libnvidia-ml.so.1.json").write_text(json.dumps({"gpus": [gpu]}))
 
         def findings(*folders):
-            done = subprocess.run([BUILD.program("dtrain"), "doctor", "--json"], env=self.environment(*folders), text=True,
-                                  cwd=folder, timeout=DEADLINE, stdout=subprocess.PIPE)
+            done = subprocess.run([BUILD.program("dtrain"), "doctor", "--json"], env=self.environment(*folders),
+                                  text=True, cwd=folder, timeout=DEADLINE, stdout=subprocess.PIPE)
             return {one["check"]: one for one in json.loads(done.stdout)["hosts"][0]["findings"]}
 
         with_stand_ins = findings(folder, self.work.path)

@@ -164,6 +164,7 @@ TEST_F(GpuRun, TwoTasksNeverShareAGpu) {
   EXPECT_EQ(gpu_of("second"), "GPU-0");
   const auto third = start("third", "1");
   EXPECT_TRUE(eventually([&] { return third->says("waits: task 1 (test) holds 1 of 1 slot of "); })) << third->out();
+  EXPECT_FALSE(third->says("one slot per core"));
 
   Command list(run().folder(), {bin("dtrain"), "slot", "list", "--csv"}, environment());
   list.wait();

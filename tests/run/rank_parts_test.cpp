@@ -8,8 +8,8 @@
 #include "rank/failure_report.h"
 #include "rank/metrics_log.h"
 #include "rank/progress_report.h"
-#include "rank/stop_requests.h"
 #include "run_harness.h"
+#include "stop/stop_requests.h"
 
 namespace dtrain::run {
 namespace {

@@ -175,8 +175,9 @@ TEST_F(ClusterAgentsTest, GpusAreSlotsUnlessSomethingIsWrongWithThem) {
 
 TEST_F(ClusterAgentsTest, OnlyVisibleGpusAreSlots) {
   const auto visible = [](const Variables& variables) {
+    const ClusterAgents cluster = find_cluster("", variables, {}, with_gpus());
     std::vector<std::string> uuids;
-    for (const ClusterSlot& slot : find_cluster("", variables, {}, with_gpus()).agents[0].slots) {
+    for (const ClusterSlot& slot : cluster.agents[0].slots) {
       if (slot.index >= 0) uuids.push_back(slot.gpu_uuid);
     }
     return uuids;
@@ -253,7 +254,8 @@ TEST_F(NearCores, AreSharedByMoreGpusThanThereAreCores) {
   set_near("0000:02:00.0", "0,4");
   const ClusterAgents cluster = find_cluster("", {}, {}, machine(3));
   EXPECT_EQ(cpus_of(cluster), (std::vector<std::vector<int>>{{0}, {0}, {4}}));
-  EXPECT_THAT(cluster.warnings, ElementsAre(HasSubstr("oversubscribed: 3 slots on 1 core")));
+  EXPECT_THAT(cluster.warnings, ElementsAre(HasSubstr("oversubscribed: 3 GPUs on 1 core near them")));
+  EXPECT_THAT(find_cluster("", {{"CUDA_VISIBLE_DEVICES", "1"}}, {}, machine(3)).warnings, IsEmpty());
 }
 
 TEST_F(NearCores, ThreadsKeepToWhatTheCgroupGrants) {

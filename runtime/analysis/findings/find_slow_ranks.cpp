@@ -4,6 +4,7 @@
 #include <spdlog/fmt/fmt.h>
 
 #include "findings/make_findings.h"
+#include "measure/gpus_of_ranks.h"
 #include "measure/statistics.h"
 #include "text/numbers.h"
 
@@ -21,17 +22,20 @@ struct Words {
   const char* advice;
 };
 
-Words words_of(const std::string& cause, bool one_host) {
+Words words_of(const std::string& cause, bool one_host, bool on_gpus) {
   if (cause == "cpu_contention") {
     return {"cpu_contention", "is slowed by other programs on its cores",
             "end those programs or move them to other cores (taskset, cgroups), or give this rank others"};
   }
   if (cause == "compute") {
-    return {"slow_compute", "computes more slowly than the others",
-            one_host ? "compare its cores with theirs (kind, clock speed, what else runs on them or beside them), and "
-                       "what its data costs to compute"
-                     : "compare its host with theirs (clock speed, throttling, memory bandwidth, other ranks on its "
-                       "cores), and what its data costs to compute"};
+    return {
+        "slow_compute", "computes more slowly than the others",
+        on_gpus ? "compare its GPU with theirs (model, clock speed, temperature, what else runs on it: nvidia-smi -q), "
+                  "its host's cores where the GPU waits for them, and what its data costs to compute"
+        : one_host ? "compare its cores with theirs (kind, clock speed, what else runs on them or beside them), and "
+                     "what its data costs to compute"
+                   : "compare its host with theirs (clock speed, throttling, memory bandwidth, other ranks on its "
+                     "cores), and what its data costs to compute"};
   }
   if (cause == "network") {
     return {"slow_link", "is reached more slowly than the others",
@@ -96,6 +100,7 @@ std::vector<Finding> find_slow_ranks(const Evidence& evidence, const Analysis& a
   const auto& ranks = evidence.run.ranks;
   const bool one_host =
       std::all_of(ranks.begin(), ranks.end(), [&](const RankProfile& rank) { return rank.host == ranks.front().host; });
+  const bool on_gpus = ranks_have_gpus(evidence.run);
   for (const Straggler& straggler : analysis.stragglers.ranks) {
     if (straggler.cause == "none" || straggler.cause == "loader" || straggler.cause == "uneven_shard") continue;
     const std::size_t index = index_of_rank(evidence.run, straggler.rank);
@@ -105,7 +110,7 @@ std::vector<Finding> find_slow_ranks(const Evidence& evidence, const Analysis& a
     finding.seconds = straggler.cost_s - stalled_s;
     // Where each comes last in its turn, no single rank is the cause.
     if (finding.seconds < 0.3 * straggler.waited_s || finding.seconds < kLeastShare * evidence.loop_s) continue;
-    const Words words = words_of(straggler.cause, one_host);
+    const Words words = words_of(straggler.cause, one_host, on_gpus);
     std::string more, more_s;
     if (straggler.cause == "cpu_contention") {
       const double in_exchange_s = lost_in_exchange_s(evidence, index, straggler.cost_s);
@@ -115,7 +120,9 @@ std::vector<Finding> find_slow_ranks(const Evidence& evidence, const Analysis& a
     finding.id = "straggler";
     finding.cause = words.cause;
     finding.fault = straggler.cause != "compute" || is_beyond_variation(evidence, index);
-    if (!finding.fault) more = "; no more than cores of one kind differ by during a run";
+    if (!finding.fault) {
+      more = fmt::format("; no more than {} of one kind differ by during a run", on_gpus ? "GPUs" : "cores");
+    }
     finding.rank = straggler.rank;
     finding.host = straggler.host;
     finding.title = fmt::format("{} {}: the others wait {} for it", rank_name(evidence.run.ranks[index]), words.what,

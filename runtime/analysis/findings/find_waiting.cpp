@@ -6,6 +6,7 @@
 
 #include "dtrain/base/units.h"
 #include "findings/make_findings.h"
+#include "measure/gpus_of_ranks.h"
 #include "measure/statistics.h"
 #include "predict/exchange_cost.h"
 #include "read/json_fields.h"
@@ -174,9 +175,9 @@ std::optional<Finding> find_exchange(const Evidence& evidence, const std::option
                                       format_bytes(link->bytes / link->mean_s), format_bytes(*can));
     }
     finding.evidence += carried_text(evidence.run);
-    finding.advice =
-        "use a faster interface (task_container_defaults.dtrain_network_interface), fewer bytes "
-        "(optimizations.gradient_compression) or fewer exchanges (optimizations.aggregation_frequency)";
+    finding.advice = "use a faster interface (task_container_defaults.dtrain_network_interface), ";
+    if (!ranks_have_gpus(evidence.run)) finding.advice += "fewer bytes (optimizations.gradient_compression) ";
+    finding.advice += "or fewer exchanges (optimizations.aggregation_frequency)";
     return finding;
   }
   finding.cause = "exchange";

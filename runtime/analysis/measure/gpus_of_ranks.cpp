@@ -14,6 +14,23 @@ bool trains_on_gpus(const RunProfile& run) {
   return text(*resources, "slot_type") == "cuda";
 }
 
+bool has_gpu(const RankProfile& rank) {
+  const auto recorded = rank.header.find("gpu");
+  return recorded != rank.header.end() && recorded->is_object();
+}
+
+bool ranks_have_gpus(const RunProfile& run) {
+  return std::any_of(run.ranks.begin(), run.ranks.end(), has_gpu);
+}
+
+bool has_times_of_gpus(const RunProfile& run) {
+  if (!ranks_have_gpus(run)) return false;
+  const auto profiling = run.experiment.find("profiling");
+  if (profiling == run.experiment.end() || !profiling->is_object()) return true;
+  const auto wanted = profiling->find("sync_timings");
+  return wanted == profiling->end() || !wanted->is_boolean() || wanted->get<bool>();
+}
+
 std::optional<std::map<std::int64_t, int>> ranks_by_gpu(const RunProfile& run, const AgentProfile& agent) {
   std::map<std::int64_t, int> ranks;
   bool any = false;

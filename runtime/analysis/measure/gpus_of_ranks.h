@@ -12,6 +12,13 @@ namespace dtrain::analysis {
 // The run trains on GPUs, by its plan; without a plan they count that were sampled.
 bool trains_on_gpus(const RunProfile& run);
 
+// The rank has recorded that it trains on a GPU.
+bool has_gpu(const RankProfile& rank);
+bool ranks_have_gpus(const RunProfile& run);  // some rank has
+
+// Its phases are the times of the ranks' GPUs (profiling.sync_timings).
+bool has_times_of_gpus(const RunProfile& run);
+
 // The rank of each GPU (by NVML's index) that a rank on the agent's host has. Empty: some rank did not record its GPU,
 // so any of them may be the run's.
 std::optional<std::map<std::int64_t, int>> ranks_by_gpu(const RunProfile& run, const AgentProfile& agent);

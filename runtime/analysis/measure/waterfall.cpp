@@ -74,6 +74,7 @@ Waterfall make_waterfall(const Evidence& evidence) {
       {"slower_compute", "train_batch beyond that: slower ranks, slower batches, more samples on some ranks"},
       {"loading", "waiting for the next batch (dataloader_next)"},
       {"host_to_device", "copying the batch to the device (to_device)"},
+      {"device_wait", "with the host's times of a run on GPUs: waiting for the GPU (device_wait)"},
       {"exchange", "of the exposed communication (allreduce_wait), the exchange itself"},
       {"waiting", "the rest of it: waiting for the rank that comes last"},
       {"optimizer", "the update (optimizer_step, step_lr_schedulers)"},
@@ -88,6 +89,7 @@ Waterfall make_waterfall(const Evidence& evidence) {
                            compute_s - ideal_s,
                            sums.phase({Phase::kDataloaderNext}),
                            sums.phase({Phase::kToDevice}),
+                           sums.phase({Phase::kDeviceWait}),
                            evidence.exposed.exchange_s,
                            evidence.exposed.waiting_s,
                            sums.phase({Phase::kOptimizerStep, Phase::kStepLrSchedulers}),
@@ -98,7 +100,7 @@ Waterfall make_waterfall(const Evidence& evidence) {
                            sums.phase({Phase::kOther}),
                            missing_end_s,
                            outside_s};
-  static_assert(std::size(values) == 14);
+  static_assert(std::size(values) == 15);
   for (std::size_t i = 0; i < result.parts.size(); ++i) {
     result.parts[i].seconds = values[i];
     if (result.wall_s > 0) result.parts[i].share = values[i] / result.wall_s;

@@ -6,6 +6,7 @@
 
 #include "dtrain/base/clock.h"
 #include "dtrain/base/text.h"
+#include "measure/gpus_of_ranks.h"
 #include "measure/statistics.h"
 #include "measure/update_sharing.h"
 #include "predict/exchange_cost.h"
@@ -139,6 +140,7 @@ void predict_link(const Evidence& evidence, const Predictor& predictor, WhatIf& 
                                            plural(link->buckets, "bucket"), format_bytes(link->bytes),
                                            seconds_text(link->transfer_s), seconds_text(link->exposed_s));
   change("twice_the_link", "a link twice as fast", measured + "; the latency stays", link->exposed_if(2, 1, 1));
+  if (ranks_have_gpus(evidence.run)) return;  // gradients on GPUs are not compressed
   change("half_the_bytes", "half the bytes (gradient_compression: fp16 or bf16)",
          measured + "; converting costs nothing", link->exposed_if(1, 1, 0.5));
 }

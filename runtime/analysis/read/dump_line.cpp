@@ -25,6 +25,8 @@ bool dispatch(const Object& object, std::string_view kind, std::string_view line
     handler.clock(parse_clock(object));
   } else if (kind == "memory") {
     handler.memory(parse_memory(object));
+  } else if (kind == "device_memory") {
+    handler.device_memory(parse_device_memory(object));
   } else if (kind == "window") {
     WindowSketches sketches;
     const WindowLine window = parse_window(object, sketches);

@@ -157,6 +157,24 @@ MemoryLine parse_memory(const Object& object) {
   return line;
 }
 
+DeviceMemoryLine parse_device_memory(const Object& object) {
+  DeviceMemoryLine line;
+  line.time_ns = integer_of(object, "time_ns");
+  line.batch = integer_of(object, "batch");
+  line.device = integer_of(object, "device");
+  line.allocated_bytes = integer_of(object, "allocated");
+  line.reserved_bytes = integer_of(object, "reserved");
+  line.peak_bytes.fill(-1);
+  for (const auto& [key, value] : object) {
+    Object peaks;
+    if (key != "peak" || value.get(peaks) != simdjson::SUCCESS) continue;
+    for (std::size_t i = 0; i < profile::kPhaseCount; ++i) {
+      line.peak_bytes[i] = integer_of(peaks, profile::name_of(static_cast<Phase>(i)), -1);
+    }
+  }
+  return line;
+}
+
 SystemLine parse_system(const Object& object) {
   SystemLine line;
   line.time_ns = integer_of(object, "time_ns");

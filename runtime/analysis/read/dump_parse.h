@@ -20,6 +20,7 @@ ClockLine parse_clock(const Object& object);
 MemoryLine parse_memory(const Object& object);
 WindowLine parse_window(const Object& object, WindowSketches& sketches);
 SystemLine parse_system(const Object& object);
+DeviceMemoryLine parse_device_memory(const Object& object);
 GpuLine parse_gpu(const Object& object);
 EndLine parse_end(const Object& object);
 

@@ -38,6 +38,7 @@ class RankCollector final : public DumpHandler {
   void loader(const LoaderLine& line) override { rank_.loader.push_back(line); }
   void clock(const ClockLine& line) override { rank_.clocks.push_back(line); }
   void memory(const MemoryLine& line) override { rank_.memory.push_back(line); }
+  void device_memory(const DeviceMemoryLine& line) override { rank_.device_memory.push_back(line); }
   void window(const WindowLine& line, const WindowSketches& sketches) override {
     rank_.windows.push_back(line);
     rank_.window_sketches.merge(sketches);

@@ -85,7 +85,7 @@ const std::vector<PhaseGroup>& phase_groups() {
       {"checkpoints", "checkpoint", {Phase::kCheckpoint}},
       {"metrics, callbacks, other",
        "other",
-       {Phase::kFromDevice, Phase::kReduceMetrics, Phase::kCallbacks, Phase::kOther}}};
+       {Phase::kFromDevice, Phase::kReduceMetrics, Phase::kCallbacks, Phase::kDeviceWait, Phase::kOther}}};
   return groups;
 }
 

@@ -128,6 +128,25 @@ Json gpu_histogram(const Input& input) {
   return spec;
 }
 
+Json rank_gpu_memory_series(const Input& input) {
+  Json spec = time_series(input, "reserved memory", "bytes");
+  const std::size_t columns = Input::columns(input.drawn().size() * 2, kMostPoints);
+  std::vector<Point> all;
+  for (const RankProfile* rank : input.drawn()) {
+    std::vector<Point> points;
+    for (const DeviceMemoryLine& line : rank->device_memory) {
+      points.push_back(point(input.seconds(*rank, line.time_ns), static_cast<double>(line.reserved_bytes)));
+    }
+    if (points.empty()) continue;
+    points = thin(std::move(points), columns);
+    all.insert(all.end(), points.begin(), points.end());
+    Json set = line_set("rank " + std::to_string(rank->rank), points, false);
+    set["rank"] = rank->rank;
+    spec["sets"].push_back(std::move(set));
+  }
+  return with_range(few_lines(std::move(spec), std::move(all), "ranks"));
+}
+
 Json rank_memory_series(const Input& input) {
   Json spec = time_series(input, "resident memory", "bytes");
   const std::size_t columns = Input::columns(input.drawn().size() * 2, kMostPoints);

@@ -21,6 +21,8 @@ Json gpu_series(const Input& input, const std::string& metric, const std::string
                 bool of_total = false);
 // The share of time each GPU spent at each utilization.
 Json gpu_histogram(const Input& input);
+// What each drawn rank has reserved of its GPU's memory; null where no rank recorded it.
+Json rank_gpu_memory_series(const Input& input);
 // Resident memory of each drawn rank.
 Json rank_memory_series(const Input& input);
 

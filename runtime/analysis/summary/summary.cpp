@@ -1,10 +1,12 @@
 #include "dtrain/analysis/summary.h"
 
 #include <algorithm>
+#include <array>
 
 #include "dtrain/base/clock.h"
 #include "measure/distribution.h"
 #include "measure/evidence.h"
+#include "measure/gpus_of_ranks.h"
 #include "measure/system_metrics.h"
 #include "read/json_fields.h"
 #include "read/run_files.h"
@@ -62,6 +64,26 @@ double peak_memory(const RunProfile& run, const RankProfile& rank) {
   return peak;
 }
 
+std::optional<GpuMemory> gpu_memory(const RankProfile& profile) {
+  if (profile.device_memory.empty()) return std::nullopt;
+  GpuMemory memory;
+  std::array<std::int64_t, profile::kPhaseCount> peaks;
+  peaks.fill(-1);
+  for (const DeviceMemoryLine& line : profile.device_memory) {
+    memory.reserved_bytes = std::max(memory.reserved_bytes, static_cast<double>(line.reserved_bytes));
+    for (std::size_t i = 0; i < peaks.size(); ++i) peaks[i] = std::max(peaks[i], line.peak_bytes[i]);
+  }
+  for (std::size_t i = 0; i < peaks.size(); ++i) {
+    if (peaks[i] < 0) continue;
+    const auto bytes = static_cast<double>(peaks[i]);
+    memory.of_phases.emplace_back(name_of(static_cast<Phase>(i)), bytes);
+    if (bytes <= memory.peak_bytes) continue;
+    memory.peak_bytes = bytes;
+    memory.peak_phase = memory.of_phases.back().first;
+  }
+  return memory;
+}
+
 RankSummary to_rank(const RunProfile& run, const RankProfile& profile) {
   RankSummary rank;
   rank.rank = profile.rank;
@@ -84,6 +106,7 @@ RankSummary to_rank(const RunProfile& run, const RankProfile& profile) {
   rank.step_p99_s = walls.quantile_s(0.99);
   add_loader(profile, rank);
   rank.peak_resident_bytes = peak_memory(run, profile);
+  rank.gpu_memory = gpu_memory(profile);
   rank.ended = profile.end ? profile.end->how : std::string();
   rank.dropped = profile.dropped;
   rank.lost = profile.lost;
@@ -155,6 +178,7 @@ RunSummary summarize(const Evidence& evidence) {
   summary.run_dir = run.folder.string();
   summary.name = run.name;
   summary.world_size = run.world_size;
+  summary.times_of_gpus = has_times_of_gpus(run);
   summary.warnings = run.warnings;
   add_run_files(run, summary);
   add_totals(run, summary);

@@ -8,6 +8,15 @@ Json optional_json(const std::optional<double>& value) {
   return value ? Json(*value) : Json(nullptr);
 }
 
+Json gpu_memory_json(const GpuMemory& memory) {
+  Json of_phases = Json::object();
+  for (const auto& [phase, bytes] : memory.of_phases) of_phases[phase] = bytes;
+  return {{"peak_bytes", memory.peak_bytes},
+          {"peak_phase", memory.peak_phase},
+          {"reserved_bytes", memory.reserved_bytes},
+          {"phases", std::move(of_phases)}};
+}
+
 Json rank_json(const RankSummary& rank) {
   return {{"rank", rank.rank},
           {"host", rank.host},
@@ -28,6 +37,7 @@ Json rank_json(const RankSummary& rank) {
           {"waited_for_steps", rank.waited_for_steps},
           {"waited_for_s", rank.waited_for_s},
           {"peak_resident_bytes", rank.peak_resident_bytes},
+          {"gpu_memory", rank.gpu_memory ? gpu_memory_json(*rank.gpu_memory) : Json(nullptr)},
           {"loader_queue_mean", optional_json(rank.loader_queue_mean)},
           {"loader_empty", rank.loader_empty},
           {"loader_records", rank.loader_records},
@@ -72,6 +82,7 @@ Json to_json(const RunSummary& s) {
                {"state", s.state},
                {"cause", s.cause},
                {"world_size", s.world_size},
+               {"times_of_gpus", s.times_of_gpus},
                {"global_batch_size", s.global_batch_size ? Json(*s.global_batch_size) : Json(nullptr)},
                {"batch_samples", s.batch_samples ? Json(*s.batch_samples) : Json(nullptr)},
                {"aggregation_frequency", s.aggregation_frequency},

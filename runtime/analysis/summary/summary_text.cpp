@@ -66,8 +66,10 @@ void write_phases(TextWriter& out, const RunSummary& s) {
   // Shares here are of the loop, so that what lies between steps shows as well.
   const double loop_s = std::max(s.loop_s.value_or(0), s.in_steps_s);
   if (loop_s <= 0) return;
-  out.heading(s.ranks.size() == 1 ? "Where the time went"
-                                  : fmt::format("Where the time went (mean of {} ranks)", s.ranks.size()));
+  const bool alone = s.ranks.size() == 1;
+  const char* const whose = !s.times_of_gpus ? "" : alone ? " GPU's" : " GPUs'";
+  out.heading(fmt::format("Where the{} time went{}", whose,
+                          alone ? std::string() : fmt::format(" (mean of {} ranks)", s.ranks.size())));
   out.line("  {:<24}{:>7}{:>12}{:>12}{:>12}", "", "share", "total", "p50", "p99");
   std::vector<PhaseSummary> top;
   std::vector<PhaseSummary> parts;
@@ -107,6 +109,18 @@ void write_ranks(TextWriter& out, const RunSummary& s) {
              seconds_text(rank.compute_s / steps), seconds_text(rank.optimizer_s / steps),
              seconds_text(rank.data_s / steps), seconds_text(rank.exposed_s / steps),
              rank.peak_resident_bytes > 0 ? format_bytes(rank.peak_resident_bytes) : "-", last);
+  }
+}
+
+void write_gpu_memory(TextWriter& out, const RunSummary& s) {
+  const bool any = std::any_of(s.ranks.begin(), s.ranks.end(), [](const auto& rank) { return rank.gpu_memory; });
+  if (!any) return;
+  out.heading("GPU memory of the ranks");
+  out.line("  {:>4}  {:>16}{:>12}   {}", "rank", "tensors at most", "reserved", "the most was in");
+  for (const RankSummary& rank : s.ranks) {
+    if (!rank.gpu_memory) continue;
+    out.line("  {:>4}  {:>16}{:>12}   {}", rank.rank, format_bytes(rank.gpu_memory->peak_bytes),
+             format_bytes(rank.gpu_memory->reserved_bytes), rank.gpu_memory->peak_phase);
   }
 }
 
@@ -174,6 +188,7 @@ std::string render_summary(const RunSummary& summary, const TextOptions& options
   write_head(out, summary);
   write_phases(out, summary);
   write_ranks(out, summary);
+  write_gpu_memory(out, summary);
   write_communication(out, summary);
   write_agents(out, summary);
   if (!summary.warnings.empty()) {

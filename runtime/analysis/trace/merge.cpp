@@ -103,6 +103,7 @@ void Merger::merge_files(const std::vector<std::filesystem::path>& files) {
         merged_.notes.push_back(path.filename().string() + " ends after batch " + std::to_string(head.last_batch) +
                                 ": " + head.cut);
       }
+      if (!head.missing.empty()) merged_.notes.push_back(path.filename().string() + " lacks " + head.missing);
       trace_error_ns_ = std::max(trace_error_ns_, head.error_ns());
       good.push_back(path);
     } catch (const Error& error) {

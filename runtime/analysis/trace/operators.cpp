@@ -127,6 +127,7 @@ void add_file(const std::filesystem::path& path, Operators& result, Device& cpu,
     result.notes.push_back(path.filename().string() + " ends after batch " + std::to_string(head.last_batch) + ": " +
                            head.cut);
   }
+  if (!head.missing.empty()) result.notes.push_back(path.filename().string() + " lacks " + head.missing);
 }
 
 Json device_json(const DeviceOperators& device) {

@@ -64,6 +64,7 @@ TraceHead to_head(const Json& file, const std::filesystem::path& path) {
   head.pid = integer(ours, "pid");
   head.host = text(ours, "host");
   head.cut = text(ours, "cut");
+  head.missing = text(ours, "missing");
   head.first_batch = integer(ours, "first_batch");
   head.last_batch = integer(ours, "last_batch");
   // Wall clock times in nanoseconds are larger than what integer() lets through; 73 years are enough.

@@ -82,7 +82,7 @@ Json what_gpus_support() {
         "optimizations": {
           "properties": {
             "gradient_compression": {"enum": [false, null, "false"]},
-            "auto_tune_tensor_fusion": {"enum": [false, null, "false"]},
+            "auto_tune_tensor_fusion": {"enum": [false]},
             "local_sgd": {"properties": {"compression": {"enum": [false, null, "false"]}}}
           }
         }

@@ -18,7 +18,7 @@ std::string queued_row(const LaunchTask& task, const scheduler::Waiting& waiting
 std::string advice(const LaunchPlan& plan, const scheduler::Waiting& waiting) {
   if (waiting.behind.empty()) return {};
   std::string text = kIndent;
-  if (!plan.cluster.declared && !plan.experiment.resources.max_slots) {
+  if (!plan.on_gpus() && !plan.cluster.declared && !plan.experiment.resources.max_slots) {
     text += plan.host + " has one slot per core; to run at once on shared cores, declare more slots in cluster.yaml\n";
     text += kIndent + std::string("(docs/cluster.md): agents: [{id: ") + plan.host +
             ", slots: " + std::to_string(2 * plan.cluster.agents.front().agent.slots) + ", slot_type: cpu}]\n" +

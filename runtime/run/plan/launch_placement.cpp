@@ -7,6 +7,8 @@
 #include "dtrain/config/experiment.h"
 #include "dtrain/run/cluster.h"
 #include "dtrain/run/run_folder.h"
+#include "entrypoint.h"
+#include "libtorch.h"
 #include "plan/gpu_placement.h"
 
 namespace dtrain::run {
@@ -69,6 +71,19 @@ bool fits_on_cores(const LaunchPlan& plan, const std::filesystem::path& cluster_
   return scheduler::place(scheduler::empty_slots(cluster), request).has_value();
 }
 
+// slot_type: auto takes GPUs only if libtorch can use them, as far as this machine's ranks are concerned. Empty: it
+// can.
+std::string why_auto_takes_cores(const LaunchPlan& plan, const Variables& variables) {
+  const bool is_auto = plan.experiment.resources.slot_type == config::SlotType::kAuto;
+  if (!is_auto || !plan.on_gpus() || plan.launcher.type != config::LauncherType::kLocal) return {};
+  Variables of_a_rank = variables;
+  for (const auto& [name, value] : plan.experiment.variables_of_ranks(true)) of_a_rank[name] = value;
+  const std::filesystem::path program = find_entrypoint(plan.experiment, variables);
+  const std::string library_path = find_libraries(program, of_a_rank);
+  const auto given = of_a_rank.find("LD_LIBRARY_PATH");
+  return why_no_cuda(program, !library_path.empty() ? library_path : given == of_a_rank.end() ? "" : given->second);
+}
+
 }  // namespace
 
 scheduler::SlotRequest slot_request(const config::Experiment& experiment, const config::Scheduler& scheduler,
@@ -82,10 +97,18 @@ scheduler::SlotRequest slot_request(const config::Experiment& experiment, const 
 }
 
 void place_ranks(LaunchPlan& plan, const std::filesystem::path& cluster_file, const Variables& variables) {
-  plan.cluster = cluster_for(plan.experiment, slot_default(plan.experiment), cluster_file, variables);
-  plan.launcher = plan.cluster.cluster.launcher;
-  plan.request =
-      slot_request(plan.experiment, plan.cluster.cluster.scheduler, decide_slot_type(plan.experiment, plan.cluster));
+  const auto choose = [&](const config::Experiment& experiment) {
+    plan.cluster = cluster_for(experiment, slot_default(experiment), cluster_file, variables);
+    plan.launcher = plan.cluster.cluster.launcher;
+    plan.request = slot_request(experiment, plan.cluster.cluster.scheduler, decide_slot_type(experiment, plan.cluster));
+  };
+  choose(plan.experiment);
+  plan.why_no_cuda = why_auto_takes_cores(plan, variables);
+  if (!plan.why_no_cuda.empty()) {
+    config::Experiment on_cores = plan.experiment;
+    on_cores.resources.slot_type = config::SlotType::kCpu;
+    choose(on_cores);
+  }
   if (plan.on_gpus()) check_gpus_support(plan.experiment);
   const std::vector<scheduler::AgentSlots> agents = scheduler::empty_slots(plan.cluster);
   const auto placement = scheduler::place(agents, plan.request);

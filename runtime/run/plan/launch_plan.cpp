@@ -98,8 +98,9 @@ LaunchPlan make_launch_plan(const LaunchRequest& request, const Variables& varia
   }
   if (!plan.unused_gpus.empty()) {
     plan.warnings.push_back(unused_gpus_warning(
-        plan.unused_gpus,
-        "the resource pool " + plan.request.resource_pool + " of " + plan.cluster.source + " has no GPU slots"));
+        plan.unused_gpus, plan.why_no_cuda.empty() ? "the resource pool " + plan.request.resource_pool + " of " +
+                                                         plan.cluster.source + " has no GPU slots"
+                                                   : plan.why_no_cuda));
   }
   const std::string unused_rules = plan.on_gpus() ? "" : unused_rules_warning(plan.experiment);
   if (!unused_rules.empty()) plan.warnings.push_back(unused_rules);

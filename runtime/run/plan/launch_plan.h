@@ -31,6 +31,7 @@ struct LaunchPlan {
   std::vector<RankPlacement> ranks;  // the same, rank by rank
   NetworkChoice network;             // between the hosts; no networks: not chosen yet, or all ranks are on one host
   std::string unused_gpus;           // of this machine, for people; empty: there are none
+  std::string why_no_cuda;           // if slot_type: auto would use GPUs, but libtorch cannot; else empty
   std::vector<std::string> warnings;
 
   int world_size() const { return static_cast<int>(ranks.size()); }

@@ -12,11 +12,11 @@
 #include "dtrain/base/log.h"
 #include "folder/log_redirect.h"
 #include "link/launcher_link.h"
-#include "rank/exit_timer.h"
 #include "rank/failure_cause.h"
 #include "rank/membership.h"
 #include "rank/rank_events.h"
 #include "rank/rank_identity.h"
+#include "stop/exit_timer.h"
 
 namespace dtrain::run {
 

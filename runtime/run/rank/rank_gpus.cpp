@@ -11,6 +11,7 @@
 #include "dtrain/run/agreed_error.h"
 #include "gpus_in_use.h"
 #include "gpus_seen.h"
+#include "libtorch.h"
 
 namespace dtrain::run {
 namespace {
@@ -20,18 +21,23 @@ struct Seen {
   std::vector<std::string> ids;
   bool is_order_known = true;
   std::string why_none;
+  bool any_unusable = false;
   pid_t pid = 0;
 };
 
 std::vector<Seen> exchange(comm::ControlPlane& control, const GpuView& view) {
   std::vector<std::string> ids;
   for (const host::VisibleGpu& gpu : view.gpus) ids.push_back(gpu.id);
-  const Json mine = {{"ids", ids}, {"order", view.is_order_known}, {"why_none", view.why_none}, {"pid", ::getpid()}};
+  const Json mine = {{"ids", ids},
+                     {"order", view.is_order_known},
+                     {"why_none", view.why_none},
+                     {"unusable", view.any_unusable},
+                     {"pid", ::getpid()}};
   std::vector<Seen> ranks;
   for (const std::string& text : control.gather("run.gpus", to_line(mine))) {
     const Json json = Json::parse(text);
     ranks.push_back({json["ids"].get<std::vector<std::string>>(), json["order"].get<bool>(),
-                     json["why_none"].get<std::string>(), json["pid"].get<pid_t>()});
+                     json["why_none"].get<std::string>(), json["unusable"].get<bool>(), json["pid"].get<pid_t>()});
   }
   return ranks;
 }
@@ -120,7 +126,7 @@ void name_gpus(comm::ControlPlane& control, const GpuView& view, const std::stri
 
 }  // namespace
 
-GpuView look_at_visible_gpus(const Variables& variables) {
+GpuView look_at_visible_gpus(config::SlotType wanted, const Variables& variables) {
   const auto seen = look_at_gpus(kGpuPatienceOfRuns);
   if (!seen) {
     return {.why_none = "NVIDIA's driver does not answer within " + std::to_string(kGpuPatienceOfRuns.count()) + " s"};
@@ -129,7 +135,12 @@ GpuView look_at_visible_gpus(const Variables& variables) {
   const auto value = variable == variables.end() ? std::nullopt : std::optional(variable->second);
   GpuView view{.gpus = host::visible_gpus(seen->gpus, value),
                .is_order_known = !host::is_order_unknown(seen->gpus, variables)};
-  if (!view.gpus.empty()) return view;
+  if (!view.gpus.empty()) {
+    if (wanted == config::SlotType::kAuto) view.why_none = why_no_cuda("/proc/self/exe", "");
+    view.any_unusable = !view.why_none.empty();
+    if (view.any_unusable) view.gpus.clear();
+    return view;
+  }
   if (!seen->gpus.empty()) {
     view.why_none = "CUDA_VISIBLE_DEVICES=" + value.value_or("") + " hides its " + count_of(seen->gpus.size(), "GPU");
   } else {
@@ -151,7 +162,7 @@ RankGpus choose_gpus(comm::ControlPlane& control, const RankHosts& hosts, config
     std::string problem = give_out(host, seen, index);
     problem.empty() ? with_gpus.push_back(host.name) : problems.push_back(std::move(problem));
   }
-  for (const Seen& its : seen) any_visible = any_visible || !its.ids.empty();
+  for (const Seen& its : seen) any_visible = any_visible || !its.ids.empty() || its.any_unusable;
   if (!problems.empty() && wanted == config::SlotType::kCuda) {
     throw AgreedError("resources.slot_type is cuda, but " + join(problems, "; "),
                       "dtrain doctor checks GPUs and driver; start one rank for each GPU, or train on CPUs with "

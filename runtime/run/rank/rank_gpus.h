@@ -20,10 +20,12 @@ struct GpuView {
   std::vector<host::VisibleGpu> gpus;  // in CUDA's order
   bool is_order_known = true;          // false: CUDA may number them in another order
   std::string why_none;                // if there are none
+  bool any_unusable = false;           // there are some, but slot_type: auto leaves them out, and why_none says why
 };
 
-// Waits for the driver, with a deadline. Called where no other thread reads or sets variables.
-GpuView look_at_visible_gpus(const Variables& variables);
+// auto leaves out GPUs that the program's libtorch cannot use. Waits for the driver, with a deadline. Called where no
+// other thread reads or sets variables.
+GpuView look_at_visible_gpus(config::SlotType wanted, const Variables& variables);
 
 // Plain value.
 struct RankGpus {

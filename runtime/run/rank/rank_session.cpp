@@ -9,7 +9,6 @@
 #include "folder/end_report.h"
 #include "folder/plan_file.h"
 #include "rank/compare_ranks.h"
-#include "rank/exit_deadlines.h"
 #include "rank/failure_report.h"
 #include "rank/launcher_connection.h"
 #include "rank/membership.h"
@@ -17,7 +16,8 @@
 #include "rank/rank_files.h"
 #include "rank/rank_identity.h"
 #include "rank/recording.h"
-#include "rank/stop_requests.h"
+#include "stop/exit_deadlines.h"
+#include "stop/stop_requests.h"
 
 namespace dtrain::run {
 namespace {

@@ -10,7 +10,6 @@
 #include "link/rendezvous.h"
 #include "rank/compare_ranks.h"
 #include "rank/connect_ranks.h"
-#include "rank/exit_deadlines.h"
 #include "rank/failure_report.h"
 #include "rank/host_agent.h"
 #include "rank/launcher_connection.h"
@@ -21,7 +20,8 @@
 #include "rank/rank_files.h"
 #include "rank/rank_identity.h"
 #include "rank/recording.h"
-#include "rank/stop_requests.h"
+#include "stop/exit_deadlines.h"
+#include "stop/stop_requests.h"
 
 namespace dtrain::run {
 

@@ -17,6 +17,7 @@ DeviceFeed::DeviceFeed(c10::Device device) : device_(device) {
 void DeviceFeed::move(Batch& batch) {
   if (device_.is_cpu()) return;
   const c10::Stream computing = current_stream(device_);
+  batch.host_tensors = batch.tensors;
   {
     const c10::StreamGuard guard(*stream_);
     for (at::Tensor& tensor : batch.tensors) {

@@ -72,8 +72,15 @@ void StepsInFlight::finish_all() {
   while (!flights_.empty()) finish_oldest();
 }
 
+void StepsInFlight::wait_for_all() {
+  if (device_.is_cpu()) return;
+  c10::Event all(device_.type());
+  all.record(current_stream(device_));
+  wait_for(all);
+}
+
 void StepsInFlight::wait_for(const c10::Event& ended) {
-  const profile::PhaseScope phase(recorder_, profile::Phase::kFromDevice);
+  const profile::PhaseScope phase(recorder_, profile::Phase::kDeviceWait);
   const auto began = SteadyClock::now();
   while (!ended.query()) {
     communicator_.progress();

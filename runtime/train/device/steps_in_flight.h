@@ -44,6 +44,8 @@ class StepsInFlight {
   // Waits for the oldest batch that is unfinished, if there is one, and reads its values.
   void finish_oldest();
   void finish_all();
+  // Waits until the device has done all that was handed over. Values are read when their batch's turn comes.
+  void wait_for_all();
 
   // A value of batch b is read at the end of batch b + lag().
   std::int64_t lag() const { return device_.is_cpu() ? 0 : kMost; }

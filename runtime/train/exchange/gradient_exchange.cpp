@@ -116,7 +116,7 @@ void GradientExchange::gradient_ready(std::size_t index) {
   ready_in_batch_[index] = 1;
   if (put_in_place(index) && exchanging_) {
     --buckets_[bucket_of_[index]].missing;
-    const profile::PhaseScope phase(recorder_, profile::Phase::kAllreduceWait);
+    const profile::PhaseScope phase(recorder_, profile::Phase::kAllreduceWait, profile::PhaseOf::kHost);
     const Nanoseconds began = now();
     launch_ready();
     progress();

@@ -43,21 +43,16 @@ TrainingLoop::TrainingLoop(Trial& trial, TrialContext& context, run::RankSession
       loader_(trial.training_loader()),
       feed_(context.device()),
       sync_debug_(context.device()),
-      device_memory_(device_memory(context.device())),
+      device_profile_(context.device(), recorder_, session.clock(), experiment_.profiling.sync_timings),
       validation_(trial, context, session),
       metrics_("training", session.control(), session.communicator()),
       save_(std::move(save)),
       progress_(session),
-      deep_window_(session, context.device().is_cuda()),
+      deep_window_(session, context.device().is_cuda(), [this] { device_profile_.settle(step_.in_flight()); }),
       global_batch_(session.batch_per_rank() * session.world().size) {
   if (!loader_) throw ConfigError("training_loader() returned nothing", "return context.loader(data set)");
   if (session.mock().loader) loader_ = repeat_first_batch(std::move(loader_));
   find_lengths();
-  recorder_.watch(device_memory_.get());
-}
-
-TrainingLoop::~TrainingLoop() {
-  recorder_.watch(nullptr);
 }
 
 void TrainingLoop::find_lengths() {
@@ -134,6 +129,7 @@ bool TrainingLoop::run() {
   Outcome outcome = Outcome::kGoOn;
   while (outcome == Outcome::kGoOn) outcome = run_round();
   conclude(outcome == Outcome::kStopped);
+  device_profile_.settle(step_.in_flight());
   recorder_.mark(profile::RunMark::kLoopEnd);
   deep_window_.finish(batches_);
   return outcome == Outcome::kStopped;

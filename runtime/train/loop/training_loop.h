@@ -11,10 +11,10 @@
 #include <vector>
 
 #include "device/device_feed.h"
+#include "device/device_profile.h"
 #include "device/sync_debug.h"
 #include "dtrain/run/rank_session.h"
 #include "dtrain/train/trial.h"
-#include "loop/device_memory.h"
 #include "loop/metric_reducer.h"
 #include "loop/progress_meter.h"
 #include "loop/validation.h"
@@ -29,7 +29,6 @@ class TrainingLoop {
   // there costs the weights.
   TrainingLoop(Trial& trial, TrialContext& context, run::RankSession& session, TrainingStep& step,
                std::function<void()> save);
-  ~TrainingLoop();
   TrainingLoop(const TrainingLoop&) = delete;
   TrainingLoop& operator=(const TrainingLoop&) = delete;
 
@@ -67,7 +66,7 @@ class TrainingLoop {
   Loader loader_;
   DeviceFeed feed_;
   SyncDebug sync_debug_;
-  std::unique_ptr<profile::DeviceMemory> device_memory_;  // of a GPU
+  DeviceProfile device_profile_;
   Validation validation_;
   MetricReducer metrics_;
   std::function<void()> save_;

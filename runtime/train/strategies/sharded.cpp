@@ -131,7 +131,7 @@ std::optional<at::Tensor> Sharded::update(const Update& update) {
   const auto norm =
       updater_.update(update, [&](std::size_t index) {  // this rank's ranges are those of the buckets, in their order
         if (one_copy_) return;
-        const PhaseScope phase(recorder_, Phase::kAllreduceWait);
+        const PhaseScope phase(recorder_, Phase::kAllreduceWait, profile::PhaseOf::kHost);
         const auto& bucket = plan_->buckets[index];
         const auto& group = parameters_.groups()[bucket.group];
         gathers.push_back(communicator_.gather_parts(FlatMemory::address(group.values, bucket.begin),

@@ -14,7 +14,8 @@ namespace dtrain::train {
 
 using profile::TraceWindow;
 
-DeepWindow::DeepWindow(run::RankSession& session, bool with_gpu) : session_(session), with_gpu_(with_gpu) {
+DeepWindow::DeepWindow(run::RankSession& session, bool with_gpu, std::function<void()> settle)
+    : session_(session), with_gpu_(with_gpu), settle_(std::move(settle)) {
   if (const auto trace = session.experiment().profiling.traced()) {
     configured_ = TraceWindow{trace->begin_on_batch, trace->end_after_batch};
     schedule_.add(*configured_);
@@ -85,6 +86,7 @@ void DeepWindow::open(const TraceWindow& window) {
 }
 
 void DeepWindow::close(std::int64_t last_batch) {
+  settle_();  // what is traced on a device ends after its step, and so do the collectives
   session_.recorder().observe(nullptr);
   profile::TraceFacts facts;
   facts.rank = session_.world().rank;
@@ -106,6 +108,8 @@ void DeepWindow::close(std::int64_t last_batch) {
   try {
     auto trace = kineto->stop();
     facts.clock = trace->clock();
+    facts.missing = trace->missing();
+    if (!facts.missing.empty()) session_.log()->warn("the trace lacks {}", facts.missing);
     if (writer_.joinable()) writer_.join();
     writer_ = std::thread([this, facts = std::move(facts), trace = std::move(trace), log = std::move(log_),
                            number = ++files_]() mutable { write(std::move(facts), std::move(trace), *log, number); });
@@ -127,7 +131,8 @@ void DeepWindow::write(profile::TraceFacts facts, std::unique_ptr<KinetoTrace> t
                                            {"first_batch", facts.window.first_batch},
                                            {"last_batch", facts.last_batch},
                                            {"operators", facts.operators},
-                                           {"cut", facts.cut.empty() ? Json() : Json(facts.cut)}});
+                                           {"cut", facts.cut.empty() ? Json() : Json(facts.cut)},
+                                           {"missing", facts.missing.empty() ? Json() : Json(facts.missing)}});
   } catch (const std::exception& error) {
     failed(error);
   }

@@ -7,6 +7,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <thread>
@@ -26,7 +27,8 @@ class DeepWindow {
   static constexpr int kStepsAskedFor = 10;  // where no number is given
   static constexpr int kMostStepsAskedFor = 1000;
 
-  DeepWindow(run::RankSession& session, bool with_gpu);
+  // `settle` waits until the rank's device has done all that it was given, and records it.
+  DeepWindow(run::RankSession& session, bool with_gpu, std::function<void()> settle);
   ~DeepWindow();
   DeepWindow(const DeepWindow&) = delete;
   DeepWindow& operator=(const DeepWindow&) = delete;
@@ -47,6 +49,7 @@ class DeepWindow {
 
   run::RankSession& session_;
   bool with_gpu_;
+  std::function<void()> settle_;
   profile::TraceSchedule schedule_;
   std::optional<profile::TraceWindow> configured_;
   std::optional<profile::TraceWindow> closed_;  // and not to be opened again: it was cut

@@ -1,5 +1,6 @@
 #include "tracing/kineto.h"
 
+#include <algorithm>
 #include <optional>
 #include <set>
 #include <string>
@@ -60,6 +61,15 @@ std::vector<profile::TraceClockPoint> clock_points(const torch::autograd::profil
   return points;
 }
 
+constexpr const char* kNoGpuEvents =
+    "the work of the GPU: libtorch's profiler could not start CUPTI, and its lines in the rank's log say why; where it "
+    "may not (CUPTI_ERROR_INSUFFICIENT_PRIVILEGES), set NVreg_RestrictProfilingToAdminUsers=0 for the driver";
+
+bool has_gpu_events(const torch::autograd::profiler::ProfilerResult& result) {
+  const auto& events = result.events();
+  return std::any_of(events.begin(), events.end(), [](const auto& event) { return event.deviceType() == at::kCUDA; });
+}
+
 // libtorch numbers what it records only where a callback asks for numbers, and the profiler's own does not.
 std::unique_ptr<at::ObserverContext> want_numbers(const at::RecordFunction& /*recorded*/) {
   return nullptr;
@@ -70,6 +80,7 @@ std::unique_ptr<at::ObserverContext> want_numbers(const at::RecordFunction& /*re
 struct KinetoTrace::Impl {
   std::unique_ptr<torch::autograd::profiler::ProfilerResult> result;
   std::vector<profile::TraceClockPoint> clock;
+  std::string missing;
 };
 
 KinetoTrace::KinetoTrace(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
@@ -83,8 +94,13 @@ const std::vector<profile::TraceClockPoint>& KinetoTrace::clock() const {
   return impl_->clock;
 }
 
+const std::string& KinetoTrace::missing() const {
+  return impl_->missing;
+}
+
 struct KinetoSession::Impl {
   const Clock& clock;
+  bool with_gpu = false;
   std::vector<Reading> readings;
   std::optional<at::RecordFunction> step;
   at::CallbackHandle numbering{};
@@ -97,7 +113,8 @@ struct KinetoSession::Impl {
   }
 };
 
-KinetoSession::KinetoSession(const Clock& clock, bool with_gpu) : impl_(new Impl{.clock = clock}) {
+KinetoSession::KinetoSession(const Clock& clock, bool with_gpu)
+    : impl_(new Impl{.clock = clock, .with_gpu = with_gpu}) {
   const ProfilerConfig config(ProfilerState::KINETO);
   std::set<ActivityType> activities{ActivityType::CPU};
   if (with_gpu) activities.insert(ActivityType::CUDA);
@@ -142,6 +159,7 @@ std::unique_ptr<KinetoTrace> KinetoSession::stop() {
   auto trace = std::make_unique<KinetoTrace::Impl>();
   trace->result = torch::autograd::profiler::disableProfiler();
   trace->clock = clock_points(*trace->result, impl_->readings);
+  if (impl_->with_gpu && !has_gpu_events(*trace->result)) trace->missing = kNoGpuEvents;
   return std::make_unique<KinetoTrace>(std::move(trace));
 }
 

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "dtrain/base/clock.h"
@@ -21,6 +22,8 @@ class KinetoTrace {
   // Chrome trace JSON, not compressed. It says nothing when the disk is full: the reader has to look.
   void save(const std::filesystem::path& path);
   const std::vector<profile::TraceClockPoint>& clock() const;
+  // What the profiler was told to see and did not, and why: the work of a GPU. Empty: nothing.
+  const std::string& missing() const;
 
  private:
   std::unique_ptr<Impl> impl_;

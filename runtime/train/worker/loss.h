@@ -16,6 +16,8 @@ struct LossInput {
   at::Tensor output;  // of forward(), floating point
   at::Tensor target;
   bool sequences = false;  // a target for each position of a sample: scores are [batch, positions, classes]
+  // Where the other two are on a GPU: the target in host memory, which can be looked at without waiting for the GPU.
+  at::Tensor host_target{};
 };
 
 struct LossValues {

@@ -78,7 +78,8 @@ at::Tensor ModelTrial::features(const Batch& batch) const {
 }
 
 LossValues ModelTrial::evaluate(const Batch& batch) {
-  return evaluate_loss(job_.loss, {model_.forward(features(batch)), batch.tensors[1], sequences_});
+  const at::Tensor host_target = batch.host_tensors.empty() ? at::Tensor() : batch.host_tensors[1];
+  return evaluate_loss(job_.loss, {model_.forward(features(batch)), batch.tensors[1], sequences_, host_target});
 }
 
 Metrics ModelTrial::train_batch(const Batch& batch) {

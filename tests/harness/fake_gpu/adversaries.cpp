@@ -7,6 +7,7 @@
 namespace dtrain::test::fake_gpu {
 
 Adversaries::Adversaries() {
+  delayed_queries = number_from("DTRAIN_FAKE_GPU_DELAYED_QUERIES", 0, 1000);
   const auto fault = fault_from_environment();
   if (!fault) return;
   const auto& [kind, at, code] = *fault;

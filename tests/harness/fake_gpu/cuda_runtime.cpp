@@ -56,7 +56,7 @@ cudaError_t elapsed(float* milliseconds, cudaEvent_t from, cudaEvent_t to) {
   Event& last = event_of(to);
   if (!first.timed || !last.timed || !first.recorded || !last.recorded) return cudaErrorInvalidResourceHandle;
   if (!machine().streams.query(first) || !machine().streams.query(last)) return cudaErrorNotReady;
-  *milliseconds = static_cast<float>((last.microseconds - first.microseconds) / 1000);
+  *milliseconds = static_cast<float>((Streams::time_us(last) - Streams::time_us(first)) / 1000);
   return cudaSuccess;
 }
 

@@ -76,7 +76,8 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   }
   void destroyEvent(void* event, const c10::DeviceIndex) const noexcept override { delete static_cast<Event*>(event); }
   double elapsedTime(void* first, void* second, const c10::DeviceIndex) const override {
-    return (of(second).microseconds - of(first).microseconds) / 1000;
+    const std::scoped_lock lock(machine().mutex);
+    return (Streams::time_us(of(second)) - Streams::time_us(of(first))) / 1000;
   }
 
   bool queryStream(const c10::Stream& stream) const override {

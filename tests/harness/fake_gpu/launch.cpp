@@ -33,7 +33,7 @@ Access start_operation(Stream& stream, std::string_view what, Count count) {
   }
   merge(stream.clock, all.streams.host());
   if (stream.clock.size() <= stream.index) stream.clock.resize(stream.index + 1);
-  stream.microseconds += 1;
+  stream.microseconds = std::max(stream.microseconds, now_us()) + 1;
   stream.delayed_queries = all.adversaries.delayed_queries;
   return {stream.index, ++stream.clock[stream.index], what};
 }

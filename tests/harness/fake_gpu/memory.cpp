@@ -317,6 +317,7 @@ void on_fault(int signal, siginfo_t* info, void* context) {
       text +=
           ": cuda:" + std::to_string(all.memory.device_of(info->si_addr)) + ", memory " + all.memory.describe(address);
       if (const auto write = all.shadow.last_write(address)) text += "; last written by " + std::string(write->what);
+      all.report.add(text);
     }
     text += '\n';
     [[maybe_unused]] const auto written = ::write(STDERR_FILENO, text.data(), text.size());

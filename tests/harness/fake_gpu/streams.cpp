@@ -1,6 +1,7 @@
 #include "streams.h"
 
 #include <algorithm>
+#include <chrono>
 #include <utility>
 
 #include "graph.h"
@@ -29,6 +30,11 @@ void refuse_captured(const Event& event) {
 
 std::string Stream::name() const {
   return "stream " + std::to_string(handle.id()) + " of cuda:" + std::to_string(handle.device_index());
+}
+
+double now_us() {
+  using std::chrono::steady_clock;
+  return std::chrono::duration<double, std::micro>(steady_clock::now().time_since_epoch()).count();
 }
 
 c10::DeviceIndex current_device() {
@@ -95,7 +101,7 @@ void Streams::record(Event& event, Stream& stream) {
   event.recorded = true;
   event.clock = stream.clock;
   merge(event.clock, host_);
-  event.microseconds = stream.microseconds;
+  event.microseconds = std::max(stream.microseconds, now_us());
   event.delayed_queries = machine().adversaries.delayed_queries;
   event.graph = stream.graph == nullptr ? 0 : stream.graph->number();
 }
@@ -129,6 +135,10 @@ bool Streams::query(Event& event) {
   machine().adversaries.check(event.device);
   refuse_captured(event);
   return answer(event.delayed_queries, event.clock);
+}
+
+double Streams::time_us(const Event& event) {
+  return std::max(event.microseconds, machine().unfinished.end_us(event.clock));
 }
 
 bool Streams::query(Stream& stream) {

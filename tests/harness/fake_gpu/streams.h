@@ -23,7 +23,7 @@ struct Stream {
   std::size_t index = 0;  // in clocks
   c10::Stream handle;
   Clock clock;
-  double microseconds = 0;  // one for each operation, and for waiting until another stream is as far
+  double microseconds = 0;  // when its last operation ends, on the host's monotonic clock; see now_us()
   int delayed_queries = 0;
   Graph* graph = nullptr;  // that its operations are captured in
   int launching = 0;       // operations that NCCL has been given and has not launched yet
@@ -35,12 +35,16 @@ struct Stream {
 struct Event {
   c10::DeviceIndex device = 0;
   Clock clock;
-  double microseconds = 0;
+  double microseconds = 0;  // when its stream came to it, at the earliest: see time_us()
   int delayed_queries = 0;
   int graph = 0;  // that it was captured in
   bool timed = true;
   bool recorded = false;
 };
+
+// The clock of all devices: the host's monotonic one. An operation begins when it is handed over and its stream is
+// free, and takes a microsecond, or as long as the host computes it.
+double now_us();
 
 // The calling thread's device, and its stream on each device.
 c10::DeviceIndex current_device();
@@ -78,6 +82,8 @@ class Streams {
   void block(const Event& event, Stream& stream);
   bool query(Event& event);
   bool query(Stream& stream);
+  // When the event fired; it has.
+  static double time_us(const Event& event);
   // The host waits until all that is on the stream has ended. `what` names the call.
   void wait(Stream& stream, std::string_view what);
   void wait(Event& event);

@@ -6,6 +6,7 @@
 #include <chrono>
 #include <csignal>
 #include <cstdlib>
+#include <iterator>
 #include <thread>
 #include <utility>
 
@@ -19,13 +20,17 @@ using std::chrono::microseconds;
 
 constexpr microseconds kShortestNap{50};
 constexpr microseconds kLongestNap{1000};
-constexpr int kYields = 20;  // before the first nap of a thread that waits
+constexpr std::size_t kKeptEnds = 1000;  // of each stream
+constexpr int kYields = 20;              // before the first nap of a thread that waits
 
 }  // namespace
 
 void Unfinished::add(std::unique_ptr<Operation> operation) {
   const std::size_t stream = operation->access().stream;
-  if (of_streams_.size() <= stream) of_streams_.resize(stream + 1);
+  if (of_streams_.size() <= stream) {
+    of_streams_.resize(stream + 1);
+    ends_.resize(stream + 1);
+  }
   of_streams_[stream].push_back(std::move(operation));
   advance();
   ++added_;
@@ -37,6 +42,17 @@ bool Unfinished::any(const Clock& clock) const {
     if (!of_streams_[s].empty() && covers(clock, of_streams_[s].front()->access())) return true;
   }
   return false;
+}
+
+double Unfinished::end_us(const Clock& clock) const {
+  double last = 0;
+  for (std::size_t s = 0; s < std::min(ends_.size(), clock.size()); ++s) {
+    const auto& ends = ends_[s];
+    const auto after = std::upper_bound(ends.begin(), ends.end(), clock[s],
+                                        [](std::uint64_t number, const End& end) { return number < end.number; });
+    if (after != ends.begin()) last = std::max(last, std::prev(after)->us);
+  }
+  return last;
 }
 
 bool Unfinished::may_begin(const Operation& operation) const {
@@ -52,6 +68,8 @@ bool Unfinished::advance() {
       while (!of_streams_[s].empty()) {
         Operation& first = *of_streams_[s].front();
         if (!may_begin(first) || !first.advance()) break;
+        ends_[s].push_back({first.access().number, now_us()});
+        if (ends_[s].size() > kKeptEnds) ends_[s].pop_front();
         of_streams_[s].pop_front();
         ended = again = true;
       }

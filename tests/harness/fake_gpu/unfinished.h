@@ -49,6 +49,8 @@ class Unfinished {
   // The same for all that the stream comes after.
   void wait_for_turn(const Stream& stream);
   void abandon_all();
+  // When the last one ended of those that the clock covers; 0 where none did, or too long ago.
+  double end_us(const Clock& clock) const;
   // From now on they go on without any call of the host.
   void run_in_background();
 
@@ -59,6 +61,11 @@ class Unfinished {
   void run();
 
   std::vector<std::deque<std::unique_ptr<Operation>>> of_streams_;  // by the stream's index, in order
+  struct End {
+    std::uint64_t number = 0;  // of the operation
+    double us = 0;
+  };
+  std::vector<std::deque<End>> ends_;  // of the last operations, by the stream's index, in order
   bool advancing_ = false;
   bool running_ = false;
   bool stopping_ = false;

@@ -23,9 +23,12 @@ std::optional<double> link_speed(const Machine& machine) {
 RuleResult NetworkFull::judge(const RuleData& data) const {
   return judge_hosts(begin_result(kWord, "system", "hosts",
                                   "Compares a host's traffic with the speed of its links, each direction by itself.",
-                                  "Exchange fewer bytes (optimizations.gradient_compression, "
-                                  "optimizations.aggregation_frequency above 1), keep data "
-                                  "on the hosts, or use a faster link."),
+                                  has_gpus(data.hosts)
+                                      ? "Exchange less often (optimizations.aggregation_frequency above 1), keep data "
+                                        "on the hosts, or use a faster link."
+                                      : "Exchange fewer bytes (optimizations.gradient_compression, "
+                                        "optimizations.aggregation_frequency above 1), keep data "
+                                        "on the hosts, or use a faster link."),
                      data.hosts, patience, "the interfaces report no speed, as virtual ones do not",
                      [&](const HostSeries& host, const Judged& judged) -> std::optional<HostVerdict> {
                        const auto speed = link_speed(host.machine);

@@ -39,7 +39,7 @@ LossValues cross_entropy(const LossInput& input) {
     output = output.flatten(0, 1);
     target = target.flatten();
   }
-  check_classes(target, output.size(1));
+  check_classes(input.host_target.defined() ? input.host_target : target, output.size(1));
   return {at::cross_entropy_loss(output, target), output.detach().argmax(1).eq(target).to(at::kDouble).mean()};
 }
 

@@ -22,6 +22,45 @@
 // - The host has no access to device memory: SIGSEGV, after a message that says what was touched.
 // - A CUDA graph computes nothing while it is captured. Waits and queries by the host end the capture with an error.
 //
+// The library is the CUDA runtime and NCCL, too: the functions that the nccl backend calls work on libtorch's streams,
+// events and memory, so that a missing wait between a kernel and an all-reduce is reported like any other.
+//
+// - NCCL's ranks are processes of this machine. A communicator's data is in shared memory that the unique id names. Its
+//   name is gone from /dev/shm once all ranks have connected; a rank that dies before that leaves it there.
+// - Communicators are non-blocking. What a group has given is on its stream when ncclCommGetAsyncError no longer says
+//   ncclInProgress; an event that is recorded before is reported.
+// - An operation ends when all ranks have come to it. Sums are ((r0 + r1) + r2) + …, each step rounded to the data's
+//   type. Copies and fills of the CUDA runtime behind an unfinished operation are made later. A kernel behind it blocks
+//   the thread that launches it until the operation ends or its communicator is aborted or revoked; the results of what
+//   an abort ends are NaN.
+// - Calls that differ among the ranks are the asynchronous error ncclInvalidUsage on all of them, and
+//   ncclGetLastError() has the calls. Wrong use is an error, and is reported: memory that is freed, not allocated or on
+//   another device, a stream of another device, calls while something is in progress.
+// - Not there: blocking communicators, send and receive, capture in a graph. They are refused or have no function.
+//
+// Whole launches: BUILD/tests/fake_gpus holds the libraries of a machine with GPUs, NVML included:
+//
+//   LD_LIBRARY_PATH=BUILD/tests/fake_gpus DTRAIN_FAKE_GPUS=4 dtrain launch experiment.yaml
+//
+// The CUDA runtime is not in that folder: libtorch's CPU library needs the real one. Who looks up functions in the
+// handle of libtorch_cuda.so gets the fake's (comm/nccl/nccl_api.cpp does).
+//
+//   DTRAIN_FAKE_GPUS            how many GPUs the host has, 0 to 16; harness/fake_gpu_names.h has their names
+//   DTRAIN_FAKE_GPU_MIB         the memory of each, 4,096 by default
+//   CUDA_VISIBLE_DEVICES        which of them the process sees: indices or UUIDs, as CUDA reads it
+//   DTRAIN_FAKE_GPU_LOG         a folder: each process writes rankR-PID.reports there, a line for each different report,
+//                               and rankR-PID.counts.json, all counts since it began. Both are up to date at any time,
+//                               also after SIGKILL. R is DTRAIN_RANK; it is missing where that is not set.
+//   DTRAIN_FAKE_GPU_FAULT       a fault, counted from the process's start:
+//                                 allocation:N   the N-th allocation of device memory fails (libtorch, cudaMalloc,
+//                                                ncclMemAlloc)
+//                                 lost:N[:CODE]  the N-th operation is the last of its device; calls fail with that CUDA
+//                                                error from then on, 719 by default (46, 214, 700 and 710 are others)
+//                                 nccl_error:N   from the N-th operation of NCCL on, which does not end,
+//                                                communicators have the asynchronous error ncclRemoteError
+//                                 nccl_hang:N    the N-th operation of NCCL never ends
+//   DTRAIN_FAKE_GPU_FAULT_RANK  the rank that has the fault (DTRAIN_RANK); without it all have
+//
 // What it cannot show: numerics, speed, overlap and memory limits of real GPUs, and waits that only the driver does.
 #pragma once
 
@@ -69,7 +108,7 @@ class FakeGpus {
   virtual void delay_queries(int queries) = 0;
   // The n-th allocation from now on throws c10::OutOfMemoryError; 0: none does.
   virtual void fail_allocation(int n) = 0;
-  // The n-th kernel or copy from now on is the last of its device: all that follows there throws c10::AcceleratorError.
+  // The n-th operation (kernel, copy, of NCCL) from now on is the last of its device: all that follows there throws c10::AcceleratorError.
   virtual void lose_device(int n) = 0;
   // The n-th operation of NCCL from now on never ends; fail_nccl: and from then on all communicators of the process have
   // the asynchronous error ncclRemoteError.
@@ -100,8 +139,9 @@ class FakeGpus {
 using FakeGpusFunction = FakeGpus*();
 inline constexpr const char* kFakeGpusFunction = "dtrain_fake_gpus";
 
-// How many devices there are is decided when the library is opened first: DTRAIN_FAKE_GPUS, else `devices`. Each has
-// DTRAIN_FAKE_GPU_MIB MiB, 4,096 by default.
+// How many devices there are is decided when the library is opened first: DTRAIN_FAKE_GPUS, else `devices`. Open it
+// after a fork, not before: device memory is shared memory. DTRAIN_FAKE_GPU_DELAYED_QUERIES is for
+// delay_queries().
 inline FakeGpus& open_fake_gpus(const std::string& library, int devices) {
   ::setenv("DTRAIN_FAKE_GPUS", std::to_string(devices).c_str(), 0);
   void* const handle = ::dlopen(library.c_str(), RTLD_NOW | RTLD_GLOBAL);

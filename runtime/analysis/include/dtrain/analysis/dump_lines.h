@@ -56,6 +56,12 @@ struct MemoryLine {  // of the rank's process
   std::int64_t anonymous_bytes = 0;  // of resident_bytes, what belongs to no file and is not shared
 };
 
+struct DeviceMemoryLine {  // of the rank's GPU, in one of its steps
+  std::int64_t time_ns = 0, batch = 0, device = 0;
+  std::int64_t allocated_bytes = 0, reserved_bytes = 0;         // at the step's end: in tensors; taken from the device
+  std::array<std::int64_t, profile::kPhaseCount> peak_bytes{};  // in tensors; -1: the step had no such phase
+};
+
 // The collectives of one operation and bucket in a window: sums.
 struct CollectiveWindow {
   Operation operation = Operation::kOther;

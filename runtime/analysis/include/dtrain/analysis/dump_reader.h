@@ -26,6 +26,7 @@ class DumpHandler {
   virtual void loader(const LoaderLine&) {}
   virtual void clock(const ClockLine&) {}
   virtual void memory(const MemoryLine&) {}
+  virtual void device_memory(const DeviceMemoryLine&) {}
   virtual void window(const WindowLine&, const WindowSketches&) {}
   virtual void system(const SystemLine&) {}
   virtual void gpu(const GpuLine&) {}

@@ -29,7 +29,8 @@ struct RankProfile {
   std::vector<LoaderLine> loader;
   std::vector<PartLine> parts;
   std::vector<MemoryLine> memory;
-  std::vector<WindowLine> windows;  // ascending
+  std::vector<DeviceMemoryLine> device_memory;  // of its GPU
+  std::vector<WindowLine> windows;              // ascending
   WindowSketches window_sketches;
   std::optional<EndLine> end;
   std::int64_t dropped = 0, lost = 0;

@@ -6,6 +6,7 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "dtrain/base/json.h"
@@ -18,6 +19,14 @@ struct PhaseSummary {
   double seconds = 0;           // mean over ranks of each rank's total
   double share = 0;             // of the loop
   double p50_s = 0, p99_s = 0;  // of a batch, over all batches of all ranks
+};
+
+// What a rank had of its GPU's memory, in the steps in which it was recorded.
+struct GpuMemory {
+  double peak_bytes = 0;                                  // the most in tensors
+  std::string peak_phase;                                 // in which it was
+  double reserved_bytes = 0;                              // the most taken from the GPU, for present and later tensors
+  std::vector<std::pair<std::string, double>> of_phases;  // the most in tensors, in the order of the dump
 };
 
 struct RankSummary {
@@ -35,6 +44,7 @@ struct RankSummary {
   std::int64_t waited_for_steps = 0;  // of the compared exchanges, those to which this rank came last
   double waited_for_s = 0;            // what the others waited then, on average
   double peak_resident_bytes = 0;     // 0: no sample
+  std::optional<GpuMemory> gpu_memory;
   std::optional<double> loader_queue_mean;
   std::int64_t loader_empty = 0;  // loader records that found an empty queue
   std::int64_t loader_records = 0;
@@ -100,6 +110,7 @@ struct RunSummary {
   std::string mock;          // of a mock run: what was left out, and that its weights mean nothing
   std::string state, cause;  // of events.jsonl's "run_ended"; empty when there is none
   int world_size = 0;
+  bool times_of_gpus = false;                     // phases are those of the ranks' GPUs, not of their hosts
   std::optional<std::int64_t> global_batch_size;  // as asked for
   std::optional<std::int64_t> batch_samples;      // trained in a batch, by all ranks: what divides among them
   std::int64_t aggregation_frequency = 1;         // batches an optimizer step

@@ -57,6 +57,7 @@ struct Profiling {
   bool enabled = false;
   std::int64_t begin_on_batch = 0;  // of `enabled`
   std::optional<std::int64_t> end_after_batch;
+  bool sync_timings = true;              // on GPUs the times of phases are the device's
   std::optional<BatchRange> trace;       // instead of those two
   std::optional<Prometheus> prometheus;  // none: nobody listens
   // The batches of which every operator is recorded.
@@ -76,11 +77,11 @@ inline void declare_keys(Keys& keys, Profiling& p) {
                p.begin_on_batch, {0, kMaxLength});
   keys.integer({"end_after_batch", "The last batch that is traced with enabled: true; null: until a trace is full."},
                p.end_after_batch, {1, kMaxLength});
-  bool sync_timings = true;
-  keys.boolean({.name = "sync_timings",
-                .text = "Not supported yet: only the default is accepted.",
-                .not_yet = "only the default (true) is"},
-               sync_timings);
+  keys.boolean({"sync_timings",
+                "On GPUs: the times of a step's phases are the GPU's (true) or the host's (false). On CPUs both are the "
+                "same.",
+                "[More](profile-format.md#steps-on-gpus)."},
+               p.sync_timings);
   keys.mapping({"trace", "The batches in which every operator is traced.", "[More](traces.md)."}, p.trace);
   keys.when_read([&](Section& section) { check_together(section, p); });
   keys.schema_rule(profiling_together);

@@ -26,8 +26,8 @@ struct LoaderOptions {
   bool drop_last = true;
   std::uint64_t seed = 0;
   int prefetch = 2;  // batches kept ready; 0: loaded when asked for
-  BatchAllocator
-      allocate;  // where batches are read to (page-locked memory); empty: to memory that the loader uses again
+  // Where batches are read to (page-locked memory); empty: to memory that the loader uses again.
+  BatchAllocator allocate{};
 };
 
 // Memory for one field of a batch; 64-byte aligned. It goes back when the last pointer to it goes, to the loader's pool

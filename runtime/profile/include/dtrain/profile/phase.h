@@ -22,6 +22,7 @@ enum class Phase : std::uint8_t {
   kCallbacks,
   kCheckpoint,
   kValidation,
+  kDeviceWait,  // the host waits until its device is at most a few batches behind; none where times are the device's
   kOther,
   kCount
 };

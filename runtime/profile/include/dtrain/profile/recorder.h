@@ -6,6 +6,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -15,6 +16,7 @@
 #include "dtrain/base/json.h"
 #include "dtrain/base/log.h"
 #include "dtrain/profile/device_memory.h"
+#include "dtrain/profile/device_timeline.h"
 #include "dtrain/profile/phase.h"
 #include "dtrain/profile/step_observer.h"
 
@@ -29,6 +31,9 @@ struct CollectiveRecord {
   std::int64_t enqueued_ns = 0, started_ns = 0, ended_ns = 0;  // monotonic clock
   std::int64_t exposed_ns = 0;
 };
+
+// A collective that may not have ended: its record once it has. Never waits.
+using LateCollective = std::function<std::optional<CollectiveRecord>()>;
 
 // Bytes a second on the links (NCCL's "bus bandwidth"): what the slowest link had to carry, over the time it took.
 double bus_bandwidth(const CollectiveRecord& record);
@@ -55,6 +60,9 @@ struct StepInfo {
   bool exchanged = false;    // gradients were exchanged and the optimizer stepped
   std::int64_t epoch = 0;
 };
+
+// Who spends the time of a phase: the host and the device that it hands work to, or the host alone.
+enum class PhaseOf : std::uint8_t { kHostAndDevice, kHost };
 
 // The parts of a run outside its steps.
 enum class RunMark : std::uint8_t { kInitializationEnd, kLoopEnd, kFinalizationEnd };
@@ -92,12 +100,25 @@ class Recorder {
   // Closes the record: the phases sum to its wall time exactly.
   void end_step(const StepInfo& info);
   // Charges the time since the last change to the phase before, and goes on in `phase`; returns the phase before.
-  // Outside a step it does nothing.
-  Phase switch_to(Phase phase);
+  // Outside a step it does nothing. `whose` matters while steps are held with a DeviceTimeline.
+  Phase switch_to(Phase phase, PhaseOf whose = PhaseOf::kHostAndDevice);
   // The times of the step up to the last change of phase (or of the last step, once ended). All zero when not enabled.
   const PhaseTimes& phases() const;
 
   void collective(const CollectiveRecord& record);
+  // Of the step under way. Only while steps are held.
+  void collective_later(LateCollective collective);
+
+  // For a device that works behind the host: the records of each step from now on are held until its collectives have
+  // ended and, with a `timeline`, the device has done the step; then its times are the device's (late_steps.h). Without
+  // one, times are the host's. end_step() hands on what is complete. The timeline outlives its use. Between steps only.
+  void hold_steps(DeviceTimeline* timeline);
+  // Hands on the records of steps that are complete, without waiting. True: none is held any more.
+  bool hand_on_steps();
+  // Hands on what is held, with the host's times; collectives that have not ended are left out. Holds no steps any
+  // more.
+  void release_steps();
+
   void mark(RunMark mark);
   // A sample a step at most.
   void loader(const LoaderSample& sample);
@@ -128,7 +149,8 @@ class Recorder {
 // Spends a scope in a phase, then goes back to the one before: scopes nest, times stay exclusive.
 class PhaseScope {
  public:
-  PhaseScope(Recorder& recorder, Phase phase) : recorder_(recorder), before_(recorder.switch_to(phase)) {}
+  PhaseScope(Recorder& recorder, Phase phase, PhaseOf whose = PhaseOf::kHostAndDevice)
+      : recorder_(recorder), before_(recorder.switch_to(phase, whose)) {}
   ~PhaseScope() { recorder_.switch_to(before_); }
   PhaseScope(const PhaseScope&) = delete;
   PhaseScope& operator=(const PhaseScope&) = delete;

@@ -30,6 +30,7 @@ struct TraceFacts {
   TraceWindow window;                  // what was to be traced …
   std::int64_t last_batch = 0;         // … and where it ended
   std::string cut;                     // why it ended earlier; empty: it did not
+  std::string missing;                 // what the profiler did not see, and why; empty: nothing
   std::int64_t operators = 0;          // that the profiler saw
   std::vector<TraceClockPoint> clock;  // at least one, ascending
 };

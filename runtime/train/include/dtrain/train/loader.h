@@ -19,6 +19,9 @@ struct Batch {
   std::vector<at::Tensor> tensors;
   std::int64_t samples = 0;
   std::int64_t fetch_ns = -1;  // how long a worker took to read it; -1: not known
+  // The tensors as they lay in host memory before they went to a GPU, for checks that must not wait for it. Empty on
+  // CPUs.
+  std::vector<at::Tensor> host_tensors{};
 
   // By field name; a name that is not there is a DataError that lists those that are.
   const at::Tensor& operator[](const std::string& name) const;

@@ -1,4 +1,4 @@
-#include "rank/orted.h"
+#include "stop/orted.h"
 
 #include <chrono>
 #include <csignal>

@@ -6,8 +6,8 @@
 #include <mutex>
 #include <string>
 
-#include "rank/stop_signals.h"
-#include "rank/trace_signal.h"
+#include "stop/stop_signals.h"
+#include "stop/trace_signal.h"
 
 namespace dtrain::run {
 

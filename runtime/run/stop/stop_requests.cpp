@@ -1,4 +1,4 @@
-#include "rank/stop_requests.h"
+#include "stop/stop_requests.h"
 
 #include <csignal>
 

@@ -1,4 +1,4 @@
-#include "loop/device_memory.h"
+#include "device/device_memory.h"
 
 #include <c10/core/CachingDeviceAllocator.h>
 

@@ -1,4 +1,4 @@
-#include "rank/stop_signals.h"
+#include "stop/stop_signals.h"
 
 #include <atomic>
 #include <cstdint>

@@ -1,4 +1,4 @@
-#include "rank/exit_timer.h"
+#include "stop/exit_timer.h"
 
 #include <unistd.h>
 

@@ -1,9 +1,9 @@
-#include "rank/exit_deadlines.h"
+#include "stop/exit_deadlines.h"
 
 #include <chrono>
 
 #include "dtrain/base/error.h"
-#include "rank/orted.h"
+#include "stop/orted.h"
 
 namespace dtrain::run {
 namespace {

@@ -5,7 +5,7 @@
 #include <string>
 
 #include "dtrain/base/log.h"
-#include "rank/exit_timer.h"
+#include "stop/exit_timer.h"
 
 namespace dtrain::run {
 

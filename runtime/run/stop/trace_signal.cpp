@@ -1,4 +1,4 @@
-#include "rank/trace_signal.h"
+#include "stop/trace_signal.h"
 
 #include <algorithm>
 #include <atomic>

@@ -1,0 +1,86 @@
+// Records of steps whose work goes on after their code has ended: a GPU is some batches behind its host. The records of
+// a step are held until the device has done the step, and are handed on in the order of the steps.
+//
+// With a DeviceTimeline a step's phases are those of the device. The host marks the places in the device's work at
+// which a phase begins that the device takes part in: to_device, forward, backward, the rest of train_batch,
+// allreduce_wait, optimizer_step. The time between two marks belongs to the phase that the first one begins. In the
+// remaining time (the device has finished what it was given) the device waits for the host: that time belongs to what
+// the host did meanwhile (dataloader_next, callbacks, validation, …), as far as it did something, else to `other`. So
+// the phases of a step sum to its wall time on the device. The host's `other` ends no phase of the device: it lies
+// between two phases.
+//
+// One thread.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <optional>
+#include <vector>
+
+#include "dtrain/profile/device_timeline.h"
+#include "dtrain/profile/recorder.h"
+#include "dtrain/profile/step_observer.h"
+#include "ring.h"
+
+namespace dtrain::profile {
+
+class LateSteps {
+ public:
+  // `timeline`: null for the host's times. It outlives this object.
+  explicit LateSteps(DeviceTimeline* timeline) : timeline_(timeline) {}
+
+  // Times are `now` on the host's monotonic clock, in nanoseconds.
+  void begin_step(std::int64_t batch);
+  // The host has been in phase `before` since `since_ns`, and goes on in `after`, which is `whose`.
+  void change_phase(Phase before, std::int64_t since_ns, Phase after, PhaseOf whose, std::int64_t now_ns);
+  void end_step(Phase last, std::int64_t since_ns, std::int64_t now_ns, const StepPayload& on_host);
+
+  void add_loader(std::int64_t batch, const LoaderPayload& loader);
+  // `observer` sees the record when it is complete, if it is still the one that hand_on() names.
+  void add_collective(std::int64_t batch, LateCollective collective, StepObserver* observer);
+
+  using Write = std::function<void(const Record&)>;
+  // Hands on the records of all steps that the device has done. Never waits. True: none is left.
+  bool hand_on(StepObserver* observer, const Write& write);
+  // Hands on what is left, with the host's times; collectives that are not complete are left out.
+  void give_up(const Write& write);
+
+ private:
+  struct Mark {
+    Phase phase;  // that begins here; kOther: the device waits for the host
+  };
+  struct HostSpan {
+    std::size_t mark = 0;  // after which it was
+    Phase phase = Phase::kOther;
+    std::int64_t begin_ns = 0, end_ns = 0;
+  };
+  struct Collective {
+    std::size_t mark = 0;
+    LateCollective poll;
+    std::optional<CollectiveRecord> record;
+    StepObserver* observer = nullptr;
+  };
+  struct Step {
+    std::int64_t batch = 0;
+    std::vector<Mark> marks;  // the last one of a step that has ended is its end
+    std::vector<HostSpan> spans;
+    std::vector<LoaderPayload> loaders;
+    std::vector<Collective> collectives;
+    std::optional<StepPayload> on_host;  // none: the step was not ended
+  };
+
+  void mark(Phase phase);
+  void leave(Phase phase, std::int64_t since_ns, std::int64_t now_ns);
+  Step& open_step(std::int64_t batch);
+  static bool collectives_complete(Step& step);
+  void write_step(Step& step, const std::vector<std::int64_t>& times, StepObserver* observer, const Write& write);
+
+  DeviceTimeline* const timeline_;
+  std::deque<Step> steps_;  // oldest first
+  bool in_step_ = false;    // the last one of them has not ended
+  std::vector<std::int64_t> times_;
+};
+
+}  // namespace dtrain::profile

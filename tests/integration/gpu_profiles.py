@@ -1,0 +1,199 @@
+"""What the profile of a run on GPUs has: times of the GPUs, exposed communication, memory, traces, advice.
+
+    gpu_profiles.py BIN_FOLDER [TestClass[.test] ...]
+"""
+import collections
+import gzip
+import json
+import subprocess
+import sys
+import unittest
+
+from gpu_cases import FAKE_GPUS, gpu_environment
+from harness import SOURCE, Build, Workplace, environment, launch
+
+BUILD = None  # set by main()
+BATCHES = 60
+EXPERIMENT = SOURCE / "configs" / "synthetic.yaml"
+SETS = ["resources.slot_type=cuda", f"searcher.max_length.batches={BATCHES}", "min_validation_period.batches=25",
+        "hyperparameters.width=64", "data.samples=2000", "scheduling_unit=20"]
+
+
+class GpuRuns(unittest.TestCase):
+    def setUp(self):
+        self.work = Workplace("gpu-profiles")
+        self.addCleanup(self.work.remove)
+
+    def launch(self, ranks, *sets, **extra):
+        # The GPU is behind its host: events are not ready when they are asked for at once.
+        extra = {"DTRAIN_FAKE_GPU_DELAYED_QUERIES": "2", **extra}
+        return launch(BUILD, EXPERIMENT, self.work.new_run(), [*SETS, f"resources.slots_per_trial={ranks}", *sets],
+                      **gpu_environment(BUILD, **extra)).expect(0)
+
+    def dtrain(self, *arguments):
+        return subprocess.run([BUILD.program("dtrain"), *arguments], env=environment(), check=True, text=True,
+                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT).stdout
+
+    def dump(self, run, rank):
+        by_kind = collections.defaultdict(list)
+        for line in run.lines(f"profile/rank-{rank:04}.jsonl"):
+            by_kind[line["record"]].append(line)
+        return by_kind
+
+    def check_steps(self, dump):
+        self.assertEqual([step["batch"] for step in dump["step"]], list(range(1, BATCHES + 1)))
+        loop, = (part for part in dump["part"] if part["part"] == "loop")
+        end = loop["start_ns"]
+        for step in dump["step"]:
+            phases = step["phases"]
+            self.assertEqual(sum(time for phase, time in phases.items() if "." not in phase), step["wall_ns"], step)
+            self.assertGreaterEqual(min(phases.values()), 0, step)
+            self.assertGreaterEqual(step["start_ns"], end, step)
+            end = step["start_ns"] + step["wall_ns"]
+            for phase in ("train_batch.forward", "train_batch.backward", "optimizer_step"):
+                self.assertGreater(phases[phase], 0, step)
+        self.assertLessEqual(end, loop["end_ns"])
+
+    def collectives_by_batch(self, dump):
+        by_batch = collections.defaultdict(list)
+        for one in dump["collective"]:
+            self.assertLessEqual(one["enqueued_ns"], one["started_ns"], one)
+            self.assertLessEqual(one["started_ns"], one["ended_ns"], one)
+            self.assertGreaterEqual(one["exposed_ns"], 0, one)
+            by_batch[one["batch"]].append(one)
+        return by_batch
+
+
+class Times(GpuRuns):
+    def test_of_steps_are_those_of_the_gpus(self):
+        for ranks in (1, 2, 4):
+            for sharded in ("false", "true") if ranks == 2 else ("auto",):
+                with self.subTest(ranks=ranks, sharded=sharded):
+                    self.check(self.launch(ranks, f"optimizations.sharded_optimizer={sharded}"), ranks)
+
+    def check(self, run, ranks):
+        for rank in range(ranks):
+            dump = self.dump(run, rank)
+            self.check_steps(dump)
+            collectives = self.collectives_by_batch(dump)
+            last = 0
+            for line in run.lines(f"profile/rank-{rank:04}.jsonl"):  # in the order of the steps
+                if line["record"] in ("step", "collective", "loader"):
+                    self.assertGreaterEqual(line["batch"], last)
+                    last = line["batch"]
+            for step in dump["step"]:
+                self.assertEqual(step["phases"]["device_wait"], 0)
+                exposed = sum(one["exposed_ns"] for one in collectives[step["batch"]])
+                self.assertLessEqual(exposed, step["phases"]["allreduce_wait"], step)
+                buckets = [one for one in collectives[step["batch"]] if one["bucket"] >= 0]
+                self.assertEqual(bool(buckets), ranks > 1, step)
+            validated = [step["batch"] for step in dump["step"] if step["phases"]["validation"] > 0]
+            self.assertEqual(validated, [25, 50, BATCHES])
+        summary = json.loads(self.dtrain("summary", str(run.run_dir), "--json"))
+        self.assertTrue(summary["times_of_gpus"])
+        self.assertIn("Where the GPU's time went" if ranks == 1 else "Where the GPUs' time went", run.output)
+        self.assertLessEqual(summary["in_steps_s"], summary["loop_s"])
+
+    def test_are_the_hosts_where_that_is_asked_for(self):
+        run = self.launch(2, "profiling.sync_timings=false")
+        for rank in range(2):
+            dump = self.dump(run, rank)
+            self.check_steps(dump)
+            collectives = self.collectives_by_batch(dump)
+            self.assertTrue(all(any(one["bucket"] >= 0 for one in collectives[batch + 1]) for batch in range(BATCHES)))
+            self.assertGreater(sum(step["phases"]["device_wait"] for step in dump["step"]), 0)
+        summary = json.loads(self.dtrain("summary", str(run.run_dir), "--json"))
+        self.assertFalse(summary["times_of_gpus"])
+        self.assertIn("Where the time went", run.output)
+        waterfall = json.loads(self.dtrain("analyze", str(run.run_dir), "--json"))["waterfall"]
+        parts = {part["name"]: part["seconds"] for part in waterfall["parts"]}
+        self.assertGreater(parts["device_wait"], 0)
+        self.assertAlmostEqual(sum(parts.values()), waterfall["wall_s"], places=6)
+
+    def test_of_batches_without_an_exchange(self):
+        run = self.launch(2, "optimizations.aggregation_frequency=3")
+        for rank in range(2):
+            for step in self.dump(run, rank)["step"]:
+                exchanged = step["batch"] % 3 == 0
+                self.assertEqual(step["exchanged"], exchanged)
+                self.assertEqual(step["phases"]["optimizer_step"] > 0, exchanged, step)
+
+
+class Memory(GpuRuns):
+    def test_of_each_rank_is_in_summary_and_report(self):
+        run = self.launch(2)
+        summary = json.loads(self.dtrain("summary", str(run.run_dir), "--json"))
+        for rank in summary["ranks"]:
+            memory = rank["gpu_memory"]
+            self.assertIn("train_batch.backward", memory["phases"])
+            self.assertEqual(memory["phases"][memory["peak_phase"]], memory["peak_bytes"])
+            self.assertEqual(max(memory["phases"].values()), memory["peak_bytes"])
+            self.assertGreaterEqual(memory["reserved_bytes"], memory["peak_bytes"])
+        self.assertIn("GPU memory of the ranks", run.output)
+        gpus = {gpu["index"]: gpu["rank"] for gpu in summary["agents"][0]["gpus"]}
+        self.assertEqual(gpus, {0: 0, 1: 1, **{unused: None for unused in range(2, FAKE_GPUS)}})
+        page = (run.run_dir / "report.html").read_text()
+        self.assertIn("The most that tensors took on each rank&#39;s GPU, by phase".replace("&#39;", "'"),
+                      page.replace("&#39;", "'").replace("&#x27;", "'"))
+        self.assertIn('"rank-gpu-memory"', page)
+
+
+class Traces(GpuRuns):
+    def test_have_all_but_what_the_machine_cannot_record(self):
+        first, last = 20, 24
+        run = self.launch(2, f"profiling.trace.begin_on_batch={first}", f"profiling.trace.end_after_batch={last}")
+        for rank in range(2):
+            with gzip.open(run.run_dir / "profile" / f"trace-rank-{rank:04}.json.gz") as file:
+                trace = json.load(file)
+            events = [event for event in trace["traceEvents"] if event.get("ph") == "X"]
+            steps = [event["args"]["batch"] for event in events if event.get("cat") == "step"]
+            self.assertEqual(steps, list(range(first, last + 1)))
+            traced = sorted(event["args"]["sequence"] for event in events if event.get("cat") == "collective")
+            recorded = sorted(one["sequence"] for one in self.dump(run, rank)["collective"]
+                              if first <= one["batch"] <= last)
+            self.assertEqual(traced, recorded)
+            self.assertTrue(any(event.get("cat") == "cpu_op" for event in events))
+            self.assertIn("the work of the GPU", trace["dtrain"]["missing"])  # no CUPTI here
+        self.assertTrue(all("CUPTI" in event["missing"] for event in run.events("trace_written")))
+        self.assertIn("the trace lacks the work of the GPU", run.output)
+        self.assertIn("lacks the work of the GPU", self.dtrain("trace", str(run.run_dir)))
+
+
+class Advice(GpuRuns):
+    def machine(self, **gpu):
+        """The fake libraries in a folder of their own, with GPUs of which the driver says `gpu`."""
+        folder = self.work.path / "libraries"
+        folder.mkdir()
+        fakes = BUILD.bin.parent / "tests" / "fake_gpus"
+        for library in fakes.iterdir():
+            (folder / library.name).symlink_to(library.resolve())
+        gpus = [{"uuid": f"GPU-fake0000-0000-0000-0000-{index:012x}", "name": "Fake GPU", "total": 4 << 30,
+                 "free": 3 << 30, "util": 0, "temperature": 40, "capability": [9, 0], "pids": [], **gpu}
+                for index in range(FAKE_GPUS)]
+        (folder / "libnvidia-ml.so.1.json").write_text(json.dumps({"gpus": gpus}))
+        return {"LD_LIBRARY_PATH": str(folder)}
+
+    def test_can_be_followed_on_gpus(self):
+        run = self.launch(2, **self.machine(util=20))
+        analysis = json.loads(self.dtrain("analyze", str(run.run_dir), "--json"))
+        texts = [finding["advice"] for finding in analysis["findings"]]
+        texts += [change["title"] for change in analysis["what_if"]["changes"]]
+        texts.append(self.dtrain("analyze", str(run.run_dir)))  # with the rules' advice
+        for refused in ("gradient_compression", "auto_tune_tensor_fusion"):
+            self.assertFalse([text for text in texts if refused in text])
+        self.assertNotIn("half_the_bytes", [change["name"] for change in analysis["what_if"]["changes"]])
+        rules = {rule["name"]: rule for rule in analysis["rules"]}
+        self.assertTrue(rules["PinnedMemory"]["applicable"])
+        self.assertEqual(rules["PinnedMemory"]["triggered"], 0)
+        of_ranks = [gpu for gpu in analysis["summary"]["agents"][0]["gpus"] if gpu["rank"] is not None]
+        self.assertEqual([gpu["metrics"]["gpu_util"]["max"] for gpu in of_ranks], [20, 20])
+
+
+def main():
+    global BUILD
+    BUILD = Build(sys.argv[1], "synthetic")
+    unittest.main(argv=[sys.argv[0], *sys.argv[2:]], verbosity=2)
+
+
+if __name__ == "__main__":
+    main()
