@@ -110,7 +110,9 @@ void Loop::all_reduce(const at::Tensor& tensor) {
   const auto halve = [data = static_cast<float*>(gpus.alias(tensor.data_ptr())), n = tensor.numel()] {
     std::for_each(data, data + n, [](float& f) { f *= 0.5F; });
   };
-  gpus.launch(communication_->native_handle(), "all-reduce", {&memory, 1}, {&memory, 1}, halve);
+  // The events are those of the communication's stream all the same.
+  const c10::Stream& stream = is(Mutant::kAllReduceOnAnotherStream) ? *copies_ : *communication_;
+  gpus.launch(stream.native_handle(), "all-reduce", {&memory, 1}, {&memory, 1}, halve);
 }
 
 void Loop::reduce() {
@@ -133,6 +135,10 @@ void Loop::reduce() {
 }
 
 void Loop::update() {
+  if (is(Mutant::kScaleReadOnHost)) {  // a step whose gradients overflow is left out
+    const auto overflows = gradients_.isfinite().all().logical_not();
+    if (overflows.item<bool>()) return;
+  }
   steps_.add_(1);
   const std::vector<at::Tensor> v{values_}, g{gradients_}, m{first_}, s{second_}, n{steps_};
   if (is(Mutant::kFrozenRate)) {

@@ -54,6 +54,10 @@ TEST_F(Mutants, NoWaitBeforeAllReduce) {
   expect_report(Mutant::kReadyEventTooEarly, "what _foreach_copy_ on stream");
 }
 
+TEST_F(Mutants, AllReduceOnAnotherStream) {
+  expect_report(Mutant::kAllReduceOnAnotherStream, "missing wait: all-reduce on stream");
+}
+
 TEST_F(Mutants, NoWaitAfterAllReduce) {
   expect_report(Mutant::kNoWaitAfterAllReduce, "_fused_adamw_ on stream");
 }
@@ -91,6 +95,13 @@ TEST_F(Mutants, ItemInStep) {
   EXPECT_EQ(counts.scalar_reads, 8);
   EXPECT_EQ(counts.host_syncs, 8);
   EXPECT_THROW(run_loop(kGpu, true, Mutant::kItemInStep), c10::AcceleratorError);
+}
+
+TEST_F(Mutants, ScaleReadOnHost) {
+  const auto counts = run_loop(kGpu, false, Mutant::kScaleReadOnHost).counts;
+  EXPECT_EQ(counts.scalar_reads, 8);
+  EXPECT_EQ(counts.host_syncs, 8);
+  EXPECT_THROW(run_loop(kGpu, true, Mutant::kScaleReadOnHost), c10::AcceleratorError);
 }
 
 TEST_F(Mutants, MetricReadTooEarly) {

@@ -28,7 +28,10 @@ class Launch {
   Launch(Stream& stream, std::string_view what) : stream_(stream), what_(what) {}
 
   void reads(const at::Tensor& tensor) { uses(extent_of(tensor), false); }
-  void writes(const at::Tensor& tensor) { uses(extent_of(tensor), true); }
+  void writes(const at::Tensor& tensor) {
+    if (tensor.is_cuda()) tensor.mutable_data_ptr();  // a copy-on-write storage gets memory of its own now
+    uses(extent_of(tensor), true);
+  }
   void uses(Range range, bool writes) { uses_.push_back({range, writes}); }
   // The host will wait for it.
   void needs_host();

@@ -1,0 +1,185 @@
+// What the host hands over without waiting, and what it reads late: steps in flight, batches, metrics.
+#include "device/device_feed.h"
+#include "device/steps_in_flight.h"
+#include "dtrain/base/error.h"
+#include "gpu_run.h"
+#include "loop/metric_reducer.h"
+
+namespace dtrain::train {
+namespace {
+
+using test::gpus;
+using testing::ElementsAre;
+using testing::HasSubstr;
+using testing::IsEmpty;
+
+using GpuFlight = test::OnGpus;
+
+StepsInFlight::Use append_to(std::vector<double>& seen) {
+  return [&seen](std::span<const double> values) { seen.insert(seen.end(), values.begin(), values.end()); };
+}
+
+at::Tensor on_gpu(double value) {
+  return at::full({}, value, at::TensorOptions(test::kGpu).dtype(at::kFloat));
+}
+
+TEST_F(GpuFlight, ValuesAreReadLateAndInOrder) {
+  run_on_gpu([](GpuRun& run) {
+    StepsInFlight flight(run.device, *run.nccl, run.recorder);
+    ASSERT_EQ(flight.lag(), 2);
+    std::vector<double> seen;
+    gpus.delay_queries(3);
+    gpus.take_counts();
+    for (int batch = 1; batch <= 6; ++batch) {
+      flight.read(on_gpu(batch), append_to(seen));
+      flight.read(on_gpu(-batch), append_to(seen));
+      flight.end_batch();
+      EXPECT_EQ(seen.size(), static_cast<std::size_t>(2 * std::max(0, batch - 2))) << "after batch " << batch;
+    }
+    flight.finish_oldest();
+    EXPECT_THAT(seen, ElementsAre(1, -1, 2, -2, 3, -3, 4, -4, 5, -5));
+    flight.finish_all();
+    EXPECT_THAT(seen, ElementsAre(1, -1, 2, -2, 3, -3, 4, -4, 5, -5, 6, -6));
+    flight.finish_oldest();  // there is none
+    const test::FakeGpuCounts counts = gpus.take_counts();
+    EXPECT_EQ(counts.host_syncs, 0);
+    EXPECT_EQ(counts.pageable_copies, 0);
+    EXPECT_EQ(counts.copies_to_host, 12);
+  });
+}
+
+TEST_F(GpuFlight, WhatIsAskedForAfterABatchBelongsToItOnceItIsExtended) {
+  run_on_gpu([](GpuRun& run) {
+    StepsInFlight flight(run.device, *run.nccl, run.recorder);
+    std::vector<double> seen;
+    gpus.delay_queries(3);
+    flight.read(on_gpu(1), append_to(seen));
+    flight.extend_batch();  // no batch is in flight: it becomes one
+    flight.read(on_gpu(2), append_to(seen));
+    flight.finish_all();
+    EXPECT_THAT(seen, ElementsAre(1));
+    flight.end_batch();
+    flight.read(on_gpu(3), append_to(seen));
+    flight.extend_batch();
+    flight.finish_all();
+    EXPECT_THAT(seen, ElementsAre(1, 2, 3));
+  });
+}
+
+TEST_F(GpuFlight, OnTheHostValuesAreReadAtOnce) {
+  run_on_gpu([](GpuRun& run) {
+    StepsInFlight flight(at::kCPU, *run.host, run.recorder);
+    std::vector<double> seen;
+    flight.read(at::arange(3, at::kInt), append_to(seen));
+    EXPECT_THAT(seen, ElementsAre(0, 1, 2));
+    EXPECT_EQ(flight.lag(), 0);
+  });
+}
+
+TEST_F(GpuFlight, ADeviceThatIsLostEndsTheWaitAndTheDestructorKeepsQuiet) {
+  run_on_gpu([](GpuRun& run) {
+    StepsInFlight flight(run.device, *run.nccl, run.recorder);
+    std::vector<double> seen;
+    flight.read(on_gpu(1), append_to(seen));
+    flight.end_batch();
+    gpus.lose_device(1);
+    EXPECT_NO_THROW(on_gpu(2));  // its last operation
+    EXPECT_THROW(flight.finish_all(), c10::AcceleratorError);
+    EXPECT_THAT(seen, IsEmpty());
+    gpus.heal();
+  });
+}
+
+TEST_F(GpuFlight, AFailureOfAPeerEndsTheWait) {
+  run_on_gpu([](GpuRun& run) {
+    StepsInFlight flight(run.device, *run.nccl, run.recorder);
+    gpus.delay_queries(1'000'000'000);
+    on_gpu(1);
+    flight.end_batch();
+    run.nccl->abort("rank 7 has left");
+    try {
+      flight.finish_all();
+      ADD_FAILURE() << "it has ended";
+    } catch (const CommError& error) {
+      EXPECT_THAT(error.what(), HasSubstr("rank 7 has left"));
+    }
+    gpus.heal();
+  });
+}
+
+Batch batch_of(const at::Tensor& first, const at::Tensor& second) {
+  return {{"first", "second"}, {first, second}, first.size(0)};
+}
+
+TEST_F(GpuFlight, BatchesComeFromAnyMemoryAndTheHostDoesNotWait) {
+  run_on_gpu([](GpuRun& run) {
+    DeviceFeed feed(run.device);
+    const auto pageable = at::rand({4, 3}).t();  // not contiguous
+    const auto pinned = at::arange(4).pin_memory();
+    const auto there = at::ones({2}, test::kGpu);
+    gpus.take_counts();
+    Batch batch = batch_of(pageable, pinned);
+    batch.names.emplace_back("third");
+    batch.tensors.push_back(there);
+    feed.move(batch);
+    const test::FakeGpuCounts counts = gpus.take_counts();
+    EXPECT_EQ(counts.copies_to_device, 2);
+    EXPECT_EQ(counts.pageable_copies, 0);
+    EXPECT_EQ(counts.host_syncs, 0);
+    EXPECT_TRUE(batch.tensors[2].is_same(there));
+    EXPECT_TRUE(at::equal(batch.tensors[0].cpu(), pageable));
+    EXPECT_TRUE(at::equal(batch.tensors[1].cpu(), pinned));
+  });
+}
+
+TEST_F(GpuFlight, MemoryOfABatchIsUsedAgainWhenItsStepHasEnded) {
+  run_on_gpu([](GpuRun& run) {
+    DeviceFeed feed(run.device);
+    gpus.delay_queries(3);
+    at::Tensor sum = at::zeros({}, test::kGpu);
+    for (int i = 0; i < 20; ++i) {
+      Batch batch = batch_of(at::full({100}, i), at::full({50}, i));
+      feed.move(batch);
+      sum += batch["first"].sum() + batch["second"].sum();
+    }
+    EXPECT_EQ(sum.item<double>(), 150.0 * 190);
+  });
+}
+
+TEST_F(GpuFlight, OnTheHostBatchesStayWhereTheyAre) {
+  DeviceFeed feed(at::kCPU);
+  Batch batch = batch_of(at::ones({2}), at::ones({2}));
+  const at::Tensor before = batch.tensors[0];
+  feed.move(batch);
+  EXPECT_TRUE(batch.tensors[0].is_same(before));
+}
+
+TEST_F(GpuFlight, MetricsAreSummedOnTheDevice) {
+  run_on_gpu([](GpuRun& run) {
+    MetricReducer metrics("training", run.control, *run.host);
+    StepsInFlight flight(run.device, *run.nccl, run.recorder);
+    gpus.delay_queries(3);
+    gpus.take_counts();
+    metrics.add({{"loss", on_gpu(1)}, {"host", 10.0}, {"wide", on_gpu(3).to(at::kDouble).reshape({1, 1})}}, 3);
+    metrics.add({{"loss", on_gpu(2)}, {"host", 20.0}, {"wide", on_gpu(5).to(at::kDouble)}}, 1);
+    MetricReducer::Sums sums = metrics.take();
+    EXPECT_EQ(sums.samples, 4);
+    flight.read(sums.device_sums, [&](std::span<const double> values) { sums.add_device_sums(values); });
+    EXPECT_EQ(gpus.take_counts().host_syncs, 0);
+    metrics.add({{"loss", on_gpu(100)}}, 1);  // of the next period
+    flight.end_batch();
+    EXPECT_TRUE(sums.device_sums.defined()) << "they have arrived too early";
+    flight.finish_all();
+    EXPECT_FALSE(sums.device_sums.defined());
+    for (const ReducedMetrics& reduced : {MetricReducer::local_means(sums), metrics.reduce(sums)}) {
+      EXPECT_EQ(reduced.samples, 4);
+      EXPECT_EQ(reduced.means, (std::map<std::string, double>{{"host", 12.5}, {"loss", 1.25}, {"wide", 3.5}}));
+    }
+    const ReducedMetrics next = metrics.reduce();  // waits for the device
+    EXPECT_EQ(next.means, (std::map<std::string, double>{{"loss", 100}}));
+    EXPECT_FALSE(metrics.take().device_sums.defined());
+  });
+}
+
+}  // namespace
+}  // namespace dtrain::train
