@@ -11,7 +11,8 @@ FAKE_GPUS = 4
 
 def gpu_environment(build, **extra):
     """What makes this a machine with fake GPUs."""
-    return {"LD_LIBRARY_PATH": str(build.bin.parent / "tests" / "fake_gpus"), "DTRAIN_FAKE_GPUS": str(FAKE_GPUS), **extra}
+    libraries = build.bin.parent / "tests" / "fake_gpus"
+    return {"LD_LIBRARY_PATH": str(libraries), "DTRAIN_FAKE_GPUS": str(FAKE_GPUS), **extra}
 
 
 def free_ports(count):
@@ -60,7 +61,8 @@ def run_cases(build, folder, ranks, cases, slot_types=("cuda", "cpu")):
             file = experiment(build, case, ranks, slot_type, at / "experiment.yaml")
             port = str(next(ports))
             for plan in plans:
-                plan.append({"arguments": [str(file), "--run-dir", str(at / "run")], "environment": {"MASTER_PORT": port}})
+                plan.append({"arguments": [str(file), "--run-dir", str(at / "run")],
+                             "environment": {"MASTER_PORT": port}})
     processes = []
     for rank, plan in enumerate(plans):
         (folder / f"{ranks}-cases-{rank}.json").write_text(json.dumps(plan))

@@ -49,8 +49,10 @@ class FaultTest(unittest.TestCase):
 
     def launched(self, ranks, case, code=1, **environment):
         file = experiment(BUILD, case, ranks, "cuda", self.work.path / "experiment.yaml")
-        return launch(BUILD, file, self.work.new_run(), XDG_RUNTIME_DIR=str(self.private),
-                      **{**gpu_environment(BUILD), **environment}).expect(code)
+        result = launch(BUILD, file, self.work.new_run(), XDG_RUNTIME_DIR=str(self.private),
+                        **{**gpu_environment(BUILD), **environment}).expect(code)
+        self.assertTrue((self.private / "dtrain").is_dir(), "the run has kept it elsewhere")
+        return result
 
     def check_failure(self, result, rank, cause, others, remedy=""):
         """`cause`: a pattern. It stands once in the launcher's words and in the events, with its rank."""
@@ -109,11 +111,13 @@ class Nccl(FaultTest):
 
 
 class Gpus(FaultTest):
-    MEMORY = "GPU 1 is out of memory: CUDA out of memory. Tried to allocate .*; .* are in tensors, .* are reserved for them, .* of the GPU's 4.0 GiB are free"
+    MEMORY = ("GPU 1 is out of memory: CUDA out of memory. Tried to allocate .*; .* are in tensors, "
+              ".* are reserved for them, .* of the GPU's 4.0 GiB are free")
 
     def test_memory_ends(self):
         result = self.launched(2, training({"kind": "allocation", "at": 5}))
-        self.check_failure(result, 1, f"at batch {BATCH}: {self.MEMORY}", "rank 0", "lower hyperparameters.global_batch_size")
+        self.check_failure(result, 1, f"at batch {BATCH}: {self.MEMORY}", "rank 0",
+                           "lower hyperparameters.global_batch_size")
 
     def test_every_allocation_of_a_step_may_be_the_one_too_many(self):
         counted = training(length=20, count_from=10, count_to=11)
@@ -128,7 +132,8 @@ class Gpus(FaultTest):
                 one.result.expect(1)
                 self.assertEqual(one.reports, [])
                 failed, = one.result.events("rank_failed")
-                self.assertIn(failed["step"], (BATCH, BATCH + 1), failed)  # the last ones are of the next batch's tensors
+                # The last ones are of the next batch's tensors.
+                self.assertIn(failed["step"], (BATCH, BATCH + 1), failed)
                 self.assertRegex(failed["cause"], self.MEMORY.replace("GPU 1", "GPU 0"))
                 self.assertIn("raise optimizations.aggregation_frequency", failed["remedy"])
         self.check_nothing_left()
@@ -141,7 +146,8 @@ class Gpus(FaultTest):
     def test_a_device_is_taken_or_has_lost_data(self):
         for code, text, remedy in ((46, "GPU 1 is taken by another process", "nvidia-smi shows the process"),
                                    (214, "GPU 1 has lost data", "nvidia-smi -q -d ECC")):
-            result = self.launched(2, training(), DTRAIN_FAKE_GPU_FAULT=f"lost:1:{code}", DTRAIN_FAKE_GPU_FAULT_RANK="1")
+            result = self.launched(2, training(), DTRAIN_FAKE_GPU_FAULT=f"lost:1:{code}",
+                                   DTRAIN_FAKE_GPU_FAULT_RANK="1")
             self.check_failure(result, 1, text, "", remedy)
 
 
@@ -156,8 +162,8 @@ class Starting(FaultTest):
         result = self.launched(2, training(), LD_LIBRARY_PATH=str(folder))
         failed, = result.events("run_failed")  # it is the same for each rank
         self.check_failure(result, failed["rank"],
-                           "could not start: training on a GPU needs libtorch's CUDA part, which cannot be opened: lib.*so",
-                           "", "resources.slot_type: cpu")
+                           "could not start: training on a GPU needs libtorch's CUDA part, which cannot be opened: "
+                           "lib.*so", "", "resources.slot_type: cpu")
 
     def test_a_gpu_that_is_not_there(self):
         """Without a launcher, that would have seen it."""

@@ -102,7 +102,8 @@ class Launches(unittest.TestCase):
 def main():
     global BUILD
     BUILD = Build(sys.argv[1], "dtrain-worker")
-    unittest.main(argv=[sys.argv[0], *sys.argv[2:]], verbosity=2, warnings="ignore")  # torch.jit calls itself deprecated
+    # torch.jit calls itself deprecated.
+    unittest.main(argv=[sys.argv[0], *sys.argv[2:]], verbosity=2, warnings="ignore")
 
 
 if __name__ == "__main__":

@@ -2,9 +2,9 @@
 
     gpu_parity.py BIN_FOLDER
 
-Every case trains with the same number of ranks on both. Where gradients are summed and scaled in the same order, all bits
-are equal. Else (a scale that is no power of two, the norm of clipping) the worst parameter's relative L2 difference has a
-limit; such cases are in float64, in which training does not blow up what is rounded off.
+Every case trains with the same number of ranks on both. Where gradients are summed and scaled in the same order, all
+bits are equal. Else (a scale that is no power of two, the norm of clipping) the worst parameter's relative L2 difference
+has a limit; such cases are in float64, so that training does not enlarge differences of rounding.
 """
 import sys
 import time
@@ -25,8 +25,8 @@ NORM = 1e-6  # clipping's factor is a float32 on a GPU
 # Between these batches nothing but steps happens: no metrics are due, buckets and strategy do not change.
 COUNTED = {"count_from": 25, "count_to": 38}
 BATCHES = COUNTED["count_to"] - COUNTED["count_from"]
-# A batch, on rank 0 of several. The batch is two tensors; the loss goes to the host for on_non_finite and for the display
-# of progress. Copies on the device: the loss becomes a double for each of the two, gradients get to their places.
+# A batch, on rank 0 of several. The batch is two tensors; the loss goes to the host for on_non_finite and for the
+# display of progress. Copies on the device: the loss becomes a double for each of the two, gradients get to their places.
 PINNED = {
     ("mlp", False): {"kernels": 24, "copies_on_device": 2, "nccl_operations": 1},
     ("cnn", False): {"kernels": 33, "copies_on_device": 3, "nccl_operations": 1},
@@ -87,13 +87,14 @@ CASES = {
         case("gpt", ADAM, True, EXACT, fusion=4096),
         # The strategies take turns: the optimizer's state moves.
         case("gpt", ADAMW, "auto", EXACT),
-        case("odd", SGD, False, EXACT),
+        case("odd", SGD, False, EXACT, sparse=True),
         case("odd", ADAMW, True, SUMS, k=3, **UNEVEN, **F64),
         case("odd", ADAM, False, NORM, k=3, clip=0.5, delay_queries=2, **UNEVEN, **F64),
         case("mlp", SGD, False, SUMS, local_sgd={"inner_steps": 7}, **F64)],
     3: [*NEAR,
         case("gpt", SGD, False, SUMS, **F64),
         case("gpt", SGD, True, SUMS, **F64),
+        case("odd", SGD, True, SUMS, k=3, sparse=True, **F64),
         case("odd", ADAM, False, SUMS, fusion=256, **F64)],
     4: [*SAME_ORDER,
         case("odd", ADAM, True, EXACT),

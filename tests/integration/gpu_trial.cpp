@@ -1,11 +1,10 @@
 // A trial for comparing GPUs with CPUs: gpu_trial_models.h has its models and batches.
 //
 //   gpu_trial experiment.yaml [--run-dir DIR] …      a rank, as of any trial
-//   gpu_trial --cases CASES.json RESULTS.json         a rank of several runs, one after the other in this process,
-//   which
-//                                                     pays for libtorch's start once
+//   gpu_trial --cases CASES.json RESULTS.json         a rank of several runs, one after the other in this process: the
+//                                                     start of libtorch takes longer than a short run
 //
-// CASES.json: [{"arguments": ["experiment.yaml", …], "environment": {"MASTER_PORT": "1"}}, …]. RESULTS.json gets one
+// CASES.json: [{"arguments": ["experiment.yaml", …], "environment": {"MASTER_PORT": "1"}}, …]. RESULTS.json gets a
 // line a run: its exit code, what the fake GPUs reported, and what they counted in the batches from
 // hyperparameters.count_from to hyperparameters.count_to. Runs on GPUs come before those on CPUs: libtorch looks for
 // CUDA once.

@@ -88,6 +88,7 @@ bool open_library() {
   at::setHostAllocator(c10::kCUDA, pinned_allocator(), 1);
   register_guard();
   register_kernels();
+  register_sparse_kernels();
   install_fault_handler();
   return true;
 }

@@ -8,6 +8,8 @@ namespace dtrain::test::fake_gpu {
 
 // Registers a kernel for every operator that has one for CPUs.
 void register_kernels();
+// The few that sparse gradients need.
+void register_sparse_kernels();
 // Those that libtorch's CPU kernels cannot stand in for.
 at::Tensor& copy_(at::Tensor& self, const at::Tensor& source, bool non_blocking);
 void run_cpu_kernel(const c10::OperatorHandle& op, torch::jit::Stack* stack);
