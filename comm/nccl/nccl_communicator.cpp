@@ -5,6 +5,7 @@
 
 #include "collective/issuing.h"
 #include "dtrain/base/error.h"
+#include "dtrain/base/units.h"
 #include "nccl/nccl_core.h"
 
 namespace dtrain::comm {
@@ -16,7 +17,14 @@ class NcclBuffer final : public Buffer {
   NcclBuffer(std::shared_ptr<NcclCore> core, std::size_t bytes) : core_(std::move(core)), bytes_(bytes) {
     const NcclApi& api = *core_->setup().api;
     const std::size_t size = std::max<std::size_t>(bytes, 1);
-    check_nccl(api, api.ncclMemAlloc(&data_, size), "allocating GPU memory");
+    try {
+      check_nccl(api, api.ncclMemAlloc(&data_, size), "allocating GPU memory");
+    } catch (const CommError& error) {
+      throw CommError(format_bytes(static_cast<double>(size)) + " for what the ranks exchange: " + error.what(),
+                      "the GPU's memory may be full: lower hyperparameters.global_batch_size; with "
+                      "optimizations.sharded_optimizer: false parameters need no such memory; nvidia-smi shows other "
+                      "processes");
+    }
     try {
       check_cuda(api, api.cudaMemsetAsync(data_, 0, size, core_->stream()), "clearing GPU memory");
       core_->link().use([&](ncclComm_t comm) {

@@ -258,7 +258,9 @@ void NcclCore::let_device_finish() noexcept {
   try {
     hand_over_all();
     const DeviceGuard guard(*setup_.api, setup_.nccl.device);
-    const Nanoseconds deadline = now() + (failed() ? Nanoseconds(kAfterFailure) : Nanoseconds(setup_.options.timeout));
+    // All buffers together wait so long after a failure, for the process is to end.
+    if (failed() && !patience_after_failure_) patience_after_failure_ = now() + Nanoseconds(kAfterFailure);
+    const Nanoseconds deadline = patience_after_failure_.value_or(now() + Nanoseconds(setup_.options.timeout));
     std::vector<cudaStream_t> streams{stream_.get()};
     if (setup_.nccl.current_stream) streams.push_back(static_cast<cudaStream_t>(setup_.nccl.current_stream()));
     for (const cudaStream_t stream : streams) {

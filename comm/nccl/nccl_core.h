@@ -11,6 +11,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -151,6 +152,7 @@ class NcclCore : public std::enable_shared_from_this<NcclCore> {
   DevicePool pool_;
   void* barrier_data_ = nullptr;  // one element, for what has no data
   EventTimes event_times_;
+  std::optional<Nanoseconds> patience_after_failure_;  // until when let_device_finish() waits at most
   std::uint64_t sequence_ = 0;
   bool group_open_ = false;
   std::vector<Shared> grouped_;

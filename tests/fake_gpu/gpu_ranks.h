@@ -18,7 +18,8 @@
 
 namespace dtrain::test {
 
-inline constexpr const char* kFakeGpu = DTRAIN_BINARY_DIR "/tests/fake_gpu.so";
+// As a launch finds it.
+inline constexpr const char* kFakeGpu = DTRAIN_BINARY_DIR "/tests/fake_gpus/libtorch_cuda.so";
 
 // The functions of the fake's CUDA runtime and NCCL.
 comm::SharedNcclApi fake_api();

@@ -16,7 +16,7 @@ BUILD = None  # set by main()
 BATCHES = 60
 EXPERIMENT = SOURCE / "configs" / "synthetic.yaml"
 SETS = ["resources.slot_type=cuda", f"searcher.max_length.batches={BATCHES}", "min_validation_period.batches=25",
-        "hyperparameters.width=64", "data.samples=2000", "scheduling_unit=20"]
+        "hyperparameters.width=64", "scheduling_unit=20"]  # the first epoch is longer
 
 
 class GpuRuns(unittest.TestCase):
@@ -86,7 +86,7 @@ class Times(GpuRuns):
                 exposed = sum(one["exposed_ns"] for one in collectives[step["batch"]])
                 self.assertLessEqual(exposed, step["phases"]["allreduce_wait"], step)
                 buckets = [one for one in collectives[step["batch"]] if one["bucket"] >= 0]
-                self.assertEqual(bool(buckets), ranks > 1, step)
+                self.assertTrue(buckets, step)
             validated = [step["batch"] for step in dump["step"] if step["phases"]["validation"] > 0]
             self.assertEqual(validated, [25, 50, BATCHES])
         summary = json.loads(self.dtrain("summary", str(run.run_dir), "--json"))

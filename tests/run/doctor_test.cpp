@@ -119,8 +119,8 @@ std::string far_host(const TestRun& run, const std::string& script) {
 TEST(Doctor, ThisMachine) {
   const TestRun run;
   const Report report = doctor_of(run);
-  for (const char* check : {"libtorch", "MPI", "shared memory", "/dev/shm", "open files",
-                            "locked memory", "interfaces", "disk space", "disk speed", "ledger", "cluster"}) {
+  for (const char* check : {"libtorch", "MPI", "shared memory", "/dev/shm", "open files", "locked memory", "interfaces",
+                            "disk space", "disk speed", "ledger", "cluster"}) {
     EXPECT_NE(finding(report.json, check).at("text"), "") << check;
   }
   EXPECT_EQ(report.code, report.json.at("worst") == "problem" ? 1 : 0);

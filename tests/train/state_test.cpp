@@ -263,7 +263,7 @@ TEST(State, KeepsWhatIsNotAnnouncedYet) {
     seen.visit(collector);
     Restorer restorer(collector.state);
     restored.visit(restorer);
-    restored.add_round(restored.take_words(), 3);
+    restored.add_round(restored.take_words(3), 3);
     EXPECT_EQ(restored.batches(), 1);
     restored.write();
     EXPECT_EQ(run.plan["non_finite"]["text"], "the loss is inf in batch 3 on rank 0");

@@ -104,6 +104,22 @@ TEST(CollectiveVote, BringsLossesThatAreNotFiniteToRankZero) {
   });
 }
 
+// On a GPU values are read some batches later, several at once now and then.
+TEST(NonFinite, KeepsBatchesApart) {
+  run_small(1, [](SmallRun& run) {
+    NonFinite non_finite(run.services, false);
+    for (const std::int64_t batch : {3, 4}) non_finite.see_loss(std::nan(""), batch);
+    non_finite.see_norm(HUGE_VAL, 5);
+    for (const std::int64_t batch : {2, 3, 4, 5}) {
+      non_finite.add_round(non_finite.take_words(batch), batch);
+      EXPECT_EQ(non_finite.batches(), batch - 2);
+    }
+    non_finite.write();
+    EXPECT_EQ(run.plan["non_finite"]["first_batch"], 3);
+    EXPECT_EQ(run.plan["non_finite"]["batches"], 3);
+  });
+}
+
 TEST(AloneVote, AgreesWithItself) {
   run_small(1, [](SmallRun& run) {
     NonFinite non_finite(run.services, false);

@@ -54,7 +54,8 @@ Assignment read_assignment(const RankIdentity& identity) {
     } else {
       set_process_variables(experiment.environment_variables);  // else the launcher has set them
     }
-    if (assignment.slot_type != config::SlotType::kCpu) assignment.gpus = look_at_visible_gpus(assignment.slot_type, process_variables());
+    if (assignment.slot_type != config::SlotType::kCpu)
+      assignment.gpus = look_at_visible_gpus(assignment.slot_type, process_variables());
     if (!launched) {
       const bool on_gpus = expects_gpus(assignment, identity.world());
       set_process_variables(on_gpus ? experiment.cuda_variables : experiment.cpu_variables);

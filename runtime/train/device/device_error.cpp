@@ -2,6 +2,7 @@
 
 #include <c10/core/CachingDeviceAllocator.h>
 
+#include "device/training_device.h"
 #include "dtrain/base/units.h"
 
 namespace dtrain::train {
@@ -11,6 +12,10 @@ namespace {
 // CUDA's error codes (driver_types.h) for a device that is taken or has failed.
 constexpr int kDevicesUnavailable = 46;
 constexpr int kEccUncorrectable = 214;
+
+constexpr const char* kFailedRemedy =
+    "the kernel's log names the cause (dmesg | grep -i xid); a fault in the model's own kernels shows in "
+    "CUDA_LAUNCH_BLOCKING=1 or compute-sanitizer; if the GPU is lost, take the host out of the cluster";
 
 std::string first_line(const std::string& text) {
   return text.substr(0, text.find('\n'));
@@ -53,12 +58,24 @@ Error failed(const c10::AcceleratorError& error, c10::Device device) {
     return Error(gpu + " has lost data (uncorrectable ECC error): " + what,
                  "nvidia-smi -q -d ECC shows the counts; reset the GPU or take the host out of the cluster");
   }
-  return Error(gpu + " has failed: " + what,
-               "the kernel's log names the cause (dmesg | grep -i xid); a fault in the model's own kernels shows in "
-               "CUDA_LAUNCH_BLOCKING=1 or compute-sanitizer; if the GPU is lost, take the host out of the cluster");
+  return Error(gpu + " has failed: " + what, kFailedRemedy);
 }
 
 }  // namespace
+
+bool has_failed(c10::Device device) {
+  if (device.is_cpu()) return false;
+  try {
+    current_stream(device).query();
+    return false;
+  } catch (const c10::Error&) {
+    return true;
+  }
+}
+
+Error failed_device(c10::Device device, const std::string& what) {
+  return Error("GPU " + std::to_string(device.index()) + " has failed: " + what, kFailedRemedy);
+}
 
 Error device_error(const c10::Error& error, c10::Device device) {
   if (device.is_cpu()) return Error(error.what_without_backtrace());

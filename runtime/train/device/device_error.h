@@ -14,6 +14,11 @@ namespace dtrain::train {
 // and what to do.
 Error device_error(const c10::Error& error, c10::Device device);
 
+// Whether a GPU has failed for this process: nothing works there any more. False for the CPU.
+bool has_failed(c10::Device device);
+// Such a GPU's error, in which something that used it has ended with `what`.
+Error failed_device(c10::Device device, const std::string& what);
+
 // Throws device_error() of the c10::Error that is being handled, behind "`what`: ".
 [[noreturn]] void rethrow_device_error(c10::Device device, const std::string& what);
 

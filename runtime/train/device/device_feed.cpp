@@ -29,6 +29,8 @@ void DeviceFeed::move(Batch& batch) {
     arrived_->record(*stream_);
   }
   arrived_->block(computing);
+  last_ = batch.tensors;
+  last_.insert(last_.end(), batch.host_tensors.begin(), batch.host_tensors.end());
 }
 
 }  // namespace dtrain::train

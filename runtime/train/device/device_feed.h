@@ -4,6 +4,7 @@
 #pragma once
 
 #include <optional>
+#include <vector>
 
 #include <c10/core/Device.h>
 #include <c10/core/Event.h>
@@ -26,6 +27,9 @@ class DeviceFeed {
   const c10::Device device_;
   std::optional<c10::Stream> stream_;
   std::optional<c10::Event> arrived_;
+  // The last batch. An exception must not be what frees it: libtorch records events when it frees such memory, and a
+  // device that has failed makes that throw.
+  std::vector<at::Tensor> last_;
 };
 
 }  // namespace dtrain::train

@@ -29,9 +29,9 @@ SyncDebug::SyncDebug(c10::Device device) {
   if (device.is_cpu()) return;
   mode_ = static_cast<int*>(::dlsym(RTLD_DEFAULT, kWarningState));
   if (mode_ == nullptr) {
-    throw ConfigError(std::string("environment: ") + kVariable +
-                          ": this libtorch has no switch for operations that wait for the GPU",
-                      "use the libtorch that dtrain is built for, or leave the variable out");
+    throw ConfigError(
+        std::string("environment: ") + kVariable + ": this libtorch has no switch for operations that wait for the GPU",
+        "use the libtorch that dtrain is built for, or leave the variable out");
   }
 }
 

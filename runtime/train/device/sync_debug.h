@@ -1,6 +1,6 @@
-// Makes libtorch's operations that wait for the GPU errors while a step is handed over, so that a wait which slows every
-// step is found: DTRAIN_SYNC_DEBUG=error. It is libtorch's own switch (torch.cuda.set_sync_debug_mode in Python), for
-// which libtorch has no function that could be called without its CUDA headers; the object behind it is set.
+// Makes libtorch's operations that wait for the GPU errors while a step is handed over, so that a wait which slows
+// every step is found: DTRAIN_SYNC_DEBUG=error. It is libtorch's own switch (torch.cuda.set_sync_debug_mode in Python),
+// for which libtorch has no function that could be called without its CUDA headers; the object behind it is set.
 //
 // Training thread.
 #pragma once

@@ -133,11 +133,13 @@ std::optional<std::vector<std::size_t>> Fusion::remembered(bool several_hosts) {
 }
 
 bool Fusion::end_step(const GradientExchange& exchange) {
-  const auto works = exchange.works();
+  // On a device a Work has only begun: what it holds up is in its late record (CollectiveLog) and not known here.
+  const bool on_device = &run_.device_communicator != &run_.communicator;
+  const auto works = on_device ? std::span<const comm::Work>() : exchange.works();
   for (std::size_t b = 0; b < works.size() && b < exposed_us_.size(); ++b) {
     exposed_us_[b] += static_cast<double>(works[b].timing().exposed.count()) / 1e3;
   }
-  ++exposed_steps_;
+  if (!on_device) ++exposed_steps_;
   if (tuner_) {
     const bool changed =
         tuner_->end_step(microseconds(exchange.ready_times()), {static_cast<double>(exchange.exchanged().count()) / 1e3,

@@ -1,5 +1,6 @@
 #include "exchange/gradient_place.h"
 
+#include <cstdint>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -42,19 +43,28 @@ class DeviceGradientPlace final : public GradientPlace {
       : parameters_(parameters), waiting_(parameters.parameters().size()) {}
 
   // What a backward has left that an exception ended is no gradient.
-  void begin_backward() override { waiting_.assign(waiting_.size(), at::Tensor()); }
+  void begin_backward() override {
+    waiting_.assign(waiting_.size(), at::Tensor());
+    waiting_bytes_ = 0;
+  }
   void end_backward() override {}
   bool settle(std::size_t parameter, const at::Tensor& gradient) override {
     return gradient.data_ptr() == parameters_.parameters()[parameter].gradient.data_ptr();
   }
   bool may_write(std::size_t /*parameter*/) const override { return true; }
-  void put(std::size_t parameter, const at::Tensor& gradient) override { waiting_[parameter] = gradient; }
+  void put(std::size_t parameter, const at::Tensor& gradient) override {
+    waiting_[parameter] = gradient;
+    waiting_bytes_ += static_cast<std::int64_t>(gradient.nbytes());
+    // Where no bucket leaves in this backward, all gradients would exist twice at its end.
+    if (waiting_bytes_ > kMostWaiting) finish_all();
+  }
   void finish(std::span<const std::size_t> parameters) override {
     std::vector<at::Tensor> places, gradients;
     for (const std::size_t index : parameters) {
       if (!waiting_[index].defined()) continue;
       places.push_back(parameters_.parameters()[index].gradient);
       gradients.push_back(std::exchange(waiting_[index], at::Tensor()));
+      waiting_bytes_ -= static_cast<std::int64_t>(gradients.back().nbytes());
     }
     if (places.empty()) return;
     const at::NoGradGuard no_grad;
@@ -70,7 +80,9 @@ class DeviceGradientPlace final : public GradientPlace {
 
  private:
   FlatParameters& parameters_;
+  static constexpr std::int64_t kMostWaiting = 64 << 20;
   std::vector<at::Tensor> waiting_;  // of each parameter: the gradient to be copied
+  std::int64_t waiting_bytes_ = 0;
 };
 
 }  // namespace

@@ -1,6 +1,7 @@
 #include "dtrain/train/run_trial.h"
 
 #include <malloc.h>
+#include <unistd.h>
 
 #include <algorithm>
 
@@ -60,11 +61,20 @@ int fail(run::RankSession& session) {
     throw;
   } catch (const c10::Error& error) {
     return session.fail(train::device_error(error, device));  // libtorch's own stack says nothing to the user
+  } catch (const CommError& error) {
+    if (train::has_failed(device)) return session.fail(train::failed_device(device, error.what()));
+    return session.fail(error);
   } catch (const std::exception& error) {
     return session.fail(error);
   } catch (...) {
     return session.fail(Error("the trial threw an object that is not a std::exception"));
   }
+}
+
+// With a GPU that has failed nothing can be freed: libtorch's destructors would throw. The failure has been reported.
+[[noreturn]] void end_process(run::RankSession& session, int code) {
+  session.log()->flush();
+  ::_exit(code);
 }
 
 train::StepOptions step_options(const run::RankSession& session, const TrialContext::Wrapped& wrapped) {
@@ -129,7 +139,9 @@ bool train_and_save(run::RankSession& session, const TrialFactory& make_trial) {
   try {
     stopped = loop.run();
   } catch (...) {
-    fail(session);  // while the step is there: what it has handed over may be under way until this ends it
+    const int code =
+        fail(session);  // while the step is there: what it has handed over may be under way until this ends it
+    if (train::has_failed(device)) end_process(session, code);
     throw;
   }
   if (session.world().rank == 0) session.update_plan("fusion", step.fusion().describe());

@@ -21,6 +21,7 @@ Validation::Validation(Trial& trial, TrialContext& context, run::RankSession& se
       session_(session),
       loader_(trial.validation_loader()),
       feed_(context.device()),
+      in_flight_(context.device(), session.device_communicator(), session.recorder()),
       metrics_("validation", session.control(), session.communicator()) {
   const std::string& metric = session.experiment().searcher.metric;
   if (!loader_ && !metric.empty() && session.world().rank == 0) {
@@ -41,7 +42,9 @@ void Validation::run(std::int64_t batch, std::int64_t epoch) {
     while (auto part = loader_->next()) {
       feed_.move(*part);
       metrics_.add(trial_.evaluate_batch(*part), part->samples);
+      in_flight_.end_batch();
     }
+    in_flight_.finish_all();
   }
   const ReducedMetrics reduced = metrics_.reduce();
   if (session_.world().rank == 0) report(reduced, batch, epoch);

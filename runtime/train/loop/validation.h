@@ -5,6 +5,7 @@
 #include <optional>
 
 #include "device/device_feed.h"
+#include "device/steps_in_flight.h"
 #include "dtrain/run/rank_session.h"
 #include "dtrain/train/trial.h"
 #include "loop/metric_reducer.h"
@@ -38,6 +39,7 @@ class Validation {
   run::RankSession& session_;
   Loader loader_;
   DeviceFeed feed_;
+  StepsInFlight in_flight_;  // so that the host, and memory for its batches, is bounded here too
   MetricReducer metrics_;
   std::int64_t last_batch_ = -1;
   std::optional<double> best_;  // of searcher.metric

@@ -3,6 +3,7 @@
 #include <cerrno>
 #include <string>
 
+#include <c10/core/CachingDeviceAllocator.h>
 #include <sys/mman.h>
 
 #include "dtrain/base/error.h"
@@ -39,6 +40,11 @@ std::int64_t FlatMemory::alignment() const {
 }
 
 FlatMemory::Block FlatMemory::exchanged(std::int64_t elements, at::ScalarType type) {
+  if (!on_host()) {
+    // NCCL takes this memory from the device, where libtorch may keep for itself what its tensors no longer use.
+    auto* const allocator = dynamic_cast<c10::DeviceAllocator*>(c10::GetAllocator(device_.type()));
+    if (allocator != nullptr) allocator->emptyCache();
+  }
   auto buffer = communicator_.allocate(flat_bytes(elements, type));
   at::Tensor tensor = view_of(*buffer, elements, type);
   return {std::move(tensor), std::move(buffer)};

@@ -66,13 +66,13 @@ class FlatOptimizer {
   std::unique_ptr<OptimizerUpdate> optimizer_;
   LrSchedule schedule_;
   FlatParameters& parameters_;
-  // Of each group, in the order of their names. Undefined: zeros that nothing has used yet, on a device, where memory is
-  // taken at once.
+  // Of each group, in the order of their names. Undefined: zeros that nothing has used yet, on a device, where memory
+  // is taken at once.
   std::vector<std::vector<at::Tensor>> states_;
   std::optional<std::vector<FlatRange>> kept_;  // by keep_parts(): in the state tensors one after the other
-  std::vector<Segment> segments_;                // of the step that has begun
-  at::Tensor divisor_;                           // of that step
-  std::vector<std::int64_t> updates_;            // of each parameter
+  std::vector<Segment> segments_;               // of the step that has begun
+  at::Tensor divisor_;                          // of that step
+  std::vector<std::int64_t> updates_;           // of each parameter
   std::int64_t steps_ = 0;
 };
 

@@ -13,7 +13,7 @@ class AloneVote final : public RoundVote {
   void announce(const Announcement& mine) override {
     last_ = {mine.has_batch ? 1 : 0, mine.stop};
     stop_seen_ |= mine.stop;
-    non_finite_.add_round(non_finite_.take_words(), mine.last_batch);
+    non_finite_.add_round(non_finite_.take_words(mine.last_batch), mine.last_batch);
   }
   Round agree() override { return last_; }
   bool stop_seen() const override { return stop_seen_; }

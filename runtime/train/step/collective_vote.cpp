@@ -20,7 +20,7 @@ void CollectiveVote::announce(const Announcement& mine) {
   sent.values[2] = has_batch_ ? 1 : 0;
   sent.values[3] = mine.trace ? mine.trace->first_batch : 0;
   sent.values[4] = mine.trace ? mine.trace->last_batch : 0;
-  const auto words = non_finite_.take_words();
+  const auto words = non_finite_.take_words(mine.last_batch);
   std::copy(words.begin(), words.end(), sent.values + kFirstOfNonFinite);
   sent.last_batch = mine.last_batch;
   sent.work = communicator_.all_reduce(sent.values, std::size(sent.values), comm::DataType::kInt64);

@@ -2,6 +2,7 @@
 
 #include <cmath>
 #include <utility>
+#include <vector>
 
 #include <spdlog/fmt/fmt.h>
 
@@ -33,14 +34,14 @@ std::string non_finite_value(std::int64_t codes, std::int64_t ranks) {
 void NonFinite::see_loss(double loss, std::int64_t batch) {
   if (std::isfinite(loss)) return;
   if (stop_) throw Error(fmt::format("the loss is {} in batch {}", non_finite_text(loss), batch), kNonFiniteRemedy);
-  mine_ = {1, run_.world.rank + 1, non_finite_code(loss)};
+  losses_[batch] = {1, run_.world.rank + 1, non_finite_code(loss)};
 }
 
 void NonFinite::see_norm(double norm, std::int64_t batch) {
   if (std::isfinite(norm)) return;
-  norm_text_ = fmt::format("the gradients' norm is {} in batch {}", non_finite_text(norm), batch);
-  if (stop_) throw Error(norm_text_, kNonFiniteRemedy);
-  norm_batch_ = batch;
+  const std::string text = fmt::format("the gradients' norm is {} in batch {}", non_finite_text(norm), batch);
+  if (stop_) throw Error(text, kNonFiniteRemedy);
+  norms_[batch] = text;
 }
 
 void NonFinite::see_weights(const std::string& parameter, std::int64_t batch) {
@@ -49,29 +50,48 @@ void NonFinite::see_weights(const std::string& parameter, std::int64_t batch) {
   count(batch, what);
 }
 
-NonFinite::Words NonFinite::take_words() {
-  return std::exchange(mine_, Words{});
+NonFinite::Words NonFinite::take_words(std::int64_t batch) {
+  const auto found = losses_.find(batch);
+  const Words words = found == losses_.end() ? Words{} : found->second;
+  losses_.erase(losses_.begin(), losses_.upper_bound(batch));
+  return words;
 }
 
 void NonFinite::add_round(std::span<const std::int64_t> sums, std::int64_t batch) {
-  const bool norm = norm_batch_ == batch;
-  if (norm) norm_batch_.reset();
+  const auto norm = norms_.find(batch);
   if (sums[0] > 0) {
     const std::string where = sums[0] == 1 ? fmt::format("rank {}", sums[1] - 1) : fmt::format("{} ranks", sums[0]);
     count(batch, fmt::format("the loss is {} in batch {} on {}", non_finite_value(sums[2], sums[0]), batch, where));
-  } else if (norm) {
-    count(batch, norm_text_);
+  } else if (norm != norms_.end()) {
+    count(batch, norm->second);
   }
+  norms_.erase(norms_.begin(), norms_.upper_bound(batch));
 }
 
 void NonFinite::visit(StateVisitor& visitor) {
   visitor.number("batches", batches_);
   visitor.number("first_batch", first_batch_);
   visitor.text("first", first_);
-  // Of the last batch, which the next announcement will be about.
-  for (std::size_t i = 0; i < mine_.size(); ++i) visitor.number("word_" + std::to_string(i), mine_[i]);
-  visitor.number("norm_batch", norm_batch_);
-  visitor.text("norm", norm_text_);
+  // Of the last batches, which the next announcements will be about.
+  std::vector<std::pair<std::int64_t, Words>> losses(losses_.begin(), losses_.end());
+  std::vector<std::pair<std::int64_t, std::string>> norms(norms_.begin(), norms_.end());
+  std::int64_t loss_count = static_cast<std::int64_t>(losses.size());
+  std::int64_t norm_count = static_cast<std::int64_t>(norms.size());
+  visitor.number("losses", loss_count);
+  visitor.number("norms", norm_count);
+  losses.resize(static_cast<std::size_t>(loss_count));
+  norms.resize(static_cast<std::size_t>(norm_count));
+  for (std::size_t i = 0; i < losses.size(); ++i) {
+    const std::string name = "loss_" + std::to_string(i);
+    visitor.number(name + "_batch", losses[i].first);
+    for (std::size_t w = 0; w < kWords; ++w) visitor.number(name + "_word_" + std::to_string(w), losses[i].second[w]);
+  }
+  for (std::size_t i = 0; i < norms.size(); ++i) {
+    visitor.number("norm_" + std::to_string(i) + "_batch", norms[i].first);
+    visitor.text("norm_" + std::to_string(i), norms[i].second);
+  }
+  losses_ = {losses.begin(), losses.end()};
+  norms_ = {norms.begin(), norms.end()};
 }
 
 void NonFinite::count(std::int64_t batch, const std::string& what) {

@@ -4,6 +4,7 @@
 
 #include <array>
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <span>
 #include <string>
@@ -27,8 +28,8 @@ class NonFinite {
   // The last batch has left a parameter that is not a number. Error where the run is to stop.
   void see_weights(const std::string& parameter, std::int64_t batch);
 
-  // What this rank announces of its last batch, once.
-  Words take_words();
+  // What this rank announces of a batch, once. What was seen of earlier batches is forgotten.
+  Words take_words(std::int64_t batch);
   // What all ranks announced of a batch. Rank 0 warns at the first one.
   void add_round(std::span<const std::int64_t> sums, std::int64_t batch);
   // Rank 0: brings plan.json up to date, if there is anything new.
@@ -42,9 +43,9 @@ class NonFinite {
 
   const RunServices& run_;
   bool stop_;
-  Words mine_{};
-  std::optional<std::int64_t> norm_batch_;  // in which the norm was not finite, until its round is added
-  std::string norm_text_;
+  // By their batches, until they are announced and their round is added: on a GPU a value may come early or late.
+  std::map<std::int64_t, Words> losses_;
+  std::map<std::int64_t, std::string> norms_;
   std::int64_t batches_ = 0, first_batch_ = 0, written_ = 0;
   std::string first_;  // what was seen there: "the loss is nan in batch 3 on rank 1"
 };

@@ -85,7 +85,7 @@ void TrainingStep::report() {
   const std::int64_t last_batch = window_.rounds_begun();
   // What was seen of the last batches has not been announced. A batch at a time, which is the same on all ranks.
   for (std::int64_t batch = last_batch - in_flight_.lag(); batch <= last_batch; ++batch) {
-    auto words = non_finite_.take_words();
+    auto words = non_finite_.take_words(batch);
     mode_->vote().add_up(words);
     non_finite_.add_round(words, batch);
     in_flight_.finish_oldest();

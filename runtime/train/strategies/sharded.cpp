@@ -74,8 +74,12 @@ void Sharded::move_values_to_buffers() {
 
 Sharded::~Sharded() {
   const at::NoGradGuard no_grad;
-  for (std::size_t g = 0; g < parameters_.groups().size(); ++g) {
-    parameters_.place_values(g, parameters_.memory().own_copy(parameters_.groups()[g].values));
+  try {
+    for (std::size_t g = 0; g < parameters_.groups().size(); ++g) {
+      parameters_.place_values(g, parameters_.memory().own_copy(parameters_.groups()[g].values));
+    }
+  } catch (const std::exception&) {
+    // A device that has failed or is full. Training has failed with it, and nothing reads the parameters any more.
   }
 }
 

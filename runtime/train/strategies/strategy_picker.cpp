@@ -65,7 +65,7 @@ void StrategyPicker::begin_batch() {
 }
 
 void StrategyPicker::end_batch(bool stepped, std::int64_t batch) {
-  if (comparison_) in_flight_.finish_all();  // so that a turn's times are its own
+  if (comparison_) in_flight_.wait_for_all();  // so that a turn's times are its own
   window_time_ += run_.clock.monotonic() - batch_began_;
   if (!stepped) return;
   if (comparison_ && !fusion_.settling()) end_turn(batch);

@@ -45,21 +45,20 @@
 // The CUDA runtime is not in that folder: libtorch's CPU library needs the real one. Who looks up functions in the
 // handle of libtorch_cuda.so gets the fake's (comm/nccl/nccl_api.cpp does).
 //
-//   DTRAIN_FAKE_GPUS            how many GPUs the host has, 0 to 16; harness/fake_gpu_names.h has their names
-//   DTRAIN_FAKE_GPU_MIB         the memory of each, 4,096 by default
-//   CUDA_VISIBLE_DEVICES        which of them the process sees: indices or UUIDs, as CUDA reads it
-//   DTRAIN_FAKE_GPU_LOG         a folder: each process writes rankR-PID.reports there, a line for each different report,
-//                               and rankR-PID.counts.json, all counts since it began. Both are up to date at any time,
-//                               also after SIGKILL. R is DTRAIN_RANK; it is missing where that is not set.
-//   DTRAIN_FAKE_GPU_FAULT       a fault, counted from the process's start:
-//                                 allocation:N   the N-th allocation of device memory fails (libtorch, cudaMalloc,
-//                                                ncclMemAlloc)
-//                                 lost:N[:CODE]  the N-th operation is the last of its device; calls fail with that CUDA
-//                                                error from then on, 719 by default (46, 214, 700 and 710 are others)
-//                                 nccl_error:N   from the N-th operation of NCCL on, which does not end,
-//                                                communicators have the asynchronous error ncclRemoteError
-//                                 nccl_hang:N    the N-th operation of NCCL never ends
-//   DTRAIN_FAKE_GPU_FAULT_RANK  the rank that has the fault (DTRAIN_RANK); without it all have
+// - DTRAIN_FAKE_GPUS: how many GPUs the host has, 0 to 16. harness/fake_gpu_names.h has their names.
+// - DTRAIN_FAKE_GPU_MIB: the memory of each, 4,096 by default.
+// - CUDA_VISIBLE_DEVICES: which of them the process sees. Indices or UUIDs, as CUDA reads it.
+// - DTRAIN_FAKE_GPU_LOG: a folder. Each process writes rankR-PID.reports there, a line for each different report, and
+//   rankR-PID.counts.json, all counts since it began. R is DTRAIN_RANK, or nothing where that is not set. Both files
+//   are up to date at any time, also after SIGKILL.
+// - DTRAIN_FAKE_GPU_FAULT: a fault, counted from the start of the process.
+//     allocation:N    the N-th allocation of device memory fails: by libtorch, cudaMalloc or ncclMemAlloc
+//     lost:N[:CODE]   the N-th operation is the last of its device. From then on calls fail with that CUDA error; 719
+//                     is the default, others are 46, 214, 700, 710
+//     nccl_error:N    the N-th operation of NCCL does not end. From then on communicators have the asynchronous error
+//                     ncclRemoteError
+//     nccl_hang:N     the N-th operation of NCCL does not end
+// - DTRAIN_FAKE_GPU_FAULT_RANK: the rank that has the fault (its DTRAIN_RANK). Without it all ranks have it.
 //
 // What it cannot show: numerics, speed, overlap and memory limits of real GPUs, and waits that only the driver does.
 #pragma once
@@ -108,10 +107,11 @@ class FakeGpus {
   virtual void delay_queries(int queries) = 0;
   // The n-th allocation from now on throws c10::OutOfMemoryError; 0: none does.
   virtual void fail_allocation(int n) = 0;
-  // The n-th operation (kernel, copy, of NCCL) from now on is the last of its device: all that follows there throws c10::AcceleratorError.
+  // The n-th operation (kernel, copy, of NCCL) from now on is the last of its device: all that follows there throws
+  // c10::AcceleratorError.
   virtual void lose_device(int n) = 0;
-  // The n-th operation of NCCL from now on never ends; fail_nccl: and from then on all communicators of the process have
-  // the asynchronous error ncclRemoteError.
+  // The n-th operation of NCCL from now on never ends; fail_nccl: and from then on all communicators of the process
+  // have the asynchronous error ncclRemoteError.
   virtual void hang_nccl(int n) = 0;
   virtual void fail_nccl(int n) = 0;
   // No more faults: lost devices are back, captures under way and unfinished operations are abandoned, and the host

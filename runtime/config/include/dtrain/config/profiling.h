@@ -77,11 +77,12 @@ inline void declare_keys(Keys& keys, Profiling& p) {
                p.begin_on_batch, {0, kMaxLength});
   keys.integer({"end_after_batch", "The last batch that is traced with enabled: true; null: until a trace is full."},
                p.end_after_batch, {1, kMaxLength});
-  keys.boolean({"sync_timings",
-                "On GPUs: the times of a step's phases are the GPU's (true) or the host's (false). On CPUs both are the "
-                "same.",
-                "[More](profile-format.md#steps-on-gpus)."},
-               p.sync_timings);
+  keys.boolean(
+      {"sync_timings",
+       "On GPUs: the times of a step's phases are the GPU's (true) or the host's (false). On CPUs both are the "
+       "same.",
+       "[More](profile-format.md#steps-on-gpus)."},
+      p.sync_timings);
   keys.mapping({"trace", "The batches in which every operator is traced.", "[More](traces.md)."}, p.trace);
   keys.when_read([&](Section& section) { check_together(section, p); });
   keys.schema_rule(profiling_together);

@@ -151,7 +151,13 @@ class PhaseScope {
  public:
   PhaseScope(Recorder& recorder, Phase phase, PhaseOf whose = PhaseOf::kHostAndDevice)
       : recorder_(recorder), before_(recorder.switch_to(phase, whose)) {}
-  ~PhaseScope() { recorder_.switch_to(before_); }
+  // On a GPU a change of phase may find that the device has failed, which the code that uses it finds, too.
+  ~PhaseScope() {
+    try {
+      recorder_.switch_to(before_);
+    } catch (const std::exception&) {
+    }
+  }
   PhaseScope(const PhaseScope&) = delete;
   PhaseScope& operator=(const PhaseScope&) = delete;
 

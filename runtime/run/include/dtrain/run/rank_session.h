@@ -79,8 +79,8 @@ class RankSession {
   std::optional<int> gpu() const;
   comm::ControlPlane& control();
   comm::Communicator& communicator();
-  // Makes the communicator for data on the ranks' GPUs, which runs NCCL. Collective; at most once, after the process has
-  // opened CUDA.
+  // Makes the communicator for data on the ranks' GPUs, which runs NCCL. Collective; at most once, after the process
+  // has opened CUDA.
   void make_device_communicator(const comm::NcclOptions& options);
   // The communicator for data on the device that the rank trains on: communicator() on CPUs.
   comm::Communicator& device_communicator();
