@@ -74,7 +74,7 @@ def run_cases(build, folder, ranks, cases, slot_types=("cuda", "cpu")):
         processes.append(subprocess.Popen(command, env=own, stdin=subprocess.DEVNULL, stdout=output, stderr=output))
         output.close()
     try:
-        codes = [process.wait(2 * DEADLINE) for process in processes]
+        codes = [process.wait(4 * DEADLINE) for process in processes]
     finally:
         for process in processes:
             process.kill()
