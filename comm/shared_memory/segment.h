@@ -66,8 +66,9 @@ struct RankBlock {
 // A view of that memory; keeps its owner alive. abort() and abort_cause() from any thread.
 class Segment {
  public:
+  static constexpr std::size_t kAlignment = alignof(RankBlock);  // bytes
   static std::size_t bytes_needed(int world_size);
-  // `memory` is zeroed, or was set up by another rank, aligned to kCacheLine; `owner` keeps it.
+  // `memory` is zeroed, or was set up by another rank, aligned to kAlignment; `owner` keeps it.
   Segment(std::shared_ptr<void> owner, std::byte* memory, int world_size);
 
   RankBlock& rank(int r) const { return ranks_[r]; }
@@ -85,7 +86,7 @@ class Segment {
   void sleep(int me, std::uint32_t seen, std::int64_t nanoseconds) const;
 
  private:
-  struct alignas(kCacheLine) Header {
+  struct alignas(kAlignment) Header {  // the ranks' blocks follow it
     std::atomic<std::uint32_t> abort_state;  // 0 no, 1 its cause is being written, 2 yes
     char cause[kCauseBytes];
   };

@@ -216,13 +216,18 @@ TEST_P(MisuseTable, AbortFromAnotherThreadWakesAll) {
 
 TEST(Misuse, ACommunicatorClosedEarlyIsToldToTheOthers) {
   std::vector<std::string> errors(3);
+  std::atomic<bool> entered{false};
   test::run_control_ranks(TestWorld(3), [&](ControlPlane& control) {
     auto comm = make_shm_communicator(control, TestWorld(3).communicator_options());
     std::vector<float> data(1000);
     const int rank = comm->rank();
+    while (rank != 0 && !entered) std::this_thread::yield();  // so that rank 0 cannot complete it on entering it
     try {
       Work sum = comm->all_reduce(data.data(), 1000, DataType::kFloat32);
-      if (rank == 0) comm.reset();
+      if (rank == 0) {
+        entered = true;
+        comm.reset();
+      }
       sum.wait();
     } catch (const CommError& error) {
       errors[static_cast<std::size_t>(rank)] = error.what();
