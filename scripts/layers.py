@@ -24,7 +24,7 @@ ORDER = [
     ["runtime/base"],
     ["runtime/host", "comm", "runtime/data"],
     ["runtime/config"],
-    ["runtime/profile", "scheduler"],
+    ["runtime/profile", "scheduler", "runtime/checkpoint"],
     ["runtime/analysis"],
     ["runtime/run"],
     ["runtime/train"],

@@ -34,6 +34,7 @@ struct Handover {
   std::string agent_id;
   std::string agent_socket;
   bool on_gpus = false;  // the launcher has placed the ranks on GPUs
+  std::filesystem::path resume_from;  // the checkpoint that training goes on from; empty: it begins anew
 };
 
 // The secrets that prove that a rank belongs to a run: to the launcher, and to the other ranks.

@@ -149,7 +149,7 @@ int main(int argc, char** argv) {
     return run::exit_code_of(error);
   }
   try {
-    return session->finish(train_steps(*session));
+    return session->finish(train_steps(*session), false);
   } catch (const std::exception& error) {
     return session->fail(error);
   }

@@ -23,6 +23,7 @@ struct LaunchOrders {
   std::vector<std::string> agents;  // the agent of each rank, in rank order
   std::string plan;                 // the contents of plan.json and experiment.yaml, for hosts that do not see them
   std::string experiment;
+  std::filesystem::path resume_from;  // as in Handover
 };
 Json to_json(const LaunchOrders& orders);
 LaunchOrders orders_of(const Json& json);  // Json::exception if it is malformed

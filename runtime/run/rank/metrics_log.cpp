@@ -1,5 +1,9 @@
 #include "rank/metrics_log.h"
 
+#include <unistd.h>
+
+#include <cerrno>
+
 #include "dtrain/base/error.h"
 
 namespace dtrain::run {
@@ -14,6 +18,22 @@ void MetricsLog::write(const Json& line) {
     log_->warn("metrics are missing from the run's folder: {}; training goes on, and what is lost is counted",
                error.what());
   }
+}
+
+std::int64_t MetricsLog::bytes() const {
+  std::error_code code;
+  const auto size = std::filesystem::file_size(file_.path(), code);
+  return code ? 0 : static_cast<std::int64_t>(size);
+}
+
+void MetricsLog::cut(std::int64_t wanted) {
+  const std::int64_t there = bytes();
+  if (there < wanted) {
+    log_->warn("{} has {} bytes, but had {} when the checkpoint was taken: metrics of earlier batches are missing",
+               file_.path().string(), there, wanted);
+    return;
+  }
+  if (::truncate(file_.path().c_str(), wanted) != 0) throw SystemError("cut " + file_.path().string(), errno);
 }
 
 void MetricsLog::report_losses(RankEvents& events) const {

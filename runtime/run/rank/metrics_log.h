@@ -21,6 +21,9 @@ class MetricsLog {
 
   // Appends the line, with the time as its first key. Warns when the first line is lost.
   void write(const Json& line);
+  std::int64_t bytes() const;
+  // See RankSession::cut_metrics().
+  void cut(std::int64_t bytes);
   // Writes the number of lost lines as an event.
   void report_losses(RankEvents& events) const;
 

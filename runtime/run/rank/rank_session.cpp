@@ -4,6 +4,7 @@
 #include <chrono>
 
 #include "dtrain/base/error.h"
+#include "dtrain/checkpoint/checkpoint.h"
 #include "dtrain/comm/host_share.h"
 #include "dtrain/run/summary_text.h"
 #include "folder/end_report.h"
@@ -89,6 +90,16 @@ std::filesystem::path RankSession::cache_folder() const {
   return run::cache_folder(process_variables());
 }
 
+std::filesystem::path RankSession::resume_from() const {
+  const RankEnvironment& environment = identity_->environment;
+  if (environment.handover) return environment.handover->resume_from;
+  return launcher_ && launcher_->plane() ? launcher_->plane()->orders().resume_from : std::filesystem::path();
+}
+
+std::filesystem::path RankSession::checkpoint_folder() const {
+  return checkpoint::storage_of_run(run_dir());
+}
+
 SharedMemory RankSession::share_on_host(const std::string& name, const std::function<SharedMemory()>& make) {
   return comm::share_on_host(control(), name, make, hosts_->ranks_here());
 }
@@ -113,6 +124,14 @@ void RankSession::write_metrics(const Json& line) {
   if (files_->metrics) files_->metrics->write(line);
 }
 
+std::int64_t RankSession::metrics_bytes() const {
+  return files_->metrics ? files_->metrics->bytes() : 0;
+}
+
+void RankSession::cut_metrics(std::int64_t bytes) {
+  if (files_->metrics) files_->metrics->cut(bytes);
+}
+
 void RankSession::write_event(const std::string& event, const Json& fields) {
   files_->events.write(event, fields);
 }
@@ -127,7 +146,7 @@ void RankSession::set_step(std::int64_t batch) {
   recording_->check();
 }
 
-int RankSession::finish(bool stopped) {
+int RankSession::finish(bool stopped, bool saved) {
   try {
     recording_->finish();
     recording_->report_losses();
@@ -136,7 +155,10 @@ int RankSession::finish(bool stopped) {
     if (stopped && launcher_ && launcher_->link().is_gone()) on_launcher_end();
     int code = static_cast<int>(ExitCode::kDone);
     if (stopped) {
-      code = static_cast<int>(stops_->launcher_has_ended() ? ExitCode::kRunFailed : ExitCode::kInterrupted);
+      const bool preempted = saved && stop_reason() != "SIGINT";
+      code = static_cast<int>(stops_->launcher_has_ended() ? ExitCode::kRunFailed
+                              : preempted                  ? ExitCode::kPreempted
+                                                           : ExitCode::kInterrupted);
     }
     Json fields = {{"exit_code", code}, {"step", failure_report_->step()}};
     if (stopped) fields["stopped"] = stop_reason().empty() ? "another rank was asked to stop" : stop_reason();

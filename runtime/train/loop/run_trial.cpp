@@ -162,7 +162,7 @@ int run_trial(int argc, char** argv, const TrialFactory& make_trial, bool for_mo
     return run::exit_code_of(error);
   }
   try {
-    return session->finish(train_and_save(*session, make_trial));
+    return session->finish(train_and_save(*session, make_trial), false);
   } catch (...) {
     return fail(*session);
   }

@@ -56,6 +56,16 @@ inline void declare_keys(Keys& keys, Searcher& s) {
               s.max_length, 1);
 }
 
+// Which validations are followed by a checkpoint.
+enum class CheckpointPolicy { kBest, kAll, kNone };
+
+struct CheckpointStorage {
+  std::filesystem::path folder;  // absolute; runs have a folder of their own in it; empty: in the run's folder
+  int save_trial_best = 1;       // how many checkpoints stay: of the best by searcher.metric …
+  int save_trial_latest = 1;     // … and of the newest
+  bool operator==(const CheckpointStorage&) const = default;
+};
+
 struct Experiment {
   std::filesystem::path file;  // as it was given; relative paths inside are relative to its folder
   std::string text;            // the file as it was given, overrides not applied
@@ -75,6 +85,9 @@ struct Experiment {
 
   Length min_validation_period;  // 0 batches: only at the end
   bool perform_initial_validation = false;
+  Length min_checkpoint_period;  // 0 batches: no periodic checkpoints
+  CheckpointPolicy checkpoint_policy = CheckpointPolicy::kBest;
+  CheckpointStorage checkpoint_storage;
   std::optional<std::int64_t> records_per_epoch;
   int max_restarts = 0;                // after a signal or a lost host
   std::int64_t scheduling_unit = 100;  // batches between progress reports and metric reductions

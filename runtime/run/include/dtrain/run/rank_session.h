@@ -92,6 +92,11 @@ class RankSession {
   // The folder for results that later runs use (tuned plans); may be empty (none) or not exist yet.
   std::filesystem::path cache_folder() const;
 
+  // The checkpoint that training goes on from, as its folder; empty: it begins anew. The same on all ranks.
+  std::filesystem::path resume_from() const;
+  // Where this run's checkpoints lie (checkpoint/checkpoint.h). It may not exist yet.
+  std::filesystem::path checkpoint_folder() const;
+
   // See comm/host_share.h.
   SharedMemory share_on_host(const std::string& name, const std::function<SharedMemory()>& make);
 
@@ -106,15 +111,20 @@ class RankSession {
   void report_progress(const Progress& progress);  // rank 0; rate-limited here
   // Rank 0: appends to metrics.jsonl, adds "time". Warns once if a line cannot be written, and counts such lines.
   void write_metrics(const Json& line);
+  // Rank 0: how long metrics.jsonl is, in bytes; and cuts it to that length, for training that goes on from where it
+  // was so long. A file that is shorter stays as it is, with a warning.
+  std::int64_t metrics_bytes() const;
+  void cut_metrics(std::int64_t bytes);
   void write_event(const std::string& event,
                    const Json& fields = {});                    // appends to events.jsonl, adds time, rank, pid, host
   void update_plan(const std::string& key, const Json& value);  // rank 0: a top-level key of plan.json (atomic)
   // Sets the batch in errors; cheap. Warns once if records are lost (full disk), throws if the profiling agent is gone.
   void set_step(std::int64_t batch);
 
-  // The training loop has returned (`stopped`: because of stop_requested()). Writes out the records, leaves the run,
-  // and prints the summary on rank 0 if there is no launcher. Returns the process's exit code.
-  int finish(bool stopped);
+  // The training loop has returned (`stopped`: because of stop_requested(); `saved`: a checkpoint of where it stopped is
+  // durable). Writes out the records, leaves the run, and prints the summary on rank 0 if there is no launcher. Returns
+  // the process's exit code: 75 for a run that SIGTERM has stopped and that can go on from its checkpoint.
+  int finish(bool stopped, bool saved);
   // An exception has ended the training: publishes the cause unless another rank's failure led to it. Exit code 1.
   int fail(const std::exception& error);
 

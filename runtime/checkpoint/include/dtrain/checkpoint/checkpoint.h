@@ -1,0 +1,71 @@
+// Checkpoints on disk. A run's checkpoints lie side by side in one folder, each in a folder of its own:
+//
+//   step-120/  model.safetensors        parameters, frozen parameters and buffers, under their names in state_dict()
+//              optimizer.safetensors    what the optimizer remembers: "exp_avg/layer.weight", …
+//              rank-0000.safetensors    what belongs to rank 0 alone; one for each rank
+//              state.json               numbers and texts of the training state
+//              manifest.json            written last: what the checkpoint is, and a checksum for each 4 MiB of each file
+//
+// The number is that of batches done. A checkpoint is written as .partial-step-120, synchronised to the disk and
+// renamed, so step-120 is whole or, after damage to the disk, found out by its checksums. Any thread.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "dtrain/base/json.h"
+
+namespace dtrain::checkpoint {
+
+inline constexpr const char* kModelFile = "model.safetensors";
+inline constexpr const char* kOptimizerFile = "optimizer.safetensors";
+inline constexpr const char* kStateFile = "state.json";
+inline constexpr const char* kManifestFile = "manifest.json";
+std::string rank_file(int rank);  // "rank-0000.safetensors"
+
+// What a checkpoint says about itself (manifest.json's "about").
+struct About {
+  std::int64_t step = 0;      // batches done
+  std::int64_t epoch = 0;     // from 0
+  int world_size = 1;
+  std::string reason;         // "period", "validation", "stop", "end"
+  std::string metric;         // searcher.metric, where it was validated at this batch; empty: it was not
+  std::optional<double> metric_value;
+  bool smaller_is_better = true;
+  double time = 0;            // when the state was copied, in seconds since 1970
+  Json run = Json::object();  // name, experiment, versions, CPU: what a resume compares
+};
+Json to_json(const About& about);
+About about_from(const Json& json);
+
+struct Entry {
+  std::filesystem::path path;  // …/step-120
+  About about;
+  std::int64_t bytes = 0;      // of all its files
+  std::string damage;          // why it cannot be used, as far as its manifest and the files' sizes show; empty: nothing
+};
+
+// The checkpoints in `folder`, the oldest first; also damaged ones. A folder that does not exist has none. Reads the
+// manifests, not the files. SystemError.
+std::vector<Entry> list(const std::filesystem::path& folder);
+
+// Reads every byte of a checkpoint and compares it with its checksums. One line for each thing that is wrong, with the
+// file, the offset and both checksums; empty: it is whole.
+std::vector<std::string> verify(const std::filesystem::path& checkpoint);
+
+// The newest checkpoint that verifies, and why newer ones were passed over ("step-140: rank-0001.safetensors is …").
+struct Newest {
+  std::optional<Entry> entry;
+  std::vector<std::string> passed_over;
+};
+Newest find_newest(const std::filesystem::path& folder);
+
+// Where the checkpoints of a run lie: a folder of its own in the experiment's checkpoint_storage, or checkpoints/ in the
+// run's folder. The run's folder says which: checkpoints/storage.json, which is written at the start of a run whose
+// checkpoints lie elsewhere.
+std::filesystem::path storage_of_run(const std::filesystem::path& run_folder);
+
+}  // namespace dtrain::checkpoint
