@@ -77,7 +77,7 @@ void Checkpoints::make_memory(std::size_t bytes_of_largest_own) {
   const int regions = hosts_.folder_is_shared ? ranks_here : session_.world().size;
   const std::size_t bytes = own_offset(regions);
   SharedMemory memory = session_.share_on_host("checkpoint-memory-" + std::to_string(memories_++),
-                                               [&] { return checkpoint::SnapshotMemory::make(bytes, ranks_here); });
+                                               [&] { return checkpoint::SnapshotMemory::create(bytes, ranks_here); });
   memory_.emplace(std::move(memory), ranks_here);
 }
 
