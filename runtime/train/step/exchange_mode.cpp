@@ -74,6 +74,16 @@ void ExchangeMode::update(std::span<const std::uint8_t> used) {
   parts_.optimizer.advance_schedule();
 }
 
+void ExchangeMode::begin_visit() {
+  vote_.collect();
+  picker_.strategy().begin_visit();
+}
+
+void ExchangeMode::visit(StateVisitor& visitor) {
+  visitor.part("period", vote_);
+  visitor.part("strategy", picker_.strategy());
+}
+
 void ExchangeMode::end_visit(bool replaced) {
   picker_.strategy().end_visit(replaced);
   // The model has not written what has just been replaced.

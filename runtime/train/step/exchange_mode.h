@@ -21,9 +21,9 @@ class ExchangeMode final : public StepMode {
   void begin_batch() override;
   bool end_batch() override;
   bool flush() override;
-  void begin_visit() override { picker_.strategy().begin_visit(); }
+  void begin_visit() override;
   void end_visit(bool replaced) override;
-  void visit(StateVisitor& visitor) override { visitor.part("strategy", picker_.strategy()); }
+  void visit(StateVisitor& visitor) override;
   void report() override { picker_.strategy().report(parts_.run); }
 
  private:

@@ -54,14 +54,19 @@ class StepMode {
   // Makes all ranks' parameters the same; whether they are. Collective.
   virtual void synchronise() {}
   virtual bool synchronised() const { return true; }
+  // Whether training ends after this batch because a rank was asked to stop. All ranks say the same after the same
+  // step.
+  virtual bool stop_is_due() { return vote().stop_seen(); }
 
   // Training is over: writes what this mode has to say to plan.json and the log. Collective.
   virtual void report() {}
-  // Before any state is visited, and after all of it: what the ranks have divided among themselves is whole in between.
-  // Collective.
+  // Before any state is visited, and after all of it: what was announced has been read, and what the ranks have divided
+  // among themselves is whole in between. Collective.
   virtual void begin_visit() {}
   virtual void end_visit(bool replaced) { static_cast<void>(replaced); }
   virtual void visit(StateVisitor& visitor) { static_cast<void>(visitor); }
+  // Whether parameters and optimizer state are the same on all ranks after every batch.
+  virtual bool state_is_shared() const { return true; }
 };
 
 // Collective. The ranks' parameters are the same.
