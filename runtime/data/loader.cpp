@@ -1,5 +1,6 @@
 #include "dtrain/data/loader.h"
 
+#include <algorithm>
 #include <condition_variable>
 #include <deque>
 #include <exception>
@@ -120,7 +121,7 @@ struct SampleLoader::Impl {
       if (generation != seen) {
         seen = generation;
         of_epoch = epoch;
-        index = 0;
+        index = first_batch;
         continue;
       }
       lock.unlock();
@@ -157,6 +158,7 @@ struct SampleLoader::Impl {
   std::deque<Item> ready;
   std::uint64_t generation = 0;  // counts start_epoch(): marks batches of an abandoned epoch
   std::int64_t epoch = 0;
+  std::int64_t first_batch = 0;  // of the epoch
   bool stop = false;
   std::thread thread;
 };
@@ -169,15 +171,17 @@ SampleLoader::SampleLoader(std::shared_ptr<const Dataset> dataset, const LoaderO
 
 SampleLoader::~SampleLoader() = default;
 
-void SampleLoader::start_epoch(std::int64_t epoch) {
+void SampleLoader::start_epoch(std::int64_t epoch, std::int64_t first_batch) {
+  first_batch = std::clamp<std::int64_t>(first_batch, 0, batches_per_epoch());
   std::deque<Impl::Item> dropped;  // freed after the lock
   {
     const std::lock_guard lock(impl_->mutex);
     dropped.swap(impl_->ready);
     impl_->epoch = epoch;
+    impl_->first_batch = first_batch;
     ++impl_->generation;
   }
-  impl_->left = batches_per_epoch();
+  impl_->left = batches_per_epoch() - first_batch;
   impl_->wake_worker.notify_one();
 }
 

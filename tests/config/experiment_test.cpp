@@ -33,6 +33,9 @@ TEST(Experiment, DefaultsAreThoseOfTheDesign) {
   EXPECT_TRUE(experiment.searcher.smaller_is_better);
   EXPECT_EQ(experiment.min_validation_period, Length());
   EXPECT_FALSE(experiment.perform_initial_validation);
+  EXPECT_EQ(experiment.min_checkpoint_period, Length());
+  EXPECT_EQ(experiment.checkpoint_policy, CheckpointPolicy::kBest);
+  EXPECT_EQ(experiment.checkpoint_storage, CheckpointStorage());
   EXPECT_FALSE(experiment.records_per_epoch);
   EXPECT_EQ(experiment.scheduling_unit, 100);
   EXPECT_EQ(experiment.communication_timeout, std::chrono::seconds(600));
@@ -57,35 +60,6 @@ TEST(Experiment, TracesTheBatchesItIsTold) {
   EXPECT_GT(all->end_after_batch, 1'000'000'000);
 }
 
-TEST(Experiment, AFileOfDeterminedNeedsNoMoreThanItsContainersKeysLeftOut) {
-  const Experiment experiment = read_text(R"(
-name: cifar10
-entrypoint: ./cifar10 --augment
-data: {url: https://example.com/cifar10.tar.gz}
-hyperparameters:
-  global_batch_size: 512
-  learning_rate: 1e-4
-  dropout: {type: const, val: 0.25}
-resources: {slots_per_trial: 16}
-records_per_epoch: 50000
-searcher:
-  name: single
-  metric: validation_error
-  max_length: {epochs: 32}
-  smaller_is_better: true
-min_validation_period: {epochs: 1}
-min_checkpoint_period: {batches: 0}
-checkpoint_policy: best
-profiling: {enabled: true, begin_on_batch: 0, end_after_batch: null, sync_timings: true}
-environment:
-  environment_variables: [A=b]
-max_restarts: 0
-)");
-  EXPECT_EQ(experiment.resources.slots_per_trial, 16);
-  EXPECT_EQ(experiment.hyperparameters.at("dropout"), 0.25);
-  EXPECT_EQ(experiment.searcher.metric, "validation_error");
-}
-
 TEST(Experiment, EveryDefaultMayBeWrittenOut) {
   EXPECT_NO_THROW(read_text(kLeast + R"(
 description: ""
@@ -107,7 +81,7 @@ profiling: {enabled: false, begin_on_batch: 0, end_after_batch: null, sync_timin
 min_validation_period: {batches: 0}
 min_checkpoint_period: {batches: 0}
 checkpoint_policy: best
-checkpoint_storage: null
+checkpoint_storage: {type: null, save_trial_best: 1, save_trial_latest: 1, save_experiment_best: 0}
 max_restarts: 0
 records_per_epoch: null
 scheduling_unit: 100
@@ -143,6 +117,9 @@ optimizations:
 profiling: {prometheus: {port: 9400, address: 10.0.0.5}}
 searcher: {metric: accuracy, smaller_is_better: false, max_length: {records: 60000}}
 min_validation_period: {batches: 100}
+min_checkpoint_period: {records: 640}
+checkpoint_policy: all
+checkpoint_storage: {type: directory, container_path: kept, save_trial_best: 2, save_trial_latest: 3}
 perform_initial_validation: true
 records_per_epoch: 60000
 scheduling_unit: 10
@@ -179,6 +156,11 @@ environment:
   EXPECT_EQ(experiment.searcher, (Searcher{"accuracy", false, {LengthUnit::kRecords, 60000}}));
   EXPECT_EQ(experiment.min_validation_period, (Length{LengthUnit::kBatches, 100}));
   EXPECT_TRUE(experiment.perform_initial_validation);
+  EXPECT_EQ(experiment.min_checkpoint_period, (Length{LengthUnit::kRecords, 640}));
+  EXPECT_EQ(experiment.checkpoint_policy, CheckpointPolicy::kAll);
+  EXPECT_EQ(experiment.checkpoint_storage.folder, file.path().parent_path() / "kept");
+  EXPECT_EQ(experiment.checkpoint_storage.save_trial_best, 2);
+  EXPECT_EQ(experiment.checkpoint_storage.save_trial_latest, 3);
   EXPECT_EQ(experiment.records_per_epoch, 60000);
   EXPECT_EQ(experiment.scheduling_unit, 10);
   EXPECT_TRUE(experiment.stop_on_non_finite);

@@ -80,7 +80,7 @@ TEST(Overrides, ErrorsNameTheOverrideByItsNumber) {
 TEST(Overrides, ComeAfterTheErrorsOfTheFile) {
   const TemporaryFile file(kLeast + "nmae: x\n");
   try {
-    read_experiment(file.path(), std::vector<std::string>{"checkpoint_policy=all"});
+    read_experiment(file.path(), std::vector<std::string>{"checkpoint_policy=newest"});
     FAIL() << "was accepted";
   } catch (const ConfigErrors& errors) {
     ASSERT_EQ(errors.diagnostics().size(), 2u);

@@ -31,6 +31,7 @@ NOT_EXPRESSIBLE = {
     "wrong/25-several-documents.yaml": "a validator is given one document at a time",
     "wrong/26-alias.yaml": "a validator sees what the alias stands for",
     "wrong/30-entrypoint.yaml": "quotes inside of text",
+    "wrong/70-storage-path-elsewhere.yaml": "compares two values",
     "wrong_cluster/03-same-id.yaml": "compares values of several items",
     "wrong_cluster/16-open-quote.yaml": "quotes inside of text",
 }
@@ -103,6 +104,8 @@ BASES = {
         "powersgd": optimizing(gradient_compression={"kind": "powersgd"}),
         "topk": optimizing(gradient_compression={"kind": "topk"}),
         "on GPUs": PROGRAM | {"resources": {"slot_type": "cuda"}, "optimizations": {"local_sgd": {"inner_steps": 2}}},
+        "shared_fs": PROGRAM | {"checkpoint_storage": {"type": "shared_fs", "host_path": "/mnt"}},
+        "directory": PROGRAM | {"checkpoint_storage": {"type": "directory", "container_path": "/mnt"}},
         "traced": PROGRAM | {"profiling": {"trace": {"begin_on_batch": 1, "end_after_batch": 1000000000000000}}},
         "prometheus": PROGRAM | {"profiling": {"prometheus": {"port": 9400}}},
         "profiled": PROGRAM | {"profiling": {"enabled": True}},
@@ -124,6 +127,8 @@ MORE_VALUES = {
     ("labels",): [[1, True], [[1]], [None]],
     ("entrypoint",): [["", "a"], ["a", ""], ["a", 1], [["a"]], "  "],
     ("environment", "environment_variables"): [{"DTRAIN_X": 1}, {"A": []}, {"A": None}, ["A"], ["A="], ["1A=2"], [1]],
+    ("checkpoint_storage", "storage_path"): ["a/b", "a/../b", "..", "../a", "a/..", "a..b", "/mnt/a"],
+    ("checkpoint_storage", "type"): ["s3", "gcs", "azure", "hdfs", "nfs"],
     ("initial_weights",): ["a.pt", "a.safetensors"],
     ("task_container_defaults", "dtrain_network_interface"): [
         "10.0.0.0/32", "10.0.0.0/33", "10.0.0/8", "256.0.0.0/8", "::/0", "fd00::/129", "a/8", "/8", "eth 0", "..",
@@ -144,7 +149,7 @@ class Schemas(unittest.TestCase):
             root = schema(kind)
             for path, parts in walk(root).items():
                 self.assertTrue(any("description" in part or "title" in part for part in parts) or
-                                path[-1] in ("type", "val", 0) or "min_checkpoint_period" in path, path)
+                                path[-1] in ("type", "val", 0), path)
                 for value in declared(parts):
                     with self.subTest(kind=kind, path=path, value=value):
                         bases = [put(base, path, value) for base in BASES[kind].values()]
@@ -224,7 +229,7 @@ class Drift(unittest.TestCase):
                 for path in {**paths, **{path: [] for path in MORE_VALUES}}:
                     # Elsewhere the bases of an experiment are all the same.
                     special = (("hyperparameters",) if name == "constant" else ("optimizations",)
-                               if "optimizations" in base else ("entrypoint", "model", "loss", "optimizer", "data", "hyperparameters"))
+                               if "optimizations" in base else ("checkpoint_storage",) if "checkpoint_storage" in base else ("entrypoint", "model", "loss", "optimizer", "data", "hyperparameters"))
                     if kind == "experiment" and name != "program" and path[0] not in special:
                         continue
                     if put(base, path, 0) is None:
@@ -393,7 +398,7 @@ class Advice(unittest.TestCase):
         self.check(self.code_of_documents(), ["resources.priority", "max_restarts"])
 
     def test_tells_what_is_refused(self):
-        self.assertFalse(self.settable("min_checkpoint_period"))
+        self.assertFalse(self.settable("searcher.name"))
         self.assertTrue(self.settable("profiling.sync_timings"))
         self.assertTrue(self.settable("scheduling_unit"))
 

@@ -10,6 +10,11 @@
 
 #include <torch/torch.h>
 
+#include "../base/temporary_folder.h"
+#include "checkpoint/state_image.h"
+#include "checkpoint/state_reader.h"
+#include "dtrain/base/file.h"
+#include "dtrain/checkpoint/checkpoint.h"
 #include "no_common_memory.h"
 #include "small_run.h"
 #include "state/state_visitor.h"
@@ -90,20 +95,42 @@ StatefulNet copy_of(const StatefulNet& original) {
   return net;
 }
 
+// Whole windows. The step after them is compressed; later ones are not, to compare with.
+constexpr int kBatchesBefore = 9, kBatchesAfter = 12;
+
 struct StateCase {
   std::string name;
   StepOptions options;
   std::vector<std::string> changing;  // paths, or their beginnings, of which some entry changes in every step
   int ranks = 2;
   bool one_copy = true;
+  int before = kBatchesBefore;
 };
 
-// Whole windows. The step after them is compressed; later ones are not, to compare with.
-constexpr int kBatchesBefore = 9, kBatchesAfter = 12;
+void write_file(const std::filesystem::path& path, const FileImage& image) {
+  std::vector<std::byte> bytes(image.bytes());
+  image.write_header(bytes.data());
+  image.write_data(bytes.data(), 0, image.data_bytes() / 3);  // as ranks that divide the copying do
+  image.write_data(bytes.data(), image.data_bytes() / 3, image.data_bytes());
+  write_file_atomic(path, {reinterpret_cast<const char*>(bytes.data()), bytes.size()});
+}
 
-// A run of its own on every rank; from `start`, if there is one, or from the model's values.
+// As the ranks and the saver leave them, but for the checksums.
+void write_checkpoint(const std::filesystem::path& folder, TrainingStep& step, const comm::World& world) {
+  const StateImage image({.rank = world.rank, .shared = step.state_is_shared(), .tied = {}},
+                         [&](StateVisitor& visitor) { visitor.part("step", step); });
+  write_file(folder / checkpoint::rank_file(world.rank), image.own());
+  if (world.rank != 0) return;
+  write_file(folder / checkpoint::kModelFile, image.model());
+  write_file(folder / checkpoint::kOptimizerFile, image.optimizer());
+  write_file_atomic(folder / checkpoint::kManifestFile, Json{{"about", {{"world_size", world.size}}}}.dump());
+}
+
+// A run of its own on every rank; from `start` or the checkpoint `from`, if there is one, or from the model's values.
+// Writes a checkpoint to `to` at its end.
 std::vector<State> train_from(const StateCase& c, const StatefulNet& original, const std::vector<State>* start,
-                              std::int64_t first, std::int64_t batches) {
+                              std::int64_t first, std::int64_t batches, const std::filesystem::path& from = {},
+                              const std::filesystem::path& to = {}) {
   std::vector<State> result(static_cast<std::size_t>(c.ranks));
   run_small(c.ranks, [&](SmallRun& run) {
     NoCommonMemory without(run.services.communicator);
@@ -121,8 +148,13 @@ std::vector<State> train_from(const StateCase& c, const StatefulNet& original, c
       Restorer restorer((*start)[static_cast<std::size_t>(rank)]);
       step.visit(restorer);
     }
+    if (!from.empty()) {
+      StateReader reader(from, rank, c.ranks);
+      reader.restore([&](StateVisitor& visitor) { visitor.part("step", step); });
+      EXPECT_EQ(reader.missing(), std::vector<std::string>{});
+    }
     for (std::int64_t batch = first; batch < first + batches; ++batch) {
-      step.announce(true, false);
+      step.announce(true, {});
       step.begin_batch();
       step.backward(model->loss(batch, rank));
       step.end_batch();
@@ -130,6 +162,7 @@ std::vector<State> train_from(const StateCase& c, const StatefulNet& original, c
     Collector collector;
     step.visit(collector);
     result[static_cast<std::size_t>(rank)] = std::move(collector.state);
+    if (!to.empty()) write_checkpoint(to, step, run.services.world);
   });
   return result;
 }
@@ -145,8 +178,8 @@ StepOptions options_with(const std::function<void(StepOptions&)>& change) {
 
 std::vector<StateCase> state_cases() {
   const std::vector<std::string> usual{
-      "parameters/first.weight", "model/norm.running_mean", "optimizer/steps",    "optimizer/updates/last.bias",
-      "optimizer/exp_avg/",      "optimizer/exp_avg_sq/",   "window/rounds_begun"};
+      "parameters/first.weight", "model/buffers/norm.running_mean", "optimizer/steps",    "optimizer/updates/last.bias",
+      "optimizer/exp_avg/",      "optimizer/exp_avg_sq/",           "window/rounds_begun"};
   const auto and_also = [&](std::vector<std::string> more) {
     more.insert(more.end(), usual.begin(), usual.end());
     return more;
@@ -159,6 +192,12 @@ std::vector<StateCase> state_cases() {
          o.max_gradient_norm = 0.01;
        }),
        usual},
+      {"an open window", options_with([](auto& o) { o.aggregation_frequency = 3; }), usual, 2, true, 10},
+      {"an open window on a rank of its own parts", options_with([](auto& o) {
+         o.aggregation_frequency = 4;
+         o.strategy.sharded = config::ShardedOptimizer::kOn;
+       }),
+       usual, 3, false, 11},
       {"one copy", options_with([](auto& o) { o.strategy.sharded = config::ShardedOptimizer::kOn; }), usual},
       {"parts", options_with([](auto& o) { o.strategy.sharded = config::ShardedOptimizer::kOn; }), usual, 2, false},
       {"alone", options_with([](auto& o) { o.alone = true; }), usual}};
@@ -210,11 +249,15 @@ TEST(State, IsEnoughToGoOnFrom) {
   const StatefulNet original;
   for (const StateCase& c : state_cases()) {
     SCOPED_TRACE(c.name);
-    const auto before = train_from(c, original, nullptr, 0, kBatchesBefore);
-    const auto whole = train_from(c, original, nullptr, 0, kBatchesBefore + kBatchesAfter);
-    const auto resumed = train_from(c, original, &before, kBatchesBefore, kBatchesAfter);
+    const TemporaryFolder folder;
+    const auto before = train_from(c, original, nullptr, 0, c.before, {}, folder.path());
+    const auto whole = train_from(c, original, nullptr, 0, c.before + kBatchesAfter);
+    const auto resumed = train_from(c, original, &before, c.before, kBatchesAfter);
+    const auto from_files = train_from(c, original, nullptr, c.before, kBatchesAfter, folder.path());
     for (std::size_t rank = 0; rank < whole.size(); ++rank) {
       EXPECT_EQ(changed_paths(whole[rank], resumed[rank]), std::set<std::string>{}) << "on rank " << rank;
+      EXPECT_EQ(changed_paths(whole[rank], from_files[rank]), std::set<std::string>{})
+          << "from files, on rank " << rank;
     }
   }
 }
@@ -224,8 +267,8 @@ TEST(State, NamesWhatAStepChanges) {
   const StatefulNet original;
   for (const StateCase& c : state_cases()) {
     SCOPED_TRACE(c.name);
-    const auto before = train_from(c, original, nullptr, 0, kBatchesBefore);
-    const auto after = train_from(c, original, nullptr, 0, kBatchesBefore + c.options.aggregation_frequency);
+    const auto before = train_from(c, original, nullptr, 0, c.before);
+    const auto after = train_from(c, original, nullptr, 0, c.before + c.options.aggregation_frequency);
     for (std::size_t rank = 0; rank < after.size(); ++rank) {
       const auto paths = changed_paths(before[rank], after[rank]);
       for (const std::string& expected : c.changing) {

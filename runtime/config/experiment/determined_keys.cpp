@@ -18,6 +18,10 @@ constexpr std::string_view kForBatchSystems =
     "one of Determined's keys for batch systems; here the cluster file says how ranks are started (launcher, "
     "docs/cluster.md); leave it out";
 
+constexpr std::string_view kForCloudStorage =
+    "one of Determined's keys for storage types that are not supported; checkpoint_storage.type says what to use "
+    "instead";
+
 constexpr std::array kDeterminedKeys{
     DeterminedKey{"bind_mounts", kForContainers},
     DeterminedKey{"environment.add_capabilities", kForContainers},
@@ -30,6 +34,23 @@ constexpr std::array kDeterminedKeys{
     DeterminedKey{"environment.registry_auth", kForContainers},
     DeterminedKey{"resources.devices", kForContainers},
     DeterminedKey{"resources.shm_size", kForContainers},
+
+    DeterminedKey{"checkpoint_storage.access_key", kForCloudStorage},
+    DeterminedKey{"checkpoint_storage.account_url", kForCloudStorage},
+    DeterminedKey{"checkpoint_storage.bucket", kForCloudStorage},
+    DeterminedKey{"checkpoint_storage.connection_string", kForCloudStorage},
+    DeterminedKey{"checkpoint_storage.container", kForCloudStorage},
+    DeterminedKey{"checkpoint_storage.credential", kForCloudStorage},
+    DeterminedKey{"checkpoint_storage.endpoint_url", kForCloudStorage},
+    DeterminedKey{"checkpoint_storage.hdfs_path", kForCloudStorage},
+    DeterminedKey{"checkpoint_storage.hdfs_url", kForCloudStorage},
+    DeterminedKey{"checkpoint_storage.prefix", kForCloudStorage},
+    DeterminedKey{"checkpoint_storage.secret_key", kForCloudStorage},
+    DeterminedKey{"checkpoint_storage.user", kForCloudStorage},
+    DeterminedKey{"checkpoint_storage.checkpoint_path",
+                  "an old name in Determined's files; storage_path is the folder inside host_path"},
+    DeterminedKey{"checkpoint_storage.tensorboard_path",
+                  "one of Determined's keys; here dtrain export --format tensorboard writes event files"},
 
     DeterminedKey{"data_layer", kForMaster},
     DeterminedKey{"debug", kForMaster},
@@ -69,9 +90,9 @@ constexpr std::array kDeterminedKeys{
     DeterminedKey{"searcher.mode", kForSearch},
     DeterminedKey{"searcher.num_rungs", kForSearch},
     DeterminedKey{"searcher.source_checkpoint_uuid",
-                  "one of Determined's keys; here initial_weights names the file to start from"},
+                  "one of Determined's keys; here initial_weights names the checkpoint, run or file to start from"},
     DeterminedKey{"searcher.source_trial_id",
-                  "one of Determined's keys; here initial_weights names the file to start from"},
+                  "one of Determined's keys; here initial_weights names the checkpoint, run or file to start from"},
     DeterminedKey{"searcher.stop_once", kForSearch},
     DeterminedKey{"searcher.time_metric", kForSearch},
 };

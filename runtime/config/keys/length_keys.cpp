@@ -13,19 +13,13 @@ const char* text_of(LengthUnit unit) {
 class LengthType : public KeyType {
  public:
   LengthType(Length& value, std::int64_t min) : value_(value), min_(min) {}
-  void read(Section& section, const Key& key) override {
-    const Length given = section.length(key.name, value_, min_);
-    if (key.not_yet && given.count != 0) return section.refuse_yet(key.name, key.not_yet);
-    value_ = given;
-  }
+  void read(Section& section, const Key& key) override { value_ = section.length(key.name, value_, min_); }
   Json to_json() const override { return {{word_of(kLengthUnits, value_.unit), value_.count}}; }
-  Json schema(const Key& key) const override {
+  Json schema(const Key&) const override {
     Json units = Json::object();
     for (const auto& [name, unit] : kLengthUnits) {
       units[name] =
-          key.not_yet
-              ? Json{{"const", 0}}
-              : Json{{"description", text_of(unit)}, {"type", "integer"}, {"minimum", min_}, {"maximum", kMaxLength}};
+          Json{{"description", text_of(unit)}, {"type", "integer"}, {"minimum", min_}, {"maximum", kMaxLength}};
     }
     return {{"type", "object"},
             {"minProperties", 1},

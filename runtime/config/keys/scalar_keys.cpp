@@ -158,17 +158,6 @@ class WordType : public KeyType {
   bool nullable_;
 };
 
-class NothingType : public KeyType {
- public:
-  void read(Section& section, const Key& key) override {
-    const Value* given = section.find(key.name);
-    if (given && !given->is_null()) section.refuse_yet(key.name, key.not_yet);
-  }
-  Json to_json() const override { return nullptr; }
-  Json schema(const Key&) const override { return {{"type", "null"}}; }
-  std::string values() const override { return "null"; }
-};
-
 }  // namespace
 
 void Keys::boolean(const Key& key, bool& value) {
@@ -203,11 +192,6 @@ void Keys::number(const Key& key, std::optional<double>& value, const Bounds& bo
 void Keys::visit_word(const Key& key, std::string& value, std::vector<std::string> words,
                       std::vector<std::string> later, bool nullable) {
   WordType type(value, std::move(words), std::move(later), nullable);
-  visit(key, type);
-}
-
-void Keys::nothing_yet(const Key& key) {
-  NothingType type;
   visit(key, type);
 }
 

@@ -59,7 +59,7 @@ class PathType : public KeyType {
     const Value* given = section.find(key.name);
     if (!given || (nullable_ && given->is_null())) return;
     const std::string text = section.text(key.name, "");
-    if (text.empty()) return;
+    if (text.empty() && !key.required) return;
     check_text(section, key, text, rule_);
     value_ = (section.folder() / text).lexically_normal();
   }

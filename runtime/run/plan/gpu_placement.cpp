@@ -47,7 +47,7 @@ scheduler::Machine machine_with_gpus() {
   return machine;
 }
 
-config::AgentSlotType decide_slot_type(const config::Experiment& experiment, const scheduler::ClusterAgents& cluster) {
+config::AgentSlotType asked_slot_type(const config::Experiment& experiment) {
   switch (experiment.resources.slot_type) {
     case config::SlotType::kCpu:
       return config::AgentSlotType::kCpu;
@@ -56,6 +56,12 @@ config::AgentSlotType decide_slot_type(const config::Experiment& experiment, con
     case config::SlotType::kAuto:
       break;
   }
+  return config::AgentSlotType::kAuto;
+}
+
+config::AgentSlotType decide_slot_type(const config::Experiment& experiment, const scheduler::ClusterAgents& cluster) {
+  const config::AgentSlotType asked = asked_slot_type(experiment);
+  if (asked != config::AgentSlotType::kAuto) return asked;
   const bool has_gpus = std::any_of(cluster.agents.begin(), cluster.agents.end(), [&](const auto& one) {
     return one.agent.resource_pool == experiment.resources.resource_pool &&
            one.agent.slot_type == config::AgentSlotType::kCuda;

@@ -12,6 +12,8 @@ namespace dtrain::run {
 // The GPUs of this machine, with the variables that decide which of them are visible.
 scheduler::Machine machine_with_gpus();
 
+// What the experiment asks for.
+config::AgentSlotType asked_slot_type(const config::Experiment& experiment);
 // The type of the slots that the experiment is placed on. auto: kCuda if its resource pool has agents of GPUs, else
 // kCpu.
 config::AgentSlotType decide_slot_type(const config::Experiment& experiment, const scheduler::ClusterAgents& cluster);

@@ -39,19 +39,6 @@ const scheduler::ClusterAgent& agent_named(const std::string& id, const AgentsBy
   return *found->second;
 }
 
-// What an agent is whose type no file declares.
-config::AgentSlotType slot_default(const config::Experiment& experiment) {
-  switch (experiment.resources.slot_type) {
-    case config::SlotType::kCpu:
-      return config::AgentSlotType::kCpu;
-    case config::SlotType::kCuda:
-      return config::AgentSlotType::kCuda;
-    case config::SlotType::kAuto:
-      break;
-  }
-  return config::AgentSlotType::kAuto;
-}
-
 scheduler::ClusterAgents cluster_for(const config::Experiment& experiment, config::AgentSlotType slot_default,
                                      const std::filesystem::path& file, Variables variables) {
   // The ranks' own variables decide which GPUs they see.
@@ -71,11 +58,10 @@ bool fits_on_cores(const LaunchPlan& plan, const std::filesystem::path& cluster_
   return scheduler::place(scheduler::empty_slots(cluster), request).has_value();
 }
 
-// slot_type: auto takes GPUs only if libtorch can use them, as far as this machine's ranks are concerned. Empty: it
+// Why libtorch cannot use the GPUs that the plan has chosen, as far as this machine's ranks are concerned. Empty: it
 // can.
-std::string why_auto_takes_cores(const LaunchPlan& plan, const Variables& variables) {
-  const bool is_auto = plan.experiment.resources.slot_type == config::SlotType::kAuto;
-  if (!is_auto || !plan.on_gpus() || plan.launcher.type != config::LauncherType::kLocal) return {};
+std::string why_no_cuda_here(const LaunchPlan& plan, const Variables& variables) {
+  if (!plan.on_gpus() || plan.launcher.type != config::LauncherType::kLocal) return {};
   Variables of_a_rank = variables;
   for (const auto& [name, value] : plan.experiment.variables_of_ranks(true)) of_a_rank[name] = value;
   const std::filesystem::path program = find_entrypoint(plan.experiment, variables);
@@ -98,13 +84,18 @@ scheduler::SlotRequest slot_request(const config::Experiment& experiment, const 
 
 void place_ranks(LaunchPlan& plan, const std::filesystem::path& cluster_file, const Variables& variables) {
   const auto choose = [&](const config::Experiment& experiment) {
-    plan.cluster = cluster_for(experiment, slot_default(experiment), cluster_file, variables);
+    plan.cluster = cluster_for(experiment, asked_slot_type(experiment), cluster_file, variables);
     plan.launcher = plan.cluster.cluster.launcher;
     plan.request = slot_request(experiment, plan.cluster.cluster.scheduler, decide_slot_type(experiment, plan.cluster));
   };
   choose(plan.experiment);
-  plan.why_no_cuda = why_auto_takes_cores(plan, variables);
+  plan.why_no_cuda = why_no_cuda_here(plan, variables);
   if (!plan.why_no_cuda.empty()) {
+    if (plan.experiment.resources.slot_type == config::SlotType::kCuda) {
+      throw ConfigError("resources.slot_type is cuda, but " + plan.why_no_cuda,
+                        "install the full libtorch (dtrain doctor names what is missing), or train on CPUs with "
+                        "resources.slot_type: cpu");
+    }
     config::Experiment on_cores = plan.experiment;
     on_cores.resources.slot_type = config::SlotType::kCpu;
     choose(on_cores);

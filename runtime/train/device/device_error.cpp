@@ -21,18 +21,16 @@ std::string first_line(const std::string& text) {
   return text.substr(0, text.find('\n'));
 }
 
-// "; 1.2 GiB are in tensors, 3.0 GiB reserved for them, 0.1 GiB of 79.1 GiB free"
+// "; 1.2 GiB are in tensors, 3.0 GiB are reserved for them": libtorch's own text says how much is free
 std::string memory_text(c10::Device device) {
   auto* const allocator = dynamic_cast<c10::DeviceAllocator*>(c10::GetAllocator(device.type()));
   if (allocator == nullptr || !allocator->initialized()) return {};
   try {
     constexpr auto kAll = static_cast<std::size_t>(c10::CachingAllocator::StatType::AGGREGATE);
     const auto stats = allocator->getDeviceStats(device.index());
-    const auto [free, total] = allocator->getMemoryInfo(device.index());
     const auto text = [](auto bytes) { return format_bytes(static_cast<double>(bytes)); };
     return "; " + text(stats.allocated_bytes[kAll].current) + " are in tensors, " +
-           text(stats.reserved_bytes[kAll].current) + " are reserved for them, " + text(free) + " of the GPU's " +
-           text(total) + " are free";
+           text(stats.reserved_bytes[kAll].current) + " are reserved for them";
   } catch (const std::exception&) {  // a device that has failed does not answer
     return {};
   }

@@ -22,6 +22,8 @@ class DeviceFeed {
   // On a CPU nothing happens. The tensors of a batch from page-locked memory must keep their values until the device
   // has them; other tensors are copied to page-locked memory first.
   void move(Batch& batch);
+  // Lets go of the last batch, whose work the device has done.
+  void let_go() { last_.clear(); }
 
  private:
   const c10::Device device_;

@@ -250,6 +250,20 @@ void GradientExchange::put_displaced_back() {
   displaced_.clear();
 }
 
+void GradientExchange::visit(StateVisitor& visitor) {
+  visitor.number("window_open", window_open_);
+  if (!window_open_) return;
+  const auto parameters = parameters_.parameters();
+  for (std::size_t i = 0; i < parameters.size(); ++i) {
+    visitor.number("used/" + parameters[i].name, used_[i]);
+    if (used_[i]) visitor.tensor(parameters[i].name, parameters[i].gradient);
+  }
+  if (!visitor.replaces()) return;
+  displaced_.clear();
+  for (std::size_t i = 0; i < parameters.size(); ++i) parameters[i].tensor.mutable_grad() = at::Tensor();
+  guard();
+}
+
 void GradientExchange::clear_unused() {
   const auto parameters = parameters_.parameters();
   for (std::size_t i = 0; i < parameters.size(); ++i) {

@@ -20,6 +20,7 @@
 #include "exchange/gradient_place.h"
 #include "exchange/gradient_strategy.h"
 #include "model/flat_parameters.h"
+#include "state/state_visitor.h"
 
 namespace dtrain::train {
 
@@ -49,6 +50,8 @@ class GradientExchange {
   std::span<const std::uint8_t> finish_local();
   // The update is done: the next batch starts a new window.
   void end_window() { window_open_ = false; }
+  // Between two batches: what an open window has gathered on this rank.
+  void visit(StateVisitor& visitor);
 
   // Of the last window. When backward finished each gradient, from the start of that backward, not counting the time
   // the hooks took; negative: not in this batch.

@@ -41,6 +41,7 @@ class SampleSource final : public BatchSource {
   }
 
   void start_epoch(std::int64_t epoch) override { loader_.start_epoch(epoch); }
+  void start_epoch_at(std::int64_t epoch, std::int64_t batches) override { loader_.start_epoch(epoch, batches); }
 
   std::optional<Batch> next() override {
     auto host = loader_.next();

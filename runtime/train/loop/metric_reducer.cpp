@@ -9,6 +9,7 @@
 
 #include "dtrain/base/error.h"
 #include "dtrain/base/json.h"
+#include "dtrain/base/json_number.h"
 
 namespace dtrain::train {
 
@@ -24,13 +25,18 @@ void MetricReducer::add(const Metrics& metrics, std::int64_t samples) {
       continue;
     }
     at::Tensor& sum = on_device_[name];
-    if (!sum.defined()) sum = at::zeros({}, value.tensor().options().dtype(at::kDouble));
+    if (!sum.defined()) {
+      const auto restored = restored_.extract(name);
+      sum = at::full({}, restored ? restored.mapped() : 0.0, value.tensor().options().dtype(at::kDouble));
+    }
     sum.add_(value.tensor().reshape({}), static_cast<double>(samples));
   }
   added_.samples += samples;
 }
 
 MetricReducer::Sums MetricReducer::take() {
+  for (const auto& [name, sum] : restored_) added_.sums[name] += sum;  // to which no batch has added
+  restored_.clear();
   std::vector<at::Tensor> values;
   for (const auto& [name, sum] : on_device_) {
     added_.device_names.push_back(name);
@@ -39,6 +45,24 @@ MetricReducer::Sums MetricReducer::take() {
   if (!values.empty()) added_.device_sums = at::stack(values);
   on_device_.clear();
   return std::exchange(added_, {});
+}
+
+void MetricReducer::visit(StateVisitor& visitor) {
+  Json sums = {{"samples", added_.samples}, {"weights", added_.weights}, {"sums", numbers_or_texts(added_.sums)}};
+  std::map<std::string, double> on_device = restored_;
+  for (const auto& [name, sum] : on_device_) on_device[name] = sum.item<double>();
+  sums["on_device"] = numbers_or_texts(on_device);
+  std::string text = sums.dump();
+  visitor.text("sums", text);
+  if (!visitor.replaces()) return;
+  sums = Json::parse(text);
+  added_ = {};
+  added_.samples = sums["samples"].get<std::int64_t>();
+  added_.weights = sums["weights"].get<std::map<std::string, std::int64_t>>();
+  for (const auto& [name, sum] : sums["sums"].items()) added_.sums[name] = number_of(sum).value_or(0);
+  on_device_.clear();
+  restored_.clear();
+  for (const auto& [name, sum] : sums["on_device"].items()) restored_[name] = number_of(sum).value_or(0);
 }
 
 void MetricReducer::Sums::add_device_sums(std::span<const double> values) {

@@ -13,6 +13,7 @@
 #include "dtrain/comm/communicator.h"
 #include "dtrain/comm/control.h"
 #include "dtrain/train/metrics.h"
+#include "state/state_visitor.h"
 
 namespace dtrain::train {
 
@@ -47,6 +48,8 @@ class MetricReducer {
   static ReducedMetrics local_means(const Sums& sums);
   // Of what was added since the last take(). Waits for the device. Collective.
   ReducedMetrics reduce();
+  // What was added since the last take(). Waits for the device.
+  void visit(StateVisitor& visitor);
 
  private:
   void agree_on_names(Sums& sums);
@@ -56,6 +59,7 @@ class MetricReducer {
   comm::Communicator& communicator_;
   Sums added_;
   std::map<std::string, at::Tensor> on_device_;
+  std::map<std::string, double> restored_;  // sums that on_device_ begins with
   std::int64_t agreements_ = 0;
 };
 

@@ -99,8 +99,7 @@ train::StepOptions step_options(const run::RankSession& session, const TrialCont
   return options;
 }
 
-// True when it stopped early.
-bool train_and_save(run::RankSession& session, const TrialFactory& make_trial) {
+train::TrainingLoop::End train_and_save(run::RankSession& session, const TrialFactory& make_trial) {
   const config::Experiment& experiment = session.experiment();
   share_cores(session.world());
   const c10::Device device = open_rank_device(session);  // before any call of libtorch that asks for CUDA
@@ -108,7 +107,8 @@ bool train_and_save(run::RankSession& session, const TrialFactory& make_trial) {
   TrialContext context(session, device);
   const std::unique_ptr<Trial> trial = make_trial(context);
   const auto& model = context.wrapped().model;
-  if (model && !experiment.initial_weights.empty() && session.world().rank == 0) {
+  const bool begins_anew = session.resume_from().empty();
+  if (model && !experiment.initial_weights.empty() && begins_anew && session.world().rank == 0) {
     train::load_weights(*model, experiment.initial_weights);  // the step hands them to the other ranks
     session.log()->info("starting from the weights in {}", experiment.initial_weights.string());
   }
@@ -135,9 +135,9 @@ bool train_and_save(run::RankSession& session, const TrialFactory& make_trial) {
   };
   train::TrainingLoop loop(*trial, context, session, step, save);
   session.recorder().mark(profile::RunMark::kInitializationEnd);
-  bool stopped = false;
+  train::TrainingLoop::End end;
   try {
-    stopped = loop.run();
+    end = loop.run();
   } catch (...) {
     const int code =
         fail(session);  // while the step is there: what it has handed over may be under way until this ends it
@@ -145,7 +145,7 @@ bool train_and_save(run::RankSession& session, const TrialFactory& make_trial) {
     throw;
   }
   if (session.world().rank == 0) session.update_plan("fusion", step.fusion().describe());
-  return stopped;
+  return end;
 }
 
 }  // namespace
@@ -162,7 +162,8 @@ int run_trial(int argc, char** argv, const TrialFactory& make_trial, bool for_mo
     return run::exit_code_of(error);
   }
   try {
-    return session->finish(train_and_save(*session, make_trial), false);
+    const train::TrainingLoop::End end = train_and_save(*session, make_trial);
+    return session->finish(end.stopped, end.saved);
   } catch (...) {
     return fail(*session);
   }

@@ -3,12 +3,20 @@
 #include <algorithm>
 
 #include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+#include <ATen/Version.h>
 #include <torch/utils.h>
+#include <torch/version.h>
+
+#include "checkpoint/open_checkpoint.h"
+#include "checkpoint/state_reader.h"
+#include "checkpoint/trial_state.h"
 
 #include "dtrain/base/error.h"
 #include "dtrain/base/json_number.h"
 #include "dtrain/config/experiment.h"
 #include "loop/mock_loader.h"
+#include "loop/random_seed.h"
 
 namespace dtrain::train {
 
@@ -17,17 +25,23 @@ namespace {
 using profile::Phase;
 using profile::PhaseScope;
 
-// A rank's random stream in one step is a function of (seed, rank, step): nothing of it has to be saved. The mixing is
-// the finalizer of splitmix64 (Steele, Lea and Flood, OOPSLA 2014).
-std::uint64_t step_seed(std::uint64_t seed, int rank, std::int64_t step) {
-  std::uint64_t x = seed;
-  for (const std::uint64_t part : {static_cast<std::uint64_t>(rank), static_cast<std::uint64_t>(step)}) {
-    x += 0x9e3779b97f4a7c15u * (part + 1);
-    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
-    x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
-    x ^= x >> 31;
+// What a run that goes on is compared with: what may change the bits.
+Json facts_for_resume(const run::RankSession& session) {
+  return {{"name", session.experiment().name},
+          {"global_batch_size", session.experiment().global_batch_size},
+          {"seed", session.experiment().experiment_seed},
+          {"libtorch", TORCH_VERSION},
+          {"cpu_capability", at::get_cpu_capability()},
+          {"threads", at::get_num_threads()},
+          {"device", session.gpu() ? "cuda" : "cpu"}};
+}
+
+std::map<std::string, std::string> tied_names(const torch::nn::Module& model) {
+  std::map<std::string, std::string> tied;
+  for (const auto& parameter : distinct_parameters(model)) {
+    for (std::size_t i = 1; i < parameter.names.size(); ++i) tied[parameter.names[i]] = parameter.names.front();
   }
-  return x;
+  return tied;
 }
 
 }  // namespace
@@ -53,6 +67,13 @@ TrainingLoop::TrainingLoop(Trial& trial, TrialContext& context, run::RankSession
   if (!loader_) throw ConfigError("training_loader() returned nothing", "return context.loader(data set)");
   if (session.mock().loader) loader_ = repeat_first_batch(std::move(loader_));
   find_lengths();
+  if (session_.mock().any()) return;
+  checkpoints_.emplace(session_,
+                       Checkpoints::Options{.period = checkpoint_period_,
+                                            .shared = step_.state_is_shared(),
+                                            .tied = tied_names(*context_.wrapped().model),
+                                            .run = facts_for_resume(session_)},
+                       [this](StateVisitor& visitor) { visit(visitor); });
 }
 
 void TrainingLoop::find_lengths() {
@@ -78,6 +99,7 @@ void TrainingLoop::find_lengths() {
     return config::in_batches(length, global_batch_, batches_per_epoch_.value_or(1));
   };
   validation_period_ = length_in_batches(experiment_.min_validation_period, "min_validation_period");
+  checkpoint_period_ = length_in_batches(experiment_.min_checkpoint_period, "min_checkpoint_period");
   const config::Length& length = experiment_.searcher.max_length;
   if (length.unit == config::LengthUnit::kEpochs) epochs_ = length.count;
   if (length.unit != config::LengthUnit::kEpochs || batches_per_epoch_) {
@@ -106,10 +128,24 @@ void TrainingLoop::start_epoch(std::int64_t epoch) {
 }
 
 void TrainingLoop::visit(StateVisitor& visitor) {
+  if (!visitor.replaces()) {
+    // What has been asked of the device is read, and metrics that are due are written: they are part of metrics.jsonl.
+    step_.in_flight().finish_all();
+    finish_training_metrics(/*all=*/true);
+    for (const auto& [metrics, samples] : unread_metrics_) metrics_.add(metrics, samples);
+    unread_metrics_.clear();
+  }
   visitor.number("batches", batches_);
   visitor.number("epoch", epoch_);
   visitor.number("epoch_batches", epoch_batches_);
+  std::int64_t metrics_bytes = session_.metrics_bytes();
+  visitor.number("due_is_open", due_is_open_);
+  visitor.number("metrics_bytes", metrics_bytes);
+  if (visitor.replaces()) session_.cut_metrics(metrics_bytes);
+  visitor.part("metrics", metrics_);
   visitor.part("validation", validation_);
+  TrialStateEntries trial(trial_);
+  visitor.part("trial", trial);
   visitor.part("step", step_);
 }
 
@@ -118,21 +154,42 @@ bool TrainingLoop::epoch_is_full() const {
   return !loader_->batches_per_epoch() && batches_per_epoch_ && epoch_batches_ >= *batches_per_epoch_;
 }
 
-bool TrainingLoop::run() {
+TrainingLoop::End TrainingLoop::run() {
   // A part that the trial has put into evaluation mode (a frozen batch norm) stays there.
   if (torch::nn::Module& model = *context_.wrapped().model; !model.is_training()) model.train();
-  if (!session_.mock().any()) {
-    experiment_.perform_initial_validation ? validation_.run(0, 0) : validation_.check_metric();
-  }
-  start_epoch(0);
-  progress_.start({0, total_batches_.value_or(0), 0, 0, batches_per_epoch_.value_or(0)});
-  Outcome outcome = Outcome::kGoOn;
+  session_.resume_from().empty() ? begin_anew() : resume();
+  progress_.start({batches_, total_batches_.value_or(0), epoch_, epoch_batches_, batches_per_epoch_.value_or(0)});
+  Outcome outcome = total_batches_ && batches_ >= *total_batches_ ? Outcome::kDone : Outcome::kGoOn;
   while (outcome == Outcome::kGoOn) outcome = run_round();
   conclude(outcome == Outcome::kStopped);
   device_profile_.settle(step_.in_flight());
   recorder_.mark(profile::RunMark::kLoopEnd);
   deep_window_.finish(batches_);
-  return outcome == Outcome::kStopped;
+  if (checkpoints_) saved_ = checkpoints_->finish(saves_at_end());
+  return {outcome == Outcome::kStopped, saved_};
+}
+
+void TrainingLoop::begin_anew() {
+  if (!session_.mock().any()) {
+    if (!experiment_.perform_initial_validation) {
+      validation_.check_metric();
+    } else {
+      validation_.run(0, 0);
+    }
+  }
+  start_epoch(0);
+}
+
+void TrainingLoop::resume() {
+  if (session_.mock().any()) throw ConfigError("a mock run cannot go on from a checkpoint", "leave one of both out");
+  const OpenCheckpoint checkpoint(session_);
+  StateReader reader(checkpoint.folder(), session_.world().rank, session_.world().size);
+  reader.restore([this](StateVisitor& visitor) { visit(visitor); });
+  session_.control().barrier("train/resumed");  // nobody writes shared memory that another still restores
+  tell_of_resume(session_, reader, facts_for_resume(session_), batches_, epoch_);
+  loader_->start_epoch_at(epoch_, epoch_batches_);
+  if (checkpoints_) checkpoints_->resumed_at(batches_);
+  if (std::exchange(due_is_open_, false)) do_what_is_due(/*stepped=*/true);
 }
 
 TrainingLoop::Outcome TrainingLoop::run_round() {
@@ -147,8 +204,10 @@ TrainingLoop::Outcome TrainingLoop::run_round() {
     if (!epoch_is_full()) batch = loader_->next();
     if (batch) record_loader(*batch);
   }
-  step_.announce(batch.has_value(), session_.stop_requested(),
-                 deep_window_.wanted(batches_ + 1, step_.announcement_rounds()));
+  step_.announce(batch.has_value(), {.stop = session_.stop_requested(),
+                                     .saver_busy = checkpoints_ && checkpoints_->saver_busy(),
+                                     .wants_checkpoint = checkpoints_ && checkpoints_->wants_one(),
+                                     .trace = deep_window_.wanted(batches_ + 1, step_.announcement_rounds())});
   if (!batch) {
     const Round round = step_.agree();
     if (round.active == 0) return end_of_epoch(round);
@@ -168,19 +227,13 @@ TrainingLoop::Outcome TrainingLoop::run_round() {
 
   // 5. What is due now and then.
   const bool last = total_batches_ && batches_ == *total_batches_;
-  const bool stopped = stepped && step_.stop_seen();
+  const bool stopped = stepped && step_.stop_is_due();
   if (last || stopped) {
+    due_is_open_ = !last;
     conclude(stopped && !last);
     progress_.leave_out_pause();
   } else {
-    if (batches_ % experiment_.scheduling_unit == 0) begin_training_metrics();
-    finish_training_metrics();
-    if (!session_.mock().any() && validation_period_ > 0 && batches_ % validation_period_ == 0) {
-      step_.synchronise();
-      finish_training_metrics(/*all=*/true);
-      validation_.run(batches_, epoch_);
-      progress_.leave_out_pause();
-    }
+    do_what_is_due(stepped);
   }
   {
     const PhaseScope phase(recorder_, Phase::kCallbacks);
@@ -191,6 +244,37 @@ TrainingLoop::Outcome TrainingLoop::run_round() {
   recorder_.end_step({batch ? batch->samples : 0, stepped && step_.synchronised(), epoch_});
   deep_window_.after_step(batches_, step_.take_trace_window());
   return last ? Outcome::kDone : stopped ? Outcome::kStopped : Outcome::kGoOn;
+}
+
+void TrainingLoop::do_what_is_due(bool stepped) {
+  if (batches_ % experiment_.scheduling_unit == 0) begin_training_metrics();
+  finish_training_metrics();
+  if (!session_.mock().any() && validation_period_ > 0 && batches_ % validation_period_ == 0) {
+    step_.synchronise();
+    finish_training_metrics(/*all=*/true);
+    validate();
+    progress_.leave_out_pause();
+  }
+  if (!checkpoints_ || !stepped || !checkpoints_->is_due(batches_, step_.checkpoint_wanted())) return;
+  step_.saver_busy() ? checkpoints_->delay(batches_) : take_checkpoint("period");
+}
+
+void TrainingLoop::validate() {
+  const auto result = validation_.run(batches_, epoch_);
+  if (!result || !checkpoints_) return;
+  using config::CheckpointPolicy;
+  const CheckpointPolicy policy = experiment_.checkpoint_policy;
+  const bool keep = policy == CheckpointPolicy::kAll || (policy == CheckpointPolicy::kBest && result->best);
+  if (keep) take_checkpoint("validation", *result);
+}
+
+bool TrainingLoop::saves_at_end() const {
+  return checkpoints_ && (experiment_.checkpoint_policy != config::CheckpointPolicy::kNone || checkpoint_period_ > 0);
+}
+
+void TrainingLoop::take_checkpoint(const char* reason, const Validation::Result& validated) {
+  const PhaseScope phase(recorder_, Phase::kCheckpoint);
+  checkpoints_->save({batches_, epoch_, reason, validated.metric});
 }
 
 void TrainingLoop::record_loader(const Batch& batch) {
@@ -217,7 +301,7 @@ void TrainingLoop::train_batch(Batch& batch) {
     const PhaseScope phase(recorder_, Phase::kToDevice);
     feed_.move(batch);
   }
-  torch::manual_seed(step_seed(experiment_.experiment_seed, session_.world().rank, batches_ + 1));
+  torch::manual_seed(random_seed(experiment_.experiment_seed, session_.world().rank, batches_ + 1, Draws::kTraining));
   const PhaseScope phase(recorder_, Phase::kForward);
   bool ran_backward = false;
   context_.wrapped().backward = [&](const at::Tensor& loss) {
@@ -291,6 +375,8 @@ void TrainingLoop::finish_training_metrics(bool all) {
 void TrainingLoop::conclude(bool stopped) {
   if (concluded_) return;
   concluded_ = true;
+  const bool saves = saves_at_end();
+  if (stopped && saves) take_checkpoint("stop");
   step_.flush();
   step_.report();
   {
@@ -299,7 +385,9 @@ void TrainingLoop::conclude(bool stopped) {
   }
   begin_training_metrics();
   finish_training_metrics(/*all=*/true);
-  if (!stopped && !session_.mock().any()) validation_.run(batches_, epoch_);
+  if (stopped || session_.mock().any()) return;
+  const auto validated = validation_.run(batches_, epoch_);
+  if (saves) take_checkpoint("end", validated.value_or(Validation::Result{}));
 }
 
 }  // namespace dtrain::train

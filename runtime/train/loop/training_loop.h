@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "checkpoint/checkpoints.h"
 #include "device/device_feed.h"
 #include "device/device_profile.h"
 #include "device/sync_debug.h"
@@ -32,19 +33,31 @@ class TrainingLoop {
   TrainingLoop(const TrainingLoop&) = delete;
   TrainingLoop& operator=(const TrainingLoop&) = delete;
 
-  // Trains up to the experiment's max_length. True when it stopped early because some rank was asked to. Collective.
-  bool run();
-  // Where training is, and the state of its step. Between two optimizer steps. run() begins at the first epoch all the
-  // same: a run that goes on from replaced state needs loaders that begin within an epoch. Collective.
-  void visit(StateVisitor& visitor);
+  struct End {
+    bool stopped = false;  // early, because some rank was asked to stop
+    bool saved = false;    // a checkpoint of where it stopped is durable
+  };
+  // Trains up to the experiment's max_length, from the session's checkpoint on if it has one. Collective.
+  End run();
 
  private:
   enum class Outcome { kGoOn, kDone, kStopped };
+  // Where training is, and the state of its step. Between two batches. Collective.
+  void visit(StateVisitor& visitor);
+  void resume();
+  void begin_anew();
   Outcome run_round();
+  // What a batch is followed by now and then: metrics, validation, a checkpoint.
+  void do_what_is_due(bool stepped);
+  void validate();
+  // Whether a checkpoint is taken where training ends or is stopped.
+  bool saves_at_end() const;
+  void take_checkpoint(const char* reason, const Validation::Result& validated = {});
   Outcome end_of_epoch(const Round& round);
   void train_batch(Batch& batch);
   void record_loader(const Batch& batch);
-  // At the last batch: applies what is left of the window, reduces metrics, validates. Once.
+  // At the last batch: applies what is left of the window, reduces metrics, validates, takes the last checkpoint. A run
+  // that is stopped takes its checkpoint first: it goes on as if it had not been stopped. Once.
   void conclude(bool stopped);
   void keep_metrics(Metrics metrics, std::int64_t samples);
   // Metrics are due: their sums are on the way to the host. Then all ranks reduce those that have arrived, in the same
@@ -85,10 +98,14 @@ class TrainingLoop {
   std::optional<std::int64_t> total_batches_;      // not known: until epochs_ are over
   std::int64_t epochs_ = 0;
   std::int64_t validation_period_ = 0;  // batches; 0: at the end alone
+  std::int64_t checkpoint_period_ = 0;  // batches; 0: none was asked for
   std::int64_t batches_ = 0;            // done, in rounds of all ranks
   std::int64_t epoch_ = 0;
   std::int64_t epoch_batches_ = 0;
   bool concluded_ = false;
+  bool due_is_open_ = false;                // the last batch has not been followed by what was due
+  std::optional<Checkpoints> checkpoints_;  // none in mock runs
+  bool saved_ = false;                      // the last one is durable
 };
 
 }  // namespace dtrain::train

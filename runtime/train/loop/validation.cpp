@@ -5,12 +5,14 @@
 #include <sstream>
 
 #include <ATen/ATen.h>
+#include <torch/utils.h>
 
 #include "dtrain/base/json_number.h"
 #include "dtrain/base/text.h"
 #include "dtrain/config/experiment.h"
 #include "dtrain/run/agreed_error.h"
 #include "loop/module_modes.h"
+#include "loop/random_seed.h"
 #include "step/startup_checks.h"
 
 namespace dtrain::train {
@@ -29,8 +31,8 @@ Validation::Validation(Trial& trial, TrialContext& context, run::RankSession& se
   }
 }
 
-void Validation::run(std::int64_t batch, std::int64_t epoch) {
-  if (!loader_ || last_batch_ == batch) return;
+std::optional<Validation::Result> Validation::run(std::int64_t batch, std::int64_t epoch) {
+  if (!loader_ || last_batch_ == batch) return std::nullopt;
   last_batch_ = batch;
   const profile::PhaseScope phase(session_.recorder(), profile::Phase::kValidation);
   torch::nn::Module& model = *context_.wrapped().model;
@@ -38,6 +40,9 @@ void Validation::run(std::int64_t batch, std::int64_t epoch) {
   {
     const EvaluationMode evaluation(model);
     const at::NoGradGuard no_grad;
+    // What the batch before has left of the random stream is not there in a run that goes on from a checkpoint.
+    torch::manual_seed(
+        random_seed(session_.experiment().experiment_seed, session_.world().rank, batch, Draws::kValidation));
     loader_->start_epoch(0);
     while (auto part = loader_->next()) {
       feed_.move(*part);
@@ -46,8 +51,23 @@ void Validation::run(std::int64_t batch, std::int64_t epoch) {
     }
     in_flight_.finish_all();
   }
+  feed_.let_go();
   const ReducedMetrics reduced = metrics_.reduce();
-  if (session_.world().rank == 0) report(reduced, batch, epoch);
+  const Result result = judge(reduced);
+  if (session_.world().rank == 0) report(reduced, result, batch, epoch);
+  return result;
+}
+
+Validation::Result Validation::judge(const ReducedMetrics& reduced) {
+  const auto& searcher = session_.experiment().searcher;
+  if (searcher.metric.empty()) return {};
+  std::vector<std::string> names;
+  for (const auto& [name, mean] : reduced.means) names.push_back(name);
+  require_metric(names);
+  const double value = reduced.means.at(searcher.metric);
+  const bool best = is_better(value, best_, searcher.smaller_is_better);
+  if (best) best_ = value;
+  return {value, best};
 }
 
 bool is_better(double value, const std::optional<double>& best, bool smaller_is_better) {
@@ -80,7 +100,7 @@ void Validation::visit(StateVisitor& visitor) {
   visitor.real("best", best_);
 }
 
-void Validation::report(const ReducedMetrics& reduced, std::int64_t batch, std::int64_t epoch) {
+void Validation::report(const ReducedMetrics& reduced, const Result& result, std::int64_t batch, std::int64_t epoch) {
   std::ostringstream text;
   for (const auto& [name, value] : reduced.means) {
     text << "  " << name << " ";
@@ -93,14 +113,8 @@ void Validation::report(const ReducedMetrics& reduced, std::int64_t batch, std::
                {"metrics", numbers_or_texts(reduced.means)}};
   const auto& searcher = session_.experiment().searcher;
   if (!searcher.metric.empty()) {
-    std::vector<std::string> names;
-    for (const auto& [name, mean] : reduced.means) names.push_back(name);
-    require_metric(names);
-    const auto value = reduced.means.find(searcher.metric);
-    const bool better = is_better(value->second, best_, searcher.smaller_is_better);
-    if (better) best_ = value->second;
-    line["best"] = better;
-    if (best_) text << (better ? "  (best " : "  (best so far ") << searcher.metric << " " << *best_ << ")";
+    line["best"] = result.best;
+    if (best_) text << (result.best ? "  (best " : "  (best so far ") << searcher.metric << " " << *best_ << ")";
   }
   session_.write_metrics(line);
   session_.log()->info("validation after batch {}:{}  over {} samples", batch, text.str(), reduced.samples);

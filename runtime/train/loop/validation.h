@@ -20,9 +20,14 @@ class Validation {
  public:
   Validation(Trial& trial, TrialContext& context, run::RankSession& session);
 
+  struct Result {
+    std::optional<double> metric;  // searcher.metric's value, where the experiment names one
+    bool best = false;             // no validation before had a better one
+  };
   // Rank 0's buffers (running statistics) are used on every rank. Metrics are means over all samples, written to
-  // metrics.jsonl. Does nothing for a trial without a validation loader. Collective.
-  void run(std::int64_t batch, std::int64_t epoch);
+  // metrics.jsonl. Does nothing (and gives nothing) for a trial without a validation loader, and after a batch that has
+  // been validated. Collective; the same on all ranks.
+  std::optional<Result> run(std::int64_t batch, std::int64_t epoch);
 
   // Evaluates one batch to see that searcher.metric is there, before hours are spent on training: AgreedError. Leaves
   // nothing behind. Where no rank has a batch to evaluate, run() finds out.
@@ -32,7 +37,8 @@ class Validation {
  private:
   void require_metric(const std::vector<std::string>& names) const;
 
-  void report(const ReducedMetrics& reduced, std::int64_t batch, std::int64_t epoch);
+  Result judge(const ReducedMetrics& reduced);
+  void report(const ReducedMetrics& reduced, const Result& result, std::int64_t batch, std::int64_t epoch);
 
   Trial& trial_;
   TrialContext& context_;

@@ -6,10 +6,11 @@ namespace dtrain::train {
 
 void ModelState::visit(StateVisitor& visitor) {
   for (const auto& parameter : distinct_parameters(model_)) {
-    if (!parameter.tensor.requires_grad()) visitor.tensor(parameter.names.front(), parameter.tensor.detach());
+    if (!parameter.tensor.requires_grad())
+      visitor.tensor("frozen/" + parameter.names.front(), parameter.tensor.detach());
   }
   for (const auto& buffer : model_.named_buffers()) {
-    if (buffer.value().defined()) visitor.tensor(buffer.key(), buffer.value());
+    if (buffer.value().defined()) visitor.tensor("buffers/" + buffer.key(), buffer.value());
   }
 }
 

@@ -7,7 +7,6 @@
 #include "dtrain/base/error.h"
 #include "dtrain/base/file.h"
 #include "dtrain/base/json.h"
-#include "dtrain/data/safetensors.h"
 
 namespace dtrain::train {
 
@@ -26,6 +25,8 @@ constexpr std::array kTypeNames{TypeName{at::kFloat, "F32"}, TypeName{at::kDoubl
                                 TypeName{at::kShort, "I16"}, TypeName{at::kChar, "I8"},
                                 TypeName{at::kByte, "U8"},   TypeName{at::kBool, "BOOL"}};
 
+}  // namespace
+
 const char* safetensors_name(at::ScalarType type) {
   for (const TypeName& entry : kTypeNames) {
     if (entry.type == type) return entry.name;
@@ -33,7 +34,23 @@ const char* safetensors_name(at::ScalarType type) {
   throw Error(std::string("safetensors cannot hold tensors of type ") + at::toString(type));
 }
 
-}  // namespace
+at::ScalarType scalar_type_of(const std::string& name) {
+  for (const TypeName& entry : kTypeNames) {
+    if (name == entry.name) return entry.type;
+  }
+  throw DataError("tensors of type " + name + " are not supported");
+}
+
+at::Tensor read_tensor(const data::SafetensorsFile& file, const data::SafetensorsEntry& entry) {
+  const auto known = std::find_if(kTypeNames.begin(), kTypeNames.end(),
+                                  [&](const TypeName& type) { return entry.dtype == type.name; });
+  if (known == kTypeNames.end()) {
+    file.fail(entry.offset, "tensor '" + entry.name + "' is of type " + entry.dtype + ", which is not supported");
+  }
+  at::Tensor tensor = at::empty(entry.shape, at::TensorOptions().dtype(known->type));
+  file.read(entry, {static_cast<std::byte*>(tensor.data_ptr()), static_cast<std::size_t>(entry.bytes)});
+  return tensor;
+}
 
 void write_safetensors(const std::filesystem::path& path, const NamedTensors& tensors,
                        const std::map<std::string, std::string>& metadata) {
@@ -61,16 +78,7 @@ void write_safetensors(const std::filesystem::path& path, const NamedTensors& te
 std::map<std::string, at::Tensor> read_safetensors(const std::filesystem::path& path) {
   const data::SafetensorsFile file(path);
   std::map<std::string, at::Tensor> result;
-  for (const auto& entry : file.entries()) {
-    const auto known = std::find_if(kTypeNames.begin(), kTypeNames.end(),
-                                    [&](const TypeName& type) { return entry.dtype == type.name; });
-    if (known == kTypeNames.end()) {
-      file.fail(entry.offset, "tensor '" + entry.name + "' is of type " + entry.dtype + ", which is not supported");
-    }
-    at::Tensor tensor = at::empty(entry.shape, at::TensorOptions().dtype(known->type));
-    file.read(entry, {static_cast<std::byte*>(tensor.data_ptr()), static_cast<std::size_t>(entry.bytes)});
-    result[entry.name] = std::move(tensor);
-  }
+  for (const auto& entry : file.entries()) result[entry.name] = read_tensor(file, entry);
   return result;
 }
 

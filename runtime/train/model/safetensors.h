@@ -10,6 +10,8 @@
 
 #include <ATen/ATen.h>
 
+#include "dtrain/data/safetensors.h"
+
 namespace dtrain::train {
 
 using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
@@ -18,6 +20,13 @@ using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
 // for a dtype the format does not know.
 void write_safetensors(const std::filesystem::path& path, const NamedTensors& tensors,
                        const std::map<std::string, std::string>& metadata = {});
+
+// "F32": the format's name of a type. Error for a type the format does not know.
+const char* safetensors_name(at::ScalarType type);
+// The other way round. DataError for a name that is not known.
+at::ScalarType scalar_type_of(const std::string& name);
+// One tensor of an open file. DataError.
+at::Tensor read_tensor(const data::SafetensorsFile& file, const data::SafetensorsEntry& entry);
 
 // DataError names the file, the offset, and what is wrong there (a length past the end, overlapping or misplaced
 // tensors, a type that is not supported, …).

@@ -25,7 +25,11 @@ class AggregationWindow {
     own_batches_ = 0;
   }
 
-  void visit(StateVisitor& visitor) { visitor.number("rounds_begun", rounds_begun_); }
+  void visit(StateVisitor& visitor) {
+    visitor.number("rounds", rounds_);
+    visitor.number("own_batches", own_batches_);
+    visitor.number("rounds_begun", rounds_begun_);
+  }
 
   int length() const { return length_; }  // in rounds
   bool average() const { return average_; }

@@ -6,6 +6,22 @@
 
 namespace dtrain::train {
 
+namespace {
+
+// Several flags share a word, which keeps the message at 64 bytes: the sum over the ranks counts each in bits of its
+// own.
+constexpr int kBitsOfFlag = 21;  // 2,097,151 ranks
+
+std::int64_t flag(bool set, int index) {
+  return set ? std::int64_t{1} << (index * kBitsOfFlag) : 0;
+}
+
+std::int64_t count_of(std::int64_t word, int index) {
+  return word >> (index * kBitsOfFlag) & ((std::int64_t{1} << kBitsOfFlag) - 1);
+}
+
+}  // namespace
+
 CollectiveVote::CollectiveVote(const RunServices& run, NonFinite& non_finite)
     : communicator_(run.communicator),
       recorder_(run.recorder),
@@ -16,7 +32,7 @@ void CollectiveVote::announce(const Announcement& mine) {
   has_batch_ |= mine.has_batch;
   Sent& sent = sent_.emplace_back();
   sent.values[0] = mine.has_batch ? 1 : 0;
-  sent.values[1] = mine.stop ? 1 : 0;
+  sent.values[1] = flag(mine.stop, 0) | flag(mine.saver_busy, 1) | flag(mine.wants_checkpoint, 2);
   sent.values[2] = has_batch_ ? 1 : 0;
   sent.values[3] = mine.trace ? mine.trace->first_batch : 0;
   sent.values[4] = mine.trace ? mine.trace->last_batch : 0;
@@ -39,10 +55,12 @@ void CollectiveVote::collect(std::size_t keep) {
 }
 
 void CollectiveVote::read(const Sent& sent) {
-  last_ = {sent.values[0], sent.values[1] > 0};
+  last_ = {sent.values[0], count_of(sent.values[1], 0) > 0};
   batches_ += last_.active;
   ranks_with_batches_ = sent.values[2];
   stop_seen_ |= last_.stop;
+  saver_busy_ = count_of(sent.values[1], 1) > 0;
+  checkpoint_wanted_ = count_of(sent.values[1], 2) > 0;
   if (last_.stop && !stop_round_) stop_round_ = rounds_ - static_cast<std::int64_t>(sent_.size()) + 1;
   if (sent.values[3] > 0) trace_window_ = {sent.values[3], sent.values[4]};
   non_finite_.add_round(std::span(sent.values).subspan<kFirstOfNonFinite>(), sent.last_batch);

@@ -22,6 +22,8 @@ class CollectiveVote final : public RoundVote {
   void announce(const Announcement& mine) override;
   Round agree() override;
   bool stop_seen() const override { return stop_seen_; }
+  bool saver_busy() const override { return saver_busy_; }
+  bool checkpoint_wanted() const override { return checkpoint_wanted_; }
   std::optional<profile::TraceWindow> take_trace_window() override;
   void add_up(std::span<std::int64_t> values) override;
 
@@ -43,7 +45,8 @@ class CollectiveVote final : public RoundVote {
   bool stop_is_old(std::int64_t rounds) const { return stop_round_ && rounds_ >= *stop_round_ + rounds; }
 
  private:
-  // Batches; wishes to stop; ranks that have had a batch in this period; rank 0's trace window (0: none); NonFinite's.
+  // Batches; flags (wishes to stop, busy savers, wishes for a checkpoint); ranks that have had a batch in this period;
+  // rank 0's trace window (0: none); NonFinite's.
   static constexpr std::size_t kFirstOfNonFinite = 5;
   struct Sent {
     std::int64_t values[kFirstOfNonFinite + NonFinite::kWords];
@@ -60,7 +63,8 @@ class CollectiveVote final : public RoundVote {
   Round last_;
   std::int64_t rounds_ = 0;  // announced
   bool stop_seen_ = false;
-  std::optional<std::int64_t> stop_round_;  // in which a rank first asked to stop
+  bool saver_busy_ = false, checkpoint_wanted_ = false;  // in the last round that was read
+  std::optional<std::int64_t> stop_round_;               // in which a rank first asked to stop
   std::optional<profile::TraceWindow> trace_window_;
   // Of this period.
   bool has_batch_ = false;  // this rank

@@ -28,7 +28,7 @@ bool LocalMode::end_batch() {
   if (stepping) step();
   parts_.in_flight.end_batch();
   vote_.collect(static_cast<std::size_t>(lag()));
-  if (stepping && (inner_steps_ >= steps_between_meetings_ || vote_.stop_is_old(lag()))) synchronise();
+  if (stepping && inner_steps_ >= steps_between_meetings_) synchronise();
   return stepping;
 }
 

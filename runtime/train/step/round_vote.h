@@ -17,6 +17,8 @@ struct Announcement {
   bool stop = false;                          // it was asked to stop
   std::optional<profile::TraceWindow> trace;  // rank 0: batches that all are to trace
   std::int64_t last_batch = 0;                // the number of the batch before
+  bool saver_busy = false;                    // its host's saver cannot take a checkpoint yet
+  bool wants_checkpoint = false;              // it asks for a checkpoint
 };
 
 // What all ranks announced.
@@ -35,6 +37,9 @@ class RoundVote {
   virtual Round agree() = 0;
   // Whether a rank asked to stop in a round that was read.
   virtual bool stop_seen() const = 0;
+  // Whether a rank announced a busy saver in the last round that was read; whether one asked for a checkpoint there.
+  virtual bool saver_busy() const = 0;
+  virtual bool checkpoint_wanted() const = 0;
   // The batches that rank 0 announced to be traced, once.
   virtual std::optional<profile::TraceWindow> take_trace_window() = 0;
   // Replaces the values by their sums over the ranks that vote together. Waits for them.

@@ -47,9 +47,14 @@ TrainingStep::TrainingStep(const TrialContext::Wrapped& wrapped, const RunServic
                       options)),
       hooks_(parameters_, exchange_) {}
 
-void TrainingStep::announce(bool has_batch, bool stop, const std::optional<profile::TraceWindow>& trace) {
+void TrainingStep::announce(bool has_batch, const Wishes& wishes) {
   if (has_batch) window_.add_batch();
-  mode_->vote().announce({has_batch, stop, trace, window_.rounds_begun() - in_flight_.lag()});
+  mode_->vote().announce({.has_batch = has_batch,
+                          .stop = wishes.stop,
+                          .trace = wishes.trace,
+                          .last_batch = window_.rounds_begun() - in_flight_.lag(),
+                          .saver_busy = wishes.saver_busy,
+                          .wants_checkpoint = wishes.wants_checkpoint});
 }
 
 void TrainingStep::begin_batch() {
@@ -98,16 +103,16 @@ void TrainingStep::report() {
 }
 
 void TrainingStep::visit(StateVisitor& visitor) {
-  if (window_.rounds() > 0) throw Error("the training state was visited while a window of gradients was open");
   ModelState rest(*model_);
-  mode_->begin_visit();
+  mode_->begin_visit(visitor);
   visitor.part("parameters", parameters_);
   visitor.part("model", rest);
   visitor.part("optimizer", optimizer_);
   visitor.part("window", window_);
+  visitor.part("gradients", exchange_);
   visitor.part("non_finite", non_finite_);
   visitor.part("mode", *mode_);
-  mode_->end_visit(visitor.replaces());
+  mode_->end_visit(visitor);
 }
 
 }  // namespace dtrain::train

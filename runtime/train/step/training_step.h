@@ -31,7 +31,13 @@ class TrainingStep {
   TrainingStep& operator=(const TrainingStep&) = delete;
 
   // Every round, before the batch: announces it to the others; rank 0 also a trace window it wants. Never waits.
-  void announce(bool has_batch, bool stop, const std::optional<profile::TraceWindow>& trace = std::nullopt);
+  struct Wishes {
+    bool stop = false;              // the rank was asked to stop
+    bool saver_busy = false;        // its host's saver cannot take a checkpoint yet
+    bool wants_checkpoint = false;  // it asks for a checkpoint
+    std::optional<profile::TraceWindow> trace{};
+  };
+  void announce(bool has_batch, const Wishes& wishes);
   // Waits for what all ranks announced for the round last announced.
   Round agree() { return mode_->vote().agree(); }
 
@@ -49,8 +55,12 @@ class TrainingStep {
   void synchronise() { mode_->synchronise(); }
   // Whether all ranks had the same parameters after the last round: always, but between the meetings of local steps.
   bool synchronised() const { return mode_->synchronised(); }
-  // Whether a rank has asked to stop. All ranks agree on it in rounds after which they are synchronised.
-  bool stop_seen() const { return mode_->vote().stop_seen() && synchronised(); }
+  // After an optimizer step: whether training ends here because a rank was asked to stop. The same on all ranks.
+  bool stop_is_due() { return mode_->stop_is_due(); }
+  // After an optimizer step, the same on all ranks: whether a rank has announced that its host's saver is busy, and
+  // whether one has asked for a checkpoint.
+  bool saver_busy() { return mode_->vote().saver_busy(); }
+  bool checkpoint_wanted() { return mode_->vote().checkpoint_wanted(); }
 
   // In how many rounds at most, the announcing one included, all ranks know what one of them announced.
   std::int64_t announcement_rounds() const { return mode_->announcement_rounds(); }
@@ -62,9 +72,13 @@ class TrainingStep {
   // Training is over: writes what the mode has brought, and what was not finite. Collective.
   void report();
 
-  // Between two optimizer steps: Error while a window is open. Parameters and optimizer state are whole and the same on
-  // every rank; what else a rank lists may be its own (buffers of the model, error feedback, local steps). Collective.
+  // Between two batches. Parameters and optimizer state are whole, and the same on every rank unless ranks step by
+  // themselves (state_is_shared()); what else a rank lists may be its own (buffers of the model, error feedback, the
+  // gradients of an open window). Collective.
   void visit(StateVisitor& visitor);
+  bool state_is_shared() const { return mode_->state_is_shared(); }
+  // As StepMode has it.
+  std::optional<std::vector<FlatRange>> copied_ranges() const { return mode_->copied_ranges(); }
 
   // How far the device is behind, and the values that come from it late.
   StepsInFlight& in_flight() { return in_flight_; }
@@ -72,6 +86,7 @@ class TrainingStep {
   const FlatParameters& parameters() const { return parameters_; }
   const Fusion& fusion() const { return fusion_; }
   const FlatOptimizer& optimizer() const { return optimizer_; }
+  FlatOptimizer& optimizer() { return optimizer_; }
 
  private:
   // In the order in which they build on each other; the hooks go first, for they call the exchange.

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "dtrain/base/json.h"
+#include "dtrain/config/checkpoints.h"
 #include "dtrain/config/diagnostic.h"
 #include "dtrain/config/keys.h"
 #include "dtrain/config/length.h"
@@ -55,16 +56,6 @@ inline void declare_keys(Keys& keys, Searcher& s) {
                .required = ""},
               s.max_length, 1);
 }
-
-// Which validations are followed by a checkpoint.
-enum class CheckpointPolicy { kBest, kAll, kNone };
-
-struct CheckpointStorage {
-  std::filesystem::path folder;  // absolute; runs have a folder of their own in it; empty: in the run's folder
-  int save_trial_best = 1;       // how many checkpoints stay: of the best by searcher.metric …
-  int save_trial_latest = 1;     // … and of the newest
-  bool operator==(const CheckpointStorage&) const = default;
-};
 
 struct Experiment {
   std::filesystem::path file;  // as it was given; relative paths inside are relative to its folder
@@ -152,19 +143,18 @@ inline void declare_keys(Keys& keys, Experiment& e) {
                .examples = R"([{"epochs": 1}, {"batches": 500}, {"records": 6000}])"},
               e.min_validation_period, 0);
   keys.boolean({"perform_initial_validation", "Validate before the first batch."}, e.perform_initial_validation);
-  const char* const what_is_saved = "a run saves its weights once, at its end (checkpoints/final); leave the key out";
-  const char* const default_alone = "Not supported yet: only the default is accepted.";
-  Length checkpoint_period;
-  keys.length({.name = "min_checkpoint_period", .text = default_alone, .not_yet = what_is_saved, .in_plan = false},
-              checkpoint_period, 0);
-  int policy = 0;
-  constexpr std::array kPolicies{Word<int>{"best", 0}};
-  keys.choice({.name = "checkpoint_policy", .text = default_alone, .not_yet = what_is_saved, .in_plan = false}, policy,
-              kPolicies, {"all", "none"});
-  keys.nothing_yet({.name = "checkpoint_storage",
-                    .text = "Not supported yet: leave it out.",
-                    .not_yet = "leave the key out",
-                    .in_plan = false});
+  keys.length({.name = "min_checkpoint_period",
+               .text = "The length between checkpoints; 0: no checkpoint because of a length.",
+               .more = "A run also takes a checkpoint at its end and when it is stopped. [More](checkpoints.md).",
+               .examples = R"([{"epochs": 1}, {"batches": 500}, {"records": 6000}])"},
+              e.min_checkpoint_period, 0);
+  keys.choice(
+      {"checkpoint_policy",
+       "Which validations are followed by a checkpoint: those whose searcher.metric is the best so far, all, or "
+       "none.",
+       "Without `searcher.metric`, `best` is as `none`."},
+      e.checkpoint_policy, kCheckpointPolicies);
+  keys.mapping({"checkpoint_storage", "Where checkpoints are kept, and how many."}, e.checkpoint_storage);
   keys.integer(
       {"max_restarts", "How often the run may be started again after a signal has killed a rank or a host was lost.",
        "[More](launching.md#restarts)."},

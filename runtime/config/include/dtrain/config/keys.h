@@ -143,9 +143,8 @@ class Keys {
               const std::vector<std::string>& later = {});
   // One of the table's words or null, which stands for T{}.
   template <typename T, std::size_t N>
-  void nullable_choice(const Key& key, T& value, const std::array<Word<T>, N>& table);
-  // Only null is supported yet.
-  void nothing_yet(const Key& key);
+  void nullable_choice(const Key& key, T& value, const std::array<Word<T>, N>& table,
+                       const std::vector<std::string>& later = {});
   // A type that is written by hand.
   void form(const Key& key, const std::unique_ptr<KeyType>& type) { visit(key, *type); }
 
@@ -201,9 +200,10 @@ void Keys::choice(const Key& key, T& value, const std::array<Word<T>, N>& table,
 }
 
 template <typename T, std::size_t N>
-void Keys::nullable_choice(const Key& key, T& value, const std::array<Word<T>, N>& table) {
+void Keys::nullable_choice(const Key& key, T& value, const std::array<Word<T>, N>& table,
+                           const std::vector<std::string>& later) {
   std::string chosen = word_of(table, value);
-  visit_word(key, chosen, words_of(table), {}, true);
+  visit_word(key, chosen, words_of(table), later, true);
   value = chosen.empty() ? T{} : meaning_of(table, chosen);
 }
 

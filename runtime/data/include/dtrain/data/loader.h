@@ -47,8 +47,9 @@ class SampleLoader {
   // Waits for the batch being read, if any; the rest of the epoch is not read.
   ~SampleLoader();
 
-  // Batches of the epoch before that were not asked for are dropped.
-  void start_epoch(std::int64_t epoch);
+  // Batches of the epoch before that were not asked for are dropped. The first `first_batch` batches of the epoch are
+  // left out, and not read.
+  void start_epoch(std::int64_t epoch, std::int64_t first_batch = 0);
   // Empty at the end of the epoch, and before the first one is started.
   std::optional<HostBatch> next();
 

@@ -33,6 +33,13 @@ class BatchSource {
  public:
   virtual ~BatchSource() = default;
   virtual void start_epoch(std::int64_t epoch) = 0;
+  // Starts an epoch behind its first `batches` batches of this rank, for a run that goes on in the middle of an epoch.
+  // Without an override the batches are read and thrown away.
+  virtual void start_epoch_at(std::int64_t epoch, std::int64_t batches) {
+    start_epoch(epoch);
+    for (std::int64_t batch = 0; batch < batches && next(); ++batch) {
+    }
+  }
   virtual std::optional<Batch> next() = 0;  // empty at the end of the epoch
   virtual std::optional<std::int64_t> batches_per_epoch() const { return std::nullopt; }  // of this rank, if known
   virtual std::optional<std::int64_t> samples_per_epoch() const { return std::nullopt; }  // of all ranks, if known

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <set>
@@ -126,6 +127,13 @@ class TrialContext {
   int shares_ = 0;  // names what is shared on the host
 };
 
+// What a trial keeps from batch to batch besides its model and what its loaders hold. A checkpoint has it for each
+// rank.
+struct TrialState {
+  std::map<std::string, at::Tensor> tensors;  // on any device, of any of the types that safetensors have
+  Json values = Json::object();
+};
+
 class Trial {
  public:
   virtual ~Trial() = default;
@@ -141,6 +149,12 @@ class Trial {
     static_cast<void>(folder);
     return {};
   }
+  // Called on every rank after a batch, when a checkpoint is taken: what load_state() needs to go on from here. Random
+  // numbers of libtorch are no state: every batch seeds them anew.
+  virtual TrialState save_state() { return {}; }
+  // Called on every rank before the first batch of a run that goes on from a checkpoint, with what save_state() gave
+  // (tensors on the CPU). Where the run has another number of ranks than then, every rank gets what rank 0 gave.
+  virtual void load_state(const TrialState& state) { static_cast<void>(state); }
 };
 
 }  // namespace dtrain

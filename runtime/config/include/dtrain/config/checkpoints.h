@@ -1,0 +1,101 @@
+// When an experiment's checkpoints are taken, where they are kept and how many: Determined's keys. Plain values and
+// their keys.
+#pragma once
+
+#include <array>
+#include <filesystem>
+#include <limits>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "dtrain/config/keys.h"
+
+namespace dtrain::config {
+
+// Which validations are followed by a checkpoint.
+enum class CheckpointPolicy { kBest, kAll, kNone };
+inline constexpr std::array kCheckpointPolicies{Word<CheckpointPolicy>{"best", CheckpointPolicy::kBest},
+                                                Word<CheckpointPolicy>{"all", CheckpointPolicy::kAll},
+                                                Word<CheckpointPolicy>{"none", CheckpointPolicy::kNone}};
+
+enum class StorageType { kRunFolder, kDirectory, kSharedFs };
+inline constexpr std::array kStorageTypes{Word<StorageType>{"directory", StorageType::kDirectory},
+                                          Word<StorageType>{"shared_fs", StorageType::kSharedFs}};
+
+struct CheckpointStorage {
+  std::filesystem::path folder;  // absolute; runs have a folder of their own in it; empty: in the run's folder
+  int save_trial_best = 1;       // how many checkpoints stay: of the best by searcher.metric (at least
+                                 // save_experiment_best) …
+  int save_trial_latest = 1;     // … and of the newest; at least 1
+
+  // As the file has them; `folder` and the numbers above follow from them.
+  StorageType type = StorageType::kRunFolder;
+  std::filesystem::path host_path, container_path;
+  std::filesystem::path storage_path;  // in host_path
+  int save_experiment_best = 0;
+  bool operator==(const CheckpointStorage&) const = default;
+};
+
+extern const TextRule kFolderPath;
+// A folder inside host_path, or null.
+std::unique_ptr<KeyType> storage_path_form(std::filesystem::path& path);
+// Docker's word for a bind mount: its default, or null.
+std::unique_ptr<KeyType> propagation_form();
+
+// Sets what follows from the keys.
+void resolve(Section& section, CheckpointStorage& storage);
+// What resolve() refuses where `type` is missing, for the schema.
+Json storage_needs_type();
+
+inline void declare_keys(Keys& keys, CheckpointStorage& s) {
+  keys.nullable_choice(
+      {.name = "type",
+       .text = "Where checkpoints are kept: in a folder that every host sees (shared_fs), in a folder of this host "
+               "(directory), or in the run's folder (null).",
+       .more = "Every run has a folder of its own there. [More](checkpoints.md#where-they-are-kept).",
+       .not_yet = "mount the storage as a folder of the host, or use another disk, and name it with type: shared_fs "
+                  "and host_path"},
+      s.type, kStorageTypes, {"s3", "gcs", "azure", "hdfs"});
+  keys.only_with("type", kStorageTypes, s.type, {StorageType::kSharedFs}, [&](Keys& shared) {
+    shared.path({.name = "host_path",
+                 .text = "With type: shared_fs, the folder, under the same path on every host.",
+                 .examples = R"(["/mnt/checkpoints"])",
+                 .required = "the path of a folder that every host sees"},
+                s.host_path, kFolderPath);
+    shared.form({.name = "storage_path",
+                 .text = "A folder inside host_path to use instead of host_path itself: a relative path, or an "
+                         "absolute one that begins with host_path.",
+                 .examples = R"(["team-a/checkpoints"])"},
+                storage_path_form(s.storage_path));
+    shared.form(
+        {.name = "propagation",
+         .text = "For files that Determined also reads: ranks are processes of the host, which need no bind mount.",
+         .in_plan = false},
+        propagation_form());
+  });
+  keys.only_with("type", kStorageTypes, s.type, {StorageType::kDirectory}, [&](Keys& directory) {
+    directory.path({.name = "container_path",
+                    .text = "With type: directory, the folder. dtrain has no containers: it is a path of the host.",
+                    .examples = R"(["/data/checkpoints"])",
+                    .required = "the path of a folder"},
+                   s.container_path, kFolderPath);
+  });
+  const auto count = [&](const Key& key, int& value) {
+    const int fallback = value;
+    std::optional<int> given = value;
+    keys.integer(key, given, {0, std::numeric_limits<std::int32_t>::max()});
+    value = given.value_or(fallback);
+  };
+  count({"save_trial_best", "How many of the best checkpoints by searcher.metric are kept."}, s.save_trial_best);
+  count({"save_trial_latest", "How many of the newest checkpoints are kept. The newest one always is, also with 0.",
+         "Checkpoints that neither number keeps are deleted when a newer one is durable."},
+        s.save_trial_latest);
+  count(
+      {"save_experiment_best", "As save_trial_best: a run is one trial. The larger of the two numbers has an effect."},
+      s.save_experiment_best);
+  keys.when_read([&](Section& section) { resolve(section, s); });
+  keys.schema_rule(storage_needs_type);
+}
+
+}  // namespace dtrain::config

@@ -1,0 +1,26 @@
+// On which hosts the ranks are, and whether all of them see the folder of the checkpoints. Plain value.
+#pragma once
+
+#include <filesystem>
+#include <vector>
+
+#include "dtrain/comm/control.h"
+
+namespace dtrain::train {
+
+struct CheckpointHosts {
+  int host = 0, hosts = 1;      // this rank's, numbered in the order of their first ranks; how many
+  int local_rank = 0;           // among the ranks of this host
+  std::vector<int> host_of;     // of each rank
+  std::vector<int> ranks_here;  // of this host, ascending
+  bool folder_is_shared = true;
+
+  bool is_leader() const { return local_rank == 0; }
+  // Whether this host has a saver: the first alone, where others do not see the folder.
+  bool saves() const { return host == 0 || folder_is_shared; }
+};
+
+// Collective. Makes the folder, where there are several hosts. SystemError.
+CheckpointHosts find_checkpoint_hosts(comm::ControlPlane& control, const std::filesystem::path& folder);
+
+}  // namespace dtrain::train

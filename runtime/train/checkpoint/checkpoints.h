@@ -1,0 +1,82 @@
+// When checkpoints are taken, and what becomes of them. A checkpoint is taken between two batches, on all ranks at once
+// (Snapshot), and training goes on while a saver process writes it (checkpoint/saver.h). docs/checkpoints.md describes
+// what users see. Training thread; save() and finish() are collective.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "checkpoint/checkpoint_hosts.h"
+#include "checkpoint/snapshot.h"
+#include "dtrain/checkpoint/saver.h"
+#include "dtrain/run/rank_session.h"
+#include "step/training_step.h"
+
+namespace dtrain::train {
+
+class Checkpoints {
+ public:
+  struct Options {
+    std::int64_t period = 0;  // batches between checkpoints; 0: rank 0 asks for one now and then
+    std::map<std::string, std::string> tied;
+    Json run;  // About::run
+  };
+  // `visit`: walks through all of the state; collective. Collective.
+  Checkpoints(run::RankSession& session, TrainingStep& step, const Options& options,
+              std::function<void(StateVisitor&)> visit);
+  ~Checkpoints();
+
+  // Before each batch: what this rank announces. saver_busy() also hands over what the last update has completed.
+  bool saver_busy();
+  bool wants_one() const;
+
+  // Training goes on from a checkpoint of this batch.
+  void resumed_at(std::int64_t batch) { last_batch_ = batch; }
+
+  // Whether one is due after this batch by the period, or because a rank has asked for it (`wanted`). The same on all
+  // ranks.
+  bool is_due(std::int64_t batch, bool wanted) const;
+  // It is due, but a saver is busy: says so, once for each, if that lasts.
+  void delay(std::int64_t batch);
+
+  struct Moment {
+    std::int64_t batch = 0, epoch = 0;
+    std::string reason;                  // About::reason
+    std::optional<double> metric_value;  // of searcher.metric, validated at this batch
+  };
+  // Takes one. Waits for a saver that is still busy. `last`: no update follows.
+  void save(const Moment& moment, bool last);
+  // Waits until the last checkpoint is durable. One that has failed is written once more from the same memory. True: it
+  // is durable. Error where it is not and `must_last`; its text is the same on all ranks.
+  bool finish(bool must_last);
+
+ private:
+  void start_saver();
+  void wait_for_saver();
+  // Tells the saver to write the snapshot, once this rank's part of it is there.
+  void hand_over();
+  void take_result(const checkpoint::SaveResult& result);
+
+  run::RankSession& session_;
+  const Options options_;
+  const CheckpointHosts hosts_;
+  const std::filesystem::path folder_;
+  Snapshot snapshot_;
+
+  std::unique_ptr<checkpoint::Saver> saver_;  // of a leader
+  std::optional<Moment> last_;                // the last that was taken
+  bool is_last_ = false;                      // save()'s
+  bool handed_over_ = true;
+  std::int64_t last_batch_ = 0;
+  Nanoseconds last_time_{0};
+  std::optional<Nanoseconds> delayed_since_;  // when the next one was due, while it waits
+  bool told_of_delay_ = false;
+  std::optional<checkpoint::SaveResult> result_;  // of the last, of a leader
+};
+
+}  // namespace dtrain::train

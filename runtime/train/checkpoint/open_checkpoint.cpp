@@ -1,0 +1,102 @@
+#include "checkpoint/open_checkpoint.h"
+
+#include <algorithm>
+
+#include "checkpoint/checkpoint_hosts.h"
+#include "checkpoint/state_reader.h"
+#include "dtrain/base/error.h"
+#include "dtrain/base/file.h"
+#include "dtrain/base/text.h"
+#include "dtrain/base/unix_socket.h"
+#include "dtrain/comm/communicator.h"
+
+namespace dtrain::train {
+
+namespace fs = std::filesystem;
+
+namespace {
+
+constexpr std::size_t kPiece = 64u << 20;  // bytes of a file that travel at once
+
+// Sends a file of rank 0 to all ranks; `receives` ranks write it.
+void send_file(run::RankSession& session, const fs::path& from, const fs::path& to, std::size_t bytes, bool receives) {
+  const bool first = session.world().rank == 0;
+  std::string content = first ? read_file(from, bytes + 1) : std::string();
+  content.resize(bytes);
+  for (std::size_t at = 0; at < bytes; at += kPiece) {
+    session.communicator()
+        .broadcast(content.data() + at, std::min(kPiece, bytes - at), comm::DataType::kUint8, 0)
+        .wait();
+  }
+  if (receives) write_file_atomic(to, content);
+}
+
+}  // namespace
+
+OpenCheckpoint::OpenCheckpoint(run::RankSession& session) : folder_(session.resume_from()) {
+  std::error_code code;
+  const bool seen = fs::exists(folder_, code);
+  const auto answers = session.control().gather("train/resume-seen", seen ? "yes" : "no");
+  if (std::all_of(answers.begin(), answers.end(), [](const std::string& answer) { return answer == "yes"; })) return;
+  if (answers.front() != "yes") {
+    throw Error("rank 0 does not see the checkpoint " + folder_.string(), "launch from the host that has it");
+  }
+  const CheckpointHosts hosts = find_checkpoint_hosts(session.control(), folder_.parent_path());
+  const bool receives = hosts.is_leader() && !seen;
+  Json files = Json::object();
+  if (session.world().rank == 0) {
+    for (const auto& entry : fs::directory_iterator(folder_)) {
+      files[entry.path().filename().string()] = entry.file_size();
+    }
+    session.control().set("train/resume-files", files.dump());
+  }
+  files = Json::parse(session.control().get("train/resume-files"));
+  const std::string key = "train/resume-folder-" + std::to_string(hosts.host);
+  if (hosts.is_leader()) {
+    const fs::path made = seen ? folder_ : fs::temp_directory_path() / ("dtrain-checkpoint-" + random_hex(8));
+    if (!seen) {
+      make_folder(made);
+      temporary_ = made;
+    }
+    session.control().set(key, made.string());
+  }
+  const fs::path local = session.control().get(key);
+  for (const auto& [name, bytes] : files.items()) {
+    send_file(session, folder_ / name, local / name, bytes.get<std::size_t>(), receives);
+  }
+  session.control().barrier("train/resume-received");
+  folder_ = local;
+}
+
+OpenCheckpoint::~OpenCheckpoint() {
+  std::error_code code;
+  if (!temporary_.empty()) fs::remove_all(temporary_, code);
+}
+
+void tell_of_resume(run::RankSession& session, const StateReader& reader, const Json& facts, std::int64_t batch,
+                    std::int64_t epoch) {
+  if (session.world().rank != 0) return;
+  session.write_event("resumed", {{"step", batch}, {"epoch", epoch}, {"path", session.resume_from().string()}});
+  session.log()->info("going on from {}: {} batches are done", session.resume_from().string(), batch);
+  if (reader.other_world_size()) {
+    session.log()->warn(
+        "the checkpoint is of {} ranks, this run has {}: batches are the same, but sums have another "
+        "order, so weights will differ in their last bits",
+        reader.about()["world_size"].get<int>(), session.world().size);
+  }
+  const Json before = reader.about().value("run", Json::object());
+  for (const auto& [name, value] : facts.items()) {
+    if (name == "name" || !before.contains(name) || before[name] == value) continue;
+    session.log()->warn(
+        "{} was {} when the checkpoint was taken and is {} now: weights may differ from those of a run "
+        "without a break",
+        name, before[name].dump(), value.dump());
+  }
+  if (reader.missing().empty()) return;
+  session.log()->warn(
+      "the checkpoint has nothing of {} entries of how gradients are exchanged (the first is '{}'): they "
+      "begin anew",
+      reader.missing().size(), reader.missing().front());
+}
+
+}  // namespace dtrain::train

@@ -1,0 +1,119 @@
+#include "checkpoint/state_image.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include <ATen/core/grad_mode.h>
+
+#include "dtrain/base/json_number.h"
+#include "model/safetensors.h"
+#include "model/update_copy.h"
+
+namespace dtrain::train {
+
+namespace {
+
+constexpr std::size_t kAlignment = 64;  // of the first tensor's byte in its file
+
+}  // namespace
+
+void FileImage::add(std::string name, at::Tensor value, bool later) {
+  const std::size_t bytes = value.nbytes();
+  offsets_[name] = data_bytes_;
+  entries_.push_back({std::move(name), std::move(value), data_bytes_, later});
+  data_bytes_ += bytes;
+}
+
+void FileImage::lay_out() {
+  Json header = Json::object();
+  if (!metadata_.empty()) header["__metadata__"] = metadata_;
+  for (const Entry& entry : entries_) {
+    header[entry.name] = {{"dtype", safetensors_name(entry.value.scalar_type())},
+                          {"shape", entry.value.sizes().vec()},
+                          {"data_offsets", {entry.offset, entry.offset + entry.value.nbytes()}}};
+  }
+  const std::string text = header.dump();
+  constexpr std::size_t kLength = sizeof(std::uint64_t);
+  const std::size_t length = (text.size() + kLength + kAlignment - 1) / kAlignment * kAlignment - kLength;
+  header_.assign(kLength + length, ' ');
+  const std::uint64_t number = length;
+  std::memcpy(header_.data(), &number, kLength);
+  std::copy(text.begin(), text.end(), header_.begin() + kLength);
+}
+
+std::size_t FileImage::offset_of(const std::string& name) const {
+  return header_.size() + offsets_.at(name);
+}
+
+void FileImage::write_header(std::byte* to) const {
+  std::memcpy(to, header_.data(), header_.size());
+}
+
+void FileImage::write_data(std::byte* to, std::size_t first, std::size_t last) const {
+  const at::NoGradGuard no_grad;
+  std::byte* const data = to + header_.size();
+  for (const Entry& entry : entries_) {
+    if (entry.later) continue;
+    const std::size_t begin = entry.offset, end = begin + entry.value.nbytes();
+    if (entry.value.is_cpu() && entry.value.is_contiguous()) {
+      const std::size_t from = std::max(first, begin), until = std::min(last, end);
+      if (from >= until) continue;
+      stream_copy(data + from, static_cast<const std::byte*>(entry.value.const_data_ptr()) + (from - begin),
+                  until - from);
+    } else if (begin >= first && begin < last) {
+      at::Tensor target = at::empty(entry.value.sizes(), at::TensorOptions().dtype(entry.value.scalar_type()));
+      target.copy_(entry.value);
+      std::memcpy(data + begin, target.const_data_ptr(), end - begin);
+    }
+  }
+}
+
+class StateImage::Collector final : public StateVisitor {
+ public:
+  Collector(StateImage& image, const Options& options) : image_(image), options_(options) {}
+  bool replaces() const override { return false; }
+  bool needs_whole() const override { return !options_.later; }
+
+ protected:
+  void on_tensor(const std::string& path, at::Tensor value) override {
+    const auto name_behind = [&](std::string_view part) { return path.substr(part.size()); };
+    const bool in_shared_files = options_.shared || options_.rank == 0;
+    if (path.starts_with(state_path::kParameters) && in_shared_files) {
+      image_.model_.add(name_behind(state_path::kParameters), std::move(value), options_.later);
+    } else if (path.starts_with(state_path::kFrozen)) {
+      image_.model_.add(name_behind(state_path::kFrozen), std::move(value));
+    } else if (path.starts_with(state_path::kOptimizer) && in_shared_files) {
+      image_.optimizer_.add(name_behind(state_path::kOptimizer), std::move(value), options_.later);
+    } else {
+      if (path.starts_with(state_path::kBuffers) && options_.rank == 0) {
+        image_.model_.add(name_behind(state_path::kBuffers), value);
+      }
+      image_.own_.add(path, std::move(value));
+    }
+  }
+  void on_number(const std::string& path, std::int64_t& value) override { image_.values_[path] = value; }
+  void on_real(const std::string& path, double& value) override { image_.values_[path] = number_or_text(value); }
+  void on_reals(const std::string& path, std::vector<float>& values) override {
+    // The vector may be gone before the image is written.
+    image_.own_.add(path, at::tensor(values, at::kFloat));
+  }
+  void on_text(const std::string& path, std::string& value) override { image_.values_[path] = value; }
+
+ private:
+  StateImage& image_;
+  const Options& options_;
+};
+
+StateImage::StateImage(const Options& options, const std::function<void(StateVisitor&)>& visit) {
+  Collector collector(*this, options);
+  visit(collector);
+  model_.add_metadata("format", "pt");
+  for (const auto& [alias, name] : options.tied) model_.add_metadata("tied." + alias, name);
+  const std::string text = values_.dump();
+  const at::Tensor bytes = at::empty({static_cast<std::int64_t>(text.size())}, at::TensorOptions().dtype(at::kByte));
+  std::memcpy(bytes.mutable_data_ptr(), text.data(), text.size());
+  own_.add(std::string(kValuesName), bytes);
+  for (FileImage* const file : {&model_, &optimizer_, &own_}) file->lay_out();
+}
+
+}  // namespace dtrain::train

@@ -1,0 +1,93 @@
+// The training state of this rank as the bytes of a checkpoint's files (checkpoint/checkpoint.h). Training thread.
+//
+// What all ranks hold alike lies in model.safetensors and optimizer.safetensors, and the ranks of host 0 divide the
+// copying among themselves. What is a rank's own lies in its file: tensors, and all numbers and texts as JSON, the
+// bytes of a tensor called "values". Where ranks step by themselves (local steps), parameters and optimizer state are
+// each rank's own: rank 0's are in the two shared files, and every other rank's in its own file.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <ATen/ATen.h>
+
+#include "dtrain/base/json.h"
+#include "state/state_visitor.h"
+
+namespace dtrain::train {
+
+// The names of the parts of the state, as StateVisitor's paths begin.
+namespace state_path {
+inline constexpr std::string_view kParameters = "step/parameters/";
+inline constexpr std::string_view kFrozen = "step/model/frozen/";
+inline constexpr std::string_view kBuffers = "step/model/buffers/";
+inline constexpr std::string_view kOptimizer = "step/optimizer/";
+inline constexpr std::string_view kMetricSums = "metrics/sums";
+}  // namespace state_path
+
+// The tensor of a rank's file that holds numbers and texts.
+inline constexpr std::string_view kValuesName = "values";
+
+// One file: its header, and where each tensor's bytes lie behind it.
+class FileImage {
+ public:
+  // `later`: write_data() leaves its bytes out.
+  void add(std::string name, at::Tensor value, bool later = false);
+  void add_metadata(const std::string& key, std::string value) { metadata_[key] = std::move(value); }
+  // Nothing is added any more.
+  void lay_out();
+
+  std::size_t bytes() const { return header_.size() + data_bytes_; }
+  std::size_t data_bytes() const { return data_bytes_; }
+  // Where a tensor's bytes lie in the file.
+  std::size_t offset_of(const std::string& name) const;
+  void write_header(std::byte* to) const;
+  // Copies the tensors' bytes from `first` up to `last` (counted from the first tensor's begin) to where they belong in
+  // the file that begins at `to`. A tensor that is not contiguous, or on a device, is copied whole where its first byte
+  // is in that range.
+  void write_data(std::byte* to, std::size_t first, std::size_t last) const;
+
+ private:
+  struct Entry {
+    std::string name;
+    at::Tensor value;
+    std::size_t offset = 0;  // from the first tensor's begin
+    bool later = false;
+  };
+  std::vector<Entry> entries_;
+  std::map<std::string, std::size_t> offsets_;  // Entry::offset by name
+  std::map<std::string, std::string> metadata_;
+  std::string header_;
+  std::size_t data_bytes_ = 0;
+};
+
+class StateImage {
+ public:
+  struct Options {
+    int rank = 0;
+    bool shared = true;  // all ranks hold the same parameters and optimizer state
+    bool later = false;  // parameters and optimizer state are copied by an UpdateCopy
+    // Further names of parameters: "tied name" -> name.
+    std::map<std::string, std::string> tied;
+  };
+  // `visit` calls the visitor with all of the state. Tensors are referred to and not copied: they must not change
+  // before the image has been written.
+  StateImage(const Options& options, const std::function<void(StateVisitor&)>& visit);
+
+  const FileImage& model() const { return model_; }
+  const FileImage& optimizer() const { return optimizer_; }
+  const FileImage& own() const { return own_; }   // of this rank
+  const Json& values() const { return values_; }  // numbers and texts by their paths
+
+ private:
+  class Collector;
+  FileImage model_, optimizer_, own_;
+  Json values_ = Json::object();
+};
+
+}  // namespace dtrain::train

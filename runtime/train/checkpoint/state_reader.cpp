@@ -1,0 +1,218 @@
+#include "checkpoint/state_reader.h"
+
+#include <algorithm>
+
+#include <ATen/core/grad_mode.h>
+
+#include "checkpoint/state_image.h"
+#include "dtrain/base/error.h"
+#include "dtrain/base/file.h"
+#include "dtrain/base/json_number.h"
+#include "dtrain/base/text.h"
+#include "dtrain/checkpoint/checkpoint.h"
+#include "model/safetensors.h"
+
+namespace dtrain::train {
+
+namespace {
+
+// What only matters as long as gradients are exchanged in the same way.
+constexpr std::string_view kMode = "step/mode/";
+constexpr std::size_t kMostProblems = 20;
+
+}  // namespace
+
+struct StateReader::File {
+  explicit File(const std::filesystem::path& path) : file(path) {
+    for (const auto& entry : file.entries()) entries[entry.name] = &entry;
+  }
+  data::SafetensorsFile file;
+  std::map<std::string, const data::SafetensorsEntry*> entries;
+  Json values;  // of a rank's file
+};
+
+class StateReader::Restorer final : public StateVisitor {
+ public:
+  explicit Restorer(StateReader& reader) : reader_(reader) {}
+  bool replaces() const override { return true; }
+  std::vector<std::string> problems;
+
+ protected:
+  void on_tensor(const std::string& path, at::Tensor value) override {
+    const auto found = find(path);
+    if (!found) return lacks(path);
+    if (found->sizes() != value.sizes() || found->scalar_type() != value.scalar_type()) {
+      return wrong(path, describe_tensor(*found), describe_tensor(value));
+    }
+    const at::NoGradGuard no_grad;
+    value.copy_(*found);
+  }
+  void on_number(const std::string& path, std::int64_t& value) override {
+    if (const Json* found = find_value(path)) {
+      found->is_number_integer() ? void(value = found->get<std::int64_t>()) : wrong(path, found->dump(), "an integer");
+    }
+  }
+  void on_real(const std::string& path, double& value) override {
+    const Json* const found = find_value(path);
+    if (!found) return;
+    const auto number = number_of(*found);
+    number ? void(value = *number) : wrong(path, found->dump(), "a number");
+  }
+  void on_reals(const std::string& path, std::vector<float>& values) override {
+    const auto found = find(path);
+    if (!found) return lacks(path);
+    if (found->scalar_type() != at::kFloat) return wrong(path, describe_tensor(*found), "F32");
+    values.assign(found->const_data_ptr<float>(), found->const_data_ptr<float>() + found->numel());
+  }
+  void on_text(const std::string& path, std::string& value) override {
+    if (const Json* found = find_value(path)) {
+      found->is_string() ? void(value = found->get<std::string>()) : wrong(path, found->dump(), "a text");
+    }
+  }
+
+ private:
+  static std::string describe_tensor(const at::Tensor& tensor) {
+    std::string shape;
+    for (const std::int64_t size : tensor.sizes()) shape += (shape.empty() ? "" : ", ") + std::to_string(size);
+    return std::string(safetensors_name(tensor.scalar_type())) + " [" + shape + "]";
+  }
+  void lacks(const std::string& path) {
+    if (path.starts_with(kMode)) return reader_.missing_.push_back(path);
+    problems.push_back("it has no '" + path + "'");
+  }
+  void wrong(const std::string& path, const std::string& there, const std::string& wanted) {
+    problems.push_back("'" + path + "' is " + there + ", and not " + wanted);
+  }
+  static std::string name_behind(const std::string& path, std::string_view part) { return path.substr(part.size()); }
+
+  // Of this rank, or of all.
+  std::optional<at::Tensor> find(const std::string& path) {
+    if (!reader_.other_world_size()) {
+      if (auto found = reader_.read(checkpoint::rank_file(reader_.rank_), path)) return found;
+    } else if (path.starts_with(state_path::kBuffers)) {
+      return reader_.read(checkpoint::rank_file(0), path);
+    } else if (auto mean = mean_of_ranks(path)) {
+      return mean;
+    }
+    if (path.starts_with(state_path::kParameters)) {
+      return reader_.read(checkpoint::kModelFile, name_behind(path, state_path::kParameters));
+    }
+    if (path.starts_with(state_path::kFrozen)) {
+      return reader_.read(checkpoint::kModelFile, name_behind(path, state_path::kFrozen));
+    }
+    if (path.starts_with(state_path::kOptimizer)) {
+      return reader_.read(checkpoint::kOptimizerFile, name_behind(path, state_path::kOptimizer));
+    }
+    return std::nullopt;
+  }
+
+  // Of a checkpoint with another number of ranks. Rank 0 keeps its part of what ranks have of their own in the shared
+  // files.
+  std::optional<at::Tensor> mean_of_ranks(const std::string& path) {
+    std::vector<at::Tensor> values;
+    for (int rank = 0; rank < reader_.world_size_before_; ++rank) {
+      auto value = reader_.read(checkpoint::rank_file(rank), path);
+      if (!value && rank == 0 && path.starts_with(state_path::kParameters)) {
+        value = reader_.read(checkpoint::kModelFile, name_behind(path, state_path::kParameters));
+      }
+      if (!value && rank == 0 && path.starts_with(state_path::kOptimizer)) {
+        value = reader_.read(checkpoint::kOptimizerFile, name_behind(path, state_path::kOptimizer));
+      }
+      if (value) values.push_back(*value);
+    }
+    if (values.empty()) return std::nullopt;
+    at::Tensor sum = values.front();
+    if (!at::isFloatingType(sum.scalar_type())) return sum;
+    sum = sum.to(at::kDouble);
+    int count = 1;
+    for (std::size_t i = 1; i < values.size(); ++i) {
+      if (values[i].sizes() != sum.sizes()) continue;
+      sum += values[i];
+      ++count;
+    }
+    return (sum / count).to(values.front().scalar_type());
+  }
+
+  const Json* find_value(const std::string& path) {
+    if (reader_.other_world_size() && path == state_path::kMetricSums) return summed_metrics(path);
+    const Json& values = reader_.own(reader_.other_world_size() ? 0 : reader_.rank_).values;
+    const auto found = values.find(path);
+    if (found != values.end()) return &*found;
+    lacks(path);
+    return nullptr;
+  }
+
+  // The sums of metrics that all ranks have (MetricReducer::visit()). With another number of ranks, rank 0 gets them.
+  const Json* summed_metrics(const std::string& path) {
+    Json all = {{"samples", 0}, {"weights", Json::object()}, {"sums", Json::object()}, {"on_device", Json::object()}};
+    for (int rank = 0; rank < reader_.world_size_before_ && reader_.rank_ == 0; ++rank) {
+      const Json& values = reader_.own(rank).values;
+      if (!values.contains(path)) continue;
+      const Json of_rank = Json::parse(values[path].get<std::string>());
+      all["samples"] = all["samples"].get<std::int64_t>() + of_rank["samples"].get<std::int64_t>();
+      for (const auto& [name, weight] : of_rank["weights"].items()) {
+        all["weights"][name] = all["weights"].value(name, std::int64_t{0}) + weight.get<std::int64_t>();
+      }
+      for (const char* const kind : {"sums", "on_device"}) {
+        for (const auto& [name, sum] : of_rank[kind].items()) {
+          const double before = number_of(all[kind].value(name, Json(0.0))).value_or(0);
+          all[kind][name] = number_or_text(before + number_of(sum).value_or(0));
+        }
+      }
+    }
+    summed_ = all.dump();
+    return &summed_;
+  }
+
+  StateReader& reader_;
+  Json summed_;
+};
+
+StateReader::StateReader(const std::filesystem::path& checkpoint, int rank, int world_size)
+    : folder_(checkpoint), rank_(rank), world_size_(world_size) {
+  const Json manifest = read_json(folder_ / checkpoint::kManifestFile);
+  about_ = manifest.at("about");
+  world_size_before_ = about_.at("world_size").get<int>();
+}
+
+StateReader::~StateReader() = default;
+
+StateReader::File* StateReader::file(const std::string& name) {
+  auto& opened = files_[name];
+  if (!opened) opened = std::make_unique<File>(folder_ / name);
+  return opened.get();
+}
+
+StateReader::File& StateReader::own(int rank) {
+  File& opened = *file(checkpoint::rank_file(rank));
+  if (!opened.values.is_null()) return opened;
+  const auto& entry = opened.file.at(std::string(kValuesName));
+  std::string text(entry.bytes, ' ');
+  opened.file.read(entry, {reinterpret_cast<std::byte*>(text.data()), text.size()});
+  opened.values = Json::parse(text);
+  return opened;
+}
+
+std::optional<at::Tensor> StateReader::read(const std::string& name, const std::string& tensor) {
+  File& from = *file(name);
+  const auto found = from.entries.find(tensor);
+  if (found == from.entries.end()) return std::nullopt;
+  return read_tensor(from.file, *found->second);
+}
+
+void StateReader::restore(const std::function<void(StateVisitor&)>& visit) {
+  Restorer restorer(*this);
+  visit(restorer);
+  if (restorer.problems.empty()) return;
+  const std::size_t shown = std::min(restorer.problems.size(), kMostProblems);
+  std::string text;
+  for (std::size_t i = 0; i < shown; ++i) text += "\n  " + restorer.problems[i];
+  if (shown < restorer.problems.size()) {
+    text += "\n  and " + std::to_string(restorer.problems.size() - shown) + " more";
+  }
+  throw ConfigError("the checkpoint " + folder_.string() + " does not fit this run:" + text,
+                    "go on with the model, the optimizer and the settings that the checkpoint was taken with, or start "
+                    "a new run from its weights with initial_weights");
+}
+
+}  // namespace dtrain::train

@@ -1,0 +1,55 @@
+// Puts the state of a checkpoint back into training. Training thread.
+//
+// A run with as many ranks as the checkpoint's gives every rank its own state again. With another number of ranks, a
+// rank's buffers are those of rank 0; what compression holds back, and what ranks that step by themselves have, is the
+// mean over the checkpoint's ranks; sums of metrics go to rank 0. Weights are then equal up to rounding.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <ATen/ATen.h>
+
+#include "dtrain/base/json.h"
+#include "dtrain/data/safetensors.h"
+#include "state/state_visitor.h"
+
+namespace dtrain::train {
+
+class StateReader {
+ public:
+  // Opens a checkpoint, for a rank of a run of `world_size`. DataError, SystemError.
+  StateReader(const std::filesystem::path& checkpoint, int rank, int world_size);
+  ~StateReader();
+
+  // `visit` calls the visitor with all of the state. ConfigError lists what the checkpoint does not have, or has in
+  // another shape or type. What belongs to the way gradients are exchanged (compression, local steps) may be missing:
+  // it begins anew, and missing() has it.
+  void restore(const std::function<void(StateVisitor&)>& visit);
+  const std::vector<std::string>& missing() const { return missing_; }
+  const Json& about() const { return about_; }  // manifest.json's "about"
+  bool other_world_size() const { return world_size_before_ != world_size_; }
+
+ private:
+  class Restorer;
+  struct File;
+  File* file(const std::string& name);
+  // The rank's file, with its values.
+  File& own(int rank);
+  std::optional<at::Tensor> read(const std::string& file, const std::string& name);
+
+  const std::filesystem::path folder_;
+  const int rank_, world_size_;
+  int world_size_before_ = 1;
+  Json about_;
+  std::map<std::string, std::unique_ptr<File>> files_;
+  std::vector<std::string> missing_;
+};
+
+}  // namespace dtrain::train

@@ -1,0 +1,31 @@
+#include "checkpoint/trial_state.h"
+
+#include <ATen/ATen.h>
+
+#include "model/safetensors.h"
+
+namespace dtrain::train {
+
+void TrialStateEntries::visit(StateVisitor& visitor) {
+  TrialState state;
+  if (!visitor.replaces()) state = trial_.save_state();
+  // The names, types and shapes of the tensors, so that there is something to put them into.
+  Json kinds = Json::object();
+  for (const auto& [name, tensor] : state.tensors) {
+    kinds[name] = {{"dtype", safetensors_name(tensor.scalar_type())}, {"shape", tensor.sizes().vec()}};
+  }
+  std::string text = Json{{"values", state.values}, {"tensors", kinds}}.dump();
+  visitor.text("state", text);
+  if (visitor.replaces()) {
+    const Json told = Json::parse(text);
+    state.values = told["values"];
+    for (const auto& [name, kind] : told["tensors"].items()) {
+      state.tensors[name] = at::empty(kind["shape"].get<std::vector<std::int64_t>>(),
+                                      at::TensorOptions().dtype(scalar_type_of(kind["dtype"].get<std::string>())));
+    }
+  }
+  for (auto& [name, tensor] : state.tensors) visitor.tensor(name, tensor);
+  if (visitor.replaces()) trial_.load_state(state);
+}
+
+}  // namespace dtrain::train
