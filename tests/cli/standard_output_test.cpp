@@ -55,6 +55,8 @@ std::vector<Words> one_of_each() {
           {"task", "list", "--csv"},
           {"task", "show", "1"},
           {"task", "kill", "1"},
+          {"task", "pause", "1"},
+          {"task", "activate", "1"},
           {"task", "wait", "1"},
           {"logs", "./run"},
           {"logs", "./run", "--follow"},
