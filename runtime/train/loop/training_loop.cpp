@@ -27,7 +27,9 @@ using profile::PhaseScope;
 
 // What a run that goes on is compared with: what may change the bits.
 Json facts_for_resume(const run::RankSession& session) {
+  const auto& job = session.experiment().model;
   return {{"name", session.experiment().name},
+          {"model", job ? Json(job->file.string()) : Json()},
           {"global_batch_size", session.experiment().global_batch_size},
           {"seed", session.experiment().experiment_seed},
           {"libtorch", TORCH_VERSION},
