@@ -50,8 +50,8 @@ CASES = {
         case("odd", ADAM, aggregation_frequency=3, sharded_optimizer=False, clip=0.5, **UNEVEN),
         case("gpt", ADAMW, sharded_optimizer="auto"),
         *(case("gpt", ADAM, gradient_compression=word) for word in ("fp16", "bf16", "int8")),
-        case("gpt", SGD, gradient_compression={"type": "powersgd", "rank": 2, "warmup_steps": 5}),
-        case("gpt", SGD, gradient_compression={"type": "topk", "ratio": 0.1}),
+        case("gpt", SGD, gradient_compression={"kind": "powersgd", "rank": 2, "warmup_steps": 5}),
+        case("gpt", SGD, gradient_compression={"kind": "topk", "ratio": 0.1}),
         case("cnn", ADAMW, local_sgd=LOCAL),
         case("gpt", SGD, local_sgd={**LOCAL, "compression": "int8"}, aggregation_frequency=2, **UNEVEN)],
     3: [case("cnn", ADAMW, sharded_optimizer=True, aggregation_frequency=4, **UNEVEN),
@@ -130,7 +130,7 @@ class Interrupted:
 
 
 def run_cases(build, workplace, ranks, cases, dice):
-    runs = [Interrupted(build, one, ranks, workplace.path / f"{ranks}-{index}", dice) for index, one in enumerate(cases)]
+    runs = [Interrupted(build, one, ranks, workplace.path / f"{ranks}-{one['slot_type']}-{index}", dice) for index, one in enumerate(cases)]
     arguments = [(run, *step) for run in runs for step in run.arguments()]
     ports = iter(free_ports(len(arguments)))
     plan = [{"arguments": given, "environment": {"MASTER_PORT": str(next(ports))}} for _, given, _ in arguments]
