@@ -33,21 +33,20 @@ class Starter {
 
   // Waits this long, or until it is gone; whether it is gone.
   bool wait_for_end(std::chrono::milliseconds patience) {
-    wait(0, patience);
+    if (!gone_) wait(0, patience);
     return gone_;
   }
-  // Waits for a message; false: it is gone.
+  // Waits for a message, or for the end of the connection; false: it is gone, and has left no message.
   bool wait_for_message() {
     while (!gone_) {
       if (wait(POLLIN, std::chrono::milliseconds(-1))) return true;
     }
-    return false;
+    return wait(POLLIN, std::chrono::milliseconds(0));
   }
 
  private:
   // Whether one of `events` is there.
   bool wait(short events, std::chrono::milliseconds patience) {
-    if (gone_) return false;
     std::array<pollfd, 2> entries{pollfd{socket_, events, 0}, pollfd{process_.get(), POLLIN, 0}};
     const int count = ::poll(entries.data(), entries.size(), static_cast<int>(patience.count()));
     if (count < 0 && errno != EINTR) throw SystemError("cannot wait for the rank", errno);
