@@ -32,6 +32,8 @@ void add_slot(CLI::App& app, int* exit_code);
 void add_summary(CLI::App& app, int* exit_code);
 void add_task(CLI::App& app, int* exit_code);
 void add_task_kill(CLI::App& task, int* exit_code);
+void add_task_pause(CLI::App& task, int* exit_code);
+void add_task_activate(CLI::App& task, int* exit_code);
 void add_task_list(CLI::App& task, int* exit_code);
 void add_task_show(CLI::App& task, int* exit_code);
 void add_task_wait(CLI::App& task, int* exit_code);

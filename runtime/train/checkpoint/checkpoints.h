@@ -69,6 +69,7 @@ class Checkpoints {
   Snapshot snapshot_;
 
   std::unique_ptr<checkpoint::Saver> saver_;  // of a leader
+  int memories_ = 0;                          // Snapshot's, which the saver knows
   std::optional<Moment> last_;                // the last that was taken
   bool is_last_ = false;                      // save()'s
   bool handed_over_ = true;

@@ -57,8 +57,8 @@ void Snapshot::take(bool at_update) {
   copy_.reset();
   const auto ranges = at_update ? ranges_at_update() : std::nullopt;
   const int rank = session_.world().rank;
-  const StateImage image(
-      {.rank = rank, .shared = step_.state_is_shared(), .later = ranges.has_value(), .tied = tied_}, visit_);
+  const StateImage image({.rank = rank, .shared = step_.state_is_shared(), .later = ranges.has_value(), .tied = tied_},
+                         visit_);
   std::vector<std::int64_t> sizes(static_cast<std::size_t>(session_.world().size));
   sizes[static_cast<std::size_t>(rank)] = static_cast<std::int64_t>(image.own().bytes());
   session_.communicator().all_reduce(sizes.data(), sizes.size(), comm::DataType::kInt64).wait();
@@ -164,9 +164,8 @@ void Snapshot::copy_at_update(const StateImage& image, const std::vector<FlatRan
       const std::int64_t end = std::min(range.end, parameter.offset + parameter.padded);
       if (begin >= end) continue;
       const auto skipped = static_cast<std::size_t>(begin - parameter.offset) * size;
-      std::vector<UpdateCopy::Piece> pieces{
-          {FlatMemory::address(group.values, begin),
-           memory_->data() + image.model().offset_of(parameter.name) + skipped}};
+      std::vector<UpdateCopy::Piece> pieces{{FlatMemory::address(group.values, begin),
+                                             memory_->data() + image.model().offset_of(parameter.name) + skipped}};
       for (std::size_t s = 0; s < state_names.size(); ++s) {
         pieces.push_back(
             {FlatMemory::address(optimizer.state(range.group)[s], begin),
@@ -191,8 +190,8 @@ void Snapshot::name_files(const StateImage& image, const std::vector<std::int64_
     if (hosts_.folder_is_shared && here == hosts_.ranks_here.end()) continue;
     const int region =
         hosts_.folder_is_shared ? static_cast<int>(here - hosts_.ranks_here.begin()) : static_cast<int>(rank);
-    files_.push_back({checkpoint::rank_file(static_cast<int>(rank)), own_offset(region),
-                      static_cast<std::size_t>(sizes[rank])});
+    files_.push_back(
+        {checkpoint::rank_file(static_cast<int>(rank)), own_offset(region), static_cast<std::size_t>(sizes[rank])});
   }
 }
 

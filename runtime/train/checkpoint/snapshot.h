@@ -3,8 +3,8 @@
 //
 // The usual snapshot is taken in two parts. Between two batches each rank writes what is small: headers, buffers, its
 // own file. Parameters and the optimizer's state do not change before the next update, which copies them on its way
-// (UpdateCopy). Where that is not possible (local steps, GPUs, several hosts, a model that writes its parameters itself,
-// the end of training) everything is copied at once.
+// (UpdateCopy). Where that is not possible (local steps, GPUs, several hosts, a model that writes its parameters
+// itself, the end of training) everything is copied at once.
 #pragma once
 
 #include <cstdint>
@@ -37,7 +37,8 @@ class Snapshot {
   bool complete();
   // Copies what the next update has not yet copied.
   void complete_now();
-  // The model has written its parameters before they were copied: this snapshot is worth nothing. The same on all ranks.
+  // The model has written its parameters before they were copied: this snapshot is worth nothing. The same on all
+  // ranks.
   bool spoiled() const { return copy_ && copy_->spoiled(); }
   // The same bytes once more, under a new number.
   void offer_again();
@@ -48,6 +49,8 @@ class Snapshot {
   const Json& values() const { return values_; }
   double copy_seconds() const;  // for which it has held up training
   const checkpoint::SnapshotMemory& memory() const { return *memory_; }
+  // Counts the memories: a saver knows one alone.
+  int memories() const { return memories_; }
 
  private:
   void make_memory(std::size_t shared_bytes, std::size_t largest_own);

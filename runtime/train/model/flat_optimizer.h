@@ -42,6 +42,7 @@ class FlatOptimizer {
   // What the optimizer remembers of a group, in tensors laid out as its flat values. The strategy decides what memory
   // they lie in, and which of their elements this rank keeps up to date. Not while keep_parts() holds.
   std::span<at::Tensor> state(std::size_t group);
+  std::vector<std::string> state_names() const { return optimizer_->state_names(); }
   // How many such tensors a group has.
   std::size_t state_tensors() const { return optimizer_->state_names().size(); }
 

@@ -12,8 +12,8 @@ namespace dtrain::train {
 
 namespace {
 
-// Elements that are copied and then updated at once: with state and gradients they fit into a core's second-level cache.
-// Fewer would make the calls of the update's kernel count.
+// Elements that are copied and then updated at once: with state and gradients they fit into a core's second-level
+// cache. Fewer would make the calls of the update's kernel count.
 constexpr std::int64_t kBlock = 64 * 1024;
 
 }  // namespace
