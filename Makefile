@@ -29,7 +29,7 @@ configure = cmake --preset $(1) $(2) > build/$(1).configure.log 2>&1 || { cat bu
 demo: setup
 	@mkdir -p build
 	@$(call configure,release,-DDTRAIN_TESTS=OFF -DDTRAIN_BENCH=OFF)
-	@scripts/quiet_build.sh --no-warnings release $(JOBS) dtrain dtrain-agent fashion_mnist
+	@scripts/quiet_build.sh --no-warnings release $(JOBS) dtrain dtrain-agent dtrain-saver fashion_mnist
 	@$(BIN)/dtrain launch configs/fashion_mnist.yaml
 
 build: setup-test

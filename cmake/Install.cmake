@@ -40,7 +40,7 @@ endfunction()
 
 # Called last: programs, CMake files, documents.
 function(dtrain_install_rest)
-  foreach(program dtrain dtrain-agent dtrain-worker)
+  foreach(program dtrain dtrain-agent dtrain-saver dtrain-worker)
     if(TARGET ${program})
       install(TARGETS ${program} RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
       add_dependencies(installed ${program})

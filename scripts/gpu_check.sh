@@ -89,7 +89,7 @@ pack_into() {
   for file in "${programs[@]}"; do cp "$build/bin/$file" "$to/bin/"; strip "$to/bin/$file"; done
   for file in "${test_programs[@]}"; do cp "$build/tests/$file" "$to/bin/"; strip "$to/bin/$file"; done
   mkdir -p "$to/lib/gcc" "$to/docs" "$to/scripts" "$to/tests" "$to/configs"
-  system_libraries "$build"/bin/{dtrain,dtrain-agent,dtrain-worker} "${programs[@]/#/$build/bin/}" \
+  system_libraries "$build"/bin/{dtrain,dtrain-agent,dtrain-saver,dtrain-worker} "${programs[@]/#/$build/bin/}" \
     "${test_programs[@]/#/$build/tests/}" "$build"/lib/libdtrain_*.so | while read -r file; do
     case $file in
       */libstdc++.so* | */libgcc_s.so*) cp -L "$file" "$to/lib/gcc/" ;;  # only where the machine's are too old

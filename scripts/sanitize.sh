@@ -14,5 +14,5 @@ else
 fi
 mkdir -p build
 cmake --preset "$preset" >"build/$preset.configure.log" 2>&1 || { cat "build/$preset.configure.log"; exit 1; }
-scripts/quiet_build.sh "$preset" "$jobs" "${tests[@]}" dtrain-agent
+scripts/quiet_build.sh "$preset" "$jobs" "${tests[@]}" dtrain-agent dtrain-saver
 ctest --test-dir "build/$preset" --output-on-failure -R "^($(IFS='|'; echo "${tests[*]}"))\$"

@@ -297,4 +297,15 @@ std::filesystem::path library_folder(const void* address_inside) {
   return code ? executable_path().parent_path() : path.parent_path();
 }
 
+std::filesystem::path find_program_beside(const void* address_inside_library, const std::string& name) {
+  const std::filesystem::path beside_library = library_folder(address_inside_library) / ".." / "bin" / name;
+  const std::filesystem::path beside_program = executable_path().parent_path() / name;
+  for (const auto& candidate : {beside_library, beside_program}) {
+    if (::access(candidate.c_str(), X_OK) == 0) return candidate;
+  }
+  throw SystemError("cannot find " + name + ": neither " + beside_library.lexically_normal().string() + " nor " +
+                        beside_program.string() + " is there",
+                    ENOENT, "install " + name + " together with dtrain, or build the target of that name");
+}
+
 }  // namespace dtrain

@@ -1,9 +1,114 @@
 #include "dtrain/checkpoint/checkpoint.h"
 
-namespace dtrain::checkpoint {
+#include <algorithm>
+#include <system_error>
 
-std::filesystem::path storage_of_run(const std::filesystem::path& run_folder) {
-  return run_folder / "checkpoints";
+#include <sys/stat.h>
+
+#include "dtrain/base/error.h"
+#include "dtrain/checkpoint/manifest.h"
+#include "folder_names.h"
+
+namespace dtrain::checkpoint {
+namespace {
+
+namespace fs = std::filesystem;
+
+// What is wrong with a file as its size shows it; empty: nothing.
+std::string size_problem(const fs::path& checkpoint, const ManifestFile& file) {
+  struct stat info {};
+  if (::stat((checkpoint / file.name).c_str(), &info) != 0) {
+    return file.name + " cannot be read: " + std::generic_category().message(errno);
+  }
+  if (!S_ISREG(info.st_mode)) return file.name + " is not a file";
+  if (static_cast<std::uint64_t>(info.st_size) == file.bytes) return {};
+  return file.name + " has " + std::to_string(info.st_size) + " bytes instead of " + std::to_string(file.bytes);
+}
+
+[[noreturn]] void cannot_read(const fs::path& folder, const std::error_code& code) {
+  throw SystemError("cannot read the folder " + folder.string(), code.value());
+}
+
+struct Found {
+  std::int64_t step;
+  fs::path path;
+};
+
+// The folders in `folder` whose names `parse` takes, by their steps. A replaced checkpoint counts where the one that
+// was to replace it is not there.
+template <class Parse>
+std::vector<Found> find_folders(const fs::path& folder, const Parse& parse) {
+  std::vector<Found> found;
+  std::error_code code;
+  fs::directory_iterator entries(folder, code);
+  if (code == std::errc::no_such_file_or_directory) return found;
+  if (code) cannot_read(folder, code);
+  for (; entries != fs::directory_iterator(); entries.increment(code)) {
+    if (const auto step = parse(entries->path())) found.push_back({*step, entries->path()});
+    if (code) break;
+  }
+  if (code) cannot_read(folder, code);
+  std::sort(found.begin(), found.end(), [](const Found& a, const Found& b) { return a.step < b.step; });
+  return found;
+}
+
+std::optional<std::int64_t> step_of_checkpoint(const fs::path& path) {
+  const std::string name = path.filename();
+  const auto replaced = step_of(name, kReplacedPrefix);
+  std::error_code code;
+  if (replaced && fs::exists(path.parent_path() / step_folder(*replaced), code)) return std::nullopt;
+  return step_of_folder(name);
+}
+
+}  // namespace
+
+Entry look_at(const fs::path& checkpoint) {
+  Entry entry;
+  entry.path = checkpoint;
+  if (const auto step = step_of_folder(checkpoint.filename().string())) entry.about.step = *step;
+  try {
+    const Manifest manifest = read_manifest(checkpoint);
+    entry.bytes = total_bytes(manifest.files);
+    entry.about = manifest.about;
+    for (const ManifestFile& file : manifest.files) {
+      if (entry.damage = size_problem(checkpoint, file); !entry.damage.empty()) break;
+    }
+  } catch (const Error& error) {
+    entry.damage = error.what();
+  }
+  return entry;
+}
+
+std::vector<Entry> list(const fs::path& folder) {
+  std::vector<Entry> entries;
+  for (const Found& found : find_folders(folder, step_of_checkpoint)) entries.push_back(look_at(found.path));
+  return entries;
+}
+
+Newest find_newest(const fs::path& folder) {
+  Newest newest;
+  std::vector<Found> candidates = find_folders(folder, step_of_checkpoint);
+  while (!candidates.empty() && !newest.entry) {
+    Entry entry = look_at(candidates.back().path);
+    candidates.pop_back();
+    std::string problem = entry.damage;
+    if (problem.empty()) {
+      const auto problems = verify(entry.path);
+      if (!problems.empty()) problem = problems.front();
+      if (problems.size() > 1) problem += " (and " + std::to_string(problems.size() - 1) + " more)";
+    }
+    if (problem.empty()) {
+      newest.entry = std::move(entry);
+    } else {
+      newest.passed_over.push_back(entry.path.filename().string() + ": " + problem);
+    }
+  }
+  const auto unfinished = [](const fs::path& path) { return step_of(path.filename().string(), kPartialPrefix); };
+  for (const Found& partial : find_folders(folder, unfinished)) {
+    if (newest.entry && partial.step <= newest.entry->about.step) continue;
+    newest.passed_over.push_back(partial.path.filename().string() + ": it was not completed");
+  }
+  return newest;
 }
 
 }  // namespace dtrain::checkpoint

@@ -21,14 +21,7 @@ constexpr std::chrono::milliseconds kStopTimeout{5'000};
 
 std::filesystem::path find_agent() {
   static const char inside_this_library = 0;
-  const std::filesystem::path beside_library = library_folder(&inside_this_library) / ".." / "bin" / "dtrain-agent";
-  const std::filesystem::path beside_program = executable_path().parent_path() / "dtrain-agent";
-  for (const auto& candidate : {beside_library, beside_program}) {
-    if (::access(candidate.c_str(), X_OK) == 0) return candidate;
-  }
-  throw SystemError("cannot find dtrain-agent: neither " + beside_library.lexically_normal().string() + " nor " +
-                        beside_program.string() + " is there",
-                    ENOENT, "install dtrain-agent together with dtrain, or build the target of that name");
+  return find_program_beside(&inside_this_library, "dtrain-agent");
 }
 
 // The agent's report about its start: empty is good; an agent that died closes the pipe without a byte.

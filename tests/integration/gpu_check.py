@@ -41,7 +41,7 @@ class GpuCheck(unittest.TestCase):
 
     def test_what_is_packed_is_all_and_small(self):
         self.assertEqual(self.pack.returncode, 0, self.pack.stdout)
-        for file in ("bin/dtrain", "bin/dtrain-agent", "bin/dtrain-worker", "bin/bench_nccl", "bin/synthetic",
+        for file in ("bin/dtrain", "bin/dtrain-agent", "bin/dtrain-saver", "bin/dtrain-worker", "bin/bench_nccl", "bin/synthetic",
                      "bin/test_comm_nccl_device", "lib/libdtrain_comm_nccl.so", "scripts/gpu_check.sh",
                      "tests/gpu_check/parity.py", "tests/integration/harness.py"):
             self.assertTrue((self.packed / file).is_file(), file)

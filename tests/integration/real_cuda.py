@@ -124,7 +124,7 @@ def stand_ins(folder, files, missing):
 def own_files():
     """dtrain's libraries, modules and programs, without the module for MPI, for which dtrain opens libmpi first."""
     libraries = [file for file in BUILD.bin.parent.glob("lib/libdtrain_*.so") if file.name != "libdtrain_comm_mpi.so"]
-    return libraries + [BUILD.bin / name for name in ("dtrain", "dtrain-agent", "dtrain-worker")]
+    return libraries + [BUILD.bin / name for name in ("dtrain", "dtrain-agent", "dtrain-saver", "dtrain-worker")]
 
 
 def modules():

@@ -53,7 +53,7 @@ class Installed(unittest.TestCase):
 
 class Layout(Installed):
     def test_what_is_there(self):
-        for file in ("bin/dtrain", "bin/dtrain-agent", "bin/dtrain-worker", "bin/dtrain-get-libtorch",
+        for file in ("bin/dtrain", "bin/dtrain-agent", "bin/dtrain-saver", "bin/dtrain-worker", "bin/dtrain-get-libtorch",
                      "lib/libdtrain_train.so",
                      "include/dtrain/dtrain.h", "lib/cmake/dtrain/dtrainConfig.cmake",
                      "lib/cmake/dtrain/dtrainConfigVersion.cmake", "share/man/man1/dtrain.1",
@@ -107,7 +107,7 @@ class Layout(Installed):
         for command in (("--help",), ("version",), ("config", "check", "--file-only", config)):
             code, output = run(self.program("dtrain"), *command, HOME=self.home)
             self.assertEqual(code, 0, output)
-        for name in ("dtrain", "dtrain-agent"):
+        for name in ("dtrain", "dtrain-agent", "dtrain-saver"):
             self.assertNotIn("torch", run("ldd", self.program(name))[1])
 
 

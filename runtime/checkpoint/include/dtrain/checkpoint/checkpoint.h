@@ -4,7 +4,8 @@
 //              optimizer.safetensors    what the optimizer remembers: "exp_avg/layer.weight", …
 //              rank-0000.safetensors    what belongs to rank 0 alone; one for each rank
 //              state.json               numbers and texts of the training state
-//              manifest.json            written last: what the checkpoint is, and a checksum for each 4 MiB of each file
+//              manifest.json            written last: what the checkpoint is, and a checksum for each 4 MiB of each
+//              file
 //
 // The number is that of batches done. A checkpoint is written as .partial-step-120, synchronised to the disk and
 // renamed, so step-120 is whole or, after damage to the disk, found out by its checksums. Any thread.
@@ -12,6 +13,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -28,12 +30,12 @@ std::string rank_file(int rank);  // "rank-0000.safetensors"
 
 // What a checkpoint says about itself (manifest.json's "about").
 struct About {
-  std::int64_t step = 0;      // batches done
-  std::int64_t epoch = 0;     // from 0
+  std::int64_t step = 0;   // batches done
+  std::int64_t epoch = 0;  // from 0
   int world_size = 1;
-  std::string reason;         // "period", "validation", "stop", "end"
-  std::string metric;         // searcher.metric, where it was validated at this batch; empty: it was not
-  std::optional<double> metric_value;
+  std::string reason;                  // "period", "validation", "stop", "end"
+  std::string metric;                  // searcher.metric, where it was validated at this batch; empty: it was not
+  std::optional<double> metric_value;  // one that is no number (NaN, infinite) is written as none
   bool smaller_is_better = true;
   double time = 0;            // when the state was copied, in seconds since 1970
   Json run = Json::object();  // name, experiment, versions, CPU: what a resume compares
@@ -43,29 +45,52 @@ About about_from(const Json& json);
 
 struct Entry {
   std::filesystem::path path;  // …/step-120
-  About about;
+  About about;                 // where the manifest cannot be read: only the step, from the folder's name
   std::int64_t bytes = 0;      // of all its files
-  std::string damage;          // why it cannot be used, as far as its manifest and the files' sizes show; empty: nothing
+  std::string damage;  // why it cannot be used, as far as its manifest and the files' sizes show; empty: nothing
 };
 
 // The checkpoints in `folder`, the oldest first; also damaged ones. A folder that does not exist has none. Reads the
-// manifests, not the files. SystemError.
+// manifests, not the files. SystemError where the folder cannot be read.
 std::vector<Entry> list(const std::filesystem::path& folder);
+// The entry of one checkpoint's folder. What is wrong with it, its absence too, is the entry's damage.
+Entry look_at(const std::filesystem::path& checkpoint);
 
 // Reads every byte of a checkpoint and compares it with its checksums. One line for each thing that is wrong, with the
-// file, the offset and both checksums; empty: it is whole.
-std::vector<std::string> verify(const std::filesystem::path& checkpoint);
+// file, the offset and both checksums; empty: it is whole. `on_progress` gets the bytes read so far and of all files,
+// on the calling thread, some times a second.
+using Progress = std::function<void(std::int64_t done, std::int64_t total)>;
+std::vector<std::string> verify(const std::filesystem::path& checkpoint, const Progress& on_progress = {});
 
 // The newest checkpoint that verifies, and why newer ones were passed over ("step-140: rank-0001.safetensors is …").
+// SystemError where the folder cannot be read.
 struct Newest {
   std::optional<Entry> entry;
   std::vector<std::string> passed_over;
 };
 Newest find_newest(const std::filesystem::path& folder);
 
-// Where the checkpoints of a run lie: a folder of its own in the experiment's checkpoint_storage, or checkpoints/ in the
-// run's folder. The run's folder says which: checkpoints/storage.json, which is written at the start of a run whose
-// checkpoints lie elsewhere.
+// Which checkpoints stay when a new one is durable: the newest `latest`, at least one, and the best `best` by
+// About::metric_value. The others go. Damaged ones stay: only a user deletes them.
+struct Retention {
+  int latest = 1;
+  int best = 1;
+};
+// Those of `entries` that go once that of batch `written` is durable. It stays itself, as one of the newest. Of equal
+// metrics the earlier checkpoint is the better one; a metric of another name than the newest one's counts as none.
+std::vector<Entry> superseded(const std::vector<Entry>& entries, std::int64_t written, const Retention& retention);
+// The `count` best of them, the best first: whole ones with a metric, as superseded() compares them.
+std::vector<Entry> best_of(const std::vector<Entry>& entries, int count);
+
+// Deletes checkpoints. Each is renamed first, and that is made durable, so that a deletion that is cut short leaves
+// nothing that looks like a checkpoint. SystemError.
+void remove_checkpoints(const std::vector<std::filesystem::path>& checkpoints);
+
+// Where the checkpoints of a run lie: a folder of its own in the experiment's checkpoint_storage, or checkpoints/ in
+// the run's folder. The run's folder says which: checkpoints/storage.json, which is written at the start of a run whose
+// checkpoints lie elsewhere. DataError where that file is damaged.
 std::filesystem::path storage_of_run(const std::filesystem::path& run_folder);
+// Writes storage.json. `storage` is absolute. SystemError.
+void write_storage_of_run(const std::filesystem::path& run_folder, const std::filesystem::path& storage);
 
 }  // namespace dtrain::checkpoint

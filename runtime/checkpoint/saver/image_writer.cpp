@@ -1,0 +1,133 @@
+#include "saver/image_writer.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <deque>
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include "crc32c.h"
+#include "dtrain/base/error.h"
+#include "parallel_pieces.h"
+#include "saver/small_file.h"
+
+namespace dtrain::checkpoint {
+namespace {
+
+// While one thread computes checksums, the disk works for the others.
+constexpr int kWriters = 3;
+constexpr std::size_t kBlock = 4096;  // what direct writes are aligned to
+
+std::size_t whole_blocks(std::size_t bytes) {
+  return (bytes + kBlock - 1) / kBlock * kBlock;
+}
+
+class ImageFile {
+ public:
+  ImageFile(const OpenFolder& folder, const FileImage& image, const std::byte* data)
+      : path_(folder.path / image.name), image_(image), data_(data) {
+    fd_.reset(::openat(folder.fd.get(), image.name.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666));
+    if (!fd_) fail_to_write(path_, 0, errno);
+    reserve();
+    // Not at once when it is opened: a file system that refuses it would have made the file already.
+    direct_ = ::fcntl(fd_.get(), F_SETFL, O_DIRECT) == 0;
+    about_.name = image.name;
+    about_.bytes = image.bytes;
+    about_.checksums.resize((image.bytes + kPieceBytes - 1) / kPieceBytes);
+  }
+
+  std::size_t pieces() const { return about_.checksums.size(); }
+  const ManifestFile& about() const { return about_; }
+
+  // Pieces of one file may be written by several threads.
+  void write_piece(std::size_t number) {
+    const std::size_t offset = number * kPieceBytes;
+    const std::size_t size = std::min(kPieceBytes, image_.bytes - offset);
+    about_.checksums[number] = crc32c({data_ + offset, size});
+    std::size_t done = 0;
+    while (done < size) done += write_some(offset + done, size - done);
+    if (!direct_)
+      ::sync_file_range(fd_.get(), static_cast<off_t>(offset), static_cast<off_t>(size), SYNC_FILE_RANGE_WRITE);
+  }
+
+  void finish() {
+    if (padded_ && ::ftruncate(fd_.get(), static_cast<off_t>(image_.bytes)) != 0) {
+      fail_to_write(path_, image_.bytes, errno);
+    }
+    if (::fsync(fd_.get()) != 0) fail_to_write(path_, 0, errno);
+    const int fd = fd_.release();
+    if (::close(fd) != 0 && errno != EINTR) fail_to_write(path_, 0, errno);  // network file systems report late
+  }
+
+ private:
+  void reserve() {
+    if (image_.bytes == 0) return;
+    int result = 0;
+    do {
+      result = ::fallocate(fd_.get(), 0, 0, static_cast<off_t>(image_.bytes));
+    } while (result != 0 && errno == EINTR);
+    if (result != 0 && errno != EOPNOTSUPP && errno != ENOSYS && errno != EINVAL) fail_to_write(path_, 0, errno);
+  }
+
+  // At most `size` bytes; how many.
+  std::size_t write_some(std::size_t offset, std::size_t size) {
+    const bool direct = direct_;
+    // The memory behind the file's end belongs to the snapshot too: it is there to be written, and cut off again.
+    const std::size_t padded = direct ? whole_blocks(size) : size;
+    if (padded > size) padded_ = true;
+    const ssize_t count = ::pwrite(fd_.get(), data_ + offset, padded, static_cast<off_t>(offset));
+    if (count < 0 && errno == EINTR) return 0;
+    if (count < 0 && errno == EINVAL && direct) {  // another alignment is wanted, or it cannot be done after all
+      direct_ = false;
+      if (::fcntl(fd_.get(), F_SETFL, 0) != 0) fail_to_write(path_, offset, errno);
+      return 0;
+    }
+    if (count <= 0) fail_to_write(path_, offset, count == 0 ? EIO : errno);
+    return std::min(size, static_cast<std::size_t>(count));
+  }
+
+  std::filesystem::path path_;
+  FileImage image_;
+  const std::byte* data_;
+  UniqueFd fd_;
+  ManifestFile about_;
+  std::atomic<bool> direct_{false};
+  std::atomic<bool> padded_{false};
+};
+
+void check_fits(const FileImage& image, const SnapshotMemory& memory) {
+  const bool fits =
+      image.offset % kBlock == 0 && image.offset <= memory.bytes() && image.bytes <= memory.bytes() - image.offset;
+  if (fits) return;
+  throw Error("the file " + image.name + " is to be made of " + std::to_string(image.bytes) + " bytes at offset " +
+              std::to_string(image.offset) + " of the " + std::to_string(memory.bytes()) + " bytes of the snapshot");
+}
+
+}  // namespace
+
+std::vector<ManifestFile> write_images(const OpenFolder& folder, const std::vector<FileImage>& images,
+                                       const SnapshotMemory& memory, const std::function<void()>& on_read) {
+  struct Piece {
+    ImageFile* file;
+    std::size_t number;
+  };
+  std::deque<ImageFile> files;
+  std::vector<Piece> pieces;
+  for (const FileImage& image : images) {
+    check_fits(image, memory);
+    ImageFile& file = files.emplace_back(folder, image, memory.data() + image.offset);
+    for (std::size_t number = 0; number < file.pieces(); ++number) pieces.push_back({&file, number});
+  }
+  for_each_piece(pieces.size(), kWriters, [&](std::size_t i) { pieces[i].file->write_piece(pieces[i].number); });
+  on_read();
+  std::vector<ManifestFile> written;
+  for (ImageFile& file : files) {
+    file.finish();
+    written.push_back(file.about());
+  }
+  return written;
+}
+
+}  // namespace dtrain::checkpoint

@@ -1,0 +1,82 @@
+// dtrain-saver: the process that writes checkpoints. Started by checkpoint::Saver with its settings as one JSON
+// argument. File descriptor 3 is the socket to it, 4 the memory with the snapshots.
+#include <fcntl.h>
+#include <sched.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <cstdio>
+#include <exception>
+
+#include "dtrain/base/error.h"
+#include "dtrain/base/file.h"
+#include "dtrain/base/json.h"
+#include "dtrain/base/log.h"
+#include "saver/messages.h"
+#include "saver/saver_loop.h"
+
+namespace {
+
+using namespace dtrain;
+using namespace dtrain::checkpoint;
+
+// A terminal's Ctrl-C, its hang-up and a batch system's polite stop are for the ranks: this process finishes its work
+// and ends after them. It leads a process group but no session, as dtrain-agent does.
+void ignore_polite_ends() {
+  for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGPIPE, SIGQUIT}) std::signal(signal, SIG_IGN);
+}
+
+// Training goes first: for the processor, for the disk, and when memory runs out. Each call may be forbidden, which
+// only costs the advantage. The affinity is that of the rank that started this process: here every processor that is
+// idle will do (the kernel takes away what this process may not use).
+void step_back() {
+  constexpr int kWhoProcess = 1;            // IOPRIO_WHO_PROCESS
+  constexpr int kIdleClass = 3 << 13;       // IOPRIO_CLASS_IDLE
+  constexpr const char* kOomScore = "500";  // of 1000
+  const sched_param parameters{};
+  ::sched_setscheduler(0, SCHED_IDLE, &parameters);
+  ::syscall(SYS_ioprio_set, kWhoProcess, 0, kIdleClass);
+  cpu_set_t all;
+  CPU_ZERO(&all);
+  for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu) CPU_SET(static_cast<std::size_t>(cpu), &all);
+  ::sched_setaffinity(0, sizeof all, &all);
+  const UniqueFd score(::open("/proc/self/oom_score_adj", O_WRONLY | O_CLOEXEC));
+  if (score) write_all(score.get(), kOomScore);
+}
+
+// A reader that waits for the end of the starter's output must not wait for this process.
+void redirect_output(const std::filesystem::path& log) {
+  const UniqueFd null(::open("/dev/null", O_RDWR | O_CLOEXEC));
+  const UniqueFd file(log.empty() ? -1 : ::open(log.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666));
+  if (null) ::dup2(null.get(), STDIN_FILENO);
+  const int target = file ? file.get() : null.get();
+  if (target < 0) return;
+  ::dup2(target, STDOUT_FILENO);
+  ::dup2(target, STDERR_FILENO);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  if (argc != 2 || ::fcntl(kSocketFd, F_GETFD) < 0 || ::fcntl(kMemoryFd, F_GETFD) < 0) {
+    std::fputs("dtrain-saver is started by dtrain, not by hand\n", stderr);
+    return static_cast<int>(ExitCode::kBadInput);
+  }
+  ignore_polite_ends();
+  ::fcntl(kSocketFd, F_SETFD, FD_CLOEXEC);
+  ::fcntl(kMemoryFd, F_SETFD, FD_CLOEXEC);
+  step_back();
+  try {
+    const Json settings = Json::parse(argv[1]);
+    const SaverOptions options = saver_options_from(settings);
+    redirect_output(options.log);
+    [[maybe_unused]] const int moved = ::chdir("/");  // keeps no file system in use
+    serve(options, UnixSocket(UniqueFd(kSocketFd)), UniqueFd(kMemoryFd), settings.at("starter_pid").get<pid_t>(),
+          make_stderr_logger());
+    return static_cast<int>(ExitCode::kDone);
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "dtrain-saver: %s\n", describe(error).c_str());
+    return static_cast<int>(ExitCode::kRunFailed);
+  }
+}

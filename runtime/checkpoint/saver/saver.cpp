@@ -1,0 +1,142 @@
+#include "dtrain/checkpoint/saver.h"
+
+#include <cerrno>
+#include <utility>
+
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "dtrain/base/error.h"
+#include "dtrain/base/file.h"
+#include "dtrain/base/subprocess.h"
+#include "saver/messages.h"
+
+namespace dtrain::checkpoint {
+namespace {
+
+constexpr std::chrono::milliseconds kForever{-1};
+constexpr std::chrono::seconds kEndPatience{10};
+
+std::filesystem::path find_saver() {
+  static const char inside_this_library = 0;
+  return find_program_beside(&inside_this_library, "dtrain-saver");
+}
+
+struct StartedSaver {
+  Process process;
+  UnixSocket socket;
+};
+
+StartedSaver start_saver(const SaverOptions& options, int memory_fd) {
+  int ends[2];
+  if (::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) != 0) {
+    throw SystemError("cannot make a socket for dtrain-saver", errno);
+  }
+  UnixSocket ours{UniqueFd(ends[0])};
+  const UniqueFd theirs(ends[1]);
+  Json settings = to_json(options);
+  settings["starter_pid"] = ::getpid();
+  ProcessOptions start;
+  start.command = {find_saver().string(), to_line(settings)};
+  start.fds = {{kSocketFd, theirs.get()}, {kMemoryFd, memory_fd}};
+  return {Process::start(start), std::move(ours)};
+}
+
+}  // namespace
+
+struct Saver::Impl {
+  Impl(const SaverOptions& wanted, const SnapshotMemory& memory)
+      : options(wanted),
+        memory_fd(duplicate(memory.fd())),
+        view(SharedMemory::map(duplicate(memory.fd())), memory.local_ranks()),
+        started(start_saver(options, memory_fd.get())) {}
+
+  SaverOptions options;
+  UniqueFd memory_fd;
+  SnapshotMemory view;
+  StartedSaver started;
+  std::optional<SaveRequest> under_way;
+
+  bool send(const SaveRequest& request) { return send_message(started.socket, to_message(request)); }
+
+  // The saver has ended during a save, or does not answer as it should.
+  SaveResult lost(const std::string& why) {
+    SaveResult result;
+    result.about = under_way->about;
+    result.error = "the process dtrain-saver " + why + " while it wrote the checkpoint of batch " +
+                   std::to_string(result.about.step);
+    if (!options.log.empty()) result.error += "; its messages are in " + options.log.string();
+    view.mark_free(under_way->number);
+    return result;
+  }
+  std::string how_it_ended() {
+    const auto status = started.process.wait(kEndPatience);
+    return status ? "has ended (" + status->describe() + ")" : "has closed its connection";
+  }
+};
+
+Saver::Saver(const SaverOptions& options, const SnapshotMemory& memory) {
+  SaverOptions settled = options;
+  settled.storage = std::filesystem::absolute(options.storage);
+  if (!settled.log.empty()) settled.log = std::filesystem::absolute(options.log);
+  if (settled.host == 0) {
+    make_folder(settled.storage);
+    if (::access(settled.storage.c_str(), W_OK | X_OK) != 0) {
+      throw SystemError("cannot write checkpoints into " + settled.storage.string(), errno,
+                        "name another folder as checkpoint_storage, or allow this user to write there");
+    }
+  }
+  impl_ = std::make_unique<Impl>(settled, memory);
+}
+
+// The saver reads the end of its socket as the end of its rank: it finishes what it can, and ends.
+Saver::~Saver() {
+  impl_->started.socket.close();
+  const bool finishing = impl_->under_way && impl_->view.all_copied(impl_->under_way->number);
+  try {
+    if (!impl_->started.process.wait(finishing ? kForever : kEndPatience)) impl_->started.process.detach();
+  } catch (const SystemError&) {  // somebody else has reaped it
+    impl_->started.process.detach();
+  }
+}
+
+void Saver::save(const SaveRequest& request) {
+  if (impl_->under_way) {
+    throw Error("a checkpoint of batch " + std::to_string(impl_->under_way->about.step) + " is still being written");
+  }
+  if (!impl_->send(request)) {
+    impl_->started = start_saver(impl_->options, impl_->memory_fd.get());
+    if (!impl_->send(request)) throw SystemError("the process dtrain-saver ends at once", ECHILD);
+  }
+  impl_->under_way = request;
+  impl_->under_way->state = Json();
+}
+
+bool Saver::busy() const {
+  return impl_->under_way.has_value();
+}
+
+std::optional<SaveResult> Saver::poll() {
+  return wait(std::chrono::milliseconds(0));
+}
+
+std::optional<SaveResult> Saver::wait(std::chrono::milliseconds patience) {
+  if (!impl_->under_way) return std::nullopt;
+  bool timed_out = false;
+  SaveResult result;
+  try {
+    const auto message = receive_message(impl_->started.socket, patience, &timed_out);
+    if (timed_out) return std::nullopt;
+    result = message ? save_result_from(Json::parse(*message)) : impl_->lost(impl_->how_it_ended());
+  } catch (const Json::exception& error) {
+    result = impl_->lost(std::string("has sent an answer that cannot be read (") + error.what() + ")");
+  }
+  impl_->under_way.reset();
+  return result;
+}
+
+pid_t Saver::pid() const {
+  return impl_->started.process.pid();
+}
+
+}  // namespace dtrain::checkpoint

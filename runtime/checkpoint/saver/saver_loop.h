@@ -1,0 +1,15 @@
+// The work of the process dtrain-saver.
+#pragma once
+
+#include <sys/types.h>
+
+#include "dtrain/base/log.h"
+#include "dtrain/base/unix_socket.h"
+#include "dtrain/checkpoint/saver.h"
+
+namespace dtrain::checkpoint {
+
+// Saves what it is asked to until the rank that started it, the process `starter`, is gone. SystemError.
+void serve(const SaverOptions& options, UnixSocket socket, UniqueFd memory, pid_t starter, const Logger& log);
+
+}  // namespace dtrain::checkpoint

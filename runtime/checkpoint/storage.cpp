@@ -1,0 +1,110 @@
+#include <cerrno>
+#include <chrono>
+#include <thread>
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "dtrain/base/error.h"
+#include "dtrain/base/file.h"
+#include "dtrain/checkpoint/checkpoint.h"
+#include "dtrain/checkpoint/saver.h"
+#include "folder_names.h"
+#include "storage_folder.h"
+
+namespace dtrain::checkpoint {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr const char* kOwnFolder = "checkpoints";
+constexpr const char* kStorageFile = "storage.json";
+
+}  // namespace
+
+fs::path storage_of_run(const fs::path& run_folder) {
+  const fs::path own = run_folder / kOwnFolder;
+  const fs::path file = own / kStorageFile;
+  std::error_code code;
+  if (!fs::exists(file, code)) return own;
+  try {
+    return run_folder / read_json(file).at("folder").get<std::string>();
+  } catch (const Json::exception& error) {
+    throw DataError(file.string() + " does not say in \"folder\" where the run's checkpoints lie: " + error.what());
+  }
+}
+
+void write_storage_of_run(const fs::path& run_folder, const fs::path& storage) {
+  make_folder(run_folder / kOwnFolder);
+  write_file_atomic(run_folder / kOwnFolder / kStorageFile, to_line({{"folder", storage.string()}}) + "\n");
+}
+
+void sync_folder(const fs::path& folder) {
+  const UniqueFd fd(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (!fd) throw SystemError("cannot open the folder " + folder.string(), errno);
+  sync_folder(fd.get(), folder);
+}
+
+void sync_folder(int fd, const fs::path& folder) {
+  // EINVAL: a file system that has nothing to synchronise for folders.
+  if (::fsync(fd) != 0 && errno != EINVAL) throw SystemError("cannot synchronise the folder " + folder.string(), errno);
+}
+
+void delete_tree(const fs::path& path) {
+  std::error_code code;
+  fs::remove_all(path, code);
+  if (code) throw SystemError("cannot delete " + path.string(), code.value());
+}
+
+void remove_checkpoints(const std::vector<fs::path>& checkpoints) {
+  if (checkpoints.empty()) return;
+  std::vector<fs::path> doomed;
+  for (const fs::path& path : checkpoints) {
+    const auto step = step_of_folder(path.filename().string());
+    if (!step) throw SystemError("cannot delete " + path.string() + ": its name is not that of a checkpoint", EINVAL);
+    doomed.push_back(path.parent_path() / folder_name(kDeletedPrefix, *step));
+    delete_tree(doomed.back());  // of a deletion that was cut short
+    if (::rename(path.c_str(), doomed.back().c_str()) != 0) throw SystemError("cannot delete " + path.string(), errno);
+  }
+  for (const fs::path& path : checkpoints) sync_folder(path.parent_path());
+  for (const fs::path& path : doomed) delete_tree(path);
+}
+
+StorageLock::StorageLock(const fs::path& storage) : path_(storage / kLockFile) {}
+
+bool StorageLock::try_take() {
+  struct stat there {};
+  if (fd_) {  // the folder may have been deleted, and made anew
+    struct stat held {};
+    const bool same = ::stat(path_.c_str(), &there) == 0 && ::fstat(fd_.get(), &held) == 0 &&
+                      there.st_dev == held.st_dev && there.st_ino == held.st_ino;
+    if (same) return true;
+    fd_.reset();
+  }
+  UniqueFd fd(::open(path_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666));
+  if (!fd) throw SystemError("cannot open " + path_.string(), errno);
+  while (::flock(fd.get(), LOCK_EX | LOCK_NB) != 0) {
+    if (errno == EINTR) continue;
+    if (errno == EWOULDBLOCK) return false;
+    break;  // a file system without locks
+  }
+  fd_ = std::move(fd);
+  return true;
+}
+
+bool wait_for_savers(const fs::path& storage, std::chrono::milliseconds patience) {
+  constexpr std::chrono::milliseconds kPeriod{5};
+  const auto deadline = std::chrono::steady_clock::now() + patience;
+  const UniqueFd fd(::open((storage / kLockFile).c_str(), O_RDONLY | O_CLOEXEC));
+  if (!fd) return true;
+  while (::flock(fd.get(), LOCK_SH | LOCK_NB) != 0) {
+    if (errno != EWOULDBLOCK && errno != EINTR) return true;  // a file system without locks
+    if (std::chrono::steady_clock::now() >= deadline) return false;
+    std::this_thread::sleep_for(kPeriod);
+  }
+  return true;
+}
+
+}  // namespace dtrain::checkpoint
