@@ -17,6 +17,7 @@ class AloneMode final : public StepMode {
   void begin_batch() override { parts_.exchange.begin_batch(/*exchange=*/false); }
   bool end_batch() override;
   bool flush() override;
+  bool state_is_shared() const override { return false; }
 
  private:
   StepParts parts_;
