@@ -72,7 +72,8 @@ void hand_out(ControlPlane& control, UnixListener& listener, const std::string& 
   }
 }
 
-SharedMemory fetch(ControlPlane& control, const std::string& socket, const std::string& name, const LocalNames& names) {
+SharedMemory fetch(ControlPlane& control, const std::string& socket, const std::string& name, const LocalNames& names,
+                   HostAccess access) {
   const auto deadline = std::chrono::steady_clock::now() + control.timeout();
   UnixSocket source = UnixSocket::connect(socket, std::chrono::seconds(10), [&] { throw_if_failed(control); });
   source.send(std::to_string(control.world().local_rank));
@@ -82,7 +83,7 @@ SharedMemory fetch(ControlPlane& control, const std::string& socket, const std::
       if (message->data != name || message->fds.size() != 1) {
         throw CommError(names.of(0) + " handed out '" + message->data + "' where '" + name + "' is due");
       }
-      return SharedMemory::map(std::move(message->fds[0]), false);
+      return SharedMemory::map(std::move(message->fds[0]), access == HostAccess::kWrite);
     }
     throw_if_failed(control);
     if (!timed_out) throw CommError(names.of(0) + " is gone before it handed out '" + name + "'");
@@ -96,7 +97,7 @@ SharedMemory fetch(ControlPlane& control, const std::string& socket, const std::
 }  // namespace
 
 SharedMemory share_on_host(ControlPlane& control, const std::string& name, const std::function<SharedMemory()>& make,
-                           const std::vector<int>& members) {
+                           const std::vector<int>& members, HostAccess access) {
   const World& world = control.world();
   if (world.local_size == 1) return make();
   const LocalNames names(control, members);
@@ -117,7 +118,7 @@ SharedMemory share_on_host(ControlPlane& control, const std::string& name, const
     }
     const auto socket = member("socket");
     if (socket.empty()) throw CommError("local rank 0 did not publish where '" + name + "' is: " + to_line(place));
-    return fetch(control, socket, name, names);
+    return fetch(control, socket, name, names, access);
   }
   SharedMemory memory;
   try {

@@ -49,15 +49,21 @@ Json json_of(const dtrain::test::FakeGpuCounts& counts) {
 Json last_counts;  // of the run that has ended last
 
 // hyperparameters.fault: {"kind": "kill", "rank": 1, "batch": 7}; with "at": the n-th allocation, operation or kernel
-// from then on.
+// from then on; with "once": a file that the fault makes, and that keeps it from happening again. Batches are counted
+// from the start of the process.
 class Fault {
  public:
   Fault(const Json& wanted, int rank, dtrain::test::FakeGpus* gpus) : wanted_(wanted), rank_(rank), gpus_(gpus) {}
   void before(std::int64_t batch) const {
     if (wanted_.empty() || wanted_.at("rank") != rank_ || wanted_.at("batch") != batch) return;
+    if (const std::string once = wanted_.value("once", ""); !once.empty()) {
+      if (std::ifstream(once).good()) return;
+      std::ofstream(once) << "done";
+    }
     const auto kind = wanted_.at("kind").get<std::string>();
     if (kind == "kill") ::raise(SIGKILL);
     if (kind == "stop") ::raise(SIGSTOP);
+    if (kind == "terminate") ::raise(SIGTERM);
     if (gpus_ == nullptr) return;
     const int at = wanted_.value("at", 1);
     if (kind == "allocation") gpus_->fail_allocation(at);
@@ -81,10 +87,14 @@ class GpuTrial : public dtrain::Trial {
                                                                context.hyperparameter<bool>("sparse", false)))),
         gpus_(fake_gpus(context.device())),
         fault_(context.hyperparameter<Json>("fault", Json::object()), context.rank(), gpus_),
+        own_state_(context.hyperparameter<bool>("own_state", false)),
         count_from_(context.hyperparameter<std::int64_t>("count_from", 0)),
         count_to_(context.hyperparameter<std::int64_t>("count_to", 0)) {
     context.wrap_optimizer(dtrain::test::make_optimizer(context.hyperparameter<Json>("optimizer")));
     if (const double norm = context.hyperparameter<double>("clip", 0.0); norm > 0) context.clip_gradient_norm(norm);
+    if (const auto steps = context.hyperparameter<std::int64_t>("halve_rate_after", 0); steps > 0) {
+      context.wrap_lr_scheduler(dtrain::lr::step(steps, 0.5));
+    }
     const int queries = context.hyperparameter<int>("delay_queries", 0);
     if (gpus_ != nullptr) {
       gpus_->heal();  // of what the run before was to suffer
@@ -104,10 +114,26 @@ class GpuTrial : public dtrain::Trial {
     fault_.before(++batch_);
     if (gpus_ != nullptr && batch_ == count_from_) gpus_->take_counts();
     if (gpus_ != nullptr && batch_ == count_to_) last_counts = json_of(gpus_->take_counts());
-    const auto loss = model_->loss(batch);
+    auto loss = model_->loss(batch);
+    if (own_state_) {
+      if (!average_.defined()) average_ = at::zeros({2}, loss.options().requires_grad(false));
+      loss = loss * (1 + 0.1 * average_[0]);
+      average_.mul_(0.9).add_(loss.detach(), 0.1);
+    }
     context_.backward(loss);
     return {{"loss", loss}, {"samples", static_cast<double>(batch.samples)}};
   }
+  // hyperparameters.own_state: a mean of losses, each rank's own, which later losses depend on.
+  dtrain::TrialState save_state() override {
+    if (!average_.defined()) return {};
+    return {{{"average", average_}}, {{"rank", context_.rank()}}};
+  }
+  void load_state(const dtrain::TrialState& state) override {
+    if (state.tensors.empty()) return;
+    if (state.values.at("rank") != context_.rank()) throw dtrain::Error("this is another rank's state");
+    average_ = state.tensors.at("average").to(context_.device());
+  }
+
   dtrain::Metrics evaluate_batch(const dtrain::Batch& batch) override { return {{"loss", model_->loss(batch)}}; }
 
  private:
@@ -125,6 +151,8 @@ class GpuTrial : public dtrain::Trial {
   const std::shared_ptr<dtrain::test::GpuModel> model_;
   dtrain::test::FakeGpus* const gpus_;
   const Fault fault_;
+  const bool own_state_;
+  at::Tensor average_;
   const std::int64_t count_from_, count_to_;  // batches of this rank, from 1
   std::int64_t batch_ = 0;
 };

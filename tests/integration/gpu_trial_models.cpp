@@ -1,5 +1,6 @@
 #include "gpu_trial_models.h"
 
+#include <algorithm>
 #include <cmath>
 
 namespace dtrain::test {
@@ -184,9 +185,9 @@ std::shared_ptr<GpuModel> make_gpu_model(const std::string& name, at::ScalarType
 GeneratedBatches::GeneratedBatches(std::shared_ptr<const GpuModel> model, const Options& options)
     : model_(std::move(model)), options_(options) {}
 
-void GeneratedBatches::start_epoch(std::int64_t epoch) {
+void GeneratedBatches::start_epoch_at(std::int64_t epoch, std::int64_t batches) {
   epoch_ = epoch;
-  next_ = 0;
+  next_ = std::min(batches, options_.batches);
 }
 
 std::optional<Batch> GeneratedBatches::next() {

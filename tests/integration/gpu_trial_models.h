@@ -35,7 +35,8 @@ class GeneratedBatches final : public BatchSource {
     at::ScalarType floats = at::kFloat;
   };
   GeneratedBatches(std::shared_ptr<const GpuModel> model, const Options& options);
-  void start_epoch(std::int64_t epoch) override;
+  void start_epoch(std::int64_t epoch) override { start_epoch_at(epoch, 0); }
+  void start_epoch_at(std::int64_t epoch, std::int64_t batches) override;
   std::optional<Batch> next() override;
   std::optional<std::int64_t> batches_per_epoch() const override { return options_.batches; }
 

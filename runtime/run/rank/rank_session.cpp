@@ -100,8 +100,9 @@ std::filesystem::path RankSession::checkpoint_folder() const {
   return checkpoint::storage_of_run(run_dir());
 }
 
-SharedMemory RankSession::share_on_host(const std::string& name, const std::function<SharedMemory()>& make) {
-  return comm::share_on_host(control(), name, make, hosts_->ranks_here());
+SharedMemory RankSession::share_on_host(const std::string& name, const std::function<SharedMemory()>& make,
+                                        comm::HostAccess access) {
+  return comm::share_on_host(control(), name, make, hosts_->ranks_here(), access);
 }
 
 bool RankSession::stop_requested() const {

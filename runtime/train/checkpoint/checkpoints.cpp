@@ -20,6 +20,7 @@ constexpr std::size_t kPage = 4096;
 // Where the experiment names no period, a crash loses at most about so much.
 constexpr std::chrono::minutes kAutomaticPeriod{10};
 constexpr std::chrono::seconds kRetryAfter{10};
+constexpr std::chrono::seconds kWorthTelling{1};
 constexpr std::chrono::hours kForever{24 * 365};
 
 std::size_t pages(std::size_t bytes) {
@@ -57,10 +58,12 @@ bool Checkpoints::is_due(std::int64_t batch, bool wanted) const {
 }
 
 void Checkpoints::delay(std::int64_t batch) {
-  if (std::exchange(delayed_, true) || session_.world().rank != 0) return;
+  if (!delayed_since_) delayed_since_ = session_.clock().monotonic();
+  const bool long_ago = session_.clock().monotonic() - *delayed_since_ > kWorthTelling;
+  if (!long_ago || std::exchange(told_of_delay_, true) || session_.world().rank != 0) return;
   const std::string cause =
       "the checkpoint of batch " + std::to_string(last_batch_) + " is still being written to " + folder_.string();
-  session_.log()->warn("the checkpoint of batch {} waits: {}", batch, cause);
+  session_.log()->warn("a checkpoint is due at batch {} and waits: {}", batch, cause);
   session_.write_event("checkpoint_delayed", {{"step", batch}, {"cause", cause}});
 }
 
@@ -76,8 +79,9 @@ void Checkpoints::make_memory(std::size_t bytes_of_largest_own) {
   const auto ranks_here = static_cast<int>(hosts_.ranks_here.size());
   const int regions = hosts_.folder_is_shared ? ranks_here : session_.world().size;
   const std::size_t bytes = own_offset(regions);
-  SharedMemory memory = session_.share_on_host("checkpoint-memory-" + std::to_string(memories_++),
-                                               [&] { return checkpoint::SnapshotMemory::create(bytes, ranks_here); });
+  SharedMemory memory = session_.share_on_host(
+      "checkpoint-memory-" + std::to_string(memories_++),
+      [&] { return checkpoint::SnapshotMemory::create(bytes, ranks_here); }, comm::HostAccess::kWrite);
   memory_.emplace(std::move(memory), ranks_here);
 }
 
@@ -93,18 +97,13 @@ void Checkpoints::start_saver() {
 }
 
 void Checkpoints::save(const Moment& moment) {
-  if (saver_ && saver_->busy()) {
-    if (session_.world().rank == 0) {
-      session_.log()->warn("training waits for the checkpoint of batch {}, which is still being written to {}",
-                           last_batch_, folder_.string());
-    }
-    if (auto result = saver_->wait(kForever)) take_result(*result);
-  }
+  wait_for_saver();
   // The profile's phase and the figure in the event begin where this rank would have gone on.
   const Nanoseconds began = session_.clock().monotonic();
   last_ = moment;
   last_batch_ = moment.batch;
-  delayed_ = false;
+  delayed_since_.reset();
+  told_of_delay_ = false;
   result_.reset();
   const StateImage image({.rank = session_.world().rank, .shared = options_.shared, .tied = options_.tied}, visit_);
   std::vector<std::int64_t> sizes(static_cast<std::size_t>(session_.world().size));
@@ -119,6 +118,16 @@ void Checkpoints::save(const Moment& moment) {
   copy(image, sizes);
   last_time_ = session_.clock().monotonic();
   copy_s_ = to_seconds(last_time_ - began);
+}
+
+void Checkpoints::wait_for_saver() {
+  if (!saver_ || !saver_->busy()) return;
+  const Nanoseconds began = session_.clock().monotonic();
+  if (auto result = saver_->wait(kForever)) take_result(*result);
+  const Nanoseconds waited = session_.clock().monotonic() - began;
+  if (waited < kWorthTelling || session_.world().rank != 0) return;
+  session_.log()->warn("training has waited {} for the checkpoint of batch {} to be written to {}",
+                       format_duration(waited), last_batch_, folder_.string());
 }
 
 void Checkpoints::copy(const StateImage& image, const std::vector<std::int64_t>& sizes) {
@@ -236,9 +245,7 @@ void Checkpoints::take_result(const checkpoint::SaveResult& result) {
 bool Checkpoints::finish(bool must_last) {
   if (!last_) return false;
   for (const bool again : {false, true}) {
-    if (saver_ && saver_->busy()) {
-      if (auto result = saver_->wait(kForever)) take_result(*result);
-    }
+    wait_for_saver();
     std::string error = result_ ? result_->error : "";
     if (hosts_.is_leader() && hosts_.saves() && !result_) error = "the saver did not answer";
     // Rank 0's saver knows about all hosts'.

@@ -60,6 +60,7 @@ class Checkpoints {
  private:
   void make_memory(std::size_t bytes_of_largest_own);
   void start_saver();
+  void wait_for_saver();
   void gather_from_other_hosts(const StateImage& image, const std::vector<std::int64_t>& sizes);
   void copy(const StateImage& image, const std::vector<std::int64_t>& sizes);
   void hand_over(const Moment& moment, const StateImage& image, const std::vector<std::int64_t>& sizes);
@@ -83,8 +84,9 @@ class Checkpoints {
   checkpoint::SaveRequest request_;           // for it, of a leader
   std::int64_t last_batch_ = 0;
   Nanoseconds last_time_{0};
-  double copy_s_ = 0;                             // how long the last held training up, on this rank
-  bool delayed_ = false;                          // it has been said
+  double copy_s_ = 0;                         // how long the last held training up, on this rank
+  std::optional<Nanoseconds> delayed_since_;  // when the next one was due, while it waits
+  bool told_of_delay_ = false;
   std::optional<checkpoint::SaveResult> result_;  // of the last, of a leader
 };
 

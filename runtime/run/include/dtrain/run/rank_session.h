@@ -16,6 +16,7 @@
 #include "dtrain/base/shared_memory.h"
 #include "dtrain/comm/communicator.h"
 #include "dtrain/comm/control.h"
+#include "dtrain/comm/host_share.h"
 #include "dtrain/comm/nccl.h"
 #include "dtrain/profile/recorder.h"
 #include "dtrain/run/mock.h"
@@ -98,7 +99,8 @@ class RankSession {
   std::filesystem::path checkpoint_folder() const;
 
   // See comm/host_share.h.
-  SharedMemory share_on_host(const std::string& name, const std::function<SharedMemory()>& make);
+  SharedMemory share_on_host(const std::string& name, const std::function<SharedMemory()>& make,
+                             comm::HostAccess access = comm::HostAccess::kRead);
 
   // True after SIGTERM, SIGINT or the launcher's end: finish the current step, then stop. Ranks see it at different
   // times, so they must agree on when to stop (training does in every round).
