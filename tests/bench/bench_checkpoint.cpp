@@ -16,6 +16,7 @@
 #include <functional>
 #include <iostream>
 #include <map>
+#include <numeric>
 
 #include <fcntl.h>
 #include <linux/magic.h>
@@ -139,8 +140,7 @@ class Turns {
 
   Json take_turns() {
     start_ddp();
-    const std::int64_t first_checkpoint = kTurnSteps;
-    ours_.steps(static_cast<int>(first_checkpoint) - kCheckpointStep - 1);
+    ours_.steps(static_cast<int>(checkpoint_of(0)) - kCheckpointStep - 1);
     ddp_.steps(4, "plain");
     const Nanoseconds begin = clock_.monotonic();
     std::vector<std::vector<std::int64_t>> ours, save, async;
@@ -150,7 +150,7 @@ class Turns {
       return settings_.quick ? ours.size() >= 2 : passed >= std::chrono::seconds(settings_.seconds) && ours.size() >= 2;
     };
     while (!is_over()) {
-      ours.push_back(take_turn([&] { return ours_.steps(kTurnSteps); }));
+      ours.push_back(take_turn([&] { return turn_of_ours(ours.size()); }));
       if (settings_.quick && ours.size() > 1) continue;
       save.push_back(take_turn([&] { return ddp_.steps(kTurnSteps, "save"); }));
       async.push_back(take_turn([&] { return ddp_.steps(kTurnSteps, "async"); }));
@@ -177,6 +177,22 @@ class Turns {
     return times;
   }
 
+  std::vector<std::int64_t> turn_of_ours(std::size_t number) {
+    auto times = ours_.steps(kTurnSteps);
+    const Nanoseconds now = clock_.wall();
+    const Nanoseconds behind(std::accumulate(times.begin() + kCheckpointStep + 1, times.end(), std::int64_t{0}));
+    const auto durable = ours_.renamed_at(checkpoint_of(number));
+    if (!durable) {
+      throw Error("the checkpoint of step " + std::to_string(checkpoint_of(number)) + " was not written in its turn",
+                  "name a folder on a faster disk with --folder");
+    }
+    durable_s_.push_back(to_seconds(*durable - (now - behind)));
+    return times;
+  }
+
+  // The batch after which turn `number` has its checkpoint.
+  static std::int64_t checkpoint_of(std::size_t number) { return static_cast<std::int64_t>(number + 1) * kTurnSteps; }
+
   double disk_gb_s_now() { return write_speed_gb_s(scratch_.path() / "dd", settings_.model.state_bytes()); }
 
   Json stalls_of_ours(const std::vector<std::vector<std::int64_t>>& times) {
@@ -184,14 +200,12 @@ class Turns {
     std::vector<Turn> turns;
     std::vector<double> write_gb_s, copy_ms;
     for (std::size_t i = 0; i < times.size(); ++i) {
-      const std::int64_t step = static_cast<std::int64_t>(i + 1) * kTurnSteps;
-      if (i >= saved.size() || saved[i]["step"] != step) {
-        throw Error("the checkpoint of step " + std::to_string(step) + " was not written in its turn",
-                    "name a folder on a faster disk with --folder");
+      if (i >= saved.size() || saved[i]["step"] != checkpoint_of(i)) {
+        throw Error("there is no event of the checkpoint of step " + std::to_string(checkpoint_of(i)));
       }
       const Json& event = saved[i];
-      const double seconds = event["wait_s"].get<double>() + event["write_s"].get<double>();
-      turns.push_back({times[i], steps_begun_within(times[i], seconds), seconds});
+      // One step more: then older checkpoints are deleted.
+      turns.push_back({times[i], steps_begun_within(times[i], durable_s_[i]) + 1, durable_s_[i]});
       write_gb_s.push_back(event["bytes"].get<double>() / event["write_s"].get<double>() / 1e9);
       copy_ms.push_back(event["copy_s"].get<double>() * 1e3);
     }
@@ -261,6 +275,7 @@ class Turns {
   CheckpointedRun ours_;
   Contestant ddp_;
   UniqueFd folder_, log_;
+  std::vector<double> durable_s_;  // of ours, from the end of the checkpoint's step
   std::vector<Process> processes_;
 };
 

@@ -6,6 +6,7 @@
 #include <thread>
 
 #include <fcntl.h>
+#include <sys/stat.h>
 
 #include "dtrain/base/clock.h"
 #include "dtrain/base/error.h"
@@ -69,6 +70,14 @@ std::vector<Json> CheckpointedRun::events(const std::string& name) const {
     if (event.is_object() && event.value("event", "") == name) found.push_back(std::move(event));
   }
   return found;
+}
+
+std::optional<Nanoseconds> CheckpointedRun::renamed_at(std::int64_t batch) const {
+  const fs::path path = checkpoint::storage_of_run(folder_ / "run") / ("step-" + std::to_string(batch));
+  struct stat info {};
+  if (::stat(path.c_str(), &info) != 0) return std::nullopt;
+  // The rename was the last change of the folder itself.
+  return std::chrono::seconds(info.st_ctim.tv_sec) + Nanoseconds(info.st_ctim.tv_nsec);
 }
 
 double CheckpointedRun::stop_in_training() {

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "contestant.h"
+#include "dtrain/base/clock.h"
 #include "dtrain/base/fd.h"
 #include "dtrain/base/json.h"
 #include "dtrain/base/subprocess.h"
@@ -33,6 +34,8 @@ class CheckpointedRun {
 
   std::vector<std::int64_t> steps(int steps) { return ranks_.steps(steps); }
   std::vector<Json> events(const std::string& name) const;
+  // When the checkpoint of this batch became one, by the wall clock; empty: it is not there.
+  std::optional<Nanoseconds> renamed_at(std::int64_t batch) const;
   void show_log() const { bench::show_log(folder_ / "log"); }
 
   // From SIGTERM to the launcher until it has ended, in seconds. Error unless its exit code is 75 and the newest
