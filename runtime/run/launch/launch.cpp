@@ -15,6 +15,7 @@
 #include "dtrain/run/summary_text.h"
 #include "dtrain/run/user_ledger.h"
 #include "dtrain/run/version.h"
+#include "folder/checkpoint_folder.h"
 #include "folder/end_report.h"
 #include "folder/first_look.h"
 #include "folder/next_steps.h"
@@ -164,9 +165,11 @@ int launch(const LaunchRequest& request) {
     return static_cast<int>(ExitCode::kDone);
   }
   check_can_start(plan);
+  check_checkpoint_storage(plan.experiment.checkpoint_storage);
   const SystemClock clock;
   open_user_ledger(clock);  // an unusable ledger is an error before the run's folder exists
   const RunFolder folder = folder_of_launch(request, plan, variables, clock);
+  if (!plan.mock.any()) plan.checkpoint_folder = make_checkpoint_folder(folder, plan.experiment.checkpoint_storage);
   if (!request.detach) return carry_out(plan, folder, variables, clock, nullptr);
   Detached detached(folder.logs() / "launcher.log");
   if (detached.is_launcher()) return carry_out(plan, folder, variables, clock, &detached);

@@ -5,6 +5,7 @@
 #include "dtrain/run/agreed_error.h"
 #include "dtrain/run/log_tail.h"
 #include "dtrain/run/rank_session.h"
+#include "folder/checkpoint_folder.h"
 #include "folder/plan_file.h"
 #include "folder/process_id.h"
 #include "link/rendezvous.h"
@@ -119,8 +120,10 @@ void RankSession::open_folder() {
   RankFiles& files = *files_;
   if (!environment.is_launched()) {
     files.folder = open_own_folder(control(), *hosts_, [this] {
+      check_checkpoint_storage(experiment().checkpoint_storage);
       RunFolder made = create_run_folder(identity_->options.run_dir, experiment().name, experiment().text);
-      write_own_plan(made.plan(), *identity_, *assignment_, *hosts_, *gpus_, log_);
+      if (!mock().any()) make_checkpoint_folder(made, experiment().checkpoint_storage);
+      write_own_plan(made, *identity_, *assignment_, *hosts_, *gpus_, log_);
       return made;
     });
   } else if (launcher_->plane()) {
