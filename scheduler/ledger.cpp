@@ -63,21 +63,29 @@ std::optional<Claim> Ledger::try_claim(TaskId id, Waiting* waiting) {
     impl.seen_waiting = verdict.waiting;
     if (waiting) *waiting = verdict.waiting;
   };
+  const auto look = [&] {
+    Verdict verdict = impl.judge_now(id);
+    if (!verdict.claim) verdict.waiting.reason += impl.makes_room(id);
+    return verdict;
+  };
   {  // nearly all calls end here, without holding up writers
     Transaction transaction(impl.database, Kind::kRead);
     const std::int64_t generation = impl.generation();
-    const Verdict verdict = impl.judge_now(id);
+    const Verdict verdict = look();
+    const bool asks = !verdict.claim && !impl.victims_of(id).empty();
     transaction.commit();
-    if (!verdict.claim) {
+    if (!verdict.claim && !asks) {
       remember(verdict, generation);
       return std::nullopt;
     }
   }
   // Judged again with the write lock held: another launch may have claimed the same slots since the read.
   Transaction transaction(impl.database, Kind::kWrite);
-  const std::int64_t generation = impl.generation();
-  const Verdict verdict = impl.judge_now(id);
+  Verdict verdict = impl.judge_now(id);
   if (!verdict.claim) {
+    if (const auto victims = impl.victims_of(id); !victims.empty()) impl.ask_to_yield(victims, id);
+    verdict = look();
+    const std::int64_t generation = impl.generation();
     transaction.commit();
     remember(verdict, generation);
     return std::nullopt;
@@ -115,13 +123,67 @@ void Ledger::add_process(TaskId id, const std::string& name, pid_t pid) {
 Orders Ledger::orders(TaskId id) {
   Orders orders;
   {  // over before the lease is written
-    Statement row = impl_->database.prepare("SELECT kills, state FROM tasks WHERE id = ?1");
+    Statement row = impl_->database.prepare(
+        "SELECT kills, state, paused, yield_to, (SELECT name FROM tasks AS other WHERE other.id = tasks.yield_to) FROM "
+        "tasks WHERE id = ?1");
     if (!row.bind(id).step()) throw no_task(id);
     orders.kills = static_cast<int>(row.integer(0));
-    orders.lost = has_ended(static_cast<TaskState>(row.integer(1)));
+    const auto state = static_cast<TaskState>(row.integer(1));
+    orders.lost = has_ended(state);
+    if (!orders.lost && state != TaskState::kQueued) {
+      if (row.integer(3) != 0)
+        orders.yield = "preempted by task " + std::to_string(row.integer(3)) + " (" + row.text(4) + ")";
+      if (row.integer(2) != 0) orders.yield = "dtrain task pause";
+    }
   }
   impl_->renew_lease(id);
   return orders;
+}
+
+void Ledger::requeue(TaskId id, const std::string& reason) {
+  Transaction transaction(impl_->database, Kind::kWrite);
+  const auto before = impl_->state_of(id);
+  if (!before) throw no_task(id);
+  if (has_ended(*before)) throw Error("task " + std::to_string(id) + " has ended and cannot be queued again");
+  impl_->database.prepare("DELETE FROM claims WHERE task = ?1").bind(id).run();
+  impl_->database.prepare("DELETE FROM processes WHERE task = ?1").bind(id).run();
+  impl_->database.prepare("UPDATE tasks SET claim = '', yield_to = 0 WHERE id = ?1").bind(id).run();
+  impl_->enter_state(id, TaskState::kQueued, reason);
+  transaction.commit();
+}
+
+bool Ledger::set_paused(TaskId id, bool paused) {
+  Transaction transaction(impl_->database, Kind::kWrite);
+  const std::string name = "task " + std::to_string(id);
+  bool is_paused = false;
+  bool is_queued = false;
+  {
+    Statement row = impl_->database.prepare("SELECT state, paused, placed_by_others, request FROM tasks WHERE id = ?1");
+    if (!row.bind(id).step()) {
+      throw ConfigError("there is " + ("no " + name), "dtrain task list shows those there are");
+    }
+    const auto state = static_cast<TaskState>(row.integer(0));
+    if (has_ended(state))
+      throw ConfigError(name + " has already ended",
+                        "dtrain launch --continue task:" + std::to_string(id) + " lets its run go on");
+    if (row.integer(2) != 0) {
+      throw ConfigError(name + " is placed by Slurm, which dtrain does not pause",
+                        "scontrol requeue, hold and release do");
+    }
+    if (!request_of(row.text(3)).can_yield) {
+      throw ConfigError(name + " cannot save and go on: it is a mock run, or of another version of dtrain");
+    }
+    is_paused = row.integer(1) != 0;
+    is_queued = state == TaskState::kQueued;
+  }
+  if (is_paused == paused) return false;
+  impl_->database.prepare("UPDATE tasks SET paused = ?1 WHERE id = ?2").bind(paused ? 1 : 0, id).run();
+  if (is_queued) {
+    impl_->enter_state(id, TaskState::kQueued, paused ? "dtrain task pause" : "dtrain task activate");
+  }
+  impl_->changed();
+  transaction.commit();
+  return true;
 }
 
 void Ledger::end(TaskId id, TaskState state, const std::string& reason, int exit_code) {

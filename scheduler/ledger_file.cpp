@@ -16,7 +16,9 @@ constexpr int kPatienceMs = 20'000;
 
 // Times are nanoseconds of the wall clock; `lease` and `entered` (when the task came into its state, 0 where a version
 // before wrote it) of the monotonic one, which cannot be set back and counts from the boot. States are numbered
-// as TaskState: below 4 a task has not ended. `agent` and `slot` of a claim are those of a SlotKey (queue.h).
+// as TaskState: below 4 a task has not ended. Two columns are added below: `yield_to` is the task for which this one
+// has to give up its slots (0: none), and `paused` is 1 from `dtrain task pause` to `activate`; a paused task without
+// slots is queued (state 0). `agent` and `slot` of a claim are those of a SlotKey (queue.h).
 constexpr const char* kTables = R"sql(
   CREATE TABLE tasks (
     id INTEGER PRIMARY KEY AUTOINCREMENT, name TEXT NOT NULL, state INTEGER NOT NULL, reason TEXT NOT NULL,
@@ -72,9 +74,13 @@ Database open_ledger_file(const std::filesystem::path& folder) {
     database.execute("PRAGMA user_version = " + std::to_string(kVersion));
     transaction.commit();
   }
-  // Other versions read and write a table with this column as one without.
+  // Other versions read and write a table with these columns as one without.
   if (database.value("SELECT count(*) FROM pragma_table_info('tasks') WHERE name = 'entered'") == 0) {
     database.execute("ALTER TABLE tasks ADD COLUMN entered INTEGER NOT NULL DEFAULT 0");
+  }
+  if (database.value("SELECT count(*) FROM pragma_table_info('tasks') WHERE name = 'yield_to'") == 0) {
+    database.execute("ALTER TABLE tasks ADD COLUMN yield_to INTEGER NOT NULL DEFAULT 0");
+    database.execute("ALTER TABLE tasks ADD COLUMN paused INTEGER NOT NULL DEFAULT 0");
   }
   // After a power failure the last changes may be missing; the processes that they name no longer run then.
   database.execute("PRAGMA synchronous = NORMAL");

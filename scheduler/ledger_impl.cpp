@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "dtrain/base/error.h"
+#include "dtrain/base/text.h"
 
 namespace dtrain::scheduler {
 
@@ -55,8 +56,8 @@ const TaskRequest& Ledger::Impl::request_of_queued(TaskId id) {
 std::vector<QueuedTask> Ledger::Impl::queue(TaskId always) {
   std::vector<QueuedTask> tasks;
   Statement row = database.prepare(
-      "SELECT id FROM tasks WHERE state = 0 AND NOT placed_by_others AND (lease > ?1 OR id = ?2) ORDER BY priority, "
-      "id");
+      "SELECT id FROM tasks WHERE state = 0 AND NOT placed_by_others AND NOT paused AND (lease > ?1 OR id = ?2) ORDER "
+      "BY priority, id");
   row.bind(clock.monotonic().count(), always);
   while (row.step()) tasks.push_back({row.integer(0), nullptr});
   std::map<TaskId, TaskRequest> still_queued;
@@ -77,15 +78,62 @@ HeldSlots Ledger::Impl::held_slots() {
 }
 
 Verdict Ledger::Impl::judge_now(TaskId id) {
-  Statement row = database.prepare("SELECT state, placed_by_others FROM tasks WHERE id = ?1");
+  Statement row = database.prepare("SELECT state, placed_by_others, paused FROM tasks WHERE id = ?1");
   if (!row.bind(id).step() || static_cast<TaskState>(row.integer(0)) != TaskState::kQueued) {
     throw Error("task " + std::to_string(id) + " is no longer queued",
                 "dtrain task show " + std::to_string(id) + " shows why");
+  }
+  if (row.integer(2) != 0) {
+    return {.claim = {},
+            .waiting = {.behind = {}, .reason = "dtrain task activate " + std::to_string(id) + " lets it go on"}};
   }
   if (row.integer(1) != 0) return {.claim = Claim(), .waiting = {}};
   const std::vector<QueuedTask> tasks = queue(id);
   const auto self = std::find_if(tasks.begin(), tasks.end(), [&](const QueuedTask& task) { return task.id == id; });
   return judge(std::span(tasks).first(static_cast<std::size_t>(self - tasks.begin()) + 1), held_slots());
+}
+
+std::vector<RunningTask> Ledger::Impl::running_tasks() {
+  std::vector<RunningTask> tasks;
+  Statement row = database.prepare(
+      "SELECT id, priority, started, state, yield_to, paused, request FROM tasks WHERE state IN (1, 2, 3) AND NOT "
+      "placed_by_others");
+  while (row.step()) {
+    RunningTask task{.id = row.integer(0),
+                     .priority = static_cast<int>(row.integer(1)),
+                     .started = Nanoseconds(row.maybe_integer(2).value_or(0))};
+    const bool stops = static_cast<TaskState>(row.integer(3)) == TaskState::kStopping;
+    task.is_leaving = stops || row.integer(4) != 0 || row.integer(5) != 0;
+    const TaskRequest request = request_of(row.text(6));
+    task.can_yield = request.can_yield && request.preemption;
+    tasks.push_back(task);
+  }
+  return tasks;
+}
+
+std::vector<TaskId> Ledger::Impl::victims_of(TaskId id) {
+  const std::vector<QueuedTask> tasks = queue(id);
+  const auto self = std::find_if(tasks.begin(), tasks.end(), [&](const QueuedTask& task) { return task.id == id; });
+  if (self == tasks.end() || !self->request->preemption) return {};
+  return choose_victims(std::span(tasks).first(static_cast<std::size_t>(self - tasks.begin()) + 1), held_slots(),
+                        running_tasks());
+}
+
+void Ledger::Impl::ask_to_yield(const std::vector<TaskId>& victims, TaskId to) {
+  for (const TaskId victim : victims) {
+    database.prepare("UPDATE tasks SET yield_to = ?1 WHERE id = ?2").bind(to, victim).run();
+  }
+  changed();
+}
+
+std::string Ledger::Impl::makes_room(TaskId id) {
+  std::vector<std::string> ids;
+  Statement row = database.prepare("SELECT id FROM tasks WHERE state IN (1, 2, 3) AND yield_to = ?1 ORDER BY id");
+  row.bind(id);
+  while (row.step()) ids.push_back(std::to_string(row.integer(0)));
+  if (ids.empty()) return {};
+  return ids.size() == 1 ? "; task " + ids.front() + " saves and makes room"
+                         : "; tasks " + join(ids, ", ") + " save and make room";
 }
 
 std::vector<ProcessKey> Ledger::Impl::processes_of(TaskId id) {
@@ -102,8 +150,8 @@ std::vector<ProcessKey> Ledger::Impl::processes_of(TaskId id) {
 void Ledger::Impl::read_tasks(const std::string& condition, const std::function<void(Task&&)>& see) {
   Transaction transaction(database, Transaction::Kind::kRead);
   Statement row = database.prepare(
-      "SELECT id, name, state, reason, priority, slots, claim, run_dir, pid, submitted, started, ended, exit_code FROM "
-      "tasks "
+      "SELECT id, name, state, reason, priority, slots, claim, run_dir, pid, submitted, started, ended, exit_code, "
+      "paused FROM tasks "
       "WHERE " +
       condition + " ORDER BY id");
   const auto time = [&](int column) {
@@ -129,7 +177,9 @@ void Ledger::Impl::read_tasks(const std::string& condition, const std::function<
     if (task.state == TaskState::kQueued) {
       Verdict verdict = judge_now(task.id);
       task.waiting = std::move(verdict.waiting);
+      task.waiting->reason += makes_room(task.id);
       if (verdict.claim) task.waiting->reason = "about to start";
+      if (row.integer(13) != 0) task.state = TaskState::kPaused;
     }
     see(std::move(task));
   }

@@ -5,6 +5,7 @@
 
 #include "dtrain/scheduler/ledger.h"
 #include "owner.h"
+#include "preemption.h"
 #include "queue.h"
 #include "sqlite.h"
 
@@ -55,6 +56,12 @@ struct Ledger::Impl {
   std::vector<QueuedTask> queue(TaskId always);
   HeldSlots held_slots();
   Verdict judge_now(TaskId id);
+  // Of a task that does not fit, where it may preempt: those that should make room. Asks them (in a transaction).
+  std::vector<RunningTask> running_tasks();
+  std::vector<TaskId> victims_of(TaskId id);
+  void ask_to_yield(const std::vector<TaskId>& victims, TaskId to);
+  // Those that were asked, and have not left yet, as text: "; task 3 saves and makes room". Empty: none.
+  std::string makes_room(TaskId id);
   std::vector<ProcessKey> processes_of(TaskId id);
 
   // Tasks that have not ended, with a condition of SQL.

@@ -59,6 +59,8 @@ std::string to_text(const TaskRequest& request) {
                   {"policy", static_cast<int>(slots.policy)},
                   {"allow_heterogeneous_fits", slots.allow_heterogeneous_fits},
                   {"max_slots", request.max_slots ? Json(*request.max_slots) : Json()},
+                  {"can_yield", request.can_yield},
+                  {"preemption", request.preemption},
                   {"agents", agents}});
 }
 
@@ -71,6 +73,8 @@ TaskRequest request_of(const std::string& text) {
                    .slot_type = static_cast<config::AgentSlotType>(json.at("slot_type").get<int>()),
                    .policy = static_cast<config::FittingPolicy>(json.at("policy").get<int>()),
                    .allow_heterogeneous_fits = json.at("allow_heterogeneous_fits")};
+  request.can_yield = json.value("can_yield", false);  // other versions write neither
+  request.preemption = json.value("preemption", false);
   if (!json.at("max_slots").is_null()) request.max_slots = json.at("max_slots").get<int>();
   for (const Json& agent : json.at("agents")) {
     const int slots = agent.at(1);

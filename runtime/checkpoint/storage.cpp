@@ -30,15 +30,15 @@ fs::path storage_of_run(const fs::path& run_folder) {
   std::error_code code;
   if (!fs::exists(file, code)) return own;
   try {
-    return run_folder / read_json(file).at("folder").get<std::string>();
+    return run_folder / read_json(file).at("storage").get<std::string>();
   } catch (const Json::exception& error) {
-    throw DataError(file.string() + " does not say in \"folder\" where the run's checkpoints lie: " + error.what());
+    throw DataError(file.string() + " does not say in \"storage\" where the run's checkpoints lie: " + error.what());
   }
 }
 
 void write_storage_of_run(const fs::path& run_folder, const fs::path& storage) {
   make_folder(run_folder / kOwnFolder);
-  write_file_atomic(run_folder / kOwnFolder / kStorageFile, to_line({{"folder", storage.string()}}) + "\n");
+  write_file_atomic(run_folder / kOwnFolder / kStorageFile, to_line({{"storage", storage.string()}}) + "\n");
 }
 
 void sync_folder(const fs::path& folder) {

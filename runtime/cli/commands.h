@@ -8,6 +8,12 @@ namespace dtrain::cli {
 
 void add_agent(CLI::App& app, int* exit_code);
 void add_analyze(CLI::App& app, int* exit_code);
+void add_checkpoint(CLI::App& app, int* exit_code);
+void add_checkpoint_delete(CLI::App& checkpoint, int* exit_code);
+void add_checkpoint_describe(CLI::App& checkpoint, int* exit_code);
+void add_checkpoint_export(CLI::App& checkpoint, int* exit_code);
+void add_checkpoint_list(CLI::App& checkpoint, int* exit_code);
+void add_checkpoint_verify(CLI::App& checkpoint, int* exit_code);
 void add_completion(CLI::App& app, int* exit_code);
 void add_launch(CLI::App& app, int* exit_code);
 void add_start_rank(CLI::App& app, int* exit_code);
@@ -26,6 +32,8 @@ void add_slot(CLI::App& app, int* exit_code);
 void add_summary(CLI::App& app, int* exit_code);
 void add_task(CLI::App& app, int* exit_code);
 void add_task_kill(CLI::App& task, int* exit_code);
+void add_task_pause(CLI::App& task, int* exit_code);
+void add_task_activate(CLI::App& task, int* exit_code);
 void add_task_list(CLI::App& task, int* exit_code);
 void add_task_show(CLI::App& task, int* exit_code);
 void add_task_wait(CLI::App& task, int* exit_code);

@@ -25,6 +25,7 @@ constexpr const char* kExamples = R"(examples:
   dtrain diff 7 8                              did it get slower, or is it noise?
   dtrain report 7                              write the report with all charts, one HTML file
   dtrain trace 7                               write the time line of all ranks, for ui.perfetto.dev
+  dtrain checkpoint list 7                     which checkpoints does the run have, and which is the best?
 
 Runs have numbers in ./runs; launches have task numbers. Commands for runs take 7 or run:7, and task:127 for the run of
 a task; `dtrain task` takes 127 or task:127, and run:7 for the task of a run.
@@ -110,10 +111,10 @@ int carry_out(int argc, char** argv) {
       "dtrain"};
   app.require_subcommand(1);
   using namespace dtrain::cli;
-  for (const auto add :
-       {add_launch,  add_config,     add_agent,   add_slot,    add_task,       add_logs,       add_top,
-        add_summary, add_report,     add_analyze, add_what_if, add_diff,       add_trace,      add_export,
-        add_doctor,  add_completion, add_version, add_man,     add_start_rank, add_host_probe, add_cuda_probe})
+  for (const auto add : {add_launch, add_config,     add_agent,      add_slot,      add_task,       add_logs,
+                         add_top,    add_summary,    add_report,     add_analyze,   add_what_if,    add_diff,
+                         add_trace,  add_export,     add_checkpoint, add_doctor,    add_completion, add_version,
+                         add_man,    add_start_rank, add_host_probe, add_cuda_probe})
     add(app, &exit_code);
   app.footer(kExamples);  // last: commands made after it would have it too
   try {

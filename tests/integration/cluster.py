@@ -152,7 +152,7 @@ class Failing(ClusterTest):
         trouble = {"rank": 3, "batch": 7, "kind": "SIGKILL"}
         experiment = self.experiment(hyperparameters={"trouble": trouble}, max_restarts=1)
         result = self.launch(self.cluster(), experiment).expect(1)
-        self.assertIn("attempt 1 of 2 failed: rank 3 on nodeb was killed by signal 9 (SIGKILL)", result.output)
+        self.assertIn("attempt 1 failed: rank 3 on nodeb was killed by signal 9 (SIGKILL)", result.output)
         self.assertIn("starting again from the beginning, because there are no checkpoints yet", result.output)
         for folder in ("attempt-1/", ""):
             steps = [line for line in result.lines(folder + "profile/rank-0000.jsonl") if line["record"] == "step"]
@@ -234,7 +234,7 @@ class HostLoss(ClusterTest):
         running = self.start(self.cluster(), experiment).reached(20)
         on_host("b", "pkill", "-KILL", "orted|rank_program")
         result = running.wait().expect(0)
-        self.assertIn("attempt 1 of 2 failed: host nodeb is lost", result.output)
+        self.assertIn("attempt 1 failed: host nodeb is lost", result.output)
         self.assertTrue((result.run_dir / "attempt-1" / "profile" / "rank-0000.jsonl").is_file())
         self.assertEqual(len(result.metrics("training")), 200)
 

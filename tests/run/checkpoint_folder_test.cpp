@@ -69,6 +69,12 @@ TEST_F(CheckpointFolder, OfRunsOfOneNameAreDifferentAndStay) {
   EXPECT_FALSE(fs::exists(folder_ / "new"));
 }
 
+TEST_F(CheckpointFolder, ARunThatHasCheckpointsStaysWithThem) {
+  fs::create_directories(run_.path / "checkpoints" / "step-5");
+  EXPECT_EQ(make_checkpoint_folder(run_, at(folder_ / "storage")), "");
+  EXPECT_EQ(checkpoint::storage_of_run(run_.path), run_.path / "checkpoints");
+}
+
 TEST_F(CheckpointFolder, AFolderForAllHostsIsNotMade) {
   config::CheckpointStorage storage = at(folder_ / "mount" / "a");
   storage.host_path = folder_ / "mount";

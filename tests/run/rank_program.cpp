@@ -3,7 +3,8 @@
 //   metrics_bytes: 0           padding of each line of metrics.jsonl
 //   show_place: false          prints its GPU, the visible ones, and the CPUs that it may use
 //   trouble: {rank: 1, batch: 7, kind: SIGKILL | SIGSEGV | abort | exit | quit | exception | data | hang | late |
-//             mismatch | agreed}            without a rank: on every rank
+//             mismatch | agreed, once: false}   without a rank: on every rank; once: not after a resume
+//   checkpoint_every: 5        saves after so many batches and when it stops, and goes on from checkpoints; 0: never
 // With --mock it leaves out what a trial would: the sleep, or the all-reduce. It prints "batch N" after each step that
 // was recorded, and "leaving" when it has been asked to stop.
 #include <algorithm>
@@ -12,8 +13,10 @@
 #include <cstdlib>
 #include <cstring>
 #include <limits>
+#include <optional>
 #include <stdexcept>
 #include <thread>
+#include <vector>
 
 #include <unistd.h>
 
@@ -23,6 +26,7 @@
 #include "dtrain/host/cpu.h"
 #include "dtrain/run/agreed_error.h"
 #include "dtrain/run/rank_session.h"
+#include "program_checkpoints.h"
 
 namespace {
 
@@ -86,20 +90,34 @@ void show_place(const run::RankSession& session) {
   std::printf("place: %s\n", text.c_str());
 }
 
-// True when it stopped because it was asked to.
-bool train_steps(run::RankSession& session) {
+struct TrainingEnd {
+  bool stopped = false;  // because it was asked to
+  bool saved = false;    // there is a checkpoint of its end
+};
+
+TrainingEnd train_steps(run::RankSession& session) {
   const Json& settings = session.experiment().hyperparameters;
   const auto step_time = std::chrono::milliseconds(settings.value("step_ms", 5));
   const std::string padding(settings.value("metrics_bytes", std::size_t{0}), 'x');
-  const Json trouble = settings.value("trouble", Json::object());
+  Json trouble = settings.value("trouble", Json::object());
+  const std::int64_t every = settings.value("checkpoint_every", std::int64_t{0});
   const std::int64_t batches =
       config::in_batches(session.experiment().searcher.max_length, session.experiment().global_batch_size, 100);
   const auto buffer = session.communicator().allocate(kGradients * sizeof(float));
   auto* gradients = reinterpret_cast<float*>(buffer->bytes().data());
   if (settings.value("show_place", false)) show_place(session);
+  std::vector<float> weights(kGradients, 1.0F);
+  std::optional<run::ProgramCheckpoints> checkpoints;
+  std::int64_t done = 0;
+  if (every > 0) {
+    checkpoints.emplace(session, weights);
+    done = checkpoints->resume();
+  }
+  if (trouble.value("once", false) && done > 0) trouble = Json::object();
   session.recorder().mark(profile::RunMark::kInitializationEnd);
   bool stopped = false;
-  for (std::int64_t batch = 1; batch <= batches && !stopped; ++batch) {
+  bool saved = false;
+  for (std::int64_t batch = done + 1; batch <= batches && !stopped; ++batch) {
     session.set_step(batch);
     session.recorder().begin_step(batch);
     {
@@ -118,6 +136,9 @@ bool train_steps(run::RankSession& session) {
       if (gradients[kGradients - 1] != static_cast<float>(size * (size + 1) / 2)) throw std::runtime_error("wrong sum");
       stopped = agree_to_stop(session);
     }
+    for (std::size_t i = 0; i < kGradients; ++i) {
+      weights[i] = 0.99F * weights[i] + gradients[i] * static_cast<float>(batch % 7);
+    }
     session.recorder().end_step({.samples = session.batch_per_rank(), .exchanged = true, .epoch = (batch - 1) / 100});
     std::printf("batch %lld\n", static_cast<long long>(batch));
     std::fflush(stdout);
@@ -132,10 +153,14 @@ bool train_steps(run::RankSession& session) {
                              .batches_per_epoch = 100,
                              .loss = 1.0 / static_cast<double>(batch),
                              .samples_per_second = 1000});
+    if (!checkpoints || session.mock().alone()) continue;
+    if (stopped) session.begin_last_save();
+    if (stopped || batch % every == 0) saved = checkpoints->save(batch, stopped ? "stop" : "period");
   }
+  std::printf("weights %s\n", run::hash_of(weights).c_str());
   session.recorder().mark(profile::RunMark::kLoopEnd);
   if (stopped) std::printf("leaving\n");
-  return stopped;
+  return {stopped, saved};
 }
 
 }  // namespace
@@ -149,7 +174,8 @@ int main(int argc, char** argv) {
     return run::exit_code_of(error);
   }
   try {
-    return session->finish(train_steps(*session), false);
+    const TrainingEnd end = train_steps(*session);
+    return session->finish(end.stopped, end.saved);
   } catch (const std::exception& error) {
     return session->fail(error);
   }

@@ -18,6 +18,8 @@ namespace {
 
 // While one thread computes checksums, the disk works for the others.
 constexpr int kWriters = 3;
+// What is written at once. A process of idle priority waits for the processor after each write, so these are few.
+constexpr std::size_t kPartBytes = 8 * kPieceBytes;
 constexpr std::size_t kBlock = 4096;  // what direct writes are aligned to
 
 std::size_t whole_blocks(std::size_t bytes) {
@@ -38,18 +40,21 @@ class ImageFile {
     about_.checksums.resize((image.bytes + kPieceBytes - 1) / kPieceBytes);
   }
 
-  std::size_t pieces() const { return about_.checksums.size(); }
+  std::size_t parts() const { return (image_.bytes + kPartBytes - 1) / kPartBytes; }
   const ManifestFile& about() const { return about_; }
 
-  // Pieces of one file may be written by several threads.
-  void write_piece(std::size_t number) {
-    const std::size_t offset = number * kPieceBytes;
-    const std::size_t size = std::min(kPieceBytes, image_.bytes - offset);
-    about_.checksums[number] = crc32c({data_ + offset, size});
+  // Parts of one file may be written by several threads.
+  void write_part(std::size_t number) {
+    const std::size_t offset = number * kPartBytes;
+    const std::size_t size = std::min(kPartBytes, image_.bytes - offset);
+    for (std::size_t at = 0; at < size; at += kPieceBytes) {
+      about_.checksums[(offset + at) / kPieceBytes] = crc32c({data_ + offset + at, std::min(kPieceBytes, size - at)});
+    }
     std::size_t done = 0;
     while (done < size) done += write_some(offset + done, size - done);
-    if (!direct_)
+    if (!direct_) {
       ::sync_file_range(fd_.get(), static_cast<off_t>(offset), static_cast<off_t>(size), SYNC_FILE_RANGE_WRITE);
+    }
   }
 
   void finish() {
@@ -109,18 +114,18 @@ void check_fits(const FileImage& image, const SnapshotMemory& memory) {
 
 std::vector<ManifestFile> write_images(const OpenFolder& folder, const std::vector<FileImage>& images,
                                        const SnapshotMemory& memory, const std::function<void()>& on_read) {
-  struct Piece {
+  struct Part {
     ImageFile* file;
     std::size_t number;
   };
   std::deque<ImageFile> files;
-  std::vector<Piece> pieces;
+  std::vector<Part> parts;
   for (const FileImage& image : images) {
     check_fits(image, memory);
     ImageFile& file = files.emplace_back(folder, image, memory.data() + image.offset);
-    for (std::size_t number = 0; number < file.pieces(); ++number) pieces.push_back({&file, number});
+    for (std::size_t number = 0; number < file.parts(); ++number) parts.push_back({&file, number});
   }
-  for_each_piece(pieces.size(), kWriters, [&](std::size_t i) { pieces[i].file->write_piece(pieces[i].number); });
+  for_each_piece(parts.size(), kWriters, [&](std::size_t i) { parts[i].file->write_part(parts[i].number); });
   on_read();
   std::vector<ManifestFile> written;
   for (ImageFile& file : files) {

@@ -2,7 +2,6 @@
 // argument. File descriptor 3 is the socket to it, 4 the memory with the snapshots.
 #include <fcntl.h>
 #include <sched.h>
-#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <csignal>
@@ -14,6 +13,7 @@
 #include "dtrain/base/json.h"
 #include "dtrain/base/log.h"
 #include "saver/messages.h"
+#include "saver/priority.h"
 #include "saver/saver_loop.h"
 
 namespace {
@@ -27,16 +27,11 @@ void ignore_polite_ends() {
   for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGPIPE, SIGQUIT}) std::signal(signal, SIG_IGN);
 }
 
-// Training goes first: for the processor, for the disk, and when memory runs out. Each call may be forbidden, which
-// only costs the advantage. The affinity is that of the rank that started this process: here every processor that is
-// idle will do (the kernel takes away what this process may not use).
+// When memory runs out, training goes first. The affinity is that of the rank that started this process: here every
+// processor that is idle will do (the kernel takes away what this process may not use). Each call may be forbidden,
+// which only costs the advantage.
 void step_back() {
-  constexpr int kWhoProcess = 1;            // IOPRIO_WHO_PROCESS
-  constexpr int kIdleClass = 3 << 13;       // IOPRIO_CLASS_IDLE
   constexpr const char* kOomScore = "500";  // of 1000
-  const sched_param parameters{};
-  ::sched_setscheduler(0, SCHED_IDLE, &parameters);
-  ::syscall(SYS_ioprio_set, kWhoProcess, 0, kIdleClass);
   cpu_set_t all;
   CPU_ZERO(&all);
   for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu) CPU_SET(static_cast<std::size_t>(cpu), &all);
@@ -67,6 +62,7 @@ int main(int argc, char** argv) {
   ::fcntl(kSocketFd, F_SETFD, FD_CLOEXEC);
   ::fcntl(kMemoryFd, F_SETFD, FD_CLOEXEC);
   step_back();
+  set_priority(Priority::kBehindTraining);
   try {
     const Json settings = Json::parse(argv[1]);
     const SaverOptions options = saver_options_from(settings);

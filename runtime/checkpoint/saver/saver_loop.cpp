@@ -9,6 +9,7 @@
 
 #include "dtrain/base/error.h"
 #include "saver/messages.h"
+#include "saver/priority.h"
 #include "saver/save.h"
 
 namespace dtrain::checkpoint {
@@ -79,7 +80,10 @@ void serve(const SaverOptions& options, UnixSocket socket, UniqueFd memory_fd, p
   while (starter.wait_for_message()) {
     const auto message = receive_message(socket, std::chrono::milliseconds(0), nullptr);
     if (!message) return;
-    const SaveResult result = save(save_order_from(*message), environment);
+    const SaveOrder order = save_order_from(*message);
+    if (order.request.urgent) set_priority(Priority::kNormal);
+    const SaveResult result = save(order, environment);
+    set_priority(Priority::kBehindTraining);
     if (!send_message(socket, to_line(to_json(result)))) return;
   }
 }

@@ -33,7 +33,8 @@ class TaskTable {
   }
   std::string finish() {
     const auto place = [](const Task& task) {
-      return task.state == TaskState::kQueued ? std::tuple(1, task.priority, task.id) : std::tuple(0, 0, task.id);
+      const bool waits = task.state == TaskState::kQueued || task.state == TaskState::kPaused;
+      return waits ? std::tuple(1, task.priority, task.id) : std::tuple(0, 0, task.id);
     };
     std::sort(later_.begin(), later_.end(), [&](const Task& a, const Task& b) { return place(a) < place(b); });
     for (const Task& task : later_) write(task);
@@ -88,7 +89,8 @@ void add_task_list(CLI::App& task, int* exit_code) {
   auto format = add_list_format(*command);
   command->footer(
       "A task is one `dtrain launch`. Tasks with a lower priority number go first, then older ones. A later task\n"
-      "starts first only on slots that no task before it could use.");
+      "starts first only on slots that no task before it could use. Where the cluster file says scheduler.preemption:\n"
+      "true, a task with a lower priority number makes others save, give up their slots, and go on later.");
   command->callback([active, format, exit_code] {
     const SystemClock clock;
     TaskTable table(*format);

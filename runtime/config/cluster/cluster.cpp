@@ -169,6 +169,7 @@ void read_scheduler(Section section, Scheduler& scheduler) {
   const std::string policy = section.choice("fitting_policy", "best", policies);
   scheduler.fitting_policy = policy == "worst" ? FittingPolicy::kWorst : FittingPolicy::kBest;
   scheduler.allow_heterogeneous_fits = section.boolean("allow_heterogeneous_fits", true);
+  scheduler.preemption = section.boolean("preemption", false);
   section.finish();
 }
 

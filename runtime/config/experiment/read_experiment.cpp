@@ -8,13 +8,14 @@
 
 namespace dtrain::config {
 
-Experiment read_experiment(const std::filesystem::path& file, std::span<const std::string> overrides) {
+Experiment read_experiment(const std::filesystem::path& file, std::span<const std::string> overrides,
+                           const std::filesystem::path& contents) {
   Collector collector(file.string());
   collector.explain_with(explain_determined_key);
   Experiment experiment;
   experiment.file = file;
   experiment.name = file.stem().string();
-  experiment.text = read_text(file, "experiment", collector);
+  experiment.text = read_text(contents.empty() ? file : contents, "experiment", collector);
   const auto declare = [&](Keys& keys) { declare_keys(keys, experiment); };
   Value document = parse_document(experiment.text, collector);
   apply_overrides(overrides, document, collector, length_paths(declare));

@@ -123,10 +123,11 @@ class EntryReader {
   std::uint64_t data_at_;  // offset of the first tensor
 };
 
-void check_metadata(const DataFile& file, const SortedJson& metadata) {
+std::map<std::string, std::string> read_metadata(const DataFile& file, const SortedJson& metadata) {
   const bool texts = metadata.is_object() && std::all_of(metadata.begin(), metadata.end(),
                                                          [](const SortedJson& value) { return value.is_string(); });
   if (!texts) file.fail(kHeaderAt, "__metadata__ is not a map from text to text");
+  return metadata.get<std::map<std::string, std::string>>();
 }
 
 // Together they cover every byte once, as the format demands.
@@ -174,7 +175,7 @@ SafetensorsFile::SafetensorsFile(const std::filesystem::path& path) : file_(std:
   const auto header = parse(*file_, text);
   for (const auto& [name, json] : header.items()) {
     if (name == "__metadata__") {
-      check_metadata(*file_, json);
+      metadata_ = read_metadata(*file_, json);
     } else {
       entries_.push_back(reader.read(name, json));
     }

@@ -141,12 +141,15 @@ std::string batch_script(const LaunchPlan& plan, const BatchJob& job) {
   lines.add("the run's folder", "--output=" + shell_quoted(batch_output(run_dir).string()));
   lines.add("", "--open-mode=append");  // a requeued job writes below the old output
   lines.add("", "--requeue");
-  lines.add("", "--no-kill");  // dtrain reports a lost node, with the ranks on it
+  lines.add("",
+            "--signal=B:TERM@120");  // to the launcher, which this script becomes: two minutes before the time limit
+  lines.add("", "--no-kill");        // dtrain reports a lost node, with the ranks on it
   lines.add_options(plan.launcher.options);
   std::string text = "#!/bin/bash\n" + lines.text();
   if (!job.token.empty()) text += "export DTRAIN_SUBMITTED=" + job.token + "\n";
   text += "exec " + shell_quoted(job.dtrain.string()) + " launch " + shell_quoted(job.experiment.string()) +
           " --run-dir " + shell_quoted(run_dir);
+  if (!job.contents.empty()) text += " --contents " + shell_quoted(job.contents.string());
   if (!job.cluster.empty()) text += " --cluster " + shell_quoted(job.cluster.string());
   for (const std::string& value : plan.overrides) text += " --set " + shell_quoted(value);
   if (plan.mock.any()) text += " --mock " + to_string(plan.mock);

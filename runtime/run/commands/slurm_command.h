@@ -23,6 +23,7 @@ std::string slurm_hostfile(const LaunchPlan& plan);
 struct BatchJob {
   std::filesystem::path dtrain;      // this program
   std::filesystem::path experiment;  // absolute
+  std::filesystem::path contents;    // absolute; read in the place of the experiment; empty: the experiment itself
   std::filesystem::path run_dir;     // absolute; empty: not known yet (a dry run)
   std::filesystem::path cluster;     // absolute; empty: none was given
   std::filesystem::path folder;      // its working folder

@@ -54,7 +54,7 @@ void check_checkpoint_storage(const config::CheckpointStorage& storage) {
 fs::path make_checkpoint_folder(const RunFolder& run, const config::CheckpointStorage& storage) {
   const fs::path known = checkpoint::storage_of_run(run.path);
   if (known != run.path / "checkpoints") return known;
-  if (storage.folder.empty()) return {};
+  if (storage.folder.empty() || !checkpoint::list(known).empty()) return {};
   check_checkpoint_storage(storage);
   std::error_code code;
   fs::create_directories(storage.folder, code);

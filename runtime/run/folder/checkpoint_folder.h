@@ -12,7 +12,8 @@ namespace dtrain::run {
 void check_checkpoint_storage(const config::CheckpointStorage& storage);
 
 // Gives a run a folder of its own there, NNNN-name-<8 hex digits>, and records it in the run's folder. A run that has
-// one keeps it. Returns it; empty: the checkpoints lie in the run's folder. ConfigError as check_checkpoint_storage().
+// one, or checkpoints in its own folder, stays with it. Returns it; empty: the checkpoints lie in the run's folder.
+// ConfigError as check_checkpoint_storage().
 std::filesystem::path make_checkpoint_folder(const RunFolder& run, const config::CheckpointStorage& storage);
 
 }  // namespace dtrain::run

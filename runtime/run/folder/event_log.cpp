@@ -22,9 +22,9 @@ void EventLog::write(const std::string& event, const Json& fields) {
 }
 
 Json run_ended(int exit_code, const std::string& cause) {
-  const char* state = exit_code == 0                                          ? "done"
-                      : exit_code == static_cast<int>(ExitCode::kInterrupted) ? "interrupted"
-                                                                              : "failed";
+  const bool interrupted =
+      exit_code == static_cast<int>(ExitCode::kInterrupted) || exit_code == static_cast<int>(ExitCode::kPreempted);
+  const char* state = exit_code == 0 ? "done" : interrupted ? "interrupted" : "failed";
   Json fields = {{"state", state}, {"exit_code", exit_code}};
   if (!cause.empty()) fields["cause"] = cause;
   return fields;

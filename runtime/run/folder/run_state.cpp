@@ -2,8 +2,6 @@
 
 #include <filesystem>
 #include <fstream>
-#include <optional>
-#include <string>
 #include <vector>
 
 #include "dtrain/base/error.h"
@@ -11,47 +9,54 @@
 #include "folder/process_id.h"
 
 namespace dtrain::run {
-
 namespace {
 
-struct SeenOfRun {
-  bool ended = false;     // it has the event run_ended
-  bool any_left = false;  // a process of it is left on this host
-  bool started = false;   // it is no longer queued
-  bool is_over() const { return ended || !any_left; }
-};
+// Of an event that names a process: whether that process is still there. The same number with another start time is a
+// later process.
+bool is_alive(const Json& event) {
+  const std::uint64_t ticks = start_ticks(event.value("pid", 0));
+  return ticks != 0 && ticks == event.value("start_ticks", ticks);
+}
 
-SeenOfRun seen_of_run(const RunFolder& folder) {
-  SeenOfRun state;
-  std::ifstream file(folder.events());
-  for (std::string line; std::getline(file, line);) {
-    const Json json = Json::parse(line, nullptr, false);
-    if (!json.is_object()) continue;
-    const std::string event = json.value("event", std::string());
-    if (event == "run_ended") {
-      state.ended = true;
-      break;
-    }
-    state.started |= event == "run_started" || event == "rank_started";
-    if (event != "submitted" && event != "run_started" && event != "rank_started") continue;
-    // The same number with another start time is a later process.
-    const std::uint64_t ticks = start_ticks(json.value("pid", 0));
-    state.any_left |= ticks != 0 && ticks == json.value("start_ticks", ticks);
-  }
-  return state;
+std::string name_of(const Json& event) {
+  const int rank = event.value("rank", -1);
+  return (rank < 0 ? "its launcher" : "rank " + std::to_string(rank)) + " (pid " +
+         std::to_string(event.value("pid", 0)) + ")";
 }
 
 }  // namespace
 
+RunState read_state(const RunFolder& folder) {
+  RunState state;
+  std::vector<Json> processes;
+  std::ifstream file(folder.events());
+  for (std::string line; std::getline(file, line);) {
+    Json json = Json::parse(line, nullptr, false);
+    if (!json.is_object()) continue;
+    const std::string event = json.value("event", std::string());
+    if (event == "run_ended") state.exit_code = json.value("exit_code", 0);
+    if (event == "attempt_failed") ++state.restarts;
+    if (event == "continued") state.restarts = 0;
+    state.started |= event == "run_started" || event == "rank_started";
+    if (event != "submitted" && event != "run_started" && event != "rank_started") continue;
+    state.exit_code.reset();  // it goes on
+    processes.push_back(std::move(json));
+  }
+  for (const Json& process : processes) {
+    if (state.alive.empty() && is_alive(process)) state.alive = name_of(process);
+  }
+  return state;
+}
+
 bool is_over(const RunFolder& folder) {
-  return seen_of_run(folder).is_over();
+  return read_state(folder).is_over();
 }
 
 RunFolder newest_running() {
   const std::vector<RunFolder> runs = all_runs();
   std::optional<RunFolder> queued;
   for (auto run = runs.rbegin(); run != runs.rend(); ++run) {
-    const SeenOfRun state = seen_of_run(*run);
+    const RunState state = read_state(*run);
     if (state.is_over()) continue;
     if (state.started) return *run;
     if (!queued) queued = *run;

@@ -2,14 +2,11 @@
 
 #include "commands/slurm_command.h"
 #include "dtrain/base/error.h"
-#include "dtrain/base/file.h"
-#include "dtrain/run/log_tail.h"
+#include "folder/put_aside.h"
 #include "launch/slurm_submit.h"
 
 namespace dtrain::run {
 namespace {
-
-namespace fs = std::filesystem;
 
 Outcome run_once(const Attempt& attempt) {
   switch (attempt.plan.launcher.type) {
@@ -23,41 +20,49 @@ Outcome run_once(const Attempt& attempt) {
   return needs_allocation(attempt.plan, attempt.variables) ? submit_and_follow(attempt) : run_slurm(attempt);
 }
 
-}  // namespace
-
-int put_aside(const RunFolder& folder) {
-  for (const auto& entry : fs::directory_iterator(folder.logs())) end_torn_line(entry.path());
-  int number = 1;
-  const auto aside_of = [&] { return folder.path / ("attempt-" + std::to_string(number)); };
-  while (fs::exists(aside_of())) ++number;
-  const fs::path aside = aside_of();
-  make_folder(aside);
-  for (const fs::path& one : {folder.logs(), folder.profile(), folder.metrics()}) {
-    if (fs::exists(one)) fs::rename(one, aside / one.filename());
-  }
-  make_folder(folder.logs());
-  make_folder(folder.profile());
-  return number;
+// What the last attempt has left goes aside, and the next one goes on from the newest checkpoint. Says so.
+void prepare_next(Attempt& attempt, int number, const std::string& when) {
+  attempt.resume = find_resume_point(attempt.folder);
+  put_aside(attempt.folder, {.metrics = attempt.resume.exists(), .launcher_log = true});
+  for (const std::string& text : warnings_of(attempt.resume)) attempt.screen.line("dtrain: warning: " + text);
+  attempt.screen.line("dtrain: " + when + ": it goes on from " + text_of(attempt.resume) +
+                      "; logs and records of attempt " + std::to_string(number) + " are in " +
+                      (attempt.folder.path / ("attempt-" + std::to_string(number))).string());
 }
 
-Outcome run_attempts(const Attempt& attempt) {
-  const int most = attempt.plan.experiment.max_restarts + 1;
-  for (int number = 1;; ++number) {
-    if (most > 1) attempt.events.write("attempt_started", {{"attempt", number}});
-    if (number > 1) {
-      attempt.task.enter(scheduler::TaskState::kStarting,
-                         "attempt " + std::to_string(number) + " of " + std::to_string(most));
-    }
+}  // namespace
+
+Outcome run_attempts(Attempt attempt, int restarts, const std::function<bool()>& wait_for_slots) {
+  const int most = attempt.plan.experiment.max_restarts;
+  for (;;) {
+    const int number = attempt_number(attempt.folder);
+    Json fields = to_json(attempt.resume);
+    fields["attempt"] = number;
+    attempt.events.write("attempt_started", fields);
+    if (number > 1) attempt.task.enter(scheduler::TaskState::kStarting, "attempt " + std::to_string(number));
     Outcome outcome = run_once(attempt);
-    if (!outcome.failure || !outcome.failure->may_pass || number == most) return outcome;
-    const std::string cause = outcome.failure->cause;
-    attempt.events.write("attempt_failed", {{"attempt", number}, {"cause", cause}});
-    attempt.screen.line("dtrain: attempt " + std::to_string(number) + " of " + std::to_string(most) +
-                        " failed: " + cause);
-    const int kept = put_aside(attempt.folder);
-    attempt.screen.line("dtrain: starting again from the beginning, because there are no checkpoints yet; attempt " +
-                        std::to_string(number) + " is kept in " +
-                        (attempt.folder.path / ("attempt-" + std::to_string(kept))).string());
+    const bool done = outcome.exit_code == static_cast<int>(ExitCode::kDone);
+    bool yields = outcome.interrupt.yields && !outcome.failure && !done;
+    if (yields) {
+      attempt.events.write("attempt_stopped", {{"attempt", number}, {"reason", outcome.interrupt.why}});
+      prepare_next(attempt, number, outcome.interrupt.why);
+    } else {
+      const bool stops = outcome.interrupt.exists() && !outcome.interrupt.yields;
+      if (!outcome.failure || !outcome.failure->may_pass || stops || restarts >= most) return outcome;
+      ++restarts;
+      const std::string cause = outcome.failure->cause;
+      attempt.events.write("attempt_failed", {{"attempt", number}, {"cause", cause}});
+      attempt.screen.line("dtrain: attempt " + std::to_string(number) + " failed: " + cause);
+      prepare_next(attempt, number, "restart " + std::to_string(restarts) + " of " + std::to_string(most));
+      yields = outcome.interrupt.yields;
+    }
+    if (!yields) continue;
+    attempt.task.requeue(outcome.interrupt.why);
+    if (wait_for_slots()) continue;
+    const Interrupt& cancelled = attempt.task.cancelled();
+    const bool goes_on_later = cancelled.signal != SIGINT && attempt.resume.exists();
+    return {.exit_code = static_cast<int>(goes_on_later ? ExitCode::kPreempted : ExitCode::kInterrupted),
+            .interrupt = cancelled};
   }
 }
 

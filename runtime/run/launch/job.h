@@ -8,6 +8,7 @@
 
 #include "dtrain/base/subprocess.h"
 #include "environment.h"
+#include "launch/interrupt.h"
 #include "link/launcher_link.h"
 #include "link/plane_link.h"
 
@@ -29,7 +30,7 @@ struct JobEnd {
   bool finished = false;              // every rank finished, or stopped as requested
   int exit_code = 0;                  // of the ranks, if `finished`
   int interrupts = 0;
-  std::string interrupted_by;               // the first interrupt; empty: none
+  Interrupt interrupt;                      // the first one; nothing: none
   std::map<std::string, HostReport> hosts;  // by agent
 };
 

@@ -87,9 +87,9 @@ void add_lines(Failure& failure, const RunFolder& folder, const JobEnd& end, con
 
 Outcome judge_job(const LaunchPlan& plan, const RunFolder& folder, const JobEnd& end, const JobWords& words,
                   const std::string& name) {
-  Outcome outcome{.interrupted_by = end.interrupted_by};
+  Outcome outcome{.interrupt = end.interrupt};
   if (end.finished) {
-    outcome.exit_code = end.exit_code;
+    outcome.exit_code = exit_code_of_stop(end.interrupt, end.exit_code);
     if (end.status.success()) return outcome;
   } else if (end.interrupts > 0 && !end.error) {
     outcome.exit_code = static_cast<int>(ExitCode::kInterrupted);

@@ -96,10 +96,10 @@ void JobRanks::end_within(const Patience& patience) {
 
 void JobRanks::interrupt(const Interrupt& interrupt) {
   end_.interrupts = interrupt.count;
-  if (interrupt.count == 1) end_.interrupted_by = interrupt.why;
+  if (interrupt.count == 1) end_.interrupt = interrupt;
   if (interrupt.count == 1 && plane_.joined() > 0) {
     attempt_.screen.line(stopping_line(interrupt));
-    plane_.stop(interrupt.signal);
+    if (!interrupt.repeats) plane_.stop(interrupt.signal);
   } else {
     attempt_.screen.line("dtrain: " + interrupt.why + ": killing the ranks");
     process_.kill(SIGTERM);

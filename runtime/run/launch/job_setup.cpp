@@ -27,7 +27,8 @@ LaunchOrders orders_for(const Attempt& attempt) {
   LaunchOrders orders{.run_dir = attempt.folder.path,
                       .token = token,
                       .plan = read_file(attempt.folder.plan()),
-                      .experiment = read_file(attempt.folder.experiment())};
+                      .experiment = read_file(attempt.folder.experiment()),
+                      .resume_from = attempt.resume.path};
   for (const RankPlacement& rank : attempt.plan.ranks) orders.agents.push_back(rank.agent);
   return orders;
 }

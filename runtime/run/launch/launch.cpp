@@ -2,7 +2,9 @@
 
 #include <csignal>
 #include <cstdio>
+#include <optional>
 #include <span>
+#include <utility>
 
 #include <unistd.h>
 
@@ -10,8 +12,10 @@
 #include "commands/slurm_command.h"
 #include "dtrain/base/error.h"
 #include "dtrain/base/fd.h"
+#include "dtrain/checkpoint/checkpoint.h"
 #include "dtrain/config/experiment.h"
 #include "dtrain/run/log_tail.h"
+#include "dtrain/run/run_state.h"
 #include "dtrain/run/summary_text.h"
 #include "dtrain/run/user_ledger.h"
 #include "dtrain/run/version.h"
@@ -23,6 +27,7 @@
 #include "folder/screen.h"
 #include "launch/attempts.h"
 #include "launch/detached.h"
+#include "launch/launch_folder.h"
 #include "launch/launch_queue.h"
 #include "launch/slurm_submit.h"
 #include "plan/gpu_placement.h"
@@ -82,7 +87,7 @@ void write_last_event(EventLog& events, const Outcome& outcome) {
 // Why a task did not complete; empty: it did.
 std::string reason_of(const Outcome& outcome) {
   if (outcome.failure) return outcome.failure->cause;
-  return outcome.exit_code == static_cast<int>(ExitCode::kDone) ? "" : outcome.interrupted_by;
+  return outcome.exit_code == static_cast<int>(ExitCode::kDone) ? "" : outcome.interrupt.why;
 }
 
 // Chooses the network of ranks on several hosts, and checks the GPUs of ranks on this one. Called once the ranks have
@@ -105,25 +110,51 @@ void settle(LaunchPlan& plan, const Variables& variables, LaunchTask& task, Even
   warn(std::span(plan.warnings).subspan(warned));
 }
 
+// A run that was stopped before it was complete: how it goes on. Empty: nothing of it was saved.
+std::string how_to_continue(const RunFolder& folder) {
+  for (auto entries = checkpoint::list(checkpoint::storage_of_run(folder.path)); !entries.empty(); entries.pop_back()) {
+    if (!entries.back().damage.empty()) continue;
+    return "next        " + own_command() + " launch --continue " + reference_of(folder) + "    goes on from " +
+           entries.back().path.filename().string() + "\n";
+  }
+  return {};
+}
+
+int end_cancelled(const LaunchFolder& opened, LaunchTask& task, EventLog& events) {
+  const Interrupt& cancelled = task.cancelled();
+  const bool goes_on_later = cancelled.signal != SIGINT && opened.resume.exists();
+  const int code = static_cast<int>(goes_on_later ? ExitCode::kPreempted : ExitCode::kInterrupted);
+  task.end(code, cancelled.why);
+  write_last_event(events, {.exit_code = code});
+  return code;
+}
+
 // Carries out a launch from the queue to its end. `detached` is null unless this is the process that --detach started.
-int carry_out(LaunchPlan plan, const RunFolder& folder, const Variables& variables, const Clock& clock,
+int carry_out(LaunchPlan plan, LaunchFolder opened, const Variables& variables, const Clock& clock,
               Detached* detached) {
+  const RunFolder& folder = opened.folder;
   std::signal(SIGPIPE, SIG_IGN);  // a reader of our output that goes away does not end the run
   raise_open_files();             // for the ranks and the profiling agent, too
   LaunchSignals signals;
   EventLog events(folder.events(), clock, -1, plan.host);
   LaunchTask task(state_folder(variables), task_request(plan, folder.path), clock);
   events.write("submitted", {{"task", task.id()}, {"start_ticks", start_ticks(::getpid())}});
-  if (!wait_in_queue(plan, folder.path, task, signals, events, detached)) {
-    const int code = static_cast<int>(ExitCode::kInterrupted);
-    task.end(code, task.cancelled());
-    write_last_event(events, {.exit_code = code});
-    return code;
-  }
-  settle(plan, variables, task, events);
-  write_plan_file(folder.plan(), to_json(plan));
+  bool told = false;
+  const auto wait_for_slots = [&] {
+    if (!wait_in_queue(plan, folder.path, task, signals, events, std::exchange(told, true) ? nullptr : detached)) {
+      return false;
+    }
+    settle(plan, variables, task, events);
+    write_plan_file(folder.plan(), to_json(plan));
+    return true;
+  };
+  if (!wait_for_slots()) return end_cancelled(opened, task, events);
   print(render_plan(plan) + "run         " + folder.path.string() + "\ntask        " + std::to_string(task.id()) +
         "\n");
+  if (opened.goes_on) {
+    print("goes on     from " + text_of(opened.resume) + "\n");
+    warn(warnings_of(opened.resume));
+  }
 
   events.write(
       "run_started",
@@ -133,7 +164,10 @@ int carry_out(LaunchPlan plan, const RunFolder& folder, const Variables& variabl
                                          : "starting " + std::to_string(plan.world_size()) + " ranks");
   screen.after_a_while([&] { return first_look(folder, clock); });
   LaunchEvents guarded_events(events, screen);
-  const Outcome outcome = run_attempts({plan, folder, guarded_events, screen, clock, variables, signals, task});
+  if (needs_allocation(plan, variables)) opened.lock.release();  // the job takes it
+  const Outcome outcome =
+      run_attempts({plan, folder, guarded_events, screen, clock, variables, signals, task, opened.resume},
+                   read_state(folder).restarts, wait_for_slots);
   task.end(outcome.exit_code, reason_of(outcome));
   if (outcome.reported) return outcome.exit_code;
   write_last_event(events, outcome);
@@ -146,15 +180,41 @@ int carry_out(LaunchPlan plan, const RunFolder& folder, const Variables& variabl
   const EndReport report_file = end_report(folder.path);
   std::fputs(report_file.warning.c_str(), stderr);
   print("\n" + report_file.text + "written to " + folder.path.string() + "\n");
-  if (outcome.exit_code == static_cast<int>(ExitCode::kDone)) print(next_steps(folder, !report_file.text.empty()));
+  const bool done = outcome.exit_code == static_cast<int>(ExitCode::kDone);
+  std::string next = done ? next_steps(folder, !report_file.text.empty()) : how_to_continue(folder);
+  const bool stopped = outcome.exit_code == static_cast<int>(ExitCode::kPreempted);
+  if (opened.is_job && stopped) {
+    opened.lock.release();  // the job may start again before this process has ended
+    if (const std::string requeued = requeue_job(folder, variables); !requeued.empty()) next = requeued + "\n";
+  }
+  print(next);
   return outcome.exit_code;
+}
+
+// What a run that goes on was started with, as far as the request does not say otherwise.
+void adopt(LaunchRequest& request, const ContinuedRun& run) {
+  request.experiment_file = run.experiment_file;
+  request.contents = run.contents;
+  request.overrides = merge_overrides(run.overrides, request.overrides);
+  request.run_dir = run.folder.path;
+  if (request.cluster.empty()) request.cluster = run.cluster_file;
 }
 
 }  // namespace
 
-int launch(const LaunchRequest& request) {
+int launch(const LaunchRequest& given) {
   const Variables variables = process_variables();
+  LaunchRequest request = given;
+  std::optional<ContinuedRun> continued;
+  if (!given.continue_run.empty()) {
+    continued = read_continued_run(given.continue_run);
+    adopt(request, *continued);
+  }
   LaunchPlan plan = make_launch_plan(request, variables);
+  if (continued) {
+    check_not_complete(*continued, plan.experiment);
+    for (std::string& text : differences_from(*continued, to_json(plan))) plan.warnings.push_back(std::move(text));
+  }
   if (request.dry_run) check_gpus_are_free(plan);
   warn(plan.warnings);
   const std::string script = batch_script_of(plan, variables, request.run_dir);
@@ -168,11 +228,12 @@ int launch(const LaunchRequest& request) {
   check_checkpoint_storage(plan.experiment.checkpoint_storage);
   const SystemClock clock;
   open_user_ledger(clock);  // an unusable ledger is an error before the run's folder exists
-  const RunFolder folder = folder_of_launch(request, plan, variables, clock);
-  if (!plan.mock.any()) plan.checkpoint_folder = make_checkpoint_folder(folder, plan.experiment.checkpoint_storage);
-  if (!request.detach) return carry_out(plan, folder, variables, clock, nullptr);
-  Detached detached(folder.logs() / "launcher.log");
-  if (detached.is_launcher()) return carry_out(plan, folder, variables, clock, &detached);
+  LaunchFolder opened = open_launch_folder(request, plan, continued ? &*continued : nullptr, variables, clock);
+  if (!plan.mock.any())
+    plan.checkpoint_folder = make_checkpoint_folder(opened.folder, plan.experiment.checkpoint_storage);
+  if (!request.detach) return carry_out(std::move(plan), std::move(opened), variables, clock, nullptr);
+  Detached detached(opened.folder.launcher_log());
+  if (detached.is_launcher()) return carry_out(std::move(plan), std::move(opened), variables, clock, &detached);
   print(detached.hear());
   return static_cast<int>(ExitCode::kDone);
 }

@@ -42,7 +42,9 @@ scheduler::TaskRequest task_request(const LaunchPlan& plan, const std::filesyste
           .max_slots = plan.experiment.resources.max_slots,
           .agents = scheduler::empty_slots(plan.cluster),
           .run_dir = run_dir,
-          .placed_by_others = plan.launcher.type == config::LauncherType::kSlurm};
+          .placed_by_others = plan.launcher.type == config::LauncherType::kSlurm,
+          .can_yield = plan.launcher.type != config::LauncherType::kSlurm && !plan.mock.any(),
+          .preemption = plan.cluster.cluster.scheduler.preemption};
 }
 
 bool wait_in_queue(LaunchPlan& plan, const std::filesystem::path& run_dir, LaunchTask& task, LaunchSignals& signals,
@@ -61,7 +63,7 @@ bool wait_in_queue(LaunchPlan& plan, const std::filesystem::path& run_dir, Launc
   });
   tell("");
   if (!claim) {
-    print("dtrain: interrupted: " + task.cancelled() + "\n");
+    print("dtrain: interrupted: " + task.cancelled().why + "\n");
     return false;
   }
   if (!claim->empty()) assign_slots(plan, *claim);  // empty: Slurm places the ranks

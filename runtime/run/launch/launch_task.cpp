@@ -29,11 +29,11 @@ std::optional<scheduler::Claim> LaunchTask::wait_for_slots(LaunchSignals& signal
   std::optional<scheduler::Waiting> said;
   while (true) {
     if (const auto signal = signals.next()) {
-      cancelled_ = signal_name(*signal) + " while it was queued";
+      cancelled_ = {.why = signal_name(*signal) + " while it was queued", .signal = *signal};
       return std::nullopt;
     }
     if (ledger_.orders(id_).kills > 0) {
-      cancelled_ = "dtrain task kill while it was queued";
+      cancelled_ = {.why = "dtrain task kill while it was queued", .signal = SIGINT};
       return std::nullopt;
     }
     scheduler::Waiting waiting;
@@ -71,15 +71,23 @@ int LaunchTask::kills() {
     const scheduler::Orders orders = ledger_.orders(id_);
     // Other tasks may be using the slots by now.
     kills_ = orders.lost ? 2 : orders.kills;
+    yield_ = orders.yield;
   });
   return kills_;
+}
+
+void LaunchTask::requeue(const std::string& reason) {
+  ledger_.requeue(id_, reason);
+  yield_.clear();
 }
 
 void LaunchTask::end(int exit_code, const std::string& cause) {
   if (std::exchange(ended_, true)) return;
   TaskState state = TaskState::kFailed;
   if (exit_code == static_cast<int>(ExitCode::kDone)) state = TaskState::kDone;
-  if (exit_code == static_cast<int>(ExitCode::kInterrupted)) state = TaskState::kInterrupted;
+  const bool stopped =
+      exit_code == static_cast<int>(ExitCode::kInterrupted) || exit_code == static_cast<int>(ExitCode::kPreempted);
+  if (stopped) state = TaskState::kInterrupted;
   guarded([&] { ledger_.end(id_, state, cause, exit_code); });
 }
 

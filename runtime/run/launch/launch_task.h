@@ -10,6 +10,7 @@
 
 #include "dtrain/base/clock.h"
 #include "dtrain/scheduler/ledger.h"
+#include "launch/interrupt.h"
 #include "launch/launch_signals.h"
 
 namespace dtrain::run {
@@ -29,7 +30,7 @@ class LaunchTask {
   // whenever the reason for waiting changes. Empty: the launch was cancelled, see cancelled().
   std::optional<scheduler::Claim> wait_for_slots(LaunchSignals& signals,
                                                  const std::function<void(const scheduler::Waiting&)>& say);
-  const std::string& cancelled() const { return cancelled_; }
+  const Interrupt& cancelled() const { return cancelled_; }
 
   // Records a process of this host that uses the slots ("rank 0", "mpirun"). Called right after the process starts.
   void add_process(const std::string& name, pid_t pid);
@@ -37,6 +38,11 @@ class LaunchTask {
   // How often `dtrain task kill` has asked for a stop: once means as by Ctrl-C, more often means at once. Reads the
   // ledger a few times a second at most.
   int kills();
+  // Why the task is to save, to give up its slots, and to wait in the queue again ("dtrain task pause"); empty: it is
+  // not. As kills() reads it.
+  const std::string& yields() const { return yield_; }
+  // Frees the slots and queues the task again. Its ranks are gone. SystemError, Error: wait_for_slots() would fail too.
+  void requeue(const std::string& reason);
   // Ends the task once its ranks are gone. `cause`: why it did not complete; empty if it did.
   void end(int exit_code, const std::string& cause);
 
@@ -46,7 +52,8 @@ class LaunchTask {
   const Clock& clock_;
   scheduler::Ledger ledger_;
   scheduler::TaskId id_;
-  std::string cancelled_;
+  Interrupt cancelled_;
+  std::string yield_;
   int kills_ = 0;
   Nanoseconds looked_at_{0};
   bool ended_ = false;

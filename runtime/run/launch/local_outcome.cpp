@@ -37,15 +37,17 @@ std::optional<Failure> failure_of(const RankProcess& rank, const LaunchPlan& pla
   if (!rank.finished()) {
     return Failure{rank.rank(), name + " ended before the run was over: " + status.describe(), ""};
   }
-  if (!status.success() && status.code != static_cast<int>(ExitCode::kInterrupted)) {
+  const bool stopped =
+      status.code == static_cast<int>(ExitCode::kInterrupted) || status.code == static_cast<int>(ExitCode::kPreempted);
+  if (!status.success() && !stopped) {
     return Failure{rank.rank(), name + " ended with " + status.describe(), ""};
   }
   return std::nullopt;
 }
 
 Outcome local_outcome(const RunFolder& folder, const std::vector<RankProcess>& ranks, std::optional<Failure> failure,
-                      const std::string& interrupted_by) {
-  Outcome outcome{.interrupted_by = interrupted_by};
+                      const Interrupt& interrupt) {
+  Outcome outcome{.interrupt = interrupt};
   if (failure) {
     outcome.exit_code = static_cast<int>(ExitCode::kRunFailed);
     if (failure->rank >= 0) {
@@ -60,14 +62,12 @@ Outcome local_outcome(const RunFolder& folder, const std::vector<RankProcess>& r
     outcome.failure = std::move(failure);
     return outcome;
   }
-  const auto interrupted = [](const RankProcess& rank) {
-    return rank.status()->code == static_cast<int>(ExitCode::kInterrupted);
-  };
-  if (!interrupted_by.empty() || std::any_of(ranks.begin(), ranks.end(), interrupted)) {
-    const bool all_done =
-        std::all_of(ranks.begin(), ranks.end(), [](const RankProcess& rank) { return rank.status()->success(); });
-    outcome.exit_code = static_cast<int>(all_done ? ExitCode::kDone : ExitCode::kInterrupted);
+  int code = static_cast<int>(ExitCode::kDone);  // the highest: 130 rather than 75
+  for (const RankProcess& rank : ranks) {
+    const ExitStatus& status = *rank.status();
+    code = std::max(code, status.signal != 0 ? static_cast<int>(ExitCode::kInterrupted) : status.code);
   }
+  outcome.exit_code = exit_code_of_stop(interrupt, code);
   return outcome;
 }
 

@@ -18,8 +18,7 @@ namespace dtrain::run {
 std::optional<Failure> failure_of(const RankProcess& rank, const LaunchPlan& plan, bool interrupted);
 
 // The outcome once all ranks have ended. Adds log lines and the ranks that stopped because of it to `failure`.
-// `interrupted_by` is empty if the run was not interrupted.
 Outcome local_outcome(const RunFolder& folder, const std::vector<RankProcess>& ranks, std::optional<Failure> failure,
-                      const std::string& interrupted_by);
+                      const Interrupt& interrupt);
 
 }  // namespace dtrain::run

@@ -45,7 +45,7 @@ Outcome LocalRanks::outcome() {
     if (interrupts_ > 0 || !rank.error()) continue;
     fail({rank.rank(), "rank " + std::to_string(rank.rank()) + " stopped: " + rank.error()->cause, ""});
   }
-  return local_outcome(attempt_.folder, ranks_, failure_, interrupted_by_);
+  return local_outcome(attempt_.folder, ranks_, failure_, interrupt_);
 }
 
 void LocalRanks::add_descriptors(std::vector<pollfd>& descriptors) const {
@@ -127,9 +127,9 @@ void LocalRanks::fail(Failure failure) {
 void LocalRanks::interrupt(const Interrupt& interrupt) {
   interrupts_ = interrupt.count;
   if (interrupts_ == 1) {
-    interrupted_by_ = interrupt.why;
+    interrupt_ = interrupt;
     attempt_.screen.line(stopping_line(interrupt));
-    signal_all(SIGTERM);
+    if (!interrupt.repeats) signal_all(interrupt.signal == SIGINT ? SIGINT : SIGTERM);
   } else {
     attempt_.screen.line("dtrain: " + interrupt.why + " again: killing the ranks");
     signal_all(SIGKILL);

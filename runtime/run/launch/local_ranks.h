@@ -49,7 +49,7 @@ class LocalRanks final : public WatchedRanks {
   std::vector<RankProcess> ranks_;
   LogTail tail_;
   int interrupts_ = 0;
-  std::string interrupted_by_;
+  Interrupt interrupt_;
   std::optional<Failure> failure_;
   Nanoseconds failed_at_{0};
   std::set<int> terminated_;  // ranks that got SIGTERM because of the failure

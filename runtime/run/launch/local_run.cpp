@@ -39,6 +39,7 @@ Outcome run_local(const Attempt& attempt) {
   handover.agent_id = plan.host;
   handover.agent_socket = agent.socket;
   handover.on_gpus = plan.on_gpus();
+  handover.resume_from = attempt.resume.path;
   ranks.start(handover, attempt.variables);
   watch_ranks(attempt, ranks);
   Outcome outcome = ranks.outcome();

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "dtrain/run/run_folder.h"
+#include "launch/interrupt.h"
 
 namespace dtrain::run {
 
@@ -26,8 +27,8 @@ struct Failure {
 struct Outcome {
   int exit_code = 0;
   std::optional<Failure> failure;
-  bool reported = false;       // the launcher in a Slurm job has written the last event and printed the outcome
-  std::string interrupted_by;  // "SIGINT", "dtrain task kill"; empty: not interrupted
+  bool reported = false;  // the launcher in a Slurm job has written the last event and printed the outcome
+  Interrupt interrupt;    // what stopped it; nothing if it was not interrupted
 };
 
 // The last lines of the rank's log if it is on this host, without lines that repeat the first line of `cause`.

@@ -5,6 +5,7 @@
 #include "dtrain/base/clock.h"
 #include "dtrain/run/run_folder.h"
 #include "environment.h"
+#include "folder/resume_point.h"
 #include "folder/screen.h"
 #include "launch/launch_events.h"
 #include "launch/launch_signals.h"
@@ -22,7 +23,8 @@ struct Attempt {
   const Clock& clock;
   const Variables& variables;
   LaunchSignals& signals;
-  LaunchTask& task;  // records every process that is started
+  LaunchTask& task;    // records every process that is started
+  ResumePoint resume;  // where the ranks go on
 };
 
 // One process for each slot on this machine, watched by this process.

@@ -1,7 +1,7 @@
 #include "launch/slurm_submit.h"
 
+#include <cerrno>
 #include <csignal>
-#include <fstream>
 
 #include <fcntl.h>
 #include <poll.h>
@@ -15,7 +15,6 @@
 #include "dtrain/base/unix_socket.h"
 #include "dtrain/config/experiment.h"
 #include "dtrain/run/log_tail.h"
-#include "launch/attempts.h"
 
 namespace dtrain::run {
 namespace {
@@ -28,17 +27,26 @@ fs::path submission_file(const fs::path& run_dir) {
   return run_dir / "launch" / "submitted";
 }
 
+// There: the user has stopped the run through the launch that submitted the job.
+fs::path stop_file(const fs::path& run_dir) {
+  return run_dir / "launch" / "stop";
+}
+
+std::string trimmed(std::string text) {
+  while (!text.empty() && (text.back() == '\n' || text.back() == ' ')) text.pop_back();
+  return text;
+}
+
 std::string trimmed_file(const fs::path& path) {
   std::error_code code;
   if (!fs::is_regular_file(path, code)) return {};
-  std::string text = read_file(path);
-  while (!text.empty() && (text.back() == '\n' || text.back() == ' ')) text.pop_back();
-  return text;
+  return trimmed(read_file(path));
 }
 
 BatchJob job_of(const LaunchPlan& plan, const fs::path& run_dir, const std::string& token) {
   BatchJob job{.dtrain = executable_path(),
                .experiment = fs::absolute(plan.experiment.file).lexically_normal(),
+               .contents = plan.contents,
                .run_dir = run_dir,
                .folder = fs::current_path(),
                .token = token};
@@ -53,6 +61,27 @@ void run_quietly(std::vector<std::string> command) {
   options.command = std::move(command);
   options.fds = {{0, null.get()}, {1, null.get()}, {2, null.get()}};
   Process::start(options).wait(std::chrono::seconds(10));
+}
+
+// What the command prints, on standard output or error.
+std::string said_by(std::vector<std::string> command) {
+  const UniqueFd null(::open("/dev/null", O_RDONLY | O_CLOEXEC));
+  int ends[2];
+  if (::pipe2(ends, O_CLOEXEC) != 0) throw SystemError("cannot make a pipe", errno);
+  const UniqueFd reader(ends[0]);
+  UniqueFd writer(ends[1]);
+  ProcessOptions options;
+  options.command = std::move(command);
+  options.fds = {{0, null.get()}, {1, writer.get()}, {2, writer.get()}};
+  Process process = Process::start(options);
+  writer.reset();
+  std::string text;
+  char piece[4096];
+  for (ssize_t count = 0; (count = ::read(reader.get(), piece, sizeof piece)) > 0;) {
+    text.append(piece, static_cast<std::size_t>(count));
+  }
+  process.wait(std::chrono::seconds(10));
+  return trimmed(text);
 }
 
 // The job, as the process that submitted it follows it.
@@ -108,16 +137,19 @@ class SubmittedJob {
   }
 
   void take_interrupts() {
-    while (const auto signal = attempt_.signals.next()) interrupt(signal_name(*signal));
-    for (const int kills = attempt_.task.kills(); kills_ < kills; ++kills_) interrupt("dtrain task kill");
+    while (const auto signal = attempt_.signals.next()) interrupt(signal_name(*signal), *signal);
+    for (const int kills = attempt_.task.kills(); kills_ < kills; ++kills_) interrupt("dtrain task kill", SIGINT);
   }
 
-  void interrupt(const std::string& why) {
+  void interrupt(const std::string& why, int signal) {
     ++interrupts_;
-    interrupted_by_ = why;
+    interrupt_ = {.why = why, .signal = signal, .count = interrupts_};
     if (id_.empty()) return;
     attempt_.screen.line("dtrain: " + why + (interrupts_ == 1 ? ": stopping job " : " again: cancelling job ") + id_);
-    if (interrupts_ == 1) run_quietly({"scancel", "--batch", "--signal=TERM", id_});
+    if (interrupts_ == 1) {
+      write_file_atomic(stop_file(attempt_.folder.path), why);
+      run_quietly({"scancel", "--batch", signal == SIGINT ? "--signal=INT" : "--signal=TERM", id_});
+    }
     if (interrupts_ == 1 && !has_started()) run_quietly({"scancel", id_});
     if (interrupts_ > 1) run_quietly({"scancel", id_});
   }
@@ -129,13 +161,14 @@ class SubmittedJob {
     outcome.reported = has_started();
     if (status.success()) return outcome;
     outcome.exit_code = status.signal != 0 ? static_cast<int>(ExitCode::kRunFailed) : status.code;
+    const bool preempted = outcome.exit_code == static_cast<int>(ExitCode::kPreempted);
     if (interrupts_ > 0) {
-      outcome.exit_code = static_cast<int>(ExitCode::kInterrupted);
-      outcome.interrupted_by = interrupted_by_;
+      if (!preempted) outcome.exit_code = static_cast<int>(ExitCode::kInterrupted);
+      outcome.interrupt = interrupt_;
       return outcome;
     }
-    if (outcome.exit_code == static_cast<int>(ExitCode::kInterrupted)) {
-      outcome.interrupted_by = "Slurm";
+    if (preempted || outcome.exit_code == static_cast<int>(ExitCode::kInterrupted)) {
+      outcome.interrupt = {.why = "Slurm"};
       return outcome;
     }
     const std::string name = id_.empty() ? "sbatch" : "the Slurm job " + id_;
@@ -148,25 +181,10 @@ class SubmittedJob {
   fs::path said_;
   fs::path errors_;
   std::string id_;
-  std::string interrupted_by_;
+  Interrupt interrupt_;
   int interrupts_ = 0;
   int kills_ = 0;
 };
-
-// Why the last attempt in this folder ended.
-std::string reason_of_the_end(const RunFolder& folder) {
-  std::string reason;
-  std::ifstream file(folder.events());
-  for (std::string line; std::getline(file, line);) {
-    const Json event = Json::parse(line, nullptr, false);
-    if (!event.is_object()) continue;
-    const std::string what = event.value("event", std::string());
-    if (what == "run_started") reason.clear();
-    if (what == "interrupted") reason = "interrupted by " + event.value("signal", std::string("a signal"));
-    if (what == "run_ended" && event.contains("cause")) reason = event.value("cause", std::string());
-  }
-  return reason.empty() ? "it ended without a report: its node was lost, or Slurm killed it" : reason;
-}
 
 }  // namespace
 
@@ -179,29 +197,28 @@ Outcome submit_and_follow(const Attempt& attempt) {
   const std::string token = random_hex(16);
   make_folder(attempt.folder.launch());
   write_file_atomic(submission_file(attempt.folder.path), token);
+  fs::remove(stop_file(attempt.folder.path));
   const fs::path script = attempt.folder.launch() / "job.sh";
   write_file_atomic(script, batch_script(attempt.plan, job_of(attempt.plan, attempt.folder.path, token)));
   return SubmittedJob(attempt).follow(script);
 }
 
-RunFolder folder_of_launch(const LaunchRequest& request, const LaunchPlan& plan, const Variables& variables,
-                           const Clock& clock) {
+bool is_job_of(const fs::path& run_dir, const Variables& variables) {
   const auto token = variables.find("DTRAIN_SUBMITTED");
-  const fs::path path = request.run_dir.empty() ? fs::path() : fs::absolute(request.run_dir).lexically_normal();
-  const bool is_its_job = !path.empty() && token != variables.end() && !slurm_job(variables).empty() &&
-                          trimmed_file(submission_file(path)) == token->second;
-  if (!is_its_job) return create_run_folder(request.run_dir, plan.experiment.name, plan.experiment.text);
-  RunFolder folder{path};
-  const auto count = variables.find("SLURM_RESTART_COUNT");
-  if (count == variables.end()) return folder;
-  const std::string reason = reason_of_the_end(folder);
-  const int number = put_aside(folder);
-  EventLog(folder.events(), clock, -1, plan.host)
-      .write("requeued", {{"job", slurm_job(variables)},
-                          {"restart", std::atoi(count->second.c_str())},
-                          {"attempt", number},
-                          {"reason", reason}});
-  return folder;
+  return !run_dir.empty() && token != variables.end() && !slurm_job(variables).empty() &&
+         trimmed_file(submission_file(run_dir)) == token->second;
+}
+
+std::string requeue_job(const RunFolder& folder, const Variables& variables) {
+  const std::string job = slurm_job(variables);
+  if (fs::exists(stop_file(folder.path))) return {};
+  const std::string state = said_by({"scontrol", "show", "job", "--oneliner", job});
+  // A job that was cancelled, or that Slurm itself queues again, is not in this state any more.
+  if (state.find(" JobState=RUNNING ") == std::string::npos) return {};
+  const std::string error = said_by({"scontrol", "requeue", job});
+  if (error.empty()) return "the Slurm job " + job + " is queued again and goes on from there";
+  return "the Slurm job " + job + " could not be queued again: " + error + "; dtrain launch --continue " +
+         folder.path.string() + " lets the run go on";
 }
 
 }  // namespace dtrain::run

@@ -5,7 +5,6 @@
 #include <filesystem>
 #include <string>
 
-#include "dtrain/run/launch.h"
 #include "dtrain/run/run_folder.h"
 #include "launch/outcome.h"
 #include "launch/run_attempt.h"
@@ -21,9 +20,12 @@ std::string batch_script_of(const LaunchPlan& plan, const Variables& variables, 
 // the run's folder and reports the outcome (Outcome::reported).
 Outcome submit_and_follow(const Attempt& attempt);
 
-// The folder of a launch: a new one, or in a job the one that the submitting process has made. After Slurm has requeued
-// the job, the last attempt there is put aside first, with an event that gives the reason for its end.
-RunFolder folder_of_launch(const LaunchRequest& request, const LaunchPlan& plan, const Variables& variables,
-                           const Clock& clock);
+// Whether this process is the Slurm job that a launch has submitted for the run in this folder.
+bool is_job_of(const std::filesystem::path& run_dir, const Variables& variables);
+
+// In that job, after its run was stopped with a checkpoint: queues the job again, unless the user has stopped it, or
+// Slurm ends it for another reason. Slurm ends this process then. Returns a line that says what was done; empty:
+// nothing. SystemError.
+std::string requeue_job(const RunFolder& folder, const Variables& variables);
 
 }  // namespace dtrain::run

@@ -2,26 +2,13 @@
 // of this process (local_ranks.h), or by mpirun or srun (job_ranks.h). One thread.
 #pragma once
 
-#include <csignal>
-#include <string>
 #include <vector>
 
 #include <poll.h>
 
+#include "launch/interrupt.h"
+
 namespace dtrain::run {
-
-// A signal to the launcher, or a `dtrain task kill`.
-struct Interrupt {
-  std::string why;  // "SIGINT", "dtrain task kill"
-  int signal = SIGTERM;
-  int count = 1;  // its number, from 1
-};
-
-// What the screen shows when an interrupt stops the ranks after their current step.
-inline std::string stopping_line(const Interrupt& interrupt) {
-  return "dtrain: " + interrupt.why + ": stopping after the current step; a second " + interrupt.why +
-         " kills the ranks";
-}
 
 class WatchedRanks {
  public:
@@ -34,7 +21,7 @@ class WatchedRanks {
   // Decides from that whether the run has failed.
   virtual void judge() = 0;
   // The first interrupt stops the ranks after their current step, or kills them if they cannot be asked yet; later ones
-  // kill them. Prints which it does.
+  // kill them. One that repeats an order to yield changes only what the outcome says. Prints which it does.
   virtual void interrupt(const Interrupt& interrupt) = 0;
   // Ends ranks that should have ended by themselves by now.
   virtual void end_what_hangs() = 0;

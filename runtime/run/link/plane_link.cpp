@@ -18,9 +18,13 @@ constexpr auto kPlaneAnswers = std::chrono::milliseconds(200);  // deadline of a
 }  // namespace
 
 Json to_json(const LaunchOrders& orders) {
-  return {{"version", version()},  {"run_dir", orders.run_dir.string()},
-          {"token", orders.token}, {"agents", orders.agents},
-          {"plan", orders.plan},   {"experiment", orders.experiment}};
+  return {{"version", version()},
+          {"run_dir", orders.run_dir.string()},
+          {"token", orders.token},
+          {"agents", orders.agents},
+          {"plan", orders.plan},
+          {"experiment", orders.experiment},
+          {"resume_from", orders.resume_from.string()}};
 }
 
 LaunchOrders orders_of(const Json& json) {
@@ -28,7 +32,8 @@ LaunchOrders orders_of(const Json& json) {
           .token = json.at("token").get<std::string>(),
           .agents = json.at("agents").get<std::vector<std::string>>(),
           .plan = json.at("plan").get<std::string>(),
-          .experiment = json.at("experiment").get<std::string>()};
+          .experiment = json.at("experiment").get<std::string>(),
+          .resume_from = json.at("resume_from").get<std::string>()};
 }
 
 void put_orders(comm::ControlPlane& plane, const LaunchOrders& orders) {

@@ -82,7 +82,8 @@ std::string render_agents(const LaunchPlan& plan) {
 
 LaunchPlan make_launch_plan(const LaunchRequest& request, const Variables& variables) {
   LaunchPlan plan;
-  plan.experiment = config::read_experiment(request.experiment_file, request.overrides);
+  plan.experiment = config::read_experiment(request.experiment_file, request.overrides, request.contents);
+  if (!request.contents.empty()) plan.contents = fs::absolute(request.contents).lexically_normal();
   check_model_file(plan.experiment);
   plan.overrides = request.overrides;
   plan.mock = request.mock;
@@ -118,6 +119,7 @@ LaunchPlan make_launch_plan(const LaunchRequest& request, const Variables& varia
   plan.command = {find_entrypoint(plan.experiment, variables).string()};
   plan.command.insert(plan.command.end(), plan.experiment.entrypoint.begin() + 1, plan.experiment.entrypoint.end());
   plan.command.push_back(fs::absolute(request.experiment_file).lexically_normal().string());
+  if (!plan.contents.empty()) plan.command.insert(plan.command.end(), {"--contents", plan.contents.string()});
   for (const std::string& value : request.overrides) {
     plan.command.push_back("--set");
     plan.command.push_back(value);

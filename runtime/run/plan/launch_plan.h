@@ -18,6 +18,7 @@ namespace dtrain::run {
 
 struct LaunchPlan {
   config::Experiment experiment;
+  std::filesystem::path contents;  // absolute; read in the place of experiment.file; empty: that file itself
   std::vector<std::string> overrides;
   Mock mock;
   std::string host;

@@ -1,7 +1,9 @@
 #include "rank/open_folder.h"
 
 #include "dtrain/base/error.h"
+#include "folder/continued_run.h"
 #include "folder/host_folder.h"
+#include "folder/put_aside.h"
 
 namespace dtrain::run {
 namespace {
@@ -26,6 +28,20 @@ RunFolder open_own_folder(comm::ControlPlane& control, const RankHosts& hosts, c
   }
   check_folder_is_shared(control, hosts, folder.path);
   return folder;
+}
+
+ResumePoint reopen_own_folder(const RunFolder& folder, const config::Experiment& experiment,
+                              const std::function<void()>& write_plan, const Logger& log) {
+  const ContinuedRun run = read_continued_run(folder.path.string());
+  check_not_in_progress(folder);
+  check_not_complete(run, experiment);
+  ResumePoint point = find_resume_point(folder);
+  put_aside(folder, {.metrics = point.exists()});
+  write_plan();
+  for (const std::string& text : differences_from(run, read_json(folder.plan()))) log->warn("{}", text);
+  for (const std::string& text : warnings_of(point)) log->warn("{}", text);
+  log->info("the run goes on from {}", text_of(point));
+  return point;
 }
 
 LaunchedFolder open_launched_folder(comm::ControlPlane& control, const LaunchOrders& orders) {

@@ -4,11 +4,13 @@
 
 #include "dtrain/base/error.h"
 #include "dtrain/run/rank_session.h"
+#include "folder/continued_run.h"
 
 namespace dtrain::run {
 namespace {
 
 constexpr const char* kUsage = R"(usage: %s [--run-dir DIR] [--set KEY=VALUE]... [--mock WHAT] EXPERIMENT.yaml
+       %s --continue RUN [--set KEY=VALUE]...
 
 Trains what EXPERIMENT.yaml describes. Started by itself it is a single rank; started by `dtrain launch`, mpirun, srun
 or torchrun-style variables (RANK, WORLD_SIZE, ...) it is one of several.
@@ -18,6 +20,9 @@ or torchrun-style variables (RANK, WORLD_SIZE, ...) it is one of several.
   --mock WHAT       leave something out, to measure the rest: loader (train on one batch again and again), train (read
                     batches and do nothing with them), comm (exchange no gradients), or loader,comm. No weights are
                     written
+  --continue RUN    go on with a run (its folder, or its number or name under ./runs) in its own folder, from its newest
+                    checkpoint that is whole, with the experiment that it was started with
+  --contents FILE   read FILE in place of EXPERIMENT.yaml, to whose folder relative paths remain relative
   --help            this text
 
 examples:
@@ -30,11 +35,21 @@ examples:
   std::exit(static_cast<int>(ExitCode::kBadInput));
 }
 
+void go_on_with(const std::string& run, RankOptions& options) {
+  const ContinuedRun continued = read_continued_run(run);
+  options.continues = true;
+  options.run_dir = continued.folder.path;
+  options.experiment_file = continued.experiment_file;
+  options.contents = continued.contents;
+  options.overrides = merge_overrides(continued.overrides, options.overrides);
+}
+
 }  // namespace
 
 RankOptions parse_rank_arguments(int argc, char** argv) {
   RankOptions options;
   std::vector<std::string> mock;
+  std::string continued;
   options.program = argc > 0 ? argv[0] : "rank";
   for (int i = 1; i < argc; ++i) {
     std::string argument = argv[i];
@@ -51,7 +66,7 @@ RankOptions parse_rank_arguments(int argc, char** argv) {
     };
     std::string value;
     if (argument == "--help" || argument == "-h") {
-      std::printf(kUsage, options.program.c_str(), options.program.c_str());
+      std::printf(kUsage, options.program.c_str(), options.program.c_str(), options.program.c_str());
       std::exit(static_cast<int>(ExitCode::kDone));
     } else if (value_of("--run-dir", &value)) {
       options.run_dir = value;
@@ -59,6 +74,10 @@ RankOptions parse_rank_arguments(int argc, char** argv) {
       options.overrides.push_back(value);
     } else if (value_of("--mock", &value)) {
       mock.push_back(value);
+    } else if (value_of("--continue", &value)) {
+      continued = value;
+    } else if (value_of("--contents", &value)) {
+      options.contents = value;
     } else if (argument.size() > 1 && argument.front() == '-') {
       refuse(options.program, "unknown option " + argument);
     } else if (!options.experiment_file.empty()) {
@@ -68,9 +87,14 @@ RankOptions parse_rank_arguments(int argc, char** argv) {
       options.experiment_file = argument;
     }
   }
-  if (options.experiment_file.empty()) refuse(options.program, "no experiment file given");
+  const bool says_what = !options.experiment_file.empty() || !options.run_dir.empty() || !mock.empty();
+  if (!continued.empty() && says_what) {
+    refuse(options.program, "--continue takes the experiment and the folder from the run; it goes with --set alone");
+  }
+  if (continued.empty() && options.experiment_file.empty()) refuse(options.program, "no experiment file given");
   try {
     options.mock = parse_mock(mock);
+    if (!continued.empty()) go_on_with(continued, options);
   } catch (const ConfigError& error) {
     refuse(options.program, error.what() + ("; " + error.remedy()));
   }

@@ -41,7 +41,8 @@ Assignment read_assignment(const RankIdentity& identity) {
   const RankOptions& options = identity.options;
   const bool launched = identity.environment.is_launched();
   try {
-    Assignment assignment{.experiment = config::read_experiment(options.experiment_file, options.overrides)};
+    Assignment assignment{.experiment =
+                              config::read_experiment(options.experiment_file, options.overrides, options.contents)};
     const config::Experiment& experiment = assignment.experiment;
     check_kind(experiment, options.for_model);
     check_model_file(experiment);

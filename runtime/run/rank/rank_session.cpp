@@ -93,7 +93,7 @@ std::filesystem::path RankSession::cache_folder() const {
 std::filesystem::path RankSession::resume_from() const {
   const RankEnvironment& environment = identity_->environment;
   if (environment.handover) return environment.handover->resume_from;
-  return launcher_ && launcher_->plane() ? launcher_->plane()->orders().resume_from : std::filesystem::path();
+  return launcher_ && launcher_->plane() ? launcher_->plane()->orders().resume_from : files_->resume_from;
 }
 
 std::filesystem::path RankSession::checkpoint_folder() const {
@@ -154,15 +154,10 @@ int RankSession::finish(bool stopped, bool saved) {
     if (files_->metrics) files_->metrics->report_losses(files_->events);
     // Another rank may have seen the launcher's end first, and has made this one stop.
     if (stopped && launcher_ && launcher_->link().is_gone()) on_launcher_end();
-    int code = static_cast<int>(ExitCode::kDone);
-    if (stopped) {
-      const bool preempted = saved && stop_reason() != "SIGINT";
-      code = static_cast<int>(stops_->launcher_has_ended() ? ExitCode::kRunFailed
-                              : preempted                  ? ExitCode::kPreempted
-                                                           : ExitCode::kInterrupted);
-    }
+    const StopOutcome stop = stopped ? agree_on_stop(saved) : StopOutcome{};
+    const int code = static_cast<int>(stop.code);
     Json fields = {{"exit_code", code}, {"step", failure_report_->step()}};
-    if (stopped) fields["stopped"] = stop_reason().empty() ? "another rank was asked to stop" : stop_reason();
+    if (stopped) fields["stopped"] = stop.reason;
     files_->events.try_write("rank_finished", fields);
     if (launcher_) launcher_->link().send(state_message("finished", code));
     if (mock().alone()) wait_for_all(control());
@@ -174,10 +169,35 @@ int RankSession::finish(bool stopped, bool saved) {
     failure_report_->close();  // not earlier: an error in the lines above is reported like any other
     // mpirun and srun take any exit code but 0 for a failure and print a long report.
     const bool in_job = launcher_ && launcher_->plane();
-    return in_job && code == static_cast<int>(ExitCode::kInterrupted) ? 0 : code;
+    return in_job && stopped && stop.code != ExitCode::kRunFailed ? 0 : code;
   } catch (const std::exception& error) {
     return fail(error);
   }
+}
+
+// A rank that got no signal itself has no reason of its own, so the ranks compare theirs. Ranks that do not exchange
+// anything (--mock comm) end by themselves.
+StopOutcome RankSession::agree_on_stop(bool saved) {
+  const Json mine = {{"reason", stop_reason()}, {"launcher_ended", stops_->launcher_has_ended()}, {"saved", saved}};
+  const std::vector<std::string> all =
+      mock().alone() ? std::vector{to_line(mine)} : control().gather("run.stop", to_line(mine));
+  StopOutcome outcome{.code = ExitCode::kPreempted, .reason = {}};
+  bool interrupted = false;
+  bool launcher_ended = false;
+  for (const std::string& one : all) {
+    const Json theirs = Json::parse(one);
+    const std::string reason = theirs.at("reason");
+    if (outcome.reason.empty()) outcome.reason = reason;
+    interrupted |= reason == "SIGINT" || !theirs.at("saved").get<bool>();
+    launcher_ended |= theirs.at("launcher_ended").get<bool>();
+  }
+  if (interrupted) outcome.code = ExitCode::kInterrupted;
+  if (launcher_ended) outcome.code = ExitCode::kRunFailed;
+  return outcome;
+}
+
+void RankSession::begin_last_save() {
+  deadlines_->give_time_to_save();
 }
 
 // Without a launcher rank 0 prints the summary.

@@ -8,6 +8,7 @@
 #include "folder/checkpoint_folder.h"
 #include "folder/plan_file.h"
 #include "folder/process_id.h"
+#include "folder/put_aside.h"
 #include "link/rendezvous.h"
 #include "rank/compare_ranks.h"
 #include "rank/connect_ranks.h"
@@ -119,13 +120,7 @@ void RankSession::open_folder() {
   const RankEnvironment& environment = identity_->environment;
   RankFiles& files = *files_;
   if (!environment.is_launched()) {
-    files.folder = open_own_folder(control(), *hosts_, [this] {
-      check_checkpoint_storage(experiment().checkpoint_storage);
-      RunFolder made = create_run_folder(identity_->options.run_dir, experiment().name, experiment().text);
-      if (!mock().any()) make_checkpoint_folder(made, experiment().checkpoint_storage);
-      write_own_plan(made, *identity_, *assignment_, *hosts_, *gpus_, log_);
-      return made;
-    });
+    open_own_files();
   } else if (launcher_->plane()) {
     const LaunchedFolder opened = open_launched_folder(control(), launcher_->plane()->orders());
     files.folder = opened.folder;
@@ -141,6 +136,42 @@ void RankSession::open_folder() {
     }
   }
   if (!environment.is_child()) files.events.write("rank_started", {{"start_ticks", start_ticks(::getpid())}});
+}
+
+// Without a launcher rank 0 makes the folder, or opens that of the run that goes on.
+void RankSession::open_own_files() {
+  const RankOptions& options = identity_->options;
+  RankFiles& files = *files_;
+  ResumePoint point;
+  const auto write_plan = [&](const RunFolder& folder) {
+    if (!mock().any()) make_checkpoint_folder(folder, experiment().checkpoint_storage);
+    write_own_plan(folder, *identity_, *assignment_, *hosts_, *gpus_, log_);
+  };
+  files.folder = open_own_folder(control(), *hosts_, [&] {
+    check_checkpoint_storage(experiment().checkpoint_storage);
+    if (options.continues) {
+      RunFolder folder{options.run_dir};
+      files.lock = RunLock::take(folder, identity_->host.name);
+      point = reopen_own_folder(
+          folder, experiment(), [&] { write_plan(folder); }, log_);
+      return folder;
+    }
+    RunFolder made = create_run_folder(options.run_dir, experiment().name, experiment().text);
+    files.lock = RunLock::take(made, identity_->host.name);
+    write_plan(made);
+    return made;
+  });
+  if (identity_->is_rank_0()) {
+    files.events.open(files.folder.events(), 0, identity_->host.name);
+    if (options.continues) files.events.write("continued");
+    Json fields = to_json(point);
+    fields["attempt"] = attempt_number(files.folder);
+    files.events.write("attempt_started", fields);
+  }
+  if (!options.continues) return;
+  constexpr const char* kResumeKey = "run.resume-from";
+  if (identity_->is_rank_0()) control().set(kResumeKey, point.path.string());
+  files.resume_from = control().get(kResumeKey);
 }
 
 void RankSession::redirect_output() {

@@ -7,6 +7,7 @@
 
 #include "dtrain/base/json_number.h"
 #include "model/safetensors.h"
+#include "model/update_copy.h"
 
 namespace dtrain::train {
 
@@ -16,9 +17,10 @@ constexpr std::size_t kAlignment = 64;  // of the first tensor's byte in its fil
 
 }  // namespace
 
-void FileImage::add(std::string name, at::Tensor value) {
+void FileImage::add(std::string name, at::Tensor value, bool later) {
   const std::size_t bytes = value.nbytes();
-  entries_.push_back({std::move(name), std::move(value), data_bytes_});
+  offsets_[name] = data_bytes_;
+  entries_.push_back({std::move(name), std::move(value), data_bytes_, later});
   data_bytes_ += bytes;
 }
 
@@ -39,6 +41,10 @@ void FileImage::lay_out() {
   std::copy(text.begin(), text.end(), header_.begin() + kLength);
 }
 
+std::size_t FileImage::offset_of(const std::string& name) const {
+  return header_.size() + offsets_.at(name);
+}
+
 void FileImage::write_header(std::byte* to) const {
   std::memcpy(to, header_.data(), header_.size());
 }
@@ -47,11 +53,12 @@ void FileImage::write_data(std::byte* to, std::size_t first, std::size_t last) c
   const at::NoGradGuard no_grad;
   std::byte* const data = to + header_.size();
   for (const Entry& entry : entries_) {
+    if (entry.later) continue;
     const std::size_t begin = entry.offset, end = begin + entry.value.nbytes();
     if (entry.value.is_cpu() && entry.value.is_contiguous()) {
       const std::size_t from = std::max(first, begin), until = std::min(last, end);
       if (from >= until) continue;
-      std::memcpy(data + from, static_cast<const std::byte*>(entry.value.const_data_ptr()) + (from - begin),
+      stream_copy(data + from, static_cast<const std::byte*>(entry.value.const_data_ptr()) + (from - begin),
                   until - from);
     } else if (begin >= first && begin < last) {
       at::Tensor target = at::empty(entry.value.sizes(), at::TensorOptions().dtype(entry.value.scalar_type()));
@@ -65,17 +72,18 @@ class StateImage::Collector final : public StateVisitor {
  public:
   Collector(StateImage& image, const Options& options) : image_(image), options_(options) {}
   bool replaces() const override { return false; }
+  bool needs_whole() const override { return !options_.later; }
 
  protected:
   void on_tensor(const std::string& path, at::Tensor value) override {
     const auto name_behind = [&](std::string_view part) { return path.substr(part.size()); };
     const bool in_shared_files = options_.shared || options_.rank == 0;
     if (path.starts_with(state_path::kParameters) && in_shared_files) {
-      image_.model_.add(name_behind(state_path::kParameters), std::move(value));
+      image_.model_.add(name_behind(state_path::kParameters), std::move(value), options_.later);
     } else if (path.starts_with(state_path::kFrozen)) {
       image_.model_.add(name_behind(state_path::kFrozen), std::move(value));
     } else if (path.starts_with(state_path::kOptimizer) && in_shared_files) {
-      image_.optimizer_.add(name_behind(state_path::kOptimizer), std::move(value));
+      image_.optimizer_.add(name_behind(state_path::kOptimizer), std::move(value), options_.later);
     } else {
       if (path.starts_with(state_path::kBuffers) && options_.rank == 0) {
         image_.model_.add(name_behind(state_path::kBuffers), value);

@@ -36,13 +36,16 @@ inline constexpr std::string_view kValuesName = "values";
 // One file: its header, and where each tensor's bytes lie behind it.
 class FileImage {
  public:
-  void add(std::string name, at::Tensor value);
+  // `later`: write_data() leaves its bytes out.
+  void add(std::string name, at::Tensor value, bool later = false);
   void add_metadata(const std::string& key, std::string value) { metadata_[key] = std::move(value); }
   // Nothing is added any more.
   void lay_out();
 
   std::size_t bytes() const { return header_.size() + data_bytes_; }
   std::size_t data_bytes() const { return data_bytes_; }
+  // Where a tensor's bytes lie in the file.
+  std::size_t offset_of(const std::string& name) const;
   void write_header(std::byte* to) const;
   // Copies the tensors' bytes from `first` up to `last` (counted from the first tensor's begin) to where they belong in
   // the file that begins at `to`. A tensor that is not contiguous, or on a device, is copied whole where its first byte
@@ -54,8 +57,10 @@ class FileImage {
     std::string name;
     at::Tensor value;
     std::size_t offset = 0;  // from the first tensor's begin
+    bool later = false;
   };
   std::vector<Entry> entries_;
+  std::map<std::string, std::size_t> offsets_;  // Entry::offset by name
   std::map<std::string, std::string> metadata_;
   std::string header_;
   std::size_t data_bytes_ = 0;
@@ -66,6 +71,7 @@ class StateImage {
   struct Options {
     int rank = 0;
     bool shared = true;  // all ranks hold the same parameters and optimizer state
+    bool later = false;  // parameters and optimizer state are copied by an UpdateCopy
     // Further names of parameters: "tied name" -> name.
     std::map<std::string, std::string> tied;
   };

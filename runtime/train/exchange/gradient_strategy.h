@@ -12,12 +12,14 @@
 #include <optional>
 #include <span>
 #include <string_view>
+#include <vector>
 
 #include <ATen/core/Tensor.h>
 
 #include "dtrain/comm/communicator.h"
 #include "dtrain/comm/fusion_plan.h"
 #include "exchange/run_services.h"
+#include "model/flat_range.h"
 #include "state/state_visitor.h"
 
 namespace dtrain::train {
@@ -52,6 +54,9 @@ class GradientStrategy {
   virtual std::optional<at::Tensor> update(const Update& update) = 0;
 
   virtual StateLayout layout() const { return {}; }
+  // The ranges that this rank updates, or those that it takes of what every rank updates: the ranks' together are
+  // everything, none twice. None: it does not say.
+  virtual std::optional<std::vector<FlatRange>> copied_ranges() const { return std::nullopt; }
   // Gives every rank the whole optimizer state, so that another strategy can go on. Collective.
   virtual void complete_state() {}
   // Training is over: writes what this strategy has to say to plan.json and the log. Collective.

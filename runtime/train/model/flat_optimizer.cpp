@@ -103,7 +103,12 @@ void FlatOptimizer::update(const FlatRange& range) {
     if (segment.range.group != range.group) continue;
     const FlatRange common{range.group, std::max(range.begin, segment.range.begin),
                            std::min(range.end, segment.range.end)};
-    if (common.size() > 0) update(common, segment.updates);
+    if (common.size() <= 0) continue;
+    if (copy_) {
+      copy_->before(common, [&](const FlatRange& part) { update(part, segment.updates); });
+    } else {
+      update(common, segment.updates);
+    }
   }
 }
 
@@ -176,6 +181,8 @@ at::Tensor FlatOptimizer::state_slice(const FlatRange& range, std::size_t index)
 }
 
 void FlatOptimizer::end_step(std::span<const std::uint8_t> used) {
+  if (copy_) copy_->finish();
+  copy_.reset();
   for (std::size_t i = 0; i < updates_.size(); ++i) updates_[i] += used[i] ? 1 : 0;
 }
 

@@ -14,6 +14,7 @@
 #include "model/flat_parameters.h"
 #include "model/flat_range.h"
 #include "model/optimizer_update.h"
+#include "model/update_copy.h"
 
 namespace dtrain::train {
 
@@ -41,8 +42,17 @@ class FlatOptimizer {
   // What the optimizer remembers of a group, in tensors laid out as its flat values. The strategy decides what memory
   // they lie in, and which of their elements this rank keeps up to date. Not while keep_parts() holds.
   std::span<at::Tensor> state(std::size_t group);
+  std::vector<std::string> state_names() const { return optimizer_->state_names(); }
   // How many such tensors a group has.
   std::size_t state_tensors() const { return optimizer_->state_names().size(); }
+
+  // The next step hands what it updates to `copy` first (UpdateCopy), and lets go of it at its end. On a host.
+  void copy_at_next_step(std::shared_ptr<UpdateCopy> copy) { copy_ = std::move(copy); }
+
+  // What the copy was to hold has been changed.
+  void spoil_copy() {
+    if (copy_) copy_->spoil();
+  }
 
   // From now on the state of these ranges is kept alone, which takes memory for them alone; only they are updated.
   // keep_all() ends it: the state of other elements is zero then.
@@ -73,6 +83,7 @@ class FlatOptimizer {
   std::vector<Segment> segments_;               // of the step that has begun
   at::Tensor divisor_;                          // of that step
   std::vector<std::int64_t> updates_;           // of each parameter
+  std::shared_ptr<UpdateCopy> copy_;            // none: nothing is copied
   std::int64_t steps_ = 0;
 };
 

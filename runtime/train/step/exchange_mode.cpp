@@ -53,7 +53,10 @@ void ExchangeMode::step() {
   std::vector<std::size_t> written;
   if (parts_.exchange.word_of_any()) {
     written = written_.agree(std::move(mine));
-    if (!written.empty()) picker_.check_write(parts_.parameters.parameters()[written.front()].name);
+    if (!written.empty()) {
+      picker_.check_write(parts_.parameters.parameters()[written.front()].name);
+      parts_.optimizer.spoil_copy();
+    }
   }
   update(used);
   parts_.exchange.end_window();
@@ -74,9 +77,9 @@ void ExchangeMode::update(std::span<const std::uint8_t> used) {
   parts_.optimizer.advance_schedule();
 }
 
-void ExchangeMode::begin_visit() {
+void ExchangeMode::begin_visit(const StateVisitor& visitor) {
   vote_.collect();
-  picker_.strategy().begin_visit();
+  if (visitor.needs_whole()) picker_.strategy().begin_visit();
 }
 
 void ExchangeMode::visit(StateVisitor& visitor) {
@@ -84,10 +87,17 @@ void ExchangeMode::visit(StateVisitor& visitor) {
   visitor.part("strategy", picker_.strategy());
 }
 
-void ExchangeMode::end_visit(bool replaced) {
-  picker_.strategy().end_visit(replaced);
+void ExchangeMode::end_visit(const StateVisitor& visitor) {
+  if (visitor.needs_whole()) picker_.strategy().end_visit(visitor.replaces());
   // The model has not written what has just been replaced.
-  if (replaced) parts_.watch.note(digests_due());
+  if (visitor.replaces()) parts_.watch.note(digests_due());
+}
+
+// A model that writes its parameters does so before the next update. Whether it does shows in the first steps.
+std::optional<std::vector<FlatRange>> ExchangeMode::copied_ranges() const {
+  const bool may_write = writes_seen_ || parts_.optimizer.steps() <= kStepsWithDigests;
+  if (may_write || !parts_.parameters.memory().on_host()) return std::nullopt;
+  return picker_.strategy().copied_ranges();
 }
 
 bool ExchangeMode::digests_due() const {
@@ -95,6 +105,7 @@ bool ExchangeMode::digests_due() const {
 }
 
 void ExchangeMode::look_at_writes(const std::vector<std::size_t>& written) {
+  writes_seen_ |= !written.empty();
   if (!written.empty()) {
     picker_.stop_sharding(parts_.parameters.parameters()[written.front()].name);
     written_.make_alike(written);

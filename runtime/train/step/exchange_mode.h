@@ -21,8 +21,9 @@ class ExchangeMode final : public StepMode {
   void begin_batch() override;
   bool end_batch() override;
   bool flush() override;
-  void begin_visit() override;
-  void end_visit(bool replaced) override;
+  void begin_visit(const StateVisitor& visitor) override;
+  void end_visit(const StateVisitor& visitor) override;
+  std::optional<std::vector<FlatRange>> copied_ranges() const override;
   void visit(StateVisitor& visitor) override;
   void report() override { picker_.strategy().report(parts_.run); }
 
@@ -37,6 +38,7 @@ class ExchangeMode final : public StepMode {
   ExchangeScale scale_;
   StrategyPicker picker_;
   WrittenParameters written_;
+  bool writes_seen_ = false;  // the model has written parameters itself
 };
 
 }  // namespace dtrain::train

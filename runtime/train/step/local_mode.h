@@ -25,7 +25,7 @@ class LocalMode final : public StepMode {
   bool synchronised() const override { return inner_steps_ == 0; }
   bool stop_is_due() override { return vote_.stop_is_old(lag()); }
   // What is announced must have been read: it says which ranks have had batches, and which were not finite.
-  void begin_visit() override { vote_.collect(); }
+  void begin_visit(const StateVisitor& /*visitor*/) override { vote_.collect(); }
   void visit(StateVisitor& visitor) override;
   bool state_is_shared() const override { return false; }
   void report() override { local_steps_.report(parts_.run); }

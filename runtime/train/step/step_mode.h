@@ -6,6 +6,8 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
+#include <vector>
 
 #include "device/steps_in_flight.h"
 #include "exchange/fusion.h"
@@ -61,12 +63,15 @@ class StepMode {
   // Training is over: writes what this mode has to say to plan.json and the log. Collective.
   virtual void report() {}
   // Before any state is visited, and after all of it: what was announced has been read, and what the ranks have divided
-  // among themselves is whole in between. Collective.
-  virtual void begin_visit() {}
-  virtual void end_visit(bool replaced) { static_cast<void>(replaced); }
+  // among themselves is whole in between where the visitor needs it so. Collective.
+  virtual void begin_visit(const StateVisitor& visitor) { static_cast<void>(visitor); }
+  virtual void end_visit(const StateVisitor& visitor) { static_cast<void>(visitor); }
   virtual void visit(StateVisitor& visitor) { static_cast<void>(visitor); }
   // Whether parameters and optimizer state are the same on all ranks after every batch.
   virtual bool state_is_shared() const { return true; }
+  // What this rank may copy while it updates it (UpdateCopy): the ranks' ranges together are everything. None: nothing
+  // may be copied so. The same answer on all ranks.
+  virtual std::optional<std::vector<FlatRange>> copied_ranges() const { return std::nullopt; }
 };
 
 // Collective. The ranks' parameters are the same.

@@ -104,7 +104,7 @@ void TrainingStep::report() {
 
 void TrainingStep::visit(StateVisitor& visitor) {
   ModelState rest(*model_);
-  mode_->begin_visit();
+  mode_->begin_visit(visitor);
   visitor.part("parameters", parameters_);
   visitor.part("model", rest);
   visitor.part("optimizer", optimizer_);
@@ -112,7 +112,7 @@ void TrainingStep::visit(StateVisitor& visitor) {
   visitor.part("gradients", exchange_);
   visitor.part("non_finite", non_finite_);
   visitor.part("mode", *mode_);
-  mode_->end_visit(visitor.replaces());
+  mode_->end_visit(visitor);
 }
 
 }  // namespace dtrain::train

@@ -77,6 +77,8 @@ class TrainingStep {
   // gradients of an open window). Collective.
   void visit(StateVisitor& visitor);
   bool state_is_shared() const { return mode_->state_is_shared(); }
+  // As StepMode has it.
+  std::optional<std::vector<FlatRange>> copied_ranges() const { return mode_->copied_ranges(); }
 
   // How far the device is behind, and the values that come from it late.
   StepsInFlight& in_flight() { return in_flight_; }
@@ -84,6 +86,7 @@ class TrainingStep {
   const FlatParameters& parameters() const { return parameters_; }
   const Fusion& fusion() const { return fusion_; }
   const FlatOptimizer& optimizer() const { return optimizer_; }
+  FlatOptimizer& optimizer() { return optimizer_; }
 
  private:
   // In the order in which they build on each other; the hooks go first, for they call the exchange.

@@ -24,6 +24,7 @@ class Compressed final : public GradientStrategy {
   void set_plan(const comm::FusionPlan& plan) override;
   comm::Work launch(std::size_t bucket) override;
   std::optional<at::Tensor> update(const Update& update) override;
+  std::optional<std::vector<FlatRange>> copied_ranges() const override { return replicated_.copied_ranges(); }
 
   void report(const RunServices& run) override { report_.write(compressor_, run); }
   void visit(StateVisitor& visitor) override;

@@ -25,4 +25,15 @@ std::optional<at::Tensor> Replicated::update(const Update& update) {
   return updater_.update(update, [](std::size_t) {});
 }
 
+std::optional<std::vector<FlatRange>> Replicated::copied_ranges() const {
+  std::vector<FlatRange> ranges;
+  for (std::size_t g = 0; g < parameters_.groups().size(); ++g) {
+    const auto& group = parameters_.groups()[g];
+    const comm::Part part = comm::part_of(static_cast<std::size_t>(group.values.numel()), comm_type(group.dtype),
+                                          communicator_.rank(), communicator_.world_size());
+    ranges.push_back({g, static_cast<std::int64_t>(part.begin), static_cast<std::int64_t>(part.end)});
+  }
+  return ranges;
+}
+
 }  // namespace dtrain::train

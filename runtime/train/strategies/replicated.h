@@ -18,6 +18,7 @@ class Replicated final : public GradientStrategy {
   void set_plan(const comm::FusionPlan& plan) override { plan_ = &plan; }
   comm::Work launch(std::size_t bucket) override;
   std::optional<at::Tensor> update(const Update& update) override;
+  std::optional<std::vector<FlatRange>> copied_ranges() const override;
 
  private:
   FlatParameters& parameters_;

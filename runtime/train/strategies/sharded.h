@@ -42,6 +42,9 @@ class Sharded final : public GradientStrategy {
   std::optional<at::Tensor> update(const Update& update) override;
 
   StateLayout layout() const override { return {true, one_copy_}; }
+  std::optional<std::vector<FlatRange>> copied_ranges() const override {
+    return std::vector<FlatRange>(updater_.own().begin(), updater_.own().end());
+  }
   void complete_state() override;
   void begin_visit() override;
   void end_visit(bool replaced) override;

@@ -41,6 +41,7 @@ class StrategyPicker {
   StrategyPicker& operator=(const StrategyPicker&) = delete;
 
   GradientStrategy& strategy() { return *strategy_; }
+  const GradientStrategy& strategy() const { return *strategy_; }
   bool may_shard() const;
 
   // Around each batch. `stepped`: an optimizer step ended it; the next strategy is picked then.

@@ -25,6 +25,7 @@ namespace dtrain::scheduler {
 struct Orders {
   int kills = 0;      // 1: stop as after Ctrl-C; more: at once
   bool lost = false;  // the task was given up for dead meanwhile (its lease ran out): its slots are no longer its own
+  std::string yield;  // why it is to save and give up its slots for a while, "preempted by task 7 (mnist)"; empty: not
 };
 
 enum class KillResult { kAsked, kEnded, kHadEnded };
@@ -44,7 +45,8 @@ class Ledger {
   // Queued from now on; this process owns it.
   TaskId submit(const TaskRequest& request);
   // Its slots, from the moment on in which it is its turn and they are free: it is then starting. Every call renews the
-  // lease. Empty: not yet, and `waiting` is the reason. Error: the task is no longer queued.
+  // lease. Empty: not yet, and `waiting` is the reason. Where preemption is allowed, asks the tasks that have to give
+  // up their slots for it. Error: the task is no longer queued.
   std::optional<Claim> try_claim(TaskId id, Waiting* waiting = nullptr);
   // Another of the states that have not ended; the same one again changes nothing.
   void set_state(TaskId id, TaskState state, const std::string& reason = {});
@@ -52,6 +54,9 @@ class Ledger {
   void add_process(TaskId id, const std::string& name, pid_t pid);
   // What is wanted of the owner. Cheap enough for a few times a second; renews the lease when that is due.
   Orders orders(TaskId id);
+  // Frees the slots and queues the task again, in its old place: to be called when no process of the task is left that
+  // uses its slots.
+  void requeue(TaskId id, const std::string& reason);
   // Frees the slots: to be called when no process of the task is left.
   void end(TaskId id, TaskState state, const std::string& reason, int exit_code);
 
@@ -65,6 +70,9 @@ class Ledger {
   // ConfigError: there is no such task. Asks the owner to stop the task; asked again, at once. Where the owner is gone,
   // kills what it has left running.
   KillResult request_kill(TaskId id);
+  // ConfigError: there is no such task, it has ended, or it cannot save and go on. Asks the owner to save and to give
+  // up its slots until the task is activated; a queued task is passed over until then. False: nothing has changed.
+  bool set_paused(TaskId id, bool paused);
   // Ends tasks whose owner is gone, and frees their slots where no process of theirs is left. True: something changed.
   bool free_stale();
 

@@ -13,7 +13,7 @@
 
 namespace dtrain::scheduler {
 
-enum class TaskState { kQueued, kStarting, kRunning, kStopping, kDone, kFailed, kInterrupted };
+enum class TaskState { kQueued, kStarting, kRunning, kStopping, kDone, kFailed, kInterrupted, kPaused };
 
 // "queued", "starting", …
 std::string to_string(TaskState state);
@@ -32,6 +32,8 @@ struct TaskRequest {
   std::filesystem::path run_dir;
   // Another system (Slurm) queues and places it: here it waits for no other task and holds nothing.
   bool placed_by_others = false;
+  bool can_yield = false;   // it can save, give up its slots and go on later: `dtrain task pause`
+  bool preemption = false;  // tasks with a lower priority number may make it do so, and it may make others do so
 };
 
 // Slots of one agent, by their index there, ascending.

@@ -78,6 +78,7 @@ struct SaveRequest {
   std::vector<FileImage> files;  // of this host
   Json state;                    // becomes state.json; host 0's
   double patience_s = 120;       // how long hosts wait for each other, and for a saver of an earlier attempt
+  bool urgent = false;           // training waits for it: it is written at normal priority
 };
 
 // How one save went.

@@ -38,6 +38,7 @@ enum class FittingPolicy { kBest, kWorst };
 struct Scheduler {
   FittingPolicy fitting_policy = FittingPolicy::kBest;
   bool allow_heterogeneous_fits = true;  // agents of different sizes for one experiment
+  bool preemption = false;  // a task with a lower priority number makes others save and give up their slots
   bool operator==(const Scheduler&) const = default;
 };
 

@@ -213,8 +213,11 @@ inline void declare_keys(Keys& keys, Experiment& e) {
   keys.schema_rule(what_gpus_support);
 }
 
-// `overrides` are the "a.b=c" of --set, in order. Throws ConfigErrors; a file that cannot be read is one too.
-Experiment read_experiment(const std::filesystem::path& file, std::span<const std::string> overrides = {});
+// `overrides` are the "a.b=c" of --set, in order. `contents`: a file that is read in the place of `file`, which still
+// names the experiment and the folder of relative paths; empty: `file` itself. Throws ConfigErrors; a file that cannot
+// be read is one too.
+Experiment read_experiment(const std::filesystem::path& file, std::span<const std::string> overrides = {},
+                           const std::filesystem::path& contents = {});
 
 // Every value in effect, under the keys of the file: what plan.json shows.
 Json to_json(const Experiment& experiment);

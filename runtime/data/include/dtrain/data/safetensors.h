@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
+#include <map>
 #include <memory>
 #include <span>
 #include <string>
@@ -36,6 +37,7 @@ class SafetensorsFile {
   SafetensorsFile(SafetensorsFile&&) noexcept;
 
   const std::vector<SafetensorsEntry>& entries() const { return entries_; }  // in the order of the file
+  const std::map<std::string, std::string>& metadata() const { return metadata_; }
   // DataError lists the names there are.
   const SafetensorsEntry& at(const std::string& name) const;
   // `into` is entry.bytes long.
@@ -45,6 +47,7 @@ class SafetensorsFile {
  private:
   std::unique_ptr<DataFile> file_;
   std::vector<SafetensorsEntry> entries_;
+  std::map<std::string, std::string> metadata_;
 };
 
 // Fields "features" and "target": the two tensors of these names, of their own types (U8, I32, I64, F32, F64) and of

@@ -12,6 +12,8 @@ namespace dtrain::run {
 
 struct LaunchRequest {
   std::filesystem::path experiment_file;
+  std::filesystem::path contents;      // read in the place of experiment_file; empty: that file itself
+  std::string continue_run;            // --continue: the run that goes on, as find_run() names it; empty: a new one
   std::vector<std::string> overrides;  // --set
   std::filesystem::path cluster;       // --cluster; empty: looked for
   std::filesystem::path run_dir;       // empty: the next one under runs/
@@ -21,8 +23,8 @@ struct LaunchRequest {
   bool json = false;     // with dry_run: the plan as JSON
 };
 
-// Returns the exit code: 0 done, 1 the run failed, 130 interrupted by Ctrl-C or SIGTERM. ConfigError (exit code 2)
-// before any rank starts.
+// Returns the exit code: 0 done, 1 the run failed, 75 stopped by SIGTERM with a durable checkpoint, 130 interrupted.
+// ConfigError (exit code 2) before any rank starts.
 int launch(const LaunchRequest& request);
 
 }  // namespace dtrain::run

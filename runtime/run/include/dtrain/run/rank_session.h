@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "dtrain/base/error.h"
 #include "dtrain/base/json.h"
 #include "dtrain/base/log.h"
 #include "dtrain/base/shared_memory.h"
@@ -42,11 +43,20 @@ struct RankGpus;
 struct RankIdentity;
 struct RankSignals;
 
-// The command line of a rank program: `program experiment.yaml [--run-dir DIR] [--set a.b=c]… [--mock WHAT]`.
+// How a run ends that was asked to stop.
+struct StopOutcome {
+  ExitCode code = ExitCode::kDone;
+  std::string reason;  // "SIGTERM"; empty: it was not asked
+};
+
+// The command line of a rank program: `program experiment.yaml [--run-dir DIR] [--set a.b=c]… [--mock WHAT]`, or
+// `program --continue RUN [--set a.b=c]…`.
 struct RankOptions {
   std::filesystem::path experiment_file;
+  std::filesystem::path contents;      // --contents: read in the place of experiment_file; empty: that file itself
   std::filesystem::path run_dir;       // empty: runs/NNNN-name
-  std::vector<std::string> overrides;  // --set
+  bool continues = false;              // --continue: the run in run_dir goes on
+  std::vector<std::string> overrides;  // --set, after those that a run that goes on was started with
   Mock mock;                           // --mock
   std::string program;                 // argv[0]
   bool for_model = false;              // runs `model:` experiments and no others (dtrain-worker)
@@ -123,9 +133,12 @@ class RankSession {
   // Sets the batch in errors; cheap. Warns once if records are lost (full disk), throws if the profiling agent is gone.
   void set_step(std::int64_t batch);
 
-  // The training loop has returned (`stopped`: because of stop_requested(); `saved`: a checkpoint of where it stopped is
-  // durable). Writes out the records, leaves the run, and prints the summary on rank 0 if there is no launcher. Returns
-  // the process's exit code: 75 for a run that SIGTERM has stopped and that can go on from its checkpoint.
+  // Training has left its last step and saves: this process has a minute for it, also if its launcher is gone.
+  void begin_last_save();
+  // The training loop has returned (`stopped`: because of stop_requested(); `saved`: a checkpoint of where it stopped
+  // is durable). Writes out the records, leaves the run, and prints the summary on rank 0 if there is no launcher.
+  // Returns the process's exit code, the same on all ranks: 75 if SIGTERM has stopped the run and every rank says
+  // `saved`, 130 if a SIGINT has. mpirun and srun under `dtrain launch` get 0 for both.
   int finish(bool stopped, bool saved);
   // An exception has ended the training: publishes the cause unless another rank's failure led to it. Exit code 1.
   int fail(const std::exception& error);
@@ -138,12 +151,14 @@ class RankSession {
   void connect_ranks();
   void compare_ranks();
   void open_folder();
+  void open_own_files();
   void redirect_output();
   void start_recording();
   void make_communicator();
 
   void on_launcher_end();
   void on_rank_failure(const comm::RankFailure& failure);
+  StopOutcome agree_on_stop(bool saved);
   void show_end(int code);
 
   // Destroyed in reverse order; the destructor gives the reasons.

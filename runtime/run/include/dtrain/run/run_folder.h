@@ -16,7 +16,8 @@ struct RunFolder {
   std::filesystem::path events() const { return path / "events.jsonl"; }
   std::filesystem::path metrics() const { return path / "metrics.jsonl"; }
   std::filesystem::path logs() const { return path / "logs"; }
-  std::filesystem::path log(int rank) const;  // logs/rank-0000.log
+  std::filesystem::path log(int rank) const;                                      // logs/rank-0000.log
+  std::filesystem::path launcher_log() const { return logs() / "launcher.log"; }  // of a launch with --detach
   std::filesystem::path profile() const { return path / "profile"; }
   std::filesystem::path launch() const { return path / "launch"; }  // files for mpirun or srun
 };

@@ -1,9 +1,22 @@
 // The state of a run, from its events. Any thread.
 #pragma once
 
+#include <optional>
+#include <string>
+
 #include "dtrain/run/run_folder.h"
 
 namespace dtrain::run {
+
+struct RunState {
+  std::optional<int> exit_code;  // how it has ended; empty: it has not, or its end was not recorded
+  std::string alive;             // a process of it on this host, "rank 0 (pid 4711)"; empty: none is left
+  bool started = false;          // it is no longer queued
+  int restarts = 0;              // automatic ones since it was launched or last continued
+
+  bool is_over() const { return exit_code.has_value() || alive.empty(); }
+};
+RunState read_state(const RunFolder& folder);
 
 // True if the run has ended, or none of its processes is left on this host.
 bool is_over(const RunFolder& folder);

@@ -1,0 +1,77 @@
+#include <cstdio>
+#include <memory>
+
+#include "checkpoints/selection.h"
+#include "commands.h"
+#include "dtrain/base/error.h"
+#include "dtrain/base/subprocess.h"
+#include "dtrain/base/text.h"
+#include "dtrain/base/units.h"
+#include "dtrain/checkpoint/export.h"
+
+namespace dtrain::cli {
+namespace {
+
+struct CheckpointExportArguments {
+  std::string run, step, output, format = "safetensors";
+  bool best = false, latest = false;
+};
+
+// What is known to be damaged is not exported.
+void check(const checkpoint::Entry& entry) {
+  const auto problems = verify_visibly(entry);
+  if (problems.empty()) return;
+  throw DataError(entry.path.string() + " is damaged: " + join(problems, "; "), "export another one");
+}
+
+// libtorch writes TorchScript, and only dtrain-worker has it.
+int export_torchscript(const checkpoint::Entry& entry, const std::filesystem::path& output) {
+  static const char inside_this_program = 0;
+  ProcessOptions options;
+  options.command = {find_program_beside(&inside_this_program, "dtrain-worker").string(), "--export",
+                     entry.path.string(), output.string()};
+  options.new_process_group = false;  // Ctrl-C ends both
+  const ExitStatus status = Process::start(options).wait();
+  if (status.signal == 0) return status.code;
+  throw Error("dtrain-worker --export was " + status.describe());
+}
+
+}  // namespace
+
+void add_checkpoint_export(CLI::App& checkpoint, int* exit_code) {
+  auto arguments = std::make_shared<CheckpointExportArguments>();
+  CLI::App* command =
+      checkpoint.add_subcommand("export", "Write the weights of a checkpoint as a file for other programs");
+  add_run_or_checkpoint(*command, arguments->run);
+  CLI::Option* step = command->add_option("--step", arguments->step, kStepHelp)->type_name("STEP");
+  CLI::Option* best = command->add_flag("--best", arguments->best, "The one with the best searcher.metric");
+  CLI::Option* latest = command->add_flag("--latest", arguments->latest, "The newest (default)");
+  step->excludes(best)->excludes(latest);
+  best->excludes(latest);
+  command->add_option("-o,--output", arguments->output, "The file to write")->required()->type_name("FILE");
+  command
+      ->add_option("--format", arguments->format,
+                   "safetensors: the weights under all their names; torchscript: the model of a `model:` experiment "
+                   "with them")
+      ->check(CLI::IsMember({"safetensors", "torchscript"}));
+  command->footer("The checkpoint is checked first, as `dtrain checkpoint verify` does.");
+  command->callback([arguments, exit_code] {
+    if (arguments->best) arguments->step = "best";
+    const Checkpoints found = find_checkpoints(arguments->run);
+    const bool only_one = !found.run && arguments->step.empty();
+    const checkpoint::Entry& entry =
+        only_one ? found.entries.front() : choose(found, arguments->step.empty() ? "latest" : arguments->step);
+    check(entry);
+    const auto output = std::filesystem::absolute(arguments->output);
+    *exit_code = 0;
+    if (arguments->format == "torchscript") {
+      *exit_code = export_torchscript(entry, output);
+      return;
+    }
+    const auto bytes = checkpoint::export_safetensors(entry.path, output);
+    std::printf("%s: the weights of %s, %s\n", output.c_str(), step_text(entry).c_str(),
+                format_bytes(static_cast<double>(bytes)).c_str());
+  });
+}
+
+}  // namespace dtrain::cli

@@ -1,0 +1,114 @@
+#include "checkpoints/selection.h"
+
+#include <algorithm>
+#include <charconv>
+#include <cstdio>
+
+#include <unistd.h>
+
+#include "dtrain/base/clock.h"
+#include "dtrain/base/error.h"
+#include "dtrain/base/text.h"
+#include "dtrain/base/units.h"
+
+namespace dtrain::cli {
+namespace {
+
+namespace fs = std::filesystem;
+
+bool is_checkpoint(const fs::path& path) {
+  std::error_code code;
+  return fs::is_directory(path, code) &&
+         (path.filename().string().starts_with("step-") || fs::exists(path / checkpoint::kManifestFile, code));
+}
+
+std::string steps_of(const Checkpoints& checkpoints) {
+  std::vector<std::string> steps;
+  for (const checkpoint::Entry& entry : checkpoints.entries) steps.push_back(std::to_string(entry.about.step));
+  return steps.empty() ? "there are none" : "there are: " + join(steps, ", ");
+}
+
+}  // namespace
+
+CLI::Option* add_run_or_checkpoint(CLI::App& command, std::string& run) {
+  return command
+      .add_option(
+          "RUN", run,
+          "The run: a path, a number (3 or run:3) or name under ./runs, or its task (task:127); or the folder of a "
+          "checkpoint")
+      ->required();
+}
+
+Checkpoints find_checkpoints(const std::string& name) {
+  fs::path path = fs::absolute(name).lexically_normal();
+  if (path.filename().empty()) path = path.parent_path();
+  if (is_checkpoint(path)) return {std::nullopt, path.parent_path(), {checkpoint::look_at(path)}};
+  Checkpoints found{run::find_run(name), {}, {}};
+  found.storage = checkpoint::storage_of_run(found.run->path);
+  found.entries = checkpoint::list(found.storage);
+  return found;
+}
+
+const checkpoint::Entry& choose(const Checkpoints& checkpoints, const std::string& step) {
+  const auto& entries = checkpoints.entries;
+  const auto there = [&](std::int64_t wanted) {
+    return std::find_if(entries.begin(), entries.end(), [&](const auto& entry) { return entry.about.step == wanted; });
+  };
+  const std::string in = " in " + checkpoints.storage.string();
+  if (step == "latest") {
+    const auto whole = std::find_if(entries.rbegin(), entries.rend(), [](const auto& e) { return e.damage.empty(); });
+    if (whole != entries.rend()) return *whole;
+    throw ConfigError("there is no checkpoint that can be used" + in, entries.empty() ? "" : "all are damaged");
+  }
+  if (step == "best") {
+    const auto best = checkpoint::best_of(entries, 1);
+    if (!best.empty()) return *there(best.front().about.step);
+    throw ConfigError("no checkpoint" + in + " has a metric", "name a step or latest; " + steps_of(checkpoints));
+  }
+  std::int64_t number = 0;
+  const auto [end, error] = std::from_chars(step.data(), step.data() + step.size(), number);
+  if (error != std::errc() || end != step.data() + step.size()) {
+    throw ConfigError("'" + step + "' names no checkpoint", "it is a number of batches, best or latest");
+  }
+  const auto found = there(number);
+  if (found == entries.end()) {
+    throw ConfigError("there is no checkpoint of step " + step + in, steps_of(checkpoints));
+  }
+  return *found;
+}
+
+std::string step_text(const checkpoint::Entry& entry) {
+  return "step " + std::to_string(entry.about.step);
+}
+
+std::string metric_text(const checkpoint::About& about) {
+  if (!about.metric_value) return "";
+  char value[32];
+  std::snprintf(value, sizeof value, "%.6g", *about.metric_value);
+  return about.metric + " = " + value;
+}
+
+Json to_json(const checkpoint::Entry& entry) {
+  Json json = checkpoint::to_json(entry.about);
+  json["path"] = entry.path.string();
+  json["bytes"] = entry.bytes;
+  json["damage"] = entry.damage.empty() ? Json() : Json(entry.damage);
+  return json;
+}
+
+std::vector<std::string> verify_visibly(const checkpoint::Entry& entry) {
+  if (::isatty(STDERR_FILENO) == 0) return checkpoint::verify(entry.path);
+  bool shown = false;
+  const auto show = [&](std::int64_t done, std::int64_t total) {
+    if (total == 0) return;
+    shown = true;
+    std::fprintf(stderr, "\r\033[K%s: %s of %s checked", step_text(entry).c_str(),
+                 format_bytes(static_cast<double>(done)).c_str(), format_bytes(static_cast<double>(total)).c_str());
+    std::fflush(stderr);
+  };
+  auto problems = checkpoint::verify(entry.path, show);
+  if (shown) std::fputs("\r\033[K", stderr);
+  return problems;
+}
+
+}  // namespace dtrain::cli

@@ -1,0 +1,42 @@
+// How the commands on checkpoints are told which ones.
+#pragma once
+
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <CLI/CLI.hpp>
+
+#include "dtrain/checkpoint/checkpoint.h"
+#include "dtrain/run/run_folder.h"
+
+namespace dtrain::cli {
+
+// The argument RUN: a run, as run::find_run() finds it, or the folder of a checkpoint.
+CLI::Option* add_run_or_checkpoint(CLI::App& command, std::string& run);
+inline constexpr const char* kStepHelp = "Which checkpoint: the number of batches done, best or latest";
+
+// The checkpoints that such an argument stands for: those of the run, or the one.
+struct Checkpoints {
+  std::optional<run::RunFolder> run;  // empty: a checkpoint's folder was named
+  std::filesystem::path storage;
+  std::vector<checkpoint::Entry> entries;  // the oldest first
+};
+// ConfigError: there is no such run.
+Checkpoints find_checkpoints(const std::string& name);
+
+// The one that `step` ("120", "best", "latest") names. `latest` is the newest that nothing is known against.
+// ConfigError lists the steps that there are.
+const checkpoint::Entry& choose(const Checkpoints& checkpoints, const std::string& step);
+
+// "step 120"
+std::string step_text(const checkpoint::Entry& entry);
+// "loss = 0.25"; empty: it was not validated.
+std::string metric_text(const checkpoint::About& about);
+Json to_json(const checkpoint::Entry& entry);
+
+// Verifies it, with a line of progress on a terminal.
+std::vector<std::string> verify_visibly(const checkpoint::Entry& entry);
+
+}  // namespace dtrain::cli

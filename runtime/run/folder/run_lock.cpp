@@ -1,0 +1,31 @@
+#include "folder/run_lock.h"
+
+#include <cerrno>
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <unistd.h>
+
+#include "dtrain/base/error.h"
+#include "dtrain/base/file.h"
+
+namespace dtrain::run {
+
+RunLock RunLock::take(const RunFolder& folder, const std::string& host) {
+  const std::filesystem::path path = folder.path / ".lock";
+  RunLock lock;
+  lock.file_.reset(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666));
+  if (!lock.file_) throw SystemError("cannot open " + path.string(), errno);
+  if (::flock(lock.file_.get(), LOCK_EX | LOCK_NB) != 0) {
+    if (errno != EWOULDBLOCK) return lock;  // this file system has no locks
+    const std::string holder = read_file(path);
+    throw ConfigError("the run " + folder.path.string() + " is in progress: " +
+                          (holder.empty() ? std::string("another process") : holder) + " carries it out",
+                      "wait for its end, or stop it first (Ctrl-C there, dtrain task kill)");
+  }
+  const std::string self = "process " + std::to_string(::getpid()) + " on " + host;
+  if (::ftruncate(lock.file_.get(), 0) == 0) write_all(lock.file_.get(), self);  // for messages alone
+  return lock;
+}
+
+}  // namespace dtrain::run

@@ -1,0 +1,81 @@
+#include "launch/launch_folder.h"
+
+#include <cstdlib>
+#include <fstream>
+
+#include "commands/slurm_command.h"
+#include "dtrain/base/error.h"
+#include "dtrain/run/user_ledger.h"
+#include "folder/event_log.h"
+#include "folder/put_aside.h"
+#include "launch/slurm_submit.h"
+
+namespace dtrain::run {
+namespace {
+
+namespace fs = std::filesystem;
+
+// Why the last attempt in this folder ended.
+std::string reason_of_the_end(const RunFolder& folder) {
+  std::string reason;
+  std::ifstream file(folder.events());
+  for (std::string line; std::getline(file, line);) {
+    const Json event = Json::parse(line, nullptr, false);
+    if (!event.is_object()) continue;
+    const std::string what = event.value("event", std::string());
+    if (what == "run_started") reason.clear();
+    if (what == "interrupted") reason = "interrupted by " + event.value("signal", std::string("a signal"));
+    if (what == "run_ended" && event.contains("cause")) reason = event.value("cause", std::string());
+  }
+  return reason.empty() ? "it ended without a report: its node was lost, or Slurm killed it" : reason;
+}
+
+void check_has_no_task(const RunFolder& folder, const Clock& clock) {
+  open_user_ledger(clock).visit(scheduler::Which::kNotEnded, [&](scheduler::Task&& task) {
+    if (task.run_dir != folder.path) return;
+    const std::string id = std::to_string(task.id);
+    throw ConfigError("the run " + folder.path.string() + " is in progress: task " + id + " is " +
+                          to_string(task.state) + ", its launcher is process " + std::to_string(task.launcher_pid),
+                      "dtrain task wait " + id + " waits for its end, dtrain task kill " + id + " stops it");
+  });
+}
+
+// Whether an attempt has left anything in the places where the next one writes.
+bool holds_attempt(const RunFolder& folder) {
+  std::error_code code;
+  return fs::exists(folder.metrics(), code) || !fs::is_empty(folder.profile(), code);
+}
+
+}  // namespace
+
+LaunchFolder open_launch_folder(const LaunchRequest& request, const LaunchPlan& plan, const ContinuedRun* continued,
+                                const Variables& variables, const Clock& clock) {
+  const fs::path path = request.run_dir.empty() ? fs::path() : fs::absolute(request.run_dir).lexically_normal();
+  LaunchFolder opened{.folder = {path}, .is_job = is_job_of(path, variables)};
+  if (!opened.is_job && !continued) {
+    opened.folder = create_run_folder(request.run_dir, plan.experiment.name, plan.experiment.text);
+    opened.lock = RunLock::take(opened.folder, plan.host);
+    return opened;
+  }
+  if (continued) check_has_no_task(opened.folder, clock);
+  if (continued) check_not_in_progress(opened.folder);
+  opened.lock = RunLock::take(opened.folder, plan.host);
+  opened.goes_on = continued != nullptr || holds_attempt(opened.folder);
+  if (!opened.goes_on) return opened;
+  EventLog events(opened.folder.events(), clock, -1, plan.host);
+  if (continued) events.write("continued");
+  opened.resume = find_resume_point(opened.folder);
+  if (needs_allocation(plan, variables)) return opened;  // the job puts aside what is there
+  const std::string reason = reason_of_the_end(opened.folder);
+  const int number = holds_attempt(opened.folder) ? put_aside(opened.folder, {.metrics = opened.resume.exists()})
+                                                  : attempt_number(opened.folder);
+  if (const auto count = variables.find("SLURM_RESTART_COUNT"); opened.is_job && count != variables.end()) {
+    events.write("requeued", {{"job", slurm_job(variables)},
+                              {"restart", std::atoi(count->second.c_str())},
+                              {"attempt", number},
+                              {"reason", reason}});
+  }
+  return opened;
+}
+
+}  // namespace dtrain::run

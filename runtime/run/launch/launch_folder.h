@@ -1,0 +1,27 @@
+// The folder of a launch, and where its run goes on. Plain functions; one thread.
+#pragma once
+
+#include "dtrain/base/clock.h"
+#include "dtrain/run/launch.h"
+#include "folder/continued_run.h"
+#include "folder/resume_point.h"
+#include "folder/run_lock.h"
+#include "plan/launch_plan.h"
+
+namespace dtrain::run {
+
+struct LaunchFolder {
+  RunFolder folder;
+  RunLock lock;          // held until the launch has ended, except by one that submits a job
+  ResumePoint resume;    // where its first attempt goes on
+  bool is_job = false;   // this process is the Slurm job that another launch has submitted for this folder
+  bool goes_on = false;  // the run was started before
+};
+
+// A new folder, that of the run that goes on (`continued`, null for a new run), or in a Slurm job the one that the
+// submitting process has made. What an earlier attempt has left there is put aside; after Slurm has requeued the job,
+// with an event that gives the reason for its end. ConfigError if the run is in progress or complete.
+LaunchFolder open_launch_folder(const LaunchRequest& request, const LaunchPlan& plan, const ContinuedRun* continued,
+                                const Variables& variables, const Clock& clock);
+
+}  // namespace dtrain::run

@@ -1,0 +1,198 @@
+#include "checkpoint/snapshot.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "model/flat_memory.h"
+
+namespace dtrain::train {
+
+namespace {
+
+constexpr std::size_t kPage = 4096;
+
+std::size_t pages(std::size_t bytes) {
+  return (bytes + kPage - 1) / kPage * kPage;
+}
+
+bool all_contiguous(const FlatParameters& parameters) {
+  const auto all = parameters.parameters();
+  return std::all_of(all.begin(), all.end(), [](const auto& parameter) { return parameter.tensor.is_contiguous(); });
+}
+
+}  // namespace
+
+Snapshot::Snapshot(run::RankSession& session, TrainingStep& step, const CheckpointHosts& hosts,
+                   std::map<std::string, std::string> tied, std::function<void(StateVisitor&)> visit)
+    : session_(session), step_(step), hosts_(hosts), tied_(std::move(tied)), visit_(std::move(visit)) {}
+
+void Snapshot::make_memory(std::size_t shared_bytes, std::size_t largest_own) {
+  memory_.reset();
+  number_ = 0;
+  shared_bytes_ = shared_bytes;
+  own_capacity_ = pages(largest_own + largest_own / 4);
+  const auto ranks_here = static_cast<int>(hosts_.ranks_here.size());
+  const std::size_t bytes = own_offset(hosts_.folder_is_shared ? ranks_here : session_.world().size);
+  SharedMemory memory = session_.share_on_host(
+      "checkpoint-memory-" + std::to_string(memories_++),
+      [&] { return checkpoint::SnapshotMemory::create(bytes, ranks_here); }, comm::HostAccess::kWrite);
+  memory_.emplace(std::move(memory), ranks_here);
+}
+
+std::optional<std::vector<FlatRange>> Snapshot::ranges_at_update() const {
+  if (hosts_.hosts > 1 || !step_.state_is_shared() || !all_contiguous(step_.parameters())) return std::nullopt;
+  auto ranges = step_.copied_ranges();
+  if (ranges) {
+    std::sort(ranges->begin(), ranges->end(), [](const FlatRange& a, const FlatRange& b) {
+      return a.group != b.group ? a.group < b.group : a.begin < b.begin;
+    });
+  }
+  return ranges;
+}
+
+void Snapshot::take(bool at_update) {
+  const Nanoseconds began = session_.clock().monotonic();
+  complete_now();
+  copy_.reset();
+  const auto ranges = at_update ? ranges_at_update() : std::nullopt;
+  const int rank = session_.world().rank;
+  const StateImage image({.rank = rank, .shared = step_.state_is_shared(), .later = ranges.has_value(), .tied = tied_},
+                         visit_);
+  std::vector<std::int64_t> sizes(static_cast<std::size_t>(session_.world().size));
+  sizes[static_cast<std::size_t>(rank)] = static_cast<std::int64_t>(image.own().bytes());
+  session_.communicator().all_reduce(sizes.data(), sizes.size(), comm::DataType::kInt64).wait();
+  const auto largest = static_cast<std::size_t>(*std::max_element(sizes.begin(), sizes.end()));
+  const std::size_t shared = hosts_.host == 0 ? pages(image.model().bytes()) + pages(image.optimizer().bytes()) : 0;
+  if (hosts_.saves() && (!memory_ || largest > own_capacity_ || shared > shared_bytes_)) make_memory(shared, largest);
+  values_ = image.values();
+  name_files(image, sizes);
+  ++number_;
+  told_ = false;
+  if (hosts_.saves()) {
+    if (hosts_.host == 0) write_shared(image);
+    write_own(image);
+    if (ranges) copy_at_update(image, *ranges);
+  }
+  if (!hosts_.folder_is_shared) send_own(image, sizes);
+  copy_s_ = to_seconds(session_.clock().monotonic() - began);
+  complete();
+}
+
+bool Snapshot::complete() {
+  if (copy_ && !copy_->finished()) return false;
+  if (!std::exchange(told_, true) && hosts_.saves() && !spoiled()) memory_->mark_copied(hosts_.local_rank, number_);
+  return true;
+}
+
+void Snapshot::complete_now() {
+  if (!copy_ || copy_->finished()) return;
+  copy_->finish();
+  step_.optimizer().copy_at_next_step(nullptr);
+  complete();
+}
+
+void Snapshot::offer_again() {
+  ++number_;
+  if (hosts_.saves()) memory_->mark_copied(hosts_.local_rank, number_);
+}
+
+double Snapshot::copy_seconds() const {
+  return copy_s_ + (copy_ ? copy_->seconds() : 0);
+}
+
+std::byte* Snapshot::optimizer_file(const StateImage& image) const {
+  return memory_->data() + pages(image.model().bytes());
+}
+
+// The ranks of host 0 divide the bytes evenly. Where ranks do not share the state, rank 0's is written.
+void Snapshot::write_shared(const StateImage& image) {
+  std::byte* const model = memory_->data();
+  std::byte* const optimizer = optimizer_file(image);
+  if (hosts_.is_leader()) {
+    image.model().write_header(model);
+    image.optimizer().write_header(optimizer);
+  }
+  const std::size_t in_model = image.model().data_bytes();
+  const std::size_t all = in_model + image.optimizer().data_bytes();
+  const std::size_t ranks = step_.state_is_shared() ? hosts_.ranks_here.size() : 1;
+  const auto place = static_cast<std::size_t>(hosts_.local_rank);
+  if (place >= ranks) return;
+  const std::size_t first = all / ranks * place;
+  const std::size_t last = place + 1 == ranks ? all : all / ranks * (place + 1);
+  image.model().write_data(model, std::min(first, in_model), std::min(last, in_model));
+  image.optimizer().write_data(optimizer, std::max(first, in_model) - in_model, std::max(last, in_model) - in_model);
+}
+
+void Snapshot::write_own(const StateImage& image) {
+  const int region = hosts_.folder_is_shared ? hosts_.local_rank : session_.world().rank;
+  std::byte* const own = memory_->data() + own_offset(region);
+  image.own().write_header(own);
+  image.own().write_data(own, 0, image.own().data_bytes());
+}
+
+// Ranks of hosts that do not see the folder send their files to rank 0's host.
+void Snapshot::send_own(const StateImage& image, const std::vector<std::int64_t>& sizes) {
+  for (std::size_t rank = 0; rank < sizes.size(); ++rank) {
+    if (hosts_.host_of[rank] == 0) continue;
+    std::vector<std::byte> bytes(static_cast<std::size_t>(sizes[rank]));
+    if (static_cast<int>(rank) == session_.world().rank) {
+      image.own().write_header(bytes.data());
+      image.own().write_data(bytes.data(), 0, image.own().data_bytes());
+    }
+    session_.communicator()
+        .broadcast(bytes.data(), bytes.size(), comm::DataType::kUint8, static_cast<int>(rank))
+        .wait();
+    if (session_.world().rank == 0) {
+      std::memcpy(memory_->data() + own_offset(static_cast<int>(rank)), bytes.data(), bytes.size());
+    }
+  }
+}
+
+void Snapshot::copy_at_update(const StateImage& image, const std::vector<FlatRange>& ranges) {
+  copy_ = std::make_shared<UpdateCopy>();
+  FlatOptimizer& optimizer = step_.optimizer();
+  const FlatParameters& parameters = step_.parameters();
+  const std::vector<std::string> state_names = optimizer.state_names();
+  for (const FlatRange& range : ranges) {
+    const auto& group = parameters.groups()[range.group];
+    const auto size = static_cast<std::size_t>(group.element_size);
+    // Parameters lie in their group in the order of the list.
+    for (const auto& parameter : parameters.parameters()) {
+      if (parameter.group != range.group) continue;
+      const std::int64_t begin = std::max(range.begin, parameter.offset);
+      const std::int64_t end = std::min(range.end, parameter.offset + parameter.padded);
+      if (begin >= end) continue;
+      const auto skipped = static_cast<std::size_t>(begin - parameter.offset) * size;
+      std::vector<UpdateCopy::Piece> pieces{{FlatMemory::address(group.values, begin),
+                                             memory_->data() + image.model().offset_of(parameter.name) + skipped}};
+      for (std::size_t s = 0; s < state_names.size(); ++s) {
+        pieces.push_back(
+            {FlatMemory::address(optimizer.state(range.group)[s], begin),
+             optimizer_file(image) + image.optimizer().offset_of(state_names[s] + "/" + parameter.name) + skipped});
+      }
+      const std::int64_t elements = std::min(end, parameter.offset + parameter.tensor.numel()) - begin;
+      copy_->add({range.group, begin, end}, elements, size, pieces);
+    }
+  }
+  optimizer.copy_at_next_step(copy_);
+}
+
+void Snapshot::name_files(const StateImage& image, const std::vector<std::int64_t>& sizes) {
+  files_.clear();
+  if (!hosts_.saves() || !hosts_.is_leader()) return;
+  if (hosts_.host == 0) {
+    files_.push_back({checkpoint::kModelFile, 0, image.model().bytes()});
+    files_.push_back({checkpoint::kOptimizerFile, pages(image.model().bytes()), image.optimizer().bytes()});
+  }
+  for (std::size_t rank = 0; rank < sizes.size(); ++rank) {
+    const auto here = std::find(hosts_.ranks_here.begin(), hosts_.ranks_here.end(), static_cast<int>(rank));
+    if (hosts_.folder_is_shared && here == hosts_.ranks_here.end()) continue;
+    const int region =
+        hosts_.folder_is_shared ? static_cast<int>(here - hosts_.ranks_here.begin()) : static_cast<int>(rank);
+    files_.push_back(
+        {checkpoint::rank_file(static_cast<int>(rank)), own_offset(region), static_cast<std::size_t>(sizes[rank])});
+  }
+}
+
+}  // namespace dtrain::train

@@ -1,0 +1,93 @@
+#include "model/update_copy.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#if defined(__SSE2__)
+#include <emmintrin.h>
+#endif
+
+namespace dtrain::train {
+
+namespace {
+
+// Elements that are copied and then updated at once: with state and gradients they fit into a core's second-level
+// cache. Fewer would make the calls of the update's kernel count.
+constexpr std::int64_t kBlock = 64 * 1024;
+
+}  // namespace
+
+void UpdateCopy::add(const FlatRange& range, std::int64_t elements, std::size_t element_size,
+                     std::span<const Piece> pieces) {
+  for (std::int64_t begin = range.begin; begin < range.end; begin += kBlock) {
+    const FlatRange part{range.group, begin, std::min(begin + kBlock, range.end)};
+    const bool joins = !blocks_.empty() && blocks_.back().range.group == part.group &&
+                       blocks_.back().range.end <= part.begin && part.end - blocks_.back().range.begin <= kBlock;
+    if (joins) {
+      blocks_.back().range.end = part.end;
+    } else {
+      blocks_.push_back({part, {}});
+    }
+    const std::int64_t before = begin - range.begin;
+    const std::int64_t count = std::min(elements - before, part.size());
+    if (count <= 0) continue;
+    for (const Piece& piece : pieces) {
+      const std::size_t at = static_cast<std::size_t>(before) * element_size;
+      blocks_.back().copies.push_back(
+          {{piece.from + at, piece.to + at}, static_cast<std::size_t>(count) * element_size});
+    }
+  }
+}
+
+void UpdateCopy::copy(Block& block) {
+  if (std::exchange(block.done, true)) return;
+  const Nanoseconds began = clock_.monotonic();
+  for (const Copy& copy : block.copies) stream_copy(copy.piece.to, copy.piece.from, copy.bytes);
+  time_ += clock_.monotonic() - began;
+}
+
+void UpdateCopy::before(const FlatRange& range, const std::function<void(const FlatRange&)>& update) {
+  std::int64_t at = range.begin;
+  for (Block& block : blocks_) {
+    if (block.range.group != range.group || block.range.end <= at) continue;
+    if (block.range.begin >= range.end) break;
+    if (block.range.begin > at) update({range.group, at, block.range.begin});
+    copy(block);
+    const FlatRange common{range.group, std::max(at, block.range.begin), std::min(range.end, block.range.end)};
+    update(common);
+    at = common.end;
+  }
+  if (at < range.end) update({range.group, at, range.end});
+}
+
+void UpdateCopy::finish() {
+  for (Block& block : blocks_) copy(block);
+  finished_ = true;
+}
+
+void stream_copy(std::byte* to, const std::byte* from, std::size_t bytes) {
+#if defined(__SSE2__)
+  constexpr std::size_t kLine = 64;
+  const std::size_t to_line = (kLine - reinterpret_cast<std::uintptr_t>(to) % kLine) % kLine;
+  const std::size_t head = std::min(bytes, to_line);
+  std::memcpy(to, from, head);
+  std::size_t at = head;
+  for (; at + kLine <= bytes; at += kLine) {
+    const auto* const source = reinterpret_cast<const __m128i*>(from + at);
+    auto* const target = reinterpret_cast<__m128i*>(to + at);
+    const __m128i a = _mm_loadu_si128(source), b = _mm_loadu_si128(source + 1);
+    const __m128i c = _mm_loadu_si128(source + 2), d = _mm_loadu_si128(source + 3);
+    _mm_stream_si128(target, a);
+    _mm_stream_si128(target + 1, b);
+    _mm_stream_si128(target + 2, c);
+    _mm_stream_si128(target + 3, d);
+  }
+  std::memcpy(to + at, from + at, bytes - at);
+  _mm_sfence();  // before another process is told that the bytes are there
+#else
+  std::memcpy(to, from, bytes);
+#endif
+}
+
+}  // namespace dtrain::train

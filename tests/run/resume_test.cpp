@@ -1,0 +1,313 @@
+// Runs that go on from their checkpoints: automatic restarts, `dtrain launch --continue`, ranks without a launcher, and
+// the exit codes of runs that were asked to stop.
+#include <gmock/gmock.h>
+
+#include "run_harness.h"
+
+namespace dtrain::run {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+using testing::Not;
+
+constexpr int kBatches = 30;
+
+Settings saving(const std::string& hyperparameters = "", const std::string& more = "") {
+  return {
+      .slots = 2,
+      .batches = kBatches,
+      .hyperparameters = "checkpoint_every: 5, step_ms: 10" + (hyperparameters.empty() ? "" : ", " + hyperparameters),
+      .more = more};
+}
+
+// What a rank printed last about its weights: the same text for the same bits.
+std::string weights_in(const std::string& log) {
+  const auto at = log.rfind("weights ");
+  return at == std::string::npos ? "none" : log.substr(at, log.find('\n', at) - at);
+}
+
+const std::string& undisturbed() {
+  static const std::string weights = [] {
+    TestRun run(saving());
+    EXPECT_EQ(run.launch().wait().describe(), "exit status 0");
+    return weights_in(run.log(1));
+  }();
+  return weights;
+}
+
+std::vector<Json> events_named(const fs::path& run_dir, const std::string& name) {
+  std::vector<Json> result;
+  for (const Json& event : read_lines(run_dir / "events.jsonl")) {
+    if (event.value("event", "") == name) result.push_back(event);
+  }
+  return result;
+}
+
+// Every batch once, in order, and the weights of a run that nothing disturbed.
+void expect_whole(const fs::path& run_dir, int batches = kBatches) {
+  std::vector<int> seen;
+  for (const Json& line : read_lines(run_dir / "metrics.jsonl")) seen.push_back(line.at("batch"));
+  std::vector<int> all;
+  for (int batch = 1; batch <= batches; ++batch) all.push_back(batch);
+  EXPECT_EQ(seen, all);
+  if (batches == kBatches) {
+    EXPECT_EQ(weights_in(slurp(run_dir / "logs" / "rank-0001.log")), undisturbed());
+  }
+}
+
+// `dtrain launch --continue RUN`
+Command go_on(const TestRun& run, const std::string& which, const std::vector<std::string>& options = {}) {
+  std::vector<std::string> command{bin("dtrain"), "launch", "--continue", which};
+  command.insert(command.end(), options.begin(), options.end());
+  return {run.folder(), command};
+}
+
+// Stops a launch in the middle.
+void stop(TestRun& run, int signal, int code, const std::vector<std::string>& options = {}) {
+  Command launch = run.launch(options);
+  EXPECT_TRUE(run.reached(1, 12));
+  launch.kill(signal);
+  EXPECT_EQ(launch.wait().describe(), "exit status " + std::to_string(code)) << launch.out() << launch.err();
+  EXPECT_THAT(launch.out(), HasSubstr("launch --continue "));
+}
+
+std::int64_t newest_step(const fs::path& run_dir) {
+  std::int64_t newest = 0;
+  for (const auto& entry : fs::directory_iterator(run_dir / "checkpoints")) {
+    const std::string name = entry.path().filename();
+    if (name.starts_with("step-")) newest = std::max<std::int64_t>(newest, std::stoll(name.substr(5)));
+  }
+  return newest;
+}
+
+TEST(Restart, GoesOnFromTheNewestCheckpoint) {
+  TestRun run(saving("trouble: {rank: 1, batch: 12, kind: SIGKILL, once: true}", "max_restarts: 1\n"));
+  Command launch = run.launch();
+  EXPECT_EQ(launch.wait().describe(), "exit status 0") << launch.out() << launch.err();
+  expect_whole(run.run_dir());
+  EXPECT_THAT(launch.out(), HasSubstr("dtrain: attempt 1 failed: rank 1 was killed by signal 9 (SIGKILL)\n"));
+  EXPECT_THAT(launch.out(),
+              HasSubstr("restart 1 of 1: it goes on from step-10 (batch 10, epoch 1); logs and records of "
+                        "attempt 1 are in " +
+                        (run.run_dir() / "attempt-1").string()));
+  EXPECT_THAT(slurp(run.run_dir() / "attempt-1" / "logs" / "rank-0000.log"), HasSubstr("batch 11\n"));
+  EXPECT_THAT(run.log(0), HasSubstr("resumed at 10\n"));
+  EXPECT_FALSE(fs::exists(run.run_dir() / "attempt-1" / "metrics.jsonl")) << "it goes on with them";
+  const auto started = events_named(run.run_dir(), "attempt_started");
+  ASSERT_EQ(started.size(), 2u);
+  EXPECT_FALSE(started[0].contains("resume_from"));
+  EXPECT_EQ(started[1].at("attempt"), 2);
+  EXPECT_EQ(started[1].at("step"), 10);
+  EXPECT_EQ(started[1].at("resume_from"), (run.run_dir() / "checkpoints" / "step-10").string());
+  run.expect_nothing_left();
+}
+
+TEST(Restart, WithoutACheckpointBeginsAnewAndSaysSo) {
+  TestRun run(saving("trouble: {rank: 0, batch: 3, kind: SIGKILL}", "max_restarts: 1\n"));
+  Command launch = run.launch();
+  EXPECT_EQ(launch.wait().describe(), "exit status 1");
+  EXPECT_THAT(launch.out(), HasSubstr("it goes on from the beginning, because there is no checkpoint of it"));
+  EXPECT_THAT(launch.out(), Not(HasSubstr("--continue")));
+  EXPECT_TRUE(fs::exists(run.run_dir() / "attempt-1" / "metrics.jsonl"));
+}
+
+TEST(Restart, TheirNumberCountsAnewForWhoeverContinues) {
+  TestRun run(saving("trouble: {rank: 0, batch: 12, kind: SIGKILL}", "max_restarts: 1\n"));
+  EXPECT_EQ(run.launch().wait().describe(), "exit status 1");
+  Command again = go_on(run, "run");
+  EXPECT_EQ(again.wait().describe(), "exit status 1") << again.err();
+  EXPECT_THAT(again.out(), HasSubstr("attempt 3 failed"));
+  EXPECT_THAT(again.out(), HasSubstr("restart 1 of 1"));
+  EXPECT_EQ(events_named(run.run_dir(), "attempt_started").size(), 4u);
+  Command mended = go_on(run, "run", {"--set", "hyperparameters.trouble={}"});
+  EXPECT_EQ(mended.wait().describe(), "exit status 0") << mended.err();
+  expect_whole(run.run_dir());
+}
+
+TEST(Stop, SigtermEndsWith75AndCtrlCWith130AndBothSave) {
+  for (const auto& [signal, code] : {std::pair(SIGTERM, 75), std::pair(SIGINT, 130)}) {
+    TestRun run(saving());
+    stop(run, signal, code);
+    EXPECT_GE(newest_step(run.run_dir()), 12);
+    const Json ended = events_named(run.run_dir(), "run_ended").at(0);
+    EXPECT_EQ(ended.at("exit_code"), code);
+    EXPECT_EQ(ended.at("state"), "interrupted");
+    Command again = go_on(run, run.run_dir().string());
+    EXPECT_EQ(again.wait().describe(), "exit status 0") << again.err();
+    EXPECT_THAT(again.out(), HasSubstr("goes on     from step-"));
+    expect_whole(run.run_dir());
+    run.expect_nothing_left();
+  }
+}
+
+TEST(Stop, ASigtermToOneRankIsTheEndOfAll) {
+  TestRun run(saving());
+  Command launch = run.launch();
+  EXPECT_TRUE(run.reached(0, 7));
+  ::kill(run.pid_of("rank 1"), SIGTERM);
+  EXPECT_EQ(launch.wait().describe(), "exit status 75") << launch.out() << launch.err();
+  for (const Json& event : events_named(run.run_dir(), "rank_finished")) {
+    EXPECT_EQ(event.at("exit_code"), 75);
+    EXPECT_EQ(event.at("stopped"), "SIGTERM");
+  }
+}
+
+TEST(Stop, WhenTheLauncherIsKilledTheRanksSave) {
+  TestRun run(saving());
+  Command launch = run.launch();
+  EXPECT_TRUE(run.reached(1, 7));
+  launch.kill(SIGKILL);
+  launch.wait();
+  run.expect_nothing_left();
+  EXPECT_GE(newest_step(run.run_dir()), 7);
+  for (const Json& event : events_named(run.run_dir(), "rank_finished")) EXPECT_EQ(event.at("exit_code"), 1);
+  EXPECT_TRUE(eventually([&] {
+    Command again = go_on(run, "run");  // refused while the ledger still counts the dead launcher's ranks
+    return again.wait().success();
+  }));
+  expect_whole(run.run_dir());
+}
+
+TEST(Continue, PassesOverADamagedCheckpointAndNamesIt) {
+  TestRun run(saving());
+  stop(run, SIGTERM, 75);
+  const std::string newest = "step-" + std::to_string(newest_step(run.run_dir()));
+  const fs::path file = run.run_dir() / "checkpoints" / newest / "rank-0001.safetensors";
+  std::fstream(file, std::ios::in | std::ios::out | std::ios::binary).seekp(100).put('\x55');
+  Command again = go_on(run, "run");
+  EXPECT_EQ(again.wait().describe(), "exit status 0") << again.err();
+  EXPECT_THAT(again.err(), HasSubstr("a checkpoint is passed over: " + newest + ": "));
+  EXPECT_THAT(again.err(), HasSubstr("rank-0001.safetensors"));
+  EXPECT_THAT(again.out(), HasSubstr("goes on     from step-10 (batch 10, epoch 1)"));
+  expect_whole(run.run_dir());
+}
+
+TEST(Continue, GoesOnWithARunThatWasMovedWithItsExperimentGone) {
+  TestRun run(saving());
+  stop(run, SIGTERM, 75, {"--set", "hyperparameters.step_ms=11"});
+  const fs::path moved = run.folder() / "elsewhere" / "copy";
+  fs::create_directories(moved.parent_path());
+  fs::rename(run.run_dir(), moved);
+  fs::remove(run.experiment());
+  Command again = go_on(run, "elsewhere/copy", {"--set", "resources.priority=7"});
+  EXPECT_EQ(again.wait().describe(), "exit status 0") << again.err();
+  expect_whole(moved);
+  const Json plan = read_json(moved / "plan.json");
+  EXPECT_EQ(plan.at("experiment").at("hyperparameters").at("step_ms"), 11);
+  EXPECT_EQ(plan.at("overrides"), Json({"hyperparameters.step_ms=11", "resources.priority=7"}));
+  EXPECT_EQ(plan.at("experiment_file"), run.experiment().string()) << "relative paths are relative to its folder";
+  Command tasks(run.folder(), {bin("dtrain"), "task", "show", "2", "--json"});
+  tasks.wait();
+  EXPECT_EQ(Json::parse(tasks.out()).at("run_dir"), moved.string());
+}
+
+TEST(Continue, ACompleteRunGoesOnOnlyIfItIsToBeLonger) {
+  TestRun run(saving());
+  EXPECT_EQ(run.launch().wait().describe(), "exit status 0");
+  Command refused = go_on(run, "run");
+  EXPECT_EQ(refused.wait().describe(), "exit status 2");
+  EXPECT_THAT(refused.err(), HasSubstr("is complete: it was trained for 30 batches\n"));
+  EXPECT_THAT(refused.err(), HasSubstr("--set searcher.max_length.batches=60"));
+  Command longer = go_on(run, "run", {"--set", "searcher.max_length.batches=40"});
+  EXPECT_EQ(longer.wait().describe(), "exit status 0") << longer.err();
+  EXPECT_THAT(longer.out(), HasSubstr("goes on     from step-30"));
+  expect_whole(run.run_dir(), 40);
+}
+
+TEST(Continue, ARunInProgressIsRefusedWithItsTask) {
+  TestRun run(saving());
+  Command launch = run.launch({"--set", "searcher.max_length.batches=1000000"});
+  EXPECT_TRUE(run.reached(0, 3));
+  fs::create_directory(run.folder() / "other");
+  Command refused(run.folder() / "other", {bin("dtrain"), "launch", "--continue", run.run_dir().string()},
+                  {{"DTRAIN_STATE_DIR", (run.folder() / "state").string()}});
+  EXPECT_EQ(refused.wait().describe(), "exit status 2");
+  EXPECT_THAT(refused.err(), HasSubstr("is in progress: task 1 is running, its launcher is process " +
+                                       std::to_string(launch.process().pid())));
+  Command elsewhere(run.folder() / "other", {bin("dtrain"), "launch", "--continue", run.run_dir().string()});
+  EXPECT_EQ(elsewhere.wait().describe(), "exit status 2") << "with another ledger, its processes are seen";
+  EXPECT_THAT(elsewhere.err(), HasSubstr("is in progress: "));
+  launch.kill(SIGTERM);
+  EXPECT_EQ(launch.wait().describe(), "exit status 75");
+}
+
+TEST(Continue, SaysWhatIsDifferentFromBefore) {
+  TestRun run(saving());
+  stop(run, SIGTERM, 75);
+  Command again = go_on(run, "run",
+                        {"--set", "hyperparameters.global_batch_size=12", "--set", "resources.slots_per_trial=1",
+                         "--set", "searcher.max_length.batches=13"});
+  EXPECT_EQ(again.process().wait(kHangs)->describe(), "exit status 1") << again.err();  // another number of ranks
+  EXPECT_THAT(again.err(), HasSubstr("hyperparameters.global_batch_size was 8 and is 12 from here on"));
+  EXPECT_THAT(again.err(), HasSubstr("the run was trained on 2 ranks and is trained on 1 rank from here on"));
+}
+
+TEST(Continue, WhatCannotGoOnIsRefused) {
+  TestRun run(saving());
+  const auto error = [&](const std::string& which, const std::vector<std::string>& options = {}) {
+    Command refused = go_on(run, which, options);
+    EXPECT_EQ(refused.wait().describe(), "exit status 2");
+    return refused.err();
+  };
+  EXPECT_THAT(error("nowhere"), HasSubstr("no run 'nowhere'"));
+  EXPECT_EQ(run.launch({"--mock", "train"}).wait().describe(), "exit status 0");
+  EXPECT_THAT(error("run"), HasSubstr("is a mock run, which has no weights to go on with"));
+  EXPECT_THAT(error("run", {"--run-dir", "other"}), HasSubstr("excludes"));
+  fs::remove(run.run_dir() / "plan.json");
+  EXPECT_THAT(error("run"), HasSubstr("nothing of the run"));
+}
+
+TEST(Continue, ARankByItselfGoesOnInItsFolder) {
+  TestRun run(saving());
+  const std::vector<std::string> program{rank_program(), run.experiment().string(), "--run-dir",
+                                         run.run_dir().string()};
+  Command first(run.folder(), program);
+  EXPECT_TRUE(run.reached(0, 12));
+  first.kill(SIGTERM);
+  EXPECT_EQ(first.wait().describe(), "exit status 75") << first.err();
+  const std::int64_t stopped_at = newest_step(run.run_dir());
+  Command second(run.folder(), {rank_program(), "--continue", "run"});
+  EXPECT_EQ(second.wait().describe(), "exit status 0") << second.err();
+  EXPECT_THAT(run.log(0), HasSubstr("resumed at " + std::to_string(stopped_at) + "\n"));
+  EXPECT_EQ(read_lines(run.run_dir() / "metrics.jsonl").size(), static_cast<std::size_t>(kBatches));
+  EXPECT_TRUE(fs::exists(run.run_dir() / "attempt-1" / "profile" / "rank-0000.jsonl"));
+  Command third(run.folder(), {rank_program(), "--continue", "run"});
+  EXPECT_EQ(third.wait().describe(), "exit status 2");
+  EXPECT_THAT(third.err(), HasSubstr("is complete"));
+  Command both(run.folder(), {rank_program(), "--continue", "run", run.experiment().string()});
+  EXPECT_EQ(both.wait().describe(), "exit status 2");
+  EXPECT_THAT(both.err(), HasSubstr("--continue takes the experiment and the folder from the run"));
+}
+
+// Ranks that something else than dtrain starts agree on the checkpoint that rank 0 has found, and on their exit code.
+TEST(Continue, RanksWithoutALauncherDoToo) {
+  TestRun run(saving());
+  const auto start = [&](int rank, std::vector<std::string> words) {
+    words.insert(words.begin(), rank_program());
+    const fs::path folder = run.folder() / ("rank-" + std::to_string(rank));
+    fs::create_directories(folder);
+    return Command(folder, words,
+                   {{"RANK", std::to_string(rank)},
+                    {"WORLD_SIZE", "2"},
+                    {"MASTER_ADDR", "127.0.0.1"},
+                    {"MASTER_PORT", std::to_string(20'000 + ::getpid() % 20'000)},
+                    {"XDG_RUNTIME_DIR", run.folder().string()}});
+  };
+  const std::vector<std::string> words{run.experiment().string(), "--run-dir", run.run_dir().string()};
+  {
+    Command zero = start(0, words), one = start(1, words);
+    EXPECT_TRUE(run.reached(0, 12));
+    one.kill(SIGTERM);  // rank 0 is told by rank 1
+    EXPECT_EQ(zero.wait().describe(), "exit status 75") << zero.err();
+    EXPECT_EQ(one.wait().describe(), "exit status 75") << one.err();
+  }
+  Command zero = start(0, {"--continue", run.run_dir().string()});
+  Command one = start(1, {"--continue", run.run_dir().string()});
+  EXPECT_EQ(zero.wait().describe(), "exit status 0") << zero.err();
+  EXPECT_EQ(one.wait().describe(), "exit status 0") << one.err();
+  expect_whole(run.run_dir());
+}
+
+}  // namespace
+}  // namespace dtrain::run
