@@ -74,22 +74,25 @@ void Snapshot::take(bool at_update) {
     write_own(image);
     if (ranges) copy_at_update(image, *ranges);
   }
+  from_device_.hand_over();
   if (!hosts_.folder_is_shared) send_own(image, sizes);
   copy_s_ = to_seconds(session_.clock().monotonic() - began);
-  complete();
 }
 
 bool Snapshot::complete() {
   if (copy_ && !copy_->finished()) return false;
+  if (!from_device_.complete()) return false;
   if (!std::exchange(told_, true) && hosts_.saves() && !spoiled()) memory_->mark_copied(hosts_.local_rank, number_);
   return true;
 }
 
 void Snapshot::complete_now() {
-  if (!copy_ || copy_->finished()) return;
-  copy_->finish();
-  step_.optimizer().copy_at_next_step(nullptr);
-  complete();
+  from_device_.complete_now();
+  if (copy_ && !copy_->finished()) {
+    copy_->finish();
+    step_.optimizer().copy_at_next_step(nullptr);
+  }
+  if (memory_) complete();
 }
 
 void Snapshot::offer_again() {
@@ -105,7 +108,7 @@ std::byte* Snapshot::optimizer_file(const StateImage& image) const {
   return memory_->data() + pages(image.model().bytes());
 }
 
-// The ranks of host 0 divide the bytes evenly. Where ranks do not share the state, rank 0's is written.
+// The ranks of host 0 divide the bytes evenly. What ranks do not share is rank 0's.
 void Snapshot::write_shared(const StateImage& image) {
   std::byte* const model = memory_->data();
   std::byte* const optimizer = optimizer_file(image);
@@ -115,20 +118,21 @@ void Snapshot::write_shared(const StateImage& image) {
   }
   const std::size_t in_model = image.model().data_bytes();
   const std::size_t all = in_model + image.optimizer().data_bytes();
-  const std::size_t ranks = step_.state_is_shared() ? hosts_.ranks_here.size() : 1;
+  const std::size_t ranks = hosts_.ranks_here.size();
   const auto place = static_cast<std::size_t>(hosts_.local_rank);
-  if (place >= ranks) return;
   const std::size_t first = all / ranks * place;
   const std::size_t last = place + 1 == ranks ? all : all / ranks * (place + 1);
-  image.model().write_data(model, std::min(first, in_model), std::min(last, in_model));
-  image.optimizer().write_data(optimizer, std::max(first, in_model) - in_model, std::max(last, in_model) - in_model);
+  const bool is_first = session_.world().rank == 0;
+  image.model().write_data(model, std::min(first, in_model), std::min(last, in_model), is_first, from_device_);
+  image.optimizer().write_data(optimizer, std::max(first, in_model) - in_model, std::max(last, in_model) - in_model,
+                               is_first, from_device_);
 }
 
 void Snapshot::write_own(const StateImage& image) {
   const int region = hosts_.folder_is_shared ? hosts_.local_rank : session_.world().rank;
   std::byte* const own = memory_->data() + own_offset(region);
   image.own().write_header(own);
-  image.own().write_data(own, 0, image.own().data_bytes());
+  image.own().write_data(own, 0, image.own().data_bytes(), /*is_first=*/false, from_device_);
 }
 
 // Ranks of hosts that do not see the folder send their files to rank 0's host.
@@ -138,7 +142,10 @@ void Snapshot::send_own(const StateImage& image, const std::vector<std::int64_t>
     std::vector<std::byte> bytes(static_cast<std::size_t>(sizes[rank]));
     if (static_cast<int>(rank) == session_.world().rank) {
       image.own().write_header(bytes.data());
-      image.own().write_data(bytes.data(), 0, image.own().data_bytes());
+      DeviceCopies from_device;
+      image.own().write_data(bytes.data(), 0, image.own().data_bytes(), /*is_first=*/false, from_device);
+      from_device.hand_over();
+      from_device.complete_now();
     }
     session_.communicator()
         .broadcast(bytes.data(), bytes.size(), comm::DataType::kUint8, static_cast<int>(rank))

@@ -77,6 +77,7 @@ class Snapshot {
   std::uint64_t number_ = 0;
   std::vector<checkpoint::FileImage> files_;
   Json values_;
+  DeviceCopies from_device_;
   std::shared_ptr<UpdateCopy> copy_;  // of the last snapshot, if the next update copies
   bool told_ = true;                  // the saver has been told that this rank's part is complete
   double copy_s_ = 0;                 // of the part between two batches
