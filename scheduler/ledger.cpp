@@ -163,9 +163,7 @@ bool Ledger::set_paused(TaskId id, bool paused) {
       throw ConfigError("there is " + ("no " + name), "dtrain task list shows those there are");
     }
     const auto state = static_cast<TaskState>(row.integer(0));
-    if (has_ended(state))
-      throw ConfigError(name + " has already ended",
-                        "dtrain launch --continue task:" + std::to_string(id) + " lets its run go on");
+    if (has_ended(state)) return false;
     if (row.integer(2) != 0) {
       throw ConfigError(name + " is placed by Slurm, which dtrain does not pause",
                         "scontrol requeue, hold and release do");

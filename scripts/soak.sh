@@ -16,3 +16,6 @@ campaign "a fault in the saver" "$folder/tests/checkpoint_fault_test" --gtest_br
 campaign "damaged files" "$folder/tests/checkpoint_fault_test" --gtest_brief=1 --gtest_filter='*DamagedFiles'
 campaign "power cuts" "$folder/tests/checkpoint_fault_test" --gtest_brief=1 --gtest_filter='PowerCut.*'
 campaign "retention" "$folder/tests/checkpoint_test" --gtest_brief=1 --gtest_filter='Retention.*'
+# Each round interrupts some sixty runs.
+campaign "interrupted runs" env DTRAIN_RESUME_SEED="$SOAK_SEED" DTRAIN_RESUME_ROUNDS=$(((SOAK_CASES + 59) / 60)) \
+  .deps/peers/bin/python -B tests/integration/resume.py "$folder/bin"

@@ -3,6 +3,7 @@
 #include "dtrain/base/error.h"
 #include "dtrain/run/weight_files.h"
 #include "entrypoint.h"
+#include "folder/checkpoint_folder.h"
 #include "model_file.h"
 
 namespace dtrain::run {
@@ -33,6 +34,7 @@ std::vector<std::string> find_missing_files(const config::Experiment& experiment
     check_source("data.training", experiment.model->data.training);
     if (experiment.model->data.validation) check_source("data.validation", *experiment.model->data.validation);
   }
+  try_to([&] { check_checkpoint_storage(experiment.checkpoint_storage); });
   if (!experiment.initial_weights.file.empty()) {
     try_to([&] { check_initial_weights(experiment.initial_weights); });
   }

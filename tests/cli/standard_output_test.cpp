@@ -56,6 +56,8 @@ std::vector<Words> one_of_each() {
           {"task", "list", "--csv"},
           {"task", "show", "1"},
           {"task", "kill", "1"},
+          {"task", "pause", "1"},
+          {"task", "activate", "1"},
           {"task", "wait", "1"},
           {"checkpoint", "list", "./run"},
           {"checkpoint", "list", "./run", "--json"},

@@ -56,7 +56,7 @@ SlurmdPort=$((port + 1))
 SlurmUser=root
 SlurmdUser=root
 AuthType=auth/munge
-AuthInfo=socket=$folder/munge.socket
+AuthInfo=socket=$folder/munge.socket,cred_expire=5
 CredType=cred/munge
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
@@ -66,6 +66,8 @@ SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
 MpiDefault=none
 ReturnToService=2
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
 KillWait=5
 StateSaveLocation=$folder/state
 SlurmdSpoolDir=$folder/spool/%n
@@ -76,7 +78,10 @@ for i in "${!nodes[@]}"; do
   echo "NodeName=${nodes[$i]} NodeAddr=${addresses[$i]} CPUs=$cpus RealMemory=1000" >>"$folder/slurm.conf"
   mkdir -p "$folder/spool/${nodes[$i]}"
 done
-echo "PartitionName=all Nodes=$(IFS=,; echo "${nodes[*]}") Default=YES State=UP" >>"$folder/slurm.conf"
+all=$(IFS=,; echo "${nodes[*]}")
+# Jobs of the second take the place of those of the first, which have half a minute to save.
+echo "PartitionName=all Nodes=$all Default=YES State=UP PriorityTier=1 GraceTime=30" >>"$folder/slurm.conf"
+echo "PartitionName=urgent Nodes=$all State=UP PriorityTier=2 PreemptMode=OFF" >>"$folder/slurm.conf"
 # No control groups are used, and none may be mounted: in a container, or in a namespace that ip has made. Left to itself, slurmd
 # looks for them and gives up.
 echo "CgroupPlugin=cgroup/v1" >"$folder/cgroup.conf"

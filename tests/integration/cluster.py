@@ -153,7 +153,7 @@ class Failing(ClusterTest):
         experiment = self.experiment(hyperparameters={"trouble": trouble}, max_restarts=1)
         result = self.launch(self.cluster(), experiment).expect(1)
         self.assertIn("attempt 1 failed: rank 3 on nodeb was killed by signal 9 (SIGKILL)", result.output)
-        self.assertIn("starting again from the beginning, because there are no checkpoints yet", result.output)
+        self.assertIn("it goes on from the beginning, because there is no checkpoint of it", result.output)
         for folder in ("attempt-1/", ""):
             steps = [line for line in result.lines(folder + "profile/rank-0000.jsonl") if line["record"] == "step"]
             self.assertTrue(1 <= len(steps) <= 7, len(steps))  # what was recorded when the signal came

@@ -1,10 +1,11 @@
 """Runs that are interrupted and go on against the same runs without a break: the same bits.
 
-    resume.py BIN_FOLDER [cases|kills|ranks ...]
+    resume.py BIN_FOLDER [cases|kills|ranks|model ...]
 
 cases: each case trains to its end once, and once more interrupted by SIGTERM at random batches; after each interruption
 it goes on from its checkpoint. kills: the same with kill -9 of a rank or of all processes, and restarts by the launcher.
-ranks: a run goes on with another number of ranks. DTRAIN_RESUME_SEED seeds the random batches and is printed;
+ranks: a run goes on with another number of ranks. model: a
+TorchScript file is trained; SIGTERM to the launcher, Ctrl-C, and kill -9 of every process end it. DTRAIN_RESUME_SEED seeds the random batches and is printed;
 DTRAIN_RESUME_ROUNDS repeats everything with the seeds that follow.
 
 Equal are: all tensors and values of the last checkpoint on every rank, the final weights, metrics.jsonl without its
@@ -15,11 +16,14 @@ import json
 import os
 import random
 import shutil
+import signal
+import subprocess
 import sys
 import time
 
-from gpu_cases import experiment, free_ports, gpu_environment, run_plans
-from harness import Build, Workplace, launch, run
+import parity_model
+from gpu_cases import experiment, free_ports, run_plans
+from harness import DEADLINE, Build, Workplace, environment, launch, run, wait_until, write_experiment
 
 SGD = {"kind": "sgd", "lr": 0.05, "momentum": 0.9}
 PLAIN_SGD = {"kind": "sgd", "lr": 0.05}
@@ -50,8 +54,8 @@ CASES = {
         case("odd", ADAM, aggregation_frequency=3, sharded_optimizer=False, clip=0.5, **UNEVEN),
         case("gpt", ADAMW, sharded_optimizer="auto"),
         *(case("gpt", ADAM, gradient_compression=word) for word in ("fp16", "bf16", "int8")),
-        case("gpt", SGD, gradient_compression={"type": "powersgd", "rank": 2, "warmup_steps": 5}),
-        case("gpt", SGD, gradient_compression={"type": "topk", "ratio": 0.1}),
+        case("gpt", SGD, gradient_compression={"kind": "powersgd", "rank": 2, "warmup_steps": 5}),
+        case("gpt", SGD, gradient_compression={"kind": "topk", "ratio": 0.1}),
         case("cnn", ADAMW, local_sgd=LOCAL),
         case("gpt", SGD, local_sgd={**LOCAL, "compression": "int8"}, aggregation_frequency=2, **UNEVEN)],
     3: [case("cnn", ADAMW, sharded_optimizer=True, aggregation_frequency=4, **UNEVEN),
@@ -130,7 +134,7 @@ class Interrupted:
 
 
 def run_cases(build, workplace, ranks, cases, dice):
-    runs = [Interrupted(build, one, ranks, workplace.path / f"{ranks}-{index}", dice) for index, one in enumerate(cases)]
+    runs = [Interrupted(build, one, ranks, workplace.path / f"{ranks}-{one['slot_type']}-{index}", dice) for index, one in enumerate(cases)]
     arguments = [(run, *step) for run in runs for step in run.arguments()]
     ports = iter(free_ports(len(arguments)))
     plan = [{"arguments": given, "environment": {"MASTER_PORT": str(next(ports))}} for _, given, _ in arguments]
@@ -198,7 +202,6 @@ def kill_cases(build, workplace, dice):
 
 
 def close_enough(one, other):
-    import parity_model
     weights, expected = (parity_model.load(folder / "checkpoints" / "final" / "model.safetensors") for folder in (one, other))
     difference, worst = parity_model.worst_difference(weights, expected)
     return difference <= 1e-6, f"{worst} differs by {difference:.1e}"
@@ -213,7 +216,6 @@ def other_ranks(build, workplace, dice):
         sections = {"name": "ranks", "entrypoint": build.program("synthetic"), "searcher": {"max_length": {"batches": 40}},
                     "hyperparameters": {"global_batch_size": 24, "optimizer": "adamw"},
                     "resources": {"slots_per_trial": before, "slot_type": "cpu"}}
-        from harness import write_experiment
         file = write_experiment(folder / "experiment.yaml", **sections)
         launch(build, file, folder / "whole").expect(0)
         launch(build, file, folder / "broken", sets=["searcher.max_length.batches=17"]).expect(0)
@@ -227,9 +229,73 @@ def other_ranks(build, workplace, dice):
     return failures
 
 
+def write_script(folder):
+    """A small TorchScript model with batch normalization and dropout, and data."""
+    import numpy
+    import torch
+    from torch import nn
+    torch.manual_seed(5)
+    model = nn.Sequential(nn.Linear(12, 48), nn.BatchNorm1d(48), nn.ReLU(), nn.Dropout(0.3), nn.Linear(48, 4))
+    torch.jit.script(model).save(str(folder / "model.pt"))
+    generator = numpy.random.default_rng(7)
+    numpy.save(folder / "features.npy", generator.standard_normal((990, 12), dtype=numpy.float32))
+    numpy.save(folder / "target.npy", generator.integers(0, 4, 990))
+    part = {"format": "npy", "features": str(folder / "features.npy"), "target": str(folder / "target.npy")}
+    return write_experiment(
+        folder / "experiment.yaml", name="script", model=str(folder / "model.pt"), loss="cross_entropy",
+        data={"training": part, "validation": part}, optimizer={"kind": "adamw", "lr": 0.002},
+        hyperparameters={"global_batch_size": 24}, resources={"slots_per_trial": 2, "slot_type": "cpu"},
+        searcher={"metric": "accuracy", "smaller_is_better": False, "max_length": {"epochs": 40}},
+        min_validation_period={"batches": 130}, scheduling_unit=10, min_checkpoint_period={"batches": 60})
+
+
+def interrupt(build, command, folder, how, lines):
+    """Starts it, and ends it once metrics.jsonl has so many lines. Gives the exit code."""
+    process = subprocess.Popen(command, env=environment(), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+                               stderr=subprocess.DEVNULL, start_new_session=True)
+    metrics = folder / "metrics.jsonl"
+    try:
+        wait_until(lambda: process.poll() is not None or metrics.is_file() and metrics.read_bytes().count(b"\n") >= lines,
+                   f"line {lines} of {metrics}")
+        if how == "terminate":
+            process.send_signal(signal.SIGTERM)
+        elif how == "interrupt":
+            process.send_signal(signal.SIGINT)
+        else:
+            os.killpg(process.pid, signal.SIGKILL)
+        return process.wait(DEADLINE)
+    finally:
+        process.kill()
+        process.wait()
+
+
+def scripts(build, workplace, dice):
+    folder = workplace.path / "script"
+    folder.mkdir()
+    file = write_script(folder)
+    launch(build, file, folder / "whole").expect(0)
+    begin = [build.program("dtrain"), "launch", str(file), "--run-dir", str(folder / "broken")]
+    go_on = [build.program("dtrain"), "launch", "--continue", str(folder / "broken")]
+    problems = []
+    line = 0
+    told = []
+    for how, code in (("terminate", 75), ("kill", -9), ("interrupt", 130)):
+        line += dice.randint(14, 40)
+        got = interrupt(build, begin if line < 45 and not told else go_on, folder / "broken", how, line)
+        told.append(f"{how} at line {line}")
+        if got != code:
+            problems.append(f"exit code {got} after {how}, not {code}")
+    run(go_on, folder / "broken").expect(0)
+    problems += differences(what_is_left(folder / "whole"), what_is_left(folder / "broken"))
+    print(f"2 TorchScript, {', '.join(told)}: {'equal' if not problems else 'FAILED'}", flush=True)
+    for problem in problems:
+        print(f"    {problem} ({folder})", flush=True)
+    return len(problems)
+
+
 def main():
     build = Build(sys.argv[1], "gpu_trial")
-    wanted = sys.argv[2:] or ["cases", "kills", "ranks"]
+    wanted = sys.argv[2:] or ["cases", "kills", "ranks", "model"]
     seed = int(os.environ.get("DTRAIN_RESUME_SEED", random.randrange(1 << 30)))
     failures = 0
     for round_seed in range(seed, seed + int(os.environ.get("DTRAIN_RESUME_ROUNDS", 1))):
@@ -238,7 +304,8 @@ def main():
         dice = random.Random(round_seed)
         began = time.monotonic()
         broken = 0
-        for name, part in (("cases", all_cases), ("kills", kill_cases), ("ranks", other_ranks)):
+        for name, part in (("cases", all_cases), ("kills", kill_cases), ("ranks", other_ranks),
+                           ("model", scripts)):
             if name in wanted:
                 broken += part(build, workplace, dice)
         print(f"{time.monotonic() - began:.0f} s", flush=True)

@@ -144,6 +144,105 @@ class Submitted(SlurmTest):
         self.assertTrue((run_dir / "attempt-1" / "profile" / "rank-0001.jsonl").is_file())
 
 
+class GoingOn(SlurmTest):
+    """Jobs that save when Slurm warns them, are queued again, and go on from their checkpoints."""
+    batches = 600
+
+    def saving(self, **hyperparameters):
+        return self.experiment(batches=self.batches, step_ms=20,
+                               hyperparameters={"checkpoint_every": 100000, **hyperparameters})
+
+    def weights(self, run_dir):
+        lines = [line for line in (run_dir / "logs" / "rank-0000.log").read_text().splitlines() if "weights " in line]
+        return lines[-1]
+
+    def undisturbed(self):
+        experiment = self.experiment(batches=self.batches, step_ms=0, hyperparameters={"checkpoint_every": 100000})
+        return self.weights(launch(BUILD, experiment, self.work.new_run()).expect(0).run_dir)
+
+    def job_of(self, run_dir):
+        events = [json.loads(line) for line in (run_dir / "events.jsonl").read_text().splitlines()]
+        return next(event["job"] for event in events if event["event"] == "job_submitted")
+
+    def attempts(self, run_dir):
+        text = (run_dir / "events.jsonl").read_text() if (run_dir / "events.jsonl").is_file() else ""
+        return text.count('"attempt_started"')
+
+    def trains(self, run_dir, attempts, process):
+        """Attempt number `attempts` is in the middle of it. The launch that submits counts as the first."""
+        log = run_dir / "logs" / "rank-0001.log"
+
+        def there():
+            return self.attempts(run_dir) == attempts + 1 and log.is_file() and log.read_text().count("batch ") > 3
+
+        wait_until(lambda: there() or process.poll() is not None, f"attempt {attempts} in {run_dir}")
+        if process.poll() is not None:
+            raise AssertionError("it has ended:\n" + process.stdout.read())
+
+    def warn(self, run_dir):
+        """As two minutes before the time limit (--signal=B:TERM@120)."""
+        self.assertEqual(slurm("scancel", "--batch", "--signal=TERM", self.job_of(run_dir)).stdout, "")
+
+    def check(self, result, attempts, weights):
+        self.assertEqual([line["batch"] for line in result.metrics("training")], list(range(1, self.batches + 1)))
+        self.assertEqual(self.weights(result.run_dir), weights)
+        self.assertEqual(len(result.events("requeued")), attempts - 1)
+
+    def test_warned_it_saves_is_queued_again_and_goes_on(self):
+        run_dir = self.work.new_run()
+        process = self.start(self.saving(), run_dir)
+        self.trains(run_dir, 1, process)
+        self.warn(run_dir)
+        result = self.finish(process, run_dir).expect(0)
+        self.assertRegex(result.output, r"the Slurm job \d+ is queued again and goes on from there")
+        self.assertRegex(result.output, r"goes on     from step-\d+ ")
+        self.check(result, 2, self.undisturbed())
+
+    def test_what_the_user_stops_is_not_queued_again(self):
+        for stop, code in ((lambda process, job: process.send_signal(15), 75),
+                           (lambda process, job: process.send_signal(2), 130),
+                           (lambda process, job: slurm("scancel", job), None)):
+            run_dir = self.work.new_run()
+            process = self.start(self.saving(), run_dir)
+            self.trains(run_dir, 1, process)
+            stop(process, self.job_of(run_dir))
+            result = self.finish(process, run_dir)
+            self.assertNotIn("queued again", result.output)
+            if code is not None:
+                self.assertEqual(result.code, code, result.output)
+            wait_until(lambda: not queue(), "the end of the job")
+
+    def test_a_stopped_run_goes_on_in_a_job_of_its_own(self):
+        run_dir = self.work.new_run()
+        process = self.start(self.saving(), run_dir)
+        self.trains(run_dir, 1, process)
+        process.send_signal(15)
+        self.finish(process, run_dir).expect(75)
+        again = subprocess.Popen([BUILD.program("dtrain"), "launch", "--continue", str(run_dir)],
+                                 env=slurm_environment(), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                                 stderr=subprocess.STDOUT, text=True)
+        result = self.finish(again, run_dir).expect(0)
+        self.assertRegex(result.output, r"goes on     from step-\d+ ")
+        self.check(result, 1, self.undisturbed())
+
+    def test_two_jobs_take_turns_by_preemption(self):
+        weights = self.undisturbed()
+        low_dir, high_dir = self.work.new_run(), self.work.new_run()
+        experiment = self.saving()
+        low = self.start(experiment, low_dir)
+        self.trains(low_dir, 1, low)
+        self.cluster.write_text(json.dumps({"launcher": {"type": "slurm", "options": ["--time=10", "--partition=urgent"]}}))
+        high = self.start(experiment, high_dir)
+        for turn in (1, 2, 3):
+            self.trains(high_dir, turn, high)  # Slurm has preempted the other
+            self.warn(high_dir)  # and this one is to go on later
+            self.trains(low_dir, turn + 1, low)
+        results = self.finish(high, high_dir).expect(0), self.finish(low, low_dir).expect(0)
+        for result in results:
+            self.check(result, len(result.events("requeued")) + 1, weights)
+            self.assertGreaterEqual(len(result.events("requeued")), 3, result.output)
+
+
 class InAllocation(SlurmTest):
     before = ("salloc", "--quiet", "--ntasks=2")
 

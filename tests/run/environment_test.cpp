@@ -127,6 +127,13 @@ TEST(Environment, OwnVariablesWithoutALauncher) {
   }
 }
 
+TEST(Environment, TheCheckpointToGoOnFromIsHandedOver) {
+  Handover handover{7, 99, "/run", "/rendezvous", "node", "socket"};
+  EXPECT_EQ(read_rank_environment(rank_variables({}, handover)).handover->resume_from, "");
+  handover.resume_from = "/run/checkpoints/step-12";
+  EXPECT_EQ(read_rank_environment(rank_variables({}, handover)).handover->resume_from, "/run/checkpoints/step-12");
+}
+
 TEST(Environment, EveryMissingVariableIsNamed) {
   struct Family {
     std::string name;
@@ -136,7 +143,7 @@ TEST(Environment, EveryMissingVariableIsNamed) {
   const Variables own = rank_variables({.rank = 0, .size = 2, .local_rank = 0, .local_size = 2},
                                        {7, 99, "/run", "/rendezvous", "node", "socket"});
   const std::vector<Family> families{
-      {"dtrain launch", own, {"DTRAIN_LAUNCHER_FD"}},
+      {"dtrain launch", own, {"DTRAIN_LAUNCHER_FD", "DTRAIN_RESUME_FROM"}},
       {"Open MPI", kOpenMpi, {}},
       {"Slurm", without(kSlurm, "SLURM_NTASKS"), {}},
       {"torchrun", kTorchrun, {"TORCHELASTIC_RUN_ID"}},

@@ -15,7 +15,10 @@ namespace dtrain::run {
 namespace {
 
 LaunchOrders orders_for_ranks(int ranks) {
-  LaunchOrders orders{.run_dir = "/runs/0001-ä-job", .token = random_hex(16), .experiment = "name: \"ä\"\n"};
+  LaunchOrders orders{.run_dir = "/runs/0001-ä-job",
+                      .token = random_hex(16),
+                      .experiment = "name: \"ä\"\n",
+                      .resume_from = "/runs/0001-ä-job/checkpoints/step-7"};
   Json placement = Json::array();
   for (int rank = 0; rank < ranks; ++rank) {
     orders.agents.push_back("knoten-ä-" + std::to_string(rank / 8));
@@ -36,6 +39,7 @@ TEST_P(Orders, ReachEveryRankWhole) {
     const comm::World world{.rank = rank, .size = ranks};
     links.push_back(std::make_unique<PlaneLink>(plane.contact(), world, "nodea", make_null_logger()));
     EXPECT_EQ(to_json(links.back()->orders()), to_json(orders)) << "rank " << rank;
+    EXPECT_EQ(links.back()->orders().resume_from, orders.resume_from);
   }
 }
 

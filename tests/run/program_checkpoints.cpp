@@ -2,8 +2,7 @@
 
 #include <cstdio>
 #include <cstring>
-
-#include <fcntl.h>
+#include <utility>
 
 #include "dtrain/base/error.h"
 #include "dtrain/base/file.h"
@@ -23,10 +22,13 @@ std::size_t pages(std::size_t bytes) {
 ProgramCheckpoints::ProgramCheckpoints(RankSession& session, std::span<float> weights)
     : session_(session), weights_(weights) {
   const int ranks = session.world().size;
-  const SharedMemory shared = session.share_on_host("checkpoint", [&] {
-    return checkpoint::SnapshotMemory::create(static_cast<std::size_t>(ranks) * pages(weights.size_bytes()), ranks);
-  });
-  memory_.emplace(SharedMemory::map(UniqueFd(::fcntl(shared.fd(), F_DUPFD_CLOEXEC, 0))), ranks);  // writable
+  SharedMemory shared = session.share_on_host(
+      "checkpoint",
+      [&] {
+        return checkpoint::SnapshotMemory::create(static_cast<std::size_t>(ranks) * pages(weights.size_bytes()), ranks);
+      },
+      comm::HostAccess::kWrite);
+  memory_.emplace(std::move(shared), ranks);
   if (session.world().rank != 0) return;
   const checkpoint::SaverOptions options{.storage = session.checkpoint_folder(),
                                          .retention = {.latest = 3, .best = 0},

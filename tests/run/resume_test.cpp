@@ -235,10 +235,9 @@ TEST(Continue, ARunInProgressIsRefusedWithItsTask) {
 TEST(Continue, SaysWhatIsDifferentFromBefore) {
   TestRun run(saving());
   stop(run, SIGTERM, 75);
-  Command again = go_on(run, "run",
-                        {"--set", "hyperparameters.global_batch_size=12", "--set", "resources.slots_per_trial=1",
-                         "--set", "searcher.max_length.batches=13"});
-  EXPECT_EQ(again.process().wait(kHangs)->describe(), "exit status 1") << again.err();  // another number of ranks
+  Command again =
+      go_on(run, "run", {"--set", "hyperparameters.global_batch_size=12", "--set", "resources.slots_per_trial=1"});
+  EXPECT_EQ(again.wait().describe(), "exit status 0") << again.err();
   EXPECT_THAT(again.err(), HasSubstr("hyperparameters.global_batch_size was 8 and is 12 from here on"));
   EXPECT_THAT(again.err(), HasSubstr("the run was trained on 2 ranks and is trained on 1 rank from here on"));
 }

@@ -11,10 +11,11 @@ namespace {
 
 std::string set_paused(scheduler::Ledger& ledger, scheduler::TaskId id, bool paused) {
   const std::string name = "task " + std::to_string(id);
-  const scheduler::TaskState before = ledger.find(id)->state;
+  const scheduler::Task task = *ledger.find(id);
+  if (has_ended(task.state)) return name + " has already ended: " + state_text(task);
   if (!ledger.set_paused(id, paused)) return name + (paused ? " is paused already" : " is not paused");
   if (!paused) return name + " waits in the queue again, in its old place";
-  const bool waits = before == scheduler::TaskState::kQueued || before == scheduler::TaskState::kPaused;
+  const bool waits = task.state == scheduler::TaskState::kQueued || task.state == scheduler::TaskState::kPaused;
   const std::string then = "; dtrain task activate " + std::to_string(id) + " lets it go on";
   return waits ? name + " is paused" + then : name + " saves after its current step and gives up its slots" + then;
 }

@@ -20,7 +20,7 @@ std::optional<Failure> failure_of(const RankProcess& rank, const LaunchPlan& pla
   if (!rank.status()) return std::nullopt;
   const ExitStatus& status = *rank.status();
   const std::string name = "rank " + std::to_string(rank.rank());
-  const bool asked = interrupted && (status.signal == SIGTERM || status.signal == SIGKILL);
+  const bool asked = interrupted && (status.signal == SIGTERM || status.signal == SIGINT || status.signal == SIGKILL);
   if (asked || rank.error()) return std::nullopt;  // a rank that stops because of another is not the cause
   if (status.signal != 0) {
     std::string remedy;

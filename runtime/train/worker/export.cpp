@@ -77,6 +77,7 @@ void write_script(const Request& request) {
     throw ConfigError(error.what(), "the file is another model now; name the one that was trained with --model FILE");
   }
   model.save(request.out);
+  std::printf("%s: %s with the weights of %s\n", request.out.c_str(), file.c_str(), request.checkpoint.c_str());
 }
 
 }  // namespace

@@ -70,8 +70,8 @@ class Ledger {
   // ConfigError: there is no such task. Asks the owner to stop the task; asked again, at once. Where the owner is gone,
   // kills what it has left running.
   KillResult request_kill(TaskId id);
-  // ConfigError: there is no such task, it has ended, or it cannot save and go on. Asks the owner to save and to give
-  // up its slots until the task is activated; a queued task is passed over until then. False: nothing has changed.
+  // ConfigError: there is no such task, or it cannot save and go on. Asks the owner to save and to give up its slots
+  // until the task is activated; a queued task is passed over until then. False: nothing has changed, or it has ended.
   bool set_paused(TaskId id, bool paused);
   // Ends tasks whose owner is gone, and frees their slots where no process of theirs is left. True: something changed.
   bool free_stale();
