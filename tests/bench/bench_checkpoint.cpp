@@ -178,8 +178,15 @@ class Turns {
   }
 
   std::vector<std::int64_t> turn_of_ours(std::size_t number) {
+    const auto displaced_before = ours_.displaced();
     auto times = ours_.steps(kTurnSteps);
     const Nanoseconds now = clock_.wall();
+    const auto displaced = ours_.displaced();
+    for (std::size_t rank = 0; rank < displaced.size(); ++rank) {
+      const auto all = static_cast<double>(std::accumulate(times.begin(), times.end(), std::int64_t{0}));
+      const auto waited = static_cast<double>((displaced[rank] - displaced_before[rank]).count());
+      displaced_share_ = std::max(displaced_share_, waited / all);
+    }
     const Nanoseconds behind(std::accumulate(times.begin() + kCheckpointStep + 1, times.end(), std::int64_t{0}));
     const auto durable = ours_.renamed_at(checkpoint_of(number));
     if (!durable) {
@@ -216,6 +223,7 @@ class Turns {
     result["write_gb_s"] = median_of(write_gb_s);
     result["bytes"] = saved.front()["bytes"];
     result["checkpoints"] = times.size();
+    result["displaced_share"] = displaced_share_;
     return result;
   }
 
@@ -276,6 +284,7 @@ class Turns {
   Contestant ddp_;
   UniqueFd folder_, log_;
   std::vector<double> durable_s_;  // of ours, from the end of the checkpoint's step
+  double displaced_share_ = 0;
   std::vector<Process> processes_;
 };
 

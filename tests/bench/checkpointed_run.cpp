@@ -80,6 +80,17 @@ std::optional<Nanoseconds> CheckpointedRun::renamed_at(std::int64_t batch) const
   return std::chrono::seconds(info.st_ctim.tv_sec) + Nanoseconds(info.st_ctim.tv_nsec);
 }
 
+std::vector<Nanoseconds> CheckpointedRun::displaced() const {
+  std::vector<Nanoseconds> times;
+  for (const Json& event : events("rank_started")) {
+    const std::string path = "/proc/" + std::to_string(event.at("pid").get<int>()) + "/schedstat";
+    std::int64_t ran_ns = 0, waited_ns = 0;
+    if (!(std::ifstream(path) >> ran_ns >> waited_ns)) throw Error("cannot read " + path);
+    times.emplace_back(waited_ns);
+  }
+  return times;
+}
+
 double CheckpointedRun::stop_in_training() {
   ranks_.begin(kForever);
   std::this_thread::sleep_for(milliseconds(500));

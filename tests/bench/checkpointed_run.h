@@ -36,6 +36,8 @@ class CheckpointedRun {
   std::vector<Json> events(const std::string& name) const;
   // When the checkpoint of this batch became one, by the wall clock; empty: it is not there.
   std::optional<Nanoseconds> renamed_at(std::int64_t batch) const;
+  // How long the training thread of each rank has so far been ready to run while another process had its core.
+  std::vector<Nanoseconds> displaced() const;
   void show_log() const { bench::show_log(folder_ / "log"); }
 
   // From SIGTERM to the launcher until it has ended, in seconds. Error unless its exit code is 75 and the newest

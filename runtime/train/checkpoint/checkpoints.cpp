@@ -61,8 +61,13 @@ void Checkpoints::delay(std::int64_t batch) {
   session_.write_event("checkpoint_delayed", {{"step", batch}, {"cause", cause}});
 }
 
+void Checkpoints::prepare() {
+  hand_over();
+  snapshot_.begin();
+}
+
 void Checkpoints::save(const Moment& moment, bool last) {
-  snapshot_.complete_now();
+  if (!handed_over_) snapshot_.complete_now();
   hand_over();
   wait_for_saver();
   delayed_since_.reset();
@@ -107,7 +112,6 @@ void Checkpoints::hand_over() {
   request.number = snapshot_.number();
   request.files = snapshot_.files();
   request.state = snapshot_.values();
-  request.urgent = is_last_;
   checkpoint::About& about = request.about;
   about.step = last_->batch;
   about.epoch = last_->epoch;
@@ -120,6 +124,7 @@ void Checkpoints::hand_over() {
   about.run = options_.run;
   if (!saver_) start_saver();
   saver_->save(request);
+  if (is_last_) snapshot_.memory().mark_urgent(request.number);  // the run ends when it is done
 }
 
 void Checkpoints::take_result(const checkpoint::SaveResult& result) {

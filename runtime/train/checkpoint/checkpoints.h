@@ -44,6 +44,9 @@ class Checkpoints {
   // It is due, but a saver is busy: says so, once for each, if that lasts.
   void delay(std::int64_t batch);
 
+  // Before the last update that a checkpoint is to contain which is due after this batch: lets that update copy a part.
+  void prepare();
+
   struct Moment {
     std::int64_t batch = 0, epoch = 0;
     std::string reason;                  // About::reason

@@ -1,6 +1,6 @@
-// Copies of tensors from a device into memory of the host, which neither the device's other work nor the host waits for:
-// they go into page-locked memory in the order of the device's current stream, and from there to their places once they
-// have arrived. Training thread.
+// Copies of tensors from a device into memory of the host, which neither the device's other work nor the host waits
+// for: they go into page-locked memory in the order of the device's current stream, and from there to their places once
+// they have arrived. Training thread.
 #pragma once
 
 #include <cstddef>

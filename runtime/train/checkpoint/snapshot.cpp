@@ -51,11 +51,20 @@ std::optional<std::vector<FlatRange>> Snapshot::ranges_at_update() const {
   return ranges;
 }
 
+void Snapshot::begin() {
+  complete_now();
+  const auto ranges = memory_ ? ranges_at_update() : std::nullopt;
+  if (!ranges) return;
+  copy_ = make_copy(*ranges, /*in_two=*/true);
+  begun_ = true;
+  step_.optimizer().copy_at_next_steps(copy_);
+}
+
 void Snapshot::take(bool at_update) {
   const Nanoseconds began = session_.clock().monotonic();
-  complete_now();
-  copy_.reset();
-  const auto ranges = at_update ? ranges_at_update() : std::nullopt;
+  const bool begun = std::exchange(begun_, false);
+  if (!begun) complete_now();
+  const auto ranges = at_update || begun ? ranges_at_update() : std::nullopt;
   const int rank = session_.world().rank;
   const StateImage image({.rank = rank, .shared = step_.state_is_shared(), .later = ranges.has_value(), .tied = tied_},
                          visit_);
@@ -65,6 +74,9 @@ void Snapshot::take(bool at_update) {
   const auto largest = static_cast<std::size_t>(*std::max_element(sizes.begin(), sizes.end()));
   const std::size_t shared = hosts_.host == 0 ? pages(image.model().bytes()) + pages(image.optimizer().bytes()) : 0;
   if (hosts_.saves() && (!memory_ || largest > own_capacity_ || shared > shared_bytes_)) make_memory(shared, largest);
+  in_model_ = image.model().offsets();
+  in_optimizer_ = image.optimizer().offsets();
+  for (auto& [name, offset] : in_optimizer_) offset += pages(image.model().bytes());
   values_ = image.values();
   name_files(image, sizes);
   ++number_;
@@ -72,10 +84,14 @@ void Snapshot::take(bool at_update) {
   if (hosts_.saves()) {
     if (hosts_.host == 0) write_shared(image);
     write_own(image);
-    if (ranges) copy_at_update(image, *ranges);
   }
+  // Another strategy or other buckets may have come with the last update: then what it has copied is copied again.
+  auto whole = ranges ? make_copy(*ranges, /*in_two=*/false) : nullptr;
+  if (!begun || !copy_ || !whole || !copy_->copies_same(*whole)) copy_ = std::move(whole);
+  step_.optimizer().copy_at_next_steps(copy_);
   from_device_.hand_over();
   if (!hosts_.folder_is_shared) send_own(image, sizes);
+  if (!at_update) complete_now();
   copy_s_ = to_seconds(session_.clock().monotonic() - began);
 }
 
@@ -90,7 +106,7 @@ void Snapshot::complete_now() {
   from_device_.complete_now();
   if (copy_ && !copy_->finished()) {
     copy_->finish();
-    step_.optimizer().copy_at_next_step(nullptr);
+    step_.optimizer().copy_at_next_steps(nullptr);
   }
   if (memory_) complete();
 }
@@ -104,14 +120,10 @@ double Snapshot::copy_seconds() const {
   return copy_s_ + (copy_ ? copy_->seconds() : 0);
 }
 
-std::byte* Snapshot::optimizer_file(const StateImage& image) const {
-  return memory_->data() + pages(image.model().bytes());
-}
-
 // The ranks of host 0 divide the bytes evenly. What ranks do not share is rank 0's.
 void Snapshot::write_shared(const StateImage& image) {
   std::byte* const model = memory_->data();
-  std::byte* const optimizer = optimizer_file(image);
+  std::byte* const optimizer = model + pages(image.model().bytes());
   if (hosts_.is_leader()) {
     image.model().write_header(model);
     image.optimizer().write_header(optimizer);
@@ -156,8 +168,8 @@ void Snapshot::send_own(const StateImage& image, const std::vector<std::int64_t>
   }
 }
 
-void Snapshot::copy_at_update(const StateImage& image, const std::vector<FlatRange>& ranges) {
-  copy_ = std::make_shared<UpdateCopy>();
+std::shared_ptr<UpdateCopy> Snapshot::make_copy(const std::vector<FlatRange>& ranges, bool in_two) const {
+  auto copy = std::make_shared<UpdateCopy>(in_two);
   FlatOptimizer& optimizer = step_.optimizer();
   const FlatParameters& parameters = step_.parameters();
   const std::vector<std::string> state_names = optimizer.state_names();
@@ -170,19 +182,18 @@ void Snapshot::copy_at_update(const StateImage& image, const std::vector<FlatRan
       const std::int64_t begin = std::max(range.begin, parameter.offset);
       const std::int64_t end = std::min(range.end, parameter.offset + parameter.padded);
       if (begin >= end) continue;
-      const auto skipped = static_cast<std::size_t>(begin - parameter.offset) * size;
-      std::vector<UpdateCopy::Piece> pieces{{FlatMemory::address(group.values, begin),
-                                             memory_->data() + image.model().offset_of(parameter.name) + skipped}};
+      std::byte* const to = memory_->data() + static_cast<std::size_t>(begin - parameter.offset) * size;
+      std::vector<UpdateCopy::Piece> pieces{
+          {FlatMemory::address(group.values, begin), to + in_model_.at(parameter.name)}};
       for (std::size_t s = 0; s < state_names.size(); ++s) {
-        pieces.push_back(
-            {FlatMemory::address(optimizer.state(range.group)[s], begin),
-             optimizer_file(image) + image.optimizer().offset_of(state_names[s] + "/" + parameter.name) + skipped});
+        pieces.push_back({FlatMemory::address(optimizer.state(range.group)[s], begin),
+                          to + in_optimizer_.at(state_names[s] + "/" + parameter.name)});
       }
-      const std::int64_t elements = std::min(end, parameter.offset + parameter.tensor.numel()) - begin;
-      copy_->add({range.group, begin, end}, elements, size, pieces);
+      copy->add({range.group, begin, end}, parameter.offset + parameter.tensor.numel() - begin, size, pieces);
     }
   }
-  optimizer.copy_at_next_step(copy_);
+  copy->divide();
+  return copy;
 }
 
 void Snapshot::name_files(const StateImage& image, const std::vector<std::int64_t>& sizes) {

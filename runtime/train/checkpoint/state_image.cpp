@@ -19,7 +19,6 @@ constexpr std::size_t kAlignment = 64;  // of the first tensor's byte in its fil
 
 void FileImage::add(std::string name, at::Tensor value, Writers writers) {
   const std::size_t bytes = value.nbytes();
-  offsets_[name] = data_bytes_;
   entries_.push_back({std::move(name), std::move(value), data_bytes_, writers});
   data_bytes_ += bytes;
 }
@@ -41,8 +40,10 @@ void FileImage::lay_out() {
   std::copy(text.begin(), text.end(), header_.begin() + kLength);
 }
 
-std::size_t FileImage::offset_of(const std::string& name) const {
-  return header_.size() + offsets_.at(name);
+std::map<std::string, std::size_t> FileImage::offsets() const {
+  std::map<std::string, std::size_t> offsets;
+  for (const Entry& entry : entries_) offsets[entry.name] = header_.size() + entry.offset;
+  return offsets;
 }
 
 void FileImage::write_header(std::byte* to) const {

@@ -49,12 +49,12 @@ class FileImage {
 
   std::size_t bytes() const { return header_.size() + data_bytes_; }
   std::size_t data_bytes() const { return data_bytes_; }
-  // Where a tensor's bytes lie in the file.
-  std::size_t offset_of(const std::string& name) const;
+  // Where each tensor's bytes begin in the file.
+  std::map<std::string, std::size_t> offsets() const;
   void write_header(std::byte* to) const;
   // Copies the tensors' bytes from `first` up to `last` (counted from the first tensor's begin) to where they belong in
-  // the file that begins at `to`, and those of Writers::kFirst if `is_first`. A tensor that is not contiguous, or on a device, is copied whole where its first byte
-  // is in that range; from a device by `from_device`.
+  // the file that begins at `to`, and those of Writers::kFirst if `is_first`. A tensor that is not contiguous, or on a
+  // device, is copied whole where its first byte is in that range; from a device by `from_device`.
   void write_data(std::byte* to, std::size_t first, std::size_t last, bool is_first, DeviceCopies& from_device) const;
 
  private:
@@ -65,7 +65,6 @@ class FileImage {
     Writers writers = Writers::kAll;
   };
   std::vector<Entry> entries_;
-  std::map<std::string, std::size_t> offsets_;  // Entry::offset by name
   std::map<std::string, std::string> metadata_;
   std::string header_;
   std::size_t data_bytes_ = 0;

@@ -75,6 +75,10 @@ TrainingLoop::TrainingLoop(Trial& trial, TrialContext& context, run::RankSession
                                             .tied = tied_names(*context_.wrapped().model),
                                             .run = facts_for_resume(session_)},
                        [this](StateVisitor& visitor) { visit(visitor); });
+  step_.before_update([this] {
+    const bool due = checkpoints_->is_due(batches_ + 1, step_.checkpoint_wanted());
+    if (due && !step_.saver_busy()) checkpoints_->prepare();
+  });
 }
 
 void TrainingLoop::find_lengths() {
