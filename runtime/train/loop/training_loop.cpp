@@ -274,7 +274,7 @@ void TrainingLoop::validate() {
 }
 
 bool TrainingLoop::saves_at_end() const {
-  return checkpoints_ && (experiment_.checkpoint_policy != config::CheckpointPolicy::kNone || checkpoint_period_ > 0);
+  return checkpoints_.has_value();  // whatever checkpoint_policy says: it is about validations
 }
 
 void TrainingLoop::take_checkpoint(const char* reason, const Validation::Result& validated, bool last) {
