@@ -4,7 +4,7 @@ PRESET ?= release
 BIN := build/$(PRESET)/bin
 CXX_FILES := $(shell git ls-files '*.h' '*.cpp')
 
-.PHONY: help setup setup-test demo build test test-cluster bench bench-faults deb format format-check lint sanitize fuzz clean
+.PHONY: help setup setup-test demo build test test-cluster bench bench-faults soak deb format format-check lint sanitize fuzz clean
 
 help:
 	@echo "make demo      install what is missing, build, train Fashion-MNIST on 2 ranks"
@@ -12,6 +12,7 @@ help:
 	@echo "make test-cluster  launching over two hosts (namespaces) and by Slurm, as root"
 	@echo "make bench     run the benchmarks and print their JSON"
 	@echo "make bench-faults  plant faults into real runs: does 'dtrain analyze' name cause, rank and cost?"
+	@echo "make soak      random cases: faults while checkpoints are written, power cuts (SOAK_CASES=1000 SOAK_SEED=1)"
 	@echo "make build     build everything (PRESET=release|debug|asan|tsan)"
 	@echo "make deb       the Debian package, in build/release"
 	@echo "make format    lay out the sources;  make lint: clang-tidy on the torch-free layers"
@@ -52,6 +53,11 @@ bench-faults: setup-test
 	@$(call configure,release,-DDTRAIN_TESTS=ON -DDTRAIN_BENCH=ON)
 	@scripts/quiet_build.sh release $(JOBS) planted_fault_trial
 	@python3 -B tests/bench/planted_faults.py build/release/bin
+
+SOAK_CASES ?= 1000
+SOAK_SEED ?= 1
+soak: build
+	@SOAK_CASES=$(SOAK_CASES) SOAK_SEED=$(SOAK_SEED) scripts/soak.sh build/$(PRESET)
 
 deb:
 	@scripts/setup.sh deb

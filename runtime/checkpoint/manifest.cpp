@@ -17,6 +17,7 @@ constexpr std::string_view kLastLine = "\n\"manifest_checksum\":\"";
 constexpr std::size_t kChecksumDigits = 8;
 constexpr std::string_view kEnd = "\"}\n";
 constexpr std::size_t kLargestManifest = 256 << 20;
+constexpr int kDeepest = 100;
 constexpr std::uint64_t kLargestFile = 1ull << 60;
 
 std::optional<std::uint32_t> parse_checksum(std::string_view text) {
@@ -154,8 +155,12 @@ std::string to_text(const Manifest& manifest) {
 
 Manifest parse_manifest(std::string_view text) {
   check_own_checksum(text);
+  const auto limit_depth = [](int depth, Json::parse_event_t, const Json&) {
+    if (depth > kDeepest) throw DataError("it is nested too deeply");
+    return true;
+  };
   try {
-    return manifest_from(Json::parse(text));
+    return manifest_from(Json::parse(text, limit_depth));
   } catch (const Json::exception& error) {
     throw DataError(std::string("it is malformed: ") + error.what());
   }

@@ -30,6 +30,7 @@ struct SnapshotMemory::Header {
   std::uint64_t local_ranks;
   std::uint64_t payload_bytes;
   Counter freed;
+  Counter urgent;
   Counter* copied() { return reinterpret_cast<Counter*>(this + 1); }
 };
 
@@ -105,6 +106,14 @@ void SnapshotMemory::mark_free(std::uint64_t number) const {
 
 std::uint64_t SnapshotMemory::freed() const {
   return header().freed.value.load(std::memory_order_acquire);
+}
+
+void SnapshotMemory::mark_urgent(std::uint64_t number) const {
+  header().urgent.value.store(number, std::memory_order_seq_cst);
+}
+
+bool SnapshotMemory::is_urgent(std::uint64_t number) const {
+  return header().urgent.value.load(std::memory_order_seq_cst) >= number;
 }
 
 }  // namespace dtrain::checkpoint

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <filesystem>
+#include <utility>
 
 #include "dtrain/base/fd.h"
 
@@ -21,6 +22,9 @@ class StorageLock {
   explicit StorageLock(const std::filesystem::path& storage);
   // True where it is held now. False: another process holds it. SystemError where the folder is not there.
   bool try_take();
+  // Takes over a file descriptor that was locked by another process and handed on.
+  void adopt(UniqueFd fd) { fd_ = std::move(fd); }
+  int fd() const { return fd_.get(); }
 
  private:
   std::filesystem::path path_;

@@ -1,7 +1,9 @@
 #include "dtrain/run/named_files.h"
 
 #include "dtrain/base/error.h"
+#include "dtrain/run/weight_files.h"
 #include "entrypoint.h"
+#include "folder/checkpoint_folder.h"
 #include "model_file.h"
 
 namespace dtrain::run {
@@ -32,7 +34,10 @@ std::vector<std::string> find_missing_files(const config::Experiment& experiment
     check_source("data.training", experiment.model->data.training);
     if (experiment.model->data.validation) check_source("data.validation", *experiment.model->data.validation);
   }
-  check_file("initial_weights", experiment.initial_weights);
+  try_to([&] { check_checkpoint_storage(experiment.checkpoint_storage); });
+  if (!experiment.initial_weights.file.empty()) {
+    try_to([&] { check_initial_weights(experiment.initial_weights); });
+  }
   return missing;
 }
 

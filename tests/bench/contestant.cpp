@@ -19,8 +19,8 @@ namespace {
 constexpr int kPatienceMs = 60'000;
 }
 
-ScratchFolder::ScratchFolder() {
-  std::string name = (std::filesystem::temp_directory_path() / "dtrain-bench-XXXXXX").string();
+ScratchFolder::ScratchFolder(const std::filesystem::path& parent) {
+  std::string name = (parent / "dtrain-bench-XXXXXX").string();
   if (!::mkdtemp(name.data())) throw SystemError("make a folder in " + name, errno);
   path_ = name;
 }

@@ -14,7 +14,7 @@ namespace dtrain::bench {
 // A folder that goes with its object.
 class ScratchFolder {
  public:
-  ScratchFolder();
+  explicit ScratchFolder(const std::filesystem::path& parent = std::filesystem::temp_directory_path());
   ~ScratchFolder();
   const std::filesystem::path& path() const { return path_; }
 
@@ -29,6 +29,8 @@ class Contestant {
 
   // Makes `steps` steps; a step's time is that of its slowest rank, in nanoseconds. `command` goes before the number.
   std::vector<std::int64_t> steps(int steps, const std::string& command = {});
+  // Starts `steps` steps and does not wait for them.
+  void begin(int steps) { end(std::to_string(steps)); }
   void end(const std::string& command);
   // For a rank that is a run of its own, and so rank 0 there: renames its FIFOs and returns the base it finds them by.
   std::string give_own_world(int rank);

@@ -3,12 +3,14 @@
 
 #include <chrono>
 #include <cstring>
+#include <map>
 #include <random>
 #include <string>
 #include <vector>
 
 #include <gtest/gtest.h>
 
+#include "../../runtime/checkpoint/crc32c.h"
 #include "../base/temporary_folder.h"
 #include "dtrain/base/file.h"
 #include "dtrain/checkpoint/checkpoint.h"
@@ -103,6 +105,24 @@ inline SaverOptions options_for(const std::filesystem::path& storage, Retention 
   options.storage = storage;
   options.retention = retention;
   return options;
+}
+
+// A whole checkpoint without a saver: step-N in `storage`.
+inline void write_checkpoint(const std::filesystem::path& storage, const About& about,
+                             const std::map<std::string, std::string>& files) {
+  const auto folder = storage / ("step-" + std::to_string(about.step));
+  std::filesystem::create_directories(folder);
+  Manifest manifest{about, {}};
+  for (const auto& [name, content] : files) {
+    write_file_atomic(folder / name, content);
+    ManifestFile file{name, content.size(), {}};
+    for (std::size_t at = 0; at < content.size(); at += kPieceBytes) {
+      const std::string_view piece = std::string_view(content).substr(at, kPieceBytes);
+      file.checksums.push_back(crc32c_portable(std::as_bytes(std::span(piece))));
+    }
+    manifest.files.push_back(file);
+  }
+  write_file_atomic(folder / kManifestFile, to_text(manifest));
 }
 
 // What is in a folder, hidden names too, except the lock.

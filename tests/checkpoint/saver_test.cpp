@@ -234,6 +234,24 @@ TEST_F(SaverTest, RemovesWhatDeadSaversLeft) {
   EXPECT_THAT(names_in(storage()), ElementsAre("step-9", "step-text"));
 }
 
+// A saver was killed while it replaced step 5 on a file system that cannot exchange folders.
+TEST_F(SaverTest, PutsAReplacedCheckpointBack) {
+  write_checkpoint(storage(), about_step(5), {{"model.safetensors", "content"}});
+  std::filesystem::rename(storage() / "step-5", storage() / ".replaced-step-5");
+  TestSnapshot snapshot({{"model.safetensors", 4096}});
+  Saver saver(options_for(storage()), snapshot.memory());
+  SaveRequest request = request_for(snapshot, 1, about_step(6));
+  request.files[0].bytes = 4097;  // this save fails
+  snapshot.mark_copied(1);
+  saver.save(request);
+  ASSERT_TRUE(saver.wait(kPatience));
+  const Newest newest = find_newest(storage());
+  ASSERT_TRUE(newest.entry);
+  EXPECT_EQ(newest.entry->path, storage() / "step-5");
+  EXPECT_EQ(save_and_wait(saver, snapshot, 2, about_step(6), 2).error, "");
+  EXPECT_THAT(names_in(storage()), ElementsAre("step-5", "step-6"));
+}
+
 TEST_F(SaverTest, StorageThatCannotBeMadeIsRefusedAtTheStart) {
   write_file_atomic(folder_ / "file", "no folder");
   TestSnapshot snapshot({{"model.safetensors", 100}});

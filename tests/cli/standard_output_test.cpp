@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <set>
 
+#include "../checkpoint/checkpoint_harness.h"
 #include "cli_harness.h"
 
 namespace dtrain::run {
@@ -58,6 +59,12 @@ std::vector<Words> one_of_each() {
           {"task", "pause", "1"},
           {"task", "activate", "1"},
           {"task", "wait", "1"},
+          {"checkpoint", "list", "./run"},
+          {"checkpoint", "list", "./run", "--json"},
+          {"checkpoint", "describe", "./run"},
+          {"checkpoint", "verify", "./run"},
+          {"checkpoint", "delete", "./run", "7", "--yes", "--force"},
+          {"checkpoint", "export", "./run", "-o", "model.safetensors"},
           {"logs", "./run"},
           {"logs", "./run", "--follow"},
           {"top", "./run", "--once"},
@@ -91,6 +98,14 @@ class StandardOutput : public testing::Test {
     EXPECT_EQ(run_.launch().wait().code, 0);
     EXPECT_EQ(dtrain(run_, {"launch", run_.experiment(), "--run-dir", "before"}).code, 0);
   }
+  // A command may delete the run's checkpoint.
+  void put_checkpoint_back() {
+    const std::string header = "{}      ";
+    const std::uint64_t length = header.size();
+    checkpoint::write_checkpoint(
+        run_.folder() / "run" / "checkpoints", checkpoint::about_step(7),
+        {{"model.safetensors", std::string(reinterpret_cast<const char*>(&length), sizeof length) + header}});
+  }
   TestRun run_{{.batches = 40}};
 };
 
@@ -106,12 +121,14 @@ TEST_F(StandardOutput, OnAFullDiskEveryCommandFails) {
   for (const Words& words : one_of_each()) {
     std::erase_if(not_tried,
                   [&](const std::string& name) { return (text_of(words) + " ").starts_with("dtrain " + name + " "); });
+    put_checkpoint_back();
     const Result good = dtrain(run_, words);
     const bool doctor = words.front() == "doctor";  // what it thinks of this machine is another matter
     if (!doctor) {
       EXPECT_EQ(good.code, 0) << text_of(words) << ": " << good.err;
     }
     EXPECT_NE(good.out, "") << text_of(words);
+    put_checkpoint_back();
     const Result full = dtrain_through("exec \"$@\" > /dev/full", run_, words);
     EXPECT_EQ(full.code, 1) << text_of(words);
     EXPECT_THAT(full.err, HasSubstr("dtrain: not everything could be written to standard output")) << text_of(words);
@@ -124,6 +141,7 @@ TEST_F(StandardOutput, AReaderThatHasGoneIsNoError) {
   const std::string to_nobody = "trap '' PIPE; exec 3> >(true); wait $!; exec \"$@\" >&3";
   for (const Words& words : one_of_each()) {
     if (words.front() == "doctor") continue;
+    put_checkpoint_back();
     const Result gone = dtrain_through(to_nobody, run_, words);
     EXPECT_EQ(gone.code, 0) << text_of(words);
     EXPECT_THAT(gone.err, testing::Not(HasSubstr("standard output"))) << text_of(words);

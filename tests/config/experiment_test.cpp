@@ -41,7 +41,7 @@ TEST(Experiment, DefaultsAreThoseOfTheDesign) {
   EXPECT_EQ(experiment.communication_timeout, std::chrono::seconds(600));
   EXPECT_EQ(experiment.experiment_seed, 0u);
   EXPECT_EQ(experiment.data, Json::object());
-  EXPECT_TRUE(experiment.initial_weights.empty());
+  EXPECT_EQ(experiment.initial_weights, InitialWeights());
   EXPECT_TRUE(experiment.environment_variables.empty());
   EXPECT_EQ(experiment.text, kLeast);
 }
@@ -168,8 +168,26 @@ environment:
   EXPECT_EQ(experiment.communication_backend, Backend::kMpi);
   EXPECT_EQ(experiment.experiment_seed, 9223372036854775807u);
   EXPECT_EQ(to_line(experiment.data), R"({"path":"/data","workers":2})");
-  EXPECT_EQ(experiment.initial_weights, file.path().parent_path() / "weights/final.safetensors");
+  EXPECT_EQ(experiment.initial_weights,
+            (InitialWeights{.file = file.path().parent_path() / "weights/final.safetensors"}));
   EXPECT_THAT(experiment.environment_variables, ElementsAre(Pair("OMP_NUM_THREADS", "1"), Pair("FLAGS", "a=b")));
+}
+
+TEST(Experiment, InitialWeightsAreAPathOrAMapping) {
+  const auto weights = [](const std::string& value) {
+    return read_text(kLeast + "initial_weights: " + value + "\n").initial_weights;
+  };
+  EXPECT_EQ(weights("null"), InitialWeights());
+  EXPECT_EQ(weights("''"), InitialWeights());
+  EXPECT_EQ(weights("/runs/0001-v1.2"), (InitialWeights{.file = "/runs/0001-v1.2"}));
+  EXPECT_EQ(weights("{file: /a, strict: false, strip_prefix: module., rename: {b.: c., '': d.}, convert_types: true, "
+                    "checkpoint: best}"),
+            (InitialWeights{"/a", CheckpointChoice::kBest, false, true, "module.", {{"b.", "c."}, {"", "d."}}}));
+  const Experiment mapped = read_text(kLeast + "initial_weights: {file: /a, rename: {b.: c.}}\n");
+  EXPECT_EQ(to_json(mapped).at("initial_weights").dump(),
+            R"({"file":"/a","checkpoint":"newest","strict":true,"convert_types":false,"strip_prefix":"",)"
+            R"("rename":{"b.":"c."}})");
+  EXPECT_EQ(to_json(read_text(kLeast + "initial_weights: {file: /a}\n")).at("initial_weights"), "/a");
 }
 
 TEST(Experiment, CompressionIsAWordOrAMapping) {

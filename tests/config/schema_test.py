@@ -129,7 +129,8 @@ MORE_VALUES = {
     ("environment", "environment_variables"): [{"DTRAIN_X": 1}, {"A": []}, {"A": None}, ["A"], ["A="], ["1A=2"], [1]],
     ("checkpoint_storage", "storage_path"): ["a/b", "a/../b", "..", "../a", "a/..", "a..b", "/mnt/a"],
     ("checkpoint_storage", "type"): ["s3", "gcs", "azure", "hdfs", "nfs"],
-    ("initial_weights",): ["a.pt", "a.safetensors"],
+    ("initial_weights",): ["a.pt", "a.safetensors", "runs/0001-v1.2", {"file": "a", "rename": {"a": 1}, "strict": False},
+                           {"file": "a.pth"}, {"file": ""}, {"rename": {"a": "b"}}, {"file": "a", "rename": {"a": []}}],
     ("task_container_defaults", "dtrain_network_interface"): [
         "10.0.0.0/32", "10.0.0.0/33", "10.0.0/8", "256.0.0.0/8", "::/0", "fd00::/129", "a/8", "/8", "eth 0", "..",
         "a23456789012345", "a234567890123456"],

@@ -53,6 +53,19 @@ write("safetensors", "dataset", save({"features": features, "target": np.arange(
 write("safetensors", "weights", save({"a.weight": features, "b": np.array(1.0), "none": np.zeros((0, 2), np.float16)}))
 write("safetensors", "empty", save({}))
 
+# Without its last line: the target adds the checksum.
+about = b'''{"step":3,"epoch":0,"world_size":2,"reason":"period","metric":"loss","metric_value":%s,"smaller_is_better":true,
+"time":1.7e9,"run":{"name":"x"}}'''
+manifest = b'''{"format":"dtrain checkpoint","version":1,
+"about":%s,
+"checksum":"crc32c","piece_bytes":4194304,
+"files":[
+{"name":"model.safetensors","bytes":4194305,"checksums":["00000000","0123abcd"]},
+{"name":"rank-0000.safetensors","bytes":0,"checksums":[]}],'''
+write("manifest", "whole", manifest % (about % b"0.5"))
+write("manifest", "no_metric", manifest % (about % b"null"))
+write("manifest", "newer", manifest.replace(b'"version":1', b'"version":2') % (about % b"1"))
+
 trace = b"""{"dtrain":{"schema":1,"rank":0,"world_size":2,"host":"a","pid":42,"first_batch":5,"last_batch":6,"cut":null,
 "clock":[{"trace_ns":1700000000000000000,"monotonic_ns":5000,"error_ns":10},
 {"trace_ns":1700000000000500000,"monotonic_ns":505000,"error_ns":10}]},

@@ -16,6 +16,7 @@ void control_server(Input input);
 void dump(Input input);
 void experiment(Input input);
 void idx(Input input);
+void manifest(Input input);
 void npy(Input input);
 void safetensors(Input input);
 void tokens(Input input);

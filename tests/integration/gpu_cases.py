@@ -63,14 +63,22 @@ def run_cases(build, folder, ranks, cases, slot_types=("cuda", "cpu")):
             for plan in plans:
                 plan.append({"arguments": [str(file), "--run-dir", str(at / "run")],
                              "environment": {"MASTER_PORT": port}})
+    lines = run_plans(build, folder, str(ranks), plans)
+    runs = [Run(at, [of_rank[index] for of_rank in lines]) for index, at in enumerate(folders)]
+    return list(zip(*(runs[begin : begin + len(cases)] for begin in range(0, len(runs), len(cases)))))
+
+
+def run_plans(build, folder, name, plans):
+    """Of each rank its runs, one after the other in one process (gpu_trial --cases); gives what they left, rank by rank."""
+    ranks = len(plans)
     processes = []
     for rank, plan in enumerate(plans):
-        (folder / f"{ranks}-cases-{rank}.json").write_text(json.dumps(plan))
+        (folder / f"{name}-cases-{rank}.json").write_text(json.dumps(plan))
         own = environment(**gpu_environment(build), RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(ranks),
                           LOCAL_WORLD_SIZE=str(ranks), MASTER_ADDR="127.0.0.1")
-        command = [build.program("gpu_trial"), "--cases", str(folder / f"{ranks}-cases-{rank}.json"),
-                   str(folder / f"{ranks}-results-{rank}.json")]
-        output = open(folder / f"{ranks}-output-{rank}", "w")
+        command = [build.program("gpu_trial"), "--cases", str(folder / f"{name}-cases-{rank}.json"),
+                   str(folder / f"{name}-results-{rank}.json")]
+        output = open(folder / f"{name}-output-{rank}", "w")
         processes.append(subprocess.Popen(command, env=own, stdin=subprocess.DEVNULL, stdout=output, stderr=output))
         output.close()
     try:
@@ -79,10 +87,8 @@ def run_cases(build, folder, ranks, cases, slot_types=("cuda", "cpu")):
         for process in processes:
             process.kill()
             process.wait()
-    output = "".join((folder / f"{ranks}-output-{rank}").read_text() for rank in range(ranks))
+    output = "".join((folder / f"{name}-output-{rank}").read_text() for rank in range(ranks))
     if any(codes):
         raise AssertionError(f"{ranks} ranks ended with {codes}:\n{output}")
-    lines = [[json.loads(line) for line in (folder / f"{ranks}-results-{rank}.json").read_text().splitlines()]
-             for rank in range(ranks)]
-    runs = [Run(at, [of_rank[index] for of_rank in lines]) for index, at in enumerate(folders)]
-    return list(zip(*(runs[begin : begin + len(cases)] for begin in range(0, len(runs), len(cases)))))
+    return [[json.loads(line) for line in (folder / f"{name}-results-{rank}.json").read_text().splitlines()]
+            for rank in range(ranks)]

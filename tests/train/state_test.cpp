@@ -1,6 +1,7 @@
 // What changes in a step and matters for the next one is visited: training that goes on from visited state gives the
 // same bits as training that was never interrupted.
 #include <algorithm>
+#include <cstring>
 #include <functional>
 #include <map>
 #include <optional>
@@ -107,22 +108,37 @@ struct StateCase {
   int before = kBatchesBefore;
 };
 
-void write_file(const std::filesystem::path& path, const FileImage& image) {
+// `world` ranks divide the bytes; what they do not share is rank 0's.
+void write_part(const std::filesystem::path& path, const FileImage& image, int rank, int world) {
   std::vector<std::byte> bytes(image.bytes());
+  if (rank > 0) {
+    const std::string there = read_file(path);
+    ASSERT_EQ(there.size(), bytes.size()) << path << ": the ranks lay it out differently";
+    std::memcpy(bytes.data(), there.data(), there.size());
+  }
+  DeviceCopies from_device;
   image.write_header(bytes.data());
-  image.write_data(bytes.data(), 0, image.data_bytes() / 3);  // as ranks that divide the copying do
-  image.write_data(bytes.data(), image.data_bytes() / 3, image.data_bytes());
+  const auto end_of = [&](int part) {
+    return image.data_bytes() * static_cast<std::size_t>(part) / static_cast<std::size_t>(world);
+  };
+  image.write_data(bytes.data(), end_of(rank), end_of(rank + 1), rank == 0, from_device);
   write_file_atomic(path, {reinterpret_cast<const char*>(bytes.data()), bytes.size()});
 }
 
 // As the ranks and the saver leave them, but for the checksums.
-void write_checkpoint(const std::filesystem::path& folder, TrainingStep& step, const comm::World& world) {
+void write_checkpoint(const std::filesystem::path& folder, TrainingStep& step, comm::ControlPlane& control) {
+  const comm::World& world = control.world();
   const StateImage image({.rank = world.rank, .shared = step.state_is_shared(), .tied = {}},
                          [&](StateVisitor& visitor) { visitor.part("step", step); });
-  write_file(folder / checkpoint::rank_file(world.rank), image.own());
+  write_part(folder / checkpoint::rank_file(world.rank), image.own(), 0, 1);
+  for (int turn = 0; turn < world.size; ++turn) {
+    if (turn == world.rank) {
+      write_part(folder / checkpoint::kModelFile, image.model(), turn, world.size);
+      write_part(folder / checkpoint::kOptimizerFile, image.optimizer(), turn, world.size);
+    }
+    control.barrier("part " + std::to_string(turn));
+  }
   if (world.rank != 0) return;
-  write_file(folder / checkpoint::kModelFile, image.model());
-  write_file(folder / checkpoint::kOptimizerFile, image.optimizer());
   write_file_atomic(folder / checkpoint::kManifestFile, Json{{"about", {{"world_size", world.size}}}}.dump());
 }
 
@@ -162,7 +178,7 @@ std::vector<State> train_from(const StateCase& c, const StatefulNet& original, c
     Collector collector;
     step.visit(collector);
     result[static_cast<std::size_t>(rank)] = std::move(collector.state);
-    if (!to.empty()) write_checkpoint(to, step, run.services.world);
+    if (!to.empty()) write_checkpoint(to, step, run.services.control);
   });
   return result;
 }

@@ -23,7 +23,7 @@ constexpr std::array kCosts = {
          "copy smaller batches, or prepare them on the device"},
     Cost{"metrics", "fetching and reducing metrics takes", "reduce metrics less often (scheduling_unit)"},
     Cost{"checkpoints", "writing checkpoints takes",
-         "the weights are saved once, at the end: put the run's folder on a faster disk (--run-dir)"},
+         "take them less often (min_checkpoint_period), or write them to a faster disk (checkpoint_storage)"},
     Cost{"callbacks", "callbacks take", "do less in callbacks, or less often"},
     Cost{"validation", "validation takes", "validate less often (min_validation_period)"},
     Cost{"other", "code outside every phase takes", "look at what the trial does between its calls"},

@@ -1,5 +1,5 @@
 // dtrain-saver: the process that writes checkpoints. Started by checkpoint::Saver with its settings as one JSON
-// argument. File descriptor 3 is the socket to it, 4 the memory with the snapshots.
+// argument. File descriptor 3 is the socket to it, 4 the memory with the snapshots, 5 the storage's lock file.
 #include <fcntl.h>
 #include <sched.h>
 #include <unistd.h>
@@ -13,7 +13,6 @@
 #include "dtrain/base/json.h"
 #include "dtrain/base/log.h"
 #include "saver/messages.h"
-#include "saver/priority.h"
 #include "saver/saver_loop.h"
 
 namespace {
@@ -61,15 +60,17 @@ int main(int argc, char** argv) {
   ignore_polite_ends();
   ::fcntl(kSocketFd, F_SETFD, FD_CLOEXEC);
   ::fcntl(kMemoryFd, F_SETFD, FD_CLOEXEC);
+  ::fcntl(kLockFd, F_SETFD, FD_CLOEXEC);
   step_back();
-  set_priority(Priority::kBehindTraining);
   try {
     const Json settings = Json::parse(argv[1]);
     const SaverOptions options = saver_options_from(settings);
     redirect_output(options.log);
     [[maybe_unused]] const int moved = ::chdir("/");  // keeps no file system in use
-    serve(options, UnixSocket(UniqueFd(kSocketFd)), UniqueFd(kMemoryFd), settings.at("starter_pid").get<pid_t>(),
-          make_stderr_logger());
+    StorageLock lock(options.storage);
+    if (settings.at("locked") == true) lock.adopt(UniqueFd(kLockFd));
+    serve(options, UnixSocket(UniqueFd(kSocketFd)), UniqueFd(kMemoryFd), std::move(lock),
+          settings.at("starter_pid").get<pid_t>(), make_stderr_logger());
     return static_cast<int>(ExitCode::kDone);
   } catch (const std::exception& error) {
     std::fprintf(stderr, "dtrain-saver: %s\n", describe(error).c_str());

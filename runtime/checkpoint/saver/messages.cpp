@@ -33,8 +33,7 @@ std::string to_message(const SaveRequest& request) {
   const Json line = {{"number", request.number},
                      {"about", to_json(request.about)},
                      {"files", std::move(files)},
-                     {"patience_s", request.patience_s},
-                     {"urgent", request.urgent}};
+                     {"patience_s", request.patience_s}};
   return to_line(line) + "\n" + to_line(request.state) + "\n";
 }
 
@@ -49,7 +48,6 @@ SaveOrder save_order_from(const std::string& message) {
                                    file.at("bytes").get<std::size_t>()});
   }
   order.request.patience_s = line.at("patience_s").get<double>();
-  order.request.urgent = line.at("urgent").get<bool>();
   if (end != std::string::npos) order.state = message.substr(end + 1);
   return order;
 }

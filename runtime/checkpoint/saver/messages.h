@@ -12,6 +12,7 @@ namespace dtrain::checkpoint {
 
 inline constexpr int kSocketFd = 3;  // what main() of dtrain-saver expects
 inline constexpr int kMemoryFd = 4;
+inline constexpr int kLockFd = 5;  // the storage's lock file, where the settings say "locked"
 
 Json to_json(const SaverOptions& options);
 SaverOptions saver_options_from(const Json& json);  // Json::exception where it is malformed, here and below

@@ -1,19 +1,44 @@
 #include "saver/priority.h"
 
+#include <charconv>
+#include <filesystem>
+#include <string>
+
 #include <sched.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
 namespace dtrain::checkpoint {
+namespace {
 
-void set_priority(Priority priority) {
-  constexpr int kWhoProcess = 1;  // IOPRIO_WHO_PROCESS
-  constexpr int kIdleClass = 3 << 13;
-  constexpr int kByNice = 0;  // IOPRIO_CLASS_NONE
-  const bool normal = priority == Priority::kNormal;
+constexpr int kIoIdle = 3 << 13;  // IOPRIO_CLASS_IDLE
+constexpr int kIoByNice = 0;      // IOPRIO_CLASS_NONE
+
+void set_priority(pid_t thread, int policy, int io_priority) {
+  constexpr int kWhoProcess = 1;  // IOPRIO_WHO_PROCESS, of one thread
   const sched_param parameters{};
-  ::sched_setscheduler(0, normal ? SCHED_OTHER : SCHED_IDLE, &parameters);
-  ::syscall(SYS_ioprio_set, kWhoProcess, 0, normal ? kByNice : kIdleClass);
+  ::sched_setscheduler(thread, policy, &parameters);
+  ::syscall(SYS_ioprio_set, kWhoProcess, thread, io_priority);
+}
+
+}  // namespace
+
+void step_behind_training() {
+  set_priority(0, SCHED_IDLE, kIoIdle);
+}
+
+void set_normal_priority(pid_t process) {
+  // The one that starts threads first, so that none escapes.
+  set_priority(process, SCHED_OTHER, kIoByNice);
+  std::error_code code;
+  const std::filesystem::path tasks = "/proc/" + std::to_string(process) + "/task";
+  for (std::filesystem::directory_iterator task(tasks, code); !code && task != std::filesystem::directory_iterator();
+       task.increment(code)) {
+    const std::string name = task->path().filename();
+    pid_t thread = 0;
+    if (std::from_chars(name.data(), name.data() + name.size(), thread).ec != std::errc()) continue;
+    set_priority(thread, SCHED_OTHER, kIoByNice);
+  }
 }
 
 }  // namespace dtrain::checkpoint

@@ -10,6 +10,8 @@
 #include "dtrain/base/file.h"
 #include "dtrain/base/subprocess.h"
 #include "saver/messages.h"
+#include "saver/priority.h"
+#include "storage_folder.h"
 
 namespace dtrain::checkpoint {
 namespace {
@@ -20,6 +22,15 @@ constexpr std::chrono::seconds kEndPatience{10};
 std::filesystem::path find_saver() {
   static const char inside_this_library = 0;
   return find_program_beside(&inside_this_library, "dtrain-saver");
+}
+
+// Where the folder has vanished, the saver says so with the next save.
+bool try_to_lock(StorageLock& lock) {
+  try {
+    return lock.try_take();
+  } catch (const SystemError&) {
+    return false;
+  }
 }
 
 struct StartedSaver {
@@ -37,8 +48,13 @@ StartedSaver start_saver(const SaverOptions& options, int memory_fd) {
   Json settings = to_json(options);
   settings["starter_pid"] = ::getpid();
   ProcessOptions start;
-  start.command = {find_saver().string(), to_line(settings)};
+  start.command = {find_saver().string()};
   start.fds = {{kSocketFd, theirs.get()}, {kMemoryFd, memory_fd}};
+  // It is locked before there is a process, so that the next attempt waits for whatever this one starts.
+  StorageLock lock(options.storage);
+  settings["locked"] = options.host == 0 && try_to_lock(lock);
+  if (settings.at("locked") == true) start.fds[kLockFd] = lock.fd();
+  start.command.push_back(to_line(settings));
   return {Process::start(start), std::move(ours)};
 }
 
@@ -58,6 +74,13 @@ struct Saver::Impl {
   std::optional<SaveRequest> under_way;
 
   bool send(const SaveRequest& request) { return send_message(started.socket, to_message(request)); }
+
+  // Somebody waits now. The mark comes first: the saver looks at it after it has lowered its priority.
+  void hurry() const {
+    if (!under_way || view.is_urgent(under_way->number)) return;
+    view.mark_urgent(under_way->number);
+    set_normal_priority(started.process.pid());
+  }
 
   // The saver has ended during a save, or does not answer as it should.
   SaveResult lost(const std::string& why) {
@@ -92,6 +115,7 @@ Saver::Saver(const SaverOptions& options, const SnapshotMemory& memory) {
 // The saver reads the end of its socket as the end of its rank: it finishes what it can, and ends.
 Saver::~Saver() {
   impl_->started.socket.close();
+  impl_->hurry();
   const bool finishing = impl_->under_way && impl_->view.all_copied(impl_->under_way->number);
   try {
     if (!impl_->started.process.wait(finishing ? kForever : kEndPatience)) impl_->started.process.detach();
@@ -122,6 +146,7 @@ std::optional<SaveResult> Saver::poll() {
 
 std::optional<SaveResult> Saver::wait(std::chrono::milliseconds patience) {
   if (!impl_->under_way) return std::nullopt;
+  if (patience.count() != 0) impl_->hurry();
   bool timed_out = false;
   SaveResult result;
   try {

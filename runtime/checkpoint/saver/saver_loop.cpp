@@ -33,21 +33,20 @@ class Starter {
 
   // Waits this long, or until it is gone; whether it is gone.
   bool wait_for_end(std::chrono::milliseconds patience) {
-    wait(0, patience);
+    if (!gone_) wait(0, patience);
     return gone_;
   }
-  // Waits for a message; false: it is gone.
+  // Waits for a message, or for the end of the connection; false: it is gone, and has left no message.
   bool wait_for_message() {
     while (!gone_) {
       if (wait(POLLIN, std::chrono::milliseconds(-1))) return true;
     }
-    return false;
+    return wait(POLLIN, std::chrono::milliseconds(0));
   }
 
  private:
   // Whether one of `events` is there.
   bool wait(short events, std::chrono::milliseconds patience) {
-    if (gone_) return false;
     std::array<pollfd, 2> entries{pollfd{socket_, events, 0}, pollfd{process_.get(), POLLIN, 0}};
     const int count = ::poll(entries.data(), entries.size(), static_cast<int>(patience.count()));
     if (count < 0 && errno != EINTR) throw SystemError("cannot wait for the rank", errno);
@@ -64,16 +63,9 @@ class Starter {
 
 }  // namespace
 
-void serve(const SaverOptions& options, UnixSocket socket, UniqueFd memory_fd, pid_t starter_pid, const Logger& log) {
+void serve(const SaverOptions& options, UnixSocket socket, UniqueFd memory_fd, StorageLock lock, pid_t starter_pid,
+           const Logger& log) {
   const SnapshotMemory memory = map_snapshot(std::move(memory_fd));
-  StorageLock lock(options.storage);
-  if (options.host == 0) {
-    try {
-      lock.try_take();  // so that the next attempt waits for this process; each save makes sure of it
-    } catch (const SystemError& error) {
-      log->warn("{}", describe(error));
-    }
-  }
   Starter starter(socket.fd(), starter_pid);
   const SaveEnvironment environment{options, memory, lock,
                                     [&](std::chrono::milliseconds time) { return starter.wait_for_end(time); }, log};
@@ -81,9 +73,10 @@ void serve(const SaverOptions& options, UnixSocket socket, UniqueFd memory_fd, p
     const auto message = receive_message(socket, std::chrono::milliseconds(0), nullptr);
     if (!message) return;
     const SaveOrder order = save_order_from(*message);
-    if (order.request.urgent) set_priority(Priority::kNormal);
+    step_behind_training();
+    if (memory.is_urgent(order.request.number)) set_normal_priority(::getpid());
     const SaveResult result = save(order, environment);
-    set_priority(Priority::kBehindTraining);
+    set_normal_priority(::getpid());  // it is about to wait, and the next request is to be noticed at once
     if (!send_message(socket, to_line(to_json(result)))) return;
   }
 }

@@ -44,10 +44,6 @@ const Value* value_at(Section& root, const std::string& path) {
 
 }  // namespace
 
-const TextRule kSafetensorsFile{.schema = R"({"type": "string", "pattern": "^$|\\.safetensors$"})",
-                                .good = [](const std::string& text) { return text.ends_with(".safetensors"); },
-                                .must_be = "the path of a .safetensors file"};
-
 std::unique_ptr<KeyType> search_form() {
   return std::make_unique<SearchForm>();
 }

@@ -2,6 +2,8 @@
 
 #include "dtrain/base/error.h"
 #include "dtrain/base/file.h"
+#include "dtrain/base/json.h"
+#include "dtrain/checkpoint/checkpoint.h"
 #include "dtrain/host/identity.h"
 
 namespace dtrain::run {
@@ -43,6 +45,9 @@ void make_host_folder(const RunFolder& folder, const std::string& token, const s
   write_file_atomic(folder.path / kHostFolderMark, token);
   write_file_atomic(folder.plan(), plan);
   write_file_atomic(folder.experiment(), experiment);
+  const Json json = Json::parse(plan, nullptr, false);
+  if (json.is_object() && json.contains("checkpoint_folder"))
+    checkpoint::write_storage_of_run(folder.path, json["checkpoint_folder"].get<std::string>());
   make_folder(folder.logs());
   make_folder(folder.profile());
 }

@@ -19,6 +19,7 @@
 #include "dtrain/run/summary_text.h"
 #include "dtrain/run/user_ledger.h"
 #include "dtrain/run/version.h"
+#include "folder/checkpoint_folder.h"
 #include "folder/end_report.h"
 #include "folder/first_look.h"
 #include "folder/next_steps.h"
@@ -225,9 +226,12 @@ int launch(const LaunchRequest& given) {
     return static_cast<int>(ExitCode::kDone);
   }
   check_can_start(plan);
+  check_checkpoint_storage(plan.experiment.checkpoint_storage);
   const SystemClock clock;
   open_user_ledger(clock);  // an unusable ledger is an error before the run's folder exists
   LaunchFolder opened = open_launch_folder(request, plan, continued ? &*continued : nullptr, variables, clock);
+  if (!plan.mock.any())
+    plan.checkpoint_folder = make_checkpoint_folder(opened.folder, plan.experiment.checkpoint_storage);
   if (!request.detach) return carry_out(std::move(plan), std::move(opened), variables, clock, nullptr);
   Detached detached(opened.folder.launcher_log());
   if (detached.is_launcher()) return carry_out(std::move(plan), std::move(opened), variables, clock, &detached);

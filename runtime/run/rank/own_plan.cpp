@@ -1,6 +1,7 @@
 #include "rank/own_plan.h"
 
 #include "dtrain/base/file.h"
+#include "dtrain/checkpoint/checkpoint.h"
 #include "folder/plan_file.h"
 #include "unused_gpus.h"
 
@@ -38,7 +39,7 @@ std::vector<std::string> warnings_of(const RankIdentity& identity, const Assignm
 
 }  // namespace
 
-void write_own_plan(const std::filesystem::path& file, const RankIdentity& identity, const Assignment& assignment,
+void write_own_plan(const RunFolder& folder, const RankIdentity& identity, const Assignment& assignment,
                     const RankHosts& hosts, const RankGpus& gpus, const Logger& log) {
   const RankOptions& options = identity.options;
   PlanFacts facts{.experiment = assignment.experiment,
@@ -49,6 +50,8 @@ void write_own_plan(const std::filesystem::path& file, const RankIdentity& ident
   facts.warnings = warnings_of(identity, assignment, gpus);
   for (const std::string& warning : facts.warnings) log->warn("{}", warning);
   if (options.mock.any()) facts.more["mock"] = to_json(options.mock);
+  if (const auto storage = checkpoint::storage_of_run(folder.path); storage != folder.path / "checkpoints")
+    facts.more["checkpoint_folder"] = storage.string();
   facts.on_gpus = gpus.on_gpus;
   for (int rank = 0; rank < identity.world().size; ++rank) {
     RankPlacement place{.rank = rank, .host = hosts.of(rank).name};
@@ -56,7 +59,7 @@ void write_own_plan(const std::filesystem::path& file, const RankIdentity& ident
     facts.placement.push_back(std::move(place));
   }
   facts.versions = versions_of(options);
-  write_plan_file(file, plan_json(facts));
+  write_plan_file(folder.plan(), plan_json(facts));
 }
 
 void name_gpus_in_plan(const std::filesystem::path& file, const RankGpus& gpus) {

@@ -5,6 +5,7 @@
 #include "dtrain/run/agreed_error.h"
 #include "dtrain/run/log_tail.h"
 #include "dtrain/run/rank_session.h"
+#include "folder/checkpoint_folder.h"
 #include "folder/plan_file.h"
 #include "folder/process_id.h"
 #include "folder/put_aside.h"
@@ -143,9 +144,11 @@ void RankSession::open_own_files() {
   RankFiles& files = *files_;
   ResumePoint point;
   const auto write_plan = [&](const RunFolder& folder) {
-    write_own_plan(folder.plan(), *identity_, *assignment_, *hosts_, *gpus_, log_);
+    if (!mock().any()) make_checkpoint_folder(folder, experiment().checkpoint_storage);
+    write_own_plan(folder, *identity_, *assignment_, *hosts_, *gpus_, log_);
   };
   files.folder = open_own_folder(control(), *hosts_, [&] {
+    check_checkpoint_storage(experiment().checkpoint_storage);
     if (options.continues) {
       RunFolder folder{options.run_dir};
       files.lock = RunLock::take(folder, identity_->host.name);

@@ -44,6 +44,9 @@ class Checkpoints {
   // It is due, but a saver is busy: says so, once for each, if that lasts.
   void delay(std::int64_t batch);
 
+  // Before the last update that a checkpoint is to contain which is due after this batch: lets that update copy a part.
+  void prepare();
+
   struct Moment {
     std::int64_t batch = 0, epoch = 0;
     std::string reason;                  // About::reason
@@ -69,6 +72,7 @@ class Checkpoints {
   Snapshot snapshot_;
 
   std::unique_ptr<checkpoint::Saver> saver_;  // of a leader
+  int memories_ = 0;                          // Snapshot's, which the saver knows
   std::optional<Moment> last_;                // the last that was taken
   bool is_last_ = false;                      // save()'s
   bool handed_over_ = true;

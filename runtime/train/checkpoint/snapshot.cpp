@@ -51,20 +51,32 @@ std::optional<std::vector<FlatRange>> Snapshot::ranges_at_update() const {
   return ranges;
 }
 
+void Snapshot::begin() {
+  complete_now();
+  const auto ranges = memory_ ? ranges_at_update() : std::nullopt;
+  if (!ranges) return;
+  copy_ = make_copy(*ranges, /*in_two=*/true);
+  begun_ = true;
+  step_.optimizer().copy_at_next_steps(copy_);
+}
+
 void Snapshot::take(bool at_update) {
   const Nanoseconds began = session_.clock().monotonic();
-  complete_now();
-  copy_.reset();
-  const auto ranges = at_update ? ranges_at_update() : std::nullopt;
+  const bool begun = std::exchange(begun_, false);
+  if (!begun) complete_now();
+  const auto ranges = at_update || begun ? ranges_at_update() : std::nullopt;
   const int rank = session_.world().rank;
-  const StateImage image(
-      {.rank = rank, .shared = step_.state_is_shared(), .later = ranges.has_value(), .tied = tied_}, visit_);
+  const StateImage image({.rank = rank, .shared = step_.state_is_shared(), .later = ranges.has_value(), .tied = tied_},
+                         visit_);
   std::vector<std::int64_t> sizes(static_cast<std::size_t>(session_.world().size));
   sizes[static_cast<std::size_t>(rank)] = static_cast<std::int64_t>(image.own().bytes());
   session_.communicator().all_reduce(sizes.data(), sizes.size(), comm::DataType::kInt64).wait();
   const auto largest = static_cast<std::size_t>(*std::max_element(sizes.begin(), sizes.end()));
   const std::size_t shared = hosts_.host == 0 ? pages(image.model().bytes()) + pages(image.optimizer().bytes()) : 0;
   if (hosts_.saves() && (!memory_ || largest > own_capacity_ || shared > shared_bytes_)) make_memory(shared, largest);
+  in_model_ = image.model().offsets();
+  in_optimizer_ = image.optimizer().offsets();
+  for (auto& [name, offset] : in_optimizer_) offset += pages(image.model().bytes());
   values_ = image.values();
   name_files(image, sizes);
   ++number_;
@@ -72,24 +84,31 @@ void Snapshot::take(bool at_update) {
   if (hosts_.saves()) {
     if (hosts_.host == 0) write_shared(image);
     write_own(image);
-    if (ranges) copy_at_update(image, *ranges);
   }
+  // Another strategy or other buckets may have come with the last update: then what it has copied is copied again.
+  auto whole = ranges ? make_copy(*ranges, /*in_two=*/false) : nullptr;
+  if (!begun || !copy_ || !whole || !copy_->copies_same(*whole)) copy_ = std::move(whole);
+  step_.optimizer().copy_at_next_steps(copy_);
+  from_device_.hand_over();
   if (!hosts_.folder_is_shared) send_own(image, sizes);
+  if (!at_update) complete_now();
   copy_s_ = to_seconds(session_.clock().monotonic() - began);
-  complete();
 }
 
 bool Snapshot::complete() {
   if (copy_ && !copy_->finished()) return false;
+  if (!from_device_.complete()) return false;
   if (!std::exchange(told_, true) && hosts_.saves() && !spoiled()) memory_->mark_copied(hosts_.local_rank, number_);
   return true;
 }
 
 void Snapshot::complete_now() {
-  if (!copy_ || copy_->finished()) return;
-  copy_->finish();
-  step_.optimizer().copy_at_next_step(nullptr);
-  complete();
+  from_device_.complete_now();
+  if (copy_ && !copy_->finished()) {
+    copy_->finish();
+    step_.optimizer().copy_at_next_steps(nullptr);
+  }
+  if (memory_) complete();
 }
 
 void Snapshot::offer_again() {
@@ -101,34 +120,31 @@ double Snapshot::copy_seconds() const {
   return copy_s_ + (copy_ ? copy_->seconds() : 0);
 }
 
-std::byte* Snapshot::optimizer_file(const StateImage& image) const {
-  return memory_->data() + pages(image.model().bytes());
-}
-
-// The ranks of host 0 divide the bytes evenly. Where ranks do not share the state, rank 0's is written.
+// The ranks of host 0 divide the bytes evenly. What ranks do not share is rank 0's.
 void Snapshot::write_shared(const StateImage& image) {
   std::byte* const model = memory_->data();
-  std::byte* const optimizer = optimizer_file(image);
+  std::byte* const optimizer = model + pages(image.model().bytes());
   if (hosts_.is_leader()) {
     image.model().write_header(model);
     image.optimizer().write_header(optimizer);
   }
   const std::size_t in_model = image.model().data_bytes();
   const std::size_t all = in_model + image.optimizer().data_bytes();
-  const std::size_t ranks = step_.state_is_shared() ? hosts_.ranks_here.size() : 1;
+  const std::size_t ranks = hosts_.ranks_here.size();
   const auto place = static_cast<std::size_t>(hosts_.local_rank);
-  if (place >= ranks) return;
   const std::size_t first = all / ranks * place;
   const std::size_t last = place + 1 == ranks ? all : all / ranks * (place + 1);
-  image.model().write_data(model, std::min(first, in_model), std::min(last, in_model));
-  image.optimizer().write_data(optimizer, std::max(first, in_model) - in_model, std::max(last, in_model) - in_model);
+  const bool is_first = session_.world().rank == 0;
+  image.model().write_data(model, std::min(first, in_model), std::min(last, in_model), is_first, from_device_);
+  image.optimizer().write_data(optimizer, std::max(first, in_model) - in_model, std::max(last, in_model) - in_model,
+                               is_first, from_device_);
 }
 
 void Snapshot::write_own(const StateImage& image) {
   const int region = hosts_.folder_is_shared ? hosts_.local_rank : session_.world().rank;
   std::byte* const own = memory_->data() + own_offset(region);
   image.own().write_header(own);
-  image.own().write_data(own, 0, image.own().data_bytes());
+  image.own().write_data(own, 0, image.own().data_bytes(), /*is_first=*/false, from_device_);
 }
 
 // Ranks of hosts that do not see the folder send their files to rank 0's host.
@@ -138,7 +154,10 @@ void Snapshot::send_own(const StateImage& image, const std::vector<std::int64_t>
     std::vector<std::byte> bytes(static_cast<std::size_t>(sizes[rank]));
     if (static_cast<int>(rank) == session_.world().rank) {
       image.own().write_header(bytes.data());
-      image.own().write_data(bytes.data(), 0, image.own().data_bytes());
+      DeviceCopies from_device;
+      image.own().write_data(bytes.data(), 0, image.own().data_bytes(), /*is_first=*/false, from_device);
+      from_device.hand_over();
+      from_device.complete_now();
     }
     session_.communicator()
         .broadcast(bytes.data(), bytes.size(), comm::DataType::kUint8, static_cast<int>(rank))
@@ -149,8 +168,8 @@ void Snapshot::send_own(const StateImage& image, const std::vector<std::int64_t>
   }
 }
 
-void Snapshot::copy_at_update(const StateImage& image, const std::vector<FlatRange>& ranges) {
-  copy_ = std::make_shared<UpdateCopy>();
+std::shared_ptr<UpdateCopy> Snapshot::make_copy(const std::vector<FlatRange>& ranges, bool in_two) const {
+  auto copy = std::make_shared<UpdateCopy>(in_two);
   FlatOptimizer& optimizer = step_.optimizer();
   const FlatParameters& parameters = step_.parameters();
   const std::vector<std::string> state_names = optimizer.state_names();
@@ -163,20 +182,18 @@ void Snapshot::copy_at_update(const StateImage& image, const std::vector<FlatRan
       const std::int64_t begin = std::max(range.begin, parameter.offset);
       const std::int64_t end = std::min(range.end, parameter.offset + parameter.padded);
       if (begin >= end) continue;
-      const auto skipped = static_cast<std::size_t>(begin - parameter.offset) * size;
+      std::byte* const to = memory_->data() + static_cast<std::size_t>(begin - parameter.offset) * size;
       std::vector<UpdateCopy::Piece> pieces{
-          {FlatMemory::address(group.values, begin),
-           memory_->data() + image.model().offset_of(parameter.name) + skipped}};
+          {FlatMemory::address(group.values, begin), to + in_model_.at(parameter.name)}};
       for (std::size_t s = 0; s < state_names.size(); ++s) {
-        pieces.push_back(
-            {FlatMemory::address(optimizer.state(range.group)[s], begin),
-             optimizer_file(image) + image.optimizer().offset_of(state_names[s] + "/" + parameter.name) + skipped});
+        pieces.push_back({FlatMemory::address(optimizer.state(range.group)[s], begin),
+                          to + in_optimizer_.at(state_names[s] + "/" + parameter.name)});
       }
-      const std::int64_t elements = std::min(end, parameter.offset + parameter.tensor.numel()) - begin;
-      copy_->add({range.group, begin, end}, elements, size, pieces);
+      copy->add({range.group, begin, end}, parameter.offset + parameter.tensor.numel() - begin, size, pieces);
     }
   }
-  optimizer.copy_at_next_step(copy_);
+  copy->divide();
+  return copy;
 }
 
 void Snapshot::name_files(const StateImage& image, const std::vector<std::int64_t>& sizes) {
@@ -191,8 +208,8 @@ void Snapshot::name_files(const StateImage& image, const std::vector<std::int64_
     if (hosts_.folder_is_shared && here == hosts_.ranks_here.end()) continue;
     const int region =
         hosts_.folder_is_shared ? static_cast<int>(here - hosts_.ranks_here.begin()) : static_cast<int>(rank);
-    files_.push_back({checkpoint::rank_file(static_cast<int>(rank)), own_offset(region),
-                      static_cast<std::size_t>(sizes[rank])});
+    files_.push_back(
+        {checkpoint::rank_file(static_cast<int>(rank)), own_offset(region), static_cast<std::size_t>(sizes[rank])});
   }
 }
 

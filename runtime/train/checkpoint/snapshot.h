@@ -1,10 +1,10 @@
 // A snapshot of the training state in memory that the ranks of a host share with its saver: the files of a checkpoint,
 // byte for byte. Training thread.
 //
-// The usual snapshot is taken in two parts. Between two batches each rank writes what is small: headers, buffers, its
-// own file. Parameters and the optimizer's state do not change before the next update, which copies them on its way
-// (UpdateCopy). Where that is not possible (local steps, GPUs, several hosts, a model that writes its parameters itself,
-// the end of training) everything is copied at once.
+// The usual snapshot stops training for what is small alone: headers, buffers, each rank's own file. Parameters and the
+// optimizer's state are copied by the updates before and after that moment, on their way (UpdateCopy). Where that is
+// not possible (local steps, GPUs, several hosts, a model that writes its parameters itself, the end of training)
+// everything is copied at once.
 #pragma once
 
 #include <cstdint>
@@ -31,13 +31,17 @@ class Snapshot {
   Snapshot(run::RankSession& session, TrainingStep& step, const CheckpointHosts& hosts,
            std::map<std::string, std::string> tied, std::function<void(StateVisitor&)> visit);
 
-  // Collective. The memory must be free. `at_update`: the next update may do the copying. Error: the host lacks memory.
+  // Before the last update that the snapshot is to contain: lets it copy a part already, where that is possible. take()
+  // follows it. The memory must be free. The same on all ranks.
+  void begin();
+  // Collective. The memory must be free. `at_update`: the next update may copy. Error: the host lacks memory.
   void take(bool at_update);
   // Whether this rank's part is there; tells the saver so, once.
   bool complete();
   // Copies what the next update has not yet copied.
   void complete_now();
-  // The model has written its parameters before they were copied: this snapshot is worth nothing. The same on all ranks.
+  // The model has written its parameters before they were copied: this snapshot is worth nothing. The same on all
+  // ranks.
   bool spoiled() const { return copy_ && copy_->spoiled(); }
   // The same bytes once more, under a new number.
   void offer_again();
@@ -48,16 +52,17 @@ class Snapshot {
   const Json& values() const { return values_; }
   double copy_seconds() const;  // for which it has held up training
   const checkpoint::SnapshotMemory& memory() const { return *memory_; }
+  // Counts the memories: a saver knows one alone.
+  int memories() const { return memories_; }
 
  private:
   void make_memory(std::size_t shared_bytes, std::size_t largest_own);
   void write_shared(const StateImage& image);
   void write_own(const StateImage& image);
   void send_own(const StateImage& image, const std::vector<std::int64_t>& sizes);
-  void copy_at_update(const StateImage& image, const std::vector<FlatRange>& ranges);
+  std::shared_ptr<UpdateCopy> make_copy(const std::vector<FlatRange>& ranges, bool in_two) const;
   void name_files(const StateImage& image, const std::vector<std::int64_t>& sizes);
   std::size_t own_offset(int region) const { return shared_bytes_ + static_cast<std::size_t>(region) * own_capacity_; }
-  std::byte* optimizer_file(const StateImage& image) const;
   // The ranges that this rank copies at the next update. None: everything is copied at once.
   std::optional<std::vector<FlatRange>> ranges_at_update() const;
 
@@ -71,10 +76,14 @@ class Snapshot {
   int memories_ = 0;              // made so far: names them
   std::size_t shared_bytes_ = 0;  // of model and optimizer, in whole pages; on host 0
   std::size_t own_capacity_ = 0;  // of each rank's file
+  // Where the two shared files' tensors lie, from the memory's begin; the same in all snapshots of a run.
+  std::map<std::string, std::size_t> in_model_, in_optimizer_;
   std::uint64_t number_ = 0;
   std::vector<checkpoint::FileImage> files_;
   Json values_;
+  DeviceCopies from_device_;
   std::shared_ptr<UpdateCopy> copy_;  // of the last snapshot, if the next update copies
+  bool begun_ = false;                // begin() was called, take() was not
   bool told_ = true;                  // the saver has been told that this rank's part is complete
   double copy_s_ = 0;                 // of the part between two batches
 };

@@ -17,10 +17,9 @@ constexpr std::size_t kAlignment = 64;  // of the first tensor's byte in its fil
 
 }  // namespace
 
-void FileImage::add(std::string name, at::Tensor value, bool later) {
+void FileImage::add(std::string name, at::Tensor value, Writers writers) {
   const std::size_t bytes = value.nbytes();
-  offsets_[name] = data_bytes_;
-  entries_.push_back({std::move(name), std::move(value), data_bytes_, later});
+  entries_.push_back({std::move(name), std::move(value), data_bytes_, writers});
   data_bytes_ += bytes;
 }
 
@@ -41,29 +40,35 @@ void FileImage::lay_out() {
   std::copy(text.begin(), text.end(), header_.begin() + kLength);
 }
 
-std::size_t FileImage::offset_of(const std::string& name) const {
-  return header_.size() + offsets_.at(name);
+std::map<std::string, std::size_t> FileImage::offsets() const {
+  std::map<std::string, std::size_t> offsets;
+  for (const Entry& entry : entries_) offsets[entry.name] = header_.size() + entry.offset;
+  return offsets;
 }
 
 void FileImage::write_header(std::byte* to) const {
   std::memcpy(to, header_.data(), header_.size());
 }
 
-void FileImage::write_data(std::byte* to, std::size_t first, std::size_t last) const {
+void FileImage::write_data(std::byte* to, std::size_t first, std::size_t last, bool is_first,
+                           DeviceCopies& from_device) const {
   const at::NoGradGuard no_grad;
   std::byte* const data = to + header_.size();
   for (const Entry& entry : entries_) {
-    if (entry.later) continue;
     const std::size_t begin = entry.offset, end = begin + entry.value.nbytes();
+    std::size_t from = std::max(first, begin), until = std::min(last, end);
+    if (entry.writers == Writers::kFirst && is_first) from = begin, until = end;
+    if (entry.writers == Writers::kNone || (entry.writers == Writers::kFirst && !is_first) || from >= until) continue;
     if (entry.value.is_cpu() && entry.value.is_contiguous()) {
-      const std::size_t from = std::max(first, begin), until = std::min(last, end);
-      if (from >= until) continue;
       stream_copy(data + from, static_cast<const std::byte*>(entry.value.const_data_ptr()) + (from - begin),
                   until - from);
-    } else if (begin >= first && begin < last) {
-      at::Tensor target = at::empty(entry.value.sizes(), at::TensorOptions().dtype(entry.value.scalar_type()));
-      target.copy_(entry.value);
-      std::memcpy(data + begin, target.const_data_ptr(), end - begin);
+    } else if (from == begin) {
+      if (entry.value.is_cpu()) {
+        const at::Tensor dense = entry.value.contiguous();
+        std::memcpy(data + begin, dense.const_data_ptr(), end - begin);
+      } else {
+        from_device.add(entry.value, data + begin);
+      }
     }
   }
 }
@@ -77,19 +82,24 @@ class StateImage::Collector final : public StateVisitor {
  protected:
   void on_tensor(const std::string& path, at::Tensor value) override {
     const auto name_behind = [&](std::string_view part) { return path.substr(part.size()); };
-    const bool in_shared_files = options_.shared || options_.rank == 0;
-    if (path.starts_with(state_path::kParameters) && in_shared_files) {
-      image_.model_.add(name_behind(state_path::kParameters), std::move(value), options_.later);
+    using Writers = FileImage::Writers;
+    const Writers writers = options_.later ? Writers::kNone : options_.shared ? Writers::kAll : Writers::kFirst;
+    // The files that the ranks share are laid out alike by all of them.
+    bool own = !options_.shared && options_.rank != 0;
+    if (path.starts_with(state_path::kParameters)) {
+      image_.model_.add(name_behind(state_path::kParameters), value, writers);
     } else if (path.starts_with(state_path::kFrozen)) {
-      image_.model_.add(name_behind(state_path::kFrozen), std::move(value));
-    } else if (path.starts_with(state_path::kOptimizer) && in_shared_files) {
-      image_.optimizer_.add(name_behind(state_path::kOptimizer), std::move(value), options_.later);
+      image_.model_.add(name_behind(state_path::kFrozen), value);
+      own = false;
+    } else if (path.starts_with(state_path::kOptimizer)) {
+      image_.optimizer_.add(name_behind(state_path::kOptimizer), value, writers);
     } else {
-      if (path.starts_with(state_path::kBuffers) && options_.rank == 0) {
-        image_.model_.add(name_behind(state_path::kBuffers), value);
+      if (path.starts_with(state_path::kBuffers)) {
+        image_.model_.add(name_behind(state_path::kBuffers), value, Writers::kFirst);
       }
-      image_.own_.add(path, std::move(value));
+      own = true;
     }
+    if (own) image_.own_.add(path, std::move(value));
   }
   void on_number(const std::string& path, std::int64_t& value) override { image_.values_[path] = value; }
   void on_real(const std::string& path, double& value) override { image_.values_[path] = number_or_text(value); }

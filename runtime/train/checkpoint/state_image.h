@@ -16,6 +16,7 @@
 
 #include <ATen/ATen.h>
 
+#include "checkpoint/device_copies.h"
 #include "dtrain/base/json.h"
 #include "state/state_visitor.h"
 
@@ -36,31 +37,34 @@ inline constexpr std::string_view kValuesName = "values";
 // One file: its header, and where each tensor's bytes lie behind it.
 class FileImage {
  public:
-  // `later`: write_data() leaves its bytes out.
-  void add(std::string name, at::Tensor value, bool later = false);
+  enum class Writers {
+    kAll,    // the ranks divide its bytes
+    kFirst,  // rank 0 alone: ranks have values of their own
+    kNone    // write_data() leaves it out
+  };
+  void add(std::string name, at::Tensor value, Writers writers = Writers::kAll);
   void add_metadata(const std::string& key, std::string value) { metadata_[key] = std::move(value); }
   // Nothing is added any more.
   void lay_out();
 
   std::size_t bytes() const { return header_.size() + data_bytes_; }
   std::size_t data_bytes() const { return data_bytes_; }
-  // Where a tensor's bytes lie in the file.
-  std::size_t offset_of(const std::string& name) const;
+  // Where each tensor's bytes begin in the file.
+  std::map<std::string, std::size_t> offsets() const;
   void write_header(std::byte* to) const;
   // Copies the tensors' bytes from `first` up to `last` (counted from the first tensor's begin) to where they belong in
-  // the file that begins at `to`. A tensor that is not contiguous, or on a device, is copied whole where its first byte
-  // is in that range.
-  void write_data(std::byte* to, std::size_t first, std::size_t last) const;
+  // the file that begins at `to`, and those of Writers::kFirst if `is_first`. A tensor that is not contiguous, or on a
+  // device, is copied whole where its first byte is in that range; from a device by `from_device`.
+  void write_data(std::byte* to, std::size_t first, std::size_t last, bool is_first, DeviceCopies& from_device) const;
 
  private:
   struct Entry {
     std::string name;
     at::Tensor value;
     std::size_t offset = 0;  // from the first tensor's begin
-    bool later = false;
+    Writers writers = Writers::kAll;
   };
   std::vector<Entry> entries_;
-  std::map<std::string, std::size_t> offsets_;  // Entry::offset by name
   std::map<std::string, std::string> metadata_;
   std::string header_;
   std::size_t data_bytes_ = 0;

@@ -108,9 +108,11 @@ train::TrainingLoop::End train_and_save(run::RankSession& session, const TrialFa
   const std::unique_ptr<Trial> trial = make_trial(context);
   const auto& model = context.wrapped().model;
   const bool begins_anew = session.resume_from().empty();
-  if (model && !experiment.initial_weights.empty() && begins_anew && session.world().rank == 0) {
-    train::load_weights(*model, experiment.initial_weights);  // the step hands them to the other ranks
-    session.log()->info("starting from the weights in {}", experiment.initial_weights.string());
+  if (model && !experiment.initial_weights.file.empty() && begins_anew && session.world().rank == 0) {
+    // The step hands them to the other ranks.
+    const train::LoadedWeights loaded = train::load_weights(*model, experiment.initial_weights);
+    session.log()->info("starting from the weights in {}", loaded.from);
+    for (const std::string& warning : loaded.warnings) session.log()->warn("{}", warning);
   }
   train::TrainingStep step(context.wrapped(), train::services_of(session), step_options(session, context.wrapped()));
   malloc_trim(0);  // the parameters as the model allocated them are laid out flat elsewhere now

@@ -27,7 +27,9 @@ using profile::PhaseScope;
 
 // What a run that goes on is compared with: what may change the bits.
 Json facts_for_resume(const run::RankSession& session) {
+  const auto& job = session.experiment().model;
   return {{"name", session.experiment().name},
+          {"model", job ? Json(job->file.string()) : Json()},
           {"global_batch_size", session.experiment().global_batch_size},
           {"seed", session.experiment().experiment_seed},
           {"libtorch", TORCH_VERSION},
@@ -68,12 +70,15 @@ TrainingLoop::TrainingLoop(Trial& trial, TrialContext& context, run::RankSession
   if (session.mock().loader) loader_ = repeat_first_batch(std::move(loader_));
   find_lengths();
   if (session_.mock().any()) return;
-  checkpoints_.emplace(session_,
+  checkpoints_.emplace(session_, step_,
                        Checkpoints::Options{.period = checkpoint_period_,
-                                            .shared = step_.state_is_shared(),
                                             .tied = tied_names(*context_.wrapped().model),
                                             .run = facts_for_resume(session_)},
                        [this](StateVisitor& visitor) { visit(visitor); });
+  step_.before_update([this] {
+    const bool due = checkpoints_->is_due(batches_ + 1, step_.checkpoint_wanted());
+    if (due && !step_.saver_busy()) checkpoints_->prepare();
+  });
 }
 
 void TrainingLoop::find_lengths() {
@@ -269,12 +274,12 @@ void TrainingLoop::validate() {
 }
 
 bool TrainingLoop::saves_at_end() const {
-  return checkpoints_ && (experiment_.checkpoint_policy != config::CheckpointPolicy::kNone || checkpoint_period_ > 0);
+  return checkpoints_.has_value();  // whatever checkpoint_policy says: it is about validations
 }
 
-void TrainingLoop::take_checkpoint(const char* reason, const Validation::Result& validated) {
+void TrainingLoop::take_checkpoint(const char* reason, const Validation::Result& validated, bool last) {
   const PhaseScope phase(recorder_, Phase::kCheckpoint);
-  checkpoints_->save({batches_, epoch_, reason, validated.metric});
+  checkpoints_->save({batches_, epoch_, reason, validated.metric}, last);
 }
 
 void TrainingLoop::record_loader(const Batch& batch) {
@@ -376,7 +381,7 @@ void TrainingLoop::conclude(bool stopped) {
   if (concluded_) return;
   concluded_ = true;
   const bool saves = saves_at_end();
-  if (stopped && saves) take_checkpoint("stop");
+  if (stopped && saves) take_checkpoint("stop", {}, /*last=*/true);
   step_.flush();
   step_.report();
   {
@@ -387,7 +392,7 @@ void TrainingLoop::conclude(bool stopped) {
   finish_training_metrics(/*all=*/true);
   if (stopped || session_.mock().any()) return;
   const auto validated = validation_.run(batches_, epoch_);
-  if (saves) take_checkpoint("end", validated.value_or(Validation::Result{}));
+  if (saves) take_checkpoint("end", validated.value_or(Validation::Result{}), /*last=*/true);
 }
 
 }  // namespace dtrain::train

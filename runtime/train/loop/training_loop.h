@@ -52,7 +52,7 @@ class TrainingLoop {
   void validate();
   // Whether a checkpoint is taken where training ends or is stopped.
   bool saves_at_end() const;
-  void take_checkpoint(const char* reason, const Validation::Result& validated = {});
+  void take_checkpoint(const char* reason, const Validation::Result& validated = {}, bool last = false);
   Outcome end_of_epoch(const Round& round);
   void train_batch(Batch& batch);
   void record_loader(const Batch& batch);

@@ -105,7 +105,7 @@ void FlatOptimizer::update(const FlatRange& range) {
                            std::min(range.end, segment.range.end)};
     if (common.size() <= 0) continue;
     if (copy_) {
-      copy_->before(common, [&](const FlatRange& part) { update(part, segment.updates); });
+      copy_->run(common, [&](const FlatRange& part) { update(part, segment.updates); });
     } else {
       update(common, segment.updates);
     }
@@ -181,8 +181,8 @@ at::Tensor FlatOptimizer::state_slice(const FlatRange& range, std::size_t index)
 }
 
 void FlatOptimizer::end_step(std::span<const std::uint8_t> used) {
-  if (copy_) copy_->finish();
-  copy_.reset();
+  if (copy_) copy_->end_update();
+  if (copy_ && copy_->finished()) copy_.reset();
   for (std::size_t i = 0; i < updates_.size(); ++i) updates_[i] += used[i] ? 1 : 0;
 }
 

@@ -42,11 +42,12 @@ class FlatOptimizer {
   // What the optimizer remembers of a group, in tensors laid out as its flat values. The strategy decides what memory
   // they lie in, and which of their elements this rank keeps up to date. Not while keep_parts() holds.
   std::span<at::Tensor> state(std::size_t group);
+  std::vector<std::string> state_names() const { return optimizer_->state_names(); }
   // How many such tensors a group has.
   std::size_t state_tensors() const { return optimizer_->state_names().size(); }
 
-  // The next step hands what it updates to `copy` first (UpdateCopy), and lets go of it at its end. On a host.
-  void copy_at_next_step(std::shared_ptr<UpdateCopy> copy) { copy_ = std::move(copy); }
+  // The next steps are the updates that `copy` copies at; the last of them lets go of it. On a host.
+  void copy_at_next_steps(std::shared_ptr<UpdateCopy> copy) { copy_ = std::move(copy); }
 
   // What the copy was to hold has been changed.
   void spoil_copy() {

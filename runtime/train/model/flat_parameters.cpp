@@ -30,12 +30,6 @@ std::int64_t padded_elements(std::int64_t elements, std::int64_t element_size, s
   return (elements + step - 1) / step * step;
 }
 
-// Two tensors of which writing one writes the other, element by element.
-bool same_memory(const at::Tensor& a, const at::Tensor& b) {
-  return a.numel() > 0 && a.const_data_ptr() != nullptr && a.const_data_ptr() == b.const_data_ptr() &&
-         a.scalar_type() == b.scalar_type() && a.sizes() == b.sizes() && a.strides() == b.strides();
-}
-
 struct MemoryExtent {
   const std::byte* begin = nullptr;
   const std::byte* end = nullptr;
@@ -78,6 +72,11 @@ std::vector<NamedParameter>::iterator owner_of(const at::Tensor& buffer, std::ve
 }
 
 }  // namespace
+
+bool same_memory(const at::Tensor& a, const at::Tensor& b) {
+  return a.numel() > 0 && a.const_data_ptr() != nullptr && a.const_data_ptr() == b.const_data_ptr() &&
+         a.scalar_type() == b.scalar_type() && a.sizes() == b.sizes() && a.strides() == b.strides();
+}
 
 std::vector<NamedParameter> distinct_parameters(const torch::nn::Module& model) {
   std::vector<NamedParameter> result;

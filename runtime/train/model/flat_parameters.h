@@ -74,6 +74,9 @@ class FlatParameters {
   std::vector<Group> groups_;
 };
 
+// Two tensors of which writing one writes the other, element by element.
+bool same_memory(const at::Tensor& a, const at::Tensor& b);
+
 // The model's distinct named parameters in registration order: the first name of a tied one, with all its names. Two
 // tensors in the same memory, laid out alike, are one parameter.
 struct NamedParameter {

@@ -12,8 +12,8 @@ namespace dtrain::train {
 
 namespace {
 
-// Elements that are copied and then updated at once: with state and gradients they fit into a core's second-level cache.
-// Fewer would make the calls of the update's kernel count.
+// Elements that are copied and then updated at once: with state and gradients they fit into a core's second-level
+// cache. Fewer would make the calls of the update's kernel count.
 constexpr std::int64_t kBlock = 64 * 1024;
 
 }  // namespace
@@ -40,6 +40,16 @@ void UpdateCopy::add(const FlatRange& range, std::int64_t elements, std::size_t 
   }
 }
 
+void UpdateCopy::divide() {
+  if (!first_update_) return;
+  std::size_t all = 0, taken = 0;
+  for (const Block& block : blocks_) all += static_cast<std::size_t>(block.range.size());
+  for (Block& block : blocks_) {
+    block.at_first = 2 * taken < all;
+    taken += static_cast<std::size_t>(block.range.size());
+  }
+}
+
 void UpdateCopy::copy(Block& block) {
   if (std::exchange(block.done, true)) return;
   const Nanoseconds began = clock_.monotonic();
@@ -47,18 +57,32 @@ void UpdateCopy::copy(Block& block) {
   time_ += clock_.monotonic() - began;
 }
 
-void UpdateCopy::before(const FlatRange& range, const std::function<void(const FlatRange&)>& update) {
-  std::int64_t at = range.begin;
+void UpdateCopy::run(const FlatRange& range, const std::function<void(const FlatRange&)>& update) {
+  std::int64_t at = range.begin;  // up to here all is updated
   for (Block& block : blocks_) {
-    if (block.range.group != range.group || block.range.end <= at) continue;
+    if (block.range.group != range.group || block.range.end <= at || !is_due(block)) continue;
     if (block.range.begin >= range.end) break;
     if (block.range.begin > at) update({range.group, at, block.range.begin});
-    copy(block);
     const FlatRange common{range.group, std::max(at, block.range.begin), std::min(range.end, block.range.end)};
+    if (!block.at_first) copy(block);
     update(common);
+    block.updated += common.size();
+    if (block.at_first && block.updated == block.range.size()) copy(block);
     at = common.end;
   }
   if (at < range.end) update({range.group, at, range.end});
+}
+
+void UpdateCopy::end_update() {
+  for (Block& block : blocks_) {
+    if (is_due(block)) copy(block);
+  }
+  finished_ = !std::exchange(first_update_, false);
+}
+
+bool UpdateCopy::copies_same(const UpdateCopy& other) const {
+  return std::equal(blocks_.begin(), blocks_.end(), other.blocks_.begin(), other.blocks_.end(),
+                    [](const Block& a, const Block& b) { return a.range == b.range && a.copies == b.copies; });
 }
 
 void UpdateCopy::finish() {

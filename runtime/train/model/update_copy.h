@@ -1,8 +1,9 @@
-// A copy of parameters and optimizer state that is taken while the next update runs. The update reads them anyway, so a
-// copy just before it costs the writing alone, and no copy of everything has to be made at once.
+// A copy of parameters and optimizer state that is taken while updates run. An update reads and writes them anyway, so
+// a copy next to it costs the writing alone, and training never stops for a copy of everything.
 //
-// It copies values as they are before that update. Between the moment that it stands for and the update nothing may
-// change them. Training thread.
+// What is copied is the state between two updates. The first of them copies some of the blocks after it has updated
+// them, the second the others before it updates them: so each copies half. Without the first, the second copies all.
+// Between the two nothing else may change the values. Training thread.
 #pragma once
 
 #include <cstddef>
@@ -18,23 +19,31 @@ namespace dtrain::train {
 
 class UpdateCopy {
  public:
+  // `in_two`: the next update is the first of the two; else it is the second.
+  explicit UpdateCopy(bool in_two) : first_update_(in_two) {}
+
   // From where to where: of the values, and of each tensor of the optimizer's state.
   struct Piece {
     const std::byte* from = nullptr;
     std::byte* to = nullptr;
+    bool operator==(const Piece&) const = default;
   };
-
   // Adds a stretch of one parameter: of its pieces the first `elements` are copied, each of `element_size` bytes; the
   // rest of the range is padding. Stretches of a group come in ascending order and do not overlap.
   void add(const FlatRange& range, std::int64_t elements, std::size_t element_size, std::span<const Piece> pieces);
-  bool empty() const { return blocks_.empty(); }
+  // After the last add().
+  void divide();
 
-  // Before `range` is updated: copies the stretches that it touches, each just before `update` is called for it.
-  // `update` is called for all of the range, part by part.
-  void before(const FlatRange& range, const std::function<void(const FlatRange&)>& update);
-  // Copies what no update has touched.
+  // Calls `update` for all of the range, part by part, and copies the blocks whose turn it is.
+  void run(const FlatRange& range, const std::function<void(const FlatRange&)>& update);
+  // An update is over. Copies what it was to copy and did not touch.
+  void end_update();
+  // Copies everything that is left, between the two updates.
   void finish();
+  // Whether the other copies the same bytes from and to the same places.
+  bool copies_same(const UpdateCopy& other) const;
   bool finished() const { return finished_; }
+
   // Values were changed before they were copied: the copy is worth nothing.
   void spoil() { spoiled_ = true; }
   bool spoiled() const { return spoiled_; }
@@ -44,15 +53,20 @@ class UpdateCopy {
   struct Copy {
     Piece piece;
     std::size_t bytes = 0;
+    bool operator==(const Copy&) const = default;
   };
-  struct Block {  // what is copied, and then updated, at once
+  struct Block {  // what is updated and copied at once
     FlatRange range;
     std::vector<Copy> copies;
+    bool at_first = false;     // the first update copies it
+    std::int64_t updated = 0;  // elements, by the first update
     bool done = false;
   };
+  bool is_due(const Block& block) const { return !block.done && block.at_first == first_update_; }
   void copy(Block& block);
 
   std::vector<Block> blocks_;
+  bool first_update_;
   SystemClock clock_;
   Nanoseconds time_{0};
   bool finished_ = false;

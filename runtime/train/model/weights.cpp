@@ -1,23 +1,235 @@
 #include "model/weights.h"
 
+#include <algorithm>
+#include <cstring>
+#include <map>
+#include <optional>
 #include <sstream>
 
 #include "dtrain/base/error.h"
+#include "dtrain/data/safetensors.h"
+#include "dtrain/run/weight_files.h"
 #include "model/flat_parameters.h"
 #include "model/safetensors.h"
+#include "model/weight_names.h"
 
 namespace dtrain::train {
 
 namespace {
+
+constexpr std::size_t kMostListed = 20;
 
 NamedTensors state_of(const torch::nn::Module& model) {
   NamedTensors tensors;
   for (const auto& parameter : distinct_parameters(model)) {
     for (const auto& name : parameter.names) tensors.emplace_back(name, parameter.tensor);
   }
-  for (const auto& item : model.named_buffers()) tensors.emplace_back(item.key(), item.value());
+  for (const auto& item : model.named_buffers()) {
+    if (item.value().defined()) tensors.emplace_back(item.key(), item.value());
+  }
   return tensors;
 }
+
+// A tensor of the files.
+struct Stored {
+  std::string name;  // in its file
+  std::size_t file = 0;
+  const data::SafetensorsEntry* entry = nullptr;
+  std::string shown(const std::string& in_model) const {
+    return name == in_model ? "'" + name + "'" : "'" + in_model + "' ('" + name + "' in the file)";
+  }
+};
+
+// A tensor of the model, and what the files hold for it: a tied one may be there under several names.
+struct Wanted {
+  std::vector<std::string> names;
+  at::Tensor tensor;
+  std::vector<const std::pair<const std::string, Stored>*> found;
+};
+
+std::vector<Wanted> wanted_by(const torch::nn::Module& model) {
+  std::vector<Wanted> result;
+  for (const auto& [name, tensor] : state_of(model)) {
+    const auto same = std::find_if(result.begin(), result.end(),
+                                   [&](const Wanted& other) { return same_memory(other.tensor, tensor); });
+    if (same != result.end()) {
+      same->names.push_back(name);
+    } else {
+      result.push_back({{name}, tensor, {}});
+    }
+  }
+  return result;
+}
+
+std::string list_of(const std::vector<std::string>& lines) {
+  std::string text;
+  for (std::size_t i = 0; i < std::min(lines.size(), kMostListed); ++i) text += "\n  " + lines[i];
+  if (lines.size() > kMostListed) text += "\n  and " + std::to_string(lines.size() - kMostListed) + " more";
+  return text;
+}
+
+// What keeps the files from fitting the model.
+struct Differences {
+  std::vector<std::string> lines;    // of all kinds, for an error
+  std::vector<std::string> missing;  // names in the model
+  std::vector<std::string> surplus;  // names as the model would have them
+  std::size_t types = 0;             // floating-point values of another type
+  std::size_t others = 0;            // of another shape, or of a type that is not converted
+};
+
+class WeightLoader {
+ public:
+  WeightLoader(torch::nn::Module& model, const config::InitialWeights& options, const std::string& what)
+      : options_(options), what_(what), source_(run::find_weight_files(options)), wanted_(wanted_by(model)) {
+    WeightNames names(options);
+    for (const auto& path : source_.files) {
+      for (const auto& entry : files_.emplace_back(path).entries())
+        add(names.in_model(entry.name), {entry.name, files_.size() - 1, nullptr});
+    }
+    names.check_used();
+    // The files no longer move.
+    for (auto& [name, stored] : stored_) stored.entry = &files_[stored.file].at(stored.name);
+  }
+
+  LoadedWeights load() {
+    compare();
+    const std::size_t fitting =
+        std::count_if(wanted_.begin(), wanted_.end(), [](const Wanted& one) { return !one.found.empty(); });
+    if (!differences_.lines.empty() && (options_.strict || fitting == 0)) refuse();
+    for (const Wanted& one : wanted_) copy(one);
+    LoadedWeights loaded{source_.from, {}};
+    for (const std::string& one : source_.passed_over) loaded.warnings.push_back("passed over " + one);
+    if (!differences_.lines.empty()) {
+      loaded.warnings.push_back(what_ + ": " + std::to_string(fitting) + " of the model's " +
+                                std::to_string(wanted_.size()) +
+                                " tensors come from there; the others keep the values that "
+                                "they were made with:" +
+                                list_of(differences_.lines));
+    }
+    return loaded;
+  }
+
+ private:
+  void add(const std::string& name, const Stored& stored) {
+    const auto [known, is_new] = stored_.try_emplace(name, stored);
+    if (is_new) return;
+    throw ConfigError(what_ + ": '" + known->second.name + "' and '" + stored.name + "' of " + source_.from +
+                          " both become '" + name + "'",
+                      "change strip_prefix or rename so that every tensor has a name of its own");
+  }
+
+  void compare() {
+    std::map<std::string, bool> used;
+    for (Wanted& one : wanted_) {
+      bool fits = true;
+      std::vector<const std::pair<const std::string, Stored>*> found;
+      for (const std::string& name : one.names) {
+        const auto stored = stored_.find(name);
+        if (stored == stored_.end()) continue;
+        used[name] = true;
+        const std::string wrong = misfit(one.tensor, stored->second);
+        if (!wrong.empty()) differences_.lines.push_back(stored->second.shown(name) + wrong);
+        fits &= wrong.empty();
+        found.push_back(&*stored);
+      }
+      if (found.empty()) {
+        std::string line = "'" + one.names.front() + "'";
+        for (std::size_t i = 1; i < one.names.size(); ++i) line += (i == 1 ? " (tied: '" : ", '") + one.names[i] + "'";
+        differences_.lines.push_back(line + (one.names.size() > 1 ? ")" : "") + " is not in the file");
+        differences_.missing.push_back(one.names.front());
+      }
+      if (fits) one.found = std::move(found);
+    }
+    for (const auto& [name, stored] : stored_) {
+      if (used.contains(name)) continue;
+      differences_.lines.push_back(stored.shown(name) + " is in the file but not in the model");
+      differences_.surplus.push_back(name);
+    }
+  }
+
+  // " is [5] in the file and [3] in the model"; empty: it fits.
+  std::string misfit(const at::Tensor& tensor, const Stored& stored) {
+    std::ostringstream text;
+    const at::IntArrayRef shape = stored.entry->shape;
+    if (shape != tensor.sizes()) {
+      ++differences_.others;
+      text << " is " << shape << " in the file and " << tensor.sizes() << " in the model";
+      return text.str();
+    }
+    const auto type = known_type(stored.entry->dtype);
+    if (type == tensor.scalar_type()) return {};
+    const bool floating = type && at::isFloatingType(*type) && tensor.is_floating_point();
+    if (floating && options_.convert_types) return {};
+    ++(floating ? differences_.types : differences_.others);
+    text << " is " << (type ? c10::getDtypeNames(*type).first : stored.entry->dtype) << " in the file and "
+         << c10::getDtypeNames(tensor.scalar_type()).first << " in the model";
+    return text.str();
+  }
+
+  static std::optional<at::ScalarType> known_type(const std::string& dtype) {
+    try {
+      return scalar_type_of(dtype);
+    } catch (const DataError&) {
+      return std::nullopt;
+    }
+  }
+
+  void copy(const Wanted& one) {
+    at::Tensor first;
+    for (const auto* stored : one.found) {
+      const at::Tensor values = read_tensor(files_[stored->second.file], *stored->second.entry);
+      if (!first.defined()) {
+        first = values;
+        at::Tensor(one.tensor).copy_(values);
+      } else if (first.scalar_type() != values.scalar_type() ||
+                 std::memcmp(first.const_data_ptr(), values.const_data_ptr(), first.nbytes()) != 0) {
+        throw ConfigError(what_ + ": '" + one.found.front()->first + "' and '" + stored->first +
+                              "' are one tensor in the model, and differ in " + source_.from,
+                          "take one of them out of the file");
+      }
+    }
+  }
+
+  [[noreturn]] void refuse() const {
+    throw ConfigError(what_ + ": " + source_.from + " does not fit the model:" + list_of(differences_.lines), remedy());
+  }
+
+  std::string remedy() const {
+    if (const std::string prefix = extra_prefix(); !prefix.empty()) {
+      return "the names in the file begin with '" + prefix + "': initial_weights: {file: " + options_.file.string() +
+             ", strip_prefix: '" + prefix + "'} removes that";
+    }
+    if (differences_.types == differences_.lines.size()) {
+      return "initial_weights: {file: " + options_.file.string() + ", convert_types: true} converts them";
+    }
+    if (!options_.strict) return "no tensor of the file fits the model: rename maps names of another program";
+    return "give the weights of the same model, by its parameters' names and in their types; initial_weights: {file: "
+           "…, "
+           "rename: …} maps names, and strict: false loads what fits";
+  }
+
+  // "module." where every name that is left over is a missing one behind it.
+  std::string extra_prefix() const {
+    const auto& [lines, missing, surplus, types, others] = differences_;
+    if (missing.empty() || surplus.empty()) return {};
+    for (const std::string& name : missing) {
+      if (!surplus.front().ends_with(name)) continue;
+      const std::string prefix = surplus.front().substr(0, surplus.front().size() - name.size());
+      const bool all = std::all_of(surplus.begin(), surplus.end(),
+                                   [&](const std::string& other) { return other.starts_with(prefix); });
+      if (!prefix.empty() && all) return prefix;
+    }
+    return {};
+  }
+
+  const config::InitialWeights& options_;
+  const std::string& what_;
+  const run::WeightFiles source_;
+  std::vector<data::SafetensorsFile> files_;
+  std::map<std::string, Stored> stored_;  // by name in the model
+  std::vector<Wanted> wanted_;
+  Differences differences_;
+};
 
 }  // namespace
 
@@ -27,33 +239,9 @@ void save_weights(const torch::nn::Module& model, const std::filesystem::path& p
   write_safetensors(path, state_of(model), {{"format", "pt"}});
 }
 
-void load_weights(torch::nn::Module& model, const std::filesystem::path& path) {
-  auto loaded = read_safetensors(path);
-  std::ostringstream problems;
+LoadedWeights load_weights(torch::nn::Module& model, const config::InitialWeights& weights, const std::string& what) {
   const at::NoGradGuard no_grad;
-  for (auto& [name, tensor] : state_of(model)) {
-    const auto found = loaded.find(name);
-    if (found == loaded.end()) {
-      problems << "\n  '" << name << "' is not in the file";
-      continue;
-    }
-    if (found->second.sizes() != tensor.sizes()) {
-      problems << "\n  '" << name << "' is " << found->second.sizes() << " in the file and " << tensor.sizes()
-               << " in the model";
-    } else if (found->second.scalar_type() != tensor.scalar_type()) {
-      problems << "\n  '" << name << "' is " << c10::getDtypeNames(found->second.scalar_type()).first
-               << " in the file and " << c10::getDtypeNames(tensor.scalar_type()).first << " in the model";
-    } else {
-      at::Tensor target = tensor;
-      target.copy_(found->second);
-    }
-    loaded.erase(found);
-  }
-  for (const auto& [name, tensor] : loaded) problems << "\n  '" << name << "' is in the file but not in the model";
-  if (!problems.str().empty()) {
-    throw ConfigError("initial_weights: " + path.string() + " does not fit the model:" + problems.str(),
-                      "give the weights of the same model, by its parameters' names and in their types");
-  }
+  return WeightLoader(model, weights, what).load();
 }
 
 }  // namespace dtrain::train

@@ -67,6 +67,8 @@ void ExchangeMode::step() {
 }
 
 void ExchangeMode::update(std::span<const std::uint8_t> used) {
+  vote_.collect();
+  if (parts_.before_update) parts_.before_update();
   const auto norm = picker_.strategy().update({used, scale_.correction(), parts_.max_gradient_norm});
   if (norm) {
     parts_.in_flight.read(*norm, [this, batch = parts_.window.rounds_begun()](std::span<const double> value) {

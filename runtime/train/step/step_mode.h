@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <vector>
@@ -36,6 +37,8 @@ struct StepParts {
   NonFinite& non_finite;
   AggregationWindow& window;
   double max_gradient_norm = 0;  // 0: no clipping
+  // Called before each update, when what the ranks announced has been read. May be empty.
+  const std::function<void()>& before_update;
 };
 
 class StepMode {

@@ -43,7 +43,7 @@ TrainingStep::TrainingStep(const TrialContext::Wrapped& wrapped, const RunServic
       in_flight_(parameters_.memory().device(), run_.device_communicator, run_.recorder),
       watch_(*model_, parameters_),
       mode_(make_mode({run_, parameters_, optimizer_, watch_, fusion_, exchange_, in_flight_, non_finite_, window_,
-                       options.max_gradient_norm},
+                       options.max_gradient_norm, before_update_},
                       options)),
       hooks_(parameters_, exchange_) {}
 

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 
@@ -76,6 +77,8 @@ class TrainingStep {
   // themselves (state_is_shared()); what else a rank lists may be its own (buffers of the model, error feedback, the
   // gradients of an open window). Collective.
   void visit(StateVisitor& visitor);
+  // `call` comes before each update, when all ranks know what they announced for its last batch.
+  void before_update(std::function<void()> call) { before_update_ = std::move(call); }
   bool state_is_shared() const { return mode_->state_is_shared(); }
   // As StepMode has it.
   std::optional<std::vector<FlatRange>> copied_ranges() const { return mode_->copied_ranges(); }
@@ -100,6 +103,7 @@ class TrainingStep {
   GradientExchange exchange_;
   StepsInFlight in_flight_;
   ParameterWatch watch_;
+  std::function<void()> before_update_;
   std::unique_ptr<StepMode> mode_;
   GradientHooks hooks_;
   bool in_batch_ = false;

@@ -18,6 +18,7 @@
 #include "dtrain/base/json.h"
 #include "dtrain/config/checkpoints.h"
 #include "dtrain/config/diagnostic.h"
+#include "dtrain/config/initial_weights.h"
 #include "dtrain/config/keys.h"
 #include "dtrain/config/length.h"
 #include "dtrain/config/model_job.h"
@@ -86,8 +87,8 @@ struct Experiment {
   std::chrono::milliseconds communication_timeout = std::chrono::seconds(600);
   Backend communication_backend = Backend::kAuto;
   std::uint64_t experiment_seed = 0;
-  Json data = Json::object();             // for the trial
-  std::filesystem::path initial_weights;  // a .safetensors file, resolved against the file's folder; empty: none
+  Json data = Json::object();  // for the trial
+  InitialWeights initial_weights;
   std::vector<std::pair<std::string, std::string>> environment_variables;
   std::vector<std::pair<std::string, std::string>> cpu_variables;   // of ranks on CPUs alone
   std::vector<std::pair<std::string, std::string>> cuda_variables;  // of ranks on GPUs alone
@@ -106,8 +107,6 @@ inline constexpr const char* kNotForGpus =
 void check_together(Section& root, const Experiment& experiment);
 Json program_or_model();
 Json what_gpus_support();
-
-extern const TextRule kSafetensorsFile;
 
 // What the run does when a loss or a norm of gradients is not finite.
 inline constexpr std::array kOnNonFinite{Word<bool>{"warn", false}, Word<bool>{"stop", true}};
@@ -144,7 +143,7 @@ inline void declare_keys(Keys& keys, Experiment& e) {
               e.min_validation_period, 0);
   keys.boolean({"perform_initial_validation", "Validate before the first batch."}, e.perform_initial_validation);
   keys.length({.name = "min_checkpoint_period",
-               .text = "The length between checkpoints; 0: no checkpoint because of a length.",
+               .text = "The length between checkpoints; 0: about every ten minutes, unless checkpoint_policy is none.",
                .more = "A run also takes a checkpoint at its end and when it is stopped. [More](checkpoints.md).",
                .examples = R"([{"epochs": 1}, {"batches": 500}, {"records": 6000}])"},
               e.min_checkpoint_period, 0);
@@ -191,11 +190,13 @@ inline void declare_keys(Keys& keys, Experiment& e) {
                             e.experiment_seed, {0, std::numeric_limits<std::int64_t>::max()});
   });
   keys.form(kData, data_form(e));
-  keys.path({.name = "initial_weights",
-             .text = "A .safetensors file to start from, relative to this file's folder.",
-             .examples = R"(["runs/0001-first/checkpoints/final/model.safetensors"])",
+  keys.form({.name = "initial_weights",
+             .text = "What the weights are at the start: the path of a .safetensors file (or of the .index.json of "
+                     "several), a checkpoint or a run, relative to this file's folder; or a mapping.",
+             .more = "[More](checkpoints.md#starting-from-other-weights).",
+             .examples = R"(["runs/0001-first", {"file": "other.safetensors", "strip_prefix": "module."}])",
              .default_text = "none"},
-            e.initial_weights, kSafetensorsFile);
+            initial_weights_form(e.initial_weights));
   keys.mapping({"environment", "The environment of the ranks."}, [&](Keys& environment) {
     environment.form(
         {.name = "environment_variables",

@@ -1,0 +1,19 @@
+// A run's own folder in the experiment's checkpoint_storage. Plain functions.
+#pragma once
+
+#include <filesystem>
+
+#include "dtrain/config/checkpoints.h"
+#include "dtrain/run/run_folder.h"
+
+namespace dtrain::run {
+
+// ConfigError if checkpoints cannot be written there: names the path, the user and what to do. Writes nothing.
+void check_checkpoint_storage(const config::CheckpointStorage& storage);
+
+// Gives a run a folder of its own there, NNNN-name-<8 hex digits>, and records it in the run's folder. A run that has
+// one, or checkpoints in its own folder, stays with it. Returns it; empty: the checkpoints lie in the run's folder.
+// ConfigError as check_checkpoint_storage().
+std::filesystem::path make_checkpoint_folder(const RunFolder& run, const config::CheckpointStorage& storage);
+
+}  // namespace dtrain::run

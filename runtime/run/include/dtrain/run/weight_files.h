@@ -1,0 +1,25 @@
+// Which files hold the weights that `initial_weights` names. Plain functions, any thread.
+#pragma once
+
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "dtrain/config/initial_weights.h"
+
+namespace dtrain::run {
+
+struct WeightFiles {
+  std::vector<std::filesystem::path> files;  // safetensors, at least one
+  std::string from;                          // for people: "step-120 of runs/0001-first, checked"
+  std::vector<std::string> passed_over;      // newer checkpoints, and what is wrong with each
+};
+
+// A checkpoint is verified first, every byte of it. ConfigError: nothing is there, or nothing that can be used;
+// DataError for an index that is none.
+WeightFiles find_weight_files(const config::InitialWeights& weights);
+
+// ConfigError if no file, checkpoint or run is there. Reads no weights.
+void check_initial_weights(const config::InitialWeights& weights);
+
+}  // namespace dtrain::run

@@ -1,0 +1,25 @@
+// The names of the tensors in a file of another program, as the model has them: initial_weights.strip_prefix and
+// rename.
+#pragma once
+
+#include <string>
+
+#include "dtrain/config/initial_weights.h"
+
+namespace dtrain::train {
+
+class WeightNames {
+ public:
+  explicit WeightNames(const config::InitialWeights& weights) : weights_(weights) {}
+
+  std::string in_model(const std::string& name_in_file);
+  // ConfigError if no name began with strip_prefix, or with one of rename's beginnings.
+  void check_used() const;
+
+ private:
+  const config::InitialWeights& weights_;
+  bool stripped_ = false;
+  std::vector<bool> renamed_ = std::vector<bool>(weights_.rename.size());
+};
+
+}  // namespace dtrain::train

@@ -1,0 +1,101 @@
+#include "export.h"
+
+#include <cstdio>
+#include <exception>
+#include <filesystem>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "dtrain/base/error.h"
+#include "dtrain/checkpoint/checkpoint.h"
+#include "dtrain/run/rank_session.h"
+#include "model/weights.h"
+#include "script_model.h"
+
+namespace dtrain::worker {
+
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr const char* kUsage =
+    "usage: dtrain-worker --export CHECKPOINT OUT [--model FILE]\n\n"
+    "Writes the weights of CHECKPOINT (…/checkpoints/step-120), in the model that was trained, as the TorchScript "
+    "file\n"
+    "OUT. --model names the model's file where it is no longer where the run found it.\n";
+
+struct Request {
+  fs::path checkpoint, out, model;
+};
+
+Request parse(std::span<char* const> arguments) {
+  std::vector<fs::path> paths;
+  Request request;
+  for (std::size_t i = 2; i < arguments.size(); ++i) {
+    const std::string_view argument = arguments[i];
+    if (argument == "--model" && i + 1 < arguments.size()) {
+      request.model = arguments[++i];
+    } else if (argument.size() > 1 && argument.front() == '-') {
+      throw ConfigError("--export: unknown option " + std::string(argument), kUsage);
+    } else {
+      paths.emplace_back(argument);
+    }
+  }
+  if (paths.size() != 2) throw ConfigError("--export needs a checkpoint and a file to write", kUsage);
+  request.checkpoint = paths[0];
+  request.out = paths[1];
+  return request;
+}
+
+// The model's file, as the run that took the checkpoint was told.
+fs::path model_of(const checkpoint::Entry& checkpoint) {
+  const auto model = checkpoint.about.run.find("model");
+  if (model == checkpoint.about.run.end() || !model->is_string()) {
+    throw ConfigError(checkpoint.path.string() + " is of a run without `model:`, whose program makes the model",
+                      "use the weights alone: dtrain checkpoint export writes them as safetensors");
+  }
+  const fs::path file = model->get<std::string>();
+  if (fs::exists(file)) return file;
+  throw ConfigError("the run's model, " + file.string() + ", is no longer there", "name it with --model FILE");
+}
+
+void write_script(const Request& request) {
+  const std::vector<std::string> wrong = checkpoint::verify(request.checkpoint);
+  if (!wrong.empty()) {
+    throw ConfigError(request.checkpoint.string() + " cannot be used: " + wrong.front(),
+                      "dtrain checkpoint list shows the checkpoints of a run");
+  }
+  const fs::path file = request.model.empty() ? model_of(checkpoint::look_at(request.checkpoint)) : request.model;
+  ScriptModel model(file);
+  config::InitialWeights weights;
+  weights.file = request.checkpoint / checkpoint::kModelFile;
+  try {
+    train::load_weights(*model.tree(), weights, file.string());
+  } catch (const ConfigError& error) {
+    throw ConfigError(error.what(), "the file is another model now; name the one that was trained with --model FILE");
+  }
+  model.save(request.out);
+  std::printf("%s: %s with the weights of %s\n", request.out.c_str(), file.c_str(), request.checkpoint.c_str());
+}
+
+}  // namespace
+
+bool asks_for_export(int argc, char** argv) {
+  return argc > 1 && std::string_view(argv[1]) == "--export";
+}
+
+int export_checkpoint(int argc, char** argv) {
+  try {
+    write_script(parse({argv, static_cast<std::size_t>(argc)}));
+    return static_cast<int>(ExitCode::kDone);
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "dtrain-worker: %s\n", describe(error).c_str());
+    const auto* known = dynamic_cast<const Error*>(&error);
+    if (known && !known->remedy().empty()) std::fprintf(stderr, "  %s\n", known->remedy().c_str());
+    return run::exit_code_of(error);
+  }
+}
+
+}  // namespace dtrain::worker

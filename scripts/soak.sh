@@ -1,0 +1,21 @@
+#!/usr/bin/env bash
+# Long campaigns with random cases. A failure names its seed; SOAK_SEED=that SOAK_CASES=1 repeats it.
+#   scripts/soak.sh BUILD_FOLDER     SOAK_CASES=1000 and SOAK_SEED=1 in the environment
+set -euo pipefail
+folder=$1
+export SOAK_CASES=${SOAK_CASES:-1000} SOAK_SEED=${SOAK_SEED:-1}
+
+campaign() {  # NAME COMMAND...
+  local name=$1
+  shift
+  echo "soak: $name, seeds $SOAK_SEED to $((SOAK_SEED + SOAK_CASES - 1))"
+  "$@"
+}
+
+campaign "a fault in the saver" "$folder/tests/checkpoint_fault_test" --gtest_brief=1 --gtest_filter='*SeriesOfSaves'
+campaign "damaged files" "$folder/tests/checkpoint_fault_test" --gtest_brief=1 --gtest_filter='*DamagedFiles'
+campaign "power cuts" "$folder/tests/checkpoint_fault_test" --gtest_brief=1 --gtest_filter='PowerCut.*'
+campaign "retention" "$folder/tests/checkpoint_test" --gtest_brief=1 --gtest_filter='Retention.*'
+# Each round interrupts some sixty runs.
+campaign "interrupted runs" env DTRAIN_RESUME_SEED="$SOAK_SEED" DTRAIN_RESUME_ROUNDS=$(((SOAK_CASES + 59) / 60)) \
+  .deps/peers/bin/python -B tests/integration/resume.py "$folder/bin"

@@ -1,0 +1,63 @@
+#include "checkpoint_turn.h"
+
+#include <algorithm>
+#include <limits>
+#include <numeric>
+#include <string>
+
+#include "contestant.h"
+#include "dtrain/base/error.h"
+
+namespace dtrain::bench {
+namespace {
+
+double largest(const std::vector<double>& values, std::size_t first, std::size_t last) {
+  double result = -std::numeric_limits<double>::infinity();
+  for (std::size_t i = first; i < std::min(last, values.size()); ++i) result = std::max(result, values[i]);
+  return result;
+}
+
+double mean_of(const std::vector<double>& values, std::size_t first, std::size_t last) {
+  const auto at = [&](std::size_t i) { return values.begin() + static_cast<std::ptrdiff_t>(i); };
+  return std::accumulate(at(first), at(last), 0.0) / static_cast<double>(last - first);
+}
+
+}  // namespace
+
+TurnResult measure_turn(const std::vector<std::int64_t>& times_ns, int steps_until_durable) {
+  if (times_ns.size() != static_cast<std::size_t>(kTurnSteps)) {
+    throw Error("a turn has " + std::to_string(times_ns.size()) + " steps instead of " + std::to_string(kTurnSteps));
+  }
+  if (steps_until_durable > kPeriod) {
+    throw Error("a checkpoint was durable after " + std::to_string(steps_until_durable) + " steps, but every " +
+                    std::to_string(kPeriod) + " steps there is one",
+                "name a folder on a faster disk with --folder");
+  }
+  std::vector<double> ms;
+  for (const std::int64_t time : times_ns) ms.push_back(static_cast<double>(time) / 1e6);
+  constexpr std::size_t kFirst = kCheckpointStep, kBehind = kCheckpointStep + kPeriod;
+  std::vector<double> quiet(ms.begin() + kNotCounted, ms.begin() + kFirst);
+  quiet.insert(quiet.end(), ms.begin() + kBehind, ms.end());
+  const double median = median_of(quiet);
+  const auto until = static_cast<std::size_t>(std::max(1, steps_until_durable));
+  TurnResult result;
+  result.quiet_ms = median;
+  result.stall_ms = largest(ms, kFirst, kFirst + until) - median;
+  result.checkpoint_step_ms = ms[kFirst] - median;
+  if (until > 1) result.later_ms = largest(ms, kFirst + 1, kFirst + until) - median;
+  result.noise_ms = largest(ms, kBehind, kBehind + until) - median;
+  result.cost = mean_of(ms, kFirst, kBehind) / mean_of(quiet, 0, quiet.size()) - 1;
+  return result;
+}
+
+int steps_begun_within(const std::vector<std::int64_t>& times_ns, double seconds) {
+  int steps = 1;
+  double begun = 0;
+  for (std::size_t i = kCheckpointStep + 1; i < times_ns.size() && begun < seconds; ++i) {
+    ++steps;
+    begun += static_cast<double>(times_ns[i]) / 1e9;
+  }
+  return steps;
+}
+
+}  // namespace dtrain::bench

@@ -1,0 +1,40 @@
+// What a checkpoint costs the steps around it. A turn has kTurnSteps steps and one checkpoint:
+//
+//   steps 0, 1             not counted: the contestant has slept before them
+//   up to kCheckpointStep  quiet
+//   kCheckpointStep on     kPeriod steps with the checkpoint; it is taken at the end of the first of them
+//   the rest               quiet
+//
+// So a loop with a checkpoint in every kPeriod steps is compared with one that has none, in the same processes and
+// within seconds of each other.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+namespace dtrain::bench {
+
+inline constexpr int kPeriod = 20;
+inline constexpr int kTurnSteps = 2 * kPeriod;
+inline constexpr int kCheckpointStep = 8;
+inline constexpr int kNotCounted = 2;
+
+// Milliseconds; an excess is over the median of the turn's quiet steps, and may be negative.
+struct TurnResult {
+  double quiet_ms = 0;            // the median quiet step
+  double stall_ms = 0;            // the largest excess of a step from the checkpoint's until it was durable
+  double checkpoint_step_ms = 0;  // the excess of the checkpoint's step
+  double later_ms = 0;            // the largest excess of the steps behind it until it was durable; 0: there was none
+  double noise_ms = 0;            // as stall_ms, of as many quiet steps
+  double cost = 0;                // of the kPeriod steps over as many mean quiet ones, as a fraction
+};
+
+// `times_ns`: of the turn's steps. `steps_until_durable`: how many steps, beginning with the checkpoint's, had begun
+// when it was durable; at least 1. Error where these are more than kPeriod: then no step behind them is quiet.
+TurnResult measure_turn(const std::vector<std::int64_t>& times_ns, int steps_until_durable);
+
+// How many steps from the checkpoint's on begin within `seconds` after the checkpoint's step has ended, that one
+// included.
+int steps_begun_within(const std::vector<std::int64_t>& times_ns, double seconds);
+
+}  // namespace dtrain::bench

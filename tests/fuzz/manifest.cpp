@@ -1,0 +1,33 @@
+// A checkpoint's manifest: the input as it is, and with a last line whose checksum is right. What is read is written
+// and read again.
+#include "dtrain/checkpoint/manifest.h"
+
+#include <cstdlib>
+#include <string>
+
+#include "crc32c.h"
+#include "dtrain/base/error.h"
+#include "support.h"
+
+namespace {
+
+using namespace dtrain;
+
+void read_and_write(const std::string& text) {
+  checkpoint::Manifest manifest;
+  try {
+    manifest = checkpoint::parse_manifest(text);
+  } catch (const DataError&) {
+    return;
+  }
+  const std::string written = checkpoint::to_text(manifest);
+  if (checkpoint::to_text(checkpoint::parse_manifest(written)) != written) std::abort();
+}
+
+}  // namespace
+
+void dtrain::fuzz::manifest(Input input) {
+  const std::string text(reinterpret_cast<const char*>(input.data()), input.size());
+  read_and_write(text);
+  read_and_write(text + "\n\"manifest_checksum\":\"" + checkpoint::checksum_text(checkpoint::crc32c(text)) + "\"}\n");
+}

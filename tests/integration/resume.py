@@ -1,0 +1,320 @@
+"""Runs that are interrupted and go on against the same runs without a break: the same bits.
+
+    resume.py BIN_FOLDER [cases|kills|ranks|model ...]
+
+cases: each case trains to its end once, and once more interrupted by SIGTERM at random batches; after each interruption
+it goes on from its checkpoint. kills: the same with kill -9 of a rank or of all processes, and restarts by the launcher.
+ranks: a run goes on with another number of ranks. model: a
+TorchScript file is trained; SIGTERM to the launcher, Ctrl-C, and kill -9 of every process end it. DTRAIN_RESUME_SEED seeds the random batches and is printed;
+DTRAIN_RESUME_ROUNDS repeats everything with the seeds that follow.
+
+Equal are: all tensors and values of the last checkpoint on every rank, the final weights, metrics.jsonl without its
+times.
+"""
+import hashlib
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import parity_model
+from gpu_cases import experiment, free_ports, run_plans
+from harness import DEADLINE, Build, Workplace, environment, launch, run, wait_until, write_experiment
+
+SGD = {"kind": "sgd", "lr": 0.05, "momentum": 0.9}
+PLAIN_SGD = {"kind": "sgd", "lr": 0.05}
+ADAM = {"kind": "adam", "lr": 2e-3, "weight_decay": 1e-3}
+ADAMW = {"kind": "adamw", "lr": 3e-3}
+BATCHES = 60
+
+
+def case(model, optimizer, batches=None, length=None, slot_type="cpu", sections=None, **parts):
+    """`parts`: hyperparameters, and optimizations by their names."""
+    keys = ("aggregation_frequency", "sharded_optimizer", "gradient_compression", "local_sgd", "tensor_fusion_threshold")
+    optimizations = {key: parts.pop(key) for key in keys if key in parts}
+    return {"model": model, "optimizer": optimizer, "batches": batches or [17] * 4, "slot_type": slot_type,
+            "length": length or {"batches": BATCHES}, "optimizations": optimizations, "hyperparameters": parts,
+            "sections": {"scheduling_unit": 7, "min_validation_period": {"batches": 11}, **(sections or {})}}
+
+
+UNEVEN = {"batches": [17, 12, 19, 3], "length": {"epochs": 4}}
+LOCAL = {"inner_steps": 6, "outer_lr": 0.7, "outer_momentum": 0.8}
+CASES = {
+    1: [case("cnn", ADAMW, aggregation_frequency=4), case("gpt", SGD, own_state=True)],
+    2: [case("mlp", PLAIN_SGD, sharded_optimizer=False),
+        case("mlp", SGD, sharded_optimizer=True, own_state=True),
+        case("cnn", ADAM, sharded_optimizer=True, halve_rate_after=13),
+        case("gpt", ADAMW, aggregation_frequency=4, sharded_optimizer=True),
+        case("gpt", ADAMW, aggregation_frequency=4, sharded_optimizer=False, own_state=True),
+        case("cnn", ADAMW, **UNEVEN),
+        case("odd", ADAM, aggregation_frequency=3, sharded_optimizer=False, clip=0.5, **UNEVEN),
+        case("gpt", ADAMW, sharded_optimizer="auto"),
+        *(case("gpt", ADAM, gradient_compression=word) for word in ("fp16", "bf16", "int8")),
+        case("gpt", SGD, gradient_compression={"kind": "powersgd", "rank": 2, "warmup_steps": 5}),
+        case("gpt", SGD, gradient_compression={"kind": "topk", "ratio": 0.1}),
+        case("cnn", ADAMW, local_sgd=LOCAL),
+        case("gpt", SGD, local_sgd={**LOCAL, "compression": "int8"}, aggregation_frequency=2, **UNEVEN)],
+    3: [case("cnn", ADAMW, sharded_optimizer=True, aggregation_frequency=4, **UNEVEN),
+        case("gpt", ADAM, sharded_optimizer=False, tensor_fusion_threshold=4096),
+        case("gpt", ADAM, gradient_compression="int8", aggregation_frequency=2),
+        case("cnn", SGD, local_sgd=LOCAL, own_state=True)],
+}
+GPU_CASES = {
+    1: [case("cnn", ADAMW, slot_type="cuda", aggregation_frequency=4)],
+    2: [case("cnn", ADAMW, slot_type="cuda", sharded_optimizer=False, clip=0.5, own_state=True),
+        case("gpt", ADAM, slot_type="cuda", sharded_optimizer=True, aggregation_frequency=4),
+        case("gpt", SGD, slot_type="cuda", local_sgd=LOCAL, **UNEVEN)],
+    3: [case("gpt", ADAMW, slot_type="cuda", sharded_optimizer=True, **UNEVEN)],
+}
+
+
+def title(one):
+    parts = [one["model"], one["optimizer"]["kind"], one["slot_type"]]
+    parts += [f"{key}={value}" for key, value in {**one["optimizations"], **one["hyperparameters"]}.items()]
+    return " ".join(parts + (["uneven"] if "epochs" in one["length"] else [])).replace(" ", " ")[:110]
+
+
+def digest(path):
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def last_checkpoint(folder):
+    found = sorted((folder / "checkpoints").glob("step-*"), key=lambda path: int(path.name.removeprefix("step-")))
+    if not found:
+        raise AssertionError(f"{folder} has no checkpoint")
+    return found[-1]
+
+
+def what_is_left(folder):
+    """By name: digests of what must be equal."""
+    left = {"final": digest(folder / "checkpoints" / "final" / "model.safetensors")}
+    checkpoint = last_checkpoint(folder)
+    left["last checkpoint"] = checkpoint.name
+    for file in checkpoint.iterdir():
+        if file.name != "manifest.json":
+            left[file.name] = digest(file)
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    left["metrics"] = [{key: value for key, value in line.items() if key != "time"} for line in lines]
+    return left
+
+
+def differences(whole, broken):
+    found = [name for name in whole.keys() | broken.keys() if whole.get(name) != broken.get(name)]
+    if "metrics" in found:
+        pairs = zip(whole["metrics"], broken["metrics"])
+        first = next((pair for pair in pairs if pair[0] != pair[1]), (len(whole["metrics"]), len(broken["metrics"])))
+        found.append(f"first other line of metrics: {first[0]} became {first[1]}")
+    return found
+
+
+class Interrupted:
+    """A case's run with breaks: the experiments and arguments of its processes, in order."""
+
+    def __init__(self, build, one, ranks, folder, dice):
+        self.one, self.folder = one, folder
+        folder.mkdir()
+        self.file = experiment(build, one, ranks, one["slot_type"], folder / "experiment.yaml")
+        self.breaks = []
+        for _ in range(2):
+            self.breaks.append({"kind": "terminate", "rank": dice.randrange(ranks), "batch": dice.randint(2, 24)})
+
+    def arguments(self):
+        """Of each process: its arguments, and the exit codes that it may have."""
+        yield [str(self.file), "--run-dir", str(self.folder / "whole")], (0,)
+        begin = [str(self.file), "--run-dir", str(self.folder / "broken")]
+        for fault in self.breaks:
+            # A rank may end before the batch at which it was to be interrupted.
+            yield [*begin, "--set", f"hyperparameters.fault={json.dumps(fault)}"], (75, 0)
+            begin = ["--continue", str(self.folder / "broken")]
+        yield [*begin, "--set", "hyperparameters.fault={}"], (0, 2)
+
+
+def run_cases(build, workplace, ranks, cases, dice):
+    runs = [Interrupted(build, one, ranks, workplace.path / f"{ranks}-{one['slot_type']}-{index}", dice) for index, one in enumerate(cases)]
+    arguments = [(run, *step) for run in runs for step in run.arguments()]
+    ports = iter(free_ports(len(arguments)))
+    plan = [{"arguments": given, "environment": {"MASTER_PORT": str(next(ports))}} for _, given, _ in arguments]
+    lines = run_plans(build, workplace.path, f"{ranks}-{cases[0]['slot_type']}", [plan] * ranks)
+    failures = 0
+    for run in runs:
+        problems = []
+        codes = []
+        for index, (of_run, given, allowed) in enumerate(arguments):
+            if of_run is not run:
+                continue
+            codes.append([of_rank[index]["exit_code"] for of_rank in lines])
+            if any(code not in allowed for code in codes[-1]) or len(set(codes[-1])) > 1:
+                problems.append(f"exit codes {codes[-1]} of {' '.join(given[-3:])}")
+            reports = [report for of_rank in lines for report in of_rank[index]["reports"]]
+            problems += sorted(set(reports))
+        if 75 not in [code for step in codes for code in step]:
+            problems.append("it was never interrupted")
+        if not problems:
+            problems = differences(what_is_left(run.folder / "whole"), what_is_left(run.folder / "broken"))
+        breaks = " and ".join(f"batch {fault['batch']} on rank {fault['rank']}" for fault in run.breaks)
+        print(f"{ranks} {title(run.one):70} interrupted at {breaks}: {'equal' if not problems else 'FAILED'}", flush=True)
+        for problem in problems:
+            print(f"    {problem} ({run.folder})", flush=True)
+        failures += bool(problems)
+        if not problems:
+            shutil.rmtree(run.folder)
+    return failures
+
+
+def all_cases(build, workplace, dice):
+    return sum(run_cases(build, workplace, ranks, of_ranks, dice)
+               for cases in (CASES, GPU_CASES) for ranks, of_ranks in cases.items())
+
+
+# Processes are killed: by the launcher's restarts, and by hand.
+KILLS = [(2, case("cnn", ADAMW, sharded_optimizer=True, sections={"max_restarts": 3,
+                                                                  "min_checkpoint_period": {"batches": 5}})),
+         (2, case("gpt", SGD, sharded_optimizer=False, aggregation_frequency=2, own_state=True,
+                  sections={"max_restarts": 3, "min_checkpoint_period": {"batches": 6}})),
+         (3, case("odd", ADAM, sharded_optimizer=False, sections={"max_restarts": 3,
+                                                                  "min_checkpoint_period": {"batches": 4}}))]
+
+
+def kill_cases(build, workplace, dice):
+    failures = 0
+    for index, (ranks, one) in enumerate(KILLS):
+        folder = workplace.path / f"kill-{index}"
+        folder.mkdir()
+        file = experiment(build, one, ranks, "cpu", folder / "experiment.yaml")
+        launch(build, file, folder / "whole").expect(0)
+        fault = {"kind": "kill", "rank": dice.randrange(ranks), "batch": dice.randint(12, 50), "once": str(folder / "killed")}
+        result = launch(build, file, folder / "broken", sets=[f"hyperparameters.fault={json.dumps(fault)}"]).expect(0)
+        problems = differences(what_is_left(folder / "whole"), what_is_left(folder / "broken"))
+        resumed = result.events("resumed")
+        if len(resumed) != 1:
+            problems.append(f"it went on {len(resumed)} times from a checkpoint:\n{result.output}")
+        outcome = "equal" if not problems else "FAILED"
+        print(f"{ranks} {title(one):70} kill -9 of rank {fault['rank']} in batch {fault['batch']}, went on from batch "
+              f"{[event['step'] for event in resumed]}: {outcome}", flush=True)
+        for problem in problems:
+            print(f"    {problem} ({folder})", flush=True)
+        failures += bool(problems)
+    return failures
+
+
+def close_enough(one, other):
+    weights, expected = (parity_model.load(folder / "checkpoints" / "final" / "model.safetensors") for folder in (one, other))
+    difference, worst = parity_model.worst_difference(weights, expected)
+    return difference <= 1e-6, f"{worst} differs by {difference:.1e}"
+
+
+def other_ranks(build, workplace, dice):
+    """The same global batches on 2 ranks and on 1 or 3: weights are equal up to rounding."""
+    failures = 0
+    for index, (before, after) in enumerate(((2, 1), (2, 3), (3, 2), (1, 3))):
+        folder = workplace.path / f"ranks-{index}"
+        folder.mkdir()
+        sections = {"name": "ranks", "entrypoint": build.program("synthetic"), "searcher": {"max_length": {"batches": 40}},
+                    "hyperparameters": {"global_batch_size": 24, "optimizer": "adamw"},
+                    "resources": {"slots_per_trial": before, "slot_type": "cpu"}}
+        file = write_experiment(folder / "experiment.yaml", **sections)
+        launch(build, file, folder / "whole").expect(0)
+        launch(build, file, folder / "broken", sets=["searcher.max_length.batches=17"]).expect(0)
+        command = [build.program("dtrain"), "launch", "--continue", str(folder / "broken"), "--set",
+                   "searcher.max_length.batches=40", "--set", f"resources.slots_per_trial={after}"]
+        result = run(command, folder / "broken").expect(0)
+        close, text = close_enough(folder / "whole", folder / "broken")
+        told = f"the checkpoint is of {before} ranks, this run has {after}" in result.output
+        print(f"from {before} to {after} ranks: {text}{'' if told else ', and nothing was said'}", flush=True)
+        failures += not (close and told)
+    return failures
+
+
+def write_script(folder):
+    """A small TorchScript model with batch normalization and dropout, and data."""
+    import numpy
+    import torch
+    from torch import nn
+    torch.manual_seed(5)
+    model = nn.Sequential(nn.Linear(12, 48), nn.BatchNorm1d(48), nn.ReLU(), nn.Dropout(0.3), nn.Linear(48, 4))
+    torch.jit.script(model).save(str(folder / "model.pt"))
+    generator = numpy.random.default_rng(7)
+    numpy.save(folder / "features.npy", generator.standard_normal((990, 12), dtype=numpy.float32))
+    numpy.save(folder / "target.npy", generator.integers(0, 4, 990))
+    part = {"features": str(folder / "features.npy"), "target": str(folder / "target.npy")}
+    return write_experiment(
+        folder / "experiment.yaml", name="script", model=str(folder / "model.pt"), loss="cross_entropy",
+        data={"format": "npy", "training": part, "validation": part}, optimizer={"kind": "adamw", "lr": 0.002},
+        hyperparameters={"global_batch_size": 24}, resources={"slots_per_trial": 2, "slot_type": "cpu"},
+        searcher={"metric": "accuracy", "smaller_is_better": False, "max_length": {"epochs": 40}},
+        min_validation_period={"batches": 130}, scheduling_unit=10, min_checkpoint_period={"batches": 60})
+
+
+def interrupt(build, command, folder, how, lines):
+    """Starts it, and ends it once metrics.jsonl has so many lines. Gives the exit code."""
+    process = subprocess.Popen(command, env=environment(), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+                               stderr=subprocess.DEVNULL, start_new_session=True)
+    metrics = folder / "metrics.jsonl"
+    try:
+        wait_until(lambda: process.poll() is not None or metrics.is_file() and metrics.read_bytes().count(b"\n") >= lines,
+                   f"line {lines} of {metrics}")
+        if how == "terminate":
+            process.send_signal(signal.SIGTERM)
+        elif how == "interrupt":
+            process.send_signal(signal.SIGINT)
+        else:
+            os.killpg(process.pid, signal.SIGKILL)
+        return process.wait(DEADLINE)
+    finally:
+        process.kill()
+        process.wait()
+
+
+def scripts(build, workplace, dice):
+    folder = workplace.path / "script"
+    folder.mkdir()
+    file = write_script(folder)
+    launch(build, file, folder / "whole").expect(0)
+    begin = [build.program("dtrain"), "launch", str(file), "--run-dir", str(folder / "broken")]
+    go_on = [build.program("dtrain"), "launch", "--continue", str(folder / "broken")]
+    problems = []
+    line = 0
+    told = []
+    for how, code in (("terminate", 75), ("kill", -9), ("interrupt", 130)):
+        line += dice.randint(14, 40)
+        got = interrupt(build, begin if line < 45 and not told else go_on, folder / "broken", how, line)
+        told.append(f"{how} at line {line}")
+        if got != code:
+            problems.append(f"exit code {got} after {how}, not {code}")
+    run(go_on, folder / "broken").expect(0)
+    problems += differences(what_is_left(folder / "whole"), what_is_left(folder / "broken"))
+    print(f"2 TorchScript, {', '.join(told)}: {'equal' if not problems else 'FAILED'}", flush=True)
+    for problem in problems:
+        print(f"    {problem} ({folder})", flush=True)
+    return len(problems)
+
+
+def main():
+    build = Build(sys.argv[1], "gpu_trial")
+    wanted = sys.argv[2:] or ["cases", "kills", "ranks", "model"]
+    seed = int(os.environ.get("DTRAIN_RESUME_SEED", random.randrange(1 << 30)))
+    failures = 0
+    for round_seed in range(seed, seed + int(os.environ.get("DTRAIN_RESUME_ROUNDS", 1))):
+        print(f"DTRAIN_RESUME_SEED={round_seed}", flush=True)
+        workplace = Workplace("resume")
+        dice = random.Random(round_seed)
+        began = time.monotonic()
+        broken = 0
+        for name, part in (("cases", all_cases), ("kills", kill_cases), ("ranks", other_ranks),
+                           ("model", scripts)):
+            if name in wanted:
+                broken += part(build, workplace, dice)
+        print(f"{time.monotonic() - began:.0f} s", flush=True)
+        if not broken:
+            workplace.remove()
+        failures += broken
+    if failures:
+        sys.exit(f"{failures} failed")
+
+
+if __name__ == "__main__":
+    main()
