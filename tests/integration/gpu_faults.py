@@ -47,10 +47,10 @@ class FaultTest(unittest.TestCase):
         self.private.mkdir(mode=0o700)
         self.shared_before = set(os.listdir("/dev/shm"))
 
-    def launched(self, ranks, case, code=1, **environment):
+    def launched(self, ranks, case, **environment):
         file = experiment(BUILD, case, ranks, "cuda", self.work.path / "experiment.yaml")
         result = launch(BUILD, file, self.work.new_run(), XDG_RUNTIME_DIR=str(self.private),
-                        **{**gpu_environment(BUILD), **environment}).expect(code)
+                        **{**gpu_environment(BUILD), **environment}).expect(1)
         self.assertTrue((self.private / "dtrain").is_dir(), "the run has kept it elsewhere")
         return result
 
@@ -159,8 +159,9 @@ class Starting(FaultTest):
         for name in ("libnvidia-ml.so.1", "libcuda.so.1"):
             if (fakes / name).exists():
                 (folder / name).symlink_to((fakes / name).resolve())
-        result = self.launched(2, training(), code=2, LD_LIBRARY_PATH=str(folder))
-        self.assertEqual(result.code, 2, result.output)
+        file = experiment(BUILD, training(), 2, "cuda", self.work.path / "experiment.yaml")
+        result = launch(BUILD, file, self.work.new_run(), XDG_RUNTIME_DIR=str(self.private),
+                        **{**gpu_environment(BUILD), "LD_LIBRARY_PATH": str(folder)}).expect(2)
         self.assertRegex(result.output, "resources.slot_type is cuda, but libtorch's CUDA part "
                                         "(is not in|needs libraries that are not there)")
         self.assertIn("resources.slot_type: cpu", result.output)

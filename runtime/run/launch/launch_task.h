@@ -10,7 +10,7 @@
 
 #include "dtrain/base/clock.h"
 #include "dtrain/scheduler/ledger.h"
-#include "launch/interrupt.h"
+#include "stop/interrupt.h"
 #include "launch/launch_signals.h"
 
 namespace dtrain::run {

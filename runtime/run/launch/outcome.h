@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "dtrain/run/run_folder.h"
-#include "launch/interrupt.h"
+#include "stop/interrupt.h"
 
 namespace dtrain::run {
 

@@ -6,7 +6,7 @@
 
 #include <poll.h>
 
-#include "launch/interrupt.h"
+#include "stop/interrupt.h"
 
 namespace dtrain::run {
 

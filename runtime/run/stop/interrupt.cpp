@@ -1,4 +1,4 @@
-#include "launch/interrupt.h"
+#include "stop/interrupt.h"
 
 #include "dtrain/base/error.h"
 
