@@ -143,7 +143,7 @@ inline void declare_keys(Keys& keys, Experiment& e) {
               e.min_validation_period, 0);
   keys.boolean({"perform_initial_validation", "Validate before the first batch."}, e.perform_initial_validation);
   keys.length({.name = "min_checkpoint_period",
-               .text = "The length between checkpoints; 0: no checkpoint because of a length.",
+               .text = "The length between checkpoints; 0: about every ten minutes, unless checkpoint_policy is none.",
                .more = "A run also takes a checkpoint at its end and when it is stopped. [More](checkpoints.md).",
                .examples = R"([{"epochs": 1}, {"batches": 500}, {"records": 6000}])"},
               e.min_checkpoint_period, 0);
