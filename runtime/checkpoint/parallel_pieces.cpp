@@ -12,10 +12,10 @@
 namespace dtrain::checkpoint {
 
 void for_each_piece(std::size_t count, int threads, const std::function<void(std::size_t)>& work,
-                    const std::function<void(std::size_t)>& on_progress) {
+                    const std::function<void(std::size_t)>& on_progress, const std::function<void()>& on_start) {
   constexpr std::chrono::milliseconds kProgressPeriod{100};
   const std::size_t workers = std::min<std::size_t>(static_cast<std::size_t>(threads), count);
-  if (workers <= 1 && !on_progress) {
+  if (workers <= 1 && !on_progress && !on_start) {
     for (std::size_t i = 0; i < count; ++i) work(i);
     return;
   }
@@ -28,6 +28,7 @@ void for_each_piece(std::size_t count, int threads, const std::function<void(std
 
   const auto run = [&] {
     try {
+      if (on_start) on_start();
       for (std::size_t i = next++; i < count; i = next++) {
         work(i);
         ++done;

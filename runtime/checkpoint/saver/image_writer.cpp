@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
+#include <chrono>
 #include <deque>
 
 #include <fcntl.h>
@@ -11,6 +12,7 @@
 #include "crc32c.h"
 #include "dtrain/base/error.h"
 #include "parallel_pieces.h"
+#include "saver/priority.h"
 #include "saver/small_file.h"
 
 namespace dtrain::checkpoint {
@@ -18,7 +20,8 @@ namespace {
 
 // While one thread computes checksums, the disk works for the others.
 constexpr int kWriters = 3;
-// What is written at once. A process of idle priority waits for the processor after each write, so these are few.
+constexpr std::chrono::seconds kAtIdlePriority{1};
+// What is written at once. A thread of idle priority waits for the processor after each write, so these are few.
 constexpr std::size_t kPartBytes = 8 * kPieceBytes;
 constexpr std::size_t kBlock = 4096;  // what direct writes are aligned to
 
@@ -115,7 +118,8 @@ void check_fits(const FileImage& image, const SnapshotMemory& memory) {
 }  // namespace
 
 std::vector<ManifestFile> write_images(const OpenFolder& folder, const std::vector<FileImage>& images,
-                                       const SnapshotMemory& memory, const std::function<void()>& on_read) {
+                                       const SnapshotMemory& memory, std::uint64_t number,
+                                       const std::function<void()>& on_read) {
   struct Part {
     ImageFile* file;
     std::size_t number;
@@ -125,9 +129,21 @@ std::vector<ManifestFile> write_images(const OpenFolder& folder, const std::vect
   for (const FileImage& image : images) {
     check_fits(image, memory);
     ImageFile& file = files.emplace_back(folder, image, memory.data() + image.offset);
-    for (std::size_t number = 0; number < file.parts(); ++number) parts.push_back({&file, number});
+    for (std::size_t part = 0; part < file.parts(); ++part) parts.push_back({&file, part});
   }
-  for_each_piece(parts.size(), kWriters, [&](std::size_t i) { parts[i].file->write_part(parts[i].number); });
+  const auto deadline = std::chrono::steady_clock::now() + kAtIdlePriority;
+  bool idle = true;
+  for_each_piece(
+      parts.size(), kWriters, [&](std::size_t i) { parts[i].file->write_part(parts[i].number); },
+      [&](std::size_t) {
+        if (idle && (memory.is_urgent(number) || std::chrono::steady_clock::now() > deadline)) {
+          leave_idle_priority(::getpid());
+          idle = false;
+        }
+      },
+      [&] {
+        if (!memory.is_urgent(number)) step_behind_training();
+      });
   on_read();
   std::vector<ManifestFile> written;
   for (ImageFile& file : files) {

@@ -5,6 +5,7 @@
 #include <string>
 
 #include <sched.h>
+#include <sys/resource.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -24,12 +25,13 @@ void set_priority(pid_t thread, int policy, int io_priority) {
 }  // namespace
 
 void step_behind_training() {
-  set_priority(0, SCHED_IDLE, kIoIdle);
+  constexpr int kLowest = 19;
+  const auto thread = static_cast<pid_t>(::syscall(SYS_gettid));
+  ::setpriority(PRIO_PROCESS, static_cast<id_t>(thread), kLowest);  // of this thread alone
+  set_priority(thread, SCHED_IDLE, kIoIdle);
 }
 
-void set_normal_priority(pid_t process) {
-  // The one that starts threads first, so that none escapes.
-  set_priority(process, SCHED_OTHER, kIoByNice);
+void leave_idle_priority(pid_t process) {
   std::error_code code;
   const std::filesystem::path tasks = "/proc/" + std::to_string(process) + "/task";
   for (std::filesystem::directory_iterator task(tasks, code); !code && task != std::filesystem::directory_iterator();

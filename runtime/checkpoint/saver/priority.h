@@ -6,9 +6,10 @@
 
 namespace dtrain::checkpoint {
 
-// The calling thread, and those that it starts from then on, get what training leaves.
+// The calling thread gets what training leaves: processor time when no other thread wants it, and the disk.
 void step_behind_training();
-// All threads of that process, and those that they start, get as much as others.
-void set_normal_priority(pid_t process);
+// All threads of that process get a share of the processor again. Those that had stepped behind training get a small
+// one, a hundredth of what a thread of training gets: a user cannot take niceness back.
+void leave_idle_priority(pid_t process);
 
 }  // namespace dtrain::checkpoint

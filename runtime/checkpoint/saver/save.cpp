@@ -114,7 +114,7 @@ class Save {
   }
 
   std::vector<ManifestFile> write_own_files(const OpenFolder& folder) {
-    return write_images(folder, order_.request.files, environment_.memory,
+    return write_images(folder, order_.request.files, environment_.memory, order_.request.number,
                         [&] { environment_.memory.mark_free(order_.request.number); });
   }
 

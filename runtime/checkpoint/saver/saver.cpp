@@ -75,11 +75,11 @@ struct Saver::Impl {
 
   bool send(const SaveRequest& request) { return send_message(started.socket, to_message(request)); }
 
-  // Somebody waits now. The mark comes first: the saver looks at it after it has lowered its priority.
+  // Somebody waits now. The mark comes first: the saver's threads look at it before they lower their priority.
   void hurry() const {
     if (!under_way || view.is_urgent(under_way->number)) return;
     view.mark_urgent(under_way->number);
-    set_normal_priority(started.process.pid());
+    leave_idle_priority(started.process.pid());
   }
 
   // The saver has ended during a save, or does not answer as it should.

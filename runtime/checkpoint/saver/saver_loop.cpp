@@ -9,7 +9,6 @@
 
 #include "dtrain/base/error.h"
 #include "saver/messages.h"
-#include "saver/priority.h"
 #include "saver/save.h"
 
 namespace dtrain::checkpoint {
@@ -66,17 +65,14 @@ class Starter {
 void serve(const SaverOptions& options, UnixSocket socket, UniqueFd memory_fd, StorageLock lock, pid_t starter_pid,
            const Logger& log) {
   const SnapshotMemory memory = map_snapshot(std::move(memory_fd));
+  memory.prefault(0, memory.bytes());  // not during the first save, at idle priority
   Starter starter(socket.fd(), starter_pid);
   const SaveEnvironment environment{options, memory, lock,
                                     [&](std::chrono::milliseconds time) { return starter.wait_for_end(time); }, log};
   while (starter.wait_for_message()) {
     const auto message = receive_message(socket, std::chrono::milliseconds(0), nullptr);
     if (!message) return;
-    const SaveOrder order = save_order_from(*message);
-    step_behind_training();
-    if (memory.is_urgent(order.request.number)) set_normal_priority(::getpid());
-    const SaveResult result = save(order, environment);
-    set_normal_priority(::getpid());  // it is about to wait, and the next request is to be noticed at once
+    const SaveResult result = save(save_order_from(*message), environment);
     if (!send_message(socket, to_line(to_json(result)))) return;
   }
 }

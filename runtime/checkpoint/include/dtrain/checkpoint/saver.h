@@ -58,7 +58,7 @@ class SnapshotMemory {
   // The saver has read snapshot `number` whole: its memory may be overwritten.
   void mark_free(std::uint64_t number) const;
   std::uint64_t freed() const;  // the last snapshot that was written or given up
-  // Somebody waits for the save of snapshot `number`, so that it is done at normal priority.
+  // Somebody waits for the save of snapshot `number`, so that it is not done at idle priority.
   void mark_urgent(std::uint64_t number) const;
   bool is_urgent(std::uint64_t number) const;
 
@@ -109,7 +109,7 @@ class Saver {
   bool busy() const;
   // The result of the save under way, once it is there. Never waits. A saver that was killed is a result with an error.
   std::optional<SaveResult> poll();
-  // Waits for it; empty after `patience`, or where no save is under way. From then on it is written at normal priority.
+  // Waits for it; empty after `patience`, or where no save is under way. From then on it is not at idle priority.
   std::optional<SaveResult> wait(std::chrono::milliseconds patience);
 
   pid_t pid() const;  // of the process
