@@ -1,4 +1,4 @@
-// What asks the ranks of an attempt to stop. Plain value.
+// What asks the ranks of an attempt to stop. Plain value; the functions are in outcome.cpp.
 #pragma once
 
 #include <csignal>
