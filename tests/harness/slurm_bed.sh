@@ -68,6 +68,7 @@ MpiDefault=none
 ReturnToService=2
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
+SchedulerParameters=sched_interval=2,bf_interval=2
 KillWait=5
 StateSaveLocation=$folder/state
 SlurmdSpoolDir=$folder/spool/%n

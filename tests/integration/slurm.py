@@ -146,7 +146,7 @@ class Submitted(SlurmTest):
 
 class GoingOn(SlurmTest):
     """Jobs that save when Slurm warns them, are queued again, and go on from their checkpoints."""
-    batches = 600
+    batches = 1000
 
     def saving(self, **hyperparameters):
         return self.experiment(batches=self.batches, step_ms=20,

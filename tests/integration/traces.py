@@ -322,7 +322,7 @@ class Now(unittest.TestCase):
         self.assertIsNone(process.poll())
         process.send_signal(signal.SIGTERM)
         output, _ = process.communicate(timeout=60)
-        self.assertEqual(process.returncode, 130, output)
+        self.assertEqual(process.returncode, 75, output)
 
     def test_a_window_without_an_end_is_cut_when_it_is_full(self):
         run_dir, process = self.run_with(scheduling_unit=100, profiling={"enabled": True},

@@ -153,6 +153,21 @@ TEST(Stop, ASigtermToOneRankIsTheEndOfAll) {
   }
 }
 
+TEST(Stop, RanksThatMpirunHasStartedSaveAndGoOn) {
+  if (std::system("command -v mpirun >/dev/null 2>&1") != 0) GTEST_SKIP() << "mpirun is not there";
+  TestRun run(saving());
+  char host[256] = "";
+  ASSERT_EQ(::gethostname(host, sizeof host), 0);
+  std::ofstream(run.folder() / "cluster.yaml")
+      << "agents: [{id: here, host: " << host << ", slots: 2}]\nlauncher: mpi\n";
+  stop(run, SIGTERM, 75);  // ./cluster.yaml is found
+  for (const Json& event : events_named(run.run_dir(), "rank_finished")) EXPECT_EQ(event.at("exit_code"), 75);
+  Command again = go_on(run, "run");
+  EXPECT_EQ(again.wait().describe(), "exit status 0") << again.out() << again.err();
+  EXPECT_THAT(run.log(0), HasSubstr("resumed at "));
+  expect_whole(run.run_dir());
+}
+
 TEST(Stop, WhenTheLauncherIsKilledTheRanksSave) {
   TestRun run(saving());
   Command launch = run.launch();

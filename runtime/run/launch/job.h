@@ -8,7 +8,7 @@
 
 #include "dtrain/base/subprocess.h"
 #include "environment.h"
-#include "stop/interrupt.h"
+#include "launch/outcome.h"
 #include "link/launcher_link.h"
 #include "link/plane_link.h"
 

@@ -1,14 +1,32 @@
-// How a run, or one attempt at it, ended. Plain values; log_lines() reads a file.
+// What asks the ranks of a run to stop, and how a run, or one attempt at it, ended. Plain values; log_lines() reads a
+// file.
 #pragma once
 
+#include <csignal>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "dtrain/run/run_folder.h"
-#include "stop/interrupt.h"
 
 namespace dtrain::run {
+
+// A signal to the launcher, a `dtrain task kill`, or an order to give the slots to another task for a while.
+struct Interrupt {
+  std::string why;       // "SIGINT", "dtrain task kill", "preempted by task 7 (mnist)"; empty: nothing asks
+  int signal = SIGTERM;  // the ranks act as after this one: SIGINT, a person ends the run; SIGTERM, it goes on later
+  int count = 1;         // its number, from 1
+  bool yields = false;   // the launch waits in the queue again and goes on
+  bool repeats = false;  // the ranks are stopping already, because of an order to yield
+
+  bool exists() const { return !why.empty(); }
+};
+
+// What the screen shows when an interrupt stops the ranks after their current step.
+std::string stopping_line(const Interrupt& interrupt);
+
+// The exit code of a run that was asked to stop, from the highest exit code of its ranks.
+int exit_code_of_stop(const Interrupt& interrupt, int of_ranks);
 
 // Why a run failed: the first cause, in a text that is complete without the logs.
 struct Failure {

@@ -6,7 +6,7 @@
 
 #include <poll.h>
 
-#include "stop/interrupt.h"
+#include "launch/outcome.h"
 
 namespace dtrain::run {
 

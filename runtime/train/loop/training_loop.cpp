@@ -166,6 +166,7 @@ TrainingLoop::End TrainingLoop::run() {
   progress_.start({batches_, total_batches_.value_or(0), epoch_, epoch_batches_, batches_per_epoch_.value_or(0)});
   Outcome outcome = total_batches_ && batches_ >= *total_batches_ ? Outcome::kDone : Outcome::kGoOn;
   while (outcome == Outcome::kGoOn) outcome = run_round();
+  if (outcome == Outcome::kStopped) session_.begin_last_save();
   conclude(outcome == Outcome::kStopped);
   device_profile_.settle(step_.in_flight());
   recorder_.mark(profile::RunMark::kLoopEnd);
