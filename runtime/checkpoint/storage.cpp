@@ -25,7 +25,7 @@ constexpr const char* kStorageFile = "storage.json";
 }  // namespace
 
 fs::path storage_of_run(const fs::path& run_folder) {
-  const fs::path own = run_folder / kOwnFolder;
+  fs::path own = run_folder / kOwnFolder;
   const fs::path file = own / kStorageFile;
   std::error_code code;
   if (!fs::exists(file, code)) return own;

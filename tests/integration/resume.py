@@ -240,10 +240,10 @@ def write_script(folder):
     generator = numpy.random.default_rng(7)
     numpy.save(folder / "features.npy", generator.standard_normal((990, 12), dtype=numpy.float32))
     numpy.save(folder / "target.npy", generator.integers(0, 4, 990))
-    part = {"format": "npy", "features": str(folder / "features.npy"), "target": str(folder / "target.npy")}
+    part = {"features": str(folder / "features.npy"), "target": str(folder / "target.npy")}
     return write_experiment(
         folder / "experiment.yaml", name="script", model=str(folder / "model.pt"), loss="cross_entropy",
-        data={"training": part, "validation": part}, optimizer={"kind": "adamw", "lr": 0.002},
+        data={"format": "npy", "training": part, "validation": part}, optimizer={"kind": "adamw", "lr": 0.002},
         hyperparameters={"global_batch_size": 24}, resources={"slots_per_trial": 2, "slot_type": "cpu"},
         searcher={"metric": "accuracy", "smaller_is_better": False, "max_length": {"epochs": 40}},
         min_validation_period={"batches": 130}, scheduling_unit=10, min_checkpoint_period={"batches": 60})

@@ -169,11 +169,11 @@ class GoingOn(SlurmTest):
         return text.count('"attempt_started"')
 
     def trains(self, run_dir, attempts, process):
-        """Attempt number `attempts` is in the middle of it. The launch that submits counts as the first."""
+        """Attempt number `attempts` is in the middle of it."""
         log = run_dir / "logs" / "rank-0001.log"
 
         def there():
-            return self.attempts(run_dir) == attempts + 1 and log.is_file() and log.read_text().count("batch ") > 3
+            return self.attempts(run_dir) == attempts and log.is_file() and log.read_text().count("batch ") > 3
 
         wait_until(lambda: there() or process.poll() is not None, f"attempt {attempts} in {run_dir}")
         if process.poll() is not None:
@@ -182,6 +182,13 @@ class GoingOn(SlurmTest):
     def warn(self, run_dir):
         """As two minutes before the time limit (--signal=B:TERM@120)."""
         self.assertEqual(slurm("scancel", "--batch", "--signal=TERM", self.job_of(run_dir)).stdout, "")
+
+    def when_queued(self, run_dir, command=None):
+        """Holds the job, or makes it start without the delay that Slurm gives to requeued ones."""
+        job = self.job_of(run_dir)
+        wait_until(lambda: "PENDING" in slurm("squeue", "-h", "-j", job, "-o", "%T").stdout, f"the requeueing of {job}")
+        command = (command, job) if command else ("update", f"JobId={job}", "StartTime=now")
+        self.assertEqual(slurm("scontrol", *command).stdout, "")
 
     def check(self, result, attempts, weights):
         self.assertEqual([line["batch"] for line in result.metrics("training")], list(range(1, self.batches + 1)))
@@ -235,8 +242,12 @@ class GoingOn(SlurmTest):
         high = self.start(experiment, high_dir)
         for turn in (1, 2, 3):
             self.trains(high_dir, turn, high)  # Slurm has preempted the other
-            self.warn(high_dir)  # and this one is to go on later
+            self.warn(high_dir)  # and this one goes on when it is released
+            self.when_queued(high_dir, "hold")
+            self.when_queued(low_dir)
             self.trains(low_dir, turn + 1, low)
+            slurm("scontrol", "release", self.job_of(high_dir))
+            self.when_queued(high_dir)
         results = self.finish(high, high_dir).expect(0), self.finish(low, low_dir).expect(0)
         for result in results:
             self.check(result, len(result.events("requeued")) + 1, weights)

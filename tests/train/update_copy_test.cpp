@@ -16,6 +16,7 @@ namespace {
 
 struct Wide : torch::nn::Module {
   Wide() {
+    torch::manual_seed(4);
     for (const std::int64_t size : {1, 70'000, 15, 16, 131'072, 3, 200'001}) {
       register_parameter("p" + std::to_string(size), torch::randn({size}));
     }
@@ -37,7 +38,7 @@ std::vector<std::vector<std::byte>> bytes_of(const FlatParameters& parameters, F
 }
 
 struct UpdateRun {
-  explicit UpdateRun(SmallRun& run) : parameters((torch::manual_seed(4), model), run.services.communicator) {}
+  explicit UpdateRun(SmallRun& run) : parameters(model, run.services.communicator) {}
   Wide model;
   FlatParameters parameters;
   FlatOptimizer optimizer{AdamW{.lr = 0.01}, {}, parameters};
@@ -95,12 +96,12 @@ TEST_P(Copies, HoldWhatIsThereBetweenTwoUpdates) {
         EXPECT_FALSE(copy->finished());
       }
       const auto expected = bytes_of(plain.parameters, plain.optimizer);
-      EXPECT_EQ(bytes_of(copied.parameters, copied.optimizer), expected) << "the copy has changed the update";
+      EXPECT_TRUE(bytes_of(copied.parameters, copied.optimizer) == expected) << "the copy has changed the update";
       if (seed == 6) copy->finish();  // no second update comes
       step(copied, seed * 10 + 2);
       step(plain, seed * 10 + 2);
       EXPECT_TRUE(copy->finished());
-      EXPECT_EQ(bytes_of(copied.parameters, copied.optimizer), bytes_of(plain.parameters, plain.optimizer));
+      EXPECT_TRUE(bytes_of(copied.parameters, copied.optimizer) == bytes_of(plain.parameters, plain.optimizer));
       for (std::size_t t = 0; t < target.size(); ++t) {
         for (const auto& parameter : copied.parameters.parameters()) {
           const auto at = static_cast<std::size_t>(parameter.offset * group.element_size);

@@ -81,6 +81,14 @@ Json metrics_json(const LiveMetrics& metrics) {
   return {{"batch", metrics.batch}, {"metrics", numbers_or_texts(metrics.values)}};
 }
 
+Json checkpoint_json(const LiveCheckpoint& checkpoint) {
+  return {{"step", or_null(checkpoint.step)},
+          {"age_s", checkpoint.step ? Json(checkpoint.age_s) : Json()},
+          {"bytes", checkpoint.step ? Json(checkpoint.bytes) : Json()},
+          {"saving", or_null(checkpoint.saving)},
+          {"trouble", checkpoint.trouble.empty() ? Json() : Json(checkpoint.trouble)}};
+}
+
 }  // namespace
 
 Json to_json(const LiveView& view) {
@@ -105,6 +113,7 @@ Json to_json(const LiveView& view) {
           {"compared_steps", view.compared_steps},
           {"training", metrics_json(view.training)},
           {"validation", metrics_json(view.validation)},
+          {"checkpoint", checkpoint_json(view.checkpoint)},
           {"ranks", ranks},
           {"hosts", hosts},
           {"notes", view.notes}};

@@ -54,6 +54,20 @@ std::string progress_text(const LiveView& view) {
   return text;
 }
 
+std::string checkpoint_text(const LiveView& view) {
+  const LiveCheckpoint& checkpoint = view.checkpoint;
+  std::string text;
+  if (checkpoint.step) {
+    text = fmt::format("checkpoint of batch {}, {} ago, {}", count_text(*checkpoint.step),
+                       seconds_text(checkpoint.age_s), format_bytes(checkpoint.bytes));
+  }
+  if (checkpoint.saving) {
+    text += fmt::format("{}saving that of batch {} now", text.empty() ? "" : "; ", count_text(*checkpoint.saving));
+  }
+  if (text.empty() && !checkpoint.trouble.empty()) text = "no checkpoint yet";
+  return text;
+}
+
 std::string host_count(const LiveView& view) {
   std::set<std::string> hosts;
   for (const LiveRank& rank : view.ranks) hosts.insert(rank.agent);
@@ -96,6 +110,12 @@ ScreenLines head_lines(const LiveView& view, const LiveTextOptions& options) {
   }
   if (!metrics.empty()) lines.push_back(line().add(metrics).take());
   if (is_small(options)) return lines;
+  if (const std::string saved = checkpoint_text(view); !saved.empty()) {
+    ScreenLine checkpoint = line();
+    checkpoint.add(saved);
+    if (!view.checkpoint.trouble.empty()) checkpoint.add("   " + view.checkpoint.trouble, "33");
+    lines.push_back(checkpoint.take());
+  }
   for (const std::string& note : view.notes) lines.push_back(line().add(note, "33").take());
   return lines;
 }

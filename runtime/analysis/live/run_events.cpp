@@ -1,15 +1,43 @@
 #include "live/run_events.h"
 
 #include <algorithm>
+#include <cstdlib>
+#include <span>
+#include <string_view>
 
 #include "dtrain/base/error.h"
 #include "dtrain/base/json_number.h"
+#include "dtrain/checkpoint/checkpoint.h"
 #include "read/json_fields.h"
 #include "read/utc.h"
 
 namespace dtrain::analysis {
 
 namespace fs = std::filesystem;
+
+namespace {
+
+// The batch of the newest checkpoint that a saver is writing: it has another name until it is durable.
+std::optional<std::int64_t> batch_being_saved(const fs::path& run_dir) {
+  constexpr std::string_view kPrefix = ".partial-step-";
+  std::optional<std::int64_t> newest;
+  std::error_code error;
+  fs::path storage;
+  try {
+    storage = checkpoint::storage_of_run(run_dir);
+  } catch (const Error&) {  // a damaged file: nothing is known
+    return std::nullopt;
+  }
+  for (const auto& entry : fs::directory_iterator(storage, error)) {
+    const std::string name = entry.path().filename();
+    if (!name.starts_with(kPrefix)) continue;
+    const std::int64_t step = std::atoll(name.c_str() + kPrefix.size());
+    if (step > newest.value_or(0)) newest = step;
+  }
+  return newest;
+}
+
+}  // namespace
 
 void RunEvents::poll() {
   read_plan();
@@ -40,12 +68,17 @@ void RunEvents::add_event(const Json& event) {
   const std::string what = text(event, "event");
   if (what == "submitted" || what == "queued" || what == "job_submitted") {
     state_ = "queued";
+    ended_ = false;  // a run that has ended is continued
     if (what == "queued") cause_ = text(event, "reason");
   } else if (what == "run_started" || what == "rank_started" || what == "attempt_started") {
     if (what != "rank_started" || started_s_ == 0) cause_.clear();
     state_ = "starting";
     ended_ = false;
     if (started_s_ == 0) started_s_ = seconds_of_utc(text(event, "time"));
+  } else if (what == "checkpoint_saved" || what == "checkpoint_failed" || what == "checkpoint_delayed") {
+    const RunHistory history = history_of(std::span(&event, 1));
+    if (!history.checkpoints.empty()) checkpoint_ = history.checkpoints.back();
+    save_trouble_ = history.troubles.empty() ? std::string() : text_of(history.troubles.back());
   } else if (what == "attempt_failed") {
     cause_ = text(event, "cause");
   } else if (what == "run_ended") {
@@ -80,6 +113,13 @@ void RunEvents::fill(double now_s, LiveView& view) const {
   view.cause = cause_;
   view.ended = ended_;
   if (started_s_ > 0) view.elapsed_s = std::max(0.0, (ended_ && ended_s_ > 0 ? ended_s_ : now_s) - started_s_);
+  if (checkpoint_) {
+    view.checkpoint.step = checkpoint_->step;
+    view.checkpoint.age_s = std::max(0.0, now_s - checkpoint_->time_s);
+    view.checkpoint.bytes = static_cast<double>(checkpoint_->bytes);
+  }
+  if (!ended_) view.checkpoint.saving = batch_being_saved(folder_);
+  view.checkpoint.trouble = save_trouble_;
   view.training = training_;
   view.validation = validation_;
 }

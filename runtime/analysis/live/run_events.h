@@ -6,6 +6,7 @@
 #include <string>
 
 #include "dtrain/analysis/live.h"
+#include "dtrain/analysis/run_history.h"
 #include "live/file_tail.h"
 
 namespace dtrain::analysis {
@@ -34,6 +35,8 @@ class RunEvents {
   bool ended_ = false;
   double started_s_ = 0, ended_s_ = 0;  // 0: not yet
   LiveMetrics training_, validation_;
+  std::optional<CheckpointAccount> checkpoint_;  // the last one
+  std::string save_trouble_;                     // since then
 };
 
 }  // namespace dtrain::analysis

@@ -89,6 +89,7 @@ void add_run_files(const RunProfile& run, RunSummary& summary) {
     summary.state = text(event, "state");
     summary.cause = text(event, "cause");
   }
+  summary.history = history_of(run.events);
   summary.aggregation_frequency = aggregation_frequency(run.experiment);
   for (const Json& line : run.metrics) {
     if (text(line, "kind") == "training" && line.contains("optimizer_steps")) {

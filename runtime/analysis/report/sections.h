@@ -9,6 +9,7 @@ namespace dtrain::analysis::report {
 
 void write_verdict(Page& page, const Input& input);      // throughput, efficiency, what costs most
 void write_job(Page& page, const Input& input);          // what ran where, from when to when
+void write_checkpoints(Page& page, const Input& input);  // how the run went on, and what saving cost
 void write_waterfall(Page& page, const Input& input);    // from the ideal to the measured throughput
 void write_timeline(Page& page, const Input& input);     // what each rank did when
 void write_stragglers(Page& page, const Input& input);   // which ranks others waited for

@@ -106,6 +106,12 @@ Json to_json(const RunSummary& s) {
                {"waiting_s", s.waiting_s},
                {"waiting_share", s.waiting_share},
                {"compared_steps", s.compared_steps}};
+  json["attempts"] = Json::array();
+  for (const AttemptAccount& attempt : s.history.attempts) json["attempts"].push_back(to_json(attempt));
+  json["checkpoints"] = Json::array();
+  for (const CheckpointAccount& one : s.history.checkpoints) json["checkpoints"].push_back(to_json(one));
+  json["save_troubles"] = Json::array();
+  for (const SaveTrouble& trouble : s.history.troubles) json["save_troubles"].push_back(to_json(trouble));
   json["phases"] = Json::object();
   for (const PhaseSummary& p : s.phases) {
     json["phases"][p.name] = {{"seconds", p.seconds}, {"share", p.share}, {"p50_s", p.p50_s}, {"p99_s", p.p99_s}};

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <iterator>
 #include <set>
+#include <span>
 
 #include <spdlog/fmt/fmt.h>
 
@@ -15,7 +16,8 @@
 namespace dtrain::analysis {
 namespace {
 
-constexpr double kSmallestShare = 0.0005;  // smaller ones are in the JSON
+constexpr double kSmallestShare = 0.0005;     // smaller ones are in the JSON
+constexpr std::size_t kCheckpointsShown = 5;  // the last ones; all are in the JSON
 
 std::string or_dash(const std::optional<double>& seconds) {
   return seconds ? seconds_text(*seconds) : "-";
@@ -143,6 +145,31 @@ void write_communication(TextWriter& out, const RunSummary& s) {
   out.paragraph(collectives_text(s));
 }
 
+void write_history(TextWriter& out, const RunHistory& history) {
+  if (history.attempts.size() > 1) {
+    out.heading("Attempts");
+    out.line("  {:>7}  {:<20}{:>12}   {}", "attempt", "batches", "ran for", "why it ended");
+    for (const AttemptAccount& attempt : history.attempts) {
+      out.line("  {:>7}  {:<20}{:>12}   {}", attempt.attempt, batches_text(attempt),
+               attempt.ended_s ? seconds_text(*attempt.ended_s - attempt.started_s) : "-",
+               attempt.end.empty() ? "it has not ended" : attempt.end);
+    }
+  }
+  if (history.checkpoints.empty() && history.troubles.empty()) return;
+  out.heading("Checkpoints");
+  out.paragraph(checkpoints_text(history));
+  for (const SaveTrouble& trouble : history.troubles) out.paragraph(text_of(trouble));
+  if (history.checkpoints.empty()) return;
+  out.line("  {:>10}  {:<12}{:>12}{:>18}{:>12}{:>12}", "batch", "reason", "size", "held training up", "waited",
+           "written in");
+  const auto first = history.checkpoints.size() - std::min(history.checkpoints.size(), kCheckpointsShown);
+  for (const CheckpointAccount& one : std::span(history.checkpoints).subspan(first)) {
+    out.line("  {:>10}  {:<12}{:>12}{:>18}{:>12}{:>12}", count_text(one.step), one.reason,
+             format_bytes(static_cast<double>(one.bytes)), seconds_text(one.copy_s), seconds_text(one.wait_s),
+             seconds_text(one.write_s));
+  }
+}
+
 std::string with_unit(double value, const std::string& unit) {
   if (unit == "bytes") return format_bytes(value);
   if (unit == "bytes/s") return format_bytes(value) + "/s";
@@ -190,6 +217,7 @@ std::string render_summary(const RunSummary& summary, const TextOptions& options
   write_ranks(out, summary);
   write_gpu_memory(out, summary);
   write_communication(out, summary);
+  write_history(out, summary.history);
   write_agents(out, summary);
   if (!summary.warnings.empty()) {
     out.heading("Warnings");

@@ -73,7 +73,9 @@ class ImageFile {
     do {
       result = ::fallocate(fd_.get(), 0, 0, static_cast<off_t>(image_.bytes));
     } while (result != 0 && errno == EINTR);
-    if (result != 0 && errno != EOPNOTSUPP && errno != ENOSYS && errno != EINVAL) fail_to_write(path_, 0, errno);
+    if (result != 0 && errno != EOPNOTSUPP && errno != ENOSYS && errno != EINVAL) {
+      fail_to_reserve(path_, image_.bytes, errno);
+    }
   }
 
   // At most `size` bytes; how many.

@@ -8,14 +8,26 @@
 #include "crc32c.h"
 #include "dtrain/base/error.h"
 #include "dtrain/base/file.h"
+#include "dtrain/base/units.h"
 
 namespace dtrain::checkpoint {
 
+namespace {
+
+std::string remedy_for(int code) {
+  if (code != ENOSPC && code != EDQUOT) return "";
+  return "free space there, keep fewer checkpoints, or name another folder as checkpoint_storage";
+}
+
+}  // namespace
+
 void fail_to_write(const std::filesystem::path& path, std::uint64_t offset, int code) {
-  const bool full = code == ENOSPC || code == EDQUOT;
-  throw SystemError(
-      "cannot write " + path.string() + " at byte " + std::to_string(offset), code,
-      full ? "free space there, keep fewer checkpoints, or name another folder as checkpoint_storage" : "");
+  throw SystemError("cannot write " + path.string() + " at byte " + std::to_string(offset), code, remedy_for(code));
+}
+
+void fail_to_reserve(const std::filesystem::path& path, std::uint64_t bytes, int code) {
+  throw SystemError("cannot reserve " + format_bytes(static_cast<double>(bytes)) + " for " + path.string(), code,
+                    remedy_for(code));
 }
 
 ManifestFile write_small_file(const OpenFolder& folder, const std::string& name, std::string_view text) {

@@ -12,6 +12,7 @@ namespace dtrain::checkpoint {
 
 // An error of a write: where, with the remedy for a full disk.
 [[noreturn]] void fail_to_write(const std::filesystem::path& path, std::uint64_t offset, int code);
+[[noreturn]] void fail_to_reserve(const std::filesystem::path& path, std::uint64_t bytes, int code);
 
 // Makes the file, which is not there yet, and synchronises it; its name is durable once the folder is synchronised.
 // Returns what the manifest says about it. SystemError.

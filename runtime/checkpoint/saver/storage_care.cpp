@@ -100,7 +100,7 @@ OpenFolder make_partial(const fs::path& storage, std::int64_t step) {
 fs::path publish(const fs::path& storage, const Manifest& manifest) {
   const std::int64_t step = manifest.about.step;
   const fs::path partial = storage / folder_name(kPartialPrefix, step);
-  const fs::path target = storage / step_folder(step);
+  fs::path target = storage / step_folder(step);
   if (!is_there(target)) {
     rename_folder(partial, target);
     sync_folder(storage);

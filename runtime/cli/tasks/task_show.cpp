@@ -2,6 +2,7 @@
 #include <memory>
 
 #include "commands.h"
+#include "dtrain/analysis/run_history.h"
 #include "dtrain/base/error.h"
 #include "dtrain/base/text.h"
 #include "dtrain/run/find_task.h"
@@ -20,6 +21,9 @@ struct TaskShowArguments {
 };
 
 Json to_json(const Task& task, const std::vector<StateChange>& history) {
+  const analysis::RunHistory run = analysis::read_history(task.run_dir);
+  Json attempts = Json::array();
+  for (const analysis::AttemptAccount& attempt : run.attempts) attempts.push_back(analysis::to_json(attempt));
   Json claim = Json::array();
   for (const scheduler::ClaimedShare& share : task.claim) {
     claim.push_back({{"agent", share.agent}, {"slots", share.slots}});
@@ -42,6 +46,8 @@ Json to_json(const Task& task, const std::vector<StateChange>& history) {
           {"ended", time_of(task.ended)},
           {"exit_code", task.exit_code ? Json(*task.exit_code) : Json()},
           {"run_dir", task.run_dir},
+          {"attempts", attempts},
+          {"checkpoint", run.checkpoints.empty() ? Json() : analysis::to_json(run.checkpoints.back())},
           {"launcher_pid", task.launcher_pid},
           {"history", changes}};
 }
@@ -68,6 +74,13 @@ std::string to_text(const Task& task, const std::vector<StateChange>& history) {
                              (share.gpus.empty() ? "" : " (" + join(share.gpus, ", ") + ")"));
   }
   text += row("run", task.run_dir);
+  const analysis::RunHistory run = analysis::read_history(task.run_dir);
+  if (run.attempts.size() > 1) text += row("attempts", std::to_string(run.attempts.size()));
+  if (!run.checkpoints.empty()) {
+    const analysis::CheckpointAccount& last = run.checkpoints.back();
+    const auto time = Nanoseconds(static_cast<std::int64_t>(last.time_s * 1e9));
+    text += row("checkpoint", "of batch " + std::to_string(last.step) + ", " + format_utc(time));
+  }
   text += row("launcher", "pid " + std::to_string(task.launcher_pid));
   for (const StateChange& change : history) {
     text += row("", time_of(change.time).get<std::string>() + "  " + to_string(change.state) +
@@ -80,7 +93,8 @@ std::string to_text(const Task& task, const std::vector<StateChange>& history) {
 
 void add_task_show(CLI::App& task, int* exit_code) {
   auto arguments = std::make_shared<TaskShowArguments>();
-  CLI::App* command = task.add_subcommand("show", "Show one task with its slots and every change of its state");
+  CLI::App* command =
+      task.add_subcommand("show", "Show one task with its slots, its last checkpoint and every change of its state");
   command->add_option("ID", arguments->name, kTaskHelp)->required();
   command->add_flag("--json", arguments->json, "As JSON");
   command->callback([arguments, exit_code] {

@@ -38,7 +38,8 @@ Outcome run_attempts(Attempt attempt, int restarts, const std::function<bool()>&
     const int number = attempt_number(attempt.folder);
     Json fields = to_json(attempt.resume);
     fields["attempt"] = number;
-    attempt.events.write("attempt_started", fields);
+    // The launch in a Slurm job makes the attempts of a run that is submitted.
+    if (!needs_allocation(attempt.plan, attempt.variables)) attempt.events.write("attempt_started", fields);
     if (number > 1) attempt.task.enter(scheduler::TaskState::kStarting, "attempt " + std::to_string(number));
     Outcome outcome = run_once(attempt);
     const bool done = outcome.exit_code == static_cast<int>(ExitCode::kDone);

@@ -87,7 +87,8 @@ void write_last_event(EventLog& events, const Outcome& outcome) {
 // Why a task did not complete; empty: it did.
 std::string reason_of(const Outcome& outcome) {
   if (outcome.failure) return outcome.failure->cause;
-  return outcome.exit_code == static_cast<int>(ExitCode::kDone) ? "" : outcome.interrupt.why;
+  if (outcome.exit_code == static_cast<int>(ExitCode::kDone)) return "";
+  return outcome.interrupt.exists() ? outcome.interrupt.why : "a signal to a rank";
 }
 
 // Chooses the network of ranks on several hosts, and checks the GPUs of ranks on this one. Called once the ranks have

@@ -61,6 +61,13 @@ void Checkpoints::delay(std::int64_t batch) {
   session_.write_event("checkpoint_delayed", {{"step", batch}, {"cause", cause}});
 }
 
+void Checkpoints::make_ready() {
+  if (last_) return;  // one has been taken already
+  snapshot_.reserve();
+  memories_ = snapshot_.memories();
+  if (hosts_.saves() && hosts_.is_leader()) start_saver();
+}
+
 void Checkpoints::prepare() {
   hand_over();
   snapshot_.begin();

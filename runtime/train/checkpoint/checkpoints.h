@@ -44,6 +44,9 @@ class Checkpoints {
   // It is due, but a saver is busy: says so, once for each, if that lasts.
   void delay(std::int64_t batch);
 
+  // After the first batch: makes the memory and starts the saver, so that the first checkpoint costs no more than the
+  // others. Collective.
+  void make_ready();
   // Before the last update that a checkpoint is to contain which is due after this batch: lets that update copy a part.
   void prepare();
 

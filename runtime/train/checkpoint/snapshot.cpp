@@ -51,6 +51,46 @@ std::optional<std::vector<FlatRange>> Snapshot::ranges_at_update() const {
   return ranges;
 }
 
+void Snapshot::reserve() {
+  const auto ranges = ranges_at_update();
+  const StateImage image(
+      {.rank = session_.world().rank, .shared = step_.state_is_shared(), .later = ranges.has_value(), .tied = tied_},
+      visit_);
+  fit(image, sizes_of_own(image));
+  if (hosts_.saves()) prefault(image, ranges);
+}
+
+std::vector<std::int64_t> Snapshot::sizes_of_own(const StateImage& image) {
+  std::vector<std::int64_t> sizes(static_cast<std::size_t>(session_.world().size));
+  sizes[static_cast<std::size_t>(session_.world().rank)] = static_cast<std::int64_t>(image.own().bytes());
+  session_.communicator().all_reduce(sizes.data(), sizes.size(), comm::DataType::kInt64).wait();
+  return sizes;
+}
+
+void Snapshot::fit(const StateImage& image, const std::vector<std::int64_t>& sizes) {
+  const auto largest = static_cast<std::size_t>(*std::max_element(sizes.begin(), sizes.end()));
+  const std::size_t shared = hosts_.host == 0 ? pages(image.model().bytes()) + pages(image.optimizer().bytes()) : 0;
+  if (hosts_.saves() && (!memory_ || largest > own_capacity_ || shared > shared_bytes_)) make_memory(shared, largest);
+  in_model_ = image.model().offsets();
+  in_optimizer_ = image.optimizer().offsets();
+  for (auto& [name, offset] : in_optimizer_) offset += pages(image.model().bytes());
+}
+
+void Snapshot::prefault(const StateImage& image, const std::optional<std::vector<FlatRange>>& ranges) const {
+  const int region = hosts_.folder_is_shared ? hosts_.local_rank : session_.world().rank;
+  memory_->prefault(own_offset(region), image.own().bytes());
+  if (hosts_.host != 0) return;
+  if (ranges) {
+    for (const auto& target : make_copy(*ranges, /*in_two=*/false)->targets()) {
+      memory_->prefault(static_cast<std::size_t>(target.data() - memory_->data()), target.size());
+    }
+    return;
+  }
+  // The files' headers and the padding between the files make a difference of a few pages.
+  const auto [first, last] = even_stretch(image);
+  memory_->prefault(first, std::min(last, shared_bytes_) - first);
+}
+
 void Snapshot::begin() {
   complete_now();
   const auto ranges = memory_ ? ranges_at_update() : std::nullopt;
@@ -68,15 +108,8 @@ void Snapshot::take(bool at_update) {
   const int rank = session_.world().rank;
   const StateImage image({.rank = rank, .shared = step_.state_is_shared(), .later = ranges.has_value(), .tied = tied_},
                          visit_);
-  std::vector<std::int64_t> sizes(static_cast<std::size_t>(session_.world().size));
-  sizes[static_cast<std::size_t>(rank)] = static_cast<std::int64_t>(image.own().bytes());
-  session_.communicator().all_reduce(sizes.data(), sizes.size(), comm::DataType::kInt64).wait();
-  const auto largest = static_cast<std::size_t>(*std::max_element(sizes.begin(), sizes.end()));
-  const std::size_t shared = hosts_.host == 0 ? pages(image.model().bytes()) + pages(image.optimizer().bytes()) : 0;
-  if (hosts_.saves() && (!memory_ || largest > own_capacity_ || shared > shared_bytes_)) make_memory(shared, largest);
-  in_model_ = image.model().offsets();
-  in_optimizer_ = image.optimizer().offsets();
-  for (auto& [name, offset] : in_optimizer_) offset += pages(image.model().bytes());
+  const std::vector<std::int64_t> sizes = sizes_of_own(image);
+  fit(image, sizes);
   values_ = image.values();
   name_files(image, sizes);
   ++number_;
@@ -129,15 +162,18 @@ void Snapshot::write_shared(const StateImage& image) {
     image.optimizer().write_header(optimizer);
   }
   const std::size_t in_model = image.model().data_bytes();
-  const std::size_t all = in_model + image.optimizer().data_bytes();
-  const std::size_t ranks = hosts_.ranks_here.size();
-  const auto place = static_cast<std::size_t>(hosts_.local_rank);
-  const std::size_t first = all / ranks * place;
-  const std::size_t last = place + 1 == ranks ? all : all / ranks * (place + 1);
+  const auto [first, last] = even_stretch(image);
   const bool is_first = session_.world().rank == 0;
   image.model().write_data(model, std::min(first, in_model), std::min(last, in_model), is_first, from_device_);
   image.optimizer().write_data(optimizer, std::max(first, in_model) - in_model, std::max(last, in_model) - in_model,
                                is_first, from_device_);
+}
+
+std::pair<std::size_t, std::size_t> Snapshot::even_stretch(const StateImage& image) const {
+  const std::size_t all = image.model().data_bytes() + image.optimizer().data_bytes();
+  const std::size_t ranks = hosts_.ranks_here.size();
+  const auto place = static_cast<std::size_t>(hosts_.local_rank);
+  return {all / ranks * place, place + 1 == ranks ? all : all / ranks * (place + 1)};
 }
 
 void Snapshot::write_own(const StateImage& image) {

@@ -31,6 +31,9 @@ class Snapshot {
   Snapshot(run::RankSession& session, TrainingStep& step, const CheckpointHosts& hosts,
            std::map<std::string, std::string> tied, std::function<void(StateVisitor&)> visit);
 
+  // Makes the memory and maps it, which would hold up training at the first snapshot. Collective. Error: the host lacks
+  // memory.
+  void reserve();
   // Before the last update that the snapshot is to contain: lets it copy a part already, where that is possible. take()
   // follows it. The memory must be free. The same on all ranks.
   void begin();
@@ -57,6 +60,13 @@ class Snapshot {
 
  private:
   void make_memory(std::size_t shared_bytes, std::size_t largest_own);
+  // Of every rank's own file, in bytes. Collective.
+  std::vector<std::int64_t> sizes_of_own(const StateImage& image);
+  // Makes the memory unless the image fits into what is there.
+  void fit(const StateImage& image, const std::vector<std::int64_t>& sizes);
+  // What this rank copies of the shared files where that is divided evenly: from the first tensor's begin.
+  std::pair<std::size_t, std::size_t> even_stretch(const StateImage& image) const;
+  void prefault(const StateImage& image, const std::optional<std::vector<FlatRange>>& ranges) const;
   void write_shared(const StateImage& image);
   void write_own(const StateImage& image);
   void send_own(const StateImage& image, const std::vector<std::int64_t>& sizes);

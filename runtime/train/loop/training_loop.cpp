@@ -260,6 +260,11 @@ void TrainingLoop::do_what_is_due(bool stepped) {
     validate();
     progress_.leave_out_pause();
   }
+  if (stepped && saves_at_end() && !std::exchange(checkpoints_ready_, true)) {
+    const PhaseScope phase(recorder_, Phase::kCheckpoint);
+    checkpoints_->make_ready();
+    progress_.leave_out_pause();
+  }
   if (!checkpoints_ || !stepped || !checkpoints_->is_due(batches_, step_.checkpoint_wanted())) return;
   step_.saver_busy() ? checkpoints_->delay(batches_) : take_checkpoint("period");
 }

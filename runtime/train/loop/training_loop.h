@@ -105,6 +105,7 @@ class TrainingLoop {
   bool concluded_ = false;
   bool due_is_open_ = false;                // the last batch has not been followed by what was due
   std::optional<Checkpoints> checkpoints_;  // none in mock runs
+  bool checkpoints_ready_ = false;          // Checkpoints::make_ready() was called
   bool saved_ = false;                      // the last one is durable
 };
 

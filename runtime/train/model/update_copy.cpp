@@ -90,6 +90,14 @@ void UpdateCopy::finish() {
   finished_ = true;
 }
 
+std::vector<std::span<std::byte>> UpdateCopy::targets() const {
+  std::vector<std::span<std::byte>> result;
+  for (const Block& block : blocks_) {
+    for (const Copy& copy : block.copies) result.emplace_back(copy.piece.to, copy.bytes);
+  }
+  return result;
+}
+
 void stream_copy(std::byte* to, const std::byte* from, std::size_t bytes) {
 #if defined(__SSE2__)
   constexpr std::size_t kLine = 64;

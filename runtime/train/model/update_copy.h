@@ -43,6 +43,8 @@ class UpdateCopy {
   // Whether the other copies the same bytes from and to the same places.
   bool copies_same(const UpdateCopy& other) const;
   bool finished() const { return finished_; }
+  // Where it copies to.
+  std::vector<std::span<std::byte>> targets() const;
 
   // Values were changed before they were copied: the copy is worth nothing.
   void spoil() { spoiled_ = true; }

@@ -180,6 +180,29 @@ TEST_F(LiveViewTest, HostsHaveClocksOfTheirOwn) {
   EXPECT_THAT(render_live(view, {.width = 160}), Contains(HasSubstr("on 2 hosts")));
 }
 
+TEST_F(LiveViewTest, TheLastCheckpointAndTheOneBeingWrittenAreSeen) {
+  write_start();
+  EXPECT_EQ(to_json(look()).at("checkpoint").at("step"), Json());
+  folder_.append("events.jsonl", event("11:59:48.000000", R"("event":"checkpoint_saved","step":120,"bytes":2048)"));
+  fs::create_directories(folder_.path() / "checkpoints" / ".partial-step-140");
+  LiveView view = look();
+  EXPECT_EQ(view.checkpoint.step, 120);
+  EXPECT_EQ(view.checkpoint.age_s, 12);
+  EXPECT_EQ(view.checkpoint.saving, 140);
+  EXPECT_THAT(render_live(view, {}),
+              Contains(HasSubstr("checkpoint of batch 120, 12.0 s ago, 2.0 KiB; saving that of batch 140 now")));
+  folder_.append("events.jsonl", event("11:59:49.000000",
+                                       R"("event":"checkpoint_failed","step":140,"cause":"no space","retried":true)"));
+  EXPECT_THAT(render_live(look(), {.width = 160}),
+              Contains(HasSubstr("batch 140 failed and was tried again: no space")));
+  folder_.append("events.jsonl", event("11:59:50.000000", R"("event":"run_ended","state":"interrupted")"));
+  view = look();
+  EXPECT_FALSE(view.checkpoint.saving) << "its saver was killed";
+  EXPECT_TRUE(view.ended);
+  folder_.append("events.jsonl", event("11:59:51.000000", R"("event":"submitted")"));
+  EXPECT_FALSE(look().ended) << "it is continued";
+}
+
 TEST_F(LiveViewTest, TheEndIsSeen) {
   write_start();
   write_steps(0, 1, 50);

@@ -74,6 +74,14 @@ struct LiveMetrics {
   std::map<std::string, double> values;
 };
 
+struct LiveCheckpoint {
+  std::optional<std::int64_t> step;    // of the last durable one, in batches done; empty: none
+  double age_s = 0;                    // since it became durable
+  double bytes = 0;                    // of it
+  std::optional<std::int64_t> saving;  // the batch whose checkpoint is being written
+  std::string trouble;                 // that of the last save, if it failed or is late; empty: none
+};
+
 struct LiveView {
   std::string name, folder;
   // "queued", "starting", "running", or how it ended: "done", "failed", "interrupted", "gone"
@@ -89,7 +97,8 @@ struct LiveView {
   double samples_per_s = 0;      // of all ranks
   std::int64_t compared_steps = 0;
   LiveMetrics training, validation;  // the last ones
-  std::vector<LiveRank> ranks;       // ascending
+  LiveCheckpoint checkpoint;
+  std::vector<LiveRank> ranks;  // ascending
   std::vector<LiveHost> hosts;
   std::vector<std::string> notes;
 };

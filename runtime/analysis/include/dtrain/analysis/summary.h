@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "dtrain/analysis/run_history.h"
 #include "dtrain/base/json.h"
 
 namespace dtrain::analysis {
@@ -117,6 +118,7 @@ struct RunSummary {
   std::map<std::string, double> validation;       // the last one's metrics
   std::int64_t validation_batch = 0;
   std::optional<NonFiniteAccount> non_finite;  // of plan.json; empty: all was finite
+  RunHistory history;                          // its attempts and checkpoints
 
   std::optional<double> initialization_s, loop_s, finalization_s;  // of the slowest rank
   double in_steps_s = 0;                                           // mean over ranks

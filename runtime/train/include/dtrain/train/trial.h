@@ -149,7 +149,8 @@ class Trial {
     static_cast<void>(folder);
     return {};
   }
-  // Called on every rank after a batch, when a checkpoint is taken: what load_state() needs to go on from here. Random
+  // Called on every rank after a batch, when a checkpoint is taken, and after the first batch, so that memory for
+  // checkpoints can be made before one is due: what load_state() needs to go on from here. Random
   // numbers of libtorch are no state: every batch seeds them anew.
   virtual TrialState save_state() { return {}; }
   // Called on every rank before the first batch of a run that goes on from a checkpoint, with what save_state() gave

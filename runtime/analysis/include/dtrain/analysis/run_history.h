@@ -1,0 +1,67 @@
+// The attempts at a run and its checkpoints, from events.jsonl. Plain values; any thread.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "dtrain/base/json.h"
+
+namespace dtrain::analysis {
+
+// One start of all ranks.
+struct AttemptAccount {
+  int attempt = 1;
+  double started_s = 0;                  // seconds since 1970
+  std::optional<double> ended_s;         // the same; empty: it has not ended, or nobody recorded that
+  std::int64_t from_batch = 0;           // batches done when it began
+  std::optional<std::int64_t> to_batch;  // the last batch that its ranks or checkpoints name; empty: none
+  std::string end;                       // why it ended; empty: it has not
+};
+
+// A checkpoint that has become durable.
+struct CheckpointAccount {
+  std::int64_t step = 0, epoch = 0;  // batches done; from 0
+  double time_s = 0;                 // when it was durable, in seconds since 1970
+  std::string path, reason;          // "period", "validation", "stop", "end"
+  std::int64_t bytes = 0;
+  double copy_s = 0;               // the longest time that training was held up
+  double wait_s = 0, write_s = 0;  // of the saver: for ranks and hosts; for the disk
+};
+
+// A save that came late or failed.
+struct SaveTrouble {
+  std::int64_t step = 0;
+  bool failed = false;  // false: it was delayed
+  bool retried = false;
+  std::string cause;
+};
+
+struct RunHistory {
+  std::vector<AttemptAccount> attempts;
+  std::vector<CheckpointAccount> checkpoints;
+  std::vector<SaveTrouble> troubles;
+
+  double held_up_s() const;          // training, by all checkpoints together
+  double longest_held_up_s() const;  // by one of them
+};
+
+RunHistory history_of(std::span<const Json> events);
+// Reads events.jsonl of the run; a file that is missing has no history.
+RunHistory read_history(const std::filesystem::path& run_dir);
+
+Json to_json(const AttemptAccount& attempt);
+Json to_json(const CheckpointAccount& checkpoint);
+Json to_json(const SaveTrouble& trouble);
+
+// "12 to 30"
+std::string batches_text(const AttemptAccount& attempt);
+// "6 checkpoints, the last one step-30 of 32.0 KiB; they held training up for 12 ms in all, one for 4 ms at most"
+std::string checkpoints_text(const RunHistory& history);
+// "a checkpoint of batch 40 failed and was tried again: …"
+std::string text_of(const SaveTrouble& trouble);
+
+}  // namespace dtrain::analysis

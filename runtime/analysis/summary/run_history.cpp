@@ -1,0 +1,168 @@
+#include "dtrain/analysis/run_history.h"
+
+#include <algorithm>
+#include <fstream>
+
+#include <spdlog/fmt/fmt.h>
+
+#include "dtrain/base/error.h"
+#include "read/json_fields.h"
+#include "read/utc.h"
+#include "text/numbers.h"
+
+namespace dtrain::analysis {
+namespace {
+
+constexpr auto kPreempted = static_cast<std::int64_t>(ExitCode::kPreempted);
+
+// Takes the events in their order.
+class HistoryReader {
+ public:
+  void add(const Json& event) {
+    const std::string what = text(event, "event");
+    const double time = seconds_of_utc(text(event, "time"));
+    if (what == "attempt_started") return begin(event, time);
+    if (what == "checkpoint_saved") add_checkpoint(event, time);
+    if (what == "checkpoint_failed" || what == "checkpoint_delayed") add_trouble(event, what == "checkpoint_failed");
+    if (history_.attempts.empty()) return;
+    AttemptAccount& now = history_.attempts.back();
+    const bool names_batch =
+        what == "rank_finished" || what == "rank_failed" || what == "rank_stopped" || what == "checkpoint_saved";
+    if (names_batch && integer(event, "step") > 0) {
+      now.to_batch = std::max(now.to_batch.value_or(0), integer(event, "step"));
+    }
+    if (what == "interrupted") interrupted_ = text(event, "signal");
+    if (what == "attempt_failed") end(time, text(event, "cause"));
+    if (what == "attempt_stopped") end(time, text(event, "reason"));
+    if (what == "run_ended") end_run(event, time);
+  }
+
+  RunHistory take() { return std::move(history_); }
+
+ private:
+  void begin(const Json& event, double time) {
+    if (!history_.attempts.empty() && history_.attempts.back().end.empty()) {
+      history_.attempts.back().end = "it ended without a report";
+    }
+    interrupted_.clear();
+    history_.attempts.push_back({.attempt = static_cast<int>(integer(event, "attempt", 1)),
+                                 .started_s = time,
+                                 .ended_s = {},
+                                 .from_batch = integer(event, "step"),
+                                 .to_batch = {},
+                                 .end = {}});
+  }
+
+  void end(double time, const std::string& why) {
+    AttemptAccount& now = history_.attempts.back();
+    if (!now.end.empty()) return;
+    now.ended_s = time;
+    now.end = why;
+  }
+
+  void end_run(const Json& event, double time) {
+    const std::string cause = text(event, "cause");
+    // A signal to a rank, and not to the launcher, is no event of its own; exit code 75 means SIGTERM.
+    if (interrupted_.empty() && integer(event, "exit_code") == kPreempted) interrupted_ = "SIGTERM";
+    const std::string by = interrupted_.empty() ? "" : " by " + interrupted_;
+    end(time, cause.empty() ? text(event, "state") + by : cause);
+  }
+
+  void add_checkpoint(const Json& event, double time) {
+    history_.checkpoints.push_back({.step = integer(event, "step"),
+                                    .epoch = integer(event, "epoch"),
+                                    .time_s = time,
+                                    .path = text(event, "path"),
+                                    .reason = text(event, "reason"),
+                                    .bytes = integer(event, "bytes"),
+                                    .copy_s = number(event, "copy_s"),
+                                    .wait_s = number(event, "wait_s"),
+                                    .write_s = number(event, "write_s")});
+  }
+
+  void add_trouble(const Json& event, bool failed) {
+    history_.troubles.push_back({.step = integer(event, "step"),
+                                 .failed = failed,
+                                 .retried = event.value("retried", Json()) == Json(true),
+                                 .cause = text(event, "cause")});
+  }
+
+  RunHistory history_;
+  std::string interrupted_;  // by what; of this attempt
+};
+
+}  // namespace
+
+double RunHistory::held_up_s() const {
+  double sum = 0;
+  for (const CheckpointAccount& one : checkpoints) sum += one.copy_s;
+  return sum;
+}
+
+double RunHistory::longest_held_up_s() const {
+  double longest = 0;
+  for (const CheckpointAccount& one : checkpoints) longest = std::max(longest, one.copy_s);
+  return longest;
+}
+
+RunHistory history_of(std::span<const Json> events) {
+  HistoryReader reader;
+  for (const Json& event : events) reader.add(event);
+  return reader.take();
+}
+
+RunHistory read_history(const std::filesystem::path& run_dir) {
+  HistoryReader reader;
+  std::ifstream file(run_dir / "events.jsonl");
+  for (std::string line; std::getline(file, line);) {
+    const Json event = Json::parse(line, nullptr, false);
+    if (event.is_object()) reader.add(event);
+  }
+  return reader.take();
+}
+
+Json to_json(const AttemptAccount& attempt) {
+  return {{"attempt", attempt.attempt},
+          {"started_s", attempt.started_s},
+          {"ended_s", attempt.ended_s ? Json(*attempt.ended_s) : Json()},
+          {"from_batch", attempt.from_batch},
+          {"to_batch", attempt.to_batch ? Json(*attempt.to_batch) : Json()},
+          {"end", attempt.end.empty() ? Json() : Json(attempt.end)}};
+}
+
+Json to_json(const CheckpointAccount& checkpoint) {
+  return {{"step", checkpoint.step},     {"epoch", checkpoint.epoch},   {"time_s", checkpoint.time_s},
+          {"path", checkpoint.path},     {"reason", checkpoint.reason}, {"bytes", checkpoint.bytes},
+          {"copy_s", checkpoint.copy_s}, {"wait_s", checkpoint.wait_s}, {"write_s", checkpoint.write_s}};
+}
+
+Json to_json(const SaveTrouble& trouble) {
+  return {{"step", trouble.step}, {"failed", trouble.failed}, {"retried", trouble.retried}, {"cause", trouble.cause}};
+}
+
+std::string batches_text(const AttemptAccount& attempt) {
+  const std::string from = count_text(attempt.from_batch + 1);
+  if (!attempt.to_batch) return "from " + from;
+  if (*attempt.to_batch <= attempt.from_batch) return "none";
+  return from + " to " + count_text(*attempt.to_batch);
+}
+
+std::string checkpoints_text(const RunHistory& history) {
+  if (history.checkpoints.empty()) return "no checkpoint was saved";
+  const CheckpointAccount& last = history.checkpoints.back();
+  const auto count = std::ssize(history.checkpoints);
+  return fmt::format("{} checkpoint{}, the last one of batch {} and {}; saving held training up for {} in all{}",
+                     count_text(count), count == 1 ? "" : "s", count_text(last.step),
+                     format_bytes(static_cast<double>(last.bytes)), seconds_text(history.held_up_s()),
+                     count == 1 ? "" : ", for " + seconds_text(history.longest_held_up_s()) + " at most");
+}
+
+std::string text_of(const SaveTrouble& trouble) {
+  return fmt::format("a checkpoint of batch {} {}: {}", count_text(trouble.step),
+                     !trouble.failed   ? "was delayed"
+                     : trouble.retried ? "failed and was tried again"
+                                       : "failed",
+                     trouble.cause);
+}
+
+}  // namespace dtrain::analysis

@@ -1,0 +1,70 @@
+// The attempts at a run and its checkpoints, from events as launchers and ranks write them.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "dtrain/analysis/run_history.h"
+
+namespace dtrain::analysis {
+namespace {
+
+std::vector<Json> events(const std::vector<std::string>& lines) {
+  std::vector<Json> result;
+  for (std::size_t i = 0; i < lines.size(); ++i) {
+    const std::string seconds = (i < 10 ? "0" : "") + std::to_string(i);
+    result.push_back(Json::parse("{\"time\":\"2026-03-01T12:00:" + seconds + ".000000Z\"," + lines[i] + "}"));
+  }
+  return result;
+}
+
+TEST(RunHistory, HasEachAttemptWithItsBatchesAndWhyItEnded) {
+  const RunHistory history = history_of(events({
+      R"("event":"submitted")",
+      R"("event":"attempt_started","attempt":1)",
+      R"("event":"checkpoint_saved","step":10,"epoch":0,"bytes":2048,"reason":"period","copy_s":0.004,"wait_s":0.1,"write_s":0.2)",
+      R"("event":"rank_stopped","step":12)",
+      R"("event":"attempt_failed","attempt":1,"cause":"rank 1 was killed")",
+      R"("event":"attempt_started","attempt":2,"resume_from":"/r/checkpoints/step-10","step":10)",
+      R"("event":"checkpoint_delayed","step":20,"cause":"the disk is slow")",
+      R"("event":"checkpoint_failed","step":20,"cause":"no space","retried":true)",
+      R"("event":"checkpoint_saved","step":25,"epoch":2,"bytes":2048,"reason":"stop","copy_s":0.002)",
+      R"("event":"attempt_stopped","attempt":2,"reason":"preempted by task 3")",
+      R"("event":"attempt_started","attempt":3,"step":25)",
+      R"("event":"interrupted","signal":"SIGTERM")",
+      R"("event":"rank_finished","rank":0,"step":30)",
+      R"("event":"run_ended","state":"interrupted","exit_code":75)",
+      R"("event":"attempt_started","attempt":4,"step":30)",
+      R"("event":"attempt_started","attempt":5,"step":30)",
+  }));
+  ASSERT_EQ(history.attempts.size(), 5u);
+  const auto text = [&](std::size_t i) { return batches_text(history.attempts[i]) + ": " + history.attempts[i].end; };
+  EXPECT_EQ(text(0), "1 to 12: rank 1 was killed");
+  EXPECT_EQ(text(1), "11 to 25: preempted by task 3");
+  EXPECT_EQ(text(2), "26 to 30: interrupted by SIGTERM");
+  EXPECT_EQ(text(3), "from 31: it ended without a report");
+  EXPECT_EQ(text(4), "from 31: ");
+  EXPECT_EQ(*history.attempts[0].ended_s - history.attempts[0].started_s, 3);
+  EXPECT_FALSE(history.attempts[3].ended_s);
+  ASSERT_EQ(history.checkpoints.size(), 2u);
+  EXPECT_EQ(history.checkpoints[1].reason, "stop");
+  EXPECT_DOUBLE_EQ(history.held_up_s(), 0.006);
+  EXPECT_DOUBLE_EQ(history.longest_held_up_s(), 0.004);
+  EXPECT_EQ(checkpoints_text(history),
+            "2 checkpoints, the last one of batch 25 and 2.0 KiB; saving held training up for 6.00 ms in all, for "
+            "4.00 ms at most");
+  ASSERT_EQ(history.troubles.size(), 2u);
+  EXPECT_EQ(text_of(history.troubles[0]), "a checkpoint of batch 20 was delayed: the disk is slow");
+  EXPECT_EQ(text_of(history.troubles[1]), "a checkpoint of batch 20 failed and was tried again: no space");
+}
+
+TEST(RunHistory, OfWhatIsNoRunIsEmpty) {
+  EXPECT_TRUE(read_history("/nowhere").attempts.empty());
+  const RunHistory history =
+      history_of(events({R"("event":7)", R"("event":"checkpoint_saved","step":"x","bytes":null,"copy_s":[])"}));
+  EXPECT_TRUE(history.attempts.empty());
+  ASSERT_EQ(history.checkpoints.size(), 1u);
+  EXPECT_EQ(history.checkpoints[0].step, 0);
+  EXPECT_EQ(checkpoints_text(RunHistory()), "no checkpoint was saved");
+}
+
+}  // namespace
+}  // namespace dtrain::analysis
