@@ -104,6 +104,7 @@ BASES = {
         "powersgd": optimizing(gradient_compression={"kind": "powersgd"}),
         "topk": optimizing(gradient_compression={"kind": "topk"}),
         "on GPUs": PROGRAM | {"resources": {"slot_type": "cuda"}, "optimizations": {"local_sgd": {"inner_steps": 2}}},
+        "weights": PROGRAM | {"initial_weights": {"file": "a.safetensors"}},
         "shared_fs": PROGRAM | {"checkpoint_storage": {"type": "shared_fs", "host_path": "/mnt"}},
         "directory": PROGRAM | {"checkpoint_storage": {"type": "directory", "container_path": "/mnt"}},
         "traced": PROGRAM | {"profiling": {"trace": {"begin_on_batch": 1, "end_after_batch": 1000000000000000}}},
@@ -230,7 +231,9 @@ class Drift(unittest.TestCase):
                 for path in {**paths, **{path: [] for path in MORE_VALUES}}:
                     # Elsewhere the bases of an experiment are all the same.
                     special = (("hyperparameters",) if name == "constant" else ("optimizations",)
-                               if "optimizations" in base else ("checkpoint_storage",) if "checkpoint_storage" in base else ("entrypoint", "model", "loss", "optimizer", "data", "hyperparameters"))
+                               if "optimizations" in base else ("checkpoint_storage",) if "checkpoint_storage" in base
+                               else ("initial_weights",) if "initial_weights" in base
+                               else ("entrypoint", "model", "loss", "optimizer", "data", "hyperparameters"))
                     if kind == "experiment" and name != "program" and path[0] not in special:
                         continue
                     if put(base, path, 0) is None:
@@ -380,7 +383,7 @@ class Advice(unittest.TestCase):
         named = {}
         for where, text in texts:
             for token in re.findall(r"(?<![\w./:])[a-z]\w*(?:\.\w+)*(?![\w(.*])", text):
-                if token in self.PHASES:
+                if token in self.PHASES or token.endswith(".safetensors"):  # files of a checkpoint
                     continue
                 if "." in token and token.split(".")[0] in sections:
                     named.setdefault(token, ([token], f"{where}: {text}"))

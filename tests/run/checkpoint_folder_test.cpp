@@ -1,4 +1,4 @@
-#include "folder/checkpoint_folder.h"
+#include "dtrain/run/checkpoint_folder.h"
 
 #include <unistd.h>
 

@@ -1,4 +1,4 @@
-#include "folder/checkpoint_folder.h"
+#include "dtrain/run/checkpoint_folder.h"
 
 #include <pwd.h>
 #include <sys/stat.h>

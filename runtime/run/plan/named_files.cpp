@@ -1,9 +1,9 @@
 #include "dtrain/run/named_files.h"
 
 #include "dtrain/base/error.h"
+#include "dtrain/run/checkpoint_folder.h"
 #include "dtrain/run/weight_files.h"
 #include "entrypoint.h"
-#include "folder/checkpoint_folder.h"
 #include "model_file.h"
 
 namespace dtrain::run {

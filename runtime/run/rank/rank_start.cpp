@@ -3,9 +3,9 @@
 
 #include "dtrain/base/error.h"
 #include "dtrain/run/agreed_error.h"
+#include "dtrain/run/checkpoint_folder.h"
 #include "dtrain/run/log_tail.h"
 #include "dtrain/run/rank_session.h"
-#include "folder/checkpoint_folder.h"
 #include "folder/plan_file.h"
 #include "folder/process_id.h"
 #include "folder/put_aside.h"
