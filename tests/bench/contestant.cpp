@@ -16,7 +16,7 @@
 namespace dtrain::bench {
 
 namespace {
-constexpr int kPatienceMs = 60'000;
+constexpr int kPatienceMs = 180'000;
 }
 
 ScratchFolder::ScratchFolder(const std::filesystem::path& parent) {
@@ -49,7 +49,7 @@ std::string Contestant::read_line(std::size_t rank) {
   while (text.find('\n') == std::string::npos) {
     pollfd poller{replies_[rank].get(), POLLIN, 0};
     if (::poll(&poller, 1, kPatienceMs) <= 0) {
-      throw Error("rank " + std::to_string(rank) + " of " + base_ + " did not answer in 60 s", "its log says why");
+      throw Error("rank " + std::to_string(rank) + " of " + base_ + " did not answer in 180 s", "its log says why");
     }
     char buffer[4096];
     const ssize_t got = ::read(replies_[rank].get(), buffer, sizeof buffer);
