@@ -52,7 +52,7 @@ void check_checkpoint_storage(const config::CheckpointStorage& storage) {
 }
 
 fs::path make_checkpoint_folder(const RunFolder& run, const config::CheckpointStorage& storage) {
-  const fs::path known = checkpoint::storage_of_run(run.path);
+  fs::path known = checkpoint::storage_of_run(run.path);
   if (known != run.path / "checkpoints") return known;
   if (storage.folder.empty() || !checkpoint::list(known).empty()) return {};
   check_checkpoint_storage(storage);

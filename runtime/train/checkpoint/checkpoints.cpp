@@ -127,7 +127,7 @@ void Checkpoints::hand_over() {
   about.metric = last_->metric_value ? session_.experiment().searcher.metric : "";
   about.metric_value = last_->metric_value;
   about.smaller_is_better = session_.experiment().searcher.smaller_is_better;
-  about.time = to_seconds(session_.clock().wall());
+  about.time = to_seconds(snapshot_.taken());
   about.run = options_.run;
   if (!saver_) start_saver();
   saver_->save(request);

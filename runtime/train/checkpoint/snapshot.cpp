@@ -61,9 +61,14 @@ void Snapshot::reserve() {
 }
 
 std::vector<std::int64_t> Snapshot::sizes_of_own(const StateImage& image) {
-  std::vector<std::int64_t> sizes(static_cast<std::size_t>(session_.world().size));
-  sizes[static_cast<std::size_t>(session_.world().rank)] = static_cast<std::int64_t>(image.own().bytes());
+  const auto rank = static_cast<std::size_t>(session_.world().rank);
+  std::vector<std::int64_t> sizes(static_cast<std::size_t>(session_.world().size) + 1);
+  sizes[rank] = static_cast<std::int64_t>(image.own().bytes());
+  // By the time on rank 0 the savers of all hosts know that they write the same snapshot.
+  if (rank == 0) sizes.back() = session_.clock().wall().count();
   session_.communicator().all_reduce(sizes.data(), sizes.size(), comm::DataType::kInt64).wait();
+  taken_ = Nanoseconds(sizes.back());
+  sizes.pop_back();
   return sizes;
 }
 

@@ -53,6 +53,7 @@ class Snapshot {
   std::uint64_t number() const { return number_; }
   const std::vector<checkpoint::FileImage>& files() const { return files_; }  // of this host
   const Json& values() const { return values_; }
+  Nanoseconds taken() const { return taken_; }  // since 1970, on rank 0's clock: the same on all ranks
   double copy_seconds() const;  // for which it has held up training
   const checkpoint::SnapshotMemory& memory() const { return *memory_; }
   // Counts the memories: a saver knows one alone.
@@ -89,6 +90,7 @@ class Snapshot {
   // Where the two shared files' tensors lie, from the memory's begin; the same in all snapshots of a run.
   std::map<std::string, std::size_t> in_model_, in_optimizer_;
   std::uint64_t number_ = 0;
+  Nanoseconds taken_{0};
   std::vector<checkpoint::FileImage> files_;
   Json values_;
   DeviceCopies from_device_;
