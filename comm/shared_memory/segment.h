@@ -86,7 +86,7 @@ class Segment {
   void sleep(int me, std::uint32_t seen, std::int64_t nanoseconds) const;
 
  private:
-  struct alignas(kAlignment) Header {  // the ranks' blocks follow it
+  struct alignas(kAlignment) Header {        // the ranks' blocks follow it
     std::atomic<std::uint32_t> abort_state;  // 0 no, 1 its cause is being written, 2 yes
     char cause[kCauseBytes];
   };

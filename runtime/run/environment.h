@@ -33,7 +33,7 @@ struct Handover {
   std::filesystem::path rendezvous;  // the file into which rank 0 writes its address and the secret
   std::string agent_id;
   std::string agent_socket;
-  bool on_gpus = false;  // the launcher has placed the ranks on GPUs
+  bool on_gpus = false;               // the launcher has placed the ranks on GPUs
   std::filesystem::path resume_from;  // the checkpoint that training goes on from; empty: it begins anew
 };
 

@@ -54,7 +54,7 @@ class Snapshot {
   const std::vector<checkpoint::FileImage>& files() const { return files_; }  // of this host
   const Json& values() const { return values_; }
   Nanoseconds taken() const { return taken_; }  // since 1970, on rank 0's clock: the same on all ranks
-  double copy_seconds() const;  // for which it has held up training
+  double copy_seconds() const;                  // for which it has held up training
   const checkpoint::SnapshotMemory& memory() const { return *memory_; }
   // Counts the memories: a saver knows one alone.
   int memories() const { return memories_; }

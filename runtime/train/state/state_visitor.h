@@ -26,8 +26,8 @@ class StateVisitor {
 
   // Whether it replaces what it visits.
   virtual bool replaces() const = 0;
-  // Whether it needs values that the ranks have divided among themselves to be whole on every rank. Else it gets tensors
-  // of the right name and shape, which hold this rank's part.
+  // Whether it needs values that the ranks have divided among themselves to be whole on every rank. Else it gets
+  // tensors of the right name and shape, which hold this rank's part.
   virtual bool needs_whole() const { return true; }
 
   // The tensor's elements; its memory, shape and type stay.

@@ -68,7 +68,8 @@ std::filesystem::path find_in_path(const std::string& name, const std::string* p
 // The path of the running program, and of the folder of the shared library that holds `address_inside`.
 std::filesystem::path executable_path();
 std::filesystem::path library_folder(const void* address_inside);
-// A program of dtrain: in ../bin of the library's folder, or beside the running program. SystemError where it is nowhere.
+// A program of dtrain: in ../bin of the library's folder, or beside the running program. SystemError where it is
+// nowhere.
 std::filesystem::path find_program_beside(const void* address_inside_library, const std::string& name);
 
 }  // namespace dtrain
