@@ -20,8 +20,10 @@ using std::chrono::microseconds;
 
 constexpr microseconds kShortestNap{50};
 constexpr microseconds kLongestNap{1000};
-constexpr std::size_t kKeptEnds = 1000;  // of each stream
-constexpr int kYields = 20;              // before the first nap of a thread that waits
+// Of each stream: more than a test ever has between an operation's end and the host's look at it. An end that is
+// forgotten too early lets a later event seem to have fired before an earlier one.
+constexpr std::size_t kKeptEnds = 100'000;
+constexpr int kYields = 20;  // before the first nap of a thread that waits
 
 }  // namespace
 
