@@ -161,7 +161,7 @@ void Checkpoints::take_result(const checkpoint::SaveResult& result) {
                        format_bytes(static_cast<double>(result.bytes)), result.path.string());
 }
 
-bool Checkpoints::finish(bool must_last) {
+bool Checkpoints::finish() {
   if (!last_) return false;
   snapshot_.complete_now();
   hand_over();
@@ -179,7 +179,7 @@ bool Checkpoints::finish(bool must_last) {
       snapshot_.offer_again();
       handed_over_ = false;
       hand_over();
-    } else if (must_last) {
+    } else {
       throw Error("the last checkpoint could not be written: " + told,
                   "free space, or name another folder with checkpoint_storage");
     }

@@ -58,8 +58,8 @@ class Checkpoints {
   // Takes one. Waits for a saver that is still busy. `last`: no update follows.
   void save(const Moment& moment, bool last);
   // Waits until the last checkpoint is durable. One that has failed is written once more from the same memory. True: it
-  // is durable. Error where it is not and `must_last`; its text is the same on all ranks.
-  bool finish(bool must_last);
+  // is durable; false: none was taken. Error where it is not durable; its text is the same on all ranks.
+  bool finish();
 
  private:
   void start_saver();

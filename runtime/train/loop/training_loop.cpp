@@ -171,7 +171,7 @@ TrainingLoop::End TrainingLoop::run() {
   device_profile_.settle(step_.in_flight());
   recorder_.mark(profile::RunMark::kLoopEnd);
   deep_window_.finish(batches_);
-  if (checkpoints_) saved_ = checkpoints_->finish(saves_at_end());
+  if (checkpoints_) saved_ = checkpoints_->finish();
   return {outcome == Outcome::kStopped, saved_};
 }
 
@@ -261,7 +261,7 @@ void TrainingLoop::do_what_is_due(bool stepped) {
     validate();
     progress_.leave_out_pause();
   }
-  if (stepped && saves_at_end() && !std::exchange(checkpoints_ready_, true)) {
+  if (stepped && checkpoints_ && !std::exchange(checkpoints_ready_, true)) {
     const PhaseScope phase(recorder_, Phase::kCheckpoint);
     checkpoints_->make_ready();
     progress_.leave_out_pause();
@@ -277,10 +277,6 @@ void TrainingLoop::validate() {
   const CheckpointPolicy policy = experiment_.checkpoint_policy;
   const bool keep = policy == CheckpointPolicy::kAll || (policy == CheckpointPolicy::kBest && result->best);
   if (keep) take_checkpoint("validation", *result);
-}
-
-bool TrainingLoop::saves_at_end() const {
-  return checkpoints_.has_value();  // whatever checkpoint_policy says: it is about validations
 }
 
 void TrainingLoop::take_checkpoint(const char* reason, const Validation::Result& validated, bool last) {
@@ -386,8 +382,9 @@ void TrainingLoop::finish_training_metrics(bool all) {
 void TrainingLoop::conclude(bool stopped) {
   if (concluded_) return;
   concluded_ = true;
-  const bool saves = saves_at_end();
-  if (stopped && saves) take_checkpoint("stop", {}, /*last=*/true);
+  // What is left of a window may bring one more update: nothing may be copied then into memory that a saver reads.
+  step_.before_update({});
+  if (stopped && checkpoints_) take_checkpoint("stop", {}, /*last=*/true);
   step_.flush();
   step_.report();
   {
@@ -398,7 +395,7 @@ void TrainingLoop::conclude(bool stopped) {
   finish_training_metrics(/*all=*/true);
   if (stopped || session_.mock().any()) return;
   const auto validated = validation_.run(batches_, epoch_);
-  if (saves) take_checkpoint("end", validated.value_or(Validation::Result{}), /*last=*/true);
+  if (checkpoints_) take_checkpoint("end", validated.value_or(Validation::Result{}), /*last=*/true);
 }
 
 }  // namespace dtrain::train

@@ -50,8 +50,6 @@ class TrainingLoop {
   // What a batch is followed by now and then: metrics, validation, a checkpoint.
   void do_what_is_due(bool stepped);
   void validate();
-  // Whether a checkpoint is taken where training ends or is stopped.
-  bool saves_at_end() const;
   void take_checkpoint(const char* reason, const Validation::Result& validated = {}, bool last = false);
   Outcome end_of_epoch(const Round& round);
   void train_batch(Batch& batch);
