@@ -1,6 +1,9 @@
 #include "dtrain/base/shared_memory.h"
 
+#include <algorithm>
 #include <cerrno>
+#include <chrono>
+#include <cstdint>
 #include <fstream>
 #include <optional>
 #include <utility>
@@ -16,11 +19,28 @@
 namespace dtrain {
 namespace {
 
+constexpr std::size_t kHugePage = std::size_t{2} << 20;  // x86-64; arm64 with pages of 4 KiB
+
+// Memory that has room for huge pages begins at an address where the kernel can map them.
 std::byte* map_memory(int fd, std::size_t size, bool writable) {
-  void* data = ::mmap(nullptr, size, PROT_READ | (writable ? PROT_WRITE : 0), MAP_SHARED, fd, 0);
-  if (data == MAP_FAILED)
+  const int access = PROT_READ | (writable ? PROT_WRITE : 0);
+  const auto check = [&](void* data) {
+    if (data != MAP_FAILED) return static_cast<std::byte*>(data);
     throw SystemError("cannot map " + format_bytes(static_cast<double>(size)) + " of shared memory", errno);
-  return static_cast<std::byte*>(data);
+  };
+  if (size < kHugePage) return check(::mmap(nullptr, size, access, MAP_SHARED, fd, 0));
+  const std::size_t room = size + kHugePage;
+  std::byte* const begin = check(::mmap(nullptr, room, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0));
+  const std::size_t before = (kHugePage - reinterpret_cast<std::uintptr_t>(begin) % kHugePage) % kHugePage;
+  void* const data = ::mmap(begin + before, size, access, MAP_SHARED | MAP_FIXED, fd, 0);
+  const int code = errno;
+  if (before > 0) ::munmap(begin, before);
+  if (data == MAP_FAILED) ::munmap(begin + before, size);
+  const auto page = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
+  const std::size_t behind = (before + size + page - 1) / page * page;
+  if (behind < room) ::munmap(begin + behind, room - behind);
+  errno = code;
+  return check(data);
 }
 
 // What may be reserved. A memfd has no size limit of its own: reserving more than there is would end in the kernel
@@ -81,6 +101,13 @@ SharedMemory SharedMemory::create(const std::string& label, std::size_t size) {
   return memory;
 }
 
+SharedMemory SharedMemory::create_of_huge_pages(const std::string& label, std::size_t size) {
+  SharedMemory memory = create_unreserved(label, size);
+  memory.take_huge_pages();
+  reserve_pages(memory.fd(), 0, memory.size(), " for " + label);
+  return memory;
+}
+
 SharedMemory SharedMemory::create_unreserved(const std::string& label, std::size_t size) {
   const auto page = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
   const auto fail = [&](int code) { cannot_reserve(size, " for " + label, code); };
@@ -95,6 +122,22 @@ SharedMemory SharedMemory::create_unreserved(const std::string& label, std::size
   if (::fcntl(fd.get(), F_ADD_SEALS, kSizeSeals | F_SEAL_SEAL) != 0) fail(errno);
   std::byte* data = map_memory(fd.get(), rounded, true);
   return SharedMemory(std::move(fd), data, rounded);
+}
+
+void SharedMemory::take_huge_pages() const {
+  constexpr int kCollapse = 25;  // MADV_COLLAPSE, Linux 6.1; absent from older headers
+  constexpr std::size_t kAtOnce = 16 * kHugePage;
+  constexpr auto kPatience = std::chrono::milliseconds(200);  // ten times what free memory takes
+  for (std::size_t begin = 0; begin + kHugePage <= size_; begin += kAtOnce) {
+    const std::size_t end = std::min(begin + kAtOnce, size_ / kHugePage * kHugePage);
+    // The kernel needs one page of each huge page.
+    for (std::size_t at = begin; at < end; at += kHugePage) {
+      static_cast<void>(*static_cast<const volatile std::byte*>(data_ + at));
+    }
+    const auto began = std::chrono::steady_clock::now();
+    if (::madvise(data_ + begin, end - begin, kCollapse) != 0) return;
+    if (std::chrono::steady_clock::now() - began > kPatience) return;
+  }
 }
 
 void SharedMemory::reserve(std::size_t offset, std::size_t size) const {

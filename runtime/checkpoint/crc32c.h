@@ -6,14 +6,22 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 namespace dtrain::checkpoint {
 
 // Of `bytes` that follow others with the checksum `before`. Any thread.
 std::uint32_t crc32c(std::span<const std::byte> bytes, std::uint32_t before = 0);
 std::uint32_t crc32c(std::string_view text);
-// The same without the processor's instruction; for tests and other processors.
-std::uint32_t crc32c_portable(std::span<const std::byte> bytes, std::uint32_t before = 0);
+
+// One way to compute it.
+struct Crc32cVersion {
+  const char* name;
+  std::uint32_t (*update)(const unsigned char* data, std::size_t size, std::uint32_t inverted);
+  std::uint32_t operator()(std::span<const std::byte> bytes, std::uint32_t before = 0) const;
+};
+// Those that this processor can run, the slowest first. crc32c() takes the last one.
+std::vector<Crc32cVersion> crc32c_versions();
 
 std::string checksum_text(std::uint32_t checksum);  // eight hexadecimal digits
 

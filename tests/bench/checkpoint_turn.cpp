@@ -22,6 +22,18 @@ double mean_of(const std::vector<double>& values, std::size_t first, std::size_t
   return std::accumulate(at(first), at(last), 0.0) / static_cast<double>(last - first);
 }
 
+double largest_median(const std::vector<TurnResult>& turns, std::vector<double> TurnResult::*excess) {
+  std::size_t places = 0;
+  for (const TurnResult& turn : turns) places = std::max(places, std::min(turn.until_durable, (turn.*excess).size()));
+  double result = -std::numeric_limits<double>::infinity();
+  for (std::size_t place = 0; place < places; ++place) {
+    std::vector<double> values;
+    for (const TurnResult& turn : turns) values.push_back((turn.*excess)[place]);
+    result = std::max(result, median_of(values));
+  }
+  return result;
+}
+
 }  // namespace
 
 TurnResult measure_turn(const std::vector<std::int64_t>& times_ns, int steps_until_durable) {
@@ -40,14 +52,26 @@ TurnResult measure_turn(const std::vector<std::int64_t>& times_ns, int steps_unt
   quiet.insert(quiet.end(), ms.begin() + kBehind, ms.end());
   const double median = median_of(quiet);
   const auto until = static_cast<std::size_t>(std::max(1, steps_until_durable));
+  std::vector<double> excess;
+  for (const double time : ms) excess.push_back(time - median);
+  const auto at = [&](std::size_t i) { return excess.begin() + static_cast<std::ptrdiff_t>(i); };
   TurnResult result;
   result.quiet_ms = median;
-  result.stall_ms = largest(ms, kFirst, kFirst + until) - median;
-  result.checkpoint_step_ms = ms[kFirst] - median;
-  if (until > 1) result.later_ms = largest(ms, kFirst + 1, kFirst + until) - median;
-  result.noise_ms = largest(ms, kBehind, kBehind + until) - median;
+  result.excess_ms.assign(at(kFirst), at(kBehind));
+  result.noise_ms.assign(at(kBehind), excess.end());
+  result.until_durable = until;
+  result.longest_ms = largest(excess, kFirst, kFirst + until);
+  result.longest_noise_ms = largest(excess, kBehind, kBehind + until);
   result.cost = mean_of(ms, kFirst, kBehind) / mean_of(quiet, 0, quiet.size()) - 1;
   return result;
+}
+
+double stall_ms(const std::vector<TurnResult>& turns) {
+  return largest_median(turns, &TurnResult::excess_ms);
+}
+
+double noise_ms(const std::vector<TurnResult>& turns) {
+  return largest_median(turns, &TurnResult::noise_ms);
 }
 
 int steps_begun_within(const std::vector<std::int64_t>& times_ns, double seconds) {

@@ -22,16 +22,23 @@ inline constexpr int kNotCounted = 2;
 // Milliseconds; an excess is over the median of the turn's quiet steps, and may be negative.
 struct TurnResult {
   double quiet_ms = 0;            // the median quiet step
-  double stall_ms = 0;            // the largest excess of a step from the checkpoint's until it was durable
-  double checkpoint_step_ms = 0;  // the excess of the checkpoint's step
-  double later_ms = 0;            // the largest excess of the steps behind it until it was durable; 0: there was none
-  double noise_ms = 0;            // as stall_ms, of as many quiet steps
+  std::vector<double> excess_ms;  // of the kPeriod steps from the checkpoint's on
+  std::vector<double> noise_ms;   // of the quiet steps behind them
+  std::size_t until_durable = 1;  // how many steps, beginning with the checkpoint's, had begun when it was durable
+  double longest_ms = 0;          // the largest excess among these
+  double longest_noise_ms = 0;    // the largest of as many quiet steps
   double cost = 0;                // of the kPeriod steps over as many mean quiet ones, as a fraction
 };
 
-// `times_ns`: of the turn's steps. `steps_until_durable`: how many steps, beginning with the checkpoint's, had begun
-// when it was durable; at least 1. Error where these are more than kPeriod: then no step behind them is quiet.
+// `times_ns`: of the turn's steps. `steps_until_durable`: at least 1. Error where these are more than kPeriod: then no
+// step behind them is quiet.
 TurnResult measure_turn(const std::vector<std::int64_t>& times_ns, int steps_until_durable);
+
+// The stall that a checkpoint causes, without what the machine does to any one step: for each place behind the
+// checkpoint the median over the turns, and of these the largest until the last turn's checkpoint was durable.
+double stall_ms(const std::vector<TurnResult>& turns);
+// The same of as many quiet steps.
+double noise_ms(const std::vector<TurnResult>& turns);
 
 // How many steps from the checkpoint's on begin within `seconds` after the checkpoint's step has ended, that one
 // included.

@@ -118,7 +118,7 @@ inline void write_checkpoint(const std::filesystem::path& storage, const About& 
     ManifestFile file{name, content.size(), {}};
     for (std::size_t at = 0; at < content.size(); at += kPieceBytes) {
       const std::string_view piece = std::string_view(content).substr(at, kPieceBytes);
-      file.checksums.push_back(crc32c_portable(std::as_bytes(std::span(piece))));
+      file.checksums.push_back(crc32c_versions().front()(std::as_bytes(std::span(piece))));
     }
     manifest.files.push_back(file);
   }

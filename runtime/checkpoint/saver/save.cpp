@@ -1,6 +1,7 @@
 #include "saver/save.h"
 
 #include <algorithm>
+#include <optional>
 #include <thread>
 #include <utility>
 
@@ -25,8 +26,8 @@ constexpr milliseconds kLongestPoll{100};
 // How long hosts wait for each other when their ranks are gone.
 constexpr milliseconds kGrace{10'000};
 
-double seconds_since(Steady::time_point begin) {
-  return std::chrono::duration<double>(Steady::now() - begin).count();
+double seconds_from(Steady::time_point begin, Steady::time_point end) {
+  return std::chrono::duration<double>(end - begin).count();
 }
 
 double cpu_seconds() {
@@ -70,6 +71,8 @@ class Save {
 
   void run(SaveResult& result) { environment_.options.host == 0 ? complete(result) : contribute(result); }
   double waited_s() const { return waited_s_; }
+  // When what this host writes was durable; empty if it is not.
+  std::optional<Steady::time_point> durable_at() const { return durable_at_; }
 
  private:
   const About& about() const { return order_.request.about; }
@@ -92,7 +95,7 @@ class Save {
       period = std::min(2 * period, kLongestPoll);
       there = answered();
     }
-    waited_s_ += seconds_since(begin);
+    waited_s_ += seconds_from(begin, Steady::now());
     return there;
   }
 
@@ -110,7 +113,7 @@ class Save {
       if (gone) throw Error("the run has ended before all ranks had copied their training state");
       gone = environment_.wait_for_end_of_rank(kShortestPoll);
     }
-    waited_s_ += seconds_since(begin);
+    waited_s_ += seconds_from(begin, Steady::now());
   }
 
   std::vector<ManifestFile> write_own_files(const OpenFolder& folder) {
@@ -150,6 +153,7 @@ class Save {
     if (hosts > 1) remove_host_parts(folder, hosts);
     sync_folder(folder.fd.get(), folder.path);
     result.path = publish(storage_, manifest);
+    durable_at_ = Steady::now();
     guard.release();
     result.bytes = total_bytes(manifest.files);
     retire(result);
@@ -183,6 +187,7 @@ class Save {
       const auto files = write_own_files(beginning->folder);
       sync_folder(beginning->folder.fd.get(), partial_);
       write_host_part(beginning->folder, beginning->token, host, files, "");
+      durable_at_ = Steady::now();
       result.path = storage_ / step_folder(about().step);
       result.bytes = total_bytes(files);
     } catch (const std::exception& error) {
@@ -204,6 +209,7 @@ class Save {
   std::filesystem::path storage_;
   std::filesystem::path partial_;
   double waited_s_ = 0;
+  std::optional<Steady::time_point> durable_at_;
 };
 
 }  // namespace
@@ -222,7 +228,7 @@ SaveResult save(const SaveOrder& order, const SaveEnvironment& environment) {
   }
   environment.memory.mark_free(order.request.number);
   result.wait_s = one.waited_s();
-  result.write_s = seconds_since(begin) - result.wait_s;
+  result.write_s = seconds_from(begin, one.durable_at().value_or(Steady::now())) - result.wait_s;
   result.cpu_s = cpu_seconds() - cpu_before;
   if (result.error.empty()) {
     environment.log->info("batch {}: {} in {:.3f} s, after waiting for {:.3f} s; {:.3f} s of processor time",

