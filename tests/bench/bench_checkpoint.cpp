@@ -253,8 +253,10 @@ class Turns {
       values["cost"].push_back(one.cost);
       values["durable_s"].push_back(turn.durable_s);
     }
-    result[prefix + "stall_ms"] = stall_ms(results);
-    result[prefix + "noise_ms"] = noise_ms(results);
+    const std::vector<double> excess = excess_by_place(results), noise = noise_by_place(results);
+    result[prefix + "stall_ms"] = *std::max_element(excess.begin(), excess.end());
+    result[prefix + "noise_ms"] = *std::max_element(noise.begin(), noise.end());
+    result[prefix + "by_place_ms"] = excess;
     for (const char* name : {"step_ms", "checkpoint_step_ms", "longest_ms", "longest_noise_ms", "durable_s"}) {
       result[prefix + name] = median_of(values[name]);
     }

@@ -22,16 +22,16 @@ double mean_of(const std::vector<double>& values, std::size_t first, std::size_t
   return std::accumulate(at(first), at(last), 0.0) / static_cast<double>(last - first);
 }
 
-double largest_median(const std::vector<TurnResult>& turns, std::vector<double> TurnResult::*excess) {
+std::vector<double> medians_by_place(const std::vector<TurnResult>& turns, std::vector<double> TurnResult::*excess) {
   std::size_t places = 0;
   for (const TurnResult& turn : turns) places = std::max(places, std::min(turn.until_durable, (turn.*excess).size()));
-  double result = -std::numeric_limits<double>::infinity();
+  std::vector<double> medians;
   for (std::size_t place = 0; place < places; ++place) {
     std::vector<double> values;
     for (const TurnResult& turn : turns) values.push_back((turn.*excess)[place]);
-    result = std::max(result, median_of(values));
+    medians.push_back(median_of(values));
   }
-  return result;
+  return medians;
 }
 
 }  // namespace
@@ -66,12 +66,12 @@ TurnResult measure_turn(const std::vector<std::int64_t>& times_ns, int steps_unt
   return result;
 }
 
-double stall_ms(const std::vector<TurnResult>& turns) {
-  return largest_median(turns, &TurnResult::excess_ms);
+std::vector<double> excess_by_place(const std::vector<TurnResult>& turns) {
+  return medians_by_place(turns, &TurnResult::excess_ms);
 }
 
-double noise_ms(const std::vector<TurnResult>& turns) {
-  return largest_median(turns, &TurnResult::noise_ms);
+std::vector<double> noise_by_place(const std::vector<TurnResult>& turns) {
+  return medians_by_place(turns, &TurnResult::noise_ms);
 }
 
 int steps_begun_within(const std::vector<std::int64_t>& times_ns, double seconds) {

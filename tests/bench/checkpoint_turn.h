@@ -34,11 +34,11 @@ struct TurnResult {
 // step behind them is quiet.
 TurnResult measure_turn(const std::vector<std::int64_t>& times_ns, int steps_until_durable);
 
-// The stall that a checkpoint causes, without what the machine does to any one step: for each place behind the
-// checkpoint the median over the turns, and of these the largest until the last turn's checkpoint was durable.
-double stall_ms(const std::vector<TurnResult>& turns);
+// What a checkpoint costs each step, without what the machine does to any one step: for each place from the
+// checkpoint's step on, until the last turn's checkpoint was durable, the median excess over the turns.
+std::vector<double> excess_by_place(const std::vector<TurnResult>& turns);
 // The same of as many quiet steps.
-double noise_ms(const std::vector<TurnResult>& turns);
+std::vector<double> noise_by_place(const std::vector<TurnResult>& turns);
 
 // How many steps from the checkpoint's on begin within `seconds` after the checkpoint's step has ended, that one
 // included.

@@ -20,7 +20,7 @@ namespace {
 
 // While one thread computes checksums, the disk works for the others.
 constexpr int kWriters = 3;
-constexpr std::chrono::seconds kAtIdlePriority{1};
+constexpr std::chrono::seconds kAtIdlePriority{3};
 // What is written at once. A thread of idle priority waits for the processor after each write, so these are few.
 constexpr std::size_t kPartBytes = 8 * kPieceBytes;
 constexpr std::size_t kBlock = 4096;  // what direct writes are aligned to
