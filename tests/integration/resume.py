@@ -14,6 +14,7 @@ times.
 import hashlib
 import json
 import os
+import pathlib
 import random
 import shutil
 import signal
@@ -83,7 +84,9 @@ def digest(path):
 
 
 def last_checkpoint(folder):
-    found = sorted((folder / "checkpoints").glob("step-*"), key=lambda path: int(path.name.removeprefix("step-")))
+    elsewhere = folder / "checkpoints" / "storage.json"
+    storage = pathlib.Path(json.loads(elsewhere.read_text())["storage"]) if elsewhere.is_file() else folder / "checkpoints"
+    found = sorted(storage.glob("step-*"), key=lambda path: int(path.name.removeprefix("step-")))
     if not found:
         raise AssertionError(f"{folder} has no checkpoint")
     return found[-1]

@@ -5,12 +5,15 @@
 import contextlib
 import json
 import os
+import random
 import subprocess
 import sys
 import unittest
 
+from gpu_cases import experiment
+from harness import DEADLINE, SOURCE, Build, Workplace, launch, overrides, run, wait_until, write_experiment
 from parity_model import load, worst_difference
-from harness import SOURCE, Build, Workplace, launch, overrides, run, write_experiment
+from resume import ADAM, ADAMW, LOCAL, SGD, case, differences, title, what_is_left, when_free
 
 BUILD = None  # set by main()
 BED = str(SOURCE / "tests" / "harness" / "two_hosts.sh")
@@ -36,8 +39,9 @@ class TwoHosts(unittest.TestCase):
 
     def tearDown(self):
         for host in "ab":
-            left = on_host(host, "pgrep", "-a", "-x", "synthetic")
-            self.assertEqual(left.stdout, "", f"left on host {host}")
+            for program in ("synthetic", "gpu_trial"):
+                left = on_host(host, "pgrep", "-a", "-x", program)
+                self.assertEqual(left.stdout, "", f"left on host {host}")
         self.work.remove()
 
     def one_host(self, ranks):
@@ -107,6 +111,94 @@ class Training(TwoHosts):
         sets = ["communication.backend=mpi", "resources.slots_per_trial=4"]
         for options in ((), ("--map-by", "node")):  # ranks of a host in a row, and taking turns
             self.check_same(mpirun(2, 2, self.work.new_run(), sets, options).expect(0), self.one_host(4))
+
+
+class Resuming(TwoHosts):
+    """Interrupted runs over both hosts end with the bits of the whole ones."""
+    CASES = [  # ranks on each host
+        (2, 2, case("gpt", ADAMW, sharded_optimizer=True, aggregation_frequency=4)),
+        (2, 1, case("cnn", ADAM, sharded_optimizer=True, clip=0.5, own_state=True, batches=[17, 12, 19],
+                    length={"epochs": 4})),
+        (1, 1, case("gpt", SGD, local_sgd={**LOCAL, "compression": "int8"})),
+    ]
+
+    def setUp(self):
+        super().setUp()
+        seed = int(os.environ.get("DTRAIN_RESUME_SEED", random.randrange(1 << 30)))
+        print(f"DTRAIN_RESUME_SEED={seed}", flush=True)
+        self.dice = random.Random(seed)
+
+    def command(self, a, b, *arguments):
+        return [BED, "mpirun", HOSTS, "--host", f"nodea:{a},nodeb:{b}", "-np", str(a + b), "-x", "OMP_NUM_THREADS",
+                BUILD.program("gpu_trial"), *map(str, arguments)]
+
+    def go_on(self, a, b, run_dir, *arguments):
+        """What an attempt gives, once all processes of the one before have ended."""
+        results = []
+
+        def attempt():
+            results.append(run(self.command(a, b, "--continue", run_dir, *arguments), run_dir))
+            return results[-1].code
+
+        when_free(attempt)
+        return results[-1]
+
+    def prepare(self, number, a, b, one):
+        folder = self.work.path / str(number)
+        folder.mkdir()
+        file = experiment(BUILD, one, a + b, "cpu", folder / "experiment.yaml")
+        run(self.command(a, b, file, "--run-dir", folder / "whole"), folder / "whole").expect(0)
+        return folder, file
+
+    def test_after_a_warning_to_any_rank(self):
+        for number, (a, b, one) in enumerate(self.CASES):
+            with self.subTest(hosts=f"{a} and {b}", case=title(one)):
+                folder, file = self.prepare(number, a, b, one)
+                broken = folder / "broken"
+                faults = [f"hyperparameters.fault={json.dumps(self.fault(a + b))}" for _ in range(2)]
+                run(self.command(a, b, file, "--run-dir", broken, "--set", faults[0]), broken).expect(75)
+                self.go_on(a, b, broken, "--set", faults[1]).expect(75)
+                self.go_on(a, b, broken, "--set", "hyperparameters.fault={}").expect(0)
+                self.assertEqual(differences(what_is_left(folder / "whole"), what_is_left(broken)), [])
+
+    def test_with_a_storage_that_only_the_first_host_sees(self):
+        a, b, one = self.CASES[1]
+        storage = self.work.path / "storage"
+        storage.mkdir()
+        one["sections"]["checkpoint_storage"] = {"type": "directory", "container_path": str(storage)}
+        self.assertEqual(on_host("b", "mount", "-t", "tmpfs", "tmpfs", str(storage)).returncode, 0)
+        try:
+            folder, file = self.prepare("hidden", a, b, one)
+            broken = folder / "broken"
+            fault = f"hyperparameters.fault={json.dumps(self.fault(a + b))}"
+            run(self.command(a, b, file, "--run-dir", broken, "--set", fault), broken).expect(75)
+            self.assertEqual(on_host("b", "ls", "-A", str(storage)).stdout, "")
+            self.go_on(a, b, broken, "--set", "hyperparameters.fault={}").expect(0)
+        finally:
+            on_host("b", "umount", str(storage))
+        self.assertEqual(differences(what_is_left(folder / "whole"), what_is_left(broken)), [])
+
+    def fault(self, ranks):
+        return {"kind": "terminate", "rank": self.dice.randrange(ranks), "batch": self.dice.randint(2, 15)}
+
+    def test_after_kill_of_every_process(self):
+        a, b, one = self.CASES[0]
+        one["sections"]["min_checkpoint_period"] = {"batches": 5}
+        folder, file = self.prepare("kill", a, b, one)
+        broken = folder / "broken"
+        batch = self.dice.randint(12, 40)
+        stopped = f"hyperparameters.fault={json.dumps({'kind': 'stop', 'rank': self.dice.randrange(4), 'batch': batch})}"
+        command = self.command(a, b, file, "--run-dir", broken, "--set", stopped)
+        with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as attempt:
+            steps = [f"step-{step}" for step in range(5, 60, 5)]
+            wait_until(lambda: any((broken / "checkpoints" / step).is_dir() for step in steps), "a checkpoint")
+            killers = [subprocess.Popen([BED, "run", HOSTS, host, "pkill", "-KILL", "-x", program])
+                       for program in ("gpu_trial", "dtrain-saver") for host in "ab"]
+            self.assertEqual([killer.wait() for killer in killers], [0, 0, 0, 0])
+            self.assertNotEqual(attempt.wait(DEADLINE), 0)
+        result = self.go_on(a, b, broken, "--set", "hyperparameters.fault={}").expect(0)
+        self.assertEqual(len(result.events("resumed")), 1)
+        self.assertEqual(differences(what_is_left(folder / "whole"), what_is_left(broken)), [])
 
 
 class Failing(TwoHosts):
