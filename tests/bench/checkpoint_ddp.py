@@ -20,7 +20,8 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed.checkpoint.state_dict import get_state_dict
-from torch.nn.parallel import DistributedDataParallel
+
+from ddp_model import ddp_model, own_data
 
 rank, world, store, fifo = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4]
 batch, width, depth = (int(a) for a in sys.argv[5:8])
@@ -29,17 +30,9 @@ torch.set_num_threads(1)
 dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world)
 of_checkpoints = dist.new_group(backend="gloo")  # async_save's thread exchanges while training does
 
-torch.manual_seed(0)
-layers = []
-for i in range(depth):
-    layers.append(nn.Linear(width, width))
-    if i + 1 < depth:
-        layers.append(nn.ReLU())
-model = DistributedDataParallel(nn.Sequential(*layers), gradient_as_bucket_view=True)
+model = ddp_model(width, depth)
 optimizer = torch.optim.AdamW(model.parameters(), fused=True)
-generator = torch.Generator().manual_seed(rank)
-x = torch.randn(batch, width, generator=generator)
-y = torch.randn(batch, width, generator=generator)
+x, y = own_data(rank, batch, width)
 
 
 class Save:

@@ -10,7 +10,8 @@ import time
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
+
+from ddp_model import ddp_model, own_data
 
 rank, world, store, fifo = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4]
 batch, width, depth = (int(a) for a in sys.argv[5:8])
@@ -19,21 +20,13 @@ dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_
 
 
 def make(fused):
-    torch.manual_seed(0)
-    layers = []
-    for i in range(depth):
-        layers.append(nn.Linear(width, width))
-        if i + 1 < depth:
-            layers.append(nn.ReLU())
-    model = DistributedDataParallel(nn.Sequential(*layers), gradient_as_bucket_view=True)
+    model = ddp_model(width, depth)
     optimizer = torch.optim.AdamW(model.parameters(), fused=True) if fused else torch.optim.AdamW(model.parameters())
     return model, optimizer
 
 
 contestants = {"default": make(False), "fused": make(True)}
-generator = torch.Generator().manual_seed(rank)
-x = torch.randn(batch, width, generator=generator)
-y = torch.randn(batch, width, generator=generator)
+x, y = own_data(rank, batch, width)
 
 with open(f"{fifo}{rank}.commands") as commands, open(f"{fifo}{rank}.replies", "w") as replies:
     for line in commands:

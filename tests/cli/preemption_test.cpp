@@ -1,7 +1,7 @@
 // Tasks that take turns on the same slots: `dtrain task pause` and `activate`, and preemption by priority.
 #include <gmock/gmock.h>
 
-#include "cli_harness.h"
+#include "queued_launches.h"
 
 namespace dtrain::run {
 namespace {
@@ -11,36 +11,16 @@ using testing::Not;
 
 constexpr int kBatches = 250;
 
-class TakingTurns : public testing::Test {
+class TakingTurns : public QueuedLaunches {
  protected:
-  void SetUp() override { write_cluster(true); }
-  void write_cluster(bool preemption) {
-    std::ofstream(run_.folder() / "cluster.yaml")
-        << "agents: [{id: here, host: localhost, slots: 2, slot_type: cpu}]\nscheduler: {preemption: "
-        << (preemption ? "true" : "false") << "}\n";
-  }
-  fs::path folder(int number) const { return run_.folder() / ("launch-" + std::to_string(number)); }
+  TakingTurns()
+      : QueuedLaunches({.batches = kBatches, .hyperparameters = "checkpoint_every: 1000, step_ms: 15"},
+                       "scheduler: {preemption: true}\n") {}
   // Tasks are numbered from 1, as the launches are.
   Command& launch(int priority, int step_ms = 15) {
-    const int number = static_cast<int>(launches_.size()) + 1;
-    fs::create_directory(folder(number));
-    launches_.push_back(std::make_unique<Command>(
-        folder(number),
-        std::vector<std::string>{bin("dtrain"), "launch", run_.experiment(), "--cluster",
-                                 run_.folder() / "cluster.yaml", "--run-dir", folder(number) / "run", "--set",
-                                 "resources.priority=" + std::to_string(priority), "--set",
-                                 "hyperparameters.step_ms=" + std::to_string(step_ms)},
-        environment()));
-    return *launches_.back();
+    return QueuedLaunches::launch({"--set", "resources.priority=" + std::to_string(priority), "--set",
+                                   "hyperparameters.step_ms=" + std::to_string(step_ms)});
   }
-  std::map<std::string, std::string> environment() const {
-    return {{"DTRAIN_STATE_DIR", run_.folder() / "state"}, {"XDG_RUNTIME_DIR", run_.folder()}};
-  }
-  Result task(std::vector<std::string> arguments) {
-    arguments.insert(arguments.begin(), "task");
-    return dtrain(run_, arguments, environment());
-  }
-  Json show(int id) { return Json::parse(task({"show", std::to_string(id), "--json"}).out); }
   // Its ranks train (again): `attempts` of them have begun by now.
   bool trains(int number, int attempts) {
     return eventually([&] {
@@ -64,9 +44,6 @@ class TakingTurns : public testing::Test {
     ASSERT_EQ(seen.size(), static_cast<std::size_t>(kBatches));
     for (int batch = 1; batch <= kBatches; ++batch) EXPECT_EQ(seen[static_cast<std::size_t>(batch - 1)], batch);
   }
-
-  TestRun run_{{.batches = kBatches, .hyperparameters = "checkpoint_every: 1000, step_ms: 15"}};
-  std::vector<std::unique_ptr<Command>> launches_;
 };
 
 TEST_F(TakingTurns, ByPriorityThreeTimesEachAndBothEndWithTheUndisturbedBits) {
@@ -104,7 +81,7 @@ TEST_F(TakingTurns, ByPriorityThreeTimesEachAndBothEndWithTheUndisturbedBits) {
 }
 
 TEST_F(TakingTurns, NothingIsPreemptedUnlessTheClusterFileSaysSo) {
-  write_cluster(false);
+  write_cluster("scheduler: {preemption: false}\n");
   Command& low = launch(50);
   ASSERT_TRUE(trains(1, 1));
   Command& high = launch(10);

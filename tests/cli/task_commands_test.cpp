@@ -1,7 +1,7 @@
 // Launches that queue for the same slots, and the commands that see, stop and await them.
 #include <gmock/gmock.h>
 
-#include "cli_harness.h"
+#include "queued_launches.h"
 
 namespace dtrain::run {
 namespace {
@@ -11,28 +11,14 @@ using testing::HasSubstr;
 using testing::Not;
 
 // An experiment on a cluster of two slots, launched several times.
-class Queue : public testing::Test {
+class Queue : public QueuedLaunches {
  protected:
-  Queue() {
-    std::ofstream(run_.folder() / "cluster.yaml")
-        << "agents: [{id: here, host: localhost, slots: 2, slot_type: cpu}]\n";
-  }
+  Queue() : QueuedLaunches({.batches = 20}) {}
 
-  // Each in a folder of its own, where it also writes its run.
-  Command& launch(const std::vector<std::string>& options = {}) {
-    const fs::path folder = run_.folder() / ("launch-" + std::to_string(launches_.size() + 1));
-    fs::create_directory(folder);
-    std::vector<std::string> command{
-        bin("dtrain"), "launch",      run_.experiment(), "--cluster", run_.folder() / "cluster.yaml",
-        "--run-dir",   folder / "run"};
-    command.insert(command.end(), options.begin(), options.end());
-    launches_.push_back(std::make_unique<Command>(folder, command, environment()));
-    return *launches_.back();
-  }
   // One that goes on until it is stopped, and holds its slots by now.
   Command& endless() {
     Command& command = launch({"--set", "searcher.max_length.batches=1000000"});
-    const auto log = run_.folder() / ("launch-" + std::to_string(launches_.size())) / "run" / "logs" / "rank-0000.log";
+    const auto log = folder(launches_.size()) / "run" / "logs" / "rank-0000.log";
     EXPECT_TRUE(eventually([&] { return slurp(log).find("batch 3\n") != std::string::npos; })) << command.err();
     return command;
   }
@@ -42,18 +28,7 @@ class Queue : public testing::Test {
     EXPECT_TRUE(eventually([&] { return command.says("queued "); })) << command.out() << command.err();
     return command;
   }
-  std::map<std::string, std::string> environment() const {
-    return {{"DTRAIN_STATE_DIR", run_.folder() / "state"}, {"XDG_RUNTIME_DIR", run_.folder()}};
-  }
-  Result task(std::vector<std::string> arguments) {
-    arguments.insert(arguments.begin(), "task");
-    return dtrain(run_, arguments, environment());
-  }
-  Json show(int id) { return Json::parse(task({"show", std::to_string(id), "--json"}).out); }
   std::string state(int id) { return show(id).at("state"); }
-
-  TestRun run_{{.batches = 20}};
-  std::vector<std::unique_ptr<Command>> launches_;
 };
 
 // Tasks are numbered by the ledger, runs by the folder that they are launched from: here task 2 is run 1.
@@ -80,8 +55,7 @@ TEST_F(Queue, ATaskAndItsRunAreFoundByEitherNumber) {
     EXPECT_EQ(Json::parse(said({"top", run, "--once", "--json"})).at("run_dir"), (work / "runs" / "0001-test").string())
         << run;
   }
-  EXPECT_EQ(Json::parse(said({"top", "task:1", "--once", "--json"})).at("run_dir"),
-            (run_.folder() / "launch-1" / "run").string());
+  EXPECT_EQ(Json::parse(said({"top", "task:1", "--once", "--json"})).at("run_dir"), (folder(1) / "run").string());
   EXPECT_THAT(said({"summary", "task:7"}), HasSubstr("there is no task 7"));
   EXPECT_THAT(said({"task", "show", "mnist"}), HasSubstr("'mnist' is not the number of a task"));
   EXPECT_THAT(said({"task", "show", "run:2"}), HasSubstr("no run '2'"));
@@ -141,7 +115,7 @@ TEST_F(Queue, OneThatIsInterruptedWhileItWaitsHasStartedNothing) {
   EXPECT_EQ(second.wait().describe(), "exit status 130");
   EXPECT_THAT(second.out(), HasSubstr("interrupted: SIGINT while it was queued"));
   EXPECT_EQ(state(2), "interrupted");
-  EXPECT_FALSE(fs::exists(run_.folder() / "launch-2" / "run" / "plan.json"));
+  EXPECT_FALSE(fs::exists(folder(2) / "run" / "plan.json"));
   Command& third = queued();
   task({"kill", "3"});
   EXPECT_EQ(third.wait().describe(), "exit status 130");
@@ -180,7 +154,7 @@ TEST_F(Queue, WaitEndsAsTheTaskDoes) {
 TEST_F(Queue, ASecondKillIsAtOnce) {
   Command& hangs = launch({"--set", "searcher.max_length.batches=1000000", "--set",
                            "hyperparameters.trouble={rank: 1, batch: 7, kind: hang}"});
-  const auto log = run_.folder() / "launch-1" / "run" / "logs" / "rank-0001.log";
+  const auto log = folder(1) / "run" / "logs" / "rank-0001.log";
   ASSERT_TRUE(eventually([&] { return slurp(log).find("batch 6\n") != std::string::npos; }));
   task({"kill", "1"});
   EXPECT_TRUE(eventually([&] { return hangs.says("stopping after the current step"); }));
@@ -199,7 +173,7 @@ TEST_F(Queue, TheSlotsOfAKilledLauncherComeFreeWhenItsRanksAreGone) {
   EXPECT_THAT(show(1).at("reason").get<std::string>(), HasSubstr("is gone without a word"));
   // When the second started, no rank of the first was left.
   const std::string started = show(2).at("started");
-  for (const Json& event : read_lines(run_.folder() / "launch-1" / "run" / "events.jsonl")) {
+  for (const Json& event : read_lines(folder(1) / "run" / "events.jsonl")) {
     if (event.at("event") == "rank_finished") {
       EXPECT_LT(event.at("time").get<std::string>(), started);
     }

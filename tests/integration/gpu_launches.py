@@ -88,6 +88,13 @@ class Launches(unittest.TestCase):
     def test_synthetic(self):
         self.compare(SOURCE / "configs" / "synthetic.yaml", "auto", ["hyperparameters.width=64", "data.samples=2000"])
 
+    def test_a_key_without_effect_on_gpus_is_named(self):
+        sets = ["hyperparameters.width=64", "data.samples=2000", "searcher.max_length.batches=3"]
+        key = "optimizations.tensor_fusion_cycle_time"
+        for value, wanted in ((1, 0), (2.5, 1)):
+            result = self.on_gpus(SOURCE / "configs" / "synthetic.yaml", 2, "cuda", [*sets, f"{key}={value}"])
+            self.assertEqual(result.output.count(f"{key}: {value} has no effect on GPUs"), wanted, result.output)
+
     def test_torchscript(self):
         torch.manual_seed(0)
         model = save_script(BatchNormAndDropout(), self.work.path / "model.pt")

@@ -93,6 +93,13 @@ train::StepOptions step_options(const run::RankSession& session, const TrialCont
   options.fusion.threshold_bytes = wanted.tensor_fusion_threshold_bytes;
   // The host does not see when a GPU has made a gradient.
   options.fusion.cycle_ms = overlaps && !session.gpu() ? wanted.tensor_fusion_cycle_ms : 0;
+  const double unless_set = config::Optimizations().tensor_fusion_cycle_ms;
+  if (session.gpu() && session.world().rank == 0 && wanted.tensor_fusion_cycle_ms != unless_set) {
+    session.log()->warn(
+        "optimizations.tensor_fusion_cycle_time: {} has no effect on GPUs: only "
+        "tensor_fusion_threshold closes buckets there",
+        wanted.tensor_fusion_cycle_ms);
+  }
   options.fusion.auto_tune = wanted.auto_tune_tensor_fusion && !options.alone;
   options.fusion.cache_folder = session.cache_folder();
   options.fusion.batch_per_rank = session.batch_per_rank();
