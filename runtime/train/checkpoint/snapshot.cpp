@@ -40,7 +40,11 @@ void Snapshot::make_memory(std::size_t shared_bytes, std::size_t largest_own) {
   memory_.emplace(std::move(memory), ranks_here);
 }
 
-std::optional<std::vector<FlatRange>> Snapshot::ranges_at_update() const {
+bool Snapshot::on_host() const {
+  return step_.parameters().memory().on_host();
+}
+
+std::optional<std::vector<FlatRange>> Snapshot::own_ranges() const {
   if (hosts_.hosts > 1 || !step_.state_is_shared() || !all_contiguous(step_.parameters())) return std::nullopt;
   auto ranges = step_.copied_ranges();
   if (ranges) {
@@ -52,7 +56,7 @@ std::optional<std::vector<FlatRange>> Snapshot::ranges_at_update() const {
 }
 
 void Snapshot::reserve() {
-  const auto ranges = ranges_at_update();
+  const auto ranges = own_ranges();
   const StateImage image(
       {.rank = session_.world().rank, .shared = step_.state_is_shared(), .later = ranges.has_value(), .tied = tied_},
       visit_);
@@ -85,7 +89,7 @@ void Snapshot::prefault(const StateImage& image, const std::optional<std::vector
   const int region = hosts_.folder_is_shared ? hosts_.local_rank : session_.world().rank;
   memory_->prefault(own_offset(region), image.own().bytes());
   if (hosts_.host != 0) return;
-  if (ranges) {
+  if (ranges && on_host()) {
     for (const auto& target : make_copy(*ranges, /*in_two=*/false)->targets()) {
       memory_->prefault(static_cast<std::size_t>(target.data() - memory_->data()), target.size());
     }
@@ -98,7 +102,7 @@ void Snapshot::prefault(const StateImage& image, const std::optional<std::vector
 
 void Snapshot::begin() {
   complete_now();
-  const auto ranges = memory_ ? ranges_at_update() : std::nullopt;
+  const auto ranges = memory_ && on_host() ? own_ranges() : std::nullopt;
   if (!ranges) return;
   copy_ = make_copy(*ranges, /*in_two=*/true);
   begun_ = true;
@@ -109,7 +113,7 @@ void Snapshot::take(bool at_update) {
   const Nanoseconds began = session_.clock().monotonic();
   const bool begun = std::exchange(begun_, false);
   if (!begun) complete_now();
-  const auto ranges = at_update || begun ? ranges_at_update() : std::nullopt;
+  const auto ranges = at_update || begun || !on_host() ? own_ranges() : std::nullopt;
   const int rank = session_.world().rank;
   const StateImage image({.rank = rank, .shared = step_.state_is_shared(), .later = ranges.has_value(), .tied = tied_},
                          visit_);
@@ -121,10 +125,11 @@ void Snapshot::take(bool at_update) {
   told_ = false;
   if (hosts_.saves()) {
     if (hosts_.host == 0) write_shared(image);
+    if (ranges && !on_host()) copy_from_device(*ranges);
     write_own(image);
   }
   // Another strategy or other buckets may have come with the last update: then what it has copied is copied again.
-  auto whole = ranges ? make_copy(*ranges, /*in_two=*/false) : nullptr;
+  auto whole = ranges && on_host() ? make_copy(*ranges, /*in_two=*/false) : nullptr;
   if (!begun || !copy_ || !whole || !copy_->copies_same(*whole)) copy_ = std::move(whole);
   step_.optimizer().copy_at_next_steps(copy_);
   from_device_.hand_over();
@@ -209,32 +214,57 @@ void Snapshot::send_own(const StateImage& image, const std::vector<std::int64_t>
   }
 }
 
-std::shared_ptr<UpdateCopy> Snapshot::make_copy(const std::vector<FlatRange>& ranges, bool in_two) const {
-  auto copy = std::make_shared<UpdateCopy>(in_two);
-  FlatOptimizer& optimizer = step_.optimizer();
+// Calls `each` with what a range has in common with a parameter, the parameter, and where its file bytes lie.
+void Snapshot::for_each_part(const std::vector<FlatRange>& ranges, const PartVisitor& each) const {
   const FlatParameters& parameters = step_.parameters();
-  const std::vector<std::string> state_names = optimizer.state_names();
   for (const FlatRange& range : ranges) {
-    const auto& group = parameters.groups()[range.group];
-    const auto size = static_cast<std::size_t>(group.element_size);
     // Parameters lie in their group in the order of the list.
     for (const auto& parameter : parameters.parameters()) {
       if (parameter.group != range.group) continue;
       const std::int64_t begin = std::max(range.begin, parameter.offset);
       const std::int64_t end = std::min(range.end, parameter.offset + parameter.padded);
       if (begin >= end) continue;
-      std::byte* const to = memory_->data() + static_cast<std::size_t>(begin - parameter.offset) * size;
-      std::vector<UpdateCopy::Piece> pieces{
-          {FlatMemory::address(group.values, begin), to + in_model_.at(parameter.name)}};
-      for (std::size_t s = 0; s < state_names.size(); ++s) {
-        pieces.push_back({FlatMemory::address(optimizer.state(range.group)[s], begin),
-                          to + in_optimizer_.at(state_names[s] + "/" + parameter.name)});
-      }
-      copy->add({range.group, begin, end}, parameter.offset + parameter.tensor.numel() - begin, size, pieces);
+      const auto size = static_cast<std::size_t>(parameters.groups()[range.group].element_size);
+      each({range.group, begin, end}, parameter,
+           memory_->data() + static_cast<std::size_t>(begin - parameter.offset) * size);
     }
   }
+}
+
+std::shared_ptr<UpdateCopy> Snapshot::make_copy(const std::vector<FlatRange>& ranges, bool in_two) const {
+  auto copy = std::make_shared<UpdateCopy>(in_two);
+  FlatOptimizer& optimizer = step_.optimizer();
+  const std::vector<std::string> names = optimizer.state_names();
+  for_each_part(ranges, [&](const FlatRange& part, const FlatParameters::Parameter& parameter, std::byte* to) {
+    const auto& group = step_.parameters().groups()[part.group];
+    std::vector<UpdateCopy::Piece> pieces{
+        {FlatMemory::address(group.values, part.begin), to + in_model_.at(parameter.name)}};
+    for (std::size_t s = 0; s < names.size(); ++s) {
+      pieces.push_back({FlatMemory::address(optimizer.state(part.group)[s], part.begin),
+                        to + in_optimizer_.at(names[s] + "/" + parameter.name)});
+    }
+    copy->add(part, parameter.offset + parameter.tensor.numel() - part.begin,
+              static_cast<std::size_t>(group.element_size), pieces);
+  });
   copy->divide();
   return copy;
+}
+
+void Snapshot::copy_from_device(const std::vector<FlatRange>& ranges) {
+  const at::NoGradGuard no_grad;
+  FlatOptimizer& optimizer = step_.optimizer();
+  const std::vector<std::string> names = optimizer.state_names();
+  for_each_part(ranges, [&](const FlatRange& part, const FlatParameters::Parameter& parameter, std::byte* to) {
+    // The padding behind a parameter is not in the file.
+    const std::int64_t elements = std::min(part.end, parameter.offset + parameter.tensor.numel()) - part.begin;
+    if (elements <= 0) return;
+    from_device_.add(step_.parameters().groups()[part.group].values.narrow(0, part.begin, elements),
+                     to + in_model_.at(parameter.name));
+    for (std::size_t s = 0; s < names.size(); ++s) {
+      from_device_.add(optimizer.state_slice({part.group, part.begin, part.begin + elements}, s),
+                       to + in_optimizer_.at(names[s] + "/" + parameter.name));
+    }
+  });
 }
 
 void Snapshot::name_files(const StateImage& image, const std::vector<std::int64_t>& sizes) {

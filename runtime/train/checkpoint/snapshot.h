@@ -3,8 +3,8 @@
 //
 // The usual snapshot stops training for what is small alone: headers, buffers, each rank's own file. Parameters and the
 // optimizer's state are copied by the updates before and after that moment, on their way (UpdateCopy). Where that is
-// not possible (local steps, GPUs, several hosts, a model that writes its parameters itself, the end of training)
-// everything is copied at once.
+// not possible (local steps, several hosts, a model that writes its parameters itself, the end of training) everything
+// is copied at once. From GPUs everything is copied in the order of their stream (DeviceCopies).
 #pragma once
 
 #include <cstdint>
@@ -71,11 +71,15 @@ class Snapshot {
   void write_shared(const StateImage& image);
   void write_own(const StateImage& image);
   void send_own(const StateImage& image, const std::vector<std::int64_t>& sizes);
+  using PartVisitor = std::function<void(const FlatRange&, const FlatParameters::Parameter&, std::byte*)>;
+  void for_each_part(const std::vector<FlatRange>& ranges, const PartVisitor& each) const;
   std::shared_ptr<UpdateCopy> make_copy(const std::vector<FlatRange>& ranges, bool in_two) const;
+  void copy_from_device(const std::vector<FlatRange>& ranges);
   void name_files(const StateImage& image, const std::vector<std::int64_t>& sizes);
   std::size_t own_offset(int region) const { return shared_bytes_ + static_cast<std::size_t>(region) * own_capacity_; }
-  // The ranges that this rank copies at the next update. None: everything is copied at once.
-  std::optional<std::vector<FlatRange>> ranges_at_update() const;
+  bool on_host() const;
+  // The ranges of parameters and optimizer state that this rank copies. None: their files are divided evenly.
+  std::optional<std::vector<FlatRange>> own_ranges() const;
 
   run::RankSession& session_;
   TrainingStep& step_;

@@ -75,7 +75,7 @@ class StateImage {
   struct Options {
     int rank = 0;
     bool shared = true;  // all ranks hold the same parameters and optimizer state
-    bool later = false;  // parameters and optimizer state are copied by an UpdateCopy
+    bool later = false;  // parameters and optimizer state are copied by their ranges
     // Further names of parameters: "tied name" -> name.
     std::map<std::string, std::string> tied;
   };

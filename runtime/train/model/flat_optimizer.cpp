@@ -192,6 +192,12 @@ void FlatOptimizer::visit(StateVisitor& visitor) {
   for (std::size_t i = 0; i < parameters.size(); ++i) visitor.number("updates/" + parameters[i].name, updates_[i]);
   const auto names = optimizer_->state_names();
   for (std::size_t g = 0; g < states_.size(); ++g) {
+    if (kept_) {  // so the visitor does not need values
+      const auto& group = parameters_.groups()[g];
+      const at::Tensor shape = at::empty_like(group.values, at::TensorOptions().device(at::kMeta));
+      for (const std::string& name : names) parameters_.visit_like(visitor, name, g, shape);
+      continue;
+    }
     const auto states = state(g);
     for (std::size_t s = 0; s < states.size(); ++s) parameters_.visit_like(visitor, names[s], g, states[s]);
   }

@@ -57,6 +57,8 @@ class FlatOptimizer {
   // From now on the state of these ranges is kept alone, which takes memory for them alone; only they are updated.
   // keep_all() ends it: the state of other elements is zero then.
   void keep_parts(std::vector<FlatRange> parts);
+  // What lies at `range` of a state tensor, the `index`-th of the group; after keep_parts() within one of the parts.
+  at::Tensor state_slice(const FlatRange& range, std::size_t index);
   void keep_all();
 
  private:
@@ -67,8 +69,6 @@ class FlatOptimizer {
   double rate_at(std::int64_t step) const;
   std::vector<Segment> segments(std::span<const std::uint8_t> used) const;
   void update(const FlatRange& range, std::int64_t updates);
-  // What lies at `range` of a state tensor, the `index`-th of the group.
-  at::Tensor state_slice(const FlatRange& range, std::size_t index);
   // Where a range begins among the parts that are kept of its group.
   std::int64_t kept_offset(const FlatRange& range) const;
   std::int64_t kept_elements(std::size_t group) const;

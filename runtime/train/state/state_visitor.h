@@ -27,7 +27,7 @@ class StateVisitor {
   // Whether it replaces what it visits.
   virtual bool replaces() const = 0;
   // Whether it needs values that the ranks have divided among themselves to be whole on every rank. Else it gets
-  // tensors of the right name and shape, which hold this rank's part.
+  // tensors of the right name and shape, which hold this rank's part, or nothing (at::kMeta).
   virtual bool needs_whole() const { return true; }
 
   // The tensor's elements; its memory, shape and type stay.

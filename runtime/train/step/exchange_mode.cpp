@@ -97,8 +97,10 @@ void ExchangeMode::end_visit(const StateVisitor& visitor) {
 
 // A model that writes its parameters does so before the next update. Whether it does shows in the first steps.
 std::optional<std::vector<FlatRange>> ExchangeMode::copied_ranges() const {
+  // What a model writes into its parameters between updates no update may have copied before. Between two updates, as
+  // on a device, they are the same on all ranks.
   const bool may_write = writes_seen_ || parts_.optimizer.steps() <= kStepsWithDigests;
-  if (may_write || !parts_.parameters.memory().on_host()) return std::nullopt;
+  if (may_write && parts_.parameters.memory().on_host()) return std::nullopt;
   return picker_.strategy().copied_ranges();
 }
 
