@@ -51,6 +51,18 @@ class Storage(ScriptTest):
         self.assertEqual(self.steps(folders[runs[0]])[-1], 20)
         self.assertEqual(self.steps(folders[runs[1]])[-1], 12)
 
+    def test_a_checkpoint_of_a_validated_batch_has_its_metric(self):
+        """Also where it is taken for its distance to the one before."""
+        (self.folder / "mount").mkdir()
+        for policy in ("none", "all"):
+            with self.subTest(policy=policy):
+                self.sections |= {"checkpoint_policy": policy, "min_checkpoint_period": {"batches": 4}}
+                result = self.launch(self.folder / policy).expect(0)
+                losses = {line["batch"]: line["metrics"]["loss"] for line in result.metrics("validation")}
+                saved = {event["step"]: event.get("metric_value") for event in result.events("checkpoint_saved")}
+                self.assertIn(4, saved)
+                self.assertEqual({step: losses.get(step) for step in saved}, saved)
+
     def test_a_mount_that_is_missing_is_told_before_anything_begins(self):
         run_dir = self.folder / "0001-net"
         result = self.launch(run_dir).expect(2)

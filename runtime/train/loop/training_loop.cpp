@@ -255,10 +255,11 @@ TrainingLoop::Outcome TrainingLoop::run_round() {
 void TrainingLoop::do_what_is_due(bool stepped) {
   if (batches_ % experiment_.scheduling_unit == 0) begin_training_metrics();
   finish_training_metrics();
+  Validation::Result validated;
   if (!session_.mock().any() && validation_period_ > 0 && batches_ % validation_period_ == 0) {
     step_.synchronise();
     finish_training_metrics(/*all=*/true);
-    validate();
+    validated = validate();
     progress_.leave_out_pause();
   }
   if (stepped && checkpoints_ && !std::exchange(checkpoints_ready_, true)) {
@@ -267,16 +268,17 @@ void TrainingLoop::do_what_is_due(bool stepped) {
     progress_.leave_out_pause();
   }
   if (!checkpoints_ || !stepped || !checkpoints_->is_due(batches_, step_.checkpoint_wanted())) return;
-  step_.saver_busy() ? checkpoints_->delay(batches_) : take_checkpoint("period");
+  step_.saver_busy() ? checkpoints_->delay(batches_) : take_checkpoint("period", validated);
 }
 
-void TrainingLoop::validate() {
+Validation::Result TrainingLoop::validate() {
   const auto result = validation_.run(batches_, epoch_);
-  if (!result || !checkpoints_) return;
+  if (!result || !checkpoints_) return result.value_or(Validation::Result{});
   using config::CheckpointPolicy;
   const CheckpointPolicy policy = experiment_.checkpoint_policy;
   const bool keep = policy == CheckpointPolicy::kAll || (policy == CheckpointPolicy::kBest && result->best);
   if (keep) take_checkpoint("validation", *result);
+  return *result;
 }
 
 void TrainingLoop::take_checkpoint(const char* reason, const Validation::Result& validated, bool last) {

@@ -49,7 +49,7 @@ class TrainingLoop {
   Outcome run_round();
   // What a batch is followed by now and then: metrics, validation, a checkpoint.
   void do_what_is_due(bool stepped);
-  void validate();
+  Validation::Result validate();
   void take_checkpoint(const char* reason, const Validation::Result& validated = {}, bool last = false);
   Outcome end_of_epoch(const Round& round);
   void train_batch(Batch& batch);
