@@ -3,12 +3,58 @@
     checkpoint_storage.py BIN_FOLDER [TestClass[.test] ...]
 """
 import shutil
+import signal
+import subprocess
 
-from harness import launch, run, write_experiment
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+from harness import environment, launch, run, wait_until, write_experiment
 from torchscript_models import Mlp, ScriptTest, experiment, main, random_weights, save_script
 
 SECTION = {"type": "shared_fs", "host_path": "mount", "storage_path": "team/checkpoints", "propagation": "rprivate",
            "save_experiment_best": 0, "save_trial_best": 1, "save_trial_latest": 2}
+
+
+class Decaying(nn.Module):
+    """Changes its own weights before it uses them."""
+
+    def __init__(self, hidden: bool):
+        super().__init__()
+        self.a, self.b = nn.Linear(64, 96), nn.Linear(96, 10)
+        self.hidden = hidden
+
+    def forward(self, x):
+        if self.training:
+            with torch.no_grad():
+                for layer in (self.a, self.b):
+                    if self.hidden:
+                        layer.weight.data.mul_(0.9)
+                    else:
+                        layer.weight.mul_(0.9)
+        return self.b(self.a(x.flatten(1)).relu())
+
+
+class Writing(ScriptTest):
+    """What a model writes into its parameters must not get into the checkpoint of the batch before."""
+
+    def weights(self, name, slots, steps, **more):
+        sections = experiment("net.pt", self.idx_data(), steps, slots=slots, optimizer={"kind": "adamw", "lr": 1e-3}, **more)
+        file = write_experiment(self.folder / "experiment.yaml", **sections)
+        launch(self.build, file, self.folder / name).expect(0)
+        return load_file(self.folder / name / "checkpoints" / "step-9" / "model.safetensors")
+
+    def test_a_checkpoint_in_training_is_the_one_of_a_run_that_ends_there(self):
+        for hidden in (False, True):
+            save_script(random_weights(Decaying(hidden), 1), self.folder / "net.pt")
+            for slots in (1, 2):
+                with self.subTest(hidden=hidden, slots=slots):
+                    ended = self.weights(f"{hidden}-{slots}-ended", slots, 9)
+                    going_on = self.weights(f"{hidden}-{slots}-going-on", slots, 12, min_checkpoint_period={"batches": 9},
+                                            checkpoint_policy="none", checkpoint_storage={"save_trial_latest": 9})
+                    self.assertEqual(ended.keys(), going_on.keys())
+                    self.assertEqual([name for name in ended if not torch.equal(ended[name], going_on[name])], [])
 
 
 class Storage(ScriptTest):
@@ -62,6 +108,37 @@ class Storage(ScriptTest):
                 saved = {event["step"]: event.get("metric_value") for event in result.events("checkpoint_saved")}
                 self.assertIn(4, saved)
                 self.assertEqual({step: losses.get(step) for step in saved}, saved)
+
+    def test_a_disk_that_vanishes_for_a_while(self):
+        mount, away = self.folder / "mount", self.folder / "away"
+        mount.mkdir()
+        self.sections["searcher"]["max_length"] = {"batches": 10_000_000}
+        self.sections |= {"checkpoint_policy": "none", "min_checkpoint_period": {"batches": 500},
+                          "min_validation_period": {"batches": 1_000_000}}
+        run_dir = self.folder / "run"
+        file = write_experiment(self.folder / "experiment.yaml", **self.sections)
+        command = [self.build.program("dtrain"), "launch", str(file), "--run-dir", str(run_dir)]
+
+        def count(event):
+            events = run_dir / "events.jsonl"
+            return events.read_text().count(f'"event":"{event}"') if events.is_file() else 0
+
+        with subprocess.Popen(command, env=environment(), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                              stderr=subprocess.STDOUT, text=True) as process:
+            wait_until(lambda: count("checkpoint_saved") > 0, "a checkpoint")
+            mount.rename(away)
+            mount.mkdir()
+            failed = count("checkpoint_failed")
+            wait_until(lambda: count("checkpoint_failed") > failed + 2, "checkpoints that fail")
+            self.assertEqual(list(mount.iterdir()), [], "written below the mount point")
+            mount.rmdir()
+            away.rename(mount)
+            saved = count("checkpoint_saved")
+            wait_until(lambda: count("checkpoint_saved") > saved, "a checkpoint after the disk is back")
+            process.send_signal(signal.SIGTERM)
+            output = process.communicate(timeout=60)[0]
+        self.assertEqual(process.returncode, 75, output)
+        self.assertIn("is its disk still mounted?", output)
 
     def test_a_mount_that_is_missing_is_told_before_anything_begins(self):
         run_dir = self.folder / "0001-net"

@@ -103,10 +103,12 @@ Saver::Saver(const SaverOptions& options, const SnapshotMemory& memory) {
   settled.storage = std::filesystem::absolute(options.storage);
   if (!settled.log.empty()) settled.log = std::filesystem::absolute(options.log);
   if (settled.host == 0) {
-    make_folder(settled.storage);
+    if (settled.makes_storage) make_folder(settled.storage);
     if (::access(settled.storage.c_str(), W_OK | X_OK) != 0) {
       throw SystemError("cannot write checkpoints into " + settled.storage.string(), errno,
-                        "name another folder as checkpoint_storage, or allow this user to write there");
+                        errno == ENOENT
+                            ? "is its disk still mounted?"
+                            : "name another folder as checkpoint_storage, or allow this user to write there");
     }
   }
   impl_ = std::make_unique<Impl>(settled, memory);

@@ -47,8 +47,10 @@ bool Checkpoints::wants_one() const {
          session_.experiment().checkpoint_policy != config::CheckpointPolicy::kNone;
 }
 
-bool Checkpoints::is_due(std::int64_t batch, bool wanted) const {
-  return wanted || (options_.period > 0 && batch - last_batch_ >= options_.period);
+bool Checkpoints::is_due(std::int64_t batch, bool wanted, std::int64_t announcement_rounds) const {
+  // What was wished for before the last one was taken may still arrive.
+  const bool wished = wanted && batch - last_batch_ >= announcement_rounds;
+  return wished || (options_.period > 0 && batch - last_batch_ >= options_.period);
 }
 
 void Checkpoints::delay(std::int64_t batch) {
@@ -73,10 +75,21 @@ void Checkpoints::prepare() {
   snapshot_.begin();
 }
 
-void Checkpoints::save(const Moment& moment, bool last) {
+std::string Checkpoints::wait_for_rank_0(const std::string& key, const std::string& told) {
+  constexpr std::chrono::seconds kPeriod{1};
+  comm::ControlPlane& control = session_.control();
+  if (session_.world().rank == 0) control.set(key, told);
+  for (;;) {
+    if (auto value = control.get_within(key, kPeriod)) return *value;
+  }
+}
+
+void Checkpoints::save(const Moment& moment, bool may_wait, bool last) {
   if (!handed_over_) snapshot_.complete_now();
   hand_over();
   wait_for_saver();
+  // A slow disk may need longer than ranks wait for each other in a collective.
+  if (may_wait) wait_for_rank_0("train/checkpoint-begin-" + std::to_string(++awaited_));
   delayed_since_.reset();
   told_of_delay_ = false;
   result_.reset();
@@ -103,6 +116,8 @@ void Checkpoints::wait_for_saver() {
 void Checkpoints::start_saver() {
   checkpoint::SaverOptions options;
   options.storage = folder_;
+  // Later it may be gone with its disk: then nothing may be written below the mount point.
+  options.makes_storage = !std::exchange(saver_was_started_, true);
   options.host = hosts_.host;
   options.hosts = hosts_.folder_is_shared ? hosts_.hosts : 1;
   const auto& storage = session_.experiment().checkpoint_storage;
@@ -129,8 +144,16 @@ void Checkpoints::hand_over() {
   about.smaller_is_better = session_.experiment().searcher.smaller_is_better;
   about.time = to_seconds(snapshot_.taken());
   about.run = options_.run;
-  if (!saver_) start_saver();
-  saver_->save(request);
+  try {
+    if (!saver_) start_saver();
+    saver_->save(request);
+  } catch (const SystemError& error) {  // training goes on; the checkpoint is tried again later
+    checkpoint::SaveResult failed;
+    failed.about = about;
+    failed.error = describe(error) + (error.remedy().empty() ? "" : "; " + error.remedy());
+    snapshot_.memory().mark_free(request.number);
+    return take_result(failed);
+  }
   if (is_last_) snapshot_.memory().mark_urgent(request.number);  // the run ends when it is done
 }
 
@@ -171,8 +194,7 @@ bool Checkpoints::finish() {
     if (!result_) error = "its saver has given no answer";
     // Rank 0's saver knows about all hosts'.
     const std::string key = "train/checkpoint-end-" + std::to_string(last_batch_) + (again ? "-again" : "");
-    if (session_.world().rank == 0) session_.control().set(key, error.empty() ? "durable" : error);
-    const std::string told = session_.control().get(key);
+    const std::string told = wait_for_rank_0(key, error.empty() ? "durable" : error);
     if (told == "durable") return true;
     if (!again) {
       result_.reset();

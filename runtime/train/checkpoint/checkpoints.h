@@ -38,9 +38,9 @@ class Checkpoints {
   // Training goes on from a checkpoint of this batch.
   void resumed_at(std::int64_t batch) { last_batch_ = batch; }
 
-  // Whether one is due after this batch by the period, or because a rank has asked for it (`wanted`). The same on all
-  // ranks.
-  bool is_due(std::int64_t batch, bool wanted) const;
+  // Whether one is due after this batch by the period, or because a rank has asked for it (`wanted`), which all know
+  // `announcement_rounds` later. The same on all ranks.
+  bool is_due(std::int64_t batch, bool wanted, std::int64_t announcement_rounds) const;
   // It is due, but a saver is busy: says so, once for each, if that lasts.
   void delay(std::int64_t batch);
 
@@ -55,14 +55,17 @@ class Checkpoints {
     std::string reason;                  // About::reason
     std::optional<double> metric_value;  // of searcher.metric, validated at this batch
   };
-  // Takes one. Waits for a saver that is still busy. `last`: no update follows.
-  void save(const Moment& moment, bool last);
+  // Takes one. Waits for a saver that is still busy, as long as it takes; without `may_wait` none may be. `last`: no
+  // update follows.
+  void save(const Moment& moment, bool may_wait, bool last);
   // Waits until the last checkpoint is durable. One that has failed is written once more from the same memory. True: it
   // is durable; false: none was taken. Error where it is not durable; its text is the same on all ranks.
   bool finish();
 
  private:
   void start_saver();
+  // What rank 0 tells. It may wait for its saver before that.
+  std::string wait_for_rank_0(const std::string& key, const std::string& told = {});
   void wait_for_saver();
   // Tells the saver to write the snapshot, once this rank's part of it is there.
   void hand_over();
@@ -83,6 +86,8 @@ class Checkpoints {
   Nanoseconds last_time_{0};
   std::optional<Nanoseconds> delayed_since_;  // when the next one was due, while it waits
   bool told_of_delay_ = false;
+  bool saver_was_started_ = false;
+  std::int64_t awaited_ = 0;                      // waits for a saver that all ranks have made
   std::optional<checkpoint::SaveResult> result_;  // of the last, of a leader
 };
 

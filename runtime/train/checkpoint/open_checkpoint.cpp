@@ -1,6 +1,8 @@
 #include "checkpoint/open_checkpoint.h"
 
 #include <algorithm>
+#include <cerrno>
+#include <fstream>
 
 #include "checkpoint/checkpoint_hosts.h"
 #include "checkpoint/state_reader.h"
@@ -20,15 +22,20 @@ constexpr std::size_t kPiece = 64u << 20;  // bytes of a file that travel at onc
 
 // Sends a file of rank 0 to all ranks; `receives` ranks write it.
 void send_file(run::RankSession& session, const fs::path& from, const fs::path& to, std::size_t bytes, bool receives) {
-  const bool first = session.world().rank == 0;
-  std::string content = first ? read_file(from, bytes + 1) : std::string();
-  content.resize(bytes);
+  std::ifstream read;
+  if (session.world().rank == 0) read.open(from, std::ios::binary);
+  std::ofstream written;
+  if (receives) written.open(to, std::ios::binary);
+  std::string piece(std::min(bytes, kPiece), '\0');
   for (std::size_t at = 0; at < bytes; at += kPiece) {
-    session.communicator()
-        .broadcast(content.data() + at, std::min(kPiece, bytes - at), comm::DataType::kUint8, 0)
-        .wait();
+    const std::size_t size = std::min(kPiece, bytes - at);
+    if (read.is_open() && !read.read(piece.data(), static_cast<std::streamsize>(size))) {
+      throw SystemError("cannot read " + from.string(), errno);
+    }
+    session.communicator().broadcast(piece.data(), size, comm::DataType::kUint8, 0).wait();
+    if (receives) written.write(piece.data(), static_cast<std::streamsize>(size));
   }
-  if (receives) write_file_atomic(to, content);
+  if (receives && !written.flush()) throw SystemError("cannot write " + to.string(), errno);
 }
 
 }  // namespace

@@ -38,6 +38,7 @@ void Snapshot::make_memory(std::size_t shared_bytes, std::size_t largest_own) {
       "checkpoint-memory-" + std::to_string(memories_++),
       [&] { return checkpoint::SnapshotMemory::create(bytes, ranks_here); }, comm::HostAccess::kWrite);
   memory_.emplace(std::move(memory), ranks_here);
+  copy_.reset();  // what an update has copied lies in the memory before
 }
 
 bool Snapshot::on_host() const {
@@ -156,6 +157,7 @@ void Snapshot::complete_now() {
 
 void Snapshot::offer_again() {
   ++number_;
+  taken_ += std::chrono::milliseconds(1);  // so that savers of other hosts do not take what is left of the first try
   if (hosts_.saves()) memory_->mark_copied(hosts_.local_rank, number_);
 }
 

@@ -76,7 +76,7 @@ TrainingLoop::TrainingLoop(Trial& trial, TrialContext& context, run::RankSession
                                             .run = facts_for_resume(session_)},
                        [this](StateVisitor& visitor) { visit(visitor); });
   step_.before_update([this] {
-    const bool due = checkpoints_->is_due(batches_ + 1, step_.checkpoint_wanted());
+    const bool due = checkpoints_->is_due(batches_ + 1, step_.checkpoint_wanted(), step_.announcement_rounds());
     if (due && !step_.saver_busy()) checkpoints_->prepare();
   });
 }
@@ -166,7 +166,6 @@ TrainingLoop::End TrainingLoop::run() {
   progress_.start({batches_, total_batches_.value_or(0), epoch_, epoch_batches_, batches_per_epoch_.value_or(0)});
   Outcome outcome = total_batches_ && batches_ >= *total_batches_ ? Outcome::kDone : Outcome::kGoOn;
   while (outcome == Outcome::kGoOn) outcome = run_round();
-  if (outcome == Outcome::kStopped) session_.begin_last_save();
   conclude(outcome == Outcome::kStopped);
   device_profile_.settle(step_.in_flight());
   recorder_.mark(profile::RunMark::kLoopEnd);
@@ -267,8 +266,9 @@ void TrainingLoop::do_what_is_due(bool stepped) {
     checkpoints_->make_ready();
     progress_.leave_out_pause();
   }
-  if (!checkpoints_ || !stepped || !checkpoints_->is_due(batches_, step_.checkpoint_wanted())) return;
-  step_.saver_busy() ? checkpoints_->delay(batches_) : take_checkpoint("period", validated);
+  if (!checkpoints_ || !stepped) return;
+  if (!checkpoints_->is_due(batches_, step_.checkpoint_wanted(), step_.announcement_rounds())) return;
+  step_.saver_busy() ? checkpoints_->delay(batches_) : take_checkpoint("period", validated, /*may_wait=*/false);
 }
 
 Validation::Result TrainingLoop::validate() {
@@ -277,13 +277,13 @@ Validation::Result TrainingLoop::validate() {
   using config::CheckpointPolicy;
   const CheckpointPolicy policy = experiment_.checkpoint_policy;
   const bool keep = policy == CheckpointPolicy::kAll || (policy == CheckpointPolicy::kBest && result->best);
-  if (keep) take_checkpoint("validation", *result);
+  if (keep) take_checkpoint("validation", *result, /*may_wait=*/true);
   return *result;
 }
 
-void TrainingLoop::take_checkpoint(const char* reason, const Validation::Result& validated, bool last) {
+void TrainingLoop::take_checkpoint(const char* reason, const Validation::Result& validated, bool may_wait, bool last) {
   const PhaseScope phase(recorder_, Phase::kCheckpoint);
-  checkpoints_->save({batches_, epoch_, reason, validated.metric}, last);
+  checkpoints_->save({batches_, epoch_, reason, validated.metric}, may_wait, last);
 }
 
 void TrainingLoop::record_loader(const Batch& batch) {
@@ -384,9 +384,10 @@ void TrainingLoop::finish_training_metrics(bool all) {
 void TrainingLoop::conclude(bool stopped) {
   if (concluded_) return;
   concluded_ = true;
+  if (stopped) session_.begin_last_save();
   // What is left of a window may bring one more update: nothing may be copied then into memory that a saver reads.
   step_.before_update({});
-  if (stopped && checkpoints_) take_checkpoint("stop", {}, /*last=*/true);
+  if (stopped && checkpoints_) take_checkpoint("stop", {}, /*may_wait=*/true, /*last=*/true);
   step_.flush();
   step_.report();
   {
@@ -397,7 +398,7 @@ void TrainingLoop::conclude(bool stopped) {
   finish_training_metrics(/*all=*/true);
   if (stopped || session_.mock().any()) return;
   const auto validated = validation_.run(batches_, epoch_);
-  if (checkpoints_) take_checkpoint("end", validated.value_or(Validation::Result{}), /*last=*/true);
+  if (checkpoints_) take_checkpoint("end", validated.value_or(Validation::Result{}), /*may_wait=*/true, /*last=*/true);
 }
 
 }  // namespace dtrain::train

@@ -50,7 +50,7 @@ class TrainingLoop {
   // What a batch is followed by now and then: metrics, validation, a checkpoint.
   void do_what_is_due(bool stepped);
   Validation::Result validate();
-  void take_checkpoint(const char* reason, const Validation::Result& validated = {}, bool last = false);
+  void take_checkpoint(const char* reason, const Validation::Result& validated, bool may_wait, bool last = false);
   Outcome end_of_epoch(const Round& round);
   void train_batch(Batch& batch);
   void record_loader(const Batch& batch);

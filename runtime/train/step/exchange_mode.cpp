@@ -91,30 +91,33 @@ void ExchangeMode::visit(StateVisitor& visitor) {
 
 void ExchangeMode::end_visit(const StateVisitor& visitor) {
   if (visitor.needs_whole()) picker_.strategy().end_visit(visitor.replaces());
-  // The model has not written what has just been replaced.
-  if (visitor.replaces()) parts_.watch.note(digests_due());
+  if (!visitor.replaces()) return;
+  // The model has not written what has just been replaced; whether it does has to show again.
+  watched_steps_ = 0;
+  parts_.watch.note(digests_due());
 }
 
 // A model that writes its parameters does so before the next update. Whether it does shows in the first steps.
 std::optional<std::vector<FlatRange>> ExchangeMode::copied_ranges() const {
   // What a model writes into its parameters between updates no update may have copied before. Between two updates, as
   // on a device, they are the same on all ranks.
-  const bool may_write = writes_seen_ || parts_.optimizer.steps() <= kStepsWithDigests;
+  const bool may_write = writes_seen_ || watched_steps_ <= kStepsWithDigests;
   if (may_write && parts_.parameters.memory().on_host()) return std::nullopt;
   return picker_.strategy().copied_ranges();
 }
 
 bool ExchangeMode::digests_due() const {
-  return picker_.may_shard() && parts_.optimizer.steps() < kStepsWithDigests;
+  return (picker_.may_shard() || parts_.parameters.memory().on_host()) && watched_steps_ < kStepsWithDigests;
 }
 
 void ExchangeMode::look_at_writes(const std::vector<std::size_t>& written) {
+  ++watched_steps_;
   writes_seen_ |= !written.empty();
   if (!written.empty()) {
     picker_.stop_sharding(parts_.parameters.parameters()[written.front()].name);
     written_.make_alike(written);
   }
-  if (!written.empty() || parts_.optimizer.steps() <= kStepsWithDigests) parts_.watch.note(digests_due());
+  if (!written.empty() || watched_steps_ <= kStepsWithDigests) parts_.watch.note(digests_due());
 }
 
 }  // namespace dtrain::train

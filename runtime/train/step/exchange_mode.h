@@ -38,7 +38,8 @@ class ExchangeMode final : public StepMode {
   ExchangeScale scale_;
   StrategyPicker picker_;
   WrittenParameters written_;
-  bool writes_seen_ = false;  // the model has written parameters itself
+  bool writes_seen_ = false;        // the model has written parameters itself
+  std::int64_t watched_steps_ = 0;  // since the values came from elsewhere (the beginning, a checkpoint)
 };
 
 }  // namespace dtrain::train

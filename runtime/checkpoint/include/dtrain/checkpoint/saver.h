@@ -69,7 +69,8 @@ class SnapshotMemory {
 };
 
 struct SaverOptions {
-  std::filesystem::path storage;  // where step-N/ appears; on host 0 Saver's constructor makes it
+  std::filesystem::path storage;  // where step-N/ appears
+  bool makes_storage = true;      // on host 0 Saver's constructor makes it; else a storage that is gone is an error
   int host = 0, hosts = 1;
   Retention retention;
   std::filesystem::path log;  // the file for the saver's own messages; empty: none
