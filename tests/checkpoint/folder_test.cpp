@@ -282,5 +282,25 @@ TEST(Retention, AgreesWithAModel) {
   }
 }
 
+TEST(Retention, LeavesWhatAResumeHasPassedOver) {
+  Retention retention;
+  retention.resumed_from = 20;
+  retention.resumed_time = 1000;
+  const auto entry = [](std::int64_t step, double metric, double time) {
+    Entry result;
+    result.path = "/step-" + std::to_string(step);
+    result.about = about_step(step);
+    result.about.metric = "loss";
+    result.about.metric_value = metric;
+    result.about.time = time;
+    return result;
+  };
+  // 40 was passed over, although it looks whole; 45 was saved after the resume.
+  const std::vector<Entry> there{entry(10, 3, 100), entry(20, 2, 200), entry(40, 1, 400), entry(45, 9, 1450),
+                                 entry(50, 5, 1500)};
+  const auto gone = superseded(there, 50, retention);
+  EXPECT_THAT(steps_of(gone), ElementsAre(10, 45)) << "20 is the best that can be used";
+}
+
 }  // namespace
 }  // namespace dtrain::checkpoint

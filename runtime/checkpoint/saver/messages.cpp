@@ -11,8 +11,15 @@
 namespace dtrain::checkpoint {
 
 Json to_json(const SaverOptions& options) {
-  return {{"storage", options.storage.string()}, {"host", options.host},           {"hosts", options.hosts},
-          {"latest", options.retention.latest},  {"best", options.retention.best}, {"log", options.log.string()}};
+  Json json = {{"storage", options.storage.string()},
+               {"host", options.host},
+               {"hosts", options.hosts},
+               {"latest", options.retention.latest},
+               {"best", options.retention.best},
+               {"resumed_time", options.retention.resumed_time},
+               {"log", options.log.string()}};
+  if (options.retention.resumed_from) json["resumed_from"] = *options.retention.resumed_from;
+  return json;
 }
 
 SaverOptions saver_options_from(const Json& json) {
@@ -20,7 +27,10 @@ SaverOptions saver_options_from(const Json& json) {
   options.storage = json.at("storage").get<std::string>();
   options.host = json.at("host").get<int>();
   options.hosts = json.at("hosts").get<int>();
-  options.retention = {json.at("latest").get<int>(), json.at("best").get<int>()};
+  options.retention.latest = json.at("latest").get<int>();
+  options.retention.best = json.at("best").get<int>();
+  if (json.contains("resumed_from")) options.retention.resumed_from = json["resumed_from"].get<std::int64_t>();
+  options.retention.resumed_time = json.at("resumed_time").get<double>();
   options.log = json.at("log").get<std::string>();
   return options;
 }

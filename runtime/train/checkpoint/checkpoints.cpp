@@ -47,6 +47,12 @@ bool Checkpoints::wants_one() const {
          session_.experiment().checkpoint_policy != config::CheckpointPolicy::kNone;
 }
 
+void Checkpoints::resumed_at(std::int64_t batch) {
+  last_batch_ = batch;
+  resumed_from_ = batch;
+  resumed_time_ = session_.clock().wall();
+}
+
 bool Checkpoints::is_due(std::int64_t batch, bool wanted, std::int64_t announcement_rounds) const {
   // What was wished for before the last one was taken may still arrive.
   const bool wished = wanted && batch - last_batch_ >= announcement_rounds;
@@ -121,7 +127,7 @@ void Checkpoints::start_saver() {
   options.host = hosts_.host;
   options.hosts = hosts_.folder_is_shared ? hosts_.hosts : 1;
   const auto& storage = session_.experiment().checkpoint_storage;
-  options.retention = {storage.save_trial_latest, storage.save_trial_best};
+  options.retention = {storage.save_trial_latest, storage.save_trial_best, resumed_from_, to_seconds(resumed_time_)};
   options.log = session_.run_dir() / "logs" / "saver.log";
   saver_ = std::make_unique<checkpoint::Saver>(options, snapshot_.memory());
 }

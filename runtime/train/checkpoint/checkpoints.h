@@ -36,7 +36,7 @@ class Checkpoints {
   bool wants_one() const;
 
   // Training goes on from a checkpoint of this batch.
-  void resumed_at(std::int64_t batch) { last_batch_ = batch; }
+  void resumed_at(std::int64_t batch);
 
   // Whether one is due after this batch by the period, or because a rank has asked for it (`wanted`), which all know
   // `announcement_rounds` later. The same on all ranks.
@@ -87,6 +87,8 @@ class Checkpoints {
   std::optional<Nanoseconds> delayed_since_;  // when the next one was due, while it waits
   bool told_of_delay_ = false;
   bool saver_was_started_ = false;
+  std::optional<std::int64_t> resumed_from_;
+  Nanoseconds resumed_time_{0};                   // since 1970
   std::int64_t awaited_ = 0;                      // waits for a saver that all ranks have made
   std::optional<checkpoint::SaveResult> result_;  // of the last, of a leader
 };
