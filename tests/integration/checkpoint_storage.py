@@ -2,9 +2,12 @@
 
     checkpoint_storage.py BIN_FOLDER [TestClass[.test] ...]
 """
+import json
+import os
 import shutil
 import signal
 import subprocess
+import time
 
 import torch
 from safetensors.torch import load_file
@@ -139,6 +142,30 @@ class Storage(ScriptTest):
             output = process.communicate(timeout=60)[0]
         self.assertEqual(process.returncode, 75, output)
         self.assertIn("is its disk still mounted?", output)
+
+    def test_training_waits_for_a_slow_disk_longer_than_for_a_rank(self):
+        (self.folder / "mount").mkdir()
+        self.sections["searcher"]["max_length"] = {"batches": 4000}
+        self.sections |= {"min_validation_period": {"batches": 50}, "communication": {"timeout": 3}}
+        run_dir = self.folder / "run"
+        file = write_experiment(self.folder / "experiment.yaml", **self.sections)
+        command = [self.build.program("dtrain"), "launch", str(file), "--run-dir", str(run_dir)]
+        events = run_dir / "events.jsonl"
+        with subprocess.Popen(command, env=environment(), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                              stderr=subprocess.STDOUT, text=True) as process:
+            wait_until(lambda: events.is_file() and '"checkpoint_saved"' in events.read_text(), "a checkpoint")
+            lines = [json.loads(line) for line in events.read_text().splitlines()]
+            (rank_0,) = (line["pid"] for line in lines if line["event"] == "rank_started" and line["rank"] == 0)
+            saver = int(subprocess.check_output(["pgrep", "-P", str(rank_0), "-x", "dtrain-saver"]))
+            os.kill(saver, signal.SIGSTOP)
+            try:
+                time.sleep(7)
+                self.assertIsNone(process.poll(), "the run has ended")
+            finally:
+                os.kill(saver, signal.SIGCONT)
+            output = process.communicate(timeout=120)[0]
+        self.assertEqual(process.returncode, 0, output)
+        self.assertRegex(output, r"training has waited \d+(\.\d+)? s for the checkpoint of batch")
 
     def test_a_mount_that_is_missing_is_told_before_anything_begins(self):
         run_dir = self.folder / "0001-net"
