@@ -146,6 +146,7 @@ class Storage(ScriptTest):
     def test_training_waits_for_a_slow_disk_longer_than_for_a_rank(self):
         (self.folder / "mount").mkdir()
         self.sections["searcher"]["max_length"] = {"batches": 4000}
+        self.sections["resources"]["slots_per_trial"] = 2
         self.sections |= {"min_validation_period": {"batches": 50}, "communication": {"timeout": 3}}
         run_dir = self.folder / "run"
         file = write_experiment(self.folder / "experiment.yaml", **self.sections)
