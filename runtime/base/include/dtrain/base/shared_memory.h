@@ -20,8 +20,8 @@ class SharedMemory {
 
   // Zeroed, `size` rounded up to whole pages. SystemError when the host has not that much memory.
   static SharedMemory create(const std::string& label, std::size_t size);
-  // The same with pages of 2 MiB, for as much as the kernel gives quickly (MADV_COLLAPSE). To fill it for the first time
-  // takes a tenth of the time, and to write it to a disk without the page cache a sixth of the processor time.
+  // The same with pages of 2 MiB, for as much as the kernel gives quickly (MADV_COLLAPSE). To fill it for the first
+  // time takes a tenth of the time, and to write it to a disk without the page cache a sixth of the processor time.
   static SharedMemory create_of_huge_pages(const std::string& label, std::size_t size);
   // As create(), but nothing is reserved yet: reserve() must be called for each part before it is touched.
   static SharedMemory create_unreserved(const std::string& label, std::size_t size);
