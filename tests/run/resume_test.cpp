@@ -331,6 +331,7 @@ TEST(Continue, KeepsOverridesOnceItWasTrainedWithThem) {
   EXPECT_EQ(slow.wait().describe(), "exit status 0") << slow.err();
   Command last = go_on(run, "run", {"--set", "searcher.max_length.batches=30"});
   EXPECT_EQ(last.wait().describe(), "exit status 0") << last.err();
+  EXPECT_THAT(last.out(), HasSubstr("overrides   hyperparameters.step_ms=13, searcher.max_length.batches=30\n"));
   expect_whole(run.run_dir());
   EXPECT_EQ(read_json(run.run_dir() / "plan.json").at("overrides"),
             Json({"hyperparameters.step_ms=13", "searcher.max_length.batches=30"}));

@@ -114,8 +114,10 @@ void settle(LaunchPlan& plan, const Variables& variables, LaunchTask& task, Even
   warn(std::span(plan.warnings).subspan(warned));
 }
 
-std::string goes_on_line(const ResumePoint& point) {
-  return "goes on     from " + text_of(point) + "\n";
+// Where a run goes on, and with which overrides: those that it was started with, too.
+std::string goes_on_text(const ResumePoint& point, const LaunchPlan& plan) {
+  const std::string overrides = plan.overrides.empty() ? "" : "overrides   " + join(plan.overrides, ", ") + "\n";
+  return "goes on     from " + text_of(point) + "\n" + overrides;
 }
 
 Json goes_on_json(const ResumePoint& point) {
@@ -185,7 +187,7 @@ int carry_out(LaunchPlan plan, LaunchFolder opened, const Variables& variables, 
   print(render_plan(plan) + "run         " + folder.path.string() + "\ntask        " + std::to_string(task.id()) +
         "\n");
   if (opened.goes_on) {
-    print(goes_on_line(opened.resume));
+    print(goes_on_text(opened.resume, plan));
     warn(warnings_of(opened.resume));
   }
 
@@ -261,7 +263,7 @@ int launch(const LaunchRequest& given) {
     Json json = to_json(plan);
     if (continued) json["goes_on"] = goes_on_json(resume);
     if (!script.empty()) json["batch_script"] = script;
-    const std::string goes_on = continued ? goes_on_line(resume) : "";
+    const std::string goes_on = continued ? goes_on_text(resume, plan) : "";
     if (continued) warn(warnings_of(resume));
     print(request.json ? pretty(json)
                        : render_plan(plan) + goes_on + (script.empty() ? "" : "\nfor sbatch:\n" + script));
@@ -273,7 +275,10 @@ int launch(const LaunchRequest& given) {
   open_user_ledger(clock);  // an unusable ledger is an error before the run's folder exists
   LaunchFolder opened = open_launch_folder(request, plan, continued ? &*continued : nullptr, variables, clock);
   if (continued) plan.before = plan_before(*continued);
-  if (opened.is_job && opened.goes_on) plan.before = read_json(opened.folder.plan()).value("before", Json());
+  std::error_code code;
+  if (opened.is_job && std::filesystem::exists(opened.folder.plan(), code)) {  // by the launch that submitted it
+    plan.before = read_json(opened.folder.plan()).value("before", Json());
+  }
   if (!plan.mock.any())
     plan.checkpoint_folder = make_checkpoint_folder(opened.folder, plan.experiment.checkpoint_storage);
   if (!request.detach) return carry_out(std::move(plan), std::move(opened), variables, clock, nullptr);
