@@ -101,6 +101,7 @@ Newest find_newest(const fs::path& folder) {
       newest.entry = std::move(entry);
     } else {
       newest.passed_over.push_back(entry.path.filename().string() + ": " + problem);
+      ++newest.damaged;
     }
   }
   const auto unfinished = [](const fs::path& path) { return step_of(path.filename().string(), kPartialPrefix); };

@@ -24,13 +24,13 @@ class FullDisk(unittest.TestCase):
         self.work = Workplace("full-disk")
         self.addCleanup(self.work.remove)
 
-    def launch(self, small, size, ranks, batches):
+    def launch(self, small, size, ranks, batches, *sets):
         """With a tmpfs of this size on that part of the run's folder."""
         folder = self.work.new_run()
         (folder / small).mkdir(parents=True)
         command = [build.program("dtrain"), "launch", str(SYNTHETIC), "--run-dir", str(folder), "--set",
                    f"resources.slots_per_trial={ranks}", "--set", f"searcher.max_length.batches={batches}",
-                   "--set", "scheduling_unit=10"]
+                   "--set", "scheduling_unit=10", *(word for one in sets for word in ("--set", one))]
         script = 'mount -t tmpfs -o size="$1" tmpfs "$2" || exit 99; shift 2; exec "$@"'
         done = subprocess.run(["unshare", "--mount", "sh", "-c", script, "sh", size, str(folder / small), *command],
                               env=environment(), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
@@ -55,6 +55,15 @@ class FullDisk(unittest.TestCase):
         self.assertIn("No space left on device", result.output)
         self.assertIn(str(result.run_dir / "checkpoints"), result.output)
         self.assertEqual(result.events("run_ended")[0]["state"], "failed")
+
+    def test_advice_about_the_last_checkpoint_is_given_once(self):
+        storage = self.work.path / "run-1" / "storage"
+        result = self.launch("storage", "64k", 2, 20, f"checkpoint_storage={{type: directory, container_path: {storage}}}",
+                             "min_checkpoint_period.batches=100").expect(1)
+        cause = result.events("run_ended")[0]["cause"]
+        self.assertIn("the last checkpoint could not be written", cause)
+        self.assertEqual(cause.count("free space"), 1, cause)
+        self.assertNotIn("\n  free space", result.output)
 
 
 if __name__ == "__main__":

@@ -75,6 +75,16 @@ TEST_F(CheckpointFolder, ARunThatHasCheckpointsStaysWithThem) {
   EXPECT_EQ(checkpoint::storage_of_run(run_.path), run_.path / "checkpoints");
 }
 
+TEST_F(CheckpointFolder, ThatIsNotThereIsNoEmptyOne) {
+  EXPECT_EQ(find_checkpoint_folder(run_), run_.path / "checkpoints") << "a run of its own folder need not have one";
+  const fs::path made = make_checkpoint_folder(run_, at(folder_ / "disk"));
+  EXPECT_EQ(find_checkpoint_folder(run_), made);
+  EXPECT_EQ(run_of_checkpoint_folder(made), run_.path);
+  fs::remove(made / "run.json");
+  EXPECT_EQ(run_of_checkpoint_folder(made), "");
+  EXPECT_THROW(find_checkpoint_folder(run_), ConfigError);
+}
+
 TEST_F(CheckpointFolder, AFolderForAllHostsIsNotMade) {
   config::CheckpointStorage storage = at(folder_ / "mount" / "a");
   storage.host_path = folder_ / "mount";

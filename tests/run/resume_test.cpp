@@ -2,6 +2,7 @@
 // the exit codes of runs that were asked to stop.
 #include <gmock/gmock.h>
 
+#include "dtrain/base/file.h"
 #include "run_harness.h"
 
 namespace dtrain::run {
@@ -222,7 +223,7 @@ TEST(Continue, ACompleteRunGoesOnOnlyIfItIsToBeLonger) {
   EXPECT_EQ(run.launch().wait().describe(), "exit status 0");
   Command refused = go_on(run, "run");
   EXPECT_EQ(refused.wait().describe(), "exit status 2");
-  EXPECT_THAT(refused.err(), HasSubstr("is complete: it was trained for 30 batches\n"));
+  EXPECT_THAT(refused.err(), HasSubstr("is complete: 30 batches are done; the length, 30 batches, is not greater\n"));
   EXPECT_THAT(refused.err(), HasSubstr("--set searcher.max_length.batches=60"));
   Command longer = go_on(run, "run", {"--set", "searcher.max_length.batches=40"});
   EXPECT_EQ(longer.wait().describe(), "exit status 0") << longer.err();
@@ -270,6 +271,172 @@ TEST(Continue, WhatCannotGoOnIsRefused) {
   EXPECT_THAT(error("run", {"--run-dir", "other"}), HasSubstr("excludes"));
   fs::remove(run.run_dir() / "plan.json");
   EXPECT_THAT(error("run"), HasSubstr("nothing of the run"));
+}
+
+const std::string kElsewhere = "checkpoint_storage: {type: directory, container_path: disk/all}\n";
+
+TEST(Continue, CheckpointsThatAreNotThereAreNoBeginning) {
+  TestRun run(saving("", kElsewhere));
+  stop(run, SIGTERM, 75);
+  const fs::path disk = run.folder() / "disk";
+  const std::string told = "are in " +
+                           read_json(run.run_dir() / "plan.json").at("checkpoint_folder").get<std::string>() +
+                           ", which is not there (no run.json): is its disk mounted? The last one was of batch ";
+  const std::string events = slurp(run.run_dir() / "events.jsonl");
+  fs::rename(disk, run.folder() / "unmounted");
+  for (const bool mount_point_is_left : {false, true}) {
+    if (mount_point_is_left) fs::create_directory(disk);
+    for (const std::vector<std::string>& words : std::vector<std::vector<std::string>>{
+             {"launch", "--continue", "run"}, {"checkpoint", "list", "run"}, {"checkpoint", "verify", "run"}}) {
+      std::vector<std::string> command{bin("dtrain")};
+      command.insert(command.end(), words.begin(), words.end());
+      Command refused(run.folder(), command);
+      EXPECT_EQ(refused.wait().describe(), "exit status 2") << words.front();
+      EXPECT_THAT(refused.err(), HasSubstr(told)) << words.back();
+      EXPECT_THAT(refused.err(), HasSubstr("to begin anew, launch the experiment as a new run"));
+    }
+    Command rank(run.folder(), {rank_program(), "--continue", "run"});
+    EXPECT_EQ(rank.wait().describe(), "exit status 2");
+    EXPECT_THAT(rank.err(), HasSubstr(told));
+  }
+  EXPECT_TRUE(fs::is_empty(disk));
+  EXPECT_EQ(slurp(run.run_dir() / "events.jsonl"), events);
+  fs::remove(disk);
+  fs::rename(run.folder() / "unmounted", disk);
+  EXPECT_EQ(go_on(run, "run").wait().describe(), "exit status 0");
+  expect_whole(run.run_dir());
+}
+
+TEST(Restart, EndsWhereTheCheckpointsAreNotThereAnyMore) {
+  TestRun run(saving("", kElsewhere + "max_restarts: 1\n"));
+  Command launch = run.launch({"--set", "searcher.max_length.batches=1000000"});
+  EXPECT_TRUE(run.reached(1, 12));
+  fs::rename(run.folder() / "disk", run.folder() / "unmounted");
+  ::kill(run.pid_of("rank 1"), SIGKILL);
+  EXPECT_EQ(launch.wait().describe(), "exit status 2") << launch.out() << launch.err();
+  EXPECT_THAT(launch.err(), HasSubstr("which is not there (no run.json): is its disk mounted? The last one was of"));
+  EXPECT_EQ(events_named(run.run_dir(), "run_ended").size(), 1u);
+  EXPECT_FALSE(fs::exists(run.folder() / "disk"));
+}
+
+TEST(Continue, KeepsOverridesOnceItWasTrainedWithThem) {
+  TestRun run(saving());
+  stop(run, SIGTERM, 75);
+  for (int i = 0; i < 2; ++i) {
+    Command wrong = go_on(run, "run", {"--set", "hyperparameters.step_ms=often"});
+    EXPECT_EQ(wrong.wait().describe(), "exit status 1") << wrong.err();
+    EXPECT_THAT(wrong.out(), HasSubstr(", without hyperparameters.step_ms=often, with which nothing was trained\n"));
+  }
+  Command slow = go_on(run, "run", {"--set", "hyperparameters.step_ms=13", "--set", "searcher.max_length.batches=20"});
+  EXPECT_EQ(slow.wait().describe(), "exit status 0") << slow.err();
+  Command last = go_on(run, "run", {"--set", "searcher.max_length.batches=30"});
+  EXPECT_EQ(last.wait().describe(), "exit status 0") << last.err();
+  EXPECT_THAT(last.out(), HasSubstr("overrides   hyperparameters.step_ms=13, searcher.max_length.batches=30\n"));
+  expect_whole(run.run_dir());
+  EXPECT_EQ(read_json(run.run_dir() / "plan.json").at("overrides"),
+            Json({"hyperparameters.step_ms=13", "searcher.max_length.batches=30"}));
+}
+
+// An attempt that fails before its first batch for a reason of the run's own is not to be continued as it is.
+TEST(Continue, AdvisesNothingThatFailsAgain) {
+  TestRun run(saving());
+  stop(run, SIGTERM, 75);
+  Json plan = read_json(run.run_dir() / "plan.json");
+  plan["overrides"] = Json({"hyperparameters.step_ms=often"});
+  write_file_atomic(run.run_dir() / "plan.json", plan.dump());
+  Command again = go_on(run, "run");
+  EXPECT_EQ(again.wait().describe(), "exit status 1");
+  EXPECT_THAT(again.out(), Not(HasSubstr("--continue")));
+}
+
+TEST(Continue, WithDamagedCheckpointsAloneIsRefused) {
+  TestRun run(saving());
+  stop(run, SIGTERM, 75);
+  std::vector<std::int64_t> steps;
+  for (const auto& entry : fs::directory_iterator(run.run_dir() / "checkpoints")) {
+    const std::string name = entry.path().filename();
+    if (!name.starts_with("step-")) continue;
+    steps.push_back(std::stoll(name.substr(5)));
+    fs::remove(entry.path() / "state.json");
+  }
+  std::sort(steps.begin(), steps.end());
+  ASSERT_GE(steps.size(), 2u);
+  const std::string metrics = slurp(run.run_dir() / "metrics.jsonl");
+  Command refused = go_on(run, "run");
+  EXPECT_EQ(refused.wait().describe(), "exit status 2");
+  std::string deletion = "checkpoint delete run";
+  for (const std::int64_t step : steps) {
+    EXPECT_THAT(refused.err(), HasSubstr("\n  step-" + std::to_string(step) + ": state.json cannot be read"));
+    deletion += " " + std::to_string(step);
+  }
+  EXPECT_THAT(refused.err(), HasSubstr(deletion + "\n"));
+  EXPECT_EQ(slurp(run.run_dir() / "metrics.jsonl"), metrics);
+  std::vector<std::string> command{bin("dtrain"), "checkpoint", "delete", "run", "--yes"};
+  for (const std::int64_t step : steps) command.push_back(std::to_string(step));
+  EXPECT_EQ(Command(run.folder(), command).wait().describe(), "exit status 0");
+  Command anew = go_on(run, "run");
+  EXPECT_EQ(anew.wait().describe(), "exit status 0") << anew.err();
+  EXPECT_THAT(anew.out(), HasSubstr("goes on     from the beginning, because there is no checkpoint of it"));
+  expect_whole(run.run_dir());
+}
+
+TEST(Continue, IsRefusedWhereMoreBatchesAreDone) {
+  TestRun run(saving());
+  stop(run, SIGTERM, 75);
+  const std::int64_t done = newest_step(run.run_dir());
+  Command refused = go_on(run, "run", {"--set", "searcher.max_length.batches=5"});
+  EXPECT_EQ(refused.wait().describe(), "exit status 2");
+  EXPECT_THAT(refused.err(),
+              HasSubstr(std::to_string(done) + " batches are done; the length, 5 batches, is not greater"));
+  EXPECT_THAT(refused.err(), HasSubstr("--set searcher.max_length.batches=" + std::to_string(2 * done)));
+}
+
+TEST(Continue, ADryRunShowsWhereItGoesOn) {
+  TestRun run(saving());
+  stop(run, SIGTERM, 75);
+  const std::string newest = "step-" + std::to_string(newest_step(run.run_dir()));
+  fs::remove(run.run_dir() / "checkpoints" / newest / "state.json");
+  const std::string events = slurp(run.run_dir() / "events.jsonl");
+  Command shown = go_on(run, "run", {"--dry-run"});
+  EXPECT_EQ(shown.wait().describe(), "exit status 0") << shown.err();
+  EXPECT_THAT(shown.out(), HasSubstr("goes on     from step-10 (batch 10, epoch 1)\n"));
+  EXPECT_THAT(shown.err(), HasSubstr("a checkpoint is passed over: " + newest + ": "));
+  Command json = go_on(run, "run", {"--dry-run", "--json"});
+  EXPECT_EQ(json.wait().describe(), "exit status 0") << json.err();
+  const Json plan = Json::parse(json.out());
+  EXPECT_EQ(plan.at("goes_on").at("step"), 10);
+  EXPECT_EQ(plan.at("goes_on").at("passed_over").size(), 1u);
+  EXPECT_EQ(slurp(run.run_dir() / "events.jsonl"), events) << "nothing was started";
+}
+
+TEST(Continue, TheCheckpointsStayWhereTheyAre) {
+  for (const std::string& storage : {std::string(), kElsewhere}) {
+    TestRun run(saving("", storage));
+    stop(run, SIGTERM, 75);
+    Command refused = go_on(run, "run", {"--set", "checkpoint_storage={type: directory, container_path: other}"});
+    EXPECT_EQ(refused.wait().describe(), "exit status 2");
+    EXPECT_THAT(refused.err(),
+                HasSubstr("checkpoint_storage has no effect on a run that has begun: its checkpoints stay "
+                          "in " +
+                          (run.folder() / (storage.empty() ? "run/checkpoints" : "disk/all/run-")).string()));
+    Command numbers = go_on(run, "run", {"--set", "checkpoint_storage.save_trial_latest=3"});
+    EXPECT_EQ(numbers.wait().describe(), "exit status 0") << numbers.err();
+  }
+}
+
+TEST(Continue, ACheckpointIsNoRun) {
+  TestRun run(saving());
+  stop(run, SIGTERM, 75);
+  const std::string path = "run/checkpoints/step-";
+  Command older = go_on(run, path + "10");
+  EXPECT_EQ(older.wait().describe(), "exit status 2");
+  EXPECT_THAT(older.err(), HasSubstr(path + "10 is a checkpoint, and a run goes on from its newest one"));
+  const std::string newest = std::to_string(newest_step(run.run_dir()));
+  EXPECT_THAT(older.err(), HasSubstr("checkpoint delete run " + newest + ", then "));
+  EXPECT_THAT(older.err(), HasSubstr("initial_weights: " + (run.run_dir() / "checkpoints/step-10").string()));
+  Command last = go_on(run, path + newest);
+  EXPECT_EQ(last.wait().describe(), "exit status 2");
+  EXPECT_THAT(last.err(), HasSubstr("launch --continue run goes on from it"));
 }
 
 TEST(Continue, ARankByItselfGoesOnInItsFolder) {

@@ -115,6 +115,7 @@ TEST_F(RunFolderTest, AnUnknownRunNamesTheNearest) {
   EXPECT_THAT(error_of("fashion-mnits"), HasSubstr("did you mean 0001-fashion-mnist?"));
   EXPECT_THAT(error_of("0002-syntetic"), HasSubstr("did you mean 0002-synthetic?"));
   EXPECT_THAT(error_of("9"), HasSubstr("no run '9'"));
+  for (const char* far : {"9", "nope"}) EXPECT_THAT(error_of(far), HasSubstr("; the newest is 0002-synthetic")) << far;
   fs::create_directory("folder");
   EXPECT_THAT(error_of("./folder"), HasSubstr("not a run's folder"));
 }

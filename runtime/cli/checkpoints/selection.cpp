@@ -10,6 +10,7 @@
 #include "dtrain/base/error.h"
 #include "dtrain/base/text.h"
 #include "dtrain/base/units.h"
+#include "dtrain/run/checkpoint_folder.h"
 
 namespace dtrain::cli {
 namespace {
@@ -44,7 +45,7 @@ Checkpoints find_checkpoints(const std::string& name) {
   if (path.filename().empty()) path = path.parent_path();
   if (is_checkpoint(path)) return {std::nullopt, path.parent_path(), {checkpoint::look_at(path)}};
   Checkpoints found{run::find_run(name), {}, {}};
-  found.storage = checkpoint::storage_of_run(found.run->path);
+  found.storage = run::find_checkpoint_folder(*found.run);
   found.entries = checkpoint::list(found.storage);
   return found;
 }

@@ -13,6 +13,7 @@
 #include "dtrain/base/json.h"
 #include "dtrain/base/unix_socket.h"
 #include "dtrain/checkpoint/checkpoint.h"
+#include "dtrain/run/run_state.h"
 
 namespace dtrain::run {
 namespace {
@@ -72,6 +73,26 @@ fs::path make_checkpoint_folder(const RunFolder& run, const config::CheckpointSt
   }
   checkpoint::write_storage_of_run(run.path, folder);
   return folder;
+}
+
+fs::path run_of_checkpoint_folder(const fs::path& folder) {
+  std::error_code code;
+  if (!fs::is_regular_file(folder / kOwnerFile, code)) return {};
+  const Json json = Json::parse(read_file(folder / kOwnerFile), nullptr, false);
+  return json.is_object() && json.contains("run") && json["run"].is_string() ? json["run"].get<std::string>() : "";
+}
+
+fs::path find_checkpoint_folder(const RunFolder& run) {
+  fs::path folder = checkpoint::storage_of_run(run.path);
+  std::error_code code;
+  // The run has written this file before it wrote down the folder.
+  if (folder == run.path / "checkpoints" || fs::exists(folder / kOwnerFile, code)) return folder;
+  std::string text = "the checkpoints of the run " + run.path.string() + " are in " + folder.string() +
+                     ", which is not there (no " + kOwnerFile + "): is its disk mounted?";
+  if (const auto batch = read_state(run).last_saved) text += " The last one was of batch " + std::to_string(*batch);
+  throw ConfigError(text, "mount it, or name the folder's new place in " +
+                              (run.path / "checkpoints" / "storage.json").string() +
+                              "; to begin anew, launch the experiment as a new run");
 }
 
 }  // namespace dtrain::run

@@ -2,12 +2,19 @@
 
 #include <algorithm>
 #include <array>
+#include <cstdint>
+#include <optional>
 #include <set>
 
 #include "dtrain/base/error.h"
 #include "dtrain/base/file.h"
+#include "dtrain/base/text.h"
+#include "dtrain/checkpoint/checkpoint.h"
 #include "dtrain/config/experiment.h"
+#include "dtrain/run/checkpoint_folder.h"
 #include "dtrain/run/run_state.h"
+#include "dtrain/scheduler/batch_split.h"
+#include "folder/next_steps.h"
 
 namespace dtrain::run {
 namespace {
@@ -58,6 +65,65 @@ std::string ranks_text(const Json& plan) {
   return hosts.size() < 2 ? text : text + " on " + std::to_string(hosts.size()) + " hosts";
 }
 
+std::int64_t number_at(const Json& json, const Json::json_pointer& path) {
+  const Json& value = at(json, path);
+  return value.is_number_integer() ? value.get<std::int64_t>() : 0;
+}
+
+// The length in batches; empty where a length in epochs says nothing about them.
+std::optional<std::int64_t> batches_of(const config::Experiment& experiment, const Json& plan) {
+  const config::Length& length = experiment.searcher.max_length;
+  std::int64_t per_epoch = 1;
+  if (length.unit == config::LengthUnit::kEpochs) {
+    per_epoch = number_at(plan, "/length/batches_per_epoch"_json_pointer);
+    const auto batch = number_at(plan, "/experiment/hyperparameters/global_batch_size"_json_pointer);
+    if (per_epoch == 0 || batch != experiment.global_batch_size) return std::nullopt;
+  }
+  const auto split = scheduler::split_batch(experiment.global_batch_size, experiment.resources.slots_per_trial);
+  return config::in_batches(length, split.effective, per_epoch);
+}
+
+// A checkpoint's folder in the place of a run.
+void refuse_checkpoint(const std::string& text) {
+  fs::path path = fs::absolute(text).lexically_normal();
+  if (!path.has_filename()) path = path.parent_path();
+  std::error_code code;
+  if (!fs::is_regular_file(path / checkpoint::kManifestFile, code)) return;
+  const fs::path storage = path.parent_path();
+  RunFolder run{storage.parent_path()};
+  if (!fs::exists(run.plan(), code)) run.path = run_of_checkpoint_folder(storage);
+  const std::string name = run.path.empty() ? "RUN" : reference_of(run);
+  std::string newer;
+  for (const checkpoint::Entry& entry : checkpoint::list(storage)) {
+    if (entry.about.step > checkpoint::look_at(path).about.step) newer += " " + std::to_string(entry.about.step);
+  }
+  const std::string command = own_command();
+  const std::string go_on = command + " launch --continue " + name;
+  throw ConfigError(text + " is a checkpoint, and a run goes on from its newest one",
+                    (newer.empty() ? go_on + " goes on from it"
+                                   : "delete newer ones first with " + command + " checkpoint delete " + name + newer +
+                                         ", then " + go_on) +
+                        "; or start a new run from it with initial_weights: " + path.string());
+}
+
+// Of which nothing can be used, though they were completed once.
+[[noreturn]] void refuse_damaged(const RunFolder& folder, const ResumePoint& point) {
+  std::string text = "none of the checkpoints of the run " + folder.path.string() + " can be used:";
+  for (int i = 0; i < point.damaged; ++i) text += "\n  " + point.passed_over[static_cast<std::size_t>(i)];
+  std::string steps;
+  for (const checkpoint::Entry& entry : checkpoint::list(find_checkpoint_folder(folder))) {
+    steps += " " + std::to_string(entry.about.step);
+  }
+  std::string remedy =
+      "to begin at batch 1, delete them with " + own_command() + " checkpoint delete " + reference_of(folder) + steps;
+  const fs::path weights = folder.path / "checkpoints" / "final";
+  std::error_code code;
+  if (fs::exists(weights / checkpoint::kModelFile, code)) {
+    remedy += "; or launch a new run with initial_weights: " + weights.string();
+  }
+  throw ConfigError(text, remedy);
+}
+
 std::string slots_text(const Json& plan) {
   return text_at(plan, "slot_type") == "cuda" ? "GPUs" : "cores";
 }
@@ -65,6 +131,7 @@ std::string slots_text(const Json& plan) {
 }  // namespace
 
 ContinuedRun read_continued_run(const std::string& run) {
+  refuse_checkpoint(run);
   ContinuedRun result{.folder = find_run(run)};
   const fs::path& path = result.folder.path;
   std::error_code code;
@@ -76,6 +143,12 @@ ContinuedRun read_continued_run(const std::string& run) {
   if (!result.plan.is_object()) throw ConfigError(result.folder.plan().string() + " does not hold the plan of a run");
   if (result.plan.contains("mock")) {
     throw ConfigError("the run " + path.string() + " is a mock run, which has no weights to go on with");
+  }
+  find_checkpoint_folder(result.folder);
+  const RunState state = read_state(result.folder);
+  result.number = state.continued + 1;
+  if (result.plan.contains("before") && state.trained < number_at(result.plan, "/before/continuation"_json_pointer)) {
+    result.plan = Json(at(result.plan, "/before/plan"_json_pointer));
   }
   result.experiment_file = text_at(result.plan, "experiment_file");
   if (result.experiment_file.empty()) result.experiment_file = result.folder.experiment();
@@ -109,18 +182,52 @@ std::vector<std::string> merge_overrides(const std::vector<std::string>& overrid
   return result;
 }
 
-void check_not_complete(const ContinuedRun& run, const config::Experiment& experiment) {
-  const RunState state = read_state(run.folder);
-  if (state.exit_code != static_cast<int>(ExitCode::kDone)) return;
+Json plan_before(const ContinuedRun& run) {
+  Json plan = run.plan;
+  plan.erase("before");
+  return {{"continuation", run.number}, {"plan", std::move(plan)}};
+}
+
+void check_goes_on(const ContinuedRun& run, const config::Experiment& experiment, const ResumePoint& point) {
+  if (!point.exists() && point.damaged > 0) refuse_damaged(run.folder, point);
+  const bool complete = read_state(run.folder).exit_code == static_cast<int>(ExitCode::kDone);
   const config::Length& length = experiment.searcher.max_length;
   const std::string unit = config::word_of(config::kLengthUnits, length.unit);
-  const Json& was = at(run.plan, "/experiment/searcher/max_length"_json_pointer);
-  const bool same_unit = was.is_object() && was.contains(unit) && was.at(unit).is_number_integer();
-  const bool longer = same_unit ? was.at(unit).get<std::int64_t>() < length.count : was != Json{{unit, length.count}};
-  if (longer) return;
-  throw ConfigError("the run " + run.folder.path.string() + " is complete: it was trained for " + to_string(length),
+  const Json& asked = at(run.plan, "/experiment/searcher/max_length"_json_pointer);
+  const std::int64_t before = asked.is_object() ? number_at(asked, Json::json_pointer("/" + unit)) : 0;
+  std::int64_t done = point.step;
+  if (complete) {
+    const auto in_batches = [&](const char* path) { return number_at(run.plan, Json::json_pointer(path)); };
+    done = std::max({done, in_batches("/length/batches"), in_batches("/experiment/searcher/max_length/batches")});
+  }
+  const std::optional<std::int64_t> wanted = batches_of(experiment, run.plan);
+  // A run that was stopped between its last batch and its final weights still writes these.
+  const bool long_enough =
+      wanted && done > 0 ? done < *wanted || (done == *wanted && !complete) : !complete || before < length.count;
+  if (long_enough) return;
+  const bool is_batches = length.unit == config::LengthUnit::kBatches;
+  const std::string trained = done > 0 ? std::to_string(done) + " batches are done" : "it was trained to its end";
+  throw ConfigError("the run " + run.folder.path.string() + (complete ? " is complete: " : " cannot go on: ") +
+                        trained + "; the length, " + to_string(length) + ", is not greater",
                     "to train it further, give a greater length: --set searcher.max_length." + unit + "=" +
-                        std::to_string(2 * length.count));
+                        std::to_string(2 * (is_batches ? done : std::max(length.count, before))));
+}
+
+void check_storage_stays(const ContinuedRun& run, const std::vector<std::string>& overrides,
+                         const config::Experiment& experiment) {
+  const bool names_one = std::any_of(overrides.begin(), overrides.end(), [&](const std::string& one) {
+    const bool is_old = std::find(run.overrides.begin(), run.overrides.end(), one) != run.overrides.end();
+    const std::string key = key_of(one);
+    return !is_old && (key == "checkpoint_storage" || key.starts_with("checkpoint_storage."));
+  });
+  if (!names_one) return;
+  const fs::path own = run.folder.path / "checkpoints";
+  const fs::path folder = find_checkpoint_folder(run.folder);
+  if (folder == own && checkpoint::list(own).empty()) return;
+  if (experiment.checkpoint_storage.folder == (folder == own ? fs::path() : folder.parent_path())) return;
+  throw ConfigError(
+      "checkpoint_storage has no effect on a run that has begun: its checkpoints stay in " + folder.string(),
+      "leave its folder as it is; save_trial_latest and save_trial_best can be changed");
 }
 
 std::vector<std::string> differences_from(const ContinuedRun& run, const Json& plan) {

@@ -77,6 +77,9 @@ Json plan_json(const PlanFacts& facts) {
                {"versions", facts.versions},
                {"experiment_file", std::filesystem::absolute(facts.experiment.file).lexically_normal().string()},
                {"experiment", config::to_json(facts.experiment)}};
+  // As data's paths, which are kept as the file has them, it does not depend on how the experiment file is named.
+  if (facts.experiment.model)
+    plan["experiment"]["model"] = std::filesystem::absolute(facts.experiment.model->file).lexically_normal().string();
   for (const auto& [key, value] : facts.more.items()) plan[key] = value;
   return plan;
 }

@@ -4,6 +4,7 @@
 
 #include "dtrain/checkpoint/checkpoint.h"
 #include "dtrain/checkpoint/saver.h"
+#include "dtrain/run/checkpoint_folder.h"
 
 namespace dtrain::run {
 namespace {
@@ -13,7 +14,7 @@ constexpr auto kSaverPatience = std::chrono::seconds(60);
 }  // namespace
 
 ResumePoint find_resume_point(const RunFolder& folder) {
-  const std::filesystem::path storage = checkpoint::storage_of_run(folder.path);
+  const std::filesystem::path storage = find_checkpoint_folder(folder);
   ResumePoint point;
   std::error_code code;
   if (!std::filesystem::is_directory(storage, code)) return point;
@@ -23,6 +24,7 @@ ResumePoint find_resume_point(const RunFolder& folder) {
   }
   checkpoint::Newest newest = checkpoint::find_newest(storage);
   point.passed_over = std::move(newest.passed_over);
+  point.damaged = newest.damaged;
   if (!newest.entry) return point;
   point.path = newest.entry->path;
   point.step = newest.entry->about.step;

@@ -16,13 +16,14 @@ struct ResumePoint {
   std::int64_t step = 0;                 // batches done
   std::int64_t epoch = 0;                // from 0
   std::vector<std::string> passed_over;  // newer checkpoints that cannot be used, each with the reason
+  int damaged = 0;                       // how many of these, the first ones, were completed once
   std::string still_saving;              // a warning: a saver of an earlier attempt did not end; empty: none
 
   bool exists() const { return !path.empty(); }
 };
 
 // Waits for what an earlier attempt is still writing, for a minute at most, and reads the checkpoints whole until one
-// verifies. SystemError.
+// verifies. SystemError; ConfigError as find_checkpoint_folder().
 ResumePoint find_resume_point(const RunFolder& folder);
 
 // The fields {resume_from, step} of an event; {} if the run begins anew.

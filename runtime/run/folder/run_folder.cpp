@@ -150,17 +150,18 @@ RunFolder find_run(const std::string& text) {
     throw ConfigError("no run '" + run + "': there is no run under " + runs.string(),
                       "give the path of a run's folder, or go to the folder you launched from");
   }
-  std::string near = names.back();
+  std::string hint = "the newest is " + names.back();
   if (const auto whole = nearest(run, names)) {
-    near = *whole;
+    hint = "did you mean " + *whole + "?";
   } else {  // "fashion-mnits" should find 0007-fashion-mnist
     std::vector<std::string> bare;
     for (const std::string& name : names) bare.push_back(name.substr(std::min(name.find('-') + 1, name.size())));
     if (const auto part = nearest(run, bare)) {
-      near = names[static_cast<std::size_t>(std::find(bare.begin(), bare.end(), *part) - bare.begin())];
+      const auto at = static_cast<std::size_t>(std::find(bare.begin(), bare.end(), *part) - bare.begin());
+      hint = "did you mean " + names[at] + "?";
     }
   }
-  throw ConfigError("no run '" + run + "' under " + runs.string() + "; did you mean " + near + "?");
+  throw ConfigError("no run '" + run + "' under " + runs.string() + "; " + hint);
 }
 
 }  // namespace dtrain::run

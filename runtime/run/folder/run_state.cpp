@@ -29,6 +29,7 @@ std::string name_of(const Json& event) {
 RunState read_state(const RunFolder& folder) {
   RunState state;
   std::vector<Json> processes;
+  bool resumes = false;  // the attempt goes on from a checkpoint: its ranks have not begun before they have read it
   std::ifstream file(folder.events());
   for (std::string line; std::getline(file, line);) {
     Json json = Json::parse(line, nullptr, false);
@@ -36,7 +37,10 @@ RunState read_state(const RunFolder& folder) {
     const std::string event = json.value("event", std::string());
     if (event == "run_ended") state.exit_code = json.value("exit_code", 0);
     if (event == "attempt_failed") ++state.restarts;
-    if (event == "continued") state.restarts = 0;
+    if (event == "continued") state.restarts = 0, ++state.continued;
+    if (event == "attempt_started") resumes = json.contains("resume_from");
+    if (event == "resumed" || (event == "rank_running" && !resumes)) state.trained = state.continued;
+    if (event == "checkpoint_saved") state.last_saved = json.value("step", std::int64_t{0});
     state.started |= event == "run_started" || event == "rank_started";
     if (event != "submitted" && event != "run_started" && event != "rank_started") continue;
     state.exit_code.reset();  // it goes on

@@ -1,5 +1,7 @@
 #include "launch/attempts.h"
 
+#include <optional>
+
 #include "commands/slurm_command.h"
 #include "dtrain/base/error.h"
 #include "folder/put_aside.h"
@@ -20,14 +22,21 @@ Outcome run_once(const Attempt& attempt) {
   return needs_allocation(attempt.plan, attempt.variables) ? submit_and_follow(attempt) : run_slurm(attempt);
 }
 
-// What the last attempt has left goes aside, and the next one goes on from the newest checkpoint. Says so.
-void prepare_next(Attempt& attempt, int number, const std::string& when) {
-  attempt.resume = find_resume_point(attempt.folder);
+// What the last attempt has left goes aside, and the next one goes on from the newest checkpoint. Says so. Returns the
+// run's end if it cannot go on, because its checkpoints are not there any more.
+std::optional<Outcome> prepare_next(Attempt& attempt, int number, const std::string& when) {
+  try {
+    attempt.resume = find_resume_point(attempt.folder);
+  } catch (const ConfigError& error) {
+    return Outcome{.exit_code = static_cast<int>(ExitCode::kBadInput),
+                   .failure = Failure{.cause = error.what(), .remedy = error.remedy()}};
+  }
   put_aside(attempt.folder, {.metrics = attempt.resume.exists(), .launcher_log = true});
   for (const std::string& text : warnings_of(attempt.resume)) attempt.screen.line("dtrain: warning: " + text);
   attempt.screen.line("dtrain: " + when + ": it goes on from " + text_of(attempt.resume) +
                       "; logs and records of attempt " + std::to_string(number) + " are in " +
                       (attempt.folder.path / ("attempt-" + std::to_string(number))).string());
+  return std::nullopt;
 }
 
 }  // namespace
@@ -46,7 +55,7 @@ Outcome run_attempts(Attempt attempt, int restarts, const std::function<bool()>&
     bool yields = outcome.interrupt.yields && !outcome.failure && !done;
     if (yields) {
       attempt.events.write("attempt_stopped", {{"attempt", number}, {"reason", outcome.interrupt.why}});
-      prepare_next(attempt, number, outcome.interrupt.why);
+      if (const auto refused = prepare_next(attempt, number, outcome.interrupt.why)) return *refused;
     } else {
       const bool stops = outcome.interrupt.exists() && !outcome.interrupt.yields;
       if (!outcome.failure || !outcome.failure->may_pass || stops || restarts >= most) return outcome;
@@ -54,7 +63,8 @@ Outcome run_attempts(Attempt attempt, int restarts, const std::function<bool()>&
       const std::string cause = outcome.failure->cause;
       attempt.events.write("attempt_failed", {{"attempt", number}, {"cause", cause}});
       attempt.screen.line("dtrain: attempt " + std::to_string(number) + " failed: " + cause);
-      prepare_next(attempt, number, "restart " + std::to_string(restarts) + " of " + std::to_string(most));
+      const std::string when = "restart " + std::to_string(restarts) + " of " + std::to_string(most);
+      if (const auto refused = prepare_next(attempt, number, when)) return *refused;
       yields = outcome.interrupt.yields;
     }
     if (!yields) continue;

@@ -1,5 +1,6 @@
 #include "dtrain/run/launch.h"
 
+#include <algorithm>
 #include <csignal>
 #include <cstdio>
 #include <optional>
@@ -12,6 +13,8 @@
 #include "commands/slurm_command.h"
 #include "dtrain/base/error.h"
 #include "dtrain/base/fd.h"
+#include "dtrain/base/file.h"
+#include "dtrain/base/text.h"
 #include "dtrain/checkpoint/checkpoint.h"
 #include "dtrain/config/experiment.h"
 #include "dtrain/run/checkpoint_folder.h"
@@ -111,12 +114,43 @@ void settle(LaunchPlan& plan, const Variables& variables, LaunchTask& task, Even
   warn(std::span(plan.warnings).subspan(warned));
 }
 
-// A run that was stopped before it was complete: how it goes on. Empty: nothing of it was saved.
-std::string how_to_continue(const RunFolder& folder) {
+// Where a run goes on, and with which overrides: those that it was started with, too.
+std::string goes_on_text(const ResumePoint& point, const LaunchPlan& plan) {
+  const std::string overrides = plan.overrides.empty() ? "" : "overrides   " + join(plan.overrides, ", ") + "\n";
+  return "goes on     from " + text_of(point) + "\n" + overrides;
+}
+
+Json goes_on_json(const ResumePoint& point) {
+  Json json = to_json(point);
+  json["passed_over"] = point.passed_over;
+  return json;
+}
+
+// The overrides of a continuation that the run did not have before.
+std::vector<std::string> new_overrides(const LaunchPlan& plan) {
+  const Json::json_pointer path("/plan/overrides");
+  const Json before = plan.before.contains(path) ? plan.before.at(path) : Json::array();
+  std::vector<std::string> result;
+  for (const std::string& one : plan.overrides) {
+    if (std::find(before.begin(), before.end(), one) == before.end()) result.push_back(one);
+  }
+  return result;
+}
+
+// A run that was stopped before it was complete: how it goes on. Empty: nothing of it was saved, or it would fail again
+// in the same way.
+std::string how_to_continue(const RunFolder& folder, const LaunchPlan& plan, const Outcome& outcome) {
+  std::string without;
+  const RunState state = read_state(folder);
+  if (outcome.failure && !outcome.failure->may_pass && state.trained < state.continued) {
+    const std::vector<std::string> changed = new_overrides(plan);
+    if (changed.empty()) return {};
+    without = ", without " + join(changed, ", ") + ", with which nothing was trained";
+  }
   for (auto entries = checkpoint::list(checkpoint::storage_of_run(folder.path)); !entries.empty(); entries.pop_back()) {
     if (!entries.back().damage.empty()) continue;
     return "next        " + own_command() + " launch --continue " + reference_of(folder) + "    goes on from " +
-           entries.back().path.filename().string() + "\n";
+           entries.back().path.filename().string() + without + "\n";
   }
   return {};
 }
@@ -153,7 +187,7 @@ int carry_out(LaunchPlan plan, LaunchFolder opened, const Variables& variables, 
   print(render_plan(plan) + "run         " + folder.path.string() + "\ntask        " + std::to_string(task.id()) +
         "\n");
   if (opened.goes_on) {
-    print("goes on     from " + text_of(opened.resume) + "\n");
+    print(goes_on_text(opened.resume, plan));
     warn(warnings_of(opened.resume));
   }
 
@@ -182,7 +216,7 @@ int carry_out(LaunchPlan plan, LaunchFolder opened, const Variables& variables, 
   std::fputs(report_file.warning.c_str(), stderr);
   print("\n" + report_file.text + "written to " + folder.path.string() + "\n");
   const bool done = outcome.exit_code == static_cast<int>(ExitCode::kDone);
-  std::string next = done ? next_steps(folder, !report_file.text.empty()) : how_to_continue(folder);
+  std::string next = done ? next_steps(folder, !report_file.text.empty()) : how_to_continue(folder, plan, outcome);
   const bool stopped = outcome.exit_code == static_cast<int>(ExitCode::kPreempted);
   if (opened.is_job && stopped) {
     opened.lock.release();  // the job may start again before this process has ended
@@ -212,8 +246,14 @@ int launch(const LaunchRequest& given) {
     adopt(request, *continued);
   }
   LaunchPlan plan = make_launch_plan(request, variables);
+  ResumePoint resume;
   if (continued) {
-    check_not_complete(*continued, plan.experiment);
+    check_storage_stays(*continued, given.overrides, plan.experiment);
+    if (request.dry_run) {  // a launch looks when it has locked the folder
+      check_not_in_progress(continued->folder);
+      resume = find_resume_point(continued->folder);
+      check_goes_on(*continued, plan.experiment, resume);
+    }
     for (std::string& text : differences_from(*continued, to_json(plan))) plan.warnings.push_back(std::move(text));
   }
   if (request.dry_run) check_gpus_are_free(plan);
@@ -221,8 +261,12 @@ int launch(const LaunchRequest& given) {
   const std::string script = batch_script_of(plan, variables, request.run_dir);
   if (request.dry_run) {
     Json json = to_json(plan);
+    if (continued) json["goes_on"] = goes_on_json(resume);
     if (!script.empty()) json["batch_script"] = script;
-    print(request.json ? pretty(json) : render_plan(plan) + (script.empty() ? "" : "\nfor sbatch:\n" + script));
+    const std::string goes_on = continued ? goes_on_text(resume, plan) : "";
+    if (continued) warn(warnings_of(resume));
+    print(request.json ? pretty(json)
+                       : render_plan(plan) + goes_on + (script.empty() ? "" : "\nfor sbatch:\n" + script));
     return static_cast<int>(ExitCode::kDone);
   }
   check_can_start(plan);
@@ -230,6 +274,11 @@ int launch(const LaunchRequest& given) {
   const SystemClock clock;
   open_user_ledger(clock);  // an unusable ledger is an error before the run's folder exists
   LaunchFolder opened = open_launch_folder(request, plan, continued ? &*continued : nullptr, variables, clock);
+  if (continued) plan.before = plan_before(*continued);
+  std::error_code code;
+  if (opened.is_job && std::filesystem::exists(opened.folder.plan(), code)) {  // by the launch that submitted it
+    plan.before = read_json(opened.folder.plan()).value("before", Json());
+  }
   if (!plan.mock.any())
     plan.checkpoint_folder = make_checkpoint_folder(opened.folder, plan.experiment.checkpoint_storage);
   if (!request.detach) return carry_out(std::move(plan), std::move(opened), variables, clock, nullptr);

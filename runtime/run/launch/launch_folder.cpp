@@ -66,9 +66,10 @@ LaunchFolder open_launch_folder(const LaunchRequest& request, const LaunchPlan& 
   opened.lock = RunLock::take(opened.folder, plan.host);
   opened.goes_on = continued != nullptr || holds_attempt(opened.folder);
   if (!opened.goes_on) return opened;
+  opened.resume = find_resume_point(opened.folder);
+  if (continued) check_goes_on(*continued, plan.experiment, opened.resume);
   EventLog events(opened.folder.events(), clock, -1, plan.host);
   if (continued) events.write("continued");
-  opened.resume = find_resume_point(opened.folder);
   if (needs_allocation(plan, variables)) return opened;  // the job puts aside what is there
   const std::string reason = reason_of_the_end(opened.folder);
   const int number = holds_attempt(opened.folder) ? put_aside(opened.folder, {.metrics = opened.resume.exists()})

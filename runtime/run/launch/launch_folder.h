@@ -20,7 +20,8 @@ struct LaunchFolder {
 
 // A new folder, that of the run that goes on (`continued`, null for a new run), or in a Slurm job the one that the
 // submitting process has made. What an earlier attempt has left there is put aside; after Slurm has requeued the job,
-// with an event that gives the reason for its end. ConfigError if the run is in progress or complete.
+// with an event that gives the reason for its end. ConfigError if the run is in progress, or as check_goes_on() and
+// find_resume_point().
 LaunchFolder open_launch_folder(const LaunchRequest& request, const LaunchPlan& plan, const ContinuedRun* continued,
                                 const Variables& variables, const Clock& clock);
 

@@ -148,6 +148,7 @@ Json to_json(const LaunchPlan& plan) {
                   .more = {{"cluster", plan.cluster.source}, {"launcher", config::to_string(plan.launcher.type)}}};
   if (!plan.cluster.file.empty()) facts.more["cluster_file"] = plan.cluster.file.string();
   if (!plan.checkpoint_folder.empty()) facts.more["checkpoint_folder"] = plan.checkpoint_folder.string();
+  if (!plan.before.is_null()) facts.more["before"] = plan.before;
   if (plan.mock.any()) facts.more["mock"] = to_json(plan.mock);
   if (!plan.network.networks.empty()) facts.more["network"] = to_json(plan.network);
   return plan_json(facts);

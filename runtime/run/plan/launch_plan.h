@@ -34,6 +34,7 @@ struct LaunchPlan {
   std::string unused_gpus;           // of this machine, for people; empty: there are none
   std::string why_no_cuda;           // if slot_type: auto would use GPUs, but libtorch cannot; else empty
   std::vector<std::string> warnings;
+  Json before;                              // plan_before() of a run that goes on; null: none
   std::filesystem::path checkpoint_folder;  // in checkpoint_storage; empty: the run has none there
 
   int world_size() const { return static_cast<int>(ranks.size()); }

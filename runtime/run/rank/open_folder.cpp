@@ -3,6 +3,7 @@
 #include "dtrain/base/error.h"
 #include "folder/continued_run.h"
 #include "folder/host_folder.h"
+#include "folder/plan_file.h"
 #include "folder/put_aside.h"
 
 namespace dtrain::run {
@@ -31,13 +32,16 @@ RunFolder open_own_folder(comm::ControlPlane& control, const RankHosts& hosts, c
 }
 
 ResumePoint reopen_own_folder(const RunFolder& folder, const config::Experiment& experiment,
-                              const std::function<void()>& write_plan, const Logger& log) {
+                              const std::vector<std::string>& overrides, const std::function<void()>& write_plan,
+                              const Logger& log) {
   const ContinuedRun run = read_continued_run(folder.path.string());
   check_not_in_progress(folder);
-  check_not_complete(run, experiment);
+  check_storage_stays(run, overrides, experiment);
   ResumePoint point = find_resume_point(folder);
+  check_goes_on(run, experiment, point);
   put_aside(folder, {.metrics = point.exists()});
   write_plan();
+  update_plan_file(folder.plan(), "before", plan_before(run));
   for (const std::string& text : differences_from(run, read_json(folder.plan()))) log->warn("{}", text);
   for (const std::string& text : warnings_of(point)) log->warn("{}", text);
   log->info("the run goes on from {}", text_of(point));

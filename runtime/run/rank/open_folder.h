@@ -18,10 +18,11 @@ namespace dtrain::run {
 RunFolder open_own_folder(comm::ControlPlane& control, const RankHosts& hosts, const std::function<RunFolder()>& make);
 
 // Rank 0 of a run without a launcher that goes on in its own folder (--continue): writes the plan with `write_plan`,
-// puts the files of the attempt before aside, and returns the checkpoint to go on from, which it logs. ConfigError if
-// the run is in progress or complete.
+// puts the files of the attempt before aside, and returns the checkpoint to go on from, which it logs. `overrides`:
+// the run's and new ones. ConfigError if the run is in progress, or as check_goes_on(), check_storage_stays().
 ResumePoint reopen_own_folder(const RunFolder& folder, const config::Experiment& experiment,
-                              const std::function<void()>& write_plan, const Logger& log);
+                              const std::vector<std::string>& overrides, const std::function<void()>& write_plan,
+                              const Logger& log);
 
 // A run that a launcher has started through mpirun or srun. A host that does not see the launcher's folder gets one of
 // its own under the same path, which the launcher collects at the end.

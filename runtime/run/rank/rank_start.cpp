@@ -153,7 +153,7 @@ void RankSession::open_own_files() {
       RunFolder folder{options.run_dir};
       files.lock = RunLock::take(folder, identity_->host.name);
       point = reopen_own_folder(
-          folder, experiment(), [&] { write_plan(folder); }, log_);
+          folder, experiment(), options.overrides, [&] { write_plan(folder); }, log_);
       return folder;
     }
     RunFolder made = create_run_folder(options.run_dir, experiment().name, experiment().text);

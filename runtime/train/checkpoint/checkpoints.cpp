@@ -208,8 +208,7 @@ bool Checkpoints::finish() {
       handed_over_ = false;
       hand_over();
     } else {
-      throw Error("the last checkpoint could not be written: " + told,
-                  "free space, or name another folder with checkpoint_storage");
+      throw Error("the last checkpoint could not be written: " + told);
     }
   }
   return false;

@@ -29,7 +29,7 @@ using profile::PhaseScope;
 Json facts_for_resume(const run::RankSession& session) {
   const auto& job = session.experiment().model;
   return {{"name", session.experiment().name},
-          {"model", job ? Json(job->file.string()) : Json()},
+          {"model", job ? Json(std::filesystem::absolute(job->file).lexically_normal().string()) : Json()},
           {"global_batch_size", session.experiment().global_batch_size},
           {"seed", session.experiment().experiment_seed},
           {"libtorch", TORCH_VERSION},

@@ -67,6 +67,7 @@ std::vector<std::string> verify(const std::filesystem::path& checkpoint, const P
 struct Newest {
   std::optional<Entry> entry;
   std::vector<std::string> passed_over;
+  int damaged = 0;  // how many of these, the first ones, were completed once; the others were not
 };
 Newest find_newest(const std::filesystem::path& folder);
 
