@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "dtrain/analysis/run_history.h"
+#include "run_folder.h"
 
 namespace dtrain::analysis {
 namespace {
@@ -108,6 +109,21 @@ TEST(RunHistory, KnowsWhichCheckpointsAreKept) {
   EXPECT_EQ(to_json(history.checkpoints[0]).at("fate"), "deleted");
   EXPECT_EQ(to_json(history.checkpoints[2]).at("metric_value"), nullptr);
   EXPECT_EQ(to_json(history.checkpoints[4]).at("attempt"), 2);
+}
+
+TEST(RunHistory, SeesWhatSomebodyHasDeleted) {
+  const RunFolder folder;
+  fs::create_directories(folder.path() / "checkpoints" / "step-20");
+  const auto saved = [](int step, const std::string& path) {
+    return fmt::format(R"("event":"checkpoint_saved","step":{},"path":"{}")", step, path);
+  };
+  RunHistory history = history_of(
+      events({saved(10, folder.path() / "checkpoints" / "step-10"),
+              saved(20, folder.path() / "checkpoints" / "step-20"), saved(30, "/nowhere/checkpoints/step-30")}));
+  history.look_into_storage();
+  EXPECT_EQ(history.checkpoints[0].fate, CheckpointFate::kDeleted);
+  EXPECT_EQ(history.checkpoints[1].fate, CheckpointFate::kKept);
+  EXPECT_EQ(history.checkpoints[2].fate, CheckpointFate::kKept);
 }
 
 }  // namespace

@@ -133,6 +133,15 @@ double RunHistory::longest_copy_s() const {
   return longest;
 }
 
+void RunHistory::look_into_storage() {
+  for (CheckpointAccount& one : checkpoints) {
+    const std::filesystem::path path = one.path;
+    std::error_code code;
+    if (one.fate != CheckpointFate::kKept || !std::filesystem::is_directory(path.parent_path(), code)) continue;
+    if (!std::filesystem::exists(path, code) && !code) one.fate = CheckpointFate::kDeleted;
+  }
+}
+
 const CheckpointAccount* RunHistory::latest() const {
   const CheckpointAccount* latest = nullptr;
   for (const CheckpointAccount& one : checkpoints) {

@@ -34,18 +34,17 @@ void write_saved(Page& page, const Input& input) {
   const RunHistory& history = input.analysis.summary.history;
   const CheckpointAccount* const best = history.best(smaller_is_better(input.run.experiment));
   const CheckpointAccount* const latest = history.latest();
-  Table table(
-      "Checkpoints",
-      {{"batch", true},
-       {"epoch", true},
-       {"attempt", true},
-       {"reason"},
-       {"metric", false, "searcher.metric, where the model was validated at this batch", true},
-       {"kept", false, "as far as the run itself has deleted checkpoints; replaced: the batch was saved again", true},
-       {"size", true},
-       {"copied in", true, "the longest time that a rank copied its state; training waits for it"},
-       {"waited", true, "the saver, for ranks and other hosts"},
-       {"written in", true, "from the first byte until it was durable"}});
+  Table table("Checkpoints",
+              {{"batch", true},
+               {"epoch", true},
+               {"attempt", true},
+               {"reason"},
+               {"metric", false, "searcher.metric, where the model was validated at this batch", true},
+               {"kept", false, "deleted: by the run or by somebody; replaced: the batch was saved again", true},
+               {"size", true},
+               {"copied in", true, "the longest time that a rank copied its state; training waits for it"},
+               {"waited", true, "the saver, for ranks and other hosts"},
+               {"written in", true, "from the first byte until it was durable"}});
   for (const CheckpointAccount& one : history.checkpoints) {
     std::string kept = one.fate == CheckpointFate::kKept ? "yes" : word_of(one.fate);
     if (&one == best) kept += ", best";

@@ -22,10 +22,10 @@ struct AttemptAccount {
   std::string end;                       // why it ended; empty: it has not
 };
 
-// What has become of a checkpoint, as far as the run's own processes have recorded it.
+// What has become of a checkpoint.
 enum class CheckpointFate {
   kKept,
-  kDeleted,   // a later one has taken its place (checkpoint_storage.save_trial_latest, save_trial_best)
+  kDeleted,   // a later one has taken its place, or somebody has deleted it
   kReplaced,  // the same batch was saved again
 };
 std::string word_of(CheckpointFate fate);  // "kept"
@@ -59,6 +59,9 @@ struct RunHistory {
 
   double copy_s() const;          // of all checkpoints together
   double longest_copy_s() const;  // of one of them
+  // Marks those as deleted that are no longer in their folder. Where the folder itself is not there, as on another
+  // machine, events alone count.
+  void look_into_storage();
   // Of those that are kept: the one that a run goes on from, and the one with the best value of the newest one's
   // metric; of equal ones the earlier. Null: there is none.
   const CheckpointAccount* latest() const;
