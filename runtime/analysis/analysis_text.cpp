@@ -13,7 +13,7 @@ constexpr std::size_t kRankRows = 8;  // more ranks: those that stand out; all a
 
 void write_analysis_head(TextWriter& out, const Analysis& analysis) {
   const RunSummary& s = analysis.summary;
-  out.line("{}  {}, {}", out.styled("1", s.name), plural(s.world_size, "rank"), batches_text(s));
+  out.line("{}  {}, {}", out.styled("1", s.name), plural(s.world_size, "rank"), extent_text(s));
   if (!s.mock.empty()) out.line("  {}", out.styled("33", s.mock));
   if (const std::string missing = missing_ranks_text(s); !missing.empty()) {
     out.line("  {}", out.styled("33", missing));

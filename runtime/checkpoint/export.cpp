@@ -95,7 +95,6 @@ std::uint64_t export_safetensors(const std::filesystem::path& checkpoint, const 
     pieces.push_back(mapped.bytes().substr(tensor.entry->offset, tensor.entry->bytes));
     bytes += tensor.entry->bytes;
   }
-  if (output.has_parent_path()) make_folder(output.parent_path());
   write_file_atomic(output, pieces);
   return bytes;
 }

@@ -147,6 +147,34 @@ TEST(Report, OfARunThatDidNothing) {
   EXPECT_THAT(html, HasSubstr("id=\"completeness\""));
 }
 
+TEST(Report, SaysWhatBecameOfEachAttemptAndCheckpoint) {
+  RunProfile run;
+  run.name = "resumed";
+  run.world_size = 1;
+  run.experiment = {{"searcher", {{"metric", "accuracy"}, {"smaller_is_better", false}}}};
+  for (
+      const char* event : {
+          R"({"event":"attempt_started","attempt":1})",
+          R"({"event":"checkpoint_saved","step":1200,"path":"/c/step-1200","metric":"accuracy","metric_value":0.5})",
+          R"({"event":"checkpoint_saved","step":1210,"path":"/c/step-1210","deleted":["step-1200"],"metric":"accuracy","metric_value":0.75})",
+          R"({"event":"attempt_failed","cause":"rank 0 was killed\n  a\n  b"})",
+          R"({"event":"attempt_started","attempt":2,"step":1210})",
+          R"({"event":"rank_failed","step":-1})",
+          R"({"event":"run_ended","state":"failed","cause":"it does not fit:\n  c"})",
+      }) {
+    run.events.push_back(Json::parse(event));
+  }
+  const std::string html = render_report(run, analyze(run));
+  const std::string section = html.substr(html.find("<section id=\"checkpoints\""));
+  EXPECT_THAT(section, HasSubstr("2 checkpoints were saved, 1 is kept, the last one of batch 1,210"));
+  EXPECT_THAT(section, HasSubstr("<td class=\"short\" data-value=\"0\">1 to 1,210</td>"));
+  EXPECT_THAT(section, HasSubstr("rank 0 was killed (and 2 more lines)</td>"));
+  EXPECT_THAT(section, HasSubstr(">none</td>"));
+  EXPECT_THAT(section, HasSubstr(">accuracy = 0.5</td><td class=\"short\">deleted</td>"));
+  EXPECT_THAT(section, HasSubstr(">accuracy = 0.75</td><td class=\"short\">yes, best, latest</td>"));
+  EXPECT_THAT(html, HasSubstr("<span class=\"about\">1 rank, attempt 2 of 2: no batch"));
+}
+
 TEST(Report, HoldsNoEarlyEndOfAnElement) {
   RunFolder folder;
   folder.append(folder.rank_dump(0), header_line(0, 1) + step_line(1, 50, 1, 2) + kFinished);

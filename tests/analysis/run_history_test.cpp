@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "dtrain/analysis/run_history.h"
+#include "run_folder.h"
 
 namespace dtrain::analysis {
 namespace {
@@ -46,11 +47,10 @@ TEST(RunHistory, HasEachAttemptWithItsBatchesAndWhyItEnded) {
   EXPECT_FALSE(history.attempts[3].ended_s);
   ASSERT_EQ(history.checkpoints.size(), 2u);
   EXPECT_EQ(history.checkpoints[1].reason, "stop");
-  EXPECT_DOUBLE_EQ(history.held_up_s(), 0.006);
-  EXPECT_DOUBLE_EQ(history.longest_held_up_s(), 0.004);
-  EXPECT_EQ(checkpoints_text(history),
-            "2 checkpoints, the last one of batch 25 and 2.0 KiB; saving held training up for 6.00 ms in all, for "
-            "4.00 ms at most");
+  EXPECT_EQ(history.checkpoints[0].attempt, 1);
+  EXPECT_EQ(history.checkpoints[1].attempt, 2);
+  EXPECT_DOUBLE_EQ(history.copy_s(), 0.006);
+  EXPECT_DOUBLE_EQ(history.longest_copy_s(), 0.004);
   ASSERT_EQ(history.troubles.size(), 2u);
   EXPECT_EQ(text_of(history.troubles[0]), "a checkpoint of batch 20 was delayed: the disk is slow");
   EXPECT_EQ(text_of(history.troubles[1]), "a checkpoint of batch 20 failed and was tried again: no space");
@@ -63,7 +63,67 @@ TEST(RunHistory, OfWhatIsNoRunIsEmpty) {
   EXPECT_TRUE(history.attempts.empty());
   ASSERT_EQ(history.checkpoints.size(), 1u);
   EXPECT_EQ(history.checkpoints[0].step, 0);
-  EXPECT_EQ(checkpoints_text(RunHistory()), "no checkpoint was saved");
+  EXPECT_FALSE(history.latest()->metric_value);
+  EXPECT_EQ(history.best(true), nullptr);
+  EXPECT_EQ(RunHistory().latest(), nullptr);
+}
+
+TEST(RunHistory, AnAttemptThatFailsBeforeABatchHasNone) {
+  const RunHistory history = history_of(events({
+      R"("event":"attempt_started","attempt":1)",
+      R"("event":"rank_failed","rank":0,"step":-1,"cause":"no GPU")",
+      R"("event":"rank_stopped","rank":1,"step":-1)",
+      R"("event":"run_ended","state":"failed","cause":"rank 0 could not start: it does not fit:\n  a\n  b")",
+      R"("event":"attempt_started","attempt":2,"step":4204)",
+      R"("event":"rank_failed","rank":0,"step":-1)",
+      R"("event":"run_ended","state":"failed","cause":"it does not fit:\n  a")",
+      R"("event":"attempt_started","attempt":3,"step":4204)",
+      R"("event":"rank_stopped","rank":1,"step":-1)",
+      R"("event":"rank_failed","rank":0,"step":4205,"cause":"nan")",
+  }));
+  ASSERT_EQ(history.attempts.size(), 3u);
+  EXPECT_EQ(batches_text(history.attempts[0]), "none");
+  EXPECT_EQ(end_text(history.attempts[0]), "rank 0 could not start: it does not fit: (and 2 more lines)");
+  EXPECT_EQ(batches_text(history.attempts[1]), "none");
+  EXPECT_EQ(end_text(history.attempts[1]), "it does not fit: (and 1 more line)");
+  EXPECT_EQ(batches_text(history.attempts[2]), "4,205 to 4,205");
+  EXPECT_EQ(end_text(history.attempts[2]), "it has not ended");
+}
+
+TEST(RunHistory, KnowsWhichCheckpointsAreKept) {
+  const RunHistory history = history_of(events({
+      R"("event":"attempt_started","attempt":1)",
+      R"("event":"checkpoint_saved","step":10,"path":"/c/step-10","deleted":[],"metric":"loss","metric_value":0.5)",
+      R"("event":"checkpoint_saved","step":20,"path":"/c/step-20","deleted":[],"metric":"loss","metric_value":0.25)",
+      R"("event":"checkpoint_saved","step":30,"path":"/c/step-30","deleted":["step-10"],"metric":"","metric_value":null)",
+      R"("event":"attempt_started","attempt":2,"step":30)",
+      R"("event":"checkpoint_saved","step":30,"path":"/c/step-30","deleted":[7],"metric":"loss","metric_value":0.25)",
+      R"("event":"checkpoint_saved","step":40,"path":"/c/step-40","deleted":["step-30"],"metric":"loss","metric_value":0.75)",
+  }));
+  std::string fates;
+  for (const CheckpointAccount& one : history.checkpoints) fates += word_of(one.fate) + " ";
+  EXPECT_EQ(fates, "deleted kept replaced deleted kept ");
+  EXPECT_EQ(history.latest()->step, 40);
+  EXPECT_EQ(history.best(true)->step, 20);
+  EXPECT_EQ(history.best(false)->step, 40);
+  EXPECT_EQ(to_json(history.checkpoints[0]).at("fate"), "deleted");
+  EXPECT_EQ(to_json(history.checkpoints[2]).at("metric_value"), nullptr);
+  EXPECT_EQ(to_json(history.checkpoints[4]).at("attempt"), 2);
+}
+
+TEST(RunHistory, SeesWhatSomebodyHasDeleted) {
+  const RunFolder folder;
+  fs::create_directories(folder.path() / "checkpoints" / "step-20");
+  const auto saved = [](int step, const std::string& path) {
+    return fmt::format(R"("event":"checkpoint_saved","step":{},"path":"{}")", step, path);
+  };
+  RunHistory history = history_of(
+      events({saved(10, folder.path() / "checkpoints" / "step-10"),
+              saved(20, folder.path() / "checkpoints" / "step-20"), saved(30, "/nowhere/checkpoints/step-30")}));
+  history.look_into_storage();
+  EXPECT_EQ(history.checkpoints[0].fate, CheckpointFate::kDeleted);
+  EXPECT_EQ(history.checkpoints[1].fate, CheckpointFate::kKept);
+  EXPECT_EQ(history.checkpoints[2].fate, CheckpointFate::kKept);
 }
 
 }  // namespace

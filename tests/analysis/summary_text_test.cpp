@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "run_folder.h"
+#include "summary/summary_words.h"
 
 namespace dtrain::analysis {
 namespace {
@@ -67,6 +68,51 @@ TEST(SummaryText, AnEmptyRunIsReadable) {
   EXPECT_THAT(render_summary({}, {}), Not(HasSubstr("nan")));
   const RunFolder folder;
   EXPECT_THAT(render_summary(summarize(folder.path()), {}), HasSubstr("no batch was recorded"));
+}
+
+AttemptAccount attempt_of(int number, std::int64_t from, std::int64_t to, const std::string& end) {
+  return {.attempt = number, .started_s = 0, .ended_s = 1, .from_batch = from, .to_batch = to, .end = end};
+}
+
+CheckpointAccount saved(std::int64_t step, int attempt, double copy_s, CheckpointFate fate = CheckpointFate::kKept) {
+  CheckpointAccount one;
+  one.step = step;
+  one.bytes = 2048;
+  one.attempt = attempt;
+  one.copy_s = copy_s;
+  one.fate = fate;
+  return one;
+}
+
+TEST(SummaryText, OfSeveralAttemptsSaysWhichOneTheTimesAreOf) {
+  RunSummary s = two_ranks();
+  s.steps = 182;
+  s.optimizer_steps = 4'100;  // of all attempts
+  EXPECT_THAT(render_summary(s, {}), HasSubstr("182 batches, 4,100 optimizer steps;"));
+  s.history.attempts = {attempt_of(1, 0, 3'918, "a\nb\nc"), attempt_of(2, 3'918, 3'918, "failed"),
+                        attempt_of(3, 3'918, 4'100, "done")};
+  const std::string text = render_summary(s, {});
+  EXPECT_THAT(text, HasSubstr("\n  attempt 3 of 3: batches 3,919 to 4,100\n"));
+  EXPECT_THAT(text, HasSubstr("182 batches;"));
+  EXPECT_THAT(text, Not(HasSubstr("optimizer steps")));
+  EXPECT_THAT(text, HasSubstr("Where the time went (of attempt 3, mean of 2 ranks)"));
+  EXPECT_THAT(text, HasSubstr("a (and 2 more lines)\n"));
+  EXPECT_THAT(text, testing::ContainsRegex("\n +2  none "));
+}
+
+TEST(SummaryText, SavingTakesThePhaseAndWithoutAProfileTheCopies) {
+  RunSummary s = two_ranks();
+  EXPECT_EQ(checkpoints_text(s), "no checkpoint was saved");
+  s.history.checkpoints = {saved(10, 1, 0.004, CheckpointFate::kDeleted), saved(25, 2, 0.002)};
+  EXPECT_EQ(checkpoints_text(s),
+            "2 checkpoints were saved, 1 is kept, the last one of batch 25 and 2.0 KiB; copying held training up for "
+            "6.00 ms in all, for 4.00 ms at most");
+  s.phases.push_back({"checkpoint", 0.020, 0.002, 0, 0});
+  EXPECT_THAT(checkpoints_text(s), HasSubstr("; saving held training up for 20.0 ms in all, 6.00 ms of it copying"));
+  s.history.attempts = {attempt_of(1, 0, 12, "failed"), attempt_of(2, 10, 25, "done")};
+  EXPECT_THAT(checkpoints_text(s), HasSubstr("; in attempt 2 saving held training up for 20.0 ms in all, 2.00 ms of"));
+  s.history.checkpoints.erase(s.history.checkpoints.begin());
+  EXPECT_THAT(checkpoints_text(s), HasSubstr("1 checkpoint was saved, of batch 25 and 2.0 KiB; in attempt 2 saving"));
 }
 
 TEST(SummaryText, WarningsAreShown) {

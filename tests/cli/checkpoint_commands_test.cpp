@@ -58,7 +58,11 @@ class CheckpointCommands : public testing::Test {
     about.world_size = 3;
     about.metric = "validation_loss";
     about.metric_value = loss;
-    about.run = {{"name", "test"}, {"versions", {{"dtrain", "1"}}}};
+    about.run = {{"name", "test"},
+                 {"model", nullptr},
+                 {"global_batch_size", 64},
+                 {"cpu_capability", "AVX512"},
+                 {"versions", {{"dtrain", "1"}}}};
     saver.save(checkpoint::request_for(snapshot, 1, about));
     const auto result = saver.wait(checkpoint::kPatience);
     ASSERT_TRUE(result);
@@ -98,7 +102,8 @@ TEST_F(CheckpointCommands, ListMarksBestAndLatest) {
   EXPECT_THAT(best, ElementsAre(20));
   EXPECT_THAT(latest, ElementsAre(30));
   EXPECT_THAT(command({"list", "./run"}).out,
-              AllOf(HasSubstr("2023-11-14T22:13:50Z"), HasSubstr("validation_loss = 0.25"), HasSubstr("latest")));
+              AllOf(HasSubstr("2023-11-14T22:13:50Z"), HasSubstr("validation_loss = 0.25"), HasSubstr("latest"),
+                    testing::ContainsRegex("\n *30 +3 +2023")));  // epochs from 1
 }
 
 TEST_F(CheckpointCommands, ListSaysWhyOneCannotBeUsed) {
@@ -129,12 +134,36 @@ TEST_F(CheckpointCommands, DescribeShowsFilesAndTensors) {
   EXPECT_EQ(best.at("files")[0].at("tensors")[1],
             Json({{"name", "norm.bias"}, {"dtype", "BF16"}, {"shape", {4}}, {"bytes", 8}}));
   EXPECT_THAT(command({"describe", "./run"}).out,
-              AllOf(HasSubstr("30 batches done, in epoch 2"), HasSubstr("2 x 3"), HasSubstr("embedding.weight"),
-                    HasSubstr("goes on"), HasSubstr("run name")));
+              AllOf(HasSubstr("30 batches done, in epoch 3"), HasSubstr("2 x 3"), HasSubstr("embedding.weight"),
+                    HasSubstr("\nrun              test\n"), HasSubstr("\nbatch size       64\n"),
+                    HasSubstr("\ninstruction set  AVX512\n"), HasSubstr("\ngoes on          `dtrain"),
+                    Not(HasSubstr("\nmodel ")), Not(HasSubstr("null"))));
   EXPECT_EQ(Json::parse(command({"describe", step(10), "--json"}).out).at("step"), 10);
   EXPECT_THAT(command({"describe", "./run", "11"}).err, HasSubstr("there are: 10, 20, 30"));
   EXPECT_EQ(command({"describe", "./run", "11"}).code, 2);
   EXPECT_EQ(command({"describe", "./run", "newest"}).code, 2);
+}
+
+TEST_F(CheckpointCommands, StepIsANumberOrTheNameOfAFolder) {
+  EXPECT_EQ(Json::parse(command({"describe", "./run", "step-20", "--json"}).out).at("step"), 20);
+  EXPECT_THAT(command({"verify", "./run", "step-20"}).out, HasSubstr("step 20: whole"));
+  for (const char* no_step : {"step-", "step-x", "20x", "-20", "step--20"}) {
+    const Result result = command({"describe", "./run", "--", no_step});
+    EXPECT_EQ(result.code, 2) << no_step;
+    EXPECT_THAT(result.err, AllOf(HasSubstr("names no checkpoint"), HasSubstr("there are: 10, 20, 30"))) << no_step;
+  }
+}
+
+TEST_F(CheckpointCommands, NothingIsChosenFromOneCheckpoint) {
+  for (const char* other : {"best", "latest", "10", "newest"}) {
+    const Result result = command({"describe", step(20), other});
+    EXPECT_EQ(result.code, 2) << other;
+    EXPECT_THAT(result.err, AllOf(HasSubstr("step-20 is one checkpoint, so '" + std::string(other) + "' cannot be"),
+                                  HasSubstr("name the run")));
+    EXPECT_EQ(command({"verify", step(20), other}).code, 2) << other;
+  }
+  EXPECT_EQ(command({"verify", step(20), "20"}).code, 0);
+  EXPECT_EQ(Json::parse(command({"describe", step(20), "step-20", "--json"}).out).at("step"), 20);
 }
 
 TEST_F(CheckpointCommands, VerifyNamesTheDamage) {
@@ -182,7 +211,7 @@ TEST_F(CheckpointCommands, DeleteRefusesWhileASaverUsesTheFolder) {
 }
 
 TEST_F(CheckpointCommands, ExportWritesTiedTensorsUnderEachName) {
-  const fs::path out = run_.folder() / "out" / "model.safetensors";
+  const fs::path out = make("out") / "model.safetensors";
   const Result result = command({"export", "./run", "--best", "--output", out});
   ASSERT_EQ(result.code, 0) << result.err;
   const data::SafetensorsFile file(out);
@@ -205,8 +234,30 @@ TEST_F(CheckpointCommands, ExportChecksFirst) {
   EXPECT_EQ(result.code, 1);
   EXPECT_THAT(result.err, AllOf(HasSubstr("step-30 is damaged"), HasSubstr("checksum")));
   EXPECT_FALSE(fs::exists(out));
-  EXPECT_EQ(command({"export", "./run", "--step", "10", "-o", out}).code, 0);
+  EXPECT_EQ(command({"export", "./run", "--step", "step-10", "-o", out}).code, 0);
   EXPECT_EQ(command({"export", "./run", "--step", "10", "--best", "-o", out}).code, 2);
+}
+
+TEST_F(CheckpointCommands, ExportReplacesNothingUnasked) {
+  const fs::path out = run_.folder() / "model.safetensors";
+  write_file_atomic(out, "mine");
+  const Result refused = command({"export", "./run", "-o", out});
+  EXPECT_EQ(refused.code, 2);
+  EXPECT_THAT(refused.err, AllOf(HasSubstr("model.safetensors exists"), HasSubstr("--force")));
+  EXPECT_EQ(read_file(out), "mine");
+  EXPECT_EQ(command({"export", "./run", "-o", out, "--force"}).code, 0);
+  EXPECT_EQ(data::SafetensorsFile(out).metadata().at("dtrain.step"), "30");
+  EXPECT_THAT(command({"export", "./run", "-o", run_.folder(), "--force"}).err, HasSubstr("is a folder"));
+  const Result elsewhere = command({"export", "./run", "-o", run_.folder() / "no" / "where.safetensors"});
+  EXPECT_EQ(elsewhere.code, 2);
+  EXPECT_THAT(elsewhere.err, AllOf(HasSubstr("there is no folder "), HasSubstr("where.safetensors")));
+  EXPECT_FALSE(fs::exists(run_.folder() / "no"));
+}
+
+TEST_F(CheckpointCommands, ExportOfAModelOnlyAsTorchScript) {
+  const Result result = command({"export", "./run", "-o", run_.folder() / "m.pt", "--model", "net.pt"});
+  EXPECT_EQ(result.code, 2);
+  EXPECT_THAT(result.err, HasSubstr("--model has no effect with --format safetensors"));
 }
 
 }  // namespace

@@ -64,7 +64,7 @@ std::vector<Words> one_of_each() {
           {"checkpoint", "describe", "./run"},
           {"checkpoint", "verify", "./run"},
           {"checkpoint", "delete", "./run", "7", "--yes", "--force"},
-          {"checkpoint", "export", "./run", "-o", "model.safetensors"},
+          {"checkpoint", "export", "./run", "-o", "model.safetensors", "--force"},
           {"logs", "./run"},
           {"logs", "./run", "--follow"},
           {"top", "./run", "--once"},

@@ -183,6 +183,7 @@ TEST(Experiment, InitialWeightsAreAPathOrAMapping) {
   EXPECT_EQ(weights("{file: /a, strict: false, strip_prefix: module., rename: {b.: c., '': d.}, convert_types: true, "
                     "checkpoint: best}"),
             (InitialWeights{"/a", CheckpointChoice::kBest, false, true, "module.", {{"b.", "c."}, {"", "d."}}}));
+  EXPECT_EQ(weights("{file: /a, checkpoint: latest}"), weights("{file: /a, checkpoint: newest}"));
   const Experiment mapped = read_text(kLeast + "initial_weights: {file: /a, rename: {b.: c.}}\n");
   EXPECT_EQ(to_json(mapped).at("initial_weights").dump(),
             R"({"file":"/a","checkpoint":"newest","strict":true,"convert_types":false,"strip_prefix":"",)"

@@ -119,11 +119,21 @@ class Export(ScriptTest):
         save_script(torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10)), self.folder / "net.pt")
         code, said = self.export(result.run_dir, "--format", "torchscript", "--output", out)
         self.assertEqual(code, 2, said)
+        self.assertIn(f"{out} exists", said)
+        again = (result.run_dir, "--format", "torchscript", "--output", out, "--force")
+        code, said = self.export(*again)
+        self.assertEqual(code, 2, said)
         self.assertIn("name the one that was trained with --model FILE", said)
         (self.folder / "net.pt").unlink()
-        code, said = self.export(result.run_dir, "--format", "torchscript", "--output", out)
+        code, said = self.export(*again)
         self.assertEqual(code, 2, said)
         self.assertIn("is no longer there", said)
+        self.assertIn("name it with --model FILE", said)
+        save_script(random_weights(Net(), seed=2), self.folder / "moved.pt")
+        code, said = self.export(*again, "--model", self.folder / "moved.pt")
+        self.assertEqual(code, 0, said)
+        for name, tensor in torch.jit.load(str(out)).state_dict().items():
+            self.assertTrue(torch.equal(tensor, expected[name]), name)
 
 
 if __name__ == "__main__":

@@ -120,7 +120,8 @@ TEST_F(Weights, AMappingThatFitsNoNameOrFitsTwoIsRefused) {
   SharedNet net;
   const fs::path file = write(all_);
   expect_parts(refusal(*net, {.file = file, .strict = false, .strip_prefix = "modul."}),
-               {"initial_weights.strip_prefix: no tensor", "begins with 'modul.'"});
+               {"initial_weights.strip_prefix: no tensor", "begins with 'modul.'",
+                "safe_open(\"" + file.string() + "\", \"pt\")"});
   expect_parts(refusal(*net, {.file = file, .rename = {{"embd.", "x."}}}), {"initial_weights.rename", "'embd.'"});
   expect_parts(refusal(*net, {.file = file, .rename = {{"last.weight", "mean"}}}),
                {"'last.weight' and 'mean' of", "both become 'mean'"});

@@ -90,6 +90,7 @@ void add_run_files(const RunProfile& run, RunSummary& summary) {
     summary.cause = text(event, "cause");
   }
   summary.history = history_of(run.events);
+  summary.history.look_into_storage();
   summary.aggregation_frequency = aggregation_frequency(run.experiment);
   for (const Json& line : run.metrics) {
     if (text(line, "kind") == "training" && line.contains("optimizer_steps")) {

@@ -14,7 +14,7 @@ std::string cell_html(const Cell& cell, const Column& column, bool first) {
   std::string attributes;
   if (column.number) {
     attributes = " class=\"number\"";
-  } else if (first && cell.text.size() <= kShortName) {
+  } else if (column.one_line || (first && cell.text.size() <= kShortName)) {
     attributes = " class=\"short\"";
   } else if (cell.text.size() >= kLongText) {
     attributes = " class=\"long\"";

@@ -16,6 +16,7 @@ struct Column {
   std::string title;
   bool number = false;  // set right, sorted by value
   std::string hint;     // what it means; shown when pointed at
+  bool one_line = false;
 };
 
 struct Cell {

@@ -6,6 +6,7 @@
 #include <spdlog/fmt/fmt.h>
 
 #include "dtrain/base/error.h"
+#include "dtrain/base/json_number.h"
 #include "read/json_fields.h"
 #include "read/utc.h"
 #include "text/numbers.h"
@@ -28,8 +29,8 @@ class HistoryReader {
     AttemptAccount& now = history_.attempts.back();
     const bool names_batch =
         what == "rank_finished" || what == "rank_failed" || what == "rank_stopped" || what == "checkpoint_saved";
-    if (names_batch && integer(event, "step") > 0) {
-      now.to_batch = std::max(now.to_batch.value_or(0), integer(event, "step"));
+    if (names_batch && event.contains("step")) {  // a rank that did no batch gives -1
+      now.to_batch = std::max({now.to_batch.value_or(0), now.from_batch, integer(event, "step")});
     }
     if (what == "interrupted") interrupted_ = text(event, "signal");
     if (what == "attempt_failed") end(time, text(event, "cause"));
@@ -69,6 +70,11 @@ class HistoryReader {
   }
 
   void add_checkpoint(const Json& event, double time) {
+    for (CheckpointAccount& one : history_.checkpoints) {
+      if (one.step != integer(event, "step") || one.path != text(event, "path")) continue;
+      if (one.fate == CheckpointFate::kKept) one.fate = CheckpointFate::kReplaced;
+    }
+    const auto value = event.find("metric_value");
     history_.checkpoints.push_back({.step = integer(event, "step"),
                                     .epoch = integer(event, "epoch"),
                                     .time_s = time,
@@ -77,7 +83,25 @@ class HistoryReader {
                                     .bytes = integer(event, "bytes"),
                                     .copy_s = number(event, "copy_s"),
                                     .wait_s = number(event, "wait_s"),
-                                    .write_s = number(event, "write_s")});
+                                    .write_s = number(event, "write_s"),
+                                    .attempt = history_.attempts.empty() ? 0 : history_.attempts.back().attempt,
+                                    .metric = text(event, "metric"),
+                                    .metric_value = value == event.end() ? std::nullopt : number_of(*value),
+                                    .fate = CheckpointFate::kKept});
+    const auto deleted = event.find("deleted");
+    if (deleted == event.end() || !deleted->is_array()) return;
+    for (const Json& name : *deleted) {
+      if (name.is_string()) mark_deleted(name.get<std::string>());
+    }
+  }
+
+  // `name` is that of the folder, "step-120".
+  void mark_deleted(const std::string& name) {
+    for (CheckpointAccount& one : history_.checkpoints) {
+      if (one.fate == CheckpointFate::kKept && "step-" + std::to_string(one.step) == name) {
+        one.fate = CheckpointFate::kDeleted;
+      }
+    }
   }
 
   void add_trouble(const Json& event, bool failed) {
@@ -93,16 +117,50 @@ class HistoryReader {
 
 }  // namespace
 
-double RunHistory::held_up_s() const {
+std::string word_of(CheckpointFate fate) {
+  return fate == CheckpointFate::kKept ? "kept" : fate == CheckpointFate::kDeleted ? "deleted" : "replaced";
+}
+
+double RunHistory::copy_s() const {
   double sum = 0;
   for (const CheckpointAccount& one : checkpoints) sum += one.copy_s;
   return sum;
 }
 
-double RunHistory::longest_held_up_s() const {
+double RunHistory::longest_copy_s() const {
   double longest = 0;
   for (const CheckpointAccount& one : checkpoints) longest = std::max(longest, one.copy_s);
   return longest;
+}
+
+void RunHistory::look_into_storage() {
+  for (CheckpointAccount& one : checkpoints) {
+    const std::filesystem::path path = one.path;
+    std::error_code code;
+    if (one.fate != CheckpointFate::kKept || !std::filesystem::is_directory(path.parent_path(), code)) continue;
+    if (!std::filesystem::exists(path, code) && !code) one.fate = CheckpointFate::kDeleted;
+  }
+}
+
+const CheckpointAccount* RunHistory::latest() const {
+  const CheckpointAccount* latest = nullptr;
+  for (const CheckpointAccount& one : checkpoints) {
+    if (one.fate == CheckpointFate::kKept && (!latest || one.step >= latest->step)) latest = &one;
+  }
+  return latest;
+}
+
+const CheckpointAccount* RunHistory::best(bool smaller_is_better) const {
+  const auto newest = std::find_if(checkpoints.rbegin(), checkpoints.rend(),
+                                   [](const CheckpointAccount& one) { return one.metric_value.has_value(); });
+  const CheckpointAccount* best = nullptr;
+  for (const CheckpointAccount& one : checkpoints) {
+    if (one.fate != CheckpointFate::kKept || !one.metric_value || one.metric != newest->metric) continue;
+    const bool better = !best || (smaller_is_better ? *one.metric_value < *best->metric_value
+                                                    : *one.metric_value > *best->metric_value);
+    if (better || (*one.metric_value == *best->metric_value && one.step < best->step)) best = &one;
+  }
+  return best;
 }
 
 RunHistory history_of(std::span<const Json> events) {
@@ -131,9 +189,19 @@ Json to_json(const AttemptAccount& attempt) {
 }
 
 Json to_json(const CheckpointAccount& checkpoint) {
-  return {{"step", checkpoint.step},     {"epoch", checkpoint.epoch},   {"time_s", checkpoint.time_s},
-          {"path", checkpoint.path},     {"reason", checkpoint.reason}, {"bytes", checkpoint.bytes},
-          {"copy_s", checkpoint.copy_s}, {"wait_s", checkpoint.wait_s}, {"write_s", checkpoint.write_s}};
+  return {{"step", checkpoint.step},
+          {"epoch", checkpoint.epoch},
+          {"time_s", checkpoint.time_s},
+          {"path", checkpoint.path},
+          {"reason", checkpoint.reason},
+          {"bytes", checkpoint.bytes},
+          {"copy_s", checkpoint.copy_s},
+          {"wait_s", checkpoint.wait_s},
+          {"write_s", checkpoint.write_s},
+          {"attempt", checkpoint.attempt},
+          {"metric", checkpoint.metric},
+          {"metric_value", checkpoint.metric_value ? Json(*checkpoint.metric_value) : Json()},
+          {"fate", word_of(checkpoint.fate)}};
 }
 
 Json to_json(const SaveTrouble& trouble) {
@@ -147,14 +215,12 @@ std::string batches_text(const AttemptAccount& attempt) {
   return from + " to " + count_text(*attempt.to_batch);
 }
 
-std::string checkpoints_text(const RunHistory& history) {
-  if (history.checkpoints.empty()) return "no checkpoint was saved";
-  const CheckpointAccount& last = history.checkpoints.back();
-  const auto count = std::ssize(history.checkpoints);
-  return fmt::format("{} checkpoint{}, the last one of batch {} and {}; saving held training up for {} in all{}",
-                     count_text(count), count == 1 ? "" : "s", count_text(last.step),
-                     format_bytes(static_cast<double>(last.bytes)), seconds_text(history.held_up_s()),
-                     count == 1 ? "" : ", for " + seconds_text(history.longest_held_up_s()) + " at most");
+std::string end_text(const AttemptAccount& attempt) {
+  if (attempt.end.empty()) return "it has not ended";
+  const std::size_t end = attempt.end.find('\n');
+  if (end == std::string::npos) return attempt.end;
+  const auto more = std::count(attempt.end.begin(), attempt.end.end(), '\n');
+  return fmt::format("{} (and {} more line{})", attempt.end.substr(0, end), more, more == 1 ? "" : "s");
 }
 
 std::string text_of(const SaveTrouble& trouble) {

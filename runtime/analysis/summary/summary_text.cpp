@@ -8,6 +8,7 @@
 
 #include <spdlog/fmt/fmt.h>
 
+#include "dtrain/base/text.h"
 #include "dtrain/base/units.h"
 #include "summary/summary_words.h"
 #include "text/numbers.h"
@@ -37,6 +38,7 @@ void write_head(TextWriter& out, const RunSummary& s) {
     out.line("  {}", out.styled("33", missing));
   }
   if (!s.cause.empty()) out.line("  cause: {}", s.cause);
+  if (const std::string attempt = attempt_text(s); !attempt.empty()) out.line("  {}", attempt);
   out.line("  initialization {}   loop {}   finalization {}", or_dash(s.initialization_s), or_dash(s.loop_s),
            or_dash(s.finalization_s));
   if (s.steps > 0) {
@@ -70,8 +72,10 @@ void write_phases(TextWriter& out, const RunSummary& s) {
   if (loop_s <= 0) return;
   const bool alone = s.ranks.size() == 1;
   const char* const whose = !s.times_of_gpus ? "" : alone ? " GPU's" : " GPUs'";
-  out.heading(fmt::format("Where the{} time went{}", whose,
-                          alone ? std::string() : fmt::format(" (mean of {} ranks)", s.ranks.size())));
+  std::vector<std::string> of;
+  if (const std::string attempt = attempt_name(s); !attempt.empty()) of.push_back("of " + attempt);
+  if (!alone) of.push_back(fmt::format("mean of {} ranks", s.ranks.size()));
+  out.heading(fmt::format("Where the{} time went{}", whose, of.empty() ? "" : " (" + join(of, ", ") + ")"));
   out.line("  {:<24}{:>7}{:>12}{:>12}{:>12}", "", "share", "total", "p50", "p99");
   std::vector<PhaseSummary> top;
   std::vector<PhaseSummary> parts;
@@ -145,26 +149,26 @@ void write_communication(TextWriter& out, const RunSummary& s) {
   out.paragraph(collectives_text(s));
 }
 
-void write_history(TextWriter& out, const RunHistory& history) {
+void write_history(TextWriter& out, const RunSummary& s) {
+  const RunHistory& history = s.history;
   if (history.attempts.size() > 1) {
     out.heading("Attempts");
     out.line("  {:>7}  {:<20}{:>12}   {}", "attempt", "batches", "ran for", "why it ended");
     for (const AttemptAccount& attempt : history.attempts) {
       out.line("  {:>7}  {:<20}{:>12}   {}", attempt.attempt, batches_text(attempt),
-               attempt.ended_s ? seconds_text(*attempt.ended_s - attempt.started_s) : "-",
-               attempt.end.empty() ? "it has not ended" : attempt.end);
+               attempt.ended_s ? seconds_text(*attempt.ended_s - attempt.started_s) : "-", end_text(attempt));
     }
   }
   if (history.checkpoints.empty() && history.troubles.empty()) return;
   out.heading("Checkpoints");
-  out.paragraph(checkpoints_text(history));
+  out.paragraph(checkpoints_text(s));
   for (const SaveTrouble& trouble : history.troubles) out.paragraph(text_of(trouble));
   if (history.checkpoints.empty()) return;
-  out.line("  {:>10}  {:<12}{:>12}{:>18}{:>12}{:>12}", "batch", "reason", "size", "held training up", "waited",
+  out.line("  {:>10}  {:<12}{:<10}{:>12}{:>12}{:>12}{:>12}", "batch", "reason", "", "size", "copied in", "waited",
            "written in");
   const auto first = history.checkpoints.size() - std::min(history.checkpoints.size(), kCheckpointsShown);
   for (const CheckpointAccount& one : std::span(history.checkpoints).subspan(first)) {
-    out.line("  {:>10}  {:<12}{:>12}{:>18}{:>12}{:>12}", count_text(one.step), one.reason,
+    out.line("  {:>10}  {:<12}{:<10}{:>12}{:>12}{:>12}{:>12}", count_text(one.step), one.reason, word_of(one.fate),
              format_bytes(static_cast<double>(one.bytes)), seconds_text(one.copy_s), seconds_text(one.wait_s),
              seconds_text(one.write_s));
   }
@@ -217,7 +221,7 @@ std::string render_summary(const RunSummary& summary, const TextOptions& options
   write_ranks(out, summary);
   write_gpu_memory(out, summary);
   write_communication(out, summary);
-  write_history(out, summary.history);
+  write_history(out, summary);
   write_agents(out, summary);
   if (!summary.warnings.empty()) {
     out.heading("Warnings");

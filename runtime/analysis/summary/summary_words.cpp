@@ -1,5 +1,7 @@
 #include "summary/summary_words.h"
 
+#include <algorithm>
+
 #include <spdlog/fmt/fmt.h>
 
 #include "dtrain/base/units.h"
@@ -9,11 +11,70 @@ namespace dtrain::analysis {
 
 std::string batches_text(const RunSummary& summary) {
   std::string text = count_text(summary.steps) + (summary.steps == 1 ? " batch" : " batches");
-  if (summary.optimizer_steps && *summary.optimizer_steps != summary.steps) {
+  // Metrics count the optimizer steps of all attempts.
+  const bool one_attempt = summary.history.attempts.size() <= 1;
+  if (one_attempt && summary.optimizer_steps && *summary.optimizer_steps != summary.steps) {
     text += ", " + count_text(*summary.optimizer_steps) +
             (*summary.optimizer_steps == 1 ? " optimizer step" : " optimizer steps");
   }
   return text;
+}
+
+std::string attempt_name(const RunSummary& summary) {
+  const auto& attempts = summary.history.attempts;
+  return attempts.size() <= 1 ? std::string() : fmt::format("attempt {}", attempts.back().attempt);
+}
+
+std::string attempt_text(const RunSummary& summary) {
+  const auto& attempts = summary.history.attempts;
+  if (attempts.size() <= 1) return {};
+  const std::string batches = batches_text(attempts.back());
+  return fmt::format("{} of {}: {}", attempt_name(summary), attempts.size(),
+                     batches == "none" ? "no batch" : "batches " + batches);
+}
+
+std::string extent_text(const RunSummary& summary) {
+  const std::string attempt = attempt_text(summary);
+  return attempt.empty() ? batches_text(summary) : attempt;
+}
+
+namespace {
+
+std::string saving_text(const RunSummary& summary) {
+  const RunHistory& history = summary.history;
+  const auto phase = std::find_if(summary.phases.begin(), summary.phases.end(),
+                                  [](const PhaseSummary& one) { return one.name == "checkpoint"; });
+  if (phase == summary.phases.end() || phase->seconds <= 0) {
+    return fmt::format(
+        "copying held training up for {} in all{}", seconds_text(history.copy_s()),
+        history.checkpoints.size() == 1 ? "" : ", for " + seconds_text(history.longest_copy_s()) + " at most");
+  }
+  // A profile is of one attempt.
+  RunHistory covered;
+  for (const CheckpointAccount& one : history.checkpoints) {
+    if (history.attempts.empty() || one.attempt == history.attempts.back().attempt) covered.checkpoints.push_back(one);
+  }
+  const std::string attempt = attempt_name(summary);
+  std::string text = fmt::format("{}saving held training up for {} in all",
+                                 attempt.empty() ? "" : "in " + attempt + " ", seconds_text(phase->seconds));
+  // The phase is the mean of the ranks, a copy's time that of the slowest.
+  if (covered.copy_s() <= phase->seconds) text += ", " + seconds_text(covered.copy_s()) + " of it copying";
+  return text;
+}
+
+}  // namespace
+
+std::string checkpoints_text(const RunSummary& summary) {
+  const auto& checkpoints = summary.history.checkpoints;
+  if (checkpoints.empty()) return "no checkpoint was saved";
+  const CheckpointAccount& last = checkpoints.back();
+  const auto kept = std::count_if(checkpoints.begin(), checkpoints.end(),
+                                  [](const auto& one) { return one.fate == CheckpointFate::kKept; });
+  const std::string which =
+      fmt::format("of batch {} and {}", count_text(last.step), format_bytes(static_cast<double>(last.bytes)));
+  if (checkpoints.size() == 1) return fmt::format("1 checkpoint was saved, {}; {}", which, saving_text(summary));
+  return fmt::format("{} checkpoints were saved, {} {} kept, the last one {}; {}", count_text(std::ssize(checkpoints)),
+                     count_text(kept), kept == 1 ? "is" : "are", which, saving_text(summary));
 }
 
 std::string batch_size_text(const RunSummary& summary) {

@@ -7,8 +7,21 @@
 
 namespace dtrain::analysis {
 
-// "1,200 batches", with the optimizer steps where these are fewer.
+// "1,200 batches", with the optimizer steps where these are fewer; of the attempt that the profile is of.
 std::string batches_text(const RunSummary& summary);
+
+// Of a run with several attempts, of which the last one has left its profile here: "attempt 7 of 7: batches 3,919 to
+// 4,100". Empty: there is one attempt.
+std::string attempt_text(const RunSummary& summary);
+// "attempt 7", or empty where there is one attempt.
+std::string attempt_name(const RunSummary& summary);
+
+// What a heading says about how much it covers: attempt_text(), or batches_text() where there is one attempt.
+std::string extent_text(const RunSummary& summary);
+
+// "14 checkpoints were saved, 3 are kept, …; saving held training up for 20.3 ms in all, 2.33 ms of it copying". The
+// time is that of the phase where there is a profile, and of the copies alone where there is none.
+std::string checkpoints_text(const RunSummary& summary);
 
 // "128", and what becomes of it: what is trained in a batch where that is less, and what an optimizer step sees where
 // batches are aggregated. Empty: not known.

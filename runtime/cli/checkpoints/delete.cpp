@@ -69,7 +69,7 @@ void add_checkpoint_delete(CLI::App& checkpoint, int* exit_code) {
   auto arguments = std::make_shared<DeleteArguments>();
   CLI::App* command = checkpoint.add_subcommand("delete", "Delete checkpoints of a run that is not in progress");
   add_run_or_checkpoint(*command, arguments->run);
-  command->add_option("STEP", arguments->steps, std::string(kStepHelp) + "; with a checkpoint's folder: none");
+  command->add_option("STEP", arguments->steps, std::string(kStepHelp) + "; not with a checkpoint's folder");
   command->add_flag("-y,--yes", arguments->yes, "Do not ask");
   command->add_flag("--force", arguments->force, "Also the only one that is whole");
   command->callback([arguments, exit_code] {

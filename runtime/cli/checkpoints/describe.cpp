@@ -1,4 +1,6 @@
+#include <algorithm>
 #include <cstdio>
+#include <map>
 #include <memory>
 
 #include "checkpoints/selection.h"
@@ -17,7 +19,7 @@ namespace {
 
 struct DescribeArguments {
   std::string run;
-  std::string step = "latest";
+  std::string step;
   bool json = false;
 };
 
@@ -59,10 +61,23 @@ Json describe_json(const checkpoint::Entry& entry) {
   return json;
 }
 
-std::string row(std::string name, const std::string& value) {
-  name.resize(14, ' ');
-  return value.empty() ? "" : name + value + "\n";
-}
+// Lines of a name and what it is. Without what it is, there is no line.
+class Facts {
+ public:
+  void add(const std::string& name, const std::string& value) {
+    if (!value.empty()) rows_.emplace_back(name, value);
+  }
+  std::string text() const {
+    std::size_t width = 0;
+    for (const auto& [name, value] : rows_) width = std::max(width, name.size() + 2);
+    std::string text;
+    for (const auto& [name, value] : rows_) text += name + std::string(width - name.size(), ' ') + value + "\n";
+    return text;
+  }
+
+ private:
+  std::vector<std::pair<std::string, std::string>> rows_;
+};
 
 std::string shape_text(const std::vector<std::int64_t>& shape) {
   std::vector<std::string> extents;
@@ -70,38 +85,49 @@ std::string shape_text(const std::vector<std::int64_t>& shape) {
   return shape.empty() ? "scalar" : join(extents, " x ");
 }
 
+std::string words_for(const std::string& key) {
+  static const std::map<std::string, std::string> kWords{{"name", "run"},
+                                                         {"global_batch_size", "batch size"},
+                                                         {"cpu_capability", "instruction set"},
+                                                         {"threads", "threads a rank"}};
+  const auto known = kWords.find(key);
+  if (known != kWords.end()) return known->second;
+  std::string words = key;
+  std::replace(words.begin(), words.end(), '_', ' ');
+  return words;
+}
+
 // What the run has said about itself; nested values as JSON.
-std::string run_text(const Json& run) {
-  std::string text;
-  if (!run.is_object()) return text;
+void add_run(const Json& run, Facts& facts) {
+  if (!run.is_object()) return;
   for (const auto& [key, value] : run.items()) {
-    if (value.is_structured() && key == "experiment") continue;  // describe --json has it
-    text += row("run " + key + " ", value.is_string() ? value.get<std::string>() : to_line(value));
+    if (value.is_null() || (value.is_structured() && key == "experiment")) continue;  // describe --json has it
+    facts.add(words_for(key), value.is_string() ? value.get<std::string>() : to_line(value));
   }
-  return text;
 }
 
 std::string describe_text(const checkpoint::Entry& entry) {
   const checkpoint::About& about = entry.about;
   const auto time = std::chrono::duration_cast<Nanoseconds>(std::chrono::duration<double>(about.time));
-  std::string text = row("checkpoint", entry.path.string());
-  text += row("step", std::to_string(about.step) + " batches done, in epoch " + std::to_string(about.epoch));
-  text +=
-      row("saved", format_utc(time).substr(0, 19) + "Z" + (about.reason.empty() ? "" : ", reason: " + about.reason));
-  text += row("metric", metric_text(about));
-  text += row("ranks", std::to_string(about.world_size));
-  text += row("size", format_bytes(static_cast<double>(entry.bytes)));
-  text += row("damage", entry.damage);
-  text += run_text(about.run);
-  text += row("goes on", "`dtrain launch --continue RUN` goes on from a run's newest checkpoint: to the same bits on " +
-                             std::to_string(about.world_size) + " ranks");
-  text += row("", "`initial_weights: " + entry.path.string() + "` starts a new run with these weights");
-  for (const FileFacts& facts : look_into(entry)) {
-    text += "\n" + facts.file.name + ", " + format_bytes(static_cast<double>(facts.file.bytes)) + "\n";
-    if (!facts.damage.empty()) text += "  damaged: " + facts.damage + "\n";
-    if (facts.tensors.empty()) continue;
+  Facts facts;
+  facts.add("checkpoint", entry.path.string());
+  facts.add("step", std::to_string(about.step) + " batches done, in epoch " + std::to_string(about.epoch + 1));
+  facts.add("saved", format_utc(time).substr(0, 19) + "Z" + (about.reason.empty() ? "" : ", reason: " + about.reason));
+  facts.add("metric", metric_text(about));
+  facts.add("ranks", std::to_string(about.world_size));
+  facts.add("size", format_bytes(static_cast<double>(entry.bytes)));
+  facts.add("damage", entry.damage);
+  add_run(about.run, facts);
+  facts.add("goes on", "`dtrain launch --continue RUN` goes on from a run's newest checkpoint: to the same bits on " +
+                           std::to_string(about.world_size) + (about.world_size == 1 ? " rank" : " ranks"));
+  facts.add("", "`initial_weights: " + entry.path.string() + "` starts a new run with these weights");
+  std::string text = facts.text();
+  for (const FileFacts& file : look_into(entry)) {
+    text += "\n" + file.file.name + ", " + format_bytes(static_cast<double>(file.file.bytes)) + "\n";
+    if (!file.damage.empty()) text += "  damaged: " + file.damage + "\n";
+    if (file.tensors.empty()) continue;
     Table table({{"tensor"}, {"dtype"}, {"shape"}, {"size", Table::Unit::kBytes}}, ListFormat::kText);
-    for (const data::SafetensorsEntry& tensor : facts.tensors) {
+    for (const data::SafetensorsEntry& tensor : file.tensors) {
       const std::string shape = shape_text(tensor.shape);
       table.add({tensor.name, tensor.dtype, shape, static_cast<std::int64_t>(tensor.bytes)});
     }
@@ -121,8 +147,7 @@ void add_checkpoint_describe(CLI::App& checkpoint, int* exit_code) {
   add_json(*command, arguments->json);
   command->callback([arguments, exit_code] {
     const Checkpoints found = find_checkpoints(arguments->run);
-    const bool only_one = !found.run && arguments->step == "latest";  // also a damaged one
-    const checkpoint::Entry& entry = only_one ? found.entries.front() : choose(found, arguments->step);
+    const checkpoint::Entry& entry = choose(found, arguments->step);
     print_answer(
         arguments->json, [&] { return describe_json(entry); }, [&] { return describe_text(entry); });
     *exit_code = 0;

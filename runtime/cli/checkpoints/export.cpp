@@ -13,8 +13,8 @@ namespace dtrain::cli {
 namespace {
 
 struct CheckpointExportArguments {
-  std::string run, step, output, format = "safetensors";
-  bool best = false, latest = false;
+  std::string run, step, output, format = "safetensors", model;
+  bool best = false, latest = false, force = false;
 };
 
 // What is known to be damaged is not exported.
@@ -24,12 +24,29 @@ void check(const checkpoint::Entry& entry) {
   throw DataError(entry.path.string() + " is damaged: " + join(problems, "; "), "export another one");
 }
 
+// What can be said before the checkpoint is read.
+void check_output(const std::filesystem::path& output, bool force) {
+  std::error_code code;
+  if (std::filesystem::is_directory(output, code)) {
+    throw ConfigError(output.string() + " is a folder", "name a file in it");
+  }
+  if (!std::filesystem::is_directory(output.parent_path(), code)) {
+    throw ConfigError(
+        "there is no folder " + output.parent_path().string() + " to write " + output.filename().string() + " into",
+        "make it first, or name a file in another folder");
+  }
+  if (!force && std::filesystem::exists(output, code)) {
+    throw ConfigError(output.string() + " exists", "name another file, or add --force to replace it");
+  }
+}
+
 // libtorch writes TorchScript, and only dtrain-worker has it.
-int export_torchscript(const checkpoint::Entry& entry, const std::filesystem::path& output) {
+int export_torchscript(const checkpoint::Entry& entry, const std::filesystem::path& output, const std::string& model) {
   static const char inside_this_program = 0;
   ProcessOptions options;
   options.command = {find_program_beside(&inside_this_program, "dtrain-worker").string(), "--export",
                      entry.path.string(), output.string()};
+  if (!model.empty()) options.command.insert(options.command.end(), {"--model", model});
   options.new_process_group = false;  // Ctrl-C ends both
   const ExitStatus status = Process::start(options).wait();
   if (status.signal == 0) return status.code;
@@ -54,18 +71,27 @@ void add_checkpoint_export(CLI::App& checkpoint, int* exit_code) {
                    "safetensors: the weights under all their names; torchscript: the model of a `model:` experiment "
                    "with them")
       ->check(CLI::IsMember({"safetensors", "torchscript"}));
+  command
+      ->add_option("--model", arguments->model,
+                   "For torchscript: the model's file, where it is no longer where the run found it")
+      ->type_name("FILE");
+  command->add_flag("--force", arguments->force, "Replace FILE if it exists");
   command->footer("The checkpoint is checked first, as `dtrain checkpoint verify` does.");
   command->callback([arguments, exit_code] {
     if (arguments->best) arguments->step = "best";
+    if (arguments->latest) arguments->step = "latest";
+    const bool script = arguments->format == "torchscript";
+    if (!script && !arguments->model.empty()) {
+      throw ConfigError("--model has no effect with --format safetensors", "leave it out, or add --format torchscript");
+    }
+    const auto output = std::filesystem::absolute(arguments->output).lexically_normal();
+    check_output(output, arguments->force);
     const Checkpoints found = find_checkpoints(arguments->run);
-    const bool only_one = !found.run && arguments->step.empty();
-    const checkpoint::Entry& entry =
-        only_one ? found.entries.front() : choose(found, arguments->step.empty() ? "latest" : arguments->step);
+    const checkpoint::Entry& entry = choose(found, arguments->step);
     check(entry);
-    const auto output = std::filesystem::absolute(arguments->output);
     *exit_code = 0;
-    if (arguments->format == "torchscript") {
-      *exit_code = export_torchscript(entry, output);
+    if (script) {
+      *exit_code = export_torchscript(entry, output, arguments->model);
       return;
     }
     const auto bytes = checkpoint::export_safetensors(entry.path, output);

@@ -63,7 +63,7 @@ std::string list_text(const Checkpoints& found) {
     const std::string saved = format_utc(when(entry.about)).substr(0, 19) + "Z";
     const std::string age = format_duration(clock.wall() - when(entry.about));
     const std::string metric = metric_text(entry.about);
-    table.add({entry.about.step, known ? Cell(entry.about.epoch) : Cell(), known ? Cell(saved) : Cell(),
+    table.add({entry.about.step, known ? Cell(entry.about.epoch + 1) : Cell(), known ? Cell(saved) : Cell(),
                known ? Cell(age) : Cell(), entry.bytes > 0 ? Cell(entry.bytes) : Cell(),
                metric.empty() ? Cell() : Cell(metric), mark.empty() ? Cell() : Cell(mark),
                entry.damage.empty() ? Cell() : Cell(entry.damage)});
@@ -80,8 +80,7 @@ void add_checkpoint_list(CLI::App& checkpoint, int* exit_code) {
   add_json(*command, arguments->json);
   command->footer(
       "Looks at manifests and sizes only; `dtrain checkpoint verify` reads every byte. The best checkpoint is that "
-      "with "
-      "the best\nsearcher.metric, the latest is what `dtrain launch --continue` goes on from.");
+      "with the best\nsearcher.metric, the latest is what `dtrain launch --continue` goes on from.");
   command->callback([arguments, exit_code] {
     const Checkpoints found = find_checkpoints(arguments->run);
     print_answer(

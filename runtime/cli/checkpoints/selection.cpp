@@ -23,6 +23,16 @@ bool is_checkpoint(const fs::path& path) {
          (path.filename().string().starts_with("step-") || fs::exists(path / checkpoint::kManifestFile, code));
 }
 
+// "step-120" is also the folder's name.
+std::optional<std::int64_t> number_of(std::string_view step) {
+  constexpr std::string_view kFolder = "step-";
+  if (step.starts_with(kFolder)) step.remove_prefix(kFolder.size());
+  std::int64_t number = 0;
+  const auto [end, error] = std::from_chars(step.data(), step.data() + step.size(), number);
+  if (error != std::errc() || end != step.data() + step.size() || number < 0) return std::nullopt;
+  return number;
+}
+
 std::string steps_of(const Checkpoints& checkpoints) {
   std::vector<std::string> steps;
   for (const checkpoint::Entry& entry : checkpoints.entries) steps.push_back(std::to_string(entry.about.step));
@@ -56,7 +66,14 @@ const checkpoint::Entry& choose(const Checkpoints& checkpoints, const std::strin
     return std::find_if(entries.begin(), entries.end(), [&](const auto& entry) { return entry.about.step == wanted; });
   };
   const std::string in = " in " + checkpoints.storage.string();
-  if (step == "latest") {
+  const std::optional<std::int64_t> number = number_of(step);
+  if (!checkpoints.run) {
+    const checkpoint::Entry& only = entries.front();
+    if (step.empty() || number == only.about.step) return only;
+    throw ConfigError(only.path.string() + " is one checkpoint, so '" + step + "' cannot be chosen from it",
+                      "leave " + step + " out, or name the run instead of the folder");
+  }
+  if (step.empty() || step == "latest") {
     const auto whole = std::find_if(entries.rbegin(), entries.rend(), [](const auto& e) { return e.damage.empty(); });
     if (whole != entries.rend()) return *whole;
     throw ConfigError("there is no checkpoint that can be used" + in, entries.empty() ? "" : "all are damaged");
@@ -66,14 +83,13 @@ const checkpoint::Entry& choose(const Checkpoints& checkpoints, const std::strin
     if (!best.empty()) return *there(best.front().about.step);
     throw ConfigError("no checkpoint" + in + " has a metric", "name a step or latest; " + steps_of(checkpoints));
   }
-  std::int64_t number = 0;
-  const auto [end, error] = std::from_chars(step.data(), step.data() + step.size(), number);
-  if (error != std::errc() || end != step.data() + step.size()) {
-    throw ConfigError("'" + step + "' names no checkpoint", "it is a number of batches, best or latest");
+  if (!number) {
+    throw ConfigError("'" + step + "' names no checkpoint",
+                      "it is a number of batches (120 or step-120), best or latest; " + steps_of(checkpoints));
   }
-  const auto found = there(number);
+  const auto found = there(*number);
   if (found == entries.end()) {
-    throw ConfigError("there is no checkpoint of step " + step + in, steps_of(checkpoints));
+    throw ConfigError("there is no checkpoint of step " + std::to_string(*number) + in, steps_of(checkpoints));
   }
   return *found;
 }

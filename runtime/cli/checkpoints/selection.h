@@ -15,7 +15,8 @@ namespace dtrain::cli {
 
 // The argument RUN: a run, as run::find_run() finds it, or the folder of a checkpoint.
 CLI::Option* add_run_or_checkpoint(CLI::App& command, std::string& run);
-inline constexpr const char* kStepHelp = "Which checkpoint: the number of batches done, best or latest";
+inline constexpr const char* kStepHelp =
+    "Which checkpoint: the number of batches done (120 or step-120), best or latest";
 
 // The checkpoints that such an argument stands for: those of the run, or the one.
 struct Checkpoints {
@@ -26,7 +27,8 @@ struct Checkpoints {
 // ConfigError: there is no such run.
 Checkpoints find_checkpoints(const std::string& name);
 
-// The one that `step` ("120", "best", "latest") names. `latest` is the newest that nothing is known against.
+// The one that `step` ("120", "step-120", "best", "latest") names. `latest` is the newest that nothing is known
+// against. Without `step` it is the latest of a run, or the checkpoint whose folder was named, also a damaged one.
 // ConfigError lists the steps that there are.
 const checkpoint::Entry& choose(const Checkpoints& checkpoints, const std::string& step);
 

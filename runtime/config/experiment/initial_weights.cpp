@@ -18,6 +18,14 @@ bool is_pickle(std::string_view path) {
   return std::any_of(kEndings.begin(), kEndings.end(), [&](auto ending) { return path.ends_with(ending); });
 }
 
+std::string why_no_pickle(const std::string& path) {
+  if (!is_pickle(path)) return {};
+  const std::string converted = std::filesystem::path(path).replace_extension(".safetensors").string();
+  return "; pickled files are not read, because loading one may run code: convert it in Python with "
+         "safetensors.torch.save_file(torch.load(\"" +
+         path + "\", weights_only=True), \"" + converted + "\")";
+}
+
 class RenameForm : public KeyType {
  public:
   explicit RenameForm(Renames& rename) : rename_(rename) {}
@@ -80,7 +88,9 @@ class InitialWeightsForm : public KeyType {
   void read_path(Section& section, const Key& key, const Value& value) {
     const std::string text = section.text(key.name, "");
     if (text.empty()) return;
-    if (!kWeightsPath.good(text)) section.report(value, key.name, must_be(kWeightsPath.must_be, value));
+    if (!kWeightsPath.good(text)) {
+      section.report(value, key.name, must_be(kWeightsPath.must_be, value) + kWeightsPath.why(text));
+    }
     weights_.file = (section.folder() / text).lexically_normal();
   }
 
@@ -93,7 +103,8 @@ class InitialWeightsForm : public KeyType {
 const TextRule kWeightsPath{
     .schema = R"({"minLength": 1, "not": {"type": "string", "pattern": "\\.(pt|pth|bin|ckpt|pkl)$"}})",
     .good = [](const std::string& text) { return !text.empty() && !is_pickle(text); },
-    .must_be = "the path of a .safetensors file, a checkpoint or a run"};
+    .must_be = "the path of a .safetensors file, a checkpoint or a run",
+    .why = why_no_pickle};
 
 std::unique_ptr<KeyType> rename_form(Renames& rename) {
   return std::make_unique<RenameForm>(rename);

@@ -20,7 +20,9 @@ void check_text(Section& section, const Key& key, const std::string& text, const
   const Value* given = section.find(key.name);
   if (!given || !given->is_scalar() || !rule.good || rule.good(text)) return;
   const std::string shown = rule.bare ? "'" + text + "'" : describe(*given);
-  section.report(*given, key.name, std::string("must be ") + rule.must_be + ", not " + shown);
+  section.report(
+      *given, key.name,
+      std::string("must be ") + rule.must_be + ", not " + shown + (rule.why ? rule.why(text) : std::string()));
 }
 
 class TextType : public KeyType {

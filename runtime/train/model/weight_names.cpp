@@ -22,12 +22,13 @@ std::string WeightNames::in_model(const std::string& name_in_file) {
   return to + name.substr(from.size());
 }
 
-void WeightNames::check_used() const {
+void WeightNames::check_used(const std::filesystem::path& file) const {
   const auto refuse = [&](const std::string& key, const std::string& beginning) {
     throw ConfigError("initial_weights." + key + ": no tensor of " + weights_.file.string() +
                           " has a name that begins with '" + beginning + "'",
                       "look at the names: python3 -c 'from safetensors import safe_open; "
-                      "print(safe_open(\"FILE\", \"pt\").keys())'");
+                      "print(safe_open(\"" +
+                          file.string() + "\", \"pt\").keys())'");
   };
   if (!weights_.strip_prefix.empty() && !stripped_) refuse("strip_prefix", weights_.strip_prefix);
   for (std::size_t i = 0; i < renamed_.size(); ++i) {

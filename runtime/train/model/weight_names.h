@@ -2,7 +2,9 @@
 // rename.
 #pragma once
 
+#include <filesystem>
 #include <string>
+#include <vector>
 
 #include "dtrain/config/initial_weights.h"
 
@@ -13,8 +15,9 @@ class WeightNames {
   explicit WeightNames(const config::InitialWeights& weights) : weights_(weights) {}
 
   std::string in_model(const std::string& name_in_file);
-  // ConfigError if no name began with strip_prefix, or with one of rename's beginnings.
-  void check_used() const;
+  // ConfigError if no name began with strip_prefix, or with one of rename's beginnings. `file` is one of the files that
+  // were read.
+  void check_used(const std::filesystem::path& file) const;
 
  private:
   const config::InitialWeights& weights_;

@@ -86,7 +86,7 @@ class WeightLoader {
       for (const auto& entry : files_.emplace_back(path).entries())
         add(names.in_model(entry.name), {entry.name, files_.size() - 1, nullptr});
     }
-    names.check_used();
+    names.check_used(source_.files.front());
     // The files no longer move.
     for (auto& [name, stored] : stored_) stored.entry = &files_[stored.file].at(stored.name);
   }

@@ -57,17 +57,20 @@ void write_facts(Page& page, const Input& input) {
   std::set<std::string> hosts;
   for (const RankSummary& rank : s.ranks) hosts.insert(rank.host);
   const auto [first, last] = wall_times(input.run);
+  const std::string attempt = attempt_name(s);
+  const std::string of_attempt = attempt.empty() ? "" : " in " + attempt;
   std::vector<std::pair<std::string, std::string>> facts = {
       {"started", first.empty() ? "not known" : first},
       {"ended", s.state.empty() ? "it has not" : last},
-      {"ran for", ran_for(input)},
+      {"ran for" + of_attempt, ran_for(input)},
       {"ranks", fmt::format("{} on {} host{}", s.world_size, hosts.size(), hosts.size() == 1 ? "" : "s")},
-      {"trained", batches_text(s)},
-      {"samples", count_text(s.samples)},
+      {"trained" + of_attempt, batches_text(s)},
+      {"samples" + of_attempt, count_text(s.samples)},
       {"global batch", s.global_batch_size ? batch_size_text(s) : "not known"},
       {"initialization", or_unknown(s.initialization_s)},
       {"training loop", or_unknown(s.loop_s)},
       {"finalization", or_unknown(s.finalization_s)}};
+  if (!attempt.empty()) facts.insert(facts.begin(), {"this profile is of", attempt_text(s)});
   if (const Json& model = object(input.run.plan, "model"); !model.empty()) {
     facts.emplace_back("model", fmt::format("{} parameters, {}", count_text(integer(model, "parameters")),
                                             format_bytes(number(model, "bytes"))));

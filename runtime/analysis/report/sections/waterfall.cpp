@@ -2,6 +2,7 @@
 #include <spdlog/fmt/fmt.h>
 
 #include "report/sections.h"
+#include "summary/summary_words.h"
 #include "text/numbers.h"
 
 namespace dtrain::analysis::report {
@@ -34,12 +35,13 @@ void write_waterfall(Page& page, const Input& input) {
     page.absent("No waterfall.", "No batch was recorded, so there is nothing to divide up.", "");
     return;
   }
-  page.paragraph(
-      fmt::format("Where the {} of the training loop went (mean of all ranks). If computing at the pace of the fastest "
-                  "rank were all, "
-                  "the run would do {} samples/s; it did {}. The parts add up to all of the time.",
-                  seconds_text(waterfall.wall_s), format_rate(waterfall.ideal_samples_per_s),
-                  format_rate(waterfall.samples_per_s)));
+  const std::string attempt = attempt_name(input.analysis.summary);
+  page.paragraph(fmt::format(
+      "Where the {} of the training loop{} went (mean of all ranks). If computing at the pace of the fastest "
+      "rank were all, "
+      "the run would do {} samples/s; it did {}. The parts add up to all of the time.",
+      seconds_text(waterfall.wall_s), attempt.empty() ? "" : " of " + attempt,
+      format_rate(waterfall.ideal_samples_per_s), format_rate(waterfall.samples_per_s)));
   Json labels = Json::array(), low = Json::array(), high = Json::array(), colors = Json::array(), notes = Json::array();
   Table table("Parts of the wall time", {{"part"}, {"seconds", true}, {"share", true}, {"what it is"}});
   double at = 0, sum_s = 0, share = 0;

@@ -18,9 +18,17 @@ struct AttemptAccount {
   double started_s = 0;                  // seconds since 1970
   std::optional<double> ended_s;         // the same; empty: it has not ended, or nobody recorded that
   std::int64_t from_batch = 0;           // batches done when it began
-  std::optional<std::int64_t> to_batch;  // the last batch that its ranks or checkpoints name; empty: none
+  std::optional<std::int64_t> to_batch;  // the last batch that its ranks or checkpoints name; empty: they name none
   std::string end;                       // why it ended; empty: it has not
 };
+
+// What has become of a checkpoint.
+enum class CheckpointFate {
+  kKept,
+  kDeleted,   // a later one has taken its place, or somebody has deleted it
+  kReplaced,  // the same batch was saved again
+};
+std::string word_of(CheckpointFate fate);  // "kept"
 
 // A checkpoint that has become durable.
 struct CheckpointAccount {
@@ -28,8 +36,12 @@ struct CheckpointAccount {
   double time_s = 0;                 // when it was durable, in seconds since 1970
   std::string path, reason;          // "period", "validation", "stop", "end"
   std::int64_t bytes = 0;
-  double copy_s = 0;               // the longest time that training was held up
+  double copy_s = 0;               // the longest time that a rank copied its state
   double wait_s = 0, write_s = 0;  // of the saver: for ranks and hosts; for the disk
+  int attempt = 0;                 // 0: not known
+  std::string metric;              // searcher.metric; empty: it was not validated
+  std::optional<double> metric_value;
+  CheckpointFate fate = CheckpointFate::kKept;
 };
 
 // A save that came late or failed.
@@ -45,8 +57,15 @@ struct RunHistory {
   std::vector<CheckpointAccount> checkpoints;
   std::vector<SaveTrouble> troubles;
 
-  double held_up_s() const;          // training, by all checkpoints together
-  double longest_held_up_s() const;  // by one of them
+  double copy_s() const;          // of all checkpoints together
+  double longest_copy_s() const;  // of one of them
+  // Marks those as deleted that are no longer in their folder. Where the folder itself is not there, as on another
+  // machine, events alone count.
+  void look_into_storage();
+  // Of those that are kept: the one that a run goes on from, and the one with the best value of the newest one's
+  // metric; of equal ones the earlier. Null: there is none.
+  const CheckpointAccount* latest() const;
+  const CheckpointAccount* best(bool smaller_is_better) const;
 };
 
 RunHistory history_of(std::span<const Json> events);
@@ -59,8 +78,8 @@ Json to_json(const SaveTrouble& trouble);
 
 // "12 to 30"
 std::string batches_text(const AttemptAccount& attempt);
-// "6 checkpoints, the last one step-30 of 32.0 KiB; they held training up for 12 ms in all, one for 4 ms at most"
-std::string checkpoints_text(const RunHistory& history);
+// Why it ended, in one line: "rank 0 could not start: … (and 5 more lines)".
+std::string end_text(const AttemptAccount& attempt);
 // "a checkpoint of batch 40 failed and was tried again: …"
 std::string text_of(const SaveTrouble& trouble);
 

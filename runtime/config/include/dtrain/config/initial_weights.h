@@ -13,7 +13,9 @@
 namespace dtrain::config {
 
 enum class CheckpointChoice { kNewest, kBest };
+// `dtrain checkpoint` calls the newest one latest.
 inline constexpr std::array kCheckpointChoices{Word<CheckpointChoice>{"newest", CheckpointChoice::kNewest},
+                                               Word<CheckpointChoice>{"latest", CheckpointChoice::kNewest},
                                                Word<CheckpointChoice>{"best", CheckpointChoice::kBest}};
 
 struct InitialWeights {
@@ -38,8 +40,9 @@ inline void declare_keys(Keys& keys, InitialWeights& w) {
              .examples = R"(["other/model.safetensors"])",
              .required = "the path of a .safetensors file, a checkpoint or a run"},
             w.file, kWeightsPath);
-  keys.choice({"checkpoint", "Which checkpoint of a run: the newest, or the best by searcher.metric."}, w.checkpoint,
-              kCheckpointChoices);
+  keys.choice(
+      {"checkpoint", "Which checkpoint of a run: the newest (latest is the same), or the best by searcher.metric."},
+      w.checkpoint, kCheckpointChoices);
   keys.boolean(
       {"strict",
        "Whether it is an error if a tensor is missing, left over, or of another shape or type. With false, what fits "

@@ -90,6 +90,8 @@ struct TextRule {
   bool (*good)(const std::string& text) = nullptr;  // null: every text is good
   const char* must_be = "";                         // for the error: "a name"
   bool bare = false;                                // the error does not say whether the text was quoted
+  // What the error says in addition: why the text is bad, or what to do. Null: nothing.
+  std::string (*why)(const std::string& text) = nullptr;
 };
 extern const TextRule kAnyText, kName, kOneLine;
 
