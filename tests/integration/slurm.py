@@ -148,16 +148,16 @@ class GoingOn(SlurmTest):
     """Jobs that save when Slurm warns them, are queued again, and go on from their checkpoints."""
     batches = 1000
 
-    def saving(self, **hyperparameters):
-        return self.experiment(batches=self.batches, step_ms=20,
+    def saving(self, batches=None, **hyperparameters):
+        return self.experiment(batches=batches or self.batches, step_ms=20,
                                hyperparameters={"checkpoint_every": 100000, **hyperparameters})
 
     def weights(self, run_dir):
         lines = [line for line in (run_dir / "logs" / "rank-0000.log").read_text().splitlines() if "weights " in line]
         return lines[-1]
 
-    def undisturbed(self):
-        experiment = self.experiment(batches=self.batches, step_ms=0, hyperparameters={"checkpoint_every": 100000})
+    def undisturbed(self, batches=None):
+        experiment = self.experiment(batches=batches or self.batches, step_ms=0, hyperparameters={"checkpoint_every": 100000})
         return self.weights(launch(BUILD, experiment, self.work.new_run()).expect(0).run_dir)
 
     def job_of(self, run_dir):
@@ -190,8 +190,9 @@ class GoingOn(SlurmTest):
         command = (command, job) if command else ("update", f"JobId={job}", "StartTime=now")
         self.assertEqual(slurm("scontrol", *command).stdout, "")
 
-    def check(self, result, attempts, weights):
-        self.assertEqual([line["batch"] for line in result.metrics("training")], list(range(1, self.batches + 1)))
+    def check(self, result, attempts, weights, batches=None):
+        self.assertEqual([line["batch"] for line in result.metrics("training")],
+                         list(range(1, (batches or self.batches) + 1)))
         self.assertEqual(self.weights(result.run_dir), weights)
         self.assertEqual(len(result.events("requeued")), attempts - 1)
 
@@ -233,9 +234,11 @@ class GoingOn(SlurmTest):
         self.check(result, 1, self.undisturbed())
 
     def test_two_jobs_take_turns_by_preemption(self):
-        weights = self.undisturbed()
+        batches = 20000  # more than are trained while jobs take turns, however slow Slurm is; then the rest is quick
+        turns_are_over = self.work.path / "turns-are-over"
+        weights = self.undisturbed(batches)
         low_dir, high_dir = self.work.new_run(), self.work.new_run()
-        experiment = self.saving()
+        experiment = self.saving(batches, until_file=str(turns_are_over))
         low = self.start(experiment, low_dir)
         self.trains(low_dir, 1, low)
         self.cluster.write_text(json.dumps({"launcher": {"type": "slurm", "options": ["--time=10", "--partition=urgent"]}}))
@@ -248,9 +251,10 @@ class GoingOn(SlurmTest):
             self.trains(low_dir, turn + 1, low)
             slurm("scontrol", "release", self.job_of(high_dir))
             self.when_queued(high_dir)
+        turns_are_over.touch()
         results = self.finish(high, high_dir).expect(0), self.finish(low, low_dir).expect(0)
         for result in results:
-            self.check(result, len(result.events("requeued")) + 1, weights)
+            self.check(result, len(result.events("requeued")) + 1, weights, batches)
             self.assertGreaterEqual(len(result.events("requeued")), 3, result.output)
 
 

@@ -1,5 +1,6 @@
 // A rank without torch: steps of one all-reduce and a sleep. What goes wrong, and where, are hyperparameters:
 //   step_ms: 5                 how long a step sleeps
+//   until_file: path           steps sleep no longer once this file is there
 //   metrics_bytes: 0           padding of each line of metrics.jsonl
 //   show_place: false          prints its GPU, the visible ones, and the CPUs that it may use
 //   trouble: {rank: 1, batch: 7, kind: SIGKILL | SIGSEGV | abort | exit | quit | exception | data | hang | late |
@@ -98,6 +99,7 @@ struct TrainingEnd {
 TrainingEnd train_steps(run::RankSession& session) {
   const Json& settings = session.experiment().hyperparameters;
   const auto step_time = std::chrono::milliseconds(settings.value("step_ms", 5));
+  const std::string until_file = settings.value("until_file", "");
   const std::string padding(settings.value("metrics_bytes", std::size_t{0}), 'x');
   Json trouble = settings.value("trouble", Json::object());
   const std::int64_t every = settings.value("checkpoint_every", std::int64_t{0});
@@ -122,7 +124,8 @@ TrainingEnd train_steps(run::RankSession& session) {
     session.recorder().begin_step(batch);
     {
       const profile::PhaseScope forward(session.recorder(), profile::Phase::kForward);
-      if (!session.mock().train) std::this_thread::sleep_for(step_time);
+      const bool sleeps = until_file.empty() || !std::filesystem::exists(until_file);
+      if (!session.mock().train && sleeps) std::this_thread::sleep_for(step_time);
       if (trouble.value("rank", session.world().rank) == session.world().rank && trouble.value("batch", 0) == batch) {
         cause_trouble(session, trouble);
       }
