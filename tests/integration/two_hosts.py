@@ -190,8 +190,7 @@ class Resuming(TwoHosts):
         stopped = f"hyperparameters.fault={json.dumps({'kind': 'stop', 'rank': self.dice.randrange(4), 'batch': batch})}"
         command = self.command(a, b, file, "--run-dir", broken, "--set", stopped)
         with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as attempt:
-            steps = [f"step-{step}" for step in range(5, 60, 5)]
-            wait_until(lambda: any((broken / "checkpoints" / step).is_dir() for step in steps), "a checkpoint")
+            wait_until(lambda: any((broken / "checkpoints").glob("step-*")), "a checkpoint")
             killers = [subprocess.Popen([BED, "run", HOSTS, host, "pkill", "-KILL", "-x", program])
                        for program in ("gpu_trial", "dtrain-saver") for host in "ab"]
             self.assertEqual([killer.wait() for killer in killers], [0, 0, 0, 0])
