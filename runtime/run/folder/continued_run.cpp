@@ -144,7 +144,6 @@ ContinuedRun read_continued_run(const std::string& run) {
   if (result.plan.contains("mock")) {
     throw ConfigError("the run " + path.string() + " is a mock run, which has no weights to go on with");
   }
-  find_checkpoint_folder(result.folder);
   const RunState state = read_state(result.folder);
   result.number = state.continued + 1;
   if (result.plan.contains("before") && state.trained < number_at(result.plan, "/before/continuation"_json_pointer)) {

@@ -243,6 +243,7 @@ int launch(const LaunchRequest& given) {
   std::optional<ContinuedRun> continued;
   if (!given.continue_run.empty()) {
     continued = read_continued_run(given.continue_run);
+    find_checkpoint_folder(continued->folder);  // a rank of another host may not see it
     adopt(request, *continued);
   }
   LaunchPlan plan = make_launch_plan(request, variables);
