@@ -41,8 +41,7 @@ SnapshotMemory::Header& SnapshotMemory::header() const {
 SharedMemory SnapshotMemory::create(std::size_t payload_bytes, int local_ranks) {
   const std::size_t header_bytes =
       whole_pages(sizeof(Header) + sizeof(Counter) * static_cast<std::size_t>(local_ranks));
-  SharedMemory memory =
-      SharedMemory::create_of_huge_pages("checkpoint", header_bytes + whole_pages(payload_bytes));
+  SharedMemory memory = SharedMemory::create_of_huge_pages("checkpoint", header_bytes + whole_pages(payload_bytes));
   auto* header = new (memory.data()) Header{};
   header->local_ranks = static_cast<std::uint64_t>(local_ranks);
   header->payload_bytes = whole_pages(payload_bytes);

@@ -193,7 +193,9 @@ class Resuming(TwoHosts):
             wait_until(lambda: any((broken / "checkpoints").glob("step-*")), "a checkpoint")
             killers = [subprocess.Popen([BED, "run", HOSTS, host, "pkill", "-KILL", "-x", program])
                        for program in ("gpu_trial", "dtrain-saver") for host in "ab"]
-            self.assertEqual([killer.wait() for killer in killers], [0, 0, 0, 0])
+            ended = [killer.wait() for killer in killers]
+            self.assertEqual(ended[:2], [0, 0])  # a saver ends with its rank, and may have done so already: then 1
+            self.assertTrue(set(ended[2:]) <= {0, 1}, ended)
             self.assertNotEqual(attempt.wait(DEADLINE), 0)
         result = self.go_on(a, b, broken, "--set", "hyperparameters.fault={}").expect(0)
         self.assertEqual(len(result.events("resumed")), 1)

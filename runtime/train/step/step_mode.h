@@ -72,9 +72,9 @@ class StepMode {
   virtual void visit(StateVisitor& visitor) { static_cast<void>(visitor); }
   // Whether parameters and optimizer state are the same on all ranks after every batch.
   virtual bool state_is_shared() const { return true; }
-  // What of parameters and optimizer state this rank copies for a checkpoint: the ranks' ranges together are everything,
-  // none twice. In host memory an update may copy them (UpdateCopy). None: a rank needs all of it for that. The same
-  // answer on all ranks.
+  // What of parameters and optimizer state this rank copies for a checkpoint: the ranks' ranges together are
+  // everything, none twice. In host memory an update may copy them (UpdateCopy). None: a rank needs all of it for that.
+  // The same answer on all ranks.
   virtual std::optional<std::vector<FlatRange>> copied_ranges() const { return std::nullopt; }
 };
 
