@@ -18,6 +18,8 @@ struct UpdateStep {
   // The gradients are divided by it first: one float32 on the values' device, or undefined for 1. It is set where the
   // scale and the clipping of gradients are known on a device alone.
   at::Tensor divisor;
+  // A copy of the values in bfloat16 that the update writes too, of their size and on their device; undefined: none.
+  at::Tensor shadow;
   std::optional<at::Tensor> optional_divisor() const {
     return divisor.defined() ? std::optional(divisor) : std::nullopt;
   }
@@ -32,7 +34,8 @@ class OptimizerUpdate {
   // A name for each tensor of state: "momentum". The tensors have the values' size and type, and are zero at first.
   virtual std::vector<std::string> state_names() const = 0;
   // Updates `values` and `states` in place. All tensors have one dimension, the same size, the same type (float32 or
-  // float64) and the same device; `states` is in the order of state_names(). It must not wait for a device.
+  // float64) and the same device; `states` is in the order of state_names(). Gradients of float32 values may be
+  // bfloat16. It must not wait for a device.
   //
   // An update works element by element, for values come in pieces of any size. A zero whose gradient and state are zero
   // stays zero. Gradients may be replaced by their quotient with the divisor and are else only read. Training thread,
