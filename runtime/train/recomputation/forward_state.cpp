@@ -65,7 +65,8 @@ AsInForward::AsInForward(const ForwardState& forward) : before_(ForwardState::cu
 }
 
 AsInForward::~AsInForward() {
-  if (at::autocast::decrement_nesting() == 0) at::autocast::clear_cache();
+  // Casts that were kept for this computation go, unless it was in the middle of another one under autocast.
+  if (at::autocast::decrement_nesting() == 0 || !before_.autocast.enabled()) at::autocast::clear_cache();
   before_.autocast.set();
   before_.random.restore();
 }

@@ -28,6 +28,7 @@ struct AutocastState {
   };
   static AutocastState current();
   void set() const;
+  bool enabled() const { return devices[0].enabled || devices[1].enabled; }
 
   std::array<OfDevice, kDevices.size()> devices;
   bool cache = true;  // whether casts of parameters are kept for their next use

@@ -5,23 +5,17 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
-#include <string_view>
 #include <vector>
 
+#include "compression/bucket_compressor.h"
 #include "dtrain/comm/compression.h"
 #include "dtrain/comm/fusion_plan.h"
 #include "model/flat_parameters.h"
-#include "state/state_visitor.h"
 
 namespace dtrain::train {
 
-// `compared_steps`: how many steps are to travel uncompressed so that what compression gains can be said. Once
-// `settled_steps` are over, steps are like those that follow.
-comm::CompressionOptions compression_options(comm::CodecMaker codec, std::uint64_t seed, int compared_steps,
-                                             int settled_steps);
-
-// What the compressor does to a bucket in this step, in records.
-std::string_view operation_of(const comm::GradientCompressor& compressor);
+// How a compressor divides the first steps.
+comm::CompressionOptions compression_options(const CompressorOptions& options);
 
 // Every parameter as a matrix: the dimension whose elements lie farthest apart in memory, by the rest. `bases`: where
 // each group's flat memory begins that is laid out as the parameters are.
@@ -31,11 +25,7 @@ std::vector<comm::GradientTensor> gradient_tensors(const FlatParameters& paramet
 comm::GradientBucket gradient_bucket(const FlatParameters& parameters, const comm::FusionPlan& plan, std::size_t index,
                                      std::span<std::byte* const> bases);
 
-// The gradients' own memory.
-std::vector<std::byte*> gradient_bases(const FlatParameters& parameters);
-
-// Error feedback, what a codec keeps from step to step, and the number of steps. Where it is replaced: CommError if it
-// does not fit.
-void visit_compressor(StateVisitor& visitor, comm::GradientCompressor& compressor);
+// Where each group's flat memory begins.
+std::vector<std::byte*> addresses_of(const std::vector<at::Tensor>& flats);
 
 }  // namespace dtrain::train

@@ -1,4 +1,4 @@
-#include "exchange/compression_setup.h"
+#include "compression/compression_setup.h"
 
 #include <algorithm>
 #include <utility>
@@ -24,22 +24,17 @@ std::int64_t rows_of(const at::Tensor& tensor) {
 
 }  // namespace
 
-comm::CompressionOptions compression_options(comm::CodecMaker codec, std::uint64_t seed, int compared_steps,
-                                             int settled_steps) {
+comm::CompressionOptions compression_options(const CompressorOptions& wanted) {
   comm::CompressionOptions options;
-  options.codec = std::move(codec);
-  options.seed = seed;
-  options.compared_steps = compared_steps;
-  options.first_compared = settled_steps + kWarmUpSteps;
+  options.codec = comm::codec_maker(wanted.compression);
+  options.seed = wanted.seed;
+  options.compared_steps = wanted.compared_steps;
+  options.first_compared = wanted.settled_steps + kWarmUpSteps;
   // A warm-up that has two steps like later ones can be compared with.
   if (options.codec.warmup_steps >= std::max<std::int64_t>(options.first_compared, 2 * kWarmUpSteps)) {
     options.compared_steps = 0;
   }
   return options;
-}
-
-std::string_view operation_of(const comm::GradientCompressor& compressor) {
-  return compressor.options().codec.gathers && compressor.compressing() ? "all_gather" : "all_reduce";
 }
 
 std::vector<comm::GradientTensor> gradient_tensors(const FlatParameters& parameters,
@@ -63,15 +58,9 @@ comm::GradientBucket gradient_bucket(const FlatParameters& parameters, const com
           static_cast<std::size_t>(bucket.end - bucket.begin), comm_type(group.dtype), static_cast<int>(index)};
 }
 
-void visit_compressor(StateVisitor& visitor, comm::GradientCompressor& compressor) {
-  auto state = compressor.save_state();
-  for (auto& entry : state) visitor.reals(entry.name, entry.values);
-  if (visitor.replaces()) compressor.load_state(state);
-}
-
-std::vector<std::byte*> gradient_bases(const FlatParameters& parameters) {
+std::vector<std::byte*> addresses_of(const std::vector<at::Tensor>& flats) {
   std::vector<std::byte*> bases;
-  for (const auto& group : parameters.groups()) bases.push_back(FlatMemory::address(group.gradients));
+  for (const at::Tensor& flat : flats) bases.push_back(FlatMemory::address(flat));
   return bases;
 }
 
