@@ -1,5 +1,7 @@
 #include "compression/bucket_compressor.h"
 
+#include <utility>
+
 #include "compression/host_compressor.h"
 #include "compression/tensor_compressor.h"
 
@@ -10,7 +12,7 @@ std::unique_ptr<BucketCompressor> make_bucket_compressor(const FlatParameters& p
                                                          comm::Communicator& communicator,
                                                          const CompressorOptions& options) {
   const bool on_host = flats.empty() || flats.front().is_cpu();
-  if (on_host) return std::make_unique<HostCompressor>(parameters, flats, communicator, options);
+  if (on_host) return std::make_unique<HostCompressor>(parameters, std::move(flats), communicator, options);
   return std::make_unique<TensorCompressor>(parameters, std::move(flats), communicator, options);
 }
 

@@ -38,30 +38,24 @@ comm::CompressionOptions compression_options(const CompressorOptions& wanted) {
 }
 
 std::vector<comm::GradientTensor> gradient_tensors(const FlatParameters& parameters,
-                                                   std::span<std::byte* const> bases) {
+                                                   std::span<const at::Tensor> flats) {
   std::vector<comm::GradientTensor> tensors;
   for (const auto& parameter : parameters.parameters()) {
-    const auto& group = parameters.groups()[parameter.group];
-    const auto elements = static_cast<std::size_t>(parameter.tensor.numel());
-    const auto rows = static_cast<std::size_t>(rows_of(parameter.tensor));
-    tensors.push_back({parameter.name, bases[parameter.group] + parameter.offset * group.element_size, elements, rows,
-                       elements / std::max<std::size_t>(1, rows), comm_type(group.dtype)});
+    const at::Tensor& flat = flats[parameter.group];
+    const auto elements = static_cast<std::size_t>(parameter.gradient.numel());
+    const auto rows = static_cast<std::size_t>(rows_of(parameter.gradient));
+    tensors.push_back({parameter.name, FlatMemory::address(flat, parameter.offset), elements, rows,
+                       elements / std::max<std::size_t>(1, rows), comm_type(flat.scalar_type())});
   }
   return tensors;
 }
 
-comm::GradientBucket gradient_bucket(const FlatParameters& parameters, const comm::FusionPlan& plan, std::size_t index,
-                                     std::span<std::byte* const> bases) {
+comm::GradientBucket gradient_bucket(const comm::FusionPlan& plan, std::size_t index,
+                                     std::span<const at::Tensor> flats) {
   const auto& bucket = plan.buckets[index];
-  const auto& group = parameters.groups()[bucket.group];
-  return {bucket.items, bases[bucket.group] + bucket.begin * group.element_size,
-          static_cast<std::size_t>(bucket.end - bucket.begin), comm_type(group.dtype), static_cast<int>(index)};
-}
-
-std::vector<std::byte*> addresses_of(const std::vector<at::Tensor>& flats) {
-  std::vector<std::byte*> bases;
-  for (const at::Tensor& flat : flats) bases.push_back(FlatMemory::address(flat));
-  return bases;
+  const at::Tensor& flat = flats[bucket.group];
+  return {bucket.items, FlatMemory::address(flat, bucket.begin), static_cast<std::size_t>(bucket.end - bucket.begin),
+          comm_type(flat.scalar_type()), static_cast<int>(index)};
 }
 
 }  // namespace dtrain::train

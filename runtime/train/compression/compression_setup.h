@@ -3,7 +3,6 @@
 #pragma once
 
 #include <cstddef>
-#include <cstdint>
 #include <span>
 #include <vector>
 
@@ -17,15 +16,12 @@ namespace dtrain::train {
 // How a compressor divides the first steps.
 comm::CompressionOptions compression_options(const CompressorOptions& options);
 
-// Every parameter as a matrix: the dimension whose elements lie farthest apart in memory, by the rest. `bases`: where
-// each group's flat memory begins that is laid out as the parameters are.
-std::vector<comm::GradientTensor> gradient_tensors(const FlatParameters& parameters, std::span<std::byte* const> bases);
+// Every parameter as a matrix: the dimension whose elements lie farthest apart in memory, by the rest. `flats`: of each
+// group what is exchanged, laid out as the parameters are.
+std::vector<comm::GradientTensor> gradient_tensors(const FlatParameters& parameters, std::span<const at::Tensor> flats);
 
 // Bucket `index` of a plan, in that memory.
-comm::GradientBucket gradient_bucket(const FlatParameters& parameters, const comm::FusionPlan& plan, std::size_t index,
-                                     std::span<std::byte* const> bases);
-
-// Where each group's flat memory begins.
-std::vector<std::byte*> addresses_of(const std::vector<at::Tensor>& flats);
+comm::GradientBucket gradient_bucket(const comm::FusionPlan& plan, std::size_t index,
+                                     std::span<const at::Tensor> flats);
 
 }  // namespace dtrain::train

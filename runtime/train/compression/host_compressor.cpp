@@ -1,14 +1,15 @@
 #include "compression/host_compressor.h"
 
+#include <utility>
+
 #include "compression/compression_setup.h"
 
 namespace dtrain::train {
 
-HostCompressor::HostCompressor(const FlatParameters& parameters, const std::vector<at::Tensor>& flats,
+HostCompressor::HostCompressor(const FlatParameters& parameters, std::vector<at::Tensor> flats,
                                comm::Communicator& communicator, const CompressorOptions& options)
-    : parameters_(parameters),
-      bases_(addresses_of(flats)),
-      compressor_(compression_options(options), gradient_tensors(parameters, bases_), communicator),
+    : flats_(std::move(flats)),
+      compressor_(compression_options(options), gradient_tensors(parameters, flats_), communicator),
       report_(options.name, options.key) {}
 
 std::string_view HostCompressor::operation() const {
@@ -16,7 +17,7 @@ std::string_view HostCompressor::operation() const {
 }
 
 comm::Work HostCompressor::exchange(const comm::FusionPlan& plan, std::size_t bucket, double scale) {
-  works_.push_back(compressor_.exchange(gradient_bucket(parameters_, plan, bucket, bases_), scale));
+  works_.push_back(compressor_.exchange(gradient_bucket(plan, bucket, flats_), scale));
   return works_.back();
 }
 

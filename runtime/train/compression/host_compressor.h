@@ -11,8 +11,8 @@ namespace dtrain::train {
 
 class HostCompressor final : public BucketCompressor {
  public:
-  HostCompressor(const FlatParameters& parameters, const std::vector<at::Tensor>& flats,
-                 comm::Communicator& communicator, const CompressorOptions& options);
+  HostCompressor(const FlatParameters& parameters, std::vector<at::Tensor> flats, comm::Communicator& communicator,
+                 const CompressorOptions& options);
 
   std::string_view operation() const override;
   comm::Work exchange(const comm::FusionPlan& plan, std::size_t bucket, double scale) override;
@@ -23,8 +23,7 @@ class HostCompressor final : public BucketCompressor {
   void visit(StateVisitor& visitor) override;
 
  private:
-  const FlatParameters& parameters_;
-  const std::vector<std::byte*> bases_;
+  const std::vector<at::Tensor> flats_;
   comm::GradientCompressor compressor_;
   CompressionReport report_;
   std::vector<comm::Work> works_;  // of this step

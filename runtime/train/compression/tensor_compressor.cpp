@@ -34,13 +34,13 @@ class PlainTensors final : public TensorExchange {
 
 TensorCodecContext context_of(const FlatParameters& parameters, std::vector<at::Tensor> flats,
                               comm::Communicator& communicator, std::uint64_t seed) {
-  const auto tensors = gradient_tensors(parameters, addresses_of(flats));
+  const auto tensors = gradient_tensors(parameters, flats);
   const at::Device device = parameters.memory().device();
   const auto count = at::TensorOptions().dtype(at::kLong).device(device);
   TensorCodecContext context{std::move(flats), {}, communicator, seed, at::zeros({}, count), at::zeros({}, count)};
   const auto all = parameters.parameters();
   for (std::size_t i = 0; i < all.size(); ++i) {
-    context.places.push_back({all[i].name, all[i].group, all[i].offset, all[i].tensor.numel(),
+    context.places.push_back({all[i].name, all[i].group, all[i].offset, all[i].gradient.numel(),
                               static_cast<std::int64_t>(tensors[i].rows),
                               static_cast<std::int64_t>(tensors[i].columns)});
   }
