@@ -131,16 +131,16 @@ void write_checkpoint(const std::filesystem::path& folder, TrainingStep& step, c
   const comm::World& world = control.world();
   const StateImage image({.rank = world.rank, .shared = step.state_is_shared(), .tied = {}},
                          [&](StateVisitor& visitor) { visitor.part("step", step); });
-  write_part(folder / checkpoint::rank_file(world.rank), image.own(), 0, 1);
+  write_part(folder / checkpoints::rank_file(world.rank), image.own(), 0, 1);
   for (int turn = 0; turn < world.size; ++turn) {
     if (turn == world.rank) {
-      write_part(folder / checkpoint::kModelFile, image.model(), turn, world.size);
-      write_part(folder / checkpoint::kOptimizerFile, image.optimizer(), turn, world.size);
+      write_part(folder / checkpoints::kModelFile, image.model(), turn, world.size);
+      write_part(folder / checkpoints::kOptimizerFile, image.optimizer(), turn, world.size);
     }
     control.barrier("part " + std::to_string(turn));
   }
   if (world.rank != 0) return;
-  write_file_atomic(folder / checkpoint::kManifestFile, Json{{"about", {{"world_size", world.size}}}}.dump());
+  write_file_atomic(folder / checkpoints::kManifestFile, Json{{"about", {{"world_size", world.size}}}}.dump());
 }
 
 // A run of its own on every rank; from `start` or the checkpoint `from`, if there is one, or from the model's values.

@@ -24,7 +24,7 @@ std::optional<std::int64_t> batch_being_saved(const fs::path& run_dir) {
   std::error_code error;
   fs::path storage;
   try {
-    storage = checkpoint::storage_of_run(run_dir);
+    storage = checkpoints::storage_of_run(run_dir);
   } catch (const Error&) {  // a damaged file: nothing is known
     return std::nullopt;
   }
