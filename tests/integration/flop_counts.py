@@ -9,7 +9,7 @@ import torch.nn as nn
 import torch.nn.functional as F
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop, sdpa_flop
 
-from harness import Build, Workplace, environment
+from harness import Build, Workplace, check_waterfall, environment, run, write_experiment
 from torchscript_models import Mlp, ScriptTest, experiment, main, save_script
 
 BUILD = None
@@ -192,7 +192,7 @@ class Runs(ScriptTest):
         flops = 2 * (2 * 64 * 16 + 3 * 16 * 10)  # of a sample; the images get no gradient
         sections = experiment(model, self.idx_data(samples=44), steps=20, batch=15, slots=slots, **more)
         result = self.launched(sections).expect(0)
-        self.assertEqual(result.json("plan.json")["flops"], {"per_sample": flops, "dtype": "float32"})
+        self.assertEqual(result.json("plan.json")["flops"], {"per_sample": flops, "dtype": "float32", "device": "cpu"})
         for rank, counts in enumerate(self.counts(result, slots)):
             self.assertEqual([counts[key] for key in ("rank", "device", "flops_per_sample", "dtype")],
                              [rank, "cpu", flops, "float32"])
@@ -200,6 +200,52 @@ class Runs(ScriptTest):
             self.assertEqual(sum(row["flops"] for row in counts["operators"]), flops * counts["samples"])
             self.assertTrue(all(row["seconds"] > 0 and row["calls"] > 0 for row in counts["operators"]))
         return result
+
+    def dtrain(self, *words):
+        done = subprocess.run([self.build.program("dtrain"), *map(str, words)], env=environment(), text=True,
+                              stdout=subprocess.PIPE, check=True, timeout=120)
+        return done.stdout
+
+    def test_mfu_follows_from_the_limits_in_the_plan(self):
+        result = self.check(2)
+        plan_file = result.run_dir / "plan.json"
+        plan = json.loads(plan_file.read_text())
+        host = result.json("profile/operators-rank-0000.json")["host"]
+
+        plan.pop("limits", None)
+        plan_file.write_text(json.dumps(plan))
+        summary = json.loads(self.dtrain("summary", result.run_dir, "--json"))
+        self.assertIsNone(summary["mfu"])
+        flops = plan["flops"]["per_sample"]
+        self.assertAlmostEqual(summary["achieved_gflops"], flops * summary["training_samples_per_s"] / 1e9, places=9)
+        self.assertAlmostEqual(summary["flops_per_step"], flops * summary["samples"] / summary["steps"], places=3)
+        self.assertIn("dtrain doctor --bench", " ".join(self.dtrain("summary", result.run_dir).split()))
+        parts = json.loads(self.dtrain("analyze", result.run_dir, "--json"))["waterfall"]["parts"]
+        self.assertEqual(parts[0]["name"], "compute")
+
+        plan["limits"] = {host: {"memory_gb_s": 20, "gflops": {"float32": 100, "bfloat16": 300}}}
+        plan_file.write_text(json.dumps(plan))
+        summary = json.loads(self.dtrain("summary", result.run_dir, "--json"))
+        self.assertEqual(summary["limit_gflops"], 200)
+        self.assertAlmostEqual(summary["mfu"], summary["achieved_gflops"] / 200, places=12)
+        parts = json.loads(self.dtrain("analyze", result.run_dir, "--json"))["waterfall"]["parts"]
+        self.assertEqual([part["name"] for part in parts[:3]], ["hardware", "slower_kernels", "slower_compute"])
+        self.assertAlmostEqual(sum(part["share"] for part in parts), 1, places=9)
+        self.assertGreater(parts[0]["seconds"], 0)
+        top = json.loads(self.dtrain("top", result.run_dir, "--once", "--json"))
+        self.assertAlmostEqual(top["mfu"], top["achieved_gflops"] / 200, places=9)
+        self.dtrain("report", result.run_dir, "-o", self.folder / "report.html")
+        check_waterfall(self.folder / "report.html")
+        self.assertIn("slower_kernels", (self.folder / "report.html").read_text())
+
+    def test_a_mock_run_that_trains_nothing_has_no_count(self):
+        model = save_script(Mlp(), self.folder / "model.pt")
+        file = write_experiment(self.folder / "mock.yaml", **experiment(model, self.idx_data(), steps=20))
+        command = [self.build.program("dtrain"), "launch", str(file), "--run-dir", str(self.folder / "mock"), "--mock"]
+        result = run([*command, "train"], self.folder / "mock").expect(0)
+        self.counts(result, 0)
+        self.assertNotIn("flops", result.json("plan.json"))
+        self.assertIsNone(json.loads(self.dtrain("summary", result.run_dir, "--json"))["flops_per_step"])
 
     def test_flops_of_a_sample_are_the_same_with_uneven_batches(self):
         for slots in (1, 2):

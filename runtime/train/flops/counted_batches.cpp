@@ -16,8 +16,7 @@ constexpr std::int64_t kCounted[] = {2, 3, 5, 9, 17, 33};  // batches, from 1
 
 }  // namespace
 
-CountedBatches::CountedBatches(run::RankSession& session, bool on_gpu)
-    : session_(session), on_gpu_(on_gpu), counter_(!on_gpu) {
+CountedBatches::CountedBatches(run::RankSession& session, bool on_gpu) : session_(session), counter_(!on_gpu) {
   counts_.rank = session.world().rank;
   counts_.host = host::host_identity().name;
   counts_.device = on_gpu ? "cuda" : "cpu";
@@ -62,7 +61,8 @@ void CountedBatches::after_step() {
   if (!counting_) return;
   if (counts_.counted > 0 && !std::exchange(in_plan_, true)) {
     try {
-      session_.update_plan("flops", {{"per_sample", counts_.flops_per_sample}, {"dtype", counts_.dtype}});
+      session_.update_plan(
+          "flops", {{"per_sample", counts_.flops_per_sample}, {"dtype", counts_.dtype}, {"device", counts_.device}});
     } catch (const std::exception& error) {
       session_.log()->warn("plan.json does not get the FLOPs of a sample: {}", error.what());
     }

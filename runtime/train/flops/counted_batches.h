@@ -31,7 +31,6 @@ class CountedBatches {
   void write_file();
 
   run::RankSession& session_;
-  const bool on_gpu_;
   OperatorCounter counter_;
   std::int64_t trained_ = 0;  // batches, by this process
   bool counting_ = false;     // this batch
