@@ -1,5 +1,6 @@
 #include "flops/formulas.h"
 
+#include <algorithm>
 #include <utility>
 
 #include <ATen/core/Tensor.h>
