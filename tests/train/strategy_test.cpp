@@ -13,9 +13,9 @@
 #include "model/flat_optimizer.h"
 #include "no_common_memory.h"
 #include "small_model.h"
+#include "step/turn_comparison.h"
 #include "strategies/replicated.h"
 #include "strategies/sharded.h"
-#include "strategies/strategy_comparison.h"
 #include "strategies/strategy_report.h"
 
 namespace dtrain::train {
@@ -240,46 +240,67 @@ TEST(Sharded, KeepsTheStateOfItsOwnPartsAlone) {
   });
 }
 
-// Two ranks, of which rank 1 is the slower one when sharded and rank 0 the slower one when not: what counts is the
-// slowest. The first step of a turn is an outlier.
-bool tried(double replicated_ms, double sharded_ms) {
+// Two ranks, of which rank 1 is the slower one on the second way and rank 0 the slower one on the first: what counts is
+// the slowest. The first step of a turn is an outlier.
+bool second_is_taken(double first_ms, double second_ms) {
   bool result = false;
   test::run_communicator_ranks(test::TestWorld(2), "thread", [&](comm::Communicator& communicator) {
-    StrategyComparison comparison(communicator);
+    TurnComparison comparison(communicator, /*enough=*/1.01);
     std::vector<bool> used;
     while (!comparison.done()) {
-      used.push_back(comparison.sharded());
+      used.push_back(comparison.second());
       const bool first = used.size() > 1 && used.back() != used[used.size() - 2];
-      const bool slowest = comparison.sharded() == (communicator.rank() == 1);
-      const double time = (comparison.sharded() ? sharded_ms : replicated_ms) * (slowest ? 1 : 0.1);
+      const bool slowest = comparison.second() == (communicator.rank() == 1);
+      const double time = (comparison.second() ? second_ms : first_ms) * (slowest ? 1 : 0.1);
       const bool changed = comparison.end_step(static_cast<std::int64_t>(used.size()), first ? 1e6 : time);
-      EXPECT_EQ(changed, comparison.sharded() != used.back());
+      EXPECT_EQ(changed, comparison.second() != used.back());
       ASSERT_LT(used.size(), 100u);
     }
     EXPECT_EQ(std::count(used.begin(), used.end(), true), 10);
     EXPECT_FALSE(used.front());
-    EXPECT_EQ(comparison.replicated_ms(), replicated_ms);
-    EXPECT_EQ(comparison.sharded_ms(), sharded_ms);
+    EXPECT_EQ(comparison.first_ms(), first_ms);
+    EXPECT_EQ(comparison.second_ms(), second_ms);
     ASSERT_EQ(comparison.turns().size(), 4u);
-    for (const StrategyTurn& turn : comparison.turns()) {
+    for (const auto& turn : comparison.turns()) {
       EXPECT_EQ(turn.last_batch, turn.first_batch + 3);
       for (auto batch = static_cast<std::size_t>(turn.first_batch); batch <= static_cast<std::size_t>(turn.last_batch);
            ++batch) {
-        EXPECT_EQ(used.at(batch - 1), turn.sharded) << batch;
+        EXPECT_EQ(used.at(batch - 1), turn.second) << batch;
       }
     }
-    const bool sharded = comparison.sharded();
+    const bool second = comparison.second();
     EXPECT_FALSE(comparison.end_step(100, 1));  // over is over
-    EXPECT_EQ(comparison.sharded(), sharded);
-    if (communicator.rank() == 0) result = sharded;
+    EXPECT_EQ(comparison.second(), second);
+    if (communicator.rank() == 0) result = second;
   });
   return result;
 }
 
-TEST(StrategyComparison, TakesTheFasterOneAndOfEquallyFastOnesTheSmaller) {
-  EXPECT_TRUE(tried(10, 5));
-  EXPECT_FALSE(tried(5, 10));
-  EXPECT_TRUE(tried(10, 10.05));
+TEST(TurnComparison, TakesTheFasterWayAndTheSecondWhereItIsFastEnough) {
+  EXPECT_TRUE(second_is_taken(10, 5));
+  EXPECT_FALSE(second_is_taken(5, 10));
+  EXPECT_TRUE(second_is_taken(10, 10.05));
+}
+
+TEST(TurnComparison, GoesOnElsewhereInTheSameTurns) {
+  test::run_communicator_ranks(test::TestWorld(1), "thread", [&](comm::Communicator& communicator) {
+    for (int broken_after = 0; broken_after < 22; ++broken_after) {
+      TurnComparison whole(communicator, 1), first(communicator, 1), rest(communicator, 1);
+      for (int step = 0; step < broken_after; ++step) {
+        whole.end_step(step + 1, 1);
+        first.end_step(step + 1, 1);
+      }
+      rest.go_on_after(first.steps());
+      for (int step = broken_after; step < 22; ++step) {
+        EXPECT_EQ(rest.second(), whole.second()) << step << " of " << broken_after;
+        EXPECT_FALSE(rest.done());
+        whole.end_step(step + 1, 1);
+        rest.end_step(step + 1, 1);
+      }
+      EXPECT_TRUE(whole.done());
+      EXPECT_TRUE(rest.done());
+    }
+  });
 }
 
 TEST(StrategyReport, SaysWhatItCostsAndSaves) {

@@ -18,7 +18,7 @@ std::size_t pages(std::size_t bytes) {
 
 bool all_contiguous(const FlatParameters& parameters) {
   const auto all = parameters.parameters();
-  return std::all_of(all.begin(), all.end(), [](const auto& parameter) { return parameter.tensor.is_contiguous(); });
+  return std::all_of(all.begin(), all.end(), [](const auto& parameter) { return parameter.gradient.is_contiguous(); });
 }
 
 }  // namespace

@@ -14,7 +14,7 @@ namespace {
 std::vector<comm::FusionItem> items_of(const FlatParameters& parameters) {
   std::vector<comm::FusionItem> items;
   for (const auto& p : parameters.parameters()) {
-    items.push_back({p.group, p.offset, p.offset + p.padded, parameters.groups()[p.group].element_size});
+    items.push_back({p.group, p.offset, p.offset + p.padded, parameters.groups()[p.group].gradient_size});
   }
   return items;
 }
@@ -88,7 +88,7 @@ Fusion::Fusion(const FlatParameters& parameters, const RunServices& run, const F
 
 Json Fusion::cache_key(const FlatParameters& parameters, const std::vector<std::size_t>& hosts) const {
   Json sizes = Json::array();
-  for (const auto& p : parameters.parameters()) sizes.push_back(p.tensor.nbytes());
+  for (const auto& p : parameters.parameters()) sizes.push_back(p.gradient.nbytes());
   return {{"dtrain", run::version()},
           {"gradients", sizes},
           {"threshold", options_.threshold_bytes},
@@ -215,9 +215,9 @@ void write_gradient_sizes(const std::filesystem::path& file, const FlatParameter
   int order = 0;
   for (const auto& p : parameters.parameters()) {
     std::string shape;
-    for (const std::int64_t size : p.tensor.sizes()) shape += (shape.empty() ? "" : "x") + std::to_string(size);
-    text += std::to_string(order++) + "," + p.name + "," + at::toString(p.tensor.scalar_type()) + "," + shape + "," +
-            std::to_string(p.tensor.numel()) + "," + std::to_string(p.tensor.nbytes()) + "\n";
+    for (const std::int64_t size : p.gradient.sizes()) shape += (shape.empty() ? "" : "x") + std::to_string(size);
+    text += std::to_string(order++) + "," + p.name + "," + at::toString(p.gradient.scalar_type()) + "," + shape + "," +
+            std::to_string(p.tensor.numel()) + "," + std::to_string(p.gradient.nbytes()) + "\n";
   }
   if (file.has_parent_path()) std::filesystem::create_directories(file.parent_path());
   write_file_atomic(file, text);

@@ -1,5 +1,4 @@
-// Remembers tuned fusion plans from run to run: one small JSON file for each model and topology in the user's cache
-// folder. Any thread; files are replaced whole, so runs may share the folder.
+// Remembers tuned fusion plans from run to run, for each model and topology (RunCache). Any thread.
 #pragma once
 
 #include <filesystem>
@@ -9,6 +8,7 @@
 #include "dtrain/base/json.h"
 #include "dtrain/base/log.h"
 #include "dtrain/comm/fusion_plan.h"
+#include "exchange/run_cache.h"
 
 namespace dtrain::train {
 
@@ -29,11 +29,10 @@ class FusionCache {
   std::optional<FusionAnswer> find(std::size_t gradients, const Logger& log) const;
   // What cannot be written is said in the log and forgotten.
   void store(const FusionAnswer& answer, const Json& report, const Logger& log) const;
-  const std::filesystem::path& file() const { return file_; }
+  const std::filesystem::path& file() const { return cache_.file(); }
 
  private:
-  Json key_;
-  std::filesystem::path file_;
+  RunCache cache_;
 };
 
 }  // namespace dtrain::train

@@ -87,6 +87,8 @@ train::StepOptions step_options(const run::RankSession& session, const TrialCont
   options.strategy = {wanted.sharded_optimizer, wanted.gradient_compression, experiment.experiment_seed};
   options.local_sgd = wanted.local_sgd;
   options.stop_on_non_finite = experiment.stop_on_non_finite;
+  options.precision = wanted.mixed_precision;
+  options.memory_format = wanted.memory_format;
   options.alone = session.mock().alone();
   // Gaps between gradients matter only where gradients are exchanged while ranks compute.
   const bool overlaps = !wanted.local_sgd && !options.alone;
@@ -138,6 +140,7 @@ train::TrainingLoop::End train_and_save(run::RankSession& session, const TrialFa
     const auto written = [&](const std::filesystem::path& path) {
       session.write_event("weights_written", {{"path", path.string()}});
     };
+    const auto values = step.values_in_model();
     train::save_weights(*model, folder / "model.safetensors");
     written(folder / "model.safetensors");
     for (const auto& path : trial->save_more(folder)) written(path);

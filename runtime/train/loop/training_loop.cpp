@@ -17,6 +17,7 @@
 #include "dtrain/config/experiment.h"
 #include "loop/mock_loader.h"
 #include "loop/random_seed.h"
+#include "precision/autocast.h"
 
 namespace dtrain::train {
 
@@ -312,8 +313,10 @@ void TrainingLoop::train_batch(Batch& batch) {
   }
   torch::manual_seed(random_seed(experiment_.experiment_seed, session_.world().rank, batches_ + 1, Draws::kTraining));
   const PhaseScope phase(recorder_, Phase::kForward);
+  const Autocast autocast(autocast_type(experiment_.optimizations.mixed_precision), context_.device());
   bool ran_backward = false;
   context_.wrapped().backward = [&](const at::Tensor& loss) {
+    const Autocast::Pause in_full(autocast);
     step_.backward(loss);
     ran_backward = true;
     recorder_.switch_to(Phase::kTrainBatch);  // what train_batch() does after backward is neither

@@ -13,6 +13,7 @@
 #include "dtrain/run/agreed_error.h"
 #include "loop/module_modes.h"
 #include "loop/random_seed.h"
+#include "precision/autocast.h"
 #include "step/startup_checks.h"
 
 namespace dtrain::train {
@@ -46,7 +47,7 @@ std::optional<Validation::Result> Validation::run(std::int64_t batch, std::int64
     loader_->start_epoch(0);
     while (auto part = loader_->next()) {
       feed_.move(*part);
-      metrics_.add(trial_.evaluate_batch(*part), part->samples);
+      metrics_.add(evaluate(*part), part->samples);
       in_flight_.end_batch();
     }
     in_flight_.finish_all();
@@ -82,6 +83,11 @@ void Validation::require_metric(const std::vector<std::string>& names) const {
                          "use one of: " + join(names, ", "));
 }
 
+Metrics Validation::evaluate(const Batch& batch) {
+  const Autocast autocast(autocast_type(session_.experiment().optimizations.mixed_precision), context_.device());
+  return trial_.evaluate_batch(batch);
+}
+
 void Validation::check_metric() {
   if (!loader_ || session_.experiment().searcher.metric.empty()) return;
   loader_->start_epoch(0);
@@ -91,7 +97,7 @@ void Validation::check_metric() {
   const at::NoGradGuard no_grad;
   feed_.move(*part);
   std::vector<std::string> names;
-  for (const auto& [name, value] : trial_.evaluate_batch(*part)) names.push_back(name);
+  for (const auto& [name, value] : evaluate(*part)) names.push_back(name);
   require_metric(names);
 }
 

@@ -35,6 +35,8 @@ class Validation {
   void visit(StateVisitor& visitor);
 
  private:
+  // Without gradients, in the types of training.
+  Metrics evaluate(const Batch& batch);
   void require_metric(const std::vector<std::string>& names) const;
 
   Result judge(const ReducedMetrics& reduced);

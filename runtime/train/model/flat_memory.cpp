@@ -27,14 +27,16 @@ comm::DataType comm_type(at::ScalarType type) {
       return comm::DataType::kFloat32;
     case at::kDouble:
       return comm::DataType::kFloat64;
+    case at::kBFloat16:
+      return comm::DataType::kBfloat16;
     default:
       break;
   }
-  throw ConfigError(std::string("parameters of type ") + at::toString(type) + " cannot be exchanged yet",
-                    "use float32 or float64 parameters");
+  throw Error(std::string("values of type ") + at::toString(type) + " cannot be exchanged");
 }
 
-std::int64_t FlatMemory::alignment() const {
+std::int64_t FlatMemory::alignment(bool equal_parts) const {
+  if (equal_parts) return kCacheLine * communicator_.world_size();
   if (on_host() || communicator_.world_size() > kMostRanksWithEqualParts) return kCacheLine;
   return kCacheLine * communicator_.world_size();
 }

@@ -16,7 +16,7 @@
 
 namespace dtrain::train {
 
-comm::DataType comm_type(at::ScalarType type);  // ConfigError for a type the communicators cannot sum
+comm::DataType comm_type(at::ScalarType type);  // Error: a type that parameters and gradients do not have
 
 class FlatMemory {
  public:
@@ -42,8 +42,10 @@ class FlatMemory {
   c10::Device device() const { return device_; }
   bool on_host() const { return device_.is_cpu(); }
   // What parameters are padded to, in bytes: a cache line, and on a device as many of them as there are ranks, so that
-  // every bucket has parts of one size (NCCL's operations on parts need that).
-  std::int64_t alignment() const;
+  // every bucket has parts of one size (NCCL's operations on parts need that). `equal_parts`: the same on a CPU,
+  // however many ranks there are: where gradients and values differ in size, equal parts alone are the same elements of
+  // both.
+  std::int64_t alignment(bool equal_parts = false) const;
 
   // The address of an element, for collectives.
   static std::byte* address(const at::Tensor& flat, std::int64_t element = 0);

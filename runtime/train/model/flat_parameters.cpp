@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <map>
 #include <optional>
+#include <set>
 #include <utility>
 
 #include "dtrain/base/error.h"
@@ -71,6 +72,31 @@ std::vector<NamedParameter>::iterator owner_of(const at::Tensor& buffer, std::ve
                       [&](const auto& p) { return same_memory(p.tensor, buffer); });
 }
 
+// Those of layers that normalise: their statistics and sums need float32, and they are small. Told by the class of the
+// layer, as libtorch's and TorchScript's names have it: BatchNorm2d, LayerNorm, GroupNorm, InstanceNorm1d, RMSNorm.
+std::set<const at::TensorImpl*> normalisation_parameters(const torch::nn::Module& model) {
+  std::set<const at::TensorImpl*> found;
+  for (const auto& module : model.modules(/*include_self=*/false)) {
+    if (module->name().find("Norm") == std::string::npos) continue;
+    for (const at::Tensor& parameter : module->parameters(/*recurse=*/false))
+      found.insert(parameter.unsafeGetTensorImpl());
+  }
+  return found;
+}
+
+bool is_convolution_weight(const at::Tensor& tensor) {
+  return tensor.dim() == 4 || tensor.dim() == 5;
+}
+
+// The same values, in the strides of channels_last also where dimensions of one element leave them open: libtorch
+// chooses a convolution's kernel by the strides.
+at::Tensor in_channels_last(const at::Tensor& weight) {
+  const auto strides = weight.dim() == 4 ? c10::get_channels_last_strides_2d(weight.sizes())
+                                         : c10::get_channels_last_strides_3d(weight.sizes());
+  at::Tensor copy = at::empty_strided(weight.sizes(), strides, weight.options());
+  return copy.copy_(weight);
+}
+
 }  // namespace
 
 bool same_memory(const at::Tensor& a, const at::Tensor& b) {
@@ -120,7 +146,8 @@ void refuse_partial_overlap(const torch::nn::Module& model) {
   refuse_partial_overlap(std::move(extents));
 }
 
-FlatParameters::FlatParameters(const torch::nn::Module& model, comm::Communicator& communicator)
+FlatParameters::FlatParameters(const torch::nn::Module& model, comm::Communicator& communicator,
+                               const ParameterTypes& types)
     : memory_(communicator, device_of(model)) {
   auto named = distinct_parameters(model);
   std::reverse(named.begin(), named.end());
@@ -129,22 +156,33 @@ FlatParameters::FlatParameters(const torch::nn::Module& model, comm::Communicato
     const auto owner = owner_of(item.value(), named);
     if (owner != named.end() && !item.value().is_same(owner->tensor)) owner->aliases.push_back(item.value());
   }
+  const std::set<const at::TensorImpl*> in_float32 =
+      types.bfloat16 ? normalisation_parameters(model) : std::set<const at::TensorImpl*>();
   std::vector<std::int64_t> used;
   for (const auto& [names, tensor, aliases] : named) {
     if (!tensor.requires_grad()) continue;
     if (!tensor.is_non_overlapping_and_dense()) {
       throw ConfigError("parameter '" + names.front() + "' is not dense in memory", "make it contiguous()");
     }
-    comm_type(tensor.scalar_type());
-    auto group =
-        std::find_if(groups_.begin(), groups_.end(), [&](const Group& g) { return g.dtype == tensor.scalar_type(); });
+    const at::ScalarType dtype = tensor.scalar_type();
+    if (dtype != at::kFloat && dtype != at::kDouble) {
+      throw ConfigError("parameter '" + names.front() + "' is of type " + at::toString(dtype),
+                        "make the model in float32 (or float64), and set optimizations.mixed_precision to compute in "
+                        "another type");
+    }
+    const bool bfloat16 = types.bfloat16 && dtype == at::kFloat && !in_float32.contains(tensor.unsafeGetTensorImpl());
+    auto group = std::find_if(groups_.begin(), groups_.end(),
+                              [&](const Group& g) { return g.dtype == dtype && g.bfloat16 == bfloat16; });
     if (group == groups_.end()) {
-      group = groups_.insert(groups_.end(),
-                             {tensor.scalar_type(), {}, {}, nullptr, static_cast<std::int64_t>(tensor.element_size())});
+      group =
+          groups_.insert(groups_.end(), Group{dtype, bfloat16 && types.gradients ? at::kBFloat16 : dtype, bfloat16});
+      group->element_size = static_cast<std::int64_t>(c10::elementSize(group->dtype));
+      group->gradient_size = static_cast<std::int64_t>(c10::elementSize(group->gradient_dtype));
       used.push_back(0);
     }
     const std::size_t index = group - groups_.begin();
-    const std::int64_t padded = padded_elements(tensor.numel(), group->element_size, memory_.alignment());
+    const bool equal_parts = group->gradient_size < group->element_size;
+    const std::int64_t padded = padded_elements(tensor.numel(), group->gradient_size, memory_.alignment(equal_parts));
     Parameter& parameter = parameters_.emplace_back();
     parameter.name = names.front();
     parameter.tensor = tensor;
@@ -162,7 +200,9 @@ FlatParameters::FlatParameters(const torch::nn::Module& model, comm::Communicato
   for (std::size_t g = 0; g < groups_.size(); ++g) {
     Group& group = groups_[g];
     group.values = memory_.own(used[g], group.dtype);
-    FlatMemory::Block block = memory_.exchanged(used[g], group.dtype);
+    if (group.bfloat16 || (types.shadow && group.dtype == at::kFloat))
+      group.shadow = memory_.own(used[g], at::kBFloat16);
+    FlatMemory::Block block = memory_.exchanged(used[g], group.gradient_dtype);
     group.gradients = std::move(block.tensor);
     group.memory = std::move(block.buffer);
   }
@@ -174,35 +214,117 @@ FlatParameters::FlatParameters(const torch::nn::Module& model, comm::Communicato
     group.values.as_strided(sizes, strides, parameter.offset).copy_(parameter.tensor);
     parameter.gradient = group.gradients.as_strided(sizes, strides, parameter.offset);
   }
-  for (std::size_t g = 0; g < groups_.size(); ++g) place_values(g, groups_[g].values);
+  refresh();
+  for (Parameter& parameter : parameters_) {
+    parameter.in_shadow = groups_[parameter.group].bfloat16;
+    place(parameter);
+  }
+}
+
+at::Tensor FlatParameters::values_of(const Parameter& parameter) const {
+  return groups_[parameter.group].values.as_strided(parameter.gradient.sizes(), parameter.gradient.strides(),
+                                                    parameter.offset);
+}
+
+at::Tensor FlatParameters::source_of(const Parameter& parameter) const {
+  if (!parameter.in_shadow) return values_of(parameter);
+  return groups_[parameter.group].shadow.as_strided(parameter.gradient.sizes(), parameter.gradient.strides(),
+                                                    parameter.offset);
+}
+
+void FlatParameters::put_into_model(Parameter& parameter, const at::Tensor& view) {
+  parameter.tensor.set_data(view);
+  for (auto* others : {&parameter.tied, &parameter.aliases}) {
+    for (at::Tensor& other : *others) other.set_data(view);
+  }
+  parameter.place = view.const_data_ptr();
+}
+
+void FlatParameters::place(Parameter& parameter) {
+  put_into_model(parameter, parameter.copy.defined() ? parameter.copy : source_of(parameter));
 }
 
 void FlatParameters::place_values(std::size_t index, const at::Tensor& memory) {
   const at::NoGradGuard no_grad;
   groups_[index].values = memory;
   for (Parameter& parameter : parameters_) {
-    if (parameter.group != index) continue;
-    const auto values = [&](const at::Tensor& like) {
-      return memory.as_strided(like.sizes(), like.strides(), parameter.offset);
-    };
-    parameter.tensor.set_data(values(parameter.tensor));
-    for (auto* others : {&parameter.tied, &parameter.aliases}) {
-      for (at::Tensor& other : *others) other.set_data(values(other));
-    }
+    if (parameter.group == index) place(parameter);
+  }
+}
+
+void FlatParameters::place_shadow(std::size_t index, const at::Tensor& memory) {
+  const at::NoGradGuard no_grad;
+  groups_[index].shadow = memory;
+  for (Parameter& parameter : parameters_) {
+    if (parameter.group == index) place(parameter);
   }
 }
 
 bool FlatParameters::in_place(const Parameter& parameter) const {
-  const Group& group = groups_[parameter.group];
-  const std::byte* const place = FlatMemory::address(group.values, parameter.offset);
   const auto lies_there = [&](const at::Tensor& tensor) {
-    return tensor.numel() == 0 || tensor.const_data_ptr() == place;
+    return tensor.numel() == 0 || tensor.const_data_ptr() == parameter.place;
   };
   return lies_there(parameter.tensor) && std::all_of(parameter.tied.begin(), parameter.tied.end(), lies_there);
 }
 
+void FlatParameters::compute_in_shadow(std::size_t index, bool in_shadow) {
+  const at::NoGradGuard no_grad;
+  Parameter& parameter = parameters_[index];
+  if (parameter.in_shadow == in_shadow) return;
+  parameter.in_shadow = in_shadow;
+  if (parameter.copy.defined()) parameter.copy = in_channels_last(source_of(parameter));
+  place(parameter);
+}
+
+void FlatParameters::set_channels_last(bool on) {
+  const at::NoGradGuard no_grad;
+  for (Parameter& parameter : parameters_) {
+    if (!is_convolution_weight(parameter.gradient) || parameter.copy.defined() == on) continue;
+    parameter.copy = on ? in_channels_last(source_of(parameter)) : at::Tensor();
+    place(parameter);
+  }
+}
+
+bool FlatParameters::has_convolution_weights() const {
+  return std::any_of(parameters_.begin(), parameters_.end(),
+                     [](const Parameter& parameter) { return is_convolution_weight(parameter.gradient); });
+}
+
+void FlatParameters::refresh_copies() {
+  const at::NoGradGuard no_grad;
+  for (Parameter& parameter : parameters_) {
+    if (parameter.copy.defined()) parameter.copy.copy_(source_of(parameter));
+  }
+}
+
+void FlatParameters::refresh() {
+  const at::NoGradGuard no_grad;
+  for (Group& group : groups_) {
+    if (group.shadow.defined()) group.shadow.copy_(group.values);
+  }
+  refresh_copies();
+}
+
+void FlatParameters::take_over(std::size_t index) {
+  const at::NoGradGuard no_grad;
+  Parameter& parameter = parameters_[index];
+  if (!parameter.in_shadow && !parameter.copy.defined()) return;
+  values_of(parameter).copy_(parameter.tensor.detach());
+}
+
+FlatParameters::ValuesInModel::ValuesInModel(FlatParameters& parameters) : parameters_(parameters) {
+  const at::NoGradGuard no_grad;
+  for (Parameter& parameter : parameters_.parameters_) put_into_model(parameter, parameters_.values_of(parameter));
+}
+
+FlatParameters::ValuesInModel::~ValuesInModel() {
+  const at::NoGradGuard no_grad;
+  for (Parameter& parameter : parameters_.parameters_) parameters_.place(parameter);
+}
+
 void FlatParameters::visit(StateVisitor& visitor) {
-  for (const Parameter& parameter : parameters_) visitor.tensor(parameter.name, parameter.tensor.detach());
+  for (const Parameter& parameter : parameters_) visitor.tensor(parameter.name, values_of(parameter));
+  if (visitor.replaces()) refresh();
 }
 
 void FlatParameters::visit_like(StateVisitor& visitor, std::string_view name, std::size_t group,
@@ -210,7 +332,7 @@ void FlatParameters::visit_like(StateVisitor& visitor, std::string_view name, st
   for (const Parameter& parameter : parameters_) {
     if (parameter.group != group) continue;
     visitor.tensor(std::string(name) + "/" + parameter.name,
-                   flat.as_strided(parameter.tensor.sizes(), parameter.tensor.strides(), parameter.offset));
+                   flat.as_strided(parameter.gradient.sizes(), parameter.gradient.strides(), parameter.offset));
   }
 }
 

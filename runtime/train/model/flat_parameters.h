@@ -5,6 +5,9 @@
 // registration). A parameter registered twice (tied weights) appears once, whether both names are one tensor or two
 // tensors in the same memory. Each starts at a multiple of FlatMemory::alignment(); the padding between holds zeros and
 // stays zero.
+//
+// The model's tensors are views of the values, or of copies in the form in which the model computes (mixed precision,
+// memory formats): those follow the values after each update, and everything but the model works with the values.
 #pragma once
 
 #include <cstdint>
@@ -23,12 +26,19 @@
 
 namespace dtrain::train {
 
+// In which types the model computes with its float32 parameters. The types of other parameters stay.
+struct ParameterTypes {
+  bool shadow = false;     // there is a copy in bfloat16, which model tensors may be views of
+  bool bfloat16 = false;   // they all are from the start, but for those of normalisation layers, which stay float32
+  bool gradients = false;  // and their gradients are bfloat16, too
+};
+
 class FlatParameters {
  public:
   struct Parameter {
     std::string name;
-    at::Tensor tensor;    // the model's own, a view of its group's `values`
-    at::Tensor gradient;  // the view of its group's `gradients` with the same shape and strides
+    at::Tensor tensor;    // the model's own
+    at::Tensor gradient;  // the view of its group's `gradients`, of the shape and strides that the model began with
     std::size_t group = 0;
     std::int64_t offset = 0;  // in elements, in the group
     std::int64_t padded = 0;  // elements up to the next parameter
@@ -36,19 +46,26 @@ class FlatParameters {
     // which is added to this one's, and the others.
     std::vector<at::Tensor> tied;
     std::vector<at::Tensor> aliases;
+    bool in_shadow = false;       // the model computes in bfloat16 with it
+    at::Tensor copy;              // in channels_last memory, which `tensor` is a view of; undefined: none
+    const void* place = nullptr;  // where place() has put `tensor`
   };
   struct Group {
-    at::ScalarType dtype;
-    at::Tensor values;
-    at::Tensor gradients;
-    std::unique_ptr<comm::Buffer> memory;  // of `gradients`
-    std::int64_t element_size = 0;
+    at::ScalarType dtype;           // of the values, which updates change
+    at::ScalarType gradient_dtype;  // of the gradients: the same, or bfloat16
+    bool bfloat16 = false;          // ParameterTypes::bfloat16 holds for these
+    at::Tensor values{};
+    at::Tensor shadow{};  // the values in bfloat16, rounded to nearest even; undefined: none
+    at::Tensor gradients{};
+    std::unique_ptr<comm::Buffer> memory{};  // of `gradients`
+    std::int64_t element_size = 0;           // of a value, in bytes
+    std::int64_t gradient_size = 0;          // of a gradient
   };
 
   // Collective (it allocates). `communicator` is that of the device that the model is on. Parameters that do not
   // require gradients are left where they are. ConfigError names two tensors of which only parts lie in the same
   // memory.
-  FlatParameters(const torch::nn::Module& model, comm::Communicator& communicator);
+  FlatParameters(const torch::nn::Module& model, comm::Communicator& communicator, const ParameterTypes& types = {});
 
   std::span<Parameter> parameters() { return parameters_; }
   std::span<const Parameter> parameters() const { return parameters_; }
@@ -57,11 +74,40 @@ class FlatParameters {
   // Where all of it lies.
   FlatMemory& memory() { return memory_; }
   const FlatMemory& memory() const { return memory_; }
-  // Puts a group's values into `memory`, which holds them already, laid out alike: the model's tensors become views of
-  // it.
+  // The view of its group's values with a parameter's shape.
+  at::Tensor values_of(const Parameter& parameter) const;
+  // Puts a group's values into `memory`, which holds them already, laid out alike: the model's tensors that were views
+  // of the values become views of it. The same for its shadow.
   void place_values(std::size_t group, const at::Tensor& memory);
-  // Whether a parameter's tensor lies where place_values() has put it.
+  void place_shadow(std::size_t group, const at::Tensor& memory);
+  // Whether a parameter's tensor lies where training has put it.
   bool in_place(const Parameter& parameter) const;
+
+  // From now on the model computes with the parameter's shadow, or with its values. Between two batches.
+  void compute_in_shadow(std::size_t parameter, bool in_shadow);
+  // From now on convolution weights (parameters of 4 and 5 dimensions) lie in channels_last memory, or as the model
+  // made them. Between two batches.
+  void set_channels_last(bool on);
+  bool has_convolution_weights() const;
+  // Updates have changed values and shadows: copies in another memory format follow.
+  void refresh_copies();
+  // Something else has changed the values: shadows follow, and copies.
+  void refresh();
+  // The model has written this tensor: the values become what it holds.
+  void take_over(std::size_t parameter);
+
+  // While it lives, the model's tensors are the values: for what is written to a file.
+  class ValuesInModel {
+   public:
+    explicit ValuesInModel(FlatParameters& parameters);
+    ~ValuesInModel();
+    ValuesInModel(const ValuesInModel&) = delete;
+    ValuesInModel& operator=(const ValuesInModel&) = delete;
+
+   private:
+    FlatParameters& parameters_;
+  };
+
   void visit(StateVisitor& visitor);
   // Visits a tensor that is laid out as a group's values are, parameter by parameter.
   void visit_like(StateVisitor& visitor, std::string_view name, std::size_t group, const at::Tensor& flat) const;
@@ -69,6 +115,12 @@ class FlatParameters {
   std::int64_t total_bytes() const;
 
  private:
+  // Makes the parameter's tensors in the model views of what it computes with.
+  void place(Parameter& parameter);
+  static void put_into_model(Parameter& parameter, const at::Tensor& view);
+  // What copies are made of: the shadow where the model computes in it, else the values.
+  at::Tensor source_of(const Parameter& parameter) const;
+
   FlatMemory memory_;
   std::vector<Parameter> parameters_;
   std::vector<Group> groups_;

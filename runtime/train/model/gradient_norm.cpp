@@ -58,9 +58,13 @@ std::vector<NormBranch> branches_of(const FlatRange& range, std::int64_t element
 
 double sum_of_squares(const FlatParameters& parameters, const NormBranch& branch) {
   const auto& group = parameters.groups()[branch.group];
-  const std::int64_t first = branch.line * kLine / group.element_size;
-  if (group.dtype == at::kDouble) return square_branch(group.gradients.const_data_ptr<double>() + first, branch.level);
-  return square_branch(group.gradients.const_data_ptr<float>() + first, branch.level);
+  const std::int64_t first = branch.line * kLine / group.gradient_size;
+  const auto squares = [&]<typename T>(T /*type*/) {
+    return square_branch(group.gradients.const_data_ptr<T>() + first, branch.level);
+  };
+  if (group.gradient_dtype == at::kDouble) return squares(double());
+  if (group.gradient_dtype == at::kBFloat16) return squares(c10::BFloat16());
+  return squares(float());
 }
 
 double combine(std::span<const NormBranch> branches, std::span<const double> sums) {

@@ -67,7 +67,7 @@ Json describe_optimizer(const std::optional<Optimizer>& optimizer) {
 std::optional<std::string> first_nan_parameter(const FlatParameters& parameters) {
   const at::NoGradGuard no_grad;
   for (const auto& parameter : parameters.parameters()) {
-    if (parameter.tensor.sum().isnan().item<bool>()) return parameter.name;
+    if (parameters.values_of(parameter).sum().isnan().item<bool>()) return parameter.name;
   }
   return std::nullopt;
 }

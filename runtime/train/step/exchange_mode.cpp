@@ -17,7 +17,7 @@ ExchangeMode::ExchangeMode(const StepParts& parts, const StrategyOptions& option
       vote_(parts.run, parts.non_finite),
       scale_(parts.run.communicator, parts.window, vote_, parts.parameters.memory().on_host()),
       picker_(parts.run, parts.parameters, parts.optimizer, parts.exchange, parts.fusion, scale_, parts.in_flight,
-              options),
+              options, parts.is_settled),
       written_(parts.run, parts.parameters, parts.watch) {
   parts_.watch.note(digests_due());
 }
@@ -55,6 +55,7 @@ void ExchangeMode::step() {
     written = written_.agree(std::move(mine));
     if (!written.empty()) {
       picker_.check_write(parts_.parameters.parameters()[written.front()].name);
+      for (const std::size_t index : written) parts_.parameters.take_over(index);
       parts_.optimizer.spoil_copy();
     }
   }
@@ -70,6 +71,7 @@ void ExchangeMode::update(std::span<const std::uint8_t> used) {
   vote_.collect();
   if (parts_.before_update) parts_.before_update();
   const auto norm = picker_.strategy().update({used, scale_.correction(), parts_.max_gradient_norm});
+  parts_.parameters.refresh_copies();
   if (norm) {
     parts_.in_flight.read(*norm, [this, batch = parts_.window.rounds_begun()](std::span<const double> value) {
       parts_.non_finite.see_norm(value.front(), batch);

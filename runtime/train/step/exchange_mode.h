@@ -21,6 +21,7 @@ class ExchangeMode final : public StepMode {
   void begin_batch() override;
   bool end_batch() override;
   bool flush() override;
+  void parameters_moved() override { parts_.watch.note(digests_due()); }
   void begin_visit(const StateVisitor& visitor) override;
   void end_visit(const StateVisitor& visitor) override;
   std::optional<std::vector<FlatRange>> copied_ranges() const override;

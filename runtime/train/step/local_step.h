@@ -14,6 +14,8 @@ class LocalStep {
   void take();
 
  private:
+  void take_over_written();
+
   StepParts step_;
   LocalUpdate strategy_;
 };

@@ -39,6 +39,8 @@ struct StepParts {
   double max_gradient_norm = 0;  // 0: no clipping
   // Called before each update, when what the ranks announced has been read. May be empty.
   const std::function<void()>& before_update;
+  // Whether steps are computed as all later ones are: which way is faster is being tried one thing at a time.
+  std::function<bool()> is_settled;
 };
 
 class StepMode {
@@ -62,6 +64,9 @@ class StepMode {
   // Whether training ends after this batch because a rank was asked to stop. All ranks say the same after the same
   // step.
   virtual bool stop_is_due() { return vote().stop_seen(); }
+
+  // Between two batches: the model's parameters lie elsewhere now, or in another type, with the same values.
+  virtual void parameters_moved() {}
 
   // Training is over: writes what this mode has to say to plan.json and the log. Collective.
   virtual void report() {}

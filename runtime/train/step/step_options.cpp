@@ -19,6 +19,25 @@ void check(const StepOptions& options, const comm::World& world) {
   }
 }
 
+ParameterTypes parameter_types(const StepOptions& options) {
+  switch (options.precision) {
+    case config::Precision::kFloat32:
+      return {};
+    case config::Precision::kBfloat16:
+      return {.shadow = true};
+    case config::Precision::kPureBfloat16:
+      break;
+  }
+  // Codecs are given float32.
+  const bool compressed = !std::holds_alternative<comm::NoCompression>(options.strategy.compression);
+  return {.bfloat16 = true, .gradients = !compressed};
+}
+
+MemoryFormatOptions memory_format_options(const StepOptions& options) {
+  return {options.memory_format, options.precision, options.fusion.batch_per_rank, options.fusion.cache_folder,
+          options.alone};
+}
+
 FusionOptions fusion_options(const StepOptions& options, int world_size) {
   FusionOptions fusion = options.fusion;
   fusion.aggregation_frequency = options.aggregation_frequency;

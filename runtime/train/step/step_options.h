@@ -6,6 +6,8 @@
 #include "dtrain/comm/world.h"
 #include "dtrain/config/optimizations.h"
 #include "exchange/fusion.h"
+#include "model/flat_parameters.h"
+#include "precision/memory_format.h"
 #include "strategies/strategy_picker.h"
 
 namespace dtrain::train {
@@ -18,6 +20,8 @@ struct StepOptions {
   StrategyOptions strategy;
   std::optional<config::LocalSgd> local_sgd;
   bool stop_on_non_finite = false;
+  config::Precision precision = config::Precision::kFloat32;
+  config::MemoryFormat memory_format = config::MemoryFormat::kContiguous;
   // Once all ranks have the same model, this rank trains without them (`--mock comm`). What is collective then is not.
   bool alone = false;
 };
@@ -27,6 +31,9 @@ Mode mode_of(const StepOptions& options);
 
 // ConfigError for what does not go together.
 void check(const StepOptions& options, const comm::World& world);
+// In which types the model computes, and its gradients are.
+ParameterTypes parameter_types(const StepOptions& options);
+MemoryFormatOptions memory_format_options(const StepOptions& options);
 FusionOptions fusion_options(const StepOptions& options, int world_size);
 
 }  // namespace dtrain::train

@@ -23,10 +23,10 @@ std::shared_ptr<torch::nn::Module> checked_model(const TrialContext::Wrapped& wr
 }
 
 // With rank 0's values on every rank.
-FlatParameters flat_parameters(const torch::nn::Module& model, comm::Communicator& communicator) {
-  FlatParameters parameters(model, communicator);
+FlatParameters flat_parameters(const torch::nn::Module& model, comm::Communicator& communicator,
+                               const ParameterTypes& types) {
   broadcast_model(model, communicator);
-  return parameters;
+  return {model, communicator, types};
 }
 
 }  // namespace
@@ -36,16 +36,19 @@ TrainingStep::TrainingStep(const TrialContext::Wrapped& wrapped, const RunServic
       model_(checked_model(wrapped, run_, options)),
       non_finite_(run_, options.stop_on_non_finite),
       window_(options.aggregation_frequency, options.average_aggregated_gradients),
-      parameters_(flat_parameters(*model_, run_.device_communicator)),
+      parameters_(flat_parameters(*model_, run_.device_communicator, parameter_types(options))),
       fusion_(parameters_, run_, fusion_options(options, run_.communicator.world_size())),
       optimizer_(*wrapped.optimizer, wrapped.schedule, parameters_),
       exchange_(parameters_, run_.communicator, run_.device_communicator, run_.recorder),
       in_flight_(parameters_.memory().device(), run_.device_communicator, run_.recorder),
+      memory_format_(run_, parameters_, in_flight_, memory_format_options(options)),
       watch_(*model_, parameters_),
       mode_(make_mode({run_, parameters_, optimizer_, watch_, fusion_, exchange_, in_flight_, non_finite_, window_,
-                       options.max_gradient_norm, before_update_},
+                       options.max_gradient_norm, before_update_, [this] { return memory_format_.settled(); }},
                       options)),
-      hooks_(parameters_, exchange_) {}
+      hooks_(parameters_, exchange_) {
+  if (options.precision == config::Precision::kBfloat16) narrow_use_.emplace(parameters_);
+}
 
 void TrainingStep::announce(bool has_batch, const Wishes& wishes) {
   if (has_batch) window_.add_batch();
@@ -60,7 +63,9 @@ void TrainingStep::announce(bool has_batch, const Wishes& wishes) {
 void TrainingStep::begin_batch() {
   in_batch_ = true;
   window_.begin_round();
+  memory_format_.begin_batch();
   mode_->begin_batch();
+  if (narrow_use_) watching_.emplace(*narrow_use_);
 }
 
 void TrainingStep::backward(const at::Tensor& loss) {
@@ -71,12 +76,27 @@ void TrainingStep::backward(const at::Tensor& loss) {
     });
   }
   const profile::PhaseScope phase(run_.recorder, profile::Phase::kBackward);
+  watching_.reset();
   exchange_.backward(loss);
+  if (narrow_use_) watching_.emplace(*narrow_use_);
 }
 
 bool TrainingStep::end_batch() {
   in_batch_ = false;
-  return mode_->end_batch();
+  watching_.reset();
+  const bool stepped = mode_->end_batch();
+  if (stepped && narrow_use_) compute_in_shadow();
+  if (memory_format_.end_batch(stepped, window_.rounds_begun())) mode_->parameters_moved();
+  return stepped;
+}
+
+// The model has gone through a window's batches once, which shows how it uses its parameters.
+void TrainingStep::compute_in_shadow() {
+  for (std::size_t i = 0; i < parameters_.parameters().size(); ++i) {
+    if (narrow_use_->only_narrow(i)) parameters_.compute_in_shadow(i, true);
+  }
+  narrow_use_.reset();
+  mode_->parameters_moved();
 }
 
 bool TrainingStep::flush() {
@@ -108,6 +128,7 @@ void TrainingStep::visit(StateVisitor& visitor) {
   visitor.part("parameters", parameters_);
   visitor.part("model", rest);
   visitor.part("optimizer", optimizer_);
+  visitor.part("memory_format", memory_format_);
   visitor.part("window", window_);
   visitor.part("gradients", exchange_);
   visitor.part("non_finite", non_finite_);

@@ -16,6 +16,7 @@
 #include "model/flat_optimizer.h"
 #include "model/flat_parameters.h"
 #include "model/parameter_watch.h"
+#include "precision/narrow_use.h"
 #include "state/state_visitor.h"
 #include "step/aggregation_window.h"
 #include "step/non_finite.h"
@@ -82,6 +83,8 @@ class TrainingStep {
   bool state_is_shared() const { return mode_->state_is_shared(); }
   // As StepMode has it.
   std::optional<std::vector<FlatRange>> copied_ranges() const { return mode_->copied_ranges(); }
+  // While it lives, the model's tensors hold what training updates, in its type. Between two batches.
+  FlatParameters::ValuesInModel values_in_model() { return FlatParameters::ValuesInModel(parameters_); }
 
   // How far the device is behind, and the values that come from it late.
   StepsInFlight& in_flight() { return in_flight_; }
@@ -92,6 +95,8 @@ class TrainingStep {
   FlatOptimizer& optimizer() { return optimizer_; }
 
  private:
+  void compute_in_shadow();
+
   // In the order in which they build on each other; the hooks go first, for they call the exchange.
   const RunServices run_;
   const std::shared_ptr<torch::nn::Module> model_;
@@ -102,11 +107,15 @@ class TrainingStep {
   FlatOptimizer optimizer_;
   GradientExchange exchange_;
   StepsInFlight in_flight_;
+  MemoryFormat memory_format_;
   ParameterWatch watch_;
   std::function<void()> before_update_;
   std::unique_ptr<StepMode> mode_;
   GradientHooks hooks_;
   bool in_batch_ = false;
+  // Until the first optimizer step, where autocast is on.
+  std::optional<NarrowUse> narrow_use_;
+  std::optional<NarrowUse::Watching> watching_;
 };
 
 }  // namespace dtrain::train

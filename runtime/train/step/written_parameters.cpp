@@ -23,7 +23,7 @@ void WrittenParameters::make_alike(std::span<const std::size_t> parameters) {
   const auto all = parameters_.parameters();
   std::vector<std::int64_t> extremes;  // the digests and their complements: largest and smallest of all ranks
   for (const std::size_t index : parameters) {
-    extremes.push_back(static_cast<std::int64_t>(digest_of(all[index].tensor)));
+    extremes.push_back(static_cast<std::int64_t>(digest_of(parameters_.values_of(all[index]))));
     extremes.push_back(~extremes.back());
   }
   run_.communicator.all_reduce(extremes.data(), extremes.size(), comm::DataType::kInt64, {.op = comm::ReduceOp::kMax})
@@ -31,9 +31,9 @@ void WrittenParameters::make_alike(std::span<const std::size_t> parameters) {
   for (std::size_t i = 0; i < parameters.size(); ++i) {
     if (extremes[2 * i] == ~extremes[2 * i + 1]) continue;
     const auto& parameter = all[parameters[i]];
-    run_.device_communicator
-        .broadcast(FlatMemory::address(parameter.tensor), parameter.tensor.nbytes(), comm::DataType::kUint8, 0)
-        .wait();
+    const at::Tensor values = parameters_.values_of(parameter);
+    run_.device_communicator.broadcast(FlatMemory::address(values), values.nbytes(), comm::DataType::kUint8, 0).wait();
+    parameters_.refresh();
     if (std::exchange(warned_, true) || !run_.is_first_rank()) continue;
     run_.log->warn(
         "the model writes its parameter '{}' itself, other values on other ranks: rank 0's count, and all ranks have "

@@ -15,7 +15,7 @@ namespace dtrain::train {
 
 class WrittenParameters {
  public:
-  WrittenParameters(const RunServices& run, const FlatParameters& parameters, const ParameterWatch& watch)
+  WrittenParameters(const RunServices& run, FlatParameters& parameters, const ParameterWatch& watch)
       : run_(run), parameters_(parameters), watch_(watch) {}
 
   // What this rank's model has written since the watch last looked: 0 or 1 for each parameter; empty: nothing, or no
@@ -29,7 +29,7 @@ class WrittenParameters {
 
  private:
   const RunServices& run_;
-  const FlatParameters& parameters_;
+  FlatParameters& parameters_;
   const ParameterWatch& watch_;
   bool warned_ = false;
 };

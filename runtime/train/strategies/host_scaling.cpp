@@ -19,7 +19,7 @@ void HostScaling::divide(std::span<const std::vector<FlatRange>> of_ranks, std::
   for (std::size_t rank = 0; rank < of_ranks.size(); ++rank) {
     const bool mine = of_ranks.size() == 1 || rank == static_cast<std::size_t>(communicator_.rank());
     for (const FlatRange& range : of_ranks[rank]) {
-      for (const NormBranch& branch : branches_of(range, parameters_.groups()[range.group].element_size)) {
+      for (const NormBranch& branch : branches_of(range, parameters_.groups()[range.group].gradient_size)) {
         all.push_back({branch, mine});
       }
     }

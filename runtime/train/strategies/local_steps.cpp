@@ -57,6 +57,7 @@ void LocalSteps::meet(std::int64_t active) {
     group.start.sub_(group.difference.tensor, options_.outer_lr);
     values.copy_(group.start);
   }
+  parameters_.refresh();
 }
 
 void LocalSteps::visit(StateVisitor& visitor) {

@@ -17,7 +17,7 @@ comm::Work Replicated::launch(std::size_t index) {
   const auto& group = parameters_.groups()[bucket.group];
   return communicator_.all_reduce(
       FlatMemory::address(group.gradients, bucket.begin), static_cast<std::size_t>(bucket.end - bucket.begin),
-      comm_type(group.dtype),
+      comm_type(group.gradient_dtype),
       {.op = comm::ReduceOp::kSum, .post_scale = scale_.full(), .bucket = static_cast<int>(index)});
 }
 

@@ -18,7 +18,7 @@ std::vector<std::vector<FlatRange>> parts_of_all(const FlatParameters& parameter
   std::vector<std::vector<FlatRange>> parts(static_cast<std::size_t>(world_size));
   for (int rank = 0; rank < world_size; ++rank) {
     for (const auto& bucket : plan.buckets) {
-      const comm::DataType type = comm_type(parameters.groups()[bucket.group].dtype);
+      const comm::DataType type = comm_type(parameters.groups()[bucket.group].gradient_dtype);
       const comm::Part part = comm::part_of(elements_of(bucket), type, rank, world_size);
       parts[static_cast<std::size_t>(rank)].push_back({bucket.group,
                                                        bucket.begin + static_cast<std::int64_t>(part.begin),
@@ -56,7 +56,13 @@ void Sharded::move_to_common_memory() {
     };
     if (!move(parameters_.groups()[g].values)) return;  // on every rank, for the first group
     for (const at::Tensor& state : optimizer_.state(g)) move(state);
+    const bool has_shadow = parameters_.groups()[g].shadow.defined();
+    if (has_shadow) move(parameters_.groups()[g].shadow);
     communicator_.barrier().wait();
+    if (has_shadow) {
+      parameters_.place_shadow(g, moved.back());
+      moved.pop_back();
+    }
     parameters_.place_values(g, moved.front());
     std::copy(moved.begin() + 1, moved.end(), optimizer_.state(g).begin());
   }
@@ -76,7 +82,9 @@ Sharded::~Sharded() {
   const at::NoGradGuard no_grad;
   try {
     for (std::size_t g = 0; g < parameters_.groups().size(); ++g) {
-      parameters_.place_values(g, parameters_.memory().own_copy(parameters_.groups()[g].values));
+      const auto& group = parameters_.groups()[g];
+      parameters_.place_values(g, parameters_.memory().own_copy(group.values));
+      if (group.shadow.defined()) parameters_.place_shadow(g, parameters_.memory().own_copy(group.shadow));
     }
   } catch (const std::exception&) {
     // A device that has failed or is full. Training has failed with it, and nothing reads the parameters any more.
@@ -126,7 +134,7 @@ comm::Work Sharded::launch(std::size_t index) {
   const auto& bucket = plan_->buckets[index];
   const auto& group = parameters_.groups()[bucket.group];
   return communicator_.reduce_parts(
-      FlatMemory::address(group.gradients, bucket.begin), elements_of(bucket), comm_type(group.dtype),
+      FlatMemory::address(group.gradients, bucket.begin), elements_of(bucket), comm_type(group.gradient_dtype),
       {.op = comm::ReduceOp::kSum, .post_scale = scale_.full(), .bucket = static_cast<int>(index)});
 }
 
@@ -154,6 +162,8 @@ std::optional<at::Tensor> Sharded::update(const Update& update) {
     gathers[b].join();
     log_.record("all_gather", static_cast<int>(b), gathers[b]);
   }
+  // The update has written the shadow of this rank's parts alone.
+  if (!one_copy_) parameters_.refresh();
   return norm;
 }
 

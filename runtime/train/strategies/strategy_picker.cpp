@@ -8,13 +8,20 @@
 
 namespace dtrain::train {
 
+namespace {
+
+// Where neither is faster, sharded it is: it never takes more memory.
+constexpr double kEnough = 1.01;
+
+}  // namespace
+
 bool may_shard(const StrategyOptions& options, int world_size) {
   return world_size > 1 && std::holds_alternative<comm::NoCompression>(options.compression);
 }
 
 StrategyPicker::StrategyPicker(const RunServices& run, FlatParameters& parameters, FlatOptimizer& optimizer,
                                GradientExchange& exchange, Fusion& fusion, WindowScale& scale, StepsInFlight& in_flight,
-                               const StrategyOptions& options)
+                               const StrategyOptions& options, std::function<bool()> step_is_settled)
     : run_(run),
       parameters_(parameters),
       optimizer_(optimizer),
@@ -22,9 +29,11 @@ StrategyPicker::StrategyPicker(const RunServices& run, FlatParameters& parameter
       fusion_(fusion),
       scale_(scale),
       in_flight_(in_flight),
-      options_(options) {
+      options_(options),
+      step_is_settled_(std::move(step_is_settled)) {
   const bool sharded = may_shard() && options_.sharded == config::ShardedOptimizer::kOn;
-  if (may_shard() && options_.sharded == config::ShardedOptimizer::kAuto) comparison_.emplace(run_.communicator);
+  if (may_shard() && options_.sharded == config::ShardedOptimizer::kAuto)
+    comparison_.emplace(run_.communicator, kEnough);
   use(sharded);
   if (may_shard() && !comparison_) write_choice();
 }
@@ -68,13 +77,13 @@ void StrategyPicker::end_batch(bool stepped, std::int64_t batch) {
   if (comparison_) in_flight_.wait_for_all();  // so that a turn's times are its own
   window_time_ += run_.clock.monotonic() - batch_began_;
   if (!stepped) return;
-  if (comparison_ && !fusion_.settling()) end_turn(batch);
+  if (comparison_ && !fusion_.settling() && step_is_settled_()) end_turn(batch);
   window_time_ = Nanoseconds{0};
 }
 
 void StrategyPicker::end_turn(std::int64_t batch) {
   if (comparison_->end_step(batch, to_seconds(window_time_) * 1e3)) {
-    use(comparison_->sharded());
+    use(comparison_->second());
     fusion_.forget_exposed();
   }
   if (!comparison_->done()) return;
@@ -97,9 +106,10 @@ void StrategyPicker::write_choice() {
     facts.state_bytes += bytes * static_cast<std::int64_t>(optimizer_.state_tensors());
   }
   if (comparison_) {
-    facts.replicated_ms = comparison_->replicated_ms();
-    facts.sharded_ms = comparison_->sharded_ms();
-    facts.turns = comparison_->turns();
+    facts.replicated_ms = comparison_->first_ms();
+    facts.sharded_ms = comparison_->second_ms();
+    for (const auto& turn : comparison_->turns())
+      facts.turns.push_back({turn.second, turn.first_batch, turn.last_batch});
   }
   const Json report = describe_strategy(facts);
   run_.update_plan("strategy", report);

@@ -1,9 +1,10 @@
 // Picks how gradients are exchanged and applied: compressed, replicated or sharded. Where an experiment leaves the
-// choice between the last two to us, both take turns until the clock has decided (StrategyComparison); a model that
+// choice between the last two to us, both take turns until the clock has decided (TurnComparison); a model that
 // writes its parameters itself ends that choice. Training thread; everything but the accessors is collective.
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -17,7 +18,7 @@
 #include "exchange/window_scale.h"
 #include "model/flat_optimizer.h"
 #include "model/flat_parameters.h"
-#include "strategies/strategy_comparison.h"
+#include "step/turn_comparison.h"
 
 namespace dtrain::train {
 
@@ -32,10 +33,10 @@ bool may_shard(const StrategyOptions& options, int world_size);
 
 class StrategyPicker {
  public:
-  // The references outlive it.
+  // The references outlive it. `step_is_settled`: steps are computed as later ones are.
   StrategyPicker(const RunServices& run, FlatParameters& parameters, FlatOptimizer& optimizer,
                  GradientExchange& exchange, Fusion& fusion, WindowScale& scale, StepsInFlight& in_flight,
-                 const StrategyOptions& options);
+                 const StrategyOptions& options, std::function<bool()> step_is_settled);
   ~StrategyPicker();
   StrategyPicker(const StrategyPicker&) = delete;
   StrategyPicker& operator=(const StrategyPicker&) = delete;
@@ -69,8 +70,9 @@ class StrategyPicker {
   WindowScale& scale_;
   StepsInFlight& in_flight_;
   const StrategyOptions options_;
+  const std::function<bool()> step_is_settled_;
   std::unique_ptr<GradientStrategy> strategy_;
-  std::optional<StrategyComparison> comparison_;  // while it goes on
+  std::optional<TurnComparison> comparison_;  // while it goes on
   Nanoseconds batch_began_{0};
   Nanoseconds window_time_{0};  // of the batches of the open window that have ended, without their loading
 };

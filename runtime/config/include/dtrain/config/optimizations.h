@@ -50,6 +50,22 @@ enum class ShardedOptimizer { kAuto, kOff, kOn };
 // auto, true or false
 std::unique_ptr<KeyType> sharded_form(ShardedOptimizer& sharded);
 
+// In which types a step computes.
+enum class Precision {
+  kFloat32,       // in the parameters' own
+  kBfloat16,      // matrix products and convolutions in bfloat16, parameters and updates in float32 (autocast)
+  kPureBfloat16,  // parameters and gradients in bfloat16, updates in float32
+};
+inline constexpr std::array kPrecisions{
+    Word<Precision>{"O0", Precision::kFloat32}, Word<Precision>{"none", Precision::kFloat32},
+    Word<Precision>{"bf16", Precision::kBfloat16}, Word<Precision>{"pure_bf16", Precision::kPureBfloat16}};
+
+// In which order convolutions have their values in memory.
+enum class MemoryFormat { kAuto, kContiguous, kChannelsLast };
+inline constexpr std::array kMemoryFormats{Word<MemoryFormat>{"auto", MemoryFormat::kAuto},
+                                           Word<MemoryFormat>{"contiguous", MemoryFormat::kContiguous},
+                                           Word<MemoryFormat>{"channels_last", MemoryFormat::kChannelsLast}};
+
 struct Optimizations {
   int aggregation_frequency = 1;                                    // batches between exchanges of gradients
   bool average_aggregated_gradients = true;                         // over those batches; false: their sum
@@ -61,6 +77,8 @@ struct Optimizations {
   comm::Compression gradient_compression;        // docs/compression.md says what each does
   ShardedOptimizer sharded_optimizer = ShardedOptimizer::kAuto;
   std::optional<LocalSgd> local_sgd;
+  Precision mixed_precision = Precision::kFloat32;
+  MemoryFormat memory_format = MemoryFormat::kAuto;
   bool operator==(const Optimizations&) const = default;
 };
 
@@ -93,13 +111,16 @@ inline void declare_keys(Keys& keys, Optimizations& o) {
       {"auto_tune_tensor_fusion",
        "Whether to find, within 100 steps, the buckets that hide most of the communication, and to remember them."},
       o.auto_tune_tensor_fusion);
-  int precision = 0;
-  constexpr std::array kPrecisions{Word<int>{"O0", 0}, Word<int>{"none", 1}};
   keys.choice({.name = "mixed_precision",
-               .text = "Not supported yet: only the default is accepted.",
-               .not_yet = "only the default (O0) is",
-               .in_plan = false},
-              precision, kPrecisions, {"O1", "fp16", "bf16"});
+               .text = "bf16: matrix products and convolutions compute in bfloat16, parameters and updates stay in "
+                       "float32; pure_bf16: parameters and gradients are bfloat16, too, and half as large.",
+               .more = "[Which to choose](performance.md#mixed-precision).",
+               .not_yet = "use bf16, which needs no loss scaling"},
+              o.mixed_precision, kPrecisions, {"O1", "fp16"});
+  keys.choice({"memory_format",
+               "The order of the values of convolutions in memory; auto: the faster one, found in the first steps.",
+               "[More](performance.md#memory-format)."},
+              o.memory_format, kMemoryFormats);
   keys.path({.name = "grad_updates_size_file",
              .text = "A file into which the size of each gradient is written, relative to this file's folder.",
              .examples = R"(["gradient-sizes.csv"])"},

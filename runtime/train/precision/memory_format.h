@@ -1,0 +1,61 @@
+// `optimizations.memory_format`: in which order the weights of convolutions lie in memory, and with them, as libtorch
+// propagates it, what convolutions compute. `auto`: both orders take turns in the run's first steps, and the faster one
+// stays. Kernels round differently in each, so the choice is remembered: a run that is repeated goes through the same
+// turns to the same end. Training thread; everything but settled() is collective.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+
+#include "device/steps_in_flight.h"
+#include "dtrain/config/optimizations.h"
+#include "exchange/run_cache.h"
+#include "exchange/run_services.h"
+#include "model/flat_parameters.h"
+#include "state/state_visitor.h"
+#include "step/turn_comparison.h"
+
+namespace dtrain::train {
+
+struct MemoryFormatOptions {
+  config::MemoryFormat format = config::MemoryFormat::kContiguous;
+  config::Precision precision = config::Precision::kFloat32;
+  std::int64_t batch_per_rank = 0;
+  std::filesystem::path cache_folder;  // of what runs remember; empty: nothing is remembered
+  bool alone = false;                  // this rank trains without the others: it only remembers
+};
+
+class MemoryFormat {
+ public:
+  // The references outlive it.
+  MemoryFormat(const RunServices& run, FlatParameters& parameters, StepsInFlight& in_flight,
+               const MemoryFormatOptions& options);
+
+  // Whether no other order will be tried.
+  bool settled() const { return !comparison_; }
+  // Around each batch. `stepped`: an optimizer step has ended it. True when the model's weights have moved.
+  void begin_batch();
+  bool end_batch(bool stepped, std::int64_t batch);
+
+  void visit(StateVisitor& visitor);
+
+ private:
+  Json key() const;
+  std::optional<bool> remembered() const;
+  void use(bool channels_last);
+  void write_choice();
+
+  const RunServices& run_;
+  FlatParameters& parameters_;
+  StepsInFlight& in_flight_;
+  const MemoryFormatOptions options_;
+  const RunCache cache_;
+  bool channels_last_ = false;
+  std::optional<TurnComparison> comparison_;  // while it goes on
+  std::optional<bool> known_;                 // how it will end, from an earlier run
+  Nanoseconds batch_began_{0};
+  Nanoseconds window_time_{0};  // of the batches of the open window that have ended, without their loading
+};
+
+}  // namespace dtrain::train

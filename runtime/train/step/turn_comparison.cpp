@@ -1,0 +1,45 @@
+#include "step/turn_comparison.h"
+
+#include <algorithm>
+
+namespace dtrain::train {
+
+// After so many steps.
+bool TurnComparison::second_at(int steps) {
+  return steps > kWarmUpSteps && (steps - kWarmUpSteps) / kStepsOfATurn % 2 == 1;
+}
+
+void TurnComparison::go_on_after(int steps) {
+  steps_ = steps;
+  second_ = second_at(steps);
+}
+
+bool TurnComparison::end_step(std::int64_t batch, double milliseconds) {
+  if (done_) return false;
+  const bool before = second_;
+  const int step = steps_++ - kWarmUpSteps;
+  if (step < 0) return false;
+  if (step % kStepsOfATurn > 0) {
+    times_[second_ ? 1 : 0].push_back(milliseconds);
+    if (step % kStepsOfATurn == 1 || turns_.empty()) turns_.push_back({second_, batch, batch});
+    turns_.back().last_batch = batch;
+  }
+  second_ = second_at(steps_);
+  if (step + 1 == kTurns * kStepsOfATurn) decide();
+  return second_ != before;
+}
+
+void TurnComparison::decide() {
+  done_ = true;
+  for (std::size_t i = 0; i < times_.size(); ++i) {
+    auto& times = times_[i];
+    if (times.empty()) continue;
+    // The same on every rank, and so is the decision.
+    communicator_.all_reduce(times.data(), times.size(), comm::DataType::kFloat64, {.op = comm::ReduceOp::kMax}).wait();
+    std::nth_element(times.begin(), times.begin() + static_cast<std::ptrdiff_t>(times.size() / 2), times.end());
+    medians_[i] = times[times.size() / 2];
+  }
+  second_ = !times_[0].empty() && !times_[1].empty() && medians_[1] <= medians_[0] * enough_;
+}
+
+}  // namespace dtrain::train
