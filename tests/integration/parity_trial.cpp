@@ -11,7 +11,7 @@
 #include <memory>
 #include <string>
 
-#include "model/safetensors.h"
+#include "file_batches.h"
 #include "model/weights.h"
 #include "trial_optimizer.h"
 
@@ -63,39 +63,6 @@ struct NetImpl : torch::nn::Module {
   torch::Tensor frozen, offset;
 };
 TORCH_MODULE(Net);
-
-// Batches of a file: x [batches, ranks, samples, 64], y and mask [batches, ranks, samples], and counts [ranks], the
-// number of batches each rank has in an epoch.
-class FileBatches final : public dtrain::BatchSource {
- public:
-  FileBatches(const std::filesystem::path& file, int rank, int world_size, bool tells_length)
-      : tensors_(dtrain::train::read_safetensors(file)), rank_(rank), tells_length_(tells_length) {
-    if (tensors_.at("x").size(1) != world_size) {
-      throw dtrain::ConfigError(file.string() + " has batches for " + std::to_string(tensors_.at("x").size(1)) +
-                                " ranks");
-    }
-    count_ = tensors_.at("counts")[rank].item<std::int64_t>();
-  }
-
-  void start_epoch(std::int64_t) override { next_ = 0; }
-  std::optional<dtrain::Batch> next() override {
-    if (next_ == count_) return std::nullopt;
-    dtrain::Batch batch{{"x", "y", "mask"}, {}, 0};
-    for (const auto& name : batch.names) batch.tensors.push_back(tensors_.at(name)[next_][rank_].clone());
-    batch.samples = batch.tensors[0].size(0);
-    ++next_;
-    return batch;
-  }
-  std::optional<std::int64_t> batches_per_epoch() const override {
-    if (!tells_length_) return std::nullopt;
-    return count_;
-  }
-
- private:
-  std::map<std::string, torch::Tensor> tensors_;
-  std::int64_t rank_ = 0, count_ = 0, next_ = 0;
-  bool tells_length_;
-};
 
 // A user's own hook.
 class Halve final : public torch::autograd::PostAccumulateGradHook {
@@ -184,8 +151,9 @@ class ParityTrial : public dtrain::Trial {
  private:
   dtrain::Loader batches() const {
     const auto file = context_.resolve(context_.data().at("file").get<std::string>());
-    return std::make_shared<FileBatches>(file, context_.rank(), context_.world_size(),
-                                         context_.data().value("tells_length", true));
+    return std::make_shared<dtrain::test::FileBatches>(file, std::vector<std::string>{"x", "y", "mask"},
+                                                       context_.rank(), context_.world_size(),
+                                                       context_.data().value("tells_length", true));
   }
 
   dtrain::TrialContext& context_;

@@ -1,0 +1,253 @@
+#include "compute_model.h"
+
+#include <algorithm>
+#include <fstream>
+#include <map>
+#include <optional>
+
+#include <fcntl.h>
+
+#include "contestant.h"
+#include "dtrain/base/error.h"
+#include "dtrain/base/file.h"
+#include "dtrain/host/cpu.h"
+
+namespace dtrain::bench {
+
+namespace {
+
+constexpr int kRanks = 2;
+constexpr int kLeastTurns = 3;
+constexpr int kMostWarmUpTurns = 20;
+
+struct Model {
+  std::string name;
+  std::string program;
+  int batch = 0;  // of a rank
+  int steps = 0;  // of a turn
+  Json hyperparameters = Json::object();
+};
+
+const std::vector<Model>& models() {
+  static const std::vector<Model> all{
+      {"fashion_cnn", "bench_fashion_trial", 64, 12, Json::object()},
+      {"mlp", "bench_step_trial", 32, 5, {{"width", 2048}, {"depth", 6}}},
+      {"gpt",
+       "bench_compute_trial",
+       4,
+       4,
+       {{"model", "gpt"}, {"tokens", 8192}, {"length", 128}, {"layers", 6}, {"heads", 5}, {"width", 320}}},
+      {"resnet18", "bench_compute_trial", 16, 5, {{"model", "resnet18"}}},
+  };
+  return all;
+}
+
+const Model& find(const std::string& name) {
+  for (const Model& model : models()) {
+    if (model.name == name) return model;
+  }
+  throw Error("there is no model '" + name + "'", "use fashion_cnn, mlp, gpt or resnet18");
+}
+
+// Of ours: what its experiment says under `optimizations`.
+const std::map<std::string, Json>& our_settings() {
+  static const std::map<std::string, Json> all{
+      {"ours", Json::object()},
+      {"ours_bf16", {{"mixed_precision", "bf16"}, {"memory_format", "auto"}}},
+      {"ours_pure_bf16", {{"mixed_precision", "pure_bf16"}, {"memory_format", "auto"}}},
+  };
+  return all;
+}
+
+// What ddp_compute.py calls them.
+const std::map<std::string, std::string>& peer_commands() {
+  static const std::map<std::string, std::string> all{
+      {"ddp", "ddp"}, {"expert", "expert"}, {"expert_bf16", "expertbf"}, {"compiled", "compiled"}};
+  return all;
+}
+
+std::filesystem::path beside(const std::string& name) {
+  return executable_path().parent_path() / name;
+}
+
+class Comparison {
+ public:
+  Comparison(const Model& model, const std::set<std::string>& contestants)
+      : model_(model), cpus_(host::allowed_cpus()) {
+    if (cpus_.size() < kRanks) throw Error("bench_compute needs two cores", "give the machine or the container two");
+    for (const std::string& name : contestants) {
+      if (our_settings().contains(name)) {
+        ours_.try_emplace(name, (scratch_.path() / (name + "-")).string(), kRanks);
+      } else if (peer_commands().contains(name)) {
+        peers_.push_back(name);
+      } else {
+        throw Error("there is no contestant '" + name + "'",
+                    "use ours, ours_bf16, ours_pure_bf16, ddp, expert, expert_bf16 or compiled");
+      }
+    }
+  }
+
+  Json measure(Nanoseconds end) try {
+    start_all();
+    warm_up();
+    std::map<std::string, std::vector<double>> times;
+    for (int turn = 0; turn < kLeastTurns || clock_.monotonic() < end; ++turn) {
+      // Ours and theirs in turns, too.
+      auto peer = peers_.begin();
+      for (auto& [name, contestant] : ours_) {
+        take_turn(name, &times[name]);
+        if (peer != peers_.end()) take_turn(*peer, &times[*peer]), ++peer;
+      }
+      for (; peer != peers_.end(); ++peer) take_turn(*peer, &times[*peer]);
+    }
+    const Json counts = count_parameters();
+    end_all();
+    return row(times, counts);
+  } catch (...) {
+    show_log(log_);
+    throw;
+  }
+
+ private:
+  void start(std::vector<std::string> command, std::vector<int> cpus) {
+    ProcessOptions options;
+    options.command = std::move(command);
+    options.environment = {{"OMP_NUM_THREADS", "1"}, {"MKL_NUM_THREADS", "1"}};
+    // The contestants take turns; none of them is to queue behind another.
+    options.environment["DTRAIN_STATE_DIR"] = scratch_.path() / ("state" + std::to_string(processes_.size()));
+    options.cpus = std::move(cpus);
+    options.working_folder = scratch_.path();
+    const int fd = ::open(log_.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
+    logs_.emplace_back(fd);
+    options.fds = {{1, fd}, {2, fd}};
+    processes_.push_back(Process::start(options));
+  }
+
+  std::filesystem::path run_folder(const std::string& name) const { return scratch_.path() / name; }
+
+  void start_all() {
+    for (const auto& [name, contestant] : ours_) {
+      Json hyperparameters = model_.hyperparameters;
+      hyperparameters["global_batch_size"] = model_.batch * kRanks;
+      const auto file = scratch_.path() / (name + ".yaml");
+      std::ofstream(file) << Json{{"name", "bench-compute"},
+                                  {"entrypoint", beside(model_.program).string()},
+                                  {"hyperparameters", hyperparameters},
+                                  {"resources", {{"slots_per_trial", kRanks}}},
+                                  {"optimizations", our_settings().at(name)},
+                                  {"searcher", {{"max_length", {{"batches", 1'000'000}}}}},
+                                  {"data", {{"fifo", contestant.base()}}}}
+                                 .dump();
+      start({beside("dtrain").string(), "launch", file.string(), "--run-dir", run_folder(name).string()}, {});
+    }
+    if (peers_.empty()) return;
+    for (int rank = 0; rank < kRanks; ++rank) {
+      start({DTRAIN_SOURCE_DIR "/.deps/peers/bin/python", "-B", DTRAIN_SOURCE_DIR "/tests/bench/ddp_compute.py",
+             std::to_string(rank), std::to_string(kRanks), (scratch_.path() / "store").string(), ddp_.base(),
+             model_.name, std::to_string(model_.batch), model_.hyperparameters.dump()},
+            {cpus_[static_cast<std::size_t>(rank)]});
+    }
+  }
+
+  // The first steps load code, compile, fill caches and grow heaps, and ours try strategies and formats in them.
+  void warm_up() {
+    for (const std::string& name : std::vector<std::string>(peers_)) {
+      if (ddp_.steps(1, peer_commands().at(name)).front() > 0) {
+        take_turn(name, nullptr);
+        continue;
+      }
+      std::getline(std::ifstream(ddp_.base() + peer_commands().at(name) + ".problem"), problems_[name]);
+      std::erase(peers_, name);
+    }
+    for (auto& [name, contestant] : ours_) {
+      for (int turn = 0; turn < kMostWarmUpTurns && (turn < 2 || !has_settled(name)); ++turn) take_turn(name, nullptr);
+    }
+  }
+
+  Json plan(const std::string& name) const { return Json::parse(read_file(run_folder(name) / "plan.json")); }
+
+  // Whether the run has decided what it tries in its first steps.
+  bool has_settled(const std::string& name) const { return plan(name).contains("strategy"); }
+
+  void take_turn(const std::string& name, std::vector<double>* times) {
+    const auto own = ours_.find(name);
+    const auto taken =
+        own != ours_.end() ? own->second.steps(model_.steps) : ddp_.steps(model_.steps, peer_commands().at(name));
+    if (!times) return;
+    for (std::size_t i = 1; i < taken.size(); ++i) times->push_back(static_cast<double>(taken[i]) / 1e6);
+  }
+
+  // The same model on both sides.
+  Json count_parameters() const {
+    Json count;
+    if (!peers_.empty()) {
+      std::int64_t number = 0;
+      std::ifstream(ddp_.base() + "parameters") >> number;
+      count = number;
+    }
+    for (const auto& [name, contestant] : ours_) {
+      const Json own = plan(name).at("model").at("parameters");
+      if (count.is_null()) count = own;
+      if (own != count) {
+        throw Error(model_.name + " has " + own.dump() + " parameters in C++ and " + count.dump() + " in Python");
+      }
+    }
+    return count;
+  }
+
+  void end_all() {
+    for (auto& [name, contestant] : ours_) contestant.end("0");
+    if (!peers_.empty()) ddp_.end("end");
+    for (Process& process : processes_) process.wait(std::chrono::seconds(10));
+  }
+
+  Json row(const std::map<std::string, std::vector<double>>& times, const Json& parameters) const {
+    Json row = {{"model", model_.name}, {"batch_per_rank", model_.batch}, {"parameters", parameters}};
+    std::map<std::string, double> medians;
+    for (const auto& [name, values] : times) {
+      medians[name] = median_of(values);
+      row[name + "_ms"] = medians[name];
+      row["steps"][name] = values.size();
+    }
+    for (const auto& [name, problem] : problems_) {
+      row[name + "_ms"] = nullptr;
+      row[name + "_problem"] = problem;
+    }
+    const auto ratio = [&](const char* key, const char* peer, const char* own) {
+      if (medians.contains(peer) && medians.contains(own)) row[key] = medians[peer] / medians[own];
+    };
+    ratio("default_ratio", "ddp", "ours");
+    ratio("bf16_ratio", "ddp", "ours_bf16");
+    ratio("pure_bf16_ratio", "ddp", "ours_pure_bf16");
+    ratio("expert_float32_ratio", "expert", "ours");
+    ratio("expert_ratio", "expert_bf16", "ours_bf16");
+    ratio("compiled_ratio", "compiled", "ours_bf16");
+    return row;
+  }
+
+  const Model& model_;
+  const std::vector<int> cpus_;
+  const SystemClock clock_;
+  const ScratchFolder scratch_;
+  const std::filesystem::path log_ = scratch_.path() / "log";
+  std::vector<UniqueFd> logs_;
+  std::map<std::string, Contestant> ours_;
+  Contestant ddp_{(scratch_.path() / "ddp-").string(), kRanks};
+  std::vector<std::string> peers_;
+  std::map<std::string, std::string> problems_;  // of the contestants that do not run here
+  std::vector<Process> processes_;
+};
+
+}  // namespace
+
+std::vector<std::string> compute_models() {
+  std::vector<std::string> names;
+  for (const Model& model : models()) names.push_back(model.name);
+  return names;
+}
+
+Json compare(const std::string& model, const std::set<std::string>& contestants, Nanoseconds end) {
+  return Comparison(find(model), contestants).measure(end);
+}
+
+}  // namespace dtrain::bench
