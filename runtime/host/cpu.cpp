@@ -8,6 +8,7 @@
 #include <cerrno>
 #include <charconv>
 #include <cstdio>
+#include <map>
 #include <memory>
 #include <set>
 
@@ -157,6 +158,40 @@ std::optional<CpuInstructions> cpu_instructions(const std::filesystem::path& roo
     return CpuInstructions{has("avx512f") ? 512 : has("avx") ? 256 : 128, has("avx512_bf16") || has("amx_bf16")};
   }
   return std::nullopt;
+}
+
+Processor processor(const std::filesystem::path& root) {
+  std::map<std::string, std::string> first;  // of each field, the first CPU's value
+  for (const std::string& line : split(read_proc_file(root / "proc/cpuinfo").value_or(""), '\n')) {
+    const std::size_t colon = line.find(':');
+    if (colon == std::string::npos) continue;
+    const std::size_t value = line.find_first_not_of(" \t", colon + 1);
+    first.try_emplace(line.substr(0, line.find_last_not_of(" \t", colon - 1) + 1),
+                      value == std::string::npos ? "" : line.substr(value));
+  }
+  // x86 first, then Arm, whose processors have numbers instead of a name.
+  if (first.contains("model name") && first.contains("cpu family")) {
+    return {first["model name"], first["cpu family"] + "." + first["model"] + "." + first["stepping"]};
+  }
+  if (!first.contains("CPU part")) return {};
+  return {"CPU " + first["CPU implementer"] + "/" + first["CPU part"],
+          first["CPU architecture"] + "." + first["CPU variant"] + "." + first["CPU revision"]};
+}
+
+bool is_amd_with_avx2() {
+#ifdef __x86_64__
+  __builtin_cpu_init();
+  return __builtin_cpu_is("amd") && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+#else
+  return false;
+#endif
+}
+
+std::size_t last_level_cache() {
+  for (const int level : {_SC_LEVEL3_CACHE_SIZE, _SC_LEVEL2_CACHE_SIZE}) {
+    if (const long bytes = ::sysconf(level); bytes > 0) return static_cast<std::size_t>(bytes);
+  }
+  return 0;
 }
 
 double cpu_limit(const std::filesystem::path& root) {

@@ -30,4 +30,18 @@ struct CpuInstructions {
 };
 std::optional<CpuInstructions> cpu_instructions(const std::filesystem::path& root = "/");
 
+// The processor's name ("AMD EPYC 9655 96-Core Processor") as the kernel reports it; empty: it does not. `revision`
+// tells processors of one name apart: family, model and stepping ("26.2.1").
+struct Processor {
+  std::string name;
+  std::string revision;
+};
+Processor processor(const std::filesystem::path& root = "/");
+
+// Whether this is a processor of AMD with AVX2 and FMA that the operating system lets programs use (cpuid).
+bool is_amd_with_avx2();
+
+// Bytes of the largest cache that cores share; 0: not known.
+std::size_t last_level_cache();
+
 }  // namespace dtrain::host
