@@ -146,6 +146,21 @@ TEST_F(Proc, ProcessorsSayWhatTheyComputeWith) {
   EXPECT_EQ(of("Features\t: fp asimd").vector_bits, 128);
 }
 
+TEST_F(Proc, ProcessorsHaveNames) {
+  EXPECT_EQ(processor(root_).name, "");
+  put("proc/cpuinfo",
+      "processor\t: 0\ncpu family\t: 26\nmodel\t\t: 2\nmodel name\t: AMD EPYC 9655\nstepping\t: 1\npower "
+      "management:\n\n"
+      "processor\t: 1\ncpu family\t: 6\nmodel name\t: another\n");
+  EXPECT_EQ(processor(root_).name, "AMD EPYC 9655");
+  EXPECT_EQ(processor(root_).revision, "26.2.1");
+  put("proc/cpuinfo",
+      "processor\t: 0\nFeatures\t: fp asimd\nCPU implementer\t: 0x41\nCPU architecture: 8\nCPU variant\t: 0x3\n"
+      "CPU part\t: 0xd0c\nCPU revision\t: 1\n");
+  EXPECT_EQ(processor(root_).name, "CPU 0x41/0xd0c");
+  EXPECT_EQ(processor(root_).revision, "8.0x3.1");
+}
+
 TEST_F(Proc, AProcessNameMayHoldAnything) {
   put("proc/7/stat", "7 (a) b (c)) S 1 7 7 0 -1 0 0 0 0 0 150 50 0 0 20 0 3 0 100 9999 12 0\n");
   const auto usage = read_process(7, root_);
