@@ -8,6 +8,7 @@ Json prediction_json(const Prediction& prediction) {
           {"title", prediction.title},
           {"assumption", prediction.assumption},
           {"mock", prediction.mock.empty() ? Json(nullptr) : Json(prediction.mock)},
+          {"set", prediction.set.empty() ? Json(nullptr) : Json(prediction.set)},
           {"world_size", prediction.world_size},
           {"step_s", prediction.step_s},
           {"step_p50_s", prediction.step_p50_s},
@@ -34,7 +35,7 @@ Json to_json(const WhatIf& what_if) {
 }
 
 Json to_json(const Analysis& analysis) {
-  Json json = {{"schema", 2}, {"summary", to_json(analysis.summary)}};
+  Json json = {{"schema", 3}, {"summary", to_json(analysis.summary)}};
   json["findings"] = Json::array();
   for (const Finding& finding : analysis.findings) json["findings"].push_back(to_json(finding));
   json["steps"] = to_json(analysis.steps);
@@ -45,6 +46,7 @@ Json to_json(const Analysis& analysis) {
     json["rank_steps"].push_back(std::move(one));
   }
   json["waterfall"] = to_json(analysis.waterfall);
+  json["roofline"] = to_json(analysis.roofline);
   json["stragglers"] = to_json(analysis.stragglers);
   json["what_if"] = to_json(analysis.what_if);
   json["rules"] = to_json(analysis.rules);

@@ -18,6 +18,7 @@ void write_analysis_head(TextWriter& out, const Analysis& analysis) {
   if (const std::string missing = missing_ranks_text(s); !missing.empty()) {
     out.line("  {}", out.styled("33", missing));
   }
+  if (s.compute) out.paragraph(compute_text(s));
   const Waterfall& waterfall = analysis.waterfall;
   if (waterfall.ideal_samples_per_s > 0) {
     out.line("  {} samples/s: {} of the {} that computing alone would give", format_rate(waterfall.samples_per_s),
@@ -111,6 +112,7 @@ void write_prediction(TextWriter& out, const Prediction& prediction, bool assump
            prediction.efficiency ? fmt::format("{:>9}", format_percent(*prediction.efficiency)) : "");
   if (!assumptions) return;
   out.paragraph(prediction.assumption, 4);
+  if (!prediction.set.empty()) out.paragraph("comes true with --set " + prediction.set, 4);
   if (!prediction.mock.empty()) out.paragraph("measured for real by dtrain launch --mock " + prediction.mock, 4);
 }
 

@@ -17,6 +17,7 @@ Analysis analyze(const RunProfile& profile, const AnalyzeOptions& options) {
   analysis.steps = step_statistics(profile.ranks);
   for (const RankProfile& rank : profile.ranks) analysis.rank_steps[rank.rank] = step_statistics({&rank, 1});
   analysis.waterfall = make_waterfall(evidence);
+  analysis.roofline = evidence.roofline;
   analysis.stragglers = find_stragglers(evidence);
   analysis.what_if = predict(evidence, options.tried ? *options.tried : profile);
   analysis.operators = operators_of_run(profile.folder);

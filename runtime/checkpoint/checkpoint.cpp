@@ -9,7 +9,7 @@
 #include "dtrain/checkpoint/manifest.h"
 #include "folder_names.h"
 
-namespace dtrain::checkpoint {
+namespace dtrain::checkpoints {
 namespace {
 
 namespace fs = std::filesystem;
@@ -112,4 +112,4 @@ Newest find_newest(const fs::path& folder) {
   return newest;
 }
 
-}  // namespace dtrain::checkpoint
+}  // namespace dtrain::checkpoints

@@ -8,7 +8,7 @@
 #include <immintrin.h>
 #endif
 
-namespace dtrain::checkpoint {
+namespace dtrain::checkpoints {
 namespace {
 
 constexpr std::uint32_t kPolynomial = 0x82f63b78;  // 0x1edc6f41, its bits reversed
@@ -190,4 +190,4 @@ std::string checksum_text(std::uint32_t checksum) {
   return text;
 }
 
-}  // namespace dtrain::checkpoint
+}  // namespace dtrain::checkpoints

@@ -8,7 +8,7 @@
 #include <string_view>
 #include <vector>
 
-namespace dtrain::checkpoint {
+namespace dtrain::checkpoints {
 
 // Of `bytes` that follow others with the checksum `before`. Any thread.
 std::uint32_t crc32c(std::span<const std::byte> bytes, std::uint32_t before = 0);
@@ -25,4 +25,4 @@ std::vector<Crc32cVersion> crc32c_versions();
 
 std::string checksum_text(std::uint32_t checksum);  // eight hexadecimal digits
 
-}  // namespace dtrain::checkpoint
+}  // namespace dtrain::checkpoints

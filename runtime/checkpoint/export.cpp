@@ -16,7 +16,7 @@
 #include "dtrain/checkpoint/manifest.h"
 #include "dtrain/data/safetensors.h"
 
-namespace dtrain::checkpoint {
+namespace dtrain::checkpoints {
 namespace {
 
 constexpr std::string_view kTied = "tied.";  // then a name; the value is the name that the tensor has in the file
@@ -99,4 +99,4 @@ std::uint64_t export_safetensors(const std::filesystem::path& checkpoint, const 
   return bytes;
 }
 
-}  // namespace dtrain::checkpoint
+}  // namespace dtrain::checkpoints

@@ -2,7 +2,7 @@
 
 #include <charconv>
 
-namespace dtrain::checkpoint {
+namespace dtrain::checkpoints {
 
 std::string folder_name(std::string_view prefix, std::int64_t step) {
   return std::string(prefix) + std::to_string(step);
@@ -22,4 +22,4 @@ std::optional<std::int64_t> step_of_folder(std::string_view name) {
   return step ? step : step_of(name, kReplacedPrefix);
 }
 
-}  // namespace dtrain::checkpoint
+}  // namespace dtrain::checkpoints

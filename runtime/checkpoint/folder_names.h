@@ -13,7 +13,7 @@
 #include <string>
 #include <string_view>
 
-namespace dtrain::checkpoint {
+namespace dtrain::checkpoints {
 
 inline constexpr std::string_view kStepPrefix = "step-";
 inline constexpr std::string_view kPartialPrefix = ".partial-step-";
@@ -30,4 +30,4 @@ std::optional<std::int64_t> step_of(std::string_view name, std::string_view pref
 // The number in the name of a checkpoint, whole or replaced.
 std::optional<std::int64_t> step_of_folder(std::string_view name);
 
-}  // namespace dtrain::checkpoint
+}  // namespace dtrain::checkpoints

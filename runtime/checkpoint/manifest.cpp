@@ -8,7 +8,7 @@
 #include "dtrain/base/file.h"
 #include "folder_names.h"
 
-namespace dtrain::checkpoint {
+namespace dtrain::checkpoints {
 namespace {
 
 constexpr const char* kFormat = "dtrain checkpoint";
@@ -187,4 +187,4 @@ std::int64_t total_bytes(const std::vector<ManifestFile>& files) {
   return total;
 }
 
-}  // namespace dtrain::checkpoint
+}  // namespace dtrain::checkpoints

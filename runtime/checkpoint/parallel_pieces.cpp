@@ -9,7 +9,7 @@
 #include <thread>
 #include <vector>
 
-namespace dtrain::checkpoint {
+namespace dtrain::checkpoints {
 
 void for_each_piece(std::size_t count, int threads, const std::function<void(std::size_t)>& work,
                     const std::function<void(std::size_t)>& on_progress, const std::function<void()>& on_start) {
@@ -57,4 +57,4 @@ void for_each_piece(std::size_t count, int threads, const std::function<void(std
   if (on_progress) on_progress(done);
 }
 
-}  // namespace dtrain::checkpoint
+}  // namespace dtrain::checkpoints

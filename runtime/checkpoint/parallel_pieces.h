@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <functional>
 
-namespace dtrain::checkpoint {
+namespace dtrain::checkpoints {
 
 // Calls work(0) … work(count - 1), each once, on up to `threads` threads besides this one, which calls
 // on_progress(number done) some times a second. Each of these threads calls on_start first. The first exception ends
@@ -13,4 +13,4 @@ void for_each_piece(std::size_t count, int threads, const std::function<void(std
                     const std::function<void(std::size_t)>& on_progress = {},
                     const std::function<void()>& on_start = {});
 
-}  // namespace dtrain::checkpoint
+}  // namespace dtrain::checkpoints

@@ -3,7 +3,7 @@
 
 #include "dtrain/checkpoint/checkpoint.h"
 
-namespace dtrain::checkpoint {
+namespace dtrain::checkpoints {
 namespace {
 
 // The entries with a metric that can be compared with the newest one's, the best first.
@@ -60,4 +60,4 @@ std::vector<Entry> superseded(const std::vector<Entry>& all, std::int64_t writte
   return gone;
 }
 
-}  // namespace dtrain::checkpoint
+}  // namespace dtrain::checkpoints

@@ -8,7 +8,7 @@
 #include "dtrain/base/error.h"
 #include "dtrain/checkpoint/saver.h"
 
-namespace dtrain::checkpoint {
+namespace dtrain::checkpoints {
 namespace {
 
 constexpr std::size_t kPage = 4096;
@@ -116,4 +116,4 @@ bool SnapshotMemory::is_urgent(std::uint64_t number) const {
   return header().urgent.value.load(std::memory_order_seq_cst) >= number;
 }
 
-}  // namespace dtrain::checkpoint
+}  // namespace dtrain::checkpoints

@@ -14,7 +14,7 @@
 #include "folder_names.h"
 #include "storage_folder.h"
 
-namespace dtrain::checkpoint {
+namespace dtrain::checkpoints {
 namespace {
 
 namespace fs = std::filesystem;
@@ -107,4 +107,4 @@ bool wait_for_savers(const fs::path& storage, std::chrono::milliseconds patience
   return true;
 }
 
-}  // namespace dtrain::checkpoint
+}  // namespace dtrain::checkpoints

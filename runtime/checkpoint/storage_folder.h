@@ -6,7 +6,7 @@
 
 #include "dtrain/base/fd.h"
 
-namespace dtrain::checkpoint {
+namespace dtrain::checkpoints {
 
 // Makes the names in a folder durable. SystemError.
 void sync_folder(const std::filesystem::path& folder);
@@ -31,4 +31,4 @@ class StorageLock {
   UniqueFd fd_;
 };
 
-}  // namespace dtrain::checkpoint
+}  // namespace dtrain::checkpoints

@@ -14,7 +14,7 @@
 #include "dtrain/checkpoint/manifest.h"
 #include "parallel_pieces.h"
 
-namespace dtrain::checkpoint {
+namespace dtrain::checkpoints {
 namespace {
 
 constexpr int kReaders = 4;
@@ -106,4 +106,4 @@ std::vector<std::string> verify(const std::filesystem::path& checkpoint, const P
   return problems;
 }
 
-}  // namespace dtrain::checkpoint
+}  // namespace dtrain::checkpoints

@@ -25,7 +25,7 @@ bool is_there(const fs::path& file) {
 // Also one without a manifest: verify() says what is wrong with it.
 bool is_checkpoint(const fs::path& folder) {
   static const std::regex kName(R"((\.partial-|\.deleted-)?step-[0-9]+)");
-  return is_there(folder / checkpoint::kManifestFile) || std::regex_match(folder.filename().string(), kName);
+  return is_there(folder / checkpoints::kManifestFile) || std::regex_match(folder.filename().string(), kName);
 }
 
 struct Found {
@@ -50,10 +50,10 @@ Found find_source(const config::InitialWeights& weights) {
   }
   if (is_checkpoint(path)) return {Source::kCheckpoint, path};
   if (is_there(path / "experiment.yaml") || is_there(path / "events.jsonl")) return {Source::kRun, path};
-  if (is_there(path / checkpoint::kModelFile)) return {Source::kFile, path / checkpoint::kModelFile};
+  if (is_there(path / checkpoints::kModelFile)) return {Source::kFile, path / checkpoints::kModelFile};
   if (is_there(path / kIndexFile)) return {Source::kIndex, path / kIndexFile};
   throw ConfigError(
-      "initial_weights: " + path.string() + " is neither a checkpoint nor a run, and has no " + checkpoint::kModelFile,
+      "initial_weights: " + path.string() + " is neither a checkpoint nor a run, and has no " + checkpoints::kModelFile,
       "name a .safetensors file, a checkpoint (…/checkpoints/step-120) or a run's folder");
 }
 
@@ -89,23 +89,23 @@ std::string lines_of(const std::vector<std::string>& lines) {
 }
 
 WeightFiles of_checkpoint(const fs::path& path) {
-  const std::vector<std::string> wrong = checkpoint::verify(path);
-  if (wrong.empty()) return {{path / checkpoint::kModelFile}, path.string(), {}};
+  const std::vector<std::string> wrong = checkpoints::verify(path);
+  if (wrong.empty()) return {{path / checkpoints::kModelFile}, path.string(), {}};
   throw ConfigError("initial_weights: " + path.string() + " cannot be used:" + lines_of(wrong),
                     "name another checkpoint, or the run: its newest checkpoint that is whole is used then");
 }
 
-std::string metric_of(const checkpoint::Entry& entry) {
+std::string metric_of(const checkpoints::Entry& entry) {
   return entry.about.metric + " " + Json(*entry.about.metric_value).dump();
 }
 
 WeightFiles best_of_run(const fs::path& run) {
   WeightFiles found;
-  const auto entries = checkpoint::list(checkpoint::storage_of_run(run));
-  for (const checkpoint::Entry& entry : checkpoint::best_of(entries, static_cast<int>(entries.size()))) {
-    const std::vector<std::string> wrong = checkpoint::verify(entry.path);
+  const auto entries = checkpoints::list(checkpoints::storage_of_run(run));
+  for (const checkpoints::Entry& entry : checkpoints::best_of(entries, static_cast<int>(entries.size()))) {
+    const std::vector<std::string> wrong = checkpoints::verify(entry.path);
     if (wrong.empty()) {
-      found.files = {entry.path / checkpoint::kModelFile};
+      found.files = {entry.path / checkpoints::kModelFile};
       found.from = entry.path.string() + " (the best: " + metric_of(entry) + ")";
       return found;
     }
@@ -117,11 +117,11 @@ WeightFiles best_of_run(const fs::path& run) {
 }
 
 WeightFiles newest_of_run(const fs::path& run) {
-  checkpoint::Newest newest = checkpoint::find_newest(checkpoint::storage_of_run(run));
+  checkpoints::Newest newest = checkpoints::find_newest(checkpoints::storage_of_run(run));
   WeightFiles found{{}, {}, std::move(newest.passed_over)};
-  const fs::path final_weights = run / "checkpoints" / "final" / checkpoint::kModelFile;
+  const fs::path final_weights = run / "checkpoints" / "final" / checkpoints::kModelFile;
   if (newest.entry) {
-    found.files = {newest.entry->path / checkpoint::kModelFile};
+    found.files = {newest.entry->path / checkpoints::kModelFile};
     found.from = newest.entry->path.string();
   } else if (is_there(final_weights)) {
     found.files = {final_weights};

@@ -17,7 +17,7 @@ from playwright.sync_api import sync_playwright
 from dumps import write_run
 
 PROGRAM = str(Path(sys.argv.pop(1)).resolve())
-SECTIONS = ("verdict", "job", "checkpoints", "waterfall", "timeline", "stragglers", "collectives", "what-if", "system", "framework",
+SECTIONS = ("verdict", "job", "checkpoints", "waterfall", "roofline", "timeline", "stragglers", "collectives", "what-if", "system", "framework",
             "operators", "rules", "steps", "gpu-utilization", "balance", "data-loading", "batch-size", "cpu-bottlenecks",
             "io-bottlenecks", "memory", "completeness")
 BROWSER = "/usr/bin/chromium"

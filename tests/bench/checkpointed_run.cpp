@@ -73,7 +73,7 @@ std::vector<Json> CheckpointedRun::events(const std::string& name) const {
 }
 
 std::optional<Nanoseconds> CheckpointedRun::renamed_at(std::int64_t batch) const {
-  const fs::path path = checkpoint::storage_of_run(folder_ / "run") / ("step-" + std::to_string(batch));
+  const fs::path path = checkpoints::storage_of_run(folder_ / "run") / ("step-" + std::to_string(batch));
   struct stat info {};
   if (::stat(path.c_str(), &info) != 0) return std::nullopt;
   // The rename was the last change of the folder itself.
@@ -101,7 +101,7 @@ double CheckpointedRun::stop_while_saving() {
   ranks_.begin(kForever);
   const SystemClock clock;
   const Nanoseconds end = clock.monotonic() + kPatience;
-  while (!is_saving(checkpoint::storage_of_run(folder_ / "run"))) {
+  while (!is_saving(checkpoints::storage_of_run(folder_ / "run"))) {
     if (clock.monotonic() > end) {
       throw Error("no checkpoint was begun in " + std::to_string(kPatience.count()) + " s", "the log says why");
     }
@@ -120,11 +120,11 @@ double CheckpointedRun::stop() {
   if (status->signal != 0 || status->code != static_cast<int>(ExitCode::kPreempted)) {
     throw Error("after SIGTERM the launcher ended with " + status->describe() + " instead of exit status 75");
   }
-  const auto newest = checkpoint::find_newest(checkpoint::storage_of_run(folder_ / "run"));
+  const auto newest = checkpoints::find_newest(checkpoints::storage_of_run(folder_ / "run"));
   for (const std::string& text : newest.passed_over) throw Error("a checkpoint is damaged: " + text);
   if (!newest.entry || newest.entry->about.reason != "stop") {
     throw Error("exit status 75, but there is no checkpoint of the stop in " +
-                checkpoint::storage_of_run(folder_ / "run").string());
+                checkpoints::storage_of_run(folder_ / "run").string());
   }
   return seconds;
 }

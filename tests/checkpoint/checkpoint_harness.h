@@ -17,7 +17,7 @@
 #include "dtrain/checkpoint/manifest.h"
 #include "dtrain/checkpoint/saver.h"
 
-namespace dtrain::checkpoint {
+namespace dtrain::checkpoints {
 
 inline constexpr std::chrono::seconds kPatience{60};  // for what is expected to happen
 
@@ -135,4 +135,4 @@ inline std::vector<std::string> names_in(const std::filesystem::path& folder) {
   return names;
 }
 
-}  // namespace dtrain::checkpoint
+}  // namespace dtrain::checkpoints

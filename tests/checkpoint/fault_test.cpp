@@ -5,7 +5,7 @@
 
 #include "faulty_saver.h"
 
-namespace dtrain::checkpoint {
+namespace dtrain::checkpoints {
 namespace {
 
 using testing::AnyOf;
@@ -176,4 +176,4 @@ TEST(CheckpointFaults, DamagedFiles) {
 }
 
 }  // namespace
-}  // namespace dtrain::checkpoint
+}  // namespace dtrain::checkpoints

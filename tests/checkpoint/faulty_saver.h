@@ -8,7 +8,7 @@
 
 #include "checkpoint_harness.h"
 
-namespace dtrain::checkpoint {
+namespace dtrain::checkpoints {
 
 struct Fault {
   std::string kind;  // kill, eio, short, nospace; empty: none
@@ -62,4 +62,4 @@ class Draw {
   std::mt19937_64 random_;
 };
 
-}  // namespace dtrain::checkpoint
+}  // namespace dtrain::checkpoints

@@ -8,7 +8,7 @@
 #include "dtrain/base/error.h"
 #include "faulty_saver.h"
 
-namespace dtrain::checkpoint {
+namespace dtrain::checkpoints {
 namespace {
 
 using testing::AllOf;
@@ -303,4 +303,4 @@ TEST(Retention, LeavesWhatAResumeHasPassedOver) {
 }
 
 }  // namespace
-}  // namespace dtrain::checkpoint
+}  // namespace dtrain::checkpoints

@@ -9,7 +9,7 @@
 #include "saver/host_parts.h"
 #include "saver/storage_care.h"
 
-namespace dtrain::checkpoint {
+namespace dtrain::checkpoints {
 namespace {
 
 using testing::ElementsAre;
@@ -133,4 +133,4 @@ TEST_F(HostsTest, PartsOfAnEarlierTryAreNotTaken) {
 }
 
 }  // namespace
-}  // namespace dtrain::checkpoint
+}  // namespace dtrain::checkpoints

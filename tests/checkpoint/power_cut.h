@@ -15,7 +15,7 @@
 
 #include "faulty_saver.h"
 
-namespace dtrain::checkpoint {
+namespace dtrain::checkpoints {
 
 class SimulatedDisk {
  public:
@@ -155,4 +155,4 @@ class SimulatedDisk {
   std::shared_ptr<Node> root_;
 };
 
-}  // namespace dtrain::checkpoint
+}  // namespace dtrain::checkpoints

@@ -7,7 +7,7 @@
 
 #include "power_cut.h"
 
-namespace dtrain::checkpoint {
+namespace dtrain::checkpoints {
 namespace {
 
 constexpr std::uint64_t kCutsPerSeries = 25;
@@ -147,4 +147,4 @@ TEST(PowerCut, WithoutSynchronisingSomethingIsLost) {
 }
 
 }  // namespace
-}  // namespace dtrain::checkpoint
+}  // namespace dtrain::checkpoints

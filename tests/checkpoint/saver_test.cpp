@@ -10,7 +10,7 @@
 #include "checkpoint_harness.h"
 #include "dtrain/base/error.h"
 
-namespace dtrain::checkpoint {
+namespace dtrain::checkpoints {
 namespace {
 
 using testing::ElementsAre;
@@ -272,4 +272,4 @@ TEST_F(SaverTest, FileOutsideTheSnapshotIsAnError) {
 }
 
 }  // namespace
-}  // namespace dtrain::checkpoint
+}  // namespace dtrain::checkpoints

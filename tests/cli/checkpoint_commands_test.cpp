@@ -11,7 +11,7 @@
 namespace dtrain::run {
 namespace {
 
-using checkpoint::About;
+using checkpoints::About;
 using testing::AllOf;
 using testing::ElementsAre;
 using testing::HasSubstr;
@@ -48,11 +48,11 @@ class CheckpointCommands : public testing::Test {
 
   void save(int step, double loss, char fill) {
     const std::string model = model_file(fill);
-    checkpoint::TestSnapshot snapshot({{checkpoint::kModelFile, model.size()}, {"rank-0000.safetensors", 0}});
+    checkpoints::TestSnapshot snapshot({{checkpoints::kModelFile, model.size()}, {"rank-0000.safetensors", 0}});
     std::memcpy(snapshot.memory().data(), model.data(), model.size());
     snapshot.mark_copied(1);
-    checkpoint::Saver saver(checkpoint::options_for(storage()), snapshot.memory());
-    About about = checkpoint::about_step(step);
+    checkpoints::Saver saver(checkpoints::options_for(storage()), snapshot.memory());
+    About about = checkpoints::about_step(step);
     about.time = 1.7e9 + step;
     about.epoch = 2;
     about.world_size = 3;
@@ -63,13 +63,13 @@ class CheckpointCommands : public testing::Test {
                  {"global_batch_size", 64},
                  {"cpu_capability", "AVX512"},
                  {"versions", {{"dtrain", "1"}}}};
-    saver.save(checkpoint::request_for(snapshot, 1, about));
-    const auto result = saver.wait(checkpoint::kPatience);
+    saver.save(checkpoints::request_for(snapshot, 1, about));
+    const auto result = saver.wait(checkpoints::kPatience);
     ASSERT_TRUE(result);
     ASSERT_EQ(result->error, "");
   }
   void damage(int number) {
-    std::fstream file(step(number) / checkpoint::kModelFile, std::ios::in | std::ios::out);
+    std::fstream file(step(number) / checkpoints::kModelFile, std::ios::in | std::ios::out);
     file.seekp(-1, std::ios::end);
     file.put('!');
   }
@@ -107,7 +107,7 @@ TEST_F(CheckpointCommands, ListMarksBestAndLatest) {
 }
 
 TEST_F(CheckpointCommands, ListSaysWhyOneCannotBeUsed) {
-  fs::remove(step(30) / checkpoint::kModelFile);
+  fs::remove(step(30) / checkpoints::kModelFile);
   fs::create_directory(storage() / ".partial-step-40");
   fs::create_directory(storage() / "step-50");
   const Json list = Json::parse(command({"list", "./run", "--json"}).out);
@@ -183,26 +183,26 @@ TEST_F(CheckpointCommands, DeleteAsksAndKeepsTheLastGoodOne) {
   EXPECT_THAT(command({"delete", "./run", "10"}).err, HasSubstr("--yes"));
   EXPECT_EQ(command({"delete", "./run", "--yes"}).code, 2);
   EXPECT_EQ(yes_delete({"10", "10"}).code, 0);
-  EXPECT_THAT(checkpoint::names_in(storage()), ElementsAre("step-20", "step-30"));
+  EXPECT_THAT(checkpoints::names_in(storage()), ElementsAre("step-20", "step-30"));
   damage(20);
   const Result refused = yes_delete({"30"});
   EXPECT_EQ(refused.code, 2);
   EXPECT_THAT(refused.err, AllOf(HasSubstr("without step 30 it could not go on"), HasSubstr("--force")));
   EXPECT_EQ(yes_delete({"30", "--force"}).code, 0);
-  EXPECT_THAT(checkpoint::names_in(storage()), ElementsAre("step-20"));
+  EXPECT_THAT(checkpoints::names_in(storage()), ElementsAre("step-20"));
 }
 
 TEST_F(CheckpointCommands, DamagedOneIsDeletedWithoutForce) {
-  fs::remove(step(20) / checkpoint::kModelFile);
+  fs::remove(step(20) / checkpoints::kModelFile);
   EXPECT_EQ(dtrain(run_, {"checkpoint", "delete", step(20), "--yes"}).code, 0);
-  EXPECT_THAT(checkpoint::names_in(storage()), ElementsAre("step-10", "step-30"));
+  EXPECT_THAT(checkpoints::names_in(storage()), ElementsAre("step-10", "step-30"));
 }
 
 TEST_F(CheckpointCommands, DeleteRefusesWhileASaverUsesTheFolder) {
-  checkpoint::TestSnapshot snapshot({{checkpoint::kModelFile, 100}});
+  checkpoints::TestSnapshot snapshot({{checkpoints::kModelFile, 100}});
   {
-    checkpoint::Saver saver(checkpoint::options_for(storage()), snapshot.memory());
-    EXPECT_EQ(checkpoint::save_and_wait(saver, snapshot, 1, checkpoint::about_step(40), 1).error, "");
+    checkpoints::Saver saver(checkpoints::options_for(storage()), snapshot.memory());
+    EXPECT_EQ(checkpoints::save_and_wait(saver, snapshot, 1, checkpoints::about_step(40), 1).error, "");
     const Result refused = yes_delete({"10"});
     EXPECT_EQ(refused.code, 2);
     EXPECT_THAT(refused.err, HasSubstr("a run is in progress that uses the checkpoints in "));

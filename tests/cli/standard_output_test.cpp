@@ -102,8 +102,8 @@ class StandardOutput : public testing::Test {
   void put_checkpoint_back() {
     const std::string header = "{}      ";
     const std::uint64_t length = header.size();
-    checkpoint::write_checkpoint(
-        run_.folder() / "run" / "checkpoints", checkpoint::about_step(7),
+    checkpoints::write_checkpoint(
+        run_.folder() / "run" / "checkpoints", checkpoints::about_step(7),
         {{"model.safetensors", std::string(reinterpret_cast<const char*>(&length), sizeof length) + header}});
   }
   TestRun run_{{.batches = 40}};

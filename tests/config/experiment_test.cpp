@@ -74,6 +74,8 @@ optimizations:
   tensor_fusion_cycle_time: 1
   auto_tune_tensor_fusion: false
   mixed_precision: O0
+  tf32: true
+  cudnn_benchmark: false
   grad_updates_size_file: null
   sharded_optimizer: auto
   local_sgd: null
@@ -114,6 +116,8 @@ optimizations:
   grad_updates_size_file: sizes.csv
   sharded_optimizer: true
   mixed_precision: none
+  tf32: false
+  cudnn_benchmark: true
 profiling: {prometheus: {port: 9400, address: 10.0.0.5}}
 searcher: {metric: accuracy, smaller_is_better: false, max_length: {records: 60000}}
 min_validation_period: {batches: 100}
@@ -153,6 +157,8 @@ environment:
   EXPECT_TRUE(optimizations.auto_tune_tensor_fusion);
   EXPECT_EQ(optimizations.grad_updates_size_file, file.path().parent_path() / "sizes.csv");
   EXPECT_EQ(optimizations.sharded_optimizer, ShardedOptimizer::kOn);
+  EXPECT_FALSE(optimizations.tf32);
+  EXPECT_TRUE(optimizations.cudnn_benchmark);
   EXPECT_EQ(experiment.searcher, (Searcher{"accuracy", false, {LengthUnit::kRecords, 60000}}));
   EXPECT_EQ(experiment.min_validation_period, (Length{LengthUnit::kBatches, 100}));
   EXPECT_TRUE(experiment.perform_initial_validation);

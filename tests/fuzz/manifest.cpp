@@ -14,14 +14,14 @@ namespace {
 using namespace dtrain;
 
 void read_and_write(const std::string& text) {
-  checkpoint::Manifest manifest;
+  checkpoints::Manifest manifest;
   try {
-    manifest = checkpoint::parse_manifest(text);
+    manifest = checkpoints::parse_manifest(text);
   } catch (const DataError&) {
     return;
   }
-  const std::string written = checkpoint::to_text(manifest);
-  if (checkpoint::to_text(checkpoint::parse_manifest(written)) != written) std::abort();
+  const std::string written = checkpoints::to_text(manifest);
+  if (checkpoints::to_text(checkpoints::parse_manifest(written)) != written) std::abort();
 }
 
 }  // namespace
@@ -29,5 +29,5 @@ void read_and_write(const std::string& text) {
 void dtrain::fuzz::manifest(Input input) {
   const std::string text(reinterpret_cast<const char*>(input.data()), input.size());
   read_and_write(text);
-  read_and_write(text + "\n\"manifest_checksum\":\"" + checkpoint::checksum_text(checkpoint::crc32c(text)) + "\"}\n");
+  read_and_write(text + "\n\"manifest_checksum\":\"" + checkpoints::checksum_text(checkpoints::crc32c(text)) + "\"}\n");
 }

@@ -20,6 +20,8 @@ ADAM = {"kind": "adam", "lr": 2e-3, "weight_decay": 1e-3}
 ADAMW = {"kind": "adamw", "lr": 3e-3}
 EXACT = 0
 SUMS = 1e-11  # other orders of sums, in float64
+POWER_SGD = 1e-3  # its products
+NARROW = 5e-3  # NCCL sums float16 and bfloat16 in their own type
 NORM = 1e-6  # clipping's factor is a float32 on a GPU
 
 # Between these batches nothing but steps happens: no metrics are due, buckets and strategy do not change.
@@ -39,9 +41,11 @@ PINNED_FOR_ALL = {"copies_to_device": 2, "copies_to_host": 2, "pageable_copies":
 
 
 def case(model, optimizer, sharded, limit, k=1, dtype="float32", batches=None, epochs=None, count=False, local_sgd=None,
-         fusion=None, **hyperparameters):
+         fusion=None, compression=None, **hyperparameters):
     optimizations = {"aggregation_frequency": k}
-    if local_sgd:
+    if compression is not None:
+        optimizations["gradient_compression"] = compression
+    elif local_sgd:
         optimizations["local_sgd"] = local_sgd
     else:
         optimizations["sharded_optimizer"] = sharded
@@ -58,7 +62,9 @@ def title(one):
     parts += [f"{key}={value}" for key, value in one["hyperparameters"].items() if key not in COUNTED]
     optimizations = one["optimizations"]
     parts += [f"k={optimizations['aggregation_frequency']}"] if optimizations["aggregation_frequency"] > 1 else []
-    parts += ["local"] if "local_sgd" in optimizations else []
+    if "local_sgd" in optimizations:
+        parts.append("local " + str(optimizations["local_sgd"].get("compression", "")))
+    parts += [str(optimizations["gradient_compression"])] if "gradient_compression" in optimizations else []
     parts += ["buckets"] if "tensor_fusion_threshold" in optimizations else []
     parts += ["uneven"] if one["epochs"] else []
     return " ".join(parts)
@@ -67,6 +73,13 @@ def title(one):
 STRATEGIES = {False: "replicated", True: "sharded", "auto": "auto"}
 F64 = {"dtype": "float64"}
 UNEVEN = {"batches": [17, 12, 19, 3], "epochs": 3}  # of each rank
+TOP_K = {"kind": "topk", "ratio": 0.1}
+CHECKPOINTED = {"checkpointed": "cuda"}  # not on the CPUs: nothing but memory and time differ
+COMPRESSED = [  # the bits of the CPU's codecs
+    case("gpt", ADAMW, False, EXACT, compression="int8", count=True),
+    case("odd", SGD, False, EXACT, compression="int8", k=3, fusion=256),
+    case("gpt", SGD, False, EXACT, compression=TOP_K, count=True, delay_queries=3),
+]
 NEAR = [  # whatever the number of ranks
     case("mlp", SGD, True, NORM, clip=0.1, **F64),
     case("odd", ADAM, True, SUMS, k=3, **F64),
@@ -78,7 +91,10 @@ SAME_ORDER = [  # the number of ranks is a power of two
     case("gpt", ADAM, False, EXACT, count=True),
 ]
 CASES = {
-    1: [*SAME_ORDER, case("gpt", ADAMW, False, NORM, clip=0.3, k=3, **F64), case("odd", ADAM, True, EXACT)],
+    1: [*SAME_ORDER,
+        case("gpt", SGD, False, EXACT, compression="fp16"),
+        case("gpt", ADAM, False, EXACT, k=2, **CHECKPOINTED),
+        case("gpt", ADAMW, False, NORM, clip=0.3, k=3, **F64), case("odd", ADAM, True, EXACT)],
     2: [*SAME_ORDER, *NEAR,
         case("mlp", SGD, True, EXACT, count=True),
         case("cnn", ADAMW, False, EXACT, count=True, delay_queries=3),
@@ -90,8 +106,21 @@ CASES = {
         case("odd", SGD, False, EXACT, sparse=True),
         case("odd", ADAMW, True, SUMS, k=3, **UNEVEN, **F64),
         case("odd", ADAM, False, NORM, k=3, clip=0.5, delay_queries=2, **UNEVEN, **F64),
-        case("mlp", SGD, False, SUMS, local_sgd={"inner_steps": 7}, **F64)],
+        case("mlp", SGD, False, SUMS, local_sgd={"inner_steps": 7}, **F64),
+        *COMPRESSED,
+        case("gpt", ADAM, True, EXACT, fusion=4096, **CHECKPOINTED),
+        case("gpt", ADAM, False, EXACT, compression="fp16", count=True),
+        case("cnn", SGD, False, NARROW, compression="bf16", clip=0.3, count=True),
+        case("odd", ADAM, False, EXACT, compression="fp16", **UNEVEN),
+        case("mlp", SGD, False, POWER_SGD, compression={"kind": "powersgd", "rank": 2, "warmup_steps": 3}, count=True),
+        case("mlp", SGD, False, EXACT, local_sgd={"inner_steps": 7, "compression": "int8"})],
     3: [*NEAR,
+        *COMPRESSED,
+        case("gpt", SGD, False, SUMS, **CHECKPOINTED, **F64),
+        case("gpt", SGD, False, NARROW, compression="fp16", fusion=4096),
+        case("odd", SGD, False, NARROW, compression="bf16", k=3),
+        case("mlp", SGD, False, POWER_SGD, compression={"kind": "powersgd", "rank": 2, "warmup_steps": 3}, k=3),
+        case("mlp", SGD, False, EXACT, local_sgd={"inner_steps": 7, "compression": TOP_K}),
         case("gpt", SGD, False, SUMS, **F64),
         case("gpt", SGD, True, SUMS, **F64),
         case("odd", SGD, True, SUMS, k=3, sparse=True, **F64),
@@ -127,8 +156,9 @@ def check_metrics(on_gpus, on_cpus, limit):
 
 def check_counts(one, counts):
     sharded = one["sharded"] and len(counts) > 1
-    expected = {**PINNED[one["model"], sharded], **PINNED_FOR_ALL}
-    if len(counts) == 1:
+    compressed = "gradient_compression" in one["optimizations"]
+    expected = {**({} if compressed else PINNED[one["model"], sharded]), **PINNED_FOR_ALL}
+    if len(counts) == 1 and not compressed:
         expected["kernels"] -= 1  # one that makes the divisor of the sum over ranks
     for rank, of_rank in enumerate(counts):
         for name, number in expected.items():

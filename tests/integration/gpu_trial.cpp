@@ -90,6 +90,9 @@ class GpuTrial : public dtrain::Trial {
         own_state_(context.hyperparameter<bool>("own_state", false)),
         count_from_(context.hyperparameter<std::int64_t>("count_from", 0)),
         count_to_(context.hyperparameter<std::int64_t>("count_to", 0)) {
+    // hyperparameters.checkpointed: the type of device on which the model's blocks are computed again in backward.
+    const auto checkpointed = context.hyperparameter<std::string>("checkpointed", "");
+    model_->checkpointed = checkpointed == c10::DeviceTypeName(context.device().type(), /*lower_case=*/true);
     context.wrap_optimizer(dtrain::test::make_optimizer(context.hyperparameter<Json>("optimizer")));
     if (const double norm = context.hyperparameter<double>("clip", 0.0); norm > 0) context.clip_gradient_norm(norm);
     if (const auto steps = context.hyperparameter<std::int64_t>("halve_rate_after", 0); steps > 0) {

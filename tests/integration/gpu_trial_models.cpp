@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 
 namespace dtrain::test {
 
@@ -106,9 +107,9 @@ class Gpt final : public GpuModel {
         norm_(register_module("norm", torch::nn::LayerNorm(torch::nn::LayerNormOptions({kWidth})))),
         head_(register_parameter("head", tokens_->weight)) {}  // one tensor with two names
   torch::Tensor loss(const Batch& batch) override {
-    const auto x =
-        F::dropout(tokens_(batch["tokens"]) + positions_, F::DropoutFuncOptions().p(0.5).training(is_training()));
-    const auto scores = torch::linear(norm_(second_(first_(x))), head_);
+    auto x = F::dropout(tokens_(batch["tokens"]) + positions_, F::DropoutFuncOptions().p(0.5).training(is_training()));
+    for (Block& block : {std::ref(first_), std::ref(second_)}) x = checkpointed ? checkpoint(block, x) : block(x);
+    const auto scores = torch::linear(norm_(x), head_);
     return F::cross_entropy(scores.flatten(0, 1), batch["next"].flatten());
   }
   Batch make_batch(std::int64_t samples, at::ScalarType, at::Generator& generator) const override {

@@ -17,6 +17,8 @@ class GpuModel : public torch::nn::Module {
   virtual torch::Tensor loss(const Batch& batch) = 0;
   // One batch: floats, if any, are of type `floats`.
   virtual Batch make_batch(std::int64_t samples, at::ScalarType floats, at::Generator& generator) const = 0;
+
+  bool checkpointed = false;  // "gpt": whether its blocks are computed again in backward
 };
 
 // "mlp", "cnn" (batch normalization, dropout), "gpt" (attention, dropout 0.5, a weight that embedding and output share,

@@ -3,6 +3,7 @@ import atexit
 import functools
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -100,9 +101,22 @@ def overrides(sets):
     return [part for item in sets for part in ("--set", item)]
 
 
+def check_waterfall(report):
+    """The parts of the waterfall sum to all of the time, in every run that wrote a report."""
+    embedded = re.search(r'id="analysis"[^>]*>(.*?)</script>', report.read_text(), re.S)
+    waterfall = json.loads(embedded.group(1))["waterfall"]
+    if waterfall["parts"] and waterfall["wall_s"] > 0:
+        shares = {part["name"]: part["share"] for part in waterfall["parts"]}
+        if abs(sum(shares.values()) - 1) > 5e-4 or min(shares.values()) < -5e-4:
+            raise AssertionError(f"{report}: the waterfall sums to {100 * sum(shares.values()):.2f}%: {shares}")
+
+
 def run(command, run_dir, deadline=DEADLINE, **extra_environment):
     done = subprocess.run(command, env=environment(**extra_environment), stdin=subprocess.DEVNULL, timeout=deadline,
                           stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace")
+    report = Path(run_dir) / "report.html"
+    if report.is_file():
+        check_waterfall(report)
     return Result(done.returncode, done.stdout, run_dir)
 
 

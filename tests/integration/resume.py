@@ -68,7 +68,9 @@ GPU_CASES = {
     1: [case("cnn", ADAMW, slot_type="cuda", aggregation_frequency=4)],
     2: [case("cnn", ADAMW, slot_type="cuda", sharded_optimizer=False, clip=0.5, own_state=True),
         case("gpt", ADAM, slot_type="cuda", sharded_optimizer=True, aggregation_frequency=4),
-        case("gpt", SGD, slot_type="cuda", local_sgd=LOCAL, **UNEVEN)],
+        case("gpt", SGD, slot_type="cuda", local_sgd=LOCAL, **UNEVEN),
+        case("gpt", ADAM, slot_type="cuda", gradient_compression="int8", aggregation_frequency=2),
+        case("gpt", SGD, slot_type="cuda", gradient_compression={"kind": "powersgd", "rank": 2, "warmup_steps": 5})],
     3: [case("gpt", ADAMW, slot_type="cuda", sharded_optimizer=True, **UNEVEN)],
 }
 

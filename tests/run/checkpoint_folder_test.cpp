@@ -45,7 +45,7 @@ class CheckpointFolder : public testing::Test {
 
 TEST_F(CheckpointFolder, IsTheRunsOwnWhereNoStorageIsNamed) {
   EXPECT_EQ(make_checkpoint_folder(run_, {}), "");
-  EXPECT_EQ(checkpoint::storage_of_run(run_.path), run_.path / "checkpoints");
+  EXPECT_EQ(checkpoints::storage_of_run(run_.path), run_.path / "checkpoints");
   EXPECT_FALSE(fs::exists(run_.path / "checkpoints" / "storage.json"));
 }
 
@@ -59,9 +59,9 @@ TEST_F(CheckpointFolder, OfRunsOfOneNameAreDifferentAndStay) {
   for (const auto& [run, made] : {std::pair(run_, first), std::pair(other, second)}) {
     EXPECT_EQ(made.parent_path(), storage);
     EXPECT_THAT(made.filename().string(), testing::MatchesRegex("0001-net-[0-9a-f]+"));
-    EXPECT_EQ(checkpoint::storage_of_run(run.path), made);
+    EXPECT_EQ(checkpoints::storage_of_run(run.path), made);
     EXPECT_EQ(read_json(made / "run.json").at("run"), run.path.string());
-    EXPECT_TRUE(checkpoint::list(made).empty());
+    EXPECT_TRUE(checkpoints::list(made).empty());
   }
   // Another storage does not take a run away from its checkpoints.
   EXPECT_EQ(make_checkpoint_folder(run_, at(folder_ / "new")), first);
@@ -72,7 +72,7 @@ TEST_F(CheckpointFolder, OfRunsOfOneNameAreDifferentAndStay) {
 TEST_F(CheckpointFolder, ARunThatHasCheckpointsStaysWithThem) {
   fs::create_directories(run_.path / "checkpoints" / "step-5");
   EXPECT_EQ(make_checkpoint_folder(run_, at(folder_ / "storage")), "");
-  EXPECT_EQ(checkpoint::storage_of_run(run_.path), run_.path / "checkpoints");
+  EXPECT_EQ(checkpoints::storage_of_run(run_.path), run_.path / "checkpoints");
 }
 
 TEST_F(CheckpointFolder, ThatIsNotThereIsNoEmptyOne) {

@@ -202,14 +202,14 @@ TEST_F(GpuRun, AGpuThatOthersUseGivesAWarningOrIsRefused) {
 
 TEST_F(GpuRun, WhatGpusDoNotSupportYetIsRefused) {
   make({.slots = 1, .slot_type = "auto"}, gpus(1));
-  const Result refused = launch({"--set", "optimizations.gradient_compression=bf16"});
+  const Result refused = launch({"--set", "optimizations.auto_tune_tensor_fusion=true"});
   EXPECT_EQ(refused.code, 2);
   EXPECT_THAT(refused.err,
-              HasSubstr("experiment.yaml: optimizations.gradient_compression: is not supported on GPUs yet; "
+              HasSubstr("experiment.yaml: optimizations.auto_tune_tensor_fusion: is not supported on GPUs yet; "
                         "remove it, or train on CPUs with resources.slot_type: cpu"));
   Command alone(run().folder(),
                 {rank_program(), run().experiment(), "--run-dir", run().run_dir(), "--set",
-                 "optimizations.gradient_compression=bf16"},
+                 "optimizations.auto_tune_tensor_fusion=true"},
                 environment());
   EXPECT_EQ(alone.wait().code, 2);
   EXPECT_THAT(alone.err(), HasSubstr("is not supported on GPUs yet"));

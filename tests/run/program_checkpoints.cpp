@@ -25,22 +25,23 @@ ProgramCheckpoints::ProgramCheckpoints(RankSession& session, std::span<float> we
   SharedMemory shared = session.share_on_host(
       "checkpoint",
       [&] {
-        return checkpoint::SnapshotMemory::create(static_cast<std::size_t>(ranks) * pages(weights.size_bytes()), ranks);
+        return checkpoints::SnapshotMemory::create(static_cast<std::size_t>(ranks) * pages(weights.size_bytes()),
+                                                   ranks);
       },
       comm::HostAccess::kWrite);
   memory_.emplace(std::move(shared), ranks);
   if (session.world().rank != 0) return;
-  const checkpoint::SaverOptions options{.storage = session.checkpoint_folder(),
-                                         .retention = {.latest = 3, .best = 0},
-                                         .log = session.run_dir() / "logs" / "saver.log"};
-  saver_ = std::make_unique<checkpoint::Saver>(options, *memory_);
+  const checkpoints::SaverOptions options{.storage = session.checkpoint_folder(),
+                                          .retention = {.latest = 3, .best = 0},
+                                          .log = session.run_dir() / "logs" / "saver.log"};
+  saver_ = std::make_unique<checkpoints::Saver>(options, *memory_);
 }
 
 std::int64_t ProgramCheckpoints::resume() {
   const std::filesystem::path from = session_.resume_from();
   if (from.empty()) return 0;
-  const Json state = read_json(from / checkpoint::kStateFile);
-  const std::string bytes = read_file(from / checkpoint::rank_file(0));  // all ranks have the same
+  const Json state = read_json(from / checkpoints::kStateFile);
+  const std::string bytes = read_file(from / checkpoints::rank_file(0));  // all ranks have the same
   if (bytes.size() != weights_.size_bytes()) throw DataError(from.string() + " holds another number of weights");
   std::memcpy(weights_.data(), bytes.data(), bytes.size());
   const auto batch = state.at("batch").get<std::int64_t>();
@@ -59,17 +60,17 @@ bool ProgramCheckpoints::save(std::int64_t batch, const std::string& reason) {
   memory_->mark_copied(world.rank, ++number_);
   std::string error;
   if (saver_) {
-    checkpoint::SaveRequest request{
+    checkpoints::SaveRequest request{
         .number = number_,
         .about = {.step = batch, .epoch = batch / 100, .world_size = world.size, .reason = reason},
         .state = {{"batch", batch}, {"metrics_bytes", session_.metrics_bytes()}}};
     for (int rank = 0; rank < world.size; ++rank) {
-      request.files.push_back({.name = checkpoint::rank_file(rank),
+      request.files.push_back({.name = checkpoints::rank_file(rank),
                                .offset = static_cast<std::size_t>(rank) * part,
                                .bytes = weights_.size_bytes()});
     }
     saver_->save(request);
-    std::optional<checkpoint::SaveResult> result;
+    std::optional<checkpoints::SaveResult> result;
     while (!(result = saver_->wait(kLookPeriod))) {
       if (session_.control().failure()) throw CommError("another rank has failed while a checkpoint was written");
     }

@@ -26,8 +26,8 @@ class ProgramCheckpoints {
  private:
   RankSession& session_;
   std::span<float> weights_;
-  std::optional<checkpoint::SnapshotMemory> memory_;
-  std::unique_ptr<checkpoint::Saver> saver_;  // rank 0's
+  std::optional<checkpoints::SnapshotMemory> memory_;
+  std::unique_ptr<checkpoints::Saver> saver_;  // rank 0's
   std::uint64_t number_ = 0;
 };
 

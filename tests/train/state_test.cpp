@@ -17,6 +17,7 @@
 #include "dtrain/base/file.h"
 #include "dtrain/checkpoint/checkpoint.h"
 #include "no_common_memory.h"
+#include "precision/autocast.h"
 #include "small_run.h"
 #include "state/state_visitor.h"
 #include "step/training_step.h"
@@ -130,16 +131,16 @@ void write_checkpoint(const std::filesystem::path& folder, TrainingStep& step, c
   const comm::World& world = control.world();
   const StateImage image({.rank = world.rank, .shared = step.state_is_shared(), .tied = {}},
                          [&](StateVisitor& visitor) { visitor.part("step", step); });
-  write_part(folder / checkpoint::rank_file(world.rank), image.own(), 0, 1);
+  write_part(folder / checkpoints::rank_file(world.rank), image.own(), 0, 1);
   for (int turn = 0; turn < world.size; ++turn) {
     if (turn == world.rank) {
-      write_part(folder / checkpoint::kModelFile, image.model(), turn, world.size);
-      write_part(folder / checkpoint::kOptimizerFile, image.optimizer(), turn, world.size);
+      write_part(folder / checkpoints::kModelFile, image.model(), turn, world.size);
+      write_part(folder / checkpoints::kOptimizerFile, image.optimizer(), turn, world.size);
     }
     control.barrier("part " + std::to_string(turn));
   }
   if (world.rank != 0) return;
-  write_file_atomic(folder / checkpoint::kManifestFile, Json{{"about", {{"world_size", world.size}}}}.dump());
+  write_file_atomic(folder / checkpoints::kManifestFile, Json{{"about", {{"world_size", world.size}}}}.dump());
 }
 
 // A run of its own on every rank; from `start` or the checkpoint `from`, if there is one, or from the model's values.
@@ -172,7 +173,10 @@ std::vector<State> train_from(const StateCase& c, const StatefulNet& original, c
     for (std::int64_t batch = first; batch < first + batches; ++batch) {
       step.announce(true, {});
       step.begin_batch();
-      step.backward(model->loss(batch, rank));
+      const Autocast autocast(autocast_type(c.options.precision), at::kCPU);
+      const at::Tensor loss = model->loss(batch, rank);
+      const Autocast::Pause in_full(autocast);
+      step.backward(loss);
       step.end_batch();
     }
     Collector collector;
@@ -208,6 +212,23 @@ std::vector<StateCase> state_cases() {
          o.max_gradient_norm = 0.01;
        }),
        usual},
+      {"bf16", options_with([](auto& o) { o.precision = config::Precision::kBfloat16; }), usual},
+      {"pure bf16, in windows", options_with([](auto& o) {
+         o.precision = config::Precision::kPureBfloat16;
+         o.aggregation_frequency = 2;
+         o.max_gradient_norm = 0.01;
+       }),
+       usual, 3},
+      {"pure bf16 on ranks of their own parts", options_with([](auto& o) {
+         o.precision = config::Precision::kPureBfloat16;
+         o.strategy.sharded = config::ShardedOptimizer::kOn;
+       }),
+       usual, 3, false},
+      {"bf16, one copy", options_with([](auto& o) {
+         o.precision = config::Precision::kBfloat16;
+         o.strategy.sharded = config::ShardedOptimizer::kOn;
+       }),
+       usual, 3},
       {"an open window", options_with([](auto& o) { o.aggregation_frequency = 3; }), usual, 2, true, 10},
       {"an open window on a rank of its own parts", options_with([](auto& o) {
          o.aggregation_frequency = 4;

@@ -205,7 +205,7 @@ struct Picking {
         fusion(flat, run.services, {.threshold_bytes = 100}),
         exchange(flat, run.services.communicator, run.services.communicator, run.recorder),
         in_flight(at::kCPU, run.services.communicator, run.recorder),
-        picker(run.services, flat, optimizer, exchange, fusion, scale, in_flight, options) {}
+        picker(run.services, flat, optimizer, exchange, fusion, scale, in_flight, options, [] { return true; }) {}
   FixedScale scale{0.5};
   FlatParameters flat;
   FlatOptimizer optimizer;

@@ -31,13 +31,6 @@ constexpr std::array kCosts = {
          "look at what runs between batches; the warnings show whether records are missing"},
 };
 
-double part_s(const Waterfall& waterfall, const std::string& name) {
-  for (const WaterfallPart& part : waterfall.parts) {
-    if (part.name == name) return part.seconds;
-  }
-  return 0;
-}
-
 // What the stalls' finding accounts for in a part of the waterfall, mean over ranks.
 double stalled_s(const Evidence& evidence, const std::optional<Stalls>& stalls, const std::string& part) {
   using profile::Phase;
@@ -86,10 +79,10 @@ std::vector<Finding> find_costs(const Evidence& evidence, const Analysis& analys
   std::vector<Finding> findings;
   for (const Cost& cost : kCosts) {
     const double in_stalls_s = stalled_s(evidence, stalls, cost.part);
-    const double seconds = part_s(analysis.waterfall, cost.part) - in_stalls_s;
+    const double seconds = analysis.waterfall.part_s(cost.part) - in_stalls_s;
     findings.push_back(make(cost.part, seconds, fmt::format("{} {}", cost.title, seconds_text(seconds)),
                             fmt::format("{} in the waterfall, mean over ranks{}",
-                                        seconds_text(part_s(analysis.waterfall, cost.part)), less_stalls(in_stalls_s)),
+                                        seconds_text(analysis.waterfall.part_s(cost.part)), less_stalls(in_stalls_s)),
                             cost.advice));
   }
   if (auto finding = turns(evidence, analysis)) findings.push_back(std::move(*finding));

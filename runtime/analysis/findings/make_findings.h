@@ -29,6 +29,9 @@ std::optional<Finding> find_loader(const Evidence& evidence, const Analysis& ana
 std::optional<Finding> find_contended_hosts(const Evidence& evidence, const Analysis& analysis);
 std::optional<Finding> find_exchange(const Evidence& evidence, const std::optional<Stalls>& stalls);
 
+// Operators that compute slower than the machine allows, from its limits.
+std::vector<Finding> find_computing(const Evidence& evidence, const Analysis& analysis);
+
 // Where a healthy run's time goes, and what it could do without.
 std::vector<Finding> find_costs(const Evidence& evidence, const Analysis& analysis,
                                 const std::optional<Stalls>& stalls);

@@ -110,6 +110,8 @@ Json to_json(const LiveView& view) {
           {"epoch", view.epoch},
           {"left_s", or_null(view.left_s)},
           {"samples_per_s", view.samples_per_s},
+          {"achieved_gflops", or_null(view.achieved_gflops)},
+          {"mfu", or_null(view.mfu)},
           {"compared_steps", view.compared_steps},
           {"training", metrics_json(view.training)},
           {"validation", metrics_json(view.validation)},

@@ -93,6 +93,7 @@ class LiveRun::Impl {
     for (const auto& [id, agent] : agents_) view.hosts.push_back(live_host(agent.profile(), now_s));
     add_ranks(view);
     add_progress(view);
+    run_events_.add_computing(view);
     add_notes(view);
     view.quiet_s = quiet_s(now_s);
     return view;

@@ -94,6 +94,7 @@ ScreenLines head_lines(const LiveView& view, const LiveTextOptions& options) {
   ScreenLine progress = line();
   if (view.samples_per_s > 0) progress.add(format_rate(view.samples_per_s) + " samples/s", "1").add("   ");
   progress.add(progress_text(view));
+  if (view.mfu) progress.add("   MFU " + format_percent(*view.mfu));
   if (view.total_batches && progress.room() >= 15) {
     const int room = std::min(40, progress.room() - 5);
     const double share = static_cast<double>(view.batch) / static_cast<double>(*view.total_batches);

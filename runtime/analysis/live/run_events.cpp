@@ -8,6 +8,7 @@
 #include "dtrain/base/error.h"
 #include "dtrain/base/json_number.h"
 #include "dtrain/checkpoint/checkpoint.h"
+#include "measure/limits.h"
 #include "read/json_fields.h"
 #include "read/utc.h"
 
@@ -24,7 +25,7 @@ std::optional<std::int64_t> batch_being_saved(const fs::path& run_dir) {
   std::error_code error;
   fs::path storage;
   try {
-    storage = checkpoint::storage_of_run(run_dir);
+    storage = checkpoints::storage_of_run(run_dir);
   } catch (const Error&) {  // a damaged file: nothing is known
     return std::nullopt;
   }
@@ -122,6 +123,24 @@ void RunEvents::fill(double now_s, LiveView& view) const {
   view.checkpoint.trouble = save_trouble_;
   view.training = training_;
   view.validation = validation_;
+}
+
+void RunEvents::add_computing(LiveView& view) const {
+  const auto counted = plan_.find("flops");
+  if (counted == plan_.end() || !counted->is_object() || view.samples_per_s <= 0) return;
+  const double flops = number(*counted, "per_sample");
+  if (flops <= 0) return;
+  view.achieved_gflops = flops * view.samples_per_s / 1e9;
+  if (text(*counted, "device") != "cpu" || std::ssize(view.ranks) != view.world_size) return;
+  const auto hosts = profile::limits_of_plan(plan_);
+  double limit = 0;
+  for (const LiveRank& rank : view.ranks) {
+    const profile::RankLimits* const limits = limits_of(hosts, rank.host);
+    const auto rate = limits ? gflops_of(*limits, text(*counted, "dtype")) : std::nullopt;
+    if (!rate) return;
+    limit += *rate;
+  }
+  if (limit > 0) view.mfu = *view.achieved_gflops / limit;
 }
 
 std::optional<double> RunEvents::written() const {

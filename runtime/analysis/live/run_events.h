@@ -19,6 +19,8 @@ class RunEvents {
   void poll();
   // Sets what these files determine of `view`. `now_s`: seconds since 1970.
   void fill(double now_s, LiveView& view) const;
+  // Sets what is computed a second, by the speed and the ranks in `view`.
+  void add_computing(LiveView& view) const;
   // When anything was last written, in seconds since 1970; empty: there is nothing yet.
   std::optional<double> written() const;
 

@@ -8,6 +8,7 @@
 #include "dtrain/analysis/run_profile.h"
 #include "measure/contention.h"
 #include "measure/exposed.h"
+#include "measure/make_roofline.h"
 #include "measure/rows.h"
 #include "measure/waiting.h"
 
@@ -19,7 +20,8 @@ struct Evidence {
         rows(profile),
         waits(compare_waits(rows)),
         exposed(exposed_communication(profile, waits)),
-        contention(find_contention(profile)) {
+        contention(find_contention(profile)),
+        roofline(make_roofline(profile)) {
     for (const RankProfile& rank : run.ranks) {
       loop_s = std::max({loop_s, rank.loop_s().value_or(0), static_cast<double>(rank.wall_ns()) / 1e9});
     }
@@ -29,7 +31,8 @@ struct Evidence {
   WaitSummary waits;
   ExposedCommunication exposed;
   std::vector<Contention> contention;  // as RunProfile::ranks
-  double loop_s = 0;                   // of the slowest rank: what shares of the loop are of
+  Roofline roofline;
+  double loop_s = 0;  // of the slowest rank: what shares of the loop are of
 };
 
 }  // namespace dtrain::analysis

@@ -46,7 +46,28 @@ class PhaseSums {
   double count_;
 };
 
+// What ranks compute at the pace of the best one: as the hardware allows, and slower than that.
+std::vector<WaterfallPart> computing_parts(double ideal_s, const std::optional<double>& hardware_s) {
+  if (!hardware_s) {
+    return {{"compute", "train_batch on every rank as fast as the best rank's median batch", ideal_s}};
+  }
+  return {{"hardware", "forward and backward if each operator ran at the limit of its machine", *hardware_s},
+          {"slower_kernels",
+           "train_batch beyond that, at the best rank's median batch: kernels slower than the hardware allows, and the "
+           "time between them",
+           ideal_s - *hardware_s}};
+}
+
 }  // namespace
+
+double Waterfall::part_s(const std::string& name) const {
+  double seconds = 0;
+  for (const WaterfallPart& part : parts) {
+    const bool of_compute = name == "compute" && (part.name == "hardware" || part.name == "slower_kernels");
+    if (part.name == name || of_compute) seconds += part.seconds;
+  }
+  return seconds;
+}
 
 Waterfall make_waterfall(const Evidence& evidence) {
   const RunProfile& run = evidence.run;
@@ -69,8 +90,9 @@ Waterfall make_waterfall(const Evidence& evidence) {
   const PhaseSums sums(run);
   const double compute_s = sums.phase({Phase::kTrainBatch, Phase::kForward, Phase::kBackward});
   const double ideal_s = std::min(compute_s, best / 1e9 * result.samples / count);
+  const auto hardware_s = evidence.roofline.ideal_s ? std::optional(std::min(ideal_s, *evidence.roofline.ideal_s))
+                                                    : std::optional<double>();
   result.parts = {
-      {"compute", "train_batch on every rank as fast as the best rank's median batch"},
       {"slower_compute", "train_batch beyond that: slower ranks, slower batches, more samples on some ranks"},
       {"loading", "waiting for the next batch (dataloader_next)"},
       {"host_to_device", "copying the batch to the device (to_device)"},
@@ -85,8 +107,7 @@ Waterfall make_waterfall(const Evidence& evidence) {
       {"other", "within batches, in none of the phases (other)"},
       {"ended_early", "from the end of a rank's loop to that of the last rank's"},
       {"unattributed", "of the loop, in no recorded batch"}};
-  const double values[] = {ideal_s,
-                           compute_s - ideal_s,
+  const double values[] = {compute_s - ideal_s,
                            sums.phase({Phase::kDataloaderNext}),
                            sums.phase({Phase::kToDevice}),
                            sums.phase({Phase::kDeviceWait}),
@@ -100,13 +121,16 @@ Waterfall make_waterfall(const Evidence& evidence) {
                            sums.phase({Phase::kOther}),
                            missing_end_s,
                            outside_s};
-  static_assert(std::size(values) == 15);
-  for (std::size_t i = 0; i < result.parts.size(); ++i) {
-    result.parts[i].seconds = values[i];
-    if (result.wall_s > 0) result.parts[i].share = values[i] / result.wall_s;
+  static_assert(std::size(values) == 14);
+  for (std::size_t i = 0; i < result.parts.size(); ++i) result.parts[i].seconds = values[i];
+  std::vector<WaterfallPart> first = computing_parts(ideal_s, hardware_s);
+  result.parts.insert(result.parts.begin(), first.begin(), first.end());
+  for (WaterfallPart& part : result.parts) {
+    if (result.wall_s > 0) part.share = part.seconds / result.wall_s;
   }
   result.no_core_s = no_core_s(evidence.contention);
   if (result.wall_s > 0) result.samples_per_s = result.samples / result.wall_s;
+  if (hardware_s && *hardware_s > 0) result.hardware_samples_per_s = result.samples / *hardware_s;
   if (ideal_s > 0) result.ideal_samples_per_s = result.samples / ideal_s;
   if (result.ideal_samples_per_s > 0) result.efficiency = result.samples_per_s / result.ideal_samples_per_s;
   return result;
@@ -120,6 +144,8 @@ Json to_json(const Waterfall& waterfall) {
   }
   return {{"wall_s", waterfall.wall_s},
           {"samples", waterfall.samples},
+          {"hardware_samples_per_s",
+           waterfall.hardware_samples_per_s ? Json(*waterfall.hardware_samples_per_s) : Json(nullptr)},
           {"ideal_samples_per_s", waterfall.ideal_samples_per_s},
           {"samples_per_s", waterfall.samples_per_s},
           {"efficiency", waterfall.efficiency},

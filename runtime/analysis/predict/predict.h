@@ -7,11 +7,15 @@
 
 #include "dtrain/analysis/what_if.h"
 #include "measure/evidence.h"
+#include "predict/predictor.h"
 
 namespace dtrain::analysis {
 
 // `tried`: the run that has tried replicated and sharded updates, this one or one of the same experiment.
 WhatIf predict(const Evidence& evidence, const RunProfile& tried);
+
+// What the machine's limits promise of other types and memory formats.
+void predict_computing(const Evidence& evidence, const Predictor& predictor, WhatIf& into);
 
 // The same work on more ranks.
 void predict_scaling(const Evidence& evidence, WhatIf& into);

@@ -191,6 +191,7 @@ WhatIf predict(const Evidence& evidence, const RunProfile& tried) {
                                               .assumption = "everything else takes what it took",
                                               .mock = "loader"},
                                              {without_loading_s, unchanged}));
+  predict_computing(evidence, predictor, result);
   std::optional<Prediction> loading = predict_loader_alone(evidence, predictor, result);
   if (evidence.rows.ranks() > 1) {
     predict_alone(evidence, tried, predictor, result);

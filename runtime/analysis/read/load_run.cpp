@@ -11,6 +11,7 @@
 #include "dtrain/base/error.h"
 #include "read/dump_files.h"
 #include "read/json_fields.h"
+#include "read/operator_files.h"
 #include "read/run_warnings.h"
 
 namespace dtrain::analysis {
@@ -200,6 +201,7 @@ RunProfile load_run(const fs::path& folder) {
   run.events = read_lines(folder / "events.jsonl");
   run.metrics = read_lines(folder / "metrics.jsonl");
   read_dumps(folder / "profile", run);
+  run.operator_counts = read_operator_counts(folder / "profile", run.warnings);
   for (const RankProfile& rank : run.ranks) {
     const auto claimed = integer(rank.header, "world_size");
     if (claimed > run.world_size && claimed <= kLargestWorld) run.world_size = static_cast<int>(claimed);

@@ -11,6 +11,7 @@ void write_verdict(Page& page, const Input& input);      // throughput, efficien
 void write_job(Page& page, const Input& input);          // what ran where, from when to when
 void write_checkpoints(Page& page, const Input& input);  // how the run went on, and what saving cost
 void write_waterfall(Page& page, const Input& input);    // from the ideal to the measured throughput
+void write_roofline(Page& page, const Input& input);     // FLOPs, MFU, operators against their limits
 void write_timeline(Page& page, const Input& input);     // what each rank did when
 void write_stragglers(Page& page, const Input& input);   // which ranks others waited for
 void write_collectives(Page& page, const Input& input);  // what the exchange took

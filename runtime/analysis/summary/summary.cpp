@@ -10,6 +10,7 @@
 #include "measure/system_metrics.h"
 #include "read/json_fields.h"
 #include "read/run_files.h"
+#include "summary/compute_account.h"
 #include "summary/summarize.h"
 
 namespace dtrain::analysis {
@@ -184,6 +185,7 @@ RunSummary summarize(const Evidence& evidence) {
   add_totals(run, summary);
   add_phases(run, evidence.loop_s, summary);
   add_exposed(evidence, summary);
+  summary.compute = compute_account(evidence, summary);
   add_collectives(run, summary);
   for (std::size_t i = 0; i < run.ranks.size(); ++i) {
     summary.ranks[i].waited_for_steps = evidence.waits.ranks[i].steps;

@@ -106,6 +106,16 @@ Json to_json(const RunSummary& s) {
                {"waiting_s", s.waiting_s},
                {"waiting_share", s.waiting_share},
                {"compared_steps", s.compared_steps}};
+  const ComputeAccount compute = s.compute.value_or(ComputeAccount{});
+  const auto counted = [&](double value) { return s.compute ? Json(value) : Json(nullptr); };
+  json["flops_per_sample"] = counted(compute.flops_per_sample);
+  json["flops_per_step"] = counted(compute.flops_per_step);
+  json["compute_dtype"] = s.compute ? Json(compute.dtype) : Json(nullptr);
+  json["achieved_gflops"] = counted(compute.achieved_gflops);
+  json["limit_gflops"] = optional_json(compute.limit_gflops);
+  json["mfu"] = optional_json(compute.mfu);
+  json["achieved_gb_s"] = optional_json(compute.achieved_gb_s);
+  json["limit_gb_s"] = optional_json(compute.limit_gb_s);
   json["attempts"] = Json::array();
   for (const AttemptAccount& attempt : s.history.attempts) json["attempts"].push_back(to_json(attempt));
   json["checkpoints"] = Json::array();

@@ -46,6 +46,7 @@ void write_head(TextWriter& out, const RunSummary& s) {
              format_rate(s.samples_per_s), format_rate(s.training_samples_per_s), batches_text(s),
              seconds_text(s.step_p50_s), seconds_text(s.step_p99_s));
   }
+  if (s.compute) out.paragraph(compute_text(s));
   if (!s.validation.empty()) {
     std::string text;
     for (const auto& [name, value] : s.validation)

@@ -89,6 +89,24 @@ std::string batch_size_text(const RunSummary& summary) {
   return text;
 }
 
+std::string compute_text(const RunSummary& summary) {
+  if (!summary.compute) return {};
+  const ComputeAccount& c = *summary.compute;
+  if (c.flops_per_sample <= 0) return "no FLOPs: " + c.without_mfu;
+  std::string text = fmt::format("{} a batch, {} in {}", amount_text(c.flops_per_step, "FLOP"),
+                                 amount_text(c.achieved_gflops * 1e9, "FLOP/s"), c.dtype);
+  if (c.mfu) {
+    text += fmt::format(": MFU {} of {}", format_percent(*c.mfu), amount_text(*c.limit_gflops * 1e9, "FLOP/s"));
+  } else {
+    text += "; no MFU: " + c.without_mfu;
+  }
+  if (c.achieved_gb_s && c.limit_gb_s) {
+    text += fmt::format("; operators without FLOPs move {} of {}", amount_text(*c.achieved_gb_s * 1e9, "B/s"),
+                        amount_text(*c.limit_gb_s * 1e9, "B/s"));
+  }
+  return text;
+}
+
 std::string exposed_text(const RunSummary& summary) {
   return fmt::format(
       "exposed communication {} ({} of the loop): the exchange {} ({}), waiting for the last rank {} ({})",

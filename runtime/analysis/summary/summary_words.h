@@ -27,6 +27,9 @@ std::string checkpoints_text(const RunSummary& summary);
 // batches are aggregated. Empty: not known.
 std::string batch_size_text(const RunSummary& summary);
 
+// "0.47 GFLOP a batch, 82.1 GFLOP/s in float32: 39.4% MFU", with what is missing where there is no MFU; or empty.
+std::string compute_text(const RunSummary& summary);
+
 // Of a run with several ranks: what computing does not hide, and what it consists of.
 std::string exposed_text(const RunSummary& summary);
 

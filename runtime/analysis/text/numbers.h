@@ -6,6 +6,8 @@
 #include <cstdint>
 #include <string>
 
+#include <spdlog/fmt/fmt.h>
+
 #include "dtrain/base/units.h"
 
 namespace dtrain::analysis {
@@ -30,6 +32,18 @@ inline std::string count_text(std::int64_t count) {
     digits.insert(static_cast<std::size_t>(at), 1, ',');
   }
   return digits;
+}
+
+// With three digits and a decimal prefix: "82.1 GFLOP/s" of 8.21e10 and "FLOP/s".
+inline std::string amount_text(double value, const std::string& unit) {
+  constexpr const char* kPrefixes[] = {"", "k", "M", "G", "T", "P", "E"};
+  std::size_t prefix = 0;
+  for (; value >= 999.5 && prefix + 1 < std::size(kPrefixes); ++prefix) value /= 1000;
+  return fmt::format("{:.{}f} {}{}", value,
+                     value >= 99.95 || prefix == 0 ? 0
+                     : value >= 9.995              ? 1
+                                                   : 2,
+                     kPrefixes[prefix], unit);
 }
 
 }  // namespace dtrain::analysis

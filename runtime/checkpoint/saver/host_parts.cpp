@@ -11,7 +11,7 @@
 #include "dtrain/base/unix_socket.h"
 #include "saver/small_file.h"
 
-namespace dtrain::checkpoint {
+namespace dtrain::checkpoints {
 namespace {
 
 constexpr const char* kBeginFile = ".begin.json";
@@ -104,4 +104,4 @@ void remove_host_parts(const OpenFolder& folder, int hosts) {
   for (int host = 1; host < hosts; ++host) remove(part_file(host));
 }
 
-}  // namespace dtrain::checkpoint
+}  // namespace dtrain::checkpoints

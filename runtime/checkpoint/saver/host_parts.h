@@ -10,7 +10,7 @@
 #include "dtrain/checkpoint/manifest.h"
 #include "saver/open_folder.h"
 
-namespace dtrain::checkpoint {
+namespace dtrain::checkpoints {
 
 // Host 0: writes the beginning; returns the token.
 std::string write_beginning(const OpenFolder& folder, const About& about);
@@ -33,4 +33,4 @@ std::optional<std::vector<ManifestFile>> find_host_part(const OpenFolder& folder
 // Host 0: deletes what these functions have written into the folder.
 void remove_host_parts(const OpenFolder& folder, int hosts);
 
-}  // namespace dtrain::checkpoint
+}  // namespace dtrain::checkpoints

@@ -15,7 +15,7 @@
 #include "saver/priority.h"
 #include "saver/small_file.h"
 
-namespace dtrain::checkpoint {
+namespace dtrain::checkpoints {
 namespace {
 
 // While one thread computes checksums, the disk works for the others.
@@ -153,4 +153,4 @@ std::vector<ManifestFile> write_images(const OpenFolder& folder, const std::vect
   return written;
 }
 
-}  // namespace dtrain::checkpoint
+}  // namespace dtrain::checkpoints

@@ -8,7 +8,7 @@
 #include "dtrain/checkpoint/saver.h"
 #include "saver/open_folder.h"
 
-namespace dtrain::checkpoint {
+namespace dtrain::checkpoints {
 
 // Reserves space for all files first. Then several pieces at a time go from the memory to the disk, without the page
 // cache where the file system can do that, and are summed: at idle priority for three seconds, or until snapshot
@@ -19,4 +19,4 @@ std::vector<ManifestFile> write_images(const OpenFolder& folder, const std::vect
                                        const SnapshotMemory& memory, std::uint64_t number,
                                        const std::function<void()>& on_read);
 
-}  // namespace dtrain::checkpoint
+}  // namespace dtrain::checkpoints

@@ -1,4 +1,4 @@
-// dtrain-saver: the process that writes checkpoints. Started by checkpoint::Saver with its settings as one JSON
+// dtrain-saver: the process that writes checkpoints. Started by checkpoints::Saver with its settings as one JSON
 // argument. File descriptor 3 is the socket to it, 4 the memory with the snapshots, 5 the storage's lock file.
 #include <fcntl.h>
 #include <sched.h>
@@ -18,7 +18,7 @@
 namespace {
 
 using namespace dtrain;
-using namespace dtrain::checkpoint;
+using namespace dtrain::checkpoints;
 
 // A terminal's Ctrl-C, its hang-up and a batch system's polite stop are for the ranks: this process finishes its work
 // and ends after them. It leads a process group but no session, as dtrain-agent does.

@@ -8,7 +8,7 @@
 #include "dtrain/base/error.h"
 #include "dtrain/base/file.h"
 
-namespace dtrain::checkpoint {
+namespace dtrain::checkpoints {
 
 Json to_json(const SaverOptions& options) {
   Json json = {{"storage", options.storage.string()},
@@ -107,4 +107,4 @@ std::optional<std::string> receive_message(UnixSocket& socket, std::chrono::mill
   return content;
 }
 
-}  // namespace dtrain::checkpoint
+}  // namespace dtrain::checkpoints

@@ -8,7 +8,7 @@
 #include "dtrain/base/unix_socket.h"
 #include "dtrain/checkpoint/saver.h"
 
-namespace dtrain::checkpoint {
+namespace dtrain::checkpoints {
 
 inline constexpr int kSocketFd = 3;  // what main() of dtrain-saver expects
 inline constexpr int kMemoryFd = 4;
@@ -33,4 +33,4 @@ bool send_message(UnixSocket& socket, std::string_view message);
 // Empty where the peer is gone or nothing came in time (then `timed_out` is set). SystemError.
 std::optional<std::string> receive_message(UnixSocket& socket, std::chrono::milliseconds timeout, bool* timed_out);
 
-}  // namespace dtrain::checkpoint
+}  // namespace dtrain::checkpoints

@@ -5,11 +5,11 @@
 
 #include "dtrain/base/fd.h"
 
-namespace dtrain::checkpoint {
+namespace dtrain::checkpoints {
 
 struct OpenFolder {
   std::filesystem::path path;  // for messages
   UniqueFd fd;
 };
 
-}  // namespace dtrain::checkpoint
+}  // namespace dtrain::checkpoints

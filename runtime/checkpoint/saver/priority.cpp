@@ -9,7 +9,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-namespace dtrain::checkpoint {
+namespace dtrain::checkpoints {
 namespace {
 
 constexpr int kIoIdle = 3 << 13;  // IOPRIO_CLASS_IDLE
@@ -49,4 +49,4 @@ void leave_idle_priority(pid_t process) {
   }
 }
 
-}  // namespace dtrain::checkpoint
+}  // namespace dtrain::checkpoints

@@ -4,7 +4,7 @@
 
 #include <sys/types.h>
 
-namespace dtrain::checkpoint {
+namespace dtrain::checkpoints {
 
 // The calling thread gets what training leaves: processor time when no other thread wants it (the lowest niceness
 // where the kernel would not let the user take that back), and the disk.
@@ -13,4 +13,4 @@ void step_behind_training();
 // one, a hundredth of what a thread of training gets: a user cannot take niceness back.
 void leave_idle_priority(pid_t process);
 
-}  // namespace dtrain::checkpoint
+}  // namespace dtrain::checkpoints

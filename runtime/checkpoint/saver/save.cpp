@@ -15,7 +15,7 @@
 #include "saver/small_file.h"
 #include "saver/storage_care.h"
 
-namespace dtrain::checkpoint {
+namespace dtrain::checkpoints {
 namespace {
 
 using Steady = std::chrono::steady_clock;
@@ -240,4 +240,4 @@ SaveResult save(const SaveOrder& order, const SaveEnvironment& environment) {
   return result;
 }
 
-}  // namespace dtrain::checkpoint
+}  // namespace dtrain::checkpoints

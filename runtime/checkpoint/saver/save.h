@@ -9,7 +9,7 @@
 #include "saver/messages.h"
 #include "storage_folder.h"
 
-namespace dtrain::checkpoint {
+namespace dtrain::checkpoints {
 
 struct SaveEnvironment {
   const SaverOptions& options;
@@ -23,4 +23,4 @@ struct SaveEnvironment {
 // Never throws: what fails is in the result. The snapshot's memory is free afterwards.
 SaveResult save(const SaveOrder& order, const SaveEnvironment& environment);
 
-}  // namespace dtrain::checkpoint
+}  // namespace dtrain::checkpoints

@@ -13,7 +13,7 @@
 #include "saver/priority.h"
 #include "storage_folder.h"
 
-namespace dtrain::checkpoint {
+namespace dtrain::checkpoints {
 namespace {
 
 constexpr std::chrono::milliseconds kForever{-1};
@@ -166,4 +166,4 @@ pid_t Saver::pid() const {
   return impl_->started.process.pid();
 }
 
-}  // namespace dtrain::checkpoint
+}  // namespace dtrain::checkpoints

@@ -11,7 +11,7 @@
 #include "saver/messages.h"
 #include "saver/save.h"
 
-namespace dtrain::checkpoint {
+namespace dtrain::checkpoints {
 namespace {
 
 // The number of local ranks is in the memory itself.
@@ -77,4 +77,4 @@ void serve(const SaverOptions& options, UnixSocket socket, UniqueFd memory_fd, S
   }
 }
 
-}  // namespace dtrain::checkpoint
+}  // namespace dtrain::checkpoints

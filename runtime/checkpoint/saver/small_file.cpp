@@ -10,7 +10,7 @@
 #include "dtrain/base/file.h"
 #include "dtrain/base/units.h"
 
-namespace dtrain::checkpoint {
+namespace dtrain::checkpoints {
 
 namespace {
 
@@ -43,4 +43,4 @@ ManifestFile write_small_file(const OpenFolder& folder, const std::string& name,
   return file;
 }
 
-}  // namespace dtrain::checkpoint
+}  // namespace dtrain::checkpoints

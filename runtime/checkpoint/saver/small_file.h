@@ -8,7 +8,7 @@
 #include "dtrain/checkpoint/manifest.h"
 #include "saver/open_folder.h"
 
-namespace dtrain::checkpoint {
+namespace dtrain::checkpoints {
 
 // An error of a write: where, with the remedy for a full disk.
 [[noreturn]] void fail_to_write(const std::filesystem::path& path, std::uint64_t offset, int code);
@@ -18,4 +18,4 @@ namespace dtrain::checkpoint {
 // Returns what the manifest says about it. SystemError.
 ManifestFile write_small_file(const OpenFolder& folder, const std::string& name, std::string_view text);
 
-}  // namespace dtrain::checkpoint
+}  // namespace dtrain::checkpoints

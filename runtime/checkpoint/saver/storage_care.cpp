@@ -11,7 +11,7 @@
 #include "folder_names.h"
 #include "storage_folder.h"
 
-namespace dtrain::checkpoint {
+namespace dtrain::checkpoints {
 namespace {
 
 namespace fs = std::filesystem;
@@ -120,4 +120,4 @@ fs::path publish(const fs::path& storage, const Manifest& manifest) {
   return target;
 }
 
-}  // namespace dtrain::checkpoint
+}  // namespace dtrain::checkpoints

@@ -8,7 +8,7 @@
 #include "dtrain/checkpoint/manifest.h"
 #include "saver/open_folder.h"
 
-namespace dtrain::checkpoint {
+namespace dtrain::checkpoints {
 
 // Deletes what dead savers and deletions that were cut short have left, and puts a replaced checkpoint back whose
 // replacement is not there.
@@ -22,4 +22,4 @@ OpenFolder make_partial(const std::filesystem::path& storage, std::int64_t step)
 // there.
 std::filesystem::path publish(const std::filesystem::path& storage, const Manifest& manifest);
 
-}  // namespace dtrain::checkpoint
+}  // namespace dtrain::checkpoints

@@ -24,17 +24,17 @@ struct DeleteArguments {
 
 void refuse_in_use(const Checkpoints& found) {
   const bool in_progress = found.run && !run::is_over(*found.run);
-  if (!in_progress && checkpoint::wait_for_savers(found.storage, std::chrono::milliseconds(0))) return;
+  if (!in_progress && checkpoints::wait_for_savers(found.storage, std::chrono::milliseconds(0))) return;
   throw ConfigError("a run is in progress that uses the checkpoints in " + found.storage.string(),
                     "wait for its end or stop it first; `dtrain task list` shows it");
 }
 
 // The run could not go on any more.
-void refuse_last_good(const std::vector<checkpoint::Entry>& all, const std::vector<checkpoint::Entry>& doomed) {
-  const auto is_doomed = [&](const checkpoint::Entry& entry) {
+void refuse_last_good(const std::vector<checkpoints::Entry>& all, const std::vector<checkpoints::Entry>& doomed) {
+  const auto is_doomed = [&](const checkpoints::Entry& entry) {
     return std::any_of(doomed.begin(), doomed.end(), [&](const auto& other) { return other.path == entry.path; });
   };
-  const auto good = [](const checkpoint::Entry& entry) { return entry.damage.empty(); };
+  const auto good = [](const checkpoints::Entry& entry) { return entry.damage.empty(); };
   if (std::none_of(doomed.begin(), doomed.end(), good)) return;
   for (auto entry = all.rbegin(); entry != all.rend(); ++entry) {
     if (!is_doomed(*entry) && good(*entry) && verify_visibly(*entry).empty()) return;
@@ -44,14 +44,14 @@ void refuse_last_good(const std::vector<checkpoint::Entry>& all, const std::vect
       "add --force to delete it nevertheless");
 }
 
-bool is_agreed(const std::vector<checkpoint::Entry>& doomed, bool yes) {
+bool is_agreed(const std::vector<checkpoints::Entry>& doomed, bool yes) {
   if (yes) return true;
   if (::isatty(STDIN_FILENO) == 0) {
     throw ConfigError("nobody can be asked here whether to delete checkpoints", "add --yes to delete them unasked");
   }
   std::int64_t bytes = 0;
   std::vector<std::string> names;
-  for (const checkpoint::Entry& entry : doomed) {
+  for (const checkpoints::Entry& entry : doomed) {
     bytes += entry.bytes;
     names.push_back(step_text(entry));
   }
@@ -74,28 +74,28 @@ void add_checkpoint_delete(CLI::App& checkpoint, int* exit_code) {
   command->add_flag("--force", arguments->force, "Also the only one that is whole");
   command->callback([arguments, exit_code] {
     const Checkpoints found = find_checkpoints(arguments->run);
-    std::vector<checkpoint::Entry> doomed;
+    std::vector<checkpoints::Entry> doomed;
     if (found.run && arguments->steps.empty()) {
       throw ConfigError("which checkpoints are to be deleted?",
                         "name their steps: dtrain checkpoint list " + arguments->run + " shows them");
     }
     if (arguments->steps.empty()) doomed = found.entries;
     for (const std::string& step : arguments->steps) {
-      const checkpoint::Entry& entry = choose(found, step);
+      const checkpoints::Entry& entry = choose(found, step);
       const bool twice = std::any_of(doomed.begin(), doomed.end(), [&](const auto& e) { return e.path == entry.path; });
       if (!twice) doomed.push_back(entry);
     }
     refuse_in_use(found);
-    if (!arguments->force) refuse_last_good(checkpoint::list(found.storage), doomed);
+    if (!arguments->force) refuse_last_good(checkpoints::list(found.storage), doomed);
     if (!is_agreed(doomed, arguments->yes)) {
       std::printf("nothing was deleted\n");
       *exit_code = 0;
       return;
     }
     std::vector<std::filesystem::path> paths;
-    for (const checkpoint::Entry& entry : doomed) paths.push_back(entry.path);
-    checkpoint::remove_checkpoints(paths);
-    for (const checkpoint::Entry& entry : doomed) std::printf("deleted %s\n", entry.path.c_str());
+    for (const checkpoints::Entry& entry : doomed) paths.push_back(entry.path);
+    checkpoints::remove_checkpoints(paths);
+    for (const checkpoints::Entry& entry : doomed) std::printf("deleted %s\n", entry.path.c_str());
     *exit_code = 0;
   });
 }

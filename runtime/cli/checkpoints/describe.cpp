@@ -24,14 +24,14 @@ struct DescribeArguments {
 };
 
 struct FileFacts {
-  checkpoint::ManifestFile file;
+  checkpoints::ManifestFile file;
   std::vector<data::SafetensorsEntry> tensors;
   std::string damage;  // why its tensors cannot be listed
 };
 
-std::vector<FileFacts> look_into(const checkpoint::Entry& entry) {
+std::vector<FileFacts> look_into(const checkpoints::Entry& entry) {
   std::vector<FileFacts> files;
-  for (const checkpoint::ManifestFile& file : checkpoint::read_manifest(entry.path).files) {
+  for (const checkpoints::ManifestFile& file : checkpoints::read_manifest(entry.path).files) {
     FileFacts facts{file, {}, {}};
     if (file.name.ends_with(".safetensors") && file.bytes > 0) {
       try {
@@ -45,7 +45,7 @@ std::vector<FileFacts> look_into(const checkpoint::Entry& entry) {
   return files;
 }
 
-Json describe_json(const checkpoint::Entry& entry) {
+Json describe_json(const checkpoints::Entry& entry) {
   Json json = to_json(entry);
   Json files = Json::array();
   for (const FileFacts& facts : look_into(entry)) {
@@ -106,8 +106,8 @@ void add_run(const Json& run, Facts& facts) {
   }
 }
 
-std::string describe_text(const checkpoint::Entry& entry) {
-  const checkpoint::About& about = entry.about;
+std::string describe_text(const checkpoints::Entry& entry) {
+  const checkpoints::About& about = entry.about;
   const auto time = std::chrono::duration_cast<Nanoseconds>(std::chrono::duration<double>(about.time));
   Facts facts;
   facts.add("checkpoint", entry.path.string());
@@ -147,7 +147,7 @@ void add_checkpoint_describe(CLI::App& checkpoint, int* exit_code) {
   add_json(*command, arguments->json);
   command->callback([arguments, exit_code] {
     const Checkpoints found = find_checkpoints(arguments->run);
-    const checkpoint::Entry& entry = choose(found, arguments->step);
+    const checkpoints::Entry& entry = choose(found, arguments->step);
     print_answer(
         arguments->json, [&] { return describe_json(entry); }, [&] { return describe_text(entry); });
     *exit_code = 0;

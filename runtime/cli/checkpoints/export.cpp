@@ -18,7 +18,7 @@ struct CheckpointExportArguments {
 };
 
 // What is known to be damaged is not exported.
-void check(const checkpoint::Entry& entry) {
+void check(const checkpoints::Entry& entry) {
   const auto problems = verify_visibly(entry);
   if (problems.empty()) return;
   throw DataError(entry.path.string() + " is damaged: " + join(problems, "; "), "export another one");
@@ -41,7 +41,7 @@ void check_output(const std::filesystem::path& output, bool force) {
 }
 
 // libtorch writes TorchScript, and only dtrain-worker has it.
-int export_torchscript(const checkpoint::Entry& entry, const std::filesystem::path& output, const std::string& model) {
+int export_torchscript(const checkpoints::Entry& entry, const std::filesystem::path& output, const std::string& model) {
   static const char inside_this_program = 0;
   ProcessOptions options;
   options.command = {find_program_beside(&inside_this_program, "dtrain-worker").string(), "--export",
@@ -87,14 +87,14 @@ void add_checkpoint_export(CLI::App& checkpoint, int* exit_code) {
     const auto output = std::filesystem::absolute(arguments->output).lexically_normal();
     check_output(output, arguments->force);
     const Checkpoints found = find_checkpoints(arguments->run);
-    const checkpoint::Entry& entry = choose(found, arguments->step);
+    const checkpoints::Entry& entry = choose(found, arguments->step);
     check(entry);
     *exit_code = 0;
     if (script) {
       *exit_code = export_torchscript(entry, output, arguments->model);
       return;
     }
-    const auto bytes = checkpoint::export_safetensors(entry.path, output);
+    const auto bytes = checkpoints::export_safetensors(entry.path, output);
     std::printf("%s: the weights of %s, %s\n", output.c_str(), step_text(entry).c_str(),
                 format_bytes(static_cast<double>(bytes)).c_str());
   });

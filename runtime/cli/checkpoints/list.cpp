@@ -17,7 +17,7 @@ struct CheckpointListArguments {
   bool json = false;
 };
 
-Nanoseconds when(const checkpoint::About& about) {
+Nanoseconds when(const checkpoints::About& about) {
   return std::chrono::duration_cast<Nanoseconds>(std::chrono::duration<double>(about.time));
 }
 
@@ -25,10 +25,10 @@ struct Marks {
   std::optional<std::int64_t> best, latest;
 };
 
-Marks marks_of(const std::vector<checkpoint::Entry>& entries) {
+Marks marks_of(const std::vector<checkpoints::Entry>& entries) {
   Marks marks;
-  if (const auto best = checkpoint::best_of(entries, 1); !best.empty()) marks.best = best.front().about.step;
-  for (const checkpoint::Entry& entry : entries) {
+  if (const auto best = checkpoints::best_of(entries, 1); !best.empty()) marks.best = best.front().about.step;
+  for (const checkpoints::Entry& entry : entries) {
     if (entry.damage.empty()) marks.latest = entry.about.step;
   }
   return marks;
@@ -38,7 +38,7 @@ Json list_json(const Checkpoints& found) {
   const Marks marks = marks_of(found.entries);
   const SystemClock clock;
   Json list = Json::array();
-  for (const checkpoint::Entry& entry : found.entries) {
+  for (const checkpoints::Entry& entry : found.entries) {
     Json json = to_json(entry);
     json["age_s"] = entry.about.time > 0 ? Json(to_seconds(clock.wall()) - entry.about.time) : Json();
     json["best"] = marks.best == entry.about.step;
@@ -55,7 +55,7 @@ std::string list_text(const Checkpoints& found) {
   Table table(
       {{"step"}, {"epoch"}, {"saved"}, {"age"}, {"size", Table::Unit::kBytes}, {"metric"}, {"mark"}, {"damage"}},
       ListFormat::kText);
-  for (const checkpoint::Entry& entry : found.entries) {
+  for (const checkpoints::Entry& entry : found.entries) {
     const bool known = entry.about.time > 0;
     std::vector<std::string_view> mark;
     if (marks.best == entry.about.step) mark.emplace_back("best");

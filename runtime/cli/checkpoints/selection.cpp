@@ -20,7 +20,7 @@ namespace fs = std::filesystem;
 bool is_checkpoint(const fs::path& path) {
   std::error_code code;
   return fs::is_directory(path, code) &&
-         (path.filename().string().starts_with("step-") || fs::exists(path / checkpoint::kManifestFile, code));
+         (path.filename().string().starts_with("step-") || fs::exists(path / checkpoints::kManifestFile, code));
 }
 
 // "step-120" is also the folder's name.
@@ -35,7 +35,7 @@ std::optional<std::int64_t> number_of(std::string_view step) {
 
 std::string steps_of(const Checkpoints& checkpoints) {
   std::vector<std::string> steps;
-  for (const checkpoint::Entry& entry : checkpoints.entries) steps.push_back(std::to_string(entry.about.step));
+  for (const checkpoints::Entry& entry : checkpoints.entries) steps.push_back(std::to_string(entry.about.step));
   return steps.empty() ? "there are none" : "there are: " + join(steps, ", ");
 }
 
@@ -53,14 +53,14 @@ CLI::Option* add_run_or_checkpoint(CLI::App& command, std::string& run) {
 Checkpoints find_checkpoints(const std::string& name) {
   fs::path path = fs::absolute(name).lexically_normal();
   if (path.filename().empty()) path = path.parent_path();
-  if (is_checkpoint(path)) return {std::nullopt, path.parent_path(), {checkpoint::look_at(path)}};
+  if (is_checkpoint(path)) return {std::nullopt, path.parent_path(), {checkpoints::look_at(path)}};
   Checkpoints found{run::find_run(name), {}, {}};
   found.storage = run::find_checkpoint_folder(*found.run);
-  found.entries = checkpoint::list(found.storage);
+  found.entries = checkpoints::list(found.storage);
   return found;
 }
 
-const checkpoint::Entry& choose(const Checkpoints& checkpoints, const std::string& step) {
+const checkpoints::Entry& choose(const Checkpoints& checkpoints, const std::string& step) {
   const auto& entries = checkpoints.entries;
   const auto there = [&](std::int64_t wanted) {
     return std::find_if(entries.begin(), entries.end(), [&](const auto& entry) { return entry.about.step == wanted; });
@@ -68,7 +68,7 @@ const checkpoint::Entry& choose(const Checkpoints& checkpoints, const std::strin
   const std::string in = " in " + checkpoints.storage.string();
   const std::optional<std::int64_t> number = number_of(step);
   if (!checkpoints.run) {
-    const checkpoint::Entry& only = entries.front();
+    const checkpoints::Entry& only = entries.front();
     if (step.empty() || number == only.about.step) return only;
     throw ConfigError(only.path.string() + " is one checkpoint, so '" + step + "' cannot be chosen from it",
                       "leave " + step + " out, or name the run instead of the folder");
@@ -79,7 +79,7 @@ const checkpoint::Entry& choose(const Checkpoints& checkpoints, const std::strin
     throw ConfigError("there is no checkpoint that can be used" + in, entries.empty() ? "" : "all are damaged");
   }
   if (step == "best") {
-    const auto best = checkpoint::best_of(entries, 1);
+    const auto best = checkpoints::best_of(entries, 1);
     if (!best.empty()) return *there(best.front().about.step);
     throw ConfigError("no checkpoint" + in + " has a metric", "name a step or latest; " + steps_of(checkpoints));
   }
@@ -94,27 +94,27 @@ const checkpoint::Entry& choose(const Checkpoints& checkpoints, const std::strin
   return *found;
 }
 
-std::string step_text(const checkpoint::Entry& entry) {
+std::string step_text(const checkpoints::Entry& entry) {
   return "step " + std::to_string(entry.about.step);
 }
 
-std::string metric_text(const checkpoint::About& about) {
+std::string metric_text(const checkpoints::About& about) {
   if (!about.metric_value) return "";
   char value[32];
   std::snprintf(value, sizeof value, "%.6g", *about.metric_value);
   return about.metric + " = " + value;
 }
 
-Json to_json(const checkpoint::Entry& entry) {
-  Json json = checkpoint::to_json(entry.about);
+Json to_json(const checkpoints::Entry& entry) {
+  Json json = checkpoints::to_json(entry.about);
   json["path"] = entry.path.string();
   json["bytes"] = entry.bytes;
   json["damage"] = entry.damage.empty() ? Json() : Json(entry.damage);
   return json;
 }
 
-std::vector<std::string> verify_visibly(const checkpoint::Entry& entry) {
-  if (::isatty(STDERR_FILENO) == 0) return checkpoint::verify(entry.path);
+std::vector<std::string> verify_visibly(const checkpoints::Entry& entry) {
+  if (::isatty(STDERR_FILENO) == 0) return checkpoints::verify(entry.path);
   bool shown = false;
   const auto show = [&](std::int64_t done, std::int64_t total) {
     if (total == 0) return;
@@ -123,7 +123,7 @@ std::vector<std::string> verify_visibly(const checkpoint::Entry& entry) {
                  format_bytes(static_cast<double>(done)).c_str(), format_bytes(static_cast<double>(total)).c_str());
     std::fflush(stderr);
   };
-  auto problems = checkpoint::verify(entry.path, show);
+  auto problems = checkpoints::verify(entry.path, show);
   if (shown) std::fputs("\r\033[K", stderr);
   return problems;
 }

@@ -22,7 +22,7 @@ inline constexpr const char* kStepHelp =
 struct Checkpoints {
   std::optional<run::RunFolder> run;  // empty: a checkpoint's folder was named
   std::filesystem::path storage;
-  std::vector<checkpoint::Entry> entries;  // the oldest first
+  std::vector<checkpoints::Entry> entries;  // the oldest first
 };
 // ConfigError: there is no such run.
 Checkpoints find_checkpoints(const std::string& name);
@@ -30,15 +30,15 @@ Checkpoints find_checkpoints(const std::string& name);
 // The one that `step` ("120", "step-120", "best", "latest") names. `latest` is the newest that nothing is known
 // against. Without `step` it is the latest of a run, or the checkpoint whose folder was named, also a damaged one.
 // ConfigError lists the steps that there are.
-const checkpoint::Entry& choose(const Checkpoints& checkpoints, const std::string& step);
+const checkpoints::Entry& choose(const Checkpoints& checkpoints, const std::string& step);
 
 // "step 120"
-std::string step_text(const checkpoint::Entry& entry);
+std::string step_text(const checkpoints::Entry& entry);
 // "loss = 0.25"; empty: it was not validated.
-std::string metric_text(const checkpoint::About& about);
-Json to_json(const checkpoint::Entry& entry);
+std::string metric_text(const checkpoints::About& about);
+Json to_json(const checkpoints::Entry& entry);
 
 // Verifies it, with a line of progress on a terminal.
-std::vector<std::string> verify_visibly(const checkpoint::Entry& entry);
+std::vector<std::string> verify_visibly(const checkpoints::Entry& entry);
 
 }  // namespace dtrain::cli

@@ -26,12 +26,12 @@ void add_checkpoint_verify(CLI::App& checkpoint, int* exit_code) {
   add_json(*command, arguments->json);
   command->callback([arguments, exit_code] {
     const Checkpoints found = find_checkpoints(arguments->run);
-    std::vector<checkpoint::Entry> wanted = found.entries;
+    std::vector<checkpoints::Entry> wanted = found.entries;
     if (!arguments->step.empty()) wanted = {choose(found, arguments->step)};
     if (wanted.empty()) throw ConfigError("there are no checkpoints in " + found.storage.string());
     Json answer = Json::array();
     bool damaged = false;
-    for (const checkpoint::Entry& entry : wanted) {
+    for (const checkpoints::Entry& entry : wanted) {
       const auto problems = verify_visibly(entry);
       damaged |= !problems.empty();
       answer.push_back({{"step", entry.about.step}, {"path", entry.path.string()}, {"problems", problems}});

@@ -53,7 +53,8 @@ void add_what_if(CLI::App& app, int* exit_code) {
   add_json(*command, arguments->json);
   CLI::Option* verifying = command->add_flag(
       "--verify", arguments->verify,
-      "Start short runs of the experiment, with and without --mock, and compare the predictions with them");
+      "Start short runs of the experiment as it is, with --mock, and with keys set, and compare the predictions with "
+      "them");
   command
       ->add_option("--steps", arguments->steps,
                    "With --verify: the number of steps of each run (default: three seconds of steps, 100 to 2000)")
@@ -61,7 +62,7 @@ void add_what_if(CLI::App& app, int* exit_code) {
       ->needs(verifying);
   command
       ->add_option("--rounds", arguments->rounds,
-                   "With --verify: how often each kind of mock run is started (default: 3)")
+                   "With --verify: how often each kind of changed run is started (default: 3)")
       ->check(CLI::Range(1, kMostRounds))
       ->needs(verifying);
   command
@@ -72,7 +73,8 @@ void add_what_if(CLI::App& app, int* exit_code) {
       ->needs(verifying);
   command->footer(
       "docs/profiling.md describes how each number is predicted. By default --verify starts 25 runs (13 if the run\n"
-      "has one rank), one after the other, and keeps them in RUN/what-if/N. Exit codes: 0 done, 1 a run failed, 2\n"
+      "has one rank) and 6 more for each key that a prediction sets, one after the other, and keeps them in "
+      "RUN/what-if/N. Exit codes: 0 done, 1 a run failed, 2\n"
       "bad input, 130 interrupted.");
   command->callback([arguments, exit_code] {
     if (arguments->verify) {

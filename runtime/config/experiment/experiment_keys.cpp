@@ -56,14 +56,8 @@ std::vector<std::pair<std::string, std::string>> Experiment::variables_of_ranks(
 }
 
 std::vector<std::string> keys_not_for_gpus(const Experiment& experiment) {
-  const auto compresses = [](const comm::Compression& one) {
-    return !std::holds_alternative<comm::NoCompression>(one);
-  };
-  const Optimizations& o = experiment.optimizations;
   std::vector<std::string> keys;
-  if (compresses(o.gradient_compression)) keys.emplace_back("optimizations.gradient_compression");
-  if (o.auto_tune_tensor_fusion) keys.emplace_back("optimizations.auto_tune_tensor_fusion");
-  if (o.local_sgd && compresses(o.local_sgd->compression)) keys.emplace_back("optimizations.local_sgd.compression");
+  if (experiment.optimizations.auto_tune_tensor_fusion) keys.emplace_back("optimizations.auto_tune_tensor_fusion");
   return keys;
 }
 
@@ -76,11 +70,7 @@ Json what_gpus_support() {
     "then": {
       "properties": {
         "optimizations": {
-          "properties": {
-            "gradient_compression": {"enum": [false, null, "false"]},
-            "auto_tune_tensor_fusion": {"enum": [false]},
-            "local_sgd": {"properties": {"compression": {"enum": [false, null, "false"]}}}
-          }
+          "properties": {"auto_tune_tensor_fusion": {"enum": [false]}}
         }
       }
     }

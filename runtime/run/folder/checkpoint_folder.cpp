@@ -53,9 +53,9 @@ void check_checkpoint_storage(const config::CheckpointStorage& storage) {
 }
 
 fs::path make_checkpoint_folder(const RunFolder& run, const config::CheckpointStorage& storage) {
-  fs::path known = checkpoint::storage_of_run(run.path);
+  fs::path known = checkpoints::storage_of_run(run.path);
   if (known != run.path / "checkpoints") return known;
-  if (storage.folder.empty() || !checkpoint::list(known).empty()) return {};
+  if (storage.folder.empty() || !checkpoints::list(known).empty()) return {};
   check_checkpoint_storage(storage);
   std::error_code code;
   fs::create_directories(storage.folder, code);
@@ -71,7 +71,7 @@ fs::path make_checkpoint_folder(const RunFolder& run, const config::CheckpointSt
   } catch (const SystemError& error) {
     refuse(storage.folder, error.code());
   }
-  checkpoint::write_storage_of_run(run.path, folder);
+  checkpoints::write_storage_of_run(run.path, folder);
   return folder;
 }
 
@@ -83,7 +83,7 @@ fs::path run_of_checkpoint_folder(const fs::path& folder) {
 }
 
 fs::path find_checkpoint_folder(const RunFolder& run) {
-  fs::path folder = checkpoint::storage_of_run(run.path);
+  fs::path folder = checkpoints::storage_of_run(run.path);
   std::error_code code;
   // The run has written this file before it wrote down the folder.
   if (folder == run.path / "checkpoints" || fs::exists(folder / kOwnerFile, code)) return folder;

@@ -88,14 +88,14 @@ void refuse_checkpoint(const std::string& text) {
   fs::path path = fs::absolute(text).lexically_normal();
   if (!path.has_filename()) path = path.parent_path();
   std::error_code code;
-  if (!fs::is_regular_file(path / checkpoint::kManifestFile, code)) return;
+  if (!fs::is_regular_file(path / checkpoints::kManifestFile, code)) return;
   const fs::path storage = path.parent_path();
   RunFolder run{storage.parent_path()};
   if (!fs::exists(run.plan(), code)) run.path = run_of_checkpoint_folder(storage);
   const std::string name = run.path.empty() ? "RUN" : reference_of(run);
   std::string newer;
-  for (const checkpoint::Entry& entry : checkpoint::list(storage)) {
-    if (entry.about.step > checkpoint::look_at(path).about.step) newer += " " + std::to_string(entry.about.step);
+  for (const checkpoints::Entry& entry : checkpoints::list(storage)) {
+    if (entry.about.step > checkpoints::look_at(path).about.step) newer += " " + std::to_string(entry.about.step);
   }
   const std::string command = own_command();
   const std::string go_on = command + " launch --continue " + name;
@@ -111,14 +111,14 @@ void refuse_checkpoint(const std::string& text) {
   std::string text = "none of the checkpoints of the run " + folder.path.string() + " can be used:";
   for (int i = 0; i < point.damaged; ++i) text += "\n  " + point.passed_over[static_cast<std::size_t>(i)];
   std::string steps;
-  for (const checkpoint::Entry& entry : checkpoint::list(find_checkpoint_folder(folder))) {
+  for (const checkpoints::Entry& entry : checkpoints::list(find_checkpoint_folder(folder))) {
     steps += " " + std::to_string(entry.about.step);
   }
   std::string remedy =
       "to begin at batch 1, delete them with " + own_command() + " checkpoint delete " + reference_of(folder) + steps;
   const fs::path weights = folder.path / "checkpoints" / "final";
   std::error_code code;
-  if (fs::exists(weights / checkpoint::kModelFile, code)) {
+  if (fs::exists(weights / checkpoints::kModelFile, code)) {
     remedy += "; or launch a new run with initial_weights: " + weights.string();
   }
   throw ConfigError(text, remedy);
@@ -222,7 +222,7 @@ void check_storage_stays(const ContinuedRun& run, const std::vector<std::string>
   if (!names_one) return;
   const fs::path own = run.folder.path / "checkpoints";
   const fs::path folder = find_checkpoint_folder(run.folder);
-  if (folder == own && checkpoint::list(own).empty()) return;
+  if (folder == own && checkpoints::list(own).empty()) return;
   if (experiment.checkpoint_storage.folder == (folder == own ? fs::path() : folder.parent_path())) return;
   throw ConfigError(
       "checkpoint_storage has no effect on a run that has begun: its checkpoints stay in " + folder.string(),

@@ -47,7 +47,7 @@ void make_host_folder(const RunFolder& folder, const std::string& token, const s
   write_file_atomic(folder.experiment(), experiment);
   const Json json = Json::parse(plan, nullptr, false);
   if (json.is_object() && json.contains("checkpoint_folder"))
-    checkpoint::write_storage_of_run(folder.path, json["checkpoint_folder"].get<std::string>());
+    checkpoints::write_storage_of_run(folder.path, json["checkpoint_folder"].get<std::string>());
   make_folder(folder.logs());
   make_folder(folder.profile());
 }

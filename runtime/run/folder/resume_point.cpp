@@ -18,11 +18,11 @@ ResumePoint find_resume_point(const RunFolder& folder) {
   ResumePoint point;
   std::error_code code;
   if (!std::filesystem::is_directory(storage, code)) return point;
-  if (!checkpoint::wait_for_savers(storage, kSaverPatience)) {
+  if (!checkpoints::wait_for_savers(storage, kSaverPatience)) {
     point.still_saving = "a saver of an earlier attempt has been writing into " + storage.string() + " for more than " +
                          std::to_string(kSaverPatience.count()) + " s; what it writes is not waited for";
   }
-  checkpoint::Newest newest = checkpoint::find_newest(storage);
+  checkpoints::Newest newest = checkpoints::find_newest(storage);
   point.passed_over = std::move(newest.passed_over);
   point.damaged = newest.damaged;
   if (!newest.entry) return point;

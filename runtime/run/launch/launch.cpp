@@ -147,7 +147,8 @@ std::string how_to_continue(const RunFolder& folder, const LaunchPlan& plan, con
     if (changed.empty()) return {};
     without = ", without " + join(changed, ", ") + ", with which nothing was trained";
   }
-  for (auto entries = checkpoint::list(checkpoint::storage_of_run(folder.path)); !entries.empty(); entries.pop_back()) {
+  for (auto entries = checkpoints::list(checkpoints::storage_of_run(folder.path)); !entries.empty();
+       entries.pop_back()) {
     if (!entries.back().damage.empty()) continue;
     return "next        " + own_command() + " launch --continue " + reference_of(folder) + "    goes on from " +
            entries.back().path.filename().string() + without + "\n";

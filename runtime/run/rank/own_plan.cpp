@@ -50,7 +50,7 @@ void write_own_plan(const RunFolder& folder, const RankIdentity& identity, const
   facts.warnings = warnings_of(identity, assignment, gpus);
   for (const std::string& warning : facts.warnings) log->warn("{}", warning);
   if (options.mock.any()) facts.more["mock"] = to_json(options.mock);
-  if (const auto storage = checkpoint::storage_of_run(folder.path); storage != folder.path / "checkpoints")
+  if (const auto storage = checkpoints::storage_of_run(folder.path); storage != folder.path / "checkpoints")
     facts.more["checkpoint_folder"] = storage.string();
   facts.on_gpus = gpus.on_gpus;
   for (int rank = 0; rank < identity.world().size; ++rank) {

@@ -97,7 +97,7 @@ std::filesystem::path RankSession::resume_from() const {
 }
 
 std::filesystem::path RankSession::checkpoint_folder() const {
-  return checkpoint::storage_of_run(run_dir());
+  return checkpoints::storage_of_run(run_dir());
 }
 
 SharedMemory RankSession::share_on_host(const std::string& name, const std::function<SharedMemory()>& make,

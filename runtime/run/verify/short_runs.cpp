@@ -124,7 +124,7 @@ fs::path make_what_if_folder(const RunFolder& run) {
 ShortRuns::ShortRuns(std::vector<std::string> launch, fs::path folder)
     : launch_(std::move(launch)), folder_(std::move(folder)) {}
 
-bool ShortRuns::run(const std::string& name, const Mock& mock) {
+bool ShortRuns::run(const std::string& name, const Mock& mock, const std::string& set) {
   if (signals_.next()) return false;
   const fs::path said = folder_ / (name + ".err");
   const UniqueFd output = made(folder_ / (name + ".out"));
@@ -133,6 +133,7 @@ bool ShortRuns::run(const std::string& name, const Mock& mock) {
   ProcessOptions options;
   options.command = launch_;
   options.command.insert(options.command.end(), {"--run-dir", (folder_ / name).string()});
+  if (!set.empty()) options.command.insert(options.command.end(), {"--set", set});
   if (mock.any()) options.command.insert(options.command.end(), {"--mock", to_string(mock)});
   options.fds = {{0, input.get()}, {1, output.get()}, {2, errors.get()}};
   Process process = Process::start(options);

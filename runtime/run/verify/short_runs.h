@@ -25,10 +25,10 @@ class ShortRuns {
  public:
   ShortRuns(std::vector<std::string> launch, std::filesystem::path folder);
 
-  // Launches a run in folder/NAME and waits for its end. Its output is in NAME.out and NAME.err beside that folder.
-  // Error if the run fails (ConfigError if it is refused). False: a signal arrived; it was passed on, and the run has
-  // ended.
-  bool run(const std::string& name, const Mock& mock);
+  // Launches a run in folder/NAME, with one more --set unless it is empty, and waits for its end. Its output is in
+  // NAME.out and NAME.err beside that folder. Error if the run fails (ConfigError if it is refused). False: a signal
+  // arrived; it was passed on, and the run has ended.
+  bool run(const std::string& name, const Mock& mock, const std::string& set = {});
 
  private:
   const std::vector<std::string> launch_;

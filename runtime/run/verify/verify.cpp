@@ -23,9 +23,15 @@ WhatIf predictions_of(const RunProfile& profile, const RunProfile& original) {
   return analysis::analyze(profile, options).what_if;
 }
 
-const Prediction* find_by_mock(const WhatIf& what_if, const std::string& mock) {
-  const auto found = std::find_if(what_if.changes.begin(), what_if.changes.end(),
-                                  [&](const Prediction& one) { return one.mock == mock; });
+// What makes a prediction true: a --mock, or a --set.
+struct Scenario {
+  std::string mock, set;
+};
+
+const Prediction* find_prediction(const WhatIf& what_if, const Scenario& scenario) {
+  const auto found = std::find_if(what_if.changes.begin(), what_if.changes.end(), [&](const Prediction& one) {
+    return one.mock == scenario.mock && one.set == scenario.set;
+  });
   return found == what_if.changes.end() ? nullptr : &*found;
 }
 
@@ -38,7 +44,7 @@ struct Plain {
   WhatIf what_if;
 };
 
-// The measurements of one mock, a value for each round.
+// The measurements of one scenario, a value for each round.
 struct Measured {
   std::string name, title;
   std::vector<double> plain_ms, predicted_ms, measured_ms, ratios;
@@ -58,25 +64,37 @@ int steps_for(const RunProfile& profile) {
   return static_cast<int>(step_s > 0 ? std::clamp(kSeconds / step_s, kFewest, kMost) : kFewest);
 }
 
-std::vector<std::string> mocks_for(int world_size) {
-  if (world_size < 2) return {"loader", "train"};
-  return {"loader", "comm", "loader,comm", "train"};
+// All mocks, and what the run's own predictions would set.
+std::vector<Scenario> scenarios_for(const RunProfile& profile) {
+  std::vector<Scenario> all{{"loader", ""}, {"train", ""}};
+  if (profile.world_size > 1) all = {{"loader", ""}, {"comm", ""}, {"loader,comm", ""}, {"train", ""}};
+  for (const Prediction& one : predictions_of(profile, profile).changes) {
+    if (!one.set.empty()) all.push_back({"", one.set});
+  }
+  return all;
 }
 
-// The name of the run's folder: "mock-loader-comm".
-std::string name_of(const std::string& mock) {
-  std::string name = mock.empty() ? "plain" : "mock-" + mock;
+// The name of the run's folder: "mock-loader-comm", "set-mixed_precision-bf16".
+std::string name_of(const Scenario& scenario) {
+  std::string name = "plain";
+  if (!scenario.mock.empty()) name = "mock-" + scenario.mock;
+  if (!scenario.set.empty()) name = "set-" + scenario.set.substr(scenario.set.find('.') + 1);
   std::replace(name.begin(), name.end(), ',', '-');
+  std::replace(name.begin(), name.end(), '=', '-');
   return name;
+}
+
+std::string words_of(const Scenario& scenario) {
+  return !scenario.mock.empty() ? "--mock " + scenario.mock : !scenario.set.empty() ? "--set " + scenario.set : "plain";
 }
 
 class Verifier {
  public:
   Verifier(const VerifyRequest& request, const std::function<void(const std::string&)>& progress)
       : profile_(analysis::load_run(request.run.path)),
-        mocks_(mocks_for(profile_.world_size)),
+        scenarios_(scenarios_for(profile_)),
         progress_(progress),
-        measured_(mocks_.size()) {
+        measured_(scenarios_.size()) {
     result_.run = request.run;
     result_.steps = request.steps > 0 ? request.steps : steps_for(profile_);
     result_.rounds = request.rounds;
@@ -89,10 +107,10 @@ class Verifier {
     ShortRuns short_runs(launch_, result_.folder);
     auto before = plain(short_runs);
     for (int round = 0; before && round < result_.rounds; ++round) {
-      for (std::size_t m = 0; before && m < mocks_.size(); ++m) {
-        const auto mock = launch(short_runs, mocks_[m]);
-        auto after = mock ? plain(short_runs) : std::nullopt;
-        if (after) compare(mocks_[m], *before, *mock, *after, measured_[m]);
+      for (std::size_t i = 0; before && i < scenarios_.size(); ++i) {
+        const auto changed = launch(short_runs, scenarios_[i]);
+        auto after = changed ? plain(short_runs) : std::nullopt;
+        if (after) compare(scenarios_[i], *before, *changed, *after, measured_[i]);
         before = std::move(after);
       }
     }
@@ -102,13 +120,14 @@ class Verifier {
   }
 
  private:
-  std::size_t runs() const { return 2 * mocks_.size() * static_cast<std::size_t>(result_.rounds) + 1; }
+  std::size_t runs() const { return 2 * scenarios_.size() * static_cast<std::size_t>(result_.rounds) + 1; }
 
-  std::optional<RunProfile> launch(ShortRuns& short_runs, const std::string& mock) {
+  std::optional<RunProfile> launch(ShortRuns& short_runs, const Scenario& scenario) {
     ++number_;
-    const std::string name = fmt::format("{}-{}", number_, name_of(mock));
-    progress_(fmt::format("{} of {}: {}", number_, runs(), mock.empty() ? "plain" : "--mock " + mock));
-    if (!short_runs.run(name, parse_mock(mock.empty() ? std::vector<std::string>{} : std::vector{mock}))) {
+    const std::string name = fmt::format("{}-{}", number_, name_of(scenario));
+    progress_(fmt::format("{} of {}: {}", number_, runs(), words_of(scenario)));
+    const auto mock = scenario.mock.empty() ? std::vector<std::string>{} : std::vector{scenario.mock};
+    if (!short_runs.run(name, parse_mock(mock), scenario.set)) {
       return std::nullopt;
     }
     RunProfile profile = analysis::load_run(result_.folder / name);
@@ -119,18 +138,18 @@ class Verifier {
   }
 
   std::optional<Plain> plain(ShortRuns& short_runs) {
-    const auto profile = launch(short_runs, "");
+    const auto profile = launch(short_runs, {});
     if (!profile) return std::nullopt;
     return Plain{analysis::slowest_rank_step_s(*profile) * kMs, predictions_of(*profile, profile_)};
   }
 
-  static void compare(const std::string& mock, const Plain& before, const RunProfile& between, const Plain& after,
+  static void compare(const Scenario& scenario, const Plain& before, const RunProfile& between, const Plain& after,
                       Measured& into) {
     const double measured_ms = analysis::slowest_rank_step_s(between) * kMs;
     into.plain_ms.push_back((before.step_ms + after.step_ms) / 2);
     into.measured_ms.push_back(measured_ms);
-    const Prediction* first = find_by_mock(before.what_if, mock);
-    const Prediction* second = find_by_mock(after.what_if, mock);
+    const Prediction* first = find_prediction(before.what_if, scenario);
+    const Prediction* second = find_prediction(after.what_if, scenario);
     if (!first || !second) return;
     into.name = first->name;
     into.title = first->title;
@@ -142,18 +161,19 @@ class Verifier {
     const WhatIf of_run = predictions_of(profile_, profile_);
     result_.run_ms = analysis::slowest_rank_step_s(profile_) * kMs;
     result_.notes = of_run.notes;
-    for (std::size_t m = 0; m < mocks_.size(); ++m) {
+    for (std::size_t m = 0; m < scenarios_.size(); ++m) {
       const Measured& found = measured_[m];
       VerifiedPrediction one;
       one.name = found.name;
       one.title = found.title;
-      one.mock = mocks_[m];
+      one.mock = scenarios_[m].mock;
+      one.set = scenarios_[m].set;
       one.plain_ms = median(found.plain_ms);
       one.measured_ms = median(found.measured_ms);
       one.ratios = found.ratios;
       if (!found.predicted_ms.empty()) one.predicted_ms = median(found.predicted_ms);
       if (!found.ratios.empty()) one.ratio = median(found.ratios);
-      if (const Prediction* prediction = find_by_mock(of_run, mocks_[m])) {
+      if (const Prediction* prediction = find_prediction(of_run, scenarios_[m])) {
         one.predicted_from_run_ms = step_ms(*prediction);
       }
       result_.predictions.push_back(std::move(one));
@@ -166,7 +186,7 @@ class Verifier {
   }
 
   const RunProfile profile_;
-  const std::vector<std::string> mocks_;
+  const std::vector<Scenario> scenarios_;
   const std::function<void(const std::string&)>& progress_;
   std::vector<std::string> launch_;
   std::vector<Measured> measured_;

@@ -24,7 +24,8 @@ Json to_json(const Verification& verification) {
   for (const VerifiedPrediction& one : verification.predictions) {
     json["predictions"].push_back({{"name", one.name},
                                    {"title", one.title},
-                                   {"mock", one.mock},
+                                   {"mock", one.mock.empty() ? Json(nullptr) : Json(one.mock)},
+                                   {"set", one.set.empty() ? Json(nullptr) : Json(one.set)},
                                    {"plain_ms", one.plain_ms},
                                    {"predicted_ms", or_null(one.predicted_ms)},
                                    {"predicted_from_run_ms", or_null(one.predicted_from_run_ms)},
@@ -39,11 +40,12 @@ std::string verification_text(const Verification& verification) {
   std::string text = fmt::format(
       "{}: predicted and measured, milliseconds a step (median of {} steps, {} times; {:.3f} in the run)\n\n",
       verification.run.path.filename().string(), verification.steps, verification.rounds, verification.run_ms);
-  text += fmt::format("  {:<14}{:>11}{:>12}{:>11}{:>9}{:>16}\n", "--mock", "plain", "predicted", "measured", "ratio",
+  text += fmt::format("  {:<14}{:>11}{:>12}{:>11}{:>9}{:>16}\n", "change", "plain", "predicted", "measured", "ratio",
                       "from the run");
   for (const VerifiedPrediction& one : verification.predictions) {
-    text += fmt::format("  {:<14}{:>11.3f}{:>12}{:>11.3f}{:>9}{:>16}  {}\n", one.mock, one.plain_ms,
-                        ms_text(one.predicted_ms), one.measured_ms, one.ratio ? fmt::format("{:.3f}", *one.ratio) : "-",
+    text += fmt::format("  {:<14}{:>11.3f}{:>12}{:>11.3f}{:>9}{:>16}  {}\n",
+                        one.set.empty() ? one.mock : "--set " + one.set, one.plain_ms, ms_text(one.predicted_ms),
+                        one.measured_ms, one.ratio ? fmt::format("{:.3f}", *one.ratio) : "-",
                         ms_text(one.predicted_from_run_ms), one.title);
   }
   for (const std::string& note : verification.notes) text += "\nnote: " + note + "\n";

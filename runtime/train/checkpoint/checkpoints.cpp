@@ -120,7 +120,7 @@ void Checkpoints::wait_for_saver() {
 }
 
 void Checkpoints::start_saver() {
-  checkpoint::SaverOptions options;
+  checkpoints::SaverOptions options;
   options.storage = folder_;
   // Later it may be gone with its disk: then nothing may be written below the mount point.
   options.makes_storage = !std::exchange(saver_was_started_, true);
@@ -129,18 +129,18 @@ void Checkpoints::start_saver() {
   const auto& storage = session_.experiment().checkpoint_storage;
   options.retention = {storage.save_trial_latest, storage.save_trial_best, resumed_from_, to_seconds(resumed_time_)};
   options.log = session_.run_dir() / "logs" / "saver.log";
-  saver_ = std::make_unique<checkpoint::Saver>(options, snapshot_.memory());
+  saver_ = std::make_unique<checkpoints::Saver>(options, snapshot_.memory());
 }
 
 void Checkpoints::hand_over() {
   if (handed_over_ || !snapshot_.complete()) return;
   handed_over_ = true;
   if (snapshot_.spoiled() || !hosts_.saves() || !hosts_.is_leader()) return;
-  checkpoint::SaveRequest request;
+  checkpoints::SaveRequest request;
   request.number = snapshot_.number();
   request.files = snapshot_.files();
   request.state = snapshot_.values();
-  checkpoint::About& about = request.about;
+  checkpoints::About& about = request.about;
   about.step = last_->batch;
   about.epoch = last_->epoch;
   about.world_size = session_.world().size;
@@ -154,7 +154,7 @@ void Checkpoints::hand_over() {
     if (!saver_) start_saver();
     saver_->save(request);
   } catch (const SystemError& error) {  // training goes on; the checkpoint is tried again later
-    checkpoint::SaveResult failed;
+    checkpoints::SaveResult failed;
     failed.about = about;
     failed.error = describe(error) + (error.remedy().empty() ? "" : "; " + error.remedy());
     snapshot_.memory().mark_free(request.number);
@@ -163,7 +163,7 @@ void Checkpoints::hand_over() {
   if (is_last_) snapshot_.memory().mark_urgent(request.number);  // the run ends when it is done
 }
 
-void Checkpoints::take_result(const checkpoint::SaveResult& result) {
+void Checkpoints::take_result(const checkpoints::SaveResult& result) {
   result_ = result;
   if (!result.error.empty()) saver_.reset();  // the next checkpoint has a new one
   if (session_.world().rank != 0) return;

@@ -69,7 +69,7 @@ class Checkpoints {
   void wait_for_saver();
   // Tells the saver to write the snapshot, once this rank's part of it is there.
   void hand_over();
-  void take_result(const checkpoint::SaveResult& result);
+  void take_result(const checkpoints::SaveResult& result);
 
   run::RankSession& session_;
   const Options options_;
@@ -77,10 +77,10 @@ class Checkpoints {
   const std::filesystem::path folder_;
   Snapshot snapshot_;
 
-  std::unique_ptr<checkpoint::Saver> saver_;  // of a leader
-  int memories_ = 0;                          // Snapshot's, which the saver knows
-  std::optional<Moment> last_;                // the last that was taken
-  bool is_last_ = false;                      // save()'s
+  std::unique_ptr<checkpoints::Saver> saver_;  // of a leader
+  int memories_ = 0;                           // Snapshot's, which the saver knows
+  std::optional<Moment> last_;                 // the last that was taken
+  bool is_last_ = false;                       // save()'s
   bool handed_over_ = true;
   std::int64_t last_batch_ = 0;
   Nanoseconds last_time_{0};
@@ -88,9 +88,9 @@ class Checkpoints {
   bool told_of_delay_ = false;
   bool saver_was_started_ = false;
   std::optional<std::int64_t> resumed_from_;
-  Nanoseconds resumed_time_{0};                   // since 1970
-  std::int64_t awaited_ = 0;                      // waits for a saver that all ranks have made
-  std::optional<checkpoint::SaveResult> result_;  // of the last, of a leader
+  Nanoseconds resumed_time_{0};                    // since 1970
+  std::int64_t awaited_ = 0;                       // waits for a saver that all ranks have made
+  std::optional<checkpoints::SaveResult> result_;  // of the last, of a leader
 };
 
 }  // namespace dtrain::train

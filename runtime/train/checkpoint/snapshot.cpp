@@ -36,7 +36,7 @@ void Snapshot::make_memory(std::size_t shared_bytes, std::size_t largest_own) {
   const std::size_t bytes = own_offset(hosts_.folder_is_shared ? ranks_here : session_.world().size);
   SharedMemory memory = session_.share_on_host(
       "checkpoint-memory-" + std::to_string(memories_++),
-      [&] { return checkpoint::SnapshotMemory::create(bytes, ranks_here); }, comm::HostAccess::kWrite);
+      [&] { return checkpoints::SnapshotMemory::create(bytes, ranks_here); }, comm::HostAccess::kWrite);
   memory_.emplace(std::move(memory), ranks_here);
   copy_.reset();  // what an update has copied lies in the memory before
 }
@@ -273,8 +273,8 @@ void Snapshot::name_files(const StateImage& image, const std::vector<std::int64_
   files_.clear();
   if (!hosts_.saves() || !hosts_.is_leader()) return;
   if (hosts_.host == 0) {
-    files_.push_back({checkpoint::kModelFile, 0, image.model().bytes()});
-    files_.push_back({checkpoint::kOptimizerFile, pages(image.model().bytes()), image.optimizer().bytes()});
+    files_.push_back({checkpoints::kModelFile, 0, image.model().bytes()});
+    files_.push_back({checkpoints::kOptimizerFile, pages(image.model().bytes()), image.optimizer().bytes()});
   }
   for (std::size_t rank = 0; rank < sizes.size(); ++rank) {
     const auto here = std::find(hosts_.ranks_here.begin(), hosts_.ranks_here.end(), static_cast<int>(rank));
@@ -282,7 +282,7 @@ void Snapshot::name_files(const StateImage& image, const std::vector<std::int64_
     const int region =
         hosts_.folder_is_shared ? static_cast<int>(here - hosts_.ranks_here.begin()) : static_cast<int>(rank);
     files_.push_back(
-        {checkpoint::rank_file(static_cast<int>(rank)), own_offset(region), static_cast<std::size_t>(sizes[rank])});
+        {checkpoints::rank_file(static_cast<int>(rank)), own_offset(region), static_cast<std::size_t>(sizes[rank])});
   }
 }
 

@@ -51,11 +51,11 @@ class Snapshot {
 
   // Of the last snapshot.
   std::uint64_t number() const { return number_; }
-  const std::vector<checkpoint::FileImage>& files() const { return files_; }  // of this host
+  const std::vector<checkpoints::FileImage>& files() const { return files_; }  // of this host
   const Json& values() const { return values_; }
   Nanoseconds taken() const { return taken_; }  // since 1970, on rank 0's clock: the same on all ranks
   double copy_seconds() const;                  // for which it has held up training
-  const checkpoint::SnapshotMemory& memory() const { return *memory_; }
+  const checkpoints::SnapshotMemory& memory() const { return *memory_; }
   // Counts the memories: a saver knows one alone.
   int memories() const { return memories_; }
 
@@ -87,7 +87,7 @@ class Snapshot {
   const std::map<std::string, std::string> tied_;
   const std::function<void(StateVisitor&)> visit_;
 
-  std::optional<checkpoint::SnapshotMemory> memory_;
+  std::optional<checkpoints::SnapshotMemory> memory_;
   int memories_ = 0;              // made so far: names them
   std::size_t shared_bytes_ = 0;  // of model and optimizer, in whole pages; on host 0
   std::size_t own_capacity_ = 0;  // of each rank's file
@@ -95,7 +95,7 @@ class Snapshot {
   std::map<std::string, std::size_t> in_model_, in_optimizer_;
   std::uint64_t number_ = 0;
   Nanoseconds taken_{0};
-  std::vector<checkpoint::FileImage> files_;
+  std::vector<checkpoints::FileImage> files_;
   Json values_;
   DeviceCopies from_device_;
   std::shared_ptr<UpdateCopy> copy_;  // of the last snapshot, if the next update copies

@@ -88,20 +88,20 @@ class StateReader::Restorer final : public StateVisitor {
   // Of this rank, or of all.
   std::optional<at::Tensor> find(const std::string& path) {
     if (!reader_.other_world_size()) {
-      if (auto found = reader_.read(checkpoint::rank_file(reader_.rank_), path)) return found;
+      if (auto found = reader_.read(checkpoints::rank_file(reader_.rank_), path)) return found;
     } else if (path.starts_with(state_path::kBuffers)) {
-      return reader_.read(checkpoint::rank_file(0), path);
+      return reader_.read(checkpoints::rank_file(0), path);
     } else if (auto mean = mean_of_ranks(path)) {
       return mean;
     }
     if (path.starts_with(state_path::kParameters)) {
-      return reader_.read(checkpoint::kModelFile, name_behind(path, state_path::kParameters));
+      return reader_.read(checkpoints::kModelFile, name_behind(path, state_path::kParameters));
     }
     if (path.starts_with(state_path::kFrozen)) {
-      return reader_.read(checkpoint::kModelFile, name_behind(path, state_path::kFrozen));
+      return reader_.read(checkpoints::kModelFile, name_behind(path, state_path::kFrozen));
     }
     if (path.starts_with(state_path::kOptimizer)) {
-      return reader_.read(checkpoint::kOptimizerFile, name_behind(path, state_path::kOptimizer));
+      return reader_.read(checkpoints::kOptimizerFile, name_behind(path, state_path::kOptimizer));
     }
     return std::nullopt;
   }
@@ -111,12 +111,12 @@ class StateReader::Restorer final : public StateVisitor {
   std::optional<at::Tensor> mean_of_ranks(const std::string& path) {
     std::vector<at::Tensor> values;
     for (int rank = 0; rank < reader_.world_size_before_; ++rank) {
-      auto value = reader_.read(checkpoint::rank_file(rank), path);
+      auto value = reader_.read(checkpoints::rank_file(rank), path);
       if (!value && rank == 0 && path.starts_with(state_path::kParameters)) {
-        value = reader_.read(checkpoint::kModelFile, name_behind(path, state_path::kParameters));
+        value = reader_.read(checkpoints::kModelFile, name_behind(path, state_path::kParameters));
       }
       if (!value && rank == 0 && path.starts_with(state_path::kOptimizer)) {
-        value = reader_.read(checkpoint::kOptimizerFile, name_behind(path, state_path::kOptimizer));
+        value = reader_.read(checkpoints::kOptimizerFile, name_behind(path, state_path::kOptimizer));
       }
       if (value) values.push_back(*value);
     }
@@ -170,7 +170,7 @@ class StateReader::Restorer final : public StateVisitor {
 
 StateReader::StateReader(const std::filesystem::path& checkpoint, int rank, int world_size)
     : folder_(checkpoint), rank_(rank), world_size_(world_size) {
-  const Json manifest = read_json(folder_ / checkpoint::kManifestFile);
+  const Json manifest = read_json(folder_ / checkpoints::kManifestFile);
   about_ = manifest.at("about");
   world_size_before_ = about_.at("world_size").get<int>();
 }
@@ -184,7 +184,7 @@ StateReader::File* StateReader::file(const std::string& name) {
 }
 
 StateReader::File& StateReader::own(int rank) {
-  File& opened = *file(checkpoint::rank_file(rank));
+  File& opened = *file(checkpoints::rank_file(rank));
   if (!opened.values.is_null()) return opened;
   const auto& entry = opened.file.at(std::string(kValuesName));
   std::string text(entry.bytes, ' ');

@@ -40,8 +40,9 @@ Error out_of_memory(const c10::Error& error, c10::Device device) {
   return Error("GPU " + std::to_string(device.index()) +
                    " is out of memory: " + first_line(error.what_without_backtrace()) + memory_text(device),
                "lower hyperparameters.global_batch_size, or keep it and raise optimizations.aggregation_frequency; "
-               "sharded_optimizer: true divides the optimizer's state among the ranks; gradient checkpointing in the "
-               "model recomputes activations; nvidia-smi shows whether another process takes memory");
+               "sharded_optimizer: true divides the optimizer's state among the ranks; dtrain::checkpoint() around "
+               "layers of the model computes their activations again instead of keeping them (docs/api.md); nvidia-smi "
+               "shows whether another process takes memory");
 }
 
 Error failed(const c10::AcceleratorError& error, c10::Device device) {

@@ -5,6 +5,7 @@
 #include <filesystem>
 
 #include <ATen/ATen.h>
+#include <ATen/Context.h>
 #include <ATen/Parallel.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
@@ -51,6 +52,16 @@ c10::Device open_device(std::optional<int> gpu) {
     rethrow_device_error(device, "this rank cannot use its GPU");
   }
   return device;
+}
+
+void use_fast_paths(c10::Device device, const FastPaths& paths) {
+  if (device.is_cpu()) return;
+  at::Context& context = at::globalContext();
+  // Not setFloat32Precision(): libtorch's kernels check that the older settings, which these are, say the same.
+  context.setAllowTF32CuBLAS(paths.tf32);
+  context.setAllowTF32CuDNN(paths.tf32);
+  context.setBenchmarkCuDNN(paths.cudnn_benchmark);
+  context.setDeterministicCuDNN(!paths.cudnn_benchmark);
 }
 
 c10::Stream current_stream(c10::Device device) {

@@ -17,6 +17,13 @@ namespace dtrain::train {
 // names what cannot be opened, or the GPUs that there are; Error where the GPU cannot be used.
 c10::Device open_device(std::optional<int> gpu);
 
+// Which precision and which algorithms a GPU may use, for the process. A CPU has no use for them: nothing happens.
+struct FastPaths {
+  bool tf32 = true;              // products and convolutions of float32 with inputs rounded to 10 bits (TF32)
+  bool cudnn_benchmark = false;  // cuDNN's fastest algorithm, by measurement; else one that repeats its bits
+};
+void use_fast_paths(c10::Device device, const FastPaths& paths);
+
 // The calling thread's current stream on a GPU, and the cudaStream_t of one.
 c10::Stream current_stream(c10::Device device);
 void* native_handle(const c10::Stream& stream);

@@ -42,10 +42,26 @@ void share_cores(const comm::World& world) {
   }
 }
 
+void warn_of_gpu_keys(const run::RankSession& session) {
+  const config::Optimizations& o = session.experiment().optimizations;
+  const config::Optimizations unless_set;
+  const auto warn = [&](const char* key, bool value) {
+    session.log()->warn("optimizations.{}: {} has no effect on CPUs", key, value);
+  };
+  if (session.world().rank != 0) return;
+  if (o.tf32 != unless_set.tf32) warn("tf32", o.tf32);
+  if (o.cudnn_benchmark != unless_set.cudnn_benchmark) warn("cudnn_benchmark", o.cudnn_benchmark);
+}
+
 // The device of this rank; the communicator for it, where it is not the host.
 c10::Device open_rank_device(run::RankSession& session) {
   const c10::Device device = train::open_device(session.gpu());
-  if (device.is_cpu()) return device;
+  if (device.is_cpu()) {
+    warn_of_gpu_keys(session);
+    return device;
+  }
+  const config::Optimizations& wanted = session.experiment().optimizations;
+  train::use_fast_paths(device, {wanted.tf32, wanted.cudnn_benchmark});
   comm::NcclOptions options;
   options.device = device.index();
   options.current_stream = [device] { return train::native_handle(train::current_stream(device)); };

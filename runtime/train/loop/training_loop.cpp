@@ -66,6 +66,7 @@ TrainingLoop::TrainingLoop(Trial& trial, TrialContext& context, run::RankSession
       save_(std::move(save)),
       progress_(session),
       deep_window_(session, context.device().is_cuda(), [this] { device_profile_.settle(step_.in_flight()); }),
+      counted_batches_(session, context.device().is_cuda()),
       global_batch_(session.batch_per_rank() * session.world().size) {
   if (!loader_) throw ConfigError("training_loader() returned nothing", "return context.loader(data set)");
   if (session.mock().loader) loader_ = repeat_first_batch(std::move(loader_));
@@ -171,6 +172,7 @@ TrainingLoop::End TrainingLoop::run() {
   device_profile_.settle(step_.in_flight());
   recorder_.mark(profile::RunMark::kLoopEnd);
   deep_window_.finish(batches_);
+  counted_batches_.finish();
   if (checkpoints_) saved_ = checkpoints_->finish();
   return {outcome == Outcome::kStopped, saved_};
 }
@@ -249,6 +251,7 @@ TrainingLoop::Outcome TrainingLoop::run_round() {
   }
   recorder_.end_step({batch ? batch->samples : 0, stepped && step_.synchronised(), epoch_});
   deep_window_.after_step(batches_, step_.take_trace_window());
+  counted_batches_.after_step();
   return last ? Outcome::kDone : stopped ? Outcome::kStopped : Outcome::kGoOn;
 }
 
@@ -321,7 +324,12 @@ void TrainingLoop::train_batch(Batch& batch) {
     ran_backward = true;
     recorder_.switch_to(Phase::kTrainBatch);  // what train_batch() does after backward is neither
   };
-  Metrics metrics = trial_.train_batch(batch);
+  Metrics metrics;
+  {
+    const auto counting = counted_batches_.begin();
+    metrics = trial_.train_batch(batch);
+  }
+  counted_batches_.end(batches_ + 1, batch.samples);
   context_.wrapped().backward = nullptr;
   if (!ran_backward) {
     throw Error("train_batch() returned without calling context.backward()",

@@ -16,6 +16,7 @@
 #include "device/sync_debug.h"
 #include "dtrain/run/rank_session.h"
 #include "dtrain/train/trial.h"
+#include "flops/counted_batches.h"
 #include "loop/metric_reducer.h"
 #include "loop/progress_meter.h"
 #include "loop/validation.h"
@@ -83,6 +84,7 @@ class TrainingLoop {
   std::function<void()> save_;
   ProgressMeter progress_;
   DeepWindow deep_window_;
+  CountedBatches counted_batches_;
   std::vector<std::pair<Metrics, std::int64_t>> unread_metrics_;  // on the host, with their samples; read where due
   struct DueMetrics {
     std::int64_t batch = 0, epoch = 0, optimizer_steps = 0;

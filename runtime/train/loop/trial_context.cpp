@@ -6,6 +6,7 @@
 #include "dtrain/train/trial.h"
 #include "loop/unread_keys.h"
 #include "model/move_model.h"
+#include "recomputation/kept_buffers.h"
 
 namespace dtrain {
 
@@ -58,6 +59,7 @@ void TrialContext::set_model(std::shared_ptr<torch::nn::Module> model) {
     throw ConfigError("wrap_model() was called twice", "put several networks into one torch::nn::Module and wrap that");
   }
   train::move_model(*model, device_);
+  train::watch_buffers_of(model);
   wrapped_.model = std::move(model);
 }
 

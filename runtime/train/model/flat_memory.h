@@ -1,6 +1,6 @@
 // Where flat tensors lie: a model's parameters and gradients, the optimizer's state, what local steps remember. They
 // lie on the device that the rank trains on. Besides this file, only compressors add offsets to an address
-// (compression_setup.cpp).
+// (compression/compression_setup.cpp).
 //
 // Training thread only.
 #pragma once

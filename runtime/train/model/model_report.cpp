@@ -6,27 +6,12 @@
 #include <string>
 
 #include "dtrain/base/choices.h"
+#include "model/dtype_name.h"
 
 namespace dtrain::train {
 namespace {
 
 constexpr std::size_t kMostShapes = 1000;
-
-// As Python says it: "float32".
-std::string name_of(at::ScalarType type) {
-  switch (type) {
-    case at::kFloat:
-      return "float32";
-    case at::kDouble:
-      return "float64";
-    case at::kHalf:
-      return "float16";
-    case at::kBFloat16:
-      return "bfloat16";
-    default:
-      return c10::toString(type);
-  }
-}
 
 }  // namespace
 
@@ -35,7 +20,7 @@ Json describe_model(const FlatParameters& parameters) {
   std::map<std::string, std::int64_t> by_type;
   std::vector<std::int64_t> sizes;
   for (const auto& parameter : all) {
-    by_type[name_of(parameter.tensor.scalar_type())] += parameter.tensor.numel();
+    by_type[dtype_name(parameter.tensor.scalar_type())] += parameter.tensor.numel();
     sizes.push_back(parameter.tensor.numel());
   }
   std::int64_t least = 0;

@@ -1,8 +1,10 @@
 #include "precision/narrow_use.h"
 
+#include <algorithm>
 #include <memory>
 #include <string_view>
 #include <unordered_set>
+#include <utility>
 
 #include <ATen/autocast_mode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
@@ -32,15 +34,28 @@ bool casts_all(std::string_view name) {
   return kNames.contains(name);
 }
 
-// An operator that another one's autocast kernel calls gets what that has cast.
-bool inside_autocast_kernel() {
-  return c10::impl::tls_is_dispatch_key_excluded(c10::DispatchKey::AutocastCPU) ||
-         c10::impl::tls_is_dispatch_key_excluded(c10::DispatchKey::AutocastCUDA);
+// Operators that give another view of their first tensor.
+bool makes_view(std::string_view name) {
+  static const std::unordered_set<std::string_view> kNames{"aten::t",       "aten::transpose",  "aten::view",
+                                                           "aten::permute", "aten::as_strided", "aten::numpy_T"};
+  return kNames.contains(name);
 }
+
+struct ViewContext final : at::ObserverContext {
+  explicit ViewContext(std::size_t index) : parameter(index) {}
+  std::size_t parameter;
+};
 
 }  // namespace
 
-NarrowUse::NarrowUse(const FlatParameters& parameters) : uses_(parameters.parameters().size()) {
+// An operator that another one's autocast kernel calls gets what that has cast.
+bool NarrowUse::inside_autocast_kernel() const {
+  return c10::impl::tls_is_dispatch_key_excluded(on_host_ ? c10::DispatchKey::AutocastCPU
+                                                          : c10::DispatchKey::AutocastCUDA);
+}
+
+NarrowUse::NarrowUse(const FlatParameters& parameters)
+    : on_host_(parameters.memory().on_host()), uses_(parameters.parameters().size()) {
   const auto all = parameters.parameters();
   for (std::size_t i = 0; i < all.size(); ++i) {
     index_.emplace(all[i].tensor.unsafeGetTensorImpl(), i);
@@ -50,33 +65,71 @@ NarrowUse::NarrowUse(const FlatParameters& parameters) : uses_(parameters.parame
   }
 }
 
-void NarrowUse::add(const at::Tensor& input, std::uint8_t use) {
+void NarrowUse::add(const at::Tensor& input, bool narrow) {
   if (!input.defined()) return;
-  const auto found = index_.find(input.unsafeGetTensorImpl());
-  if (found != index_.end()) uses_[found->second] |= use;
+  const auto itself = index_.find(input.unsafeGetTensorImpl());
+  const auto view = views_.find(input.unsafeGetTensorImpl());
+  if (itself == index_.end() && view == views_.end()) return;
+  Uses& uses = uses_[itself != index_.end() ? itself->second : view->second];
+  (narrow ? uses.narrow : uses.other) = true;
+  if (!narrow) return;
+  const bool cached = itself != index_.end();
+  if (!cached || !std::exchange(uses.cast_itself, true)) ++uses.casts;
+  uses.most_casts = std::max(uses.most_casts, uses.casts);
+}
+
+bool NarrowUse::only_narrow(std::size_t parameter) const {
+  const Uses& uses = uses_[parameter];
+  return uses.narrow && !uses.other && uses.most_casts == 1;
 }
 
 std::unique_ptr<at::ObserverContext> NarrowUse::see(const at::RecordFunction& function) {
-  if (watching == nullptr || inside_autocast_kernel()) return nullptr;
-  const std::uint8_t use = casts_all(function.name()) ? kNarrow : kOther;
-  for (const c10::IValue& input : function.inputs()) {
+  if (watching == nullptr || watching->inside_autocast_kernel()) return nullptr;
+  const auto inputs = function.inputs();
+  if (makes_view(function.name()) && !inputs.empty() && inputs[0].isTensor()) {
+    const at::TensorImpl* const base = inputs[0].toTensor().unsafeGetTensorImpl();
+    for (const auto* known : {&watching->index_, &watching->views_}) {
+      if (const auto found = known->find(base); found != known->end())
+        return std::make_unique<ViewContext>(found->second);
+    }
+    return nullptr;
+  }
+  const bool narrow = casts_all(function.name());
+  for (const c10::IValue& input : inputs) {
     if (input.isTensor()) {
-      watching->add(input.toTensor(), use);
+      watching->add(input.toTensor(), narrow);
     } else if (input.isTensorList()) {
-      for (const at::Tensor& tensor : input.toTensorVector()) watching->add(tensor, kOther);
+      for (const at::Tensor& tensor : input.toTensorVector()) watching->add(tensor, /*narrow=*/false);
     }
   }
   return nullptr;
 }
 
+void NarrowUse::see_end(const at::RecordFunction& function, at::ObserverContext* context) {
+  const auto* const view = static_cast<ViewContext*>(context);
+  if (watching == nullptr || view == nullptr || function.outputs().empty()) return;
+  const c10::IValue& output = function.outputs()[0];
+  if (!output.isTensor() || !output.toTensor().defined()) return;
+  watching->kept_.push_back(output.toTensor());
+  watching->views_.emplace(output.toTensor().unsafeGetTensorImpl(), view->parameter);
+}
+
 NarrowUse::Watching::Watching(NarrowUse& use) {
   watching = &use;
-  handle_ = at::addThreadLocalCallback(
-      at::RecordFunctionCallback(&NarrowUse::see).needsInputs(true).scopes({at::RecordScope::FUNCTION}));
+  handle_ = at::addThreadLocalCallback(at::RecordFunctionCallback(&NarrowUse::see, &NarrowUse::see_end)
+                                           .needsInputs(true)
+                                           .needsOutputs(true)
+                                           .scopes({at::RecordScope::FUNCTION}));
 }
 
 NarrowUse::Watching::~Watching() {
   at::removeCallback(handle_);
+  watching->views_.clear();
+  watching->kept_.clear();
+  for (Uses& uses : watching->uses_) {
+    uses.casts = 0;
+    uses.cast_itself = false;
+  }
   watching = nullptr;
 }
 

@@ -1,5 +1,10 @@
-// Which parameters autocast always casts: those that only matrix products and convolutions take. The model may compute
-// with their shadow at once, to the same bits, and casts none of them again. Training thread.
+// Which parameters autocast always casts: those that only matrix products and convolutions take, themselves or
+// transposed. The model may compute with their shadow at once, to the same bits, and casts none of them again. Training
+// thread.
+//
+// Autocast casts a parameter once in a forward pass, and a view of it (Linear transposes its weight) each time it is
+// used: then the gradients of several uses are added up in float32. In the shadow they would be added up in bfloat16,
+// so a parameter that is cast so more than once stays as it is.
 #pragma once
 
 #include <cstdint>
@@ -29,16 +34,27 @@ class NarrowUse {
     at::CallbackHandle handle_;
   };
 
-  // Whether an operator has taken the parameter in what was watched, and all that did cast it.
-  bool only_narrow(std::size_t parameter) const { return uses_[parameter] == kNarrow; }
+  // Whether an operator has taken the parameter in what was watched, and the bits stay in the shadow.
+  bool only_narrow(std::size_t parameter) const;
 
  private:
-  static constexpr std::uint8_t kNarrow = 1, kOther = 2;
+  struct Uses {
+    bool narrow = false;  // by operators that cast it
+    bool other = false;
+    int casts = 0;       // in this watching
+    int most_casts = 0;  // in one watching: itself once, each view each time
+    bool cast_itself = false;
+  };
   static std::unique_ptr<at::ObserverContext> see(const at::RecordFunction& function);
-  void add(const at::Tensor& input, std::uint8_t use);
+  static void see_end(const at::RecordFunction& function, at::ObserverContext* context);
+  bool inside_autocast_kernel() const;
+  void add(const at::Tensor& input, bool narrow);
 
+  const bool on_host_;
   std::unordered_map<const at::TensorImpl*, std::size_t> index_;  // of parameters and their tied tensors
-  std::vector<std::uint8_t> uses_;
+  std::unordered_map<const at::TensorImpl*, std::size_t> views_;  // of them, in this watching
+  std::vector<at::Tensor> kept_;  // those views, so that no other tensor is taken for one
+  std::vector<Uses> uses_;
 };
 
 }  // namespace dtrain::train

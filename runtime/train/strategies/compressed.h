@@ -1,12 +1,11 @@
-// The replicated strategy with compressed gradients: a GradientCompressor stands where all_reduce stood, and every rank
+// The replicated strategy with compressed gradients: a BucketCompressor stands where all_reduce stood, and every rank
 // updates all parameters with what it makes of them.
 #pragma once
 
 #include <cstddef>
-#include <vector>
+#include <memory>
 
-#include "dtrain/comm/compression.h"
-#include "exchange/compression_report.h"
+#include "compression/bucket_compressor.h"
 #include "strategies/replicated.h"
 
 namespace dtrain::train {
@@ -26,19 +25,16 @@ class Compressed final : public GradientStrategy {
   std::optional<at::Tensor> update(const Update& update) override;
   std::optional<std::vector<FlatRange>> copied_ranges() const override { return replicated_.copied_ranges(); }
 
-  void report(const RunServices& run) override { report_.write(compressor_, run); }
+  void report(const RunServices& run) override { compressor_->report(run); }
   void visit(StateVisitor& visitor) override;
 
  private:
-  FlatParameters& parameters_;
   Replicated replicated_;
   WindowScale& scale_;
   double window_scale_ = 1;  // of the window under way, once a bucket is launched
-  const std::vector<std::byte*> bases_;
-  comm::GradientCompressor compressor_;
-  CompressionReport report_;
+  bool launched_ = false;    // a bucket of this step
+  std::unique_ptr<BucketCompressor> compressor_;
   const comm::FusionPlan* plan_ = nullptr;
-  std::vector<comm::Work> works_;  // of this step
 };
 
 }  // namespace dtrain::train

@@ -1,6 +1,6 @@
 #include "strategies/local_steps.h"
 
-#include "exchange/compression_setup.h"
+#include <utility>
 
 namespace dtrain::train {
 
@@ -21,19 +21,19 @@ LocalSteps::LocalSteps(const config::LocalSgd& options, FlatParameters& paramete
       plan_(plan),
       communicator_(communicator),
       recorder_(recorder),
-      log_(communicator, recorder),
-      report_("compression of the meetings", "optimizations.local_sgd.compression") {
+      log_(communicator, recorder) {
+  std::vector<at::Tensor> differences;
   for (const auto& group : parameters.groups()) {
     Group own;
     own.difference = parameters.memory().exchanged(group.values.numel(), group.dtype);
     own.start = parameters.memory().own_copy(group.values);
     if (options.outer_momentum > 0) own.momentum = parameters.memory().own(group.values.numel(), group.dtype);
-    bases_.push_back(FlatMemory::address(own.difference.tensor));
+    differences.push_back(own.difference.tensor);
     groups_.push_back(std::move(own));
   }
-  compressor_ = std::make_unique<comm::GradientCompressor>(
-      compression_options(comm::codec_maker(options.compression), seed, kComparedMeetings, 0),
-      gradient_tensors(parameters, bases_), communicator);
+  compressor_ = make_bucket_compressor(parameters, std::move(differences), communicator,
+                                       {options.compression, seed, kComparedMeetings, 0, "compression of the meetings",
+                                        "optimizations.local_sgd.compression"});
 }
 
 void LocalSteps::meet(std::int64_t active) {
@@ -66,27 +66,22 @@ void LocalSteps::visit(StateVisitor& visitor) {
     parameters_.visit_like(visitor, "start", g, groups_[g].start);
     if (groups_[g].momentum.defined()) parameters_.visit_like(visitor, "momentum", g, groups_[g].momentum);
   }
-  visit_compressor(visitor, *compressor_);
+  compressor_->visit(visitor);
 }
 
 void LocalSteps::report(const RunServices& run) const {
-  if (!std::holds_alternative<comm::NoCompression>(options_.compression)) report_.write(*compressor_, run);
+  if (!std::holds_alternative<comm::NoCompression>(options_.compression)) compressor_->report(run);
   if (run.is_first_rank()) run.update_plan("local_sgd", {{"meetings", meetings_}});
 }
 
 void LocalSteps::exchange(double scale) {
   const PhaseScope phase(recorder_, Phase::kAllreduceWait);
   std::vector<comm::Work> works;
-  for (std::size_t b = 0; b < plan_.buckets.size(); ++b) {
-    works.push_back(compressor_->exchange(gradient_bucket(parameters_, plan_, b, bases_), scale));
-  }
-  Nanoseconds exposed{0};
+  for (std::size_t b = 0; b < plan_.buckets.size(); ++b) works.push_back(compressor_->exchange(plan_, b, scale));
   for (std::size_t b = 0; b < works.size(); ++b) {
     works[b].join();
-    log_.record(operation_of(*compressor_), static_cast<int>(b), works[b]);
-    exposed += works[b].timing().exposed;
+    log_.record(compressor_->operation(), static_cast<int>(b), works[b]);
   }
-  report_.add(compressor_->compressing(), exposed);
   compressor_->end_step();
 }
 

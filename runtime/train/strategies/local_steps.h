@@ -11,12 +11,11 @@
 #include <memory>
 #include <vector>
 
-#include "dtrain/comm/compression.h"
+#include "compression/bucket_compressor.h"
 #include "dtrain/comm/fusion_plan.h"
 #include "dtrain/config/optimizations.h"
 #include "dtrain/profile/recorder.h"
 #include "exchange/collective_log.h"
-#include "exchange/compression_report.h"
 #include "model/flat_parameters.h"
 
 namespace dtrain::train {
@@ -49,9 +48,7 @@ class LocalSteps {
   profile::Recorder& recorder_;
   CollectiveLog log_;
   std::vector<Group> groups_;
-  std::vector<std::byte*> bases_;
-  std::unique_ptr<comm::GradientCompressor> compressor_;
-  CompressionReport report_;
+  std::unique_ptr<BucketCompressor> compressor_;
   std::int64_t meetings_ = 0;
 };
 

@@ -50,7 +50,7 @@ Request parse(std::span<char* const> arguments) {
 }
 
 // The model's file, as the run that took the checkpoint was told.
-fs::path model_of(const checkpoint::Entry& checkpoint) {
+fs::path model_of(const checkpoints::Entry& checkpoint) {
   const auto model = checkpoint.about.run.find("model");
   if (model == checkpoint.about.run.end() || !model->is_string()) {
     throw ConfigError(checkpoint.path.string() + " is of a run without `model:`, whose program makes the model",
@@ -62,15 +62,15 @@ fs::path model_of(const checkpoint::Entry& checkpoint) {
 }
 
 void write_script(const Request& request) {
-  const std::vector<std::string> wrong = checkpoint::verify(request.checkpoint);
+  const std::vector<std::string> wrong = checkpoints::verify(request.checkpoint);
   if (!wrong.empty()) {
     throw ConfigError(request.checkpoint.string() + " cannot be used: " + wrong.front(),
                       "dtrain checkpoint list shows the checkpoints of a run");
   }
-  const fs::path file = request.model.empty() ? model_of(checkpoint::look_at(request.checkpoint)) : request.model;
+  const fs::path file = request.model.empty() ? model_of(checkpoints::look_at(request.checkpoint)) : request.model;
   ScriptModel model(file);
   config::InitialWeights weights;
-  weights.file = request.checkpoint / checkpoint::kModelFile;
+  weights.file = request.checkpoint / checkpoints::kModelFile;
   try {
     train::load_weights(*model.tree(), weights, file.string());
   } catch (const ConfigError& error) {

@@ -3,7 +3,9 @@
 #include <gtest/gtest.h>
 
 #include "dtrain/analysis/live.h"
+#include "dtrain/base/file.h"
 #include "dtrain/base/text.h"
+#include "dtrain/base/units.h"
 #include "live/screen_line.h"
 #include "run_folder.h"
 
@@ -110,6 +112,21 @@ TEST_F(LiveViewTest, WhatIsWrittenIsSeenAtTheNextLook) {
   ASSERT_TRUE(view.ranks[0].recent);
   EXPECT_NEAR(view.ranks[0].recent->p50_s, 0.020, 1e-9);
   EXPECT_NEAR(view.samples_per_s, 2 * 10 / 0.020, 1);
+
+  EXPECT_EQ(view.mfu, std::nullopt);  // nothing was counted
+  const std::string counted = R"({"name":"net","world_size":2,"length":{"batches":1000,"batches_per_epoch":100},)"
+                              R"("flops":{"per_sample":2e6,"dtype":"float32","device":"cpu"})";
+  write_file_atomic(folder_.path() / "plan.json", counted + "}");
+  fs::last_write_time(folder_.path() / "plan.json", fs::file_time_type::clock::now() + std::chrono::seconds(2));
+  view = look();
+  EXPECT_NEAR(*view.achieved_gflops, view.samples_per_s * 2e6 / 1e9, 1e-9);
+  EXPECT_EQ(view.mfu, std::nullopt);  // no limit is known
+  write_file_atomic(folder_.path() / "plan.json", counted + R"(,"limits":{"node":{"gflops":{"float32":4}}}})");
+  fs::last_write_time(folder_.path() / "plan.json", fs::file_time_type::clock::now() + std::chrono::seconds(4));
+  view = look();
+  EXPECT_NEAR(*view.mfu, *view.achieved_gflops / 8, 1e-9);
+  EXPECT_EQ(to_json(view)["mfu"], *view.mfu);
+  EXPECT_THAT(render_live(view, {.width = 160}), Contains(HasSubstr("MFU " + format_percent(*view.mfu))));
 
   folder_.append("metrics.jsonl", R"({"kind":"training","batch":110,"metrics":{"loss":"nan"}})"
                                   "\n");

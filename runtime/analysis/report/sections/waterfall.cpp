@@ -16,7 +16,8 @@ std::string part_color(const std::string& part) {
     }
     return false;
   };
-  if (part == "compute") return "compute";
+  if (part == "hardware") return "ideal";
+  if (part == "compute" || part == "slower_kernels") return "compute";
   if (any({"load", "host_to_device", "to_device"})) return "data";
   if (any({"wait", "slower", "balance", "skew"})) return "skew";
   if (any({"communication", "exchange", "allreduce"})) return "wait";
@@ -24,6 +25,12 @@ std::string part_color(const std::string& part) {
   if (any({"validation"})) return "validation";
   if (any({"checkpoint"})) return "checkpoint";
   return "other";
+}
+
+std::string hardware_text(const Waterfall& waterfall) {
+  if (!waterfall.hardware_samples_per_s) return {};
+  return fmt::format("If every operator ran as fast as the hardware allows, the run would do {} samples/s. ",
+                     format_rate(*waterfall.hardware_samples_per_s));
 }
 
 }  // namespace
@@ -37,10 +44,9 @@ void write_waterfall(Page& page, const Input& input) {
   }
   const std::string attempt = attempt_name(input.analysis.summary);
   page.paragraph(fmt::format(
-      "Where the {} of the training loop{} went (mean of all ranks). If computing at the pace of the fastest "
-      "rank were all, "
-      "the run would do {} samples/s; it did {}. The parts add up to all of the time.",
-      seconds_text(waterfall.wall_s), attempt.empty() ? "" : " of " + attempt,
+      "Where the {} of the training loop{} went (mean of all ranks). {}If computing at the pace of the fastest rank "
+      "were all, the run would do {} samples/s; it did {}. The parts add up to all of the time.",
+      seconds_text(waterfall.wall_s), attempt.empty() ? "" : " of " + attempt, hardware_text(waterfall),
       format_rate(waterfall.ideal_samples_per_s), format_rate(waterfall.samples_per_s)));
   Json labels = Json::array(), low = Json::array(), high = Json::array(), colors = Json::array(), notes = Json::array();
   Table table("Parts of the wall time", {{"part"}, {"seconds", true}, {"share", true}, {"what it is"}});
@@ -69,7 +75,7 @@ void write_waterfall(Page& page, const Input& input) {
               .title = "What was added to the ideal",
               .text = fmt::format("Bars from left to right, each beginning where the one above ends: {} of the time is "
                                   "computing. The table below has the same numbers.",
-                                  format_percent(waterfall.parts.front().share)),
+                                  format_percent(waterfall.part_s("compute") / waterfall.wall_s)),
               .spec = {{"kind", "bars"},
                        {"horizontal", true},
                        {"labels", labels},

@@ -8,8 +8,8 @@ namespace dtrain::analysis::rules {
 RuleResult GpuMemoryFull::judge(const RuleData& data) const {
   return judge_gpus(begin_result(kWord, "system", "GPUs",
                                  "Looks for GPU memory that was nearly full at some time: a little more ends the run.",
-                                 "Use a smaller batch with optimizations.aggregation_frequency above 1, or keep fewer "
-                                 "tensors."),
+                                 "Use a smaller batch with optimizations.aggregation_frequency above 1, put "
+                                 "dtrain::checkpoint() around layers of the trial's model, or keep fewer tensors."),
                     data.hosts, 0, &GpuReading::memory_percent, "no GPU reported how much of its memory is in use",
                     [&](const std::vector<double>& used) {
                       const double most = *std::max_element(used.begin(), used.end());

@@ -11,9 +11,8 @@ RuleResult HostMemoryFull::judge(const RuleData& data) const {
           kWord, "system", "hosts",
           "Looks for a host whose memory was nearly full at some time: files are read again and again then, and "
           "a little more gets programs killed.",
-          "Read data piece by piece (a Dataset of your own), keep fewer batches ready (LoaderSettings::prefetch), or "
-          "use fewer "
-          "ranks a host."),
+          "Read data piece by piece (a Dataset of your own), keep fewer batches ready (LoaderSettings::prefetch), put "
+          "dtrain::checkpoint() around layers of the trial's model, or use fewer ranks a host."),
       data.hosts, 0, "how much memory the hosts have is not recorded",
       [&](const HostSeries& host, const Judged& judged) -> std::optional<HostVerdict> {
         const auto total = host.machine.total_memory_bytes;

@@ -3,4 +3,5 @@
 
 #include <torch/torch.h>
 
+#include "dtrain/train/gradient_checkpointing.h"
 #include "dtrain/train/run_trial.h"

@@ -8,6 +8,7 @@
 
 #include "dtrain/analysis/findings.h"
 #include "dtrain/analysis/operators.h"
+#include "dtrain/analysis/roofline.h"
 #include "dtrain/analysis/rules.h"
 #include "dtrain/analysis/run_profile.h"
 #include "dtrain/analysis/step_statistics.h"
@@ -29,6 +30,7 @@ struct Analysis {
   StepStatistics steps;                      // of all ranks
   std::map<int, StepStatistics> rank_steps;  // by rank
   Waterfall waterfall;
+  Roofline roofline;
   Stragglers stragglers;
   WhatIf what_if;
   std::vector<Finding> findings;  // most expensive first

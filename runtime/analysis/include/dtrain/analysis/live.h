@@ -93,8 +93,9 @@ struct LiveView {
   std::optional<double> elapsed_s;  // since its start, to its end
   std::int64_t batch = 0, epoch = 0;
   std::optional<std::int64_t> total_batches, batches_per_epoch;
-  std::optional<double> left_s;  // at the speed of the loop so far
-  double samples_per_s = 0;      // of all ranks
+  std::optional<double> left_s;                // at the speed of the loop so far
+  double samples_per_s = 0;                    // of all ranks
+  std::optional<double> achieved_gflops, mfu;  // of all ranks, at that speed; empty: not known
   std::int64_t compared_steps = 0;
   LiveMetrics training, validation;  // the last ones
   LiveCheckpoint checkpoint;

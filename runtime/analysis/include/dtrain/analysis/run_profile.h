@@ -15,6 +15,7 @@
 #include "dtrain/analysis/dump_lines.h"
 #include "dtrain/analysis/window_sketches.h"
 #include "dtrain/base/json.h"
+#include "dtrain/profile/operator_counts.h"
 
 namespace dtrain::analysis {
 
@@ -60,10 +61,11 @@ struct RunProfile {
   std::filesystem::path folder;
   std::string name;
   int world_size = 0;
-  std::vector<RankProfile> ranks;    // ascending by rank
-  std::vector<AgentProfile> agents;  // ascending by id
-  Json plan = Json::object();        // plan.json
-  Json experiment = Json::object();  // as the plan resolved it
+  std::vector<RankProfile> ranks;                        // ascending by rank
+  std::vector<AgentProfile> agents;                      // ascending by id
+  std::vector<profile::OperatorCounts> operator_counts;  // ascending by rank
+  Json plan = Json::object();                            // plan.json
+  Json experiment = Json::object();                      // as the plan resolved it
   std::vector<Json> events, metrics;
   std::vector<std::string> warnings;
 

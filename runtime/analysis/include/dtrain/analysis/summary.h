@@ -100,6 +100,19 @@ struct AgentSummary {
   std::vector<GpuSummary> gpus;  // ascending
 };
 
+// How much is computed, and how much of what the hardware allows. GFLOP and GB are 1e9; rates are of all ranks
+// together.
+struct ComputeAccount {
+  double flops_per_sample = 0;
+  double flops_per_step = 0;           // forward and backward of a batch of all ranks
+  std::string dtype;                   // in which most of them are made
+  double achieved_gflops = 0;          // over the time in steps without validation and checkpoints
+  std::optional<double> limit_gflops;  // of products of matrices in that type; empty: not known of all ranks
+  std::optional<double> mfu;           // achieved over limit: model FLOPs utilization
+  std::optional<double> achieved_gb_s, limit_gb_s;  // of the operators that make no FLOPs; of the memory
+  std::string without_mfu;                          // why there is no mfu, and what to do; empty: there is one
+};
+
 // Batches in which the loss or the gradients' norm was nan or infinite.
 struct NonFiniteAccount {
   std::int64_t batches = 0, first_batch = 0;
@@ -127,6 +140,7 @@ struct RunSummary {
   double samples_per_s = 0;                     // all ranks, over the loop
   double training_samples_per_s = 0;            // … over the time in steps without validation and checkpoints
   double step_p50_s = 0, step_p99_s = 0;        // of a batch
+  std::optional<ComputeAccount> compute;        // empty: operators were not counted
 
   std::vector<PhaseSummary> phases;  // all of them, in the order of the dump
   // Exposed communication (allreduce_wait) is the exchange and the waiting for the rank that comes last. Means over

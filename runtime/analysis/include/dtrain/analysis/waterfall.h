@@ -1,5 +1,6 @@
-// From the throughput that computing alone would give to the one that was measured: what each part of the wall time
-// took. The parts sum to the wall time exactly; what nothing accounts for is the part "unattributed".
+// From the throughput that the hardware allows to the one that was measured: what each part of the wall time took. The
+// parts sum to the wall time exactly; what nothing accounts for is the part "unattributed". Where the hardware's limits
+// are known, the first two parts are "hardware" and "slower_kernels"; otherwise "compute" is in the place of both.
 #pragma once
 
 #include <optional>
@@ -11,7 +12,7 @@
 namespace dtrain::analysis {
 
 struct WaterfallPart {
-  std::string name;         // "compute", "slower_compute", "loading", "host_to_device", …: stable
+  std::string name;         // "hardware", "slower_kernels", "slower_compute", "loading", "host_to_device", …: stable
   std::string description;  // what it is, for people
   double seconds = 0;       // of the wall time, mean over ranks
   double share = 0;
@@ -20,10 +21,14 @@ struct WaterfallPart {
 struct Waterfall {
   double wall_s = 0;  // the loop of the slowest rank
   double samples = 0;
-  double ideal_samples_per_s = 0;  // if the first part, "compute", were all
-  double samples_per_s = 0;        // over the wall time
-  double efficiency = 0;           // measured over ideal
+  std::optional<double> hardware_samples_per_s;  // if "hardware" were all; empty: limits are not known
+  double ideal_samples_per_s = 0;                // if computing as fast as the best rank were all
+  double samples_per_s = 0;                      // over the wall time
+  double efficiency = 0;                         // measured over ideal
   std::vector<WaterfallPart> parts;
+
+  // Seconds of a part; of "compute" also where it is in two parts; 0: there is none of this name.
+  double part_s(const std::string& name) const;
   // Of all that: in which a rank's training thread could have run and had no core, mean over ranks. It lies across the
   // parts. Empty: not recorded.
   std::optional<double> no_core_s;

@@ -16,6 +16,8 @@ struct Prediction {
   std::string title;       // for people
   std::string assumption;  // what the number rests on
   std::string mock;        // the --mock that measures it: "loader", "comm", "loader,comm", "train"; empty: none does
+  // The override of the experiment that makes it true: "optimizations.mixed_precision=bf16"; empty: there is none.
+  std::string set{};
   int world_size = 0;
   double step_s = 0;                   // mean of a step
   double step_p50_s = 0;               // median

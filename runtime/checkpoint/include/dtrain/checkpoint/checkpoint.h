@@ -20,7 +20,7 @@
 
 #include "dtrain/base/json.h"
 
-namespace dtrain::checkpoint {
+namespace dtrain::checkpoints {
 
 inline constexpr const char* kModelFile = "model.safetensors";
 inline constexpr const char* kOptimizerFile = "optimizer.safetensors";
@@ -98,4 +98,4 @@ std::filesystem::path storage_of_run(const std::filesystem::path& run_folder);
 // Writes storage.json. `storage` is absolute. SystemError.
 void write_storage_of_run(const std::filesystem::path& run_folder, const std::filesystem::path& storage);
 
-}  // namespace dtrain::checkpoint
+}  // namespace dtrain::checkpoints

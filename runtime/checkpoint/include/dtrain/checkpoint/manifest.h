@@ -11,7 +11,7 @@
 
 #include "dtrain/checkpoint/checkpoint.h"
 
-namespace dtrain::checkpoint {
+namespace dtrain::checkpoints {
 
 inline constexpr int kFormatVersion = 1;
 inline constexpr std::size_t kPieceBytes = 4 << 20;  // each has a checksum
@@ -39,4 +39,4 @@ Manifest read_manifest(const std::filesystem::path& checkpoint);
 
 std::int64_t total_bytes(const std::vector<ManifestFile>& files);
 
-}  // namespace dtrain::checkpoint
+}  // namespace dtrain::checkpoints

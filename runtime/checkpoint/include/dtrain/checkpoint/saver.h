@@ -25,7 +25,7 @@
 #include "dtrain/base/shared_memory.h"
 #include "dtrain/checkpoint/checkpoint.h"
 
-namespace dtrain::checkpoint {
+namespace dtrain::checkpoints {
 
 // Where a file's bytes lie in a host's SnapshotMemory.
 struct FileImage {
@@ -124,4 +124,4 @@ class Saver {
 // `patience`.
 bool wait_for_savers(const std::filesystem::path& storage, std::chrono::milliseconds patience);
 
-}  // namespace dtrain::checkpoint
+}  // namespace dtrain::checkpoints

@@ -74,6 +74,8 @@ struct Optimizations {
   double tensor_fusion_cycle_ms = 1;  // a longer gap to the next gradient closes a bucket; 0: size alone does
   bool auto_tune_tensor_fusion = false;
   std::filesystem::path grad_updates_size_file;  // resolved against the experiment file's folder; empty: none
+  bool tf32 = true;                              // on GPUs float32 products may be computed in TF32
+  bool cudnn_benchmark = false;                  // on GPUs cuDNN takes the algorithms that it measures as fastest
   comm::Compression gradient_compression;        // docs/compression.md says what each does
   ShardedOptimizer sharded_optimizer = ShardedOptimizer::kAuto;
   std::optional<LocalSgd> local_sgd;
@@ -121,6 +123,16 @@ inline void declare_keys(Keys& keys, Optimizations& o) {
                "The order of the values of convolutions in memory; auto: the faster one, found in the first steps.",
                "[More](performance.md#memory-format)."},
               o.memory_format, kMemoryFormats);
+  keys.boolean({"tf32",
+                "On GPUs: whether float32 matrix products and convolutions may round their inputs to 10 bits (TF32), "
+                "for tensor cores. No effect on CPUs.",
+                "[More](gpus.md#fast-paths)."},
+               o.tf32);
+  keys.boolean({"cudnn_benchmark",
+                "On GPUs: true lets cuDNN measure its algorithms and take the fastest, which may give a repeated run "
+                "other bits; false: an algorithm that gives the same bits. No effect on CPUs.",
+                "[More](gpus.md#fast-paths)."},
+               o.cudnn_benchmark);
   keys.path({.name = "grad_updates_size_file",
              .text = "A file into which the size of each gradient is written, relative to this file's folder.",
              .examples = R"(["gradient-sizes.csv"])"},

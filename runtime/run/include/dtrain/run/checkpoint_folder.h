@@ -16,7 +16,7 @@ void check_checkpoint_storage(const config::CheckpointStorage& storage);
 // ConfigError as check_checkpoint_storage().
 std::filesystem::path make_checkpoint_folder(const RunFolder& run, const config::CheckpointStorage& storage);
 
-// Where the run's checkpoints lie, as checkpoint::storage_of_run(). ConfigError if that is a folder elsewhere that is
+// Where the run's checkpoints lie, as checkpoints::storage_of_run(). ConfigError if that is a folder elsewhere that is
 // not there, as when its disk is not mounted: nothing must be read from or written to the disk below the mount.
 std::filesystem::path find_checkpoint_folder(const RunFolder& run);
 // The run that a folder of checkpoints was made for, where the run was then; empty: the folder does not say.

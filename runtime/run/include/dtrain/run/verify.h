@@ -1,8 +1,9 @@
 // `dtrain what-if RUN --verify`: compares the predictions for a run with mock runs of its experiment. One thread.
 //
-// Plain runs and mock runs of the same length take turns, in several rounds. Each mock run is compared with the
-// predictions from the plain runs right before and after it, so that a machine that grows slower affects both. The
-// median over the rounds counts. All runs are kept in RUN/what-if/N, where they take no number under runs/.
+// Plain runs and changed runs (mock runs, and runs with one key set) of the same length take turns, in several rounds.
+// Each changed run is compared with the predictions from the plain runs right before and after it, so that a machine
+// that grows slower affects both. The median over the rounds counts. All runs are kept in RUN/what-if/N, where they
+// take no number under runs/.
 #pragma once
 
 #include <filesystem>
@@ -23,9 +24,9 @@ struct VerifyRequest {
   std::filesystem::path cluster;  // empty: the run's own if it is still there, else as `dtrain launch` finds one
 };
 
-// One mock. Times are of a step: the median of the rank with the longest one, then the median over the rounds.
+// One prediction. Times are of a step: the median of the rank with the longest one, then the median over the rounds.
 struct VerifiedPrediction {
-  std::string name, title, mock;                // as in analysis::Prediction
+  std::string name, title, mock, set;           // as in analysis::Prediction
   double plain_ms = 0;                          // of the plain runs before and after it
   std::optional<double> predicted_ms;           // from those; empty: not predicted, see `notes`
   std::optional<double> predicted_from_run_ms;  // from RUN, with all its steps

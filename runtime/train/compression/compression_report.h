@@ -23,10 +23,10 @@ class CompressionReport {
   void forget();
 
   // Writes the account and its sentence to plan.json and the log. Collective.
-  void write(const comm::GradientCompressor& compressor, const RunServices& run) const;
+  void write(const comm::CompressionStatistics& statistics, const char* codec, const RunServices& run) const;
 
   // plan.json's account of it. Collective: times are the mean over ranks.
-  Json account(const comm::GradientCompressor& compressor, comm::Communicator& communicator) const;
+  Json account(const comm::CompressionStatistics& s, const char* codec, comm::Communicator& communicator) const;
   // The same as a sentence; `loses` is set where it says to switch it off.
   std::string sentence(const Json& account, bool& loses) const;
 

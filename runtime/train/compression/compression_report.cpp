@@ -1,4 +1,4 @@
-#include "exchange/compression_report.h"
+#include "compression/compression_report.h"
 
 #include <algorithm>
 #include <cmath>
@@ -36,8 +36,9 @@ void CompressionReport::forget() {
   compressed_s_.clear();
 }
 
-void CompressionReport::write(const comm::GradientCompressor& compressor, const RunServices& run) const {
-  Json json = account(compressor, run.communicator);
+void CompressionReport::write(const comm::CompressionStatistics& statistics, const char* codec,
+                              const RunServices& run) const {
+  Json json = account(statistics, codec, run.communicator);
   if (!run.is_first_rank()) return;
   bool loses = false;
   const std::string text = sentence(json, loses);
@@ -51,21 +52,21 @@ void CompressionReport::write(const comm::GradientCompressor& compressor, const 
   }
 }
 
-Json CompressionReport::account(const comm::GradientCompressor& compressor, comm::Communicator& communicator) const {
-  const comm::CompressionStatistics& s = compressor.statistics();
+Json CompressionReport::account(const comm::CompressionStatistics& s, const char* codec,
+                                comm::Communicator& communicator) const {
   const bool comparable = plain_s_.size() >= kFewest && compressed_s_.size() >= kFewest;
   double times[3] = {comparable ? median(plain_s_) : 0, comparable ? median(compressed_s_) : 0, to_seconds(s.coding)};
   communicator.all_reduce(times, 3, comm::DataType::kFloat64, {.post_scale = 1.0 / communicator.world_size()}).wait();
   std::int64_t values[2] = {s.saturated, s.underflowed};  // of all ranks
   communicator.all_reduce(values, 2, comm::DataType::kInt64).wait();
   Json json = {
-      {"kind", compressor.options().codec.word},
+      {"kind", codec},
       {"steps", s.steps},
       {"compressed_steps", s.compressed_steps},
       {"uncompressed_bytes", std::llround(s.uncompressed_bytes)},
       {"sent_bytes", std::llround(s.sent_bytes)},
       {"plain_bytes", std::llround(s.plain_bytes)},
-      {"coding_s", times[2]},
+      {"coding_s", s.coding.count() > 0 ? Json(times[2]) : Json()},  // null: not measured
       {"saturated_values", values[0]},
       {"underflowed_values", values[1]},
       {"compared_steps", comparable ? plain_s_.size() : 0},

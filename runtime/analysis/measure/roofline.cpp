@@ -1,0 +1,169 @@
+#include "dtrain/analysis/roofline.h"
+
+#include <algorithm>
+
+#include "dtrain/profile/rank_limits.h"
+#include "measure/limits.h"
+#include "measure/make_roofline.h"
+#include "read/json_fields.h"
+
+namespace dtrain::analysis {
+namespace {
+
+using profile::OperatorCount;
+using profile::OperatorCounts;
+using profile::RankLimits;
+
+constexpr double kGiga = 1e9;
+
+OperatorLimit limit_of(const OperatorCount& count, const RankLimits* limits) {
+  OperatorLimit one{.name = count.name,
+                    .dtype = count.dtype,
+                    .format = count.format,
+                    .shapes = count.shapes,
+                    .calls = count.calls,
+                    .flops = count.flops,
+                    .bytes = count.bytes,
+                    .seconds = count.seconds.value_or(0)};
+  if (!limits) return one;
+  const auto rate = gflops_of(*limits, count.dtype);
+  const auto& bandwidth = limits->memory_gb_s;
+  if ((count.flops > 0 && !rate) || (count.bytes > 0 && !bandwidth)) return one;
+  const double computing_s = count.flops > 0 ? static_cast<double>(count.flops) / (*rate * kGiga) : 0;
+  const double moving_s = count.bytes > 0 ? static_cast<double>(count.bytes) / (*bandwidth * kGiga) : 0;
+  one.ideal_s = std::min(one.seconds, std::max(computing_s, moving_s));
+  one.by_memory = moving_s > computing_s;
+  return one;
+}
+
+double beyond_ideal(const OperatorLimit& one) {
+  return one.seconds - one.ideal_s.value_or(one.seconds);
+}
+
+// Seconds of a sample if each operator took its ideal; what has no known limit takes what it took.
+double ideal_of_sample(const OperatorCounts& counts, const RankLimits& limits) {
+  double sum = 0;
+  for (const OperatorCount& count : counts.operators) {
+    const OperatorLimit one = limit_of(count, &limits);
+    sum += one.ideal_s.value_or(one.seconds);
+  }
+  return sum / static_cast<double>(counts.samples);
+}
+
+// The rank's own, or those of another: the model is the same.
+const OperatorCounts* counts_of(const RunProfile& run, int rank) {
+  for (const OperatorCounts& counts : run.operator_counts) {
+    if (counts.rank == rank) return &counts;
+  }
+  return run.operator_counts.empty() ? nullptr : &run.operator_counts.front();
+}
+
+// Sums over ranks, until one lacks the value.
+void add(std::optional<double>& sum, const std::optional<double>& value) {
+  sum = sum && value ? std::optional(*sum + *value) : std::nullopt;
+}
+
+void add_limits(const RunProfile& run, Roofline& result) {
+  if (run.ranks.empty() || result.device != "cpu") return;
+  result.limit_gflops = result.limit_gb_s = result.ideal_s = 0;
+  const auto hosts = profile::limits_of_plan(run.plan);
+  for (const RankProfile& rank : run.ranks) {
+    const RankLimits* const limits = limits_of(hosts, rank.host);
+    add(result.limit_gflops, limits ? gflops_of(*limits, result.dtype) : std::nullopt);
+    add(result.limit_gb_s, limits ? limits->memory_gb_s : std::nullopt);
+    const OperatorCounts* const counts = counts_of(run, rank.rank);
+    const bool known =
+        limits && counts && limits->memory_gb_s && (result.dtype.empty() || gflops_of(*limits, result.dtype));
+    add(result.ideal_s,
+        known ? std::optional(ideal_of_sample(*counts, *limits) * static_cast<double>(rank.sample_count()) /
+                              static_cast<double>(run.ranks.size()))
+              : std::nullopt);
+  }
+}
+
+std::optional<double> achieved_gb_s(const RunProfile& run) {
+  double sum = 0;
+  for (const OperatorCounts& counts : run.operator_counts) {
+    double bytes = 0, seconds = 0;
+    for (const OperatorCount& one : counts.operators) {
+      if (one.flops > 0 || !one.seconds) continue;
+      bytes += static_cast<double>(one.bytes);
+      seconds += *one.seconds;
+    }
+    if (seconds > 0) sum += bytes / seconds / kGiga;
+  }
+  return sum > 0 && run.operator_counts.size() == run.ranks.size() ? std::optional(sum) : std::nullopt;
+}
+
+Json or_null(const std::optional<double>& value) {
+  return value ? Json(*value) : Json(nullptr);
+}
+
+}  // namespace
+
+double Roofline::seconds() const {
+  double sum = 0;
+  for (const OperatorLimit& one : operators) sum += one.seconds;
+  return sum;
+}
+
+Roofline make_roofline(const RunProfile& run) {
+  Roofline result;
+  if (const auto counted = run.plan.find("flops"); counted != run.plan.end() && counted->is_object()) {
+    result.flops_per_sample = number(*counted, "per_sample");
+    result.dtype = text(*counted, "dtype");
+    result.device = text(*counted, "device");
+  }
+  for (const OperatorCounts& counts : run.operator_counts) {
+    if (counts.flops_per_sample <= result.flops_per_sample && !result.device.empty()) continue;
+    result.flops_per_sample = counts.flops_per_sample;
+    result.dtype = counts.dtype;
+    result.device = counts.device;
+  }
+  add_limits(run, result);
+  if (run.operator_counts.empty() || result.device != "cpu") return result;
+  result.achieved_gb_s = achieved_gb_s(run);
+  const OperatorCounts& first = run.operator_counts.front();
+  const auto hosts = profile::limits_of_plan(run.plan);
+  const RankLimits* const limits = limits_of(hosts, first.host);
+  result.rank = first.rank;
+  result.host = first.host;
+  result.batch = first.batch;
+  result.samples = first.samples;
+  result.limits = limits ? std::optional(*limits) : std::nullopt;
+  for (const OperatorCount& count : first.operators) result.operators.push_back(limit_of(count, limits));
+  std::stable_sort(result.operators.begin(), result.operators.end(), [](const auto& a, const auto& b) {
+    return beyond_ideal(a) != beyond_ideal(b) ? beyond_ideal(a) > beyond_ideal(b) : a.seconds > b.seconds;
+  });
+  return result;
+}
+
+Json to_json(const Roofline& roofline) {
+  Json rows = Json::array();
+  for (const OperatorLimit& one : roofline.operators) {
+    rows.push_back({{"name", one.name},
+                    {"dtype", one.dtype},
+                    {"format", one.format.empty() ? Json(nullptr) : Json(one.format)},
+                    {"shapes", one.shapes},
+                    {"calls", one.calls},
+                    {"flops", one.flops},
+                    {"bytes", one.bytes},
+                    {"seconds", one.seconds},
+                    {"ideal_s", or_null(one.ideal_s)},
+                    {"bound", !one.ideal_s ? Json(nullptr) : Json(one.by_memory ? "memory" : "computing")}});
+  }
+  return {{"flops_per_sample", roofline.flops_per_sample},
+          {"dtype", roofline.dtype},
+          {"device", roofline.device},
+          {"rank", roofline.rank < 0 ? Json(nullptr) : Json(roofline.rank)},
+          {"host", roofline.host},
+          {"batch", roofline.batch},
+          {"samples", roofline.samples},
+          {"limit_gflops", or_null(roofline.limit_gflops)},
+          {"limit_gb_s", or_null(roofline.limit_gb_s)},
+          {"achieved_gb_s", or_null(roofline.achieved_gb_s)},
+          {"ideal_s", or_null(roofline.ideal_s)},
+          {"operators", std::move(rows)}};
+}
+
+}  // namespace dtrain::analysis

@@ -1,0 +1,48 @@
+// The limits of a machine for one rank: what memory and the arithmetic units give to each rank while all ranks of the
+// host work. dtrain-calibrate measures them (runtime/train/calibration), the launcher writes them into plan.json
+// ("limits"), and the analysis compares steps with them. Plain values; any thread.
+#pragma once
+
+#include <map>
+#include <optional>
+#include <string>
+
+#include "dtrain/base/json.h"
+
+namespace dtrain::profile {
+
+// Which implementation of float32 matrix products a run uses (optimizations.matmul).
+enum class MatmulPath {
+  kDefault,  // the one that libtorch chooses by itself
+  kFast,     // the one for processors with AVX2, which the MKL in libtorch takes by itself only on Intel's
+};
+
+// All figures are for one rank with its `threads`, while every other rank of the host does the same. GFLOP: 1e9
+// floating point operations, a multiply-add counts as 2. GB: 1e9 bytes. A figure that was not measured is absent.
+struct RankLimits {
+  std::string cpu;  // the processor's name
+  int threads = 0;  // of a rank
+  int ranks = 0;    // of the host
+  // Bytes read and written, as STREAM's triad counts them (written memory is not read before). All ranks stream.
+  std::optional<double> memory_gb_s;
+  std::map<std::string, double> gflops;              // matrix products, by type: "float32", "bfloat16", "float16"
+  std::map<std::string, double> convolution_gflops;  // 3x3, 64 to 64 channels, channels_last, forward and backward
+  // Bytes of one rank's buffer for each second of an all-reduce through shared memory. Absent for a single rank.
+  std::optional<double> all_reduce_gb_s;
+  // The path that the run takes; gflops has the faster one's figure either way.
+  MatmulPath matmul = MatmulPath::kDefault;
+  // float32 matrix products on the default path; absent where the machine has no other one.
+  std::optional<double> matmul_default_gflops;
+  bool operator==(const RankLimits&) const = default;
+};
+
+std::string to_string(MatmulPath path);  // "default", "fast"
+
+Json to_json(const RankLimits& limits);
+// A figure that is missing, or that is no number above zero, is absent. Throws nothing.
+RankLimits rank_limits_of(const Json& json);
+
+// "limits" of plan.json: by the name of the host, as the ranks' "host". Empty: the run has none. Throws nothing.
+std::map<std::string, RankLimits> limits_of_plan(const Json& plan);
+
+}  // namespace dtrain::profile

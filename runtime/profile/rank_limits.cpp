@@ -1,0 +1,76 @@
+#include "dtrain/profile/rank_limits.h"
+
+#include <cmath>
+
+namespace dtrain::profile {
+namespace {
+
+constexpr const char* kFast = "fast";
+
+std::optional<double> figure(const Json& json) {
+  if (!json.is_number()) return std::nullopt;
+  const double value = json.get<double>();
+  return std::isfinite(value) && value > 0 ? std::optional(value) : std::nullopt;
+}
+
+const Json& member(const Json& json, const char* key) {
+  static const Json nothing;
+  const auto found = json.find(key);
+  return json.is_object() && found != json.end() ? *found : nothing;
+}
+
+std::map<std::string, double> figures(const Json& json) {
+  std::map<std::string, double> result;
+  if (!json.is_object()) return result;
+  for (const auto& [name, value] : json.items()) {
+    if (const auto one = figure(value)) result[name] = *one;
+  }
+  return result;
+}
+
+int count(const Json& json) {
+  return json.is_number_integer() ? json.get<int>() : 0;
+}
+
+}  // namespace
+
+std::string to_string(MatmulPath path) {
+  return path == MatmulPath::kFast ? kFast : "default";
+}
+
+Json to_json(const RankLimits& limits) {
+  Json json = {{"cpu", limits.cpu}, {"threads", limits.threads}, {"ranks", limits.ranks}};
+  if (limits.memory_gb_s) json["memory_gb_s"] = *limits.memory_gb_s;
+  if (!limits.gflops.empty()) json["gflops"] = limits.gflops;
+  if (!limits.convolution_gflops.empty()) json["convolution_gflops"] = limits.convolution_gflops;
+  if (limits.all_reduce_gb_s) json["all_reduce_gb_s"] = *limits.all_reduce_gb_s;
+  json["matmul"] = to_string(limits.matmul);
+  if (limits.matmul_default_gflops) json["matmul_default_gflops"] = *limits.matmul_default_gflops;
+  return json;
+}
+
+RankLimits rank_limits_of(const Json& json) {
+  RankLimits limits;
+  if (const Json& cpu = member(json, "cpu"); cpu.is_string()) limits.cpu = cpu.get<std::string>();
+  limits.threads = count(member(json, "threads"));
+  limits.ranks = count(member(json, "ranks"));
+  limits.memory_gb_s = figure(member(json, "memory_gb_s"));
+  limits.gflops = figures(member(json, "gflops"));
+  limits.convolution_gflops = figures(member(json, "convolution_gflops"));
+  limits.all_reduce_gb_s = figure(member(json, "all_reduce_gb_s"));
+  limits.matmul = member(json, "matmul") == kFast ? MatmulPath::kFast : MatmulPath::kDefault;
+  limits.matmul_default_gflops = figure(member(json, "matmul_default_gflops"));
+  return limits;
+}
+
+std::map<std::string, RankLimits> limits_of_plan(const Json& plan) {
+  std::map<std::string, RankLimits> result;
+  const Json& limits = member(plan, "limits");
+  if (!limits.is_object()) return result;
+  for (const auto& [host, json] : limits.items()) {
+    if (json.is_object()) result[host] = rank_limits_of(json);
+  }
+  return result;
+}
+
+}  // namespace dtrain::profile

@@ -1,0 +1,172 @@
+// int8 with a scale a block in tensor operations; comm/compression/codecs/int8.cpp describes it. The same bits: every
+// operation is one that IEEE 754 defines, in the same order. A gradient's last block travels whole here, so a few bytes
+// more are sent.
+#include <algorithm>
+#include <limits>
+#include <utility>
+
+#include "compression/tensor_codec.h"
+
+namespace dtrain::train {
+
+namespace {
+
+constexpr std::int64_t kBlockValues = 256;
+constexpr std::int64_t kScaleBytes = sizeof(float);
+constexpr double kLeastOfBlock = 1e-30;  // smaller blocks wait in the error feedback: a reciprocal would overflow
+
+class Int8Tensors final : public TensorCodec {
+ public:
+  explicit Int8Tensors(TensorCodecContext& context);
+
+  std::unique_ptr<TensorExchange> begin(TensorBucket bucket, double scale) override;
+  void not_applied(std::size_t place) override { give_back(context_, place, parts_); }
+  std::vector<std::pair<std::string, at::Tensor>> state() override { return error_feedback(context_, parts_); }
+
+  // Of all ranks: in a row the scales of all blocks, then their codes.
+  at::Tensor encode(const TensorBucket& bucket, double scale);
+  void decode(const TensorBucket& bucket, const at::Tensor& gathered);
+  comm::Work gather(const at::Tensor& gathered, int bucket) {
+    const at::Tensor own = gathered.select(0, context_.rank());
+    return context_.communicator.all_gather(own.data_ptr(), gathered.data_ptr(), static_cast<std::size_t>(own.numel()),
+                                            comm::DataType::kUint8, bucket);
+  }
+
+ private:
+  // The blocks of a bucket's tensors lie one behind the other.
+  std::int64_t first_block(const TensorBucket& bucket) const { return first_block_[bucket.tensors.front()]; }
+  std::int64_t blocks_of(const TensorBucket& bucket) const;
+  // Of each of the bucket's tensors its part of such blocks.
+  std::vector<at::Tensor> parts_of_blocks(const TensorBucket& bucket, const at::Tensor& blocks) const;
+  std::vector<at::Tensor> parts_of_values(const TensorBucket& bucket, const at::Tensor& values) const;
+  static at::Tensor scales_in(const at::Tensor& message, std::int64_t blocks) {
+    return message.narrow(0, 0, blocks * kScaleBytes).view(at::kFloat).view({blocks, 1});
+  }
+  static at::Tensor codes_in(const at::Tensor& message, std::int64_t blocks) {
+    return message.narrow(0, blocks * kScaleBytes, blocks * kBlockValues).view(at::kChar).view({blocks, kBlockValues});
+  }
+
+  TensorCodecContext& context_;
+  std::vector<std::int64_t> first_block_;  // of each place, in its group
+  std::vector<at::Tensor> residuals_;      // of each group, in blocks; zeros behind a gradient's end
+  std::vector<at::Tensor> parts_;
+  at::Tensor most_;  // 127, on the device: a division by a number of the host would be a product
+};
+
+class Int8TensorsExchange final : public TensorExchange {
+ public:
+  Int8TensorsExchange(Int8Tensors& codec, TensorBucket bucket, double scale)
+      : codec_(codec), bucket_(std::move(bucket)), scale_(scale) {}
+  comm::Work next() override {
+    if (gathered_.defined()) {
+      codec_.decode(bucket_, gathered_);
+      return {};
+    }
+    gathered_ = codec_.encode(bucket_, scale_);
+    return codec_.gather(gathered_, bucket_.number);
+  }
+
+ private:
+  Int8Tensors& codec_;
+  const TensorBucket bucket_;
+  const double scale_;
+  at::Tensor gathered_;
+};
+
+std::int64_t blocks_for(std::int64_t elements) {
+  return (elements + kBlockValues - 1) / kBlockValues;
+}
+
+Int8Tensors::Int8Tensors(TensorCodecContext& context) : context_(context), first_block_(context.places.size()) {
+  std::vector<std::vector<std::size_t>> of_group(context.flats.size());
+  for (std::size_t i = 0; i < context.places.size(); ++i) of_group[context.places[i].group].push_back(i);
+  for (std::size_t g = 0; g < of_group.size(); ++g) {
+    auto& places = of_group[g];
+    std::sort(places.begin(), places.end(),
+              [&](std::size_t a, std::size_t b) { return context.places[a].begin < context.places[b].begin; });
+    std::int64_t blocks = 0;
+    for (const std::size_t place : places) {
+      first_block_[place] = blocks;
+      blocks += blocks_for(context.places[place].elements);
+    }
+    residuals_.push_back(context.holds_float32(g) ? at::zeros({blocks * kBlockValues}, context.flats[g].options())
+                                                  : at::Tensor());
+    if (residuals_.back().defined()) most_ = at::full({}, 127, context.flats[g].options());
+  }
+  for (std::size_t i = 0; i < context.places.size(); ++i) {
+    const at::Tensor& residual = residuals_[context.places[i].group];
+    parts_.push_back(residual.defined() ? residual.narrow(0, first_block_[i] * kBlockValues, context.places[i].elements)
+                                        : at::Tensor());
+  }
+}
+
+std::unique_ptr<TensorExchange> Int8Tensors::begin(TensorBucket bucket, double scale) {
+  return std::make_unique<Int8TensorsExchange>(*this, std::move(bucket), scale);
+}
+
+std::int64_t Int8Tensors::blocks_of(const TensorBucket& bucket) const {
+  const std::size_t last = bucket.tensors.back();
+  return first_block_[last] + blocks_for(context_.places[last].elements) - first_block(bucket);
+}
+
+std::vector<at::Tensor> Int8Tensors::parts_of_blocks(const TensorBucket& bucket, const at::Tensor& blocks) const {
+  std::vector<at::Tensor> parts;
+  for (const std::size_t t : bucket.tensors) {
+    parts.push_back(
+        blocks.narrow(0, (first_block_[t] - first_block(bucket)) * kBlockValues, context_.places[t].elements));
+  }
+  return parts;
+}
+
+std::vector<at::Tensor> Int8Tensors::parts_of_values(const TensorBucket& bucket, const at::Tensor& values) const {
+  std::vector<at::Tensor> parts;
+  for (const std::size_t t : bucket.tensors) {
+    parts.push_back(values.narrow(0, context_.places[t].begin - bucket.begin, context_.places[t].elements));
+  }
+  return parts;
+}
+
+at::Tensor Int8Tensors::encode(const TensorBucket& bucket, double scale) {
+  const std::int64_t blocks = blocks_of(bucket);
+  const auto unit = static_cast<float>(scale * static_cast<double>(context_.world()));
+  const at::Tensor flat = residuals_[bucket.group].narrow(0, first_block(bucket) * kBlockValues, blocks * kBlockValues);
+  at::_foreach_add_(parts_of_blocks(bucket, flat), parts_of_values(bucket, bucket.values.mul(unit)));
+  const at::Tensor values = flat.view({blocks, kBlockValues});
+  const at::Tensor largest = values.abs().amax({1}, /*keepdim=*/true);
+  const at::Tensor finite = largest.isfinite();
+  const at::Tensor usable = largest.ge(kLeastOfBlock).logical_and_(finite);
+  const at::Tensor scales = largest.div(most_);
+  const at::Tensor codes = at::where(usable, values.mul(most_.div(largest)).round_(), 0);
+  at::Tensor gathered =
+      at::empty({context_.world(), blocks * (kScaleBytes + kBlockValues)}, bucket.values.options().dtype(at::kByte));
+  const at::Tensor own = gathered.select(0, context_.rank());
+  const at::Tensor unless_usable = at::where(finite, at::zeros_like(scales), std::numeric_limits<float>::quiet_NaN());
+  scales_in(own, blocks).copy_(at::where(usable, scales, unless_usable));
+  codes_in(own, blocks).copy_(codes);
+  values.copy_(at::where(finite, values.sub(codes.mul(scales)), 0));
+  return gathered;
+}
+
+void Int8Tensors::decode(const TensorBucket& bucket, const at::Tensor& gathered) {
+  const std::int64_t blocks = blocks_of(bucket);
+  at::Tensor sum;
+  for (std::int64_t r = 0; r < context_.world(); ++r) {
+    const at::Tensor message = gathered.select(0, r);
+    const at::Tensor values = codes_in(message, blocks).to(at::kFloat).mul_(scales_in(message, blocks));
+    if (sum.defined()) {
+      sum.add_(values);
+    } else {
+      sum = values;
+    }
+  }
+  sum.mul_(1.0f / static_cast<float>(context_.world()));
+  at::_foreach_copy_(parts_of_values(bucket, bucket.values), parts_of_blocks(bucket, sum.view({-1})));
+}
+
+}  // namespace
+
+std::unique_ptr<TensorCodec> make_int8_codec(TensorCodecContext& context) {
+  return std::make_unique<Int8Tensors>(context);
+}
+
+}  // namespace dtrain::train

@@ -1,0 +1,101 @@
+// float16 or bfloat16 in tensor operations; comm/compression/codecs/narrow.cpp describes them.
+//
+// What a rank sends has the same bits. NCCL sums in the narrow type, where the other backends sum in float32 and round
+// once: with two ranks the sum has the same bits, too; with n ranks it differs by at most (n - 2) roundings of a
+// partial sum, 2^-11 (float16) or 2^-8 (bfloat16) of it each.
+#include <cmath>
+#include <utility>
+
+#include "compression/tensor_codec.h"
+
+namespace dtrain::train {
+
+namespace {
+
+constexpr double kLeastNormalHalf = 0x1p-14;
+constexpr double kRoundsToZero = 0x1p-25;  // and everything below
+
+class NarrowTensors final : public TensorCodec {
+ public:
+  NarrowTensors(TensorCodecContext& context, bool half) : context_(context), half_(half) {
+    if (half) {
+      residuals_ = context.like_flats();
+      parts_ = context.parts_of(residuals_);
+    }
+    // The largest value of which the sum over all ranks, rounded up, still fits.
+    const float share = (half ? 65504.0f : 3.3895314e38f) / static_cast<float>(context.world());
+    const int digits = half ? 11 : 8;
+    int exponent = 0;
+    const float mantissa = std::frexp(share, &exponent);
+    limit_ = std::ldexp(std::floor(std::ldexp(mantissa, digits)), exponent - digits);
+  }
+
+  std::unique_ptr<TensorExchange> begin(TensorBucket bucket, double scale) override;
+  std::vector<std::pair<std::string, at::Tensor>> state() override { return error_feedback(context_, parts_); }
+
+  // scale * values + error feedback, narrowed.
+  at::Tensor encode(const TensorBucket& bucket, float scale);
+  comm::Work sum(const at::Tensor& narrow, int bucket) {
+    return context_.communicator.all_reduce(narrow.data_ptr(), static_cast<std::size_t>(narrow.numel()),
+                                            half_ ? comm::DataType::kFloat16 : comm::DataType::kBfloat16,
+                                            {.bucket = bucket});
+  }
+
+ private:
+  TensorCodecContext& context_;
+  const bool half_;
+  float limit_ = 0;
+  std::vector<at::Tensor> residuals_, parts_;  // of float16
+};
+
+class NarrowTensorsExchange final : public TensorExchange {
+ public:
+  NarrowTensorsExchange(NarrowTensors& codec, TensorBucket bucket, double scale)
+      : codec_(codec), bucket_(std::move(bucket)), scale_(static_cast<float>(scale)) {}
+  comm::Work next() override {
+    if (narrow_.defined()) {
+      bucket_.values.copy_(narrow_);
+      return {};
+    }
+    narrow_ = codec_.encode(bucket_, scale_);
+    return codec_.sum(narrow_, bucket_.number);
+  }
+
+ private:
+  NarrowTensors& codec_;
+  const TensorBucket bucket_;
+  const float scale_;
+  at::Tensor narrow_;
+};
+
+std::unique_ptr<TensorExchange> NarrowTensors::begin(TensorBucket bucket, double scale) {
+  return std::make_unique<NarrowTensorsExchange>(*this, std::move(bucket), scale);
+}
+
+at::Tensor NarrowTensors::encode(const TensorBucket& bucket, float scale) {
+  at::Tensor value = bucket.values.mul(scale);
+  at::Tensor residual;
+  if (half_) {
+    const at::Tensor alone = value.abs();
+    context_.underflowed.add_(alone.le(kRoundsToZero).logical_and_(alone.gt(0)).sum());
+    residual = residuals_[bucket.group].narrow(0, bucket.begin, value.numel());
+    value.add_(residual);
+  }
+  const at::Tensor beyond = value.abs().gt(limit_).logical_and_(value.isfinite());
+  context_.saturated.add_(beyond.sum());
+  value = at::where(beyond, value.clamp(-limit_, limit_), value);
+  at::Tensor narrow = value.to(half_ ? at::kHalf : at::kBFloat16);
+  if (half_) {
+    const at::Tensor lost = value.sub(narrow.to(at::kFloat));
+    residual.copy_(at::where(value.abs().lt(kLeastNormalHalf), lost, 0));
+  }
+  return narrow;
+}
+
+}  // namespace
+
+std::unique_ptr<TensorCodec> make_narrow_codec(TensorCodecContext& context, bool half) {
+  return std::make_unique<NarrowTensors>(context, half);
+}
+
+}  // namespace dtrain::train

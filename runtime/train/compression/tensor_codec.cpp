@@ -1,0 +1,60 @@
+#include "compression/tensor_codec.h"
+
+#include <type_traits>
+
+namespace dtrain::train {
+
+std::vector<at::Tensor> TensorCodecContext::like_flats() const {
+  std::vector<at::Tensor> like;
+  for (std::size_t g = 0; g < flats.size(); ++g)
+    like.push_back(holds_float32(g) ? at::zeros_like(flats[g]) : at::Tensor());
+  return like;
+}
+
+std::vector<at::Tensor> TensorCodecContext::parts_of(const std::vector<at::Tensor>& like) const {
+  std::vector<at::Tensor> parts;
+  for (const TensorPlace& place : places) {
+    const at::Tensor& flat = like[place.group];
+    parts.push_back(flat.defined() ? flat.narrow(0, place.begin, place.elements) : at::Tensor());
+  }
+  return parts;
+}
+
+std::vector<std::pair<std::string, at::Tensor>> error_feedback(const TensorCodecContext& context,
+                                                               const std::vector<at::Tensor>& parts) {
+  std::vector<std::pair<std::string, at::Tensor>> state;
+  for (std::size_t i = 0; i < parts.size(); ++i) {
+    if (parts[i].defined()) state.emplace_back("error/" + context.places[i].name, parts[i]);
+  }
+  return state;
+}
+
+void give_back(const TensorCodecContext& context, std::size_t place, const std::vector<at::Tensor>& parts) {
+  if (!parts[place].defined()) return;
+  const TensorPlace& of = context.places[place];
+  const at::Tensor values = context.flats[of.group].narrow(0, of.begin, of.elements);
+  parts[place].add_(values);
+  values.zero_();
+}
+
+std::unique_ptr<TensorCodec> make_tensor_codec(TensorCodecContext& context, const comm::Compression& compression) {
+  return std::visit(
+      [&](const auto& settings) -> std::unique_ptr<TensorCodec> {
+        using Settings = std::decay_t<decltype(settings)>;
+        if constexpr (std::is_same_v<Settings, comm::NoCompression>) {
+          return nullptr;
+        } else if constexpr (std::is_same_v<Settings, comm::Fp16> || std::is_same_v<Settings, comm::Bf16>) {
+          return make_narrow_codec(context, std::is_same_v<Settings, comm::Fp16>);
+        } else if constexpr (std::is_same_v<Settings, comm::Int8>) {
+          return make_int8_codec(context);
+        } else if constexpr (std::is_same_v<Settings, comm::TopK>) {
+          return make_top_k_codec(context, settings);
+        } else {
+          static_assert(std::is_same_v<Settings, comm::PowerSgd>, "a codec needs a form of tensor operations");
+          return make_power_sgd_codec(context, settings);
+        }
+      },
+      compression);
+}
+
+}  // namespace dtrain::train

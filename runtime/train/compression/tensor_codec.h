@@ -1,0 +1,89 @@
+// What a codec of tensor operations implements: the codecs of comm/compression for gradients on any device.
+//
+// A codec launches operations on the current stream and waits for nothing. Its arithmetic is that of
+// comm/compression/kernels.h, operation by operation; where a device cannot give the same bits, the codec's file says
+// so. Called by one thread at a time, without gradients.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <ATen/ATen.h>
+
+#include "dtrain/comm/codecs.h"
+#include "dtrain/comm/communicator.h"
+
+namespace dtrain::train {
+
+// A parameter's place in the flat memory of its group.
+struct TensorPlace {
+  std::string name;
+  std::size_t group = 0;
+  std::int64_t begin = 0;
+  std::int64_t elements = 0;
+  std::int64_t rows = 0, columns = 0;  // as a matrix (comm::GradientTensor)
+};
+
+// Neighbouring places of a group of float32, with the padding (zeros) between them.
+struct TensorBucket {
+  std::vector<std::size_t> tensors;  // numbers of places, as they lie in memory
+  std::size_t group = 0;
+  std::int64_t begin = 0;  // in the group
+  at::Tensor values;       // what is exchanged
+  int number = -1;
+};
+
+struct TensorCodecContext {
+  std::vector<at::Tensor> flats;  // of each group
+  std::vector<TensorPlace> places;
+  comm::Communicator& communicator;
+  std::uint64_t seed = 0;
+  at::Tensor saturated, underflowed;  // int64 each, as comm::CompressionStatistics has them; on the device
+
+  std::int64_t world() const { return communicator.world_size(); }
+  std::int64_t rank() const { return communicator.rank(); }
+  bool holds_float32(std::size_t group) const { return flats[group].scalar_type() == at::kFloat; }
+  // A tensor like a group's flat memory, of zeros; undefined where the group is not float32.
+  std::vector<at::Tensor> like_flats() const;
+  // Of each place its part of such tensors; undefined where they are.
+  std::vector<at::Tensor> parts_of(const std::vector<at::Tensor>& like) const;
+};
+
+// One bucket on its way.
+class TensorExchange {
+ public:
+  virtual ~TensorExchange() = default;
+  // What the operation before made possible, then the next operation; the one before has been joined. An empty Work:
+  // the bucket is done.
+  virtual comm::Work next() = 0;
+};
+
+class TensorCodec {
+ public:
+  virtual ~TensorCodec() = default;
+  // Null: nothing in this bucket is worth compressing.
+  virtual std::unique_ptr<TensorExchange> begin(TensorBucket bucket, double scale) = 0;
+  virtual void not_applied(std::size_t /*place*/) {}
+  // What is training state: vectors of float32, under the names that comm's codecs have for them.
+  virtual std::vector<std::pair<std::string, at::Tensor>> state() { return {}; }
+};
+
+// The error feedback of all places: `parts` hold it.
+std::vector<std::pair<std::string, at::Tensor>> error_feedback(const TensorCodecContext& context,
+                                                               const std::vector<at::Tensor>& parts);
+// The place's last result goes back into its error feedback.
+void give_back(const TensorCodecContext& context, std::size_t place, const std::vector<at::Tensor>& parts);
+
+std::unique_ptr<TensorCodec> make_narrow_codec(TensorCodecContext& context, bool half);
+std::unique_ptr<TensorCodec> make_int8_codec(TensorCodecContext& context);
+std::unique_ptr<TensorCodec> make_top_k_codec(TensorCodecContext& context, const comm::TopK& settings);
+std::unique_ptr<TensorCodec> make_power_sgd_codec(TensorCodecContext& context, const comm::PowerSgd& settings);
+
+// Null: no compression. CommError for settings that make no sense.
+std::unique_ptr<TensorCodec> make_tensor_codec(TensorCodecContext& context, const comm::Compression& compression);
+
+}  // namespace dtrain::train

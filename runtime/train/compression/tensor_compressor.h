@@ -1,0 +1,55 @@
+// Compression on any device: comm::GradientCompressor in tensor operations, on the current stream.
+//
+// The same steps travel uncompressed (warm-up, comparison), the same state is kept under the same names, and each rank
+// sends the same values as a CPU would; what NCCL sums may be rounded otherwise (codecs/narrow.cpp). Nothing waits on
+// the host, except report(), which reads what the device has counted.
+#pragma once
+
+#include <deque>
+#include <memory>
+#include <vector>
+
+#include "compression/bucket_compressor.h"
+#include "compression/compression_report.h"
+#include "compression/exposed_times.h"
+#include "compression/tensor_codec.h"
+#include "dtrain/comm/compression.h"
+
+namespace dtrain::train {
+
+class TensorCompressor final : public BucketCompressor {
+ public:
+  TensorCompressor(const FlatParameters& parameters, std::vector<at::Tensor> flats, comm::Communicator& communicator,
+                   const CompressorOptions& options);
+  ~TensorCompressor() override;
+
+  std::string_view operation() const override;
+  comm::Work exchange(const comm::FusionPlan& plan, std::size_t bucket, double scale) override;
+  void not_applied(std::size_t parameter) override;
+  void end_step() override;
+  void forget_times() override;
+  void report(const RunServices& run) override;
+  void visit(StateVisitor& visitor) override;
+
+  // Waits for the device.
+  comm::CompressionStatistics statistics() const;
+
+ private:
+  class OneWork;
+  bool compressing() const;
+  bool compared() const;
+  TensorBucket bucket_of(const comm::FusionPlan& plan, std::size_t index) const;
+  double sent(double bytes, bool gathered) const;
+  void advance_all();
+
+  const comm::CompressionOptions options_;
+  TensorCodecContext context_;
+  std::unique_ptr<TensorCodec> codec_;  // null: everything travels as it is
+  std::deque<std::shared_ptr<OneWork>> under_way_;
+  std::int64_t steps_ = 0;
+  comm::CompressionStatistics statistics_;  // without what the device counts
+  ExposedTimes times_;
+  CompressionReport report_;
+};
+
+}  // namespace dtrain::train

@@ -1,0 +1,78 @@
+// Gradient checkpointing: a part of the model that keeps only its inputs for backward, and is computed again there. It
+// takes less memory and about a third more time for that part (Chen, Xu, Zhang and Guestrin, "Training Deep Nets with
+// Sublinear Memory Cost", 2016).
+#pragma once
+
+#include <functional>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+namespace dtrain {
+
+namespace train {
+
+using CheckpointedFunction = std::function<std::vector<at::Tensor>(const std::vector<at::Tensor>&)>;
+// What checkpoint() does, for its most general form.
+std::vector<at::Tensor> run_checkpointed(CheckpointedFunction function, const std::vector<at::Tensor>& inputs);
+
+template <typename Result, typename Call>
+Result run_checkpointed_as(Call call, const std::vector<at::Tensor>& inputs) {
+  constexpr bool kOne = std::is_same_v<Result, at::Tensor>;
+  static_assert(kOne || std::is_same_v<Result, std::vector<at::Tensor>>,
+                "the function given to dtrain::checkpoint() returns a torch::Tensor or a std::vector<torch::Tensor>");
+  auto outputs = run_checkpointed(
+      [call = std::move(call)](const std::vector<at::Tensor>& given) mutable -> std::vector<at::Tensor> {
+        if constexpr (kOne) {
+          return {call(given)};
+        } else {
+          return call(given);
+        }
+      },
+      inputs);
+  if constexpr (kOne) {
+    return std::move(outputs.front());
+  } else {
+    return outputs;
+  }
+}
+
+}  // namespace train
+
+// function(input), of which backward keeps `input` alone. `function` takes a const torch::Tensor& and returns a
+// torch::Tensor or a std::vector<torch::Tensor>; a module of libtorch will do. It is called a second time in backward,
+// and must compute the same there:
+//
+//   x = dtrain::checkpoint(block, x);
+//   x = dtrain::checkpoint([this, mask](const torch::Tensor& x) { return attention(x, mask); }, x);
+//
+// The second call draws the same random numbers (dropout drops the same), runs in the same autocast scope, and leaves
+// the buffers of the wrapped model as they are (the running statistics of a batch normalization move once a batch). It
+// ends as soon as it has computed what backward needs. Values, gradients and the order of their exchange are those
+// without checkpointing, to the bit. Parameters may be used inside and outside and in several such parts, which may be
+// nested. Any device; memory of `function`'s captures stays until backward is done, and it must not refer to local
+// variables that are gone by then.
+//
+// Where gradients are off, this is function(input). Called by the thread that computes the model; the second call may
+// come from a thread of autograd. Error where `function` writes its inputs in place, runs a backward of its own, or
+// computes something else in backward.
+template <typename Function>
+auto checkpoint(Function function, const at::Tensor& input) {
+  using Result = std::decay_t<std::invoke_result_t<Function&, const at::Tensor&>>;
+  auto call = [function = std::move(function)](const std::vector<at::Tensor>& inputs) mutable {
+    return function(inputs.front());
+  };
+  return train::run_checkpointed_as<Result>(std::move(call), {input});
+}
+
+// The same for a function of several tensors, which takes a const std::vector<torch::Tensor>&. Undefined ones may be
+// among them.
+template <typename Function>
+auto checkpoint(Function function, const std::vector<at::Tensor>& inputs) {
+  using Result = std::decay_t<std::invoke_result_t<Function&, const std::vector<at::Tensor>&>>;
+  return train::run_checkpointed_as<Result>(std::move(function), inputs);
+}
+
+}  // namespace dtrain

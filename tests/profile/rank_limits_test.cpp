@@ -1,0 +1,51 @@
+#include "dtrain/profile/rank_limits.h"
+
+#include <gtest/gtest.h>
+
+namespace dtrain::profile {
+namespace {
+
+RankLimits some_limits() {
+  RankLimits limits;
+  limits.cpu = "AMD EPYC 9655";
+  limits.threads = 2;
+  limits.ranks = 4;
+  limits.memory_gb_s = 14.2;
+  limits.gflops = {{"float32", 230.0}, {"bfloat16", 401.5}};
+  limits.convolution_gflops = {{"float32", 120.0}};
+  limits.all_reduce_gb_s = 3.25;
+  limits.matmul = MatmulPath::kFast;
+  limits.matmul_default_gflops = 98.0;
+  return limits;
+}
+
+TEST(RankLimits, KeepEveryFigureInPlanJson) {
+  const Json plan = {{"limits", {{"alpha", to_json(some_limits())}, {"beta", to_json(RankLimits())}}}};
+  const auto read = limits_of_plan(Json::parse(to_line(plan)));
+  ASSERT_EQ(read.size(), 2u);
+  EXPECT_EQ(read.at("alpha"), some_limits());
+  EXPECT_EQ(read.at("beta"), RankLimits());
+}
+
+TEST(RankLimits, AreAbsentWhereTheyWereNotMeasured) {
+  const Json json = to_json(RankLimits());
+  for (const char* key : {"memory_gb_s", "gflops", "convolution_gflops", "all_reduce_gb_s", "matmul_default_gflops"}) {
+    EXPECT_FALSE(json.contains(key)) << key;
+  }
+  EXPECT_TRUE(limits_of_plan({{"name", "without"}}).empty());
+}
+
+TEST(RankLimits, OfADamagedPlanAreAbsent) {
+  for (const char* text : {R"(7)", R"("x")", R"([])", R"({"limits": 3})", R"({"limits": {"alpha": "fast"}})"}) {
+    EXPECT_TRUE(limits_of_plan(Json::parse(text)).empty()) << text;
+  }
+  const auto read = limits_of_plan(Json::parse(R"({"limits": {"alpha": {
+      "cpu": 1, "threads": "two", "memory_gb_s": -1, "gflops": {"float32": "many", "bfloat16": 5, "float16": 0},
+      "convolution_gflops": [1], "all_reduce_gb_s": null, "matmul": true}}})"));
+  RankLimits expected;
+  expected.gflops = {{"bfloat16", 5.0}};
+  EXPECT_EQ(read.at("alpha"), expected);
+}
+
+}  // namespace
+}  // namespace dtrain::profile

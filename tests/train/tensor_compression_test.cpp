@@ -1,0 +1,234 @@
+// The codecs as tensor operations against those of comm/compression: on a CPU both give the same bits (powersgd: about
+// the same values), keep the same state and say the same of themselves. tests/integration/gpu_parity.py compares GPUs
+// with CPUs.
+#include <functional>
+#include <limits>
+#include <map>
+#include <memory>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <torch/torch.h>
+
+#include "compression/host_compressor.h"
+#include "compression/tensor_compressor.h"
+#include "dtrain/base/error.h"
+#include "small_model.h"
+#include "small_run.h"
+
+namespace dtrain::train {
+namespace {
+
+// Blocks that are full and not, a matrix, a scalar, and a second type.
+struct CompressedModelImpl final : torch::nn::Module {
+  CompressedModelImpl() {
+    for (const auto& [name, sizes] : std::map<std::string, std::vector<std::int64_t>>{
+             {"matrix", {40, 37}}, {"block", {256}}, {"long", {700}}, {"one", {}}, {"wide", {16, 5, 3}}}) {
+      register_parameter(name, torch::zeros(sizes));
+    }
+    register_parameter("double", torch::zeros({30}, at::kDouble));
+  }
+};
+TORCH_MODULE(CompressedModel);
+
+class CopyState final : public StateVisitor {
+ public:
+  std::map<std::string, at::Tensor> values;
+  bool replaces() const override { return false; }
+
+ protected:
+  void on_tensor(const std::string& path, at::Tensor value) override { values[path] = value.clone(); }
+  void on_number(const std::string& path, std::int64_t&) override { ADD_FAILURE() << path; }
+  void on_real(const std::string& path, double&) override { ADD_FAILURE() << path; }
+  void on_reals(const std::string& path, std::vector<float>& reals) override { values[path] = torch::tensor(reals); }
+  void on_text(const std::string& path, std::string&) override { ADD_FAILURE() << path; }
+};
+
+class PutState final : public StateVisitor {
+ public:
+  explicit PutState(const std::map<std::string, at::Tensor>& values) : values_(values) {}
+  bool replaces() const override { return true; }
+
+ protected:
+  void on_tensor(const std::string& path, at::Tensor value) override { value.copy_(values_.at(path)); }
+  void on_number(const std::string& path, std::int64_t&) override { ADD_FAILURE() << path; }
+  void on_real(const std::string& path, double&) override { ADD_FAILURE() << path; }
+  void on_reals(const std::string& path, std::vector<float>& reals) override {
+    const at::Tensor& value = values_.at(path);
+    reals.assign(value.data_ptr<float>(), value.data_ptr<float>() + value.numel());
+  }
+  void on_text(const std::string& path, std::string&) override { ADD_FAILURE() << path; }
+
+ private:
+  const std::map<std::string, at::Tensor>& values_;
+};
+
+// NaN equals NaN; the others may differ by `limit` of the largest.
+bool same_values(const at::Tensor& a, const at::Tensor& b, double limit) {
+  if (a.sizes() != b.sizes()) return false;
+  if (limit == 0) return a.eq(b).logical_or(a.isnan().logical_and(b.isnan())).all().item<bool>();
+  if (!torch::equal(a.isfinite(), b.isfinite())) return false;
+  const at::Tensor x = a.nan_to_num(0, 0, 0), y = b.nan_to_num(0, 0, 0);
+  return x.numel() == 0 || (x - y).abs().max().item<double>() <= limit * (1e-30 + y.abs().max().item<double>());
+}
+
+// One of the two, over memory of its own.
+struct Side {
+  Side(bool tensors, const FlatParameters& parameters, comm::Communicator& communicator,
+       const CompressorOptions& options) {
+    for (const auto& group : parameters.groups()) flats.push_back(at::zeros_like(group.gradients));
+    if (tensors) {
+      compressor = std::make_unique<TensorCompressor>(parameters, flats, communicator, options);
+    } else {
+      compressor = std::make_unique<HostCompressor>(parameters, flats, communicator, options);
+    }
+  }
+  std::map<std::string, at::Tensor> state() {
+    CopyState copy;
+    compressor->visit(copy);
+    return std::move(copy.values);
+  }
+
+  std::vector<at::Tensor> flats;
+  std::unique_ptr<BucketCompressor> compressor;
+};
+
+constexpr int kSteps = 12;
+constexpr int kMatrix = 2;  // nobody uses it in odd steps; in the first one its gradient is zero
+constexpr double kPowerSgdLimit = 1e-4;
+
+// Of many sizes, some of them zero, and in some steps not finite.
+at::Tensor gradient(const FlatParameters::Parameter& parameter, std::size_t index, int rank, int step) {
+  auto generator = at::detail::createCPUGenerator(static_cast<std::uint64_t>(1000 * step + 100 * rank) + index);
+  const auto sizes = parameter.gradient.sizes();
+  const auto options = at::TensorOptions().dtype(at::kDouble);
+  at::Tensor value = torch::randn(sizes, generator, options) *
+                     torch::rand(sizes, generator, options).mul_(13).sub_(9).mul_(2.302585).exp_();
+  value.masked_fill_(torch::rand(sizes, generator, options).lt(0.1), 0);
+  if (index == kMatrix && (step % 2 == 1 || step == 0)) value.zero_();
+  if (index == 1 && rank == 0 && step == 7) value.view({-1})[0] = std::numeric_limits<double>::quiet_NaN();
+  if (index == kMatrix && step == 8) value.view({-1})[0] = -std::numeric_limits<double>::infinity();
+  return value.to(parameter.gradient.scalar_type());
+}
+
+void one_step(Side& side, FlatParameters& parameters, const comm::FusionPlan& plan, int rank, int step, double scale) {
+  const auto all = parameters.parameters();
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    side.flats[all[i].group]
+        .narrow(0, all[i].offset, all[i].tensor.numel())
+        .copy_(gradient(all[i], i, rank, step).view({-1}));
+  }
+  std::vector<comm::Work> works;
+  for (std::size_t b = 0; b < plan.buckets.size(); ++b) works.push_back(side.compressor->exchange(plan, b, scale));
+  for (comm::Work& work : works) work.join();
+  if (step % 2 == 1) side.compressor->not_applied(kMatrix);
+  side.compressor->end_step();
+}
+
+void compare(int ranks, const comm::Compression& compression) {
+  run_small(ranks, [&](SmallRun& run) {
+    comm::Communicator& communicator = run.services.communicator;
+    CompressedModel model;
+    FlatParameters parameters(*model, communicator);
+    std::vector<comm::FusionPlan> plans;
+    for (const std::int64_t threshold : {0, 3000, 1 << 20}) {
+      plans.push_back(comm::plan_fusion(items_of(parameters), threshold));
+    }
+    const CompressorOptions options{compression, 5, 1, 0, "gradient compression", "a.key"};
+    Side host(false, parameters, communicator, options), tensors(true, parameters, communicator, options);
+    // Two that go on from the other's state, as a run that has moved from CPUs to GPUs or back.
+    Side moved_host(false, parameters, communicator, options), moved_tensors(true, parameters, communicator, options);
+    const double scale = 1.0 / (2 * ranks);
+    const double limit = std::holds_alternative<comm::PowerSgd>(compression) ? kPowerSgdLimit : 0;
+    for (int step = 0; step < kSteps; ++step) {
+      const comm::FusionPlan& plan = plans[static_cast<std::size_t>(step) % plans.size()];
+      std::vector<Side*> sides{&host, &tensors};
+      if (step > kSteps / 2) sides.insert(sides.end(), {&moved_host, &moved_tensors});
+      for (Side* const side : sides) {
+        one_step(*side, parameters, plan, communicator.rank(), step, scale);
+        EXPECT_EQ(side->compressor->operation(), host.compressor->operation());
+        for (std::size_t g = 0; g < host.flats.size(); ++g) {
+          EXPECT_TRUE(same_values(side->flats[g], host.flats[g], limit)) << "step " << step << ", group " << g;
+        }
+        const auto expected = host.state(), got = side->state();
+        ASSERT_EQ(got.size(), expected.size());
+        for (const auto& [name, value] : expected) {
+          ASSERT_TRUE(got.contains(name)) << name;
+          EXPECT_TRUE(same_values(got.at(name), value, limit)) << name << " in step " << step;
+        }
+      }
+      if (step != kSteps / 2) continue;
+      PutState of_host(host.state()), of_tensors(tensors.state());
+      moved_tensors.compressor->visit(of_host);
+      moved_host.compressor->visit(of_tensors);
+    }
+    host.compressor->report(run.services);
+    const Json expected = run.plan["compression"];
+    tensors.compressor->report(run.services);
+    const Json got = run.plan["compression"];
+    if (communicator.rank() != 0) return;
+    for (const char* const key : {"kind", "steps", "compressed_steps", "uncompressed_bytes", "plain_bytes",
+                                  "saturated_values", "underflowed_values"}) {
+      EXPECT_EQ(got[key], expected[key]) << key;
+    }
+    const bool blocks = std::holds_alternative<comm::Int8>(compression);  // the last one travels whole
+    EXPECT_GE(got["sent_bytes"], expected["sent_bytes"]);
+    EXPECT_LE(got["sent_bytes"].get<double>(), expected["sent_bytes"].get<double>() * (blocks ? 1.6 : 1.05));
+    if (ranks == 1 || std::holds_alternative<comm::NoCompression>(compression)) return;
+    EXPECT_EQ(got["compressed_steps"], kSteps - 1);
+    EXPECT_GT(got["uncompressed_bytes"], got["sent_bytes"]);
+    if (std::holds_alternative<comm::Fp16>(compression)) EXPECT_GT(got["underflowed_values"], 0);
+  });
+}
+
+TEST(TensorCompression, GivesTheBitsOfTheOtherCodecs) {
+  const std::vector<comm::Compression> all{comm::NoCompression(),
+                                           comm::Fp16(),
+                                           comm::Bf16(),
+                                           comm::Int8(),
+                                           comm::TopK{.ratio = 0.05},
+                                           comm::PowerSgd{.rank = 2, .warmup_steps = 0}};
+  for (const comm::Compression& compression : all) {
+    for (const int ranks : {1, 2, 3}) {
+      SCOPED_TRACE(testing::Message() << "compression " << compression.index() << ", " << ranks << " ranks");
+      compare(ranks, compression);
+    }
+  }
+}
+
+TEST(TensorCompression, LargeValuesAreCutSoThatTheirSumFits) {
+  run_small(2, [](SmallRun& run) {
+    CompressedModel model;
+    FlatParameters parameters(*model, run.services.communicator);
+    const auto plan = comm::plan_fusion(items_of(parameters), 1 << 20);
+    Side side(true, parameters, run.services.communicator, {comm::Fp16(), 5, 0, 0, "gradient compression", "a.key"});
+    const auto& first = parameters.parameters()[0];
+    const at::Tensor values = side.flats[first.group].narrow(0, first.offset, first.tensor.numel());
+    values.fill_(1e6);
+    for (std::size_t b = 0; b < plan.buckets.size(); ++b) side.compressor->exchange(plan, b, 0.5).join();
+    side.compressor->end_step();
+    EXPECT_EQ(values.min().item<float>(), 65504.0f);
+    EXPECT_EQ(values.max().item<float>(), 65504.0f);
+    side.compressor->report(run.services);
+    if (run.services.is_first_rank()) {
+      EXPECT_EQ(run.plan["compression"]["saturated_values"], 2 * first.tensor.numel());
+    }
+  });
+}
+
+TEST(TensorCompression, SettingsThatMakeNoSenseAreRefused) {
+  run_small(1, [](SmallRun& run) {
+    CompressedModel model;
+    FlatParameters parameters(*model, run.services.communicator);
+    for (const comm::Compression& wrong :
+         {comm::Compression(comm::PowerSgd{.rank = 0}), comm::Compression(comm::TopK{.ratio = 0}),
+          comm::Compression(comm::TopK{.ratio = 1.5})}) {
+      EXPECT_THROW(Side(true, parameters, run.services.communicator, {wrong, 5, 0, 0, "compression", "a.key"}),
+                   CommError);
+    }
+  });
+}
+
+}  // namespace
+}  // namespace dtrain::train
