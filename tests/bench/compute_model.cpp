@@ -25,19 +25,21 @@ struct Model {
   std::string program;
   int batch = 0;  // of a rank
   int steps = 0;  // of a turn
+  bool convolutions = false;
   Json hyperparameters = Json::object();
 };
 
 const std::vector<Model>& models() {
   static const std::vector<Model> all{
-      {"fashion_cnn", "bench_fashion_trial", 64, 12, Json::object()},
-      {"mlp", "bench_step_trial", 32, 5, {{"width", 2048}, {"depth", 6}}},
+      {"fashion_cnn", "bench_fashion_trial", 64, 12, true, Json::object()},
+      {"mlp", "bench_step_trial", 32, 5, false, {{"width", 2048}, {"depth", 6}}},
       {"gpt",
        "bench_compute_trial",
        4,
        4,
+       false,
        {{"model", "gpt"}, {"tokens", 8192}, {"length", 128}, {"layers", 6}, {"heads", 5}, {"width", 320}}},
-      {"resnet18", "bench_compute_trial", 16, 5, {{"model", "resnet18"}}},
+      {"resnet18", "bench_compute_trial", 16, 5, true, {{"model", "resnet18"}}},
   };
   return all;
 }

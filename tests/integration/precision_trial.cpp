@@ -38,8 +38,8 @@ class PrecisionTrial : public dtrain::Trial {
     if (name == "cnn") {
       cnn_ = context.wrap_model(Cnn());
     } else if (name == "gpt") {
-      gpt_ = context.wrap_model(
-          dtrain::bench::Gpt({.tokens = 50, .length = 16, .layers = 2, .heads = 2, .width = 32, .bias = false}));
+      gpt_ = context.wrap_model(dtrain::bench::Gpt(
+          dtrain::bench::GptSizes{.tokens = 50, .length = 16, .layers = 2, .heads = 2, .width = 32, .bias = false}));
     } else {
       throw dtrain::ConfigError("hyperparameters.model is '" + name + "'", "use cnn or gpt");
     }
