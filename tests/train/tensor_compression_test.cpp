@@ -178,7 +178,9 @@ void compare(int ranks, const comm::Compression& compression) {
     if (ranks == 1 || std::holds_alternative<comm::NoCompression>(compression)) return;
     EXPECT_EQ(got["compressed_steps"], kSteps - 1);
     EXPECT_GT(got["uncompressed_bytes"], got["sent_bytes"]);
-    if (std::holds_alternative<comm::Fp16>(compression)) EXPECT_GT(got["underflowed_values"], 0);
+    if (std::holds_alternative<comm::Fp16>(compression)) {
+      EXPECT_GT(got["underflowed_values"], 0);
+    }
   });
 }
 
