@@ -156,7 +156,12 @@ train::TrainingLoop::End train_and_save(run::RankSession& session, const TrialFa
   malloc_trim(0);  // the parameters as the model allocated them are laid out flat elsewhere now
   if (session.world().rank == 0) {
     session.update_plan("model", train::describe_model(step.parameters()));
-    session.update_plan("optimizer", train::describe_optimizer(context.wrapped().optimizer));
+    const Json optimizer = train::describe_optimizer(context.wrapped().optimizer, step.parameters());
+    session.update_plan("optimizer", optimizer);
+    if (optimizer.contains("kernel_reason")) {
+      session.log()->info("libtorch's kernel updates the parameters: {}",
+                          optimizer["kernel_reason"].get<std::string>());
+    }
     session.update_plan("fusion", step.fusion().describe());
     if (const auto& file = experiment.optimizations.grad_updates_size_file; !file.empty()) {
       train::write_gradient_sizes(file, step.parameters());

@@ -210,11 +210,7 @@ void FlatOptimizer::update(const FlatRange& range, std::int64_t updates) {
   for (std::size_t s = 0; s < states_[range.group].size(); ++s) states.push_back(state_slice(range, s));
   UpdateStep step{learning_rate(), updates, divisor_, {}};
   if (group.shadow.defined()) step.shadow = slice(group.shadow);
-  at::Tensor gradients = slice(group.gradients);
-  if (gradients.scalar_type() != group.dtype) gradients = gradients.to(group.dtype);  // TEMPORARY
-  const at::Tensor shadow = std::exchange(step.shadow, at::Tensor());
-  optimizer_->update(slice(group.values), gradients, states, step);
-  if (shadow.defined()) at::Tensor(shadow).copy_(slice(group.values));
+  optimizer_->update(slice(group.values), slice(group.gradients), states, step);
 }
 
 }  // namespace train

@@ -7,6 +7,7 @@
 
 #include "dtrain/base/choices.h"
 #include "model/dtype_name.h"
+#include "model/optimizer_update.h"
 
 namespace dtrain::train {
 namespace {
@@ -42,11 +43,21 @@ Json describe_model(const FlatParameters& parameters) {
           {"shapes", std::move(shapes)}};
 }
 
-Json describe_optimizer(const std::optional<Optimizer>& optimizer) {
+Json describe_optimizer(const std::optional<Optimizer>& optimizer, const FlatParameters& parameters) {
   if (!optimizer) return nullptr;
   // FlatOptimizer updates all parameters of a type at once.
   const bool fused = std::visit([](const auto& held) { return held.kFused; }, *optimizer);
-  return {{"kind", word_of(*optimizer)}, {"fused", fused}};
+  Json result = {{"kind", word_of(*optimizer)}, {"fused", fused}};
+  const auto& groups = parameters.groups();
+  const auto most = std::max_element(groups.begin(), groups.end(),
+                                     [](const auto& a, const auto& b) { return a.values.numel() < b.values.numel(); });
+  if (most == groups.end()) return result;
+  const auto update = std::visit([](const auto& held) { return held.make_update(); }, *optimizer);
+  const at::ScalarType updated = most->dtype == at::kDouble ? at::kDouble : at::kFloat;  // what is narrower has a copy
+  const UpdateKernel kernel = update->kernel(most->values.device().type(), updated);
+  result["kernel"] = kernel.whose;
+  if (!kernel.why.empty()) result["kernel_reason"] = kernel.why;
+  return result;
 }
 
 std::optional<std::string> first_nan_parameter(const FlatParameters& parameters) {

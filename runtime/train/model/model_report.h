@@ -15,8 +15,9 @@ namespace dtrain::train {
 // them, in the model's order.
 Json describe_model(const FlatParameters& parameters);
 
-// {"kind", "fused"}; null where there is none.
-Json describe_optimizer(const std::optional<Optimizer>& optimizer);
+// {"kind", "fused", "kernel": whose updates the parameters of most elements, "kernel_reason": why not dtrain's, where
+// that could}; null where there is no optimizer.
+Json describe_optimizer(const std::optional<Optimizer>& optimizer, const FlatParameters& parameters);
 
 // The name of the first parameter that holds NaN.
 std::optional<std::string> first_nan_parameter(const FlatParameters& parameters);

@@ -25,6 +25,12 @@ struct UpdateStep {
   }
 };
 
+// Whose kernel updates values, and why it is not dtrain's where that could.
+struct UpdateKernel {
+  std::string whose = "libtorch";  // or "dtrain"
+  std::string why;
+};
+
 class OptimizerUpdate {
  public:
   virtual ~OptimizerUpdate() = default;
@@ -33,9 +39,11 @@ class OptimizerUpdate {
   virtual double learning_rate() const = 0;
   // A name for each tensor of state: "momentum". The tensors have the values' size and type, and are zero at first.
   virtual std::vector<std::string> state_names() const = 0;
-  // Updates `values` and `states` in place. All tensors have one dimension, the same size, the same type (float32 or
-  // float64) and the same device; `states` is in the order of state_names(). Gradients of float32 values may be
-  // bfloat16. It must not wait for a device.
+  // Of values of a type on a device. An optimizer made of tensor operations has no kernel but libtorch's.
+  virtual UpdateKernel kernel(c10::DeviceType, at::ScalarType) const { return {}; }
+  // Updates `values` and `states` in place. All tensors are contiguous with one dimension, the same size, the same type
+  // (float32 or float64) and the same device; `states` is in the order of state_names(). Gradients of float32 values
+  // may be bfloat16. It must not wait for a device.
   //
   // An update works element by element, for values come in pieces of any size. A zero whose gradient and state are zero
   // stays zero. Gradients may be replaced by their quotient with the divisor and are else only read. Training thread,

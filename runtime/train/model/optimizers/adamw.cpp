@@ -1,21 +1,31 @@
-// torch.optim.AdamW, with libtorch's fused kernel.
+// torch.optim.AdamW.
 #include "dtrain/config/optimizers.h"
-#include "model/optimizer_update.h"
+#include "model/fused_update.h"
 
 namespace dtrain::train {
 namespace {
 
-class AdamWUpdate final : public OptimizerUpdate {
+class AdamWKernels final : public FusedKernels {
  public:
-  explicit AdamWUpdate(const AdamW& settings) : settings_(settings) {}
+  explicit AdamWKernels(const AdamW& settings) : settings_(settings) {}
   double learning_rate() const override { return settings_.lr; }
   std::vector<std::string> state_names() const override { return {"exp_avg", "exp_avg_sq"}; }
-  void update(const at::Tensor& values, const at::Tensor& gradients, at::TensorList states,
-              const UpdateStep& step) const override {
+  void libtorch(const at::Tensor& values, const at::Tensor& gradients, at::TensorList states,
+                const UpdateStep& step) const override {
     const at::Tensor number = at::full({}, static_cast<double>(step.updates + 1), values.options().dtype(at::kFloat));
     at::_fused_adamw_(values, gradients, states[0], states[1], {}, number, step.rate, settings_.beta1, settings_.beta2,
                       settings_.weight_decay, settings_.eps, /*amsgrad=*/false, /*maximize=*/false,
                       step.optional_divisor());
+  }
+  void own(const kernels::Stretch& stretch, std::span<float* const> states, const UpdateStep& step) const override {
+    kernels::update_adam({.rate = step.rate,
+                          .beta1 = settings_.beta1,
+                          .beta2 = settings_.beta2,
+                          .eps = settings_.eps,
+                          .weight_decay = settings_.weight_decay,
+                          .decoupled = true,
+                          .number = step.updates + 1},
+                         stretch, states[0], states[1]);
   }
 
  private:
@@ -28,7 +38,7 @@ class AdamWUpdate final : public OptimizerUpdate {
 namespace dtrain {
 
 std::unique_ptr<train::OptimizerUpdate> AdamW::make_update() const {
-  return std::make_unique<train::AdamWUpdate>(*this);
+  return std::make_unique<train::FusedUpdate>(std::make_unique<train::AdamWKernels>(*this));
 }
 
 }  // namespace dtrain

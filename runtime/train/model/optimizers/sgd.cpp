@@ -1,14 +1,14 @@
-// torch.optim.SGD, with libtorch's fused kernel.
+// torch.optim.SGD.
 #include "dtrain/base/error.h"
 #include "dtrain/config/optimizers.h"
-#include "model/optimizer_update.h"
+#include "model/fused_update.h"
 
 namespace dtrain::train {
 namespace {
 
-class SgdUpdate final : public OptimizerUpdate {
+class SgdKernels final : public FusedKernels {
  public:
-  explicit SgdUpdate(const Sgd& settings) : settings_(settings) {
+  explicit SgdKernels(const Sgd& settings) : settings_(settings) {
     if (settings.nesterov && (settings.momentum <= 0 || settings.dampening != 0))
       throw ConfigError("nesterov needs a momentum above 0 and no dampening", "set momentum, or nesterov to false");
   }
@@ -17,11 +17,20 @@ class SgdUpdate final : public OptimizerUpdate {
     if (settings_.momentum == 0) return {};
     return {"momentum"};
   }
-  void update(const at::Tensor& values, const at::Tensor& gradients, at::TensorList states,
-              const UpdateStep& step) const override {
+  void libtorch(const at::Tensor& values, const at::Tensor& gradients, at::TensorList states,
+                const UpdateStep& step) const override {
     at::_fused_sgd_(values, gradients, states, settings_.weight_decay, settings_.momentum, step.rate,
                     settings_.dampening, settings_.nesterov, /*maximize=*/false, /*is_first_step=*/step.updates == 0,
                     step.optional_divisor());
+  }
+  void own(const kernels::Stretch& stretch, std::span<float* const> states, const UpdateStep& step) const override {
+    kernels::update_sgd({.rate = step.rate,
+                         .momentum = settings_.momentum,
+                         .dampening = settings_.dampening,
+                         .weight_decay = settings_.weight_decay,
+                         .nesterov = settings_.nesterov,
+                         .first = step.updates == 0},
+                        stretch, states.empty() ? nullptr : states[0]);
   }
 
  private:
@@ -34,7 +43,7 @@ class SgdUpdate final : public OptimizerUpdate {
 namespace dtrain {
 
 std::unique_ptr<train::OptimizerUpdate> Sgd::make_update() const {
-  return std::make_unique<train::SgdUpdate>(*this);
+  return std::make_unique<train::FusedUpdate>(std::make_unique<train::SgdKernels>(*this));
 }
 
 }  // namespace dtrain

@@ -1,0 +1,53 @@
+// An optimizer that libtorch and dtrain both have as one pass over memory. dtrain's (kernels/update.h) also reads
+// bfloat16 gradients and writes bfloat16 copies in that pass. It has to give the bits of libtorch's: this is tried on a
+// few numbers when an optimizer is made, and where one bit differs, libtorch's is used.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "kernels/update.h"
+#include "model/optimizer_update.h"
+
+namespace dtrain::train {
+
+// The two kernels of one optimizer, with its settings. Stateless; any thread.
+class FusedKernels {
+ public:
+  virtual ~FusedKernels() = default;
+  virtual double learning_rate() const = 0;
+  virtual std::vector<std::string> state_names() const = 0;
+  // libtorch's, as OptimizerUpdate::update() has it, but for gradients of another type and the shadow.
+  virtual void libtorch(const at::Tensor& values, const at::Tensor& gradients, at::TensorList states,
+                        const UpdateStep& step) const = 0;
+  // dtrain's, on the CPU. `states` is in the order of state_names(), each as long as the stretch. Of `step` it takes
+  // rate and updates alone.
+  virtual void own(const kernels::Stretch& stretch, std::span<float* const> states, const UpdateStep& step) const = 0;
+};
+
+class FusedUpdate final : public OptimizerUpdate {
+ public:
+  // Compares the two kernels, which takes less than a millisecond.
+  explicit FusedUpdate(std::unique_ptr<const FusedKernels> kernels);
+
+  double learning_rate() const override { return kernels_->learning_rate(); }
+  std::vector<std::string> state_names() const override { return kernels_->state_names(); }
+  UpdateKernel kernel(c10::DeviceType device, at::ScalarType type) const override;
+  // With the own kernel, on as many threads as libtorch uses: small updates on one. Without it, gradients are converted
+  // and copies made block by block.
+  void update(const at::Tensor& values, const at::Tensor& gradients, at::TensorList states,
+              const UpdateStep& step) const override;
+
+ private:
+  std::unique_ptr<const FusedKernels> kernels_;
+  std::optional<std::string> difference_;  // from libtorch
+};
+
+// Where the own kernel first differs from libtorch's in a bit: "element 17 of exp_avg after update 2"; NaN equals NaN.
+// Updates of numbers that are the same in every process, on libtorch's threads.
+std::optional<std::string> difference_from_libtorch(const FusedKernels& kernels);
+
+}  // namespace dtrain::train
