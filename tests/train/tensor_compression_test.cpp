@@ -5,6 +5,7 @@
 #include <limits>
 #include <map>
 #include <memory>
+#include <utility>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -47,7 +48,7 @@ class CopyState final : public StateVisitor {
 
 class PutState final : public StateVisitor {
  public:
-  explicit PutState(const std::map<std::string, at::Tensor>& values) : values_(values) {}
+  explicit PutState(std::map<std::string, at::Tensor> values) : values_(std::move(values)) {}
   bool replaces() const override { return true; }
 
  protected:
@@ -61,7 +62,7 @@ class PutState final : public StateVisitor {
   void on_text(const std::string& path, std::string&) override { ADD_FAILURE() << path; }
 
  private:
-  const std::map<std::string, at::Tensor>& values_;
+  const std::map<std::string, at::Tensor> values_;
 };
 
 // NaN equals NaN; the others may differ by `limit` of the largest.

@@ -21,7 +21,7 @@ void orthonormalize(const at::Tensor& sets, const at::Tensor& stand_ins) {
   // What is left of a vector in the span of the others is the rounding of float: 2^-24 of it, squared.
   constexpr double kLeastLeft = 1e-12;
   const at::Tensor given = sets.to(at::kDouble), instead = stand_ins.to(at::kDouble);
-  const at::Tensor finite = given.square().sum({1, 2}, /*keepdim=*/true).isfinite();
+  const at::Tensor infinite = given.square().sum({1, 2}, /*keepdim=*/true).isfinite().logical_not_();
   at::Tensor done = at::empty_like(given);
   for (std::int64_t v = 0; v < sets.size(1); ++v) {
     at::Tensor both = at::stack({given.select(1, v), instead.select(1, v)}, 1);
@@ -37,7 +37,7 @@ void orthonormalize(const at::Tensor& sets, const at::Tensor& stand_ins) {
     // As it will be used: rounded to float32.
     done.narrow(1, v, 1).copy_(chosen.div(length).to(at::kFloat));
   }
-  sets.copy_(at::where(finite, done, std::numeric_limits<double>::quiet_NaN()));
+  sets.copy_(done.masked_fill_(infinite, std::numeric_limits<double>::quiet_NaN()));
 }
 
 }  // namespace dtrain::train

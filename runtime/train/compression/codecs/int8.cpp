@@ -133,17 +133,17 @@ at::Tensor Int8Tensors::encode(const TensorBucket& bucket, double scale) {
   at::_foreach_add_(parts_of_blocks(bucket, flat), parts_of_values(bucket, bucket.values.mul(unit)));
   const at::Tensor values = flat.view({blocks, kBlockValues});
   const at::Tensor largest = values.abs().amax({1}, /*keepdim=*/true);
-  const at::Tensor finite = largest.isfinite();
-  const at::Tensor usable = largest.ge(kLeastOfBlock).logical_and_(finite);
+  const at::Tensor infinite = largest.isfinite().logical_not_();
+  const at::Tensor unused = largest.ge(kLeastOfBlock).logical_not_().logical_or_(infinite);
   const at::Tensor scales = largest.div(most_);
-  const at::Tensor codes = at::where(usable, values.mul(most_.div(largest)).round_(), 0);
+  const at::Tensor codes = values.mul(most_.div(largest)).round_().masked_fill_(unused, 0);
   at::Tensor gathered =
       at::empty({context_.world(), blocks * (kScaleBytes + kBlockValues)}, bucket.values.options().dtype(at::kByte));
   const at::Tensor own = gathered.select(0, context_.rank());
-  const at::Tensor unless_usable = at::where(finite, at::zeros_like(scales), std::numeric_limits<float>::quiet_NaN());
-  scales_in(own, blocks).copy_(at::where(usable, scales, unless_usable));
+  constexpr float kNoNumber = std::numeric_limits<float>::quiet_NaN();
+  scales_in(own, blocks).copy_(scales.masked_fill(unused, 0).masked_fill_(infinite, kNoNumber));
   codes_in(own, blocks).copy_(codes);
-  values.copy_(at::where(finite, values.sub(codes.mul(scales)), 0));
+  values.copy_(values.sub(codes.mul(scales)).masked_fill_(infinite, 0));
   return gathered;
 }
 

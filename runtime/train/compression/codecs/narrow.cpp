@@ -86,8 +86,8 @@ at::Tensor NarrowTensors::encode(const TensorBucket& bucket, float scale) {
   value = at::where(beyond, value.clamp(-limit_, limit_), value);
   at::Tensor narrow = value.to(half_ ? at::kHalf : at::kBFloat16);
   if (half_) {
-    const at::Tensor lost = value.sub(narrow.to(at::kFloat));
-    residual.copy_(at::where(value.abs().lt(kLeastNormalHalf), lost, 0));
+    const at::Tensor keeps = value.abs().lt(kLeastNormalHalf).logical_not_();
+    residual.copy_(value.sub(narrow.to(at::kFloat)).masked_fill_(keeps, 0));
   }
   return narrow;
 }

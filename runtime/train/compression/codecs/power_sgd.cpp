@@ -268,7 +268,7 @@ void PowerSgdTensorsExchange::rebuild() {
     // from the Q before and owes nothing.
     const at::Tensor finite = all_q[m].isfinite().all();
     matrix.q.copy_(at::where(finite, all_q[m], matrix.q));
-    matrix.residual.copy_(at::where(finite, matrix.residual.sub(product), 0));
+    matrix.residual.sub_(product).masked_fill_(finite.logical_not(), 0);
   }
 }
 

@@ -90,7 +90,7 @@ at::Tensor TopKTensors::encode(const TensorBucket& bucket, double scale) {
   own.narrow(0, all.numel(), all.numel()).view(at::kInt).copy_(all);
   residual.index_fill_(0, all, 0);
   // Where more are not finite than were sent: they must not come back in every later step.
-  residual.copy_(at::where(residual.isfinite(), residual, 0));
+  residual.masked_fill_(residual.isfinite().logical_not_(), 0);
   return gathered;
 }
 
