@@ -6,17 +6,17 @@
 
 #include "findings/make_findings.h"
 #include "measure/computing_savings.h"
+#include "measure/limits.h"
 #include "text/numbers.h"
 
 namespace dtrain::analysis {
 namespace {
 
-constexpr double kGiga = 1e9;
 constexpr double kSlow = 0.5;             // of the limit
 constexpr double kFar = 3;                // times the ideal
 constexpr std::int64_t kSmallBatch = 64;  // rows of a product
 
-Finding make(const char* id, double seconds, std::string title, std::string evidence, std::string advice) {
+Finding slow_computing(const char* id, double seconds, std::string title, std::string evidence, std::string advice) {
   Finding finding;
   finding.id = finding.cause = id;
   finding.seconds = seconds;
@@ -41,7 +41,7 @@ std::string sizes_text(const std::array<std::int64_t, 3>& sizes) {
   return fmt::format("{}x{} by {}x{}", sizes[0], sizes[1], sizes[1], sizes[2]);
 }
 
-double gflops_of(const OperatorLimit& one) {
+double achieved_gflops(const OperatorLimit& one) {
   return one.seconds > 0 ? static_cast<double>(one.flops) / one.seconds / kGiga : 0;
 }
 
@@ -79,12 +79,12 @@ class Computing {
 
   bool is_slow(const OperatorLimit& one) const {
     const auto limit = limit_gflops_of(roofline_, one, one.dtype);
-    return limit && gflops_of(one) < kSlow * *limit;
+    return limit && achieved_gflops(one) < kSlow * *limit;
   }
 
   std::string rate_text(const OperatorLimit& one) const {
     const auto limit = limit_gflops_of(roofline_, one, one.dtype);
-    return fmt::format("{} of {}", amount_text(gflops_of(one) * kGiga, "FLOP/s"),
+    return fmt::format("{} of {}", amount_text(achieved_gflops(one) * kGiga, "FLOP/s"),
                        amount_text(limit.value_or(0) * kGiga, "FLOP/s"));
   }
 
@@ -92,10 +92,10 @@ class Computing {
     const auto found = std::find_if(what_if_.changes.begin(), what_if_.changes.end(),
                                     [&](const Prediction& one) { return one.name == prediction; });
     if (found == what_if_.changes.end()) return;
-    found_.push_back(make(id, found->saved_s, fmt::format("{}, which takes {}", what, seconds_text(found->saved_s)),
-                          found->assumption,
-                          fmt::format("{}: a batch is predicted to take {} instead of {}", advice,
-                                      seconds_text(found->step_s), seconds_text(what_if_.step_s))));
+    found_.push_back(slow_computing(
+        id, found->saved_s, fmt::format("{}, which takes {}", what, seconds_text(found->saved_s)), found->assumption,
+        fmt::format("{}: a batch is predicted to take {} instead of {}", advice, seconds_text(found->step_s),
+                    seconds_text(what_if_.step_s))));
   }
 
   // The largest product has so few rows that the arithmetic units wait for the weights.
@@ -113,7 +113,7 @@ class Computing {
     // Rows in forward, what is summed over in the weights' gradients.
     if (std::min(sizes[0], sizes[1]) >= kSmallBatch || roofline_.samples >= kSmallBatch) return;
     small_batch_ = true;
-    found_.push_back(make(
+    found_.push_back(slow_computing(
         "small_batch", of_loop(lost_s),
         fmt::format("{} samples a rank are too few for products of matrices, which takes {}", roofline_.samples,
                     seconds_text(of_loop(lost_s))),
@@ -141,13 +141,13 @@ class Computing {
       multiple = liked;
     }
     if (!worst) return;
-    found_.push_back(
-        make("odd_sizes", of_loop(lost_s),
-             fmt::format("{} of layers whose sizes are no multiples of {} take {} longer than the machine needs",
-                         count == 1 ? "a product" : count_text(count) + " products", multiple,
-                         seconds_text(of_loop(lost_s))),
-             fmt::format("{} of {} runs at {}", worst->name, sizes_text(*product_sizes(*worst)), rate_text(*worst)),
-             fmt::format("round the sizes of layers and vocabularies up to multiples of {}", multiple)));
+    found_.push_back(slow_computing(
+        "odd_sizes", of_loop(lost_s),
+        fmt::format("{} of layers whose sizes are no multiples of {} take {} longer than the machine needs",
+                    count == 1 ? "a product" : count_text(count) + " products", multiple,
+                    seconds_text(of_loop(lost_s))),
+        fmt::format("{} of {} runs at {}", worst->name, sizes_text(*product_sizes(*worst)), rate_text(*worst)),
+        fmt::format("round the sizes of layers and vocabularies up to multiples of {}", multiple)));
   }
 
   // Operators that only move data, and take far longer than that needs.
@@ -162,7 +162,7 @@ class Computing {
       if (names.size() < 100) names += (names.empty() ? "" : ", ") + one.name;
     }
     if (!worst) return;
-    found_.push_back(make(
+    found_.push_back(slow_computing(
         "slow_operators", of_loop(lost_s),
         fmt::format("operators that only move data take {} longer than memory needs", seconds_text(of_loop(lost_s))),
         fmt::format("{}; {} takes {} a batch for {}, which memory moves in {}", names, worst->name,

@@ -1,9 +1,9 @@
 #include "summary/compute_account.h"
 
+#include "measure/limits.h"
+
 namespace dtrain::analysis {
 namespace {
-
-constexpr double kGiga = 1e9;
 
 std::string why_without_mfu(const Roofline& roofline) {
   if (roofline.flops_per_sample <= 0) return "no product of matrices, convolution or attention was counted";
