@@ -39,7 +39,7 @@ def verify(build, config, scratch, options):
     done = subprocess.run(command, env=environment(), stdout=subprocess.PIPE, text=True, check=True)
     answer = json.loads(done.stdout)
     keys = ("plain_ms", "predicted_ms", "predicted_from_run_ms", "measured_ms", "ratio")
-    result = {one["mock"]: {**{key: one[key] and round(one[key], 4) for key in keys},
+    result = {one["mock"] or one["set"]: {**{key: one[key] and round(one[key], 4) for key in keys},
                             "ratios": [round(ratio, 4) for ratio in one["ratios"]]} for one in answer["predictions"]}
     return {**result, "steps": answer["steps"], "rounds": answer["rounds"], "foreign_percent": answer["foreign_percent"]}
 

@@ -71,6 +71,17 @@ class Times(GpuRuns):
                 with self.subTest(ranks=ranks, sharded=sharded):
                     self.check(self.launch(ranks, f"optimizations.sharded_optimizer={sharded}"), ranks)
 
+    def check_flops(self, run, ranks, summary):
+        width = 64
+        flops = 2 * (2 * 256 * width + 3 * (2 * width * width + 10 * width))  # the data gets no gradient
+        self.assertEqual(run.json("plan.json")["flops"], {"per_sample": flops, "dtype": "float32", "device": "cuda"})
+        for rank in range(ranks):
+            counts = run.json(f"profile/operators-rank-{rank:04}.json")
+            self.assertEqual(counts["flops_per_sample"], flops)  # backward's, too, which runs on a thread of autograd
+            self.assertEqual({row["seconds"] for row in counts["operators"]}, {None})
+        self.assertGreater(summary["achieved_gflops"], 0)
+        self.assertIsNone(summary["mfu"])
+
     def check(self, run, ranks):
         for rank in range(ranks):
             dump = self.dump(run, rank)
@@ -90,6 +101,7 @@ class Times(GpuRuns):
             validated = [step["batch"] for step in dump["step"] if step["phases"]["validation"] > 0]
             self.assertEqual(validated, [25, 50, BATCHES])
         summary = json.loads(self.dtrain("summary", str(run.run_dir), "--json"))
+        self.check_flops(run, ranks, summary)
         self.assertTrue(summary["times_of_gpus"])
         self.assertIn("Where the GPU's time went" if ranks == 1 else "Where the GPUs' time went", run.output)
         self.assertLessEqual(summary["in_steps_s"], summary["loop_s"])

@@ -222,6 +222,34 @@ class Verify(MockTest):
     def what_if(self, folder, *words, code=0):
         return run([BUILD.program("dtrain"), "what-if", str(folder), "--verify", *words], folder).expect(code)
 
+    def test_a_key_that_is_predicted_is_set_in_runs(self):
+        file = write_experiment(self.work.path / "e.yaml", name="small", entrypoint=BUILD.program("synthetic"),
+                                hyperparameters={"global_batch_size": 64, "features": 64, "depth": 3, "width": 256},
+                                resources={"slots_per_trial": 1}, searcher={"max_length": {"batches": 40}},
+                                min_validation_period={"batches": 0}, data={"samples": 2000})
+        original = launch(BUILD, file, self.work.path / "run").expect(0)
+        plan = original.json("plan.json")
+        host = original.json("profile/operators-rank-0000.json")["host"]
+        plan["limits"] = {host: {"memory_gb_s": 1000, "gflops": {"float32": 1000, "bfloat16": 4000}}}
+        (original.run_dir / "plan.json").write_text(json.dumps(plan))
+        said = subprocess.run([BUILD.program("dtrain"), "what-if", str(original.run_dir), "--verify", "--steps", "20",
+                               "--rounds", "1", "--json"],
+                              env=environment(), capture_output=True, text=True, timeout=120)
+        self.assertEqual(said.returncode, 0, said.stderr)
+        self.assertIn("--set optimizations.mixed_precision=bf16", said.stderr)
+        answer = json.loads(said.stdout)
+        changed = [one for one in answer["predictions"] if one["set"]]
+        self.assertEqual([(one["name"], one["mock"], one["set"]) for one in changed],
+                         [("bf16", None, "optimizations.mixed_precision=bf16")])
+        for key in ("plain_ms", "measured_ms", "predicted_from_run_ms"):
+            self.assertGreater(changed[0][key], 0)
+        runs = [path for path in (original.run_dir / "what-if" / "1").iterdir() if path.is_dir()]
+        precisions = {path.name.split("-", 1)[1]:
+                      json.loads((path / "plan.json").read_text())["experiment"]["optimizations"]["mixed_precision"]
+                      for path in runs}
+        self.assertEqual(precisions.pop("set-mixed_precision-bf16"), "bf16")
+        self.assertEqual(set(precisions.values()), {"O0"})
+
     def test_predicted_and_measured_side_by_side(self):
         sets = ["hyperparameters.global_batch_size=32", "hyperparameters.width=256", "searcher.max_length.batches=60"]
         file = write_experiment(self.work.path / "e.yaml", name="small", entrypoint=BUILD.program("synthetic"),
@@ -229,6 +257,9 @@ class Verify(MockTest):
                                 resources={"slots_per_trial": 2}, searcher={"max_length": {"batches": 5}},
                                 min_validation_period={"batches": 7}, data={"samples": 2000})
         original = launch(BUILD, file, self.work.path / "run", sets).expect(0)
+        plan = original.json("plan.json")
+        plan.pop("limits", None)  # by which what-if also predicts keys, see below
+        (original.run_dir / "plan.json").write_text(json.dumps(plan))
         said = subprocess.run([BUILD.program("dtrain"), "what-if", str(original.run_dir), "--verify", "--steps", "40",
                                "--rounds", "1", "--json"],
                               env=environment(), capture_output=True, text=True, timeout=120)

@@ -35,7 +35,8 @@ BATCHES = 60
 
 def case(model, optimizer, batches=None, length=None, slot_type="cpu", sections=None, **parts):
     """`parts`: hyperparameters, and optimizations by their names."""
-    keys = ("aggregation_frequency", "sharded_optimizer", "gradient_compression", "local_sgd", "tensor_fusion_threshold")
+    keys = ("aggregation_frequency", "sharded_optimizer", "gradient_compression", "local_sgd", "tensor_fusion_threshold",
+            "mixed_precision", "memory_format")
     optimizations = {key: parts.pop(key) for key in keys if key in parts}
     return {"model": model, "optimizer": optimizer, "batches": batches or [17] * 4, "slot_type": slot_type,
             "length": length or {"batches": BATCHES}, "optimizations": optimizations, "hyperparameters": parts,
@@ -45,8 +46,14 @@ def case(model, optimizer, batches=None, length=None, slot_type="cpu", sections=
 UNEVEN = {"batches": [17, 12, 19, 3], "length": {"epochs": 4}}
 LOCAL = {"inner_steps": 6, "outer_lr": 0.7, "outer_momentum": 0.8}
 CASES = {
-    1: [case("cnn", ADAMW, aggregation_frequency=4), case("gpt", SGD, own_state=True)],
+    1: [case("cnn", ADAMW, aggregation_frequency=4), case("gpt", SGD, own_state=True),
+        case("cnn", ADAMW, mixed_precision="bf16", memory_format="channels_last")],
     2: [case("mlp", PLAIN_SGD, sharded_optimizer=False),
+        case("cnn", ADAMW, mixed_precision="bf16", aggregation_frequency=2, **UNEVEN),
+        case("gpt", ADAMW, mixed_precision="bf16", sharded_optimizer=True, clip=0.5),
+        case("gpt", SGD, mixed_precision="pure_bf16", sharded_optimizer="auto"),
+        case("cnn", ADAM, mixed_precision="pure_bf16", gradient_compression="int8", own_state=True),
+        case("cnn", ADAM, mixed_precision="pure_bf16", local_sgd=LOCAL),
         case("mlp", SGD, sharded_optimizer=True, own_state=True),
         case("cnn", ADAM, sharded_optimizer=True, halve_rate_after=13),
         case("gpt", ADAMW, aggregation_frequency=4, sharded_optimizer=True),
@@ -60,6 +67,7 @@ CASES = {
         case("cnn", ADAMW, local_sgd=LOCAL),
         case("gpt", SGD, local_sgd={**LOCAL, "compression": "int8"}, aggregation_frequency=2, **UNEVEN)],
     3: [case("cnn", ADAMW, sharded_optimizer=True, aggregation_frequency=4, **UNEVEN),
+        case("cnn", ADAMW, mixed_precision="pure_bf16", sharded_optimizer=True, memory_format="channels_last", **UNEVEN),
         case("gpt", ADAM, sharded_optimizer=False, tensor_fusion_threshold=4096),
         case("gpt", ADAM, gradient_compression="int8", aggregation_frequency=2),
         case("cnn", SGD, local_sgd=LOCAL, own_state=True)],

@@ -6,6 +6,7 @@
 
 #include "findings/make_findings.h"
 #include "measure/computing_savings.h"
+#include "measure/limits.h"
 #include "text/numbers.h"
 
 namespace dtrain::analysis {
@@ -30,7 +31,7 @@ std::string sizes_text(const std::array<std::int64_t, 3>& sizes) {
   return fmt::format("{}x{} by {}x{}", sizes[0], sizes[1], sizes[1], sizes[2]);
 }
 
-double gflops_of(const OperatorLimit& one) {
+double achieved_gflops(const OperatorLimit& one) {
   return one.seconds > 0 ? static_cast<double>(one.flops) / one.seconds / kGiga : 0;
 }
 
@@ -68,12 +69,12 @@ class Computing {
 
   bool is_slow(const OperatorLimit& one) const {
     const auto limit = limit_gflops_of(roofline_, one, one.dtype);
-    return limit && gflops_of(one) < kSlow * *limit;
+    return limit && achieved_gflops(one) < kSlow * *limit;
   }
 
   std::string rate_text(const OperatorLimit& one) const {
     const auto limit = limit_gflops_of(roofline_, one, one.dtype);
-    return fmt::format("{} of {}", amount_text(gflops_of(one) * kGiga, "FLOP/s"),
+    return fmt::format("{} of {}", amount_text(achieved_gflops(one) * kGiga, "FLOP/s"),
                        amount_text(limit.value_or(0) * kGiga, "FLOP/s"));
   }
 

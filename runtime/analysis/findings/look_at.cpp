@@ -14,11 +14,8 @@ namespace {
 constexpr double kWorthwhile = 0.05;  // of the loop
 
 double compute_share(const Waterfall& waterfall) {
-  double share = 0;
-  for (const WaterfallPart& part : waterfall.parts) {
-    if (part.name == "compute" || part.name == "slower_compute") share += part.share;
-  }
-  return share;
+  const double compute_s = waterfall.part_s("compute") + waterfall.part_s("slower_compute");
+  return waterfall.wall_s > 0 ? compute_s / waterfall.wall_s : 0;
 }
 
 }  // namespace

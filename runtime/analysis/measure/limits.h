@@ -9,6 +9,8 @@
 
 namespace dtrain::analysis {
 
+inline constexpr double kGiga = 1e9;
+
 // Null: the host has none.
 inline const profile::RankLimits* limits_of(const std::map<std::string, profile::RankLimits>& hosts,
                                             const std::string& host) {

@@ -57,7 +57,7 @@ const OperatorCounts* counts_of(const RunProfile& run, int rank) {
 }
 
 // Sums over ranks, until one lacks the value.
-void add(std::optional<double>& sum, const std::optional<double>& value) {
+void add_known(std::optional<double>& sum, const std::optional<double>& value) {
   sum = sum && value ? std::optional(*sum + *value) : std::nullopt;
 }
 
@@ -67,15 +67,15 @@ void add_limits(const RunProfile& run, Roofline& result) {
   const auto hosts = profile::limits_of_plan(run.plan);
   for (const RankProfile& rank : run.ranks) {
     const RankLimits* const limits = limits_of(hosts, rank.host);
-    add(result.limit_gflops, limits ? gflops_of(*limits, result.dtype) : std::nullopt);
-    add(result.limit_gb_s, limits ? limits->memory_gb_s : std::nullopt);
+    add_known(result.limit_gflops, limits ? gflops_of(*limits, result.dtype) : std::nullopt);
+    add_known(result.limit_gb_s, limits ? limits->memory_gb_s : std::nullopt);
     const OperatorCounts* const counts = counts_of(run, rank.rank);
     const bool known =
         limits && counts && limits->memory_gb_s && (result.dtype.empty() || gflops_of(*limits, result.dtype));
-    add(result.ideal_s,
-        known ? std::optional(ideal_of_sample(*counts, *limits) * static_cast<double>(rank.sample_count()) /
-                              static_cast<double>(run.ranks.size()))
-              : std::nullopt);
+    add_known(result.ideal_s,
+              known ? std::optional(ideal_of_sample(*counts, *limits) * static_cast<double>(rank.sample_count()) /
+                                    static_cast<double>(run.ranks.size()))
+                    : std::nullopt);
   }
 }
 
@@ -93,7 +93,7 @@ std::optional<double> achieved_gb_s(const RunProfile& run) {
   return sum > 0 && run.operator_counts.size() == run.ranks.size() ? std::optional(sum) : std::nullopt;
 }
 
-Json or_null(const std::optional<double>& value) {
+Json known_or_null(const std::optional<double>& value) {
   return value ? Json(*value) : Json(nullptr);
 }
 
@@ -147,7 +147,7 @@ Json to_json(const Roofline& roofline) {
                     {"flops", one.flops},
                     {"bytes", one.bytes},
                     {"seconds", one.seconds},
-                    {"ideal_s", or_null(one.ideal_s)},
+                    {"ideal_s", known_or_null(one.ideal_s)},
                     {"bound", !one.ideal_s ? Json(nullptr) : Json(one.by_memory ? "memory" : "computing")}});
   }
   return {{"flops_per_sample", roofline.flops_per_sample},
@@ -157,10 +157,10 @@ Json to_json(const Roofline& roofline) {
           {"host", roofline.host},
           {"batch", roofline.batch},
           {"samples", roofline.samples},
-          {"limit_gflops", or_null(roofline.limit_gflops)},
-          {"limit_gb_s", or_null(roofline.limit_gb_s)},
-          {"achieved_gb_s", or_null(roofline.achieved_gb_s)},
-          {"ideal_s", or_null(roofline.ideal_s)},
+          {"limit_gflops", known_or_null(roofline.limit_gflops)},
+          {"limit_gb_s", known_or_null(roofline.limit_gb_s)},
+          {"achieved_gb_s", known_or_null(roofline.achieved_gb_s)},
+          {"ideal_s", known_or_null(roofline.ideal_s)},
           {"operators", std::move(rows)}};
 }
 

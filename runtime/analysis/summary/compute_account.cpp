@@ -1,5 +1,7 @@
 #include "summary/compute_account.h"
 
+#include "measure/limits.h"
+
 namespace dtrain::analysis {
 namespace {
 

@@ -175,6 +175,8 @@ class Verifier {
       if (!found.ratios.empty()) one.ratio = median(found.ratios);
       if (const Prediction* prediction = find_prediction(of_run, scenarios_[m])) {
         one.predicted_from_run_ms = step_ms(*prediction);
+        one.name = prediction->name;  // known also where the short runs predict nothing
+        one.title = prediction->title;
       }
       result_.predictions.push_back(std::move(one));
     }

@@ -22,21 +22,21 @@ std::string shapes_text(const std::vector<std::vector<std::int64_t>>& shapes) {
   return text;
 }
 
-std::string known(const std::optional<double>& value, const std::string& unit) {
+std::string rate_text(const std::optional<double>& value, const std::string& unit) {
   return value ? amount_text(*value * 1e9, unit) : "not known";
 }
 
-void write_facts(Page& page, const ComputeAccount& account) {
+void write_compute_facts(Page& page, const ComputeAccount& account) {
   page.facts({{"FLOPs of a batch", amount_text(account.flops_per_step, "FLOP")},
               {"achieved", amount_text(account.achieved_gflops * 1e9, "FLOP/s")},
-              {"limit (products of matrices, " + account.dtype + ")", known(account.limit_gflops, "FLOP/s")},
+              {"limit (products of matrices, " + account.dtype + ")", rate_text(account.limit_gflops, "FLOP/s")},
               {"MFU", account.mfu ? format_percent(*account.mfu) : "not known"},
-              {"moved by operators without FLOPs", known(account.achieved_gb_s, "B/s")},
-              {"limit of the memory", known(account.limit_gb_s, "B/s")}});
+              {"moved by operators without FLOPs", rate_text(account.achieved_gb_s, "B/s")},
+              {"limit of the memory", rate_text(account.limit_gb_s, "B/s")}});
   if (!account.mfu) page.absent("No MFU.", account.without_mfu + ".", "");
 }
 
-std::vector<Cell> row_of(const OperatorLimit& one, double all_s) {
+std::vector<Cell> limit_row(const OperatorLimit& one, double all_s) {
   const double share = all_s > 0 ? one.seconds / all_s : 0;
   std::vector<Cell> row{one.name,
                         one.dtype + (one.format.empty() ? "" : ", " + one.format),
@@ -78,7 +78,7 @@ void write_operators_table(Page& page, const Roofline& roofline) {
        {"moves", true}});
   const double all_s = roofline.seconds();
   for (std::size_t i = 0; i < std::min(kMostRows, roofline.operators.size()); ++i) {
-    table.row(row_of(roofline.operators[i], all_s));
+    table.row(limit_row(roofline.operators[i], all_s));
   }
   page.table(table);
 }
@@ -93,7 +93,7 @@ void write_roofline(Page& page, const Input& input) {
                 "");
     return;
   }
-  write_facts(page, *account);
+  write_compute_facts(page, *account);
   const Roofline& roofline = input.analysis.roofline;
   if (roofline.operators.empty()) {
     page.absent("No times of operators.",

@@ -27,7 +27,9 @@ void write_changes(Page& page, const WhatIf& what_if) {
     table.row({one.title, Cell(signed_percent(one.gain), one.gain),
                Cell(format_rate(one.samples_per_s), one.samples_per_s), Cell(seconds_text(one.step_s), one.step_s),
                Cell(seconds_text(one.saved_s), one.saved_s), one.assumption,
-               one.mock.empty() ? Cell("-") : Cell("dtrain launch --mock " + one.mock)});
+               one.mock.empty() && one.set.empty()
+                   ? Cell("-")
+                   : Cell("dtrain launch " + (one.set.empty() ? "--mock " + one.mock : "--set " + one.set))});
   }
   if (what_if.changes.empty()) return;
   const Prediction& best = what_if.changes.front();

@@ -34,7 +34,7 @@ RuleResult MixedPrecision::judge(const RuleData& data) const {
       kWord, "model", "runs",
       "Looks at whether a run computes in 32 bits on hardware that computes in 16 much faster. What a trial casts by "
       "itself is not seen.",
-      "Compute products in bfloat16: an autocast scope around forward in train_batch (docs/api.md).");
+      "Set optimizations.mixed_precision: bf16 (docs/performance.md).");
   const ModelFacts& model = data.model;
   if (model.dtype.empty()) return not_applicable(std::move(result), "the model's type is not recorded in the plan");
   const auto has_it = hardware_has_it(data.hosts);
