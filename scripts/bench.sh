@@ -21,6 +21,10 @@ if [ -x "$bin/synthetic" ]; then
   printf 'deep_window '
   "${DTRAIN_PEERS_PYTHON:-.deps/peers/bin/python}" -B tests/bench/deep_window.py "$bin" --json
 fi
+if [ -x "$bin/dtrain-calibrate" ] && [ -f /usr/include/dnnl.h ]; then
+  printf 'limits '
+  "${DTRAIN_PEERS_PYTHON:-.deps/peers/bin/python}" -B tests/bench/limits.py "$bin"
+fi
 if [ -x "$bin/bench_turns_trial" ]; then
   printf 'diff_power '
   "${DTRAIN_PEERS_PYTHON:-.deps/peers/bin/python}" -B tests/bench/diff_power.py "$bin" --json

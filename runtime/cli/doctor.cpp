@@ -15,6 +15,8 @@ void add_doctor(CLI::App& app, int* exit_code) {
                    "A cluster file (YAML) or a hostfile of MPI (default: as for dtrain launch)")
       ->type_name("FILE");
   command->add_option("--runs", request->runs, "The folder that runs are written to (default: runs)")->type_name("DIR");
+  command->add_flag("--bench", request->bench,
+                    "Measure what memory and processor give to each rank of this machine (2 s)");
   command->add_flag("--json", request->json, "As one JSON object");
   command->footer(
       "Each line is ok, a warning or a problem; warnings and problems have a remedy. Checked on every host:\n"
@@ -23,6 +25,7 @@ void add_doctor(CLI::App& app, int* exit_code) {
       "ranks can open libtorch_cuda and NCCL, modes, clocks, memory errors, NVLink and access between GPUs.\n"
       "For the other hosts of the cluster also, over ssh: whether they answer, their clocks, and the speed of the\n"
       "networks between them. docs/doctor.md describes each check.\n"
+      "The limits of this machine come last, as far as they were measured: by --bench, or by an earlier launch.\n"
       "\n"
       "Exit codes: 0, or 1 if there is a problem.");
   command->callback([request, exit_code] { *exit_code = run::doctor(*request); });

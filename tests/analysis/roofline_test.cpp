@@ -83,7 +83,7 @@ class CountedRun {
   SyntheticRun plan_;
 };
 
-void expect_whole(const Waterfall& waterfall) {
+void expect_whole_roofline(const Waterfall& waterfall) {
   double share = 0;
   for (const WaterfallPart& one : waterfall.parts) {
     share += one.share;
@@ -160,7 +160,7 @@ TEST(Roofline, TheWaterfallBeginsAtWhatTheHardwareAllows) {
   CountedRun run;
   const Analysis analysis = run.analysed();
   const Waterfall& waterfall = analysis.waterfall;
-  expect_whole(waterfall);
+  expect_whole_roofline(waterfall);
   ASSERT_GE(waterfall.parts.size(), 2U);
   EXPECT_EQ(waterfall.parts[0].name, "hardware");
   EXPECT_EQ(waterfall.parts[1].name, "slower_kernels");
@@ -178,7 +178,7 @@ TEST(Roofline, WithoutALimitOfEveryRankTheWaterfallIsWhole) {
     CountedRun run(plan);
     limits ? run.json["limits"].erase("node1") : run.json.erase("limits");
     const Analysis analysis = run.analysed();
-    expect_whole(analysis.waterfall);
+    expect_whole_roofline(analysis.waterfall);
     EXPECT_EQ(analysis.waterfall.parts.front().name, "compute");
     EXPECT_EQ(analysis.waterfall.hardware_samples_per_s, std::nullopt);
     EXPECT_EQ(analysis.summary.compute->mfu, std::nullopt);
@@ -193,7 +193,7 @@ TEST(Roofline, TheHardwaresPartIsNeverMoreThanComputingTakes) {
   for (OperatorCount& row : run.rows) *row.seconds *= 10;  // counted while the machine was slow, …
   run.json["limits"]["node0"]["gflops"]["float32"] = 20;   // … and calibrated then, too
   const Analysis analysis = run.analysed();
-  expect_whole(analysis.waterfall);
+  expect_whole_roofline(analysis.waterfall);
   EXPECT_EQ(analysis.waterfall.part_s("slower_kernels"), 0);
 }
 
@@ -205,7 +205,7 @@ TEST(Roofline, LongRunsAndOneRankAreWholeToo) {
     plan.detail_steps = 1'000;
     CountedRun run(plan);
     const Analysis analysis = run.analysed();
-    expect_whole(analysis.waterfall);
+    expect_whole_roofline(analysis.waterfall);
     EXPECT_NEAR(analysis.waterfall.part_s("hardware"), 2'500 * 3.2 * kMsOfS, 1e-6);
     EXPECT_TRUE(analysis.summary.compute->mfu);
   }
@@ -216,7 +216,7 @@ TEST(Roofline, ARunThatEndedEarlyHasTheFlopsOfThePlan) {
   run.write_counts = false;
   run.json["flops"] = {{"per_sample", 1e6}, {"dtype", "bfloat16"}, {"device", "cpu"}};
   const Analysis analysis = run.analysed();
-  expect_whole(analysis.waterfall);
+  expect_whole_roofline(analysis.waterfall);
   EXPECT_EQ(analysis.waterfall.parts.front().name, "compute");  // operators are not known
   EXPECT_EQ(analysis.summary.compute->limit_gflops, 1600);
   EXPECT_NEAR(*analysis.summary.compute->mfu, analysis.summary.training_samples_per_s * 1e6 / 1600e9, 1e-12);
@@ -245,7 +245,7 @@ TEST(Roofline, ADamagedFileIsAWarning) {
   EXPECT_THAT(damaged.warnings, testing::Contains(HasSubstr("operators-rank-0001.json")));
   write_file_atomic(file, R"({"schema":7,"rank":1,"samples":32})");
   EXPECT_THAT(load_run(run.folder.path()).warnings, testing::Contains(HasSubstr("its schema is 7")));
-  expect_whole(analyze(damaged).waterfall);  // rank 1 counts as rank 0
+  expect_whole_roofline(analyze(damaged).waterfall);  // rank 1 counts as rank 0
   EXPECT_EQ(analyze(damaged).waterfall.parts.front().name, "hardware");
 }
 

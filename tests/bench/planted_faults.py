@@ -88,7 +88,8 @@ def launch_command(case, build, folder):
         "task_container_defaults": {"dtrain_network_interface": "10.71.1.0/24"},
         "launcher": {"type": "mpi", "options": ["--mca", "plm_rsh_agent", f"ssh -F {hosts}/ssh_config", "--mca", "pml",
                                                 "ob1"]}}))
-    variables = [f"{name}={environment()[name]}" for name in ("DTRAIN_STATE_DIR", "XDG_CONFIG_HOME")]
+    passed_on = ("DTRAIN_STATE_DIR", "XDG_CONFIG_HOME", "DTRAIN_CALIBRATION")
+    variables = [f"{name}={environment()[name]}" for name in passed_on]
     return [BED, "run", hosts, "a", "taskset", "-c", "0", "env", *variables, *command, "--cluster", str(cluster)]
 
 

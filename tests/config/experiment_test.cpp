@@ -79,7 +79,9 @@ optimizations:
   grad_updates_size_file: null
   sharded_optimizer: auto
   local_sgd: null
-profiling: {enabled: false, begin_on_batch: 0, end_after_batch: null, sync_timings: true, trace: null, prometheus: null}
+  matmul: auto
+profiling: {enabled: false, begin_on_batch: 0, end_after_batch: null, sync_timings: true, trace: null, prometheus: null,
+            calibration: true}
 min_validation_period: {batches: 0}
 min_checkpoint_period: {batches: 0}
 checkpoint_policy: best
@@ -118,7 +120,8 @@ optimizations:
   mixed_precision: none
   tf32: false
   cudnn_benchmark: true
-profiling: {prometheus: {port: 9400, address: 10.0.0.5}}
+  matmul: default
+profiling: {prometheus: {port: 9400, address: 10.0.0.5}, calibration: false}
 searcher: {metric: accuracy, smaller_is_better: false, max_length: {records: 60000}}
 min_validation_period: {batches: 100}
 min_checkpoint_period: {records: 640}
@@ -144,6 +147,8 @@ environment:
   EXPECT_THAT(experiment.entrypoint, ElementsAre("./train", "--fast", "two words"));
   EXPECT_EQ(experiment.global_batch_size, 128);
   EXPECT_EQ(experiment.profiling.prometheus, (Prometheus{"10.0.0.5", 9400}));
+  EXPECT_FALSE(experiment.profiling.calibration);
+  EXPECT_EQ(experiment.optimizations.matmul, Matmul::kDefault);
   EXPECT_EQ(to_line(experiment.hyperparameters),
             R"({"global_batch_size":128,"lr":0.001,"momentum":0.9,"layers":[16,32],)"
             R"("nested":{"flag":true,"word":"yes","quoted":"5","nothing":null}})");
@@ -265,8 +270,8 @@ TEST(Experiment, JsonShowsWhatIsInEffectUnderTheKeysOfTheFile) {
           R"("optimizations":{"aggregation_frequency":2,"average_aggregated_gradients":true,)"
           R"("average_training_metrics":true,"tensor_fusion_threshold":64,"tensor_fusion_cycle_time":1,)"
           R"("auto_tune_tensor_fusion":false,"grad_updates_size_file":null,"gradient_compression":false,)"
-          R"("sharded_optimizer":"auto","local_sgd":null},"profiling":{"enabled":false,"begin_on_batch":0,)"
-          R"("end_after_batch":null,"sync_timings":true,"trace":null,"prometheus":null,"rules":)") +
+          R"("sharded_optimizer":"auto","local_sgd":null,"matmul":"auto"},"profiling":{"enabled":false,"begin_on_batch":0,)"
+          R"("end_after_batch":null,"sync_timings":true,"trace":null,"prometheus":null,"calibration":true,"rules":)") +
       to_line(to_json(ProfilingRules{})) +
       R"(},"searcher":{"metric":"","smaller_is_better":true,"max_length":{"epochs":2}},)"
       R"("min_validation_period":{"batches":0},"perform_initial_validation":false,"max_restarts":0,)"

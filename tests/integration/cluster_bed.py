@@ -95,7 +95,7 @@ class ClusterTest(unittest.TestCase):
     def start(self, cluster, experiment, sets=(), run_dir=None, variables=()):
         run_dir = run_dir or self.work.new_run()
         own = environment()
-        pass_on = [f"{name}={own[name]}" for name in ("DTRAIN_STATE_DIR", "XDG_CONFIG_HOME")]
+        pass_on = [f"{name}={own[name]}" for name in ("DTRAIN_STATE_DIR", "XDG_CONFIG_HOME", "DTRAIN_CALIBRATION")]
         command = [BED, "run", HOSTS, "a", "env", *pass_on, *variables, self.build.program("dtrain"), "launch",
                    str(experiment), "--cluster", str(cluster), "--run-dir", str(run_dir), *overrides(sets)]
         return Running(command, run_dir)

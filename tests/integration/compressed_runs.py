@@ -89,7 +89,7 @@ class CompressedRuns(unittest.TestCase):
                              "loss_factor": loss_factor},
             resources={"slots_per_trial": world}, data={"file": "batches.safetensors", "dump": "."},
             optimizations={"gradient_compression": compression, "aggregation_frequency": k,
-                           "tensor_fusion_threshold": fusion, **optimizations},
+                           "tensor_fusion_threshold": fusion, "matmul": "default", **optimizations},
             searcher={"metric": "loss", "max_length": {"epochs": 1}}, initial_weights="initial.safetensors")
         result = launch(BUILD, file, folder / "run").expect(0)
         every = [parity_model.load(folder / f"rank-{rank}.safetensors") for rank in range(world)]

@@ -42,7 +42,7 @@ def environment(**extra):
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
     result = {k: v for k, v in os.environ.items() if not k.startswith(drop) and k not in names}
     result.update({"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive", "XDG_CONFIG_HOME": "/nonexistent",
-                   "DTRAIN_STATE_DIR": own_state_folder()})
+                   "DTRAIN_STATE_DIR": own_state_folder(), "DTRAIN_CALIBRATION": "false"})
     result.update(extra)
     return result
 

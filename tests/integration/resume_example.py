@@ -41,7 +41,8 @@ class TorchAndBack(ScriptTest):
 
     def sections(self, steps, slots):
         return experiment("model.pt", {"format": "npy", "training": {"features": "x.npy", "target": "y.npy"}}, steps, BATCH,
-                          slots, optimizer=ADAMW, checkpoint_storage={"save_trial_latest": 10})
+                          slots, optimizer=ADAMW, checkpoint_storage={"save_trial_latest": 10},
+                          optimizations={"matmul": "default"})
 
     def train(self, steps, slots=2):
         return launch(self.build, write_experiment(self.folder / "experiment.yaml", **self.sections(steps, slots)),

@@ -53,8 +53,8 @@ class Installed(unittest.TestCase):
 
 class Layout(Installed):
     def test_what_is_there(self):
-        for file in ("bin/dtrain", "bin/dtrain-agent", "bin/dtrain-saver", "bin/dtrain-worker", "bin/dtrain-get-libtorch",
-                     "lib/libdtrain_train.so",
+        for file in ("bin/dtrain", "bin/dtrain-agent", "bin/dtrain-calibrate", "bin/dtrain-saver", "bin/dtrain-worker",
+                     "bin/dtrain-get-libtorch", "lib/libdtrain_train.so",
                      "include/dtrain/dtrain.h", "lib/cmake/dtrain/dtrainConfig.cmake",
                      "lib/cmake/dtrain/dtrainConfigVersion.cmake", "share/man/man1/dtrain.1",
                      "share/bash-completion/completions/dtrain", "share/doc/dtrain/errors.md",
@@ -198,7 +198,14 @@ class Trial(Installed):
         self.assertEqual(len([e for e in events if e["event"] == "rank_started"]), 2)
 
     def test_it_trains_on_two_ranks(self):
-        self.check_trained(*self.launch())
+        code, output, run_dir = self.launch()
+        self.check_trained(code, output, run_dir)
+        # The program finds the answer for MKL in libdtrain_train; dtrain-calibrate finds the program's libtorch.
+        plan = json.loads((run_dir / "plan.json").read_text())
+        cpu = Path("/proc/cpuinfo").read_text()
+        amd = "AuthenticAMD" in cpu and " avx2 " in cpu and " fma " in cpu
+        self.assertEqual(plan["matmul"]["path"], "fast" if amd else "default", plan["matmul"]["reason"])
+        self.assertGreater(plan["limits"][plan["ranks"][0]["host"]]["gflops"]["float32"], 0, output)
 
     def test_a_missing_libtorch_is_said_once_with_what_to_do(self):
         self.torch.unlink()

@@ -107,6 +107,7 @@ class Command {
     options.environment.try_emplace("DTRAIN_STATE_DIR",
                                     (folder / "state").string());  // its launches wait for no others
     options.environment.try_emplace("XDG_CONFIG_HOME", (folder / "config").string());
+    options.environment.try_emplace("DTRAIN_CALIBRATION", "false");  // it takes seconds
     // What the tests themselves were started with must not make ranks of these.
     options.unset = {"RANK",          "WORLD_SIZE",      "LOCAL_RANK",   "LOCAL_WORLD_SIZE",
                      "SLURM_STEP_ID", "OMP_NUM_THREADS", "SLURM_JOB_ID", "DTRAIN_CLUSTER"};

@@ -61,7 +61,8 @@ ProcessOptions launch_of(const Arena& arena, unsigned seed) {
                     cluster_file(arena, request),
                     "--run-dir",
                     arena.run(seed)};
-  launch.environment = {{"DTRAIN_STATE_DIR", arena.state()}, {"XDG_RUNTIME_DIR", arena.folder}};
+  launch.environment = {
+      {"DTRAIN_STATE_DIR", arena.state()}, {"XDG_RUNTIME_DIR", arena.folder}, {"DTRAIN_CALIBRATION", "false"}};
   return launch;
 }
 

@@ -15,12 +15,12 @@ using Settings = std::map<std::string, std::string>;
 
 constexpr std::array<std::string_view, 2> kWork = {"world_size", "global_batch_size"};
 // Of the plan: what is no setting, follows from others or was measured.
-constexpr std::array<std::string_view, 18> kNoSettings = {
-    "name",      "started_by",  "batch_per_rank", "placement",       "ranks",        "warnings",
-    "overrides", "description", "labels",         "experiment_file", "cluster_file", "command",
-    "text",      "link",        "replicated_ms",  "sharded_ms",      "turns",        "steps"};
-// What compression has done in this run; how it was to be done is in the experiment.
-constexpr std::array<std::string_view, 2> kAccounts = {"compression", "local_sgd"};
+constexpr std::array<std::string_view, 19> kNoSettings = {
+    "name",          "started_by", "batch_per_rank",  "placement",    "ranks",   "warnings", "overrides",
+    "description",   "labels",     "experiment_file", "cluster_file", "command", "text",     "link",
+    "replicated_ms", "sharded_ms", "turns",           "steps",        "reason"};
+// What compression has done in this run; how it was to be done is in the experiment. What was measured of the machine.
+constexpr std::array<std::string_view, 3> kAccounts = {"compression", "local_sgd", "limits"};
 constexpr std::size_t kLongest = 60;
 
 bool is_setting(const std::string& key) {

@@ -11,20 +11,9 @@
 namespace dtrain::analysis {
 namespace {
 
-constexpr double kGiga = 1e9;
 constexpr double kSlow = 0.5;             // of the limit
 constexpr double kFar = 3;                // times the ideal
 constexpr std::int64_t kSmallBatch = 64;  // rows of a product
-
-Finding make(const char* id, double seconds, std::string title, std::string evidence, std::string advice) {
-  Finding finding;
-  finding.id = finding.cause = id;
-  finding.seconds = seconds;
-  finding.title = std::move(title);
-  finding.evidence = std::move(evidence);
-  finding.advice = std::move(advice);
-  return finding;
-}
 
 // The three sizes of a product of matrices: rows of the first, columns of the first, columns of the second.
 std::optional<std::array<std::int64_t, 3>> product_sizes(const OperatorLimit& one) {
@@ -92,10 +81,10 @@ class Computing {
     const auto found = std::find_if(what_if_.changes.begin(), what_if_.changes.end(),
                                     [&](const Prediction& one) { return one.name == prediction; });
     if (found == what_if_.changes.end()) return;
-    found_.push_back(make(id, found->saved_s, fmt::format("{}, which takes {}", what, seconds_text(found->saved_s)),
-                          found->assumption,
-                          fmt::format("{}: a batch is predicted to take {} instead of {}", advice,
-                                      seconds_text(found->step_s), seconds_text(what_if_.step_s))));
+    found_.push_back(make_finding(
+        id, found->saved_s, fmt::format("{}, which takes {}", what, seconds_text(found->saved_s)), found->assumption,
+        fmt::format("{}: a batch is predicted to take {} instead of {}", advice, seconds_text(found->step_s),
+                    seconds_text(what_if_.step_s))));
   }
 
   // The largest product has so few rows that the arithmetic units wait for the weights.
@@ -113,7 +102,7 @@ class Computing {
     // Rows in forward, what is summed over in the weights' gradients.
     if (std::min(sizes[0], sizes[1]) >= kSmallBatch || roofline_.samples >= kSmallBatch) return;
     small_batch_ = true;
-    found_.push_back(make(
+    found_.push_back(make_finding(
         "small_batch", of_loop(lost_s),
         fmt::format("{} samples a rank are too few for products of matrices, which takes {}", roofline_.samples,
                     seconds_text(of_loop(lost_s))),
@@ -141,13 +130,13 @@ class Computing {
       multiple = liked;
     }
     if (!worst) return;
-    found_.push_back(
-        make("odd_sizes", of_loop(lost_s),
-             fmt::format("{} of layers whose sizes are no multiples of {} take {} longer than the machine needs",
-                         count == 1 ? "a product" : count_text(count) + " products", multiple,
-                         seconds_text(of_loop(lost_s))),
-             fmt::format("{} of {} runs at {}", worst->name, sizes_text(*product_sizes(*worst)), rate_text(*worst)),
-             fmt::format("round the sizes of layers and vocabularies up to multiples of {}", multiple)));
+    found_.push_back(make_finding(
+        "odd_sizes", of_loop(lost_s),
+        fmt::format("{} of layers whose sizes are no multiples of {} take {} longer than the machine needs",
+                    count == 1 ? "a product" : count_text(count) + " products", multiple,
+                    seconds_text(of_loop(lost_s))),
+        fmt::format("{} of {} runs at {}", worst->name, sizes_text(*product_sizes(*worst)), rate_text(*worst)),
+        fmt::format("round the sizes of layers and vocabularies up to multiples of {}", multiple)));
   }
 
   // Operators that only move data, and take far longer than that needs.
@@ -162,7 +151,7 @@ class Computing {
       if (names.size() < 100) names += (names.empty() ? "" : ", ") + one.name;
     }
     if (!worst) return;
-    found_.push_back(make(
+    found_.push_back(make_finding(
         "slow_operators", of_loop(lost_s),
         fmt::format("operators that only move data take {} longer than memory needs", seconds_text(of_loop(lost_s))),
         fmt::format("{}; {} takes {} a batch for {}, which memory moves in {}", names, worst->name,

@@ -42,17 +42,6 @@ double stalled_s(const Evidence& evidence, const std::optional<Stalls>& stalls, 
   return stalls->rank < 0 ? stalls->seconds : stalls->seconds / static_cast<double>(evidence.run.ranks.size());
 }
 
-Finding make(const char* id, double seconds, std::string title, std::string evidence, std::string advice) {
-  Finding finding;
-  finding.id = id;
-  finding.cause = id;
-  finding.seconds = seconds;
-  finding.title = std::move(title);
-  finding.evidence = std::move(evidence);
-  finding.advice = std::move(advice);
-  return finding;
-}
-
 // How long ranks wait for each other where no single rank causes it.
 std::optional<Finding> turns(const Evidence& evidence, const Analysis& analysis) {
   const auto ranks = static_cast<double>(evidence.run.ranks.size());
@@ -62,7 +51,7 @@ std::optional<Finding> turns(const Evidence& evidence, const Analysis& analysis)
   const double waiting_s = evidence.exposed.waiting_s;
   const double seconds = waiting_s - blamed_s;
   if (seconds < kTurnsShare * waiting_s) return std::nullopt;
-  return make(
+  return make_finding(
       "turns", seconds, fmt::format("the ranks wait {} for each other, each in turn", seconds_text(seconds)),
       fmt::format(
           "in {} exchanges compared, no rank came last much longer than the others: {} waiting in all, {} of it "
@@ -80,16 +69,17 @@ std::vector<Finding> find_costs(const Evidence& evidence, const Analysis& analys
   for (const Cost& cost : kCosts) {
     const double in_stalls_s = stalled_s(evidence, stalls, cost.part);
     const double seconds = analysis.waterfall.part_s(cost.part) - in_stalls_s;
-    findings.push_back(make(cost.part, seconds, fmt::format("{} {}", cost.title, seconds_text(seconds)),
-                            fmt::format("{} in the waterfall, mean over ranks{}",
-                                        seconds_text(analysis.waterfall.part_s(cost.part)), less_stalls(in_stalls_s)),
-                            cost.advice));
+    findings.push_back(
+        make_finding(cost.part, seconds, fmt::format("{} {}", cost.title, seconds_text(seconds)),
+                     fmt::format("{} in the waterfall, mean over ranks{}",
+                                 seconds_text(analysis.waterfall.part_s(cost.part)), less_stalls(in_stalls_s)),
+                     cost.advice));
   }
   if (auto finding = turns(evidence, analysis)) findings.push_back(std::move(*finding));
   const auto& compression = analysis.summary.compression;
   if (compression && compression->gained_s.value_or(0) < 0) {
     const double lost_s = -*compression->gained_s;
-    findings.push_back(make(
+    findings.push_back(make_finding(
         "compression", lost_s,
         fmt::format("compressing gradients ({}) takes {} more than it saves", compression->kind, seconds_text(lost_s)),
         compression->text, "switch it off (optimizations.gradient_compression: false)"));

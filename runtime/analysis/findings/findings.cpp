@@ -9,6 +9,16 @@
 
 namespace dtrain::analysis {
 
+Finding make_finding(const char* id, double seconds, std::string title, std::string evidence, std::string advice) {
+  Finding finding;
+  finding.id = finding.cause = id;
+  finding.seconds = seconds;
+  finding.title = std::move(title);
+  finding.evidence = std::move(evidence);
+  finding.advice = std::move(advice);
+  return finding;
+}
+
 std::string rank_name(const RankProfile& rank) {
   return rank.host.empty() ? fmt::format("rank {}", rank.rank) : fmt::format("rank {} on {}", rank.rank, rank.host);
 }

@@ -39,6 +39,9 @@ std::vector<Finding> find_costs(const Evidence& evidence, const Analysis& analys
 // One sentence: what to do first.
 std::string look_at(const Analysis& analysis);
 
+// A finding about the whole run, whose cause is its kind.
+Finding make_finding(const char* id, double seconds, std::string title, std::string evidence, std::string advice);
+
 // "rank 3 on node-b"
 std::string rank_name(const RankProfile& rank);
 

@@ -7,7 +7,6 @@
 namespace dtrain::analysis {
 namespace {
 
-constexpr double kGiga = 1e9;
 constexpr std::int64_t kFewestChannels = 16;
 
 bool is_convolution(const OperatorLimit& one) {

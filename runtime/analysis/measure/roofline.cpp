@@ -14,8 +14,6 @@ using profile::OperatorCount;
 using profile::OperatorCounts;
 using profile::RankLimits;
 
-constexpr double kGiga = 1e9;
-
 OperatorLimit limit_of(const OperatorCount& count, const RankLimits* limits) {
   OperatorLimit one{.name = count.name,
                     .dtype = count.dtype,

@@ -3,8 +3,6 @@
 namespace dtrain::analysis {
 namespace {
 
-constexpr double kGiga = 1e9;
-
 std::string why_without_mfu(const Roofline& roofline) {
   if (roofline.flops_per_sample <= 0) return "no product of matrices, convolution or attention was counted";
   if (roofline.device != "cpu") return "limits of GPUs are not measured";

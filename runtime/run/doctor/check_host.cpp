@@ -1,5 +1,6 @@
 #include <iterator>
 
+#include "doctor/bench.h"
 #include "doctor/checks.h"
 #include "doctor/gpu_checks.h"
 #include "dtrain/base/text.h"
@@ -33,6 +34,7 @@ Finding check_interfaces() {
 std::vector<Finding> check_host(const CheckedHost& host, const std::optional<GpusSeen>& gpus,
                                 const Variables& variables) {
   std::vector<Finding> result{check_libtorch(variables)};
+  if (const auto finding = check_matmul(variables)) result.push_back(*finding);
   append(result, check_gpus(gpus, variables));
   result.push_back(check_mpi(host.needs_mpi));
   if (host.needs_slurm) result.push_back(check_slurm());

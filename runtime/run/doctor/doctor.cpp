@@ -4,6 +4,7 @@
 #include <optional>
 
 #include "commands/mpi_command.h"
+#include "doctor/bench.h"
 #include "doctor/checks.h"
 #include "doctor/other_hosts.h"
 #include "dtrain/base/error.h"
@@ -38,6 +39,23 @@ RemoteCommand remote_for(const config::Launcher& launcher, const Variables& vari
   return over_remote_shell(remote_shell(launcher.options, variables));
 }
 
+// The limits that were measured: with --bench now, which may be a problem of this host, else by an earlier run.
+std::vector<profile::RankLimits> limits_to_show(const DoctorRequest& request, const Variables& variables,
+                                                const std::optional<scheduler::ClusterAgents>& cluster,
+                                                std::vector<Finding>& findings) {
+  if (!request.bench) return LimitsCache(cache_folder(variables)).of_this_machine();
+  const MachineLimits measured = machine_limits(ranks_to_bench(cluster), Measure::kAnew, variables);
+  if (!measured.limits) {
+    findings.push_back(problem("limits", "they cannot be measured: " + measured.failure,
+                               "dtrain-calibrate --threads 1 --ranks 1 in a shell says more"));
+    return {};
+  }
+  if (!measured.failure.empty()) {
+    findings.push_back(warning("limits", measured.failure, "runs measure the machine again"));
+  }
+  return {*measured.limits};
+}
+
 }  // namespace
 
 int doctor(const DoctorRequest& request) {
@@ -49,11 +67,14 @@ int doctor(const DoctorRequest& request) {
   const std::optional<GpusSeen> gpus = look_at_gpus();
   const Finding of_cluster = check_cluster(request.cluster, variables, gpus, cluster, warnings);
   const config::LauncherType launcher = cluster ? cluster->cluster.launcher.type : config::LauncherType::kLocal;
+  std::vector<Finding> of_limits;  // measured first: a check says what they show
+  const std::vector<profile::RankLimits> limits = limits_to_show(request, variables, cluster, of_limits);
   hosts.front().findings = check_host({.folder = runs,
                                        .needs_mpi = launcher == config::LauncherType::kMpi,
                                        .needs_slurm = launcher == config::LauncherType::kSlurm},
                                       gpus, variables);
   hosts.front().findings.push_back(of_cluster);
+  hosts.front().findings.insert(hosts.front().findings.end(), of_limits.begin(), of_limits.end());
   hosts.front().findings.insert(hosts.front().findings.end(), warnings.begin(), warnings.end());
   if (cluster) {
     const RemoteCommand remote = remote_for(cluster->cluster.launcher, variables);
@@ -65,9 +86,13 @@ int doctor(const DoctorRequest& request) {
     if (!network.empty()) hosts.push_back({"between the hosts", std::move(network)});
   }
   if (request.json) {
-    std::printf("%s\n", doctor_json(hosts).dump(2, ' ', false, Json::error_handler_t::replace).c_str());
+    Json json = doctor_json(hosts);
+    json["limits"] = Json::array();
+    for (const profile::RankLimits& one : limits) json["limits"].push_back(profile::to_json(one));
+    std::printf("%s\n", json.dump(2, ' ', false, Json::error_handler_t::replace).c_str());
   } else {
-    std::fputs(render(hosts).c_str(), stdout);
+    const std::string table = render_limits(limits);
+    std::fputs((render(hosts) + (table.empty() ? "" : "\n" + table)).c_str(), stdout);
   }
   return static_cast<int>(worst(hosts) == Level::kProblem ? ExitCode::kRunFailed : ExitCode::kDone);
 }

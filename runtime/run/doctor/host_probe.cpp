@@ -9,6 +9,7 @@
 
 #include <unistd.h>
 
+#include "calibration/machine_limits.h"
 #include "doctor/checks.h"
 #include "dtrain/base/clock.h"
 #include "dtrain/base/error.h"
@@ -54,6 +55,8 @@ class Answers {
       return {{"exists", std::filesystem::exists(request.at("path").get<std::string>(), code)}};
     }
     if (what == probe::kChecks) return checks(request);
+    if (what == probe::kLimits)
+      return to_json(machine_limits(ranks_of_host(request.at("ranks")), Measure::kIfUnknown, process_variables()));
     throw Error("unknown request '" + what + "'");
   }
 

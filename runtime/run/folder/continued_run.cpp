@@ -240,6 +240,7 @@ std::vector<std::string> differences_from(const ContinuedRun& run, const Json& p
                                 "/optimizations/aggregation_frequency",
                                 "/optimizations/gradient_compression",
                                 "/optimizations/local_sgd",
+                                "/optimizations/matmul",
                                 "/reproducibility/experiment_seed"};
   for (const char* path : kTrained) {
     const Json::json_pointer pointer(std::string("/experiment") + path);

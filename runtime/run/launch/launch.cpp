@@ -34,6 +34,7 @@
 #include "launch/launch_queue.h"
 #include "launch/slurm_submit.h"
 #include "plan/gpu_placement.h"
+#include "plan/launch_limits.h"
 #include "plan/launch_network.h"
 #include "plan/launch_plan.h"
 
@@ -94,16 +95,18 @@ std::string reason_of(const Outcome& outcome) {
   return outcome.interrupt.exists() ? outcome.interrupt.why : "a signal to a rank";
 }
 
-// Chooses the network of ranks on several hosts, and checks the GPUs of ranks on this one. Called once the ranks have
-// their slots.
+// Chooses the network of ranks on several hosts, checks the GPUs of ranks on this one, and finds out the limits of all
+// machines. Called once the ranks have their slots.
 void settle(LaunchPlan& plan, const Variables& variables, LaunchTask& task, EventLog& events) {
   if (needs_allocation(plan, variables)) return;
   const bool by_slurm = plan.launcher.type == config::LauncherType::kSlurm;
   const std::size_t warned = plan.warnings.size();
   try {
     check_gpus_are_free(plan);
-    if (plan.launcher.type != config::LauncherType::kLocal)
-      settle_network(plan, by_slurm ? over_srun() : over_remote_shell(remote_shell(plan.launcher.options, variables)));
+    const RemoteCommand remote =
+        by_slurm ? over_srun() : over_remote_shell(remote_shell(plan.launcher.options, variables));
+    if (plan.launcher.type != config::LauncherType::kLocal) settle_network(plan, remote);
+    settle_limits(plan, remote, variables, [](const std::string& line) { print("dtrain: " + line + "\n"); });
   } catch (const Error& error) {
     const bool bad_input = dynamic_cast<const ConfigError*>(&error) != nullptr;
     const int code = static_cast<int>(bad_input ? ExitCode::kBadInput : ExitCode::kRunFailed);

@@ -20,5 +20,6 @@ inline constexpr const char* kBandwidth = "bandwidth";    // the same and "durat
 inline constexpr const char* kClock = "clock";            // -> "wall_ns"
 inline constexpr const char* kExists = "exists";          // "path" -> "exists"
 inline constexpr const char* kChecks = "checks";          // "folder", "needs_mpi", "needs_slurm" -> "findings"
+inline constexpr const char* kLimits = "limits";          // "ranks": RanksOfHost -> MachineLimits, measured if unknown
 
 }  // namespace dtrain::run::probe

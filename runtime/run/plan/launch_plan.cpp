@@ -151,6 +151,7 @@ Json to_json(const LaunchPlan& plan) {
   if (!plan.before.is_null()) facts.more["before"] = plan.before;
   if (plan.mock.any()) facts.more["mock"] = to_json(plan.mock);
   if (!plan.network.networks.empty()) facts.more["network"] = to_json(plan.network);
+  for (const auto& [host, limits] : plan.limits) facts.more["limits"][host] = profile::to_json(limits);
   return plan_json(facts);
 }
 

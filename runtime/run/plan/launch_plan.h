@@ -2,10 +2,12 @@
 #pragma once
 
 #include <filesystem>
+#include <map>
 #include <string>
 #include <vector>
 
 #include "dtrain/config/experiment.h"
+#include "dtrain/profile/rank_limits.h"
 #include "dtrain/run/launch.h"
 #include "dtrain/scheduler/batch_split.h"
 #include "dtrain/scheduler/cluster_agents.h"
@@ -31,8 +33,9 @@ struct LaunchPlan {
   scheduler::Placement placement;    // as if all slots were free, until the ranks have theirs
   std::vector<RankPlacement> ranks;  // the same, rank by rank
   NetworkChoice network;             // between the hosts; no networks: not chosen yet, or all ranks are on one host
-  std::string unused_gpus;           // of this machine, for people; empty: there are none
-  std::string why_no_cuda;           // if slot_type: auto would use GPUs, but libtorch cannot; else empty
+  std::map<std::string, profile::RankLimits> limits;  // of each host that is known; nothing on GPUs
+  std::string unused_gpus;                            // of this machine, for people; empty: there are none
+  std::string why_no_cuda;  // if slot_type: auto would use GPUs, but libtorch cannot; else empty
   std::vector<std::string> warnings;
   Json before;                              // plan_before() of a run that goes on; null: none
   std::filesystem::path checkpoint_folder;  // in checkpoint_storage; empty: the run has none there

@@ -1,7 +1,12 @@
 #include "rank/own_plan.h"
 
+#include <algorithm>
+#include <cstdlib>
+
+#include "calibration/machine_limits.h"
 #include "dtrain/base/file.h"
 #include "dtrain/checkpoint/checkpoint.h"
+#include "dtrain/host/cpu.h"
 #include "folder/plan_file.h"
 #include "unused_gpus.h"
 
@@ -37,6 +42,27 @@ std::vector<std::string> warnings_of(const RankIdentity& identity, const Assignm
   return warnings;
 }
 
+// As many threads as libtorch takes in a rank that no launcher has given a number (run_trial.cpp).
+int threads_of_rank(const Variables& variables, int local_size) {
+  if (const auto given = variables.find("OMP_NUM_THREADS"); given != variables.end()) {
+    return std::max(1, std::atoi(given->second.c_str()));
+  }
+  const int cpus = static_cast<int>(host::allowed_cpus().size());
+  return std::max(1, local_size > 1 && cpus >= local_size ? cpus / local_size : cpus);
+}
+
+// What is remembered of this host's limits. Ranks without a launcher measure nothing: they would wait for one of them.
+Json known_limits(const RankIdentity& identity, const std::string& host, config::Matmul matmul) {
+  const Variables variables = process_variables();
+  const int local_size = identity.world().local_size;
+  auto limits = machine_limits({.threads = threads_of_rank(variables, local_size), .ranks = local_size},
+                               Measure::kNever, variables)
+                    .limits;
+  if (!limits) return {};
+  if (matmul == config::Matmul::kDefault) limits->matmul = profile::MatmulPath::kDefault;
+  return {{host, profile::to_json(*limits)}};
+}
+
 }  // namespace
 
 void write_own_plan(const RunFolder& folder, const RankIdentity& identity, const Assignment& assignment,
@@ -57,6 +83,10 @@ void write_own_plan(const RunFolder& folder, const RankIdentity& identity, const
     RankPlacement place{.rank = rank, .host = hosts.of(rank).name};
     if (gpus.on_gpus) place.gpu = gpus.ranks[static_cast<std::size_t>(rank)];
     facts.placement.push_back(std::move(place));
+  }
+  if (!gpus.on_gpus) {
+    const Json limits = known_limits(identity, hosts.of(0).name, facts.experiment.optimizations.matmul);
+    if (!limits.is_null()) facts.more["limits"] = limits;
   }
   facts.versions = versions_of(options);
   write_plan_file(folder.plan(), plan_json(facts));

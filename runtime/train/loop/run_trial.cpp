@@ -16,6 +16,7 @@
 #include "dtrain/host/cpu.h"
 #include "dtrain/run/rank_session.h"
 #include "loop/training_loop.h"
+#include "matmul/matmul_path.h"
 #include "model/model_report.h"
 #include "model/weights.h"
 #include "step/training_step.h"
@@ -124,8 +125,20 @@ train::StepOptions step_options(const run::RankSession& session, const TrialCont
   return options;
 }
 
+// Before the first call of libtorch that computes something. Also for ranks on GPUs: what they compute on the CPU has
+// the bits that it has in a run on CPUs.
+void choose_matmul(run::RankSession& session) {
+  const train::MatmulChoice choice = train::choose_matmul(session.experiment().optimizations.matmul);
+  if (!choice.warning.empty()) session.log()->warn("optimizations.matmul: auto has no effect: {}", choice.warning);
+  session.log()->debug("float32 matrix products take the {} path: {}", profile::to_string(choice.path), choice.reason);
+  if (session.world().rank == 0 && !session.gpu()) {
+    session.update_plan("matmul", {{"path", profile::to_string(choice.path)}, {"reason", choice.reason}});
+  }
+}
+
 train::TrainingLoop::End train_and_save(run::RankSession& session, const TrialFactory& make_trial) {
   const config::Experiment& experiment = session.experiment();
+  choose_matmul(session);
   share_cores(session.world());
   const c10::Device device = open_rank_device(session);  // before any call of libtorch that asks for CUDA
   torch::manual_seed(experiment.experiment_seed);

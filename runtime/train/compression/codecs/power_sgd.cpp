@@ -26,7 +26,7 @@ struct Matrix {
 };
 
 // The matrices of a bucket side by side, each padded to the largest with zeros.
-struct Batch {
+struct MatrixGroup {
   std::vector<std::size_t> matrices;  // numbers of the bucket's tensors that are compressed
   std::vector<std::size_t> plain;     // and of the others
   std::int64_t p_values = 0, q_values = 0, plain_values = 0;
@@ -48,13 +48,13 @@ class PowerSgdTensors final : public TensorCodec {
  private:
   friend class PowerSgdTensorsExchange;
   // Made where buckets are cut anew.
-  std::shared_ptr<Batch> batch_of(const TensorBucket& bucket);
+  std::shared_ptr<MatrixGroup> batch_of(const TensorBucket& bucket);
 
   TensorCodecContext& context_;
   const std::int64_t rank_;
   std::vector<at::Tensor> parts_;  // of each place its error feedback
   std::vector<Matrix> matrices_;   // of each place; without q: not compressed
-  std::map<std::vector<std::size_t>, std::shared_ptr<Batch>> batches_;
+  std::map<std::vector<std::size_t>, std::shared_ptr<MatrixGroup>> batches_;
 };
 
 class PowerSgdTensorsExchange final : public TensorExchange {
@@ -103,8 +103,8 @@ class PowerSgdTensorsExchange final : public TensorExchange {
 
   PowerSgdTensors& codec_;
   TensorCodecContext& context_;
-  const std::shared_ptr<Batch> shared_batch_;
-  Batch& batch_;
+  const std::shared_ptr<MatrixGroup> shared_batch_;
+  MatrixGroup& batch_;
   const TensorBucket bucket_;
   const double scale_;
   int stage_ = 0;
@@ -136,13 +136,13 @@ std::vector<std::pair<std::string, at::Tensor>> PowerSgdTensors::state() {
   return state;
 }
 
-std::shared_ptr<Batch> PowerSgdTensors::batch_of(const TensorBucket& bucket) {
+std::shared_ptr<MatrixGroup> PowerSgdTensors::batch_of(const TensorBucket& bucket) {
   const auto found = batches_.find(bucket.tensors);
   if (found != batches_.end()) return found->second;
   constexpr std::size_t kMostPlans = 64;  // of which nobody needs the older ones again
   if (batches_.size() > kMostPlans * context_.places.size()) batches_.clear();
-  const auto made = std::make_shared<Batch>();
-  Batch& batch = *made;
+  const auto made = std::make_shared<MatrixGroup>();
+  MatrixGroup& batch = *made;
   std::int64_t most_rows = 0, most_columns = 0;
   for (const std::size_t t : bucket.tensors) {
     const TensorPlace& place = context_.places[t];

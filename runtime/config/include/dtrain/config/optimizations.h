@@ -66,6 +66,10 @@ inline constexpr std::array kMemoryFormats{Word<MemoryFormat>{"auto", MemoryForm
                                            Word<MemoryFormat>{"contiguous", MemoryFormat::kContiguous},
                                            Word<MemoryFormat>{"channels_last", MemoryFormat::kChannelsLast}};
 
+// Which implementation of float32 matrix products CPUs use (runtime/train/matmul/matmul_path.h).
+enum class Matmul { kAuto, kDefault };
+inline constexpr std::array kMatmuls{Word<Matmul>{"auto", Matmul::kAuto}, Word<Matmul>{"default", Matmul::kDefault}};
+
 struct Optimizations {
   int aggregation_frequency = 1;                                    // batches between exchanges of gradients
   bool average_aggregated_gradients = true;                         // over those batches; false: their sum
@@ -81,6 +85,8 @@ struct Optimizations {
   std::optional<LocalSgd> local_sgd;
   Precision mixed_precision = Precision::kFloat32;
   MemoryFormat memory_format = MemoryFormat::kAuto;
+
+  Matmul matmul = Matmul::kAuto;
   bool operator==(const Optimizations&) const = default;
 };
 
@@ -150,6 +156,11 @@ inline void declare_keys(Keys& keys, Optimizations& o) {
                 "The ranks step by themselves and exchange something only at meetings (DiLoCo): for links that are too "
                 "slow for gradients."},
                o.local_sgd);
+  keys.choice({"matmul",
+               "Float32 matrix products on AMD processors: MKL's fast path (auto), or the one that PyTorch takes there "
+               "(default).",
+               "[More](performance.md#matrix-products-on-amd)."},
+              o.matmul, kMatmuls);
   keys.when_read([&](Section& section) { check_together(section, o); });
   keys.schema_rule(optimizations_together);
 }

@@ -60,6 +60,7 @@ struct Profiling {
   bool sync_timings = true;              // on GPUs the times of phases are the device's
   std::optional<BatchRange> trace;       // instead of those two
   std::optional<Prometheus> prometheus;  // none: nobody listens
+  bool calibration = true;               // `dtrain launch` measures a machine that it does not know
   // The batches of which every operator is recorded.
   std::optional<BatchRange> traced() const;
   bool operator==(const Profiling&) const = default;
@@ -90,6 +91,11 @@ inline void declare_keys(Keys& keys, Profiling& p) {
       {"prometheus", "The profiling agent of each host serves metrics to Prometheus at http://address:port/metrics.",
        "[More](recording.md#prometheus)."},
       p.prometheus);
+  keys.boolean(
+      {"calibration",
+       "Measure the limits of a machine (2 s) before the first run on it; false: use what was measured before.",
+       "[More](performance.md#the-limits-of-a-machine)."},
+      p.calibration);
 }
 
 }  // namespace dtrain::config

@@ -10,6 +10,7 @@ struct DoctorRequest {
   std::filesystem::path cluster;  // --cluster; empty: looked for
   std::filesystem::path runs;     // where runs are written; empty: ./runs
   bool json = false;
+  bool bench = false;  // measure the limits of this machine, whether or not they are known
 };
 
 // Prints the findings. Returns the exit code: 0, or 1 if there is a problem.

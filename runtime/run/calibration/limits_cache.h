@@ -1,0 +1,48 @@
+// Remembers the limits of machines from run to run: one small JSON file for each setting in the user's cache folder,
+// which hosts may share. Files are replaced whole. Any thread.
+#pragma once
+
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "dtrain/base/json.h"
+#include "dtrain/profile/rank_limits.h"
+
+namespace dtrain::run {
+
+// Ranks of one host whose limits are asked for.
+struct RanksOfHost {
+  int threads = 0;                     // of a rank; 0: one for each of its CPUs
+  int ranks = 1;                       // of the host
+  int slots = 0;                       // of the host, which divide its cores; 0: as many as ranks
+  std::vector<std::vector<int>> cpus;  // of each rank; empty: those of the first slots
+  std::filesystem::path program;       // of the ranks, whose libtorch is taken; empty: dtrain's own
+};
+// With the CPUs and threads of this host in the place of what is not given.
+RanksOfHost on_this_host(RanksOfHost ranks);
+
+// All that figures depend on: the processor, threads and ranks, and the versions of libtorch and dtrain.
+Json limits_key(int threads, int ranks);
+
+class LimitsCache {
+ public:
+  // `folder`: the user's cache folder; empty: nothing is remembered.
+  explicit LimitsCache(const std::filesystem::path& folder);
+
+  // The file for a key, and the one that is locked while a process measures. Empty: nothing is remembered.
+  std::filesystem::path file(const Json& key) const;
+  std::filesystem::path lock_file() const;
+  // What was measured for the key. A file that is missing, damaged or of another key counts as none.
+  std::optional<profile::RankLimits> find(const Json& key) const;
+  // SystemError: it cannot be written.
+  void store(const Json& key, const profile::RankLimits& limits) const;
+  // Everything that was measured with this processor and these versions, by threads, then by ranks.
+  std::vector<profile::RankLimits> of_this_machine() const;
+
+ private:
+  std::filesystem::path folder_;
+};
+
+}  // namespace dtrain::run

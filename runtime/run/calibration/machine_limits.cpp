@@ -1,0 +1,201 @@
+#include "calibration/machine_limits.h"
+
+#include <cerrno>
+#include <chrono>
+#include <csignal>
+#include <thread>
+
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/file.h>
+#include <unistd.h>
+
+#include "dtrain/base/error.h"
+#include "dtrain/base/fd.h"
+#include "dtrain/base/subprocess.h"
+#include "dtrain/base/text.h"
+#include "libtorch.h"
+
+namespace dtrain::run {
+namespace {
+
+namespace fs = std::filesystem;
+using CalibrationWatch = std::chrono::steady_clock;
+
+constexpr const char* kCalibrationProgram = "dtrain-calibrate";
+constexpr std::chrono::seconds kCalibrationPatience{40};  // for the program, and for another process that measures
+
+struct PipeEnds {
+  UniqueFd reader;
+  UniqueFd writer;
+};
+
+PipeEnds make_output_pipe() {
+  int ends[2];
+  if (::pipe2(ends, O_CLOEXEC) != 0) throw SystemError("cannot make a pipe", errno);
+  return {UniqueFd(ends[0]), UniqueFd(ends[1])};
+}
+
+// Whatever the writers write, until all of them have ended. Error: they take longer.
+std::string read_output_until(int fd, CalibrationWatch::time_point deadline) {
+  std::string text;
+  for (;;) {
+    const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - CalibrationWatch::now()).count();
+    pollfd ready{fd, POLLIN, 0};
+    if (left <= 0 || ::poll(&ready, 1, static_cast<int>(left)) == 0) {
+      throw Error(std::string(kCalibrationProgram) + " takes longer than " +
+                  std::to_string(kCalibrationPatience.count()) + " s");
+    }
+    char buffer[4096];
+    const ssize_t count = ::read(fd, buffer, sizeof buffer);
+    if (count < 0 && errno == EINTR) continue;
+    if (count <= 0) return text;
+    text.append(buffer, static_cast<std::size_t>(count));
+  }
+}
+
+std::string cpus_text(const std::vector<std::vector<int>>& cpus) {
+  std::vector<std::string> ranks;
+  for (const std::vector<int>& rank : cpus) {
+    std::vector<std::string> numbers;
+    for (const int cpu : rank) numbers.push_back(std::to_string(cpu));
+    ranks.push_back(join(numbers, ","));
+  }
+  return join(ranks, ":");
+}
+
+// The LD_LIBRARY_PATH with which `program` finds the libtorch that the ranks use; empty: it needs none.
+std::string library_path_for(const fs::path& program, const fs::path& of_ranks, const Variables& variables) {
+  if (of_ranks.empty() || !is_program(of_ranks)) return find_libraries(program, variables);
+  const std::string path = find_libraries(of_ranks, variables);
+  if (!path.empty()) return path;
+  const fs::path torch = libtorch_folder(of_ranks, path);
+  if (torch.empty()) return find_libraries(program, variables);
+  const auto given = variables.find("LD_LIBRARY_PATH");
+  return torch.string() + (given == variables.end() || given->second.empty() ? "" : ":" + given->second);
+}
+
+// The line of JSON that dtrain-calibrate prints. Error: it cannot be started, or has failed.
+Json run_calibration(const RanksOfHost& ranks, const Variables& variables) {
+  const fs::path program = find_program(kCalibrationProgram, executable_path().parent_path(), variables);
+  if (program.empty())
+    throw Error(std::string("there is no ") + kCalibrationProgram + " beside dtrain: it was built without libtorch");
+  const std::string libraries = library_path_for(program, ranks.program, variables);
+  PipeEnds out = make_output_pipe();
+  PipeEnds err = make_output_pipe();
+  const UniqueFd nothing(::open("/dev/null", O_RDWR | O_CLOEXEC));
+  ProcessOptions options;
+  options.command = {program.string(), "--threads", std::to_string(ranks.threads), "--ranks",
+                     std::to_string(ranks.ranks)};
+  options.command.insert(options.command.end(), {"--cpus", cpus_text(ranks.cpus)});
+  options.environment = {{"OMP_NUM_THREADS", std::to_string(ranks.threads)}};
+  if (!variables.contains("OMP_WAIT_POLICY")) options.environment["OMP_WAIT_POLICY"] = "passive";
+  if (!libraries.empty()) options.environment["LD_LIBRARY_PATH"] = libraries;
+  options.fds = {{0, nothing.get()}, {1, out.writer.get()}, {2, err.writer.get()}};
+  Process process = Process::start(options);
+  out.writer.reset();
+  err.writer.reset();
+  const auto deadline = CalibrationWatch::now() + kCalibrationPatience;
+  const std::string text = read_output_until(out.reader.get(), deadline);
+  const std::string errors = read_output_until(err.reader.get(), deadline);
+  const ExitStatus status = process.wait();
+  if (!status.success()) {
+    const std::string last = split(errors, '\n').front();
+    throw Error(std::string(kCalibrationProgram) + " ended with " + status.describe() +
+                (last.empty() ? "" : ": " + last));
+  }
+  return Json::parse(text);
+}
+
+// Held by the process that measures. Empty: this file system has no locks.
+UniqueFd lock_machine(const fs::path& file) {
+  std::error_code code;
+  fs::create_directories(file.parent_path(), code);
+  UniqueFd held(::open(file.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600));
+  if (!held) throw SystemError("cannot open " + file.string(), errno);
+  const auto deadline = CalibrationWatch::now() + kCalibrationPatience;
+  while (::flock(held.get(), LOCK_EX | LOCK_NB) != 0) {
+    if (errno != EWOULDBLOCK && errno != EINTR) return {};
+    if (CalibrationWatch::now() > deadline)
+      throw Error("another process that measures this machine holds " + file.string());
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  }
+  return held;
+}
+
+MachineLimits measure_and_store(const RanksOfHost& ranks, const LimitsCache& cache, const Json& key,
+                                const Variables& variables) {
+  MachineLimits result;
+  const Json answer = run_calibration(ranks, variables);
+  result.limits = profile::rank_limits_of(answer.at("limits"));
+  result.seconds = answer.at("seconds").get<double>();
+  try {
+    cache.store(key, *result.limits);
+  } catch (const Error& error) {
+    result.failure = "they are not remembered: " + std::string(error.what());
+  }
+  return result;
+}
+
+}  // namespace
+
+MachineLimits machine_limits(const RanksOfHost& given, Measure measure, const Variables& variables) {
+  MachineLimits result;
+  try {
+    const RanksOfHost ranks = on_this_host(given);
+    const LimitsCache cache(cache_folder(variables));
+    const Json key = limits_key(ranks.threads, ranks.ranks);
+    const bool remembers = !cache.lock_file().empty();
+    if (measure != Measure::kAnew) {
+      result.limits = cache.find(key);
+      if (result.limits || measure == Measure::kNever) return result;
+      if (!remembers) {
+        result.failure = "there is no folder to remember them in: HOME is not set";
+        return result;
+      }
+    }
+    UniqueFd held;
+    if (remembers) held = lock_machine(cache.lock_file());
+    // The process that held the lock may have measured just this.
+    if (measure == Measure::kIfUnknown) result.limits = cache.find(key);
+    return result.limits ? result : measure_and_store(ranks, cache, key, variables);
+  } catch (const std::exception& error) {
+    result.failure = error.what();
+  }
+  return result;
+}
+
+bool may_calibrate(const Variables& variables) {
+  const auto found = variables.find("DTRAIN_CALIBRATION");
+  if (found == variables.end() || found->second.empty() || found->second == "true") return true;
+  if (found->second == "false") return false;
+  throw ConfigError("environment: DTRAIN_CALIBRATION=" + found->second + " is neither true nor false",
+                    "false: launches use what was measured before, and measure nothing");
+}
+
+Json to_json(const MachineLimits& limits) {
+  return {{"limits", limits.limits ? profile::to_json(*limits.limits) : Json()},
+          {"seconds", limits.seconds},
+          {"failure", limits.failure}};
+}
+
+MachineLimits machine_limits_of(const Json& json) {
+  MachineLimits result{.seconds = json.at("seconds").get<double>(), .failure = json.at("failure").get<std::string>()};
+  if (const Json& limits = json.at("limits"); !limits.is_null()) result.limits = profile::rank_limits_of(limits);
+  return result;
+}
+
+Json to_json(const RanksOfHost& ranks) {
+  return {{"threads", ranks.threads},
+          {"ranks", ranks.ranks},
+          {"slots", ranks.slots},
+          {"cpus", ranks.cpus},
+          {"program", ranks.program.string()}};
+}
+
+RanksOfHost ranks_of_host(const Json& json) {
+  return {json.at("threads").get<int>(), json.at("ranks").get<int>(), json.at("slots").get<int>(),
+          json.at("cpus").get<std::vector<std::vector<int>>>(), json.at("program").get<std::string>()};
+}
+
+}  // namespace dtrain::run

@@ -1,0 +1,37 @@
+// The limits of this machine for the ranks of a run: remembered, or measured by dtrain-calibrate, which links libtorch.
+// Only one process of the user measures at a time. Blocks for seconds; one thread.
+#pragma once
+
+#include <functional>
+#include <optional>
+#include <string>
+
+#include "calibration/limits_cache.h"
+#include "environment.h"
+
+namespace dtrain::run {
+
+struct MachineLimits {
+  std::optional<profile::RankLimits> limits;
+  double seconds = 0;   // that measuring took; 0: they were remembered
+  std::string failure;  // why there are none, or why they are not remembered; empty: nothing is wrong
+};
+
+enum class Measure {
+  kNever,      // only what is remembered
+  kIfUnknown,  // where nothing is remembered
+  kAnew,       // in any case
+};
+
+// Throws nothing that a run would have to end for: failures become `failure`.
+MachineLimits machine_limits(const RanksOfHost& ranks, Measure measure, const Variables& variables);
+
+// DTRAIN_CALIBRATION: whether launches may measure. It is "true" or "false"; unset: true. ConfigError: something else.
+bool may_calibrate(const Variables& variables);
+
+Json to_json(const MachineLimits& limits);          // for another host: {"limits", "seconds", "failure"}
+MachineLimits machine_limits_of(const Json& json);  // Json::exception if it is malformed
+Json to_json(const RanksOfHost& ranks);
+RanksOfHost ranks_of_host(const Json& json);  // Json::exception if it is malformed
+
+}  // namespace dtrain::run

@@ -1,0 +1,152 @@
+#include "plan/launch_limits.h"
+
+#include <algorithm>
+#include <charconv>
+#include <chrono>
+#include <cstdio>
+#include <map>
+#include <utility>
+#include <vector>
+
+#include "calibration/machine_limits.h"
+#include "dtrain/base/error.h"
+#include "dtrain/base/subprocess.h"
+#include "network/probe_session.h"
+#include "network/probe_words.h"
+
+namespace dtrain::run {
+namespace {
+
+using namespace std::chrono_literals;
+
+constexpr auto kHostGreets = 15s;
+constexpr auto kHostMeasures = 90s;  // with the wait for another process that measures there
+
+struct HostOfRun {
+  std::string name;    // as the ranks' host
+  std::string remote;  // as the remote shell names it; empty: this host
+  RanksOfHost ranks;
+};
+
+// As many as libtorch takes in the rank's process; 0: one for each of its CPUs, which only its host knows.
+int threads_of(const LaunchPlan& plan, const RankPlacement& rank, const Variables& variables) {
+  Variables of_rank = thread_variables(plan, rank, variables);  // without CPUs, a guess
+  if (rank.cpus.empty() && rank.threads <= 0) of_rank.erase("OMP_NUM_THREADS");
+  for (const auto& [name, value] : plan.experiment.variables_of_ranks(false)) of_rank[name] = value;
+  of_rank.insert(variables.begin(), variables.end());
+  const std::string& text = of_rank["OMP_NUM_THREADS"];
+  int threads = 0;
+  std::from_chars(text.data(), text.data() + text.size(), threads);
+  return std::max(0, threads);
+}
+
+int slots_of(const LaunchPlan& plan, const std::string& agent) {
+  const auto& agents = plan.cluster.agents;
+  const auto found = std::find_if(agents.begin(), agents.end(), [&](const auto& one) { return one.agent.id == agent; });
+  return found == agents.end() ? 0 : found->agent.slots;
+}
+
+// In the order of their first ranks.
+std::vector<HostOfRun> hosts_of_run(const LaunchPlan& plan, const Variables& variables) {
+  std::vector<HostOfRun> hosts;
+  for (const RankPlacement& rank : plan.ranks) {
+    auto host = std::find_if(hosts.begin(), hosts.end(), [&](const HostOfRun& one) { return one.name == rank.host; });
+    if (host == hosts.end()) {
+      const std::string remote = rank.host == plan.host ? "" : rank.host;
+      hosts.push_back({rank.host,
+                       remote,
+                       {threads_of(plan, rank, variables), 0, slots_of(plan, rank.agent), {}, plan.command.front()}});
+      host = hosts.end() - 1;
+    }
+    ++host->ranks.ranks;
+    if (!rank.cpus.empty()) host->ranks.cpus.push_back(rank.cpus);
+  }
+  for (HostOfRun& host : hosts) {
+    if (std::cmp_not_equal(host.ranks.cpus.size(), host.ranks.ranks)) host.ranks.cpus.clear();
+  }
+  return hosts;
+}
+
+// `dtrain host-probe` on another host, which has been asked.
+struct Asked {
+  const HostOfRun* host;
+  ProbeSession session;
+};
+
+std::vector<Asked> ask_others(const std::vector<HostOfRun>& hosts, const RemoteCommand& remote,
+                              std::map<std::string, MachineLimits>& results) {
+  std::vector<Asked> asked;
+  for (const HostOfRun& host : hosts) {
+    if (host.remote.empty()) continue;
+    try {
+      asked.push_back(
+          {&host, ProbeSession(host.name, remote(host.remote, {executable_path().string(), "host-probe"}))});
+    } catch (const Error& error) {
+      results[host.name].failure = error.what();
+    }
+  }
+  const auto deadline = std::chrono::steady_clock::now() + kHostGreets;
+  std::erase_if(asked, [&](Asked& one) {
+    try {
+      one.session.greet(deadline);
+      one.session.send({{"do", probe::kLimits}, {"ranks", to_json(one.host->ranks)}});
+      return false;
+    } catch (const Error& error) {
+      results[one.host->name].failure = error.what();
+      return true;
+    }
+  });
+  return asked;
+}
+
+void hear(std::vector<Asked>& asked, std::map<std::string, MachineLimits>& results) {
+  const auto deadline = std::chrono::steady_clock::now() + kHostMeasures;
+  for (Asked& one : asked) {
+    MachineLimits& result = results[one.host->name];
+    try {
+      const Json answer = one.session.receive(deadline);
+      if (answer.contains("error")) throw Error(answer.value("error", ""));
+      result = machine_limits_of(answer);
+    } catch (const std::exception& error) {
+      result.failure = error.what();
+    }
+  }
+}
+
+std::string measured_text(const std::string& host, bool here, double seconds) {
+  char text[64];
+  std::snprintf(text, sizeof text, ": %.1f s", seconds);
+  return "measured " + (here ? "this machine" : host) + " once" + text;
+}
+
+}  // namespace
+
+void settle_limits(LaunchPlan& plan, const RemoteCommand& remote, const Variables& variables,
+                   const std::function<void(const std::string&)>& say) {
+  plan.limits.clear();
+  if (plan.on_gpus()) return;
+  const bool measures = plan.experiment.profiling.calibration && may_calibrate(variables);
+  const std::vector<HostOfRun> hosts = hosts_of_run(plan, variables);
+  std::map<std::string, MachineLimits> results;
+  std::vector<Asked> asked;
+  if (measures) asked = ask_others(hosts, remote, results);
+  for (const HostOfRun& host : hosts) {
+    if (host.remote.empty())
+      results[host.name] = machine_limits(host.ranks, measures ? Measure::kIfUnknown : Measure::kNever, variables);
+  }
+  hear(asked, results);
+  for (const HostOfRun& host : hosts) {
+    const MachineLimits& result = results[host.name];
+    if (result.seconds > 0) say(measured_text(host.name, host.remote.empty(), result.seconds));
+    if (!result.failure.empty()) {
+      plan.warnings.push_back("the limits of host " + host.name +
+                              (result.limits ? " were measured, but " : " are not known: ") + result.failure);
+    }
+    if (!result.limits) continue;
+    profile::RankLimits limits = *result.limits;
+    if (plan.experiment.optimizations.matmul == config::Matmul::kDefault) limits.matmul = profile::MatmulPath::kDefault;
+    plan.limits[host.name] = std::move(limits);
+  }
+}
+
+}  // namespace dtrain::run

@@ -1,0 +1,19 @@
+// The limits of the machines that a launch uses, for its plan: remembered, or measured before its ranks start. One
+// thread; takes seconds where a machine is not known yet.
+#pragma once
+
+#include <functional>
+#include <optional>
+#include <string>
+
+#include "network/choose_network.h"
+#include "plan/launch_plan.h"
+
+namespace dtrain::run {
+
+// Fills in plan.limits for ranks on cores, once they have their slots. All hosts measure at once. `say` gets lines for
+// the screen. A host whose limits cannot be had becomes a warning of the plan.
+void settle_limits(LaunchPlan& plan, const RemoteCommand& remote, const Variables& variables,
+                   const std::function<void(const std::string&)>& say);
+
+}  // namespace dtrain::run

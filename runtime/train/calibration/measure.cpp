@@ -1,0 +1,130 @@
+#include "calibration/measure.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <functional>
+#include <map>
+#include <optional>
+#include <string>
+
+#include <ATen/Parallel.h>
+#include <c10/core/InferenceMode.h>
+
+#include "calibration/rank_processes.h"
+#include "calibration/workloads.h"
+#include "dtrain/base/error.h"
+#include "dtrain/host/cpu.h"
+#include "matmul/matmul_path.h"
+
+namespace dtrain::calibration {
+namespace {
+
+using Watch = std::chrono::steady_clock;
+
+constexpr int kRounds = 4;  // the best one counts: what else happens on the machine only takes away
+constexpr std::chrono::milliseconds kWindow{30};  // for each workload in a round
+constexpr std::size_t kLeastCalls = 3;
+constexpr std::chrono::milliseconds kLongest{1200};  // after it no round begins
+constexpr unsigned kDeadline = 30;                   // seconds; SIGALRM ends a process that hangs
+constexpr std::size_t kGoOn = 0;                     // where the first rank's results tell whether another round begins
+constexpr std::size_t kRates = 1;                    // where a rank's rates begin: for each round, for each figure
+constexpr std::size_t kValues = kRates + kRounds * kFigures;
+
+double median(std::vector<double> values) {
+  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
+  std::nth_element(values.begin(), middle, values.end());
+  return *middle;
+}
+
+double median_seconds(const std::function<void()>& call) {
+  std::vector<double> times;
+  const auto end = Watch::now() + kWindow;
+  while (times.size() < kLeastCalls || Watch::now() < end) {
+    const auto start = Watch::now();
+    call();
+    times.push_back(std::chrono::duration<double>(Watch::now() - start).count());
+  }
+  return median(std::move(times));
+}
+
+using MakeWorkloads = std::vector<Workload>(RankProcess&);
+using Figures = std::array<double, kFigures>;  // per second, for one rank; 0: not measured
+
+// The work of one process. All processes measure the same workload at the same time.
+void measure_as_rank(RankProcess& self, const Setting& setting, config::Matmul matmul, MakeWorkloads* make) {
+  ::alarm(kDeadline);
+  at::set_num_threads(setting.threads);
+  train::choose_matmul(matmul);
+  const c10::InferenceMode no_gradients;
+  const auto start = Watch::now();
+  const std::vector<Workload> all = make(self);
+  for (std::size_t round = 0; round < kRounds; ++round) {
+    self.barrier();
+    if (self.rank() == 0) self.values()[kGoOn] = round == 0 || Watch::now() - start < kLongest ? 1 : 0;
+    self.barrier();
+    if (self.values_of(0)[kGoOn] == 0) break;
+    double* const rates = self.values() + kRates + round * kFigures;
+    for (const Workload& one : all) {
+      self.barrier();
+      rates[one.figure] = std::max(rates[one.figure], one.amount / median_seconds(one.run));
+    }
+  }
+}
+
+// In each round the median of the ranks, then the best round.
+Figures summarize(const std::vector<double>& values, int ranks) {
+  Figures best{};
+  for (std::size_t round = 0; round < kRounds; ++round) {
+    for (std::size_t figure = 0; figure < kFigures; ++figure) {
+      std::vector<double> of_ranks;
+      for (std::size_t rank = 0; rank < static_cast<std::size_t>(ranks); ++rank) {
+        of_ranks.push_back(values[rank * kValues + kRates + round * kFigures + figure]);
+      }
+      best[figure] = std::max(best[figure], median(std::move(of_ranks)));
+    }
+  }
+  return best;
+}
+
+Figures measure_with(const Setting& setting, config::Matmul matmul, MakeWorkloads* make, std::size_t shared_bytes) {
+  const RankProcessOptions options{
+      .ranks = setting.ranks, .cpus = setting.cpus, .values = kValues, .shared_bytes = shared_bytes};
+  return summarize(
+      run_rank_processes(options, [&](RankProcess& self) { measure_as_rank(self, setting, matmul, make); }),
+      setting.ranks);
+}
+
+std::optional<double> in_giga(double per_second) {
+  return per_second > 0 ? std::optional(per_second / 1e9) : std::nullopt;
+}
+
+}  // namespace
+
+profile::RankLimits measure(const Setting& setting) {
+  profile::RankLimits limits;
+  limits.cpu = host::processor().name;
+  limits.threads = setting.threads;
+  limits.ranks = setting.ranks;
+  const Figures best = measure_with(setting, config::Matmul::kAuto, all_workloads, all_reduce_bytes(setting.ranks));
+  limits.memory_gb_s = in_giga(best[kMemory]);
+  limits.all_reduce_gb_s = in_giga(best[kAllReduce]);
+  const auto add = [&](std::map<std::string, double>& to, const char* type, Figure figure) {
+    if (const auto rate = in_giga(best[figure])) to[type] = *rate;
+  };
+  add(limits.gflops, "float32", kMatmulFloat32);
+  add(limits.gflops, "bfloat16", kMatmulBfloat16);
+  add(limits.gflops, "float16", kMatmulFloat16);
+  add(limits.convolution_gflops, "float32", kConvolutionFloat32);
+  add(limits.convolution_gflops, "bfloat16", kConvolutionBfloat16);
+  if (train::has_fast_matmul()) {  // else MKL's default path is the one that was measured
+    limits.matmul = profile::MatmulPath::kFast;
+    limits.matmul_default_gflops =
+        in_giga(measure_with(setting, config::Matmul::kDefault, float32_workloads, 0)[kMatmulFloat32]);
+  }
+  return limits;
+}
+
+}  // namespace dtrain::calibration

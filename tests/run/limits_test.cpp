@@ -1,0 +1,165 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+
+#include "calibration/limits_cache.h"
+#include "calibration/machine_limits.h"
+#include "doctor/bench.h"
+#include "dtrain/base/error.h"
+#include "dtrain/base/unix_socket.h"
+
+namespace dtrain::run {
+namespace {
+
+namespace fs = std::filesystem;
+using profile::RankLimits;
+using testing::HasSubstr;
+using testing::Not;
+
+RankLimits limits_of(int threads, int ranks) {
+  RankLimits limits;
+  limits.cpu = "a processor";
+  limits.threads = threads;
+  limits.ranks = ranks;
+  limits.memory_gb_s = 20.5 * ranks;
+  limits.gflops = {{"float32", 200}, {"bfloat16", 400.5}};
+  limits.matmul = profile::MatmulPath::kFast;
+  limits.matmul_default_gflops = 90;
+  return limits;
+}
+
+class LimitsCacheTest : public testing::Test {
+ protected:
+  LimitsCacheTest() : folder_(fs::temp_directory_path() / ("dtrain-limits-" + random_hex(8))), cache_(folder_) {}
+  ~LimitsCacheTest() override {
+    std::error_code ignored;
+    fs::remove_all(folder_, ignored);
+  }
+  fs::path folder_;
+  LimitsCache cache_;
+};
+
+TEST_F(LimitsCacheTest, KeepsEachSettingByItself) {
+  const Json one = limits_key(1, 2);
+  const Json other = limits_key(2, 1);
+  EXPECT_FALSE(cache_.find(one));
+  EXPECT_TRUE(cache_.of_this_machine().empty());
+  cache_.store(other, limits_of(2, 1));
+  cache_.store(one, limits_of(1, 2));
+  EXPECT_EQ(cache_.find(one), limits_of(1, 2));
+  EXPECT_EQ(cache_.find(other), limits_of(2, 1));
+  EXPECT_EQ(cache_.of_this_machine(), (std::vector{limits_of(1, 2), limits_of(2, 1)}));
+  cache_.store(one, limits_of(1, 3));
+  EXPECT_EQ(cache_.find(one), limits_of(1, 3));
+}
+
+TEST_F(LimitsCacheTest, KeyHasAllThatFiguresDependOn) {
+  const Json key = limits_key(3, 4);
+  for (const char* name : {"cpu", "revision", "threads", "ranks", "libtorch", "dtrain"}) {
+    ASSERT_TRUE(key.contains(name)) << name;
+    Json other = key;
+    other[name] = "x";
+    EXPECT_NE(cache_.file(other), cache_.file(key)) << name;
+  }
+}
+
+TEST_F(LimitsCacheTest, OfAnotherProcessorAreNotShown) {
+  Json key = limits_key(1, 2);
+  key["cpu"] = "another processor";
+  cache_.store(key, limits_of(1, 2));
+  EXPECT_TRUE(cache_.find(key));
+  EXPECT_TRUE(cache_.of_this_machine().empty());
+}
+
+TEST_F(LimitsCacheTest, DamagedFilesCountAsNone) {
+  const Json key = limits_key(1, 2);
+  cache_.store(key, limits_of(1, 2));
+  const Json other = limits_key(1, 8);
+  const std::string of_other = to_line({{"key", other}, {"limits", profile::to_json(limits_of(1, 8))}});
+  for (const std::string& text : {std::string(), std::string("{\"key\":"), std::string("[1]"), std::string("7"),
+                                  std::string("{\"key\": 1, \"limits\": {\"memory_gb_s\": 1}}"),
+                                  std::string("{\"limits\": {\"memory_gb_s\": 1}}"), of_other}) {
+    std::ofstream(cache_.file(key)) << text;
+    EXPECT_FALSE(cache_.find(key)) << text;
+  }
+  cache_.store(key, limits_of(1, 2));
+  EXPECT_TRUE(cache_.find(key));
+}
+
+TEST_F(LimitsCacheTest, WithoutAFolderNothingIsKept) {
+  const LimitsCache nowhere{fs::path()};
+  nowhere.store(limits_key(1, 1), limits_of(1, 1));
+  EXPECT_FALSE(nowhere.find(limits_key(1, 1)));
+  EXPECT_TRUE(nowhere.file(limits_key(1, 1)).empty());
+  const MachineLimits limits = machine_limits({.threads = 1}, Measure::kIfUnknown, {});
+  EXPECT_FALSE(limits.limits);
+  EXPECT_THAT(limits.failure, HasSubstr("HOME"));
+}
+
+TEST_F(LimitsCacheTest, WhatIsKnownIsNotMeasured) {
+  const Variables variables{{"XDG_CACHE_HOME", folder_}};
+  const LimitsCache users(folder_ / "dtrain");
+  const RanksOfHost ranks{.threads = 1, .ranks = 2};
+  EXPECT_FALSE(machine_limits(ranks, Measure::kNever, variables).limits);
+  users.store(limits_key(1, 2), limits_of(1, 2));
+  for (const Measure measure : {Measure::kNever, Measure::kIfUnknown}) {
+    const MachineLimits known = machine_limits(ranks, measure, variables);
+    EXPECT_EQ(known.limits, limits_of(1, 2));
+    EXPECT_EQ(known.seconds, 0);
+    EXPECT_EQ(known.failure, "");
+  }
+}
+
+TEST(RanksOfHost, GetTheCpusOfTheFirstSlots) {
+  const RanksOfHost one = on_this_host({.threads = 0, .ranks = 1, .slots = 1});
+  ASSERT_EQ(one.cpus.size(), 1u);
+  EXPECT_EQ(one.threads, static_cast<int>(one.cpus.front().size()));
+  const RanksOfHost four = on_this_host({.threads = 3, .ranks = 2, .slots = 4});
+  EXPECT_EQ(four.threads, 3);
+  EXPECT_EQ(four.cpus.size(), 2u);
+  const RanksOfHost given = on_this_host({.threads = 0, .ranks = 1, .cpus = {{5, 7}}});
+  EXPECT_EQ(given.threads, 2);
+  EXPECT_EQ(ranks_of_host(Json::parse(to_line(to_json(given)))).cpus, given.cpus);
+}
+
+TEST(MachineLimits, TravelBetweenHosts) {
+  const MachineLimits sent{.limits = limits_of(2, 3), .seconds = 1.5, .failure = "x"};
+  const MachineLimits received = machine_limits_of(Json::parse(to_line(to_json(sent))));
+  EXPECT_EQ(received.limits, sent.limits);
+  EXPECT_EQ(received.seconds, 1.5);
+  EXPECT_EQ(received.failure, "x");
+  EXPECT_FALSE(machine_limits_of(to_json(MachineLimits())).limits);
+}
+
+TEST(MayCalibrate, IsTrueUnlessSaid) {
+  EXPECT_TRUE(may_calibrate({}));
+  EXPECT_TRUE(may_calibrate({{"DTRAIN_CALIBRATION", "true"}}));
+  EXPECT_FALSE(may_calibrate({{"DTRAIN_CALIBRATION", "false"}}));
+  EXPECT_THROW(may_calibrate({{"DTRAIN_CALIBRATION", "no"}}), ConfigError);
+}
+
+TEST(LimitsTable, NamesWhatTheDefaultPathCosts) {
+  const RankLimits limits = limits_of(1, 2);
+  EXPECT_DOUBLE_EQ(matmul_cost(limits).value(), 55);
+  const std::string table = render_limits(std::vector{limits});
+  EXPECT_THAT(table, HasSubstr("a rank with 1 thread, while 2 ranks work (a processor)"));
+  EXPECT_THAT(table, HasSubstr("matmul: default, 55% less; auto avoids it"));
+  EXPECT_THAT(table, HasSubstr("41.0 GB/s"));
+  EXPECT_THAT(table, Not(HasSubstr("convolutions")));
+  EXPECT_EQ(render_limits({}), "");
+  RankLimits one_path = limits;
+  one_path.matmul_default_gflops.reset();
+  EXPECT_FALSE(matmul_cost(one_path));
+  EXPECT_THAT(render_limits(std::vector{one_path}), Not(HasSubstr("auto")));
+}
+
+TEST(MatmulFinding, IsThereWhereLibtorchTakesTheSlowPath) {
+  EXPECT_FALSE(judge_matmul(false, {}));
+  EXPECT_THAT(judge_matmul(true, {}).value().text, HasSubstr("doctor --bench measures"));
+  EXPECT_THAT(judge_matmul(true, std::vector{limits_of(1, 2)}).value().text, HasSubstr("costs 55%"));
+}
+
+}  // namespace
+}  // namespace dtrain::run
