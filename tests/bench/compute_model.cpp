@@ -1,6 +1,7 @@
 #include "compute_model.h"
 
 #include <algorithm>
+#include <cerrno>
 #include <fstream>
 #include <map>
 #include <optional>
@@ -111,7 +112,8 @@ class Comparison {
   }
 
  private:
-  void start(std::vector<std::string> command, std::vector<int> cpus) {
+  // `output`: of standard output; what else is said goes to the log.
+  void start(std::vector<std::string> command, std::vector<int> cpus, const std::filesystem::path& output = {}) {
     ProcessOptions options;
     options.command = std::move(command);
     options.environment = {{"OMP_NUM_THREADS", "1"}, {"MKL_NUM_THREADS", "1"}};
@@ -119,10 +121,14 @@ class Comparison {
     options.environment["DTRAIN_STATE_DIR"] = scratch_.path() / ("state" + std::to_string(processes_.size()));
     options.cpus = std::move(cpus);
     options.working_folder = scratch_.path();
-    const int fd = ::open(log_.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
-    logs_.emplace_back(fd);
-    options.fds = {{1, fd}, {2, fd}};
+    options.fds = {{1, open_log(output.empty() ? log_ : output)}, {2, open_log(log_)}};
     processes_.push_back(Process::start(options));
+  }
+
+  int open_log(const std::filesystem::path& file) {
+    logs_.emplace_back(::open(file.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600));
+    if (!logs_.back()) throw SystemError("open " + file.string(), errno);
+    return logs_.back().get();
   }
 
   std::filesystem::path run_folder(const std::string& name) const { return scratch_.path() / name; }
@@ -200,10 +206,27 @@ class Comparison {
   void end_all() {
     for (auto& [name, contestant] : ours_) contestant.end("0");
     if (!peers_.empty()) ddp_.end("end");
-    for (Process& process : processes_) process.wait(std::chrono::seconds(10));
+    for (Process& process : processes_) {
+      if (!process.wait(std::chrono::seconds(60)))
+        throw Error("a contestant of " + model_.name + " has not ended in 60 s");
+    }
   }
 
-  Json row(const std::map<std::string, std::vector<double>>& times, const Json& parameters) const {
+  // The model's FLOPs over what the machine could do in the median step; and the limit that this rests on.
+  void add_mfu(Json& row, const std::string& name, double median_ms) {
+    const auto file = scratch_.path() / (name + ".summary");
+    start({beside("dtrain").string(), "summary", run_folder(name).string(), "--json"}, {}, file);
+    processes_.back().wait();
+    const Json summary = Json::parse(read_file(file));
+    row["flops_per_step"] = summary.at("flops_per_step");
+    const Json limit = summary.at("limit_gflops");  // of all ranks
+    row[name + "_limit_gflops"] = limit;
+    row[name + "_mfu"] = nullptr;
+    if (limit.is_null() || row["flops_per_step"].is_null()) return;
+    row[name + "_mfu"] = row["flops_per_step"].get<double>() / (median_ms * 1e6) / limit.get<double>();
+  }
+
+  Json row(const std::map<std::string, std::vector<double>>& times, const Json& parameters) {
     Json row = {{"model", model_.name}, {"batch_per_rank", model_.batch}, {"parameters", parameters}};
     std::map<std::string, double> medians;
     for (const auto& [name, values] : times) {
@@ -224,6 +247,7 @@ class Comparison {
     ratio("expert_float32_ratio", "expert", "ours");
     ratio("expert_ratio", "expert_bf16", "ours_bf16");
     ratio("compiled_ratio", "compiled", "ours_bf16");
+    for (const auto& [name, contestant] : ours_) add_mfu(row, name, medians.at(name));
     return row;
   }
 
