@@ -28,7 +28,7 @@ namespace {
 constexpr std::size_t kMegabyte = 1u << 20;
 constexpr std::array kSizes{256, 512, 1024, 2048, 4096, 8192};  // of square matrices
 constexpr std::size_t kMostSizes = 2;  // that are measured: the largest ones. More add time, and find nothing.
-constexpr double kLongestCall = 0.04;  // seconds
+constexpr double kLongestCall = 0.02;  // seconds
 
 // Floats in a mapping of their own, filled by the threads that will use them. Huge pages are asked for: fewer page
 // faults while it is filled.
