@@ -17,7 +17,7 @@ struct GptSizes {
 
 // As Python's: torch::nn::Linear adds the bias to inputs of three dimensions in an operation of its own, which rounds
 // once more under autocast.
-inline torch::Tensor apply(const torch::nn::Linear& linear, const torch::Tensor& x) {
+inline torch::Tensor affine(const torch::nn::Linear& linear, const torch::Tensor& x) {
   return torch::linear(x, linear->weight, linear->bias);
 }
 
@@ -34,11 +34,11 @@ struct GptBlockImpl : torch::nn::Module {
 
   torch::Tensor forward(torch::Tensor x) {
     const std::int64_t batch = x.size(0), length = x.size(1), width = x.size(2);
-    std::vector<torch::Tensor> parts = apply(attention, norm1(x)).split(width, 2);  // queries, keys, values
+    std::vector<torch::Tensor> parts = affine(attention, norm1(x)).split(width, 2);  // queries, keys, values
     for (torch::Tensor& part : parts) part = part.view({batch, length, heads, -1}).transpose(1, 2);
     const auto y = at::scaled_dot_product_attention(parts[0], parts[1], parts[2], {}, 0, /*is_causal=*/true);
-    x = x + apply(projection, y.transpose(1, 2).reshape({batch, length, width}));
-    return x + apply(down, at::gelu(apply(up, norm2(x)), "tanh"));
+    x = x + affine(projection, y.transpose(1, 2).reshape({batch, length, width}));
+    return x + affine(down, at::gelu(affine(up, norm2(x)), "tanh"));
   }
 
   std::int64_t heads;
