@@ -7,13 +7,13 @@
 
 #include <gtest/gtest.h>
 
+#include "choice/turn_comparison.h"
 #include "dtrain/base/error.h"
 #include "exchange/gradient_hooks.h"
 #include "harness/run_ranks.h"
 #include "model/flat_optimizer.h"
 #include "no_common_memory.h"
 #include "small_model.h"
-#include "step/turn_comparison.h"
 #include "strategies/replicated.h"
 #include "strategies/sharded.h"
 #include "strategies/strategy_report.h"

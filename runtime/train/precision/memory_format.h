@@ -8,13 +8,13 @@
 #include <filesystem>
 #include <optional>
 
+#include "choice/run_cache.h"
+#include "choice/turn_comparison.h"
 #include "device/steps_in_flight.h"
 #include "dtrain/config/optimizations.h"
-#include "exchange/run_cache.h"
 #include "exchange/run_services.h"
 #include "model/flat_parameters.h"
 #include "state/state_visitor.h"
-#include "step/turn_comparison.h"
 
 namespace dtrain::train {
 

@@ -9,6 +9,7 @@
 #include <optional>
 #include <string>
 
+#include "choice/turn_comparison.h"
 #include "device/steps_in_flight.h"
 #include "dtrain/config/optimizations.h"
 #include "exchange/fusion.h"
@@ -18,7 +19,6 @@
 #include "exchange/window_scale.h"
 #include "model/flat_optimizer.h"
 #include "model/flat_parameters.h"
-#include "step/turn_comparison.h"
 
 namespace dtrain::train {
 

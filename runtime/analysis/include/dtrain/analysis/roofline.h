@@ -14,8 +14,6 @@
 
 namespace dtrain::analysis {
 
-inline constexpr double kGiga = 1e9;  // in a GFLOP, and in a GB
-
 // Calls of an operator in the counted batch of a rank.
 struct OperatorLimit {
   std::string name, dtype, format;

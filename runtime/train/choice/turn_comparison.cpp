@@ -1,4 +1,4 @@
-#include "step/turn_comparison.h"
+#include "choice/turn_comparison.h"
 
 #include <algorithm>
 

@@ -1,4 +1,4 @@
-#include "exchange/run_cache.h"
+#include "choice/run_cache.h"
 
 #include <array>
 #include <cstdint>
