@@ -52,6 +52,9 @@ class Residuals {
   std::vector<float*> places_;
 };
 
+// Which gradients can be compressed.
+std::vector<bool> float32_tensors(std::span<const GradientTensor> tensors);
+
 struct CodecContext {
   std::vector<GradientTensor> tensors;
   Communicator& communicator;

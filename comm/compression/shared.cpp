@@ -26,6 +26,12 @@ std::byte* Arena::claim_bytes(std::size_t bytes) {
   return place;
 }
 
+std::vector<bool> float32_tensors(std::span<const GradientTensor> tensors) {
+  std::vector<bool> result;
+  for (const GradientTensor& tensor : tensors) result.push_back(tensor.type == DataType::kFloat32);
+  return result;
+}
+
 Residuals::Residuals(std::span<const GradientTensor> tensors, const std::vector<bool>& keep)
     : tensors_(tensors), places_(tensors.size(), nullptr) {
   const auto padded = [](std::size_t elements) { return Arena::rounded(elements * sizeof(float)) / sizeof(float); };

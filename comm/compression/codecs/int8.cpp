@@ -80,7 +80,7 @@ class Int8Exchange final : public Exchange {
 class Int8Codec final : public Codec {
  public:
   explicit Int8Codec(CodecContext& context)
-      : context_(context), residuals_(context.tensors, std::vector<bool>(context.tensors.size(), true)) {}
+      : context_(context), residuals_(context.tensors, float32_tensors(context.tensors)) {}
 
   std::size_t staging_bytes() const override {
     std::size_t total = 0;

@@ -34,12 +34,6 @@ struct SmallValues {
   std::span<const GradientTensor> tensors_;
 };
 
-std::vector<bool> float32_tensors(std::span<const GradientTensor> tensors) {
-  std::vector<bool> result;
-  for (const GradientTensor& tensor : tensors) result.push_back(tensor.type == DataType::kFloat32);
-  return result;
-}
-
 SmallValues::SmallValues(std::span<const GradientTensor> tensors)
     : residuals(tensors, float32_tensors(tensors)), owes(tensors.size()), tensors_(tensors) {
   for (std::size_t t = 0; t < tensors.size(); ++t) {

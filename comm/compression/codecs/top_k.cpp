@@ -92,9 +92,7 @@ class TopKExchange final : public Exchange {
 class TopKCodec final : public Codec {
  public:
   TopKCodec(const TopK& settings, CodecContext& context)
-      : residuals(context.tensors, std::vector<bool>(context.tensors.size(), true)),
-        settings_(settings),
-        context_(context) {}
+      : residuals(context.tensors, float32_tensors(context.tensors)), settings_(settings), context_(context) {}
 
   std::size_t sent_of(std::size_t tensor) const {
     const std::size_t elements = context_.tensors[tensor].elements;
