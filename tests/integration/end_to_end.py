@@ -125,7 +125,7 @@ class Configs(RunTest):
 
 class Determinism(RunTest):
     def test_same_seed_same_bytes(self):
-        length = ["searcher.max_length.batches=20"]
+        length = ["searcher.max_length.batches=30"]  # more than the turns of the memory formats
         first = self.launch(FASHION, length).expect(0)
         second = self.launch(FASHION, length).expect(0)
         self.assertEqual(first.weights_file.read_bytes(), second.weights_file.read_bytes())
@@ -133,7 +133,9 @@ class Determinism(RunTest):
         self.assertNotEqual(first.weights_file.read_bytes(), other.weights_file.read_bytes())
 
         # A run that starts from these weights starts where that one ended.
+        memory_format = first.json("plan.json")["memory_format"]["format"]
         on = self.launch(FASHION, ["searcher.max_length.batches=1", "perform_initial_validation=true",
+                                   f"optimizations.memory_format={memory_format}",
                                    f"initial_weights={first.weights_file}"]).expect(0)
         self.assertEqual(on.metrics("validation")[0]["batch"], 0)
         self.assertEqual(on.metrics("validation")[0]["metrics"], first.metrics("validation")[-1]["metrics"])

@@ -70,7 +70,7 @@ class Fusion(unittest.TestCase):
         remembered.write_text("{")  # as a crash of another program may leave it
         damaged = self.run_with(auto_tune_tensor_fusion=True)
         self.assertEqual(damaged.fusion["by"], "tuned")
-        self.assertIn("the remembered fusion plan is not used", damaged.output)
+        self.assertIn("what an earlier run remembered is not used", damaged.output)
         self.assertIsInstance(json.loads(remembered.read_text()), dict, "and written anew")
 
         for other in (apart, tuned, again, sharded, damaged):

@@ -39,12 +39,14 @@ class Run:
 
 
 def experiment(build, case, ranks, slot_type, path):
+    """A case without a memory format has `contiguous`: runs on two kinds of device are compared, and the clock would
+    choose for each of them."""
     hyperparameters = {"global_batch_size": 6 * ranks, "model": case["model"], "optimizer": case["optimizer"],
                        "batches": case["batches"][:ranks], **case.get("hyperparameters", {})}
     searcher = {"metric": "loss", "max_length": case.get("length", {"batches": 50})}
     return write_experiment(
         path, name="gpu", entrypoint=build.program("gpu_trial"), hyperparameters=hyperparameters, searcher=searcher,
-        resources={"slots_per_trial": ranks, "slot_type": slot_type}, optimizations=case.get("optimizations", {}),
+        resources={"slots_per_trial": ranks, "slot_type": slot_type}, optimizations={"memory_format": "contiguous", **case.get("optimizations", {})},
         **case.get("sections", {}))
 
 

@@ -22,6 +22,7 @@ EXACT = 0
 SUMS = 1e-11  # other orders of sums, in float64
 POWER_SGD = 1e-3  # its products
 NARROW = 5e-3  # NCCL sums float16 and bfloat16 in their own type
+AUTOCAST = 0.1
 NORM = 1e-6  # clipping's factor is a float32 on a GPU
 
 # Between these batches nothing but steps happens: no metrics are due, buckets and strategy do not change.
@@ -41,8 +42,10 @@ PINNED_FOR_ALL = {"copies_to_device": 2, "copies_to_host": 2, "pageable_copies":
 
 
 def case(model, optimizer, sharded, limit, k=1, dtype="float32", batches=None, epochs=None, count=False, local_sgd=None,
-         fusion=None, compression=None, **hyperparameters):
+         fusion=None, compression=None, precision=None, **hyperparameters):
     optimizations = {"aggregation_frequency": k}
+    if precision is not None:
+        optimizations["mixed_precision"] = precision
     if compression is not None:
         optimizations["gradient_compression"] = compression
     elif local_sgd:
@@ -65,6 +68,7 @@ def title(one):
     if "local_sgd" in optimizations:
         parts.append("local " + str(optimizations["local_sgd"].get("compression", "")))
     parts += [str(optimizations["gradient_compression"])] if "gradient_compression" in optimizations else []
+    parts += [optimizations["mixed_precision"]] if "mixed_precision" in optimizations else []
     parts += ["buckets"] if "tensor_fusion_threshold" in optimizations else []
     parts += ["uneven"] if one["epochs"] else []
     return " ".join(parts)
@@ -75,6 +79,12 @@ F64 = {"dtype": "float64"}
 UNEVEN = {"batches": [17, 12, 19, 3], "epochs": 3}  # of each rank
 TOP_K = {"kind": "topk", "ratio": 0.1}
 CHECKPOINTED = {"checkpointed": "cuda"}  # not on the CPUs: nothing but memory and time differ
+# Autocast casts other operators on GPUs than on CPUs, so weights are alike and no more.
+MIXED = [
+    case("gpt", SGD, False, AUTOCAST, precision="bf16"),
+    case("cnn", SGD, True, AUTOCAST, precision="pure_bf16"),
+    case("mlp", SGD, "auto", AUTOCAST, precision="pure_bf16", clip=0.3, k=3),
+]
 COMPRESSED = [  # the bits of the CPU's codecs
     case("gpt", ADAMW, False, EXACT, compression="int8", count=True),
     case("odd", SGD, False, EXACT, compression="int8", k=3, fusion=256),
@@ -95,7 +105,7 @@ CASES = {
         case("gpt", SGD, False, EXACT, compression="fp16"),
         case("gpt", ADAM, False, EXACT, k=2, **CHECKPOINTED),
         case("gpt", ADAMW, False, NORM, clip=0.3, k=3, **F64), case("odd", ADAM, True, EXACT)],
-    2: [*SAME_ORDER, *NEAR,
+    2: [*SAME_ORDER, *NEAR, *MIXED,
         case("mlp", SGD, True, EXACT, count=True),
         case("cnn", ADAMW, False, EXACT, count=True, delay_queries=3),
         case("gpt", ADAMW, True, EXACT, count=True),
@@ -114,7 +124,7 @@ CASES = {
         case("odd", ADAM, False, EXACT, compression="fp16", **UNEVEN),
         case("mlp", SGD, False, POWER_SGD, compression={"kind": "powersgd", "rank": 2, "warmup_steps": 3}, count=True),
         case("mlp", SGD, False, EXACT, local_sgd={"inner_steps": 7, "compression": "int8"})],
-    3: [*NEAR,
+    3: [*NEAR, *MIXED,
         *COMPRESSED,
         case("gpt", SGD, False, SUMS, **CHECKPOINTED, **F64),
         case("gpt", SGD, False, NARROW, compression="fp16", fusion=4096),

@@ -49,7 +49,7 @@ CASES = {
     1: [case("cnn", ADAMW, aggregation_frequency=4), case("gpt", SGD, own_state=True),
         case("cnn", ADAMW, mixed_precision="bf16", memory_format="channels_last")],
     2: [case("mlp", PLAIN_SGD, sharded_optimizer=False),
-        case("cnn", ADAMW, mixed_precision="bf16", aggregation_frequency=2, **UNEVEN),
+        case("cnn", ADAMW, mixed_precision="bf16", memory_format="auto", aggregation_frequency=2, **UNEVEN),
         case("gpt", ADAMW, mixed_precision="bf16", sharded_optimizer=True, clip=0.5),
         case("gpt", SGD, mixed_precision="pure_bf16", sharded_optimizer="auto"),
         case("cnn", ADAM, mixed_precision="pure_bf16", gradient_compression="int8", own_state=True),
