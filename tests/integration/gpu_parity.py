@@ -20,7 +20,6 @@ ADAM = {"kind": "adam", "lr": 2e-3, "weight_decay": 1e-3}
 ADAMW = {"kind": "adamw", "lr": 3e-3}
 EXACT = 0
 SUMS = 1e-11  # other orders of sums, in float64
-POWER_SGD = 1e-3  # its products
 NARROW = 5e-3  # NCCL sums float16 and bfloat16 in their own type
 AUTOCAST = 0.1
 NORM = 1e-6  # clipping's factor is a float32 on a GPU
@@ -122,14 +121,12 @@ CASES = {
         case("gpt", ADAM, False, EXACT, compression="fp16", count=True),
         case("cnn", SGD, False, NARROW, compression="bf16", clip=0.3, count=True),
         case("odd", ADAM, False, EXACT, compression="fp16", **UNEVEN),
-        case("mlp", SGD, False, POWER_SGD, compression={"kind": "powersgd", "rank": 2, "warmup_steps": 3}, count=True),
         case("mlp", SGD, False, EXACT, local_sgd={"inner_steps": 7, "compression": "int8"})],
     3: [*NEAR, *MIXED,
         *COMPRESSED,
         case("gpt", SGD, False, SUMS, **CHECKPOINTED, **F64),
         case("gpt", SGD, False, NARROW, compression="fp16", fusion=4096),
         case("odd", SGD, False, NARROW, compression="bf16", k=3),
-        case("mlp", SGD, False, POWER_SGD, compression={"kind": "powersgd", "rank": 2, "warmup_steps": 3}, k=3),
         case("mlp", SGD, False, EXACT, local_sgd={"inner_steps": 7, "compression": TOP_K}),
         case("gpt", SGD, False, SUMS, **F64),
         case("gpt", SGD, True, SUMS, **F64),

@@ -78,7 +78,7 @@ GPU_CASES = {
         case("gpt", ADAM, slot_type="cuda", sharded_optimizer=True, aggregation_frequency=4),
         case("gpt", SGD, slot_type="cuda", local_sgd=LOCAL, **UNEVEN),
         case("gpt", ADAM, slot_type="cuda", gradient_compression="int8", aggregation_frequency=2),
-        case("gpt", SGD, slot_type="cuda", gradient_compression={"kind": "powersgd", "rank": 2, "warmup_steps": 5})],
+        case("gpt", SGD, slot_type="cuda", mixed_precision="pure_bf16", sharded_optimizer=True)],
     3: [case("gpt", ADAMW, slot_type="cuda", sharded_optimizer=True, **UNEVEN)],
 }
 

@@ -56,8 +56,14 @@ std::vector<std::pair<std::string, std::string>> Experiment::variables_of_ranks(
 }
 
 std::vector<std::string> keys_not_for_gpus(const Experiment& experiment) {
+  const auto is_power_sgd = [](const comm::Compression& one) { return std::holds_alternative<comm::PowerSgd>(one); };
+  const Optimizations& o = experiment.optimizations;
   std::vector<std::string> keys;
-  if (experiment.optimizations.auto_tune_tensor_fusion) keys.emplace_back("optimizations.auto_tune_tensor_fusion");
+  if (is_power_sgd(o.gradient_compression)) keys.emplace_back("optimizations.gradient_compression");
+  if (o.local_sgd && is_power_sgd(o.local_sgd->compression)) {
+    keys.emplace_back("optimizations.local_sgd.compression");
+  }
+  if (o.auto_tune_tensor_fusion) keys.emplace_back("optimizations.auto_tune_tensor_fusion");
   return keys;
 }
 
@@ -70,7 +76,29 @@ Json what_gpus_support() {
     "then": {
       "properties": {
         "optimizations": {
-          "properties": {"auto_tune_tensor_fusion": {"enum": [false]}}
+          "properties": {
+            "gradient_compression": {
+              "not": {
+                "anyOf": [
+                  {"const": "powersgd"},
+                  {"type": "object", "required": ["kind"], "properties": {"kind": {"const": "powersgd"}}}
+                ]
+              }
+            },
+            "auto_tune_tensor_fusion": {"enum": [false]},
+            "local_sgd": {
+              "properties": {
+                "compression": {
+                  "not": {
+                    "anyOf": [
+                      {"const": "powersgd"},
+                      {"type": "object", "required": ["kind"], "properties": {"kind": {"const": "powersgd"}}}
+                    ]
+                  }
+                }
+              }
+            }
+          }
         }
       }
     }

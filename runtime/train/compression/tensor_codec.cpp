@@ -2,6 +2,8 @@
 
 #include <type_traits>
 
+#include "dtrain/base/error.h"
+
 namespace dtrain::train {
 
 std::vector<at::Tensor> TensorCodecContext::like_flats() const {
@@ -51,7 +53,7 @@ std::unique_ptr<TensorCodec> make_tensor_codec(TensorCodecContext& context, cons
           return make_top_k_codec(context, settings);
         } else {
           static_assert(std::is_same_v<Settings, comm::PowerSgd>, "a codec needs a form of tensor operations");
-          return make_power_sgd_codec(context, settings);
+          throw ConfigError("powersgd is not supported on GPUs yet", "use fp16, bf16, int8 or topk there");
         }
       },
       compression);

@@ -81,7 +81,6 @@ void give_back(const TensorCodecContext& context, std::size_t place, const std::
 std::unique_ptr<TensorCodec> make_narrow_codec(TensorCodecContext& context, bool half);
 std::unique_ptr<TensorCodec> make_int8_codec(TensorCodecContext& context);
 std::unique_ptr<TensorCodec> make_top_k_codec(TensorCodecContext& context, const comm::TopK& settings);
-std::unique_ptr<TensorCodec> make_power_sgd_codec(TensorCodecContext& context, const comm::PowerSgd& settings);
 
 // Null: no compression. CommError for settings that make no sense.
 std::unique_ptr<TensorCodec> make_tensor_codec(TensorCodecContext& context, const comm::Compression& compression);

@@ -3,7 +3,9 @@
 #include <limits>
 #include <random>
 
+#include <ATen/ATen.h>
 #include <ATen/Parallel.h>
+#include <ATen/core/grad_mode.h>
 
 #include "model/fused_update.h"
 
