@@ -67,7 +67,7 @@ std::string cpus_text(const std::vector<std::vector<int>>& cpus) {
 // The LD_LIBRARY_PATH with which `program` finds the libtorch that the ranks use; empty: it needs none.
 std::string library_path_for(const fs::path& program, const fs::path& of_ranks, const Variables& variables) {
   if (of_ranks.empty() || !is_program(of_ranks)) return find_libraries(program, variables);
-  const std::string path = find_libraries(of_ranks, variables);
+  std::string path = find_libraries(of_ranks, variables);
   if (!path.empty()) return path;
   const fs::path torch = libtorch_folder(of_ranks, path);
   if (torch.empty()) return find_libraries(program, variables);
