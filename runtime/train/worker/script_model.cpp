@@ -13,7 +13,17 @@
 
 namespace dtrain::worker {
 
-ScriptTree::ScriptTree(const torch::jit::Module& script) : script_(script) {
+namespace {
+
+// "BatchNorm2d"; by it training tells layers that stay in float32 (ParameterTypes).
+std::string class_of(const torch::jit::Module& script) {
+  const auto name = script.type()->name();
+  return name ? name->name() : "ScriptModule";
+}
+
+}  // namespace
+
+ScriptTree::ScriptTree(const torch::jit::Module& script) : torch::nn::Module(class_of(script)), script_(script) {
   torch::nn::Module::train(script.is_training());  // before it has parts, which have modes of their own
   const auto type = script.type();
   for (std::size_t slot = 0; slot < type->numAttributes(); ++slot) {
