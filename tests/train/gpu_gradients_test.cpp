@@ -283,5 +283,32 @@ TEST_F(GpuGradients, ScalingIsTheHosts) {
   });
 }
 
+TEST_F(GpuGradients, AnUpdateReadsBfloat16GradientsAndWritesAShadow) {
+  torch::manual_seed(5);
+  for (const Optimizer& optimizer : {Optimizer(Sgd{.momentum = 0.9}), Optimizer(AdamW{})}) {
+    const auto update = std::visit([](const auto& settings) { return settings.make_update(); }, optimizer);
+    constexpr std::int64_t kCount = 4096;
+    const at::Tensor values = torch::randn({kCount}), shadow = torch::zeros({kCount}, at::kBFloat16);
+    const at::Tensor gpu_values = values.to(test::kGpu), gpu_shadow = shadow.to(test::kGpu);
+    std::vector<at::Tensor> states, gpu_states;
+    for (std::size_t s = 0; s < update->state_names().size(); ++s) {
+      states.push_back(torch::zeros({kCount}));
+      gpu_states.push_back(states.back().to(test::kGpu));
+    }
+    EXPECT_EQ(update->kernel(at::kCUDA, at::kFloat).whose, "libtorch");
+    for (int i = 0; i < 2; ++i) {
+      const at::Tensor gradients = torch::randn({kCount}).to(at::kBFloat16), gpu_gradients = gradients.to(test::kGpu);
+      update->update(values, gradients, states, {0.01, i, {}, shadow});
+      gpus.take_counts();
+      update->update(gpu_values, gpu_gradients, gpu_states, {0.01, i, {}, gpu_shadow});
+      EXPECT_EQ(gpus.take_counts().host_syncs, 0);
+    }
+    EXPECT_TRUE(at::equal(gpu_values.cpu(), values));
+    EXPECT_TRUE(at::equal(gpu_shadow.cpu(), shadow));
+    for (std::size_t s = 0; s < states.size(); ++s) EXPECT_TRUE(at::equal(gpu_states[s].cpu(), states[s]));
+  }
+  EXPECT_THAT(gpus.take_reports(), testing::IsEmpty());
+}
+
 }  // namespace
 }  // namespace dtrain::train
