@@ -102,6 +102,40 @@ class Buffers(ScriptTest):
         self.assertGreater(numpy.abs(trained["now"] - trained["before"]).max(), 1e-3)
 
 
+class Normalising(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(1, 4, 3, padding=1)
+        self.batch_norm = nn.BatchNorm2d(4)
+        self.out = nn.Linear(4 * 49, 10)
+        self.layer_norm = nn.LayerNorm(10)
+
+    def forward(self, x):
+        x = torch.max_pool2d(torch.relu(self.batch_norm(self.conv(x))), 4)
+        return self.layer_norm(self.out(x.flatten(1)))
+
+
+class MixedPrecision(ScriptTest):
+    """Layers that normalise stay in float32, told by the classes of the script; files are float32."""
+
+    def test_every_precision_trains(self):
+        write_fashion_like(self.folder)
+        model = save_script(Normalising(), self.folder / "model.pt")
+        data = {"training": "train", "validation": "t10k"}
+        sets = [f"data.{key}.{field}={self.folder}/{part}-{file}.gz" for key, part in data.items()
+                for field, file in (("features", "images-idx3-ubyte"), ("target", "labels-idx1-ubyte"))]
+        losses = {}
+        for precision in ("none", "bf16", "pure_bf16"):
+            result = launch(self.build, CONFIG, self.work.new_run(), [
+                f"model={model}", *sets, "searcher.max_length.batches=30", "hyperparameters.global_batch_size=32",
+                f"optimizations.mixed_precision={precision}"]).expect(0)
+            losses[precision] = result.metrics("validation")[-1]["metrics"]["loss"]
+            final = torch.jit.load(str(result.run_dir / "checkpoints" / "final" / "model.pt"))
+            self.assertEqual({value.dtype for value in final.parameters()}, {torch.float32})
+        self.assertEqual(len(set(losses.values())), 3, losses)
+        self.assertLess(max(losses.values()) - min(losses.values()), 0.2, losses)
+
+
 class Formats(ScriptTest):
     """Each trains, and what the run reports is what Python computes from the same file and the final weights."""
 

@@ -13,10 +13,41 @@
 #include "compression/kernels.h"
 #include "compression/orthogonalize.h"
 #include "dtrain/base/error.h"
-#include "dtrain/comm/power_sgd.h"
 
 namespace dtrain::comm {
 namespace {
+
+// The rank at which a gradient of rows x columns is compressed; 0: it travels as it is, for that would not halve its
+// bytes. The same choice as PyTorch's powerSGD_hook.
+std::size_t power_sgd_rank(std::size_t rows, std::size_t columns, int rank) {
+  constexpr std::size_t kMinimumRate = 2;
+  const std::size_t possible = std::min({rows, columns, static_cast<std::size_t>(rank)});
+  return (rows + columns) * possible * kMinimumRate < rows * columns ? possible : 0;
+}
+
+// A sum of twelve uniform numbers, which is exact and therefore alike on every machine.
+
+// The `count` values of the first Q of gradient `tensor`: about normal, and alike on every machine.
+std::vector<float> first_power_sgd_factor(std::uint64_t seed, std::size_t tensor, std::size_t count) {
+  std::vector<float> values(count);
+  std::uint64_t x = seed ^ (0xd1342543de82ef95u * (tensor + 1));
+  const auto next = [&x] {
+    x += 0x9e3779b97f4a7c15u;
+    std::uint64_t z = x;
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
+    return z ^ (z >> 31);
+  };
+  for (float& value : values) {
+    std::int64_t sum = 0;
+    for (int i = 0; i < 6; ++i) {
+      const std::uint64_t bits = next();
+      sum += static_cast<std::int64_t>(bits >> 43) + static_cast<std::int64_t>((bits >> 20) & 0x1fffff);
+    }
+    value = static_cast<float>(sum - 6 * 0x1fffff) / 2097152.0f;
+  }
+  return values;
+}
 
 struct Factor {
   std::size_t rank = 0;  // 0: not compressed
@@ -202,34 +233,6 @@ std::vector<std::pair<std::string, std::span<float>>> PowerSgdCodec::state() {
 }
 
 }  // namespace
-
-std::size_t power_sgd_rank(std::size_t rows, std::size_t columns, int rank) {
-  constexpr std::size_t kMinimumRate = 2;
-  const std::size_t possible = std::min({rows, columns, static_cast<std::size_t>(rank)});
-  return (rows + columns) * possible * kMinimumRate < rows * columns ? possible : 0;
-}
-
-// A sum of twelve uniform numbers, which is exact and therefore alike on every machine.
-std::vector<float> first_power_sgd_factor(std::uint64_t seed, std::size_t tensor, std::size_t count) {
-  std::vector<float> values(count);
-  std::uint64_t x = seed ^ (0xd1342543de82ef95u * (tensor + 1));
-  const auto next = [&x] {
-    x += 0x9e3779b97f4a7c15u;
-    std::uint64_t z = x;
-    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
-    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
-    return z ^ (z >> 31);
-  };
-  for (float& value : values) {
-    std::int64_t sum = 0;
-    for (int i = 0; i < 6; ++i) {
-      const std::uint64_t bits = next();
-      sum += static_cast<std::int64_t>(bits >> 43) + static_cast<std::int64_t>((bits >> 20) & 0x1fffff);
-    }
-    value = static_cast<float>(sum - 6 * 0x1fffff) / 2097152.0f;
-  }
-  return values;
-}
 
 std::unique_ptr<Codec> PowerSgd::make_codec(CodecContext& context) const {
   if (rank < 1) throw CommError("powersgd: the rank is " + std::to_string(rank), "use 1 or more");
