@@ -25,9 +25,8 @@ std::size_t power_sgd_rank(std::size_t rows, std::size_t columns, int rank) {
   return (rows + columns) * possible * kMinimumRate < rows * columns ? possible : 0;
 }
 
-// A sum of twelve uniform numbers, which is exact and therefore alike on every machine.
-
-// The `count` values of the first Q of gradient `tensor`: about normal, and alike on every machine.
+// The `count` values of the first Q of gradient `tensor`: about normal. Each is a sum of twelve uniform numbers, which
+// is exact and therefore alike on every machine.
 std::vector<float> first_power_sgd_factor(std::uint64_t seed, std::size_t tensor, std::size_t count) {
   std::vector<float> values(count);
   std::uint64_t x = seed ^ (0xd1342543de82ef95u * (tensor + 1));
