@@ -37,12 +37,12 @@ GradientScaling::Scaled DeviceScaling::prepare(const Update& update) {
   if (update.max_norm <= 0) {
     if (update.correction == 1.0) return {};
     const auto options = at::TensorOptions().device(parameters_.memory().device()).dtype(at::kFloat);
-    return {at::full({}, 1 / update.correction, options), std::nullopt};
+    return {{.divisor = at::full({}, 1 / update.correction, options), .found_inf = {}}, std::nullopt};
   }
   const at::Tensor norm = sum_of_squares().sqrt_().mul_(std::abs(update.correction));
   const at::Tensor over = norm.add(1e-6).div_(update.max_norm).clamp_min_(1);  // 1 / clip_factor()
   const at::Tensor divisor = at::where(norm.isfinite(), over, at::ones_like(over)).div_(update.correction);
-  return {divisor.to(at::kFloat), norm};
+  return {{.divisor = divisor.to(at::kFloat), .found_inf = {}}, norm};
 }
 
 std::unique_ptr<GradientScaling> make_gradient_scaling(FlatParameters& parameters, comm::Communicator& communicator,

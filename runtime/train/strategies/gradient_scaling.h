@@ -31,7 +31,7 @@ class GradientScaling {
   virtual void set_local_norm() = 0;
 
   struct Scaled {
-    at::Tensor divisor;              // as UpdateStep has it
+    DeviceInputs device;
     std::optional<at::Tensor> norm;  // before clipping, where gradients are clipped: one float64
   };
   virtual Scaled prepare(const Update& update) = 0;
