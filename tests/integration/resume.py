@@ -36,7 +36,7 @@ BATCHES = 60
 def case(model, optimizer, batches=None, length=None, slot_type="cpu", sections=None, **parts):
     """`parts`: hyperparameters, and optimizations by their names."""
     keys = ("aggregation_frequency", "sharded_optimizer", "gradient_compression", "local_sgd", "tensor_fusion_threshold",
-            "mixed_precision", "memory_format")
+            "mixed_precision", "memory_format", "cuda_graphs")
     optimizations = {key: parts.pop(key) for key in keys if key in parts}
     return {"model": model, "optimizer": optimizer, "batches": batches or [17] * 4, "slot_type": slot_type,
             "length": length or {"batches": BATCHES}, "optimizations": optimizations, "hyperparameters": parts,
@@ -76,6 +76,8 @@ GPU_CASES = {
     1: [case("cnn", ADAMW, slot_type="cuda", aggregation_frequency=4)],
     2: [case("cnn", ADAMW, slot_type="cuda", sharded_optimizer=False, clip=0.5, own_state=True),
         case("gpt", ADAM, slot_type="cuda", sharded_optimizer=True, aggregation_frequency=4),
+        case("cnn", ADAMW, slot_type="cuda", sharded_optimizer=True, cuda_graphs=True, host="nothing",
+             halve_rate_after=13),
         case("gpt", SGD, slot_type="cuda", local_sgd=LOCAL, **UNEVEN),
         case("gpt", ADAM, slot_type="cuda", gradient_compression="int8", aggregation_frequency=2),
         case("gpt", SGD, slot_type="cuda", mixed_precision="pure_bf16", sharded_optimizer=True)],

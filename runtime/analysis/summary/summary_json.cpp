@@ -78,6 +78,7 @@ Json agent_json(const AgentSummary& agent) {
 Json to_json(const RunSummary& s) {
   Json json = {{"name", s.name},
                {"run_dir", s.run_dir},
+               {"cuda_graphs", s.cuda_graphs.empty() ? Json(nullptr) : Json(s.cuda_graphs)},
                {"mock", s.mock.empty() ? Json(nullptr) : Json(s.mock)},
                {"state", s.state},
                {"cause", s.cause},

@@ -47,6 +47,7 @@ void write_head(TextWriter& out, const RunSummary& s) {
              seconds_text(s.step_p50_s), seconds_text(s.step_p99_s));
   }
   if (s.compute) out.paragraph(compute_text(s));
+  if (!s.cuda_graphs.empty()) out.line("  {}", s.cuda_graphs);
   if (!s.validation.empty()) {
     std::string text;
     for (const auto& [name, value] : s.validation)

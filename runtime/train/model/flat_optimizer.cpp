@@ -100,6 +100,7 @@ std::vector<FlatOptimizer::Segment> FlatOptimizer::segments(std::span<const std:
 // One for all parameters whose updates on the host and on the device are as many: `counts` of each parameter.
 void FlatOptimizer::make_counters(std::span<const float> counts) {
   counters_.clear();
+  ++moves_;
   std::map<std::pair<std::int64_t, float>, std::size_t> known;
   for (std::size_t i = 0; i < counts.size(); ++i) {
     const auto [found, is_new] = known.try_emplace({updates_[i], counts[i]}, counters_.size());
@@ -123,6 +124,7 @@ void FlatOptimizer::separate_counters(std::span<const std::uint8_t> used) {
       if (counter_of_[i] == c && used[i]) counter_of_[i] = counters_.size();
     }
     counters_.push_back(counters_[c].clone());
+    ++moves_;
   }
 }
 
@@ -176,6 +178,7 @@ void FlatOptimizer::keep_parts(std::vector<FlatRange> parts) {
   const at::NoGradGuard no_grad;
   if (kept_) keep_all();
   kept_ = std::move(parts);
+  ++moves_;
   for (std::size_t g = 0; g < states_.size(); ++g) {
     for (at::Tensor& state : states_[g]) {
       if (!state.defined()) continue;
@@ -191,6 +194,7 @@ void FlatOptimizer::keep_parts(std::vector<FlatRange> parts) {
 
 void FlatOptimizer::keep_all() {
   if (!kept_) return;
+  ++moves_;
   const at::NoGradGuard no_grad;
   for (std::size_t g = 0; g < states_.size(); ++g) {
     for (at::Tensor& state : states_[g]) {
@@ -239,7 +243,7 @@ void FlatOptimizer::end_step(std::span<const std::uint8_t> used) {
     const at::NoGradGuard no_grad;
     for (at::Tensor& counter : counters_of(used)) counter.sub_(inputs_.found_inf);
   }
-  count_updates(used);
+  if (!rate_on_device_.defined()) count_updates(used);
 }
 
 void FlatOptimizer::count_updates(std::span<const std::uint8_t> used) {

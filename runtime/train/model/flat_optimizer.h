@@ -31,8 +31,7 @@ class FlatOptimizer {
   void end_step(std::span<const std::uint8_t> used);
   // Moves the schedule on by one optimizer step.
   void advance_schedule();
-  // A step that these parameters had a part in. end_step() calls it; where a graph has run the step on the device, the
-  // caller does.
+  // A graph that was captured from begin_step() to end_step() has run: counts the step, which the capture did not.
   void count_updates(std::span<const std::uint8_t> used);
   std::int64_t steps() const { return steps_; }
   double learning_rate() const;       // of the next step
@@ -46,9 +45,11 @@ class FlatOptimizer {
   // On a device. Learning rates are rounded to float32 from now on, as a tensor has them: so updates that take theirs
   // from a tensor give the same bits as those that do not.
   void round_rates() { rounds_rates_ = true; }
-  // The next updates read the learning rate from this tensor, one float32 on the device, when they run. Undefined: they
-  // have it from the host.
-  void read_rate_from(at::Tensor rate) { rate_on_device_ = std::move(rate); }
+  // The next steps are captured as a graph, on a device: they read the learning rate from this tensor, one float32,
+  // when the graph runs, and are not counted. Undefined: steps are as ever.
+  void capture_steps(at::Tensor rate) { rate_on_device_ = std::move(rate); }
+  // Differs once something that a captured step uses lies elsewhere.
+  std::int64_t moves() const { return moves_; }
 
   // What the optimizer remembers of a group, in tensors laid out as its flat values. The strategy decides what memory
   // they lie in, and which of their elements this rank keeps up to date. Not while keep_parts() holds.
@@ -106,7 +107,8 @@ class FlatOptimizer {
   std::vector<std::size_t> counter_of_;
   bool may_stop_updates_ = false;
   bool rounds_rates_ = false;
-  at::Tensor rate_on_device_;
+  at::Tensor rate_on_device_;  // while steps are captured
+  std::int64_t moves_ = 0;
   std::shared_ptr<UpdateCopy> copy_;  // none: nothing is copied
   std::int64_t steps_ = 0;
 };

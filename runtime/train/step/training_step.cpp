@@ -57,7 +57,8 @@ void TrainingStep::announce(bool has_batch, const Wishes& wishes) {
                           .trace = wishes.trace,
                           .last_batch = window_.rounds_begun() - in_flight_.lag(),
                           .saver_busy = wishes.saver_busy,
-                          .wants_checkpoint = wishes.wants_checkpoint});
+                          .wants_checkpoint = wishes.wants_checkpoint,
+                          .fits_graph = wishes.fits_graph});
 }
 
 void TrainingStep::begin_batch() {
@@ -70,15 +71,17 @@ void TrainingStep::begin_batch() {
 
 void TrainingStep::backward(const at::Tensor& loss) {
   if (!in_batch_) throw Error("context.backward() was called outside train_batch()");
-  if (loss.numel() == 1) {
-    in_flight_.read(loss, [this, batch = window_.rounds_begun()](std::span<const double> value) {
-      non_finite_.see_loss(value.front(), batch);
-    });
-  }
+  if (loss.numel() == 1) capturing_ ? void(captured_loss_ = loss.detach()) : read_loss(loss);
   const profile::PhaseScope phase(run_.recorder, profile::Phase::kBackward);
   watching_.reset();
   exchange_.backward(loss);
   if (narrow_use_) watching_.emplace(*narrow_use_);
+}
+
+void TrainingStep::read_loss(const at::Tensor& loss) {
+  in_flight_.read(loss, [this, batch = window_.rounds_begun()](std::span<const double> value) {
+    non_finite_.see_loss(value.front(), batch);
+  });
 }
 
 bool TrainingStep::end_batch() {
@@ -97,6 +100,36 @@ void TrainingStep::compute_in_shadow() {
   }
   narrow_use_.reset();
   mode_->parameters_moved();
+}
+
+bool TrainingStep::settled() {
+  return !narrow_use_ && mode_->capturable()->settled();
+}
+
+void TrainingStep::begin_capture() {
+  in_batch_ = capturing_ = true;
+  mode_->capturable()->begin_capture();
+}
+
+void TrainingStep::end_capture() {
+  in_batch_ = capturing_ = false;
+  mode_->capturable()->end_capture();
+}
+
+void TrainingStep::abandon_capture() {
+  in_batch_ = capturing_ = false;
+  captured_loss_ = at::Tensor();
+  mode_->capturable()->abandon_capture();
+}
+
+void TrainingStep::before_replay() {
+  window_.begin_round();
+  mode_->capturable()->before_replay();
+}
+
+void TrainingStep::after_replay() {
+  if (captured_loss_.defined()) read_loss(captured_loss_);
+  mode_->capturable()->after_replay();
 }
 
 bool TrainingStep::flush() {

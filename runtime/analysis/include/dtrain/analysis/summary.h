@@ -121,6 +121,7 @@ struct NonFiniteAccount {
 
 struct RunSummary {
   std::string name, run_dir;
+  std::string cuda_graphs;   // on GPUs: whether steps ran as CUDA graphs, or why not; empty: graphs were off
   std::string mock;          // of a mock run: what was left out, and that its weights mean nothing
   std::string state, cause;  // of events.jsonl's "run_ended"; empty when there is none
   int world_size = 0;

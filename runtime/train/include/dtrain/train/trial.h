@@ -141,6 +141,11 @@ class Trial {
   virtual Loader validation_loader() = 0;
   // Forward, loss, context.backward(loss). Gradients are exchanged and the optimizer steps after it returns.
   virtual Metrics train_batch(const Batch& batch) = 0;
+  // Called before each batch is trained, on its device already: also where a CUDA graph repeats what train_batch() did
+  // for another batch (docs/gpus.md). For what the host is to do once a batch; it must not wait for a GPU.
+  virtual void before_batch(const Batch& batch) { static_cast<void>(batch); }
+  // Why a CUDA graph could not repeat train_batch(), to be read after "because"; empty: it could. Asked once.
+  virtual std::string why_not_repeatable() const { return ""; }
   // Called without gradients, the model in evaluation mode.
   virtual Metrics evaluate_batch(const Batch& batch) = 0;
   // Called on rank 0 once the final weights are in `folder`/model.safetensors: writes the model in further forms there,
