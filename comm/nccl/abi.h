@@ -8,7 +8,7 @@
 
 namespace dtrain::comm {
 
-inline constexpr int kNcclModuleAbi = 2;
+inline constexpr int kNcclModuleAbi = 3;
 inline constexpr const char* kNcclModuleFactory = "dtrain_comm_nccl_make";
 
 // Sets `made` and returns 0; or returns the version the module was built for.

@@ -104,6 +104,9 @@ class Nccl final : public IssuingCommunicator, public NcclCommunicator {
   void order_after(void* stream, const Work& work) override {
     core_->order_after(static_cast<cudaStream_t>(stream), work.sequence());
   }
+  void begin_capture() override { core_->begin_capture(); }
+  void end_capture() override { core_->end_capture(); }
+  void replayed() override { core_->replayed(); }
   std::unique_ptr<NcclCommunicator> shrink(ControlPlane& control, const std::vector<int>& excluded,
                                            const std::string& name) override;
 

@@ -22,9 +22,9 @@ constexpr std::chrono::milliseconds kMostGrace{3'000};
 
 }  // namespace
 
-void NcclCore::remember(const Descriptor& descriptor) {
+void NcclCore::remember(const NcclEntry& entry) {
   const std::scoped_lock lock(mutex_);
-  last_.push_back(descriptor);
+  last_.push_back(entry);
   if (last_.size() > kRemembered) last_.pop_front();
 }
 
@@ -47,7 +47,8 @@ void NcclCore::compare_with_first(const std::vector<Descriptor>& descriptors) {
       }
       throw_if_failed();
       if (first || now() - began < Nanoseconds(setup_.options.timeout)) continue;
-      fail("rank " + std::to_string(rank()) + ": " + describe_waiting(own, now() - began, "timed out after") +
+      fail("rank " + std::to_string(rank()) + ": " +
+               describe_waiting({own, nullptr}, now() - began, "timed out after") +
                "; missing: rank 0 has not entered it (" + std::string(name_of(setup_.control.peer_state(0))) + ")",
            true);
     }
@@ -59,21 +60,21 @@ void NcclCore::compare_with_first(const std::vector<Descriptor>& descriptors) {
   }
 }
 
-std::string NcclCore::describe_others(const Descriptor& waited_for) {
+std::string NcclCore::describe_others(const NcclEntry& waited_for) {
   using Json = nlohmann::json;
   const auto key = [&](int r) { return setup_.nccl.name + "/stopped/" + std::to_string(r); };
   Json mine = Json::object();
   std::uint64_t issued = 0;
   {
     const std::scoped_lock lock(mutex_);
-    for (const Descriptor& one : last_) mine[std::to_string(one.sequence)] = describe(one);
-    if (!last_.empty()) issued = last_.back().sequence + 1;
+    for (const NcclEntry& one : last_) mine[std::to_string(one.descriptor.sequence)] = describe(one);
+    if (!last_.empty()) issued = last_.back().descriptor.sequence + 1;
   }
   setup_.control.set(key(rank()), Json{{"issued", issued}, {"last", mine}}.dump());
 
   const auto grace = std::clamp(setup_.options.timeout / 2, kLeastGrace, kMostGrace);
   const Nanoseconds until = now() + Nanoseconds(grace);
-  const std::string sequence = std::to_string(waited_for.sequence);
+  const std::string sequence = std::to_string(waited_for.descriptor.sequence);
   const std::string own = describe(waited_for);
   std::string missing, different;
   for (int r = 0; r < world_size(); ++r) {
@@ -91,7 +92,7 @@ std::string NcclCore::describe_others(const Descriptor& waited_for) {
     const auto entered = theirs["last"].find(sequence);
     if (entered != theirs["last"].end() && entered->is_string()) {
       if (const auto text = entered->get<std::string>(); text != own) different += ", " + name + " " + text;
-    } else if (theirs.value("issued", std::uint64_t{0}) <= waited_for.sequence) {
+    } else if (theirs.value("issued", std::uint64_t{0}) <= waited_for.descriptor.sequence) {
       missing += (missing.empty() ? "" : "; ") + name + " has not entered it" + state;
     }
   }

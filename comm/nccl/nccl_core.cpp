@@ -24,6 +24,10 @@ constexpr std::chrono::seconds kAfterFailure{2};
 
 }  // namespace
 
+Nanoseconds NcclBatch::enqueued() const {
+  return works.empty() ? replayed : works.front()->timing().enqueued;
+}
+
 std::size_t NcclWork::bytes() const {
   return payload_bytes(descriptor_, core_->world_size());
 }
@@ -53,16 +57,18 @@ void NcclWork::join() {
 NcclCore::NcclCore(NcclSetup setup, std::unique_ptr<NcclLink> link)
     : setup_(std::move(setup)), link_(std::move(link)), stream_(setup_.api), pool_(setup_.api) {
   check_cuda(*setup_.api, setup_.api->cudaMalloc(&barrier_data_, sizeof(float)), "allocating GPU memory");
-  watchdog_ = std::make_unique<NcclWatchdog>(
-      setup_.api, setup_.nccl.device, setup_.options.timeout,
-      [this](const Descriptor& descriptor, Nanoseconds began) { expire(descriptor, began); });
+  watchdog_ =
+      std::make_unique<NcclWatchdog>(setup_.api, setup_.nccl.device, setup_.options.timeout,
+                                     [this](const NcclEntry& entry, Nanoseconds began) { expire(entry, began); });
 }
 
 std::shared_ptr<NcclWork> NcclCore::issue(Descriptor descriptor, const void* in, void* out) {
   const Nanoseconds began = now();
   throw_if_failed();
-  descriptor.sequence = sequence_++;
-  remember(descriptor);
+  descriptor.sequence = sequence_;
+  if (capture_) check_capturable(descriptor, in, out);
+  ++sequence_;
+  remember({descriptor, nullptr});
   auto work = std::make_shared<NcclWork>(shared_from_this(), descriptor, in, out);
   work->timing_.enqueued = began;
   if (group_open_) {
@@ -77,8 +83,9 @@ std::shared_ptr<NcclWork> NcclCore::issue(Descriptor descriptor, const void* in,
 void NcclCore::agree(Descriptor descriptor) {
   if (group_open_) throw CommError(describe(descriptor) + " was called inside a group, which it cannot be part of");
   throw_if_failed();
+  if (capture_) throw CommError(describe(descriptor) + " cannot be part of a CUDA graph");
   descriptor.sequence = sequence_++;
-  remember(descriptor);
+  remember({descriptor, nullptr});
   compare_with_first({descriptor});
 }
 
@@ -120,8 +127,10 @@ void NcclCore::submit(std::vector<Shared> works) {
     work->submitted_ = true;
     if (work->descriptor_.sequence < setup_.nccl.compared_operations) compared.push_back(work->descriptor_);
   }
+  if (capture_) return capture(std::move(works));
   if (!compared.empty()) compare_with_first(compared);
   NcclBatch batch;
+  batch.first = {works.front()->descriptor_, nullptr};
   batch.works = std::move(works);
   if (setup_.nccl.current_stream) {
     const DeviceGuard guard(*setup_.api, setup_.nccl.device);
@@ -139,7 +148,7 @@ void NcclCore::progress() {
 }
 
 void NcclCore::pump() {
-  if (failed() || batches_.empty()) return;
+  if (failed() || batches_.empty() || capture_) return;  // in a capture no event may be asked for
   try {
     const DeviceGuard guard(*setup_.api, setup_.nccl.device);
     while (advance()) {
@@ -148,8 +157,8 @@ void NcclCore::pump() {
     if (failed()) return;  // stopped meanwhile: the cause of that is more precise
     std::string text = error.what();
     if (!batches_.empty()) {
-      const NcclWork& first = *batches_.front().works.front();
-      text = describe_waiting(first.descriptor_, now() - first.timing_.enqueued, "failed after") + ": " + text;
+      const NcclBatch& first = batches_.front();
+      text = describe_waiting(first.first, now() - first.enqueued(), "failed after") + ": " + text;
     }
     fail("rank " + std::to_string(rank()) + ": " + text, true);
   }
@@ -194,6 +203,8 @@ bool NcclCore::waits_for_host_data(const NcclBatch& batch) const {
 }
 
 void NcclCore::complete(NcclBatch& batch) {
+  watchdog_->watch_nothing();  // its events are used again
+  if (batch.works.empty()) return pool_.give_back(std::move(batch.done));
   const Nanoseconds seen = now();
   const Nanoseconds launched = batch.works.front()->timing_.started;
   const Nanoseconds began = event_times_.of(*batch.began, launched, seen);
@@ -207,7 +218,6 @@ void NcclCore::complete(NcclBatch& batch) {
     work->timing_.ended = ended;
     work->complete_ = true;
   }
-  watchdog_->watch_nothing();  // its events are used again
   if (event_times_.is_stale(seen)) batch.done = event_times_.measure_from(std::move(batch.done), ended);
   pool_.give_back(std::move(batch.ready));
   pool_.give_back(std::move(batch.began));
@@ -228,6 +238,7 @@ void NcclCore::order_after(cudaStream_t stream, std::uint64_t sequence) {
       throw CommError(describe(work->descriptor_) + " belongs to a group that is open");
     }
   }
+  if (capture_) return join_captured(stream, sequence);
   const Nanoseconds began = now();
   for (;;) {
     pump();
@@ -303,13 +314,13 @@ void NcclCore::throw_if_failed(const NcclWork* work, Nanoseconds since) {
   if (!failed()) return;
   const std::scoped_lock lock(mutex_);
   if (own_failure_ || !work) throw CommError(cause_);
-  throw CommError(describe_waiting(work->descriptor_, now() - since, "was stopped after") + ": " + cause_);
+  throw CommError(describe_waiting({work->descriptor_, nullptr}, now() - since, "was stopped after") + ": " + cause_);
 }
 
 void NcclCore::watch_first() {
   if (batches_.empty() || batches_.front().state != NcclBatch::State::kRunning) return watchdog_->watch_nothing();
   const NcclBatch& first = batches_.front();
-  watchdog_->watch(first.works.front()->descriptor_, *first.began, *first.done);
+  watchdog_->watch(first.first, first.began.get(), *first.done);
 }
 
 void NcclCore::close() {
@@ -319,6 +330,7 @@ void NcclCore::close() {
     nap();
   }
   watchdog_.reset();
+  capture_.reset();
   // What is left must no longer touch memory.
   if (!batches_.empty()) fail("rank " + std::to_string(rank()) + " has closed its communicator", true);
   if (!failed()) link_->finalize(kClosing);

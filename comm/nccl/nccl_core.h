@@ -20,6 +20,7 @@
 #include "dtrain/comm/control.h"
 #include "dtrain/comm/nccl.h"
 #include "nccl/nccl_device.h"
+#include "nccl/nccl_entry.h"
 #include "nccl/nccl_link.h"
 #include "nccl/nccl_watchdog.h"
 
@@ -60,12 +61,16 @@ class NcclWork final : public WorkState {
 };
 
 struct NcclBatch {
-  std::vector<std::shared_ptr<NcclWork>> works;
-  std::unique_ptr<CudaEvent> ready;  // on the caller's stream, at issue; null without one
-  std::unique_ptr<CudaEvent> began;  // on the communicator's stream, in front of the operations
+  NcclEntry first;                               // the first of the works, or a replay
+  std::vector<std::shared_ptr<NcclWork>> works;  // none: a replay
+  std::unique_ptr<CudaEvent> ready;              // on the caller's stream, at issue; null without one
+  std::unique_ptr<CudaEvent> began;  // on the communicator's stream, in front of the operations; null for a replay
   std::unique_ptr<CudaEvent> done;
   std::vector<ncclRedOp_t> own_ops;
   enum class State { kQueued, kLaunching, kRunning } state = State::kQueued;
+  Nanoseconds replayed{0};  // when a replay was launched
+
+  Nanoseconds enqueued() const;
 };
 
 // CommError where NCCL has no reduction with these scales.
@@ -100,6 +105,10 @@ class NcclCore : public std::enable_shared_from_this<NcclCore> {
   void synchronize(const char* what);  // of the own stream, by an event
   // Returns once everything issued has been handed over to NCCL, which takes no other calls before that, or on failure.
   void hand_over_all();
+  // See NcclCommunicator.
+  void begin_capture();
+  void end_capture();
+  void replayed();
   // Before memory goes back: waits for what the GPU has been given, here and on the caller's current stream. After a
   // failure it waits a moment and no longer.
   void let_device_finish() noexcept;
@@ -125,25 +134,31 @@ class NcclCore : public std::enable_shared_from_this<NcclCore> {
 
   // nccl_launch.cpp
   void launch(NcclBatch& batch);
+  void hand_to_nccl(NcclBatch& batch);
   void finish_launch(NcclBatch& batch);
   void stage_in(NcclWork& work);
   void stage_out(NcclWork& work);
   void call(NcclBatch& batch, const NcclWork& work, ncclComm_t comm);
   ncclRedOp_t reduction(NcclBatch& batch, const Descriptor& descriptor, ncclComm_t comm);
 
+  // nccl_capture.cpp
+  void check_capturable(const Descriptor& descriptor, const void* in, const void* out) const;
+  void capture(std::vector<Shared> works);
+  void join_captured(cudaStream_t stream, std::uint64_t sequence);
+
   // nccl_waiting.cpp
   void wait_for(NcclWork& work);
   void nap();  // a little, or until it has failed
   void time_out(const NcclWork& work, Nanoseconds since);
   // The watchdog's thread: the first operation under way has taken too long.
-  void expire(const Descriptor& descriptor, Nanoseconds began);
+  void expire(const NcclEntry& entry, Nanoseconds began);
   void watch_first();
-  std::string describe_waiting(const Descriptor& descriptor, Nanoseconds elapsed, const char* verb) const;
+  std::string describe_waiting(const NcclEntry& entry, Nanoseconds elapsed, const char* verb) const;
 
   // nccl_compare.cpp
   void compare_with_first(const std::vector<Descriptor>& descriptors);
-  void remember(const Descriptor& descriptor);
-  std::string describe_others(const Descriptor& waited_for);
+  void remember(const NcclEntry& entry);
+  std::string describe_others(const NcclEntry& waited_for);
 
   const NcclSetup setup_;
   SystemClock clock_;
@@ -157,7 +172,13 @@ class NcclCore : public std::enable_shared_from_this<NcclCore> {
   bool group_open_ = false;
   std::vector<Shared> grouped_;
   std::deque<NcclBatch> batches_;
-  std::deque<Descriptor> last_;  // those issued last; guarded by mutex_
+  struct Capture {
+    std::vector<NcclBatch> batches;
+    std::size_t joined = 0;  // so many of them, from the first
+  };
+  std::optional<Capture> capture_;               // while one is under way
+  std::shared_ptr<const std::string> captured_;  // what the last one has captured, in words
+  std::deque<NcclEntry> last_;                   // those issued last; guarded by mutex_
 
   std::mutex mutex_;
   std::condition_variable failed_now_;

@@ -213,12 +213,16 @@ void NcclCore::launch(NcclBatch& batch) {
     work->timing_.started = time;
     stage_in(*work);
   }
+  hand_to_nccl(batch);
+  batch.state = NcclBatch::State::kLaunching;
+}
+
+void NcclCore::hand_to_nccl(NcclBatch& batch) {
   link_->use([&](ncclComm_t comm) {
     NcclGroup group(*setup_.api);
     for (const Shared& work : batch.works) call(batch, *work, comm);
     group.end(comm);
   });
-  batch.state = NcclBatch::State::kLaunching;
 }
 
 void NcclCore::finish_launch(NcclBatch& batch) {

@@ -15,6 +15,9 @@ constexpr std::chrono::microseconds kNap{50};                  // then this ofte
 
 void NcclCore::wait_for(NcclWork& work) {
   if (!work.submitted_) throw CommError(describe(work.descriptor_) + " belongs to a group that is open");
+  if (capture_) {
+    throw CommError(describe(work.descriptor_) + ": nothing can be waited for while a CUDA graph is captured");
+  }
   const Nanoseconds began = now();
   const Nanoseconds deadline = began + setup_.options.timeout;
   bool warned = false;
@@ -30,7 +33,7 @@ void NcclCore::wait_for(NcclWork& work) {
     if (!warned && time - began >= Nanoseconds(setup_.options.warn_after)) {
       warned = true;
       setup_.options.log->warn("rank {}: {}", rank(),
-                               describe_waiting(work.descriptor_, time - began, "has waited for"));
+                               describe_waiting({work.descriptor_, nullptr}, time - began, "has waited for"));
     }
     if (time - began < kEager) continue;
     nap();
@@ -44,11 +47,12 @@ void NcclCore::nap() {
 }
 
 void NcclCore::time_out(const NcclWork& work, Nanoseconds since) {
-  std::string text = describe_waiting(work.descriptor_, now() - since, "timed out after");
+  const NcclEntry entry{work.descriptor_, nullptr};
+  std::string text = describe_waiting(entry, now() - since, "timed out after");
   // Batches end in order: the ranks that the first one waits for are the missing ones.
-  const Descriptor& first = batches_.empty() ? work.descriptor_ : batches_.front().works.front()->descriptor_;
-  if (first.sequence != work.descriptor_.sequence) {
-    text += " behind " + describe(first) + ", operation " + std::to_string(first.sequence);
+  const NcclEntry first = batches_.empty() ? entry : batches_.front().first;
+  if (first.descriptor.sequence != entry.descriptor.sequence) {
+    text += " behind " + describe(first) + ", operation " + std::to_string(first.descriptor.sequence);
   }
   text = "rank " + std::to_string(rank()) + ": " + text;
   try {
@@ -59,20 +63,20 @@ void NcclCore::time_out(const NcclWork& work, Nanoseconds since) {
   fail(text, true);
 }
 
-void NcclCore::expire(const Descriptor& descriptor, Nanoseconds began) {
+void NcclCore::expire(const NcclEntry& entry, Nanoseconds began) {
   if (failed()) return;
   std::string text =
-      "rank " + std::to_string(rank()) + ": " + describe_waiting(descriptor, now() - began, "timed out after");
+      "rank " + std::to_string(rank()) + ": " + describe_waiting(entry, now() - began, "timed out after");
   try {
-    text += "; " + describe_others(descriptor);
+    text += "; " + describe_others(entry);
   } catch (const CommError& error) {
     text += "; " + std::string(error.what());
   }
   fail(text, true);
 }
 
-std::string NcclCore::describe_waiting(const Descriptor& descriptor, Nanoseconds elapsed, const char* verb) const {
-  return describe(descriptor) + ", operation " + std::to_string(descriptor.sequence) + ", " + verb + " " +
+std::string NcclCore::describe_waiting(const NcclEntry& entry, Nanoseconds elapsed, const char* verb) const {
+  return describe(entry) + ", operation " + std::to_string(entry.descriptor.sequence) + ", " + verb + " " +
          format_duration(elapsed);
 }
 

@@ -29,9 +29,9 @@ NcclWatchdog::~NcclWatchdog() {
   thread_.join();
 }
 
-void NcclWatchdog::watch(const Descriptor& descriptor, const CudaEvent& began, const CudaEvent& done) {
+void NcclWatchdog::watch(const NcclEntry& entry, const CudaEvent* began, const CudaEvent& done) {
   const std::scoped_lock lock(mutex_);
-  watched_ = {descriptor, &began, &done, std::nullopt};
+  watched_ = {entry, began, &done, std::nullopt};
 }
 
 void NcclWatchdog::watch_nothing() {
@@ -42,7 +42,7 @@ void NcclWatchdog::watch_nothing() {
 std::optional<NcclWatchdog::Watched> NcclWatchdog::look() {
   if (!watched_) return std::nullopt;
   if (!watched_->since) {
-    if (watched_->began->query()) watched_->since = clock_.monotonic();
+    if (!watched_->began || watched_->began->query()) watched_->since = clock_.monotonic();
     return std::nullopt;
   }
   if (clock_.monotonic() - *watched_->since < Nanoseconds(timeout_) || watched_->done->query()) return std::nullopt;
@@ -61,7 +61,7 @@ void NcclWatchdog::run() {
     }
     if (expired) {
       lock.unlock();
-      expired_(expired->descriptor, *expired->since);
+      expired_(expired->entry, *expired->since);
       lock.lock();
       continue;
     }

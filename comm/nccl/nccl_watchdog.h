@@ -12,15 +12,15 @@
 #include <optional>
 #include <thread>
 
-#include "collective/descriptor.h"
 #include "dtrain/base/clock.h"
 #include "nccl/nccl_device.h"
+#include "nccl/nccl_entry.h"
 
 namespace dtrain::comm {
 
 class NcclWatchdog {
  public:
-  using Expired = std::function<void(const Descriptor& descriptor, Nanoseconds began)>;
+  using Expired = std::function<void(const NcclEntry& entry, Nanoseconds began)>;
 
   // An operation has `timeout` from the time when everything in front of it has ended on this GPU.
   NcclWatchdog(SharedNcclApi api, int device, std::chrono::milliseconds timeout, Expired expired);
@@ -29,13 +29,13 @@ class NcclWatchdog {
   NcclWatchdog& operator=(const NcclWatchdog&) = delete;
 
   // The events outlive the next call of watch() or watch_nothing(). `began` has fired when the operation may begin,
-  // `done` when it has ended.
-  void watch(const Descriptor& descriptor, const CudaEvent& began, const CudaEvent& done);
+  // `done` when it has ended. Without `began` it may begin now.
+  void watch(const NcclEntry& entry, const CudaEvent* began, const CudaEvent& done);
   void watch_nothing();
 
  private:
   struct Watched {
-    Descriptor descriptor;
+    NcclEntry entry;
     const CudaEvent* began = nullptr;
     const CudaEvent* done = nullptr;
     std::optional<Nanoseconds> since;

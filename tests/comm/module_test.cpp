@@ -7,7 +7,7 @@
 #include <memory>
 
 #include "dtrain/base/error.h"
-#include "module.h"
+#include "dtrain/base/module_file.h"
 
 namespace dtrain::comm {
 namespace {
@@ -17,7 +17,7 @@ using testing::HasSubstr;
 
 std::string error_of(const ModuleFile& file) {
   try {
-    open_module(file);
+    open_module<CommError>(file);
     return "no error";
   } catch (const CommError& error) {
     return std::string(error.what()) + " / " + error.remedy();
@@ -32,8 +32,8 @@ const ModuleFile kReal{.name = "dtrain_comm_mpi",
                        .remedy_module = "build it"};
 
 TEST(Module, IsOpenedOnDemand) {
-  EXPECT_NE(open_module(kReal), nullptr);
-  EXPECT_EQ(open_module(kReal), open_module(kReal));
+  EXPECT_NE(open_module<CommError>(kReal), nullptr);
+  EXPECT_EQ(open_module<CommError>(kReal), open_module<CommError>(kReal));
 }
 
 TEST(Module, SaysWhichPartIsMissing) {

@@ -1,4 +1,7 @@
 // A graph's replay does what the captured operations do, with the memory that they had, and its capture does nothing.
+#include <exception>
+#include <thread>
+
 #include "gpus.h"
 
 namespace dtrain::test {
@@ -123,6 +126,42 @@ TEST_F(Graphs, WaitsOfTheHostAreRefused) {
   EXPECT_THROW(capture([&] { x.copy_(at::ones({4})); }), c10::Error);
   EXPECT_THROW(capture([&] { x.copy_(at::ones({4}).pin_memory()); }), c10::AcceleratorError);
   EXPECT_TRUE(at::equal(x.cpu(), at::ones({4})));  // no capture is under way any more
+}
+
+// As libtorch's thread for backward does.
+TEST_F(Graphs, OtherThreadsRecordOnTheStreamAndMustNotWaitForIt) {
+  auto x = at::ones({4}, kGpu), elsewhere = at::ones({4}, kGpu);
+  c10::Event before(at::kCUDA);
+  before.record(stream_);
+  const auto on_another_thread = [&](auto f) {
+    std::exception_ptr error;
+    std::thread([&] {
+      const c10::StreamGuard on(stream_);
+      try {
+        f();
+      } catch (...) {
+        error = std::current_exception();
+      }
+    }).join();
+    if (error) std::rethrow_exception(error);
+  };
+  const int graph = capture([&] {
+    x.mul_(2);
+    on_another_thread([&] { x.add_(1); });
+    on_another_thread([&] {
+      EXPECT_TRUE(before.query());  // which the capturing thread must not
+      const c10::StreamGuard on(pool_stream());
+      EXPECT_EQ(at::ones({4}, kGpu).sum().item<float>(), 4);
+    });
+    x.mul_(2);
+  });
+  gpus.replay(graph);
+  EXPECT_TRUE(at::equal(x.cpu(), at::full({4}, 6.0)));
+  EXPECT_THROW(capture([&] { on_another_thread([&] { x.sum().item<float>(); }); }), c10::AcceleratorError);
+  EXPECT_THROW(capture([&] { on_another_thread([&] { stream_.synchronize(); }); }), c10::AcceleratorError);
+  EXPECT_THROW(capture([&] { on_another_thread([&] { guard().synchronizeDevice(0); }); }), c10::AcceleratorError);
+  EXPECT_THAT(gpus.take_reports(), IsEmpty());
+  gpus.destroy_graph(graph);
 }
 
 TEST_F(Graphs, OtherStreamsJoinAndHaveToBeJoined) {

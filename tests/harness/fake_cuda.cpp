@@ -1,7 +1,9 @@
 #include "harness/fake_cuda.h"
 
+#include <algorithm>
 #include <cstring>
 #include <future>
+#include <utility>
 
 namespace dtrain::test {
 
@@ -149,6 +151,12 @@ cudaError_t FakeCuda::record(cudaEvent_t event, cudaStream_t on) {
     return cudaErrorInvalidResourceHandle;
   }
   if (launching_.count(on) != 0) complaints_.add("an event is recorded before the launch in front of it is done");
+  marks_.erase(event);
+  if (capture_ && capture_->given.count(on) != 0) {
+    if (!capture_->valid) return cudaErrorStreamCaptureInvalidated;
+    marks_[event] = {on, capture_->given[on]};
+    return cudaSuccess;
+  }
   found->second = std::make_shared<Firing>();
   target->push([firing = found->second] {
     firing->time = std::chrono::steady_clock::now();
@@ -164,6 +172,15 @@ cudaError_t FakeCuda::query(cudaEvent_t event) {
   if (found == events_.end()) {
     complaints_.add("an event is asked for that does not exist");
     return cudaErrorInvalidResourceHandle;
+  }
+  if (marks_.count(event) != 0) {
+    complaints_.add("an event is asked for that was recorded in a capture");
+    return cudaErrorCapturedEvent;
+  }
+  if (capture_ && capture_->thread == std::this_thread::get_id()) {
+    complaints_.add("an event is asked for by the thread of a capture");
+    capture_->valid = false;
+    return cudaErrorStreamCaptureUnsupported;
   }
   if (events_never_fire) return cudaErrorNotReady;
   return !found->second || found->second->fired ? cudaSuccess : cudaErrorNotReady;
@@ -187,15 +204,73 @@ cudaError_t FakeCuda::wait_event(cudaStream_t on, cudaEvent_t event) {
   const std::scoped_lock lock(mutex_);
   const auto found = events_.find(event);
   if (!target || found == events_.end()) return cudaErrorInvalidResourceHandle;
+  if (const auto mark = marks_.find(event); mark != marks_.end()) return wait_captured(on, mark->second);
+  if (capture_ && capture_->given.count(on) != 0) {
+    complaints_.add("a stream that is captured waits for what is not");
+    capture_->valid = false;
+    return cudaErrorStreamCaptureIsolation;
+  }
   target->push([this, fired = found->second] {
     while (fired && !fired->fired && !ending_) std::this_thread::sleep_for(std::chrono::microseconds(20));
   });
   return cudaSuccess;
 }
 
+cudaError_t FakeCuda::wait_captured(cudaStream_t on, const Mark& mark) {
+  if (!capture_) {
+    complaints_.add("a stream waits for an event of a capture that has ended");
+    return cudaErrorCapturedEvent;
+  }
+  capture_->given.try_emplace(on, 0);
+  if (on == capture_->origin) capture_->joined[mark.stream] = std::max(capture_->joined[mark.stream], mark.given);
+  return cudaSuccess;
+}
+
+void FakeCuda::begin_capture(cudaStream_t on) {
+  const std::scoped_lock lock(mutex_);
+  if (capture_) complaints_.add("a capture begins while another one is under way");
+  capture_ = Capture{.origin = on, .thread = std::this_thread::get_id(), .given = {{on, 0}}, .joined = {}, .steps = {}};
+}
+
+int FakeCuda::end_capture() {
+  const std::scoped_lock lock(mutex_);
+  Capture capture = *std::exchange(capture_, std::nullopt);
+  for (const auto& [stream, given] : capture.given) {
+    if (stream != capture.origin && capture.joined[stream] < given) capture.valid = false;
+  }
+  if (!capture.valid) return -1;
+  graphs_.push_back(std::move(capture.steps));
+  return static_cast<int>(graphs_.size()) - 1;
+}
+
+bool FakeCuda::is_captured(cudaStream_t on) {
+  const std::scoped_lock lock(mutex_);
+  return capture_ && capture_->given.count(on) != 0;
+}
+
+void FakeCuda::capture(cudaStream_t on, Prepare prepare) {
+  const std::scoped_lock lock(mutex_);
+  ++capture_->given[on];
+  capture_->steps.push_back(std::move(prepare));
+}
+
+void FakeCuda::replay(int graph, cudaStream_t on) {
+  std::vector<Prepare> steps;
+  {
+    const std::scoped_lock lock(mutex_);
+    steps = graphs_.at(static_cast<std::size_t>(graph));
+  }
+  std::vector<Task> tasks;
+  for (const Prepare& prepare : steps) tasks.push_back(prepare());
+  stream(on)->push([tasks] {
+    for (const Task& task : tasks) task();
+  });
+}
+
 cudaError_t FakeCuda::copy(void* to, const void* from, std::size_t bytes, cudaMemcpyKind kind, cudaStream_t on) {
   FakeStream* const target = stream(on);
   if (!target) return cudaErrorInvalidResourceHandle;
+  if (is_captured(on)) complaints_.add("a copy is captured, which this fake cannot");
   const bool up = kind == cudaMemcpyHostToDevice;
   {
     const std::scoped_lock lock(mutex_);

@@ -133,7 +133,30 @@ ncclResult_t FakeNccl::state(ncclComm_t handle, ncclResult_t* state) {
   return ncclSuccess;
 }
 
+// Each replay is a call, at its place among the rank's.
+void FakeNccl::capture(FakeComm& comm) {
+  const int ranks = comm.clique->ranks;
+  for (const FakeCall& call : comm.launching) {
+    const auto use = [&comm, call, ranks](int by) {
+      comm.cuda->use_device(call.in, fake_in_bytes(call, ranks), by, "a collective");
+      comm.cuda->use_device(call.out, fake_out_bytes(call, ranks), by, "a collective");
+    };
+    use(-1);  // not before a replay
+    comm.cuda->capture(comm.launching_on, [this, &comm, call, use]() -> FakeCuda::Task {
+      use(1);
+      const std::scoped_lock lock(mutex_);
+      return [&comm, call, number = comm.launched++] { perform(comm, call, number); };
+    });
+  }
+}
+
 void FakeNccl::launch(FakeComm& comm) {
+  if (comm.cuda->is_captured(comm.launching_on)) {
+    capture(comm);
+    comm.launching.clear();
+    comm.cuda->set_launching(comm.launching_on, false);
+    return;
+  }
   FakeStream* const stream = comm.cuda->stream(comm.launching_on);
   const std::uint64_t first = comm.launched;
   comm.launched += comm.launching.size();

@@ -60,7 +60,7 @@ class Gpus final : public FakeGpus {
     }
   }
 
-  void begin_capture() override { machine().graphs.begin(); }
+  void begin_capture() override { static_cast<void>(machine().graphs.begin(CaptureMode::kThreadLocal)); }
   int end_capture() override { return machine().graphs.end(); }
   void replay(int graph) override { machine().graphs.replay(graph); }
   void destroy_graph(int graph) override { machine().graphs.destroy(graph); }

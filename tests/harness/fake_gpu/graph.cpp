@@ -13,7 +13,37 @@
 
 namespace dtrain::test::fake_gpu {
 
-Graph::Graph(int number, Stream& origin) : number_(number) {
+// A replay that has been launched.
+class Replay final : public Operation {
+ public:
+  Replay(std::shared_ptr<const Graph> graph, const Access& access, Clock before)
+      : Operation(access, std::move(before)), graph_(std::move(graph)) {
+    for (const Graph::Step& step : graph_->steps_) late_.push_back(step.begin ? step.begin(access) : nullptr);
+  }
+  bool advance() override {
+    const at::AutoDispatchBelowADInplaceOrView below;
+    for (; next_ < late_.size(); ++next_) {
+      if (!late_[next_]) {
+        graph_->steps_[next_].run(access());
+      } else if (!late_[next_]->advance()) {
+        return false;
+      }
+    }
+    return true;
+  }
+  void abandon() override {
+    for (; next_ < late_.size(); ++next_) {
+      if (late_[next_]) late_[next_]->abandon();
+    }
+  }
+
+ private:
+  const std::shared_ptr<const Graph> graph_;
+  std::vector<std::unique_ptr<Operation>> late_;  // by step; null: it is done when it runs
+  std::size_t next_ = 0;
+};
+
+Graph::Graph(int number, Stream& origin, CaptureMode mode) : number_(number), mode_(mode) {
   for (int d = 0; d < machine().devices; ++d)
     generators_.push_back(default_generator(d).unsafeGetGeneratorImpl()->get_state());
   join(origin);
@@ -42,6 +72,14 @@ void Graph::refuse(int code, const std::string& text) {
   throw_cuda_error(code, text);
 }
 
+void Graph::check_valid() const {
+  if (!valid_) throw_cuda_error(901, "operation failed due to a previous error during capture");
+}
+
+bool Graph::refuses_this_thread() const {
+  return mode_ == CaptureMode::kGlobal || (mode_ == CaptureMode::kThreadLocal && thread_ == std::this_thread::get_id());
+}
+
 bool Graph::all_joined() const {
   return std::all_of(joined_.begin(), joined_.end(), [&](const Joined& joined) {
     const Stream& stream = *joined.stream;
@@ -67,42 +105,49 @@ void Graph::put_back() {
 
 void Graph::end_capture() {
   const bool joined = all_joined();
+  for (const Joined& one : joined_) {
+    if (one.stream->launching == 0) continue;
+    machine().report.add("a capture ends while NCCL still launches operations on " + one.stream->name() +
+                         ": ncclCommGetAsyncError says ncclInProgress");
+  }
   put_back();
+  if (mode_ != CaptureMode::kRelaxed && thread_ != std::this_thread::get_id()) {
+    throw_cuda_error(908, "attempt to terminate a thread-local capture sequence from another thread");
+  }
   if (!valid_) throw_cuda_error(901, "operation failed due to a previous error during capture");
   if (!joined) throw_cuda_error(904, "capturing stream has unjoined work");
 }
 
-void Graph::replay(Stream& stream) {
-  Access now;
-  {
-    const std::scoped_lock lock(machine().mutex);
-    machine().unfinished.wait_for_turn(stream);
-    now = start_operation(stream, "a graph's replay", &FakeGpuCounts::graph_launches);
-    for (const Use& use : uses_) {
-      const Block* const block = machine().memory.block_at(use.range.begin);
-      const bool freed =
-          block == nullptr || (block->graph != number_ && (!block->live || block->serial != use.allocation));
-      if (freed && machine().memory.is_device(reinterpret_cast<void*>(use.range.begin))) {
-        machine().report.add("a graph's " + std::string(use.what) + (use.writes ? " writes" : " reads") +
-                             " memory that was freed after the capture");
-      }
-      const Access access{now.stream, now.number, use.what};
-      report_conflicts(use.range, use.writes, access,
-                       machine().shadow.touch(use.range, use.writes, access, stream.clock));
+void Graph::touch_all(const Access& now, const Clock& known) const {
+  for (const Use& use : uses_) {
+    const Block* const block = machine().memory.block_at(use.range.begin);
+    const bool freed =
+        block == nullptr || (block->graph != number_ && (!block->live || block->serial != use.allocation));
+    if (freed && machine().memory.is_device(reinterpret_cast<void*>(use.range.begin))) {
+      machine().report.add("a graph's " + std::string(use.what) + (use.writes ? " writes" : " reads") +
+                           " memory that was freed after the capture");
     }
+    const Access access{now.stream, now.number, use.what};
+    report_conflicts(use.range, use.writes, access, machine().shadow.touch(use.range, use.writes, access, known));
   }
-  const at::AutoDispatchBelowADInplaceOrView below;
-  for (const Node& node : nodes_) node(now);
 }
 
-void Graphs::begin() {
+void Graph::replay(const std::shared_ptr<const Graph>& graph, Stream& stream) {
+  Clock before = stream.clock;
+  const Access now = start_operation(stream, "a graph's replay", &FakeGpuCounts::graph_launches);
+  graph->touch_all(now, stream.clock);
+  machine().unfinished.add(std::make_unique<Replay>(graph, now, std::move(before)));
+}
+
+int Graphs::begin(CaptureMode mode) {
   const std::scoped_lock lock(machine().mutex);
   Stream& stream = machine().streams.current(current_device());
   machine().adversaries.check(current_device());
   TORCH_CHECK(stream.handle.id() != 0, "CUDA graphs must be captured on a non-default stream.");
   if (stream.graph != nullptr) stream.graph->refuse(900, "operation not permitted when stream is capturing");
   const int number = ++captures_;
-  capturing_.emplace(number, std::make_unique<Graph>(number, stream));
+  capturing_.emplace(number, std::make_unique<Graph>(number, stream, mode));
+  return number;
 }
 
 int Graphs::end() {
@@ -124,11 +169,10 @@ int Graphs::end() {
 }
 
 void Graphs::replay(int number) {
-  std::unique_lock lock(machine().mutex);
-  const std::shared_ptr<Graph> graph = done_.at(number);
+  const std::scoped_lock lock(machine().mutex);
   Stream& stream = machine().streams.current(current_device());
-  lock.unlock();
-  graph->replay(stream);
+  if (stream.graph != nullptr) stream.graph->refuse(900, "operation not permitted when stream is capturing");
+  Graph::replay(done_.at(number), stream);
 }
 
 void Graphs::destroy(int number) {
@@ -151,9 +195,13 @@ void Graphs::abandon() {
 }
 
 void Graphs::refuse_host(std::string_view what) {
-  if (capturing_.empty()) return;
-  for (const auto& [number, graph] : capturing_) graph->invalidate();
-  throw_cuda_error(900, "operation not permitted when stream is capturing (" + std::string(what) + ")");
+  bool refused = false;
+  for (const auto& [number, graph] : capturing_) {
+    if (!graph->refuses_this_thread()) continue;
+    graph->invalidate();
+    refused = true;
+  }
+  if (refused) throw_cuda_error(900, "operation not permitted when stream is capturing (" + std::string(what) + ")");
 }
 
 }  // namespace dtrain::test::fake_gpu

@@ -27,6 +27,7 @@ Access start_operation(Stream& stream, std::string_view what, Count count) {
     all.report.add(std::string(what) + " is launched on " + stream.name() +
                    " while NCCL still launches operations there: ncclCommGetAsyncError says ncclInProgress");
   }
+  if (stream.graph != nullptr) stream.graph->check_valid();
   if (stream.graph == nullptr) {  // else it is launched at a replay
     all.report.count(count);
     all.adversaries.launched(device);
@@ -52,6 +53,7 @@ Launch::Launch(c10::DeviceIndex device, std::string_view what) : Launch(current_
 
 void Launch::needs_host() {
   const std::scoped_lock lock(machine().mutex);
+  refuse_captured(stream_, what_);
   machine().graphs.refuse_host(what_);
 }
 

@@ -118,9 +118,6 @@ ncclResult_t add_to_group(Call call, ncclRedOp_t op, ncclComm_t comm, cudaStream
                                                            std::to_string(rank->device) + " is launched on " +
                                                            stream.name());
   }
-  if (stream.graph != nullptr) {
-    return communicators().refuse(ncclInvalidUsage, "the fake NCCL cannot be captured in a graph: " + name);
-  }
   check_within_group(*rank, call);
   open_group.entries.push_back({rank, {call, &stream}});
   return ncclSuccess;

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <utility>
 
+#include "graph.h"
 #include "launch.h"
 #include "machine.h"
 
@@ -51,6 +52,10 @@ void NcclRank::launch() {
     launch.uses(range_at(given.call.in, elements_in(header, rank, ranks) * size), false);
     launch.uses(range_at(given.call.out, elements_out(header, rank, ranks) * size), true);
     Clock before = launch.begin_later(&FakeGpuCounts::nccl_operations);
+    if (launch.captured()) {
+      capture(*launch.stream().graph, given.call);
+      continue;
+    }
     auto operation = std::make_unique<Collective>(*this, given.call, launch.access(), std::move(before),
                                                   machine().adversaries.nccl_hangs());
     queue.push_back(operation.get());
@@ -62,6 +67,17 @@ void NcclRank::launch() {
   together.clear();
   for (const Stream* const stream : streams) merge(together, stream->clock);
   for (Stream* const stream : streams) stream->clock = together;
+}
+
+// Its place among the communicator's operations is that of the replay.
+void NcclRank::capture(Graph& graph, const Call& call) {
+  graph.add_late([this, call, in_graph = graphs](const Access& replay) {
+    if (gone) machine().report.add("a graph is replayed whose communicator was destroyed or aborted");
+    machine().report.count(&FakeGpuCounts::nccl_operations);
+    auto operation = std::make_unique<Collective>(*this, call, replay, Clock(), machine().adversaries.nccl_hangs());
+    queue.push_back(operation.get());
+    return operation;
+  });
 }
 
 void NcclRank::stop() {

@@ -42,7 +42,8 @@ struct NcclRank {
   std::deque<Collective*> queue;  // unfinished ones on streams; ranks go through theirs in the same order
   std::uint64_t ended = 0;        // operations
   Clock launched;                 // all that it ever put on streams
-  NcclRank* child = nullptr;      // that ncclCommShrink is making
+  std::shared_ptr<int> graphs = std::make_shared<int>();  // also held by each graph that has operations of it
+  NcclRank* child = nullptr;                              // that ncclCommShrink is making
   int children = 0;
 
   std::map<void*, const void*> registered;  // by handle
@@ -57,10 +58,15 @@ struct NcclRank {
   void fail(ncclResult_t result, const std::string& text);
   // Puts what a group has given on its streams.
   void launch();
+  // Whether a graph exists that has operations of it: NCCL does not let it end before.
+  bool in_graphs() const { return graphs.use_count() > 1; }
   // All of its operations end, with results that are NaN, and it takes part in nothing any more.
   void stop();
   // The host has seen that none of its operations is unfinished.
   void tell_host();
+
+ private:
+  void capture(Graph& graph, const Call& call);
 };
 
 // An operation of a rank, on its stream.

@@ -130,6 +130,9 @@ ncclResult_t Communicators::finalize(ncclComm_t comm) {
 }
 
 void Communicators::let_go(NcclRank& rank) {
+  if (!rank.gone && rank.in_graphs()) {
+    refuse(ncclInvalidUsage, "a communicator ends while a graph exists that has operations of it: NCCL waits for ever");
+  }
   rank.stop();
   rank.tell_host();
   rank.gone = true;

@@ -32,6 +32,11 @@ std::string Stream::name() const {
   return "stream " + std::to_string(handle.id()) + " of cuda:" + std::to_string(handle.device_index());
 }
 
+void refuse_captured(const Stream& stream, std::string_view what) {
+  if (stream.graph == nullptr) return;
+  stream.graph->refuse(900, "operation not permitted when stream is capturing (" + std::string(what) + ")");
+}
+
 double now_us() {
   using std::chrono::steady_clock;
   return std::chrono::duration<double, std::micro>(steady_clock::now().time_since_epoch()).count();
@@ -94,6 +99,7 @@ void Streams::for_each(c10::DeviceIndex device, const std::function<void(Stream&
 
 void Streams::record(Event& event, Stream& stream) {
   machine().adversaries.check(stream.handle.device_index());
+  if (stream.graph != nullptr) stream.graph->check_valid();
   if (stream.launching > 0) {
     machine().report.add("an event is recorded on " + stream.name() +
                          " while NCCL still launches operations there: ncclCommGetAsyncError says ncclInProgress");
@@ -143,6 +149,7 @@ double Streams::time_us(const Event& event) {
 
 bool Streams::query(Stream& stream) {
   machine().adversaries.check(stream.handle.device_index());
+  refuse_captured(stream, "a query");
   return answer(stream.delayed_queries, stream.clock);
 }
 
@@ -155,6 +162,7 @@ void Streams::wait(const Clock& clock, c10::DeviceIndex device, std::string_view
 }
 
 void Streams::wait(Stream& stream, std::string_view what) {
+  refuse_captured(stream, what);
   wait(stream.clock, stream.handle.device_index(), what);
 }
 
@@ -172,7 +180,10 @@ void Streams::wait(Stream& stream) {
 void Streams::wait_for_device(c10::DeviceIndex device) {
   machine().adversaries.check(device);
   Clock all;
-  for_each(device, [&](const Stream& stream) { merge(all, stream.clock); });
+  for_each(device, [&](const Stream& stream) {
+    refuse_captured(stream, "a device's synchronize()");
+    merge(all, stream.clock);
+  });
   wait(all, device, "a device's synchronize()");
 }
 

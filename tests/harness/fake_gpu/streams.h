@@ -42,6 +42,9 @@ struct Event {
   bool recorded = false;
 };
 
+// Throws, and ends the capture, where the stream is being captured: no thread may wait for it or ask it.
+void refuse_captured(const Stream& stream, std::string_view what);
+
 // The clock of all devices: the host's monotonic one. An operation begins when it is handed over and its stream is
 // free, and takes a microsecond, or as long as the host computes it.
 double now_us();

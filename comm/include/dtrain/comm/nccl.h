@@ -37,6 +37,30 @@ class NcclCommunicator : public virtual Communicator {
   // not of an open group.
   virtual void order_after(void* stream, const Work& work) = 0;
 
+  // Between the two the caller captures its current stream as a CUDA graph: begin_capture() comes before the graph's
+  // capture begins, end_capture() after it has ended, also where it has failed. Operations issued in between become
+  // part of the graph and do not run now; join() orders streams as ever, and the Work of each, or of one behind it,
+  // must be joined, because a graph ends on the stream that it began on. Their Work can be neither tested nor waited
+  // for in between; it is complete, without times, when the capture ends. A rank's operations of a graph count as one
+  // each; all ranks capture the same ones, and replay the graph at the same place among their other operations.
+  //
+  // begin_capture() hands over all that was issued; what is not complete then cannot be joined before the capture ends.
+  // Join all of it before a graph is replayed: a replay is ordered behind the stream that it is launched on, and behind
+  // nothing else.
+  //
+  // CommError: without current_stream; for operations on host memory, with scales other than kMean's, or that would be
+  // compared with rank 0's; for allocations; from end_capture() where an operation was never joined, which it names. A
+  // capture that fails leaves the communicator as it was, unless NCCL itself has failed.
+  //
+  // A captured operation uses its memory at each replay: Buffers must outlive the graph. The graph must be destroyed
+  // before the communicator, also after a failure: NCCL waits for that.
+  virtual void begin_capture() = 0;
+  virtual void end_capture() = 0;
+  // After each launch of such a graph on the caller's current stream: until the device is past it, it counts as an
+  // operation under way, which errors call "a replayed step, N operations from all_reduce(...)", of the graph that was
+  // captured last. progress(), the timeout and failures treat it as any other. CommError as for an operation.
+  virtual void replayed() = 0;
+
   // Collective over the ranks that are left: the communicator without the ranks in `excluded` (numbers of this one),
   // after a failure or without one. `control` is theirs, of a new generation; ranks keep their order. This communicator
   // must not be used any more; its Buffers do not belong to the new one.

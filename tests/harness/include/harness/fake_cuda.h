@@ -12,6 +12,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <set>
 #include <string>
 #include <thread>
@@ -71,7 +72,30 @@ class FakeCuda {
   void set_launching(cudaStream_t stream, bool launching);
   void complain_about_leaks();
 
+  // CUDA graphs, one capture at a time, in the mode cudaStreamCaptureModeThreadLocal. What the stream is given, and
+  // those streams that wait for its events, becomes part of the graph.
+  using Task = std::function<void()>;
+  using Prepare = std::function<Task()>;  // called by each replay, on its thread: what the stream does then
+  void begin_capture(cudaStream_t stream);
+  // The graph; -1 where CUDA would refuse it: something is not joined, or was not allowed.
+  int end_capture();
+  void replay(int graph, cudaStream_t stream);
+  bool is_captured(cudaStream_t stream);
+  void capture(cudaStream_t stream, Prepare prepare);
+
  private:
+  struct Capture {
+    cudaStream_t origin;
+    std::thread::id thread;
+    std::map<cudaStream_t, int> given;   // to each stream of the capture: operations
+    std::map<cudaStream_t, int> joined;  // how many of them the origin waits for
+    std::vector<Prepare> steps;
+    bool valid = true;
+  };
+  struct Mark {  // of an event that a capture has recorded
+    cudaStream_t stream;
+    int given;
+  };
   struct Memory {
     std::size_t bytes;
     cudaMemoryType type;
@@ -90,6 +114,7 @@ class FakeCuda {
   cudaError_t query(cudaEvent_t event);
   cudaError_t elapsed(float* milliseconds, cudaEvent_t from, cudaEvent_t to);
   cudaError_t wait_event(cudaStream_t stream, cudaEvent_t event);
+  cudaError_t wait_captured(cudaStream_t stream, const Mark& mark);
   cudaError_t copy(void* to, const void* from, std::size_t bytes, cudaMemcpyKind kind, cudaStream_t stream);
 
   Complaints& complaints_;
@@ -99,6 +124,9 @@ class FakeCuda {
   std::vector<std::unique_ptr<FakeStream>> destroyed_;
   std::set<cudaStream_t> launching_;
   std::map<cudaEvent_t, Fired> events_;  // null: never recorded
+  std::map<cudaEvent_t, Mark> marks_;    // of those that were recorded last in a capture
+  std::optional<Capture> capture_;       // the one that is under way
+  std::vector<std::vector<Prepare>> graphs_;
   std::uintptr_t next_ = 0x1000;
   std::atomic<bool> ending_{false};
 };

@@ -20,7 +20,9 @@
 // - A non_blocking copy between pinned memory and a device ends when the host waits for it or sees that it is done: a
 //   host that reads earlier finds NaN, and a host that writes the source earlier is reported.
 // - The host has no access to device memory: SIGSEGV, after a message that says what was touched.
-// - A CUDA graph computes nothing while it is captured. Waits and queries by the host end the capture with an error.
+// - A CUDA graph computes nothing while it is captured. Waits and queries by the host end the capture with an error:
+//   those that concern captured streams, and others as the capture's mode says. at::cuda::CUDAGraph is there, with the
+//   functions that dtrain calls.
 //
 // The library is the CUDA runtime and NCCL, too: the functions that the nccl backend calls work on libtorch's streams,
 // events and memory, so that a missing wait between a kernel and an all-reduce is reported like any other.
@@ -36,7 +38,11 @@
 // - Calls that differ among the ranks are the asynchronous error ncclInvalidUsage on all of them, and
 //   ncclGetLastError() has the calls. Wrong use is an error, and is reported: memory that is freed, not allocated or on
 //   another device, a stream of another device, calls while something is in progress.
-// - Not there: blocking communicators, send and receive, capture in a graph. They are refused or have no function.
+// - What is launched on a stream that is captured becomes part of the graph. Each replay is a call of it, in the order
+// of
+//   launches; the replay goes on when all ranks have come to it, and blocks no thread. A communicator that ends before
+//   the graph is reported.
+// - Not there: blocking communicators, send and receive. They are refused or have no function.
 //
 // Whole launches: BUILD/tests/fake_gpus holds the libraries of a machine with GPUs, NVML included:
 //
@@ -118,7 +124,8 @@ class FakeGpus {
   // knows that all streams are done. Counts and reports stay.
   virtual void heal() = 0;
 
-  // Capture on the calling thread's current stream, which must not be the default stream. Errors are those of CUDA.
+  // Capture on the calling thread's current stream, which must not be the default stream, in the mode
+  // cudaStreamCaptureModeThreadLocal. Errors are those of CUDA.
   virtual void begin_capture() = 0;
   virtual int end_capture() = 0;       // the graph
   virtual void replay(int graph) = 0;  // on the current stream

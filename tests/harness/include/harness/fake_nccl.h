@@ -80,6 +80,7 @@ class FakeNccl {
   ncclResult_t connect(ncclComm_t* made, std::shared_ptr<FakeClique> clique, int rank, Rank& here);
   ncclResult_t state(ncclComm_t comm, ncclResult_t* state);
   void launch(FakeComm& comm);
+  void capture(FakeComm& comm);
   ncclResult_t add(FakeCall call, ncclComm_t comm, cudaStream_t stream);
   ncclResult_t end_group();
   ncclResult_t stop(ncclComm_t comm, bool abort);

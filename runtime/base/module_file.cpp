@@ -1,11 +1,10 @@
-#include "module.h"
+#include "dtrain/base/module_file.h"
 
 #include <dlfcn.h>
 
-#include "dtrain/base/error.h"
 #include "dtrain/base/subprocess.h"
 
-namespace dtrain::comm {
+namespace dtrain {
 namespace {
 
 std::string loader_error() {
@@ -15,26 +14,24 @@ std::string loader_error() {
 
 }  // namespace
 
-void* open_module(const ModuleFile& file) {
+OpenedModule try_open_module(const ModuleFile& file) {
   static const char inside_this_library = 0;
   const std::filesystem::path path = library_folder(&inside_this_library) / ("lib" + file.name + ".so");
   std::error_code code;
   if (!std::filesystem::exists(path, code)) {
-    throw CommError(file.what + " is not part of this dtrain: there is no " + path.string(), file.remedy_module);
+    return {nullptr, file.what + " is not part of this dtrain: there is no " + path.string(), file.remedy_module};
   }
   for (const std::string& library : file.needs) {
     if (!::dlopen(library.c_str(), RTLD_NOW | RTLD_GLOBAL)) {
-      throw CommError(file.what + " needs " + library + ", which cannot be opened: " + loader_error(),
-                      file.remedy_needs);
+      return {nullptr, file.what + " needs " + library + ", which cannot be opened: " + loader_error(),
+              file.remedy_needs};
     }
   }
   void* const module = ::dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
-  if (!module) throw CommError(file.what + " cannot be opened: " + loader_error(), file.remedy_module);
+  if (!module) return {nullptr, file.what + " cannot be opened: " + loader_error(), file.remedy_module};
   void* const factory = ::dlsym(module, file.factory.c_str());
-  if (!factory) {
-    throw CommError(path.string() + " is not a module of dtrain: it has no " + file.factory, file.remedy_module);
-  }
-  return factory;
+  if (factory) return {factory, {}, {}};
+  return {nullptr, path.string() + " is not a module of dtrain: it has no " + file.factory, file.remedy_module};
 }
 
-}  // namespace dtrain::comm
+}  // namespace dtrain

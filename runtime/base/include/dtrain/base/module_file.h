@@ -1,0 +1,36 @@
+// Opens a part of dtrain that is a library of its own, so that dtrain also runs on machines that lack what that library
+// needs. Any thread.
+#pragma once
+
+#include <string>
+#include <vector>
+
+namespace dtrain {
+
+struct ModuleFile {
+  std::string name;                // "dtrain_comm_mpi": lib<name>.so beside dtrain's own libraries
+  std::vector<std::string> needs;  // libraries of others, opened first with RTLD_GLOBAL ("libmpi.so.40")
+  std::string factory;             // the one function it exports
+  std::string what;                // for errors: "the mpi backend"
+  std::string remedy_needs;        // where one of `needs` is missing: "install Open MPI 4.1 (Debian: openmpi-bin)"
+  std::string remedy_module;       // where the module is
+};
+
+// `why` and `remedy` say what cannot be opened where `factory` is null.
+struct OpenedModule {
+  void* factory = nullptr;
+  std::string why;
+  std::string remedy;
+};
+OpenedModule try_open_module(const ModuleFile& file);
+
+// The address of the module's factory. It stays open for good. The error, of a type of error.h, names what cannot be
+// opened, and why.
+template <class ErrorType>
+void* open_module(const ModuleFile& file) {
+  const OpenedModule opened = try_open_module(file);
+  if (!opened.factory) throw ErrorType(opened.why, opened.remedy);
+  return opened.factory;
+}
+
+}  // namespace dtrain

@@ -1,0 +1,89 @@
+// The one function the module exports, and libtorch's CUDA graph behind it.
+#include <ATen/cuda/CUDAGeneratorImpl.h>
+#include <ATen/cuda/CUDAGraph.h>
+
+#include "graph/module_abi.h"
+
+namespace {
+
+// In which calls does CUDA refuse what could spoil a capture (cudaStreamBeginCapture() in the CUDA runtime's
+// reference)?
+//
+// - Always, on any thread, where they would wait for a stream that is captured, for an event recorded there, or for the
+//   whole device.
+// - In this mode, on the capturing thread also for other streams and events, and for calls such as cudaMalloc().
+// - In the global mode, on every thread. The nccl backend's watchdog asks for events from a thread of its own all the
+//   time, so a capture in that mode would end at its next look.
+// - In the relaxed mode, on no thread. A wait of the step on other streams would go unnoticed.
+//
+// The mode says nothing about which threads may record: the stream does. So libtorch's thread for backward records into
+// the graph in any mode, because it works on the stream of forward.
+constexpr cudaStreamCaptureMode kMode = cudaStreamCaptureModeThreadLocal;
+
+class Captured final : public at::cuda::CUDAGraph {
+ public:
+  void begin() {
+    or_let_go([this] { capture_begin({0, 0}, kMode); });  // {0, 0}: a pool of memory of its own
+  }
+  void end() {
+    or_let_go([this] { capture_end(); });
+  }
+
+ private:
+  template <class Call>
+  void or_let_go(const Call& call) {
+    try {
+      call();
+    } catch (...) {
+      let_go();
+      throw;
+    }
+  }
+  // Where CUDA refuses the capture, libtorch 2.11 leaves its state behind: the allocator would keep freed memory of
+  // recorded streams for ever, and the next random number outside of a graph would be an error.
+  void let_go() {
+    for (auto& [generator, increment] : captured_generator_states_) generator->capturing_ = false;
+    if (capture_ended_) return;  // reset() gives the pool back
+    try {
+      c10::cuda::CUDACachingAllocator::endAllocateToPool(capture_dev_, mempool_id_);
+      c10::cuda::CUDACachingAllocator::releasePool(capture_dev_, mempool_id_);
+    } catch (const c10::Error&) {  // it had not begun, or had ended
+    }
+  }
+};
+
+class CudaGraph final : public dtrain::train::DeviceGraph {
+ public:
+  CudaGraph() = default;
+  ~CudaGraph() override {
+    if (!capturing_) return;
+    try {
+      graph_.end();
+    } catch (const c10::Error&) {  // nothing was to be recorded
+    }
+  }
+  CudaGraph(const CudaGraph&) = delete;
+  CudaGraph& operator=(const CudaGraph&) = delete;
+
+  void begin_capture() override {
+    graph_.begin();
+    capturing_ = true;
+  }
+  void end_capture() override {
+    capturing_ = false;
+    graph_.end();
+  }
+  void replay() override { graph_.replay(); }
+
+ private:
+  Captured graph_;
+  bool capturing_ = false;
+};
+
+}  // namespace
+
+extern "C" int dtrain_cuda_graph_make(int abi, std::unique_ptr<dtrain::train::DeviceGraph>& made) {
+  if (abi != dtrain::train::kDeviceGraphAbi) return dtrain::train::kDeviceGraphAbi;
+  made = std::make_unique<CudaGraph>();
+  return 0;
+}
