@@ -59,6 +59,9 @@ void warn_of_gpu_keys(const run::RankSession& session) {
   if (o.cuda_graphs == config::CudaGraphs::kOn) warn("cuda_graphs", true);
 }
 
+// In the first steps every one: what differs between ranks shows there. No step is captured as a graph before.
+constexpr std::uint64_t kComparedOperations = 32;
+
 // The device of this rank; the communicator for it, where it is not the host.
 c10::Device open_rank_device(run::RankSession& session) {
   const c10::Device device = train::open_device(session.gpu());
@@ -71,6 +74,7 @@ c10::Device open_rank_device(run::RankSession& session) {
   comm::NcclOptions options;
   options.device = device.index();
   options.current_stream = [device] { return train::native_handle(train::current_stream(device)); };
+  options.compared_operations = kComparedOperations;
   session.make_device_communicator(options);
   return device;
 }
