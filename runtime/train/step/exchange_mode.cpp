@@ -15,7 +15,7 @@ constexpr std::int64_t kStepsWithDigests = 2;
 ExchangeMode::ExchangeMode(const StepParts& parts, const StrategyOptions& options)
     : parts_(parts),
       vote_(parts.run, parts.non_finite),
-      scale_(parts.run.communicator, parts.window, vote_, parts.parameters.memory().on_host()),
+      scale_(parts.run.communicator, parts.window, vote_, parts.parameters.memory().on_host(), parts.scaler),
       picker_(parts.run, parts.parameters, parts.optimizer, parts.exchange, parts.fusion, scale_, parts.in_flight,
               options, parts.is_settled),
       written_(parts.run, parts.parameters, parts.watch) {
@@ -70,8 +70,9 @@ void ExchangeMode::step() {
 void ExchangeMode::update(std::span<const std::uint8_t> used) {
   vote_.collect();
   if (parts_.before_update) parts_.before_update();
-  const auto norm = picker_.strategy().update({used, scale_.correction(), parts_.max_gradient_norm});
+  const auto norm = picker_.strategy().update({used, scale_.correction(), parts_.max_gradient_norm, parts_.scaler});
   parts_.parameters.refresh_copies();
+  if (parts_.scaling_report) parts_.scaling_report->after_update(parts_.window.rounds_begun());
   if (norm) {
     parts_.in_flight.read(*norm, [this, batch = parts_.window.rounds_begun()](std::span<const double> value) {
       parts_.non_finite.see_norm(value.front(), batch);
