@@ -85,19 +85,19 @@ void expect_same(const Trained& a, const Trained& b) {
 // libtorch's own, as torch.optim calls them.
 void by_libtorch(const Sgd& settings, const Trained& trained, const at::Tensor& gradients, const UpdateStep& step) {
   at::_fused_sgd_(trained.values, gradients, trained.states, settings.weight_decay, settings.momentum, step.rate,
-                  settings.dampening, settings.nesterov, false, step.updates == 0, step.optional_divisor());
+                  settings.dampening, settings.nesterov, false, step.updates == 0, optional(step.device.divisor));
 }
 void by_libtorch(const Adam& settings, const Trained& trained, const at::Tensor& gradients, const UpdateStep& step) {
   const at::Tensor number = torch::tensor(static_cast<float>(step.updates + 1));
   at::_fused_adam_(trained.values, gradients, trained.states[0], trained.states[1], {}, number, step.rate,
                    settings.beta1, settings.beta2, settings.weight_decay, settings.eps, false, false,
-                   step.optional_divisor());
+                   optional(step.device.divisor));
 }
 void by_libtorch(const AdamW& settings, const Trained& trained, const at::Tensor& gradients, const UpdateStep& step) {
   const at::Tensor number = torch::tensor(static_cast<float>(step.updates + 1));
   at::_fused_adamw_(trained.values, gradients, trained.states[0], trained.states[1], {}, number, step.rate,
                     settings.beta1, settings.beta2, settings.weight_decay, settings.eps, false, false,
-                    step.optional_divisor());
+                    optional(step.device.divisor));
 }
 void by_libtorch(const Optimizer& optimizer, const Trained& trained, const at::Tensor& gradients,
                  const UpdateStep& step) {
