@@ -181,6 +181,17 @@ TEST(Summary, ShowsWhatIsNotFinite) {
   EXPECT_NE(text.find("the loss was nan"), std::string::npos) << text;
 }
 
+TEST(Summary, ShowsHowTheLossWasScaled) {
+  RunFolder folder;
+  write_two_ranks(folder);
+  folder.append("plan.json",
+                R"({"world_size":2,"loss_scaling":{"skipped_updates":3,"scale":8192.0,"text":"3 updates skipped"}})");
+  const RunSummary s = summarize(folder.path());
+  EXPECT_EQ(to_json(s)["loss_scaling"],
+            (Json{{"skipped_updates", 3}, {"scale", 8192.0}, {"text", "3 updates skipped"}}));
+  EXPECT_NE(render_summary(s, {}).find("3 updates skipped"), std::string::npos);
+}
+
 TEST(Summary, WarnsAboutWhatIsNotComplete) {
   RunFolder folder;
   folder.append("plan.json", R"({"name":"x","world_size":4})");

@@ -18,6 +18,7 @@
 #include <string>
 #include <vector>
 
+#include "file_batches.h"
 #include "gpu_trial_models.h"
 #include "harness/fake_gpu.h"
 #include "trial_optimizer.h"
@@ -100,6 +101,9 @@ class GpuTrial : public dtrain::Trial {
     if (const auto steps = context.hyperparameter<std::int64_t>("halve_rate_after", 0); steps > 0) {
       context.wrap_lr_scheduler(dtrain::lr::step(steps, 0.5));
     }
+    if (const auto scaling = context.hyperparameter<Json>("loss_scaling", Json::object()); !scaling.empty()) {
+      context.scale_loss({scaling.at("initial_scale"), scaling.at("growth_interval")});
+    }
     const int queries = context.hyperparameter<int>("delay_queries", 0);
     if (gpus_ != nullptr) {
       gpus_->heal();  // of what the run before was to suffer
@@ -108,8 +112,12 @@ class GpuTrial : public dtrain::Trial {
     last_counts = Json();
   }
 
-  // hyperparameters.batches: of each rank, in an epoch.
+  // data.file: batches that Python has written; else hyperparameters.batches: of each rank, in an epoch.
   dtrain::Loader training_loader() override {
+    if (const auto file = context_.data().value("file", std::string()); !file.empty()) {
+      return std::make_shared<dtrain::test::FileBatches>(
+          context_.resolve(file), std::vector<std::string>{"x", "y", "weight"}, context_.rank(), context_.world_size());
+    }
     const auto batches = context_.hyperparameter<std::vector<std::int64_t>>("batches");
     return loader(1, batches.at(static_cast<std::size_t>(context_.rank())));
   }

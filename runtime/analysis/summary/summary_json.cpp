@@ -159,6 +159,9 @@ Json to_json(const RunSummary& s) {
   if (const auto& n = s.non_finite) {
     json["non_finite"] = {{"batches", n->batches}, {"first_batch", n->first_batch}, {"text", n->text}};
   }
+  if (const auto& l = s.loss_scaling) {
+    json["loss_scaling"] = {{"skipped_updates", l->skipped_updates}, {"scale", l->scale}, {"text", l->text}};
+  }
   json["agents"] = Json::array();
   for (const AgentSummary& agent : s.agents) json["agents"].push_back(agent_json(agent));
   json["look_at"] = s.look_at;

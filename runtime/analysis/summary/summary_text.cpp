@@ -54,6 +54,7 @@ void write_head(TextWriter& out, const RunSummary& s) {
       text += fmt::format("{}{} {:.4g}", text.empty() ? "" : ", ", name, value);
     out.line("  validation after batch {}: {}", s.validation_batch, text);
   }
+  if (s.loss_scaling) out.line("  {}", s.loss_scaling->text);
   if (s.non_finite) out.line("  {}", out.styled("31", s.non_finite->text));
 }
 

@@ -114,6 +114,10 @@ train::StepOptions step_options(const run::RankSession& session, const TrialCont
   options.local_sgd = wanted.local_sgd;
   options.stop_on_non_finite = experiment.stop_on_non_finite;
   options.precision = wanted.mixed_precision;
+  if (wrapped.loss_scaling) options.loss_scaling = *wrapped.loss_scaling;
+  if (wrapped.loss_scaling && wanted.mixed_precision != config::Precision::kFloat16 && session.world().rank == 0) {
+    session.log()->info("context.scale_loss() has no effect: optimizations.mixed_precision is not fp16");
+  }
   options.memory_format = wanted.memory_format;
   options.alone = session.mock().alone();
   // Gaps between gradients matter only where gradients are exchanged while ranks compute.

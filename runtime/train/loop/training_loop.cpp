@@ -381,7 +381,7 @@ void TrainingLoop::keep_metrics(Metrics metrics, std::int64_t samples) {
 
 void TrainingLoop::begin_training_metrics() {
   step_.check_members();
-  step_.write_non_finite();
+  step_.write_reports();
   const PhaseScope phase(recorder_, Phase::kFromDevice);
   for (const auto& [metrics, samples] : unread_metrics_) metrics_.add(metrics, samples);
   if (!unread_metrics_.empty()) progress_.set_loss(unread_metrics_.back().first);

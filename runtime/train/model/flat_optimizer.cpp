@@ -267,7 +267,6 @@ void FlatOptimizer::visit(StateVisitor& visitor) {
   const auto parameters = parameters_.parameters();
   for (std::size_t i = 0; i < parameters.size(); ++i) visitor.number("updates/" + parameters[i].name, updates_[i]);
   if (visitor.replaces()) counters_.clear();
-  if (may_stop_updates_) visit_counters(visitor);
   const auto names = optimizer_->state_names();
   for (std::size_t g = 0; g < states_.size(); ++g) {
     if (kept_) {  // so the visitor does not need values

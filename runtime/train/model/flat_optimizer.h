@@ -39,9 +39,11 @@ class FlatOptimizer {
 
   // Where updates are sharded, a rank's state is up to date in its own parts alone.
   void visit(StateVisitor& visitor);
+  // After visit(), on a device where updates may have a found_inf: how many of each parameter's updates have run, which
+  // the host does not know. It is no part of visit(), whose tensors are copied in the parts that ranks divide them
+  // into.
+  void visit_counters(StateVisitor& visitor);
 
-  // Before the first step, on a device: updates have a found_inf, so the host does not know how many have run.
-  void may_stop_updates() { may_stop_updates_ = true; }
   // On a device. Learning rates are rounded to float32 from now on, as a tensor has them: so updates that take theirs
   // from a tensor give the same bits as those that do not.
   void round_rates() { rounds_rates_ = true; }
@@ -83,7 +85,6 @@ class FlatOptimizer {
   void make_counters(std::span<const float> counts);
   void separate_counters(std::span<const std::uint8_t> used);
   std::vector<at::Tensor> counters_of(std::span<const std::uint8_t> used) const;
-  void visit_counters(StateVisitor& visitor);
   double rate_at(std::int64_t step) const;
   std::vector<Segment> segments(std::span<const std::uint8_t> used) const;
   void update(const FlatRange& range, const Segment& segment);
@@ -105,7 +106,6 @@ class FlatOptimizer {
   // parameters have the same one while they have been used in the same steps.
   std::vector<at::Tensor> counters_;
   std::vector<std::size_t> counter_of_;
-  bool may_stop_updates_ = false;
   bool rounds_rates_ = false;
   at::Tensor rate_on_device_;  // while steps are captured
   std::int64_t moves_ = 0;

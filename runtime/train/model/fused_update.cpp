@@ -80,7 +80,8 @@ UpdateKernel FusedUpdate::kernel(c10::DeviceType device, at::ScalarType type) co
 void FusedUpdate::update(const at::Tensor& values, const at::Tensor& gradients, at::TensorList states,
                          const UpdateStep& step) const {
   const bool own = !difference_ && values.device().is_cpu() && values.scalar_type() == at::kFloat &&
-                   !step.device.divisor.defined();  // libtorch's replaces gradients by their quotient
+                   !step.device.divisor.defined() &&  // libtorch's replaces gradients by their quotient
+                   (!step.shadow.defined() || step.shadow.scalar_type() == at::kBFloat16);
   if (own) {
     update_on_host(*kernels_, values, gradients, states, step);
   } else {

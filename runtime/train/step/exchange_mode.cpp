@@ -19,7 +19,7 @@ constexpr std::int64_t kStepsAlike = 3;
 ExchangeMode::ExchangeMode(const StepParts& parts, const StrategyOptions& options)
     : parts_(parts),
       vote_(parts.run, parts.non_finite),
-      scale_(parts.run.communicator, parts.window, vote_, parts.parameters.memory().on_host()),
+      scale_(parts.run.communicator, parts.window, vote_, parts.parameters.memory().on_host(), parts.scaler),
       picker_(parts.run, parts.parameters, parts.optimizer, parts.exchange, parts.fusion, scale_, parts.in_flight,
               options, parts.is_settled),
       written_(parts.run, parts.parameters, parts.watch) {
@@ -73,9 +73,9 @@ void ExchangeMode::step() {
 
 void ExchangeMode::update(std::span<const std::uint8_t> used) {
   before_update();
-  const auto norm = picker_.strategy().update({used, scale_.correction(), parts_.max_gradient_norm});
+  const auto norm = picker_.strategy().update({used, scale_.correction(), parts_.max_gradient_norm, parts_.scaler});
   parts_.parameters.refresh_copies();
-  if (norm) read_norm(*norm);
+  read_late(norm);
   const profile::PhaseScope phase(parts_.run.recorder, profile::Phase::kStepLrSchedulers);
   parts_.optimizer.advance_schedule();
 }
@@ -85,8 +85,10 @@ void ExchangeMode::before_update() {
   if (parts_.before_update) parts_.before_update();
 }
 
-void ExchangeMode::read_norm(const at::Tensor& norm) {
-  parts_.in_flight.read(norm, [this, batch = parts_.window.rounds_begun()](std::span<const double> value) {
+void ExchangeMode::read_late(const std::optional<at::Tensor>& norm) {
+  if (parts_.scaling_report) parts_.scaling_report->after_update(parts_.window.rounds_begun());
+  if (!norm) return;
+  parts_.in_flight.read(*norm, [this, batch = parts_.window.rounds_begun()](std::span<const double> value) {
     parts_.non_finite.see_norm(value.front(), batch);
   });
 }
@@ -113,7 +115,8 @@ void ExchangeMode::end_capture() {
   if (parts_.watch.any_written()) throw Error("the model writes its parameters itself");
   const auto used = parts_.exchange.finish_captured();
   captured_used_.assign(used.begin(), used.end());
-  captured_norm_ = picker_.strategy().update({captured_used_, scale_.correction(), parts_.max_gradient_norm});
+  captured_norm_ =
+      picker_.strategy().update({captured_used_, scale_.correction(), parts_.max_gradient_norm, parts_.scaler});
   parts_.parameters.refresh_copies();
   parts_.exchange.end_window();
 }
@@ -130,7 +133,7 @@ void ExchangeMode::before_replay() {
 void ExchangeMode::after_replay() {
   parts_.optimizer.count_updates(captured_used_);
   parts_.optimizer.advance_schedule();
-  if (captured_norm_) read_norm(*captured_norm_);
+  read_late(captured_norm_);
   parts_.window.close();
   vote_.begin_period();
   parts_.in_flight.end_batch();

@@ -41,7 +41,8 @@ class ExchangeMode final : public StepMode, private CapturableStep {
   void step();
   void update(std::span<const std::uint8_t> used);
   void before_update();
-  void read_norm(const at::Tensor& norm);
+  // What the host learns of an update when the device has done it. `norm`: of the gradients, where they are clipped.
+  void read_late(const std::optional<at::Tensor>& norm);
   bool digests_due() const;
   void look_at_writes(const std::vector<std::size_t>& written);
 

@@ -21,6 +21,7 @@
 #include "state/state_visitor.h"
 #include "step/aggregation_window.h"
 #include "step/capturable_step.h"
+#include "step/loss_scaling_report.h"
 #include "step/non_finite.h"
 #include "step/round_vote.h"
 #include "step/step_options.h"
@@ -39,6 +40,9 @@ struct StepParts {
   NonFinite& non_finite;
   AggregationWindow& window;
   double max_gradient_norm = 0;  // 0: no clipping
+  // Null: the loss is not scaled.
+  LossScaler* scaler = nullptr;
+  LossScalingReport* scaling_report = nullptr;
   // Called before each update, when what the ranks announced has been read. May be empty.
   const std::function<void()>& before_update;
   // Whether steps are computed as all later ones are: which way is faster is being tried one thing at a time.

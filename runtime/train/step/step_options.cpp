@@ -10,9 +10,6 @@ Mode mode_of(const StepOptions& options) {
 }
 
 void check(const StepOptions& options, const comm::World& world) {
-  if (options.precision == config::Precision::kFloat16) {
-    throw ConfigError("mixed_precision: fp16 is not supported yet", "use bf16, which needs no loss scaling");
-  }
   const bool one_host = world.local_size == world.size;
   if (options.fusion.auto_tune && !one_host && options.strategy.sharded == config::ShardedOptimizer::kOn) {
     throw ConfigError(
@@ -27,8 +24,9 @@ ParameterTypes parameter_types(const StepOptions& options) {
     case config::Precision::kFloat32:
       return {};
     case config::Precision::kFloat16:
+      return {.shadow = at::kHalf};
     case config::Precision::kBfloat16:
-      return {.shadow = true};
+      return {.shadow = at::kBFloat16};
     case config::Precision::kPureBfloat16:
       break;
   }

@@ -16,9 +16,11 @@
 #include "model/flat_optimizer.h"
 #include "model/flat_parameters.h"
 #include "model/parameter_watch.h"
+#include "precision/loss_scaler.h"
 #include "precision/narrow_use.h"
 #include "state/state_visitor.h"
 #include "step/aggregation_window.h"
+#include "step/loss_scaling_report.h"
 #include "step/non_finite.h"
 #include "step/step_mode.h"
 #include "step/step_options.h"
@@ -75,8 +77,8 @@ class TrainingStep : private CapturableStep {
   // The trace window that rank 0 announced, once.
   std::optional<profile::TraceWindow> take_trace_window() { return mode_->vote().take_trace_window(); }
 
-  // Rank 0: brings plan.json up to date about losses that were not finite.
-  void write_non_finite() { non_finite_.write(); }
+  // Rank 0: brings plan.json up to date about losses that were not finite and the scale of the loss.
+  void write_reports();
   // Training is over: writes what the mode has brought, and what was not finite. Collective.
   void report();
 
@@ -112,6 +114,7 @@ class TrainingStep : private CapturableStep {
 
   void compute_in_shadow();
   void read_loss(const at::Tensor& loss);
+  LossScalingReport* begin_report(const StepOptions& options);  // null: the loss is not scaled
 
   // In the order in which they build on each other; the hooks go first, for they call the exchange.
   const RunServices run_;
@@ -124,6 +127,8 @@ class TrainingStep : private CapturableStep {
   GradientExchange exchange_;
   StepsInFlight in_flight_;
   MemoryFormat memory_format_;
+  std::optional<LossScaler> scaler_;  // of float16
+  std::optional<LossScalingReport> scaling_report_;
   ParameterWatch watch_;
   std::function<void()> before_update_;
   std::unique_ptr<StepMode> mode_;

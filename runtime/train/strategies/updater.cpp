@@ -2,6 +2,8 @@
 
 #include <utility>
 
+#include "precision/loss_scaler.h"
+
 namespace dtrain::train {
 
 using profile::Phase;
@@ -38,6 +40,7 @@ std::optional<at::Tensor> Updater::update(const Update& update, const std::funct
     updated(i);
   }
   optimizer_.end_step(update.used);
+  if (update.scaler) update.scaler->end_update();
   return std::move(scaled.norm);
 }
 

@@ -20,6 +20,7 @@
 #include "dtrain/data/idx.h"
 #include "dtrain/train/data_section.h"
 #include "dtrain/train/loader.h"
+#include "dtrain/train/loss_scaling.h"
 #include "dtrain/train/metrics.h"
 #include "dtrain/train/optimizer.h"
 
@@ -80,6 +81,9 @@ class TrialContext {
   // Scales the gradients down so that their L2 norm over all parameters is at most `max_norm`, before each optimizer
   // step.
   void clip_gradient_norm(double max_norm);
+  // Other settings of the loss scale than the usual ones, for mixed_precision: fp16. Where a step computes in another
+  // type they have no effect, which the log says.
+  void scale_loss(const LossScaling& settings);
 
   // Use this in train_batch() instead of loss.backward(): full buckets are exchanged while it runs.
   void backward(const at::Tensor& loss);
@@ -97,6 +101,7 @@ class TrialContext {
     std::optional<Optimizer> optimizer;
     LrSchedule schedule;
     double max_gradient_norm = 0;  // 0: no clipping
+    std::optional<LossScaling> loss_scaling;
     std::function<void(const at::Tensor&)> backward;
   };
   Wrapped& wrapped() { return wrapped_; }
