@@ -107,6 +107,7 @@ class Nccl final : public IssuingCommunicator, public NcclCommunicator {
   void begin_capture() override { core_->begin_capture(); }
   void end_capture() override { core_->end_capture(); }
   void replayed() override { core_->replayed(); }
+  bool compares() const override { return core_->compares(); }
   std::unique_ptr<NcclCommunicator> shrink(ControlPlane& control, const std::vector<int>& excluded,
                                            const std::string& name) override;
 

@@ -109,6 +109,7 @@ class NcclCore : public std::enable_shared_from_this<NcclCore> {
   void begin_capture();
   void end_capture();
   void replayed();
+  bool compares() const { return sequence_ < setup_.nccl.compared_operations; }
   // Before memory goes back: waits for what the GPU has been given, here and on the caller's current stream. After a
   // failure it waits a moment and no longer.
   void let_device_finish() noexcept;

@@ -86,6 +86,7 @@ struct Recorder::Impl {
   bool paused = false;           // as asked
   bool step_is_recorded = true;  // as of the last begin_step()
   bool in_step = false;
+  bool holds_phase = false;
   std::int64_t batch = 0;
   std::int64_t step_start = 0;
   std::int64_t last_change = 0;
@@ -219,11 +220,19 @@ void Recorder::begin_step(std::int64_t batch) {
   s.begin_memory();
 }
 
+void Recorder::hold_phase(bool hold) {
+  if (impl_) impl_->holds_phase = hold;
+}
+
+bool Recorder::holds_phase() const {
+  return impl_ && impl_->holds_phase;
+}
+
 Phase Recorder::switch_to(Phase phase, PhaseOf whose) {
   if (!impl_ || !impl_->in_step) return Phase::kOther;
   Impl& s = *impl_;
   const Phase before = s.phase;
-  if (phase == before) return before;
+  if (phase == before || s.holds_phase) return before;
   const std::int64_t now = s.now();
   s.times[static_cast<std::size_t>(before)] += now - s.last_change;
   if (s.observer) s.observer->on_phase(before, s.last_change, now);

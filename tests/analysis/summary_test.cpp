@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "dtrain/analysis/summary_text.h"
 #include "dtrain/base/error.h"
 #include "dtrain/profile/phase.h"
 #include "measure/statistics.h"
@@ -132,7 +133,8 @@ TEST(Summary, TakesNameStateAndMetricsFromTheRunsOtherFiles) {
                 R"("text":"said","steps":20,"compressed_steps":17,"uncompressed_bytes":400,"sent_bytes":200,)"
                 R"("gained_s":-0.5},"strategy":{"strategy":"sharded","one_copy":true,"text":"half of it",)"
                 R"("host_bytes":{"parameters":10,"optimizer_state":20},)"
-                R"("replicated_host_bytes":{"parameters":20,"optimizer_state":"?"},"sharded_ms":1.5}})");
+                R"("replicated_host_bytes":{"parameters":20,"optimizer_state":"?"},"sharded_ms":1.5},)"
+                R"("cuda_graphs":{"captured":true,"batch":12,"text":"steps run as one CUDA graph"}})");
   folder.append(
       "events.jsonl",
       "{\"event\":\"rank_started\"}\n{\"event\":\"run_ended\",\"state\":\"failed\",\"cause\":\"rank 1 died\"}\n");
@@ -146,6 +148,8 @@ TEST(Summary, TakesNameStateAndMetricsFromTheRunsOtherFiles) {
   EXPECT_EQ(s.compression->compressed_steps, 17);
   EXPECT_EQ(s.compression->gained_s, -0.5);
   EXPECT_EQ(to_json(s)["compression"]["sent_bytes"], 200);
+  EXPECT_EQ(to_json(s)["cuda_graphs"], "steps run as one CUDA graph");
+  EXPECT_THAT(render_summary(s, {}), HasSubstr("\n  steps run as one CUDA graph\n"));
   ASSERT_TRUE(s.strategy);
   EXPECT_EQ(to_json(s)["strategy"], (Json{{"strategy", "sharded"},
                                           {"host_bytes", 30.0},
@@ -175,6 +179,17 @@ TEST(Summary, ShowsWhatIsNotFinite) {
   const std::string text = render_summary(s, {});
   EXPECT_NE(text.find("loss nan"), std::string::npos) << text;
   EXPECT_NE(text.find("the loss was nan"), std::string::npos) << text;
+}
+
+TEST(Summary, ShowsHowTheLossWasScaled) {
+  RunFolder folder;
+  write_two_ranks(folder);
+  folder.append("plan.json",
+                R"({"world_size":2,"loss_scaling":{"skipped_updates":3,"scale":8192.0,"text":"3 updates skipped"}})");
+  const RunSummary s = summarize(folder.path());
+  EXPECT_EQ(to_json(s)["loss_scaling"],
+            (Json{{"skipped_updates", 3}, {"scale", 8192.0}, {"text", "3 updates skipped"}}));
+  EXPECT_NE(render_summary(s, {}).find("3 updates skipped"), std::string::npos);
 }
 
 TEST(Summary, WarnsAboutWhatIsNotComplete) {

@@ -77,7 +77,7 @@ Settings parse(int argc, char** argv) {
     settings.contestants = {"ours", "ours_bf16", "ddp", "expert_bf16"};
     if (!settings.quick) settings.contestants.insert({"ours_pure_bf16", "expert", "compiled"});
   }
-  if (settings.seconds == 0) settings.seconds = settings.quick ? 34 : 230;
+  if (settings.seconds == 0) settings.seconds = settings.quick ? 32 : 215;
   return settings;
 }
 

@@ -26,7 +26,7 @@ LENGTH, GPT_BATCH, GPT_STEPS = 32, 64, 1500
 
 def train(build, experiment, run_dir, precision, seed, *sets):
     """The metrics of the last validation."""
-    sets = [f"optimizations.mixed_precision={precision}", f"experiment_seed={seed}", *sets]
+    sets = [f"optimizations.mixed_precision={precision}", f"reproducibility.experiment_seed={seed}", *sets]
     command = [build.program("dtrain"), "launch", str(experiment), "--run-dir", str(run_dir), *overrides(sets)]
     return run(command, run_dir, deadline=DEADLINE).expect(0).metrics("validation")[-1]["metrics"]
 

@@ -18,6 +18,7 @@
 #include <string>
 #include <vector>
 
+#include "file_batches.h"
 #include "gpu_trial_models.h"
 #include "harness/fake_gpu.h"
 #include "trial_optimizer.h"
@@ -43,7 +44,8 @@ Json json_of(const dtrain::test::FakeGpuCounts& counts) {
           {"scalar_reads", counts.scalar_reads},
           {"host_syncs", counts.host_syncs},
           {"allocations", counts.allocations},
-          {"nccl_operations", counts.nccl_operations}};
+          {"nccl_operations", counts.nccl_operations},
+          {"graph_launches", counts.graph_launches}};
 }
 
 Json last_counts;  // of the run that has ended last
@@ -88,6 +90,7 @@ class GpuTrial : public dtrain::Trial {
         gpus_(fake_gpus(context.device())),
         fault_(context.hyperparameter<Json>("fault", Json::object()), context.rank(), gpus_),
         own_state_(context.hyperparameter<bool>("own_state", false)),
+        host_(context.hyperparameter<std::string>("host", "metric")),
         count_from_(context.hyperparameter<std::int64_t>("count_from", 0)),
         count_to_(context.hyperparameter<std::int64_t>("count_to", 0)) {
     // hyperparameters.checkpointed: the type of device on which the model's blocks are computed again in backward.
@@ -98,6 +101,9 @@ class GpuTrial : public dtrain::Trial {
     if (const auto steps = context.hyperparameter<std::int64_t>("halve_rate_after", 0); steps > 0) {
       context.wrap_lr_scheduler(dtrain::lr::step(steps, 0.5));
     }
+    if (const auto scaling = context.hyperparameter<Json>("loss_scaling", Json::object()); !scaling.empty()) {
+      context.scale_loss({scaling.at("initial_scale"), scaling.at("growth_interval")});
+    }
     const int queries = context.hyperparameter<int>("delay_queries", 0);
     if (gpus_ != nullptr) {
       gpus_->heal();  // of what the run before was to suffer
@@ -106,17 +112,26 @@ class GpuTrial : public dtrain::Trial {
     last_counts = Json();
   }
 
-  // hyperparameters.batches: of each rank, in an epoch.
+  // data.file: batches that Python has written; else hyperparameters.batches: of each rank, in an epoch.
   dtrain::Loader training_loader() override {
+    if (const auto file = context_.data().value("file", std::string()); !file.empty()) {
+      return std::make_shared<dtrain::test::FileBatches>(
+          context_.resolve(file), std::vector<std::string>{"x", "y", "weight"}, context_.rank(), context_.world_size());
+    }
     const auto batches = context_.hyperparameter<std::vector<std::int64_t>>("batches");
     return loader(1, batches.at(static_cast<std::size_t>(context_.rank())));
   }
   dtrain::Loader validation_loader() override { return loader(2, 3); }
 
-  dtrain::Metrics train_batch(const dtrain::Batch& batch) override {
+  void before_batch(const dtrain::Batch&) override {
     fault_.before(++batch_);
     if (gpus_ != nullptr && batch_ == count_from_) gpus_->take_counts();
     if (gpus_ != nullptr && batch_ == count_to_) last_counts = json_of(gpus_->take_counts());
+  }
+
+  // hyperparameters.host: what a CUDA graph would not repeat: "metric" (a number of the host), "item" (a wait
+  // for the GPU), "buffer" (it is replaced), "random" (drawn on the host); "nothing".
+  dtrain::Metrics train_batch(const dtrain::Batch& batch) override {
     auto loss = model_->loss(batch);
     if (own_state_) {
       if (!average_.defined()) average_ = at::zeros({2}, loss.options().requires_grad(false));
@@ -124,6 +139,10 @@ class GpuTrial : public dtrain::Trial {
       average_.mul_(0.9).add_(loss.detach(), 0.1);
     }
     context_.backward(loss);
+    if (host_ == "item" && std::isnan(loss.item<double>())) throw dtrain::Error("the loss is not a number");
+    if (host_ == "buffer") model_->buffers().at(0).set_data(model_->buffers().at(0).clone());
+    if (host_ == "random") torch::rand(1);
+    if (host_ != "metric") return {{"loss", loss}};
     return {{"loss", loss}, {"samples", static_cast<double>(batch.samples)}};
   }
   // hyperparameters.own_state: a mean of losses, each rank's own, which later losses depend on.
@@ -155,6 +174,7 @@ class GpuTrial : public dtrain::Trial {
   dtrain::test::FakeGpus* const gpus_;
   const Fault fault_;
   const bool own_state_;
+  const std::string host_;
   at::Tensor average_;
   const std::int64_t count_from_, count_to_;  // batches of this rank, from 1
   std::int64_t batch_ = 0;

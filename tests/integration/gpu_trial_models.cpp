@@ -38,6 +38,32 @@ class Mlp final : public GpuModel {
   torch::nn::Linear first_, second_, out_;
 };
 
+// Autocast casts other operators on GPUs than on CPUs. Here it is the same, for the model says what is float32. The
+// same in Python: loss_scaling.py.
+class NormedMlp final : public GpuModel {
+ public:
+  NormedMlp()
+      : first_(register_module("first", torch::nn::Linear(32, 64))),
+        norm_(register_module("norm", torch::nn::LayerNorm(torch::nn::LayerNormOptions({64})))),
+        second_(register_module("second", torch::nn::Linear(64, 64))),
+        out_(register_module("out", torch::nn::Linear(64, kClasses))) {}
+  torch::Tensor loss(const Batch& batch) override {
+    const auto x = norm_(first_(batch["x"]).relu().to(at::kFloat));
+    const auto loss = F::cross_entropy(out_(second_(x).relu()).to(at::kFloat), batch["y"]);
+    const bool weighted = std::find(batch.names.begin(), batch.names.end(), "weight") != batch.names.end();
+    return weighted ? loss * batch["weight"][0] : loss;
+  }
+  Batch make_batch(std::int64_t samples, at::ScalarType floats, at::Generator& generator) const override {
+    auto x = uniform({samples, 32}, floats, generator);
+    return {{"x", "y"}, {x, integers(kClasses, {samples}, generator)}, samples};
+  }
+
+ private:
+  torch::nn::Linear first_;
+  torch::nn::LayerNorm norm_;
+  torch::nn::Linear second_, out_;
+};
+
 // Images as bytes, which the device makes floats of.
 class Cnn final : public GpuModel {
  public:
@@ -176,9 +202,10 @@ std::shared_ptr<GpuModel> make_gpu_model(const std::string& name, at::ScalarType
   }
   std::shared_ptr<GpuModel> model;
   if (name == "mlp") model = std::make_shared<Mlp>();
+  if (name == "normed_mlp") model = std::make_shared<NormedMlp>();
   if (name == "cnn") model = std::make_shared<Cnn>();
   if (name == "gpt") model = std::make_shared<Gpt>();
-  if (!model) throw ConfigError("hyperparameters.model is '" + name + "'", "use mlp, cnn, gpt or odd");
+  if (!model) throw ConfigError("hyperparameters.model is '" + name + "'", "use mlp, normed_mlp, cnn, gpt or odd");
   if (floats != at::kFloat) model->to(floats);
   return model;
 }

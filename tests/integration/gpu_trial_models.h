@@ -21,9 +21,10 @@ class GpuModel : public torch::nn::Module {
   bool checkpointed = false;  // "gpt": whether its blocks are computed again in backward
 };
 
-// "mlp", "cnn" (batch normalization, dropout), "gpt" (attention, dropout 0.5, a weight that embedding and output share,
-// layer normalization) or "odd" (tied, unused, sometimes used, frozen and strided parameters, two types), with sparse
-// gradients of an embedding if `sparse`; parameters are of type `floats`. ConfigError for other names.
+// "mlp", "normed_mlp" (layer normalization in float32; a batch of a file has a weight), "cnn" (batch normalization,
+// dropout), "gpt" (attention, dropout 0.5, a weight that embedding and output share, layer normalization) or "odd"
+// (tied, unused, sometimes used, frozen and strided parameters, two types), with sparse gradients of an embedding if
+// `sparse`; parameters are of type `floats`. ConfigError for other names.
 std::shared_ptr<GpuModel> make_gpu_model(const std::string& name, at::ScalarType floats, bool sparse);
 
 // As many batches an epoch as it is told, made of (seed, rank, epoch, number); the last one is smaller.

@@ -36,7 +36,7 @@ BATCHES = 60
 def case(model, optimizer, batches=None, length=None, slot_type="cpu", sections=None, **parts):
     """`parts`: hyperparameters, and optimizations by their names."""
     keys = ("aggregation_frequency", "sharded_optimizer", "gradient_compression", "local_sgd", "tensor_fusion_threshold",
-            "mixed_precision", "memory_format")
+            "mixed_precision", "memory_format", "cuda_graphs")
     optimizations = {key: parts.pop(key) for key in keys if key in parts}
     return {"model": model, "optimizer": optimizer, "batches": batches or [17] * 4, "slot_type": slot_type,
             "length": length or {"batches": BATCHES}, "optimizations": optimizations, "hyperparameters": parts,
@@ -72,14 +72,22 @@ CASES = {
         case("gpt", ADAM, gradient_compression="int8", aggregation_frequency=2),
         case("cnn", SGD, local_sgd=LOCAL, own_state=True)],
 }
+# The scale of the loss falls and grows, several times.
+FP16 = {"slot_type": "cuda", "mixed_precision": "fp16", "loss_scaling": {"initial_scale": 2.0**20, "growth_interval": 3}}
 GPU_CASES = {
-    1: [case("cnn", ADAMW, slot_type="cuda", aggregation_frequency=4)],
+    1: [case("cnn", ADAMW, slot_type="cuda", aggregation_frequency=4), case("odd", ADAM, own_state=True, **FP16)],
     2: [case("cnn", ADAMW, slot_type="cuda", sharded_optimizer=False, clip=0.5, own_state=True),
         case("gpt", ADAM, slot_type="cuda", sharded_optimizer=True, aggregation_frequency=4),
+        case("cnn", ADAMW, slot_type="cuda", sharded_optimizer=True, cuda_graphs=True, host="nothing",
+             halve_rate_after=13),
         case("gpt", SGD, slot_type="cuda", local_sgd=LOCAL, **UNEVEN),
         case("gpt", ADAM, slot_type="cuda", gradient_compression="int8", aggregation_frequency=2),
-        case("gpt", SGD, slot_type="cuda", mixed_precision="pure_bf16", sharded_optimizer=True)],
-    3: [case("gpt", ADAMW, slot_type="cuda", sharded_optimizer=True, **UNEVEN)],
+        case("gpt", SGD, slot_type="cuda", mixed_precision="pure_bf16", sharded_optimizer=True),
+        case("gpt", ADAMW, sharded_optimizer=True, clip=0.5, **FP16),
+        case("cnn", ADAM, gradient_compression="int8", aggregation_frequency=2, **FP16),
+        case("gpt", SGD, local_sgd=LOCAL, **FP16)],
+    3: [case("gpt", ADAMW, slot_type="cuda", sharded_optimizer=True, **UNEVEN),
+        case("odd", ADAM, sharded_optimizer=False, aggregation_frequency=3, **FP16, **UNEVEN)],
 }
 
 
@@ -122,6 +130,12 @@ def differences(whole, broken):
         first = next((pair for pair in pairs if pair[0] != pair[1]), (len(whole["metrics"]), len(broken["metrics"])))
         found.append(f"first other line of metrics: {first[0]} became {first[1]}")
     return found
+
+
+def scale_problems(folder):
+    events = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
+    skipped = [event["skipped"] for event in events if event["event"] == "loss_scale"]
+    return [] if True in skipped and False in skipped else ["the scale of the loss did not fall and grow"]
 
 
 class Interrupted:
@@ -168,6 +182,8 @@ def run_cases(build, workplace, ranks, cases, dice):
             problems.append("it was never interrupted")
         if not problems:
             problems = differences(what_is_left(run.folder / "whole"), what_is_left(run.folder / "broken"))
+        if not problems and run.one["optimizations"].get("mixed_precision") == "fp16":
+            problems += scale_problems(run.folder / "whole")
         breaks = " and ".join(f"batch {fault['batch']} on rank {fault['rank']}" for fault in run.breaks)
         print(f"{ranks} {title(run.one):70} interrupted at {breaks}: {'equal' if not problems else 'FAILED'}", flush=True)
         for problem in problems:

@@ -20,10 +20,10 @@ def write_idx(path, array):
     path.write_bytes(struct.pack(f">HBB{array.ndim}I", 0, 8, array.ndim, *array.shape) + array.astype(numpy.uint8).tobytes())
 
 
-def write_fashion_like(folder):
+def write_fashion_like(folder, training_samples=640):
     """Small data of Fashion-MNIST's shape under its files' names; labels can be learnt."""
     generator = numpy.random.default_rng(3)
-    for part, samples in (("train", 640), ("t10k", 333)):
+    for part, samples in (("train", training_samples), ("t10k", 333)):
         labels = generator.integers(0, 10, samples)
         images = generator.integers(0, 120, (samples, 28, 28))
         images[numpy.arange(samples), 2 * labels] += 25

@@ -43,7 +43,7 @@ class SignumUpdate final : public OptimizerUpdate {
   std::vector<std::string> state_names() const override { return {"average"}; }
   void update(const at::Tensor& values, const at::Tensor& gradients, at::TensorList states,
               const UpdateStep& step) const override {
-    if (step.divisor.defined()) gradients.div_(step.divisor);
+    if (step.device.divisor.defined()) gradients.div_(step.device.divisor);
     const at::Tensor& average = states[0];
     average.mul_(settings_.beta).add_(gradients, 1 - settings_.beta);
     values.mul_(1 - step.rate * settings_.weight_decay).sub_(average.sign(), step.rate);

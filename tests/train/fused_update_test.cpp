@@ -85,19 +85,19 @@ void expect_same(const Trained& a, const Trained& b) {
 // libtorch's own, as torch.optim calls them.
 void by_libtorch(const Sgd& settings, const Trained& trained, const at::Tensor& gradients, const UpdateStep& step) {
   at::_fused_sgd_(trained.values, gradients, trained.states, settings.weight_decay, settings.momentum, step.rate,
-                  settings.dampening, settings.nesterov, false, step.updates == 0, step.optional_divisor());
+                  settings.dampening, settings.nesterov, false, step.updates == 0, optional(step.device.divisor));
 }
 void by_libtorch(const Adam& settings, const Trained& trained, const at::Tensor& gradients, const UpdateStep& step) {
   const at::Tensor number = torch::tensor(static_cast<float>(step.updates + 1));
   at::_fused_adam_(trained.values, gradients, trained.states[0], trained.states[1], {}, number, step.rate,
                    settings.beta1, settings.beta2, settings.weight_decay, settings.eps, false, false,
-                   step.optional_divisor());
+                   optional(step.device.divisor));
 }
 void by_libtorch(const AdamW& settings, const Trained& trained, const at::Tensor& gradients, const UpdateStep& step) {
   const at::Tensor number = torch::tensor(static_cast<float>(step.updates + 1));
   at::_fused_adamw_(trained.values, gradients, trained.states[0], trained.states[1], {}, number, step.rate,
                     settings.beta1, settings.beta2, settings.weight_decay, settings.eps, false, false,
-                    step.optional_divisor());
+                    optional(step.device.divisor));
 }
 void by_libtorch(const Optimizer& optimizer, const Trained& trained, const at::Tensor& gradients,
                  const UpdateStep& step) {
@@ -146,7 +146,7 @@ void compare_with_libtorch(const Optimizer& optimizer, const std::vector<std::in
       const Trained all = begin_with(*update, offset + size, wild);
       const Trained ours = all.part(offset, size), theirs = all.clone().part(offset, size);
       for (int i = 0; i < 4; ++i) {
-        const UpdateStep step{0.1 / (i + 1), i, {}, {}};
+        const UpdateStep step{.rate = 0.1 / (i + 1), .updates = i};
         const at::Tensor gradients = numbers(offset + size, wild).narrow(0, offset, size), before = gradients.clone();
         update->update(ours.values, gradients, ours.states, step);
         by_libtorch(optimizer, theirs, gradients, step);
@@ -249,7 +249,9 @@ TEST(FusedUpdate, LibtorchDividesGradientsAndUpdatesFloat64) {
     const auto update = make(optimizer);
     Trained ours = begin_with(*update, 1003), theirs = ours.clone();
     const at::Tensor gradients = torch::randn({1003}), their_gradients = gradients.clone();
-    const UpdateStep divided{0.1, 0, torch::tensor(3.0f), torch::zeros({1003}, at::kBFloat16)};
+    const UpdateStep divided{.rate = 0.1,
+                             .device = {.divisor = torch::tensor(3.0f), .found_inf = {}},
+                             .shadow = torch::zeros({1003}, at::kBFloat16)};
     update->update(ours.values, gradients, ours.states, divided);
     by_libtorch(optimizer, theirs, their_gradients, divided);
     expect_same(ours, theirs);

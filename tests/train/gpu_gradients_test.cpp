@@ -268,9 +268,9 @@ TEST_F(GpuGradients, ScalingIsTheHosts) {
         const double wanted = expected.norm->item<double>();
         EXPECT_TRUE(finite ? std::abs(norm - wanted) <= 1e-6 * wanted : !std::isfinite(norm)) << norm << " " << wanted;
       }
-      EXPECT_FALSE(expected.divisor.defined());
-      EXPECT_EQ(scaled.divisor.defined(), correction != 1 || max_norm > 0);
-      const double divisor = scaled.divisor.defined() ? scaled.divisor.item<double>() : 1;
+      EXPECT_FALSE(expected.device.divisor.defined());
+      EXPECT_EQ(scaled.device.divisor.defined(), correction != 1 || max_norm > 0);
+      const double divisor = scaled.device.divisor.defined() ? scaled.device.divisor.item<double>() : 1;
       if (!finite) {
         EXPECT_DOUBLE_EQ(divisor, 1 / correction) << "what is no number is left for the caller to see";
         continue;

@@ -322,7 +322,7 @@ TEST(MemoryFormat, IsRememberedWithTheTurnsThatFoundIt) {
 TEST(NarrowUse, TellsWhatAutocastAlwaysCasts) {
   run_small(1, [](SmallRun& run) {
     MixedNet net = make_net();
-    FlatParameters parameters(*net, run.services.communicator, {.shadow = true});
+    FlatParameters parameters(*net, run.services.communicator, {.shadow = at::kBFloat16});
     NarrowUse use(parameters);
     {
       const Autocast autocast(at::kBFloat16, at::kCPU);

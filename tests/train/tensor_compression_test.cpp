@@ -191,6 +191,37 @@ TEST(TensorCompression, GivesTheBitsOfTheOtherCodecs) {
   }
 }
 
+// Of an update that is skipped nothing stays, though some ranks have sent what others could not use.
+TEST(TensorCompression, ASkippedStepLeavesTheErrorFeedbackAsItWas) {
+  for (const comm::Compression& compression : {comm::Compression(comm::Fp16()), comm::Compression(comm::Int8()),
+                                               comm::Compression(comm::TopK{.ratio = 0.05})}) {
+    run_small(2, [&](SmallRun& run) {
+      SCOPED_TRACE(testing::Message() << "compression " << compression.index());
+      CompressedModel model;
+      FlatParameters parameters(*model, run.services.communicator);
+      const auto plan = comm::plan_fusion(items_of(parameters), 3000);
+      const CompressorOptions options{compression, 5, 0, 0, "gradient compression", "a.key", /*undoes_steps=*/true};
+      Side side(true, parameters, run.services.communicator, options);
+      bool changed = false;
+      for (int step = 0; step < kSteps; ++step) {
+        const auto before = side.state();
+        one_step(side, parameters, plan, run.services.communicator.rank(), step, 0.5);
+        const auto after = side.state();
+        // Steps 7 and 8 have gradients that are not finite, step 4 only one that another rank would have skipped.
+        const bool skipped = step == 4 || step == 7 || step == 8;
+        side.compressor->undo_step_where(torch::full({}, skipped ? 1.0f : 0.0f));
+        for (const auto& [name, value] : side.state()) {
+          if (name == "steps") continue;
+          EXPECT_TRUE(torch::equal(value, skipped ? before.at(name) : after.at(name))) << name << " in step " << step;
+          EXPECT_TRUE(value.isfinite().all().item<bool>()) << name << " in step " << step;
+          changed |= skipped && !same_values(before.at(name), after.at(name));
+        }
+      }
+      EXPECT_TRUE(changed) << "there was nothing to undo";
+    });
+  }
+}
+
 TEST(TensorCompression, LargeValuesAreCutSoThatTheirSumFits) {
   run_small(2, [](SmallRun& run) {
     CompressedModel model;

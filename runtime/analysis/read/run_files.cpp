@@ -59,6 +59,13 @@ void add_plan(const Json& plan, RunSummary& summary) {
     summary.non_finite =
         NonFiniteAccount{integer(*found, "batches"), integer(*found, "first_batch"), text(*found, "text")};
   }
+  if (const auto graphs = plan.find("cuda_graphs"); graphs != plan.end() && graphs->is_object()) {
+    summary.cuda_graphs = text(*graphs, "text");
+  }
+  if (const auto found = plan.find("loss_scaling"); found != plan.end() && found->is_object()) {
+    summary.loss_scaling =
+        LossScalingAccount{integer(*found, "skipped_updates"), number(*found, "scale"), text(*found, "text")};
+  }
   if (const auto mock = plan.find("mock"); mock != plan.end() && mock->is_object()) summary.mock = text(*mock, "text");
   if (const auto batch = integer(plan, "global_batch_size", -1); batch >= 0) summary.global_batch_size = batch;
   if (const auto per_rank = plan.find("batch_per_rank"); !summary.global_batch_size && per_rank != plan.end()) {

@@ -78,6 +78,7 @@ Json agent_json(const AgentSummary& agent) {
 Json to_json(const RunSummary& s) {
   Json json = {{"name", s.name},
                {"run_dir", s.run_dir},
+               {"cuda_graphs", s.cuda_graphs.empty() ? Json(nullptr) : Json(s.cuda_graphs)},
                {"mock", s.mock.empty() ? Json(nullptr) : Json(s.mock)},
                {"state", s.state},
                {"cause", s.cause},
@@ -159,6 +160,9 @@ Json to_json(const RunSummary& s) {
   }
   if (const auto& n = s.non_finite) {
     json["non_finite"] = {{"batches", n->batches}, {"first_batch", n->first_batch}, {"text", n->text}};
+  }
+  if (const auto& l = s.loss_scaling) {
+    json["loss_scaling"] = {{"skipped_updates", l->skipped_updates}, {"scale", l->scale}, {"text", l->text}};
   }
   json["agents"] = Json::array();
   for (const AgentSummary& agent : s.agents) json["agents"].push_back(agent_json(agent));

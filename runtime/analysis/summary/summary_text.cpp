@@ -47,12 +47,14 @@ void write_head(TextWriter& out, const RunSummary& s) {
              seconds_text(s.step_p50_s), seconds_text(s.step_p99_s));
   }
   if (s.compute) out.paragraph(compute_text(s));
+  if (!s.cuda_graphs.empty()) out.line("  {}", s.cuda_graphs);
   if (!s.validation.empty()) {
     std::string text;
     for (const auto& [name, value] : s.validation)
       text += fmt::format("{}{} {:.4g}", text.empty() ? "" : ", ", name, value);
     out.line("  validation after batch {}: {}", s.validation_batch, text);
   }
+  if (s.loss_scaling) out.line("  {}", s.loss_scaling->text);
   if (s.non_finite) out.line("  {}", out.styled("31", s.non_finite->text));
 }
 

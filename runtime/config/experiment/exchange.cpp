@@ -60,31 +60,31 @@ class CompressionForm : public KeyType {
   Keys::Declare declare_ = [this](Keys& keys) { keys.one_of(kCompressionKind, compression_); };
 };
 
-class ShardedForm : public KeyType {
+// auto, true or false, of an enumeration with kAuto, kOff and kOn.
+template <typename E>
+class SwitchForm : public KeyType {
  public:
-  explicit ShardedForm(ShardedOptimizer& sharded) : sharded_(sharded) {}
+  explicit SwitchForm(E& value) : value_(value) {}
 
   void read(Section& section, const Key& key) override {
     const Value* value = section.find(key.name);
     if (!value) return;
     if (const auto given = as_boolean(*value)) {
-      sharded_ = *given ? ShardedOptimizer::kOn : ShardedOptimizer::kOff;
+      value_ = *given ? E::kOn : E::kOff;
     } else {
-      sharded_ = meaning_of(kWords, section.choice(key.name, "auto", words_of(kWords)));
+      value_ = meaning_of(kWords, section.choice(key.name, "auto", words_of(kWords)));
     }
   }
   Json to_json() const override {
-    if (sharded_ == ShardedOptimizer::kAuto) return "auto";
-    return sharded_ == ShardedOptimizer::kOn;
+    if (value_ == E::kAuto) return "auto";
+    return value_ == E::kOn;
   }
   Json schema(const Key&) const override { return {{"enum", {"auto", true, false, "true", "false"}}}; }
   std::string values() const override { return "`auto`, true or false"; }
 
  private:
-  static constexpr std::array kWords{Word<ShardedOptimizer>{"auto", ShardedOptimizer::kAuto},
-                                     Word<ShardedOptimizer>{"true", ShardedOptimizer::kOn},
-                                     Word<ShardedOptimizer>{"false", ShardedOptimizer::kOff}};
-  ShardedOptimizer& sharded_;
+  static constexpr std::array kWords{Word<E>{"auto", E::kAuto}, Word<E>{"true", E::kOn}, Word<E>{"false", E::kOff}};
+  E& value_;
 };
 
 void refuse_with(Section& section, const std::string& key, const std::string& why) {
@@ -98,7 +98,11 @@ std::unique_ptr<KeyType> compression_form(Compression& compression) {
 }
 
 std::unique_ptr<KeyType> sharded_form(ShardedOptimizer& sharded) {
-  return std::make_unique<ShardedForm>(sharded);
+  return std::make_unique<SwitchForm<ShardedOptimizer>>(sharded);
+}
+
+std::unique_ptr<KeyType> cuda_graphs_form(CudaGraphs& graphs) {
+  return std::make_unique<SwitchForm<CudaGraphs>>(graphs);
 }
 
 void check_together(Section& section, const Optimizations& o) {

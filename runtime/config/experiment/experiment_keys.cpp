@@ -67,6 +67,25 @@ std::vector<std::string> keys_not_for_gpus(const Experiment& experiment) {
   return keys;
 }
 
+std::vector<std::string> keys_not_for_cpus(const Experiment& experiment) {
+  if (experiment.optimizations.mixed_precision != Precision::kFloat16) return {};
+  return {"optimizations.mixed_precision"};
+}
+
+Json what_cpus_support() {
+  return Json::parse(R"({
+    "if": {
+      "required": ["resources"],
+      "properties": {"resources": {"required": ["slot_type"], "properties": {"slot_type": {"const": "cpu"}}}}
+    },
+    "then": {
+      "properties": {
+        "optimizations": {"properties": {"mixed_precision": {"not": {"enum": ["fp16", "O1"]}}}}
+      }
+    }
+  })");
+}
+
 Json what_gpus_support() {
   return Json::parse(R"({
     "if": {
@@ -115,6 +134,11 @@ void check_together(Section& root, const Experiment& experiment) {
   if (experiment.resources.slot_type == SlotType::kCuda) {
     for (const std::string& key : keys_not_for_gpus(experiment)) {
       if (const Value* value = value_at(root, key)) root.report(*value, key, kNotForGpus);
+    }
+  }
+  if (experiment.resources.slot_type == SlotType::kCpu) {
+    for (const std::string& key : keys_not_for_cpus(experiment)) {
+      if (const Value* value = value_at(root, key)) root.report(*value, key, kNotForCpus);
     }
   }
   const bool sequences = experiment.model && data::has_sequences(experiment.model->data.format);

@@ -69,11 +69,13 @@ config::AgentSlotType decide_slot_type(const config::Experiment& experiment, con
   return has_gpus ? config::AgentSlotType::kCuda : config::AgentSlotType::kCpu;
 }
 
-void check_gpus_support(const config::Experiment& experiment) {
-  const std::vector<std::string> keys = config::keys_not_for_gpus(experiment);
+void check_devices_support(const config::Experiment& experiment, bool on_gpus) {
+  const std::vector<std::string> keys =
+      on_gpus ? config::keys_not_for_gpus(experiment) : config::keys_not_for_cpus(experiment);
   if (keys.empty()) return;
-  throw ConfigError(experiment.file.string() + ": " + keys.front() + ": " + config::kNotForGpus,
-                    "resources.slot_type is auto, and there are GPUs");
+  throw ConfigError(
+      experiment.file.string() + ": " + keys.front() + ": " + (on_gpus ? config::kNotForGpus : config::kNotForCpus),
+      std::string("resources.slot_type is auto, and there are ") + (on_gpus ? "GPUs" : "no GPUs"));
 }
 
 std::string refusal_on_gpus(const LaunchPlan& plan) {

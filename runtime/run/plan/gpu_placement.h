@@ -18,8 +18,8 @@ config::AgentSlotType asked_slot_type(const config::Experiment& experiment);
 // kCpu.
 config::AgentSlotType decide_slot_type(const config::Experiment& experiment, const scheduler::ClusterAgents& cluster);
 
-// ConfigError if the experiment has keys that GPUs do not support yet (they are decided for by slot_type: auto).
-void check_gpus_support(const config::Experiment& experiment);
+// ConfigError if the experiment has keys that the devices do not support that slot_type: auto has decided for.
+void check_devices_support(const config::Experiment& experiment, bool on_gpus);
 
 // What is added to the refusal of an experiment that never fits on the slots of its type, as lines: which GPUs there
 // are, or why there is none; that it would fit on cores.

@@ -100,7 +100,7 @@ void place_ranks(LaunchPlan& plan, const std::filesystem::path& cluster_file, co
     on_cores.resources.slot_type = config::SlotType::kCpu;
     choose(on_cores);
   }
-  if (plan.on_gpus()) check_gpus_support(plan.experiment);
+  check_devices_support(plan.experiment, plan.on_gpus());
   const std::vector<scheduler::AgentSlots> agents = scheduler::empty_slots(plan.cluster);
   const auto placement = scheduler::place(agents, plan.request);
   if (!placement) {

@@ -110,10 +110,14 @@ void RankSession::compare_ranks() {
   const bool launcher_has_looked = identity_->environment.is_child();
   gpus_ = std::make_unique<RankGpus>(
       choose_gpus(control(), *hosts_, assignment_->slot_type, assignment_->gpus, !launcher_has_looked));
-  const std::vector<std::string> not_for_gpus = config::keys_not_for_gpus(experiment());
-  if (!gpus_->on_gpus || not_for_gpus.empty()) return;
-  throw AgreedError(experiment().file.string() + ": " + not_for_gpus.front() + ": " + config::kNotForGpus,
-                    "resources.slot_type is auto, and every host has GPUs for its ranks");
+  const bool on_gpus = gpus_->on_gpus;
+  const std::vector<std::string> unsupported =
+      on_gpus ? config::keys_not_for_gpus(experiment()) : config::keys_not_for_cpus(experiment());
+  if (unsupported.empty()) return;
+  throw AgreedError(experiment().file.string() + ": " + unsupported.front() + ": " +
+                        (on_gpus ? config::kNotForGpus : config::kNotForCpus),
+                    on_gpus ? "resources.slot_type is auto, and every host has GPUs for its ranks"
+                            : "resources.slot_type is auto, and not every host has GPUs for its ranks");
 }
 
 void RankSession::open_folder() {

@@ -1,6 +1,8 @@
 #include "checkpoint/state_reader.h"
 
 #include <algorithm>
+#include <array>
+#include <string_view>
 
 #include <ATen/core/grad_mode.h>
 
@@ -16,8 +18,9 @@ namespace dtrain::train {
 
 namespace {
 
-// What only matters as long as gradients are exchanged in the same way.
-constexpr std::string_view kMode = "step/mode/";
+// What only matters as long as gradients are exchanged in the same way, and in the same precision.
+constexpr std::array kMayBegin{std::string_view("step/mode/"), std::string_view("step/loss_scaler/"),
+                               std::string_view("step/optimizer_counters/")};
 constexpr std::size_t kMostProblems = 20;
 
 }  // namespace
@@ -77,7 +80,8 @@ class StateReader::Restorer final : public StateVisitor {
     return std::string(safetensors_name(tensor.scalar_type())) + " [" + shape + "]";
   }
   void lacks(const std::string& path) {
-    if (path.starts_with(kMode)) return reader_.missing_.push_back(path);
+    const auto begins = [&](std::string_view part) { return path.starts_with(part); };
+    if (std::any_of(kMayBegin.begin(), kMayBegin.end(), begins)) return reader_.missing_.push_back(path);
     problems.push_back("it has no '" + path + "'");
   }
   void wrong(const std::string& path, const std::string& there, const std::string& wanted) {

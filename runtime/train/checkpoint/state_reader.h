@@ -29,8 +29,8 @@ class StateReader {
   ~StateReader();
 
   // `visit` calls the visitor with all of the state. ConfigError lists what the checkpoint does not have, or has in
-  // another shape or type. What belongs to the way gradients are exchanged (compression, local steps) may be missing:
-  // it begins anew, and missing() has it.
+  // another shape or type. What belongs to the way gradients are exchanged (compression, local steps) and to
+  // the scale of a loss may be missing: it begins anew, and missing() has it.
   void restore(const std::function<void(StateVisitor&)>& visit);
   const std::vector<std::string>& missing() const { return missing_; }
   const Json& about() const { return about_; }  // manifest.json's "about"

@@ -36,6 +36,9 @@ class BucketCompressor {
   virtual void not_applied(std::size_t parameter) = 0;
   // All exchanges of the step have been joined.
   virtual void end_step() = 0;
+  // After end_step(), with CompressorOptions::undoes_steps: where `found_inf`, one float32 on the device, is 1, error
+  // feedback and what else a codec keeps are what they were before the step. Error on a CPU.
+  virtual void undo_step_where(const at::Tensor& found_inf) = 0;
 
   // Times so far are not like those that follow.
   virtual void forget_times() = 0;
@@ -52,6 +55,7 @@ struct CompressorOptions {
   int settled_steps = 0;   // once they are over, steps are like those that follow
   std::string name;        // in reports: "gradient compression", or what else is compressed
   std::string key;         // of the experiment file
+  bool undoes_steps = false;
 };
 
 // `flats`: of each group what is exchanged, laid out as the parameters are and on their device. `communicator`: that

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "compression/compression_setup.h"
+#include "dtrain/base/error.h"
 
 namespace dtrain::train {
 
@@ -27,6 +28,10 @@ void HostCompressor::end_step() {
   works_.clear();
   report_.add(compressor_.compressing(), exposed);
   compressor_.end_step();
+}
+
+void HostCompressor::undo_step_where(const at::Tensor& /*found_inf*/) {
+  throw Error("a compressor of gradients on a CPU was asked to undo a step");
 }
 
 void HostCompressor::report(const RunServices& run) {

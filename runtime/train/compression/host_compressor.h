@@ -18,6 +18,7 @@ class HostCompressor final : public BucketCompressor {
   comm::Work exchange(const comm::FusionPlan& plan, std::size_t bucket, double scale) override;
   void not_applied(std::size_t parameter) override { compressor_.not_applied(parameter); }
   void end_step() override;
+  void undo_step_where(const at::Tensor& found_inf) override;
   void forget_times() override { report_.forget(); }
   void report(const RunServices& run) override;
   void visit(StateVisitor& visitor) override;

@@ -6,6 +6,12 @@
 
 namespace dtrain::train {
 
+std::vector<at::Tensor> TensorCodec::state_memory() {
+  std::vector<at::Tensor> memory;
+  for (const auto& [name, values] : state()) memory.push_back(values);
+  return memory;
+}
+
 std::vector<at::Tensor> TensorCodecContext::like_flats() const {
   std::vector<at::Tensor> like;
   for (std::size_t g = 0; g < flats.size(); ++g)
@@ -29,6 +35,14 @@ std::vector<std::pair<std::string, at::Tensor>> error_feedback(const TensorCodec
     if (parts[i].defined()) state.emplace_back("error/" + context.places[i].name, parts[i]);
   }
   return state;
+}
+
+std::vector<at::Tensor> defined_of(const std::vector<at::Tensor>& tensors) {
+  std::vector<at::Tensor> defined;
+  for (const at::Tensor& tensor : tensors) {
+    if (tensor.defined()) defined.push_back(tensor);
+  }
+  return defined;
 }
 
 void give_back(const TensorCodecContext& context, std::size_t place, const std::vector<at::Tensor>& parts) {

@@ -70,11 +70,15 @@ class TensorCodec {
   virtual void not_applied(std::size_t /*place*/) {}
   // What is training state: vectors of float32, under the names that comm's codecs have for them.
   virtual std::vector<std::pair<std::string, at::Tensor>> state() { return {}; }
+  // The memory of the state, in as few tensors as it takes.
+  virtual std::vector<at::Tensor> state_memory();
 };
 
 // The error feedback of all places: `parts` hold it.
 std::vector<std::pair<std::string, at::Tensor>> error_feedback(const TensorCodecContext& context,
                                                                const std::vector<at::Tensor>& parts);
+// Those that are there: a group that is not float32 has none.
+std::vector<at::Tensor> defined_of(const std::vector<at::Tensor>& tensors);
 // The place's last result goes back into its error feedback.
 void give_back(const TensorCodecContext& context, std::size_t place, const std::vector<at::Tensor>& parts);
 

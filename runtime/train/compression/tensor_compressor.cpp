@@ -104,6 +104,7 @@ class TensorCompressor::OneWork final : public comm::WorkState {
 TensorCompressor::TensorCompressor(const FlatParameters& parameters, std::vector<at::Tensor> flats,
                                    comm::Communicator& communicator, const CompressorOptions& options)
     : options_(compression_options(options)),
+      undoes_steps_(options.undoes_steps),
       context_(context_of(parameters, std::move(flats), communicator, options.seed)),
       times_(parameters.memory().device()),
       report_(options.name, options.key) {
@@ -152,6 +153,7 @@ comm::Work TensorCompressor::exchange(const comm::FusionPlan& plan, std::size_t 
   TensorBucket bucket = bucket_of(plan, index);
   const bool counted = compressing();
   const bool compressed = counted && context_.holds_float32(bucket.group);
+  if (compressed && undoes_steps_) keep_state();
   if (counted) {
     const double bytes = sent(static_cast<double>(bucket.values.nbytes()), /*gathered=*/false);
     statistics_.uncompressed_bytes += bytes;
@@ -183,6 +185,23 @@ void TensorCompressor::end_step() {
   ++statistics_.steps;
   ++steps_;
   under_way_.clear();
+}
+
+void TensorCompressor::keep_state() {
+  if (std::exchange(keeps_state_, true)) return;
+  const std::vector<at::Tensor> now = codec_->state_memory();
+  if (state_before_.empty()) {
+    for (const at::Tensor& one : now) state_before_.push_back(at::empty_like(one));
+  }
+  for (std::size_t i = 0; i < now.size(); ++i) state_before_[i].copy_(now[i]);
+}
+
+void TensorCompressor::undo_step_where(const at::Tensor& found_inf) {
+  const at::NoGradGuard no_grad;
+  if (!std::exchange(keeps_state_, false)) return;
+  const at::Tensor undo = found_inf.to(at::kBool);
+  std::vector<at::Tensor> now = codec_->state_memory();
+  for (std::size_t i = 0; i < now.size(); ++i) at::where_out(now[i], undo, state_before_[i], now[i]);
 }
 
 void TensorCompressor::forget_times() {

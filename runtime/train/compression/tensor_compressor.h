@@ -27,6 +27,7 @@ class TensorCompressor final : public BucketCompressor {
   comm::Work exchange(const comm::FusionPlan& plan, std::size_t bucket, double scale) override;
   void not_applied(std::size_t parameter) override;
   void end_step() override;
+  void undo_step_where(const at::Tensor& found_inf) override;
   void forget_times() override;
   void report(const RunServices& run) override;
   void visit(StateVisitor& visitor) override;
@@ -42,10 +43,16 @@ class TensorCompressor final : public BucketCompressor {
   double sent(double bytes, bool gathered) const;
   void advance_all();
 
+  void keep_state();
+
   const comm::CompressionOptions options_;
+  const bool undoes_steps_;
   TensorCodecContext context_;
   std::unique_ptr<TensorCodec> codec_;  // null: everything travels as it is
   std::deque<std::shared_ptr<OneWork>> under_way_;
+  // What the codec's state was before the step under way, in memory that is made once; whether it holds that.
+  std::vector<at::Tensor> state_before_;
+  bool keeps_state_ = false;
   std::int64_t steps_ = 0;
   comm::CompressionStatistics statistics_;  // without what the device counts
   ExposedTimes times_;

@@ -17,7 +17,7 @@ class CollectiveLog {
 
   // The Work has been joined. Where its data is on a device, it may not have ended: then its record follows.
   void record(std::string_view operation, int bucket, comm::Work& work) {
-    if (!recorder_.enabled()) return;
+    if (!recorder_.enabled() || recorder_.holds_phase()) return;
     profile::CollectiveRecord record;
     record.sequence = work.sequence();
     record.bucket = bucket;

@@ -277,39 +277,67 @@ void GradientExchange::clear_unused() {
 std::span<const std::uint8_t> GradientExchange::finish(bool word) {
   const profile::PhaseScope phase(recorder_, profile::Phase::kAllreduceWait);
   const Nanoseconds began = now();
-  const auto parameters = parameters_.parameters();
   take_back();
   clear_unused();
   used_.back() = word ? 1 : 0;
   while (next_bucket_ < buckets_.size()) launch(next_bucket_);
   // No rank gets past this before all ranks are here, that is before every backward has ended: hooks issue buckets, but
   // not this. Strategies rely on it (GradientStrategy::update()).
+  std::vector<std::uint8_t> own(used_.begin(), used_.end() - 1);
   comm::Work used =
       communicator_.all_reduce(used_.data(), used_.size(), comm::DataType::kUint8, {.op = comm::ReduceOp::kMax});
-  for (std::size_t b = 0; b < works_.size(); ++b) {
-    works_[b].join();
-    log_.record(strategy_->operation(), static_cast<int>(b), works_[b]);
-    strategy_->complete(b);
-  }
+  join_buckets(/*record=*/true);
   used.wait();
   const Nanoseconds ended = now();
   exchanged_ = ended - backward_began_;
   exposed_ += ended - began;
   log_.record("all_reduce", -1, used);
-  for (std::size_t i = 0; i < parameters.size(); ++i) {
-    parameters[i].tensor.mutable_grad() = used_[i] ? parameters[i].gradient : at::Tensor();
+  note_used(std::move(own));
+  show_gradients();
+  return std::span(used_).first(parameters_.parameters().size());
+}
+
+std::span<const std::uint8_t> GradientExchange::finish_captured() {
+  take_back();
+  clear_unused();
+  if (!std::equal(last_own_.begin(), last_own_.end(), used_.begin())) {
+    throw Error("the step uses other parameters than the one before it");
   }
-  return std::span(used_).first(parameters.size());
+  while (next_bucket_ < buckets_.size()) launch(next_bucket_);
+  join_buckets(/*record=*/false);
+  std::copy(last_used_.begin(), last_used_.end(), used_.begin());
+  show_gradients();
+  return std::span(used_).first(parameters_.parameters().size());
 }
 
 std::span<const std::uint8_t> GradientExchange::finish_local() {
   take_back();
   clear_unused();
+  show_gradients();
+  return std::span(used_).first(parameters_.parameters().size());
+}
+
+void GradientExchange::join_buckets(bool record) {
+  for (std::size_t b = 0; b < works_.size(); ++b) {
+    works_[b].join();
+    if (record) log_.record(strategy_->operation(), static_cast<int>(b), works_[b]);
+    strategy_->complete(b);
+  }
+}
+
+// To the caller of update(), and to users' hooks.
+void GradientExchange::show_gradients() {
   const auto parameters = parameters_.parameters();
   for (std::size_t i = 0; i < parameters.size(); ++i) {
     parameters[i].tensor.mutable_grad() = used_[i] ? parameters[i].gradient : at::Tensor();
   }
-  return std::span(used_).first(parameters.size());
+}
+
+void GradientExchange::note_used(std::vector<std::uint8_t> own) {
+  const bool alike = own == last_own_ && std::equal(last_used_.begin(), last_used_.end(), used_.begin());
+  windows_alike_ = alike ? windows_alike_ + 1 : 0;
+  last_own_ = std::move(own);
+  last_used_.assign(used_.begin(), used_.end() - 1);
 }
 
 }  // namespace dtrain::train

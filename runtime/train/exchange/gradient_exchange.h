@@ -46,6 +46,13 @@ class GradientExchange {
   // whether any rank's was yes.
   std::span<const std::uint8_t> finish(bool word = false);
   bool word_of_any() const { return used_.back() != 0; }
+  // The same in a step that is being captured (graph/step_graph.h): the host exchanges nothing, so which parameters are
+  // used is what the last finish() found. Error where this rank has used others in this step than in that one.
+  std::span<const std::uint8_t> finish_captured();
+  // For how many windows now each rank has used the same parameters, as far as this rank knows.
+  std::int64_t windows_alike() const { return windows_alike_; }
+  // What the window has gathered is worth nothing: the next batch starts a new one.
+  void abandon_window() { window_open_ = false; }
   // The same for this rank's own gradients, without an exchange.
   std::span<const std::uint8_t> finish_local();
   // The update is done: the next batch starts a new window.
@@ -74,6 +81,9 @@ class GradientExchange {
   void lift_guard();
   void take_back();
   void put_displaced_back();
+  void join_buckets(bool record);
+  void show_gradients();
+  void note_used(std::vector<std::uint8_t> own);
   void clear_unused();
   void launch_ready();
   void launch(std::size_t bucket);
@@ -100,6 +110,8 @@ class GradientExchange {
   std::vector<std::uint8_t> ready_in_batch_;
   // In this window, on this rank; after the exchange on any rank. The last element is finish()'s `word`.
   std::vector<std::uint8_t> used_;
+  std::vector<std::uint8_t> last_own_, last_used_;  // the same of the last exchange: on this rank; on any rank
+  std::int64_t windows_alike_ = 0;
   std::vector<std::pair<std::size_t, at::Tensor>> displaced_;  // gradients whose place was taken when they were ready
   std::vector<comm::Work> works_;
   Nanoseconds backward_began_{0};

@@ -24,11 +24,16 @@
 
 namespace dtrain::train {
 
+class LossScaler;
+
 // One optimizer step over the gradients that were exchanged.
 struct Update {
   std::span<const std::uint8_t> used;  // of each parameter: whether any rank used it in this window
   double correction = 1;               // what gradients are multiplied by before anything else
   double max_norm = 0;                 // then their L2 norm over all parameters is at most this; 0: no clipping
+  // Not null: the loss was scaled. update() ends with end_update().
+  LossScaler* scaler = nullptr;
+  bool unscaled = false;  // the strategy has divided the gradients by the scale already
 };
 
 // Where a strategy keeps parameters and optimizer state.

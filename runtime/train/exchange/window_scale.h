@@ -2,6 +2,8 @@
 // keeps no copy: the number of ranks, and of the batches in a window, may be others by then.
 #pragma once
 
+#include <ATen/core/Tensor.h>
+
 namespace dtrain::train {
 
 class WindowScale {
@@ -12,6 +14,8 @@ class WindowScale {
   // For the window that is being exchanged, on top of full(): 1 if it is full and every rank had all its batches. May
   // wait for what the ranks announced.
   virtual double correction() = 0;
+  // Where the loss was scaled, what undoes that in its gradients: one float32 on their device. Else undefined.
+  virtual at::Tensor inverse_of_loss_scale() const { return {}; }
 };
 
 }  // namespace dtrain::train

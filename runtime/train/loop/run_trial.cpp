@@ -4,8 +4,11 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <utility>
 
 #include <ATen/Parallel.h>
+#include <c10/core/StreamGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/Exception.h>
 #include <torch/utils.h>
 #include <torch/version.h>
@@ -15,6 +18,7 @@
 #include "dtrain/config/experiment.h"
 #include "dtrain/host/cpu.h"
 #include "dtrain/run/rank_session.h"
+#include "graph/step_graph.h"
 #include "loop/training_loop.h"
 #include "matmul/matmul_path.h"
 #include "model/model_report.h"
@@ -52,7 +56,11 @@ void warn_of_gpu_keys(const run::RankSession& session) {
   if (session.world().rank != 0) return;
   if (o.tf32 != unless_set.tf32) warn("tf32", o.tf32);
   if (o.cudnn_benchmark != unless_set.cudnn_benchmark) warn("cudnn_benchmark", o.cudnn_benchmark);
+  if (o.cuda_graphs == config::CudaGraphs::kOn) warn("cuda_graphs", true);
 }
+
+// In the first steps every one: what differs between ranks shows there. No step is captured as a graph before.
+constexpr std::uint64_t kComparedOperations = 32;
 
 // The device of this rank; the communicator for it, where it is not the host.
 c10::Device open_rank_device(run::RankSession& session) {
@@ -66,6 +74,7 @@ c10::Device open_rank_device(run::RankSession& session) {
   comm::NcclOptions options;
   options.device = device.index();
   options.current_stream = [device] { return train::native_handle(train::current_stream(device)); };
+  options.compared_operations = kComparedOperations;
   session.make_device_communicator(options);
   return device;
 }
@@ -105,6 +114,10 @@ train::StepOptions step_options(const run::RankSession& session, const TrialCont
   options.local_sgd = wanted.local_sgd;
   options.stop_on_non_finite = experiment.stop_on_non_finite;
   options.precision = wanted.mixed_precision;
+  if (wrapped.loss_scaling) options.loss_scaling = *wrapped.loss_scaling;
+  if (wrapped.loss_scaling && wanted.mixed_precision != config::Precision::kFloat16 && session.world().rank == 0) {
+    session.log()->info("context.scale_loss() has no effect: optimizations.mixed_precision is not fp16");
+  }
   options.memory_format = wanted.memory_format;
   options.alone = session.mock().alone();
   // Gaps between gradients matter only where gradients are exchanged while ranks compute.
@@ -136,11 +149,33 @@ void choose_matmul(run::RankSession& session) {
   }
 }
 
+// Everything of the training thread goes to a stream of its own: the default stream cannot be captured as a graph.
+std::optional<c10::StreamGuard> use_own_stream(c10::Device device) {
+  if (device.is_cpu()) return std::nullopt;
+  const c10::impl::VirtualGuardImpl streams(device.type());
+  return std::optional<c10::StreamGuard>(std::in_place, streams.getStreamFromGlobalPool(device));
+}
+
+// Null where steps are not to run as a CUDA graph.
+std::unique_ptr<train::StepGraph> step_graph(run::RankSession& session, const Trial& trial, train::TrainingStep& step,
+                                             const torch::nn::Module& model, c10::Device device) {
+  if (!train::wants_graphs(session)) return nullptr;
+  const std::string why_not = step.capturable() ? trial.why_not_repeatable() : step.why_not_capturable();
+  if (why_not.empty()) return std::make_unique<train::StepGraph>(session, step, model, device);
+  const std::string text = "steps do not run as a CUDA graph because " + why_not;
+  if (session.world().rank == 0) {
+    if (session.experiment().optimizations.cuda_graphs == config::CudaGraphs::kOn) session.log()->warn("{}", text);
+    session.update_plan("cuda_graphs", {{"captured", false}, {"text", text}});
+  }
+  return nullptr;
+}
+
 train::TrainingLoop::End train_and_save(run::RankSession& session, const TrialFactory& make_trial) {
   const config::Experiment& experiment = session.experiment();
   choose_matmul(session);
   share_cores(session.world());
   const c10::Device device = open_rank_device(session);  // before any call of libtorch that asks for CUDA
+  const auto on_own_stream = use_own_stream(device);
   torch::manual_seed(experiment.experiment_seed);
   TrialContext context(session, device);
   const std::unique_ptr<Trial> trial = make_trial(context);
@@ -179,7 +214,7 @@ train::TrainingLoop::End train_and_save(run::RankSession& session, const TrialFa
     written(folder / "model.safetensors");
     for (const auto& path : trial->save_more(folder)) written(path);
   };
-  train::TrainingLoop loop(*trial, context, session, step, save);
+  train::TrainingLoop loop(*trial, context, session, step, step_graph(session, *trial, step, *model, device), save);
   session.recorder().mark(profile::RunMark::kInitializationEnd);
   train::TrainingLoop::End end;
   try {

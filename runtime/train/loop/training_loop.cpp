@@ -50,7 +50,7 @@ std::map<std::string, std::string> tied_names(const torch::nn::Module& model) {
 }  // namespace
 
 TrainingLoop::TrainingLoop(Trial& trial, TrialContext& context, run::RankSession& session, TrainingStep& step,
-                           std::function<void()> save)
+                           std::unique_ptr<StepGraph> graph, std::function<void()> save)
     : trial_(trial),
       context_(context),
       session_(session),
@@ -65,6 +65,7 @@ TrainingLoop::TrainingLoop(Trial& trial, TrialContext& context, run::RankSession
       metrics_("training", session.control(), session.communicator()),
       save_(std::move(save)),
       progress_(session),
+      graph_(std::move(graph)),
       deep_window_(session, context.device().is_cuda(), [this] { device_profile_.settle(step_.in_flight()); }),
       counted_batches_(session, context.device().is_cuda()),
       global_batch_(session.batch_per_rank() * session.world().size) {
@@ -212,9 +213,12 @@ TrainingLoop::Outcome TrainingLoop::run_round() {
     if (!epoch_is_full()) batch = loader_->next();
     if (batch) record_loader(*batch);
   }
+  // A trace shows operators and phases, of which a graph shows none.
+  const bool fits_graph = graph_ && batch && !deep_window_.is_open() && graph_->fits(*batch);
   step_.announce(batch.has_value(), {.stop = session_.stop_requested(),
                                      .saver_busy = checkpoints_ && checkpoints_->saver_busy(),
                                      .wants_checkpoint = checkpoints_ && checkpoints_->wants_one(),
+                                     .fits_graph = fits_graph,
                                      .trace = deep_window_.wanted(batches_ + 1, step_.announcement_rounds())});
   if (!batch) {
     const Round round = step_.agree();
@@ -225,9 +229,13 @@ TrainingLoop::Outcome TrainingLoop::run_round() {
   bool stepped = session_.mock().train;
   if (!session_.mock().train) {
     const SyncDebug::Scope no_waits(sync_debug_, batches_ + 1);
-    step_.begin_batch();
-    if (batch) train_batch(*batch);
-    stepped = step_.end_batch();
+    if (batch) {
+      const PhaseScope phase(recorder_, Phase::kToDevice);
+      feed_.move(*batch);
+    }
+    if (batch) trial_.before_batch(*batch);
+    const bool as_graph = fits_graph && step_.agree().graphs == session_.world().size;
+    stepped = (as_graph && step_as_graph(*batch)) || step_eagerly(batch);
   }
   ++batches_;
   ++epoch_batches_;
@@ -309,13 +317,38 @@ TrainingLoop::Outcome TrainingLoop::end_of_epoch(const Round& round) {
   return Outcome::kGoOn;
 }
 
-void TrainingLoop::train_batch(Batch& batch) {
-  {
-    const PhaseScope phase(recorder_, Phase::kToDevice);
-    feed_.move(batch);
-  }
+bool TrainingLoop::step_eagerly(const std::optional<Batch>& batch) {
+  step_.begin_batch();
+  if (batch) train_batch(*batch);
+  return step_.end_batch();
+}
+
+bool TrainingLoop::step_as_graph(const Batch& batch) {
+  const auto metrics = graph_->step(
+      batch, [this](const Batch& places) { return call_trial(places); }, [this] { seed_batch(); });
+  if (!metrics) return false;
+  keep_metrics(*metrics, batch.samples);
+  return true;
+}
+
+void TrainingLoop::seed_batch() {
   torch::manual_seed(random_seed(experiment_.experiment_seed, session_.world().rank, batches_ + 1, Draws::kTraining));
+}
+
+void TrainingLoop::train_batch(const Batch& batch) {
+  seed_batch();
   const PhaseScope phase(recorder_, Phase::kForward);
+  Metrics metrics;
+  {
+    const auto counting = counted_batches_.begin();
+    metrics = call_trial(batch);
+  }
+  counted_batches_.end(batches_ + 1, batch.samples);
+  keep_metrics(std::move(metrics), batch.samples);
+  context_.warn_of_unread_keys();
+}
+
+Metrics TrainingLoop::call_trial(const Batch& batch) {
   const Autocast autocast(autocast_type(experiment_.optimizations.mixed_precision), context_.device());
   bool ran_backward = false;
   context_.wrapped().backward = [&](const at::Tensor& loss) {
@@ -324,19 +357,13 @@ void TrainingLoop::train_batch(Batch& batch) {
     ran_backward = true;
     recorder_.switch_to(Phase::kTrainBatch);  // what train_batch() does after backward is neither
   };
-  Metrics metrics;
-  {
-    const auto counting = counted_batches_.begin();
-    metrics = trial_.train_batch(batch);
-  }
-  counted_batches_.end(batches_ + 1, batch.samples);
+  Metrics metrics = trial_.train_batch(batch);
   context_.wrapped().backward = nullptr;
   if (!ran_backward) {
     throw Error("train_batch() returned without calling context.backward()",
                 "call context.backward(loss) instead of loss.backward(); to skip a batch, use a loss multiplied by 0");
   }
-  keep_metrics(std::move(metrics), batch.samples);
-  context_.warn_of_unread_keys();
+  return metrics;
 }
 
 void TrainingLoop::keep_metrics(Metrics metrics, std::int64_t samples) {
@@ -354,7 +381,7 @@ void TrainingLoop::keep_metrics(Metrics metrics, std::int64_t samples) {
 
 void TrainingLoop::begin_training_metrics() {
   step_.check_members();
-  step_.write_non_finite();
+  step_.write_reports();
   const PhaseScope phase(recorder_, Phase::kFromDevice);
   for (const auto& [metrics, samples] : unread_metrics_) metrics_.add(metrics, samples);
   if (!unread_metrics_.empty()) progress_.set_loss(unread_metrics_.back().first);

@@ -17,6 +17,7 @@
 #include "dtrain/run/rank_session.h"
 #include "dtrain/train/trial.h"
 #include "flops/counted_batches.h"
+#include "graph/step_graph.h"
 #include "loop/metric_reducer.h"
 #include "loop/progress_meter.h"
 #include "loop/validation.h"
@@ -29,8 +30,9 @@ class TrainingLoop {
  public:
   // `save` is called once on every rank when training is over, before the last validation: nothing that goes wrong
   // there costs the weights.
+  // `graph`: may be null.
   TrainingLoop(Trial& trial, TrialContext& context, run::RankSession& session, TrainingStep& step,
-               std::function<void()> save);
+               std::unique_ptr<StepGraph> graph, std::function<void()> save);
   TrainingLoop(const TrainingLoop&) = delete;
   TrainingLoop& operator=(const TrainingLoop&) = delete;
 
@@ -53,7 +55,13 @@ class TrainingLoop {
   Validation::Result validate();
   void take_checkpoint(const char* reason, const Validation::Result& validated, bool may_wait, bool last = false);
   Outcome end_of_epoch(const Round& round);
-  void train_batch(Batch& batch);
+  // A step with the batch that is on the device, or without one; true where the optimizer has stepped.
+  bool step_eagerly(const std::optional<Batch>& batch);
+  bool step_as_graph(const Batch& batch);
+  void train_batch(const Batch& batch);
+  // train_batch() of the trial.
+  Metrics call_trial(const Batch& batch);
+  void seed_batch();
   void record_loader(const Batch& batch);
   // At the last batch: applies what is left of the window, reduces metrics, validates, takes the last checkpoint. A run
   // that is stopped takes its checkpoint first: it goes on as if it had not been stopped. Once.
@@ -83,6 +91,7 @@ class TrainingLoop {
   MetricReducer metrics_;
   std::function<void()> save_;
   ProgressMeter progress_;
+  std::unique_ptr<StepGraph> graph_;  // null: no step is taken as a graph
   DeepWindow deep_window_;
   CountedBatches counted_batches_;
   std::vector<std::pair<Metrics, std::int64_t>> unread_metrics_;  // on the host, with their samples; read where due

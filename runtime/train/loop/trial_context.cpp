@@ -80,6 +80,10 @@ void TrialContext::clip_gradient_norm(double max_norm) {
   wrapped_.max_gradient_norm = max_norm;
 }
 
+void TrialContext::scale_loss(const LossScaling& settings) {
+  wrapped_.loss_scaling = settings;
+}
+
 void TrialContext::backward(const at::Tensor& loss) {
   if (!wrapped_.backward) throw Error("context.backward() was called outside train_batch()");
   wrapped_.backward(loss);

@@ -58,7 +58,7 @@ std::optional<std::string> difference_from_libtorch(const FusedKernels& kernels)
     own_states.push_back(at::zeros({count}, at::kFloat));
   }
   for (int i = 0; i < kUpdates; ++i) {
-    const UpdateStep step{0.1 / (i + 1), i, {}, {}};
+    const UpdateStep step{.rate = 0.1 / (i + 1), .updates = i};
     at::Tensor gradients = random_numbers(random, count);
     kernels::Stretch stretch;
     stretch.count = static_cast<std::size_t>(count);

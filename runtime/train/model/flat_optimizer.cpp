@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
 #include <numbers>
 
 #include "dtrain/base/error.h"
@@ -43,7 +44,8 @@ FlatOptimizer::FlatOptimizer(std::unique_ptr<OptimizerUpdate> optimizer, LrSched
     : optimizer_(std::move(optimizer)),
       schedule_(schedule ? std::move(schedule) : lr::constant()),
       parameters_(parameters),
-      updates_(parameters.parameters().size(), 0) {
+      updates_(parameters.parameters().size(), 0),
+      counter_of_(parameters.parameters().size(), 0) {
   const double rate = optimizer_->learning_rate();
   if (!(rate >= 0)) throw ConfigError("the optimizer's learning rate is " + std::to_string(rate), "use 0 or more");
   const std::size_t tensors = optimizer_->state_names().size();
@@ -82,19 +84,71 @@ std::vector<FlatOptimizer::Segment> FlatOptimizer::segments(std::span<const std:
       open[p.group] = -1;
       continue;
     }
-    if (open[p.group] >= 0 && result[open[p.group]].updates == updates_[i]) {
+    const at::Tensor number = counters_.empty() ? at::Tensor() : counters_[counter_of_[i]];
+    const bool goes_on = open[p.group] >= 0 && result[open[p.group]].updates == updates_[i] &&
+                         result[open[p.group]].number.is_same(number);
+    if (goes_on) {
       result[open[p.group]].range.end = p.offset + p.padded;
     } else {
       open[p.group] = static_cast<std::ptrdiff_t>(result.size());
-      result.push_back({{p.group, p.offset, p.offset + p.padded}, updates_[i]});
+      result.push_back({{p.group, p.offset, p.offset + p.padded}, updates_[i], number});
     }
   }
   return result;
 }
 
-void FlatOptimizer::begin_step(std::span<const std::uint8_t> used, at::Tensor divisor) {
+// One for all parameters whose updates on the host and on the device are as many: `counts` of each parameter.
+void FlatOptimizer::make_counters(std::span<const float> counts) {
+  counters_.clear();
+  ++moves_;
+  std::map<std::pair<std::int64_t, float>, std::size_t> known;
+  for (std::size_t i = 0; i < counts.size(); ++i) {
+    const auto [found, is_new] = known.try_emplace({updates_[i], counts[i]}, counters_.size());
+    counter_of_[i] = found->second;
+    if (is_new) {
+      counters_.push_back(at::full({}, counts[i], parameters_.groups()[0].values.options().dtype(at::kFloat)));
+    }
+  }
+}
+
+// A step that uses some of the parameters that have been counted together gives those a counter of their own.
+void FlatOptimizer::separate_counters(std::span<const std::uint8_t> used) {
+  const std::size_t counters = counters_.size();
+  for (std::size_t c = 0; c < counters; ++c) {
+    bool some = false, others = false;
+    for (std::size_t i = 0; i < used.size(); ++i) {
+      if (counter_of_[i] == c) (used[i] ? some : others) = true;
+    }
+    if (!some || !others) continue;
+    for (std::size_t i = 0; i < used.size(); ++i) {
+      if (counter_of_[i] == c && used[i]) counter_of_[i] = counters_.size();
+    }
+    counters_.push_back(counters_[c].clone());
+    ++moves_;
+  }
+}
+
+std::vector<at::Tensor> FlatOptimizer::counters_of(std::span<const std::uint8_t> used) const {
+  std::vector<std::uint8_t> counted(counters_.size());
+  for (std::size_t i = 0; i < used.size(); ++i) {
+    if (used[i]) counted[counter_of_[i]] = 1;
+  }
+  std::vector<at::Tensor> result;
+  for (std::size_t c = 0; c < counters_.size(); ++c) {
+    if (counted[c]) result.push_back(counters_[c]);
+  }
+  return result;
+}
+
+void FlatOptimizer::begin_step(std::span<const std::uint8_t> used, DeviceInputs inputs) {
+  if (!parameters_.memory().on_host()) {
+    const at::NoGradGuard no_grad;
+    if (counters_.empty()) make_counters(std::vector<float>(updates_.begin(), updates_.end()));
+    separate_counters(used);
+    if (auto counters = counters_of(used); !counters.empty()) at::_foreach_add_(counters, 1);
+  }
   segments_ = segments(used);
-  divisor_ = std::move(divisor);
+  inputs_ = std::move(inputs);
 }
 
 void FlatOptimizer::update(const FlatRange& range) {
@@ -105,9 +159,9 @@ void FlatOptimizer::update(const FlatRange& range) {
                            std::min(range.end, segment.range.end)};
     if (common.size() <= 0) continue;
     if (copy_) {
-      copy_->run(common, [&](const FlatRange& part) { update(part, segment.updates); });
+      copy_->run(common, [&](const FlatRange& part) { update(part, segment); });
     } else {
-      update(common, segment.updates);
+      update(common, segment);
     }
   }
 }
@@ -124,6 +178,7 @@ void FlatOptimizer::keep_parts(std::vector<FlatRange> parts) {
   const at::NoGradGuard no_grad;
   if (kept_) keep_all();
   kept_ = std::move(parts);
+  ++moves_;
   for (std::size_t g = 0; g < states_.size(); ++g) {
     for (at::Tensor& state : states_[g]) {
       if (!state.defined()) continue;
@@ -139,6 +194,7 @@ void FlatOptimizer::keep_parts(std::vector<FlatRange> parts) {
 
 void FlatOptimizer::keep_all() {
   if (!kept_) return;
+  ++moves_;
   const at::NoGradGuard no_grad;
   for (std::size_t g = 0; g < states_.size(); ++g) {
     for (at::Tensor& state : states_[g]) {
@@ -183,13 +239,34 @@ at::Tensor FlatOptimizer::state_slice(const FlatRange& range, std::size_t index)
 void FlatOptimizer::end_step(std::span<const std::uint8_t> used) {
   if (copy_) copy_->end_update();
   if (copy_ && copy_->finished()) copy_.reset();
+  if (inputs_.found_inf.defined()) {
+    const at::NoGradGuard no_grad;
+    for (at::Tensor& counter : counters_of(used)) counter.sub_(inputs_.found_inf);
+  }
+  if (!rate_on_device_.defined()) count_updates(used);
+}
+
+void FlatOptimizer::count_updates(std::span<const std::uint8_t> used) {
   for (std::size_t i = 0; i < updates_.size(); ++i) updates_[i] += used[i] ? 1 : 0;
+}
+
+void FlatOptimizer::visit_counters(StateVisitor& visitor) {
+  const at::NoGradGuard no_grad;
+  if (counters_.empty()) make_counters(std::vector<float>(updates_.begin(), updates_.end()));
+  std::vector<at::Tensor> of_each;
+  for (const std::size_t counter : counter_of_) of_each.push_back(counters_[counter]);
+  const at::Tensor counts = at::stack(of_each);
+  visitor.tensor("updates_on_device", counts);
+  if (!visitor.replaces()) return;
+  const at::Tensor on_host = counts.cpu();
+  make_counters({on_host.const_data_ptr<float>(), static_cast<std::size_t>(on_host.numel())});
 }
 
 void FlatOptimizer::visit(StateVisitor& visitor) {
   visitor.number("steps", steps_);
   const auto parameters = parameters_.parameters();
   for (std::size_t i = 0; i < parameters.size(); ++i) visitor.number("updates/" + parameters[i].name, updates_[i]);
+  if (visitor.replaces()) counters_.clear();
   const auto names = optimizer_->state_names();
   for (std::size_t g = 0; g < states_.size(); ++g) {
     if (kept_) {  // so the visitor does not need values
@@ -203,12 +280,18 @@ void FlatOptimizer::visit(StateVisitor& visitor) {
   }
 }
 
-void FlatOptimizer::update(const FlatRange& range, std::int64_t updates) {
+void FlatOptimizer::update(const FlatRange& range, const Segment& segment) {
   const auto& group = parameters_.groups()[range.group];
   const auto slice = [&](const at::Tensor& flat) { return flat.narrow(0, range.begin, range.size()); };
   std::vector<at::Tensor> states;
   for (std::size_t s = 0; s < states_[range.group].size(); ++s) states.push_back(state_slice(range, s));
-  UpdateStep step{learning_rate(), updates, divisor_, {}};
+  const double rate = rounds_rates_ ? static_cast<double>(static_cast<float>(learning_rate())) : learning_rate();
+  UpdateStep step{.rate = rate,
+                  .updates = segment.updates,
+                  .device = inputs_,
+                  .shadow = {},
+                  .number = segment.number,
+                  .rate_on_device = rate_on_device_};
   if (group.shadow.defined()) step.shadow = slice(group.shadow);
   optimizer_->update(slice(group.values), slice(group.gradients), states, step);
 }

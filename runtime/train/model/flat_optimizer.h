@@ -26,18 +26,32 @@ class FlatOptimizer {
 
   // One step: of the parameters whose element of `used` is set, from their group's flat gradients, where update() is
   // called for. Ranges of one step do not overlap.
-  // `divisor`: as UpdateStep has it.
-  void begin_step(std::span<const std::uint8_t> used, at::Tensor divisor = {});
+  void begin_step(std::span<const std::uint8_t> used, DeviceInputs inputs = {});
   void update(const FlatRange& range);
   void end_step(std::span<const std::uint8_t> used);
   // Moves the schedule on by one optimizer step.
   void advance_schedule();
+  // A graph that was captured from begin_step() to end_step() has run: counts the step, which the capture did not.
+  void count_updates(std::span<const std::uint8_t> used);
   std::int64_t steps() const { return steps_; }
   double learning_rate() const;       // of the next step
   double last_learning_rate() const;  // of the last step; before the first one, of that
 
   // Where updates are sharded, a rank's state is up to date in its own parts alone.
   void visit(StateVisitor& visitor);
+  // After visit(), on a device where updates may have a found_inf: how many of each parameter's updates have run, which
+  // the host does not know. It is no part of visit(), whose tensors are copied in the parts that ranks divide them
+  // into.
+  void visit_counters(StateVisitor& visitor);
+
+  // On a device. Learning rates are rounded to float32 from now on, as a tensor has them: so updates that take theirs
+  // from a tensor give the same bits as those that do not.
+  void round_rates() { rounds_rates_ = true; }
+  // The next steps are captured as a graph, on a device: they read the learning rate from this tensor, one float32,
+  // when the graph runs, and are not counted. Undefined: steps are as ever.
+  void capture_steps(at::Tensor rate) { rate_on_device_ = std::move(rate); }
+  // Differs once something that a captured step uses lies elsewhere.
+  std::int64_t moves() const { return moves_; }
 
   // What the optimizer remembers of a group, in tensors laid out as its flat values. The strategy decides what memory
   // they lie in, and which of their elements this rank keeps up to date. Not while keep_parts() holds.
@@ -65,10 +79,15 @@ class FlatOptimizer {
   struct Segment {
     FlatRange range;
     std::int64_t updates;  // made so far
+    at::Tensor number;     // as UpdateStep has it
   };
+  // On a device.
+  void make_counters(std::span<const float> counts);
+  void separate_counters(std::span<const std::uint8_t> used);
+  std::vector<at::Tensor> counters_of(std::span<const std::uint8_t> used) const;
   double rate_at(std::int64_t step) const;
   std::vector<Segment> segments(std::span<const std::uint8_t> used) const;
-  void update(const FlatRange& range, std::int64_t updates);
+  void update(const FlatRange& range, const Segment& segment);
   // Where a range begins among the parts that are kept of its group.
   std::int64_t kept_offset(const FlatRange& range) const;
   std::int64_t kept_elements(std::size_t group) const;
@@ -81,9 +100,16 @@ class FlatOptimizer {
   std::vector<std::vector<at::Tensor>> states_;
   std::optional<std::vector<FlatRange>> kept_;  // by keep_parts(): in the state tensors one after the other
   std::vector<Segment> segments_;               // of the step that has begun
-  at::Tensor divisor_;                          // of that step
-  std::vector<std::int64_t> updates_;           // of each parameter
-  std::shared_ptr<UpdateCopy> copy_;            // none: nothing is copied
+  DeviceInputs inputs_;                         // of that step
+  std::vector<std::int64_t> updates_;           // of each parameter, with those that found_inf stopped
+  // On a device: float32 scalars that count the updates that were not stopped, and which of them is a parameter's. Two
+  // parameters have the same one while they have been used in the same steps.
+  std::vector<at::Tensor> counters_;
+  std::vector<std::size_t> counter_of_;
+  bool rounds_rates_ = false;
+  at::Tensor rate_on_device_;  // while steps are captured
+  std::int64_t moves_ = 0;
+  std::shared_ptr<UpdateCopy> copy_;  // none: nothing is copied
   std::int64_t steps_ = 0;
 };
 

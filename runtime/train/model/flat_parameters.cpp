@@ -200,8 +200,11 @@ FlatParameters::FlatParameters(const torch::nn::Module& model, comm::Communicato
   for (std::size_t g = 0; g < groups_.size(); ++g) {
     Group& group = groups_[g];
     group.values = memory_.own(used[g], group.dtype);
-    if (group.bfloat16 || (types.shadow && group.dtype == at::kFloat))
+    if (group.bfloat16) {
       group.shadow = memory_.own(used[g], at::kBFloat16);
+    } else if (types.shadow && group.dtype == at::kFloat) {
+      group.shadow = memory_.own(used[g], *types.shadow);
+    }
     FlatMemory::Block block = memory_.exchanged(used[g], group.gradient_dtype);
     group.gradients = std::move(block.tensor);
     group.memory = std::move(block.buffer);

@@ -12,6 +12,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <utility>
@@ -28,7 +29,8 @@ namespace dtrain::train {
 
 // In which types the model computes with its float32 parameters. The types of other parameters stay.
 struct ParameterTypes {
-  bool shadow = false;     // there is a copy in bfloat16, which model tensors may be views of
+  // There is a copy in this type, which is narrower than float32, and model tensors may be views of it.
+  std::optional<at::ScalarType> shadow{};
   bool bfloat16 = false;   // they all are from the start, but for those of normalisation layers, which stay float32
   bool gradients = false;  // and their gradients are bfloat16, too
 };
@@ -46,7 +48,7 @@ class FlatParameters {
     // which is added to this one's, and the others.
     std::vector<at::Tensor> tied;
     std::vector<at::Tensor> aliases;
-    bool in_shadow = false;       // the model computes in bfloat16 with it
+    bool in_shadow = false;       // the model computes with its shadow
     at::Tensor copy;              // in channels_last memory, which `tensor` is a view of; undefined: none
     const void* place = nullptr;  // where place() has put `tensor`
   };
@@ -55,7 +57,7 @@ class FlatParameters {
     at::ScalarType gradient_dtype;  // of the gradients: the same, or bfloat16
     bool bfloat16 = false;          // ParameterTypes::bfloat16 holds for these
     at::Tensor values{};
-    at::Tensor shadow{};  // the values in bfloat16, rounded to nearest even; undefined: none
+    at::Tensor shadow{};  // the values in a narrower type, rounded to nearest even; undefined: none
     at::Tensor gradients{};
     std::unique_ptr<comm::Buffer> memory{};  // of `gradients`
     std::int64_t element_size = 0;           // of a value, in bytes

@@ -63,6 +63,11 @@ void update_with_libtorch(const FusedKernels& kernels, const at::Tensor& values,
 
 }  // namespace
 
+at::Tensor number_for_libtorch(const at::Tensor& values, const UpdateStep& step) {
+  if (step.number.defined()) return step.number;
+  return at::full({}, static_cast<double>(step.updates + 1), values.options().dtype(at::kFloat));
+}
+
 FusedUpdate::FusedUpdate(std::unique_ptr<const FusedKernels> kernels)
     : kernels_(std::move(kernels)), difference_(difference_from_libtorch(*kernels_)) {}
 
@@ -75,7 +80,8 @@ UpdateKernel FusedUpdate::kernel(c10::DeviceType device, at::ScalarType type) co
 void FusedUpdate::update(const at::Tensor& values, const at::Tensor& gradients, at::TensorList states,
                          const UpdateStep& step) const {
   const bool own = !difference_ && values.device().is_cpu() && values.scalar_type() == at::kFloat &&
-                   !step.divisor.defined();  // libtorch's replaces gradients by their quotient
+                   !step.device.divisor.defined() &&  // libtorch's replaces gradients by their quotient
+                   (!step.shadow.defined() || step.shadow.scalar_type() == at::kBFloat16);
   if (own) {
     update_on_host(*kernels_, values, gradients, states, step);
   } else {

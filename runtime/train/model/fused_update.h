@@ -46,6 +46,17 @@ class FusedUpdate final : public OptimizerUpdate {
   std::optional<std::string> difference_;  // from libtorch
 };
 
+// What libtorch's fused kernels take: which update this is, from 1; and what may be absent.
+at::Tensor number_for_libtorch(const at::Tensor& values, const UpdateStep& step);
+inline std::optional<at::Tensor> optional(const at::Tensor& tensor) {
+  return tensor.defined() ? std::optional(tensor) : std::nullopt;
+}
+// Calls `kernel` with the learning rate in the form that the step has: a double, or a tensor.
+template <typename Kernel>
+void with_rate(const UpdateStep& step, const Kernel& kernel) {
+  step.rate_on_device.defined() ? kernel(step.rate_on_device) : kernel(step.rate);
+}
+
 // Where the own kernel first differs from libtorch's in a bit: "element 17 of exp_avg after update 2"; NaN equals NaN.
 // Updates of numbers that are the same in every process, on libtorch's threads.
 std::optional<std::string> difference_from_libtorch(const FusedKernels& kernels);

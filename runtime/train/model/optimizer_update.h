@@ -11,18 +11,27 @@
 
 namespace dtrain::train {
 
+// What a device knows of an update and the host does not. On the values' device, each one float32.
+struct DeviceInputs {
+  // The gradients are divided by it first; undefined: by 1. It is set where the scale and the clipping of gradients are
+  // known on a device alone.
+  at::Tensor divisor;
+  // 1: the update leaves everything as it is, and does not count; 0: it updates. Undefined: it updates.
+  at::Tensor found_inf;
+};
+
 // One update of a stretch of parameters.
 struct UpdateStep {
   double rate = 0;           // the learning rate of this update
-  std::int64_t updates = 0;  // how many these values have had before
-  // The gradients are divided by it first: one float32 on the values' device, or undefined for 1. It is set where the
-  // scale and the clipping of gradients are known on a device alone.
-  at::Tensor divisor;
-  // A copy of the values in bfloat16 that the update writes too, of their size and on their device; undefined: none.
+  std::int64_t updates = 0;  // how many these values have had before, with those that found_inf stopped
+  DeviceInputs device;
+  // A copy of the values in a narrower type that the update writes too, of their size and on their device; undefined:
+  // none.
   at::Tensor shadow;
-  std::optional<at::Tensor> optional_divisor() const {
-    return divisor.defined() ? std::optional(divisor) : std::nullopt;
-  }
+  // On a device, each one float32: which update this is, from 1, without those that found_inf stopped; and the learning
+  // rate, where it has to be read when the update runs, and not when it is handed over. Undefined: as above.
+  at::Tensor number;
+  at::Tensor rate_on_device;
 };
 
 // Whose kernel updates values, and why it is not dtrain's where that could.
@@ -43,7 +52,7 @@ class OptimizerUpdate {
   virtual UpdateKernel kernel(c10::DeviceType, at::ScalarType) const { return {}; }
   // Updates `values` and `states` in place. All tensors are contiguous with one dimension, the same size, the same type
   // (float32 or float64) and the same device; `states` is in the order of state_names(). Gradients of float32 values
-  // may be bfloat16. It must not wait for a device.
+  // may be bfloat16. It must not wait for a device, and must honour all of `step`.
   //
   // An update works element by element, for values come in pieces of any size. A zero whose gradient and state are zero
   // stays zero. Gradients may be replaced by their quotient with the divisor and are else only read. Training thread,

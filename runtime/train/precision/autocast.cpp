@@ -6,7 +6,7 @@ namespace dtrain::train {
 
 std::optional<at::ScalarType> autocast_type(config::Precision precision) {
   if (precision == config::Precision::kFloat32) return std::nullopt;
-  return at::kBFloat16;
+  return precision == config::Precision::kFloat16 ? at::kHalf : at::kBFloat16;
 }
 
 Autocast::Autocast(std::optional<at::ScalarType> type, c10::Device device) : type_(type), device_(device.type()) {

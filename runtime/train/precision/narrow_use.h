@@ -3,7 +3,7 @@
 // thread.
 //
 // Autocast casts a parameter once in a forward pass, and a view of it (Linear transposes its weight) each time it is
-// used: then the gradients of several uses are added up in float32. In the shadow they would be added up in bfloat16,
+// used: then the gradients of several uses are added up in float32. In the shadow they would be added up in its type,
 // so a parameter that is cast so more than once stays as it is.
 #pragma once
 

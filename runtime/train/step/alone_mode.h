@@ -14,6 +14,7 @@ class AloneMode final : public StepMode {
 
   RoundVote& vote() override { return vote_; }
   std::int64_t announcement_rounds() const override { return parts_.window.length(); }
+  std::string why_not_capturable() const override { return "the run is a mock run"; }
   void begin_batch() override { parts_.exchange.begin_batch(/*exchange=*/false); }
   bool end_batch() override;
   bool flush() override;

@@ -31,7 +31,7 @@ CollectiveVote::CollectiveVote(const RunServices& run, NonFinite& non_finite)
 void CollectiveVote::announce(const Announcement& mine) {
   has_batch_ |= mine.has_batch;
   Sent& sent = sent_.emplace_back();
-  sent.values[0] = mine.has_batch ? 1 : 0;
+  sent.values[0] = flag(mine.has_batch, 0) | flag(mine.fits_graph, 1);
   sent.values[1] = flag(mine.stop, 0) | flag(mine.saver_busy, 1) | flag(mine.wants_checkpoint, 2);
   sent.values[2] = has_batch_ ? 1 : 0;
   sent.values[3] = mine.trace ? mine.trace->first_batch : 0;
@@ -55,7 +55,7 @@ void CollectiveVote::collect(std::size_t keep) {
 }
 
 void CollectiveVote::read(const Sent& sent) {
-  last_ = {sent.values[0], count_of(sent.values[1], 0) > 0};
+  last_ = {count_of(sent.values[0], 0), count_of(sent.values[0], 1), count_of(sent.values[1], 0) > 0};
   batches_ += last_.active;
   ranks_with_batches_ = sent.values[2];
   stop_seen_ |= last_.stop;

@@ -45,8 +45,8 @@ class CollectiveVote final : public RoundVote {
   bool stop_is_old(std::int64_t rounds) const { return stop_round_ && rounds_ >= *stop_round_ + rounds; }
 
  private:
-  // Batches; flags (wishes to stop, busy savers, wishes for a checkpoint); ranks that have had a batch in this period;
-  // rank 0's trace window (0: none); NonFinite's.
+  // Flags (batches, batches that fit a graph); flags (wishes to stop, busy savers, wishes for a checkpoint); ranks that
+  // have had a batch in this period; rank 0's trace window (0: none); NonFinite's.
   static constexpr std::size_t kFirstOfNonFinite = 5;
   struct Sent {
     std::int64_t values[kFirstOfNonFinite + NonFinite::kWords];

@@ -3,19 +3,23 @@
 #include <span>
 #include <utility>
 
+#include "dtrain/base/error.h"
+
 namespace dtrain::train {
 
 namespace {
 
 // Only values show writes through .data(). They are compared in so many steps: more would cost too much.
 constexpr std::int64_t kStepsWithDigests = 2;
+// After so many steps that used the same parameters, all later ones are taken to use them.
+constexpr std::int64_t kStepsAlike = 3;
 
 }  // namespace
 
 ExchangeMode::ExchangeMode(const StepParts& parts, const StrategyOptions& options)
     : parts_(parts),
       vote_(parts.run, parts.non_finite),
-      scale_(parts.run.communicator, parts.window, vote_, parts.parameters.memory().on_host()),
+      scale_(parts.run.communicator, parts.window, vote_, parts.parameters.memory().on_host(), parts.scaler),
       picker_(parts.run, parts.parameters, parts.optimizer, parts.exchange, parts.fusion, scale_, parts.in_flight,
               options, parts.is_settled),
       written_(parts.run, parts.parameters, parts.watch) {
@@ -68,17 +72,71 @@ void ExchangeMode::step() {
 }
 
 void ExchangeMode::update(std::span<const std::uint8_t> used) {
-  vote_.collect();
-  if (parts_.before_update) parts_.before_update();
-  const auto norm = picker_.strategy().update({used, scale_.correction(), parts_.max_gradient_norm});
+  before_update();
+  const auto norm = picker_.strategy().update({used, scale_.correction(), parts_.max_gradient_norm, parts_.scaler});
   parts_.parameters.refresh_copies();
-  if (norm) {
-    parts_.in_flight.read(*norm, [this, batch = parts_.window.rounds_begun()](std::span<const double> value) {
-      parts_.non_finite.see_norm(value.front(), batch);
-    });
-  }
+  read_late(norm);
   const profile::PhaseScope phase(parts_.run.recorder, profile::Phase::kStepLrSchedulers);
   parts_.optimizer.advance_schedule();
+}
+
+void ExchangeMode::before_update() {
+  vote_.collect();
+  if (parts_.before_update) parts_.before_update();
+}
+
+void ExchangeMode::read_late(const std::optional<at::Tensor>& norm) {
+  if (parts_.scaling_report) parts_.scaling_report->after_update(parts_.window.rounds_begun());
+  if (!norm) return;
+  parts_.in_flight.read(*norm, [this, batch = parts_.window.rounds_begun()](std::span<const double> value) {
+    parts_.non_finite.see_norm(value.front(), batch);
+  });
+}
+
+// A codec chooses on the host what it sends in which step. The rounds of a longer window give the device different
+// work.
+std::string ExchangeMode::why_not_capturable() const {
+  if (picker_.is_compressed()) return "of gradient_compression";
+  if (parts_.window.length() > 1) return "aggregation_frequency is " + std::to_string(parts_.window.length());
+  return "";
+}
+
+bool ExchangeMode::settled() {
+  return parts_.is_settled() && picker_.settled() && !parts_.fusion.settling() && watched_steps_ > kStepsWithDigests &&
+         parts_.exchange.windows_alike() >= kStepsAlike && !parts_.watch.any_written();
+}
+
+void ExchangeMode::begin_capture() {
+  parts_.exchange.begin_batch(/*exchange=*/true);
+}
+
+void ExchangeMode::end_capture() {
+  parts_.watch.check();
+  if (parts_.watch.any_written()) throw Error("the model writes its parameters itself");
+  const auto used = parts_.exchange.finish_captured();
+  captured_used_.assign(used.begin(), used.end());
+  captured_norm_ =
+      picker_.strategy().update({captured_used_, scale_.correction(), parts_.max_gradient_norm, parts_.scaler});
+  parts_.parameters.refresh_copies();
+  parts_.exchange.end_window();
+}
+
+void ExchangeMode::abandon_capture() {
+  parts_.exchange.abandon_window();
+  captured_norm_.reset();
+}
+
+void ExchangeMode::before_replay() {
+  before_update();
+}
+
+void ExchangeMode::after_replay() {
+  parts_.optimizer.count_updates(captured_used_);
+  parts_.optimizer.advance_schedule();
+  read_late(captured_norm_);
+  parts_.window.close();
+  vote_.begin_period();
+  parts_.in_flight.end_batch();
 }
 
 void ExchangeMode::begin_visit(const StateVisitor& visitor) {

@@ -12,12 +12,14 @@
 
 namespace dtrain::train {
 
-class ExchangeMode final : public StepMode {
+class ExchangeMode final : public StepMode, private CapturableStep {
  public:
   ExchangeMode(const StepParts& parts, const StrategyOptions& options);
 
   RoundVote& vote() override { return vote_; }
   std::int64_t announcement_rounds() const override { return parts_.window.length(); }
+  CapturableStep* capturable() override { return why_not_capturable().empty() ? this : nullptr; }
+  std::string why_not_capturable() const override;
   void begin_batch() override;
   bool end_batch() override;
   bool flush() override;
@@ -29,8 +31,18 @@ class ExchangeMode final : public StepMode {
   void report() override { picker_.strategy().report(parts_.run); }
 
  private:
+  bool settled() override;
+  void begin_capture() override;
+  void end_capture() override;
+  void abandon_capture() override;
+  void before_replay() override;
+  void after_replay() override;
+
   void step();
   void update(std::span<const std::uint8_t> used);
+  void before_update();
+  // What the host learns of an update when the device has done it. `norm`: of the gradients, where they are clipped.
+  void read_late(const std::optional<at::Tensor>& norm);
   bool digests_due() const;
   void look_at_writes(const std::vector<std::size_t>& written);
 
@@ -39,7 +51,9 @@ class ExchangeMode final : public StepMode {
   ExchangeScale scale_;
   StrategyPicker picker_;
   WrittenParameters written_;
-  bool writes_seen_ = false;        // the model has written parameters itself
+  bool writes_seen_ = false;                 // the model has written parameters itself
+  std::vector<std::uint8_t> captured_used_;  // by the captured step
+  std::optional<at::Tensor> captured_norm_;
   std::int64_t watched_steps_ = 0;  // since the values came from elsewhere (the beginning, a checkpoint)
 };
 

@@ -4,6 +4,7 @@
 
 #include "dtrain/comm/communicator.h"
 #include "exchange/window_scale.h"
+#include "precision/loss_scaler.h"
 #include "step/aggregation_window.h"
 #include "step/collective_vote.h"
 
@@ -12,11 +13,12 @@ namespace dtrain::train {
 class ExchangeScale final : public WindowScale {
  public:
   ExchangeScale(const comm::Communicator& communicator, const AggregationWindow& window, CollectiveVote& vote,
-                bool on_host)
-      : communicator_(communicator), window_(window), vote_(vote), on_host_(on_host) {}
+                bool on_host, const LossScaler* scaler)
+      : communicator_(communicator), window_(window), vote_(vote), on_host_(on_host), scaler_(scaler) {}
 
   double full() const override;
   double correction() override;
+  at::Tensor inverse_of_loss_scale() const override { return scaler_ ? scaler_->inverse() : at::Tensor(); }
 
  private:
   double of_full_window() const;
@@ -25,6 +27,7 @@ class ExchangeScale final : public WindowScale {
   const AggregationWindow& window_;
   CollectiveVote& vote_;
   const bool on_host_;
+  const LossScaler* const scaler_;  // may be null
 };
 
 }  // namespace dtrain::train

@@ -18,6 +18,7 @@ class LocalMode final : public StepMode {
 
   RoundVote& vote() override { return vote_; }
   std::int64_t announcement_rounds() const override { return lag() + 1; }
+  std::string why_not_capturable() const override { return "with local_sgd ranks step by themselves"; }
   void begin_batch() override { parts_.exchange.begin_batch(/*exchange=*/false); }
   bool end_batch() override;
   bool flush() override;

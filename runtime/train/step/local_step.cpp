@@ -21,8 +21,9 @@ void LocalStep::take() {
   step_.watch.check();
   const auto used = step_.exchange.finish_local();
   if (step_.watch.any_written()) take_over_written();
-  strategy_.update({used, step_.window.own_scale(), step_.max_gradient_norm});
+  strategy_.update({used, step_.window.own_scale(), step_.max_gradient_norm, step_.scaler});
   step_.parameters.refresh_copies();
+  if (step_.scaling_report) step_.scaling_report->after_update(step_.window.rounds_begun());
   {
     const profile::PhaseScope phase(step_.run.recorder, profile::Phase::kStepLrSchedulers);
     step_.optimizer.advance_schedule();

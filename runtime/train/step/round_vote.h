@@ -19,11 +19,13 @@ struct Announcement {
   std::int64_t last_batch = 0;                // the number of the batch before
   bool saver_busy = false;                    // its host's saver cannot take a checkpoint yet
   bool wants_checkpoint = false;              // it asks for a checkpoint
+  bool fits_graph = false;                    // it can run the batch as a graph (graph/step_graph.h)
 };
 
 // What all ranks announced.
 struct Round {
   std::int64_t active = 0;  // ranks that have a batch
+  std::int64_t graphs = 0;  // ranks that can run it as a graph
   bool stop = false;        // a rank was asked to stop
 };
 

@@ -8,6 +8,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "device/steps_in_flight.h"
@@ -19,6 +20,8 @@
 #include "model/parameter_watch.h"
 #include "state/state_visitor.h"
 #include "step/aggregation_window.h"
+#include "step/capturable_step.h"
+#include "step/loss_scaling_report.h"
 #include "step/non_finite.h"
 #include "step/round_vote.h"
 #include "step/step_options.h"
@@ -37,6 +40,9 @@ struct StepParts {
   NonFinite& non_finite;
   AggregationWindow& window;
   double max_gradient_norm = 0;  // 0: no clipping
+  // Null: the loss is not scaled.
+  LossScaler* scaler = nullptr;
+  LossScalingReport* scaling_report = nullptr;
   // Called before each update, when what the ranks announced has been read. May be empty.
   const std::function<void()>& before_update;
   // Whether steps are computed as all later ones are: which way is faster is being tried one thing at a time.
@@ -57,6 +63,10 @@ class StepMode {
   virtual bool end_batch() = 0;
   // Takes a step with what an unfinished window has, if it has anything. True if it did.
   virtual bool flush() = 0;
+
+  // Its steps, where they can be captured as graphs; else why not, to be read after "because".
+  virtual CapturableStep* capturable() { return nullptr; }
+  virtual std::string why_not_capturable() const = 0;
 
   // Makes all ranks' parameters the same; whether they are. Collective.
   virtual void synchronise() {}

@@ -23,8 +23,10 @@ ParameterTypes parameter_types(const StepOptions& options) {
   switch (options.precision) {
     case config::Precision::kFloat32:
       return {};
+    case config::Precision::kFloat16:
+      return {.shadow = at::kHalf};
     case config::Precision::kBfloat16:
-      return {.shadow = true};
+      return {.shadow = at::kBFloat16};
     case config::Precision::kPureBfloat16:
       break;
   }

@@ -5,6 +5,7 @@
 
 #include "dtrain/comm/world.h"
 #include "dtrain/config/optimizations.h"
+#include "dtrain/train/loss_scaling.h"
 #include "exchange/fusion.h"
 #include "model/flat_parameters.h"
 #include "precision/memory_format.h"
@@ -21,6 +22,7 @@ struct StepOptions {
   std::optional<config::LocalSgd> local_sgd;
   bool stop_on_non_finite = false;
   config::Precision precision = config::Precision::kFloat32;
+  LossScaling loss_scaling;  // of float16
   config::MemoryFormat memory_format = config::MemoryFormat::kContiguous;
   // Once all ranks have the same model, this rank trains without them (`--mock comm`). What is collective then is not.
   bool alone = false;

@@ -29,6 +29,28 @@ FlatParameters flat_parameters(const torch::nn::Module& model, comm::Communicato
   return {model, communicator, types};
 }
 
+struct UpdateCounters {
+  FlatOptimizer& optimizer;
+  void visit(StateVisitor& visitor) { optimizer.visit_counters(visitor); }
+};
+
+std::optional<LossScaler> make_scaler(const TrialContext::Wrapped& wrapped, const StepOptions& options,
+                                      const FlatParameters& parameters) {
+  if (options.precision != config::Precision::kFloat16) return std::nullopt;
+  if (parameters.memory().on_host()) {
+    throw ConfigError("optimizations.mixed_precision: float16 needs GPUs, and this rank trains on a CPU",
+                      "use bf16 on CPUs");
+  }
+  const Sgd* const sgd = std::get_if<Sgd>(&*wrapped.optimizer);
+  if (sgd && sgd->dampening != 0) {
+    throw ConfigError(
+        "sgd with dampening is not supported with mixed_precision: fp16: PyTorch applies the first update "
+        "without it, and with fp16 only the GPU knows whether an update has been skipped",
+        "set dampening to 0, or use mixed_precision: bf16");
+  }
+  return LossScaler(options.loss_scaling, parameters.memory().device());
+}
+
 }  // namespace
 
 TrainingStep::TrainingStep(const TrialContext::Wrapped& wrapped, const RunServices& run, const StepOptions& options)
@@ -42,12 +64,19 @@ TrainingStep::TrainingStep(const TrialContext::Wrapped& wrapped, const RunServic
       exchange_(parameters_, run_.communicator, run_.device_communicator, run_.recorder),
       in_flight_(parameters_.memory().device(), run_.device_communicator, run_.recorder),
       memory_format_(run_, parameters_, in_flight_, memory_format_options(options)),
+      scaler_(make_scaler(wrapped, options, parameters_)),
       watch_(*model_, parameters_),
       mode_(make_mode({run_, parameters_, optimizer_, watch_, fusion_, exchange_, in_flight_, non_finite_, window_,
-                       options.max_gradient_norm, before_update_, [this] { return memory_format_.settled(); }},
+                       options.max_gradient_norm, scaler_ ? &*scaler_ : nullptr, begin_report(options), before_update_,
+                       [this] { return memory_format_.settled(); }},
                       options)),
       hooks_(parameters_, exchange_) {
-  if (options.precision == config::Precision::kBfloat16) narrow_use_.emplace(parameters_);
+  if (parameter_types(options).shadow) narrow_use_.emplace(parameters_);
+}
+
+LossScalingReport* TrainingStep::begin_report(const StepOptions& options) {
+  if (!scaler_) return nullptr;
+  return &scaling_report_.emplace(run_, in_flight_, *scaler_, mode_of(options) == Mode::kLocal);
 }
 
 void TrainingStep::announce(bool has_batch, const Wishes& wishes) {
@@ -57,7 +86,8 @@ void TrainingStep::announce(bool has_batch, const Wishes& wishes) {
                           .trace = wishes.trace,
                           .last_batch = window_.rounds_begun() - in_flight_.lag(),
                           .saver_busy = wishes.saver_busy,
-                          .wants_checkpoint = wishes.wants_checkpoint});
+                          .wants_checkpoint = wishes.wants_checkpoint,
+                          .fits_graph = wishes.fits_graph});
 }
 
 void TrainingStep::begin_batch() {
@@ -70,15 +100,17 @@ void TrainingStep::begin_batch() {
 
 void TrainingStep::backward(const at::Tensor& loss) {
   if (!in_batch_) throw Error("context.backward() was called outside train_batch()");
-  if (loss.numel() == 1) {
-    in_flight_.read(loss, [this, batch = window_.rounds_begun()](std::span<const double> value) {
-      non_finite_.see_loss(value.front(), batch);
-    });
-  }
+  if (loss.numel() == 1) capturing_ ? void(captured_loss_ = loss.detach()) : read_loss(loss);
   const profile::PhaseScope phase(run_.recorder, profile::Phase::kBackward);
   watching_.reset();
-  exchange_.backward(loss);
+  exchange_.backward(scaler_ ? scaler_->scaled(loss) : loss);
   if (narrow_use_) watching_.emplace(*narrow_use_);
+}
+
+void TrainingStep::read_loss(const at::Tensor& loss) {
+  in_flight_.read(loss, [this, batch = window_.rounds_begun()](std::span<const double> value) {
+    non_finite_.see_loss(value.front(), batch);
+  });
 }
 
 bool TrainingStep::end_batch() {
@@ -97,6 +129,36 @@ void TrainingStep::compute_in_shadow() {
   }
   narrow_use_.reset();
   mode_->parameters_moved();
+}
+
+bool TrainingStep::settled() {
+  return !narrow_use_ && mode_->capturable()->settled();
+}
+
+void TrainingStep::begin_capture() {
+  in_batch_ = capturing_ = true;
+  mode_->capturable()->begin_capture();
+}
+
+void TrainingStep::end_capture() {
+  in_batch_ = capturing_ = false;
+  mode_->capturable()->end_capture();
+}
+
+void TrainingStep::abandon_capture() {
+  in_batch_ = capturing_ = false;
+  captured_loss_ = at::Tensor();
+  mode_->capturable()->abandon_capture();
+}
+
+void TrainingStep::before_replay() {
+  window_.begin_round();
+  mode_->capturable()->before_replay();
+}
+
+void TrainingStep::after_replay() {
+  if (captured_loss_.defined()) read_loss(captured_loss_);
+  mode_->capturable()->after_replay();
 }
 
 bool TrainingStep::flush() {
@@ -119,7 +181,12 @@ void TrainingStep::report() {
   if (run_.is_first_rank() && non_finite_.batches() == 0) {
     if (const auto parameter = first_nan_parameter(parameters_)) non_finite_.see_weights(*parameter, last_batch);
   }
+  write_reports();
+}
+
+void TrainingStep::write_reports() {
   non_finite_.write();
+  if (scaling_report_) scaling_report_->write();
 }
 
 void TrainingStep::visit(StateVisitor& visitor) {
@@ -128,6 +195,12 @@ void TrainingStep::visit(StateVisitor& visitor) {
   visitor.part("parameters", parameters_);
   visitor.part("model", rest);
   visitor.part("optimizer", optimizer_);
+  if (scaler_) {
+    UpdateCounters counters{optimizer_};
+    visitor.part("optimizer_counters", counters);
+    visitor.part("loss_scaler", *scaler_);
+  }
+  if (scaling_report_ && visitor.replaces()) scaling_report_->begin_anew();
   visitor.part("memory_format", memory_format_);
   visitor.part("window", window_);
   visitor.part("gradients", exchange_);

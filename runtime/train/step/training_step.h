@@ -16,16 +16,18 @@
 #include "model/flat_optimizer.h"
 #include "model/flat_parameters.h"
 #include "model/parameter_watch.h"
+#include "precision/loss_scaler.h"
 #include "precision/narrow_use.h"
 #include "state/state_visitor.h"
 #include "step/aggregation_window.h"
+#include "step/loss_scaling_report.h"
 #include "step/non_finite.h"
 #include "step/step_mode.h"
 #include "step/step_options.h"
 
 namespace dtrain::train {
 
-class TrainingStep {
+class TrainingStep : private CapturableStep {
  public:
   // Compares the models, broadcasts rank 0's values, allocates the gradients. ConfigError. Collective.
   TrainingStep(const TrialContext::Wrapped& wrapped, const RunServices& run, const StepOptions& options);
@@ -37,11 +39,17 @@ class TrainingStep {
     bool stop = false;              // the rank was asked to stop
     bool saver_busy = false;        // its host's saver cannot take a checkpoint yet
     bool wants_checkpoint = false;  // it asks for a checkpoint
+    bool fits_graph = false;        // it can run the batch as a graph
     std::optional<profile::TraceWindow> trace{};
   };
   void announce(bool has_batch, const Wishes& wishes);
   // Waits for what all ranks announced for the round last announced.
   Round agree() { return mode_->vote().agree(); }
+
+  // A step as a CUDA graph, where that is possible (capturable()): as CapturableStep has it, but for the whole step;
+  // train_batch() comes between begin_capture() and end_capture().
+  CapturableStep* capturable() { return mode_->capturable() ? this : nullptr; }
+  std::string why_not_capturable() const { return mode_->why_not_capturable(); }
 
   // Around train_batch() (or instead of it, on a rank without a batch).
   void begin_batch();
@@ -69,8 +77,8 @@ class TrainingStep {
   // The trace window that rank 0 announced, once.
   std::optional<profile::TraceWindow> take_trace_window() { return mode_->vote().take_trace_window(); }
 
-  // Rank 0: brings plan.json up to date about losses that were not finite.
-  void write_non_finite() { non_finite_.write(); }
+  // Rank 0: brings plan.json up to date about losses that were not finite and the scale of the loss.
+  void write_reports();
   // Training is over: writes what the mode has brought, and what was not finite. Collective.
   void report();
 
@@ -86,6 +94,8 @@ class TrainingStep {
   // While it lives, the model's tensors hold what training updates, in its type. Between two batches.
   FlatParameters::ValuesInModel values_in_model() { return FlatParameters::ValuesInModel(parameters_); }
 
+  // Rounds since training began: the number of the last batch.
+  std::int64_t batches_begun() const { return window_.rounds_begun(); }
   // How far the device is behind, and the values that come from it late.
   StepsInFlight& in_flight() { return in_flight_; }
 
@@ -95,7 +105,16 @@ class TrainingStep {
   FlatOptimizer& optimizer() { return optimizer_; }
 
  private:
+  bool settled() override;
+  void begin_capture() override;
+  void end_capture() override;
+  void abandon_capture() override;
+  void before_replay() override;
+  void after_replay() override;
+
   void compute_in_shadow();
+  void read_loss(const at::Tensor& loss);
+  LossScalingReport* begin_report(const StepOptions& options);  // null: the loss is not scaled
 
   // In the order in which they build on each other; the hooks go first, for they call the exchange.
   const RunServices run_;
@@ -108,11 +127,15 @@ class TrainingStep {
   GradientExchange exchange_;
   StepsInFlight in_flight_;
   MemoryFormat memory_format_;
+  std::optional<LossScaler> scaler_;  // of float16
+  std::optional<LossScalingReport> scaling_report_;
   ParameterWatch watch_;
   std::function<void()> before_update_;
   std::unique_ptr<StepMode> mode_;
   GradientHooks hooks_;
   bool in_batch_ = false;
+  bool capturing_ = false;
+  at::Tensor captured_loss_;
   // Until the first optimizer step, where autocast is on.
   std::optional<NarrowUse> narrow_use_;
   std::optional<NarrowUse::Watching> watching_;

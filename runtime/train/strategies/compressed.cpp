@@ -3,6 +3,10 @@
 #include <utility>
 #include <vector>
 
+#include <ATen/core/grad_mode.h>
+
+#include "precision/loss_scaler.h"
+
 namespace dtrain::train {
 
 namespace {
@@ -22,9 +26,11 @@ Compressed::Compressed(FlatParameters& parameters, FlatOptimizer& optimizer, com
                        std::uint64_t seed, int settled_steps)
     : replicated_(parameters, optimizer, communicator, recorder, scale),
       scale_(scale),
-      compressor_(make_bucket_compressor(parameters, gradients_of(parameters), communicator,
+      flats_(gradients_of(parameters)),
+      compressor_(make_bucket_compressor(parameters, flats_, communicator,
                                          {compression, seed, kComparedSteps, settled_steps, "gradient compression",
-                                          "optimizations.gradient_compression"})) {}
+                                          "optimizations.gradient_compression",
+                                          /*undoes_steps=*/scale.inverse_of_loss_scale().defined()})) {}
 
 std::string_view Compressed::operation() const {
   return compressor_->operation();
@@ -41,7 +47,16 @@ void Compressed::visit(StateVisitor& visitor) {
 }
 
 comm::Work Compressed::launch(std::size_t index) {
-  if (!std::exchange(launched_, true)) window_scale_ = scale_.full() * scale_.correction();
+  if (!std::exchange(launched_, true)) {
+    window_scale_ = scale_.full() * scale_.correction();
+    inverse_of_loss_scale_ = scale_.inverse_of_loss_scale();
+  }
+  if (inverse_of_loss_scale_.defined()) {
+    const at::NoGradGuard no_grad;
+    const auto& bucket = plan_->buckets[index];
+    at::Tensor values = flats_[bucket.group].narrow(0, bucket.begin, bucket.end - bucket.begin);
+    values.mul_(inverse_of_loss_scale_);
+  }
   return compressor_->exchange(*plan_, index, window_scale_);
 }
 
@@ -54,7 +69,10 @@ std::optional<at::Tensor> Compressed::update(const Update& update) {
   compressor_->end_step();
   Update corrected = update;
   corrected.correction = 1;  // has been applied
-  return replicated_.update(corrected);
+  corrected.unscaled = true;
+  std::optional<at::Tensor> norm = replicated_.update(corrected);
+  if (update.scaler) compressor_->undo_step_where(update.scaler->found_inf());
+  return norm;
 }
 
 }  // namespace dtrain::train

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <memory>
+#include <vector>
 
 #include "compression/bucket_compressor.h"
 #include "strategies/replicated.h"
@@ -31,8 +32,10 @@ class Compressed final : public GradientStrategy {
  private:
   Replicated replicated_;
   WindowScale& scale_;
-  double window_scale_ = 1;  // of the window under way, once a bucket is launched
-  bool launched_ = false;    // a bucket of this step
+  double window_scale_ = 1;           // of the window under way, once a bucket is launched
+  bool launched_ = false;             // a bucket of this step
+  at::Tensor inverse_of_loss_scale_;  // in that window
+  const std::vector<at::Tensor> flats_;
   std::unique_ptr<BucketCompressor> compressor_;
   const comm::FusionPlan* plan_ = nullptr;
 };

@@ -1,5 +1,6 @@
 #include "strategies/device_scaling.h"
 
+#include "precision/loss_scaler.h"
 #include "strategies/host_scaling.h"
 
 namespace dtrain::train {
@@ -12,7 +13,29 @@ void DeviceScaling::divide(std::span<const std::vector<FlatRange>> of_ranks, std
   others_have_parts_ = of_ranks.size() > 1;
 }
 
-at::Tensor DeviceScaling::sum_of_squares() {
+// With the correction, so that gradients are written once. Gradients of one type at a time, as the operator wants it.
+void DeviceScaling::unscale(LossScaler& scaler, const Update& update) {
+  scaler.begin_update();
+  const at::Tensor factor = update.unscaled ? at::Tensor() : scaler.inverse(update.correction);
+  for (std::size_t g = 0; g < parameters_.groups().size(); ++g) {
+    std::vector<at::Tensor> stretches;
+    for (const FlatRange& range : own_) {
+      if (range.group != g || range.size() == 0) continue;
+      stretches.push_back(parameters_.groups()[g].gradients.narrow(0, range.begin, range.size()));
+    }
+    update.unscaled ? scaler.look_at(stretches) : scaler.unscale(stretches, factor);
+  }
+}
+
+bool DeviceScaling::add_up(const at::Tensor& values) {
+  if (!others_have_parts_ || local_norm_) return false;
+  const PhaseScope phase(recorder_, Phase::kAllreduceWait);
+  communicator_.all_reduce(values.data_ptr(), static_cast<std::size_t>(values.numel()), comm_type(values.scalar_type()))
+      .join();
+  return true;
+}
+
+at::Tensor DeviceScaling::sum_of_squares(const LossScaler* scaler) {
   const auto on_device = at::TensorOptions().device(parameters_.memory().device()).dtype(at::kDouble);
   std::vector<at::Tensor> stretches;
   for (const FlatRange& range : own_) {
@@ -25,24 +48,34 @@ at::Tensor DeviceScaling::sum_of_squares() {
     for (at::Tensor& norm : norms) norm = norm.to(at::kDouble);
     sum = at::stack(norms).square_().sum();
   }
-  if (others_have_parts_ && !local_norm_) {
-    const PhaseScope phase(recorder_, Phase::kAllreduceWait);
-    communicator_.all_reduce(sum.data_ptr(), 1, comm::DataType::kFloat64).join();
+  if (!scaler) {
+    add_up(sum);
+    return sum;
   }
-  return sum;
+  const at::Tensor both = at::stack({sum, scaler->found_inf().to(at::kDouble)});
+  add_up(both);
+  scaler->found_inf().copy_(both[1].clamp_max(1));
+  return both[0];
 }
 
 // clip_factor() in tensors.
 GradientScaling::Scaled DeviceScaling::prepare(const Update& update) {
+  LossScaler* const scaler = update.scaler;
+  if (scaler) unscale(*scaler, update);
+  const at::Tensor found_inf = scaler ? scaler->found_inf() : at::Tensor();
+  const double correction = scaler ? 1 : update.correction;  // unscaling has multiplied by it
   if (update.max_norm <= 0) {
-    if (update.correction == 1.0) return {};
+    if (scaler && add_up(found_inf)) found_inf.clamp_max_(1);
+    if (correction == 1.0) return {{.divisor = {}, .found_inf = found_inf}, std::nullopt};
     const auto options = at::TensorOptions().device(parameters_.memory().device()).dtype(at::kFloat);
-    return {at::full({}, 1 / update.correction, options), std::nullopt};
+    return {{.divisor = at::full({}, 1 / correction, options), .found_inf = {}}, std::nullopt};
   }
-  const at::Tensor norm = sum_of_squares().sqrt_().mul_(std::abs(update.correction));
+  at::Tensor norm = sum_of_squares(scaler).sqrt_().mul_(std::abs(correction));
   const at::Tensor over = norm.add(1e-6).div_(update.max_norm).clamp_min_(1);  // 1 / clip_factor()
-  const at::Tensor divisor = at::where(norm.isfinite(), over, at::ones_like(over)).div_(update.correction);
-  return {divisor.to(at::kFloat), norm};
+  const at::Tensor divisor = at::where(norm.isfinite(), over, at::ones_like(over)).div_(correction);
+  // That of an update that is skipped says nothing about the model.
+  if (scaler) norm = norm.masked_fill(found_inf.to(at::kBool), 0);
+  return {{.divisor = divisor.to(at::kFloat), .found_inf = found_inf}, norm};
 }
 
 std::unique_ptr<GradientScaling> make_gradient_scaling(FlatParameters& parameters, comm::Communicator& communicator,

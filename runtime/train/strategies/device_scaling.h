@@ -15,7 +15,11 @@ class DeviceScaling final : public GradientScaling {
   Scaled prepare(const Update& update) override;
 
  private:
-  at::Tensor sum_of_squares();  // of all ranks' ranges, without the scale: one float64
+  void unscale(LossScaler& scaler, const Update& update);
+  // Over the ranks, where others have a part: then true.
+  bool add_up(const at::Tensor& values);
+  // Of all ranks' ranges: one float64. Brings found_inf of `scaler`, if there is one, to all ranks.
+  at::Tensor sum_of_squares(const LossScaler* scaler);
 
   FlatParameters& parameters_;
   comm::Communicator& communicator_;

@@ -1,7 +1,8 @@
 // What gradients are multiplied by before an update: the scale of their sum, and what brings their norm below the
 // limit. On a CPU they are multiplied in place, and the norm is the same to the last bit however updates are divided
 // over ranks (model/gradient_norm.h). On a device the host knows neither norm nor factor: both stay there, and the
-// optimizer divides by the factor as it reads the gradients.
+// optimizer divides by the factor as it reads the gradients. Those of a scaled loss are unscaled in place, in the pass
+// that looks for Inf and NaN.
 //
 // Training thread; prepare() is collective where gradients are clipped and other ranks have a part.
 #pragma once
@@ -31,8 +32,9 @@ class GradientScaling {
   virtual void set_local_norm() = 0;
 
   struct Scaled {
-    at::Tensor divisor;              // as UpdateStep has it
-    std::optional<at::Tensor> norm;  // before clipping, where gradients are clipped: one float64
+    DeviceInputs device;
+    // Before clipping, where gradients are clipped: one float64; of an update that found_inf stops, 0.
+    std::optional<at::Tensor> norm;
   };
   virtual Scaled prepare(const Update& update) = 0;
 };

@@ -48,7 +48,7 @@ bool StrategyPicker::may_shard() const {
 
 std::unique_ptr<GradientStrategy> StrategyPicker::make(bool sharded) {
   comm::Communicator& communicator = run_.device_communicator;
-  if (!std::holds_alternative<comm::NoCompression>(options_.compression)) {
+  if (is_compressed()) {
     return std::make_unique<Compressed>(parameters_, optimizer_, communicator, run_.recorder, scale_,
                                         options_.compression, options_.seed, Fusion::settled_steps());
   }

@@ -44,6 +44,9 @@ class StrategyPicker {
   GradientStrategy& strategy() { return *strategy_; }
   const GradientStrategy& strategy() const { return *strategy_; }
   bool may_shard() const;
+  bool is_compressed() const { return !std::holds_alternative<comm::NoCompression>(options_.compression); }
+  // Whether the strategy stays.
+  bool settled() const { return !comparison_; }
 
   // Around each batch. `stepped`: an optimizer step ended it; the next strategy is picked then.
   void begin_batch();

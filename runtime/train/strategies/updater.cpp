@@ -2,6 +2,8 @@
 
 #include <utility>
 
+#include "precision/loss_scaler.h"
+
 namespace dtrain::train {
 
 using profile::Phase;
@@ -32,12 +34,13 @@ std::optional<at::Tensor> Updater::update(const Update& update, const std::funct
   const PhaseScope phase(recorder_, Phase::kOptimizerStep);
   const at::NoGradGuard no_grad;
   GradientScaling::Scaled scaled = scaling_->prepare(update);
-  optimizer_.begin_step(update.used, std::move(scaled.divisor));
+  optimizer_.begin_step(update.used, std::move(scaled.device));
   for (std::size_t i = 0; i < own_.size(); ++i) {
     optimizer_.update(own_[i]);
     updated(i);
   }
   optimizer_.end_step(update.used);
+  if (update.scaler) update.scaler->end_update();
   return std::move(scaled.norm);
 }
 

@@ -38,6 +38,8 @@ class DeepWindow {
   // Around each step; a batch may be begun twice (at the end of an epoch).
   void before_step(std::int64_t batch);
   void after_step(std::int64_t batch, const std::optional<profile::TraceWindow>& announced);
+  // Whether the step between the two is recorded. The same on all ranks.
+  bool is_open() const { return window_.has_value(); }
   // No step follows: closes what is open, and returns when it is on disk.
   void finish(std::int64_t last_batch);
 

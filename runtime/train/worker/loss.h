@@ -40,4 +40,11 @@ LossValues evaluate_loss(const std::variant<Losses...>& loss, const LossInput& i
   return std::visit([&](const auto& chosen) { return chosen.evaluate(input); }, loss);
 }
 
+// What evaluate_loss() would find wrong with the values of `host_target`, without looking at anything else but the
+// output's shape: it may be a tensor without memory (at::kMeta). DataError as there.
+template <typename... Losses>
+void check_target(const std::variant<Losses...>& loss, const LossInput& input) {
+  std::visit([&](const auto& chosen) { chosen.check_target(input); }, loss);
+}
+
 }  // namespace dtrain::worker

@@ -8,6 +8,7 @@
 #include "dtrain/data/formats.h"
 #include "dtrain/run/rank_session.h"
 #include "fixed_modes.h"
+#include "host_state.h"
 
 namespace dtrain::worker {
 
@@ -79,7 +80,20 @@ at::Tensor ModelTrial::features(const Batch& batch) const {
 
 LossValues ModelTrial::evaluate(const Batch& batch) {
   const at::Tensor host_target = batch.host_tensors.empty() ? at::Tensor() : batch.host_tensors[1];
-  return evaluate_loss(job_.loss, {model_.forward(features(batch)), batch.tensors[1], sequences_, host_target});
+  const at::Tensor output = model_.forward(features(batch));
+  output_ = at::empty(output.sizes(), at::TensorOptions().device(at::kMeta));
+  return evaluate_loss(job_.loss, {output, batch.tensors[1], sequences_, host_target});
+}
+
+std::string ModelTrial::why_not_repeatable() const {
+  const auto attribute = changed_attribute(model_.script());
+  return attribute ? "the model's forward() changes its attribute '" + *attribute + "', which is no tensor" : "";
+}
+
+// A graph has no part that looks at the targets.
+void ModelTrial::before_batch(const Batch& batch) {
+  if (batch.host_tensors.empty() || !output_.defined()) return;
+  check_target(job_.loss, {output_, {}, sequences_, batch.host_tensors[1]});
 }
 
 Metrics ModelTrial::train_batch(const Batch& batch) {

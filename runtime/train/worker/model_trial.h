@@ -17,6 +17,8 @@ class ModelTrial final : public Trial {
   Loader validation_loader() override;
   Metrics train_batch(const Batch& batch) override;
   Metrics evaluate_batch(const Batch& batch) override;
+  std::string why_not_repeatable() const override;
+  void before_batch(const Batch& batch) override;
   std::vector<std::filesystem::path> save_more(const std::filesystem::path& folder) override;
 
  private:
@@ -27,6 +29,7 @@ class ModelTrial final : public Trial {
   const config::ModelJob& job_;
   ScriptModel model_;
   const bool sequences_;  // LossInput::sequences
+  at::Tensor output_;     // of the last batch that was trained, its shape alone (at::kMeta)
 };
 
 }  // namespace dtrain::worker

@@ -102,7 +102,19 @@ TEST(MixedPrecision, IsOffWhereTheHardwareHasIt) {
   other = facts;
   other.dtype = "bfloat16";
   EXPECT_EQ(MixedPrecision{}.judge(with_model(gpu_host(9), other)).triggered, 0);
+  other = facts;
+  other.mixed_precision = "fp16";
+  EXPECT_EQ(MixedPrecision{}.judge(with_model(gpu_host(7.0), other)).triggered, 0);
   EXPECT_FALSE(MixedPrecision{}.judge(with_model({}, facts)).applicable);
+}
+
+TEST(MixedPrecision, AdvisesATypeThatTheHardwareMultiplies) {
+  const auto advises = [](const RuleData& hosts, const char* precision) {
+    return MixedPrecision{}.judge(with_model(hosts, model({}))).recommendation.find(precision) != std::string::npos;
+  };
+  EXPECT_TRUE(advises(gpu_host(7.5), ": fp16"));
+  EXPECT_TRUE(advises(gpu_host(8.0), ": bf16"));
+  EXPECT_TRUE(advises(cpu_host(512, true), ": bf16"));
 }
 
 TEST(FusedOptimizer, IsWhatThePlanSays) {

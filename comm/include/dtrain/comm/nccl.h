@@ -60,6 +60,9 @@ class NcclCommunicator : public virtual Communicator {
   // operation under way, which errors call "a replayed step, N operations from all_reduce(...)", of the graph that was
   // captured last. progress(), the timeout and failures treat it as any other. CommError as for an operation.
   virtual void replayed() = 0;
+  // Whether the next operation would be compared with rank 0's: nothing is captured before that has ended. The same on
+  // all ranks.
+  virtual bool compares() const = 0;
 
   // Collective over the ranks that are left: the communicator without the ranks in `excluded` (numbers of this one),
   // after a failure or without one. `control` is theirs, of a new generation; ranks keep their order. This communicator

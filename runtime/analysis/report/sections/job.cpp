@@ -82,6 +82,7 @@ void write_facts(Page& page, const Input& input) {
     facts.emplace_back(fmt::format("validation {} after batch {}", name, count_text(s.validation_batch)),
                        fmt::format("{:.4g}", value));
   }
+  if (s.loss_scaling) facts.emplace_back("loss scaling", s.loss_scaling->text);
   if (s.non_finite) facts.emplace_back("not finite", s.non_finite->text);
   page.facts(facts);
 }

@@ -87,6 +87,10 @@ void write_operators_table(Page& page, const Roofline& roofline) {
 
 void write_roofline(Page& page, const Input& input) {
   page.begin_section("roofline", "Computing and the hardware's limit");
+  if (std::string graphs = input.analysis.summary.cuda_graphs; !graphs.empty()) {
+    graphs[0] = 'S';
+    page.paragraph(graphs + ".");
+  }
   const auto& account = input.analysis.summary.compute;
   if (!account) {
     page.absent("No count of FLOPs.", "The run trained fewer than two batches, or was a mock run that trains nothing.",

@@ -27,6 +27,15 @@ std::optional<bool> hardware_has_it(Hosts hosts) {
   return hosts.empty() ? std::nullopt : std::optional(all);
 }
 
+// Some of the GPUs have Tensor Cores for float16 alone.
+bool lacks_bfloat16(Hosts hosts) {
+  constexpr double kBfloat16 = 8.0;
+  return std::any_of(hosts.begin(), hosts.end(), [](const HostSeries& host) {
+    return std::any_of(host.gpus.begin(), host.gpus.end(),
+                       [](const Gpu& gpu) { return gpu.compute_capability && *gpu.compute_capability < kBfloat16; });
+  });
+}
+
 }  // namespace
 
 RuleResult MixedPrecision::judge(const RuleData& data) const {
@@ -34,7 +43,8 @@ RuleResult MixedPrecision::judge(const RuleData& data) const {
       kWord, "model", "runs",
       "Looks at whether a run computes in 32 bits on hardware that computes in 16 much faster. What a trial casts by "
       "itself is not seen.",
-      "Set optimizations.mixed_precision: bf16 (docs/performance.md).");
+      lacks_bfloat16(data.hosts) ? "Set optimizations.mixed_precision: fp16 (docs/performance.md)."
+                                 : "Set optimizations.mixed_precision: bf16 (docs/performance.md).");
   const ModelFacts& model = data.model;
   if (model.dtype.empty()) return not_applicable(std::move(result), "the model's type is not recorded in the plan");
   const auto has_it = hardware_has_it(data.hosts);

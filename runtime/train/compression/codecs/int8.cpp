@@ -22,6 +22,7 @@ class Int8Tensors final : public TensorCodec {
   std::unique_ptr<TensorExchange> begin(TensorBucket bucket, double scale) override;
   void not_applied(std::size_t place) override { give_back(context_, place, parts_); }
   std::vector<std::pair<std::string, at::Tensor>> state() override { return error_feedback(context_, parts_); }
+  std::vector<at::Tensor> state_memory() override { return defined_of(residuals_); }
 
   // Of all ranks: in a row the scales of all blocks, then their codes.
   at::Tensor encode(const TensorBucket& bucket, double scale);

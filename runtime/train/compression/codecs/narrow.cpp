@@ -32,6 +32,7 @@ class NarrowTensors final : public TensorCodec {
 
   std::unique_ptr<TensorExchange> begin(TensorBucket bucket, double scale) override;
   std::vector<std::pair<std::string, at::Tensor>> state() override { return error_feedback(context_, parts_); }
+  std::vector<at::Tensor> state_memory() override { return defined_of(residuals_); }
 
   // scale * values + error feedback, narrowed.
   at::Tensor encode(const TensorBucket& bucket, float scale);

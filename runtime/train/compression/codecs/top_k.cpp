@@ -23,6 +23,7 @@ class TopKTensors final : public TensorCodec {
   std::unique_ptr<TensorExchange> begin(TensorBucket bucket, double scale) override;
   void not_applied(std::size_t place) override { give_back(context_, place, parts_); }
   std::vector<std::pair<std::string, at::Tensor>> state() override { return error_feedback(context_, parts_); }
+  std::vector<at::Tensor> state_memory() override { return defined_of(residuals_); }
 
   // Of all ranks: in a row the values, then their places in the bucket as int32.
   at::Tensor encode(const TensorBucket& bucket, double scale);

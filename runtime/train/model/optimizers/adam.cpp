@@ -12,10 +12,12 @@ class AdamKernels final : public FusedKernels {
   std::vector<std::string> state_names() const override { return {"exp_avg", "exp_avg_sq"}; }
   void libtorch(const at::Tensor& values, const at::Tensor& gradients, at::TensorList states,
                 const UpdateStep& step) const override {
-    const at::Tensor number = at::full({}, static_cast<double>(step.updates + 1), values.options().dtype(at::kFloat));
-    at::_fused_adam_(values, gradients, states[0], states[1], {}, number, step.rate, settings_.beta1, settings_.beta2,
-                     settings_.weight_decay, settings_.eps, /*amsgrad=*/false, /*maximize=*/false,
-                     step.optional_divisor());
+    const at::Tensor number = number_for_libtorch(values, step);
+    with_rate(step, [&](const auto& rate) {
+      at::_fused_adam_(values, gradients, states[0], states[1], {}, number, rate, settings_.beta1, settings_.beta2,
+                       settings_.weight_decay, settings_.eps, /*amsgrad=*/false, /*maximize=*/false,
+                       optional(step.device.divisor), optional(step.device.found_inf));
+    });
   }
   void own(const kernels::Stretch& stretch, std::span<float* const> states, const UpdateStep& step) const override {
     kernels::update_adam({.rate = step.rate,

@@ -19,9 +19,11 @@ class SgdKernels final : public FusedKernels {
   }
   void libtorch(const at::Tensor& values, const at::Tensor& gradients, at::TensorList states,
                 const UpdateStep& step) const override {
-    at::_fused_sgd_(values, gradients, states, settings_.weight_decay, settings_.momentum, step.rate,
-                    settings_.dampening, settings_.nesterov, /*maximize=*/false, /*is_first_step=*/step.updates == 0,
-                    step.optional_divisor());
+    with_rate(step, [&](const auto& rate) {
+      at::_fused_sgd_(values, gradients, states, settings_.weight_decay, settings_.momentum, rate, settings_.dampening,
+                      settings_.nesterov, /*maximize=*/false, /*is_first_step=*/step.updates == 0,
+                      optional(step.device.divisor), optional(step.device.found_inf));
+    });
   }
   void own(const kernels::Stretch& stretch, std::span<float* const> states, const UpdateStep& step) const override {
     kernels::update_sgd({.rate = step.rate,

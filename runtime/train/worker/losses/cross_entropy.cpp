@@ -52,4 +52,8 @@ worker::LossValues CrossEntropy::evaluate(const worker::LossInput& input) const 
   return worker::cross_entropy(input);
 }
 
+void CrossEntropy::check_target(const worker::LossInput& input) const {
+  worker::check_classes(input.host_target, input.output.size(input.sequences ? 2 : 1));
+}
+
 }  // namespace dtrain::config

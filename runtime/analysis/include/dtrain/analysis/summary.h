@@ -119,8 +119,16 @@ struct NonFiniteAccount {
   std::string text;
 };
 
+// How the loss of a run in float16 was scaled; with local steps, that of rank 0.
+struct LossScalingAccount {
+  std::int64_t skipped_updates = 0;
+  double scale = 0;  // after the last update
+  std::string text;
+};
+
 struct RunSummary {
   std::string name, run_dir;
+  std::string cuda_graphs;   // on GPUs: whether steps ran as CUDA graphs, or why not; empty: graphs were off
   std::string mock;          // of a mock run: what was left out, and that its weights mean nothing
   std::string state, cause;  // of events.jsonl's "run_ended"; empty when there is none
   int world_size = 0;
@@ -130,8 +138,9 @@ struct RunSummary {
   std::int64_t aggregation_frequency = 1;         // batches an optimizer step
   std::map<std::string, double> validation;       // the last one's metrics
   std::int64_t validation_batch = 0;
-  std::optional<NonFiniteAccount> non_finite;  // of plan.json; empty: all was finite
-  RunHistory history;                          // its attempts and checkpoints
+  std::optional<NonFiniteAccount> non_finite;      // of plan.json; empty: all was finite
+  std::optional<LossScalingAccount> loss_scaling;  // of plan.json; empty: the loss was not scaled
+  RunHistory history;                              // its attempts and checkpoints
 
   std::optional<double> initialization_s, loop_s, finalization_s;  // of the slowest rank
   double in_steps_s = 0;                                           // mean over ranks

@@ -103,10 +103,16 @@ std::vector<std::string> keys_not_for_gpus(const Experiment& experiment);
 inline constexpr const char* kNotForGpus =
     "is not supported on GPUs yet; remove it, or train on CPUs with resources.slot_type: cpu";
 
+// The same for CPUs.
+std::vector<std::string> keys_not_for_cpus(const Experiment& experiment);
+inline constexpr const char* kNotForCpus =
+    "float16 needs GPUs; use bf16 on CPUs, or train on GPUs with resources.slot_type: cuda";
+
 // Conditions across sections: for the reader, and for the schema.
 void check_together(Section& root, const Experiment& experiment);
 Json program_or_model();
 Json what_gpus_support();
+Json what_cpus_support();
 
 // What the run does when a loss or a norm of gradients is not finite.
 inline constexpr std::array kOnNonFinite{Word<bool>{"warn", false}, Word<bool>{"stop", true}};
@@ -211,6 +217,7 @@ inline void declare_keys(Keys& keys, Experiment& e) {
   keys.when_read([&](Section& root) { check_together(root, e); });
   keys.schema_rule(program_or_model);
   keys.schema_rule(what_gpus_support);
+  keys.schema_rule(what_cpus_support);
 }
 
 // `overrides` are the "a.b=c" of --set, in order. `contents`: a file that is read in the place of `file`, which still

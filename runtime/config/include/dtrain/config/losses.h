@@ -22,6 +22,7 @@ struct CrossEntropy {
   static constexpr bool kTakesSequences = true;  // whether a sample may have a target at each of its positions
   // What evaluate() of each struct does: Error naming both shapes where output and target do not fit together.
   worker::LossValues evaluate(const worker::LossInput& input) const;
+  void check_target(const worker::LossInput& input) const;
   bool operator==(const CrossEntropy&) const = default;
 };
 
@@ -29,6 +30,7 @@ struct MeanSquaredError {
   static constexpr const char* kWord = "mse";
   static constexpr bool kTakesSequences = false;
   worker::LossValues evaluate(const worker::LossInput& input) const;
+  void check_target(const worker::LossInput& input) const;
   bool operator==(const MeanSquaredError&) const = default;
 };
 

@@ -50,14 +50,21 @@ enum class ShardedOptimizer { kAuto, kOff, kOn };
 // auto, true or false
 std::unique_ptr<KeyType> sharded_form(ShardedOptimizer& sharded);
 
+// Whether GPUs run a step as one CUDA graph.
+enum class CudaGraphs { kAuto, kOff, kOn };
+// auto, true or false
+std::unique_ptr<KeyType> cuda_graphs_form(CudaGraphs& graphs);
+
 // In which types a step computes.
 enum class Precision {
   kFloat32,       // in the parameters' own
+  kFloat16,       // matrix products and convolutions in float16, the loss scaled; GPUs only (autocast)
   kBfloat16,      // matrix products and convolutions in bfloat16, parameters and updates in float32 (autocast)
   kPureBfloat16,  // parameters and gradients in bfloat16, updates in float32
 };
 inline constexpr std::array kPrecisions{
-    Word<Precision>{"O0", Precision::kFloat32}, Word<Precision>{"none", Precision::kFloat32},
+    Word<Precision>{"O0", Precision::kFloat32},    Word<Precision>{"none", Precision::kFloat32},
+    Word<Precision>{"fp16", Precision::kFloat16},  Word<Precision>{"O1", Precision::kFloat16},
     Word<Precision>{"bf16", Precision::kBfloat16}, Word<Precision>{"pure_bf16", Precision::kPureBfloat16}};
 
 // In which order convolutions have their values in memory.
@@ -85,7 +92,7 @@ struct Optimizations {
   std::optional<LocalSgd> local_sgd;
   Precision mixed_precision = Precision::kFloat32;
   MemoryFormat memory_format = MemoryFormat::kAuto;
-
+  CudaGraphs cuda_graphs = CudaGraphs::kAuto;
   Matmul matmul = Matmul::kAuto;
   bool operator==(const Optimizations&) const = default;
 };
@@ -119,12 +126,12 @@ inline void declare_keys(Keys& keys, Optimizations& o) {
       {"auto_tune_tensor_fusion",
        "Whether to find, within 100 steps, the buckets that hide most of the communication, and to remember them."},
       o.auto_tune_tensor_fusion);
-  keys.choice({.name = "mixed_precision",
-               .text = "bf16: matrix products and convolutions compute in bfloat16, parameters and updates stay in "
-                       "float32; pure_bf16: parameters and gradients are bfloat16, too, and half as large.",
-               .more = "[Which to choose](performance.md#mixed-precision).",
-               .not_yet = "use bf16, which needs no loss scaling"},
-              o.mixed_precision, kPrecisions, {"O1", "fp16"});
+  keys.choice({"mixed_precision",
+               "bf16: matrix products and convolutions compute in bfloat16, parameters and updates stay in float32; "
+               "pure_bf16: parameters and gradients are bfloat16, too, and half as large; fp16 (O1): as bf16 in "
+               "float16, with a scaled loss, on GPUs.",
+               "[Which to choose](performance.md#mixed-precision)."},
+              o.mixed_precision, kPrecisions);
   keys.choice({"memory_format",
                "The order of the values of convolutions in memory; auto: the faster one, found in the first steps.",
                "[More](performance.md#memory-format)."},
@@ -139,6 +146,11 @@ inline void declare_keys(Keys& keys, Optimizations& o) {
                 "other bits; false: an algorithm that gives the same bits. No effect on CPUs.",
                 "[More](gpus.md#fast-paths)."},
                o.cudnn_benchmark);
+  keys.form({"cuda_graphs",
+             "On GPUs: whether steps run as one CUDA graph, which the host launches at once; auto: for `model:` files. "
+             "No effect on CPUs.",
+             "[More](gpus.md#cuda-graphs)."},
+            cuda_graphs_form(o.cuda_graphs));
   keys.path({.name = "grad_updates_size_file",
              .text = "A file into which the size of each gradient is written, relative to this file's folder.",
              .examples = R"(["gradient-sizes.csv"])"},

@@ -102,6 +102,10 @@ class Recorder {
   // Charges the time since the last change to the phase before, and goes on in `phase`; returns the phase before.
   // Outside a step it does nothing. `whose` matters while steps are held with a DeviceTimeline.
   Phase switch_to(Phase phase, PhaseOf whose = PhaseOf::kHostAndDevice);
+  // While it is held, changes of phase are not followed and collectives not recorded: what goes on is not done now, but
+  // noted down (the capture of a graph).
+  void hold_phase(bool hold);
+  bool holds_phase() const;
   // The times of the step up to the last change of phase (or of the last step, once ended). All zero when not enabled.
   const PhaseTimes& phases() const;
 

@@ -20,6 +20,7 @@
 #include "dtrain/data/idx.h"
 #include "dtrain/train/data_section.h"
 #include "dtrain/train/loader.h"
+#include "dtrain/train/loss_scaling.h"
 #include "dtrain/train/metrics.h"
 #include "dtrain/train/optimizer.h"
 
@@ -80,6 +81,9 @@ class TrialContext {
   // Scales the gradients down so that their L2 norm over all parameters is at most `max_norm`, before each optimizer
   // step.
   void clip_gradient_norm(double max_norm);
+  // Other settings of the loss scale than the usual ones, for mixed_precision: fp16. Where a step computes in another
+  // type they have no effect, which the log says.
+  void scale_loss(const LossScaling& settings);
 
   // Use this in train_batch() instead of loss.backward(): full buckets are exchanged while it runs.
   void backward(const at::Tensor& loss);
@@ -97,6 +101,7 @@ class TrialContext {
     std::optional<Optimizer> optimizer;
     LrSchedule schedule;
     double max_gradient_norm = 0;  // 0: no clipping
+    std::optional<LossScaling> loss_scaling;
     std::function<void(const at::Tensor&)> backward;
   };
   Wrapped& wrapped() { return wrapped_; }
@@ -141,6 +146,11 @@ class Trial {
   virtual Loader validation_loader() = 0;
   // Forward, loss, context.backward(loss). Gradients are exchanged and the optimizer steps after it returns.
   virtual Metrics train_batch(const Batch& batch) = 0;
+  // Called before each batch is trained, on its device already: also where a CUDA graph repeats what train_batch() did
+  // for another batch (docs/gpus.md). For what the host is to do once a batch; it must not wait for a GPU.
+  virtual void before_batch(const Batch& batch) { static_cast<void>(batch); }
+  // Why a CUDA graph could not repeat train_batch(), to be read after "because"; empty: it could. Asked once.
+  virtual std::string why_not_repeatable() const { return ""; }
   // Called without gradients, the model in evaluation mode.
   virtual Metrics evaluate_batch(const Batch& batch) = 0;
   // Called on rank 0 once the final weights are in `folder`/model.safetensors: writes the model in further forms there,

@@ -1,0 +1,245 @@
+#include "graph/step_graph.h"
+
+#include <algorithm>
+#include <utility>
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <spdlog/fmt/fmt.h>
+
+#include "dtrain/base/error.h"
+#include "dtrain/config/experiment.h"
+#include "dtrain/profile/recorder.h"
+
+namespace dtrain::train {
+
+namespace {
+
+// Steps that are taken without a graph once nothing is being tried any more: libraries choose their kernels,
+// TorchScript its code, and allocators get their memory in the first ones.
+constexpr std::int64_t kWarmUp = 4;
+
+// Closes what begin_capture() has opened, whatever comes in between; end() says what failed first.
+class Capture {
+ public:
+  Capture(DeviceGraph& graph, comm::NcclCommunicator& communicator) : graph_(graph), communicator_(communicator) {
+    communicator_.begin_capture();
+    try {
+      graph_.begin_capture();
+    } catch (...) {
+      communicator_.end_capture();
+      throw;
+    }
+  }
+  Capture(const Capture&) = delete;
+  Capture& operator=(const Capture&) = delete;
+
+  // Once. Empty, or what is wrong.
+  std::string end() {
+    std::string failure;
+    const auto attempt = [&](const auto& call) {
+      try {
+        call();
+      } catch (const c10::Error& error) {
+        if (failure.empty()) failure = error.what_without_backtrace();
+      } catch (const std::exception& error) {
+        if (failure.empty()) failure = error.what();
+      }
+    };
+    attempt([&] { communicator_.end_capture(); });
+    attempt([&] { graph_.end_capture(); });
+    return failure;
+  }
+
+ private:
+  DeviceGraph& graph_;
+  comm::NcclCommunicator& communicator_;
+};
+
+comm::NcclCommunicator& nccl_of(run::RankSession& session) {
+  auto* const communicator = dynamic_cast<comm::NcclCommunicator*>(&session.device_communicator());
+  if (communicator == nullptr) throw Error("a GPU's communicator is not NCCL's, whose operations graphs hold");
+  return *communicator;
+}
+
+at::Tensor host_random_state() {
+  return at::detail::getDefaultCPUGenerator().get_state();
+}
+
+std::string first_line(const std::string& text) {
+  return text.substr(0, text.find('\n'));
+}
+
+}  // namespace
+
+bool wants_graphs(const run::RankSession& session) {
+  if (!session.gpu() || session.mock().any()) return false;
+  switch (session.experiment().optimizations.cuda_graphs) {
+    case config::CudaGraphs::kOff:
+      return false;
+    case config::CudaGraphs::kOn:
+      return true;
+    case config::CudaGraphs::kAuto:
+      break;
+  }
+  return session.experiment().model.has_value();
+}
+
+StepGraph::StepGraph(run::RankSession& session, TrainingStep& step, const torch::nn::Module& model, c10::Device device)
+    : session_(session),
+      step_(step),
+      capturable_(*step.capturable()),
+      model_(model),
+      device_(device),
+      communicator_(nccl_of(session)) {
+  step_.optimizer().round_rates();
+}
+
+StepGraph::~StepGraph() = default;
+
+StepGraph::Shape StepGraph::shape_of(const Batch& batch) {
+  Shape shape;
+  for (const at::Tensor& tensor : batch.tensors) {
+    shape.sizes.push_back(tensor.sizes().vec());
+    shape.types.push_back(tensor.scalar_type());
+  }
+  shape.samples = batch.samples;
+  return shape;
+}
+
+bool StepGraph::fits(const Batch& batch) {
+  if (given_up_) return false;
+  Shape shape = shape_of(batch);
+  const bool as_before = shape == last_shape_;
+  last_shape_ = std::move(shape);
+  const bool settled = capturable_.settled() && !communicator_.compares();
+  ready_ = settled && as_before ? ready_ + 1 : 0;
+  if (graph_) return settled && last_shape_ == captured_shape_;
+  return ready_ > kWarmUp;
+}
+
+std::optional<Metrics> StepGraph::step(const Batch& batch, const Train& train,
+                                       const std::function<void()>& before_launch) {
+  // A checkpoint may have moved the optimizer's state; a step that used other parameters has given it other counts.
+  if (graph_ && step_.optimizer().moves() != optimizer_moves_) forget();
+  if (!graph_ && !capture(batch, train)) return std::nullopt;
+  const profile::PhaseScope phase(session_.recorder(), profile::Phase::kForward);
+  fill_places(batch);
+  capturable_.before_replay();
+  before_launch();
+  graph_->replay();
+  communicator_.replayed();
+  capturable_.after_replay();
+  return metrics_;
+}
+
+bool StepGraph::capture(const Batch& batch, const Train& train) {
+  const profile::PhaseScope phase(session_.recorder(), profile::Phase::kForward);
+  make_places(batch);
+  std::string failure;
+  try {
+    record(train);
+  } catch (const c10::Error& error) {
+    failure = error.what_without_backtrace();
+  } catch (const std::exception& error) {
+    failure = error.what();
+  }
+  failure = agree(first_line(failure));
+  const std::int64_t number = step_.batches_begun() + 1;
+  if (failure.empty()) {
+    captured_shape_ = last_shape_;
+    optimizer_moves_ = step_.optimizer().moves();
+    write(true, number, fmt::format("steps run as one CUDA graph from batch {} on", number));
+    return true;
+  }
+  capturable_.abandon_capture();
+  forget();
+  given_up_ = true;
+  write(false, number, fmt::format("steps do not run as a CUDA graph: {}", failure));
+  return false;
+}
+
+void StepGraph::record(const Train& train) {
+  graph_ = make_device_graph();
+  const HostState before{buffers(), host_random_state()};
+  profile::Recorder& recorder = session_.recorder();
+  Capture capture(*graph_, communicator_);
+  recorder.hold_phase(true);
+  step_.optimizer().capture_steps(rate_);
+  std::exception_ptr thrown;
+  try {
+    capturable_.begin_capture();
+    metrics_ = train(places_);
+    capturable_.end_capture();
+    refuse_what_a_graph_would_freeze(before);
+  } catch (...) {
+    thrown = std::current_exception();
+  }
+  step_.optimizer().capture_steps({});
+  recorder.hold_phase(false);
+  const std::string failure = capture.end();
+  if (thrown) std::rethrow_exception(thrown);
+  if (!failure.empty()) throw Error(failure);
+}
+
+void StepGraph::make_places(const Batch& batch) {
+  places_ = batch;
+  for (at::Tensor& tensor : places_.tensors) tensor = at::empty_like(tensor);
+  rate_ = at::empty({}, at::TensorOptions().device(device_).dtype(at::kFloat));
+  rate_on_device_.reset();
+}
+
+// In the order of the stream: the graph's last launch has read what lies there.
+void StepGraph::fill_places(const Batch& batch) {
+  const at::NoGradGuard no_grad;
+  for (std::size_t i = 0; i < places_.tensors.size(); ++i) {
+    places_.tensors[i].copy_(batch.tensors[i], /*non_blocking=*/true);
+  }
+  const auto rate = static_cast<float>(step_.optimizer().learning_rate());
+  if (rate_on_device_ == rate) return;
+  rate_.copy_(at::full({}, rate, at::TensorOptions().dtype(at::kFloat).pinned_memory(true)), /*non_blocking=*/true);
+  rate_on_device_ = rate;
+}
+
+std::vector<const void*> StepGraph::buffers() const {
+  std::vector<const void*> places;
+  for (const at::Tensor& buffer : model_.buffers()) places.push_back(buffer.defined() ? buffer.data_ptr() : nullptr);
+  return places;
+}
+
+void StepGraph::refuse_what_a_graph_would_freeze(const HostState& before) const {
+  for (const auto& [name, value] : metrics_) {
+    if (value.is_on_device()) continue;
+    throw Error("train_batch() returns '" + name + "' as a number of the host, which would stay the same");
+  }
+  if (buffers() != before.buffers) {
+    throw Error("the model replaces one of its buffers, which a graph would not follow");
+  }
+  if (!at::equal(host_random_state(), before.random)) {
+    throw Error("train_batch() draws random numbers on the host, which would stay the same");
+  }
+}
+
+std::string StepGraph::agree(const std::string& failure) {
+  const auto texts = session_.control().gather("train/graph-" + std::to_string(captures_++), failure);
+  for (std::size_t rank = 0; rank < texts.size(); ++rank) {
+    if (!texts[rank].empty()) return texts.size() == 1 ? texts[rank] : fmt::format("rank {}: {}", rank, texts[rank]);
+  }
+  return "";
+}
+
+void StepGraph::write(bool captured, std::int64_t batch, const std::string& text) {
+  if (session_.world().rank != 0) return;
+  const bool asked_for = session_.experiment().optimizations.cuda_graphs == config::CudaGraphs::kOn;
+  !captured&& asked_for ? session_.log()->warn("{}", text) : session_.log()->info("{}", text);
+  session_.update_plan("cuda_graphs", {{"captured", captured}, {"batch", batch}, {"text", text}});
+}
+
+// What the graph reads and writes goes after it.
+void StepGraph::forget() {
+  graph_.reset();
+  metrics_.clear();
+  places_ = {};
+  ready_ = 0;
+}
+
+}  // namespace dtrain::train

@@ -1,0 +1,53 @@
+// Dynamic loss scaling, as torch.amp.GradScaler does it (Micikevicius et al., "Mixed Precision Training",
+// arXiv:1710.03740): float16 has no numbers below 6e-8, so backward begins with the loss times a scale, and the update
+// takes the gradients divided by it. An update whose gradients are not all finite is skipped, and the scale falls.
+//
+// Everything lies on the device, in tensors that stay where they are: no step makes the host wait, and a graph can hold
+// all of it. Training thread; inverse() also the thread that runs backward. On the current stream.
+#pragma once
+
+#include <ATen/ATen.h>
+
+#include "dtrain/train/loss_scaling.h"
+#include "state/state_visitor.h"
+
+namespace dtrain::train {
+
+class LossScaler {
+ public:
+  static constexpr double kGrowth = 2, kBackoff = 0.5;
+
+  // ConfigError for settings that make no sense.
+  LossScaler(const LossScaling& settings, c10::Device device);
+
+  // The loss times the scale, which backward begins with.
+  at::Tensor scaled(const at::Tensor& loss) const { return loss * scale_; }
+  // `factor` / scale: one float32.
+  at::Tensor inverse(double factor = 1) const;
+
+  // An update: begin_update(), then unscale() for all gradients that this rank updates, the optimizer with found_inf(),
+  // and end_update().
+  void begin_update() { found_inf_.zero_(); }
+  // Notes in found_inf() whether one of them is not finite, and multiplies them by `factor`, one float32. All are of
+  // one type.
+  void unscale(at::TensorList gradients, const at::Tensor& factor);
+  // For gradients that have been multiplied before: notes what unscale() notes.
+  void look_at(at::TensorList gradients) { unscale(gradients, one_); }
+  // One float32: 1 if the update is to be skipped, else 0. What other ranks have found is added by the caller.
+  const at::Tensor& found_inf() const { return found_inf_; }
+  // The new scale; counts the update if it was skipped.
+  void end_update();
+
+  // Three float32: the scale, found_inf() of the last update, and how many updates have been skipped.
+  const at::Tensor& values() const { return values_; }
+  void visit(StateVisitor& visitor);
+
+ private:
+  const int growth_interval_;
+  at::Tensor values_;
+  at::Tensor scale_, found_inf_, skipped_;  // views of it
+  at::Tensor growth_tracker_;               // int32: updates since the scale has changed
+  at::Tensor one_;
+};
+
+}  // namespace dtrain::train

@@ -1,0 +1,38 @@
+// What the user learns of loss scaling: skipped updates and changes of the scale, in plan.json, events.jsonl and the
+// log. Training thread.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "device/steps_in_flight.h"
+#include "exchange/run_services.h"
+#include "precision/loss_scaler.h"
+
+namespace dtrain::train {
+
+class LossScalingReport {
+ public:
+  // `each_rank`: ranks step by themselves and have scales of their own; else rank 0 speaks for all. All outlive it.
+  LossScalingReport(const RunServices& run, StepsInFlight& in_flight, const LossScaler& scaler, bool each_rank);
+
+  // An update of this batch has been handed over. What has become of it is read when the device has done it.
+  void after_update(std::int64_t batch);
+  // The scale has been replaced. Waits for the device.
+  void begin_anew();
+  // Rank 0: brings plan.json up to date, if there is anything new.
+  void write();
+
+ private:
+  void see(std::span<const double> values, std::int64_t batch);
+
+  const RunServices& run_;
+  StepsInFlight& in_flight_;
+  const LossScaler& scaler_;
+  const bool reads_;
+  double scale_ = 0;
+  double skipped_ = 0;
+  bool is_new_ = true;
+};
+
+}  // namespace dtrain::train

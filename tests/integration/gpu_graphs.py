@@ -1,0 +1,242 @@
+"""Steps as CUDA graphs on fake GPUs: the same bits as steps without them, one launch a step, and the cause where there are none.
+
+    gpu_graphs.py BIN_FOLDER [TestClass[.test] ...]
+"""
+import gzip
+import sys
+import unittest
+
+import torch
+
+import parity_model
+import gpu_faults
+from gpu_cases import gpu_environment, run_cases
+from harness import Build, Workplace, launch
+from sample_order import epoch_order
+from torchscript_models import Net, experiment as script_experiment, save_script, write_experiment, write_fashion_like
+
+BUILD = None  # set by main()
+RATE = 2**-8  # a graph reads it as a float32
+SGD = {"kind": "sgd", "lr": 8 * RATE, "momentum": 0.9}
+ADAM = {"kind": "adam", "lr": RATE, "weight_decay": 1e-3}
+ADAMW = {"kind": "adamw", "lr": RATE}
+EPOCH, EPOCHS = 60, 2  # batches of each rank; the last one of an epoch is smaller
+COUNTED = {"count_from": 70, "count_to": 110}
+LAUNCHES = COUNTED["count_to"] - COUNTED["count_from"]
+BATCHES = 90  # of a scripted model
+
+
+def case(model, optimizer, graphs, batches=None, host="nothing", precision=None, **hyperparameters):
+    optimizations = {"cuda_graphs": graphs}
+    for key in ("sharded_optimizer", "aggregation_frequency", "gradient_compression", "local_sgd"):
+        if key in hyperparameters:
+            optimizations[key] = hyperparameters.pop(key)
+    if precision:
+        optimizations["mixed_precision"] = precision
+    return {"model": model, "optimizer": optimizer, "batches": batches or [EPOCH] * 4, "optimizations": optimizations,
+            "length": {"epochs": EPOCHS}, "hyperparameters": {"host": host, **COUNTED, **hyperparameters},
+            "sections": {"scheduling_unit": 20, "min_validation_period": {"batches": 33}}}
+
+
+def title(model, optimizer, options):
+    return " ".join([model, optimizer["kind"], *(f"{key}={value}" for key, value in options.items())])
+
+
+# Each with a graph and without.
+CASES = {
+    1: [("gpt", ADAM, {}), ("cnn", SGD, {"clip": 0.3})],
+    2: [("mlp", SGD, {"sharded_optimizer": False, "halve_rate_after": 7}),
+        ("cnn", ADAMW, {"sharded_optimizer": True, "clip": 0.3, "delay_queries": 3}),
+        ("gpt", ADAMW, {"sharded_optimizer": False, "own_state": True}),
+        ("gpt", SGD, {"sharded_optimizer": True, "precision": "bf16"}),
+        ("cnn", SGD, {"sharded_optimizer": True, "precision": "pure_bf16"}),
+        ("mlp", ADAM, {"sharded_optimizer": "auto", "batches": [60, 47, 60, 60]})],
+    3: [("cnn", ADAM, {"sharded_optimizer": True}),
+        ("gpt", SGD, {"sharded_optimizer": False, "clip": 0.3, "checkpointed": "cuda"})],
+}
+# What keeps steps from being captured: the words for it, and what differs from a step that can be.
+CAUSES = [
+    ("captur", {"host": "item"}),
+    ("'samples' as a number of the host", {"host": "metric"}),
+    ("draws random numbers on the host", {"host": "random"}),
+    ("replaces one of its buffers", {"host": "buffer"}),
+    ("aggregation_frequency is 2", {"aggregation_frequency": 2}),
+    ("gradient_compression", {"gradient_compression": "fp16"}),
+    ("local_sgd", {"local_sgd": {"inner_steps": 5}}),
+]
+
+
+class GraphTest(unittest.TestCase):
+    def setUp(self):
+        self.work = Workplace("gpu-graphs")
+        self.addCleanup(self.work.remove)
+
+    def check_equal(self, one, other):
+        weights, expected = (parity_model.load(result.weights_file) for result in (one, other))
+        self.assertEqual(weights.keys(), expected.keys())
+        for name, tensor in expected.items():
+            self.assertTrue(torch.equal(weights[name], tensor), name)
+        for kind in ("training", "validation"):
+            lines = [[{key: value for key, value in line.items() if key != "time"} for line in result.metrics(kind)]
+                     for result in (one, other)]
+            self.assertEqual(*lines)
+        losses = {line["metrics"]["loss"] for line in one.metrics("validation")}
+        self.assertGreater(len(losses), 2, "nothing has been trained")
+
+
+class Parity(GraphTest):
+    def compare(self, ranks):
+        cases = [case(model, optimizer, graphs, **options)
+                 for model, optimizer, options in CASES[ranks] for graphs in (True, False)]
+        runs = [run for run, in run_cases(BUILD, self.work.path, ranks, cases, slot_types=("cuda",))]
+        for (model, optimizer, options), graph, plain in zip(CASES[ranks], runs[::2], runs[1::2]):
+            with self.subTest(title(model, optimizer, options), ranks=ranks):
+                graph.result.expect(0), plain.result.expect(0)
+                self.assertEqual(graph.reports + plain.reports, [])
+                plan = graph.result.json("plan.json")
+                self.assertTrue(plan["cuda_graphs"]["captured"], plan["cuda_graphs"])
+                self.assertNotIn("cuda_graphs", plain.result.json("plan.json"))
+                self.check_equal(graph.result, plain.result)
+                self.check_counts(options, plan["cuda_graphs"]["batch"], graph.counts, plain.counts)
+
+    def check_counts(self, options, first, graph, plain):
+        uneven = "batches" in options
+        for rank, (counts, without) in enumerate(zip(graph, plain)):
+            if not counts:  # its data ends before
+                continue
+            self.assertEqual(without["graph_launches"], 0)
+            self.assertEqual(counts["host_syncs"], 0)
+            self.assertEqual(counts["pageable_copies"], 0)
+            if uneven:
+                self.assertGreater(counts["graph_launches"], 0)
+                continue
+            self.assertLess(first, COUNTED["count_from"])
+            self.assertEqual(counts["graph_launches"], LAUNCHES)
+            self.assertEqual(counts["nccl_operations"], 0 if len(graph) > 1 else counts["nccl_operations"])
+            # The loss, read and added up, and with clipping the norm; all else is in the graph.
+            self.assertLessEqual(counts["kernels"], 2 * LAUNCHES, "kernels outside of the graph")
+            self.assertLessEqual(counts["copies_to_device"], 3 * LAUNCHES)  # the batch, the learning rate
+
+    def test_one_rank(self):
+        self.compare(1)
+
+    def test_two_ranks(self):
+        self.compare(2)
+
+    def test_three_ranks(self):
+        self.compare(3)
+
+
+class Causes(GraphTest):
+    def test_what_a_graph_would_not_repeat_is_named_and_changes_nothing(self):
+        cases = [case("cnn", SGD, graphs, **options) for _, options in CAUSES for graphs in (True, False)]
+        runs = [run for run, in run_cases(BUILD, self.work.path, 2, cases, slot_types=("cuda",))]
+        for (cause, options), graph, plain in zip(CAUSES, runs[::2], runs[1::2]):
+            with self.subTest(cause):
+                graph.result.expect(0), plain.result.expect(0)
+                self.assertEqual(graph.reports + plain.reports, [])
+                told = graph.result.json("plan.json")["cuda_graphs"]
+                self.assertFalse(told["captured"])
+                self.assertIn(cause, told["text"])
+                self.assertIn("steps do not run as a CUDA graph", graph.result.output)
+                self.assertEqual([counts["graph_launches"] for counts in graph.counts], [0, 0])
+                self.check_equal(graph.result, plain.result)
+
+
+class Scripted(GraphTest):
+    """`model:` files have graphs by default."""
+
+    def setUp(self):
+        super().setUp()
+        write_fashion_like(self.work.path)
+
+    def train(self, model, code=0, **optimizations):
+        files = {part: {"features": f"{self.work.path}/{name}-images-idx3-ubyte.gz",
+                        "target": f"{self.work.path}/{name}-labels-idx1-ubyte.gz"}
+                 for part, name in (("training", "train"), ("validation", "t10k"))}
+        file = write_experiment(self.work.path / "experiment.yaml", **script_experiment(
+            model, {"format": "idx", **files}, steps=BATCHES, batch=32, slots=2, optimizer=ADAMW,
+            optimizations={"memory_format": "contiguous", **optimizations}))
+        return launch(BUILD, file, self.work.new_run(), ["resources.slot_type=cuda"], **gpu_environment(BUILD)).expect(code)
+
+    def test_a_model_file(self):
+        torch.manual_seed(0)
+        model = save_script(WithDropout(), self.work.path / "model.pt")
+        graph, plain = self.train(model), self.train(model, cuda_graphs=False)
+        self.assertTrue(graph.json("plan.json")["cuda_graphs"]["captured"], graph.json("plan.json")["cuda_graphs"])
+        self.assertIn("steps run as one CUDA graph from batch", graph.output)
+        self.check_equal(graph, plain)
+
+    def test_a_model_that_counts_its_steps(self):
+        torch.manual_seed(0)
+        told = self.train(save_script(Counting(), self.work.path / "model.pt")).json("plan.json")["cuda_graphs"]
+        self.assertFalse(told["captured"])
+        self.assertIn("changes its attribute 'steps'", told["text"])
+
+    def test_a_target_that_cannot_be_is_still_found(self):
+        """In a batch that a launch of the graph would train with, which looks at no target."""
+        torch.manual_seed(0)
+        model = save_script(WithDropout(), self.work.path / "model.pt")
+        write_fashion_like(self.work.path, training_samples=32 * BATCHES)
+        labels = self.work.path / "train-labels-idx1-ubyte.gz"
+        content = bytearray(gzip.decompress(labels.read_bytes()))
+        in_last_batch = epoch_order(32 * BATCHES)[-1]
+        content[len(content) - 32 * BATCHES + in_last_batch] = 11
+        labels.write_bytes(gzip.compress(content))
+        result = self.train(model, code=1)
+        self.assertTrue(result.json("plan.json")["cuda_graphs"]["captured"])
+        self.assertRegex(result.output, f"at batch {BATCHES}: the target has class 11")
+
+
+class WithDropout(Net):
+    def __init__(self):
+        super().__init__(width=16)
+        self.fc1 = torch.nn.Linear(4 * 28 * 28, 16)
+        self.drop = torch.nn.Dropout(0.5)
+
+    def forward(self, images):
+        h = self.drop(self.fc1(self.body(images).flatten(1)).relu()) * self.frozen
+        if self.training:
+            self.seen = self.seen * 0.9 + h.detach().mean(0) * 0.1
+        return self.out(self.tied_b(self.tied_a(h).relu()).relu())
+
+
+class Counting(WithDropout):
+    steps: int
+
+    def __init__(self):
+        super().__init__()
+        self.steps = 0
+
+    def forward(self, images):
+        self.steps = self.steps + 1
+        h = self.fc1(self.body(images).flatten(1)).relu()
+        return self.out(h) if self.steps % 2 == 0 else self.out(self.drop(h))
+
+
+class Faults(gpu_faults.FaultTest):
+    """In steps that are launches of a graph."""
+
+    def training(self, **fault):
+        one = case("mlp", SGD, True, fault={"rank": 1, "batch": 60, **fault}, batches=[1_000_000] * 4)
+        return {**one, "length": {"batches": 1_000_000}, "sections": {"communication": {"timeout": 5}}}
+
+    def test_a_rank_is_killed(self):
+        result = self.launched(2, self.training(kind="kill"))
+        self.check_failure(result, 1, r"was killed by signal 9 \(SIGKILL\)", "rank 0")
+
+    def test_a_rank_stops(self):
+        result = self.launched(2, self.training(kind="stop"))
+        self.assertIn("a replayed step", result.output)
+        self.check_nothing_left()
+
+
+def main():
+    global BUILD
+    BUILD = gpu_faults.BUILD = Build(sys.argv[1], "gpu_trial")
+    # torch.jit calls itself deprecated.
+    unittest.main(argv=[sys.argv[0], *sys.argv[2:]], verbosity=2, warnings="ignore")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,314 @@
+"""float16 training on fake GPUs against PyTorch's GradScaler with autocast in float16 on the CPU.
+
+    loss_scaling.py BIN_FOLDER [RANKS ...]
+
+Some batches have so large a weight that their gradients overflow, on all ranks or on one alone. The same updates must be
+skipped, and the scale must be the same after each; losses and weights are compared, too. The reference of several ranks
+sums gradients in the order of the ranks; DistributedDataParallel does the same on two ranks. A step makes the host wait
+for nothing.
+"""
+import copy
+import json
+import sys
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import parity_model
+from ddp_peer import WORLD, run_ddp
+from gpu_cases import run_cases
+from harness import Build, Workplace
+
+BATCHES, SAMPLES = 42, 6
+LIMIT = 1e-6
+# One lost message of error feedback is far more.
+COMPRESSED_LIMIT = 1e-5
+SETTINGS = {"initial_scale": 2.0**14, "growth_interval": 4}
+ADAMW = {"kind": "adamw", "lr": 3e-3, "weight_decay": 0.01}
+SGD = {"kind": "sgd", "lr": 0.05, "momentum": 0.9}
+ALL, LAST = "on all ranks", "on the last rank"
+# Batches, from 1, whose gradients overflow.
+PLANTED = {5: ALL, 9: LAST, 10: LAST, 23: LAST, 24: ALL, 25: LAST, 40: LAST}
+COUNTED = {"count_from": 25, "count_to": 38}
+
+
+class NormedMlp(nn.Module):
+    """That of gpu_trial_models.cpp."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.norm = nn.Linear(32, 64), nn.LayerNorm(64)
+        self.second, self.out = nn.Linear(64, 64), nn.Linear(64, 10)
+
+    def forward(self, x):
+        x = self.norm(self.first(x).relu().float())
+        return self.out(self.second(x).relu()).float()
+
+
+def initial_model():
+    torch.manual_seed(3)
+    return NormedMlp()
+
+
+def make_batches(ranks, planted, batches=BATCHES):
+    generator = torch.Generator().manual_seed(2)
+    made = {"x": torch.randn(batches, ranks, SAMPLES, 32, generator=generator),
+            "y": torch.randint(0, 10, (batches, ranks, SAMPLES), generator=generator),
+            "weight": torch.ones(batches, ranks, SAMPLES), "counts": torch.full((ranks,), batches)}
+    for batch, where in planted.items():
+        made["weight"][batch - 1, slice(None) if where == ALL else ranks - 1] = 1e4
+    return made
+
+
+def without_batch(batches, number):
+    left = [index for index in range(batches["x"].shape[0]) if index != number - 1]
+    return {**{name: tensor[left] for name, tensor in batches.items() if name != "counts"},
+            "counts": batches["counts"] - 1}
+
+
+def batch_loss(model, batches, index, rank):
+    with torch.autocast("cpu", torch.float16):
+        loss = F.cross_entropy(model(batches["x"][index, rank]), batches["y"][index, rank])
+        return loss * batches["weight"][index, rank, 0]
+
+
+class Peer:
+    """An optimizer of PyTorch with a GradScaler, and what they do in each update."""
+
+    def __init__(self, model, case):
+        options = dict(case["optimizer"])
+        kind = {"sgd": torch.optim.SGD, "adamw": torch.optim.AdamW}[options.pop("kind")]
+        self.model, self.clip = model, case.get("clip", 0)
+        self.optimizer = kind(model.parameters(), fused=True, **options)
+        self.scaler = torch.amp.GradScaler("cpu", init_scale=SETTINGS["initial_scale"],
+                                           growth_interval=SETTINGS["growth_interval"])
+        self.changes = []  # (batch, scale, whether the update was skipped)
+
+    def update(self, batch):
+        before = self.scaler.get_scale()
+        if self.clip:
+            self.scaler.unscale_(self.optimizer)
+            nn.utils.clip_grad_norm_(self.model.parameters(), self.clip)
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        after = self.scaler.get_scale()
+        if after != before:
+            self.changes.append((batch, after, after < before))
+
+    def weights(self):
+        return {name: tensor.detach().clone() for name, tensor in self.model.state_dict().items()}
+
+
+def reference(case, batches):
+    """(changes of the scale, losses, weights) of all ranks' batches in this process."""
+    ranks, k = batches["x"].shape[1], case.get("k", 1)
+    model = initial_model()
+    peer = Peer(model, case)
+    losses, sums = [], None
+    for index in range(batches["x"].shape[0]):
+        if index % k == 0:
+            sums = [None] * ranks
+        of_ranks = []
+        for rank in range(ranks):
+            model.zero_grad(set_to_none=True)
+            loss = batch_loss(model, batches, index, rank)
+            of_ranks.append(loss.item())
+            peer.scaler.scale(loss).backward()
+            gradients = [p.grad for p in model.parameters()]
+            sums[rank] = gradients if sums[rank] is None else [a + b for a, b in zip(sums[rank], gradients)]
+        losses.append(sum(of_ranks) / ranks)
+        if (index + 1) % k:
+            continue
+        for p, of_ranks in zip(model.parameters(), zip(*sums)):
+            p.grad = sum(of_ranks[1:], of_ranks[0]) / (ranks * k)
+        peer.update(index + 1)
+    return peer.changes, losses, peer.weights()
+
+
+def ddp_rank(rank, case, folder):
+    batches = make_batches(WORLD, PLANTED)
+    model = initial_model()
+    ddp = nn.parallel.DistributedDataParallel(model)
+    peer = Peer(model, case)
+    for index in range(BATCHES):
+        model.zero_grad(set_to_none=True)
+        peer.scaler.scale(batch_loss(ddp, batches, index, rank)).backward()
+        peer.update(index + 1)
+    (folder / f"ddp-{rank}.json").write_text(json.dumps(peer.changes))
+
+
+def case(name, optimizer=ADAMW, planted=PLANTED, settings=SETTINGS, count=False, peer=True, **parts):
+    return {"name": name, "optimizer": optimizer, "planted": planted, "settings": settings, "count": count, "peer": peer,
+            **parts}
+
+
+# Another scale changes nothing here, but an update that is skipped does.
+STEADY = {**SETTINGS, "growth_interval": 1000}
+LATE = 33  # when the compressor's comparison with uncompressed steps is over
+LOCAL = {"inner_steps": 6, "outer_lr": 0.7, "outer_momentum": 0.8}
+
+
+def compressed(name, compression):
+    """With a batch that overflows on one rank, and without that batch."""
+    parts = {"gradient_compression": compression, "settings": STEADY, "peer": False, "optimizer": SGD}
+    return [case(name, planted={LATE: LAST}, **parts), case(f"{name} without", planted={}, without=LATE, **parts)]
+
+
+CASES = {
+    1: [case("adamw"), case("sgd clip", SGD, clip=0.3), case("adamw k=2", k=2), case("counted", count=True)],
+    2: [case("adamw replicated", sharded_optimizer=False), case("adamw sharded", sharded_optimizer=True),
+        case("sgd auto", SGD), case("adamw sharded clip", sharded_optimizer=True, clip=0.3),
+        case("sgd replicated clip k=3", SGD, sharded_optimizer=False, clip=0.3, k=3),
+        case("sgd sharded k=2", SGD, sharded_optimizer=True, k=2),
+        case("counted", count=True, sharded_optimizer=True), case("local", local_sgd=LOCAL, peer=False),
+        *compressed("int8", "int8"), *compressed("topk", {"kind": "topk", "ratio": 0.1}), *compressed("fp16", "fp16"),
+        *compressed("bf16", "bf16")],
+    3: [case("adamw replicated", sharded_optimizer=False), case("sgd sharded", SGD, sharded_optimizer=True),
+        case("adamw sharded clip k=2", sharded_optimizer=True, clip=0.3, k=2)],
+}
+
+
+def batches_of(one, ranks):
+    batches = make_batches(ranks, one["planted"])
+    return without_batch(batches, one["without"]) if "without" in one else batches
+
+
+def with_files(one, ranks, folder):
+    """The case as gpu_cases has it."""
+    path = folder / f"{ranks}-{one['name']}.safetensors".replace(" ", "-")
+    parity_model.save(batches_of(one, ranks), path)
+    optimizations = {"mixed_precision": "fp16", "aggregation_frequency": one.get("k", 1)}
+    for key in ("sharded_optimizer", "gradient_compression", "local_sgd"):
+        if key in one:
+            optimizations[key] = one[key]
+    return {"model": "normed_mlp", "optimizer": one["optimizer"], "batches": [0] * ranks, "length": {"epochs": 1},
+            "optimizations": optimizations,
+            "hyperparameters": {"loss_scaling": one["settings"], "clip": one.get("clip", 0.0),
+                                **(COUNTED if one["count"] else {})},
+            "sections": {"data": {"file": str(path)}, "initial_weights": str(folder / "initial.safetensors"),
+                         "scheduling_unit": 100 if one["count"] else 1}}
+
+
+def changes_of(run, rank=0):
+    events = [event for event in run.result.events("loss_scale") if event["rank"] == rank]
+    return [(event["batch"], event["scale"], event["skipped"]) for event in events]
+
+
+def check_told(run):
+    """plan.json and the log say what the events say."""
+    changes = changes_of(run)
+    skipped = sum(one[2] for one in changes)
+    told = run.result.json("plan.json")["loss_scaling"]
+    if (told["skipped_updates"], told["scale"]) != (skipped, changes[-1][1] if changes else SETTINGS["initial_scale"]):
+        raise AssertionError(f"plan.json says {told} after {changes}")
+    if "non_finite" in run.result.json("plan.json"):
+        raise AssertionError("a skipped update was taken for a loss or a norm that is not finite")
+    if run.result.output.count("the scale of the loss falls") != (skipped > 0):
+        raise AssertionError(f"the log has not said once that the scale falls:\n{run.result.output}")
+
+
+def check_against_peer(one, run, batches):
+    changes, losses, weights = reference(one, batches)
+    if changes_of(run) != changes:
+        raise AssertionError(f"the scale changed at {changes_of(run)}, PyTorch's at {changes}")
+    if not any(skipped for _, _, skipped in changes) or all(skipped for _, _, skipped in changes):
+        raise AssertionError("the case does not make the scale fall and grow")
+    difference, worst = parity_model.worst_difference(parity_model.load(run.result.weights_file), weights)
+    if not difference <= LIMIT:
+        raise AssertionError(f"{worst} differs by {difference}")
+    if not one["count"]:
+        got = [line["metrics"]["loss"] for line in run.result.metrics("training")]
+        if len(got) != len(losses):
+            raise AssertionError(f"{len(got)} losses, not {len(losses)}")
+        apart = max(abs(a - b) / abs(b) for a, b in zip(got, losses))
+        if not apart <= LIMIT:
+            raise AssertionError(f"a loss differs by {apart}")
+    return f"{difference:10.2e}   {sum(one[2] for one in changes)} skipped, {len(changes)} changes"
+
+
+def check_counts(run):
+    batches = COUNTED["count_to"] - COUNTED["count_from"]
+    for rank, counts in enumerate(run.counts):
+        # The loss for on_non_finite and, on rank 0, for the display of progress; there also the scale.
+        expected = {"host_syncs": 0, "scalar_reads": 0, "pageable_copies": 0, "copies_to_host": 3 if rank == 0 else 1}
+        for name, number in expected.items():
+            if counts[name] != number * batches:
+                raise AssertionError(f"{counts[name] / batches} {name} a batch on rank {rank}, not {number}")
+
+
+def check_local(run, ranks):
+    """Each rank has a scale of its own."""
+    skipped = [[batch for batch, _, one in changes_of(run, rank) if one] for rank in range(ranks)]
+    expected = [[batch for batch, where in PLANTED.items() if where == ALL or rank == ranks - 1] for rank in range(ranks)]
+    if skipped != expected:
+        raise AssertionError(f"the ranks skipped {skipped}, not {expected}")
+    return f"{'':10}   skipped by rank: {[len(of_rank) for of_rank in skipped]}"
+
+
+def check_without(run, other):
+    """`other` never had the batch whose update `run` has skipped."""
+    skipped = [batch for batch, _, one in changes_of(run) if one]
+    if skipped != [LATE]:
+        raise AssertionError(f"it skipped {skipped}, not {[LATE]}")
+    weights, expected = (parity_model.load(one.result.weights_file) for one in (run, other))
+    difference, worst = parity_model.worst_difference(weights, expected)
+    if not difference <= COMPRESSED_LIMIT:
+        raise AssertionError(f"{worst} differs by {difference} from training without the batch")
+    return f"{difference:10.2e}"
+
+
+def check(one, run, ranks, following):
+    run.result.expect(0)
+    if run.reports:
+        raise AssertionError("\n".join(sorted(set(run.reports))))
+    check_told(run)
+    outcome = ""
+    if one["count"]:
+        check_counts(run)
+    if one["peer"]:
+        outcome = check_against_peer(one, run, batches_of(one, ranks))
+    elif "local_sgd" in one:
+        outcome = check_local(run, ranks)
+    elif "without" not in one:
+        outcome = check_without(run, following)
+    return outcome
+
+
+def check_ddp(run, folder):
+    for rank in range(WORLD):
+        changes = [tuple(change) for change in json.loads((folder / f"ddp-{rank}.json").read_text())]
+        if changes_of(run) != changes:
+            raise AssertionError(f"the scale changed at {changes_of(run)}, DDP's at {changes}")
+
+
+def main():
+    torch.set_num_threads(1)
+    build = Build(sys.argv[1], "gpu_trial")
+    workplace = Workplace("loss-scaling")
+    parity_model.save(initial_model().state_dict(), workplace.path / "initial.safetensors")
+    failures = 0
+    print(f"relative L2 difference of the worst parameter (limit {LIMIT:.0e}; files: {workplace.path})")
+    for ranks in map(int, sys.argv[2:] or CASES):
+        cases = CASES[ranks]
+        runs = [run for (run,) in run_cases(build, workplace.path, ranks,
+                                            [with_files(one, ranks, workplace.path) for one in cases], ("cuda",))]
+        if ranks == WORLD:
+            run_ddp(ddp_rank, copy.deepcopy(cases[0]), workplace.path)
+        for index, (one, run) in enumerate(zip(cases, runs)):
+            try:
+                outcome = check(one, run, ranks, runs[index + 1] if index + 1 < len(runs) else None)
+                if ranks == WORLD and index == 0:
+                    check_ddp(run, workplace.path)
+                    outcome += ", as DDP's"
+            except AssertionError as error:
+                failures += 1
+                outcome = f"FAILED in {run.folder}: {error}"
+            print(f"{ranks} {one['name']:26} {outcome}", flush=True)
+    if failures:
+        sys.exit(f"{failures} cases failed")
+    workplace.remove()
+
+
+if __name__ == "__main__":
+    main()
