@@ -83,7 +83,7 @@ namespace dtrain::test {
 
 struct FakeGpuCounts {
   std::int64_t kernels = 0;           // operators, and operations of other libraries
-  std::int64_t graph_launches = 0;    // each stands for all kernels and copies in the graph
+  std::int64_t graph_launches = 0;    // each stands for all that is in the graph
   std::int64_t copies_to_device = 0;  // from the host
   std::int64_t copies_to_host = 0;
   std::int64_t copies_on_device = 0;  // also from one device to another
