@@ -324,13 +324,13 @@ void NcclCore::watch_first() {
 }
 
 void NcclCore::close() {
+  capture_.reset();
   const Nanoseconds deadline = now() + kClosing;
   while (!failed() && !batches_.empty() && now() < deadline) {
     pump();
     nap();
   }
   watchdog_.reset();
-  capture_.reset();
   // What is left must no longer touch memory.
   if (!batches_.empty()) fail("rank " + std::to_string(rank()) + " has closed its communicator", true);
   if (!failed()) link_->finalize(kClosing);

@@ -13,6 +13,7 @@ bool is_of_device(Phase phase) {
     case Phase::kTrainBatch:
     case Phase::kForward:
     case Phase::kBackward:
+    case Phase::kGraph:
     case Phase::kAllreduceWait:
     case Phase::kOptimizerStep:
       return true;

@@ -2,7 +2,7 @@
 // a step are held until the device has done the step, and are handed on in the order of the steps.
 //
 // With a DeviceTimeline a step's phases are those of the device. The host marks the places in the device's work at
-// which a phase begins that the device takes part in: to_device, forward, backward, the rest of train_batch,
+// which a phase begins that the device takes part in: to_device, forward, backward, the rest of train_batch, graph,
 // allreduce_wait, optimizer_step. The time between two marks belongs to the phase that the first one begins. In the
 // remaining time (the device has finished what it was given) the device waits for the host: that time belongs to what
 // the host did meanwhile (dataloader_next, callbacks, validation, …), as far as it did something, else to `other`. So

@@ -14,6 +14,8 @@ std::string_view name_of(Phase phase) {
       return "train_batch.forward";
     case Phase::kBackward:
       return "train_batch.backward";
+    case Phase::kGraph:
+      return "graph";
     case Phase::kAllreduceWait:
       return "allreduce_wait";
     case Phase::kOptimizerStep:

@@ -2,6 +2,10 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <string>
+
+#include "summary/summary_words.h"
 #include "synthetic.h"
 
 namespace dtrain::analysis {
@@ -66,6 +70,45 @@ TEST(Waterfall, SumsUpForLongRunsAndForOneRank) {
   const Synthetic one(plan);
   expect_whole(one.analysis.waterfall);
   EXPECT_EQ(part(one.analysis.waterfall, "waiting"), 0);
+}
+
+// Most steps are CUDA graphs, which have one time: what they hide is not known, and is not 0.
+TEST(Waterfall, StepsThatAreCudaGraphsAreComputing) {
+  SyntheticRun plan;
+  plan.noise = 0;
+  plan.change = [](int /*rank*/, std::int64_t batch, SyntheticStep& step) {
+    if (batch <= 40) return;
+    phase(step, Phase::kForward) = phase(step, Phase::kBackward) = phase(step, Phase::kOptimizerStep) = 0;
+    phase(step, Phase::kGraph) = 8 * kMs;
+    step.exchange_ns = 0;
+  };
+  for (const std::int64_t detail_steps : {10'000, 100}) {  // all steps in full; the rest in windows
+    plan.detail_steps = detail_steps;
+    const Synthetic run(plan);
+    const Waterfall& waterfall = run.analysis.waterfall;
+    expect_whole(waterfall);
+    EXPECT_NEAR(part(waterfall, "compute") + part(waterfall, "slower_compute"), 40 * 0.009 + 160 * 0.008, 1e-6);
+    EXPECT_NEAR(part(waterfall, "exchange"), 40 * 0.0005, 1e-6);
+    EXPECT_NEAR(part(waterfall, "optimizer"), 40 * 0.001, 1e-6);
+    const RunSummary& summary = run.analysis.summary;
+    EXPECT_NEAR(summary.graphs_s, 160 * 0.008, 1e-6);
+    EXPECT_NEAR(summary.ranks.front().compute_s, 40 * 0.009 + 160 * 0.008, 1e-6);
+    EXPECT_EQ(exposed_text(summary).find("in CUDA graphs ("), 0u);
+    EXPECT_NE(exposed_text(summary).find("the exposed communication is not known"), std::string::npos);
+    for (const PhaseSummary& row : summary.phases) {
+      if (row.name == "graph") EXPECT_NEAR(row.seconds, 160 * 0.008, 1e-6);
+      if (row.name == "train_batch") EXPECT_NEAR(row.seconds, 40 * 0.009, 1e-6);
+    }
+    const WhatIf& what_if = run.analysis.what_if;
+    EXPECT_TRUE(what_if.scaling.empty());
+    for (const Prediction& one : what_if.changes) EXPECT_NE(one.name, "free_network");
+    EXPECT_TRUE(std::any_of(what_if.notes.begin(), what_if.notes.end(), [](const std::string& note) {
+      return note.find("what depends on the exchange is not predicted") != std::string::npos;
+    }));
+    const Finding* const exchange = run.finding("exchange");
+    if (exchange != nullptr) EXPECT_NEAR(exchange->seconds, 40 * 0.0005, 1e-6);
+    if (exchange != nullptr) EXPECT_NE(exchange->evidence.find("40 exchanges held up"), std::string::npos);
+  }
 }
 
 TEST(Waterfall, WhatNoStepAccountsForIsSaid) {

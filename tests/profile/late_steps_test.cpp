@@ -114,6 +114,17 @@ TEST_F(LateStepsTest, TheTimesOfAStepAreTheDevicesOnceItHasDoneTheStep) {
   EXPECT_EQ(sum(step), step.wall_ns);
 }
 
+// The host launches a CUDA graph in no time; the device takes as long as it takes.
+TEST_F(LateStepsTest, AGraphHasTheTimeOfTheDevice) {
+  step(1, 1000, {{1010, Phase::kToDevice}, {1020, Phase::kGraph}, {1025, Phase::kCallbacks}}, 1040);
+  timeline.reached = {5000, 5001, 5011, 5911, 5921};
+  EXPECT_TRUE(hand_on());
+  const StepPayload& step = records.at(0).step;
+  EXPECT_EQ(time_in(step, Phase::kToDevice), 10);
+  EXPECT_EQ(time_in(step, Phase::kGraph), 900);
+  EXPECT_EQ(sum(step), step.wall_ns);
+}
+
 TEST_F(LateStepsTest, ADeviceThatWaitsForItsHostSpendsThatInThePhasesOfTheHost) {
   step(1, 1000,
        {{1010, Phase::kDataloaderNext},

@@ -30,7 +30,7 @@ Observation observe_row(const Rows& rows, std::size_t index) {
     one.totals.time_s += to_seconds(minus(step.wall_ns, pauses_of(step))) / ranks;
     for (std::size_t i = 0; i < kPhases; ++i) {
       const bool whole = i == static_cast<std::size_t>(Phase::kTrainBatch);
-      one.totals.phases[i] += to_seconds(whole ? compute_of(step) : step.phases[i]) / ranks;
+      one.totals.phases[i] += to_seconds(whole ? train_batch_of(step) : step.phases[i]) / ranks;
     }
   }
   one.totals.phases[static_cast<std::size_t>(Phase::kValidation)] = 0;

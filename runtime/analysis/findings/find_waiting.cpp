@@ -144,7 +144,7 @@ std::optional<Finding> find_contended_hosts(const Evidence& evidence, const Anal
 
 std::optional<Finding> find_exchange(const Evidence& evidence, const std::optional<Stalls>& stalls) {
   const ExposedCommunication& exposed = evidence.exposed;
-  if (evidence.run.ranks.size() < 2 || exposed.exchanges <= 0 || exposed.exchange_s <= 0) return std::nullopt;
+  if (evidence.run.ranks.size() < 2 || exposed.timed <= 0 || exposed.exchange_s <= 0) return std::nullopt;
   std::set<std::string> hosts;
   for (const RankProfile& rank : evidence.run.ranks) hosts.insert(rank.agent.empty() ? rank.host : rank.agent);
   Finding finding;
@@ -156,7 +156,7 @@ std::optional<Finding> find_exchange(const Evidence& evidence, const std::option
       "{} exchanges held up the training for {} each (mean; median {}){}; the exposed communication is {}, the other "
       "{} "
       "of it waiting for the last rank",
-      count_text(exposed.exchanges), seconds_text(exposed.exchange_mean_s()), seconds_text(exposed.exchange_median_s),
+      count_text(exposed.timed), seconds_text(exposed.exchange_mean_s()), seconds_text(exposed.exchange_median_s),
       less_stalls(stalled_s), seconds_text(exposed.seconds), seconds_text(exposed.waiting_s));
   if (link) {
     const double bandwidth = link->transfer_s > 0 ? link->bytes / link->transfer_s : 0;

@@ -24,6 +24,7 @@ Activity activity_of(Phase phase) {
     case Phase::kTrainBatch:
     case Phase::kForward:
     case Phase::kBackward:
+    case Phase::kGraph:
       return Activity::kComputing;
     case Phase::kAllreduceWait:
       return Activity::kWaiting;

@@ -56,10 +56,19 @@ inline std::int64_t pauses_of(const StepLine& step) {
 inline std::int64_t training_of(const StepLine& step) {
   return minus(own_of(step), pauses_of(step));
 }
-inline std::int64_t compute_of(const StepLine& step) {
+// With its parts.
+inline std::int64_t train_batch_of(const StepLine& step) {
   using profile::Phase;
   return plus(phase_of(step, Phase::kTrainBatch),
               plus(phase_of(step, Phase::kForward), phase_of(step, Phase::kBackward)));
+}
+// A whole step as a CUDA graph.
+inline std::int64_t graph_of(const StepLine& step) {
+  return phase_of(step, profile::Phase::kGraph);
+}
+// A step that is a CUDA graph is computing: of the exchange and the update in it nothing is known.
+inline std::int64_t compute_of(const StepLine& step) {
+  return plus(train_batch_of(step), graph_of(step));
 }
 inline std::int64_t loading_of(const StepLine& step) {
   return phase_of(step, profile::Phase::kDataloaderNext);

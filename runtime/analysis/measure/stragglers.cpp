@@ -66,7 +66,7 @@ std::string contention_text(const Contention& contention) {
 void explain(const Evidence& evidence, std::size_t r, Straggler& rank) {
   const WaitedFor& waited = evidence.waits.ranks[r];
   const double loading_s = later(waited, {Phase::kDataloaderNext, Phase::kToDevice});
-  const double compute_s = later(waited, {Phase::kTrainBatch, Phase::kForward, Phase::kBackward});
+  const double compute_s = later(waited, {Phase::kTrainBatch, Phase::kForward, Phase::kBackward, Phase::kGraph});
   const double update_s = later(waited, {Phase::kOptimizerStep, Phase::kStepLrSchedulers});
   double all_s = 0;
   for (const double seconds : waited.later_s) all_s += std::max(0.0, seconds);

@@ -20,6 +20,15 @@ void add_lateness(const Rows& rows, std::size_t row, std::size_t last, WaitedFor
   }
 }
 
+// Of its exchange nothing is known.
+bool is_graph(const Rows& rows, std::size_t row) {
+  if (rows.rows()[row].window) return false;
+  for (std::size_t rank = 0; rank < rows.ranks(); ++rank) {
+    if (graph_of(rows.at(row, rank)) > 0) return true;
+  }
+  return false;
+}
+
 }  // namespace
 
 WaitSummary compare_waits(const Rows& rows) {
@@ -32,7 +41,7 @@ WaitSummary compare_waits(const Rows& rows) {
   std::vector<double> exchanges_s;
   for (std::size_t i = 0; i < rows.rows().size(); ++i) {
     const Row& row = rows.rows()[i];
-    if (!row.exchanged) continue;
+    if (!row.exchanged || is_graph(rows, i)) continue;
     std::size_t last = 0;
     std::int64_t most = 0;
     double sum_s = 0;

@@ -11,7 +11,7 @@ namespace {
 
 using profile::Phase;
 
-// Nanoseconds of train_batch a sample takes a rank in the middle of its steps; 0 when it trained none.
+// Nanoseconds of computing that a sample takes a rank in the middle of its steps; 0 when it trained none.
 double per_sample(const RankProfile& rank) {
   std::vector<double> values;
   for (const StepLine& step : rank.steps) {
@@ -20,7 +20,7 @@ double per_sample(const RankProfile& rank) {
   for (const WindowLine& window : rank.windows) {
     if (window.samples <= 0) continue;
     std::int64_t compute = 0;
-    for (const Phase phase : {Phase::kTrainBatch, Phase::kForward, Phase::kBackward}) {
+    for (const Phase phase : {Phase::kTrainBatch, Phase::kForward, Phase::kBackward, Phase::kGraph}) {
       add_to(compute, window.phases[static_cast<std::size_t>(phase)]);
     }
     // A window counts as one step of its mean: it only has sums of samples.
@@ -49,11 +49,12 @@ class PhaseSums {
 // What ranks compute at the pace of the best one: as the hardware allows, and slower than that.
 std::vector<WaterfallPart> computing_parts(double ideal_s, const std::optional<double>& hardware_s) {
   if (!hardware_s) {
-    return {{"compute", "train_batch on every rank as fast as the best rank's median batch", ideal_s}};
+    return {{"compute", "train_batch and graph on every rank as fast as the best rank's median batch", ideal_s}};
   }
   return {{"hardware", "forward and backward if each operator ran at the limit of its machine", *hardware_s},
           {"slower_kernels",
-           "train_batch beyond that, at the best rank's median batch: kernels slower than the hardware allows, and the "
+           "train_batch and graph beyond that, at the best rank's median batch: kernels slower than the hardware "
+           "allows, and the "
            "time between them",
            ideal_s - *hardware_s}};
 }
@@ -88,12 +89,12 @@ Waterfall make_waterfall(const Evidence& evidence) {
     if (own > 0 && (best == 0 || own < best)) best = own;
   }
   const PhaseSums sums(run);
-  const double compute_s = sums.phase({Phase::kTrainBatch, Phase::kForward, Phase::kBackward});
+  const double compute_s = sums.phase({Phase::kTrainBatch, Phase::kForward, Phase::kBackward, Phase::kGraph});
   const double ideal_s = std::min(compute_s, best / 1e9 * result.samples / count);
   const auto hardware_s = evidence.roofline.ideal_s ? std::optional(std::min(ideal_s, *evidence.roofline.ideal_s))
                                                     : std::optional<double>();
   result.parts = {
-      {"slower_compute", "train_batch beyond that: slower ranks, slower batches, more samples on some ranks"},
+      {"slower_compute", "train_batch and graph beyond that: slower ranks, slower batches, more samples on some ranks"},
       {"loading", "waiting for the next batch (dataloader_next)"},
       {"host_to_device", "copying the batch to the device (to_device)"},
       {"device_wait", "with the host's times of a run on GPUs: waiting for the GPU (device_wait)"},

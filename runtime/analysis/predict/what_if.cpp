@@ -193,7 +193,14 @@ WhatIf predict(const Evidence& evidence, const RunProfile& tried) {
                                              {without_loading_s, unchanged}));
   predict_computing(evidence, predictor, result);
   std::optional<Prediction> loading = predict_loader_alone(evidence, predictor, result);
-  if (evidence.rows.ranks() > 1) {
+  const bool graphs = evidence.exposed.graphs_s > 0;
+  if (graphs && evidence.rows.ranks() > 1) {
+    result.notes.push_back(
+        fmt::format("what depends on the exchange is not predicted: CUDA graphs are {} of the loop, and what the "
+                    "exchange exposes in "
+                    "them is not known; a run with optimizations.cuda_graphs: false shows it",
+                    format_percent(evidence.loop_s > 0 ? evidence.exposed.graphs_s / evidence.loop_s : 1)));
+  } else if (evidence.rows.ranks() > 1) {
     predict_alone(evidence, tried, predictor, result);
     result.changes.push_back(predictor.predict({.name = "balanced",
                                                 .title = "the ranks' work is the same in every batch",
@@ -214,7 +221,7 @@ WhatIf predict(const Evidence& evidence, const RunProfile& tried) {
   std::stable_sort(result.changes.begin(), result.changes.end(),
                    [](const Prediction& a, const Prediction& b) { return a.gain > b.gain; });
   if (loading) result.changes.push_back(std::move(*loading));  // no change to make, but a limit
-  predict_scaling(evidence, result);
+  if (!graphs) predict_scaling(evidence, result);
   leave_out_what_is_mocked(evidence.run, result);
   return result;
 }

@@ -77,7 +77,7 @@ std::size_t Input::columns(std::size_t lines, std::size_t budget) {
 const std::vector<PhaseGroup>& phase_groups() {
   using profile::Phase;
   static const std::vector<PhaseGroup> groups = {
-      {"computing", "compute", {Phase::kTrainBatch, Phase::kForward, Phase::kBackward}},
+      {"computing", "compute", {Phase::kTrainBatch, Phase::kForward, Phase::kBackward, Phase::kGraph}},
       {"optimizer", "optimizer", {Phase::kOptimizerStep, Phase::kStepLrSchedulers}},
       {"exposed communication", "wait", {Phase::kAllreduceWait}},
       {"loading data", "data", {Phase::kDataloaderNext, Phase::kToDevice}},

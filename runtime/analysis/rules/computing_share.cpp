@@ -11,8 +11,8 @@ namespace {
 using profile::Phase;
 
 // A GPU would be busy in these.
-constexpr std::array kRankComputing{Phase::kTrainBatch, Phase::kForward, Phase::kBackward, Phase::kOptimizerStep,
-                                    Phase::kValidation};
+constexpr std::array kRankComputing{Phase::kTrainBatch, Phase::kForward,       Phase::kBackward,
+                                    Phase::kGraph,      Phase::kOptimizerStep, Phase::kValidation};
 
 double rank_computing_ns(const profile::PhaseTimes& phases) {
   double sum = 0;

@@ -97,7 +97,7 @@ RankSummary to_rank(const RunProfile& run, const RankProfile& profile) {
   rank.finalization_s = profile.part_s("finalization");
   if (rank.loop_s && *rank.loop_s > 0) rank.samples_per_s = static_cast<double>(rank.samples) / *rank.loop_s;
   rank.in_steps_s = to_seconds(profile.wall_ns());
-  rank.compute_s = phase_s(profile, {Phase::kTrainBatch, Phase::kForward, Phase::kBackward});
+  rank.compute_s = phase_s(profile, {Phase::kTrainBatch, Phase::kForward, Phase::kBackward, Phase::kGraph});
   rank.optimizer_s = phase_s(profile, {Phase::kOptimizerStep, Phase::kStepLrSchedulers});
   rank.data_s = phase_s(profile, {Phase::kDataloaderNext, Phase::kToDevice});
   rank.exposed_s = phase_s(profile, {Phase::kAllreduceWait});
@@ -122,7 +122,7 @@ void add_phases(const RunProfile& run, double loop_s, RunSummary& summary) {
     row.name = name_of(static_cast<Phase>(i));
     for (const RankProfile& rank : run.ranks) {
       const bool whole = i == kWhole;
-      for (const StepLine& step : rank.steps) all.add(whole ? compute_of(step) : step.phases[i]);
+      for (const StepLine& step : rank.steps) all.add(whole ? train_batch_of(step) : step.phases[i]);
       all.add(rank.window_sketches.phases[i]);
       row.seconds += whole ? phase_s(rank, {Phase::kTrainBatch, Phase::kForward, Phase::kBackward})
                            : to_seconds(rank.phase_ns(static_cast<Phase>(i)));
@@ -163,12 +163,14 @@ void add_exposed(const Evidence& evidence, RunSummary& summary) {
   summary.exposed_s = evidence.exposed.seconds;
   summary.exchange_s = evidence.exposed.exchange_s;
   summary.waiting_s = evidence.exposed.waiting_s;
+  summary.graphs_s = evidence.exposed.graphs_s;
   summary.compared_steps = evidence.waits.compared_steps;
   if (!summary.optimizer_steps && evidence.exposed.exchanges > 0) summary.optimizer_steps = evidence.exposed.exchanges;
   if (evidence.loop_s <= 0) return;
   summary.exposed_share = summary.exposed_s / evidence.loop_s;
   summary.exchange_share = summary.exchange_s / evidence.loop_s;
   summary.waiting_share = summary.waiting_s / evidence.loop_s;
+  summary.graphs_share = summary.graphs_s / evidence.loop_s;
 }
 
 }  // namespace

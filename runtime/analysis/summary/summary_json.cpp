@@ -106,6 +106,8 @@ Json to_json(const RunSummary& s) {
                {"exchange_share", s.exchange_share},
                {"waiting_s", s.waiting_s},
                {"waiting_share", s.waiting_share},
+               {"graphs_s", s.graphs_s},
+               {"graphs_share", s.graphs_share},
                {"compared_steps", s.compared_steps}};
   const ComputeAccount compute = s.compute.value_or(ComputeAccount{});
   const auto counted = [&](double value) { return s.compute ? Json(value) : Json(nullptr); };

@@ -108,10 +108,17 @@ std::string compute_text(const RunSummary& summary) {
 }
 
 std::string exposed_text(const RunSummary& summary) {
-  return fmt::format(
-      "exposed communication {} ({} of the loop): the exchange {} ({}), waiting for the last rank {} ({})",
-      seconds_text(summary.exposed_s), format_percent(summary.exposed_share), seconds_text(summary.exchange_s),
-      format_percent(summary.exchange_share), seconds_text(summary.waiting_s), format_percent(summary.waiting_share));
+  std::string unknown;
+  if (summary.graphs_s > 0) {
+    unknown = fmt::format("in CUDA graphs ({} of the loop) the exposed communication is not known; outside of them: ",
+                          format_percent(summary.graphs_share));
+  }
+  return unknown +
+         fmt::format(
+             "exposed communication {} ({} of the loop): the exchange {} ({}), waiting for the last rank {} ({})",
+             seconds_text(summary.exposed_s), format_percent(summary.exposed_share), seconds_text(summary.exchange_s),
+             format_percent(summary.exchange_share), seconds_text(summary.waiting_s),
+             format_percent(summary.waiting_share));
 }
 
 std::string collectives_text(const RunSummary& summary) {

@@ -32,6 +32,7 @@ struct StandIn {
 constexpr std::array kStandIns = {StandIn{"train_batch", "dtrain_train_batch", kComputeStream},
                                   StandIn{"train_batch.forward", "dtrain_forward", kComputeStream},
                                   StandIn{"train_batch.backward", "dtrain_backward", kComputeStream},
+                                  StandIn{"graph", "dtrain_graph", kComputeStream},
                                   StandIn{"optimizer_step", "dtrain_optimizer_step", kComputeStream},
                                   StandIn{"step_lr_schedulers", "dtrain_step_lr_schedulers", kComputeStream},
                                   StandIn{"validation", "dtrain_validation", kComputeStream},

@@ -126,6 +126,7 @@ std::optional<Metrics> StepGraph::step(const Batch& batch, const Train& train,
   fill_places(batch);
   capturable_.before_replay();
   before_launch();
+  const profile::PhaseScope whole(session_.recorder(), profile::Phase::kGraph);
   graph_->replay();
   communicator_.replayed();
   capturable_.after_replay();

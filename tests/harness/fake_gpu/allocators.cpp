@@ -2,6 +2,7 @@
 
 #include <cstring>
 #include <mutex>
+#include <set>
 
 #include "machine.h"
 
@@ -78,6 +79,18 @@ struct PinnedMemory final : at::HostAllocator {
   at::HostStats get_stats() override { return {}; }
   void reset_accumulated_stats() override {}
   void reset_peak_stats() override {}
+  void begin_allocate_to_pool(c10::MempoolId_t pool, std::function<bool(c10::Stream)>) override {
+    const std::scoped_lock lock(machine().mutex);
+    open_pools_.insert(pool);
+  }
+  void end_allocate_to_pool(c10::MempoolId_t pool) override {
+    const std::scoped_lock lock(machine().mutex);
+    TORCH_CHECK(open_pools_.erase(pool) == 1, "endAllocatePool: not currently recording to mempool_id");
+  }
+  void release_pool(c10::MempoolId_t) override {}
+
+ private:
+  std::set<c10::MempoolId_t> open_pools_;  // of captures; its memory is that of all
 };
 
 }  // namespace

@@ -123,12 +123,14 @@ void CUDAGraph::capture_begin(MempoolId_t pool, cudaStreamCaptureMode mode) {
   capture_dev_ = dtrain::test::fake_gpu::current_device();
   mempool_id_ = {capture_id_, 0};
   dtrain::test::fake_gpu::open_pools().insert(capture_id_);
+  dtrain::test::fake_gpu::pinned_allocator()->begin_allocate_to_pool(mempool_id_, {});
 }
 
 void CUDAGraph::capture_end() {
   const std::scoped_lock lock(machine().mutex);
-  machine().graphs.end();  // where it throws, the pool stays open, as in libtorch
+  machine().graphs.end();  // where it throws, the pools stay open, as in libtorch
   dtrain::test::fake_gpu::open_pools().erase(capture_id_);
+  dtrain::test::fake_gpu::pinned_allocator()->end_allocate_to_pool(mempool_id_);
   capture_ended_ = has_graph_exec_ = true;
 }
 
@@ -141,6 +143,11 @@ void CUDAGraph::reset() {
   const std::scoped_lock lock(machine().mutex);
   if (dtrain::test::fake_gpu::open_pools().erase(capture_id_) == 1) {
     machine().report.add("the memory of a capture that has failed was never given back to libtorch's allocator");
+  }
+  try {
+    dtrain::test::fake_gpu::pinned_allocator()->end_allocate_to_pool(mempool_id_);
+    machine().report.add("a capture that has failed was never taken back from libtorch's allocator of pinned memory");
+  } catch (const c10::Error&) {  // it was
   }
   if (has_graph_exec_) machine().graphs.destroy(static_cast<int>(capture_id_));
   capture_ended_ = has_graph_exec_ = false;

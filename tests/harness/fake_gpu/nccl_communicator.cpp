@@ -73,7 +73,6 @@ void NcclRank::launch() {
 void NcclRank::capture(Graph& graph, const Call& call) {
   graph.add_late([this, call, in_graph = graphs](const Access& replay) {
     if (gone) machine().report.add("a graph is replayed whose communicator was destroyed or aborted");
-    machine().report.count(&FakeGpuCounts::nccl_operations);
     auto operation = std::make_unique<Collective>(*this, call, replay, Clock(), machine().adversaries.nccl_hangs());
     queue.push_back(operation.get());
     return operation;

@@ -43,7 +43,9 @@ void write_batch_size(Page& page, const Input& input) {
     facts.emplace_back("effective batch, with aggregation", count_text(effective));
   }
   if (s.world_size > 1) {
-    facts.emplace_back("exposed communication", format_percent(s.exposed_share) + " of the loop");
+    facts.emplace_back("exposed communication",
+                       format_percent(s.exposed_share) + " of the loop" +
+                           (s.graphs_s > 0 ? ", without CUDA graphs, where it is not known" : ""));
   }
   page.facts(facts);
 }

@@ -1,5 +1,6 @@
 // What exchanging gradients took, how much of it computing hid, and how fast the data moved.
 #include <algorithm>
+#include <cctype>
 #include <map>
 
 #include <spdlog/fmt/fmt.h>
@@ -73,7 +74,7 @@ void write_collectives(Page& page, const Input& input) {
     return;
   }
   std::string exposed = exposed_text(s);
-  exposed[0] = 'E';
+  exposed[0] = static_cast<char>(std::toupper(exposed[0]));
   page.paragraph(exposed + ". Computing does not hide it; means of the ranks.");
   if (s.strategy && !s.strategy->text.empty()) page.paragraph(s.strategy->text);
   if (s.compression && !s.compression->text.empty()) page.paragraph(s.compression->text);

@@ -45,7 +45,12 @@ void write_tiles(Page& page, const Input& input) {
   }
   tiles += tile(seconds_text(s.step_p50_s),
                 fmt::format("median batch; one in a hundred takes {} or more", seconds_text(s.step_p99_s)));
-  if (s.world_size > 1) {
+  if (s.world_size > 1 && s.graphs_s > 0) {
+    tiles += tile("not known",
+                  fmt::format("of the exposed communication: {} of the loop are CUDA graphs, which hide it from the "
+                              "profile; outside of them it is {}",
+                              format_percent(s.graphs_share), format_percent(s.exposed_share)));
+  } else if (s.world_size > 1) {
     tiles += tile(format_percent(s.exposed_share),
                   fmt::format("of the loop is exposed communication, which computing does not hide: {} exchange, {} "
                               "waiting for the last rank",

@@ -1,4 +1,5 @@
 // The one function the module exports, and libtorch's CUDA graph behind it.
+#include <ATen/core/CachingHostAllocator.h>
 #include <ATen/cuda/CUDAGeneratorImpl.h>
 #include <ATen/cuda/CUDAGraph.h>
 
@@ -39,15 +40,23 @@ class Captured final : public at::cuda::CUDAGraph {
       throw;
     }
   }
-  // Where CUDA refuses the capture, libtorch 2.11 leaves its state behind: the allocator would keep freed memory of
-  // recorded streams for ever, and the next random number outside of a graph would be an error.
+  // Where CUDA refuses the capture, libtorch 2.11 leaves its state behind. Its allocators would ask this object, once
+  // it is gone, whose memory it is that they give out, and the next random number outside of a graph would be an error.
   void let_go() {
     for (auto& [generator, increment] : captured_generator_states_) generator->capturing_ = false;
-    if (capture_ended_) return;  // reset() gives the pool back
+    if (capture_ended_) return;  // reset() gives the pools back
+    at::HostAllocator* const pinned = at::getHostAllocator(at::kCUDA);
+    or_not([this] { c10::cuda::CUDACachingAllocator::endAllocateToPool(capture_dev_, mempool_id_); });
+    or_not([this] { c10::cuda::CUDACachingAllocator::releasePool(capture_dev_, mempool_id_); });
+    or_not([&] { pinned->end_allocate_to_pool(mempool_id_); });
+    or_not([&] { pinned->release_pool(mempool_id_); });
+  }
+  // An error says that it had not begun, or had ended.
+  template <class Call>
+  static void or_not(const Call& call) {
     try {
-      c10::cuda::CUDACachingAllocator::endAllocateToPool(capture_dev_, mempool_id_);
-      c10::cuda::CUDACachingAllocator::releasePool(capture_dev_, mempool_id_);
-    } catch (const c10::Error&) {  // it had not begun, or had ended
+      call();
+    } catch (const std::exception&) {
     }
   }
 };

@@ -38,10 +38,9 @@
 // - Calls that differ among the ranks are the asynchronous error ncclInvalidUsage on all of them, and
 //   ncclGetLastError() has the calls. Wrong use is an error, and is reported: memory that is freed, not allocated or on
 //   another device, a stream of another device, calls while something is in progress.
-// - What is launched on a stream that is captured becomes part of the graph. Each replay is a call of it, in the order
-// of
-//   launches; the replay goes on when all ranks have come to it, and blocks no thread. A communicator that ends before
-//   the graph is reported.
+// - What is launched on a stream that is captured becomes part of the graph. Each replay calls it again, in the order
+//   of launches. The replay goes on when all ranks have come to it, and blocks no thread. A communicator that ends
+//   before the graph is reported.
 // - Not there: blocking communicators, send and receive. They are refused or have no function.
 //
 // Whole launches: BUILD/tests/fake_gpus holds the libraries of a machine with GPUs, NVML included:
@@ -84,7 +83,7 @@ namespace dtrain::test {
 
 struct FakeGpuCounts {
   std::int64_t kernels = 0;           // operators, and operations of other libraries
-  std::int64_t graph_launches = 0;    // each stands for all kernels and copies in the graph
+  std::int64_t graph_launches = 0;    // each stands for all that is in the graph
   std::int64_t copies_to_device = 0;  // from the host
   std::int64_t copies_to_host = 0;
   std::int64_t copies_on_device = 0;  // also from one device to another

@@ -156,8 +156,9 @@ struct RunSummary {
   // ranks; shares of the loop.
   double exposed_s = 0, exchange_s = 0, waiting_s = 0;
   double exposed_share = 0, exchange_share = 0, waiting_share = 0;
-  std::int64_t compared_steps = 0;  // exchanges which all ranks recorded
-  std::vector<RankSummary> ranks;   // ascending
+  double graphs_s = 0, graphs_share = 0;  // steps that are CUDA graphs: in them nothing is known of the exchange
+  std::int64_t compared_steps = 0;        // exchanges which all ranks recorded
+  std::vector<RankSummary> ranks;         // ascending
   std::vector<CollectiveSummary> collectives;
   std::optional<CompressionAccount> compression;
   std::optional<StrategyAccount> strategy;

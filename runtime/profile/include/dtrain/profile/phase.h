@@ -14,6 +14,7 @@ enum class Phase : std::uint8_t {
   kTrainBatch,     // of train_batch(): what is neither forward nor backward nor communication
   kForward,        // "train_batch.forward"
   kBackward,       // "train_batch.backward"
+  kGraph,          // a whole step as a replayed CUDA graph: computing, exchange and update, which have no times in it
   kAllreduceWait,  // exposed communication: waiting for, or doing, collectives on the training thread
   kOptimizerStep,
   kStepLrSchedulers,
