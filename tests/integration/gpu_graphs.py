@@ -35,7 +35,7 @@ def case(model, optimizer, graphs, batches=None, host="nothing", precision=None,
         optimizations["mixed_precision"] = precision
     return {"model": model, "optimizer": optimizer, "batches": batches or [EPOCH] * 4, "optimizations": optimizations,
             "length": {"epochs": EPOCHS}, "hyperparameters": {"host": host, **COUNTED, **hyperparameters},
-            "sections": {"scheduling_unit": 20, "min_validation_period": {"batches": 33}}}
+            "sections": {"scheduling_unit": 20, "min_validation_period": {"batches": 65}}}
 
 
 def title(model, optimizer, options):
@@ -52,7 +52,7 @@ CASES = {
         ("cnn", SGD, {"sharded_optimizer": True, "precision": "pure_bf16"}),
         ("mlp", ADAM, {"sharded_optimizer": "auto", "batches": [60, 47, 60, 60]})],
     3: [("cnn", ADAM, {"sharded_optimizer": True}),
-        ("gpt", SGD, {"sharded_optimizer": False, "clip": 0.3, "checkpointed": "cuda"})],
+        ("gpt", SGD, {"sharded_optimizer": False, "clip": 0.3})],
 }
 # What keeps steps from being captured: the words for it, and what differs from a step that can be.
 CAUSES = [
@@ -60,6 +60,7 @@ CAUSES = [
     ("'samples' as a number of the host", {"host": "metric"}),
     ("draws random numbers on the host", {"host": "random"}),
     ("replaces one of its buffers", {"host": "buffer"}),
+    ("dtrain::checkpoint()", {"model": "gpt", "checkpointed": "cuda"}),
     ("aggregation_frequency is 2", {"aggregation_frequency": 2}),
     ("gradient_compression", {"gradient_compression": "fp16"}),
     ("local_sgd", {"local_sgd": {"inner_steps": 5}}),
@@ -81,7 +82,7 @@ class GraphTest(unittest.TestCase):
                      for result in (one, other)]
             self.assertEqual(*lines)
         losses = {line["metrics"]["loss"] for line in one.metrics("validation")}
-        self.assertGreater(len(losses), 2, "nothing has been trained")
+        self.assertGreater(len(losses), 1, "nothing has been trained")
 
 
 class Parity(GraphTest):
@@ -129,7 +130,8 @@ class Parity(GraphTest):
 
 class Causes(GraphTest):
     def test_what_a_graph_would_not_repeat_is_named_and_changes_nothing(self):
-        cases = [case("cnn", SGD, graphs, **options) for _, options in CAUSES for graphs in (True, False)]
+        cases = [case(graphs=graphs, **{"model": "cnn", "optimizer": SGD, **options})
+                 for _, options in CAUSES for graphs in (True, False)]
         runs = [run for run, in run_cases(BUILD, self.work.path, 2, cases, slot_types=("cuda",))]
         for (cause, options), graph, plain in zip(CAUSES, runs[::2], runs[1::2]):
             with self.subTest(cause):
@@ -156,7 +158,7 @@ class Scripted(GraphTest):
                  for part, name in (("training", "train"), ("validation", "t10k"))}
         file = write_experiment(self.work.path / "experiment.yaml", **script_experiment(
             model, {"format": "idx", **files}, steps=BATCHES, batch=32, slots=2, optimizer=ADAMW,
-            optimizations={"memory_format": "contiguous", **optimizations}))
+            min_validation_period={"batches": 50}, optimizations={"memory_format": "contiguous", **optimizations}))
         return launch(BUILD, file, self.work.new_run(), ["resources.slot_type=cuda"], **gpu_environment(BUILD)).expect(code)
 
     def test_a_model_file(self):
@@ -227,7 +229,11 @@ class Faults(gpu_faults.FaultTest):
 
     def test_a_rank_stops(self):
         result = self.launched(2, self.training(kind="stop"))
-        self.assertIn("a replayed step", result.output)
+        self.check_failure(result, 0, rf"{gpu_faults.TIMED_OUT}.*missing: rank 1 has not entered it", "")
+
+    def test_an_operation_of_a_graph_never_ends(self):
+        result = self.launched(2, self.training(kind="nccl_hang"))
+        self.assertRegex(result.output, r"a replayed step, 1 operation from all_reduce.*timed out after 5\.\d* s")
         self.check_nothing_left()
 
 

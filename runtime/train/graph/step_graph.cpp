@@ -6,6 +6,7 @@
 #include <ATen/CPUGeneratorImpl.h>
 #include <spdlog/fmt/fmt.h>
 
+#include "device/capture_state.h"
 #include "dtrain/base/error.h"
 #include "dtrain/config/experiment.h"
 #include "dtrain/profile/recorder.h"
@@ -121,8 +122,9 @@ std::optional<Metrics> StepGraph::step(const Batch& batch, const Train& train,
                                        const std::function<void()>& before_launch) {
   // A checkpoint may have moved the optimizer's state; a step that used other parameters has given it other counts.
   if (graph_ && step_.optimizer().moves() != optimizer_moves_) forget();
-  if (!graph_ && !capture(batch, train)) return std::nullopt;
+  if (!graph_) make_places(batch);
   fill_places(batch);
+  if (!graph_ && !capture(train)) return std::nullopt;
   capturable_.before_replay();
   before_launch();
   const profile::PhaseScope whole(session_.recorder(), profile::Phase::kGraph);
@@ -132,12 +134,12 @@ std::optional<Metrics> StepGraph::step(const Batch& batch, const Train& train,
   return metrics_;
 }
 
-bool StepGraph::capture(const Batch& batch, const Train& train) {
+bool StepGraph::capture(const Train& train) {
   const profile::PhaseScope phase(session_.recorder(), profile::Phase::kGraph);
-  make_places(batch);
+  const HostState before{buffers(), host_random_state()};
   std::string failure;
   try {
-    record(train);
+    record(train, before);
   } catch (const c10::Error& error) {
     failure = error.what_without_backtrace();
   } catch (const std::exception& error) {
@@ -152,16 +154,17 @@ bool StepGraph::capture(const Batch& batch, const Train& train) {
     return true;
   }
   capturable_.abandon_capture();
+  put_buffers_back(before);
   forget();
   given_up_ = true;
   write(false, number, fmt::format("steps do not run as a CUDA graph: {}", failure));
   return false;
 }
 
-void StepGraph::record(const Train& train) {
+void StepGraph::record(const Train& train, const HostState& before) {
   graph_ = make_device_graph();
-  const HostState before{buffers(), host_random_state()};
   profile::Recorder& recorder = session_.recorder();
+  const CaptureState capturing;
   Capture capture(*graph_, communicator_);
   recorder.hold_phase(true);
   step_.optimizer().capture_steps(rate_);
@@ -201,10 +204,26 @@ void StepGraph::fill_places(const Batch& batch) {
   rate_on_device_ = rate;
 }
 
-std::vector<const void*> StepGraph::buffers() const {
-  std::vector<const void*> places;
-  for (const at::Tensor& buffer : model_.buffers()) places.push_back(buffer.defined() ? buffer.data_ptr() : nullptr);
-  return places;
+std::vector<at::Tensor> StepGraph::buffers() const {
+  std::vector<at::Tensor> all;
+  for (const at::Tensor& buffer : model_.buffers()) all.push_back(buffer.defined() ? buffer.detach() : buffer);
+  return all;
+}
+
+bool StepGraph::replaces_buffers(const HostState& before) const {
+  const std::vector<at::Tensor> now = model_.buffers();
+  return !std::equal(now.begin(), now.end(), before.buffers.begin(), before.buffers.end(),
+                     [](const at::Tensor& one, const at::Tensor& other) {
+                       return one.defined() == other.defined() &&
+                              (!one.defined() || one.data_ptr() == other.data_ptr());
+                     });
+}
+
+void StepGraph::put_buffers_back(const HostState& before) {
+  std::vector<at::Tensor> now = model_.buffers();
+  for (std::size_t i = 0; i < std::min(now.size(), before.buffers.size()); ++i) {
+    if (now[i].defined() && before.buffers[i].defined()) now[i].set_data(before.buffers[i]);
+  }
 }
 
 void StepGraph::refuse_what_a_graph_would_freeze(const HostState& before) const {
@@ -212,7 +231,7 @@ void StepGraph::refuse_what_a_graph_would_freeze(const HostState& before) const 
     if (value.is_on_device()) continue;
     throw Error("train_batch() returns '" + name + "' as a number of the host, which would stay the same");
   }
-  if (buffers() != before.buffers) {
+  if (replaces_buffers(before)) {
     throw Error("the model replaces one of its buffers, which a graph would not follow");
   }
   if (!at::equal(host_random_state(), before.random)) {

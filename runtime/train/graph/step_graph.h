@@ -56,16 +56,20 @@ class StepGraph {
   };
   static Shape shape_of(const Batch& batch);
 
-  bool capture(const Batch& batch, const Train& train);
-  void record(const Train& train);
+  struct HostState {
+    std::vector<at::Tensor> buffers;
+    at::Tensor random;  // of the generator of the CPU
+  };
+
+  bool capture(const Train& train);
+  void record(const Train& train, const HostState& before);
   void make_places(const Batch& batch);
   void fill_places(const Batch& batch);
-  struct HostState {
-    std::vector<const void*> buffers;  // where they lie
-    at::Tensor random;                 // of the generator of the CPU
-  };
   void refuse_what_a_graph_would_freeze(const HostState& before) const;
-  std::vector<const void*> buffers() const;
+  // The model's buffers as they are: the same memory, in tensors of their own.
+  std::vector<at::Tensor> buffers() const;
+  bool replaces_buffers(const HostState& before) const;
+  void put_buffers_back(const HostState& before);
   // Every rank's `failure` (empty: none) in words, for all of them; empty: no rank has failed.
   std::string agree(const std::string& failure);
   void write(bool captured, std::int64_t batch, const std::string& text);

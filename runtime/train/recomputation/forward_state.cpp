@@ -7,6 +7,9 @@
 #include <ATen/autocast_mode.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
+#include "device/capture_state.h"
+#include "dtrain/base/error.h"
+
 namespace dtrain::train {
 
 namespace {
@@ -56,6 +59,13 @@ void AutocastState::set() const {
     at::autocast::set_autocast_dtype(kDevices[i], devices[i].type);
   }
   at::autocast::set_autocast_cache_enabled(cache);
+}
+
+ForwardState ForwardState::current() {
+  if (capturing_graph) {
+    throw Error("dtrain::checkpoint() draws the random numbers of forward once more, which a CUDA graph cannot repeat");
+  }
+  return {RandomState::current(), AutocastState::current()};
 }
 
 AsInForward::AsInForward(const ForwardState& forward) : before_(ForwardState::current()) {

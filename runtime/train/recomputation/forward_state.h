@@ -35,7 +35,8 @@ struct AutocastState {
 };
 
 struct ForwardState {
-  static ForwardState current() { return {RandomState::current(), AutocastState::current()}; }
+  // Error while a CUDA graph is captured.
+  static ForwardState current();
 
   RandomState random;
   AutocastState autocast;

@@ -50,8 +50,21 @@ void ScriptTree::take_over_buffers() {
   // Collected before any is changed: a script may hand a buffer on to another (`self.before = self.now`).
   std::vector<std::pair<BufferSlot*, at::Tensor>> assigned;
   collect_assigned(assigned);
+  // On a device a buffer keeps its place, as what is captured as a CUDA graph must.
+  const auto stays = [](const at::Tensor& buffer, const at::Tensor& value) {
+    return !buffer.is_cpu() && buffer.sizes() == value.sizes() && buffer.scalar_type() == value.scalar_type() &&
+           buffer.device() == value.device();
+  };
+  const at::NoGradGuard no_grad;
+  for (auto& [buffer, value] : assigned) {
+    if (stays(buffer->registered, value)) value = value.clone();  // it may be another buffer
+  }
   for (const auto& [buffer, value] : assigned) {
-    buffer->registered.set_data(value);
+    if (stays(buffer->registered, value)) {
+      buffer->registered.copy_(value);
+    } else {
+      buffer->registered.set_data(value);
+    }
     buffer->owner->setSlot(buffer->slot, buffer->registered);
   }
 }

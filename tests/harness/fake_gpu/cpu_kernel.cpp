@@ -225,7 +225,15 @@ Node Call::replay() const {
   for (std::size_t i = 0; i < arguments_.size(); ++i) {
     const bool of_host =
         originals_[i].isTensor() && originals_[i].toTensor().defined() && !originals_[i].toTensor().is_cuda();
-    frozen.push_back(of_host ? c10::IValue(originals_[i].toTensor().clone()) : arguments_[i]);
+    if (!of_host) {
+      frozen.push_back(arguments_[i]);
+      continue;
+    }
+    const at::Tensor& original = originals_[i].toTensor();
+    at::Tensor value = original.clone();
+    // A number that was written as such does not decide the type of the result.
+    value.unsafeGetTensorImpl()->set_wrapped_number(original.unsafeGetTensorImpl()->is_wrapped_number());
+    frozen.emplace_back(std::move(value));
   }
   std::vector<std::pair<at::Tensor, at::Tensor>> resized;
   for (const auto& [device, host] : resized_) resized.emplace_back(on_host(device), host);
