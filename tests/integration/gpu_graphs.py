@@ -233,7 +233,7 @@ class Faults(gpu_faults.FaultTest):
 
     def test_an_operation_of_a_graph_never_ends(self):
         result = self.launched(2, self.training(kind="nccl_hang"))
-        self.assertRegex(result.output, r"a replayed step, 1 operation from all_reduce.*timed out after 5\.\d* s")
+        self.assertRegex(result.output, r"a replayed step, 1 operation: all_reduce.*timed out after 5\.\d* s")
         self.check_nothing_left()
 
 
