@@ -21,7 +21,11 @@ from gpu_cases import run_cases
 from harness import Build, Workplace
 
 BATCHES, SAMPLES = 42, 6
-LIMIT = 1e-6
+# Where the scale of the sums is a power of two, and nothing is clipped, every rounding is the same but for elements that
+# fill no vector of the optimizer's kernel.
+EXACT = 1e-6
+# Else rounding differs, and float16 enlarges that: a weight may round to the neighbouring number.
+ROUNDED = 1e-3
 # One lost message of error feedback is far more.
 COMPRESSED_LIMIT = 1e-5
 SETTINGS = {"initial_scale": 2.0**14, "growth_interval": 4}
@@ -195,8 +199,8 @@ def changes_of(run, rank=0):
     return [(event["batch"], event["scale"], event["skipped"]) for event in events]
 
 
-def check_told(run):
-    """plan.json and the log say what the events say."""
+def check_told(run, speakers=1):
+    """plan.json and the log say what the events say; of `speakers` ranks each."""
     changes = changes_of(run)
     skipped = sum(one[2] for one in changes)
     told = run.result.json("plan.json")["loss_scaling"]
@@ -204,8 +208,8 @@ def check_told(run):
         raise AssertionError(f"plan.json says {told} after {changes}")
     if "non_finite" in run.result.json("plan.json"):
         raise AssertionError("a skipped update was taken for a loss or a norm that is not finite")
-    if run.result.output.count("the scale of the loss falls") != (skipped > 0):
-        raise AssertionError(f"the log has not said once that the scale falls:\n{run.result.output}")
+    if run.result.output.count("the scale of the loss falls") != (speakers if skipped else 0):
+        raise AssertionError(f"the log has not said once of each that the scale falls:\n{run.result.output}")
 
 
 def check_against_peer(one, run, batches):
@@ -215,16 +219,17 @@ def check_against_peer(one, run, batches):
     if not any(skipped for _, _, skipped in changes) or all(skipped for _, _, skipped in changes):
         raise AssertionError("the case does not make the scale fall and grow")
     difference, worst = parity_model.worst_difference(parity_model.load(run.result.weights_file), weights)
-    if not difference <= LIMIT:
-        raise AssertionError(f"{worst} differs by {difference}")
+    limit = EXACT if batches["x"].shape[1] * one.get("k", 1) in (1, 2, 4) and not one.get("clip") else ROUNDED
+    if not difference <= limit:
+        raise AssertionError(f"{worst} differs by {difference}, limit {limit}")
     if not one["count"]:
         got = [line["metrics"]["loss"] for line in run.result.metrics("training")]
         if len(got) != len(losses):
             raise AssertionError(f"{len(got)} losses, not {len(losses)}")
         apart = max(abs(a - b) / abs(b) for a, b in zip(got, losses))
-        if not apart <= LIMIT:
+        if not apart <= limit:
             raise AssertionError(f"a loss differs by {apart}")
-    return f"{difference:10.2e}   {sum(one[2] for one in changes)} skipped, {len(changes)} changes"
+    return f"{difference:10.2e} {limit:8.0e}   {sum(one[2] for one in changes)} skipped, {len(changes)} changes"
 
 
 def check_counts(run):
@@ -262,7 +267,7 @@ def check(one, run, ranks, following):
     run.result.expect(0)
     if run.reports:
         raise AssertionError("\n".join(sorted(set(run.reports))))
-    check_told(run)
+    check_told(run, ranks if "local_sgd" in one else 1)
     outcome = ""
     if one["count"]:
         check_counts(run)
@@ -288,7 +293,7 @@ def main():
     workplace = Workplace("loss-scaling")
     parity_model.save(initial_model().state_dict(), workplace.path / "initial.safetensors")
     failures = 0
-    print(f"relative L2 difference of the worst parameter (limit {LIMIT:.0e}; files: {workplace.path})")
+    print(f"relative L2 difference of the worst parameter, and its limit (files: {workplace.path})")
     for ranks in map(int, sys.argv[2:] or CASES):
         cases = CASES[ranks]
         runs = [run for (run,) in run_cases(build, workplace.path, ranks,

@@ -88,12 +88,13 @@ TEST_F(Fp16OnGpus, SettingsThatMakeNoSenseAreRefused) {
   }
 }
 
-// What it says is float32 is that under the autocast of CPUs and of GPUs.
+// What it says is float32 is that under the autocast of CPUs and of GPUs. Sizes fill the vectors of libtorch's kernels,
+// which round the elements of an incomplete one otherwise.
 struct NarrowNetImpl : torch::nn::Module {
   NarrowNetImpl() {
     first = register_module("first", torch::nn::Linear(6, 16));
     norm = register_module("norm", torch::nn::LayerNorm(std::vector<std::int64_t>{16}));
-    last = register_module("last", torch::nn::Linear(16, 4));
+    last = register_module("last", torch::nn::Linear(16, 16));
     at::Generator random = at::detail::createCPUGenerator(7);
     const at::NoGradGuard no_grad;
     for (at::Tensor& parameter : parameters()) parameter.uniform_(-0.4, 0.4, random);
@@ -103,7 +104,7 @@ struct NarrowNetImpl : torch::nn::Module {
     at::Generator random = at::detail::createCPUGenerator(static_cast<std::uint64_t>(batch));
     const double weight = batch == 3 || batch == 8 || batch == 9 ? 3000 : 1;
     const at::Tensor x = at::randn({5, 6}, random).to(device);
-    const at::Tensor y = at::randint(4, {5}, random, at::kLong).to(device);
+    const at::Tensor y = at::randint(16, {5}, random, at::kLong).to(device);
     const at::Tensor scores = last(norm(first(x).relu().to(at::kFloat)));
     return torch::nn::functional::cross_entropy(scores.to(at::kFloat), y) * weight;
   }

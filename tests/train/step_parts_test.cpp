@@ -139,7 +139,7 @@ TEST(ExchangeScale, BringsShortWindowsToTheMeanOrTheSum) {
       NonFinite non_finite(run.services, false);
       CollectiveVote vote(run.services, non_finite);
       AggregationWindow window(4, average);
-      ExchangeScale scale(run.services.communicator, window, vote, /*on_host=*/true);
+      ExchangeScale scale(run.services.communicator, window, vote, /*on_host=*/true, /*scaler=*/nullptr);
       EXPECT_EQ(scale.full(), average ? 1.0 / 8 : 1.0 / 2);
       for (int round = 0; round < 3; ++round) {  // rank 1 has had no batch in the last one
         vote.announce({round < 2 || run.services.world.rank == 0, false, std::nullopt, round});

@@ -122,7 +122,6 @@ std::optional<Metrics> StepGraph::step(const Batch& batch, const Train& train,
   // A checkpoint may have moved the optimizer's state; a step that used other parameters has given it other counts.
   if (graph_ && step_.optimizer().moves() != optimizer_moves_) forget();
   if (!graph_ && !capture(batch, train)) return std::nullopt;
-  const profile::PhaseScope phase(session_.recorder(), profile::Phase::kForward);
   fill_places(batch);
   capturable_.before_replay();
   before_launch();
@@ -134,7 +133,7 @@ std::optional<Metrics> StepGraph::step(const Batch& batch, const Train& train,
 }
 
 bool StepGraph::capture(const Batch& batch, const Train& train) {
-  const profile::PhaseScope phase(session_.recorder(), profile::Phase::kForward);
+  const profile::PhaseScope phase(session_.recorder(), profile::Phase::kGraph);
   make_places(batch);
   std::string failure;
   try {
@@ -191,6 +190,7 @@ void StepGraph::make_places(const Batch& batch) {
 
 // In the order of the stream: the graph's last launch has read what lies there.
 void StepGraph::fill_places(const Batch& batch) {
+  const profile::PhaseScope phase(session_.recorder(), profile::Phase::kToDevice);
   const at::NoGradGuard no_grad;
   for (std::size_t i = 0; i < places_.tensors.size(); ++i) {
     places_.tensors[i].copy_(batch.tensors[i], /*non_blocking=*/true);
