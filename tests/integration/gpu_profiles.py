@@ -122,6 +122,38 @@ class Times(GpuRuns):
         self.assertGreater(parts["device_wait"], 0)
         self.assertAlmostEqual(sum(parts.values()), waterfall["wall_s"], places=6)
 
+    def test_of_steps_that_are_cuda_graphs(self):
+        batches = 120
+        sets = [f"searcher.max_length.batches={batches}", "optimizations.cuda_graphs=true",
+                "optimizations.sharded_optimizer=false"]
+        for more in ([], ["profiling.sync_timings=false"]):
+            with self.subTest(more):
+                run = self.launch(2, *sets, *more)
+                told = run.json("plan.json")["cuda_graphs"]
+                self.assertTrue(told["captured"], told)
+                self.assertLess(told["batch"], batches // 2)
+                for rank in range(2):
+                    dump = self.dump(run, rank)
+                    collectives = self.collectives_by_batch(dump)
+                    self.assertEqual([step["batch"] for step in dump["step"]], list(range(1, batches + 1)))
+                    for step in dump["step"]:
+                        phases, batch = step["phases"], step["batch"]
+                        self.assertEqual(sum(time for phase, time in phases.items() if "." not in phase),
+                                         step["wall_ns"], step)
+                        as_graph = batch >= told["batch"]
+                        self.assertTrue(step["exchanged"])
+                        self.assertEqual(phases["graph"] > 0, as_graph, step)
+                        self.assertEqual(phases["train_batch.backward"] == 0, as_graph, step)
+                        self.assertEqual(phases["optimizer_step"] == 0, as_graph, step)
+                        buckets = [one for one in collectives[batch] if one["bucket"] >= 0]
+                        self.assertEqual(buckets == [], as_graph, step)
+                analysis = json.loads(self.dtrain("analyze", str(run.run_dir), "--json"))
+                self.assertGreater(analysis["summary"]["graphs_s"], 0)
+                waterfall = analysis["waterfall"]
+                self.assertAlmostEqual(sum(part["seconds"] for part in waterfall["parts"]), waterfall["wall_s"], places=6)
+                self.assertTrue([note for note in analysis["what_if"]["notes"] if "CUDA graphs" in note])
+                self.assertIn("in CUDA graphs (", " ".join(run.output.split()))
+
     def test_of_batches_without_an_exchange(self):
         run = self.launch(2, "optimizations.aggregation_frequency=3")
         for rank in range(2):
