@@ -63,7 +63,8 @@ def make_batches(ranks, planted, batches=BATCHES):
     generator = torch.Generator().manual_seed(2)
     made = {"x": torch.randn(batches, ranks, SAMPLES, 32, generator=generator),
             "y": torch.randint(0, 10, (batches, ranks, SAMPLES), generator=generator),
-            "weight": torch.ones(batches, ranks, SAMPLES), "spike": torch.zeros(batches, ranks, SAMPLES), "counts": torch.full((ranks,), batches)}
+            "weight": torch.ones(batches, ranks, SAMPLES), "spike": torch.zeros(batches, ranks, SAMPLES),
+            "counts": torch.full((ranks,), batches)}
     for batch, where in planted.items():
         if where == SPIKE:
             made["spike"][batch - 1, ranks - 1] = 1e37  # times the scale: infinite
@@ -152,8 +153,8 @@ def ddp_rank(rank, case, folder):
 
 
 def case(name, optimizer=ADAMW, planted=PLANTED, settings=SETTINGS, count=False, peer=True, **parts):
-    return {"name": name, "optimizer": optimizer, "planted": planted, "settings": settings, "count": count, "peer": peer,
-            **parts}
+    return {"name": name, "optimizer": optimizer, "planted": planted, "settings": settings, "count": count,
+            "peer": peer, **parts}
 
 
 # Another scale changes nothing here, but an update that is skipped does.
@@ -296,7 +297,8 @@ def check_repeated(cases, runs):
     counted = next((index for index, one in enumerate(cases) if one["count"]), None)
     if counted is None:
         return
-    twin = next(index for index, one in enumerate(cases) if {**one, "name": "", "count": True} == {**cases[counted], "name": ""})
+    wanted = {**cases[counted], "name": ""}
+    twin = next(index for index, one in enumerate(cases) if {**one, "name": "", "count": True} == wanted)
     first, again = (runs[index].result.weights_file.read_bytes() for index in (twin, counted))
     if first != again:
         raise AssertionError(f"{runs[counted].folder} has other weights than {runs[twin].folder}")
