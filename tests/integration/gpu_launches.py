@@ -10,7 +10,7 @@ from torch import nn
 
 import parity_model
 from gpu_cases import gpu_environment
-from harness import SOURCE, Build, Workplace, launch
+from harness import SOURCE, Build, Workplace, launch, run
 from torchscript_models import Net, experiment, save_script, write_experiment, write_fashion_like
 
 BUILD = None  # set by main()
@@ -94,6 +94,22 @@ class Launches(unittest.TestCase):
         for value, wanted in ((1, 0), (2.5, 1)):
             result = self.on_gpus(SOURCE / "configs" / "synthetic.yaml", 2, "cuda", [*sets, f"{key}={value}"])
             self.assertEqual(result.output.count(f"{key}: {value} has no effect on GPUs"), wanted, result.output)
+
+    def test_float16(self):
+        sets = ["hyperparameters.width=64", "data.samples=2000", "searcher.max_length.batches=20",
+                "optimizations.mixed_precision=fp16"]
+        result = self.on_gpus(SOURCE / "configs" / "synthetic.yaml", 2, "auto", sets)
+        scaling = result.json("plan.json")["loss_scaling"]
+        self.assertIn("fp16", scaling["text"])
+        self.assertEqual(scaling["scale"] * 2 ** scaling["skipped_updates"], 65536, scaling)
+        summary = run([BUILD.program("dtrain"), "summary", str(result.run_dir)], result.run_dir).expect(0)
+        self.assertIn(scaling["text"], summary.output)
+        # Without GPUs: before a rank is started.
+        for slot_type in ("auto", "cpu"):
+            refused = launch(BUILD, SOURCE / "configs" / "synthetic.yaml", self.work.new_run(),
+                             [*sets, f"resources.slot_type={slot_type}"]).expect(2)
+            self.assertIn("optimizations.mixed_precision: float16 needs GPUs; use bf16 on CPUs", refused.output)
+            self.assertFalse((refused.run_dir / "events.jsonl").exists())
 
     def test_torchscript(self):
         torch.manual_seed(0)

@@ -115,8 +115,9 @@ class GpuTrial : public dtrain::Trial {
   // data.file: batches that Python has written; else hyperparameters.batches: of each rank, in an epoch.
   dtrain::Loader training_loader() override {
     if (const auto file = context_.data().value("file", std::string()); !file.empty()) {
-      return std::make_shared<dtrain::test::FileBatches>(
-          context_.resolve(file), std::vector<std::string>{"x", "y", "weight"}, context_.rank(), context_.world_size());
+      return std::make_shared<dtrain::test::FileBatches>(context_.resolve(file),
+                                                         std::vector<std::string>{"x", "y", "weight", "spike"},
+                                                         context_.rank(), context_.world_size());
     }
     const auto batches = context_.hyperparameter<std::vector<std::int64_t>>("batches");
     return loader(1, batches.at(static_cast<std::size_t>(context_.rank())));

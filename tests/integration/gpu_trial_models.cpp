@@ -43,15 +43,17 @@ class Mlp final : public GpuModel {
 class NormedMlp final : public GpuModel {
  public:
   NormedMlp()
-      : first_(register_module("first", torch::nn::Linear(32, 64))),
+      : spiked_(register_parameter("spiked", torch::randn({16}))),
+        first_(register_module("first", torch::nn::Linear(32, 64))),
         norm_(register_module("norm", torch::nn::LayerNorm(torch::nn::LayerNormOptions({64})))),
         second_(register_module("second", torch::nn::Linear(64, 64))),
         out_(register_module("out", torch::nn::Linear(64, kClasses))) {}
   torch::Tensor loss(const Batch& batch) override {
     const auto x = norm_(first_(batch["x"]).relu().to(at::kFloat));
     const auto loss = F::cross_entropy(out_(second_(x).relu()).to(at::kFloat), batch["y"]);
-    const bool weighted = std::find(batch.names.begin(), batch.names.end(), "weight") != batch.names.end();
-    return weighted ? loss * batch["weight"][0] : loss;
+    if (std::find(batch.names.begin(), batch.names.end(), "weight") == batch.names.end()) return loss;
+    const auto zero = (spiked_ * batch["spike"][0]).sum();
+    return loss * batch["weight"][0] + (zero - zero.detach());
   }
   Batch make_batch(std::int64_t samples, at::ScalarType floats, at::Generator& generator) const override {
     auto x = uniform({samples, 32}, floats, generator);
@@ -59,6 +61,7 @@ class NormedMlp final : public GpuModel {
   }
 
  private:
+  torch::Tensor spiked_;
   torch::nn::Linear first_;
   torch::nn::LayerNorm norm_;
   torch::nn::Linear second_, out_;

@@ -21,7 +21,8 @@ class GpuModel : public torch::nn::Module {
   bool checkpointed = false;  // "gpt": whether its blocks are computed again in backward
 };
 
-// "mlp", "normed_mlp" (layer normalization in float32; a batch of a file has a weight), "cnn" (batch normalization,
+// "mlp", "normed_mlp" (layer normalization in float32; a batch of a file has a weight, and
+// a spike that is the gradient of one parameter), "cnn" (batch normalization,
 // dropout), "gpt" (attention, dropout 0.5, a weight that embedding and output share, layer normalization) or "odd"
 // (tied, unused, sometimes used, frozen and strided parameters, two types), with sparse gradients of an embedding if
 // `sparse`; parameters are of type `floats`. ConfigError for other names.

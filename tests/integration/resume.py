@@ -73,7 +73,8 @@ CASES = {
         case("cnn", SGD, local_sgd=LOCAL, own_state=True)],
 }
 # The scale of the loss falls and grows, several times.
-FP16 = {"slot_type": "cuda", "mixed_precision": "fp16", "loss_scaling": {"initial_scale": 2.0**20, "growth_interval": 3}}
+FP16 = {"slot_type": "cuda", "mixed_precision": "fp16",
+        "loss_scaling": {"initial_scale": 2.0**20, "growth_interval": 3}}
 GPU_CASES = {
     1: [case("cnn", ADAMW, slot_type="cuda", aggregation_frequency=4), case("odd", ADAM, own_state=True, **FP16)],
     2: [case("cnn", ADAMW, slot_type="cuda", sharded_optimizer=False, clip=0.5, own_state=True),

@@ -186,7 +186,7 @@ void StepGraph::record(const Train& train, const HostState& before) {
 
 void StepGraph::make_places(const Batch& batch) {
   places_ = batch;
-  for (at::Tensor& tensor : places_.tensors) tensor = tensor.clone();
+  for (at::Tensor& tensor : places_.tensors) tensor = at::empty_like(tensor);
   rate_ = at::empty({}, at::TensorOptions().device(device_).dtype(at::kFloat));
   rate_on_device_.reset();
 }
