@@ -50,6 +50,8 @@ CASES = {
         ("gpt", ADAMW, {"sharded_optimizer": False, "own_state": True}),
         ("gpt", SGD, {"sharded_optimizer": True, "precision": "bf16"}),
         ("cnn", SGD, {"sharded_optimizer": True, "precision": "pure_bf16"}),
+        ("cnn", ADAM, {"sharded_optimizer": True, "precision": "fp16", "clip": 0.3}),
+        ("mlp", SGD, {"sharded_optimizer": False, "precision": "fp16"}),
         ("mlp", ADAM, {"sharded_optimizer": "auto", "batches": [60, 47, 60, 60]})],
     3: [("cnn", ADAM, {"sharded_optimizer": True}),
         ("gpt", SGD, {"sharded_optimizer": False, "clip": 0.3})],

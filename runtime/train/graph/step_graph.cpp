@@ -19,6 +19,19 @@ namespace {
 // TorchScript its code, and allocators get their memory in the first ones.
 constexpr std::int64_t kWarmUp = 4;
 
+// In words; empty: it has not failed.
+template <typename Call>
+std::string failure_of(const Call& call) {
+  try {
+    call();
+  } catch (const c10::Error& error) {
+    return error.what_without_backtrace();
+  } catch (const std::exception& error) {
+    return error.what();
+  }
+  return "";
+}
+
 // Closes what begin_capture() has opened, whatever comes in between; end() says what failed first.
 class Capture {
  public:
@@ -34,21 +47,11 @@ class Capture {
   Capture(const Capture&) = delete;
   Capture& operator=(const Capture&) = delete;
 
-  // Once. Empty, or what is wrong.
+  // Once. Empty, or what is wrong: the communicator knows more about its operations than CUDA does.
   std::string end() {
-    std::string failure;
-    const auto attempt = [&](const auto& call) {
-      try {
-        call();
-      } catch (const c10::Error& error) {
-        if (failure.empty()) failure = error.what_without_backtrace();
-      } catch (const std::exception& error) {
-        if (failure.empty()) failure = error.what();
-      }
-    };
-    attempt([&] { communicator_.end_capture(); });
-    attempt([&] { graph_.end_capture(); });
-    return failure;
+    const std::string of_graph = failure_of([&] { graph_.end_capture(); });
+    const std::string of_communicator = failure_of([&] { communicator_.end_capture(); });
+    return of_communicator.empty() ? of_graph : of_communicator;
   }
 
  private:
@@ -137,15 +140,7 @@ std::optional<Metrics> StepGraph::step(const Batch& batch, const Train& train,
 bool StepGraph::capture(const Train& train) {
   const profile::PhaseScope phase(session_.recorder(), profile::Phase::kGraph);
   const HostState before{buffers(), host_random_state()};
-  std::string failure;
-  try {
-    record(train, before);
-  } catch (const c10::Error& error) {
-    failure = error.what_without_backtrace();
-  } catch (const std::exception& error) {
-    failure = error.what();
-  }
-  failure = agree(first_line(failure));
+  const std::string failure = agree(first_line(failure_of([&] { record(train, before); })));
   const std::int64_t number = step_.batches_begun() + 1;
   if (failure.empty()) {
     captured_shape_ = last_shape_;
