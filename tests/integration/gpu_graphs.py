@@ -222,7 +222,7 @@ class Faults(gpu_faults.FaultTest):
     """In steps that are launches of a graph."""
 
     def training(self, **fault):
-        one = case("mlp", SGD, True, fault={"rank": 1, "batch": 60, **fault}, batches=[1_000_000] * 4)
+        one = case("mlp", SGD, True, sharded_optimizer=False, fault={"rank": 1, "batch": 60, **fault}, batches=[1_000_000] * 4)
         return {**one, "length": {"batches": 1_000_000}, "sections": {"communication": {"timeout": 5}}}
 
     def test_a_rank_is_killed(self):
