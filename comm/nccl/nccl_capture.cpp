@@ -40,7 +40,7 @@ void NcclCore::begin_capture() {
   }
   hand_over_all();
   throw_if_failed();
-  capture_.emplace();
+  capture_ = Capture();
 }
 
 void NcclCore::check_capturable(const Descriptor& descriptor, const void* in, const void* out) const {
