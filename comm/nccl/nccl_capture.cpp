@@ -38,9 +38,15 @@ void NcclCore::begin_capture() {
     throw CommError(
         "begin_capture: the communicator was made without current_stream, so that no stream can be captured");
   }
+  // Without it a failure ends the communicator, which NCCL does only once no graph is left that holds operations of it.
+  if (!setup_.api->ncclCommRevoke) {
+    throw CommError("this version of NCCL cannot stop a communicator of which a CUDA graph holds operations",
+                    "use NCCL 2.28.9 or a later one");
+  }
   hand_over_all();
   throw_if_failed();
   capture_ = Capture();
+  capture_->first_sequence = sequence_;
 }
 
 void NcclCore::check_capturable(const Descriptor& descriptor, const void* in, const void* out) const {
@@ -113,6 +119,7 @@ void NcclCore::join_captured(cudaStream_t stream, std::uint64_t sequence) {
 void NcclCore::end_capture() {
   if (!capture_) throw CommError("end_capture: no capture has begun");
   Capture capture = *std::exchange(capture_, std::nullopt);
+  sequence_ = capture.first_sequence;  // the same on all ranks, also where a capture has failed in the middle
   const bool group_was_open = std::exchange(group_open_, false);
   grouped_.clear();
   captured_ = std::make_shared<const std::string>(text_of(capture.batches));

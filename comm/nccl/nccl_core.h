@@ -175,7 +175,8 @@ class NcclCore : public std::enable_shared_from_this<NcclCore> {
   std::deque<NcclBatch> batches_;
   struct Capture {
     std::vector<NcclBatch> batches;
-    std::size_t joined = 0;  // so many of them, from the first
+    std::size_t joined = 0;            // so many of them, from the first
+    std::uint64_t first_sequence = 0;  // numbers from here on are given again once the capture has ended
   };
   std::optional<Capture> capture_;               // while one is under way
   std::shared_ptr<const std::string> captured_;  // what the last one has captured, in words

@@ -28,7 +28,7 @@ BATCHES = 90  # of a scripted model
 
 def case(model, optimizer, graphs, batches=None, host="nothing", precision=None, **hyperparameters):
     optimizations = {"cuda_graphs": graphs}
-    for key in ("sharded_optimizer", "aggregation_frequency", "gradient_compression", "local_sgd"):
+    for key in ("average_aggregated_gradients", "sharded_optimizer", "aggregation_frequency", "gradient_compression", "local_sgd"):
         if key in hyperparameters:
             optimizations[key] = hyperparameters.pop(key)
     if precision:
@@ -44,7 +44,7 @@ def title(model, optimizer, options):
 
 # Each with a graph and without.
 CASES = {
-    1: [("gpt", ADAM, {}), ("cnn", SGD, {"clip": 0.3})],
+    1: [("gpt", ADAM, {}), ("cnn", SGD, {"clip": 0.3, "average_aggregated_gradients": False})],
     2: [("mlp", SGD, {"sharded_optimizer": False, "halve_rate_after": 7}),
         ("cnn", ADAMW, {"sharded_optimizer": True, "clip": 0.3, "delay_queries": 3}),
         ("gpt", ADAMW, {"sharded_optimizer": False, "own_state": True}),
@@ -177,6 +177,18 @@ class Scripted(GraphTest):
         self.assertFalse(told["captured"])
         self.assertIn("changes its attribute 'steps'", told["text"])
 
+    def test_what_a_script_keeps_that_training_does_not_know(self):
+        torch.manual_seed(0)
+        told = self.train(save_script(Remembering(), self.work.path / "model.pt")).json("plan.json")["cuda_graphs"]
+        self.assertIn("changes its attribute 'mean'", told["text"])
+
+    def test_a_capture_that_fails_leaves_the_buffers_of_a_script(self):
+        torch.manual_seed(0)
+        model = save_script(Waiting(), self.work.path / "model.pt")
+        graph, plain = self.train(model), self.train(model, cuda_graphs=False)
+        self.assertIn("captur", graph.json("plan.json")["cuda_graphs"]["text"])
+        self.check_equal(graph, plain)
+
     def test_a_target_that_cannot_be_is_still_found(self):
         """In a batch that a launch of the graph would train with, which looks at no target."""
         torch.manual_seed(0)
@@ -203,6 +215,30 @@ class WithDropout(Net):
         if self.training:
             self.seen = self.seen * 0.9 + h.detach().mean(0) * 0.1
         return self.out(self.tied_b(self.tied_a(h).relu()).relu())
+
+
+class Remembering(WithDropout):
+    mean: torch.Tensor
+
+    def __init__(self):
+        super().__init__()
+        self.mean = torch.zeros(1)
+
+    def forward(self, images):
+        h = self.fc1(self.body(images).flatten(1)).relu()
+        self.mean = h.detach().mean()
+        return self.out(h)
+
+
+class Waiting(WithDropout):
+    """Assigns a buffer, and then waits for the GPU."""
+
+    def forward(self, images):
+        h = self.fc1(self.body(images).flatten(1)).relu()
+        if self.training:
+            self.seen = self.seen * 0.9 + h.detach().mean(0) * 0.1
+        scale = 1.0 if float(h.sum().item()) > -1.0 else 2.0
+        return self.out(h * scale * self.frozen)
 
 
 class Counting(WithDropout):

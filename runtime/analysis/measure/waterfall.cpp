@@ -113,7 +113,7 @@ Waterfall make_waterfall(const Evidence& evidence) {
                            sums.phase({Phase::kToDevice}),
                            sums.phase({Phase::kDeviceWait}),
                            evidence.exposed.exchange_s,
-                           evidence.exposed.waiting_s,
+                           evidence.exposed.waiting_s + evidence.exposed.before_graphs_s,
                            sums.phase({Phase::kOptimizerStep, Phase::kStepLrSchedulers}),
                            sums.phase({Phase::kFromDevice, Phase::kReduceMetrics}),
                            sums.phase({Phase::kCheckpoint}),

@@ -51,6 +51,8 @@ class GradientExchange {
   std::span<const std::uint8_t> finish_captured();
   // For how many windows now each rank has used the same parameters, as far as this rank knows.
   std::int64_t windows_alike() const { return windows_alike_; }
+  // Whether the parameters that any rank used in the last window are these: finish() gave it.
+  bool last_used(const std::vector<std::uint8_t>& used) const { return used == last_used_; }
   // What the window has gathered is worth nothing: the next batch starts a new one.
   void abandon_window() { window_open_ = false; }
   // The same for this rank's own gradients, without an exchange.

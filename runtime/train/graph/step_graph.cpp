@@ -19,15 +19,21 @@ namespace {
 // TorchScript its code, and allocators get their memory in the first ones.
 constexpr std::int64_t kWarmUp = 4;
 
+std::string first_line(const std::string& text) {
+  return text.substr(0, text.find('\n'));
+}
+
 // In words; empty: it has not failed.
 template <typename Call>
 std::string failure_of(const Call& call) {
   try {
     call();
   } catch (const c10::Error& error) {
-    return error.what_without_backtrace();
+    return first_line(error.what_without_backtrace());
+  } catch (const Error& error) {
+    return error.remedy().empty() ? error.what() : fmt::format("{} ({})", error.what(), error.remedy());
   } catch (const std::exception& error) {
-    return error.what();
+    return first_line(error.what());
   }
   return "";
 }
@@ -69,14 +75,10 @@ at::Tensor host_random_state() {
   return at::detail::getDefaultCPUGenerator().get_state();
 }
 
-std::string first_line(const std::string& text) {
-  return text.substr(0, text.find('\n'));
-}
-
 }  // namespace
 
 bool wants_graphs(const run::RankSession& session) {
-  if (!session.gpu() || session.mock().any()) return false;
+  if (!session.gpu()) return false;
   switch (session.experiment().optimizations.cuda_graphs) {
     case config::CudaGraphs::kOff:
       return false;
@@ -140,19 +142,27 @@ std::optional<Metrics> StepGraph::step(const Batch& batch, const Train& train,
 bool StepGraph::capture(const Train& train) {
   const profile::PhaseScope phase(session_.recorder(), profile::Phase::kGraph);
   const HostState before{buffers(), host_random_state()};
-  const std::string failure = agree(first_line(failure_of([&] { record(train, before); })));
+  const std::string failure = agree(failure_of([&] { record(train, before); }));
   const std::int64_t number = step_.batches_begun() + 1;
   if (failure.empty()) {
     captured_shape_ = last_shape_;
     optimizer_moves_ = step_.optimizer().moves();
-    write(true, number, fmt::format("steps run as one CUDA graph from batch {} on", number));
+    places_.host_tensors.clear();
+    if (!first_batch_) write(true, number, fmt::format("steps run as one CUDA graph from batch {} on", number));
+    if (!first_batch_) first_batch_ = number;
     return true;
   }
   capturable_.abandon_capture();
   put_buffers_back(before);
   forget();
   given_up_ = true;
-  write(false, number, fmt::format("steps do not run as a CUDA graph: {}", failure));
+  if (!first_batch_) {
+    write(false, number, fmt::format("steps do not run as a CUDA graph: {}", failure));
+  } else {
+    write(true, *first_batch_,
+          fmt::format("steps ran as one CUDA graph from batch {} on, and from batch {} on no more: {}", *first_batch_,
+                      number, failure));
+  }
   return false;
 }
 

@@ -82,6 +82,7 @@ class StepGraph {
   const c10::Device device_;
   comm::NcclCommunicator& communicator_;
   bool given_up_ = false;
+  std::optional<std::int64_t> first_batch_;  // that ran as a graph
   int captures_ = 0;
   std::int64_t ready_ = 0;  // rounds in a row in which this rank was settled
   Shape last_shape_;

@@ -164,7 +164,8 @@ std::unique_ptr<train::StepGraph> step_graph(run::RankSession& session, const Tr
   if (why_not.empty()) return std::make_unique<train::StepGraph>(session, step, model, device);
   const std::string text = "steps do not run as a CUDA graph because " + why_not;
   if (session.world().rank == 0) {
-    if (session.experiment().optimizations.cuda_graphs == config::CudaGraphs::kOn) session.log()->warn("{}", text);
+    const bool asked_for = session.experiment().optimizations.cuda_graphs == config::CudaGraphs::kOn;
+    asked_for ? session.log()->warn("{}", text) : session.log()->info("{}", text);
     session.update_plan("cuda_graphs", {{"captured", false}, {"text", text}});
   }
   return nullptr;

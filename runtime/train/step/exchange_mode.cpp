@@ -103,7 +103,8 @@ std::string ExchangeMode::why_not_capturable() const {
 
 bool ExchangeMode::settled() {
   return parts_.is_settled() && picker_.settled() && !parts_.fusion.settling() && watched_steps_ > kStepsWithDigests &&
-         parts_.exchange.windows_alike() >= kStepsAlike && !parts_.watch.any_written();
+         parts_.exchange.windows_alike() >= kStepsAlike && !parts_.watch.any_written() &&
+         (captured_used_.empty() || parts_.exchange.last_used(captured_used_));
 }
 
 void ExchangeMode::begin_capture() {
@@ -115,14 +116,15 @@ void ExchangeMode::end_capture() {
   if (parts_.watch.any_written()) throw Error("the model writes its parameters itself");
   const auto used = parts_.exchange.finish_captured();
   captured_used_.assign(used.begin(), used.end());
-  captured_norm_ =
-      picker_.strategy().update({captured_used_, scale_.correction(), parts_.max_gradient_norm, parts_.scaler});
+  captured_norm_ = picker_.strategy().update(
+      {captured_used_, scale_.correction_of_full_window(), parts_.max_gradient_norm, parts_.scaler});
   parts_.parameters.refresh_copies();
   parts_.exchange.end_window();
 }
 
 void ExchangeMode::abandon_capture() {
   parts_.exchange.abandon_window();
+  captured_used_.clear();
   captured_norm_.reset();
 }
 

@@ -18,6 +18,8 @@ class ExchangeScale final : public WindowScale {
 
   double full() const override;
   double correction() override;
+  // What correction() is for a full window of which every rank had all its batches.
+  double correction_of_full_window() const { return on_host_ ? 1 : of_full_window(); }
   at::Tensor inverse_of_loss_scale() const override { return scaler_ ? scaler_->inverse() : at::Tensor(); }
 
  private:

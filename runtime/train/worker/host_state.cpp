@@ -12,22 +12,38 @@ namespace dtrain::worker {
 namespace {
 
 // They change the list or dictionary that is their first argument.
-constexpr std::array<std::string_view, 11> kChangesContainer{
-    "aten::append",  "aten::extend", "aten::insert", "aten::pop",       "aten::remove", "aten::clear",
-    "aten::reverse", "aten::sort",   "aten::update", "aten::_set_item", "aten::Delete"};
+constexpr std::array<std::string_view, 13> kChangesContainer{
+    "aten::append",     "aten::extend",    "aten::insert",  "aten::pop",  "aten::popitem",
+    "aten::remove",     "aten::clear",     "aten::reverse", "aten::sort", "aten::update",
+    "aten::setdefault", "aten::_set_item", "aten::Delete"};
 
-bool is_tensor(const torch::jit::Value& value) {
-  return value.type()->isSubtypeOf(*c10::TensorType::get());
+// Parameters and buffers are the model's, which training knows.
+bool is_known(const torch::jit::Value& module, const std::string& attribute) {
+  const auto type = module.type()->cast<c10::ClassType>();
+  if (!type) return false;
+  const auto slot = type->findAttributeSlot(attribute);
+  return slot && (type->is_buffer(*slot) || type->is_parameter(*slot));
+}
+
+// Of one node: the attribute that it changes.
+std::optional<std::string> changed_by(const torch::jit::Node& node) {
+  if (node.kind() == c10::prim::SetAttr && !is_known(*node.input(0), node.s(c10::attr::name))) {
+    return node.s(c10::attr::name);
+  }
+  if (node.kind() == c10::prim::CallMethod) return node.s(c10::attr::name);  // of an interface: unknown until it runs
+  if (node.inputs().empty() || node.input(0)->node()->kind() != c10::prim::GetAttr) return std::nullopt;
+  const torch::jit::Node& get = *node.input(0)->node();
+  const std::string_view kind = node.kind().toQualString();
+  const bool in_place = kind.starts_with("aten::") && kind.ends_with("_") && !kind.ends_with("__");
+  const bool changes =
+      in_place || std::find(kChangesContainer.begin(), kChangesContainer.end(), kind) != kChangesContainer.end();
+  if (changes && !is_known(*get.input(0), get.s(c10::attr::name))) return get.s(c10::attr::name);
+  return std::nullopt;
 }
 
 std::optional<std::string> find_change(const torch::jit::Block& block) {
   for (const torch::jit::Node* node : block.nodes()) {
-    if (node->kind() == c10::prim::SetAttr && !is_tensor(*node->input(1))) return node->s(c10::attr::name);
-    const std::string_view kind = node->kind().toQualString();
-    const bool changes = std::find(kChangesContainer.begin(), kChangesContainer.end(), kind) != kChangesContainer.end();
-    if (changes && node->input(0)->node()->kind() == c10::prim::GetAttr) {
-      return node->input(0)->node()->s(c10::attr::name);
-    }
+    if (auto found = changed_by(*node)) return found;
     for (const torch::jit::Block* inner : node->blocks()) {
       if (auto found = find_change(*inner)) return found;
     }

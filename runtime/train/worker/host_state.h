@@ -8,7 +8,8 @@
 
 namespace dtrain::worker {
 
-// The name of an attribute that forward() changes and that is no tensor (a counter, a list), if there is one.
+// The name of an attribute that forward() changes and that is neither a parameter nor a buffer (a counter, a list, a
+// plain tensor), if there is one.
 std::optional<std::string> changed_attribute(const torch::jit::Module& script);
 
 }  // namespace dtrain::worker

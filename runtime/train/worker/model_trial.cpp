@@ -87,7 +87,9 @@ LossValues ModelTrial::evaluate(const Batch& batch) {
 
 std::string ModelTrial::why_not_repeatable() const {
   const auto attribute = changed_attribute(model_.script());
-  return attribute ? "the model's forward() changes its attribute '" + *attribute + "', which is no tensor" : "";
+  return attribute ? "the model's forward() changes its attribute '" + *attribute +
+                         "', which is neither a parameter nor a buffer"
+                   : "";
 }
 
 // A graph has no part that looks at the targets.
@@ -96,7 +98,7 @@ void ModelTrial::before_batch(const Batch& batch) {
   check_target(job_.loss, {output_, {}, sequences_, batch.host_tensors[1]});
 }
 
-Metrics ModelTrial::train_batch(const Batch& batch) {
+Metrics ModelTrial::train_batch(const Batch& batch) try {
   const LossValues result = evaluate(batch);
   if (!result.loss.requires_grad()) {
     throw Error("the model's output does not depend on any parameter that requires a gradient",
@@ -105,6 +107,9 @@ Metrics ModelTrial::train_batch(const Batch& batch) {
   context_.backward(result.loss);
   model_.tree()->take_over_buffers();
   return result.metrics();
+} catch (...) {
+  model_.tree()->drop_assigned_buffers();  // where a graph could not be captured, the batch is trained once more
+  throw;
 }
 
 Metrics ModelTrial::evaluate_batch(const Batch& batch) {

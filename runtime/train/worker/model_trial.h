@@ -29,7 +29,7 @@ class ModelTrial final : public Trial {
   const config::ModelJob& job_;
   ScriptModel model_;
   const bool sequences_;  // LossInput::sequences
-  at::Tensor output_;     // of the last batch that was trained, its shape alone (at::kMeta)
+  at::Tensor output_;     // of the last batch, its shape alone (at::kMeta)
 };
 
 }  // namespace dtrain::worker

@@ -69,6 +69,12 @@ void ScriptTree::take_over_buffers() {
   }
 }
 
+void ScriptTree::drop_assigned_buffers() {
+  std::vector<std::pair<BufferSlot*, at::Tensor>> assigned;
+  collect_assigned(assigned);
+  for (const auto& [buffer, value] : assigned) buffer->owner->setSlot(buffer->slot, buffer->registered);
+}
+
 void ScriptTree::collect_assigned(std::vector<std::pair<BufferSlot*, at::Tensor>>& assigned) {
   for (BufferSlot& buffer : buffers_) {
     const auto value = buffer.owner->getSlot(buffer.slot);

@@ -23,6 +23,8 @@ class ScriptTree final : public torch::nn::Module {
   // the new tensor's values. Call it after backward (which may still need the old values), or after a forward without
   // gradients.
   void take_over_buffers();
+  // The same without the values: the buffers are as they were before forward().
+  void drop_assigned_buffers();
 
  private:
   struct BufferSlot {

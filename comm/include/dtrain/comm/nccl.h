@@ -41,8 +41,9 @@ class NcclCommunicator : public virtual Communicator {
   // capture begins, end_capture() right before or after its end, also where it has failed. Operations issued in between
   // become part of the graph and do not run now; join() orders streams as ever, and the Work of each, or of one behind
   // it, must be joined, because a graph ends on the stream that it began on. Their Work is not complete in between and
-  // cannot be waited for; it is complete, without times, when the capture ends. A rank's operations of a graph count as
-  // one each; all ranks capture the same ones, and replay the graph at the same place among their other operations.
+  // cannot be waited for; it is complete, without times, when the capture ends. After it the
+  // numbers of operations go on where they were before. All ranks capture the same operations, and replay the graph at
+  // the same place among their other ones.
   //
   // begin_capture() hands over all that was issued; what is not complete then cannot be joined before the capture ends.
   // Join all of it before a graph is replayed: a replay is ordered behind the stream that it is launched on, and behind
