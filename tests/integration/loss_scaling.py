@@ -5,7 +5,7 @@
 Some batches have so large a weight that their gradients overflow, on all ranks or on one alone. The same updates must be
 skipped, and the scale must be the same after each; losses and weights are compared, too. The reference of several ranks
 sums gradients in the order of the ranks; DistributedDataParallel does the same on two ranks. A step makes the host wait
-for nothing.
+for nothing. bfloat16 is compared with PyTorch's autocast alike, where nothing is scaled.
 """
 import copy
 import json
@@ -36,6 +36,7 @@ ALL, LAST, SPIKE = "on all ranks", "on the last rank", "in one parameter on the 
 # Batches, from 1, whose gradients overflow.
 PLANTED = {5: ALL, 9: LAST, 10: SPIKE, 23: LAST, 24: ALL, 25: SPIKE, 40: LAST}
 COUNTED = {"count_from": 25, "count_to": 38}
+TYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
 
 class NormedMlp(nn.Module):
@@ -79,8 +80,8 @@ def without_batch(batches, number):
             "counts": batches["counts"] - 1}
 
 
-def batch_loss(model, batches, index, rank):
-    with torch.autocast("cpu", torch.float16):
+def batch_loss(model, batches, index, rank, dtype=torch.float16):
+    with torch.autocast("cpu", dtype):
         loss = F.cross_entropy(model(batches["x"][index, rank]), batches["y"][index, rank])
         spiked = getattr(model, "module", model).spiked  # DistributedDataParallel has the model in it
         zero = (spiked * batches["spike"][index, rank, 0]).sum()
@@ -96,7 +97,8 @@ class Peer:
         self.model, self.clip = model, case.get("clip", 0)
         self.optimizer = kind(model.parameters(), fused=True, **options)
         self.scaler = torch.amp.GradScaler("cpu", init_scale=SETTINGS["initial_scale"],
-                                           growth_interval=SETTINGS["growth_interval"])
+                                           growth_interval=SETTINGS["growth_interval"],
+                                           enabled=case["precision"] == "fp16")
         self.changes = []  # (batch, scale, whether the update was skipped)
 
     def update(self, batch):
@@ -126,7 +128,7 @@ def reference(case, batches):
         of_ranks = []
         for rank in range(ranks):
             model.zero_grad(set_to_none=True)
-            loss = batch_loss(model, batches, index, rank)
+            loss = batch_loss(model, batches, index, rank, TYPES[case["precision"]])
             of_ranks.append(loss.item())
             peer.scaler.scale(loss).backward()
             gradients = [p.grad for p in model.parameters()]
@@ -152,9 +154,13 @@ def ddp_rank(rank, case, folder):
     (folder / f"ddp-{rank}.json").write_text(json.dumps(peer.changes))
 
 
-def case(name, optimizer=ADAMW, planted=PLANTED, settings=SETTINGS, count=False, peer=True, **parts):
+def case(name, optimizer=ADAMW, planted=PLANTED, settings=SETTINGS, count=False, peer=True, precision="fp16", **parts):
     return {"name": name, "optimizer": optimizer, "planted": planted, "settings": settings, "count": count,
-            "peer": peer, **parts}
+            "peer": peer, "precision": precision, **parts}
+
+
+def bfloat16(name, optimizer=ADAMW, **parts):
+    return case(f"bfloat16 {name}", optimizer, planted={}, precision="bf16", **parts)
 
 
 # Another scale changes nothing here, but an update that is skipped does.
@@ -170,15 +176,19 @@ def compressed(name, compression):
 
 
 CASES = {
-    1: [case("adamw"), case("sgd clip", SGD, clip=0.3), case("adamw k=2", k=2), case("counted", count=True)],
+    1: [bfloat16("adamw"), case("adamw"), case("sgd clip", SGD, clip=0.3), case("adamw k=2", k=2),
+        case("counted", count=True)],
     2: [case("adamw replicated", sharded_optimizer=False), case("adamw sharded", sharded_optimizer=True),
         case("sgd auto", SGD), case("adamw sharded clip", sharded_optimizer=True, clip=0.3),
         case("sgd replicated clip k=3", SGD, sharded_optimizer=False, clip=0.3, k=3),
         case("sgd sharded k=2", SGD, sharded_optimizer=True, k=2),
+        bfloat16("adamw sharded", sharded_optimizer=True),
+        bfloat16("sgd replicated k=2", SGD, sharded_optimizer=False, k=2),
         case("counted", count=True, sharded_optimizer=True), case("local", local_sgd=LOCAL, peer=False),
         *compressed("int8", "int8"), *compressed("topk", {"kind": "topk", "ratio": 0.1}), *compressed("fp16", "fp16"),
         *compressed("bf16", "bf16")],
-    3: [case("adamw replicated", sharded_optimizer=False), case("sgd sharded", SGD, sharded_optimizer=True),
+    3: [bfloat16("sgd sharded", SGD, sharded_optimizer=True), case("adamw replicated", sharded_optimizer=False),
+        case("sgd sharded", SGD, sharded_optimizer=True),
         case("adamw sharded clip k=2", sharded_optimizer=True, clip=0.3, k=2)],
 }
 
@@ -192,14 +202,14 @@ def with_files(one, ranks, folder):
     """The case as gpu_cases has it."""
     path = folder / f"{ranks}-{one['name']}.safetensors".replace(" ", "-")
     parity_model.save(batches_of(one, ranks), path)
-    optimizations = {"mixed_precision": "fp16", "aggregation_frequency": one.get("k", 1)}
+    optimizations = {"mixed_precision": one["precision"], "aggregation_frequency": one.get("k", 1)}
     for key in ("sharded_optimizer", "gradient_compression", "local_sgd"):
         if key in one:
             optimizations[key] = one[key]
     return {"model": "normed_mlp", "optimizer": one["optimizer"], "batches": [0] * ranks, "length": {"epochs": 1},
             "optimizations": optimizations,
-            "hyperparameters": {"loss_scaling": one["settings"], "clip": one.get("clip", 0.0),
-                                **(COUNTED if one["count"] else {})},
+            "hyperparameters": {**({"loss_scaling": one["settings"]} if one["precision"] == "fp16" else {}),
+                                "clip": one.get("clip", 0.0), **(COUNTED if one["count"] else {})},
             "sections": {"data": {"file": str(path)}, "initial_weights": str(folder / "initial.safetensors"),
                          "scheduling_unit": 100 if one["count"] else 1}}
 
@@ -226,7 +236,8 @@ def check_against_peer(one, run, batches):
     changes, losses, weights = reference(one, batches)
     if changes_of(run) != changes:
         raise AssertionError(f"the scale changed at {changes_of(run)}, PyTorch's at {changes}")
-    if not any(skipped for _, _, skipped in changes) or all(skipped for _, _, skipped in changes):
+    overflows = any(skipped for _, _, skipped in changes)
+    if one["planted"] and (not overflows or all(skipped for _, _, skipped in changes)):
         raise AssertionError("the case does not make the scale fall and grow")
     difference, worst = parity_model.worst_difference(parity_model.load(run.result.weights_file), weights)
     limit = EXACT if batches["x"].shape[1] * one.get("k", 1) in (1, 2, 4) and not one.get("clip") else ROUNDED
@@ -279,7 +290,8 @@ def check(one, run, ranks, following):
     run.result.expect(0)
     if run.reports:
         raise AssertionError("\n".join(sorted(set(run.reports))))
-    check_told(run, ranks if "local_sgd" in one else 1)
+    if one["precision"] == "fp16":
+        check_told(run, ranks if "local_sgd" in one else 1)
     outcome = ""
     if one["count"]:
         check_counts(run)
@@ -323,7 +335,7 @@ def main():
         runs = [run for (run,) in run_cases(build, workplace.path, ranks,
                                             [with_files(one, ranks, workplace.path) for one in cases], ("cuda",))]
         if ranks == WORLD:
-            run_ddp(ddp_rank, copy.deepcopy(cases[0]), workplace.path)
+            run_ddp(ddp_rank, copy.deepcopy(cases[0]), workplace.path)  # which is in float16
         for index, (one, run) in enumerate(zip(cases, runs)):
             try:
                 outcome = check(one, run, ranks, runs[index + 1] if index + 1 < len(runs) else None)
