@@ -17,6 +17,8 @@ endif()
 
 # Sources of one target are compiled several at a time: most of the compiler's time goes into the headers that they share.
 set(DTRAIN_UNITY 16 CACHE STRING "Sources in one compilation; 0: each by itself")
+# libtorch's headers alone take 20 s. One by one, sources get them precompiled: better where few change between builds.
+set(DTRAIN_TORCH_UNITY 48 CACHE STRING "The same for libraries that include libtorch")
 if(DTRAIN_UNITY GREATER 1)
   set(CMAKE_UNITY_BUILD ON)
   set(CMAKE_UNITY_BUILD_BATCH_SIZE ${DTRAIN_UNITY})
