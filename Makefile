@@ -4,7 +4,7 @@ PRESET ?= release
 BIN := build/$(PRESET)/bin
 CXX_FILES := $(shell git ls-files '*.h' '*.cpp')
 
-.PHONY: help setup setup-test demo build test test-cluster bench bench-faults soak deb format format-check lint sanitize fuzz clean
+.PHONY: help setup setup-test demo demo-targets build test test-cluster bench bench-faults soak deb format format-check lint sanitize fuzz clean
 
 help:
 	@echo "make demo      install what is missing, build, train Fashion-MNIST on 2 ranks"
@@ -13,7 +13,7 @@ help:
 	@echo "make bench     run the benchmarks and print their JSON"
 	@echo "make bench-faults  plant faults into real runs: does 'dtrain analyze' name cause, rank and cost?"
 	@echo "make soak      random cases: faults while checkpoints are written, power cuts (SOAK_CASES=1000 SOAK_SEED=1)"
-	@echo "make build     build everything (PRESET=release|debug|asan|tsan)"
+	@echo "make build     build everything but the benchmarks (PRESET=release|debug|asan|tsan; BENCH=1: these, too)"
 	@echo "make deb       the Debian package, in build/release"
 	@echo "make format    lay out the sources;  make lint: clang-tidy on the torch-free layers"
 	@echo "make sanitize  the torch-free tests under ASan+UBSan and under TSan"
@@ -27,15 +27,20 @@ setup-test:
 # $(call configure,PRESET[,OPTIONS]): says nothing unless it fails.
 configure = cmake --preset $(1) $(2) > build/$(1).configure.log 2>&1 || { cat build/$(1).configure.log; exit 1; }
 
+DEMO_TARGETS := dtrain dtrain-agent dtrain-saver dtrain-calibrate fashion_mnist
+demo-targets:
+	@echo $(DEMO_TARGETS)
 demo: setup
 	@mkdir -p build
 	@$(call configure,release,-DDTRAIN_TESTS=OFF -DDTRAIN_BENCH=OFF)
-	@scripts/quiet_build.sh --no-warnings release $(JOBS) dtrain dtrain-agent dtrain-saver fashion_mnist
+	@scripts/quiet_build.sh --no-warnings release $(JOBS) $(DEMO_TARGETS)
 	@$(BIN)/dtrain launch configs/fashion_mnist.yaml
 
+# The benchmarks take minutes to compile, and no test needs them: BENCH=1 builds them, too.
+BENCH ?=
 build: setup-test
 	@mkdir -p build
-	@$(call configure,$(PRESET),-DDTRAIN_TESTS=ON -DDTRAIN_BENCH=ON)
+	@$(call configure,$(PRESET),-DDTRAIN_TESTS=ON -DDTRAIN_BENCH=$(if $(BENCH),ON,OFF))
 	@scripts/quiet_build.sh $(PRESET) $(JOBS)
 
 test: build
@@ -44,6 +49,7 @@ test: build
 test-cluster: build
 	@scripts/test_cluster.sh $(BIN)
 
+bench: BENCH := 1
 bench: build
 	@scripts/bench.sh $(BIN)
 

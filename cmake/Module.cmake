@@ -1,13 +1,13 @@
 # dtrain_module(NAME SOURCES a.cpp ... [USES other modules] [PRIVATE_LIBS libraries] [PCH headers]
-#               [PUBLISH headers|ALL] [TEST_ONLY])
+#               [PUBLISH headers|ALL] [TEST_ONLY] [COLD])
 # A shared library libdtrain_NAME.so. Its public headers are include/dtrain/NAME/; it sees the headers of what it
 # USES and of nothing else: that is how the layers of docs/architecture.md are enforced (config also sees the lists in comm's
 # and data's headers; scripts/layers.py checks who includes them). Modules share base's precompiled
 # header. PCH: heavier headers, precompiled where sources are compiled one by one (DTRAIN_UNITY of 0); in a unity build they
 # are read so seldom that precompiling them costs more than it saves. PUBLISH: those of its headers that a trial includes, which are installed
-# with the library. TEST_ONLY: not installed at all.
+# with the library. TEST_ONLY: not installed at all. COLD: nothing in it runs in every step (dtrain_cold).
 function(dtrain_module name)
-  cmake_parse_arguments(arg "TEST_ONLY" "" "SOURCES;USES;PUBLIC_LIBS;PRIVATE_LIBS;PCH;PUBLISH" ${ARGN})
+  cmake_parse_arguments(arg "TEST_ONLY;COLD" "" "SOURCES;USES;PUBLIC_LIBS;PRIVATE_LIBS;PCH;PUBLISH" ${ARGN})
   add_library(${name} SHARED ${arg_SOURCES})
   add_library(dtrain::${name} ALIAS ${name})
   # No NAME_EXPORTS: a macro of its own would keep a target from using a shared precompiled header.
@@ -30,8 +30,18 @@ function(dtrain_module name)
   elseif(NOT libtorch::cpu IN_LIST arg_PUBLIC_LIBS)
     target_precompile_headers(${name} REUSE_FROM base)
   endif()
+  if(arg_COLD)
+    dtrain_cold(${name})
+  endif()
   if(NOT arg_TEST_ONLY)
     dtrain_install_module(${name} ${arg_PUBLISH})
+  endif()
+endfunction()
+
+# For a target whose code runs now and then: it is optimised less, which takes a quarter less of the compiler's time.
+function(dtrain_cold target)
+  if(CMAKE_BUILD_TYPE STREQUAL Release)
+    target_compile_options(${target} PRIVATE -O1)
   endif()
 endfunction()
 

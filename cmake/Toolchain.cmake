@@ -15,6 +15,9 @@ elseif(CMAKE_CXX_COMPILER_ID STREQUAL GNU)
   add_compile_options(-Wno-dangling-reference)  # takes every function that returns a reference for one into its arguments
 endif()
 
+# GCC looks for memory that it can free each time its heap has grown by a third. Here it may grow further first.
+add_compile_options("$<$<CXX_COMPILER_ID:GNU>:SHELL:--param ggc-min-expand=100 --param ggc-min-heapsize=1048576>")
+
 # Sources of one target are compiled several at a time: most of the compiler's time goes into the headers that they share.
 set(DTRAIN_UNITY 16 CACHE STRING "Sources in one compilation; 0: each by itself")
 # libtorch's headers alone take 20 s. One by one, sources get them precompiled: better where few change between builds.
@@ -31,9 +34,10 @@ set(CMAKE_ARCHIVE_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/lib)
 
 find_program(CCACHE ccache)
 if(CCACHE)
-  # Precompiled headers and ccache get along only with these two told to look away, and with -fpch-preprocess.
+  # Precompiled headers and ccache get along only with these two told to look away, and with -fpch-preprocess. With
+  # CCACHE_DEPEND a source that is not in the cache is read once, not twice.
   add_compile_options(-fpch-preprocess)
-  set(CMAKE_CXX_COMPILER_LAUNCHER ${CMAKE_COMMAND} -E env CCACHE_SLOPPINESS=pch_defines,time_macros ${CCACHE})
+  set(CMAKE_CXX_COMPILER_LAUNCHER ${CMAKE_COMMAND} -E env CCACHE_SLOPPINESS=pch_defines,time_macros CCACHE_DEPEND=1 ${CCACHE})
 endif()
 find_program(MOLD mold)
 if(MOLD)

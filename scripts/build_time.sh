@@ -3,8 +3,23 @@
 # again when a public header is touched, with the seconds that took last time.
 #
 #   scripts/build_time.sh [BUILD_FOLDER]     build/release where none is given; build it from nothing before
+#   scripts/build_time.sh --demo             builds what `make demo` builds, from nothing, without a compiler cache, in a folder of
+#                                            its own, and prints the seconds: demo_build_s
 set -euo pipefail
 cd "$(dirname "$0")/.."
+if [ "${1:-}" = --demo ]; then
+  folder=$(mktemp -d)
+  trap 'rm -rf "$folder"' EXIT
+  export CCACHE_DIR=$folder/cache
+  cmake --preset release -B "$folder/build" -DDTRAIN_TESTS=OFF -DDTRAIN_BENCH=OFF >"$folder/log" 2>&1 || { cat "$folder/log"; exit 1; }
+  targets=$(make -s demo-targets)
+  started=$(date +%s.%N)
+  # shellcheck disable=SC2086  # a list
+  ninja -C "$folder/build" -j "${JOBS:-$(nproc)}" $targets >"$folder/log" 2>&1 || { tail -n 60 "$folder/log"; exit 1; }
+  awk -v from="$started" -v to="$(date +%s.%N)" -v cores="$(nproc)" 'BEGIN {
+    printf "{\"demo_build_s\": %.0f, \"cores\": %d}\n", to - from, cores }'
+  exit
+fi
 build=${1:-build/release}
 [ -f "$build/.ninja_log" ] || { echo "build_time.sh: $build has not been built: make build" >&2; exit 1; }
 

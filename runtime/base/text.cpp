@@ -81,6 +81,13 @@ std::string to_hex(std::string_view bytes) {
   return text;
 }
 
+std::string first_line(std::string_view text) {
+  constexpr std::string_view kSpace = " \t\r\n";
+  const std::size_t start = std::min(text.find_first_not_of(kSpace), text.size());
+  const std::string_view line = text.substr(start, text.find('\n', start) - start);
+  return std::string(line.substr(0, line.find_last_not_of(kSpace) + 1));
+}
+
 bool is_valid_utf8(std::string_view text) {
   for (std::size_t i = 0; i < text.size();) {
     const auto lead = static_cast<std::uint8_t>(text[i]);

@@ -37,6 +37,14 @@ TEST(JoinAndSplit, AreInverse) {
   EXPECT_EQ(join({}, ", "), "");
 }
 
+TEST(Text, TheFirstLineIsOneWithWords) {
+  EXPECT_EQ(first_line("one"), "one");
+  EXPECT_EQ(first_line("one\ntwo"), "one");
+  EXPECT_EQ(first_line("\n \r\n  one two \r\nthree"), "one two");
+  EXPECT_EQ(first_line("\n \n"), "");
+  EXPECT_EQ(first_line(""), "");
+}
+
 TEST(Text, HexHasTwoDigitsForEachByte) {
   EXPECT_EQ(to_hex(""), "");
   EXPECT_EQ(to_hex(std::string_view("\x00\x0f\xf0\xff A", 6)), "000ff0ff2041");

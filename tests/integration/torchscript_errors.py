@@ -4,6 +4,7 @@
 """
 import json
 import shutil
+from zipfile import ZipFile
 
 import numpy
 import torch
@@ -44,6 +45,12 @@ class Errors(ScriptTest):
         self.fails("eager.pt", "eager.pt is no TorchScript file: it holds a pickled Python object (torchscript_models.Mlp)",
                    "torch.load(", howto)
         self.fails("cut.pt", "cut.pt is no TorchScript file: ", "damaged or cut off")
+        # libtorch's message begins with an empty line here.
+        with ZipFile(self.folder / "whole.pt") as whole, ZipFile(self.folder / "unknown.pt", "w") as unknown:
+            for name in whole.namelist():
+                code = whole.read(name)
+                unknown.writestr(name, code.replace(b"torch.relu(", b"torch.reluu(") if name.endswith(".py") else code)
+        self.fails("unknown.pt", "unknown.pt is no TorchScript file: Unknown builtin op: aten::reluu")
         self.fails("archive.zip", "archive.zip is no TorchScript file: ")
 
     def test_a_missing_file_starts_nothing(self):

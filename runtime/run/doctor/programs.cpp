@@ -44,7 +44,7 @@ std::string first_output_line(const std::vector<std::string>& command) {
   char buffer[512];
   const ssize_t count = status && status->success() ? ::read(reader.get(), buffer, sizeof buffer) : 0;
   const std::string text(buffer, static_cast<std::size_t>(std::max<ssize_t>(0, count)));
-  return text.substr(0, text.find('\n'));
+  return first_line(text);
 }
 
 fs::path in_path(const std::string& program) {

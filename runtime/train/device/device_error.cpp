@@ -3,6 +3,7 @@
 #include <c10/core/CachingDeviceAllocator.h>
 
 #include "device/training_device.h"
+#include "dtrain/base/text.h"
 #include "dtrain/base/units.h"
 
 namespace dtrain::train {
@@ -16,10 +17,6 @@ constexpr int kEccUncorrectable = 214;
 constexpr const char* kFailedRemedy =
     "the kernel's log names the cause (dmesg | grep -i xid); a fault in the model's own kernels shows in "
     "CUDA_LAUNCH_BLOCKING=1 or compute-sanitizer; if the GPU is lost, take the host out of the cluster";
-
-std::string first_line(const std::string& text) {
-  return text.substr(0, text.find('\n'));
-}
 
 // "; 1.2 GiB are in tensors, 3.0 GiB are reserved for them": libtorch's own text says how much is free
 std::string memory_text(c10::Device device) {

@@ -8,6 +8,7 @@
 
 #include "device/capture_state.h"
 #include "dtrain/base/error.h"
+#include "dtrain/base/text.h"
 #include "dtrain/config/experiment.h"
 #include "dtrain/profile/recorder.h"
 
@@ -18,10 +19,6 @@ namespace {
 // Steps that are taken without a graph once nothing is being tried any more: libraries choose their kernels,
 // TorchScript its code, and allocators get their memory in the first ones.
 constexpr std::int64_t kWarmUp = 4;
-
-std::string first_line(const std::string& text) {
-  return text.substr(0, text.find('\n'));
-}
 
 // In words; empty: it has not failed.
 template <typename Call>

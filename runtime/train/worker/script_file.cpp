@@ -138,7 +138,7 @@ torch::jit::Module load_script(const fs::path& file) {
   } catch (const Error&) {
     throw;
   } catch (const std::exception& error) {
-    no_script(file, split(torch_message(error), '\n').front(),
+    no_script(file, first_line(torch_message(error)),
               "it may be damaged or cut off, or use what this libtorch does not know; script it again");
   }
 }

@@ -17,6 +17,8 @@ std::string join(std::span<const std::string> parts, std::string_view separator)
 // "a", "a and b", "a, b and c"
 std::string join_with_and(std::span<const std::string> parts);
 std::vector<std::string> split(std::string_view text, char separator);
+// The first line that has more than white space, without white space around it; empty where there is none.
+std::string first_line(std::string_view text);
 bool is_valid_utf8(std::string_view text);
 // Two digits (0-9, a-f) a byte.
 std::string to_hex(std::string_view bytes);

@@ -1,6 +1,7 @@
-"""What of a test run was skipped, with the reasons: whole tests, and cases inside of GoogleTest's and unittest's programs.
+"""What to know of a test run: its time, the tests that took longest, and what was skipped, with the reasons: whole tests, and
+cases inside of GoogleTest's and unittest's programs.
 
-    skipped_tests.py JUNIT.xml (as ctest writes it, with the tests' output)
+    test_results.py JUNIT.xml WALL_SECONDS (the file as ctest writes it, with the tests' output)
 """
 import re
 import sys
@@ -34,9 +35,20 @@ def skipped_in(test):
             yield skipped.group(2) + (f" ({case})" if case else "")
 
 
+def print_times(tests, wall_seconds):
+    """The wall time of the run, and the ten tests that took longest."""
+    times = sorted(((float(test.get("time") or 0), test.get("name")) for test in tests), reverse=True)
+    total = sum(seconds for seconds, _ in times)
+    print(f"tests: {len(times)} programs in {wall_seconds // 60} min {wall_seconds % 60} s ({total:.0f} s one after another)")
+    print("the slowest:")
+    for seconds, name in times[:10]:
+        print(f"  {seconds:6.1f} s  {name}")
+
+
 def main():
-    reasons = Counter((test.get("name"), reason) for test in ElementTree.parse(sys.argv[1]).iter("testcase")
-                      for reason in skipped_in(test))
+    tests = list(ElementTree.parse(sys.argv[1]).iter("testcase"))
+    print_times(tests, int(sys.argv[2]))
+    reasons = Counter((test.get("name"), reason) for test in tests for reason in skipped_in(test))
     if not reasons:
         print("skipped: nothing")
         return
