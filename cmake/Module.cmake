@@ -67,6 +67,7 @@ endfunction()
 function(dtrain_torch_test_headers target)
   dtrain_torch_unity(${target} 4)
   target_compile_options(${target} PRIVATE -O0)
+  target_compile_definitions(${target} PRIVATE GTEST_HAS_PTHREAD=1)  # as it was when the header was precompiled
   target_precompile_headers(${target} REUSE_FROM torch_test_pch)
 endfunction()
 

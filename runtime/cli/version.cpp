@@ -1,14 +1,37 @@
 #include "dtrain/run/version.h"
 
 #include <cstdio>
+#include <memory>
 
 #include "commands.h"
+#include "dtrain/base/json.h"
 
 namespace dtrain::cli {
+namespace {
+
+// "dtrain 0.1.0, commit …", and a line for each thing that dtrain uses.
+std::string version_text() {
+  std::string text;
+  for (const auto& [name, value] : run::versions()) text += (text.empty() ? "" : "\n") + name + " " + value;
+  return text;
+}
+
+}  // namespace
 
 void add_version(CLI::App& app, int* exit_code) {
-  app.add_subcommand("version", "Print the version")->callback([exit_code] {
-    std::printf("dtrain %s\n", run::version().c_str());
+  app.set_version_flag("--version", version_text, "Print the version, as `dtrain version` does");
+  CLI::App* command =
+      app.add_subcommand("version", "Print the version of dtrain, and which libtorch, MPI and NCCL it finds");
+  auto json = std::make_shared<bool>(false);
+  command->add_flag("--json", *json, "Print one JSON object");
+  command->callback([json, exit_code] {
+    if (*json) {
+      Json object = Json::object();
+      for (const auto& [name, value] : run::versions()) object[name] = value;
+      std::printf("%s\n", to_line(object).c_str());
+    } else {
+      std::printf("%s\n", version_text().c_str());
+    }
     *exit_code = 0;
   });
 }

@@ -44,7 +44,8 @@ fs::path find_entrypoint(const config::Experiment& experiment, const Variables& 
   if (::access(path.c_str(), X_OK) != 0) {
     throw ConfigError(where + path.lexically_normal().string() + " is not executable", "chmod +x it");
   }
-  return fs::canonical(path);
+  // A link stays a link: the Python of a virtual environment finds its packages by the path that it is started by.
+  return fs::canonical(path.parent_path()) / path.filename();
 }
 
 }  // namespace dtrain::run

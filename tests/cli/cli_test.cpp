@@ -78,9 +78,17 @@ TEST(Cli, AnUnknownOptionSuggestsTheNearestOfItsCommand) {
 }
 
 TEST(Cli, Version) {
-  const Result result = dtrain(TestRun(), {"version"});
-  EXPECT_EQ(result.code, 0);
-  EXPECT_THAT(result.out, testing::MatchesRegex("dtrain [0-9]+\\.[0-9]+\\.[0-9]+\n"));
+  for (const char* word : {"version", "--version"}) {
+    const Result result = dtrain(TestRun(), {word});
+    EXPECT_EQ(result.code, 0);
+    EXPECT_THAT(result.out, testing::ContainsRegex("^dtrain [0-9]+\\.[0-9]+\\.[0-9]+, commit [0-9a-z]+\n")) << word;
+    for (const char* name : {"\nlibtorch built for 2.", "\nMPI ", "\nNCCL ", "\nCPU "}) {
+      EXPECT_THAT(result.out, HasSubstr(name)) << word;
+    }
+  }
+  const Json object = Json::parse(dtrain(TestRun(), {"version", "--json"}).out);
+  EXPECT_THAT(object.at("dtrain").get<std::string>(), HasSubstr(", commit "));
+  EXPECT_FALSE(object.at("CPU").get<std::string>().empty());
 }
 
 TEST(ConfigCheck, SaysOkOrEverythingThatIsWrong) {

@@ -8,12 +8,13 @@ import os
 import random
 import subprocess
 import sys
+import time
 import unittest
 
 from gpu_cases import experiment
 from harness import DEADLINE, SOURCE, Build, Workplace, launch, overrides, run, wait_until, write_experiment
 from parity_model import load, worst_difference
-from resume import ADAM, ADAMW, LOCAL, SGD, case, differences, title, what_is_left, when_free
+from resume import ADAM, ADAMW, LOCAL, SGD, case, differences, title, what_is_left
 
 BUILD = None  # set by main()
 BED = str(SOURCE / "tests" / "harness" / "two_hosts.sh")
@@ -24,6 +25,16 @@ SETS = ["hyperparameters.width=64", "data.samples=2000", "searcher.max_length.ba
 
 def on_host(host, *command):
     return subprocess.run([BED, "run", HOSTS, host, *command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def when_free(go_on):
+    """What `go_on` gives, which is a number or None: 2 while processes of the attempt before still end."""
+    end = time.monotonic() + DEADLINE
+    while True:
+        given = go_on()
+        if given != 2 or time.monotonic() > end:
+            return given
+        time.sleep(0.2)
 
 
 def mpirun(a, b, run_dir, sets=(), options=()):

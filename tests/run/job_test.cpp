@@ -65,12 +65,12 @@ TEST(MpiCommand, HasTheNetworkTheVariablesAndTheUsersOptionsLast) {
 
 TEST(MpiCommand, PassesOnWhatLibrariesReadAndNothingElse) {
   const Variables job{{"DTRAIN_SECRET_FILE", "x"}};
-  const Variables mine{{"NCCL_DEBUG", "INFO"},
-                       {"HOME", "/root"},
-                       {"OMP_NUM_THREADS", "2"},
-                       {"EDITOR", "ed"},
+  const Variables mine{{"NCCL_DEBUG", "INFO"},       {"HOME", "/root"},
+                       {"OMP_NUM_THREADS", "2"},     {"EDITOR", "ed"},
+                       {"FI_PROVIDER", "tcp"},       {"PYTORCH_ALLOC_CONF", "expandable_segments:True"},
                        {"CUDA_VISIBLE_DEVICES", "1"}};  // of this host
-  EXPECT_THAT(passed_on(job, mine), ElementsAre("DTRAIN_SECRET_FILE", "NCCL_DEBUG", "OMP_NUM_THREADS"));
+  EXPECT_THAT(passed_on(job, mine),
+              ElementsAre("DTRAIN_SECRET_FILE", "FI_PROVIDER", "NCCL_DEBUG", "OMP_NUM_THREADS", "PYTORCH_ALLOC_CONF"));
 }
 
 TEST(MpirunWords, SayWhichRankEndedFirstAndHow) {

@@ -135,6 +135,16 @@ TEST(Launch, ThreadsAreAsManyAsTheSlotsCoresUnlessTheUserSaysOtherwise) {
   }
 }
 
+// As the Python of a virtual environment, which is a link to the system's.
+TEST(Launch, AnEntrypointThatIsALinkIsStartedByThePathOfTheLink) {
+  TestRun run({.slots = 1, .entrypoint = "[venv/bin/shell, -c, 'echo started as $0']"});
+  fs::create_directories(run.folder() / "venv" / "bin");
+  fs::create_symlink("/bin/sh", run.folder() / "venv" / "bin" / "shell");
+  Command launch = run.launch();
+  EXPECT_EQ(launch.wait().describe(), "exit status 1");  // the shell is no rank
+  EXPECT_THAT(run.log(0), HasSubstr("started as " + (fs::canonical(run.folder()) / "venv/bin/shell").string() + "\n"));
+}
+
 TEST(Launch, NoSecretIsOnACommandLine) {
   TestRun run({.slots = 2, .batches = 100'000});
   Command launch = run.launch();

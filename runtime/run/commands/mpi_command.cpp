@@ -17,8 +17,9 @@ constexpr std::array<const char*, 9> kDaemonsNoticeLoss{"--mca", "oob_tcp_keepal
                                                         "--mca", "oob_tcp_keepalive_probes", "3"};
 
 bool starts_with_any(const std::string& name) {
-  constexpr std::array<const char*, 12> kPassed{"OMP_",  "GOMP_", "KMP_",   "MKL_",  "OPENBLAS_", "DNNL_",
-                                                "ATEN_", "NCCL_", "TORCH_", "CUDA_", "UCX_",      "DTRAIN_"};
+  constexpr std::array<const char*, 14> kPassed{"OMP_",  "GOMP_", "KMP_",  "MKL_",   "OPENBLAS_",
+                                                "DNNL_", "ATEN_", "NCCL_", "TORCH_", "PYTORCH_",
+                                                "CUDA_", "UCX_",  "FI_",   "DTRAIN_"};
   return std::any_of(kPassed.begin(), kPassed.end(), [&](const char* prefix) { return name.starts_with(prefix); });
 }
 

@@ -11,10 +11,6 @@ constexpr const char* kGetFullLibtorch =
     "'torch' "
     "folder of a PyTorch for CUDA 13 (pip install torch==" DTRAIN_LIBTORCH ".0)";
 
-std::string nccl_version(int code) {  // 22809: 2.28.9
-  return std::to_string(code / 10000) + "." + std::to_string(code / 100 % 100) + "." + std::to_string(code % 100);
-}
-
 // What to do where CUDA does not start.
 std::string cuda_remedy(int error) {
   switch (error) {

@@ -115,6 +115,10 @@ CudaCandidates cuda_candidates(const std::filesystem::path& libtorch) {
   return result;
 }
 
+std::string nccl_version(int code) {
+  return std::to_string(code / 10000) + "." + std::to_string(code / 100 % 100) + "." + std::to_string(code % 100);
+}
+
 Json to_json(const CudaProbe& probe) {
   return {{"libtorch_cuda", json_of(probe.libtorch_cuda)},
           {"cuda", json_of(probe.cuda)},

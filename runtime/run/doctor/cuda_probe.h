@@ -39,6 +39,8 @@ struct CudaCandidates {
 // wheels beside libtorch.
 CudaCandidates cuda_candidates(const std::filesystem::path& libtorch);
 
+std::string nccl_version(int code);  // 22809: "2.28.9"
+
 Json to_json(const CudaProbe& probe);
 CudaProbe cuda_probe_of(const Json& json);  // Json::exception if it is malformed
 

@@ -1,7 +1,12 @@
 #include "launch/launch_folder.h"
 
+#include <chrono>
+#include <cstdio>
 #include <cstdlib>
 #include <fstream>
+#include <optional>
+#include <thread>
+#include <utility>
 
 #include "commands/slurm_command.h"
 #include "dtrain/base/error.h"
@@ -34,14 +39,35 @@ std::string reason_of_the_end(const RunFolder& folder) {
   return reason.empty() ? "it ended without a report: its node was lost, or Slurm killed it" : reason;
 }
 
-void check_has_no_task(const RunFolder& folder, const Clock& clock) {
-  open_user_ledger(clock).visit(scheduler::Which::kNotEnded, [&](scheduler::Task&& task) {
-    if (task.run_dir != folder.path) return;
-    const std::string id = std::to_string(task.id);
-    throw ConfigError("the run " + folder.path.string() + " is in progress: task " + id + " is " +
-                          to_string(task.state) + ", its launcher is process " + std::to_string(task.launcher_pid),
-                      "dtrain task wait " + id + " waits for its end, dtrain task kill " + id + " stops it");
+// The ranks of a launcher that was killed may save for a minute (ExitDeadlines) before they end.
+constexpr auto kPatienceWithStopping = std::chrono::seconds(75);
+
+std::optional<scheduler::Task> task_in(const RunFolder& folder, scheduler::Ledger& ledger) {
+  std::optional<scheduler::Task> found;
+  ledger.visit(scheduler::Which::kNotEnded, [&](scheduler::Task&& task) {
+    if (task.run_dir == folder.path) found = std::move(task);
   });
+  return found;
+}
+
+// Waits for a task in this folder that is stopping, as after a kill of its launcher; one that goes on is an error.
+void wait_until_without_task(const RunFolder& folder, const Clock& clock) {
+  scheduler::Ledger ledger = open_user_ledger(clock);
+  const Nanoseconds deadline = clock.monotonic() + kPatienceWithStopping;
+  bool said = false;
+  while (const auto task = task_in(folder, ledger)) {
+    const std::string id = std::to_string(task->id);
+    if (task->state != scheduler::TaskState::kStopping || clock.monotonic() >= deadline) {
+      throw ConfigError("the run " + folder.path.string() + " is in progress: task " + id + " is " +
+                            to_string(task->state) + ", its launcher is process " + std::to_string(task->launcher_pid),
+                        "dtrain task wait " + id + " waits for its end, dtrain task kill " + id + " stops it");
+    }
+    if (!std::exchange(said, true)) {
+      std::fprintf(stderr, "dtrain: task %s of this run is stopping; waiting up to %lld s for its last processes\n",
+                   id.c_str(), static_cast<long long>(kPatienceWithStopping.count()));
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  }
 }
 
 // Whether an attempt has left anything in the places where the next one writes.
@@ -61,7 +87,7 @@ LaunchFolder open_launch_folder(const LaunchRequest& request, const LaunchPlan& 
     opened.lock = RunLock::take(opened.folder, plan.host);
     return opened;
   }
-  if (continued) check_has_no_task(opened.folder, clock);
+  if (continued) wait_until_without_task(opened.folder, clock);
   if (continued) check_not_in_progress(opened.folder);
   opened.lock = RunLock::take(opened.folder, plan.host);
   opened.goes_on = continued != nullptr || holds_attempt(opened.folder);

@@ -122,8 +122,8 @@ bool StepGraph::fits(const Batch& batch) {
 
 std::optional<Metrics> StepGraph::step(const Batch& batch, const Train& train,
                                        const std::function<void()>& before_launch) {
-  // A checkpoint may have moved the optimizer's state; a step that used other parameters has given it other counts.
-  if (graph_ && step_.optimizer().moves() != optimizer_moves_) forget();
+  // A checkpoint may have moved the optimizer's state; steps without the graph may have used other parameters.
+  if (graph_ && (step_.optimizer().moves() != optimizer_moves_ || !capturable_.is_as_captured())) forget();
   if (!graph_) make_places(batch);
   fill_places(batch);
   if (!graph_ && !capture(train)) return std::nullopt;
@@ -251,8 +251,8 @@ std::string StepGraph::agree(const std::string& failure) {
 
 void StepGraph::write(bool captured, std::int64_t batch, const std::string& text) {
   if (session_.world().rank != 0) return;
-  const bool asked_for = session_.experiment().optimizations.cuda_graphs == config::CudaGraphs::kOn;
-  !captured&& asked_for ? session_.log()->warn("{}", text) : session_.log()->info("{}", text);
+  const bool disappoints = !captured && session_.experiment().optimizations.cuda_graphs == config::CudaGraphs::kOn;
+  session_.log()->log(disappoints ? spdlog::level::warn : spdlog::level::info, "{}", text);
   session_.update_plan("cuda_graphs", {{"captured", captured}, {"batch", batch}, {"text", text}});
 }
 

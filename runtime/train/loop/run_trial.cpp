@@ -22,6 +22,7 @@
 #include "loop/training_loop.h"
 #include "matmul/matmul_path.h"
 #include "model/model_report.h"
+#include "model/tensor_memory.h"
 #include "model/weights.h"
 #include "step/training_step.h"
 
@@ -30,12 +31,13 @@ namespace dtrain {
 namespace {
 
 // Activations and gradients come and go every step; giving their pages back to the kernel each time costs page faults
-// (measured: large jitter of the step time).
+// (measured: large jitter of the step time). Large tensors have TensorMemory; the heap has what is small, and keeps it.
+// Large buffers of libraries are mapped by themselves: on the heap they would be a cause of fragmentation.
 void keep_freed_memory() {
-  constexpr int kLimit = 1 << 30;
-  mallopt(M_MMAP_THRESHOLD, kLimit);
-  mallopt(M_TRIM_THRESHOLD, kLimit);
-  mallopt(M_TOP_PAD, 256 << 20);
+  train::TensorMemory::install();
+  mallopt(M_MMAP_THRESHOLD, 4 << 20);
+  mallopt(M_TRIM_THRESHOLD, 256 << 20);
+  mallopt(M_TOP_PAD, 16 << 20);
 }
 
 // Several ranks on one host share its cores. Where the launcher or the user chose a number of threads, or the ranks are

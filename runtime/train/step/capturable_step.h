@@ -19,6 +19,8 @@ class CapturableStep {
   // Of the two, one has failed on some rank: nothing has happened.
   virtual void abandon_capture() = 0;
 
+  // Whether the last step that was not a replay used the parameters that the captured one did. The same on all ranks.
+  virtual bool is_as_captured() const = 0;
   // Around each launch of what was captured. Every rank has a batch, and what the ranks announced has been read.
   virtual void before_replay() = 0;
   virtual void after_replay() = 0;

@@ -103,8 +103,7 @@ std::string ExchangeMode::why_not_capturable() const {
 
 bool ExchangeMode::settled() {
   return parts_.is_settled() && picker_.settled() && !parts_.fusion.settling() && watched_steps_ > kStepsWithDigests &&
-         parts_.exchange.windows_alike() >= kStepsAlike && !parts_.watch.any_written() &&
-         (captured_used_.empty() || parts_.exchange.last_used(captured_used_));
+         parts_.exchange.windows_alike() >= kStepsAlike && !parts_.watch.any_written();
 }
 
 void ExchangeMode::begin_capture() {

@@ -35,6 +35,7 @@ class ExchangeMode final : public StepMode, private CapturableStep {
   void begin_capture() override;
   void end_capture() override;
   void abandon_capture() override;
+  bool is_as_captured() const override { return parts_.exchange.last_used(captured_used_); }
   void before_replay() override;
   void after_replay() override;
 

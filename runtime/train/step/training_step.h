@@ -109,6 +109,7 @@ class TrainingStep : private CapturableStep {
   void begin_capture() override;
   void end_capture() override;
   void abandon_capture() override;
+  bool is_as_captured() const override { return mode_->capturable()->is_as_captured(); }
   void before_replay() override;
   void after_replay() override;
 

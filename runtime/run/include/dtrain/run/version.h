@@ -1,8 +1,17 @@
-// The version of the running dtrain, as in `dtrain version`, plan.json and the dumps.
+// The version of the running dtrain, and of what it finds on this machine.
 #pragma once
 
 #include <string>
+#include <utility>
+#include <vector>
 
 namespace dtrain::run {
+
+// "0.1.0", as in plan.json and the dumps.
 std::string version();
-}
+
+// What `dtrain version` prints: names ("dtrain", "libtorch", "MPI", "NCCL", "CPU") with what is known of each, in this
+// order. What is missing is said, and is no error. Starts mpirun for its version: some 20 ms.
+std::vector<std::pair<std::string, std::string>> versions();
+
+}  // namespace dtrain::run

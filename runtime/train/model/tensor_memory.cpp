@@ -1,0 +1,122 @@
+#include "model/tensor_memory.h"
+
+#include <pthread.h>
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <bit>
+#include <cstdint>
+
+#include <c10/core/CPUAllocator.h>
+#include <c10/util/Exception.h>
+
+namespace dtrain::train {
+namespace {
+
+constexpr std::size_t kHugePage = 2 << 20;
+constexpr std::size_t kLeastStep = 64 << 10;
+
+TensorMemory* installed = nullptr;
+
+// The sizes of blocks: eight steps between two powers of two, so at most an eighth of a block is not used.
+std::size_t block_size(std::size_t bytes) {
+  const std::size_t step = std::max(kLeastStep, std::bit_floor(bytes) / 8);
+  return (bytes + step - 1) / step * step;
+}
+
+// nullptr: there is no memory. Large blocks begin at a huge page, and ask for huge pages: fewer page faults.
+void* map_block(std::size_t bytes) {
+  const std::size_t spare = bytes >= kHugePage ? kHugePage : 0;
+  void* const mapped = ::mmap(nullptr, bytes + spare, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (mapped == MAP_FAILED) return nullptr;
+  if (spare == 0) return mapped;
+  auto* const start = static_cast<std::byte*>(mapped);
+  const std::size_t before = (kHugePage - reinterpret_cast<std::uintptr_t>(start) % kHugePage) % kHugePage;
+  if (before > 0) ::munmap(start, before);
+  if (before < spare) ::munmap(start + before + bytes, spare - before);
+  ::madvise(start + before, bytes, MADV_HUGEPAGE);
+  return start + before;
+}
+
+}  // namespace
+
+TensorMemory& TensorMemory::install() {
+  static TensorMemory& memory = [&]() -> TensorMemory& {
+    installed = new TensorMemory(*c10::GetCPUAllocator());
+    // A child of fork() may allocate, too: nobody else holds the lock there.
+    ::pthread_atfork([] { installed->mutex_.lock(); }, [] { installed->mutex_.unlock(); },
+                     [] { installed->mutex_.unlock(); });
+    c10::SetCPUAllocator(installed, 1);  // libtorch's own has priority 0
+    return *installed;
+  }();
+  return memory;
+}
+
+c10::DataPtr TensorMemory::allocate(std::size_t bytes) {
+  if (bytes < kLarge) return small_.allocate(bytes);
+  const std::lock_guard lock(mutex_);
+  const Block block = take(block_size(bytes));
+  used_.emplace(block.data, block.bytes);
+  use_.in_use += block.bytes;
+  use_.peak_in_use = std::max(use_.peak_in_use, use_.in_use);
+  return {block.data, block.data, &give_back, c10::Device(c10::DeviceType::CPU)};
+}
+
+// Of the blocks that fit, the smallest, unless that wastes more than an eighth; of these the one that was freed last,
+// which is likeliest in the cache.
+TensorMemory::Block TensorMemory::take(std::size_t bytes) {
+  if (const auto found = free_.lower_bound(bytes); found != free_.end() && found->first - bytes <= bytes / 8) {
+    const Kept::iterator place = found->second.back();
+    const Block block = *place;
+    found->second.pop_back();
+    if (found->second.empty()) free_.erase(found);
+    kept_.erase(place);
+    return block;
+  }
+  const std::size_t most_in_use = std::max(use_.peak_in_use, use_.in_use + bytes);
+  while (!kept_.empty() && use_.mapped + bytes > most_in_use + most_in_use / 8 + kSlack) unmap_oldest();
+  void* data = map_block(bytes);
+  while (data == nullptr && !kept_.empty()) {
+    unmap_oldest();
+    data = map_block(bytes);
+  }
+  TORCH_CHECK(data != nullptr, "not enough memory: a tensor needs ", bytes, " bytes, and tensors have ", use_.in_use);
+  use_.mapped += bytes;
+  use_.peak_mapped = std::max(use_.peak_mapped, use_.mapped);
+  return {data, bytes};
+}
+
+void TensorMemory::unmap_oldest() {
+  const Kept::iterator oldest = kept_.begin();
+  const auto same_size = free_.find(oldest->bytes);
+  std::erase(same_size->second, oldest);
+  if (same_size->second.empty()) free_.erase(same_size);
+  ::munmap(oldest->data, oldest->bytes);
+  use_.mapped -= oldest->bytes;
+  kept_.erase(oldest);
+}
+
+void TensorMemory::keep(const Block& block) {
+  free_[block.bytes].push_back(kept_.insert(kept_.end(), block));
+  use_.in_use -= block.bytes;
+}
+
+void TensorMemory::give_back(void* data) {
+  {
+    const std::lock_guard lock(installed->mutex_);
+    if (const auto found = installed->used_.find(data); found != installed->used_.end()) {
+      const Block block{data, found->second};
+      installed->used_.erase(found);
+      installed->keep(block);
+      return;
+    }
+  }
+  installed->small_.raw_deleter()(data);
+}
+
+TensorMemory::Use TensorMemory::use() const {
+  const std::lock_guard lock(mutex_);
+  return use_;
+}
+
+}  // namespace dtrain::train
