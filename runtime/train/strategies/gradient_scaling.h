@@ -18,8 +18,8 @@
 #include "dtrain/profile/recorder.h"
 #include "exchange/gradient_strategy.h"
 #include "model/flat_parameters.h"
-#include "model/optimizer_update.h"
 #include "model/flat_range.h"
+#include "model/optimizer_update.h"
 
 namespace dtrain::train {
 

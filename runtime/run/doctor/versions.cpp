@@ -1,0 +1,56 @@
+// What `dtrain version` prints.
+#include "dtrain/run/version.h"
+
+#include <dlfcn.h>
+#include <unistd.h>
+
+#include "doctor/checks.h"
+#include "doctor/cuda_probe.h"
+#include "dtrain/base/error.h"
+#include "dtrain/base/subprocess.h"
+#include "dtrain/host/cpu.h"
+#include "libtorch.h"
+
+namespace dtrain::run {
+namespace {
+
+namespace fs = std::filesystem;
+
+// The folder of libtorch's libraries that dtrain-worker would use; empty: none is found.
+fs::path workers_libtorch(const Variables& variables) {
+  const fs::path worker = find_program("dtrain-worker", executable_path().parent_path(), variables);
+  try {
+    return worker.empty() ? fs::path() : libtorch_folder(worker, find_libraries(worker, variables));
+  } catch (const Error&) {  // check_libtorch() says why
+    return {};
+  }
+}
+
+std::string nccl_text(const fs::path& libtorch) {
+  for (const std::string& path : cuda_candidates(libtorch).nccl) {
+    void* const library = ::dlopen(path.c_str(), RTLD_LAZY | RTLD_LOCAL);
+    if (library == nullptr) continue;
+    int code = 0;
+    const auto get_version = reinterpret_cast<int (*)(int*)>(::dlsym(library, "ncclGetVersion"));
+    if (get_version != nullptr && get_version(&code) == 0) return nccl_version(code) + ", " + path;
+  }
+  return "not found; training on GPUs needs it (dtrain-get-libtorch --flavour full)";
+}
+
+std::string cpu_text() {
+  const std::string name = host::processor().name;
+  return (name.empty() ? "not known" : name) + ", " + std::to_string(::sysconf(_SC_NPROCESSORS_ONLN)) + " CPUs";
+}
+
+}  // namespace
+
+std::vector<std::pair<std::string, std::string>> versions() {
+  const Variables variables = process_variables();
+  return {{"dtrain", version() + ", commit " DTRAIN_COMMIT},
+          {"libtorch", "built for " DTRAIN_LIBTORCH "; " + check_libtorch(variables).text},
+          {"MPI", check_mpi(false).text},
+          {"NCCL", nccl_text(workers_libtorch(variables))},
+          {"CPU", cpu_text()}};
+}
+
+}  // namespace dtrain::run
