@@ -46,7 +46,8 @@ TEST(Cli, AnUnknownOptionSuggestsTheNearestOfItsCommand) {
   EXPECT_THAT(error_of({"config", "check", "x.yaml", "--clster", "y"}), HasSubstr("dtrain config check: there is no"));
   EXPECT_THAT(error_of({"launch", "x.yaml", "--frobnicate"}),
               testing::AllOf(HasSubstr("there is no option '--frobnicate'\n"), Not(HasSubstr("did you mean"))));
-  EXPECT_THAT(error_of({"--versoin"}), HasSubstr("dtrain: there is no option '--versoin'\n  dtrain --help lists"));
+  EXPECT_THAT(error_of({"--versoin"}),
+              HasSubstr("dtrain: there is no option '--versoin'; did you mean --version?\n  dtrain --help lists"));
   EXPECT_THAT(error_of({"task", "lst"}), HasSubstr("dtrain task: there is no command 'lst'; did you mean list?"));
   EXPECT_THAT(error_of({"config", "frobnicate"}), HasSubstr("the commands are: check, schema"));
   const std::vector<std::vector<std::string>> commands{{"launch"},

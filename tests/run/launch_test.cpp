@@ -137,12 +137,16 @@ TEST(Launch, ThreadsAreAsManyAsTheSlotsCoresUnlessTheUserSaysOtherwise) {
 
 // As the Python of a virtual environment, which is a link to the system's.
 TEST(Launch, AnEntrypointThatIsALinkIsStartedByThePathOfTheLink) {
-  TestRun run({.slots = 1, .entrypoint = "[venv/bin/shell, -c, 'echo started as $0']"});
+  TestRun run({.slots = 1, .entrypoint = "venv/bin/program"});
+  const fs::path script = run.folder() / "script";
+  std::ofstream(script) << "#!/bin/sh\necho started as $0\n";
+  fs::permissions(script, fs::perms::owner_all);
   fs::create_directories(run.folder() / "venv" / "bin");
-  fs::create_symlink("/bin/sh", run.folder() / "venv" / "bin" / "shell");
+  fs::create_symlink(script, run.folder() / "venv" / "bin" / "program");
   Command launch = run.launch();
-  EXPECT_EQ(launch.wait().describe(), "exit status 1");  // the shell is no rank
-  EXPECT_THAT(run.log(0), HasSubstr("started as " + (fs::canonical(run.folder()) / "venv/bin/shell").string() + "\n"));
+  EXPECT_EQ(launch.wait().describe(), "exit status 1");  // the script is no rank
+  EXPECT_THAT(run.log(0),
+              HasSubstr("started as " + (fs::canonical(run.folder()) / "venv/bin/program").string() + "\n"));
 }
 
 TEST(Launch, NoSecretIsOnACommandLine) {

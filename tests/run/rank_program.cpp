@@ -4,7 +4,8 @@
 //   metrics_bytes: 0           padding of each line of metrics.jsonl
 //   show_place: false          prints its GPU, the visible ones, and the CPUs that it may use
 //   trouble: {rank: 1, batch: 7, kind: SIGKILL | SIGSEGV | abort | exit | quit | exception | data | hang | late |
-//             mismatch | agreed, once: false}   without a rank: on every rank; once: not after a resume
+//             mismatch | agreed, once: false}   without a rank: on every rank; once: not after a resume;
+//             after: 7 in place of batch: so many batches after the start of each attempt
 //   checkpoint_every: 5        saves after so many batches and when it stops, and goes on from checkpoints; 0: never
 // With --mock it leaves out what a trial would: the sleep, or the all-reduce. It prints "batch N" after each step that
 // was recorded, and "leaving" when it has been asked to stop.
@@ -126,7 +127,8 @@ TrainingEnd train_steps(run::RankSession& session) {
       const profile::PhaseScope forward(session.recorder(), profile::Phase::kForward);
       const bool sleeps = until_file.empty() || !std::filesystem::exists(until_file);
       if (!session.mock().train && sleeps) std::this_thread::sleep_for(step_time);
-      if (trouble.value("rank", session.world().rank) == session.world().rank && trouble.value("batch", 0) == batch) {
+      if (trouble.value("rank", session.world().rank) == session.world().rank &&
+          (trouble.value("batch", 0) == batch || trouble.value("after", 0) == batch - done)) {
         cause_trouble(session, trouble);
       }
     }

@@ -113,6 +113,15 @@ TEST(Restart, WithoutACheckpointBeginsAnewAndSaysSo) {
   EXPECT_TRUE(fs::exists(run.run_dir() / "attempt-1" / "metrics.jsonl"));
 }
 
+TEST(Restart, TheirNumberCountsAnewAfterProgress) {
+  TestRun run(saving("trouble: {rank: 1, after: 7, kind: SIGKILL}", "max_restarts: 1\n"));
+  Command launch = run.launch();
+  EXPECT_EQ(launch.wait().describe(), "exit status 0") << launch.out() << launch.err();
+  EXPECT_THAT(launch.out(), HasSubstr("attempt 5 failed"));
+  EXPECT_THAT(launch.out(), Not(HasSubstr("restart 2")));
+  expect_whole(run.run_dir());
+}
+
 TEST(Restart, TheirNumberCountsAnewForWhoeverContinues) {
   TestRun run(saving("trouble: {rank: 0, batch: 12, kind: SIGKILL}", "max_restarts: 1\n"));
   EXPECT_EQ(run.launch().wait().describe(), "exit status 1");

@@ -36,7 +36,7 @@ RunState read_state(const RunFolder& folder) {
     if (!json.is_object()) continue;
     const std::string event = json.value("event", std::string());
     if (event == "run_ended") state.exit_code = json.value("exit_code", 0);
-    if (event == "attempt_failed") ++state.restarts;
+    if (event == "attempt_failed") state.restarts = json.value("restart", state.restarts + 1);
     if (event == "continued") state.restarts = 0, ++state.continued;
     if (event == "attempt_started") resumes = json.contains("resume_from");
     if (event == "resumed" || (event == "rank_running" && !resumes)) state.trained = state.continued;

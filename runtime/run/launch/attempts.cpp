@@ -4,6 +4,7 @@
 
 #include "commands/slurm_command.h"
 #include "dtrain/base/error.h"
+#include "dtrain/run/run_state.h"
 #include "folder/put_aside.h"
 #include "launch/slurm_submit.h"
 
@@ -58,10 +59,13 @@ Outcome run_attempts(Attempt attempt, int restarts, const std::function<bool()>&
       if (const auto refused = prepare_next(attempt, number, outcome.interrupt.why)) return *refused;
     } else {
       const bool stops = outcome.interrupt.exists() && !outcome.interrupt.yields;
-      if (!outcome.failure || !outcome.failure->may_pass || stops || restarts >= most) return outcome;
+      if (!outcome.failure || !outcome.failure->may_pass || stops) return outcome;
+      // A checkpoint that is further than where the attempt began is progress.
+      if (read_state(attempt.folder).last_saved.value_or(0) > attempt.resume.step) restarts = 0;
+      if (restarts >= most) return outcome;
       ++restarts;
       const std::string cause = outcome.failure->cause;
-      attempt.events.write("attempt_failed", {{"attempt", number}, {"cause", cause}});
+      attempt.events.write("attempt_failed", {{"attempt", number}, {"cause", cause}, {"restart", restarts}});
       attempt.screen.line("dtrain: attempt " + std::to_string(number) + " failed: " + cause);
       const std::string when = "restart " + std::to_string(restarts) + " of " + std::to_string(most);
       if (const auto refused = prepare_next(attempt, number, when)) return *refused;
