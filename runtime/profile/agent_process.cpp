@@ -4,10 +4,12 @@
 #include <poll.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <csignal>
 
 #include "dtrain/base/error.h"
+#include "dtrain/base/text.h"
 #include "dtrain/base/unix_socket.h"
 #include "messages.h"
 
@@ -18,6 +20,9 @@ constexpr int kSocketFd = 3;  // what main() of the agent expects
 constexpr int kReadyFd = 4;
 constexpr std::chrono::milliseconds kStartTimeout{10'000};
 constexpr std::chrono::milliseconds kStopTimeout{5'000};
+constexpr Nanoseconds kFirstRestartPause = std::chrono::seconds(1);
+constexpr Nanoseconds kLongestRestartPause = std::chrono::seconds(60);
+constexpr Nanoseconds kLongLife = std::chrono::minutes(10);
 
 std::filesystem::path find_agent() {
   static const char inside_this_library = 0;
@@ -45,7 +50,8 @@ std::string read_start_report(int fd) {
 }  // namespace
 
 AgentProcess start_agent(const AgentOptions& options) {
-  UnixListener listener = UnixListener::create("agent");
+  UnixListener listener =
+      options.socket.empty() ? UnixListener::create("agent") : UnixListener::create_named(options.socket);
   int ends[2];
   if (::pipe2(ends, O_CLOEXEC) != 0) throw SystemError("cannot make a pipe", errno);
   const UniqueFd ready_reader(ends[0]);
@@ -87,6 +93,55 @@ ExitStatus finish_agent(AgentProcess& agent, std::chrono::milliseconds patience)
   }
   agent.process.kill(SIGKILL);
   return agent.process.wait();
+}
+
+KeptAgent::KeptAgent(AgentOptions options, const Clock& clock)
+    : options_(std::move(options)), clock_(clock), agent_(start_agent(options_)), started_at_(clock.monotonic()) {
+  options_.socket = agent_.socket;
+}
+
+std::optional<KeptAgent::Change> KeptAgent::look() {
+  Change change;
+  const Nanoseconds now = clock_.monotonic();
+  if (!status_) {
+    status_ = agent_.process.wait(std::chrono::milliseconds(0));
+    if (!status_) return std::nullopt;
+    // It ends like this after its last rank.
+    if (status_->signal == 0 && (status_->code == 0 || status_->code == kRecordsLost)) return std::nullopt;
+    change.ended = status_;
+    down_ = true;
+    if (now - started_at_ >= kLongLife) pause_ = Nanoseconds{0};
+    next_start_ = now + pause_;
+  }
+  if (!down_) return std::nullopt;
+  if (now >= next_start_) {
+    pause_ = std::clamp(2 * pause_, kFirstRestartPause, kLongestRestartPause);
+    next_start_ = now + pause_;
+    try {
+      agent_ = start_agent(options_);
+      status_.reset();
+      down_ = false;
+      started_at_ = now;
+      change.started = pid();
+    } catch (const Error& error) {
+      change.problem = error.what();
+    }
+  }
+  if (!change.ended && change.started == 0 && change.problem.empty()) return std::nullopt;
+  return change;
+}
+
+ExitStatus KeptAgent::finish(std::chrono::milliseconds patience) {
+  return status_ ? *status_ : finish_agent(agent_, patience);
+}
+
+std::string KeptAgent::Change::text() const {
+  std::vector<std::string> parts;
+  if (ended) parts.push_back((ended->signal != 0 ? "was " : "ended with ") + ended->describe());
+  if (started > 0) parts.push_back("was started again as process " + std::to_string(started));
+  if (!problem.empty()) parts.push_back("cannot be started again now: " + problem);
+  return "the profiling agent of this host " + join(parts, " and ") +
+         "; training goes on, system metrics of the time without it are missing";
 }
 
 }  // namespace dtrain::profile

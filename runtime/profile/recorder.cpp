@@ -16,8 +16,13 @@
 namespace dtrain::profile {
 namespace {
 
-// How often agent_error() looks whether the agent still lives, which takes a system call.
-constexpr Nanoseconds kLivenessPeriod = std::chrono::seconds(1);
+// How often agent_is_here() looks after the agent, which takes a system call.
+constexpr Nanoseconds kLookPeriod = std::chrono::seconds(1);
+
+// Between two attempts to reach an agent that is away: the first, and what it doubles to.
+constexpr Nanoseconds kFirstPause = std::chrono::milliseconds(100);
+constexpr Nanoseconds kLongestPause = std::chrono::seconds(30);
+constexpr Nanoseconds kFlushPatience = std::chrono::seconds(3);  // for an agent that is away to come back
 
 constexpr PhaseTimes kNoTimes{};
 
@@ -27,60 +32,42 @@ constexpr std::int64_t kMemorySamples = 200;
 
 constexpr std::chrono::milliseconds kConnectPause{5};
 
-[[noreturn]] void agent_ended_before(int rank) {
-  throw CommError("the profiling agent of this host ended before rank " + std::to_string(rank) + " did",
-                  "see logs/agent-*.log in the run's folder");
-}
-
-// The agent listens before its name is handed out: a name without a listener is that of an agent that has ended. Its
-// queue may be full for a moment.
-UnixSocket connect_to_agent(const Recorder::Options& options, const Clock& clock) {
-  const Nanoseconds deadline = clock.monotonic() + options.connect_timeout;
-  for (;;) {
-    try {
-      return UnixSocket::connect(options.agent_socket, std::chrono::milliseconds(0));
-    } catch (const SystemError& error) {
-      if (error.code() == ECONNREFUSED) agent_ended_before(options.rank);
-      const bool busy = error.code() == EAGAIN || error.code() == EINTR;
-      if (!busy || clock.monotonic() >= deadline) throw;
-    }
-    std::this_thread::sleep_for(kConnectPause);
-  }
-}
-
 }  // namespace
 
 // What exists only while records are taken.
 struct Recorder::Impl {
-  Impl(const Options& options, const Clock& clock_, Nanoseconds process_start)
-      : clock(clock_),
-        rank(options.rank),
-        ring(options.ring_bytes),
-        socket(connect_to_agent(options, clock_)),
-        part_start(process_start) {}
+  Impl(const Options& options, const Clock& clock_, Nanoseconds process_start);
 
   std::int64_t now() const { return clock.monotonic().count(); }
   void begin_memory();
   void read_memory(Phase of);
   void end_memory();
-  [[noreturn]] void agent_gone() {
-    error = "the profiling agent of this host ended before rank " + std::to_string(rank) + " did";
-    throw CommError(*error, kAgentRemedy);
-  }
-  // The next message, errors taken note of on the way; empty when none came in time.
-  std::optional<Json> receive(std::chrono::milliseconds timeout);
-  void handshake(const Options& options, Nanoseconds process_start);
 
-  static constexpr const char* kAgentRemedy = "see logs/agent-*.log in the run's folder";
+  // Connects and introduces this rank, without waiting. kNobody: nobody listens. kBusy: the queue is full for a moment.
+  enum class Connecting { kDone, kNobody, kBusy };
+  Connecting connect();
+  // Connects where that is necessary, and waits until the agent has answered; false when it has not in time, or at once
+  // where nobody listens and it is not `to_come_back`.
+  bool reach(Nanoseconds deadline, bool to_come_back);
+  void leave();
+  // The next message, taken note of; empty when none came in time or the agent is gone.
+  std::optional<Json> receive(std::chrono::milliseconds timeout);
+
+  enum class Agent { kAway, kAsked, kHere };  // kAsked: connected, it has not answered yet
 
   const Clock& clock;
   int rank;
   RingWriter ring;
+  const std::string agent_socket;
+  Json hello;
   UnixSocket socket;
-  std::optional<std::string> error;        // the agent is gone
-  std::optional<std::string> write_error;  // it lives, and cannot write
+  Agent agent = Agent::kAway;
+  std::optional<std::string> refusal;
+  Nanoseconds pause = kFirstPause;
+  Nanoseconds next_connect{0};
+  Nanoseconds last_look{0};
+  std::optional<std::string> write_error;  // the agent lives, and cannot write
   std::int64_t lost = 0;
-  Nanoseconds last_liveness_check{0};
   std::int64_t flushes = 0;
 
   bool paused = false;           // as asked
@@ -136,50 +123,96 @@ void Recorder::Impl::end_memory() {
   ring.commit();
 }
 
-std::optional<Json> Recorder::Impl::receive(std::chrono::milliseconds timeout) {
-  bool timed_out = false;
-  const auto message = socket.receive(timeout, &timed_out);
-  if (!message && !timed_out) agent_gone();
-  if (!message) return std::nullopt;
-  const Json value = parse_message(message->data);
-  if (type_of(value) == message_type::kError) {
-    write_error = value.value("message", std::string("the profiling agent could not write"));
+Recorder::Impl::Impl(const Options& options, const Clock& clock_, Nanoseconds process_start)
+    : clock(clock_),
+      rank(options.rank),
+      ring(options.ring_bytes),
+      agent_socket(options.agent_socket),
+      hello{{"type", message_type::kHello},
+            {"protocol", kProtocolVersion},
+            {"rank", options.rank},
+            {"world_size", options.world_size},
+            {"pid", ::getpid()},
+            {"start_ns", process_start.count()},
+            {"cpus", host::allowed_cpus()},
+            {"header", options.header.is_object() ? options.header : Json::object()}},
+      part_start(process_start) {}
+
+Recorder::Impl::Connecting Recorder::Impl::connect() {
+  Connecting result = Connecting::kNobody;
+  try {
+    socket = UnixSocket::connect(agent_socket, std::chrono::milliseconds(0));
+    const int fd = ring.fd();
+    if (socket.send(to_line(hello), {&fd, 1})) {
+      agent = Agent::kAsked;
+      return Connecting::kDone;
+    }
+  } catch (const SystemError& error) {
+    if (error.code() == EAGAIN || error.code() == EINTR) {
+      result = Connecting::kBusy;
+    } else if (error.code() != ECONNREFUSED) {
+      refusal = error.what();
+    }
   }
-  return value;
+  leave();
+  return result;
 }
 
-void Recorder::Impl::handshake(const Options& options, Nanoseconds process_start) {
-  const Json hello = {{"type", message_type::kHello},
-                      {"protocol", kProtocolVersion},
-                      {"rank", options.rank},
-                      {"world_size", options.world_size},
-                      {"pid", ::getpid()},
-                      {"start_ns", process_start.count()},
-                      {"cpus", host::allowed_cpus()},
-                      {"header", options.header.is_object() ? options.header : Json::object()}};
-  const int fd = ring.fd();
-  if (!socket.send(to_line(hello), {&fd, 1})) agent_gone();
-  const auto deadline = clock.monotonic() + options.connect_timeout;
-  for (;;) {
+void Recorder::Impl::leave() {
+  socket.close();
+  agent = Agent::kAway;
+  next_connect = clock.monotonic() + pause;
+  pause = std::min(2 * pause, kLongestPause);
+}
+
+bool Recorder::Impl::reach(Nanoseconds deadline, bool to_come_back) {
+  while (agent != Agent::kHere && !refusal) {
     const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - clock.monotonic());
-    const auto answer = left.count() > 0 ? receive(left) : std::nullopt;
-    if (!answer) {
-      throw CommError("the profiling agent did not answer rank " + std::to_string(options.rank) + " within " +
-                          std::to_string(options.connect_timeout.count()) + " ms",
-                      kAgentRemedy);
-    }
-    if (type_of(*answer) == message_type::kWelcome) return;
-    if (type_of(*answer) == message_type::kRefused) {
-      throw CommError("the profiling agent refused rank " + std::to_string(options.rank) + ": " +
-                      answer->value("reason", std::string("no reason given")));
+    if (left.count() <= 0) return false;
+    if (agent == Agent::kAsked) {
+      receive(left);
+    } else if (const Connecting connecting = connect(); connecting != Connecting::kDone) {
+      if (connecting == Connecting::kNobody && !to_come_back) return false;
+      std::this_thread::sleep_for(kConnectPause);
     }
   }
+  return agent == Agent::kHere;
+}
+
+std::optional<Json> Recorder::Impl::receive(std::chrono::milliseconds timeout) {
+  bool timed_out = false;
+  std::optional<UnixMessage> message;
+  try {
+    message = socket.receive(timeout, &timed_out);
+  } catch (const SystemError&) {
+    timed_out = false;  // a connection that fails has ended
+  }
+  if (!message) {
+    if (!timed_out) leave();
+    return std::nullopt;
+  }
+  const Json value = parse_message(message->data);
+  const std::string type = type_of(value);
+  if (type == message_type::kError) {
+    write_error = value.value("message", std::string("the profiling agent could not write"));
+  } else if (type == message_type::kWelcome) {
+    agent = Agent::kHere;
+    pause = kFirstPause;
+  } else if (type == message_type::kRefused) {
+    refusal = value.value("reason", std::string("no reason given"));
+    leave();
+    return std::nullopt;
+  }
+  return value;
 }
 
 Recorder::Recorder(const Options& options, const Clock& clock, Nanoseconds process_start) {
   if (options.agent_socket.empty()) return;
   impl_ = std::make_unique<Impl>(options, clock, process_start);
-  impl_->handshake(options, process_start);
+  impl_->reach(clock.monotonic() + options.connect_timeout, false);
+  if (const auto& reason = impl_->refusal) {
+    throw CommError("the profiling agent refused rank " + std::to_string(options.rank) + ": " + *reason);
+  }
 }
 
 Recorder::~Recorder() {
@@ -213,6 +246,7 @@ void Recorder::begin_step(std::int64_t batch) {
   s.in_step = s.step_is_recorded = !s.paused;
   if (!s.in_step) return;
   s.batch = batch;
+  if (batch > 0) s.hello.emplace("first_batch", batch);  // the first one stays
   s.phase = Phase::kOther;
   s.times = {};
   s.step_start = s.last_change = s.now();
@@ -337,43 +371,45 @@ void Recorder::loader(const LoaderSample& sample) {
   s.write({.kind = RecordKind::kLoader, .batch = s.batch, .loader = loader});
 }
 
-std::optional<std::string> Recorder::agent_error() {
-  if (!impl_) return std::nullopt;
+bool Recorder::agent_is_here() {
+  if (!impl_) return true;
   Impl& s = *impl_;
-  if (s.error) return s.error;
   const Nanoseconds now = s.clock.monotonic();
-  const bool reported = s.ring.agent_failed() && !s.write_error;
-  if (!reported && now - s.last_liveness_check < kLivenessPeriod) return std::nullopt;
-  s.last_liveness_check = now;
-  try {
-    // The flag is set before its message is sent: wait for it then, but never for long.
-    while (!s.error && s.receive(std::chrono::milliseconds(reported && !s.write_error ? 1000 : 0))) {
-    }
-  } catch (const Error& error) {
-    if (!s.error) s.error = error.what();
+  const bool reported = s.agent == Impl::Agent::kHere && s.ring.agent_failed() && !s.write_error;
+  if (!reported && now - s.last_look < kLookPeriod) return s.agent == Impl::Agent::kHere;
+  s.last_look = now;
+  if (s.agent == Impl::Agent::kAway && now >= s.next_connect && !s.refusal) s.connect();
+  // The flag is set before its message is sent: wait for it then, but never for long.
+  while (s.agent != Impl::Agent::kAway && s.receive(std::chrono::milliseconds(reported && !s.write_error ? 1000 : 0))) {
   }
-  return s.error;
+  return s.agent == Impl::Agent::kHere;
 }
 
 void Recorder::flush(std::chrono::milliseconds timeout) {
   if (!impl_) return;
   Impl& s = *impl_;
-  const std::int64_t id = ++s.flushes;
   const auto deadline = s.clock.monotonic() + timeout;
-  if (!s.socket.send(to_line({{"type", message_type::kFlush}, {"id", id}}))) s.agent_gone();
-  for (;;) {
-    const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - s.clock.monotonic());
-    const auto answer = left.count() > 0 ? s.receive(left) : std::nullopt;
-    if (!answer) {
-      throw CommError(
-          "the profiling agent did not write the records of rank " + std::to_string(s.rank) + " within " +
-              std::to_string(timeout.count()) + " ms",
-          "is the file system of the run's folder slow or hanging? Otherwise " + std::string(Impl::kAgentRemedy));
+  while (s.clock.monotonic() < deadline) {
+    if (!s.reach(std::min<Nanoseconds>(deadline, s.clock.monotonic() + kFlushPatience), true)) break;
+    const std::int64_t id = ++s.flushes;
+    if (!s.socket.send(to_line({{"type", message_type::kFlush}, {"id", id}}))) s.leave();
+    while (s.agent == Impl::Agent::kHere) {
+      const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - s.clock.monotonic());
+      const auto answer = left.count() > 0 ? s.receive(left) : std::nullopt;
+      if (!answer && s.agent == Impl::Agent::kHere) {
+        throw CommError("the profiling agent did not write the records of rank " + std::to_string(s.rank) + " within " +
+                            std::to_string(timeout.count()) + " ms",
+                        "is the file system of the run's folder slow or hanging? Otherwise see logs/agent-*.log in the "
+                        "run's folder");
+      }
+      if (!answer || type_of(*answer) != message_type::kFlushed || answer->value("id", std::int64_t{0}) != id) continue;
+      s.lost = answer->value("lost", std::int64_t{0});
+      return;
     }
-    if (type_of(*answer) != message_type::kFlushed || answer->value("id", std::int64_t{0}) != id) continue;
-    s.lost = answer->value("lost", std::int64_t{0});
-    return;
   }
+  throw CommError("the profiling agent of this host has ended: the last records of rank " + std::to_string(s.rank) +
+                      " are not in the profile",
+                  "see logs/agent-*.log in the run's folder");
 }
 
 std::int64_t Recorder::lost() const {

@@ -41,6 +41,7 @@ RingReader::RingReader(UniqueFd fd) : memory_(SharedMemory::map(std::move(fd))) 
     throw CommError("a rank's ring claims " + std::to_string(capacity_) + " records, more than its memory holds");
   }
   records_ = reinterpret_cast<const Record*>(memory_.data() + sizeof(RingHeader));
+  tail_ = head_seen_ = header_->tail.load(std::memory_order_acquire);
 }
 
 // Reads the writer's index only when all records up to the last known one have been taken. The writer's process is not

@@ -1,5 +1,6 @@
 // The ring between a rank (the only writer) and the agent process (the only reader), in memory both map. It outlives
-// the rank: what was committed before a kill -9 is still read. Neither side ever waits for the other.
+// the rank: what was committed before a kill -9 is still read. It outlives the agent, too: the next reader goes on
+// where the last one has released. Neither side ever waits for the other.
 #pragma once
 
 #include <array>
@@ -58,7 +59,7 @@ struct Record {
 
 struct RingHeader {
   static constexpr std::uint64_t kMagic = 0x474e495254524eULL;  // another value than any version before had
-  static constexpr std::uint32_t kVersion = 4;
+  static constexpr std::uint32_t kVersion = 5;
 
   std::uint64_t magic;
   std::uint32_t version;
@@ -69,6 +70,7 @@ struct RingHeader {
   alignas(64) std::atomic<std::uint64_t> tail;  // records read, by the reader
   alignas(64) std::atomic<std::uint64_t> dropped;
   alignas(64) std::atomic<std::uint32_t> agent_failed;  // set by the reader: a message about it is on the socket
+  std::atomic<std::uint64_t> dropped_noted;             // of `dropped`, what the reader has written down
 };
 static_assert(std::atomic<std::uint64_t>::is_always_lock_free);
 
@@ -111,11 +113,15 @@ class RingReader {
   // CommError when the memory is no ring of this version.
   explicit RingReader(UniqueFd fd);
 
-  // The next committed record, or nullptr. It is valid until pop().
+  // The next committed record, or nullptr. It is valid until release().
   const Record* peek();
-  // Release: the writer reuses the room only after the record has been read.
-  void pop() { header_->tail.store(++tail_, std::memory_order_release); }
+  void pop() { ++tail_; }
+  // What was popped is in the file: the writer may reuse its room, and a later reader does not get it again.
+  void release() { header_->tail.store(tail_, std::memory_order_release); }
   std::uint64_t dropped() const { return header_->dropped.load(std::memory_order_relaxed); }
+  // How many of the dropped records have been written down, by this reader or the ones before.
+  std::uint64_t dropped_noted() const { return header_->dropped_noted.load(std::memory_order_relaxed); }
+  void note_dropped(std::uint64_t total) { header_->dropped_noted.store(total, std::memory_order_relaxed); }
   void set_agent_failed() { header_->agent_failed.store(1, std::memory_order_release); }
 
  private:

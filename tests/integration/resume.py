@@ -3,7 +3,7 @@
     resume.py BIN_FOLDER [cases|kills|ranks|model ...]
 
 cases: each case trains to its end once, and once more interrupted by SIGTERM at random batches; after each interruption
-it goes on from its checkpoint. kills: the same with kill -9 of a rank or of all processes, and restarts by the launcher.
+it goes on from its checkpoint. kills: the same with kill -9 of a rank and of the profiling agent, and restarts by the launcher.
 ranks: a run goes on with another number of ranks. model: a
 TorchScript file is trained; SIGTERM to the launcher, Ctrl-C, and kill -9 of every process end it. DTRAIN_RESUME_SEED seeds the random batches and is printed;
 DTRAIN_RESUME_ROUNDS repeats everything with the seeds that follow.
@@ -20,6 +20,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import parity_model
@@ -213,6 +214,30 @@ KILLS = [(2, case("cnn", ADAMW, sharded_optimizer=True, sections={"max_restarts"
                                                                   "min_checkpoint_period": {"batches": 4}}))]
 
 
+class AgentKiller(threading.Thread):
+    """Kills the profiling agent of a run once, some time after it was started."""
+
+    def __init__(self, folder, delay_s):
+        super().__init__(daemon=True)
+        self.folder, self.delay_s, self.killed = folder, delay_s, False
+        self.start()
+
+    def run(self):
+        events = self.folder / "events.jsonl"
+        for _ in range(6000):
+            lines = events.read_text().splitlines() if events.is_file() else []
+            started = [json.loads(line) for line in lines if '"agent_started"' in line]
+            if started:
+                time.sleep(self.delay_s)
+                try:
+                    os.kill(started[-1]["pid"], signal.SIGKILL)
+                    self.killed = True
+                except ProcessLookupError:
+                    pass
+                return
+            time.sleep(0.01)
+
+
 def kill_cases(build, workplace, dice):
     failures = 0
     for index, (ranks, one) in enumerate(KILLS):
@@ -221,13 +246,15 @@ def kill_cases(build, workplace, dice):
         file = experiment(build, one, ranks, "cpu", folder / "experiment.yaml")
         launch(build, file, folder / "whole").expect(0)
         fault = {"kind": "kill", "rank": dice.randrange(ranks), "batch": dice.randint(12, 50), "once": str(folder / "killed")}
+        killer = AgentKiller(folder / "broken", dice.uniform(0, 1.5))
         result = launch(build, file, folder / "broken", sets=[f"hyperparameters.fault={json.dumps(fault)}"]).expect(0)
         problems = differences(what_is_left(folder / "whole"), what_is_left(folder / "broken"))
         resumed = result.events("resumed")
         if len(resumed) != 1:
             problems.append(f"it went on {len(resumed)} times from a checkpoint:\n{result.output}")
         outcome = "equal" if not problems else "FAILED"
-        print(f"{ranks} {title(one):70} kill -9 of rank {fault['rank']} in batch {fault['batch']}, went on from batch "
+        print(f"{ranks} {title(one):70} kill -9 of rank {fault['rank']} in batch {fault['batch']}"
+              f"{f' and of the agent after {killer.delay_s:.1f} s' if killer.killed else ''}, went on from batch "
               f"{[event['step'] for event in resumed]}: {outcome}", flush=True)
         for problem in problems:
             print(f"    {problem} ({folder})", flush=True)

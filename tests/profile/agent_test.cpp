@@ -4,6 +4,7 @@
 
 #include <csignal>
 #include <cstring>
+#include <set>
 
 #include "dtrain/base/error.h"
 #include "dtrain/base/unix_socket.h"
@@ -149,9 +150,111 @@ TEST(Agent, FlushHasADeadlineAndSeesADeadAgent) {
   agent.process.kill(SIGKILL);
   agent.process.wait();
   EXPECT_THROW(recorder.flush(kDeadline), CommError);
-  ASSERT_TRUE(recorder.agent_error());
-  EXPECT_THAT(*recorder.agent_error(), testing::HasSubstr("rank 0"));
+  EXPECT_FALSE(recorder.agent_is_here());
   record_steps(recorder, 1);  // training goes on
+}
+
+// Kills the agent, and waits until it has been started again and the rank has found it.
+void kill_and_wait_for_the_next(KeptAgent& agent, Recorder& recorder) {
+  const pid_t before = agent.pid();
+  ::kill(before, SIGKILL);
+  std::optional<KeptAgent::Change> change;
+  ASSERT_TRUE(eventually([&] { return (change = agent.look()).has_value(); }));
+  ASSERT_TRUE(change->ended);
+  EXPECT_EQ(change->ended->signal, SIGKILL);
+  EXPECT_THAT(change->text(), testing::HasSubstr("was killed by signal 9 (SIGKILL) and was started again as process"));
+  EXPECT_NE(change->started, before);
+  EXPECT_EQ(agent.pid(), change->started);
+  EXPECT_FALSE(agent.look());
+  const SystemClock clock;
+  ASSERT_TRUE(eventually([&] { return !recorder.agent_is_here(); })) << "it notices";
+  ASSERT_TRUE(eventually([&] { return recorder.agent_is_here(); })) << "and connects again";
+}
+
+TEST(KeptAgent, AKilledOneIsStartedAgainAndNoRecordIsLost) {
+  TestRun run;
+  const SystemClock clock;
+  KeptAgent agent(run.agent_options({0}), clock);
+  {
+    Recorder::Options options;
+    options.agent_socket = agent.socket();
+    Recorder recorder(options, clock, clock.monotonic());
+    record_steps(recorder, 100);
+    recorder.flush(kDeadline);
+    ::kill(agent.pid(), SIGSTOP);
+    record_steps(recorder, 50);  // which wait in the ring
+    kill_and_wait_for_the_next(agent, recorder);
+    record_steps(recorder, 100);
+    recorder.flush(kDeadline);
+    EXPECT_EQ(recorder.lost(), 0);
+  }
+  EXPECT_TRUE(agent.finish(kDeadline).success());
+  const auto records = read_dump(run.rank_dump(0));
+  EXPECT_EQ(of_kind(records, "step").size(), 250u);
+  EXPECT_EQ(of_kind(records, "collective").size(), 250u);
+  EXPECT_EQ(of_kind(records, "dropped").size(), 0u);
+  EXPECT_EQ(of_kind(records, "header").size(), 2u) << "each agent wrote one";
+  EXPECT_EQ(records.back()["how"], "finished");
+  EXPECT_EQ(of_kind(read_dump(run.agent_dump()), "header").size(), 2u);
+}
+
+TEST(KeptAgent, DroppedRecordsAreCountedOnce) {
+  TestRun run;
+  const SystemClock clock;
+  KeptAgent agent(run.agent_options({0}), clock);
+  std::int64_t in_file = 0;
+  std::int64_t dropped = 0;
+  {
+    Recorder::Options options;
+    options.agent_socket = agent.socket();
+    options.ring_bytes = 1;  // one record
+    Recorder recorder(options, clock, clock.monotonic());
+    ::kill(agent.pid(), SIGSTOP);
+    record_steps(recorder, 10);  // two records each
+    ::kill(agent.pid(), SIGCONT);
+    recorder.flush(kDeadline);
+    kill_and_wait_for_the_next(agent, recorder);
+    recorder.flush(kDeadline);
+  }
+  EXPECT_TRUE(agent.finish(kDeadline).success());
+  const auto records = read_dump(run.rank_dump(0));
+  for (const Json& note : of_kind(records, "dropped")) dropped += note["count"].get<std::int64_t>();
+  in_file = static_cast<std::int64_t>(of_kind(records, "step").size() + of_kind(records, "collective").size());
+  EXPECT_GE(dropped, 1);
+  EXPECT_EQ(in_file + dropped, 20);
+}
+
+// The next agent cuts the run into the same windows: those of all ranks must match.
+TEST(KeptAgent, WindowsOfALongRunKeepTheirPlace) {
+  TestRun run;
+  const SystemClock clock;
+  KeptAgent agent(run.agent_options({0}), clock);
+  {
+    Recorder::Options options;
+    options.agent_socket = agent.socket();
+    options.ring_bytes = 16u << 20;
+    Recorder recorder(options, clock, clock.monotonic());
+    record_steps(recorder, 10'150);
+    recorder.flush(kDeadline);
+    kill_and_wait_for_the_next(agent, recorder);
+    for (int batch = 10'151; batch <= 10'450; ++batch) {
+      recorder.begin_step(batch);
+      recorder.end_step({});
+    }
+    recorder.flush(kDeadline);
+  }
+  EXPECT_TRUE(agent.finish(kDeadline).success());
+  const auto records = read_dump(run.rank_dump(0));
+  std::set<std::int64_t> batches;
+  for (const Json& step : of_kind(records, "step")) batches.insert(step["batch"].get<std::int64_t>());
+  std::int64_t steps = static_cast<std::int64_t>(batches.size());
+  std::vector<std::int64_t> ends;
+  for (const Json& window : of_kind(records, "window")) {
+    ends.push_back(window["last_batch"].get<std::int64_t>());
+    steps += window["steps"].get<std::int64_t>();
+  }
+  EXPECT_EQ(steps, 10'450);
+  EXPECT_EQ(ends, (std::vector<std::int64_t>{10'100, 10'200, 10'300, 10'400}));
 }
 
 TEST(Agent, StaysWhenSignalsForTheRanksReachIt) {

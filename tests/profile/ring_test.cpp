@@ -31,6 +31,8 @@ TEST(Ring, DropsAndCountsWhenFullAndGoesOnOnceThereIsRoom) {
   EXPECT_EQ(reader.dropped(), 2u);
   EXPECT_EQ(reader.peek()->batch, 0);
   reader.pop();
+  EXPECT_FALSE(push(writer, 5)) << "its room is needed until it is released";
+  reader.release();
   EXPECT_TRUE(push(writer, 6));
   std::vector<std::int64_t> seen;
   while (const Record* record = reader.peek()) {
@@ -38,6 +40,31 @@ TEST(Ring, DropsAndCountsWhenFullAndGoesOnOnceThereIsRoom) {
     reader.pop();
   }
   EXPECT_EQ(seen, (std::vector<std::int64_t>{1, 2, 3, 6}));
+}
+
+TEST(Ring, ALaterReaderGoesOnBehindWhatWasReleased) {
+  RingWriter writer(kFour);
+  for (std::int64_t i = 0; i < 4; ++i) EXPECT_TRUE(push(writer, i));
+  EXPECT_FALSE(push(writer, 4));
+  {
+    RingReader first(duplicate(writer.fd()));
+    for (std::int64_t i = 0; i < 2; ++i) {
+      EXPECT_EQ(first.peek()->batch, i);
+      first.pop();
+      if (i == 0) first.release();
+    }
+    EXPECT_EQ(first.dropped_noted(), 0u);
+    first.note_dropped(first.dropped());
+  }
+  RingReader next(duplicate(writer.fd()));
+  EXPECT_EQ(next.dropped_noted(), 1u);
+  EXPECT_TRUE(push(writer, 5));
+  for (const std::int64_t expected : {1, 2, 3, 5}) {
+    ASSERT_NE(next.peek(), nullptr);
+    EXPECT_EQ(next.peek()->batch, expected);
+    next.pop();
+  }
+  EXPECT_EQ(next.peek(), nullptr);
 }
 
 TEST(Ring, HoldsOneRecordAtLeast) {
@@ -75,6 +102,7 @@ TEST(Ring, CarriesEverythingInOrderBetweenTwoThreads) {
     ASSERT_EQ(record->batch, expected);
     ASSERT_EQ(record->loader.time_ns, expected);
     reader.pop();
+    reader.release();
     ++expected;
   }
   producer.join();

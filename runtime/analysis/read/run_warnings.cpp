@@ -1,8 +1,10 @@
 #include "read/run_warnings.h"
 
 #include <algorithm>
+#include <map>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "read/json_fields.h"
@@ -17,6 +19,10 @@ void take_losses(RunProfile& run) {
   for (const Json& event : run.events) {
     const std::string what = text(event, "event");
     const std::int64_t count = integer(event, "count");
+    if (what == "records_unconfirmed") {
+      run.warnings.push_back("rank " + std::to_string(integer(event, "rank")) +
+                             ": its last records may be missing: " + text(event, "reason"));
+    }
     if (what == "metrics_lost") {
       run.warnings.push_back("metrics.jsonl: " + std::to_string(count) + " lines could not be written");
     }
@@ -67,6 +73,18 @@ void warn_about_agents(RunProfile& run) {
     if (!rank.agent.empty() && found.insert(rank.agent).second) {
       run.warnings.push_back("the dump of agent " + rank.agent + " is missing: no system metrics of its host");
     }
+  }
+  // Of an agent that was started again the samples between are missing; the ranks' records waited in memory.
+  std::map<std::pair<std::string, std::string>, int> ends;  // by agent and how it ended
+  for (const Json& event : run.events) {
+    if (text(event, "event") == "agent_ended") ++ends[{text(event, "agent"), text(event, "status")}];
+  }
+  for (const auto& [end, count] : ends) {
+    const auto& [agent, status] = end;
+    run.warnings.push_back("the profiling agent of " + agent +
+                           (status.starts_with("killed") ? " was " : " ended with ") + status +
+                           (count > 1 ? " " + std::to_string(count) + " times" : "") +
+                           ": system metrics are missing from then until it was started again");
   }
 }
 

@@ -37,9 +37,11 @@ class BoundedDump {
   static constexpr std::int64_t kOutlierShare = 20;     // a 20th of a window's steps is kept in full at most …
   static constexpr std::int64_t kFewestOutliers = 5;    // … and so many in any case
 
-  // Tests keep fewer steps in full.
-  explicit BoundedDump(DumpWriter& writer, std::int64_t steps_in_full = kStepsInFull)
-      : writer_(writer), steps_in_full_(steps_in_full), next_window_(steps_in_full) {}
+  // Tests keep fewer steps in full. `first_batch`: the rank's first step, where an earlier agent has seen it; otherwise
+  // it is the first that comes.
+  explicit BoundedDump(DumpWriter& writer, std::int64_t steps_in_full = kStepsInFull,
+                       std::optional<std::int64_t> first_batch = std::nullopt)
+      : writer_(writer), steps_in_full_(steps_in_full), first_batch_(first_batch), next_window_(steps_in_full) {}
 
   void add(const Record& record);
   // Lines of other kinds, which no window takes the place of. Each ends with a newline.

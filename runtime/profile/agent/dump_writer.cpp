@@ -18,6 +18,8 @@ namespace {
 // A full disk is not tried again at every turn.
 constexpr Nanoseconds kRetryPeriod = std::chrono::milliseconds(500);
 
+constexpr const char* kReplacedNote = R"({"record":"replaced",)";
+
 std::uint64_t count_lines(std::string_view lines) {
   return static_cast<std::uint64_t>(std::count(lines.begin(), lines.end(), '\n'));
 }
@@ -33,11 +35,28 @@ bool write_at(int fd, std::uintmax_t offset, std::string_view content) {
   return true;
 }
 
+// A dump whose writer was killed may end in lines that were to replace others and are not complete. They go, and the
+// others stay; behind them a reader could not tell them from complete ones.
+void cut_torn_replacement(const std::filesystem::path& path) {
+  std::error_code ignored;
+  if (std::filesystem::file_size(path, ignored) == 0 || ignored) return;
+  const std::string content = read_file(path);
+  const auto note = content.rfind(kReplacedNote);
+  if (note == std::string::npos || (note > 0 && content[note - 1] != '\n')) return;
+  const auto end = content.find('\n', note);
+  const std::string line = content.substr(note, end == std::string::npos ? end : end - note);
+  const Json json = Json::parse(line, nullptr, false);
+  const bool whole =
+      end != std::string::npos && json.is_object() && content.size() - end - 1 >= json.value("bytes", 0ULL);
+  if (!whole) std::filesystem::resize_file(path, note, ignored);
+}
+
 }  // namespace
 
 bool DumpWriter::append(std::string_view lines) {
   try {
     if (!file_) {
+      cut_torn_replacement(path_);
       file_ = std::make_unique<LineAppender>(path_);
       size_ = std::filesystem::file_size(path_);
     }
@@ -108,7 +127,7 @@ bool DumpWriter::replace(const Mark& mark, std::string_view lines) {
     return true;
   }
   const std::uintmax_t end = size_;
-  std::string marked = fmt::format("{{\"record\":\"replaced\",\"offset\":{},\"bytes\":{}}}\n", mark.size, lines.size());
+  std::string marked = fmt::format("{}\"offset\":{},\"bytes\":{}}}\n", kReplacedNote, mark.size, lines.size());
   marked += lines;
   std::error_code error;
   try {

@@ -9,7 +9,8 @@
 namespace dtrain::profile {
 namespace {
 
-constexpr int kMemorySamples = 200;  // in the time that has passed
+constexpr int kMemorySamples = 200;              // in the time that has passed
+constexpr std::uint64_t kReleaseRecords = 1024;  // between two releases of the ring's room
 
 std::string dump_name(int rank) {
   char name[32];
@@ -77,6 +78,7 @@ void RankConnection::introduce(const Json& hello, UnixMessage& message) {
   pid_ = hello.value("pid", 0);
   introduced_at_ = next_memory_ = clock_.monotonic();
   ring_ = std::move(ring);
+  dropped_ = ring_->dropped_noted();
   dump_ = std::make_unique<DumpWriter>(facts_.profile_folder / dump_name(rank), clock_);
   Json fields = {{"kind", "rank"},
                  {"rank", rank_},
@@ -86,7 +88,11 @@ void RankConnection::introduce(const Json& hello, UnixMessage& message) {
                  {"pid", pid_},
                  {"start_ns", hello.value("start_ns", std::int64_t{0})}};
   if (const auto cpus = hello.find("cpus"); cpus != hello.end()) fields["cpus"] = *cpus;
-  bounded_ = std::make_unique<BoundedDump>(*dump_);
+  if (const auto first = hello.find("first_batch"); first != hello.end() && first->is_number_integer()) {
+    bounded_ = std::make_unique<BoundedDump>(*dump_, BoundedDump::kStepsInFull, first->get<std::int64_t>());
+  } else {
+    bounded_ = std::make_unique<BoundedDump>(*dump_);
+  }
   dump_->write(header_line(fields, hello.value("header", Json::object()), clock_));
   socket_.send(to_line({{"type", message_type::kWelcome}}));
 }
@@ -98,14 +104,21 @@ void RankConnection::drain() {
       bounded_->add(*record);
       totals_.add(*record);
       ring_->pop();
-      ++records_;
+      if (++records_ % kReleaseRecords == 0) release();
     }
   } catch (const Error& error) {
     damaged_ = true;
     logger_->error("rank {}: {}", rank_, error.what());
   }
   write_dropped();
+  release();
+}
+
+// In this order: an agent that is killed between the two leaves records that the next one writes again, and none that
+// are missing.
+void RankConnection::release() {
   bounded_->flush();
+  ring_->release();
 }
 
 void RankConnection::sample_memory(std::chrono::nanoseconds shortest_period) {
@@ -127,6 +140,7 @@ void RankConnection::write_dropped() {
   bounded_->add_lines(fmt::format("{{\"record\":\"dropped\",\"time_ns\":{},\"count\":{},\"total\":{}}}\n",
                                   clock_.monotonic().count(), total - dropped_, total));
   dropped_ = total;
+  ring_->note_dropped(total);
 }
 
 void RankConnection::close() {

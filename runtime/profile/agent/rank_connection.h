@@ -67,6 +67,7 @@ class RankConnection {
  private:
   void introduce(const Json& hello, UnixMessage& message);
   void write_dropped();
+  void release();
   void write_memory(Nanoseconds now);
 
   UnixSocket socket_;

@@ -5,7 +5,6 @@
 
 #include "dtrain/base/error.h"
 #include "dtrain/host/processes.h"
-#include "dtrain/profile/agent_process.h"
 #include "folder/process_id.h"
 #include "launch/local_outcome.h"
 
@@ -49,7 +48,6 @@ Outcome LocalRanks::outcome() {
 }
 
 void LocalRanks::add_descriptors(std::vector<pollfd>& descriptors) const {
-  if (agent_matters()) descriptors.push_back({agent_->pidfd(), POLLIN, 0});
   for (const RankProcess& rank : ranks_) {
     if (!rank.status()) descriptors.push_back({rank.process().pidfd(), POLLIN, 0});
     if (rank.link_fd() >= 0) descriptors.push_back({rank.link_fd(), POLLIN, 0});
@@ -96,24 +94,23 @@ void LocalRanks::show_logs(bool last) {
 
 void LocalRanks::judge() {
   for (const RankProcess& rank : ranks_) {
-    if (failure_) return;
+    if (failure_) break;
     if (auto failure = failure_of(rank, attempt_.plan, interrupts_ > 0)) fail(std::move(*failure));
   }
-  judge_agent();
+  look_after_agent();
 }
 
-void LocalRanks::judge_agent() {
-  if (!agent_matters()) return;
-  const auto status = agent_->wait(std::chrono::milliseconds(0));
-  if (!status) return;
-  agent_ = nullptr;
-  // The agent ends like this once every rank has connected and disconnected: the ranks' own ends give the reason.
-  if (status->signal == 0 && (status->code == 0 || status->code == profile::kRecordsLost)) return;
-  fail({.cause = "the profiling agent of this host " +
-                 (status->signal != 0 ? "was " + status->describe() : "ended with " + status->describe()) +
-                 " while the ranks started",
-        .remedy = "its log is in " + attempt_.folder.logs().string(),
-        .may_pass = status->signal != 0});
+void LocalRanks::look_after_agent() {
+  if (!agent_ || all_ended()) return;
+  const auto change = agent_->look();
+  if (!change) return;
+  attempt_.screen.line("dtrain: warning: " + change->text());
+  if (change->ended) {
+    attempt_.events.write("agent_ended", {{"agent", agent_->id()}, {"status", change->ended->describe()}});
+  }
+  if (change->started > 0) {
+    attempt_.events.write("agent_started", {{"agent", agent_->id()}, {"pid", change->started}});
+  }
 }
 
 void LocalRanks::fail(Failure failure) {

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "dtrain/base/clock.h"
+#include "dtrain/profile/agent_process.h"
 #include "dtrain/run/log_tail.h"
 #include "launch/outcome.h"
 #include "launch/rank_process.h"
@@ -19,8 +20,8 @@ class LocalRanks final : public WatchedRanks {
  public:
   explicit LocalRanks(const Attempt& attempt) : attempt_(attempt) {}
 
-  // The end of the profiling agent is a failure until all ranks have joined. The agent must outlive this object.
-  void watch_agent(Process& agent) { agent_ = &agent; }
+  // Starts the profiling agent again when it has died. It must outlive this object.
+  void keep_agent(profile::KeptAgent& agent) { agent_ = &agent; }
   // Starts every rank. If one cannot be started, the run has failed, and the watcher ends the others.
   void start(const Handover& handover, const Variables& variables);
   // How the run ended. Called once the watcher has seen the last rank end.
@@ -39,13 +40,12 @@ class LocalRanks final : public WatchedRanks {
   void reap();
   void read_links();
   void show_logs(bool last);
-  bool agent_matters() const { return agent_ && !all_joined() && interrupts_ == 0 && !failure_; }
-  void judge_agent();
+  void look_after_agent();
   void fail(Failure failure);
   void signal_all(int signal);
 
   const Attempt& attempt_;
-  Process* agent_ = nullptr;
+  profile::KeptAgent* agent_ = nullptr;
   std::vector<RankProcess> ranks_;
   LogTail tail_;
   int interrupts_ = 0;

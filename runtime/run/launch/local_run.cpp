@@ -15,12 +15,12 @@ namespace {
 
 constexpr auto kLocalAgentPatience = std::chrono::seconds(2);
 
-profile::AgentProcess start_host_agent(const LaunchPlan& plan, const RunFolder& folder) {
+profile::AgentOptions agent_options(const LaunchPlan& plan, const RunFolder& folder) {
   profile::AgentOptions options{.agent_id = plan.host, .profile_folder = folder.profile()};
   for (const RankPlacement& rank : plan.ranks) options.local_ranks.push_back(rank.rank);
   options.header = {{"run", folder.path.filename().string()}, {"versions", {{"dtrain", version()}}}};
   if (const auto& wanted = plan.experiment.profiling.prometheus) options.prometheus = {wanted->address, wanted->port};
-  return profile::start_agent(options);
+  return options;
 }
 
 }  // namespace
@@ -28,16 +28,16 @@ profile::AgentProcess start_host_agent(const LaunchPlan& plan, const RunFolder& 
 Outcome run_local(const Attempt& attempt) {
   const LaunchPlan& plan = attempt.plan;
   LocalRanks ranks(attempt);
-  profile::AgentProcess agent = start_host_agent(plan, attempt.folder);
-  attempt.events.write("agent_started", {{"agent", plan.host}, {"pid", agent.process.pid()}});
-  ranks.watch_agent(agent.process);
+  profile::KeptAgent agent(agent_options(plan, attempt.folder), attempt.clock);
+  attempt.events.write("agent_started", {{"agent", plan.host}, {"pid", agent.pid()}});
+  ranks.keep_agent(agent);
 
   Handover handover;
   handover.launcher_pid = ::getpid();
   handover.run_dir = attempt.folder.path;
   handover.rendezvous = rendezvous_path(private_folder(attempt.variables), "launch-" + random_hex(8));
   handover.agent_id = plan.host;
-  handover.agent_socket = agent.socket;
+  handover.agent_socket = agent.socket();
   handover.on_gpus = plan.on_gpus();
   handover.resume_from = attempt.resume.path;
   ranks.start(handover, attempt.variables);
@@ -48,13 +48,14 @@ Outcome run_local(const Attempt& attempt) {
 
   // The agent ends after the last rank. If some rank never connected, there is no reason to wait.
   const auto patience = ranks.all_joined() ? kLocalAgentPatience : std::chrono::seconds(0);
-  const ExitStatus agent_status = profile::finish_agent(agent, patience);
+  const ExitStatus agent_status = agent.finish(patience);
   // Lost records are no failure of the run: a rank has logged a warning, and the summary counts them.
   const bool lost_records = agent_status.signal == 0 && agent_status.code == profile::kRecordsLost;
-  if (!agent_status.success() && !lost_records && !outcome.failure) {
-    outcome.exit_code = static_cast<int>(ExitCode::kRunFailed);
-    outcome.failure = Failure{.cause = "the profiling agent ended too early: " + agent_status.describe(),
-                              .remedy = "its log is in " + attempt.folder.logs().string()};
+  if (!agent_status.success() && !lost_records) {
+    attempt.events.write("agent_ended", {{"agent", plan.host}, {"status", agent_status.describe()}});
+    attempt.screen.line(
+        "dtrain: warning: the profiling agent of this host did not end as it should: " + agent_status.describe() +
+        "; the last records may be missing from the profile, its log is in " + attempt.folder.logs().string());
   }
   return outcome;
 }

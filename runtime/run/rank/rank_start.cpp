@@ -216,12 +216,14 @@ void RankSession::start_recording() {
         plane ? plane->orders().agents[static_cast<std::size_t>(world.rank)] : hosts_->agent_name(world.rank);
     agent.local_ranks = hosts_->ranks_here();
     if (const auto& wanted = experiment().profiling.prometheus) agent.prometheus = {wanted->address, wanted->port};
-    options.agent_socket = share_agent(control(), hosts_->here().key, agent, [&](pid_t pid) {
-      files_->events.write("agent_started", {{"agent", agent.agent_id}, {"pid", pid}});
+    options.agent_socket = share_agent(control(), hosts_->here().key, agent, clock_, options.agent);
+    options.agent_started = [this, plane, id = agent.agent_id](pid_t pid) {
+      files_->events.try_write("agent_started", {{"agent", id}, {"pid", pid}});
       if (plane) plane->report_host({hosts_->here().name, files_->is_launchers_folder, pid});
-    });
+    };
+    if (options.agent) options.agent_started(options.agent->pid());
   }
-  recording_ = std::make_unique<Recording>(options, *membership_, files_->events, clock_, log_);
+  recording_ = std::make_unique<Recording>(std::move(options), *membership_, files_->events, clock_, log_);
 }
 
 void RankSession::make_communicator() {

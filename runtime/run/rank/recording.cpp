@@ -12,7 +12,6 @@ namespace {
 constexpr std::chrono::seconds kClockTimeout{2};
 constexpr std::chrono::seconds kFlushTimeout{10};
 constexpr std::chrono::seconds kFlushTimeoutAfterFailure{2};
-constexpr const char* kAgentGoneRemedy = "see logs/agent-*.log in the run's folder";
 
 profile::Recorder::Options recorder_options(const Recording::Options& options, const comm::World& world,
                                             const std::optional<comm::ClockOffset>& compared) {
@@ -28,33 +27,44 @@ profile::Recorder::Options recorder_options(const Recording::Options& options, c
 
 }  // namespace
 
-Recording::Recording(const Options& options, Membership& membership, RankEvents& events, const Clock& clock, Logger log)
+Recording::Recording(Options options, Membership& membership, RankEvents& events, const Clock& clock, Logger log)
     : membership_(membership),
       events_(events),
       log_(std::move(log)),
       first_comparison_(membership.control().measure_clock(kClockTimeout)),
+      agent_(std::move(options.agent)),
+      agent_started_(std::move(options.agent_started)),
       recorder_(recorder_options(options, membership.world(), first_comparison_), clock, options.process_started) {
   record_clock(first_comparison_);
 }
 
+Recording::~Recording() {
+  if (agent_) agent_->detach();
+}
+
 void Recording::check() {
   record_clock(membership_.control().take_clock());
-  throw_if_agent_ended();
+  look_after_agent();
   warn_of_losses();
 }
 
 void Recording::finish() {
   record_clock(membership_.control().measure_clock(kClockTimeout));
   recorder_.mark(profile::RunMark::kFinalizationEnd);
-  recorder_.flush(kFlushTimeout);
-  throw_if_agent_ended();
+  flush(kFlushTimeout);
 }
 
 void Recording::flush_after_failure() {
+  flush(kFlushTimeoutAfterFailure);
+}
+
+void Recording::flush(std::chrono::milliseconds timeout) {
   try {
-    recorder_.flush(kFlushTimeoutAfterFailure);
+    look_after_agent();
+    recorder_.flush(timeout);
   } catch (const std::exception& lost) {
     log_->warn("the last records were not confirmed: {}", lost.what());
+    events_.try_write("records_unconfirmed", {{"reason", lost.what()}});
   }
 }
 
@@ -69,8 +79,25 @@ void Recording::record_clock(const std::optional<comm::ClockOffset>& compared) {
   recorder_.clock({compared->time.count(), compared->offset.count(), compared->error.count(), compared->round_trips});
 }
 
-void Recording::throw_if_agent_ended() {
-  if (const auto ended = recorder_.agent_error()) throw Error(*ended, kAgentGoneRemedy);
+void Recording::look_after_agent() {
+  const bool is_here = recorder_.agent_is_here();
+  if (agent_ && !is_here) {
+    if (const auto change = agent_->look()) {
+      log_->warn("{}", change->text());
+      if (change->ended)
+        events_.try_write("agent_ended", {{"agent", agent_->id()}, {"status", change->ended->describe()}});
+      if (change->started > 0) agent_started_(change->started);
+    }
+  }
+  if (is_here == std::exchange(agent_is_here_, is_here) || membership_.world().local_rank != 0) return;
+  if (is_here) {
+    log_->info("the profiling agent of this host is back");
+  } else {
+    log_->warn(
+        "the profiling agent of this host has ended or does not answer; training goes on, records wait in memory until "
+        "it "
+        "is back (see logs/agent-*.log in the run's folder)");
+  }
 }
 
 // The profiling agent reports a loss to one rank of the host.

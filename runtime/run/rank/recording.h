@@ -2,12 +2,16 @@
 // rank 0's, and the number of lost records. The training thread makes all calls.
 #pragma once
 
+#include <chrono>
+#include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 
 #include "dtrain/base/clock.h"
 #include "dtrain/base/json.h"
 #include "dtrain/base/log.h"
+#include "dtrain/profile/agent_process.h"
 #include "dtrain/profile/recorder.h"
 #include "rank/membership.h"
 #include "rank/rank_events.h"
@@ -18,36 +22,42 @@ class Recording {
  public:
   struct Options {
     std::string agent_socket;
-    Json header;                     // the first line of the dump
-    Nanoseconds process_started{0};  // the time since then counts as initialization
+    std::unique_ptr<profile::KeptAgent> agent;  // where this rank has started it
+    std::function<void(pid_t)> agent_started;   // is told when it was started again
+    Json header;                                // the first line of the dump
+    Nanoseconds process_started{0};             // the time since then counts as initialization
   };
   // Connects to the profiling agent and compares the clocks, which is collective. What the references refer to must
   // outlive this object. Throws as profile::Recorder does.
-  Recording(const Options& options, Membership& membership, RankEvents& events, const Clock& clock, Logger log);
+  Recording(Options options, Membership& membership, RankEvents& events, const Clock& clock, Logger log);
+  ~Recording();
 
   profile::Recorder& recorder() { return recorder_; }
 
-  // Called in every step. Records a new comparison of clocks, warns once if records are lost, and throws if the
-  // profiling agent has ended.
+  // Called in every step. Records a new comparison of clocks, and warns if records are lost or the profiling agent has
+  // ended, which is then started again by its starter.
   void check();
-  // Compares the clocks a last time and waits until all records are on disk. Throws if the profiling agent has ended or
-  // does not confirm in time.
+  // Compares the clocks a last time and waits until all records are on disk; warns where that is not confirmed in time.
   void finish();
-  // The same for a rank that fails: logs that records were not confirmed instead of throwing.
+  // The same for a rank that fails, without comparing clocks.
   void flush_after_failure();
   // Writes the number of lost records as an event, which the summary counts: the dump may lack that line.
   void report_losses();
 
  private:
   void record_clock(const std::optional<comm::ClockOffset>& compared);
-  void throw_if_agent_ended();
+  void look_after_agent();
+  void flush(std::chrono::milliseconds timeout);
   void warn_of_losses();
 
   Membership& membership_;
   RankEvents& events_;
   const Logger log_;
   const std::optional<comm::ClockOffset> first_comparison_;
+  std::unique_ptr<profile::KeptAgent> agent_;  // it outlives this process
+  const std::function<void(pid_t)> agent_started_;
   profile::Recorder recorder_;
+  bool agent_is_here_ = true;
   bool warned_ = false;
 };
 

@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "dtrain/base/clock.h"
 #include "dtrain/base/json.h"
 #include "dtrain/base/subprocess.h"
 #include "dtrain/host/gpus.h"
@@ -31,7 +32,8 @@ struct AgentOptions {
   std::chrono::milliseconds sample_period{500};
   std::string nvml_library = host::kNvmlLibrary;  // tests name another
   std::optional<PrometheusAddress> prometheus;    // none: it does not listen
-  Json header;  // run id, versions, …: copied into the first line of the agent's dump
+  Json header;         // run id, versions, …: copied into the first line of the agent's dump
+  std::string socket;  // the name it listens under, free; empty: a new one
 };
 
 struct AgentProcess {
@@ -51,5 +53,43 @@ inline constexpr int kRecordsLost = 3;
 // what there is and end, even if ranks are still connected or never came; killed where it does not. Exit code 0:
 // everything recorded is on disk.
 ExitStatus finish_agent(AgentProcess& agent, std::chrono::milliseconds patience);
+
+// An agent that is started again when it was killed or has failed, under the name that its ranks know: at once the
+// first time, then after pauses that double from 1 s to 60 s. One that has lived for 10 minutes counts as the first. A
+// ring outlives its reader, so the ranks' records of the time between are not lost unless their ring gets full. One
+// thread.
+class KeptAgent {
+ public:
+  // Starts it; throws as start_agent() does.
+  explicit KeptAgent(AgentOptions options, const Clock& clock);
+
+  // What look() has found and done.
+  struct Change {
+    std::optional<ExitStatus> ended;  // it had been killed or has failed
+    pid_t started = 0;                // its new process; 0: not started yet
+    std::string problem;              // why it could not be started
+    std::string text() const;         // a sentence for the user
+  };
+  // Cheap: a system call while it lives.
+  std::optional<Change> look();
+  // As finish_agent(); of one that has ended, its status.
+  ExitStatus finish(std::chrono::milliseconds patience);
+  // Leaves it running: the destructor then does nothing.
+  void detach() { agent_.process.detach(); }
+
+  const std::string& id() const { return options_.agent_id; }
+  const std::string& socket() const { return options_.socket; }
+  pid_t pid() const { return agent_.process.pid(); }
+
+ private:
+  AgentOptions options_;
+  const Clock& clock_;
+  AgentProcess agent_;
+  std::optional<ExitStatus> status_;  // of one that has ended
+  bool down_ = false;                 // and is to be started again
+  Nanoseconds started_at_{0};
+  Nanoseconds next_start_{0};
+  Nanoseconds pause_{0};
+};
 
 }  // namespace dtrain::profile

@@ -77,8 +77,9 @@ class Recorder {
     Json header;  // run id, versions, …: copied into the first line of the dump
     std::size_t ring_bytes = 4u << 20;
   };
-  // Connects to the agent of this host and hands it the ring. Time since `process_start` counts as initialization.
-  // SystemError when it is not there, CommError when it does not answer or refuses. The clock must outlive this.
+  // Connects to the agent of this host and hands it the ring; goes on without the agent when it is not there, or does
+  // not answer within `connect_timeout` (agent_is_here()). Time since `process_start` counts as initialization.
+  // CommError when the agent refuses this rank. The clock must outlive this.
   Recorder(const Options& options, const Clock& clock, Nanoseconds process_start);
   ~Recorder();
   Recorder(const Recorder&) = delete;
@@ -134,15 +135,18 @@ class Recorder {
   void watch(DeviceMemory* memory);
 
   // Waits until the agent has written everything recorded so far to its file. CommError at the deadline, or when the
-  // agent is gone. Records that could not be written (disk full) are no error here: lost() counts them.
+  // agent is away and does not come back within 3 s. Records that could not be written (disk full) are no error here:
+  // lost() counts them.
   void flush(std::chrono::milliseconds timeout);
   // Lines of this rank's dump that could not be written, as of the last flush().
   std::int64_t lost() const;
 
-  // That the agent is gone. Stays once it is set. Cheap enough for every step: a system call a second at most.
-  std::optional<std::string> agent_error();
+  // Whether the agent is there and has answered. Where it has ended, this connects again to an agent that listens under
+  // the same name, after pauses that grow from 0.1 s to 30 s. Until then records stay in the ring; once that is full
+  // they are dropped, and counted. Cheap enough for every step: it looks once a second at most.
+  bool agent_is_here();
   // Why lines of a dump of this host could not be written (names its path). One rank of the host gets it. Stays
-  // once it is set; the agent goes on trying. As of the last agent_error() or flush().
+  // once it is set; the agent goes on trying. As of the last agent_is_here() or flush().
   const std::optional<std::string>& write_error() const;
 
  private:
