@@ -39,8 +39,9 @@ std::vector<Entry> best_of(const std::vector<Entry>& entries, int count) {
 std::vector<Entry> superseded(const std::vector<Entry>& all, std::int64_t written, const Retention& retention) {
   std::vector<Entry> entries = all;
   std::erase_if(entries, [&](const Entry& entry) {
-    return retention.resumed_from && entry.about.step > *retention.resumed_from &&
-           entry.about.time < retention.resumed_time;
+    const auto& passed_over = retention.passed_over;
+    return entry.about.step != written &&
+           std::find(passed_over.begin(), passed_over.end(), entry.about.step) != passed_over.end();
   });
   std::set<std::int64_t> kept{written};
   for (const Entry& entry : best_of(entries, retention.best)) kept.insert(entry.about.step);

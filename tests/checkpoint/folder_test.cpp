@@ -284,8 +284,7 @@ TEST(Retention, AgreesWithAModel) {
 
 TEST(Retention, LeavesWhatAResumeHasPassedOver) {
   Retention retention;
-  retention.resumed_from = 20;
-  retention.resumed_time = 1000;
+  retention.passed_over = {40};
   const auto entry = [](std::int64_t step, double metric, double time) {
     Entry result;
     result.path = "/step-" + std::to_string(step);
@@ -295,11 +294,13 @@ TEST(Retention, LeavesWhatAResumeHasPassedOver) {
     result.about.time = time;
     return result;
   };
-  // 40 was passed over, although it looks whole; 45 was saved after the resume.
-  const std::vector<Entry> there{entry(10, 3, 100), entry(20, 2, 200), entry(40, 1, 400), entry(45, 9, 1450),
+  // 40 was passed over, although it looks whole; 45 was saved after the resume, by a clock that was set back.
+  const std::vector<Entry> there{entry(10, 3, 100), entry(20, 2, 200), entry(40, 1, 400), entry(45, 9, 50),
                                  entry(50, 5, 1500)};
   const auto gone = superseded(there, 50, retention);
   EXPECT_THAT(steps_of(gone), ElementsAre(10, 45)) << "20 is the best that can be used";
+  const std::vector<Entry> before(there.begin(), there.begin() + 3);
+  EXPECT_THAT(steps_of(superseded(before, 40, retention)), ElementsAre(10, 20)) << "40 is this run's own now";
 }
 
 }  // namespace

@@ -122,6 +122,31 @@ TEST(Restart, TheirNumberCountsAnewAfterProgress) {
   expect_whole(run.run_dir());
 }
 
+// The run is further than its beginning, whatever can be read of it: nobody begins anew, and nothing is deleted.
+TEST(Restart, DoesNotBeginAnewWhereNoCheckpointCanBeRead) {
+  for (const bool for_a_moment : {false, true}) {
+    TestRun run(saving("trouble: {rank: 1, batch: 7, kind: hang, once: true}", "max_restarts: 1\n"));
+    Command launch = run.launch();
+    const fs::path checkpoint = run.run_dir() / "checkpoints" / "step-5";
+    ASSERT_TRUE(run.reached(1, 6)) << launch.err();
+    ASSERT_TRUE(eventually([&] { return fs::exists(checkpoint); })) << launch.err();
+    fs::rename(checkpoint / "manifest.json", checkpoint / "manifest.away");
+    ::kill(run.pid_of("rank 1"), SIGKILL);
+    if (for_a_moment) {
+      ASSERT_TRUE(eventually([&] { return launch.out().find("attempt 1 failed") != std::string::npos; }));
+      fs::rename(checkpoint / "manifest.away", checkpoint / "manifest.json");
+      EXPECT_EQ(launch.wait().describe(), "exit status 0") << launch.out() << launch.err();
+      EXPECT_THAT(launch.out(), HasSubstr("restart 1 of 1: it goes on from step-5 (batch 5, epoch 1)"));
+      expect_whole(run.run_dir());
+    } else {
+      EXPECT_EQ(launch.wait().describe(), "exit status 2") << launch.out() << launch.err();
+      EXPECT_THAT(launch.err(), HasSubstr("none of the checkpoints of the run"));
+      EXPECT_THAT(launch.err(), HasSubstr("to begin at batch 1, delete them with"));
+      EXPECT_TRUE(fs::exists(checkpoint / "manifest.away"));
+    }
+  }
+}
+
 TEST(Restart, TheirNumberCountsAnewForWhoeverContinues) {
   TestRun run(saving("trouble: {rank: 0, batch: 12, kind: SIGKILL}", "max_restarts: 1\n"));
   EXPECT_EQ(run.launch().wait().describe(), "exit status 1");

@@ -11,14 +11,8 @@
 namespace dtrain::checkpoints {
 
 Json to_json(const SaverOptions& options) {
-  Json json = {{"storage", options.storage.string()},
-               {"host", options.host},
-               {"hosts", options.hosts},
-               {"latest", options.retention.latest},
-               {"best", options.retention.best},
-               {"resumed_time", options.retention.resumed_time},
-               {"log", options.log.string()}};
-  if (options.retention.resumed_from) json["resumed_from"] = *options.retention.resumed_from;
+  Json json = {{"storage", options.storage.string()}, {"host", options.host},           {"hosts", options.hosts},
+               {"latest", options.retention.latest},  {"best", options.retention.best}, {"log", options.log.string()}};
   return json;
 }
 
@@ -29,8 +23,6 @@ SaverOptions saver_options_from(const Json& json) {
   options.hosts = json.at("hosts").get<int>();
   options.retention.latest = json.at("latest").get<int>();
   options.retention.best = json.at("best").get<int>();
-  if (json.contains("resumed_from")) options.retention.resumed_from = json["resumed_from"].get<std::int64_t>();
-  options.retention.resumed_time = json.at("resumed_time").get<double>();
   options.log = json.at("log").get<std::string>();
   return options;
 }
@@ -43,6 +35,7 @@ std::string to_message(const SaveRequest& request) {
   const Json line = {{"number", request.number},
                      {"about", to_json(request.about)},
                      {"files", std::move(files)},
+                     {"passed_over", request.passed_over},
                      {"patience_s", request.patience_s}};
   return to_line(line) + "\n" + to_line(request.state) + "\n";
 }
@@ -57,6 +50,7 @@ SaveOrder save_order_from(const std::string& message) {
     order.request.files.push_back({file.at("name").get<std::string>(), file.at("offset").get<std::size_t>(),
                                    file.at("bytes").get<std::size_t>()});
   }
+  order.request.passed_over = line.at("passed_over").get<std::vector<std::int64_t>>();
   order.request.patience_s = line.at("patience_s").get<double>();
   if (end != std::string::npos) order.state = message.substr(end + 1);
   return order;

@@ -163,7 +163,9 @@ class Save {
   void retire(SaveResult& result) {
     try {
       std::vector<std::filesystem::path> gone;
-      for (const Entry& entry : superseded(list(storage_), about().step, environment_.options.retention)) {
+      Retention retention = environment_.options.retention;
+      retention.passed_over = order_.request.passed_over;
+      for (const Entry& entry : superseded(list(storage_), about().step, retention)) {
         gone.push_back(entry.path);
       }
       remove_checkpoints(gone);

@@ -106,24 +106,6 @@ void refuse_checkpoint(const std::string& text) {
                         "; or start a new run from it with initial_weights: " + path.string());
 }
 
-// Of which nothing can be used, though they were completed once.
-[[noreturn]] void refuse_damaged(const RunFolder& folder, const ResumePoint& point) {
-  std::string text = "none of the checkpoints of the run " + folder.path.string() + " can be used:";
-  for (int i = 0; i < point.damaged; ++i) text += "\n  " + point.passed_over[static_cast<std::size_t>(i)];
-  std::string steps;
-  for (const checkpoints::Entry& entry : checkpoints::list(find_checkpoint_folder(folder))) {
-    steps += " " + std::to_string(entry.about.step);
-  }
-  std::string remedy =
-      "to begin at batch 1, delete them with " + own_command() + " checkpoint delete " + reference_of(folder) + steps;
-  const fs::path weights = folder.path / "checkpoints" / "final";
-  std::error_code code;
-  if (fs::exists(weights / checkpoints::kModelFile, code)) {
-    remedy += "; or launch a new run with initial_weights: " + weights.string();
-  }
-  throw ConfigError(text, remedy);
-}
-
 std::string slots_text(const Json& plan) {
   return text_at(plan, "slot_type") == "cuda" ? "GPUs" : "cores";
 }
@@ -188,7 +170,6 @@ Json plan_before(const ContinuedRun& run) {
 }
 
 void check_goes_on(const ContinuedRun& run, const config::Experiment& experiment, const ResumePoint& point) {
-  if (!point.exists() && point.damaged > 0) refuse_damaged(run.folder, point);
   const bool complete = read_state(run.folder).exit_code == static_cast<int>(ExitCode::kDone);
   const config::Length& length = experiment.searcher.max_length;
   const std::string unit = config::word_of(config::kLengthUnits, length.unit);

@@ -1,7 +1,9 @@
 #include "folder/resume_point.h"
 
 #include <chrono>
+#include <thread>
 
+#include "dtrain/base/error.h"
 #include "dtrain/checkpoint/checkpoint.h"
 #include "dtrain/checkpoint/saver.h"
 #include "dtrain/run/checkpoint_folder.h"
@@ -10,6 +12,28 @@ namespace dtrain::run {
 namespace {
 
 constexpr auto kSaverPatience = std::chrono::seconds(60);
+
+// A file system may be without its files for a moment.
+constexpr int kReadAgain = 3;
+constexpr auto kReadAgainAfter = std::chrono::seconds(1);
+
+// Of which nothing can be used, though they were completed once.
+[[noreturn]] void refuse_damaged(const RunFolder& folder, const ResumePoint& point) {
+  std::string text = "none of the checkpoints of the run " + folder.path.string() + " can be used:";
+  for (int i = 0; i < point.damaged; ++i) text += "\n  " + point.passed_over[static_cast<std::size_t>(i)];
+  std::string steps;
+  for (const checkpoints::Entry& entry : checkpoints::list(find_checkpoint_folder(folder))) {
+    steps += " " + std::to_string(entry.about.step);
+  }
+  std::string remedy =
+      "to begin at batch 1, delete them with " + own_command() + " checkpoint delete " + reference_of(folder) + steps;
+  const std::filesystem::path weights = folder.path / "checkpoints" / "final";
+  std::error_code code;
+  if (std::filesystem::exists(weights / checkpoints::kModelFile, code)) {
+    remedy += "; or launch a new run with initial_weights: " + weights.string();
+  }
+  throw ConfigError(text, remedy);
+}
 
 }  // namespace
 
@@ -23,8 +47,13 @@ ResumePoint find_resume_point(const RunFolder& folder) {
                          std::to_string(kSaverPatience.count()) + " s; what it writes is not waited for";
   }
   checkpoints::Newest newest = checkpoints::find_newest(storage);
+  for (int again = 0; again < kReadAgain && !newest.entry && newest.damaged > 0; ++again) {
+    std::this_thread::sleep_for(kReadAgainAfter);
+    newest = checkpoints::find_newest(storage);
+  }
   point.passed_over = std::move(newest.passed_over);
   point.damaged = newest.damaged;
+  if (!newest.entry && point.damaged > 0) refuse_damaged(folder, point);
   if (!newest.entry) return point;
   point.path = newest.entry->path;
   point.step = newest.entry->about.step;
@@ -38,10 +67,7 @@ Json to_json(const ResumePoint& point) {
 }
 
 std::string text_of(const ResumePoint& point) {
-  if (!point.exists()) {
-    return point.passed_over.empty() ? "the beginning, because there is no checkpoint of it"
-                                     : "the beginning, because none of its checkpoints can be used";
-  }
+  if (!point.exists()) return "the beginning, because there is no checkpoint of it";
   return point.path.filename().string() + " (batch " + std::to_string(point.step) + ", epoch " +
          std::to_string(point.epoch + 1) + ")";
 }

@@ -12,7 +12,7 @@
 namespace dtrain::run {
 
 struct ResumePoint {
-  std::filesystem::path path;            // the checkpoint; empty: there is none, and the run begins anew
+  std::filesystem::path path;            // the checkpoint; empty: there has been none, and the run begins anew
   std::int64_t step = 0;                 // batches done
   std::int64_t epoch = 0;                // from 0
   std::vector<std::string> passed_over;  // newer checkpoints that cannot be used, each with the reason
@@ -23,7 +23,8 @@ struct ResumePoint {
 };
 
 // Waits for what an earlier attempt is still writing, for a minute at most, and reads the checkpoints whole until one
-// verifies. SystemError; ConfigError as find_checkpoint_folder().
+// verifies; where none does, tries for 3 s. SystemError; ConfigError as find_checkpoint_folder(), and where there are
+// checkpoints and none can be used: nobody begins anew and replaces what is further unless a user says so.
 ResumePoint find_resume_point(const RunFolder& folder);
 
 // The fields {resume_from, step} of an event; {} if the run begins anew.

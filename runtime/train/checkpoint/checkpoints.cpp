@@ -48,9 +48,7 @@ bool Checkpoints::wants_one() const {
 }
 
 void Checkpoints::resumed_at(std::int64_t batch) {
-  last_batch_ = batch;
-  resumed_from_ = batch;
-  resumed_time_ = session_.clock().wall();
+  last_batch_ = resumed_at_ = batch;
 }
 
 bool Checkpoints::is_due(std::int64_t batch, bool wanted, std::int64_t announcement_rounds) const {
@@ -127,9 +125,16 @@ void Checkpoints::start_saver() {
   options.host = hosts_.host;
   options.hosts = hosts_.folder_is_shared ? hosts_.hosts : 1;
   const auto& storage = session_.experiment().checkpoint_storage;
-  options.retention = {storage.save_trial_latest, storage.save_trial_best, resumed_from_, to_seconds(resumed_time_)};
+  if (options.makes_storage) find_passed_over();
+  options.retention = {storage.save_trial_latest, storage.save_trial_best};
   options.log = session_.run_dir() / "logs" / "saver.log";
   saver_ = std::make_unique<checkpoints::Saver>(options, snapshot_.memory());
+}
+
+void Checkpoints::find_passed_over() {
+  for (const checkpoints::Entry& entry : checkpoints::list(folder_)) {
+    if (entry.about.step > resumed_at_) passed_over_.push_back(entry.about.step);
+  }
 }
 
 void Checkpoints::hand_over() {
@@ -152,6 +157,7 @@ void Checkpoints::hand_over() {
   about.run = options_.run;
   try {
     if (!saver_) start_saver();
+    request.passed_over = passed_over_;
     saver_->save(request);
   } catch (const SystemError& error) {  // training goes on; the checkpoint is tried again later
     checkpoints::SaveResult failed;
@@ -165,7 +171,11 @@ void Checkpoints::hand_over() {
 
 void Checkpoints::take_result(const checkpoints::SaveResult& result) {
   result_ = result;
-  if (!result.error.empty()) saver_.reset();  // the next checkpoint has a new one
+  if (result.error.empty()) {
+    std::erase(passed_over_, result.about.step);  // this run's own has replaced it
+  } else {
+    saver_.reset();  // the next checkpoint has a new one
+  }
   if (session_.world().rank != 0) return;
   Json event = {{"step", result.about.step}};
   if (!result.error.empty()) {

@@ -67,6 +67,7 @@ class Checkpoints {
   // What rank 0 tells. It may wait for its saver before that.
   std::string wait_for_rank_0(const std::string& key, const std::string& told = {});
   void wait_for_saver();
+  void find_passed_over();
   // Tells the saver to write the snapshot, once this rank's part of it is there.
   void hand_over();
   void take_result(const checkpoints::SaveResult& result);
@@ -87,8 +88,8 @@ class Checkpoints {
   std::optional<Nanoseconds> delayed_since_;  // when the next one was due, while it waits
   bool told_of_delay_ = false;
   bool saver_was_started_ = false;
-  std::optional<std::int64_t> resumed_from_;
-  Nanoseconds resumed_time_{0};                    // since 1970
+  std::int64_t resumed_at_ = 0;                    // batch; 0: the run has begun anew
+  std::vector<std::int64_t> passed_over_;          // Retention's
   std::int64_t awaited_ = 0;                       // waits for a saver that all ranks have made
   std::optional<checkpoints::SaveResult> result_;  // of the last, of a leader
 };

@@ -76,10 +76,9 @@ Newest find_newest(const std::filesystem::path& folder);
 struct Retention {
   int latest = 1;
   int best = 1;
-  // Where a run went on from a checkpoint: its batch, and when, in seconds since 1970. Newer ones that were there by
-  // then were passed over, so they are damaged, although only their checksums show it.
-  std::optional<std::int64_t> resumed_from{};
-  double resumed_time = 0;
+  // The batches of checkpoints that were there when the run began or went on, further than it: they were passed over,
+  // so they are damaged, although only their checksums may show it, or could not be read then. They stay.
+  std::vector<std::int64_t> passed_over{};
 };
 // Those of `entries` that go once that of batch `written` is durable. It stays itself, as one of the newest. Of equal
 // metrics the earlier checkpoint is the better one; a metric of another name than the newest one's counts as none.

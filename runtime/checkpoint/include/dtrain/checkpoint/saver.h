@@ -77,11 +77,12 @@ struct SaverOptions {
 };
 
 struct SaveRequest {
-  std::uint64_t number = 1;      // of the snapshot
-  About about;                   // the same on every host
-  std::vector<FileImage> files;  // of this host
-  Json state;                    // becomes state.json; host 0's
-  double patience_s = 120;       // how long hosts wait for each other, and for a saver of an earlier attempt
+  std::uint64_t number = 1;               // of the snapshot
+  About about;                            // the same on every host
+  std::vector<FileImage> files;           // of this host
+  Json state;                             // becomes state.json; host 0's
+  std::vector<std::int64_t> passed_over;  // Retention's, as of now
+  double patience_s = 120;                // how long hosts wait for each other, and for a saver of an earlier attempt
 };
 
 // How one save went.
