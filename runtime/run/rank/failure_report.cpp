@@ -10,6 +10,7 @@ namespace dtrain::run {
 namespace {
 
 // mpirun kills the other ranks a second after one has died, even in the middle of a step or of an MPI call that hangs.
+// Until then this rank may report an error of its own that says more.
 constexpr auto kReportUnderMpirun = std::chrono::milliseconds(400);
 
 }  // namespace
@@ -25,6 +26,8 @@ void FailureReport::report(const std::exception& error) {
   comm::ControlPlane* const control = membership_ && membership_->is_connected() ? &membership_->control() : nullptr;
   const int rank = control ? control->world().rank : identity_.world().rank;
   const FailureCause cause = find_cause(error, rank, step(), control);
+  // Nobody learns of this failure from a rank that follows another one, so its events come first: mpirun may kill it.
+  if (!cause.primary) write_events(cause);
   // A launcher on this host reads the cause at once. Informing the other ranks may have to wait for them.
   const bool is_child = identity_.environment.is_child();
   if (is_child) inform_launcher(cause);
@@ -36,7 +39,7 @@ void FailureReport::report(const std::exception& error) {
   }
   std::string text = failure_message(cause, rank, identity_.world().size);
   if (cause.primary) inform_torchrun(text);
-  write_events(cause);
+  if (cause.primary) write_events(cause);
   const bool others_say_why = cause.agreed && !identity_.is_rank_0() && !identity_.environment.is_launched();
   if (others_say_why) text = "rank " + std::to_string(rank) + " stopped with the others; see the error of rank 0";
   const bool follows = cause.agreed || !cause.primary;
@@ -44,7 +47,9 @@ void FailureReport::report(const std::exception& error) {
 }
 
 void FailureReport::report_before_mpirun_kills(const comm::RankFailure& failure) {
-  timer_.arm(kReportUnderMpirun, std::nullopt, [this, failure] { report(CommError(failure.cause)); });
+  // Nothing says more about a rank that was killed, and Open MPI may end this process where its connection breaks.
+  const bool was_killed = failure.departure == comm::Departure::kGone;
+  timer_.arm(was_killed ? std::chrono::milliseconds(0) : kReportUnderMpirun, std::nullopt, [this, failure] { report(CommError(failure.cause)); });
 }
 
 // A failure of this rank wakes every rank that waits for it.
