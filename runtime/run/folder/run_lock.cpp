@@ -11,20 +11,22 @@
 
 namespace dtrain::run {
 
-RunLock RunLock::take(const RunFolder& folder, const std::string& host) {
+RunLock RunLock::take(const RunFolder& folder) {
   const std::filesystem::path path = folder.path / ".lock";
   RunLock lock;
   lock.file_.reset(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666));
   if (!lock.file_) throw SystemError("cannot open " + path.string(), errno);
-  if (::flock(lock.file_.get(), LOCK_EX | LOCK_NB) != 0) {
-    if (errno != EWOULDBLOCK) return lock;  // this file system has no locks
+  // Any other error: this file system has no locks.
+  if (::flock(lock.file_.get(), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
     const std::string holder = read_file(path);
     throw ConfigError("the run " + folder.path.string() + " is in progress: " +
                           (holder.empty() ? std::string("another process") : holder) + " carries it out",
                       "wait for its end, or stop it first (Ctrl-C there, dtrain task kill)");
   }
-  const std::string self = "process " + std::to_string(::getpid()) + " on " + host;
-  if (::ftruncate(lock.file_.get(), 0) == 0) write_all(lock.file_.get(), self);  // for messages alone
+  const OwnerProcess self = OwnerProcess::self();
+  lock.owner_ = std::make_unique<RunOwner>(folder.path, self);
+  const std::string text = "process " + std::to_string(self.pid) + " on " + self.host;
+  if (::ftruncate(lock.file_.get(), 0) == 0) write_all(lock.file_.get(), text);  // for messages alone
   return lock;
 }
 

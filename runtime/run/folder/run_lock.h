@@ -1,23 +1,28 @@
-// The lock that says that a process carries out the run in a folder. It ends with that process, however it ends. Where
-// the file system of the folder has no locks, everyone gets it. One thread.
+// Says that a process carries out the run in a folder: by a lock, which ends with that process, however it ends, and by
+// the file .owner (run_owner.h) for hosts that do not see each other's locks. One thread.
 #pragma once
 
-#include <string>
+#include <memory>
 
 #include "dtrain/base/fd.h"
 #include "dtrain/run/run_folder.h"
+#include "folder/run_owner.h"
 
 namespace dtrain::run {
 
 class RunLock {
  public:
   RunLock() = default;
-  // Takes the lock and names this process in it. ConfigError naming the holder if another process has the lock.
-  static RunLock take(const RunFolder& folder, const std::string& host);
-  void release() { file_.reset(); }
+  // ConfigError naming the holder if another process carries out the run; RunOwner's.
+  static RunLock take(const RunFolder& folder);
+  void release() {
+    owner_.reset();
+    file_.reset();
+  }
 
  private:
   UniqueFd file_;
+  std::unique_ptr<RunOwner> owner_;
 };
 
 }  // namespace dtrain::run

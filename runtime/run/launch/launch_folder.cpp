@@ -84,12 +84,12 @@ LaunchFolder open_launch_folder(const LaunchRequest& request, const LaunchPlan& 
   LaunchFolder opened{.folder = {path}, .is_job = is_job_of(path, variables)};
   if (!opened.is_job && !continued) {
     opened.folder = create_run_folder(request.run_dir, plan.experiment.name, plan.experiment.text);
-    opened.lock = RunLock::take(opened.folder, plan.host);
+    opened.lock = RunLock::take(opened.folder);
     return opened;
   }
   if (continued) wait_until_without_task(opened.folder, clock);
   if (continued) check_not_in_progress(opened.folder);
-  opened.lock = RunLock::take(opened.folder, plan.host);
+  opened.lock = RunLock::take(opened.folder);
   opened.goes_on = continued != nullptr || holds_attempt(opened.folder);
   if (!opened.goes_on) return opened;
   opened.resume = find_resume_point(opened.folder);

@@ -155,13 +155,13 @@ void RankSession::open_own_files() {
     check_checkpoint_storage(experiment().checkpoint_storage);
     if (options.continues) {
       RunFolder folder{options.run_dir};
-      files.lock = RunLock::take(folder, identity_->host.name);
+      files.lock = RunLock::take(folder);
       point = reopen_own_folder(
           folder, experiment(), options.overrides, [&] { write_plan(folder); }, log_);
       return folder;
     }
     RunFolder made = create_run_folder(options.run_dir, experiment().name, experiment().text);
-    files.lock = RunLock::take(made, identity_->host.name);
+    files.lock = RunLock::take(made);
     write_plan(made);
     return made;
   });

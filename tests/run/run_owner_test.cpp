@@ -1,0 +1,111 @@
+// Who carries out a run, where no lock says so.
+#include "folder/run_owner.h"
+
+#include <fstream>
+#include <optional>
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "../base/temporary_folder.h"
+#include "dtrain/base/error.h"
+#include "dtrain/base/file.h"
+#include "dtrain/host/processes.h"
+
+namespace dtrain::run {
+namespace {
+
+using std::chrono::milliseconds;
+using testing::HasSubstr;
+
+// So short that a test waits for little, so long that a busy machine does not miss a beat.
+constexpr OwnerTimes kTimes{.beat = milliseconds(20), .silence = milliseconds(2000)};
+
+OwnerProcess elsewhere() {
+  return {.host = "nodeb", .host_key = "another boot", .pid = 4711, .start = 1};
+}
+
+std::string refusal(const std::filesystem::path& run, const OwnerProcess& self) {
+  try {
+    const RunOwner owner(run, self, kTimes);
+  } catch (const ConfigError& error) {
+    return error.what();
+  }
+  return "";
+}
+
+TEST(RunOwner, OneThatEndsLeavesTheRunToOthers) {
+  const TemporaryFolder folder;
+  std::optional<RunOwner> there(std::in_place, folder.path(), elsewhere(), kTimes);
+  EXPECT_NE(read_file(folder / ".owner"), "");
+  there.reset();
+  EXPECT_EQ(read_file(folder / ".owner"), "");
+  EXPECT_EQ(refusal(folder.path(), OwnerProcess::self()), "");
+}
+
+TEST(RunOwner, OneOnAnotherHostIsSeenByItsBeats) {
+  const TemporaryFolder folder;
+  const RunOwner there(folder.path(), elsewhere(), kTimes);
+  EXPECT_THAT(refusal(folder.path(), OwnerProcess::self()), HasSubstr("process 4711 on nodeb carries it out"));
+}
+
+TEST(RunOwner, OneThatWasKilledOnAnotherHostIsNotWaitedForLong) {
+  const TemporaryFolder folder;
+  std::string left;
+  {
+    const RunOwner there(folder.path(), elsewhere(), kTimes);
+    left = read_file(folder / ".owner");
+  }
+  for (const bool long_ago : {false, true}) {
+    std::ofstream(folder / ".owner") << left;
+    const timespec hour_ago[2] = {{::time(nullptr) - 3600, 0}, {::time(nullptr) - 3600, 0}};
+    if (long_ago) {
+      ASSERT_EQ(::utimensat(AT_FDCWD, (folder / ".owner").c_str(), hour_ago, 0), 0);
+    }
+    EXPECT_EQ(refusal(folder.path(), OwnerProcess::self()), "");
+  }
+}
+
+TEST(RunOwner, OneOfThisHostIsSeenByItsProcess) {
+  const TemporaryFolder folder;
+  const pid_t child = ::fork();
+  if (child == 0) {
+    ::pause();
+    ::_exit(0);
+  }
+  OwnerProcess other = OwnerProcess::self();
+  other.pid = child;
+  other.start = host::start_ticks(child);
+  std::string left;
+  {
+    const RunOwner there(folder.path(), other, kTimes);
+    left = read_file(folder / ".owner");
+  }
+  std::ofstream(folder / ".owner") << left;  // it has not touched the file for long: it may be stopped
+  EXPECT_THAT(refusal(folder.path(), OwnerProcess::self()), HasSubstr("process " + std::to_string(child) + " on "));
+  ::kill(child, SIGKILL);
+  ASSERT_EQ(::waitpid(child, nullptr, 0), child);
+  EXPECT_EQ(refusal(folder.path(), OwnerProcess::self()), "");
+}
+
+TEST(RunOwner, ACopyOfTheFolderHasNone) {
+  const TemporaryFolder folder;
+  std::filesystem::create_directory(folder / "run");
+  const RunOwner there(folder / "run", elsewhere(), kTimes);
+  std::filesystem::copy(folder / "run", folder / "copy");
+  EXPECT_EQ(refusal(folder / "copy", OwnerProcess::self()), "");
+}
+
+TEST(RunOwner, WhatCannotBeReadOwnsNothing) {
+  const TemporaryFolder folder;
+  std::ofstream(folder / ".owner") << "{\"host\": 7";
+  EXPECT_EQ(refusal(folder.path(), OwnerProcess::self()), "");
+}
+
+}  // namespace
+}  // namespace dtrain::run
