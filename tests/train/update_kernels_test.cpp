@@ -1,12 +1,14 @@
 // The update kernels of every instruction set this CPU has, against the plainest arithmetic.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <limits>
 #include <random>
 #include <vector>
 
+#include "kernels/first_maximum.h"
 #include "kernels/update.h"
 #include "update_targets.h"
 
@@ -222,6 +224,48 @@ TEST(UpdateKernels, AdamIsThatOfTheReferenceOnEveryTarget) {
             });
       });
       if (testing::Test::HasFatalFailure()) return;
+    }
+  });
+}
+
+// Few different scores, so that many are equal; bfloat16 has the same ones.
+TEST(FirstMaximum, IsWhereArgmaxFindsIt) {
+  std::mt19937 random(7);
+  on_every_target([&](bool) {
+    for (const std::size_t classes : {1u, 2u, 3u, 7u, 8u, 10u, 31u, 64u, 65u, 257u, 1000u}) {
+      constexpr std::size_t kRows = 200;
+      std::vector<float> scores(kRows * classes);
+      std::vector<Bfloat16> narrow(scores.size());
+      std::vector<std::int64_t> targets(kRows);
+      std::int64_t right = 0;
+      for (std::size_t row = 0; row < kRows; ++row) {
+        float* const first = scores.data() + row * classes;
+        for (std::size_t i = 0; i < classes; ++i) first[i] = static_cast<float>(random() % 5) - 2;
+        if (row == 0) first[0] = -std::numeric_limits<float>::infinity();
+        const auto largest = std::max_element(first, first + classes) - first;  // the first of equal ones
+        targets[row] = row % 2 == 0 ? largest : static_cast<std::int64_t>(random() % classes);
+        right += targets[row] == largest;
+      }
+      for (std::size_t i = 0; i < scores.size(); ++i) {
+        narrow[i] = static_cast<Bfloat16>(std::bit_cast<std::uint32_t>(scores[i]) >> 16);
+      }
+      EXPECT_EQ(count_first_maxima(scores.data(), targets.data(), kRows, classes), right) << classes << " classes";
+      EXPECT_EQ(count_first_maxima(narrow.data(), targets.data(), kRows, classes), right) << classes << " classes";
+    }
+  });
+}
+
+TEST(FirstMaximum, ARowWithNanHasNone) {
+  on_every_target([&](bool) {
+    for (const std::size_t classes : {2u, 9u, 100u}) {
+      for (std::size_t nan = 0; nan < classes; ++nan) {
+        std::vector<float> scores(classes, 1);
+        scores[nan] = std::numeric_limits<float>::quiet_NaN();
+        for (std::size_t target = 0; target < classes; ++target) {
+          const auto wanted = static_cast<std::int64_t>(target);
+          EXPECT_EQ(count_first_maxima(scores.data(), &wanted, 1, classes), 0);
+        }
+      }
     }
   });
 }
