@@ -77,7 +77,7 @@ std::int64_t integer_member(const Json& message, const char* key) {
 Departure departure_member(const Json& message) {
   if (!message.contains("departure")) return Departure::kReported;
   const std::int64_t value = integer_member(message, "departure");
-  if (value < 0 || value > static_cast<int>(Departure::kSilent)) throw DataError("a departure that does not exist");
+  if (value < 0 || value > static_cast<int>(Departure::kTimedOut)) throw DataError("a departure that does not exist");
   return static_cast<Departure>(value);
 }
 

@@ -121,6 +121,29 @@ TEST(PowerCut, WhatWasDurableLoads) {
   }
 }
 
+TEST(PowerCut, ACompanionIsDurableBeforeItsCheckpoint) {
+  const TemporaryFolder folder;
+  const std::filesystem::path storage = folder / "storage";
+  std::filesystem::create_directories(storage);
+  std::ofstream(storage / "metrics.jsonl") << "{}\n";
+  TestSnapshot snapshot({{kModelFile, 1000}});
+  Fault none;
+  none.log = folder / "log";
+  auto saver = start_faulty(options_for(storage), snapshot.memory(), none);
+  snapshot.fill(1);
+  snapshot.mark_copied(1);
+  SaveRequest request = request_for(snapshot, 1, about_step(7));
+  request.companion = storage / "metrics.jsonl";
+  saver->save(request);
+  const auto result = saver->wait(kPatience);
+  ASSERT_TRUE(result);
+  ASSERT_EQ(result->error, "");
+  const std::string log = read_file(none.log);
+  const auto synced = log.find("fsync metrics.jsonl\n");
+  ASSERT_NE(synced, std::string::npos) << log;
+  EXPECT_LT(synced, log.find("rename .partial-step-7 step-7")) << log;
+}
+
 // The simulation itself: a writer that forgets to synchronise is found out.
 TEST(PowerCut, WithoutSynchronisingSomethingIsLost) {
   const std::vector<std::string> careless{"mkdir .partial-step-1", "create .partial-step-1/model.safetensors",

@@ -86,7 +86,7 @@ min_validation_period: {batches: 0}
 min_checkpoint_period: {batches: 0}
 checkpoint_policy: best
 checkpoint_storage: {type: null, save_trial_best: 1, save_trial_latest: 1, save_experiment_best: 0}
-max_restarts: 0
+max_restarts: 5
 records_per_epoch: null
 scheduling_unit: 100
 communication: {timeout: 600, backend: auto}
@@ -274,7 +274,7 @@ TEST(Experiment, JsonShowsWhatIsInEffectUnderTheKeysOfTheFile) {
           R"("end_after_batch":null,"sync_timings":true,"trace":null,"prometheus":null,"calibration":true,"rules":)") +
       to_line(to_json(ProfilingRules{})) +
       R"(},"searcher":{"metric":"","smaller_is_better":true,"max_length":{"epochs":2}},)"
-      R"("min_validation_period":{"batches":0},"perform_initial_validation":false,"max_restarts":0,)"
+      R"("min_validation_period":{"batches":0},"perform_initial_validation":false,"max_restarts":5,)"
       R"("records_per_epoch":null,)"
       R"("scheduling_unit":100,"on_non_finite":"warn","communication":{"timeout":600,"backend":"auto"},"reproducibility":{"experiment_seed":0},)"
       R"("data":{},"initial_weights":null,"environment":{"environment_variables":{}}})";

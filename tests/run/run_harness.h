@@ -166,6 +166,10 @@ class TestRun {
                                 << ", slot_type: " << settings.slot_type
                                 << "}\nsearcher: {metric: loss, max_length: {batches: " << settings.batches << "}}\n"
                                 << settings.more;
+    // A test that ends a rank looks at what becomes of this attempt.
+    if (settings.more.find("max_restarts:") == std::string::npos) {
+      std::ofstream(experiment(), std::ios::app) << "\nmax_restarts: 0\n";
+    }
   }
   const fs::path& folder() const { return folder_.path(); }
   fs::path experiment() const { return folder() / "experiment.yaml"; }

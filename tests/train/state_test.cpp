@@ -12,6 +12,7 @@
 #include <torch/torch.h>
 
 #include "../base/temporary_folder.h"
+#include "checkpoint/checkpoints.h"
 #include "checkpoint/state_image.h"
 #include "checkpoint/state_reader.h"
 #include "dtrain/base/file.h"
@@ -348,6 +349,14 @@ TEST(State, KeepsWhatIsNotAnnouncedYet) {
     restored.write();
     EXPECT_EQ(run.plan["non_finite"]["text"], "the loss is inf in batch 3 on rank 0");
   });
+}
+
+TEST(AutomaticCheckpoints, CostNoMoreThanAHalfPercent) {
+  const auto seconds = [](double cost_s) { return Checkpoints::automatic_period(cost_s).count(); };
+  EXPECT_EQ(seconds(0), 60);
+  EXPECT_EQ(seconds(0.3), 60);
+  EXPECT_NEAR(seconds(1.5), 300, 1e-9);
+  EXPECT_EQ(seconds(100), 600);
 }
 
 }  // namespace

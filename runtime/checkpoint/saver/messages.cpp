@@ -36,6 +36,7 @@ std::string to_message(const SaveRequest& request) {
                      {"about", to_json(request.about)},
                      {"files", std::move(files)},
                      {"passed_over", request.passed_over},
+                     {"companion", request.companion.string()},
                      {"patience_s", request.patience_s}};
   return to_line(line) + "\n" + to_line(request.state) + "\n";
 }
@@ -51,6 +52,7 @@ SaveOrder save_order_from(const std::string& message) {
                                    file.at("bytes").get<std::size_t>()});
   }
   order.request.passed_over = line.at("passed_over").get<std::vector<std::int64_t>>();
+  order.request.companion = line.at("companion").get<std::string>();
   order.request.patience_s = line.at("patience_s").get<double>();
   if (end != std::string::npos) order.state = message.substr(end + 1);
   return order;

@@ -1,13 +1,18 @@
 #include "saver/save.h"
 
 #include <algorithm>
+#include <cerrno>
 #include <optional>
+#include <system_error>
 #include <thread>
 #include <utility>
 
+#include <fcntl.h>
 #include <sys/resource.h>
+#include <unistd.h>
 
 #include "dtrain/base/error.h"
+#include "dtrain/base/fd.h"
 #include "dtrain/base/units.h"
 #include "folder_names.h"
 #include "saver/host_parts.h"
@@ -152,11 +157,22 @@ class Save {
     write_small_file(folder, kManifestFile, text);
     if (hosts > 1) remove_host_parts(folder, hosts);
     sync_folder(folder.fd.get(), folder.path);
+    sync_companion();
     result.path = publish(storage_, manifest);
     durable_at_ = Steady::now();
     guard.release();
     result.bytes = total_bytes(manifest.files);
     retire(result);
+  }
+
+  // A checkpoint without it can be used, so a failure does not count.
+  void sync_companion() {
+    const std::filesystem::path& path = order_.request.companion;
+    if (path.empty()) return;
+    const UniqueFd file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+    if (file && ::fsync(file.get()) == 0) return;
+    environment_.log->warn("{} may lack lines after a power cut: it cannot be synced: {}", path.string(),
+                           std::generic_category().message(errno));
   }
 
   // The checkpoint is durable: what fails now does not concern it.

@@ -51,11 +51,12 @@ Failure reported_error(const LaunchPlan& plan, const ErrorMessage& error) {
   if (error.agreed || error.rank < 0) return {.cause = error.cause, .remedy = error.remedy};
   return {.rank = error.rank,
           .cause = name_of(plan, error.rank) + " " + failed_when(error.step) + ": " + error.cause,
-          .remedy = error.remedy};
+          .remedy = error.remedy,
+          .may_pass = error.departure == comm::Departure::kTimedOut};
 }
 
 Failure why(const LaunchPlan& plan, const JobEnd& end, const JobWords& words, const std::string& name) {
-  if (end.error && end.error->departure == comm::Departure::kReported) return reported_error(plan, *end.error);
+  if (end.error && comm::is_reported(end.error->departure)) return reported_error(plan, *end.error);
   const int rank = end.error ? end.error->rank : -1;
   if (end.error && end.error->departure == comm::Departure::kSilent) {
     return lost_host(plan, host_of(plan, rank), rank, "it has not answered for some seconds");

@@ -10,7 +10,10 @@ namespace {
 
 Failure reported_by(int rank, const ErrorMessage& error) {
   if (error.agreed) return {-1, error.cause, error.remedy};
-  return {rank, "rank " + std::to_string(rank) + " " + failed_when(error.step) + ": " + error.cause, error.remedy};
+  return {.rank = rank,
+          .cause = "rank " + std::to_string(rank) + " " + failed_when(error.step) + ": " + error.cause,
+          .remedy = error.remedy,
+          .may_pass = error.departure == comm::Departure::kTimedOut};
 }
 
 }  // namespace

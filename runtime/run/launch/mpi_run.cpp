@@ -70,7 +70,7 @@ Outcome run_mpi(const Attempt& attempt) {
   Outcome outcome = judge_job(plan, attempt.folder, end, words, job.name);
   for (const std::string& text : not_collected) warn_not_collected(attempt, text);
   // A host that lacks something ends the ranks of other hosts too, so a lost connection explains nothing.
-  const bool said_why = end.error && end.error->departure == comm::Departure::kReported;
+  const bool said_why = end.error && comm::is_reported(end.error->departure);
   if (outcome.failure && end.joined == 0 && !said_why) {
     try {
       if (auto fault = hosts.find_fault(

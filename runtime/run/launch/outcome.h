@@ -36,8 +36,8 @@ struct Failure {
   std::string status;              // "exit status 1", "killed by signal 9 (SIGKILL)"; empty: it had not ended
   std::vector<std::string> lines;  // the last lines of its log, or of the output of `said_by`
   std::string said_by;             // "mpirun"; empty: `lines` are from the rank's log
-  // Another attempt may succeed (max_restarts): dtrain did not send the signal, or a host was lost. False if the
-  // experiment, its data or its program caused the failure.
+  // Another attempt may succeed (max_restarts): dtrain did not send the signal, a host was lost, or a rank was waited
+  // for in vain. False if the experiment, its data or its program caused the failure.
   bool may_pass = false;
   std::vector<int> followers;  // ranks that stopped because of this failure
 };

@@ -56,7 +56,7 @@ Json to_json(const ErrorMessage& error) {
 ErrorMessage error_of(const Json& message) {
   return {.primary = message.value("primary", true),
           .agreed = message.value("agreed", false),
-          .departure = static_cast<comm::Departure>(std::clamp(message.value("departure", 0), 0, 2)),
+          .departure = static_cast<comm::Departure>(std::clamp(message.value("departure", 0), 0, 3)),
           .rank = message.value("rank", -1),
           .step = message.value("step", std::int64_t{-1}),
           .cause = message.value("cause", std::string()),

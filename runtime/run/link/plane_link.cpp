@@ -127,7 +127,7 @@ bool PlaneLink::has_entered_mpi(int rank) {
 void PlaneLink::watch(std::function<void()> gone, std::function<void(int signal)> stop) {
   plane_->on_failure([gone = std::move(gone), stop = std::move(stop)](const comm::RankFailure& failure) {
     if (failure.rank != 0) return;  // another rank's failure: the ranks inform each other
-    if (failure.departure != comm::Departure::kReported) return gone();
+    if (!comm::is_reported(failure.departure)) return gone();
     const Json told = Json::parse(failure.cause, nullptr, false);
     if (told.is_object()) stop(told.value("signal", 0));
   });

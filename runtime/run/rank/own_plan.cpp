@@ -27,7 +27,7 @@ std::vector<std::string> warnings_of(const RankIdentity& identity, const Assignm
         "environment.environment_variables were set after this program's libraries were loaded: what those read then "
         "(OMP_NUM_THREADS, LD_PRELOAD, ...) must be set before the ranks start; dtrain launch does that");
   }
-  if (experiment.max_restarts > 0) {
+  if (experiment.max_restarts != config::kDefaultRestarts && experiment.max_restarts > 0) {
     warnings.emplace_back("max_restarts has no effect here: it is dtrain launch that starts ranks again");
   }
   if (!assignment.split.warning.empty()) warnings.push_back(assignment.split.warning);

@@ -1,6 +1,6 @@
 #include "checkpoint/checkpoints.h"
 
-#include <chrono>
+#include <algorithm>
 #include <utility>
 
 #include "dtrain/base/error.h"
@@ -12,7 +12,8 @@ namespace dtrain::train {
 namespace {
 
 // Where the experiment names no period, a crash loses at most about so much.
-constexpr std::chrono::minutes kAutomaticPeriod{10};
+constexpr std::chrono::duration<double> kShortestPeriod{60}, kLongestPeriod{600};
+constexpr double kShareOfTime = 0.005;
 constexpr std::chrono::seconds kRetryAfter{10};
 constexpr std::chrono::seconds kWorthTelling{1};
 constexpr std::chrono::hours kForever{24 * 365};
@@ -43,8 +44,12 @@ bool Checkpoints::wants_one() const {
   const Nanoseconds passed = session_.clock().monotonic() - last_time_;
   if (snapshot_.spoiled()) return true;
   if (result_ && !result_->error.empty()) return passed >= kRetryAfter;
-  return options_.period == 0 && passed >= kAutomaticPeriod &&
+  return options_.period == 0 && passed >= automatic_period(cost_s_) &&
          session_.experiment().checkpoint_policy != config::CheckpointPolicy::kNone;
+}
+
+std::chrono::duration<double> Checkpoints::automatic_period(double cost_s) {
+  return std::clamp(std::chrono::duration<double>(cost_s / kShareOfTime), kShortestPeriod, kLongestPeriod);
 }
 
 void Checkpoints::resumed_at(std::int64_t batch) {
@@ -158,6 +163,7 @@ void Checkpoints::hand_over() {
   try {
     if (!saver_) start_saver();
     request.passed_over = passed_over_;
+    if (session_.world().rank == 0) request.companion = run::RunFolder{session_.run_dir()}.metrics();
     saver_->save(request);
   } catch (const SystemError& error) {  // training goes on; the checkpoint is tried again later
     checkpoints::SaveResult failed;
@@ -173,6 +179,7 @@ void Checkpoints::take_result(const checkpoints::SaveResult& result) {
   result_ = result;
   if (result.error.empty()) {
     std::erase(passed_over_, result.about.step);  // this run's own has replaced it
+    cost_s_ = snapshot_.copy_seconds() + result.cpu_s;
   } else {
     saver_.reset();  // the next checkpoint has a new one
   }

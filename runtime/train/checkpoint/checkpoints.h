@@ -3,6 +3,7 @@
 // what users see. Training thread; save() and finish() are collective.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <filesystem>
 #include <functional>
@@ -58,6 +59,9 @@ class Checkpoints {
   // Takes one. Waits for a saver that is still busy, as long as it takes; without `may_wait` none may be. `last`: no
   // update follows.
   void save(const Moment& moment, bool may_wait, bool last);
+  // The time between checkpoints where the experiment names no length: a minute, or so long that they cost no more than
+  // 0.5% of the time, but ten minutes at most. `cost_s`: what the last one has cost.
+  static std::chrono::duration<double> automatic_period(double cost_s);
   // Waits until the last checkpoint is durable. One that has failed is written once more from the same memory. True: it
   // is durable; false: none was taken. Error where it is not durable; its text is the same on all ranks.
   bool finish();
@@ -83,6 +87,7 @@ class Checkpoints {
   std::optional<Moment> last_;                 // the last that was taken
   bool is_last_ = false;                       // save()'s
   bool handed_over_ = true;
+  double cost_s_ = 0;  // of the last that was written: what held up training, and the saver's processor time
   std::int64_t last_batch_ = 0;
   Nanoseconds last_time_{0};
   std::optional<Nanoseconds> delayed_since_;  // when the next one was due, while it waits

@@ -41,9 +41,13 @@ struct ControlOptions {
   Logger log;
 };
 
-// How a rank left: it (or another rank) reported it, its connection ended without notice, or its host no longer
-// answers.
-enum class Departure { kReported, kGone, kSilent };
+// How a rank left: it (or another rank) reported an error, its connection ended without notice, its host no longer
+// answers, or it reported that a wait reached its deadline (TimedOut).
+enum class Departure { kReported, kGone, kSilent, kTimedOut };
+// Whether a rank has said why.
+inline bool is_reported(Departure departure) {
+  return departure == Departure::kReported || departure == Departure::kTimedOut;
+}
 
 // Why a rank (or all) must stop. `rank` -1: the cause is not a rank but, for example, the launcher.
 struct RankFailure {

@@ -82,6 +82,7 @@ struct SaveRequest {
   std::vector<FileImage> files;           // of this host
   Json state;                             // becomes state.json; host 0's
   std::vector<std::int64_t> passed_over;  // Retention's, as of now
+  std::filesystem::path companion;        // a file that must be durable no later than the checkpoint; empty: none
   double patience_s = 120;                // how long hosts wait for each other, and for a saver of an earlier attempt
 };
 

@@ -58,6 +58,8 @@ inline void declare_keys(Keys& keys, Searcher& s) {
               s.max_length, 1);
 }
 
+inline constexpr int kDefaultRestarts = 5;  // as Determined has it
+
 struct Experiment {
   std::filesystem::path file;  // as it was given; relative paths inside are relative to its folder
   std::string text;            // the file as it was given, overrides not applied
@@ -77,13 +79,13 @@ struct Experiment {
 
   Length min_validation_period;  // 0 batches: only at the end
   bool perform_initial_validation = false;
-  Length min_checkpoint_period;  // 0 batches: no periodic checkpoints
+  Length min_checkpoint_period;  // 0 batches: by the clock
   CheckpointPolicy checkpoint_policy = CheckpointPolicy::kBest;
   CheckpointStorage checkpoint_storage;
   std::optional<std::int64_t> records_per_epoch;
-  int max_restarts = 0;                // after a signal or a lost host
-  std::int64_t scheduling_unit = 100;  // batches between progress reports and metric reductions
-  bool stop_on_non_finite = false;     // a loss or gradient norm that is nan or infinite ends the run; else: a warning
+  int max_restarts = kDefaultRestarts;  // after a signal or a lost host, without progress in between
+  std::int64_t scheduling_unit = 100;   // batches between progress reports and metric reductions
+  bool stop_on_non_finite = false;      // a loss or gradient norm that is nan or infinite ends the run; else: a warning
   std::chrono::milliseconds communication_timeout = std::chrono::seconds(600);
   Backend communication_backend = Backend::kAuto;
   std::uint64_t experiment_seed = 0;
@@ -149,7 +151,8 @@ inline void declare_keys(Keys& keys, Experiment& e) {
               e.min_validation_period, 0);
   keys.boolean({"perform_initial_validation", "Validate before the first batch."}, e.perform_initial_validation);
   keys.length({.name = "min_checkpoint_period",
-               .text = "The length between checkpoints; 0: about every ten minutes, unless checkpoint_policy is none.",
+               .text = "The length between checkpoints; 0: about every minute, every ten minutes where they are "
+                       "expensive, unless checkpoint_policy is none.",
                .more = "A run also takes a checkpoint at its end and when it is stopped. [More](checkpoints.md).",
                .examples = R"([{"epochs": 1}, {"batches": 500}, {"records": 6000}])"},
               e.min_checkpoint_period, 0);
@@ -160,10 +163,11 @@ inline void declare_keys(Keys& keys, Experiment& e) {
        "Without `searcher.metric`, `best` is as `none`."},
       e.checkpoint_policy, kCheckpointPolicies);
   keys.mapping({"checkpoint_storage", "Where checkpoints are kept, and how many."}, e.checkpoint_storage);
-  keys.integer(
-      {"max_restarts", "How often the run may be started again after a signal has killed a rank or a host was lost.",
-       "[More](launching.md#restarts)."},
-      e.max_restarts, {0, 1000});
+  keys.integer({"max_restarts",
+                "How often the run is started again, without progress in between, after a signal has killed a rank or "
+                "a host was lost.",
+                "[More](launching.md#restarts)."},
+               e.max_restarts, {0, 1000});
   keys.integer({.name = "records_per_epoch",
                 .text = "The length of an epoch, for data whose length is not known; null or 0: not given.",
                 .more = "For data of known length the key has no effect, and a warning says so.",
