@@ -96,8 +96,12 @@ TEST(Waterfall, StepsThatAreCudaGraphsAreComputing) {
     EXPECT_EQ(exposed_text(summary).find("in CUDA graphs ("), 0u);
     EXPECT_NE(exposed_text(summary).find("the exposed communication is not known"), std::string::npos);
     for (const PhaseSummary& row : summary.phases) {
-      if (row.name == "graph") EXPECT_NEAR(row.seconds, 160 * 0.008, 1e-6);
-      if (row.name == "train_batch") EXPECT_NEAR(row.seconds, 40 * 0.009, 1e-6);
+      if (row.name == "graph") {
+        EXPECT_NEAR(row.seconds, 160 * 0.008, 1e-6);
+      }
+      if (row.name == "train_batch") {
+        EXPECT_NEAR(row.seconds, 40 * 0.009, 1e-6);
+      }
     }
     const WhatIf& what_if = run.analysis.what_if;
     EXPECT_TRUE(what_if.scaling.empty());
@@ -106,8 +110,12 @@ TEST(Waterfall, StepsThatAreCudaGraphsAreComputing) {
       return note.find("what depends on the exchange is not predicted") != std::string::npos;
     }));
     const Finding* const exchange = run.finding("exchange");
-    if (exchange != nullptr) EXPECT_NEAR(exchange->seconds, 40 * 0.0005, 1e-6);
-    if (exchange != nullptr) EXPECT_NE(exchange->evidence.find("40 exchanges held up"), std::string::npos);
+    if (exchange != nullptr) {
+      EXPECT_NEAR(exchange->seconds, 40 * 0.0005, 1e-6);
+    }
+    if (exchange != nullptr) {
+      EXPECT_NE(exchange->evidence.find("40 exchanges held up"), std::string::npos);
+    }
   }
 }
 
