@@ -12,10 +12,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "../base/temporary_folder.h"
 #include "dtrain/base/error.h"
 #include "dtrain/base/file.h"
 #include "dtrain/host/processes.h"
+#include "run_harness.h"
 
 namespace dtrain::run {
 namespace {
@@ -42,9 +42,9 @@ std::string refusal(const std::filesystem::path& run, const OwnerProcess& self) 
 TEST(RunOwner, OneThatEndsLeavesTheRunToOthers) {
   const TemporaryFolder folder;
   std::optional<RunOwner> there(std::in_place, folder.path(), elsewhere(), kTimes);
-  EXPECT_NE(read_file(folder / ".owner"), "");
+  EXPECT_NE(read_file(folder.path() / ".owner"), "");
   there.reset();
-  EXPECT_EQ(read_file(folder / ".owner"), "");
+  EXPECT_EQ(read_file(folder.path() / ".owner"), "");
   EXPECT_EQ(refusal(folder.path(), OwnerProcess::self()), "");
 }
 
@@ -59,13 +59,13 @@ TEST(RunOwner, OneThatWasKilledOnAnotherHostIsNotWaitedForLong) {
   std::string left;
   {
     const RunOwner there(folder.path(), elsewhere(), kTimes);
-    left = read_file(folder / ".owner");
+    left = read_file(folder.path() / ".owner");
   }
   for (const bool long_ago : {false, true}) {
-    std::ofstream(folder / ".owner") << left;
+    std::ofstream(folder.path() / ".owner") << left;
     const timespec hour_ago[2] = {{::time(nullptr) - 3600, 0}, {::time(nullptr) - 3600, 0}};
     if (long_ago) {
-      ASSERT_EQ(::utimensat(AT_FDCWD, (folder / ".owner").c_str(), hour_ago, 0), 0);
+      ASSERT_EQ(::utimensat(AT_FDCWD, (folder.path() / ".owner").c_str(), hour_ago, 0), 0);
     }
     EXPECT_EQ(refusal(folder.path(), OwnerProcess::self()), "");
   }
@@ -84,9 +84,9 @@ TEST(RunOwner, OneOfThisHostIsSeenByItsProcess) {
   std::string left;
   {
     const RunOwner there(folder.path(), other, kTimes);
-    left = read_file(folder / ".owner");
+    left = read_file(folder.path() / ".owner");
   }
-  std::ofstream(folder / ".owner") << left;  // it has not touched the file for long: it may be stopped
+  std::ofstream(folder.path() / ".owner") << left;  // it has not touched the file for long: it may be stopped
   EXPECT_THAT(refusal(folder.path(), OwnerProcess::self()), HasSubstr("process " + std::to_string(child) + " on "));
   ::kill(child, SIGKILL);
   ASSERT_EQ(::waitpid(child, nullptr, 0), child);
@@ -95,15 +95,15 @@ TEST(RunOwner, OneOfThisHostIsSeenByItsProcess) {
 
 TEST(RunOwner, ACopyOfTheFolderHasNone) {
   const TemporaryFolder folder;
-  std::filesystem::create_directory(folder / "run");
-  const RunOwner there(folder / "run", elsewhere(), kTimes);
-  std::filesystem::copy(folder / "run", folder / "copy");
-  EXPECT_EQ(refusal(folder / "copy", OwnerProcess::self()), "");
+  std::filesystem::create_directory(folder.path() / "run");
+  const RunOwner there(folder.path() / "run", elsewhere(), kTimes);
+  std::filesystem::copy(folder.path() / "run", folder.path() / "copy");
+  EXPECT_EQ(refusal(folder.path() / "copy", OwnerProcess::self()), "");
 }
 
 TEST(RunOwner, WhatCannotBeReadOwnsNothing) {
   const TemporaryFolder folder;
-  std::ofstream(folder / ".owner") << "{\"host\": 7";
+  std::ofstream(folder.path() / ".owner") << "{\"host\": 7";
   EXPECT_EQ(refusal(folder.path(), OwnerProcess::self()), "");
 }
 
