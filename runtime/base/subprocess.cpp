@@ -14,6 +14,7 @@
 #include <unistd.h>
 
 #include "deadline.h"
+#include "dtrain/base/blocked_signals.h"
 #include "dtrain/base/error.h"
 #include "dtrain/base/text.h"
 
@@ -129,23 +130,6 @@ std::string describe_failure(const ProcessOptions& options, Step step) {
   return text;
 }
 
-// Signals stay blocked from before the fork until the child has reset its handlers: a handler of this program must
-// not run in the child.
-class BlockedSignals {
- public:
-  BlockedSignals() {
-    sigset_t all;
-    ::sigfillset(&all);
-    ::pthread_sigmask(SIG_SETMASK, &all, &before_);
-  }
-  ~BlockedSignals() { ::pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
-  BlockedSignals(const BlockedSignals&) = delete;
-  BlockedSignals& operator=(const BlockedSignals&) = delete;
-
- private:
-  sigset_t before_{};
-};
-
 void reap(pid_t pid) {
   while (::waitpid(pid, nullptr, 0) < 0 && errno == EINTR) {
   }
@@ -192,6 +176,7 @@ Process Process::start(const ProcessOptions& options) {
 
   pid_t pid = -1;
   {
+    // From before the fork until the child has reset its handlers: a handler of this program must not run in the child.
     const BlockedSignals blocked;
     pid = ::fork();
     if (pid == 0) run_child(prepared);

@@ -9,10 +9,8 @@
 #include <thread>
 #include <utility>
 
-#include <pthread.h>
-#include <signal.h>
-
 #include "batch_pool.h"
+#include "dtrain/base/blocked_signals.h"
 #include "dtrain/base/error.h"
 #include "dtrain/data/sampler.h"
 
@@ -32,22 +30,6 @@ std::vector<std::size_t> buffer_sizes(const Dataset& dataset, const LoaderOption
   return sizes;
 }
 
-// Signals are for the program's own threads: a thread started within this scope gets none.
-class SignalsBlocked {
- public:
-  SignalsBlocked() {
-    sigset_t all;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before_);
-  }
-  ~SignalsBlocked() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
-  SignalsBlocked(const SignalsBlocked&) = delete;
-  SignalsBlocked& operator=(const SignalsBlocked&) = delete;
-
- private:
-  sigset_t before_{};
-};
-
 }  // namespace
 
 struct SampleLoader::Impl {
@@ -65,7 +47,7 @@ struct SampleLoader::Impl {
         pool(BatchPool::create(sizes, static_cast<std::size_t>(options.prefetch) + kSpareBuffers)),
         left(0) {
     if (options.prefetch == 0) return;
-    const SignalsBlocked blocked;
+    const BlockedSignals blocked;  // signals are for the program's own threads
     thread = std::thread([this] { work(); });
     pthread_setname_np(thread.native_handle(), "dtrain-loader");
   }

@@ -7,6 +7,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "dtrain/base/blocked_signals.h"
 #include "dtrain/base/error.h"
 #include "dtrain/base/fd.h"
 #include "dtrain/base/file.h"
@@ -100,6 +101,7 @@ RunOwner::RunOwner(const fs::path& run, const OwnerProcess& self, const OwnerTim
                       "wait for its end, or stop it first (Ctrl-C there, dtrain task kill)");
   }
   write_file_atomic(file_, to_line(self_));
+  const BlockedSignals blocked;  // signals are for the threads that wait for them
   thread_ = std::thread([this] { beat(); });
 }
 
