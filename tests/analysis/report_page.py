@@ -150,6 +150,27 @@ class Report(unittest.TestCase):
         self.assertEqual(rows["1,710"], ["-", "-"])
         self.assertEqual([batch for batch, (_, validation) in rows.items() if validation != "-"], ["500", "1,000", "1,500", "2,000", "2,500", "3,000"])
 
+    def test_several_runs_are_laid_over_each_other(self):
+        folders = [write_run(self.place / "several" / name, steps=steps, rate=rate, attempts=attempts, name="net")
+                   for name, steps, rate, attempts in (("0001-net", 600, 1, 1), ("0002-net", 900, 2, 3), ("0003-net", 300, 0.5, 1))]
+        file = self.place / "several" / "all.html"
+        subprocess.run([PROGRAM, "report", *map(str, folders), "-o", str(file)], capture_output=True, check=True, timeout=120)
+        for scheme in ("light", "dark"):
+            page = self.open(file, color_scheme=scheme, viewport={"width": 400 if scheme == "dark" else 1280, "height": 900})
+            self.assertEqual(page.eval_on_selector_all("main > section", "all => all.map(one => one.id)"), ["runs", "learning", "differences"])
+            self.assert_drawn(page, 7)
+            self.assertEqual(page.evaluate("document.documentElement.scrollWidth <= innerWidth"), True, "no sideways scrolling")
+        self.assertEqual(page.locator("#learning figcaption strong").all_inner_texts(),
+                         ["loss (training)", "loss (validation)", "accuracy (training)", "accuracy (validation)", "learning rate",
+                          "gradient norm", "throughput"])
+        self.assertEqual(page.locator("#curve-0 .key").all_inner_texts(), ["0001-net", "0002-net", "0003-net"])
+        self.assertEqual(self.points(page, "curve-0"), [["0001-net", 60, 10, 600], ["0002-net", 90, 10, 900], ["0003-net", 30, 10, 300]])
+        rows = page.locator("#differences tbody tr").evaluate_all("all => all.map((row) => [...row.cells].map((cell) => cell.textContent))")
+        self.assertEqual(rows, [["hyperparameters.learning_rate", "0.01", "0.02", "0.005"]])
+        self.assertEqual(page.locator("#runs tbody tr").count(), 3)
+        page.locator("#curves-over").select_option("time")
+        self.assertEqual([name for name, *_ in self.points(page, "curve-1")], ["0001-net", "0002-net", "0003-net"])
+
     def test_one_validation_does_not_flatten_all_batches(self):
         page = self.open(self.two_ranks)
         y = page.evaluate("figures.find((one) => one.element.id === 'step-series').chart.scales.y.max")
