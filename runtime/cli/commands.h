@@ -28,6 +28,7 @@ void add_cuda_probe(CLI::App& app, int* exit_code);
 void add_logs(CLI::App& app, int* exit_code);
 void add_man(CLI::App& app, int* exit_code);
 void add_report(CLI::App& app, int* exit_code);
+void add_runs_list(CLI::App& app, int* exit_code);
 void add_slot(CLI::App& app, int* exit_code);
 void add_summary(CLI::App& app, int* exit_code);
 void add_task(CLI::App& app, int* exit_code);

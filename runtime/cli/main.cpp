@@ -24,6 +24,8 @@ constexpr const char* kExamples = R"(examples:
   dtrain analyze 7                             show what to change, and what that would gain
   dtrain diff 7 8                              did it get slower, or is it noise?
   dtrain report 7                              write the report with all charts, one HTML file
+  dtrain report 7 8 9                          lay the curves of three runs over each other
+  dtrain runs --sort best                      which runs are there, and which is the best?
   dtrain trace 7                               write the time line of all ranks, for ui.perfetto.dev
   dtrain checkpoint list 7                     which checkpoints does the run have, and which is the best?
 
@@ -111,10 +113,10 @@ int carry_out(int argc, char** argv) {
       "dtrain"};
   app.require_subcommand(1);
   using namespace dtrain::cli;
-  for (const auto add : {add_launch, add_config,     add_agent,      add_slot,      add_task,       add_logs,
-                         add_top,    add_summary,    add_report,     add_analyze,   add_what_if,    add_diff,
-                         add_trace,  add_export,     add_checkpoint, add_doctor,    add_completion, add_version,
-                         add_man,    add_start_rank, add_host_probe, add_cuda_probe})
+  for (const auto add : {add_launch,  add_config,    add_agent,      add_slot,       add_task,      add_logs,
+                         add_top,     add_runs_list, add_summary,    add_report,     add_analyze,   add_what_if,
+                         add_diff,    add_trace,     add_export,     add_checkpoint, add_doctor,    add_completion,
+                         add_version, add_man,       add_start_rank, add_host_probe, add_cuda_probe})
     add(app, &exit_code);
   app.footer(kExamples);  // last: commands made after it would have it too
   try {

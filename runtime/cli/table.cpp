@@ -2,8 +2,13 @@
 
 #include <algorithm>
 #include <charconv>
+#include <cmath>
 
+#include <spdlog/fmt/fmt.h>
+
+#include "dtrain/base/clock.h"
 #include "dtrain/base/json.h"
+#include "dtrain/base/json_number.h"
 #include "dtrain/base/units.h"
 
 namespace dtrain::cli {
@@ -25,6 +30,19 @@ void append_number(std::string& text, std::int64_t number) {
   text.append(digits, std::to_chars(digits, digits + sizeof digits, number).ptr);
 }
 
+// As few digits as give the same number again.
+void append_number(std::string& text, double number) {
+  char digits[32];
+  text.append(digits, std::to_chars(digits, digits + sizeof digits, number).ptr);
+}
+
+std::string number_for_people(double number, Table::Unit unit) {
+  if (!std::isfinite(number)) return non_finite_text(number);
+  if (unit == Table::Unit::kBytes) return format_bytes(number);
+  if (unit == Table::Unit::kSeconds) return format_duration(Nanoseconds(std::llround(number * 1e9)));
+  return unit == Table::Unit::kRate ? format_rate(number) : fmt::format("{:.4g}", number);
+}
+
 void append_item(std::string& text, std::int64_t number) {
   append_number(text, number);
 }
@@ -41,6 +59,7 @@ void append_plain(std::string& text, const Cell& cell, char separator) {
   };
   std::visit(Overloaded{[](std::monostate) {}, [&](bool value) { text += value ? "yes" : "no"; },
                         [&](std::int64_t number) { append_number(text, number); },
+                        [&](double number) { append_number(text, number); },
                         [&](std::string_view value) { text += value; }, [&](const auto& items) { list(items); }},
              cell.value());
 }
@@ -102,7 +121,7 @@ Table::Table(std::vector<Column> columns, ListFormat format) : columns_(std::mov
   if (format_ == ListFormat::kCsv) text_ += '\n';
 }
 
-void Table::add(std::initializer_list<Cell> row) {
+void Table::add(std::span<const Cell> row) {
   if (format_ == ListFormat::kJson && rows_ > 0) text_ += ',';
   ++rows_;
   std::size_t column = 0;
@@ -124,10 +143,12 @@ void Table::add(std::initializer_list<Cell> row) {
 
 void Table::add_for_people(const Cell& cell, std::size_t column) {
   const auto* number = std::get_if<std::int64_t>(&cell.value());
-  if (number) text_ += kRight;
+  const auto* real = std::get_if<double>(&cell.value());
+  if (number || real) text_ += kRight;
   const std::size_t begin = text_.size();
-  if (number && columns_[column].unit == Unit::kBytes) {
-    text_ += format_bytes(static_cast<double>(*number));
+  const Unit unit = columns_[column].unit;
+  if (real || (number && unit != Unit::kNone)) {
+    text_ += number_for_people(real ? *real : static_cast<double>(*number), unit);
   } else {
     append_plain(text_, cell, ',');
   }
@@ -162,6 +183,7 @@ void Table::add_to_json(const Cell& cell) {
   std::visit(
       Overloaded{[&](std::monostate) { text_ += "null"; }, [&](bool value) { text_ += value ? "true" : "false"; },
                  [&](std::int64_t number) { append_number(text_, number); },
+                 [&](double number) { text_ += to_line(number_or_text(number)); },
                  [&](std::string_view value) { append_json(text_, value); }, [&](const auto& items) { list(items); }},
       cell.value());
 }

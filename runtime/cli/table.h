@@ -22,17 +22,18 @@ enum class ListFormat { kText, kCsv, kJson };
 // Adds --csv and --json, of which one may be given; the result holds which one once the command line has been read.
 std::shared_ptr<ListFormat> add_list_format(CLI::App& command);
 
-// One value of a row: nothing, text, a number, true or false, or a list of texts or numbers. It refers to what it was
+// One value of a row: nothing, text, a number, true or false, or a list of texts or integers. It refers to what it was
 // made from.
 class Cell {
  public:
-  using Value = std::variant<std::monostate, bool, std::int64_t, std::string_view, std::span<const std::string_view>,
-                             std::span<const int>, std::span<const std::int64_t>>;
+  using Value = std::variant<std::monostate, bool, std::int64_t, double, std::string_view,
+                             std::span<const std::string_view>, std::span<const int>, std::span<const std::int64_t>>;
 
   Cell() = default;
   Cell(std::same_as<bool> auto value) : value_(value) {}
   template <std::integral Integer>
   requires(!std::same_as<Integer, bool>) Cell(Integer value) : value_(static_cast<std::int64_t>(value)) {}
+  Cell(std::floating_point auto value) : value_(static_cast<double>(value)) {}
   Cell(const std::string& text) : value_(std::string_view(text)) {}
   Cell(std::string_view text) : value_(text) {}
   Cell(const char* text) : value_(std::string_view(text)) {}
@@ -50,7 +51,7 @@ class Cell {
 class Table {
  public:
   // How a number is shown in the table; CSV and JSON have it unchanged.
-  enum class Unit { kNone, kBytes };
+  enum class Unit { kNone, kBytes, kSeconds, kRate };
   struct Column {
     std::string name;  // the key of --json, the header of the others
     Unit unit = Unit::kNone;
@@ -59,7 +60,8 @@ class Table {
 
   Table(std::vector<Column> columns, ListFormat format);
   // One value a column.
-  void add(std::initializer_list<Cell> row);
+  void add(std::initializer_list<Cell> row) { add(std::span(row.begin(), row.size())); }
+  void add(std::span<const Cell> row);
   // All of it, with its last newline. People do not see columns in which nothing stands. JSON: a list of one object a
   // row, on one line. Nothing is to be added afterwards.
   std::string finish();

@@ -1,7 +1,10 @@
 """Writes the folder of a run that never was, in the format of docs/profile-format.md: some ranks on some hosts, with GPUs or
-without, one rank slower than the others, outliers, a validation now and then. The same arguments give the same files."""
+without, one rank slower than the others, outliers, a validation now and then, several attempts. The same arguments give the same
+files."""
 import json
+import math
 import random
+from datetime import datetime, timedelta
 from pathlib import Path
 
 MS = 1_000_000
@@ -110,7 +113,48 @@ def write_agent(folder, host, ranks, gpus, end, rng):
     write_lines(folder / "profile" / f"agent-{host}.jsonl", lines)
 
 
-def write_run(folder, *, ranks=2, steps=300, hosts=1, gpus=0, name="imaginary", slow_rank=1, validation_ms=400, seed=7):
+def utc(seconds):
+    return (datetime(2026, 11, 21, 8, 33, 36) + timedelta(seconds=seconds)).isoformat(timespec="microseconds") + "Z"
+
+
+def write_learning(folder, *, steps, attempts, samples, rate, seed, nan_at=(), failed=False):
+    """metrics.jsonl with a line every ten batches, and events.jsonl with attempts of 20 s of work and 5 s of start; each went on
+    from the middle between its last lines, after 100 s."""
+    rng = random.Random(seed)
+    events, metrics = [], []
+    now = 0.0
+    length = steps // attempts // 10 * 10
+    for attempt in range(attempts):
+        first = attempt * length
+        last = steps if attempt + 1 == attempts else first + length
+        start = {"time": utc(now), "rank": -1, "event": "attempt_started", "attempt": attempt + 1}
+        if attempt:
+            start |= {"step": first, "resume_from": f"/checkpoints/step-{first}"}
+        else:
+            events.append({"time": utc(now), "event": "run_started", "rank": -1, "pid": 1, "host": "nodea"})
+        events.append(start)
+        for batch in range(first + 10, last + 1, 10):
+            time = now + 5 + 20 * (batch - first) / (last - first)
+            done = batch / steps
+            loss = "nan" if batch in nan_at else 2.2 * math.exp(-3 * done * rate) + 0.15 + abs(rng.gauss(0, 0.06))
+            metrics.append({"time": utc(time), "kind": "training", "batch": batch, "epoch": 0, "samples": 10 * samples,
+                            "optimizer_steps": batch, "learning_rate": round(0.01 * rate * (1 + math.cos(math.pi * done)) / 2, 8),
+                            "gradient_norm": 3 * math.exp(-done) + abs(rng.gauss(0, 0.3)), "metrics": {"loss": loss, "accuracy": 1 - 0.9 * math.exp(-4 * done * rate)}})
+            if batch % (steps // 6 // 10 * 10) == 0 or batch == steps:
+                metrics.append({"time": utc(time + 0.05), "kind": "validation", "batch": batch, "epoch": 0, "samples": 1000,
+                                "metrics": {"accuracy": 0.95 - 0.85 * math.exp(-4 * done * rate), "loss": 2.2 * math.exp(-3 * done * rate) + 0.25}})
+        now += 27
+        if attempt + 1 < attempts:
+            events.append({"time": utc(now), "rank": -1, "event": "attempt_failed", "attempt": attempt + 1, "cause": "rank 1 was killed by signal 9", "restart": attempt + 1})
+            now += 100
+    state = {"state": "failed", "exit_code": 1, "cause": "rank 1 was killed by signal 9"} if failed else {"state": "done", "exit_code": 0}
+    events.append({"time": utc(now), "event": "run_ended", "rank": -1, "pid": 1, "host": "nodea", **state})
+    write_lines(folder / "events.jsonl", events)
+    write_lines(folder / "metrics.jsonl", metrics)
+
+
+def write_run(folder, *, ranks=2, steps=300, hosts=1, gpus=0, name="imaginary", slow_rank=1, validation_ms=400, seed=7, attempts=1,
+              rate=1.0, nan_at=(), failed=False):
     folder = Path(folder)
     (folder / "profile").mkdir(parents=True)
     rng = random.Random(seed)
@@ -125,13 +169,10 @@ def write_run(folder, *, ranks=2, steps=300, hosts=1, gpus=0, name="imaginary", 
     plan = {"name": name, "started_by": "dtrain", "world_size": ranks, "global_batch_size": 32 * ranks,
             "effective_batch_size": 32 * ranks, "batch_per_rank": [32] * ranks,
             "placement": [{"rank": rank, "host": host_of[rank], "cpus": []} for rank in range(ranks)],
-            "versions": {"libtorch": "2.11.0", "dtrain": "0.1.0"}, "experiment": {"name": name},
+            "versions": {"libtorch": "2.11.0", "dtrain": "0.1.0"},
+            "experiment": {"name": name, "hyperparameters": {"learning_rate": 0.01 * rate},
+                           "searcher": {"metric": "accuracy", "smaller_is_better": False}},
             "model": {"parameters": 3_000_000, "bytes": 12_000_000, "tensors": 8}}
     (folder / "plan.json").write_text(json.dumps(plan))
-    write_lines(folder / "events.jsonl", [
-        {"time": "2026-11-21T08:33:36.596494Z", "event": "run_started", "rank": -1, "pid": 1, "host": host_of[0]},
-        {"time": "2026-11-21T08:33:56.000000Z", "event": "run_ended", "rank": -1, "pid": 1, "host": host_of[0],
-         "state": "done", "exit_code": 0}])
-    write_lines(folder / "metrics.jsonl", [{"time": "2026-11-21T08:33:50.000000Z", "kind": "validation", "batch": steps,
-                                            "metrics": {"accuracy": 0.93, "loss": 0.21}}])
+    write_learning(folder, steps=steps, attempts=attempts, samples=32 * ranks, rate=rate, seed=seed, nan_at=nan_at, failed=failed)
     return folder

@@ -17,7 +17,7 @@ from playwright.sync_api import sync_playwright
 from dumps import write_run
 
 PROGRAM = str(Path(sys.argv.pop(1)).resolve())
-SECTIONS = ("verdict", "job", "checkpoints", "waterfall", "roofline", "timeline", "stragglers", "collectives", "what-if", "system", "framework",
+SECTIONS = ("verdict", "job", "learning", "checkpoints", "waterfall", "roofline", "timeline", "stragglers", "collectives", "what-if", "system", "framework",
             "operators", "rules", "steps", "gpu-utilization", "balance", "data-loading", "batch-size", "cpu-bottlenecks",
             "io-bottlenecks", "memory", "completeness")
 BROWSER = "/usr/bin/chromium"
@@ -49,6 +49,7 @@ class Report(unittest.TestCase):
         cls.place = Path(tempfile.mkdtemp(prefix="dtrain-report-"))
         cls.addClassCleanup(shutil.rmtree, cls.place)
         cls.two_ranks = report_of(cls.place / "two", name="<b>two</b> & more")
+        cls.learning = report_of(cls.place / "learning", steps=3000, attempts=5, nan_at=(1710,), name="learning")
         cls.with_gpus = report_of(cls.place / "gpus", ranks=8, hosts=2, gpus=2, steps=200)
         playwright = sync_playwright().start()
         cls.addClassCleanup(playwright.stop)
@@ -93,6 +94,97 @@ class Report(unittest.TestCase):
                 self.assertEqual(page.evaluate("document.documentElement.scrollWidth <= innerWidth"), True, "no sideways scrolling")
             self.assertGreater(backgrounds["light"], 200)
             self.assertLess(backgrounds["dark"], 60)
+
+    def points(self, page, chart, names=False):
+        """Of the lines that are drawn in a chart: how many points, the first and the last x."""
+        return page.evaluate("""id => {
+          const {chart} = figures.find((one) => one.element.id === id);
+          return chart.data.datasets.filter((set) => !set.band).map(({label, data}) => [label, data.length, data[0].x, data.at(-1).x]);
+        }""", chart)
+
+    def test_five_attempts_are_one_curve(self):
+        page = self.open(self.learning)
+        section = page.locator("#learning")
+        self.assertIn("The curves join 5 attempts.", section.inner_text())
+        self.assertIn("after batches 600, 1,200, 1,800 and 2,400", section.inner_text())
+        titles = section.locator("figcaption strong").all_inner_texts()
+        self.assertEqual(titles, ["loss", "accuracy", "learning rate", "gradient norm", "throughput"])
+        self.assertEqual(self.points(page, "curve-0"), [["training", 300, 10, 3000], ["validation", 6, 500, 3000]])
+        self.assertIn("nan or infinite once, first in batch 1,710", section.locator("#curve-0 figcaption").inner_text())
+        page.locator("#curves-over").select_option("time")
+        (_, _, first, last), _ = self.points(page, "curve-0")
+        self.assertAlmostEqual(first, 5 + 20 / 60, places=3)
+        self.assertAlmostEqual(last, 4 * 27 + 25, places=3, msg="without the time between attempts")
+
+    def test_curves_have_switches(self):
+        page = self.open(self.learning)
+        picture = lambda: page.locator("#curve-0 canvas").evaluate("c => c.toDataURL()")
+        y = lambda: page.evaluate("figures.find((one) => one.element.id === 'curve-0').chart.options.scales.y.type")
+        sets = lambda: page.evaluate("figures.find((one) => one.element.id === 'curve-0').chart.data.datasets.length")
+        before = picture()
+        self.assertEqual(sets(), 3, "training, the same smoothed, and validation")
+        page.locator("#curves-smoothing").fill("0")
+        page.wait_for_function("document.getElementById('curves-smoothed').value === '0.00'")
+        page.wait_for_function("figures.find((one) => one.element.id === 'curve-0').chart.data.datasets.length === 2")
+        self.assertNotEqual(picture(), before)
+        self.assertEqual(y(), "linear")
+        page.locator("#curves-log").check()
+        self.assertEqual(y(), "logarithmic")
+        key = page.locator("#curve-0 .key", has_text="validation")
+        key.click()
+        page.locator("#curves-over").select_option("time")
+        self.assertEqual(key.get_attribute("aria-pressed"), "false", "what is hidden stays hidden")
+        page.locator("#curve-0 canvas").focus()
+        page.keyboard.press("ArrowRight")
+        self.assertRegex(page.locator(".speech").inner_text(), r"time of training 5.33 s, training: [\d.]+")
+        page.keyboard.press("+")
+        self.assertTrue(page.locator("#curve-4 button", has_text="Show all").is_visible(), "curves are zoomed together")
+        page.locator("#curves-over").select_option("batches")
+        self.assertFalse(page.locator("#curve-4 button", has_text="Show all").is_visible())
+
+    def test_values_of_curves_stand_beside_their_batch(self):
+        page = self.open(self.learning)
+        page.locator("#curve-0 button", has_text="Values").click()
+        rows = {row[0]: row[1:] for row in page.locator("#curve-0 tbody").evaluate("b => [...b.rows].map((r) => [...r.cells].map((c) => c.textContent))")}
+        self.assertEqual(len(rows), 300)
+        self.assertEqual(rows["1,710"], ["-", "-"])
+        self.assertEqual([batch for batch, (_, validation) in rows.items() if validation != "-"], ["500", "1,000", "1,500", "2,000", "2,500", "3,000"])
+
+    def test_several_runs_are_laid_over_each_other(self):
+        folders = [write_run(self.place / "several" / name, steps=steps, rate=rate, attempts=attempts, name="net")
+                   for name, steps, rate, attempts in (("0001-net", 600, 1, 1), ("0002-net", 900, 2, 3), ("0003-net", 300, 0.5, 1))]
+        file = self.place / "several" / "all.html"
+        subprocess.run([PROGRAM, "report", *map(str, folders), "-o", str(file)], capture_output=True, check=True, timeout=120)
+        for scheme in ("light", "dark"):
+            page = self.open(file, color_scheme=scheme, viewport={"width": 400 if scheme == "dark" else 1280, "height": 900})
+            self.assertEqual(page.eval_on_selector_all("main > section", "all => all.map(one => one.id)"), ["runs", "learning", "differences"])
+            self.assert_drawn(page, 7)
+            self.assertEqual(page.evaluate("document.documentElement.scrollWidth <= innerWidth"), True, "no sideways scrolling")
+        self.assertEqual(page.locator("#learning figcaption strong").all_inner_texts(),
+                         ["loss (training)", "loss (validation)", "accuracy (training)", "accuracy (validation)", "learning rate",
+                          "gradient norm", "throughput"])
+        self.assertEqual(page.locator("#curve-0 .key").all_inner_texts(), ["0001-net", "0002-net", "0003-net"])
+        self.assertEqual(self.points(page, "curve-0"), [["0001-net", 60, 10, 600], ["0002-net", 90, 10, 900], ["0003-net", 30, 10, 300]])
+        rows = page.locator("#differences tbody tr").evaluate_all("all => all.map((row) => [...row.cells].map((cell) => cell.textContent))")
+        self.assertEqual(rows, [["hyperparameters.learning_rate", "0.01", "0.02", "0.005"]])
+        self.assertEqual(page.locator("#runs tbody tr").count(), 3)
+        page.locator("#curves-over").select_option("time")
+        self.assertEqual([name for name, *_ in self.points(page, "curve-1")], ["0001-net", "0002-net", "0003-net"])
+
+    def test_one_validation_does_not_flatten_all_batches(self):
+        page = self.open(self.two_ranks)
+        y = page.evaluate("figures.find((one) => one.element.id === 'step-series').chart.scales.y.max")
+        self.assertLess(y, 0.2, "a validation takes 0.4 s")
+        text = page.locator("#step-series figcaption").inner_text()
+        longer, count = map(int, re.search(r"(\d+) of (\d+) durations of all ranks are longer than the axis shows", text).groups())
+        self.assertEqual(count, 600)
+        steps = [json.loads(line) for rank in (0, 1) for line in (self.two_ranks.parent / "profile" / f"rank-000{rank}.jsonl").read_text().splitlines()]
+        self.assertEqual(longer, sum(step["record"] == "step" and step["wall_ns"] / 1e9 > y for step in steps))
+        marked = page.evaluate("""() => {
+          const {chart, spec} = figures.find((one) => one.element.id === 'step-series');
+          return beyondAxis(chart, spec).length;
+        }""")
+        self.assertEqual(marked, longer, "300 batches of a rank are 300 points")
 
     def test_what_a_run_brings_along_is_text(self):
         page = self.open(self.two_ranks)

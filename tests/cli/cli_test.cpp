@@ -64,6 +64,7 @@ TEST(Cli, AnUnknownOptionSuggestsTheNearestOfItsCommand) {
                                                        {"top"},
                                                        {"summary"},
                                                        {"report"},
+                                                       {"runs"},
                                                        {"analyze"},
                                                        {"what-if"},
                                                        {"diff"},

@@ -76,6 +76,22 @@ Json host_json(const LiveHost& host) {
           {"gpus", gpus}};
 }
 
+Json curves_json(const std::vector<LiveCurve>& curves) {
+  Json result = Json::array();
+  for (const LiveCurve& curve : curves) {
+    Json batches = Json::array(), values = Json::array();
+    for (const CurvePoint& point : curve.points) {
+      batches.push_back(point.batch);
+      values.push_back(number_or_text(point.mean));
+    }
+    result.push_back({{"kind", word_of(curve.kind)},
+                      {"name", curve.name},
+                      {"batches", std::move(batches)},
+                      {"values", std::move(values)}});
+  }
+  return result;
+}
+
 Json metrics_json(const LiveMetrics& metrics) {
   if (metrics.values.empty()) return {};
   return {{"batch", metrics.batch}, {"metrics", numbers_or_texts(metrics.values)}};
@@ -115,6 +131,7 @@ Json to_json(const LiveView& view) {
           {"compared_steps", view.compared_steps},
           {"training", metrics_json(view.training)},
           {"validation", metrics_json(view.validation)},
+          {"curves", curves_json(view.curves)},
           {"checkpoint", checkpoint_json(view.checkpoint)},
           {"ranks", ranks},
           {"hosts", hosts},

@@ -28,7 +28,7 @@ constexpr Look kLooks[] = {
     {Activity::kOptimizer, "optim", 'o', "34"}, {Activity::kOther, "other", '.', nullptr},
 };
 
-struct Column {
+struct RankColumn {
   std::string title;
   int width = 0;
   int rank_of_need = 0;  // a column with a lower number is there first
@@ -54,7 +54,7 @@ bool is_silent(const LiveRank& rank) {
   return rank.recent && rank.ended.empty() && rank.silent_s > std::max(kSilentS, 3 * rank.recent->p99_s);
 }
 
-std::vector<Column> all_columns(const LiveView& view) {
+std::vector<RankColumn> all_columns(const LiveView& view) {
   std::set<std::string> hosts;
   int widest = 0;
   for (const LiveRank& rank : view.ranks) {
@@ -64,7 +64,7 @@ std::vector<Column> all_columns(const LiveView& view) {
   const auto of_recent = [](const std::function<std::string(const RecentSteps&)>& text) {
     return [text](const LiveRank& rank) { return rank.recent ? text(*rank.recent) : std::string("-"); };
   };
-  std::vector<Column> columns = {
+  std::vector<RankColumn> columns = {
       {"rank", 4, 0, [](const LiveRank& rank) { return std::to_string(rank.rank); }},
       {"batch", 9, 6, [](const LiveRank& rank) { return rank.batch > 0 ? count_text(rank.batch) : "-"; }},
       {"batch p50", 9, 1, of_recent([](const RecentSteps& recent) { return seconds_text(recent.p50_s); })},
@@ -95,8 +95,8 @@ std::vector<Column> all_columns(const LiveView& view) {
 }
 
 // Those that fit, in their order.
-std::vector<Column> columns_for(const LiveView& view, int width) {
-  std::vector<Column> columns = all_columns(view);
+std::vector<RankColumn> columns_for(const LiveView& view, int width) {
+  std::vector<RankColumn> columns = all_columns(view);
   std::vector<std::size_t> by_need(columns.size());
   for (std::size_t i = 0; i < by_need.size(); ++i) by_need[i] = i;
   std::stable_sort(by_need.begin(), by_need.end(),
@@ -108,7 +108,7 @@ std::vector<Column> columns_for(const LiveView& view, int width) {
     used += kGap + columns[i].width;
     chosen.insert(i);
   }
-  std::vector<Column> result;
+  std::vector<RankColumn> result;
   for (const std::size_t i : chosen) result.push_back(columns[i]);
   return result;
 }
@@ -131,10 +131,10 @@ std::string remark_on(const LiveRank& rank) {
   return rank.recent ? "" : "no batch yet";
 }
 
-std::string rank_line(const LiveRank& rank, const std::vector<Column>& columns, const LiveTextOptions& options) {
+std::string rank_line(const LiveRank& rank, const std::vector<RankColumn>& columns, const LiveTextOptions& options) {
   const std::string remark = remark_on(rank);
   ScreenLine line(options.width, options.color);
-  for (const Column& column : columns) {
+  for (const RankColumn& column : columns) {
     // A remark takes the place of numbers rather than being cut.
     if (!remark.empty() && line.room() - kGap - column.width < kGap + columns_of(remark)) break;
     if (&column != &columns.front()) line.add("  ");
@@ -154,9 +154,9 @@ std::string rank_line(const LiveRank& rank, const std::vector<Column>& columns, 
 
 ScreenLines rank_lines(const LiveView& view, const LiveTextOptions& options, int room) {
   if (view.ranks.empty() || (room > 0 && room < 2)) return {};
-  const std::vector<Column> columns = columns_for(view, options.width);
+  const std::vector<RankColumn> columns = columns_for(view, options.width);
   ScreenLine title(options.width, options.color);
-  for (const Column& column : columns) {
+  for (const RankColumn& column : columns) {
     if (&column != &columns.front()) title.add("  ");
     const char* const style = column.style != nullptr ? column.style : "2";
     column.left ? title.left(column.title, column.width, style) : title.right(column.title, column.width, style);

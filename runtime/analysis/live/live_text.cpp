@@ -5,6 +5,7 @@
 
 #include <spdlog/fmt/fmt.h>
 
+#include "live/curve_line.h"
 #include "live/screen_line.h"
 #include "text/numbers.h"
 #include "text/text_writer.h"
@@ -14,6 +15,10 @@ namespace {
 
 constexpr int kFewestListLines = 3;  // a title, and two more
 constexpr int kSmallScreen = 12;     // lines
+constexpr int kCurveName = 24;       // columns
+constexpr int kMostCurveColumns = 60;
+constexpr int kFewestCurveColumns = 10;
+constexpr int kCurveRange = 26;  // columns: "  from 0.1234 to 0.1234"
 
 // Where lines are so scarce that ranks matter more than notes.
 bool is_small(const LiveTextOptions& options) {
@@ -52,6 +57,12 @@ std::string progress_text(const LiveView& view) {
   }
   if (view.left_s) text += "   " + seconds_text(*view.left_s) + " left";
   return text;
+}
+
+std::string range_text(std::span<const CurvePoint> points) {
+  const CurvePoint all = together(points);
+  if (all.finite == 0) return "nan or infinite";
+  return fmt::format("{:.4g} to {:.4g}", all.low, all.high);
 }
 
 std::string checkpoint_text(const LiveView& view) {
@@ -111,6 +122,14 @@ ScreenLines head_lines(const LiveView& view, const LiveTextOptions& options) {
   }
   if (!metrics.empty()) lines.push_back(line().add(metrics).take());
   if (is_small(options)) return lines;
+  for (const LiveCurve& curve : view.curves) {
+    const int columns = std::min(kMostCurveColumns, options.width - kCurveName - kCurveRange);
+    if (curve.points.size() < 2 || columns < kFewestCurveColumns) continue;
+    ScreenLine drawn = line();
+    drawn.left(word_of(curve.kind) + " " + curve.name, kCurveName - 1).add(" ");
+    drawn.add(draw_curve(curve.points, columns), "36").add("  " + range_text(curve.points));
+    lines.push_back(drawn.take());
+  }
   if (const std::string saved = checkpoint_text(view); !saved.empty()) {
     ScreenLine checkpoint = line();
     checkpoint.add(saved);

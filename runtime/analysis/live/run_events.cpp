@@ -94,6 +94,7 @@ void RunEvents::add_metrics(const Json& line) {
   const std::string kind = text(line, "kind");
   const auto metrics = line.find("metrics");
   if ((kind != "training" && kind != "validation") || metrics == line.end() || !metrics->is_object()) return;
+  curves_.add(line);
   LiveMetrics& latest = kind == "training" ? training_ : validation_;
   latest.batch = integer(line, "batch");
   latest.values.clear();
@@ -123,6 +124,23 @@ void RunEvents::fill(double now_s, LiveView& view) const {
   view.checkpoint.trouble = save_trouble_;
   view.training = training_;
   view.validation = validation_;
+  view.curves = learning_curves();
+}
+
+// The loss of training, and searcher.metric of validations; without one of them their loss.
+std::vector<LiveCurve> RunEvents::learning_curves() const {
+  std::string metric;
+  if (const auto experiment = plan_.find("experiment"); experiment != plan_.end() && experiment->is_object()) {
+    const auto searcher = experiment->find("searcher");
+    if (searcher != experiment->end() && searcher->is_object()) metric = text(*searcher, "metric");
+  }
+  const RunCurves all = curves_.curves();
+  std::vector<LiveCurve> curves;
+  for (const auto& [kind, name] : {std::pair(CurveKind::kTraining, std::string("loss")),
+                                   std::pair(CurveKind::kValidation, metric.empty() ? std::string("loss") : metric)}) {
+    if (const Curve* curve = all.find(kind, name)) curves.push_back({kind, name, curve->points});
+  }
+  return curves;
 }
 
 void RunEvents::add_computing(LiveView& view) const {

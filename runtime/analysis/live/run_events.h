@@ -5,16 +5,26 @@
 #include <optional>
 #include <string>
 
+#include "dtrain/analysis/curves.h"
 #include "dtrain/analysis/live.h"
 #include "dtrain/analysis/run_history.h"
 #include "live/file_tail.h"
 
 namespace dtrain::analysis {
 
+// More than a terminal has columns for.
+inline constexpr std::size_t kLiveCurvePoints = 240;
+
+// Of metrics.jsonl, in bytes; of a longer file the curves have the start and so much of the end. After a restart has
+// cut the file, as much is read again.
+inline constexpr std::int64_t kMostMetrics = std::int64_t{16} << 20;
+
 class RunEvents {
  public:
   explicit RunEvents(const std::filesystem::path& folder)
-      : folder_(folder), events_(folder / "events.jsonl"), metrics_(folder / "metrics.jsonl") {}
+      : folder_(folder),
+        events_(folder / "events.jsonl"),
+        metrics_(folder / "metrics.jsonl", {.most = kMostMetrics, .again = kMostMetrics}) {}
 
   void poll();
   // Sets what these files determine of `view`. `now_s`: seconds since 1970.
@@ -28,6 +38,7 @@ class RunEvents {
   void read_plan();
   void add_event(const Json& event);
   void add_metrics(const Json& line);
+  std::vector<LiveCurve> learning_curves() const;
 
   std::filesystem::path folder_;
   FileTail events_, metrics_;
@@ -37,6 +48,7 @@ class RunEvents {
   bool ended_ = false;
   double started_s_ = 0, ended_s_ = 0;  // 0: not yet
   LiveMetrics training_, validation_;
+  CurveReader curves_{{}, kLiveCurvePoints};
   std::optional<CheckpointAccount> checkpoint_;  // the last one
   std::string save_trouble_;                     // since then
 };

@@ -40,17 +40,18 @@ std::string header(const report::Input& input) {
 std::string render_report(const RunProfile& run, const Analysis& analysis) {
   const report::Input input(run, analysis);
   report::Page page;
-  for (const auto write : {report::write_verdict,         report::write_job,
-                           report::write_checkpoints,     report::write_waterfall,
-                           report::write_roofline,        report::write_timeline,
-                           report::write_stragglers,      report::write_collectives,
-                           report::write_what_if,         report::write_system,
-                           report::write_framework,       report::write_operators,
-                           report::write_rules,           report::write_steps,
-                           report::write_gpu_utilization, report::write_balance,
-                           report::write_data_loading,    report::write_batch_size,
-                           report::write_cpu_bottlenecks, report::write_io_bottlenecks,
-                           report::write_memory,          report::write_completeness}) {
+  for (const auto write : {report::write_verdict,        report::write_job,
+                           report::write_learning,       report::write_checkpoints,
+                           report::write_waterfall,      report::write_roofline,
+                           report::write_timeline,       report::write_stragglers,
+                           report::write_collectives,    report::write_what_if,
+                           report::write_system,         report::write_framework,
+                           report::write_operators,      report::write_rules,
+                           report::write_steps,          report::write_gpu_utilization,
+                           report::write_balance,        report::write_data_loading,
+                           report::write_batch_size,     report::write_cpu_bottlenecks,
+                           report::write_io_bottlenecks, report::write_memory,
+                           report::write_completeness}) {
     write(page, input);
   }
   return page.html("dtrain report: " + analysis.summary.name, header(input), to_json(analysis));

@@ -9,6 +9,7 @@ namespace dtrain::analysis::report {
 
 void write_verdict(Page& page, const Input& input);      // throughput, efficiency, what costs most
 void write_job(Page& page, const Input& input);          // what ran where, from when to when
+void write_learning(Page& page, const Input& input);     // loss, metrics and rates over batches and time
 void write_checkpoints(Page& page, const Input& input);  // how the run went on, and what saving cost
 void write_waterfall(Page& page, const Input& input);    // from the ideal to the measured throughput
 void write_roofline(Page& page, const Input& input);     // FLOPs, MFU, operators against their limits

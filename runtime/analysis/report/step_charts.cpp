@@ -3,7 +3,11 @@
 #include <algorithm>
 #include <map>
 
+#include <spdlog/fmt/fmt.h>
+
+#include "measure/statistics.h"
 #include "report/lines.h"
+#include "text/numbers.h"
 
 namespace dtrain::analysis::report {
 namespace {
@@ -11,6 +15,8 @@ namespace {
 constexpr std::size_t kStepBins = 48;
 constexpr double kWidest = 4;  // times from the median to p95: how far beyond p95 a histogram goes
 constexpr double kNano = 1e9;
+constexpr double kBeyondPlain = 1.2;  // of the 99th percentile of batches in which there is only training
+constexpr double kShortPause = 0.01;  // of a batch: a validation or a checkpoint that does not matter
 
 std::vector<Point> step_points(const Input& input, const RankProfile& rank) {
   std::vector<Point> points;
@@ -34,12 +40,59 @@ void each_duration(const RankProfile& rank, F&& f) {
   for (const profile::Sketch::Bin& bin : folded.bins()) f(profile::Sketch::value_of(bin.index) / kNano, bin.count);
 }
 
+// The points that stand for a duration of more.
+Json beyond(const std::vector<Point>& points, double seconds) {
+  Json result = Json::array();
+  for (std::size_t i = 0; i < points.size(); ++i) {
+    if (points[i].high > seconds) result.push_back(i);
+  }
+  return result;
+}
+
+// Of the batches in which there was nothing but training; of all where there are none.
+double longest_plain_s(const Input& input) {
+  constexpr auto kValidation = static_cast<std::size_t>(profile::Phase::kValidation);
+  constexpr auto kCheckpoint = static_cast<std::size_t>(profile::Phase::kCheckpoint);
+  std::vector<double> plain;
+  for (const RankProfile& rank : input.run.ranks) {
+    for (const StepLine& step : rank.steps) {
+      const auto paused = static_cast<double>(step.phases[kValidation] + step.phases[kCheckpoint]);
+      if (paused > kShortPause * static_cast<double>(step.wall_ns)) continue;
+      plain.push_back(static_cast<double>(step.wall_ns) / kNano);
+    }
+  }
+  return plain.empty() ? input.analysis.steps.p99_s : quantile(plain, 0.99);
+}
+
 }  // namespace
 
-Json step_series(const Input& input) {
+ShownDurations shown_durations(const Input& input) {
+  ShownDurations shown;
+  const double limit = kBeyondPlain * longest_plain_s(input);
+  if (limit <= 0 || input.analysis.steps.max_s <= limit) return shown;
+  shown.up_to_s = limit;
+  for (const RankProfile& rank : input.run.ranks) {
+    each_duration(rank, [&](double seconds, std::int64_t times) {
+      shown.all += times;
+      if (seconds > limit) shown.longer += times;
+    });
+  }
+  return shown;
+}
+
+std::string text_of(const ShownDurations& shown) {
+  if (!shown.up_to_s) return {};
+  return fmt::format(
+      " {} of {} durations of all ranks are longer than the axis shows ({}): a triangle at its upper edge "
+      "marks where they are.",
+      count_text(shown.longer), count_text(shown.all), seconds_text(*shown.up_to_s));
+}
+
+Json step_series(const Input& input, const ShownDurations& shown) {
   const std::size_t ranks = input.drawn().size();
   const std::size_t columns = Input::columns(ranks * 4, kMostPoints);
   Json spec = time_series(input, "duration of a batch", "s");
+  if (shown.up_to_s) spec["y"].update({{"max", rounded(*shown.up_to_s)}, {"clipped", true}});
   std::vector<Point> all;
   for (const RankProfile* rank : input.drawn()) {
     std::vector<Point> points = thin(step_points(input, *rank), columns);
@@ -47,6 +100,7 @@ Json step_series(const Input& input) {
     all.insert(all.end(), points.begin(), points.end());
     Json set = line_set("rank " + std::to_string(rank->rank), points, ranks == 1);
     set["rank"] = rank->rank;
+    if (shown.up_to_s) set["beyond"] = beyond(points, *shown.up_to_s);
     spec["sets"].push_back(std::move(set));
   }
   return few_lines(std::move(spec), std::move(all), "ranks");

@@ -27,6 +27,7 @@ class HistoryReader {
     if (what == "checkpoint_failed" || what == "checkpoint_delayed") add_trouble(event, what == "checkpoint_failed");
     if (history_.attempts.empty()) return;
     AttemptAccount& now = history_.attempts.back();
+    now.seen_s = std::max(now.seen_s, time);
     const bool names_batch =
         what == "rank_finished" || what == "rank_failed" || what == "rank_stopped" || what == "checkpoint_saved";
     if (names_batch && event.contains("step")) {  // a rank that did no batch gives -1
@@ -51,7 +52,8 @@ class HistoryReader {
                                  .ended_s = {},
                                  .from_batch = integer(event, "step"),
                                  .to_batch = {},
-                                 .end = {}});
+                                 .end = {},
+                                 .seen_s = time});
   }
 
   void end(double time, const std::string& why) {

@@ -23,9 +23,6 @@ namespace {
 
 using Event = TopScreen::Event;
 
-// Agents write twice a second: what was quiet for so long, and has no process on this host, has none on any.
-constexpr double kQuietS = 5;
-
 constexpr int kWidthOfFiles = 160;  // room for every column
 
 struct TopArguments {

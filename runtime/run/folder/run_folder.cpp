@@ -88,6 +88,10 @@ bool holds_run(const fs::path& path) {
 
 }  // namespace
 
+std::optional<int> RunFolder::number() const {
+  return run_number(path.filename());
+}
+
 fs::path RunFolder::log(int rank) const {
   char name[32];
   std::snprintf(name, sizeof name, "rank-%04d.log", rank);
@@ -121,6 +125,31 @@ std::vector<RunFolder> all_runs() {
   const fs::path runs = fs::absolute(kRunsFolder);
   std::vector<RunFolder> folders;
   for (const std::string& name : run_names(runs)) folders.push_back({runs / name});
+  return folders;
+}
+
+std::vector<RunFolder> runs_in(const fs::path& folder) {
+  const fs::path path = fs::absolute(folder).lexically_normal();
+  std::error_code code;
+  if (!fs::is_directory(path, code)) {
+    throw ConfigError(folder.string() + ": there is no such folder", "name a folder that holds the folders of runs");
+  }
+  // An experiment.yaml alone may also be the file that runs are launched from.
+  const auto is_run = [&](const fs::path& one) { return fs::exists(one / "events.jsonl", code); };
+  if (is_run(path)) {
+    throw ConfigError(folder.string() + ": a run's folder, not one that holds runs", "name the folder above it");
+  }
+  std::vector<RunFolder> folders;
+  for (const std::string& name : run_names(path)) {
+    if (holds_run(path / name)) folders.push_back({path / name});
+  }
+  std::vector<fs::path> others;
+  for (const auto& entry : fs::directory_iterator(path, code)) {
+    const bool numbered = run_number(entry.path().filename()).has_value();
+    if (!numbered && entry.is_directory(code) && is_run(entry.path())) others.push_back(entry.path());
+  }
+  std::sort(others.begin(), others.end());
+  for (const fs::path& other : others) folders.push_back({other});
   return folders;
 }
 

@@ -6,6 +6,7 @@
 #include "dtrain/base/file.h"
 #include "dtrain/base/text.h"
 #include "dtrain/base/units.h"
+#include "live/curve_line.h"
 #include "live/screen_line.h"
 #include "run_folder.h"
 
@@ -138,6 +139,54 @@ TEST_F(LiveViewTest, WhatIsWrittenIsSeenAtTheNextLook) {
   view = look();
   EXPECT_EQ(view.batch, 150);
   EXPECT_EQ(view.ranks.size(), 3u) << "a rank that comes later";
+}
+
+TEST_F(LiveViewTest, TheLossAndTheMetricOfValidationsAreSmallCurves) {
+  folder_.append("plan.json", R"({"name":"net","world_size":1,"experiment":{"searcher":{"metric":"acc"}}})");
+  const auto line = [&](const char* kind, int batch, const char* metrics) {
+    folder_.append("metrics.jsonl", fmt::format(R"({{"kind":"{}","batch":{},"metrics":{}}})"
+                                                "\n",
+                                                kind, batch, metrics));
+  };
+  line("training", 10, R"({"loss":4,"acc":0.1})");
+  EXPECT_THAT(render_live(look(), {}), Not(Contains(HasSubstr("training loss")))) << "one value is no curve";
+  for (int batch = 20; batch <= 80; batch += 10) {
+    line("training", batch, fmt::format(R"({{"loss":{}}})", 4.0 - batch / 20.0).c_str());
+    if (batch == 40) line("validation", batch, R"({"acc":0.5,"loss":9})");
+  }
+  line("validation", 80, R"({"acc":0.75,"loss":8})");
+  const LiveView view = look();
+  ASSERT_THAT(view.curves, SizeIs(2));
+  EXPECT_THAT(view.curves[0].points, SizeIs(8));
+  const std::vector<std::string> lines = render_live(view, {});
+  EXPECT_THAT(
+      lines, Contains(testing::AllOf(HasSubstr("training loss"), HasSubstr("█"), HasSubstr("▁"), HasSubstr("0 to 4"))));
+  EXPECT_THAT(lines, Contains(testing::AllOf(HasSubstr("validation acc"), HasSubstr("0.5 to 0.75"))));
+  EXPECT_THAT(render_live(view, {.width = 40}), Not(Contains(HasSubstr("training loss")))) << "no room";
+  const Json json = to_json(view)["curves"];
+  EXPECT_EQ(json[1], Json({{"kind", "validation"}, {"name", "acc"}, {"batches", {40, 80}}, {"values", {0.5, 0.75}}}));
+
+  // A restart cuts the file.
+  fs::resize_file(folder_.path() / "metrics.jsonl", 0);
+  line("training", 10, R"({"loss":4})");
+  line("training", 20, R"({"loss":1})");
+  EXPECT_THAT(look().curves[0].points, SizeIs(2));
+}
+
+TEST(LiveCurves, AColumnHasTheMeanOfItsPoints) {
+  const auto point = [](std::int64_t batch, double value) {
+    return CurvePoint{.batch = batch, .mean = value, .low = value, .high = value, .finite = 1};
+  };
+  const std::vector<CurvePoint> falling = {point(0, 8), point(25, 5), point(50, 4), point(100, 1)};
+  EXPECT_EQ(draw_curve(falling, 4), "█▅▄▁");
+  EXPECT_EQ(draw_curve(falling, 8), "██▅▅▄▄▄▁") << "between two points it goes on with the value before";
+  EXPECT_EQ(draw_curve(std::vector{point(0, 1), point(1, 1)}, 3), "▅▅▅");
+  CurvePoint nan = point(50, std::nan(""));
+  nan.finite = 0;
+  nan.non_finite = 1;
+  EXPECT_EQ(draw_curve(std::vector{point(0, 1), nan, point(100, 2)}, 4), "▁▁x█");
+  EXPECT_EQ(draw_curve(std::vector{nan}, 2), "xx");
+  EXPECT_EQ(draw_curve({}, 4), "");
 }
 
 TEST_F(LiveViewTest, TheTimeLeftIsThatOfTheLoopSoFar) {

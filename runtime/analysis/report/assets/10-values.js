@@ -35,7 +35,9 @@ let style = getComputedStyle(document.documentElement);
 const color = (name) => style.getPropertyValue('--' + name).trim() || name;
 const several = ['compute', 'data', 'validation', 'skew', 'wait', 'optimizer', 'checkpoint', 'other'];
 const dashes = [[], [6, 3], [2, 2], [8, 3, 2, 3]];  // with the eight colours: lines that can be told apart without them
-const colorOf = (set, index) => color(set.color || several[index % several.length]);
+// A set with a place (a run among several) looks the same in all charts.
+const colorOf = (set, index) => color(set.color || several[(set.place ?? index) % several.length]);
+const dashOf = (set, index) => set.color ? [] : dashes[Math.floor((set.place ?? index) / several.length) % dashes.length];
 
 function transparent(hex, alpha) {
   const parts = /^#(..)(..)(..)$/.exec(hex);

@@ -1,6 +1,8 @@
 // A chart of Chart.js from a spec of the page: {"kind", "x", "y", "sets", ...}. Axes are {"title", "unit", "log"}; a set is
 // {"name", "color", "rank", ...} with its values:
-//   series     "y" over "x", or over "x0" + i * "dx"; "low" and "high" fill a band; all on one clock
+//   series     "y" over "x", or over "x0" + i * "dx"; "low" and "high" fill a band; "smooth" is drawn in front of a fainter
+//              "y"; all on one clock. "marks" of the spec: places on the x axis; "bad" of a set: points that have no value;
+//              "clipped" of the y axis: points with a "high" beyond its "max" are marked, or those in "beyond" of a set
 //   histogram  "y" counts in bins of "x0" + i * "dx" (of the spec)
 //   bars       "y" over the spec's "labels"; "stacked", "horizontal"; "low" where a bar does not begin at zero
 //   shares     "y" over "labels": a ring
@@ -16,7 +18,7 @@ function lineSets(spec) {
   const result = [];
   spec.sets.forEach((set, index) => {
     const line = colorOf(set, index);
-    const common = {label: set.name, rank: set.rank, borderColor: line, set: index, normalized: true};
+    const common = {label: set.name, rank: set.rank, borderColor: line, set: index, normalized: true, borderDash: dashOf(set, index)};
     if (set.low) {
       const band = {...common, band: true, pointRadius: 0, pointHitRadius: 0, borderWidth: 0, backgroundColor: transparent(line, 0.22)};
       result.push({...band, data: pointsOf(set, spec, set.low), fill: false});
@@ -24,10 +26,12 @@ function lineSets(spec) {
     }
     result.push({
       ...common, data: pointsOf(set, spec, set.y), backgroundColor: spec.stacked ? transparent(line, 0.6) : line,
-      borderWidth: 1.6, borderDash: set.color ? [] : dashes[Math.floor(index / several.length) % dashes.length],
-      pointRadius: set.y.length < 40 ? 2.5 : 0, pointHitRadius: 6, fill: spec.stacked ? 'stack' : false,
+      borderWidth: 1.6, pointRadius: set.y.length < 40 && !set.smooth ? 2.5 : 0, pointHitRadius: 6, fill: spec.stacked ? 'stack' : false,
       stepped: spec.stepped || false, spanGaps: false,
     });
+    if (!set.smooth) return;
+    Object.assign(result.at(-1), {borderColor: transparent(line, 0.35), borderWidth: 1});
+    result.push({...common, band: true, data: pointsOf(set, spec, set.smooth), borderWidth: 2, pointRadius: 0, pointHitRadius: 0, backgroundColor: line, spanGaps: true});
   });
   return result;
 }
@@ -92,6 +96,7 @@ function tooltipOf(spec) {
         if (!items.length) return '';
         if (spec.labels) return spec.labels[items[0].dataIndex];
         const x = items[0].parsed.x;
+        if (spec.curves) return `${spec.x.title} ${withUnit(x, spec.x.unit)}`;
         if (spec.kind !== 'histogram') return withUnit(x, spec.x.unit);
         return `${withUnit(x - spec.dx / 2, spec.x.unit)} to ${withUnit(x + spec.dx / 2, spec.x.unit)}`;
       },
@@ -101,6 +106,8 @@ function tooltipOf(spec) {
         let text = `${set.name}: ` + withUnit(set.low && spec.kind === 'bars' ? set.y[i] - set.low[i] : item.parsed[horizontal], spec.y.unit);
         if (set.low && spec.kind === 'series') text += ` (${withUnit(set.low[i], spec.y.unit)} to ${withUnit(set.high[i], spec.y.unit)})`;
         if (set.notes) text += ' ' + set.notes[i];
+        if (set.smooth) text += `, smoothed ${withUnit(set.smooth[i], spec.y.unit)}`;
+        if (spec.curves && item.parsed.x !== item.chart.tooltip.dataPoints[0].parsed.x) text += ` at ${withUnit(item.parsed.x, spec.x.unit)}`;
         return text;
       },
     },
@@ -128,15 +135,16 @@ function configOf(spec) {
   const family = families[spec.kind];
   const x = spec.x || {}, y = spec.y || {};
   const category = {type: 'category', grid: {display: false, borderColor: color('line')}, ticks: {color: color('text'), autoSkip: spec.labels && spec.labels.length > 40}};
-  const values = axis(spec, y, {stacked: Boolean(spec.stacked), beginAtZero: spec.kind !== 'points' && !y.log, grace: spec.kind === 'series' ? '5%' : 0, min: y.min, max: y.max});
+  const values = axis(spec, y, {stacked: Boolean(spec.stacked), beginAtZero: spec.kind !== 'points' && !y.log && y.zero !== false, grace: spec.kind === 'series' ? '5%' : 0, min: y.min, max: y.max});
   const along = spec.kind === 'bars' ? {...category, stacked: Boolean(spec.stacked)}
     : axis(spec, x, {offset: false, stacked: false});
   return {
     type: family.type,
     data: {labels: spec.kind === 'bars' ? spec.labels : undefined, datasets: family.sets(spec)},
+    plugins: spec.kind === 'series' ? [notesOf(spec)] : [],
     options: {
       responsive: true, maintainAspectRatio: false, animation: false, indexAxis: spec.horizontal ? 'y' : 'x',
-      interaction: {mode: spec.kind === 'points' ? 'nearest' : 'index', axis: spec.horizontal ? 'y' : 'x', intersect: spec.kind === 'points'},
+      interaction: {mode: spec.kind === 'points' ? 'nearest' : spec.curves ? 'nearestOfEach' : 'index', axis: spec.horizontal ? 'y' : 'x', intersect: spec.kind === 'points'},
       scales: spec.horizontal ? {y: along, x: values} : {x: along, y: values},
       plugins: {legend: {display: false}, tooltip: tooltipOf(spec)},
     },

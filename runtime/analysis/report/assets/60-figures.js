@@ -3,7 +3,8 @@
 class Figure {
   constructor(element, spec) {
     this.element = element;
-    this.spec = spec;
+    this.base = spec;
+    this.spec = spec.over ? shownCurves(spec) : spec;
     this.canvas = element.querySelector('canvas');
     this.tools = element.querySelector('.tools');
     this.names = spec.kind === 'shares' ? spec.labels : spec.sets.map((set) => set.name);
@@ -45,6 +46,16 @@ class Figure {
   }
 
   refresh() { if (this.chart.update) this.chart.update('none'); }
+
+  // The page's switches of curves have changed.
+  switched() {
+    this.spec = shownCurves(this.base);
+    this.draw();
+    if (!this.table) return;
+    const old = this.table;
+    this.makeValues();
+    old.replaceWith(this.table);
+  }
 
   apply(index) {
     const hidden = this.hidden[index];
@@ -105,9 +116,17 @@ class Figure {
   toggleValues(button) {
     const open = button.getAttribute('aria-expanded') === 'true';
     button.setAttribute('aria-expanded', String(!open));
-    if (open) return this.table.remove();
-    this.table = valuesTable(this.spec, this.element.querySelector('figcaption strong').textContent, this.hidden);
+    if (open) {
+      this.table.remove();
+      this.table = null;
+      return;
+    }
+    this.makeValues();
     this.element.append(this.table);
+  }
+
+  makeValues() {
+    this.table = valuesTable(this.spec, this.element.querySelector('figcaption strong').textContent, this.hidden);
     prepareTable(this.table.querySelector('table'));
   }
 
@@ -133,7 +152,8 @@ class Figure {
     if (!sets.length) return;
     const count = Math.max(...sets.map((number) => this.chart.data.datasets[number].data.length));
     this.index = (this.index + count) % count;
-    const active = sets.filter((number) => this.index < this.chart.data.datasets[number].data.length).map((datasetIndex) => ({datasetIndex, index: this.index}));
+    const active = this.spec.curves ? nearestToLongest(this.chart, sets, this.index)
+      : sets.filter((number) => this.index < this.chart.data.datasets[number].data.length).map((datasetIndex) => ({datasetIndex, index: this.index}));
     this.chart.setActiveElements(active);
     const {left, top} = this.chart.chartArea;
     this.chart.tooltip.setActiveElements(active, {x: left, y: top});
@@ -146,8 +166,9 @@ function valuesTable(spec, caption, hidden) {
   const head = make('tr'), body = make('tbody');
   const heading = (text, number) => make('th', {scope: 'col', textContent: text, className: number ? 'number' : ''});
   const first = spec.labels ? '' : (spec.x && spec.x.title) || '';
-  const sets = spec.sets.filter((_, index) => spec.kind === 'shares' || !hidden[index]);
+  let sets = spec.sets.filter((_, index) => spec.kind === 'shares' || !hidden[index]);
   head.append(heading(first || 'Name', !spec.labels), ...sets.map((set) => heading(set.name, true)));
+  if (spec.curves) sets = onOneAxis(sets);
   const count = Math.max(0, ...sets.map((set) => set.y.length));
   for (let i = 0; i < count; ++i) {
     const lead = sets.find((set) => set.y.length > i);

@@ -34,12 +34,13 @@ void write_timeline(Page& page, const Input& input) {
                            most, format_percent(most_share), input.drawn_text()),
        .spec = std::move(spec),
        .height = std::clamp(40 + 34 * static_cast<int>(input.drawn().size()), 110, 760)});
+  const ShownDurations shown = shown_durations(input);
   page.chart({.id = "step-series",
               .title = "Duration of batches over time",
-              .text = fmt::format("Median {}, shortest {}, longest {}. Charts over time are zoomed together.",
+              .text = fmt::format("Median {}, shortest {}, longest {}.{} Charts over time are zoomed together.",
                                   seconds_text(input.analysis.steps.median_s), seconds_text(input.analysis.steps.min_s),
-                                  seconds_text(input.analysis.steps.max_s)),
-              .spec = step_series(input)});
+                                  seconds_text(input.analysis.steps.max_s), text_of(shown)),
+              .spec = step_series(input, shown)});
 }
 
 }  // namespace dtrain::analysis::report

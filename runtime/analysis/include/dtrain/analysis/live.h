@@ -12,6 +12,7 @@
 #include <string_view>
 #include <vector>
 
+#include "dtrain/analysis/curves.h"
 #include "dtrain/base/clock.h"
 #include "dtrain/base/json.h"
 #include "dtrain/profile/phase.h"
@@ -74,6 +75,13 @@ struct LiveMetrics {
   std::map<std::string, double> values;
 };
 
+// A curve of learning so far; docs/top.md says which ones.
+struct LiveCurve {
+  CurveKind kind = CurveKind::kTraining;
+  std::string name;
+  std::vector<CurvePoint> points;  // ascending; at least one
+};
+
 struct LiveCheckpoint {
   std::optional<std::int64_t> step;    // of the last durable one, in batches done; empty: none
   double age_s = 0;                    // since it became durable
@@ -98,6 +106,7 @@ struct LiveView {
   std::optional<double> achieved_gflops, mfu;  // of all ranks, at that speed; empty: not known
   std::int64_t compared_steps = 0;
   LiveMetrics training, validation;  // the last ones
+  std::vector<LiveCurve> curves;     // the loss, and the metric of validations
   LiveCheckpoint checkpoint;
   std::vector<LiveRank> ranks;  // ascending
   std::vector<LiveHost> hosts;

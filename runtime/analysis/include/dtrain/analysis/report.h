@@ -4,9 +4,11 @@
 #pragma once
 
 #include <filesystem>
+#include <span>
 #include <string>
 
 #include "dtrain/analysis/analysis.h"
+#include "dtrain/analysis/run_line.h"
 #include "dtrain/analysis/run_profile.h"
 
 namespace dtrain::analysis {
@@ -19,5 +21,9 @@ std::string render_report(const RunProfile& run, const Analysis& analysis);
 // Reads the run in `folder`, analyses it and writes the report to `file`, whole or not at all. SystemError when there
 // is no such folder, or when the file cannot be written.
 void write_report(const std::filesystem::path& folder, const std::filesystem::path& file);
+
+// Writes one page of several runs to `file`: their curves laid over each other, how each went, and what of their
+// experiments differs. SystemError when the file cannot be written.
+void write_comparison(std::span<const ListedRun> runs, const std::filesystem::path& file);
 
 }  // namespace dtrain::analysis

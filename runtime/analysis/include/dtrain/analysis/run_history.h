@@ -20,6 +20,7 @@ struct AttemptAccount {
   std::int64_t from_batch = 0;           // batches done when it began
   std::optional<std::int64_t> to_batch;  // the last batch that its ranks or checkpoints name; empty: they name none
   std::string end;                       // why it ended; empty: it has not
+  double seen_s = 0;                     // when its last event happened, in seconds since 1970
 };
 
 // What has become of a checkpoint.

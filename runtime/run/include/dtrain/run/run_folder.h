@@ -3,6 +3,7 @@
 #pragma once
 
 #include <filesystem>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -11,6 +12,7 @@ namespace dtrain::run {
 struct RunFolder {
   std::filesystem::path path;  // absolute
 
+  std::optional<int> number() const;  // 7 of "0007-fashion-mnist"; empty: the name has none
   std::filesystem::path experiment() const { return path / "experiment.yaml"; }
   std::filesystem::path plan() const { return path / "plan.json"; }
   std::filesystem::path events() const { return path / "events.jsonl"; }
@@ -33,5 +35,7 @@ RunFolder find_run(const std::string& text);
 
 // The runs under ./runs, the newest last.
 std::vector<RunFolder> all_runs();
+// The runs in a folder: first those with a number, by it, then the others by name. ConfigError: it is no such folder.
+std::vector<RunFolder> runs_in(const std::filesystem::path& folder);
 
 }  // namespace dtrain::run

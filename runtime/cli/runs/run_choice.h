@@ -1,0 +1,45 @@
+// Which runs `dtrain runs` lists, and in which order. A row has columns, and the keys of its experiment. Plain values.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "dtrain/analysis/run_line.h"
+
+namespace dtrain::cli {
+
+struct RunRow {
+  std::optional<int> number;  // of the folder's name
+  analysis::RunLine run;
+
+  // The number, or the folder's name where it has none.
+  std::string id() const;
+};
+
+// Nothing, a number, or a text.
+using RunValue = std::variant<std::monostate, double, std::string>;
+
+// The columns that --sort and --filter know.
+std::vector<std::string> names_of_run_columns();
+// Of a column or a key of the experiment ("optimizer.lr"); the last part of a key does where no other key ends like it.
+RunValue value_of(const RunRow& row, const std::string& key);
+
+// "accuracy>=0.9": a key, a comparison (= != < <= > >=, or ~: contains) and what the value is compared with.
+struct RunFilter {
+  std::string key, comparison, value;
+
+  bool holds(const RunRow& row) const;
+};
+// ConfigError: it has no comparison, or compares something else than numbers by size.
+RunFilter read_filter(const std::string& text);
+
+// ConfigError where `key` is neither a column nor a key of the experiment of any of the runs; `option` asked for it.
+void check_key(const std::string& option, const std::string& key, const std::vector<RunRow>& rows);
+
+// Numbers ascending, then texts, then rows without a value; rows with equal values stay in their order. By "best" and
+// "last" the best come first. `reverse`: the other way round; rows without a value still come last.
+void sort_rows(std::vector<RunRow>& rows, const std::string& key, bool reverse);
+
+}  // namespace dtrain::cli
