@@ -35,7 +35,7 @@ def case(model, optimizer, graphs, batches=None, host="nothing", precision=None,
         optimizations["mixed_precision"] = precision
     return {"model": model, "optimizer": optimizer, "batches": batches or [EPOCH] * 4, "optimizations": optimizations,
             "length": {"epochs": EPOCHS}, "hyperparameters": {"host": host, **COUNTED, **hyperparameters},
-            "sections": {"scheduling_unit": 20, "min_validation_period": {"batches": 65}}}
+            "sections": {"scheduling_unit": 20, "min_validation_period": {"batches": 65}, "communication": {"timeout": 60}}}
 
 
 def title(model, optimizer, options):
@@ -62,6 +62,8 @@ CAUSES = [
     ("'samples' as a number of the host", {"host": "metric"}),
     ("draws random numbers on the host", {"host": "random"}),
     ("replaces one of its buffers", {"host": "buffer"}),
+    ("rank 0: ", {"host": "item", "host_rank": 0}),
+    ("rank 1: CUDA out of memory", {"host": "memory", "host_rank": 1}),
     ("dtrain::checkpoint()", {"model": "gpt", "checkpointed": "cuda"}),
     ("aggregation_frequency is 2", {"aggregation_frequency": 2}),
     ("gradient_compression", {"gradient_compression": "fp16"}),

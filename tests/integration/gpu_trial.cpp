@@ -18,6 +18,7 @@
 #include <string>
 #include <vector>
 
+#include "device/capture_state.h"
 #include "file_batches.h"
 #include "gpu_trial_models.h"
 #include "harness/fake_gpu.h"
@@ -91,6 +92,7 @@ class GpuTrial : public dtrain::Trial {
         fault_(context.hyperparameter<Json>("fault", Json::object()), context.rank(), gpus_),
         own_state_(context.hyperparameter<bool>("own_state", false)),
         host_(context.hyperparameter<std::string>("host", "metric")),
+        host_rank_(context.hyperparameter<int>("host_rank", -1)),
         count_from_(context.hyperparameter<std::int64_t>("count_from", 0)),
         count_to_(context.hyperparameter<std::int64_t>("count_to", 0)) {
     // hyperparameters.checkpointed: the type of device on which the model's blocks are computed again in backward.
@@ -131,8 +133,11 @@ class GpuTrial : public dtrain::Trial {
   }
 
   // hyperparameters.host: what a CUDA graph would not repeat: "metric" (a number of the host), "item" (a wait
-  // for the GPU), "buffer" (it is replaced), "random" (drawn on the host); "nothing".
+  // for the GPU), "buffer" (it is replaced), "random" (drawn on the host); "memory": there is none during a capture;
+  // "nothing". hyperparameters.host_rank: on this rank alone, the others have "nothing".
   dtrain::Metrics train_batch(const dtrain::Batch& batch) override {
+    const std::string host = host_rank_ < 0 || host_rank_ == context_.rank() ? host_ : "nothing";
+    if (host == "memory" && dtrain::train::capturing_graph) gpus_->fail_allocation(1);
     auto loss = model_->loss(batch);
     if (own_state_) {
       if (!average_.defined()) average_ = at::zeros({2}, loss.options().requires_grad(false));
@@ -140,10 +145,10 @@ class GpuTrial : public dtrain::Trial {
       average_.mul_(0.9).add_(loss.detach(), 0.1);
     }
     context_.backward(loss);
-    if (host_ == "item" && std::isnan(loss.item<double>())) throw dtrain::Error("the loss is not a number");
-    if (host_ == "buffer") model_->buffers().at(0).set_data(model_->buffers().at(0).clone());
-    if (host_ == "random") torch::rand(1);
-    if (host_ != "metric") return {{"loss", loss}};
+    if (host == "item" && std::isnan(loss.item<double>())) throw dtrain::Error("the loss is not a number");
+    if (host == "buffer") model_->buffers().at(0).set_data(model_->buffers().at(0).clone());
+    if (host == "random") torch::rand(1);
+    if (host != "metric") return {{"loss", loss}};
     return {{"loss", loss}, {"samples", static_cast<double>(batch.samples)}};
   }
   // hyperparameters.own_state: a mean of losses, each rank's own, which later losses depend on.
@@ -176,6 +181,7 @@ class GpuTrial : public dtrain::Trial {
   const Fault fault_;
   const bool own_state_;
   const std::string host_;
+  const int host_rank_;
   at::Tensor average_;
   const std::int64_t count_from_, count_to_;  // batches of this rank, from 1
   std::int64_t batch_ = 0;
