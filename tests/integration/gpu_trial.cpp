@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "device/capture_state.h"
+#include "device/device_memory.h"
 #include "file_batches.h"
 #include "gpu_trial_models.h"
 #include "harness/fake_gpu.h"
@@ -110,6 +111,7 @@ class GpuTrial : public dtrain::Trial {
     if (gpus_ != nullptr) {
       gpus_->heal();  // of what the run before was to suffer
       gpus_->delay_queries(queries);
+      dtrain::train::release_unused_memory(context.device());  // of the run before
     }
     last_counts = Json();
   }
@@ -129,7 +131,9 @@ class GpuTrial : public dtrain::Trial {
   void before_batch(const dtrain::Batch&) override {
     fault_.before(++batch_);
     if (gpus_ != nullptr && batch_ == count_from_) gpus_->take_counts();
-    if (gpus_ != nullptr && batch_ == count_to_) last_counts = json_of(gpus_->take_counts());
+    if (gpus_ == nullptr || batch_ != count_to_) return;
+    last_counts = json_of(gpus_->take_counts());
+    add_memory(last_counts);
   }
 
   // hyperparameters.host: what a CUDA graph would not repeat: "metric" (a number of the host), "item" (a wait
@@ -165,6 +169,12 @@ class GpuTrial : public dtrain::Trial {
   dtrain::Metrics evaluate_batch(const dtrain::Batch& batch) override { return {{"loss", model_->loss(batch)}}; }
 
  private:
+  // Of libtorch on this GPU: what tensors have, and what it keeps for them.
+  void add_memory(Json& counts) const {
+    const auto reading = dtrain::train::device_memory(context_.device())->take();
+    counts["allocated_bytes"] = reading.allocated;
+    counts["reserved_bytes"] = reading.reserved;
+  }
   dtrain::Loader loader(std::uint64_t seed, std::int64_t batches) const {
     return std::make_shared<dtrain::test::GeneratedBatches>(
         model_, dtrain::test::GeneratedBatches::Options{.seed = seed,

@@ -7,6 +7,7 @@
 #include <spdlog/fmt/fmt.h>
 
 #include "device/capture_state.h"
+#include "device/device_memory.h"
 #include "dtrain/base/error.h"
 #include "dtrain/base/text.h"
 #include "dtrain/config/experiment.h"
@@ -153,6 +154,7 @@ bool StepGraph::capture(const Train& train) {
     return true;
   }
   forget();
+  release_unused_memory(device_);
   given_up_ = true;
   if (!first_batch_) {
     write(false, number, fmt::format("steps do not run as a CUDA graph: {}", failure));
@@ -165,6 +167,8 @@ bool StepGraph::capture(const Train& train) {
 }
 
 std::string StepGraph::record_on_all(const Train& train, const HostState& before, For what) {
+  // The graph has memory of its own. What steps without it have left would lie there beside it, unused.
+  release_unused_memory(device_);
   const std::string failure = agree(failure_of([&] { record(train, before, what); }));
   if (!failure.empty() || what == For::kRehearsal) abandon(before);
   return failure;
