@@ -112,8 +112,8 @@ class NcclCore : public std::enable_shared_from_this<NcclCore> {
   void replayed();
   bool compares() const { return sequence_ < setup_.nccl.compared_operations; }
   // Before memory goes back: waits for what the GPU has been given, here and on the caller's current stream. After a
-  // failure it waits a moment and no longer.
-  void let_device_finish() noexcept;
+  // failure it waits a moment and no longer. Whether the GPU has done all of it.
+  bool let_device_finish() noexcept;
   void close();
 
   void throw_if_failed(const NcclWork* work = nullptr, Nanoseconds since = {});
