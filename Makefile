@@ -4,12 +4,13 @@ PRESET ?= release
 BIN := build/$(PRESET)/bin
 CXX_FILES := $(shell git ls-files '*.h' '*.cpp')
 
-.PHONY: help setup setup-test demo demo-targets build test test-cluster bench bench-faults soak deb format format-check lint sanitize fuzz clean
+.PHONY: help setup setup-test demo demo-targets build test test-cluster mutants bench bench-faults soak deb format format-check lint sanitize fuzz clean
 
 help:
 	@echo "make demo      install what is missing, build, train Fashion-MNIST on 2 ranks"
 	@echo "make test      the same set-up with the Python peers; build everything, run all tests"
 	@echo "make test-cluster  launching over two hosts (namespaces) and by Slurm, as root"
+	@echo "make mutants   plant mistakes into a copy of the code for GPUs: which test finds each?"
 	@echo "make bench     run the benchmarks and print their JSON"
 	@echo "make bench-faults  plant faults into real runs: does 'dtrain analyze' name cause, rank and cost?"
 	@echo "make soak      random cases: faults while checkpoints are written, power cuts (SOAK_CASES=1000 SOAK_SEED=1)"
@@ -48,6 +49,9 @@ test: build
 
 test-cluster: build
 	@scripts/test_cluster.sh $(BIN)
+
+mutants: setup-test
+	@JOBS=$(JOBS) scripts/mutants.sh
 
 bench: BENCH := 1
 bench: build

@@ -5,6 +5,9 @@
 // ask for them; they are used again after the capture. NCCL's handing over goes on in the background as ever, and
 // asking how far it is calls nothing of CUDA (ncclCommGetAsyncError).
 //
+// NCCL hands over a captured operation on all ranks together: they tell each other where their memory is. A rehearsal
+// orders the streams in the same way, and leaves NCCL out.
+//
 // A replay is one batch: the event behind it, on the caller's stream.
 #include <algorithm>
 
@@ -30,7 +33,7 @@ bool has(const NcclBatch& batch, std::uint64_t sequence) {
 
 }  // namespace
 
-void NcclCore::begin_capture() {
+void NcclCore::begin_capture(CaptureFor what) {
   throw_if_failed();
   if (capture_) throw CommError("begin_capture: a capture is under way already");
   if (group_open_) throw CommError("begin_capture: a group is open");
@@ -46,6 +49,7 @@ void NcclCore::begin_capture() {
   hand_over_all();
   throw_if_failed();
   capture_ = Capture();
+  capture_->what = what;
   capture_->first_sequence = sequence_;
 }
 
@@ -84,6 +88,14 @@ void NcclCore::capture(std::vector<Shared> works) {
     work->from_ = work->in_;
     work->to_ = work->out_;
   }
+  if (capture_->what == CaptureFor::kReplays) hand_over_captured(batch, began);
+  batch.done = pool_.event();
+  batch.done->record(stream_.get());
+  batch.state = NcclBatch::State::kRunning;
+  capture_->batches.push_back(std::move(batch));
+}
+
+void NcclCore::hand_over_captured(NcclBatch& batch, Nanoseconds began) {
   hand_to_nccl(batch);
   while (!link_->ready()) {
     throw_if_failed();
@@ -93,10 +105,6 @@ void NcclCore::capture(std::vector<Shared> works) {
     }
     nap();
   }
-  batch.done = pool_.event();
-  batch.done->record(stream_.get());
-  batch.state = NcclBatch::State::kRunning;
-  capture_->batches.push_back(std::move(batch));
 }
 
 void NcclCore::join_captured(cudaStream_t stream, std::uint64_t sequence) {
@@ -122,7 +130,7 @@ void NcclCore::end_capture() {
   sequence_ = capture.first_sequence;  // the same on all ranks, also where a capture has failed in the middle
   const bool group_was_open = std::exchange(group_open_, false);
   grouped_.clear();
-  captured_ = std::make_shared<const std::string>(text_of(capture.batches));
+  if (capture.what == CaptureFor::kReplays) captured_ = std::make_shared<const std::string>(text_of(capture.batches));
   std::string lost;
   if (capture.joined < capture.batches.size()) {
     const NcclEntry& first = capture.batches[capture.joined].first;

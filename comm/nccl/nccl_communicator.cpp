@@ -104,7 +104,8 @@ class Nccl final : public IssuingCommunicator, public NcclCommunicator {
   void order_after(void* stream, const Work& work) override {
     core_->order_after(static_cast<cudaStream_t>(stream), work.sequence());
   }
-  void begin_capture() override { core_->begin_capture(); }
+  void begin_capture() override { core_->begin_capture(NcclCore::CaptureFor::kReplays); }
+  void begin_rehearsal() override { core_->begin_capture(NcclCore::CaptureFor::kRehearsal); }
   void end_capture() override { core_->end_capture(); }
   void replayed() override { core_->replayed(); }
   bool compares() const override { return core_->compares(); }

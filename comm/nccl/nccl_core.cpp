@@ -265,7 +265,7 @@ void NcclCore::hand_over_all() {
   }
 }
 
-void NcclCore::let_device_finish() noexcept {
+bool NcclCore::let_device_finish() noexcept {
   try {
     hand_over_all();
     const DeviceGuard guard(*setup_.api, setup_.nccl.device);
@@ -274,13 +274,17 @@ void NcclCore::let_device_finish() noexcept {
     const Nanoseconds deadline = patience_after_failure_.value_or(now() + Nanoseconds(setup_.options.timeout));
     std::vector<cudaStream_t> streams{stream_.get()};
     if (setup_.nccl.current_stream) streams.push_back(static_cast<cudaStream_t>(setup_.nccl.current_stream()));
+    bool done = true;
     for (const cudaStream_t stream : streams) {
       auto event = pool_.event();
       event->record(stream);
       while (!event->query() && now() < deadline) nap();
+      done &= event->query();
       pool_.give_back(std::move(event));
     }
+    return done;
   } catch (const CommError&) {  // a device that has failed uses no memory
+    return true;
   }
 }
 
@@ -336,7 +340,8 @@ void NcclCore::close() {
   if (!failed()) link_->finalize(kClosing);
   batches_.clear();  // batches refer to this object, and it to them
   grouped_.clear();
-  static_cast<void>(setup_.api->cudaFree(std::exchange(barrier_data_, nullptr)));
+  // cudaFree() waits for the whole device. One that still works after a failure may do so for ever: the memory stays.
+  if (!failed() || let_device_finish()) static_cast<void>(setup_.api->cudaFree(std::exchange(barrier_data_, nullptr)));
 }
 
 }  // namespace dtrain::comm

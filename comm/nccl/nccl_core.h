@@ -106,13 +106,14 @@ class NcclCore : public std::enable_shared_from_this<NcclCore> {
   // Returns once everything issued has been handed over to NCCL, which takes no other calls before that, or on failure.
   void hand_over_all();
   // See NcclCommunicator.
-  void begin_capture();
+  enum class CaptureFor { kReplays, kRehearsal };
+  void begin_capture(CaptureFor what);
   void end_capture();
   void replayed();
   bool compares() const { return sequence_ < setup_.nccl.compared_operations; }
   // Before memory goes back: waits for what the GPU has been given, here and on the caller's current stream. After a
-  // failure it waits a moment and no longer.
-  void let_device_finish() noexcept;
+  // failure it waits a moment and no longer. Whether the GPU has done all of it.
+  bool let_device_finish() noexcept;
   void close();
 
   void throw_if_failed(const NcclWork* work = nullptr, Nanoseconds since = {});
@@ -145,6 +146,7 @@ class NcclCore : public std::enable_shared_from_this<NcclCore> {
   // nccl_capture.cpp
   void check_capturable(const Descriptor& descriptor, const void* in, const void* out) const;
   void capture(std::vector<Shared> works);
+  void hand_over_captured(NcclBatch& batch, Nanoseconds began);
   void join_captured(cudaStream_t stream, std::uint64_t sequence);
 
   // nccl_waiting.cpp
@@ -174,6 +176,7 @@ class NcclCore : public std::enable_shared_from_this<NcclCore> {
   std::vector<Shared> grouped_;
   std::deque<NcclBatch> batches_;
   struct Capture {
+    CaptureFor what = CaptureFor::kReplays;
     std::vector<NcclBatch> batches;
     std::size_t joined = 0;            // so many of them, from the first
     std::uint64_t first_sequence = 0;  // numbers from here on are given again once the capture has ended

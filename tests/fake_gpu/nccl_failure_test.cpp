@@ -1,4 +1,7 @@
 // The nccl backend over the fake NCCL, among processes: ranks that die, stop or fail, and what the others say.
+#include <torch/torch.h>
+
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <sys/wait.h>
 
 #include <csignal>
@@ -60,6 +63,32 @@ TEST(FakeNcclFailure, ARankThatIsKilledIsNamed) {
 TEST(FakeNcclFailure, ARankThatIsStoppedIsNamed) {
   EXPECT_THAT(errors_when_rank_1_gets(SIGSTOP),
               testing::Each(AllOf(HasSubstr("rank 1"), AnyOf(HasSubstr("stopped"), HasSubstr("heartbeat")))));
+}
+
+// The device of rank 0 has an operation that only ends when rank 1 comes to it, after rank 0 has closed.
+TEST(FakeNcclFailure, ClosingAfterAFailureDoesNotWaitForTheDevice) {
+  expect_gpu_ranks(2, [](const GpuRank& rank) {
+    const TestWorld world(2);
+    const c10::impl::VirtualGuardImpl cuda(at::kCUDA);
+    const at::Device device(at::kCUDA, 0);
+    auto communicator = rank.connect(world, {.current_stream = [&] { return cuda.getStream(device).native_handle(); }});
+    RawNccl other(rank);
+    auto x = at::ones({100}, device);
+    cuda.synchronizeDevice(0);
+    const auto sum = [&] {
+      EXPECT_EQ(other.all_reduce(x.data_ptr(), 100, cuda.getStream(device).native_handle()), ncclSuccess);
+    };
+    if (rank.control.world().rank == 0) {
+      sum();
+      communicator->abort("this is a test");
+      communicator.reset();
+    }
+    rank.control.barrier("rank 0 has closed");
+    if (rank.control.world().rank == 1) sum();
+    cuda.synchronizeDevice(0);
+    EXPECT_TRUE(at::equal(x.cpu(), at::full({100}, 2.0)));
+    other.close();
+  });
 }
 
 TEST(FakeNcclFailure, WithoutMemoryForABuffer) {

@@ -64,8 +64,8 @@ struct CapturedScene {
 
   // Whatever happens, no capture is under way afterwards.
   template <class F>
-  void capture(const F& f) {
-    communicator->begin_capture();
+  void capture(const F& f, bool rehearsal = false) {
+    rehearsal ? communicator->begin_rehearsal() : communicator->begin_capture();
     graph.emplace(rank.gpus);
     try {
       f();
@@ -276,6 +276,65 @@ TEST(NcclGraphs, AHostThatWaitsInACaptureEndsTheCaptureAlone) {
     scene.step();
     scene.settle();
   });
+}
+
+// NCCL hands over a captured operation on all ranks together.
+TEST(NcclGraphs, APeerThatNeverCapturesIsNamed) {
+  TestWorld world(2);
+  world.timeout = 500ms;
+  expect_gpu_ranks(2, [&](const GpuRank& rank) {
+    CapturedScene scene(rank, world);
+    if (scene.number == 0) {
+      scene.communicator->begin_capture();
+      scene.graph.emplace(rank.gpus);
+      EXPECT_THAT(scene.failure([&] { scene.sum(scene.x).join(); }),
+                  AllOf(HasSubstr("rank 0: all_reduce(sum, float32, 5003 elements, bucket 7), operation 0, timed out "
+                                  "after"),
+                        HasSubstr("rank 1")));
+      scene.graph->end();
+      EXPECT_THAT(scene.end_of_communicator(), HasSubstr("timed out"));
+    }
+    rank.control.barrier("rank 0 has failed");
+  });
+}
+
+TEST(NcclGraphs, ARehearsalThatFailsOnOneRankHoldsUpNobody) {
+  for (const int ranks : {1, 2, 3}) {
+    const TestWorld world(ranks);
+    expect_gpu_ranks(ranks, [&](const GpuRank& rank) {
+      CapturedScene scene(rank, world);
+      const auto rehearse = [&](bool fails) {
+        scene.capture(
+            [&] {
+              scene.sum(scene.x).join();
+              if (fails) scene.x.sum().item<float>();
+              scene.step();
+            },
+            /*rehearsal=*/true);
+      };
+      const at::Tensor first = scene.x.cpu();
+      rank.gpus.take_counts();
+      if (scene.number == 0) {
+        EXPECT_THROW(rehearse(true), c10::Error);
+      } else {
+        rehearse(false);
+      }
+      EXPECT_EQ(rank.gpus.take_counts().nccl_operations, 0);
+      scene.graph.reset();
+      EXPECT_THROW(scene.communicator->replayed(), CommError);  // nothing was captured
+      rehearse(false);
+      scene.graph.reset();
+      EXPECT_TRUE(at::equal(scene.x.cpu(), first));
+      scene.capture([&] { scene.step(); });
+      scene.replay();
+      scene.settle();
+      const at::Tensor replayed = scene.x.cpu();
+      scene.x.copy_(first);
+      scene.step();
+      scene.settle();
+      EXPECT_TRUE(at::equal(scene.x.cpu(), replayed)) << ranks << " ranks";
+    });
+  }
 }
 
 TEST(NcclGraphs, APeerThatNeverReplaysIsNamed) {

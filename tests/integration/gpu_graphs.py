@@ -35,7 +35,7 @@ def case(model, optimizer, graphs, batches=None, host="nothing", precision=None,
         optimizations["mixed_precision"] = precision
     return {"model": model, "optimizer": optimizer, "batches": batches or [EPOCH] * 4, "optimizations": optimizations,
             "length": {"epochs": EPOCHS}, "hyperparameters": {"host": host, **COUNTED, **hyperparameters},
-            "sections": {"scheduling_unit": 20, "min_validation_period": {"batches": 65}}}
+            "sections": {"scheduling_unit": 20, "min_validation_period": {"batches": 65}, "communication": {"timeout": 60}}}
 
 
 def title(model, optimizer, options):
@@ -62,6 +62,8 @@ CAUSES = [
     ("'samples' as a number of the host", {"host": "metric"}),
     ("draws random numbers on the host", {"host": "random"}),
     ("replaces one of its buffers", {"host": "buffer"}),
+    ("rank 0: ", {"host": "item", "host_rank": 0}),
+    ("rank 1: CUDA out of memory", {"host": "memory", "host_rank": 1}),
     ("dtrain::checkpoint()", {"model": "gpt", "checkpointed": "cuda"}),
     ("aggregation_frequency is 2", {"aggregation_frequency": 2}),
     ("gradient_compression", {"gradient_compression": "fp16"}),
@@ -101,6 +103,8 @@ class Parity(GraphTest):
                 self.assertNotIn("cuda_graphs", plain.result.json("plan.json"))
                 self.check_equal(graph.result, plain.result)
                 self.check_counts(options, plan["cuda_graphs"]["batch"], graph.counts, plain.counts)
+                if model == "gpt":  # most of whose memory is activations
+                    self.check_memory(graph.counts, plain.counts)
 
     def check_counts(self, options, first, graph, plain):
         uneven = "batches" in options
@@ -119,6 +123,13 @@ class Parity(GraphTest):
             # The loss, read and added up, and with clipping the norm; all else is in the graph.
             self.assertLessEqual(counts["kernels"], 2 * LAUNCHES, "kernels outside of the graph")
             self.assertLessEqual(counts["copies_to_device"], 3 * LAUNCHES)  # the batch, the learning rate
+
+    def check_memory(self, graph, plain):
+        """Activations lie in the graph's memory, and what steps without it had for them has gone back to the GPU. Later ones
+        have some of their own: validations, smaller batches."""
+        for counts, without in zip(graph, plain):
+            activations = without["reserved_bytes"] - without["allocated_bytes"]
+            self.assertLess(counts["reserved_bytes"], without["reserved_bytes"] + activations / 2)
 
     def test_one_rank(self):
         self.compare(1)

@@ -18,6 +18,8 @@
 #include <string>
 #include <vector>
 
+#include "device/capture_state.h"
+#include "device/device_memory.h"
 #include "file_batches.h"
 #include "gpu_trial_models.h"
 #include "harness/fake_gpu.h"
@@ -91,6 +93,7 @@ class GpuTrial : public dtrain::Trial {
         fault_(context.hyperparameter<Json>("fault", Json::object()), context.rank(), gpus_),
         own_state_(context.hyperparameter<bool>("own_state", false)),
         host_(context.hyperparameter<std::string>("host", "metric")),
+        host_rank_(context.hyperparameter<int>("host_rank", -1)),
         count_from_(context.hyperparameter<std::int64_t>("count_from", 0)),
         count_to_(context.hyperparameter<std::int64_t>("count_to", 0)) {
     // hyperparameters.checkpointed: the type of device on which the model's blocks are computed again in backward.
@@ -108,6 +111,7 @@ class GpuTrial : public dtrain::Trial {
     if (gpus_ != nullptr) {
       gpus_->heal();  // of what the run before was to suffer
       gpus_->delay_queries(queries);
+      dtrain::train::release_unused_memory(context.device());  // of the run before
     }
     last_counts = Json();
   }
@@ -127,12 +131,17 @@ class GpuTrial : public dtrain::Trial {
   void before_batch(const dtrain::Batch&) override {
     fault_.before(++batch_);
     if (gpus_ != nullptr && batch_ == count_from_) gpus_->take_counts();
-    if (gpus_ != nullptr && batch_ == count_to_) last_counts = json_of(gpus_->take_counts());
+    if (gpus_ == nullptr || batch_ != count_to_) return;
+    last_counts = json_of(gpus_->take_counts());
+    add_memory(last_counts);
   }
 
   // hyperparameters.host: what a CUDA graph would not repeat: "metric" (a number of the host), "item" (a wait
-  // for the GPU), "buffer" (it is replaced), "random" (drawn on the host); "nothing".
+  // for the GPU), "buffer" (it is replaced), "random" (drawn on the host); "memory": there is none during a capture;
+  // "nothing". hyperparameters.host_rank: on this rank alone, the others have "nothing".
   dtrain::Metrics train_batch(const dtrain::Batch& batch) override {
+    const std::string host = host_rank_ < 0 || host_rank_ == context_.rank() ? host_ : "nothing";
+    if (host == "memory" && dtrain::train::capturing_graph) gpus_->fail_allocation(1);
     auto loss = model_->loss(batch);
     if (own_state_) {
       if (!average_.defined()) average_ = at::zeros({2}, loss.options().requires_grad(false));
@@ -140,10 +149,10 @@ class GpuTrial : public dtrain::Trial {
       average_.mul_(0.9).add_(loss.detach(), 0.1);
     }
     context_.backward(loss);
-    if (host_ == "item" && std::isnan(loss.item<double>())) throw dtrain::Error("the loss is not a number");
-    if (host_ == "buffer") model_->buffers().at(0).set_data(model_->buffers().at(0).clone());
-    if (host_ == "random") torch::rand(1);
-    if (host_ != "metric") return {{"loss", loss}};
+    if (host == "item" && std::isnan(loss.item<double>())) throw dtrain::Error("the loss is not a number");
+    if (host == "buffer") model_->buffers().at(0).set_data(model_->buffers().at(0).clone());
+    if (host == "random") torch::rand(1);
+    if (host != "metric") return {{"loss", loss}};
     return {{"loss", loss}, {"samples", static_cast<double>(batch.samples)}};
   }
   // hyperparameters.own_state: a mean of losses, each rank's own, which later losses depend on.
@@ -160,6 +169,12 @@ class GpuTrial : public dtrain::Trial {
   dtrain::Metrics evaluate_batch(const dtrain::Batch& batch) override { return {{"loss", model_->loss(batch)}}; }
 
  private:
+  // Of libtorch on this GPU: what tensors have, and what it keeps for them.
+  void add_memory(Json& counts) const {
+    const auto reading = dtrain::train::device_memory(context_.device())->take();
+    counts["allocated_bytes"] = reading.allocated;
+    counts["reserved_bytes"] = reading.reserved;
+  }
   dtrain::Loader loader(std::uint64_t seed, std::int64_t batches) const {
     return std::make_shared<dtrain::test::GeneratedBatches>(
         model_, dtrain::test::GeneratedBatches::Options{.seed = seed,
@@ -176,6 +191,7 @@ class GpuTrial : public dtrain::Trial {
   const Fault fault_;
   const bool own_state_;
   const std::string host_;
+  const int host_rank_;
   at::Tensor average_;
   const std::int64_t count_from_, count_to_;  // batches of this rank, from 1
   std::int64_t batch_ = 0;

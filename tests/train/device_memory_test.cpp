@@ -17,7 +17,7 @@ class FakeAllocator final : public c10::DeviceAllocator {
     bytes > 0 ? stat.increase(static_cast<std::size_t>(bytes)) : stat.decrease(static_cast<std::size_t>(-bytes));
   }
   bool initialized() override { return true; }
-  void emptyCache(c10::MempoolId_t) override {}
+  void emptyCache(c10::MempoolId_t) override { ++emptied; }
   void recordStream(const c10::DataPtr&, c10::Stream) override {}
   c10::CachingDeviceAllocator::DeviceStats getDeviceStats(c10::DeviceIndex device) override {
     auto stats = stats_.at(static_cast<std::size_t>(device));
@@ -31,6 +31,8 @@ class FakeAllocator final : public c10::DeviceAllocator {
   }
   c10::DataPtr allocate(std::size_t) override { return {nullptr, c10::Device(kDevice, 0)}; }
   void copy_data(void*, const void*, std::size_t) const override {}
+
+  int emptied = 0;
 
  private:
   std::array<c10::CachingDeviceAllocator::DeviceStats, 2> stats_{};
@@ -55,6 +57,9 @@ TEST(DeviceMemory, IsWhatTheAllocatorOfTheDeviceCounts) {
   EXPECT_EQ(reading.peak, 1'000);
   reading = memory->take();
   EXPECT_EQ(reading.peak, 600) << "since the call before";
+  release_unused_memory(c10::Device(kDevice, 1));
+  release_unused_memory(c10::Device(c10::kCPU));
+  EXPECT_EQ(allocator.emptied, 1);
 }
 
 }  // namespace

@@ -23,14 +23,24 @@ class CachingAllocatorMemory final : public profile::DeviceMemory {
   c10::DeviceIndex index_;
 };
 
+// nullptr where memory is not cached, or nothing was ever allocated.
+c10::DeviceAllocator* caching_allocator(const c10::Device& device) {
+  if (device.is_cpu()) return nullptr;
+  auto* const allocator = dynamic_cast<c10::DeviceAllocator*>(c10::GetAllocator(device.type()));
+  return allocator != nullptr && allocator->initialized() ? allocator : nullptr;
+}
+
 }  // namespace
 
 std::unique_ptr<profile::DeviceMemory> device_memory(const c10::Device& device) {
-  if (device.is_cpu()) return nullptr;
-  auto* allocator = dynamic_cast<c10::DeviceAllocator*>(c10::GetAllocator(device.type()));
-  if (allocator == nullptr || !allocator->initialized()) return nullptr;
+  auto* const allocator = caching_allocator(device);
+  if (allocator == nullptr) return nullptr;
   return std::make_unique<CachingAllocatorMemory>(*allocator,
                                                   device.has_index() ? device.index() : c10::DeviceIndex{0});
+}
+
+void release_unused_memory(const c10::Device& device) {
+  if (auto* const allocator = caching_allocator(device)) allocator->emptyCache();
 }
 
 }  // namespace dtrain::train

@@ -1,4 +1,5 @@
-// Reads how much memory a rank's tensors have on its device, from libtorch's caching allocator. Training thread.
+// How much memory a rank's tensors have on its device, and what libtorch's caching allocator keeps beside it. Training
+// thread.
 #pragma once
 
 #include <memory>
@@ -11,5 +12,9 @@ namespace dtrain::train {
 
 // nullptr for the CPU, whose memory is the process's, and for a device whose allocator keeps no count.
 std::unique_ptr<profile::DeviceMemory> device_memory(const c10::Device& device);
+
+// The device gets back what the allocator keeps for later tensors. The host waits until the device has done all that it
+// was given.
+void release_unused_memory(const c10::Device& device);
 
 }  // namespace dtrain::train

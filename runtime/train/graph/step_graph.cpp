@@ -7,6 +7,7 @@
 #include <spdlog/fmt/fmt.h>
 
 #include "device/capture_state.h"
+#include "device/device_memory.h"
 #include "dtrain/base/error.h"
 #include "dtrain/base/text.h"
 #include "dtrain/config/experiment.h"
@@ -38,8 +39,9 @@ std::string failure_of(const Call& call) {
 // Closes what begin_capture() has opened, whatever comes in between; end() says what failed first.
 class Capture {
  public:
-  Capture(DeviceGraph& graph, comm::NcclCommunicator& communicator) : graph_(graph), communicator_(communicator) {
-    communicator_.begin_capture();
+  Capture(DeviceGraph& graph, comm::NcclCommunicator& communicator, bool rehearsal)
+      : graph_(graph), communicator_(communicator) {
+    rehearsal ? communicator_.begin_rehearsal() : communicator_.begin_capture();
     try {
       graph_.begin_capture();
     } catch (...) {
@@ -139,7 +141,9 @@ std::optional<Metrics> StepGraph::step(const Batch& batch, const Train& train,
 bool StepGraph::capture(const Train& train) {
   const profile::PhaseScope phase(session_.recorder(), profile::Phase::kGraph);
   const HostState before{buffers(), host_random_state()};
-  const std::string failure = agree(failure_of([&] { record(train, before); }));
+  std::string failure;
+  if (session_.world().size > 1) failure = record_on_all(train, before, For::kRehearsal);
+  if (failure.empty()) failure = record_on_all(train, before, For::kReplays);
   const std::int64_t number = step_.batches_begun() + 1;
   if (failure.empty()) {
     captured_shape_ = last_shape_;
@@ -149,9 +153,8 @@ bool StepGraph::capture(const Train& train) {
     if (!first_batch_) first_batch_ = number;
     return true;
   }
-  capturable_.abandon_capture();
-  put_buffers_back(before);
   forget();
+  release_unused_memory(device_);
   given_up_ = true;
   if (!first_batch_) {
     write(false, number, fmt::format("steps do not run as a CUDA graph: {}", failure));
@@ -163,11 +166,19 @@ bool StepGraph::capture(const Train& train) {
   return false;
 }
 
-void StepGraph::record(const Train& train, const HostState& before) {
+std::string StepGraph::record_on_all(const Train& train, const HostState& before, For what) {
+  // The graph has memory of its own. What steps without it have left would lie there beside it, unused.
+  release_unused_memory(device_);
+  const std::string failure = agree(failure_of([&] { record(train, before, what); }));
+  if (!failure.empty() || what == For::kRehearsal) abandon(before);
+  return failure;
+}
+
+void StepGraph::record(const Train& train, const HostState& before, For what) {
   graph_ = make_device_graph();
   profile::Recorder& recorder = session_.recorder();
   const CaptureState capturing;
-  Capture capture(*graph_, communicator_);
+  Capture capture(*graph_, communicator_, what == For::kRehearsal);
   recorder.hold_phase(true);
   step_.optimizer().capture_steps(rate_);
   std::exception_ptr thrown;
@@ -184,6 +195,12 @@ void StepGraph::record(const Train& train, const HostState& before) {
   const std::string failure = capture.end();
   if (thrown) std::rethrow_exception(thrown);
   if (!failure.empty()) throw Error(failure);
+}
+
+void StepGraph::abandon(const HostState& before) {
+  capturable_.abandon_capture();
+  put_buffers_back(before);
+  drop_graph();
 }
 
 void StepGraph::make_places(const Batch& batch) {
@@ -258,10 +275,14 @@ void StepGraph::write(bool captured, std::int64_t batch, const std::string& text
 
 // What the graph reads and writes goes after it.
 void StepGraph::forget() {
-  graph_.reset();
-  metrics_.clear();
+  drop_graph();
   places_ = {};
   ready_ = 0;
+}
+
+void StepGraph::drop_graph() {
+  graph_.reset();
+  metrics_.clear();
 }
 
 }  // namespace dtrain::train

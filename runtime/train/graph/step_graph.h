@@ -6,7 +6,8 @@
 // keep their place: the batch, the learning rate, the optimizer's counts, and libtorch's seed. All ranks capture and
 // launch in the same rounds, for NCCL runs an operation as part of a graph on all ranks or on none: each announces
 // whether it could (fits()), and where one cannot, all take the step as before. A capture that fails on one rank is
-// given up on all of them, and the rest of the run has no graphs.
+// given up on all of them, and the rest of the run has no graphs. So that the others do not wait in NCCL for the one,
+// several ranks rehearse the capture first, without NCCL.
 //
 // Training thread.
 #pragma once
@@ -62,7 +63,12 @@ class StepGraph {
   };
 
   bool capture(const Train& train);
-  void record(const Train& train, const HostState& before);
+  enum class For { kReplays, kRehearsal };
+  // Every rank's failure in words (agree()).
+  std::string record_on_all(const Train& train, const HostState& before, For what);
+  void record(const Train& train, const HostState& before, For what);
+  // Nothing has been recorded.
+  void abandon(const HostState& before);
   void make_places(const Batch& batch);
   void fill_places(const Batch& batch);
   void refuse_what_a_graph_would_freeze(const HostState& before) const;
@@ -74,6 +80,7 @@ class StepGraph {
   std::string agree(const std::string& failure);
   void write(bool captured, std::int64_t batch, const std::string& text);
   void forget();
+  void drop_graph();
 
   run::RankSession& session_;
   TrainingStep& step_;

@@ -17,6 +17,8 @@ constexpr std::int64_t kLeastPerThread = 64 * 1024;
 constexpr std::int64_t kStreamFrom = 2 * 1024 * 1024;
 // Elements that stay in a core's cache from the conversion of gradients to the copy of values.
 constexpr std::int64_t kConvertedAtOnce = 64 * 1024;
+// On a device: their conversion takes little memory, and far longer than the launch of its kernel.
+constexpr std::int64_t kConvertedAtOnceOnDevice = 4 * 1024 * 1024;
 
 void update_on_host(const FusedKernels& kernels, const at::Tensor& values, const at::Tensor& gradients,
                     at::TensorList states, const UpdateStep& step) {
@@ -43,14 +45,13 @@ void update_on_host(const FusedKernels& kernels, const at::Tensor& values, const
       });
 }
 
-// A type that is not the values' is converted first, and the shadow copied afterwards: of all values on a device, which
-// works it off by itself, else of a block.
+// A type that is not the values' is converted first, and the shadow copied afterwards, block by block.
 void update_with_libtorch(const FusedKernels& kernels, const at::Tensor& values, const at::Tensor& gradients,
                           at::TensorList states, const UpdateStep& step) {
   const bool converts = gradients.scalar_type() != values.scalar_type();
   if (!converts && !step.shadow.defined()) return kernels.libtorch(values, gradients, states, step);
   const std::int64_t count = values.numel();
-  const std::int64_t block = values.device().is_cpu() ? kConvertedAtOnce : count;
+  const std::int64_t block = values.device().is_cpu() ? kConvertedAtOnce : kConvertedAtOnceOnDevice;
   for (std::int64_t begin = 0; begin < count; begin += block) {
     const auto part = [&](const at::Tensor& of) { return of.narrow(0, begin, std::min(block, count - begin)); };
     std::vector<at::Tensor> states_part;

@@ -34,7 +34,17 @@ void NcclRank::fail(ncclResult_t result, const std::string& text) {
   last_error = text;
 }
 
-void NcclRank::launch() {
+bool NcclRank::may_launch() {
+  const auto captured = [](const Given& given) { return given.stream->graph != nullptr; };
+  if (std::none_of(launching.begin(), launching.end(), captured)) return true;
+  if (!std::exchange(came_to_captured, true)) shared->come_to_captured();
+  if (!shared->all_came_to_captured()) return false;
+  came_to_captured = false;
+  return true;
+}
+
+bool NcclRank::launch() {
+  if (!may_launch()) return false;
   std::vector<Given> group = std::exchange(launching, {});
   const OnDevice on(device);
   std::set<Stream*> streams;
@@ -67,6 +77,7 @@ void NcclRank::launch() {
   together.clear();
   for (const Stream* const stream : streams) merge(together, stream->clock);
   for (Stream* const stream : streams) stream->clock = together;
+  return true;
 }
 
 // Its place among the communicator's operations is that of the replay.
@@ -81,6 +92,7 @@ void NcclRank::capture(Graph& graph, const Call& call) {
 
 void NcclRank::stop() {
   for (const Given& given : std::exchange(launching, {})) given.stream->launching = 0;
+  came_to_captured = false;
   if (shared) shared->leave();
   shared.reset();
   machine().unfinished.advance();  // each ends when it notices

@@ -40,6 +40,7 @@ struct NcclRank {
   };
   std::vector<Given> launching;   // the operations of a group that has ended, which are not on their streams yet
   std::deque<Collective*> queue;  // unfinished ones on streams; ranks go through theirs in the same order
+  bool came_to_captured = false;  // what is launching is captured, and the other ranks have been told
   std::uint64_t ended = 0;        // operations
   Clock launched;                 // all that it ever put on streams
   std::shared_ptr<int> graphs = std::make_shared<int>();  // also held by each graph that has operations of it
@@ -56,8 +57,8 @@ struct NcclRank {
   int next_sum = ncclNumOps;
 
   void fail(ncclResult_t result, const std::string& text);
-  // Puts what a group has given on its streams.
-  void launch();
+  // Puts what a group has given on its streams; false: it waits for the other ranks.
+  bool launch();
   // Whether a graph exists that has operations of it: NCCL does not let it end before.
   bool in_graphs() const { return graphs.use_count() > 1; }
   // All of its operations end, with results that are NaN, and it takes part in nothing any more.
@@ -66,6 +67,8 @@ struct NcclRank {
   void tell_host();
 
  private:
+  // NCCL registers the memory of captured operations with the other ranks, for which all must have come to them.
+  bool may_launch();
   void capture(Graph& graph, const Call& call);
 };
 

@@ -108,7 +108,7 @@ ncclResult_t Communicators::state_of(NcclRank& rank) {
     return rank.connected ? ncclSuccess : ncclInProgress;
   }
   if (!rank.launching.empty()) {
-    rank.launch();
+    if (!rank.launch()) return ncclInProgress;
     return rank.error;
   }
   if (rank.finalized) {

@@ -68,6 +68,11 @@ bool SharedMemory::all_left() const {
   return std::all_of(header_->left, header_->left + ranks_, [](const auto& one) { return one != 0; });
 }
 
+bool SharedMemory::all_came_to_captured() const {
+  const std::uint32_t own = header_->captured[rank_];
+  return std::all_of(header_->captured, header_->captured + ranks_, [own](const auto& one) { return one >= own; });
+}
+
 std::byte* SharedMemory::ring(int of) const {
   return reinterpret_cast<std::byte*>(header_) + kHeaderRoom + kRing * static_cast<std::size_t>(of);
 }

@@ -27,6 +27,11 @@ class SharedMemory {
   void leave();
   bool all_left() const;
 
+  // This rank has come to its next group of captured operations.
+  void come_to_captured() { ++header_->captured[rank_]; }
+  // Whether all ranks have come to as many.
+  bool all_came_to_captured() const;
+
   // Takes as many of the bytes as there is room for; returns how many.
   std::size_t write(const void* data, std::size_t bytes);
   // How many bytes of a rank there are to read.
@@ -43,6 +48,7 @@ class SharedMemory {
     std::atomic<std::uint32_t> ranks;
     std::atomic<std::uint32_t> here[kMostRanks];
     std::atomic<std::uint32_t> left[kMostRanks];
+    std::atomic<std::uint32_t> captured[kMostRanks];
     Ring rings[kMostRanks];
   };
 

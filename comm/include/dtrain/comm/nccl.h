@@ -57,6 +57,10 @@ class NcclCommunicator : public virtual Communicator {
   // before the communicator, also after a failure: NCCL waits for that.
   virtual void begin_capture() = 0;
   virtual void end_capture() = 0;
+  // Instead of begin_capture(), for a graph that is captured to be thrown away: NCCL is given nothing. While operations
+  // are captured NCCL makes the ranks wait for each other, so where the capture of one rank fails, the others do not
+  // return. A rehearsal shows on which ranks it would fail.
+  virtual void begin_rehearsal() = 0;
   // After each launch of such a graph on the caller's current stream: until the device is past it, it counts as an
   // operation under way, which errors call "a replayed step, N operations from all_reduce(...)", of the graph that was
   // captured last. progress(), the timeout and failures treat it as any other. CommError as for an operation.

@@ -38,9 +38,10 @@
 // - Calls that differ among the ranks are the asynchronous error ncclInvalidUsage on all of them, and
 //   ncclGetLastError() has the calls. Wrong use is an error, and is reported: memory that is freed, not allocated or on
 //   another device, a stream of another device, calls while something is in progress.
-// - What is launched on a stream that is captured becomes part of the graph. Each replay calls it again, in the order
-//   of launches. The replay goes on when all ranks have come to it, and blocks no thread. A communicator that ends
-//   before the graph is reported.
+// - What is launched on a stream that is captured becomes part of the graph, once all ranks have come to it: until
+//   then ncclCommGetAsyncError says ncclInProgress. Each replay calls it again, in the order of launches. The replay
+//   goes on when all ranks have come to it, and blocks no thread. A communicator that ends before the graph is
+//   reported.
 // - Not there: blocking communicators, send and receive. They are refused or have no function.
 //
 // Whole launches: BUILD/tests/fake_gpus holds the libraries of a machine with GPUs, NVML included:
