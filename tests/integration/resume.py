@@ -48,7 +48,8 @@ UNEVEN = {"batches": [17, 12, 19, 3], "length": {"epochs": 4}}
 LOCAL = {"inner_steps": 6, "outer_lr": 0.7, "outer_momentum": 0.8}
 CASES = {
     1: [case("cnn", ADAMW, aggregation_frequency=4), case("gpt", SGD, own_state=True),
-        case("cnn", ADAMW, mixed_precision="bf16", memory_format="channels_last")],
+        case("cnn", ADAMW, mixed_precision="bf16", memory_format="channels_last"),
+        case("mlp", SGD, draws=True, own_state=True)],
     2: [case("mlp", PLAIN_SGD, sharded_optimizer=False),
         case("cnn", ADAMW, mixed_precision="bf16", memory_format="auto", aggregation_frequency=2, **UNEVEN),
         case("gpt", ADAMW, mixed_precision="bf16", sharded_optimizer=True, clip=0.5),
@@ -59,7 +60,7 @@ CASES = {
         case("cnn", ADAM, sharded_optimizer=True, halve_rate_after=13),
         case("gpt", ADAMW, aggregation_frequency=4, sharded_optimizer=True),
         case("gpt", ADAMW, aggregation_frequency=4, sharded_optimizer=False, own_state=True),
-        case("cnn", ADAMW, **UNEVEN),
+        case("cnn", ADAMW, **UNEVEN), case("cnn", ADAMW, draws=True, **UNEVEN),
         case("odd", ADAM, aggregation_frequency=3, sharded_optimizer=False, clip=0.5, **UNEVEN),
         case("gpt", ADAMW, sharded_optimizer="auto"),
         *(case("gpt", ADAM, gradient_compression=word) for word in ("fp16", "bf16", "int8")),
@@ -82,6 +83,7 @@ GPU_CASES = {
         case("gpt", ADAM, slot_type="cuda", sharded_optimizer=True, aggregation_frequency=4),
         case("cnn", ADAMW, slot_type="cuda", sharded_optimizer=True, cuda_graphs=True, host="nothing",
              halve_rate_after=13),
+        case("cnn", ADAMW, slot_type="cuda", cuda_graphs=True, host="nothing", draws=True),
         case("gpt", SGD, slot_type="cuda", local_sgd=LOCAL, **UNEVEN),
         case("gpt", ADAM, slot_type="cuda", gradient_compression="int8", aggregation_frequency=2),
         case("gpt", SGD, slot_type="cuda", mixed_precision="pure_bf16", sharded_optimizer=True),
