@@ -257,7 +257,7 @@ TrainingLoop::Outcome TrainingLoop::run_round() {
   const bool last = total_batches_ && batches_ == *total_batches_;
   const bool stopped = stepped && step_.stop_is_due();
   if (last || stopped) {
-    due_is_open_ = !last;
+    due_is_open_ = !last || step_.window_is_open();
     conclude(stopped && !last);
     progress_.leave_out_pause();
   } else {
@@ -437,7 +437,10 @@ void TrainingLoop::conclude(bool stopped) {
   if (stopped) session_.begin_last_save();
   // What is left of a window may bring one more update: nothing may be copied then into memory that a saver reads.
   step_.before_update({});
-  if (stopped && checkpoints_) take_checkpoint("stop", {}, /*may_wait=*/true, /*last=*/true);
+  const bool goes_on_from_here = stopped || step_.window_is_open();
+  if (goes_on_from_here && checkpoints_) {
+    take_checkpoint(stopped ? "stop" : "end", {}, /*may_wait=*/true, /*last=*/true);
+  }
   step_.flush();
   step_.report();
   {
@@ -448,7 +451,8 @@ void TrainingLoop::conclude(bool stopped) {
   finish_training_metrics(/*all=*/true);
   if (stopped || session_.mock().any()) return;
   const auto validated = validation_.run(batches_, epoch_);
-  if (checkpoints_) take_checkpoint("end", validated.value_or(Validation::Result{}), /*may_wait=*/true, /*last=*/true);
+  if (checkpoints_ && !goes_on_from_here)
+    take_checkpoint("end", validated.value_or(Validation::Result{}), /*may_wait=*/true, /*last=*/true);
 }
 
 }  // namespace dtrain::train

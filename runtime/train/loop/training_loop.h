@@ -66,7 +66,8 @@ class TrainingLoop {
   void seed(Draws draws);
   void record_loader(const Batch& batch);
   // At the last batch: applies what is left of the window, reduces metrics, validates, takes the last checkpoint. A run
-  // that is stopped takes its checkpoint first: it goes on as if it had not been stopped. Once.
+  // that is stopped takes its checkpoint first, and so does one whose window is open at its end: where they go on, they
+  // do as if they had not ended there. Once.
   void conclude(bool stopped);
   void keep_metrics(Metrics metrics, std::int64_t samples);
   // Metrics are due: their sums are on the way to the host. Then all ranks reduce those that have arrived, in the same
