@@ -60,6 +60,14 @@ std::optional<std::int64_t> step_of_checkpoint(const fs::path& path) {
   return step_of_folder(name);
 }
 
+// Why it cannot be used, every byte of it read; empty: it can.
+std::string problem_of(const Entry& entry) {
+  if (!entry.damage.empty()) return entry.damage;
+  const auto problems = verify(entry.path);
+  if (problems.size() < 2) return problems.empty() ? "" : problems.front();
+  return problems.front() + " (and " + std::to_string(problems.size() - 1) + " more)";
+}
+
 }  // namespace
 
 Entry look_at(const fs::path& checkpoint) {
@@ -70,6 +78,7 @@ Entry look_at(const fs::path& checkpoint) {
     const Manifest manifest = read_manifest(checkpoint);
     entry.bytes = total_bytes(manifest.files);
     entry.about = manifest.about;
+    entry.not_finite = not_finite_weight(manifest.files);
     for (const ManifestFile& file : manifest.files) {
       if (entry.damage = size_problem(checkpoint, file); !entry.damage.empty()) break;
     }
@@ -91,18 +100,17 @@ Newest find_newest(const fs::path& folder) {
   while (!candidates.empty() && !newest.entry) {
     Entry entry = look_at(candidates.back().path);
     candidates.pop_back();
-    std::string problem = entry.damage;
-    if (problem.empty()) {
-      const auto problems = verify(entry.path);
-      if (!problems.empty()) problem = problems.front();
-      if (problems.size() > 1) problem += " (and " + std::to_string(problems.size() - 1) + " more)";
-    }
-    if (problem.empty()) {
+    if (const std::string problem = problem_of(entry); problem.empty()) {
       newest.entry = std::move(entry);
     } else {
       newest.passed_over.push_back(entry.path.filename().string() + ": " + problem);
       ++newest.damaged;
     }
+  }
+  while (!candidates.empty() && newest.entry && !newest.entry->not_finite.empty() && !newest.finite) {
+    Entry entry = look_at(candidates.back().path);
+    candidates.pop_back();
+    if (entry.leads_on() && problem_of(entry).empty()) newest.finite = std::move(entry);
   }
   const auto unfinished = [](const fs::path& path) { return step_of(path.filename().string(), kPartialPrefix); };
   for (const Found& partial : find_folders(folder, unfinished)) {

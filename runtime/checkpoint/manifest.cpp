@@ -113,7 +113,9 @@ About about_from(const Json& json) {
 Json to_json(const ManifestFile& file) {
   Json checksums = Json::array();
   for (const std::uint32_t checksum : file.checksums) checksums.push_back(checksum_text(checksum));
-  return {{"name", file.name}, {"bytes", file.bytes}, {"checksums", std::move(checksums)}};
+  Json json = {{"name", file.name}, {"bytes", file.bytes}, {"checksums", std::move(checksums)}};
+  if (!file.not_finite.empty()) json["not_finite"] = file.not_finite;
+  return json;
 }
 
 ManifestFile manifest_file_from(const Json& json) {
@@ -126,6 +128,7 @@ ManifestFile manifest_file_from(const Json& json) {
       throw DataError("the size of the file '" + file.name + "' is " + bytes.dump());
     }
     file.bytes = bytes.get<std::uint64_t>();
+    file.not_finite = json.value("not_finite", "");
     for (const Json& text : json.at("checksums")) {
       const auto checksum = parse_checksum(text.get<std::string>());
       if (!checksum) throw DataError("the file '" + file.name + "' has the malformed checksum " + text.dump());
@@ -185,6 +188,13 @@ std::int64_t total_bytes(const std::vector<ManifestFile>& files) {
   std::int64_t total = 0;
   for (const ManifestFile& file : files) total += static_cast<std::int64_t>(file.bytes);
   return total;
+}
+
+std::string not_finite_weight(const std::vector<ManifestFile>& files) {
+  for (const ManifestFile& file : files) {
+    if (!file.not_finite.empty()) return file.name + ": " + file.not_finite;
+  }
+  return "";
 }
 
 }  // namespace dtrain::checkpoints

@@ -11,7 +11,7 @@ std::vector<const Entry*> by_metric(const std::vector<Entry>& entries) {
   std::vector<const Entry*> sorted;
   const About* newest = nullptr;
   for (const Entry& entry : entries) {
-    if (!entry.damage.empty() || !entry.about.metric_value) continue;
+    if (!entry.leads_on() || !entry.about.metric_value) continue;
     sorted.push_back(&entry);
     if (!newest || entry.about.step > newest->step) newest = &entry.about;
   }
@@ -53,6 +53,14 @@ std::vector<Entry> superseded(const std::vector<Entry>& all, std::int64_t writte
   std::sort(newest.begin(), newest.end(), [](const Entry* a, const Entry* b) { return a->about.step > b->about.step; });
   for (std::size_t i = 0; i < newest.size() && static_cast<int>(i) + 1 < retention.latest; ++i) {
     kept.insert(newest[i]->about.step);
+  }
+  // Training that goes on from weights that are not finite leads nowhere.
+  const auto one =
+      std::find_if(entries.begin(), entries.end(), [&](auto& entry) { return entry.about.step == written; });
+  if (one != entries.end() && !one->not_finite.empty()) {
+    const auto finite =
+        std::find_if(newest.begin(), newest.end(), [](const Entry* entry) { return entry->leads_on(); });
+    if (finite != newest.end()) kept.insert((*finite)->about.step);
   }
   std::vector<Entry> gone;
   for (const Entry& entry : entries) {

@@ -63,7 +63,9 @@ class CheckpointCommands : public testing::Test {
                  {"global_batch_size", 64},
                  {"cpu_capability", "AVX512"},
                  {"versions", {{"dtrain", "1"}}}};
-    saver.save(checkpoints::request_for(snapshot, 1, about));
+    checkpoints::SaveRequest request = checkpoints::request_for(snapshot, 1, about);
+    request.files.front().weights = "";
+    saver.save(request);
     const auto result = saver.wait(checkpoints::kPatience);
     ASSERT_TRUE(result);
     ASSERT_EQ(result->error, "");
@@ -190,6 +192,25 @@ TEST_F(CheckpointCommands, DeleteAsksAndKeepsTheLastGoodOne) {
   EXPECT_THAT(refused.err, AllOf(HasSubstr("without step 30 it could not go on"), HasSubstr("--force")));
   EXPECT_EQ(yes_delete({"30", "--force"}).code, 0);
   EXPECT_THAT(checkpoints::names_in(storage()), ElementsAre("step-20"));
+}
+
+TEST_F(CheckpointCommands, DeletesAllAfterABatch) {
+  EXPECT_THAT(yes_delete({"--after", "30"}).err, HasSubstr("there is no checkpoint after batch 30"));
+  EXPECT_THAT(command({"delete", step(10), "--after", "5", "--yes"}).err, HasSubstr("name the run instead"));
+  EXPECT_EQ(yes_delete({"--after", "0"}).code, 2) << "none would be left";
+  EXPECT_EQ(yes_delete({"--after", "10"}).code, 0);
+  EXPECT_THAT(checkpoints::names_in(storage()), ElementsAre("step-10"));
+}
+
+TEST_F(CheckpointCommands, ListSaysWhichIsNotFinite) {
+  save(40, 0.1, '\xff');
+  const Json list = Json::parse(command({"list", "./run", "--json"}).out);
+  EXPECT_TRUE(list[2].at("not_finite").is_null());
+  EXPECT_EQ(list[3].at("not_finite"), "model.safetensors: embedding.weight");
+  EXPECT_EQ(list[3].at("best"), false) << "its metric counts for nothing";
+  EXPECT_THAT(command({"list", "./run"}).out, HasSubstr("latest,not finite"));
+  EXPECT_THAT(command({"describe", "./run"}).out,
+              HasSubstr("\nnot finite       model.safetensors: embedding.weight\n"));
 }
 
 TEST_F(CheckpointCommands, DamagedOneIsDeletedWithoutForce) {

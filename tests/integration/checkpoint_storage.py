@@ -4,6 +4,7 @@
 """
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -58,6 +59,37 @@ class Writing(ScriptTest):
                                             checkpoint_policy="none", checkpoint_storage={"save_trial_latest": 9})
                     self.assertEqual(ended.keys(), going_on.keys())
                     self.assertEqual([name for name in ended if not torch.equal(ended[name], going_on[name])], [])
+
+
+class NotFinite(ScriptTest):
+    """A run whose weights become NaN keeps the last checkpoint before that, and says how to go on from it."""
+
+    def command(self, words):
+        return run([self.build.program("dtrain"), *words], self.folder / "none")
+
+    def test_the_last_finite_checkpoint_stays_and_the_advice_works(self):
+        save_script(random_weights(Mlp(), seed=1), self.folder / "net.pt")
+        data = self.idx_data() | {"validation": {"features": "images", "target": "labels"}}
+        sections = experiment("net.pt", data, 8, slots=2, optimizer={"kind": "sgd", "lr": 1e30}, checkpoint_policy="all",
+                              min_validation_period={"batches": 1},
+                              checkpoint_storage={"save_trial_latest": 2, "save_trial_best": 0})
+        run_dir = self.folder / "run"
+        file = write_experiment(self.folder / "experiment.yaml", **sections)
+        first = launch(self.build, file, run_dir).expect(0)
+        self.assertIn("has values that are not finite (model.safetensors: ", first.output)
+        listed = json.loads(self.command(["checkpoint", "list", run_dir, "--json"]).expect(0).output)
+        finite = [one["step"] for one in listed if one["not_finite"] is None]
+        self.assertEqual(finite, [1])
+        self.assertEqual([one["step"] for one in listed], [1, 7, 8])
+        longer = ["launch", "--continue", run_dir, "--set", "searcher.max_length.batches=10"]
+        said = self.command(longer).expect(0).output
+        warning = next(line for line in said.splitlines() if "the checkpoint of batch 8 has values" in line)
+        self.assertIn(f"the last one with finite values is step-{finite[0]}; ", warning)
+        delete, go_on = re.search(r"after it: \S+ (checkpoint delete .*); then \S+ (launch --continue .*)", warning).groups()
+        self.command([*delete.split(), "--yes"]).expect(0)
+        self.command([*go_on.split(), "--set", "optimizer.lr=0.01", "--set", "searcher.max_length.batches=12"]).expect(0)
+        events = [json.loads(line) for line in (run_dir / "events.jsonl").read_text().splitlines()]
+        self.assertEqual([one["step"] for one in events if one["event"] == "resumed"], [8, finite[0]])
 
 
 class Storage(ScriptTest):

@@ -92,6 +92,7 @@ class GpuTrial : public dtrain::Trial {
         gpus_(fake_gpus(context.device())),
         fault_(context.hyperparameter<Json>("fault", Json::object()), context.rank(), gpus_),
         own_state_(context.hyperparameter<bool>("own_state", false)),
+        draws_(context.hyperparameter<bool>("draws", false)),
         host_(context.hyperparameter<std::string>("host", "metric")),
         host_rank_(context.hyperparameter<int>("host_rank", -1)),
         count_from_(context.hyperparameter<std::int64_t>("count_from", 0)),
@@ -114,6 +115,7 @@ class GpuTrial : public dtrain::Trial {
       dtrain::train::release_unused_memory(context.device());  // of the run before
     }
     last_counts = Json();
+    if (draws_) noise_ = at::zeros({}, at::TensorOptions().device(context.device()).dtype(floats_));
   }
 
   // data.file: batches that Python has written; else hyperparameters.batches: of each rank, in an epoch.
@@ -124,12 +126,13 @@ class GpuTrial : public dtrain::Trial {
                                                          context_.rank(), context_.world_size());
     }
     const auto batches = context_.hyperparameter<std::vector<std::int64_t>>("batches");
-    return loader(1, batches.at(static_cast<std::size_t>(context_.rank())));
+    return drawing(loader(1, batches.at(static_cast<std::size_t>(context_.rank()))));
   }
-  dtrain::Loader validation_loader() override { return loader(2, 3); }
+  dtrain::Loader validation_loader() override { return drawing(loader(2, 3)); }
 
   void before_batch(const dtrain::Batch&) override {
     fault_.before(++batch_);
+    if (draws_) noise_.uniform_();
     if (gpus_ != nullptr && batch_ == count_from_) gpus_->take_counts();
     if (gpus_ == nullptr || batch_ != count_to_) return;
     last_counts = json_of(gpus_->take_counts());
@@ -143,6 +146,7 @@ class GpuTrial : public dtrain::Trial {
     const std::string host = host_rank_ < 0 || host_rank_ == context_.rank() ? host_ : "nothing";
     if (host == "memory" && dtrain::train::capturing_graph) gpus_->fail_allocation(1);
     auto loss = model_->loss(batch);
+    if (draws_) loss = loss * (1 + 0.1 * noise_);
     if (own_state_) {
       if (!average_.defined()) average_ = at::zeros({2}, loss.options().requires_grad(false));
       loss = loss * (1 + 0.1 * average_[0]);
@@ -166,7 +170,10 @@ class GpuTrial : public dtrain::Trial {
     average_ = state.tensors.at("average").to(context_.device());
   }
 
-  dtrain::Metrics evaluate_batch(const dtrain::Batch& batch) override { return {{"loss", model_->loss(batch)}}; }
+  dtrain::Metrics evaluate_batch(const dtrain::Batch& batch) override {
+    const auto loss = model_->loss(batch);
+    return {{"loss", draws_ ? loss + torch::rand_like(loss) : loss}};
+  }
 
  private:
   // Of libtorch on this GPU: what tensors have, and what it keeps for them.
@@ -174,6 +181,10 @@ class GpuTrial : public dtrain::Trial {
     const auto reading = dtrain::train::device_memory(context_.device())->take();
     counts["allocated_bytes"] = reading.allocated;
     counts["reserved_bytes"] = reading.reserved;
+  }
+  // hyperparameters.draws: random numbers of libtorch are in the data, in the loss and in the validation.
+  dtrain::Loader drawing(dtrain::Loader source) const {
+    return draws_ ? std::make_shared<dtrain::test::DrawingBatches>(std::move(source)) : source;
   }
   dtrain::Loader loader(std::uint64_t seed, std::int64_t batches) const {
     return std::make_shared<dtrain::test::GeneratedBatches>(
@@ -189,10 +200,10 @@ class GpuTrial : public dtrain::Trial {
   const std::shared_ptr<dtrain::test::GpuModel> model_;
   dtrain::test::FakeGpus* const gpus_;
   const Fault fault_;
-  const bool own_state_;
+  const bool own_state_, draws_;
   const std::string host_;
   const int host_rank_;
-  at::Tensor average_;
+  at::Tensor average_, noise_;
   const std::int64_t count_from_, count_to_;  // batches of this rank, from 1
   std::int64_t batch_ = 0;
 };

@@ -229,4 +229,29 @@ std::optional<Batch> GeneratedBatches::next() {
   return model_->make_batch(last ? options_.samples / 2 : options_.samples, options_.floats, generator);
 }
 
+namespace {
+
+double draw() {
+  return torch::rand({1}, at::kDouble).item<double>();
+}
+
+}  // namespace
+
+DrawingBatches::DrawingBatches(Loader source) : source_(std::move(source)), of_source_(draw()) {}
+
+void DrawingBatches::start_epoch(std::int64_t epoch) {
+  source_->start_epoch(epoch);
+  level_ = draw();
+}
+
+std::optional<Batch> DrawingBatches::next() {
+  auto batch = source_->next();
+  level_ = 0.5 * (level_ + draw());
+  if (!batch) return std::nullopt;
+  for (at::Tensor& tensor : batch->tensors) {
+    if (tensor.is_floating_point()) tensor.add_(0.3 * (of_source_ + level_));
+  }
+  return batch;
+}
+
 }  // namespace dtrain::test

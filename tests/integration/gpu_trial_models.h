@@ -50,4 +50,19 @@ class GeneratedBatches final : public BatchSource {
   std::int64_t epoch_ = 0, next_ = 0;
 };
 
+// The batches of a source, with numbers of libtorch's generator added to their floats: one drawn when it is made, one
+// at the start of the epoch, and one for each batch of the epoch up to this one.
+class DrawingBatches final : public BatchSource {
+ public:
+  explicit DrawingBatches(Loader source);
+  void start_epoch(std::int64_t epoch) override;
+  std::optional<Batch> next() override;
+  std::optional<std::int64_t> batches_per_epoch() const override { return source_->batches_per_epoch(); }
+
+ private:
+  const Loader source_;
+  const double of_source_;
+  double level_ = 0;
+};
+
 }  // namespace dtrain::test

@@ -3,7 +3,7 @@
     resume.py BIN_FOLDER [cases|kills|ranks|model ...]
 
 cases: each case trains to its end once, and once more interrupted by SIGTERM at random batches; after each interruption
-it goes on from its checkpoint. kills: the same with kill -9 of a rank and of the profiling agent, and restarts by the launcher.
+it goes on from its checkpoint. Others end early, inside an aggregation window or between two meetings, and are then made longer. kills: the same with kill -9 of a rank and of the profiling agent, and restarts by the launcher.
 ranks: a run goes on with another number of ranks. model: a
 TorchScript file is trained; SIGTERM to the launcher, Ctrl-C, and kill -9 of every process end it. DTRAIN_RESUME_SEED seeds the random batches and is printed;
 DTRAIN_RESUME_ROUNDS repeats everything with the seeds that follow.
@@ -48,7 +48,8 @@ UNEVEN = {"batches": [17, 12, 19, 3], "length": {"epochs": 4}}
 LOCAL = {"inner_steps": 6, "outer_lr": 0.7, "outer_momentum": 0.8}
 CASES = {
     1: [case("cnn", ADAMW, aggregation_frequency=4), case("gpt", SGD, own_state=True),
-        case("cnn", ADAMW, mixed_precision="bf16", memory_format="channels_last")],
+        case("cnn", ADAMW, mixed_precision="bf16", memory_format="channels_last"),
+        case("mlp", SGD, draws=True, own_state=True)],
     2: [case("mlp", PLAIN_SGD, sharded_optimizer=False),
         case("cnn", ADAMW, mixed_precision="bf16", memory_format="auto", aggregation_frequency=2, **UNEVEN),
         case("gpt", ADAMW, mixed_precision="bf16", sharded_optimizer=True, clip=0.5),
@@ -59,7 +60,7 @@ CASES = {
         case("cnn", ADAM, sharded_optimizer=True, halve_rate_after=13),
         case("gpt", ADAMW, aggregation_frequency=4, sharded_optimizer=True),
         case("gpt", ADAMW, aggregation_frequency=4, sharded_optimizer=False, own_state=True),
-        case("cnn", ADAMW, **UNEVEN),
+        case("cnn", ADAMW, **UNEVEN), case("cnn", ADAMW, draws=True, **UNEVEN),
         case("odd", ADAM, aggregation_frequency=3, sharded_optimizer=False, clip=0.5, **UNEVEN),
         case("gpt", ADAMW, sharded_optimizer="auto"),
         *(case("gpt", ADAM, gradient_compression=word) for word in ("fp16", "bf16", "int8")),
@@ -73,6 +74,16 @@ CASES = {
         case("gpt", ADAM, gradient_compression="int8", aggregation_frequency=2),
         case("cnn", SGD, local_sgd=LOCAL, own_state=True)],
 }
+# They end at this length, with an open window, and are then made longer.
+SHORT = {"short": "batches=27"}
+LONGER_CASES = {
+    1: [{**case("mlp", SGD, aggregation_frequency=4), **SHORT}],
+    2: [{**case("gpt", ADAMW, aggregation_frequency=4, sharded_optimizer=True), **SHORT},
+        {**case("cnn", ADAM, aggregation_frequency=2, own_state=True, draws=True), **SHORT},
+        {**case("cnn", SGD, local_sgd=LOCAL), **SHORT},
+        {**case("odd", ADAM, aggregation_frequency=3, sharded_optimizer=False, **UNEVEN), "short": "epochs=2"},
+        {**case("gpt", SGD, local_sgd={**LOCAL, "compression": "int8"}, aggregation_frequency=2, **UNEVEN), "short": "epochs=1"}],
+}
 # The scale of the loss falls and grows, several times.
 FP16 = {"slot_type": "cuda", "mixed_precision": "fp16",
         "loss_scaling": {"initial_scale": 2.0**20, "growth_interval": 3}}
@@ -82,6 +93,7 @@ GPU_CASES = {
         case("gpt", ADAM, slot_type="cuda", sharded_optimizer=True, aggregation_frequency=4),
         case("cnn", ADAMW, slot_type="cuda", sharded_optimizer=True, cuda_graphs=True, host="nothing",
              halve_rate_after=13),
+        case("cnn", ADAMW, slot_type="cuda", cuda_graphs=True, host="nothing", draws=True),
         case("gpt", SGD, slot_type="cuda", local_sgd=LOCAL, **UNEVEN),
         case("gpt", ADAM, slot_type="cuda", gradient_compression="int8", aggregation_frequency=2),
         case("gpt", SGD, slot_type="cuda", mixed_precision="pure_bf16", sharded_optimizer=True),
@@ -162,12 +174,31 @@ class Interrupted:
         yield [*begin, "--set", "hyperparameters.fault={}"], (0, 2)
 
 
-def run_cases(build, workplace, ranks, cases, dice):
-    runs = [Interrupted(build, one, ranks, workplace.path / f"{ranks}-{one['slot_type']}-{index}", dice) for index, one in enumerate(cases)]
+class MadeLonger:
+    """A case's run that ends early, and goes on once it is made longer."""
+
+    def __init__(self, build, one, ranks, folder, _dice):
+        self.one, self.folder = one, folder
+        folder.mkdir()
+        self.file = experiment(build, one, ranks, one["slot_type"], folder / "experiment.yaml")
+        self.breaks = []
+
+    def arguments(self):
+        unit, count = next(iter(self.one["length"].items()))
+        yield [str(self.file), "--run-dir", str(self.folder / "whole")], (0,)
+        yield [str(self.file), "--run-dir", str(self.folder / "broken"), "--set",
+               f"searcher.max_length.{self.one['short']}"], (0,)
+        yield ["--continue", str(self.folder / "broken"), "--set", f"searcher.max_length.{unit}={count}"], (0,)
+
+
+def run_cases(build, workplace, ranks, cases, dice, kind=Interrupted):
+    runs = [kind(build, one, ranks, workplace.path / f"{ranks}-{one['slot_type']}-{kind.__name__}-{index}", dice)
+            for index, one in enumerate(cases)]
     arguments = [(run, *step) for run in runs for step in run.arguments()]
     ports = iter(free_ports(len(arguments)))
     plan = [{"arguments": given, "environment": {"MASTER_PORT": str(next(ports))}} for _, given, _ in arguments]
-    lines = run_plans(build, workplace.path, f"{ranks}-{cases[0]['slot_type']}", [plan] * ranks)
+    name = f"{ranks}-{cases[0]['slot_type']}-{kind.__name__}"
+    lines = run_plans(build, workplace.path, name, [plan] * ranks)
     failures = 0
     for run in runs:
         problems = []
@@ -180,14 +211,15 @@ def run_cases(build, workplace, ranks, cases, dice):
                 problems.append(f"exit codes {codes[-1]} of {' '.join(given[-3:])}")
             reports = [report for of_rank in lines for report in of_rank[index]["reports"]]
             problems += sorted(set(reports))
-        if 75 not in [code for step in codes for code in step]:
+        if run.breaks and 75 not in [code for step in codes for code in step]:
             problems.append("it was never interrupted")
         if not problems:
             problems = differences(what_is_left(run.folder / "whole"), what_is_left(run.folder / "broken"))
         if not problems and run.one["optimizations"].get("mixed_precision") == "fp16":
             problems += scale_problems(run.folder / "whole")
         breaks = " and ".join(f"batch {fault['batch']} on rank {fault['rank']}" for fault in run.breaks)
-        print(f"{ranks} {title(run.one):70} interrupted at {breaks}: {'equal' if not problems else 'FAILED'}", flush=True)
+        what = f"interrupted at {breaks}" if run.breaks else f"made longer than {run.one['short']}"
+        print(f"{ranks} {title(run.one):70} {what}: {'equal' if not problems else 'FAILED'}", flush=True)
         for problem in problems:
             print(f"    {problem} ({run.folder})", flush=True)
         failures += bool(problems)
@@ -197,12 +229,13 @@ def run_cases(build, workplace, ranks, cases, dice):
 
 
 def all_cases(build, workplace, dice):
-    tables = [CASES]
+    tables = [(CASES, Interrupted), (LONGER_CASES, MadeLonger)]
     if (build.bin.parent / "lib" / "libdtrain_comm_nccl.so").is_file():
-        tables.append(GPU_CASES)
+        tables.append((GPU_CASES, Interrupted))
     else:
         print("skipped 'the cases on fake GPUs: dtrain was built without the nccl backend'", flush=True)
-    return sum(run_cases(build, workplace, ranks, of_ranks, dice) for cases in tables for ranks, of_ranks in cases.items())
+    return sum(run_cases(build, workplace, ranks, of_ranks, dice, kind)
+               for cases, kind in tables for ranks, of_ranks in cases.items())
 
 
 # Processes are killed: by the launcher's restarts, and by hand.

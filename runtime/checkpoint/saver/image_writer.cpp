@@ -12,6 +12,7 @@
 #include "crc32c.h"
 #include "dtrain/base/error.h"
 #include "parallel_pieces.h"
+#include "saver/finite_check.h"
 #include "saver/priority.h"
 #include "saver/small_file.h"
 
@@ -32,7 +33,7 @@ std::size_t whole_blocks(std::size_t bytes) {
 class ImageFile {
  public:
   ImageFile(const OpenFolder& folder, const FileImage& image, const std::byte* data)
-      : path_(folder.path / image.name), image_(image), data_(data) {
+      : path_(folder.path / image.name), image_(image), data_(data), finite_(image, data) {
     fd_.reset(::openat(folder.fd.get(), image.name.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666));
     if (!fd_) fail_to_write(path_, 0, errno);
     reserve();
@@ -44,14 +45,21 @@ class ImageFile {
   }
 
   std::size_t parts() const { return (image_.bytes + kPartBytes - 1) / kPartBytes; }
-  const ManifestFile& about() const { return about_; }
+  // Once all parts are written.
+  ManifestFile about() const {
+    ManifestFile about = about_;
+    about.not_finite = finite_.found();
+    return about;
+  }
 
   // Parts of one file may be written by several threads.
   void write_part(std::size_t number) {
     const std::size_t offset = number * kPartBytes;
     const std::size_t size = std::min(kPartBytes, image_.bytes - offset);
     for (std::size_t at = 0; at < size; at += kPieceBytes) {
-      about_.checksums[(offset + at) / kPieceBytes] = crc32c({data_ + offset + at, std::min(kPieceBytes, size - at)});
+      const std::size_t piece = std::min(kPieceBytes, size - at);
+      about_.checksums[(offset + at) / kPieceBytes] = crc32c({data_ + offset + at, piece});
+      finite_.look(offset + at, piece);
     }
     std::size_t done = 0;
     while (done < size) done += write_some(offset + done, size - done);
@@ -101,6 +109,7 @@ class ImageFile {
   std::filesystem::path path_;
   FileImage image_;
   const std::byte* data_;
+  FiniteCheck finite_;
   UniqueFd fd_;
   ManifestFile about_;
   std::atomic<bool> direct_{false};

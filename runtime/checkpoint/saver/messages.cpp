@@ -31,6 +31,8 @@ std::string to_message(const SaveRequest& request) {
   Json files = Json::array();
   for (const FileImage& file : request.files) {
     files.push_back({{"name", file.name}, {"offset", file.offset}, {"bytes", file.bytes}});
+    if (file.weights) files.back()["weights"] = *file.weights;
+    if (!file.may_be_infinite.empty()) files.back()["may_be_infinite"] = file.may_be_infinite;
   }
   const Json line = {{"number", request.number},
                      {"about", to_json(request.about)},
@@ -50,6 +52,9 @@ SaveOrder save_order_from(const std::string& message) {
   for (const Json& file : line.at("files")) {
     order.request.files.push_back({file.at("name").get<std::string>(), file.at("offset").get<std::size_t>(),
                                    file.at("bytes").get<std::size_t>()});
+    FileImage& image = order.request.files.back();
+    if (file.contains("weights")) image.weights = file["weights"].get<std::string>();
+    image.may_be_infinite = file.value("may_be_infinite", std::vector<std::string>());
   }
   order.request.passed_over = line.at("passed_over").get<std::vector<std::int64_t>>();
   order.request.companion = line.at("companion").get<std::string>();
@@ -61,7 +66,7 @@ SaveOrder save_order_from(const std::string& message) {
 Json to_json(const SaveResult& result) {
   return {{"about", to_json(result.about)}, {"path", result.path.string()}, {"error", result.error},
           {"bytes", result.bytes},          {"wait_s", result.wait_s},      {"write_s", result.write_s},
-          {"cpu_s", result.cpu_s},          {"deleted", result.deleted}};
+          {"cpu_s", result.cpu_s},          {"deleted", result.deleted},    {"not_finite", result.not_finite}};
 }
 
 SaveResult save_result_from(const Json& json) {
@@ -73,6 +78,7 @@ SaveResult save_result_from(const Json& json) {
   result.wait_s = json.at("wait_s").get<double>();
   result.write_s = json.at("write_s").get<double>();
   result.cpu_s = json.at("cpu_s").get<double>();
+  result.not_finite = json.at("not_finite").get<std::string>();
   result.deleted = json.at("deleted").get<std::vector<std::string>>();
   return result;
 }

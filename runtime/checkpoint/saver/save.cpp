@@ -162,6 +162,7 @@ class Save {
     durable_at_ = Steady::now();
     guard.release();
     result.bytes = total_bytes(manifest.files);
+    result.not_finite = not_finite_weight(manifest.files);
     retire(result);
   }
 

@@ -19,6 +19,7 @@ namespace {
 struct DeleteArguments {
   std::string run;
   std::vector<std::string> steps;
+  std::optional<std::int64_t> after;
   bool yes = false, force = false;
 };
 
@@ -70,20 +71,33 @@ void add_checkpoint_delete(CLI::App& checkpoint, int* exit_code) {
   CLI::App* command = checkpoint.add_subcommand("delete", "Delete checkpoints of a run that is not in progress");
   add_run_or_checkpoint(*command, arguments->run);
   command->add_option("STEP", arguments->steps, std::string(kStepHelp) + "; not with a checkpoint's folder");
+  command->add_option("--after", arguments->after, "All checkpoints of the run after so many batches")
+      ->check(CLI::NonNegativeNumber);
   command->add_flag("-y,--yes", arguments->yes, "Do not ask");
   command->add_flag("--force", arguments->force, "Also the only one that is whole");
   command->callback([arguments, exit_code] {
     const Checkpoints found = find_checkpoints(arguments->run);
     std::vector<checkpoints::Entry> doomed;
-    if (found.run && arguments->steps.empty()) {
+    if (!found.run && arguments->after) {
+      throw ConfigError(arguments->run + " is one checkpoint, and --after chooses from those of a run",
+                        "name the run instead of the folder");
+    }
+    if (found.run && arguments->steps.empty() && !arguments->after) {
       throw ConfigError("which checkpoints are to be deleted?",
                         "name their steps: dtrain checkpoint list " + arguments->run + " shows them");
     }
-    if (arguments->steps.empty()) doomed = found.entries;
-    for (const std::string& step : arguments->steps) {
-      const checkpoints::Entry& entry = choose(found, step);
+    if (!found.run) doomed = found.entries;
+    const auto add = [&](const checkpoints::Entry& entry) {
       const bool twice = std::any_of(doomed.begin(), doomed.end(), [&](const auto& e) { return e.path == entry.path; });
       if (!twice) doomed.push_back(entry);
+    };
+    for (const std::string& step : arguments->steps) add(choose(found, step));
+    for (const checkpoints::Entry& entry : found.entries) {
+      if (arguments->after && entry.about.step > *arguments->after) add(entry);
+    }
+    if (doomed.empty()) {
+      throw ConfigError("there is no checkpoint after batch " + std::to_string(*arguments->after) + " in " +
+                        found.storage.string());
     }
     refuse_in_use(found);
     if (!arguments->force) refuse_last_good(checkpoints::list(found.storage), doomed);

@@ -117,6 +117,7 @@ std::string describe_text(const checkpoints::Entry& entry) {
   facts.add("ranks", std::to_string(about.world_size));
   facts.add("size", format_bytes(static_cast<double>(entry.bytes)));
   facts.add("damage", entry.damage);
+  facts.add("not finite", entry.not_finite);
   add_run(about.run, facts);
   facts.add("goes on", "`dtrain launch --continue RUN` goes on from a run's newest checkpoint: to the same bits on " +
                            std::to_string(about.world_size) + (about.world_size == 1 ? " rank" : " ranks"));

@@ -60,6 +60,7 @@ std::string list_text(const Checkpoints& found) {
     std::vector<std::string_view> mark;
     if (marks.best == entry.about.step) mark.emplace_back("best");
     if (marks.latest == entry.about.step) mark.emplace_back("latest");
+    if (!entry.not_finite.empty()) mark.emplace_back("not finite");
     const std::string saved = format_utc(when(entry.about)).substr(0, 19) + "Z";
     const std::string age = format_duration(clock.wall() - when(entry.about));
     const std::string metric = metric_text(entry.about);
@@ -80,7 +81,8 @@ void add_checkpoint_list(CLI::App& checkpoint, int* exit_code) {
   add_json(*command, arguments->json);
   command->footer(
       "Looks at manifests and sizes only; `dtrain checkpoint verify` reads every byte. The best checkpoint is that "
-      "with the best\nsearcher.metric, the latest is what `dtrain launch --continue` goes on from.");
+      "with the best\nsearcher.metric, the latest is what `dtrain launch --continue` goes on from. "
+      "Weights of one that is\nnot finite have become NaN or infinite: `dtrain checkpoint describe` names one.");
   command->callback([arguments, exit_code] {
     const Checkpoints found = find_checkpoints(arguments->run);
     print_answer(

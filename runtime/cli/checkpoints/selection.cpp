@@ -110,6 +110,7 @@ Json to_json(const checkpoints::Entry& entry) {
   json["path"] = entry.path.string();
   json["bytes"] = entry.bytes;
   json["damage"] = entry.damage.empty() ? Json() : Json(entry.damage);
+  json["not_finite"] = entry.not_finite.empty() ? Json() : Json(entry.not_finite);
   return json;
 }
 

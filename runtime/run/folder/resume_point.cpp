@@ -35,6 +35,18 @@ constexpr auto kReadAgainAfter = std::chrono::seconds(1);
   throw ConfigError(text, remedy);
 }
 
+// What to do where the weights of the checkpoint from which the run goes on are not finite.
+std::string not_finite_text(const RunFolder& folder, const checkpoints::Newest& newest) {
+  std::string text = "the checkpoint of batch " + std::to_string(newest.entry->about.step) +
+                     " has values that are not finite (" + newest.entry->not_finite + ")";
+  if (!newest.finite) return text + "; there is no earlier one with finite values";
+  const std::string run = reference_of(folder);
+  return text + "; the last one with finite values is " + newest.finite->path.filename().string() +
+         "; to go on from there, end the run and delete what comes after it: " + own_command() + " checkpoint delete " +
+         run + " --after " + std::to_string(newest.finite->about.step) + "; then " + own_command() +
+         " launch --continue " + run;
+}
+
 }  // namespace
 
 ResumePoint find_resume_point(const RunFolder& folder) {
@@ -58,6 +70,7 @@ ResumePoint find_resume_point(const RunFolder& folder) {
   point.path = newest.entry->path;
   point.step = newest.entry->about.step;
   point.epoch = newest.entry->about.epoch;
+  if (!newest.entry->not_finite.empty()) point.not_finite = not_finite_text(folder, newest);
   return point;
 }
 
@@ -75,6 +88,7 @@ std::string text_of(const ResumePoint& point) {
 std::vector<std::string> warnings_of(const ResumePoint& point) {
   std::vector<std::string> warnings;
   if (!point.still_saving.empty()) warnings.push_back(point.still_saving);
+  if (!point.not_finite.empty()) warnings.push_back(point.not_finite);
   for (const std::string& one : point.passed_over) warnings.push_back("a checkpoint is passed over: " + one);
   return warnings;
 }

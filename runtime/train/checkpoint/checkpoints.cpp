@@ -199,6 +199,14 @@ void Checkpoints::take_result(const checkpoints::SaveResult& result) {
   event["wait_s"] = result.wait_s;
   event["write_s"] = result.write_s;
   event["deleted"] = result.deleted;
+  if (!result.not_finite.empty()) {
+    event["not_finite"] = result.not_finite;
+    if (!std::exchange(told_of_not_finite_, true)) {
+      session_.log()->warn(
+          "the checkpoint of batch {} has values that are not finite ({}); the newest one with finite values stays",
+          result.about.step, result.not_finite);
+    }
+  }
   if (result.about.metric_value) {
     event["metric"] = result.about.metric;
     event["metric_value"] = *result.about.metric_value;

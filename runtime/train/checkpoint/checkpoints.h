@@ -92,6 +92,7 @@ class Checkpoints {
   Nanoseconds last_time_{0};
   std::optional<Nanoseconds> delayed_since_;  // when the next one was due, while it waits
   bool told_of_delay_ = false;
+  bool told_of_not_finite_ = false;
   bool saver_was_started_ = false;
   std::int64_t resumed_at_ = 0;                    // batch; 0: the run has begun anew
   std::vector<std::int64_t> passed_over_;          // Retention's

@@ -273,7 +273,7 @@ void Snapshot::name_files(const StateImage& image, const std::vector<std::int64_
   files_.clear();
   if (!hosts_.saves() || !hosts_.is_leader()) return;
   if (hosts_.host == 0) {
-    files_.push_back({checkpoints::kModelFile, 0, image.model().bytes()});
+    files_.push_back({checkpoints::kModelFile, 0, image.model().bytes(), /*weights=*/"", image.fixed()});
     files_.push_back({checkpoints::kOptimizerFile, pages(image.model().bytes()), image.optimizer().bytes()});
   }
   for (std::size_t rank = 0; rank < sizes.size(); ++rank) {
@@ -281,8 +281,9 @@ void Snapshot::name_files(const StateImage& image, const std::vector<std::int64_
     if (hosts_.folder_is_shared && here == hosts_.ranks_here.end()) continue;
     const int region =
         hosts_.folder_is_shared ? static_cast<int>(here - hosts_.ranks_here.begin()) : static_cast<int>(rank);
-    files_.push_back(
-        {checkpoints::rank_file(static_cast<int>(rank)), own_offset(region), static_cast<std::size_t>(sizes[rank])});
+    files_.push_back({checkpoints::rank_file(static_cast<int>(rank)), own_offset(region),
+                      static_cast<std::size_t>(sizes[rank]),
+                      /*weights=*/std::string(state_path::kParameters)});
   }
 }
 

@@ -90,12 +90,14 @@ class StateImage::Collector final : public StateVisitor {
       image_.model_.add(name_behind(state_path::kParameters), value, writers);
     } else if (path.starts_with(state_path::kFrozen)) {
       image_.model_.add(name_behind(state_path::kFrozen), value);
+      image_.fixed_.push_back(name_behind(state_path::kFrozen));
       own = false;
     } else if (path.starts_with(state_path::kOptimizer)) {
       image_.optimizer_.add(name_behind(state_path::kOptimizer), value, writers);
     } else {
       if (path.starts_with(state_path::kBuffers)) {
         image_.model_.add(name_behind(state_path::kBuffers), value, Writers::kFirst);
+        image_.fixed_.push_back(name_behind(state_path::kBuffers));
       }
       own = true;
     }

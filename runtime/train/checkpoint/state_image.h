@@ -87,11 +87,14 @@ class StateImage {
   const FileImage& optimizer() const { return optimizer_; }
   const FileImage& own() const { return own_; }   // of this rank
   const Json& values() const { return values_; }  // numbers and texts by their paths
+  // Of model(): the tensors that training does not update.
+  const std::vector<std::string>& fixed() const { return fixed_; }
 
  private:
   class Collector;
   FileImage model_, optimizer_, own_;
   Json values_ = Json::object();
+  std::vector<std::string> fixed_;
 };
 
 }  // namespace dtrain::train

@@ -1,19 +1,27 @@
-// Seeds of libtorch's random stream, which is seeded anew before each batch and each validation: so nothing of it has
-// to be saved. Plain functions.
+// Seeds of libtorch's random streams, which are seeded anew before each call of the trial and of its data: so nothing
+// of them has to be saved, and a run that goes on from a checkpoint draws what the run without a break draws.
 #pragma once
 
 #include <cstdint>
 
+#include "dtrain/run/rank_session.h"
+
 namespace dtrain::train {
 
-// What the random numbers are for.
-enum class Draws : std::uint64_t { kTraining = 0, kValidation = 1 };
+// What the random numbers are for, and what the number of a seed counts.
+enum class Draws : std::uint64_t {
+  kTraining = 0,     // train_batch(), by the batch
+  kEpoch = 1,        // start_epoch() of the training data, by the epoch
+  kData = 2,         // next() of the training data, by the batch; training_loader(): 0
+  kBeforeBatch = 3,  // before_batch(), by the batch
+  kValidation = 4,   // a validation, by the batch that it follows; validation_loader(): -1
+};
 
-// A function of the experiment's seed, the rank, the batch and the purpose. The mixing is the finalizer of splitmix64
+// A function of the experiment's seed, the rank, the number and the purpose. The mixing is the finalizer of splitmix64
 // (Steele, Lea and Flood, OOPSLA 2014).
-inline std::uint64_t random_seed(std::uint64_t seed, int rank, std::int64_t batch, Draws draws) {
-  std::uint64_t x = seed ^ static_cast<std::uint64_t>(draws) << 63;
-  for (const std::uint64_t part : {static_cast<std::uint64_t>(rank), static_cast<std::uint64_t>(batch)}) {
+inline std::uint64_t random_seed(std::uint64_t seed, int rank, std::int64_t number, Draws draws) {
+  std::uint64_t x = seed ^ static_cast<std::uint64_t>(draws) << 61;
+  for (const std::uint64_t part : {static_cast<std::uint64_t>(rank), static_cast<std::uint64_t>(number)}) {
     x += 0x9e3779b97f4a7c15u * (part + 1);
     x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
     x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
@@ -21,5 +29,8 @@ inline std::uint64_t random_seed(std::uint64_t seed, int rank, std::int64_t batc
   }
   return x;
 }
+
+// Seeds libtorch's default generators, of the CPU and of the GPUs. All threads share them: training thread.
+void seed_draws(const run::RankSession& session, Draws draws, std::int64_t number);
 
 }  // namespace dtrain::train

@@ -5,7 +5,6 @@
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 #include <ATen/Version.h>
-#include <torch/utils.h>
 #include <torch/version.h>
 
 #include "checkpoint/open_checkpoint.h"
@@ -16,7 +15,6 @@
 #include "dtrain/base/json_number.h"
 #include "dtrain/config/experiment.h"
 #include "loop/mock_loader.h"
-#include "loop/random_seed.h"
 #include "precision/autocast.h"
 
 namespace dtrain::train {
@@ -39,6 +37,11 @@ Json facts_for_resume(const run::RankSession& session) {
           {"device", session.gpu() ? "cuda" : "cpu"}};
 }
 
+Loader training_loader(Trial& trial, const run::RankSession& session) {
+  seed_draws(session, Draws::kData, 0);
+  return trial.training_loader();
+}
+
 std::map<std::string, std::string> tied_names(const torch::nn::Module& model) {
   std::map<std::string, std::string> tied;
   for (const auto& parameter : distinct_parameters(model)) {
@@ -57,7 +60,7 @@ TrainingLoop::TrainingLoop(Trial& trial, TrialContext& context, run::RankSession
       step_(step),
       recorder_(session.recorder()),
       experiment_(session.experiment()),
-      loader_(trial.training_loader()),
+      loader_(training_loader(trial, session)),
       feed_(context.device()),
       sync_debug_(context.device()),
       device_profile_(context.device(), recorder_, session.clock(), experiment_.profiling.sync_timings),
@@ -70,6 +73,9 @@ TrainingLoop::TrainingLoop(Trial& trial, TrialContext& context, run::RankSession
       counted_batches_(session, context.device().is_cuda()),
       global_batch_(session.batch_per_rank() * session.world().size) {
   if (!loader_) throw ConfigError("training_loader() returned nothing", "return context.loader(data set)");
+  loader_->seed_with([this](std::int64_t batch) {  // of the epoch
+    seed_draws(session_, Draws::kData, batches_ - epoch_batches_ + batch + 1);
+  });
   if (session.mock().loader) loader_ = repeat_first_batch(std::move(loader_));
   find_lengths();
   if (session_.mock().any()) return;
@@ -132,6 +138,7 @@ void TrainingLoop::warn_of_unused_length() const {
 void TrainingLoop::start_epoch(std::int64_t epoch) {
   epoch_ = epoch;
   epoch_batches_ = 0;
+  seed(Draws::kEpoch);
   loader_->start_epoch(epoch);
 }
 
@@ -196,6 +203,7 @@ void TrainingLoop::resume() {
   reader.restore([this](StateVisitor& visitor) { visit(visitor); });
   session_.control().barrier("train/resumed");  // nobody writes shared memory that another still restores
   tell_of_resume(session_, reader, facts_for_resume(session_), batches_, epoch_);
+  seed(Draws::kEpoch);
   loader_->start_epoch_at(epoch_, epoch_batches_);
   if (checkpoints_) checkpoints_->resumed_at(batches_);
   if (std::exchange(due_is_open_, false)) do_what_is_due(/*stepped=*/true);
@@ -210,6 +218,7 @@ TrainingLoop::Outcome TrainingLoop::run_round() {
   std::optional<Batch> batch;
   {
     const PhaseScope phase(recorder_, Phase::kDataloaderNext);
+    seed(Draws::kData);
     if (!epoch_is_full()) batch = loader_->next();
     if (batch) record_loader(*batch);
   }
@@ -233,7 +242,10 @@ TrainingLoop::Outcome TrainingLoop::run_round() {
       const PhaseScope phase(recorder_, Phase::kToDevice);
       feed_.move(*batch);
     }
-    if (batch) trial_.before_batch(*batch);
+    if (batch) {
+      seed(Draws::kBeforeBatch);
+      trial_.before_batch(*batch);
+    }
     const bool as_graph = fits_graph && step_.agree().graphs == session_.world().size;
     stepped = (as_graph && step_as_graph(*batch)) || step_eagerly(batch);
   }
@@ -245,7 +257,7 @@ TrainingLoop::Outcome TrainingLoop::run_round() {
   const bool last = total_batches_ && batches_ == *total_batches_;
   const bool stopped = stepped && step_.stop_is_due();
   if (last || stopped) {
-    due_is_open_ = !last;
+    due_is_open_ = !last || step_.window_is_open();
     conclude(stopped && !last);
     progress_.leave_out_pause();
   } else {
@@ -325,18 +337,18 @@ bool TrainingLoop::step_eagerly(const std::optional<Batch>& batch) {
 
 bool TrainingLoop::step_as_graph(const Batch& batch) {
   const auto metrics = graph_->step(
-      batch, [this](const Batch& places) { return call_trial(places); }, [this] { seed_batch(); });
+      batch, [this](const Batch& places) { return call_trial(places); }, [this] { seed(Draws::kTraining); });
   if (!metrics) return false;
   keep_metrics(*metrics, batch.samples);
   return true;
 }
 
-void TrainingLoop::seed_batch() {
-  torch::manual_seed(random_seed(experiment_.experiment_seed, session_.world().rank, batches_ + 1, Draws::kTraining));
+void TrainingLoop::seed(Draws draws) {
+  seed_draws(session_, draws, draws == Draws::kEpoch ? epoch_ : batches_ + 1);
 }
 
 void TrainingLoop::train_batch(const Batch& batch) {
-  seed_batch();
+  seed(Draws::kTraining);
   const PhaseScope phase(recorder_, Phase::kForward);
   Metrics metrics;
   {
@@ -425,7 +437,10 @@ void TrainingLoop::conclude(bool stopped) {
   if (stopped) session_.begin_last_save();
   // What is left of a window may bring one more update: nothing may be copied then into memory that a saver reads.
   step_.before_update({});
-  if (stopped && checkpoints_) take_checkpoint("stop", {}, /*may_wait=*/true, /*last=*/true);
+  const bool goes_on_from_here = stopped || step_.window_is_open();
+  if (goes_on_from_here && checkpoints_) {
+    take_checkpoint(stopped ? "stop" : "end", {}, /*may_wait=*/true, /*last=*/true);
+  }
   step_.flush();
   step_.report();
   {
@@ -436,7 +451,8 @@ void TrainingLoop::conclude(bool stopped) {
   finish_training_metrics(/*all=*/true);
   if (stopped || session_.mock().any()) return;
   const auto validated = validation_.run(batches_, epoch_);
-  if (checkpoints_) take_checkpoint("end", validated.value_or(Validation::Result{}), /*may_wait=*/true, /*last=*/true);
+  if (checkpoints_ && !goes_on_from_here)
+    take_checkpoint("end", validated.value_or(Validation::Result{}), /*may_wait=*/true, /*last=*/true);
 }
 
 }  // namespace dtrain::train

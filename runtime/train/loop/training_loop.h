@@ -20,6 +20,7 @@
 #include "graph/step_graph.h"
 #include "loop/metric_reducer.h"
 #include "loop/progress_meter.h"
+#include "loop/random_seed.h"
 #include "loop/validation.h"
 #include "step/training_step.h"
 #include "tracing/deep_window.h"
@@ -61,10 +62,12 @@ class TrainingLoop {
   void train_batch(const Batch& batch);
   // train_batch() of the trial.
   Metrics call_trial(const Batch& batch);
-  void seed_batch();
+  // Of batch and epoch that come next.
+  void seed(Draws draws);
   void record_loader(const Batch& batch);
   // At the last batch: applies what is left of the window, reduces metrics, validates, takes the last checkpoint. A run
-  // that is stopped takes its checkpoint first: it goes on as if it had not been stopped. Once.
+  // that is stopped takes its checkpoint first, and so does one whose window is open at its end: where they go on, they
+  // do as if they had not ended there. Once.
   void conclude(bool stopped);
   void keep_metrics(Metrics metrics, std::int64_t samples);
   // Metrics are due: their sums are on the way to the host. Then all ranks reduce those that have arrived, in the same

@@ -5,7 +5,6 @@
 #include <sstream>
 
 #include <ATen/ATen.h>
-#include <torch/utils.h>
 
 #include "dtrain/base/json_number.h"
 #include "dtrain/base/text.h"
@@ -18,11 +17,20 @@
 
 namespace dtrain::train {
 
+namespace {
+
+Loader validation_loader(Trial& trial, const run::RankSession& session) {
+  seed_draws(session, Draws::kValidation, -1);
+  return trial.validation_loader();
+}
+
+}  // namespace
+
 Validation::Validation(Trial& trial, TrialContext& context, run::RankSession& session)
     : trial_(trial),
       context_(context),
       session_(session),
-      loader_(trial.validation_loader()),
+      loader_(validation_loader(trial, session)),
       feed_(context.device()),
       in_flight_(context.device(), session.device_communicator(), session.recorder()),
       metrics_("validation", session.control(), session.communicator()) {
@@ -42,8 +50,7 @@ std::optional<Validation::Result> Validation::run(std::int64_t batch, std::int64
     const EvaluationMode evaluation(model);
     const at::NoGradGuard no_grad;
     // What the batch before has left of the random stream is not there in a run that goes on from a checkpoint.
-    torch::manual_seed(
-        random_seed(session_.experiment().experiment_seed, session_.world().rank, batch, Draws::kValidation));
+    seed_draws(session_, Draws::kValidation, batch);
     loader_->start_epoch(0);
     while (auto part = loader_->next()) {
       feed_.move(*part);

@@ -3,8 +3,8 @@
 //
 // State is what the weights of later steps depend on. It is visited between two optimizer steps, while no window of
 // gradients is open. What follows from the options, what is measured (timings, the buckets and the strategy that come
-// of them: all give the same bits) and how compression fared is no state. Nor is there random state: each
-// batch seeds libtorch anew from the experiment's seed, the rank and its number.
+// of them: all give the same bits) and how compression fared is no state. Nor is there random state: libtorch
+// is seeded anew before each call of the trial and of its data (loop/random_seed.h).
 //
 // Entries have paths, "optimizer/exp_avg/layer.weight". The same options and the same model give the same paths.
 #pragma once

@@ -58,6 +58,9 @@ class TrainingStep : private CapturableStep {
   bool end_batch();
   // Exchanges and applies what is left of an unfinished window, with its real number of batches. True if there was one.
   bool flush();
+  // Whether flush() has anything to do: gradients that no update has applied, or local steps since the last meeting.
+  // The same on all ranks.
+  bool window_is_open() const { return window_.rounds() > 0 || !mode_->synchronised(); }
   // Now and then: Error naming a parameter that training does not know.
   void check_members() const { watch_.check_members(); }
 

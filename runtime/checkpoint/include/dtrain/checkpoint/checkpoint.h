@@ -47,7 +47,10 @@ struct Entry {
   std::filesystem::path path;  // …/step-120
   About about;                 // where the manifest cannot be read: only the step, from the folder's name
   std::int64_t bytes = 0;      // of all its files
-  std::string damage;  // why it cannot be used, as far as its manifest and the files' sizes show; empty: nothing
+  std::string damage;        // why it cannot be used, as far as its manifest and the files' sizes show; empty: nothing
+  std::string not_finite{};  // "model.safetensors: layer.weight", a weight with a value that is not finite; empty: none
+
+  bool leads_on() const { return damage.empty() && not_finite.empty(); }
 };
 
 // The checkpoints in `folder`, the oldest first; also damaged ones. A folder that does not exist has none. Reads the
@@ -66,13 +69,15 @@ std::vector<std::string> verify(const std::filesystem::path& checkpoint, const P
 // SystemError where the folder cannot be read.
 struct Newest {
   std::optional<Entry> entry;
+  std::optional<Entry> finite;  // where a weight of `entry` is not finite: the newest that verifies and has finite ones
   std::vector<std::string> passed_over;
   int damaged = 0;  // how many of these, the first ones, were completed once; the others were not
 };
 Newest find_newest(const std::filesystem::path& folder);
 
 // Which checkpoints stay when a new one is durable: the newest `latest`, at least one, and the best `best` by
-// About::metric_value. The others go. Damaged ones stay: only a user deletes them.
+// About::metric_value. The others go. Damaged ones stay: only a user deletes them. One with weights that are not finite
+// is never the best, and as long as none with finite weights has come after it, the newest before it with such stays.
 struct Retention {
   int latest = 1;
   int best = 1;

@@ -20,6 +20,7 @@ struct ManifestFile {
   std::string name;  // of a file in the checkpoint's folder
   std::uint64_t bytes = 0;
   std::vector<std::uint32_t> checksums;  // CRC-32C of each piece; the last may be shorter; none for an empty file
+  std::string not_finite{};  // the first of its weights that has a value that is not finite; empty: none has
   bool operator==(const ManifestFile&) const = default;
 };
 Json to_json(const ManifestFile& file);
@@ -38,5 +39,7 @@ Manifest parse_manifest(std::string_view text);
 Manifest read_manifest(const std::filesystem::path& checkpoint);
 
 std::int64_t total_bytes(const std::vector<ManifestFile>& files);
+// "model.safetensors: layer.weight", the first of all weights that has a value that is not finite; empty: none has.
+std::string not_finite_weight(const std::vector<ManifestFile>& files);
 
 }  // namespace dtrain::checkpoints

@@ -32,6 +32,11 @@ struct FileImage {
   std::string name;        // "model.safetensors"
   std::size_t offset = 0;  // a multiple of 4096
   std::size_t bytes = 0;
+  // Of a safetensors file: tensors whose names begin so are weights, and the manifest names one that is not finite.
+  // None: it has no weights.
+  std::optional<std::string> weights{};
+  // Weights that may be infinite, such as masks, since training does not update them; they may not be NaN.
+  std::vector<std::string> may_be_infinite{};
 };
 
 // The memory, and which of the host's ranks have copied their part of which snapshot into it. All local ranks map it.
@@ -91,6 +96,7 @@ struct SaveResult {
   About about;
   std::filesystem::path path;  // empty: it failed
   std::string error;           // what failed, with the file and errno's text; empty: it is durable
+  std::string not_finite;      // Entry's
   std::int64_t bytes = 0;
   double wait_s = 0;                 // for the ranks' copies and for other hosts
   double write_s = 0;                // from the first byte to the durable rename, less the wait for other hosts

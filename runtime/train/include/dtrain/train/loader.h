@@ -2,9 +2,11 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -34,10 +36,12 @@ class BatchSource {
   virtual ~BatchSource() = default;
   virtual void start_epoch(std::int64_t epoch) = 0;
   // Starts an epoch behind its first `batches` batches of this rank, for a run that goes on in the middle of an epoch.
-  // Without an override the batches are read and thrown away.
+  // Without an override the batches are read and thrown away, each with the random numbers that it had before.
   virtual void start_epoch_at(std::int64_t epoch, std::int64_t batches) {
     start_epoch(epoch);
-    for (std::int64_t batch = 0; batch < batches && next(); ++batch) {
+    for (std::int64_t batch = 0; batch < batches; ++batch) {
+      if (seed_) seed_(batch);
+      if (!next()) return;
     }
   }
   virtual std::optional<Batch> next() = 0;  // empty at the end of the epoch
@@ -45,6 +49,13 @@ class BatchSource {
   virtual std::optional<std::int64_t> samples_per_epoch() const { return std::nullopt; }  // of all ranks, if known
   virtual std::int32_t queue_depth() const { return 0; }
   virtual std::int32_t workers() const { return 0; }
+
+  // Called by dtrain: `seed` seeds libtorch's random numbers for the next() that gives batch `batch` of the epoch, from
+  // 0. A source that calls next() of another one ahead of time needs it.
+  void seed_with(std::function<void(std::int64_t batch)> seed) { seed_ = std::move(seed); }
+
+ private:
+  std::function<void(std::int64_t batch)> seed_;  // empty: random numbers are not seeded
 };
 
 using Loader = std::shared_ptr<BatchSource>;
