@@ -49,7 +49,8 @@ void FailureReport::report(const std::exception& error) {
 void FailureReport::report_before_mpirun_kills(const comm::RankFailure& failure) {
   // Nothing says more about a rank that was killed, and Open MPI may end this process where its connection breaks.
   const bool was_killed = failure.departure == comm::Departure::kGone;
-  timer_.arm(was_killed ? std::chrono::milliseconds(0) : kReportUnderMpirun, std::nullopt, [this, failure] { report(CommError(failure.cause)); });
+  timer_.arm(was_killed ? std::chrono::milliseconds(0) : kReportUnderMpirun, std::nullopt,
+             [this, failure] { report(CommError(failure.cause)); });
 }
 
 // A failure of this rank wakes every rank that waits for it.
