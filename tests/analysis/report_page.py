@@ -111,6 +111,8 @@ class Report(unittest.TestCase):
         self.assertEqual(titles, ["loss", "accuracy", "learning rate", "gradient norm", "throughput"])
         self.assertEqual(self.points(page, "curve-0"), [["training", 300, 10, 3000], ["validation", 6, 500, 3000]])
         self.assertIn("nan or infinite once, first in batch 1,710", section.locator("#curve-0 figcaption").inner_text())
+        begin = page.evaluate("figures.filter((one) => one.base.over).map((one) => one.chart.scales.y.min)")
+        self.assertEqual(begin, [0, 0, 0, 0, 0], "no axis goes below zero where no value does")
         page.locator("#curves-over").select_option("time")
         (_, _, first, last), _ = self.points(page, "curve-0")
         self.assertAlmostEqual(first, 5 + 20 / 60, places=3)

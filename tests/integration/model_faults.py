@@ -174,6 +174,19 @@ class Faults(unittest.TestCase):
         for batch, rate in enumerate(rates):
             self.assertAlmostEqual(rate, 0.05 * 0.1 ** (batch // 3), places=12)
 
+    def test_the_norm_of_clipped_gradients_is_logged(self):
+        result, _ = self.train("", scheduling_unit=1)
+        self.assertFalse(any("gradient_norm" in line for line in result.metrics("training")), "nothing is clipped")
+        result, _ = self.train("", scheduling_unit=1, hyperparameters={"clip": 1e9})
+        norms = [line["gradient_norm"] for line in result.metrics("training")]
+        self.assertEqual(len(norms), 8)
+        self.assertTrue(all(norm > 0 for norm in norms), norms)
+        result, _ = self.train("", scheduling_unit=1, hyperparameters={"clip": 1e-3})
+        clipped = [line["gradient_norm"] for line in result.metrics("training")]
+        self.assertEqual(clipped[0], norms[0], "before clipping")
+        result, _ = self.train("nan_gradient", scheduling_unit=1, hyperparameters={"clip": 1, "fault_batch": 8})
+        self.assertEqual(result.metrics("training")[-1]["gradient_norm"], "nan")
+
     def test_every_phase_is_recorded(self):
         """Each has its time where it happens: a scope that is removed leaves it at zero."""
         result, _ = self.train("", validate=True, scheduling_unit=2)

@@ -48,7 +48,11 @@ void export_metrics(const RunProfile& profile, const std::filesystem::path& fold
     for (const auto& [name, value] : values->items()) {
       if (const auto scalar = number_of(value)) scalars.emplace_back(kind + "/" + name, *scalar);
     }
-    if (line.contains("learning_rate")) scalars.emplace_back(kind + "/learning_rate", number(line, "learning_rate"));
+    for (const char* rate : {"learning_rate", "gradient_norm"}) {
+      const auto found = line.find(rate);
+      if (found == line.end()) continue;
+      if (const auto value = number_of(*found)) scalars.emplace_back(kind + "/" + rate, *value);
+    }
     file.add(seconds_of_utc(text(line, "time")), integer(line, "batch"), scalars);
   }
   keep(file, result);

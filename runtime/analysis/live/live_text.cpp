@@ -18,7 +18,7 @@ constexpr int kSmallScreen = 12;     // lines
 constexpr int kCurveName = 24;       // columns
 constexpr int kMostCurveColumns = 60;
 constexpr int kFewestCurveColumns = 10;
-constexpr int kCurveRange = 26;  // columns: "  from 0.1234 to 0.1234"
+constexpr int kCurveRange = 26;  // columns: "  -1.234e-05 to -1.234e-05"
 
 // Where lines are so scarce that ranks matter more than notes.
 bool is_small(const LiveTextOptions& options) {

@@ -421,13 +421,15 @@ void TrainingLoop::finish_training_metrics(bool all) {
     const ReducedMetrics reduced =
         together ? metrics_.reduce(std::move(due.sums)) : MetricReducer::local_means(due.sums);
     if (session_.world().rank != 0 || reduced.samples == 0) continue;
-    session_.write_metrics({{"kind", "training"},
-                            {"batch", due.batch},
-                            {"epoch", due.epoch},
-                            {"samples", reduced.samples},
-                            {"optimizer_steps", due.optimizer_steps},
-                            {"learning_rate", due.learning_rate},
-                            {"metrics", numbers_or_texts(reduced.means)}});
+    Json line = {{"kind", "training"},
+                 {"batch", due.batch},
+                 {"epoch", due.epoch},
+                 {"samples", reduced.samples},
+                 {"optimizer_steps", due.optimizer_steps},
+                 {"learning_rate", due.learning_rate}};
+    if (const auto norm = step_.gradient_norms().of(due.batch)) line["gradient_norm"] = number_or_text(*norm);
+    line["metrics"] = numbers_or_texts(reduced.means);
+    session_.write_metrics(line);
   }
 }
 

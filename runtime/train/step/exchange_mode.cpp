@@ -89,6 +89,7 @@ void ExchangeMode::read_late(const std::optional<at::Tensor>& norm) {
   if (parts_.scaling_report) parts_.scaling_report->after_update(parts_.window.rounds_begun());
   if (!norm) return;
   parts_.in_flight.read(*norm, [this, batch = parts_.window.rounds_begun()](std::span<const double> value) {
+    parts_.gradient_norms.add(batch, value.front());
     parts_.non_finite.see_norm(value.front(), batch);
   });
 }

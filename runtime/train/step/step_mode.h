@@ -21,6 +21,7 @@
 #include "state/state_visitor.h"
 #include "step/aggregation_window.h"
 #include "step/capturable_step.h"
+#include "step/gradient_norms.h"
 #include "step/loss_scaling_report.h"
 #include "step/non_finite.h"
 #include "step/round_vote.h"
@@ -38,6 +39,7 @@ struct StepParts {
   GradientExchange& exchange;
   StepsInFlight& in_flight;
   NonFinite& non_finite;
+  GradientNorms& gradient_norms;
   AggregationWindow& window;
   double max_gradient_norm = 0;  // 0: no clipping
   // Null: the loss is not scaled.

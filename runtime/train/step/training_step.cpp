@@ -66,9 +66,9 @@ TrainingStep::TrainingStep(const TrialContext::Wrapped& wrapped, const RunServic
       memory_format_(run_, parameters_, in_flight_, memory_format_options(options)),
       scaler_(make_scaler(wrapped, options, parameters_)),
       watch_(*model_, parameters_),
-      mode_(make_mode({run_, parameters_, optimizer_, watch_, fusion_, exchange_, in_flight_, non_finite_, window_,
-                       options.max_gradient_norm, scaler_ ? &*scaler_ : nullptr, begin_report(options), before_update_,
-                       [this] { return memory_format_.settled(); }},
+      mode_(make_mode({run_, parameters_, optimizer_, watch_, fusion_, exchange_, in_flight_, non_finite_,
+                       gradient_norms_, window_, options.max_gradient_norm, scaler_ ? &*scaler_ : nullptr,
+                       begin_report(options), before_update_, [this] { return memory_format_.settled(); }},
                       options)),
       hooks_(parameters_, exchange_) {
   if (parameter_types(options).shadow) narrow_use_.emplace(parameters_);

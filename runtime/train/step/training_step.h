@@ -20,6 +20,7 @@
 #include "precision/narrow_use.h"
 #include "state/state_visitor.h"
 #include "step/aggregation_window.h"
+#include "step/gradient_norms.h"
 #include "step/loss_scaling_report.h"
 #include "step/non_finite.h"
 #include "step/step_mode.h"
@@ -106,6 +107,7 @@ class TrainingStep : private CapturableStep {
   const Fusion& fusion() const { return fusion_; }
   const FlatOptimizer& optimizer() const { return optimizer_; }
   FlatOptimizer& optimizer() { return optimizer_; }
+  const GradientNorms& gradient_norms() const { return gradient_norms_; }
 
  private:
   bool settled() override;
@@ -124,6 +126,7 @@ class TrainingStep : private CapturableStep {
   const RunServices run_;
   const std::shared_ptr<torch::nn::Module> model_;
   NonFinite non_finite_;
+  GradientNorms gradient_norms_;
   AggregationWindow window_;
   FlatParameters parameters_;
   Fusion fusion_;

@@ -16,15 +16,23 @@ function smoothed(values, weight) {
   });
 }
 
+// Where the y axis begins: at zero for rates, and for values that come near it or are all the same; else near the least.
+function beginningOf(spec, least, greatest) {
+  const near = least >= 0 && (least <= greatest / 2 || least === greatest);
+  return spec.y.zero || near ? 0 : undefined;
+}
+
 // The chart of kind "series" that is shown now. A curve with a value of zero or less has no log scale.
 function shownCurves(spec) {
-  const {over, smoothing, log} = curveSwitches;
+  const {over, smoothing} = curveSwitches;
   const {title, unit, whole} = spec.over[over];
-  const positive = spec.sets.every((set) => (set.low || set.y).every((value) => value === null || value > 0));
+  const values = spec.sets.flatMap((set) => [...(set.low || set.y), ...(set.high || [])]).filter((value) => value !== null);
+  const least = Math.min(...values), greatest = Math.max(...values);
+  const log = curveSwitches.log && least > 0;
   const sets = spec.sets.map((set) => ({
     ...set, x: set[over], smooth: smoothing > 0 && set.scatters && set.y.length > 2 ? smoothed(set.y, smoothing) : undefined,
   }));
-  return {...spec, curves: true, x: {title, unit}, whole, y: {...spec.y, log: log && positive}, sets, marks: (spec.marks || []).map((mark) => mark[over])};
+  return {...spec, curves: true, x: {title, unit}, whole, y: {...spec.y, zero: false, log, min: log ? undefined : beginningOf(spec, least, greatest)}, sets, marks: (spec.marks || []).map((mark) => mark[over])};
 }
 
 // In each of the sets (numbers of datasets) the point nearest to x.

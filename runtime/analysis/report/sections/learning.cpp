@@ -68,8 +68,9 @@ void write_learning(Page& page, const Input& input) {
   const bool judged = searcher != input.run.experiment.end() && searcher->is_object();
   const std::size_t left_out =
       write_curve_charts(page, {{input.run.name, &run}}, judged ? text(*searcher, "metric") : "");
-  if (left_out > 0)
-    page.paragraph(fmt::format("{} more are in the table only.", count_text(static_cast<std::int64_t>(left_out))));
+  if (left_out > 0) {
+    page.paragraph(count_text(static_cast<std::int64_t>(left_out)) + " more are only in the table below.");
+  }
   write_values(page, run);
 }
 

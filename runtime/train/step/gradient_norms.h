@@ -1,0 +1,31 @@
+// The gradients' norms of the last updates, before clipping, where gradients are clipped: what metrics.jsonl says of a
+// batch. On a GPU a norm comes some batches late. A run that goes on from a checkpoint asks for no batch before it, so
+// the norms are no state. Training thread.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+
+namespace dtrain::train {
+
+class GradientNorms {
+ public:
+  // Of the update after `batch`.
+  void add(std::int64_t batch, double norm) {
+    norms_[batch] = norm;
+    norms_.erase(norms_.begin(), norms_.lower_bound(batch - kKept));
+  }
+  // Empty: there was no update after this batch, gradients are not clipped, or that is long ago.
+  std::optional<double> of(std::int64_t batch) const {
+    const auto found = norms_.find(batch);
+    return found == norms_.end() ? std::nullopt : std::optional(found->second);
+  }
+
+ private:
+  static constexpr std::int64_t kKept = 64;  // batches; far more than a GPU may be behind
+
+  std::map<std::int64_t, double> norms_;
+};
+
+}  // namespace dtrain::train
