@@ -68,6 +68,20 @@ std::string open_file(const std::filesystem::path& folder, const ManifestFile& a
 
 }  // namespace
 
+std::string checksum_of_file(const std::filesystem::path& file) {
+  const UniqueFd fd(::open(file.c_str(), O_RDONLY | O_CLOEXEC));
+  if (!fd) throw SystemError("cannot open " + file.string(), errno);
+  std::vector<std::byte> buffer(kPieceBytes);
+  std::uint32_t checksum = 0;
+  while (true) {
+    const ssize_t count = ::read(fd.get(), buffer.data(), buffer.size());
+    if (count < 0 && errno == EINTR) continue;
+    if (count < 0) throw SystemError("cannot read " + file.string(), errno);
+    if (count == 0) return checksum_text(checksum);
+    checksum = crc32c(std::span(buffer).first(static_cast<std::size_t>(count)), checksum);
+  }
+}
+
 std::vector<std::string> verify(const std::filesystem::path& checkpoint, const Progress& on_progress) {
   Manifest manifest;
   try {

@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from harness import environment, launch, run, wait_until, write_experiment
+from harness import environment, launch, overrides, run, wait_until, write_experiment
 from torchscript_models import Mlp, ScriptTest, experiment, main, random_weights, save_script
 
 SECTION = {"type": "shared_fs", "host_path": "mount", "storage_path": "team/checkpoints", "propagation": "rprivate",
@@ -59,6 +59,38 @@ class Writing(ScriptTest):
                                             checkpoint_policy="none", checkpoint_storage={"save_trial_latest": 9})
                     self.assertEqual(ended.keys(), going_on.keys())
                     self.assertEqual([name for name in ended if not torch.equal(ended[name], going_on[name])], [])
+
+
+class Changed(ScriptTest):
+    """What --continue names that is not as it was, and what the best validation is compared with."""
+
+    def write(self, seed, samples):
+        save_script(random_weights(Mlp(), seed=seed), self.folder / "net.pt")
+        return self.idx_data(samples) | {"validation": {"features": "images", "target": "labels"}}
+
+    def test_each_change_is_named_and_another_metric_begins_anew(self):
+        sections = experiment("net.pt", self.write(1, 48), 6, slots=2, min_validation_period={"batches": 3})
+        run_dir = self.folder / "run"
+        launch(self.build, write_experiment(self.folder / "experiment.yaml", **sections), run_dir).expect(0)
+        same = run([self.build.program("dtrain"), "launch", "--continue", run_dir, "--set", "searcher.max_length.batches=9"],
+                   run_dir).expect(0)
+        self.assertNotIn(" when the checkpoint was taken and is ", same.output)
+        self.assertNotIn(" from here on", same.output)
+        self.write(2, 32)
+        sets = ["optimizations.mixed_precision=bf16", "optimizations.average_aggregated_gradients=false",
+                "optimizations.memory_format=contiguous", "optimizations.tf32=false", "optimizations.matmul=default",
+                "searcher.metric=accuracy", "searcher.smaller_is_better=false"]
+        command = [self.build.program("dtrain"), "launch", "--continue", run_dir, *overrides(sets), "--set",
+                   "searcher.max_length.batches=15"]
+        changed = run(command, run_dir).expect(0)
+        for key in sets:
+            self.assertIn(f"{key.split('=')[0]} was ", changed.output)
+        for text in ('program was "net.pt with the checksum ', "samples_per_epoch was 48 when the checkpoint was taken and is 32 now",
+                     'metric was "loss, smaller is better" when the checkpoint was taken and is "accuracy, larger is better" '
+                     "now: no validation before this counts as the best any more"):
+            self.assertIn(text, changed.output)
+        validations = {line["batch"]: line["best"] for line in changed.metrics("validation")}
+        self.assertTrue(validations[12], "the first accuracy is the best so far")
 
 
 class NotFinite(ScriptTest):

@@ -16,18 +16,30 @@ struct FloatType {
 constexpr FloatType kFloatTypes[] = {
     {"F16", 2, 0x7c00}, {"BF16", 2, 0x7f80}, {"F32", 4, 0x7f800000}, {"F64", 8, 0x7ff0000000000000}};
 
-// Whether the bits of a value, without its sign, are above `limit`: infinity's, or the largest finite number's. Without
-// a branch for each value, and without alignment.
-template <typename Bits>
-bool any_above(const std::byte* values, std::size_t count, Bits limit) {
-  constexpr Bits kMagnitude = static_cast<Bits>(~Bits{0}) >> 1;
-  unsigned any = 0;
-  for (std::size_t i = 0; i < count; ++i) {
-    Bits bits;
-    std::memcpy(&bits, values + i * sizeof bits, sizeof bits);
-    any |= static_cast<unsigned>((bits & kMagnitude) > limit);
+// The bits of one value in all values of a word.
+std::uint64_t in_all_values(std::uint64_t bits, std::size_t width) {
+  std::uint64_t word = 0;
+  for (std::size_t at = 0; at < sizeof word; at += width) word |= bits << (8 * at);
+  return word;
+}
+
+// Whether the bits of any value, without its sign, are above `limit`: infinity's, or the largest finite number's. A
+// word of 8 bytes at a time: with the distance from the limit to the largest magnitude added, a value above the limit
+// has its sign's bit set, and none reaches into the next one. Values need not be aligned.
+bool any_above(const std::byte* values, std::size_t bytes, std::size_t width, std::uint64_t limit) {
+  const std::uint64_t sign = std::uint64_t{1} << (8 * width - 1);
+  const std::uint64_t signs = in_all_values(sign, width);
+  const std::uint64_t distances = in_all_values(sign - 1 - limit, width);
+  std::uint64_t above = 0, word = 0;
+  const std::size_t rest = bytes % sizeof word;
+  for (const std::byte* const end = values + (bytes - rest); values != end; values += sizeof word) {
+    std::memcpy(&word, values, sizeof word);
+    above |= (word & ~signs) + distances;
   }
-  return any != 0;
+  word = 0;
+  std::memcpy(&word, values, rest);
+  above |= (word & ~signs) + distances;
+  return (above & signs) != 0;
 }
 
 }  // namespace
@@ -82,9 +94,7 @@ void FiniteCheck::look(std::size_t offset, std::size_t size) {
 
 bool FiniteCheck::has_one(const Tensor& tensor, const std::byte* values, std::size_t count) {
   const std::uint64_t limit = tensor.infinity - (tensor.may_be_infinite ? 0 : 1);
-  if (tensor.width == 2) return any_above(values, count, static_cast<std::uint16_t>(limit));
-  if (tensor.width == 4) return any_above(values, count, static_cast<std::uint32_t>(limit));
-  return any_above(values, count, limit);
+  return any_above(values, count * tensor.width, tensor.width, limit);
 }
 
 std::string FiniteCheck::found() const {

@@ -218,10 +218,17 @@ std::vector<std::string> differences_from(const ContinuedRun& run, const Json& p
                                 "/model",
                                 "/data",
                                 "/records_per_epoch",
+                                "/searcher/metric",
+                                "/searcher/smaller_is_better",
                                 "/optimizations/aggregation_frequency",
+                                "/optimizations/average_aggregated_gradients",
+                                "/optimizations/cudnn_benchmark",
                                 "/optimizations/gradient_compression",
                                 "/optimizations/local_sgd",
                                 "/optimizations/matmul",
+                                "/optimizations/memory_format",
+                                "/optimizations/mixed_precision",
+                                "/optimizations/tf32",
                                 "/reproducibility/experiment_seed"};
   for (const char* path : kTrained) {
     const Json::json_pointer pointer(std::string("/experiment") + path);

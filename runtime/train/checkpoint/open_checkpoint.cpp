@@ -94,10 +94,10 @@ void tell_of_resume(run::RankSession& session, const StateReader& reader, const 
   const Json before = reader.about().value("run", Json::object());
   for (const auto& [name, value] : facts.items()) {
     if (name == "name" || !before.contains(name) || before[name] == value) continue;
-    session.log()->warn(
-        "{} was {} when the checkpoint was taken and is {} now: weights may differ from those of a run "
-        "without a break",
-        name, before[name].dump(), value.dump());
+    session.log()->warn("{} was {} when the checkpoint was taken and is {} now: {}", name, before[name].dump(),
+                        value.dump(),
+                        name == "metric" ? "no validation before this counts as the best any more"
+                                         : "weights may differ from those of a run without a break");
   }
   if (reader.missing().empty()) return;
   session.log()->warn(

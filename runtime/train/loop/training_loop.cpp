@@ -13,8 +13,11 @@
 
 #include "dtrain/base/error.h"
 #include "dtrain/base/json_number.h"
+#include "dtrain/checkpoint/checkpoint.h"
 #include "dtrain/config/experiment.h"
+#include "dtrain/run/version.h"
 #include "loop/mock_loader.h"
+#include "matmul/matmul_path.h"
 #include "precision/autocast.h"
 
 namespace dtrain::train {
@@ -24,17 +27,49 @@ namespace {
 using profile::Phase;
 using profile::PhaseScope;
 
-// What a run that goes on is compared with: what may change the bits.
-Json facts_for_resume(const run::RankSession& session) {
-  const auto& job = session.experiment().model;
-  return {{"name", session.experiment().name},
-          {"model", job ? Json(std::filesystem::absolute(job->file).lexically_normal().string()) : Json()},
-          {"global_batch_size", session.experiment().global_batch_size},
-          {"seed", session.experiment().experiment_seed},
-          {"libtorch", TORCH_VERSION},
-          {"cpu_capability", at::get_cpu_capability()},
-          {"threads", at::get_num_threads()},
-          {"device", session.gpu() ? "cuda" : "cpu"}};
+std::string metric_text(const config::Searcher& searcher) {
+  if (searcher.metric.empty()) return "none";
+  return searcher.metric + (searcher.smaller_is_better ? ", smaller is better" : ", larger is better");
+}
+
+// What computes: the trial's program, or the model's file. A file that cannot be read any more (it has been replaced)
+// has no checksum.
+std::string program_text(const std::optional<config::ModelJob>& job) {
+  std::error_code code;
+  const std::filesystem::path own = "/proc/self/exe";
+  const std::string name = (job ? job->file : std::filesystem::read_symlink(own, code)).filename();
+  try {
+    return name + " with the checksum " + checkpoints::checksum_of_file(job ? job->file : own);
+  } catch (const SystemError&) {
+    return name;
+  }
+}
+
+// What a run that goes on is compared with, besides the experiment's keys that change what is trained: what may change
+// the bits. Those of rank 0, on all ranks: the savers of all hosts write the same. Collective.
+Json facts_for_resume(run::RankSession& session, const BatchSource& data) {
+  constexpr const char* kKey = "train/resume-facts";
+  if (session.world().rank == 0) {
+    const config::Experiment& experiment = session.experiment();
+    const auto& job = experiment.model;
+    const auto samples = data.samples_per_epoch();
+    Json facts = {{"name", experiment.name},
+                  {"model", job ? Json(std::filesystem::absolute(job->file).lexically_normal().string()) : Json()},
+                  {"program", program_text(job)},
+                  {"global_batch_size", experiment.global_batch_size},
+                  {"samples_per_epoch", samples ? Json(*samples) : Json()},
+                  {"metric", metric_text(experiment.searcher)},
+                  {"seed", experiment.experiment_seed},
+                  {"dtrain", run::version()},
+                  {"libtorch", TORCH_VERSION},
+                  {"cpu_capability", at::get_cpu_capability()},
+                  {"threads", at::get_num_threads()},
+                  {"device", session.gpu() ? "cuda" : "cpu"}};
+    // It has been chosen when the process began.
+    if (!session.gpu()) facts["matmul"] = profile::to_string(choose_matmul(experiment.optimizations.matmul).path);
+    session.control().set(kKey, facts.dump());
+  }
+  return Json::parse(session.control().get(kKey));
 }
 
 Loader training_loader(Trial& trial, const run::RankSession& session) {
@@ -79,11 +114,11 @@ TrainingLoop::TrainingLoop(Trial& trial, TrialContext& context, run::RankSession
   if (session.mock().loader) loader_ = repeat_first_batch(std::move(loader_));
   find_lengths();
   if (session_.mock().any()) return;
-  checkpoints_.emplace(session_, step_,
-                       Checkpoints::Options{.period = checkpoint_period_,
-                                            .tied = tied_names(*context_.wrapped().model),
-                                            .run = facts_for_resume(session_)},
-                       [this](StateVisitor& visitor) { visit(visitor); });
+  facts_ = facts_for_resume(session_, *loader_);
+  checkpoints_.emplace(
+      session_, step_,
+      Checkpoints::Options{.period = checkpoint_period_, .tied = tied_names(*context_.wrapped().model), .run = facts_},
+      [this](StateVisitor& visitor) { visit(visitor); });
   step_.before_update([this] {
     const bool due = checkpoints_->is_due(batches_ + 1, step_.checkpoint_wanted(), step_.announcement_rounds());
     if (due && !step_.saver_busy()) checkpoints_->prepare();
@@ -202,7 +237,10 @@ void TrainingLoop::resume() {
   StateReader reader(checkpoint.folder(), session_.world().rank, session_.world().size);
   reader.restore([this](StateVisitor& visitor) { visit(visitor); });
   session_.control().barrier("train/resumed");  // nobody writes shared memory that another still restores
-  tell_of_resume(session_, reader, facts_for_resume(session_), batches_, epoch_);
+  tell_of_resume(session_, reader, facts_, batches_, epoch_);
+  // What was the best by another metric is no measure for this one.
+  const Json metric_before = reader.about().at("run").value("metric", facts_["metric"]);
+  if (metric_before != facts_["metric"]) validation_.forget_best();
   seed(Draws::kEpoch);
   loader_->start_epoch_at(epoch_, epoch_batches_);
   if (checkpoints_) checkpoints_->resumed_at(batches_);

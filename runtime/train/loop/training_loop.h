@@ -116,6 +116,7 @@ class TrainingLoop {
   std::int64_t epoch_batches_ = 0;
   bool concluded_ = false;
   bool due_is_open_ = false;                // the last batch has not been followed by what was due
+  Json facts_;                              // of this run, for those that go on from its checkpoints
   std::optional<Checkpoints> checkpoints_;  // none in mock runs
   bool checkpoints_ready_ = false;          // Checkpoints::make_ready() was called
   bool saved_ = false;                      // the last one is durable

@@ -33,6 +33,8 @@ class Validation {
   // nothing behind. Where no rank has a batch to evaluate, run() finds out.
   void check_metric();
   void visit(StateVisitor& visitor);
+  // The next value becomes the best one, whatever was before.
+  void forget_best() { best_.reset(); }
 
  private:
   // Without gradients, in the types of training.

@@ -65,6 +65,9 @@ Entry look_at(const std::filesystem::path& checkpoint);
 using Progress = std::function<void(std::int64_t done, std::int64_t total)>;
 std::vector<std::string> verify(const std::filesystem::path& checkpoint, const Progress& on_progress = {});
 
+// The CRC-32C of a whole file of any kind, eight hexadecimal digits. SystemError.
+std::string checksum_of_file(const std::filesystem::path& file);
+
 // The newest checkpoint that verifies, and why newer ones were passed over ("step-140: rank-0001.safetensors is …").
 // SystemError where the folder cannot be read.
 struct Newest {
