@@ -22,6 +22,11 @@ namespace fs = std::filesystem;
 constexpr const char* kOwnFolder = "checkpoints";
 constexpr const char* kStorageFile = "storage.json";
 
+void sync_file(const fs::path& path) {
+  const UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  if (!fd || ::fsync(fd.get()) != 0) throw SystemError("cannot synchronise " + path.string(), errno);
+}
+
 }  // namespace
 
 fs::path storage_of_run(const fs::path& run_folder) {
@@ -36,9 +41,47 @@ fs::path storage_of_run(const fs::path& run_folder) {
   }
 }
 
-void write_storage_of_run(const fs::path& run_folder, const fs::path& storage) {
+void write_storage_of_run(const fs::path& run_folder, const fs::path& storage, const std::string& claim) {
+  Json json = {{"storage", storage.string()}};
+  if (!claim.empty()) json["claim"] = claim;
   make_folder(run_folder / kOwnFolder);
-  write_file_atomic(run_folder / kOwnFolder / kStorageFile, to_line({{"storage", storage.string()}}) + "\n");
+  write_file_atomic(run_folder / kOwnFolder / kStorageFile, to_line(json) + "\n");
+}
+
+std::string claim_of_run(const fs::path& run_folder) {
+  const fs::path file = run_folder / kOwnFolder / kStorageFile;
+  std::error_code code;
+  if (!fs::exists(file, code)) return "";
+  const Json json = Json::parse(read_file(file), nullptr, /*allow_exceptions=*/false);
+  return json.is_object() ? json.value("claim", "") : "";
+}
+
+bool adopt_checkpoint(const fs::path& checkpoint, const fs::path& storage) {
+  const auto step = step_of_folder(checkpoint.filename().string());
+  if (!step) throw SystemError(checkpoint.string() + " has not the name of a checkpoint", EINVAL);
+  const fs::path partial = storage / folder_name(kPartialPrefix, *step);
+  delete_tree(partial);
+  make_folder(partial);
+  std::error_code code;
+  for (fs::directory_iterator file(checkpoint, code); !code && file != fs::directory_iterator(); file.increment(code)) {
+    const fs::path copy = partial / file->path().filename();
+    fs::create_hard_link(file->path(), copy, code);
+    if (code && code != std::errc::no_such_file_or_directory) {
+      fs::copy_file(file->path(), copy, code);
+      if (!code) sync_file(copy);
+    }
+    if (code) break;
+  }
+  if (code == std::errc::no_such_file_or_directory) {  // its own run has retired it
+    delete_tree(partial);
+    return false;
+  }
+  if (code) throw SystemError("cannot put " + checkpoint.string() + " into " + storage.string(), code.value());
+  sync_folder(partial);
+  fs::rename(partial, storage / step_folder(*step), code);
+  if (code) throw SystemError("cannot rename " + partial.string(), code.value());
+  sync_folder(storage);
+  return true;
 }
 
 void sync_folder(const fs::path& folder) {

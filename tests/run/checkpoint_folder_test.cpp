@@ -85,6 +85,89 @@ TEST_F(CheckpointFolder, ThatIsNotThereIsNoEmptyOne) {
   EXPECT_THROW(find_checkpoint_folder(run_), ConfigError);
 }
 
+class SharedCheckpoints : public CheckpointFolder {
+ protected:
+  // A run that has saved at batch 5, in a folder of checkpoint_storage.
+  SharedCheckpoints() : made_(make_checkpoint_folder(run_, at(folder_ / "disk"))) {
+    write_file_atomic(run_.plan(), "{}");
+    saved(run_, 5);
+  }
+  static void saved(const RunFolder& run, int batch) {
+    const fs::path step = checkpoints::storage_of_run(run.path) / ("step-" + std::to_string(batch));
+    fs::create_directories(step);
+    write_file_atomic(step / "state.json", "state of " + run.path.filename().string());
+    LineAppender(run.events()).append(to_line({{"event", "checkpoint_saved"}, {"step", batch}}));
+  }
+  RunFolder copy(const std::string& name) const {
+    const RunFolder copied{folder_ / name};
+    fs::copy(run_.path, copied.path, fs::copy_options::recursive);
+    return copied;
+  }
+  static std::vector<std::int64_t> steps_in(const fs::path& storage) {
+    std::vector<std::int64_t> steps;
+    for (const checkpoints::Entry& entry : checkpoints::list(storage)) steps.push_back(entry.about.step);
+    return steps;
+  }
+  static fs::path storage_of(const RunFolder& run) { return checkpoints::storage_of_run(run.path); }
+
+  const fs::path made_;
+};
+
+TEST_F(SharedCheckpoints, AMovedRunTakesThemOver) {
+  EXPECT_EQ(claim_checkpoint_folder(run_), "");
+  const RunFolder moved{folder_ / "moved"};
+  fs::rename(run_.path, moved.path);
+  for (int times = 0; times < 2; ++times) {
+    EXPECT_EQ(other_owner_of_checkpoints(moved), "");
+    EXPECT_EQ(claim_checkpoint_folder(moved), "");
+    EXPECT_EQ(storage_of(moved), made_);
+    EXPECT_EQ(run_of_checkpoint_folder(made_), moved.path);
+  }
+}
+
+TEST_F(SharedCheckpoints, ACopyGetsItsOwn) {
+  const RunFolder copied = copy("copy");
+  saved(run_, 9);
+  EXPECT_EQ(other_owner_of_checkpoints(copied), run_.path);
+  EXPECT_THAT(claim_checkpoint_folder(copied),
+              testing::AllOf(HasSubstr("belongs to the run " + run_.path.string()), HasSubstr("up to batch 5")));
+  EXPECT_EQ(storage_of(copied).parent_path(), made_.parent_path());
+  EXPECT_THAT(steps_in(storage_of(copied)), testing::ElementsAre(5)) << "9 is not of what it has done";
+  EXPECT_EQ(read_file(storage_of(copied) / "step-5" / "state.json"), "state of 0001-net");
+  EXPECT_EQ(claim_checkpoint_folder(copied), "") << "once";
+  EXPECT_EQ(other_owner_of_checkpoints(copied), "");
+  checkpoints::remove_checkpoints({storage_of(copied) / "step-5"});
+  EXPECT_EQ(claim_checkpoint_folder(run_), "");
+  EXPECT_EQ(storage_of(run_), made_);
+  EXPECT_THAT(steps_in(made_), testing::ElementsAre(5, 9));
+}
+
+// As when it was on a disk that was not mounted: the copy looks like a run that was moved.
+TEST_F(SharedCheckpoints, ARunWhoseCopyHasTakenThemOverIsTheCopyThen) {
+  const RunFolder copied = copy("copy"), away{folder_ / "away"};
+  fs::rename(run_.path, away.path);
+  EXPECT_EQ(claim_checkpoint_folder(copied), "");
+  EXPECT_EQ(storage_of(copied), made_);
+  fs::rename(away.path, run_.path);
+  EXPECT_THAT(claim_checkpoint_folder(run_), HasSubstr("belongs to the run " + copied.path.string()));
+  EXPECT_NE(storage_of(run_), made_);
+  EXPECT_THAT(steps_in(storage_of(run_)), testing::ElementsAre(5));
+}
+
+TEST_F(SharedCheckpoints, ACopyWhoseCheckpointsAreGoneIsRefused) {
+  const RunFolder copied = copy("copy");
+  saved(run_, 9);
+  checkpoints::remove_checkpoints({made_ / "step-5"});
+  try {
+    claim_checkpoint_folder(copied);
+    ADD_FAILURE() << "it was accepted";
+  } catch (const ConfigError& error) {
+    EXPECT_THAT(error.what(), HasSubstr("none is left there up to batch 5"));
+    EXPECT_THAT(error.remedy(), HasSubstr("initial_weights: " + (made_ / "step-9").string()));
+  }
+  EXPECT_EQ(storage_of(copied), made_) << "as it was";
+}
+
 TEST_F(CheckpointFolder, AFolderForAllHostsIsNotMade) {
   config::CheckpointStorage storage = at(folder_ / "mount" / "a");
   storage.host_path = folder_ / "mount";

@@ -477,6 +477,35 @@ TEST(Continue, TheCheckpointsStayWhereTheyAre) {
   }
 }
 
+TEST(Continue, ACopyHasCheckpointsOfItsOwn) {
+  TestRun run(saving("", kElsewhere));
+  stop(run, SIGTERM, 75);
+  const auto storage_of = [](const fs::path& run_dir) {
+    return fs::path(read_json(run_dir / "checkpoints" / "storage.json").at("storage").get<std::string>());
+  };
+  const auto names_in = [](const fs::path& folder) {
+    std::vector<std::string> names;
+    for (const auto& entry : fs::directory_iterator(folder)) names.push_back(entry.path().filename());
+    std::sort(names.begin(), names.end());
+    return names;
+  };
+  const fs::path copy = run.folder() / "copy";
+  fs::copy(run.run_dir(), copy, fs::copy_options::recursive | fs::copy_options::copy_symlinks);
+  const auto before = names_in(storage_of(run.run_dir()));
+  Command refused(run.folder(), {bin("dtrain"), "checkpoint", "delete", "copy", "latest", "--yes"});
+  EXPECT_EQ(refused.wait().describe(), "exit status 2");
+  EXPECT_THAT(refused.err(), HasSubstr("these are the checkpoints of the run " + run.run_dir().string()));
+  Command copied = go_on(run, "copy");
+  EXPECT_EQ(copied.wait().describe(), "exit status 0") << copied.err();
+  EXPECT_THAT(copied.err(), HasSubstr("this run gets a folder of its own, " + storage_of(copy).string()));
+  expect_whole(copy);
+  EXPECT_EQ(names_in(storage_of(run.run_dir())), before) << "the copy has left them alone";
+  Command again = go_on(run, "run");
+  EXPECT_EQ(again.wait().describe(), "exit status 0") << again.err();
+  expect_whole(run.run_dir());
+  EXPECT_NE(storage_of(copy), storage_of(run.run_dir()));
+}
+
 TEST(Continue, ACheckpointIsNoRun) {
   TestRun run(saving());
   stop(run, SIGTERM, 75);

@@ -11,6 +11,7 @@
 #include "dtrain/base/text.h"
 #include "dtrain/base/units.h"
 #include "dtrain/checkpoint/saver.h"
+#include "dtrain/run/checkpoint_folder.h"
 #include "dtrain/run/run_state.h"
 
 namespace dtrain::cli {
@@ -28,6 +29,14 @@ void refuse_in_use(const Checkpoints& found) {
   if (!in_progress && checkpoints::wait_for_savers(found.storage, std::chrono::milliseconds(0))) return;
   throw ConfigError("a run is in progress that uses the checkpoints in " + found.storage.string(),
                     "wait for its end or stop it first; `dtrain task list` shows it");
+}
+
+void refuse_of_another(const run::RunFolder& folder) {
+  const std::filesystem::path owner = run::other_owner_of_checkpoints(folder);
+  if (owner.empty()) return;
+  throw ConfigError("these are the checkpoints of the run " + owner.string() + ", not of " + folder.path.string(),
+                    "name that run; " + folder.path.string() +
+                        " gets a folder of its own when it goes on (dtrain launch --continue)");
 }
 
 // The run could not go on any more.
@@ -99,6 +108,7 @@ void add_checkpoint_delete(CLI::App& checkpoint, int* exit_code) {
       throw ConfigError("there is no checkpoint after batch " + std::to_string(*arguments->after) + " in " +
                         found.storage.string());
     }
+    if (found.run) refuse_of_another(*found.run);
     refuse_in_use(found);
     if (!arguments->force) refuse_last_good(checkpoints::list(found.storage), doomed);
     if (!is_agreed(doomed, arguments->yes)) {

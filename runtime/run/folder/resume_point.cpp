@@ -88,6 +88,7 @@ std::string text_of(const ResumePoint& point) {
 std::vector<std::string> warnings_of(const ResumePoint& point) {
   std::vector<std::string> warnings;
   if (!point.still_saving.empty()) warnings.push_back(point.still_saving);
+  if (!point.claimed.empty()) warnings.push_back(point.claimed);
   if (!point.not_finite.empty()) warnings.push_back(point.not_finite);
   for (const std::string& one : point.passed_over) warnings.push_back("a checkpoint is passed over: " + one);
   return warnings;

@@ -17,6 +17,7 @@ struct ResumePoint {
   std::int64_t epoch = 0;                // from 0
   std::vector<std::string> passed_over;  // newer checkpoints that cannot be used, each with the reason
   int damaged = 0;                       // how many of these, the first ones, were completed once
+  std::string claimed;                   // a warning: claim_checkpoint_folder()'s; empty: none
   std::string not_finite;                // a warning: weights of it are not finite; empty: all are
   std::string still_saving;              // a warning: a saver of an earlier attempt did not end; empty: none
 
@@ -32,7 +33,8 @@ ResumePoint find_resume_point(const RunFolder& folder);
 Json to_json(const ResumePoint& point);
 // "step-120 (batch 120, epoch 2)"; "the beginning, because there is no checkpoint of it".
 std::string text_of(const ResumePoint& point);
-// A line for each checkpoint that was passed over, for weights that are not finite, and for a saver that did not end.
+// A line for a new folder of checkpoints, for each checkpoint that was passed over, for weights that are not finite,
+// and for a saver that did not end.
 std::vector<std::string> warnings_of(const ResumePoint& point);
 
 }  // namespace dtrain::run

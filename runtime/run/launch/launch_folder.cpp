@@ -10,6 +10,7 @@
 
 #include "commands/slurm_command.h"
 #include "dtrain/base/error.h"
+#include "dtrain/run/checkpoint_folder.h"
 #include "dtrain/run/user_ledger.h"
 #include "folder/event_log.h"
 #include "folder/put_aside.h"
@@ -92,7 +93,9 @@ LaunchFolder open_launch_folder(const LaunchRequest& request, const LaunchPlan& 
   opened.lock = RunLock::take(opened.folder);
   opened.goes_on = continued != nullptr || holds_attempt(opened.folder);
   if (!opened.goes_on) return opened;
+  const std::string claimed = claim_checkpoint_folder(opened.folder);
   opened.resume = find_resume_point(opened.folder);
+  opened.resume.claimed = claimed;
   if (continued) check_goes_on(*continued, plan.experiment, opened.resume);
   EventLog events(opened.folder.events(), clock, -1, plan.host);
   if (continued) events.write("continued");

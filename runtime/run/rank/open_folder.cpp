@@ -1,6 +1,7 @@
 #include "rank/open_folder.h"
 
 #include "dtrain/base/error.h"
+#include "dtrain/run/checkpoint_folder.h"
 #include "folder/continued_run.h"
 #include "folder/host_folder.h"
 #include "folder/plan_file.h"
@@ -37,7 +38,9 @@ ResumePoint reopen_own_folder(const RunFolder& folder, const config::Experiment&
   const ContinuedRun run = read_continued_run(folder.path.string());
   check_not_in_progress(folder);
   check_storage_stays(run, overrides, experiment);
+  const std::string claimed = claim_checkpoint_folder(folder);
   ResumePoint point = find_resume_point(folder);
+  point.claimed = claimed;
   check_goes_on(run, experiment, point);
   put_aside(folder, {.metrics = point.exists()});
   write_plan();

@@ -102,7 +102,14 @@ void remove_checkpoints(const std::vector<std::filesystem::path>& checkpoints);
 // the run's folder. The run's folder says which: checkpoints/storage.json, which is written at the start of a run whose
 // checkpoints lie elsewhere. DataError where that file is damaged.
 std::filesystem::path storage_of_run(const std::filesystem::path& run_folder);
-// Writes storage.json. `storage` is absolute. SystemError.
-void write_storage_of_run(const std::filesystem::path& run_folder, const std::filesystem::path& storage);
+// Writes storage.json. `storage` is absolute. `claim`: the storage has the same; empty: none. SystemError.
+void write_storage_of_run(const std::filesystem::path& run_folder, const std::filesystem::path& storage,
+                          const std::string& claim = {});
+// storage.json's claim; empty: it has none.
+std::string claim_of_run(const std::filesystem::path& run_folder);
+
+// Puts a checkpoint into another folder too, durably: by hard links, which cost no space, or by copies where there can
+// be none. False: it is gone meanwhile. SystemError.
+bool adopt_checkpoint(const std::filesystem::path& checkpoint, const std::filesystem::path& storage);
 
 }  // namespace dtrain::checkpoints
