@@ -16,18 +16,18 @@ constexpr const char* kRemedy =
 
 class Library {
  public:
-  Library(const std::string& name, const std::vector<std::string>& folders) : name_(name) {
-    handle_ = ::dlopen(name.c_str(), RTLD_NOW | RTLD_LOCAL);
-    std::string why = handle_ ? "" : ::dlerror();
-    for (const std::string& folder : folders) {
-      if (handle_) return;
-      const std::string path = folder + "/" + name;
-      std::error_code code;
-      if (!std::filesystem::exists(path, code)) continue;
-      handle_ = ::dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
-      if (!handle_) why = ::dlerror();
+  Library(const std::vector<std::string>& names, const std::vector<std::string>& folders) {
+    std::string all, why;
+    for (const std::string& name : names) {
+      if (open(name, name, why)) return;
+      for (const std::string& folder : folders) {
+        const std::string path = folder + "/" + name;
+        std::error_code code;
+        if (std::filesystem::exists(path, code) && open(name, path, why)) return;
+      }
+      all += (all.empty() ? "" : " or ") + name;
     }
-    if (!handle_) throw CommError("the nccl backend needs " + name + ", which cannot be opened: " + why, kRemedy);
+    throw CommError("the nccl backend needs " + all + ", which cannot be opened: " + why, kRemedy);
   }
   // libtorch's CUDA part and what it uses come first, where the process has them: libtorch's CPU part opens a CUDA
   // runtime too, which has the name but need not be the one that computes.
@@ -47,6 +47,13 @@ class Library {
   }
 
  private:
+  bool open(const std::string& name, const std::string& path, std::string& why) {
+    name_ = name;
+    handle_ = ::dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
+    if (!handle_) why += (why.empty() ? "" : "; ") + std::string(::dlerror());
+    return handle_ != nullptr;
+  }
+
   std::string name_;
   void* handle_ = nullptr;  // never closed: both libraries have threads and handlers of their own
 };
@@ -64,7 +71,9 @@ NcclLibraries nccl_libraries() {
   const std::vector<std::string> wheels{here + "/dtrain/libtorch", here + "/../../../.deps/libtorch"};
   for (const std::string& wheel : wheels) {
     libraries.nccl_folders.push_back(wheel + "/nvidia/nccl/lib");
-    libraries.cuda_folders.push_back(wheel + "/nvidia/cu13/lib");
+    for (const char* const cuda : {"cu13", "cuda_runtime"}) {  // the wheels of CUDA 13 and of CUDA 12
+      libraries.cuda_folders.push_back(wheel + "/nvidia/" + cuda + "/lib");
+    }
   }
   return libraries;
 }

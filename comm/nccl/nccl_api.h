@@ -60,10 +60,11 @@ struct NcclApi {
 
 using SharedNcclApi = std::shared_ptr<const NcclApi>;
 
-// Where the libraries are looked for: each name as the dynamic linker finds it, then in each folder.
+// Where the libraries are looked for: each name as the dynamic linker finds it, then in each folder. The first that can
+// be opened is taken.
 struct NcclLibraries {
-  std::string nccl = "libnccl.so.2";
-  std::string cuda = "libcudart.so.13";
+  std::vector<std::string> nccl{"libnccl.so.2"};
+  std::vector<std::string> cuda{"libcudart.so.13", "libcudart.so.12"};  // whichever libtorch is built for
   std::vector<std::string> nccl_folders;
   std::vector<std::string> cuda_folders;
 };

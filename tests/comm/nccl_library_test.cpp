@@ -26,16 +26,18 @@ CommError error_of(const Fn& fn) {
 
 TEST(NcclLibrary, AMissingLibraryIsNamedWithWhatToDo) {
   NcclLibraries libraries = nccl_libraries();
-  libraries.cuda = "libcudart.so.nowhere";
+  libraries.cuda = {"libcudart.so.nowhere", "libcudart.so.neither"};
   const CommError error = error_of([&] { open_nccl(libraries); });
-  EXPECT_THAT(error.what(), HasSubstr("the nccl backend needs libcudart.so.nowhere, which cannot be opened"));
+  EXPECT_THAT(
+      error.what(),
+      HasSubstr("the nccl backend needs libcudart.so.nowhere or libcudart.so.neither, which cannot be opened: "));
   EXPECT_THAT(error.remedy(), HasSubstr("dtrain-get-libtorch"));
 }
 
 TEST(NcclLibrary, ALibraryThatLacksAFunctionIsNamed) {
   NcclLibraries libraries;
-  libraries.cuda = "libz.so.1";
-  libraries.nccl = "libz.so.1";
+  libraries.cuda = {"libz.so.1"};
+  libraries.nccl = {"libz.so.1"};
   EXPECT_THAT(error_of([&] { open_nccl(libraries); }).what(), HasSubstr("libz.so.1 has no nccl"));
 }
 
@@ -44,7 +46,7 @@ TEST(NcclLibrary, ABrokenFileInAFolderIsNamed) {
   std::filesystem::create_directories(folder);
   std::ofstream(folder + "/libcudart.so.nowhere") << "no library\n";
   NcclLibraries libraries;
-  libraries.cuda = "libcudart.so.nowhere";
+  libraries.cuda = {"libcudart.so.nowhere"};
   libraries.cuda_folders = {folder};
   EXPECT_THAT(error_of([&] { open_nccl(libraries); }).what(), HasSubstr(folder));
   std::filesystem::remove_all(folder);
@@ -62,8 +64,8 @@ bool is_here(const std::string& name, const std::vector<std::string>& folders) {
 // Skipped only where there is no library; one that is there must open and have all that the backend calls.
 TEST(NcclLibrary, TheRealOnesHaveEveryFunction) {
   const NcclLibraries libraries = nccl_libraries();
-  for (const auto& [name, folders] :
-       {std::pair(libraries.nccl, libraries.nccl_folders), std::pair(libraries.cuda, libraries.cuda_folders)}) {
+  for (const auto& [name, folders] : {std::pair(libraries.nccl.front(), libraries.nccl_folders),
+                                      std::pair(libraries.cuda.front(), libraries.cuda_folders)}) {
     if (is_here(name, folders)) continue;
     GTEST_SKIP() << "this machine has no " << name << ": not in " << testing::PrintToString(folders)
                  << " and not on the loader's path (scripts/setup.sh fetches it)";

@@ -49,13 +49,25 @@ TEST(FakeCudaRuntime, EventsOrderStreamsOfLibtorch) {
   });
 }
 
+// As beside a libtorch for CUDA 12.
+TEST(FakeCudaRuntime, TheBackendTakesTheFirstRuntimeThatIsThere) {
+  expect_gpu_ranks(1, [](const GpuRank&) {
+    comm::NcclLibraries libraries;
+    libraries.nccl = {kFakeGpu};
+    libraries.cuda = {"libcudart.so.nowhere", kFakeGpu};
+    int devices = 0;
+    EXPECT_EQ(comm::open_nccl(libraries)->cudaGetDeviceCount(&devices), cudaSuccess);
+    EXPECT_EQ(devices, 1);
+  });
+}
+
 // The process has two libraries of that name: the real one came with libtorch's CPU library, and sees no GPU.
 TEST(FakeCudaRuntime, TheBackendTakesThatOfLibtorchsCudaPart) {
-  void* const real = ::dlopen(comm::NcclLibraries().cuda.c_str(), RTLD_NOW);
+  void* const real = ::dlopen(comm::NcclLibraries().cuda.front().c_str(), RTLD_NOW);
   if (real == nullptr) GTEST_SKIP() << "libtorch's CPU library has brought no CUDA runtime: " << ::dlerror();
   expect_gpu_ranks(1, [](const GpuRank&) {
     comm::NcclLibraries libraries;
-    libraries.nccl = DTRAIN_BINARY_DIR "/tests/fake_gpus/libnccl.so.2";
+    libraries.nccl = {DTRAIN_BINARY_DIR "/tests/fake_gpus/libnccl.so.2"};
     const auto api = comm::open_nccl(libraries);
     int devices = 0;
     EXPECT_EQ(api->cudaGetDeviceCount(&devices), cudaSuccess);

@@ -9,7 +9,7 @@ namespace dtrain::test {
 
 comm::SharedNcclApi fake_api() {
   comm::NcclLibraries libraries;
-  libraries.nccl = libraries.cuda = kFakeGpu;
+  libraries.nccl = libraries.cuda = {kFakeGpu};
   return comm::open_nccl(libraries);
 }
 

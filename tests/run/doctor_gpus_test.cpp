@@ -340,6 +340,11 @@ TEST(GpuDriver, IsJudgedWithTheGpus) {
   EXPECT_EQ(old.level, Level::kProblem);
   EXPECT_EQ(old.text, "570.86.10, for CUDA up to 12.8; libtorch is built for CUDA 13.0");
   EXPECT_THAT(old.remedy, StartsWith("install NVIDIA's driver 580 or later; "));
+  const DriverSeen older{.devices = 2, .library = true, .cuda = 12040, .version = "550.54.14"};
+  EXPECT_EQ(judge_driver(older, 2, 12080).level, Level::kOk) << "CUDA 12.8 runs with every driver for CUDA 12";
+  const Finding oldest = judge_driver({.devices = 2, .library = true, .cuda = 11080, .version = {}}, 2, 12080);
+  EXPECT_EQ(oldest.text, "for CUDA up to 11.8; libtorch is built for CUDA 12.8");
+  EXPECT_EQ(oldest.remedy, "install NVIDIA's driver 525 or later");
   EXPECT_EQ(judge_driver({.devices = 2, .library = true, .cuda = 13000, .version = {}}, 0).text,
             "for CUDA up to 13.0; it lists no GPU, and there are 2 NVIDIA devices");
   EXPECT_EQ(judge_driver({.devices = 2, .library = true, .cuda = 0, .version = {}}, 2).level, Level::kWarning);
@@ -542,6 +547,19 @@ TEST(DoctorOnGpus, OldDriverOldNcclAndCudaThatDoesNotStart) {
   if (!has_torch()) GTEST_SKIP() << "built without libtorch: no library of CUDA is opened";
   EXPECT_EQ(about(findings, "CUDA").at("text"), "does not start: system not yet initialized (error 802)");
   EXPECT_EQ(about(findings, "NCCL").at("level"), "problem");
+}
+
+TEST(DoctorOnGpus, ALibtorchForCuda12) {
+  if (!has_torch()) GTEST_SKIP() << "built without libtorch: no library of CUDA is opened";
+  Doctor doctor(healthy());
+  std::ofstream(doctor.run.folder() / "libtorch_cuda.so") << "no library\n";
+  std::ofstream(doctor.run.folder() / "libcudart.so.13") << "no library\n";
+  fs::copy_file(fs::path(DTRAIN_BINARY_DIR) / "tests" / "fake_cuda_libraries.so",
+                doctor.run.folder() / "libcudart.so.12");
+  const Json findings = doctor("driver=12040 runtime=12080");
+  EXPECT_EQ(about(findings, "CUDA driver").at("level"), "ok") << about(findings, "CUDA driver");
+  EXPECT_EQ(about(findings, "CUDA driver").at("text"), "580.65.06, for CUDA up to 12.4");
+  EXPECT_EQ(about(findings, "CUDA").at("text"), "12.8, shows a process 2 of 2 GPUs");
 }
 
 TEST(DoctorOnGpus, WithoutLibtorchCudaTheOthersAreStillOpened) {

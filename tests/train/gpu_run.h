@@ -23,7 +23,7 @@ struct GpuRun {
         host(comm::make_shm_communicator(control, test::TestWorld(1).communicator_options())),
         recorder({}, clock, clock.monotonic()) {
     comm::NcclLibraries libraries;
-    libraries.nccl = libraries.cuda = DTRAIN_BINARY_DIR "/tests/fake_gpu.so";
+    libraries.nccl = libraries.cuda = {DTRAIN_BINARY_DIR "/tests/fake_gpu.so"};
     comm::NcclOptions options;
     options.device = gpu;
     options.current_stream = [this] { return native_handle(current_stream(device)); };

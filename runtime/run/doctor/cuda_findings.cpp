@@ -15,7 +15,7 @@ constexpr const char* kGetFullLibtorch =
 std::string cuda_remedy(int error) {
   switch (error) {
     case 35:  // cudaErrorInsufficientDriver
-      return "install NVIDIA's driver 580 or later";
+      return "install NVIDIA's driver 580 or later; for a libtorch for CUDA 12, 525 or later";
     case 100:  // cudaErrorNoDevice
       return "see that CUDA_VISIBLE_DEVICES names a GPU; in a container: docker run --gpus all";
     case 802:  // cudaErrorSystemNotReady

@@ -106,11 +106,13 @@ std::optional<std::string> output_until(int fd, ProbeClock::time_point deadline)
 }  // namespace
 
 CudaCandidates cuda_candidates(const std::filesystem::path& libtorch) {
-  CudaCandidates result{{"libtorch_cuda.so"}, {"libcudart.so.13"}, {"libnccl.so.2"}};
+  CudaCandidates result{{"libtorch_cuda.so"}, {"libcudart.so.13", "libcudart.so.12"}, {"libnccl.so.2"}};
   if (libtorch.empty()) return result;
   const std::filesystem::path wheels = libtorch / ".." / ".." / "nvidia";
   result.libtorch_cuda.push_back((libtorch / "libtorch_cuda.so").string());
-  result.cuda.push_back((wheels / "cu13" / "lib" / "libcudart.so.13").lexically_normal().string());
+  for (const char* const file : {"cu13/lib/libcudart.so.13", "cuda_runtime/lib/libcudart.so.12"}) {
+    result.cuda.push_back((wheels / file).lexically_normal().string());
+  }
   result.nccl.push_back((wheels / "nccl" / "lib" / "libnccl.so.2").lexically_normal().string());
   return result;
 }

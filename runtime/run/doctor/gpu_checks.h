@@ -25,8 +25,9 @@ struct DriverSeen {
   int cuda = 0;          // the newest CUDA that it supports: 13000; 0: it reports none
   std::string version;   // of the driver; empty: not reported
 };
-// `gpus`: how many NVML lists. One finding.
-Finding judge_driver(const DriverSeen& driver, int gpus);
+inline constexpr int kCudaOfLibtorch = 13000;  // that dtrain-get-libtorch gets
+// `gpus`: how many NVML lists; `cuda`: that libtorch is built for. One finding.
+Finding judge_driver(const DriverSeen& driver, int gpus, int cuda = kCudaOfLibtorch);
 
 struct DeviceNode {
   std::string name;  // "nvidia0", "nvidiactl", "nvidia-uvm"

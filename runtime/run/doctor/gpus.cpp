@@ -20,7 +20,6 @@
 namespace dtrain::run {
 namespace {
 
-constexpr int kCudaOfLibtorch = 13000;
 constexpr double kOldestGpu = 7.5;  // PyTorch 2.11's wheel has kernels for 7.5, 8.0, 8.6, 9.0, 10.0 and 12.0
 // By NVIDIA's table of compatible versions, CUDA 13 needs driver 580.
 constexpr const char* kGetDriver =
@@ -67,8 +66,13 @@ void append_findings(std::vector<Finding>& all, std::vector<Finding> more) {
   std::move(more.begin(), more.end(), std::back_inserter(all));
 }
 
+struct CudaCheck {
+  std::vector<Finding> findings;
+  int version = kCudaOfLibtorch;
+};
+
 // Opens what a rank of dtrain-worker would open. Without libtorch there is nothing to open: that is said elsewhere.
-std::vector<Finding> check_cuda(int gpus, const Variables& variables) {
+CudaCheck check_cuda(int gpus, const Variables& variables) {
   const std::filesystem::path worker = find_program("dtrain-worker", executable_path().parent_path(), variables);
   if (worker.empty()) return {};
   std::string path;
@@ -81,20 +85,28 @@ std::vector<Finding> check_cuda(int gpus, const Variables& variables) {
   std::string failure;
   const std::optional<CudaProbe> probe = probe_cuda(libtorch, path, failure);
   if (!probe) {
-    return {problem("CUDA", failure, "nvidia-smi and dmesg say why; often only a restart of the host helps")};
+    return {{problem("CUDA", failure, "nvidia-smi and dmesg say why; often only a restart of the host helps")}};
   }
   std::vector<std::string> missing;
   const std::filesystem::path file = libtorch / "libtorch_cuda.so";
   std::error_code code;
   if (probe->libtorch_cuda.path.empty() && std::filesystem::exists(file, code)) missing = missing_libraries(file, path);
   const auto visible = variables.find("CUDA_VISIBLE_DEVICES");
-  return judge_cuda(*probe, missing, gpus,
-                    visible == variables.end() ? std::nullopt : std::optional<std::string>(visible->second));
+  return {judge_cuda(*probe, missing, gpus,
+                     visible == variables.end() ? std::nullopt : std::optional<std::string>(visible->second)),
+          probe->cuda.version > 0 ? probe->cuda.version : kCudaOfLibtorch};
+}
+
+// By NVIDIA's table of compatible versions, within a major version a program runs with the first driver of it.
+std::string driver_remedy(int cuda) {
+  if (cuda < 13000) return "install NVIDIA's driver 525 or later";
+  return "install NVIDIA's driver 580 or later; on data-centre GPUs, the package cuda-compat-13-0 will do, with its "
+         "folder in LD_LIBRARY_PATH; or set DTRAIN_LIBTORCH_DIR to the 'torch' folder of a PyTorch for CUDA 12";
 }
 
 }  // namespace
 
-Finding judge_driver(const DriverSeen& driver, int gpus) {
+Finding judge_driver(const DriverSeen& driver, int gpus, int cuda) {
   const std::string name = "CUDA driver";
   const std::string devices =
       std::to_string(driver.devices) + (driver.devices == 1 ? " NVIDIA device" : " NVIDIA devices");
@@ -110,11 +122,8 @@ Finding judge_driver(const DriverSeen& driver, int gpus) {
     return warning(name, version + "libcuda.so.1 reports no version", "install NVIDIA's driver again");
   }
   const std::string text = version + "for CUDA up to " + cuda_version(driver.cuda);
-  if (driver.cuda < kCudaOfLibtorch) {
-    return problem(
-        name, text + "; libtorch is built for CUDA " + cuda_version(kCudaOfLibtorch),
-        "install NVIDIA's driver 580 or later; on data-centre GPUs, the package cuda-compat-13-0 will do, with "
-        "its folder in LD_LIBRARY_PATH");
+  if (driver.cuda / 1000 < cuda / 1000) {
+    return problem(name, text + "; libtorch is built for CUDA " + cuda_version(cuda), driver_remedy(cuda));
   }
   if (gpus == 0) return problem(name, text + "; it lists no GPU, and there are " + devices, kGetDriver);
   return ok(name, text);
@@ -197,14 +206,15 @@ std::vector<Finding> check_gpus(const std::optional<GpusSeen>& seen, const Varia
   }
   const int gpus = static_cast<int>(seen->gpus.size());
   const std::optional<host::GpuSetups> setups = gpus > 0 ? look_at_gpu_setups() : std::nullopt;
-  std::vector<Finding> result{judge_driver(look_at_driver(setups ? setups->driver : ""), gpus)};
+  CudaCheck cuda = gpus > 0 ? check_cuda(gpus, variables) : CudaCheck{};
+  std::vector<Finding> result{judge_driver(look_at_driver(setups ? setups->driver : ""), gpus, cuda.version)};
   append_findings(result, judge_nodes(nvidia_nodes()));
   for (const std::string& text : seen->warnings) {
     result.push_back(warning("GPUs", text, "nvidia-smi and dmesg say more"));
   }
   if (gpus == 0) return result;
   for (const host::GpuInfo& one : seen->gpus) result.push_back(judge_gpu(one));
-  append_findings(result, check_cuda(gpus, variables));
+  append_findings(result, std::move(cuda.findings));
   if (setups) {
     append_findings(result, judge_setups(*setups));
     append_findings(result, judge_pairs(*setups, has_entries_in("/sys/class/iommu")));
