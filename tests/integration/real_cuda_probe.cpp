@@ -60,7 +60,7 @@ Json ask_sync_debug() {
 
 Json ask_nccl(const std::string& nccl, const std::string& cuda) {
   const dtrain::comm::SharedNcclApi api =
-      dtrain::comm::open_nccl({.nccl = nccl, .cuda = cuda, .nccl_folders = {}, .cuda_folders = {}});
+      dtrain::comm::open_nccl({.nccl = {nccl}, .cuda = {cuda}, .nccl_folders = {}, .cuda_folders = {}});
   int gpus = 0;
   return {{"version", dtrain::comm::checked_nccl_version(*api)},
           {"shrink", static_cast<bool>(api->ncclCommShrink)},
