@@ -4,8 +4,6 @@
 #include <functional>
 #include <memory>
 
-#include <c10/core/DeviceGuard.h>
-
 #include "device/training_device.h"
 #include "dtrain/comm/backends.h"
 #include "dtrain/comm/nccl.h"
@@ -33,24 +31,19 @@ struct GpuRun {
 
   comm::ControlPlane& control;
   const c10::Device device;
-  const c10::DeviceGuard on_device{device};
   std::unique_ptr<comm::Communicator> host;
   std::unique_ptr<comm::NcclCommunicator> nccl;
   SystemClock clock;
   profile::Recorder recorder;
 };
 
-// Ranks as threads, each on a GPU of its own. The fake GPUs find nothing wrong.
-inline void run_on_gpus(int ranks, const std::function<void(GpuRun&)>& fn) {
-  test::run_control_ranks(test::TestWorld(ranks), [&](comm::ControlPlane& control) {
-    GpuRun run(control, control.world().rank);
+// One rank. The fake GPUs find nothing wrong.
+inline void run_on_gpu(const std::function<void(GpuRun&)>& fn) {
+  test::run_control_ranks(test::TestWorld(1), [&](comm::ControlPlane& control) {
+    GpuRun run(control);
     fn(run);
   });
   EXPECT_THAT(test::gpus.take_reports(), testing::IsEmpty());
-}
-
-inline void run_on_gpu(const std::function<void(GpuRun&)>& fn) {
-  run_on_gpus(1, fn);
 }
 
 }  // namespace dtrain::train

@@ -2,7 +2,9 @@
 #include <cmath>
 #include <limits>
 
-#include "gpu_run.h"
+#include "device/training_device.h"
+#include "dtrain/profile/recorder.h"
+#include "gpu_ranks.h"
 #include "model/flat_parameters.h"
 #include "model/move_model.h"
 #include "precision/loss_scaler.h"
@@ -11,21 +13,28 @@
 namespace dtrain::train {
 namespace {
 
-using GpuScaling = test::OnGpus;
+using test::expect_gpu_ranks;
+using test::GpuRank;
 
+const c10::Device kRanksGpu(at::kCUDA, 0);
 constexpr double kScale = 8;
 
 // A rank with all gradients, of which the first half is rank 0's.
 struct HalfOfGradients {
-  explicit HalfOfGradients(GpuRun& its_run)
-      : run(its_run), model(16, 16), scaler({.initial_scale = kScale, .growth_interval = 5}, run.device) {
-    move_model(*model, run.device);
-    flat = std::make_unique<FlatParameters>(*model, *run.nccl);
-    scaling = make_gradient_scaling(*flat, *run.nccl, run.recorder);
+  explicit HalfOfGradients(const GpuRank& rank)
+      : recorder({}, clock, clock.monotonic()),
+        nccl(rank.connect(test::TestWorld(2),
+                          {.current_stream = [] { return native_handle(current_stream(kRanksGpu)); }})),
+        model(16, 16),
+        scaler({.initial_scale = kScale, .growth_interval = 5}, kRanksGpu) {
+    at::set_num_threads(1);
+    move_model(*model, kRanksGpu);
+    flat = std::make_unique<FlatParameters>(*model, *nccl);
+    scaling = make_gradient_scaling(*flat, *nccl, recorder);
     const std::int64_t half = gradients().numel() / 2;
     halves.push_back({FlatRange{0, 0, half}});
     halves.push_back({FlatRange{0, half, gradients().numel()}});
-    scaling->divide(halves, halves[static_cast<std::size_t>(run.control.world().rank)]);
+    scaling->divide(halves, halves[static_cast<std::size_t>(rank.control.world().rank)]);
   }
   const at::Tensor& gradients() const { return flat->groups().front().gradients; }
 
@@ -38,7 +47,9 @@ struct HalfOfGradients {
   }
   double found_inf() const { return scaler.found_inf().item<double>(); }
 
-  GpuRun& run;
+  SystemClock clock;
+  profile::Recorder recorder;
+  const std::unique_ptr<comm::NcclCommunicator> nccl;
   torch::nn::Linear model;
   std::unique_ptr<FlatParameters> flat;
   std::unique_ptr<GradientScaling> scaling;
@@ -46,9 +57,9 @@ struct HalfOfGradients {
   std::vector<std::vector<FlatRange>> halves;
 };
 
-TEST_F(GpuScaling, WhatOneRankFindsStopsTheUpdateOfAll) {
-  run_on_gpus(2, [](GpuRun& run) {
-    HalfOfGradients half(run);
+TEST(GpuScaling, WhatOneRankFindsStopsTheUpdateOfAll) {
+  expect_gpu_ranks(2, [](const GpuRank& rank) {
+    HalfOfGradients half(rank);
     for (const double max_norm : {0.0, 0.5}) {
       for (const double last : {1.0, std::numeric_limits<double>::infinity(), 1.0, std::nan("")}) {
         const GradientScaling::Scaled scaled = half.prepare(last, max_norm);
@@ -62,9 +73,9 @@ TEST_F(GpuScaling, WhatOneRankFindsStopsTheUpdateOfAll) {
   });
 }
 
-TEST_F(GpuScaling, TheNormIsThatOfAllRanksGradients) {
-  run_on_gpus(2, [](GpuRun& run) {
-    HalfOfGradients half(run);
+TEST(GpuScaling, TheNormIsThatOfAllRanksGradients) {
+  expect_gpu_ranks(2, [](const GpuRank& rank) {
+    HalfOfGradients half(rank);
     const double others = static_cast<double>(half.gradients().numel() - 1);  // which are 1
     const double expected = std::sqrt(others + 100 * 100) / kScale;
     const GradientScaling::Scaled scaled = half.prepare(100, 0.5);

@@ -1,6 +1,7 @@
 #include "step/training_step.h"
 
 #include "dtrain/base/error.h"
+#include "dtrain/base/json_number.h"
 #include "model/model_report.h"
 #include "model/model_state.h"
 #include "step/startup_checks.h"
@@ -27,6 +28,15 @@ FlatParameters flat_parameters(const torch::nn::Module& model, comm::Communicato
                                const ParameterTypes& types) {
   broadcast_model(model, communicator);
   return {model, communicator, types};
+}
+
+// The line of metrics.jsonl of the batch that was last may not be written yet. As text, which may be "nan".
+void visit_gradient_norm(StateVisitor& visitor, std::int64_t batch, GradientNorms& norms) {
+  const auto norm = norms.of(batch);
+  std::string text = norm ? Json(number_or_text(*norm)).dump() : "";
+  visitor.text("gradient_norm", text);
+  if (!visitor.replaces() || text.empty()) return;
+  if (const auto value = number_of(Json::parse(text))) norms.add(batch, *value);
 }
 
 struct UpdateCounters {
@@ -205,6 +215,7 @@ void TrainingStep::visit(StateVisitor& visitor) {
   visitor.part("window", window_);
   visitor.part("gradients", exchange_);
   visitor.part("non_finite", non_finite_);
+  visit_gradient_norm(visitor, window_.rounds_begun(), gradient_norms_);
   visitor.part("mode", *mode_);
   mode_->end_visit(visitor);
 }
