@@ -192,6 +192,11 @@ TEST_F(Queue, DetachedItOutlivesTheTerminal) {
   EXPECT_THAT(shell.out(), HasSubstr("queued      task 2 waits: task 1 (test) holds"));
   EXPECT_THAT(shell.out(), HasSubstr("code 0"));
   EXPECT_EQ(state(2), "queued");
+  const fs::path owner = run_.folder() / "detached" / ".owner";
+  EXPECT_TRUE(eventually([&] {  // the launcher, not the process that has started it
+    const Json said = Json::parse(slurp(owner), nullptr, /*allow_exceptions=*/false);
+    return said.is_object() && is_alive(said.at("pid").get<pid_t>());
+  }));
   const fs::path folder = run_.folder() / "follow";
   fs::create_directory(folder);
   Command logs(folder, {bin("dtrain"), "logs", "-f", run_.folder() / "detached"}, environment());

@@ -17,6 +17,7 @@
 #include "dtrain/base/unix_socket.h"
 #include "dtrain/checkpoint/checkpoint.h"
 #include "dtrain/run/run_state.h"
+#include "folder/run_owner.h"
 
 namespace dtrain::run {
 namespace {
@@ -37,11 +38,6 @@ Owner read_owner(const fs::path& folder) {
   const Json json = Json::parse(read_file(folder / kOwnerFile), nullptr, /*allow_exceptions=*/false);
   if (!json.is_object()) return {};
   return {json.value("run", ""), json.value("inode", std::uint64_t{0}), json.value("claim", "")};
-}
-
-std::uint64_t inode_of(const fs::path& path) {
-  struct stat info {};
-  return ::stat(path.c_str(), &info) == 0 ? info.st_ino : 0;
 }
 
 void write_owner(const fs::path& folder, const RunFolder& run, const std::string& claim) {

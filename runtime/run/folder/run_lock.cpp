@@ -23,11 +23,16 @@ RunLock RunLock::take(const RunFolder& folder) {
                           (holder.empty() ? std::string("another process") : holder) + " carries it out",
                       "wait for its end, or stop it first (Ctrl-C there, dtrain task kill)");
   }
-  const OwnerProcess self = OwnerProcess::self();
-  lock.owner_ = std::make_unique<RunOwner>(folder.path, self);
-  const std::string text = "process " + std::to_string(self.pid) + " on " + self.host;
-  if (::ftruncate(lock.file_.get(), 0) == 0) write_all(lock.file_.get(), text);  // for messages alone
+  lock.own(folder);
   return lock;
+}
+
+void RunLock::own(const RunFolder& folder) {
+  const OwnerProcess self = OwnerProcess::self();
+  owner_ = std::make_unique<RunOwner>(folder.path, self);
+  const std::string text = "process " + std::to_string(self.pid) + " on " + self.host;
+  if (::ftruncate(file_.get(), 0) != 0 || ::lseek(file_.get(), 0, SEEK_SET) != 0) return;  // for messages alone
+  write_all(file_.get(), text);
 }
 
 }  // namespace dtrain::run

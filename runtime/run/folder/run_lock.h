@@ -20,6 +20,11 @@ class RunLock {
     file_.reset();
   }
 
+  // Around a fork after which the child carries out the run: the lock stays, and the child becomes the owner. A thread,
+  // which touches the owner's file, does not survive a fork.
+  void disown() { owner_.reset(); }
+  void own(const RunFolder& folder);  // as take()
+
  private:
   UniqueFd file_;
   std::unique_ptr<RunOwner> owner_;

@@ -20,13 +20,6 @@ namespace {
 using std::chrono::nanoseconds;
 namespace fs = std::filesystem;
 
-// Tells a folder from its copies, on every host.
-std::uint64_t inode_of(const fs::path& folder) {
-  struct stat info {};
-  if (::stat(folder.c_str(), &info) != 0) throw SystemError("cannot look at " + folder.string(), errno);
-  return info.st_ino;
-}
-
 Json to_json(const OwnerProcess& owner, const fs::path& run) {
   return {{"host", owner.host},
           {"host_key", owner.host_key},
@@ -87,6 +80,11 @@ bool lives(const OwnerProcess& owner, const std::string& host_key, const fs::pat
 
 }  // namespace
 
+std::uint64_t inode_of(const fs::path& folder) {
+  struct stat info {};
+  return ::stat(folder.c_str(), &info) == 0 ? info.st_ino : 0;
+}
+
 OwnerProcess OwnerProcess::self() {
   const host::HostIdentity identity = host::host_identity();
   return {identity.name, identity.key, ::getpid(), host::start_ticks(::getpid())};
@@ -124,7 +122,7 @@ void RunOwner::beat() {
   std::unique_lock lock(mutex_);
   while (!wake_.wait_for(lock, times_.beat, [this] { return ends_; })) {
     // Who was taken for gone, as after a suspended machine, does not speak for its successor.
-    if (!is_mine() || ::utimensat(AT_FDCWD, file_.c_str(), nullptr, 0) != 0) continue;
+    if (is_mine()) ::utimensat(AT_FDCWD, file_.c_str(), nullptr, 0);  // where it fails, the next one tries again
   }
 }
 

@@ -18,6 +18,9 @@
 
 namespace dtrain::run {
 
+// Tells a folder from its copies, on every host. 0: not known.
+std::uint64_t inode_of(const std::filesystem::path& folder);
+
 struct OwnerProcess {
   std::string host;         // for messages
   std::string host_key;     // HostIdentity::key

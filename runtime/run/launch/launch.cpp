@@ -287,8 +287,12 @@ int launch(const LaunchRequest& given) {
   if (!plan.mock.any())
     plan.checkpoint_folder = make_checkpoint_folder(opened.folder, plan.experiment.checkpoint_storage);
   if (!request.detach) return carry_out(std::move(plan), std::move(opened), variables, clock, nullptr);
+  opened.lock.disown();
   Detached detached(opened.folder.launcher_log());
-  if (detached.is_launcher()) return carry_out(std::move(plan), std::move(opened), variables, clock, &detached);
+  if (detached.is_launcher()) {
+    opened.lock.own(opened.folder);
+    return carry_out(std::move(plan), std::move(opened), variables, clock, &detached);
+  }
   print(detached.hear());
   return static_cast<int>(ExitCode::kDone);
 }

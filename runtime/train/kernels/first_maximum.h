@@ -1,5 +1,5 @@
 // Whether the largest score of a sample is that of its target, in one pass over the scores that ends at the first
-// larger one. libtorch's argmax takes twenty times as long on CPUs. Stateless; any thread.
+// larger one, where an argmax always looks at all of them. Stateless; any thread.
 #pragma once
 
 #include <cstddef>

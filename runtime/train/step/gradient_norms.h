@@ -1,6 +1,6 @@
 // The gradients' norms of the last updates, before clipping, where gradients are clipped: what metrics.jsonl says of a
-// batch. On a GPU a norm comes some batches late. A run that goes on from a checkpoint asks for no batch before it, so
-// the norms are no state. Training thread.
+// batch. On a GPU a norm comes some batches late. A checkpoint holds the norm of its own batch, whose
+// line may not be written yet; those before it have their lines. Training thread.
 #pragma once
 
 #include <cstdint>
