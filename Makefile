@@ -4,7 +4,7 @@ PRESET ?= release
 BIN := build/$(PRESET)/bin
 CXX_FILES := $(shell git ls-files '*.h' '*.cpp')
 
-.PHONY: help setup setup-test demo demo-targets build test test-cluster mutants bench bench-faults soak deb format format-check lint sanitize fuzz clean
+.PHONY: help setup setup-test demo demo-targets build test test-cluster mutants bench bench-faults soak deb format format-check lint one-by-one sanitize fuzz clean
 
 help:
 	@echo "make demo      install what is missing, build, train Fashion-MNIST on 2 ranks"
@@ -17,6 +17,7 @@ help:
 	@echo "make build     build everything but the benchmarks (PRESET=release|debug|asan|tsan; BENCH=1: these, too)"
 	@echo "make deb       the Debian package, in build/release"
 	@echo "make format    lay out the sources;  make lint: clang-tidy on the torch-free layers"
+	@echo "make one-by-one  compile each source by itself: does it include what it names?"
 	@echo "make sanitize  the torch-free tests under ASan+UBSan and under TSan"
 	@echo "make fuzz      every fuzz target for FUZZ_SECONDS=600, two at a time (docs/fuzzing.md)"
 

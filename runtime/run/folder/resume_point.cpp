@@ -7,6 +7,7 @@
 #include "dtrain/checkpoint/checkpoint.h"
 #include "dtrain/checkpoint/saver.h"
 #include "dtrain/run/checkpoint_folder.h"
+#include "folder/next_steps.h"
 
 namespace dtrain::run {
 namespace {
