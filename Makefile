@@ -88,6 +88,13 @@ lint: setup-test
 	@$(call configure,asan,-B build/lint -DCMAKE_DISABLE_PRECOMPILE_HEADERS=ON -DDTRAIN_TESTS=OFF -DDTRAIN_BENCH=OFF)
 	@scripts/lint.sh build/lint
 
+# Every source by itself: whether it includes what it names. Without optimisation, as nothing of it is run. TARGETS: of these alone.
+TARGETS ?=
+one-by-one: setup-test
+	@mkdir -p build
+	@$(call configure,release,-B build/one-by-one -DDTRAIN_UNITY=0 -DDTRAIN_TORCH_UNITY=0 -DCMAKE_CXX_FLAGS_RELEASE=-O0 -DDTRAIN_TESTS=OFF -DDTRAIN_BENCH=OFF)
+	@scripts/quiet_build.sh one-by-one $(JOBS) $(TARGETS)
+
 sanitize: setup-test
 	@scripts/sanitize.sh asan $(JOBS)
 	@scripts/sanitize.sh tsan $(JOBS)
