@@ -20,6 +20,7 @@
 #include "dtrain/base/json.h"
 #include "dtrain/config/optimizers.h"
 #include "model/optimizer_update.h"
+#include "parallel/parallel.h"
 
 namespace {
 
@@ -72,7 +73,7 @@ void stream_loop(std::int64_t count, const float* __restrict from, float* __rest
 }
 
 void stream(const Arrays& arrays) {
-  at::parallel_for(0, kParameters, 64 * 1024, [&](std::int64_t begin, std::int64_t end) {
+  train::parallel_for(kParameters, 64 * 1024, [&](std::int64_t begin, std::int64_t end) {
     const auto at = [&](const at::Tensor& tensor) { return tensor.mutable_data_ptr<float>() + begin; };
     stream_loop(end - begin, at(arrays.gradients), at(arrays.values), at(arrays.states[0]),
                 arrays.states.size() > 1 ? at(arrays.states[1]) : nullptr);

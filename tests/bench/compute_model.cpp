@@ -52,20 +52,42 @@ const Model& find(const std::string& name) {
   throw Error("there is no model '" + name + "'", "use fashion_cnn, mlp, gpt or resnet18");
 }
 
-// Of ours: what its experiment says under `optimizations`.
-const std::map<std::string, Json>& our_settings() {
-  static const std::map<std::string, Json> all{
-      {"ours", Json::object()},
-      {"ours_bf16", {{"mixed_precision", "bf16"}, {"memory_format", "auto"}}},
-      {"ours_pure_bf16", {{"mixed_precision", "pure_bf16"}, {"memory_format", "auto"}}},
+// Of ours: how many ranks divide the cores, and what its experiment says under `optimizations`.
+struct OurSettings {
+  int ranks = kRanks;
+  Json optimizations = Json::object();
+};
+const std::map<std::string, OurSettings>& our_settings() {
+  static const Json bf16{{"mixed_precision", "bf16"}, {"memory_format", "auto"}};
+  static const Json pure_bf16{{"mixed_precision", "pure_bf16"}, {"memory_format", "auto"}};
+  static const std::map<std::string, OurSettings> all{
+      {"ours", {}},
+      {"ours_bf16", {kRanks, bf16}},
+      {"ours_pure_bf16", {kRanks, pure_bf16}},
+      {"ours_one", {1, Json::object()}},
+      {"ours_cl", {kRanks, {{"memory_format", "channels_last"}}}},
+      {"ours_one_cl", {1, {{"memory_format", "channels_last"}}}},
+      {"ours_one_bf16", {1, bf16}},
+      {"ours_one_pure_bf16", {1, pure_bf16}},
   };
   return all;
 }
 
-// What ddp_compute.py calls them.
-const std::map<std::string, std::string>& peer_commands() {
-  static const std::map<std::string, std::string> all{
-      {"ddp", "ddp"}, {"expert", "expert"}, {"expert_bf16", "expertbf"}, {"compiled", "compiled"}};
+// What ddp_compute.py calls them, and in how many processes they run.
+struct PeerSettings {
+  std::string command;
+  int ranks = kRanks;
+};
+const std::map<std::string, PeerSettings>& peer_settings() {
+  static const std::map<std::string, PeerSettings> all{
+      {"ddp", {"ddp"}},
+      {"expert", {"expert"}},
+      {"expert_bf16", {"expertbf"}},
+      {"compiled", {"compiled"}},
+      {"plain", {"ddp", 1}},
+      {"plain_expert", {"expert", 1}},
+      {"plain_bf16", {"expertbf", 1}},
+  };
   return all;
 }
 
@@ -80,12 +102,15 @@ class Comparison {
     if (cpus_.size() < kRanks) throw Error("bench_compute needs two cores", "give the machine or the container two");
     for (const std::string& name : contestants) {
       if (our_settings().contains(name)) {
-        ours_.try_emplace(name, (scratch_.path() / (name + "-")).string(), kRanks);
-      } else if (peer_commands().contains(name)) {
+        ours_.try_emplace(name, (scratch_.path() / (name + "-")).string(), our_settings().at(name).ranks);
+      } else if (peer_settings().contains(name)) {
         peers_.push_back(name);
+        const int ranks = peer_settings().at(name).ranks;
+        peer_processes_.try_emplace(ranks, (scratch_.path() / ("peers" + std::to_string(ranks) + "-")).string(), ranks);
       } else {
         throw Error("there is no contestant '" + name + "'",
-                    "use ours, ours_bf16, ours_pure_bf16, ddp, expert, expert_bf16 or compiled");
+                    "use ours, ours_bf16, ours_pure_bf16, ours_one, ours_one_bf16, ours_one_pure_bf16, ddp, expert, "
+                    "expert_bf16, compiled, plain, plain_expert or plain_bf16");
       }
     }
   }
@@ -113,10 +138,11 @@ class Comparison {
 
  private:
   // `output`: of standard output; what else is said goes to the log.
-  void start(std::vector<std::string> command, std::vector<int> cpus, const std::filesystem::path& output = {}) {
+  void start(std::vector<std::string> command, std::vector<int> cpus, int threads,
+             const std::filesystem::path& output = {}) {
     ProcessOptions options;
     options.command = std::move(command);
-    options.environment = {{"OMP_NUM_THREADS", "1"}, {"MKL_NUM_THREADS", "1"}};
+    options.environment = {{"OMP_NUM_THREADS", std::to_string(threads)}, {"MKL_NUM_THREADS", std::to_string(threads)}};
     // The contestants take turns; none of them is to queue behind another.
     options.environment["DTRAIN_STATE_DIR"] = scratch_.path() / ("state" + std::to_string(processes_.size()));
     options.cpus = std::move(cpus);
@@ -135,36 +161,56 @@ class Comparison {
 
   void start_all() {
     for (const auto& [name, contestant] : ours_) {
+      const OurSettings& settings = our_settings().at(name);
       Json hyperparameters = model_.hyperparameters;
       hyperparameters["global_batch_size"] = model_.batch * kRanks;
       const auto file = scratch_.path() / (name + ".yaml");
       std::ofstream(file) << Json{{"name", "bench-compute"},
                                   {"entrypoint", beside(model_.program).string()},
                                   {"hyperparameters", hyperparameters},
-                                  {"resources", {{"slots_per_trial", kRanks}}},
-                                  {"optimizations", our_settings().at(name)},
+                                  {"resources", {{"slots_per_trial", settings.ranks}}},
+                                  {"optimizations", settings.optimizations},
                                   {"searcher", {{"max_length", {{"batches", 1'000'000}}}}},
                                   {"data", {{"fifo", contestant.base()}}}}
                                  .dump();
-      start({beside("dtrain").string(), "launch", file.string(), "--run-dir", run_folder(name).string()}, {});
+      std::vector<std::string> command{beside("dtrain").string(), "launch", file.string(), "--run-dir",
+                                       run_folder(name).string()};
+      if (settings.ranks == 1) {
+        std::ofstream(scratch_.path() / "one.yaml") << "agents: [{id: one, host: localhost, slots: 1}]\n";
+        command.insert(command.end(), {"--cluster", (scratch_.path() / "one.yaml").string()});
+      }
+      start(command, {}, kRanks / settings.ranks);
     }
-    if (peers_.empty()) return;
-    for (int rank = 0; rank < kRanks; ++rank) {
+    for (auto& [ranks, processes] : peer_processes_) start_peers(ranks, processes.base());
+  }
+
+  // A process for each rank, which make the steps of all contestants with as many ranks.
+  void start_peers(int ranks, const std::string& fifo) {
+    const int threads = kRanks / ranks;
+    for (int rank = 0; rank < ranks; ++rank) {
+      const auto first = cpus_.begin() + static_cast<std::ptrdiff_t>(rank) * threads;
       start({DTRAIN_SOURCE_DIR "/.deps/peers/bin/python", "-B", DTRAIN_SOURCE_DIR "/tests/bench/ddp_compute.py",
-             std::to_string(rank), std::to_string(kRanks), (scratch_.path() / "store").string(), ddp_.base(),
-             model_.name, std::to_string(model_.batch), model_.hyperparameters.dump()},
-            {cpus_[static_cast<std::size_t>(rank)]});
+             std::to_string(rank), std::to_string(ranks), (scratch_.path() / "store").string(), fifo, model_.name,
+             std::to_string(model_.batch * threads), model_.hyperparameters.dump(), std::to_string(threads)},
+            {first, first + threads}, threads);
     }
+  }
+
+  std::vector<std::int64_t> peer_steps(const std::string& name, int steps) {
+    const PeerSettings& settings = peer_settings().at(name);
+    return peer_processes_.at(settings.ranks).steps(steps, settings.command);
   }
 
   // The first steps load code, compile, fill caches and grow heaps, and ours try strategies and formats in them.
   void warm_up() {
     for (const std::string& name : std::vector<std::string>(peers_)) {
-      if (ddp_.steps(1, peer_commands().at(name)).front() > 0) {
+      if (peer_steps(name, 1).front() > 0) {
         take_turn(name, nullptr);
         continue;
       }
-      std::getline(std::ifstream(ddp_.base() + peer_commands().at(name) + ".problem"), problems_[name]);
+      const PeerSettings& settings = peer_settings().at(name);
+      const std::string base = peer_processes_.at(settings.ranks).base();
+      std::getline(std::ifstream(base + settings.command + ".problem"), problems_[name]);
       std::erase(peers_, name);
     }
     for (auto& [name, contestant] : ours_) {
@@ -179,8 +225,7 @@ class Comparison {
 
   void take_turn(const std::string& name, std::vector<double>* times) {
     const auto own = ours_.find(name);
-    const auto taken =
-        own != ours_.end() ? own->second.steps(model_.steps) : ddp_.steps(model_.steps, peer_commands().at(name));
+    const auto taken = own != ours_.end() ? own->second.steps(model_.steps) : peer_steps(name, model_.steps);
     if (!times) return;
     for (std::size_t i = 1; i < taken.size(); ++i) times->push_back(static_cast<double>(taken[i]) / 1e6);
   }
@@ -188,9 +233,9 @@ class Comparison {
   // The same model on both sides.
   Json count_parameters() const {
     Json count;
-    if (!peers_.empty()) {
+    if (!peer_processes_.empty()) {
       std::int64_t number = 0;
-      std::ifstream(ddp_.base() + "parameters") >> number;
+      std::ifstream(peer_processes_.begin()->second.base() + "parameters") >> number;
       count = number;
     }
     for (const auto& [name, contestant] : ours_) {
@@ -205,7 +250,7 @@ class Comparison {
 
   void end_all() {
     for (auto& [name, contestant] : ours_) contestant.end("0");
-    if (!peers_.empty()) ddp_.end("end");
+    for (auto& [ranks, processes] : peer_processes_) processes.end("end");
     for (Process& process : processes_) {
       if (!process.wait(std::chrono::seconds(60)))
         throw Error("a contestant of " + model_.name + " has not ended in 60 s");
@@ -215,7 +260,7 @@ class Comparison {
   // The model's FLOPs over what the machine could do in the median step; and the limit that this rests on.
   void add_mfu(Json& row, const std::string& name, double median_ms) {
     const auto file = scratch_.path() / (name + ".summary");
-    start({beside("dtrain").string(), "summary", run_folder(name).string(), "--json"}, {}, file);
+    start({beside("dtrain").string(), "summary", run_folder(name).string(), "--json"}, {}, 1, file);
     processes_.back().wait();
     const Json summary = Json::parse(read_file(file));
     row["flops_per_step"] = summary.at("flops_per_step");
@@ -247,6 +292,10 @@ class Comparison {
     ratio("expert_float32_ratio", "expert", "ours");
     ratio("expert_ratio", "expert_bf16", "ours_bf16");
     ratio("compiled_ratio", "compiled", "ours_bf16");
+    ratio("plain_ratio", "plain", "ours");
+    ratio("plain_bf16_ratio", "plain_bf16", "ours_bf16");
+    ratio("one_plain_ratio", "plain", "ours_one");
+    ratio("one_plain_bf16_ratio", "plain_bf16", "ours_one_bf16");
     for (const auto& [name, contestant] : ours_) add_mfu(row, name, medians.at(name));
     return row;
   }
@@ -258,7 +307,7 @@ class Comparison {
   const std::filesystem::path log_ = scratch_.path() / "log";
   std::vector<UniqueFd> logs_;
   std::map<std::string, Contestant> ours_;
-  Contestant ddp_{(scratch_.path() / "ddp-").string(), kRanks};
+  std::map<int, Contestant> peer_processes_;  // by how many they are
   std::vector<std::string> peers_;
   std::map<std::string, std::string> problems_;  // of the contestants that do not run here
   std::vector<Process> processes_;

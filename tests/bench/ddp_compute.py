@@ -1,6 +1,6 @@
-"""One rank of the DistributedDataParallel peers of bench_compute, over gloo.
+"""One rank of the DistributedDataParallel peers of bench_compute, over gloo; of a world of one, the peers without it.
 
-    ddp_compute.py RANK WORLD_SIZE STORE_FILE FIFO_BASE MODEL BATCH SIZES_JSON
+    ddp_compute.py RANK WORLD_SIZE STORE_FILE FIFO_BASE MODEL BATCH SIZES_JSON THREADS
 
 Commands "CONTESTANT N" on FIFO_BASE + RANK + ".commands" make N steps; the answer is one line of N step times in
 nanoseconds. "end" ends it. A contestant is made when its first command comes; when that fails, its times are 0, and
@@ -11,6 +11,7 @@ FIFO_BASE + CONTESTANT + ".problem" says why. FIFO_BASE + "parameters" has the n
                  gradient_as_bucket_view, static_graph
     expertbf     expert with forward and loss in autocast to bfloat16
     compiled     expertbf with torch.compile
+In a world of one there is no DistributedDataParallel: one process with all THREADS is what PyTorch offers for one machine.
 """
 import json
 import os
@@ -24,13 +25,18 @@ from torch.nn.parallel import DistributedDataParallel
 from compute_models import make
 
 rank, world, store, fifo, name, batch = int(sys.argv[1]), int(sys.argv[2]), *sys.argv[3:6], int(sys.argv[6])
-torch.set_num_threads(1)
+torch.set_num_threads(int(sys.argv[8]))
 torch.manual_seed(0)
 make_model, data = make(name, json.loads(sys.argv[7]))
-dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world)
+if world > 1:
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world)
 order = torch.Generator().manual_seed(rank)
 with open(f"{fifo}parameters", "w") as file:
     print(sum(parameter.numel() for parameter in make_model().parameters()), file=file)
+
+
+def parallel(model, **options):
+    return DistributedDataParallel(model, **options) if world > 1 else model
 
 
 class Contestant:
@@ -39,12 +45,12 @@ class Contestant:
         self.bf16 = kind in ("expertbf", "compiled")
         self.channels_last = kind != "ddp" and data.images
         if kind == "ddp":
-            self.model = DistributedDataParallel(model)
+            self.model = parallel(model)
             self.optimizer = torch.optim.AdamW(model.parameters())
             return
         if self.channels_last:
             model = model.to(memory_format=torch.channels_last)
-        self.model = DistributedDataParallel(model, gradient_as_bucket_view=True, static_graph=True)
+        self.model = parallel(model, gradient_as_bucket_view=True, static_graph=True)
         self.optimizer = torch.optim.AdamW(model.parameters(), fused=True)
         if kind == "compiled":
             self.model = torch.compile(self.model)

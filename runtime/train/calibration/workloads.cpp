@@ -10,7 +10,6 @@
 #include <optional>
 
 #include <ATen/ATen.h>
-#include <ATen/Parallel.h>
 #ifdef __SSE2__
 #include <immintrin.h>
 #endif
@@ -21,6 +20,7 @@
 #include "calibration/rank_processes.h"
 #include "dtrain/base/error.h"
 #include "dtrain/host/cpu.h"
+#include "parallel/parallel.h"
 
 namespace dtrain::calibration {
 namespace {
@@ -39,8 +39,8 @@ class Floats {
     if (memory == MAP_FAILED) throw SystemError("cannot allocate memory to measure with", errno);
     ::madvise(memory, bytes(), MADV_HUGEPAGE);
     data_ = static_cast<float*>(memory);
-    at::parallel_for(0, static_cast<std::int64_t>(count), 1,
-                     [&](std::int64_t begin, std::int64_t end) { std::fill(data_ + begin, data_ + end, value); });
+    train::parallel_for(static_cast<std::int64_t>(count), 1,
+                        [&](std::int64_t begin, std::int64_t end) { std::fill(data_ + begin, data_ + end, value); });
   }
   ~Floats() { ::munmap(data_, bytes()); }
   Floats(const Floats&) = delete;
@@ -78,7 +78,7 @@ Workload memory_workload(int ranks) {
   const auto c = std::make_shared<Floats>(count, 2.0F);
   return {kMemory, 3.0 * static_cast<double>(bytes), [a, b, c] {
             const auto lines = static_cast<std::int64_t>(a->count() / kLine);
-            at::parallel_for(0, lines, 1, [&](std::int64_t begin, std::int64_t end) {
+            train::parallel_for(lines, 1, [&](std::int64_t begin, std::int64_t end) {
               const auto first = static_cast<std::size_t>(begin) * kLine;
               triad(a->data() + first, b->data() + first, c->data() + first,
                     static_cast<std::size_t>(end - begin) * kLine);

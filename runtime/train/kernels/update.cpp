@@ -87,10 +87,6 @@ class Sgd {
     return hn::MulAdd(gradient, hn::Set(d, f_.negative_rate), value);
   }
 
-  HWY_INLINE void prefetch(std::size_t i) const {
-    if (momentum_) hwy::Prefetch(momentum_ + i);
-  }
-
  private:
   const SgdFactors f_;
   float* const HWY_RESTRICT momentum_;
@@ -128,11 +124,6 @@ class Adam {
     return hn::Add(value, hn::Div(hn::Mul(hn::Set(d, f_.negative_step), average), divisor));
   }
 
-  HWY_INLINE void prefetch(std::size_t i) const {
-    hwy::Prefetch(average_ + i);
-    hwy::Prefetch(square_ + i);
-  }
-
  private:
   const AdamFactors f_;
   float* const HWY_RESTRICT average_;
@@ -161,19 +152,13 @@ HWY_INLINE void step(D d, const Rule& rule, const Stretch& s, const Gradient* HW
   }
 }
 
-// Two lines of memory of each array at a time; returns how many elements it has updated. The hardware's own prefetching
-// ends at every page.
+// Four lines of memory of each array at a time; returns how many elements it has updated.
 template <bool kStream, class Rule, class Gradient>
 HWY_INLINE std::size_t step_lines(const Rule& rule, const Stretch& s, const Gradient* gradients) {
-  constexpr std::size_t kLine = 64 / sizeof(float), kLines = 2 * kLine, kAhead = 512;
+  constexpr std::size_t kLine = 64 / sizeof(float), kLines = 4 * kLine;
   const hn::CappedTag<float, kLines> d;
   std::size_t i = 0;
   for (; i + kLines <= s.count; i += kLines) {
-    for (std::size_t line = i + kAhead; line < i + kAhead + kLines; line += kLine) {
-      hwy::Prefetch(s.values + line);
-      hwy::Prefetch(gradients + line);
-      rule.prefetch(line);
-    }
     for (std::size_t k = i; k < i + kLines; k += hn::Lanes(d)) step<false, kStream>(d, rule, s, gradients, k);
   }
   return i;

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-#include <ATen/Parallel.h>
+#include "parallel/parallel.h"
 
 namespace dtrain::train {
 namespace {
@@ -34,8 +34,8 @@ void update_on_host(const FusedKernels& kernels, const at::Tensor& values, const
   whole.stream = count >= kStreamFrom;
   std::vector<float*> starts;
   for (const at::Tensor& state : states) starts.push_back(state.mutable_data_ptr<float>());
-  at::parallel_for(
-      0, (count + kUnit - 1) / kUnit, kLeastPerThread / kUnit, [&](std::int64_t first_unit, std::int64_t end_unit) {
+  parallel_for(
+      (count + kUnit - 1) / kUnit, kLeastPerThread / kUnit, [&](std::int64_t first_unit, std::int64_t end_unit) {
         const std::int64_t begin = first_unit * kUnit;
         const kernels::Stretch part = whole.part(static_cast<std::size_t>(begin),
                                                  static_cast<std::size_t>(std::min(end_unit * kUnit, count) - begin));

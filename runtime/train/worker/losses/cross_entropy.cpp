@@ -2,11 +2,11 @@
 #include <atomic>
 
 #include <ATen/ATen.h>
-#include <ATen/Parallel.h>
 
 #include "dtrain/base/error.h"
 #include "dtrain/config/losses.h"
 #include "kernels/first_maximum.h"
+#include "parallel/parallel.h"
 #include "worker/loss.h"
 #include "worker/script_file.h"
 
@@ -34,7 +34,7 @@ at::Tensor accuracy_of(const at::Tensor& output, const at::Tensor& target) {
   const at::Tensor targets = target.contiguous();
   const std::int64_t classes = scores.size(1);
   std::atomic<std::int64_t> right{0};
-  at::parallel_for(0, scores.size(0), std::max<std::int64_t>(1, kAccuracyGrain / classes), [&](auto begin, auto end) {
+  train::parallel_for(scores.size(0), std::max<std::int64_t>(1, kAccuracyGrain / classes), [&](auto begin, auto end) {
     const auto count = [&]<class Score>(const Score* first) {
       right +=
           train::kernels::count_first_maxima(first + begin * classes, targets.const_data_ptr<std::int64_t>() + begin,
