@@ -54,15 +54,20 @@ GradientExchange::GradientExchange(FlatParameters& parameters, comm::Communicato
       device_communicator_(device_communicator),
       recorder_(recorder),
       log_(communicator, recorder),
-      place_(make_gradient_place(parameters)),
       bucket_of_(parameters.parameters().size()),
       ready_in_batch_(parameters.parameters().size()),
       used_(parameters.parameters().size() + 1),
       ready_times_(parameters.parameters().size(), kNotReady) {
-  for (const auto& parameter : parameters.parameters()) {
-    if (!parameter.tied.empty()) tied_.push_back(guards_.size());
-    guards_.emplace_back(parameter.gradient);
+  for (std::size_t i = 0; i < parameters.parameters().size(); ++i) {
+    if (!parameters.parameters()[i].tied.empty()) tied_.push_back(i);
   }
+  gradients_moved();
+}
+
+void GradientExchange::gradients_moved() {
+  place_ = make_gradient_place(parameters_);
+  guards_.clear();
+  for (const auto& parameter : parameters_.parameters()) guards_.emplace_back(parameter.gradient);
 }
 
 void GradientExchange::use(GradientStrategy& strategy, const comm::FusionPlan& plan) {
@@ -270,7 +275,8 @@ void GradientExchange::clear_unused() {
     if (used_[i] || buckets_[bucket_of_[i]].launched) continue;
     if (!place_->may_write(i)) fail_displaced(parameters[i].name);
     const auto& group = parameters_.groups()[parameters[i].group];
-    FlatMemory::clear(group.gradients, parameters[i].offset, parameters[i].padded);
+    FlatMemory::clear(parameters[i].narrow_gradient ? group.narrow_gradients : group.gradients, parameters[i].offset,
+                      parameters[i].padded);
   }
 }
 

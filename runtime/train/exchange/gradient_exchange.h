@@ -33,6 +33,8 @@ class GradientExchange {
   // Between windows. Both outlive their use, which ends with the next use() or with forget_strategy().
   void use(GradientStrategy& strategy, const comm::FusionPlan& plan);
   void forget_strategy();
+  // Between windows: gradients have other places now.
+  void gradients_moved();
 
   // A batch starts. `exchange`: gradients are exchanged in this batch, bucket by bucket as backward completes them.
   void begin_batch(bool exchange);

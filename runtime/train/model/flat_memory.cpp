@@ -7,6 +7,7 @@
 #include <sys/mman.h>
 
 #include "dtrain/base/error.h"
+#include "model/tensor_memory.h"
 
 namespace dtrain::train {
 
@@ -63,8 +64,8 @@ at::Tensor FlatMemory::own(std::int64_t elements, at::ScalarType type) const {
   const auto options = at::TensorOptions().dtype(type).device(device());
   const std::size_t bytes = flat_bytes(elements, type);
   if (bytes == 0 || !on_host()) return at::zeros({elements}, options);
-  void* const data = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (data == MAP_FAILED) throw SystemError("map " + std::to_string(bytes) + " bytes", errno);
+  void* const data = map_block(bytes);
+  if (data == nullptr) throw SystemError("map " + std::to_string(bytes) + " bytes", errno);
   return at::from_blob(
       data, {elements}, [bytes](void* memory) { ::munmap(memory, bytes); }, options);
 }

@@ -86,12 +86,13 @@ std::vector<FlatOptimizer::Segment> FlatOptimizer::segments(std::span<const std:
     }
     const at::Tensor number = counters_.empty() ? at::Tensor() : counters_[counter_of_[i]];
     const bool goes_on = open[p.group] >= 0 && result[open[p.group]].updates == updates_[i] &&
-                         result[open[p.group]].number.is_same(number);
+                         result[open[p.group]].number.is_same(number) &&
+                         result[open[p.group]].narrow == p.narrow_gradient;
     if (goes_on) {
       result[open[p.group]].range.end = p.offset + p.padded;
     } else {
       open[p.group] = static_cast<std::ptrdiff_t>(result.size());
-      result.push_back({{p.group, p.offset, p.offset + p.padded}, updates_[i], number});
+      result.push_back({{p.group, p.offset, p.offset + p.padded}, updates_[i], number, p.narrow_gradient});
     }
   }
   return result;
@@ -293,7 +294,8 @@ void FlatOptimizer::update(const FlatRange& range, const Segment& segment) {
                   .number = segment.number,
                   .rate_on_device = rate_on_device_};
   if (group.shadow.defined()) step.shadow = slice(group.shadow);
-  optimizer_->update(slice(group.values), slice(group.gradients), states, step);
+  optimizer_->update(slice(group.values), slice(segment.narrow ? group.narrow_gradients : group.gradients), states,
+                     step);
 }
 
 }  // namespace train

@@ -1,5 +1,5 @@
 // Runs an optimizer over flat parameters: one call of its update for each run of neighbouring parameters that have been
-// updated equally often (all of them, in an ordinary step).
+// updated equally often (all of them, in an ordinary step) and have gradients of one type.
 #pragma once
 
 #include <cstdint>
@@ -80,6 +80,7 @@ class FlatOptimizer {
     FlatRange range;
     std::int64_t updates;  // made so far
     at::Tensor number;     // as UpdateStep has it
+    bool narrow;           // the gradients are FlatParameters::Group::narrow_gradients
   };
   // On a device.
   void make_counters(std::span<const float> counts);

@@ -279,6 +279,17 @@ void FlatParameters::compute_in_shadow(std::size_t index, bool in_shadow) {
   place(parameter);
 }
 
+void FlatParameters::keep_narrow_gradient(std::size_t index) {
+  Parameter& parameter = parameters_[index];
+  Group& group = groups_[parameter.group];
+  if (!group.narrow_gradients.defined()) {
+    group.narrow_gradients = memory_.own(group.gradients.numel(), group.shadow.scalar_type());
+  }
+  parameter.narrow_gradient = true;
+  parameter.gradient =
+      group.narrow_gradients.as_strided(parameter.gradient.sizes(), parameter.gradient.strides(), parameter.offset);
+}
+
 void FlatParameters::set_channels_last(bool on) {
   const at::NoGradGuard no_grad;
   for (Parameter& parameter : parameters_) {

@@ -40,7 +40,8 @@ class FlatParameters {
   struct Parameter {
     std::string name;
     at::Tensor tensor;    // the model's own
-    at::Tensor gradient;  // the view of its group's `gradients`, of the shape and strides that the model began with
+    // The view of its group's `gradients`, or `narrow_gradients`, of the shape and strides that the model began with.
+    at::Tensor gradient;
     std::size_t group = 0;
     std::int64_t offset = 0;  // in elements, in the group
     std::int64_t padded = 0;  // elements up to the next parameter
@@ -48,7 +49,8 @@ class FlatParameters {
     // which is added to this one's, and the others.
     std::vector<at::Tensor> tied;
     std::vector<at::Tensor> aliases;
-    bool in_shadow = false;       // the model computes with its shadow
+    bool in_shadow = false;        // the model computes with its shadow
+    bool narrow_gradient = false;  // keep_narrow_gradient() holds
     at::Tensor copy;              // in channels_last memory, which `tensor` is a view of; undefined: none
     const void* place = nullptr;  // where place() has put `tensor`
   };
@@ -59,6 +61,7 @@ class FlatParameters {
     at::Tensor values{};
     at::Tensor shadow{};  // the values in a narrower type, rounded to nearest even; undefined: none
     at::Tensor gradients{};
+    at::Tensor narrow_gradients{};  // of keep_narrow_gradient(), in the shadow's type, laid out alike; undefined: none
     std::unique_ptr<comm::Buffer> memory{};  // of `gradients`
     std::int64_t element_size = 0;           // of a value, in bytes
     std::int64_t gradient_size = 0;          // of a gradient
@@ -87,6 +90,10 @@ class FlatParameters {
 
   // From now on the model computes with the parameter's shadow, or with its values. Between two batches.
   void compute_in_shadow(std::size_t parameter, bool in_shadow);
+  // From now on the gradient of a parameter that the model computes with in its shadow stays in the type in which
+  // backward makes it: no pass over memory converts it, and the update widens it. For gradients that nobody else adds
+  // to: they are not exchanged, scaled or summed over batches. Between two windows; its place moves.
+  void keep_narrow_gradient(std::size_t parameter);
   // From now on convolution weights (parameters of 4 and 5 dimensions) lie in channels_last memory, or as the model
   // made them. Between two batches.
   void set_channels_last(bool on);

@@ -24,7 +24,8 @@ std::size_t block_size(std::size_t bytes) {
   return (bytes + step - 1) / step * step;
 }
 
-// nullptr: there is no memory. Large blocks begin at a huge page, and ask for huge pages: fewer page faults.
+}  // namespace
+
 void* map_block(std::size_t bytes) {
   const std::size_t spare = bytes >= kHugePage ? kHugePage : 0;
   void* const mapped = ::mmap(nullptr, bytes + spare, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -37,8 +38,6 @@ void* map_block(std::size_t bytes) {
   ::madvise(start + before, bytes, MADV_HUGEPAGE);
   return start + before;
 }
-
-}  // namespace
 
 TensorMemory& TensorMemory::install() {
   static TensorMemory& memory = [&]() -> TensorMemory& {

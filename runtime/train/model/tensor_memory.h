@@ -21,6 +21,10 @@
 
 namespace dtrain::train {
 
+// A mapping of its own; null: there is no memory. Large ones begin at a huge page and ask for huge pages: fewer page
+// faults, and fewer translations of addresses. munmap() takes `bytes`. Any thread.
+void* map_block(std::size_t bytes);
+
 class TensorMemory final : public c10::Allocator {
  public:
   static constexpr std::size_t kLarge = 128 << 10;  // bytes; smaller tensors are libtorch's

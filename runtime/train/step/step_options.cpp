@@ -35,6 +35,12 @@ ParameterTypes parameter_types(const StepOptions& options) {
   return {.bfloat16 = true, .gradients = !compressed};
 }
 
+bool may_keep_narrow_gradients(const StepOptions& options, const comm::World& world) {
+  return options.precision == config::Precision::kBfloat16 && world.size == 1 && mode_of(options) == Mode::kExchange &&
+         options.aggregation_frequency == 1 && options.max_gradient_norm == 0 &&
+         std::holds_alternative<comm::NoCompression>(options.strategy.compression);
+}
+
 MemoryFormatOptions memory_format_options(const StepOptions& options) {
   return {options.memory_format, options.precision, options.fusion.batch_per_rank, options.fusion.cache_folder,
           options.alone};

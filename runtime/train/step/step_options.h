@@ -35,6 +35,8 @@ Mode mode_of(const StepOptions& options);
 void check(const StepOptions& options, const comm::World& world);
 // In which types the model computes, and its gradients are.
 ParameterTypes parameter_types(const StepOptions& options);
+// Whether FlatParameters::keep_narrow_gradient() is allowed: nothing but the update takes the gradients of a batch.
+bool may_keep_narrow_gradients(const StepOptions& options, const comm::World& world);
 MemoryFormatOptions memory_format_options(const StepOptions& options);
 FusionOptions fusion_options(const StepOptions& options, int world_size);
 

@@ -80,7 +80,8 @@ TrainingStep::TrainingStep(const TrialContext::Wrapped& wrapped, const RunServic
                        gradient_norms_, window_, options.max_gradient_norm, scaler_ ? &*scaler_ : nullptr,
                        begin_report(options), before_update_, [this] { return memory_format_.settled(); }},
                       options)),
-      hooks_(parameters_, exchange_) {
+      hooks_(parameters_, exchange_),
+      may_keep_narrow_gradients_(may_keep_narrow_gradients(options, run_.world) && parameters_.memory().on_host()) {
   if (parameter_types(options).shadow) narrow_use_.emplace(parameters_);
 }
 
@@ -135,9 +136,12 @@ bool TrainingStep::end_batch() {
 // The model has gone through a window's batches once, which shows how it uses its parameters.
 void TrainingStep::compute_in_shadow() {
   for (std::size_t i = 0; i < parameters_.parameters().size(); ++i) {
-    if (narrow_use_->only_narrow(i)) parameters_.compute_in_shadow(i, true);
+    if (!narrow_use_->only_narrow(i)) continue;
+    parameters_.compute_in_shadow(i, true);
+    if (may_keep_narrow_gradients_) parameters_.keep_narrow_gradient(i);
   }
   narrow_use_.reset();
+  if (may_keep_narrow_gradients_) exchange_.gradients_moved();
   mode_->parameters_moved();
 }
 

@@ -140,6 +140,7 @@ class TrainingStep : private CapturableStep {
   std::function<void()> before_update_;
   std::unique_ptr<StepMode> mode_;
   GradientHooks hooks_;
+  const bool may_keep_narrow_gradients_;
   bool in_batch_ = false;
   bool capturing_ = false;
   at::Tensor captured_loss_;
