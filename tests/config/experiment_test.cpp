@@ -80,6 +80,7 @@ optimizations:
   sharded_optimizer: auto
   local_sgd: null
   matmul: auto
+  operators: auto
 profiling: {enabled: false, begin_on_batch: 0, end_after_batch: null, sync_timings: true, trace: null, prometheus: null,
             calibration: true}
 min_validation_period: {batches: 0}
@@ -121,6 +122,7 @@ optimizations:
   tf32: false
   cudnn_benchmark: true
   matmul: default
+  operators: default
 profiling: {prometheus: {port: 9400, address: 10.0.0.5}, calibration: false}
 searcher: {metric: accuracy, smaller_is_better: false, max_length: {records: 60000}}
 min_validation_period: {batches: 100}
@@ -149,6 +151,7 @@ environment:
   EXPECT_EQ(experiment.profiling.prometheus, (Prometheus{"10.0.0.5", 9400}));
   EXPECT_FALSE(experiment.profiling.calibration);
   EXPECT_EQ(experiment.optimizations.matmul, Matmul::kDefault);
+  EXPECT_EQ(experiment.optimizations.operators, Operators::kDefault);
   EXPECT_EQ(to_line(experiment.hyperparameters),
             R"({"global_batch_size":128,"lr":0.001,"momentum":0.9,"layers":[16,32],)"
             R"("nested":{"flag":true,"word":"yes","quoted":"5","nothing":null}})");
@@ -270,7 +273,7 @@ TEST(Experiment, JsonShowsWhatIsInEffectUnderTheKeysOfTheFile) {
           R"("optimizations":{"aggregation_frequency":2,"average_aggregated_gradients":true,)"
           R"("average_training_metrics":true,"tensor_fusion_threshold":64,"tensor_fusion_cycle_time":1,)"
           R"("auto_tune_tensor_fusion":false,"grad_updates_size_file":null,"gradient_compression":false,)"
-          R"("sharded_optimizer":"auto","local_sgd":null,"matmul":"auto"},"profiling":{"enabled":false,"begin_on_batch":0,)"
+          R"("sharded_optimizer":"auto","local_sgd":null,"matmul":"auto","operators":"auto"},"profiling":{"enabled":false,"begin_on_batch":0,)"
           R"("end_after_batch":null,"sync_timings":true,"trace":null,"prometheus":null,"calibration":true,"rules":)") +
       to_line(to_json(ProfilingRules{})) +
       R"(},"searcher":{"metric":"","smaller_is_better":true,"max_length":{"epochs":2}},)"

@@ -76,7 +76,7 @@ def ddp_rank(rank, cases, results):
 def experiment(case, build, path, batches, slots):
     optimizations = {"aggregation_frequency": case["k"], "average_aggregated_gradients": case["average"],
                      "tensor_fusion_threshold": case["fusion"], "sharded_optimizer": case.get("sharded", False),
-                     "matmul": "default", "memory_format": "contiguous"}
+                     "matmul": "default", "operators": "default", "memory_format": "contiguous"}
     hyperparameters = {"global_batch_size": WORLD * SAMPLES, "dtype": case["dtype"], "optimizer": case["optimizer"]}
     if case["clip"]:
         hyperparameters["clip"] = case["clip"]

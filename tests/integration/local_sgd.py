@@ -75,7 +75,7 @@ class LocalSteps(unittest.TestCase):
             hyperparameters={"global_batch_size": 8 * case["world"], "dtype": "float32", "optimizer": case["optimizer"]},
             resources={"slots_per_trial": case["world"]}, data={"file": "batches.safetensors", "dump": "."},
             optimizations={"aggregation_frequency": case["k"], "local_sgd": local,
-                           "tensor_fusion_threshold": case.get("fusion", 64), "matmul": "default", "memory_format": "contiguous"},
+                           "tensor_fusion_threshold": case.get("fusion", 64), "matmul": "default", "operators": "default", "memory_format": "contiguous"},
             initial_weights="initial.safetensors", **sections)
 
     def weights_of(self, case, folder):

@@ -47,7 +47,7 @@ def train_ours(case, build, folder):
         hyperparameters={"global_batch_size": case["ranks"] * precision_models.SAMPLES, "model": case["model"],
                          "optimizer": {"kind": "adamw", **ADAMW}},
         resources={"slots_per_trial": case["ranks"]}, data={"file": "batches.safetensors"},
-        optimizations={"mixed_precision": case["precision"], "memory_format": "contiguous", "matmul": "default",
+        optimizations={"mixed_precision": case["precision"], "memory_format": "contiguous", "matmul": "default", "operators": "default",
                        "sharded_optimizer": case["sharded"]},
         searcher={"metric": "loss", "max_length": {"epochs": 1}}, initial_weights="initial.safetensors")
     result = launch(build, experiment, folder / "run").expect(0)

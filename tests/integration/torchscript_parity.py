@@ -81,7 +81,7 @@ def train_ours(case, build, folder, data):
     if case["clip"]:
         optimizer["max_gradient_norm"] = case["clip"]
     sections = experiment("model.pt", data, steps=STEPS, batch=WORLD * SAMPLES, slots=WORLD, optimizer=optimizer,
-                          reproducibility={"experiment_seed": SEED}, optimizations={"matmul": "default", "memory_format": "contiguous"})
+                          reproducibility={"experiment_seed": SEED}, optimizations={"matmul": "default", "operators": "default", "memory_format": "contiguous"})
     result = launch(build, write_experiment(folder / "experiment.yaml", **sections), folder / "run").expect(0)
     steps = result.metrics("training")[-1]["optimizer_steps"]
     if steps != STEPS:

@@ -92,7 +92,7 @@ TEST(Restart, GoesOnFromTheNewestCheckpoint) {
               HasSubstr("restart 1 of 1: it goes on from step-10 (batch 10, epoch 1); logs and records of "
                         "attempt 1 are in " +
                         (run.run_dir() / "attempt-1").string()));
-  EXPECT_THAT(slurp(run.run_dir() / "attempt-1" / "logs" / "rank-0000.log"), HasSubstr("batch 11\n"));
+  EXPECT_THAT(slurp(run.run_dir() / "attempt-1" / "logs" / "rank-0001.log"), HasSubstr("batch 11\n"));
   EXPECT_THAT(run.log(0), HasSubstr("resumed at 10\n"));
   EXPECT_FALSE(fs::exists(run.run_dir() / "attempt-1" / "metrics.jsonl")) << "it goes on with them";
   const auto started = events_named(run.run_dir(), "attempt_started");

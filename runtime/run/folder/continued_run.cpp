@@ -227,6 +227,7 @@ std::vector<std::string> differences_from(const ContinuedRun& run, const Json& p
                                 "/optimizations/local_sgd",
                                 "/optimizations/matmul",
                                 "/optimizations/memory_format",
+                                "/optimizations/operators",
                                 "/optimizations/mixed_precision",
                                 "/optimizations/tf32",
                                 "/reproducibility/experiment_seed"};

@@ -24,6 +24,7 @@
 #include "model/model_report.h"
 #include "model/tensor_memory.h"
 #include "model/weights.h"
+#include "operators/own_operators.h"
 #include "step/training_step.h"
 
 namespace dtrain {
@@ -178,6 +179,7 @@ train::TrainingLoop::End train_and_save(run::RankSession& session, const TrialFa
   choose_matmul(session);
   share_cores(session.world());
   const c10::Device device = open_rank_device(session);  // before any call of libtorch that asks for CUDA
+  if (experiment.optimizations.operators == config::Operators::kAuto) train::use_own_operators();
   const auto on_own_stream = use_own_stream(device);
   torch::manual_seed(experiment.experiment_seed);
   TrialContext context(session, device);

@@ -77,6 +77,11 @@ inline constexpr std::array kMemoryFormats{Word<MemoryFormat>{"auto", MemoryForm
 enum class Matmul { kAuto, kDefault };
 inline constexpr std::array kMatmuls{Word<Matmul>{"auto", Matmul::kAuto}, Word<Matmul>{"default", Matmul::kDefault}};
 
+// Whose kernels compute some operators on CPUs (runtime/train/operators/own_operators.h).
+enum class Operators { kAuto, kDefault };
+inline constexpr std::array kOperators{Word<Operators>{"auto", Operators::kAuto},
+                                       Word<Operators>{"default", Operators::kDefault}};
+
 struct Optimizations {
   int aggregation_frequency = 1;                                    // batches between exchanges of gradients
   bool average_aggregated_gradients = true;                         // over those batches; false: their sum
@@ -94,6 +99,7 @@ struct Optimizations {
   MemoryFormat memory_format = MemoryFormat::kAuto;
   CudaGraphs cuda_graphs = CudaGraphs::kAuto;
   Matmul matmul = Matmul::kAuto;
+  Operators operators = Operators::kAuto;
   bool operator==(const Optimizations&) const = default;
 };
 
@@ -173,6 +179,11 @@ inline void declare_keys(Keys& keys, Optimizations& o) {
                "(default).",
                "[More](performance.md#matrix-products-on-amd)."},
               o.matmul, kMatmuls);
+  keys.choice({"operators",
+               "Cross entropy and GELU on CPUs: by dtrain's kernels, which take fewer passes over memory (auto), or by "
+               "libtorch's (default). The results differ by rounding. No effect on GPUs.",
+               "[More](performance.md#operators)."},
+              o.operators, kOperators);
   keys.when_read([&](Section& section) { check_together(section, o); });
   keys.schema_rule(optimizations_together);
 }

@@ -1,0 +1,106 @@
+#include "kernels/gelu.h"
+
+#include <ATen/ATen.h>
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <c10/util/string_view.h>
+#include <torch/autograd.h>
+#include <torch/library.h>
+
+#include "operators/own_operators.h"
+#include "parallel/parallel.h"
+
+namespace dtrain::train {
+namespace {
+
+constexpr std::int64_t kLeastElements = 1 << 15;  // that are worth a thread
+
+// The kernel of the type of `like`; its pointers are those of the tensors' first elements, moved on to `begin`.
+template <class Work>
+void for_elements(const at::Tensor& like, const Work& work) {
+  parallel_for(like.numel(), kLeastElements, [&](std::int64_t begin, std::int64_t end) {
+    const auto count = static_cast<std::size_t>(end - begin);
+    if (like.scalar_type() == at::kFloat) {
+      work(begin, count, float());
+    } else {
+      work(begin, count, kernels::Bfloat16());
+    }
+  });
+}
+
+template <class Value>
+const Value* from(const at::Tensor& tensor, std::int64_t begin) {
+  return static_cast<const Value*>(tensor.const_data_ptr()) + begin;
+}
+template <class Value>
+Value* into(const at::Tensor& tensor, std::int64_t begin) {
+  return static_cast<Value*>(tensor.mutable_data_ptr()) + begin;
+}
+
+bool is_known(const at::Tensor& x) {
+  return (x.scalar_type() == at::kFloat || x.scalar_type() == at::kBFloat16) && x.layout() == at::kStrided &&
+         x.is_non_overlapping_and_dense();
+}
+
+at::Tensor gelu_of(const at::Tensor& x) {
+  at::Tensor y = at::empty_like(x);
+  for_elements(x, [&]<class Value>(std::int64_t begin, std::size_t count, Value) {
+    kernels::gelu(from<Value>(x, begin), count, into<Value>(y, begin));
+  });
+  return y;
+}
+
+// `of_result` has the type and the strides of `x`.
+at::Tensor gradient_of_gelu(const at::Tensor& of_result, const at::Tensor& x) {
+  at::Tensor gradient = at::empty_like(x);
+  for_elements(x, [&]<class Value>(std::int64_t begin, std::size_t count, Value) {
+    kernels::gelu_gradient(from<Value>(x, begin), from<Value>(of_result, begin), count, into<Value>(gradient, begin));
+  });
+  return gradient;
+}
+
+constexpr const char* kGelu = "dtrain::gelu";
+constexpr const char* kGradientOfGelu = "dtrain::gelu_backward";
+
+class Gelu : public torch::autograd::Function<Gelu> {
+ public:
+  static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x,
+                            const std::string& approximate) {
+    context->save_for_backward({x});
+    context->saved_data["approximate"] = approximate;
+    if (approximate != "tanh" || !is_known(x)) {
+      const at::AutoDispatchBelowADInplaceOrView below;
+      return at::gelu(x, approximate);
+    }
+    return call_operator<decltype(gelu_of)>(kGelu, x);
+  }
+
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
+                                                 const torch::autograd::variable_list& gradients) {
+    const at::Tensor x = context->get_saved_variables()[0];
+    const std::string approximate = context->saved_data["approximate"].toStringRef();
+    const at::Tensor& of_result = gradients[0];
+    const bool alike = of_result.defined() && of_result.scalar_type() == x.scalar_type() &&
+                       of_result.layout() == at::kStrided && of_result.sizes() == x.sizes();
+    // With create_graph the gradient is differentiated again.
+    if (at::GradMode::is_enabled() || approximate != "tanh" || !is_known(x) || !alike) {
+      return {at::gelu_backward(of_result, x, approximate), {}};
+    }
+    const at::Tensor given = of_result.strides() == x.strides() ? of_result : at::empty_like(x).copy_(of_result);
+    return {call_operator<decltype(gradient_of_gelu)>(kGradientOfGelu, given, x), {}};
+  }
+};
+
+at::Tensor gelu(const at::Tensor& x, std::string_view approximate) {
+  return Gelu::apply(x, std::string(approximate));
+}
+
+}  // namespace
+
+void add_gelu(torch::Library& own, torch::Library& aten) {
+  own.def("gelu(Tensor x) -> Tensor", torch::dispatch(c10::DispatchKey::CPU, TORCH_FN(gelu_of)));
+  own.def("gelu_backward(Tensor of_result, Tensor x) -> Tensor",
+          torch::dispatch(c10::DispatchKey::CPU, TORCH_FN(gradient_of_gelu)));
+  aten.impl("gelu", TORCH_FN(gelu));
+}
+
+}  // namespace dtrain::train

@@ -1,0 +1,40 @@
+// optimizations.operators: operators of libtorch that dtrain computes itself on CPUs, in fewer passes over memory.
+// Results are libtorch's up to rounding. Whoever calls the operator gets it: a trial in C++, a TorchScript file.
+//
+//   cross_entropy_loss   of float32 scores [rows, classes], under autocast also bfloat16, and classes as targets,
+//   without
+//                        class weights (cross_entropy.cpp). libtorch takes several passes, keeps a copy of the scores
+//                        in float32 and zeros a gradient of their size.
+//   gelu                 with approximate='tanh', of float32 and bfloat16 (gelu.cpp)
+//
+// Other inputs, and gradients of gradients, are computed by libtorch.
+//
+// The kernels are operators themselves (dtrain::cross_entropy, dtrain::gelu and their backward), which traces and
+// counts of operators show under these names.
+#pragma once
+
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+
+namespace torch {
+class Library;
+}
+
+namespace dtrain::train {
+
+// For the rest of the process; calling it again changes nothing. The main thread, before anything calls the operators.
+void use_own_operators();
+
+// Of use_own_operators(): the operators of ours, and what takes libtorch's place.
+void add_cross_entropy(torch::Library& own, torch::Library& aten);
+void add_gelu(torch::Library& own, torch::Library& aten);
+
+// Calls an operator of ours, of this signature, below autograd.
+template <class Signature, class... Arguments>
+auto call_operator(const char* name, const Arguments&... arguments) {
+  static const auto found = c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Signature>();
+  const at::AutoDispatchBelowADInplaceOrView below;
+  return found.call(arguments...);
+}
+
+}  // namespace dtrain::train

@@ -1,0 +1,120 @@
+// Forward and backward of the operators that dtrain computes itself on CPUs, in turns with libtorch's.
+//
+//   bench_operators [--json] [--quick] [--threads 1]
+//
+// Cross entropy of 512 rows with vocabularies of 8,192 and 50,304, in float32 and, under autocast, in bfloat16; GELU of
+// 512 x 5,120. Prints medians in milliseconds and ratios (libtorch's over ours).
+#include <algorithm>
+#include <chrono>
+#include <cstdlib>
+#include <functional>
+#include <iostream>
+#include <map>
+
+#include <ATen/CompositeImplicitAutogradFunctions.h>
+#include <ATen/Parallel.h>
+#include <ATen/autocast_mode.h>
+#include <torch/torch.h>
+
+#include "dtrain/base/error.h"
+#include "dtrain/base/json.h"
+#include "model/tensor_memory.h"
+#include "operators/own_operators.h"
+
+namespace {
+
+using namespace dtrain;
+using Operator = std::function<at::Tensor(const at::Tensor&)>;
+
+constexpr std::int64_t kRows = 512;
+
+double median_of(std::vector<double> values) {
+  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
+  std::nth_element(values.begin(), middle, values.end());
+  return *middle;
+}
+
+double step(const at::Tensor& from, const Operator& apply) {
+  const at::Tensor x = from.detach().requires_grad_();
+  const auto began = std::chrono::steady_clock::now();
+  apply(x).sum().backward();
+  return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - began).count();
+}
+
+Json compare(const at::Tensor& x, const Operator& ours, const Operator& libtorchs, int rounds) {
+  std::vector<double> own, peer;
+  for (int round = 0; round < rounds + 2; ++round) {
+    const double a = step(x, ours), b = step(x, libtorchs);
+    if (round < 2) continue;
+    own.push_back(a);
+    peer.push_back(b);
+  }
+  return {{"ours_ms", median_of(own)}, {"libtorch_ms", median_of(peer)}, {"ratio", median_of(peer) / median_of(own)}};
+}
+
+// libtorch's kernels below autograd, and its formula for the gradient: `at::gelu` itself is dtrain's here.
+class LibtorchGelu : public torch::autograd::Function<LibtorchGelu> {
+ public:
+  static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x) {
+    context->save_for_backward({x});
+    const at::AutoDispatchBelowADInplaceOrView below;
+    return at::gelu(x, "tanh");
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
+                                                 const torch::autograd::variable_list& gradients) {
+    return {at::gelu_backward(gradients[0], context->get_saved_variables()[0], "tanh")};
+  }
+};
+
+}  // namespace
+
+int main(int argc, char** argv) try {
+  bool json = false;
+  int rounds = 31, threads = 1;
+  for (int i = 1; i < argc; ++i) {
+    const std::string word = argv[i];
+    if (word == "--json") {
+      json = true;
+    } else if (word == "--quick") {
+      rounds = 9;
+    } else if (word == "--threads" && i + 1 < argc) {
+      threads = std::max(1, std::atoi(argv[++i]));
+    } else {
+      std::cerr << "usage: bench_operators [--json] [--quick] [--threads N]\n";
+      return 2;
+    }
+  }
+  train::TensorMemory::install();  // as in a run: freed pages stay
+  train::use_own_operators();
+  at::set_num_threads(threads);
+  torch::manual_seed(1);
+  Json result = {{"threads", threads}};
+  for (const std::int64_t classes : {8192, 50304}) {
+    const at::Tensor scores = torch::randn({kRows, classes}), target = torch::randint(0, classes, {kRows}, at::kLong);
+    const auto ours = [&](const at::Tensor& x) { return at::cross_entropy_loss(x, target); };
+    const auto libtorchs = [&](const at::Tensor& x) {
+      return at::compositeimplicitautograd::cross_entropy_loss(x, target);
+    };
+    const std::string name = "cross_entropy_" + std::to_string(classes);
+    result[name] = compare(scores, ours, libtorchs, rounds);
+    at::autocast::set_autocast_enabled(at::kCPU, true);
+    at::autocast::set_autocast_dtype(at::kCPU, at::kBFloat16);
+    result[name + "_bf16"] = compare(scores.to(at::kBFloat16), ours, libtorchs, rounds);
+    at::autocast::set_autocast_enabled(at::kCPU, false);
+  }
+  for (const auto& [name, type] :
+       {std::pair<const char*, at::ScalarType>{"gelu", at::kFloat}, {"gelu_bf16", at::kBFloat16}}) {
+    result[name] = compare(
+        torch::randn({kRows, 5120}).to(type), [](const at::Tensor& x) { return at::gelu(x, "tanh"); },
+        [](const at::Tensor& x) { return LibtorchGelu::apply(x); }, rounds);
+  }
+  if (json) {
+    std::cout << to_line(result) << "\n";
+  } else {
+    for (const auto& [name, of] : result.items()) std::cout << name << " " << of << "\n";
+  }
+  return 0;
+} catch (const std::exception& error) {
+  std::cerr << "bench_operators: " << dtrain::describe(error) << "\n";
+  return 1;
+}

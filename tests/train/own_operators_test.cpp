@@ -1,0 +1,224 @@
+// Operators that dtrain computes itself give what libtorch's give, up to rounding: float64, which is libtorch's own
+// either way, is the reference. A program of its own: whose operators a process has is decided once.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <ATen/Parallel.h>
+#include <ATen/autocast_mode.h>
+#include <torch/torch.h>
+
+#include "operators/own_operators.h"
+
+namespace dtrain::train {
+namespace {
+
+using testing::HasSubstr;
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
+class OwnOperators : public testing::Test {
+ protected:
+  OwnOperators() {
+    use_own_operators();
+    torch::manual_seed(3);
+  }
+  ~OwnOperators() override { at::set_num_threads(1); }
+};
+
+struct Result {
+  at::Tensor value, gradient;
+};
+
+Result in_type(const at::Tensor& scores, at::ScalarType type, const std::function<at::Tensor(const at::Tensor&)>& f) {
+  const at::Tensor x = scores.detach().to(type, false, true).requires_grad_();
+  const at::Tensor y = f(x);
+  // Of different weights, so that a row's gradient is seen to be that row's.
+  (y * torch::arange(1, y.numel() + 1, y.options()).view_as(y).remainder(7)).sum().backward();
+  return {y.detach(), x.grad()};
+}
+
+void expect_near(const at::Tensor& ours, const at::Tensor& exact, double tolerance) {
+  const at::Tensor a = ours.to(at::kDouble), b = exact.to(at::kDouble);
+  const at::Tensor both_none = a.isnan().logical_and(b.isnan());
+  const at::Tensor same = both_none.logical_or(a.eq(b));
+  const at::Tensor error = ((a - b).abs() / (b.abs() + 1)).masked_fill(same, 0);
+  const std::int64_t worst = error.argmax().item<std::int64_t>();  // a NaN, if there is one
+  EXPECT_LE(error.flatten()[worst].item<double>(), tolerance)
+      << a.flatten()[worst].item<double>() << " instead of " << b.flatten()[worst].item<double>();
+}
+
+struct Case {
+  std::int64_t rows, classes;
+  double smoothing = 0;
+  std::int64_t ignored_every = 0;  // 0: none
+};
+
+class OwnCrossEntropy : public OwnOperators, public testing::WithParamInterface<Case> {
+ protected:
+  at::Tensor scores_ = torch::randn({GetParam().rows, GetParam().classes}) * 5;
+  at::Tensor target_ = [] {
+    at::Tensor target = torch::randint(0, GetParam().classes, {GetParam().rows}, at::kLong);
+    for (std::int64_t i = 0; GetParam().ignored_every > 0 && i < GetParam().rows; i += GetParam().ignored_every) {
+      target[i] = -7;
+    }
+    return target;
+  }();
+
+  Result of(at::ScalarType type, at::Reduction::Reduction reduction) const {
+    return in_type(scores_, type, [&](const at::Tensor& x) {
+      return at::cross_entropy_loss(x, target_, {}, reduction, -7, GetParam().smoothing);
+    });
+  }
+};
+
+TEST_P(OwnCrossEntropy, IsLibtorchs) {
+  for (const auto reduction : {at::Reduction::Mean, at::Reduction::Sum, at::Reduction::None}) {
+    const Result exact = of(at::kDouble, reduction), ours = of(at::kFloat, reduction);
+    EXPECT_EQ(ours.value.scalar_type(), at::kFloat);
+    EXPECT_EQ(ours.value.sizes(), exact.value.sizes());
+    expect_near(ours.value, exact.value, 1e-6);
+    expect_near(ours.gradient, exact.gradient, 1e-6);
+  }
+}
+
+TEST_P(OwnCrossEntropy, DoesNotDependOnTheThreads) {
+  const Result one = of(at::kFloat, at::Reduction::Mean);
+  for (const int threads : {2, 3}) {
+    at::set_num_threads(threads);
+    const Result several = of(at::kFloat, at::Reduction::Mean);
+    EXPECT_TRUE(at::equal(several.value.nan_to_num(-1), one.value.nan_to_num(-1)));
+    EXPECT_TRUE(at::equal(several.gradient, one.gradient));
+  }
+}
+
+// Of scores that autocast has made bfloat16 the loss is float32, and the gradient bfloat16: as if they were cast.
+TEST_P(OwnCrossEntropy, UnderAutocastTakesBfloat16AsItIs) {
+  const at::Tensor narrow = scores_.to(at::kBFloat16);
+  at::autocast::set_autocast_enabled(at::kCPU, true);
+  at::autocast::set_autocast_dtype(at::kCPU, at::kBFloat16);
+  const at::Tensor x = narrow.clone().requires_grad_();
+  const at::Tensor loss = at::cross_entropy_loss(x, target_, {}, at::Reduction::Sum, -7, GetParam().smoothing);
+  at::autocast::set_autocast_enabled(at::kCPU, false);
+  loss.backward();
+  const at::Tensor wide = narrow.to(at::kDouble).requires_grad_();
+  const at::Tensor exact = at::cross_entropy_loss(wide, target_, {}, at::Reduction::Sum, -7, GetParam().smoothing);
+  exact.backward();
+  EXPECT_EQ(loss.scalar_type(), at::kFloat);
+  EXPECT_EQ(x.grad().scalar_type(), at::kBFloat16);
+  expect_near(loss, exact, 1e-6);
+  expect_near(x.grad(), wide.grad(), 1.0 / 256);  // half a step of bfloat16
+}
+
+INSTANTIATE_TEST_SUITE_P(Shapes, OwnCrossEntropy,
+                         testing::Values(Case{1, 1}, Case{2, 3}, Case{7, 10}, Case{5, 16, 0.1}, Case{33, 65, 0.3, 3},
+                                         Case{64, 1000, 0, 5}, Case{16, 8192}, Case{3, 50304, 0.1, 2},
+                                         Case{4, 31, 0, 1}));
+
+TEST_F(OwnOperators, CrossEntropyOfScoresThatAreNotNumbers) {
+  for (const double odd : {kInfinity, -kInfinity, std::numeric_limits<double>::quiet_NaN()}) {
+    at::Tensor scores = torch::randn({3, 20});
+    scores[1][4] = odd;
+    const at::Tensor target = torch::tensor({4, 3, 5}, at::kLong);
+    const auto loss = [&](const at::Tensor& x) { return at::cross_entropy_loss(x, target, {}, at::Reduction::None); };
+    const Result exact = in_type(scores, at::kDouble, loss), ours = in_type(scores, at::kFloat, loss);
+    expect_near(ours.value, exact.value, 1e-6);
+    expect_near(ours.gradient, exact.gradient, 1e-6);
+  }
+}
+
+TEST_F(OwnOperators, CrossEntropyOfATargetThatIsNoClassIsAnError) {
+  const at::Tensor scores = torch::randn({2, 3});
+  for (const std::int64_t wrong : {3L, -1L}) {
+    try {
+      at::cross_entropy_loss(scores, torch::tensor({0L, static_cast<long>(wrong)}));
+      ADD_FAILURE() << "no error";
+    } catch (const c10::Error& error) {
+      EXPECT_THAT(error.what(), HasSubstr("Target " + std::to_string(wrong) + " is out of bounds"));
+    }
+  }
+}
+
+TEST_F(OwnOperators, CrossEntropyOfWhatTheKernelDoesNotKnowIsLibtorchs) {
+  const at::Tensor images = torch::randn({2, 3, 4, 5}), weight = torch::rand({3});
+  const at::Tensor classes = torch::randint(0, 3, {2, 4, 5}, at::kLong);
+  const auto loss = [&](const at::Tensor& x) { return at::cross_entropy_loss(x, classes, weight.to(x.scalar_type())); };
+  const Result exact = in_type(images, at::kDouble, loss), ours = in_type(images, at::kFloat, loss);
+  expect_near(ours.value, exact.value, 1e-6);
+  expect_near(ours.gradient, exact.gradient, 1e-6);
+  const at::Tensor scores = torch::randn({4, 3}), shares = torch::rand({4, 3});
+  expect_near(at::cross_entropy_loss(scores, shares),
+              at::cross_entropy_loss(scores.to(at::kDouble), shares.to(at::kDouble)), 1e-6);
+}
+
+TEST_F(OwnOperators, ScoresInAnotherOrderAndWithoutGradients) {
+  const at::Tensor scores = torch::randn({20, 6}), target = torch::randint(0, 20, {6}, at::kLong);
+  const at::NoGradGuard no_grad;
+  expect_near(at::cross_entropy_loss(scores.t(), target), at::cross_entropy_loss(scores.t().to(at::kDouble), target),
+              1e-6);
+}
+
+// The gradient of a gradient, as a gradient penalty needs it.
+at::Tensor gradient_of_gradient(const at::Tensor& from, at::ScalarType type,
+                                const std::function<at::Tensor(const at::Tensor&)>& f) {
+  const at::Tensor x = from.detach().to(type, false, true).requires_grad_();
+  const at::Tensor gradient = torch::autograd::grad({f(x).sum()}, {x}, {}, true, /*create_graph=*/true)[0];
+  gradient.square().sum().backward();
+  return x.grad();
+}
+
+TEST_F(OwnOperators, CanBeDifferentiatedTwice) {
+  const at::Tensor scores = torch::randn({5, 7}), target = torch::randint(0, 7, {5}, at::kLong);
+  const std::vector<std::function<at::Tensor(const at::Tensor&)>> operators{
+      [&](const at::Tensor& x) { return at::cross_entropy_loss(x, target); },
+      [](const at::Tensor& x) { return at::gelu(x, "tanh"); }, [](const at::Tensor& x) { return at::gelu(x, "none"); }};
+  for (const auto& one : operators) {
+    expect_near(gradient_of_gradient(scores, at::kFloat, one), gradient_of_gradient(scores, at::kDouble, one), 1e-5);
+  }
+}
+
+TEST_F(OwnOperators, GeluIsLibtorchs) {
+  for (const std::int64_t size : {0, 1, 15, 16, 17, 1000, 100'003}) {
+    const at::Tensor values = torch::randn({size}) * 4;
+    for (const char* approximate : {"tanh", "none"}) {
+      const auto gelu = [&](const at::Tensor& x) { return at::gelu(x, approximate); };
+      if (size == 0) {
+        EXPECT_EQ(gelu(values).numel(), 0);
+        continue;
+      }
+      const Result exact = in_type(values, at::kDouble, gelu);
+      const Result one = in_type(values, at::kFloat, gelu);
+      expect_near(one.value, exact.value, 2e-6);
+      expect_near(one.gradient, exact.gradient, 2e-6);
+      at::set_num_threads(3);
+      const Result several = in_type(values, at::kFloat, gelu);
+      at::set_num_threads(1);
+      EXPECT_TRUE(at::equal(several.value, one.value) && at::equal(several.gradient, one.gradient));
+    }
+  }
+}
+
+TEST_F(OwnOperators, GeluInBfloat16IsComputedInFloat32) {
+  const at::Tensor values = (torch::randn({300}) * 4).to(at::kBFloat16);
+  const Result exact = in_type(values, at::kDouble, [](const at::Tensor& x) { return at::gelu(x, "tanh"); });
+  const at::Tensor x = values.clone().requires_grad_();
+  const at::Tensor y = at::gelu(x, "tanh");
+  y.backward(torch::arange(1, 301, at::kDouble).remainder(7).to(at::kBFloat16));
+  EXPECT_EQ(y.scalar_type(), at::kBFloat16);
+  expect_near(y, exact.value, 1.0 / 256);
+  EXPECT_EQ(x.grad().scalar_type(), at::kBFloat16);
+  expect_near(x.grad(), exact.gradient, 2.0 / 256);
+}
+
+TEST_F(OwnOperators, GeluOfTransposedAndOfExtremeValues) {
+  const at::Tensor values = torch::randn({6, 9});
+  const auto gelu = [](const at::Tensor& x) { return at::gelu(x.t(), "tanh"); };
+  const Result exact = in_type(values, at::kDouble, gelu), ours = in_type(values, at::kFloat, gelu);
+  expect_near(ours.value, exact.value, 1e-6);
+  expect_near(ours.gradient, exact.gradient, 2e-6);
+  const at::Tensor extremes = torch::tensor({-1000.0, -100.0, -20.0, 20.0, 100.0, 1000.0, kInfinity, -0.0});
+  expect_near(at::gelu(extremes.to(at::kFloat), "tanh"), at::gelu(extremes, "tanh"), 1e-6);
+  EXPECT_TRUE(at::gelu(torch::full({1}, NAN), "tanh").isnan().all().item<bool>());
+}
+
+}  // namespace
+}  // namespace dtrain::train
