@@ -1,11 +1,13 @@
-// The affinity mask of the calling thread. Private to host.
+// Affinity masks. Private to host.
 #pragma once
 
 #include <vector>
 
+#include <sys/types.h>
+
 namespace dtrain::host {
 
-// Ascending. SystemError: the kernel does not report it.
-std::vector<int> affinity();
+// Of a process, 0: of the calling thread. Ascending. SystemError: the kernel does not report it.
+std::vector<int> affinity(pid_t process = 0);
 
 }  // namespace dtrain::host

@@ -1,6 +1,7 @@
 #include "dtrain/host/topology.h"
 
 #include <sched.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -111,13 +112,13 @@ std::set<int> wanted_cpus(const TopologySource& source, hwloc_topology_t topolog
 
 }  // namespace
 
-std::vector<int> affinity() {
+std::vector<int> affinity(pid_t process) {
   // The kernel refuses a set smaller than its own, so the set grows until it fits.
   for (int size = 1024; size <= 1 << 20; size *= 2) {
     const std::unique_ptr<cpu_set_t, void (*)(cpu_set_t*)> set(CPU_ALLOC(size), [](cpu_set_t* s) { CPU_FREE(s); });
     const std::size_t bytes = CPU_ALLOC_SIZE(size);
     CPU_ZERO_S(bytes, set.get());
-    if (::sched_getaffinity(0, bytes, set.get()) == 0) {
+    if (::sched_getaffinity(process, bytes, set.get()) == 0) {
       std::vector<int> cpus;
       for (int cpu = 0; cpu < size; ++cpu) {
         if (CPU_ISSET_S(static_cast<std::size_t>(cpu), bytes, set.get())) cpus.push_back(cpu);
@@ -126,7 +127,7 @@ std::vector<int> affinity() {
     }
     if (errno != EINVAL) break;
   }
-  throw SystemError("cannot read the CPU affinity of this process (sched_getaffinity)", errno);
+  throw SystemError("cannot read the CPU affinity of a process (sched_getaffinity)", errno);
 }
 
 std::vector<Core> usable_cores(const TopologySource& source) {
@@ -175,6 +176,16 @@ std::vector<int> allowed_cpus() {
     }
   }
   return cpus;
+}
+
+int cores_for_rank(int local_size) {
+  const auto cores = static_cast<int>(usable_cores().size());
+  bool bound = false;
+  try {
+    bound = affinity().size() < affinity(::getppid()).size();
+  } catch (const SystemError&) {  // the parent is gone, or of another user
+  }
+  return std::max(1, bound || cores < local_size ? cores : cores / local_size);
 }
 
 }  // namespace dtrain::host

@@ -28,4 +28,8 @@ struct TopologySource {
 // than a fifth. ConfigError: the XML file cannot be read. SystemError: the kernel does not report the affinity mask.
 std::vector<Core> usable_cores(const TopologySource& source = {});
 
+// How many cores this process has for itself, as one of so many ranks on this host: all that it is bound to, if whoever
+// started it has bound it to fewer than its own; else its share of them. At least 1.
+int cores_for_rank(int local_size);
+
 }  // namespace dtrain::host
