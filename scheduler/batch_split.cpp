@@ -33,6 +33,7 @@ std::vector<std::int64_t> sizes_that_divide(std::int64_t global_batch_size, int 
 
 std::string weak_scaling_advice(const BatchAndSlots& before, const BatchAndSlots& now, const std::string& before_is) {
   if (before.slots < 1 || now.slots <= before.slots || now.global_batch_size > before.global_batch_size) return {};
+  if (now.cpus > 0 && now.cpus <= before.cpus) return {};
   const std::int64_t per_slot = before.global_batch_size / before.slots;
   return std::to_string(now.slots) + " slots, where " + before_is + " has " + std::to_string(before.slots) +
          ", but no larger batch: each slot takes " + std::to_string(now.global_batch_size / now.slots) +

@@ -53,14 +53,19 @@ bool wants_gpus_of_slurm(const config::Launcher& launcher, const SlotDefaults& d
 }
 
 // An agent in the place of the nodes that Slurm will choose, added to the cluster.
-ClusterAgent gpus_of_any_node(config::Cluster& cluster, const SlotDefaults& defaults) {
-  ClusterAgent agent{.agent = {.id = "slurm",
-                               .host = "slurm",
-                               .slots = std::max(1, defaults.least_slots),
-                               .slot_type = config::AgentSlotType::kCuda}};
+ClusterAgent any_node(config::Cluster& cluster, int slots, config::AgentSlotType type) {
+  ClusterAgent agent{.agent = {.id = "slurm", .host = "slurm", .slots = std::max(1, slots), .slot_type = type}};
   for (int index = 0; index < agent.agent.slots; ++index) agent.slots.push_back({.index = index});
   cluster.agents.push_back(agent.agent);
   return agent;
+}
+
+// How many CPUs Slurm counts for a core: as on the node that this process is on, if it is on one of them.
+int cpus_of_a_core(const std::vector<ClusterAgent>& agents, const std::vector<host::Core>& cores) {
+  for (const ClusterAgent& agent : agents) {
+    if (agent.here && !cores.empty()) return std::max(1, agent.agent.slots / static_cast<int>(cores.size()));
+  }
+  return 1;
 }
 
 }  // namespace
@@ -73,6 +78,7 @@ ClusterAgents find_cluster(const fs::path& given, const Variables& variables, co
                            const Machine& machine) {
   ClusterAgents result;
   std::string slurm_node;
+  bool of_cores = false;  // Slurm's nodes
   if (const fs::path file = find_file(given, variables); !file.empty()) {
     result.source = file.string();
     result.file = fs::absolute(file).lexically_normal();
@@ -84,16 +90,20 @@ ClusterAgents find_cluster(const fs::path& given, const Variables& variables, co
       result.source += ", the Slurm allocation " + allocation->job;
       result.cluster.agents = std::move(allocation->cluster.agents);
       slurm_node = allocation->here;
-    } else if (leaves_it_to_slurm && wants_gpus_of_slurm(result.cluster.launcher, defaults)) {
-      // Slurm will have the GPUs; this machine, from which the job is submitted, needs none.
+      of_cores = allocation->of_cores;
+    } else if (const bool gpus = wants_gpus_of_slurm(result.cluster.launcher, defaults);
+               leaves_it_to_slurm && (gpus || defaults.least_slots > 0)) {
+      // Slurm will have the slots; this machine, from which the job is submitted, needs none.
       result.declared = false;
-      result.agents.push_back(gpus_of_any_node(result.cluster, defaults));
+      result.agents.push_back(any_node(result.cluster, defaults.least_slots,
+                                       gpus ? config::AgentSlotType::kCuda : config::AgentSlotType::kCpu));
       return result;
     }
   } else if (auto allocation = find_slurm_allocation(variables, defaults.slot_type)) {
     result.source = "the Slurm allocation " + allocation->job;
     result.cluster = std::move(allocation->cluster);
     slurm_node = allocation->here;
+    of_cores = allocation->of_cores;
   } else {
     result.source = "this machine";
   }
@@ -108,13 +118,15 @@ ClusterAgents find_cluster(const fs::path& given, const Variables& variables, co
     const std::string host =
         agent.host.substr(agent.host.find('@') == std::string::npos ? 0 : agent.host.find('@') + 1);
     const bool here = !result.declared || names.contains(host) || (!slurm_node.empty() && host == slurm_node);
-    result.agents.push_back({.agent = agent, .here = here});
+    result.agents.push_back({.agent = agent, .here = here, .of_cores = of_cores});
   }
-  add_slots_of_this_machine(result.agents, machine, defaults, variables, result.warnings);
+  result.cores = add_slots_of_this_machine(result.agents, machine, defaults, variables, result.warnings);
+  const int cpus_of_core = of_cores ? cpus_of_a_core(result.agents, result.cores) : 1;
   for (std::size_t i = 0; i < agents.size(); ++i) {
     ClusterAgent& agent = result.agents[i];
     if (agent.here) agents[i] = agent.agent;
-    for (int index = 0; !agent.here && index < agent.agent.slots; ++index) agent.slots.push_back({.index = index});
+    const int units = agent.of_cores ? std::max(1, agent.agent.slots / cpus_of_core) : agent.agent.slots;
+    for (int index = 0; !agent.here && index < units; ++index) agent.slots.push_back({.index = index});
   }
   return result;
 }
@@ -124,7 +136,12 @@ std::vector<AgentSlots> empty_slots(const ClusterAgents& cluster) {
   slots.reserve(cluster.agents.size());
   for (const ClusterAgent& one : cluster.agents) {
     const config::Agent& agent = one.agent;
-    slots.push_back({agent.id, agent.slots, agent.slots, agent.resource_pool, agent.slot_type, gpus_of(one)});
+    slots.push_back({agent.id, agent.slots, agent.slots, agent.resource_pool, agent.slot_type, gpus_of(one), {}});
+    if (!one.of_cores) continue;
+    for (const ClusterSlot& core : one.slots) {
+      slots.back().cores.push_back({core.index, core.node, core.package, core.kind});
+    }
+    slots.back().free = static_cast<int>(one.slots.size());
   }
   return slots;
 }

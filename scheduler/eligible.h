@@ -13,6 +13,10 @@ namespace dtrain::scheduler {
 // Of the request's pool and slot type.
 bool is_eligible(const AgentSlots& agent, const SlotRequest& request);
 
+// The agents with slots of the request in the place of cores, in `converted`; as they are if no agent has cores.
+std::span<const AgentSlots> in_slots(std::span<const AgentSlots> agents, const SlotRequest& request,
+                                     std::vector<AgentSlots>& converted);
+
 // By their number of slots, larger first; in the order they were given.
 using SizedAgents = std::map<int, std::vector<const AgentSlots*>, std::greater<>>;
 SizedAgents by_size(std::span<const AgentSlots* const> agents);

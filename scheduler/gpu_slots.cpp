@@ -61,7 +61,7 @@ void hand_out_near_cores(std::vector<ClusterSlot>& slots, const std::vector<host
   int total = 0;
   for (const host::GpuInfo& gpu : gpus) {
     if (!gpu.problem.empty()) continue;
-    near[cores_near(gpu, machine, here.cores, warnings)].push_back(gpu.index);
+    near[cores_near(gpu, machine, here.cpus, warnings)].push_back(gpu.index);
     ++total;
   }
   std::vector<ClusterSlot*> instances;
@@ -69,11 +69,14 @@ void hand_out_near_cores(std::vector<ClusterSlot>& slots, const std::vector<host
     if (slot.index >= 0 && slot.gpu < 0) instances.push_back(&slot);
   }
   const auto give = [&](ClusterSlot& slot, std::vector<int> cpus, int among) {
-    slot.cpus = std::move(cpus);
-    slot.threads = here.threads(slot.cpus, among);
+    const ClusterSlot of_cores = here.slot_with(std::move(cpus), among);
+    slot.cpus = of_cores.cpus;
+    slot.cores = of_cores.cores;
+    slot.threads = of_cores.threads;
+    slot.most_threads = of_cores.most_threads;
   };
   if (!instances.empty()) {
-    LocalSlots divided = divide_cores(here.cores, static_cast<int>(instances.size()));
+    LocalSlots divided = divide_cores(here.cpus, static_cast<int>(instances.size()));
     for (std::size_t i = 0; i < instances.size(); ++i) {
       give(*instances[i], std::move(divided.slots[i].cpus), static_cast<int>(instances.size()));
     }

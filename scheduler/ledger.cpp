@@ -90,11 +90,8 @@ std::optional<Claim> Ledger::try_claim(TaskId id, Waiting* waiting) {
     remember(verdict, generation);
     return std::nullopt;
   }
-  for (const ClaimedShare& share : *verdict.claim) {
-    for (std::size_t i = 0; i < share.slots.size(); ++i) {  // the table's key rules out a second holder
-      const SlotKey key = slot_key(share.agent, share.gpus, i, share.slots[i]);
-      impl.database.prepare("INSERT INTO claims VALUES (?1, ?2, ?3)").bind(key.name, key.index, id).run();
-    }
+  for (const SlotKey& key : keys_of(*verdict.claim)) {  // the table's key rules out a second holder
+    impl.database.prepare("INSERT INTO claims VALUES (?1, ?2, ?3)").bind(key.name, key.index, id).run();
   }
   impl.database.prepare("UPDATE tasks SET claim = ?1, started = ?2 WHERE id = ?3")
       .bind(to_text(*verdict.claim), impl.clock.wall().count(), id)

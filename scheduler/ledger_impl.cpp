@@ -72,8 +72,12 @@ std::vector<QueuedTask> Ledger::Impl::queue(TaskId always) {
 
 HeldSlots Ledger::Impl::held_slots() {
   HeldSlots held;
-  Statement row = database.prepare("SELECT agent, slot, task, name FROM claims JOIN tasks ON tasks.id = claims.task");
-  while (row.step()) held[row.text(0)][static_cast<int>(row.integer(1))] = {row.integer(2), row.text(3)};
+  Statement row =
+      database.prepare("SELECT agent, slot, task, name, slots FROM claims JOIN tasks ON tasks.id = claims.task");
+  while (row.step()) {
+    held[row.text(0)][static_cast<int>(row.integer(1))] = {row.integer(2), row.text(3),
+                                                           static_cast<int>(row.integer(4))};
+  }
   return held;
 }
 
@@ -165,6 +169,7 @@ void Ledger::Impl::read_tasks(const std::string& condition, const std::function<
               .reason = row.text(3),
               .priority = static_cast<int>(row.integer(4)),
               .slots = static_cast<int>(row.integer(5)),
+              .cores_per_slot = 0,
               .claim = claim_of(row.view(6)),
               .run_dir = row.text(7),
               .launcher_pid = static_cast<pid_t>(row.integer(8)),
@@ -176,6 +181,7 @@ void Ledger::Impl::read_tasks(const std::string& condition, const std::function<
     if (const auto code = row.maybe_integer(12)) task.exit_code = static_cast<int>(*code);
     if (task.state == TaskState::kQueued) {
       Verdict verdict = judge_now(task.id);
+      task.cores_per_slot = request_of_queued(task.id).slots.cores_per_slot;
       task.waiting = std::move(verdict.waiting);
       task.waiting->reason += makes_room(task.id);
       if (verdict.claim) task.waiting->reason = "about to start";

@@ -7,6 +7,34 @@
 #include "ledger_impl.h"
 
 namespace dtrain::scheduler {
+namespace {
+
+// "0+1+5"
+std::vector<int> cores_of(std::string_view text) {
+  std::vector<int> cores;
+  while (!text.empty()) {
+    const std::string_view one = text.substr(0, text.find('+'));
+    int core = 0;
+    std::from_chars(one.data(), one.data() + one.size(), core);
+    cores.push_back(core);
+    text.remove_prefix(std::min(text.size(), one.size() + 1));
+  }
+  return cores;
+}
+
+Json to_json(std::span<const CoreUnit> cores) {
+  Json json = Json::array();
+  for (const CoreUnit& core : cores) json.push_back({core.number, core.node, core.package, core.kind});
+  return json;
+}
+
+std::vector<CoreUnit> units_of(const Json& json) {
+  std::vector<CoreUnit> cores;
+  for (const Json& core : json) cores.push_back({core.at(0), core.at(1), core.at(2), core.at(3)});
+  return cores;
+}
+
+}  // namespace
 
 std::string to_text(const Claim& claim) {
   std::vector<std::string> shares;
@@ -14,21 +42,24 @@ std::string to_text(const Claim& claim) {
     std::vector<std::string> slots;
     for (std::size_t i = 0; i < share.slots.size(); ++i) {
       slots.push_back(std::to_string(share.slots[i]) + (share.gpus.empty() ? "" : "=" + share.gpus[i]));
+      for (std::size_t core = 0; i < share.cores.size() && core < share.cores[i].size(); ++core) {
+        slots.back() += (core == 0 ? '@' : '+') + std::to_string(share.cores[i][core]);
+      }
     }
     shares.push_back(share.agent + ":" + join(slots, ","));
   }
   return join(shares, ";");
 }
 
-// "node-1:0,1;node-2:0=GPU-…,3=GPU-…"
+// "node-1:0,1;node-2:0=GPU-…,3=GPU-…;node-3:0@0+1,1@2+3"
 Claim claim_of(std::string_view text) {
   Claim claim;
   while (!text.empty()) {
     std::string_view share = text.substr(0, text.find(';'));
     text.remove_prefix(std::min(text.size(), share.size() + 1));
     const auto colon = share.rfind(':');
-    ClaimedShare& claimed =
-        claim.emplace_back(ClaimedShare{.agent = std::string(share.substr(0, colon)), .slots = {}, .gpus = {}});
+    ClaimedShare& claimed = claim.emplace_back(
+        ClaimedShare{.agent = std::string(share.substr(0, colon)), .slots = {}, .gpus = {}, .cores = {}});
     share.remove_prefix(colon + 1);
     claimed.slots.reserve(static_cast<std::size_t>(std::count(share.begin(), share.end(), ',') + 1));
     while (!share.empty()) {
@@ -38,6 +69,8 @@ Claim claim_of(std::string_view text) {
       claimed.slots.push_back(slot);
       if (const auto equals = one.find('='); equals != std::string_view::npos) {
         claimed.gpus.emplace_back(one.substr(equals + 1));
+      } else if (const auto at = one.find('@'); at != std::string_view::npos) {
+        claimed.cores.push_back(cores_of(one.substr(at + 1)));
       }
       share.remove_prefix(std::min(share.size(), one.size() + 1));
     }
@@ -49,10 +82,12 @@ std::string to_text(const TaskRequest& request) {
   Json agents = Json::array();
   for (const AgentSlots& agent : request.agents) {
     agents.push_back({agent.id, agent.slots, agent.resource_pool, static_cast<int>(agent.slot_type)});
-    if (!agent.gpus.empty()) agents.back().push_back(agent.gpus);
+    if (!agent.gpus.empty() || !agent.cores.empty()) agents.back().push_back(agent.gpus);
+    if (!agent.cores.empty()) agents.back().push_back(to_json(agent.cores));
   }
   const SlotRequest& slots = request.slots;
   return to_line({{"slots", slots.slots},
+                  {"cores_per_slot", slots.cores_per_slot},
                   {"is_single_node", slots.is_single_node},
                   {"resource_pool", slots.resource_pool},
                   {"slot_type", static_cast<int>(slots.slot_type)},
@@ -68,6 +103,7 @@ TaskRequest request_of(const std::string& text) {
   const Json json = Json::parse(text);
   TaskRequest request;
   request.slots = {.slots = json.at("slots"),
+                   .cores_per_slot = json.value("cores_per_slot", 0),  // other versions write none
                    .is_single_node = json.at("is_single_node"),
                    .resource_pool = json.at("resource_pool"),
                    .slot_type = static_cast<config::AgentSlotType>(json.at("slot_type").get<int>()),
@@ -84,7 +120,8 @@ TaskRequest request_of(const std::string& text) {
          .free = slots,
          .resource_pool = agent.at(2),
          .slot_type = static_cast<config::AgentSlotType>(agent.at(3).get<int>()),
-         .gpus = agent.size() > 4 ? agent.at(4).get<std::vector<std::string>>() : std::vector<std::string>()});
+         .gpus = agent.size() > 4 ? agent.at(4).get<std::vector<std::string>>() : std::vector<std::string>(),
+         .cores = agent.size() > 5 ? units_of(agent.at(5)) : std::vector<CoreUnit>()});
   }
   return request;
 }

@@ -49,6 +49,26 @@ LocalSlots divide_cores(std::span<const std::vector<int>> cores, int count) {
   return result;
 }
 
+std::vector<int> first_cores(std::span<const std::vector<int>> cores, const std::vector<int>& cpus, int count) {
+  std::vector<int> result;
+  for (const std::vector<int>& core : cores) {
+    std::vector<int> of_core;
+    std::copy_if(core.begin(), core.end(), std::back_inserter(of_core),
+                 [&](int cpu) { return std::find(cpus.begin(), cpus.end(), cpu) != cpus.end(); });
+    if (of_core.empty() || count-- <= 0) continue;
+    result.insert(result.end(), of_core.begin(), of_core.end());
+  }
+  std::sort(result.begin(), result.end());
+  return result;
+}
+
+int count_cores(std::span<const std::vector<int>> cores, const std::vector<int>& cpus) {
+  return static_cast<int>(std::count_if(cores.begin(), cores.end(), [&](const std::vector<int>& core) {
+    return std::any_of(core.begin(), core.end(),
+                       [&](int cpu) { return std::find(cpus.begin(), cpus.end(), cpu) != cpus.end(); });
+  }));
+}
+
 LocalSlots local_slots(int count) {
   return divide_cores(host::physical_cores(), count);
 }

@@ -8,6 +8,20 @@
 namespace dtrain::scheduler {
 namespace {
 
+// Agents of cores alone, which together are given to the request as a whole.
+std::optional<Placement> all_agents(std::span<const AgentSlots* const> agents, const SlotRequest& request) {
+  const auto count = static_cast<int>(agents.size());
+  if (request.cores_per_slot != 0 || request.is_single_node || count < 2 || request.slots % count != 0) return {};
+  Placement placement;
+  for (const AgentSlots* agent : agents) {
+    const bool alike = !agent->cores.empty() && agent->cores.size() == agents.front()->cores.size();
+    if (!alike || room_for(*agent, request, agent->free) < request.slots / count) return std::nullopt;
+    placement.push_back({agent->id, request.slots / count});
+  }
+  std::sort(placement.begin(), placement.end(), [](const auto& a, const auto& b) { return a.agent < b.agent; });
+  return placement;
+}
+
 const AgentSlots* one_agent(std::span<const AgentSlots* const> agents, const SlotRequest& request) {
   const AgentSlots* chosen = nullptr;
   for (const AgentSlots* agent : agents) {
@@ -63,8 +77,47 @@ SizedAgents by_size(std::span<const AgentSlots* const> agents) {
   return sizes;
 }
 
-std::optional<Placement> place(std::span<const AgentSlots> agents, const SlotRequest& request) {
+int room_for(const AgentSlots& agent, const SlotRequest& request, int free) {
+  if (agent.cores.empty()) return free;
+  const auto cores = static_cast<int>(agent.cores.size());
+  if (request.cores_per_slot > 0) return std::min(free, cores) / request.cores_per_slot;
+  return free >= cores ? agent.slots : 0;
+}
+
+std::string slots_text(const SlotRequest& request) {
+  const bool gpus = request.slot_type == config::AgentSlotType::kCuda;
+  const auto number = [](int count, const std::string& what) {
+    return std::to_string(count) + " " + what + (count == 1 ? "" : "s");
+  };
+  const std::string text = number(std::max(request.slots, 0), gpus ? "GPU slot" : "slot");
+  return request.cores_per_slot > 0 ? text + " x " + number(request.cores_per_slot, "core") : text;
+}
+
+std::span<const AgentSlots> in_slots(std::span<const AgentSlots> agents, const SlotRequest& request,
+                                     std::vector<AgentSlots>& converted) {
+  if (std::all_of(agents.begin(), agents.end(), [](const AgentSlots& agent) { return agent.cores.empty(); })) {
+    return agents;
+  }
+  converted.assign(agents.begin(), agents.end());
+  for (AgentSlots& agent : converted) {
+    if (agent.cores.empty()) continue;
+    agent.free = room_for(agent, request, agent.free);
+    agent.slots = room_for(agent, request, static_cast<int>(agent.cores.size()));
+  }
+  return converted;
+}
+
+std::optional<Placement> place(std::span<const AgentSlots> all, const SlotRequest& request) {
   if (request.slots < 1) return std::nullopt;
+  std::vector<AgentSlots> converted;
+  const std::span<const AgentSlots> agents = in_slots(all, request, converted);
+  if (!converted.empty()) {
+    std::vector<const AgentSlots*> of_cores;
+    for (const AgentSlots& agent : all) {
+      if (is_eligible(agent, request)) of_cores.push_back(&agent);
+    }
+    if (auto placement = all_agents(of_cores, request)) return placement;
+  }
   std::vector<const AgentSlots*> eligible;
   std::vector<const AgentSlots*> whole;  // and small enough to be used up
   for (const AgentSlots& agent : agents) {

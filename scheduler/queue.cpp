@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <numeric>
 
+#include "dtrain/base/error.h"
 #include "dtrain/base/text.h"
 
 namespace dtrain::scheduler {
@@ -25,8 +26,8 @@ std::string named(const std::map<TaskId, std::string>& tasks) {
   return text;
 }
 
-std::string slots_text(int count) {
-  return std::to_string(count) + (count == 1 ? " slot" : " slots");
+std::string number_of(int count, const std::string& what) {
+  return std::to_string(count) + " " + what + (count == 1 ? "" : "s");
 }
 
 struct InUse {
@@ -38,20 +39,23 @@ InUse in_use_by_name(const HeldSlots& held, const std::string& name) {
   InUse result;
   for (const auto& [agent, slots] : held) {
     for (const auto& [index, holder] : slots) {
-      if (holder.name != name) continue;
-      ++result.slots;
-      result.tasks[holder.task] = name;
+      if (holder.name == name && result.tasks.emplace(holder.task, name).second) result.slots += holder.slots;
     }
   }
   return result;
 }
 
-// Who holds slots of an agent, by index; slots beyond what this launch sees of the agent do not count.
+// Who holds slots of an agent, by index, or its cores, by number; those that this launch does not see do not count.
 std::map<int, const Holder*> held_of(const AgentSlots& agent, const HeldSlots& held) {
   std::map<int, const Holder*> result;
   if (agent.gpus.empty()) {
     const auto found = held.find(agent.id);
     if (found == held.end()) return result;
+    for (const CoreUnit& core : agent.cores) {
+      const auto holder = found->second.find(core.number);
+      if (holder != found->second.end()) result[core.number] = &holder->second;
+    }
+    if (!agent.cores.empty()) return result;
     for (const auto& [index, holder] : found->second) {
       if (index < agent.slots) result[index] = &holder;
     }
@@ -86,24 +90,52 @@ std::set<std::string> usable_names(const TaskRequest& request) {
   return names;
 }
 
+std::vector<CoreUnit> free_cores(const AgentSlots& agent, const std::map<int, const Holder*>& taken) {
+  std::vector<CoreUnit> free;
+  for (const CoreUnit& core : agent.cores) {
+    if (!taken.contains(core.number)) free.push_back(core);
+  }
+  return free;
+}
+
+// How many cores count as free: all of them if none of those that a request for all cores divides is held.
+int count_free_cores(const AgentSlots& agent, const SlotRequest& request, const std::map<int, const Holder*>& taken) {
+  const auto all = static_cast<int>(agent.cores.size());
+  if (request.cores_per_slot > 0) return all - static_cast<int>(taken.size());
+  for (const std::vector<int>& group : divide_cores_evenly(agent.cores, request.slots)) {
+    if (std::any_of(group.begin(), group.end(), [&](int core) { return taken.contains(core); })) return 0;
+  }
+  return all;
+}
+
 // The agents as they are now, those with a slot in `reserved` without a free one.
 std::vector<AgentSlots> with_free(const TaskRequest& request, const HeldSlots& held,
                                   const std::set<std::string>& reserved) {
   std::vector<AgentSlots> agents = request.agents;
   for (AgentSlots& agent : agents) {
-    agent.free =
-        intersects(names_of(agent), reserved) ? 0 : agent.slots - static_cast<int>(held_of(agent, held).size());
+    const std::map<int, const Holder*> taken = held_of(agent, held);
+    if (intersects(names_of(agent), reserved)) {
+      agent.free = 0;
+    } else if (agent.cores.empty()) {
+      agent.free = agent.slots - static_cast<int>(taken.size());
+    } else {
+      agent.free = count_free_cores(agent, request.slots, taken);
+    }
   }
   return agents;
 }
 
-Claim pick_slots(const Placement& placement, const std::vector<AgentSlots>& agents, const HeldSlots& held) {
+Claim pick_slots(const Placement& placement, const TaskRequest& request, const HeldSlots& held) {
   Claim claim;
   for (const AgentShare& share : placement) {
-    ClaimedShare claimed{.agent = share.agent, .slots = {}, .gpus = {}};
-    const auto agent =
-        std::find_if(agents.begin(), agents.end(), [&](const AgentSlots& one) { return one.id == share.agent; });
+    ClaimedShare claimed{.agent = share.agent, .slots = {}, .gpus = {}, .cores = {}};
+    const auto agent = std::find_if(request.agents.begin(), request.agents.end(),
+                                    [&](const AgentSlots& one) { return one.id == share.agent; });
     const std::map<int, const Holder*> taken = held_of(*agent, held);
+    if (!agent->cores.empty()) {
+      claim.push_back(share_of_cores(*agent, request.slots, share.slots, free_cores(*agent, taken)));
+      continue;
+    }
     for (int index = 0; static_cast<int>(claimed.slots.size()) < share.slots; ++index) {
       if (taken.contains(index)) continue;
       claimed.slots.push_back(index);
@@ -120,35 +152,54 @@ std::vector<TaskId> ids_of(const std::map<TaskId, std::string>& tasks) {
   return ids;
 }
 
+// What would let a task that waits for all cores run beside others. Empty: nothing would.
+std::string beside(const TaskRequest& request, const InUse& held, int cores, int free) {
+  if (request.slots.cores_per_slot > 0) return {};
+  const int slots = request.slots.slots;
+  const std::string key = "resources.cores_per_slot: ";
+  if (free >= slots) return "; with " + key + std::to_string(free / slots) + " it runs beside";
+  const int each = cores / std::max(1, held.slots + slots);
+  if (each < 1) return {};
+  return "; with " + key + std::to_string(each) + " in each of them they run beside each other";
+}
+
 // Others hold what it could use.
 Waiting no_room(const TaskRequest& request, const HeldSlots& held, const std::map<TaskId, std::string>& before) {
   const std::set<std::string> usable = usable_agents(request.agents, request.slots);
-  std::map<TaskId, std::string> holders;
+  InUse holders;
   int taken = 0;
   int total = 0;
+  bool of_cores = false;
   for (const AgentSlots& agent : request.agents) {
     if (!usable.contains(agent.id)) continue;
-    total += agent.slots;
+    of_cores = of_cores || !agent.cores.empty();
+    total += agent.cores.empty() ? agent.slots : static_cast<int>(agent.cores.size());
     for (const auto& [index, holder] : held_of(agent, held)) {
       ++taken;
-      holders[holder->task] = holder->name;
+      if (holders.tasks.emplace(holder->task, holder->name).second) holders.slots += holder->slots;
     }
   }
   Waiting waiting;
-  if (holders.empty()) {  // reserved for those before it, or it fits nowhere at all
+  if (holders.tasks.empty()) {  // reserved for those before it, or it fits nowhere at all
     waiting.behind = ids_of(before);
-    waiting.reason = before.empty() ? "nothing in the cluster file holds " + slots_text(request.slots.slots)
+    waiting.reason = before.empty() ? "nothing in the cluster file holds " + slots_text(request.slots)
                                     : named(before) + (before.size() == 1 ? " goes" : " go") + " first";
     return waiting;
   }
-  waiting.reason = named(holders) + (holders.size() == 1 ? " holds " : " hold ") + std::to_string(taken) + " of " +
-                   slots_text(total);
+  waiting.reason = named(holders.tasks) + (holders.tasks.size() == 1 ? " holds " : " hold ") + std::to_string(taken) +
+                   " of " + number_of(total, of_cores ? "core" : "slot");
   if (usable.size() == 1) waiting.reason += " of " + *usable.begin();
+  if (of_cores) {
+    waiting.reason += request.slots.cores_per_slot > 0 ? ", and it needs " + slots_text(request.slots)
+                                                       : ", and cores_per_slot: auto takes all of them";
+  }
   if (!before.empty()) {
     waiting.reason += "; then " + named(before) + (before.size() == 1 ? " goes" : " go") + " first";
+  } else if (of_cores) {
+    waiting.reason += beside(request, holders, total, total - taken);
   }
-  holders.insert(before.begin(), before.end());
-  waiting.behind = ids_of(holders);
+  holders.tasks.insert(before.begin(), before.end());
+  waiting.behind = ids_of(holders.tasks);
   return waiting;
 }
 
@@ -156,6 +207,33 @@ Waiting no_room(const TaskRequest& request, const HeldSlots& held, const std::ma
 
 SlotKey slot_key(const std::string& agent, const std::vector<std::string>& gpus, std::size_t gpu, int index) {
   return gpus.empty() ? SlotKey{agent, index} : SlotKey{gpus.at(gpu), 0};
+}
+
+std::vector<SlotKey> keys_of(const Claim& claim) {
+  std::set<SlotKey> keys;
+  for (const ClaimedShare& share : claim) {
+    for (std::size_t i = 0; i < share.slots.size() && share.cores.empty(); ++i) {
+      keys.insert(slot_key(share.agent, share.gpus, i, share.slots[i]));
+    }
+    for (const std::vector<int>& cores : share.cores) {
+      for (const int core : cores) keys.insert({share.agent, core});
+    }
+  }
+  return {keys.begin(), keys.end()};
+}
+
+ClaimedShare share_of_cores(const AgentSlots& agent, const SlotRequest& request, int slots,
+                            std::span<const CoreUnit> free) {
+  ClaimedShare share{.agent = agent.id, .slots = {}, .gpus = {}, .cores = {}};
+  for (int slot = 0; slot < slots; ++slot) share.slots.push_back(slot);
+  if (request.cores_per_slot == 0) {
+    share.cores = divide_cores_evenly(agent.cores, slots);
+  } else if (auto groups = take_cores(free, slots, request.cores_per_slot)) {
+    share.cores = *std::move(groups);
+  } else {
+    throw Error("agent " + agent.id + " has too few cores for slots that it has room for: this is a bug in dtrain");
+  }
+  return share;
 }
 
 // Earlier tasks reserve every agent they could use, not only those they would get now: otherwise a later task could
@@ -193,7 +271,7 @@ Verdict judge(std::span<const QueuedTask> queue, const HeldSlots& held) {
     return verdict;
   }
   if (const auto placement = place(with_free(request, held, reserved), request.slots)) {
-    verdict.claim = pick_slots(*placement, request.agents, held);
+    verdict.claim = pick_slots(*placement, request, held);
     return verdict;
   }
   // There is room, but an earlier task reserves it; or there is none.

@@ -27,17 +27,21 @@ struct QueuedTask {
 struct Holder {
   TaskId task = 0;
   std::string name;
+  int slots = 0;  // of the task, all together
 };
 using HeldSlots = std::map<std::string, std::map<int, Holder>>;
 
-// By what the ledger knows a slot: its agent and its index there, or its GPU (with the index 0) where that is known. A
-// GPU has several indices, of which CUDA_VISIBLE_DEVICES and cluster files decide, but only one UUID; and a machine's
-// GPUs and cores are slots of one agent, but not the same slots.
+// By what the ledger knows a slot: its agent and its index there (of slots that are made of cores, each core), or its
+// GPU (with the index 0) where that is known. A GPU has several indices, of which CUDA_VISIBLE_DEVICES and cluster
+// files decide, but only one UUID; and a machine's GPUs and cores are slots of one agent, but not the same slots.
 struct SlotKey {
   std::string name;
   int index = 0;
+  auto operator<=>(const SlotKey&) const = default;
 };
 SlotKey slot_key(const std::string& agent, const std::vector<std::string>& gpus, std::size_t gpu, int index);
+// All that a claim holds, each once: slots that share cores are of one task.
+std::vector<SlotKey> keys_of(const Claim& claim);
 
 struct Verdict {
   std::optional<Claim> claim;

@@ -127,9 +127,39 @@ std::string remedy_of(const Refusal& refusal, std::int64_t batch) {
   for (const auto& count : {refusal.below, refusal.above}) {
     if (count) parts.push_back(with_batches(*count, batch));
   }
-  if (parts.empty()) return "`dtrain agent list` shows the agents and their pools";
+  if (parts.empty()) return {};
   return "the nearest resources.slots_per_trial " + std::string(parts.size() == 1 ? "that fits: " : "that fit: ") +
          join(parts, ", or ");
+}
+
+// Of agents whose slots are made of cores: how many slots of the request the cores are.
+std::vector<std::string> in_cores(std::span<const AgentSlots> agents, const SlotRequest& request) {
+  std::vector<std::string> lines;
+  for (const AgentSlots& agent : agents) {
+    if (agent.cores.empty() || request.cores_per_slot == 0 || !is_eligible(agent, request)) continue;
+    const auto cores = static_cast<int>(agent.cores.size());
+    SlotRequest held = request;
+    held.slots = room_for(agent, request, cores);
+    lines.push_back(agent.id + " has " + number_of(agent.cores.size(), "core") + ": room for " +
+                    (held.slots == 0
+                         ? "no slot of " + number_of(static_cast<std::size_t>(request.cores_per_slot), "core")
+                         : slots_text(held)));
+  }
+  return lines;
+}
+
+// The most cores that each slot can have on an agent that would hold all of them; empty: there are too few.
+std::string fewer_cores(std::span<const AgentSlots> agents, const SlotRequest& request) {
+  int most = 0;
+  bool in_cores = false;
+  for (const AgentSlots& agent : agents) {
+    if (agent.cores.empty() || request.cores_per_slot == 0 || !is_eligible(agent, request)) continue;
+    in_cores = true;
+    most = std::max(most, static_cast<int>(agent.cores.size()) / std::max(1, request.slots));
+  }
+  if (!in_cores) return {};
+  return "resources.cores_per_slot: " +
+         (most > 0 ? std::to_string(most) + ", or auto (all cores)" : "auto, with which slots share cores");
 }
 
 }  // namespace
@@ -140,8 +170,10 @@ std::string Refusal::text() const {
   return text;
 }
 
-std::optional<Refusal> never_fits(std::span<const AgentSlots> agents, const SlotRequest& request,
+std::optional<Refusal> never_fits(std::span<const AgentSlots> all, const SlotRequest& request,
                                   std::int64_t global_batch_size) {
+  std::vector<AgentSlots> converted;
+  const std::span<const AgentSlots> agents = in_slots(all, request, converted);
   std::vector<const AgentSlots*> eligible;
   for (const AgentSlots& agent : agents) {
     if (agent.slots > 0 && is_eligible(agent, request)) eligible.push_back(&agent);
@@ -152,10 +184,13 @@ std::optional<Refusal> never_fits(std::span<const AgentSlots> agents, const Slot
     return std::nullopt;
   }
   Refusal refusal;
-  const bool gpus = request.slot_type == config::AgentSlotType::kCuda;
-  refusal.reason = number_of(static_cast<std::size_t>(std::max(request.slots, 0)), gpus ? "GPU slot" : "slot") +
-                   " never fit" + (request.slots == 1 ? "s" : "") + " on this cluster, even when all of it is free";
-  if (!sizes.empty()) refusal.rules = why_not(sizes, request);
+  refusal.reason = slots_text(request) + " never fit" + (request.slots == 1 ? "s" : "") +
+                   " on this cluster, even when all of it is free";
+  refusal.rules = in_cores(all, request);
+  const bool only_cores = !refusal.rules.empty() && all.size() == 1;
+  if (!sizes.empty() && !only_cores) {
+    for (std::string& line : why_not(sizes, request)) refusal.rules.push_back(std::move(line));
+  }
   for (std::string& line : left_out(agents, request)) refusal.rules.push_back(std::move(line));
   for (int count = std::min(request.slots - 1, kMostSlots); count >= 1 && !refusal.below; --count) {
     if (counts[static_cast<std::size_t>(count)]) refusal.below = count;
@@ -163,7 +198,9 @@ std::optional<Refusal> never_fits(std::span<const AgentSlots> agents, const Slot
   for (int count = std::max(request.slots + 1, 1); count <= kMostSlots && !refusal.above; ++count) {
     if (counts[static_cast<std::size_t>(count)]) refusal.above = count;
   }
-  refusal.remedy = remedy_of(refusal, global_batch_size);
+  std::vector<std::string> remedies{remedy_of(refusal, global_batch_size), fewer_cores(all, request)};
+  std::erase(remedies, "");
+  refusal.remedy = remedies.empty() ? "`dtrain agent list` shows the agents and their pools" : join(remedies, "; or ");
   return refusal;
 }
 

@@ -66,8 +66,8 @@ const std::string* find(const std::map<std::string, std::string>& variables, con
   return found == variables.end() || found->second.empty() ? nullptr : &found->second;
 }
 
-// How many slots each node has, in the order of the nodes.
-std::vector<int> slots_of(const std::map<std::string, std::string>& variables) {
+// How many slots each node has, in the order of the nodes. `of_cores`: set where they are its CPUs.
+std::vector<int> slots_of(const std::map<std::string, std::string>& variables, bool& of_cores) {
   const std::string tasks = "SLURM_TASKS_PER_NODE";
   const std::string cpus = "SLURM_JOB_CPUS_PER_NODE";
   const bool asked_for_tasks = find(variables, "SLURM_NTASKS") || find(variables, "SLURM_NTASKS_PER_NODE");
@@ -81,6 +81,7 @@ std::vector<int> slots_of(const std::map<std::string, std::string>& variables) {
   }
   std::vector<int> slots = expand_counts(*text, cpus);
   const std::string* per_task = find(variables, "SLURM_CPUS_PER_TASK");
+  of_cores = per_task == nullptr;
   const int divisor = per_task ? number_in(*per_task).value_or(0) : 1;
   if (divisor < 1) wrong("SLURM_CPUS_PER_TASK", *per_task, "must be a whole number of at least 1");
   for (int& count : slots) count = std::max(1, count / divisor);
@@ -181,7 +182,7 @@ std::optional<SlurmAllocation> find_slurm_allocation(const std::map<std::string,
   SlurmAllocation allocation{.job = *job};
   if (const std::string* here = find(variables, "SLURMD_NODENAME")) allocation.here = *here;
   const std::vector<std::string> hosts = expand_hostlist(*nodes, list);
-  const std::vector<int> slots = slots_of(variables);
+  const std::vector<int> slots = slots_of(variables, allocation.of_cores);
   if (hosts.size() != slots.size()) {
     wrong(list, *nodes,
           std::to_string(hosts.size()) + " nodes, but slots of " + std::to_string(slots.size()) + " are given");
@@ -195,6 +196,7 @@ std::optional<SlurmAllocation> find_slurm_allocation(const std::map<std::string,
     if (gpus.value_or(0) > 0) type = AgentSlotType::kCuda;
     if (!gpus && wanted == AgentSlotType::kCuda) type = AgentSlotType::kAuto;
   }
+  allocation.of_cores = allocation.of_cores && type == AgentSlotType::kCpu;
   for (std::size_t i = 0; i < hosts.size(); ++i) {
     const int most = type == AgentSlotType::kCuda ? *gpus : slots[i];
     allocation.cluster.agents.push_back(

@@ -20,7 +20,9 @@ bool adds_up(const SizedAgents& sizes, int size, int slots) {
 
 }  // namespace
 
-std::set<std::string> usable_agents(std::span<const AgentSlots> agents, const SlotRequest& request) {
+std::set<std::string> usable_agents(std::span<const AgentSlots> all, const SlotRequest& request) {
+  std::vector<AgentSlots> converted;
+  const std::span<const AgentSlots> agents = in_slots(all, request, converted);
   std::set<std::string> usable;
   std::vector<const AgentSlots*> whole;
   for (const AgentSlots& agent : agents) {

@@ -88,6 +88,16 @@ std::string first_line(std::string_view text) {
   return std::string(line.substr(0, line.find_last_not_of(kSpace) + 1));
 }
 
+std::string ranges_text(std::span<const int> numbers) {
+  std::string text;
+  for (std::size_t begin = 0, end = 0; begin < numbers.size(); begin = end) {
+    for (end = begin + 1; end < numbers.size() && numbers[end] == numbers[end - 1] + 1;) ++end;
+    text += (text.empty() ? "" : ",") + std::to_string(numbers[begin]);
+    if (end - begin > 1) text += (end - begin > 2 ? "-" : ",") + std::to_string(numbers[end - 1]);
+  }
+  return text;
+}
+
 bool is_valid_utf8(std::string_view text) {
   for (std::size_t i = 0; i < text.size();) {
     const auto lead = static_cast<std::uint8_t>(text[i]);

@@ -1,4 +1,5 @@
 // `dtrain agent list` and `dtrain slot list`.
+#include <algorithm>
 #include <cstdio>
 #include <functional>
 #include <map>
@@ -34,7 +35,10 @@ Holders read_holders() {
     for (const scheduler::Task& task : run::open_user_ledger(clock).list(scheduler::Which::kNotEnded)) {
       for (const scheduler::ClaimedShare& share : task.claim) {
         for (const std::string& gpu : share.gpus) holders->gpus[gpu] = task.id;
-        if (!share.gpus.empty()) continue;
+        for (const std::vector<int>& cores : share.cores) {
+          for (const int core : cores) holders->others[share.agent][core] = task.id;
+        }
+        if (!share.gpus.empty() || !share.cores.empty()) continue;
         for (const int slot : share.slots) holders->others[share.agent][slot] = task.id;
       }
     }
@@ -63,12 +67,14 @@ std::map<int, scheduler::TaskId> held_of(const Holders& holders, const scheduler
 }
 
 std::string list_agents(const ClusterAgents& cluster, const Holders& holders, ListFormat format) {
-  Table table({{"id"}, {"host"}, {"slots"}, {"free"}, {"slot_type"}, {"resource_pool"}, {"here"}}, format);
+  Table table({{"id"}, {"host"}, {"slots"}, {"cores"}, {"free"}, {"slot_type"}, {"resource_pool"}, {"here"}}, format);
   for (const scheduler::ClusterAgent& one : cluster.agents) {
     const config::Agent& agent = one.agent;
     const int held = static_cast<int>(held_of(holders, one).size());
-    table.add({agent.id, agent.host, agent.slots, or_nothing(holders.has_value(), agent.slots - held),
-               config::to_string(agent.slot_type), agent.resource_pool, one.here});
+    const int units = one.of_cores ? static_cast<int>(one.slots.size()) : agent.slots;
+    table.add({agent.id, agent.host, or_nothing(!one.of_cores, agent.slots), or_nothing(one.of_cores, units),
+               or_nothing(holders.has_value(), units - held), config::to_string(agent.slot_type), agent.resource_pool,
+               one.here});
   }
   return table.finish();
 }
@@ -76,9 +82,11 @@ std::string list_agents(const ClusterAgents& cluster, const Holders& holders, Li
 std::string list_slots(const ClusterAgents& cluster, const Holders& holders, ListFormat format) {
   Table table({{"agent"},
                {"slot"},
+               {"core"},
                {"task"},
                {"slot_type"},
                {"cpus"},
+               {"node"},
                {"gpu"},
                {"uuid"},
                {"name"},
@@ -90,15 +98,23 @@ std::string list_slots(const ClusterAgents& cluster, const Holders& holders, Lis
     for (const scheduler::ClusterSlot& slot : one.slots) {
       const bool gpu = slot.is_gpu();
       const auto holder = held.find(slot.index);
-      table.add({one.agent.id, or_nothing(slot.index >= 0, slot.index),
+      const bool core = one.of_cores;
+      table.add({one.agent.id, or_nothing(slot.index >= 0 && !core, slot.index), or_nothing(core, slot.index),
                  holder == held.end() ? Cell() : Cell(holder->second), config::to_string(one.agent.slot_type),
-                 or_nothing(!slot.cpus.empty(), slot.cpus), or_nothing(slot.gpu >= 0, slot.gpu),
-                 or_nothing(gpu, slot.gpu_uuid), or_nothing(gpu, slot.gpu_name),
+                 or_nothing(!slot.cpus.empty(), slot.cpus), or_nothing(core && one.here, slot.node),
+                 or_nothing(slot.gpu >= 0, slot.gpu), or_nothing(gpu, slot.gpu_uuid), or_nothing(gpu, slot.gpu_name),
                  or_nothing(slot.gpu_memory > 0, slot.gpu_memory),
                  or_nothing(gpu, slot.problem.empty() ? Cell("ok") : Cell(slot.problem))});
     }
   }
   return table.finish();
+}
+
+// For people: slots that no file declares are not there to be listed.
+const char* how_cores_divide(const ClusterAgents& cluster) {
+  const bool of_cores = std::any_of(cluster.agents.begin(), cluster.agents.end(),
+                                    [](const scheduler::ClusterAgent& agent) { return agent.of_cores; });
+  return of_cores ? "; an experiment divides its cores among its slots (resources.cores_per_slot)" : "";
 }
 
 void add_list(CLI::App& parent, const std::string& about, const std::string& footer,
@@ -113,7 +129,7 @@ void add_list(CLI::App& parent, const std::string& about, const std::string& foo
   command->callback([=] {
     const ClusterAgents cluster = run::find_cluster(*file);
     for (const std::string& warning : cluster.warnings) std::fprintf(stderr, "dtrain: warning: %s\n", warning.c_str());
-    if (*format == ListFormat::kText) std::printf("cluster: %s\n", cluster.source.c_str());
+    if (*format == ListFormat::kText) std::printf("cluster: %s%s\n", cluster.source.c_str(), how_cores_divide(cluster));
     std::fputs(list(cluster, read_holders(), *format).c_str(), stdout);
     *exit_code = 0;
   });
@@ -128,7 +144,8 @@ void add_agent(CLI::App& app, int* exit_code) {
       *command, "List the agents of the cluster",
       "The cluster is --cluster, or else the first that exists of $DTRAIN_CLUSTER, ./cluster.yaml,\n"
       "~/.config/dtrain/cluster.yaml, the Slurm allocation of this shell, this machine (its GPUs, or its cores if\n"
-      "it has none). No other host is contacted.",
+      "it has none). No other host is contacted. Where no file declares slots, cores are counted: an experiment takes\n"
+      "all of them, or resources.cores_per_slot for each of its slots.",
       list_agents, exit_code);
 }
 
@@ -138,7 +155,9 @@ void add_slot(CLI::App& app, int* exit_code) {
   add_list(*command, "List the slots of the cluster",
            "For this machine the list also has the CPUs and the GPU of each slot, and what is wrong with a GPU; a GPU\n"
            "with a problem is no slot and has no number. CUDA_VISIBLE_DEVICES restricts which GPUs are slots. A\n"
-           "slot's task is the launch that holds it (dtrain task list). No other host is contacted.",
+           "slot's task is the launch that holds it (dtrain task list). Where no file declares slots, the cores are "
+           "listed,\n"
+           "each with its NUMA node. No other host is contacted.",
            list_slots, exit_code);
 }
 

@@ -1,56 +1,20 @@
 #include "dtrain/host/cpu.h"
 
-#include <sched.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cctype>
-#include <cerrno>
 #include <charconv>
 #include <cstdio>
 #include <map>
-#include <memory>
 #include <set>
 
-#include <hwloc.h>
-
-#include "dtrain/base/error.h"
+#include "affinity.h"
 #include "dtrain/base/text.h"
 #include "dtrain/host/proc_file.h"
 
 namespace dtrain::host {
 namespace {
-
-// The affinity mask, ascending. The kernel refuses a set smaller than its own, so the set grows until it fits.
-std::vector<int> affinity() {
-  for (int size = 1024; size <= 1 << 20; size *= 2) {
-    const std::unique_ptr<cpu_set_t, void (*)(cpu_set_t*)> set(CPU_ALLOC(size), [](cpu_set_t* s) { CPU_FREE(s); });
-    const std::size_t bytes = CPU_ALLOC_SIZE(size);
-    CPU_ZERO_S(bytes, set.get());
-    if (::sched_getaffinity(0, bytes, set.get()) == 0) {
-      std::vector<int> cpus;
-      for (int cpu = 0; cpu < size; ++cpu) {
-        if (CPU_ISSET_S(static_cast<std::size_t>(cpu), bytes, set.get())) cpus.push_back(cpu);
-      }
-      return cpus;
-    }
-    if (errno != EINVAL) break;
-  }
-  throw SystemError("cannot read the CPU affinity of this process (sched_getaffinity)", errno);
-}
-
-using Topology = std::unique_ptr<hwloc_topology, void (*)(hwloc_topology_t)>;
-
-// Processors and cores only: looking for devices and caches too costs many times as long.
-Topology load_topology() {
-  hwloc_topology_t raw = nullptr;
-  if (hwloc_topology_init(&raw) != 0) return {nullptr, hwloc_topology_destroy};
-  Topology topology(raw, hwloc_topology_destroy);
-  hwloc_topology_set_all_types_filter(raw, HWLOC_TYPE_FILTER_KEEP_NONE);
-  hwloc_topology_set_type_filter(raw, HWLOC_OBJ_CORE, HWLOC_TYPE_FILTER_KEEP_ALL);
-  if (hwloc_topology_load(raw) != 0) return {nullptr, hwloc_topology_destroy};
-  return topology;
-}
 
 // The tightest quota of a cgroup and its ancestors; `read` gives the CPUs of one folder, 0 where there is no limit.
 template <typename Read>
@@ -90,41 +54,6 @@ double quota_v1(const std::filesystem::path& folder) {
 }
 
 }  // namespace
-
-std::vector<std::vector<int>> physical_cores() {
-  const std::vector<int> allowed = affinity();
-  std::set<int> left(allowed.begin(), allowed.end());
-  std::vector<std::vector<int>> cores;
-  if (const Topology topology = load_topology()) {
-    hwloc_obj_t core = nullptr;
-    while ((core = hwloc_get_next_obj_by_type(topology.get(), HWLOC_OBJ_CORE, core)) != nullptr) {
-      std::vector<int> cpus;
-      for (int cpu = hwloc_bitmap_first(core->cpuset); cpu >= 0; cpu = hwloc_bitmap_next(core->cpuset, cpu)) {
-        if (left.erase(cpu) != 0) cpus.push_back(cpu);
-      }
-      if (!cpus.empty()) cores.push_back(std::move(cpus));
-    }
-  }
-  // Where the machine does not report how its CPUs are paired, each counts as a core.
-  for (const int cpu : left) cores.push_back({cpu});
-  std::sort(cores.begin(), cores.end());
-  return cores;
-}
-
-std::vector<int> allowed_cpus() {
-  const std::vector<std::vector<int>> cores = physical_cores();
-  std::vector<int> cpus;
-  for (std::size_t sibling = 0, before = 1; before > 0; ++sibling) {
-    before = 0;
-    for (const std::vector<int>& core : cores) {
-      if (sibling < core.size()) {
-        cpus.push_back(core[sibling]);
-        ++before;
-      }
-    }
-  }
-  return cpus;
-}
 
 std::vector<int> cpus_near_pci_device(const std::string& address, const std::filesystem::path& root) {
   // Linux writes the domain with four digits, NVML with eight, and Linux all of it in small letters.

@@ -1,6 +1,7 @@
 #include "dtrain/profile/rank_limits.h"
 
 #include <cmath>
+#include <cstdlib>
 
 namespace dtrain::profile {
 namespace {
@@ -28,6 +29,20 @@ std::map<std::string, double> figures(const Json& json) {
   return result;
 }
 
+std::map<int, double> by_number(const Json& json) {
+  std::map<int, double> result;
+  for (const auto& [name, value] : figures(json)) {
+    if (const int number = std::atoi(name.c_str()); number > 0) result[number] = value;
+  }
+  return result;
+}
+
+Json to_json(const std::map<int, double>& by_number) {
+  Json json = Json::object();
+  for (const auto& [number, value] : by_number) json[std::to_string(number)] = value;
+  return json;
+}
+
 int count(const Json& json) {
   return json.is_number_integer() ? json.get<int>() : 0;
 }
@@ -44,6 +59,7 @@ Json to_json(const RankLimits& limits) {
   if (!limits.gflops.empty()) json["gflops"] = limits.gflops;
   if (!limits.convolution_gflops.empty()) json["convolution_gflops"] = limits.convolution_gflops;
   if (limits.all_reduce_gb_s) json["all_reduce_gb_s"] = *limits.all_reduce_gb_s;
+  if (!limits.gflops_by_threads.empty()) json["gflops_by_threads"] = to_json(limits.gflops_by_threads);
   json["matmul"] = to_string(limits.matmul);
   if (limits.matmul_default_gflops) json["matmul_default_gflops"] = *limits.matmul_default_gflops;
   return json;
@@ -58,6 +74,7 @@ RankLimits rank_limits_of(const Json& json) {
   limits.gflops = figures(member(json, "gflops"));
   limits.convolution_gflops = figures(member(json, "convolution_gflops"));
   limits.all_reduce_gb_s = figure(member(json, "all_reduce_gb_s"));
+  limits.gflops_by_threads = by_number(member(json, "gflops_by_threads"));
   limits.matmul = member(json, "matmul") == kFast ? MatmulPath::kFast : MatmulPath::kDefault;
   limits.matmul_default_gflops = figure(member(json, "matmul_default_gflops"));
   return limits;

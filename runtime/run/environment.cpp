@@ -7,6 +7,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <string_view>
 
 #include <sys/stat.h>
 #include <unistd.h>
@@ -207,6 +208,59 @@ LauncherContact read_launcher(const Variables& variables) {
   return contact;
 }
 
+// The number after `mark` at the beginning of the text, which is removed there. 0: the mark is not there, or no number.
+int take_number(std::string_view& text, std::string_view mark) {
+  if (!text.starts_with(mark)) return 0;
+  int number = 0;
+  const auto [end, code] = std::from_chars(text.data() + mark.size(), text.data() + text.size(), number);
+  if (code != std::errc() || number < 1) return 0;
+  text.remove_prefix(static_cast<std::size_t>(end - text.data()));
+  return number;
+}
+
+// "0-3+8" at the beginning of the text, which is removed there. Empty: there is none.
+std::vector<int> take_cpus(std::string_view& text) {
+  constexpr int kMostCpus = 1 << 20;
+  std::vector<int> cpus;
+  const auto number = [&](int& value) {
+    const auto [end, code] = std::from_chars(text.data(), text.data() + text.size(), value);
+    text.remove_prefix(static_cast<std::size_t>(end - text.data()));
+    return code == std::errc() && value >= 0 && value < kMostCpus;
+  };
+  for (;;) {
+    int first = 0;
+    if (!number(first)) return {};
+    int last = first;
+    if (text.starts_with('-')) {
+      text.remove_prefix(1);
+      if (!number(last)) return {};
+    }
+    for (int cpu = first; cpu <= last; ++cpu) cpus.push_back(cpu);
+    if (!text.starts_with('+')) return cpus;
+    text.remove_prefix(1);
+  }
+}
+
+// As to_text() writes it. Empty: it is not.
+std::optional<SlotOfRank> read_slot(std::string_view text) {
+  SlotOfRank slot;
+  if (text.starts_with('=')) {
+    text.remove_prefix(1);
+    slot.cpus = take_cpus(text);
+    if (slot.cpus.empty()) return std::nullopt;
+  } else {
+    const auto [end, code] = std::from_chars(text.data(), text.data() + text.size(), slot.index);
+    if (code != std::errc()) return std::nullopt;
+    text.remove_prefix(static_cast<std::size_t>(end - text.data()));
+    slot.of_cores = text.starts_with(':');
+    slot.slots = take_number(text, slot.of_cores ? ":" : "/");
+    if (slot.index < 0 || slot.index >= slot.slots) return std::nullopt;
+  }
+  slot.cores = take_number(text, "x");
+  slot.threads = take_number(text, "t");
+  return text.empty() ? std::optional(slot) : std::nullopt;
+}
+
 // Whether it is a folder of this user and closed to everyone else; a link is not followed.
 bool is_private_folder(const std::filesystem::path& path) {
   struct stat info {};
@@ -298,15 +352,24 @@ Variables launcher_variables(const LauncherContact& launcher) {
   return result;
 }
 
+std::string to_text(const SlotOfRank& slot) {
+  std::string text = std::to_string(slot.index) + (slot.of_cores ? ":" : "/") + std::to_string(slot.slots);
+  if (!slot.cpus.empty()) {
+    text = ranges_text(slot.cpus);
+    std::replace(text.begin(), text.end(), ',', '+');
+    text = "=" + text;
+  }
+  if (slot.cores > 0) text += "x" + std::to_string(slot.cores);
+  if (slot.threads > 0) text += "t" + std::to_string(slot.threads);
+  return text;
+}
+
 std::optional<SlotOfRank> slot_of_rank(const Variables& variables, int rank) {
   const std::string* value = find(variables, "DTRAIN_SLOTS");
   if (!value) return std::nullopt;
   const std::vector<std::string> slots = split(*value, ',');
-  SlotOfRank slot;
-  if (static_cast<std::size_t>(rank) < slots.size() &&
-      std::sscanf(slots[static_cast<std::size_t>(rank)].c_str(), "%d/%d", &slot.index, &slot.slots) == 2 &&
-      slot.slots >= 1 && slot.index >= 0 && slot.index < slot.slots) {
-    return slot;
+  if (static_cast<std::size_t>(rank) < slots.size()) {
+    if (const auto slot = read_slot(slots[static_cast<std::size_t>(rank)])) return slot;
   }
   throw ConfigError("environment: DTRAIN_SLOTS=" + *value + " has no slot for rank " + std::to_string(rank),
                     "only `dtrain launch` sets DTRAIN_SLOTS; unset it");

@@ -83,11 +83,18 @@ Variables rank_variables(const comm::World& world, const Handover& handover);
 // The same for ranks that mpirun or srun starts, which set each rank's number themselves.
 Variables launcher_variables(const LauncherContact& launcher);
 
-// The slot of a rank on its agent, if the launcher divides the cores by slots (DTRAIN_SLOTS: "0/2,1/2").
+// Which cores of its host a rank gets, if the launcher says so (DTRAIN_SLOTS, an entry for each rank).
 struct SlotOfRank {
-  int index = 0;
-  int slots = 1;
+  int index = 0;          // its slot
+  int slots = 1;          // of the agent: they divide the host's cores
+  bool of_cores = false;  // `slots` are those of this run alone, and are made of cores as on the launching host
+  std::vector<int> cpus;  // exactly these, without index and slots; empty: not known
+  int cores = 0;          // so many of the slot's cores; 0: all
+  int threads = 0;        // of libtorch; 0: one for each core
 };
+// "1/4", "1:4" (of_cores) or "=0-3+8" (cpus); then "x2" (cores) and "t8" (threads) if they are not 0.
+std::string to_text(const SlotOfRank& slot);
+// Empty: the launcher leaves the rank where it is. ConfigError: there is none for this rank.
 std::optional<SlotOfRank> slot_of_rank(const Variables& variables, int rank);
 
 // The folder for rendezvous files: private to this user (0700), made if missing. SystemError if it belongs to another

@@ -50,6 +50,13 @@ TEST(Text, HexHasTwoDigitsForEachByte) {
   EXPECT_EQ(to_hex(std::string_view("\x00\x0f\xf0\xff A", 6)), "000ff0ff2041");
 }
 
+TEST(RangesText, JoinsNeighbours) {
+  EXPECT_EQ(ranges_text(std::vector<int>{}), "");
+  EXPECT_EQ(ranges_text(std::vector{3}), "3");
+  EXPECT_EQ(ranges_text(std::vector{0, 1, 4}), "0,1,4");
+  EXPECT_EQ(ranges_text(std::vector{0, 1, 2, 3, 64, 65, 66}), "0-3,64-66");
+}
+
 TEST(Utf8, AcceptsWhatIsValid) {
   for (const char* text :
        {"", "plain", "caf\xc3\xa9", "\xe2\x82\xac", "\xf0\x9f\x98\x80", "\xef\xbf\xbf", "\xf4\x8f\xbf\xbf"}) {

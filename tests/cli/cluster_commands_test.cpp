@@ -18,11 +18,18 @@ TEST(Lists, SlotsOfThisMachine) {
   const Json slots = Json::parse(json.out);
   ASSERT_GE(slots.size(), 1u);
   const Result text = dtrain(run, {"slot", "list"});
-  EXPECT_THAT(text.out, StartsWith("cluster: this machine\nagent"));
+  EXPECT_THAT(text.out, StartsWith("cluster: this machine; an experiment divides its cores among its slots "
+                                   "(resources.cores_per_slot)\nagent"));
+  EXPECT_EQ(slots.at(0).at("slot"), nullptr) << "no file says how many there are";
+  EXPECT_EQ(slots.at(0).at("core"), 0);
   EXPECT_EQ(count_of(text.out, "\n"), static_cast<int>(slots.size()) + 2);
   const Result csv = dtrain(run, {"slot", "list", "--csv"});
-  EXPECT_THAT(csv.out, StartsWith("agent,slot,task,slot_type,cpus,gpu,uuid,name,memory_bytes,health\n"));
+  EXPECT_THAT(csv.out, StartsWith("agent,slot,core,task,slot_type,cpus,node,gpu,uuid,name,memory_bytes,health\n"));
   EXPECT_EQ(count_of(csv.out, "\n"), static_cast<int>(slots.size()) + 1);
+  const Json agents = Json::parse(dtrain(run, {"agent", "list", "--json"}).out);
+  EXPECT_EQ(agents.at(0).at("slots"), nullptr);
+  EXPECT_EQ(agents.at(0).at("cores"), slots.size());
+  EXPECT_EQ(agents.at(0).at("free"), slots.size());
   EXPECT_EQ(dtrain(run, {"slot", "list", "--csv", "--json"}).code, 2);
   EXPECT_EQ(dtrain(run, {"slot"}).code, 2);
 }
@@ -83,8 +90,8 @@ TEST(Lists, AgentsOfAClusterFile) {
       << "agents: [{id: a, host: node-a, slots: 8, resource_pool: \"x, y\"}, {id: b, host: localhost, slots: 1}]\n";
   const Result csv = dtrain(run, {"agent", "list", "--cluster", file, "--csv"});
   EXPECT_EQ(csv.out,
-            "id,host,slots,free,slot_type,resource_pool,here\na,node-a,8,8,auto,\"x, y\",no\n"
-            "b,localhost,1,1,cpu,default,yes\n");
+            "id,host,slots,cores,free,slot_type,resource_pool,here\na,node-a,8,,8,auto,\"x, y\",no\n"
+            "b,localhost,1,,1,cpu,default,yes\n");
   const Result text = dtrain(run, {"agent", "list"}, {{"DTRAIN_CLUSTER", file}});
   EXPECT_THAT(text.out, HasSubstr("a   node-a         8     8  auto       x, y           no\n"));
   const Result wrong = dtrain(run, {"agent", "list", "--cluster", "none.yaml"});
@@ -224,6 +231,7 @@ TEST(Placement, AgentsOfThisMachineRunHere) {
 
 TEST(Scaling, MoreSlotsWithTheSameBatchAreAdvisedAgainst) {
   TestRun run({.slots = 1, .batches = 1});
+  std::ofstream(run.folder() / "cluster.yaml") << "agents: [{id: here, host: localhost, slots: 2}]\n";
   const auto warning_of = [&](std::vector<std::string> more) {
     more.insert(more.begin(), {"launch", run.experiment(), "--dry-run"});
     return dtrain(run, more).err;
@@ -238,6 +246,13 @@ TEST(Scaling, MoreSlotsWithTheSameBatchAreAdvisedAgainst) {
   const auto at = text.find("slots_per_trial: 1");
   std::ofstream(run.experiment()) << text.substr(0, at) << "slots_per_trial: 2" << text.substr(at + 18);
   EXPECT_THAT(warning_of({}), HasSubstr("2 slots, where the run 0001-test has 1, but no larger batch"));
+}
+
+TEST(Scaling, TheSameCoresDividedOtherwiseNeedNoLargerBatch) {
+  TestRun run({.slots = 1, .batches = 1});
+  ASSERT_EQ(dtrain(run, {"launch", run.experiment()}).code, 0);
+  const Result two = dtrain(run, {"launch", run.experiment(), "--dry-run", "--set", "resources.slots_per_trial=2"});
+  EXPECT_THAT(two.err, Not(HasSubstr("weak scaling")));
 }
 
 }  // namespace

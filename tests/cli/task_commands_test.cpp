@@ -1,6 +1,9 @@
 // Launches that queue for the same slots, and the commands that see, stop and await them.
 #include <gmock/gmock.h>
 
+#include <map>
+#include <sstream>
+
 #include "queued_launches.h"
 
 namespace dtrain::run {
@@ -66,7 +69,7 @@ TEST_F(Queue, TheSecondWaitsBehindTheFirstAndThenTrains) {
   EXPECT_EQ(state(1), "running");
   Command& second = queued();
   EXPECT_THAT(second.out(), HasSubstr("queued      task 2 waits: task 1 (test) holds 2 of 2 slots of here\n"));
-  EXPECT_THAT(second.out(), Not(HasSubstr("declare more"))) << "the slots are declared";
+  EXPECT_THAT(second.out(), Not(HasSubstr("cores_per_slot"))) << "the slots are declared";
   const Json list = Json::parse(task({"list", "--json"}).out);
   ASSERT_EQ(list.size(), 2u);
   EXPECT_EQ(list[0].at("state"), "running");
@@ -78,7 +81,7 @@ TEST_F(Queue, TheSecondWaitsBehindTheFirstAndThenTrains) {
   EXPECT_EQ(list[1].at("priority"), 42);
   EXPECT_THAT(task({"list"}).out, HasSubstr("waits behind"));
   EXPECT_THAT(task({"list", "--csv"}).out,
-              HasSubstr("\n2,test,queued,2,,42,1,task 1 (test) holds 2 of 2 slots of here,"));
+              HasSubstr("\n2,test,queued,2,,,42,1,task 1 (test) holds 2 of 2 slots of here,"));
 
   EXPECT_THAT(task({"kill", "1"}).out, HasSubstr("task 1 was asked to stop"));
   EXPECT_EQ(first.wait().describe(), "exit status 130") << first.err();
@@ -216,25 +219,100 @@ TEST_F(Queue, WhatIsWrongIsToldBeforeItDetaches) {
   EXPECT_EQ(dtrain(run_, {"launch", run_.experiment(), "--detach", "--dry-run"}).code, 2);
 }
 
-TEST_F(Queue, WithoutAClusterFileMoreSlotsThanCoresRunAlone) {
-  const auto undeclared = [&](const std::string& slots) {
-    const fs::path folder = run_.folder() / ("undeclared-" + slots);
-    fs::create_directory(folder);
-    return std::make_unique<Command>(
-        folder,
-        std::vector<std::string>{bin("dtrain"), "launch", run_.experiment(), "--run-dir", folder / "run", "--set",
-                                 "resources.slots_per_trial=" + slots, "--set",
-                                 "hyperparameters.global_batch_size=4096", "--set", "searcher.max_length.batches=400"},
-        environment());
-  };
-  const auto slots = Json::parse(dtrain(run_, {"slot", "list", "--json"}, {}).out).size();
-  const auto many = undeclared(std::to_string(slots + 1));
-  ASSERT_TRUE(eventually([&] { return many->says("batch 3"); })) << many->err();
-  EXPECT_THAT(many->err(), HasSubstr("warning"));
-  const auto one = undeclared("1");
-  EXPECT_TRUE(eventually([&] { return one->says("declare more slots in cluster.yaml"); })) << one->out() << one->err();
-  many->kill(SIGTERM);
-  EXPECT_EQ(one->wait().code, 0) << one->err();
+// On this machine without a cluster file, where slots are made of its cores.
+class Cores : public Queue {
+ protected:
+  Cores() {
+    fs::remove(run_.folder() / "cluster.yaml");
+    cores_ = static_cast<int>(Json::parse(dtrain(run_, {"slot", "list", "--json"}, environment()).out).size());
+  }
+  Command& on_cores(int slots, const std::string& cores_per_slot, bool endless = true) {
+    const fs::path own = folder(launches_.size() + 1);
+    fs::create_directory(own);
+    launches_.push_back(std::make_unique<Command>(
+        own,
+        std::vector<std::string>{bin("dtrain"), "launch", run_.experiment(), "--run-dir", own / "run", "--set",
+                                 "resources.slots_per_trial=" + std::to_string(slots), "--set",
+                                 "resources.cores_per_slot=" + cores_per_slot, "--set",
+                                 "hyperparameters.global_batch_size=4096", "--set",
+                                 "searcher.max_length.batches=" + std::string(endless ? "1000000" : "20")},
+        environment()));
+    return *launches_.back();
+  }
+  // The CPUs that the kernel lets the only rank of this launch run on, once it trains.
+  std::string cpus_of_rank(std::size_t number) const {
+    const fs::path run = folder(number) / "run";
+    EXPECT_TRUE(
+        eventually([&] { return slurp(run / "logs" / "rank-0000.log").find("batch 3\n") != std::string::npos; }));
+    for (const Json& event : read_lines(run / "events.jsonl")) {
+      if (event.value("event", "") != "rank_started") continue;
+      std::istringstream status(slurp("/proc/" + event.at("pid").dump() + "/status"));
+      for (std::string line; std::getline(status, line);) {
+        if (line.starts_with("Cpus_allowed_list:\t")) return line.substr(line.find('\t') + 1);
+      }
+    }
+    return "none";
+  }
+
+  int cores_ = 0;
+};
+
+TEST_F(Cores, ExperimentsWithCoresOfTheirOwnRunBesideEachOther) {
+  if (cores_ < 2) GTEST_SKIP() << "one core cannot be divided";
+  Command& first = on_cores(1, "1");
+  const std::string of_first = cpus_of_rank(1);
+  Command& second = on_cores(1, "1");
+  const std::string of_second = cpus_of_rank(2);
+  EXPECT_NE(of_first, of_second) << "they share a core";
+  const Json slots = Json::parse(dtrain(run_, {"slot", "list", "--json"}, environment()).out);
+  std::map<int, std::string> cpus;  // by task
+  for (const Json& core : slots) {
+    if (core.at("task") == nullptr) continue;
+    std::string text;
+    for (const Json& cpu : core.at("cpus")) text += (text.empty() ? "" : ",") + cpu.dump();
+    EXPECT_TRUE(cpus.emplace(core.at("task").get<int>(), text).second) << "a task of one core holds two";
+  }
+  EXPECT_EQ(cpus, (std::map<int, std::string>{{1, of_first}, {2, of_second}}));
+  EXPECT_EQ(show(1).at("cores_per_slot"), 1);
+  EXPECT_EQ(show(1).at("claim").at(0).at("cores").size(), 1u);
+  EXPECT_THAT(task({"show", "1"}).out, HasSubstr("slots       1 slot x 1 core\n"));
+
+  // Who takes all cores waits for both, and hears what would let it run beside.
+  Command& all = on_cores(1, "auto", false);
+  const std::string who_holds = "tasks 1 (test), 2 (test) hold 2 of " + std::to_string(cores_) + " cores of ";
+  EXPECT_TRUE(eventually([&] { return all.says(who_holds); })) << all.out() << all.err();
+  second.kill(SIGTERM);
+  second.wait();
+  const std::string beside = "; with resources.cores_per_slot: " + std::to_string(cores_ - 1) + " it runs beside";
+  EXPECT_TRUE(eventually([&] { return all.says(beside); })) << all.out() << all.err();
+  EXPECT_THAT(task({"list"}).out, HasSubstr("cores_per_slot: auto takes all of them"));
+  EXPECT_EQ(state(3), "queued");
+
+  // What it was told is true.
+  Command& taken = on_cores(1, std::to_string(cores_ - 1), false);
+  EXPECT_TRUE(eventually([&] { return taken.says("task 3 (test) goes first"); })) << "not before the third task";
+  taken.kill(SIGTERM);
+  taken.wait();
+  all.kill(SIGTERM);
+  all.wait();
+  Command& other = on_cores(1, std::to_string(cores_ - 1), false);
+  EXPECT_EQ(other.wait().code, 0) << other.out() << other.err();
+  first.kill(SIGTERM);
+  first.wait();
+}
+
+TEST_F(Cores, MoreSlotsThanThereAreRunAlone) {
+  Command& many = on_cores(cores_ + 1, "auto");
+  ASSERT_TRUE(eventually([&] { return many.says("batch 3"); })) << many.err();
+  EXPECT_THAT(many.err(), HasSubstr("warning: oversubscribed"));
+  Command& one = on_cores(1, "auto", false);
+  EXPECT_TRUE(eventually([&] { return one.says("cores_per_slot: auto takes all of them"); })) << one.out() << one.err();
+  many.kill(SIGTERM);
+  EXPECT_EQ(one.wait().code, 0) << one.err();
+  Command& refused = on_cores(cores_ + 1, "1");
+  EXPECT_EQ(refused.wait().code, 2);
+  EXPECT_THAT(refused.err(), HasSubstr("slots x 1 core never fit"));
+  EXPECT_THAT(refused.err(), HasSubstr("resources.cores_per_slot: auto, with which slots share cores"));
 }
 
 TEST_F(Queue, TheLedgersFolderIsTheUsers) {

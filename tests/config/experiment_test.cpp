@@ -64,7 +64,7 @@ TEST(Experiment, EveryDefaultMayBeWrittenOut) {
   EXPECT_NO_THROW(read_text(kLeast + R"(
 description: ""
 labels: []
-resources: {slots_per_trial: 1, slot_type: auto, priority: 42, is_single_node: false, resource_pool: default, max_slots: null}
+resources: {slots_per_trial: 1, cores_per_slot: auto, slot_type: auto, priority: 42, is_single_node: false, resource_pool: default, max_slots: null}
 optimizations:
   aggregation_frequency: 1
   average_aggregated_gradients: true
@@ -108,7 +108,7 @@ hyperparameters:
   momentum: {type: const, val: 0.9}
   layers: [16, 32]
   nested: {flag: true, word: yes, quoted: "5", nothing: null}
-resources: {slots_per_trial: 4, slot_type: cpu, is_single_node: true, priority: 7, resource_pool: fast, max_slots: 8}
+resources: {slots_per_trial: 4, cores_per_slot: 2, slot_type: cpu, is_single_node: true, priority: 7, resource_pool: fast, max_slots: 8}
 optimizations:
   aggregation_frequency: 4
   average_aggregated_gradients: false
@@ -155,7 +155,7 @@ environment:
   EXPECT_EQ(to_line(experiment.hyperparameters),
             R"({"global_batch_size":128,"lr":0.001,"momentum":0.9,"layers":[16,32],)"
             R"("nested":{"flag":true,"word":"yes","quoted":"5","nothing":null}})");
-  EXPECT_EQ(experiment.resources, (Resources{4, SlotType::kCpu, true, 7, "fast", 8}));
+  EXPECT_EQ(experiment.resources, (Resources{4, 2, SlotType::kCpu, true, 7, "fast", 8}));
   const Optimizations& optimizations = experiment.optimizations;
   EXPECT_EQ(optimizations.aggregation_frequency, 4);
   EXPECT_FALSE(optimizations.average_aggregated_gradients);
@@ -268,7 +268,7 @@ TEST(Experiment, JsonShowsWhatIsInEffectUnderTheKeysOfTheFile) {
   const std::string expected =
       std::string(
           R"({"name":"demo","description":"","labels":[],"entrypoint":["trial"],"hyperparameters":{"global_batch_size":64},)"
-          R"("resources":{"slots_per_trial":1,"slot_type":"auto","is_single_node":false,"priority":42,)"
+          R"("resources":{"slots_per_trial":1,"cores_per_slot":"auto","slot_type":"auto","is_single_node":false,"priority":42,)"
           R"("resource_pool":"default","max_slots":null},)"
           R"("optimizations":{"aggregation_frequency":2,"average_aggregated_gradients":true,)"
           R"("average_training_metrics":true,"tensor_fusion_threshold":64,"tensor_fusion_cycle_time":1,)"

@@ -52,8 +52,8 @@ class LimitsTest(unittest.TestCase):
         self.assertEqual(list(plan["limits"]), sorted({rank["host"] for rank in plan["ranks"]}))
         return plan["limits"][plan["ranks"][0]["host"]]
 
-    def check(self, limits, ranks):
-        self.assertEqual((limits["threads"], limits["ranks"]), (1, ranks))
+    def check(self, limits, ranks, threads=1):
+        self.assertEqual((limits["threads"], limits["ranks"]), (threads, ranks))
         for name in FIGURES:
             figures = limits[name].values() if isinstance(limits[name], dict) else [limits[name]]
             self.assertTrue(figures and all(0 < one < 1e7 for one in figures), f"{name}: {limits[name]}")
@@ -88,7 +88,8 @@ class LimitsTest(unittest.TestCase):
         self.assertNotIn("limits", alone.json("plan.json"))
 
         # Another host is asked through `dtrain host-probe`.
-        request = {"do": "limits", "ranks": {"threads": 1, "ranks": 2, "slots": 2, "cpus": [], "program": ""}}
+        request = {"do": "limits", "ranks": {"threads": 1, "most_threads": 1, "ranks": 2, "slots": 2, "of_cores": False,
+                                              "cpus": [], "program": ""}}
         probe = subprocess.run([BUILD.program("dtrain"), "host-probe"], input=json.dumps(request) + "\n", text=True,
                                env=environment(XDG_CACHE_HOME=str(self.cache)), stdout=subprocess.PIPE, check=True)
         answer = json.loads(probe.stdout.splitlines()[1])

@@ -14,6 +14,7 @@ RankLimits some_limits() {
   limits.gflops = {{"float32", 230.0}, {"bfloat16", 401.5}};
   limits.convolution_gflops = {{"float32", 120.0}};
   limits.all_reduce_gb_s = 3.25;
+  limits.gflops_by_threads = {{1, 120.0}, {2, 230.0}};
   limits.matmul = MatmulPath::kFast;
   limits.matmul_default_gflops = 98.0;
   return limits;
@@ -29,7 +30,8 @@ TEST(RankLimits, KeepEveryFigureInPlanJson) {
 
 TEST(RankLimits, AreAbsentWhereTheyWereNotMeasured) {
   const Json json = to_json(RankLimits());
-  for (const char* key : {"memory_gb_s", "gflops", "convolution_gflops", "all_reduce_gb_s", "matmul_default_gflops"}) {
+  for (const char* key : {"memory_gb_s", "gflops", "convolution_gflops", "all_reduce_gb_s", "matmul_default_gflops",
+                          "gflops_by_threads"}) {
     EXPECT_FALSE(json.contains(key)) << key;
   }
   EXPECT_TRUE(limits_of_plan({{"name", "without"}}).empty());
@@ -41,7 +43,8 @@ TEST(RankLimits, OfADamagedPlanAreAbsent) {
   }
   const auto read = limits_of_plan(Json::parse(R"({"limits": {"alpha": {
       "cpu": 1, "threads": "two", "memory_gb_s": -1, "gflops": {"float32": "many", "bfloat16": 5, "float16": 0},
-      "convolution_gflops": [1], "all_reduce_gb_s": null, "matmul": true}}})"));
+      "convolution_gflops": [1], "all_reduce_gb_s": null, "matmul": true,
+      "gflops_by_threads": {"x": 1, "2": "y", "-4": 3}}}})"));
   RankLimits expected;
   expected.gflops = {{"bfloat16", 5.0}};
   EXPECT_EQ(read.at("alpha"), expected);

@@ -9,6 +9,7 @@
 #include "doctor/bench.h"
 #include "dtrain/base/error.h"
 #include "dtrain/base/unix_socket.h"
+#include "dtrain/host/cpu.h"
 
 namespace dtrain::run {
 namespace {
@@ -53,6 +54,18 @@ TEST_F(LimitsCacheTest, KeepsEachSettingByItself) {
   EXPECT_EQ(cache_.of_this_machine(), (std::vector{limits_of(1, 2), limits_of(2, 1)}));
   cache_.store(one, limits_of(1, 3));
   EXPECT_EQ(cache_.find(one), limits_of(1, 3));
+}
+
+TEST_F(LimitsCacheTest, WhetherSiblingsHelpIsAQuestionOfItsOwn) {
+  const Json asked = limits_key(4, 1, 8);
+  EXPECT_EQ(limits_key(4, 1, 4), limits_key(4, 1)) << "no siblings";
+  cache_.store(limits_key(4, 1), limits_of(4, 1));
+  EXPECT_FALSE(cache_.find(asked));
+  RankLimits answer = limits_of(8, 1);
+  answer.gflops_by_threads = {{4, 900}, {8, 1000}};
+  cache_.store(asked, answer);
+  EXPECT_EQ(cache_.find(asked), answer);
+  EXPECT_EQ(cache_.of_this_machine(), (std::vector{limits_of(4, 1), answer}));
 }
 
 TEST_F(LimitsCacheTest, KeyHasAllThatFiguresDependOn) {
@@ -115,12 +128,15 @@ TEST_F(LimitsCacheTest, WhatIsKnownIsNotMeasured) {
 TEST(RanksOfHost, GetTheCpusOfTheFirstSlots) {
   const RanksOfHost one = on_this_host({.threads = 0, .ranks = 1, .slots = 1});
   ASSERT_EQ(one.cpus.size(), 1u);
-  EXPECT_EQ(one.threads, static_cast<int>(one.cpus.front().size()));
+  EXPECT_EQ(one.threads, static_cast<int>(host::physical_cores().size())) << "one for each core";
+  EXPECT_EQ(one.most_threads, static_cast<int>(one.cpus.front().size()));
   const RanksOfHost four = on_this_host({.threads = 3, .ranks = 2, .slots = 4});
   EXPECT_EQ(four.threads, 3);
   EXPECT_EQ(four.cpus.size(), 2u);
-  const RanksOfHost given = on_this_host({.threads = 0, .ranks = 1, .cpus = {{5, 7}}});
-  EXPECT_EQ(given.threads, 2);
+  const RanksOfHost of_cores = on_this_host({.threads = 0, .ranks = 1, .of_cores = true});
+  EXPECT_EQ(of_cores.cpus, one.cpus);
+  const RanksOfHost given = on_this_host({.threads = 0, .ranks = 1, .cpus = {host::physical_cores().front()}});
+  EXPECT_EQ(given.threads, 1);
   EXPECT_EQ(ranks_of_host(Json::parse(to_line(to_json(given)))).cpus, given.cpus);
 }
 

@@ -57,6 +57,9 @@ TEST(WeakScaling, IsAdvisedWhereSlotsGrowAndTheBatchDoesNot) {
   EXPECT_EQ(weak_scaling_advice({32, 1}, {33, 4}, "x"), "") << "whoever changes the batch has thought about it";
   EXPECT_EQ(weak_scaling_advice({32, 4}, {32, 4}, "x"), "");
   EXPECT_EQ(weak_scaling_advice({32, 4}, {32, 2}, "x"), "");
+  EXPECT_EQ(weak_scaling_advice({32, 1, 16}, {32, 4, 16}, "x"), "") << "the same CPUs, divided otherwise";
+  EXPECT_NE(weak_scaling_advice({32, 1, 4}, {32, 4, 16}, "x"), "");
+  EXPECT_NE(weak_scaling_advice({32, 1}, {32, 4, 16}, "x"), "");
 }
 
 }  // namespace

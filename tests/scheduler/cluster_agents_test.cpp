@@ -22,7 +22,8 @@ using Variables = std::map<std::string, std::string>;
 Machine four_cores() {
   Machine machine;
   machine.name = "Desk Top";
-  machine.cores = {{0, 4}, {1, 5}, {2, 6}, {3, 7}};
+  machine.cores.emplace();
+  for (int core = 0; core < 4; ++core) machine.cores->push_back({.number = core, .cpus = {core, core + 4}});
   machine.cpu_limit = 8;
   machine.gpus.emplace();
   return machine;
@@ -103,15 +104,18 @@ TEST_F(ClusterAgentsTest, TheFirstPlaceThatSaysSomethingIsTaken) {
   EXPECT_THROW(find_cluster("", variables, {}, four_cores()), ConfigError);
 }
 
-TEST_F(ClusterAgentsTest, ThisMachineHasASlotACore) {
+TEST_F(ClusterAgentsTest, SlotsOfThisMachineAreMadeOfItsCores) {
   const ClusterAgents cluster = find_cluster("", {}, {}, four_cores());
   EXPECT_FALSE(cluster.declared);
   ASSERT_THAT(ids(cluster), ElementsAre("Desk-Top:4"));
   EXPECT_EQ(cluster.cluster.agents, (std::vector<config::Agent>{cluster.agents[0].agent}));
   EXPECT_TRUE(cluster.agents[0].here);
   EXPECT_EQ(cluster.agents[0].agent.slot_type, config::AgentSlotType::kCpu);
+  EXPECT_TRUE(cluster.agents[0].of_cores);
+  EXPECT_EQ(empty_slots(cluster)[0].cores.size(), 4u);
   EXPECT_THAT(cluster.agents[0].slots.at(1).cpus, ElementsAre(1, 5));
-  EXPECT_EQ(cluster.agents[0].slots.at(1).threads, 2);
+  EXPECT_EQ(cluster.agents[0].slots.at(1).threads, 1) << "one for the core";
+  EXPECT_EQ(cluster.agents[0].slots.at(1).most_threads, 2);
   EXPECT_THAT(cluster.warnings, IsEmpty());
   EXPECT_EQ(cluster.cluster.launcher.type, config::LauncherType::kLocal);
 }
@@ -128,6 +132,10 @@ TEST_F(ClusterAgentsTest, ACgroupGrantsFewerSlotsAndThreads) {
   machine.cpu_limit = 2;
   const ClusterAgents three = find_cluster("", {}, {.least_slots = 3}, machine);
   EXPECT_THAT(ids(three), ElementsAre("Desk-Top:3"));
+  ASSERT_EQ(three.agents[0].slots.size(), 2u) << "shares of the cores, each with a core's worth of time";
+  EXPECT_THAT(three.agents[0].slots[1].cpus, ElementsAre(2, 3, 6, 7));
+  EXPECT_EQ(three.agents[0].slots[1].threads, 1);
+  EXPECT_EQ(three.agents[0].slots[1].most_threads, 1);
   EXPECT_THAT(three.warnings, ElementsAre(HasSubstr("3 slots, but the cgroup grants 2 CPUs")));
 }
 
@@ -147,6 +155,7 @@ TEST_F(ClusterAgentsTest, AgentsOfOneMachineShareNoCore) {
                                      "{id: c, host: 127.0.0.1, slots: 3}]");
   EXPECT_TRUE(cluster.declared);
   ASSERT_EQ(cluster.agents.size(), 3u);
+  EXPECT_FALSE(cluster.agents[0].of_cores);
   EXPECT_THAT(cluster.agents[0].slots.at(0).cpus, ElementsAre(0, 4));
   EXPECT_FALSE(cluster.agents[1].here);
   EXPECT_THAT(cluster.agents[1].slots.at(1).cpus, IsEmpty());
@@ -264,7 +273,10 @@ TEST_F(NearCores, ThreadsKeepToWhatTheCgroupGrants) {
   const ClusterAgents cluster = find_cluster("", {}, {}, limited);
   EXPECT_EQ(cluster.agents[0].slots[0].cpus.size(), 4u);
   EXPECT_EQ(cluster.agents[0].slots[0].threads, 2);
-  EXPECT_EQ(find_cluster("", {}, {}, machine(2)).agents[0].slots[0].threads, 4);
+  EXPECT_EQ(cluster.agents[0].slots[0].most_threads, 2);
+  const ClusterAgents free = find_cluster("", {}, {}, machine(2));
+  EXPECT_EQ(free.agents[0].slots[0].threads, 2) << "one for each core";
+  EXPECT_EQ(free.agents[0].slots[0].most_threads, 4);
 }
 
 TEST_F(ClusterAgentsTest, DeclaredGpusMustBeThere) {
@@ -356,6 +368,8 @@ TEST_F(SlurmTest, NodesAreAgentsAndCpusSlots) {
   EXPECT_THAT(ids(cluster), ElementsAre("n08:4", "n09:4", "n10:4", "n3:4", "gpu-a1x:16", "gpu-a2x:16", "login:2"));
   EXPECT_EQ(cluster.cluster.launcher.type, config::LauncherType::kSlurm);
   EXPECT_TRUE(cluster.declared);
+  EXPECT_TRUE(cluster.agents[0].of_cores) << "nobody has said how many tasks there are to be";
+  EXPECT_FALSE(allocation("n1", {{"SLURM_JOB_CPUS_PER_NODE", "8"}, {"SLURM_CPUS_PER_TASK", "4"}}).agents[0].of_cores);
   EXPECT_THAT(ids(allocation("r[1-2]n[1-2]", {{"SLURM_JOB_CPUS_PER_NODE", "8(x4)"}, {"SLURM_CPUS_PER_TASK", "4"}})),
               ElementsAre("r1n1:2", "r1n2:2", "r2n1:2", "r2n2:2"));
 }
@@ -366,6 +380,7 @@ TEST_F(SlurmTest, TasksThatWereAskedForAreTheSlots) {
   Variables tasks = cpus;
   tasks["SLURM_NTASKS"] = "4";
   EXPECT_THAT(ids(allocation("n[1-2]", tasks)), ElementsAre("n1:3", "n2:1"));
+  EXPECT_FALSE(allocation("n[1-2]", tasks).agents[0].of_cores);
 }
 
 TEST_F(SlurmTest, TheNodeThisProcessIsOnIsHere) {
@@ -374,6 +389,17 @@ TEST_F(SlurmTest, TheNodeThisProcessIsOnIsHere) {
   EXPECT_FALSE(cluster.agents[0].here);
   EXPECT_TRUE(cluster.agents[1].here);
   EXPECT_THAT(cluster.agents[1].slots.at(0).cpus, ElementsAre(0, 1, 4, 5));
+}
+
+TEST_F(SlurmTest, AnotherNodeHasAsManyCoresForItsCpusAsThisOne) {
+  const Variables more{{"SLURM_JOB_CPUS_PER_NODE", "8(x2)"}, {"SLURMD_NODENAME", "n2"}};
+  const std::vector<AgentSlots> agents = empty_slots(allocation("n[1-2]", more));
+  EXPECT_EQ(agents[0].cores.size(), 4u) << "Slurm counts logical CPUs";
+  EXPECT_EQ(agents[1].cores.size(), 4u);
+  EXPECT_EQ(place(agents, {.slots = 2}), (Placement{{"n1", 1}, {"n2", 1}})) << "the whole allocation is used";
+  EXPECT_EQ(place(agents, {.slots = 2, .is_single_node = true}), (Placement{{"n1", 2}}));
+  EXPECT_EQ(place(agents, {.slots = 3}), (Placement{{"n1", 3}})) << "they do not divide evenly";
+  EXPECT_EQ(place(agents, {.slots = 2, .cores_per_slot = 2}), (Placement{{"n1", 2}}));
 }
 
 TEST_F(SlurmTest, GpusOfTheAllocationAreTheSlots) {
@@ -414,11 +440,11 @@ TEST_F(SlurmTest, AJobThatIsYetToBeSubmittedNeedsNoGpuHere) {
   };
   using config::AgentSlotType;
   EXPECT_EQ(slots("--partition=long", AgentSlotType::kCuda), "cudaslurm:16");
-  EXPECT_EQ(slots("--partition=long", AgentSlotType::kAuto), "cpuDesk-Top:16");
+  EXPECT_EQ(slots("--partition=long", AgentSlotType::kAuto), "cpuslurm:16");
   for (const char* options : {"--gres=gpu:4", "--gres, \"gpu:a100:2\"", "--gpus-per-node=4", "-G8", "--gpus, 8"}) {
     EXPECT_EQ(slots(options, AgentSlotType::kAuto), "cudaslurm:16") << options;
   }
-  EXPECT_EQ(slots("--gres=license:4", AgentSlotType::kAuto), "cpuDesk-Top:16");
+  EXPECT_EQ(slots("--gres=license:4", AgentSlotType::kAuto), "cpuslurm:16");
 }
 
 TEST_F(SlurmTest, WhatDoesNotFitTogetherIsRefused) {

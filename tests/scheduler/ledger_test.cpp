@@ -115,6 +115,32 @@ TEST_F(LedgerTest, MaxSlotsCountsRunningTasksOfTheName) {
   EXPECT_TRUE(ledger.try_claim(second));
 }
 
+TEST_F(LedgerTest, CoresAreClaimedOneByOne) {
+  Ledger ledger = open();
+  const auto of_cores = [](int slots, int cores_per_slot) {
+    TaskRequest result = request(slots);
+    result.slots.cores_per_slot = cores_per_slot;
+    result.agents[0].slots = result.agents[0].free = 4;
+    for (int core = 0; core < 4; ++core) result.agents[0].cores.push_back({.number = core, .node = core / 2});
+    return result;
+  };
+  const TaskId first = ledger.submit(of_cores(1, 1));
+  const TaskId beside = ledger.submit(of_cores(1, 2));
+  const TaskId all = ledger.submit(of_cores(2, 0));
+  EXPECT_EQ(ledger.try_claim(first), (Claim{{"node", {0}, {}, {{0}}}}));
+  EXPECT_EQ(ledger.find(beside)->cores_per_slot, 2);
+  EXPECT_EQ(ledger.try_claim(beside), (Claim{{"node", {0}, {}, {{2, 3}}}}));
+  Waiting waiting;
+  EXPECT_FALSE(ledger.try_claim(all, &waiting));
+  EXPECT_THAT(waiting.reason, HasSubstr("hold 3 of 4 cores of node, and cores_per_slot: auto takes all of them"));
+  EXPECT_EQ(ledger.find(beside)->claim, (Claim{{"node", {0}, {}, {{2, 3}}}})) << "as it was written down";
+  ledger.end(first, TaskState::kDone, "", 0);
+  EXPECT_FALSE(ledger.try_claim(all));
+  ledger.end(beside, TaskState::kDone, "", 0);
+  EXPECT_EQ(ledger.try_claim(all), (Claim{{"node", {0, 1}, {}, {{0, 1}, {2, 3}}}}));
+  EXPECT_EQ(ledger.find(all)->claim, (Claim{{"node", {0, 1}, {}, {{0, 1}, {2, 3}}}}));
+}
+
 TEST_F(LedgerTest, WhereOthersPlaceItNothingIsClaimed) {
   Ledger ledger = open();
   ASSERT_TRUE(ledger.try_claim(ledger.submit(request(2))));

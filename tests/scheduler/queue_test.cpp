@@ -114,7 +114,7 @@ TEST(Queue, APoolOfItsOwnIsNotHeldUp) {
 TEST(Queue, MaxSlotsHoldsUpItsOwnExperimentAlone) {
   TaskRequest limited = request(2, {8}, "mnist");
   limited.max_slots = 3;
-  const HeldSlots held{{"a", {{0, {5, "mnist"}}, {1, {5, "mnist"}}}}};
+  const HeldSlots held{{"a", {{0, {5, "mnist", 2}}, {1, {5, "mnist", 2}}}}};
   const Verdict waits = last_of({limited}, held);
   EXPECT_FALSE(waits.claim);
   EXPECT_THAT(waits.waiting.behind, ElementsAre(5));
@@ -138,6 +138,80 @@ TEST(Queue, ALaunchThatSeesFewerSlotsDoesNotMindTheOthers) {
   const Verdict verdict = last_of({request(1, {2})}, {{"a", {{0, kOther}, {5, kOther}}}});
   ASSERT_TRUE(verdict.claim);
   EXPECT_EQ(*verdict.claim, (Claim{{"a", {1}}}));
+}
+
+// On a machine of two NUMA nodes whose slots are made of so many cores.
+TaskRequest of_cores(int slots, int cores_per_slot, int cores, const std::string& name = "test") {
+  TaskRequest result = request(slots, {cores}, name);
+  result.slots.cores_per_slot = cores_per_slot;
+  for (int core = 0; core < cores; ++core) result.agents[0].cores.push_back({.number = core, .node = core * 2 / cores});
+  return result;
+}
+
+// Task 77 with so many slots holds these cores.
+HeldSlots held_cores(int slots, const std::vector<int>& cores) {
+  HeldSlots held;
+  for (const int core : cores) held["a"][core] = {77, "other", slots};
+  return held;
+}
+
+TEST(QueueOfCores, AutoTakesAllOfThemEvenly) {
+  const Verdict verdict = last_of({of_cores(2, 0, 8)}, {});
+  ASSERT_TRUE(verdict.claim);
+  EXPECT_EQ(*verdict.claim, (Claim{{"a", {0, 1}, {}, {{0, 1, 2, 3}, {4, 5, 6, 7}}}}));
+}
+
+TEST(QueueOfCores, SeveralTasksShareNone) {
+  const Verdict verdict = last_of({of_cores(2, 2, 8)}, held_cores(1, {0, 1, 4}));
+  ASSERT_TRUE(verdict.claim);
+  EXPECT_EQ(*verdict.claim, (Claim{{"a", {0, 1}, {}, {{2, 3}, {5, 6}}}})) << "each within a node, the fuller one first";
+  EXPECT_EQ(keys_of(*verdict.claim).size(), 4u);
+}
+
+TEST(QueueOfCores, AutoWaitsAndSaysWhatWouldRunBeside) {
+  const Verdict room = last_of({of_cores(1, 0, 8)}, held_cores(1, {0, 1}));
+  EXPECT_FALSE(room.claim);
+  EXPECT_THAT(room.waiting.behind, ElementsAre(77));
+  EXPECT_EQ(room.waiting.reason,
+            "task 77 (other) holds 2 of 8 cores of a, and cores_per_slot: auto takes all of them; with "
+            "resources.cores_per_slot: 6 it runs beside");
+  const Verdict none = last_of({of_cores(2, 0, 8)}, held_cores(2, {0, 1, 2, 3, 4, 5, 6, 7}));
+  EXPECT_EQ(none.waiting.reason,
+            "task 77 (other) holds 8 of 8 cores of a, and cores_per_slot: auto takes all of them; with "
+            "resources.cores_per_slot: 2 in each of them they run beside each other");
+  const Verdict many = last_of({of_cores(8, 0, 8)}, held_cores(2, {0, 1, 2, 3, 4, 5, 6, 7}));
+  EXPECT_EQ(many.waiting.reason, "task 77 (other) holds 8 of 8 cores of a, and cores_per_slot: auto takes all of them");
+}
+
+TEST(QueueOfCores, ATaskThatNeedsMoreThanIsFreeSaysSo) {
+  const Verdict verdict = last_of({of_cores(2, 3, 8)}, held_cores(1, {0, 1, 2}));
+  EXPECT_FALSE(verdict.claim);
+  EXPECT_EQ(verdict.waiting.reason, "task 77 (other) holds 3 of 8 cores of a, and it needs 2 slots x 3 cores");
+}
+
+TEST(QueueOfCores, ALaterTaskDoesNotTakeWhatAutoWaitsFor) {
+  const Verdict verdict = last_of({of_cores(1, 0, 8, "first"), of_cores(1, 1, 8)}, held_cores(1, {0}));
+  EXPECT_FALSE(verdict.claim);
+  EXPECT_EQ(verdict.waiting.reason, "task 1 (first) goes first");
+}
+
+TEST(QueueOfCores, MaxSlotsCountsSlots) {
+  TaskRequest limited = of_cores(1, 2, 8, "other");
+  limited.max_slots = 2;
+  EXPECT_TRUE(last_of({limited}, held_cores(1, {0, 1, 2, 3})).claim) << "one slot of four cores";
+  limited.max_slots = 1;
+  EXPECT_EQ(last_of({limited}, held_cores(1, {0, 1, 2, 3})).waiting.reason,
+            "task 77 (other) has 1 of the 1 slots that max_slots allows");
+}
+
+TEST(QueueOfCores, MoreSlotsThanCoresWaitForAllAndShareThem) {
+  TaskRequest four = of_cores(4, 0, 2);
+  four.agents[0].slots = 4;
+  EXPECT_FALSE(last_of({four}, held_cores(1, {1})).claim);
+  const Verdict verdict = last_of({four}, {});
+  ASSERT_TRUE(verdict.claim);
+  EXPECT_EQ(verdict.claim->front().cores, (CoreGroups{{0}, {0}, {1}, {1}}));
+  EXPECT_EQ(keys_of(*verdict.claim).size(), 2u) << "a core is claimed once";
 }
 
 // The agents that place() uses for some state of what is free.

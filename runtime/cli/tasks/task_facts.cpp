@@ -1,5 +1,7 @@
 #include "tasks/task_facts.h"
 
+#include <algorithm>
+
 namespace dtrain::cli {
 
 Json time_of(const std::optional<Nanoseconds>& wall) {
@@ -8,6 +10,21 @@ Json time_of(const std::optional<Nanoseconds>& wall) {
 
 const std::string& reason_of(const scheduler::Task& task) {
   return task.waiting ? task.waiting->reason : task.reason;
+}
+
+Json cores_per_slot(const scheduler::Task& task) {
+  std::size_t least = 0;
+  for (const scheduler::ClaimedShare& share : task.claim) {
+    for (const std::vector<int>& cores : share.cores) least = least == 0 ? cores.size() : std::min(least, cores.size());
+  }
+  if (least > 0) return least;
+  return task.cores_per_slot > 0 ? Json(task.cores_per_slot) : Json();
+}
+
+std::string slots_text(const scheduler::Task& task) {
+  const std::string slots = std::to_string(task.slots) + (task.slots == 1 ? " slot" : " slots");
+  const Json cores = cores_per_slot(task);
+  return cores.is_null() ? slots : slots + " x " + cores.dump() + (cores == 1 ? " core" : " cores");
 }
 
 std::string state_text(const scheduler::Task& task) {

@@ -47,6 +47,7 @@ class TaskTable {
                                        {"name"},
                                        {"state"},
                                        {"slots"},
+                                       {.name = "cores_per_slot", .title = "x cores"},
                                        {"agents"},
                                        {"priority"},
                                        {.name = "behind", .title = "waits behind"},
@@ -65,10 +66,12 @@ class TaskTable {
     const Cell behind = task.waiting ? Cell(task.waiting->behind) : Cell();
     const std::string& why = reason_of(task);
     const Cell reason = why.empty() ? Cell() : Cell(why);
+    const Json cores = cores_per_slot(task);
+    const Cell each = cores.is_null() ? Cell() : Cell(cores.get<int>());
     if (for_people_) {
-      table_.add({task.id, task.name, to_string(task.state), task.slots, agents, task.priority, behind, reason});
+      table_.add({task.id, task.name, to_string(task.state), task.slots, each, agents, task.priority, behind, reason});
     } else {
-      table_.add({task.id, task.name, to_string(task.state), task.slots, agents, task.priority, behind, reason,
+      table_.add({task.id, task.name, to_string(task.state), task.slots, each, agents, task.priority, behind, reason,
                   format_utc(task.submitted), utc(task.started), utc(task.ended), task.exit_code, task.run_dir,
                   task.launcher_pid});
     }

@@ -28,6 +28,7 @@ Json to_json(const Task& task, const std::vector<StateChange>& history) {
   for (const scheduler::ClaimedShare& share : task.claim) {
     claim.push_back({{"agent", share.agent}, {"slots", share.slots}});
     if (!share.gpus.empty()) claim.back()["gpus"] = share.gpus;
+    if (!share.cores.empty()) claim.back()["cores"] = share.cores;
   }
   Json changes = Json::array();
   for (const StateChange& change : history) {
@@ -39,6 +40,7 @@ Json to_json(const Task& task, const std::vector<StateChange>& history) {
           {"reason", reason_of(task).empty() ? Json() : Json(reason_of(task))},
           {"behind", task.waiting ? Json(task.waiting->behind) : Json()},
           {"slots", task.slots},
+          {"cores_per_slot", cores_per_slot(task)},
           {"claim", claim},
           {"priority", task.priority},
           {"submitted", time_of(task.submitted)},
@@ -66,10 +68,16 @@ std::string to_text(const Task& task, const std::vector<StateChange>& history) {
     text += row("behind", join(ids, ", "));
   }
   text += row("priority", std::to_string(task.priority));
-  text += row("slots", std::to_string(task.slots));
+  text += row("slots", slots_text(task));
   for (const scheduler::ClaimedShare& share : task.claim) {
     std::vector<std::string> slots;
     for (const int slot : share.slots) slots.push_back(std::to_string(slot));
+    if (!share.cores.empty()) {
+      std::vector<std::string> cores;
+      for (const std::vector<int>& of_slot : share.cores) cores.push_back(ranges_text(of_slot));
+      text += row("agent", share.agent + ", cores " + join(cores, " | "));
+      continue;
+    }
     text += row("agent", share.agent + ", slots " + join(slots, ", ") +
                              (share.gpus.empty() ? "" : " (" + join(share.gpus, ", ") + ")"));
   }

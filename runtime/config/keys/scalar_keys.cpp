@@ -68,6 +68,41 @@ class IntegerType : public KeyType {
   bool nullable_;
 };
 
+class AutoOrIntegerType : public KeyType {
+ public:
+  AutoOrIntegerType(int& value, const Range& range) : value_(value), range_(range) {}
+  void read(Section& section, const Key& key) override {
+    const Value* given = section.find(key.name);
+    if (!given) return;
+    if (given->is_scalar() && given->text == kAuto) {
+      value_ = 0;
+      return;
+    }
+    const auto parsed = as_integer(*given);
+    if (parsed.value && *parsed.value >= range_.min && *parsed.value <= range_.max) {
+      value_ = static_cast<int>(*parsed.value);
+      return;
+    }
+    section.report(
+        *given, key.name,
+        must_be("auto or a whole number from " + std::to_string(range_.min) + " to " + std::to_string(range_.max),
+                *given));
+  }
+  Json to_json() const override { return value_ == 0 ? Json(kAuto) : Json(value_); }
+  Json schema(const Key&) const override {
+    return {{"anyOf",
+             {Json{{"const", kAuto}}, Json{{"type", "integer"}, {"minimum", range_.min}, {"maximum", range_.max}}}}};
+  }
+  std::string values() const override {
+    return "`auto`, or " + std::to_string(range_.min) + " to " + std::to_string(range_.max);
+  }
+
+ private:
+  static constexpr const char* kAuto = "auto";
+  int& value_;
+  Range range_;
+};
+
 class NumberType : public KeyType {
  public:
   NumberType(std::optional<double>& value, const Bounds& bounds, bool nullable)
@@ -174,6 +209,11 @@ void Keys::integer(const Key& key, std::int64_t& value, const Range& range) {
 
 void Keys::integer(const Key& key, std::optional<std::int64_t>& value, const Range& range) {
   IntegerType type(value, range, true);
+  visit(key, type);
+}
+
+void Keys::auto_or_integer(const Key& key, int& value, const Range& range) {
+  AutoOrIntegerType type(value, range);
   visit(key, type);
 }
 

@@ -10,7 +10,9 @@
 #include "dtrain/base/error.h"
 #include "dtrain/base/file.h"
 #include "dtrain/host/cpu.h"
+#include "dtrain/host/topology.h"
 #include "dtrain/run/version.h"
+#include "dtrain/scheduler/core_groups.h"
 #include "dtrain/scheduler/local_slots.h"
 
 namespace dtrain::run {
@@ -38,22 +40,51 @@ std::optional<Json> read_entry(const fs::path& file) {
   return std::nullopt;
 }
 
+std::vector<std::vector<int>> cpus_of_slots(const std::vector<std::vector<int>>& cores, int slots) {
+  std::vector<std::vector<int>> cpus;
+  for (scheduler::Slot& slot : scheduler::divide_cores(cores, slots).slots) cpus.push_back(std::move(slot.cpus));
+  return cpus;
+}
+
+std::vector<std::vector<int>> cpus_of_groups(const std::vector<host::Core>& cores, int slots) {
+  std::vector<scheduler::CoreUnit> units;
+  for (const host::Core& core : cores) units.push_back(scheduler::unit_of(core));
+  std::vector<std::vector<int>> cpus;
+  for (const std::vector<int>& group : scheduler::divide_cores_evenly(units, slots)) {
+    cpus.push_back(scheduler::cpus_of(cores, group));
+  }
+  return cpus;
+}
+
 }  // namespace
 
 RanksOfHost on_this_host(RanksOfHost ranks) {
+  const std::vector<host::Core> cores = host::usable_cores();
+  std::vector<std::vector<int>> cpus;
+  for (const host::Core& core : cores) cpus.push_back(core.cpus);
   if (ranks.cpus.empty()) {
-    for (const scheduler::Slot& slot : scheduler::local_slots(std::max(ranks.slots, ranks.ranks)).slots) {
-      if (std::cmp_less(ranks.cpus.size(), ranks.ranks)) ranks.cpus.push_back(slot.cpus);
-    }
+    const int slots = std::max(ranks.slots, ranks.ranks);
+    ranks.cpus = ranks.of_cores && std::cmp_less_equal(slots, cores.size()) ? cpus_of_groups(cores, slots)
+                                                                            : cpus_of_slots(cpus, slots);
+    if (std::cmp_greater(ranks.cpus.size(), ranks.ranks)) ranks.cpus.resize(static_cast<std::size_t>(ranks.ranks));
   }
-  if (ranks.threads <= 0) ranks.threads = static_cast<int>(std::max<std::size_t>(1, ranks.cpus.front().size()));
+  if (ranks.threads > 0) return ranks;
+  // As many as the rank with the fewest cores has.
+  for (const std::vector<int>& of_rank : ranks.cpus) {
+    const int threads = std::max(1, scheduler::count_cores(cpus, of_rank));
+    const auto most = static_cast<int>(of_rank.size());
+    ranks.threads = ranks.threads == 0 ? threads : std::min(ranks.threads, threads);
+    ranks.most_threads = ranks.most_threads == 0 ? most : std::min(ranks.most_threads, most);
+  }
   return ranks;
 }
 
-Json limits_key(int threads, int ranks) {
+Json limits_key(int threads, int ranks, int most_threads) {
   const host::Processor processor = host::processor();
-  return {{"cpu", processor.name}, {"revision", processor.revision}, {"threads", threads},
-          {"ranks", ranks},        {"libtorch", DTRAIN_LIBTORCH},    {"dtrain", version()}};
+  Json key = {{"cpu", processor.name}, {"revision", processor.revision}, {"threads", threads},
+              {"ranks", ranks},        {"libtorch", DTRAIN_LIBTORCH},    {"dtrain", version()}};
+  if (most_threads > threads) key["most_threads"] = most_threads;
+  return key;
 }
 
 LimitsCache::LimitsCache(const fs::path& folder) : folder_(folder.empty() ? fs::path() : folder / "limits") {}
@@ -92,9 +123,10 @@ std::vector<profile::RankLimits> LimitsCache::of_this_machine() const {
     const std::optional<Json> entry = read_entry(file.path());
     if (!entry) continue;
     profile::RankLimits limits = profile::rank_limits_of(entry->at("limits"));
-    if (entry->at("key") == limits_key(limits.threads, limits.ranks)) {
-      result.push_back(std::move(limits));
-    }
+    const Json& key = entry->at("key");
+    const int threads = limits.gflops_by_threads.empty() ? limits.threads : limits.gflops_by_threads.begin()->first;
+    const int most = limits.gflops_by_threads.empty() ? 0 : limits.gflops_by_threads.rbegin()->first;
+    if (key == limits_key(threads, limits.ranks, most)) result.push_back(std::move(limits));
   }
   std::sort(result.begin(), result.end(),
             [](const auto& a, const auto& b) { return std::tie(a.threads, a.ranks) < std::tie(b.threads, b.ranks); });

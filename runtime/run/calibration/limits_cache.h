@@ -14,17 +14,20 @@ namespace dtrain::run {
 
 // Ranks of one host whose limits are asked for.
 struct RanksOfHost {
-  int threads = 0;                     // of a rank; 0: one for each of its CPUs
-  int ranks = 1;                       // of the host
-  int slots = 0;                       // of the host, which divide its cores; 0: as many as ranks
+  int threads = 0;        // of a rank; 0: one for each of its cores, or for each of its CPUs if that is faster
+  int most_threads = 0;   // with one for each of its CPUs; at most `threads`: that is not tried
+  int ranks = 1;          // of the host
+  int slots = 0;          // of the host, which divide its cores; 0: as many as ranks
+  bool of_cores = false;  // the slots are made of cores (DTRAIN_SLOTS)
   std::vector<std::vector<int>> cpus;  // of each rank; empty: those of the first slots
   std::filesystem::path program;       // of the ranks, whose libtorch is taken; empty: dtrain's own
 };
 // With the CPUs and threads of this host in the place of what is not given.
 RanksOfHost on_this_host(RanksOfHost ranks);
 
-// All that figures depend on: the processor, threads and ranks, and the versions of libtorch and dtrain.
-Json limits_key(int threads, int ranks);
+// All that figures depend on: the processor, threads and ranks, and the versions of libtorch and dtrain. `most_threads`
+// as in RanksOfHost: the limits of such a key say which of the two numbers they are for.
+Json limits_key(int threads, int ranks, int most_threads = 0);
 
 class LimitsCache {
  public:

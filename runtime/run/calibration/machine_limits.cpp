@@ -88,7 +88,9 @@ Json run_calibration(const RanksOfHost& ranks, const Variables& variables) {
   options.command = {program.string(), "--threads", std::to_string(ranks.threads), "--ranks",
                      std::to_string(ranks.ranks)};
   options.command.insert(options.command.end(), {"--cpus", cpus_text(ranks.cpus)});
-  options.environment = {{"OMP_NUM_THREADS", std::to_string(ranks.threads)}};
+  const int most_threads = std::max(ranks.threads, ranks.most_threads);
+  options.command.insert(options.command.end(), {"--most-threads", std::to_string(most_threads)});
+  options.environment = {{"OMP_NUM_THREADS", std::to_string(most_threads)}};
   if (!variables.contains("OMP_WAIT_POLICY")) options.environment["OMP_WAIT_POLICY"] = "passive";
   if (!libraries.empty()) options.environment["LD_LIBRARY_PATH"] = libraries;
   options.fds = {{0, nothing.get()}, {1, out.writer.get()}, {2, err.writer.get()}};
@@ -144,7 +146,7 @@ MachineLimits machine_limits(const RanksOfHost& given, Measure measure, const Va
   try {
     const RanksOfHost ranks = on_this_host(given);
     const LimitsCache cache(cache_folder(variables));
-    const Json key = limits_key(ranks.threads, ranks.ranks);
+    const Json key = limits_key(ranks.threads, ranks.ranks, ranks.most_threads);
     const bool remembers = !cache.lock_file().empty();
     if (measure != Measure::kAnew) {
       result.limits = cache.find(key);
@@ -187,15 +189,22 @@ MachineLimits machine_limits_of(const Json& json) {
 
 Json to_json(const RanksOfHost& ranks) {
   return {{"threads", ranks.threads},
+          {"most_threads", ranks.most_threads},
           {"ranks", ranks.ranks},
           {"slots", ranks.slots},
+          {"of_cores", ranks.of_cores},
           {"cpus", ranks.cpus},
           {"program", ranks.program.string()}};
 }
 
 RanksOfHost ranks_of_host(const Json& json) {
-  return {json.at("threads").get<int>(), json.at("ranks").get<int>(), json.at("slots").get<int>(),
-          json.at("cpus").get<std::vector<std::vector<int>>>(), json.at("program").get<std::string>()};
+  return {.threads = json.at("threads").get<int>(),
+          .most_threads = json.at("most_threads").get<int>(),
+          .ranks = json.at("ranks").get<int>(),
+          .slots = json.at("slots").get<int>(),
+          .of_cores = json.at("of_cores").get<bool>(),
+          .cpus = json.at("cpus").get<std::vector<std::vector<int>>>(),
+          .program = json.at("program").get<std::string>()};
 }
 
 }  // namespace dtrain::run

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <map>
 #include <set>
 
 #include "dtrain/base/text.h"
@@ -33,11 +34,23 @@ std::string hostfile(const LaunchPlan& plan) {
 
 std::string slots_variable(const LaunchPlan& plan) {
   std::vector<std::string> parts;
+  std::map<std::string, int> of_agent;  // how many ranks have been there so far
   for (const RankPlacement& rank : plan.ranks) {
     const auto agent = std::find_if(plan.cluster.agents.begin(), plan.cluster.agents.end(),
                                     [&](const auto& one) { return one.agent.id == rank.agent; });
-    const int slots = agent == plan.cluster.agents.end() ? 1 : agent->agent.slots;
-    parts.push_back(std::to_string(std::max(0, rank.slot)) + "/" + std::to_string(slots));
+    SlotOfRank slot{.index = std::max(0, rank.slot), .threads = rank.threads};
+    if (agent != plan.cluster.agents.end()) slot.slots = agent->agent.slots;
+    slot.cores = plan.request.cores_per_slot;
+    if (agent != plan.cluster.agents.end() && agent->of_cores) {
+      const auto is_there = [&](const RankPlacement& one) { return one.agent == rank.agent; };
+      slot.of_cores = true;
+      slot.index = of_agent[rank.agent]++;
+      slot.slots = static_cast<int>(std::count_if(plan.ranks.begin(), plan.ranks.end(), is_there));
+      // The ledger has given these to the run. In a Slurm job the step may have been given others by Slurm.
+      if (plan.launcher.type == config::LauncherType::kMpi) slot.cpus = rank.cpus;
+      if (!slot.cpus.empty()) slot.cores = 0;
+    }
+    parts.push_back(to_text(slot));
   }
   return join(parts, ",");
 }

@@ -14,7 +14,7 @@ namespace dtrain::run {
 
 std::string hostfile(const LaunchPlan& plan);
 
-// The placement as the value of DTRAIN_SLOTS: "0/2,1/2,0/4", for each rank its slot and the slots of its agent.
+// The placement as the value of DTRAIN_SLOTS: "0/2,1/2,0/4x2t2", a SlotOfRank for each rank.
 std::string slots_variable(const LaunchPlan& plan);
 
 // The variables of the ranks besides mpirun's own. `launcher`: how they reach it.

@@ -81,6 +81,26 @@ int most_ranks(const LaunchPlan& plan) {
   return most;
 }
 
+// What srun is asked for, for each rank: its cores, in CPUs as Slurm counts them. 0: nothing, since ranks have unlike
+// numbers, or the allocation says how many a task has.
+int cpus_per_task(const LaunchPlan& plan) {
+  if (has_option(plan, "--cpus-per-task") || has_option(plan, "-c")) return 0;
+  int each = 0;
+  for (const scheduler::AgentShare& share : plan.placement) {
+    const auto agent = std::find_if(plan.cluster.agents.begin(), plan.cluster.agents.end(),
+                                    [&](const auto& one) { return one.agent.id == share.agent; });
+    if (agent == plan.cluster.agents.end() || !agent->of_cores) return plan.request.cores_per_slot;
+    const auto cores = static_cast<int>(agent->slots.size());
+    const int cpus_of_core = std::max(1, agent->agent.slots / std::max(1, cores));
+    const int wanted = plan.request.cores_per_slot > 0         ? plan.request.cores_per_slot * cpus_of_core
+                       : agent->agent.slots % share.slots == 0 ? agent->agent.slots / share.slots
+                                                               : 0;
+    if (wanted == 0 || (each > 0 && wanted != each)) return 0;
+    each = wanted;
+  }
+  return each;
+}
+
 }  // namespace
 
 std::string slurm_job(const Variables& variables) {
@@ -100,6 +120,7 @@ std::vector<std::string> srun_arguments(const LaunchPlan& plan, const std::vecto
   } else {
     add("--nodes=1", "--nodelist=" + nodes_of(plan).front());
   }
+  if (const int cpus = cpus_per_task(plan); cpus > 0) add("--cpus-per-task=" + std::to_string(cpus));
   // Ranks end by themselves after one has failed, and report the cause; `dtrain start-rank` binds them to their cores.
   add("--kill-on-bad-exit=0", "--wait=20", "--cpu-bind=none", "--unbuffered");
   add(wants_mpi(plan) ? "--mpi=pmix" : "--mpi=none");
@@ -125,6 +146,9 @@ std::string batch_script(const LaunchPlan& plan, const BatchJob& job) {
   SbatchLines lines;
   lines.add("the experiment's name", "--job-name=" + shell_quoted(plan.experiment.name));
   lines.add("the number of ranks", "--ntasks=" + std::to_string(plan.world_size()));
+  if (plan.request.cores_per_slot > 0 && !has_option(plan, "--cpus-per-task") && !has_option(plan, "-c")) {
+    lines.add("the cores of a rank", "--cpus-per-task=" + std::to_string(plan.request.cores_per_slot));
+  }
   if (plan.cluster.declared) {
     const std::vector<std::string> nodes = nodes_of(plan);
     lines.add("the number of nodes", "--nodes=" + std::to_string(nodes.size()));

@@ -1,5 +1,6 @@
 #include "folder/plan_file.h"
 
+#include <algorithm>
 #include <limits>
 #include <map>
 
@@ -43,6 +44,18 @@ std::string text_of(const PlacedGpu& gpu) {
   return number + " (" + gpu.name + (gpu.uuid.empty() ? "" : ", " + gpu.uuid) + ")";
 }
 
+std::string slots_and_cores(const std::vector<RankPlacement>& ranks) {
+  const auto number_of = [](std::size_t count, const char* what) {
+    return std::to_string(count) + " " + what + (count == 1 ? "" : "s");
+  };
+  const std::string slots = number_of(ranks.size(), "slot");
+  const auto [least, most] =
+      std::minmax_element(ranks.begin(), ranks.end(), [](const auto& a, const auto& b) { return a.cores < b.cores; });
+  if (ranks.empty() || least->cores == 0) return slots;
+  const std::string from = least->cores == most->cores ? "" : std::to_string(least->cores) + " to ";
+  return slots + " x " + from + number_of(static_cast<std::size_t>(most->cores), "core");
+}
+
 Json to_json(const PlacedGpu& gpu) {
   Json json = Json::object();
   if (gpu.index >= 0) json["index"] = gpu.index;
@@ -59,6 +72,8 @@ Json plan_json(const PlanFacts& facts) {
     Json one = {{"rank", place.rank}, {"agent", agent_of(place)}, {"host", place.host}};
     if (place.slot >= 0) one["slot"] = place.slot;
     one["cpus"] = place.cpus;
+    if (place.cores > 0) one["cores"] = place.cores;
+    if (place.threads > 0) one["threads"] = place.threads;
     if (place.gpu) one["gpu"] = to_json(*place.gpu);
     ranks.push_back(std::move(one));
   }

@@ -31,10 +31,15 @@ struct RankPlacement {
   std::string host;
   std::vector<int> cpus;         // the rank is bound to these CPUs; empty: dtrain does not bind it
   std::string agent;             // empty: the rank was not placed, and its host is used instead
-  int slot = -1;                 // on the agent; -1: the rank was not placed by slots
-  int threads = 0;               // how many of its threads can run at once; 0: one for each CPU
+  int slot = -1;                 // on the agent; of slots made of cores: of the task; -1: it was not placed by slots
+  int cores = 0;                 // physical ones that the CPUs belong to; 0: not known
+  int threads = 0;               // of libtorch; 0: one for each core, which only its host knows
+  int most_threads = 0;          // with one for each CPU that can run at once; 0: not known
   std::optional<PlacedGpu> gpu;  // empty: it trains on the CPU, or its host has not told yet which GPU it has
 };
+
+// "2 slots x 16 cores", "2 slots x 2 to 3 cores"; without the cores where they are not known.
+std::string slots_and_cores(const std::vector<RankPlacement>& ranks);
 
 struct PlanFacts {
   const config::Experiment& experiment;

@@ -15,16 +15,9 @@ std::string queued_row(const LaunchTask& task, const scheduler::Waiting& waiting
 }
 
 // How to avoid the wait the next time.
-std::string advice(const LaunchPlan& plan, const scheduler::Waiting& waiting) {
+std::string advice(const scheduler::Waiting& waiting) {
   if (waiting.behind.empty()) return {};
-  std::string text = kIndent;
-  if (!plan.on_gpus() && !plan.cluster.declared && !plan.experiment.resources.max_slots) {
-    text += plan.host + " has one slot per core; to run at once on shared cores, declare more slots in cluster.yaml\n";
-    text += kIndent + std::string("(docs/cluster.md): agents: [{id: ") + plan.host +
-            ", slots: " + std::to_string(2 * plan.cluster.agents.front().agent.slots) + ", slot_type: cpu}]\n" +
-            kIndent;
-  }
-  return text + "dtrain task list shows the queue; dtrain task kill ID ends a task\n";
+  return std::string(kIndent) + "dtrain task list shows the queue; dtrain task kill ID ends a task\n";
 }
 
 std::string background(const LaunchTask& task, const std::filesystem::path& run_dir) {
@@ -56,7 +49,7 @@ bool wait_in_queue(LaunchPlan& plan, const std::filesystem::path& run_dir, Launc
   bool first = true;
   const auto claim = task.wait_for_slots(signals, [&](const scheduler::Waiting& waiting) {
     std::string text = queued_row(task, waiting);
-    if (std::exchange(first, false)) text += advice(plan, waiting);
+    if (std::exchange(first, false)) text += advice(waiting);
     print(text);
     tell(text);
     events.write("queued", {{"task", task.id()}, {"behind", waiting.behind}, {"reason", waiting.reason}});

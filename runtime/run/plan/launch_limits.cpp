@@ -28,10 +28,10 @@ struct HostOfRun {
   RanksOfHost ranks;
 };
 
-// As many as libtorch takes in the rank's process; 0: one for each of its CPUs, which only its host knows.
+// As many as libtorch takes in the rank's process; 0: as its host decides.
 int threads_of(const LaunchPlan& plan, const RankPlacement& rank, const Variables& variables) {
   Variables of_rank = thread_variables(plan, rank, variables);  // without CPUs, a guess
-  if (rank.cpus.empty() && rank.threads <= 0) of_rank.erase("OMP_NUM_THREADS");
+  if (rank.threads <= 0) of_rank.erase("OMP_NUM_THREADS");
   for (const auto& [name, value] : plan.experiment.variables_of_ranks(false)) of_rank[name] = value;
   of_rank.insert(variables.begin(), variables.end());
   const std::string& text = of_rank["OMP_NUM_THREADS"];
@@ -40,10 +40,18 @@ int threads_of(const LaunchPlan& plan, const RankPlacement& rank, const Variable
   return std::max(0, threads);
 }
 
-int slots_of(const LaunchPlan& plan, const std::string& agent) {
+// Whether the number of threads is not the user's own: then more than one for a core may be tried.
+bool may_try_siblings(const LaunchPlan& plan, const Variables& variables) {
+  const auto of_experiment = plan.experiment.variables_of_ranks(plan.on_gpus());
+  return !variables.contains("OMP_NUM_THREADS") &&
+         std::none_of(of_experiment.begin(), of_experiment.end(),
+                      [](const auto& one) { return one.first == "OMP_NUM_THREADS"; });
+}
+
+const scheduler::ClusterAgent* agent_of(const LaunchPlan& plan, const std::string& agent) {
   const auto& agents = plan.cluster.agents;
   const auto found = std::find_if(agents.begin(), agents.end(), [&](const auto& one) { return one.agent.id == agent; });
-  return found == agents.end() ? 0 : found->agent.slots;
+  return found == agents.end() ? nullptr : &*found;
 }
 
 // In the order of their first ranks.
@@ -52,10 +60,16 @@ std::vector<HostOfRun> hosts_of_run(const LaunchPlan& plan, const Variables& var
   for (const RankPlacement& rank : plan.ranks) {
     auto host = std::find_if(hosts.begin(), hosts.end(), [&](const HostOfRun& one) { return one.name == rank.host; });
     if (host == hosts.end()) {
-      const std::string remote = rank.host == plan.host ? "" : rank.host;
-      hosts.push_back({rank.host,
-                       remote,
-                       {threads_of(plan, rank, variables), 0, slots_of(plan, rank.agent), {}, plan.command.front()}});
+      HostOfRun one{.name = rank.host, .remote = rank.host == plan.host ? "" : rank.host, .ranks = {}};
+      one.ranks.threads = threads_of(plan, rank, variables);
+      one.ranks.most_threads = may_try_siblings(plan, variables) ? rank.most_threads : one.ranks.threads;
+      one.ranks.ranks = 0;
+      one.ranks.program = plan.command.front();
+      if (const scheduler::ClusterAgent* agent = agent_of(plan, rank.agent)) {
+        one.ranks.of_cores = agent->of_cores;
+        one.ranks.slots = agent->of_cores ? 0 : agent->agent.slots;
+      }
+      hosts.push_back(std::move(one));
       host = hosts.end() - 1;
     }
     ++host->ranks.ranks;
@@ -119,11 +133,50 @@ std::string measured_text(const std::string& host, bool here, double seconds) {
   return "measured " + (here ? "this machine" : host) + " once" + text;
 }
 
+// What the limits say about the number of threads goes into the plan.
+void choose_threads(LaunchPlan& plan, const std::string& host, const profile::RankLimits& limits,
+                    const Variables& variables) {
+  if (!may_try_siblings(plan, variables) || limits.gflops_by_threads.size() < 2) return;
+  for (RankPlacement& rank : plan.ranks) {
+    if (rank.host == host) rank.threads = limits.threads;
+  }
+  const auto [cores, rate] = *limits.gflops_by_threads.begin();
+  const auto [cpus, rate_of_all] = *limits.gflops_by_threads.rbegin();
+  char text[160];
+  std::snprintf(text, sizeof text, "%s: %.0f GFLOP/s (float32 products) with %d threads, %.0f with %d",
+                limits.threads == cores ? "one thread per core" : "a thread on each logical CPU", rate, cores,
+                rate_of_all, cpus);
+  plan.why_threads = text;
+}
+
+// Why ranks have as many threads as they do, as long as nothing was measured. Puts the user's own number into the plan.
+std::string threads_before_measuring(LaunchPlan& plan, const Variables& variables) {
+  if (!may_try_siblings(plan, variables)) {
+    for (RankPlacement& rank : plan.ranks) rank.threads = threads_of(plan, rank, variables);
+    return "OMP_NUM_THREADS is set";
+  }
+  const auto has_siblings = [](const RankPlacement& rank) { return rank.most_threads > rank.threads; };
+  const bool siblings = std::any_of(plan.ranks.begin(), plan.ranks.end(), has_siblings);
+  return siblings ? "one thread per core; whether a thread on each logical CPU is faster was not measured"
+                  : "one thread per core";
+}
+
 }  // namespace
+
+void recall_threads(LaunchPlan& plan, const Variables& variables) {
+  plan.why_threads = threads_before_measuring(plan, variables);
+  if (plan.on_gpus()) return;
+  for (const HostOfRun& host : hosts_of_run(plan, variables)) {
+    if (!host.remote.empty() || host.ranks.most_threads <= host.ranks.threads) continue;
+    const MachineLimits known = machine_limits(host.ranks, Measure::kNever, variables);
+    if (known.limits) choose_threads(plan, host.name, *known.limits, variables);
+  }
+}
 
 void settle_limits(LaunchPlan& plan, const RemoteCommand& remote, const Variables& variables,
                    const std::function<void(const std::string&)>& say) {
   plan.limits.clear();
+  plan.why_threads = threads_before_measuring(plan, variables);
   if (plan.on_gpus()) return;
   const bool measures = plan.experiment.profiling.calibration && may_calibrate(variables);
   const std::vector<HostOfRun> hosts = hosts_of_run(plan, variables);
@@ -143,6 +196,7 @@ void settle_limits(LaunchPlan& plan, const RemoteCommand& remote, const Variable
                               (result.limits ? " were measured, but " : " are not known: ") + result.failure);
     }
     if (!result.limits) continue;
+    choose_threads(plan, host.name, *result.limits, variables);
     profile::RankLimits limits = *result.limits;
     if (plan.experiment.optimizations.matmul == config::Matmul::kDefault) limits.matmul = profile::MatmulPath::kDefault;
     plan.limits[host.name] = std::move(limits);

@@ -2,11 +2,14 @@
 
 #include <algorithm>
 #include <map>
+#include <set>
+#include <span>
 
 #include "dtrain/base/error.h"
 #include "dtrain/config/experiment.h"
 #include "dtrain/run/cluster.h"
 #include "dtrain/run/run_folder.h"
+#include "dtrain/scheduler/local_slots.h"
 #include "entrypoint.h"
 #include "libtorch.h"
 #include "plan/gpu_placement.h"
@@ -15,9 +18,16 @@ namespace dtrain::run {
 namespace {
 
 // The first slots of each share: what a cluster without other tasks gives.
-scheduler::Claim first_slots(const scheduler::Placement& placement) {
+scheduler::Claim first_slots(const scheduler::Placement& placement, std::span<const scheduler::AgentSlots> agents,
+                             const scheduler::SlotRequest& request) {
   scheduler::Claim claim;
   for (const scheduler::AgentShare& share : placement) {
+    const auto agent =
+        std::find_if(agents.begin(), agents.end(), [&](const auto& one) { return one.id == share.agent; });
+    if (!agent->cores.empty()) {
+      claim.push_back(scheduler::share_of_cores(*agent, request, share.slots, agent->cores));
+      continue;
+    }
     scheduler::ClaimedShare claimed{.agent = share.agent};
     for (int slot = 0; slot < share.slots; ++slot) claimed.slots.push_back(slot);
     claim.push_back(std::move(claimed));
@@ -40,20 +50,22 @@ const scheduler::ClusterAgent& agent_named(const std::string& id, const AgentsBy
 }
 
 scheduler::ClusterAgents cluster_for(const config::Experiment& experiment, config::AgentSlotType slot_default,
-                                     const std::filesystem::path& file, Variables variables) {
+                                     const std::filesystem::path& file, Variables variables,
+                                     const scheduler::Machine& machine) {
   // The ranks' own variables decide which GPUs they see.
   for (const auto& [name, value] : experiment.variables_of_ranks(true)) {
     if (name == "CUDA_VISIBLE_DEVICES" || name == "CUDA_DEVICE_ORDER") variables[name] = value;
   }
   const scheduler::SlotDefaults defaults{.slot_type = slot_default,
                                          .least_slots = experiment.resources.slots_per_trial};
-  return scheduler::find_cluster(file, variables, defaults, machine_with_gpus());
+  return scheduler::find_cluster(file, variables, defaults, machine);
 }
 
 // Whether an experiment that fits on no GPUs would fit on cores.
-bool fits_on_cores(const LaunchPlan& plan, const std::filesystem::path& cluster_file, const Variables& variables) {
+bool fits_on_cores(const LaunchPlan& plan, const std::filesystem::path& cluster_file, const Variables& variables,
+                   const scheduler::Machine& machine) {
   constexpr auto kCpu = config::AgentSlotType::kCpu;
-  const scheduler::ClusterAgents cluster = cluster_for(plan.experiment, kCpu, cluster_file, variables);
+  const scheduler::ClusterAgents cluster = cluster_for(plan.experiment, kCpu, cluster_file, variables, machine);
   const scheduler::SlotRequest request = slot_request(plan.experiment, cluster.cluster.scheduler, kCpu);
   return scheduler::place(scheduler::empty_slots(cluster), request).has_value();
 }
@@ -70,11 +82,121 @@ std::string why_no_cuda_here(const LaunchPlan& plan, const Variables& variables)
   return why_no_cuda(program, !library_path.empty() ? library_path : given == of_a_rank.end() ? "" : given->second);
 }
 
+std::vector<std::vector<int>> cpus_of(const std::vector<host::Core>& cores) {
+  std::vector<std::vector<int>> cpus;
+  for (const host::Core& core : cores) cpus.push_back(core.cpus);
+  return cpus;
+}
+
+// ConfigError: the experiment asks for more cores than a declared slot has, on an agent where it is placed.
+void check_slots_have_cores(const LaunchPlan& plan, const scheduler::Placement& placement) {
+  const int wanted = plan.request.cores_per_slot;
+  const AgentsById agents = by_id(plan.cluster);
+  for (const scheduler::AgentShare& share : placement) {
+    const scheduler::ClusterAgent& agent = agent_named(share.agent, agents);
+    if (agent.of_cores) continue;
+    for (const scheduler::ClusterSlot& slot : agent.slots) {
+      if (slot.index < 0 || slot.cpus.empty() || slot.cores >= wanted) continue;
+      throw ConfigError("resources.cores_per_slot is " + std::to_string(wanted) + ", but slot " +
+                            std::to_string(slot.index) + " of agent " + share.agent + " (" + plan.cluster.source +
+                            ") has " + std::to_string(slot.cores) + (slot.cores == 1 ? " core" : " cores"),
+                        "use at most " + std::to_string(slot.cores) + ", or auto for all cores of the slot");
+    }
+  }
+}
+
+// The first cores of a rank's slot, where cores_per_slot gives their number.
+void keep_first_cores(RankPlacement& rank, const LaunchPlan& plan) {
+  const int wanted = plan.request.cores_per_slot;
+  if (wanted == 0 || rank.cpus.empty()) return;
+  rank.cpus = scheduler::first_cores(cpus_of(plan.cluster.cores), rank.cpus, wanted);
+  const bool all_cpus = rank.most_threads > rank.threads;
+  rank.cores = std::min(rank.cores, wanted);
+  rank.threads = std::min(rank.threads, rank.cores);
+  rank.most_threads = all_cpus ? static_cast<int>(rank.cpus.size()) : rank.threads;
+}
+
+// What the rank's slot is, if it is on this machine.
+void take_slot(RankPlacement& rank, const LaunchPlan& plan, const scheduler::ClusterAgent& agent) {
+  const auto slot = std::find_if(agent.slots.begin(), agent.slots.end(),
+                                 [&](const scheduler::ClusterSlot& one) { return one.index == rank.slot; });
+  if (slot == agent.slots.end()) return;
+  rank.cpus = slot->cpus;
+  rank.cores = slot->cores;
+  rank.threads = slot->threads;
+  rank.most_threads = slot->most_threads;
+  if (slot->is_gpu()) rank.gpu = PlacedGpu{slot->gpu, slot->gpu_uuid, slot->gpu_name};
+  keep_first_cores(rank, plan);
+}
+
+// The cores of slot `i` of the share. More slots than cores share them, down to single logical CPUs.
+void take_cores(RankPlacement& rank, const scheduler::ClusterAgents& cluster, const scheduler::ClusterAgent& agent,
+                const scheduler::ClaimedShare& share, std::size_t i) {
+  const std::vector<int>& numbers = share.cores[i];
+  if (!agent.here) {  // `dtrain start-rank` finds them on their host
+    rank.cores = static_cast<int>(numbers.size());
+    return;
+  }
+  const auto cpus = cpus_of(cluster.cores);
+  if (share.cores.size() > agent.slots.size()) {
+    rank.cpus = scheduler::divide_cores(cpus, static_cast<int>(share.cores.size())).slots[i].cpus;
+    rank.cores = scheduler::count_cores(cpus, rank.cpus);
+    rank.threads = rank.most_threads = 1;
+    return;
+  }
+  for (const scheduler::ClusterSlot& core : agent.slots) {
+    if (!std::binary_search(numbers.begin(), numbers.end(), core.index)) continue;
+    rank.cpus.insert(rank.cpus.end(), core.cpus.begin(), core.cpus.end());
+    rank.cores += core.cores;
+    rank.threads += core.threads;
+    rank.most_threads += core.most_threads;
+  }
+  std::sort(rank.cpus.begin(), rank.cpus.end());
+}
+
+int count_cpus(const std::vector<std::vector<int>>& of_ranks) {
+  std::set<int> all;
+  for (const std::vector<int>& cpus : of_ranks) {
+    if (cpus.empty()) return 0;  // a rank of another host, or one that is not bound
+    all.insert(cpus.begin(), cpus.end());
+  }
+  return static_cast<int>(all.size());
+}
+
+// The CPUs that slots made of this machine's cores would have; 0: its slots are declared.
+int cpus_of_slots(const config::Resources& resources, const scheduler::ClusterAgents& cluster) {
+  if (cluster.agents.size() != 1 || !cluster.agents.front().of_cores || !cluster.agents.front().here) return 0;
+  const std::size_t cores = resources.cores_per_slot == 0
+                                ? cluster.cores.size()
+                                : static_cast<std::size_t>(resources.slots_per_trial * resources.cores_per_slot);
+  std::size_t cpus = 0;
+  for (std::size_t i = 0; i < std::min(cores, cluster.cores.size()); ++i) cpus += cluster.cores[i].cpus.size();
+  return static_cast<int>(cpus);
+}
+
+// Ranks with unlike numbers of threads would wait for each other, and the bits of a run would depend on which rank has
+// which cores.
+void make_threads_alike(std::vector<RankPlacement>& ranks) {
+  int least = 0;
+  int least_of_all = 0;
+  for (const RankPlacement& rank : ranks) {
+    if (rank.threads == 0) continue;
+    least = least == 0 ? rank.threads : std::min(least, rank.threads);
+    least_of_all = least_of_all == 0 ? rank.most_threads : std::min(least_of_all, rank.most_threads);
+  }
+  for (RankPlacement& rank : ranks) {
+    if (rank.threads == 0) continue;
+    rank.threads = least;
+    rank.most_threads = least_of_all;
+  }
+}
+
 }  // namespace
 
 scheduler::SlotRequest slot_request(const config::Experiment& experiment, const config::Scheduler& scheduler,
                                     config::AgentSlotType type) {
   return {.slots = experiment.resources.slots_per_trial,
+          .cores_per_slot = experiment.resources.cores_per_slot,
           .is_single_node = experiment.resources.is_single_node,
           .resource_pool = experiment.resources.resource_pool,
           .slot_type = type,
@@ -82,9 +204,11 @@ scheduler::SlotRequest slot_request(const config::Experiment& experiment, const 
           .allow_heterogeneous_fits = scheduler.allow_heterogeneous_fits};
 }
 
-void place_ranks(LaunchPlan& plan, const std::filesystem::path& cluster_file, const Variables& variables) {
+void place_ranks(LaunchPlan& plan, const std::filesystem::path& cluster_file, const Variables& variables,
+                 const std::optional<scheduler::Machine>& given) {
+  const scheduler::Machine machine = given ? *given : machine_with_gpus();
   const auto choose = [&](const config::Experiment& experiment) {
-    plan.cluster = cluster_for(experiment, asked_slot_type(experiment), cluster_file, variables);
+    plan.cluster = cluster_for(experiment, asked_slot_type(experiment), cluster_file, variables, machine);
     plan.launcher = plan.cluster.cluster.launcher;
     plan.request = slot_request(experiment, plan.cluster.cluster.scheduler, decide_slot_type(experiment, plan.cluster));
   };
@@ -110,12 +234,14 @@ void place_ranks(LaunchPlan& plan, const std::filesystem::path& cluster_file, co
     std::string remedy = refusal->remedy;
     if (plan.on_gpus()) {
       text += refusal_on_gpus(plan);
-      if (fits_on_cores(plan, cluster_file, variables)) remedy += "; or train on CPUs with resources.slot_type: cpu";
+      if (fits_on_cores(plan, cluster_file, variables, machine))
+        remedy += "; or train on CPUs with resources.slot_type: cpu";
     }
     throw ConfigError(text, remedy);
   }
   plan.warnings.insert(plan.warnings.end(), plan.cluster.warnings.begin(), plan.cluster.warnings.end());
-  assign_slots(plan, first_slots(*placement));
+  check_slots_have_cores(plan, *placement);
+  assign_slots(plan, first_slots(*placement, agents, plan.request));
 }
 
 void assign_slots(LaunchPlan& plan, const scheduler::Claim& claim) {
@@ -125,21 +251,20 @@ void assign_slots(LaunchPlan& plan, const scheduler::Claim& claim) {
   for (const scheduler::ClaimedShare& share : claim) {
     const scheduler::ClusterAgent& agent = agent_named(share.agent, agents);
     plan.placement.push_back({share.agent, static_cast<int>(share.slots.size())});
-    for (const int index : share.slots) {
+    for (std::size_t i = 0; i < share.slots.size(); ++i) {
       RankPlacement rank{.rank = plan.world_size(),
                          .host = agent.here ? plan.host : agent.agent.host,
                          .agent = share.agent,
-                         .slot = index};
-      const auto slot = std::find_if(agent.slots.begin(), agent.slots.end(),
-                                     [&](const scheduler::ClusterSlot& one) { return one.index == index; });
-      if (slot != agent.slots.end()) {
-        rank.cpus = slot->cpus;
-        rank.threads = slot->threads;
-        if (slot->is_gpu()) rank.gpu = PlacedGpu{slot->gpu, slot->gpu_uuid, slot->gpu_name};
+                         .slot = share.slots[i]};
+      if (share.cores.empty()) {
+        take_slot(rank, plan, agent);
+      } else {
+        take_cores(rank, plan.cluster, agent, share, i);
       }
       plan.ranks.push_back(std::move(rank));
     }
   }
+  make_threads_alike(plan.ranks);
 }
 
 void check_can_start(const LaunchPlan& plan) {
@@ -163,23 +288,29 @@ void check_can_start(const LaunchPlan& plan) {
   }
 }
 
-std::string scaling_advice(const config::Experiment& experiment, bool has_overrides) {
-  const scheduler::BatchAndSlots now{experiment.global_batch_size, experiment.resources.slots_per_trial};
+std::string scaling_advice(const LaunchPlan& plan, bool has_overrides) {
+  const config::Experiment& experiment = plan.experiment;
+  std::vector<std::vector<int>> bound;
+  for (const RankPlacement& rank : plan.ranks) bound.push_back(rank.cpus);
+  const scheduler::BatchAndSlots now{experiment.global_batch_size, plan.world_size(), count_cpus(bound)};
   if (has_overrides) {
     try {
       const config::Experiment file = config::read_experiment(experiment.file);
-      std::string advice = scheduler::weak_scaling_advice({file.global_batch_size, file.resources.slots_per_trial}, now,
-                                                          experiment.file.string());
+      std::string advice = scheduler::weak_scaling_advice(
+          {file.global_batch_size, file.resources.slots_per_trial, cpus_of_slots(file.resources, plan.cluster)}, now,
+          experiment.file.string());
       if (!advice.empty()) return advice;
     } catch (const ConfigError&) {  // the file is complete only with the overrides
     }
   }
   try {
     const RunFolder last = find_run(experiment.name);
-    const Json plan = read_json(last.plan());
-    if (plan.at("name") != experiment.name) return {};
-    return scheduler::weak_scaling_advice({plan.at("global_batch_size"), plan.at("world_size")}, now,
-                                          "the run " + last.path.filename().string());
+    const Json before = read_json(last.plan());
+    if (before.at("name") != experiment.name) return {};
+    bound.clear();
+    for (const Json& rank : before.at("ranks")) bound.push_back(rank.at("cpus").get<std::vector<int>>());
+    return scheduler::weak_scaling_advice({before.at("global_batch_size"), before.at("world_size"), count_cpus(bound)},
+                                          now, "the run " + last.path.filename().string());
   } catch (const std::exception&) {  // no such run, or an unreadable plan: no reason to refuse training
     return {};
   }

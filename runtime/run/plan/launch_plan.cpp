@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <utility>
 
 #include "dtrain/base/error.h"
 #include "dtrain/base/text.h"
@@ -11,6 +12,7 @@
 #include "entrypoint.h"
 #include "libtorch.h"
 #include "model_file.h"
+#include "plan/launch_limits.h"
 #include "plan/launch_placement.h"
 #include "unused_gpus.h"
 
@@ -19,17 +21,31 @@ namespace {
 
 namespace fs = std::filesystem;
 
-std::string cpu_text(const std::vector<int>& cpus) {
-  std::vector<std::string> parts;
-  for (const int cpu : cpus) parts.push_back(std::to_string(cpu));
-  return join(parts, ",");
-}
-
-// "2 of 8"
+// "2 of 8"; where slots are made of cores "2 slots x 4 cores, of 8"
 std::string slots_text(const LaunchPlan& plan) {
   std::int64_t all = 0;
-  for (const scheduler::ClusterAgent& agent : plan.cluster.agents) all += agent.agent.slots;
-  return std::to_string(plan.world_size()) + " of " + std::to_string(all);
+  int cores = 0;
+  std::size_t units = 0;  // fewer where a cgroup grants less time
+  for (const scheduler::ClusterAgent& agent : plan.cluster.agents) {
+    all += agent.agent.slots;
+    units += agent.of_cores ? agent.slots.size() : 0;
+    for (const scheduler::ClusterSlot& unit : agent.slots) cores += agent.of_cores ? std::max(1, unit.cores) : 0;
+  }
+  if (cores == 0) return std::to_string(plan.world_size()) + " of " + std::to_string(all);
+  const std::string text = slots_and_cores(plan.ranks) + ", of " + std::to_string(cores);
+  return std::cmp_less(units, cores) ? text + "; " + std::to_string(units) + " may be used at once" : text;
+}
+
+// Whether the slots are made of cores, as the experiment asks.
+bool is_of_cores(const LaunchPlan& plan) {
+  return std::any_of(plan.cluster.agents.begin(), plan.cluster.agents.end(),
+                     [](const scheduler::ClusterAgent& agent) { return agent.of_cores; });
+}
+
+// Whether a rank's cores have several logical CPUs.
+bool has_siblings(const LaunchPlan& plan) {
+  return std::any_of(plan.ranks.begin(), plan.ranks.end(),
+                     [](const RankPlacement& rank) { return std::cmp_greater(rank.cpus.size(), rank.cores); });
 }
 
 // "126 = 3 x 42, of 128 asked for"
@@ -48,16 +64,21 @@ std::string gpu_text(const PlacedGpu& gpu) {
 }
 
 std::string render_ranks(const LaunchPlan& plan) {
-  std::string text = std::string("rank  host              ") + (plan.on_gpus() ? "gpu   " : "") + "cpus      batch\n";
+  std::size_t width = 8;
+  for (const RankPlacement& rank : plan.ranks) width = std::max(width, ranges_text(rank.cpus).size());
+  std::string cpus_title = "cpus";
+  cpus_title.resize(width, ' ');
+  std::string text =
+      std::string("rank  host              ") + (plan.on_gpus() ? "gpu   " : "") + cpus_title + "  threads  batch\n";
   for (const RankPlacement& rank : plan.ranks) {
     char head[256];
     std::snprintf(head, sizeof head, "%4d  %-16s  ", rank.rank, rank.host.c_str());
     char gpu[256] = "";
     if (rank.gpu) std::snprintf(gpu, sizeof gpu, "%-4s  ", gpu_text(*rank.gpu).c_str());
     char tail[64];
-    std::snprintf(tail, sizeof tail, "  %5lld\n", static_cast<long long>(plan.split.per_slot));
-    std::string cpus = cpu_text(rank.cpus);
-    cpus.resize(std::max<std::size_t>(cpus.size(), 8), ' ');
+    std::snprintf(tail, sizeof tail, "  %7d  %5lld\n", rank.threads, static_cast<long long>(plan.split.per_slot));
+    std::string cpus = ranges_text(rank.cpus);
+    cpus.resize(width, ' ');
     text += head + std::string(gpu) + cpus + tail;
   }
   return text;
@@ -92,7 +113,7 @@ LaunchPlan make_launch_plan(const LaunchRequest& request, const Variables& varia
   plan.split = scheduler::split_batch(plan.experiment.global_batch_size, plan.experiment.resources.slots_per_trial);
   if (!plan.split.warning.empty()) plan.warnings.push_back(plan.split.warning);
   if (plan.mock.any()) plan.warnings.push_back(mock_text(plan.mock));
-  place_ranks(plan, request.cluster, variables);
+  place_ranks(plan, request.cluster, variables, request.machine);
   const auto is_here = [](const RankPlacement& rank) { return !rank.cpus.empty(); };
   if (!plan.on_gpus() && std::any_of(plan.ranks.begin(), plan.ranks.end(), is_here)) {
     plan.unused_gpus = find_unused_gpus(plan.experiment, variables);
@@ -105,7 +126,7 @@ LaunchPlan make_launch_plan(const LaunchRequest& request, const Variables& varia
   }
   const std::string unused_rules = plan.on_gpus() ? "" : unused_rules_warning(plan.experiment);
   if (!unused_rules.empty()) plan.warnings.push_back(unused_rules);
-  const std::string advice = scaling_advice(plan.experiment, !request.overrides.empty());
+  const std::string advice = scaling_advice(plan, !request.overrides.empty());
   if (!advice.empty()) plan.warnings.push_back(advice);
   const config::Backend backend = plan.experiment.communication_backend;
   if (plan.launcher.type == config::LauncherType::kLocal &&
@@ -132,6 +153,7 @@ LaunchPlan make_launch_plan(const LaunchRequest& request, const Variables& varia
   Variables of_a_rank = variables;
   for (const auto& [name, value] : plan.experiment.variables_of_ranks(plan.on_gpus())) of_a_rank[name] = value;
   plan.library_path = find_libraries(plan.command.front(), of_a_rank);
+  recall_threads(plan, variables);
   return plan;
 }
 
@@ -146,6 +168,10 @@ Json to_json(const LaunchPlan& plan) {
                   .warnings = plan.warnings,
                   .versions = {{"dtrain", version()}},
                   .more = {{"cluster", plan.cluster.source}, {"launcher", config::to_string(plan.launcher.type)}}};
+  if (plan.experiment.resources.cores_per_slot > 0 || is_of_cores(plan)) {
+    facts.more["slots"] = slots_and_cores(plan.ranks);
+  }
+  facts.more["threads"] = {{"per_rank", plan.ranks.front().threads}, {"why", plan.why_threads}};
   if (!plan.cluster.file.empty()) facts.more["cluster_file"] = plan.cluster.file.string();
   if (!plan.checkpoint_folder.empty()) facts.more["checkpoint_folder"] = plan.checkpoint_folder.string();
   if (!plan.before.is_null()) facts.more["before"] = plan.before;
@@ -176,6 +202,8 @@ std::string render_plan(const LaunchPlan& plan) {
   text += row("slots", slots_text(plan) + (plan.on_gpus()             ? ", GPUs"
                                            : plan.unused_gpus.empty() ? ""
                                                                       : ", cores; not used: " + plan.unused_gpus));
+  if (has_siblings(plan))
+    text += row("threads", std::to_string(plan.ranks.front().threads) + " a rank, " + plan.why_threads);
   text += render_network(plan.network);
   const bool here = plan.placement.size() == 1 && !plan.ranks.front().cpus.empty();
   return text + (here ? render_ranks(plan) : render_agents(plan));
@@ -186,7 +214,7 @@ Variables thread_variables(const LaunchPlan& plan, const RankPlacement& rank, co
   // Threads that spin while they wait take cores from the other ranks.
   if (!variables.contains("OMP_WAIT_POLICY")) result["OMP_WAIT_POLICY"] = "passive";
   if (!variables.contains("OMP_NUM_THREADS")) {
-    const int threads = rank.threads > 0 ? rank.threads : static_cast<int>(rank.cpus.size());
+    const int threads = rank.threads > 0 ? rank.threads : rank.cores;
     result["OMP_NUM_THREADS"] = std::to_string(std::max(1, threads));
   }
   for (const auto& [name, value] : plan.experiment.variables_of_ranks(plan.on_gpus())) result[name] = value;

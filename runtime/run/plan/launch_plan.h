@@ -34,6 +34,7 @@ struct LaunchPlan {
   std::vector<RankPlacement> ranks;  // the same, rank by rank
   NetworkChoice network;             // between the hosts; no networks: not chosen yet, or all ranks are on one host
   std::map<std::string, profile::RankLimits> limits;  // of each host that is known; nothing on GPUs
+  std::string why_threads;                            // why the ranks have as many threads as they do
   std::string unused_gpus;                            // of this machine, for people; empty: there are none
   std::string why_no_cuda;  // if slot_type: auto would use GPUs, but libtorch cannot; else empty
   std::vector<std::string> warnings;

@@ -6,7 +6,7 @@
 #include "calibration/machine_limits.h"
 #include "dtrain/base/file.h"
 #include "dtrain/checkpoint/checkpoint.h"
-#include "dtrain/host/cpu.h"
+#include "dtrain/host/topology.h"
 #include "folder/plan_file.h"
 #include "unused_gpus.h"
 
@@ -47,8 +47,7 @@ int threads_of_rank(const Variables& variables, int local_size) {
   if (const auto given = variables.find("OMP_NUM_THREADS"); given != variables.end()) {
     return std::max(1, std::atoi(given->second.c_str()));
   }
-  const int cpus = static_cast<int>(host::allowed_cpus().size());
-  return std::max(1, local_size > 1 && cpus >= local_size ? cpus / local_size : cpus);
+  return host::cores_for_rank(local_size);
 }
 
 // What is remembered of this host's limits. Ranks without a launcher measure nothing: they would wait for one of them.

@@ -1,5 +1,5 @@
-// dtrain-calibrate --threads T --ranks N [--cpus 0,1:2,3]: measures the limits of this machine for a rank, as a process
-// beside dtrain that may link libtorch. Prints one line of JSON: {"libtorch", "seconds", "limits"}.
+// dtrain-calibrate --threads T [--most-threads M] --ranks N [--cpus 0,1:2,3]: measures the limits of this machine for a
+// rank, as a process beside dtrain that may link libtorch. Prints one line of JSON: {"libtorch", "seconds", "limits"}.
 #include <chrono>
 #include <cstdio>
 #include <string>
@@ -36,6 +36,8 @@ int main(int argc, char** argv) {
       "Measures the limits of this machine for a rank of dtrain. dtrain starts it; dtrain doctor --bench shows "
       "the figures.");
   app.add_option("--threads", setting.threads, "Threads of a rank")->check(CLI::Range(1, 4096));
+  app.add_option("--most-threads", setting.most_threads, "Threads of a rank with one for each logical CPU, to be tried")
+      ->check(CLI::Range(1, 4096));
   app.add_option("--ranks", setting.ranks, "Ranks on this host")->check(CLI::Range(1, 4096));
   app.add_option("--cpus", cpus, "The CPUs of each rank: 0,1:2,3")
       ->check(CLI::Validator(

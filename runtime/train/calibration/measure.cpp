@@ -29,6 +29,7 @@ constexpr std::chrono::milliseconds kWindow{30};  // for each workload in a roun
 constexpr std::size_t kLeastCalls = 3;
 constexpr std::chrono::milliseconds kLongest{1200};  // after it no round begins
 constexpr unsigned kDeadline = 30;                   // seconds; SIGALRM ends a process that hangs
+constexpr double kGainOfSiblings = 1.05;             // less is noise, and twice the threads have costs elsewhere
 constexpr std::size_t kGoOn = 0;                     // where the first rank's results tell whether another round begins
 constexpr std::size_t kRates = 1;                    // where a rank's rates begin: for each round, for each figure
 constexpr std::size_t kValues = kRates + kRounds * kFigures;
@@ -97,15 +98,32 @@ Figures measure_with(const Setting& setting, config::Matmul matmul, MakeWorkload
       setting.ranks);
 }
 
+// GFLOP/s of float32 matrix products, with one thread for each core and with one for each logical CPU.
+std::map<int, double> try_siblings(const Setting& setting) {
+  std::map<int, double> rates;
+  for (const int threads : {setting.threads, setting.most_threads}) {
+    Setting one = setting;
+    one.threads = threads;
+    rates[threads] = measure_with(one, config::Matmul::kAuto, float32_workloads, 0)[kMatmulFloat32] / 1e9;
+  }
+  return rates;
+}
+
 std::optional<double> in_giga(double per_second) {
   return per_second > 0 ? std::optional(per_second / 1e9) : std::nullopt;
 }
 
 }  // namespace
 
-profile::RankLimits measure(const Setting& setting) {
+profile::RankLimits measure(Setting setting) {
   profile::RankLimits limits;
   limits.cpu = host::processor().name;
+  if (setting.most_threads > setting.threads) {
+    limits.gflops_by_threads = try_siblings(setting);
+    const double one = limits.gflops_by_threads[setting.threads];
+    const double all = limits.gflops_by_threads[setting.most_threads];
+    if (all > kGainOfSiblings * one) setting.threads = setting.most_threads;
+  }
   limits.threads = setting.threads;
   limits.ranks = setting.ranks;
   const Figures best = measure_with(setting, config::Matmul::kAuto, all_workloads, all_reduce_bytes(setting.ranks));

@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <utility>
 
 #include <ATen/Parallel.h>
@@ -17,6 +18,7 @@
 #include "device/training_device.h"
 #include "dtrain/config/experiment.h"
 #include "dtrain/host/cpu.h"
+#include "dtrain/host/topology.h"
 #include "dtrain/run/rank_session.h"
 #include "graph/step_graph.h"
 #include "loop/training_loop.h"
@@ -41,13 +43,12 @@ void keep_freed_memory() {
   mallopt(M_TOP_PAD, 16 << 20);
 }
 
-// Several ranks on one host share its cores. Where the launcher or the user chose a number of threads, or the ranks are
-// bound to cores of their own, libtorch's default is right already.
+// One thread for each core, unless the launcher or the user has chosen a number (OMP_NUM_THREADS, or a call of
+// libtorch).
 void share_cores(const comm::World& world) {
-  const int cpus = static_cast<int>(host::allowed_cpus().size());
-  if (world.local_size > 1 && cpus >= world.local_size && at::get_num_threads() == cpus) {
-    at::set_num_threads(std::max(1, cpus / world.local_size));
-  }
+  const int by_default = static_cast<int>(host::allowed_cpus().size());
+  if (std::getenv("OMP_NUM_THREADS") || at::get_num_threads() != by_default) return;
+  at::set_num_threads(host::cores_for_rank(world.local_size));
 }
 
 void warn_of_gpu_keys(const run::RankSession& session) {

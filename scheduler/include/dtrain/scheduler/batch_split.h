@@ -24,10 +24,12 @@ std::vector<std::int64_t> sizes_that_divide(std::int64_t global_batch_size, int 
 struct BatchAndSlots {
   std::int64_t global_batch_size = 0;
   int slots = 0;
+  int cpus = 0;  // logical CPUs of all slots together; 0: not known
 };
 
 // A warning where there are more slots than before but no larger batch, so that each slot has less to do between two
-// exchanges; else empty. `before_is`: where the former comes from, such as "experiment.yaml".
+// exchanges; else empty. There is none where the slots are known to be no more than the same CPUs, divided otherwise.
+// `before_is`: where the former comes from, such as "experiment.yaml".
 std::string weak_scaling_advice(const BatchAndSlots& before, const BatchAndSlots& now, const std::string& before_is);
 
 }  // namespace dtrain::scheduler

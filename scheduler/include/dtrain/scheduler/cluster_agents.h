@@ -12,17 +12,24 @@
 
 #include "dtrain/config/cluster.h"
 #include "dtrain/host/gpus.h"
+#include "dtrain/host/topology.h"
 #include "dtrain/scheduler/placement.h"
 
 namespace dtrain::scheduler {
 
-// A slot of an agent on this machine; of agents elsewhere only the index is known.
+// A slot of an agent on this machine; of agents elsewhere only the index is known. Of an agent whose slots are made of
+// cores: such a core.
 struct ClusterSlot {
-  int index = 0;          // from 0, on its agent; -1: no slot, since the GPU has a problem
+  int index = 0;          // from 0, on its agent; of a core CoreUnit::number; -1: no slot, since the GPU has a problem
   std::vector<int> cpus;  // its logical CPUs, ascending; of a GPU slot those near the GPU
-  int threads = 0;        // how many can run at once; fewer than CPUs where a cgroup grants less time
-  int gpu = -1;           // of a GPU slot: NVML's index, and what NVML reports of it; -1: a MIG instance, or no GPU
-  std::string gpu_uuid;   // of a MIG instance its name, as in CUDA_VISIBLE_DEVICES; empty: a CPU slot
+  int cores = 0;          // physical cores that these belong to
+  int threads = 0;        // one for each core, or fewer where a cgroup grants less time
+  int most_threads = 0;   // with one for each logical CPU, as far as the cgroup grants the time
+  int node = 0;           // of a core: its NUMA node, its socket, and the class of its speed
+  int package = 0;
+  int kind = 0;
+  int gpu = -1;          // of a GPU slot: NVML's index, and what NVML reports of it; -1: a MIG instance, or no GPU
+  std::string gpu_uuid;  // of a MIG instance its name, as in CUDA_VISIBLE_DEVICES; empty: a CPU slot
   std::string gpu_name;
   std::uint64_t gpu_memory = 0;  // bytes; 0: not reported
   std::string problem;           // why it is no slot
@@ -35,6 +42,9 @@ struct ClusterAgent {
   // more GPUs than there are.
   config::Agent agent;
   bool here = false;  // on this machine
+  // No file declares its slots: they are made of its cores, as the experiment asks for. agent.slots is the most that
+  // one experiment may have then.
+  bool of_cores = false;
   std::vector<ClusterSlot> slots;
 };
 
@@ -44,14 +54,16 @@ struct ClusterAgents {
   std::filesystem::path file;  // absolute; empty: there is none
   bool declared = true;        // false: no file states how many slots this machine has
   std::vector<ClusterAgent> agents;
+  std::vector<host::Core> cores;  // of this machine; empty: no agent is here
   std::vector<std::string> warnings;
 };
 
 // What is known of this machine; the rest is looked up when it is needed.
 struct Machine {
   std::string name;
-  std::optional<std::vector<std::vector<int>>> cores;  // of each core its logical CPUs
-  std::optional<double> cpu_limit;                     // CPUs' worth of time
+  std::optional<std::vector<host::Core>> cores;
+  host::TopologySource topology;    // where cores are looked up
+  std::optional<double> cpu_limit;  // CPUs' worth of time
   std::optional<std::vector<host::GpuInfo>> gpus;
   // How they are looked up; empty: by host::Gpus, which waits for the driver as long as it takes.
   std::function<std::vector<host::GpuInfo>(std::vector<std::string>& warnings)> look_at_gpus;

@@ -25,4 +25,8 @@ LocalSlots divide_cores(std::span<const std::vector<int>> cores, int count);
 // The same for the cores this process may use.
 LocalSlots local_slots(int count);
 
+// How many of these cores the logical CPUs belong to, and the CPUs of the first `count` of those.
+int count_cores(std::span<const std::vector<int>> cores, const std::vector<int>& cpus);
+std::vector<int> first_cores(std::span<const std::vector<int>> cores, const std::vector<int>& cpus, int count);
+
 }  // namespace dtrain::scheduler

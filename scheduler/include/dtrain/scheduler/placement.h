@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "dtrain/config/cluster.h"
+#include "dtrain/scheduler/core_groups.h"
 
 namespace dtrain::scheduler {
 
@@ -22,10 +23,14 @@ struct AgentSlots {
   std::string resource_pool = "default";
   config::AgentSlotType slot_type = config::AgentSlotType::kAuto;  // auto: not known, taken for either
   std::vector<std::string> gpus;  // the UUIDs of its slots' GPUs, by slot; empty: not known, or its slots are cores
+  // What its slots are made of where no file declares them: then `slots` is the most that one task may have, `free`
+  // counts these, and how many slots they are depends on the request. Empty: its slots are fixed.
+  std::vector<CoreUnit> cores;
 };
 
 struct SlotRequest {
   int slots = 1;
+  int cores_per_slot = 0;       // where slots are made of cores; 0: all cores, divided evenly
   bool is_single_node = false;  // one agent or none
   std::string resource_pool = "default";
   config::AgentSlotType slot_type = config::AgentSlotType::kAuto;  // auto: either
@@ -42,7 +47,15 @@ struct AgentShare {
 // In the order of the ranks: the first agent holds rank 0 and those after it.
 using Placement = std::vector<AgentShare>;
 
+// How many slots of the request the agent holds with so many of its slots (or cores) free.
+int room_for(const AgentSlots& agent, const SlotRequest& request, int free);
+
+// "2 slots", "1 slot x 4 cores", "3 GPU slots"
+std::string slots_text(const SlotRequest& request);
+
 // With what is free now, in this order; nothing: it does not fit now.
+//  0. Where slots are made of cores, the request takes all of them, and there are several agents of one size, wholly
+//     free, among which the slots divide evenly: all of these agents (the nodes of a Slurm allocation).
 //  1. One agent with enough free slots. Best fit: the one that is left with the fewest; worst: with the most. Among
 //  equals
 //     the first by id.

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -39,11 +40,17 @@ struct TaskRequest {
 // Slots of one agent, by their index there, ascending.
 struct ClaimedShare {
   std::string agent;
-  std::vector<int> slots;
+  std::vector<int> slots;         // where they are made of cores: 0, 1, … of this task
   std::vector<std::string> gpus;  // the UUIDs of their GPUs; empty: not known, or they are cores
+  CoreGroups cores;               // of each slot the cores that it is made of, by CoreUnit::number; empty: fixed slots
   bool operator==(const ClaimedShare&) const = default;
 };
 using Claim = std::vector<ClaimedShare>;  // in the order of the ranks
+
+// So many slots of the request on an agent whose slots are made of cores, out of those that are free. A request for all
+// cores takes them from all.
+ClaimedShare share_of_cores(const AgentSlots& agent, const SlotRequest& request, int slots,
+                            std::span<const CoreUnit> free);
 
 // Why a queued task has not started.
 struct Waiting {
@@ -65,7 +72,8 @@ struct Task {
   std::string reason;  // for the state; may be empty
   int priority = 42;
   int slots = 0;
-  Claim claim;  // what it holds, or held when it ended; empty while queued
+  int cores_per_slot = 0;  // as it asked for; 0: all, or not known any more
+  Claim claim;             // what it holds, or held when it ended; empty while queued
   std::string run_dir;
   pid_t launcher_pid = 0;
   Nanoseconds submitted{0};            // wall clock

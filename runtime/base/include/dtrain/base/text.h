@@ -19,6 +19,8 @@ std::string join_with_and(std::span<const std::string> parts);
 std::vector<std::string> split(std::string_view text, char separator);
 // The first line that has more than white space, without white space around it; empty where there is none.
 std::string first_line(std::string_view text);
+// Ascending numbers as ranges: "0-15,64-79", "0,1,4".
+std::string ranges_text(std::span<const int> numbers);
 bool is_valid_utf8(std::string_view text);
 // Two digits (0-9, a-f) a byte.
 std::string to_hex(std::string_view bytes);

@@ -135,6 +135,8 @@ class Keys {
   void number(const Key& key, std::optional<double>& value, const Bounds& bounds);
   void integer(const Key& key, std::int64_t& value, const Range& range);
   void integer(const Key& key, std::optional<std::int64_t>& value, const Range& range);
+  // `auto`, which is 0 in the field, or an integer from 1 on.
+  void auto_or_integer(const Key& key, int& value, const Range& range);
   template <typename T>
   void integer(const Key& key, T& value, const Range& range);
   template <typename T>

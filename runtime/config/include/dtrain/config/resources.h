@@ -25,6 +25,7 @@ inline constexpr std::array kBackends{Word<Backend>{"auto", Backend::kAuto}, Wor
 
 struct Resources {
   int slots_per_trial = 1;
+  int cores_per_slot = 0;  // 0: auto
   SlotType slot_type = SlotType::kAuto;
   bool is_single_node = false;
   int priority = 42;  // 1 to 99; lower ones go first
@@ -37,6 +38,12 @@ void check_together(Section& section, const Resources& resources);
 
 inline void declare_keys(Keys& keys, Resources& r) {
   keys.integer({"slots_per_trial", "The number of ranks: one process on each slot."}, r.slots_per_trial, {1, 65536});
+  keys.auto_or_integer({"cores_per_slot", "How many cores each rank gets.",
+                        "`auto`: all that the machine has, divided evenly among the ranks; on slots that a file "
+                        "declares, all cores of the "
+                        "slot. A number: so many, and other experiments may run beside it on the others "
+                        "([more](cluster.md#slots-cores-and-threads))."},
+                       r.cores_per_slot, {1, 65536});
   keys.choice({"slot_type", "What a slot is: a GPU (cuda) or a share of the cores (cpu).",
                "`auto`: GPUs if the resource pool has any, otherwise cores ([more](cluster.md#gpus-or-cores))."},
               r.slot_type, kSlotTypes);

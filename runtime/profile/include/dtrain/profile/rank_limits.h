@@ -29,6 +29,9 @@ struct RankLimits {
   std::map<std::string, double> convolution_gflops;  // 3x3, 64 to 64 channels, channels_last, forward and backward
   // Bytes of one rank's buffer for each second of an all-reduce through shared memory. Absent for a single rank.
   std::optional<double> all_reduce_gb_s;
+  // float32 matrix products by the number of threads, where it was tried whether siblings (logical CPUs of one core)
+  // help: with one thread for each core, and with one for each CPU. `threads` is the faster number. Empty: not tried.
+  std::map<int, double> gflops_by_threads;
   // The path that the run takes; gflops has the faster one's figure either way.
   MatmulPath matmul = MatmulPath::kDefault;
   // float32 matrix products on the default path; absent where the machine has no other one.

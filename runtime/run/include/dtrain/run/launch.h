@@ -2,11 +2,13 @@
 #pragma once
 
 #include <filesystem>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "dtrain/base/log.h"
 #include "dtrain/run/mock.h"
+#include "dtrain/scheduler/cluster_agents.h"
 
 namespace dtrain::run {
 
@@ -18,9 +20,10 @@ struct LaunchRequest {
   std::filesystem::path cluster;       // --cluster; empty: looked for
   std::filesystem::path run_dir;       // empty: the next one under runs/
   Mock mock;
-  bool dry_run = false;  // print the plan, start nothing
-  bool detach = false;   // continue without the terminal once the task is in the ledger
-  bool json = false;     // with dry_run: the plan as JSON
+  bool dry_run = false;                       // print the plan, start nothing
+  bool detach = false;                        // continue without the terminal once the task is in the ledger
+  bool json = false;                          // with dry_run: the plan as JSON
+  std::optional<scheduler::Machine> machine;  // what this machine is taken for (by tests); empty: what it is
 };
 
 // Returns the exit code: 0 done, 1 the run failed, 75 stopped by SIGTERM with a durable checkpoint, 130 interrupted.

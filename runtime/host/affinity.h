@@ -1,0 +1,13 @@
+// Affinity masks. Private to host.
+#pragma once
+
+#include <vector>
+
+#include <sys/types.h>
+
+namespace dtrain::host {
+
+// Of a process, 0: of the calling thread. Ascending. SystemError: the kernel does not report it.
+std::vector<int> affinity(pid_t process = 0);
+
+}  // namespace dtrain::host
