@@ -1,18 +1,21 @@
-// How fast steps are, model by model: ours as it comes and with mixed precision, against DistributedDataParallel as it
-// comes and as an expert tunes it.
+// How fast steps are, model by model: ours as it comes and with mixed precision, against DistributedDataParallel and
+// against one process with all cores, each as it comes and as an expert tunes it.
 //
 //   bench_compute [--json] [--quick] [--seconds N] [--models M,…] [--contestants C,…]
 //
-// Two ranks, one thread each, bound to a core each, the same batches on both sides. The contestants of a model are
-// alive at once and take turns of a few steps each, so that what the machine does meanwhile hits all of them alike; the
-// first step of a turn does not count, because it finds the caches full of another contestant's data.
+// Two cores: two ranks with a thread each, or one with two, the same global batches on all sides. The contestants of a
+// model are alive at once and take turns of a few steps each, so that what the machine does meanwhile hits all of them
+// alike; the first step of a turn does not count, because it finds the caches full of another contestant's data.
 //   ours                `dtrain launch` with default settings
 //   ours_bf16           with optimizations.mixed_precision: bf16 and memory_format: auto
 //   ours_pure_bf16      with optimizations.mixed_precision: pure_bf16 and memory_format: auto
+//   ours_one…           one rank with both cores (resources.slots_per_trial: 1): ours_one, ours_one_bf16,
+//                       ours_one_pure_bf16
 //   ddp                 Python's DDP over gloo with AdamW, float32, nothing tuned
 //   expert              the same tuned (ddp_compute.py says how), float32
 //   expert_bf16         tuned, under autocast to bfloat16
 //   compiled            expert_bf16 with torch.compile; null with its cause where that does not run
+//   plain, plain_expert, plain_bf16   as ddp, expert, expert_bf16, but one process with both cores and without DDP
 // Prints a row a model: medians over steps in milliseconds, of the slowest rank, and ratios. --quick: the CNN and the
 // MLP with the contestants that their ratios need. --seconds: of the whole, split evenly over the models.
 #include <cstdio>
@@ -46,8 +49,10 @@ std::vector<std::string> split(const std::string& list) {
 }
 
 [[noreturn]] void show_usage() {
-  std::cerr << "usage: bench_compute [--json] [--quick] [--seconds N of the whole] [--models fashion_cnn,mlp,gpt,"
-               "resnet18] [--contestants ours,ours_bf16,ours_pure_bf16,ddp,expert,expert_bf16,compiled]\n";
+  std::cerr
+      << "usage: bench_compute [--json] [--quick] [--seconds N of the whole] [--models fashion_cnn,mlp,gpt,"
+         "resnet18] [--contestants ours,ours_bf16,ours_pure_bf16,ours_one,ours_one_bf16,ours_one_pure_bf16,ddp,expert,"
+         "expert_bf16,compiled,plain,plain_expert,plain_bf16]\n";
   std::exit(2);
 }
 
@@ -74,10 +79,11 @@ Settings parse(int argc, char** argv) {
     settings.models = settings.quick ? std::vector<std::string>{"fashion_cnn", "mlp"} : bench::compute_models();
   }
   if (settings.contestants.empty()) {
-    settings.contestants = {"ours", "ours_bf16", "ddp", "expert_bf16"};
+    settings.contestants = {"ours", "ours_bf16",   "ours_one", "ours_one_bf16",
+                            "ddp",  "expert_bf16", "plain",    "plain_bf16"};
     if (!settings.quick) settings.contestants.insert({"ours_pure_bf16", "expert", "compiled"});
   }
-  if (settings.seconds == 0) settings.seconds = settings.quick ? 32 : 215;
+  if (settings.seconds == 0) settings.seconds = settings.quick ? 28 : 215;
   return settings;
 }
 
@@ -88,7 +94,8 @@ void add_headlines(Json& result) {
     const auto name = row.at("model").get<std::string>();
     const auto found = short_names.find(name);
     const std::string prefix = found == short_names.end() ? name : found->second;
-    for (const char* ratio : {"default_ratio", "bf16_ratio", "expert_ratio"}) {
+    for (const char* ratio : {"default_ratio", "bf16_ratio", "expert_ratio", "plain_ratio", "plain_bf16_ratio",
+                              "roofline", "bf16_roofline"}) {
       if (row.contains(ratio)) result[prefix + "_" + ratio] = row.at(ratio);
     }
   }
@@ -113,7 +120,8 @@ int main(int argc, char** argv) try {
   for (std::size_t i = 0; i < settings.models.size(); ++i) {
     const auto share = std::chrono::milliseconds(1000LL * settings.seconds * static_cast<long long>(i + 1) /
                                                  static_cast<long long>(settings.models.size()));
-    result["models"].push_back(bench::compare(settings.models[i], settings.contestants, started + share));
+    result["models"].push_back(
+        bench::compare(settings.models[i], settings.contestants, !settings.quick, started + share));
   }
   add_headlines(result);
   if (settings.json) {

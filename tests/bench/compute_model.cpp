@@ -65,8 +65,6 @@ const std::map<std::string, OurSettings>& our_settings() {
       {"ours_bf16", {kRanks, bf16}},
       {"ours_pure_bf16", {kRanks, pure_bf16}},
       {"ours_one", {1, Json::object()}},
-      {"ours_cl", {kRanks, {{"memory_format", "channels_last"}}}},
-      {"ours_one_cl", {1, {{"memory_format", "channels_last"}}}},
       {"ours_one_bf16", {1, bf16}},
       {"ours_one_pure_bf16", {1, pure_bf16}},
   };
@@ -97,8 +95,8 @@ std::filesystem::path beside(const std::string& name) {
 
 class Comparison {
  public:
-  Comparison(const Model& model, const std::set<std::string>& contestants)
-      : model_(model), cpus_(host::allowed_cpus()) {
+  Comparison(const Model& model, const std::set<std::string>& contestants, bool with_roofline)
+      : model_(model), with_roofline_(with_roofline), cpus_(host::allowed_cpus()) {
     if (cpus_.size() < kRanks) throw Error("bench_compute needs two cores", "give the machine or the container two");
     for (const std::string& name : contestants) {
       if (our_settings().contains(name)) {
@@ -173,13 +171,8 @@ class Comparison {
                                   {"searcher", {{"max_length", {{"batches", 1'000'000}}}}},
                                   {"data", {{"fifo", contestant.base()}}}}
                                  .dump();
-      std::vector<std::string> command{beside("dtrain").string(), "launch", file.string(), "--run-dir",
-                                       run_folder(name).string()};
-      if (settings.ranks == 1) {
-        std::ofstream(scratch_.path() / "one.yaml") << "agents: [{id: one, host: localhost, slots: 1}]\n";
-        command.insert(command.end(), {"--cluster", (scratch_.path() / "one.yaml").string()});
-      }
-      start(command, {}, kRanks / settings.ranks);
+      start({beside("dtrain").string(), "launch", file.string(), "--run-dir", run_folder(name).string()}, {},
+            kRanks / settings.ranks);
     }
     for (auto& [ranks, processes] : peer_processes_) start_peers(ranks, processes.base());
   }
@@ -257,18 +250,69 @@ class Comparison {
     }
   }
 
-  // The model's FLOPs over what the machine could do in the median step; and the limit that this rests on.
-  void add_mfu(Json& row, const std::string& name, double median_ms) {
-    const auto file = scratch_.path() / (name + ".summary");
-    start({beside("dtrain").string(), "summary", run_folder(name).string(), "--json"}, {}, 1, file);
+  Json output_of(std::vector<std::string> command, const std::string& file) {
+    start(std::move(command), {}, 1, scratch_.path() / file);
     processes_.back().wait();
-    const Json summary = Json::parse(read_file(file));
+    return Json::parse(read_file(scratch_.path() / file));
+  }
+
+  // What these operators take at best, while as many processes as there are ranks do the same; null where unknown.
+  Json time_operators(const Json& operators, int ranks) {
+    const auto file = scratch_.path() / "operators.json";
+    std::ofstream(file) << to_line(operators);
+    const int threads = kRanks / ranks;
+    for (int rank = 0; rank < ranks; ++rank) {
+      const auto first = cpus_.begin() + static_cast<std::ptrdiff_t>(rank) * threads;
+      start({beside("operator_times").string(), file.string(), std::to_string(threads)}, {first, first + threads},
+            threads, scratch_.path() / ("operators." + std::to_string(rank)));
+    }
+    for (auto process = processes_.end() - ranks; process != processes_.end(); ++process) process->wait();
+    const Json times = Json::parse(read_file(scratch_.path() / "operators.0"));
+    for (int rank = 0; rank < ranks; ++rank) {
+      std::filesystem::remove(scratch_.path() / ("operators." + std::to_string(rank)));
+    }
+    return times;
+  }
+
+  // The step that the machine allows, over the median step: each operator of a batch at the best rate of its type and
+  // shapes, or at the memory's bandwidth; the update at the memory's bandwidth.
+  std::optional<double> roofline_share(const Json& roofline, const std::string& name, double parameters,
+                                       double median_ms) {
+    // AdamW in float32 reads a parameter, its gradient and two moments and writes all but the gradient; the gradient of
+    // each further rank is read, too.
+    constexpr double kUpdateBytes = 28, kGradientBytes = 4;
+    if (roofline.at("operators").empty() || roofline.at("limit_gb_s").is_null()) return std::nullopt;
+    const int ranks = our_settings().at(name).ranks;
+    const Json times = time_operators(roofline.at("operators"), ranks);
+    double seconds =
+        parameters * (kUpdateBytes + kGradientBytes * (ranks - 1)) / (roofline.at("limit_gb_s").get<double>() * 1e9);
+    for (std::size_t i = 0; i < times.size(); ++i) {
+      const Json& one = roofline.at("operators").at(i);
+      double ideal = one.at("ideal_s").is_null() ? 0 : one.at("ideal_s").get<double>();
+      if (!times[i].is_null()) {
+        const double best = times[i].get<double>() * one.at("calls").get<double>();
+        ideal = std::max(ideal, std::min(best, one.at("seconds").get<double>()));
+      }
+      seconds += ideal;
+    }
+    return seconds * 1e3 / median_ms;
+  }
+
+  // The model's FLOPs over what the machine could do in the median step, and the limit that this rests on; the share of
+  // the roofline.
+  void add_limits(Json& row, const std::string& name, double median_ms) {
+    const Json analysis =
+        output_of({beside("dtrain").string(), "analyze", run_folder(name).string(), "--json"}, name + ".analysis");
+    const Json& summary = analysis.at("summary");
     row["flops_per_step"] = summary.at("flops_per_step");
     const Json limit = summary.at("limit_gflops");  // of all ranks
     row[name + "_limit_gflops"] = limit;
-    row[name + "_mfu"] = nullptr;
+    row[name + "_mfu"] = row[name + "_roofline"] = nullptr;
     if (limit.is_null() || row["flops_per_step"].is_null()) return;
     row[name + "_mfu"] = row["flops_per_step"].get<double>() / (median_ms * 1e6) / limit.get<double>();
+    if (!with_roofline_ || row.at("parameters").is_null()) return;
+    const auto share = roofline_share(analysis.at("roofline"), name, row.at("parameters").get<double>(), median_ms);
+    if (share) row[name + "_roofline"] = *share;
   }
 
   Json row(const std::map<std::string, std::vector<double>>& times, const Json& parameters) {
@@ -292,15 +336,28 @@ class Comparison {
     ratio("expert_float32_ratio", "expert", "ours");
     ratio("expert_ratio", "expert_bf16", "ours_bf16");
     ratio("compiled_ratio", "compiled", "ours_bf16");
-    ratio("plain_ratio", "plain", "ours");
-    ratio("plain_bf16_ratio", "plain_bf16", "ours_bf16");
-    ratio("one_plain_ratio", "plain", "ours_one");
-    ratio("one_plain_bf16_ratio", "plain_bf16", "ours_one_bf16");
-    for (const auto& [name, contestant] : ours_) add_mfu(row, name, medians.at(name));
+    ratio("two_plain_ratio", "plain", "ours");
+    ratio("two_plain_bf16_ratio", "plain_bf16", "ours_bf16");
+    for (const auto& [two, peer] :
+         {std::pair<std::string, std::string>{"ours", "plain"}, {"ours_bf16", "plain_bf16"}}) {
+      const std::string one = two == "ours" ? "ours_one" : "ours_one_bf16";
+      if (!medians.contains(two) || !medians.contains(one) || !medians.contains(peer)) continue;
+      row[two + "_ranks"] = medians[one] < medians[two] ? 1 : kRanks;
+      row[peer + "_ratio"] = medians[peer] / std::min(medians[one], medians[two]);
+    }
+    for (const auto& [name, contestant] : ours_) add_limits(row, name, medians.at(name));
+    for (const std::string two : {"ours", "ours_bf16"}) {
+      if (!row.contains(two + "_ranks")) continue;
+      const bool one = row.at(two + "_ranks") == 1;
+      row[two == "ours" ? "roofline" : "bf16_roofline"] = row.at(!one            ? two + "_roofline"
+                                                                 : two == "ours" ? "ours_one_roofline"
+                                                                                 : "ours_one_bf16_roofline");
+    }
     return row;
   }
 
   const Model& model_;
+  const bool with_roofline_;
   const std::vector<int> cpus_;
   const SystemClock clock_;
   const ScratchFolder scratch_;
@@ -321,8 +378,8 @@ std::vector<std::string> compute_models() {
   return names;
 }
 
-Json compare(const std::string& model, const std::set<std::string>& contestants, Nanoseconds end) {
-  return Comparison(find(model), contestants).measure(end);
+Json compare(const std::string& model, const std::set<std::string>& contestants, bool with_roofline, Nanoseconds end) {
+  return Comparison(find(model), contestants, with_roofline).measure(end);
 }
 
 }  // namespace dtrain::bench

@@ -179,6 +179,7 @@ class WordType : public KeyType {
     if (words.size() == 1) return {{"const", words[0]}};
     return {{"enum", std::move(words)}};
   }
+  std::vector<std::string> not_yet_words() const override { return later_; }
   std::string values() const override {
     std::vector<std::string> quoted;
     for (const std::string& word : words_) quoted.push_back("`" + word + "`");

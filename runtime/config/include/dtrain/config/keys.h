@@ -57,6 +57,8 @@ class KeyType {
   virtual Json to_json() const = 0;
   // The allowed values as a JSON Schema.
   virtual Json schema(const Key& key) const = 0;
+  // Words that are refused as not supported yet.
+  virtual std::vector<std::string> not_yet_words() const { return {}; }
   // The allowed values for the document: "1 to 99".
   virtual std::string values() const = 0;
   // The allowed values for the error about a missing key.
