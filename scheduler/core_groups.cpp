@@ -61,10 +61,10 @@ void divide_in_order(std::span<const CoreUnit> units, std::size_t count, CoreGro
   }
 }
 
-// How many of the groups each place gets, so that the smallest is as large as possible. Nothing: it would be much
-// smaller than an even division makes it, or there are more places than groups.
+// How many of the groups each place gets, so that the smallest is as large as possible. Nothing: it would have less
+// than `enough` and be much smaller than an even division makes it, or there are more places than groups.
 std::optional<std::vector<std::size_t>> groups_of_places(const std::map<Region, Units>& places, std::size_t slots,
-                                                         std::size_t units) {
+                                                         std::size_t units, int enough) {
   if (slots < places.size()) return std::nullopt;
   std::vector<std::size_t> sizes;
   for (const auto& [place, inside] : places) sizes.push_back(inside.size());
@@ -79,7 +79,8 @@ std::optional<std::vector<std::size_t>> groups_of_places(const std::map<Region, 
   std::size_t smallest = units;
   for (std::size_t i = 0; i < sizes.size(); ++i) smallest = std::min(smallest, sizes[i] / counts[i]);
   const std::size_t even = units / slots;
-  return smallest + even / 8 >= even ? std::optional(counts) : std::nullopt;
+  const bool large = smallest + even / 8 >= even || std::cmp_greater_equal(smallest, enough);
+  return large ? std::optional(counts) : std::nullopt;
 }
 
 // `each` units, out of the place with the fewest that are enough; removed from there. Nothing: no place has enough.
@@ -141,7 +142,7 @@ std::vector<int> cpus_of(std::span<const host::Core> cores, std::span<const int>
   return cpus;
 }
 
-CoreGroups divide_cores_evenly(std::span<const CoreUnit> all, int slots) {
+CoreGroups divide_cores_evenly(std::span<const CoreUnit> all, int slots, int enough) {
   if (slots < 1) throw ConfigError("there must be at least one slot, not " + std::to_string(slots));
   if (all.empty()) throw ConfigError("this process may run on no core");
   const auto count = static_cast<std::size_t>(slots);
@@ -150,7 +151,7 @@ CoreGroups divide_cores_evenly(std::span<const CoreUnit> all, int slots) {
   CoreGroups groups;
   for (const bool nodes : {true, false}) {
     const auto places = by_region(units, nodes);
-    const auto counts = groups_of_places(places, count, units.size());
+    const auto counts = groups_of_places(places, count, units.size(), enough);
     if (!counts || by_kind(units).size() > 1) continue;
     auto of_place = counts->begin();
     for (const auto& [place, inside] : places) divide_in_order(inside, *of_place++, groups);

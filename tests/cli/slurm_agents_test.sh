@@ -4,21 +4,22 @@
 set -euo pipefail
 here=$(dirname "$(realpath "$0")")
 
-# In the bed: dtrain's agents in an allocation made with these options, against "host slots here".
+# In the bed: dtrain's agents in an allocation made with these options, against "id,host,slots,cores,here". Where the
+# allocation asked for no tasks, its cores are counted, which an experiment divides.
 expect() {
   local wanted=$1 said
   shift
-  said=$(salloc --quiet "$@" "$DTRAIN" agent list --csv | tail -n +2 | cut -d, -f1,2,3,7)
+  said=$(salloc --quiet "$@" "$DTRAIN" agent list --csv | tail -n +2 | cut -d, -f1,2,3,4,8)
   [ "$said" = "$wanted" ] || { echo "salloc $*: '$said' instead of '$wanted'" >&2; exit 1; }
 }
 
 if [ "${2-}" = inside ]; then
   DTRAIN=$1
-  node=$(hostname -s) cpus=$(nproc)
-  expect "$node,$node,1,yes" -n 1
-  expect "$node,$node,$cpus,yes" -n "$cpus"
-  expect "$node,$node,$cpus,yes" -N 1 --exclusive
-  expect "$node,$node,1,yes" -N 1 -c "$cpus"
+  node=$(hostname -s) cpus=$(nproc) cores=$(lscpu -p=socket,core | grep -v '^#' | sort -u | wc -l)
+  expect "$node,$node,1,,yes" -n 1
+  expect "$node,$node,$cpus,,yes" -n "$cpus"
+  expect "$node,$node,,$((cores < cpus ? cores : cpus)),yes" -N 1 --exclusive
+  expect "$node,$node,1,,yes" -N 1 -c "$cpus"
   batch=$(mktemp)
   sbatch --quiet --wait -n "$cpus" -o "$batch" --wrap "'$DTRAIN' agent list"
   grep -q "^cluster: the Slurm allocation [0-9]*$" "$batch" || { cat "$batch" >&2; exit 1; }

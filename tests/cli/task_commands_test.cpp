@@ -2,8 +2,10 @@
 #include <gmock/gmock.h>
 
 #include <map>
+#include <set>
 #include <sstream>
 
+#include "dtrain/base/text.h"
 #include "queued_launches.h"
 
 namespace dtrain::run {
@@ -299,6 +301,38 @@ TEST_F(Cores, ExperimentsWithCoresOfTheirOwnRunBesideEachOther) {
   EXPECT_EQ(other.wait().code, 0) << other.out() << other.err();
   first.kill(SIGTERM);
   first.wait();
+}
+
+TEST_F(Cores, TwoThatAskForAllRunBesideEachOtherWithTheNumberTheyAreTold) {
+  if (cores_ < 2) GTEST_SKIP() << "one core cannot be divided";
+  Command& first = on_cores(1, "auto");
+  ASSERT_TRUE(eventually([&] { return first.says("batch 3"); })) << first.err();
+  Command& second = on_cores(1, "auto");
+  const std::string each = std::to_string(cores_ / 2);
+  EXPECT_TRUE(eventually([&] { return second.says(" they run beside each other"); })) << second.out() << second.err();
+  EXPECT_THAT(second.out(), HasSubstr("task 1 (test) holds " + std::to_string(cores_) + " of " +
+                                      std::to_string(cores_) + " cores of "));
+  EXPECT_THAT(second.out(), HasSubstr(", and cores_per_slot: auto takes all of them; with resources.cores_per_slot: " +
+                                      each + " in each of them they run beside each other\n"));
+  EXPECT_EQ(state(2), "queued");
+  second.kill(SIGTERM);
+  second.wait();
+  first.kill(SIGTERM);
+  first.wait();
+
+  on_cores(1, each);
+  on_cores(1, each);
+  std::set<int> taken;
+  for (const std::size_t number : {std::size_t{3}, std::size_t{4}}) {
+    const std::string bound = cpus_of_rank(number);
+    const Json rank = read_json(folder(number) / "run" / "plan.json").at("ranks").at(0);
+    EXPECT_EQ(bound, ranges_text(rank.at("cpus").get<std::vector<int>>())) << "bound as the plan says";
+    EXPECT_EQ(rank.at("cores"), cores_ / 2);
+    EXPECT_EQ(rank.at("threads"), cores_ / 2);
+    for (const int cpu : rank.at("cpus").get<std::vector<int>>()) EXPECT_TRUE(taken.insert(cpu).second) << cpu;
+  }
+  EXPECT_EQ(state(3), "running");
+  EXPECT_EQ(state(4), "running");
 }
 
 TEST_F(Cores, MoreSlotsThanThereAreRunAlone) {

@@ -140,6 +140,16 @@ class Determinism(RunTest):
         self.assertEqual(on.metrics("validation")[0]["batch"], 0)
         self.assertEqual(on.metrics("validation")[0]["metrics"], first.metrics("validation")[-1]["metrics"])
 
+    def test_one_rank_with_two_threads_repeats_its_bytes(self):
+        for precision in ("none", "bf16"):
+            with self.subTest(precision):
+                sets = ["searcher.max_length.batches=30", "resources.slots_per_trial=1",
+                        f"optimizations.mixed_precision={precision}"]
+                first = self.launch(FASHION, sets, OMP_NUM_THREADS="2").expect(0)
+                self.assertEqual([rank["threads"] for rank in first.json("plan.json")["ranks"]], [2])
+                second = self.launch(FASHION, sets, OMP_NUM_THREADS="2").expect(0)
+                self.assertEqual(first.weights_file.read_bytes(), second.weights_file.read_bytes())
+
     def test_all_ranks_hold_the_same_bits(self):
         result = self.parity(parity_model.make_batches("float64", 12, 2, 8), dump=True).expect(0)
         folder = result.run_dir.parent

@@ -5,6 +5,7 @@ needs two, inside `two_hosts.sh with RATE` as well.
 """
 import json
 import os
+import re
 import subprocess
 import sys
 import unittest
@@ -29,6 +30,15 @@ def slurm(*command):
 
 def queue():
     return slurm("squeue", "-h", "-o", "%i").stdout.split()
+
+
+def cpus_in(text):
+    """Of "0-2,5" the numbers."""
+    numbers = []
+    for part in text.split(","):
+        first, _, last = part.partition("-")
+        numbers += range(int(first), int(last or first) + 1)
+    return numbers
 
 
 class SlurmTest(unittest.TestCase):
@@ -278,6 +288,21 @@ class InAllocation(SlurmTest):
     def test_over_mpi(self):
         result = self.launch(self.experiment(), ["communication.backend=mpi"], self.before).expect(0)
         self.assertEqual(result.json("plan.json")["communication"]["backend"], "mpi")
+
+    def test_where_no_tasks_were_asked_for_ranks_divide_the_cores(self):
+        program = self.work.path / "program.sh"
+        program.write_text("#!/bin/sh\necho \"mine: $OMP_NUM_THREADS $(grep Cpus_allowed_list /proc/self/status | cut -f2)\"\n"
+                           f"exec {self.rank_program} \"$@\"\n")
+        program.chmod(0o755)
+        before = ("env", "-u", "OMP_NUM_THREADS", "salloc", "--quiet", "--nodes=1", "--exclusive")
+        for slots in (1, 2):
+            result = self.launch(self.experiment(slots=slots), [f"entrypoint={program}"], before).expect(0)
+            said = sorted((cpus_in(cpus), int(threads)) for threads, cpus in re.findall(r"mine: (\d+) (\S+)", result.output))
+            planned = result.json("plan.json")["ranks"]
+            self.assertEqual(said, sorted((rank["cpus"], rank["threads"]) for rank in planned))
+            if len(os.sched_getaffinity(0)) > 1:
+                every = [cpu for cpus, _ in said for cpu in cpus]
+                self.assertEqual(sorted(set(every)), sorted(every), "ranks share a core")
 
 
 class Training(SlurmTest):

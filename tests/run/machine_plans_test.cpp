@@ -1,5 +1,7 @@
 // Plans of launches on machines that are not here: placement, binding, threads, and what people read. The machines were
 // recorded (tests/topologies).
+#include <set>
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -52,6 +54,11 @@ class MachinePlans : public testing::Test {
       return std::string(error.what()) + "\n  " + error.remedy();
     }
     return "it was accepted";
+  }
+  // `each`: 0: auto.
+  static std::string resources_of(int slots, int each) {
+    return "slots_per_trial: " + std::to_string(slots) +
+           ", cores_per_slot: " + (each == 0 ? "auto" : std::to_string(each));
   }
   static std::vector<std::string> cpus_of(const LaunchPlan& plan) {
     std::vector<std::string> cpus;
@@ -193,6 +200,126 @@ TEST_F(MachinePlans, PerformanceAndEfficiencyCores) {
   EXPECT_THAT(cpus_of(plan("hybrid", "slots_per_trial: 8")), ElementsAre("8", "9", "10", "11", "12", "13", "14", "15"));
   const LaunchPlan three = plan("hybrid", "slots_per_trial: 3, cores_per_slot: 2");
   EXPECT_THAT(cpus_of(three), ElementsAre("8,9", "10,11", "12,13")) << "alike";
+}
+
+// What docs/cluster.md has in its table of examples is here or in the tests above.
+TEST_F(MachinePlans, OneTwoThreeAndMoreSlots) {
+  struct Case {
+    std::string machine;
+    int slots;
+    int each;  // cores_per_slot; 0: auto
+    double cpu_limit;
+    std::vector<std::string> cpus;
+    int threads;  // of each rank
+    std::string row;
+  };
+  const std::vector<Case> cases{
+      {"one_by_four", 2, 0, 0, {"0,1", "2,3"}, 2, "2 slots x 2 cores, of 4"},
+      {"one_by_four", 3, 1, 0, {"0", "1", "2"}, 1, "3 slots x 1 core, of 4"},
+      {"two_sockets_smt",
+       3,
+       0,
+       0,
+       {"0-20,64-84", "21-41,85-105", "42-63,106-127"},
+       21,
+       "3 slots x 21 to 22 cores, of 64"},
+      {"two_sockets_smt", 3, 16, 0, {"0-15,64-79", "16-31,80-95", "32-47,96-111"}, 16, "3 slots x 16 cores, of 64"},
+      {"two_sockets_smt", 1, 40, 0, {"0-39,64-103"}, 40, "1 slot x 40 cores, of 64"},
+      {"four_nodes", 1, 0, 0, {"0-31"}, 32, "1 slot x 32 cores, of 32"},
+      {"four_nodes", 3, 0, 0, {"0-9", "10-20", "21-31"}, 10, "3 slots x 10 to 11 cores, of 32"},
+      {"four_nodes", 3, 8, 0, {"0-7", "8-15", "16-23"}, 8, "3 slots x 8 cores, of 32"},
+      {"four_nodes", 1, 12, 0, {"0-11"}, 12, "1 slot x 12 cores, of 32"},
+      {"ninety_six", 4, 0, 0, {"0-23", "24-47", "48-71", "72-95"}, 24, "4 slots x 24 cores, of 96"},
+      {"ninety_six", 2, 0, 10, {"0-47", "48-95"}, 5, "2 slots x 48 cores, of 96; 10 may be used at once"},
+      {"ninety_six",
+       3,
+       0,
+       10,
+       {"0-23", "24-47", "48-95"},
+       3,
+       "3 slots x 24 to 48 cores, of 96; 10 may be used at once"},
+      {"hybrid", 3, 0, 0, {"0,1", "2,3", "4-7"}, 1, "3 slots x 1 to 2 cores, of 12"},
+      // Shares of these cores are claimed, and no others are used.
+      {"hybrid", 4, 0, 9, {"8,9", "10,11", "12,13", "14,15"}, 2, "4 slots x 2 cores, of 12; 9 may be used at once"},
+      {"hybrid", 2, 5, 0, {"8-12", "0-7,13"}, 5, "2 slots x 5 cores, of 12"},
+      {"hybrid",
+       12,
+       0,
+       0,
+       {"0,1", "2,3", "4,5", "6,7", "8", "9", "10", "11", "12", "13", "14", "15"},
+       1,
+       "12 slots x 1 core, of 12"},
+  };
+  for (const Case& one : cases) {
+    const std::string resources = resources_of(one.slots, one.each);
+    SCOPED_TRACE(one.machine + ": " + resources);
+    const LaunchPlan made = plan(one.machine, resources, one.cpu_limit);
+    EXPECT_THAT(cpus_of(made), testing::ElementsAreArray(one.cpus));
+    EXPECT_THAT(threads_of(made), testing::Each(one.threads));
+    EXPECT_EQ(row(made, "slots"), one.row);
+    const std::string threads = std::to_string(one.threads);
+    for (const RankPlacement& rank : made.ranks) {
+      EXPECT_EQ(thread_variables(made, rank, {}).at("OMP_NUM_THREADS"), threads);
+    }
+  }
+}
+
+TEST_F(MachinePlans, RefusalsSayWhatFits) {
+  EXPECT_EQ(
+      refusal("two_sockets_smt", "slots_per_trial: 2, cores_per_slot: 33"),
+      "this machine: 2 slots x 33 cores never fit on this cluster, even when all of it is free\n"
+      "  box has 64 cores: room for 1 slot x 33 cores\n"
+      "  the nearest resources.slots_per_trial that fits: 1; or resources.cores_per_slot: 32, or auto (all cores)");
+  EXPECT_THAT(refusal("four_nodes", "slots_per_trial: 3, cores_per_slot: 11"),
+              HasSubstr("room for 2 slots x 11 cores\n  the nearest resources.slots_per_trial that fits: 2; or "
+                        "resources.cores_per_slot: 10, or auto (all cores)"));
+  EXPECT_THAT(refusal("ninety_six", "slots_per_trial: 11, cores_per_slot: 1", 10),
+              HasSubstr("box has 10 cores: room for 10 slots x 1 core\n"));
+  EXPECT_THAT(refusal("hybrid", "slots_per_trial: 1, cores_per_slot: 13"),
+              HasSubstr("box has 12 cores: room for no slot of 13 cores\n  resources.cores_per_slot: 12, or auto"));
+  EXPECT_THAT(refusal("hybrid", "slots_per_trial: 13, cores_per_slot: 1"),
+              HasSubstr("resources.cores_per_slot: auto, with which slots share cores"));
+}
+
+// On each machine, whatever is asked for: whole cores that no other rank has, alike threads, no more than there are.
+TEST_F(MachinePlans, RanksShareNoCore) {
+  struct Given {
+    std::string name;
+    double cpu_limit;
+    int units;
+  };
+  for (const Given& machine : {Given{"one_by_four", 0, 4}, Given{"two_sockets_smt", 0, 64}, Given{"four_nodes", 0, 32},
+                               Given{"ninety_six", 10, 10}, Given{"hybrid", 0, 12}}) {
+    for (const int slots : {1, 2, 3, 5, 8}) {
+      for (const int each : {0, 1, 2, 3, 6}) {
+        if (each == 0 && slots > machine.units) continue;  // they share cores, with a warning
+        const std::string resources = resources_of(slots, each);
+        SCOPED_TRACE(machine.name + ": " + resources);
+        if (slots * each > machine.units) {
+          EXPECT_THAT(refusal(machine.name, resources, machine.cpu_limit), HasSubstr("never fit"));
+          continue;
+        }
+        const LaunchPlan made = plan(machine.name, resources, machine.cpu_limit);
+        ASSERT_EQ(made.world_size(), slots);
+        std::set<int> taken;
+        for (const RankPlacement& rank : made.ranks) {
+          for (const int cpu : rank.cpus) EXPECT_TRUE(taken.insert(cpu).second) << "CPU " << cpu << " is given twice";
+          EXPECT_EQ(rank.threads, made.ranks.front().threads);
+          EXPECT_LE(rank.threads, rank.cores);
+          if (each > 0) {
+            EXPECT_EQ(rank.threads, each);
+          }
+        }
+        for (const host::Core& core : made.cluster.cores) {
+          const auto of_core =
+              std::count_if(core.cpus.begin(), core.cpus.end(), [&](int cpu) { return taken.contains(cpu); });
+          EXPECT_TRUE(of_core == 0 || std::cmp_equal(of_core, core.cpus.size())) << "core " << core.number;
+        }
+        EXPECT_GE(made.ranks.front().threads, 1);
+        EXPECT_LE(made.ranks.front().threads * slots, machine.units);
+      }
+    }
+  }
 }
 
 TEST_F(MachinePlans, SlotsThatAFileDeclaresKeepTheirCores) {

@@ -103,6 +103,14 @@ TEST(AllCores, OfFourNodesStayInTheirNodeOrSocket) {
   EXPECT_EQ(crossing(divide_cores_evenly(ninety_six, 6), ninety_six), 2) << "12 cores each would be a quarter fewer";
 }
 
+TEST(AllCores, OfWhichFewAreEnoughStayInTheirNode) {
+  const auto machine = units("ninety_six");
+  EXPECT_EQ(divide_cores_evenly(machine, 3, 3), (CoreGroups{from_to(0, 24), from_to(24, 48), from_to(48, 96)}));
+  EXPECT_THAT(sizes_of(divide_cores_evenly(machine, 5, 12)), ElementsAre(12, 12, 24, 24, 24));
+  EXPECT_THAT(sizes_of(divide_cores_evenly(machine, 5, 13)), ElementsAre(16, 16, 16, 24, 24)) << "in their socket";
+  EXPECT_THAT(sizes_of(divide_cores_evenly(machine, 5, 17)), ElementsAre(19, 19, 19, 19, 20));
+}
+
 TEST(AllCores, CrossNodesOnlyWhereTheMaskLeavesThemUnequal) {
   EXPECT_EQ(crossing(divide_cores_evenly(on_nodes({8, 8}), 2), on_nodes({8, 8})), 0);
   EXPECT_THAT(sizes_of(divide_cores_evenly(on_nodes({15, 17}), 2)), ElementsAre(15, 17)) << "one of 16 fewer";

@@ -6,6 +6,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "dtrain/scheduler/cluster_agents.h"
+
 namespace dtrain::scheduler {
 namespace {
 
@@ -212,6 +214,89 @@ TEST(QueueOfCores, MoreSlotsThanCoresWaitForAllAndShareThem) {
   ASSERT_TRUE(verdict.claim);
   EXPECT_EQ(verdict.claim->front().cores, (CoreGroups{{0}, {0}, {1}, {1}}));
   EXPECT_EQ(keys_of(*verdict.claim).size(), 2u) << "a core is claimed once";
+}
+
+// A launch without a cluster file on a machine that was recorded (tests/topologies).
+TaskRequest on_recorded(const std::string& name, int slots, int cores_per_slot, double cpu_limit) {
+  Machine machine{.name = "box", .cpu_limit = cpu_limit > 0 ? cpu_limit : 100'000};
+  machine.topology.xml = DTRAIN_SOURCE_DIR "/tests/topologies/" + name + ".xml";
+  machine.gpus.emplace();
+  const SlotDefaults defaults{.slot_type = config::AgentSlotType::kCpu, .least_slots = slots};
+  TaskRequest result{.name = "test"};
+  result.slots.slots = slots;
+  result.slots.cores_per_slot = cores_per_slot;
+  result.agents = empty_slots(find_cluster({}, {}, defaults, machine));
+  return result;
+}
+
+HeldSlots held_by(const Claim& claim, int slots) {
+  HeldSlots held;
+  for (const SlotKey& key : keys_of(claim)) held[key.name][key.index] = Holder{77, "other", slots};
+  return held;
+}
+
+// 0: no number is named.
+int number_after(const std::string& text, const std::string& words) {
+  const auto at = text.find(words);
+  return at == std::string::npos ? 0 : std::stoi(text.substr(at + words.size()));
+}
+
+bool fit_beside(const TaskRequest& first, const TaskRequest& second) {
+  const Verdict one = last_of({first}, {});
+  return one.claim && last_of({second}, held_by(*one.claim, first.slots.slots)).claim;
+}
+
+// As in docs/cluster.md.
+TEST(QueueOfCores, OnTwoSocketsATaskIsToldTheNumber) {
+  const auto asks = [](int slots, int each) { return on_recorded("two_sockets_smt", slots, each, 0); };
+  const Verdict all = last_of({asks(1, 0)}, {});
+  EXPECT_EQ(last_of({asks(1, 0)}, held_by(*all.claim, 1)).waiting.reason,
+            "task 77 (other) holds 64 of 64 cores of box, and cores_per_slot: auto takes all of them; with "
+            "resources.cores_per_slot: 32 in each of them they run beside each other");
+  const Verdict some = last_of({asks(2, 8)}, {});
+  EXPECT_EQ(last_of({asks(1, 0)}, held_by(*some.claim, 2)).waiting.reason,
+            "task 77 (other) holds 16 of 64 cores of box, and cores_per_slot: auto takes all of them; with "
+            "resources.cores_per_slot: 48 it runs beside");
+  const Verdict beside = last_of({asks(1, 32)}, held_by(*some.claim, 2));
+  ASSERT_TRUE(beside.claim);
+  EXPECT_EQ(beside.claim->front().cores.front().front(), 32) << "the socket with enough free cores";
+  EXPECT_EQ(beside.claim->front().cores.front().back(), 63);
+}
+
+TEST(QueueOfCores, WhatATaskIsToldWouldLetItRunBesideOthers) {
+  struct Given {
+    std::string name;
+    double cpu_limit;
+    int units;
+  };
+  for (const Given& box : {Given{"one_by_four", 0, 4}, Given{"two_sockets_smt", 0, 64}, Given{"four_nodes", 0, 32},
+                           Given{"ninety_six", 10, 10}, Given{"hybrid", 0, 12}}) {
+    for (const int first : {1, 2, 3}) {
+      for (const int second : {1, 2, 3}) {
+        SCOPED_TRACE(box.name + ": " + std::to_string(first) + " and " + std::to_string(second));
+        const auto asks = [&](int slots, int each) { return on_recorded(box.name, slots, each, box.cpu_limit); };
+        const Verdict running = last_of({asks(first, 0)}, {});
+        ASSERT_TRUE(running.claim);
+        const Verdict waits = last_of({asks(second, 0)}, held_by(*running.claim, first));
+        ASSERT_FALSE(waits.claim);
+        const std::string& why = waits.waiting.reason;
+        const auto held = keys_of(*running.claim).size();
+        EXPECT_THAT(why, HasSubstr("task 77 (other) holds " + std::to_string(held) + " of " +
+                                   std::to_string(box.units) + " cores of box, and cores_per_slot: auto takes all"));
+        const int each = number_after(why, "with resources.cores_per_slot: ");
+        if (each == 0) {
+          EXPECT_LT(box.units, first + second) << why;
+        } else if (why.ends_with(" it runs beside")) {
+          EXPECT_TRUE(last_of({asks(second, each)}, held_by(*running.claim, first)).claim) << why;
+          EXPECT_FALSE(last_of({asks(second, each + 1)}, held_by(*running.claim, first)).claim) << why;
+        } else {
+          EXPECT_THAT(why, HasSubstr(" in each of them they run beside each other"));
+          EXPECT_TRUE(fit_beside(asks(first, each), asks(second, each))) << why;
+          EXPECT_FALSE(fit_beside(asks(first, each + 1), asks(second, each + 1))) << why;
+        }
+      }
+    }
+  }
 }
 
 // The agents that place() uses for some state of what is free.

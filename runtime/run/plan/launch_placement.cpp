@@ -9,6 +9,7 @@
 #include "dtrain/config/experiment.h"
 #include "dtrain/run/cluster.h"
 #include "dtrain/run/run_folder.h"
+#include "dtrain/scheduler/core_groups.h"
 #include "dtrain/scheduler/local_slots.h"
 #include "entrypoint.h"
 #include "libtorch.h"
@@ -129,9 +130,33 @@ void take_slot(RankPlacement& rank, const LaunchPlan& plan, const scheduler::Clu
   keep_first_cores(rank, plan);
 }
 
+// The cores of slot `i` of the share, where there is less time than cores: which of them spend it is the kernel's
+// choice, so a slot keeps within a node that has a core for each of its threads.
+void take_limited_cores(RankPlacement& rank, const scheduler::ClusterAgents& cluster,
+                        const scheduler::ClusterAgent& agent, const scheduler::ClaimedShare& share, std::size_t i) {
+  std::set<int> claimed;
+  for (const std::vector<int>& numbers : share.cores) {
+    for (const scheduler::ClusterSlot& unit : agent.slots) {
+      if (std::binary_search(numbers.begin(), numbers.end(), unit.index)) {
+        claimed.insert(unit.cpus.begin(), unit.cpus.end());
+      }
+    }
+  }
+  std::vector<scheduler::CoreUnit> units;
+  for (const host::Core& core : cluster.cores) {
+    if (claimed.contains(core.cpus.front())) units.push_back(scheduler::unit_of(core));
+  }
+  const auto slots = static_cast<int>(share.cores.size());
+  const int threads = std::max(1, static_cast<int>(agent.slots.size()) / slots);
+  const std::vector<int> group = scheduler::divide_cores_evenly(units, slots, threads)[i];
+  rank.cpus = scheduler::cpus_of(cluster.cores, group);
+  rank.cores = static_cast<int>(group.size());
+  rank.threads = rank.most_threads = std::min(threads, rank.cores);
+}
+
 // The cores of slot `i` of the share. More slots than cores share them, down to single logical CPUs.
-void take_cores(RankPlacement& rank, const scheduler::ClusterAgents& cluster, const scheduler::ClusterAgent& agent,
-                const scheduler::ClaimedShare& share, std::size_t i) {
+void take_cores(RankPlacement& rank, const scheduler::SlotRequest& request, const scheduler::ClusterAgents& cluster,
+                const scheduler::ClusterAgent& agent, const scheduler::ClaimedShare& share, std::size_t i) {
   const std::vector<int>& numbers = share.cores[i];
   if (!agent.here) {  // `dtrain start-rank` finds them on their host
     rank.cores = static_cast<int>(numbers.size());
@@ -142,6 +167,10 @@ void take_cores(RankPlacement& rank, const scheduler::ClusterAgents& cluster, co
     rank.cpus = scheduler::divide_cores(cpus, static_cast<int>(share.cores.size())).slots[i].cpus;
     rank.cores = scheduler::count_cores(cpus, rank.cpus);
     rank.threads = rank.most_threads = 1;
+    return;
+  }
+  if (request.cores_per_slot == 0 && agent.slots.size() < cluster.cores.size()) {
+    take_limited_cores(rank, cluster, agent, share, i);
     return;
   }
   for (const scheduler::ClusterSlot& core : agent.slots) {
@@ -259,7 +288,7 @@ void assign_slots(LaunchPlan& plan, const scheduler::Claim& claim) {
       if (share.cores.empty()) {
         take_slot(rank, plan, agent);
       } else {
-        take_cores(rank, plan.cluster, agent, share, i);
+        take_cores(rank, plan.request, plan.cluster, agent, share, i);
       }
       plan.ranks.push_back(std::move(rank));
     }

@@ -4,6 +4,7 @@
 // within one NUMA node, else within one socket, wherever that is possible.
 #pragma once
 
+#include <limits>
 #include <optional>
 #include <span>
 #include <vector>
@@ -32,12 +33,13 @@ std::vector<int> cpus_of(std::span<const host::Core> cores, std::span<const int>
 //  - Of cores of several kinds one kind is used: the one that gives a rank most, where a core of a slower kind counts
 //    half as much as one of the next faster kind. If no kind has a core for each slot, all are used.
 //  - No group crosses a NUMA node if nodes have enough groups so that the smallest has at most an eighth fewer units
-//    than an even division gives; else the same with sockets. Otherwise the units are divided in the order of sockets
-//    and nodes.
+//    than an even division gives, or `enough`; else the same with sockets. Otherwise the units are divided in the order
+//    of sockets and nodes.
 //  - Groups of one node, or where they cross nodes all of them, differ by one unit at most.
 //  - With more slots than units, slots share units.
 // ConfigError if slots < 1 or there is no unit.
-CoreGroups divide_cores_evenly(std::span<const CoreUnit> units, int slots);
+CoreGroups divide_cores_evenly(std::span<const CoreUnit> units, int slots,
+                               int enough = std::numeric_limits<int>::max());
 
 // `each` units for each of `slots` out of `free`. Nothing: there are too few.
 //  - All slots get cores of one kind if there are enough, the faster kind first; else each slot does, if possible.
