@@ -129,11 +129,8 @@ class Refusals {
     const bool everywhere = (on_cpus && on_gpus) || (settings.size() > 1 && alone_elsewhere);
     const std::string key =
         (settings.size() > 1 ? settings.front().text() + " with " : "") + "`" + settings.back().path + "`";
-    by_place_[everywhere ? "everywhere"
-              : on_cpus  ? "on CPUs"
-                         : "on GPUs"]
-        .[key]
-        .insert("`" + settings.back().word() + "`");
+    const char* const where = everywhere ? "everywhere" : on_cpus ? "on CPUs" : "on GPUs";
+    by_place_[where][key].insert("`" + settings.back().word() + "`");
   }
 
   std::map<std::string, std::set<std::string>> alone_;
