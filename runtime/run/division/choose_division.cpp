@@ -69,7 +69,8 @@ const scheduler::ClusterAgent& only_agent(const LaunchPlan& plan) {
   std::vector<const scheduler::ClusterAgent*> agents;
   for (const scheduler::ClusterAgent& one : plan.cluster.agents) {
     const bool in_pool = one.agent.resource_pool == experiment.resources.resource_pool;
-    if (in_pool && one.agent.slot_type == plan.request.slot_type) agents.push_back(&one);
+    const config::AgentSlotType type = one.agent.slot_type;
+    if (in_pool && (type == plan.request.slot_type || type == config::AgentSlotType::kAuto)) agents.push_back(&one);
   }
   if (agents.size() == 1) return *agents.front();
   refuse(experiment, "is for one agent, and the resource pool " + experiment.resources.resource_pool + " of " +

@@ -160,9 +160,7 @@ bool try_divisions(std::vector<DivisionTrial>& trials, const LaunchRequest& requ
                    const std::function<void(const std::string&)>& say) {
   std::optional<ShortRuns> runs;  // ends after the folder: a signal in between would leave that
   const ScratchFolder scratch;
-  // What is known of the machine is used; the launch itself measures what is missing.
-  runs.emplace(trial_launch(request), scratch.path(),
-               std::map<std::string, std::string>{{"DTRAIN_CALIBRATION", "false"}});
+  runs.emplace(trial_launch(request), scratch.path());
   std::exception_ptr first;
   for (DivisionTrial& trial : trials) {
     const std::string name = std::to_string(trial.slots) + "-ranks";

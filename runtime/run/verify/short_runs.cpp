@@ -129,8 +129,8 @@ fs::path make_what_if_folder(const RunFolder& run) {
   throw Error(all.string() + " holds too many verifications", "remove some");
 }
 
-ShortRuns::ShortRuns(std::vector<std::string> launch, fs::path folder, std::map<std::string, std::string> environment)
-    : launch_(std::move(launch)), folder_(std::move(folder)), environment_(std::move(environment)) {}
+ShortRuns::ShortRuns(std::vector<std::string> launch, fs::path folder)
+    : launch_(std::move(launch)), folder_(std::move(folder)) {}
 
 bool ShortRuns::run(const std::string& name, const Mock& mock, const std::string& set) {
   std::vector<std::string> options;
@@ -150,7 +150,6 @@ bool ShortRuns::run(const std::string& name, const std::vector<std::string>& mor
   options.command = launch_;
   options.command.insert(options.command.end(), {"--run-dir", (folder_ / name).string()});
   options.command.insert(options.command.end(), more.begin(), more.end());
-  options.environment = environment_;
   options.fds = {{0, input.get()}, {1, output.get()}, {2, errors.get()}};
   Process process = Process::start(options);
   const auto kill_ranks = [&] {  // two unlike signals: the launcher gets each, and kills its ranks after the second

@@ -3,7 +3,6 @@
 
 #include <filesystem>
 #include <functional>
-#include <map>
 #include <string>
 #include <vector>
 
@@ -28,9 +27,7 @@ std::filesystem::path make_what_if_folder(const RunFolder& run);
 
 class ShortRuns {
  public:
-  // `environment`: what the launches get besides this process's own.
-  ShortRuns(std::vector<std::string> launch, std::filesystem::path folder,
-            std::map<std::string, std::string> environment = {});
+  ShortRuns(std::vector<std::string> launch, std::filesystem::path folder);
 
   // Launches a run in folder/NAME, with one more --set unless it is empty, and waits for its end. Its output is in
   // NAME.out and NAME.err beside that folder. Error if the run fails (ConfigError if it is refused). False: a signal
@@ -44,7 +41,6 @@ class ShortRuns {
  private:
   const std::vector<std::string> launch_;
   const std::filesystem::path folder_;
-  const std::map<std::string, std::string> environment_;
   LaunchSignals signals_;
 };
 
