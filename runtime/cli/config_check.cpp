@@ -34,6 +34,11 @@ bool check_experiment(const std::string& file, const ConfigCheckArguments& argum
     if (!missing.empty()) return false;
   }
   const int slots = experiment.resources.slots_per_trial;
+  if (slots == 0) {
+    std::printf("%s: ok: %s, %s, as many slots as a launch finds best (resources.slots_per_trial: auto)\n",
+                file.c_str(), experiment.name.c_str(), config::to_string(experiment.searcher.max_length).c_str());
+    return true;
+  }
   const auto split = scheduler::split_batch(experiment.global_batch_size, slots);
   if (!split.warning.empty()) std::fprintf(stderr, "dtrain: warning: %s\n", split.warning.c_str());
   std::printf("%s: ok: %s, %s, %s x %lld records a batch\n", file.c_str(), experiment.name.c_str(),

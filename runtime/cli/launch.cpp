@@ -37,6 +37,7 @@ void add_launch(CLI::App& app, int* exit_code) {
   command->add_option("--run-dir", request->run_dir, "The folder of the run (default: the next number under runs/)")
       ->type_name("DIR")
       ->excludes(continues);
+  command->add_flag("--trial", request->is_trial)->group("");  // what slots_per_trial: auto starts: see LaunchRequest
   command->add_option("--contents", request->contents)->group("");  // of the script of a Slurm job: see LaunchRequest
   auto mock = std::make_shared<std::vector<std::string>>();
   command
@@ -63,6 +64,10 @@ void add_launch(CLI::App& app, int* exit_code) {
       "While other tasks hold the slots, the launch waits in the queue and prints which tasks these are (dtrain\n"
       "task list); resources.priority sets the order. With --detach, further output goes to logs/launcher.log in\n"
       "the run's folder.\n"
+      "\n"
+      "With resources.slots_per_trial: auto, the first launch tries some numbers of ranks on the cores of this "
+      "machine\n"
+      "with short runs, and remembers the fastest; --dry-run shows what is remembered, and tries nothing.\n"
       "\n"
       "Each slot (resources.slots_per_trial) gets one process, which is bound to the slot's cores. OMP_NUM_THREADS\n"
       "(the number of these cores) and OMP_WAIT_POLICY (passive) are set unless you set them.");

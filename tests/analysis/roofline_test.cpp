@@ -330,6 +330,59 @@ TEST(Roofline, OperatorsThatOnlyMoveDataAreComparedWithTheMemory) {
   EXPECT_EQ(find(near.analysed(), "slow_operators"), nullptr);
 }
 
+// Two ranks on one host, with an exchange of 2 ms.
+SyntheticRun divided_plan(std::int64_t update_ms) {
+  SyntheticRun plan;
+  plan.change = [update_ms](int, std::int64_t, test::SyntheticStep& step) {
+    phase(step, profile::Phase::kOptimizerStep) = update_ms * kMs;
+    step.exchange_ns = 2 * kMs;
+  };
+  return plan;
+}
+
+TEST(Roofline, AnotherDivisionOfTheCoresIsAdvisedWhereItIsPredictedToBeFaster) {
+  // Of a step: products take 3 ms beyond their FLOPs, of which the traffic of 3 x 8 MB at 10 GB/s explains 2.4. Half of
+  // that, half of 5 ms of updates and the exchange of 2 ms go, the 1 ms of other operators doubles.
+  CountedRun run(divided_plan(5));
+  run.json["model"] = {{"bytes", 8e6}};
+  const Analysis analysis = run.analysed();
+  const Finding* const found = find(analysis, "division");
+  ASSERT_NE(found, nullptr);
+  const double saved_ms = 0.5 * 2.4 + 0.5 * 5 + 2 - 1;
+  EXPECT_NEAR(found->seconds, 200 * saved_ms * kMsOfS, 0.1 * 200 * saved_ms * kMsOfS) << found->evidence;
+  EXPECT_THAT(found->title, HasSubstr("1 rank x 2 threads on the same cores"));
+  EXPECT_THAT(found->advice, HasSubstr("set resources.slots_per_trial: 1, or auto"));
+  EXPECT_THAT(found->evidence, HasSubstr("8.00 MB"));
+  EXPECT_FALSE(found->fault);
+
+  *run.rows[2].seconds = 5 * kMsOfS;  // other operators, which gain nothing from threads
+  EXPECT_EQ(find(run.analysed(), "division"), nullptr);
+  run.json.erase("limits");
+  *run.rows[2].seconds = 1 * kMsOfS;
+  EXPECT_EQ(find(run.analysed(), "division"), nullptr);
+
+  CountedRun sharded(divided_plan(5));  // each rank updates its part, so nothing of it goes
+  sharded.json["model"] = {{"bytes", 1e6}};
+  sharded.json["strategy"] = {{"strategy", "sharded"}, {"one_copy", true}};
+  *sharded.rows[2].seconds = 2 * kMsOfS;
+  EXPECT_EQ(find(sharded.analysed(), "division"), nullptr);
+}
+
+TEST(Roofline, MoreRanksAreAdvisedWhereThreadsHaveNoWork) {
+  SyntheticRun plan;
+  plan.ranks = plan.ranks_per_host = 1;
+  CountedRun run(plan);  // the rank takes 95% of one core
+  run.json["limits"]["node0"]["threads"] = 2;
+  run.json["model"] = {{"bytes", 1e6}};
+  const Analysis analysis = run.analysed();
+  const Finding* const found = find(analysis, "division");
+  ASSERT_NE(found, nullptr);
+  EXPECT_THAT(found->title, HasSubstr("2 ranks x 1 thread on the same cores"));
+  EXPECT_THAT(found->evidence, HasSubstr("the 2 threads of a rank work 50% of the time"));
+  run.json["model"] = {{"bytes", 40e6}};  // their exchange takes more
+  EXPECT_EQ(find(run.analysed(), "division"), nullptr);
+}
+
 TEST(Roofline, WithoutLimitsNothingIsClaimed) {
   CountedRun run;
   run.json.erase("limits");

@@ -25,10 +25,10 @@ class StepTrial : public dtrain::Trial {
   }
 
   dtrain::Loader training_loader() override {
+    dtrain::Loader loader = context_.loader(dtrain::data::make_synthetic(task_, context_.host_share()));
+    if (!context_.data().contains("fifo")) return loader;  // a run of its own
     const std::string base = context_.data().at("fifo").get<std::string>() + std::to_string(context_.rank());
-    return std::make_shared<dtrain::bench::SteppedSource>(
-        context_.loader(dtrain::data::make_synthetic(task_, context_.host_share())), base + ".commands",
-        base + ".replies");
+    return std::make_shared<dtrain::bench::SteppedSource>(std::move(loader), base + ".commands", base + ".replies");
   }
   dtrain::Loader validation_loader() override { return nullptr; }
 

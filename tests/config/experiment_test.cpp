@@ -46,6 +46,16 @@ TEST(Experiment, DefaultsAreThoseOfTheDesign) {
   EXPECT_EQ(experiment.text, kLeast);
 }
 
+TEST(Experiment, LeavesTheNumberOfSlotsOpen) {
+  const Experiment experiment =
+      read_text(kLeast + "resources:\n  slots_per_trial: auto\n  max_slots: 4\n", "open.yaml");
+  EXPECT_EQ(experiment.resources.slots_per_trial, 0);
+  EXPECT_EQ(experiment.resources.max_slots, 4);
+  EXPECT_THAT(experiment.auto_slots_at, testing::EndsWith("open.yaml:5"));
+  EXPECT_EQ(to_json(experiment).at("resources").at("slots_per_trial"), "auto");
+  EXPECT_EQ(read_text(kLeast).auto_slots_at, "");
+}
+
 TEST(Experiment, TracesTheBatchesItIsTold) {
   EXPECT_EQ(read_text(kLeast).profiling.traced(), std::nullopt);
   EXPECT_EQ(read_text(kLeast + "profiling: {trace: {begin_on_batch: 5, end_after_batch: 5}}\n").profiling.traced(),

@@ -1,10 +1,13 @@
 // A rank without torch: steps of one all-reduce and a sleep. What goes wrong, and where, are hyperparameters:
 //   step_ms: 5                 how long a step sleeps
+//   step_ms_by_ranks: {2: 9}   the same with so many ranks
 //   until_file: path           steps sleep no longer once this file is there
 //   metrics_bytes: 0           padding of each line of metrics.jsonl
 //   show_place: false          prints its GPU, the visible ones, and the CPUs that it may use
-//   trouble: {rank: 1, batch: 7, kind: SIGKILL | SIGSEGV | abort | exit | quit | exception | data | hang | late |
-//             mismatch | agreed, once: false}   without a rank: on every rank; once: not after a resume;
+//   trouble: {rank: 1, ranks: 2, batch: 7, kind: SIGKILL | SIGSEGV | abort | exit | quit | exception | data | hang |
+//   late |
+//             mismatch | agreed, once: false}   without a rank: on every rank; ranks: only with so many of them;
+//             once: not after a resume;
 //             after: 7 in place of batch: so many batches after the start of each attempt
 //   checkpoint_every: 5        saves after so many batches and when it stops, and goes on from checkpoints; 0: never
 // With --mock it leaves out what a trial would: the sleep, or the all-reduce. It prints "batch N" after each step that
@@ -99,7 +102,9 @@ struct TrainingEnd {
 
 TrainingEnd train_steps(run::RankSession& session) {
   const Json& settings = session.experiment().hyperparameters;
-  const auto step_time = std::chrono::milliseconds(settings.value("step_ms", 5));
+  const std::string ranks = std::to_string(session.world().size);
+  const Json by_ranks = settings.value("step_ms_by_ranks", Json::object());
+  const auto step_time = std::chrono::milliseconds(by_ranks.value(ranks, settings.value("step_ms", 5)));
   const std::string until_file = settings.value("until_file", "");
   const std::string padding(settings.value("metrics_bytes", std::size_t{0}), 'x');
   Json trouble = settings.value("trouble", Json::object());
@@ -117,6 +122,7 @@ TrainingEnd train_steps(run::RankSession& session) {
     done = checkpoints->resume();
   }
   if (trouble.value("once", false) && done > 0) trouble = Json::object();
+  if (trouble.value("ranks", session.world().size) != session.world().size) trouble = Json::object();
   session.recorder().mark(profile::RunMark::kInitializationEnd);
   bool stopped = false;
   bool saved = false;

@@ -46,6 +46,7 @@ std::vector<Finding> make_findings(const Evidence& evidence, const Analysis& ana
   add(find_contended_hosts(evidence, analysis));
   add(find_exchange(evidence, stalls));
   for (Finding& finding : find_costs(evidence, analysis, stalls)) all.push_back(std::move(finding));
+  add(find_division(evidence, analysis));
   for (Finding& finding : find_computing(evidence, analysis)) all.push_back(std::move(finding));
   for (Finding& finding : all) finding.share = finding.seconds / evidence.loop_s;
   std::erase_if(all, [](const Finding& finding) { return finding.share < kLeastShare && !finding.bytes_per_step; });

@@ -32,6 +32,10 @@ std::optional<Finding> find_exchange(const Evidence& evidence, const std::option
 // Operators that compute slower than the machine allows, from its limits.
 std::vector<Finding> find_computing(const Evidence& evidence, const Analysis& analysis);
 
+// Another division of the same cores among ranks and threads (resources.slots_per_trial), if it is predicted to be at
+// least 10% faster.
+std::optional<Finding> find_division(const Evidence& evidence, const Analysis& analysis);
+
 // Where a healthy run's time goes, and what it could do without.
 std::vector<Finding> find_costs(const Evidence& evidence, const Analysis& analysis,
                                 const std::optional<Stalls>& stalls);

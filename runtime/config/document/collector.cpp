@@ -29,6 +29,10 @@ void Collector::add(Location at, std::string key, std::string message) {
   diagnostics_.emplace_back(at, Diagnostic{source, at.line, std::move(key), std::move(message)});
 }
 
+std::string Collector::place(Location at) const {
+  return (at.in_override ? override_name_ : file_) + ":" + std::to_string(at.line);
+}
+
 void Collector::add_unknown(Location at, std::string section, std::string key) {
   unknown_.push_back({at, std::move(section), std::move(key)});
 }

@@ -27,6 +27,8 @@ class Collector {
   // Asked for a sentence about an unknown key, by its whole path; empty: there is none.
   using Explain = std::string (*)(std::string_view path);
   void explain_with(Explain explain) { explain_ = explain; }
+  // "file:line", or "--set:line"
+  std::string place(Location at) const;
   std::filesystem::path folder() const { return std::filesystem::path(file_).parent_path(); }
   bool empty() const { return diagnostics_.empty() && unknown_.empty(); }
   // ConfigErrors, where anything was added.

@@ -124,12 +124,23 @@ Json what_gpus_support() {
   })");
 }
 
+std::string place_of_slots(Section& root) {
+  const Value* value = value_at(root, "resources.slots_per_trial");
+  return value ? root.collector().place(value->at) : std::string();
+}
+
 void check_together(Section& root, const Experiment& experiment) {
   const int slots = experiment.resources.slots_per_trial;
   const Value* batch_size = batch_size_value(root);
   if (batch_size && experiment.global_batch_size > 0 && experiment.global_batch_size < slots) {
     root.report(*batch_size, join_path(kHyperparameters.name, kGlobalBatchSize.name),
                 must_be("at least resources.slots_per_trial, which is " + std::to_string(slots), *batch_size));
+  }
+  if (slots == 0 && experiment.optimizations.local_sgd) {
+    const Value& value = *value_at(root, "resources.slots_per_trial");
+    root.report(
+        value, "resources.slots_per_trial",
+        must_be("a number with optimizations.local_sgd, for the number of ranks changes what is trained", value));
   }
   if (experiment.resources.slot_type == SlotType::kCuda) {
     for (const std::string& key : keys_not_for_gpus(experiment)) {

@@ -1,14 +1,9 @@
 #include "calibration/limits_cache.h"
 
 #include <algorithm>
-#include <array>
-#include <cstdint>
-#include <cstdio>
 #include <tuple>
 #include <utility>
 
-#include "dtrain/base/error.h"
-#include "dtrain/base/file.h"
 #include "dtrain/host/cpu.h"
 #include "dtrain/host/topology.h"
 #include "dtrain/run/version.h"
@@ -20,24 +15,12 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// FNV-1a, 64 bits: only names a file; the whole key is in it.
-std::uint64_t hash_of(const std::string& text) {
-  std::uint64_t hash = 0xcbf29ce484222325u;
-  for (const char c : text) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3u;
-  return hash;
-}
-
-// {"key", "limits"}; empty for a file that is no such thing.
-std::optional<Json> read_entry(const fs::path& file) {
-  std::error_code code;
-  if (!fs::is_regular_file(file, code)) return std::nullopt;
-  try {
-    Json json = read_json(file);
-    // Every measurement has this figure: without it, the file is damaged.
-    if (json.at("key").is_object() && profile::rank_limits_of(json.at("limits")).memory_gb_s) return json;
-  } catch (const std::exception&) {  // it is measured anew, and replaced
-  }
-  return std::nullopt;
+// The limits of an entry; empty: there are none in it.
+std::optional<profile::RankLimits> limits_in(const std::optional<Json>& entry) {
+  if (!entry || !entry->contains("limits")) return std::nullopt;
+  profile::RankLimits limits = profile::rank_limits_of(entry->at("limits"));
+  // Every measurement has this figure: without it, the file is damaged.
+  return limits.memory_gb_s ? std::optional(std::move(limits)) : std::nullopt;
 }
 
 std::vector<std::vector<int>> cpus_of_slots(const std::vector<std::vector<int>>& cores, int slots) {
@@ -87,42 +70,29 @@ Json limits_key(int threads, int ranks, int most_threads) {
   return key;
 }
 
-LimitsCache::LimitsCache(const fs::path& folder) : folder_(folder.empty() ? fs::path() : folder / "limits") {}
-
-fs::path LimitsCache::file(const Json& key) const {
-  if (folder_.empty()) return {};
-  std::array<char, 32> name{};
-  std::snprintf(name.data(), name.size(), "%016llx.json", static_cast<unsigned long long>(hash_of(to_line(key))));
-  return folder_ / name.data();
-}
+LimitsCache::LimitsCache(const fs::path& folder) : files_(folder, "limits") {}
 
 fs::path LimitsCache::lock_file() const {
-  return folder_.empty() ? fs::path() : folder_ / "lock";
+  return files_.folder().empty() ? fs::path() : files_.folder() / "lock";
 }
 
 std::optional<profile::RankLimits> LimitsCache::find(const Json& key) const {
-  if (folder_.empty()) return std::nullopt;
-  const std::optional<Json> entry = read_entry(file(key));
-  if (!entry || entry->at("key") != key) return std::nullopt;
-  return profile::rank_limits_of(entry->at("limits"));
+  return limits_in(files_.find(key));
 }
 
 void LimitsCache::store(const Json& key, const profile::RankLimits& limits) const {
-  if (folder_.empty()) return;
-  std::error_code code;
-  fs::create_directories(folder_, code);
-  if (code) throw SystemError("cannot make the folder " + folder_.string(), code.value());
-  write_file_atomic(file(key), to_line({{"key", key}, {"limits", profile::to_json(limits)}}) + "\n");
+  files_.store(key, {{"limits", profile::to_json(limits)}});
 }
 
 std::vector<profile::RankLimits> LimitsCache::of_this_machine() const {
   std::vector<profile::RankLimits> result;
-  if (folder_.empty()) return result;
+  if (files_.folder().empty()) return result;
   std::error_code code;
-  for (const auto& file : fs::directory_iterator(folder_, code)) {
-    const std::optional<Json> entry = read_entry(file.path());
-    if (!entry) continue;
-    profile::RankLimits limits = profile::rank_limits_of(entry->at("limits"));
+  for (const auto& file : fs::directory_iterator(files_.folder(), code)) {
+    const std::optional<Json> entry = Remembered::read(file.path());
+    const std::optional<profile::RankLimits> known = limits_in(entry);
+    if (!known) continue;
+    profile::RankLimits limits = *known;
     const Json& key = entry->at("key");
     const int threads = limits.gflops_by_threads.empty() ? limits.threads : limits.gflops_by_threads.begin()->first;
     const int most = limits.gflops_by_threads.empty() ? 0 : limits.gflops_by_threads.rbegin()->first;

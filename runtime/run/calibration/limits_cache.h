@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "calibration/remembered.h"
 #include "dtrain/base/json.h"
 #include "dtrain/profile/rank_limits.h"
 
@@ -35,7 +36,7 @@ class LimitsCache {
   explicit LimitsCache(const std::filesystem::path& folder);
 
   // The file for a key, and the one that is locked while a process measures. Empty: nothing is remembered.
-  std::filesystem::path file(const Json& key) const;
+  std::filesystem::path file(const Json& key) const { return files_.file(key); }
   std::filesystem::path lock_file() const;
   // What was measured for the key. A file that is missing, damaged or of another key counts as none.
   std::optional<profile::RankLimits> find(const Json& key) const;
@@ -45,7 +46,7 @@ class LimitsCache {
   std::vector<profile::RankLimits> of_this_machine() const;
 
  private:
-  std::filesystem::path folder_;
+  Remembered files_;
 };
 
 }  // namespace dtrain::run

@@ -7,10 +7,12 @@
 #include <span>
 #include <utility>
 
+#include <sys/prctl.h>
 #include <unistd.h>
 
 #include "commands/mpi_command.h"
 #include "commands/slurm_command.h"
+#include "division/choose_division.h"
 #include "dtrain/base/error.h"
 #include "dtrain/base/fd.h"
 #include "dtrain/base/file.h"
@@ -209,6 +211,7 @@ int carry_out(LaunchPlan plan, LaunchFolder opened, const Variables& variables, 
                    read_state(folder).restarts, wait_for_slots);
   task.end(outcome.exit_code, reason_of(outcome));
   if (outcome.reported) return outcome.exit_code;
+  if (plan.is_trial && !outcome.failure) return outcome.exit_code;
   write_last_event(events, outcome);
   end_torn_logs(folder);
   if (outcome.failure) {
@@ -250,7 +253,11 @@ int launch(const LaunchRequest& given) {
     find_checkpoint_folder(continued->folder);  // a rank of another host may not see it
     adopt(request, *continued);
   }
+  if (request.is_trial) ::prctl(PR_SET_PDEATHSIG, SIGTERM);
+  const DivisionChoice choice = choose_division(request, continued ? &continued->plan : nullptr, variables);
+  if (choice.interrupted) return static_cast<int>(ExitCode::kInterrupted);
   LaunchPlan plan = make_launch_plan(request, variables);
+  plan.division = choice.division;
   ResumePoint resume;
   if (continued) {
     check_storage_stays(*continued, given.overrides, plan.experiment);
@@ -284,7 +291,7 @@ int launch(const LaunchRequest& given) {
   if (opened.is_job && std::filesystem::exists(opened.folder.plan(), code)) {  // by the launch that submitted it
     plan.before = read_json(opened.folder.plan()).value("before", Json());
   }
-  if (!plan.mock.any())
+  if (!plan.mock.any() && !plan.is_trial)
     plan.checkpoint_folder = make_checkpoint_folder(opened.folder, plan.experiment.checkpoint_storage);
   if (!request.detach) return carry_out(std::move(plan), std::move(opened), variables, clock, nullptr);
   opened.lock.disown();

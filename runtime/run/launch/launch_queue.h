@@ -3,9 +3,9 @@
 
 #include "folder/event_log.h"
 #include "launch/detached.h"
-#include "launch/launch_signals.h"
 #include "launch/launch_task.h"
 #include "plan/launch_plan.h"
+#include "stop/launch_signals.h"
 
 namespace dtrain::run {
 

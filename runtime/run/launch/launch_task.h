@@ -10,8 +10,8 @@
 
 #include "dtrain/base/clock.h"
 #include "dtrain/scheduler/ledger.h"
-#include "launch/launch_signals.h"
 #include "launch/outcome.h"
+#include "stop/launch_signals.h"
 
 namespace dtrain::run {
 

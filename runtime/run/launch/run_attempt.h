@@ -8,10 +8,10 @@
 #include "folder/resume_point.h"
 #include "folder/screen.h"
 #include "launch/launch_events.h"
-#include "launch/launch_signals.h"
 #include "launch/launch_task.h"
 #include "launch/outcome.h"
 #include "plan/launch_plan.h"
+#include "stop/launch_signals.h"
 
 namespace dtrain::run {
 

@@ -325,6 +325,7 @@ std::string scaling_advice(const LaunchPlan& plan, bool has_overrides) {
   if (has_overrides) {
     try {
       const config::Experiment file = config::read_experiment(experiment.file);
+      if (file.resources.slots_per_trial == 0) return {};  // auto has chosen the number
       std::string advice = scheduler::weak_scaling_advice(
           {file.global_batch_size, file.resources.slots_per_trial, cpus_of_slots(file.resources, plan.cluster)}, now,
           experiment.file.string());

@@ -108,6 +108,7 @@ LaunchPlan make_launch_plan(const LaunchRequest& request, const Variables& varia
   check_model_file(plan.experiment);
   plan.overrides = request.overrides;
   plan.mock = request.mock;
+  plan.is_trial = request.is_trial;
   check_mock(plan.mock, plan.experiment.resources.slots_per_trial);
   plan.host = host::host_identity().name;
   plan.split = scheduler::split_batch(plan.experiment.global_batch_size, plan.experiment.resources.slots_per_trial);
@@ -172,6 +173,7 @@ Json to_json(const LaunchPlan& plan) {
     facts.more["slots"] = slots_and_cores(plan.ranks);
   }
   facts.more["threads"] = {{"per_rank", plan.ranks.front().threads}, {"why", plan.why_threads}};
+  if (plan.division) facts.more["division"] = to_json(*plan.division);
   if (!plan.cluster.file.empty()) facts.more["cluster_file"] = plan.cluster.file.string();
   if (!plan.checkpoint_folder.empty()) facts.more["checkpoint_folder"] = plan.checkpoint_folder.string();
   if (!plan.before.is_null()) facts.more["before"] = plan.before;
@@ -204,6 +206,7 @@ std::string render_plan(const LaunchPlan& plan) {
                                                                       : ", cores; not used: " + plan.unused_gpus));
   if (has_siblings(plan))
     text += row("threads", std::to_string(plan.ranks.front().threads) + " a rank, " + plan.why_threads);
+  if (plan.division) text += render_division(*plan.division);
   text += render_network(plan.network);
   const bool here = plan.placement.size() == 1 && !plan.ranks.front().cpus.empty();
   return text + (here ? render_ranks(plan) : render_agents(plan));

@@ -15,6 +15,7 @@
 #include "environment.h"
 #include "folder/plan_file.h"
 #include "network/network_choice.h"
+#include "plan/division.h"
 
 namespace dtrain::run {
 
@@ -35,6 +36,8 @@ struct LaunchPlan {
   NetworkChoice network;             // between the hosts; no networks: not chosen yet, or all ranks are on one host
   std::map<std::string, profile::RankLimits> limits;  // of each host that is known; nothing on GPUs
   std::string why_threads;                            // why the ranks have as many threads as they do
+  std::optional<Division> division;                   // with slots_per_trial: auto, how the number of ranks was chosen
+  bool is_trial = false;                              // as LaunchRequest::is_trial
   std::string unused_gpus;                            // of this machine, for people; empty: there are none
   std::string why_no_cuda;  // if slot_type: auto would use GPUs, but libtorch cannot; else empty
   std::vector<std::string> warnings;

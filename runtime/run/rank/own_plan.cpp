@@ -18,7 +18,7 @@ std::vector<std::string> warnings_of(const RankIdentity& identity, const Assignm
   const int slots = experiment.resources.slots_per_trial;
   const int size = identity.world().size;
   std::vector<std::string> warnings;
-  if (size != slots) {
+  if (slots > 0 && size != slots) {
     warnings.push_back("the world size is " + std::to_string(size) + ", as " + identity.environment.started_by +
                        " says; resources.slots_per_trial (" + std::to_string(slots) + ") is not used");
   }

@@ -1,6 +1,7 @@
 #include "verify/short_runs.h"
 
 #include <cerrno>
+#include <csignal>
 
 #include <fcntl.h>
 #include <poll.h>
@@ -20,6 +21,7 @@ namespace fs = std::filesystem;
 
 constexpr std::size_t kLinesOfAFailure = 40;
 constexpr int kMostFolders = 100'000;
+constexpr int kAskMs = 250;
 
 std::string text_at(const Json& json, const std::string& key) {
   const auto found = json.find(key);
@@ -64,6 +66,15 @@ std::string decided_strategy(const analysis::RunProfile& profile) {
 
 }  // namespace
 
+void make_short(std::vector<std::string>& command, std::int64_t steps) {
+  const std::string length = "searcher.max_length.batches=" + std::to_string(steps);
+  for (const std::string& value :
+       {length, std::string("min_validation_period.batches=0"), std::string("perform_initial_validation=false"),
+        std::string("profiling.trace=null")}) {  // traced batches are slower
+    command.insert(command.end(), {"--set", value});
+  }
+}
+
 std::vector<std::string> short_launch(const RunFolder& run, const analysis::RunProfile& profile, int steps,
                                       const fs::path& cluster) {
   const Json& plan = profile.plan;
@@ -89,10 +100,7 @@ std::vector<std::string> short_launch(const RunFolder& run, const analysis::RunP
       if (value.is_string()) set(value.get<std::string>());
     }
   }
-  set("searcher.max_length.batches=" + std::to_string(steps));
-  set("min_validation_period.batches=0");
-  set("perform_initial_validation=false");
-  set("profiling.trace=null");  // traced batches are slower
+  make_short(command, steps);
   if (const std::string strategy = decided_strategy(profile); !strategy.empty()) {
     set("optimizations.sharded_optimizer=" + strategy);
     // Over several hosts a sharded optimizer excludes auto-tuned fusion, which `auto` tuned for replicated updates.
@@ -125,6 +133,14 @@ ShortRuns::ShortRuns(std::vector<std::string> launch, fs::path folder)
     : launch_(std::move(launch)), folder_(std::move(folder)) {}
 
 bool ShortRuns::run(const std::string& name, const Mock& mock, const std::string& set) {
+  std::vector<std::string> options;
+  if (!set.empty()) options.insert(options.end(), {"--set", set});
+  if (mock.any()) options.insert(options.end(), {"--mock", to_string(mock)});
+  return run(name, options);
+}
+
+bool ShortRuns::run(const std::string& name, const std::vector<std::string>& more,
+                    const std::function<bool()>& has_enough) {
   if (signals_.next()) return false;
   const fs::path said = folder_ / (name + ".err");
   const UniqueFd output = made(folder_ / (name + ".out"));
@@ -133,23 +149,32 @@ bool ShortRuns::run(const std::string& name, const Mock& mock, const std::string
   ProcessOptions options;
   options.command = launch_;
   options.command.insert(options.command.end(), {"--run-dir", (folder_ / name).string()});
-  if (!set.empty()) options.command.insert(options.command.end(), {"--set", set});
-  if (mock.any()) options.command.insert(options.command.end(), {"--mock", to_string(mock)});
+  options.command.insert(options.command.end(), more.begin(), more.end());
   options.fds = {{0, input.get()}, {1, output.get()}, {2, errors.get()}};
   Process process = Process::start(options);
+  const auto kill_ranks = [&] {  // two unlike signals: the launcher gets each, and kills its ranks after the second
+    process.kill(SIGINT);
+    process.kill(SIGTERM);
+  };
 
   bool interrupted = false;
+  bool enough = false;
   std::optional<ExitStatus> status;
   while (!(status = process.wait(std::chrono::milliseconds(0)))) {
+    const bool asks = has_enough && !enough && !interrupted;
     pollfd fds[] = {{signals_.fd(), POLLIN, 0}, {process.pidfd(), POLLIN, 0}};
-    ::poll(fds, 2, -1);
+    ::poll(fds, 2, asks ? kAskMs : -1);
     while (const auto signal = signals_.next()) {
       interrupted = true;
-      process.kill(*signal);  // the launcher stops its ranks after their step; a second signal kills them
+      // Without has_enough the launcher stops its ranks after their step; a second signal kills them.
+      has_enough ? kill_ranks() : process.kill(*signal);
     }
+    if (!asks || interrupted || !has_enough()) continue;
+    enough = true;
+    kill_ranks();
   }
   if (interrupted) return false;
-  if (status->success()) return true;
+  if (enough || status->success()) return true;
   const std::string cause = "the run " + (folder_ / name).string() + " failed (" + status->describe() +
                             "); it said last:\n  " + join(last_lines(said, kLinesOfAFailure), "\n  ");
   if (status->code == static_cast<int>(ExitCode::kBadInput)) throw ConfigError(cause);

@@ -1,14 +1,15 @@
-// The short runs that verify the predictions for a run: their command, and launching them. One thread.
+// Short runs of an experiment: their command, and launching them. One thread.
 #pragma once
 
 #include <filesystem>
+#include <functional>
 #include <string>
 #include <vector>
 
 #include "dtrain/analysis/run_profile.h"
 #include "dtrain/run/mock.h"
 #include "dtrain/run/run_folder.h"
-#include "launch/launch_signals.h"
+#include "stop/launch_signals.h"
 
 namespace dtrain::run {
 
@@ -17,6 +18,9 @@ namespace dtrain::run {
 // RUN was not started by `dtrain launch`, is a mock run, or its experiment file is gone or has changed.
 std::vector<std::string> short_launch(const RunFolder& run, const analysis::RunProfile& profile, int steps,
                                       const std::filesystem::path& cluster);
+
+// Adds to a launch command what makes its run one of `steps` batches and nothing else: no validation, no trace.
+void make_short(std::vector<std::string>& command, std::int64_t steps);
 
 // Makes RUN/what-if/N.
 std::filesystem::path make_what_if_folder(const RunFolder& run);
@@ -29,6 +33,10 @@ class ShortRuns {
   // NAME.out and NAME.err beside that folder. Error if the run fails (ConfigError if it is refused). False: a signal
   // arrived; it was passed on, and the run has ended.
   bool run(const std::string& name, const Mock& mock, const std::string& set = {});
+  // The same with these options. `has_enough`, if there is one, is asked a few times a second: once it is true, the
+  // ranks are killed, and the run counts as done. A signal kills them as well.
+  bool run(const std::string& name, const std::vector<std::string>& options,
+           const std::function<bool()>& has_enough = {});
 
  private:
   const std::vector<std::string> launch_;

@@ -70,6 +70,7 @@ struct Experiment {
   std::vector<std::string> entrypoint;  // program and arguments, at least one; of a `model:` experiment dtrain-worker
   std::optional<ModelJob> model;        // set: `model:` was given and no entrypoint
   Resources resources;
+  std::string auto_slots_at;              // where resources.slots_per_trial is auto: "file:line"; empty: it is not
   std::int64_t global_batch_size = 0;     // at least slots_per_trial
   Json hyperparameters = Json::object();  // all of them, global_batch_size too; {type: const, val: x} is x here
   Optimizations optimizations;
@@ -109,6 +110,9 @@ inline constexpr const char* kNotForGpus =
 std::vector<std::string> keys_not_for_cpus(const Experiment& experiment);
 inline constexpr const char* kNotForCpus =
     "float16 needs GPUs; use bf16 on CPUs, or train on GPUs with resources.slot_type: cuda";
+
+// Where resources.slots_per_trial stands in the file; empty: it is not given.
+std::string place_of_slots(Section& root);
 
 // Conditions across sections: for the reader, and for the schema.
 void check_together(Section& root, const Experiment& experiment);
@@ -218,7 +222,10 @@ inline void declare_keys(Keys& keys, Experiment& e) {
          .examples = R"([{"OMP_NUM_THREADS": 2}, ["OMP_NUM_THREADS=2"]])"},
         environment_variables_form(e));
   });
-  keys.when_read([&](Section& root) { check_together(root, e); });
+  keys.when_read([&](Section& root) {
+    check_together(root, e);
+    if (e.resources.slots_per_trial == 0) e.auto_slots_at = place_of_slots(root);
+  });
   keys.schema_rule(program_or_model);
   keys.schema_rule(what_gpus_support);
   keys.schema_rule(what_cpus_support);

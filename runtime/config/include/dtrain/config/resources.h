@@ -24,8 +24,8 @@ inline constexpr std::array kBackends{Word<Backend>{"auto", Backend::kAuto}, Wor
                                       Word<Backend>{"hierarchical", Backend::kHierarchical}};
 
 struct Resources {
-  int slots_per_trial = 1;
-  int cores_per_slot = 0;  // 0: auto
+  int slots_per_trial = 1;  // 0: auto
+  int cores_per_slot = 0;   // 0: auto
   SlotType slot_type = SlotType::kAuto;
   bool is_single_node = false;
   int priority = 42;  // 1 to 99; lower ones go first
@@ -37,7 +37,12 @@ struct Resources {
 void check_together(Section& section, const Resources& resources);
 
 inline void declare_keys(Keys& keys, Resources& r) {
-  keys.integer({"slots_per_trial", "The number of ranks: one process on each slot."}, r.slots_per_trial, {1, 65536});
+  keys.auto_or_integer(
+      {"slots_per_trial", "The number of ranks: one process on each slot.",
+       "`auto`: on one machine whose slots no file declares, the first launch tries how its cores are "
+       "best divided among ranks and threads ([more](performance.md#ranks-or-threads)); else all GPUs, "
+       "or all slots that a file declares, of one machine."},
+      r.slots_per_trial, {1, 65536});
   keys.auto_or_integer({"cores_per_slot", "How many cores each rank gets.",
                         "`auto`: all that the machine has, divided evenly among the ranks; on slots that a file "
                         "declares, all cores of the "

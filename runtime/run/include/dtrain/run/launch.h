@@ -22,6 +22,7 @@ struct LaunchRequest {
   Mock mock;
   bool dry_run = false;                       // print the plan, start nothing
   bool detach = false;                        // continue without the terminal once the task is in the ledger
+  bool is_trial = false;                      // a short run for another launch: it ends with that one, without a report
   bool json = false;                          // with dry_run: the plan as JSON
   std::optional<scheduler::Machine> machine;  // what this machine is taken for (by tests); empty: what it is
 };

@@ -1,4 +1,4 @@
-#include "launch/launch_signals.h"
+#include "stop/launch_signals.h"
 
 #include <cerrno>
 #include <cstring>
