@@ -9,7 +9,7 @@
 #include "dtrain/base/text.h"
 #include "dtrain/config/experiment.h"
 #include "environment.h"
-#include "folder/merge_folder.h"
+#include "folder/host_folder.h"
 #include "launch/job_outcome.h"
 #include "run_harness.h"
 

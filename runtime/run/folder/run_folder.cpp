@@ -18,7 +18,7 @@
 #include "dtrain/base/file.h"
 #include "dtrain/base/text.h"
 #include "dtrain/config/experiment.h"
-#include "dtrain/run/find_task.h"
+#include "dtrain/run/user_ledger.h"
 
 namespace dtrain::run {
 namespace {

@@ -5,7 +5,7 @@
 #include "commands/slurm_command.h"
 #include "dtrain/base/error.h"
 #include "dtrain/run/run_state.h"
-#include "folder/put_aside.h"
+#include "folder/resume.h"
 #include "launch/slurm_submit.h"
 
 namespace dtrain::run {

@@ -17,16 +17,14 @@
 #include "dtrain/base/text.h"
 #include "dtrain/checkpoint/checkpoint.h"
 #include "dtrain/config/experiment.h"
+#include "dtrain/host/processes.h"
 #include "dtrain/run/checkpoint_folder.h"
 #include "dtrain/run/log_tail.h"
 #include "dtrain/run/run_state.h"
 #include "dtrain/run/summary_text.h"
 #include "dtrain/run/user_ledger.h"
 #include "dtrain/run/version.h"
-#include "folder/end_report.h"
-#include "folder/first_look.h"
-#include "folder/next_steps.h"
-#include "folder/process_id.h"
+#include "folder/run_texts.h"
 #include "folder/screen.h"
 #include "launch/attempts.h"
 #include "launch/detached.h"
@@ -177,7 +175,7 @@ int carry_out(LaunchPlan plan, LaunchFolder opened, const Variables& variables, 
   LaunchSignals signals;
   EventLog events(folder.events(), clock, -1, plan.host);
   LaunchTask task(state_folder(variables), task_request(plan, folder.path), clock);
-  events.write("submitted", {{"task", task.id()}, {"start_ticks", start_ticks(::getpid())}});
+  events.write("submitted", {{"task", task.id()}, {"start_ticks", host::start_ticks(::getpid())}});
   bool told = false;
   const auto wait_for_slots = [&] {
     if (!wait_in_queue(plan, folder.path, task, signals, events, std::exchange(told, true) ? nullptr : detached)) {
@@ -195,9 +193,9 @@ int carry_out(LaunchPlan plan, LaunchFolder opened, const Variables& variables, 
     warn(warnings_of(opened.resume));
   }
 
-  events.write(
-      "run_started",
-      {{"name", plan.experiment.name}, {"world_size", plan.world_size()}, {"start_ticks", start_ticks(::getpid())}});
+  events.write("run_started", {{"name", plan.experiment.name},
+                               {"world_size", plan.world_size()},
+                               {"start_ticks", host::start_ticks(::getpid())}});
   Screen screen(STDOUT_FILENO, ::isatty(STDOUT_FILENO) == 1, clock);
   screen.activity(plan.world_size() == 1 ? "starting 1 rank"
                                          : "starting " + std::to_string(plan.world_size()) + " ranks");

@@ -13,7 +13,7 @@
 #include "dtrain/run/checkpoint_folder.h"
 #include "dtrain/run/user_ledger.h"
 #include "folder/event_log.h"
-#include "folder/put_aside.h"
+#include "folder/resume.h"
 #include "launch/slurm_submit.h"
 
 namespace dtrain::run {

@@ -3,8 +3,7 @@
 
 #include "dtrain/base/clock.h"
 #include "dtrain/run/launch.h"
-#include "folder/continued_run.h"
-#include "folder/resume_point.h"
+#include "folder/resume.h"
 #include "folder/run_lock.h"
 #include "plan/launch_plan.h"
 

@@ -5,7 +5,6 @@
 
 #include "dtrain/base/error.h"
 #include "dtrain/host/processes.h"
-#include "folder/process_id.h"
 #include "launch/local_outcome.h"
 
 namespace dtrain::run {
@@ -34,7 +33,7 @@ void LocalRanks::start(const Handover& handover, const Variables& variables) {
     attempt_.task.add_process(name, pid);
     attempt_.events.write(
         "rank_started",
-        {{"rank", placement.rank}, {"pid", pid}, {"start_ticks", start_ticks(pid)}, {"cpus", placement.cpus}});
+        {{"rank", placement.rank}, {"pid", pid}, {"start_ticks", host::start_ticks(pid)}, {"cpus", placement.cpus}});
   }
 }
 

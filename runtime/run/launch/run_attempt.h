@@ -5,7 +5,7 @@
 #include "dtrain/base/clock.h"
 #include "dtrain/run/run_folder.h"
 #include "environment.h"
-#include "folder/resume_point.h"
+#include "folder/resume.h"
 #include "folder/screen.h"
 #include "launch/launch_events.h"
 #include "launch/launch_signals.h"

@@ -2,10 +2,9 @@
 
 #include "dtrain/base/error.h"
 #include "dtrain/run/checkpoint_folder.h"
-#include "folder/continued_run.h"
 #include "folder/host_folder.h"
 #include "folder/plan_file.h"
-#include "folder/put_aside.h"
+#include "folder/resume.h"
 
 namespace dtrain::run {
 namespace {

@@ -7,7 +7,7 @@
 #include "dtrain/comm/control.h"
 #include "dtrain/config/experiment.h"
 #include "dtrain/run/run_folder.h"
-#include "folder/resume_point.h"
+#include "folder/resume.h"
 #include "link/plane_link.h"
 #include "rank/compare_ranks.h"
 

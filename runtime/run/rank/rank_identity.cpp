@@ -1,7 +1,13 @@
 #include "rank/rank_identity.h"
 
+#include <algorithm>
+#include <ctime>
+
+#include <unistd.h>
+
 #include "dtrain/base/error.h"
 #include "dtrain/base/fd.h"
+#include "dtrain/host/processes.h"
 #include "dtrain/run/version.h"
 #include "dtrain/scheduler/rank_mark.h"
 #include "model_file.h"
@@ -27,6 +33,16 @@ bool expects_gpus(const Assignment& assignment, const comm::World& world) {
 }
 
 }  // namespace
+
+Nanoseconds process_start(const Clock& clock) {
+  const Nanoseconds now = clock.monotonic();
+  const std::uint64_t ticks = host::start_ticks(::getpid());
+  timespec boot{};
+  if (ticks == 0 || ::clock_gettime(CLOCK_BOOTTIME, &boot) != 0) return now;
+  const auto since_boot = std::chrono::seconds(boot.tv_sec) + Nanoseconds(boot.tv_nsec);
+  const auto started = Nanoseconds(static_cast<std::int64_t>(ticks) * (1'000'000'000 / ::sysconf(_SC_CLK_TCK)));
+  return now - std::max(Nanoseconds(0), since_boot - started);
+}
 
 void read_identity(RankIdentity& identity) {
   raise_open_files();  // rank 0 has two connections to every other rank; the profiling agent inherits the limit

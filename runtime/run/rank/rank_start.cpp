@@ -2,13 +2,13 @@
 #include <unistd.h>
 
 #include "dtrain/base/error.h"
+#include "dtrain/host/processes.h"
 #include "dtrain/run/agreed_error.h"
 #include "dtrain/run/checkpoint_folder.h"
 #include "dtrain/run/log_tail.h"
 #include "dtrain/run/rank_session.h"
 #include "folder/plan_file.h"
-#include "folder/process_id.h"
-#include "folder/put_aside.h"
+#include "folder/resume.h"
 #include "link/rendezvous.h"
 #include "rank/compare_ranks.h"
 #include "rank/connect_ranks.h"
@@ -139,7 +139,7 @@ void RankSession::open_folder() {
       if (identity_->is_rank_0()) log_->warn("{}", warning);
     }
   }
-  if (!environment.is_child()) files.events.write("rank_started", {{"start_ticks", start_ticks(::getpid())}});
+  if (!environment.is_child()) files.events.write("rank_started", {{"start_ticks", host::start_ticks(::getpid())}});
 }
 
 // Without a launcher rank 0 makes the folder, or opens that of the run that goes on.
