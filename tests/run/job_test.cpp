@@ -10,7 +10,7 @@
 #include "dtrain/config/experiment.h"
 #include "environment.h"
 #include "folder/host_folder.h"
-#include "launch/job_outcome.h"
+#include "launch/job_ranks.h"
 #include "run_harness.h"
 
 namespace dtrain::run {

@@ -27,9 +27,8 @@
 #include "folder/run_texts.h"
 #include "folder/screen.h"
 #include "launch/attempts.h"
-#include "launch/detached.h"
-#include "launch/launch_folder.h"
-#include "launch/launch_queue.h"
+#include "launch/launch_task.h"
+#include "launch/launched_run.h"
 #include "launch/slurm_submit.h"
 #include "plan/gpu_placement.h"
 #include "plan/launch_limits.h"
@@ -157,7 +156,7 @@ std::string how_to_continue(const RunFolder& folder, const LaunchPlan& plan, con
   return {};
 }
 
-int end_cancelled(const LaunchFolder& opened, LaunchTask& task, EventLog& events) {
+int end_cancelled(const LaunchedRun& opened, LaunchTask& task, EventLog& events) {
   const Interrupt& cancelled = task.cancelled();
   const bool goes_on_later = cancelled.signal != SIGINT && opened.resume.exists();
   const int code = static_cast<int>(goes_on_later ? ExitCode::kPreempted : ExitCode::kInterrupted);
@@ -167,8 +166,7 @@ int end_cancelled(const LaunchFolder& opened, LaunchTask& task, EventLog& events
 }
 
 // Carries out a launch from the queue to its end. `detached` is null unless this is the process that --detach started.
-int carry_out(LaunchPlan plan, LaunchFolder opened, const Variables& variables, const Clock& clock,
-              Detached* detached) {
+int carry_out(LaunchPlan plan, LaunchedRun opened, const Variables& variables, const Clock& clock, Detached* detached) {
   const RunFolder& folder = opened.folder;
   std::signal(SIGPIPE, SIG_IGN);  // a reader of our output that goes away does not end the run
   raise_open_files();             // for the ranks and the profiling agent, too
@@ -276,7 +274,7 @@ int launch(const LaunchRequest& given) {
   check_checkpoint_storage(plan.experiment.checkpoint_storage);
   const SystemClock clock;
   open_user_ledger(clock);  // an unusable ledger is an error before the run's folder exists
-  LaunchFolder opened = open_launch_folder(request, plan, continued ? &*continued : nullptr, variables, clock);
+  LaunchedRun opened = open_launched_run(request, plan, continued ? &*continued : nullptr, variables, clock);
   if (continued) plan.before = plan_before(*continued);
   std::error_code code;
   if (opened.is_job && std::filesystem::exists(opened.folder.plan(), code)) {  // by the launch that submitted it
