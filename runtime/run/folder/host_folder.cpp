@@ -19,6 +19,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
+constexpr std::size_t kPieceBytes = 256u << 10;
+
 bool holds(const fs::path& file, const std::string& text) {
   std::error_code code;
   return fs::is_regular_file(file, code) && read_file(file, 4096) == text;
@@ -27,8 +29,6 @@ bool holds(const fs::path& file, const std::string& text) {
 fs::path token_file(const RunFolder& folder) {
   return folder.launch() / "token";
 }
-
-constexpr std::size_t kPieceBytes = 256u << 10;
 
 // The file itself, not the target of a link.
 bool is_plain_file(const fs::path& path) {

@@ -29,6 +29,7 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr const char* kRunsFolder = "runs";
+constexpr const char* kTasksThereAre = "dtrain task list shows those there are";
 
 // "Fashion MNIST (CNN)" -> "fashion-mnist-cnn"
 std::string folder_name(const std::string& name) {
@@ -88,8 +89,6 @@ bool holds_run(const fs::path& path) {
   std::error_code code;
   return fs::exists(path / "experiment.yaml", code) || fs::exists(path / "events.jsonl", code);
 }
-
-constexpr const char* kTasksThereAre = "dtrain task list shows those there are";
 
 scheduler::Task task_of_number(scheduler::Ledger& ledger, const std::string& number) {
   scheduler::TaskId id = 0;

@@ -28,6 +28,9 @@ namespace {
 
 namespace fs = std::filesystem;
 
+// Size of dumps that takes about a second to read and analyse.
+constexpr std::uintmax_t kQuickBytes = 100'000'000;
+
 // Relative to the current folder if it is below it; quoted if a shell would not take it for one word.
 std::string shown_path(const fs::path& path) {
   std::error_code code;
@@ -39,9 +42,6 @@ std::string shown_path(const fs::path& path) {
   return plain ? shown : shell_quoted(shown);
 }
 
-// Size of dumps that takes about a second to read and analyse.
-constexpr std::uintmax_t kQuickBytes = 100'000'000;
-
 std::uintmax_t dump_bytes(const fs::path& profile) {
   std::uintmax_t sum = 0;
   std::error_code code;
@@ -50,6 +50,17 @@ std::uintmax_t dump_bytes(const fs::path& profile) {
     if (!code) sum += size;
   }
   return sum;
+}
+
+// The description of the example trial, in the source tree or in the installed share/. Empty if there is neither.
+std::string example_path() {
+  const fs::path bin = executable_path().parent_path();
+  std::error_code code;
+  for (const char* from : {"../share/dtrain", "../../.."}) {
+    const fs::path readme = (bin / from / "examples/fashion_mnist/README.md").lexically_normal();
+    if (fs::exists(readme, code)) return shown_path(readme);
+  }
+  return {};
 }
 
 }  // namespace
@@ -75,16 +86,6 @@ std::string reference_of(const RunFolder& folder) {
     }
   }
   return shown_path(folder.path);
-}
-
-std::string example_path() {
-  const fs::path bin = executable_path().parent_path();
-  std::error_code code;
-  for (const char* from : {"../share/dtrain", "../../.."}) {
-    const fs::path readme = (bin / from / "examples/fashion_mnist/README.md").lexically_normal();
-    if (fs::exists(readme, code)) return shown_path(readme);
-  }
-  return {};
 }
 
 std::string next_steps(const RunFolder& folder, bool recorded) {

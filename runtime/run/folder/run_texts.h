@@ -19,9 +19,6 @@ std::string own_command();
 // folder.
 std::string reference_of(const RunFolder& folder);
 
-// The description of the example trial, in the source tree or in the installed share/. Empty if there is neither.
-std::string example_path();
-
 // What to do with a run that is over: three lines below its summary. `recorded`: the run has a profile, which reports
 // and analyses read.
 std::string next_steps(const RunFolder& folder, bool recorded);

@@ -24,7 +24,6 @@ namespace {
 constexpr auto kPlainPeriod = std::chrono::seconds(5);
 constexpr auto kAWhile = std::chrono::seconds(10);
 constexpr std::string_view kEraseLine = "\r\x1b[2K";
-
 constexpr std::size_t kLongestLine = 64 * 1024;  // a longer line is passed on in parts
 
 }  // namespace

@@ -16,6 +16,8 @@ namespace dtrain::run {
 namespace {
 
 constexpr std::size_t kLogLinesShown = 15;
+constexpr int kWatchPollMs = 50;  // the screen is updated at least this often
+constexpr auto kTogether = std::chrono::seconds(1);
 
 Outcome run_once(const Attempt& attempt) {
   switch (attempt.plan.launcher.type) {
@@ -45,9 +47,6 @@ std::optional<Outcome> prepare_next(Attempt& attempt, int number, const std::str
                       (attempt.folder.path / ("attempt-" + std::to_string(number))).string());
   return std::nullopt;
 }
-
-constexpr int kWatchPollMs = 50;  // the screen is updated at least this often
-constexpr auto kTogether = std::chrono::seconds(1);
 
 class Watcher {
  public:
@@ -119,6 +118,21 @@ class Watcher {
 };
 
 }  // namespace
+
+std::string stopping_line(const Interrupt& interrupt) {
+  if (interrupt.repeats) return "dtrain: " + interrupt.why + ": the ranks are stopping already; another one kills them";
+  if (interrupt.yields) return "dtrain: " + interrupt.why + ": saving after the current step, to go on later";
+  return "dtrain: " + interrupt.why + ": stopping after the current step; a second " + interrupt.why +
+         " kills the ranks";
+}
+
+int exit_code_of_stop(const Interrupt& interrupt, int of_ranks) {
+  const int preempted = static_cast<int>(ExitCode::kPreempted);
+  if (of_ranks == static_cast<int>(ExitCode::kDone)) return of_ranks;
+  // Ranks that saved because of an order to yield do not know of a SIGINT that came later.
+  const bool goes_on_later = of_ranks == preempted && !(interrupt.exists() && interrupt.signal == SIGINT);
+  return goes_on_later ? preempted : static_cast<int>(ExitCode::kInterrupted);
+}
 
 std::vector<std::string> log_lines(const RunFolder& folder, int rank, const std::string& cause) {
   const std::string repeated = cause.substr(0, cause.find('\n'));

@@ -16,9 +16,9 @@
 #include "folder/event_log.h"
 #include "folder/resume.h"
 #include "folder/screen.h"
-#include "launch/interrupt.h"
 #include "launch/launch_task.h"
 #include "plan/launch_plan.h"
+#include "stop/launch_signals.h"
 
 namespace dtrain::run {
 
@@ -42,6 +42,12 @@ struct Outcome {
   bool reported = false;  // the launcher in a Slurm job has written the last event and printed the outcome
   Interrupt interrupt;    // what stopped it; nothing if it was not interrupted
 };
+
+// What the screen shows when an interrupt stops the ranks after their current step.
+std::string stopping_line(const Interrupt& interrupt);
+
+// The exit code of a run that was asked to stop, from the highest exit code of its ranks.
+int exit_code_of_stop(const Interrupt& interrupt, int of_ranks);
 
 // The last lines of the rank's log if it is on this host, without lines that repeat the first line of `cause`.
 std::vector<std::string> log_lines(const RunFolder& folder, int rank, const std::string& cause);

@@ -18,7 +18,6 @@ namespace dtrain::run {
 namespace {
 
 constexpr std::size_t kErrorsKept = 64 * 1024;
-
 constexpr std::size_t kFailureLines = 15;
 
 std::string host_of(const LaunchPlan& plan, int rank) {

@@ -20,15 +20,14 @@ using scheduler::TaskState;
 
 constexpr int kQueuePollMs = 100;
 constexpr auto kLookPeriod = std::chrono::milliseconds(250);
-
 constexpr std::size_t kDetachedLines = 15;
+
+// As wide as the row names of render_plan().
+constexpr const char* kIndent = "            ";
 
 void put(int from, int to) {
   if (::dup2(from, to) < 0) throw SystemError("cannot redirect descriptor " + std::to_string(to), errno);
 }
-
-// As wide as the row names of render_plan().
-constexpr const char* kIndent = "            ";
 
 std::string queued_row(const LaunchTask& task, const scheduler::Waiting& waiting) {
   return "queued      task " + std::to_string(task.id()) + " waits: " + waiting.reason + "\n";

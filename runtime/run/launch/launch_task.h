@@ -2,6 +2,7 @@
 // until its ranks are gone. One thread.
 #pragma once
 
+#include <csignal>
 #include <filesystem>
 #include <functional>
 #include <optional>
@@ -13,10 +14,22 @@
 #include "dtrain/base/fd.h"
 #include "dtrain/scheduler/ledger.h"
 #include "folder/event_log.h"
-#include "launch/interrupt.h"
 #include "plan/launch_plan.h"
+#include "stop/launch_signals.h"
 
 namespace dtrain::run {
+
+// What asks a launch to stop: a signal to it, a `dtrain task kill`, or an order to give the slots to another task for a
+// while.
+struct Interrupt {
+  std::string why;       // "SIGINT", "dtrain task kill", "preempted by task 7 (mnist)"; empty: nothing asks
+  int signal = SIGTERM;  // the ranks act as after this one: SIGINT, a person ends the run; SIGTERM, it goes on later
+  int count = 1;         // its number, from 1
+  bool yields = false;   // the launch waits in the queue again and goes on
+  bool repeats = false;  // the ranks are stopping already, because of an order to yield
+
+  bool exists() const { return !why.empty(); }
+};
 
 // The task of a launch. Once it holds its slots, an error of the ledger (a full disk) does not end the training: the
 // first one becomes a warning.

@@ -25,14 +25,7 @@ namespace dtrain::run {
 namespace {
 
 constexpr int kLinkFd = 3;  // its number in the rank
-
-Failure reported_by(int rank, const ErrorMessage& error) {
-  if (error.agreed) return {-1, error.cause, error.remedy};
-  return {.rank = rank,
-          .cause = "rank " + std::to_string(rank) + " " + failed_when(error.step) + ": " + error.cause,
-          .remedy = error.remedy,
-          .may_pass = error.departure == comm::Departure::kTimedOut};
-}
+constexpr auto kLocalAgentPatience = std::chrono::seconds(2);
 
 // A failing rank informs the others through the control plane, and they stop by themselves. A rank that has not joined
 // is not reached that way, so it gets SIGTERM sooner. A rank that hangs is killed. A rank that is stopped (SIGSTOP)
@@ -41,7 +34,13 @@ constexpr auto kGraceWhileStarting = std::chrono::milliseconds(100);
 constexpr auto kGraceBeforeTerm = std::chrono::milliseconds(500);
 constexpr auto kGraceBeforeKill = std::chrono::seconds(5);
 
-constexpr auto kLocalAgentPatience = std::chrono::seconds(2);
+Failure reported_by(int rank, const ErrorMessage& error) {
+  if (error.agreed) return {-1, error.cause, error.remedy};
+  return {.rank = rank,
+          .cause = "rank " + std::to_string(rank) + " " + failed_when(error.step) + ": " + error.cause,
+          .remedy = error.remedy,
+          .may_pass = error.departure == comm::Departure::kTimedOut};
+}
 
 profile::AgentOptions agent_options(const LaunchPlan& plan, const RunFolder& folder) {
   profile::AgentOptions options{.agent_id = plan.host, .profile_folder = folder.profile()};
@@ -240,7 +239,11 @@ void LocalRanks::read_links() {
 void LocalRanks::show_logs(bool last) {
   std::vector<std::pair<int, std::string>> lines;
   const auto collect = [&](int rank, std::string_view line) { lines.emplace_back(rank, line); };
-  last ? tail_.finish(collect) : static_cast<void>(tail_.poll(collect));
+  if (last) {
+    tail_.finish(collect);
+  } else {
+    tail_.poll(collect);
+  }
   if (lines.empty()) return;
   // A rank sends its error over its link before it logs it. Its log lines from then on are not shown here: they are
   // part of the report at the end, which states the cause once.

@@ -17,6 +17,10 @@ constexpr auto kCauseTimeout = std::chrono::seconds(1);
 constexpr auto kCausePeriod = std::chrono::milliseconds(2);
 constexpr std::size_t kLongestCause = 64 * 1024;  // bytes; must fit into a control message however it is escaped
 
+// mpirun kills the other ranks a second after one has died, even in the middle of a step or of an MPI call that hangs.
+// Until then this rank may report an error of its own that says more.
+constexpr auto kReportUnderMpirun = std::chrono::milliseconds(400);
+
 bool timed_out(const std::exception& error) {
   return dynamic_cast<const comm::TimedOut*>(&error) != nullptr;
 }
@@ -34,10 +38,6 @@ std::optional<comm::RankFailure> failure_behind(comm::ControlPlane& control, con
   }
   return failure;
 }
-
-// mpirun kills the other ranks a second after one has died, even in the middle of a step or of an MPI call that hangs.
-// Until then this rank may report an error of its own that says more.
-constexpr auto kReportUnderMpirun = std::chrono::milliseconds(400);
 
 }  // namespace
 

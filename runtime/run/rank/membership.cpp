@@ -20,6 +20,8 @@ namespace {
 
 constexpr const char* kConnected = "run.connected";
 constexpr std::size_t kSecretBytes = 32;
+constexpr int kMostNamed = 16;
+constexpr std::chrono::milliseconds kOthersLook{500};  // their deadlines pass a little later
 
 // Rank 0 sends its contact, or the error that makes it unreachable: the others wait for one of the two.
 void serve_by_mpi(Membership& membership, comm::ControlOptions options, const std::string& network_interface) {
@@ -39,9 +41,6 @@ void serve_by_mpi(Membership& membership, comm::ControlOptions options, const st
       {"address", bound.address}, {"port", bound.port}, {"secret", send_secret ? options.secret : std::string()}};
   membership.mpi()->broadcast(to_line(contact));
 }
-
-constexpr int kMostNamed = 16;
-constexpr std::chrono::milliseconds kOthersLook{500};  // their deadlines pass a little later
 
 }  // namespace
 

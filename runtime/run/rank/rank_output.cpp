@@ -18,13 +18,12 @@ namespace dtrain::run {
 namespace {
 
 constexpr auto kCopyPeriod = std::chrono::milliseconds(50);
+constexpr auto kProgressPeriod = std::chrono::milliseconds(200);
 
 void flush_streams() {
   std::cout.flush();
   std::fflush(nullptr);
 }
-
-constexpr auto kProgressPeriod = std::chrono::milliseconds(200);
 
 }  // namespace
 
@@ -128,7 +127,7 @@ void LogRedirect::original_output(std::string_view text) const {
   write_all(output_.get(), text);
 }
 
-double RemainingTime::seconds_left(const Progress& progress, Nanoseconds now) {
+double ProgressReport::seconds_left(const Progress& progress, Nanoseconds now) {
   if (!first_time_) {
     first_time_ = now;
     first_batch_ = progress.batch;
@@ -142,7 +141,7 @@ double RemainingTime::seconds_left(const Progress& progress, Nanoseconds now) {
 void ProgressReport::report(const Progress& progress) {
   const Nanoseconds now = clock_.monotonic();
   Progress full = progress;
-  full.seconds_left = remaining_.seconds_left(progress, now);
+  full.seconds_left = seconds_left(progress, now);
   if (now - shown_ < kProgressPeriod && progress.batch < progress.total_batches) return;
   shown_ = now;
   show_(full);

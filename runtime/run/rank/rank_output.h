@@ -100,17 +100,6 @@ class LogRedirect {
   std::thread thread_;
 };
 
-// Estimates the remaining time from the rate of batches since the first report.
-class RemainingTime {
- public:
-  // Negative: not known yet.
-  double seconds_left(const Progress& progress, Nanoseconds now);
-
- private:
-  std::optional<Nanoseconds> first_time_;
-  std::int64_t first_batch_ = 0;
-};
-
 // Rank 0's progress: estimates the remaining time and shows the progress a few times a second. The training thread
 // makes all calls.
 class ProgressReport {
@@ -121,10 +110,14 @@ class ProgressReport {
   void report(const Progress& progress);
 
  private:
+  // By the rate of batches since the first report. Negative: not known yet.
+  double seconds_left(const Progress& progress, Nanoseconds now);
+
   const Clock& clock_;
   const std::function<void(const Progress&)> show_;
   Nanoseconds shown_{0};
-  RemainingTime remaining_;
+  std::optional<Nanoseconds> first_time_;
+  std::int64_t first_batch_ = 0;
 };
 
 // What a rank has open in the run's folder.

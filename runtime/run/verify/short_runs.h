@@ -8,7 +8,7 @@
 #include "dtrain/analysis/run_profile.h"
 #include "dtrain/run/mock.h"
 #include "dtrain/run/run_folder.h"
-#include "launch/interrupt.h"
+#include "stop/launch_signals.h"
 
 namespace dtrain::run {
 

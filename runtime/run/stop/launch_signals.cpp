@@ -1,4 +1,4 @@
-#include "launch/interrupt.h"
+#include "stop/launch_signals.h"
 
 #include <cerrno>
 #include <cstring>
@@ -10,21 +10,6 @@
 #include "dtrain/base/error.h"
 
 namespace dtrain::run {
-
-std::string stopping_line(const Interrupt& interrupt) {
-  if (interrupt.repeats) return "dtrain: " + interrupt.why + ": the ranks are stopping already; another one kills them";
-  if (interrupt.yields) return "dtrain: " + interrupt.why + ": saving after the current step, to go on later";
-  return "dtrain: " + interrupt.why + ": stopping after the current step; a second " + interrupt.why +
-         " kills the ranks";
-}
-
-int exit_code_of_stop(const Interrupt& interrupt, int of_ranks) {
-  const int preempted = static_cast<int>(ExitCode::kPreempted);
-  if (of_ranks == static_cast<int>(ExitCode::kDone)) return of_ranks;
-  // Ranks that saved because of an order to yield do not know of a SIGINT that came later.
-  const bool goes_on_later = of_ranks == preempted && !(interrupt.exists() && interrupt.signal == SIGINT);
-  return goes_on_later ? preempted : static_cast<int>(ExitCode::kInterrupted);
-}
 
 LaunchSignals::LaunchSignals() {
   ::sigemptyset(&set_);
