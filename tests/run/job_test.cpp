@@ -9,8 +9,8 @@
 #include "dtrain/base/text.h"
 #include "dtrain/config/experiment.h"
 #include "environment.h"
-#include "folder/merge_folder.h"
-#include "launch/job_outcome.h"
+#include "folder/host_folder.h"
+#include "launch/job_ranks.h"
 #include "run_harness.h"
 
 namespace dtrain::run {

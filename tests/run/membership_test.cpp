@@ -3,7 +3,6 @@
 #include <future>
 
 #include "dtrain/base/error.h"
-#include "rank/connect_ranks.h"
 #include "rank/membership.h"
 #include "run_harness.h"
 

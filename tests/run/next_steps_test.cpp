@@ -1,4 +1,4 @@
-#include "folder/next_steps.h"
+#include "folder/run_texts.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -6,7 +6,6 @@
 #include <cstdlib>
 #include <filesystem>
 
-#include "folder/first_look.h"
 #include "run_harness.h"
 
 namespace dtrain::run {

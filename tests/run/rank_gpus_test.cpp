@@ -12,7 +12,7 @@
 #include "dtrain/run/agreed_error.h"
 #include "gpus_in_use.h"
 #include "plan/gpu_placement.h"
-#include "rank/connect_ranks.h"
+#include "rank/membership.h"
 #include "run_harness.h"
 
 namespace dtrain::run {

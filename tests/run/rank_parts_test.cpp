@@ -6,8 +6,7 @@
 
 #include "dtrain/run/agreed_error.h"
 #include "rank/failure_report.h"
-#include "rank/metrics_log.h"
-#include "rank/progress_report.h"
+#include "rank/rank_output.h"
 #include "run_harness.h"
 #include "stop/stop_requests.h"
 

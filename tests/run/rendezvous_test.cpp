@@ -8,7 +8,8 @@
 #include <gtest/gtest.h>
 
 #include "dtrain/base/error.h"
-#include "folder/process_id.h"
+#include "dtrain/host/processes.h"
+#include "rank/rank_identity.h"
 #include "run_harness.h"
 
 namespace dtrain::run {
@@ -62,7 +63,7 @@ TEST(Rendezvous, AFileThatADeadJobLeftIsNotTaken) {
                               {"port", 1},
                               {"secret", "x"},
                               {"pid", ::getpid()},
-                              {"started", start_ticks(::getpid()) - 1}};
+                              {"started", host::start_ticks(::getpid()) - 1}};
   EXPECT_THROW(await_contact(path, 20ms), CommError);
   const RendezvousFile file(path, kContact);
   EXPECT_EQ(await_contact(path, kHangs).port, kContact.port);
@@ -84,9 +85,9 @@ TEST(Rendezvous, AJobsNameBecomesAFileName) {
 TEST(ProcessId, StartsAreInThePastAndTheSameTwice) {
   const SystemClock clock;
   EXPECT_LE(process_start(clock), clock.monotonic());
-  EXPECT_GT(start_ticks(::getpid()), 0u);
-  EXPECT_EQ(start_ticks(::getpid()), start_ticks(::getpid()));
-  EXPECT_EQ(start_ticks(1 << 30), 0u);
+  EXPECT_GT(host::start_ticks(::getpid()), 0u);
+  EXPECT_EQ(host::start_ticks(::getpid()), host::start_ticks(::getpid()));
+  EXPECT_EQ(host::start_ticks(1 << 30), 0u);
 }
 
 }  // namespace

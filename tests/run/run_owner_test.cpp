@@ -1,5 +1,5 @@
 // Who carries out a run, where no lock says so.
-#include "folder/run_owner.h"
+#include "folder/run_lock.h"
 
 #include <fstream>
 #include <optional>

@@ -2,10 +2,9 @@
 #include <gmock/gmock.h>
 
 #include "dtrain/base/unix_socket.h"
-#include "launch/job_outcome.h"
+#include "launch/attempts.h"
 #include "launch/job_ranks.h"
 #include "launch/local_ranks.h"
-#include "launch/watcher.h"
 #include "run_harness.h"
 
 namespace dtrain::run {

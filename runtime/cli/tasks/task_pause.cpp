@@ -2,7 +2,6 @@
 #include <memory>
 
 #include "commands.h"
-#include "dtrain/run/find_task.h"
 #include "dtrain/run/user_ledger.h"
 #include "tasks/task_facts.h"
 

@@ -5,7 +5,6 @@
 #include "dtrain/analysis/run_history.h"
 #include "dtrain/base/error.h"
 #include "dtrain/base/text.h"
-#include "dtrain/run/find_task.h"
 #include "dtrain/run/user_ledger.h"
 #include "tasks/task_facts.h"
 

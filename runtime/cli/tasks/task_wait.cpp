@@ -4,7 +4,6 @@
 
 #include "commands.h"
 #include "dtrain/base/error.h"
-#include "dtrain/run/find_task.h"
 #include "dtrain/run/user_ledger.h"
 #include "tasks/task_facts.h"
 

@@ -17,7 +17,7 @@
 #include "dtrain/base/unix_socket.h"
 #include "dtrain/checkpoint/checkpoint.h"
 #include "dtrain/run/run_state.h"
-#include "folder/run_owner.h"
+#include "folder/run_lock.h"
 
 namespace dtrain::run {
 namespace {

@@ -1,9 +1,10 @@
-// The run's folder on a host that does not see the launcher's. It is made there under the same path, and the launcher
-// collects it at the end. Plain functions.
+// The run's folder on a host that does not see the launcher's. It is made there under the same path. At the end the
+// launcher collects it and merges it into its own. Plain functions.
 #pragma once
 
 #include <filesystem>
 #include <string>
+#include <vector>
 
 #include "dtrain/run/run_folder.h"
 
@@ -20,5 +21,10 @@ void make_host_folder(const RunFolder& folder, const std::string& token, const s
 
 // The file with that mark. A folder is deleted only if it holds the file.
 inline constexpr const char* kHostFolderMark = ".dtrain-host-folder";
+
+// Moves plain files, appends lines of events.jsonl, and takes over the keys of plan.json from the host of rank 0.
+// Leaves out everything else (links, devices): here a link would lead to a file of this host. Returns what was left
+// out, relative to `from`. SystemError or DataError: not all of it could be moved.
+std::vector<std::filesystem::path> merge_folder(const RunFolder& from, const RunFolder& to);
 
 }  // namespace dtrain::run

@@ -1,3 +1,5 @@
+// The folder of a run (run_folder.h), and how runs and tasks are found by names and numbers. find_run() finds the run
+// of a task, and find_task() the task of a run, so both are here (user_ledger.h).
 #include "dtrain/run/run_folder.h"
 
 #include <algorithm>
@@ -18,7 +20,8 @@
 #include "dtrain/base/file.h"
 #include "dtrain/base/text.h"
 #include "dtrain/config/experiment.h"
-#include "dtrain/run/find_task.h"
+#include "dtrain/run/user_ledger.h"
+#include "environment.h"
 
 namespace dtrain::run {
 namespace {
@@ -26,6 +29,7 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr const char* kRunsFolder = "runs";
+constexpr const char* kTasksThereAre = "dtrain task list shows those there are";
 
 // "Fashion MNIST (CNN)" -> "fashion-mnist-cnn"
 std::string folder_name(const std::string& name) {
@@ -84,6 +88,29 @@ fs::path make_numbered(const std::string& name) {
 bool holds_run(const fs::path& path) {
   std::error_code code;
   return fs::exists(path / "experiment.yaml", code) || fs::exists(path / "events.jsonl", code);
+}
+
+scheduler::Task task_of_number(scheduler::Ledger& ledger, const std::string& number) {
+  scheduler::TaskId id = 0;
+  const auto [end, code] = std::from_chars(number.data(), number.data() + number.size(), id);
+  if (code != std::errc() || end != number.data() + number.size()) {
+    throw ConfigError("'" + number + "' is not the number of a task",
+                      "give its number (127 or task:127), or a run that it is (run:3, run:NAME)");
+  }
+  auto found = ledger.find(id);
+  if (!found) throw ConfigError("there is no task " + number, kTasksThereAre);
+  return *std::move(found);
+}
+
+scheduler::Task task_of_run(scheduler::Ledger& ledger, const RunFolder& folder) {
+  std::optional<scheduler::Task> found;
+  ledger.visit(scheduler::Which::kAll, [&](scheduler::Task&& task) {
+    if (task.run_dir == folder.path && (!found || !has_ended(task.state) || has_ended(found->state))) {
+      found = std::move(task);
+    }
+  });
+  if (!found) throw ConfigError("no task in this ledger belongs to the run " + folder.path.string(), kTasksThereAre);
+  return *std::move(found);
 }
 
 }  // namespace
@@ -191,6 +218,26 @@ RunFolder find_run(const std::string& text) {
     }
   }
   throw ConfigError("no run '" + run + "' under " + runs.string() + "; " + hint);
+}
+
+scheduler::Ledger open_user_ledger(const Clock& clock) {
+  return scheduler::Ledger::open(state_folder(process_variables()), clock);
+}
+
+scheduler::Task find_task(scheduler::Ledger& ledger, const std::string& text) {
+  if (text.starts_with("run:")) return task_of_run(ledger, find_run(text));
+  return task_of_number(ledger, text.starts_with("task:") ? text.substr(5) : text);
+}
+
+RunFolder run_of_task(const std::string& number) {
+  const SystemClock clock;
+  scheduler::Ledger ledger = open_user_ledger(clock);
+  RunFolder folder{task_of_number(ledger, number).run_dir};
+  std::error_code code;
+  if (!std::filesystem::is_directory(folder.path, code)) {
+    throw ConfigError("the run of task " + number + ", " + folder.path.string() + ", is not there any more");
+  }
+  return folder;
 }
 
 }  // namespace dtrain::run

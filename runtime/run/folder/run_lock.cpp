@@ -1,15 +1,132 @@
 #include "folder/run_lock.h"
 
 #include <cerrno>
+#include <optional>
 
 #include <fcntl.h>
 #include <sys/file.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
+#include "dtrain/base/blocked_signals.h"
 #include "dtrain/base/error.h"
+#include "dtrain/base/fd.h"
 #include "dtrain/base/file.h"
+#include "dtrain/host/identity.h"
+#include "dtrain/host/processes.h"
 
 namespace dtrain::run {
+namespace {
+
+namespace fs = std::filesystem;
+
+using std::chrono::nanoseconds;
+
+Json to_json(const OwnerProcess& owner, const fs::path& run) {
+  return {{"host", owner.host},
+          {"host_key", owner.host_key},
+          {"pid", owner.pid},
+          {"start", owner.start},
+          {"folder", inode_of(run)}};
+}
+
+// None: nobody owns the run, or what is there cannot be read.
+std::optional<OwnerProcess> owner_in(const fs::path& file) {
+  try {
+    const Json json = Json::parse(read_file(file));
+    if (json.at("folder") != inode_of(file.parent_path())) return std::nullopt;
+    return OwnerProcess{json.at("host"), json.at("host_key"), json.at("pid"), json.at("start")};
+  } catch (const std::exception&) {
+    return std::nullopt;
+  }
+}
+
+// By the clock of the file system. A file that is opened is asked for anew, where attributes are cached. Empty: it is
+// not there.
+std::optional<nanoseconds> time_of(const fs::path& file) {
+  const UniqueFd opened(::open(file.c_str(), O_RDONLY | O_CLOEXEC));
+  struct stat info {};
+  if (!opened || ::fstat(opened.get(), &info) != 0) return std::nullopt;
+  return std::chrono::seconds(info.st_mtim.tv_sec) + nanoseconds(info.st_mtim.tv_nsec);
+}
+
+// The present time by the clock of the file system.
+std::optional<nanoseconds> time_there(const fs::path& folder) {
+  const fs::path probe = folder / (".now-" + std::to_string(::getpid()));
+  const UniqueFd file(::open(probe.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
+  if (!file) return std::nullopt;
+  write_all(file.get(), "now");
+  const auto time = time_of(probe);
+  ::unlink(probe.c_str());
+  return time;
+}
+
+// Whether a process of another host has touched the file within `silence`, or does so now.
+bool is_touched(const fs::path& file, const OwnerTimes& times) {
+  const auto before = time_of(file);
+  const auto present = time_there(file.parent_path());
+  if (!before || !present || *present - *before > times.silence) return false;
+  const auto deadline = std::chrono::steady_clock::now() + times.silence;
+  while (std::chrono::steady_clock::now() < deadline) {
+    std::this_thread::sleep_for(times.beat / 10);
+    const auto time = time_of(file);
+    if (time && *time != *before) return true;
+  }
+  return false;
+}
+
+bool lives(const OwnerProcess& owner, const std::string& host_key, const fs::path& file, const OwnerTimes& times) {
+  if (owner.host_key == host_key) return host::start_ticks(owner.pid) == owner.start;
+  return is_touched(file, times);
+}
+
+}  // namespace
+
+std::uint64_t inode_of(const fs::path& folder) {
+  struct stat info {};
+  return ::stat(folder.c_str(), &info) == 0 ? info.st_ino : 0;
+}
+
+OwnerProcess OwnerProcess::self() {
+  const host::HostIdentity identity = host::host_identity();
+  return {identity.name, identity.key, ::getpid(), host::start_ticks(::getpid())};
+}
+
+RunOwner::RunOwner(const fs::path& run, const OwnerProcess& self, const OwnerTimes& times)
+    : file_(run / ".owner"), self_(to_json(self, run)), times_(times) {
+  const auto owner = owner_in(file_);
+  if (owner && to_json(*owner, run) != self_ && lives(*owner, self.host_key, file_, times)) {
+    throw ConfigError("the run " + run.string() + " is in progress: process " + std::to_string(owner->pid) + " on " +
+                          owner->host + " carries it out",
+                      "wait for its end, or stop it first (Ctrl-C there, dtrain task kill)");
+  }
+  write_file_atomic(file_, to_line(self_));
+  const BlockedSignals blocked;  // signals are for the threads that wait for them
+  thread_ = std::thread([this] { beat(); });
+}
+
+RunOwner::~RunOwner() {
+  {
+    const std::scoped_lock lock(mutex_);
+    ends_ = true;
+  }
+  wake_.notify_all();
+  thread_.join();
+  if (is_mine() && ::truncate(file_.c_str(), 0) != 0) return;  // the next one waits for `silence`
+}
+
+bool RunOwner::is_mine() const {
+  const auto owner = owner_in(file_);
+  return owner && to_json(*owner, file_.parent_path()) == self_;
+}
+
+void RunOwner::beat() {
+  std::unique_lock lock(mutex_);
+  while (!wake_.wait_for(lock, times_.beat, [this] { return ends_; })) {
+    // Who was taken for gone, as after a suspended machine, does not speak for its successor.
+    if (is_mine()) ::utimensat(AT_FDCWD, file_.c_str(), nullptr, 0);  // where it fails, the next one tries again
+  }
+}
 
 RunLock RunLock::take(const RunFolder& folder) {
   const std::filesystem::path path = folder.path / ".lock";

@@ -1,15 +1,70 @@
 // Says that a process carries out the run in a folder: by a lock, which ends with that process, however it ends, and by
-// the file .owner (run_owner.h) for hosts that do not see each other's locks. One thread.
+// the file .owner for hosts that do not see each other's locks (NFS with nolock, Lustre with localflock). One thread
+// besides the one that an owner starts.
 #pragma once
 
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <filesystem>
 #include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+
+#include <sys/types.h>
 
 #include "dtrain/base/fd.h"
+#include "dtrain/base/json.h"
 #include "dtrain/run/run_folder.h"
-#include "folder/run_owner.h"
 
 namespace dtrain::run {
 
+// Tells a folder from its copies, on every host. 0: not known.
+std::uint64_t inode_of(const std::filesystem::path& folder);
+
+struct OwnerProcess {
+  std::string host;         // for messages
+  std::string host_key;     // HostIdentity::key
+  pid_t pid = 0;            // there
+  std::uint64_t start = 0;  // in ticks since that host's boot
+
+  static OwnerProcess self();
+};
+
+struct OwnerTimes {
+  std::chrono::milliseconds beat{5'000};
+  // An owner on another host that has not touched the file for that long is gone. Longer than a host may take to see
+  // what another one has written.
+  std::chrono::milliseconds silence{30'000};
+};
+
+// The file .owner in a run's folder: which process carries out the run. The owner touches the file every few seconds,
+// and empties it when it ends. A copy of the folder has no owner.
+class RunOwner {
+ public:
+  // Becomes the owner. ConfigError naming the present one if it lives: on this host as its process tells, which takes
+  // no time; elsewhere as the file's time tells, for which this waits `silence` at most. SystemError if the file cannot
+  // be written.
+  RunOwner(const std::filesystem::path& run, const OwnerProcess& self, const OwnerTimes& times = {});
+  ~RunOwner();
+  RunOwner(const RunOwner&) = delete;
+  RunOwner& operator=(const RunOwner&) = delete;
+
+ private:
+  bool is_mine() const;
+  void beat();
+
+  const std::filesystem::path file_;
+  const Json self_;
+  const OwnerTimes times_;
+  std::mutex mutex_;
+  std::condition_variable wake_;
+  bool ends_ = false;
+  std::thread thread_;
+};
+
+// The lock and the owner of a run's folder. One thread.
 class RunLock {
  public:
   RunLock() = default;

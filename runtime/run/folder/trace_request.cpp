@@ -13,8 +13,8 @@
 #include "dtrain/base/error.h"
 #include "dtrain/base/json.h"
 #include "dtrain/host/identity.h"
+#include "dtrain/host/processes.h"
 #include "dtrain/run/run_state.h"
-#include "folder/process_id.h"
 
 namespace dtrain::run {
 namespace {
@@ -79,7 +79,7 @@ void send(const Json& rank_0, int steps) {
   if (host != here) {
     throw ConfigError(whom + " cannot be reached from " + here, "run this command on " + host + ", or send it SIGUSR2");
   }
-  const std::uint64_t ticks = start_ticks(pid);
+  const std::uint64_t ticks = host::start_ticks(pid);
   if (ticks == 0 || ticks != rank_0.value("start_ticks", ticks)) {
     throw ConfigError(whom + " is not there any more, or not visible from here");
   }

@@ -1,15 +1,23 @@
 #include "launch/attempts.h"
 
+#include <chrono>
+#include <csignal>
 #include <optional>
+#include <utility>
 
 #include "commands/slurm_command.h"
 #include "dtrain/base/error.h"
+#include "dtrain/run/log_tail.h"
 #include "dtrain/run/run_state.h"
-#include "folder/put_aside.h"
+#include "folder/resume.h"
 #include "launch/slurm_submit.h"
 
 namespace dtrain::run {
 namespace {
+
+constexpr std::size_t kLogLinesShown = 15;
+constexpr int kWatchPollMs = 50;  // the screen is updated at least this often
+constexpr auto kTogether = std::chrono::seconds(1);
 
 Outcome run_once(const Attempt& attempt) {
   switch (attempt.plan.launcher.type) {
@@ -40,7 +48,100 @@ std::optional<Outcome> prepare_next(Attempt& attempt, int number, const std::str
   return std::nullopt;
 }
 
+class Watcher {
+ public:
+  Watcher(const Attempt& attempt, WatchedRanks& ranks) : attempt_(attempt), ranks_(ranks) {}
+
+  void run() {
+    while (!ranks_.all_ended()) {
+      wait();
+      take_interrupts();
+      look(false);
+      ranks_.end_what_hangs();
+    }
+    look(true);
+    attempt_.screen.end_progress();
+  }
+
+ private:
+  void wait() {
+    std::vector<pollfd> descriptors{{attempt_.signals.fd(), POLLIN, 0}};
+    ranks_.add_descriptors(descriptors);
+    ::poll(descriptors.data(), descriptors.size(), kWatchPollMs);
+  }
+
+  void take_interrupts() {
+    while (const auto signal = attempt_.signals.next()) interrupt(signal_name(*signal), *signal);
+    for (const int kills = attempt_.task.kills(); kills_ < kills; ++kills_) interrupt("dtrain task kill", SIGINT);
+    if (interrupts_ == 0 && !yields_ && !attempt_.task.yields().empty()) yield(attempt_.task.yields());
+  }
+
+  // A SIGTERM is often sent twice at once: to the whole process group, and again by a parent that passes it on.
+  bool belongs_to_the_last(int signal) {
+    const Nanoseconds now = attempt_.clock.monotonic();
+    const bool belongs = signal == SIGTERM && terminated_ && now - *terminated_ < kTogether;
+    if (signal == SIGTERM && !belongs) terminated_ = now;
+    return belongs;
+  }
+
+  void interrupt(const std::string& why, int signal) {
+    if (belongs_to_the_last(signal)) return;
+    ++interrupts_;
+    attempt_.events.write("interrupted", {{"signal", why}});
+    if (interrupts_ == 1) attempt_.task.enter(scheduler::TaskState::kStopping, why);
+    ranks_.interrupt({.why = why, .signal = signal, .count = interrupts_, .repeats = yields_ && interrupts_ == 1});
+  }
+
+  void yield(const std::string& why) {
+    yields_ = true;
+    attempt_.events.write("yields", {{"reason", why}});
+    attempt_.task.enter(scheduler::TaskState::kStopping, why);
+    ranks_.interrupt({.why = why, .signal = SIGTERM, .yields = true});
+  }
+
+  void look(bool last) {
+    ranks_.take(last);
+    const bool goes_on = interrupts_ == 0 && !yields_ && !ranks_.has_failed();
+    if (goes_on && ranks_.all_joined() && !std::exchange(running_, true)) {
+      attempt_.task.enter(scheduler::TaskState::kRunning);
+    }
+    ranks_.judge();
+  }
+
+  const Attempt& attempt_;
+  WatchedRanks& ranks_;
+  int interrupts_ = 0;
+  int kills_ = 0;        // how many of the interrupts came from `dtrain task kill`
+  bool yields_ = false;  // it was told to save and to give up its slots
+  bool running_ = false;
+  std::optional<Nanoseconds> terminated_;  // when the last SIGTERM came
+};
+
 }  // namespace
+
+std::string stopping_line(const Interrupt& interrupt) {
+  if (interrupt.repeats) return "dtrain: " + interrupt.why + ": the ranks are stopping already; another one kills them";
+  if (interrupt.yields) return "dtrain: " + interrupt.why + ": saving after the current step, to go on later";
+  return "dtrain: " + interrupt.why + ": stopping after the current step; a second " + interrupt.why +
+         " kills the ranks";
+}
+
+int exit_code_of_stop(const Interrupt& interrupt, int of_ranks) {
+  const int preempted = static_cast<int>(ExitCode::kPreempted);
+  if (of_ranks == static_cast<int>(ExitCode::kDone)) return of_ranks;
+  // Ranks that saved because of an order to yield do not know of a SIGINT that came later.
+  const bool goes_on_later = of_ranks == preempted && !(interrupt.exists() && interrupt.signal == SIGINT);
+  return goes_on_later ? preempted : static_cast<int>(ExitCode::kInterrupted);
+}
+
+std::vector<std::string> log_lines(const RunFolder& folder, int rank, const std::string& cause) {
+  const std::string repeated = cause.substr(0, cause.find('\n'));
+  std::vector<std::string> lines;
+  for (std::string& line : last_lines(folder.log(rank), kLogLinesShown)) {
+    if (repeated.empty() || line.find(repeated) == std::string::npos) lines.push_back(std::move(line));
+  }
+  return lines;
+}
 
 Outcome run_attempts(Attempt attempt, int restarts, const std::function<bool()>& wait_for_slots) {
   const int most = attempt.plan.experiment.max_restarts;
@@ -79,6 +180,19 @@ Outcome run_attempts(Attempt attempt, int restarts, const std::function<bool()>&
     return {.exit_code = static_cast<int>(goes_on_later ? ExitCode::kPreempted : ExitCode::kInterrupted),
             .interrupt = cancelled};
   }
+}
+
+void LaunchEvents::write(const std::string& event, const Json& fields) {
+  try {
+    file_.write(event, fields);
+  } catch (const SystemError& error) {
+    if (std::exchange(warned_, true)) return;
+    screen_.line("dtrain: warning: events are missing from the run's folder: " + describe(error) + "; the run goes on");
+  }
+}
+
+void watch_ranks(const Attempt& attempt, WatchedRanks& ranks) {
+  Watcher(attempt, ranks).run();
 }
 
 }  // namespace dtrain::run

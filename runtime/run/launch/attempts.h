@@ -1,18 +1,123 @@
-// Makes as many attempts at a run as its experiment allows (max_restarts). One thread.
+// The attempts at a run, each from the start of its ranks until all of its processes have ended: what an attempt works
+// with, how its ranks are watched, and how it ended. The functions block; one thread.
 #pragma once
 
 #include <functional>
+#include <optional>
+#include <string>
+#include <vector>
 
-#include "launch/run_attempt.h"
+#include <poll.h>
+
+#include "dtrain/base/clock.h"
+#include "dtrain/base/json.h"
+#include "dtrain/run/run_folder.h"
+#include "environment.h"
+#include "folder/event_log.h"
+#include "folder/resume.h"
+#include "folder/screen.h"
+#include "launch/launch_task.h"
+#include "plan/launch_plan.h"
+#include "stop/launch_signals.h"
 
 namespace dtrain::run {
+
+// Why a run failed: the first cause, in a text that is complete without the logs.
+struct Failure {
+  int rank = -1;  // -1: not a rank
+  std::string cause;
+  std::string remedy;
+  std::string status;              // "exit status 1", "killed by signal 9 (SIGKILL)"; empty: it had not ended
+  std::vector<std::string> lines;  // the last lines of its log, or of the output of `said_by`
+  std::string said_by;             // "mpirun"; empty: `lines` are from the rank's log
+  // Another attempt may succeed (max_restarts): dtrain did not send the signal, a host was lost, or a rank was waited
+  // for in vain. False if the experiment, its data or its program caused the failure.
+  bool may_pass = false;
+  std::vector<int> followers;  // ranks that stopped because of this failure
+};
+
+struct Outcome {
+  int exit_code = 0;
+  std::optional<Failure> failure;
+  bool reported = false;  // the launcher in a Slurm job has written the last event and printed the outcome
+  Interrupt interrupt;    // what stopped it; nothing if it was not interrupted
+};
+
+// What the screen shows when an interrupt stops the ranks after their current step.
+std::string stopping_line(const Interrupt& interrupt);
+
+// The exit code of a run that was asked to stop, from the highest exit code of its ranks.
+int exit_code_of_stop(const Interrupt& interrupt, int of_ranks);
+
+// The last lines of the rank's log if it is on this host, without lines that repeat the first line of `cause`.
+std::vector<std::string> log_lines(const RunFolder& folder, int rank, const std::string& cause);
+
+// The launcher's lines of events.jsonl while ranks run. A full disk does not end the launch: the first event that
+// cannot be written becomes a warning on the screen.
+class LaunchEvents {
+ public:
+  LaunchEvents(EventLog& file, Screen& screen) : file_(file), screen_(screen) {}
+  void write(const std::string& event, const Json& fields = {});
+
+ private:
+  EventLog& file_;
+  Screen& screen_;
+  bool warned_ = false;
+};
+
+// What an attempt works with.
+struct Attempt {
+  const LaunchPlan& plan;
+  const RunFolder& folder;
+  LaunchEvents& events;
+  Screen& screen;
+  const Clock& clock;
+  const Variables& variables;
+  LaunchSignals& signals;
+  LaunchTask& task;    // records every process that is started
+  ResumePoint resume;  // where the ranks go on
+};
 
 // Starts the ranks with the plan's launcher, at first where `attempt.resume` says. Starts them again from the newest
 // checkpoint after a failure that may pass, a signal that dtrain did not send or a lost host; and after an order to
 // yield (LaunchTask::yields()), which does not count as a restart, once `wait_for_slots` has returned true. False: the
-// launch was cancelled while it waited. `restarts`: how many of max_restarts are used already; a
-// checkpoint that is further than where the attempt began sets it to 0. Logs and records of attempts before the last
-// are in attempt-N/ of the run's folder.
+// launch was cancelled while it waited. `restarts`: how many of max_restarts are used already; a checkpoint that
+// is further than where the attempt began sets it to 0. Logs and records of attempts before the last are in attempt-N/
+// of the run's folder.
 Outcome run_attempts(Attempt attempt, int restarts, const std::function<bool()>& wait_for_slots);
+
+// One attempt with ranks on this machine, one process for each slot, watched by this process.
+Outcome run_local(const Attempt& attempt);
+// One attempt on every host of the plan, with Open MPI's mpirun.
+Outcome run_mpi(const Attempt& attempt);
+// One attempt on the nodes of the Slurm allocation that this process is in, with srun.
+Outcome run_slurm(const Attempt& attempt);
+
+// The ranks of one attempt, as watch_ranks() sees them. They are started and ended in two ways: as children of this
+// process (local_ranks.h), or by mpirun or srun (job_ranks.h).
+class WatchedRanks {
+ public:
+  virtual ~WatchedRanks() = default;
+
+  // Adds the file descriptors that become readable when take() has something to read.
+  virtual void add_descriptors(std::vector<pollfd>& descriptors) const = 0;
+  // Reads what has arrived: messages, output, ends of processes. `last`: every rank has ended.
+  virtual void take(bool last) = 0;
+  // Decides from that whether the run has failed.
+  virtual void judge() = 0;
+  // The first interrupt stops the ranks after their current step, or kills them if they cannot be asked yet; later ones
+  // kill them. One that repeats an order to yield changes only what the outcome says. Prints which it does.
+  virtual void interrupt(const Interrupt& interrupt) = 0;
+  // Ends ranks that should have ended by themselves by now.
+  virtual void end_what_hangs() = 0;
+
+  virtual bool all_joined() const = 0;  // every rank has joined the run at some time
+  virtual bool has_failed() const = 0;
+  virtual bool all_ended() const = 0;
+};
+
+// Watches the ranks of one attempt until the last has ended: passes interrupts on, updates the task's state, and ends
+// ranks that hang.
+void watch_ranks(const Attempt& attempt, WatchedRanks& ranks);
 
 }  // namespace dtrain::run

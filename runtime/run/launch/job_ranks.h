@@ -1,22 +1,63 @@
-// The ranks of a run that mpirun or srun starts for `dtrain launch`. They report over the launcher's plane
+// The ranks of a run that mpirun or srun starts for `dtrain launch`: a job. They report over the launcher's plane
 // (rank_plane.h); what they print arrives as the output of the job. One thread.
 #pragma once
 
 #include <chrono>
+#include <functional>
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "commands/mpirun_words.h"
 #include "dtrain/base/clock.h"
+#include "dtrain/base/fd.h"
 #include "dtrain/base/file.h"
 #include "dtrain/base/subprocess.h"
-#include "launch/job.h"
-#include "launch/output_pipe.h"
-#include "launch/run_attempt.h"
-#include "launch/watched_ranks.h"
+#include "dtrain/run/run_folder.h"
+#include "environment.h"
+#include "launch/attempts.h"
+#include "link/launcher_link.h"
+#include "link/plane_link.h"
 #include "link/rank_plane.h"
+#include "plan/launch_plan.h"
 
 namespace dtrain::run {
+
+// What is started. A plain value.
+struct Job {
+  std::string name;  // "mpirun"; its standard error goes to logs/mpirun.log
+  std::vector<std::string> command;
+  Variables variables;             // besides those of this process
+  std::vector<std::string> unset;  // variables of this process that the job does not get
+};
+
+// How the job ended, as far as the launcher can see.
+struct JobEnd {
+  ExitStatus status;
+  std::string errors;                 // the end of its standard error
+  std::optional<ErrorMessage> error;  // what a rank reported, or which rank left without a report
+  int joined = 0;                     // ranks that joined
+  bool finished = false;              // every rank finished, or stopped as requested
+  int exit_code = 0;                  // of the ranks, if `finished`
+  int interrupts = 0;
+  Interrupt interrupt;                      // the first one; nothing: none
+  std::map<std::string, HostReport> hosts;  // by agent
+};
+
+// Reads one output of a child process line by line, without blocking.
+class OutputPipe {
+ public:
+  // Makes the pipe and returns its write end, for the child. SystemError.
+  UniqueFd open();
+  int fd() const { return fd_.get(); }  // readable when there is output; -1: the output has ended
+  // Passes on the lines that have arrived, without newlines; at the end of the output also an incomplete last line.
+  void read(const std::function<void(const std::string& line)>& on_line);
+
+ private:
+  UniqueFd fd_;
+  std::string partial_;  // an incomplete line
+};
 
 class JobRanks final : public WatchedRanks {
  public:
@@ -65,5 +106,11 @@ class JobRanks final : public WatchedRanks {
 
 // Starts the job and watches it until it has ended.
 JobEnd watch_job(const Attempt& attempt, RankPlane& plane, const Job& job);
+
+// How the job ended: derives a cause with rank and host from the reports of its ranks and the messages of mpirun or
+// srun. Reads log files. `name` is "mpirun" or "srun". If no rank joined and none reported an error, run_mpi() looks
+// for the cause on the hosts (RemoteHosts::find_fault()) and adds the remedy.
+Outcome judge_job(const LaunchPlan& plan, const RunFolder& folder, const JobEnd& end, const JobWords& words,
+                  const std::string& name);
 
 }  // namespace dtrain::run

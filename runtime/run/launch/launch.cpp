@@ -19,21 +19,18 @@
 #include "dtrain/base/text.h"
 #include "dtrain/checkpoint/checkpoint.h"
 #include "dtrain/config/experiment.h"
+#include "dtrain/host/processes.h"
 #include "dtrain/run/checkpoint_folder.h"
 #include "dtrain/run/log_tail.h"
 #include "dtrain/run/run_state.h"
 #include "dtrain/run/summary_text.h"
 #include "dtrain/run/user_ledger.h"
 #include "dtrain/run/version.h"
-#include "folder/end_report.h"
-#include "folder/first_look.h"
-#include "folder/next_steps.h"
-#include "folder/process_id.h"
+#include "folder/run_texts.h"
 #include "folder/screen.h"
 #include "launch/attempts.h"
-#include "launch/detached.h"
-#include "launch/launch_folder.h"
-#include "launch/launch_queue.h"
+#include "launch/launch_task.h"
+#include "launch/launched_run.h"
 #include "launch/slurm_submit.h"
 #include "plan/gpu_placement.h"
 #include "plan/launch_limits.h"
@@ -161,7 +158,7 @@ std::string how_to_continue(const RunFolder& folder, const LaunchPlan& plan, con
   return {};
 }
 
-int end_cancelled(const LaunchFolder& opened, LaunchTask& task, EventLog& events) {
+int end_cancelled(const LaunchedRun& opened, LaunchTask& task, EventLog& events) {
   const Interrupt& cancelled = task.cancelled();
   const bool goes_on_later = cancelled.signal != SIGINT && opened.resume.exists();
   const int code = static_cast<int>(goes_on_later ? ExitCode::kPreempted : ExitCode::kInterrupted);
@@ -171,15 +168,14 @@ int end_cancelled(const LaunchFolder& opened, LaunchTask& task, EventLog& events
 }
 
 // Carries out a launch from the queue to its end. `detached` is null unless this is the process that --detach started.
-int carry_out(LaunchPlan plan, LaunchFolder opened, const Variables& variables, const Clock& clock,
-              Detached* detached) {
+int carry_out(LaunchPlan plan, LaunchedRun opened, const Variables& variables, const Clock& clock, Detached* detached) {
   const RunFolder& folder = opened.folder;
   std::signal(SIGPIPE, SIG_IGN);  // a reader of our output that goes away does not end the run
   raise_open_files();             // for the ranks and the profiling agent, too
   LaunchSignals signals;
   EventLog events(folder.events(), clock, -1, plan.host);
   LaunchTask task(state_folder(variables), task_request(plan, folder.path), clock);
-  events.write("submitted", {{"task", task.id()}, {"start_ticks", start_ticks(::getpid())}});
+  events.write("submitted", {{"task", task.id()}, {"start_ticks", host::start_ticks(::getpid())}});
   bool told = false;
   const auto wait_for_slots = [&] {
     if (!wait_in_queue(plan, folder.path, task, signals, events, std::exchange(told, true) ? nullptr : detached)) {
@@ -197,9 +193,9 @@ int carry_out(LaunchPlan plan, LaunchFolder opened, const Variables& variables, 
     warn(warnings_of(opened.resume));
   }
 
-  events.write(
-      "run_started",
-      {{"name", plan.experiment.name}, {"world_size", plan.world_size()}, {"start_ticks", start_ticks(::getpid())}});
+  events.write("run_started", {{"name", plan.experiment.name},
+                               {"world_size", plan.world_size()},
+                               {"start_ticks", host::start_ticks(::getpid())}});
   Screen screen(STDOUT_FILENO, ::isatty(STDOUT_FILENO) == 1, clock);
   screen.activity(plan.world_size() == 1 ? "starting 1 rank"
                                          : "starting " + std::to_string(plan.world_size()) + " ranks");
@@ -285,7 +281,7 @@ int launch(const LaunchRequest& given) {
   check_checkpoint_storage(plan.experiment.checkpoint_storage);
   const SystemClock clock;
   open_user_ledger(clock);  // an unusable ledger is an error before the run's folder exists
-  LaunchFolder opened = open_launch_folder(request, plan, continued ? &*continued : nullptr, variables, clock);
+  LaunchedRun opened = open_launched_run(request, plan, continued ? &*continued : nullptr, variables, clock);
   if (continued) plan.before = plan_before(*continued);
   std::error_code code;
   if (opened.is_job && std::filesystem::exists(opened.folder.plan(), code)) {  // by the launch that submitted it

@@ -1,10 +1,17 @@
 #include "launch/launch_task.h"
 
+#include <cerrno>
 #include <cstdio>
 
+#include <fcntl.h>
 #include <poll.h>
+#include <unistd.h>
 
 #include "dtrain/base/error.h"
+#include "dtrain/base/file.h"
+#include "dtrain/config/experiment.h"
+#include "dtrain/run/log_tail.h"
+#include "folder/screen.h"
 
 namespace dtrain::run {
 namespace {
@@ -13,6 +20,30 @@ using scheduler::TaskState;
 
 constexpr int kQueuePollMs = 100;
 constexpr auto kLookPeriod = std::chrono::milliseconds(250);
+constexpr std::size_t kDetachedLines = 15;
+
+// As wide as the row names of render_plan().
+constexpr const char* kIndent = "            ";
+
+void put(int from, int to) {
+  if (::dup2(from, to) < 0) throw SystemError("cannot redirect descriptor " + std::to_string(to), errno);
+}
+
+std::string queued_row(const LaunchTask& task, const scheduler::Waiting& waiting) {
+  return "queued      task " + std::to_string(task.id()) + " waits: " + waiting.reason + "\n";
+}
+
+// How to avoid the wait the next time.
+std::string advice(const scheduler::Waiting& waiting) {
+  if (waiting.behind.empty()) return {};
+  return std::string(kIndent) + "dtrain task list shows the queue; dtrain task kill ID ends a task\n";
+}
+
+std::string background(const LaunchTask& task, const std::filesystem::path& run_dir) {
+  const std::string id = std::to_string(task.id());
+  return "task        " + id + "\nrun         " + run_dir.string() + "\n" + kIndent + "dtrain logs -f " +
+         run_dir.string() + "\n" + kIndent + "dtrain task wait " + id + ", dtrain task kill " + id + "\n";
+}
 
 }  // namespace
 
@@ -89,6 +120,81 @@ void LaunchTask::end(int exit_code, const std::string& cause) {
       exit_code == static_cast<int>(ExitCode::kInterrupted) || exit_code == static_cast<int>(ExitCode::kPreempted);
   if (stopped) state = TaskState::kInterrupted;
   guarded([&] { ledger_.end(id_, state, cause, exit_code); });
+}
+
+Detached::Detached(const std::filesystem::path& log) : log_(log) {
+  const UniqueFd output(::open(log.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666));
+  if (!output) throw SystemError("cannot write the log " + log.string(), errno);
+  const UniqueFd input(::open("/dev/null", O_RDONLY | O_CLOEXEC));
+  int ends[2];
+  if (::pipe2(ends, O_CLOEXEC) != 0) throw SystemError("cannot make a pipe", errno);
+  UniqueFd reader(ends[0]);
+  UniqueFd writer(ends[1]);
+  child_ = ::fork();
+  if (child_ < 0) throw SystemError("cannot start the launcher in the background", errno);
+  if (child_ > 0) {
+    word_ = std::move(reader);
+    return;
+  }
+  word_ = std::move(writer);
+  ::setsid();  // cannot fail: a new process leads no process group
+  put(input.get(), STDIN_FILENO);
+  put(output.get(), STDOUT_FILENO);
+  put(output.get(), STDERR_FILENO);
+}
+
+void Detached::tell(const std::string& word) {
+  write_all(word_.get(), word);
+  word_.reset();
+}
+
+std::string Detached::hear() {
+  std::string word;
+  char buffer[512];
+  ssize_t count = 0;
+  while ((count = ::read(word_.get(), buffer, sizeof buffer)) > 0 || (count < 0 && errno == EINTR)) {
+    if (count > 0) word.append(buffer, static_cast<std::size_t>(count));
+  }
+  if (!word.empty()) return word;
+  std::string said;
+  for (const std::string& line : last_lines(log_, kDetachedLines)) said += (said.empty() ? "" : "\n  ") + line;
+  throw Error("the launcher in the background ended before its task was in the ledger",
+              "the end of its log:\n  " + said);
+}
+
+scheduler::TaskRequest task_request(const LaunchPlan& plan, const std::filesystem::path& run_dir) {
+  return {.name = plan.experiment.name,
+          .priority = plan.experiment.resources.priority,
+          .slots = plan.request,
+          .max_slots = plan.experiment.resources.max_slots,
+          .agents = scheduler::empty_slots(plan.cluster),
+          .run_dir = run_dir,
+          .placed_by_others = plan.launcher.type == config::LauncherType::kSlurm,
+          .can_yield = plan.launcher.type != config::LauncherType::kSlurm && !plan.mock.any(),
+          .preemption = plan.cluster.cluster.scheduler.preemption};
+}
+
+bool wait_in_queue(LaunchPlan& plan, const std::filesystem::path& run_dir, LaunchTask& task, LaunchSignals& signals,
+                   EventLog& events, Detached* detached) {
+  bool told = false;
+  const auto tell = [&](const std::string& more) {
+    if (detached && !std::exchange(told, true)) detached->tell(background(task, run_dir) + more);
+  };
+  bool first = true;
+  const auto claim = task.wait_for_slots(signals, [&](const scheduler::Waiting& waiting) {
+    std::string text = queued_row(task, waiting);
+    if (std::exchange(first, false)) text += advice(waiting);
+    print(text);
+    tell(text);
+    events.write("queued", {{"task", task.id()}, {"behind", waiting.behind}, {"reason", waiting.reason}});
+  });
+  tell("");
+  if (!claim) {
+    print("dtrain: interrupted: " + task.cancelled().why + "\n");
+    return false;
+  }
+  if (!claim->empty()) assign_slots(plan, *claim);  // empty: Slurm places the ranks
+  return true;
 }
 
 }  // namespace dtrain::run

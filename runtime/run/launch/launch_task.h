@@ -1,20 +1,38 @@
-// A launch as a task of the ledger: queued, then holding its slots, until its ranks are gone. Used by the launcher on
-// one thread. Once the task holds its slots, an error of the ledger (a full disk) does not end the training: the first
-// one becomes a warning.
+// A launch as a task of the ledger: its request, its wait in the queue, with --detach in the background, and its slots
+// until its ranks are gone. One thread.
 #pragma once
 
+#include <csignal>
 #include <filesystem>
 #include <functional>
 #include <optional>
 #include <string>
 
+#include <sys/types.h>
+
 #include "dtrain/base/clock.h"
+#include "dtrain/base/fd.h"
 #include "dtrain/scheduler/ledger.h"
-#include "launch/outcome.h"
+#include "folder/event_log.h"
+#include "plan/launch_plan.h"
 #include "stop/launch_signals.h"
 
 namespace dtrain::run {
 
+// What asks a launch to stop: a signal to it, a `dtrain task kill`, or an order to give the slots to another task for a
+// while.
+struct Interrupt {
+  std::string why;       // "SIGINT", "dtrain task kill", "preempted by task 7 (mnist)"; empty: nothing asks
+  int signal = SIGTERM;  // the ranks act as after this one: SIGINT, a person ends the run; SIGTERM, it goes on later
+  int count = 1;         // its number, from 1
+  bool yields = false;   // the launch waits in the queue again and goes on
+  bool repeats = false;  // the ranks are stopping already, because of an order to yield
+
+  bool exists() const { return !why.empty(); }
+};
+
+// The task of a launch. Once it holds its slots, an error of the ledger (a full disk) does not end the training: the
+// first one becomes a warning.
 class LaunchTask {
  public:
   // Submits the task.
@@ -59,5 +77,33 @@ class LaunchTask {
   bool ended_ = false;
   bool warned_ = false;
 };
+
+// `dtrain launch --detach`: the launch continues in a process of its own session, which no terminal ends, with its
+// output in a file. The first process waits until the task is in the ledger. Construct before other threads exist.
+class Detached {
+ public:
+  // Returns in both processes, as fork() does. SystemError.
+  explicit Detached(const std::filesystem::path& log);
+
+  bool is_launcher() const { return child_ == 0; }
+  // Sends `word` to the first process. Called once, by the process that continues.
+  void tell(const std::string& word);
+  // In the first process: waits for that text. Error with the end of the log if the launcher ended without sending it.
+  std::string hear();
+
+ private:
+  std::filesystem::path log_;
+  pid_t child_ = -1;
+  UniqueFd word_;
+};
+
+// The request of a launch to the ledger.
+scheduler::TaskRequest task_request(const LaunchPlan& plan, const std::filesystem::path& run_dir);
+
+// Waits until the plan's ranks have their slots, and assigns them in the plan. Prints what the launch waits for, writes
+// it as an event, and passes it to the process in the foreground (`detached`; null without --detach). False: the launch
+// was cancelled, which is printed too.
+bool wait_in_queue(LaunchPlan& plan, const std::filesystem::path& run_dir, LaunchTask& task, LaunchSignals& signals,
+                   EventLog& events, Detached* detached);
 
 }  // namespace dtrain::run

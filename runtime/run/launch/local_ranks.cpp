@@ -1,15 +1,31 @@
 #include "launch/local_ranks.h"
 
 #include <algorithm>
+#include <cerrno>
 #include <csignal>
 
+#include <fcntl.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
 #include "dtrain/base/error.h"
+#include "dtrain/base/json.h"
+#include "dtrain/base/unix_socket.h"
+#include "dtrain/config/experiment.h"
 #include "dtrain/host/processes.h"
-#include "folder/process_id.h"
-#include "launch/local_outcome.h"
+#include "dtrain/profile/agent_process.h"
+#include "dtrain/run/version.h"
+#include "dtrain/scheduler/rank_mark.h"
+#include "launch/attempts.h"
+#include "link/launcher_link.h"
+#include "link/rendezvous.h"
+#include "plan/gpu_placement.h"
 
 namespace dtrain::run {
 namespace {
+
+constexpr int kLinkFd = 3;  // its number in the rank
+constexpr auto kLocalAgentPatience = std::chrono::seconds(2);
 
 // A failing rank informs the others through the control plane, and they stop by themselves. A rank that has not joined
 // is not reached that way, so it gets SIGTERM sooner. A rank that hangs is killed. A rank that is stopped (SIGSTOP)
@@ -18,7 +34,151 @@ constexpr auto kGraceWhileStarting = std::chrono::milliseconds(100);
 constexpr auto kGraceBeforeTerm = std::chrono::milliseconds(500);
 constexpr auto kGraceBeforeKill = std::chrono::seconds(5);
 
+Failure reported_by(int rank, const ErrorMessage& error) {
+  if (error.agreed) return {-1, error.cause, error.remedy};
+  return {.rank = rank,
+          .cause = "rank " + std::to_string(rank) + " " + failed_when(error.step) + ": " + error.cause,
+          .remedy = error.remedy,
+          .may_pass = error.departure == comm::Departure::kTimedOut};
+}
+
+profile::AgentOptions agent_options(const LaunchPlan& plan, const RunFolder& folder) {
+  profile::AgentOptions options{.agent_id = plan.host, .profile_folder = folder.profile()};
+  for (const RankPlacement& rank : plan.ranks) options.local_ranks.push_back(rank.rank);
+  options.header = {{"run", folder.path.filename().string()}, {"versions", {{"dtrain", version()}}}};
+  if (const auto& wanted = plan.experiment.profiling.prometheus) options.prometheus = {wanted->address, wanted->port};
+  return options;
+}
+
+// The failure that this rank caused; empty if it caused none (so far). `interrupted`: the launcher has sent signals to
+// the ranks.
+std::optional<Failure> failure_of(const RankProcess& rank, const LaunchPlan& plan, bool interrupted) {
+  if (rank.error() && rank.error()->primary) return reported_by(rank.rank(), *rank.error());
+  if (!rank.status()) return std::nullopt;
+  const ExitStatus& status = *rank.status();
+  const std::string name = "rank " + std::to_string(rank.rank());
+  const bool asked = interrupted && (status.signal == SIGTERM || status.signal == SIGINT || status.signal == SIGKILL);
+  if (asked || rank.error()) return std::nullopt;  // a rank that stops because of another is not the cause
+  if (status.signal != 0) {
+    std::string remedy;
+    if (status.signal == SIGKILL) {
+      remedy = "dtrain did not send this signal: another process did, or this machine ran out of memory (see dmesg)";
+    }
+    return Failure{
+        .rank = rank.rank(), .cause = name + " was " + status.describe(), .remedy = remedy, .may_pass = true};
+  }
+  if (!rank.joined()) {
+    return Failure{rank.rank(), name + " ended before it joined the run: " + status.describe(),
+                   "is " + plan.command.front() + " a program that calls dtrain::run_trial()?"};
+  }
+  if (!rank.finished()) {
+    return Failure{rank.rank(), name + " ended before the run was over: " + status.describe(), ""};
+  }
+  const bool stopped =
+      status.code == static_cast<int>(ExitCode::kInterrupted) || status.code == static_cast<int>(ExitCode::kPreempted);
+  if (!status.success() && !stopped) {
+    return Failure{rank.rank(), name + " ended with " + status.describe(), ""};
+  }
+  return std::nullopt;
+}
+
+// The outcome once all ranks have ended. Adds log lines and the ranks that stopped because of it to `failure`.
+Outcome local_outcome(const RunFolder& folder, const std::vector<RankProcess>& ranks, std::optional<Failure> failure,
+                      const Interrupt& interrupt) {
+  Outcome outcome{.interrupt = interrupt};
+  if (failure) {
+    outcome.exit_code = static_cast<int>(ExitCode::kRunFailed);
+    if (failure->rank >= 0) {
+      const RankProcess& rank = ranks[static_cast<std::size_t>(failure->rank)];
+      if (rank.error()) failure->status = rank.status()->describe();
+      failure->lines = log_lines(folder, failure->rank, rank.error() ? rank.error()->cause : std::string());
+    }
+    for (const RankProcess& rank : ranks) {
+      const bool follows = rank.error() && !rank.error()->primary;
+      if (follows && rank.rank() != failure->rank) failure->followers.push_back(rank.rank());
+    }
+    outcome.failure = std::move(failure);
+    return outcome;
+  }
+  int code = static_cast<int>(ExitCode::kDone);  // the highest: 130 rather than 75
+  for (const RankProcess& rank : ranks) {
+    const ExitStatus& status = *rank.status();
+    code = std::max(code, status.signal != 0 ? static_cast<int>(ExitCode::kInterrupted) : status.code);
+  }
+  outcome.exit_code = exit_code_of_stop(interrupt, code);
+  return outcome;
+}
+
 }  // namespace
+
+RankProcess RankProcess::start(const LaunchPlan& plan, const RankPlacement& placement, Handover handover,
+                               const std::filesystem::path& log, const Variables& variables) {
+  const UniqueFd output(::open(log.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666));
+  if (!output) throw SystemError("cannot write the log " + log.string(), errno);
+  const UniqueFd input(::open("/dev/null", O_RDONLY | O_CLOEXEC));
+  int ends[2];
+  if (::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) != 0) {
+    throw SystemError("cannot make a socket pair", errno);
+  }
+  UnixSocket link{UniqueFd(ends[0])};
+  const UniqueFd theirs(ends[1]);
+
+  handover.link_fd = kLinkFd;
+  const comm::World world{.rank = placement.rank,
+                          .size = plan.world_size(),
+                          .local_rank = placement.rank,
+                          .local_size = plan.world_size(),
+                          .host = handover.agent_id};
+  ProcessOptions options;
+  options.command = plan.command;
+  options.environment = thread_variables(plan, placement, variables);
+  if (plan.on_gpus()) {
+    for (const auto& [name, value] : gpu_variables(plan)) options.environment[name] = value;
+  }
+  for (const auto& [name, value] : rank_variables(world, handover)) options.environment[name] = value;
+  // The mark identifies the rank if the launcher is killed before it has recorded the process.
+  options.environment[scheduler::kRankMark] = scheduler::rank_mark(handover.launcher_pid);
+  options.fds = {{0, input.get()}, {1, output.get()}, {2, output.get()}, {kLinkFd, theirs.get()}};
+  options.cpus = placement.cpus;
+  return RankProcess(placement.rank, Process::start(options), std::move(link));
+}
+
+void RankProcess::read_link(std::optional<Progress>* progress) {
+  while (link_) {
+    bool timed_out = false;
+    std::optional<UnixMessage> message;
+    try {
+      message = link_.receive(std::chrono::milliseconds(0), &timed_out);
+    } catch (const SystemError& error) {
+      if (error.code() != EMSGSIZE) throw;
+      continue;  // longer than any message of a rank, so another program sent it
+    }
+    if (!message) {
+      if (!timed_out) link_.close();
+      return;
+    }
+    const Json json = Json::parse(message->data, nullptr, false);
+    if (!json.is_object()) continue;
+    try {
+      const std::string type = json.value("type", std::string());
+      if (type == "progress") {
+        *progress = progress_of(json);
+      } else if (type == "state") {
+        joined_ = true;
+        finished_ = finished_ || json.value("state", std::string()) == "finished";
+      } else if (type == "error" && !error_) {
+        error_ = error_of(json);
+      }
+    } catch (const Json::exception&) {
+      // An unexpected type: a program that is no rank wrote to the file descriptor. Its exit status is reported.
+    }
+  }
+}
+
+bool RankProcess::reap() {
+  if (!status_) status_ = process_.wait(std::chrono::milliseconds(0));
+  return status_.has_value();
+}
 
 void LocalRanks::start(const Handover& handover, const Variables& variables) {
   for (const RankPlacement& placement : attempt_.plan.ranks) {
@@ -34,7 +194,7 @@ void LocalRanks::start(const Handover& handover, const Variables& variables) {
     attempt_.task.add_process(name, pid);
     attempt_.events.write(
         "rank_started",
-        {{"rank", placement.rank}, {"pid", pid}, {"start_ticks", start_ticks(pid)}, {"cpus", placement.cpus}});
+        {{"rank", placement.rank}, {"pid", pid}, {"start_ticks", host::start_ticks(pid)}, {"cpus", placement.cpus}});
   }
 }
 
@@ -79,7 +239,11 @@ void LocalRanks::read_links() {
 void LocalRanks::show_logs(bool last) {
   std::vector<std::pair<int, std::string>> lines;
   const auto collect = [&](int rank, std::string_view line) { lines.emplace_back(rank, line); };
-  last ? tail_.finish(collect) : static_cast<void>(tail_.poll(collect));
+  if (last) {
+    tail_.finish(collect);
+  } else {
+    tail_.poll(collect);
+  }
   if (lines.empty()) return;
   // A rank sends its error over its link before it logs it. Its log lines from then on are not shown here: they are
   // part of the report at the end, which states the cause once.
@@ -159,6 +323,41 @@ void LocalRanks::signal_all(int signal) {
     if (rank.status()) continue;
     signal == SIGKILL ? rank.process().kill_group(signal) : rank.process().kill(signal);
   }
+}
+
+Outcome run_local(const Attempt& attempt) {
+  const LaunchPlan& plan = attempt.plan;
+  LocalRanks ranks(attempt);
+  profile::KeptAgent agent(agent_options(plan, attempt.folder), attempt.clock);
+  attempt.events.write("agent_started", {{"agent", plan.host}, {"pid", agent.pid()}});
+  ranks.keep_agent(agent);
+
+  Handover handover;
+  handover.launcher_pid = ::getpid();
+  handover.run_dir = attempt.folder.path;
+  handover.rendezvous = rendezvous_path(private_folder(attempt.variables), "launch-" + random_hex(8));
+  handover.agent_id = plan.host;
+  handover.agent_socket = agent.socket();
+  handover.on_gpus = plan.on_gpus();
+  handover.resume_from = attempt.resume.path;
+  ranks.start(handover, attempt.variables);
+  watch_ranks(attempt, ranks);
+  Outcome outcome = ranks.outcome();
+  std::error_code ignored;
+  std::filesystem::remove(handover.rendezvous, ignored);  // left only by a rank 0 that was killed early
+
+  // The agent ends after the last rank. If some rank never connected, there is no reason to wait.
+  const auto patience = ranks.all_joined() ? kLocalAgentPatience : std::chrono::seconds(0);
+  const ExitStatus agent_status = agent.finish(patience);
+  // Lost records are no failure of the run: a rank has logged a warning, and the summary counts them.
+  const bool lost_records = agent_status.signal == 0 && agent_status.code == profile::kRecordsLost;
+  if (!agent_status.success() && !lost_records) {
+    attempt.events.write("agent_ended", {{"agent", plan.host}, {"status", agent_status.describe()}});
+    attempt.screen.line(
+        "dtrain: warning: the profiling agent of this host did not end as it should: " + agent_status.describe() +
+        "; the last records may be missing from the profile, its log is in " + attempt.folder.logs().string());
+  }
+  return outcome;
 }
 
 }  // namespace dtrain::run

@@ -13,7 +13,6 @@
 #include "dtrain/base/text.h"
 #include "dtrain/base/unix_socket.h"
 #include "folder/host_folder.h"
-#include "folder/merge_folder.h"
 
 namespace dtrain::run {
 namespace {

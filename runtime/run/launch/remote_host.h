@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "dtrain/run/run_folder.h"
-#include "launch/outcome.h"
+#include "launch/attempts.h"
 #include "link/plane_link.h"
 #include "plan/launch_plan.h"
 

@@ -6,8 +6,7 @@
 #include <string>
 
 #include "dtrain/run/run_folder.h"
-#include "launch/outcome.h"
-#include "launch/run_attempt.h"
+#include "launch/attempts.h"
 #include "plan/launch_plan.h"
 
 namespace dtrain::run {

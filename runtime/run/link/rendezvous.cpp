@@ -14,7 +14,7 @@
 #include "dtrain/base/file.h"
 #include "dtrain/base/json.h"
 #include "dtrain/base/units.h"
-#include "folder/process_id.h"
+#include "dtrain/host/processes.h"
 
 namespace dtrain::run {
 namespace {
@@ -34,7 +34,7 @@ std::optional<Contact> read_contact(const std::filesystem::path& path) {
   try {
     const Json json = Json::parse(text);
     const pid_t pid = json.at("pid").get<pid_t>();
-    if (start_ticks(pid) != json.at("started").get<std::uint64_t>()) return std::nullopt;  // left by a dead job
+    if (host::start_ticks(pid) != json.at("started").get<std::uint64_t>()) return std::nullopt;  // left by a dead job
     return Contact{json.at("address").get<std::string>(), json.at("port").get<std::uint16_t>(),
                    json.at("secret").get<std::string>()};
   } catch (const Json::exception& error) {
@@ -49,7 +49,7 @@ RendezvousFile::RendezvousFile(std::filesystem::path path, const Contact& contac
                      {"port", contact.port},
                      {"secret", contact.secret},
                      {"pid", ::getpid()},
-                     {"started", start_ticks(::getpid())}};
+                     {"started", host::start_ticks(::getpid())}};
   const std::string text = to_line(json);
   const std::filesystem::path temporary = path_.string() + "." + std::to_string(::getpid());
   ::unlink(temporary.c_str());

@@ -1,5 +1,5 @@
-// Reports why this rank ends: to the other ranks, to the launcher or the screen, to torchrun, and in the log and
-// events.jsonl. Parts of a rank are passed in as soon as they exist; before that the report goes to standard error.
+// Why a rank ends before the run is over, and the report of it: to the other ranks, to the launcher or the screen, to
+// torchrun, and in the log and events.jsonl.
 #pragma once
 
 #include <atomic>
@@ -10,16 +10,32 @@
 
 #include "dtrain/base/clock.h"
 #include "dtrain/base/log.h"
-#include "folder/log_redirect.h"
+#include "dtrain/comm/control.h"
 #include "link/launcher_link.h"
-#include "rank/failure_cause.h"
 #include "rank/membership.h"
-#include "rank/rank_events.h"
 #include "rank/rank_identity.h"
+#include "rank/rank_output.h"
 #include "stop/exit_timer.h"
 
 namespace dtrain::run {
 
+// Why a rank ends: its own error, or the failure of another rank.
+struct FailureCause {
+  bool primary = true;        // this rank's own error; false: another rank failed first
+  bool agreed = false;        // every rank throws the same error (agreed_error.h), and none is to blame
+  std::int64_t step = -1;     // the batch this rank was in
+  comm::RankFailure failure;  // the failure that ended the run
+  std::string remedy;         // for this rank's own error
+};
+
+// `control` is null before the ranks are connected. If the end of a peer broke a collective, waits up to a second until
+// the control plane knows the cause.
+FailureCause find_cause(const std::exception& error, int rank, std::int64_t step, comm::ControlPlane* control);
+
+// "rank 1 failed at batch 7: …", for the log and the screen, as rank `rank` of `world_size` reports it.
+std::string failure_message(const FailureCause& cause, int rank, int world_size);
+
+// Parts of a rank are passed in as soon as they exist; before that the report goes to standard error.
 class FailureReport {
  public:
   // The arguments must outlive this object. The set_ functions are called during the start, before another thread can

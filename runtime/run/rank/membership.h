@@ -1,5 +1,6 @@
-// The ranks that train together: one generation of them at a time, with its control plane and its communicator. A
-// process may outlive a generation: enter() replaces it by a later one, of the same or of other ranks.
+// The ranks that train together: one generation of them at a time, with its control plane and its communicator, and how
+// they find and reach each other. A process may outlive a generation: Membership::enter() replaces it by a later one,
+// of the same or of other ranks.
 //
 // A rank of `dtrain launch` does not call enter() again yet: after a rank has failed, ExitDeadlines ends the process.
 //
@@ -7,18 +8,26 @@
 #pragma once
 
 #include <cstdint>
+#include <filesystem>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 
+#include "dtrain/base/unix_socket.h"
 #include "dtrain/comm/backends.h"
 #include "dtrain/comm/communicator.h"
 #include "dtrain/comm/control.h"
 #include "dtrain/comm/mpi.h"
 #include "dtrain/comm/nccl.h"
+#include "dtrain/comm/world.h"
+#include "dtrain/config/experiment.h"
+#include "environment.h"
+#include "link/plane_link.h"
 
 namespace dtrain::run {
 
+// The ranks of the current generation.
 class Membership {
  public:
   // `mpi` carries data between hosts; null if shared memory is enough. A process can enter MPI only once, so every
@@ -30,7 +39,7 @@ class Membership {
 
   // Replaces the current generation by the one that `control` connects. The old communicator is destroyed first, and
   // its buffers must be released by then; the old control plane follows. Peers take that for a failure of this rank
-  // unless finish() was called before. The functions in connect_ranks.h connect a control plane and call this.
+  // unless finish() was called before. The functions below connect a control plane and call this.
   void enter(std::unique_ptr<comm::ControlPlane> control);
   // Collective: makes the communicator of this generation. `backend`: "shm", "mpi" or "hierarchical"; a world of one
   // rank always gets "shm".
@@ -62,6 +71,45 @@ class Membership {
   std::unique_ptr<comm::ControlPlane> control_;
   std::unique_ptr<comm::Communicator> communicator_;
   std::unique_ptr<comm::Communicator> device_communicator_;  // null: none
+};
+
+// How the ranks of a generation find and reach each other. Each function connects this rank's control plane, enters
+// that generation (Membership::enter()), and returns once all its ranks have connected. They block, at most for the
+// timeout in the options, and throw CommError.
+
+// A world of one rank.
+void connect_alone(Membership& membership, comm::ControlOptions options);
+
+// Ranks of one host. Rank 0 writes its address and a fresh secret into `file` (link/rendezvous.h), which is removed
+// once all have connected.
+void connect_by_file(Membership& membership, comm::ControlOptions options, const std::filesystem::path& file);
+
+// MPI carries rank 0's address. If `options` has no secret, MPI carries one as well, unencrypted like all of its
+// traffic. `network_interface`: the one that rank 0 listens on if there are several hosts; empty: the one with the
+// default route.
+void connect_by_mpi(Membership& membership, comm::ControlOptions options, const std::string& network_interface);
+
+// Whether ranks that were started like this use MPI. ConfigError if they need it but were not started with it.
+bool needs_mpi(const RankEnvironment& environment, config::Backend wanted);
+
+// Which ranks have come to MPI: a rank inside MPI_Init cannot answer, and MPI itself does not name the missing ones.
+// With a launcher, each rank publishes its arrival on the launcher's plane. Without one, it listens on a UNIX socket
+// named by job and rank; ranks of the same host see that socket, and it ends with its process. One thread at a time.
+class MpiArrival {
+ public:
+  // Publishes that this rank has come. `plane` may be null. `job` is the same for all ranks of the job.
+  MpiArrival(const comm::World& world, const std::string& job, PlaneLink* plane);
+  // "rank 1, rank 3": the ranks that have not come, for the text of a time-out. Takes a moment, in which others look.
+  std::string missing() const;
+
+ private:
+  bool has_come(int rank) const;
+  std::string mark_of(int rank) const;
+
+  const comm::World& world_;
+  const std::string job_;
+  PlaneLink* const plane_;
+  std::optional<UnixListener> mark_;
 };
 
 }  // namespace dtrain::run

@@ -4,7 +4,7 @@
 
 #include "dtrain/base/error.h"
 #include "dtrain/run/rank_session.h"
-#include "folder/continued_run.h"
+#include "folder/resume.h"
 
 namespace dtrain::run {
 namespace {

@@ -1,9 +1,17 @@
 #include "rank/rank_identity.h"
 
+#include <algorithm>
+#include <ctime>
+#include <filesystem>
+
+#include <unistd.h>
+
 #include "dtrain/base/error.h"
 #include "dtrain/base/fd.h"
+#include "dtrain/host/processes.h"
 #include "dtrain/run/version.h"
 #include "dtrain/scheduler/rank_mark.h"
+#include "link/secret_file.h"
 #include "model_file.h"
 
 namespace dtrain::run {
@@ -27,6 +35,16 @@ bool expects_gpus(const Assignment& assignment, const comm::World& world) {
 }
 
 }  // namespace
+
+Nanoseconds process_start(const Clock& clock) {
+  const Nanoseconds now = clock.monotonic();
+  const std::uint64_t ticks = host::start_ticks(::getpid());
+  timespec boot{};
+  if (ticks == 0 || ::clock_gettime(CLOCK_BOOTTIME, &boot) != 0) return now;
+  const auto since_boot = std::chrono::seconds(boot.tv_sec) + Nanoseconds(boot.tv_nsec);
+  const auto started = Nanoseconds(static_cast<std::int64_t>(ticks) * (1'000'000'000 / ::sysconf(_SC_CLK_TCK)));
+  return now - std::max(Nanoseconds(0), since_boot - started);
+}
 
 void read_identity(RankIdentity& identity) {
   raise_open_files();  // rank 0 has two connections to every other rank; the profiling agent inherits the limit
@@ -72,6 +90,27 @@ Json versions_of(const RankOptions& options) {
   Json versions = options.versions.is_object() ? options.versions : Json::object();
   versions["dtrain"] = version();
   return versions;
+}
+
+LauncherConnection::LauncherConnection(const RankIdentity& identity, const Logger& log) {
+  const RankEnvironment& environment = identity.environment;
+  if (environment.is_child()) {
+    name_ = "the launcher (pid " + std::to_string(environment.handover->launcher_pid) + ")";
+    link_ = std::make_unique<SocketLink>(UniqueFd(environment.handover->link_fd));
+    return;
+  }
+  contact_ = environment.launcher.value();
+  name_ = "the launcher (" + contact_.address + ":" + std::to_string(contact_.port) + ")";
+  if (!contact_.secret_file.empty()) contact_.secrets = read_secret_file(contact_.secret_file);
+  auto plane = std::make_unique<PlaneLink>(contact_, environment.world, identity.host.name, log);
+  plane_ = plane.get();
+  link_ = std::move(plane);
+}
+
+void LauncherConnection::remove_secret_file(const comm::World& world) const {
+  if (contact_.secret_file.empty() || world.local_rank != 0) return;
+  std::error_code ignored;
+  std::filesystem::remove(contact_.secret_file, ignored);
 }
 
 }  // namespace dtrain::run

@@ -1,16 +1,24 @@
-// What a rank knows before it connects to the others: how it was started, where it runs, what it trains. Plain values.
+// What a rank knows and has before it connects to the others: how it was started, where it runs, what it trains, and
+// the connection to its launcher. Plain values, and a class.
 #pragma once
 
+#include <memory>
+#include <string>
+
 #include "dtrain/base/clock.h"
+#include "dtrain/base/log.h"
 #include "dtrain/config/experiment.h"
 #include "dtrain/host/identity.h"
 #include "dtrain/run/rank_session.h"
 #include "dtrain/scheduler/batch_split.h"
 #include "environment.h"
+#include "link/launcher_link.h"
+#include "link/plane_link.h"
 #include "rank/rank_gpus.h"
 
 namespace dtrain::run {
 
+// How this process was started, and where it runs.
 struct RankIdentity {
   RankOptions options;
   RankEnvironment environment;
@@ -20,6 +28,9 @@ struct RankIdentity {
   const comm::World& world() const { return environment.world; }
   bool is_rank_0() const { return environment.world.rank == 0; }
 };
+
+// The start of this process on the monotonic clock.
+Nanoseconds process_start(const Clock& clock);
 
 // Reads the environment and the host, and removes from the environment what child processes must not inherit. Called
 // before other threads exist. ConfigError as read_rank_environment().
@@ -39,5 +50,27 @@ Assignment read_assignment(const RankIdentity& identity);
 
 // The "versions" of plan.json and of the dumps: the program's and dtrain's.
 Json versions_of(const RankOptions& options);
+
+// The connection of a rank to the `dtrain launch` that started it, directly or through mpirun or srun. Threads as in
+// launcher_link.h.
+class LauncherConnection {
+ public:
+  // Reads the run's secret if it is in a file. Throws as SocketLink and PlaneLink do.
+  LauncherConnection(const RankIdentity& identity, const Logger& log);
+
+  LauncherLink& link() { return *link_; }
+  PlaneLink* plane() { return plane_; }              // the same link if mpirun or srun started this rank; else null
+  const std::string& name() const { return name_; }  // "the launcher (pid 4711)"
+  // The secret that the ranks share for their control plane; empty: rank 0 makes one.
+  const std::string& ranks_secret() const { return contact_.secrets.ranks; }
+  // Removes the secret file, on the first rank of each host. Called once every rank of this host has read it.
+  void remove_secret_file(const comm::World& world) const;
+
+ private:
+  LauncherContact contact_;  // empty in a child of the launcher
+  std::string name_;
+  PlaneLink* plane_ = nullptr;
+  std::unique_ptr<LauncherLink> link_;
+};
 
 }  // namespace dtrain::run

@@ -2,30 +2,64 @@
 #include <unistd.h>
 
 #include "dtrain/base/error.h"
+#include "dtrain/base/file.h"
+#include "dtrain/host/processes.h"
 #include "dtrain/run/agreed_error.h"
-#include "dtrain/run/checkpoint_folder.h"
 #include "dtrain/run/log_tail.h"
 #include "dtrain/run/rank_session.h"
+#include "folder/host_folder.h"
 #include "folder/plan_file.h"
-#include "folder/process_id.h"
-#include "folder/put_aside.h"
 #include "link/rendezvous.h"
 #include "rank/compare_ranks.h"
-#include "rank/connect_ranks.h"
 #include "rank/failure_report.h"
-#include "rank/host_agent.h"
-#include "rank/launcher_connection.h"
-#include "rank/mpi_arrival.h"
-#include "rank/open_folder.h"
-#include "rank/own_plan.h"
-#include "rank/progress_report.h"
-#include "rank/rank_files.h"
+#include "rank/membership.h"
+#include "rank/own_run.h"
 #include "rank/rank_identity.h"
+#include "rank/rank_output.h"
 #include "rank/recording.h"
 #include "stop/exit_deadlines.h"
 #include "stop/stop_requests.h"
 
 namespace dtrain::run {
+namespace {
+
+// The folder of a run whose launcher uses mpirun or srun. A host that does not see it gets one of its own under the
+// same path, which the launcher collects at the end.
+void open_launched_folder(comm::ControlPlane& control, const LaunchOrders& orders, RankFiles& files) {
+  files.folder = {orders.run_dir};
+  files.is_launchers_folder = is_folder_of(files.folder, orders.token);
+  if (!files.is_launchers_folder && control.world().local_rank == 0) {
+    make_host_folder(files.folder, orders.token, orders.plan, orders.experiment);
+  }
+  control.barrier("run.folder");
+}
+
+// On rank 0 of a launched run: adds the GPUs that the launcher could not know, those of other hosts.
+void name_gpus_in_plan(const std::filesystem::path& file, const RankGpus& gpus) {
+  if (!gpus.on_gpus) return;
+  Json ranks = read_json(file).at("ranks");
+  bool changed = false;
+  for (std::size_t rank = 0; rank < ranks.size() && rank < gpus.ranks.size(); ++rank) {
+    if (!gpus.ranks[rank] || ranks[rank].contains("gpu")) continue;
+    ranks[rank]["gpu"] = to_json(*gpus.ranks[rank]);
+    changed = true;
+  }
+  if (changed) update_plan_file(file, "ranks", ranks);
+}
+
+// The profiling agent of a host on which no launcher starts one. Collective over the ranks of a host, which all pass
+// the same `host_key`: the first of them starts the agent and gets it in `agent`; the others wait for it. The agent
+// ends by itself, after the last rank. Returns its socket.
+std::string share_agent(comm::ControlPlane& control, const std::string& host_key, const profile::AgentOptions& options,
+                        const Clock& clock, std::unique_ptr<profile::KeptAgent>& agent) {
+  const std::string key = "run.agent/" + host_key;
+  if (control.world().local_rank != 0) return control.get(key);
+  agent = std::make_unique<profile::KeptAgent>(options, clock);
+  control.set(key, agent->socket());
+  return agent->socket();
+}
+
+}  // namespace
 
 RankSession::RankSession(const RankOptions& options)
     : log_(make_stderr_logger()),
@@ -124,11 +158,9 @@ void RankSession::open_folder() {
   const RankEnvironment& environment = identity_->environment;
   RankFiles& files = *files_;
   if (!environment.is_launched()) {
-    open_own_files();
+    open_own_run(control(), *identity_, *assignment_, *hosts_, *gpus_, files, log_);
   } else if (launcher_->plane()) {
-    const LaunchedFolder opened = open_launched_folder(control(), launcher_->plane()->orders());
-    files.folder = opened.folder;
-    files.is_launchers_folder = opened.is_launchers;
+    open_launched_folder(control(), launcher_->plane()->orders(), files);
   }
   files.events.open(files.folder.events(), environment.world.rank, identity_->host.name);
   if (identity_->is_rank_0()) files.metrics.emplace(files.folder.metrics(), clock_, log_);
@@ -139,43 +171,7 @@ void RankSession::open_folder() {
       if (identity_->is_rank_0()) log_->warn("{}", warning);
     }
   }
-  if (!environment.is_child()) files.events.write("rank_started", {{"start_ticks", start_ticks(::getpid())}});
-}
-
-// Without a launcher rank 0 makes the folder, or opens that of the run that goes on.
-void RankSession::open_own_files() {
-  const RankOptions& options = identity_->options;
-  RankFiles& files = *files_;
-  ResumePoint point;
-  const auto write_plan = [&](const RunFolder& folder) {
-    if (!mock().any()) make_checkpoint_folder(folder, experiment().checkpoint_storage);
-    write_own_plan(folder, *identity_, *assignment_, *hosts_, *gpus_, log_);
-  };
-  files.folder = open_own_folder(control(), *hosts_, [&] {
-    check_checkpoint_storage(experiment().checkpoint_storage);
-    if (options.continues) {
-      RunFolder folder{options.run_dir};
-      files.lock = RunLock::take(folder);
-      point = reopen_own_folder(
-          folder, experiment(), options.overrides, [&] { write_plan(folder); }, log_);
-      return folder;
-    }
-    RunFolder made = create_run_folder(options.run_dir, experiment().name, experiment().text);
-    files.lock = RunLock::take(made);
-    write_plan(made);
-    return made;
-  });
-  if (identity_->is_rank_0()) {
-    files.events.open(files.folder.events(), 0, identity_->host.name);
-    if (options.continues) files.events.write("continued");
-    Json fields = to_json(point);
-    fields["attempt"] = attempt_number(files.folder);
-    files.events.write("attempt_started", fields);
-  }
-  if (!options.continues) return;
-  constexpr const char* kResumeKey = "run.resume-from";
-  if (identity_->is_rank_0()) control().set(kResumeKey, point.path.string());
-  files.resume_from = control().get(kResumeKey);
+  if (!environment.is_child()) files.events.write("rank_started", {{"start_ticks", host::start_ticks(::getpid())}});
 }
 
 void RankSession::redirect_output() {

@@ -14,7 +14,7 @@
 #include "dtrain/profile/agent_process.h"
 #include "dtrain/profile/recorder.h"
 #include "rank/membership.h"
-#include "rank/rank_events.h"
+#include "rank/rank_output.h"
 
 namespace dtrain::run {
 

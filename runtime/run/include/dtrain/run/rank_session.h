@@ -151,7 +151,6 @@ class RankSession {
   void connect_ranks();
   void compare_ranks();
   void open_folder();
-  void open_own_files();
   void redirect_output();
   void start_recording();
   void make_communicator();

@@ -1,16 +1,15 @@
-// The folder of a launch, and where its run goes on. Plain functions; one thread.
+// The run that a launch carries out: its folder, and where it goes on. One thread.
 #pragma once
 
 #include "dtrain/base/clock.h"
 #include "dtrain/run/launch.h"
-#include "folder/continued_run.h"
-#include "folder/resume_point.h"
+#include "folder/resume.h"
 #include "folder/run_lock.h"
 #include "plan/launch_plan.h"
 
 namespace dtrain::run {
 
-struct LaunchFolder {
+struct LaunchedRun {
   RunFolder folder;
   RunLock lock;          // held until the launch has ended, except by one that submits a job
   ResumePoint resume;    // where its first attempt goes on
@@ -22,7 +21,7 @@ struct LaunchFolder {
 // submitting process has made. What an earlier attempt has left there is put aside; after Slurm has requeued the job,
 // with an event that gives the reason for its end. ConfigError if the run is in progress, or as check_goes_on() and
 // find_resume_point().
-LaunchFolder open_launch_folder(const LaunchRequest& request, const LaunchPlan& plan, const ContinuedRun* continued,
-                                const Variables& variables, const Clock& clock);
+LaunchedRun open_launched_run(const LaunchRequest& request, const LaunchPlan& plan, const ContinuedRun* continued,
+                              const Variables& variables, const Clock& clock);
 
 }  // namespace dtrain::run

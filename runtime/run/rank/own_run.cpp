@@ -1,19 +1,28 @@
-#include "rank/own_plan.h"
+#include "rank/own_run.h"
 
 #include <algorithm>
 #include <cstdlib>
+#include <functional>
 
 #include "calibration/machine_limits.h"
+#include "dtrain/base/error.h"
 #include "dtrain/base/file.h"
 #include "dtrain/checkpoint/checkpoint.h"
 #include "dtrain/host/topology.h"
+#include "dtrain/run/checkpoint_folder.h"
+#include "folder/host_folder.h"
 #include "folder/plan_file.h"
+#include "folder/resume.h"
 #include "unused_gpus.h"
 
 namespace dtrain::run {
 namespace {
 
-std::vector<std::string> warnings_of(const RankIdentity& identity, const Assignment& assignment, const RankGpus& gpus) {
+constexpr const char* kFolderKey = "run.folder";
+constexpr const char* kResumeKey = "run.resume-from";
+
+std::vector<std::string> plan_warnings(const RankIdentity& identity, const Assignment& assignment,
+                                       const RankGpus& gpus) {
   const config::Experiment& experiment = assignment.experiment;
   const int slots = experiment.resources.slots_per_trial;
   const int size = identity.world().size;
@@ -62,8 +71,6 @@ Json known_limits(const RankIdentity& identity, const std::string& host, config:
   return {{host, profile::to_json(*limits)}};
 }
 
-}  // namespace
-
 void write_own_plan(const RunFolder& folder, const RankIdentity& identity, const Assignment& assignment,
                     const RankHosts& hosts, const RankGpus& gpus, const Logger& log) {
   const RankOptions& options = identity.options;
@@ -72,7 +79,7 @@ void write_own_plan(const RunFolder& folder, const RankIdentity& identity, const
                   .started_by = identity.environment.started_by};
   facts.command = {options.program, options.experiment_file.string()};
   facts.split = assignment.split;
-  facts.warnings = warnings_of(identity, assignment, gpus);
+  facts.warnings = plan_warnings(identity, assignment, gpus);
   for (const std::string& warning : facts.warnings) log->warn("{}", warning);
   if (options.mock.any()) facts.more["mock"] = to_json(options.mock);
   if (const auto storage = checkpoints::storage_of_run(folder.path); storage != folder.path / "checkpoints")
@@ -91,16 +98,81 @@ void write_own_plan(const RunFolder& folder, const RankIdentity& identity, const
   write_plan_file(folder.plan(), plan_json(facts));
 }
 
-void name_gpus_in_plan(const std::filesystem::path& file, const RankGpus& gpus) {
-  if (!gpus.on_gpus) return;
-  Json ranks = read_json(file).at("ranks");
-  bool changed = false;
-  for (std::size_t rank = 0; rank < ranks.size() && rank < gpus.ranks.size(); ++rank) {
-    if (!gpus.ranks[rank] || ranks[rank].contains("gpu")) continue;
-    ranks[rank]["gpu"] = to_json(*gpus.ranks[rank]);
-    changed = true;
+// Rank 0 makes the folder with `make`, and the other ranks learn its name. If `make` throws a ConfigError, they throw
+// one that refers to rank 0.
+RunFolder open_own_folder(comm::ControlPlane& control, const RankHosts& hosts, const std::function<RunFolder()>& make) {
+  RunFolder folder;
+  if (control.world().rank == 0) {
+    try {
+      folder = make();
+    } catch (const ConfigError&) {
+      control.set(kFolderKey, "");
+      throw;
+    }
+    control.set(kFolderKey, folder.path.string());
+  } else {
+    folder.path = control.get(kFolderKey);
+    if (folder.path.empty()) throw ConfigError("rank 0 was given bad input; see the error of rank 0");
   }
-  if (changed) update_plan_file(file, "ranks", ranks);
+  check_folder_is_shared(control, hosts, folder.path);
+  return folder;
+}
+
+// Rank 0 of a run that goes on: returns the checkpoint from which. `overrides`: the run's and new ones.
+ResumePoint reopen_own_folder(const RunFolder& folder, const config::Experiment& experiment,
+                              const std::vector<std::string>& overrides, const std::function<void()>& write_plan,
+                              const Logger& log) {
+  const ContinuedRun run = read_continued_run(folder.path.string());
+  check_not_in_progress(folder);
+  check_storage_stays(run, overrides, experiment);
+  const std::string claimed = claim_checkpoint_folder(folder);
+  ResumePoint point = find_resume_point(folder);
+  point.claimed = claimed;
+  check_goes_on(run, experiment, point);
+  put_aside(folder, {.metrics = point.exists()});
+  write_plan();
+  update_plan_file(folder.plan(), "before", plan_before(run));
+  for (const std::string& text : differences_from(run, read_json(folder.plan()))) log->warn("{}", text);
+  for (const std::string& text : warnings_of(point)) log->warn("{}", text);
+  log->info("the run goes on from {}", text_of(point));
+  return point;
+}
+
+}  // namespace
+
+void open_own_run(comm::ControlPlane& control, const RankIdentity& identity, const Assignment& assignment,
+                  const RankHosts& hosts, const RankGpus& gpus, RankFiles& files, const Logger& log) {
+  const RankOptions& options = identity.options;
+  const config::Experiment& experiment = assignment.experiment;
+  ResumePoint point;
+  const auto write_plan = [&](const RunFolder& folder) {
+    if (!options.mock.any()) make_checkpoint_folder(folder, experiment.checkpoint_storage);
+    write_own_plan(folder, identity, assignment, hosts, gpus, log);
+  };
+  files.folder = open_own_folder(control, hosts, [&] {
+    check_checkpoint_storage(experiment.checkpoint_storage);
+    if (options.continues) {
+      RunFolder folder{options.run_dir};
+      files.lock = RunLock::take(folder);
+      point = reopen_own_folder(
+          folder, experiment, options.overrides, [&] { write_plan(folder); }, log);
+      return folder;
+    }
+    RunFolder made = create_run_folder(options.run_dir, experiment.name, experiment.text);
+    files.lock = RunLock::take(made);
+    write_plan(made);
+    return made;
+  });
+  if (identity.is_rank_0()) {
+    files.events.open(files.folder.events(), 0, identity.host.name);
+    if (options.continues) files.events.write("continued");
+    Json fields = to_json(point);
+    fields["attempt"] = attempt_number(files.folder);
+    files.events.write("attempt_started", fields);
+  }
+  if (!options.continues) return;
+  if (identity.is_rank_0()) control.set(kResumeKey, point.path.string());
+  files.resume_from = control.get(kResumeKey);
 }
 
 }  // namespace dtrain::run

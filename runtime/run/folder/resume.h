@@ -1,14 +1,14 @@
-// A run that goes on in its own folder (--continue): with what it was started, and whether it may go on. Plain values
-// and functions that read files.
+// How a run goes on in its own folder: from which checkpoint, with what it was started, whether it may, and where the
+// files of the attempt before are put. Plain values, and functions that read and move files.
 #pragma once
 
+#include <cstdint>
 #include <filesystem>
 #include <string>
 #include <vector>
 
 #include "dtrain/base/json.h"
 #include "dtrain/run/run_folder.h"
-#include "folder/resume_point.h"
 
 namespace dtrain::config {
 struct Experiment;
@@ -16,6 +16,34 @@ struct Experiment;
 
 namespace dtrain::run {
 
+// Where a run goes on: its newest checkpoint that is whole.
+struct ResumePoint {
+  std::filesystem::path path;            // the checkpoint; empty: there has been none, and the run begins anew
+  std::int64_t step = 0;                 // batches done
+  std::int64_t epoch = 0;                // from 0
+  std::vector<std::string> passed_over;  // newer checkpoints that cannot be used, each with the reason
+  int damaged = 0;                       // how many of these, the first ones, were completed once
+  std::string claimed;                   // a warning: claim_checkpoint_folder()'s; empty: none
+  std::string not_finite;                // a warning: weights of it are not finite; empty: all are
+  std::string still_saving;              // a warning: a saver of an earlier attempt did not end; empty: none
+
+  bool exists() const { return !path.empty(); }
+};
+
+// Waits for what an earlier attempt is still writing, for a minute at most, and reads the checkpoints whole until one
+// verifies; where none does, tries for 3 s. SystemError; ConfigError as find_checkpoint_folder(), and where there are
+// checkpoints and none can be used: nobody begins anew and replaces what is further unless a user says so.
+ResumePoint find_resume_point(const RunFolder& folder);
+
+// The fields {resume_from, step} of an event; {} if the run begins anew.
+Json to_json(const ResumePoint& point);
+// "step-120 (batch 120, epoch 2)"; "the beginning, because there is no checkpoint of it".
+std::string text_of(const ResumePoint& point);
+// A line for a new folder of checkpoints, for each checkpoint that was passed over, for weights that are not finite,
+// and for a saver that did not end.
+std::vector<std::string> warnings_of(const ResumePoint& point);
+
+// A run that goes on because a user asks for it (--continue).
 struct ContinuedRun {
   RunFolder folder;
   std::filesystem::path experiment_file;  // that it was started with: relative paths are relative to its folder
@@ -54,5 +82,18 @@ void check_storage_stays(const ContinuedRun& run, const std::vector<std::string>
 // another number of ranks or hosts, or slots of another type, with which the result is not the same to the bit. `plan`
 // is the plan.json of the next attempt.
 std::vector<std::string> differences_from(const ContinuedRun& run, const Json& plan);
+
+// The number of the attempt whose files are in their usual place: from 1.
+int attempt_number(const RunFolder& folder);
+
+// Which files of an attempt stay where they are.
+struct Kept {
+  bool metrics = false;       // the next attempt goes on from a checkpoint, and with them
+  bool launcher_log = false;  // logs/launcher.log: the launcher that writes it goes on
+};
+
+// Moves the logs, records and metrics of that attempt to attempt-N/ of the run's folder. Returns N. SystemError,
+// std::filesystem::filesystem_error.
+int put_aside(const RunFolder& folder, const Kept& kept);
 
 }  // namespace dtrain::run

@@ -1,4 +1,4 @@
-#include "launch/launch_folder.h"
+#include "launch/launched_run.h"
 
 #include <chrono>
 #include <cstdio>
@@ -13,7 +13,7 @@
 #include "dtrain/run/checkpoint_folder.h"
 #include "dtrain/run/user_ledger.h"
 #include "folder/event_log.h"
-#include "folder/put_aside.h"
+#include "folder/resume.h"
 #include "launch/slurm_submit.h"
 
 namespace dtrain::run {
@@ -79,10 +79,10 @@ bool holds_attempt(const RunFolder& folder) {
 
 }  // namespace
 
-LaunchFolder open_launch_folder(const LaunchRequest& request, const LaunchPlan& plan, const ContinuedRun* continued,
-                                const Variables& variables, const Clock& clock) {
+LaunchedRun open_launched_run(const LaunchRequest& request, const LaunchPlan& plan, const ContinuedRun* continued,
+                              const Variables& variables, const Clock& clock) {
   const fs::path path = request.run_dir.empty() ? fs::path() : fs::absolute(request.run_dir).lexically_normal();
-  LaunchFolder opened{.folder = {path}, .is_job = is_job_of(path, variables)};
+  LaunchedRun opened{.folder = {path}, .is_job = is_job_of(path, variables)};
   if (!opened.is_job && !continued) {
     opened.folder = create_run_folder(request.run_dir, plan.experiment.name, plan.experiment.text);
     opened.lock = RunLock::take(opened.folder);
