@@ -17,10 +17,13 @@ import unittest
 from pathlib import Path
 
 SOURCE, BUILD = Path(sys.argv.pop(1)).resolve(), Path(sys.argv.pop(1)).resolve()
-# One place for all runs, so that a compiler cache knows the files again.
+# One place for all runs, so that ccache knows the files again.
 WORK = BUILD / "tests" / "recipes"
 TREE = WORK / "tree"
 PARTS = ["comm", "runtime", "tests/analysis", "tests/comm", "tests/config", "tests/data", "tests/harness", "tests/profile"]
+# As cmake/Toolchain.cmake calls it.
+CCACHE = [shutil.which("ccache")] if shutil.which("ccache") else []
+CCACHE_SETTINGS = {"CCACHE_SLOPPINESS": "pch_defines,time_macros"}
 COMMANDS = json.loads((BUILD / "compile_commands.json").read_text())
 
 
@@ -85,7 +88,7 @@ def compile_text(target, name, text, more=()):
     for place in ("-o", "-c"):
         words[words.index(place) + 1] = str(made if place == "-o" else source)
     words = [re.sub(rf"^-I{re.escape(str(SOURCE))}/", f"-I{TREE}/", word) for word in words]
-    run(words + ["-Wno-unused-function", *more], cwd=BUILD)
+    run(CCACHE + words + list(more), cwd=BUILD, env=os.environ | CCACHE_SETTINGS)
     return made
 
 
@@ -156,11 +159,15 @@ class Recipes(unittest.TestCase):
 #include "dtrain/analysis/rules.h"
 #include "dtrain/config/experiment.h"
 #include "dtrain/config/schema.h"
-int main(int arguments, char** argv) {
-  if (arguments == 1) return std::puts(std::string(dtrain::config::experiment_schema()).c_str()) < 0 ? 1 : 0;
-  const auto experiment = dtrain::config::read_experiment(argv[1]);
-  std::printf("%d %s %zu", experiment.searcher.tries, dtrain::config::to_json(experiment)["searcher"].dump().c_str(),
-              dtrain::analysis::changed_gpu_rules(experiment.profiling_rules).size());
+using namespace dtrain;
+int main(int arguments, char** argv) try {
+  if (arguments == 1) return std::puts(std::string(config::experiment_schema()).c_str()) < 0 ? 1 : 0;
+  const auto experiment = config::read_experiment(argv[1]);
+  std::printf("%d %s %zu", experiment.searcher.tries, config::to_json(experiment)["searcher"].dump().c_str(),
+              analysis::changed_gpu_rules(experiment.profiling_rules).size());
+} catch (const std::exception& error) {
+  std::puts(error.what());
+  return 1;
 }
 """)], WORK / "key_program")
         schema = json.loads(self.run_program(program, libraries=folder))
@@ -171,7 +178,7 @@ int main(int arguments, char** argv) {
         file.write_text(text)
         self.assertRegex(self.run_program(program, file, libraries=folder), r'^5 .*"tries":5.* 0$')
         file.write_text(text.replace("tries: 5", "tries: 10"))
-        with self.assertRaisesRegex(AssertionError, "experiment.yaml:3: searcher.tries: must be an integer from 1 to 9"):
+        with self.assertRaisesRegex(AssertionError, "experiment.yaml:3: searcher.tries: must be a whole number from 1 to 9, not '10'"):
             self.run_program(program, file, libraries=folder)
 
     def test_a_rule(self):
@@ -268,7 +275,8 @@ void add_hello(CLI::App& app, int* exit_code) {
     def test_a_system_metric(self):
         header, source = "runtime/profile/agent/system_sampler.h", "runtime/profile/agent/system_sampler.cpp"
         recipe = Recipe(self)
-        recipe.replace(header, "  std::vector<double> cpu_util_per_core;", "  std::optional<double> entropy;\n  std::vector<double> cpu_util_per_core;")
+        recipe.replace(header, "  std::vector<double> cpu_util_per_core;",
+                       "  std::optional<double> entropy;\n  std::vector<double> cpu_util_per_core;")
         recipe.replace(header, "inline constexpr std::array kHostMetrics{\n", "inline constexpr std::array kHostMetrics{\n"
                        '    HostMetric{&SystemSample::entropy, "entropy", "bits", 1, "dtrain_entropy_bits", "What the pool has"},\n')
         recipe.replace(source, "  SystemSample sample;\n", "  SystemSample sample;\n  sample.entropy = 256.5;\n")
