@@ -112,12 +112,7 @@ int carry_out(int argc, char** argv) {
       "time went.",
       "dtrain"};
   app.require_subcommand(1);
-  using namespace dtrain::cli;
-  for (const auto add : {add_launch,  add_config,    add_agent,      add_slot,       add_task,      add_logs,
-                         add_top,     add_runs_list, add_summary,    add_report,     add_analyze,   add_what_if,
-                         add_diff,    add_trace,     add_export,     add_checkpoint, add_doctor,    add_completion,
-                         add_version, add_man,       add_start_rank, add_host_probe, add_cuda_probe})
-    add(app, &exit_code);
+  for (const auto add : dtrain::cli::kCommands) add(app, &exit_code);
   app.footer(kExamples);  // last: commands made after it would have it too
   try {
     app.parse(argc, argv);

@@ -1,5 +1,6 @@
 #include "unused_gpus.h"
 
+#include "dtrain/analysis/rules.h"
 #include "dtrain/base/text.h"
 #include "gpus_seen.h"
 
@@ -27,7 +28,7 @@ std::string unused_gpus_warning(const std::string& gpus, const std::string& why)
 }
 
 std::string unused_rules_warning(const config::Experiment& experiment) {
-  std::vector<std::string> names = config::changed_gpu_rules(experiment.profiling_rules);
+  std::vector<std::string> names = analysis::changed_gpu_rules(experiment.profiling_rules);
   if (names.empty()) return {};
   for (std::string& name : names) name = "profiling.rules." + name;
   return join_with_and(names) + (names.size() == 1 ? " has" : " have") +

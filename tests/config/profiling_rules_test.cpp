@@ -3,13 +3,14 @@
 
 #include <gtest/gtest.h>
 
+#include "dtrain/analysis/rules.h"
 #include "dtrain/config/experiment.h"
 #include "temporary_file.h"
 
 namespace dtrain::config {
 namespace {
 
-using analysis::rules::StepOutlier;
+using analysis::changed_gpu_rules;
 
 constexpr const char* kProgram =
     "entrypoint: /bin/true\nhyperparameters: {global_batch_size: 8}\nsearcher: {max_length: {batches: 1}}\n";
@@ -41,15 +42,14 @@ TEST(ProfilingRules, DefaultsAreThoseOfTheReport) {
 TEST(ProfilingRules, AreReadAndShownInThePlan) {
   const ProfilingRules rules =
       read("{StepOutlier: {stddev: 2.5, mode: EVAL}, BatchSize: {window: 100}, DiskRate: {nvme: 7000}}");
-  EXPECT_EQ(rules.get<StepOutlier>(), (StepOutlier{2.5, 10, StepMode::kEval}));
-  EXPECT_EQ(rules.get<analysis::rules::BatchSize>().window, 100);
-  EXPECT_EQ(rules.get<analysis::rules::DiskRate>().nvme, 7000);
+  EXPECT_EQ(to_json(rules)["StepOutlier"], Json::parse(R"({"stddev": 2.5, "n_outliers": 10, "mode": "EVAL"})"));
+  EXPECT_EQ(to_json(rules)["BatchSize"]["window"], 100);
+  EXPECT_EQ(to_json(rules)["DiskRate"]["nvme"], 7000);
   EXPECT_EQ(profiling_rules_of(to_json(rules)), rules);
 }
 
 TEST(ProfilingRules, OfAPlanThatIsOddAreLeftOut) {
-  ProfilingRules expected;
-  expected.get<analysis::rules::LoadBalancing>().threshold = 0.5;
+  const ProfilingRules expected = read("{LoadBalancing: {threshold: 0.5}}");
   EXPECT_EQ(profiling_rules_of(Json::parse(R"({"StepOutlier": {"stddev": -1, "n_outliers": "x", "mode": "train"},
       "Dataloader": 3, "ALaterRule": {"threshold": 1}, "LoadBalancing": {"threshold": 0.5, "more": true}})")),
             expected);
@@ -86,11 +86,10 @@ std::string errors_of(const std::vector<std::string>& overrides) {
 }
 
 TEST(ProfilingRules, AreOverriddenInOrder) {
-  ProfilingRules given;
-  given.get<StepOutlier>() = {5, 7, StepMode::kBoth};
+  const ProfilingRules given = read("{StepOutlier: {stddev: 5, n_outliers: 7}}");
   const std::vector<std::string> overrides{"StepOutlier.stddev=2", "StepOutlier.mode=TRAIN", "StepOutlier.stddev=4"};
   const ProfilingRules rules = override_rules(given, overrides);
-  EXPECT_EQ(rules.get<StepOutlier>(), (StepOutlier{4, 7, StepMode::kTrain}));
+  EXPECT_EQ(to_json(rules)["StepOutlier"], Json::parse(R"({"stddev": 4, "n_outliers": 7, "mode": "TRAIN"})"));
   EXPECT_EQ(override_rules(given, {}), given);
 }
 

@@ -1,4 +1,4 @@
-// What the rules share: which data points count, and how a result is begun and completed. Private to analysis.
+// What rules share: which data points count, and how a result is begun and completed. Private to analysis.
 #pragma once
 
 #include <optional>
@@ -6,9 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "dtrain/analysis/rules.h"
-#include "dtrain/config/profiling_rules.h"
-#include "rules/series.h"
+#include "rules/rule.h"
 
 namespace dtrain::analysis::rules {
 

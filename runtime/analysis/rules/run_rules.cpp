@@ -3,14 +3,29 @@
 #include "dtrain/analysis/run_profile.h"
 #include "dtrain/config/profiling_rules.h"
 #include "rules/adapter.h"
-#include "rules/judge_all.h"
+#include "rules/rule.h"
 
 namespace dtrain::analysis {
 
-void rules::add_parameters(std::vector<RuleResult>& results, const Json& parameters) {
+std::vector<RuleResult> rules::RuleSet::judge(const RuleData& data) const {
+  std::vector<RuleResult> results;
+  for (const auto& rule : rules_) results.push_back(rule->judge(data));
+  const std::unique_ptr<config::RuleParameters> shown = clone();
+  const Json parameters = config::rules_json([&](config::Keys& keys) { shown->declare_keys(keys); });
   for (RuleResult& result : results) {
     if (const auto own = parameters.find(result.name); own != parameters.end()) result.parameters = *own;
   }
+  return results;
+}
+
+std::vector<std::string> changed_gpu_rules(const config::ProfilingRules& rules) {
+  const Json values = config::to_json(rules), defaults = config::to_json(config::ProfilingRules());
+  std::vector<std::string> names;
+  for (const auto& rule : rules::all_rules()) {
+    const char* const name = rule->name();
+    if (rule->gpus_only() && rule->has_settings() && values.at(name) != defaults.at(name)) names.emplace_back(name);
+  }
+  return names;
 }
 
 config::ProfilingRules rules_of(const RunProfile& profile) {
@@ -26,7 +41,8 @@ std::vector<RuleResult> run_rules(const RunProfile& profile, const config::Profi
                              .loaders = rules::loader_series(profile),
                              .initialization = rules::initialization_times(profile),
                              .model = rules::model_facts(profile)};
-  return rules::judge_all(data, parameters.all);
+  // Whatever made the parameters, analysis registered it.
+  return dynamic_cast<const rules::RuleSet&>(parameters.parameters()).judge(data);
 }
 
 Json to_json(const std::vector<RuleResult>& results) {

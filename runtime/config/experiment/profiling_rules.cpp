@@ -1,5 +1,7 @@
 #include "dtrain/config/profiling_rules.h"
 
+#include <stdexcept>
+
 #include "document/from_json.h"
 #include "document/overrides.h"
 #include "keys/key_reader.h"
@@ -8,10 +10,23 @@
 namespace dtrain::config {
 namespace {
 
-template <typename Rule>
-concept GpusOnly = Rule::kGpusOnly;
+constinit MakeRules make_rules = nullptr;  // set before main(), by a library that is being loaded
 
 }  // namespace
+
+bool register_rules(MakeRules make) {
+  make_rules = make;
+  return true;
+}
+
+ProfilingRules::ProfilingRules() {
+  if (!make_rules) throw std::logic_error("no rules are registered: this program has not loaded libdtrain_analysis.so");
+  parameters_ = make_rules();
+}
+
+bool ProfilingRules::operator==(const ProfilingRules& other) const {
+  return to_json(*this) == to_json(other);
+}
 
 Json rules_json(const Keys::Declare& declare) {
   return PlanWriter::write(declare);
@@ -56,17 +71,6 @@ ProfilingRules profiling_rules_of(const Json& json) {
 ProfilingRules override_rules(ProfilingRules rules, std::span<const std::string> overrides) {
   read_overrides(overrides, [&](Keys& keys) { declare_keys(keys, rules); });
   return rules;
-}
-
-std::vector<std::string> changed_gpu_rules(const ProfilingRules& rules) {
-  std::vector<std::string> names;
-  const auto add = [&names]<typename Rule>(const Rule& rule) {
-    if constexpr (GpusOnly<Rule>) {
-      if (rule != Rule{}) names.emplace_back(Rule::kWord);
-    }
-  };
-  std::apply([&](const auto&... each) { (add(each), ...); }, rules.all);
-  return names;
 }
 
 }  // namespace dtrain::config

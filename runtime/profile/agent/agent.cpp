@@ -28,6 +28,19 @@ std::int64_t own_cpu_ns() {
   return ns(usage.ru_utime) + ns(usage.ru_stime);
 }
 
+// The units of the metrics in system records, by name.
+Json metric_units() {
+  Json units = Json::object();
+  for (const HostMetric& metric : kHostMetrics) units[metric.name] = metric.unit;
+  for (const auto& [name, unit] :
+       {std::pair("cpu_util_per_core", "percent"), std::pair("gpu_util", "percent"),
+        std::pair("gpu_free_memory", "bytes"), std::pair("gpu_temperature", "celsius"),
+        std::pair("gpu_foreign_processes", "processes"), std::pair("gpu_thermal_throttle", "0 or 1")}) {
+    units[name] = unit;
+  }
+  return units;
+}
+
 }  // namespace
 
 Agent::Agent(AgentSettings settings, UnixListener listener, const Clock& clock, Logger logger)
@@ -49,21 +62,7 @@ Agent::Agent(AgentSettings settings, UnixListener listener, const Clock& clock, 
                  {"ranks", settings_.facts.ranks},
                  {"sample_period_ns", settings_.sample_period.count()},
                  {"machine", machine_facts()},
-                 {"units",
-                  {{"net_throughput_sent", "bytes/s"},
-                   {"net_throughput_recv", "bytes/s"},
-                   {"disk_iops", "requests/s"},
-                   {"disk_throughput_read", "bytes/s"},
-                   {"disk_throughput_write", "bytes/s"},
-                   {"free_memory", "bytes"},
-                   {"cpu_util_simple", "percent"},
-                   {"io_wait", "percent"},
-                   {"cpu_util_per_core", "percent"},
-                   {"gpu_util", "percent"},
-                   {"gpu_free_memory", "bytes"},
-                   {"gpu_temperature", "celsius"},
-                   {"gpu_foreign_processes", "processes"},
-                   {"gpu_thermal_throttle", "0 or 1"}}}};
+                 {"units", metric_units()}};
   if (const auto& wanted = settings_.prometheus) {
     prometheus_ = std::make_unique<PrometheusEndpoint>(wanted->address, wanted->port, labels());
     fields["prometheus"] = prometheus_->where();

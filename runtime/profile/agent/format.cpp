@@ -140,14 +140,7 @@ void append_record(LineBuffer& out, const Record& record) {
 void append_system(LineBuffer& out, const SystemSample& sample) {
   put(out, FMT_COMPILE("{{\"record\":\"system\",\"time_ns\":{},\"interval_ns\":{}"), sample.time_ns,
       sample.interval_ns);
-  append_value(out, "net_throughput_sent", sample.net_throughput_sent, 0);
-  append_value(out, "net_throughput_recv", sample.net_throughput_recv, 0);
-  append_value(out, "disk_iops", sample.disk_iops, 1);
-  append_value(out, "disk_throughput_read", sample.disk_throughput_read, 0);
-  append_value(out, "disk_throughput_write", sample.disk_throughput_write, 0);
-  append_value(out, "free_memory", sample.free_memory, 0);
-  append_value(out, "cpu_util_simple", sample.cpu_util_simple, 2);
-  append_value(out, "io_wait", sample.io_wait, 2);
+  for (const HostMetric& metric : kHostMetrics) append_value(out, metric.name, sample.*metric.value, metric.decimals);
   if (!sample.cpu_util_per_core.empty()) {
     put(out, FMT_COMPILE(",\"cpu_util_per_core\":["));
     for (std::size_t i = 0; i < sample.cpu_util_per_core.size(); ++i) {

@@ -64,14 +64,7 @@ class Families {
 using Value = std::pair<int, std::optional<double>>;
 
 void add_system(Families& out, const SystemSample& sample) {
-  out.gauge("dtrain_cpu_util_percent", "Busy time of all cores of the machine", sample.cpu_util_simple);
-  out.gauge("dtrain_io_wait_percent", "Time in which cores waited for a disk", sample.io_wait);
-  out.gauge("dtrain_free_memory_bytes", "Memory that programs can still get", sample.free_memory);
-  out.gauge("dtrain_net_sent_bytes_per_second", "Sent through network interfaces", sample.net_throughput_sent);
-  out.gauge("dtrain_net_received_bytes_per_second", "Received through network interfaces", sample.net_throughput_recv);
-  out.gauge("dtrain_disk_requests_per_second", "Completed reads and writes of disks", sample.disk_iops);
-  out.gauge("dtrain_disk_read_bytes_per_second", "Read from disks", sample.disk_throughput_read);
-  out.gauge("dtrain_disk_written_bytes_per_second", "Written to disks", sample.disk_throughput_write);
+  for (const HostMetric& metric : kHostMetrics) out.gauge(metric.gauge, metric.help, sample.*metric.value);
   out.each("dtrain_gpu_util_percent", "Time in which a kernel ran", MetricType::Gauge, "gpu", sample.gpus,
            [](const GpuSample& gpu) { return Value(gpu.index, gpu.util); });
   out.each("dtrain_gpu_free_memory_bytes", "GPU memory that is not allocated", MetricType::Gauge, "gpu", sample.gpus,

@@ -4,6 +4,7 @@
 
 #include <sys/types.h>
 
+#include <array>
 #include <cstdint>
 #include <filesystem>
 #include <map>
@@ -47,6 +48,35 @@ struct SystemSample {
   std::vector<double> cpu_util_per_core;                              // percent of each
   std::vector<ProcessSample> processes;
   std::vector<GpuSample> gpus;  // from a GpuSampler
+};
+
+// A metric of the host that is one number. Dumps and the metrics endpoint have those of this list, in its order; the
+// summary and the report find them in the dump.
+struct HostMetric {
+  std::optional<double> SystemSample::*value;
+  const char* name;  // in dumps
+  const char* unit;
+  int decimals;       // in dumps
+  const char* gauge;  // its name at the metrics endpoint
+  const char* help;   // the text there
+};
+inline constexpr std::array kHostMetrics{
+    HostMetric{&SystemSample::net_throughput_sent, "net_throughput_sent", "bytes/s", 0,
+               "dtrain_net_sent_bytes_per_second", "Sent through network interfaces"},
+    HostMetric{&SystemSample::net_throughput_recv, "net_throughput_recv", "bytes/s", 0,
+               "dtrain_net_received_bytes_per_second", "Received through network interfaces"},
+    HostMetric{&SystemSample::disk_iops, "disk_iops", "requests/s", 1, "dtrain_disk_requests_per_second",
+               "Completed reads and writes of disks"},
+    HostMetric{&SystemSample::disk_throughput_read, "disk_throughput_read", "bytes/s", 0,
+               "dtrain_disk_read_bytes_per_second", "Read from disks"},
+    HostMetric{&SystemSample::disk_throughput_write, "disk_throughput_write", "bytes/s", 0,
+               "dtrain_disk_written_bytes_per_second", "Written to disks"},
+    HostMetric{&SystemSample::free_memory, "free_memory", "bytes", 0, "dtrain_free_memory_bytes",
+               "Memory that programs can still get"},
+    HostMetric{&SystemSample::cpu_util_simple, "cpu_util_simple", "percent", 2, "dtrain_cpu_util_percent",
+               "Busy time of all cores of the machine"},
+    HostMetric{&SystemSample::io_wait, "io_wait", "percent", 2, "dtrain_io_wait_percent",
+               "Time in which cores waited for a disk"},
 };
 
 class SystemSampler {

@@ -1,5 +1,6 @@
 #include "compression/tensor_codec.h"
 
+#include <string>
 #include <type_traits>
 
 #include "dtrain/base/error.h"
@@ -59,15 +60,11 @@ std::unique_ptr<TensorCodec> make_tensor_codec(TensorCodecContext& context, cons
         using Settings = std::decay_t<decltype(settings)>;
         if constexpr (std::is_same_v<Settings, comm::NoCompression>) {
           return nullptr;
-        } else if constexpr (std::is_same_v<Settings, comm::Fp16> || std::is_same_v<Settings, comm::Bf16>) {
-          return make_narrow_codec(context, std::is_same_v<Settings, comm::Fp16>);
-        } else if constexpr (std::is_same_v<Settings, comm::Int8>) {
-          return make_int8_codec(context);
-        } else if constexpr (std::is_same_v<Settings, comm::TopK>) {
-          return make_top_k_codec(context, settings);
+        } else if constexpr (requires { make_tensor_form(context, settings); }) {
+          return make_tensor_form(context, settings);
         } else {
-          static_assert(std::is_same_v<Settings, comm::PowerSgd>, "a codec needs a form of tensor operations");
-          throw ConfigError("powersgd is not supported on GPUs yet", "use fp16, bf16, int8 or topk there");
+          throw ConfigError(std::string(Settings::kWord) + " is not supported on GPUs yet",
+                            "use fp16, bf16, int8 or topk there");
         }
       },
       compression);

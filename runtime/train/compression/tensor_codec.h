@@ -82,11 +82,14 @@ std::vector<at::Tensor> defined_of(const std::vector<at::Tensor>& tensors);
 // The place's last result goes back into its error feedback.
 void give_back(const TensorCodecContext& context, std::size_t place, const std::vector<at::Tensor>& parts);
 
-std::unique_ptr<TensorCodec> make_narrow_codec(TensorCodecContext& context, bool half);
-std::unique_ptr<TensorCodec> make_int8_codec(TensorCodecContext& context);
-std::unique_ptr<TensorCodec> make_top_k_codec(TensorCodecContext& context, const comm::TopK& settings);
+// The list of the forms for GPUs: one for each codec of dtrain/comm/codecs.h that has one, at the end of its file in
+// codecs/. A codec without a form is refused on GPUs.
+std::unique_ptr<TensorCodec> make_tensor_form(TensorCodecContext& context, const comm::Fp16& settings);
+std::unique_ptr<TensorCodec> make_tensor_form(TensorCodecContext& context, const comm::Bf16& settings);
+std::unique_ptr<TensorCodec> make_tensor_form(TensorCodecContext& context, const comm::Int8& settings);
+std::unique_ptr<TensorCodec> make_tensor_form(TensorCodecContext& context, const comm::TopK& settings);
 
-// Null: no compression. CommError for settings that make no sense.
+// Null: no compression. CommError for settings that make no sense; ConfigError for a codec without a form for GPUs.
 std::unique_ptr<TensorCodec> make_tensor_codec(TensorCodecContext& context, const comm::Compression& compression);
 
 }  // namespace dtrain::train

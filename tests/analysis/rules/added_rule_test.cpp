@@ -1,7 +1,7 @@
-// A rule of this test alone: its struct and its judge(), appended to the list, are all that it needs to be read, to
-// have a schema, and to be judged.
+// A rule of this test alone: its struct with keys and judge(), appended to the list, is all that it needs to be read,
+// to have a schema, and to be judged.
+#include <memory>
 #include <string>
-#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -15,7 +15,6 @@
 #include "keys/schema_writer.h"
 #include "rules/adapter.h"
 #include "rules/judge.h"
-#include "rules/judge_all.h"
 #include "rules/rules_text.h"
 
 namespace dtrain::analysis::rules {
@@ -25,12 +24,10 @@ struct FirstStep {
   static constexpr const char* kWord = "FirstStep";
   static constexpr const char* kText = "A first step that takes much longer than the others.";
   double factor = 10;
-  template <class Keys>
-  void declare_keys(Keys& keys) {
+  void declare_keys(config::Keys& keys) {
     keys.number({"factor", "Times the mean of the others; it should take no more."}, factor, {1, 1000});
   }
   RuleResult judge(const RuleData& data) const;
-  bool operator==(const FirstStep&) const = default;
 };
 
 RuleResult FirstStep::judge(const RuleData& data) const {
@@ -51,15 +48,23 @@ RuleResult FirstStep::judge(const RuleData& data) const {
   return count_each(std::move(result), "ranks", ranks, 0, std::move(all));
 }
 
-using WithFirstStep = decltype(std::tuple_cat(RuleList(), std::tuple<FirstStep>()));
-
-config::Keys::Declare keys_of(WithFirstStep& rules) {
-  return [&rules](config::Keys& keys) { config::declare_rules(keys, rules); };
+RuleSet with_first_step() {
+  Rules rules = all_rules();
+  rules.push_back(std::make_unique<RuleOf<FirstStep>>());
+  return RuleSet(std::move(rules));
 }
 
-WithFirstStep read_yaml(const std::string& text) {
+config::Keys::Declare keys_of(RuleSet& rules) {
+  return [&rules](config::Keys& keys) { rules.declare_keys(keys); };
+}
+
+Json parameters_of(RuleSet& rules) {
+  return config::rules_json(keys_of(rules));
+}
+
+RuleSet read_yaml(const std::string& text) {
   config::Collector collector("rules.yaml");
-  WithFirstStep rules;
+  RuleSet rules = with_first_step();
   const auto document = config::parse_yaml(text, collector);
   config::Section section(&*document, "", document->at, collector);
   config::KeyReader::read_all(section, keys_of(rules));
@@ -68,9 +73,9 @@ WithFirstStep read_yaml(const std::string& text) {
 }
 
 TEST(AddedRule, IsReadFromYaml) {
-  const WithFirstStep rules = read_yaml("{StepOutlier: {stddev: 2}, FirstStep: {factor: 4}}");
-  EXPECT_EQ(std::get<FirstStep>(rules).factor, 4);
-  EXPECT_EQ(std::get<StepOutlier>(rules).stddev, 2);
+  RuleSet rules = read_yaml("{StepOutlier: {stddev: 2}, FirstStep: {factor: 4}}");
+  EXPECT_EQ(parameters_of(rules)["FirstStep"]["factor"], 4);
+  EXPECT_EQ(parameters_of(rules)["StepOutlier"]["stddev"], 2);
   try {
     read_yaml("FirstStep: {factor: 0.5}\n");
     FAIL() << "0.5 was read";
@@ -80,19 +85,18 @@ TEST(AddedRule, IsReadFromYaml) {
 }
 
 TEST(AddedRule, IsReadFromOptionsAndThePlan) {
-  WithFirstStep rules;
+  RuleSet rules = with_first_step();
   const std::vector<std::string> options{"FirstStep.factor=4", "StepOutlier.stddev=2"};
   config::read_overrides(options, keys_of(rules));
-  EXPECT_EQ(std::get<FirstStep>(rules).factor, 4);
-  const Json plan = config::rules_json(keys_of(rules));
+  const Json plan = parameters_of(rules);
   EXPECT_EQ(to_line(plan["FirstStep"]), R"({"factor":4})");
-  WithFirstStep from_plan;
+  RuleSet from_plan = with_first_step();
   config::read_rules(plan, keys_of(from_plan));
-  EXPECT_EQ(from_plan, rules);
+  EXPECT_EQ(parameters_of(from_plan), plan);
 }
 
 TEST(AddedRule, HasASchema) {
-  WithFirstStep defaults;
+  RuleSet defaults = with_first_step();
   const Json own = config::SchemaWriter::write(keys_of(defaults))["properties"]["FirstStep"];
   EXPECT_EQ(own["description"], FirstStep::kText);
   EXPECT_EQ(to_line(own["properties"]["factor"]),
@@ -110,7 +114,7 @@ TEST(AddedRule, IsJudgedBesideTheOthers) {
   RuleData data;
   data.steps = step_series(profile);
 
-  const std::vector<RuleResult> results = judge_all(data, read_yaml("FirstStep: {factor: 4}\n"));
+  const std::vector<RuleResult> results = read_yaml("FirstStep: {factor: 4}\n").judge(data);
   EXPECT_EQ(results.front().name, "StepOutlier");
   const RuleResult& own = results.back();
   EXPECT_EQ(own.name, "FirstStep");
@@ -119,8 +123,8 @@ TEST(AddedRule, IsJudgedBesideTheOthers) {
   EXPECT_NEAR(own.details["ranks"][0]["times"].get<double>(), 5, 1e-9);
   EXPECT_NEAR(own.details["ranks"][1]["times"].get<double>(), 1, 1e-9);
   EXPECT_EQ(triggered_text(own), "1 rank, of 6 data points judged");
-  EXPECT_EQ(judge_all(data, WithFirstStep()).back().triggered, 0);  // ten times are allowed
-  EXPECT_FALSE(judge_all(RuleData(), WithFirstStep()).back().applicable);
+  EXPECT_EQ(with_first_step().judge(data).back().triggered, 0);  // ten times are allowed
+  EXPECT_FALSE(with_first_step().judge(RuleData()).back().applicable);
 }
 
 }  // namespace

@@ -194,8 +194,8 @@ TEST_F(DebuggerReport, IsPartOfTheAnalysis) {
             std::string::npos)
       << text;
   EXPECT_NE(text.find("not applicable (the run used no GPU): LowGPUUtilization"), std::string::npos) << text;
-  config::ProfilingRules parameters;
-  parameters.get<rules::StepOutlier>().n_outliers = 20;
+  const config::ProfilingRules parameters =
+      config::override_rules({}, std::vector<std::string>{"StepOutlier.n_outliers=20"});
   options.rules = &parameters;
   EXPECT_EQ(to_json(analyze(profile_, options))["rules"][0]["triggered"], 0);
 }

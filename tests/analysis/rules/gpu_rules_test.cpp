@@ -6,7 +6,6 @@
 #include <gtest/gtest.h>
 
 #include "hosts.h"
-#include "rules/judge_all.h"
 
 namespace dtrain::analysis::rules {
 namespace {
@@ -39,7 +38,8 @@ HostSeries mixture(std::size_t low_points, double low, double high) {
 }
 
 TEST(LowGPUUtilization, IsAWindowWhoseP95IsBelow) {
-  const LowGpuUtilization parameters{70, 10, 100, 0};
+  const NamedRule parameters("LowGPUUtilization",
+                             {{"threshold_p95", 70}, {"threshold_p5", 10}, {"window", 100}, {"patience", 0}});
   for (const auto& [low_points, low] : {std::pair{94, 0}, {95, 1}}) {  // of 95 points the highest is the p95
     const RuleResult result = parameters.judge(all(mixture(static_cast<std::size_t>(low_points), 20, 100)));
     EXPECT_EQ(count(result, "low"), low) << low_points;
@@ -52,7 +52,8 @@ TEST(LowGPUUtilization, IsAWindowWhoseP95IsBelow) {
 }
 
 TEST(LowGPUUtilization, FluctuatesWhereP5IsBelowToo) {
-  const LowGpuUtilization parameters{70, 10, 100, 0};
+  const NamedRule parameters("LowGPUUtilization",
+                             {{"threshold_p95", 70}, {"threshold_p5", 10}, {"window", 100}, {"patience", 0}});
   for (const auto& [low_points, fluctuating] : {std::pair{4, 0}, {5, 1}, {94, 1}}) {
     const RuleResult result = parameters.judge(all(mixture(static_cast<std::size_t>(low_points), 9.9, 100)));
     EXPECT_EQ(count(result, "fluctuating"), fluctuating) << low_points;
@@ -63,7 +64,7 @@ TEST(LowGPUUtilization, FluctuatesWhereP5IsBelowToo) {
 
 TEST(LowGPUUtilization, CountsWindowsAndWhatIsLeftOver) {
   const RuleResult result =
-      LowGpuUtilization{}.judge(all(with_util(1750, [](std::size_t i) { return i < 1500 ? 0.0 : 95; })));
+      NamedRule("LowGPUUtilization").judge(all(with_util(1750, [](std::size_t i) { return i < 1500 ? 0.0 : 95; })));
   EXPECT_EQ(count(result, "skipped_by_patience"), 1000);
   EXPECT_EQ(count(result, "windows"), 1);
   EXPECT_EQ(count(result, "gpu_points_in_windows"), 500);
@@ -73,8 +74,8 @@ TEST(LowGPUUtilization, CountsWindowsAndWhatIsLeftOver) {
 }
 
 TEST(LowGPUUtilization, NeedsAWholeWindow) {
-  EXPECT_TRUE(LowGpuUtilization{}.judge(all(with_util(1500, [](std::size_t) { return 99.0; }))).applicable);
-  const RuleResult result = LowGpuUtilization{}.judge(all(with_util(1499, [](std::size_t) { return 0.0; })));
+  EXPECT_TRUE(NamedRule("LowGPUUtilization").judge(all(with_util(1500, [](std::size_t) { return 99.0; }))).applicable);
+  const RuleResult result = NamedRule("LowGPUUtilization").judge(all(with_util(1499, [](std::size_t) { return 0.0; })));
   EXPECT_FALSE(result.applicable);
   EXPECT_EQ(result.why_not,
             "a window is 500 data points, two a second, and the training has no more than 499 of a GPU");
@@ -91,10 +92,10 @@ TEST(LoadBalancing, ComparesHistograms) {
   // The second GPU is elsewhere in a tenth of the points: the distance of (1, 0) and (0.9, 0.1) is
   // sqrt(ln(1 / 0.95) / 2 + 0.9 / 2 ln(0.9 / 0.95) + 0.1 / 2 ln(0.1 / 0.05)) = 0.18967.
   const auto hosts = all(two_gpus(2000, 10, 90));
-  RuleResult result = LoadBalancing{0.190, 0}.judge(hosts);
+  RuleResult result = NamedRule("LoadBalancing", {{"threshold", 0.190}, {"patience", 0}}).judge(hosts);
   EXPECT_EQ(result.triggered, 0);
   EXPECT_EQ(count(result, "alike"), 1);
-  result = LoadBalancing{0.189, 0}.judge(hosts);
+  result = NamedRule("LoadBalancing", {{"threshold", 0.189}, {"patience", 0}}).judge(hosts);
   EXPECT_EQ(result.triggered, 1);
   EXPECT_NEAR(result.details["unequal"][0]["distance"].get<double>(), 0.18967, 0.00001);
   EXPECT_EQ(count(result, "pairs"), count(result, "undecided") + count(result, "alike") + count(result, "triggered"));
@@ -102,23 +103,23 @@ TEST(LoadBalancing, ComparesHistograms) {
 }
 
 TEST(LoadBalancing, AtItsDefaults) {
-  EXPECT_EQ(LoadBalancing{}.judge(all(two_gpus(1200, 90, 91))).triggered, 0);  // the same bin
-  EXPECT_EQ(LoadBalancing{}.judge(all(two_gpus(1200, 40, 40))).triggered, 1);
+  EXPECT_EQ(NamedRule("LoadBalancing").judge(all(two_gpus(1200, 90, 91))).triggered, 0);  // the same bin
+  EXPECT_EQ(NamedRule("LoadBalancing").judge(all(two_gpus(1200, 40, 40))).triggered, 1);
   HostSeries second = with_util(1200, [](std::size_t) { return 40.0; });
-  const RuleResult over_hosts = LoadBalancing{}.judge(all(two_gpus(1200, 90, 90), second));
+  const RuleResult over_hosts = NamedRule("LoadBalancing").judge(all(two_gpus(1200, 90, 90), second));
   EXPECT_EQ(count(over_hosts, "pairs"), 3);
   EXPECT_EQ(over_hosts.triggered, 2);
 }
 
 TEST(LoadBalancing, LeavesOpenWhatChanceCouldDo) {
   // Two bins are used: chance makes sqrt(1/8 (1/n + 1/n)), half of the threshold at n = 25.
-  const LoadBalancing rule{0.2, 0};
+  const NamedRule rule("LoadBalancing", {{"threshold", 0.2}, {"patience", 0}});
   EXPECT_EQ(rule.judge(all(two_gpus(26, 40, 40))).triggered, 1);
   const RuleResult few = rule.judge(all(two_gpus(24, 40, 40)));
   EXPECT_FALSE(few.applicable);
   EXPECT_EQ(few.why_not, "too few data points to distinguish GPUs by them");
   const HostSeries one = with_util(2000, [](std::size_t) { return 1.0; });
-  EXPECT_EQ(LoadBalancing{}.judge(all(one)).why_not, "the run has one GPU");
+  EXPECT_EQ(NamedRule("LoadBalancing").judge(all(one)).why_not, "the run has one GPU");
 }
 
 HostSeries busy_or_waiting(std::size_t points, std::size_t such, double cpu, double io, double gpu) {
@@ -132,7 +133,8 @@ HostSeries busy_or_waiting(std::size_t points, std::size_t such, double cpu, dou
 }
 
 TEST(CPUBottleneck, IsMoreThanItsShareOfTheTime) {
-  const CpuBottleneck parameters{50, 90, 10, 0};
+  const NamedRule parameters("CPUBottleneck",
+                             {{"threshold", 50}, {"cpu_threshold", 90}, {"gpu_threshold", 10}, {"patience", 0}});
   for (const auto& [such, triggered] : {std::pair{50, 0}, {51, 1}}) {
     const RuleResult result = parameters.judge(all(busy_or_waiting(100, static_cast<std::size_t>(such), 90.1, 0, 9.9)));
     EXPECT_EQ(count(result, "bottlenecks"), such);
@@ -144,16 +146,18 @@ TEST(CPUBottleneck, IsMoreThanItsShareOfTheTime) {
 }
 
 TEST(CPUBottleneck, NeedsBusyProcessorsAndIdleGPUs) {
-  const CpuBottleneck parameters{50, 90, 10, 0};
+  const NamedRule parameters("CPUBottleneck",
+                             {{"threshold", 50}, {"cpu_threshold", 90}, {"gpu_threshold", 10}, {"patience", 0}});
   EXPECT_EQ(count(parameters.judge(all(busy_or_waiting(100, 100, 90, 0, 9))), "bottlenecks"), 0);
   EXPECT_EQ(count(parameters.judge(all(busy_or_waiting(100, 100, 91, 0, 10))), "bottlenecks"), 0);
   EXPECT_EQ(count(parameters.judge(all(busy_or_waiting(100, 100, 91, 0, 10))), "busy_and_computing"), 100);
   EXPECT_EQ(count(parameters.judge(all(busy_or_waiting(100, 100, 91, 0, 9))), "bottlenecks"), 100);
-  EXPECT_EQ(CpuBottleneck{}.judge(all(busy_or_waiting(1001, 1001, 91, 0, 9))).datapoints, 1);
+  EXPECT_EQ(NamedRule("CPUBottleneck").judge(all(busy_or_waiting(1001, 1001, 91, 0, 9))).datapoints, 1);
 }
 
 TEST(IOBottleneck, IsMoreThanItsShareOfTheTime) {
-  const IoBottleneck parameters{50, 50, 10, 0};
+  const NamedRule parameters("IOBottleneck",
+                             {{"threshold", 50}, {"io_threshold", 50}, {"gpu_threshold", 10}, {"patience", 0}});
   for (const auto& [such, triggered] : {std::pair{50, 0}, {51, 1}}) {
     const RuleResult result = parameters.judge(all(busy_or_waiting(100, static_cast<std::size_t>(such), 0, 50.1, 9.9)));
     EXPECT_EQ(count(result, "bottlenecks"), such);
@@ -166,7 +170,9 @@ TEST(IOBottleneck, IsMoreThanItsShareOfTheTime) {
 TEST(IOBottleneck, LeavesOutPointsThatTellNothing) {
   HostSeries host = busy_or_waiting(100, 60, 0, 60, 0);
   for (std::size_t i = 0; i < 30; ++i) host.samples[i].gpus.clear();  // the driver did not answer
-  const RuleResult result = IoBottleneck{50, 50, 10, 0}.judge(all(host));
+  const RuleResult result =
+      NamedRule("IOBottleneck", {{"threshold", 50}, {"io_threshold", 50}, {"gpu_threshold", 10}, {"patience", 0}})
+          .judge(all(host));
   EXPECT_EQ(count(result, "without_reading"), 30);
   EXPECT_EQ(result.datapoints, 70);
   EXPECT_EQ(count(result, "bottlenecks"), 30);
@@ -182,10 +188,10 @@ HostSeries spare(double cpu, double gpu, double memory) {
 }
 
 TEST(BatchSize, IsTooSmallWhereAllThreeAreBelow) {
-  EXPECT_EQ(BatchSize{}.judge(all(spare(69, 69, 69))).triggered, 1);
-  EXPECT_EQ(BatchSize{}.judge(all(spare(70, 69, 69))).triggered, 0);
-  EXPECT_EQ(BatchSize{}.judge(all(spare(69, 70, 69))).triggered, 0);
-  const RuleResult fine = BatchSize{}.judge(all(spare(69, 69, 70)));
+  EXPECT_EQ(NamedRule("BatchSize").judge(all(spare(69, 69, 69))).triggered, 1);
+  EXPECT_EQ(NamedRule("BatchSize").judge(all(spare(70, 69, 69))).triggered, 0);
+  EXPECT_EQ(NamedRule("BatchSize").judge(all(spare(69, 70, 69))).triggered, 0);
+  const RuleResult fine = NamedRule("BatchSize").judge(all(spare(69, 69, 70)));
   EXPECT_EQ(fine.triggered, 0);
   EXPECT_EQ(count(fine, "windows"), 1);
   EXPECT_EQ(count(fine, "fine"), 1);
@@ -200,8 +206,9 @@ HostSeries on_processors(std::size_t points, const std::function<void(std::size_
 }
 
 TEST(Bottlenecks, JudgeTheRanksComputingWhereThereIsNoGPU) {
-  const CpuBottleneck cpu{50, 90, 10, 0};
-  const IoBottleneck io{50, 50, 10, 0};
+  const NamedRule cpu("CPUBottleneck",
+                      {{"threshold", 50}, {"cpu_threshold", 90}, {"gpu_threshold", 10}, {"patience", 0}});
+  const NamedRule io("IOBottleneck", {{"threshold", 50}, {"io_threshold", 50}, {"gpu_threshold", 10}, {"patience", 0}});
   for (const auto& [such, triggered] : {std::pair{50, 0}, {51, 1}}) {
     const auto hosts =
         all(on_processors(100, [such = static_cast<std::size_t>(such)](std::size_t i, HostSample& sample) {
@@ -226,7 +233,7 @@ TEST(Bottlenecks, JudgeTheRanksComputingWhereThereIsNoGPU) {
 
 TEST(BatchSize, JudgesTheRanksComputingWhereThereIsNoGPU) {
   const auto judged = [](double cpu, double computing, double free_bytes) {
-    return BatchSize{}.judge(all(on_processors(1500, [=](std::size_t, HostSample& sample) {
+    return NamedRule("BatchSize").judge(all(on_processors(1500, [=](std::size_t, HostSample& sample) {
       sample.cpu_percent = cpu;
       sample.computing_percent = computing;
       sample.free_memory_bytes = free_bytes;
@@ -237,7 +244,7 @@ TEST(BatchSize, JudgesTheRanksComputingWhereThereIsNoGPU) {
   EXPECT_EQ(judged(69, 70, 301).triggered, 0);
   EXPECT_EQ(judged(69, 69, 300).triggered, 0);
   EXPECT_EQ(judged(69, 69, 301).datapoints, 500);
-  const RuleResult few = BatchSize{}.judge(all(on_processors(1400, [](std::size_t, HostSample& sample) {
+  const RuleResult few = NamedRule("BatchSize").judge(all(on_processors(1400, [](std::size_t, HostSample& sample) {
     sample.cpu_percent = 1;
     sample.computing_percent = 1;
   })));
@@ -249,17 +256,19 @@ HostSeries with_memory(const std::vector<double>& memory) {
                    [&](std::size_t i, HostSample& sample) { sample.gpus[0].memory_percent = memory[i]; });
 }
 
-constexpr GpuMemoryIncrease kByFive{5, 10, 0};
+const NamedRule kByFive("GPUMemoryIncrease", {{"increase", 5}, {"window", 10}, {"patience", 0}});
 
 TEST(GPUMemoryIncrease, IsAJumpBetweenWindows) {
   std::vector<double> memory(20, 30);
   memory.resize(60, 35);
   EXPECT_EQ(kByFive.judge(all(with_memory(memory))).triggered, 0);
-  RuleResult result = GpuMemoryIncrease{4.99, 10, 0}.judge(all(with_memory(memory)));
+  RuleResult result = NamedRule("GPUMemoryIncrease", {{"increase", 4.99}, {"window", 10}, {"patience", 0}})
+                          .judge(all(with_memory(memory)));
   EXPECT_EQ(result.triggered, 1);
   EXPECT_EQ(count(result, "above"), 1);
   memory.resize(100, 60);
-  result = GpuMemoryIncrease{4, 10, 0}.judge(all(with_memory(memory)));
+  result = NamedRule("GPUMemoryIncrease", {{"increase", 4}, {"window", 10}, {"patience", 0}})
+               .judge(all(with_memory(memory)));
   EXPECT_EQ(result.triggered, 2);  // however many points each of them lasts
   EXPECT_GT(count(result, "above"), 2);
   EXPECT_EQ(result.datapoints, count(result, "too_early") + count(result, "compared"));
@@ -286,20 +295,18 @@ TEST(GPUMemoryIncrease, MayFallAndStandStill) {
 TEST(GpuRules, DoNotApplyWithoutGPUs) {
   const auto hosts = all(make_host(0, 2000, [](std::size_t, HostSample& sample) { sample.cpu_percent = 99; }));
   std::vector<std::string> names;
-  for (const RuleResult& result : judge_all(hosts, RuleList())) {
+  for (const RuleResult& result : RuleSet(all_rules()).judge(hosts)) {
     if (result.why_not == kNoGpu) names.push_back(result.name);
   }
   EXPECT_THAT(names, testing::ElementsAre("LowGPUUtilization", "LoadBalancing", "GPUMemoryIncrease", "GPUUtilization",
                                           "GPUMemoryFull", "GPUForeignProcesses", "GPUTemperature", "PinnedMemory"));
-  const auto expect_no_result = [&]<typename Rule>(const Rule& rule) {
-    if constexpr (requires { Rule::kGpusOnly; }) {
-      const RuleResult result = rule.judge(hosts);
-      EXPECT_FALSE(result.applicable) << result.name;
-      EXPECT_EQ(result.triggered, 0) << result.name;
-      names.erase(std::remove(names.begin(), names.end(), result.name), names.end());
-    }
-  };
-  std::apply([&](const auto&... each) { (expect_no_result(each), ...); }, RuleList());
+  for (const auto& rule : all_rules()) {
+    if (!rule->gpus_only()) continue;
+    const RuleResult result = rule->judge(hosts);
+    EXPECT_FALSE(result.applicable) << result.name;
+    EXPECT_EQ(result.triggered, 0) << result.name;
+    names.erase(std::remove(names.begin(), names.end(), result.name), names.end());
+  }
   EXPECT_THAT(names, testing::IsEmpty()) << "not known as rules of GPUs alone";
 }
 

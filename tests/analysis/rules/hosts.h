@@ -4,6 +4,8 @@
 #include <gtest/gtest.h>
 
 #include <functional>
+#include <memory>
+#include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
@@ -13,6 +15,26 @@
 namespace dtrain::analysis::rules {
 
 inline constexpr std::int64_t kSecond = 1'000'000'000;
+
+// The rule of this name in the list, its parameters at their defaults but for `parameters`: {"window": 5}.
+class NamedRule {
+ public:
+  explicit NamedRule(const std::string& name, const Json& parameters = Json::object()) {
+    for (const auto& rule : all_rules()) {
+      if (rule->name() == name) rule_ = rule->clone();
+    }
+    if (!rule_) throw std::invalid_argument("no rule is called " + name);
+    std::vector<std::string> given;
+    for (const auto& [key, value] : parameters.items()) {
+      given.push_back(name + "." + key + "=" + (value.is_string() ? value.get<std::string>() : value.dump()));
+    }
+    config::read_overrides(given, [this](config::Keys& keys) { rule_->declare_keys(keys); });
+  }
+  RuleResult judge(const RuleData& data) const { return rule_->judge(data); }
+
+ private:
+  std::unique_ptr<Rule> rule_;
+};
 
 // `points` samples, the i-th as `fill` makes it.
 inline HostSeries make_host(std::size_t gpus, std::size_t points,

@@ -28,7 +28,7 @@ TEST(PinnedMemory, IsForRunsOnGPUs) {
   LoaderSeries loader;
   loader.records = 10;
   loader.pinned = true;
-  const auto judged = [&] { return PinnedMemory{}.judge(with_loaders(gpu_host(9), {loader})); };
+  const auto judged = [&] { return NamedRule("PinnedMemory").judge(with_loaders(gpu_host(9), {loader})); };
   EXPECT_EQ(judged().triggered, 0);
   loader.pinned = false;
   const RuleResult result = judged();
@@ -44,7 +44,7 @@ ModelFacts model(const std::vector<Shape>& shapes, std::vector<std::int64_t> bat
 
 TEST(DimensionMultiples, WeighsPaddingByWhatIsComputed) {
   const auto judged = [](const std::vector<Shape>& shapes) {
-    return DimensionMultiples{}.judge(with_model(cpu_host(256, false), model(shapes)));
+    return NamedRule("DimensionMultiples").judge(with_model(cpu_host(256, false), model(shapes)));
   };
   // 100 -> 104 in one dimension is 4% more, 101 -> 104 in both is 6.02%.
   RuleResult result = judged({{"a", {100, 104}}, {"a.bias", {100}}});
@@ -64,53 +64,54 @@ TEST(DimensionMultiples, WeighsPaddingByWhatIsComputed) {
 
 TEST(DimensionMultiples, DependOnTheHardware) {
   const auto padding = [](const ModelFacts& facts, const RuleData& hosts) {
-    return DimensionMultiples{}.judge(with_model(hosts, facts)).details["multiple"];
+    return NamedRule("DimensionMultiples").judge(with_model(hosts, facts)).details["multiple"];
   };
   ModelFacts facts = model({{"conv", {12, 12, 3, 3}}});
   EXPECT_EQ(padding(facts, cpu_host(512, false)), 16);
   EXPECT_EQ(padding(facts, gpu_host(9)), 4);
-  EXPECT_EQ(DimensionMultiples{}.judge(with_model(gpu_host(9), facts)).triggered, 0);
+  EXPECT_EQ(NamedRule("DimensionMultiples").judge(with_model(gpu_host(9), facts)).triggered, 0);
   facts.dtype = "bfloat16";
   EXPECT_EQ(padding(facts, gpu_host(9)), 8);
-  EXPECT_EQ(DimensionMultiples{}.judge(with_model(gpu_host(9), facts)).triggered, 1);  // 12 -> 16 twice
-  EXPECT_FALSE(DimensionMultiples{}.judge(with_model({}, facts)).applicable);
-  const DimensionMultiples of_four{5, 4};
+  EXPECT_EQ(NamedRule("DimensionMultiples").judge(with_model(gpu_host(9), facts)).triggered, 1);  // 12 -> 16 twice
+  EXPECT_FALSE(NamedRule("DimensionMultiples").judge(with_model({}, facts)).applicable);
+  const NamedRule of_four("DimensionMultiples", {{"threshold", 5}, {"multiple", 4}});
   EXPECT_TRUE(of_four.judge(with_model({}, facts)).applicable);
-  EXPECT_FALSE(DimensionMultiples{}.judge(with_model(gpu_host(9), model({}))).applicable);
+  EXPECT_FALSE(NamedRule("DimensionMultiples").judge(with_model(gpu_host(9), model({}))).applicable);
 }
 
 TEST(DimensionMultiples, OfTheBatchCountOnGPUs) {
   const ModelFacts facts = model({{"a", {64, 64}}}, {33, 33, 40});
-  const RuleResult result = DimensionMultiples{}.judge(with_model(gpu_host(9), facts));
+  const RuleResult result = NamedRule("DimensionMultiples").judge(with_model(gpu_host(9), facts));
   EXPECT_EQ(count(result, "batch_sizes"), 2);
   EXPECT_EQ(count(result, "odd_batch_sizes"), 1);  // 33 -> 36 is 9% more
   EXPECT_EQ(result.triggered, 1);
-  const DimensionMultiples patient{10, 0};
+  const NamedRule patient("DimensionMultiples", {{"threshold", 10}, {"multiple", 0}});
   EXPECT_EQ(patient.judge(with_model(gpu_host(9), facts)).triggered, 0);
-  EXPECT_EQ(DimensionMultiples{}.judge(with_model(cpu_host(256, false), facts)).triggered, 0);
+  EXPECT_EQ(NamedRule("DimensionMultiples").judge(with_model(cpu_host(256, false), facts)).triggered, 0);
 }
 
 TEST(MixedPrecision, IsOffWhereTheHardwareHasIt) {
   const ModelFacts facts = model({});
-  EXPECT_EQ(MixedPrecision{}.judge(with_model(gpu_host(7.0), facts)).triggered, 1);
-  EXPECT_EQ(MixedPrecision{}.judge(with_model(gpu_host(6.1), facts)).triggered, 0);
-  EXPECT_EQ(MixedPrecision{}.judge(with_model(cpu_host(512, true), facts)).triggered, 1);
-  EXPECT_EQ(MixedPrecision{}.judge(with_model(cpu_host(512, false), facts)).triggered, 0);
+  EXPECT_EQ(NamedRule("MixedPrecision").judge(with_model(gpu_host(7.0), facts)).triggered, 1);
+  EXPECT_EQ(NamedRule("MixedPrecision").judge(with_model(gpu_host(6.1), facts)).triggered, 0);
+  EXPECT_EQ(NamedRule("MixedPrecision").judge(with_model(cpu_host(512, true), facts)).triggered, 1);
+  EXPECT_EQ(NamedRule("MixedPrecision").judge(with_model(cpu_host(512, false), facts)).triggered, 0);
   ModelFacts other = facts;
   other.mixed_precision = "bf16";
-  EXPECT_EQ(MixedPrecision{}.judge(with_model(gpu_host(9), other)).triggered, 0);
+  EXPECT_EQ(NamedRule("MixedPrecision").judge(with_model(gpu_host(9), other)).triggered, 0);
   other = facts;
   other.dtype = "bfloat16";
-  EXPECT_EQ(MixedPrecision{}.judge(with_model(gpu_host(9), other)).triggered, 0);
+  EXPECT_EQ(NamedRule("MixedPrecision").judge(with_model(gpu_host(9), other)).triggered, 0);
   other = facts;
   other.mixed_precision = "fp16";
-  EXPECT_EQ(MixedPrecision{}.judge(with_model(gpu_host(7.0), other)).triggered, 0);
-  EXPECT_FALSE(MixedPrecision{}.judge(with_model({}, facts)).applicable);
+  EXPECT_EQ(NamedRule("MixedPrecision").judge(with_model(gpu_host(7.0), other)).triggered, 0);
+  EXPECT_FALSE(NamedRule("MixedPrecision").judge(with_model({}, facts)).applicable);
 }
 
 TEST(MixedPrecision, AdvisesATypeThatTheHardwareMultiplies) {
   const auto advises = [](const RuleData& hosts, const char* precision) {
-    return MixedPrecision{}.judge(with_model(hosts, model({}))).recommendation.find(precision) != std::string::npos;
+    return NamedRule("MixedPrecision").judge(with_model(hosts, model({}))).recommendation.find(precision) !=
+           std::string::npos;
   };
   EXPECT_TRUE(advises(gpu_host(7.5), ": fp16"));
   EXPECT_TRUE(advises(gpu_host(8.0), ": bf16"));
@@ -119,11 +120,12 @@ TEST(MixedPrecision, AdvisesATypeThatTheHardwareMultiplies) {
 
 TEST(FusedOptimizer, IsWhatThePlanSays) {
   ModelFacts facts = model({});
-  EXPECT_EQ(FusedOptimizer{}.judge(with_model({}, facts)).triggered, 0);
+  EXPECT_EQ(NamedRule("FusedOptimizer").judge(with_model({}, facts)).triggered, 0);
   facts.fused_optimizer = false;
-  EXPECT_EQ(FusedOptimizer{}.judge(with_model({}, facts)).triggered, 1);
+  EXPECT_EQ(NamedRule("FusedOptimizer").judge(with_model({}, facts)).triggered, 1);
   facts.fused_optimizer.reset();
-  EXPECT_EQ(FusedOptimizer{}.judge(with_model({}, facts)).why_not, "the optimizer is not recorded in the plan");
+  EXPECT_EQ(NamedRule("FusedOptimizer").judge(with_model({}, facts)).why_not,
+            "the optimizer is not recorded in the plan");
 }
 
 }  // namespace

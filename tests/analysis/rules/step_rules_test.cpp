@@ -44,10 +44,11 @@ void expect_adds_up(const RuleResult& result) {
 TEST(StepOutlier, IsAStepAboveTheMeanByMoreThanItsStandardDeviations) {
   // mean 2, standard deviation 1: with stddev 1 the threshold is the 3 s of every other step, which is not above it.
   const std::vector<StepSeries> series{series_of(balanced(0))};
-  RuleResult result = StepOutlier{1.0, 0, config::StepMode::kBoth}.judge(of_steps(series));
+  RuleResult result =
+      NamedRule("StepOutlier", {{"stddev", 1.0}, {"n_outliers", 0}, {"mode", nullptr}}).judge(of_steps(series));
   EXPECT_EQ(result.triggered, 0);
   expect_adds_up(result);
-  result = StepOutlier{0.999, 0, config::StepMode::kBoth}.judge(of_steps(series));
+  result = NamedRule("StepOutlier", {{"stddev", 0.999}, {"n_outliers", 0}, {"mode", nullptr}}).judge(of_steps(series));
   EXPECT_EQ(result.triggered, 50);
   EXPECT_EQ(count(result, "normal"), 50);
   expect_adds_up(result);
@@ -58,7 +59,8 @@ TEST(StepOutlier, IgnoresTheFirstOnesOfEachRank) {
   for (std::size_t i = 0; i < 4; ++i) seconds[10 * i] = 5;
   const std::vector<StepSeries> series{series_of(seconds, false, 0), series_of(seconds, false, 1)};
   for (const auto& [ignored, triggered] : {std::pair{3, 2}, {4, 0}, {5, 0}, {0, 8}}) {
-    const RuleResult result = StepOutlier{3.0, ignored, config::StepMode::kBoth}.judge(of_steps(series));
+    const RuleResult result =
+        NamedRule("StepOutlier", {{"stddev", 3.0}, {"n_outliers", ignored}, {"mode", nullptr}}).judge(of_steps(series));
     EXPECT_EQ(count(result, "outliers"), 8);
     EXPECT_EQ(result.triggered, triggered) << ignored;
     expect_adds_up(result);
@@ -69,12 +71,15 @@ TEST(StepOutlier, LooksAtTheModeItIsAskedFor) {
   std::vector<double> training(100, 1.0);
   training[5] = 9;
   const std::vector<StepSeries> series{series_of(training), series_of(std::vector<double>(20, 30.0), true)};
-  const RuleResult both = StepOutlier{3.0, 0, config::StepMode::kBoth}.judge(of_steps(series));
+  const RuleResult both =
+      NamedRule("StepOutlier", {{"stddev", 3.0}, {"n_outliers", 0}, {"mode", nullptr}}).judge(of_steps(series));
   EXPECT_EQ(both.datapoints, 120);
   EXPECT_EQ(both.triggered, 1);  // modes are not compared with each other
-  const RuleResult of_training = StepOutlier{3.0, 0, config::StepMode::kTrain}.judge(of_steps(series));
+  const RuleResult of_training =
+      NamedRule("StepOutlier", {{"stddev", 3.0}, {"n_outliers", 0}, {"mode", "TRAIN"}}).judge(of_steps(series));
   EXPECT_EQ(of_training.datapoints, 100);
-  const RuleResult evaluation = StepOutlier{3.0, 0, config::StepMode::kEval}.judge(of_steps(series));
+  const RuleResult evaluation =
+      NamedRule("StepOutlier", {{"stddev", 3.0}, {"n_outliers", 0}, {"mode", "EVAL"}}).judge(of_steps(series));
   EXPECT_EQ(evaluation.datapoints, 20);
   EXPECT_EQ(evaluation.triggered, 0);
   EXPECT_EQ(evaluation.details["series"][0]["mode"], "EVAL");
@@ -89,7 +94,9 @@ TEST(StepOutlier, SaysWhichPhaseTookLonger) {
   for (Step& step : series.steps) step.phases = &usual;
   series.steps[41].phases = &slow;
   series.steps[41].seconds = 3;
-  const Json one = StepOutlier{3.0, 0, config::StepMode::kBoth}.judge(of_steps({series})).details["series"][0];
+  const Json one = NamedRule("StepOutlier", {{"stddev", 3.0}, {"n_outliers", 0}, {"mode", nullptr}})
+                       .judge(of_steps({series}))
+                       .details["series"][0];
   ASSERT_EQ(one["outlier_steps"].size(), 1u);
   EXPECT_EQ(one["outlier_steps"][0]["batch"], 42);
   EXPECT_EQ(one["outlier_steps"][0]["phase"], "checkpoint");
@@ -108,7 +115,8 @@ TEST(StepOutlier, CountsFoldedStepsToo) {
   EXPECT_DOUBLE_EQ(statistics.p50_s, 1);
   EXPECT_DOUBLE_EQ(statistics.p99_s, 3);
   EXPECT_DOUBLE_EQ(statistics.mad_s, 0);
-  const RuleResult result = StepOutlier{0.5, 10, config::StepMode::kBoth}.judge(of_steps({folded}));
+  const RuleResult result =
+      NamedRule("StepOutlier", {{"stddev", 0.5}, {"n_outliers", 10}, {"mode", nullptr}}).judge(of_steps({folded}));
   EXPECT_EQ(result.datapoints, 100);
   EXPECT_EQ(count(result, "outliers"), 50);
   EXPECT_EQ(result.details["series"][0]["outliers_in_windows"], 49);
@@ -116,8 +124,9 @@ TEST(StepOutlier, CountsFoldedStepsToo) {
 }
 
 TEST(StepOutlier, HistogramHoldsEveryNormalStep) {
-  const Json one =
-      StepOutlier{3.0, 0, config::StepMode::kBoth}.judge(of_steps({series_of(balanced(20))})).details["series"][0];
+  const Json one = NamedRule("StepOutlier", {{"stddev", 3.0}, {"n_outliers", 0}, {"mode", nullptr}})
+                       .judge(of_steps({series_of(balanced(20))}))
+                       .details["series"][0];
   std::int64_t sum = 0;
   for (const Json& steps : one["histogram"]["steps"]) sum += steps.get<std::int64_t>();
   EXPECT_EQ(sum, 100);
@@ -126,20 +135,20 @@ TEST(StepOutlier, HistogramHoldsEveryNormalStep) {
 }
 
 TEST(StepOutlier, DoesNotApplyWithoutSteps) {
-  const RuleResult result = StepOutlier{}.judge(of_steps({}));
+  const RuleResult result = NamedRule("StepOutlier").judge(of_steps({}));
   EXPECT_FALSE(result.applicable);
   EXPECT_EQ(result.why_not, "no step was recorded");
 }
 
 TEST(MaxInitializationTime, IsExceededAboveItsMinutes) {
   const std::vector<InitializationTime> ranks{{0, 1200, true}, {1, 1200.5, true}, {2, 3000, false}, {3, 1, true}};
-  const RuleResult result = MaxInitializationTime{20}.judge(of_starts(ranks));
+  const RuleResult result = NamedRule("MaxInitializationTime", {{"threshold", 20}}).judge(of_starts(ranks));
   EXPECT_EQ(result.triggered, 2);
   EXPECT_EQ(count(result, "ranks"), count(result, "in_time") + count(result, "triggered"));
   EXPECT_EQ(count(result, "never_began_training"), 1);
   EXPECT_EQ(result.details["longest_s"], 3000);
-  EXPECT_EQ(MaxInitializationTime{20.01}.judge(of_starts(ranks)).triggered, 1);
-  EXPECT_FALSE(MaxInitializationTime{20}.judge(of_starts({})).applicable);
+  EXPECT_EQ(NamedRule("MaxInitializationTime", {{"threshold", 20.01}}).judge(of_starts(ranks)).triggered, 1);
+  EXPECT_FALSE(NamedRule("MaxInitializationTime", {{"threshold", 20}}).judge(of_starts({})).applicable);
 }
 
 }  // namespace

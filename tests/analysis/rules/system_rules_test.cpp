@@ -29,7 +29,7 @@ LoaderSeries loading(int rank, double workers) {
 TEST(Dataloader, ComparesWorkersWithCores) {
   const auto hosts = all(with_cpus(10));
   const auto run = [&](double each) {
-    return Dataloader{}.judge(with_loaders(hosts, {loading(0, each), loading(1, each)}));
+    return NamedRule("Dataloader").judge(with_loaders(hosts, {loading(0, each), loading(1, each)}));
   };
   for (const auto& [each, few, many] : {std::tuple{3.4, 1, 0}, {3.5, 0, 0}, {10.0, 0, 0}, {10.1, 0, 1}}) {
     const RuleResult result = run(each);
@@ -47,7 +47,7 @@ TEST(Dataloader, ComparesWorkersWithCores) {
 TEST(Dataloader, SaysWhereTheyAreFastEnough) {
   LoaderSeries loader = loading(0, 2);
   loader.waited_s = 0.05;
-  EXPECT_EQ(Dataloader{}.judge(with_loaders(all(with_cpus(10)), {loader})).details["advice"][0],
+  EXPECT_EQ(NamedRule("Dataloader").judge(with_loaders(all(with_cpus(10)), {loader})).details["advice"][0],
             "node: 2 loader workers on 10 CPUs are few; the training waited for data for 0.5% of its time, so it "
             "is fast enough");
 }
@@ -55,12 +55,12 @@ TEST(Dataloader, SaysWhereTheyAreFastEnough) {
 TEST(Dataloader, CountsTheProcessorsThatTheRunMayUse) {
   HostSeries host = with_cpus(16);
   host.machine.cpu_limit = 4.0;
-  const RuleResult result = Dataloader{}.judge(with_loaders(all(host), {loading(0, 4)}));
+  const RuleResult result = NamedRule("Dataloader").judge(with_loaders(all(host), {loading(0, 4)}));
   EXPECT_EQ(result.triggered, 0);
   EXPECT_EQ(result.details["hosts"][0]["processors"], 4.0);
-  EXPECT_EQ(Dataloader{}.judge(with_loaders(all(with_cpus(0)), {loading(0, 4)})).why_not,
+  EXPECT_EQ(NamedRule("Dataloader").judge(with_loaders(all(with_cpus(0)), {loading(0, 4)})).why_not,
             "which CPUs the run may use is not recorded");
-  EXPECT_FALSE(Dataloader{}.judge(with_loaders(all(host), {})).applicable);
+  EXPECT_FALSE(NamedRule("Dataloader").judge(with_loaders(all(host), {})).applicable);
 }
 
 // Two physical cores of two threads each, and four of one.
@@ -71,7 +71,7 @@ HostSeries cores(const std::vector<double>& percent) {
 }
 
 TEST(IdleCores, AreThoseOfWhichNoThreadIsBusy) {
-  const IdleCores parameters{25, 20, 0};
+  const NamedRule parameters("IdleCores", {{"threshold", 25}, {"cpu_threshold", 20}, {"patience", 0}});
   RuleResult result = parameters.judge(all(cores({90, 20, 20, 19.9, 0, 0})));
   EXPECT_EQ(count(result, "idle_cores"), 1);
   EXPECT_EQ(result.triggered, 0);  // 25% are allowed
@@ -85,34 +85,36 @@ TEST(IdleCores, AreThoseOfWhichNoThreadIsBusy) {
 TEST(IdleCores, BeyondWhatIsGrantedAreNone) {
   HostSeries host = cores({90, 90, 0, 0, 0, 0});
   host.machine.cpu_limit = 2.0;
-  const RuleResult result = IdleCores{25, 20, 0}.judge(all(host));
+  const RuleResult result =
+      NamedRule("IdleCores", {{"threshold", 25}, {"cpu_threshold", 20}, {"patience", 0}}).judge(all(host));
   EXPECT_EQ(count(result, "cores"), 2);
   EXPECT_EQ(count(result, "idle_cores"), 0);
   EXPECT_EQ(result.triggered, 0);
 }
 
 TEST(IdleCores, DoesNotApplyToGPUsOrUnknownCores) {
-  EXPECT_FALSE(IdleCores{}.judge(all(with_util(10, [](std::size_t) { return 1.0; }))).applicable);
-  EXPECT_EQ(IdleCores{}.judge(all(with_cpus(2))).why_not, "how busy the run's cores were is not recorded");
-  EXPECT_EQ(IdleCores{}.judge({}).why_not, "no system sample was taken during the training");
+  EXPECT_FALSE(NamedRule("IdleCores").judge(all(with_util(10, [](std::size_t) { return 1.0; }))).applicable);
+  EXPECT_EQ(NamedRule("IdleCores").judge(all(with_cpus(2))).why_not, "how busy the run's cores were is not recorded");
+  EXPECT_EQ(NamedRule("IdleCores").judge({}).why_not, "no system sample was taken during the training");
 }
 
 TEST(CPUOversubscription, IsARankThatWaitsForACore) {
   const auto hosts = all(make_host(0, 100, [](std::size_t i, HostSample& sample) {
     sample.ranks = {{0, i % 2 == 0 ? 20.0 : 0.0}, {1, i % 2 == 0 ? 20.2 : 0.0}, {2, std::nullopt}};
   }));
-  const RuleResult result = CpuOversubscription{10, 0}.judge(hosts);
+  const RuleResult result = NamedRule("CPUOversubscription", {{"threshold", 10}, {"patience", 0}}).judge(hosts);
   EXPECT_EQ(count(result, "ranks"), 2);
   EXPECT_EQ(count(result, "fine"), 1);
   EXPECT_EQ(result.triggered, 1);
   EXPECT_TRUE(result.details["ranks"][1]["triggered"].get<bool>());
   EXPECT_EQ(result.datapoints, 200);
-  EXPECT_FALSE(CpuOversubscription{}.judge(all(with_cpus(2))).applicable);
+  EXPECT_FALSE(NamedRule("CPUOversubscription").judge(all(with_cpus(2))).applicable);
 }
 
 TEST(GPUUtilization, ShouldBeAtLeast) {
   const auto judged = [](double half) {
-    return GpuUtilization{90, 0}.judge(all(with_util(10, [=](std::size_t i) { return i < 5 ? half : 100; })));
+    return NamedRule("GPUUtilization", {{"threshold", 90}, {"patience", 0}})
+        .judge(all(with_util(10, [=](std::size_t i) { return i < 5 ? half : 100; })));
   };
   EXPECT_EQ(judged(80).triggered, 0);
   const RuleResult low = judged(79.9);
@@ -125,8 +127,8 @@ TEST(GPUMemoryFull, IsAboveAtAnyTime) {
     return all(make_host(
         1, 50, [=](std::size_t i, HostSample& sample) { sample.gpus[0].memory_percent = i == 20 ? most : 10; }));
   };
-  EXPECT_EQ(GpuMemoryFull{}.judge(peak(95)).triggered, 0);
-  EXPECT_EQ(GpuMemoryFull{}.judge(peak(95.1)).triggered, 1);
+  EXPECT_EQ(NamedRule("GPUMemoryFull").judge(peak(95)).triggered, 0);
+  EXPECT_EQ(NamedRule("GPUMemoryFull").judge(peak(95.1)).triggered, 1);
 }
 
 TEST(HostMemoryFull, IsAboveAtAnyTime) {
@@ -136,12 +138,12 @@ TEST(HostMemoryFull, IsAboveAtAnyTime) {
     host.machine.total_memory_bytes = 1000;
     return host;
   };
-  EXPECT_EQ(HostMemoryFull{}.judge(all(least_free(100))).triggered, 0);
-  EXPECT_EQ(HostMemoryFull{}.judge(all(least_free(99))).triggered, 1);
+  EXPECT_EQ(NamedRule("HostMemoryFull").judge(all(least_free(100))).triggered, 0);
+  EXPECT_EQ(NamedRule("HostMemoryFull").judge(all(least_free(99))).triggered, 1);
   HostSeries unknown = least_free(1);
   unknown.machine.total_memory_bytes.reset();
-  EXPECT_EQ(HostMemoryFull{}.judge(all(unknown)).why_not, "how much memory the hosts have is not recorded");
-  const RuleResult both = HostMemoryFull{}.judge(all(unknown, least_free(99)));
+  EXPECT_EQ(NamedRule("HostMemoryFull").judge(all(unknown)).why_not, "how much memory the hosts have is not recorded");
+  const RuleResult both = NamedRule("HostMemoryFull").judge(all(unknown, least_free(99)));
   EXPECT_EQ(count(both, "hosts"), 2);
   EXPECT_EQ(count(both, "not_known"), 1);
   EXPECT_EQ(count(both, "fine"), 0);
@@ -158,7 +160,7 @@ HostSeries traffic(double sent, double received, std::size_t points_of_100) {
 }
 
 TEST(NetworkFull, IsEitherDirectionNearTheLinksSpeed) {
-  const NetworkFull rule{90, 0};
+  const NamedRule rule("NetworkFull", {{"threshold", 90}, {"patience", 0}});
   EXPECT_EQ(rule.judge(all(traffic(900, 900, 100))).triggered, 0);
   EXPECT_EQ(rule.judge(all(traffic(901, 0, 100))).triggered, 1);
   EXPECT_EQ(rule.judge(all(traffic(0, 901, 100))).triggered, 1);
@@ -173,7 +175,7 @@ TEST(CPUFull, IsForRunsOnGPUs) {
   const auto busy = [](double percent) {
     return all(make_host(1, 100, [=](std::size_t, HostSample& sample) { sample.cpu_percent = percent; }));
   };
-  const CpuFull rule{95, 0};
+  const NamedRule rule("CPUFull", {{"threshold", 95}, {"patience", 0}});
   EXPECT_EQ(rule.judge(busy(95)).triggered, 0);
   EXPECT_EQ(rule.judge(busy(95.1)).triggered, 1);
 }
@@ -185,7 +187,8 @@ HostSeries disks(double rate, const std::vector<Disk>& kinds) {
 }
 
 TEST(DiskRate, IsAgainstWhatDisksOfTheKindGive) {
-  const DiskRate parameters{80, 150, 500, 3000, 0};
+  const NamedRule parameters("DiskRate",
+                             {{"threshold", 80}, {"rotating", 150}, {"ssd", 500}, {"nvme", 3000}, {"patience", 0}});
   for (const auto& [kind, limit] : {std::pair{"rotating", 120e6}, {"ssd", 400e6}, {"nvme", 2400e6}}) {
     EXPECT_EQ(parameters.judge(all(disks(limit, {{"d", kind}}))).triggered, 0) << kind;
     EXPECT_EQ(parameters.judge(all(disks(limit + 1e5, {{"d", kind}}))).triggered, 1) << kind;
@@ -200,13 +203,13 @@ TEST(GPUForeignProcesses, AreSeen) {
     return all(make_host(
         1, 100, [=](std::size_t i, HostSample& sample) { sample.gpus[0].foreign_processes = i < points ? 1 : 0; }));
   };
-  EXPECT_EQ(GpuForeignProcesses{}.judge(seen_in(0)).triggered, 0);
-  EXPECT_EQ(GpuForeignProcesses{}.judge(seen_in(1)).triggered, 1);
-  EXPECT_EQ(GpuForeignProcesses{5}.judge(seen_in(5)).triggered, 0);
-  const RuleResult more = GpuForeignProcesses{5}.judge(seen_in(6));
+  EXPECT_EQ(NamedRule("GPUForeignProcesses").judge(seen_in(0)).triggered, 0);
+  EXPECT_EQ(NamedRule("GPUForeignProcesses").judge(seen_in(1)).triggered, 1);
+  EXPECT_EQ(NamedRule("GPUForeignProcesses", {{"threshold", 5}}).judge(seen_in(5)).triggered, 0);
+  const RuleResult more = NamedRule("GPUForeignProcesses", {{"threshold", 5}}).judge(seen_in(6));
   EXPECT_EQ(more.triggered, 1);
   EXPECT_EQ(count(more, "affected_points"), 6);
-  EXPECT_FALSE(GpuForeignProcesses{}.judge(all(with_util(5, [](std::size_t) { return 1.0; }))).applicable);
+  EXPECT_FALSE(NamedRule("GPUForeignProcesses").judge(all(with_util(5, [](std::size_t) { return 1.0; }))).applicable);
 }
 
 TEST(GPUTemperature, IsNearWhereTheGPUSlowsDown) {
@@ -215,31 +218,31 @@ TEST(GPUTemperature, IsNearWhereTheGPUSlowsDown) {
       sample.gpus[0].celsius = i < points ? celsius : 40;
     }));
   };
-  EXPECT_EQ(GpuTemperature{}.judge(hot(85, 100)).triggered, 0);
-  EXPECT_EQ(GpuTemperature{}.judge(hot(85.1, 1)).triggered, 0);
-  EXPECT_EQ(GpuTemperature{}.judge(hot(85.1, 2)).triggered, 1);
+  EXPECT_EQ(NamedRule("GPUTemperature").judge(hot(85, 100)).triggered, 0);
+  EXPECT_EQ(NamedRule("GPUTemperature").judge(hot(85.1, 1)).triggered, 0);
+  EXPECT_EQ(NamedRule("GPUTemperature").judge(hot(85.1, 2)).triggered, 1);
 }
 
 TEST(GPUTemperature, IsWhatTheDriverSaysToo) {
   HostSeries host = make_host(1, 100, [](std::size_t i, HostSample& sample) { sample.gpus[0].slowed_by_heat = i < 2; });
-  EXPECT_EQ(GpuTemperature{}.judge(all(host)).triggered, 1);
-  EXPECT_EQ(GpuTemperature{2}.judge(all(host)).triggered, 0);
+  EXPECT_EQ(NamedRule("GPUTemperature").judge(all(host)).triggered, 1);
+  EXPECT_EQ(NamedRule("GPUTemperature", {{"threshold", 2}}).judge(all(host)).triggered, 0);
   host.gpus[0].slowdown_celsius.reset();
   for (HostSample& sample : host.samples) sample.gpus[0] = {.util_percent = 1, .celsius = 99};
-  EXPECT_EQ(GpuTemperature{}.judge(all(host)).why_not,
+  EXPECT_EQ(NamedRule("GPUTemperature").judge(all(host)).why_not,
             "no GPU reported its temperature together with that at which it slows down");
 }
 
 TEST(LoaderRate, IsAboveTheTrainings) {
   LoaderSeries loader = loading(0, 2);  // 59 steps that compute for 6 s: 0.1017 s each
   loader.fetch_s = 0.2033;
-  const RuleResult enough = LoaderRate{}.judge(with_loaders({}, {loader}));
+  const RuleResult enough = NamedRule("LoaderRate").judge(with_loaders({}, {loader}));
   EXPECT_EQ(enough.triggered, 0);
   EXPECT_GT(enough.details["ranks"][0]["percent"].get<double>(), 100);
   loader.fetch_s = 0.2035;
-  EXPECT_EQ(LoaderRate{}.judge(with_loaders({}, {loader})).triggered, 1);
+  EXPECT_EQ(NamedRule("LoaderRate").judge(with_loaders({}, {loader})).triggered, 1);
   loader.fetch_s.reset();
-  const RuleResult unknown = LoaderRate{}.judge(with_loaders({}, {loader}));
+  const RuleResult unknown = NamedRule("LoaderRate").judge(with_loaders({}, {loader}));
   EXPECT_EQ(unknown.why_not, "how long loaders took for a batch is not recorded");
 }
 

@@ -4,6 +4,20 @@
 #include "rules/gpu/gpu_rule.h"
 
 namespace dtrain::analysis::rules {
+namespace {
+
+struct GpuMemoryFull {
+  static constexpr const char* kWord = "GPUMemoryFull";
+  static constexpr const char* kText = "GPU memory that is nearly full.";
+  static constexpr bool kGpusOnly = true;
+  double threshold = 95;
+  void declare_keys(config::Keys& keys) {
+    keys.number({"threshold", "Percentage in use above which the memory is nearly full."}, threshold, kPercent);
+  }
+  RuleResult judge(const RuleData& data) const;
+};
+
+}  // namespace
 
 RuleResult GpuMemoryFull::judge(const RuleData& data) const {
   return judge_gpus(begin_result(kWord, "system", "GPUs",
@@ -15,6 +29,10 @@ RuleResult GpuMemoryFull::judge(const RuleData& data) const {
                       const double most = *std::max_element(used.begin(), used.end());
                       return GpuVerdict{most > threshold, {{"most_percent", most}}};
                     });
+}
+
+std::unique_ptr<Rule> make_gpu_memory_full() {
+  return std::make_unique<RuleOf<GpuMemoryFull>>();
 }
 
 }  // namespace dtrain::analysis::rules

@@ -10,6 +10,22 @@
 namespace dtrain::analysis::rules {
 namespace {
 
+struct GpuMemoryIncrease {
+  static constexpr const char* kWord = "GPUMemoryIncrease";
+  static constexpr const char* kText = "GPU memory that grows.";
+  static constexpr bool kGpusOnly = true;
+  double increase = 5;  // percentage points
+  std::int64_t window = 10, patience = kPatience;
+  void declare_keys(config::Keys& keys) {
+    keys.number(
+        {"increase", "Percentage points by which the average of a window may be above that of the window before."},
+        increase, kPercent);
+    declare_window(keys, window);
+    declare_patience(keys, patience);
+  }
+  RuleResult judge(const RuleData& data) const;
+};
+
 struct Increases {
   std::int64_t compared = 0, above = 0, events = 0;  // points; events: runs of points above
   double largest = 0;                                // percentage points
@@ -78,6 +94,10 @@ RuleResult GpuMemoryIncrease::judge(const RuleData& data) const {
   result.counts["triggered"] = result.triggered;
   result.details["gpus"] = std::move(all);
   return result;
+}
+
+std::unique_ptr<Rule> make_gpu_memory_increase() {
+  return std::make_unique<RuleOf<GpuMemoryIncrease>>();
 }
 
 }  // namespace dtrain::analysis::rules

@@ -2,6 +2,23 @@
 #include "rules/gpu/gpu_rule.h"
 
 namespace dtrain::analysis::rules {
+namespace {
+
+struct GpuTemperature {
+  static constexpr const char* kWord = "GPUTemperature";
+  static constexpr const char* kText = "GPUs that slow down because they are hot.";
+  static constexpr bool kGpusOnly = true;
+  double threshold = 1;
+  double margin = 5;  // degrees Celsius below the temperature at which the GPU slows down
+  void declare_keys(config::Keys& keys) {
+    keys.number({"threshold", "Percentage of the data points at which this may be so."}, threshold, kPercent);
+    keys.number({"margin", "A GPU is hot from this many degrees Celsius below the temperature at which it slows down."},
+                margin, {0, 100});
+  }
+  RuleResult judge(const RuleData& data) const;
+};
+
+}  // namespace
 
 RuleResult GpuTemperature::judge(const RuleData& data) const {
   return judge_gpu_share(
@@ -15,6 +32,10 @@ RuleResult GpuTemperature::judge(const RuleData& data) const {
         }
         return reading.slowed_by_heat;
       });
+}
+
+std::unique_ptr<Rule> make_gpu_temperature() {
+  return std::make_unique<RuleOf<GpuTemperature>>();
 }
 
 }  // namespace dtrain::analysis::rules

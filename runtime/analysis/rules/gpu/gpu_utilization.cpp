@@ -4,6 +4,22 @@
 #include "rules/gpu/gpu_rule.h"
 
 namespace dtrain::analysis::rules {
+namespace {
+
+struct GpuUtilization {
+  static constexpr const char* kWord = "GPUUtilization";
+  static constexpr const char* kText = "GPUs with a low mean utilization.";
+  static constexpr bool kGpusOnly = true;
+  double threshold = 90;
+  std::int64_t patience = kPatience;
+  void declare_keys(config::Keys& keys) {
+    keys.number({"threshold", "The mean utilization, in percent, should be at least this."}, threshold, kPercent);
+    declare_patience(keys, patience);
+  }
+  RuleResult judge(const RuleData& data) const;
+};
+
+}  // namespace
 
 RuleResult GpuUtilization::judge(const RuleData& data) const {
   return judge_gpus(begin_result(kWord, "system", "GPUs",
@@ -16,6 +32,10 @@ RuleResult GpuUtilization::judge(const RuleData& data) const {
                           std::accumulate(busy.begin(), busy.end(), 0.0) / static_cast<double>(busy.size());
                       return GpuVerdict{mean < threshold, {{"mean_percent", mean}}};
                     });
+}
+
+std::unique_ptr<Rule> make_gpu_utilization() {
+  return std::make_unique<RuleOf<GpuUtilization>>();
 }
 
 }  // namespace dtrain::analysis::rules

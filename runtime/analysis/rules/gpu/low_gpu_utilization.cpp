@@ -6,6 +6,26 @@
 #include "rules/windows.h"
 
 namespace dtrain::analysis::rules {
+namespace {
+
+struct LowGpuUtilization {
+  static constexpr const char* kWord = "LowGPUUtilization";
+  static constexpr const char* kText = "Utilization of a GPU that is low or fluctuates.";
+  static constexpr bool kGpusOnly = true;
+  double threshold_p95 = 70, threshold_p5 = 10;
+  std::int64_t window = 500, patience = kPatience;
+  void declare_keys(config::Keys& keys) {
+    keys.number({"threshold_p95", "Low: the 95th percentile of a window, in percent, is below this."}, threshold_p95,
+                kPercent);
+    keys.number({"threshold_p5", "Fluctuating: the 95th percentile is not low, but the 5th percentile is below this."},
+                threshold_p5, kPercent);
+    declare_window(keys, window);
+    declare_patience(keys, patience);
+  }
+  RuleResult judge(const RuleData& data) const;
+};
+
+}  // namespace
 
 RuleResult LowGpuUtilization::judge(const RuleData& data) const {
   RuleResult result = begin_result(
@@ -57,6 +77,10 @@ RuleResult LowGpuUtilization::judge(const RuleData& data) const {
   result.counts["triggered"] = result.triggered;
   result.details["gpus"] = std::move(all);
   return result;
+}
+
+std::unique_ptr<Rule> make_low_gpu_utilization() {
+  return std::make_unique<RuleOf<LowGpuUtilization>>();
 }
 
 }  // namespace dtrain::analysis::rules

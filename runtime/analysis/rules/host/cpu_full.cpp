@@ -3,6 +3,23 @@
 #include "rules/windows.h"
 
 namespace dtrain::analysis::rules {
+namespace {
+
+struct CpuFull {
+  static constexpr const char* kWord = "CPUFull";
+  static constexpr const char* kText = "Cores that are all busy while GPUs train.";
+  static constexpr bool kGpusOnly = true;
+  double threshold = 95;
+  std::int64_t patience = kPatience;
+  void declare_keys(config::Keys& keys) {
+    keys.number({"threshold", "95th percentile of CPU utilization, in percent, above which the cores are all busy."},
+                threshold, kPercent);
+    declare_patience(keys, patience);
+  }
+  RuleResult judge(const RuleData& data) const;
+};
+
+}  // namespace
 
 RuleResult CpuFull::judge(const RuleData& data) const {
   RuleResult result =
@@ -20,6 +37,10 @@ RuleResult CpuFull::judge(const RuleData& data) const {
         const double p95 = quantile_of(busy, 0.95);
         return HostVerdict{p95 > threshold, static_cast<std::int64_t>(busy.size()), {{"p95_percent", p95}}};
       });
+}
+
+std::unique_ptr<Rule> make_cpu_full() {
+  return std::make_unique<RuleOf<CpuFull>>();
 }
 
 }  // namespace dtrain::analysis::rules

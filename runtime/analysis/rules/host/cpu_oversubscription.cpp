@@ -7,6 +7,18 @@
 namespace dtrain::analysis::rules {
 namespace {
 
+struct CpuOversubscription {
+  static constexpr const char* kWord = "CPUOversubscription";
+  static constexpr const char* kText = "Ranks that could compute but wait for a core.";
+  double threshold = 10;
+  std::int64_t patience = kPatience;
+  void declare_keys(config::Keys& keys) {
+    keys.number({"threshold", "Percentage of the time that a rank may wait for a core."}, threshold, kPercent);
+    declare_patience(keys, patience);
+  }
+  RuleResult judge(const RuleData& data) const;
+};
+
 struct Waiting {
   std::string host;
   double sum_percent = 0;
@@ -53,6 +65,10 @@ RuleResult CpuOversubscription::judge(const RuleData& data) const {
   result.counts["triggered"] = result.triggered;
   result.details["ranks"] = std::move(all);
   return result;
+}
+
+std::unique_ptr<Rule> make_cpu_oversubscription() {
+  return std::make_unique<RuleOf<CpuOversubscription>>();
 }
 
 }  // namespace dtrain::analysis::rules

@@ -5,6 +5,26 @@
 namespace dtrain::analysis::rules {
 namespace {
 
+struct DiskRate {
+  static constexpr const char* kWord = "DiskRate";
+  static constexpr const char* kText = "Disks that are read and written nearly as fast as they allow.";
+  double threshold = 80;
+  double rotating = 150, ssd = 500, nvme = 3000;  // MB (1,000,000 bytes) a second that such a disk gives
+  std::int64_t patience = kPatience;
+  void declare_keys(config::Keys& keys) {
+    keys.number(
+        {"threshold",
+         "95th percentile of the rate, in percent of what the disks allow, above which the disks are the limit."},
+        threshold, kPercent);
+    keys.number({"rotating", "What a rotating disk allows, in MB (1,000,000 bytes) per second."}, rotating,
+                {1, 1'000'000});
+    keys.number({"ssd", "What a solid-state disk allows, in the same unit."}, ssd, {1, 1'000'000});
+    keys.number({"nvme", "What an NVMe disk allows, in the same unit."}, nvme, {1, 1'000'000});
+    declare_patience(keys, patience);
+  }
+  RuleResult judge(const RuleData& data) const;
+};
+
 // Of all counted disks together, bytes a second; empty where the kind of one is not known.
 std::optional<double> given(const Machine& machine, const DiskRate& rule) {
   if (!machine.disks || machine.disks->empty()) return std::nullopt;
@@ -43,6 +63,10 @@ RuleResult DiskRate::judge(const RuleData& data) const {
                            static_cast<std::int64_t>(rates.size()),
                            {{"p95_percent", used}, {"p95_bytes_per_s", p95}, {"given_bytes_per_s", *limit}}};
       });
+}
+
+std::unique_ptr<Rule> make_disk_rate() {
+  return std::make_unique<RuleOf<DiskRate>>();
 }
 
 }  // namespace dtrain::analysis::rules

@@ -4,6 +4,19 @@
 #include "rules/host/host_rule.h"
 
 namespace dtrain::analysis::rules {
+namespace {
+
+struct HostMemoryFull {
+  static constexpr const char* kWord = "HostMemoryFull";
+  static constexpr const char* kText = "A host's memory that is nearly full.";
+  double threshold = 90;
+  void declare_keys(config::Keys& keys) {
+    keys.number({"threshold", "Percentage in use above which the memory is nearly full."}, threshold, kPercent);
+  }
+  RuleResult judge(const RuleData& data) const;
+};
+
+}  // namespace
 
 RuleResult HostMemoryFull::judge(const RuleData& data) const {
   return judge_hosts(
@@ -24,6 +37,10 @@ RuleResult HostMemoryFull::judge(const RuleData& data) const {
                            static_cast<std::int64_t>(free.size()),
                            {{"most_percent", used}, {"least_free_bytes", least}, {"total_bytes", *total}}};
       });
+}
+
+std::unique_ptr<Rule> make_host_memory_full() {
+  return std::make_unique<RuleOf<HostMemoryFull>>();
 }
 
 }  // namespace dtrain::analysis::rules

@@ -9,6 +9,20 @@
 namespace dtrain::analysis::rules {
 namespace {
 
+struct IdleCores {
+  static constexpr const char* kWord = "IdleCores";
+  static constexpr const char* kText = "Cores that the run may use but leaves idle (runs without GPU).";
+  double threshold = 25, cpu_threshold = 20;
+  std::int64_t patience = kPatience;
+  void declare_keys(config::Keys& keys) {
+    keys.number({"threshold", "Percentage of the cores that may be idle."}, threshold, kPercent);
+    keys.number({"cpu_threshold", "Mean utilization, in percent, below which a core is idle."}, cpu_threshold,
+                kPercent);
+    declare_patience(keys, patience);
+  }
+  RuleResult judge(const RuleData& data) const;
+};
+
 // Mean utilization of each core; empty where no sample has it.
 std::vector<double> utilization(const std::vector<std::vector<int>>& cores, std::span<const HostSample> samples) {
   std::vector<double> sums(cores.size(), 0);
@@ -84,6 +98,10 @@ RuleResult IdleCores::judge(const RuleData& data) const {
   result.counts["triggered"] = result.triggered;
   result.details["hosts"] = std::move(all);
   return result;
+}
+
+std::unique_ptr<Rule> make_idle_cores() {
+  return std::make_unique<RuleOf<IdleCores>>();
 }
 
 }  // namespace dtrain::analysis::rules

@@ -7,6 +7,21 @@
 namespace dtrain::analysis::rules {
 namespace {
 
+struct NetworkFull {
+  static constexpr const char* kWord = "NetworkFull";
+  static constexpr const char* kText = "A network that is nearly full.";
+  double threshold = 90;
+  std::int64_t patience = kPatience;
+  void declare_keys(config::Keys& keys) {
+    keys.number(
+        {"threshold",
+         "95th percentile of the rate, in percent of the link's speed, above which the network is nearly full."},
+        threshold, kPercent);
+    declare_patience(keys, patience);
+  }
+  RuleResult judge(const RuleData& data) const;
+};
+
 // Of all counted interfaces together; empty where one reports no speed.
 std::optional<double> link_speed(const Machine& machine) {
   if (!machine.network || machine.network->empty()) return std::nullopt;
@@ -45,6 +60,10 @@ RuleResult NetworkFull::judge(const RuleData& data) const {
                                            {"received_p95_bytes_per_s", received_p95},
                                            {"link_bytes_per_s", *speed}}};
                      });
+}
+
+std::unique_ptr<Rule> make_network_full() {
+  return std::make_unique<RuleOf<NetworkFull>>();
 }
 
 }  // namespace dtrain::analysis::rules

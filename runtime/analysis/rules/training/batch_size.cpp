@@ -8,6 +8,23 @@
 namespace dtrain::analysis::rules {
 namespace {
 
+struct BatchSize {
+  static constexpr const char* kWord = "BatchSize";
+  static constexpr const char* kText =
+      "A batch too small to use the cores, the GPU and its memory (on CPUs: the ranks' computing time, the host's "
+      "memory). It is too small where the 95th percentiles of a window are all below their thresholds.";
+  double cpu_threshold_p95 = 70, gpu_threshold_p95 = 70, gpu_memory_threshold_p95 = 70;
+  std::int64_t window = 500, patience = kPatience;
+  void declare_keys(config::Keys& keys) {
+    keys.number({"cpu_threshold_p95", "CPU utilization, in percent."}, cpu_threshold_p95, kPercent);
+    keys.number({"gpu_threshold_p95", "GPU utilization, in percent."}, gpu_threshold_p95, kPercent);
+    keys.number({"gpu_memory_threshold_p95", "GPU memory in use, in percent."}, gpu_memory_threshold_p95, kPercent);
+    declare_window(keys, window);
+    declare_patience(keys, patience);
+  }
+  RuleResult judge(const RuleData& data) const;
+};
+
 // Of each data point that has all three.
 struct UsePoints {
   std::vector<double> cpu, util, memory;
@@ -93,6 +110,10 @@ RuleResult BatchSize::judge(const RuleData& data) const {
   result.counts["triggered"] = result.triggered;
   result.details[on_gpus ? "gpus" : "hosts"] = std::move(all);
   return result;
+}
+
+std::unique_ptr<Rule> make_batch_size() {
+  return std::make_unique<RuleOf<BatchSize>>();
 }
 
 }  // namespace dtrain::analysis::rules

@@ -10,6 +10,19 @@
 namespace dtrain::analysis::rules {
 namespace {
 
+struct Dataloader {
+  static constexpr const char* kWord = "Dataloader";
+  static constexpr const char* kText = "Too few or too many loader threads for the cores of a host.";
+  double min_threshold = 70, max_threshold = 200;
+  void declare_keys(config::Keys& keys) {
+    keys.number({"min_threshold", "Fewer loader threads than this percentage of the cores are too few."}, min_threshold,
+                {0, 10'000});
+    keys.number({"max_threshold", "More loader threads than this percentage of the cores are too many."}, max_threshold,
+                {0, 10'000});
+  }
+  RuleResult judge(const RuleData& data) const;
+};
+
 struct OfHost {
   double workers = 0, waited_s = 0, steps_s = 0;
   std::int64_t records = 0, empty = 0;
@@ -97,6 +110,10 @@ RuleResult Dataloader::judge(const RuleData& data) const {
                    {"too_few", few}, {"too_many", many},     {"triggered", result.triggered}};
   result.details = {{"hosts", std::move(all)}, {"advice", std::move(advices)}};
   return result;
+}
+
+std::unique_ptr<Rule> make_dataloader() {
+  return std::make_unique<RuleOf<Dataloader>>();
 }
 
 }  // namespace dtrain::analysis::rules

@@ -16,6 +16,19 @@
 namespace dtrain::analysis::rules {
 namespace {
 
+struct DimensionMultiples {
+  static constexpr const char* kWord = "DimensionMultiples";
+  static constexpr const char* kText =
+      "Batch and layer sizes that are not multiples of the number of elements that the hardware computes at once.";
+  double threshold = 5;
+  std::int64_t multiple = 0;  // elements; 0: what the hardware likes
+  void declare_keys(config::Keys& keys) {
+    keys.number({"threshold", "Percentage of the computing that may be padding."}, threshold, kPercent);
+    keys.integer({"multiple", "The number of elements; 0: the number that suits the hardware."}, multiple, {0, 65536});
+  }
+  RuleResult judge(const RuleData& data) const;
+};
+
 constexpr std::size_t kMostLayers = 50;  // layers, in the details
 
 std::int64_t bytes_of(const std::string& dtype) {
@@ -109,6 +122,10 @@ RuleResult DimensionMultiples::judge(const RuleData& data) const {
   result.details = {
       {"multiple", liked}, {"padding_percent", total}, {"layers", std::move(listed)}, {"batches", std::move(batches)}};
   return result;
+}
+
+std::unique_ptr<Rule> make_dimension_multiples() {
+  return std::make_unique<RuleOf<DimensionMultiples>>();
 }
 
 }  // namespace dtrain::analysis::rules

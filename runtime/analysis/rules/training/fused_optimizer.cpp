@@ -2,6 +2,14 @@
 #include "rules/judge.h"
 
 namespace dtrain::analysis::rules {
+namespace {
+
+struct FusedOptimizer {
+  static constexpr const char* kWord = "FusedOptimizer";
+  RuleResult judge(const RuleData& data) const;
+};
+
+}  // namespace
 
 RuleResult FusedOptimizer::judge(const RuleData& data) const {
   RuleResult result =
@@ -14,6 +22,10 @@ RuleResult FusedOptimizer::judge(const RuleData& data) const {
   result.counts = {{"runs", 1}, {"fused", 1 - result.triggered}, {"triggered", result.triggered}};
   result.details = {{"optimizer", model.optimizer}, {"fused", *model.fused_optimizer}};
   return result;
+}
+
+std::unique_ptr<Rule> make_fused_optimizer() {
+  return std::make_unique<RuleOf<FusedOptimizer>>();
 }
 
 }  // namespace dtrain::analysis::rules

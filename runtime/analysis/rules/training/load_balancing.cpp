@@ -14,6 +14,22 @@
 namespace dtrain::analysis::rules {
 namespace {
 
+struct LoadBalancing {
+  static constexpr const char* kWord = "LoadBalancing";
+  static constexpr const char* kText = "Utilization that differs between GPUs.";
+  static constexpr bool kGpusOnly = true;
+  double threshold = 0.2;  // distance of two histograms, see the rule
+  std::int64_t patience = kPatience;
+  void declare_keys(config::Keys& keys) {
+    keys.number({"threshold",
+                 "Jensen-Shannon distance of two histograms of utilization, from 0 (the same) to 0.83 (nothing in "
+                 "common), above which two GPUs differ."},
+                threshold, {0, 1});
+    declare_patience(keys, patience);
+  }
+  RuleResult judge(const RuleData& data) const;
+};
+
 constexpr std::size_t kBins = 50;
 constexpr std::size_t kMostListed = 100;  // pairs, in the details
 using Histogram = std::array<std::int64_t, kBins>;
@@ -98,6 +114,10 @@ RuleResult LoadBalancing::judge(const RuleData& data) const {
   result.counts["triggered"] = result.triggered;
   result.details = {{"gpus", std::move(all)}, {"unequal", std::move(unequal)}};
   return result;
+}
+
+std::unique_ptr<Rule> make_load_balancing() {
+  return std::make_unique<RuleOf<LoadBalancing>>();
 }
 
 }  // namespace dtrain::analysis::rules

@@ -4,6 +4,20 @@
 #include "rules/judge.h"
 
 namespace dtrain::analysis::rules {
+namespace {
+
+struct LoaderRate {
+  static constexpr const char* kWord = "LoaderRate";
+  static constexpr const char* kText = "A loader that delivers samples more slowly than the training uses them.";
+  double threshold = 100;
+  void declare_keys(config::Keys& keys) {
+    keys.number({"threshold", "The loader's rate, in percent of the training's, must be above this."}, threshold,
+                {0, 10'000});
+  }
+  RuleResult judge(const RuleData& data) const;
+};
+
+}  // namespace
 
 RuleResult LoaderRate::judge(const RuleData& data) const {
   RuleResult result = begin_result(
@@ -34,6 +48,10 @@ RuleResult LoaderRate::judge(const RuleData& data) const {
   }
   if (all.empty()) return not_applicable(std::move(result), "how long loaders took for a batch is not recorded");
   return count_each(std::move(result), "ranks", data.loaders.size(), unknown, std::move(all));
+}
+
+std::unique_ptr<Rule> make_loader_rate() {
+  return std::make_unique<RuleOf<LoaderRate>>();
 }
 
 }  // namespace dtrain::analysis::rules

@@ -4,6 +4,19 @@
 #include "rules/judge.h"
 
 namespace dtrain::analysis::rules {
+namespace {
+
+struct MaxInitializationTime {
+  static constexpr const char* kWord = "MaxInitializationTime";
+  static constexpr const char* kText = "Time until the training loop begins.";
+  double threshold = 20;  // minutes
+  void declare_keys(config::Keys& keys) {
+    keys.number({"threshold", "The longest time, in minutes."}, threshold, {0, 1'000'000});
+  }
+  RuleResult judge(const RuleData& data) const;
+};
+
+}  // namespace
 
 RuleResult MaxInitializationTime::judge(const RuleData& data) const {
   RuleResult result = begin_result(kWord, "report", "ranks",
@@ -29,6 +42,10 @@ RuleResult MaxInitializationTime::judge(const RuleData& data) const {
                    {"triggered", result.triggered}};
   result.details = {{"longest_s", longest_s}, {"ranks", std::move(all)}};
   return result;
+}
+
+std::unique_ptr<Rule> make_max_initialization_time() {
+  return std::make_unique<RuleOf<MaxInitializationTime>>();
 }
 
 }  // namespace dtrain::analysis::rules

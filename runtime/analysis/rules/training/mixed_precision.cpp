@@ -8,6 +8,11 @@
 namespace dtrain::analysis::rules {
 namespace {
 
+struct MixedPrecision {
+  static constexpr const char* kWord = "MixedPrecision";
+  RuleResult judge(const RuleData& data) const;
+};
+
 constexpr double kTensorCores = 7.0;
 
 // Whether everything that computes has it; empty where that is not known of all.
@@ -58,6 +63,10 @@ RuleResult MixedPrecision::judge(const RuleData& data) const {
   result.counts = {{"runs", 1}, {"fine", 1 - result.triggered}, {"triggered", result.triggered}};
   result.details = {{"model", model.dtype}, {"mixed_precision", !off}, {"hardware_has_it", *has_it}};
   return result;
+}
+
+std::unique_ptr<Rule> make_mixed_precision() {
+  return std::make_unique<RuleOf<MixedPrecision>>();
 }
 
 }  // namespace dtrain::analysis::rules

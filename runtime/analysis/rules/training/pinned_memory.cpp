@@ -2,6 +2,15 @@
 #include "rules/judge.h"
 
 namespace dtrain::analysis::rules {
+namespace {
+
+struct PinnedMemory {
+  static constexpr const char* kWord = "PinnedMemory";
+  static constexpr bool kGpusOnly = true;
+  RuleResult judge(const RuleData& data) const;
+};
+
+}  // namespace
 
 RuleResult PinnedMemory::judge(const RuleData& data) const {
   RuleResult result =
@@ -31,6 +40,10 @@ RuleResult PinnedMemory::judge(const RuleData& data) const {
                    {"triggered", result.triggered}};
   result.details["ranks"] = std::move(all);
   return result;
+}
+
+std::unique_ptr<Rule> make_pinned_memory() {
+  return std::make_unique<RuleOf<PinnedMemory>>();
 }
 
 }  // namespace dtrain::analysis::rules

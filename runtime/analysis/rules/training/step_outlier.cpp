@@ -10,6 +10,27 @@
 namespace dtrain::analysis::rules {
 namespace {
 
+enum class StepMode { kBoth, kTrain, kEval };
+constexpr std::array kStepModes{config::Word<StepMode>{"TRAIN", StepMode::kTrain},
+                                config::Word<StepMode>{"EVAL", StepMode::kEval}};  // null: both
+
+struct StepOutlier {
+  static constexpr const char* kWord = "StepOutlier";
+  static constexpr const char* kText = "Steps that take much longer than the others.";
+  double stddev = 3;  // standard deviations above the mean
+  std::int64_t n_outliers = 10;
+  StepMode mode = StepMode::kBoth;
+  void declare_keys(config::Keys& keys) {
+    keys.number(
+        {"stddev", "A step is an outlier if it is longer than the mean by more than this many standard deviations."},
+        stddev, {0, 1000});
+    keys.integer({"n_outliers", "This many outliers of each rank, the first ones, are ignored."}, n_outliers,
+                 {0, kMaxPoints});
+    keys.nullable_choice({"mode", "The steps to look at: TRAIN, EVAL, or null for both."}, mode, kStepModes);
+  }
+  RuleResult judge(const RuleData& data) const;
+};
+
 using profile::kPhaseCount;
 using profile::Phase;
 using Means = std::array<double, kPhaseCount>;  // seconds
@@ -104,8 +125,8 @@ Json describe(const StepSeries& series, const SeriesStatistics& s, double thresh
   return json;
 }
 
-bool is_asked_for(const StepSeries& series, config::StepMode mode) {
-  return mode == config::StepMode::kBoth || (mode == config::StepMode::kEval) == series.evaluation;
+bool is_asked_for(const StepSeries& series, StepMode mode) {
+  return mode == StepMode::kBoth || (mode == StepMode::kEval) == series.evaluation;
 }
 
 }  // namespace
@@ -142,6 +163,10 @@ RuleResult StepOutlier::judge(const RuleData& data) const {
                    {"triggered", result.triggered}};
   result.details["series"] = std::move(all);
   return result;
+}
+
+std::unique_ptr<Rule> make_step_outlier() {
+  return std::make_unique<RuleOf<StepOutlier>>();
 }
 
 }  // namespace dtrain::analysis::rules

@@ -166,7 +166,7 @@ void Int8Tensors::decode(const TensorBucket& bucket, const at::Tensor& gathered)
 
 }  // namespace
 
-std::unique_ptr<TensorCodec> make_int8_codec(TensorCodecContext& context) {
+std::unique_ptr<TensorCodec> make_tensor_form(TensorCodecContext& context, const comm::Int8&) {
   return std::make_unique<Int8Tensors>(context);
 }
 

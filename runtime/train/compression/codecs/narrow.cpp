@@ -95,8 +95,12 @@ at::Tensor NarrowTensors::encode(const TensorBucket& bucket, float scale) {
 
 }  // namespace
 
-std::unique_ptr<TensorCodec> make_narrow_codec(TensorCodecContext& context, bool half) {
-  return std::make_unique<NarrowTensors>(context, half);
+std::unique_ptr<TensorCodec> make_tensor_form(TensorCodecContext& context, const comm::Fp16&) {
+  return std::make_unique<NarrowTensors>(context, /*half=*/true);
+}
+
+std::unique_ptr<TensorCodec> make_tensor_form(TensorCodecContext& context, const comm::Bf16&) {
+  return std::make_unique<NarrowTensors>(context, /*half=*/false);
 }
 
 }  // namespace dtrain::train

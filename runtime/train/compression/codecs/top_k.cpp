@@ -109,7 +109,7 @@ void TopKTensors::decode(const TensorBucket& bucket, const at::Tensor& gathered)
 
 }  // namespace
 
-std::unique_ptr<TensorCodec> make_top_k_codec(TensorCodecContext& context, const comm::TopK& settings) {
+std::unique_ptr<TensorCodec> make_tensor_form(TensorCodecContext& context, const comm::TopK& settings) {
   if (!(settings.ratio > 0 && settings.ratio <= 1)) {
     throw CommError("topk: the ratio is " + std::to_string(settings.ratio), "use a number above 0, up to 1");
   }

@@ -10,7 +10,7 @@
 #include "dtrain/base/json.h"
 
 namespace dtrain::config {
-struct ProfilingRules;
+class ProfilingRules;
 }
 
 namespace dtrain::analysis {
@@ -36,6 +36,9 @@ config::ProfilingRules rules_of(const RunProfile& profile);
 
 // All rules, in the order of docs/rules.md, also those that do not apply.
 std::vector<RuleResult> run_rules(const RunProfile& profile, const config::ProfilingRules& rules);
+
+// The names of the rules that do not apply to runs on CPUs and have a parameter that is not at its default.
+std::vector<std::string> changed_gpu_rules(const config::ProfilingRules& rules);
 
 // {"name", "group", "description", …}, one for each.
 Json to_json(const std::vector<RuleResult>& results);

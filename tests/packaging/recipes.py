@@ -1,0 +1,348 @@
+"""The recipes of CONTRIBUTING.md, each followed in a copy of the tree: a dummy is added, what the recipe touches is built, and
+it runs. Each recipe touches the files of its row in the table of CONTRIBUTING.md and no others.
+
+    recipes.py SOURCE_FOLDER BUILD_FOLDER
+
+Compiles with the commands of the configured build and links its libraries, so that only what a recipe touches is compiled.
+What needs libtorch is compiled and not run.
+"""
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import unittest
+from pathlib import Path
+
+SOURCE, BUILD = Path(sys.argv.pop(1)).resolve(), Path(sys.argv.pop(1)).resolve()
+# One place for all runs, so that ccache knows the files again.
+WORK = BUILD / "tests" / "recipes"
+TREE = WORK / "tree"
+PARTS = ["comm", "runtime", "tests/analysis", "tests/comm", "tests/config", "tests/data", "tests/harness", "tests/profile"]
+# As cmake/Toolchain.cmake calls it.
+CCACHE = [shutil.which("ccache")] if shutil.which("ccache") else []
+CCACHE_SETTINGS = {"CCACHE_SLOPPINESS": "pch_defines,time_macros"}
+COMMANDS = json.loads((BUILD / "compile_commands.json").read_text())
+
+
+def read(path):
+    return (SOURCE / path).read_text()
+
+
+def struct_of(text, name):
+    """The definition of `struct name` in C++ text."""
+    return re.search(rf"^struct {name} \{{\n.*?^\}};\n", text, re.MULTILINE | re.DOTALL).group(0)
+
+
+def between(text, first, last):
+    """From the line that begins with `first` up to that which begins with `last`."""
+    begin = text.index("\n" + first) + 1
+    return text[begin:text.index("\n" + last, begin) + 1]
+
+
+class Recipe:
+    """Edits of the copy, with the files that they touch."""
+
+    def __init__(self, test):
+        self.touched = set()
+        test.addCleanup(self.undo)
+
+    def undo(self):
+        for path in self.touched:
+            (TREE / path).unlink()
+            if (SOURCE / path).exists():
+                shutil.copy(SOURCE / path, TREE / path)
+
+    def write(self, path, text):
+        assert not (TREE / path).exists(), path
+        (TREE / path).write_text(text)
+        self.touched.add(path)
+
+    def replace(self, path, old, new):
+        text = (TREE / path).read_text()
+        assert text.count(old) == 1, f"{path} has {old!r} {text.count(old)} times"
+        (TREE / path).write_text(text.replace(old, new))
+        self.touched.add(path)
+
+
+def run(arguments, **options):
+    result = subprocess.run(arguments, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, **options)
+    assert result.returncode == 0, f"{' '.join(map(str, arguments))}\nended with {result.returncode}:\n{result.stdout}"
+    return result.stdout
+
+
+def commands_of(target):
+    """The commands that compile the sources of a target of the build."""
+    found = [entry for entry in COMMANDS if f"/{target}.dir/" in entry["command"]]
+    assert found, f"the build in {BUILD} has no target {target}"
+    return found
+
+
+def compile_text(target, name, text, more=()):
+    """Compiles a source with this text as one of `target`, which sees the copy's headers; the object."""
+    source, made = WORK / f"{name}.cpp", WORK / f"{name}.o"
+    source.write_text(text)
+    words = shlex.split(commands_of(target)[0]["command"])
+    for place in ("-o", "-c"):
+        words[words.index(place) + 1] = str(made if place == "-o" else source)
+    words = [re.sub(rf"^-I{re.escape(str(SOURCE))}/", f"-I{TREE}/", word) for word in words]
+    run(CCACHE + words + list(more), cwd=BUILD, env=os.environ | CCACHE_SETTINGS)
+    return made
+
+
+def link(output, objects, made):
+    """Links `made` as the build links `output`, of `objects` in the place of its own."""
+    command = run(["ninja", "-C", str(BUILD), "-t", "commands", "-s", output]).splitlines()[-1]
+    words = [word for word in shlex.split(command) if word not in (":", "&&")]
+    own = [word for word in words if word.endswith(".o")]
+    begin = words.index(own[0])
+    words = [word for word in words if word not in own]
+    words[begin:begin] = [str(one) for one in objects]
+    words[words.index("-o") + 1] = str(made)
+    run(words, cwd=BUILD)
+    return made
+
+
+class Recipes(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        shutil.rmtree(WORK, ignore_errors=True)
+        for part in PARTS:
+            shutil.copytree(SOURCE / part, TREE / part)
+        cls.rows = {}
+        for line in read("CONTRIBUTING.md").splitlines():
+            row = re.fullmatch(r"\| \[(an? [\w ]+)\]\([^)]*\) \| (\d+) \| (.*) \|", line)
+            if row:
+                cls.rows[row[1]] = (int(row[2]), re.findall(r"`([\w./]+)`", row[3]))
+
+    @classmethod
+    def tearDownClass(cls):
+        shutil.rmtree(WORK, ignore_errors=True)
+
+    def assertFollows(self, recipe, row, name=""):
+        count, files = self.rows[row]
+        self.assertEqual(sorted(recipe.touched), sorted(file.replace("NAME", name) for file in files))
+        self.assertEqual(len(files), count)
+
+    def run_program(self, program, *arguments, libraries=""):
+        found = os.pathsep.join(filter(None, [str(libraries), os.environ.get("LD_LIBRARY_PATH", "")]))
+        return run([program, *arguments], env=os.environ | ({"LD_LIBRARY_PATH": found} if found else {}), cwd=WORK)
+
+    def test_a_table_row_has_at_most_three_files(self):
+        self.assertEqual(set(self.rows), {"a key", "a rule", "a compressor", "an optimizer", "a loss", "a data format",
+                                          "a command", "a system metric"})
+        self.assertEqual({row: count for row, (count, _) in self.rows.items() if count > 3}, {})
+
+    def test_a_key(self):
+        header = "runtime/config/include/dtrain/config/experiment.h"
+        recipe = Recipe(self)
+        recipe.replace(header, "  bool smaller_is_better = true;\n", "  bool smaller_is_better = true;\n  int tries = 3;\n")
+        recipe.replace(header, '  keys.boolean({"smaller_is_better"',
+                       '  keys.integer({"tries", "How often to look."}, s.tries, {1, 9});\n  keys.boolean({"smaller_is_better"')
+        self.assertFollows(recipe, "a key")
+        objects = []
+        for number, entry in enumerate(commands_of("config")):
+            source = Path(entry["file"])
+            text = source.read_text() if "Unity" in source.parts else f'#include "{source}"\n'
+            for file in re.findall(r'"(/[^"]*)"', text):
+                if SOURCE in Path(file).parents and BUILD not in Path(file).parents:
+                    text = text.replace(f'"{file}"', f'"{TREE / Path(file).relative_to(SOURCE)}"')
+            objects.append(compile_text("config", f"config_{number}", text))
+        folder = WORK / "lib"
+        folder.mkdir()
+        link("lib/" + os.readlink(BUILD / "lib" / os.readlink(BUILD / "lib/libdtrain_config.so")), objects,
+             folder / os.readlink(BUILD / "lib/libdtrain_config.so"))
+        program = link("tests/config_test", [compile_text("config_test", "key_program", """
+#include <cstdio>
+#include "dtrain/analysis/rules.h"
+#include "dtrain/config/experiment.h"
+#include "dtrain/config/schema.h"
+using namespace dtrain;
+int main(int arguments, char** argv) try {
+  if (arguments == 1) return std::puts(std::string(config::experiment_schema()).c_str()) < 0 ? 1 : 0;
+  const auto experiment = config::read_experiment(argv[1]);
+  std::printf("%d %s %zu", experiment.searcher.tries, config::to_json(experiment)["searcher"].dump().c_str(),
+              analysis::changed_gpu_rules(experiment.profiling_rules).size());
+} catch (const std::exception& error) {
+  std::puts(error.what());
+  return 1;
+}
+""")], WORK / "key_program")
+        schema = json.loads(self.run_program(program, libraries=folder))
+        self.assertEqual(schema["properties"]["searcher"]["properties"]["tries"],
+                         {"description": "How often to look.", "type": "integer", "minimum": 1, "maximum": 9, "default": 3})
+        file = WORK / "experiment.yaml"
+        text = "entrypoint: trial\nhyperparameters: {global_batch_size: 8}\nsearcher: {tries: 5, max_length: {batches: 1}}\n"
+        file.write_text(text)
+        self.assertRegex(self.run_program(program, file, libraries=folder), r'^5 .*"tries":5.* 0$')
+        file.write_text(text.replace("tries: 5", "tries: 10"))
+        with self.assertRaisesRegex(AssertionError, "experiment.yaml:3: searcher.tries: must be a whole number from 1 to 9, not '10'"):
+            self.run_program(program, file, libraries=folder)
+
+    def test_a_rule(self):
+        example = read("tests/analysis/rules/added_rule_test.cpp")
+        struct, judge = struct_of(example, "FirstStep"), between(example, "RuleResult FirstStep::judge", "RuleSet with_first_step")
+        own, rules = "runtime/analysis/rules/training/first_step.cpp", "runtime/analysis/rules/rule_list.cpp"
+        recipe = Recipe(self)
+        recipe.write(own, f"""#include "rules/judge.h"
+namespace dtrain::analysis::rules {{
+namespace {{
+{struct}
+}}  // namespace
+{judge}
+std::unique_ptr<Rule> make_first_step() {{
+  return std::make_unique<RuleOf<FirstStep>>();
+}}
+}}  // namespace dtrain::analysis::rules
+""")
+        recipe.replace(rules, "std::unique_ptr<Rule> make_fused_optimizer();\n",
+                       "std::unique_ptr<Rule> make_fused_optimizer();\nstd::unique_ptr<Rule> make_first_step();\n")
+        recipe.replace(rules, "make_fused_optimizer};", "make_fused_optimizer, make_first_step};")
+        self.assertFollows(recipe, "a rule", "first_step")
+        test = TREE / "tests/analysis/rules/added_rule_test.cpp"
+        test.write_text(example.replace(struct, "").replace(judge, "")
+                        .replace("  rules.push_back(std::make_unique<RuleOf<FirstStep>>());\n", "")
+                        .replace("FirstStep::kText", '"A first step that takes much longer than the others."'))
+        made = compile_text("rules_test", "rule", "".join(f'#include "{file}"\n' for file in (TREE / rules, TREE / own, test)))
+        out = self.run_program(link("tests/rules_test", [made], WORK / "rule"), "--gtest_filter=AddedRule.*")
+        self.assertIn("[  PASSED  ] 4 tests.", out)
+
+    def test_a_compressor(self):
+        example = read("tests/comm/added_codec_test.cpp")
+        struct, codec = struct_of(example, "EveryNth"), between(example, "class EveryNthExchange", "using WithEveryNth")
+        own, codecs = "comm/compression/codecs/every_nth.cpp", "comm/include/dtrain/comm/codecs.h"
+        recipe = Recipe(self)
+        recipe.write(own, f'#include "compression/codec.h"\nnamespace dtrain::comm {{\n{codec}\n}}  // namespace dtrain::comm\n')
+        recipe.replace(codecs, "using Compression = ", struct + "\nusing Compression = ")
+        recipe.replace(codecs, "PowerSgd, TopK>;", "PowerSgd, TopK, EveryNth>;")
+        self.assertFollows(recipe, "a compressor", "every_nth")
+        test = TREE / "tests/comm/added_codec_test.cpp"
+        test.write_text(example.replace(struct, "using comm::EveryNth;\n").replace(codec, "")
+                        .replace("std::variant<comm::Fp16, comm::TopK, EveryNth>", "comm::Compression")
+                        .replace('(["fp16", "topk", "every_nth"])', '(["fp16", "bf16", "int8", "powersgd", "topk", "every_nth"])'))
+        made = compile_text("test_added_codec", "codec", f'#include "{TREE / own}"\n#include "{test}"\n')
+        out = self.run_program(link("tests/test_added_codec", [made], WORK / "codec"))
+        self.assertRegex(out, r"\[  PASSED  \] 3 tests\.")
+
+    def test_a_data_format(self):
+        example = read("tests/data/added_format_test.cpp")
+        struct = struct_of(example, "TestCsv")
+        opening = between(example, "std::vector<float> numbers_of", "using List")
+        own, formats = "runtime/data/formats/csv.cpp", "runtime/data/include/dtrain/data/formats.h"
+        recipe = Recipe(self)
+        recipe.write(own, "#include <charconv>\n#include <cstring>\n" + '#include "data_file.h"\n#include "dtrain/base/text.h"\n'
+                     '#include "dtrain/data/formats.h"\n#include "dtrain/data/in_memory.h"\n'
+                     f"namespace dtrain::data {{\n{opening}\n}}  // namespace dtrain::data\n")
+        recipe.replace(formats, "using Format = ", struct + "\nusing Format = ")
+        recipe.replace(formats, "Safetensors, Tokens>;", "Safetensors, Tokens, TestCsv>;")
+        self.assertFollows(recipe, "a data format", "csv")
+        test = TREE / "tests/data/added_format_test.cpp"
+        test.write_text(example.replace(struct, "").replace(opening, "")
+                        .replace("std::variant<Idx, Npy, Safetensors, Tokens, TestCsv>", "Format"))
+        made = compile_text("data_added_format_test", "format", f'#include "{TREE / own}"\n#include "{test}"\n')
+        out = self.run_program(link("tests/data_added_format_test", [made], WORK / "format"))
+        self.assertRegex(out, r"\[  PASSED  \] \d tests\.")
+
+    def test_a_command(self):
+        own, commands = "runtime/cli/hello.cpp", "runtime/cli/commands.h"
+        recipe = Recipe(self)
+        recipe.write(own, """#include <cstdio>
+#include "commands.h"
+namespace dtrain::cli {
+void add_hello(CLI::App& app, int* exit_code) {
+  CLI::App* const command = app.add_subcommand("hello", "Greets.");
+  command->callback([exit_code] {
+    std::puts("hello");
+    *exit_code = 0;
+  });
+}
+}  // namespace dtrain::cli
+""")
+        recipe.replace(commands, "void add_version(", "void add_hello(CLI::App& app, int* exit_code);\nvoid add_version(")
+        recipe.replace(commands, "kCommands{add_launch,", "kCommands{add_hello, add_launch,")
+        self.assertFollows(recipe, "a command", "hello")
+        made = compile_text("dtrain", "command", f'#include "{TREE / own}"\n#include "{TREE}/runtime/cli/main.cpp"\n')
+        # The first definition of main() is this one; the other commands are those of the build.
+        objects = [made, *(BUILD / "runtime/cli/CMakeFiles/dtrain.dir").rglob("*.cxx.o"),
+                   *(BUILD / "runtime/cli/CMakeFiles/dtrain.dir").rglob("*.cpp.o"), "-Wl,--allow-multiple-definition"]
+        program = link("bin/dtrain", objects, WORK / "dtrain")
+        self.assertEqual(self.run_program(program, "hello"), "hello\n")
+        self.assertIn("Greets.", self.run_program(program, "--help"))
+        self.assertIn("hello", self.run_program(program, "completion", "bash"))
+
+    def test_a_system_metric(self):
+        header, source = "runtime/profile/agent/system_sampler.h", "runtime/profile/agent/system_sampler.cpp"
+        recipe = Recipe(self)
+        recipe.replace(header, "  std::vector<double> cpu_util_per_core;",
+                       "  std::optional<double> entropy;\n  std::vector<double> cpu_util_per_core;")
+        recipe.replace(header, "inline constexpr std::array kHostMetrics{\n", "inline constexpr std::array kHostMetrics{\n"
+                       '    HostMetric{&SystemSample::entropy, "entropy", "bits", 1, "dtrain_entropy_bits", "What the pool has"},\n')
+        recipe.replace(source, "  SystemSample sample;\n", "  SystemSample sample;\n  sample.entropy = 256.5;\n")
+        self.assertFollows(recipe, "a system metric")
+        agent = TREE / "runtime/profile/agent"
+        made = compile_text("profile_test", "metric", f"""
+#include "{agent}/system_sampler.cpp"
+#include "{agent}/format.cpp"
+#include <cstdio>
+int main() {{
+  using namespace dtrain;
+  const SystemClock clock;
+  profile::SystemSampler sampler(clock);
+  profile::LineBuffer line;
+  profile::append_system(line, sampler.sample({{}}));
+  std::fwrite(line.data(), 1, line.size(), stdout);
+}}
+""")
+        out = self.run_program(link("tests/profile_test", [made, "-Wl,--allow-multiple-definition"], WORK / "metric"))
+        self.assertEqual(json.loads(out)["entropy"], 256.5)
+
+    @unittest.skipUnless(any("/test_train.dir/" in entry["command"] for entry in COMMANDS), "this build has no libtorch")
+    def test_an_optimizer_and_a_loss(self):
+        example = read("tests/train/added_optimizer_test.cpp")
+        struct = struct_of(example, "Signum")
+        update = between(example, "class SignumUpdate", "std::unique_ptr<OptimizerUpdate> Signum::make_update")
+        own, optimizers = "runtime/train/model/optimizers/signum.cpp", "runtime/config/include/dtrain/config/optimizers.h"
+        optimizer = Recipe(self)
+        optimizer.write(own, f"""#include "dtrain/config/optimizers.h"
+#include "model/optimizer_update.h"
+namespace dtrain::train {{
+namespace {{
+{update}
+}}  // namespace
+}}  // namespace dtrain::train
+namespace dtrain {{
+std::unique_ptr<train::OptimizerUpdate> Signum::make_update() const {{
+  return std::make_unique<train::SignumUpdate>(*this);
+}}
+}}  // namespace dtrain
+""")
+        optimizer.replace(optimizers, "using Optimizer = ", struct.replace("<Optimizer", "<train::Optimizer")
+                          .replace(" declare_lr", " config::declare_lr").replace(" declare_weight", " config::declare_weight") +
+                          "\nusing Optimizer = ")
+        optimizer.replace(optimizers, "Sgd, Adam, AdamW>;", "Sgd, Adam, AdamW, Signum>;")
+        self.assertFollows(optimizer, "an optimizer", "signum")
+
+        own_loss, losses = "runtime/train/worker/losses/mae.cpp", "runtime/config/include/dtrain/config/losses.h"
+        loss = Recipe(self)
+        loss.write(own_loss, """#include <ATen/ATen.h>
+#include "dtrain/config/losses.h"
+#include "worker/loss.h"
+namespace dtrain::config {
+worker::LossValues MeanAbsoluteError::evaluate(const worker::LossInput& input) const {
+  if (input.output.sizes() != input.target.sizes()) worker::refuse_shapes(input, "mae needs an output of the target's shape");
+  return {at::l1_loss(input.output, input.target), {}};
+}
+void MeanAbsoluteError::check_target(const worker::LossInput&) const {}
+}  // namespace dtrain::config
+""")
+        loss.replace(losses, "using Loss = ", struct_of(read(losses), "MeanSquaredError").replace("MeanSquared", "MeanAbsolute")
+                     .replace('"mse"', '"mae"') + "\nusing Loss = ")
+        loss.replace(losses, "MeanSquaredError>;", "MeanSquaredError, MeanAbsoluteError>;")
+        self.assertFollows(loss, "a loss", "mae")
+        compile_text("test_train", "torch", f'#include "{TREE / own}"\n#include "{TREE / own_loss}"\n', ["-fsyntax-only"])
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=2)
