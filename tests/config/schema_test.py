@@ -18,26 +18,28 @@ import jsonschema
 import yaml
 
 from schema_walk import at, declared, put, values_to_try, walk
+from wrong_cases import wrong_cases
 
 SOURCE = Path(__file__).resolve().parents[2]
 HERE = SOURCE / "tests" / "config"
 DTRAIN = None  # set by main()
 
-# Wrong files that a schema finds nothing wrong with, and why it cannot.
+# Wrong files (wrong_cases.py) that a schema finds nothing wrong with, and why it cannot.
 NOT_EXPRESSIBLE = {
-    "wrong/11-duplicate-keys.yaml": "a validator sees the last of equal keys alone; editors report them themselves",
-    "wrong/12-batch-smaller-than-slots.yaml": "compares two values",
-    "wrong/53-fewer-slots-than-one-trial.yaml": "compares two values",
-    "wrong/25-several-documents.yaml": "a validator is given one document at a time",
-    "wrong/26-alias.yaml": "a validator sees what the alias stands for",
-    "wrong/30-entrypoint.yaml": "quotes inside of text",
-    "wrong/70-storage-path-elsewhere.yaml": "compares two values",
-    "wrong_cluster/03-same-id.yaml": "compares values of several items",
-    "wrong_cluster/16-open-quote.yaml": "quotes inside of text",
+    "wrong/syntax: keys given twice": "a validator sees the last of equal keys alone; editors report them themselves",
+    "wrong/resources: a batch smaller than the slots": "compares two values",
+    "wrong/resources: fewer slots than one trial": "compares two values",
+    "wrong/syntax: several documents": "a validator is given one document at a time",
+    "wrong/syntax: an alias": "a validator sees what the alias stands for",
+    "wrong/program: an entrypoint with an open quote": "quotes inside of text",
+    "wrong/checkpoints: a storage path outside of the host path": "compares two values",
+    "wrong_cluster/agents: the same id twice": "compares values of several items",
+    "wrong_cluster/launcher: an option with an open quote": "quotes inside of text",
 }
-# Files that no YAML reader can make a value of: nothing is left to validate.
-NOT_YAML = {f"wrong/{name}.yaml" for name in ("18-broken-indentation", "19-unclosed-bracket", "20-tab", "21-not-utf8",
-                                              "28-tag", "34-key-is-a-list", "35-control-character")}
+# Those that no YAML reader can make a value of: nothing is left to validate.
+NOT_YAML = {f"wrong/syntax: {title}" for title in (
+    "broken indentation", "a bracket that is not closed", "a tab in the indentation", "text that is not UTF-8", "a tag",
+    "a list as a key", "a control character")}
 
 
 class CoreSchemaLoader(yaml.SafeLoader):
@@ -170,21 +172,27 @@ class Files(unittest.TestCase):
                 by_schema = all(validator.is_valid(document) for document in documents[:1] or [None])
             except (yaml.YAMLError, TypeError):
                 by_schema = None
-            yield f"{file.parent.name}/{file.name}", str(file) in by_reader, by_schema
+            yield file, str(file) in by_reader, by_schema
 
     def check_good(self, kind, files):
         self.assertTrue(files)
-        for name, by_reader, by_schema in self.verdicts(kind, files):
-            with self.subTest(name):
+        for file, by_reader, by_schema in self.verdicts(kind, files):
+            with self.subTest(file.name):
                 self.assertEqual((by_reader, by_schema), (True, True))
 
     def check_wrong(self, kind, folder, at_least):
-        files = sorted((HERE / folder).glob("*.yaml"))
-        self.assertGreaterEqual(len(files), at_least)
-        for name, by_reader, by_schema in self.verdicts(kind, files):
-            with self.subTest(name):
-                expected = None if name in NOT_YAML else name in NOT_EXPRESSIBLE
-                self.assertEqual((by_reader, by_schema), (False, expected))
+        with tempfile.TemporaryDirectory(prefix="dtrain-wrong-") as temporary:
+            names = {}
+            for number, (topic, title, content) in enumerate(wrong_cases(folder)):
+                file = Path(temporary) / f"{number:05}.yaml"
+                file.write_bytes(content)
+                names[file] = f"{folder}/{topic}: {title}"
+            self.assertGreaterEqual(len(names), at_least)
+            for file, by_reader, by_schema in self.verdicts(kind, list(names)):
+                name = names[file]
+                with self.subTest(name):
+                    expected = None if name in NOT_YAML else name in NOT_EXPRESSIBLE
+                    self.assertEqual((by_reader, by_schema), (False, expected))
 
     def test_good_experiments(self):
         files = sorted((SOURCE / "configs").glob("*.yaml"))
@@ -195,7 +203,7 @@ class Files(unittest.TestCase):
                         sorted((SOURCE / "configs").glob("*cluster*.yaml")))
 
     def test_wrong_experiments(self):
-        self.check_wrong("experiment", "wrong", 50)
+        self.check_wrong("experiment", "wrong", 75)
 
     def test_wrong_clusters(self):
         self.check_wrong("cluster", "wrong_cluster", 19)
