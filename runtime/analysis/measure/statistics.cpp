@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <numeric>
 
 namespace dtrain::analysis {
 namespace {
@@ -36,23 +35,6 @@ double mad(const profile::Sketch& sketch, double center) {
 }
 
 }  // namespace
-
-double quantile(std::vector<double>& values, double share) {
-  if (values.empty()) return 0;
-  const double rank = std::ceil(share * static_cast<double>(values.size()));
-  const auto index = static_cast<std::ptrdiff_t>(std::clamp(rank, 1.0, static_cast<double>(values.size()))) - 1;
-  std::nth_element(values.begin(), values.begin() + index, values.end());
-  return values[static_cast<std::size_t>(index)];
-}
-
-double mean(const std::vector<double>& values) {
-  if (values.empty()) return 0;
-  return std::accumulate(values.begin(), values.end(), 0.0) / static_cast<double>(values.size());
-}
-
-double median(std::vector<double> values) {
-  return quantile(values, 0.5);
-}
 
 double mad(std::vector<double> values, double center) {
   for (double& value : values) value = std::abs(value - center);

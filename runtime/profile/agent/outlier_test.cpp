@@ -4,16 +4,9 @@
 #include <cstdlib>
 #include <limits>
 
+#include "dtrain/base/statistics.h"
+
 namespace dtrain::profile {
-namespace {
-
-std::int64_t median_of(std::vector<std::int64_t>& values) {
-  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
-  std::nth_element(values.begin(), middle, values.end());
-  return *middle;
-}
-
-}  // namespace
 
 bool OutlierTest::is_outlier(std::int64_t wall_ns) {
   if (seen_ >= kFewestSteps && seen_ % kRenewalSteps == 0) renew();
@@ -24,9 +17,9 @@ bool OutlierTest::is_outlier(std::int64_t wall_ns) {
 
 void OutlierTest::renew() {
   scratch_.assign(recent_.begin(), recent_.begin() + static_cast<std::ptrdiff_t>(std::min(seen_, kRecentSteps)));
-  const std::int64_t median = median_of(scratch_);
+  const std::int64_t median = median_high(scratch_);
   for (std::int64_t& value : scratch_) value = std::abs(value - median);
-  const std::int64_t deviation = median_of(scratch_);
+  const std::int64_t deviation = median_high(scratch_);
   threshold_ns_ = median + std::max(kDeviations * deviation, median / kShareOfMedian);
 }
 

@@ -4,11 +4,10 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
-#include <string>
 #include <string_view>
 #include <vector>
 
-namespace dtrain::checkpoints {
+namespace dtrain {
 
 // Of `bytes` that follow others with the checksum `before`. Any thread.
 std::uint32_t crc32c(std::span<const std::byte> bytes, std::uint32_t before = 0);
@@ -23,6 +22,4 @@ struct Crc32cVersion {
 // Those that this processor can run, the slowest first. crc32c() takes the last one.
 std::vector<Crc32cVersion> crc32c_versions();
 
-std::string checksum_text(std::uint32_t checksum);  // eight hexadecimal digits
-
-}  // namespace dtrain::checkpoints
+}  // namespace dtrain

@@ -1,14 +1,13 @@
-#include "crc32c.h"
+#include "dtrain/base/crc32c.h"
 
 #include <array>
-#include <cstdio>
 #include <cstring>
 
 #if defined(__x86_64__)
 #include <immintrin.h>
 #endif
 
-namespace dtrain::checkpoints {
+namespace dtrain {
 namespace {
 
 constexpr std::uint32_t kPolynomial = 0x82f63b78;  // 0x1edc6f41, its bits reversed
@@ -184,10 +183,4 @@ std::uint32_t crc32c(std::string_view text) {
   return crc32c(std::as_bytes(std::span(text)));
 }
 
-std::string checksum_text(std::uint32_t checksum) {
-  char text[9];
-  std::snprintf(text, sizeof text, "%08x", checksum);
-  return text;
-}
-
-}  // namespace dtrain::checkpoints
+}  // namespace dtrain
