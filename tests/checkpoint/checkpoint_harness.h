@@ -10,7 +10,7 @@
 
 #include <gtest/gtest.h>
 
-#include "../base/temporary_folder.h"
+#include "../harness/temporary_folder.h"
 #include "dtrain/base/crc32c.h"
 #include "dtrain/base/file.h"
 #include "dtrain/checkpoint/checkpoint.h"

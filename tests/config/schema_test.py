@@ -144,7 +144,7 @@ MORE_VALUES = {
 
 
 class Schemas(unittest.TestCase):
-    def test_are_schemas(self):
+    def test_are_valid_schemas(self):
         for kind in BASES:
             jsonschema.Draft7Validator.check_schema(schema(kind))
 
@@ -194,18 +194,18 @@ class Files(unittest.TestCase):
                     expected = None if name in NOT_YAML else name in NOT_EXPRESSIBLE
                     self.assertEqual((by_reader, by_schema), (False, expected))
 
-    def test_good_experiments(self):
+    def test_good_experiments_are_accepted(self):
         files = sorted((SOURCE / "configs").glob("*.yaml"))
         self.check_good("experiment", [file for file in files if "cluster" not in file.name])
 
-    def test_good_clusters(self):
+    def test_good_clusters_are_accepted(self):
         self.check_good("cluster", sorted((HERE / "good_cluster").glob("*.yaml")) +
                         sorted((SOURCE / "configs").glob("*cluster*.yaml")))
 
-    def test_wrong_experiments(self):
+    def test_wrong_experiments_are_refused(self):
         self.check_wrong("experiment", "wrong", 75)
 
-    def test_wrong_clusters(self):
+    def test_wrong_clusters_are_refused(self):
         self.check_wrong("cluster", "wrong_cluster", 19)
 
 
@@ -230,7 +230,7 @@ class Drift(unittest.TestCase):
             ok, said = accepted(kind, files)
             self.assertEqual(ok, {str(file) for file in files}, said)
 
-    def test_same_verdict_on_every_value(self):
+    def test_reader_and_schema_give_the_same_verdict_on_every_value(self):
         for kind, bases in BASES.items():
             root = schema(kind)
             paths = walk(root)
@@ -262,7 +262,7 @@ class Drift(unittest.TestCase):
             print(f"{kind}: {both[True]} files accepted and {both[False]} refused by both")
             self.assertGreater(min(both.values()), 100)
 
-    def test_same_keys(self):
+    def test_reader_and_schema_know_the_same_keys(self):
         unknown = "zzzzzzzzzzzzzzzz"
         for kind, bases in BASES.items():
             paths = walk(schema(kind))
@@ -329,10 +329,10 @@ class Documentation(unittest.TestCase):
         self.assertEqual(expected - documented, set(), "in the schema alone")
         self.assertEqual(documented - expected - names - free, set(), "in the documentation alone")
 
-    def test_experiment(self):
+    def test_experiment_md_has_every_key_and_no_other(self):
         self.check("experiment", "experiment.md", {"hyperparameters.*", "profiling.rules.*"})
 
-    def test_cluster(self):
+    def test_cluster_md_has_every_key_and_no_other(self):
         self.check("cluster", "cluster.md", set())
 
 

@@ -2,7 +2,9 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "dtrain/analysis/run_profile.h"
@@ -10,6 +12,10 @@
 #include "dtrain/base/statistics.h"
 
 namespace dtrain::analysis {
+
+using WeightedValues = std::vector<std::pair<double, std::int64_t>>;  // a value, and how often it is there
+// As quantile(), of rising values that are there `count` times in all.
+double weighted_quantile(const WeightedValues& values, std::int64_t count, double share);
 
 // Median absolute deviation from `center`, not scaled.
 double mad(std::vector<double> values, double center);
