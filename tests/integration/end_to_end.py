@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import unittest
-from pathlib import Path
 
 import numpy
 import safetensors.numpy

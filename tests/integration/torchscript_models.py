@@ -1,4 +1,4 @@
-"""What the TorchScript tests share: models, data files, experiments, runs, and dtrain's order of samples."""
+"""What the TorchScript tests share: models, data files, experiments, runs."""
 import gzip
 import struct
 import sys
@@ -11,7 +11,6 @@ from torch import nn
 
 from harness import Build, WorkplaceTest, launch, overrides, run, write_experiment
 from parity_model import SharedLinear
-from sample_order import epoch_order
 
 warnings.filterwarnings("ignore", category=DeprecationWarning)  # of torch.jit
 
