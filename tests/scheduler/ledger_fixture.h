@@ -4,7 +4,6 @@
 #include <csignal>
 #include <functional>
 #include <memory>
-#include <thread>
 
 #include <sys/wait.h>
 #include <unistd.h>
