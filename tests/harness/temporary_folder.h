@@ -1,4 +1,4 @@
-// A folder of a test, removed at the end.
+// A folder of a test, closed to other users (it may be an XDG_RUNTIME_DIR) and removed at the end.
 #pragma once
 
 #include <filesystem>
@@ -14,6 +14,7 @@ class TemporaryFolder {
   explicit TemporaryFolder(const std::filesystem::path& parent = std::filesystem::temp_directory_path())
       : path_(parent / ("dtrain-test-" + random_hex(8))) {
     std::filesystem::create_directory(path_);
+    std::filesystem::permissions(path_, std::filesystem::perms::owner_all);
   }
   ~TemporaryFolder() {
     std::error_code ignored;
