@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "collective/reduce.h"
+#include "dtrain/base/error.h"
 #include "mpi/mpi_call.h"
 
 namespace dtrain::comm {
@@ -24,6 +25,40 @@ void copy_bytes(void* to, const void* from, std::size_t bytes) {
 }
 
 }  // namespace
+
+bool MpiRequests::poll(const std::function<void(const MpiMessage&)>& done) {
+  if (requests_.empty()) return false;
+  indices_.resize(requests_.size());
+  statuses_.resize(requests_.size());
+  int count = 0;
+  const int code =
+      MPI_Testsome(static_cast<int>(requests_.size()), requests_.data(), &count, indices_.data(), statuses_.data());
+  if (code == MPI_ERR_IN_STATUS) {
+    for (int i = 0; i < count; ++i) {
+      const int error = statuses_[static_cast<std::size_t>(i)].MPI_ERROR;
+      if (error == MPI_SUCCESS) continue;
+      const MpiMessage& message = messages_[static_cast<std::size_t>(indices_[static_cast<std::size_t>(i)])];
+      throw CommError(std::string(message.received ? "receiving from" : "sending to") + " rank " +
+                      std::to_string(message.job_rank) + " failed: " + mpi_error_text(error));
+    }
+  }
+  mpi_call(code, "MPI_Testsome");
+  if (count == MPI_UNDEFINED || count == 0) return false;
+  std::vector<MpiMessage> over;
+  for (int i = 0; i < count; ++i) {
+    over.push_back(messages_[static_cast<std::size_t>(indices_[static_cast<std::size_t>(i)])]);
+  }
+  std::size_t kept = 0;
+  for (std::size_t i = 0; i < requests_.size(); ++i) {
+    if (requests_[i] == MPI_REQUEST_NULL) continue;
+    requests_[kept] = requests_[i];
+    messages_[kept++] = messages_[i];
+  }
+  requests_.resize(kept);
+  messages_.resize(kept);
+  for (const MpiMessage& message : over) done(message);
+  return true;
+}
 
 MpiOperation::MpiOperation(const Descriptor& descriptor, const void* in, void* out, int rank, int world_size)
     : descriptor_(descriptor),

@@ -12,17 +12,50 @@
 // All of it on the MPI thread, but for timing() and complete().
 #pragma once
 
+#include <mpi.h>
+
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <vector>
 
 #include "collective/descriptor.h"
 #include "dtrain/comm/communicator.h"
-#include "mpi/mpi_requests.h"
 
 namespace dtrain::comm {
+
+class MpiOperation;
+
+enum class MpiMessageKind : std::uint8_t { kHello, kValues, kResult };
+
+struct MpiMessage {
+  MpiOperation* operation = nullptr;
+  MpiMessageKind kind = MpiMessageKind::kHello;
+  bool received = false;  // else sent
+  int peer = 0;           // its rank in the communicator …
+  int job_rank = 0;       // … and in the job
+  std::uint32_t chunk = 0;
+};
+
+// Outstanding MPI requests and what each one is. The MPI thread alone.
+class MpiRequests {
+ public:
+  void add(MPI_Request request, const MpiMessage& message) {
+    requests_.push_back(request);
+    messages_.push_back(message);
+  }
+  bool empty() const { return requests_.empty(); }
+  // Calls `done` for each that is over, and forgets it; true when one was. CommError when MPI reports an error.
+  bool poll(const std::function<void(const MpiMessage&)>& done);
+
+ private:
+  std::vector<MPI_Request> requests_;
+  std::vector<MpiMessage> messages_;  // of the same index
+  std::vector<int> indices_;          // of poll()
+  std::vector<MPI_Status> statuses_;
+};
 
 // The first message of an operation, as it travels.
 struct MpiHello {

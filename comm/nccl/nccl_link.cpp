@@ -36,19 +36,24 @@ void NcclLink::wait_until_ready(ncclComm_t comm, const char* what, const NcclWai
   }
 }
 
+std::unique_ptr<NcclLink> NcclLink::once_ready(std::unique_ptr<NcclLink> link, const char* what,
+                                               const NcclWaiting& waiting) {
+  try {
+    link->wait_until_ready(link->comm_, what, waiting);
+  } catch (const CommError&) {
+    link->stop();
+    throw;
+  }
+  return link;
+}
+
 std::unique_ptr<NcclLink> NcclLink::connect(SharedNcclApi api, const ncclUniqueId& id, int rank, int world_size,
                                             const NcclWaiting& waiting) {
   constexpr const char* kWhat = "connecting the ranks with NCCL";
   std::unique_ptr<NcclLink> link(new NcclLink(std::move(api)));
   ncclConfig_t how = config();
   check_nccl(*link->api_, link->api_->ncclCommInitRankConfig(&link->comm_, world_size, id, rank, &how), kWhat);
-  try {
-    link->wait_until_ready(link->comm_, kWhat, waiting);
-  } catch (const CommError&) {
-    link->stop();
-    throw;
-  }
-  return link;
+  return once_ready(std::move(link), kWhat, waiting);
 }
 
 NcclLink::~NcclLink() {
@@ -107,13 +112,7 @@ std::unique_ptr<NcclLink> NcclLink::shrink(std::vector<int> excluded, bool faile
                                   failed ? NCCL_SHRINK_ABORT : NCCL_SHRINK_DEFAULT),
              kWhat, comm_);
   wait_until_ready(comm_, kWhat, waiting);
-  try {
-    link->wait_until_ready(link->comm_, kWhat, waiting);
-  } catch (const CommError&) {
-    link->stop();
-    throw;
-  }
-  return link;
+  return once_ready(std::move(link), kWhat, waiting);
 }
 
 void NcclLink::finalize(std::chrono::milliseconds at_most) noexcept {

@@ -56,6 +56,9 @@ class NcclLink {
 
  private:
   explicit NcclLink(SharedNcclApi api) : api_(std::move(api)) {}
+  // A new link when NCCL has connected it; one that fails is stopped.
+  static std::unique_ptr<NcclLink> once_ready(std::unique_ptr<NcclLink> link, const char* what,
+                                              const NcclWaiting& waiting);
   void wait_until_ready(ncclComm_t comm, const char* what, const NcclWaiting& waiting);
 
   const SharedNcclApi api_;

@@ -51,6 +51,22 @@ class Sleeper {
 
 }  // namespace
 
+bool Operation::test() {
+  if (!failed_.empty()) throw CommError(failed_);
+  if (!complete_) communicator_->progress();
+  return complete_;
+}
+
+void Operation::wait() {
+  if (complete_) return;
+  if (!failed_.empty()) throw CommError(failed_);
+  communicator_->wait_for(*this);
+}
+
+std::vector<MissingRank> Operation::missing() const {
+  return complete_ || !communicator_ ? std::vector<MissingRank>{} : communicator_->missing_of(*this);
+}
+
 template <class Done>
 void SharedMemoryCommunicator::wait_until(const Done& done, const Operation& operation, const Nanoseconds began) {
   Nanoseconds idle_since = began;

@@ -3,7 +3,8 @@
 #include <algorithm>
 #include <cmath>
 
-#include "tuner/statistics.h"
+#include "dtrain/base/statistics.h"
+#include "tuner/sign_test.h"
 
 namespace dtrain::comm {
 namespace {
@@ -86,7 +87,7 @@ bool FusionTuner::end_step(std::span<const double> ready_us, const ExchangeTimes
 
 bool FusionTuner::choose_candidates() {
   std::vector<double> medians;
-  for (const auto& samples : ready_samples_) medians.push_back(std::max(0.0, median(samples)));
+  for (const auto& samples : ready_samples_) medians.push_back(std::max(0.0, median_midpoint(samples)));
   ready_us_ = max_over_ranks(communicator_, medians);
   FusionPlan with_gaps = plan_fusion(items_, rule_.threshold_bytes, ready_us_, rule_.cycle_us);
   const bool changed = !(with_gaps == plans_[0]);
@@ -144,7 +145,7 @@ void FusionTuner::end_comparing() {
   const auto times = share_times();
   std::size_t best = 1;
   for (std::size_t i = 2; i < plans_.size(); ++i) {
-    if (median(times[i].exchanged_us) < median(times[best].exchanged_us)) best = i;
+    if (median_midpoint(times[i].exchanged_us) < median_midpoint(times[best].exchanged_us)) best = i;
   }
   challenger_ = flag_from_rank_0(communicator_, best);
   stage_ = Stage::kFinal;
@@ -156,7 +157,7 @@ void FusionTuner::end_comparing() {
 void FusionTuner::end_final() {
   const auto times = share_times();
   const auto medians = [](const Shared& shared) {
-    return ExchangeTimes{median(shared.exchanged_us), median(shared.exposed_us)};
+    return ExchangeTimes{median_midpoint(shared.exchanged_us), median_midpoint(shared.exposed_us)};
   };
   const auto& defaults = times[0].exchanged_us;
   const auto& challenger = times[challenger_].exchanged_us;

@@ -41,44 +41,24 @@ class MappedFile {
   std::size_t size_ = 0;
 };
 
-struct NamedTensor {
-  std::string name;
-  const data::SafetensorsEntry* entry;
-};
-
 // The tensors in the file's order, each tied name after the one that it stands for.
-std::vector<NamedTensor> all_names(const data::SafetensorsFile& file) {
+std::vector<data::SafetensorsEntry> all_names(const data::SafetensorsFile& file) {
   std::multimap<std::string, std::string> others;  // the name in the file -> further names
   for (const auto& [key, name] : file.metadata()) {
     if (!key.starts_with(kTied)) continue;
     file.at(name);  // a DataError where there is none
     others.emplace(name, key.substr(kTied.size()));
   }
-  std::vector<NamedTensor> tensors;
+  std::vector<data::SafetensorsEntry> tensors;
   for (const data::SafetensorsEntry& entry : file.entries()) {
-    tensors.push_back({entry.name, &entry});
+    tensors.push_back(entry);
     const auto [begin, end] = others.equal_range(entry.name);
-    for (auto other = begin; other != end; ++other) tensors.push_back({other->second, &entry});
+    for (auto other = begin; other != end; ++other) {
+      tensors.push_back(entry);
+      tensors.back().name = other->second;
+    }
   }
   return tensors;
-}
-
-std::string make_header(const std::vector<NamedTensor>& tensors, std::int64_t step) {
-  Json header = {{"__metadata__", {{"format", "pt"}, {"dtrain.step", std::to_string(step)}}}};
-  std::uint64_t end = 0;
-  std::string text = to_line(header);
-  text.pop_back();
-  for (const NamedTensor& tensor : tensors) {
-    const Json about = {{"dtype", tensor.entry->dtype},
-                        {"shape", tensor.entry->shape},
-                        {"data_offsets", {end, end + tensor.entry->bytes}}};
-    text += "," + to_line(Json(tensor.name)) + ":" + to_line(about);
-    end += tensor.entry->bytes;
-  }
-  text += "}";
-  text.resize((text.size() + 7) / 8 * 8, ' ');
-  std::uint64_t length = text.size();
-  return std::string(reinterpret_cast<const char*>(&length), sizeof length) + text;
 }
 
 }  // namespace
@@ -87,13 +67,14 @@ std::uint64_t export_safetensors(const std::filesystem::path& checkpoint, const 
   const auto path = checkpoint / kModelFile;
   const data::SafetensorsFile file(path);
   const MappedFile mapped(path);
-  const std::vector<NamedTensor> tensors = all_names(file);
-  const std::string header = make_header(tensors, read_manifest(checkpoint).about.step);
+  const std::vector<data::SafetensorsEntry> tensors = all_names(file);
+  const std::string step = std::to_string(read_manifest(checkpoint).about.step);
+  const std::string header = data::safetensors_header(tensors, {{"format", "pt"}, {"dtrain.step", step}});
   std::vector<std::string_view> pieces{header};
   std::uint64_t bytes = header.size();
-  for (const NamedTensor& tensor : tensors) {
-    pieces.push_back(mapped.bytes().substr(tensor.entry->offset, tensor.entry->bytes));
-    bytes += tensor.entry->bytes;
+  for (const data::SafetensorsEntry& tensor : tensors) {
+    pieces.push_back(mapped.bytes().substr(tensor.offset, tensor.bytes));
+    bytes += tensor.bytes;
   }
   write_file_atomic(output, pieces);
   return bytes;

@@ -3,7 +3,7 @@
 #include <charconv>
 #include <set>
 
-#include "crc32c.h"
+#include "dtrain/base/crc32c.h"
 #include "dtrain/base/error.h"
 #include "dtrain/base/file.h"
 #include "folder_names.h"
@@ -70,6 +70,12 @@ Manifest manifest_from(const Json& json) {
 }
 
 }  // namespace
+
+std::string checksum_text(std::uint32_t checksum) {
+  char text[kChecksumDigits + 1];
+  std::snprintf(text, sizeof text, "%08x", checksum);
+  return text;
+}
 
 std::string rank_file(int rank) {
   char text[64];

@@ -8,7 +8,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "crc32c.h"
+#include "dtrain/base/crc32c.h"
 #include "dtrain/base/error.h"
 #include "dtrain/base/fd.h"
 #include "dtrain/checkpoint/manifest.h"

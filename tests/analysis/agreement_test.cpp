@@ -257,16 +257,7 @@ TEST(Agreement, EvidenceMultipliesOutToTheCostOfALoader) {
 
 // What the others waited, of that beyond an ordinary rank, less stalls, and in exchanges: the finding's own number.
 TEST(Agreement, AStragglersNumbersAddUp) {
-  SyntheticRun plan;
-  plan.steps = 1'000;
-  plan.change = [](int rank, std::int64_t batch, SyntheticStep& step) {
-    if (batch % 200 < 100) return;
-    if (rank == 1) phase(step, Phase::kBackward) += 8 * kMs;
-    step.exchange_ns += 2 * kMs;
-  };
-  plan.foreign_percent = [](int rank) { return rank == 1 ? 35.0 : 1.0; };
-  plan.cpu_wait_percent = [](int rank) { return rank == 1 ? 100 * 5 / 15.8 : 0.0; };
-  const Synthetic run(plan);
+  const Synthetic run(run_with_a_rank_without_a_core());
   const Finding* const finding = run.finding("straggler");
   ASSERT_NE(finding, nullptr);
   const Straggler& straggler = run.analysis.stragglers.ranks.front();

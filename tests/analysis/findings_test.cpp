@@ -15,19 +15,13 @@ using test::SyntheticStep;
 using testing::HasSubstr;
 using testing::Not;
 
-std::string all(const Analysis& analysis) {
-  std::string text;
-  for (const Finding& finding : analysis.findings) text += to_json(finding).dump() + "\n";
-  return text;
-}
-
 // The first finding is this one, and costs what was planted, to within a fifth.
 void expect_first(const Synthetic& run, const char* cause, int rank, double seconds) {
   ASSERT_FALSE(run.analysis.findings.empty());
   const Finding& first = run.analysis.findings.front();
-  EXPECT_EQ(first.cause, cause) << all(run.analysis);
-  EXPECT_EQ(first.rank, rank) << all(run.analysis);
-  EXPECT_NEAR(first.seconds, seconds, 0.2 * seconds) << all(run.analysis);
+  EXPECT_EQ(first.cause, cause) << findings_text(run.analysis);
+  EXPECT_EQ(first.rank, rank) << findings_text(run.analysis);
+  EXPECT_NEAR(first.seconds, seconds, 0.2 * seconds) << findings_text(run.analysis);
   EXPECT_TRUE(first.fault);
   EXPECT_NEAR(first.share, first.seconds / run.truth.loop_s, 0.01);
 }
@@ -38,7 +32,7 @@ TEST(Findings, AHealthyRunHasNoFault) {
     plan.ranks = ranks;
     plan.steps = 400;
     const Synthetic run(plan);
-    EXPECT_LE(run.worst_fault_share(), 0.03) << ranks << " ranks\n" << all(run.analysis);
+    EXPECT_LE(run.worst_fault_share(), 0.03) << ranks << " ranks\n" << findings_text(run.analysis);
     EXPECT_TRUE(run.analysis.summary.warnings.empty()) << run.analysis.summary.warnings.front();
   }
 }
@@ -162,7 +156,7 @@ TEST(Findings, AMemoryLeakInOneRankInBytesAStep) {
   plan.leak_bytes = [](int rank) { return rank == 1 ? 300'000.0 : 0.0; };
   const Synthetic run(plan);
   const Finding& first = run.analysis.findings.front();
-  EXPECT_EQ(first.cause, "memory_leak") << all(run.analysis);
+  EXPECT_EQ(first.cause, "memory_leak") << findings_text(run.analysis);
   EXPECT_EQ(first.rank, 1);
   EXPECT_NEAR(first.bytes_per_step.value_or(0), 300'000, 30'000);
 }

@@ -15,19 +15,13 @@ using test::SyntheticRun;
 using test::SyntheticStep;
 using testing::HasSubstr;
 
-std::string all_text(const Analysis& analysis) {
-  std::string text;
-  for (const Finding& finding : analysis.findings) text += to_json(finding).dump() + "\n";
-  return text;
-}
-
 void expect_first_finding(const Analysis& analysis, const char* cause, int rank, double seconds) {
   ASSERT_FALSE(analysis.findings.empty());
   const Finding& first = analysis.findings.front();
-  EXPECT_EQ(first.cause, cause) << all_text(analysis);
-  EXPECT_EQ(first.rank, rank) << all_text(analysis);
-  EXPECT_NEAR(first.seconds, seconds, 0.1 * seconds) << all_text(analysis);
-  EXPECT_TRUE(first.fault) << all_text(analysis);
+  EXPECT_EQ(first.cause, cause) << findings_text(analysis);
+  EXPECT_EQ(first.rank, rank) << findings_text(analysis);
+  EXPECT_NEAR(first.seconds, seconds, 0.1 * seconds) << findings_text(analysis);
+  EXPECT_TRUE(first.fault) << findings_text(analysis);
 }
 
 TEST(PlantedFaults, PeriodicStallsAmongOthersAreFoundWithTheirOwnCost) {
@@ -57,7 +51,7 @@ TEST(PlantedFaults, ALinkThatIsSlowForAWhileDoesNotStall) {
   const Synthetic run(plan);
   // And what the exchange takes otherwise.
   expect_first_finding(run.analysis, "slow_link", -1, 98 * 0.040 + 502 * 0.0005);
-  EXPECT_EQ(run.finding("stalls"), nullptr) << all_text(run.analysis);
+  EXPECT_EQ(run.finding("stalls"), nullptr) << findings_text(run.analysis);
 }
 
 TEST(PlantedFaults, ALinkThatCarriesWhatItCanIsNotSlow) {
@@ -71,8 +65,8 @@ TEST(PlantedFaults, ALinkThatCarriesWhatItCanIsNotSlow) {
     }
     const Analysis analysis = analyze(run.profile);
     const Finding& first = analysis.findings.front();
-    EXPECT_EQ(first.id, "exchange") << all_text(analysis);
-    EXPECT_EQ(first.fault, bits_per_s > 1e10) << all_text(analysis);
+    EXPECT_EQ(first.id, "exchange") << findings_text(analysis);
+    EXPECT_EQ(first.fault, bits_per_s > 1e10) << findings_text(analysis);
     EXPECT_EQ(first.cause, bits_per_s > 1e10 ? "slow_link" : "exchange");
   }
 }
@@ -89,11 +83,11 @@ TEST(PlantedFaults, AnUnevenShardWhereRanksSlowEachOtherDown) {
   const Analysis analysis = Synthetic(plan).analysis;
   ASSERT_FALSE(analysis.findings.empty());
   const Finding& first = analysis.findings.front();
-  EXPECT_EQ(first.cause, "uneven_shard") << all_text(analysis);
+  EXPECT_EQ(first.cause, "uneven_shard") << findings_text(analysis);
   EXPECT_EQ(first.rank, 1);
   const double balanced_s = 0.001 + 32 * 0.00025;
   const double seconds = 400 * (0.001 + 0.0104 - balanced_s);
-  EXPECT_NEAR(first.seconds, seconds, 0.2 * seconds) << all_text(analysis);
+  EXPECT_NEAR(first.seconds, seconds, 0.2 * seconds) << findings_text(analysis);
 }
 
 // Shares of 48 and 16 samples in half of the steps; each batch takes 5 ms beside its samples, and ranks that compute at
@@ -114,17 +108,7 @@ TEST(PlantedFaults, AnUnevenShardInPartOfTheStepsIsMeasuredByTheOthers) {
 }
 
 TEST(PlantedFaults, ARankWithoutACoreHoldsUpTheExchangeAsWell) {
-  SyntheticRun plan;
-  plan.steps = 1'000;
-  plan.change = [](int rank, std::int64_t batch, SyntheticStep& step) {
-    if (batch % 200 < 100) return;
-    if (rank == 1) phase(step, Phase::kBackward) += 8 * kMs;
-    step.exchange_ns += 2 * kMs;
-  };
-  plan.foreign_percent = [](int rank) { return rank == 1 ? 35.0 : 1.0; };
-  // Of loops of 15.8 s: 4 s while computing, 1 s in exchanges.
-  plan.cpu_wait_percent = [](int rank) { return rank == 1 ? 100 * 5 / 15.8 : 0.0; };
-  expect_first_finding(Synthetic(plan).analysis, "cpu_contention", 1, 500 * 0.010);
+  expect_first_finding(Synthetic(run_with_a_rank_without_a_core()).analysis, "cpu_contention", 1, 500 * 0.010);
 }
 
 // Milliseconds more of a core that is slow in so many of five times of fifty steps.
@@ -134,7 +118,7 @@ double slower_ms(int rank, std::int64_t batch, std::int64_t of_five) {
 
 void expect_slow_but_no_fault(const Synthetic& run) {
   const Finding* const slow = run.finding("straggler");
-  ASSERT_NE(slow, nullptr) << all_text(run.analysis);
+  ASSERT_NE(slow, nullptr) << findings_text(run.analysis);
   EXPECT_EQ(slow->cause, "slow_compute");
   EXPECT_GT(slow->share, 0.03);
   EXPECT_FALSE(slow->fault);
@@ -198,7 +182,7 @@ TEST(PlantedFaults, ALeakIsCountedInStepsThoughTheyDoNotComeEvenly) {
   }
   const Analysis analysis = analyze(run.profile);
   const Finding& first = analysis.findings.front();
-  EXPECT_EQ(first.cause, "memory_leak") << all_text(analysis);
+  EXPECT_EQ(first.cause, "memory_leak") << findings_text(analysis);
   EXPECT_EQ(first.rank, 1);
   EXPECT_NEAR(first.bytes_per_step.value_or(0), 100'000, 1'000);
 }

@@ -1,8 +1,6 @@
 // A run's folder written by hand.
 #pragma once
 
-#include <unistd.h>
-
 #include <cstdint>
 #include <filesystem>
 #include <fstream>
@@ -10,27 +8,22 @@
 
 #include <spdlog/fmt/fmt.h>
 
+#include "../harness/temporary_folder.h"
+
 namespace dtrain::analysis {
 
 namespace fs = std::filesystem;
 
 class RunFolder {
  public:
-  RunFolder() {
-    std::string name = (fs::temp_directory_path() / "dtrain-run-XXXXXX").string();
-    path_ = ::mkdtemp(name.data());
-    fs::create_directories(path_ / "profile");
-  }
-  ~RunFolder() { fs::remove_all(path_); }
-  RunFolder(const RunFolder&) = delete;
-  RunFolder& operator=(const RunFolder&) = delete;
+  RunFolder() { fs::create_directories(path() / "profile"); }
 
-  const fs::path& path() const { return path_; }
-  void append(const fs::path& file, const std::string& text) { std::ofstream(path_ / file, std::ios::app) << text; }
-  fs::path rank_dump(int rank) const { return path_ / "profile" / fmt::format("rank-{:04}.jsonl", rank); }
+  const fs::path& path() const { return folder_.path(); }
+  void append(const fs::path& file, const std::string& text) { std::ofstream(folder_ / file, std::ios::app) << text; }
+  fs::path rank_dump(int rank) const { return folder_ / "profile" / fmt::format("rank-{:04}.jsonl", rank); }
 
  private:
-  fs::path path_;
+  const TemporaryFolder folder_;
 };
 
 inline std::string header_line(int rank, int world_size) {

@@ -6,7 +6,6 @@
 #include "dtrain/analysis/summary_text.h"
 #include "dtrain/base/error.h"
 #include "dtrain/profile/phase.h"
-#include "measure/statistics.h"
 #include "run_folder.h"
 
 namespace dtrain::analysis {
@@ -228,16 +227,6 @@ TEST(Summary, JsonHoldsEveryPhase) {
   EXPECT_EQ(json["global_batch_size"], nullptr);
   EXPECT_EQ(json["agents"][0]["metrics"]["free_memory"]["mean"], 200.0);
   EXPECT_EQ(Json::parse(json.dump()), json);
-}
-
-TEST(Statistics, QuantilesAreNearestRank) {
-  std::vector<double> values = {5, 1, 4, 2, 3};
-  EXPECT_EQ(quantile(values, 0.5), 3);
-  EXPECT_EQ(quantile(values, 0.99), 5);
-  EXPECT_EQ(quantile(values, 0), 1);
-  std::vector<double> none;
-  EXPECT_EQ(quantile(none, 0.5), 0);
-  EXPECT_EQ(mean(none), 0);
 }
 
 }  // namespace

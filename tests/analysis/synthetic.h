@@ -41,4 +41,26 @@ inline std::int64_t& phase(test::SyntheticStep& step, profile::Phase which) {
   return step.own_ns[static_cast<std::size_t>(which)];
 }
 
+// In half of its steps rank 1 computes for 8 ms longer, since other programs use its core, and exchanges take 2 ms
+// longer.
+inline test::SyntheticRun run_with_a_rank_without_a_core() {
+  test::SyntheticRun plan;
+  plan.steps = 1'000;
+  plan.change = [](int rank, std::int64_t batch, test::SyntheticStep& step) {
+    if (batch % 200 < 100) return;
+    if (rank == 1) phase(step, profile::Phase::kBackward) += 8 * kMs;
+    step.exchange_ns += 2 * kMs;
+  };
+  plan.foreign_percent = [](int rank) { return rank == 1 ? 35.0 : 1.0; };
+  // Of loops of 15.8 s: 4 s while computing, 1 s in exchanges.
+  plan.cpu_wait_percent = [](int rank) { return rank == 1 ? 100 * 5 / 15.8 : 0.0; };
+  return plan;
+}
+
+inline std::string findings_text(const Analysis& analysis) {
+  std::string text;
+  for (const Finding& finding : analysis.findings) text += to_json(finding).dump() + "\n";
+  return text;
+}
+
 }  // namespace dtrain::analysis

@@ -9,9 +9,9 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "../harness/temporary_folder.h"
 #include "dtrain/base/error.h"
 #include "dtrain/base/fd.h"
-#include "temporary_folder.h"
 
 namespace dtrain {
 namespace {

@@ -5,10 +5,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "../harness/temporary_folder.h"
 #include "dtrain/base/error.h"
 #include "dtrain/base/file.h"
 #include "dtrain/base/json_number.h"
-#include "temporary_folder.h"
 
 namespace dtrain {
 namespace {

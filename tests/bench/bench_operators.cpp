@@ -18,6 +18,8 @@
 
 #include "dtrain/base/error.h"
 #include "dtrain/base/json.h"
+#include "dtrain/base/statistics.h"
+#include "kernel_options.h"
 #include "model/tensor_memory.h"
 #include "operators/own_operators.h"
 
@@ -27,12 +29,6 @@ using namespace dtrain;
 using Operator = std::function<at::Tensor(const at::Tensor&)>;
 
 constexpr std::int64_t kRows = 512;
-
-double median_of(std::vector<double> values) {
-  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
-  std::nth_element(values.begin(), middle, values.end());
-  return *middle;
-}
 
 double step(const at::Tensor& from, const Operator& apply) {
   const at::Tensor x = from.detach().requires_grad_();
@@ -49,7 +45,8 @@ Json compare(const at::Tensor& x, const Operator& ours, const Operator& libtorch
     own.push_back(a);
     peer.push_back(b);
   }
-  return {{"ours_ms", median_of(own)}, {"libtorch_ms", median_of(peer)}, {"ratio", median_of(peer) / median_of(own)}};
+  return {
+      {"ours_ms", median_low(own)}, {"libtorch_ms", median_low(peer)}, {"ratio", median_low(peer) / median_low(own)}};
 }
 
 // libtorch's kernels below autograd, and its formula for the gradient: `at::gelu` itself is dtrain's here.
@@ -69,26 +66,12 @@ class LibtorchGelu : public torch::autograd::Function<LibtorchGelu> {
 }  // namespace
 
 int main(int argc, char** argv) try {
-  bool json = false;
-  int rounds = 31, threads = 1;
-  for (int i = 1; i < argc; ++i) {
-    const std::string word = argv[i];
-    if (word == "--json") {
-      json = true;
-    } else if (word == "--quick") {
-      rounds = 9;
-    } else if (word == "--threads" && i + 1 < argc) {
-      threads = std::max(1, std::atoi(argv[++i]));
-    } else {
-      std::cerr << "usage: bench_operators [--json] [--quick] [--threads N]\n";
-      return 2;
-    }
-  }
+  const bench::KernelOptions options = bench::kernel_options(argc, argv, "bench_operators");
   train::TensorMemory::install();  // as in a run: freed pages stay
   train::use_own_operators();
-  at::set_num_threads(threads);
+  at::set_num_threads(options.threads);
   torch::manual_seed(1);
-  Json result = {{"threads", threads}};
+  Json result = {{"threads", options.threads}};
   for (const std::int64_t classes : {8192, 50304}) {
     const at::Tensor scores = torch::randn({kRows, classes}), target = torch::randint(0, classes, {kRows}, at::kLong);
     const auto ours = [&](const at::Tensor& x) { return at::cross_entropy_loss(x, target); };
@@ -96,23 +79,19 @@ int main(int argc, char** argv) try {
       return at::compositeimplicitautograd::cross_entropy_loss(x, target);
     };
     const std::string name = "cross_entropy_" + std::to_string(classes);
-    result[name] = compare(scores, ours, libtorchs, rounds);
+    result[name] = compare(scores, ours, libtorchs, options.rounds);
     at::autocast::set_autocast_enabled(at::kCPU, true);
     at::autocast::set_autocast_dtype(at::kCPU, at::kBFloat16);
-    result[name + "_bf16"] = compare(scores.to(at::kBFloat16), ours, libtorchs, rounds);
+    result[name + "_bf16"] = compare(scores.to(at::kBFloat16), ours, libtorchs, options.rounds);
     at::autocast::set_autocast_enabled(at::kCPU, false);
   }
   for (const auto& [name, type] :
        {std::pair<const char*, at::ScalarType>{"gelu", at::kFloat}, {"gelu_bf16", at::kBFloat16}}) {
     result[name] = compare(
         torch::randn({kRows, 5120}).to(type), [](const at::Tensor& x) { return at::gelu(x, "tanh"); },
-        [](const at::Tensor& x) { return LibtorchGelu::apply(x); }, rounds);
+        [](const at::Tensor& x) { return LibtorchGelu::apply(x); }, options.rounds);
   }
-  if (json) {
-    std::cout << to_line(result) << "\n";
-  } else {
-    for (const auto& [name, of] : result.items()) std::cout << name << " " << of << "\n";
-  }
+  bench::print_result(result, options.json);
   return 0;
 } catch (const std::exception& error) {
   std::cerr << "bench_operators: " << dtrain::describe(error) << "\n";

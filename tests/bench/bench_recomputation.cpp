@@ -20,6 +20,7 @@
 #include "compute_models.h"
 #include "dtrain/base/error.h"
 #include "dtrain/base/json.h"
+#include "dtrain/base/statistics.h"
 
 namespace {
 
@@ -31,12 +32,6 @@ struct Times {
   std::vector<double> ms;
   double kept_mb = 0;
 };
-
-double median_of(std::vector<double> values) {
-  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
-  std::nth_element(values.begin(), middle, values.end());
-  return *middle;
-}
 
 std::size_t handed_out() {
   const struct mallinfo2 info = mallinfo2();
@@ -96,9 +91,9 @@ int main(int argc, char** argv) {
   }
   const Json result = {{"model", "gpt"},
                        {"batch", batch},
-                       {"kept_ms", median_of(kept.ms)},
-                       {"recomputed_ms", median_of(again.ms)},
-                       {"time_ratio", median_of(again.ms) / median_of(kept.ms)},
+                       {"kept_ms", median_low(kept.ms)},
+                       {"recomputed_ms", median_low(again.ms)},
+                       {"time_ratio", median_low(again.ms) / median_low(kept.ms)},
                        {"kept_mb", kept.kept_mb},
                        {"recomputed_kept_mb", again.kept_mb},
                        {"memory_ratio", kept.kept_mb / again.kept_mb}};

@@ -13,6 +13,8 @@
 #include <dtrain/data/synthetic.h>
 #include <dtrain/dtrain.h>
 
+#include "dtrain/base/statistics.h"
+
 namespace {
 
 using Clock = std::chrono::steady_clock;
@@ -66,10 +68,8 @@ class TurnsTrial : public dtrain::Trial {
   }
 
   void stall(Clock::time_point begin) const {
-    std::vector<Clock::duration> sorted(latest_.begin(), latest_.end());
-    const auto middle = sorted.begin() + static_cast<std::ptrdiff_t>(sorted.size() / 2);
-    std::nth_element(sorted.begin(), middle, sorted.end());
-    const auto end = begin + std::chrono::duration_cast<Clock::duration>(stall_ * *middle);
+    std::vector<Clock::duration> latest(latest_.begin(), latest_.end());
+    const auto end = begin + std::chrono::duration_cast<Clock::duration>(stall_ * dtrain::median_high(latest));
     while (Clock::now() < end) {
     }
   }

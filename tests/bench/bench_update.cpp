@@ -18,7 +18,9 @@
 
 #include "dtrain/base/error.h"
 #include "dtrain/base/json.h"
+#include "dtrain/base/statistics.h"
 #include "dtrain/config/optimizers.h"
+#include "kernel_options.h"
 #include "model/optimizer_update.h"
 #include "parallel/parallel.h"
 
@@ -27,12 +29,6 @@ namespace {
 using namespace dtrain;
 
 constexpr std::int64_t kParameters = 25'000'000;
-
-double median_of(std::vector<double> values) {
-  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
-  std::nth_element(values.begin(), middle, values.end());
-  return *middle;
-}
 
 double milliseconds_of(const std::function<void()>& work) {
   const auto began = std::chrono::steady_clock::now();
@@ -120,15 +116,15 @@ Json compare(const Settings& settings, const LibtorchUpdate& libtorch, int round
   // Each element is read, and written unless it is a gradient.
   const double plain_bytes = 4.0 + 8.0 * static_cast<double>(1 + arrays.states.size());
   const auto gb_s = [&](const std::string& name, double bytes) {
-    return bytes * static_cast<double>(kParameters) / median_of(times[name]) / 1e6;
+    return bytes * static_cast<double>(kParameters) / median_low(times[name]) / 1e6;
   };
   const double stream_gb_s = gb_s("stream", plain_bytes);
   // A shadow is 2 bytes more, a bfloat16 gradient 2 bytes less.
   Json result = {{"kernel", update.kernel(at::kCPU, at::kFloat).whose},
-                 {"check_ms", median_of(making)},
+                 {"check_ms", median_low(making)},
                  {"stream_gb_s", stream_gb_s}};
   for (const auto& [form, bytes] : {std::pair<std::string, double>{"float32", 0}, {"shadow", 2}, {"narrow", 0}}) {
-    const double mine = median_of(times[form]), peer = median_of(times["libtorch " + form]);
+    const double mine = median_low(times[form]), peer = median_low(times["libtorch " + form]);
     const double speed = gb_s(form, plain_bytes + bytes);
     result[form] = {{"ours_ms", mine},
                     {"libtorch_ms", peer},
@@ -142,22 +138,8 @@ Json compare(const Settings& settings, const LibtorchUpdate& libtorch, int round
 }  // namespace
 
 int main(int argc, char** argv) try {
-  bool json = false;
-  int rounds = 31, threads = 1;
-  for (int i = 1; i < argc; ++i) {
-    const std::string word = argv[i];
-    if (word == "--json") {
-      json = true;
-    } else if (word == "--quick") {
-      rounds = 9;
-    } else if (word == "--threads" && i + 1 < argc) {
-      threads = std::max(1, std::atoi(argv[++i]));
-    } else {
-      std::cerr << "usage: bench_update [--json] [--quick] [--threads N]\n";
-      return 2;
-    }
-  }
-  at::set_num_threads(threads);
+  const bench::KernelOptions options = bench::kernel_options(argc, argv, "bench_update");
+  at::set_num_threads(options.threads);
   const at::NoGradGuard no_grad;
   torch::manual_seed(1);
   const AdamW adamw;
@@ -169,19 +151,16 @@ int main(int argc, char** argv) try {
         at::_fused_adamw_(arrays.values, gradients, arrays.states[0], arrays.states[1], {}, number, 1e-4, adamw.beta1,
                           adamw.beta2, adamw.weight_decay, adamw.eps, false, false);
       },
-      rounds);
+      options.rounds);
   const Json sgd_result = compare(
       sgd,
       [&](const Arrays& arrays, const at::Tensor& gradients) {
         at::_fused_sgd_(arrays.values, gradients, arrays.states, 0, sgd.momentum, 1e-4, 0, false, false, false);
       },
-      rounds);
-  const Json result = {{"parameters", kParameters}, {"threads", threads}, {"adamw", adamw_result}, {"sgd", sgd_result}};
-  if (json) {
-    std::cout << to_line(result) << "\n";
-  } else {
-    for (const auto& [name, of] : result.items()) std::cout << name << " " << of << "\n";
-  }
+      options.rounds);
+  const Json result = {
+      {"parameters", kParameters}, {"threads", options.threads}, {"adamw", adamw_result}, {"sgd", sgd_result}};
+  bench::print_result(result, options.json);
   return 0;
 } catch (const std::exception& error) {
   std::cerr << "bench_update: " << dtrain::describe(error) << "\n";

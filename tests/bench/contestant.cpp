@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include "dtrain/base/error.h"
+#include "dtrain/base/statistics.h"
 
 namespace dtrain::bench {
 
@@ -101,9 +102,7 @@ void show_log(const std::filesystem::path& file) {
 
 double median_of(std::vector<double> values) {
   if (values.empty()) throw Error("no measurements");
-  std::sort(values.begin(), values.end());
-  const std::size_t middle = values.size() / 2;
-  return values.size() % 2 ? values[middle] : (values[middle - 1] + values[middle]) / 2;
+  return median_midpoint(std::move(values));
 }
 
 }  // namespace dtrain::bench

@@ -10,8 +10,8 @@
 
 #include <gtest/gtest.h>
 
-#include "../../runtime/checkpoint/crc32c.h"
-#include "../base/temporary_folder.h"
+#include "../harness/temporary_folder.h"
+#include "dtrain/base/crc32c.h"
 #include "dtrain/base/file.h"
 #include "dtrain/checkpoint/checkpoint.h"
 #include "dtrain/checkpoint/manifest.h"

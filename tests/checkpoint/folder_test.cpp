@@ -1,4 +1,4 @@
-// The folder of checkpoints without a saver: checksums, manifests, what is listed, what is taken, what is kept.
+// The folder of checkpoints without a saver: manifests, what is listed, what is taken, what is kept.
 #include <sys/stat.h>
 
 #include <gmock/gmock.h>
@@ -15,38 +15,6 @@ using testing::AllOf;
 using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::IsEmpty;
-
-std::span<const std::byte> bytes_of(const std::string& text) {
-  return std::as_bytes(std::span(text));
-}
-
-TEST(Crc32c, KnownValues) {  // RFC 3720, B.4
-  for (const Crc32cVersion& version : crc32c_versions()) {
-    SCOPED_TRACE(version.name);
-    EXPECT_EQ(version(bytes_of("")), 0u);
-    EXPECT_EQ(version(bytes_of("123456789")), 0xe3069283u);
-    EXPECT_EQ(version(bytes_of(std::string(32, '\0'))), 0x8a9136aau);
-    EXPECT_EQ(version(bytes_of(std::string(32, '\xff'))), 0x62a8ab43u);
-  }
-  EXPECT_EQ(checksum_text(0xabc), "00000abc");
-}
-
-TEST(Crc32c, AllVersionsAgreeOnEveryLengthAndPlace) {
-  Draw draw(1);
-  std::string data(200'000, '\0');
-  for (char& byte : data) byte = static_cast<char>(draw.between(0, 255));
-  for (int i = 0; i < 300; ++i) {
-    const auto begin = static_cast<std::size_t>(draw.between(0, 70));
-    const std::int64_t most = draw.one_in(3) ? 100 : draw.one_in(2) ? 2'000 : 190'000;
-    const auto size = static_cast<std::size_t>(draw.between(0, most));
-    const auto part = bytes_of(data).subspan(begin, size);
-    const auto middle = static_cast<std::size_t>(draw.between(0, static_cast<std::int64_t>(size)));
-    for (const Crc32cVersion& version : crc32c_versions()) {
-      ASSERT_EQ(version(part), crc32c(part)) << version.name << " " << begin << " " << size;
-      ASSERT_EQ(version(part.subspan(middle), version(part.first(middle))), crc32c(part)) << version.name;
-    }
-  }
-}
 
 Manifest example() {
   About about = about_step(12);

@@ -12,6 +12,7 @@
 #include "dtrain/base/clock.h"
 #include "dtrain/base/error.h"
 #include "dtrain/base/json.h"
+#include "dtrain/base/statistics.h"
 #include "harness/run_processes.h"
 #include "mpirun.h"
 
@@ -21,11 +22,6 @@ using namespace dtrain;
 
 constexpr int kRuns = 5;
 constexpr int kRanks = 3;
-
-double median(std::vector<double> values) {
-  std::nth_element(values.begin(), values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2), values.end());
-  return values[values.size() / 2];
-}
 
 double milliseconds_between(std::int64_t begin, std::int64_t end) {
   return static_cast<double>(end - begin) / 1e6;
@@ -73,7 +69,7 @@ double mpi_ms() {
 double median_of_runs(double (*run)()) {
   std::vector<double> values;
   for (int i = 0; i < kRuns; ++i) values.push_back(run());
-  return median(values);
+  return median_low(std::move(values));
 }
 
 }  // namespace

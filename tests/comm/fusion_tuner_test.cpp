@@ -8,7 +8,7 @@
 #include <random>
 
 #include "harness/run_ranks.h"
-#include "tuner/statistics.h"
+#include "tuner/sign_test.h"
 
 namespace dtrain::comm {
 namespace {
@@ -163,12 +163,10 @@ TEST(FusionTuner, LinksAreAlikeWithinNoise) {
   EXPECT_FALSE(alike(gigabit, {120, 0}));
 }
 
-TEST(Statistics, SignTest) {
+TEST(SignTest, GivesTheChanceOfAtLeastSoManyWins) {
   EXPECT_DOUBLE_EQ(chance_of_wins(0, 12), 1);
   EXPECT_DOUBLE_EQ(chance_of_wins(12, 12), 1.0 / 4096);
   EXPECT_NEAR(chance_of_wins(10, 12), 0.0193, 1e-4);
-  EXPECT_EQ(median({3, 1, 2}), 2);
-  EXPECT_EQ(median({4, 1, 2, 3}), 2.5);
 }
 
 }  // namespace

@@ -2,10 +2,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <array>
-#include <cstdio>
-#include <memory>
-
+#include "../harness/elf.h"
 #include "dtrain/base/error.h"
 #include "dtrain/base/module_file.h"
 
@@ -53,12 +50,7 @@ TEST(Module, SaysWhichPartIsMissing) {
 // A machine without MPI runs the same programs: no library of ours asks the loader for it.
 TEST(Module, NothingIsLinkedWithMpi) {
   for (const char* library : {"libdtrain_comm.so", "libdtrain_comm_mpi.so"}) {
-    const std::string command = "readelf -d " DTRAIN_BINARY_DIR "/lib/" + std::string(library);
-    const std::unique_ptr<FILE, int (*)(FILE*)> pipe(::popen(command.c_str(), "r"), ::pclose);
-    ASSERT_TRUE(pipe);
-    std::string text;
-    std::array<char, 4096> buffer{};
-    while (std::fgets(buffer.data(), buffer.size(), pipe.get()) != nullptr) text += buffer.data();
+    const std::string text = dynamic_section(DTRAIN_BINARY_DIR "/lib/" + std::string(library));
     EXPECT_THAT(text, AllOf(HasSubstr("NEEDED"), testing::Not(HasSubstr("libmpi")))) << library;
   }
 }

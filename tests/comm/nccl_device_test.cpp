@@ -15,6 +15,7 @@
 #include "dtrain/base/error.h"
 #include "dtrain/comm/nccl.h"
 #include "harness/conformance.h"
+#include "harness/forwarding_communicator.h"
 #include "harness/run_processes.h"
 #include "nccl/nccl_api.h"
 
@@ -23,9 +24,6 @@ namespace {
 
 using comm::Buffer;
 using comm::Communicator;
-using comm::DataType;
-using comm::ReduceOptions;
-using comm::Work;
 
 // Another process asks CUDA: after a process has asked, its forks cannot.
 int count_gpus() {
@@ -46,41 +44,10 @@ int count_gpus() {
 }
 
 // The suite reads and writes Buffers on the host, so its Buffers are the host's.
-class HostBuffers final : public Communicator {
+class HostBuffers final : public ForwardingCommunicator {
  public:
-  explicit HostBuffers(Communicator& inner) : inner_(inner) {}
-
-  int rank() const override { return inner_.rank(); }
-  int world_size() const override { return inner_.world_size(); }
-  std::uint32_t generation() const override { return inner_.generation(); }
-  std::string_view backend() const override { return inner_.backend(); }
+  using ForwardingCommunicator::ForwardingCommunicator;
   std::unique_ptr<Buffer> allocate(std::size_t bytes) override { return std::make_unique<Host>(bytes); }
-  std::unique_ptr<Buffer> allocate_common(std::size_t bytes) override { return inner_.allocate_common(bytes); }
-  using Communicator::all_reduce;
-  Work all_reduce(const void* in, void* out, std::size_t count, DataType type, const ReduceOptions& options) override {
-    return inner_.all_reduce(in, out, count, type, options);
-  }
-  Work reduce_scatter(const void* in, void* out, std::size_t count, DataType type,
-                      const ReduceOptions& options) override {
-    return inner_.reduce_scatter(in, out, count, type, options);
-  }
-  Work all_gather(const void* in, void* out, std::size_t count, DataType type, int bucket) override {
-    return inner_.all_gather(in, out, count, type, bucket);
-  }
-  Work reduce_parts(void* data, std::size_t count, DataType type, const ReduceOptions& options) override {
-    return inner_.reduce_parts(data, count, type, options);
-  }
-  Work gather_parts(void* data, std::size_t count, DataType type, int bucket) override {
-    return inner_.gather_parts(data, count, type, bucket);
-  }
-  Work broadcast(void* data, std::size_t count, DataType type, int root) override {
-    return inner_.broadcast(data, count, type, root);
-  }
-  Work barrier() override { return inner_.barrier(); }
-  void begin_group() override { inner_.begin_group(); }
-  void end_group() override { inner_.end_group(); }
-  void progress() override { inner_.progress(); }
-  void abort(const std::string& cause) override { inner_.abort(cause); }
 
  private:
   class Host final : public Buffer {
@@ -95,8 +62,6 @@ class HostBuffers final : public Communicator {
     std::vector<Line> lines_;
     std::size_t bytes_;
   };
-
-  Communicator& inner_;
 };
 
 TEST(NcclOnGpus, ConformanceSuite) {

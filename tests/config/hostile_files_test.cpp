@@ -10,6 +10,7 @@
 #include "dtrain/base/file.h"
 #include "dtrain/config/experiment.h"
 #include "temporary_file.h"
+#include "wrong_cases.h"
 
 namespace dtrain::config {
 namespace {
@@ -91,8 +92,8 @@ TEST(HostileFile, RepeatedSyntaxIsAnErrorNotACrash) {
 // What a slip of the hand or of a disk makes of good files: any answer will do that is an answer.
 TEST(HostileFile, RandomChangesNeverCrash) {
   std::vector<std::string> seeds{kLeast};
-  for (const auto& entry : std::filesystem::directory_iterator(DTRAIN_SOURCE_DIR "/tests/config/wrong")) {
-    if (entry.path().extension() == ".yaml") seeds.push_back(read_file(entry.path()));
+  for (const WrongCase& wrong : read_wrong_cases(DTRAIN_SOURCE_DIR "/tests/config/wrong").cases) {
+    seeds.push_back(wrong.text);
   }
   std::sort(seeds.begin(), seeds.end());
   const std::string alphabet = "[]{}:,-?&*!|>'\"%@`#\n\t \\~<0a";

@@ -18,26 +18,28 @@ import jsonschema
 import yaml
 
 from schema_walk import at, declared, put, values_to_try, walk
+from wrong_cases import wrong_cases
 
 SOURCE = Path(__file__).resolve().parents[2]
 HERE = SOURCE / "tests" / "config"
 DTRAIN = None  # set by main()
 
-# Wrong files that a schema finds nothing wrong with, and why it cannot.
+# Wrong files (wrong_cases.py) that a schema finds nothing wrong with, and why it cannot.
 NOT_EXPRESSIBLE = {
-    "wrong/11-duplicate-keys.yaml": "a validator sees the last of equal keys alone; editors report them themselves",
-    "wrong/12-batch-smaller-than-slots.yaml": "compares two values",
-    "wrong/53-fewer-slots-than-one-trial.yaml": "compares two values",
-    "wrong/25-several-documents.yaml": "a validator is given one document at a time",
-    "wrong/26-alias.yaml": "a validator sees what the alias stands for",
-    "wrong/30-entrypoint.yaml": "quotes inside of text",
-    "wrong/70-storage-path-elsewhere.yaml": "compares two values",
-    "wrong_cluster/03-same-id.yaml": "compares values of several items",
-    "wrong_cluster/16-open-quote.yaml": "quotes inside of text",
+    "wrong/syntax: keys given twice": "a validator sees the last of equal keys alone; editors report them themselves",
+    "wrong/resources: a batch smaller than the slots": "compares two values",
+    "wrong/resources: fewer slots than one trial": "compares two values",
+    "wrong/syntax: several documents": "a validator is given one document at a time",
+    "wrong/syntax: an alias": "a validator sees what the alias stands for",
+    "wrong/program: an entrypoint with an open quote": "quotes inside of text",
+    "wrong/checkpoints: a storage path outside of the host path": "compares two values",
+    "wrong_cluster/agents: the same id twice": "compares values of several items",
+    "wrong_cluster/launcher: an option with an open quote": "quotes inside of text",
 }
-# Files that no YAML reader can make a value of: nothing is left to validate.
-NOT_YAML = {f"wrong/{name}.yaml" for name in ("18-broken-indentation", "19-unclosed-bracket", "20-tab", "21-not-utf8",
-                                              "28-tag", "34-key-is-a-list", "35-control-character")}
+# Those that no YAML reader can make a value of: nothing is left to validate.
+NOT_YAML = {f"wrong/syntax: {title}" for title in (
+    "broken indentation", "a bracket that is not closed", "a tab in the indentation", "text that is not UTF-8", "a tag",
+    "a list as a key", "a control character")}
 
 
 class CoreSchemaLoader(yaml.SafeLoader):
@@ -142,7 +144,7 @@ MORE_VALUES = {
 
 
 class Schemas(unittest.TestCase):
-    def test_are_schemas(self):
+    def test_are_valid_schemas(self):
         for kind in BASES:
             jsonschema.Draft7Validator.check_schema(schema(kind))
 
@@ -170,34 +172,40 @@ class Files(unittest.TestCase):
                 by_schema = all(validator.is_valid(document) for document in documents[:1] or [None])
             except (yaml.YAMLError, TypeError):
                 by_schema = None
-            yield f"{file.parent.name}/{file.name}", str(file) in by_reader, by_schema
+            yield file, str(file) in by_reader, by_schema
 
     def check_good(self, kind, files):
         self.assertTrue(files)
-        for name, by_reader, by_schema in self.verdicts(kind, files):
-            with self.subTest(name):
+        for file, by_reader, by_schema in self.verdicts(kind, files):
+            with self.subTest(file.name):
                 self.assertEqual((by_reader, by_schema), (True, True))
 
     def check_wrong(self, kind, folder, at_least):
-        files = sorted((HERE / folder).glob("*.yaml"))
-        self.assertGreaterEqual(len(files), at_least)
-        for name, by_reader, by_schema in self.verdicts(kind, files):
-            with self.subTest(name):
-                expected = None if name in NOT_YAML else name in NOT_EXPRESSIBLE
-                self.assertEqual((by_reader, by_schema), (False, expected))
+        with tempfile.TemporaryDirectory(prefix="dtrain-wrong-") as temporary:
+            names = {}
+            for number, (topic, title, content) in enumerate(wrong_cases(folder)):
+                file = Path(temporary) / f"{number:05}.yaml"
+                file.write_bytes(content)
+                names[file] = f"{folder}/{topic}: {title}"
+            self.assertGreaterEqual(len(names), at_least)
+            for file, by_reader, by_schema in self.verdicts(kind, list(names)):
+                name = names[file]
+                with self.subTest(name):
+                    expected = None if name in NOT_YAML else name in NOT_EXPRESSIBLE
+                    self.assertEqual((by_reader, by_schema), (False, expected))
 
-    def test_good_experiments(self):
+    def test_good_experiments_are_accepted(self):
         files = sorted((SOURCE / "configs").glob("*.yaml"))
         self.check_good("experiment", [file for file in files if "cluster" not in file.name])
 
-    def test_good_clusters(self):
+    def test_good_clusters_are_accepted(self):
         self.check_good("cluster", sorted((HERE / "good_cluster").glob("*.yaml")) +
                         sorted((SOURCE / "configs").glob("*cluster*.yaml")))
 
-    def test_wrong_experiments(self):
-        self.check_wrong("experiment", "wrong", 50)
+    def test_wrong_experiments_are_refused(self):
+        self.check_wrong("experiment", "wrong", 75)
 
-    def test_wrong_clusters(self):
+    def test_wrong_clusters_are_refused(self):
         self.check_wrong("cluster", "wrong_cluster", 19)
 
 
@@ -222,7 +230,7 @@ class Drift(unittest.TestCase):
             ok, said = accepted(kind, files)
             self.assertEqual(ok, {str(file) for file in files}, said)
 
-    def test_same_verdict_on_every_value(self):
+    def test_reader_and_schema_give_the_same_verdict_on_every_value(self):
         for kind, bases in BASES.items():
             root = schema(kind)
             paths = walk(root)
@@ -254,7 +262,7 @@ class Drift(unittest.TestCase):
             print(f"{kind}: {both[True]} files accepted and {both[False]} refused by both")
             self.assertGreater(min(both.values()), 100)
 
-    def test_same_keys(self):
+    def test_reader_and_schema_know_the_same_keys(self):
         unknown = "zzzzzzzzzzzzzzzz"
         for kind, bases in BASES.items():
             paths = walk(schema(kind))
@@ -321,10 +329,10 @@ class Documentation(unittest.TestCase):
         self.assertEqual(expected - documented, set(), "in the schema alone")
         self.assertEqual(documented - expected - names - free, set(), "in the documentation alone")
 
-    def test_experiment(self):
+    def test_experiment_md_has_every_key_and_no_other(self):
         self.check("experiment", "experiment.md", {"hyperparameters.*", "profiling.rules.*"})
 
-    def test_cluster(self):
+    def test_cluster_md_has_every_key_and_no_other(self):
         self.check("cluster", "cluster.md", set())
 
 

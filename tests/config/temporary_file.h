@@ -2,28 +2,21 @@
 #pragma once
 
 #include <filesystem>
-#include <fstream>
 #include <string>
 
-#include "dtrain/base/unix_socket.h"
+#include "../harness/temporary_folder.h"
 
 namespace dtrain::config {
 
 class TemporaryFile {
  public:
   explicit TemporaryFile(const std::string& content, const std::string& name = "experiment.yaml")
-      : folder_(std::filesystem::temp_directory_path() / ("dtrain-config-" + random_hex(8))), path_(folder_ / name) {
-    std::filesystem::create_directory(folder_);
-    std::ofstream(path_, std::ios::binary) << content;
-  }
-  ~TemporaryFile() { std::filesystem::remove_all(folder_); }
-  TemporaryFile(const TemporaryFile&) = delete;
-  TemporaryFile& operator=(const TemporaryFile&) = delete;
+      : path_(folder_.write(name, content)) {}
 
   const std::filesystem::path& path() const { return path_; }
 
  private:
-  std::filesystem::path folder_;
+  TemporaryFolder folder_;
   std::filesystem::path path_;
 };
 

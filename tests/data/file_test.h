@@ -3,27 +3,22 @@
 
 #include <cstring>
 #include <filesystem>
-#include <fstream>
 #include <functional>
 #include <string>
 #include <vector>
 
 #include <gtest/gtest.h>
 
+#include "../harness/temporary_folder.h"
 #include "dtrain/base/error.h"
-#include "dtrain/base/unix_socket.h"
 #include "dtrain/data/dataset.h"
 
 namespace dtrain::data {
 
 class FileTest : public ::testing::Test {
  protected:
-  FileTest() { std::filesystem::create_directory(folder_); }
-  ~FileTest() override { std::filesystem::remove_all(folder_); }
-
   std::filesystem::path write(const std::string& name, const std::string& content) const {
-    std::ofstream(folder_ / name, std::ios::binary) << content;
-    return folder_ / name;
+    return temporary_.write(name, content);
   }
   // "message; remedy" of the DataError that `read` ends with; empty when it succeeds.
   static std::string failure(const std::function<void()>& read) {
@@ -35,7 +30,8 @@ class FileTest : public ::testing::Test {
     return {};
   }
 
-  const std::filesystem::path folder_ = std::filesystem::temp_directory_path() / ("dtrain-data-" + random_hex(8));
+  const TemporaryFolder temporary_;
+  const std::filesystem::path& folder_ = temporary_.path();
 };
 
 // Field `field` of the samples, one after the other.

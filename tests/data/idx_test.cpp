@@ -3,16 +3,15 @@
 
 #include <cstring>
 #include <filesystem>
-#include <fstream>
 #include <numeric>
 #include <string>
 #include <vector>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <stdlib.h>
 #include <zlib.h>
 
+#include "../harness/temporary_folder.h"
 #include "dtrain/base/error.h"
 
 namespace dtrain::data {
@@ -52,16 +51,11 @@ std::string counting(std::size_t bytes) {
 class IdxTest : public ::testing::Test {
  protected:
   IdxTest() {
-    std::string name = (std::filesystem::temp_directory_path() / "dtrain-idx-XXXXXX").string();
-    folder_ = ::mkdtemp(name.data());
     write(images_, good_images_);
     write(labels_, good_labels_);
   }
-  ~IdxTest() override { std::filesystem::remove_all(folder_); }
 
-  void write(const std::string& name, const std::string& content) const {
-    std::ofstream(folder_ / name, std::ios::binary) << content;
-  }
+  void write(const std::string& name, const std::string& content) const { folder_.write(name, content); }
   std::shared_ptr<Dataset> read() const { return read_idx(folder_ / images_, folder_ / labels_); }
 
   // The message of the DataError that reading ends with; empty when it succeeds.
@@ -95,7 +89,7 @@ class IdxTest : public ::testing::Test {
     EXPECT_EQ(label[1], 7);
   }
 
-  std::filesystem::path folder_;
+  const TemporaryFolder folder_;
   const std::string images_ = "images", labels_ = "labels";
   const std::string good_images_ = idx(8, {3, 2, 2}, counting(12));
   const std::string good_labels_ = idx(8, {3}, {'\x07', '\0', '\xff'});
@@ -236,18 +230,18 @@ TEST_F(IdxTest, BytesAfterTheEnd) {
   EXPECT_THAT(failure_of_labels(good_labels_ + "y"), AllOf(HasSubstr(labels_), HasSubstr("offset 11: 1 bytes after")));
 }
 
-TEST_F(IdxTest, WrongMagicNumber) {
+TEST_F(IdxTest, AWrongMagicNumberIsRefused) {
   EXPECT_THAT(failure_of_images("\x89PNG\r\n\x1a\n, and more"),
               AllOf(HasSubstr(images_ + ": offset 0: magic number 0x89504e47")));
 }
 
-TEST_F(IdxTest, WrongElementType) {
+TEST_F(IdxTest, ElementsThatAreNoBytesAreRefused) {
   EXPECT_THAT(failure_of_images(idx(0x0d, {3, 2, 2}, counting(48))),
               HasSubstr("offset 2: element type 0x0d (float), but only 0x08"));
   EXPECT_THAT(failure_of_images(idx(0x55, {3, 2, 2}, counting(12))), HasSubstr("element type 0x55 (unknown)"));
 }
 
-TEST_F(IdxTest, ExchangedFiles) {
+TEST_F(IdxTest, ExchangedFilesAreRecognized) {
   write(images_, good_labels_);
   try {
     read();
@@ -260,12 +254,12 @@ TEST_F(IdxTest, ExchangedFiles) {
   EXPECT_THAT(failure_of_labels(good_images_), HasSubstr("offset 3: 3 dimensions, but labels have 1"));
 }
 
-TEST_F(IdxTest, CountsThatDiffer) {
+TEST_F(IdxTest, CountsThatDifferAreRefused) {
   EXPECT_THAT(failure_of_labels(idx(8, {4}, counting(4))),
               AllOf(HasSubstr(labels_ + ": offset 4: 4 labels"), HasSubstr(images_), HasSubstr("3 images")));
 }
 
-TEST_F(IdxTest, EmptyDimension) {
+TEST_F(IdxTest, AnEmptyDimensionIsRefused) {
   EXPECT_THAT(failure_of_images(idx(8, {3, 0, 2}, "")), HasSubstr("offset 8: dimension 2 is 0: its samples are empty"));
 }
 

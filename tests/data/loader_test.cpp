@@ -17,6 +17,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "../harness/eventually.h"
 #include "dtrain/base/error.h"
 #include "dtrain/data/sampler.h"
 
@@ -76,15 +77,6 @@ std::vector<std::int64_t> indices(const HostBatch& batch) {
     EXPECT_EQ(half, static_cast<float>(values[i]) / 2);
   }
   return values;
-}
-
-bool eventually(const std::function<bool()>& condition) {
-  const auto deadline = std::chrono::steady_clock::now() + kDeadline;
-  while (!condition()) {
-    if (std::chrono::steady_clock::now() > deadline) return false;
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  }
-  return true;
 }
 
 class LoaderTest : public ::testing::TestWithParam<int> {  // the depth of prefetching

@@ -57,6 +57,24 @@ TEST_F(SafetensorsTest, EntriesAreListedInTheOrderOfTheFile) {
   EXPECT_EQ(file.at("target").offset, good_.size() - 3);
 }
 
+TEST_F(SafetensorsTest, AHeaderThatIsWrittenIsReadBack) {
+  const std::vector<SafetensorsEntry> tensors{{"b", "F32", {2, 1}, 0, 8}, {"a", "U8", {}, 0, 1}};
+  const std::string text =
+      R"({"__metadata__":{"z":"1","made":"here"},"b":{"dtype":"F32","shape":[2,1],"data_offsets":[0,8]},)"
+      R"("a":{"dtype":"U8","shape":[],"data_offsets":[8,9]}})";
+  for (const std::size_t alignment : {8, 64}) {
+    const std::string header = safetensors_header(tensors, {{"z", "1"}, {"made", "here"}}, alignment);
+    EXPECT_EQ(header.size() % alignment, 0u);
+    EXPECT_LT(header.size(), text.size() + 8 + alignment);
+    EXPECT_EQ(header.substr(8, text.size()), text);
+    const SafetensorsFile file(write("file", header + "12345678x"));
+    EXPECT_EQ(file.at("b").offset, header.size());
+    EXPECT_EQ(file.at("a").offset, header.size() + 8);
+    EXPECT_EQ(file.metadata().at("made"), "here");
+  }
+  EXPECT_EQ(safetensors_header({}, {}).substr(8), "{}      ");
+}
+
 TEST_F(SafetensorsTest, AMissingTensorListsTheNamesThereAre) {
   EXPECT_THAT(refused(good_, "feature"), AllOf(HasSubstr("no tensor 'feature'; there are: features, target, none"),
                                                HasSubstr("did you mean 'features'?")));

@@ -3,52 +3,19 @@
 
 #include "gpu_ranks.h"
 #include "harness/conformance.h"
+#include "harness/forwarding_communicator.h"
 
 namespace dtrain::test {
 namespace {
 
-using comm::DataType;
-using comm::ReduceOptions;
-using comm::Work;
-
 // The suite writes and reads Buffers on the host. Here it does so where the fake's kernels find device memory.
-class HostView final : public comm::Communicator {
+class HostView final : public ForwardingCommunicator {
  public:
-  HostView(comm::Communicator& inner, FakeGpus& gpus) : inner_(inner), gpus_(gpus) {}
+  HostView(comm::Communicator& inner, FakeGpus& gpus) : ForwardingCommunicator(inner), gpus_(gpus) {}
 
-  int rank() const override { return inner_.rank(); }
-  int world_size() const override { return inner_.world_size(); }
-  std::uint32_t generation() const override { return inner_.generation(); }
-  std::string_view backend() const override { return inner_.backend(); }
   std::unique_ptr<comm::Buffer> allocate(std::size_t bytes) override {
     return std::make_unique<View>(*this, inner_.allocate(bytes));
   }
-  std::unique_ptr<comm::Buffer> allocate_common(std::size_t bytes) override { return inner_.allocate_common(bytes); }
-  using Communicator::all_reduce;
-  Work all_reduce(const void* in, void* out, std::size_t count, DataType type, const ReduceOptions& options) override {
-    return inner_.all_reduce(device(in), device(out), count, type, options);
-  }
-  Work reduce_scatter(const void* in, void* out, std::size_t count, DataType type,
-                      const ReduceOptions& options) override {
-    return inner_.reduce_scatter(device(in), device(out), count, type, options);
-  }
-  Work all_gather(const void* in, void* out, std::size_t count, DataType type, int bucket) override {
-    return inner_.all_gather(device(in), device(out), count, type, bucket);
-  }
-  Work reduce_parts(void* data, std::size_t count, DataType type, const ReduceOptions& options) override {
-    return inner_.reduce_parts(device(data), count, type, options);
-  }
-  Work gather_parts(void* data, std::size_t count, DataType type, int bucket) override {
-    return inner_.gather_parts(device(data), count, type, bucket);
-  }
-  Work broadcast(void* data, std::size_t count, DataType type, int root) override {
-    return inner_.broadcast(device(data), count, type, root);
-  }
-  Work barrier() override { return inner_.barrier(); }
-  void begin_group() override { inner_.begin_group(); }
-  void end_group() override { inner_.end_group(); }
-  void progress() override { inner_.progress(); }
-  void abort(const std::string& cause) override { inner_.abort(cause); }
 
  private:
   class View final : public comm::Buffer {
@@ -67,7 +34,7 @@ class HostView final : public comm::Communicator {
     std::span<std::byte> seen_;
   };
 
-  void* device(const void* data) const {
+  void* place_of(const void* data) const override {
     auto* const address = static_cast<std::byte*>(const_cast<void*>(data));
     auto view = views_.upper_bound(address);
     if (view == views_.begin()) return address;
@@ -76,7 +43,6 @@ class HostView final : public comm::Communicator {
     return address <= begin + on_device.size() ? on_device.data() + (address - begin) : address;
   }
 
-  comm::Communicator& inner_;
   FakeGpus& gpus_;
   std::map<std::byte*, std::span<std::byte>> views_;  // Buffers, by where the host sees them
 };

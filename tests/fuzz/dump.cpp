@@ -2,6 +2,7 @@
 #include <cstdlib>
 #include <fstream>
 
+#include "../harness/temporary_folder.h"
 #include "dtrain/analysis/summary.h"
 #include "dtrain/analysis/summary_text.h"
 #include "dtrain/base/error.h"
@@ -15,24 +16,16 @@ namespace fs = std::filesystem;
 // One run folder for all inputs, in memory, gone when the program ends.
 class RunFolder {
  public:
-  RunFolder() {
-    std::string name = "/dev/shm/dtrain-fuzz-XXXXXX";
-    if (::mkdtemp(name.data()) == nullptr) throw std::runtime_error("cannot make a folder in /dev/shm");
-    path_ = name;
-    fs::create_directory(path_ / "profile");
-  }
-  ~RunFolder() { fs::remove_all(path_); }
-  RunFolder(const RunFolder&) = delete;
-  RunFolder& operator=(const RunFolder&) = delete;
+  RunFolder() { fs::create_directory(folder_ / "profile"); }
 
-  const fs::path& path() const { return path_; }
+  const fs::path& path() const { return folder_.path(); }
   void write(const std::string& name, dtrain::fuzz::Input content) const {
-    std::ofstream(path_ / "profile" / name, std::ios::binary)
+    std::ofstream(folder_ / "profile" / name, std::ios::binary)
         .write(reinterpret_cast<const char*>(content.data()), static_cast<std::streamsize>(content.size()));
   }
 
  private:
-  fs::path path_;
+  const dtrain::TemporaryFolder folder_{"/dev/shm"};
 };
 
 }  // namespace

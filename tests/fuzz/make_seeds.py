@@ -3,12 +3,15 @@
 import gzip
 import io
 import struct
+import sys
 from pathlib import Path
 
 import numpy as np
 from safetensors.numpy import save
 
 root = Path(__file__).resolve().parent
+sys.path.insert(0, str(root.parent / "config"))
+from wrong_cases import wrong_cases  # noqa: E402
 seeds = root / "seeds"
 
 
@@ -89,12 +92,12 @@ for number, name in enumerate(["uint16", "uint32", "int32", "int64"]):
     write("tokens", name, bytes([number, 3]) + np.arange(10).astype(name).tobytes())
 
 project = root.parents[1]
-wrong = sorted((project / "tests/config/wrong").glob("*.yaml"), key=lambda file: file.name)
-for file in [*project.glob("configs/*.yaml"), *wrong[::4]]:
-    write("experiment", file.stem, file.read_bytes())
-wrong = sorted((project / "tests/config/wrong_cluster").glob("*.yaml"), key=lambda file: file.name)
-for file in [*(project / "tests/config/good_cluster").glob("*.yaml"), *wrong[::3]]:
-    write("cluster", file.stem, file.read_bytes())
+for target, folder, good, every in (("experiment", "wrong", project / "configs", 4),
+                                    ("cluster", "wrong_cluster", project / "tests/config/good_cluster", 3)):
+    for file in good.glob("*.yaml"):
+        write(target, file.stem, file.read_bytes())
+    for topic, title, content in list(wrong_cases(folder))[::every]:
+        write(target, f"{topic}_{title}".replace(" ", "_"), content)
 write("experiment", "model", b"""model: net.pt
 loss: cross_entropy
 optimizer: {kind: adamw, lr: 0.001, betas: [0.9, 0.99], weight_decay: 0.01}

@@ -5,7 +5,7 @@
 #include <cstdlib>
 #include <string>
 
-#include "crc32c.h"
+#include "dtrain/base/crc32c.h"
 #include "dtrain/base/error.h"
 #include "support.h"
 
@@ -29,5 +29,5 @@ void read_and_write(const std::string& text) {
 void dtrain::fuzz::manifest(Input input) {
   const std::string text(reinterpret_cast<const char*>(input.data()), input.size());
   read_and_write(text);
-  read_and_write(text + "\n\"manifest_checksum\":\"" + checkpoints::checksum_text(checkpoints::crc32c(text)) + "\"}\n");
+  read_and_write(text + "\n\"manifest_checksum\":\"" + checkpoints::checksum_text(crc32c(text)) + "\"}\n");
 }

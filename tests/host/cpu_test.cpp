@@ -11,25 +11,13 @@
 #include <thread>
 
 #include "dtrain/host/identity.h"
+#include "fake_root.h"
 
 namespace dtrain::host {
 namespace {
 
 namespace fs = std::filesystem;
 
-class FakeRoot : public testing::Test {
- protected:
-  FakeRoot() {
-    std::string name = (fs::temp_directory_path() / "dtrain-root-XXXXXX").string();
-    root_ = ::mkdtemp(name.data());
-  }
-  ~FakeRoot() override { fs::remove_all(root_); }
-  void put(const fs::path& path, const std::string& text) {
-    fs::create_directories((root_ / path).parent_path());
-    std::ofstream(root_ / path) << text;
-  }
-  fs::path root_;
-};
 using CpuLimit = FakeRoot;
 
 std::set<int> affinity() {

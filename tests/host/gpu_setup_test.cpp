@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "../harness/temporary_folder.h"
 #include "harness/fake_gpus.h"
 
 namespace dtrain::host {
@@ -13,11 +14,6 @@ using testing::SizeIs;
 
 class GpuSetupTest : public testing::Test {
  protected:
-  GpuSetupTest() {
-    std::string name = (std::filesystem::temp_directory_path() / "dtrain-gpu-setup-XXXXXX").string();
-    folder_ = ::mkdtemp(name.data());
-  }
-  ~GpuSetupTest() override { std::filesystem::remove_all(folder_); }
   GpuSetups read(const Json& description, const std::string& which = "fake_nvml.so") const {
     const std::filesystem::path folder = folder_ / which;
     if (!std::filesystem::create_directory(folder)) std::filesystem::remove(folder / "libnvidia-ml.so.1");
@@ -26,7 +22,7 @@ class GpuSetupTest : public testing::Test {
     return read_gpu_setups(fake.library());
   }
 
-  std::filesystem::path folder_;
+  const TemporaryFolder folder_;
 };
 
 Json all_facts() {

@@ -5,6 +5,7 @@
 
 #include <numeric>
 
+#include "../harness/temporary_folder.h"
 #include "harness/fake_gpus.h"
 
 namespace dtrain::host {
@@ -17,18 +18,12 @@ using testing::IsEmpty;
 
 class GpusTest : public testing::Test {
  protected:
-  GpusTest() : folder_(make_folder()), fake_(folder_) {}
-  ~GpusTest() override { std::filesystem::remove_all(folder_); }
   Gpus open() {
     return Gpus(fake_.library(), [this](const std::string& text) { warnings_.push_back(text); });
   }
-  static std::filesystem::path make_folder() {
-    std::string name = (std::filesystem::temp_directory_path() / "dtrain-gpus-XXXXXX").string();
-    return ::mkdtemp(name.data());
-  }
 
-  std::filesystem::path folder_;
-  FakeGpus fake_;
+  const TemporaryFolder folder_;
+  FakeGpus fake_{folder_.path()};
   std::vector<std::string> warnings_;
 };
 

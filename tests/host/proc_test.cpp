@@ -13,6 +13,7 @@
 #include "dtrain/host/memory.h"
 #include "dtrain/host/proc_file.h"
 #include "dtrain/host/processes.h"
+#include "fake_root.h"
 
 namespace dtrain::host {
 namespace {
@@ -20,19 +21,7 @@ namespace {
 namespace fs = std::filesystem;
 using testing::ElementsAre;
 
-class Proc : public testing::Test {
- protected:
-  Proc() {
-    std::string name = (fs::temp_directory_path() / "dtrain-root-XXXXXX").string();
-    root_ = ::mkdtemp(name.data());
-  }
-  ~Proc() override { fs::remove_all(root_); }
-  void put(const fs::path& path, const std::string& text) {
-    fs::create_directories((root_ / path).parent_path());
-    std::ofstream(root_ / path) << text;
-  }
-  fs::path root_;
-};
+using Proc = FakeRoot;
 
 TEST_F(Proc, CpuTimesAreReadForTheMachineAndEachCore) {
   put("proc/stat", "cpu  10 1 5 100 7 2 3 4 9 9\ncpu0 5 1 2 50 3 1 1 2 0 0\ncpu2 5 0 3 50 4 1 2 2 0 0\nintr 1 2 3\n");

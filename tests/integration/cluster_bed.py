@@ -5,7 +5,7 @@ import subprocess
 import time
 import unittest
 
-from harness import DEADLINE, SOURCE, Result, Workplace, environment, overrides, wait_until, write_experiment
+from harness import DEADLINE, SOURCE, Result, Workplace, environment, overrides, wait_until, write_job
 
 BED = str(SOURCE / "tests" / "harness" / "two_hosts.sh")
 HOSTS = os.environ.get("TWO_HOSTS", "")
@@ -85,12 +85,8 @@ class ClusterTest(unittest.TestCase):
             "launcher": {"type": "mpi", "options": [*shell, "--mca", "pml", "ob1", *options]}, **more}))
         return path
 
-    def experiment(self, slots=4, batches=30, step_ms=5, **sections):
-        hyperparameters = {"global_batch_size": 16, "step_ms": step_ms, **sections.pop("hyperparameters", {})}
-        return write_experiment(self.work.path / "experiment.yaml", name="job", entrypoint=self.rank_program,
-                                hyperparameters=hyperparameters, resources={"slots_per_trial": slots},
-                                searcher={"max_length": {"batches": batches}}, communication={"timeout": 60},
-                                **sections)
+    def experiment(self, slots=4, **sections):
+        return write_job(self.work.path, self.rank_program, slots, **sections)
 
     def start(self, cluster, experiment, sets=(), run_dir=None, variables=()):
         run_dir = run_dir or self.work.new_run()

@@ -8,13 +8,12 @@ import signal
 import subprocess
 import sys
 import unittest
-from pathlib import Path
 
 import numpy
 import safetensors.numpy
 
 import parity_model
-from harness import SOURCE, Build, Result, Workplace, environment, launch, overrides, run, wait_until, write_experiment
+from harness import SOURCE, Build, Result, WorkplaceTest, environment, launch, overrides, run, wait_until, write_experiment
 
 BUILD = None  # set by main()
 
@@ -43,20 +42,7 @@ def mpirun(ranks, program, experiment, run_dir, sets=()):
     return run(command, run_dir)
 
 
-class RunTest(unittest.TestCase):
-    def setUp(self):
-        self.work = Workplace(type(self).__name__)
-        self.problems_before = self.problems()
-
-    def problems(self):
-        return len(self._outcome.result.errors) + len(self._outcome.result.failures)
-
-    def tearDown(self):
-        if self.problems() == self.problems_before:
-            self.work.remove()
-        else:
-            print(f"the runs are in {self.work.path}", file=sys.stderr)
-
+class RunTest(WorkplaceTest):
     def launch(self, experiment, sets=(), **extra_environment):
         return launch(BUILD, experiment, self.work.new_run(), sets, **extra_environment)
 

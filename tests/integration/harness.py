@@ -5,10 +5,12 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 import time
+import unittest
 from pathlib import Path
 
 SOURCE = Path(__file__).resolve().parents[2]
@@ -48,7 +50,7 @@ def environment(**extra):
 
 
 class Workplace:
-    """A temporary folder for runs; kept (and named) when a test fails."""
+    """A temporary folder for runs."""
 
     def __init__(self, name):
         self.path = Path(tempfile.mkdtemp(prefix=f"dtrain-{name}-"))
@@ -62,10 +64,35 @@ class Workplace:
         shutil.rmtree(self.path)
 
 
+class WorkplaceTest(unittest.TestCase):
+    """A test with a workplace, which is kept (and named) when the test fails."""
+
+    def setUp(self):
+        self.work = Workplace(type(self).__name__)
+        self.problems_before = self.problems()
+
+    def problems(self):
+        return len(self._outcome.result.errors) + len(self._outcome.result.failures)
+
+    def tearDown(self):
+        if self.problems() == self.problems_before:
+            self.work.remove()
+        else:
+            print(f"the runs are in {self.work.path}", file=sys.stderr)
+
+
 def write_experiment(path, **sections):
     """JSON is YAML. A test that ends a rank looks at what becomes of this attempt, if it does not say otherwise."""
     Path(path).write_text(json.dumps({"max_restarts": 0, **sections}, indent=1))
     return Path(path)
+
+
+def write_job(folder, rank_program, slots, batches=30, step_ms=5, **sections):
+    """The experiment of a run of tests/run/rank_program on several hosts."""
+    hyperparameters = {"global_batch_size": 16, "step_ms": step_ms, **sections.pop("hyperparameters", {})}
+    return write_experiment(folder / "experiment.yaml", name="job", entrypoint=rank_program,
+                            hyperparameters=hyperparameters, resources={"slots_per_trial": slots},
+                            searcher={"max_length": {"batches": batches}}, communication={"timeout": 60}, **sections)
 
 
 class Result:
@@ -131,3 +158,18 @@ def wait_until(condition, what):
         if time.monotonic() > end:
             raise AssertionError(f"{what} did not happen in {DEADLINE} s")
         time.sleep(0.02)
+
+
+def interrupt_training(command, run_dir, batches=1):
+    """Starts a run and, after some batches, interrupts it, which it must say with its exit code."""
+    process = subprocess.Popen(command, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    metrics = Path(run_dir) / "metrics.jsonl"
+    try:
+        wait_until(lambda: metrics.is_file() and len(metrics.read_text().splitlines()) >= batches, "the first metrics")
+        process.send_signal(signal.SIGINT)
+        code = process.wait(timeout=DEADLINE)
+        if code != 130:
+            raise AssertionError(f"exit code {code} of the interrupted run, expected 130")
+    finally:
+        process.kill()
+        process.wait()

@@ -2,15 +2,13 @@
 
     local_sgd.py BIN_FOLDER [TestClass[.test] ...]
 """
-import signal
-import subprocess
 import sys
 import unittest
 
 import torch
 
 import parity_model
-from harness import Build, Workplace, environment, launch, wait_until, write_experiment
+from harness import Build, Workplace, interrupt_training, launch, write_experiment
 
 BUILD = None  # set by main()
 SGD = {"kind": "sgd", "lr": 0.05}
@@ -164,16 +162,8 @@ class LocalSteps(unittest.TestCase):
         file = self.experiment(case, folder, searcher={"metric": "loss", "max_length": {"epochs": 500}},
                                scheduling_unit=5)
         run_dir = folder / "run"
-        process = subprocess.Popen([BUILD.program("dtrain"), "launch", str(file), "--run-dir", str(run_dir)],
-                                   env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        metrics = run_dir / "metrics.jsonl"
-        try:
-            wait_until(lambda: metrics.is_file() and len(metrics.read_text().splitlines()) > 3, "the first metrics")
-            process.send_signal(signal.SIGINT)
-            self.assertEqual(process.wait(timeout=60), 130)
-        finally:
-            process.kill()
-            process.wait()
+        interrupt_training([BUILD.program("dtrain"), "launch", str(file), "--run-dir", str(run_dir)], run_dir,
+                           batches=4)
         self.weights_of(case, folder)
 
 

@@ -5,7 +5,6 @@ and lack; what is refused. And `dtrain what-if --verify` of a real run.
 """
 import json
 import shutil
-import signal
 import subprocess
 import sys
 import unittest
@@ -13,7 +12,7 @@ import unittest
 import torch
 
 import parity_model
-from harness import Build, Workplace, environment, launch, run, wait_until, write_experiment
+from harness import Build, Workplace, environment, interrupt_training, launch, run, write_experiment
 
 BUILD = None  # set by main()
 SGD = {"kind": "sgd", "lr": 0.05, "momentum": 0.9}
@@ -193,17 +192,8 @@ class Words(MockTest):
     def test_a_stop_ends_ranks_that_say_nothing_to_each_other(self):
         file = self.experiment(self.case(), scheduling_unit=5)
         run_dir = file.parent / "run"
-        process = subprocess.Popen([BUILD.program("dtrain"), "launch", str(file), "--run-dir", str(run_dir), "--mock", "comm",
-                                    "--set", "searcher.max_length.epochs=100000"],
-                                   env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        metrics = run_dir / "metrics.jsonl"
-        try:
-            wait_until(lambda: metrics.is_file() and metrics.stat().st_size > 0, "the first metrics")
-            process.send_signal(signal.SIGINT)
-            self.assertEqual(process.wait(timeout=60), 130)
-        finally:
-            process.kill()
-            process.wait()
+        interrupt_training([BUILD.program("dtrain"), "launch", str(file), "--run-dir", str(run_dir), "--mock", "comm",
+                            "--set", "searcher.max_length.epochs=100000"], run_dir)
 
     def test_what_makes_no_sense_is_refused(self):
         file = self.experiment(self.case())

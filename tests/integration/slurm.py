@@ -11,7 +11,7 @@ import sys
 import unittest
 
 from harness import (DEADLINE, SOURCE, Build, Result, Workplace, environment, launch, overrides, wait_until,
-                     write_experiment)
+                     write_job)
 
 BUILD = None  # set by main()
 FASHION = SOURCE / "configs" / "fashion_mnist.yaml"
@@ -54,12 +54,8 @@ class SlurmTest(unittest.TestCase):
         self.assertEqual(left, "")
         self.work.remove()
 
-    def experiment(self, batches=30, step_ms=5, slots=2, **sections):
-        hyperparameters = {"global_batch_size": 16, "step_ms": step_ms, **sections.pop("hyperparameters", {})}
-        return write_experiment(self.work.path / "experiment.yaml", name="job", entrypoint=self.rank_program,
-                                hyperparameters=hyperparameters, resources={"slots_per_trial": slots},
-                                searcher={"max_length": {"batches": batches}}, communication={"timeout": 60},
-                                **sections)
+    def experiment(self, slots=2, **sections):
+        return write_job(self.work.path, self.rank_program, slots, **sections)
 
     def command(self, experiment, run_dir, sets=()):
         return [BUILD.program("dtrain"), "launch", str(experiment), "--cluster", str(self.cluster), "--run-dir",
@@ -114,7 +110,7 @@ class Submitted(SlurmTest):
         self.assertIn("failed at batch 7: the model makes no sense", result.output)
         self.assertEqual([line["state"] for line in result.events("run_ended")], ["failed"])
 
-    def test_what_sbatch_refuses(self):
+    def test_what_sbatch_refuses_is_an_error_with_its_reason(self):
         self.cluster.write_text(json.dumps({"launcher": {"type": "slurm", "options": ["--partition=nowhere"]}}))
         result = self.launch(self.experiment()).expect(1)
         self.assertIn("invalid partition specified: nowhere", result.output)
@@ -277,7 +273,7 @@ class InAllocation(SlurmTest):
         self.assertEqual(len(result.events("rank_finished")), 2)
         self.assertIn("[rank=1] batch 30", result.output)
 
-    def test_exit_codes(self):
+    def test_the_exit_code_of_srun_is_that_of_the_run(self):
         for kind, code, cause in (("exception", 1, "rank 1 on .* failed at batch 7: the model makes no sense"),
                                   ("exit", 1, "rank 1 on .* ended before the run was over: exit status 7"),
                                   ("SIGKILL", 1, r"rank 1 on .* was killed by signal 9")):
@@ -285,7 +281,7 @@ class InAllocation(SlurmTest):
             result = self.launch(experiment, before=self.before).expect(code)
             self.assertRegex(result.output, cause)
 
-    def test_over_mpi(self):
+    def test_it_trains_over_mpi(self):
         result = self.launch(self.experiment(), ["communication.backend=mpi"], self.before).expect(0)
         self.assertEqual(result.json("plan.json")["communication"]["backend"], "mpi")
 
@@ -328,7 +324,7 @@ class TwoNodes(SlurmTest):
     def test_srun_starts_the_ranks_on_both(self):
         self.check(self.launch(self.experiment(slots=4), before=("salloc", "--quiet", *self.allocation)).expect(0))
 
-    def test_sbatch_does_too(self):
+    def test_sbatch_starts_the_ranks_on_both(self):
         launcher = {"type": "slurm", "options": ["--time=10", *self.allocation]}
         self.cluster.write_text(json.dumps({"launcher": launcher}))
         self.check(self.launch(self.experiment(slots=4)).expect(0))

@@ -1,4 +1,4 @@
-"""What the TorchScript tests share: models, data files, experiments, runs, and dtrain's order of samples."""
+"""What the TorchScript tests share: models, data files, experiments, runs."""
 import gzip
 import struct
 import sys
@@ -7,11 +7,10 @@ import warnings
 
 import numpy
 import torch
-import torch.nn.functional as F
 from torch import nn
 
-from harness import Build, Workplace, launch, overrides, run, write_experiment
-from sample_order import epoch_order
+from harness import Build, WorkplaceTest, launch, overrides, run, write_experiment
+from parity_model import SharedLinear
 
 warnings.filterwarnings("ignore", category=DeprecationWarning)  # of torch.jit
 
@@ -48,16 +47,6 @@ def experiment(model, data, steps=5, batch=16, slots=1, loss="cross_entropy", op
             "resources": {"slots_per_trial": slots}, "searcher": {"metric": "loss", "max_length": {"batches": steps}}, **more}
 
 
-class Tied(nn.Module):
-    def __init__(self, weight):
-        super().__init__()
-        self.weight = weight
-        self.bias = nn.Parameter(torch.zeros(weight.shape[0]))
-
-    def forward(self, x):
-        return F.linear(x, self.weight, self.bias)
-
-
 class Net(nn.Module):
     """For 8x8 images: a convolution, batch norm, a weight two layers share, a frozen parameter, one that nothing uses, a
     buffer that forward() assigns anew."""
@@ -67,8 +56,8 @@ class Net(nn.Module):
         # No bias before batch norm: its gradient is zero but for rounding, which adam would blow up to whole steps.
         self.body = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1, bias=False), nn.BatchNorm2d(4), nn.ReLU())
         self.fc1 = nn.Linear(256, width)
-        self.tied_a = Tied(nn.Parameter(torch.randn(width, width) * 0.2))
-        self.tied_b = Tied(self.tied_a.weight)
+        self.tied_a = SharedLinear(nn.Parameter(torch.randn(width, width) * 0.2))
+        self.tied_b = SharedLinear(self.tied_a.weight)
         self.out = nn.Linear(width, 10)
         self.never = nn.Parameter(torch.randn(7))
         self.frozen = nn.Parameter(torch.rand(width) + 0.5, requires_grad=False)
@@ -103,23 +92,13 @@ class Mlp(nn.Module):
         return self.fc2(self.hidden(x.flatten(1)))
 
 
-class ScriptTest(unittest.TestCase):
+class ScriptTest(WorkplaceTest):
     build = None  # set by main()
 
     def setUp(self):
+        super().setUp()
         torch.manual_seed(0)
-        self.work = Workplace(type(self).__name__)
         self.folder = self.work.path
-        self.problems_before = self.problems()
-
-    def problems(self):
-        return len(self._outcome.result.errors) + len(self._outcome.result.failures)
-
-    def tearDown(self):
-        if self.problems() == self.problems_before:
-            self.work.remove()
-        else:
-            print(f"the runs are in {self.work.path}", file=sys.stderr)
 
     def idx_data(self, samples=48, size=8, classes=10):
         """Images whose class can be learnt: its row is brighter."""

@@ -14,7 +14,8 @@ import torch.nn.functional as F
 import parity_model
 from ddp_peer import WORLD, run_ddp
 from harness import Build, Workplace, launch, write_experiment
-from torchscript_models import Net, epoch_order, experiment, random_weights, save_script, write_idx
+from sample_order import epoch_order
+from torchscript_models import Net, experiment, random_weights, save_script, write_idx
 
 STEPS = 20
 SAMPLES = 8  # of a rank's batch

@@ -1,31 +1,13 @@
-// A real full disk: a small tmpfs, which only root can mount.
+// What becomes of records when the disk is full.
 #include <gmock/gmock.h>
-#include <sys/mount.h>
 
 #include <csignal>
 
+#include "../harness/small_disk.h"
 #include "support.h"
 
 namespace dtrain::profile {
 namespace {
-
-class SmallDisk {
- public:
-  explicit SmallDisk(const fs::path& at) : at_(at) {
-    fs::create_directories(at);
-    mounted_ = ::mount("dtrain-test", at.c_str(), "tmpfs", 0, "size=256k") == 0;
-  }
-  ~SmallDisk() {
-    if (mounted_) ::umount2(at_.c_str(), MNT_DETACH);
-  }
-  SmallDisk(const SmallDisk&) = delete;
-  SmallDisk& operator=(const SmallDisk&) = delete;
-  explicit operator bool() const { return mounted_; }
-
- private:
-  fs::path at_;
-  bool mounted_ = false;
-};
 
 void record_full_steps(Recorder& recorder, int count) {
   for (int batch = 1; batch <= count; ++batch) {
@@ -36,7 +18,7 @@ void record_full_steps(Recorder& recorder, int count) {
 
 TEST(DiskFull, EveryLineIsWholeLossIsCountedAndTheRankIsTold) {
   TestRun run;
-  const SmallDisk disk(run.profile());
+  const SmallDisk disk(run.profile(), "256k");
   if (!disk) GTEST_SKIP() << "only root can mount a tmpfs";
   AgentProcess agent = start_agent(run.agent_options({0}));
   const SystemClock clock;
@@ -61,7 +43,7 @@ TEST(DiskFull, EveryLineIsWholeLossIsCountedAndTheRankIsTold) {
 
 TEST(DiskFull, GoesOnOnceThereIsRoomAndSaysHowMuchIsMissing) {
   TestRun run;
-  const SmallDisk disk(run.profile());
+  const SmallDisk disk(run.profile(), "256k");
   if (!disk) GTEST_SKIP() << "only root can mount a tmpfs";
   auto options = run.agent_options({0});
   options.sample_period = 1h;  // its memory is recorded with the samples: only what the test records may be lost
@@ -90,7 +72,7 @@ TEST(DiskFull, GoesOnOnceThereIsRoomAndSaysHowMuchIsMissing) {
 
 TEST(DiskFull, OneRankOfTheHostIsTold) {
   TestRun run;
-  const SmallDisk disk(run.profile());
+  const SmallDisk disk(run.profile(), "256k");
   if (!disk) GTEST_SKIP() << "only root can mount a tmpfs";
   AgentProcess agent = start_agent(run.agent_options({0, 1}));
   const SystemClock clock;

@@ -2,7 +2,6 @@
 
 #include <gmock/gmock.h>
 
-#include "agent/machine_facts.h"
 #include "support.h"
 
 namespace dtrain::profile {

@@ -1,4 +1,4 @@
-// What the tests of the profile share: folders, reading dumps, a clock set by hand, an agent with its folder.
+// What the tests of the profile share: a clock set by hand, child processes, an agent with its folder.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -7,12 +7,13 @@
 
 #include <chrono>
 #include <filesystem>
-#include <fstream>
 #include <functional>
 #include <string>
-#include <thread>
 #include <vector>
 
+#include "../harness/eventually.h"
+#include "../harness/json_records.h"
+#include "../harness/temporary_folder.h"
 #include "dtrain/base/clock.h"
 #include "dtrain/base/json.h"
 #include "dtrain/profile/agent_process.h"
@@ -25,24 +26,6 @@ using namespace std::chrono_literals;
 
 inline constexpr auto kDeadline = 30s;  // against hangs alone
 
-class TemporaryFolder {
- public:
-  TemporaryFolder() {
-    std::string name = (fs::temp_directory_path() / "dtrain-profile-XXXXXX").string();
-    path_ = ::mkdtemp(name.data());
-  }
-  ~TemporaryFolder() {
-    std::error_code ignored;
-    fs::remove_all(path_, ignored);
-  }
-  TemporaryFolder(const TemporaryFolder&) = delete;
-  TemporaryFolder& operator=(const TemporaryFolder&) = delete;
-  const fs::path& path() const { return path_; }
-
- private:
-  fs::path path_;
-};
-
 class ManualClock final : public Clock {
  public:
   Nanoseconds monotonic() const override { return now; }
@@ -50,34 +33,9 @@ class ManualClock final : public Clock {
   Nanoseconds now{1'000};
 };
 
-// Every line must be whole: one that does not parse fails the test.
 inline std::vector<Json> read_dump(const fs::path& path) {
-  std::vector<Json> records;
-  std::ifstream file(path);
-  EXPECT_TRUE(file) << path;
-  for (std::string line; std::getline(file, line);) {
-    Json value = Json::parse(line, nullptr, false);
-    EXPECT_TRUE(value.is_object()) << path << ": " << line;
-    if (value.is_object()) records.push_back(std::move(value));
-  }
-  return records;
-}
-
-inline std::vector<Json> of_kind(const std::vector<Json>& records, const std::string& kind) {
-  std::vector<Json> result;
-  for (const Json& record : records) {
-    if (record.value("record", "") == kind) result.push_back(record);
-  }
-  return result;
-}
-
-inline bool eventually(const std::function<bool()>& condition) {
-  const auto deadline = std::chrono::steady_clock::now() + kDeadline;
-  while (std::chrono::steady_clock::now() < deadline) {
-    if (condition()) return true;
-    std::this_thread::sleep_for(5ms);
-  }
-  return false;
+  EXPECT_TRUE(fs::exists(path)) << path;
+  return read_lines(path);
 }
 
 // Runs `body` in a forked child, which then ends without running anything of the test program.

@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <cstring>
 
+#include "dtrain/base/statistics.h"
 #include "run_harness.h"
 
 namespace {
@@ -45,8 +46,7 @@ double measure(const Fault& fault) {
     times.push_back(std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - begin).count());
     launch.wait();
   }
-  std::nth_element(times.begin(), times.begin() + kRuns / 2, times.end());
-  return times[kRuns / 2];
+  return median_low(std::move(times));
 }
 
 }  // namespace

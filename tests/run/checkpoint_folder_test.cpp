@@ -5,10 +5,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "../harness/temporary_folder.h"
 #include "dtrain/base/error.h"
 #include "dtrain/base/file.h"
 #include "dtrain/base/json.h"
-#include "dtrain/base/unix_socket.h"
 #include "dtrain/checkpoint/checkpoint.h"
 
 namespace dtrain::run {
@@ -20,10 +20,7 @@ using testing::HasSubstr;
 class CheckpointFolder : public testing::Test {
  protected:
   CheckpointFolder() { fs::create_directories(run_.path); }
-  ~CheckpointFolder() override {
-    fs::permissions(folder_ / "closed", fs::perms::owner_all, code_);
-    fs::remove_all(folder_);
-  }
+  ~CheckpointFolder() override { fs::permissions(folder_ / "closed", fs::perms::owner_all, code_); }
   config::CheckpointStorage at(const fs::path& path) const {
     config::CheckpointStorage storage;
     storage.folder = path;
@@ -39,7 +36,8 @@ class CheckpointFolder : public testing::Test {
   }
 
   std::error_code code_;
-  const fs::path folder_ = fs::temp_directory_path() / ("dtrain-storage-" + random_hex(8));
+  const TemporaryFolder temporary_;
+  const fs::path& folder_ = temporary_.path();
   const RunFolder run_{folder_ / "0001-net"};
 };
 

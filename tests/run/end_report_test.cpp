@@ -3,10 +3,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <unistd.h>
-
 #include <filesystem>
 #include <fstream>
+
+#include "../harness/temporary_folder.h"
 
 namespace dtrain::run {
 namespace {
@@ -17,12 +17,7 @@ using testing::IsEmpty;
 
 class EndReportOf : public testing::Test {
  protected:
-  EndReportOf() {
-    std::string name = (fs::temp_directory_path() / "dtrain-end-report-XXXXXX").string();
-    folder_ = ::mkdtemp(name.data());
-    fs::create_directories(folder_ / "profile");
-  }
-  ~EndReportOf() override { fs::remove_all(folder_); }
+  EndReportOf() { fs::create_directories(folder_ / "profile"); }
 
   void write_dump() {
     std::ofstream(folder_ / "profile" / "rank-0000.jsonl")
@@ -30,7 +25,8 @@ class EndReportOf : public testing::Test {
         << "\n";
   }
 
-  fs::path folder_;
+  const TemporaryFolder temporary_;
+  const fs::path& folder_ = temporary_.path();
 };
 
 TEST_F(EndReportOf, ARunWithDumpsIsWrittenAndNamed) {

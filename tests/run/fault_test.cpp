@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <sys/mount.h>
 
+#include "../harness/small_disk.h"
 #include "run_harness.h"
 
 namespace dtrain::run {
@@ -260,28 +261,10 @@ TEST(Fault, SigtermOfOneRankStopsAllOfThem) {
   expect_sound(run, 2);
 }
 
-class SmallDisk {
- public:
-  explicit SmallDisk(const fs::path& at) : at_(at) {
-    fs::create_directories(at);
-    mounted_ = ::mount("dtrain-test", at.c_str(), "tmpfs", 0, "size=512k") == 0;
-  }
-  ~SmallDisk() {
-    if (mounted_) ::umount2(at_.c_str(), MNT_DETACH);
-  }
-  SmallDisk(const SmallDisk&) = delete;
-  SmallDisk& operator=(const SmallDisk&) = delete;
-  explicit operator bool() const { return mounted_; }
-
- private:
-  fs::path at_;
-  bool mounted_ = false;
-};
-
 // Here nothing is left to be saved; weights that cannot be written fail a run (tests/integration/full_disk.py).
 TEST(Fault, AFullDiskLeavesEveryLineWholeAndDoesNotStopTheTraining) {
   TestRun run({.batches = 1'000, .hyperparameters = "step_ms: 1, metrics_bytes: 2000"});
-  const SmallDisk disk(run.run_dir());
+  const SmallDisk disk(run.run_dir(), "512k");
   if (!disk) GTEST_SKIP() << "only root can mount a tmpfs";
   Command launch = run.launch();
   EXPECT_EQ(launch.wait().describe(), "exit status 0") << launch.err();
@@ -322,7 +305,7 @@ TEST_P(FullDiskAtAnInterrupt, StopsTheRanksAsEver) {
   const bool by_mpirun = GetParam() == "mpi";
   if (by_mpirun && std::system("command -v mpirun >/dev/null 2>&1") != 0) GTEST_SKIP() << "mpirun is not installed";
   TestRun run({.batches = 1'000'000, .hyperparameters = "step_ms: 1, metrics_bytes: 8000"});
-  const SmallDisk disk(run.run_dir());
+  const SmallDisk disk(run.run_dir(), "512k");
   if (!disk) GTEST_SKIP() << "only root can mount a tmpfs";
   Command launch = run.launch(by_mpirun ? by_mpirun_here(run) : std::vector<std::string>());
   ASSERT_TRUE(eventually([&] { return fs::space(run.run_dir()).available == 0; })) << launch.out() << launch.err();
@@ -338,7 +321,7 @@ INSTANTIATE_TEST_SUITE_P(Launchers, FullDiskAtAnInterrupt, testing::Values("loca
 
 TEST(Fault, AFullDiskOfTheRecordsAloneIsOneWarningAndTheirNumber) {
   TestRun run({.batches = 1'500, .hyperparameters = "step_ms: 1"});
-  const SmallDisk disk(run.run_dir() / "profile");
+  const SmallDisk disk(run.run_dir() / "profile", "512k");
   if (!disk) GTEST_SKIP() << "only root can mount a tmpfs";
   Command launch = run.launch();
   EXPECT_EQ(launch.wait().describe(), "exit status 0") << launch.err();

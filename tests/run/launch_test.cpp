@@ -13,14 +13,6 @@ bool has_mpirun() {
   return std::system("command -v mpirun >/dev/null 2>&1") == 0;
 }
 
-std::vector<Json> of_event(const std::vector<Json>& events, const std::string& name) {
-  std::vector<Json> result;
-  for (const Json& event : events) {
-    if (event.value("event", "") == name) result.push_back(event);
-  }
-  return result;
-}
-
 // What every way of starting leaves in the run's folder.
 void expect_complete_run(const TestRun& run, int ranks, int batches) {
   const Json plan = read_json(run.run_dir() / "plan.json");
@@ -29,8 +21,8 @@ void expect_complete_run(const TestRun& run, int ranks, int batches) {
   EXPECT_EQ(plan.at("batch_per_rank")[0], 8 / ranks);
   EXPECT_EQ(slurp(run.run_dir() / "experiment.yaml"), slurp(run.experiment()));
   EXPECT_EQ(read_lines(run.run_dir() / "metrics.jsonl").size(), static_cast<std::size_t>(batches));
-  EXPECT_EQ(of_event(run.events(), "rank_started").size(), static_cast<std::size_t>(ranks));
-  EXPECT_EQ(of_event(run.events(), "rank_finished").size(), static_cast<std::size_t>(ranks));
+  EXPECT_EQ(events_named(run.events(), "rank_started").size(), static_cast<std::size_t>(ranks));
+  EXPECT_EQ(events_named(run.events(), "rank_finished").size(), static_cast<std::size_t>(ranks));
   for (int rank = 0; rank < ranks; ++rank) {
     EXPECT_THAT(run.log(rank), HasSubstr("batch " + std::to_string(batches) + "\n"));
     run.expect_dump_complete(rank);
@@ -52,7 +44,7 @@ TEST(Launch, TwoRanksTrainAndTheSummarySaysWhereTheTimeWent) {
   EXPECT_THAT(launch.out(),
               testing::EndsWith("your own model: " DTRAIN_SOURCE_DIR "/examples/fashion_mnist/README.md\n"));
   EXPECT_THAT(slurp(run.run_dir() / "report.html"), HasSubstr("id=\"waterfall\""));
-  EXPECT_EQ(of_event(run.events(), "run_ended").at(0).at("exit_code"), 0);
+  EXPECT_EQ(events_named(run.events(), "run_ended").at(0).at("exit_code"), 0);
 }
 
 TEST(Launch, TheRulesOfTheExperimentAreInThePlan) {
@@ -128,7 +120,7 @@ TEST(Launch, ThreadsAreAsManyAsTheSlotsCoresUnlessTheUserSaysOtherwise) {
     Command launch = run.launch(options);
     EXPECT_EQ(launch.wait().describe(), "exit status 1");  // env is no rank, which is said
     EXPECT_THAT(launch.err(), HasSubstr("ended before it joined the run"));
-    const auto cpus = of_event(run.events(), "rank_started").at(0).at("cpus").size();
+    const auto cpus = events_named(run.events(), "rank_started").at(0).at("cpus").size();
     EXPECT_THAT(run.log(0), HasSubstr("OMP_NUM_THREADS=" + (user_says ? "97" : std::to_string(cpus)) + "\n"));
     EXPECT_THAT(run.log(0), HasSubstr("OMP_WAIT_POLICY=passive\n"));
     EXPECT_EQ(count_of(run.log(0), "COLOUR=red\n"), user_says ? 1 : 0);
@@ -185,7 +177,7 @@ TEST(Started, AReaderThatGoesAwayEndsNothing) {
   }
 }
 
-TEST(Started, ByMpirun) {
+TEST(Started, ByMpirunARunIsComplete) {
   if (!has_mpirun()) GTEST_SKIP() << "mpirun is not installed";
   TestRun run;
   Command mpirun(run.folder(), {"mpirun", "--oversubscribe", "--allow-run-as-root", "-np", "2", rank_program(),
@@ -219,7 +211,7 @@ std::vector<std::string> torchrun_command(const TestRun& run) {
           rank_program(),     run.experiment(), "--run-dir",   run.run_dir()};
 }
 
-TEST(Started, ByTorchrun) {
+TEST(Started, ByTorchrunARunIsComplete) {
   if (torchrun_program().empty()) GTEST_SKIP() << "torchrun is not installed: scripts/setup.sh test";
   TestRun run({.slots = 1});
   Command torchrun(run.folder(), torchrun_command(run));
@@ -241,7 +233,7 @@ TEST(Started, ARankThatFailsEndsTorchrun) {
   const std::string report = torchrun.err().substr(std::min(torchrun.err().find("Root Cause"), torchrun.err().size()));
   EXPECT_THAT(report, testing::ContainsRegex("rank *: 1 .*")) << torchrun.err();
   EXPECT_THAT(report, HasSubstr("rank 1 failed at batch 7: the model makes no sense")) << torchrun.err();
-  EXPECT_EQ(of_event(run.events(), "run_ended").at(0).at("exit_code"), 1);
+  EXPECT_EQ(events_named(run.events(), "run_ended").at(0).at("exit_code"), 1);
   for (const int rank : {0, 1}) run.expect_dump_complete(rank);
   run.expect_nothing_left();
 }
@@ -257,7 +249,7 @@ TEST(Started, CtrlCToTorchrunStopsAfterTheStep) {
     EXPECT_THAT(run.log(rank), HasSubstr("leaving\n"));
     run.expect_dump_complete(rank);
   }
-  EXPECT_EQ(of_event(run.events(), "run_ended").at(0).at("exit_code"), 130);
+  EXPECT_EQ(events_named(run.events(), "run_ended").at(0).at("exit_code"), 130);
   run.expect_nothing_left();
 }
 
@@ -284,7 +276,7 @@ std::vector<std::string> srun_command(const TestRun& run) {
           run.run_dir()};
 }
 
-TEST(Started, BySrun) {
+TEST(Started, BySrunARunIsComplete) {
   if (const std::string why = no_slurm(); !why.empty()) GTEST_SKIP() << why;
   TestRun run;
   Command srun(run.folder(), srun_command(run));
@@ -314,7 +306,7 @@ std::map<std::string, std::string> torchrun(const TestRun& run, int rank) {
           {"MASTER_PORT", std::to_string(20000 + ::getpid() % 20000)}};
 }
 
-TEST(Started, ByTorchrunsVariables) {
+TEST(Started, ByTorchrunsVariablesARunIsComplete) {
   TestRun run;
   fs::create_directory(run.folder() / "second");
   const std::vector<std::string> command{rank_program(), run.experiment(), "--run-dir", run.run_dir()};

@@ -4,11 +4,11 @@
 #include <filesystem>
 #include <fstream>
 
+#include "../harness/temporary_folder.h"
 #include "calibration/limits_cache.h"
 #include "calibration/machine_limits.h"
 #include "doctor/bench.h"
 #include "dtrain/base/error.h"
-#include "dtrain/base/unix_socket.h"
 #include "dtrain/host/cpu.h"
 
 namespace dtrain::run {
@@ -33,13 +33,9 @@ RankLimits limits_of(int threads, int ranks) {
 
 class LimitsCacheTest : public testing::Test {
  protected:
-  LimitsCacheTest() : folder_(fs::temp_directory_path() / ("dtrain-limits-" + random_hex(8))), cache_(folder_) {}
-  ~LimitsCacheTest() override {
-    std::error_code ignored;
-    fs::remove_all(folder_, ignored);
-  }
-  fs::path folder_;
-  LimitsCache cache_;
+  const TemporaryFolder temporary_;
+  const fs::path folder_ = temporary_ / "cache";  // storing makes it
+  LimitsCache cache_{folder_};
 };
 
 TEST_F(LimitsCacheTest, KeepsEachSettingByItself) {

@@ -17,14 +17,6 @@ fs::path dump_of(const TestRun& run, int rank) {
   return run.run_dir() / "profile" / ("rank-000" + std::to_string(rank) + ".jsonl");
 }
 
-std::vector<Json> of_kind(const std::vector<Json>& lines, const std::string& kind) {
-  std::vector<Json> result;
-  for (const Json& line : lines) {
-    if (line.value("record", "") == kind) result.push_back(line);
-  }
-  return result;
-}
-
 TEST(Recording, ClocksOfOneHostAreAligned) {
   TestRun run;
   Command launch = run.launch();

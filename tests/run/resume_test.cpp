@@ -37,14 +37,6 @@ const std::string& undisturbed() {
   return weights;
 }
 
-std::vector<Json> events_named(const fs::path& run_dir, const std::string& name) {
-  std::vector<Json> result;
-  for (const Json& event : read_lines(run_dir / "events.jsonl")) {
-    if (event.value("event", "") == name) result.push_back(event);
-  }
-  return result;
-}
-
 // Every batch once, in order, and the weights of a run that nothing disturbed.
 void expect_whole(const fs::path& run_dir, int batches = kBatches) {
   std::vector<int> seen;
@@ -95,7 +87,7 @@ TEST(Restart, GoesOnFromTheNewestCheckpoint) {
   EXPECT_THAT(slurp(run.run_dir() / "attempt-1" / "logs" / "rank-0001.log"), HasSubstr("batch 11\n"));
   EXPECT_THAT(run.log(0), HasSubstr("resumed at 10\n"));
   EXPECT_FALSE(fs::exists(run.run_dir() / "attempt-1" / "metrics.jsonl")) << "it goes on with them";
-  const auto started = events_named(run.run_dir(), "attempt_started");
+  const auto started = events_named(run.events(), "attempt_started");
   ASSERT_EQ(started.size(), 2u);
   EXPECT_FALSE(started[0].contains("resume_from"));
   EXPECT_EQ(started[1].at("attempt"), 2);
@@ -173,7 +165,7 @@ TEST(Restart, TheirNumberCountsAnewForWhoeverContinues) {
   EXPECT_EQ(again.wait().describe(), "exit status 1") << again.err();
   EXPECT_THAT(again.out(), HasSubstr("attempt 3 failed"));
   EXPECT_THAT(again.out(), HasSubstr("restart 1 of 1"));
-  EXPECT_EQ(events_named(run.run_dir(), "attempt_started").size(), 4u);
+  EXPECT_EQ(events_named(run.events(), "attempt_started").size(), 4u);
   Command mended = go_on(run, "run", {"--set", "hyperparameters.trouble={}"});
   EXPECT_EQ(mended.wait().describe(), "exit status 0") << mended.err();
   expect_whole(run.run_dir());
@@ -184,7 +176,7 @@ TEST(Stop, SigtermEndsWith75AndCtrlCWith130AndBothSave) {
     TestRun run(saving());
     stop(run, signal, code);
     EXPECT_GE(newest_step(run.run_dir()), 12);
-    const Json ended = events_named(run.run_dir(), "run_ended").at(0);
+    const Json ended = events_named(run.events(), "run_ended").at(0);
     EXPECT_EQ(ended.at("exit_code"), code);
     EXPECT_EQ(ended.at("state"), "interrupted");
     Command again = go_on(run, run.run_dir().string());
@@ -201,7 +193,7 @@ TEST(Stop, ASigtermToOneRankIsTheEndOfAll) {
   EXPECT_TRUE(run.reached(0, 7));
   ::kill(run.pid_of("rank 1"), SIGTERM);
   EXPECT_EQ(launch.wait().describe(), "exit status 75") << launch.out() << launch.err();
-  for (const Json& event : events_named(run.run_dir(), "rank_finished")) {
+  for (const Json& event : events_named(run.events(), "rank_finished")) {
     EXPECT_EQ(event.at("exit_code"), 75);
     EXPECT_EQ(event.at("stopped"), "SIGTERM");
   }
@@ -215,7 +207,7 @@ TEST(Stop, RanksThatMpirunHasStartedSaveAndGoOn) {
   std::ofstream(run.folder() / "cluster.yaml")
       << "agents: [{id: here, host: " << host << ", slots: 2}]\nlauncher: mpi\n";
   stop(run, SIGTERM, 75);  // ./cluster.yaml is found
-  for (const Json& event : events_named(run.run_dir(), "rank_finished")) EXPECT_EQ(event.at("exit_code"), 75);
+  for (const Json& event : events_named(run.events(), "rank_finished")) EXPECT_EQ(event.at("exit_code"), 75);
   Command again = go_on(run, "run");
   EXPECT_EQ(again.wait().describe(), "exit status 0") << again.out() << again.err();
   EXPECT_THAT(run.log(0), HasSubstr("resumed at "));
@@ -230,7 +222,7 @@ TEST(Stop, WhenTheLauncherIsKilledTheRanksSave) {
   launch.wait();
   run.expect_nothing_left();
   EXPECT_GE(newest_step(run.run_dir()), 7);
-  for (const Json& event : events_named(run.run_dir(), "rank_finished")) EXPECT_EQ(event.at("exit_code"), 1);
+  for (const Json& event : events_named(run.events(), "rank_finished")) EXPECT_EQ(event.at("exit_code"), 1);
   EXPECT_TRUE(eventually([&] {
     Command again = go_on(run, "run");  // refused while the ledger still counts the dead launcher's ranks
     return again.wait().success();
@@ -368,7 +360,7 @@ TEST(Restart, EndsWhereTheCheckpointsAreNotThereAnyMore) {
   ::kill(run.pid_of("rank 1"), SIGKILL);
   EXPECT_EQ(launch.wait().describe(), "exit status 2") << launch.out() << launch.err();
   EXPECT_THAT(launch.err(), HasSubstr("which is not there (no run.json): is its disk mounted? The last one was of"));
-  EXPECT_EQ(events_named(run.run_dir(), "run_ended").size(), 1u);
+  EXPECT_EQ(events_named(run.events(), "run_ended").size(), 1u);
   EXPECT_FALSE(fs::exists(run.folder() / "disk"));
 }
 

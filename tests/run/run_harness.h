@@ -5,18 +5,19 @@
 #include <csignal>
 #include <filesystem>
 #include <fstream>
-#include <functional>
 #include <map>
 #include <set>
 #include <sstream>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include "../harness/eventually.h"
+#include "../harness/json_records.h"
+#include "../harness/temporary_folder.h"
 #include "dtrain/base/error.h"
 #include "dtrain/base/json.h"
 #include "dtrain/base/subprocess.h"
@@ -40,47 +41,6 @@ inline std::string bin(const std::string& name) {
 }
 inline std::string rank_program() {
   return std::string(DTRAIN_BINARY_DIR) + "/tests/rank_program";
-}
-
-class TemporaryFolder {
- public:
-  TemporaryFolder() {
-    std::string name = (fs::temp_directory_path() / "dtrain-run-XXXXXX").string();
-    path_ = ::mkdtemp(name.data());
-  }
-  ~TemporaryFolder() {
-    std::error_code ignored;
-    fs::remove_all(path_, ignored);
-  }
-  TemporaryFolder(const TemporaryFolder&) = delete;
-  TemporaryFolder& operator=(const TemporaryFolder&) = delete;
-  const fs::path& path() const { return path_; }
-
- private:
-  fs::path path_;
-};
-
-inline bool eventually(const std::function<bool()>& condition) {
-  const auto deadline = std::chrono::steady_clock::now() + kHangs;
-  while (!condition()) {
-    if (std::chrono::steady_clock::now() > deadline) return false;
-    std::this_thread::sleep_for(10ms);
-  }
-  return true;
-}
-
-// Every line must be whole JSON: one that is not fails the test.
-inline std::vector<Json> read_lines(const fs::path& path) {
-  std::vector<Json> lines;
-  const std::string text = slurp(path);
-  EXPECT_TRUE(text.empty() || text.back() == '\n') << path << " ends in the middle of a line";
-  std::istringstream stream(text);
-  for (std::string line; std::getline(stream, line);) {
-    Json json = Json::parse(line, nullptr, false);
-    EXPECT_TRUE(json.is_object()) << path << ": " << line;
-    if (json.is_object()) lines.push_back(std::move(json));
-  }
-  return lines;
 }
 
 inline bool is_alive(pid_t pid) {

@@ -7,6 +7,7 @@
 #include "clusters.h"
 #include "dtrain/base/clock.h"
 #include "dtrain/base/error.h"
+#include "dtrain/base/statistics.h"
 
 namespace dtrain::scheduler {
 namespace {
@@ -39,8 +40,7 @@ double median_ms(const std::function<bool()>& run, const char* what) {
     times.push_back(to_seconds(clock.monotonic() - start) * 1e3);
     if (!expected) throw Error(std::string("the placement of ") + what + " is not what it should be");
   }
-  std::nth_element(times.begin(), times.begin() + kRuns / 2, times.end());
-  return std::round(times[kRuns / 2] * 1e3) / 1e3;
+  return std::round(median_low(std::move(times)) * 1e3) / 1e3;
 }
 
 double placed_ms(const std::vector<AgentSlots>& agents, int count, std::size_t least_agents, const char* what) {

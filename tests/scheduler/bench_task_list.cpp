@@ -4,11 +4,12 @@
 
 #include <fcntl.h>
 
+#include "../harness/temporary_folder.h"
 #include "bench_scheduler.h"
 #include "dtrain/base/error.h"
 #include "dtrain/base/file.h"
+#include "dtrain/base/statistics.h"
 #include "dtrain/base/subprocess.h"
-#include "dtrain/base/unix_socket.h"
 #include "dtrain/scheduler/ledger.h"
 #include "sqlite.h"
 
@@ -17,18 +18,6 @@ namespace {
 
 constexpr int kTasks = 10'000;
 constexpr int kListings = 15;
-
-class Scratch {
- public:
-  Scratch() : path(std::filesystem::temp_directory_path() / ("dtrain-bench-" + random_hex(8))) { make_folder(path); }
-  ~Scratch() {
-    std::error_code ignored;
-    std::filesystem::remove_all(path, ignored);
-  }
-  Scratch(const Scratch&) = delete;
-  Scratch& operator=(const Scratch&) = delete;
-  const std::filesystem::path path;
-};
 
 // One task as the ledger leaves it, and copies of it.
 void fill(const std::filesystem::path& folder) {
@@ -77,20 +66,19 @@ double median_ms(const std::filesystem::path& folder, const std::vector<std::str
                  std::size_t least_lines) {
   std::vector<double> times;
   for (int run = 0; run < kListings; ++run) times.push_back(list_ms(folder, options, least_lines));
-  std::nth_element(times.begin(), times.begin() + kListings / 2, times.end());
-  return times[kListings / 2];
+  return median_low(std::move(times));
 }
 
 }  // namespace
 
 Json measure_task_list() {
-  const Scratch scratch;
-  fill(scratch.path);
+  const TemporaryFolder scratch;
+  fill(scratch.path());
   return {{"task_list_tasks", kTasks},
-          {"task_list_ms", median_ms(scratch.path, {}, kTasks + 1)},
-          {"task_list_csv_ms", median_ms(scratch.path, {"--csv"}, kTasks + 1)},
-          {"task_list_json_ms", median_ms(scratch.path, {"--json"}, 1)},
-          {"task_list_active_ms", median_ms(scratch.path, {"--active"}, 0)}};
+          {"task_list_ms", median_ms(scratch.path(), {}, kTasks + 1)},
+          {"task_list_csv_ms", median_ms(scratch.path(), {"--csv"}, kTasks + 1)},
+          {"task_list_json_ms", median_ms(scratch.path(), {"--json"}, 1)},
+          {"task_list_active_ms", median_ms(scratch.path(), {"--active"}, 0)}};
 }
 
 }  // namespace dtrain::scheduler

@@ -7,6 +7,7 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include "../harness/temporary_folder.h"
 #include "dtrain/base/error.h"
 
 namespace dtrain::scheduler {
@@ -40,20 +41,9 @@ Machine with_gpus() {
 // In a current folder of its own, which holds no cluster.yaml.
 class ClusterAgentsTest : public testing::Test {
  protected:
-  ClusterAgentsTest() : before_(fs::current_path()) {
-    std::string name = (fs::temp_directory_path() / "dtrain-cluster-XXXXXX").string();
-    folder_ = ::mkdtemp(name.data());
-    fs::current_path(folder_);
-  }
-  ~ClusterAgentsTest() override {
-    fs::current_path(before_);
-    fs::remove_all(folder_);
-  }
-  fs::path write(const std::string& name, const std::string& text) const {
-    fs::create_directories((folder_ / name).parent_path());
-    std::ofstream(folder_ / name) << text;
-    return folder_ / name;
-  }
+  ClusterAgentsTest() : before_(fs::current_path()) { fs::current_path(folder_); }
+  ~ClusterAgentsTest() override { fs::current_path(before_); }
+  fs::path write(const std::string& name, const std::string& text) const { return temporary_.write(name, text); }
   ClusterAgents read(const std::string& name, const std::string& text, const Machine& machine = four_cores(),
                      const SlotDefaults& defaults = {}) const {
     return find_cluster(write(name, text), {}, defaults, machine);
@@ -74,7 +64,8 @@ class ClusterAgentsTest : public testing::Test {
   }
 
   fs::path before_;
-  fs::path folder_;
+  const TemporaryFolder temporary_;
+  const fs::path& folder_ = temporary_.path();
 };
 
 TEST_F(ClusterAgentsTest, TheFirstPlaceThatSaysSomethingIsTaken) {

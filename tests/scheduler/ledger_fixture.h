@@ -4,7 +4,6 @@
 #include <csignal>
 #include <functional>
 #include <memory>
-#include <thread>
 
 #include <sys/wait.h>
 #include <unistd.h>
@@ -12,10 +11,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "../harness/eventually.h"
+#include "../harness/temporary_folder.h"
 #include "dtrain/base/error.h"
 #include "dtrain/scheduler/ledger.h"
 #include "sqlite.h"
-#include "temporary_folder.h"
 
 namespace dtrain::scheduler {
 
@@ -66,15 +66,6 @@ class Child {
  private:
   pid_t pid_ = -1;
 };
-
-inline bool eventually(const std::function<bool()>& condition) {
-  const auto deadline = std::chrono::steady_clock::now() + 60s;  // against hangs alone
-  while (!condition()) {
-    if (std::chrono::steady_clock::now() > deadline) return false;
-    std::this_thread::sleep_for(10ms);
-  }
-  return true;
-}
 
 class LedgerTest : public testing::Test {
  protected:

@@ -5,6 +5,7 @@
 
 #include <torch/torch.h>
 
+#include "../harness/temporary_folder.h"
 #include "dtrain/base/error.h"
 #include "dtrain/train/optimizer.h"
 #include "harness/run_ranks.h"
@@ -22,13 +23,7 @@ namespace fs = std::filesystem;
 
 class Files : public testing::Test {
  protected:
-  Files() { fs::create_directory(folder_); }
-  ~Files() override { fs::remove_all(folder_); }
-
-  fs::path write(const std::string& content) {
-    std::ofstream(folder_ / "file", std::ios::binary) << content;
-    return folder_ / "file";
-  }
+  fs::path write(const std::string& content) { return folder_.write("file", content); }
   // A file with this header, and `bytes` bytes of tensors.
   fs::path write(const std::string& header, std::size_t bytes) {
     const std::uint64_t length = header.size();
@@ -44,7 +39,7 @@ class Files : public testing::Test {
     }
   }
 
-  const fs::path folder_ = fs::temp_directory_path() / ("dtrain-train-" + std::to_string(getpid()));
+  const TemporaryFolder folder_;
 };
 
 TEST_F(Files, SafetensorsComeBackAsTheyWere) {

@@ -1,11 +1,9 @@
 // CUDA graphs through libtorch's class for them, as training captures them: a whole step with backward.
-#include <array>
 #include <cmath>
-#include <cstdio>
-#include <memory>
 #include <string>
 #include <vector>
 
+#include "../harness/elf.h"
 #include "dtrain/base/error.h"
 #include "gpus.h"
 #include "graph/device_graph.h"
@@ -113,12 +111,7 @@ TEST_F(DeviceGraphs, MisuseIsAnError) {
 }
 
 TEST_F(DeviceGraphs, TheModuleLinksNothingOfCuda) {
-  const std::string command = "readelf -d " DTRAIN_BINARY_DIR "/lib/libdtrain_cuda_graph.so";
-  const std::unique_ptr<FILE, int (*)(FILE*)> pipe(::popen(command.c_str(), "r"), ::pclose);
-  ASSERT_TRUE(pipe);
-  std::string text;
-  std::array<char, 4096> buffer{};
-  while (std::fgets(buffer.data(), buffer.size(), pipe.get()) != nullptr) text += buffer.data();
+  const std::string text = dynamic_section(DTRAIN_BINARY_DIR "/lib/libdtrain_cuda_graph.so");
   EXPECT_THAT(text, HasSubstr("NEEDED"));
   EXPECT_THAT(text, testing::Not(testing::ContainsRegex("NEEDED.*(cuda|cudart|nccl)")));
 }

@@ -10,7 +10,7 @@
 #include <ATen/CPUGeneratorImpl.h>
 #include <torch/torch.h>
 
-#include "../base/temporary_folder.h"
+#include "../harness/temporary_folder.h"
 #include "dtrain/base/error.h"
 #include "dtrain/base/file.h"
 #include "harness/run_ranks.h"

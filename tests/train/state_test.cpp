@@ -11,7 +11,7 @@
 
 #include <torch/torch.h>
 
-#include "../base/temporary_folder.h"
+#include "../harness/temporary_folder.h"
 #include "checkpoint/checkpoints.h"
 #include "checkpoint/state_image.h"
 #include "checkpoint/state_reader.h"

@@ -5,6 +5,7 @@
 
 #include <torch/torch.h>
 
+#include "../harness/temporary_folder.h"
 #include "dtrain/base/error.h"
 #include "model/safetensors.h"
 #include "model/weights.h"
@@ -44,22 +45,16 @@ void expect_parts(const std::string& text, const std::vector<std::string>& parts
 
 class Weights : public testing::Test {
  protected:
-  Weights() {
-    torch::manual_seed(7);
-    fs::create_directory(folder_);
-  }
-  ~Weights() override { fs::remove_all(folder_); }
+  Weights() { torch::manual_seed(7); }
 
   fs::path write(const NamedTensors& tensors, const std::string& name = "w.safetensors") {
     write_safetensors(folder_ / name, tensors);
     return folder_ / name;
   }
-  fs::path write_text(const std::string& name, const std::string& text) {
-    std::ofstream(folder_ / name) << text;
-    return folder_ / name;
-  }
+  fs::path write_text(const std::string& name, const std::string& text) { return temporary_.write(name, text); }
 
-  const fs::path folder_ = fs::temp_directory_path() / ("dtrain-weights-" + std::to_string(getpid()));
+  const TemporaryFolder temporary_;
+  const fs::path& folder_ = temporary_.path();
   const at::Tensor embed_ = torch::randn({4, 3});
   const at::Tensor weight_ = torch::randn({2, 3});
   const at::Tensor bias_ = torch::randn({2});

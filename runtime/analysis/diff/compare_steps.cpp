@@ -38,7 +38,7 @@ std::vector<double> step_times(const Observations& side) {
 // A median moves with the share of values above it, and a mean with the values: blocks as long as the more dependent of
 // the two asks for. Values far out would hide the dependence of the others.
 SideTest dependence(std::vector<double> series) {
-  const double middle = median(series);
+  const double middle = median_low(series);
   const double reach = 3 * kMadToDeviation * mad(series, middle);
   std::vector<double> above;
   for (double& value : series) {
@@ -71,7 +71,9 @@ class Apart {
         a_draws_(a.all.size(), a_test_.block_length, kSeedA),
         b_draws_(b.all.size(), b_test_.block_length, kSeedB) {}
 
-  Estimate estimate() const { return {change(median(step_times(a_)), median(step_times(b_))), total(a_), total(b_)}; }
+  Estimate estimate() const {
+    return {change(median_low(step_times(a_)), median_low(step_times(b_))), total(a_), total(b_)};
+  }
   Estimate draw() {
     Estimate result;
     const double a_step = draw(a_, a_draws_, result.a);
@@ -211,7 +213,8 @@ template <typename Test>
 StepTest compare(Test&& test, const Observations& a, const Observations& b, const TestOptions& options) {
   StepTest result;
   const Estimate found = test.estimate();
-  result.step = {"step", median(step_times(a)), median(step_times(b)), found.step_change, {}, DiffVerdict::kUndecided};
+  result.step = {"step", median_low(step_times(a)), median_low(step_times(b)), found.step_change,
+                 {},     DiffVerdict::kUndecided};
   const double a_rate = throughput(found.a), b_rate = throughput(found.b);
   result.throughput = {"throughput", a_rate, b_rate, change(a_rate, b_rate), {}, DiffVerdict::kUndecided};
   for (std::size_t i = 0; i < kPhases; ++i) {

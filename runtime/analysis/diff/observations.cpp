@@ -51,7 +51,7 @@ void mark_long(std::vector<Observation>& rows) {
   std::vector<double> times;
   for (const Observation& row : rows) times.push_back(row.step_s);
   if (times.empty()) return;
-  const double middle = median(times);
+  const double middle = median_low(times);
   const double most = quantile(times, 1 - kMostLong);
   const double limit = middle + std::max(kLongDeviations * mad(times, middle), kLongShare * middle);
   for (Observation& row : rows) {

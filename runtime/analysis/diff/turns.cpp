@@ -38,7 +38,7 @@ std::vector<Turn> find_turns(const Observations& a, const Observations& b) {
   const auto all = stretches(a, b);
   std::vector<double> sizes;
   for (const auto& one : all) sizes.push_back(static_cast<double>(one.size()));
-  const double most = kMostSteps * median(sizes);
+  const double most = kMostSteps * median_low(sizes);
   std::vector<Turn> turns;
   for (std::size_t i = 0; i + 1 < all.size(); i += 2) {
     if (std::max(sizes[i], sizes[i + 1]) > most) continue;

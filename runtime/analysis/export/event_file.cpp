@@ -3,7 +3,6 @@
 #include <fcntl.h>
 
 #include <algorithm>
-#include <array>
 #include <bit>
 #include <cerrno>
 #include <cstring>
@@ -11,6 +10,7 @@
 
 #include <spdlog/fmt/fmt.h>
 
+#include "dtrain/base/crc32c.h"
 #include "dtrain/base/error.h"
 
 namespace dtrain::analysis {
@@ -21,16 +21,6 @@ static_assert(std::endian::native == std::endian::little, "event files are littl
 constexpr std::size_t kPieceBytes = 1 << 20;
 constexpr std::string_view kPrefix = "events.out.tfevents.";
 constexpr std::string_view kSuffix = ".dtrain";  // by which an export finds the files of an earlier one
-
-constexpr std::array<std::uint32_t, 256> crc_table() {
-  std::array<std::uint32_t, 256> table{};
-  for (std::uint32_t i = 0; i < 256; ++i) {
-    std::uint32_t value = i;
-    for (int bit = 0; bit < 8; ++bit) value = (value >> 1) ^ ((value & 1) != 0 ? 0x82f63b78u : 0u);
-    table[i] = value;
-  }
-  return table;
-}
 
 // TFRecord stores CRCs of data that may hold CRCs itself: rotated, and a constant added.
 std::uint32_t masked(std::uint32_t crc) {
@@ -69,13 +59,6 @@ std::string event(double wall_s, std::int64_t step) {
 }
 
 }  // namespace
-
-std::uint32_t crc32c(std::string_view data) {
-  static constexpr auto kTable = crc_table();
-  std::uint32_t crc = ~0u;
-  for (const char c : data) crc = kTable[(crc ^ static_cast<unsigned char>(c)) & 0xff] ^ (crc >> 8);
-  return ~crc;
-}
 
 EventFile::EventFile(const std::filesystem::path& folder, double wall_s) {
   make_folder(folder);

@@ -35,7 +35,4 @@ class EventFile {
   std::int64_t values_ = 0;
 };
 
-// CRC-32C (Castagnoli), as RFC 3720 defines it.
-std::uint32_t crc32c(std::string_view data);
-
 }  // namespace dtrain::analysis

@@ -75,13 +75,13 @@ bool is_beyond_variation(const Evidence& evidence, std::size_t rank) {
   std::vector<double> usual_others, slow_others, slowest_others;
   for (std::size_t r = 0; r < rows.ranks(); ++r) {
     if (r == rank) continue;
-    usual_others.push_back(median(paces[r]));
+    usual_others.push_back(median_low(paces[r]));
     slow_others.push_back(quantile(paces[r], 0.9));
     slowest_others.push_back(quantile(paces[r], 1));
   }
-  const bool all_along = median(paces[rank]) > quantile(slow_others, 0.5) &&
+  const bool all_along = median_low(paces[rank]) > quantile(slow_others, 0.5) &&
                          quantile(paces[rank], 0.1) > quantile(usual_others, 0.5) &&
-                         median(paces[rank]) > kCoresDiffer * quantile(usual_others, 0.5);
+                         median_low(paces[rank]) > kCoresDiffer * quantile(usual_others, 0.5);
   return all_along || mean(paces[rank]) > kFarBeyond * quantile(slowest_others, 0.5);
 }
 

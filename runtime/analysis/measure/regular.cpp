@@ -93,7 +93,7 @@ std::optional<Regular> find_regular(const std::vector<double>& moments, const st
   if (count < kLeastMembers) return std::nullopt;
   std::vector<double> gaps;
   for (std::size_t i = 1; i < count; ++i) gaps.push_back(moments[i] - moments[i - 1]);
-  const double middle = median(gaps);
+  const double middle = median_low(gaps);
   Regular all{middle, std::vector<std::size_t>(count)};
   std::iota(all.members.begin(), all.members.end(), 0);
   if (all_alike(gaps, middle, std::max(resolution, kNeighbours * middle))) return all;
@@ -129,7 +129,7 @@ std::optional<Regular> find_regular(const std::vector<double>& moments, const st
     for (std::size_t i = 1; i < best->members.size(); ++i) {
       gaps.push_back(moments[best->members[i]] - moments[best->members[i - 1]]);
     }
-    best->interval = median(gaps);
+    best->interval = median_low(gaps);
   }
   return best;
 }

@@ -161,7 +161,7 @@ std::optional<Stalls> find_stalls(const Evidence& evidence) {
   for (std::size_t i = 0; i < walls.size(); ++i) walls[i] = row_s(rows, i);
   for (const std::size_t row : ordinary) usual_walls.push_back(walls[row]);
   Stalls result;
-  result.step_s = median(usual_walls);
+  result.step_s = median_low(usual_walls);
   const double limit =
       std::max(kDeviations * kMadToDeviation * mad(usual_walls, result.step_s), kLeastExcess * result.step_s);
   std::vector<Event> events = find_events(rows, walls, result.step_s, limit);
@@ -181,7 +181,7 @@ std::optional<Stalls> find_stalls(const Evidence& evidence) {
     result.seconds += event.seconds;
   }
   result.events = static_cast<std::int64_t>(events.size());
-  result.median_excess_s = median(excesses);
+  result.median_excess_s = median_low(excesses);
   result.phase =
       static_cast<Phase>(std::max_element(blamed.by_phase.begin(), blamed.by_phase.end()) - blamed.by_phase.begin());
   const auto worst = std::max_element(blamed.by_rank.begin(), blamed.by_rank.end());

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <numeric>
 
 namespace dtrain::analysis {
 namespace {
@@ -22,36 +21,24 @@ struct Moments {
 
 // The same as mad() of a distribution.
 double mad(const profile::Sketch& sketch, double center) {
-  std::vector<std::pair<double, std::int64_t>> deviations = {{std::abs(center), sketch.zeros()}};
+  WeightedValues deviations = {{std::abs(center), sketch.zeros()}};
   for (const auto& bin : sketch.bins()) {
     deviations.emplace_back(std::abs(profile::Sketch::value_of(bin.index) - center), bin.count);
   }
   std::sort(deviations.begin(), deviations.end());
-  std::int64_t passed = 0;
-  for (const auto& [deviation, count] : deviations) {
-    passed += count;
-    if (2 * passed >= sketch.count()) return deviation;
-  }
-  return 0;
+  return weighted_quantile(deviations, sketch.count(), 0.5);
 }
 
 }  // namespace
 
-double quantile(std::vector<double>& values, double share) {
-  if (values.empty()) return 0;
-  const double rank = std::ceil(share * static_cast<double>(values.size()));
-  const auto index = static_cast<std::ptrdiff_t>(std::clamp(rank, 1.0, static_cast<double>(values.size()))) - 1;
-  std::nth_element(values.begin(), values.begin() + index, values.end());
-  return values[static_cast<std::size_t>(index)];
-}
-
-double mean(const std::vector<double>& values) {
-  if (values.empty()) return 0;
-  return std::accumulate(values.begin(), values.end(), 0.0) / static_cast<double>(values.size());
-}
-
-double median(std::vector<double> values) {
-  return quantile(values, 0.5);
+double weighted_quantile(const WeightedValues& values, std::int64_t count, double share) {
+  const auto rank = std::max<std::int64_t>(std::llround(std::ceil(share * static_cast<double>(count))), 1);
+  std::int64_t so_far = 0;
+  for (const auto& [value, times] : values) {
+    so_far += times;
+    if (so_far >= rank) return value;
+  }
+  return values.empty() ? 0 : values.back().first;
 }
 
 double mad(std::vector<double> values, double center) {

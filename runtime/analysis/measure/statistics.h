@@ -1,21 +1,22 @@
-// Statistics over values held in memory.
+// Statistics over values held in memory, beside those of base/statistics.h.
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "dtrain/analysis/run_profile.h"
 #include "dtrain/analysis/step_statistics.h"
+#include "dtrain/base/statistics.h"
 
 namespace dtrain::analysis {
 
-// The smallest value that at least `share` of them do not exceed (nearest rank); 0 of none. Reorders `values`.
-double quantile(std::vector<double>& values, double share);
-double mean(const std::vector<double>& values);
+using WeightedValues = std::vector<std::pair<double, std::int64_t>>;  // a value, and how often it is there
+// As quantile(), of rising values that are there `count` times in all.
+double weighted_quantile(const WeightedValues& values, std::int64_t count, double share);
 
-// The middle one, of two the lower; 0 of none.
-double median(std::vector<double> values);
 // Median absolute deviation from `center`, not scaled.
 double mad(std::vector<double> values, double center);
 // How many of this many normally distributed values' MADs make their standard deviation.

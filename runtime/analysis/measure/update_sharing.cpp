@@ -26,7 +26,7 @@ double longest_update_ns(const RunProfile& run, std::int64_t first_batch, std::i
       if (step.batch < first_batch || step.batch > last_batch || !step.exchanged) continue;
       updates.push_back(static_cast<double>(phase_of(step, profile::Phase::kOptimizerStep)));
     }
-    longest = std::max(longest, median(std::move(updates)));
+    longest = std::max(longest, median_low(std::move(updates)));
   }
   return longest;
 }
@@ -51,7 +51,7 @@ std::optional<double> unshared_update_share(const RunProfile& run, const RunProf
   }
   const double update_ns = longest_update_ns(run, 0, INT64_MAX);
   if (replicated_ns.empty() || update_ns <= 0) return std::nullopt;
-  return std::min(1.0, median(std::move(replicated_ns)) / std::max(1, tried.world_size) / update_ns);
+  return std::min(1.0, median_low(std::move(replicated_ns)) / std::max(1, tried.world_size) / update_ns);
 }
 
 }  // namespace dtrain::analysis

@@ -72,7 +72,7 @@ WaitSummary compare_waits(const Rows& rows) {
   result.exchange_seconds += window_exchange_s;
   result.skew_seconds += window_waited_s - window_exchange_s;
   result.estimated = window_waited_s > 0;
-  result.exchange_median_s = median(std::move(exchanges_s));
+  result.exchange_median_s = median_low(std::move(exchanges_s));
   return result;
 }
 

@@ -26,7 +26,7 @@ double per_sample(const RankProfile& rank) {
     // A window counts as one step of its mean: it only has sums of samples.
     values.push_back(static_cast<double>(compute) / static_cast<double>(window.samples));
   }
-  return median(std::move(values));
+  return median_low(std::move(values));
 }
 
 class PhaseSums {

@@ -65,8 +65,8 @@ class Samples {
     double last_ended = 0;
     for (const auto& [key, bucket] : buckets_) {
       if (2 * bucket.seconds.size() < rows_) continue;  // of a plan that was given up
-      const double transfer_s = median(bucket.seconds);
-      const double exposed_s = std::min(transfer_s, median(bucket.exposed_s));
+      const double transfer_s = median_low(bucket.seconds);
+      const double exposed_s = std::min(transfer_s, median_low(bucket.exposed_s));
       model.transfer_s += transfer_s;
       model.mean_s += mean(bucket.seconds);
       model.latency_s += std::min(transfer_s, latency_s);

@@ -80,7 +80,7 @@ Prediction Predictor::predict_aggregated(Prediction prediction, int k) const {
     saved_s += wall_s - wall;
     walls.push_back(wall / steps);
   }
-  return finish(std::move(prediction), saved_s, median(std::move(walls)));
+  return finish(std::move(prediction), saved_s, median_low(std::move(walls)));
 }
 
 double Predictor::least_wait_s(std::size_t row) const {
@@ -157,7 +157,7 @@ double Predictor::middle(const std::vector<double>& walls) const {
   for (std::size_t i = 0; i < walls.size(); ++i) {
     values.push_back(walls[i] / static_cast<double>(rows_.rows()[i].steps));
   }
-  return median(std::move(values));
+  return median_low(std::move(values));
 }
 
 Prediction Predictor::finish(Prediction prediction, double saved_s, double p50_s) const {

@@ -159,7 +159,7 @@ double slowest_rank_step_s(const RunProfile& run) {
       walls.push_back(wall_s / batches);
       wall_s = batches = 0;
     }
-    slowest = std::max(slowest, median(std::move(walls)));
+    slowest = std::max(slowest, median_low(std::move(walls)));
   }
   return slowest;
 }

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <map>
 
+#include "dtrain/base/statistics.h"
 #include "read/json_fields.h"
 #include "report/rule_text.h"
 
@@ -25,13 +26,6 @@ Groups groups_of(const StepLine& step) {
   return result;
 }
 
-double median(std::vector<double>& values) {
-  if (values.empty()) return 0;
-  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
-  std::nth_element(values.begin(), middle, values.end());
-  return *middle;
-}
-
 Groups medians_of(const RankProfile& rank) {
   std::vector<std::vector<double>> columns(phase_groups().size());
   for (const StepLine& step : rank.steps) {
@@ -39,7 +33,7 @@ Groups medians_of(const RankProfile& rank) {
     for (std::size_t i = 0; i < groups.size(); ++i) columns[i].push_back(groups[i]);
   }
   Groups result;
-  for (std::vector<double>& column : columns) result.push_back(median(column));
+  for (std::vector<double>& column : columns) result.push_back(median_high(column));
   return result;
 }
 

@@ -4,24 +4,13 @@
 #include <cmath>
 #include <utility>
 
+#include "measure/statistics.h"
+
 namespace dtrain::analysis::rules {
 namespace {
 
-using Weighted = std::vector<std::pair<double, std::int64_t>>;  // a value, and how often it is there
-
-// Nearest rank, as statistics.h has it; `values` are rising.
-double weighted_quantile(const Weighted& values, std::int64_t count, double share) {
-  const auto rank = std::clamp<std::int64_t>(std::llround(std::ceil(share * static_cast<double>(count))), 1, count);
-  std::int64_t so_far = 0;
-  for (const auto& [value, times] : values) {
-    so_far += times;
-    if (so_far >= rank) return value;
-  }
-  return values.empty() ? 0 : values.back().first;
-}
-
-Weighted all_values(const StepSeries& series) {
-  Weighted values;
+WeightedValues all_values(const StepSeries& series) {
+  WeightedValues values;
   values.reserve(series.steps.size());
   for (const Step& step : series.steps) values.emplace_back(step.seconds, 1);
   for (const FoldedSteps& folded : series.folded)
@@ -60,7 +49,7 @@ SeriesStatistics statistics_of(const StepSeries& series) {
   }
   result.stddev_s = std::sqrt(squares / count);
 
-  Weighted values = all_values(series);
+  WeightedValues values = all_values(series);
   result.p50_s = weighted_quantile(values, result.steps, 0.50);
   result.p95_s = weighted_quantile(values, result.steps, 0.95);
   result.p99_s = weighted_quantile(values, result.steps, 0.99);

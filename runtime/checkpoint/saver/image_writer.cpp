@@ -9,7 +9,7 @@
 #include <fcntl.h>
 #include <unistd.h>
 
-#include "crc32c.h"
+#include "dtrain/base/crc32c.h"
 #include "dtrain/base/error.h"
 #include "parallel_pieces.h"
 #include "saver/finite_check.h"

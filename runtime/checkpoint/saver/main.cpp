@@ -4,10 +4,10 @@
 #include <sched.h>
 #include <unistd.h>
 
-#include <csignal>
 #include <cstdio>
 #include <exception>
 
+#include "dtrain/base/background.h"
 #include "dtrain/base/error.h"
 #include "dtrain/base/file.h"
 #include "dtrain/base/json.h"
@@ -20,12 +20,6 @@ namespace {
 using namespace dtrain;
 using namespace dtrain::checkpoints;
 
-// A terminal's Ctrl-C, its hang-up and a batch system's polite stop are for the ranks: this process finishes its work
-// and ends after them. It leads a process group but no session, as dtrain-agent does.
-void ignore_polite_ends() {
-  for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGPIPE, SIGQUIT}) std::signal(signal, SIG_IGN);
-}
-
 // When memory runs out, training goes first. The affinity is that of the rank that started this process: here every
 // processor that is idle will do (the kernel takes away what this process may not use). Each call may be forbidden,
 // which only costs the advantage.
@@ -37,17 +31,6 @@ void step_back() {
   ::sched_setaffinity(0, sizeof all, &all);
   const UniqueFd score(::open("/proc/self/oom_score_adj", O_WRONLY | O_CLOEXEC));
   if (score) write_all(score.get(), kOomScore);
-}
-
-// A reader that waits for the end of the starter's output must not wait for this process.
-void redirect_output(const std::filesystem::path& log) {
-  const UniqueFd null(::open("/dev/null", O_RDWR | O_CLOEXEC));
-  const UniqueFd file(log.empty() ? -1 : ::open(log.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666));
-  if (null) ::dup2(null.get(), STDIN_FILENO);
-  const int target = file ? file.get() : null.get();
-  if (target < 0) return;
-  ::dup2(target, STDOUT_FILENO);
-  ::dup2(target, STDERR_FILENO);
 }
 
 }  // namespace

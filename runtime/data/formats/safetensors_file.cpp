@@ -217,4 +217,22 @@ void SafetensorsFile::fail(std::uint64_t offset, const std::string& what, const 
   file_->fail(offset, what, remedy);
 }
 
+std::string safetensors_header(std::span<const SafetensorsEntry> tensors, const Json& metadata, std::size_t alignment) {
+  std::string text = "{";
+  const auto add = [&](const std::string& name, const Json& value) {
+    if (text.size() > 1) text += ',';
+    text += to_line(Json(name)) + ":" + to_line(value);
+  };
+  if (!metadata.empty()) add("__metadata__", metadata);
+  std::uint64_t end = 0;
+  for (const SafetensorsEntry& entry : tensors) {
+    add(entry.name, {{"dtype", entry.dtype}, {"shape", entry.shape}, {"data_offsets", {end, end + entry.bytes}}});
+    end += entry.bytes;
+  }
+  text += '}';
+  const std::uint64_t length = (kHeaderAt + text.size() + alignment - 1) / alignment * alignment - kHeaderAt;
+  text.resize(length, ' ');
+  return std::string(reinterpret_cast<const char*>(&length), sizeof length) + text;
+}
+
 }  // namespace dtrain::data

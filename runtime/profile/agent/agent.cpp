@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <vector>
 
-#include "agent/machine_facts.h"
 #include "dtrain/base/error.h"
 
 namespace dtrain::profile {

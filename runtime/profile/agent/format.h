@@ -3,9 +3,13 @@
 #pragma once
 
 #include <cstdint>
+#include <iterator>
 #include <string>
+#include <utility>
 
-#include "agent/line_buffer.h"
+#include <spdlog/fmt/compile.h>
+#include <spdlog/fmt/fmt.h>
+
 #include "agent/system_sampler.h"
 #include "dtrain/base/json.h"
 #include "dtrain/host/processes.h"
@@ -14,6 +18,14 @@
 namespace dtrain::profile {
 
 inline constexpr int kDumpSchema = 1;
+
+// The text of a record while it is put together.
+using LineBuffer = fmt::memory_buffer;
+// Appends; the arguments are those of fmt::format_to.
+template <typename... Args>
+void put(LineBuffer& out, Args&&... args) {
+  fmt::format_to(std::back_inserter(out), std::forward<Args>(args)...);
+}
 
 // Of an unknown kind: nothing.
 void append_record(LineBuffer& out, const Record& record);

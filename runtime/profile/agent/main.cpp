@@ -3,11 +3,11 @@
 #include <fcntl.h>
 #include <unistd.h>
 
-#include <csignal>
 #include <cstdio>
 #include <exception>
 
 #include "agent/agent.h"
+#include "dtrain/base/background.h"
 #include "dtrain/base/error.h"
 #include "dtrain/base/json.h"
 #include "dtrain/host/identity.h"
@@ -20,25 +20,6 @@ using namespace dtrain::profile;
 
 constexpr int kSocketFd = 3;
 constexpr int kReadyFd = 4;
-
-// A terminal's Ctrl-C, its hang-up and a batch system's polite stop are for the ranks: this process ends after them. It
-// leads a process group but no session: Linux may share the cores between sessions (autogroup), and alone in one of its
-// own this process got 2% of a core beside busy ranks (Linux 6.18).
-void ignore_polite_ends() {
-  for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGPIPE, SIGQUIT}) std::signal(signal, SIG_IGN);
-}
-
-// A reader that waits for the end of the starter's output must not wait for this process.
-void redirect_output(const AgentFacts& facts) {
-  const auto log = facts.profile_folder.parent_path() / "logs" / ("agent-" + facts.agent_id + ".log");
-  const UniqueFd null(::open("/dev/null", O_RDWR | O_CLOEXEC));
-  const UniqueFd file(::open(log.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666));
-  if (null) ::dup2(null.get(), STDIN_FILENO);
-  const int target = file ? file.get() : null.get();
-  if (target < 0) return;
-  ::dup2(target, STDOUT_FILENO);
-  ::dup2(target, STDERR_FILENO);
-}
 
 AgentSettings parse(const Json& json) {
   AgentSettings settings;
@@ -83,7 +64,8 @@ int main(int argc, char** argv) {
   try {
     const Json json = Json::parse(argv[1]);
     AgentSettings settings = parse(json);
-    redirect_output(settings.facts);
+    redirect_output(settings.facts.profile_folder.parent_path() / "logs" /
+                    ("agent-" + settings.facts.agent_id + ".log"));
     const Logger logger = make_stderr_logger();
     const SystemClock clock;
     Agent agent(std::move(settings), UnixListener(UniqueFd(kSocketFd), json.at("socket").get<std::string>()), clock,

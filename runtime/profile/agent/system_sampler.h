@@ -16,6 +16,7 @@
 
 #include "agent/gpu_sampler.h"
 #include "dtrain/base/clock.h"
+#include "dtrain/base/json.h"
 #include "dtrain/host/cpu_times.h"
 #include "dtrain/host/disks.h"
 #include "dtrain/host/interfaces.h"
@@ -106,5 +107,9 @@ class SystemSampler {
   std::set<std::string> disks_;
   Reading before_;
 };
+
+// What the machine is, for the first line of the agent's dump (docs/profile-format.md, "machine"): the analysis, which
+// may run on another machine, needs it to judge the samples. What is not known is left out. Any thread.
+Json machine_facts(const std::filesystem::path& root = "/");
 
 }  // namespace dtrain::profile

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "dtrain/base/error.h"
+#include "dtrain/base/statistics.h"
 #include "network/link_stream.h"
 
 namespace dtrain::run {
@@ -124,9 +125,7 @@ Nanoseconds measure_round_trip(const LinkTarget& target, const LinkKey& key) {
     stream.read(kPing);
     trips.push_back(SteadyClock::now() - start);
   }
-  const auto middle = trips.begin() + kRoundTrips / 2;
-  std::nth_element(trips.begin(), middle, trips.end());
-  return *middle;
+  return median_high(trips);
 }
 
 double measure_bandwidth(const LinkTarget& target, const LinkKey& key, Nanoseconds duration) {

@@ -5,6 +5,7 @@
 #include <spdlog/fmt/fmt.h>
 
 #include "dtrain/analysis/analysis.h"
+#include "dtrain/base/statistics.h"
 #include "verify/short_runs.h"
 
 namespace dtrain::run {
@@ -49,12 +50,6 @@ struct Measured {
   std::string name, title;
   std::vector<double> plain_ms, predicted_ms, measured_ms, ratios;
 };
-
-double median(std::vector<double> values) {
-  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
-  std::nth_element(values.begin(), middle, values.end());
-  return values.size() % 2 == 1 ? *middle : (*middle + *std::max_element(values.begin(), middle)) / 2;
-}
 
 // Enough for the system, which is sampled twice a second, to be sampled a few times.
 int steps_for(const RunProfile& profile) {
@@ -168,11 +163,11 @@ class Verifier {
       one.title = found.title;
       one.mock = scenarios_[m].mock;
       one.set = scenarios_[m].set;
-      one.plain_ms = median(found.plain_ms);
-      one.measured_ms = median(found.measured_ms);
+      one.plain_ms = median_midpoint(found.plain_ms);
+      one.measured_ms = median_midpoint(found.measured_ms);
       one.ratios = found.ratios;
-      if (!found.predicted_ms.empty()) one.predicted_ms = median(found.predicted_ms);
-      if (!found.ratios.empty()) one.ratio = median(found.ratios);
+      if (!found.predicted_ms.empty()) one.predicted_ms = median_midpoint(found.predicted_ms);
+      if (!found.ratios.empty()) one.ratio = median_midpoint(found.ratios);
       if (const Prediction* prediction = find_prediction(of_run, scenarios_[m])) {
         one.predicted_from_run_ms = step_ms(*prediction);
         one.name = prediction->name;  // known also where the short runs predict nothing

@@ -16,6 +16,7 @@
 #include "calibration/rank_processes.h"
 #include "calibration/workloads.h"
 #include "dtrain/base/error.h"
+#include "dtrain/base/statistics.h"
 #include "dtrain/host/cpu.h"
 #include "matmul/matmul_path.h"
 
@@ -34,12 +35,6 @@ constexpr std::size_t kGoOn = 0;                     // where the first rank's r
 constexpr std::size_t kRates = 1;                    // where a rank's rates begin: for each round, for each figure
 constexpr std::size_t kValues = kRates + kRounds * kFigures;
 
-double median(std::vector<double> values) {
-  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
-  std::nth_element(values.begin(), middle, values.end());
-  return *middle;
-}
-
 double median_seconds(const std::function<void()>& call) {
   std::vector<double> times;
   const auto end = Watch::now() + kWindow;
@@ -48,7 +43,7 @@ double median_seconds(const std::function<void()>& call) {
     call();
     times.push_back(std::chrono::duration<double>(Watch::now() - start).count());
   }
-  return median(std::move(times));
+  return median_high(times);
 }
 
 using MakeWorkloads = std::vector<Workload>(RankProcess&);
@@ -84,7 +79,7 @@ Figures summarize(const std::vector<double>& values, int ranks) {
       for (std::size_t rank = 0; rank < static_cast<std::size_t>(ranks); ++rank) {
         of_ranks.push_back(values[rank * kValues + kRates + round * kFigures + figure]);
       }
-      best[figure] = std::max(best[figure], median(std::move(of_ranks)));
+      best[figure] = std::max(best[figure], median_high(of_ranks));
     }
   }
   return best;

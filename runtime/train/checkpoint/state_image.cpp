@@ -24,20 +24,9 @@ void FileImage::add(std::string name, at::Tensor value, Writers writers) {
 }
 
 void FileImage::lay_out() {
-  Json header = Json::object();
-  if (!metadata_.empty()) header["__metadata__"] = metadata_;
-  for (const Entry& entry : entries_) {
-    header[entry.name] = {{"dtype", safetensors_name(entry.value.scalar_type())},
-                          {"shape", entry.value.sizes().vec()},
-                          {"data_offsets", {entry.offset, entry.offset + entry.value.nbytes()}}};
-  }
-  const std::string text = header.dump();
-  constexpr std::size_t kLength = sizeof(std::uint64_t);
-  const std::size_t length = (text.size() + kLength + kAlignment - 1) / kAlignment * kAlignment - kLength;
-  header_.assign(kLength + length, ' ');
-  const std::uint64_t number = length;
-  std::memcpy(header_.data(), &number, kLength);
-  std::copy(text.begin(), text.end(), header_.begin() + kLength);
+  std::vector<data::SafetensorsEntry> tensors;
+  for (const Entry& entry : entries_) tensors.push_back(safetensors_entry(entry.name, entry.value));
+  header_ = data::safetensors_header(tensors, metadata_, kAlignment);
 }
 
 std::map<std::string, std::size_t> FileImage::offsets() const {

@@ -1,6 +1,6 @@
 #include "choice/turn_comparison.h"
 
-#include <algorithm>
+#include "dtrain/base/statistics.h"
 
 namespace dtrain::train {
 
@@ -36,8 +36,7 @@ void TurnComparison::decide() {
     if (times.empty()) continue;
     // The same on every rank, and so is the decision.
     communicator_.all_reduce(times.data(), times.size(), comm::DataType::kFloat64, {.op = comm::ReduceOp::kMax}).wait();
-    std::nth_element(times.begin(), times.begin() + static_cast<std::ptrdiff_t>(times.size() / 2), times.end());
-    medians_[i] = times[times.size() / 2];
+    medians_[i] = median_high(times);
   }
   second_ = !times_[0].empty() && !times_[1].empty() && medians_[1] <= medians_[0] * enough_;
 }

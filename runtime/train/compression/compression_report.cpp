@@ -5,6 +5,7 @@
 
 #include <spdlog/fmt/fmt.h>
 
+#include "dtrain/base/statistics.h"
 #include "dtrain/base/units.h"
 
 namespace dtrain::train {
@@ -18,11 +19,9 @@ std::string duration(double seconds) {
 }
 
 // Without the first step, in which all ranks wait for the one that started last.
-double median(const std::vector<double>& values) {
-  std::vector<double> sorted(values.begin() + (values.size() > kFewest ? 1 : 0), values.end());
-  const auto middle = sorted.begin() + static_cast<std::ptrdiff_t>(sorted.size() / 2);
-  std::nth_element(sorted.begin(), middle, sorted.end());
-  return *middle;
+double median_behind_first(const std::vector<double>& values) {
+  std::vector<double> later(values.begin() + (values.size() > kFewest ? 1 : 0), values.end());
+  return median_high(later);
 }
 
 }  // namespace
@@ -55,7 +54,8 @@ void CompressionReport::write(const comm::CompressionStatistics& statistics, con
 Json CompressionReport::account(const comm::CompressionStatistics& s, const char* codec,
                                 comm::Communicator& communicator) const {
   const bool comparable = plain_s_.size() >= kFewest && compressed_s_.size() >= kFewest;
-  double times[3] = {comparable ? median(plain_s_) : 0, comparable ? median(compressed_s_) : 0, to_seconds(s.coding)};
+  double times[3] = {comparable ? median_behind_first(plain_s_) : 0,
+                     comparable ? median_behind_first(compressed_s_) : 0, to_seconds(s.coding)};
   communicator.all_reduce(times, 3, comm::DataType::kFloat64, {.post_scale = 1.0 / communicator.world_size()}).wait();
   std::int64_t values[2] = {s.saturated, s.underflowed};  // of all ranks
   communicator.all_reduce(values, 2, comm::DataType::kInt64).wait();

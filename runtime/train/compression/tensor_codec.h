@@ -62,6 +62,29 @@ class TensorExchange {
   virtual comm::Work next() = 0;
 };
 
+// The exchange of a codec whose codes are gathered: encode() makes them, of all ranks in a row each; gather() collects
+// them; decode() makes the bucket's values of them.
+template <class Codec>
+class GatheredExchange final : public TensorExchange {
+ public:
+  GatheredExchange(Codec& codec, TensorBucket bucket, double scale)
+      : codec_(codec), bucket_(std::move(bucket)), scale_(scale) {}
+  comm::Work next() override {
+    if (gathered_.defined()) {
+      codec_.decode(bucket_, gathered_);
+      return {};
+    }
+    gathered_ = codec_.encode(bucket_, scale_);
+    return codec_.gather(gathered_, bucket_.number);
+  }
+
+ private:
+  Codec& codec_;
+  const TensorBucket bucket_;
+  const double scale_;
+  at::Tensor gathered_;
+};
+
 class TensorCodec {
  public:
   virtual ~TensorCodec() = default;

@@ -5,6 +5,7 @@
 #include <ATen/Parallel.h>
 
 #include "dtrain/base/file.h"
+#include "dtrain/base/statistics.h"
 #include "dtrain/run/version.h"
 
 namespace dtrain::train {
@@ -50,11 +51,6 @@ FusionAnswer brief_answer(const Json& json) {
   return {json.at("cuts").get<std::vector<std::size_t>>(),
           {json.at("latency_us").get<double>(), json.at("us_per_byte").get<double>()},
           {}};
-}
-
-double middle_of(std::vector<double> values) {
-  std::nth_element(values.begin(), values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2), values.end());
-  return values[values.size() / 2];
 }
 
 }  // namespace
@@ -157,7 +153,7 @@ bool Fusion::look_at_gaps(std::span<const double> ready_us) {
   if (steps_ < kWarmUpSteps + kGapSteps) return false;
   gaps_due_ = false;
   std::vector<double> middles;
-  for (const auto& samples : ready_samples_) middles.push_back(std::max(0.0, middle_of(samples)));
+  for (auto samples : ready_samples_) middles.push_back(std::max(0.0, median_high(samples)));
   ready_us_ = comm::max_over_ranks(communicator_, middles);
   const comm::FusionPlan with_gaps =
       comm::plan_fusion(items_, options_.threshold_bytes, ready_us_, options_.cycle_ms * 1e3);

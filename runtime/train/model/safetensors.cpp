@@ -2,18 +2,13 @@
 
 #include <algorithm>
 #include <array>
-#include <bit>
 
 #include "dtrain/base/error.h"
 #include "dtrain/base/file.h"
-#include "dtrain/base/json.h"
 
 namespace dtrain::train {
 
 namespace {
-
-static_assert(std::endian::native == std::endian::little,
-              "safetensors are little-endian; so is every machine we run on");
 
 struct TypeName {
   at::ScalarType type;
@@ -41,6 +36,10 @@ at::ScalarType scalar_type_of(const std::string& name) {
   throw DataError("tensors of type " + name + " are not supported");
 }
 
+data::SafetensorsEntry safetensors_entry(const std::string& name, const at::Tensor& tensor) {
+  return {name, safetensors_name(tensor.scalar_type()), tensor.sizes().vec(), 0, tensor.nbytes()};
+}
+
 at::Tensor read_tensor(const data::SafetensorsFile& file, const data::SafetensorsEntry& entry) {
   const auto known = std::find_if(kTypeNames.begin(), kTypeNames.end(),
                                   [&](const TypeName& type) { return entry.dtype == type.name; });
@@ -54,22 +53,14 @@ at::Tensor read_tensor(const data::SafetensorsFile& file, const data::Safetensor
 
 void write_safetensors(const std::filesystem::path& path, const NamedTensors& tensors,
                        const std::map<std::string, std::string>& metadata) {
-  Json header = Json::object();
-  if (!metadata.empty()) header["__metadata__"] = metadata;
+  std::vector<data::SafetensorsEntry> entries;
   std::vector<at::Tensor> dense;
-  std::int64_t offset = 0;
   for (const auto& [name, tensor] : tensors) {
     dense.push_back(tensor.detach().cpu().contiguous());
-    const std::int64_t bytes = static_cast<std::int64_t>(dense.back().nbytes());
-    header[name] = {{"dtype", safetensors_name(tensor.scalar_type())},
-                    {"shape", tensor.sizes().vec()},
-                    {"data_offsets", {offset, offset + bytes}}};
-    offset += bytes;
+    entries.push_back(safetensors_entry(name, dense.back()));
   }
-  std::string head = header.dump();
-  head.resize((head.size() + 7) / 8 * 8, ' ');  // tensors then start 8-byte aligned
-  const std::uint64_t length = head.size();
-  std::vector<std::string_view> pieces{{reinterpret_cast<const char*>(&length), sizeof length}, head};
+  const std::string header = data::safetensors_header(entries, metadata);
+  std::vector<std::string_view> pieces{header};
   for (const at::Tensor& tensor : dense)
     pieces.emplace_back(static_cast<const char*>(tensor.data_ptr()), tensor.nbytes());
   write_file_atomic(path, pieces);

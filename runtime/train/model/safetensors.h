@@ -25,6 +25,8 @@ void write_safetensors(const std::filesystem::path& path, const NamedTensors& te
 const char* safetensors_name(at::ScalarType type);
 // The other way round. DataError for a name that is not known.
 at::ScalarType scalar_type_of(const std::string& name);
+// A tensor as data::safetensors_header() needs it. Error for a type the format does not know.
+data::SafetensorsEntry safetensors_entry(const std::string& name, const at::Tensor& tensor);
 // One tensor of an open file. DataError.
 at::Tensor read_tensor(const data::SafetensorsFile& file, const data::SafetensorsEntry& entry);
 

@@ -3,6 +3,7 @@
 
 #include <spdlog/fmt/fmt.h>
 
+#include "measure/statistics.h"
 #include "report/lines.h"
 #include "report/rule_text.h"
 #include "report/sections.h"
@@ -15,21 +16,14 @@ constexpr std::size_t kQueueBins = 40;
 constexpr auto kNext = static_cast<std::size_t>(profile::Phase::kDataloaderNext);
 
 struct Values {
-  std::vector<std::pair<double, std::int64_t>> seconds;  // and how often
+  WeightedValues seconds;
   std::int64_t count = 0;
 
   void add(double value, std::int64_t times) {
     seconds.emplace_back(value, times);
     count += times;
   }
-  double quantile(double share) const {
-    std::int64_t seen = 0;
-    for (const auto& [value, times] : seconds) {
-      seen += times;
-      if (static_cast<double>(seen) >= share * static_cast<double>(count)) return value;
-    }
-    return seconds.empty() ? 0 : seconds.back().first;
-  }
+  double quantile(double share) const { return weighted_quantile(seconds, count, share); }
 };
 
 Values waits_for_batches(const RunProfile& run) {

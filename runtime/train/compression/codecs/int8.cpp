@@ -54,26 +54,6 @@ class Int8Tensors final : public TensorCodec {
   at::Tensor most_;  // 127, on the device: a division by a number of the host would be a product
 };
 
-class Int8TensorsExchange final : public TensorExchange {
- public:
-  Int8TensorsExchange(Int8Tensors& codec, TensorBucket bucket, double scale)
-      : codec_(codec), bucket_(std::move(bucket)), scale_(scale) {}
-  comm::Work next() override {
-    if (gathered_.defined()) {
-      codec_.decode(bucket_, gathered_);
-      return {};
-    }
-    gathered_ = codec_.encode(bucket_, scale_);
-    return codec_.gather(gathered_, bucket_.number);
-  }
-
- private:
-  Int8Tensors& codec_;
-  const TensorBucket bucket_;
-  const double scale_;
-  at::Tensor gathered_;
-};
-
 std::int64_t blocks_for(std::int64_t elements) {
   return (elements + kBlockValues - 1) / kBlockValues;
 }
@@ -102,7 +82,7 @@ Int8Tensors::Int8Tensors(TensorCodecContext& context) : context_(context), first
 }
 
 std::unique_ptr<TensorExchange> Int8Tensors::begin(TensorBucket bucket, double scale) {
-  return std::make_unique<Int8TensorsExchange>(*this, std::move(bucket), scale);
+  return std::make_unique<GatheredExchange<Int8Tensors>>(*this, std::move(bucket), scale);
 }
 
 std::int64_t Int8Tensors::blocks_of(const TensorBucket& bucket) const {

@@ -47,28 +47,8 @@ class TopKTensors final : public TensorCodec {
   std::vector<at::Tensor> residuals_, parts_;
 };
 
-class TopKTensorsExchange final : public TensorExchange {
- public:
-  TopKTensorsExchange(TopKTensors& codec, TensorBucket bucket, double scale)
-      : codec_(codec), bucket_(std::move(bucket)), scale_(scale) {}
-  comm::Work next() override {
-    if (gathered_.defined()) {
-      codec_.decode(bucket_, gathered_);
-      return {};
-    }
-    gathered_ = codec_.encode(bucket_, scale_);
-    return codec_.gather(gathered_, bucket_.number);
-  }
-
- private:
-  TopKTensors& codec_;
-  const TensorBucket bucket_;
-  const double scale_;
-  at::Tensor gathered_;
-};
-
 std::unique_ptr<TensorExchange> TopKTensors::begin(TensorBucket bucket, double scale) {
-  return std::make_unique<TopKTensorsExchange>(*this, std::move(bucket), scale);
+  return std::make_unique<GatheredExchange<TopKTensors>>(*this, std::move(bucket), scale);
 }
 
 at::Tensor TopKTensors::encode(const TensorBucket& bucket, double scale) {

@@ -38,6 +38,7 @@ Manifest parse_manifest(std::string_view text);
 // SystemError.
 Manifest read_manifest(const std::filesystem::path& checkpoint);
 
+std::string checksum_text(std::uint32_t checksum);  // eight hexadecimal digits
 std::int64_t total_bytes(const std::vector<ManifestFile>& files);
 // "model.safetensors: layer.weight", the first of all weights that has a value that is not finite; empty: none has.
 std::string not_finite_weight(const std::vector<ManifestFile>& files);

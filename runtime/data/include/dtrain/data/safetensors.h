@@ -1,6 +1,6 @@
 // The safetensors format (https://github.com/huggingface/safetensors): a little-endian u64 with the length of a JSON
-// header, the header, the tensors' bytes. SafetensorsFile is the project's only reader of it; weights are read with it
-// too.
+// header, the header, the tensors' bytes. SafetensorsFile is the project's only reader of files in it and
+// safetensors_header() its only writer; weights are read and written with them too.
 #pragma once
 
 #include <cstddef>
@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "dtrain/base/json.h"
 #include "dtrain/data/dataset.h"
 #include "dtrain/data/host_share.h"
 
@@ -49,6 +50,12 @@ class SafetensorsFile {
   std::vector<SafetensorsEntry> entries_;
   std::map<std::string, std::string> metadata_;
 };
+
+// What comes before the tensors' bytes: the length and the header, padded so that the first tensor begins at a multiple
+// of `alignment`. The tensors' bytes follow in this order without a gap (offsets of the entries are not read).
+// `metadata`, a mapping of texts or null, goes into "__metadata__".
+std::string safetensors_header(std::span<const SafetensorsEntry> tensors, const Json& metadata,
+                               std::size_t alignment = sizeof(std::uint64_t));
 
 // Fields "features" and "target": the two tensors of these names, of their own types (U8, I32, I64, F32, F64) and of
 // their shapes without the first dimension, which counts samples and is the same in both. Whole set in memory, once per

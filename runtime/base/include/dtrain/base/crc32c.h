@@ -1,0 +1,25 @@
+// CRC-32C (Castagnoli): the checksum of iSCSI, ext4 and many other formats, which x86-64 processors compute.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string_view>
+#include <vector>
+
+namespace dtrain {
+
+// Of `bytes` that follow others with the checksum `before`. Any thread.
+std::uint32_t crc32c(std::span<const std::byte> bytes, std::uint32_t before = 0);
+std::uint32_t crc32c(std::string_view text);
+
+// One way to compute it.
+struct Crc32cVersion {
+  const char* name;
+  std::uint32_t (*update)(const unsigned char* data, std::size_t size, std::uint32_t inverted);
+  std::uint32_t operator()(std::span<const std::byte> bytes, std::uint32_t before = 0) const;
+};
+// Those that this processor can run, the slowest first. crc32c() takes the last one.
+std::vector<Crc32cVersion> crc32c_versions();
+
+}  // namespace dtrain
