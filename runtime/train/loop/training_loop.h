@@ -1,5 +1,4 @@
-// The loop over batches. Read it beside "the life of one step" in
-// docs/architecture.md. Used by the training thread alone.
+// The loop over batches. Read it beside "The life of one step" in runtime/train/README.md. Training thread only.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
-// From a wrapped model to one optimizer step after another. docs/architecture.md follows a step on its way through the
-// parts; how they become an update is up to the StepMode. Used by the training thread alone.
+// From a wrapped model to one optimizer step after another. runtime/train/README.md follows a step on its way through
+// the parts; the StepMode decides how they become an update. Used by the training thread alone.
 #pragma once
 
 #include <cstdint>
