@@ -40,7 +40,11 @@ class TraceLog final : public StepObserver {
  private:
   template <typename T>
   void keep(std::vector<T>& list, T entry) {
-    list.size() < kMostSpans ? list.push_back(std::move(entry)) : void(++left_out_);
+    if (list.size() < kMostSpans) {
+      list.push_back(std::move(entry));
+    } else {
+      ++left_out_;
+    }
   }
 
   std::vector<PhaseSpan> phases_;
