@@ -79,7 +79,11 @@ void LocalRanks::read_links() {
 void LocalRanks::show_logs(bool last) {
   std::vector<std::pair<int, std::string>> lines;
   const auto collect = [&](int rank, std::string_view line) { lines.emplace_back(rank, line); };
-  last ? tail_.finish(collect) : static_cast<void>(tail_.poll(collect));
+  if (last) {
+    tail_.finish(collect);
+  } else {
+    tail_.poll(collect);
+  }
   if (lines.empty()) return;
   // A rank sends its error over its link before it logs it. Its log lines from then on are not shown here: they are
   // part of the report at the end, which states the cause once.

@@ -160,7 +160,11 @@ RankGpus choose_gpus(comm::ControlPlane& control, const RankHosts& hosts, config
   bool any_visible = false;
   for (const Host& host : hosts_in_order(hosts, static_cast<int>(seen.size()))) {
     std::string problem = give_out(host, seen, index);
-    problem.empty() ? with_gpus.push_back(host.name) : problems.push_back(std::move(problem));
+    if (problem.empty()) {
+      with_gpus.push_back(host.name);
+    } else {
+      problems.push_back(std::move(problem));
+    }
   }
   for (const Seen& its : seen) any_visible = any_visible || !its.ids.empty() || its.any_unusable;
   if (!problems.empty() && wanted == config::SlotType::kCuda) {
