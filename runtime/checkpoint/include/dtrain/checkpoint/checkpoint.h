@@ -35,7 +35,7 @@ struct About {
   int world_size = 1;
   std::string reason;                  // "period", "validation", "stop", "end"
   std::string metric;                  // searcher.metric, if it was validated at this batch; empty: it was not
-  std::optional<double> metric_value;  // empty also if it is NaN or infinite
+  std::optional<double> metric_value;  // NaN and infinity are written as none
   bool smaller_is_better = true;
   double time = 0;            // when the state was copied, in seconds since 1970
   Json run = Json::object();  // name, experiment, versions, CPU: what is compared when a run goes on

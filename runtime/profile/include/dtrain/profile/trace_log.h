@@ -1,5 +1,5 @@
-// What the recorder takes down while a deep window is open, kept in memory until the trace file is written. Bounded:
-// what comes beyond is counted. The training thread fills it; the file is written from it afterwards.
+// What the recorder keeps in memory while a deep window is open. The training thread fills it; afterwards the trace
+// file is written from it. It has a limit; entries beyond it are only counted.
 #pragma once
 
 #include <cstdint>
