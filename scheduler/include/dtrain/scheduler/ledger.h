@@ -26,8 +26,8 @@ namespace dtrain::scheduler {
 struct Orders {
   int kills = 0;      // 1: stop as after Ctrl-C; more: at once
   bool lost = false;  // others have ended the task meanwhile because its lease ran out: it no longer holds its slots
-  std::string
-      yield;  // why it must save and give up its slots for a while, "preempted by task 7 (mnist)"; empty: it need not
+  // Why it must save and give up its slots for a while, "preempted by task 7 (mnist)"; empty: it need not.
+  std::string yield;
 };
 
 enum class KillResult { kAsked, kEnded, kHadEnded };

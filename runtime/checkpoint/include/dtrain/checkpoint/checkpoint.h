@@ -72,8 +72,8 @@ std::string checksum_of_file(const std::filesystem::path& file);
 // SystemError if the folder cannot be read.
 struct Newest {
   std::optional<Entry> entry;
-  std::optional<Entry>
-      finite;  // if a weight of `entry` is not finite: the newest checkpoint that verifies and has only finite weights
+  // If a weight of `entry` is not finite: the newest checkpoint that verifies and has only finite weights.
+  std::optional<Entry> finite;
   std::vector<std::string> passed_over;
   int damaged = 0;  // how many of these had been completed; they are the first ones
 };

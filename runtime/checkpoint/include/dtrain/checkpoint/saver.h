@@ -76,8 +76,7 @@ class SnapshotMemory {
 
 struct SaverOptions {
   std::filesystem::path storage;  // where step-N/ appears
-  bool makes_storage =
-      true;  // true: Saver's constructor makes it on host 0; false: a storage that does not exist is an error
+  bool makes_storage = true;      // Saver's constructor makes it on host 0; false: it must exist
   int host = 0, hosts = 1;
   Retention retention;
   std::filesystem::path log;  // the file for the saver's own messages; empty: none

@@ -21,10 +21,9 @@ struct OperatorCount {
   std::vector<std::vector<std::int64_t>>
       shapes;  // of its tensors: those of every call if it makes FLOPs, else the largest
   std::int64_t calls = 0;
-  std::int64_t flops = 0;  // a multiplication and an addition are two
-  std::int64_t bytes = 0;  // of the tensors that it reads and writes
-  std::optional<double>
-      seconds;  // of all its calls, with the operators that they call; empty on a GPU, which works later
+  std::int64_t flops = 0;         // a multiplication and an addition are two
+  std::int64_t bytes = 0;         // of the tensors that it reads and writes
+  std::optional<double> seconds;  // of all calls, with the operators that they call; empty on a GPU, which works later
 };
 
 struct OperatorCounts {
