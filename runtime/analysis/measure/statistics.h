@@ -14,7 +14,7 @@ namespace dtrain::analysis {
 double quantile(std::vector<double>& values, double share);
 double mean(const std::vector<double>& values);
 
-// The middle one, of two the lower; 0 of none.
+// The median; of an even number of values the lower middle one; 0 if there are none.
 double median(std::vector<double> values);
 // Median absolute deviation from `center`, not scaled.
 double mad(std::vector<double> values, double center);
