@@ -209,7 +209,11 @@ void HierarchicalOperation::finish() {
                                                 : static_cast<const std::byte*>(values()) + mine.begin * shape_.element;
     put(from, own_part(), mine.size());
   } else if (gathers(descriptor_.kind) && !came_down) {
-    several_hosts ? unpack(packed_.get(), levels_.placement.hosts.size()) : unpack(block_.get(), 1);
+    if (several_hosts) {
+      unpack(packed_.get(), levels_.placement.hosts.size());
+    } else {
+      unpack(block_.get(), 1);
+    }
   }
   values_.reset();
   packed_.reset();

@@ -59,7 +59,11 @@ std::unique_ptr<NcclLink> NcclLink::connect(SharedNcclApi api, const ncclUniqueI
 NcclLink::~NcclLink() {
   const std::scoped_lock lock(mutex_);
   if (!comm_) return;
-  static_cast<void>(finalized_ && !stopped_ ? api_->ncclCommDestroy(comm_) : api_->ncclCommAbort(comm_));
+  if (finalized_ && !stopped_) {
+    static_cast<void>(api_->ncclCommDestroy(comm_));
+  } else {
+    static_cast<void>(api_->ncclCommAbort(comm_));
+  }
 }
 
 bool NcclLink::ready() {

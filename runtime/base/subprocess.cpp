@@ -223,7 +223,11 @@ Process& Process::operator=(Process&& other) noexcept {
 
 Process::~Process() {
   if (pid_ < 0 || status_) return;
-  own_group_ ? kill_group(SIGKILL) : kill(SIGKILL);
+  if (own_group_) {
+    kill_group(SIGKILL);
+  } else {
+    kill(SIGKILL);
+  }
   reap(pid_);
 }
 

@@ -9,10 +9,10 @@ import unittest
 from pathlib import Path
 
 SOURCE = Path(sys.argv.pop(1))
-DOCUMENTS = [SOURCE / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")] + sorted(
-    [*SOURCE.glob("docs/*.md"), *SOURCE.glob("examples/*/README.md"), SOURCE / "tests/bench/README.md"])
 # Folders of the repository: a path that begins with one of them is a path of the repository.
 ROOTS = "cmake comm configs docs examples packaging runtime scheduler scripts tests .ci".split()
+# What has a README that belongs to docs/architecture.md.
+PRODUCT = ("runtime", "comm", "scheduler")
 # Files that only exist once somebody has made them, and headers of other projects.
 ELSEWHERE = {"reduce_kernel.h", "configs/fashion_cnn.pt", "docs/gpu-results.md"}
 PLACEHOLDER = {"NAME", "TARGET", "NNNN"}
@@ -32,6 +32,9 @@ def files():
 
 FILES = files()
 FOLDERS = {str(parent) for name in FILES for parent in Path(name).parents} - {"."}
+DOCUMENTS = sorted(SOURCE / name for name in FILES
+                   if re.fullmatch(r"[A-Z]+\.md|docs/[\w-]+\.md", name) or Path(name).name == "README.md")
+READMES = sorted(name for name in FILES if Path(name).name == "README.md" and name.split("/")[0] in PRODUCT)
 
 
 def prose(path):
@@ -65,7 +68,7 @@ class Links(unittest.TestCase):
                 if not re.fullmatch(r"[\w./-]+", words):
                     continue
                 if SOURCE_FILE.fullmatch(words) or ("/" in words and words.split("/")[0] in ROOTS):
-                    with self.subTest(document=document.name, names=words):
+                    with self.subTest(document=str(document.relative_to(SOURCE)), names=words):
                         self.assertTrue(is_there(words))
 
     def test_relative_links_lead_somewhere(self):
@@ -74,7 +77,7 @@ class Links(unittest.TestCase):
                 if "://" in link:
                     continue
                 place, _, anchor = link.partition("#")
-                with self.subTest(document=document.name, link=link):
+                with self.subTest(document=str(document.relative_to(SOURCE)), link=link):
                     target = (document.parent / place).resolve() if place else document
                     self.assertTrue(target.exists())
                     if anchor:
@@ -94,15 +97,35 @@ class Links(unittest.TestCase):
                 self.assertTrue(is_there(name) or any(name in path for path in FILES) or parts[-1] in words, name)
 
     def test_every_folder_is_in_the_architecture(self):
-        """The table of folders has a row for every folder of sources, and none for one that has gone."""
-        text = (SOURCE / "docs/architecture.md").read_text()
-        rows = [folder.rstrip("/") for row in re.findall(r"^\| (`[^|]*) \|", text, re.MULTILINE)
-                for folder in re.findall(r"`([^`]+/)`", row)]
+        """The tables of folders, in docs/architecture.md and the READMEs beside the code, have one row for every folder of
+        sources, and none for one that has gone. A README names the folders below its own."""
+        rows = []
+        for document in ["docs/architecture.md", *READMES]:
+            base = "" if document.startswith("docs/") else str(Path(document).parent) + "/"
+            cells = re.findall(r"^\| (\[?`[^|]*) \|", (SOURCE / document).read_text(), re.MULTILINE)
+            rows += [base + folder.rstrip("/") for cell in cells for folder in re.findall(r"`([^`]+/)`", cell)]
         sources = {str(Path(name).parent) for name in FILES
-                   if Path(name).suffix in (".h", ".cpp") and name.split("/")[0] in ("runtime", "comm", "scheduler")}
+                   if Path(name).suffix in (".h", ".cpp") and name.split("/")[0] in PRODUCT}
         wanted = {folder for folder in sources if "/include/" not in folder + "/"}
         self.assertEqual(sorted(wanted - set(rows)), [])
         self.assertEqual(sorted(folder for folder in rows if folder not in FOLDERS), [])
+        self.assertEqual(sorted(folder for folder in set(rows) if rows.count(folder) > 1), [])
+
+    def test_every_readme_of_a_folder_is_reached_from_the_architecture(self):
+        """By a link of docs/architecture.md, or of a README that is reached so."""
+        reached, waiting = set(), [SOURCE / "docs/architecture.md"]
+        while waiting:
+            document = waiting.pop()
+            for link in LINK.findall(prose(document)):
+                target = (document.parent / link.partition("#")[0]).resolve()
+                if target.name == "README.md" and target.exists() and target not in reached:
+                    reached.add(target)
+                    waiting.append(target)
+        self.assertEqual([name for name in READMES if (SOURCE / name).resolve() not in reached], [])
+
+    def test_the_architecture_is_a_page(self):
+        """A newcomer reads it in one go; what else there is to say stands beside the code."""
+        self.assertLessEqual(len((SOURCE / "docs/architecture.md").read_text().splitlines()), 120)
 
 
 if __name__ == "__main__":

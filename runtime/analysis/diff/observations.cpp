@@ -155,7 +155,11 @@ Observations observe(const RunProfile& run, bool grouped) {
       groups.add_row(one, row.first_batch);
     }
   }
-  grouped ? groups.close() : mark_long(result.all);
+  if (grouped) {
+    groups.close();
+  } else {
+    mark_long(result.all);
+  }
   for (const Observation& one : result.all) {
     result.steps += std::llround(one.totals.steps);
     result.long_steps += std::llround(one.totals.steps - one.totals.ordinary_steps);

@@ -138,7 +138,11 @@ std::string rank_line(const LiveRank& rank, const std::vector<RankColumn>& colum
     // A remark takes the place of numbers rather than being cut.
     if (!remark.empty() && line.room() - kGap - column.width < kGap + columns_of(remark)) break;
     if (&column != &columns.front()) line.add("  ");
-    column.left ? line.left(column.text(rank), column.width) : line.right(column.text(rank), column.width);
+    if (column.left) {
+      line.left(column.text(rank), column.width);
+    } else {
+      line.right(column.text(rank), column.width);
+    }
   }
   line.add("  ");
   if (!remark.empty()) {
@@ -159,7 +163,11 @@ ScreenLines rank_lines(const LiveView& view, const LiveTextOptions& options, int
   for (const RankColumn& column : columns) {
     if (&column != &columns.front()) title.add("  ");
     const char* const style = column.style != nullptr ? column.style : "2";
-    column.left ? title.left(column.title, column.width, style) : title.right(column.title, column.width, style);
+    if (column.left) {
+      title.left(column.title, column.width, style);
+    } else {
+      title.right(column.title, column.width, style);
+    }
   }
   ScreenLines lines = {title.take()};
   const auto count = static_cast<int>(view.ranks.size());

@@ -22,7 +22,7 @@ std::vector<Contention> find_contention(const RunProfile& run);
 // Seconds in which a rank's training thread had no core, mean over these ranks. Empty: recorded of none.
 std::optional<double> no_core_s(const std::vector<Contention>& ranks);
 
-// Seconds a rank's training thread had no core, beyond what the middle one of the others had to do without one.
+// Seconds in which a rank's training thread had no core, beyond the median of the others.
 double lacking_s(const std::vector<Contention>& ranks, std::size_t rank);
 
 }  // namespace dtrain::analysis

@@ -70,7 +70,11 @@ class Rows::Builder {
         all &= here;
         while (at[r] < steps.size() && steps[at[r]].batch == batch) ++at[r];  // a batch done twice counts once
       }
-      all ? add_common(batch, lines) : add_to_window(batch, lines);
+      if (all) {
+        add_common(batch, lines);
+      } else {
+        add_to_window(batch, lines);
+      }
     }
     flush();
     add_windows();

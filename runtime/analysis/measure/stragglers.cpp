@@ -24,7 +24,7 @@ double later(const WaitedFor& waited, std::initializer_list<Phase> phases) {
   return sum;
 }
 
-// Seconds which the rank computes longer than the middle one of the others because it has more samples.
+// How many seconds longer than the median of the others the rank computes because it has more samples.
 double more_samples_s(const Rows& rows, std::size_t rank) {
   double sum = 0;
   std::vector<double> others;

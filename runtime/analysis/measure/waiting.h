@@ -13,9 +13,9 @@ namespace dtrain::analysis {
 
 struct WaitedFor {
   std::int64_t steps = 0;  // in which this rank came last
-  double seconds = 0;      // what the others waited for it, on average
+  double seconds = 0;      // how long the others waited for it, on average
   double exchange_s = 0;   // what these exchanges took
-  // What it took longer than the middle one of the others in the rows in which it came last, by phase.
+  // How much longer it took than the median of the others in the rows in which it came last, by phase.
   std::array<double, profile::kPhaseCount> later_s{};
 };
 

@@ -11,7 +11,7 @@ namespace {
 
 using profile::Phase;
 
-// Nanoseconds of computing that a sample takes a rank in the middle of its steps; 0 when it trained none.
+// Nanoseconds of computing for a sample on a rank, median over its steps; 0: it trained none.
 double per_sample(const RankProfile& rank) {
   std::vector<double> values;
   for (const StepLine& step : rank.steps) {

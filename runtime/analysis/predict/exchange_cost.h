@@ -13,9 +13,9 @@
 namespace dtrain::analysis {
 
 struct ExchangeCost {
-  double transfer_s = 0;  // of all buckets of one exchange, in the middle of the steps
-  double mean_s = 0;      // … on average: more where the link is slow now and then
-  double latency_s = 0;   // … of this, what does not depend on bytes
+  double transfer_s = 0;  // of all buckets of one exchange, median over steps
+  double mean_s = 0;      // … the mean: larger if the link is slow at times
+  double latency_s = 0;   // … the part that does not depend on bytes
   double last_s = 0;      // transfer of the last bucket
   double last_exposed_share = 0;
   double exposed_s = 0;  // of one exchange, as measured; without waiting for the last rank

@@ -1,4 +1,4 @@
-// How the commands on checkpoints are told which ones.
+// How the arguments of the commands on checkpoints name checkpoints.
 #pragma once
 
 #include <filesystem>

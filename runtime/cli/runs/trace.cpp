@@ -93,7 +93,11 @@ void add_trace(CLI::App& app, int* exit_code) {
     const run::RunFolder folder = run::find_run(arguments->run);
     if (arguments->now) ask(folder, arguments->steps);
     const analysis::RunProfile profile = analysis::load_run(folder.path);
-    arguments->hta.empty() ? write_merged(profile, *arguments) : write_hta(profile, *arguments);
+    if (arguments->hta.empty()) {
+      write_merged(profile, *arguments);
+    } else {
+      write_hta(profile, *arguments);
+    }
     *exit_code = 0;
   });
 }

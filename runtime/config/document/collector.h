@@ -22,7 +22,7 @@ class Collector {
   void add(Location at, std::string key, std::string message);
   // A key of the schema that the reading has asked for, with its whole path.
   void add_known(std::string path) { known_.push_back(std::move(path)); }
-  // A key nobody asked for. Its message is made at the end, when all known keys are.
+  // A key that was not read. Its message is made at the end, when all keys of the schema are known.
   void add_unknown(Location at, std::string section, std::string key);
   // Asked for a sentence about an unknown key, by its whole path; empty: there is none.
   using Explain = std::string (*)(std::string_view path);

@@ -45,7 +45,7 @@ class Section {
   // For a key whose function does not exist yet, or not for this value.
   void refuse_yet(const std::string& key, const std::string& instead);
 
-  // Reports the keys that nobody asked for.
+  // Reports the keys that were not read.
   void finish();
 
   std::string path_of(const std::string& key) const { return join_path(path_, key); }

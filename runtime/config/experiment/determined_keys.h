@@ -1,5 +1,5 @@
-// Keys of Determined's experiment files that mean nothing here, and why: whoever brings such a file learns what to do
-// with them. Private to config.
+// Keys of Determined's experiment files that have no meaning here, with the reason and what to do instead. Private to
+// config.
 #pragma once
 
 #include <string>

@@ -40,7 +40,11 @@ GpuSampler::~GpuSampler() {
   shared_->changed.notify_all();
   const bool ended = shared_->changed.wait_for(lock, kEndPatience, [this] { return shared_->ended; });
   lock.unlock();
-  ended ? thread_.join() : thread_.detach();
+  if (ended) {
+    thread_.join();
+  } else {
+    thread_.detach();
+  }
 }
 
 void GpuSampler::run(const std::shared_ptr<Shared>& shared, const std::string& library, const Logger& logger) {

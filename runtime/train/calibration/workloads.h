@@ -1,5 +1,5 @@
 // What is measured: operations that are bound by one limit of the machine each. One thread calls; the operations use as
-// many as libtorch was told.
+// many as libtorch is set to.
 #pragma once
 
 #include <cstddef>

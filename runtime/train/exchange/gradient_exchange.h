@@ -1,4 +1,5 @@
-// What all strategies share: from gradients that become ready one by one to buckets that are exchanged in plan order.
+// The part of the exchange that all strategies share: gradients become ready one by one, and full buckets are exchanged
+// in plan order.
 //
 // A window is the aggregation_frequency batches whose gradients are summed before one exchange. Training thread;
 // gradient_ready() is called by the thread that runs backward, while the training thread waits for it.
@@ -30,10 +31,10 @@ class GradientExchange {
   GradientExchange(FlatParameters& parameters, comm::Communicator& communicator,
                    comm::Communicator& device_communicator, profile::Recorder& recorder);
 
-  // Between windows. Both outlive their use, which ends with the next use() or with forget_strategy().
+  // Sets plan and strategy. Only between windows. Both must live until the next use() or forget_strategy().
   void use(GradientStrategy& strategy, const comm::FusionPlan& plan);
   void forget_strategy();
-  // Between windows: gradients have other places now.
+  // To be called between windows after gradients have moved.
   void gradients_moved();
 
   // A batch starts. `exchange`: gradients are exchanged in this batch, bucket by bucket as backward completes them.
@@ -42,43 +43,43 @@ class GradientExchange {
   void backward(const at::Tensor& loss);
   // Backward has finished the gradient of a parameter (index into FlatParameters::parameters()).
   void gradient_ready(std::size_t parameter);
-  // Hands over what backward did not complete, with zeros for what it did not touch, and joins every bucket
+  // Issues the buckets that backward did not complete, with zeros for untouched gradients, and joins every bucket
   // (Work::join()). Returns, for each parameter, whether any rank used it in this window. Error naming a parameter
   // whose gradient has changed since backward(). `word`: this rank's answer to a question of the caller; word_of_any():
-  // whether any rank's was yes.
+  // whether any rank's answer was yes.
   std::span<const std::uint8_t> finish(bool word = false);
   bool word_of_any() const { return used_.back() != 0; }
-  // The same in a step that is being captured (graph/step_graph.h): the host exchanges nothing, so which parameters are
-  // used is what the last finish() found. Error where this rank has used others in this step than in that one.
+  // The same in a step that is being captured (graph/step_graph.h): the host exchanges nothing, so the used parameters
+  // are those of the last finish(). Error if this rank has used others in this step.
   std::span<const std::uint8_t> finish_captured();
-  // For how many windows now each rank has used the same parameters, as far as this rank knows.
+  // For how many windows each rank has used the same parameters, as far as this rank knows.
   std::int64_t windows_alike() const { return windows_alike_; }
-  // Whether the parameters that any rank used in the last window are these: finish() gave it.
+  // Whether `used`, which finish() has returned, are the parameters that any rank used in the last window.
   bool last_used(const std::vector<std::uint8_t>& used) const { return used == last_used_; }
-  // What the window has gathered is worth nothing: the next batch starts a new one.
+  // Discards the gradients of the window: the next batch starts a new one.
   void abandon_window() { window_open_ = false; }
   // The same for this rank's own gradients, without an exchange.
   std::span<const std::uint8_t> finish_local();
-  // The update is done: the next batch starts a new window.
+  // To be called after the update: the next batch starts a new window.
   void end_window() { window_open_ = false; }
-  // Between two batches: what an open window has gathered on this rank.
+  // Visits the gradients that an open window has gathered on this rank. Between two batches.
   void visit(StateVisitor& visitor);
 
-  // Of the last window. When backward finished each gradient, from the start of that backward, not counting the time
-  // the hooks took; negative: not in this batch.
+  // When backward finished each gradient in the last window, from the start of that backward, without the time of the
+  // hooks; negative: not in this batch.
   std::span<const Nanoseconds> ready_times() const { return ready_times_; }
   // From the start of that backward until every bucket was complete.
   Nanoseconds exchanged() const { return exchanged_; }
-  // Of that, what this thread spent on handing buckets over and waiting for them.
+  // The part of that in which this thread issued buckets or waited for them.
   Nanoseconds exposed() const { return exposed_; }
   std::span<const comm::Work> works() const { return works_; }  // of the buckets
 
  private:
   struct Bucket {
-    std::size_t missing = 0;  // gradients of this batch not ready yet
+    std::size_t missing = 0;  // gradients of this batch that are not ready yet
     bool launched = false;
   };
-  // Brings the gradient to its place. False: the place is taken, and the gradient waits for the end of backward.
+  // Puts the gradient in its place. False: the place is taken, and the gradient waits until the end of backward.
   bool put_in_place(std::size_t parameter);
   void add_tied();
   void guard();
@@ -110,7 +111,7 @@ class GradientExchange {
   bool first_in_window_ = false;
   std::vector<std::size_t> bucket_of_;  // of each parameter
   std::vector<Bucket> buckets_;
-  std::size_t next_bucket_ = 0;  // the first not launched: buckets go in plan order
+  std::size_t next_bucket_ = 0;  // the first that is not launched; buckets are launched in plan order
   std::vector<std::uint8_t> ready_in_batch_;
   // In this window, on this rank; after the exchange on any rank. The last element is finish()'s `word`.
   std::vector<std::uint8_t> used_;

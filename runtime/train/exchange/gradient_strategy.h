@@ -1,10 +1,9 @@
 // How gradients become an update: which ranks exchange them, in which form, and which rank updates which parameters.
-// strategies/ has one class a file; docs/architecture.md has the table.
+// strategies/ has one class a file; runtime/train/README.md has the table.
 //
 // GradientExchange knows which gradients are ready. It hands full buckets to launch() in plan order, and to complete()
-// in the same order once they are exchanged. Then the step calls update(). All calls come from the training thread,
-// or, launch() during
-// backward, from the thread that runs it.
+// in the same order once they are exchanged. Then the step calls update(). All calls come from the training thread;
+// during backward launch() comes from the thread that runs backward.
 #pragma once
 
 #include <cstddef>
@@ -28,9 +27,9 @@ class LossScaler;
 
 // One optimizer step over the gradients that were exchanged.
 struct Update {
-  std::span<const std::uint8_t> used;  // of each parameter: whether any rank used it in this window
-  double correction = 1;               // what gradients are multiplied by before anything else
-  double max_norm = 0;                 // then their L2 norm over all parameters is at most this; 0: no clipping
+  std::span<const std::uint8_t> used;  // for each parameter: whether any rank used it in this window
+  double correction = 1;               // the factor of gradients, applied first
+  double max_norm = 0;                 // the limit of their L2 norm over all parameters after that; 0: no clipping
   // Not null: the loss was scaled. update() ends with end_update().
   LossScaler* scaler = nullptr;
   bool unscaled = false;  // the strategy has divided the gradients by the scale already
@@ -46,30 +45,31 @@ class GradientStrategy {
  public:
   virtual ~GradientStrategy() = default;
 
-  virtual std::string_view operation() const = 0;  // "all_reduce": what it does to a bucket, in records
-  // The buckets from now on. Between windows, on every rank the same; the plan outlives its use. Collective.
+  virtual std::string_view operation() const = 0;  // "all_reduce": the name of its exchange of a bucket in records
+  // Sets the buckets. Only between windows, the same on every rank; the plan outlives its use. Collective.
   virtual void set_plan(const comm::FusionPlan& plan) = 0;
-  // Starts the exchange of a bucket of which this rank's gradients are complete, possibly during backward.
+  // Starts the exchange of a bucket whose gradients are complete on this rank, possibly during backward.
   virtual comm::Work launch(std::size_t bucket) = 0;
-  // The Work of a bucket has been joined. Its gradients are the sum over ranks (and the window's batches), scaled.
+  // Called after the Work of a bucket was joined. Its gradients are then the scaled sum over ranks (and over the
+  // window's batches).
   virtual void complete(std::size_t bucket) { static_cast<void>(bucket); }
   // Every bucket has been joined on this rank and every rank has finished its backward. On return all parameters are up
-  // to date, on every rank (on a device: for what its current stream does next). Returns the gradients' norm before
-  // clipping, where it was asked for: one float64 on the host or on the device, where it may not be there yet.
+  // to date, on every rank (on a device: for what its current stream does next). With clipping, returns the gradients'
+  // norm before it: one float64 on the host, or on the device, where it may not be computed yet.
   virtual std::optional<at::Tensor> update(const Update& update) = 0;
 
   virtual StateLayout layout() const { return {}; }
-  // The ranges that this rank updates, or those that it takes of what every rank updates: the ranks' together are
-  // everything, none twice. None: it does not say.
+  // The ranges that this rank updates; if every rank updates everything, the rank's share of it. The ranges of all
+  // ranks together cover everything once. Empty: the strategy has no such ranges.
   virtual std::optional<std::vector<FlatRange>> copied_ranges() const { return std::nullopt; }
   // Gives every rank the whole optimizer state, so that another strategy can go on. Collective.
   virtual void complete_state() {}
-  // Training is over: writes what this strategy has to say to plan.json and the log. Collective.
+  // To be called when training is over: writes this strategy's results to plan.json and the log. Collective.
   virtual void report(const RunServices& run) { static_cast<void>(run); }
-  // Before and after a visit of the training state, as StepMode has it. Collective.
+  // Before and after a visit of the training state, as in StepMode. Collective.
   virtual void begin_visit() {}
   virtual void end_visit(bool replaced) { static_cast<void>(replaced); }
-  // What it keeps from step to step besides parameters and optimizer state.
+  // Visits the state that it keeps from step to step besides parameters and optimizer state.
   virtual void visit(StateVisitor& visitor) { static_cast<void>(visitor); }
 };
 

@@ -41,7 +41,11 @@ class Capture {
  public:
   Capture(DeviceGraph& graph, comm::NcclCommunicator& communicator, bool rehearsal)
       : graph_(graph), communicator_(communicator) {
-    rehearsal ? communicator_.begin_rehearsal() : communicator_.begin_capture();
+    if (rehearsal) {
+      communicator_.begin_rehearsal();
+    } else {
+      communicator_.begin_capture();
+    }
     try {
       graph_.begin_capture();
     } catch (...) {

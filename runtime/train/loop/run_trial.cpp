@@ -169,7 +169,11 @@ std::unique_ptr<train::StepGraph> step_graph(run::RankSession& session, const Tr
   const std::string text = "steps do not run as a CUDA graph because " + why_not;
   if (session.world().rank == 0) {
     const bool asked_for = session.experiment().optimizations.cuda_graphs == config::CudaGraphs::kOn;
-    asked_for ? session.log()->warn("{}", text) : session.log()->info("{}", text);
+    if (asked_for) {
+      session.log()->warn("{}", text);
+    } else {
+      session.log()->info("{}", text);
+    }
     session.update_plan("cuda_graphs", {{"captured", false}, {"text", text}});
   }
   return nullptr;

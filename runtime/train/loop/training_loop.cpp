@@ -207,7 +207,11 @@ bool TrainingLoop::epoch_is_full() const {
 TrainingLoop::End TrainingLoop::run() {
   // A part that the trial has put into evaluation mode (a frozen batch norm) stays there.
   if (torch::nn::Module& model = *context_.wrapped().model; !model.is_training()) model.train();
-  session_.resume_from().empty() ? begin_anew() : resume();
+  if (session_.resume_from().empty()) {
+    begin_anew();
+  } else {
+    resume();
+  }
   progress_.start({batches_, total_batches_.value_or(0), epoch_, epoch_batches_, batches_per_epoch_.value_or(0)});
   Outcome outcome = total_batches_ && batches_ >= *total_batches_ ? Outcome::kDone : Outcome::kGoOn;
   while (outcome == Outcome::kGoOn) outcome = run_round();

@@ -1,5 +1,4 @@
-// The loop over batches. Read it beside "the life of one step" in
-// docs/architecture.md. Used by the training thread alone.
+// The loop over batches. Read it beside "The life of one step" in runtime/train/README.md. Training thread only.
 #pragma once
 
 #include <cstdint>
@@ -29,9 +28,8 @@ namespace dtrain::train {
 
 class TrainingLoop {
  public:
-  // `save` is called once on every rank when training is over, before the last validation: nothing that goes wrong
-  // there costs the weights.
-  // `graph`: may be null.
+  // `save` is called once on every rank when training is over. It comes before the last validation, so that an error
+  // there does not lose the weights. `graph`: may be null.
   TrainingLoop(Trial& trial, TrialContext& context, run::RankSession& session, TrainingStep& step,
                std::unique_ptr<StepGraph> graph, std::function<void()> save);
   TrainingLoop(const TrainingLoop&) = delete;
@@ -46,17 +44,17 @@ class TrainingLoop {
 
  private:
   enum class Outcome { kGoOn, kDone, kStopped };
-  // Where training is, and the state of its step. Between two batches. Collective.
+  // Visits the position of the training and the state of its step. Between two batches. Collective.
   void visit(StateVisitor& visitor);
   void resume();
   void begin_anew();
   Outcome run_round();
-  // What a batch is followed by now and then: metrics, validation, a checkpoint.
+  // The periodic work after a batch: metrics, validation, a checkpoint.
   void do_what_is_due(bool stepped);
   Validation::Result validate();
   void take_checkpoint(const char* reason, const Validation::Result& validated, bool may_wait, bool last = false);
   Outcome end_of_epoch(const Round& round);
-  // A step with the batch that is on the device, or without one; true where the optimizer has stepped.
+  // A step with the batch that is on the device, or without one. True: the optimizer has stepped.
   bool step_eagerly(const std::optional<Batch>& batch);
   bool step_as_graph(const Batch& batch);
   void train_batch(const Batch& batch);
@@ -65,13 +63,13 @@ class TrainingLoop {
   // Of batch and epoch that come next.
   void seed(Draws draws);
   void record_loader(const Batch& batch);
-  // At the last batch: applies what is left of the window, reduces metrics, validates, takes the last checkpoint. A run
-  // that is stopped takes its checkpoint first, and so does one whose window is open at its end: where they go on, they
-  // do as if they had not ended there. Once.
+  // After the last batch, once: applies the gradients of an open window, reduces metrics, validates, takes the last
+  // checkpoint. A run that is stopped takes its checkpoint first, and so does a run that ends with an open window. So
+  // if it goes on, it does so as if it had not ended.
   void conclude(bool stopped);
   void keep_metrics(Metrics metrics, std::int64_t samples);
-  // Metrics are due: their sums are on the way to the host. Then all ranks reduce those that have arrived, in the same
-  // round on every rank.
+  // Starts to copy the sums of due metrics to the host. Later, in the same round on every rank, all ranks reduce the
+  // sums that have arrived.
   void begin_training_metrics();
   void finish_training_metrics(bool all = false);
   void find_lengths();
@@ -97,7 +95,7 @@ class TrainingLoop {
   std::unique_ptr<StepGraph> graph_;  // null: no step is taken as a graph
   DeepWindow deep_window_;
   CountedBatches counted_batches_;
-  std::vector<std::pair<Metrics, std::int64_t>> unread_metrics_;  // on the host, with their samples; read where due
+  std::vector<std::pair<Metrics, std::int64_t>> unread_metrics_;  // on the host, with their samples; read when due
   struct DueMetrics {
     std::int64_t batch = 0, epoch = 0, optimizer_steps = 0;
     double learning_rate = 0;
@@ -106,17 +104,17 @@ class TrainingLoop {
   std::deque<DueMetrics> due_metrics_;  // oldest first
 
   std::int64_t global_batch_ = 0;                  // of all ranks, in samples
-  std::optional<std::int64_t> batches_per_epoch_;  // the most of any rank; not known: until every source ends
-  std::optional<std::int64_t> total_batches_;      // not known: until epochs_ are over
+  std::optional<std::int64_t> batches_per_epoch_;  // the most of any rank; empty: train until every source ends
+  std::optional<std::int64_t> total_batches_;      // empty: train until epochs_ are over
   std::int64_t epochs_ = 0;
-  std::int64_t validation_period_ = 0;  // batches; 0: at the end alone
+  std::int64_t validation_period_ = 0;  // batches; 0: only at the end
   std::int64_t checkpoint_period_ = 0;  // batches; 0: none was asked for
   std::int64_t batches_ = 0;            // done, in rounds of all ranks
   std::int64_t epoch_ = 0;
   std::int64_t epoch_batches_ = 0;
   bool concluded_ = false;
-  bool due_is_open_ = false;                // the last batch has not been followed by what was due
-  Json facts_;                              // of this run, for those that go on from its checkpoints
+  bool due_is_open_ = false;                // the periodic work after the last batch has not been done
+  Json facts_;                              // about this run, for runs that go on from its checkpoints
   std::optional<Checkpoints> checkpoints_;  // none in mock runs
   bool checkpoints_ready_ = false;          // Checkpoints::make_ready() was called
   bool saved_ = false;                      // the last one is durable

@@ -1,5 +1,5 @@
-// A model's parameters laid out flat: one tensor a dtype for the values, one for the gradients, the latter in memory
-// that the communicator allocated, so that nothing is copied to be sent. The model's own tensors become views.
+// A model's parameters laid out flat: for each dtype one tensor of values and one of gradients. The communicator has
+// allocated the memory of gradients, so that sending them needs no copy. The model's own tensors become views.
 //
 // Parameters are kept in the order in which backward is expected to finish their gradients (the reverse of
 // registration). A parameter registered twice (tied weights) appears once, whether both names are one tensor or two
@@ -39,7 +39,7 @@ class FlatParameters {
  public:
   struct Parameter {
     std::string name;
-    at::Tensor tensor;    // the model's own
+    at::Tensor tensor;  // the model's own
     // The view of its group's `gradients`, or `narrow_gradients`, of the shape and strides that the model began with.
     at::Tensor gradient;
     std::size_t group = 0;
@@ -51,8 +51,8 @@ class FlatParameters {
     std::vector<at::Tensor> aliases;
     bool in_shadow = false;        // the model computes with its shadow
     bool narrow_gradient = false;  // keep_narrow_gradient() holds
-    at::Tensor copy;              // in channels_last memory, which `tensor` is a view of; undefined: none
-    const void* place = nullptr;  // where place() has put `tensor`
+    at::Tensor copy;               // in channels_last memory, which `tensor` is a view of; undefined: none
+    const void* place = nullptr;   // where place() has put `tensor`
   };
   struct Group {
     at::ScalarType dtype;           // of the values, which updates change
@@ -76,7 +76,7 @@ class FlatParameters {
   std::span<const Parameter> parameters() const { return parameters_; }
   std::span<Group> groups() { return groups_; }
   std::span<const Group> groups() const { return groups_; }
-  // Where all of it lies.
+  // The memory of all of it.
   FlatMemory& memory() { return memory_; }
   const FlatMemory& memory() const { return memory_; }
   // The view of its group's values with a parameter's shape.
@@ -91,21 +91,21 @@ class FlatParameters {
   // From now on the model computes with the parameter's shadow, or with its values. Between two batches.
   void compute_in_shadow(std::size_t parameter, bool in_shadow);
   // From now on the gradient of a parameter that the model computes with in its shadow stays in the type in which
-  // backward makes it: no pass over memory converts it, and the update widens it. For gradients that nobody else adds
-  // to: they are not exchanged, scaled or summed over batches. Between two windows; its place moves.
+  // backward makes it: no pass over memory converts it, and the update widens it. Only for gradients that are not
+  // exchanged, scaled or summed over batches. Between two windows; the gradient moves.
   void keep_narrow_gradient(std::size_t parameter);
   // From now on convolution weights (parameters of 4 and 5 dimensions) lie in channels_last memory, or as the model
   // made them. Between two batches.
   void set_channels_last(bool on);
   bool has_convolution_weights() const;
-  // Updates have changed values and shadows: copies in another memory format follow.
+  // To be called after updates have changed values and shadows: updates the copies in another memory format.
   void refresh_copies();
-  // Something else has changed the values: shadows follow, and copies.
+  // To be called after other code has changed the values: updates shadows and copies.
   void refresh();
-  // The model has written this tensor: the values become what it holds.
+  // To be called after the model has written this tensor: copies its contents to the values.
   void take_over(std::size_t parameter);
 
-  // While it lives, the model's tensors are the values: for what is written to a file.
+  // While this object lives, the model's tensors are the values, for writing files.
   class ValuesInModel {
    public:
     explicit ValuesInModel(FlatParameters& parameters);
@@ -124,10 +124,10 @@ class FlatParameters {
   std::int64_t total_bytes() const;
 
  private:
-  // Makes the parameter's tensors in the model views of what it computes with.
+  // Makes the model's tensors of this parameter views of the memory that the model computes with.
   void place(Parameter& parameter);
   static void put_into_model(Parameter& parameter, const at::Tensor& view);
-  // What copies are made of: the shadow where the model computes in it, else the values.
+  // The source of copies: the shadow if the model computes with it, else the values.
   at::Tensor source_of(const Parameter& parameter) const;
 
   FlatMemory memory_;
@@ -135,7 +135,7 @@ class FlatParameters {
   std::vector<Group> groups_;
 };
 
-// Two tensors of which writing one writes the other, element by element.
+// Whether two tensors are the same elements in memory, so that writing one writes the other.
 bool same_memory(const at::Tensor& a, const at::Tensor& b);
 
 // The model's distinct named parameters in registration order: the first name of a tied one, with all its names. Two

@@ -54,7 +54,11 @@ inline std::optional<at::Tensor> optional(const at::Tensor& tensor) {
 // Calls `kernel` with the learning rate in the form that the step has: a double, or a tensor.
 template <typename Kernel>
 void with_rate(const UpdateStep& step, const Kernel& kernel) {
-  step.rate_on_device.defined() ? kernel(step.rate_on_device) : kernel(step.rate);
+  if (step.rate_on_device.defined()) {
+    kernel(step.rate_on_device);
+  } else {
+    kernel(step.rate);
+  }
 }
 
 // Where the own kernel first differs from libtorch's in a bit: "element 17 of exp_avg after update 2"; NaN equals NaN.

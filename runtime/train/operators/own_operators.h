@@ -1,5 +1,6 @@
 // optimizations.operators: operators of libtorch that dtrain computes itself on CPUs, in fewer passes over memory.
-// Results are libtorch's up to rounding. Whoever calls the operator gets it: a trial in C++, a TorchScript file.
+// Results are libtorch's up to rounding. They replace the operator for all callers: trials in C++ and TorchScript
+// files.
 //
 //   cross_entropy_loss   of float32 scores [rows, classes], under autocast also bfloat16, and classes as targets,
 //   without

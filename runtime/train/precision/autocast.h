@@ -1,5 +1,5 @@
 // libtorch's autocast, spanning a forward pass and the loss: matrix products and convolutions compute in a narrower
-// type, what needs float32 stays in it (docs/performance.md). Backward runs without it.
+// type, and operators that need float32 keep it (docs/performance.md). Backward runs without autocast.
 #pragma once
 
 #include <optional>
@@ -12,10 +12,10 @@
 
 namespace dtrain::train {
 
-// What autocast computes in; none: autocast stays off.
+// The narrower type; empty: autocast stays off.
 std::optional<at::ScalarType> autocast_type(config::Precision precision);
 
-// Of the calling thread, for its life. What the thread had before comes back.
+// Switches autocast on for the calling thread while this object lives; then restores the earlier state.
 class Autocast {
  public:
   // None: nothing happens.

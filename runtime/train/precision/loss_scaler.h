@@ -1,9 +1,9 @@
-// Dynamic loss scaling, as torch.amp.GradScaler does it (Micikevicius et al., "Mixed Precision Training",
-// arXiv:1710.03740): float16 has no numbers below 6e-8, so backward begins with the loss times a scale, and the update
-// takes the gradients divided by it. An update whose gradients are not all finite is skipped, and the scale falls.
+// Dynamic loss scaling as in torch.amp.GradScaler (Micikevicius et al., "Mixed Precision Training", arXiv:1710.03740).
+// float16 has no numbers below 6e-8. So backward begins with the loss times a scale, and the update divides the
+// gradients by it. If a gradient is not finite, the update is skipped and the scale falls.
 //
-// Everything lies on the device, in tensors that stay where they are: no step makes the host wait, and a graph can hold
-// all of it. Training thread; inverse() also the thread that runs backward. On the current stream.
+// All values are on the device, in tensors that do not move. So no step makes the host wait, and a CUDA graph can
+// contain all of it. Training thread; inverse() also the thread that runs backward. On the current stream.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -28,12 +28,12 @@ class LossScaler {
   // An update: begin_update(), then unscale() for all gradients that this rank updates, the optimizer with found_inf(),
   // and end_update().
   void begin_update() { found_inf_.zero_(); }
-  // Notes in found_inf() whether one of them is not finite, and multiplies them by `factor`, one float32. All are of
-  // one type.
+  // Records in found_inf() whether a gradient is not finite, and multiplies all by `factor`, one float32. All have one
+  // type.
   void unscale(at::TensorList gradients, const at::Tensor& factor);
-  // For gradients that have been multiplied before: notes what unscale() notes.
+  // For gradients that were multiplied before: only records in found_inf().
   void look_at(at::TensorList gradients) { unscale(gradients, one_); }
-  // One float32: 1 if the update is to be skipped, else 0. What other ranks have found is added by the caller.
+  // One float32: 1 if the update must be skipped, else 0. The caller adds what other ranks have found.
   const at::Tensor& found_inf() const { return found_inf_; }
   // The new scale; counts the update if it was skipped.
   void end_update();

@@ -1,7 +1,7 @@
-// `optimizations.memory_format`: in which order the weights of convolutions lie in memory, and with them, as libtorch
-// propagates it, what convolutions compute. `auto`: both orders take turns in the run's first steps, and the faster one
-// stays. Kernels round differently in each, so the choice is remembered: a run that is repeated goes through the same
-// turns to the same end. Training thread; everything but settled() is collective.
+// `optimizations.memory_format`: the order in memory of the weights of convolutions. libtorch computes a convolution in
+// the order of its weight. `auto`: both orders take turns in the run's first steps, and the faster one stays. Kernels
+// round differently in each order, so the choice is remembered: a repeated run takes the same turns and makes the same
+// choice. Training thread; everything but settled() is collective.
 #pragma once
 
 #include <cstdint>
@@ -32,7 +32,7 @@ class MemoryFormat {
   MemoryFormat(const RunServices& run, FlatParameters& parameters, StepsInFlight& in_flight,
                const MemoryFormatOptions& options);
 
-  // Whether no other order will be tried.
+  // Whether the order is final.
   bool settled() const { return !comparison_; }
   // Around each batch. `stepped`: an optimizer step has ended it. True when the model's weights have moved.
   void begin_batch();

@@ -1,10 +1,10 @@
-// Which parameters autocast always casts: those that only matrix products and convolutions take, themselves or
-// transposed. The model may compute with their shadow at once, to the same bits, and casts none of them again. Training
+// Which parameters autocast always casts: those that only matrix products and convolutions use, as they are or
+// transposed. The model may compute with their shadows instead, with the same bits and without any cast. Training
 // thread.
 //
 // Autocast casts a parameter once in a forward pass, and a view of it (Linear transposes its weight) each time it is
 // used: then the gradients of several uses are added up in float32. In the shadow they would be added up in its type,
-// so a parameter that is cast so more than once stays as it is.
+// so a parameter that is cast more than once in this way stays as it is.
 #pragma once
 
 #include <cstdint>

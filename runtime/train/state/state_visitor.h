@@ -1,10 +1,10 @@
-// The training state, listed once. Every class that holds some of it names it in a method visit(StateVisitor&); what
-// walks through the list (a checkpoint, a test) reads each entry or replaces it.
+// The training state, listed once. Every class that holds a part of it lists that part in a method
+// visit(StateVisitor&). A visitor (a checkpoint, a test) reads or replaces each entry.
 //
 // State is what the weights of later steps depend on. It is visited between two optimizer steps, while no window of
-// gradients is open. What follows from the options, what is measured (timings, the buckets and the strategy that come
-// of them: all give the same bits) and how compression fared is no state. Nor is there random state: libtorch
-// is seeded anew before each call of the trial and of its data (loop/random_seed.h).
+// gradients is open. These are no state: values that follow from the options; measurements, and the buckets and the
+// strategy that follow from them (all give the same bits); and statistics of compression. There is no random state
+// either, because libtorch is seeded anew before each call of the trial and of its data (loop/random_seed.h).
 //
 // Entries have paths, "optimizer/exp_avg/layer.weight". The same options and the same model give the same paths.
 #pragma once
@@ -24,10 +24,11 @@ class StateVisitor {
  public:
   virtual ~StateVisitor() = default;
 
-  // Whether it replaces what it visits.
+  // Whether this visitor replaces the entries.
   virtual bool replaces() const = 0;
-  // Whether it needs values that the ranks have divided among themselves to be whole on every rank. Else it gets
-  // tensors of the right name and shape, which hold this rank's part, or nothing (at::kMeta).
+  // Whether this visitor needs complete values on every rank, even of entries that the ranks have divided among
+  // themselves. Otherwise it gets tensors of the right name and shape that hold only this rank's part, or nothing
+  // (at::kMeta).
   virtual bool needs_whole() const { return true; }
 
   // The tensor's elements; its memory, shape and type stay.
@@ -54,7 +55,7 @@ class StateVisitor {
   void reals(std::string_view name, std::vector<float>& values) { on_reals(path_of(name), values); }
   void text(std::string_view name, std::string& value) { on_text(path_of(name), value); }
 
-  // What `part` lists, under its name.
+  // The entries that `part` lists, under its name.
   void part(std::string_view name, auto& part) {
     const std::size_t length = prefix_.size();
     prefix_ += std::string(name) + "/";

@@ -1,7 +1,8 @@
-// How a rank's batches become optimizer steps: with an exchange of gradients in every window (ExchangeMode), by itself
-// with meetings now and then (LocalMode), or by itself to the end (AloneMode). make_mode() chooses.
+// How a rank's batches become optimizer steps. ExchangeMode exchanges gradients in every window. In LocalMode each rank
+// steps by itself and the ranks meet periodically. In AloneMode each rank steps by itself to the end. make_mode()
+// chooses.
 //
-// TrainingStep calls it, from the training thread. Modes share the parts below and own what is theirs alone.
+// TrainingStep calls it, from the training thread. Modes share the parts below; each owns what only it needs.
 #pragma once
 
 #include <cstdint>
@@ -29,7 +30,7 @@
 
 namespace dtrain::train {
 
-// What every mode works on. All of it outlives the mode.
+// What every mode works with. All of it outlives the mode.
 struct StepParts {
   const RunServices& run;
   FlatParameters& parameters;
@@ -45,9 +46,10 @@ struct StepParts {
   // Null: the loss is not scaled.
   LossScaler* scaler = nullptr;
   LossScalingReport* scaling_report = nullptr;
-  // Called before each update, when what the ranks announced has been read. May be empty.
+  // Called before each update, after the ranks' announcements have been read. May be empty.
   const std::function<void()>& before_update;
-  // Whether steps are computed as all later ones are: which way is faster is being tried one thing at a time.
+  // False while training still compares two ways to compute a step. Only one such comparison runs at a time, so others
+  // wait until this is true.
   std::function<bool()> is_settled;
 };
 
@@ -56,42 +58,43 @@ class StepMode {
   virtual ~StepMode() = default;
 
   virtual RoundVote& vote() = 0;
-  // In how many rounds at most, the announcing one included, all ranks have read what one of them announced.
+  // After how many rounds at most, the announcing one included, all ranks have read an announcement.
   virtual std::int64_t announcement_rounds() const = 0;
 
   // Around each round. The window has counted it.
   virtual void begin_batch() = 0;
-  // True after an optimizer step. Ends the batch in flight, too.
+  // True after an optimizer step. Also ends the batch in flight.
   virtual bool end_batch() = 0;
-  // Takes a step with what an unfinished window has, if it has anything. True if it did.
+  // Takes a step with the gradients of an unfinished window, if there are any. True if it did.
   virtual bool flush() = 0;
 
-  // Its steps, where they can be captured as graphs; else why not, to be read after "because".
+  // The steps to capture as graphs; null if they cannot be captured. Then the reason, as the continuation of "because".
   virtual CapturableStep* capturable() { return nullptr; }
   virtual std::string why_not_capturable() const = 0;
 
-  // Makes all ranks' parameters the same; whether they are. Collective.
+  // Makes all ranks' parameters the same (collective); and whether they are.
   virtual void synchronise() {}
   virtual bool synchronised() const { return true; }
-  // Whether training ends after this batch because a rank was asked to stop. All ranks say the same after the same
-  // step.
+  // Whether training ends after this batch because a rank was asked to stop. The same on all ranks after the same step.
   virtual bool stop_is_due() { return vote().stop_seen(); }
 
-  // Between two batches: the model's parameters lie elsewhere now, or in another type, with the same values.
+  // To be called between two batches after the model's parameters have moved, or changed their type, with the same
+  // values.
   virtual void parameters_moved() {}
 
-  // Training is over: writes what this mode has to say to plan.json and the log. Collective.
+  // To be called when training is over: writes this mode's results to plan.json and the log. Collective.
   virtual void report() {}
-  // Before any state is visited, and after all of it: what was announced has been read, and what the ranks have divided
-  // among themselves is whole in between where the visitor needs it so. Collective.
+  // To be called before and after a visit of the training state. begin_visit() reads pending announcements. If the
+  // visitor needs complete values, it also gives every rank the whole of what the ranks have divided among themselves;
+  // end_visit() divides it again. Collective.
   virtual void begin_visit(const StateVisitor& visitor) { static_cast<void>(visitor); }
   virtual void end_visit(const StateVisitor& visitor) { static_cast<void>(visitor); }
   virtual void visit(StateVisitor& visitor) { static_cast<void>(visitor); }
   // Whether parameters and optimizer state are the same on all ranks after every batch.
   virtual bool state_is_shared() const { return true; }
-  // What of parameters and optimizer state this rank copies for a checkpoint: the ranks' ranges together are
-  // everything, none twice. In host memory an update may copy them (UpdateCopy). None: a rank needs all of it for that.
-  // The same answer on all ranks.
+  // The ranges of parameters and optimizer state that this rank copies for a checkpoint. The ranges of all ranks
+  // together cover everything once. In host memory an update may copy them (UpdateCopy). Empty: a rank must copy all of
+  // it. Whether it is empty is the same on all ranks.
   virtual std::optional<std::vector<FlatRange>> copied_ranges() const { return std::nullopt; }
 };
 

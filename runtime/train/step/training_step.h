@@ -1,5 +1,5 @@
-// From a wrapped model to one optimizer step after another. docs/architecture.md follows a step on its way through the
-// parts; how they become an update is up to the StepMode. Used by the training thread alone.
+// From a wrapped model to one optimizer step after another. runtime/train/README.md follows a step on its way through
+// the parts; the StepMode decides how they become an update. Used by the training thread alone.
 #pragma once
 
 #include <cstdint>
@@ -35,7 +35,8 @@ class TrainingStep : private CapturableStep {
   TrainingStep(const TrainingStep&) = delete;
   TrainingStep& operator=(const TrainingStep&) = delete;
 
-  // Every round, before the batch: announces it to the others; rank 0 also a trace window it wants. Never waits.
+  // To be called in every round before the batch: announces the batch to the other ranks. Rank 0 may also announce a
+  // trace window. Never waits.
   struct Wishes {
     bool stop = false;              // the rank was asked to stop
     bool saver_busy = false;        // its host's saver cannot take a checkpoint yet
@@ -44,10 +45,10 @@ class TrainingStep : private CapturableStep {
     std::optional<profile::TraceWindow> trace{};
   };
   void announce(bool has_batch, const Wishes& wishes);
-  // Waits for what all ranks announced for the round last announced.
+  // Waits for the announcements of all ranks for the last announced round.
   Round agree() { return mode_->vote().agree(); }
 
-  // A step as a CUDA graph, where that is possible (capturable()): as CapturableStep has it, but for the whole step;
+  // A step as a CUDA graph, if that is possible (capturable()). As in CapturableStep, but for the whole step:
   // train_batch() comes between begin_capture() and end_capture().
   CapturableStep* capturable() { return mode_->capturable() ? this : nullptr; }
   std::string why_not_capturable() const { return mode_->why_not_capturable(); }
@@ -55,19 +56,20 @@ class TrainingStep : private CapturableStep {
   // Around train_batch() (or instead of it, on a rank without a batch).
   void begin_batch();
   void backward(const at::Tensor& loss);
-  // Ends the round: exchanges and steps where that is due. True after an optimizer step.
+  // Ends the round: exchanges and steps if that is due. True after an optimizer step.
   bool end_batch();
-  // Exchanges and applies what is left of an unfinished window, with its real number of batches. True if there was one.
+  // Exchanges and applies the gradients of an unfinished window, with its real number of batches. True if there was
+  // one.
   bool flush();
   // Whether flush() has anything to do: gradients that no update has applied, or local steps since the last meeting.
   // The same on all ranks.
   bool window_is_open() const { return window_.rounds() > 0 || !mode_->synchronised(); }
-  // Now and then: Error naming a parameter that training does not know.
+  // A check from time to time: Error naming a parameter that training does not know.
   void check_members() const { watch_.check_members(); }
 
-  // With local steps: makes the ranks meet if they have stepped since they last did. Collective.
+  // With local steps: makes the ranks meet if they have stepped since the last meeting. Collective.
   void synchronise() { mode_->synchronise(); }
-  // Whether all ranks had the same parameters after the last round: always, but between the meetings of local steps.
+  // Whether all ranks had the same parameters after the last round: always, except between the meetings of local steps.
   bool synchronised() const { return mode_->synchronised(); }
   // After an optimizer step: whether training ends here because a rank was asked to stop. The same on all ranks.
   bool stop_is_due() { return mode_->stop_is_due(); }
@@ -76,31 +78,32 @@ class TrainingStep : private CapturableStep {
   bool saver_busy() { return mode_->vote().saver_busy(); }
   bool checkpoint_wanted() { return mode_->vote().checkpoint_wanted(); }
 
-  // In how many rounds at most, the announcing one included, all ranks know what one of them announced.
+  // After how many rounds at most, the announcing one included, all ranks know an announcement.
   std::int64_t announcement_rounds() const { return mode_->announcement_rounds(); }
   // The trace window that rank 0 announced, once.
   std::optional<profile::TraceWindow> take_trace_window() { return mode_->vote().take_trace_window(); }
 
-  // Rank 0: brings plan.json up to date about losses that were not finite and the scale of the loss.
+  // Rank 0: updates plan.json with losses that were not finite and the scale of the loss.
   void write_reports();
-  // Training is over: writes what the mode has brought, and what was not finite. Collective.
+  // To be called when training is over: writes the mode's results, and what was not finite. Collective.
   void report();
 
-  // Between two batches. Parameters and optimizer state are whole, and the same on every rank unless ranks step by
-  // themselves (state_is_shared()); what else a rank lists may be its own (buffers of the model, error feedback, the
-  // gradients of an open window). Collective.
+  // Visits the training state, between two batches. Parameters and optimizer state are complete, and the same on every
+  // rank unless ranks step by themselves (state_is_shared()). Other entries may differ between ranks: buffers of the
+  // model, error feedback, the gradients of an open window. Collective.
   void visit(StateVisitor& visitor);
-  // `call` comes before each update, when all ranks know what they announced for its last batch.
+  // `call` is called before each update, when all ranks know the announcements for its last batch.
   void before_update(std::function<void()> call) { before_update_ = std::move(call); }
   bool state_is_shared() const { return mode_->state_is_shared(); }
   // As StepMode has it.
   std::optional<std::vector<FlatRange>> copied_ranges() const { return mode_->copied_ranges(); }
-  // While it lives, the model's tensors hold what training updates, in its type. Between two batches.
+  // While this object lives, the model's tensors hold the values that training updates, in their type. Between two
+  // batches.
   FlatParameters::ValuesInModel values_in_model() { return FlatParameters::ValuesInModel(parameters_); }
 
   // Rounds since training began: the number of the last batch.
   std::int64_t batches_begun() const { return window_.rounds_begun(); }
-  // How far the device is behind, and the values that come from it late.
+  // How far the device is behind, and the values that arrive from it later.
   StepsInFlight& in_flight() { return in_flight_; }
 
   const FlatParameters& parameters() const { return parameters_; }
@@ -122,7 +125,7 @@ class TrainingStep : private CapturableStep {
   void read_loss(const at::Tensor& loss);
   LossScalingReport* begin_report(const StepOptions& options);  // null: the loss is not scaled
 
-  // In the order in which they build on each other; the hooks go first, for they call the exchange.
+  // Each depends on those before it. The hooks are destroyed first, because they call the exchange.
   const RunServices run_;
   const std::shared_ptr<torch::nn::Module> model_;
   NonFinite non_finite_;

@@ -1,5 +1,5 @@
-// The replicated strategy with compressed gradients: a BucketCompressor stands where all_reduce stood, and every rank
-// updates all parameters with what it makes of them.
+// The replicated strategy with compressed gradients: a BucketCompressor takes the place of all_reduce, and every rank
+// updates all parameters with its result.
 #pragma once
 
 #include <cstddef>
@@ -13,9 +13,9 @@ namespace dtrain::train {
 
 class Compressed final : public GradientStrategy {
  public:
-  // Collective. `scale`: also its correction is asked for when a window's first bucket is launched, and not left to the
-  // update: what the codecs hold back must be in the units of what is applied, or it would count more than once where
-  // data ends. `settled_steps`: the plan is final after so many steps.
+  // Collective. `scale`: its correction is read when a window's first bucket is launched, and applied by the exchange
+  // instead of the update. Error feedback must have the units of applied gradients; otherwise it would count more than
+  // once when the data of a rank ends. `settled_steps`: the plan is final after this many steps.
   Compressed(FlatParameters& parameters, FlatOptimizer& optimizer, comm::Communicator& communicator,
              profile::Recorder& recorder, WindowScale& scale, const comm::Compression& compression, std::uint64_t seed,
              int settled_steps);

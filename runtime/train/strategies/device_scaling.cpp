@@ -23,7 +23,11 @@ void DeviceScaling::unscale(LossScaler& scaler, const Update& update) {
       if (range.group != g || range.size() == 0) continue;
       stretches.push_back(parameters_.groups()[g].gradients.narrow(0, range.begin, range.size()));
     }
-    update.unscaled ? scaler.look_at(stretches) : scaler.unscale(stretches, factor);
+    if (update.unscaled) {
+      scaler.look_at(stretches);
+    } else {
+      scaler.unscale(stretches, factor);
+    }
   }
 }
 

@@ -1,5 +1,5 @@
 // The sharded strategy: of every bucket each rank reduces its part, updates the parameters there, and hands them to the
-// others. It keeps the optimizer's state of its own parts alone. (Rajbhandari et al., ZeRO, arXiv:1910.02054, stage 2.)
+// others. It keeps only the optimizer state of its own parts. (Rajbhandari et al., ZeRO, arXiv:1910.02054, stage 2.)
 //
 // Where all ranks share memory there is one copy of parameters and of the optimizer's state for all of them: the parts
 // are updated in place, and nothing is gathered. Then no rank may write parameters while another computes with them:

@@ -1,6 +1,6 @@
-// Picks how gradients are exchanged and applied: compressed, replicated or sharded. Where an experiment leaves the
-// choice between the last two to us, both take turns until the clock has decided (TurnComparison); a model that
-// writes its parameters itself ends that choice. Training thread; everything but the accessors is collective.
+// Picks how gradients are exchanged and applied: compressed, replicated or sharded. If the experiment leaves the choice
+// between the last two open, both take turns until one is measured as faster (TurnComparison). A model that writes its
+// parameters itself ends the comparison. Training thread; everything but the accessors is collective.
 #pragma once
 
 #include <cstdint>
@@ -28,12 +28,12 @@ struct StrategyOptions {
   std::uint64_t seed = 0;
 };
 
-// Whether updates can be sharded in such a run.
+// Whether updates can be sharded in a run with these options.
 bool may_shard(const StrategyOptions& options, int world_size);
 
 class StrategyPicker {
  public:
-  // The references outlive it. `step_is_settled`: steps are computed as later ones are.
+  // The references outlive it. `step_is_settled`: false while another comparison of two ways to compute a step runs.
   StrategyPicker(const RunServices& run, FlatParameters& parameters, FlatOptimizer& optimizer,
                  GradientExchange& exchange, Fusion& fusion, WindowScale& scale, StepsInFlight& in_flight,
                  const StrategyOptions& options, std::function<bool()> step_is_settled);
@@ -45,18 +45,18 @@ class StrategyPicker {
   const GradientStrategy& strategy() const { return *strategy_; }
   bool may_shard() const;
   bool is_compressed() const { return !std::holds_alternative<comm::NoCompression>(options_.compression); }
-  // Whether the strategy stays.
+  // Whether the strategy is final.
   bool settled() const { return !comparison_; }
 
   // Around each batch. `stepped`: an optimizer step ended it; the next strategy is picked then.
   void begin_batch();
   void end_batch(bool stepped, std::int64_t batch);
-  // Fusion has cut the buckets anew. Between windows.
+  // To be called between windows after fusion has formed new buckets.
   void use_new_plan();
 
-  // Before an update that follows a write of this parameter by the model. AgreedError where the ranks share parameters.
+  // To be called before an update if the model has written this parameter. AgreedError if the ranks share parameters.
   void check_write(const std::string& parameter) const;
-  // After that update: updates stay replicated.
+  // To be called after that update: updates stay replicated.
   void stop_sharding(const std::string& parameter);
 
  private:

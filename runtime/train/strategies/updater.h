@@ -1,4 +1,4 @@
-// One optimizer step over what this rank updates: everything, or its part of every bucket.
+// One optimizer step over the ranges that this rank updates: everything, or its part of every bucket.
 #pragma once
 
 #include <functional>
@@ -25,14 +25,15 @@ class Updater {
   Updater(FlatParameters& parameters, FlatOptimizer& optimizer, comm::Communicator& communicator,
           profile::Recorder& recorder);
 
-  // What each rank updates from now on; all ranks' ranges together make up whole groups. Every rank says the same.
+  // Sets the ranges that each rank updates; all ranks' ranges together make up whole groups. The same call on every
+  // rank.
   void divide(std::span<const std::vector<FlatRange>> of_ranks);
   std::span<const FlatRange> own() const { return own_; }
   // From now on update() is not collective: the gradients' norm is that of this rank's ranges.
   void set_local_norm() { scaling_->set_local_norm(); }
 
-  // Scales, clips and updates this rank's ranges; after each of them calls updated(index). Where gradients are clipped,
-  // it is collective, and returns their norm before.
+  // Scales, clips and updates this rank's ranges, and calls updated(index) after each. With clipping it is collective
+  // and returns the norm before clipping.
   std::optional<at::Tensor> update(const Update& update, const std::function<void(std::size_t)>& updated);
 
  private:

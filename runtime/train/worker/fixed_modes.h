@@ -9,7 +9,7 @@
 
 namespace dtrain::worker {
 
-// "batch_norm", "dropout": the operators of forward() that are told to train by a constant, each once.
+// "batch_norm", "dropout": the operators of forward() whose argument `training` is the constant true, each once.
 std::vector<std::string> always_training(const torch::jit::Module& script);
 
 }  // namespace dtrain::worker

@@ -18,12 +18,12 @@ struct CommunicatorOptions {
   Logger log;
 };
 
-// One communicator a rank, for `world_size` threads of this process. Element i is used by thread i alone.
+// One communicator for each rank, for `world_size` threads of this process. Only thread i uses element i.
 std::vector<std::unique_ptr<Communicator>> make_thread_communicators(int world_size,
                                                                      const CommunicatorOptions& options);
 
 // Collective over `control`, whose ranks must be on one host, and which must outlive the communicator. Its failures
-// abort the communicator. Errors call rank i members[i]; without members, i.
+// abort the communicator. Error messages name rank i by members[i], its number in the run; without members, by i.
 std::unique_ptr<Communicator> make_shm_communicator(ControlPlane& control, const CommunicatorOptions& options,
                                                     const std::vector<int>& members = {});
 

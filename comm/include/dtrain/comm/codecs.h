@@ -14,7 +14,7 @@ namespace dtrain::comm {
 class Codec;          // comm/compression/codec.h
 struct CodecContext;  // as above
 
-// Gradients travel as they are.
+// Gradients are exchanged without compression.
 struct NoCompression {
   static constexpr const char* kWord = "";
   static constexpr bool kGathers = false;
@@ -27,7 +27,7 @@ struct NoCompression {
 // Half of the bytes: float16, with error feedback for values that it rounds to zero.
 struct Fp16 {
   static constexpr const char* kWord = "fp16";
-  static constexpr bool kGathers = false;  // whether the ranks gather each other's codes; they reduce them otherwise
+  static constexpr bool kGathers = false;  // true: the ranks gather each other's codes; false: they reduce them
   template <class Keys>
   void declare_keys(Keys&) {}
   // What make_codec() of each struct does: CommError for settings that make no sense; the context outlives the codec.
@@ -60,7 +60,7 @@ struct PowerSgd {
   static constexpr const char* kWord = "powersgd";
   static constexpr bool kGathers = false;
   int rank = 4;                    // of the approximation, from 1 on
-  std::int64_t warmup_steps = 10;  // at the start, exchanged without compression
+  std::int64_t warmup_steps = 10;  // steps at the start that are exchanged without compression
   template <class Keys>
   void declare_keys(Keys& keys) {
     keys.integer({"rank", "powersgd: the number of columns of the two factors."}, rank, {1, 1024});

@@ -2,8 +2,8 @@
 // store, agreement, heartbeats and failures; never bulk data.
 //
 // Connections are authenticated by the per-run secret (HMAC-SHA256 challenge and response; the secret itself never
-// travels), messages are bounded, and a malformed one ends its connection with a log line and nothing else. All public
-// calls are thread safe. The failure callback comes on the control thread, or within fail() or on_failure().
+// travels), and messages are bounded. A malformed message ends its connection and is logged; nothing else happens. All
+// public calls are thread safe. The failure callback runs on the control thread, or within fail() or on_failure().
 #pragma once
 
 #include <chrono>
@@ -31,25 +31,24 @@ struct ControlOptions {
   std::string secret;                          // at least 16 bytes
   std::chrono::milliseconds timeout{600'000};  // deadline of every wait, the connection included
   std::chrono::milliseconds heartbeat{1'000};
-  // After so long without any packet from the other's host, acknowledgements included, the connection is lost. This
-  // does not concern a stopped process: its host goes on to acknowledge.
+  // The connection counts as lost after this time without any packet from the other's host, acknowledgements included.
+  // A stopped process does not lose its connection: its host goes on acknowledging.
   std::chrono::milliseconds host_silence{5'000};
-  std::chrono::milliseconds clock_period{
-      60'000};                     // how often clocks are compared again, once measure_clock() was called
-  std::string host_name;           // of this process, for the texts of failures; empty: left out there
-  std::string session = "dtrain";  // both sides must name the same run
+  std::chrono::milliseconds clock_period{60'000};  // after measure_clock(): how often clocks are compared again
+  std::string host_name;                           // of this process, for the texts of failures; empty: they name none
+  std::string session = "dtrain";                  // both sides must name the same run
   Logger log;
 };
 
 // How a rank left: it (or another rank) reported an error, its connection ended without notice, its host no longer
 // answers, or it reported that a wait reached its deadline (TimedOut).
 enum class Departure { kReported, kGone, kSilent, kTimedOut };
-// Whether a rank has said why.
+// Whether a rank has reported why it left.
 inline bool is_reported(Departure departure) {
   return departure == Departure::kReported || departure == Departure::kTimedOut;
 }
 
-// Why a rank (or all) must stop. `rank` -1: the cause is not a rank but, for example, the launcher.
+// Why a rank (or all ranks) must stop. `rank` -1: no rank is the cause but, for example, the launcher.
 struct RankFailure {
   int rank = -1;
   std::int64_t step = -1;  // the batch it was in, -1 if not in one
@@ -59,16 +58,16 @@ struct RankFailure {
 
 // How this rank's monotonic clock relates to rank 0's: a time t here is t + offset there, to within error.
 struct ClockOffset {
-  std::chrono::nanoseconds time{0};  // when that was found, on this rank's clock
+  std::chrono::nanoseconds time{0};  // when it was measured, on this rank's clock
   std::chrono::nanoseconds offset{0}, error{0};
-  int round_trips = 0;  // that it comes from; the shortest counts
+  int round_trips = 0;  // how many were made; the shortest one counts
 };
 
 enum class PeerState { kConnecting, kAlive, kLate, kGone, kFinished };
 
 // "late: its heartbeats come", "stopped: no heartbeats", "dead: connection lost", …
 std::string_view name_of(PeerState state);
-// "rank 2 failed at step 17: …": the text with which every rank stops because of it.
+// "rank 2 failed at step 17: …": the error of every rank that stops because of this failure.
 std::string failure_text(const RankFailure& failure);
 
 class ControlPlane {
@@ -97,25 +96,26 @@ class ControlPlane {
   virtual std::vector<std::string> gather(const std::string& name, const std::string& value) = 0;
   virtual void barrier(const std::string& name) = 0;
 
-  // Publishes that this rank cannot go on. The first failure of a run is the cause every other rank stops with.
+  // Publishes that this rank cannot go on. The first failure of a run is the cause that every other rank reports.
   // Returns once the others have received it (a second at most): the caller may end its process then.
   virtual void fail(const RankFailure& failure) = 0;
   // The failure of this run, if there is one.
   virtual std::optional<RankFailure> failure() const = 0;
-  // Called once, when a failure of any rank (or a lost connection) becomes known: on the control thread, or on the
-  // thread that calls fail(). Called at once, on this thread, if it is known already.
+  // `callback` is called once, when a failure of any rank (or a lost connection) becomes known: on the control thread,
+  // or on the thread that calls fail(). If a failure is known already, it is called at once, on this thread.
   virtual void on_failure(std::function<void(const RankFailure&)> callback) = 0;
-  // The position heartbeats carry to rank 0, shown in errors.
+  // The batch that heartbeats report to rank 0, for errors.
   virtual void set_step(std::int64_t step) = 0;
-  // Compares this rank's clock with rank 0's, now; nothing where rank 0 does not answer in time. From the first call on
-  // the control thread does so again every clock_period. Rank 0's own offset is 0.
+  // Compares this rank's clock with rank 0's, now. Empty: rank 0 did not answer in time. From the first call on, the
+  // control thread repeats the comparison every clock_period. Rank 0's own offset is 0.
   virtual std::optional<ClockOffset> measure_clock(std::chrono::milliseconds deadline) = 0;
-  // What it found since the last call, once. Cheap enough for every step.
+  // The latest result of these repetitions, each once; empty: there is none since the last call. Cheap enough for every
+  // step.
   virtual std::optional<ClockOffset> take_clock() = 0;
   virtual PeerState peer_state(int rank) const = 0;  // on a rank other than 0: as rank 0 last reported it
 
-  // Announces the end: a connection lost after that is no failure. Blocks until every rank has announced it, or the
-  // deadline.
+  // Announces the end. A connection that is lost after that is no failure. Blocks until every rank has announced its
+  // end, or until the deadline.
   virtual void finish() = 0;
 };
 

@@ -1,5 +1,5 @@
-// Tensor fusion: which gradients travel together, and what that is expected to cost. Pure functions, the same on every
-// rank for the same arguments.
+// Tensor fusion: which gradients are exchanged together, and what that is expected to cost. Pure functions, the same on
+// every rank for the same arguments.
 #pragma once
 
 #include <cstddef>
@@ -29,35 +29,35 @@ struct FusionPlan {
   bool operator==(const FusionPlan&) const = default;
 };
 
-// Neighbours of one flat buffer share a bucket until it holds at least `threshold_bytes` (0: each gradient travels
-// alone). Buckets are ordered by when their last gradient is ready.
+// Neighbours of one flat buffer share a bucket until it holds at least `threshold_bytes` (0: each gradient has its own
+// bucket). Buckets are ordered by when their last gradient is ready.
 FusionPlan plan_fusion(std::span<const FusionItem> items, std::int64_t threshold_bytes);
 
-// The same, and all open buckets close before a gradient that is ready more than `cycle_us` after the latest one before
-// it: what is there need not wait for it. `ready_us`: when each is ready, microseconds from the start of backward.
-// cycle_us 0: no gap closes a bucket.
+// The same. In addition, a gap of more than `cycle_us` between two gradients closes all open buckets, so that they need
+// not wait for the later gradient. `ready_us`: when each is ready, microseconds from the start of backward. cycle_us 0:
+// no gap closes a bucket.
 FusionPlan plan_fusion(std::span<const FusionItem> items, std::int64_t threshold_bytes,
                        std::span<const double> ready_us, double cycle_us);
 
 // The buckets' last items, ascending: they identify a plan.
 std::vector<std::size_t> cuts_of(const FusionPlan& plan);
 
-// The plan with those cuts: an item whose number is among them closes its bucket (what is open at the end closes too).
+// The plan with these cuts: each item in `cuts` closes its bucket. Buckets that are open at the end are closed there.
 FusionPlan plan_with_cuts(std::span<const FusionItem> items, std::span<const std::size_t> cuts);
 
-// What an exchange of b bytes takes: latency_us + b * us_per_byte.
+// An exchange of b bytes takes latency_us + b * us_per_byte.
 struct LinkModel {
   double latency_us = 0;
   double us_per_byte = 0;
   double time_us(double bytes) const { return latency_us + bytes * us_per_byte; }
 };
 
-// Exposed communication of each bucket in microseconds: buckets start in order, each when its last gradient is ready
-// and the one before is through; what lies behind the end of backward (the last ready time) is exposed.
+// Exposed communication of each bucket in microseconds. Buckets start in order, each when its last gradient is ready
+// and the bucket before it is done. Communication after the end of backward (the last ready time) is exposed.
 std::vector<double> predict_exposed_us(const FusionPlan& plan, std::span<const double> ready_us, const LinkModel& link);
 
-// The cuts of the plan whose last bucket is through soonest, under that model: for each prefix of the gradients the
-// earliest end over all places of its last cut. That is the dynamic program behind MG-WFBP (Shi, Chu and Li,
+// The cuts of the plan whose last bucket is done soonest, under that model. A dynamic program computes for each prefix
+// of the gradients the earliest end over all places of its last cut. It is the one behind MG-WFBP (Shi, Chu and Li,
 // arXiv:1811.11141), which merges greedily; here it is exact. Time is quadratic in the number of gradients.
 std::vector<std::size_t> best_cuts(std::span<const FusionItem> items, std::span<const double> ready_us,
                                    const LinkModel& link);

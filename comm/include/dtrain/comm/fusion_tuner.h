@@ -1,14 +1,15 @@
 // Finds the fusion plan that hides most of the communication behind backward, on the run's own first steps.
 //
-// It measures the link (a few all_reduces at the start) and when backward finishes each gradient, computes the plans
-// that ought to be best (best_cuts), tries them and a few even divisions against the default in turns, and keeps one
-// only where it wins with confidence: a sign test over the steps that were paired. What has to be shorter is the time
-// from the start of backward until all is exchanged, because that decides how long a step takes: exchanges that run
-// during backward may take cores from it, and exposed communication does not show that. Exposed communication must not
-// become longer either. At most kMaxSteps steps long; without a clear winner the default stays. Every decision is rank
-// 0's, made from all ranks' figures, so all ranks change plans at the same step.
+// It measures the link (a few all_reduces at the start) and when backward finishes each gradient. From these it
+// computes the plans that should be best (best_cuts). Then these plans and a few even divisions take turns with the
+// default. A plan replaces the default only if a sign test over the paired steps shows with confidence that it is
+// faster. What must be shorter is the time from the start of backward until all gradients are exchanged, because it
+// decides how long a step takes. Exposed communication alone would not show that exchanges during backward take cores
+// from it; but it must not become longer either. Tuning takes at most kMaxSteps steps; without a clear winner the
+// default stays. Rank 0 makes every decision from the figures of all ranks, so all ranks change plans at the same step.
 //
-// Owned and called by the training thread. Every plan sums gradients in the same order: results do not depend on it.
+// Owned and called by the training thread. Every plan sums gradients in the same order, so the weights do not depend on
+// the plan.
 #pragma once
 
 #include <optional>
@@ -26,13 +27,14 @@ namespace dtrain::comm {
 // Collective: all_reduces of a few sizes, at most about a second. The same on every rank.
 LinkModel measure_link(Communicator& communicator);
 
-// Whether both may be measurements of one link, some noise apart: what was tuned over one then holds over the other.
+// Whether both may be measurements of the same link that differ by noise alone. If so, what was tuned over one holds
+// over the other.
 bool alike(const LinkModel& a, const LinkModel& b);
 
 // Collective: the largest of each value over the ranks.
 std::vector<double> max_over_ranks(Communicator& communicator, std::span<const double> values);
 
-// Buckets close at the threshold, and at gaps once gradients' ready times are known.
+// Buckets close at the threshold. Once the ready times of gradients are known, they also close at gaps.
 struct FusionRule {
   std::int64_t threshold_bytes = 64ll << 20;
   double cycle_us = 0;  // 0: gaps do not matter
@@ -48,7 +50,7 @@ class FusionTuner {
  public:
   static constexpr int kMaxSteps = 100;
 
-  // `rule`: what decides without tuning. `known`: an answer of an earlier run, which is then used at once.
+  // `rule`: decides without tuning. `known`: the result of an earlier run, which is then used at once.
   // Collective unless `known` is given on every rank (rank 0 chooses its value; all ranks must get the same).
   FusionTuner(std::vector<FusionItem> items, const FusionRule& rule, Communicator& communicator, const Logger& log,
               const std::optional<std::vector<std::size_t>>& known = std::nullopt);
@@ -57,9 +59,9 @@ class FusionTuner {
   const FusionPlan& plan() const { return plans_[current_]; }
   bool done() const { return stage_ == Stage::kDone; }
 
-  // After every step that exchanged gradients, until done(): when each was ready (microseconds from the start of
-  // backward; negative: not in this step) and what the exchange took. Collective now and then. True when plan() has
-  // changed.
+  // To be called after every step that has exchanged gradients, until done(). `ready_us`: when each gradient was ready
+  // (microseconds from the start of backward; negative: not in this step). `times`: what the exchange took. Some calls
+  // are collective. True: plan() has changed.
   bool end_step(std::span<const double> ready_us, const ExchangeTimes& times);
 
   // Once done: the plan's cuts, and what was found, for plan.json and the log.
@@ -70,7 +72,7 @@ class FusionTuner {
 
  private:
   enum class Stage { kWarmUp, kReadyTimes, kComparing, kFinal, kDone };
-  bool choose_candidates();  // true: the default plan is another one now
+  bool choose_candidates();  // true: the default plan has changed
   void use(std::size_t plan) { current_ = plan; }
   void end_comparing();
   void end_final();

@@ -1,9 +1,9 @@
-// A communicator for ranks on several hosts: one communicator among the ranks of each host (shared memory), another
-// among one rank of each (MPI). Any placement of the ranks: hosts may have different numbers of them, in any order.
+// A communicator for ranks on several hosts. It is made of one communicator among the ranks of each host (shared
+// memory), and another among one rank of each host (MPI). Hosts may have different numbers of ranks, in any order.
 //
-// Reductions take a host's ranks in rank order, then the hosts in the order of their lowest rank; every rank gets the
-// same bits. Narrow types travel between the two levels, and between hosts, in float32, and are rounded once.
-// Nothing runs in the background here: each call to issue, progress, test or wait advances the operations.
+// A reduction first sums each host's ranks in rank order, then the hosts in the order of their lowest ranks. Every rank
+// gets the same bits. Narrow types are passed between the two levels, and between hosts, in float32, and are rounded
+// once. Nothing runs in the background here: each call to issue, progress, test or wait advances the operations.
 #pragma once
 
 #include <functional>

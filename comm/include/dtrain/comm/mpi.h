@@ -1,9 +1,10 @@
 // Open MPI as a backend. It lives in a module of its own (libdtrain_comm_mpi.so) that is opened here, on demand: dtrain
 // itself needs no MPI, and reports what is missing when MPI is requested.
 //
-// MPI can be entered once in a process, so there is one MpiJob, made by the program's main and handed on. One thread of
-// its own makes all MPI calls: operations go on while the ranks compute, and a program that uses dtrain must not call
-// MPI itself. The calls below may come from any thread, one at a time; the job outlives its communicators.
+// A process can initialise MPI only once, so there is one MpiJob, which the program's main makes and passes on. A
+// thread of the MpiJob makes all MPI calls, so operations go on while the ranks compute. A program that uses dtrain
+// must not call MPI itself. The calls below may come from any thread, one at a time; the job outlives its
+// communicators.
 #pragma once
 
 #include <chrono>
@@ -20,9 +21,9 @@ namespace dtrain::comm {
 
 struct MpiOptions {
   std::chrono::milliseconds timeout{600'000};  // until every rank of the job has entered MPI, and of broadcast()
-  // How long a failed rank waits before it ends the whole job: time for the others to receive and record the cause.
+  // How long a failed rank waits before it ends the whole job, so that the others can receive and record the cause.
   std::chrono::milliseconds grace{1'000};
-  // Names the ranks that have not come, for the text of that time-out; may be empty. Called within join().
+  // Names the ranks that have not entered MPI, for the text of that time-out; may be empty. Called within join().
   std::function<std::string()> missing{};
   Logger log;
 };
@@ -32,8 +33,8 @@ class MpiJob {
   // Collective over the processes that mpirun started. CommError names what is missing (the module, Open MPI's library)
   // or why MPI does not start.
   static std::shared_ptr<MpiJob> join(const MpiOptions& options);
-  // After succeed(): MPI_Finalize, collective. Otherwise MPI_Abort after the grace, which ends every rank of the job
-  // and this process: a rank that fails must not leave the others waiting inside MPI.
+  // After succeed(): MPI_Finalize, collective. Otherwise MPI_Abort after `grace`, which ends every rank of the job and
+  // this process. A rank that fails must not leave the others waiting inside MPI.
   virtual ~MpiJob() = default;
 
   virtual int rank() const = 0;
@@ -42,7 +43,7 @@ class MpiJob {
   // Collective: rank 0's text (at most 4000 bytes), for the rendezvous. CommError at the deadline.
   virtual std::string broadcast(const std::string& text) = 0;
 
-  // Collective over `control`, whose rank i is rank members[i] of the job (and of the texts of errors). `control` must
+  // Collective over `control`, whose rank i is rank members[i] of the job; errors name it so. `control` must
   // outlive the communicator, and its failures abort it.
   virtual std::unique_ptr<Communicator> make_communicator(ControlPlane& control, const std::vector<int>& members,
                                                           const CommunicatorOptions& options) = 0;

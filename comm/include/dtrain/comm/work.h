@@ -12,8 +12,8 @@
 
 namespace dtrain::comm {
 
-// When a collective happened, on the monotonic clock. `exposed` is the time the threads that called into the
-// communicator (issue, progress, test, wait) spent on this operation, working or waiting: what the user pays for.
+// When a collective happened, on the monotonic clock. `exposed` is the time that callers of the communicator (issue,
+// progress, test, wait) spent on this operation, working or waiting: its cost for the program.
 struct WorkTiming {
   Nanoseconds enqueued{0};
   Nanoseconds started{0};  // when this rank first moved data for it
@@ -42,7 +42,7 @@ class WorkState {
   virtual std::vector<MissingRank> missing() const { return {}; }
 };
 
-// Copyable; the operation goes on when the last handle is gone. The buffers must live until it is complete.
+// Copyable. The operation goes on even after the last handle is destroyed. The buffers must live until it is complete.
 class Work {
  public:
   Work() = default;
@@ -53,9 +53,9 @@ class Work {
   // Blocks until complete. CommError when the deadline passes, a peer fails or differs, or the communicator is
   // aborted; it names operation, bucket, sequence number, elapsed time and the ranks concerned.
   void wait() { state_->wait(); }
-  // What the caller does next with the data comes after the operation. Data in host memory: like wait(). Data on a
-  // device: the caller's current stream waits, and the host goes on, at the latest once the operation has been handed
-  // to the device. CommError as wait(), as far as a failure is known by then.
+  // Orders the operation before the caller's next use of the data. Data in host memory: like wait(). Data on a device:
+  // the caller's current stream waits; the host goes on once the operation has been handed to the device. CommError as
+  // wait(), for failures that are known by then.
   void join() { state_->join(); }
   WorkTiming timing() const { return state_->timing(); }
   std::size_t bytes() const { return state_->bytes(); }

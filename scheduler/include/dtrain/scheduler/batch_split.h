@@ -8,13 +8,13 @@
 namespace dtrain::scheduler {
 
 struct BatchSplit {
-  std::int64_t per_slot = 0;   // records every slot takes of each global batch
-  std::int64_t effective = 0;  // per_slot x slots: what a step really trains on
-  std::int64_t dropped = 0;    // the remainder, below the number of slots
-  std::string warning;         // that the batch is no multiple of the slots, with the nearest multiples; else empty
+  std::int64_t per_slot = 0;   // how many records of each global batch a slot takes
+  std::int64_t effective = 0;  // per_slot x slots: how many records a step trains on
+  std::int64_t dropped = 0;    // the remainder, less than the number of slots
+  std::string warning;  // says that the batch is no multiple of the slots and names the nearest multiples; else empty
 };
 
-// ConfigError where there are more slots than records.
+// ConfigError if there are more slots than records.
 BatchSplit split_batch(std::int64_t global_batch_size, int slots);
 
 // The nearest sizes at or around `global_batch_size` that divide by `slots`: one or two, ascending, none below `slots`.
@@ -27,9 +27,9 @@ struct BatchAndSlots {
   int cpus = 0;  // logical CPUs of all slots together; 0: not known
 };
 
-// A warning where there are more slots than before but no larger batch, so that each slot has less to do between two
-// exchanges; else empty. There is none where the slots are known to be no more than the same CPUs, divided otherwise.
-// `before_is`: where the former comes from, such as "experiment.yaml".
+// A warning if there are more slots than before but no larger batch, so that each slot has less work between two
+// exchanges; else empty. There is no warning if the slots are known to be the same CPUs, only divided differently.
+// `before_is`: where the former request comes from, such as "experiment.yaml".
 std::string weak_scaling_advice(const BatchAndSlots& before, const BatchAndSlots& now, const std::string& before_is);
 
 }  // namespace dtrain::scheduler

@@ -1,5 +1,5 @@
-// The cluster a command is about: which agents there are, and what is known of their slots without asking any of them.
-// Any thread; looking at GPUs may block where a driver hangs.
+// The cluster that a command uses: which agents there are, and what is known of their slots without contacting other
+// hosts. Any thread; looking at GPUs may block if a driver hangs.
 #pragma once
 
 #include <cstdint>
@@ -17,13 +17,13 @@
 
 namespace dtrain::scheduler {
 
-// A slot of an agent on this machine; of agents elsewhere only the index is known. Of an agent whose slots are made of
-// cores: such a core.
+// A slot of an agent on this machine; of agents elsewhere only the index is known. If an agent's slots are made of
+// cores, this is one core.
 struct ClusterSlot {
-  int index = 0;          // from 0, on its agent; of a core CoreUnit::number; -1: no slot, since the GPU has a problem
+  int index = 0;  // from 0, on its agent; of a core CoreUnit::number; -1: no slot, because the GPU has a problem
   std::vector<int> cpus;  // its logical CPUs, ascending; of a GPU slot those near the GPU
-  int cores = 0;          // physical cores that these belong to
-  int threads = 0;        // one for each core, or fewer where a cgroup grants less time
+  int cores = 0;          // number of physical cores that these belong to
+  int threads = 0;        // one for each core, or fewer if a cgroup grants less time
   int most_threads = 0;   // with one for each logical CPU, as far as the cgroup grants the time
   int node = 0;           // of a core: its NUMA node, its socket, and the class of its speed
   int package = 0;
@@ -38,18 +38,18 @@ struct ClusterSlot {
 };
 
 struct ClusterAgent {
-  // As in the cluster file, but where it is on this machine with the slots it really has: of type kCuda or kCpu, and no
+  // As in the cluster file. An agent on this machine has the slots that really exist: of type kCuda or kCpu, and no
   // more GPUs than there are.
   config::Agent agent;
   bool here = false;  // on this machine
-  // No file declares its slots: they are made of its cores, as the experiment asks for. agent.slots is the most that
-  // one experiment may have then.
+  // Not empty: no file declares its slots; they are made of these cores, as the experiment requests. Then agent.slots
+  // is the most that one experiment may have.
   bool of_cores = false;
   std::vector<ClusterSlot> slots;
 };
 
 struct ClusterAgents {
-  config::Cluster cluster;     // with its agents, also where the file names none
+  config::Cluster cluster;     // with its agents, even if the file names none
   std::string source;          // for people: "cluster.yaml", "the Slurm allocation 17", "this machine"
   std::filesystem::path file;  // absolute; empty: there is none
   bool declared = true;        // false: no file states how many slots this machine has
@@ -71,9 +71,9 @@ struct Machine {
 };
 
 struct SlotDefaults {
-  // The type of slots of an agent that declares none: kAuto means GPUs where there are any, else cores.
+  // The type of an agent's slots if it declares none: kAuto means GPUs if there are any, else cores.
   config::AgentSlotType slot_type = config::AgentSlotType::kAuto;
-  // Where no slots are declared: this machine has at least so many CPU slots, more than cores if need be.
+  // If no slots are declared: this machine has at least so many CPU slots, even if that is more than its cores.
   int least_slots = 0;
 };
 
@@ -88,7 +88,7 @@ ClusterAgents find_cluster(const std::filesystem::path& given, const std::map<st
 // Whether options of sbatch or srun ask for GPUs: --gres=gpu:2, --gpus-per-node 4, -G 8, …
 bool ask_for_gpus(const std::vector<std::string>& options);
 
-// All of them, wholly free: what never_fits() asks for and where place() begins.
+// All agents, entirely free: the input of never_fits() and the start of place().
 std::vector<AgentSlots> empty_slots(const ClusterAgents& cluster);
 
 }  // namespace dtrain::scheduler

@@ -1,7 +1,7 @@
 // Which cores each rank gets on a machine whose slots no file declares. Pure functions; any thread.
 //
-// The rules (docs/cluster.md, "Slots, cores and threads"): the groups of cores are alike, of cores of one kind, and
-// within one NUMA node, else within one socket, wherever that is possible.
+// The rules (docs/cluster.md, "Slots, cores and threads"): if possible, the groups are of equal size, of cores of one
+// kind, and each is within one NUMA node, or else within one socket.
 #pragma once
 
 #include <limits>
@@ -13,38 +13,39 @@
 
 namespace dtrain::scheduler {
 
-// What a task claims: a core; or a share of several cores, where a cgroup grants less time than there are cores.
+// What a task claims: a core, or a share of several cores if a cgroup grants less time than there are cores.
 struct CoreUnit {
-  int number = 0;  // unlike those of the machine's other units
+  int number = 0;  // unique on the machine
   int node = 0;    // NUMA node
   int package = 0;
   int kind = 0;  // as host::Core::kind
   bool operator==(const CoreUnit&) const = default;
 };
 
-// Of each slot the numbers of its units, ascending.
+// For each slot the numbers of its units, ascending.
 using CoreGroups = std::vector<std::vector<int>>;
 
 CoreUnit unit_of(const host::Core& core);
-// The logical CPUs of those cores whose numbers are listed (ascending), ascending.
+// The logical CPUs of the cores with these numbers; both are ascending.
 std::vector<int> cpus_of(std::span<const host::Core> cores, std::span<const int> numbers);
 
-// All units, divided evenly among `slots`; it depends on nothing else.
-//  - Of cores of several kinds one kind is used: the one that gives a rank most, where a core of a slower kind counts
-//    half as much as one of the next faster kind. If no kind has a core for each slot, all are used.
-//  - No group crosses a NUMA node if nodes have enough groups so that the smallest has at most an eighth fewer units
-//    than an even division gives, or `enough`; else the same with sockets. Otherwise the units are divided in the order
-//    of sockets and nodes.
-//  - Groups of one node, or where they cross nodes all of them, differ by one unit at most.
+// All units, divided evenly among `slots`; the result depends on nothing else.
+//  - If there are cores of several kinds, one kind is used: the one that gives a rank most. A core counts half as much
+//    as one of the next faster kind. If no kind has a core for each slot, all kinds are used.
+//  - No group crosses a NUMA node, unless the smallest group would then have over an eighth fewer units than an even
+//    division gives, and fewer than `enough`. In that case the same is tried with sockets. If that fails too, the units
+//    are divided in the order of sockets and nodes.
+//  - Groups of one node differ by one unit at most; if groups cross nodes, this holds for all groups.
 //  - With more slots than units, slots share units.
 // ConfigError if slots < 1 or there is no unit.
 CoreGroups divide_cores_evenly(std::span<const CoreUnit> units, int slots,
                                int enough = std::numeric_limits<int>::max());
 
-// `each` units for each of `slots` out of `free`. Nothing: there are too few.
-//  - All slots get cores of one kind if there are enough, the faster kind first; else each slot does, if possible.
-//  - A slot gets units of the NUMA node with the fewest free ones that are enough, else of such a socket, else of those
-//    with the most.
+// Takes `each` units for each of `slots` out of `free`. Empty: there are too few.
+//  - All slots get cores of one kind if there are enough, of the fastest such kind; else at least each slot gets cores
+//    of one kind, if possible.
+//  - A slot gets units of one NUMA node: of those with enough free units, the one with the fewest. If no node has
+//    enough, the same holds for sockets; else it takes units from the sockets with the most.
 std::optional<CoreGroups> take_cores(std::span<const CoreUnit> free, int slots, int each);
 
 }  // namespace dtrain::scheduler

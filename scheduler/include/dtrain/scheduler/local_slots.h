@@ -14,18 +14,18 @@ struct Slot {
 
 struct LocalSlots {
   std::vector<Slot> slots;
-  std::string warning;  // that slots share cores; empty: they do not
+  std::string warning;  // says that slots share cores; empty: they do not
 };
 
 // Divides physical cores (each the list of its logical CPUs) evenly over `count` slots, neighbours together. With
 // more slots than cores the logical CPUs are divided; with more slots than those, slots share them.
-// ConfigError where count < 1 or there is no core.
+// ConfigError if count < 1 or there is no core.
 LocalSlots divide_cores(std::span<const std::vector<int>> cores, int count);
 
 // The same for the cores this process may use.
 LocalSlots local_slots(int count);
 
-// How many of these cores the logical CPUs belong to, and the CPUs of the first `count` of those.
+// How many of these cores the logical CPUs belong to; and the CPUs of the first `count` of those cores.
 int count_cores(std::span<const std::vector<int>> cores, const std::vector<int>& cpus);
 std::vector<int> first_cores(std::span<const std::vector<int>> cores, const std::vector<int>& cpus, int count);
 

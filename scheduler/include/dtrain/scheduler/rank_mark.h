@@ -1,5 +1,5 @@
-// The mark that a launcher gives every process that is to use its slots: by it the ledger finds such a process even if
-// the launcher was killed before it had recorded it. Any thread.
+// The mark that a launcher gives to every process that will use its slots. With it the ledger finds such a process even
+// if the launcher was killed before it could record the process. Any thread.
 #pragma once
 
 #include <string>
@@ -8,11 +8,12 @@
 
 namespace dtrain::scheduler {
 
-// The variable. A rank takes it out of its environment when it comes up: what it starts in turn is no rank.
+// The environment variable. A rank removes it from its environment when it starts, because its own children are no
+// ranks.
 inline constexpr const char* kRankMark = "DTRAIN_LAUNCHED_BY";
 
-// Its value for what that launcher starts: which process it is (a number alone may be another's later), and its
-// session.
+// Its value for the processes that a launcher starts: which process the launcher is (pid and start time, because
+// another process may get the same pid later), and its session.
 std::string rank_mark(pid_t launcher);
 
 }  // namespace dtrain::scheduler

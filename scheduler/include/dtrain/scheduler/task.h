@@ -18,43 +18,43 @@ enum class TaskState { kQueued, kStarting, kRunning, kStopping, kDone, kFailed, 
 
 // "queued", "starting", …
 std::string to_string(TaskState state);
-// Done, failed or interrupted: it holds nothing any more, and nothing about it changes.
+// Done, failed or interrupted: it holds no slots any more and never changes again.
 bool has_ended(TaskState state);
 
 using TaskId = std::int64_t;  // 1, 2, 3, … in the order of submission
 
 // What a launch asks for.
 struct TaskRequest {
-  std::string name;  // of the experiment: max_slots counts by it
+  std::string name;  // of the experiment; max_slots counts all tasks of this name
   int priority = 42;
   SlotRequest slots;
   std::optional<int> max_slots;    // the most that running tasks of this name may hold together
   std::vector<AgentSlots> agents;  // the cluster as this launch sees it; the ledger adds what is free
   std::filesystem::path run_dir;
-  // Another system (Slurm) queues and places it: here it waits for no other task and holds nothing.
+  // Another system (Slurm) queues and places it. In this ledger it waits for no other task and holds no slots.
   bool placed_by_others = false;
   bool can_yield = false;   // it can save, give up its slots and go on later: `dtrain task pause`
-  bool preemption = false;  // tasks with a lower priority number may make it do so, and it may make others do so
+  bool preemption = false;  // it may be made to do so by tasks with a lower priority number, and may make others do so
 };
 
 // Slots of one agent, by their index there, ascending.
 struct ClaimedShare {
   std::string agent;
-  std::vector<int> slots;         // where they are made of cores: 0, 1, … of this task
+  std::vector<int> slots;         // if they are made of cores: 0, 1, … of this task
   std::vector<std::string> gpus;  // the UUIDs of their GPUs; empty: not known, or they are cores
-  CoreGroups cores;               // of each slot the cores that it is made of, by CoreUnit::number; empty: fixed slots
+  CoreGroups cores;               // for each slot the cores that it is made of, by CoreUnit::number; empty: fixed slots
   bool operator==(const ClaimedShare&) const = default;
 };
 using Claim = std::vector<ClaimedShare>;  // in the order of the ranks
 
-// So many slots of the request on an agent whose slots are made of cores, out of those that are free. A request for all
-// cores takes them from all.
+// Takes this many slots of the request from the free cores of an agent whose slots are made of cores. A request for all
+// cores divides all of the agent's cores.
 ClaimedShare share_of_cores(const AgentSlots& agent, const SlotRequest& request, int slots,
                             std::span<const CoreUnit> free);
 
 // Why a queued task has not started.
 struct Waiting {
-  std::vector<TaskId> behind;  // those that hold what it needs, or go first
+  std::vector<TaskId> behind;  // tasks that hold what it needs, or are before it in the queue
   std::string reason;          // "task 3 (mnist) holds 2 of 2 slots of node-1"
   bool operator==(const Waiting&) const = default;
 };
@@ -69,10 +69,10 @@ struct Task {
   TaskId id = 0;
   std::string name;
   TaskState state = TaskState::kQueued;
-  std::string reason;  // for the state; may be empty
+  std::string reason;  // why it is in this state; may be empty
   int priority = 42;
   int slots = 0;
-  int cores_per_slot = 0;  // as it asked for; 0: all, or not known any more
+  int cores_per_slot = 0;  // as requested; 0: all, or not known any more
   Claim claim;             // what it holds, or held when it ended; empty while queued
   std::string run_dir;
   pid_t launcher_pid = 0;

@@ -1,5 +1,5 @@
-// All that is known about a run, from its folder alone: what `dtrain analyze` prints, the report shows and
-// `dtrain diff` compares. Plain values; any thread may call.
+// All results about a run, from its folder alone: what `dtrain analyze` prints, the report shows and `dtrain diff`
+// compares. Plain values; any thread may call.
 #pragma once
 
 #include <map>
@@ -20,8 +20,9 @@
 namespace dtrain::analysis {
 
 struct AnalyzeOptions {
-  const config::ProfilingRules* rules = nullptr;  // none: those of the run's plan; must outlive the call
-  // Another run of the same experiment, for predictions: what this one has not tried itself. Must outlive the call.
+  const config::ProfilingRules* rules = nullptr;  // null: those of the run's plan; must outlive the call
+  // Another run of the same experiment, which predicts what this run has not tried itself; may be null. Must outlive
+  // the call.
   const RunProfile* tried = nullptr;
 };
 
@@ -34,8 +35,8 @@ struct Analysis {
   Stragglers stragglers;
   WhatIf what_if;
   std::vector<Finding> findings;  // most expensive first
-  std::vector<RuleResult> rules;  // all, also those that do not apply
-  Operators operators;            // by self time, from the traces of the run; without rows where there are none
+  std::vector<RuleResult> rules;  // all rules, also those that do not apply
+  Operators operators;            // by self time, from the traces of the run; no rows if there are no traces
 };
 
 Analysis analyze(const RunProfile& profile, const AnalyzeOptions& options = {});

@@ -1,4 +1,4 @@
-// An analysis as people read it on a terminal. Any thread may call.
+// An analysis as text for a terminal. Any thread may call.
 #pragma once
 
 #include <string>
@@ -8,10 +8,10 @@
 
 namespace dtrain::analysis {
 
-// Findings, the waterfall, steps, stragglers, and what changes would bring.
+// Findings, the waterfall, steps, stragglers, and the predictions for changes.
 std::string render_analysis(const Analysis& analysis, const TextOptions& options);
 
-// The predictions alone, with what each rests on.
+// Only the predictions, each with its assumption.
 std::string render_what_if(const Analysis& analysis, const TextOptions& options);
 
 }  // namespace dtrain::analysis

@@ -1,9 +1,9 @@
 // How a run learned: the values of metrics.jsonl over batches and over time, all attempts joined. Plain values, which
 // any thread may read; CurveReader is for one thread.
 //
-// Time is that of training: the attempts follow each other without the time between them. Work that was lost with an
-// attempt took time, too, so the next attempt begins where that one ended. Both axes begin with the attempt that began
-// at batch 0; of several, the last one, as a run that begins anew has new metrics.
+// Time is the time of training: attempts follow each other without the time between them. Work that was lost with an
+// attempt counts, so the next attempt begins at the time at which that one ended. Both axes begin with the attempt that
+// began at batch 0. If several did, the last one counts, because a run that begins anew has new metrics.
 #pragma once
 
 #include <cstddef>
@@ -31,18 +31,18 @@ enum class CurveKind {
 };
 std::string word_of(CurveKind kind);  // "training"
 
-// One value, or several neighbours where there are too many to keep each.
+// One value, or several neighbouring values if there are too many to keep each.
 struct CurvePoint {
-  std::int64_t batch = 0;              // of the last of its values
+  std::int64_t batch = 0;              // of the last value
   double seconds = 0;                  // the same
-  double mean = 0, low = 0, high = 0;  // of the finite ones; NaN: none is finite
+  double mean = 0, low = 0, high = 0;  // of the finite values; NaN: none is finite
   double last = 0;                     // may be NaN or infinite
   std::int64_t low_batch = 0, high_batch = 0;
   std::int64_t finite = 0, non_finite = 0;  // values
-  std::int64_t first_non_finite = 0;        // the batch, where there is one
+  std::int64_t first_non_finite = 0;        // the batch, if there is one
 };
 
-// Of one or more, ascending.
+// Joins one or more points, which are ascending.
 CurvePoint together(std::span<const CurvePoint> points);
 
 struct CurveValue {
@@ -52,7 +52,7 @@ struct CurveValue {
 
 struct Curve {
   CurveKind kind = CurveKind::kTraining;
-  std::string name;                // of a metric that of the trial; else "learning rate", ...
+  std::string name;                // of a metric: the trial's name for it; else "learning rate", ...
   std::vector<CurvePoint> points;  // ascending by batch
 
   CurveValue last() const;                     // a curve has a value
@@ -62,10 +62,10 @@ struct Curve {
   std::optional<std::int64_t> first_non_finite() const;
 };
 
-// Where an attempt went on.
+// The place from which an attempt went on.
 struct Restart {
   int attempt = 2;
-  std::int64_t batch = 0;  // the last one before
+  std::int64_t batch = 0;  // the last batch before it
   double seconds = 0;
 };
 
@@ -74,30 +74,30 @@ struct RunCurves {
   std::vector<Restart> restarts;  // ascending
   double seconds = 0;             // of training, to the last value or restart
   std::int64_t batches = 0;       // the last one that has a value
-  // Over the time of which the throughput is known; empty: of none.
+  // Over the time in which the throughput is known; empty: it is never known.
   std::optional<double> samples_per_s;
 
   const Curve* find(CurveKind kind, const std::string& name) const;
 };
 
-// Points of a curve that a chart can show.
+// How many points of a curve a chart can show.
 inline constexpr std::size_t kMostCurvePoints = 400;
 
-// Takes the lines of metrics.jsonl in their order and keeps at most `most` points of each curve, however many lines
-// there are. Of more, neighbours become one point with their mean, least and greatest value.
+// Takes the lines of metrics.jsonl in their order and keeps at most `most` points of each curve. If there are more
+// values, neighbours become one point with their mean, least and greatest value.
 class CurveReader {
  public:
   // `attempts`: in their order; may be empty, then time begins with the first line.
   explicit CurveReader(std::span<const AttemptAccount> attempts = {}, std::size_t most = kMostCurvePoints);
 
-  // A line that is none of metrics is passed over. One of a batch that was there before takes the place of that batch
-  // and of all later ones: the file has been cut since then.
+  // Ignores a line that has no metrics. A line with an earlier batch than the last one replaces that batch and all
+  // later ones, because the file was cut in between.
   void add(const Json& line);
 
   RunCurves curves() const;
 
  private:
-  // Where a line stands in the training: of which attempt it is, and at which second.
+  // The place of a line in the training: its attempt and its second.
   class TrainingClock {
    public:
     explicit TrainingClock(std::span<const AttemptAccount> attempts);
@@ -138,7 +138,7 @@ class CurveReader {
 };
 
 RunCurves curves_of(const RunProfile& run, std::size_t most = kMostCurvePoints);
-// Reads metrics.jsonl and events.jsonl of a run; a file that is missing has no lines, and a torn last line is none.
+// Reads metrics.jsonl and events.jsonl of a run. A missing file has no lines; an incomplete last line does not count.
 RunCurves read_curves(const std::filesystem::path& run_dir, std::size_t most = kMostCurvePoints);
 
 }  // namespace dtrain::analysis

@@ -1,4 +1,4 @@
-// Two runs side by side: how B differs from A, and by a test over their steps which differences are more than noise.
+// Two runs side by side: how B differs from A. A test over their steps decides which differences are more than noise.
 // Everything is computed from the folders of the runs. Plain values; any thread may call. The same runs give the same
 // numbers.
 #pragma once
@@ -30,8 +30,8 @@ struct DiffInterval {
   double low = 0, high = 0;
 };
 
-// One quantity of both runs. `change` is relative to A; of a phase it is (b - a) over A's step, so that the changes of
-// the phases add up to the step's.
+// One quantity of both runs. `change` is relative to A. For a phase it is (b - a) / (A's step), so that the changes of
+// the phases add up to that of the step.
 struct DiffQuantity {
   std::string name;
   double a = 0, b = 0, change = 0;
@@ -44,8 +44,8 @@ struct DiffSide {
   std::string name, run_dir;
   int world_size = 0;
   std::optional<std::int64_t> global_batch_size;
-  std::int64_t steps = 0;                     // compared, of a rank
-  std::int64_t first_batch = 0, warm_up = 0;  // the first step recorded; how many were left out from there
+  std::int64_t steps = 0;                     // compared steps of a rank
+  std::int64_t first_batch = 0, warm_up = 0;  // the first step recorded; how many steps from there are left out
   std::int64_t long_steps = 0;                // far longer than the median
   double long_share = 0;                      // … of the time in steps
   std::int64_t observations = 0;              // of the test: steps, or groups of them
@@ -57,7 +57,7 @@ struct DiffSide {
 struct DiffMemory {
   int rank = 0;
   double a_bytes = 0, b_bytes = 0;  // the most that was resident
-  bool stands_out = false;          // by more than a tenth and 16 MiB: one number a run, so nothing to test
+  bool stands_out = false;  // they differ by more than a tenth and 16 MiB; a run has one number, so no test is possible
 };
 
 struct DiffEntry {
@@ -65,28 +65,28 @@ struct DiffEntry {
 };
 
 struct DiffRule {
-  std::string name, text;      // the text has how often it triggers, of what
-  bool may_be_chance = false;  // so few times of so many that the other run may only have been lucky
+  std::string name, text;      // the text says how often it triggers, and on what
+  bool may_be_chance = false;  // it triggers so seldom that the other run may have none by chance
 };
 
 struct RunDiff {
   DiffSide a, b;
-  // The steps of both do the same work. If not, `why_not` is what differs, and throughput alone is tested.
+  // The steps of both runs do the same work. If not, `why_not` is the difference, and only throughput is tested.
   bool same_work = true;
   std::string why_not;
-  bool grouped = false;    // observations are groups of steps: a run is so long that its dump has windows
-  std::int64_t turns = 0;  // > 0: A and B took turns on the same clock, so many times; compared turn by turn
+  bool grouped = false;    // observations are groups of steps, because a run is so long that its dump has windows
+  std::int64_t turns = 0;  // > 0: A and B took turns on the same clock, this many times, and are compared turn by turn
 
-  DiffQuantity step;                 // seconds: the median step; in turns `change` is the median of the turns'
+  DiffQuantity step;                 // seconds: the median step; with turns, `change` is the median over the turns
   DiffQuantity throughput;           // samples a second, long steps included
   std::vector<DiffQuantity> phases;  // seconds a step, without the long steps; allreduce_wait is exposed communication
-  std::vector<DiffMemory> memory;    // of the ranks that both have
-  std::vector<DiffRule> new_rules, gone_rules;    // trigger in B alone, in A alone
+  std::vector<DiffMemory> memory;    // of the ranks that both runs have
+  std::vector<DiffRule> new_rules, gone_rules;    // trigger only in B, only in A
   std::vector<DiffRule> new_faults, gone_faults;  // findings that are faults, of 3% of the loop or more
   std::vector<DiffEntry> differences;             // of the plans: world, batch, settings, versions
 
-  double confidence = 0;  // of the intervals; of the phases': of all of them together
-  double min_effect = 0;  // changes that may be smaller are not reported
+  double confidence = 0;  // of each interval; for phases: of all their intervals together
+  double min_effect = 0;  // a change that may be smaller than this is not reported
   std::optional<double> fail_above;
   DiffVerdict verdict = DiffVerdict::kUndecided;
   bool regression = false;  // worse by more than fail_above
@@ -94,7 +94,7 @@ struct RunDiff {
   std::vector<std::string> notes;
 };
 
-// DataError when a run has no steps. With fail_above ConfigError when there are too few to judge.
+// DataError if a run has no steps. With fail_above, ConfigError if there are too few steps to judge.
 RunDiff diff_runs(const RunProfile& a, const RunProfile& b, const DiffOptions& options = {});
 
 Json to_json(const RunDiff& diff);

@@ -1,5 +1,5 @@
-// The lines of a dump (docs/profile-format.md) as plain values. Keys that a line lacks are 0, empty or -1 as given
-// here. Times are nanoseconds of the host's monotonic clock.
+// The lines of a dump (docs/profile-format.md) as plain values. If a line lacks a key, the field has the value that it
+// has here: 0, empty or -1. Times are nanoseconds of the host's monotonic clock.
 #pragma once
 
 #include <array>
@@ -45,7 +45,7 @@ struct LoaderLine {
   std::int8_t pinned = -1;     // 1: in pinned memory, 0: not, -1: not recorded
 };
 
-// Of this rank's monotonic clock: rank 0's shows time_ns + offset_ns, to within error_ns.
+// When this rank's monotonic clock shows time_ns, rank 0's shows time_ns + offset_ns, to within error_ns.
 struct ClockLine {
   std::int64_t time_ns = 0, offset_ns = 0, error_ns = 0;
 };
@@ -53,28 +53,29 @@ struct ClockLine {
 struct MemoryLine {  // of the rank's process
   std::int64_t time_ns = 0, batch = 0;
   std::int64_t resident_bytes = 0, peak_bytes = 0;
-  std::int64_t anonymous_bytes = 0;  // of resident_bytes, what belongs to no file and is not shared
+  std::int64_t anonymous_bytes = 0;  // the part of resident_bytes that belongs to no file and is not shared
 };
 
 struct DeviceMemoryLine {  // of the rank's GPU, in one of its steps
   std::int64_t time_ns = 0, batch = 0, device = 0;
-  std::int64_t allocated_bytes = 0, reserved_bytes = 0;         // at the step's end: in tensors; taken from the device
+  std::int64_t allocated_bytes = 0, reserved_bytes = 0;         // at the step's end: in tensors; reserved on the device
   std::array<std::int64_t, profile::kPhaseCount> peak_bytes{};  // in tensors; -1: the step had no such phase
 };
 
-// The collectives of one operation and bucket in a window: sums.
+// Sums over the collectives of one operation and bucket in a window.
 struct CollectiveWindow {
   Operation operation = Operation::kOther;
   std::int32_t bucket = -1, world_size = 1;
   std::int64_t count = 0, bytes = 0, duration_ns = 0, exposed_ns = 0, queued_ns = 0;
 };
 
-// The steps of a window that have no line of their own: exact sums and counts. Quantiles of all windows together are
-// RankProfile's.
+// The steps of a window that have no line of their own: exact sums and counts. RankProfile has the quantiles of all
+// windows together.
 struct WindowLine {
   std::int64_t first_batch = 0, last_batch = 0, epoch = 0, start_ns = 0, end_ns = 0;
   std::int64_t steps = 0, exchanged = 0, samples = 0;
-  std::int64_t outliers = 0, outliers_folded = 0;  // with lines of their own; too many for that, and in the sums
+  // Outliers that have lines of their own; and those beyond the limit of such lines, which are in the sums.
+  std::int64_t outliers = 0, outliers_folded = 0;
   std::int64_t wall_ns = 0, wall_p50_ns = 0, wall_max_ns = 0;
   double wall_m2 = 0;            // sum of the squares of the differences from the mean, in square nanoseconds
   profile::PhaseTimes phases{};  // sums, exclusive: they add up to wall_ns
@@ -88,9 +89,9 @@ struct WindowLine {
 struct ProcessLine {
   int rank = 0;
   double resident_bytes = 0, cpu_percent = 0;
-  double cpu_wait_percent = -1;  // in which it could have run and had no core; -1: not recorded
+  double cpu_wait_percent = -1;  // of the time: it could have run and had no core; -1: not recorded
 };
-struct GpuLine {  // a GPU the host has
+struct GpuLine {  // a GPU of the host
   std::int64_t index = -1;
   std::string uuid, name;
   std::int64_t total_memory_bytes = 0;  // 0: not known

@@ -1,5 +1,6 @@
-// Reads the dumps of docs/profile-format.md line by line, damaged ones too: a torn last line, damaged lines and record
-// kinds of later versions are counted and skipped. Any thread may call; handlers are called on the caller's thread.
+// Reads the dumps of docs/profile-format.md line by line. Damaged dumps can be read, too: an incomplete last line,
+// damaged lines and record kinds of later versions are counted and skipped. Any thread may call; handlers are called on
+// the caller's thread.
 #pragma once
 
 #include <cstdint>
@@ -13,11 +14,12 @@
 
 namespace dtrain::analysis {
 
-// The callbacks of a reader of dumps; those it does not need stay empty.
+// The callbacks of a reader of dumps. A callback may be empty.
 class DumpHandler {
  public:
   virtual ~DumpHandler() = default;
-  // Everything so far counts for nothing: the dump is read again from its start, without lines that others replace.
+  // Everything read so far must be discarded: the dump is read again from its start, without lines that later lines
+  // replace.
   virtual void restart() {}
   virtual void header(const Json&) {}
   virtual void step(const StepLine&) {}
@@ -37,10 +39,10 @@ class DumpHandler {
 
 struct ReadResult {
   std::int64_t lines = 0;            // understood
-  std::int64_t unknown = 0;          // of a kind that is unknown to this version
-  std::int64_t unreadable = 0;       // no record at all; the torn last line is not among them
+  std::int64_t unknown = 0;          // of a kind that this version does not know
+  std::int64_t unreadable = 0;       // no record at all; the incomplete last line does not count
   bool torn_end = false;             // the last line was cut off
-  std::optional<std::string> error;  // why (the rest of) the file was not read: it is missing, or of a newer schema
+  std::optional<std::string> error;  // why the file, or its rest, was not read: it is missing, or of a newer schema
 };
 
 ReadResult read_dump(const std::filesystem::path& path, DumpHandler& handler);

@@ -1,5 +1,5 @@
-// A run for other programs: as tables (SQLite or CSV; docs/profile-tables.md explains every column) and as TensorBoard
-// event files. Plain functions, any thread. SystemError where something cannot be written.
+// Exports a run for other programs: as tables (SQLite or CSV; docs/profile-tables.md explains every column) and as
+// TensorBoard event files. Plain functions, any thread. SystemError if something cannot be written.
 #pragma once
 
 #include <cstdint>
@@ -24,11 +24,11 @@ struct Column {
 struct Table {
   std::string name;
   std::vector<Column> columns;
-  // Gives the rows, each with a cell a column; `sink` may not keep the vector.
+  // Passes each row to `sink`, with a cell for each column. `sink` must not keep the vector.
   std::function<void(const RunProfile&, const std::function<void(const std::vector<Cell>&)>& sink)> rows;
 };
 
-// All tables, also those for which a run has no rows.
+// All tables, even if the run has no rows for them.
 std::vector<Table> run_tables();
 
 struct Exported {
@@ -36,12 +36,12 @@ struct Exported {
   std::int64_t rows = 0;  // of all tables; of TensorBoard: values
 };
 
-// One file, replaced as a whole where it was there before.
+// One file, which replaces an earlier one as a whole.
 Exported export_sqlite(const RunProfile& profile, const std::filesystem::path& file);
-// A file a table ("steps.csv"), with a line of names, quoted as in RFC 4180.
+// One file for each table ("steps.csv"), with a line of names, quoted as in RFC 4180.
 Exported export_csv(const RunProfile& profile, const std::filesystem::path& folder);
 // A sub-folder with an event file for the metrics, for each rank and for each host: TensorBoard shows them as runs.
-// What an earlier export left in the folder is replaced.
+// Files of an earlier export in the folder are replaced.
 Exported export_tensorboard(const RunProfile& profile, const std::filesystem::path& folder);
 
 }  // namespace dtrain::analysis

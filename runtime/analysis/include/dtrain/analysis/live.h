@@ -1,4 +1,4 @@
-// A run as it is right now, from what its folder has gained since the last look: what `dtrain top` shows
+// The present state of a run, from what was added to its folder since the last poll(). `dtrain top` shows it
 // (docs/top.md). LiveRun is for one thread; LiveView is a plain value.
 #pragma once
 
@@ -23,8 +23,8 @@ namespace dtrain::analysis {
 enum class Activity : std::uint8_t {
   kLoading,    // dataloader_next, to_device
   kComputing,  // train_batch with its parts
-  kExchange,   // of the exposed communication (allreduce_wait), what the rank that came last had too
-  kWaiting,    // the rest of it: for the last rank
+  kExchange,   // the part of exposed communication (allreduce_wait) that even the last rank had
+  kWaiting,    // the rest of exposed communication: waiting for the last rank
   kOptimizer,  // optimizer_step, step_lr_schedulers
   kOther,
   kCount
@@ -32,25 +32,25 @@ enum class Activity : std::uint8_t {
 inline constexpr std::size_t kActivityCount = static_cast<std::size_t>(Activity::kCount);
 std::string_view name_of(Activity activity);  // "loading", …
 
-// Of the steps of the last ten seconds, and of the last twenty in any case.
+// Over the steps of the last ten seconds, at least the last twenty steps.
 struct RecentSteps {
   std::int64_t steps = 0;
   double p50_s = 0, p99_s = 0;
   double samples_per_s = 0, batches_per_s = 0;
   std::array<double, kActivityCount> shares{};
   std::array<double, profile::kPhaseCount> phases{};  // as in dumps: train_batch with its parts
-  std::int64_t came_last = 0;  // of the compared steps, those in which the others waited for this rank
+  std::int64_t came_last = 0;                         // the compared steps in which the others waited for this rank
 };
 
 struct LiveRank {
   int rank = 0;
   std::string host, agent;
   std::int64_t batch = 0, epoch = 0;  // of the last step that has ended
-  double silent_s = 0;                // since then, as far as its host has recorded anything
+  double silent_s = 0;                // since then, up to the last record of its host
   std::optional<RecentSteps> recent;  // empty: no step has ended yet
   std::optional<double> resident_bytes, peak_bytes;
-  std::optional<double> cpu_percent, cpu_wait_percent;  // 100: one core; of the interval, without a core
-  std::string ended;                                    // how; empty: it goes on
+  std::optional<double> cpu_percent, cpu_wait_percent;  // 100: one core; of the interval: it waited for a core
+  std::string ended;                                    // how it ended; empty: it goes on
   bool incomplete = false;                              // records are missing from its dump
 };
 
@@ -83,11 +83,11 @@ struct LiveCurve {
 };
 
 struct LiveCheckpoint {
-  std::optional<std::int64_t> step;    // of the last durable one, in batches done; empty: none
+  std::optional<std::int64_t> step;    // of the last durable checkpoint, in batches done; empty: none
   double age_s = 0;                    // since it became durable
   double bytes = 0;                    // of it
   std::optional<std::int64_t> saving;  // the batch whose checkpoint is being written
-  std::string trouble;                 // that of the last save, if it failed or is late; empty: none
+  std::string trouble;                 // what went wrong with the last save, if it failed or is late; empty: nothing
 };
 
 struct LiveView {
@@ -98,12 +98,12 @@ struct LiveView {
   bool ended = false;
   double quiet_s = 0;  // since anything was written
   int world_size = 0;
-  std::optional<double> elapsed_s;  // since its start, to its end
+  std::optional<double> elapsed_s;  // from its start to its end, or to now
   std::int64_t batch = 0, epoch = 0;
   std::optional<std::int64_t> total_batches, batches_per_epoch;
   std::optional<double> left_s;                // at the speed of the loop so far
   double samples_per_s = 0;                    // of all ranks
-  std::optional<double> achieved_gflops, mfu;  // of all ranks, at that speed; empty: not known
+  std::optional<double> achieved_gflops, mfu;  // of all ranks, at the current speed; empty: not known
   std::int64_t compared_steps = 0;
   LiveMetrics training, validation;  // the last ones
   std::vector<LiveCurve> curves;     // the loss, and the metric of validations
@@ -117,7 +117,7 @@ Json to_json(const LiveView& view);
 
 class LiveRun {
  public:
-  // `folder` need not hold anything yet. Clock outlives it.
+  // `folder` may still be empty. `clock` must outlive this.
   LiveRun(const std::filesystem::path& folder, const Clock& clock);
   ~LiveRun();
   LiveRun(const LiveRun&) = delete;
@@ -125,7 +125,8 @@ class LiveRun {
 
   // Reads what is new.
   void poll();
-  // After the last poll(). `gone`: none of its processes is left, which overrides its last recorded state.
+  // The view after the last poll(). `gone`: none of the run's processes is left; this overrides its last recorded
+  // state.
   LiveView view(bool gone = false) const;
 
  private:
@@ -135,12 +136,12 @@ class LiveRun {
 
 struct LiveTextOptions {
   int width = 100;     // columns; no line is longer
-  int height = 0;      // lines; 0: as many as it takes
-  int first_rank = 0;  // of the list of ranks, as far as it does not fit
+  int height = 0;      // lines; 0: as many as are needed
+  int first_rank = 0;  // the first rank shown, if not all ranks fit
   bool color = false;  // ANSI sequences
 };
 
-// One view, a line each; what does not fit is left out.
+// The lines of one view. What does not fit is left out.
 std::vector<std::string> render_live(const LiveView& view, const LiveTextOptions& options);
 
 }  // namespace dtrain::analysis

@@ -1,7 +1,7 @@
-// Where the time of the traced batches went, operator by operator. What counts is self time: what an operator took
-// without the operators it called, so that the shares of a device sum to 1. Operators are of three classes, after
-// Ivanov et al., "Data Movement Is All You Need" (2021): contractions compute most for each byte, element-wise
-// operators least.
+// Where the time of the traced batches went, operator by operator. It counts self time, which is the time of an
+// operator without the operators that it calls. So the shares of a device sum to 1. There are three classes of
+// operators, after Ivanov et al., "Data Movement Is All You Need" (2021): contractions compute most for each byte,
+// element-wise operators least. All others are kOther.
 //
 // Plain functions over the trace files of a run; any thread may call.
 #pragma once
@@ -18,7 +18,7 @@ namespace dtrain::analysis {
 
 enum class OperatorKind {
   kContraction,    // matrix products, convolutions, attention
-  kNormalisation,  // reductions, and what divides by them: softmax, batch and layer norm, losses
+  kNormalisation,  // reductions, and operators that divide by them: softmax, batch and layer norm, losses
   kElementWise,    // activations, biases, dropout, residuals, the update of parameters
   kOther,          // copies, allocation, indexing, pooling, the autograd engine
 };
@@ -26,14 +26,14 @@ inline constexpr OperatorKind kOperatorKinds[] = {OperatorKind::kContraction, Op
                                                   OperatorKind::kElementWise, OperatorKind::kOther};
 // "contraction", "normalisation", "element-wise", "other"
 std::string_view name_of(OperatorKind kind);
-// Of an operator ("aten::addmm", "AddmmBackward0") or of a GPU kernel.
+// The class of an operator ("aten::addmm", "AddmmBackward0") or of a GPU kernel.
 OperatorKind kind_of_operator(std::string_view name);
 
 struct OperatorRow {
   std::string name;
   OperatorKind kind = OperatorKind::kOther;
   std::int64_t calls = 0;
-  double self_s = 0, total_s = 0;  // total: with what it called
+  double self_s = 0, total_s = 0;  // total: with the operators that it calls
   double share = 0;                // of the self time of its device
 };
 
@@ -50,14 +50,14 @@ struct DeviceOperators {
 };
 
 struct Operators {
-  DeviceOperators cpu, gpu;        // without rows where nothing was traced
+  DeviceOperators cpu, gpu;        // no rows if nothing was traced
   std::vector<int> ranks;          // whose traces these are, ascending
   std::int64_t batches = 0;        // traced, of all these ranks
   std::vector<std::string> notes;  // traces that were cut or cannot be read
 };
 
-// Of all trace files under `run_folder`/profile, all ranks together. Communication that runs inside of an operator (a
-// gradient that is sent as soon as it is computed) is not charged to the operator.
+// Of all trace files under `run_folder`/profile, all ranks together. Communication that runs inside an operator (a
+// gradient that is sent as soon as it is computed) does not count for that operator.
 Operators operators_of_run(const std::filesystem::path& run_folder);
 Operators operators_of_files(const std::vector<std::filesystem::path>& files);
 

@@ -1,7 +1,7 @@
 // How far computing is from what the hardware allows: FLOPs, MFU, and the roofline of each operator (Williams,
-// Waterman, Patterson, "Roofline: an insightful visual performance model for multicore architectures", 2009). Rests on
-// the operators that ranks counted in a few batches (docs/profile-format.md) and on the limits of their machines in
-// plan.json. Plain values; any thread may call.
+// Waterman, Patterson, "Roofline: an insightful visual performance model for multicore architectures", 2009). It is
+// computed from the operators that ranks counted in a few batches (docs/profile-format.md) and from the limits of their
+// machines in plan.json. Plain values; any thread may call.
 #pragma once
 
 #include <cstdint>
@@ -20,14 +20,14 @@ struct OperatorLimit {
   std::vector<std::vector<std::int64_t>> shapes;
   std::int64_t calls = 0, flops = 0, bytes = 0;
   double seconds = 0;
-  // The longer of FLOPs at the rate of its type and bytes at the memory's rate; at most `seconds`, for caches are
-  // faster than memory. Empty: the limit that it needs is not known.
+  // The longer of two times: that of its FLOPs at the rate of its type, and that of its bytes at the memory's rate. At
+  // most `seconds`, because caches are faster than memory. Empty: the limit is not known.
   std::optional<double> ideal_s;
   bool by_memory = false;  // the bytes take longer than the FLOPs
 };
 
 struct Roofline {
-  // Forward and backward of a sample; 0: not counted.
+  // For forward and backward of a sample; 0: not counted.
   double flops_per_sample = 0;
   std::string dtype;   // in which most FLOPs are made
   std::string device;  // "cpu", "cuda"
@@ -35,14 +35,14 @@ struct Roofline {
   int rank = -1;
   std::string host;
   std::int64_t batch = 0, samples = 0;
-  std::vector<OperatorLimit> operators;       // those first that take longest beyond their ideal
+  std::vector<OperatorLimit> operators;       // sorted by how far they exceed their ideal time
   std::optional<profile::RankLimits> limits;  // of that rank; empty: its host has none
 
-  // Of all ranks together; empty where a rank's host has no limit.
+  // Of all ranks together; empty if a rank's host has no limit.
   std::optional<double> limit_gflops, limit_gb_s;
-  // What operators without FLOPs read and write a second, of all ranks together; empty: not measured.
+  // How much operators without FLOPs read and write in a second, all ranks together; empty: not measured.
   std::optional<double> achieved_gb_s;
-  // Seconds of all batches if each operator took its ideal, mean over ranks. Empty: not known.
+  // Seconds of all batches if each operator took its ideal time; mean over ranks. Empty: not known.
   std::optional<double> ideal_s;
 
   // Of the counted batch.

@@ -22,13 +22,13 @@ struct RuleResult {
   std::string group;  // "report": the nine; "cpu": counterparts on CPUs; "system"; "model"
   std::string description, recommendation;
   bool applicable = true;
-  std::string why_not;          // where it is not
-  std::int64_t datapoints = 0;  // it has judged
+  std::string why_not;          // if it does not apply
+  std::int64_t datapoints = 0;  // how many it has judged
   std::int64_t triggered = 0;   // in `unit`
   std::string unit;             // "steps", "windows", "GPU pairs", "hosts", …
   Json parameters = Json::object();
-  Json counts = Json::object();   // from what there was to `triggered`; docs/rules.md: what adds up to what
-  Json details = Json::object();  // what the report draws; of each rule its own
+  Json counts = Json::object();   // the way from all there was to `triggered`; docs/rules.md says what adds up to what
+  Json details = Json::object();  // what the report draws; different for each rule
 };
 
 // The parameters in the run's plan, or the defaults.
@@ -40,7 +40,7 @@ std::vector<RuleResult> run_rules(const RunProfile& profile, const config::Profi
 // The names of the rules that do not apply to runs on CPUs and have a parameter that is not at its default.
 std::vector<std::string> changed_gpu_rules(const config::ProfilingRules& rules);
 
-// {"name", "group", "description", …}, one for each.
+// One {"name", "group", "description", …} for each rule.
 Json to_json(const std::vector<RuleResult>& results);
 
 }  // namespace dtrain::analysis

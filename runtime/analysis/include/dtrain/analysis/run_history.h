@@ -16,9 +16,9 @@ namespace dtrain::analysis {
 struct AttemptAccount {
   int attempt = 1;
   double started_s = 0;                  // seconds since 1970
-  std::optional<double> ended_s;         // the same; empty: it has not ended, or nobody recorded that
+  std::optional<double> ended_s;         // the same; empty: it has not ended, or its end was not recorded
   std::int64_t from_batch = 0;           // batches done when it began
-  std::optional<std::int64_t> to_batch;  // the last batch that its ranks or checkpoints name; empty: they name none
+  std::optional<std::int64_t> to_batch;  // the last batch in an event of its ranks or checkpoints; empty: there is none
   std::string end;                       // why it ended; empty: it has not
   double seen_s = 0;                     // when its last event happened, in seconds since 1970
 };
@@ -26,7 +26,7 @@ struct AttemptAccount {
 // What has become of a checkpoint.
 enum class CheckpointFate {
   kKept,
-  kDeleted,   // a later one has taken its place, or somebody has deleted it
+  kDeleted,   // by retention, or by a user
   kReplaced,  // the same batch was saved again
 };
 std::string word_of(CheckpointFate fate);  // "kept"
@@ -34,11 +34,11 @@ std::string word_of(CheckpointFate fate);  // "kept"
 // A checkpoint that has become durable.
 struct CheckpointAccount {
   std::int64_t step = 0, epoch = 0;  // batches done; from 0
-  double time_s = 0;                 // when it was durable, in seconds since 1970
+  double time_s = 0;                 // when it became durable, in seconds since 1970
   std::string path, reason;          // "period", "validation", "stop", "end"
   std::int64_t bytes = 0;
-  double copy_s = 0;               // the longest time that a rank copied its state
-  double wait_s = 0, write_s = 0;  // of the saver: for ranks and hosts; for the disk
+  double copy_s = 0;               // the longest time in which a rank copied its state
+  double wait_s = 0, write_s = 0;  // the saver's waits for ranks and hosts; its time for the disk
   int attempt = 0;                 // 0: not known
   std::string metric;              // searcher.metric; empty: it was not validated
   std::optional<double> metric_value;
@@ -60,17 +60,17 @@ struct RunHistory {
 
   double copy_s() const;          // of all checkpoints together
   double longest_copy_s() const;  // of one of them
-  // Marks those as deleted that are no longer in their folder. Where the folder itself is not there, as on another
-  // machine, events alone count.
+  // Marks checkpoints as deleted that are no longer in their folder. If the folder itself does not exist, as on another
+  // machine, only events count.
   void look_into_storage();
-  // Of those that are kept: the one that a run goes on from, and the one with the best value of the newest one's
-  // metric; of equal ones the earlier. Null: there is none.
+  // Two of the checkpoints that are kept: the one from which a run goes on, and the best one by the newest one's metric
+  // (of equals the earlier). Null: there is none.
   const CheckpointAccount* latest() const;
   const CheckpointAccount* best(bool smaller_is_better) const;
 };
 
 RunHistory history_of(std::span<const Json> events);
-// Reads events.jsonl of the run; a file that is missing has no history.
+// Reads events.jsonl of the run. If the file is missing, the history is empty.
 RunHistory read_history(const std::filesystem::path& run_dir);
 
 Json to_json(const AttemptAccount& attempt);

@@ -1,8 +1,9 @@
-// Everything a run's folder holds about it, read once; all analysis takes `const RunProfile&`. Plain values, which any
-// thread may read. An incomplete folder can be read too: what is missing or damaged is a line of `warnings`.
+// Everything that a run's folder holds about it, read once; all analyses take `const RunProfile&`. Plain values, which
+// any thread may read. An incomplete folder can be read, too: each missing or damaged part is a line of `warnings`.
 //
-// A long run has its first 10,000 steps and later outliers in `steps`, the others as sums in `windows`: every step is
-// in one of the two. Outliers are each rank's own, so a step may have a line of one rank and none of another.
+// A long run has its first 10,000 steps and later outliers in `steps`, and the sums of the others in `windows`: every
+// step is in one of the two. Each rank has its own outliers, so a step may be in `steps` for one rank and not for
+// another.
 #pragma once
 
 #include <cstdint>
@@ -37,8 +38,8 @@ struct RankProfile {
   std::int64_t dropped = 0, lost = 0;
   std::string lost_reason;
 
-  // First and last nanosecond of the training loop on the rank's clock: as marked, else from the first step to the end
-  // of the last. Empty: it recorded no step.
+  // First and last nanosecond of the training loop on the rank's clock: as the dump marks it, else from the start of
+  // the first step to the end of the last. Empty: no step was recorded.
   std::optional<std::pair<std::int64_t, std::int64_t>> loop() const;
   std::optional<double> loop_s() const;
   std::optional<double> part_s(const std::string& part) const;
@@ -71,13 +72,13 @@ struct RunProfile {
 
   const RankProfile* find_rank(int rank) const;
   const AgentProfile* agent_of(const RankProfile& rank) const;
-  // A time of a rank's monotonic clock as rank 0's clock shows it; ranks of one host share a clock.
+  // Converts a time of a rank's monotonic clock to rank 0's clock. Ranks of one host share a clock.
   std::int64_t to_common_ns(int rank, std::int64_t monotonic_ns) const;
-  // The largest error of to_common_ns() between any two ranks; 0 on one host; empty when clocks were not compared.
+  // The largest error of to_common_ns() between any two ranks; 0 on one host; empty: clocks were not compared.
   std::optional<std::int64_t> clock_error_ns() const;
 };
 
-// SystemError when there is no such folder. Reads with as many as two threads.
+// SystemError if there is no such folder. Reads with up to two threads.
 RunProfile load_run(const std::filesystem::path& folder);
 
 }  // namespace dtrain::analysis

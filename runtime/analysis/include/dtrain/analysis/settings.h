@@ -10,22 +10,22 @@
 
 namespace dtrain::analysis {
 
-// Values by their keys; those of nested keys are joined by dots. A key that is null is as if it were not there.
+// Values by their keys; nested keys are joined by dots. A key whose value is null counts as missing.
 using Settings = std::map<std::string, std::string>;
 
-// Of plan.json, without what is no setting, follows from others or was measured.
+// The settings in plan.json, without values that follow from others or were measured.
 Settings settings_of_plan(const Json& plan);
-// Of the experiment in plan.json: "optimizer.lr".
+// The settings of the experiment in plan.json: "optimizer.lr".
 Settings settings_of_experiment(const Json& plan);
 
 struct SettingDifference {
   std::string key;
-  std::vector<std::string> values;  // one a run; "-": the run does not have it
+  std::vector<std::string> values;  // one for each run; "-": the run does not have it
 };
 // The settings in which any of the runs differ, by key; those of rules last.
 std::vector<SettingDifference> differences_of(std::span<const Settings> runs);
 
-// As long as a table has room for: "a very long …".
+// Shortened for a table: "a very long …".
 std::string shortened_setting(const std::string& text);
 
 }  // namespace dtrain::analysis

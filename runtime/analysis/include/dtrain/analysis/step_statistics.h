@@ -1,5 +1,5 @@
-// The durations of steps in classic and in robust statistics: one outlier moves mean and standard deviation, and leaves
-// median and MAD alone.
+// The durations of steps in classic and in robust statistics. A single outlier changes mean and standard deviation, but
+// not median and MAD.
 #pragma once
 
 #include <cstdint>

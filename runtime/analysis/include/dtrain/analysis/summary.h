@@ -22,11 +22,11 @@ struct PhaseSummary {
   double p50_s = 0, p99_s = 0;  // of a batch, over all batches of all ranks
 };
 
-// What a rank had of its GPU's memory, in the steps in which it was recorded.
+// How much of its GPU's memory a rank had, in the steps in which that was recorded.
 struct GpuMemory {
   double peak_bytes = 0;                                  // the most in tensors
-  std::string peak_phase;                                 // in which it was
-  double reserved_bytes = 0;                              // the most taken from the GPU, for present and later tensors
+  std::string peak_phase;                                 // the phase with that peak
+  double reserved_bytes = 0;                              // the most reserved on the GPU, for present and later tensors
   std::vector<std::pair<std::string, double>> of_phases;  // the most in tensors, in the order of the dump
 };
 
@@ -35,15 +35,15 @@ struct RankSummary {
   std::string host, agent;
   std::int64_t steps = 0, samples = 0;                             // step records: one a batch
   double samples_per_s = 0;                                        // over its loop
-  std::optional<double> initialization_s, loop_s, finalization_s;  // empty: did not get so far
+  std::optional<double> initialization_s, loop_s, finalization_s;  // empty: it did not come so far
   double in_steps_s = 0;
   double compute_s = 0;    // train_batch with its parts
   double optimizer_s = 0;  // optimizer_step, step_lr_schedulers
   double data_s = 0;       // dataloader_next, to_device
   double exposed_s = 0;    // allreduce_wait
   double step_p50_s = 0, step_p99_s = 0;
-  std::int64_t waited_for_steps = 0;  // of the compared exchanges, those to which this rank came last
-  double waited_for_s = 0;            // what the others waited then, on average
+  std::int64_t waited_for_steps = 0;  // the compared exchanges to which this rank came last
+  double waited_for_s = 0;            // how long the others waited then, on average
   double peak_resident_bytes = 0;     // 0: no sample
   std::optional<GpuMemory> gpu_memory;
   std::optional<double> loader_queue_mean;
@@ -53,30 +53,31 @@ struct RankSummary {
   std::int64_t dropped = 0, lost = 0;
 };
 
-// The collectives of one bucket (or of one operation outside buckets: -1).
+// The collectives of one bucket; with bucket -1, of one operation outside buckets.
 struct CollectiveSummary {
   std::string operation;
   std::int64_t bucket = -1;
   std::int64_t count = 0;        // of one rank
-  std::int64_t bytes = 0;        // payload of one rank, all of them together
+  std::int64_t bytes = 0;        // payload of one rank, in all these collectives together
   double seconds_p50 = 0;        // started to ended
   double exposed_s = 0;          // mean over ranks
   double bus_bandwidth_p50 = 0;  // bytes a second
 };
 
-// What gradient compression has brought, as rank 0 found when training was over.
+// What gradient compression has brought, as rank 0 measured by the end of training.
 struct CompressionAccount {
-  std::string kind, text;  // the text has all of it
+  std::string kind, text;  // the text contains these figures
   std::int64_t steps = 0, compressed_steps = 0;
   double uncompressed_bytes = 0, sent_bytes = 0;  // of one rank, in compressed steps
-  std::optional<double> gained_s;                 // less exposed communication; negative: more; empty: not known
+  std::optional<double> gained_s;  // how much less communication was exposed; negative: more; empty: not known
 };
 
-// How parameters are updated, and what that saves, as rank 0 found early in the training.
+// How parameters are updated, and what that saves, as rank 0 measured early in the training.
 struct StrategyAccount {
-  std::string strategy, text;                        // the text has all of it
-  double host_bytes = 0, replicated_host_bytes = 0;  // parameters and optimizer state on rank 0's host; if replicated
-  std::optional<double> replicated_ms, sharded_ms;   // of a step; empty: not both were tried
+  std::string strategy, text;  // the text contains these figures
+  // Parameters and optimizer state on rank 0's host; and what they would be if replicated.
+  double host_bytes = 0, replicated_host_bytes = 0;
+  std::optional<double> replicated_ms, sharded_ms;  // of a step; empty: the two were not compared
 };
 
 struct MetricSummary {
@@ -100,15 +101,15 @@ struct AgentSummary {
   std::vector<GpuSummary> gpus;  // ascending
 };
 
-// How much is computed, and how much of what the hardware allows. GFLOP and GB are 1e9; rates are of all ranks
+// How much is computed, and how much that is of what the hardware allows. GFLOP and GB are 1e9; rates are of all ranks
 // together.
 struct ComputeAccount {
   double flops_per_sample = 0;
-  double flops_per_step = 0;           // forward and backward of a batch of all ranks
-  std::string dtype;                   // in which most of them are made
-  double achieved_gflops = 0;          // over the time in steps without validation and checkpoints
-  std::optional<double> limit_gflops;  // of products of matrices in that type; empty: not known of all ranks
-  std::optional<double> mfu;           // achieved over limit: model FLOPs utilization
+  double flops_per_step = 0;                        // forward and backward of a batch of all ranks
+  std::string dtype;                                // in which most FLOPs are made
+  double achieved_gflops = 0;                       // over the time in steps without validation and checkpoints
+  std::optional<double> limit_gflops;               // of matrix products in that type; empty: not known for all ranks
+  std::optional<double> mfu;                        // achieved over limit: model FLOPs utilization
   std::optional<double> achieved_gb_s, limit_gb_s;  // of the operators that make no FLOPs; of the memory
   std::string without_mfu;                          // why there is no mfu, and what to do; empty: there is one
 };
@@ -130,11 +131,11 @@ struct RunSummary {
   std::string name, run_dir;
   std::string cuda_graphs;   // on GPUs: whether steps ran as CUDA graphs, or why not; empty: graphs were off
   std::string mock;          // of a mock run: what was left out, and that its weights mean nothing
-  std::string state, cause;  // of events.jsonl's "run_ended"; empty when there is none
+  std::string state, cause;  // from "run_ended" in events.jsonl; empty: there is none
   int world_size = 0;
-  bool times_of_gpus = false;                     // phases are those of the ranks' GPUs, not of their hosts
+  bool times_of_gpus = false;                     // phases were timed on the ranks' GPUs, not on their hosts
   std::optional<std::int64_t> global_batch_size;  // as asked for
-  std::optional<std::int64_t> batch_samples;      // trained in a batch, by all ranks: what divides among them
+  std::optional<std::int64_t> batch_samples;      // trained in a batch by all ranks: the part that divides among them
   std::int64_t aggregation_frequency = 1;         // batches an optimizer step
   std::map<std::string, double> validation;       // the last one's metrics
   std::int64_t validation_batch = 0;
@@ -144,7 +145,7 @@ struct RunSummary {
 
   std::optional<double> initialization_s, loop_s, finalization_s;  // of the slowest rank
   double in_steps_s = 0;                                           // mean over ranks
-  std::int64_t steps = 0, samples = 0;          // step records (one a batch) of the rank with most; samples of all
+  std::int64_t steps = 0, samples = 0;  // step records (one a batch) of the rank that has most; samples of all ranks
   std::optional<std::int64_t> optimizer_steps;  // fewer than batches where several are aggregated; empty: not known
   double samples_per_s = 0;                     // all ranks, over the loop
   double training_samples_per_s = 0;            // … over the time in steps without validation and checkpoints
@@ -156,7 +157,7 @@ struct RunSummary {
   // ranks; shares of the loop.
   double exposed_s = 0, exchange_s = 0, waiting_s = 0;
   double exposed_share = 0, exchange_share = 0, waiting_share = 0;
-  double graphs_s = 0, graphs_share = 0;  // steps that are CUDA graphs: in them nothing is known of the exchange
+  double graphs_s = 0, graphs_share = 0;  // steps that are CUDA graphs; their exchange is not known
   std::int64_t compared_steps = 0;        // exchanges which all ranks recorded
   std::vector<RankSummary> ranks;         // ascending
   std::vector<CollectiveSummary> collectives;
@@ -164,13 +165,13 @@ struct RunSummary {
   std::optional<StrategyAccount> strategy;
   std::vector<AgentSummary> agents;
   std::string look_at;                // what to look at first, with what it costs
-  std::vector<std::string> warnings;  // what makes these numbers less than complete
+  std::vector<std::string> warnings;  // why these numbers are incomplete
 };
 
-// SystemError when there is no such folder; anything missing inside it is a warning of the result.
+// SystemError if there is no such folder; anything missing inside it is a warning of the result.
 RunSummary summarize(const std::filesystem::path& run_dir);
 
-// Every field above, seconds and bytes as numbers with their unit in the key.
+// Every field above. Seconds and bytes are numbers, with their unit in the key.
 Json to_json(const RunSummary& summary);
 
 }  // namespace dtrain::analysis

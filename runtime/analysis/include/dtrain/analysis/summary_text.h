@@ -1,4 +1,4 @@
-// The summary as people read it on a terminal. Any thread may call.
+// The summary as text for a terminal. Any thread may call.
 #pragma once
 
 #include <string>
@@ -8,7 +8,7 @@
 namespace dtrain::analysis {
 
 struct TextOptions {
-  int width = 100;     // columns; bars take what is left
+  int width = 100;     // columns; bars take the rest
   bool color = false;  // ANSI sequences
 };
 

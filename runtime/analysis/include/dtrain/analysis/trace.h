@@ -1,6 +1,6 @@
 // The traces of a run's ranks as files for other programs: one file for Perfetto with every rank on one time line, and
-// one a rank for HolisticTraceAnalysis. Plain functions, any thread. Errors are SystemError or DataError naming the
-// file; what is missing or was left out is a note of the result.
+// one file for each rank for HolisticTraceAnalysis. Plain functions, any thread. Errors are SystemError or DataError
+// naming the file. The result has a note for everything that is missing or was left out.
 #pragma once
 
 #include <cstdint>
@@ -14,8 +14,8 @@
 namespace dtrain::analysis {
 
 struct MergeOptions {
-  // Of JSON, not compressed: what a browser still opens. Operators of further ranks are left out beyond it; steps,
-  // phases and collectives never are.
+  // Size of the uncompressed JSON up to which a browser opens it. Operators of further ranks are left out beyond it;
+  // steps, phases and collectives are never left out.
   std::uintmax_t most_bytes = 1u << 30;
 };
 
@@ -26,7 +26,7 @@ struct MergedTrace {
   bool from_dumps = false;       // no trace was taken: steps and collectives as the dumps have them
   std::int64_t collectives = 0;  // slices of all ranks
   std::int64_t arrows = 0;       // from the rank that came last to each that waited for it
-  std::int64_t error_ns = 0;     // how far slices of two ranks may be from their true places
+  std::int64_t error_ns = 0;     // how far slices of two ranks may be from their true positions
   bool error_known = true;       // false: the clocks of several hosts were not compared
   std::vector<std::string> notes;
 };
@@ -40,8 +40,8 @@ struct HtaFiles {
   std::vector<std::string> notes;
 };
 
-// The latest trace of each rank as HolisticTraceAnalysis 0.5 reads it. Where nothing ran on a GPU, phases and
-// collectives stand in for kernels (docs/traces.md lists which), because it reads kernels alone.
+// The latest trace of each rank in the form that HolisticTraceAnalysis 0.5 reads. It reads only kernels, so if nothing
+// ran on a GPU, phases and collectives take their place (docs/traces.md lists which).
 HtaFiles write_hta_files(const RunProfile& profile, const std::filesystem::path& folder);
 
 Json to_json(const MergedTrace& merged);

@@ -1,6 +1,7 @@
-// From the throughput that the hardware allows to the one that was measured: what each part of the wall time took. The
-// parts sum to the wall time exactly; what nothing accounts for is the part "unattributed". Where the hardware's limits
-// are known, the first two parts are "hardware" and "slower_kernels"; otherwise "compute" is in the place of both.
+// The way from the throughput that the hardware allows to the measured one: how long each part of the wall time took.
+// The parts sum to the wall time exactly; the rest that has no explanation is the part "unattributed". If the
+// hardware's limits are known, the first two parts are "hardware" and "slower_kernels"; otherwise "compute" replaces
+// both.
 #pragma once
 
 #include <optional>
@@ -21,15 +22,15 @@ struct WaterfallPart {
 struct Waterfall {
   double wall_s = 0;  // the loop of the slowest rank
   double samples = 0;
-  std::optional<double> hardware_samples_per_s;  // if "hardware" were all; empty: limits are not known
-  double ideal_samples_per_s = 0;                // if computing as fast as the best rank were all
+  std::optional<double> hardware_samples_per_s;  // if "hardware" were the only part; empty: limits are not known
+  double ideal_samples_per_s = 0;                // if computing, as fast as on the best rank, were the only part
   double samples_per_s = 0;                      // over the wall time
   double efficiency = 0;                         // measured over ideal
   std::vector<WaterfallPart> parts;
 
-  // Seconds of a part; of "compute" also where it is in two parts; 0: there is none of this name.
+  // Seconds of a part; 0: there is none of this name. "compute" is also the sum of the two parts that replace it.
   double part_s(const std::string& name) const;
-  // Of all that: in which a rank's training thread could have run and had no core, mean over ranks. It lies across the
+  // How long a rank's training thread could have run and had no core; mean over ranks. This time is spread over the
   // parts. Empty: not recorded.
   std::optional<double> no_core_s;
 };

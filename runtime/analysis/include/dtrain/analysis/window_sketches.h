@@ -1,4 +1,4 @@
-// The distributions of steps that were folded into windows. A plain value, as profile::Sketch.
+// The distributions of steps that were folded into windows. A plain value, like profile::Sketch.
 #pragma once
 
 #include <array>

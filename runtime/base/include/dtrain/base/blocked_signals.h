@@ -1,5 +1,5 @@
-// While it lives, the calling thread gets no signal, nor do threads and processes that it starts: they begin with the
-// signals blocked that it had blocked.
+// While this object lives, the calling thread receives no signals. Threads and processes that it starts receive none
+// either: they inherit its mask of blocked signals.
 #pragma once
 
 #include <csignal>

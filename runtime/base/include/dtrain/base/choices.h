@@ -7,7 +7,7 @@
 //   };
 //   using Compression = std::variant<NoCompression, ..., TopK>;
 //
-// An alternative whose word is empty is what holds where no file names one.
+// An alternative with an empty word holds if a file names none.
 #pragma once
 
 #include <string>
@@ -51,7 +51,7 @@ std::vector<std::string> words_of() {
   return choices::Of<List>::words();
 }
 
-// The alternative of that word, its settings at their defaults; the list's first one where none has the word.
+// The alternative with that word, its settings at their defaults; the first of the list if no alternative has the word.
 template <typename List>
 List choice_named(std::string_view word) {
   return choices::Of<List>::named(word);

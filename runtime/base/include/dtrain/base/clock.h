@@ -14,7 +14,7 @@ class Clock {
   virtual ~Clock() = default;
   // Since boot (CLOCK_MONOTONIC): comparable between the processes of one host, never goes back.
   virtual Nanoseconds monotonic() const = 0;
-  // Since 1970-01-01 UTC (CLOCK_REALTIME): comparable between hosts as far as their clocks agree.
+  // Since 1970-01-01 UTC (CLOCK_REALTIME): comparable between hosts if their clocks agree.
   virtual Nanoseconds wall() const = 0;
 };
 

@@ -1,5 +1,6 @@
-// The typed errors of dtrain. Each message names what failed and with which value; `remedy` is what to do.
-// Thrown by value, caught by const reference; safe to throw from any thread, but no exception crosses one unseen.
+// The typed errors of dtrain. Each message names what failed and with which value; `remedy` is what to do. Thrown by
+// value, caught by const reference; any thread may throw them. The thread that starts another one must pass on its
+// exceptions.
 #pragma once
 
 #include <stdexcept>
@@ -19,7 +20,7 @@ class Error : public std::runtime_error {
   std::string remedy_;
 };
 
-// The experiment, the cluster or the command line is wrong: found before any rank starts. Exit code 2.
+// The experiment, the cluster or the command line is wrong, which is found before any rank starts. Exit code 2.
 class ConfigError : public Error {
   using Error::Error;
 };

@@ -1,4 +1,4 @@
-// An owned file descriptor, and how many of them there may be.
+// An owned file descriptor, and the limit of open files.
 #pragma once
 
 #include <cstdint>
@@ -26,8 +26,8 @@ class UniqueFd {
   int fd_ = -1;
 };
 
-// Raises the number of files that this process, and those it starts from now on, may have open: to what is allowed, but
-// at most 65,536, because some programs go through all numbers. Returns the new limit.
+// Raises the limit of open files of this process, and of those that it starts from now on, to what is allowed, but at
+// most 65,536: some programs go through all numbers up to the limit. Returns the new limit.
 std::uint64_t raise_open_files();
 
 // A second file descriptor of the same open file, close-on-exec. SystemError.

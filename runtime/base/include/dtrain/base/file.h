@@ -11,25 +11,25 @@
 
 namespace dtrain {
 
-// The whole file. One larger than `limit_bytes` is a DataError, found without reading it.
+// The whole file. If it is larger than `limit_bytes`, a DataError, without reading it.
 std::string read_file(const std::filesystem::path& path, std::size_t limit_bytes = 1ull << 30);
 
-// Writes a temporary file beside `path`, syncs it and renames it over: readers see the old content or the new. A device
-// or a pipe is written into.
+// Writes a temporary file beside `path`, syncs it and renames it to `path`, so readers see the old content or the new.
+// A device or a pipe is written to directly.
 void write_file_atomic(const std::filesystem::path& path, std::string_view content);
 // The same for content in pieces, one after the other.
 void write_file_atomic(const std::filesystem::path& path, std::span<const std::string_view> pieces);
 
-// Writes `content` to the file descriptor. Returns how much was written before an error (errno): all of it if there was
-// none.
+// Writes `content` to the file descriptor. Returns how many bytes were written: all, or those before an error (errno).
 std::size_t write_all(int fd, std::string_view content);
 
 // Makes the folder and its parents.
 void make_folder(const std::filesystem::path& path);
 
-// Appends lines to a file so that every line on disk is whole, also when other processes append to it (O_APPEND, one
-// write a call) and when the disk fills up: the lines that fitted stay, and a partial one is cut off again before the
-// SystemError is thrown. A torn last line of a killed writer is closed with a newline on opening. One thread at a time.
+// Appends lines to a file so that every line on disk is whole, even if other processes append to the same file
+// (O_APPEND, one write for each call). If the disk becomes full, the lines that fitted stay, a partial line is removed,
+// and a SystemError is thrown. Opening a file whose last line a killed writer has left incomplete ends that line with a
+// newline. One thread at a time.
 class LineAppender {
  public:
   explicit LineAppender(std::filesystem::path path);

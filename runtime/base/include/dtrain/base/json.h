@@ -1,4 +1,4 @@
-// The JSON type of the whole project (nlohmann-json), object keys kept in the order they were written.
+// The JSON type of the whole project (nlohmann-json). Objects keep their keys in the order in which they were written.
 #pragma once
 
 #include <filesystem>
@@ -9,10 +9,10 @@ namespace dtrain {
 
 using Json = nlohmann::ordered_json;
 
-// One line, no newline at its end; invalid UTF-8 is replaced, never thrown at.
+// One line, without a newline at its end. Invalid UTF-8 is replaced and causes no exception.
 std::string to_line(const Json& value);
 
-// A file that holds one JSON value. DataError names the file and the offset of what does not parse.
+// A file that holds one JSON value. DataError names the file and the offset at which parsing fails.
 Json read_json(const std::filesystem::path& path);
 
 }  // namespace dtrain

@@ -1,5 +1,5 @@
-// Numbers in dtrain's JSON files. JSON has no NaN and no infinity: the texts "nan", "inf" and "-inf" stand for them, so
-// that such a loss is not mistaken for a missing one.
+// Numbers in dtrain's JSON files. JSON has no NaN and no infinity. The texts "nan", "inf" and "-inf" stand for them, so
+// that a loss that is NaN differs from a missing one.
 #pragma once
 
 #include <cmath>
@@ -12,7 +12,7 @@
 
 namespace dtrain {
 
-// "nan", "inf" or "-inf", of a value that is not finite.
+// "nan", "inf" or "-inf", for a value that is not finite.
 inline std::string non_finite_text(double value) {
   return std::isnan(value) ? "nan" : value > 0 ? "inf" : "-inf";
 }
@@ -21,7 +21,7 @@ inline Json number_or_text(double value) {
   return std::isfinite(value) ? Json(value) : Json(non_finite_text(value));
 }
 
-// Empty for what is neither a number nor one of those texts.
+// Empty: the value is neither a number nor one of these texts.
 inline std::optional<double> number_of(const Json& json) {
   if (json.is_number()) return json.get<double>();
   if (!json.is_string()) return std::nullopt;

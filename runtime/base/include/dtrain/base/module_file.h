@@ -9,14 +9,14 @@ namespace dtrain {
 
 struct ModuleFile {
   std::string name;                // "dtrain_comm_mpi": lib<name>.so beside dtrain's own libraries
-  std::vector<std::string> needs;  // libraries of others, opened first with RTLD_GLOBAL ("libmpi.so.40")
+  std::vector<std::string> needs;  // foreign libraries, opened first with RTLD_GLOBAL ("libmpi.so.40")
   std::string factory;             // the one function it exports
   std::string what;                // for errors: "the mpi backend"
-  std::string remedy_needs;        // where one of `needs` is missing: "install Open MPI 4.1 (Debian: openmpi-bin)"
-  std::string remedy_module;       // where the module is
+  std::string remedy_needs;        // if one of `needs` is missing: "install Open MPI 4.1 (Debian: openmpi-bin)"
+  std::string remedy_module;       // if the module is missing
 };
 
-// `why` and `remedy` say what cannot be opened where `factory` is null.
+// If `factory` is null, `why` and `remedy` say what cannot be opened.
 struct OpenedModule {
   void* factory = nullptr;
   std::string why;
@@ -24,8 +24,8 @@ struct OpenedModule {
 };
 OpenedModule try_open_module(const ModuleFile& file);
 
-// The address of the module's factory. It stays open for good. The error, of a type of error.h, names what cannot be
-// opened, and why.
+// The address of the module's factory. The module is never closed. The error, of a type of error.h, names what cannot
+// be opened, and why.
 template <class ErrorType>
 void* open_module(const ModuleFile& file) {
   const OpenedModule opened = try_open_module(file);

@@ -1,6 +1,6 @@
 // Memory that several processes map: a memfd, handed on as a file descriptor. It has no name, so nothing is left behind
-// when the processes end, however they end; it is reserved up front (fallocate) and its size is sealed, so no SIGBUS
-// comes later.
+// however the processes end. It is reserved in advance (fallocate) and its size is sealed, so using it never raises
+// SIGBUS.
 #pragma once
 
 #include <cstddef>
@@ -18,18 +18,19 @@ class SharedMemory {
   SharedMemory& operator=(SharedMemory&& other) noexcept;
   ~SharedMemory();
 
-  // Zeroed, `size` rounded up to whole pages. SystemError when the host has not that much memory.
+  // Zeroed, `size` rounded up to whole pages. SystemError if the host does not have that much memory.
   static SharedMemory create(const std::string& label, std::size_t size);
-  // The same with pages of 2 MiB, for as much as the kernel gives quickly (MADV_COLLAPSE). To fill it for the first
-  // time takes a tenth of the time, and to write it to a disk without the page cache a sixth of the processor time.
+  // The same with pages of 2 MiB, as far as the kernel provides them quickly (MADV_COLLAPSE). Filling them for the
+  // first time takes a tenth of the time; writing them to a disk without the page cache takes a sixth of the processor
+  // time.
   static SharedMemory create_of_huge_pages(const std::string& label, std::size_t size);
   // As create(), but nothing is reserved yet: reserve() must be called for each part before it is touched.
   static SharedMemory create_unreserved(const std::string& label, std::size_t size);
-  // Maps memory another process created; takes the file descriptor. The size is read from it. SystemError when its size
-  // is not sealed: a process that shrank it would kill its readers.
+  // Maps memory that another process has created; takes ownership of the file descriptor, from which it reads the size.
+  // SystemError if the size is not sealed: a process that shrank the memory would kill its readers.
   static SharedMemory map(UniqueFd fd, bool writable = true);
 
-  // Reserves whole pages, on the NUMA node of the caller. SystemError when the host has not that much memory.
+  // Reserves whole pages, on the NUMA node of the caller. SystemError if the host does not have that much memory.
   void reserve(std::size_t offset, std::size_t size) const;
   // Closes the file descriptor. The memory stays mapped, but can no longer be handed on.
   void close_descriptor() { fd_.reset(); }

@@ -23,26 +23,26 @@ struct ExitStatus {
 
 struct ProcessOptions {
   std::vector<std::string> command;                // program (without a slash: in the child's PATH) and arguments
-  std::map<std::string, std::string> environment;  // added to (or replacing in) this process's own
+  std::map<std::string, std::string> environment;  // added to this process's own; the same name replaces
   std::vector<std::string> unset;                  // variables of this process that the child does not get
   std::map<int, int> fds;                          // child's number -> file descriptor here; others are closed on exec
   std::vector<int> cpus;                           // affinity; empty: as this process
   std::filesystem::path working_folder;            // empty: as this process
-  bool new_process_group = true;                   // so that a terminal's Ctrl-C reaches the launcher alone
+  bool new_process_group = true;                   // so that a terminal's Ctrl-C reaches only the launcher
 };
 
-// A child process. The destructor kills (SIGKILL to its group) and reaps it: no orphan, no zombie. When it ends by
-// itself, `wait` ends what it left running in its group. One thread at a time.
+// A child process. The destructor kills it (SIGKILL to its group) and reaps it, so no orphan and no zombie is left. If
+// it ends by itself, `wait` kills what it has left running in its group. One thread at a time.
 class Process {
  public:
-  // SystemError when the program cannot be started, naming it and the reason.
+  // SystemError if the program cannot be started; it names the program and the reason.
   static Process start(const ProcessOptions& options);
   Process(Process&&) noexcept;
   Process& operator=(Process&&) noexcept;
   ~Process();
 
   pid_t pid() const { return pid_; }
-  // Readable (poll) once the process has ended.
+  // A file descriptor that is readable (poll) once the process has ended.
   int pidfd() const { return pidfd_.get(); }
   // The status once it has ended; empty while it runs after `timeout`.
   std::optional<ExitStatus> wait(std::chrono::milliseconds timeout);
@@ -60,16 +60,16 @@ class Process {
   std::optional<ExitStatus> status_;
 };
 
-// A file that can be executed, and the one a program's name without a slash stands for in the folders of `path` (in the
-// form of PATH; null: the usual folders). Empty: nowhere.
+// Whether a file can be executed; and which executable a name without a slash stands for in the folders of `path` (in
+// the form of PATH; null: the usual folders). Empty: there is none.
 bool is_program(const std::filesystem::path& file);
 std::filesystem::path find_in_path(const std::string& name, const std::string* path);
 
 // The path of the running program, and of the folder of the shared library that holds `address_inside`.
 std::filesystem::path executable_path();
 std::filesystem::path library_folder(const void* address_inside);
-// A program of dtrain: in ../bin of the library's folder, or beside the running program. SystemError where it is
-// nowhere.
+// A program of dtrain: in ../bin of the library's folder, or beside the running program. SystemError if it is in
+// neither.
 std::filesystem::path find_program_beside(const void* address_inside_library, const std::string& name);
 
 }  // namespace dtrain

@@ -26,15 +26,15 @@ class UnixSocket {
  public:
   UnixSocket() = default;
   explicit UnixSocket(UniqueFd fd) : fd_(std::move(fd)) {}
-  // Retries until the listener is there or the time is over (SystemError names it). `check` is called before each
-  // further attempt, and throws when waiting has become pointless. A listener of another user is a SystemError.
+  // Retries until the listener exists or the time is over (SystemError names it). `check` is called before each further
+  // attempt, and throws if waiting has become pointless. SystemError: the listener is of another user.
   static UnixSocket connect(const std::string& name, std::chrono::milliseconds timeout,
                             const std::function<void()>& check = {});
 
-  // False when the peer is gone. At most 64 KiB and 64 file descriptors a message. Sending blocks while too many file
-  // descriptors of this user are in flight (as many as `ulimit -n`): after 10 s that is a SystemError.
+  // False: the peer is gone. A message has at most 64 KiB and 64 file descriptors. Sending blocks while too many file
+  // descriptors of this user are in transit (as many as `ulimit -n`); after 10 s it throws a SystemError.
   bool send(std::string_view data, std::span<const int> fds = {});
-  // Empty when the peer is gone or nothing came in time (then `timed_out` is set).
+  // Empty: the peer is gone, or nothing came in time (then `timed_out` is set).
   std::optional<UnixMessage> receive(std::chrono::milliseconds timeout, bool* timed_out = nullptr);
 
   int fd() const { return fd_.get(); }
@@ -54,7 +54,8 @@ class UnixListener {
   // Takes over a listening file descriptor that was inherited.
   UnixListener(UniqueFd fd, std::string name) : fd_(std::move(fd)), name_(std::move(name)) {}
 
-  // A connection of a process of this user (others are closed at once and not returned); empty on time-out.
+  // A connection from a process of this user; connections of others are closed at once and not returned. Empty:
+  // time-out.
   std::optional<UnixSocket> accept(std::chrono::milliseconds timeout);
   const std::string& name() const { return name_; }
   int fd() const { return fd_.get(); }

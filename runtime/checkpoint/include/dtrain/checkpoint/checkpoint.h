@@ -7,8 +7,8 @@
 //              manifest.json            written last: what the checkpoint is, and a checksum for each 4 MiB of each
 //              file
 //
-// The number is that of batches done. A checkpoint is written as .partial-step-120, synchronised to the disk and
-// renamed, so step-120 is whole or, after damage to the disk, found out by its checksums. Any thread.
+// The number in a name counts the batches done. A checkpoint is written as .partial-step-120, synchronised to the disk
+// and renamed. So step-120 is complete; if the disk is damaged later, its checksums show it. Any thread.
 #pragma once
 
 #include <cstdint>
@@ -34,82 +34,86 @@ struct About {
   std::int64_t epoch = 0;  // from 0
   int world_size = 1;
   std::string reason;                  // "period", "validation", "stop", "end"
-  std::string metric;                  // searcher.metric, where it was validated at this batch; empty: it was not
-  std::optional<double> metric_value;  // one that is no number (NaN, infinite) is written as none
+  std::string metric;                  // searcher.metric, if it was validated at this batch; empty: it was not
+  std::optional<double> metric_value;  // NaN and infinity are written as none
   bool smaller_is_better = true;
   double time = 0;            // when the state was copied, in seconds since 1970
-  Json run = Json::object();  // name, experiment, versions, CPU: what a resume compares
+  Json run = Json::object();  // name, experiment, versions, CPU: what is compared when a run goes on
 };
 Json to_json(const About& about);
 About about_from(const Json& json);
 
 struct Entry {
   std::filesystem::path path;  // …/step-120
-  About about;                 // where the manifest cannot be read: only the step, from the folder's name
+  About about;                 // if the manifest cannot be read: only the step, from the folder's name
   std::int64_t bytes = 0;      // of all its files
-  std::string damage;        // why it cannot be used, as far as its manifest and the files' sizes show; empty: nothing
+  std::string damage;  // why it cannot be used, as far as its manifest and the files' sizes show; empty: it can be used
   std::string not_finite{};  // "model.safetensors: layer.weight", a weight with a value that is not finite; empty: none
 
   bool leads_on() const { return damage.empty() && not_finite.empty(); }
 };
 
-// The checkpoints in `folder`, the oldest first; also damaged ones. A folder that does not exist has none. Reads the
-// manifests, not the files. SystemError where the folder cannot be read.
+// The checkpoints in `folder`, the oldest first, damaged ones included. A folder that does not exist has none. Reads
+// the manifests, not the files. SystemError if the folder cannot be read.
 std::vector<Entry> list(const std::filesystem::path& folder);
-// The entry of one checkpoint's folder. What is wrong with it, its absence too, is the entry's damage.
+// The entry of one checkpoint's folder. If the folder is damaged or missing, Entry::damage says so.
 Entry look_at(const std::filesystem::path& checkpoint);
 
-// Reads every byte of a checkpoint and compares it with its checksums. One line for each thing that is wrong, with the
-// file, the offset and both checksums; empty: it is whole. `on_progress` gets the bytes read so far and of all files,
-// on the calling thread, some times a second.
+// Reads every byte of a checkpoint and compares it with its checksums. Returns one line for each error, with the file,
+// the offset and both checksums; empty: the checkpoint is intact. `on_progress` gets the bytes read so far and of all
+// files, on the calling thread, some times a second.
 using Progress = std::function<void(std::int64_t done, std::int64_t total)>;
 std::vector<std::string> verify(const std::filesystem::path& checkpoint, const Progress& on_progress = {});
 
 // The CRC-32C of a whole file of any kind, eight hexadecimal digits. SystemError.
 std::string checksum_of_file(const std::filesystem::path& file);
 
-// The newest checkpoint that verifies, and why newer ones were passed over ("step-140: rank-0001.safetensors is …").
-// SystemError where the folder cannot be read.
+// The newest checkpoint that verifies, and why newer ones were skipped ("step-140: rank-0001.safetensors is …").
+// SystemError if the folder cannot be read.
 struct Newest {
   std::optional<Entry> entry;
-  std::optional<Entry> finite;  // where a weight of `entry` is not finite: the newest that verifies and has finite ones
+  // If a weight of `entry` is not finite: the newest checkpoint that verifies and has only finite weights.
+  std::optional<Entry> finite;
   std::vector<std::string> passed_over;
-  int damaged = 0;  // how many of these, the first ones, were completed once; the others were not
+  int damaged = 0;  // how many of these had been completed; they are the first ones
 };
 Newest find_newest(const std::filesystem::path& folder);
 
 // Which checkpoints stay when a new one is durable: the newest `latest`, at least one, and the best `best` by
-// About::metric_value. The others go. Damaged ones stay: only a user deletes them. One with weights that are not finite
-// is never the best, and as long as none with finite weights has come after it, the newest before it with such stays.
+// About::metric_value. The others are deleted. Damaged ones stay: only a user deletes them. A checkpoint with weights
+// that are not finite is never among the best. Until a later checkpoint has finite weights again, the newest earlier
+// one with finite weights stays, too.
 struct Retention {
   int latest = 1;
   int best = 1;
-  // The batches of checkpoints that were there when the run began or went on, further than it: they were passed over,
-  // so they are damaged, although only their checksums may show it, or could not be read then. They stay.
+  // When the run began or went on, some checkpoints of later batches may have existed that it did not go on from: they
+  // are damaged, even if only their checksums show it, or could not be read. These are their batches. They stay.
   std::vector<std::int64_t> passed_over{};
 };
-// Those of `entries` that go once that of batch `written` is durable. It stays itself, as one of the newest. Of equal
-// metrics the earlier checkpoint is the better one; a metric of another name than the newest one's counts as none.
+// Those of `entries` that are to be deleted once the checkpoint of batch `written` is durable. That one stays, as one
+// of the newest. If metrics are equal, the earlier checkpoint is the better one. Only metrics with the name of the
+// newest one's count.
 std::vector<Entry> superseded(const std::vector<Entry>& entries, std::int64_t written, const Retention& retention);
-// The `count` best of them, the best first: whole ones with a metric, as superseded() compares them.
+// The `count` best of them, the best first. Only undamaged ones with a metric count; superseded() compares them in the
+// same way.
 std::vector<Entry> best_of(const std::vector<Entry>& entries, int count);
 
-// Deletes checkpoints. Each is renamed first, and that is made durable, so that a deletion that is cut short leaves
-// nothing that looks like a checkpoint. SystemError.
+// Deletes checkpoints. Each is first renamed durably. So if the deletion is interrupted, nothing is left that looks
+// like a checkpoint. SystemError.
 void remove_checkpoints(const std::vector<std::filesystem::path>& checkpoints);
 
 // Where the checkpoints of a run lie: a folder of its own in the experiment's checkpoint_storage, or checkpoints/ in
-// the run's folder. The run's folder says which: checkpoints/storage.json, which is written at the start of a run whose
-// checkpoints lie elsewhere. DataError where that file is damaged.
+// the run's folder. If they lie elsewhere, checkpoints/storage.json in the run's folder says where; it is written when
+// the run starts. DataError if that file is damaged.
 std::filesystem::path storage_of_run(const std::filesystem::path& run_folder);
-// Writes storage.json. `storage` is absolute. `claim`: the storage has the same; empty: none. SystemError.
+// Writes storage.json. `storage` is absolute. `claim`: a text that the storage has, too; empty: none. SystemError.
 void write_storage_of_run(const std::filesystem::path& run_folder, const std::filesystem::path& storage,
                           const std::string& claim = {});
 // storage.json's claim; empty: it has none.
 std::string claim_of_run(const std::filesystem::path& run_folder);
 
-// Puts a checkpoint into another folder too, durably: by hard links, which cost no space, or by copies where there can
-// be none. False: it is gone meanwhile. SystemError.
+// Puts a checkpoint durably into another folder as well: by hard links, which take no space, or else by copies. False:
+// the checkpoint was deleted meanwhile. SystemError.
 bool adopt_checkpoint(const std::filesystem::path& checkpoint, const std::filesystem::path& storage);
 
 }  // namespace dtrain::checkpoints

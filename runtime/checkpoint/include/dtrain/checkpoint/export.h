@@ -6,9 +6,9 @@
 
 namespace dtrain::checkpoints {
 
-// Writes model.safetensors of a checkpoint with each tensor under all of its names: inside a checkpoint a tied tensor
-// is there once, and the metadata "tied.<other name>" says where. `output`, in a folder that exists, is the old file or
-// the whole new one. Does not verify the checkpoint. Returns the size. DataError, SystemError.
+// Writes model.safetensors of a checkpoint with each tensor under all of its names. A checkpoint has a tied tensor only
+// once, and the metadata "tied.<other name>" gives the name. The folder of `output` must exist; `output` is replaced
+// atomically. Does not verify the checkpoint. Returns the size. DataError, SystemError.
 std::uint64_t export_safetensors(const std::filesystem::path& checkpoint, const std::filesystem::path& output);
 
 }  // namespace dtrain::checkpoints

@@ -1,5 +1,5 @@
-// manifest.json: what a checkpoint is, and the checksums of its files. One JSON object; its last line holds the
-// checksum of all bytes before it, in every version of the format. Any thread.
+// manifest.json: what a checkpoint is, and the checksums of its files. One JSON object. In every version of the format
+// its last line has the checksum of all bytes before it. Any thread.
 #pragma once
 
 #include <cstddef>
@@ -20,11 +20,11 @@ struct ManifestFile {
   std::string name;  // of a file in the checkpoint's folder
   std::uint64_t bytes = 0;
   std::vector<std::uint32_t> checksums;  // CRC-32C of each piece; the last may be shorter; none for an empty file
-  std::string not_finite{};  // the first of its weights that has a value that is not finite; empty: none has
+  std::string not_finite{};              // its first weight with a value that is not finite; empty: there is none
   bool operator==(const ManifestFile&) const = default;
 };
 Json to_json(const ManifestFile& file);
-// DataError, also where the checksums do not fit the size.
+// DataError, also if the number of checksums does not fit the size.
 ManifestFile manifest_file_from(const Json& json);
 
 struct Manifest {
@@ -34,13 +34,12 @@ struct Manifest {
 std::string to_text(const Manifest& manifest);
 // DataError: damaged, or written by a newer version of dtrain.
 Manifest parse_manifest(std::string_view text);
-// The manifest of a checkpoint's folder. DataError, also where it is that of another step than the folder's name says;
-// SystemError.
+// The manifest of a checkpoint's folder. DataError, also if its step is not the one in the folder's name; SystemError.
 Manifest read_manifest(const std::filesystem::path& checkpoint);
 
 std::string checksum_text(std::uint32_t checksum);  // eight hexadecimal digits
 std::int64_t total_bytes(const std::vector<ManifestFile>& files);
-// "model.safetensors: layer.weight", the first of all weights that has a value that is not finite; empty: none has.
+// "model.safetensors: layer.weight", the first weight with a value that is not finite; empty: there is none.
 std::string not_finite_weight(const std::vector<ManifestFile>& files);
 
 }  // namespace dtrain::checkpoints

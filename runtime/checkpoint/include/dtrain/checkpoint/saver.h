@@ -1,13 +1,13 @@
 // The saver: a process on each host that writes checkpoints while training goes on, at idle priority. The ranks of a
 // host copy their training state into memory that they share with it (SnapshotMemory), laid out as the files' bytes.
-// One rank of each host, its first, starts the saver and tells it what to write (Saver). Nobody waits for the disk.
+// The first rank of each host starts the saver and sends it what to write (Saver). No rank waits for the disk.
 //
-// On several hosts each host's saver writes the files of its own ranks into the same .partial folder, and that of host
-// 0 waits for the others' and completes the checkpoint. So the storage must be one that all hosts see.
+// On several hosts, each host's saver writes the files of its own ranks into the same .partial folder. The saver of
+// host 0 waits for the others and completes the checkpoint. So all hosts must see the storage.
 //
-// The saver outlives a rank that is killed: what the ranks have handed over completely is still written. It ends when
-// its rank is gone and its work is done. It ignores SIGINT and SIGTERM. If the disk never answers, it cannot end: the
-// kernel lets no process go that waits for a disk.
+// The saver outlives a rank that is killed: it still writes a snapshot that the ranks have copied completely. It ends
+// when its rank is gone and its work is done. It ignores SIGINT and SIGTERM. If the disk never answers, the saver
+// cannot end: the kernel ends no process that waits for a disk.
 #pragma once
 
 #include <chrono>
@@ -32,24 +32,25 @@ struct FileImage {
   std::string name;        // "model.safetensors"
   std::size_t offset = 0;  // a multiple of 4096
   std::size_t bytes = 0;
-  // Of a safetensors file: tensors whose names begin so are weights, and the manifest names one that is not finite.
-  // None: it has no weights.
+  // Of a safetensors file: tensors whose names begin with this are weights; the manifest names the first that is not
+  // finite. Empty optional: the file has no weights.
   std::optional<std::string> weights{};
-  // Weights that may be infinite, such as masks, since training does not update them; they may not be NaN.
+  // Weights that may be infinite but not NaN, because training does not update them, such as masks.
   std::vector<std::string> may_be_infinite{};
 };
 
-// The memory, and which of the host's ranks have copied their part of which snapshot into it. All local ranks map it.
+// The memory into which the host's ranks copy their parts of a snapshot, and how far each has come. All local ranks map
+// it.
 class SnapshotMemory {
  public:
-  // Reserved. SystemError where the host has not that much.
+  // Reserves the memory. SystemError if the host does not have that much.
   static SharedMemory create(std::size_t payload_bytes, int local_ranks);
-  // SystemError where the memory was made for another number of ranks.
+  // SystemError if the memory was made for another number of ranks.
   SnapshotMemory(SharedMemory memory, int local_ranks);
   // For how many ranks it was made.
   static int local_ranks_of(const SharedMemory& memory);
 
-  // Maps these bytes' pages in this process, so that copying into them takes no page faults.
+  // Maps the pages of these bytes in this process, so that copying into them causes no page faults.
   void prefault(std::size_t offset, std::size_t bytes) const;
 
   std::byte* data() const;    // where FileImage::offset 0 lies; aligned to 4096
@@ -60,10 +61,10 @@ class SnapshotMemory {
   // This rank's part of the snapshot `number` (1, 2, …) is complete. Release order. Any process.
   void mark_copied(int local_rank, std::uint64_t number) const;
   bool all_copied(std::uint64_t number) const;
-  // The saver has read snapshot `number` whole: its memory may be overwritten.
+  // The saver has read all of snapshot `number`: its memory may be overwritten.
   void mark_free(std::uint64_t number) const;
-  std::uint64_t freed() const;  // the last snapshot that was written or given up
-  // Somebody waits for the save of snapshot `number`, so that it is not done at idle priority.
+  std::uint64_t freed() const;  // the last snapshot that was written or abandoned
+  // A rank waits for the save of snapshot `number`; the saver then does not run at idle priority.
   void mark_urgent(std::uint64_t number) const;
   bool is_urgent(std::uint64_t number) const;
 
@@ -75,7 +76,7 @@ class SnapshotMemory {
 
 struct SaverOptions {
   std::filesystem::path storage;  // where step-N/ appears
-  bool makes_storage = true;      // on host 0 Saver's constructor makes it; else a storage that is gone is an error
+  bool makes_storage = true;      // Saver's constructor makes it on host 0; false: it must exist
   int host = 0, hosts = 1;
   Retention retention;
   std::filesystem::path log;  // the file for the saver's own messages; empty: none
@@ -100,25 +101,26 @@ struct SaveResult {
   std::int64_t bytes = 0;
   double wait_s = 0;                 // for the ranks' copies and for other hosts
   double write_s = 0;                // from the first byte to the durable rename, less the wait for other hosts
-  double cpu_s = 0;                  // that the saver has used for it
+  double cpu_s = 0;                  // processor time that the saver has used for it
   std::vector<std::string> deleted;  // checkpoints that retention has removed
 };
 
 // One thread at a time.
 class Saver {
  public:
-  // Starts the process dtrain-saver, which shares `memory`. On host 0 makes the storage folder. SystemError.
+  // Starts the process dtrain-saver, which shares `memory`. Makes the storage folder on host 0. SystemError.
   Saver(const SaverOptions& options, const SnapshotMemory& memory);
   // Waits for a save under way, if all ranks have copied their part of it; otherwise it is abandoned.
   ~Saver();
 
-  // One at a time: an Error while one is under way. Never waits for the disk. A saver that has ended since the last
-  // save is started anew; SystemError where that fails.
+  // Starts a save. One at a time: an Error while one is under way. Never waits for the disk. Starts the saver again if
+  // it has ended since the last save; SystemError if that fails.
   void save(const SaveRequest& request);
   bool busy() const;
-  // The result of the save under way, once it is there. Never waits. A saver that was killed is a result with an error.
+  // The result of the save under way, once there is one. Never waits. If the saver was killed, the result has an error.
   std::optional<SaveResult> poll();
-  // Waits for it; empty after `patience`, or where no save is under way. From then on it is not at idle priority.
+  // Waits for the result; empty after `patience`, or if no save is under way. From then on the saver does not run at
+  // idle priority.
   std::optional<SaveResult> wait(std::chrono::milliseconds patience);
 
   pid_t pid() const;  // of the process

@@ -24,7 +24,7 @@ inline constexpr std::array kStorageTypes{Word<StorageType>{"directory", Storage
                                           Word<StorageType>{"shared_fs", StorageType::kSharedFs}};
 
 struct CheckpointStorage {
-  std::filesystem::path folder;  // absolute; runs have a folder of their own in it; empty: in the run's folder
+  std::filesystem::path folder;  // absolute; each run has a folder of its own in it; empty: in the run's folder
   int save_trial_best = 1;       // how many checkpoints stay: of the best by searcher.metric (at least
                                  // save_experiment_best) …
   int save_trial_latest = 1;     // … and of the newest; at least 1
@@ -45,7 +45,7 @@ std::unique_ptr<KeyType> propagation_form();
 
 // Sets what follows from the keys.
 void resolve(Section& section, CheckpointStorage& storage);
-// What resolve() refuses where `type` is missing, for the schema.
+// What resolve() refuses if `type` is missing, for the schema.
 Json storage_needs_type();
 
 inline void declare_keys(Keys& keys, CheckpointStorage& s) {

@@ -10,13 +10,13 @@
 
 namespace dtrain::config {
 
-enum class AgentSlotType { kAuto, kCuda, kCpu };  // auto: GPUs where the agent has any, else cores
+enum class AgentSlotType { kAuto, kCuda, kCpu };  // auto: GPUs if the agent has any, else cores
 std::string to_string(AgentSlotType type);        // as in the file
 
 // A machine, or a part of one.
 struct Agent {
   std::string id;    // unique; letters, digits, '.', '_' and '-': it is part of file names
-  std::string host;  // the id where the key is missing
+  std::string host;  // the id if the key is missing
   int slots = 0;     // at least 1
   AgentSlotType slot_type = AgentSlotType::kAuto;
   std::string resource_pool = "default";

@@ -1,4 +1,4 @@
-// What is wrong with a file that a user wrote: all of it, each with its place.
+// All errors of a file that a user has written, each with its place.
 #pragma once
 
 #include <string>
@@ -9,7 +9,7 @@
 namespace dtrain::config {
 
 struct Diagnostic {
-  std::string file;  // as it was given; "--set" for an override
+  std::string file;  // as the user named it; "--set" for an override
   int line = 0;      // from 1; of an override, its number on the command line; 0: the file as a whole
   std::string key;   // "searcher.max_length"; empty: not about one key
   std::string message;

@@ -37,7 +37,7 @@ struct Searcher {
   bool operator==(const Searcher&) const = default;
 };
 
-// single, and nothing else
+// "single" is the only value
 std::unique_ptr<KeyType> search_form();
 
 inline void declare_keys(Keys& keys, Searcher& s) {
@@ -84,24 +84,24 @@ struct Experiment {
   CheckpointPolicy checkpoint_policy = CheckpointPolicy::kBest;
   CheckpointStorage checkpoint_storage;
   std::optional<std::int64_t> records_per_epoch;
-  int max_restarts = kDefaultRestarts;  // after a signal or a lost host, without progress in between
+  int max_restarts = kDefaultRestarts;  // after signals or lost hosts; progress sets the count to 0
   std::int64_t scheduling_unit = 100;   // batches between progress reports and metric reductions
-  bool stop_on_non_finite = false;      // a loss or gradient norm that is nan or infinite ends the run; else: a warning
+  bool stop_on_non_finite = false;      // a loss or gradient norm that is nan or infinite ends the run; false: it warns
   std::chrono::milliseconds communication_timeout = std::chrono::seconds(600);
   Backend communication_backend = Backend::kAuto;
   std::uint64_t experiment_seed = 0;
   Json data = Json::object();  // for the trial
   InitialWeights initial_weights;
   std::vector<std::pair<std::string, std::string>> environment_variables;
-  std::vector<std::pair<std::string, std::string>> cpu_variables;   // of ranks on CPUs alone
-  std::vector<std::pair<std::string, std::string>> cuda_variables;  // of ranks on GPUs alone
+  std::vector<std::pair<std::string, std::string>> cpu_variables;   // only for ranks on CPUs
+  std::vector<std::pair<std::string, std::string>> cuda_variables;  // only for ranks on GPUs
 
-  // All variables of ranks on GPUs, or on CPUs.
+  // All variables for ranks on GPUs, or for ranks on CPUs.
   std::vector<std::pair<std::string, std::string>> variables_of_ranks(bool on_gpus) const;
 };
 
-// The keys that ask for something that GPUs do not support yet, such as "optimizations.gradient_compression". The
-// reader refuses them with slot_type: cuda; with auto, whoever decides for GPUs does.
+// The keys that ask for something that GPUs do not support yet, such as "optimizations.gradient_compression". With
+// slot_type: cuda the reader refuses them; with auto, the code that decides for GPUs.
 std::vector<std::string> keys_not_for_gpus(const Experiment& experiment);
 inline constexpr const char* kNotForGpus =
     "is not supported on GPUs yet; remove it, or train on CPUs with resources.slot_type: cpu";
@@ -114,7 +114,7 @@ inline constexpr const char* kNotForCpus =
 // Where resources.slots_per_trial stands in the file; empty: it is not given.
 std::string place_of_slots(Section& root);
 
-// Conditions across sections: for the reader, and for the schema.
+// Conditions across sections, for the reader and the schema.
 void check_together(Section& root, const Experiment& experiment);
 Json program_or_model();
 Json what_gpus_support();
@@ -231,9 +231,9 @@ inline void declare_keys(Keys& keys, Experiment& e) {
   keys.schema_rule(what_cpus_support);
 }
 
-// `overrides` are the "a.b=c" of --set, in order. `contents`: a file that is read in the place of `file`, which still
-// names the experiment and the folder of relative paths; empty: `file` itself. Throws ConfigErrors; a file that cannot
-// be read is one too.
+// `overrides` are the "a.b=c" of --set, in order. `contents`: a file that is read instead of `file`; `file` still
+// determines the experiment's name and the folder of relative paths. Empty: `file` itself. Throws ConfigErrors; a file
+// that cannot be read is one too.
 Experiment read_experiment(const std::filesystem::path& file, std::span<const std::string> overrides = {},
                            const std::filesystem::path& contents = {});
 

@@ -13,7 +13,7 @@
 namespace dtrain::config {
 
 enum class CheckpointChoice { kNewest, kBest };
-// `dtrain checkpoint` calls the newest one latest.
+// `dtrain checkpoint` calls the newest one "latest".
 inline constexpr std::array kCheckpointChoices{Word<CheckpointChoice>{"newest", CheckpointChoice::kNewest},
                                                Word<CheckpointChoice>{"latest", CheckpointChoice::kNewest},
                                                Word<CheckpointChoice>{"best", CheckpointChoice::kBest}};
@@ -21,9 +21,9 @@ inline constexpr std::array kCheckpointChoices{Word<CheckpointChoice>{"newest", 
 struct InitialWeights {
   std::filesystem::path file;  // a file, a checkpoint or a run, resolved against the file's folder; empty: none
   CheckpointChoice checkpoint = CheckpointChoice::kNewest;  // of a run
-  bool strict = true;                                       // false: what does not fit is left out
+  bool strict = true;                                       // false: tensors that do not fit are left out
   bool convert_types = false;                               // floating-point values of another type are converted
-  std::string strip_prefix;                                 // removed from the names that begin with it
+  std::string strip_prefix;                                 // removed from names that begin with it
   std::vector<std::pair<std::string, std::string>> rename;  // beginnings of names, after strip_prefix: from, to
   bool operator==(const InitialWeights&) const = default;
 };

@@ -41,7 +41,7 @@ struct Key {
   const char* unit = "";           // of a number
   const char* examples = nullptr;  // good values, as a JSON list
   const char* required = nullptr;  // not null: the key must be given. The text explains a missing key; "": its values
-  const char* default_text = nullptr;  // describes a default that the field cannot show; the schema has none then
+  const char* default_text = nullptr;  // describes a default that the field cannot show; the schema then has no default
   const char* not_yet = nullptr;       // what to do instead of a value that is not supported yet
   bool in_plan = true;                 // plan.json shows the key
   bool keys_elsewhere = false;         // the document describes the keys inside at another key
@@ -63,9 +63,9 @@ class KeyType {
   virtual std::string values() const = 0;
   // The allowed values for the error about a missing key.
   virtual std::string what_it_is() const { return values(); }
-  // False while other keys leave this one without effect; plan.json leaves it out then.
+  // False while other keys make this one ineffective; plan.json leaves it out then.
   virtual bool in_effect() const { return true; }
-  // Whether a key inside must be given, so that this one must be too.
+  // Whether a key inside is required, so that this one is required, too.
   virtual bool needs_keys() const { return false; }
   virtual bool has_default() const { return true; }
   virtual bool is_length() const { return false; }
@@ -160,10 +160,10 @@ class Keys {
   template <typename T>
   void mapping(const Key& key, std::optional<T>& settings);
 
-  // A choice from a closed list (dtrain/base/choices.h): the selector's word names the alternative, and beside it stand
-  // the keys that declare_keys(), a member template of each alternative, declares. A key that several alternatives
-  // declare has the same meaning in all of them. Keys of other alternatives than the chosen one are refused. An
-  // alternative has no conditional keys (only_with) of its own.
+  // A choice from a closed list (dtrain/base/choices.h). The word of the selector key names the alternative. The
+  // alternatives' own keys stand beside the selector; each alternative declares its keys in declare_keys(), a member
+  // template. A key that several alternatives declare has the same meaning in all of them. Keys of other alternatives
+  // than the chosen one are refused. An alternative has no conditional keys (only_with) of its own.
   template <typename... Alternatives>
   void one_of(const Key& selector, std::variant<Alternatives...>& choice);
 

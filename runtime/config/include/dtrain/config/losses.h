@@ -20,7 +20,7 @@ namespace dtrain::config {
 struct CrossEntropy {
   static constexpr const char* kWord = "cross_entropy";
   static constexpr bool kTakesSequences = true;  // whether a sample may have a target at each of its positions
-  // What evaluate() of each struct does: Error naming both shapes where output and target do not fit together.
+  // evaluate() of each struct: Error if output and target do not fit together; it names both shapes.
   worker::LossValues evaluate(const worker::LossInput& input) const;
   void check_target(const worker::LossInput& input) const;
   bool operator==(const CrossEntropy&) const = default;
@@ -40,7 +40,7 @@ inline bool takes_sequences(const Loss& loss) {
   return std::visit([](const auto& held) { return held.kTakesSequences; }, loss);
 }
 
-// The words of those that take sequences.
+// The words of the losses that take sequences.
 inline std::vector<std::string> losses_of_sequences() {
   std::vector<std::string> words;
   for (const std::string& word : dtrain::words_of<Loss>()) {

@@ -24,14 +24,14 @@ struct DataOf {
 };
 using ModelData = DataOf<data::Format>;
 
-// What a list says of the sources of one of its formats.
+// The sources of one of a list's formats.
 struct FormatSources {
   const char* word;
   const char* text;
   std::span<const data::SourceKey> keys;
 };
 
-// Declares the key of the format through `declare_format`, behind it those of the sources. `chosen`: the format now.
+// Declares the key of the format through `declare_format`, and then those of the sources. `chosen`: the current format.
 void declare_data(Keys& keys, const std::vector<FormatSources>& formats, std::size_t chosen,
                   const std::function<void(Keys&, const Key& selector)>& declare_format, data::Source& training,
                   std::optional<data::Source>& validation);

@@ -1,6 +1,6 @@
-// What a `model:` experiment says instead of naming a program: a TorchScript file, the loss, the optimizer and the
-// data. dtrain-worker carries it out. Plain values; the reader has checked types and ranges, not whether files exist.
-// The keys are declared in optimizer.h, model_data.h and program_keys.h.
+// What a `model:` experiment has instead of a program: a TorchScript file, the loss, the optimizer and the data.
+// dtrain-worker runs it. Plain values; the reader has checked types and ranges, but not whether files exist. The keys
+// are declared in optimizer.h, model_data.h and program_keys.h.
 #pragma once
 
 #include <filesystem>

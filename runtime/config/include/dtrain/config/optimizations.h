@@ -55,9 +55,9 @@ enum class CudaGraphs { kAuto, kOff, kOn };
 // auto, true or false
 std::unique_ptr<KeyType> cuda_graphs_form(CudaGraphs& graphs);
 
-// In which types a step computes.
+// The types in which a step computes.
 enum class Precision {
-  kFloat32,       // in the parameters' own
+  kFloat32,       // in the types of the parameters
   kFloat16,       // matrix products and convolutions in float16, the loss scaled; GPUs only (autocast)
   kBfloat16,      // matrix products and convolutions in bfloat16, parameters and updates in float32 (autocast)
   kPureBfloat16,  // parameters and gradients in bfloat16, updates in float32
@@ -67,7 +67,7 @@ inline constexpr std::array kPrecisions{
     Word<Precision>{"fp16", Precision::kFloat16},  Word<Precision>{"O1", Precision::kFloat16},
     Word<Precision>{"bf16", Precision::kBfloat16}, Word<Precision>{"pure_bf16", Precision::kPureBfloat16}};
 
-// In which order convolutions have their values in memory.
+// The order in memory of the values of convolutions.
 enum class MemoryFormat { kAuto, kContiguous, kChannelsLast };
 inline constexpr std::array kMemoryFormats{Word<MemoryFormat>{"auto", MemoryFormat::kAuto},
                                            Word<MemoryFormat>{"contiguous", MemoryFormat::kContiguous},
@@ -87,11 +87,11 @@ struct Optimizations {
   bool average_aggregated_gradients = true;                         // over those batches; false: their sum
   bool average_training_metrics = true;                             // over ranks; false: those of rank 0
   std::int64_t tensor_fusion_threshold_bytes = 64ll * 1024 * 1024;  // 0: every gradient is its own bucket
-  double tensor_fusion_cycle_ms = 1;  // a longer gap to the next gradient closes a bucket; 0: size alone does
+  double tensor_fusion_cycle_ms = 1;  // a longer gap to the next gradient closes a bucket; 0: only the size does
   bool auto_tune_tensor_fusion = false;
   std::filesystem::path grad_updates_size_file;  // resolved against the experiment file's folder; empty: none
   bool tf32 = true;                              // on GPUs float32 products may be computed in TF32
-  bool cudnn_benchmark = false;                  // on GPUs cuDNN takes the algorithms that it measures as fastest
+  bool cudnn_benchmark = false;                  // on GPUs cuDNN measures its algorithms and uses the fastest
   comm::Compression gradient_compression;        // docs/compression.md says what each does
   ShardedOptimizer sharded_optimizer = ShardedOptimizer::kAuto;
   std::optional<LocalSgd> local_sgd;
@@ -103,7 +103,7 @@ struct Optimizations {
   bool operator==(const Optimizations&) const = default;
 };
 
-// Which of them exclude each other: for the reader, and for the schema.
+// Which of them exclude each other, for the reader and the schema.
 void check_together(Section& section, const Optimizations& optimizations);
 Json optimizations_together();
 

@@ -15,7 +15,7 @@ inline constexpr std::array kLrScheduleKinds{Word<LrScheduleKind>{"constant", Lr
                                              Word<LrScheduleKind>{"step", LrScheduleKind::kStep},
                                              Word<LrScheduleKind>{"cosine", LrScheduleKind::kCosine}};
 
-// What the learning rate is multiplied by, over optimizer steps; what a kind does not have is at its default here.
+// The factor of the learning rate over optimizer steps. Fields that a kind does not use have their defaults.
 struct LrScheduleSettings {
   LrScheduleKind kind = LrScheduleKind::kConstant;
   std::int64_t step_size = 0;     // step: at least 1

@@ -4,7 +4,7 @@
 // torch.optim. To add one: a struct here, its file there, and docs/api.md.
 //
 // Trials use these structs too (dtrain/train/optimizer.h). So they are in namespace dtrain, and this header includes no
-// other header of config. What the templates need of those is declared in dtrain/config/optimizer.h.
+// other header of config. dtrain/config/optimizer.h declares what the templates need from them.
 #pragma once
 
 #include <memory>
@@ -67,7 +67,7 @@ struct Sgd {
     declare_weight_decay(keys, weight_decay);
     declare_nesterov_needs(keys, *this);
   }
-  // What make_update() of each struct does: ConfigError for settings that make no sense.
+  // make_update() of each struct: ConfigError for settings that make no sense.
   std::unique_ptr<train::OptimizerUpdate> make_update() const;
   bool operator==(const Sgd&) const = default;
 };

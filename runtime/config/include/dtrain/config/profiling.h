@@ -57,16 +57,16 @@ struct Profiling {
   bool enabled = false;
   std::int64_t begin_on_batch = 0;  // of `enabled`
   std::optional<std::int64_t> end_after_batch;
-  bool sync_timings = true;              // on GPUs the times of phases are the device's
-  std::optional<BatchRange> trace;       // instead of those two
-  std::optional<Prometheus> prometheus;  // none: nobody listens
+  bool sync_timings = true;              // on GPUs: the times of phases are those of the device
+  std::optional<BatchRange> trace;       // instead of begin_on_batch and end_after_batch
+  std::optional<Prometheus> prometheus;  // empty: the agents do not listen
   bool calibration = true;               // `dtrain launch` measures a machine that it does not know
   // The batches of which every operator is recorded.
   std::optional<BatchRange> traced() const;
   bool operator==(const Profiling&) const = default;
 };
 
-// Which batches may be named beside which: for the reader, and for the schema.
+// Which keys for batches may be given together, for the reader and the schema.
 void check_together(Section& section, const Profiling& profiling);
 Json profiling_together();
 

@@ -1,4 +1,4 @@
-// What a trial asks of the machines: slots, their kind, its place in the queue; how its ranks communicate. Plain values
+// What a trial requests: slots, their kind, its place in the queue, and how its ranks communicate. Plain values
 // and their keys.
 #pragma once
 
@@ -11,13 +11,13 @@
 
 namespace dtrain::config {
 
-// kAuto: GPUs where there are enough, else CPUs. The launcher decides, or without one the ranks together.
+// kAuto: GPUs if there are enough, else CPUs. The launcher decides this; without a launcher the ranks decide together.
 enum class SlotType { kAuto, kCpu, kCuda };
 inline constexpr std::array kSlotTypes{Word<SlotType>{"auto", SlotType::kAuto}, Word<SlotType>{"cpu", SlotType::kCpu},
                                        Word<SlotType>{"cuda", SlotType::kCuda}};
 
-// How the ranks' memory and messages travel. kAuto: kShm on one host, over several kMpi with one rank each,
-// kHierarchical with more.
+// How ranks exchange gradients. kAuto: kShm on one host; on several hosts kMpi if each has one rank, else
+// kHierarchical.
 enum class Backend { kAuto, kShm, kMpi, kHierarchical };
 inline constexpr std::array kBackends{Word<Backend>{"auto", Backend::kAuto}, Word<Backend>{"shm", Backend::kShm},
                                       Word<Backend>{"mpi", Backend::kMpi},
@@ -30,7 +30,7 @@ struct Resources {
   bool is_single_node = false;
   int priority = 42;  // 1 to 99; lower ones go first
   std::string resource_pool = "default";
-  std::optional<int> max_slots;  // that all running trials of this name hold together; at least slots_per_trial
+  std::optional<int> max_slots;  // of all running trials of this name together; at least slots_per_trial
   bool operator==(const Resources&) const = default;
 };
 

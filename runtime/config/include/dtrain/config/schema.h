@@ -1,6 +1,7 @@
-// JSON Schemas (draft 07, what editors' YAML language servers know best) of the files that config reads. That of
-// experiments is made of the keys' declarations; that of clusters is runtime/config/cluster/cluster.schema.json,
-// embedded when dtrain is built. tests/config/schema_test.py keeps them and the readers equal.
+// JSON Schemas of the files that config reads (draft 07, which the YAML language servers of editors support best). The
+// schema of experiments is made from the keys' declarations. That of clusters is
+// runtime/config/cluster/cluster.schema.json, which the build embeds. tests/config/schema_test.py checks that schemas
+// and readers accept the same files.
 #pragma once
 
 #include <string_view>

@@ -1,4 +1,4 @@
-// The words of a file and what they stand for, as tables: reader, plan.json, JSON Schema and documents share them.
+// Tables of the words of a file and their meanings. Reader, plan.json, JSON Schema and documents share them.
 #pragma once
 
 #include <array>

@@ -12,7 +12,7 @@ namespace dtrain::data {
 enum class ElementType : std::uint8_t { kUint8, kInt32, kInt64, kFloat32, kFloat64 };
 std::size_t size_of(ElementType type);
 
-// One tensor of a sample: `shape` is without the batch dimension (empty: a scalar).
+// One tensor of a sample. `shape` does not include the batch dimension (empty: a scalar).
 struct Field {
   std::string name;
   ElementType type = ElementType::kFloat32;

@@ -1,10 +1,11 @@
 // The order in which an epoch takes the samples of a data set: a permutation that is a pure function of (size, seed,
 // epoch), the same on every machine.
 //
-// Up to kListed samples it is drawn once and kept: Fisher-Yates, every order equally likely. A larger one is computed
-// sample by sample and takes no memory: a Feistel network (Luby and Rackoff 1988) permutes the numbers of as many bits
-// as the size has, and a number beyond the size is permuted again until it is within (cycle walking: Black and Rogaway,
-// "Ciphers with arbitrary finite domains", 2002), which happens less than once on average.
+// A permutation of up to kListed samples is drawn once and kept (Fisher-Yates: every order is equally likely). A larger
+// one is computed sample by sample and takes no memory. A Feistel network (Luby and Rackoff 1988) permutes all numbers
+// that have as many bits as the size. A result beyond the size is permuted again until it is below the size (cycle
+// walking: Black and Rogaway, "Ciphers with arbitrary finite domains", 2002). That takes less than one extra
+// permutation on average.
 //
 // Immutable: every thread may call everything.
 #pragma once
@@ -34,7 +35,7 @@ class EpochOrder {
   static constexpr int kRounds = 8;
   std::int64_t size_;
   std::vector<std::int64_t> list_;    // up to kListed samples
-  int low_bits_ = 0, high_bits_ = 0;  // 0: not shuffled, or listed
+  int low_bits_ = 0, high_bits_ = 0;  // 0: not shuffled, or kept in list_
   std::array<std::uint64_t, kRounds> keys_{};
 };
 

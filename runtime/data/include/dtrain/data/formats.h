@@ -22,17 +22,17 @@
 
 namespace dtrain::data {
 
-// Where the samples of training, or those of validation, are: for each source key of the format its value. Files are
+// Where the samples of training, or those of validation, are: the value of each source key of the format. Files are
 // resolved against the folder of the experiment file.
 using Source = std::map<std::string, std::string>;
 
 // A key of a source, as one format has it. Formats that give the same name share the key of the experiment file.
 struct SourceKey {
   const char* name;
-  const char* text;                // what it says in this format; the documents show it
+  const char* text;                // what the key means in this format; the documents show it
   const char* must_be;             // its values, for errors: "the path of an IDX file"
   bool is_file = true;             // false: any text
-  const char* fallback = "";       // its value where the key is missing; "": it must be given
+  const char* fallback = "";       // its value if the key is missing; "": it must be given
   const char* examples = nullptr;  // good values, as a JSON list
 };
 
@@ -69,7 +69,8 @@ struct Idx {
   // Whether a sample is a sequence with a target at each of its positions; the loss must take sequences then.
   static constexpr bool kSequences = false;
 
-  // Features become floating point, times this; missing: uint8 by 1/255, other whole numbers stay as they are.
+  // Features become floating point and are multiplied by this. Missing: uint8 is multiplied by 1/255, other integers
+  // are not changed.
   std::optional<double> scale;
 
   template <class Keys>

@@ -1,4 +1,4 @@
-// How a data set comes to be in memory once per host instead of once per rank.
+// How a data set is in memory once per host instead of once per rank.
 #pragma once
 
 #include <functional>
@@ -12,7 +12,7 @@ namespace dtrain::data {
 // Collective over the ranks of a host: all call it in the same order with the same names.
 using HostShare = std::function<SharedMemory(const std::string& name, const std::function<SharedMemory()>& make)>;
 
-// For programs of one rank: `make` runs right here.
+// For programs of one rank: runs `make` in this process.
 HostShare no_sharing();
 
 }  // namespace dtrain::data

@@ -1,5 +1,5 @@
-// IDX files (the MNIST format: http://yann.lecun.com/exdb/mnist), plain or gzip. The first
-// bytes decide which of the two it is, not the name.
+// IDX files (the MNIST format: http://yann.lecun.com/exdb/mnist), plain or gzip. The first bytes decide whether a file
+// is gzip, not its name.
 #pragma once
 
 #include <filesystem>

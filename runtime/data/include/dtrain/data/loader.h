@@ -13,7 +13,7 @@
 
 namespace dtrain::data {
 
-// Gives memory of so many bytes, aligned to 64, which is released with the last pointer to it. Any thread.
+// Returns memory of so many bytes, aligned to 64, which is released with the last pointer to it. Any thread.
 using BatchAllocator = std::function<std::shared_ptr<std::byte>(std::size_t bytes)>;
 
 struct LoaderOptions {
@@ -21,17 +21,18 @@ struct LoaderOptions {
   int rank = 0;
   int world_size = 1;
   bool shuffle = true;
-  // true (training): batches are whole and every rank gets the same number; samples left over are skipped this epoch.
-  // false (validation): every sample comes exactly once on exactly one rank; the last batches may be short or missing.
+  // true (training): all batches are full and every rank gets the same number; the remaining samples of the epoch are
+  // skipped. false (validation): every sample is on exactly one rank, once; the last batches may be short or missing.
   bool drop_last = true;
   std::uint64_t seed = 0;
-  int prefetch = 2;  // batches kept ready; 0: loaded when asked for
-  // Where batches are read to (page-locked memory); empty: to memory that the loader uses again.
+  int prefetch = 2;  // batches kept ready; 0: next() reads the batch
+  // Allocates the memory that batches are read into (page-locked memory); empty: the loader has memory of its own,
+  // which it reuses.
   BatchAllocator allocate{};
 };
 
-// Memory for one field of a batch; 64-byte aligned. It goes back when the last pointer to it goes, to the loader's pool
-// or to LoaderOptions::allocate; it may be kept for longer than the loader lives, and let go on any thread.
+// Memory for one field of a batch; 64-byte aligned. With the last pointer it returns to the loader's pool or to
+// LoaderOptions::allocate. A pointer may outlive the loader and be released on any thread.
 struct HostBatch {
   std::vector<std::shared_ptr<std::byte>> fields;  // one a field of the data set
   std::int64_t samples = 0;
@@ -39,16 +40,17 @@ struct HostBatch {
 };
 
 // Iterates one epoch at a time. next() and start_epoch() are called by one thread; reading happens on another. An
-// exception of the data set is thrown from next(), in its place in the order; the next call goes on behind it.
+// exception of the data set is thrown from the next() of the batch concerned; the call after that goes on with the
+// following batch.
 class SampleLoader {
  public:
   // DataError as Sampler's.
   SampleLoader(std::shared_ptr<const Dataset> dataset, const LoaderOptions& options);
-  // Waits for the batch being read, if any; the rest of the epoch is not read.
+  // Waits for the batch that is being read, if any; the rest of the epoch is not read.
   ~SampleLoader();
 
-  // Batches of the epoch before that were not asked for are dropped. The first `first_batch` batches of the epoch are
-  // left out, and not read.
+  // Drops the batches of the previous epoch that next() has not returned. The first `first_batch` batches of the new
+  // epoch are skipped without reading them.
   void start_epoch(std::int64_t epoch, std::int64_t first_batch = 0);
   // Empty at the end of the epoch, and before the first one is started.
   std::optional<HostBatch> next();

@@ -9,10 +9,11 @@
 
 namespace dtrain::data {
 
-// Fields "features" and "target", of the files' own types and of their shapes without the first dimension, which counts
-// samples and is the same in both. Whole set in memory, once per host. Versions 1.0 to 3.0, C order, little-endian:
-// uint8, int32, int64, float32, float64. DataError names the file, the offset, and what to do: another type, byte
-// order or memory order, object and structured arrays, truncated data, bytes after the end, counts that differ.
+// Fields "features" and "target", with the types of the files. The first dimension of both files counts samples; the
+// rest is the shape of a sample. The whole set is in memory, once per host. Versions 1.0 to 3.0, C order,
+// little-endian: uint8, int32, int64, float32, float64. DataError names the file, the offset, and what to do: another
+// type, byte order or memory order, object and structured arrays, truncated data, bytes after the end, counts that
+// differ.
 std::shared_ptr<Dataset> load_npy(const std::filesystem::path& features, const std::filesystem::path& target,
                                   const HostShare& share = no_sharing());
 

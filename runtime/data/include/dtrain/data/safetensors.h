@@ -39,7 +39,7 @@ class SafetensorsFile {
 
   const std::vector<SafetensorsEntry>& entries() const { return entries_; }  // in the order of the file
   const std::map<std::string, std::string>& metadata() const { return metadata_; }
-  // DataError lists the names there are.
+  // DataError lists the names that exist.
   const SafetensorsEntry& at(const std::string& name) const;
   // `into` is entry.bytes long.
   void read(const SafetensorsEntry& entry, std::span<std::byte> into) const;
@@ -57,9 +57,9 @@ class SafetensorsFile {
 std::string safetensors_header(std::span<const SafetensorsEntry> tensors, const Json& metadata,
                                std::size_t alignment = sizeof(std::uint64_t));
 
-// Fields "features" and "target": the two tensors of these names, of their own types (U8, I32, I64, F32, F64) and of
-// their shapes without the first dimension, which counts samples and is the same in both. Whole set in memory, once per
-// host. DataError as SafetensorsFile's.
+// Fields "features" and "target": the two tensors of these names, with their types (U8, I32, I64, F32, F64). The first
+// dimension of both counts samples; the rest is the shape of a sample. The whole set is in memory, once per host.
+// DataError as SafetensorsFile's.
 std::shared_ptr<Dataset> load_safetensors(const std::filesystem::path& file,
                                           const std::string& features_name = "features",
                                           const std::string& target_name = "target",

@@ -1,9 +1,9 @@
-// Which samples a rank gets, and in which order: a pure function of (seed, epoch, sizes), so that resuming an epoch
-// needs no stored generator and ranks need not communicate about it.
+// Which samples a rank gets, and in which order: a pure function of (seed, epoch, sizes). So a run can go on within an
+// epoch without a stored random generator, and ranks need not communicate about the order.
 //
-// The order of an epoch is one permutation of the data set, the same on all ranks. Global batch g is the
-// world_size * batch_size samples from g * world_size * batch_size on; rank r takes the r-th contiguous piece of it. So
-// W ranks with batches of B see the same global batches as one rank with batches of W * B.
+// The order of an epoch is one permutation of the data set, the same on all ranks. Global batch g has the world_size *
+// batch_size samples from g * world_size * batch_size on. Rank r takes the r-th contiguous piece of it. So W ranks with
+// batches of B see the same global batches as one rank with batches of W * B.
 //
 // Immutable: every thread may call everything.
 #pragma once
@@ -20,15 +20,15 @@ struct SamplerOptions {
   int rank = 0;
   int world_size = 1;
   bool shuffle = true;
-  // true: only whole global batches, the rest of the epoch is skipped. false: the last global batch may be short; it is
-  // divided evenly, ranks differ by at most one sample and by at most one batch.
+  // true: only full global batches; the rest of the epoch is skipped. false: the last global batch may be short. It is
+  // divided evenly: ranks differ by at most one sample and at most one batch.
   bool drop_last = true;
   std::uint64_t seed = 0;
 };
 
 class Sampler {
  public:
-  // DataError when the options make no sense, or when the data set has not one whole global batch and drop_last is set.
+  // DataError if the options make no sense, or if drop_last is set and the data set is smaller than a global batch.
   Sampler(std::int64_t dataset_size, const SamplerOptions& options);
 
   // All samples of the data set in the order of this epoch.

@@ -8,30 +8,30 @@
 
 namespace dtrain::host {
 
-// The logical CPUs this process may run on (affinity mask): one of each physical core first, ascending, then the
-// second ones, and so on. SystemError when the kernel does not report them.
+// The logical CPUs this process may run on (affinity mask): first one of each physical core, ascending, then the second
+// ones, and so on. SystemError if the kernel does not report them.
 std::vector<int> allowed_cpus();
 
-// Physical cores among them (hwloc), each the list of its logical CPUs.
+// The physical cores among them (hwloc), each as the list of its logical CPUs.
 std::vector<std::vector<int>> physical_cores();
 
 // The logical CPUs nearest to a PCI device (its NUMA node's), ascending, whether or not this process may use them.
 // `address` as NVML writes it: "00000000:3B:00.0". Empty: the kernel does not report it. `root`: where sys/ is.
 std::vector<int> cpus_near_pci_device(const std::string& address, const std::filesystem::path& root = "/");
 
-// CPUs' worth of time the cgroup grants (v1 and v2, the tightest of its ancestors), at most the number of allowed
-// CPUs. `root`: where proc/ and sys/ are.
+// How many CPUs' worth of time the cgroup grants (v1 and v2; the lowest limit of its ancestors counts), at most the
+// number of allowed CPUs. `root`: where proc/ and sys/ are.
 double cpu_limit(const std::filesystem::path& root = "/");
 
 // The vector features of the processor, as the kernel reports them (x86 and Arm).
 struct CpuInstructions {
   int vector_bits = 0;  // of its widest floating-point vectors; at least 128
-  bool bf16 = false;    // multiplies bfloat16
+  bool bf16 = false;    // has instructions that multiply bfloat16
 };
 std::optional<CpuInstructions> cpu_instructions(const std::filesystem::path& root = "/");
 
-// The processor's name ("AMD EPYC 9655 96-Core Processor") as the kernel reports it; empty: it does not. `revision`
-// tells processors of one name apart: family, model and stepping ("26.2.1").
+// The processor's name ("AMD EPYC 9655 96-Core Processor") as the kernel reports it; empty: it reports none. `revision`
+// distinguishes processors of the same name: family, model and stepping ("26.2.1").
 struct Processor {
   std::string name;
   std::string revision;

@@ -1,4 +1,4 @@
-// How busy the CPUs are, from /proc/stat. Counters since boot: two readings make a utilization.
+// How busy the CPUs are, from /proc/stat. The counters start at boot, so a utilization needs two readings.
 // Any thread may call. `root` is where proc/ is (tests give a folder of their own).
 #pragma once
 
@@ -13,7 +13,7 @@ namespace dtrain::host {
 struct CpuTimes {
   std::uint64_t busy = 0;     // user, nice, system, interrupts, stolen
   std::uint64_t idle = 0;     // nothing to do
-  std::uint64_t io_wait = 0;  // nothing to do but wait for a disk
+  std::uint64_t io_wait = 0;  // idle while waiting for a disk
   std::uint64_t total() const { return busy + idle + io_wait; }
 };
 
@@ -24,7 +24,8 @@ struct CpuReading {
 
 std::optional<CpuReading> read_cpu_times(const std::filesystem::path& root = "/");
 
-// Shares of the time between two readings, 0 to 1. A counter that went back (some kernels' io_wait does) counts as 0.
+// Shares of the time between two readings, 0 to 1. A counter that has decreased (io_wait does so with some kernels)
+// counts as 0.
 double busy_share(const CpuTimes& before, const CpuTimes& after);
 double io_wait_share(const CpuTimes& before, const CpuTimes& after);
 

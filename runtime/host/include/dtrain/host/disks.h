@@ -17,15 +17,15 @@ struct DiskCounters {
   std::uint64_t written_bytes = 0;
 };
 
-// Every block device the kernel counts, partitions included, by name.
+// Every block device that the kernel counts, partitions included, by name.
 std::map<std::string, DiskCounters> read_disks(const std::filesystem::path& root = "/");
 
-// The whole disks among them: no partitions, no RAM, loop or optical devices, and none that is built from others (RAID,
-// LVM, encryption), since their requests are counted again at the disks below.
+// The whole disks among them, without partitions and without RAM, loop and optical devices. Devices that are built from
+// others (RAID, LVM, encryption) are left out, too, because their requests are counted again at the disks below.
 std::set<std::string> whole_disks(const std::filesystem::path& root = "/");
 
-// "nvme", "ssd" or "rotating". Empty where that is not known: what the disks of virtual machines report was made up by
-// their host.
+// "nvme", "ssd" or "rotating". Empty: not known. What the disks of virtual machines report says nothing about the
+// hardware.
 std::string disk_kind(const std::string& name, const std::filesystem::path& root = "/");
 
 }  // namespace dtrain::host

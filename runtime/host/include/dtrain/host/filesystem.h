@@ -8,12 +8,12 @@
 
 namespace dtrain::host {
 
-// The kind of network file system that holds `path` ("nfs", "fuse.sshfs"), which must exist; empty: a local one. Locks
-// and shared memory of files do not reach other hosts there, or not reliably. SystemError when the kernel does not
-// report it.
+// The kind of network file system that holds `path` ("nfs", "fuse.sshfs"), which must exist; empty: it is local. On a
+// network file system, file locks and shared file mappings do not work between hosts, or not reliably. SystemError if
+// the kernel does not report it.
 std::optional<std::string> network_filesystem(const std::filesystem::path& path);
 
-// The same from what the kernel reports: the type from statfs and the name from mountinfo, which FUSE needs.
+// The same from what the kernel reports: the type from statfs, and the name from mountinfo, which is needed for FUSE.
 std::optional<std::string> network_filesystem(long type, std::string_view name);
 
 // The name of the file system that is mounted with this device number ("8:1") in the text of a mountinfo file; empty:

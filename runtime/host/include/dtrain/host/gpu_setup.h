@@ -1,6 +1,6 @@
-// How the NVIDIA GPUs of this machine are set up and joined, as the driver's management library (NVML) reports it: what
-// a person looks up with nvidia-smi. NVML's calls can take long, and forever where a driver hangs: call from a thread
-// that may wait. One thread at a time.
+// How the NVIDIA GPUs of this machine are set up and connected, as the driver's management library (NVML) reports it
+// and nvidia-smi shows it. NVML's calls can take long, and never return if a driver hangs: call from a thread that may
+// wait. One thread at a time.
 #pragma once
 
 #include <sys/types.h>
@@ -56,7 +56,7 @@ struct GpuSetup {
   std::optional<std::vector<GpuProcess>> processes;  // that compute on it
 };
 
-// The nearest part that two GPUs have in common.
+// The nearest part of the machine that connects two GPUs.
 enum class Ancestor { kBoard = 0, kSwitch = 10, kSwitches = 20, kHostBridge = 30, kNode = 40, kSystem = 50 };
 // As nvidia-smi topo -m prints them: "PIX", "PXB", "PHB", "NODE", "SYS".
 std::string to_string(Ancestor ancestor);
@@ -64,7 +64,7 @@ std::string to_string(Ancestor ancestor);
 enum class PeerAccess {
   kYes = 0,
   kChipset = 1,   // the chipset does not support it
-  kGpu = 2,       // these GPUs do not support it
+  kGpu = 2,       // the GPUs do not support it
   kTopology = 3,  // the place of the GPUs on the machine's buses does not allow it
   kDisabled = 4,  // an option of the driver disables it
   kNo = 5,        // not supported

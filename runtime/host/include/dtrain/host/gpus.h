@@ -1,6 +1,6 @@
 // The NVIDIA GPUs of this machine, as the driver's management library (NVML) lists them. The library is opened on
-// demand, so that one build runs with and without a driver. Its calls can take long, and forever where a driver hangs:
-// call from a thread that may wait. One thread at a time.
+// demand, so that one build runs with and without a driver. Its calls can take long, and never return if a driver
+// hangs: call from a thread that may wait. One thread at a time.
 #pragma once
 
 #include <sys/types.h>
@@ -23,7 +23,7 @@ struct GpuInfo {
   std::string name;
   std::string pci_address;                     // "00000000:3B:00.0"; empty: not reported
   std::uint64_t total_memory = 0;              // bytes; 0: not reported
-  std::optional<double> slowdown_temperature;  // degrees Celsius, from which on it slows down; empty: not reported
+  std::optional<double> slowdown_temperature;  // degrees Celsius at which it begins to slow down; empty: not reported
   std::optional<double> compute_capability;    // such as 9.0; empty: not reported
   std::string problem;                         // what is wrong with it according to NVML; empty: nothing
 };
@@ -34,7 +34,7 @@ struct GpuReading {
   std::optional<double> util;                // percent of the driver's last sample period in which a kernel ran
   std::optional<std::uint64_t> free_memory;  // bytes
   std::optional<double> temperature;         // degrees Celsius
-  std::optional<bool> slowed_by_heat;        // its clocks are lower than they could be, for its temperature
+  std::optional<bool> slowed_by_heat;        // its clocks are lower than they could be because of its temperature
   std::optional<std::vector<pid_t>>
       processes;  // that compute on it, by their numbers on the host, also from inside a container
 };
@@ -54,7 +54,7 @@ class Gpus {
  private:
   struct Nvml;
   void find_gpus();
-  // False, and a warning, when `code` is a failure; a function that a GPU does not support is none.
+  // Returns false, and warns, if `code` is a failure. That a GPU does not support a function is no failure.
   bool succeeded(int code, const std::string& what);
 
   std::function<void(const std::string&)> warn_;

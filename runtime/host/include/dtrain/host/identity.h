@@ -1,4 +1,4 @@
-// Which host this is. Never decided by the host name: containers share names, and names change.
+// Which host this is. The host name never decides this: containers share names, and names change.
 #pragma once
 
 #include <set>
@@ -14,8 +14,8 @@ struct HostIdentity {
 
 HostIdentity host_identity();
 
-// The names of this host that it can find out by itself: its host name, whole and up to the first dot, localhost, and
-// the addresses of its interfaces. No name server is asked, so a name that exists only there is not among them.
+// The names of this host that need no name server: its host name, whole and up to the first dot, localhost, and the
+// addresses of its interfaces.
 class HostNames {
  public:
   HostNames();  // SystemError when the kernel does not report them

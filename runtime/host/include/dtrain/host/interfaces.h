@@ -20,8 +20,8 @@ struct NetworkCounters {
 // Every interface, loopback and virtual ones included, by name.
 std::map<std::string, NetworkCounters> read_network(const std::filesystem::path& root = "/");
 
-// Those whose traffic leaves the machine: the ones with a device behind them, since a bridge, a bond or a VLAN repeats
-// the bytes of its device. Where none has one (inside a container), all but loopback.
+// The interfaces whose traffic leaves the machine: those with a device. A bridge, a bond or a VLAN only repeats the
+// bytes of its device. If none has a device (inside a container), all but loopback.
 std::set<std::string> outside_interfaces(const std::filesystem::path& root = "/");
 
 struct InterfaceAddress {
@@ -31,7 +31,8 @@ struct InterfaceAddress {
   int prefix = -1;  // bits of its network; -1: not known
 };
 
-// Whether it means anything to other hosts without an interface of theirs: IPv6's link-local addresses do not.
+// Whether other hosts can use the address without naming one of their interfaces; they cannot if it is link-local
+// (IPv6).
 bool is_for_others(const InterfaceAddress& address);
 
 // The addresses of the interfaces that are up, in the kernel's order. SystemError when the kernel does not report them.

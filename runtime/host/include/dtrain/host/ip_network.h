@@ -22,7 +22,7 @@ struct IpNetwork {
 // no such prefix.
 std::optional<IpNetwork> network_of(const std::string& address, int prefix = -1);
 
-// "10.1.0.0/16"; the bits beyond the prefix may be set. Empty: it is not written so.
+// "10.1.0.0/16"; the bits beyond the prefix may be set. Empty: the text is no network.
 std::optional<IpNetwork> parse_network(const std::string& text);
 
 }  // namespace dtrain::host

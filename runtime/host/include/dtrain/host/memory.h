@@ -10,7 +10,7 @@ namespace dtrain::host {
 // Bytes.
 struct MemoryReading {
   std::uint64_t total = 0;
-  std::uint64_t available = 0;  // what programs can still get: free memory and caches that would be given up
+  std::uint64_t available = 0;  // what programs can still get: free memory, and caches that the kernel would drop
 };
 
 std::optional<MemoryReading> read_memory(const std::filesystem::path& root = "/");

@@ -1,5 +1,5 @@
-// Reading the kernel's small text files. They have no size to ask for, and may vanish between two reads (a process that
-// ended), which is an answer and no error. Any thread may call.
+// Reading the kernel's small text files. They report no size. A file may vanish between two reads because its process
+// has ended; that is no error. Any thread may call.
 #pragma once
 
 #include <filesystem>

@@ -27,15 +27,15 @@ struct ProcessMemory {
 // Empty as above.
 std::optional<ProcessMemory> read_process_memory(pid_t pid, const std::filesystem::path& root = "/");
 
-// How long a thread could have run and had to wait for a core, since it started. Empty where the kernel does not report
-// it.
+// How long a thread has waited for a core while it could have run, since it started. Empty where the kernel does not
+// report it.
 std::optional<std::chrono::nanoseconds> read_core_wait(pid_t thread, const std::filesystem::path& root = "/");
 
-// When a process started, in clock ticks since boot: with its number this names a process so that no later one is taken
-// for it. 0 when there is no such process (a zombie does not count).
+// When a process started, in clock ticks since boot. The pid and this time together identify a process, because a later
+// process may get the same pid. 0: there is no such process (a zombie does not count).
 std::uint64_t start_ticks(pid_t pid);
 
-// Whether it is stopped (SIGSTOP, or a debugger): no signal but SIGKILL and SIGCONT does anything to it then.
+// Whether it is stopped (SIGSTOP, or a debugger). Then only SIGKILL and SIGCONT have an effect on it.
 bool is_stopped(pid_t pid);
 
 }  // namespace dtrain::host

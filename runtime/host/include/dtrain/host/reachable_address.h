@@ -10,19 +10,19 @@
 namespace dtrain::host {
 
 // `wanted`: an interface's name, or a network as in 10.1.0.0/16; empty or "auto": the interface of the default route,
-// else the only one that is not loopback; 127.0.0.1 where there is none. ConfigError names the interfaces there are
-// when the wanted one is missing or there is more than one to choose from; `where` is what its text begins with.
+// else the only one that is not loopback, else 127.0.0.1. ConfigError if the wanted interface is missing, or if several
+// are possible; it begins with `where` and names the interfaces that exist.
 std::string reachable_address(const std::string& wanted, const std::string& where);
 
 // The same for given interfaces; `default_interface` is empty where there is no default route.
 std::string choose_address(const std::string& wanted, const std::vector<InterfaceAddress>& addresses,
                            const std::string& default_interface, const std::string& where);
 
-// The interface that has that address: the name NCCL wants. "lo" where there is none.
+// The name of the interface that has that address, for NCCL. "lo" if there is none.
 std::string interface_of(const std::string& wanted, const std::string& where);
 
-// The address of this host that what is sent to `to` comes from, by the kernel's routes; nothing is sent. Empty: there
-// is no route.
+// The address of this host from which the kernel would send to `to`, according to its routes. Sends nothing. Empty:
+// there is no route.
 std::string source_address(const std::string& to);
 
 // The interface of the default route (IPv4).

@@ -13,23 +13,24 @@ struct Core {
   std::vector<int> cpus;  // the logical CPUs that this process may use, ascending; never empty
   int node = 0;           // its NUMA node, as the kernel numbers nodes
   int package = 0;        // its socket
-  int kind = 0;           // the class of its speed, 0 the slowest: efficiency cores 0, performance cores 1
+  int kind = 0;           // the class of its speed, 0 is the slowest: 0 for efficiency cores, 1 for performance cores
   bool operator==(const Core&) const = default;
 };
 
 // What to read. By default this machine and the affinity mask of the calling thread.
 struct TopologySource {
-  std::filesystem::path xml;                 // as `lstopo FILE.xml` of hwloc writes it; empty: this machine
+  std::filesystem::path xml;                 // a file that hwloc's `lstopo FILE.xml` has written; empty: this machine
   std::optional<std::vector<int>> affinity;  // the CPUs that count; empty: the mask, or all that were recorded
 };
 
-// The cores by their first usable CPU. If hwloc does not report how CPUs are paired, each counts as a core. Cores are
-// of different kinds where the processor says so (CoreType, capacity), or where the highest clock rates differ by more
-// than a fifth. ConfigError: the XML file cannot be read. SystemError: the kernel does not report the affinity mask.
+// The cores, ordered by their first usable CPU. If hwloc does not report which CPUs share a core, each counts as a
+// core. Cores are of different kinds if the processor reports it (CoreType, capacity), or if their highest clock rates
+// differ by more than a fifth. ConfigError: the XML file cannot be read. SystemError: the kernel does not report the
+// affinity mask.
 std::vector<Core> usable_cores(const TopologySource& source = {});
 
-// How many cores this process has for itself, as one of so many ranks on this host: all that it is bound to, if whoever
-// started it has bound it to fewer than its own; else its share of them. At least 1.
+// How many cores this process has for itself as one of `local_size` ranks of this host. If its starter has bound it to
+// some of the cores, all of these; otherwise its share of all cores. At least 1.
 int cores_for_rank(int local_size);
 
 }  // namespace dtrain::host

@@ -1,5 +1,5 @@
-// Which GPUs CUDA shows to a process, without CUDA: what NVML lists, restricted by CUDA_VISIBLE_DEVICES. Pure
-// functions; any thread.
+// Which GPUs CUDA would show to a process, found without CUDA: what NVML lists, restricted by CUDA_VISIBLE_DEVICES.
+// Pure functions; any thread.
 #pragma once
 
 #include <map>
@@ -17,13 +17,13 @@ struct VisibleGpu {
 };
 
 // `all`: as NVML lists them. `visible`: the value of CUDA_VISIBLE_DEVICES; empty optional: it is not set, and all are
-// visible. As CUDA reads it: indices, UUIDs or unique beginnings of UUIDs, and names of MIG instances, which are
-// counted as given; the first entry that names no GPU ends the list; a GPU that is named twice empties it. Indices
+// visible. It is read as CUDA reads it: indices, UUIDs or unique beginnings of UUIDs, and names of MIG instances, which
+// are not checked. The first entry that names no GPU ends the list. If a GPU is named twice, the list is empty. Indices
 // count in the order of `all`, as with CUDA_DEVICE_ORDER=PCI_BUS_ID.
 std::vector<VisibleGpu> visible_gpus(const std::vector<GpuInfo>& all, const std::optional<std::string>& visible);
 
-// Whether CUDA may number the GPUs in another order than NVML: they differ, so the fastest comes first, and neither
-// CUDA_DEVICE_ORDER nor UUIDs say otherwise.
+// Whether CUDA may number the GPUs in another order than NVML. It puts the fastest first if the GPUs differ, unless
+// CUDA_DEVICE_ORDER or UUIDs determine the order.
 bool is_order_unknown(const std::vector<GpuInfo>& all, const std::map<std::string, std::string>& variables);
 
 }  // namespace dtrain::host

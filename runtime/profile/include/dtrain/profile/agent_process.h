@@ -18,7 +18,7 @@
 
 namespace dtrain::profile {
 
-// Where the agent answers Prometheus. Every client that reaches this address can read it.
+// Where the agent answers Prometheus. Every client that reaches this address can read the metrics.
 struct PrometheusAddress {
   std::string address = "127.0.0.1";  // numeric
   int port = 0;                       // 0: any free one; the first line of the agent's dump has it
@@ -27,10 +27,10 @@ struct PrometheusAddress {
 struct AgentOptions {
   std::string agent_id;                    // of this host, in file names and records
   std::filesystem::path profile_folder;    // <run>/profile, exists
-  std::vector<int> local_ranks;            // it exits once all of these have come and gone …
-  std::chrono::seconds rank_timeout{600};  // … or did not come in this time
+  std::vector<int> local_ranks;            // it exits once all of these have connected and left …
+  std::chrono::seconds rank_timeout{600};  // … or have not connected within this time
   std::chrono::milliseconds sample_period{500};
-  std::string nvml_library = host::kNvmlLibrary;  // tests name another
+  std::string nvml_library = host::kNvmlLibrary;  // tests use another one
   std::optional<PrometheusAddress> prometheus;    // none: it does not listen
   Json header;         // run id, versions, …: copied into the first line of the agent's dump
   std::string socket;  // the name it listens under, free; empty: a new one
@@ -41,38 +41,38 @@ struct AgentProcess {
   std::string socket;  // what Recorder::Options::agent_socket wants
 };
 
-// Starts bin/dtrain-agent, found relative to this library. Returns once it is ready for ranks; SystemError or Error
-// with the reason when it is not. Its own output goes to <run>/logs/agent-<id>.log where that folder exists. When this
-// process dies, it ends by itself as soon as no rank is left.
+// Starts bin/dtrain-agent, found relative to this library. Returns once the agent is ready for ranks; SystemError or
+// Error with the reason if it does not become ready. Its output goes to <run>/logs/agent-<id>.log if that folder
+// exists. If this process dies, the agent ends as soon as no rank is left.
 AgentProcess start_agent(const AgentOptions& options);
 
-// The agent's exit code where something could not be written; its log names what.
+// The agent's exit code if something could not be written; its log says what.
 inline constexpr int kRecordsLost = 3;
 
-// Waits for the agent to end, which it does when the last local rank has; after `patience` it is ordered to write
-// what there is and end, even if ranks are still connected or never came; killed where it does not. Exit code 0:
+// Waits for the agent to end, which it does after the last local rank. After `patience`, orders it to write what it has
+// and to end, even if ranks are still connected or never connected. If it does not obey, kills it. Exit code 0:
 // everything recorded is on disk.
 ExitStatus finish_agent(AgentProcess& agent, std::chrono::milliseconds patience);
 
-// An agent that is started again when it was killed or has failed, under the name that its ranks know: at once the
-// first time, then after pauses that double from 1 s to 60 s. One that has lived for 10 minutes counts as the first. A
-// ring outlives its reader, so the ranks' records of the time between are not lost unless their ring gets full. One
+// An agent that is started again if it was killed or has failed, under the name that its ranks know. The first time it
+// is started at once, then after pauses that double from 1 s to 60 s; after 10 minutes of life the pauses begin anew. A
+// ring outlives the agent, so the ranks' records from the time between are lost only if their ring becomes full. One
 // thread.
 class KeptAgent {
  public:
   // Starts it; throws as start_agent() does.
   explicit KeptAgent(AgentOptions options, const Clock& clock);
 
-  // What look() has found and done.
+  // What look() has noticed and done.
   struct Change {
-    std::optional<ExitStatus> ended;  // it had been killed or has failed
+    std::optional<ExitStatus> ended;  // set: it was killed or has failed
     pid_t started = 0;                // its new process; 0: not started yet
     std::string problem;              // why it could not be started
     std::string text() const;         // a sentence for the user
   };
-  // Cheap: a system call while it lives.
+  // Cheap: one system call while the agent lives.
   std::optional<Change> look();
-  // As finish_agent(); of one that has ended, its status.
+  // Like finish_agent(); the status of an agent that has ended.
   ExitStatus finish(std::chrono::milliseconds patience);
   // Leaves it running: the destructor then does nothing.
   void detach() { agent_.process.detach(); }

@@ -1,5 +1,5 @@
-// Where a recorder learns how much of its device's memory the rank has. The training thread calls it, at changes of
-// phase of a step now and then.
+// Tells a recorder how much of its device's memory the rank has. The training thread calls it at changes of phase, in
+// some of the steps.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@ class DeviceMemory {
   virtual ~DeviceMemory() = default;
   struct Reading {
     std::int64_t allocated = 0;  // bytes in tensors
-    std::int64_t reserved = 0;   // bytes taken from the device: those, and what is kept for later ones
+    std::int64_t reserved = 0;   // bytes taken from the device, for these tensors and for later ones
     std::int64_t peak = 0;       // the most that was allocated since the last call
   };
   virtual Reading take() = 0;

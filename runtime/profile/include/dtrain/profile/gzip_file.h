@@ -12,8 +12,8 @@ struct gzFile_s;  // zlib's
 
 namespace dtrain::profile {
 
-// Writes beside `path` and renames over it in finish(): readers never see half a file. Destroyed before, it leaves
-// nothing.
+// Writes a temporary file beside `path`, which finish() renames to `path`, so readers never see half a file. Without
+// finish() the destructor leaves nothing.
 class GzipWriter {
  public:
   explicit GzipWriter(std::filesystem::path path);
@@ -33,10 +33,10 @@ class GzipWriter {
   std::unique_ptr<gzFile_s, Close> file_;
 };
 
-// The whole content, of a plain file too. One that grows beyond `limit_bytes` is a DataError.
+// The whole content; plain files can be read, too. DataError if it has more than `limit_bytes`.
 std::string read_gzip(const std::filesystem::path& path, std::size_t limit_bytes = 4ull << 30);
 
-// Its first `bytes` (or all, where it has less).
+// The first `bytes` of the content, or all of it if it is shorter.
 std::string read_gzip_beginning(const std::filesystem::path& path, std::size_t bytes);
 
 }  // namespace dtrain::profile

@@ -13,28 +13,28 @@ namespace dtrain::profile {
 
 inline constexpr int kOperatorCountsSchema = 1;
 
-// Calls of one operator in one type; of an operator that makes FLOPs, those with the same shapes.
+// Calls of one operator in one type. Calls of an operator that makes FLOPs are separate for each shape.
 struct OperatorCount {
   std::string name;    // "aten::addmm"
-  std::string dtype;   // of the arithmetic, as Python names it: "float32"; empty: it has no tensor
+  std::string dtype;   // type of the arithmetic, in Python's words: "float32"; empty: it has no tensor
   std::string format;  // of a convolution's data: "contiguous" or "channels_last"; else empty
   std::vector<std::vector<std::int64_t>>
-      shapes;  // of its tensors: of every call where FLOPs are made, else the largest
+      shapes;  // of its tensors: those of every call if it makes FLOPs, else the largest
   std::int64_t calls = 0;
   std::int64_t flops = 0;         // a multiplication and an addition are two
   std::int64_t bytes = 0;         // of the tensors that it reads and writes
-  std::optional<double> seconds;  // of all its calls, with what they called; empty on a GPU, which works later
+  std::optional<double> seconds;  // of all calls, with the operators that they call; empty on a GPU, which works later
 };
 
 struct OperatorCounts {
   int rank = 0;
   std::string host, device;     // "cpu" or "cuda"
-  std::int64_t threads = 1;     // that an operator may use on a CPU
-  std::int64_t batch = 0;       // which one this is, of those that were counted the fastest; from 1
+  std::int64_t threads = 1;     // how many an operator may use on a CPU
+  std::int64_t batch = 0;       // its number, from 1: the fastest of those that were counted
   std::int64_t samples = 0;     // in it, on this rank
   std::int64_t counted = 0;     // batches
-  double flops_per_sample = 0;  // the most of any counted batch: what a fuser has fused is not seen
-  std::string dtype;            // in which most of them are made; empty: there are none
+  double flops_per_sample = 0;  // the most of any counted batch, because operators that a fuser has fused are not seen
+  std::string dtype;            // in which most FLOPs are made; empty: there are none
   std::vector<OperatorCount> operators;
 };
 

@@ -11,7 +11,7 @@ namespace dtrain::profile {
 enum class Phase : std::uint8_t {
   kDataloaderNext,
   kToDevice,
-  kTrainBatch,     // of train_batch(): what is neither forward nor backward nor communication
+  kTrainBatch,     // the rest of train_batch(): neither forward nor backward nor communication
   kForward,        // "train_batch.forward"
   kBackward,       // "train_batch.backward"
   kGraph,          // a whole step as a replayed CUDA graph: computing, exchange and update, which have no times in it
@@ -23,7 +23,7 @@ enum class Phase : std::uint8_t {
   kCallbacks,
   kCheckpoint,
   kValidation,
-  kDeviceWait,  // the host waits until its device is at most a few batches behind; none where times are the device's
+  kDeviceWait,  // the host waits until its device is at most a few batches behind; 0 if times are the device's
   kOther,
   kCount
 };

@@ -14,27 +14,28 @@ namespace dtrain::profile {
 // Which implementation of float32 matrix products a run uses (optimizations.matmul).
 enum class MatmulPath {
   kDefault,  // the one that libtorch chooses by itself
-  kFast,     // the one for processors with AVX2, which the MKL in libtorch takes by itself only on Intel's
+  kFast,     // the one for processors with AVX2; the MKL in libtorch chooses it by itself only on Intel's
 };
 
-// All figures are for one rank with its `threads`, while every other rank of the host does the same. GFLOP: 1e9
-// floating point operations, a multiply-add counts as 2. GB: 1e9 bytes. A figure that was not measured is absent.
+// All figures are for one rank with its `threads` while every other rank of the host does the same. A GFLOP is 1e9
+// floating point operations; a multiply-add counts as 2. A GB is 1e9 bytes. A figure that was not measured is absent.
 struct RankLimits {
   std::string cpu;  // the processor's name
   int threads = 0;  // of a rank
   int ranks = 0;    // of the host
-  // Bytes read and written, as STREAM's triad counts them (written memory is not read before). All ranks stream.
+  // Bytes read and written while all ranks stream, counted as in STREAM's triad (reading memory before it is written
+  // does not count).
   std::optional<double> memory_gb_s;
   std::map<std::string, double> gflops;              // matrix products, by type: "float32", "bfloat16", "float16"
   std::map<std::string, double> convolution_gflops;  // 3x3, 64 to 64 channels, channels_last, forward and backward
   // Bytes of one rank's buffer for each second of an all-reduce through shared memory. Absent for a single rank.
   std::optional<double> all_reduce_gb_s;
-  // float32 matrix products by the number of threads, where it was tried whether siblings (logical CPUs of one core)
-  // help: with one thread for each core, and with one for each CPU. `threads` is the faster number. Empty: not tried.
+  // float32 matrix products by the number of threads: with one thread for each core, and with one for each logical CPU.
+  // They show whether siblings (CPUs of the same core) help; `threads` is the faster number. Empty: not tried.
   std::map<int, double> gflops_by_threads;
   // The path that the run takes; gflops has the faster one's figure either way.
   MatmulPath matmul = MatmulPath::kDefault;
-  // float32 matrix products on the default path; absent where the machine has no other one.
+  // float32 matrix products on the default path; absent if the machine has no other path.
   std::optional<double> matmul_default_gflops;
   bool operator==(const RankLimits&) const = default;
 };
@@ -42,10 +43,10 @@ struct RankLimits {
 std::string to_string(MatmulPath path);  // "default", "fast"
 
 Json to_json(const RankLimits& limits);
-// A figure that is missing, or that is no number above zero, is absent. Throws nothing.
+// A figure that is missing, or no number above zero, is absent. Throws nothing.
 RankLimits rank_limits_of(const Json& json);
 
-// "limits" of plan.json: by the name of the host, as the ranks' "host". Empty: the run has none. Throws nothing.
+// "limits" of plan.json, by the host's name, which is also the ranks' "host". Empty: the run has none. Throws nothing.
 std::map<std::string, RankLimits> limits_of_plan(const Json& plan);
 
 }  // namespace dtrain::profile

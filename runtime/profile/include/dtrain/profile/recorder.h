@@ -32,10 +32,11 @@ struct CollectiveRecord {
   std::int64_t exposed_ns = 0;
 };
 
-// A collective that may not have ended: its record once it has. Never waits.
+// A collective that may not have ended yet. Returns its record once it has. Never waits.
 using LateCollective = std::function<std::optional<CollectiveRecord>()>;
 
-// Bytes a second on the links (NCCL's "bus bandwidth"): what the slowest link had to carry, over the time it took.
+// Bytes a second on the links (NCCL's "bus bandwidth"): the bytes that the slowest link had to carry, divided by the
+// time.
 double bus_bandwidth(const CollectiveRecord& record);
 
 // How the monotonic clock of this rank's host relates to rank 0's: a time t here is t + offset_ns there, to within
@@ -61,7 +62,7 @@ struct StepInfo {
   std::int64_t epoch = 0;
 };
 
-// Who spends the time of a phase: the host and the device that it hands work to, or the host alone.
+// Who spends the time of a phase: the host and its device, or the host alone.
 enum class PhaseOf : std::uint8_t { kHostAndDevice, kHost };
 
 // The parts of a run outside its steps.
@@ -77,9 +78,9 @@ class Recorder {
     Json header;  // run id, versions, …: copied into the first line of the dump
     std::size_t ring_bytes = 4u << 20;
   };
-  // Connects to the agent of this host and hands it the ring; goes on without the agent when it is not there, or does
+  // Connects to the agent of this host and passes it the ring. Goes on without the agent if it does not exist or does
   // not answer within `connect_timeout` (agent_is_here()). Time since `process_start` counts as initialization.
-  // CommError when the agent refuses this rank. The clock must outlive this.
+  // CommError if the agent refuses this rank. The clock must outlive this.
   Recorder(const Options& options, const Clock& clock, Nanoseconds process_start);
   ~Recorder();
   Recorder(const Recorder&) = delete;
@@ -87,66 +88,69 @@ class Recorder {
 
   bool enabled() const;
 
-  // From the next begin_step() on, until resume(), steps leave no record and take no times, nor do the collectives and
-  // loader samples of theirs; parts of the run are still recorded. bench_profile_overhead compares the two.
+  // From the next begin_step() until resume(), nothing of a step is recorded or timed: neither its phases nor its
+  // collectives nor its loader samples. Parts of the run are still recorded. bench_profile_overhead compares steps with
+  // and without records.
   void pause();
   void resume();
 
-  // Sets the observer of phases, steps and collectives; nullptr: none. Between steps only.
+  // Sets the observer of phases, steps and collectives; nullptr: none. Only between steps.
   void observe(StepObserver* observer);
 
-  // Steps are the batches of this rank, from 1. begin_step() starts in Phase::kOther. A step that is begun and not
-  // ended leaves no record.
+  // Steps are the batches of this rank, from 1. begin_step() starts in Phase::kOther. A step that does not end has no
+  // record.
   void begin_step(std::int64_t batch);
   // Closes the record: the phases sum to its wall time exactly.
   void end_step(const StepInfo& info);
-  // Charges the time since the last change to the phase before, and goes on in `phase`; returns the phase before.
-  // Outside a step it does nothing. `whose` matters while steps are held with a DeviceTimeline.
+  // Adds the time since the last change to the previous phase, begins `phase`, and returns the previous phase. Does
+  // nothing outside a step. `whose` matters only while steps are held with a DeviceTimeline.
   Phase switch_to(Phase phase, PhaseOf whose = PhaseOf::kHostAndDevice);
-  // While it is held, changes of phase are not followed and collectives not recorded: what goes on is not done now, but
-  // noted down (the capture of a graph).
+  // While such an object lives, changes of phase are ignored and collectives are not recorded, because the work is not
+  // done now: a graph captures it.
   void hold_phase(bool hold);
   bool holds_phase() const;
-  // The times of the step up to the last change of phase (or of the last step, once ended). All zero when not enabled.
+  // The times of the step up to the last change of phase; after end_step() those of the whole step. All zero if not
+  // enabled.
   const PhaseTimes& phases() const;
 
   void collective(const CollectiveRecord& record);
-  // Of the step under way. Only while steps are held.
+  // For the step under way. Only while steps are held.
   void collective_later(LateCollective collective);
 
-  // For a device that works behind the host: the records of each step from now on are held until its collectives have
-  // ended and, with a `timeline`, the device has done the step; then its times are the device's (late_steps.h). Without
-  // one, times are the host's. end_step() hands on what is complete. The timeline outlives its use. Between steps only.
+  // For a device that works later than the host. From now on the records of a step are held until its collectives have
+  // ended. With a `timeline` they are also held until the device has finished the step; its times are then the device's
+  // (late_steps.h), without one the host's. end_step() passes on the records that are complete. The timeline outlives
+  // its use. Only between steps.
   void hold_steps(DeviceTimeline* timeline);
-  // Hands on the records of steps that are complete, without waiting. True: none is held any more.
+  // Passes on the records of steps that are complete, without waiting. True: none is held any more.
   bool hand_on_steps();
-  // Hands on what is held, with the host's times; collectives that have not ended are left out. Holds no steps any
-  // more.
+  // Passes on all held records, with the host's times; collectives that have not ended are left out. From then on steps
+  // are not held.
   void release_steps();
 
   void mark(RunMark mark);
-  // A sample a step at most.
+  // At most one sample in a step.
   void loader(const LoaderSample& sample);
   // Also while paused, and outside of steps.
   void clock(const ClockRecord& offset);
 
-  // From now on some steps (at most two a second) also record what their phases had in device memory. The source
-  // outlives this; nullptr: none. Between steps only.
+  // From now on some steps (at most two a second) also record how much device memory their phases used. The source
+  // outlives this; nullptr: none. Only between steps.
   void watch(DeviceMemory* memory);
 
-  // Waits until the agent has written everything recorded so far to its file. CommError at the deadline, or when the
-  // agent is away and does not come back within 3 s. Records that could not be written (disk full) are no error here:
-  // lost() counts them.
+  // Waits until the agent has written everything recorded so far to its file. CommError at the deadline, or if the
+  // agent has ended and is not back within 3 s. Records that could not be written (disk full) are no error here; lost()
+  // counts them.
   void flush(std::chrono::milliseconds timeout);
   // Lines of this rank's dump that could not be written, as of the last flush().
   std::int64_t lost() const;
 
-  // Whether the agent is there and has answered. Where it has ended, this connects again to an agent that listens under
-  // the same name, after pauses that grow from 0.1 s to 30 s. Until then records stay in the ring; once that is full
-  // they are dropped, and counted. Cheap enough for every step: it looks once a second at most.
+  // Whether the agent runs and has answered. If it has ended, this connects again to an agent that listens under the
+  // same name, after pauses that grow from 0.1 s to 30 s. Until then records stay in the ring; if the ring is full they
+  // are dropped and counted. Cheap enough for every step: it looks once a second at most.
   bool agent_is_here();
-  // Why lines of a dump of this host could not be written (names its path). One rank of the host gets it. Stays
-  // once it is set; the agent goes on trying. As of the last agent_is_here() or flush().
+  // Why lines of a dump of this host could not be written; names its path. Only one rank of the host gets this text.
+  // Once set it stays; the agent goes on trying. As of the last agent_is_here() or flush().
   const std::optional<std::string>& write_error() const;
 
  private:
@@ -154,12 +158,13 @@ class Recorder {
   std::unique_ptr<Impl> impl_;
 };
 
-// Spends a scope in a phase, then goes back to the one before: scopes nest, times stay exclusive.
+// The phase of a scope; its end returns to the previous phase. Scopes may nest; times stay exclusive.
 class PhaseScope {
  public:
   PhaseScope(Recorder& recorder, Phase phase, PhaseOf whose = PhaseOf::kHostAndDevice)
       : recorder_(recorder), before_(recorder.switch_to(phase, whose)) {}
-  // On a GPU a change of phase may find that the device has failed, which the code that uses it finds, too.
+  // On a GPU a change of phase may find that the device has failed. That is ignored here: the code that uses the device
+  // finds it, too.
   ~PhaseScope() {
     try {
       recorder_.switch_to(before_);

@@ -25,31 +25,31 @@ class Sketch {
     bool operator==(const Bin&) const = default;
   };
 
-  // `times` times. A value below 0 counts as 0 among the quantiles; sum and least value take it as it is.
+  // Adds a value `times` times. Quantiles take a negative value as 0; sum and least value take it as it is.
   void add(std::int64_t value, std::int64_t times = 1);
   void merge(const Sketch& other);
 
   std::int64_t count() const { return count_; }
-  std::int64_t sum() const { return sum_; }  // stays at the end of 64 bits instead of overflowing
-  std::int64_t min() const { return min_; }  // 0 where there is no value, as all that follows
+  std::int64_t sum() const { return sum_; }  // saturates at 64 bits
+  std::int64_t min() const { return min_; }  // 0 if there is no value, like all that follow
   std::int64_t max() const { return max_; }
   double mean() const { return count_ > 0 ? static_cast<double>(sum_) / static_cast<double>(count_) : 0; }
-  // The value that `share` (0 to 1) of the values are not above: off by kRelativeError of it at most.
+  // The quantile: `share` (0 to 1) of the values are not above it. Its relative error is at most kRelativeError.
   double quantile(double share) const;
-  // How many values are not above `value`; those of its own bin all count.
+  // How many values are not above `value`; all values of its own bin count.
   std::int64_t count_up_to(std::int64_t value) const;
 
   // Values of 0 and below, and the others by bin, in rising order and without empty bins. For histograms.
   std::int64_t zeros() const { return zeros_; }
   const std::vector<Bin>& bins() const { return bins_; }
-  // The value that stands for a bin: within kRelativeError of all that are in it.
+  // The value that represents a bin: within kRelativeError of all values in it.
   static double value_of(std::int32_t index);
 
   // {"count", "sum", "min", "max", "zeros", "bins": [index, count, index, count, …]}
   Json to_json() const;
-  // Nothing where it is no sketch, damaged ones included.
+  // Empty if the JSON is no sketch, or a damaged one.
   static std::optional<Sketch> from_json(const Json& json);
-  // The same for readers that have the numbers already; `bins` as in the JSON.
+  // The same from numbers that were already read; `bins` as in the JSON.
   static std::optional<Sketch> restore(std::int64_t count, std::int64_t sum, std::int64_t min, std::int64_t max,
                                        std::int64_t zeros, std::span<const std::int64_t> bins);
 

@@ -1,5 +1,6 @@
-// Gets every phase, step and collective while a deep window is open, with the times that the dumps only sum up: when
-// each phase was entered and left. The training thread calls it at every change of phase: it must be quick.
+// Receives every phase, step and collective while a deep window is open, with the moments at which each phase began and
+// ended; dumps only have sums of these times. The training thread calls it at every change of phase, so it must be
+// quick.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
-// Steps, phases and collectives as events of Chrome trace JSON: a track for the steps, one for the phases, and as many
-// for the collectives as run at the same time. Plain function, any thread.
+// Steps, phases and collectives as events of Chrome trace JSON: one track for the steps, one for the phases, and for
+// the collectives as many as run at the same time. Plain function, any thread.
 #pragma once
 
 #include <cstdint>
@@ -18,13 +18,13 @@ struct TraceEventSink {
   std::function<void(std::string_view text)> write;  // events, each with a comma and a newline behind it
 };
 
-// Where a collective was put, for arrows to it.
+// The place of a collective in the trace, for arrows to it.
 struct PlacedCollective {
   std::int64_t batch = 0;
   std::uint64_t sequence = 0;
   std::string operation;
   std::int64_t track = 0;
-  double came_us = 0;  // handed over: of a few bytes, the data with it
+  double came_us = 0;  // when it was issued; for a few bytes, when the data was passed on, too
   double start_us = 0, end_us = 0;
 };
 

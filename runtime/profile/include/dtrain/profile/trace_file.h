@@ -1,6 +1,5 @@
-// profile/trace-rank-NNNN.json.gz: what libtorch's profiler saw on one rank in a deep window, and what the recorder
-// did, as Chrome trace JSON. docs/traces.md describes its tracks and its "dtrain" object. Plain functions, any
-// thread.
+// profile/trace-rank-NNNN.json.gz: what libtorch's profiler and the recorder saw on one rank in a deep window, as
+// Chrome trace JSON. docs/traces.md describes its tracks and its "dtrain" object. Plain functions, any thread.
 #pragma once
 
 #include <cstdint>
@@ -27,16 +26,16 @@ struct TraceFacts {
   std::int64_t pid = 0;  // as the profiler names the process
   std::string host;
   std::string reason;                  // "configured" or "requested"
-  TraceWindow window;                  // what was to be traced …
-  std::int64_t last_batch = 0;         // … and where it ended
-  std::string cut;                     // why it ended earlier; empty: it did not
+  TraceWindow window;                  // the batches to be traced …
+  std::int64_t last_batch = 0;         // … and the last one that was
+  std::string cut;                     // why the window ended earlier; empty: it did not
   std::string missing;                 // what the profiler did not see, and why; empty: nothing
-  std::int64_t operators = 0;          // that the profiler saw
+  std::int64_t operators = 0;          // how many the profiler saw
   std::vector<TraceClockPoint> clock;  // at least one, ascending
 };
 
-// `raw` is the file that libtorch's profiler wrote; it is read in pieces. Returns the size of `path`. DataError when
-// `raw` is not whole.
+// `raw` is the file that libtorch's profiler has written; it is read in pieces. Returns the size of `path`. DataError
+// if `raw` is incomplete.
 std::uintmax_t write_trace_file(const std::filesystem::path& raw, const TraceLog& log, const TraceFacts& facts,
                                 const std::filesystem::path& path);
 

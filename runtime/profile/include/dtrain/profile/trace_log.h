@@ -1,5 +1,5 @@
-// What the recorder takes down while a deep window is open, kept in memory until the trace file is written. Bounded:
-// what comes beyond is counted. The training thread fills it; the file is written from it afterwards.
+// What the recorder keeps in memory while a deep window is open. The training thread fills it; afterwards the trace
+// file is written from it. It has a limit; entries beyond it are only counted.
 #pragma once
 
 #include <cstdint>
@@ -40,7 +40,11 @@ class TraceLog final : public StepObserver {
  private:
   template <typename T>
   void keep(std::vector<T>& list, T entry) {
-    list.size() < kMostSpans ? list.push_back(std::move(entry)) : void(++left_out_);
+    if (list.size() < kMostSpans) {
+      list.push_back(std::move(entry));
+    } else {
+      ++left_out_;
+    }
   }
 
   std::vector<PhaseSpan> phases_;

@@ -1,5 +1,5 @@
-// Which batches are traced in full (the deep window). All ranks of a run hold the same list at the same batch, since
-// they learn of each addition in the exchange of a round that all take part in: so all trace the same batches.
+// Which batches are traced in full (the deep window). All ranks learn of a new window in the same round, which all take
+// part in. So at each batch they have the same list of windows and trace the same batches.
 //
 // Plain values; one thread.
 #pragma once
@@ -19,9 +19,9 @@ struct TraceWindow {
 class TraceSchedule {
  public:
   void add(const TraceWindow& window);
-  // The window that a batch lies in.
+  // The window that contains a batch.
   std::optional<TraceWindow> at(std::int64_t batch) const;
-  // One that has batches in common with `window`.
+  // A window that shares batches with `window`.
   std::optional<TraceWindow> overlapping(const TraceWindow& window) const;
 
  private:

@@ -1,5 +1,5 @@
-// The experiment's `data` section as a trial reads it. It notes which keys were asked for: one that is not read is
-// reported as a likely slip. One thread.
+// The experiment's `data` section as a trial reads it. It remembers which keys were read. A key that the trial does not
+// read is probably misspelled, which is reported. One thread.
 #pragma once
 
 #include <set>
@@ -19,15 +19,15 @@ class DataSection {
     asked_.insert(key);
     return json_->contains(key);
   }
-  // ConfigError where the key is missing.
+  // ConfigError if the key is missing.
   const Json& at(const std::string& key) const {
     if (!contains(key))
       throw ConfigError("data." + key + " is missing", "the trial needs it: add it to the experiment");
     return json_->at(key);
   }
   const Json& operator[](const std::string& key) const { return at(key); }
-  // The value of a key, in the type of `if_missing`, which stands for a key that is not there. ConfigError where the
-  // value has another type.
+  // The value of a key, in the type of `if_missing`, or `if_missing` if there is no such key. ConfigError if the value
+  // has another type.
   template <typename T>
   auto value(const std::string& key, T&& if_missing) const {
     const bool given = contains(key);
@@ -38,7 +38,7 @@ class DataSection {
                         "give it the type the trial asks for");
     }
   }
-  // All of it: every key counts as read.
+  // The whole section; every key counts as read.
   const Json& json() const {
     all_ = true;
     return *json_;

@@ -1,6 +1,6 @@
-// Gradient checkpointing: a part of the model that keeps only its inputs for backward, and is computed again there. It
-// takes less memory and about a third more time for that part (Chen, Xu, Zhang and Guestrin, "Training Deep Nets with
-// Sublinear Memory Cost", 2016).
+// Gradient checkpointing: a part of the model keeps only its inputs for backward, where it is computed again. That part
+// then takes less memory and about a third more time (Chen, Xu, Zhang and Guestrin, "Training Deep Nets with Sublinear
+// Memory Cost", 2016).
 #pragma once
 
 #include <functional>
@@ -41,23 +41,23 @@ Result run_checkpointed_as(Call call, const std::vector<at::Tensor>& inputs) {
 
 }  // namespace train
 
-// function(input), of which backward keeps `input` alone. `function` takes a const torch::Tensor& and returns a
-// torch::Tensor or a std::vector<torch::Tensor>; a module of libtorch will do. It is called a second time in backward,
-// and must compute the same there:
+// Returns function(input), of which only `input` is kept for backward. `function` takes a const torch::Tensor& and
+// returns a torch::Tensor or a std::vector<torch::Tensor>; a module of libtorch will do. It is called a second time in
+// backward, and must compute the same values there:
 //
 //   x = dtrain::checkpoint(block, x);
 //   x = dtrain::checkpoint([this, mask](const torch::Tensor& x) { return attention(x, mask); }, x);
 //
 // The second call draws the same random numbers (dropout drops the same), runs in the same autocast scope, and leaves
 // the buffers of the wrapped model as they are (the running statistics of a batch normalization move once a batch). It
-// ends as soon as it has computed what backward needs. Values, gradients and the order of their exchange are those
-// without checkpointing, to the bit. Parameters may be used inside and outside and in several such parts, which may be
-// nested. Any device; memory of `function`'s captures stays until backward is done, and it must not refer to local
-// variables that are gone by then.
+// ends as soon as it has computed what backward needs. Values, gradients and the order of their exchange are the same
+// as without checkpointing, bit by bit. The same parameter may be used inside and outside, and in several such parts.
+// Parts may be nested. Any device. What `function` captures lives until backward is done; it must not refer to local
+// variables that have ended by then.
 //
-// Where gradients are off, this is function(input). Called by the thread that computes the model; the second call may
-// come from a thread of autograd. Error where `function` writes its inputs in place, runs a backward of its own, or
-// computes something else in backward.
+// If gradients are off, this is just function(input). Called by the thread that computes the model; the second call may
+// come from a thread of autograd. Error if `function` writes its inputs in place, runs a backward of its own, or
+// computes other values in backward.
 template <typename Function>
 auto checkpoint(Function function, const at::Tensor& input) {
   using Result = std::decay_t<std::invoke_result_t<Function&, const at::Tensor&>>;
@@ -67,8 +67,8 @@ auto checkpoint(Function function, const at::Tensor& input) {
   return train::run_checkpointed_as<Result>(std::move(call), {input});
 }
 
-// The same for a function of several tensors, which takes a const std::vector<torch::Tensor>&. Undefined ones may be
-// among them.
+// The same for a function of several tensors, which takes a const std::vector<torch::Tensor>&. Some of them may be
+// undefined.
 template <typename Function>
 auto checkpoint(Function function, const std::vector<at::Tensor>& inputs) {
   using Result = std::decay_t<std::invoke_result_t<Function&, const std::vector<at::Tensor>&>>;

@@ -15,28 +15,28 @@
 
 namespace dtrain {
 
-// One batch of one rank: a tensor for each field of the data set, its first dimension the samples.
+// One batch of one rank: a tensor for each field of the data set. Its first dimension counts samples.
 struct Batch {
   std::vector<std::string> names;
   std::vector<at::Tensor> tensors;
   std::int64_t samples = 0;
   std::int64_t fetch_ns = -1;  // how long a worker took to read it; -1: not known
-  // The tensors as they lay in host memory before they went to a GPU, for checks that must not wait for it. Empty on
-  // CPUs.
+  // The tensors in host memory from which those on the GPU were copied, for checks that must not wait for the GPU.
+  // Empty on CPUs.
   std::vector<at::Tensor> host_tensors{};
 
-  // By field name; a name that is not there is a DataError that lists those that are.
+  // The tensor of a field. DataError if there is no field of this name; it lists the names.
   const at::Tensor& operator[](const std::string& name) const;
 };
 
 // Subclass it to feed batches of your own. Used by the training thread alone. Ranks may have different numbers of
-// batches: one that ends early goes on taking part in the exchange with nothing to give.
+// batches. A rank whose batches end early goes on taking part in the exchange without contributing.
 class BatchSource {
  public:
   virtual ~BatchSource() = default;
   virtual void start_epoch(std::int64_t epoch) = 0;
-  // Starts an epoch behind its first `batches` batches of this rank, for a run that goes on in the middle of an epoch.
-  // Without an override the batches are read and thrown away, each with the random numbers that it had before.
+  // Starts an epoch after this rank's first `batches` batches, for a run that goes on in the middle of an epoch.
+  // Without an override these batches are read and discarded, each with the random numbers that it had before.
   virtual void start_epoch_at(std::int64_t epoch, std::int64_t batches) {
     start_epoch(epoch);
     for (std::int64_t batch = 0; batch < batches; ++batch) {
@@ -51,7 +51,7 @@ class BatchSource {
   virtual std::int32_t workers() const { return 0; }
 
   // Called by dtrain: `seed` seeds libtorch's random numbers for the next() that gives batch `batch` of the epoch, from
-  // 0. A source that calls next() of another one ahead of time needs it.
+  // 0. A loader that calls next() of another loader ahead of time needs it.
   void seed_with(std::function<void(std::int64_t batch)> seed) { seed_ = std::move(seed); }
 
  private:

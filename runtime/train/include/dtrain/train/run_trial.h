@@ -10,8 +10,8 @@ namespace dtrain {
 
 using TrialFactory = std::function<std::unique_ptr<Trial>(TrialContext&)>;
 
-// Runs one rank from start to end; returns the process's exit code (docs/errors.md). Throws nothing. `for_model`: the
-// program carries out `model:` experiments (dtrain-worker); all others refuse them.
+// Runs one rank from start to end; returns the process's exit code (docs/errors.md). Throws nothing. `for_model`: true
+// for dtrain-worker, which runs `model:` experiments; all other programs refuse them.
 int run_trial(int argc, char** argv, const TrialFactory& make_trial, bool for_model = false);
 
 template <typename T>

@@ -36,7 +36,7 @@ struct LoaderSettings {
   int prefetch = 2;       // batches kept ready in the background
 };
 
-// What a trial knows about its run, and where it hands over its model and optimizer. Used by the training thread alone.
+// Tells a trial about its run, and takes its model and optimizer. Used by the training thread alone.
 class TrialContext {
  public:
   // `device`: what the rank trains on.
@@ -49,7 +49,7 @@ class TrialContext {
   std::int64_t batch_size() const;  // of this rank: global_batch_size / slots_per_trial
   at::Device device() const { return device_; }
 
-  // A hyperparameter of the experiment; a missing or mistyped one is a ConfigError naming it.
+  // A hyperparameter of the experiment. ConfigError names it if it is missing or of another type.
   template <typename T>
   T hyperparameter(const std::string& name) const {
     return convert<T>(name, hyperparameter_json(name));
@@ -58,13 +58,13 @@ class TrialContext {
   T hyperparameter(const std::string& name, T if_missing) const {
     return has_hyperparameter(name) ? hyperparameter<T>(name) : if_missing;
   }
-  // The experiment's `data` section, free for the trial: data().value("samples", 1000).
+  // The experiment's `data` section, whose keys the trial may choose: data().value("samples", 1000).
   const DataSection& data() const { return data_; }
-  // A path of the experiment file: relative ones are relative to that file.
+  // Resolves a path of the experiment file: a relative path begins in that file's folder.
   std::filesystem::path resolve(const std::string& path) const;
 
-  // Hands over the model (exactly once): moved to device(), its parameters laid out flat, broadcast from rank 0.
-  // Returns it for use in train_batch().
+  // Takes the model (exactly once), moves it to device(), and returns it for use in train_batch(). Its parameters are
+  // laid out in flat memory and broadcast from rank 0.
   template <typename M>
   std::shared_ptr<M> wrap_model(std::shared_ptr<M> model) {
     set_model(model);
@@ -81,18 +81,18 @@ class TrialContext {
   // Scales the gradients down so that their L2 norm over all parameters is at most `max_norm`, before each optimizer
   // step.
   void clip_gradient_norm(double max_norm);
-  // Other settings of the loss scale than the usual ones, for mixed_precision: fp16. Where a step computes in another
-  // type they have no effect, which the log says.
+  // Settings of the loss scale that differ from the defaults, for mixed_precision: fp16. In other types they have no
+  // effect, and the log says so.
   void scale_loss(const LossScaling& settings);
 
   // Use this in train_batch() instead of loss.backward(): full buckets are exchanged while it runs.
   void backward(const at::Tensor& loss);
 
-  // Batches of this rank: a training loader shuffles by (seed, epoch).
+  // Batches of this rank. A training loader shuffles by (seed, epoch).
   Loader loader(std::shared_ptr<const data::Dataset> dataset, const LoaderSettings& settings = {});
-  // An IDX data set, in memory once per host. Collective, as everything made with host_share() is.
+  // An IDX data set, in memory once per host. Collective, like everything that uses host_share().
   std::shared_ptr<data::Dataset> read_idx(const std::string& images, const std::string& labels);
-  // For other data sets of dtrain/data that are to lie in memory once per host.
+  // For other data sets of dtrain/data that should be in memory once per host.
   data::HostShare host_share();
 
   // For the training step.
@@ -132,10 +132,10 @@ class TrialContext {
   int shares_ = 0;  // names what is shared on the host
 };
 
-// What a trial keeps from batch to batch besides its model and what its loaders hold. A checkpoint has it for each
+// The state that a trial keeps from batch to batch, besides that of its model and loaders. A checkpoint has it for each
 // rank.
 struct TrialState {
-  std::map<std::string, at::Tensor> tensors;  // on any device, of any of the types that safetensors have
+  std::map<std::string, at::Tensor> tensors;  // on any device, of any type that safetensors have
   Json values = Json::object();
 };
 
@@ -146,25 +146,26 @@ class Trial {
   virtual Loader validation_loader() = 0;
   // Forward, loss, context.backward(loss). Gradients are exchanged and the optimizer steps after it returns.
   virtual Metrics train_batch(const Batch& batch) = 0;
-  // Called before each batch is trained, on its device already: also where a CUDA graph repeats what train_batch() did
-  // for another batch (docs/gpus.md). For what the host is to do once a batch; it must not wait for a GPU.
+  // Called before each batch is trained; the batch is already on the device. For work of the host that is done once a
+  // batch. It must not wait for a GPU. It is also called if a CUDA graph repeats what train_batch() has done for
+  // another batch (docs/gpus.md).
   virtual void before_batch(const Batch& batch) { static_cast<void>(batch); }
-  // Why a CUDA graph could not repeat train_batch(), to be read after "because"; empty: it could. Asked once.
+  // Why a CUDA graph cannot repeat train_batch(), as the continuation of "because"; empty: it can. Called once.
   virtual std::string why_not_repeatable() const { return ""; }
-  // Called without gradients, the model in evaluation mode.
+  // Called with gradients off and the model in evaluation mode.
   virtual Metrics evaluate_batch(const Batch& batch) = 0;
-  // Called on rank 0 once the final weights are in `folder`/model.safetensors: writes the model in further forms there,
+  // Called on rank 0 once the final weights are in `folder`/model.safetensors. Writes the model in further forms there,
   // and returns the files.
   virtual std::vector<std::filesystem::path> save_more(const std::filesystem::path& folder) {
     static_cast<void>(folder);
     return {};
   }
-  // Called on every rank after a batch, when a checkpoint is taken, and after the first batch, so that memory for
-  // checkpoints can be made before one is due: what load_state() needs to go on from here. Random
-  // numbers of libtorch are no state: every batch seeds them anew.
+  // Returns what load_state() needs to go on from here. Called on every rank after a batch, when a checkpoint is taken;
+  // also after the first batch, so that memory for checkpoints can be allocated before one is due. Random numbers of
+  // libtorch are no state, because every batch seeds them anew.
   virtual TrialState save_state() { return {}; }
-  // Called on every rank before the first batch of a run that goes on from a checkpoint, with what save_state() gave
-  // (tensors on the CPU). Where the run has another number of ranks than then, every rank gets what rank 0 gave.
+  // Called on every rank before the first batch of a run that goes on from a checkpoint, with what save_state() has
+  // returned (tensors on the CPU). If the number of ranks has changed since then, every rank gets the state of rank 0.
   virtual void load_state(const TrialState& state) { static_cast<void>(state); }
 };
 
