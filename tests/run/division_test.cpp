@@ -169,6 +169,20 @@ TEST_F(Division, OfDeclaredSlotsIsAllOfThem) {
   EXPECT_EQ(Json::parse(few.out()).at("world_size"), 2) << "a rank without a record has nothing to do";
 }
 
+TEST_F(Division, OfRanksWithoutALauncherIsTheirs) {
+  TestRun run(fast_with_two());
+  Command alone(run.folder(),
+                {rank_program(), run.experiment().string(), "--run-dir", run.run_dir().string(), "--set", kAuto});
+  ASSERT_EQ(alone.wait().code, 0) << alone.err();
+  const Json plan = plan_of(run);
+  EXPECT_EQ(plan.at("world_size"), 1);
+  EXPECT_EQ(plan.at("experiment").at("resources").at("slots_per_trial"), "auto");
+  EXPECT_THAT(plan.at("warnings").dump(), Not(HasSubstr("slots_per_trial")));
+  Command check(run.folder(), {bin("dtrain"), "config", "check", run.experiment().string(), "--set", kAuto});
+  EXPECT_EQ(check.wait().code, 0);
+  EXPECT_THAT(check.out(), HasSubstr("as many slots as a launch finds best"));
+}
+
 TEST_F(Division, IsRefusedWhereItCannotBeChosen) {
   TestRun run(fast_with_two());
   std::ofstream(run.folder() / "two.yaml") << "agents: [{id: a, slots: 2}, {id: b, slots: 2}]\n";
