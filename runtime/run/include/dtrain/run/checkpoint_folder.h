@@ -19,15 +19,15 @@ std::filesystem::path make_checkpoint_folder(const RunFolder& run, const config:
 // Where the run's checkpoints lie, as checkpoints::storage_of_run(). ConfigError if that is a folder elsewhere that is
 // not there, as when its disk is not mounted: nothing must be read from or written to the disk below the mount.
 std::filesystem::path find_checkpoint_folder(const RunFolder& run);
-// Before a run goes on: sees to it that it shares its folder in checkpoint_storage with no other run. A run that was
-// moved takes its folder over. A copy of a run, and a run whose folder a copy has taken over, gets a folder of its own
-// beside that, with the checkpoints up to the last one that it has saved. Returns a warning about that; empty: nothing
-// has changed. ConfigError as find_checkpoint_folder(), and where none of those checkpoints is there any more.
+// To be called before a run goes on: ensures that it shares its folder in checkpoint_storage with no other run. A run
+// that was moved keeps its folder. A copy of a run gets a folder of its own beside that, with the checkpoints up to the
+// last one that it has saved; so does a run whose folder a copy has taken over. Returns a warning about that; empty:
+// nothing has changed. ConfigError as find_checkpoint_folder(), and where none of those checkpoints is there any more.
 std::string claim_checkpoint_folder(const RunFolder& run);
-// The other run that the checkpoints belong to on which `run`, a copy, would go on; empty: they are its own.
+// If `run` is a copy and would go on from the checkpoints of another run: that run. Empty: the checkpoints are its own.
 std::filesystem::path other_owner_of_checkpoints(const RunFolder& run);
 
-// The run that a folder of checkpoints was made for, where the run was then; empty: the folder does not say.
+// The path, at that time, of the run for which a folder of checkpoints was made; empty: the folder does not say.
 std::filesystem::path run_of_checkpoint_folder(const std::filesystem::path& folder);
 
 }  // namespace dtrain::run

@@ -14,7 +14,7 @@ namespace dtrain::run {
 
 struct LaunchRequest {
   std::filesystem::path experiment_file;
-  std::filesystem::path contents;      // read in the place of experiment_file; empty: that file itself
+  std::filesystem::path contents;      // read instead of experiment_file; empty: that file itself
   std::string continue_run;            // --continue: the run that goes on, as find_run() names it; empty: a new one
   std::vector<std::string> overrides;  // --set
   std::filesystem::path cluster;       // --cluster; empty: looked for
@@ -24,7 +24,7 @@ struct LaunchRequest {
   bool detach = false;                        // continue without the terminal once the task is in the ledger
   bool is_trial = false;                      // a short run for another launch: it ends with that one, without a report
   bool json = false;                          // with dry_run: the plan as JSON
-  std::optional<scheduler::Machine> machine;  // what this machine is taken for (by tests); empty: what it is
+  std::optional<scheduler::Machine> machine;  // a machine that tests pretend to have; empty: this machine
 };
 
 // Returns the exit code: 0 done, 1 the run failed, 75 stopped by SIGTERM with a durable checkpoint, 130 interrupted.

@@ -1,6 +1,6 @@
-// Everything a rank has besides its model: its identity, its peers, its run folder, its recorder. Free of torch:
-// run_trial() makes one, and so do the tests' rank programs. It is the same however the rank was started (dtrain
-// launch, mpirun, srun, torchrun's variables, alone).
+// Everything a rank has besides its model: its identity, its peers, its run folder, its recorder. It needs no torch:
+// run_trial() makes one, and so do the tests' rank programs. It does not matter how the rank was started (dtrain
+// launch, mpirun, srun, torchrun, or by itself).
 #pragma once
 
 #include <cstdint>
@@ -43,7 +43,7 @@ struct RankGpus;
 struct RankIdentity;
 struct RankSignals;
 
-// How a run ends that was asked to stop.
+// How a run that was asked to stop ends.
 struct StopOutcome {
   ExitCode code = ExitCode::kDone;
   std::string reason;  // "SIGTERM"; empty: it was not asked
@@ -53,7 +53,7 @@ struct StopOutcome {
 // `program --continue RUN [--set a.b=c]…`.
 struct RankOptions {
   std::filesystem::path experiment_file;
-  std::filesystem::path contents;      // --contents: read in the place of experiment_file; empty: that file itself
+  std::filesystem::path contents;      // --contents: read instead of experiment_file; empty: that file itself
   std::filesystem::path run_dir;       // empty: runs/NNNN-name
   bool continues = false;              // --continue: the run in run_dir goes on
   std::vector<std::string> overrides;  // --set, after those that a run that goes on was started with
@@ -133,7 +133,8 @@ class RankSession {
   // Sets the batch in errors; cheap. Warns once if records are lost (full disk), throws if the profiling agent is gone.
   void set_step(std::int64_t batch);
 
-  // Training has left its last step and saves: this process has a minute for it, also if its launcher is gone.
+  // To be called after the last step, before saving: this process then has a minute to save, even if its launcher is
+  // gone.
   void begin_last_save();
   // The training loop has returned (`stopped`: because of stop_requested(); `saved`: a checkpoint of where it stopped
   // is durable). Writes out the records, leaves the run, and prints the summary on rank 0 if there is no launcher.

@@ -35,7 +35,8 @@ RunFolder find_run(const std::string& text);
 
 // The runs under ./runs, the newest last.
 std::vector<RunFolder> all_runs();
-// The runs in a folder: first those with a number, by it, then the others by name. ConfigError: it is no such folder.
+// The runs in a folder: first those with a number, in its order, then the others by name. ConfigError: there is no such
+// folder.
 std::vector<RunFolder> runs_in(const std::filesystem::path& folder);
 
 }  // namespace dtrain::run

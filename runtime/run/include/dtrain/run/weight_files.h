@@ -15,8 +15,8 @@ struct WeightFiles {
   std::vector<std::string> passed_over;      // newer checkpoints, and what is wrong with each
 };
 
-// A checkpoint is verified first, every byte of it. ConfigError: nothing is there, or nothing that can be used;
-// DataError for an index that is none.
+// A checkpoint is first verified, byte by byte. ConfigError: nothing exists there, or nothing that can be used;
+// DataError if the index is damaged.
 WeightFiles find_weight_files(const config::InitialWeights& weights);
 
 // ConfigError if no file, checkpoint or run is there. Reads no weights.
