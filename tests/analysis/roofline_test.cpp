@@ -381,6 +381,12 @@ TEST(Roofline, MoreRanksAreAdvisedWhereThreadsHaveNoWork) {
   EXPECT_THAT(found->evidence, HasSubstr("the 2 threads of a rank work 50% of the time"));
   run.json["model"] = {{"bytes", 40e6}};  // their exchange takes more
   EXPECT_EQ(find(run.analysed(), "division"), nullptr);
+
+  plan.foreign_percent = [](int) { return 40.0; };  // another program has the cores
+  CountedRun disturbed(plan);
+  disturbed.json["limits"]["node0"]["threads"] = 2;
+  disturbed.json["model"] = {{"bytes", 1e6}};
+  EXPECT_EQ(find(disturbed.analysed(), "division"), nullptr);
 }
 
 TEST(Roofline, WithoutLimitsNothingIsClaimed) {

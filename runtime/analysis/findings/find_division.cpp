@@ -28,6 +28,7 @@ namespace dtrain::analysis {
 namespace {
 
 constexpr double kLeastGain = 0.1;
+constexpr double kMostForeign = 10;    // percent of a core that other programs take
 constexpr double kWeightPasses = 3;    // of a batch: read in forward, read in backward, gradients written
 constexpr double kExchangePasses = 3;  // of the gradients of a rank: both ranks' read, the sum written
 
@@ -86,6 +87,10 @@ class DivisionFinder {
     const Roofline& roofline = evidence_.roofline;
     if (!roofline.limits || !roofline.limits->memory_gb_s || roofline.operators.empty() || roofline.samples <= 0) {
       return false;
+    }
+    // With other programs on the cores, neither the time that threads work nor waiting is the division's doing.
+    for (const Contention& one : evidence_.contention) {
+      if (one.foreign_percent.value_or(0) > kMostForeign) return false;
     }
     std::set<std::string> hosts;
     for (const RankProfile& rank : run.ranks) hosts.insert(rank.host);
