@@ -125,7 +125,11 @@ TEST_F(Division, AllFailWithTheFirstError) {
   EXPECT_EQ(launched.wait().code, 1) << launched.out();
   EXPECT_THAT(launched.err(), HasSubstr("the model makes no sense"));
   EXPECT_FALSE(fs::exists(run.run_dir()));
-  EXPECT_THAT(names_in(run.folder() / "tmp"), IsEmpty());
+  const std::vector<std::string> kept = names_in(run.folder() / "tmp");
+  ASSERT_EQ(kept.size(), 1u);
+  const fs::path trials = run.folder() / "tmp" / kept.front();
+  EXPECT_THAT(launched.out(), HasSubstr("logs of the trials: " + trials.string()));
+  EXPECT_TRUE(fs::exists(trials / "1-ranks" / "logs" / "rank-0000.log"));
 }
 
 // SIGINT as Ctrl-C sends it, and SIGKILL, after which the trial ends by itself.

@@ -40,15 +40,19 @@ class ScratchFolder {
     path_ = name;
   }
   ~ScratchFolder() {
+    if (is_kept_) return;
     std::error_code ignored;
     fs::remove_all(path_, ignored);
   }
+  // Whoever reads the error finds the logs that it names.
+  void keep() { is_kept_ = true; }
   ScratchFolder(const ScratchFolder&) = delete;
   ScratchFolder& operator=(const ScratchFolder&) = delete;
   const fs::path& path() const { return path_; }
 
  private:
   fs::path path_;
+  bool is_kept_ = false;
 };
 
 // The median step of the slowest rank in a part of its steps, from one quarter to another (0 to 4); in seconds.
@@ -159,7 +163,7 @@ std::string cause_in(const std::string& text) {
 bool try_divisions(std::vector<DivisionTrial>& trials, const LaunchRequest& request,
                    const std::function<void(const std::string&)>& say) {
   std::optional<ShortRuns> runs;  // ends after the folder: a signal in between would leave that
-  const ScratchFolder scratch;
+  ScratchFolder scratch;
   runs.emplace(trial_launch(request), scratch.path());
   std::exception_ptr first;
   for (DivisionTrial& trial : trials) {
@@ -176,10 +180,13 @@ bool try_divisions(std::vector<DivisionTrial>& trials, const LaunchRequest& requ
     }
     say("  " + trial_text(trial));
   }
-  if (!fastest_of(trials) && first) std::rethrow_exception(first);
-  if (!fastest_of(trials))
-    throw Error("no trial of resources.slots_per_trial: auto has recorded steps", "give a number");
-  return true;
+  if (fastest_of(trials)) return true;
+  if (first) {
+    scratch.keep();
+    say("  logs of the trials: " + scratch.path().string());
+    std::rethrow_exception(first);
+  }
+  throw Error("no trial of resources.slots_per_trial: auto has recorded steps", "give a number");
 }
 
 }  // namespace dtrain::run
