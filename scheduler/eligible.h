@@ -3,6 +3,7 @@
 
 #include <functional>
 #include <map>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -12,6 +13,10 @@ namespace dtrain::scheduler {
 
 // Of the request's pool and slot type.
 bool is_eligible(const AgentSlots& agent, const SlotRequest& request);
+
+// The request's slots on all of its agents, equally many on each: agents of equally many cores, which the request gets
+// as a whole (cores_per_slot: auto). Nothing: there is another kind of agent, or cores are missing or not free.
+std::optional<Placement> all_agents(std::span<const AgentSlots> agents, const SlotRequest& request);
 
 // The agents with slots of the request in the place of cores, in `converted`; as they are if no agent has cores.
 std::span<const AgentSlots> in_slots(std::span<const AgentSlots> agents, const SlotRequest& request,

@@ -8,20 +8,6 @@
 namespace dtrain::scheduler {
 namespace {
 
-// Agents of cores alone, which together are given to the request as a whole.
-std::optional<Placement> all_agents(std::span<const AgentSlots* const> agents, const SlotRequest& request) {
-  const auto count = static_cast<int>(agents.size());
-  if (request.cores_per_slot != 0 || request.is_single_node || count < 2 || request.slots % count != 0) return {};
-  Placement placement;
-  for (const AgentSlots* agent : agents) {
-    const bool alike = !agent->cores.empty() && agent->cores.size() == agents.front()->cores.size();
-    if (!alike || room_for(*agent, request, agent->free) < request.slots / count) return std::nullopt;
-    placement.push_back({agent->id, request.slots / count});
-  }
-  std::sort(placement.begin(), placement.end(), [](const auto& a, const auto& b) { return a.agent < b.agent; });
-  return placement;
-}
-
 const AgentSlots* one_agent(std::span<const AgentSlots* const> agents, const SlotRequest& request) {
   const AgentSlots* chosen = nullptr;
   for (const AgentSlots* agent : agents) {
@@ -64,6 +50,23 @@ std::optional<Placement> different_agents(const SizedAgents& sizes, int slots) {
 }
 
 }  // namespace
+
+std::optional<Placement> all_agents(std::span<const AgentSlots> all, const SlotRequest& request) {
+  std::vector<const AgentSlots*> agents;
+  for (const AgentSlots& agent : all) {
+    if (is_eligible(agent, request)) agents.push_back(&agent);
+  }
+  const auto count = static_cast<int>(agents.size());
+  if (request.cores_per_slot != 0 || request.is_single_node || count < 2 || request.slots % count != 0) return {};
+  Placement placement;
+  for (const AgentSlots* agent : agents) {
+    const bool alike = !agent->cores.empty() && agent->cores.size() == agents.front()->cores.size();
+    if (!alike || room_for(*agent, request, agent->free) < request.slots / count) return std::nullopt;
+    placement.push_back({agent->id, request.slots / count});
+  }
+  std::sort(placement.begin(), placement.end(), [](const auto& a, const auto& b) { return a.agent < b.agent; });
+  return placement;
+}
 
 bool is_eligible(const AgentSlots& agent, const SlotRequest& request) {
   const auto any = config::AgentSlotType::kAuto;
@@ -112,11 +115,7 @@ std::optional<Placement> place(std::span<const AgentSlots> all, const SlotReques
   std::vector<AgentSlots> converted;
   const std::span<const AgentSlots> agents = in_slots(all, request, converted);
   if (!converted.empty()) {
-    std::vector<const AgentSlots*> of_cores;
-    for (const AgentSlots& agent : all) {
-      if (is_eligible(agent, request)) of_cores.push_back(&agent);
-    }
-    if (auto placement = all_agents(of_cores, request)) return placement;
+    if (auto placement = all_agents(all, request)) return placement;
   }
   std::vector<const AgentSlots*> eligible;
   std::vector<const AgentSlots*> whole;  // and small enough to be used up

@@ -53,6 +53,19 @@ Counts fitting_counts(const SizedAgents& sizes, const SlotRequest& request) {
   return one;
 }
 
+// The same of all agents together, equally many on each.
+void add_equal_shares(std::span<const AgentSlots> agents, SlotRequest request, Counts& counts) {
+  std::vector<AgentSlots> free(agents.begin(), agents.end());
+  for (AgentSlots& agent : free) {
+    if (!agent.cores.empty()) agent.free = static_cast<int>(agent.cores.size());
+  }
+  for (request.slots = 2; request.slots <= kMostSlots; ++request.slots) {
+    if (!counts[static_cast<std::size_t>(request.slots)] && all_agents(free, request)) {
+      counts.set(static_cast<std::size_t>(request.slots));
+    }
+  }
+}
+
 std::string why_not_one(const SizedAgents& sizes, const SlotRequest& request) {
   const auto& [size, agents] = *sizes.begin();
   return "one agent: none has " + std::to_string(request.slots) + " slots; the largest (" + names(agents) +
@@ -179,7 +192,10 @@ std::optional<Refusal> never_fits(std::span<const AgentSlots> all, const SlotReq
     if (agent.slots > 0 && is_eligible(agent, request)) eligible.push_back(&agent);
   }
   const SizedAgents sizes = by_size(eligible);
-  const Counts counts = fitting_counts(sizes, request);
+  Counts counts = fitting_counts(sizes, request);
+  const bool of_cores =
+      std::any_of(all.begin(), all.end(), [](const AgentSlots& agent) { return !agent.cores.empty(); });
+  if (of_cores && request.cores_per_slot == 0 && !request.is_single_node) add_equal_shares(all, request, counts);
   if (request.slots >= 1 && request.slots <= kMostSlots && counts[static_cast<std::size_t>(request.slots)]) {
     return std::nullopt;
   }

@@ -34,6 +34,13 @@ std::set<std::string> usable_agents(std::span<const AgentSlots> all, const SlotR
     }
   }
   if (request.is_single_node) return usable;
+  std::vector<AgentSlots> free(all.begin(), all.end());
+  for (AgentSlots& agent : free) {
+    if (!agent.cores.empty()) agent.free = static_cast<int>(agent.cores.size());
+  }
+  if (const auto placement = all_agents(free, request)) {
+    for (const AgentShare& share : *placement) usable.insert(share.agent);
+  }
   const SizedAgents sizes = by_size(whole);
   for (const auto& [size, of_size] : sizes) {
     const bool alike = request.slots % size == 0 && static_cast<int>(of_size.size()) >= request.slots / size;

@@ -104,7 +104,7 @@ bool SharedMemoryCommunicator::plan(Operation& operation) {
 
 void SharedMemoryCommunicator::report_staging(const Transfer& transfer) {
   if (staging_reported_ || transfer.payload() < kReportedStaging || !reduces(transfer.descriptor().kind) ||
-      !transfer.staged_here()) {
+      !transfer.staged_here() || transfer.staged_by_choice()) {
     return;
   }
   staging_reported_ = true;
@@ -112,6 +112,15 @@ void SharedMemoryCommunicator::report_staging(const Transfer& transfer) {
       "{}: {} is staged, which takes two to four times as long: its memory is not the communicator's "
       "(Communicator::allocate); later ones are not reported",
       rank_name(rank_), describe(transfer.descriptor()));
+}
+
+void SharedMemoryCommunicator::note_time(const Operation& operation) {
+  const Transfer& transfer = operation.transfer_;
+  const bool registered = transfer.is_direct() && transfer.is_registered();
+  if (operation.descriptor().kind != Kind::kAllReduce || (!registered && !transfer.staged_by_choice())) return;
+  if (!staging_.took(transfer.in_bytes(), transfer.staged_by_choice(), operation.worked_)) return;
+  setup_.options.log->debug("{}: all-reduces of registered memory {}", rank_name(rank_),
+                            staging_.stages() ? "are staged, which is faster here" : "are direct");
 }
 
 void SharedMemoryCommunicator::run_step(Operation& operation) {
@@ -123,6 +132,7 @@ void SharedMemoryCommunicator::run_step(Operation& operation) {
   segment_->wake_others(rank_);
   const Nanoseconds took = now() - began;
   operation.timing_.exposed += took;
+  operation.worked_ += took;
   worked_ += took;
 }
 
@@ -162,6 +172,7 @@ void SharedMemoryCommunicator::finish_completed(bool& moved) {
     Operation& operation = *pending_.front();
     operation.timing_.ended = now();
     operation.complete_ = true;
+    if (!staging_.decided()) note_time(operation);
     if (operation.transfer_.is_inline()) spare_ = std::move(pending_.front());
     pending_.pop_front();
     --running_;

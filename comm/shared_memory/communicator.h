@@ -17,6 +17,7 @@
 #include "shared_memory/buffer_table.h"
 #include "shared_memory/memory.h"
 #include "shared_memory/segment.h"
+#include "shared_memory/staging_choice.h"
 #include "shared_memory/transfer.h"
 
 namespace dtrain::comm {
@@ -56,7 +57,8 @@ class Operation final : public WorkState {
 
   SharedMemoryCommunicator* communicator_;  // null once the communicator is gone
   Transfer transfer_;
-  int entered_ = 0;  // ranks seen to have entered it, in rank order
+  Nanoseconds worked_{0};  // of this rank's steps
+  int entered_ = 0;        // ranks seen to have entered it, in rank order
   bool complete_ = false;
   std::string failed_;  // why it will never complete
   WorkTiming timing_;
@@ -105,6 +107,7 @@ class SharedMemoryCommunicator final : public Communicator {
   bool advance();                   // true when anything moved
   bool plan(Operation& operation);  // false: a peer has not entered it
   void report_staging(const Transfer& transfer);
+  void note_time(const Operation& operation);
   void run_step(Operation& operation);
   void run_small(Operation& operation);
   void finish_completed(bool& moved);
@@ -154,6 +157,7 @@ class SharedMemoryCommunicator final : public Communicator {
   bool group_open_ = false;
   bool closing_ = false;  // the destructor runs: what fails now fails here alone
   bool staging_reported_ = false;
+  StagingChoice staging_;
   std::uint64_t planned_phase_ = 0;                     // the phase at which the next operation to be planned begins
   std::array<std::uint64_t, kRingSlots> slot_phase_{};  // phase at which all have left the slot's operation
   std::vector<std::uint64_t> reached_;                  // phases that ranks were last seen to have reached

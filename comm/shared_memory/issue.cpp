@@ -164,6 +164,8 @@ Work SharedMemoryCommunicator::issue(Descriptor descriptor, const void* in, void
     if (const std::size_t bytes = transfer.in_bytes()) std::memcpy(payload, in, bytes);
   } else {
     transfer.set_places(*buffers_);
+    const bool has_choice = descriptor.kind == Kind::kAllReduce && world_size_ > 1 && transfer.is_registered();
+    if (has_choice && staging_.next(transfer.in_bytes())) transfer.stage_registered();
     slot.in = operation->descriptor().in;
     slot.out = operation->descriptor().out;
   }

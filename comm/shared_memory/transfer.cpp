@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include "collective/descriptor.h"
 #include "collective/reduce.h"
@@ -43,11 +44,21 @@ void Transfer::set_places(const BufferTable& buffers) {
   }
 }
 
+void Transfer::stage_registered() {
+  registered_in_ = std::exchange(descriptor_.in, Place{});
+  registered_out_ = std::exchange(descriptor_.out, Place{});
+  staged_by_choice_ = true;
+}
+
 void Transfer::plan(const Segment& segment, const BufferTable& buffers, std::uint64_t base) {
   planned_ = true;
   base_ = base;
   steps_ = 1;
   if (inline_) return;
+  if (staged_by_choice_) {  // CommError where a Buffer has gone meanwhile
+    buffers.resolve(rank_, registered_in_, in_bytes_);
+    buffers.resolve(rank_, registered_out_, in_bytes_);
+  }
   shared_.resize(2 * static_cast<std::size_t>(world_size_));
   const bool writes = descriptor_.kind == Kind::kAllReduce;
   for (int r = 0; r < world_size_; ++r) {

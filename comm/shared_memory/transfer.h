@@ -3,7 +3,7 @@
 // announcements of all ranks, so every rank counts alike:
 //   small payloads: one step; each rank reduces or copies what lies beside the announcements;
 //   data in Buffers: one step; each rank reduces its part from all ranks' memory (into all ranks', for all_reduce), or
-//   copies the others' parts out of theirs;
+//   copies the others' parts out of theirs (an all_reduce may be staged all the same, staging_choice.h);
 //   else: pieces go through the staging areas; while one is reduced the next is copied in and the one before out.
 // Every element has one owner, the rank that reduces it or gives it to the others (part_of() for most operations).
 // Belongs to an Operation; same thread.
@@ -38,6 +38,13 @@ class Transfer {
   bool is_inline() const { return inline_; }
   // Where this rank's data lies, for the peers; once, before that is shown to them. Not for what is inline.
   void set_places(const BufferTable& buffers);
+  // After set_places(), of an all-reduce: whether all of this rank's data lies in Buffers; and takes it to the staging
+  // area all the same.
+  bool is_registered() const { return descriptor_.in.buffer >= 0 && descriptor_.out.buffer >= 0; }
+  void stage_registered();
+  bool staged_by_choice() const { return staged_by_choice_; }
+  // Once planned: no rank's data goes through the staging areas.
+  bool is_direct() const { return !inline_ && !staged_; }
 
   // Once all ranks have entered it; `base` is the phase at which it begins. CommError as BufferTable::resolve().
   void plan(const Segment& segment, const BufferTable& buffers, std::uint64_t base);
@@ -85,6 +92,8 @@ class Transfer {
   bool inline_;
   bool planned_ = false;
   bool staged_ = false;
+  bool staged_by_choice_ = false;
+  Place registered_in_, registered_out_;  // with staged_by_choice_: where the data lies after all
   std::uint32_t steps_ = 0;
   std::uint32_t step_ = 0;
   std::uint32_t pieces_ = 0;

@@ -72,7 +72,18 @@ class ShmMemory final : public Memory {
     auto region = std::make_shared<MappedRegion>();
     region->bytes = bytes;
     region->memory = share(std::max<std::size_t>(bytes, 1), check);
-    if (rank_ == 0) region->memory.reserve(0, region->memory.size());
+    // Each rank reserves the part that it updates (part_of(), up to a page), which then lies on its NUMA node.
+    const auto page = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
+    const auto begin_of = [&](std::size_t rank) {
+      const std::size_t size = region->memory.size();
+      return rank == world_size_ ? size : size / world_size_ * rank / page * page;
+    };
+    const std::size_t begin = begin_of(static_cast<std::size_t>(rank_));
+    const std::size_t own = begin_of(static_cast<std::size_t>(rank_) + 1) - begin;
+    if (own > 0) {
+      region->memory.reserve(begin, own);
+      populate(region->memory.bytes().subspan(begin, own));
+    }
     hub_->meet(check);
     populate(region->memory.bytes());
     region->memory.close_descriptor();

@@ -10,6 +10,7 @@
 #include <memory>
 #include <set>
 #include <string>
+#include <utility>
 
 #include <hwloc.h>
 
@@ -180,12 +181,16 @@ std::vector<int> allowed_cpus() {
 
 int cores_for_rank(int local_size) {
   const auto cores = static_cast<int>(usable_cores().size());
-  bool bound = false;
+  const std::size_t own = affinity().size();
+  // srun's own process for a task may be bound as the task is. More ranks than cores share them only where the host has
+  // other CPUs besides.
+  bool bound = cores < local_size && std::cmp_less(own, ::sysconf(_SC_NPROCESSORS_ONLN));
   try {
-    bound = affinity().size() < affinity(::getppid()).size();
+    bound = bound || own < affinity(::getppid()).size();
   } catch (const SystemError&) {  // the parent is gone, or of another user
   }
-  return std::max(1, bound || cores < local_size ? cores : cores / local_size);
+  const auto granted = static_cast<int>(cpu_limit() / local_size);  // by the cgroup, to all ranks together
+  return std::max(1, std::min(granted, bound ? cores : cores / local_size));
 }
 
 }  // namespace dtrain::host

@@ -1,5 +1,6 @@
 #include "dtrain/profile/recorder.h"
 
+#include <malloc.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -31,6 +32,14 @@ constexpr Nanoseconds kMemoryPeriod = std::chrono::milliseconds(500);
 constexpr std::int64_t kMemorySamples = 200;
 
 constexpr std::chrono::milliseconds kConnectPause{5};
+
+constexpr std::int64_t kFreeHeapPeriod = 500'000'000;  // ns
+
+// Bytes of this process's malloc heap that are free between pieces in use; -1: another allocator has taken its place.
+std::int64_t free_heap() {
+  const struct mallinfo2 heap = ::mallinfo2();
+  return heap.arena > 0 ? static_cast<std::int64_t>(heap.fordblks) : -1;
+}
 
 }  // namespace
 
@@ -84,6 +93,7 @@ struct Recorder::Impl {
 
   DeviceMemory* memory = nullptr;
   std::int64_t watched_since = 0, next_memory = 0;
+  std::int64_t next_free_heap = 0;
   bool in_watched_step = false;
   DeviceMemory::Reading memory_now;
   PhaseTimes memory_peaks{};
@@ -296,6 +306,10 @@ void Recorder::end_step(const StepInfo& info) {
     s.write({.kind = RecordKind::kStep, .batch = s.batch, .step = step});
   }
   if (s.in_watched_step) s.end_memory();
+  if (now >= s.next_free_heap) {
+    s.next_free_heap = now + kFreeHeapPeriod;
+    s.ring.note_free_heap(free_heap());
+  }
 }
 
 void Recorder::hold_steps(DeviceTimeline* timeline) {

@@ -21,6 +21,7 @@ RingWriter::RingWriter(std::size_t bytes)
   header_->version = RingHeader::kVersion;
   header_->record_bytes = sizeof(Record);
   header_->capacity = capacity_;
+  header_->free_heap = -1;
   records_ = reinterpret_cast<Record*>(memory_.data() + sizeof(RingHeader));
 }
 

@@ -59,7 +59,7 @@ struct Record {
 
 struct RingHeader {
   static constexpr std::uint64_t kMagic = 0x474e495254524eULL;  // another value than any version before had
-  static constexpr std::uint32_t kVersion = 5;
+  static constexpr std::uint32_t kVersion = 6;
 
   std::uint64_t magic;
   std::uint32_t version;
@@ -71,6 +71,7 @@ struct RingHeader {
   alignas(64) std::atomic<std::uint64_t> dropped;
   alignas(64) std::atomic<std::uint32_t> agent_failed;  // set by the reader: a message about it is on the socket
   std::atomic<std::uint64_t> dropped_noted;             // of `dropped`, what the reader has written down
+  std::atomic<std::int64_t> free_heap;  // bytes of the writer's malloc heap that are free; -1: not known
 };
 static_assert(std::atomic<std::uint64_t>::is_always_lock_free);
 
@@ -95,6 +96,8 @@ class RingWriter {
   }
   // Release: a reader that sees the new head sees the whole record.
   void commit() { header_->head.store(++head_, std::memory_order_release); }
+
+  void note_free_heap(std::int64_t bytes) { header_->free_heap.store(bytes, std::memory_order_relaxed); }
 
   int fd() const { return memory_.fd(); }
   bool agent_failed() const { return header_->agent_failed.load(std::memory_order_acquire) != 0; }
@@ -122,6 +125,7 @@ class RingReader {
   // How many of the dropped records have been written down, by this reader or the ones before.
   std::uint64_t dropped_noted() const { return header_->dropped_noted.load(std::memory_order_relaxed); }
   void note_dropped(std::uint64_t total) { header_->dropped_noted.store(total, std::memory_order_relaxed); }
+  std::int64_t free_heap() const { return header_->free_heap.load(std::memory_order_relaxed); }
   void set_agent_failed() { header_->agent_failed.store(1, std::memory_order_release); }
 
  private:

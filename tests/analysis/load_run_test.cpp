@@ -63,6 +63,8 @@ TEST(LoadRun, ReadsWhatARecordHasBesideTheSteps) {
       "\n"
       R"({"record":"memory","time_ns":5,"batch":3,"resident_memory":70,"peak_memory":90,"anonymous_memory":60})"
       "\n"
+      R"({"record":"memory","time_ns":6,"batch":4,"resident_memory":70,"peak_memory":90,"anonymous_memory":60,"free_heap_memory":7})"
+      "\n"
       R"({"record":"loader","batch":1,"time_ns":9,"queue_depth":2,"workers":1,"fetch_ns":77,"pinned":true})"
       "\n"
       R"({"record":"loader","batch":2,"time_ns":9,"queue_depth":2,"workers":1})"
@@ -76,7 +78,9 @@ TEST(LoadRun, ReadsWhatARecordHasBesideTheSteps) {
   EXPECT_EQ(run.to_common_ns(1, 200), 1'400);
   EXPECT_EQ(run.to_common_ns(0, 200), 200);
   EXPECT_EQ(run.clock_error_ns(), 50);
-  ASSERT_EQ(rank.memory.size(), 1u);
+  ASSERT_EQ(rank.memory.size(), 2u);
+  EXPECT_EQ(rank.memory[0].free_heap_bytes, -1);
+  EXPECT_EQ(rank.memory[1].free_heap_bytes, 7);
   EXPECT_EQ(rank.memory[0].anonymous_bytes, 60);
   EXPECT_EQ(rank.memory[0].peak_bytes, 90);
   EXPECT_EQ(rank.loader[0].fetch_ns, 77);

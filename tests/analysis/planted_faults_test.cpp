@@ -187,5 +187,30 @@ TEST(PlantedFaults, ALeakIsCountedInStepsThoughTheyDoNotComeEvenly) {
   EXPECT_NEAR(first.bytes_per_step.value_or(0), 100'000, 1'000);
 }
 
+// Memory grows, and what is in use does not.
+TEST(PlantedFaults, AFragmentedHeapIsNoLeakOfTheTrial) {
+  SyntheticRun plan;
+  plan.steps = 1'000;
+  for (const double free_share : {0.9, 0.2}) {
+    Synthetic run(plan);
+    for (RankProfile& rank : run.profile.ranks) {
+      rank.memory.clear();
+      for (std::size_t i = 0; i < rank.steps.size(); i += 20) {
+        const StepLine& step = rank.steps[i];
+        const std::int64_t grown = 100'000 * step.batch;
+        rank.memory.push_back({.time_ns = step.start_ns + step.wall_ns,
+                               .batch = step.batch,
+                               .resident_bytes = 300'000'000 + grown,
+                               .anonymous_bytes = 90'000'000 + grown,
+                               .free_heap_bytes = static_cast<std::int64_t>(free_share * static_cast<double>(grown))});
+      }
+    }
+    const Finding first = analyze(run.profile).findings.front();
+    EXPECT_EQ(first.cause, free_share > 0.5 ? "memory_fragmentation" : "memory_leak") << first.title;
+    EXPECT_NEAR(first.bytes_per_step.value_or(0), 100'000, 1'000);
+    EXPECT_EQ(first.advice.find("LD_PRELOAD") != std::string::npos, free_share > 0.5);
+  }
+}
+
 }  // namespace
 }  // namespace dtrain::analysis

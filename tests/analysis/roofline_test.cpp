@@ -355,6 +355,21 @@ TEST(Roofline, AnotherDivisionOfTheCoresIsAdvisedWhereItIsPredictedToBeFaster) {
   EXPECT_THAT(found->evidence, HasSubstr("8.00 MB"));
   EXPECT_FALSE(found->fault);
 
+  // What the experiment asks for counts: advice can be followed.
+  run.json["cluster"] = "this machine";
+  run.json["experiment"] = {{"resources", {{"slots_per_trial", 2}, {"cores_per_slot", 1}, {"max_slots", nullptr}}},
+                            {"optimizations", {{"local_sgd", nullptr}}}};
+  const Analysis few_cores = run.analysed();
+  ASSERT_NE(find(few_cores, "division"), nullptr);
+  EXPECT_THAT(find(few_cores, "division")->advice,
+              HasSubstr("set resources.slots_per_trial: 1 and resources.cores_per_slot: 2:"));
+  run.json["cluster"] = "cluster.yaml";
+  EXPECT_EQ(find(run.analysed(), "division"), nullptr) << "declared slots";
+  run.json["cluster"] = "this machine";
+  run.json["experiment"]["optimizations"]["local_sgd"] = {{"inner_steps", 4}};
+  EXPECT_EQ(find(run.analysed(), "division"), nullptr) << "another number of ranks trains something else";
+  run.json.erase("experiment");
+
   *run.rows[2].seconds = 5 * kMsOfS;  // other operators, which gain nothing from threads
   EXPECT_EQ(find(run.analysed(), "division"), nullptr);
   run.json.erase("limits");
@@ -379,6 +394,10 @@ TEST(Roofline, MoreRanksAreAdvisedWhereThreadsHaveNoWork) {
   ASSERT_NE(found, nullptr);
   EXPECT_THAT(found->title, HasSubstr("2 ranks x 1 thread on the same cores"));
   EXPECT_THAT(found->evidence, HasSubstr("the 2 threads of a rank work 50% of the time"));
+  run.json["cluster"] = "this machine";
+  run.json["experiment"] = {{"resources", {{"max_slots", 1}}}};
+  EXPECT_EQ(find(run.analysed(), "division"), nullptr) << "max_slots";
+  run.json.erase("experiment");
   run.json["model"] = {{"bytes", 40e6}};  // their exchange takes more
   EXPECT_EQ(find(run.analysed(), "division"), nullptr);
 

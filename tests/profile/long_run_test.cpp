@@ -113,6 +113,7 @@ TEST(LongRun, MemoryOfTheRankIsRecordedUntilTheEnd) {
   options.sample_period = 20ms;
   AgentProcess agent = start_agent(options);
   constexpr std::size_t kHeld = 64u << 20;
+  constexpr std::size_t kPieces = 1'000, kPiece = 64u << 10;  // of the heap
   const pid_t rank = fork_child([&] {
     const SystemClock clock;
     Recorder recorder(TestRun::rank_options(agent, 0), clock, clock.monotonic());
@@ -122,6 +123,11 @@ TEST(LongRun, MemoryOfTheRankIsRecordedUntilTheEnd) {
       std::vector<char> memory(kHeld, 'x');
       if (memory[kHeld / 2] != 'x') ::_exit(2);  // so that it is not left out
     }
+    // Every second piece is freed again: what is free lies between what is in use.
+    std::vector<std::unique_ptr<char[]>> pieces(kPieces);
+    for (auto& piece : pieces) piece = std::make_unique<char[]>(kPiece);
+    for (std::size_t i = 0; i < pieces.size(); i += 2) pieces[i].reset();
+    std::this_thread::sleep_for(600ms);
     record_many_steps(recorder, 4, 5);
     recorder.flush(kDeadline);
   });
@@ -135,6 +141,7 @@ TEST(LongRun, MemoryOfTheRankIsRecordedUntilTheEnd) {
   EXPECT_EQ(last["batch"], 5);
   EXPECT_GE(last["peak_memory"].get<std::uint64_t>(), first["peak_memory"].get<std::uint64_t>() + kHeld * 9 / 10);
   EXPECT_LT(last["resident_memory"].get<std::uint64_t>(), last["peak_memory"].get<std::uint64_t>());
+  EXPECT_GE(last["free_heap_memory"].get<std::int64_t>(), std::int64_t{kPieces / 2 * kPiece});
 }
 
 }  // namespace

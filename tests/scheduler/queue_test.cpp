@@ -323,9 +323,14 @@ TEST(UsableAgents, AreThoseThatSomePlacementUses) {
   const auto up_to = [&](int most) { return std::uniform_int_distribution<int>(0, most)(random); };
   for (int round = 0; round < 400; ++round) {
     TaskRequest task = request(1 + up_to(9), {});
+    const bool have_cores = up_to(2) == 0;  // no file declares their slots
+    task.slots.cores_per_slot = have_cores ? up_to(2) : 0;
     for (int agent = 0; agent <= up_to(4); ++agent) {
       task.agents.push_back({.id = std::string(1, static_cast<char>('a' + agent)), .slots = 1 + up_to(3)});
       if (up_to(5) == 0) task.agents.back().resource_pool = "debug";
+      for (int core = 0; have_cores && core < task.agents.back().slots; ++core) {
+        task.agents.back().cores.push_back({.number = core});
+      }
     }
     task.slots.is_single_node = up_to(4) == 0;
     task.slots.allow_heterogeneous_fits = up_to(1) == 0;

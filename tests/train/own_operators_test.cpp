@@ -217,6 +217,12 @@ TEST_F(OwnOperators, GeluOfTransposedAndOfExtremeValues) {
   expect_near(ours.gradient, exact.gradient, 2e-6);
   const at::Tensor extremes = torch::tensor({-1000.0, -100.0, -20.0, 20.0, 100.0, 1000.0, kInfinity, -0.0});
   expect_near(at::gelu(extremes.to(at::kFloat), "tanh"), at::gelu(extremes, "tanh"), 1e-6);
+  const at::Tensor far = torch::tensor({-3e38, -1e30, -1e14, -1e12, 1e12, 1e14, 1e18});
+  const at::Tensor x = far.to(at::kFloat).requires_grad_();
+  const at::Tensor y = at::gelu(x, "tanh");
+  y.sum().backward();
+  EXPECT_TRUE(at::allclose(y.detach(), far.clamp_min(0).to(at::kFloat), 1e-6, 1e-6)) << y;
+  EXPECT_TRUE(at::allclose(x.grad(), (far > 0).to(at::kFloat), 1e-6, 1e-6)) << x.grad();
   EXPECT_TRUE(at::gelu(torch::full({1}, NAN), "tanh").isnan().all().item<bool>());
 }
 

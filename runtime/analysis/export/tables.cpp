@@ -215,12 +215,13 @@ Table memory() {
            {"batch", kInteger},
            {"resident_bytes", kInteger},
            {"peak_bytes", kInteger},
-           {"anonymous_bytes", kInteger}},
+           {"anonymous_bytes", kInteger},
+           {"free_heap_bytes", kInteger}},
           [](const RunProfile& profile, const Sink& sink) {
             for (const RankProfile& rank : profile.ranks) {
               for (const MemoryLine& line : rank.memory) {
                 sink({std::int64_t{rank.rank}, profile.to_common_ns(rank.rank, line.time_ns), line.batch,
-                      line.resident_bytes, line.peak_bytes, line.anonymous_bytes});
+                      line.resident_bytes, line.peak_bytes, line.anonymous_bytes, known(line.free_heap_bytes)});
               }
             }
           }};

@@ -54,9 +54,10 @@ class DivisionFinder {
       : evidence_(evidence), what_if_(analysis.what_if) {}
 
   std::optional<Finding> find() {
-    if (!read()) return std::nullopt;
+    if (!read_settings() || !read()) return std::nullopt;
     std::optional<DivisionGuess> best;
     for (int ranks = 1; ranks <= ranks_ * threads_; ++ranks) {
+      if (most_ranks_ > 0 && ranks > most_ranks_) break;
       if (ranks == ranks_ || ranks_ * threads_ % ranks != 0 || global_batch_ % ranks != 0) continue;
       if (std::max(ranks, ranks_) % std::min(ranks, ranks_) != 0) continue;
       const DivisionGuess one{ranks, ranks_ * threads_ / ranks, predict(ranks)};
@@ -71,14 +72,37 @@ class DivisionFinder {
         fmt::format("{} on the same cores are predicted to train {:.0f}% faster than {}, which saves {}", asked,
                     100 * (parts_.step_s / best->step_s - 1), division_text(ranks_, threads_), seconds_text(saved_s)),
         reason(*best),
-        fmt::format("set resources.slots_per_trial: {}, or auto, which measures the divisions: a batch is predicted to "
-                    "take {} instead of {}; another division gives other bits",
-                    best->ranks, seconds_text(best->step_s), seconds_text(parts_.step_s)));
+        fmt::format("set {}: a batch is predicted to take {} instead of {}; another division gives other bits",
+                    keys_text(*best), seconds_text(best->step_s), seconds_text(parts_.step_s)));
   }
 
  private:
   static std::string division_text(int ranks, int threads) {
     return fmt::format("{} rank{} x {} thread{}", ranks, ranks == 1 ? "" : "s", threads, threads == 1 ? "" : "s");
+  }
+
+  // With cores_per_slot as a number the cores would change with the number of ranks, and auto is refused.
+  std::string keys_text(const DivisionGuess& best) const {
+    if (cores_per_slot_ == 0) {
+      return fmt::format("resources.slots_per_trial: {}, or auto, which measures the divisions", best.ranks);
+    }
+    return fmt::format("resources.slots_per_trial: {} and resources.cores_per_slot: {}", best.ranks,
+                       ranks_ * cores_per_slot_ / best.ranks);
+  }
+
+  // False: the experiment cannot divide these cores otherwise. A file has declared the slots, or they are mpirun's or
+  // Slurm's; or local steps, with which another number of ranks trains something else.
+  bool read_settings() {
+    const Json& plan = evidence_.run.plan;
+    const auto experiment = plan.find("experiment");
+    if (experiment == plan.end() || !experiment->is_object()) return true;
+    if (plan.value("cluster", "") != "this machine") return false;
+    if (!experiment->value("/optimizations/local_sgd"_json_pointer, Json()).is_null()) return false;
+    const Json cores = experiment->value("/resources/cores_per_slot"_json_pointer, Json());
+    if (cores.is_number()) cores_per_slot_ = cores.get<int>();
+    const Json most = experiment->value("/resources/max_slots"_json_pointer, Json());
+    if (most.is_number()) most_ranks_ = most.get<int>();
+    return true;
   }
 
   // False: not all is known, or the ranks are not on the cores of one host.
@@ -196,6 +220,7 @@ class DivisionFinder {
   const Evidence& evidence_;
   const WhatIf& what_if_;
   int ranks_ = 0, threads_ = 0;
+  int cores_per_slot_ = 0, most_ranks_ = 0;  // of the experiment; 0: auto, no limit
   std::int64_t global_batch_ = 0;
   double weights_bytes_ = 0;
   DivisionParts parts_;

@@ -24,7 +24,30 @@ std::string growth_text(const MemoryGrowth& growth) {
   return text;
 }
 
+// Most of what has grown is free on the heap.
+bool is_fragmented(const MemoryGrowth& growth) {
+  return growth.free_heap_bytes > 0.5 * growth.grown_bytes;
+}
+
+Finding fragmentation(const std::string& who, const MemoryGrowth& growth) {
+  Finding finding;
+  finding.id = "memory_fragmentation";
+  finding.cause = "memory_fragmentation";
+  finding.fault = true;
+  finding.bytes_per_step = growth.bytes_per_step;
+  finding.title = fmt::format("the heap of {} is fragmented: it grows by {} with every step", who,
+                              format_bytes(growth.bytes_per_step));
+  finding.evidence =
+      growth_text(growth) + fmt::format("; {} of that is free, between pieces that are in use, and nothing fits there",
+                                        format_bytes(std::min(growth.free_heap_bytes, growth.grown_bytes)));
+  finding.advice =
+      "allocate what lives long before the first step, or give the ranks another allocator: install jemalloc and set "
+      "environment.environment_variables: [LD_PRELOAD=/usr/lib/x86_64-linux-gnu/libjemalloc.so.2]";
+  return finding;
+}
+
 Finding leak(const std::string& who, const MemoryGrowth& growth) {
+  if (is_fragmented(growth)) return fragmentation(who, growth);
   Finding finding;
   finding.id = "memory_leak";
   finding.cause = "memory_leak";
@@ -66,6 +89,7 @@ std::vector<Finding> find_leaks(const Evidence& evidence) {
     findings.back().host = rank.host;
     all.bytes_per_step += growth->bytes_per_step;
     all.grown_bytes += growth->grown_bytes;
+    all.free_heap_bytes += growth->free_heap_bytes;
     all.steps = std::max(all.steps, growth->steps);
     all.free_bytes = growth->free_bytes;
   }
@@ -74,6 +98,7 @@ std::vector<Finding> find_leaks(const Evidence& evidence) {
   const auto count = static_cast<double>(findings.size());
   all.bytes_per_step /= count;
   all.grown_bytes /= count;
+  all.free_heap_bytes /= count;
   const std::string who = findings.size() == ranks ? "each rank" : fmt::format("each of {} ranks", findings.size());
   return {leak(who, all)};
 }

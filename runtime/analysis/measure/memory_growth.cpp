@@ -48,6 +48,18 @@ Points of_rank(const RunProfile& run, const RankProfile& rank, double steps) {
   return points;
 }
 
+// By how much the free part of malloc's heap grew from the first of the steps looked at to the last; 0: not recorded.
+double growth_of_free_heap(const RankProfile& rank, double steps) {
+  Points points;
+  for (const MemoryLine& line : rank.memory) {
+    const auto step = static_cast<double>(line.batch - first_batch(rank) + 1);
+    if (line.free_heap_bytes < 0 || step < kSkipped * steps || step > steps) continue;
+    points.emplace_back(step, static_cast<double>(line.free_heap_bytes));
+  }
+  if (points.size() < kLeastPoints) return 0;
+  return std::max(0.0, theil_sen(points).slope * (points.back().first - points.front().first));
+}
+
 std::optional<double> free_memory(const AgentProfile* agent) {
   if (agent == nullptr || agent->samples.empty()) return std::nullopt;
   for (const auto& [name, value] : agent->samples.back().metrics) {
@@ -87,6 +99,7 @@ std::optional<MemoryGrowth> find_growth(const RunProfile& run, const RankProfile
   if (growth.grown_bytes < kLeastBytes || trend.rising < kRisingPairs) return std::nullopt;
   growth.bytes_per_step = trend.slope;
   growth.free_bytes = free_memory(run.agent_of(rank));
+  growth.free_heap_bytes = growth_of_free_heap(rank, steps);
   return growth;
 }
 

@@ -12,6 +12,7 @@ struct MemoryGrowth {
   double grown_bytes = 0;            // in the steps looked at
   double steps = 0;                  // … of which there were this many
   std::optional<double> free_bytes;  // that its host had left at last
+  double free_heap_bytes = 0;        // of grown_bytes, what is free on malloc's heap: fragmentation
 };
 
 // The first quarter of the run does not count: buffers and caches are filled then. Empty where memory does not grow

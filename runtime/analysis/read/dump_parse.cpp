@@ -154,6 +154,7 @@ MemoryLine parse_memory(const Object& object) {
   line.resident_bytes = integer_of(object, "resident_memory");
   line.peak_bytes = integer_of(object, "peak_memory");
   line.anonymous_bytes = integer_of(object, "anonymous_memory");
+  line.free_heap_bytes = integer_of(object, "free_heap_memory", -1);
   return line;
 }
 

@@ -72,17 +72,34 @@ std::vector<std::string> keys_not_for_cpus(const Experiment& experiment) {
   return {"optimizations.mixed_precision"};
 }
 
+// Also how their cores can be divided.
 Json what_cpus_support() {
   return Json::parse(R"({
-    "if": {
-      "required": ["resources"],
-      "properties": {"resources": {"required": ["slot_type"], "properties": {"slot_type": {"const": "cpu"}}}}
-    },
-    "then": {
-      "properties": {
-        "optimizations": {"properties": {"mixed_precision": {"not": {"enum": ["fp16", "O1"]}}}}
+    "allOf": [
+      {
+        "if": {
+          "required": ["resources"],
+          "properties": {"resources": {"required": ["slot_type"], "properties": {"slot_type": {"const": "cpu"}}}}
+        },
+        "then": {
+          "properties": {
+            "optimizations": {"properties": {"mixed_precision": {"not": {"enum": ["fp16", "O1"]}}}}
+          }
+        }
+      },
+      {
+        "if": {
+          "required": ["resources"],
+          "properties": {"resources": {"required": ["slots_per_trial"], "properties": {"slots_per_trial": {"const": "auto"}}}}
+        },
+        "then": {
+          "properties": {
+            "resources": {"properties": {"cores_per_slot": {"const": "auto"}}},
+            "optimizations": {"properties": {"local_sgd": {"type": "null"}}}
+          }
+        }
       }
-    }
+    ]
   })");
 }
 

@@ -161,11 +161,13 @@ void append_system(LineBuffer& out, const SystemSample& sample) {
   put(out, FMT_COMPILE("}}\n"));
 }
 
-std::string memory_line(std::int64_t time_ns, std::int64_t batch, const host::ProcessMemory& memory) {
+std::string memory_line(std::int64_t time_ns, std::int64_t batch, const host::ProcessMemory& memory,
+                        std::int64_t free_heap) {
+  const std::string of_heap = free_heap < 0 ? "" : fmt::format(",\"free_heap_memory\":{}", free_heap);
   return fmt::format(
       "{{\"record\":\"memory\",\"time_ns\":{},\"batch\":{},\"resident_memory\":{},\"peak_memory\":{},"
-      "\"anonymous_memory\":{}}}\n",
-      time_ns, batch, memory.resident_bytes, memory.peak_bytes, memory.anonymous_bytes);
+      "\"anonymous_memory\":{}{}}}\n",
+      time_ns, batch, memory.resident_bytes, memory.peak_bytes, memory.anonymous_bytes, of_heap);
 }
 
 std::string gpu_line(const host::GpuInfo& gpu) {

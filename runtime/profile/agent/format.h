@@ -34,7 +34,9 @@ std::int64_t time_in(const PhaseTimes& times, Phase phase);
 // A name that came through shared memory: nothing in it can break a line.
 std::string operation_of(const CollectiveRecord& record);
 void append_system(LineBuffer& out, const SystemSample& sample);
-std::string memory_line(std::int64_t time_ns, std::int64_t batch, const host::ProcessMemory& memory);
+// `free_heap`: bytes; -1: not known.
+std::string memory_line(std::int64_t time_ns, std::int64_t batch, const host::ProcessMemory& memory,
+                        std::int64_t free_heap);
 std::string gpu_line(const host::GpuInfo& gpu);
 
 // The first line. `fields` come first; those of `extra` that are not among them follow.

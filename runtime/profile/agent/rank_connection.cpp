@@ -131,7 +131,7 @@ void RankConnection::sample_memory(std::chrono::nanoseconds shortest_period) {
 
 void RankConnection::write_memory(Nanoseconds now) {
   const auto memory = host::read_process_memory(pid_);
-  if (memory) bounded_->add_lines(memory_line(now.count(), bounded_->last_batch(), *memory));
+  if (memory) bounded_->add_lines(memory_line(now.count(), bounded_->last_batch(), *memory, ring_->free_heap()));
 }
 
 void RankConnection::write_dropped() {

@@ -118,6 +118,9 @@ bool settle_trials(Division& division, const LaunchPlan& plan, const scheduler::
     return false;
   }
   division.slots = fastest_of(division.trials)->slots;
+  // What made one fail may have passed by the next launch.
+  const auto failed = [](const DivisionTrial& trial) { return !trial.failure.empty(); };
+  if (std::any_of(division.trials.begin(), division.trials.end(), failed)) return true;
   try {
     remembered.store(key, {{"division", to_json(division)}});
   } catch (const Error& error) {
@@ -156,7 +159,7 @@ DivisionChoice choose_division(LaunchRequest& request, const Json* before, const
       division = {.slots = 1,
                   .why = agent.slots.size() == 1 ? "there is one core"
                                                  : "no other division of " + std::to_string(agent.slots.size()) +
-                                                       " cores divides the global batch evenly",
+                                                       " cores divides the global batch evenly, within max_slots",
                   .trials = {}};
     } else {
       check_can_try(plan, request);

@@ -147,15 +147,16 @@ std::vector<std::string> trial_launch(const LaunchRequest& request) {
   return command;
 }
 
-// One line of what a failed launch has said: the cause that it reports, else the last.
+// One line of what a failed launch has said: the cause that it reports, else its last error, else the last line.
 std::string cause_in(const std::string& text) {
-  const std::string reported = "dtrain: the run failed: ";
-  std::string last;
+  const std::string reported = "dtrain: the run failed: ", said = "dtrain: ";
+  std::string last, error;
   for (const std::string& line : split(text, '\n')) {
     if (const auto at = line.find(reported); at != std::string::npos) return line.substr(at + reported.size());
+    if (line.starts_with(said)) error = line.substr(said.size());
     if (const auto begin = line.find_first_not_of(' '); begin != std::string::npos) last = line.substr(begin);
   }
-  return last;
+  return error.empty() ? last : error;
 }
 
 }  // namespace

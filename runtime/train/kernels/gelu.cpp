@@ -31,11 +31,19 @@ HWY_INLINE V share(V x) {
   return hn::IfThenElse(hn::IsNaN(x), x, hn::Div(set(1), hn::Add(set(1), power)));
 }
 
-HWY_INLINE V value(V x) {
-  return hn::Mul(x, share(x));
+// Far from 0 the results are those at +-100 but for x itself, and products with x would leave the range of float32.
+// What is not finite stays so.
+HWY_INLINE V near(V x) {
+  constexpr float kFar = 100;
+  return hn::IfThenElse(hn::IsFinite(x), hn::Max(hn::Min(x, set(kFar)), set(-kFar)), x);
 }
 
-HWY_INLINE V slope(V x) {
+HWY_INLINE V value(V x) {
+  return hn::IfThenElse(hn::Gt(x, set(0)), hn::Mul(x, share(x)), hn::Mul(near(x), share(x)));
+}
+
+HWY_INLINE V slope(V given) {
+  const V x = near(given);
   const V s = share(x);
   const V inner = hn::MulAdd(hn::Mul(x, x), set(3 * kInner), set(kOuter));
   return hn::MulAdd(hn::Mul(hn::Mul(x, inner), s), hn::Sub(set(1), s), s);

@@ -46,8 +46,11 @@ void keep_freed_memory() {
 // One thread for each core, unless the launcher or the user has chosen a number (OMP_NUM_THREADS, or a call of
 // libtorch).
 void share_cores(const comm::World& world) {
-  const int by_default = static_cast<int>(host::allowed_cpus().size());
-  if (std::getenv("OMP_NUM_THREADS") || at::get_num_threads() != by_default) return;
+  // By default libtorch has a thread for each logical CPU, or for each core where MKL says so.
+  const int threads = at::get_num_threads();
+  const bool by_default =
+      std::cmp_equal(threads, host::allowed_cpus().size()) || std::cmp_equal(threads, host::physical_cores().size());
+  if (std::getenv("OMP_NUM_THREADS") || !by_default) return;
   at::set_num_threads(host::cores_for_rank(world.local_size));
 }
 

@@ -2,6 +2,7 @@
 
 #include <pthread.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <bit>
@@ -26,7 +27,9 @@ std::size_t block_size(std::size_t bytes) {
 
 }  // namespace
 
-void* map_block(std::size_t bytes) {
+void* map_block(std::size_t wanted) {
+  const auto page = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
+  const std::size_t bytes = (wanted + page - 1) / page * page;  // munmap() below needs whole pages
   const std::size_t spare = bytes >= kHugePage ? kHugePage : 0;
   void* const mapped = ::mmap(nullptr, bytes + spare, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (mapped == MAP_FAILED) return nullptr;

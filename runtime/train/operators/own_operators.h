@@ -30,10 +30,11 @@ void use_own_operators();
 void add_cross_entropy(torch::Library& own, torch::Library& aten);
 void add_gelu(torch::Library& own, torch::Library& aten);
 
-// Calls an operator of ours, of this signature, below autograd.
+// Calls an operator of ours, below autograd. Each has a signature of its own, by which it is found again.
 template <class Signature, class... Arguments>
 auto call_operator(const char* name, const Arguments&... arguments) {
   static const auto found = c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Signature>();
+  TORCH_INTERNAL_ASSERT(found.operator_name().name == name, "two operators of one signature: ", name);
   const at::AutoDispatchBelowADInplaceOrView below;
   return found.call(arguments...);
 }

@@ -138,7 +138,9 @@ void TrainingStep::compute_in_shadow() {
   for (std::size_t i = 0; i < parameters_.parameters().size(); ++i) {
     if (!narrow_use_->only_narrow(i)) continue;
     parameters_.compute_in_shadow(i, true);
-    if (may_keep_narrow_gradients_) parameters_.keep_narrow_gradient(i);
+    // Gradients of tied weights are summed, in float32.
+    const bool is_tied = !parameters_.parameters()[i].tied.empty();
+    if (may_keep_narrow_gradients_ && !is_tied) parameters_.keep_narrow_gradient(i);
   }
   narrow_use_.reset();
   if (may_keep_narrow_gradients_) exchange_.gradients_moved();

@@ -53,7 +53,8 @@ struct ClockLine {
 struct MemoryLine {  // of the rank's process
   std::int64_t time_ns = 0, batch = 0;
   std::int64_t resident_bytes = 0, peak_bytes = 0;
-  std::int64_t anonymous_bytes = 0;  // the part of resident_bytes that belongs to no file and is not shared
+  std::int64_t anonymous_bytes = 0;   // the part of resident_bytes that belongs to no file and is not shared
+  std::int64_t free_heap_bytes = -1;  // of malloc's heap, free between pieces in use; -1: not recorded
 };
 
 struct DeviceMemoryLine {  // of the rank's GPU, in one of its steps

@@ -30,7 +30,8 @@ struct TopologySource {
 std::vector<Core> usable_cores(const TopologySource& source = {});
 
 // How many cores this process has for itself as one of `local_size` ranks of this host. If its starter has bound it to
-// some of the cores, all of these; otherwise its share of all cores. At least 1.
+// some of the cores, all of these; otherwise its share of all cores. No more than its share of the time that the cgroup
+// grants, and at least 1.
 int cores_for_rank(int local_size);
 
 }  // namespace dtrain::host

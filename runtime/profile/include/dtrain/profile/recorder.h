@@ -1,5 +1,5 @@
-// Records what one rank does, into a ring in memory shared with the agent process. Recording formats nothing, takes no
-// lock and makes no system call; a full ring drops the record and counts it (the dump holds the count).
+// Records what one rank does, into a ring in memory shared with the agent process. Recording formats nothing, makes no
+// system call and takes no lock but malloc's, twice a second; a full ring drops the record and the dump counts it.
 //
 // One thread, the training thread, calls everything here.
 #pragma once
