@@ -247,8 +247,8 @@ void run(const std::string& backend, const std::string& what, const std::string&
 int main(int argc, char** argv) {
   testing::InitGoogleTest(&argc, argv);
   if (argc < 3) return 2;
-  // mpirun ends the others as soon as it has heard that a rank was killed. As in a run of dtrain they first say what they
-  // have seen; SIGKILL follows a second later.
+  // mpirun ends the others as soon as it has heard that a rank was killed. As in a run of dtrain they first say what
+  // they have seen; SIGKILL follows a second later.
   ::signal(SIGTERM, SIG_IGN);
   try {
     dtrain::comm::run(argv[1], argv[2], argc > 3 ? argv[3] : "");
