@@ -4,6 +4,7 @@
 #include <functional>
 #include <map>
 #include <tuple>
+#include <utility>
 
 #include "dtrain/base/error.h"
 
@@ -39,7 +40,8 @@ Units of_best_kind(std::span<const CoreUnit> units, int slots) {
   double most = 0;
   double weight = 1;
   for (const auto& [kind, of_kind] : kinds) {
-    const double rank = weight * static_cast<double>(of_kind.size() / static_cast<std::size_t>(slots));
+    const std::size_t of_a_rank = of_kind.size() / static_cast<std::size_t>(slots);
+    const double rank = weight * static_cast<double>(of_a_rank);
     if (rank > most) {
       best = &of_kind;
       most = rank;

@@ -37,7 +37,7 @@ using HeldSlots = std::map<std::string, std::map<int, Holder>>;
 struct SlotKey {
   std::string name;
   int index = 0;
-  auto operator<=>(const SlotKey&) const = default;
+  auto operator<=>(const SlotKey&) const = default;  // NOLINT(modernize-use-nullptr): of clang-tidy 14
 };
 SlotKey slot_key(const std::string& agent, const std::vector<std::string>& gpus, std::size_t gpu, int index);
 // All that a claim holds, each once: slots that share cores are of one task.

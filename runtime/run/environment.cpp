@@ -369,7 +369,7 @@ std::optional<SlotOfRank> slot_of_rank(const Variables& variables, int rank) {
   if (!value) return std::nullopt;
   const std::vector<std::string> slots = split(*value, ',');
   if (static_cast<std::size_t>(rank) < slots.size()) {
-    if (const auto slot = read_slot(slots[static_cast<std::size_t>(rank)])) return slot;
+    if (auto slot = read_slot(slots[static_cast<std::size_t>(rank)])) return slot;
   }
   throw ConfigError("environment: DTRAIN_SLOTS=" + *value + " has no slot for rank " + std::to_string(rank),
                     "only `dtrain launch` sets DTRAIN_SLOTS; unset it");

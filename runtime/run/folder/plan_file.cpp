@@ -48,7 +48,7 @@ std::string slots_and_cores(const std::vector<RankPlacement>& ranks) {
   const auto number_of = [](std::size_t count, const char* what) {
     return std::to_string(count) + " " + what + (count == 1 ? "" : "s");
   };
-  const std::string slots = number_of(ranks.size(), "slot");
+  std::string slots = number_of(ranks.size(), "slot");
   const auto [least, most] =
       std::minmax_element(ranks.begin(), ranks.end(), [](const auto& a, const auto& b) { return a.cores < b.cores; });
   if (ranks.empty() || least->cores == 0) return slots;
