@@ -144,7 +144,8 @@ class Submitted(SlurmTest):
         result = self.finish(process, run_dir).expect(0)
         requeued = result.events("requeued")
         self.assertEqual([(line["job"], line["restart"], line["attempt"]) for line in requeued], [(job, 1, 1)])
-        self.assertRegex(requeued[0]["reason"], "interrupted by SIGTERM|without a word")
+        # Slurm ends all processes at once. On a busy machine the launcher sees the end of a rank before its own signal.
+        self.assertRegex(requeued[0]["reason"], "interrupted by SIGTERM|without a word|ended before the run was over")
         self.assertEqual(len(result.metrics("training")), 400)
         self.assertLess(len(result.lines("attempt-1/metrics.jsonl")), 400)
         self.assertTrue((run_dir / "attempt-1" / "profile" / "rank-0001.jsonl").is_file())
