@@ -8,12 +8,12 @@
 // One thread.
 #pragma once
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <vector>
 
 #include "dtrain/base/clock.h"
+#include "dtrain/base/statistics.h"
 
 namespace dtrain::comm {
 
@@ -41,17 +41,12 @@ class StagingChoice {
     times.push_back(static_cast<double>(time.count()) / static_cast<double>(bytes));
     if (staged_.size() < kTrials || direct_.size() < kTrials) return false;
     decided_ = true;
-    stages_ = median(staged_) < kLeastGain * median(direct_);
+    stages_ = median_high(staged_) < kLeastGain * median_high(direct_);
     return true;
   }
 
  private:
   static constexpr std::size_t kWarmUp = 4;
-
-  static double median(std::vector<double>& values) {
-    std::nth_element(values.begin(), values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2), values.end());
-    return values[values.size() / 2];
-  }
 
   bool decided_ = false, stages_ = false;
   std::uint64_t asked_ = 0;

@@ -96,7 +96,7 @@ void add_headlines(Json& result) {
     const std::string prefix = found == short_names.end() ? name : found->second;
     for (const char* ratio : {"default_ratio", "bf16_ratio", "expert_ratio", "plain_ratio", "plain_bf16_ratio",
                               "roofline", "bf16_roofline"}) {
-      if (row.contains(ratio)) result[prefix + "_" + ratio] = row.at(ratio);
+      if (row.contains(ratio) && !row.at(ratio).is_null()) result[prefix + "_" + ratio] = row.at(ratio);
     }
   }
 }
