@@ -12,11 +12,11 @@
 #include <torch/torch.h>
 
 #include "../harness/temporary_folder.h"
-#include "checkpoint/checkpoints.h"
 #include "checkpoint/state_image.h"
 #include "checkpoint/state_reader.h"
 #include "dtrain/base/file.h"
 #include "dtrain/checkpoint/checkpoint.h"
+#include "loop/checkpoint_schedule.h"
 #include "no_common_memory.h"
 #include "precision/autocast.h"
 #include "small_run.h"
@@ -352,7 +352,7 @@ TEST(State, KeepsWhatIsNotAnnouncedYet) {
 }
 
 TEST(AutomaticCheckpoints, CostNoMoreThanAHalfPercent) {
-  const auto seconds = [](double cost_s) { return Checkpoints::automatic_period(cost_s).count(); };
+  const auto seconds = [](double cost_s) { return CheckpointSchedule::automatic_period(cost_s).count(); };
   EXPECT_EQ(seconds(0), 60);
   EXPECT_EQ(seconds(0.3), 60);
   EXPECT_NEAR(seconds(1.5), 300, 1e-9);

@@ -1,6 +1,6 @@
 #include "checkpoint/checkpoints.h"
 
-#include <algorithm>
+#include <chrono>
 #include <utility>
 
 #include "dtrain/base/error.h"
@@ -12,10 +12,6 @@ namespace dtrain::train {
 
 namespace {
 
-// Where the experiment names no period, a crash loses at most about so much.
-constexpr std::chrono::duration<double> kShortestPeriod{60}, kLongestPeriod{600};
-constexpr double kShareOfTime = 0.005;
-constexpr std::chrono::seconds kRetryAfter{10};
 constexpr std::chrono::seconds kWorthTelling{1};
 constexpr std::chrono::hours kForever{24 * 365};
 
@@ -38,39 +34,6 @@ bool Checkpoints::saver_busy() {
   if (!saver_) return false;
   if (auto result = saver_->poll()) take_result(*result);
   return saver_ && saver_->busy();
-}
-
-bool Checkpoints::wants_one() const {
-  if (session_.world().rank != 0) return false;
-  const Nanoseconds passed = session_.clock().monotonic() - last_time_;
-  if (snapshot_.spoiled()) return true;
-  if (result_ && !result_->error.empty()) return passed >= kRetryAfter;
-  return options_.period == 0 && passed >= automatic_period(cost_s_) &&
-         session_.experiment().checkpoint_policy != config::CheckpointPolicy::kNone;
-}
-
-std::chrono::duration<double> Checkpoints::automatic_period(double cost_s) {
-  return std::clamp(std::chrono::duration<double>(cost_s / kShareOfTime), kShortestPeriod, kLongestPeriod);
-}
-
-void Checkpoints::resumed_at(std::int64_t batch) {
-  last_batch_ = resumed_at_ = batch;
-}
-
-bool Checkpoints::is_due(std::int64_t batch, bool wanted, std::int64_t announcement_rounds) const {
-  // What was wished for before the last one was taken may still arrive.
-  const bool wished = wanted && batch - last_batch_ >= announcement_rounds;
-  return wished || (options_.period > 0 && batch - last_batch_ >= options_.period);
-}
-
-void Checkpoints::delay(std::int64_t batch) {
-  if (!delayed_since_) delayed_since_ = session_.clock().monotonic();
-  const bool long_ago = session_.clock().monotonic() - *delayed_since_ > kWorthTelling;
-  if (!long_ago || std::exchange(told_of_delay_, true) || session_.world().rank != 0) return;
-  const std::string cause =
-      "the checkpoint of batch " + std::to_string(last_batch_) + " is still being written to " + folder_.string();
-  session_.log()->warn("a checkpoint is due at batch {} and waits: {}", batch, cause);
-  session_.write_event("checkpoint_delayed", {{"step", batch}, {"cause", cause}});
 }
 
 void Checkpoints::make_ready() {
@@ -100,11 +63,8 @@ void Checkpoints::save(const Moment& moment, bool may_wait, bool last) {
   wait_for_saver();
   // A slow disk may need longer than ranks wait for each other in a collective.
   if (may_wait) wait_for_rank_0("train/checkpoint-begin-" + std::to_string(++awaited_));
-  delayed_since_.reset();
-  told_of_delay_ = false;
   result_.reset();
   last_ = moment;
-  last_batch_ = moment.batch;
   is_last_ = last;
   snapshot_.take(/*at_update=*/!last);
   last_time_ = session_.clock().monotonic();
@@ -120,7 +80,7 @@ void Checkpoints::wait_for_saver() {
   const Nanoseconds waited = session_.clock().monotonic() - began;
   if (waited < kWorthTelling || session_.world().rank != 0) return;
   session_.log()->warn("training has waited {} for the checkpoint of batch {} to be written to {}",
-                       format_duration(waited), last_batch_, folder_.string());
+                       format_duration(waited), last_->batch, folder_.string());
 }
 
 void Checkpoints::start_saver() {
@@ -225,7 +185,7 @@ bool Checkpoints::finish() {
     std::string error = result_ ? result_->error : "";
     if (!result_) error = "its saver has given no answer";
     // Rank 0's saver knows about all hosts'.
-    const std::string key = "train/checkpoint-end-" + std::to_string(last_batch_) + (again ? "-again" : "");
+    const std::string key = "train/checkpoint-end-" + std::to_string(last_->batch) + (again ? "-again" : "");
     const std::string told = wait_for_rank_0(key, error.empty() ? "durable" : error);
     if (told == "durable") return true;
     if (!again) {

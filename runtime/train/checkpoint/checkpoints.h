@@ -1,9 +1,8 @@
-// When checkpoints are taken, and what becomes of them. A checkpoint is taken between two batches, on all ranks at once
-// (Snapshot), and training goes on while a saver process writes it (checkpoint/saver.h). docs/checkpoints.md describes
-// what users see. Training thread; save() and finish() are collective.
+// What becomes of checkpoints; CheckpointSchedule says when one is taken. It is taken between two batches, on all ranks
+// at once (Snapshot), and training goes on while a saver process writes it (checkpoint/saver.h). docs/checkpoints.md
+// describes what users see. Training thread; save() and finish() are collective.
 #pragma once
 
-#include <chrono>
 #include <cstdint>
 #include <filesystem>
 #include <functional>
@@ -23,7 +22,6 @@ namespace dtrain::train {
 class Checkpoints {
  public:
   struct Options {
-    std::int64_t period = 0;  // batches between checkpoints; 0: rank 0 asks for one now and then
     std::map<std::string, std::string> tied;
     Json run;  // About::run
   };
@@ -32,18 +30,17 @@ class Checkpoints {
               std::function<void(StateVisitor&)> visit);
   ~Checkpoints();
 
-  // Before each batch: what this rank announces. saver_busy() also hands over what the last update has completed.
+  // Whether this rank's saver can take no checkpoint yet. Hands over what the last update has completed.
   bool saver_busy();
-  bool wants_one() const;
+  // Of the last checkpoint: when it was taken (or when this began), whether the model has spoiled it, whether it could
+  // not be written, and what it has cost: how long it has held up training, and the saver's processor time.
+  Nanoseconds last_time() const { return last_time_; }
+  bool spoiled() const { return snapshot_.spoiled(); }
+  bool failed() const { return result_ && !result_->error.empty(); }
+  double cost_s() const { return cost_s_; }  // of the last that was written
 
   // Training goes on from a checkpoint of this batch.
-  void resumed_at(std::int64_t batch);
-
-  // Whether one is due after this batch by the period, or because a rank has asked for it (`wanted`), which all know
-  // `announcement_rounds` later. The same on all ranks.
-  bool is_due(std::int64_t batch, bool wanted, std::int64_t announcement_rounds) const;
-  // It is due, but a saver is busy: says so, once for each, if that lasts.
-  void delay(std::int64_t batch);
+  void resumed_at(std::int64_t batch) { resumed_at_ = batch; }
 
   // After the first batch: makes the memory and starts the saver, so that the first checkpoint costs no more than the
   // others. Collective.
@@ -59,9 +56,6 @@ class Checkpoints {
   // Takes one. Waits for a saver that is still busy, as long as it takes; without `may_wait` none may be. `last`: no
   // update follows.
   void save(const Moment& moment, bool may_wait, bool last);
-  // The time between checkpoints where the experiment names no length: a minute, or so long that they cost no more than
-  // 0.5% of the time, but ten minutes at most. `cost_s`: what the last one has cost.
-  static std::chrono::duration<double> automatic_period(double cost_s);
   // Waits until the last checkpoint is durable. One that has failed is written once more from the same memory. True: it
   // is durable; false: none was taken. Error where it is not durable; its text is the same on all ranks.
   bool finish();
@@ -87,11 +81,8 @@ class Checkpoints {
   std::optional<Moment> last_;                 // the last that was taken
   bool is_last_ = false;                       // save()'s
   bool handed_over_ = true;
-  double cost_s_ = 0;  // of the last that was written: what held up training, and the saver's processor time
-  std::int64_t last_batch_ = 0;
+  double cost_s_ = 0;
   Nanoseconds last_time_{0};
-  std::optional<Nanoseconds> delayed_since_;  // when the next one was due, while it waits
-  bool told_of_delay_ = false;
   bool told_of_not_finite_ = false;
   bool saver_was_started_ = false;
   std::int64_t resumed_at_ = 0;                    // batch; 0: the run has begun anew

@@ -4,13 +4,21 @@
 #include <cerrno>
 #include <fstream>
 
+#include <ATen/Parallel.h>
+#include <ATen/Version.h>
+#include <torch/version.h>
+
 #include "checkpoint/checkpoint_hosts.h"
 #include "checkpoint/state_reader.h"
 #include "dtrain/base/error.h"
 #include "dtrain/base/file.h"
 #include "dtrain/base/text.h"
 #include "dtrain/base/unix_socket.h"
+#include "dtrain/checkpoint/checkpoint.h"
 #include "dtrain/comm/communicator.h"
+#include "dtrain/config/experiment.h"
+#include "dtrain/run/version.h"
+#include "matmul/matmul_path.h"
 
 namespace dtrain::train {
 
@@ -36,6 +44,24 @@ void send_file(run::RankSession& session, const fs::path& from, const fs::path& 
     if (receives) written.write(piece.data(), static_cast<std::streamsize>(size));
   }
   if (receives && !written.flush()) throw SystemError("cannot write " + to.string(), errno);
+}
+
+std::string metric_text(const config::Searcher& searcher) {
+  if (searcher.metric.empty()) return "none";
+  return searcher.metric + (searcher.smaller_is_better ? ", smaller is better" : ", larger is better");
+}
+
+// What computes: the trial's program, or the model's file. A file that cannot be read any more (it has been replaced)
+// has no checksum.
+std::string program_text(const std::optional<config::ModelJob>& job) {
+  std::error_code code;
+  const std::filesystem::path own = "/proc/self/exe";
+  const std::string name = (job ? job->file : std::filesystem::read_symlink(own, code)).filename();
+  try {
+    return name + " with the checksum " + checkpoints::checksum_of_file(job ? job->file : own);
+  } catch (const SystemError&) {
+    return name;
+  }
 }
 
 }  // namespace
@@ -78,6 +104,31 @@ OpenCheckpoint::OpenCheckpoint(run::RankSession& session) : folder_(session.resu
 OpenCheckpoint::~OpenCheckpoint() {
   std::error_code code;
   if (!temporary_.empty()) fs::remove_all(temporary_, code);
+}
+
+Json facts_for_resume(run::RankSession& session, const BatchSource& data) {
+  constexpr const char* kKey = "train/resume-facts";
+  if (session.world().rank == 0) {
+    const config::Experiment& experiment = session.experiment();
+    const auto& job = experiment.model;
+    const auto samples = data.samples_per_epoch();
+    Json facts = {{"name", experiment.name},
+                  {"model", job ? Json(std::filesystem::absolute(job->file).lexically_normal().string()) : Json()},
+                  {"program", program_text(job)},
+                  {"global_batch_size", experiment.global_batch_size},
+                  {"samples_per_epoch", samples ? Json(*samples) : Json()},
+                  {"metric", metric_text(experiment.searcher)},
+                  {"seed", experiment.experiment_seed},
+                  {"dtrain", run::version()},
+                  {"libtorch", TORCH_VERSION},
+                  {"cpu_capability", at::get_cpu_capability()},
+                  {"threads", at::get_num_threads()},
+                  {"device", session.gpu() ? "cuda" : "cpu"}};
+    // It has been chosen when the process began.
+    if (!session.gpu()) facts["matmul"] = profile::to_string(choose_matmul(experiment.optimizations.matmul).path);
+    session.control().set(kKey, facts.dump());
+  }
+  return Json::parse(session.control().get(kKey));
 }
 
 void tell_of_resume(run::RankSession& session, const StateReader& reader, const Json& facts, std::int64_t batch,

@@ -1,4 +1,5 @@
-// The checkpoint that a run goes on from, where this rank can read it. Training thread; collective.
+// The checkpoint that a run goes on from, where this rank can read it; and what the run is compared with then. Training
+// thread; collective.
 #pragma once
 
 #include <cstdint>
@@ -6,6 +7,7 @@
 
 #include "dtrain/base/json.h"
 #include "dtrain/run/rank_session.h"
+#include "dtrain/train/loader.h"
 
 namespace dtrain::train {
 
@@ -25,6 +27,10 @@ class OpenCheckpoint {
   std::filesystem::path folder_;
   std::filesystem::path temporary_;  // to be removed; empty: none
 };
+
+// What a run that goes on is compared with, besides the experiment's keys that change what is trained: what may change
+// the bits. Those of rank 0, on all ranks: the savers of all hosts write the same. Collective.
+Json facts_for_resume(run::RankSession& session, const BatchSource& data);
 
 // Rank 0: writes that training goes on, and warns of what may change its bits (`facts`: About::run of this run).
 void tell_of_resume(run::RankSession& session, const StateReader& reader, const Json& facts, std::int64_t batch,

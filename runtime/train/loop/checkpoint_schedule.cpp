@@ -1,0 +1,136 @@
+#include "loop/checkpoint_schedule.h"
+
+#include <algorithm>
+#include <map>
+#include <string>
+#include <utility>
+
+#include "checkpoint/open_checkpoint.h"
+#include "checkpoint/state_reader.h"
+#include "dtrain/base/error.h"
+#include "dtrain/config/experiment.h"
+#include "model/flat_parameters.h"
+
+namespace dtrain::train {
+
+namespace {
+
+// Where the experiment names no period, a crash loses at most about so much.
+constexpr std::chrono::duration<double> kShortestPeriod{60}, kLongestPeriod{600};
+constexpr double kShareOfTime = 0.005;
+constexpr std::chrono::seconds kRetryAfter{10};
+constexpr std::chrono::seconds kLongDelay{1};
+
+std::map<std::string, std::string> tied_names(const torch::nn::Module& model) {
+  std::map<std::string, std::string> tied;
+  for (const auto& parameter : distinct_parameters(model)) {
+    for (std::size_t i = 1; i < parameter.names.size(); ++i) tied[parameter.names[i]] = parameter.names.front();
+  }
+  return tied;
+}
+
+}  // namespace
+
+CheckpointSchedule::CheckpointSchedule(run::RankSession& session, TrainingStep& step, const torch::nn::Module& model,
+                                       const BatchSource& data, const Lengths& lengths, const Position& position,
+                                       std::function<void(StateVisitor&)> visit)
+    : session_(session),
+      step_(step),
+      position_(position),
+      period_(lengths.checkpoint_period),
+      visit_(std::move(visit)) {
+  if (session.mock().any()) return;
+  facts_ = facts_for_resume(session, data);
+  taken_.emplace(session, step, Checkpoints::Options{.tied = tied_names(model), .run = facts_}, visit_);
+  step.before_update([this] {
+    if (is_due(position_.batches + 1) && !step_.saver_busy()) taken_->prepare();
+  });
+}
+
+bool CheckpointSchedule::resume() {
+  if (!taken_) throw ConfigError("a mock run cannot go on from a checkpoint", "leave one of both out");
+  const OpenCheckpoint checkpoint(session_);
+  StateReader reader(checkpoint.folder(), session_.world().rank, session_.world().size);
+  reader.restore(visit_);
+  session_.control().barrier("train/resumed");  // nobody writes shared memory that another still restores
+  tell_of_resume(session_, reader, facts_, position_.batches, position_.epoch);
+  last_batch_ = position_.batches;
+  taken_->resumed_at(position_.batches);
+  const Json metric_before = reader.about().at("run").value("metric", facts_["metric"]);
+  return metric_before == facts_["metric"];
+}
+
+bool CheckpointSchedule::saver_busy() {
+  return taken_ && taken_->saver_busy();
+}
+
+bool CheckpointSchedule::wants_one() const {
+  if (!taken_ || session_.world().rank != 0) return false;
+  const Nanoseconds passed = session_.clock().monotonic() - taken_->last_time();
+  if (taken_->spoiled()) return true;
+  if (taken_->failed()) return passed >= kRetryAfter;
+  return period_ == 0 && passed >= automatic_period(taken_->cost_s()) &&
+         session_.experiment().checkpoint_policy != config::CheckpointPolicy::kNone;
+}
+
+std::chrono::duration<double> CheckpointSchedule::automatic_period(double cost_s) {
+  return std::clamp(std::chrono::duration<double>(cost_s / kShareOfTime), kShortestPeriod, kLongestPeriod);
+}
+
+bool CheckpointSchedule::is_due(std::int64_t batch) const {
+  // What was wished for before the last one was taken may still arrive.
+  const bool wished = step_.checkpoint_wanted() && batch - last_batch_ >= step_.announcement_rounds();
+  return wished || (period_ > 0 && batch - last_batch_ >= period_);
+}
+
+void CheckpointSchedule::after_validation(const Validation::Result& validated) {
+  using config::CheckpointPolicy;
+  const CheckpointPolicy policy = session_.experiment().checkpoint_policy;
+  const bool keep = policy == CheckpointPolicy::kAll || (policy == CheckpointPolicy::kBest && validated.best);
+  if (keep) take("validation", validated.metric, /*may_wait=*/true);
+}
+
+bool CheckpointSchedule::make_ready() {
+  if (!taken_ || std::exchange(is_ready_, true)) return false;
+  const profile::PhaseScope phase(session_.recorder(), profile::Phase::kCheckpoint);
+  taken_->make_ready();
+  return true;
+}
+
+void CheckpointSchedule::take_if_due(std::optional<double> metric) {
+  if (!taken_ || !is_due(position_.batches)) return;
+  step_.saver_busy() ? delay() : take("period", metric, /*may_wait=*/false);
+}
+
+void CheckpointSchedule::delay() {
+  if (!delayed_since_) delayed_since_ = session_.clock().monotonic();
+  const bool long_ago = session_.clock().monotonic() - *delayed_since_ > kLongDelay;
+  if (!long_ago || std::exchange(told_of_delay_, true) || session_.world().rank != 0) return;
+  const std::string cause = "the checkpoint of batch " + std::to_string(last_batch_) + " is still being written to " +
+                            session_.checkpoint_folder().string();
+  session_.log()->warn("a checkpoint is due at batch {} and waits: {}", position_.batches, cause);
+  session_.write_event("checkpoint_delayed", {{"step", position_.batches}, {"cause", cause}});
+}
+
+void CheckpointSchedule::take(const char* reason, std::optional<double> metric, bool may_wait, bool last) {
+  if (!taken_) return;
+  const profile::PhaseScope phase(session_.recorder(), profile::Phase::kCheckpoint);
+  taken_->save({position_.batches, position_.epoch, reason, metric}, may_wait, last);
+  last_batch_ = position_.batches;
+  delayed_since_.reset();
+  told_of_delay_ = false;
+}
+
+void CheckpointSchedule::end_copies_by_updates() {
+  step_.before_update({});
+}
+
+void CheckpointSchedule::take_last(const char* reason, std::optional<double> metric) {
+  take(reason, metric, /*may_wait=*/true, /*last=*/true);
+}
+
+bool CheckpointSchedule::finish() {
+  return taken_ && taken_->finish();
+}
+
+}  // namespace dtrain::train

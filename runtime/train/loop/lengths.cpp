@@ -1,0 +1,66 @@
+#include "loop/lengths.h"
+
+#include <algorithm>
+#include <string>
+
+#include "dtrain/base/error.h"
+#include "dtrain/config/experiment.h"
+
+namespace dtrain::train {
+
+namespace {
+
+// records_per_epoch is for sources that do not know their length.
+void warn_of_unused_length(const run::RankSession& session, const BatchSource& data, const Lengths& lengths) {
+  const auto& records = session.experiment().records_per_epoch;
+  if (!data.batches_per_epoch() || !records || session.world().rank != 0) return;
+  if (std::max<std::int64_t>(1, *records / lengths.global_batch) == *lengths.batches_per_epoch) return;
+  session.log()->warn(
+      "records_per_epoch ({}) has no effect: the training data has a length of its own, {} batches of {} samples; "
+      "leave "
+      "the key out",
+      *records, *lengths.batches_per_epoch, lengths.global_batch);
+}
+
+}  // namespace
+
+Lengths find_lengths(run::RankSession& session, const BatchSource& data) {
+  const config::Experiment& experiment = session.experiment();
+  Lengths lengths;
+  lengths.global_batch = session.batch_per_rank() * session.world().size;
+  const Json mine = {{"batches", data.batches_per_epoch().value_or(-1)}};
+  for (const std::string& text : session.control().gather("train/epoch-length", mine.dump())) {
+    const std::int64_t theirs = Json::parse(text)["batches"].get<std::int64_t>();
+    if (theirs >= 0) lengths.batches_per_epoch = std::max(lengths.batches_per_epoch.value_or(0), theirs);
+  }
+  if (!lengths.batches_per_epoch && experiment.records_per_epoch) {
+    lengths.batches_per_epoch = std::max<std::int64_t>(1, *experiment.records_per_epoch / lengths.global_batch);
+  }
+  if (lengths.batches_per_epoch == 0) {
+    throw DataError("the training set is smaller than one batch for every rank (global batch: " +
+                        std::to_string(lengths.global_batch) + " samples)",
+                    "lower hyperparameters.global_batch_size, or give more data");
+  }
+  warn_of_unused_length(session, data, lengths);
+  const auto length_in_batches = [&](const config::Length& length, const char* key) {
+    if (length.unit == config::LengthUnit::kEpochs && !lengths.batches_per_epoch) {
+      throw ConfigError(std::string(key) + " is in epochs, but the training data has no known length",
+                        "give records_per_epoch, or use batches or records");
+    }
+    return config::in_batches(length, lengths.global_batch, lengths.batches_per_epoch.value_or(1));
+  };
+  lengths.validation_period = length_in_batches(experiment.min_validation_period, "min_validation_period");
+  lengths.checkpoint_period = length_in_batches(experiment.min_checkpoint_period, "min_checkpoint_period");
+  const config::Length& length = experiment.searcher.max_length;
+  if (length.unit == config::LengthUnit::kEpochs) lengths.epochs = length.count;
+  if (length.unit != config::LengthUnit::kEpochs || lengths.batches_per_epoch) {
+    lengths.total_batches = length_in_batches(length, "searcher.max_length");
+  }
+  Json planned = Json::object();  // by which others see how far the run is
+  if (lengths.total_batches) planned["batches"] = *lengths.total_batches;
+  if (lengths.batches_per_epoch) planned["batches_per_epoch"] = *lengths.batches_per_epoch;
+  session.update_plan("length", planned);
+  return lengths;
+}
+
+}  // namespace dtrain::train

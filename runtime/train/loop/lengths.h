@@ -1,0 +1,32 @@
+// How long training is, in batches of all ranks, and how far it has come.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+
+#include "dtrain/run/rank_session.h"
+#include "dtrain/train/loader.h"
+
+namespace dtrain::train {
+
+struct Lengths {
+  std::int64_t global_batch = 0;                  // of all ranks, in samples
+  std::optional<std::int64_t> batches_per_epoch;  // the most of any rank; empty: train until every source ends
+  std::optional<std::int64_t> total_batches;      // empty: train until `epochs` are over
+  std::int64_t epochs = 0;
+  std::int64_t validation_period = 0;  // 0: only at the end
+  std::int64_t checkpoint_period = 0;  // 0: none was asked for
+};
+
+// From the experiment and every rank's training data; also written to plan.json. DataError: the data is less than one
+// batch; ConfigError: a length in epochs of data whose length is not known. Collective.
+Lengths find_lengths(run::RankSession& session, const BatchSource& data);
+
+struct Position {
+  std::int64_t batches = 0;  // done, in rounds of all ranks
+  std::int64_t epoch = 0;
+  std::int64_t epoch_batches = 0;  // done of this epoch
+  bool due_is_open = false;        // the periodic work after the last batch has not been done
+};
+
+}  // namespace dtrain::train
