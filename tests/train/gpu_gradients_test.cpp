@@ -11,7 +11,7 @@
 #include "gpu_run.h"
 #include "model/flat_optimizer.h"
 #include "model/gradient_norm.h"
-#include "model/move_model.h"
+#include "model/model_tensors.h"
 #include "small_model.h"
 #include "strategies/gradient_scaling.h"
 #include "strategies/replicated.h"

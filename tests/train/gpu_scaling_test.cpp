@@ -6,7 +6,7 @@
 #include "dtrain/profile/recorder.h"
 #include "gpu_ranks.h"
 #include "model/flat_parameters.h"
-#include "model/move_model.h"
+#include "model/model_tensors.h"
 #include "precision/loss_scaler.h"
 #include "strategies/gradient_scaling.h"
 

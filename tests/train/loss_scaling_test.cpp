@@ -11,7 +11,7 @@
 
 #include "dtrain/base/error.h"
 #include "gpu_run.h"
-#include "model/move_model.h"
+#include "model/model_tensors.h"
 #include "precision/autocast.h"
 #include "precision/loss_scaler.h"
 #include "small_run.h"

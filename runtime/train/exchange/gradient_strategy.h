@@ -18,7 +18,7 @@
 #include "dtrain/comm/communicator.h"
 #include "dtrain/comm/fusion_plan.h"
 #include "exchange/run_services.h"
-#include "model/flat_range.h"
+#include "model/flat_memory.h"
 #include "state/state_visitor.h"
 
 namespace dtrain::train {

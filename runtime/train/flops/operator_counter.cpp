@@ -13,7 +13,7 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 
 #include "flops/formulas.h"
-#include "model/dtype_name.h"
+#include "model/model_report.h"
 
 namespace dtrain::train {
 

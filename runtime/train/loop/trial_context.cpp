@@ -5,7 +5,7 @@
 #include "dtrain/run/rank_session.h"
 #include "dtrain/train/trial.h"
 #include "loop/unread_keys.h"
-#include "model/move_model.h"
+#include "model/model_tensors.h"
 #include "recomputation/kept_buffers.h"
 
 namespace dtrain {

@@ -16,6 +16,14 @@
 
 namespace dtrain::train {
 
+// A stretch of a flat buffer: what a rank updates, or what travels together.
+struct FlatRange {
+  std::size_t group = 0;            // of FlatParameters
+  std::int64_t begin = 0, end = 0;  // elements
+  std::int64_t size() const { return end - begin; }
+  bool operator==(const FlatRange&) const = default;
+};
+
 comm::DataType comm_type(at::ScalarType type);  // Error: a type that parameters and gradients do not have
 
 class FlatMemory {

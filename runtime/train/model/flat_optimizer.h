@@ -11,8 +11,8 @@
 #include <ATen/ATen.h>
 
 #include "dtrain/train/optimizer.h"
+#include "model/flat_memory.h"
 #include "model/flat_parameters.h"
-#include "model/flat_range.h"
 #include "model/optimizer_update.h"
 #include "model/update_copy.h"
 

@@ -31,47 +31,6 @@ std::int64_t padded_elements(std::int64_t elements, std::int64_t element_size, s
   return (elements + step - 1) / step * step;
 }
 
-struct MemoryExtent {
-  const std::byte* begin = nullptr;
-  const std::byte* end = nullptr;
-  std::string name;
-  bool trainable = false;
-};
-
-MemoryExtent extent_of(const std::string& name, const at::Tensor& tensor) {
-  std::int64_t last = 0;  // the highest element
-  for (std::int64_t d = 0; d < tensor.dim(); ++d) last += (tensor.size(d) - 1) * tensor.stride(d);
-  const auto* begin = static_cast<const std::byte*>(tensor.const_data_ptr());
-  return {begin, begin + (last + 1) * tensor.itemsize(), name, tensor.requires_grad()};
-}
-
-// Laid out flat, tensors that share a part of their memory would no longer share it.
-void refuse_partial_overlap(std::vector<MemoryExtent> extents) {
-  std::sort(extents.begin(), extents.end(), [](const auto& a, const auto& b) { return a.begin < b.begin; });
-  const MemoryExtent* longest = nullptr;            // of those before, the one that ends last
-  const MemoryExtent* longest_trainable = nullptr;  // the same of those that move
-  for (const MemoryExtent& extent : extents) {
-    const MemoryExtent* other = extent.trainable ? longest : longest_trainable;
-    if (other && extent.begin < other->end) {
-      throw ConfigError("'" + other->name + "' and '" + extent.name + "' of the model share a part of their memory",
-                        "give each its own (clone()), or make one a whole view of the other in the same shape");
-    }
-    if (!longest || longest->end < extent.end) longest = &extent;
-    if (extent.trainable && (!longest_trainable || longest_trainable->end < extent.end)) longest_trainable = &extent;
-  }
-}
-
-bool is_dense_memory(const at::Tensor& buffer) {
-  return buffer.defined() && buffer.layout() == at::kStrided && buffer.numel() > 0;
-}
-
-// The parameter that is the same memory as a buffer.
-std::vector<NamedParameter>::iterator owner_of(const at::Tensor& buffer, std::vector<NamedParameter>& parameters) {
-  if (!is_dense_memory(buffer)) return parameters.end();
-  return std::find_if(parameters.begin(), parameters.end(),
-                      [&](const auto& p) { return same_memory(p.tensor, buffer); });
-}
-
 // Those of layers that normalise: their statistics and sums need float32, and they are small. Told by the class of the
 // layer, as libtorch's and TorchScript's names have it: BatchNorm2d, LayerNorm, GroupNorm, InstanceNorm1d, RMSNorm.
 std::set<const at::TensorImpl*> normalisation_parameters(const torch::nn::Module& model) {
@@ -99,63 +58,13 @@ at::Tensor in_channels_last(const at::Tensor& weight) {
 
 }  // namespace
 
-bool same_memory(const at::Tensor& a, const at::Tensor& b) {
-  return a.numel() > 0 && a.const_data_ptr() != nullptr && a.const_data_ptr() == b.const_data_ptr() &&
-         a.scalar_type() == b.scalar_type() && a.sizes() == b.sizes() && a.strides() == b.strides();
-}
-
-std::vector<NamedParameter> distinct_parameters(const torch::nn::Module& model) {
-  std::vector<NamedParameter> result;
-  std::map<const at::TensorImpl*, std::size_t> seen;
-  std::multimap<const void*, std::size_t> places;
-  for (const auto& item : model.named_parameters()) {
-    const at::Tensor& tensor = item.value();
-    if (!tensor.defined()) continue;
-    const auto [known, is_new] = seen.try_emplace(tensor.unsafeGetTensorImpl(), result.size());
-    if (!is_new) {
-      result[known->second].names.push_back(item.key());
-      continue;
-    }
-    const auto [first, last] = places.equal_range(tensor.const_data_ptr());
-    const auto same =
-        std::find_if(first, last, [&](const auto& p) { return same_memory(result[p.second].tensor, tensor); });
-    if (same == last) {
-      places.emplace(tensor.const_data_ptr(), result.size());
-      result.push_back({{item.key()}, tensor, {}});
-      continue;
-    }
-    NamedParameter& owner = result[same->second];
-    known->second = same->second;
-    owner.names.push_back(item.key());
-    owner.aliases.push_back(tensor);
-    if (tensor.requires_grad() && !owner.tensor.requires_grad()) std::swap(owner.tensor, owner.aliases.back());
-  }
-  return result;
-}
-
-void refuse_partial_overlap(const torch::nn::Module& model) {
-  auto named = distinct_parameters(model);
-  std::vector<MemoryExtent> extents;
-  for (const auto& [names, tensor, aliases] : named) {
-    if (tensor.numel() > 0) extents.push_back(extent_of(names.front(), tensor));
-  }
-  for (const auto& item : model.named_buffers()) {
-    if (is_dense_memory(item.value()) && owner_of(item.value(), named) == named.end())
-      extents.push_back(extent_of(item.key(), item.value()));
-  }
-  refuse_partial_overlap(std::move(extents));
-}
-
 FlatParameters::FlatParameters(const torch::nn::Module& model, comm::Communicator& communicator,
                                const ParameterTypes& types)
     : memory_(communicator, device_of(model)) {
   auto named = distinct_parameters(model);
   std::reverse(named.begin(), named.end());
   refuse_partial_overlap(model);
-  for (const auto& item : model.named_buffers()) {
-    const auto owner = owner_of(item.value(), named);
-    if (owner != named.end() && !item.value().is_same(owner->tensor)) owner->aliases.push_back(item.value());
-  }
+  add_buffers(named, model);
   const std::set<const at::TensorImpl*> in_float32 =
       types.bfloat16 ? normalisation_parameters(model) : std::set<const at::TensorImpl*>();
   std::vector<std::int64_t> used;

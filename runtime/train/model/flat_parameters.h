@@ -23,6 +23,7 @@
 
 #include "dtrain/comm/communicator.h"
 #include "model/flat_memory.h"
+#include "model/model_tensors.h"
 #include "state/state_visitor.h"
 
 namespace dtrain::train {
@@ -134,21 +135,5 @@ class FlatParameters {
   std::vector<Parameter> parameters_;
   std::vector<Group> groups_;
 };
-
-// Whether two tensors are the same elements in memory, so that writing one writes the other.
-bool same_memory(const at::Tensor& a, const at::Tensor& b);
-
-// The model's distinct named parameters in registration order: the first name of a tied one, with all its names. Two
-// tensors in the same memory, laid out alike, are one parameter.
-struct NamedParameter {
-  std::vector<std::string> names;
-  at::Tensor tensor;                // one that requires a gradient, if any of them does
-  std::vector<at::Tensor> aliases;  // the other tensors
-};
-std::vector<NamedParameter> distinct_parameters(const torch::nn::Module& model);
-
-// ConfigError names two tensors of the model of which only parts lie in the same memory: laid out flat, or moved to a
-// device, they would no longer share it.
-void refuse_partial_overlap(const torch::nn::Module& model);
 
 }  // namespace dtrain::train

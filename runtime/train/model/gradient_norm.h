@@ -10,8 +10,8 @@
 #include <span>
 #include <vector>
 
+#include "model/flat_memory.h"
 #include "model/flat_parameters.h"
-#include "model/flat_range.h"
 
 namespace dtrain::train {
 

@@ -6,7 +6,6 @@
 #include <string>
 
 #include "dtrain/base/choices.h"
-#include "model/dtype_name.h"
 #include "model/optimizer_update.h"
 
 namespace dtrain::train {
@@ -15,6 +14,23 @@ namespace {
 constexpr std::size_t kMostShapes = 1000;
 
 }  // namespace
+
+std::string dtype_name(at::ScalarType type) {
+  switch (type) {
+    case at::kFloat:
+      return "float32";
+    case at::kDouble:
+      return "float64";
+    case at::kHalf:
+      return "float16";
+    case at::kBFloat16:
+      return "bfloat16";
+    case at::kLong:
+      return "int64";
+    default:
+      return c10::toString(type);
+  }
+}
 
 Json describe_model(const FlatParameters& parameters) {
   const auto all = parameters.parameters();

@@ -11,6 +11,10 @@
 
 namespace dtrain::train {
 
+// "float32", "bfloat16", …: an element type as Python has it; of a type that Python has no short name for, libtorch's
+// own. Any thread.
+std::string dtype_name(at::ScalarType type);
+
 // {"parameters", "bytes", "tensors", "dtype": of most elements, "shapes": [{"name", "sizes"}]}: the largest 1,000 of
 // them, in the model's order.
 Json describe_model(const FlatParameters& parameters);

@@ -16,12 +16,52 @@ constexpr std::int64_t kStepsAlike = 3;
 
 }  // namespace
 
-ExchangeMode::ExchangeMode(const StepParts& parts, const StrategyOptions& options)
+std::vector<std::uint8_t> WrittenParameters::mine() const {
+  if (!watch_.any_written()) return {};
+  return watch_.written();
+}
+
+std::vector<std::size_t> WrittenParameters::agree(std::vector<std::uint8_t> mine) const {
+  mine.resize(parameters_.parameters().size());
+  run_.communicator.all_reduce(mine.data(), mine.size(), comm::DataType::kUint8, {.op = comm::ReduceOp::kMax}).wait();
+  std::vector<std::size_t> written;
+  for (std::size_t i = 0; i < mine.size(); ++i) {
+    if (mine[i]) written.push_back(i);
+  }
+  return written;
+}
+
+void WrittenParameters::make_alike(std::span<const std::size_t> parameters) {
+  const auto all = parameters_.parameters();
+  std::vector<std::int64_t> extremes;  // the digests and their complements: largest and smallest of all ranks
+  for (const std::size_t index : parameters) {
+    extremes.push_back(static_cast<std::int64_t>(digest_of(parameters_.values_of(all[index]))));
+    extremes.push_back(~extremes.back());
+  }
+  run_.communicator.all_reduce(extremes.data(), extremes.size(), comm::DataType::kInt64, {.op = comm::ReduceOp::kMax})
+      .wait();
+  for (std::size_t i = 0; i < parameters.size(); ++i) {
+    if (extremes[2 * i] == ~extremes[2 * i + 1]) continue;
+    const auto& parameter = all[parameters[i]];
+    const at::Tensor values = parameters_.values_of(parameter);
+    run_.device_communicator.broadcast(FlatMemory::address(values), values.nbytes(), comm::DataType::kUint8, 0).wait();
+    parameters_.refresh();
+    if (std::exchange(warned_, true) || !run_.is_first_rank()) continue;
+    run_.log->warn(
+        "the model writes its parameter '{}' itself, other values on other ranks: rank 0's count, and all ranks have "
+        "them "
+        "after each optimizer step",
+        parameter.name);
+  }
+}
+
+ExchangeMode::ExchangeMode(const StepParts& parts, const ExchangeParts& more, const StrategyOptions& options)
     : parts_(parts),
+      more_(more),
       vote_(parts.run, parts.non_finite),
       scale_(parts.run.communicator, parts.window, vote_, parts.parameters.memory().on_host(), parts.scaler),
       picker_(parts.run, parts.parameters, parts.optimizer, parts.exchange, parts.fusion, scale_, parts.in_flight,
-              options, parts.is_settled),
+              options, more.is_settled),
       written_(parts.run, parts.parameters, parts.watch) {
   parts_.watch.note(digests_due());
 }
@@ -82,14 +122,14 @@ void ExchangeMode::update(std::span<const std::uint8_t> used) {
 
 void ExchangeMode::before_update() {
   vote_.collect();
-  if (parts_.before_update) parts_.before_update();
+  if (more_.before_update) more_.before_update();
 }
 
 void ExchangeMode::read_late(const std::optional<at::Tensor>& norm) {
   if (parts_.scaling_report) parts_.scaling_report->after_update(parts_.window.rounds_begun());
   if (!norm) return;
   parts_.in_flight.read(*norm, [this, batch = parts_.window.rounds_begun()](std::span<const double> value) {
-    parts_.gradient_norms.add(batch, value.front());
+    more_.gradient_norms.add(batch, value.front());
     parts_.non_finite.see_norm(value.front(), batch);
   });
 }
@@ -103,7 +143,7 @@ std::string ExchangeMode::why_not_capturable() const {
 }
 
 bool ExchangeMode::settled() {
-  return parts_.is_settled() && picker_.settled() && !parts_.fusion.settling() && watched_steps_ > kStepsWithDigests &&
+  return more_.is_settled() && picker_.settled() && !parts_.fusion.settling() && watched_steps_ > kStepsWithDigests &&
          parts_.exchange.windows_alike() >= kStepsAlike && !parts_.watch.any_written();
 }
 

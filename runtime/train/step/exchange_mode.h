@@ -1,20 +1,44 @@
 // The usual mode: the ranks exchange the gradients of every window, and all have the same parameters after each step.
+// Training thread.
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
+#include <span>
 #include <vector>
 
 #include "step/collective_vote.h"
-#include "step/exchange_scale.h"
 #include "step/step_mode.h"
-#include "step/written_parameters.h"
 #include "strategies/strategy_picker.h"
 
 namespace dtrain::train {
 
+// Parameters that the model itself writes between two updates: which ones any rank has written, and the same values on
+// all ranks afterwards.
+class WrittenParameters {
+ public:
+  WrittenParameters(const RunServices& run, FlatParameters& parameters, const ParameterWatch& watch)
+      : run_(run), parameters_(parameters), watch_(watch) {}
+
+  // What this rank's model has written since the watch last looked: 0 or 1 for each parameter; empty: nothing, or no
+  // other rank is concerned.
+  std::vector<std::uint8_t> mine() const;
+  // Every rank gives its mine(), of which one at least is not empty: the indices of what any rank has written, in
+  // order. Collective.
+  std::vector<std::size_t> agree(std::vector<std::uint8_t> mine) const;
+  // Gives all ranks rank 0's values of these parameters, where they differ. Collective.
+  void make_alike(std::span<const std::size_t> parameters);
+
+ private:
+  const RunServices& run_;
+  FlatParameters& parameters_;
+  const ParameterWatch& watch_;
+  bool warned_ = false;
+};
+
 class ExchangeMode final : public StepMode, private CapturableStep {
  public:
-  ExchangeMode(const StepParts& parts, const StrategyOptions& options);
+  ExchangeMode(const StepParts& parts, const ExchangeParts& more, const StrategyOptions& options);
 
   RoundVote& vote() override { return vote_; }
   std::int64_t announcement_rounds() const override { return parts_.window.length(); }
@@ -47,7 +71,8 @@ class ExchangeMode final : public StepMode, private CapturableStep {
   bool digests_due() const;
   void look_at_writes(const std::vector<std::size_t>& written);
 
-  StepParts parts_;
+  const StepParts parts_;
+  const ExchangeParts more_;
   CollectiveVote vote_;
   ExchangeScale scale_;
   StrategyPicker picker_;

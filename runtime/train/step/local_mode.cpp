@@ -4,6 +4,38 @@
 
 namespace dtrain::train {
 
+LocalStep::LocalStep(const StepParts& parts, LocalUpdate::Parts updated)
+    : parts_(parts),
+      strategy_(parts.parameters, parts.optimizer, parts.run.device_communicator, parts.run.recorder, updated) {
+  strategy_.set_plan(parts_.fusion.plan());
+  parts_.exchange.use(strategy_, parts_.fusion.plan());
+  parts_.watch.note(/*look_closer=*/false);
+}
+
+// What the model has written itself lies in its own tensors alone.
+void LocalStep::take_over_written() {
+  const std::vector<std::uint8_t> written = parts_.watch.written();
+  for (std::size_t i = 0; i < written.size(); ++i) {
+    if (written[i]) parts_.parameters.take_over(i);
+  }
+}
+
+void LocalStep::take() {
+  parts_.watch.check();
+  const auto used = parts_.exchange.finish_local();
+  if (parts_.watch.any_written()) take_over_written();
+  strategy_.update({used, parts_.window.own_scale(), parts_.max_gradient_norm, parts_.scaler});
+  parts_.parameters.refresh_copies();
+  if (parts_.scaling_report) parts_.scaling_report->after_update(parts_.window.rounds_begun());
+  {
+    const profile::PhaseScope phase(parts_.run.recorder, profile::Phase::kStepLrSchedulers);
+    parts_.optimizer.advance_schedule();
+  }
+  parts_.watch.note(/*look_closer=*/false);
+  parts_.exchange.end_window();
+  parts_.window.close();
+}
+
 LocalMode::LocalMode(const StepParts& parts, const config::LocalSgd& options, std::uint64_t seed)
     : parts_(parts),
       steps_between_meetings_(options.inner_steps),
@@ -53,6 +85,24 @@ void LocalMode::synchronise() {
   inner_steps_ = 0;
   // The batches of an open window go into a step after this meeting, and count for the next one.
   vote_.begin_period(parts_.window.own_batches() > 0);
+}
+
+AloneMode::AloneMode(const StepParts& parts, bool sharded)
+    : parts_(parts),
+      vote_(parts.non_finite),
+      step_(parts, sharded ? LocalUpdate::Parts::kOfThisRank : LocalUpdate::Parts::kAll) {}
+
+bool AloneMode::end_batch() {
+  const bool stepping = parts_.window.full();
+  if (stepping) step_.take();
+  parts_.in_flight.end_batch();
+  return stepping;
+}
+
+bool AloneMode::flush() {
+  if (parts_.window.rounds() == 0) return false;
+  step_.take();
+  return true;
 }
 
 }  // namespace dtrain::train

@@ -1,17 +1,34 @@
-// Local steps: every rank steps by itself, and after `inner_steps` of its steps the ranks meet (LocalSteps).
-//
-// Ranks read what was announced some rounds late, when it has long arrived, so that none waits between two meetings. A
-// wish to stop is acted upon that much later, by all ranks in the same round.
+// The modes in which every rank steps by itself: local steps, after some of which the ranks meet (LocalSteps), and
+// `--mock comm`, in which they never do. Training thread.
 #pragma once
 
 #include "dtrain/config/optimizations.h"
 #include "step/collective_vote.h"
-#include "step/local_step.h"
 #include "step/step_mode.h"
 #include "strategies/local_steps.h"
+#include "strategies/local_update.h"
 
 namespace dtrain::train {
 
+// An optimizer step on this rank's own gradients: no rank waits for another.
+class LocalStep {
+ public:
+  // `updated`: which parameters this rank updates.
+  LocalStep(const StepParts& parts, LocalUpdate::Parts updated);
+  // Over the open window, which it closes.
+  void take();
+
+ private:
+  void take_over_written();
+
+  const StepParts parts_;
+  LocalUpdate strategy_;
+};
+
+// Local steps: after `inner_steps` of its steps a rank meets the others.
+//
+// Ranks read what was announced some rounds late, when it has long arrived, so that none waits between two meetings. A
+// wish to stop is acted upon that much later, by all ranks in the same round.
 class LocalMode final : public StepMode {
  public:
   LocalMode(const StepParts& parts, const config::LocalSgd& options, std::uint64_t seed);
@@ -35,12 +52,55 @@ class LocalMode final : public StepMode {
   std::int64_t lag() const;  // in rounds
   void step();
 
-  StepParts parts_;
+  const StepParts parts_;
   const int steps_between_meetings_;
   CollectiveVote vote_;
   LocalStep step_;
   LocalSteps local_steps_;
   int inner_steps_ = 0;  // since the ranks last met
+};
+
+// The vote of a rank that trains alone (`--mock comm`): what it announces is what is agreed.
+class AloneVote final : public RoundVote {
+ public:
+  explicit AloneVote(NonFinite& non_finite) : non_finite_(non_finite) {}
+
+  void announce(const Announcement& mine) override {
+    last_ = {mine.has_batch ? 1 : 0, mine.stop};
+    stop_seen_ |= mine.stop;
+    non_finite_.add_round(non_finite_.take_words(mine.last_batch), mine.last_batch);
+  }
+  Round agree() override { return last_; }
+  bool stop_seen() const override { return stop_seen_; }
+  bool saver_busy() const override { return false; }  // such a run saves nothing
+  bool checkpoint_wanted() const override { return false; }
+  std::optional<profile::TraceWindow> take_trace_window() override { return std::nullopt; }
+  void add_up(std::span<std::int64_t> /*values*/) override {}
+
+ private:
+  NonFinite& non_finite_;
+  Round last_;
+  bool stop_seen_ = false;
+};
+
+// `--mock comm`: a rank computes what it would compute for an update, and exchanges nothing. Its parameters are neither
+// those of another rank nor what training would have made of them.
+class AloneMode final : public StepMode {
+ public:
+  AloneMode(const StepParts& parts, bool sharded);
+
+  RoundVote& vote() override { return vote_; }
+  std::int64_t announcement_rounds() const override { return parts_.window.length(); }
+  std::string why_not_capturable() const override { return "the run is a mock run"; }
+  void begin_batch() override { parts_.exchange.begin_batch(/*exchange=*/false); }
+  bool end_batch() override;
+  bool flush() override;
+  bool state_is_shared() const override { return false; }
+
+ private:
+  const StepParts parts_;
+  AloneVote vote_;
+  LocalStep step_;
 };
 
 }  // namespace dtrain::train

@@ -1,6 +1,6 @@
 // How a rank's batches become optimizer steps. ExchangeMode exchanges gradients in every window. In LocalMode each rank
-// steps by itself and the ranks meet periodically. In AloneMode each rank steps by itself to the end. make_mode()
-// chooses.
+// steps by itself and the ranks meet periodically. In AloneMode each rank steps by itself to the end. TrainingStep
+// chooses one.
 //
 // TrainingStep calls it, from the training thread. Modes share the parts below; each owns what only it needs.
 #pragma once
@@ -21,7 +21,6 @@
 #include "model/parameter_watch.h"
 #include "state/state_visitor.h"
 #include "step/aggregation_window.h"
-#include "step/capturable_step.h"
 #include "step/gradient_norms.h"
 #include "step/loss_scaling_report.h"
 #include "step/non_finite.h"
@@ -40,17 +39,45 @@ struct StepParts {
   GradientExchange& exchange;
   StepsInFlight& in_flight;
   NonFinite& non_finite;
-  GradientNorms& gradient_norms;
   AggregationWindow& window;
   double max_gradient_norm = 0;  // 0: no clipping
   // Null: the loss is not scaled.
   LossScaler* scaler = nullptr;
   LossScalingReport* scaling_report = nullptr;
+};
+
+// What ExchangeMode works with besides. All of it outlives the mode.
+struct ExchangeParts {
+  GradientNorms& gradient_norms;
   // Called before each update, after the ranks' announcements have been read. May be empty.
   const std::function<void()>& before_update;
   // False while training still compares two ways to compute a step. Only one such comparison runs at a time, so others
   // wait until this is true.
   std::function<bool()> is_settled;
+};
+
+// What a mode's step does on the device and on the host, apart, so that the device's part can be captured as a CUDA
+// graph and launched again (graph/step_graph.h): between begin_capture() and end_capture() everything goes to the
+// device and nothing of it is counted; for each launch the host's part comes before and after it.
+class CapturableStep {
+ public:
+  virtual ~CapturableStep() = default;
+
+  // Whether the next step with a batch on every rank gives the device the same work as every later one: nothing is
+  // being tried any more. The ranks may disagree.
+  virtual bool settled() = 0;
+
+  // Around a batch whose work is captured. Error where the step does something that a graph would not repeat.
+  virtual void begin_capture() = 0;
+  virtual void end_capture() = 0;
+  // Of the two, one has failed on some rank: nothing has happened.
+  virtual void abandon_capture() = 0;
+
+  // Whether the last step that was not a replay used the parameters that the captured one did. The same on all ranks.
+  virtual bool is_as_captured() const = 0;
+  // Around each launch of what was captured. Every rank has a batch, and what the ranks announced has been read.
+  virtual void before_replay() = 0;
+  virtual void after_replay() = 0;
 };
 
 class StepMode {
@@ -97,8 +124,5 @@ class StepMode {
   // it. Whether it is empty is the same on all ranks.
   virtual std::optional<std::vector<FlatRange>> copied_ranges() const { return std::nullopt; }
 };
-
-// Collective. The ranks' parameters are the same.
-std::unique_ptr<StepMode> make_mode(const StepParts& parts, const StepOptions& options);
 
 }  // namespace dtrain::train

@@ -3,7 +3,9 @@
 #include "dtrain/base/error.h"
 #include "dtrain/base/json_number.h"
 #include "model/model_report.h"
-#include "model/model_state.h"
+#include "model/model_tensors.h"
+#include "step/exchange_mode.h"
+#include "step/local_mode.h"
 #include "step/startup_checks.h"
 
 namespace dtrain::train {
@@ -61,6 +63,19 @@ std::optional<LossScaler> make_scaler(const TrialContext::Wrapped& wrapped, cons
   return LossScaler(options.loss_scaling, parameters.memory().device());
 }
 
+// Collective. The ranks' parameters are the same.
+std::unique_ptr<StepMode> make_mode(const StepParts& parts, const ExchangeParts& more, const StepOptions& options) {
+  switch (mode_of(options)) {
+    case Mode::kAlone:
+      return std::make_unique<AloneMode>(parts, options.strategy.sharded == config::ShardedOptimizer::kOn);
+    case Mode::kLocal:
+      return std::make_unique<LocalMode>(parts, *options.local_sgd, options.strategy.seed);
+    case Mode::kExchange:
+      break;
+  }
+  return std::make_unique<ExchangeMode>(parts, more, options.strategy);
+}
+
 }  // namespace
 
 TrainingStep::TrainingStep(const TrialContext::Wrapped& wrapped, const RunServices& run, const StepOptions& options)
@@ -76,9 +91,21 @@ TrainingStep::TrainingStep(const TrialContext::Wrapped& wrapped, const RunServic
       memory_format_(run_, parameters_, in_flight_, memory_format_options(options)),
       scaler_(make_scaler(wrapped, options, parameters_)),
       watch_(*model_, parameters_),
-      mode_(make_mode({run_, parameters_, optimizer_, watch_, fusion_, exchange_, in_flight_, non_finite_,
-                       gradient_norms_, window_, options.max_gradient_norm, scaler_ ? &*scaler_ : nullptr,
-                       begin_report(options), before_update_, [this] { return memory_format_.settled(); }},
+      mode_(make_mode({.run = run_,
+                       .parameters = parameters_,
+                       .optimizer = optimizer_,
+                       .watch = watch_,
+                       .fusion = fusion_,
+                       .exchange = exchange_,
+                       .in_flight = in_flight_,
+                       .non_finite = non_finite_,
+                       .window = window_,
+                       .max_gradient_norm = options.max_gradient_norm,
+                       .scaler = scaler_ ? &*scaler_ : nullptr,
+                       .scaling_report = begin_report(options)},
+                      {.gradient_norms = gradient_norms_,
+                       .before_update = before_update_,
+                       .is_settled = [this] { return memory_format_.settled(); }},
                       options)),
       hooks_(parameters_, exchange_),
       may_keep_narrow_gradients_(may_keep_narrow_gradients(options, run_.world) && parameters_.memory().on_host()) {

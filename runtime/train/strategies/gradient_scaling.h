@@ -17,8 +17,8 @@
 #include "dtrain/comm/communicator.h"
 #include "dtrain/profile/recorder.h"
 #include "exchange/gradient_strategy.h"
+#include "model/flat_memory.h"
 #include "model/flat_parameters.h"
-#include "model/flat_range.h"
 #include "model/optimizer_update.h"
 
 namespace dtrain::train {

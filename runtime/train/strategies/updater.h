@@ -10,9 +10,9 @@
 #include "dtrain/comm/communicator.h"
 #include "dtrain/profile/recorder.h"
 #include "exchange/gradient_strategy.h"
+#include "model/flat_memory.h"
 #include "model/flat_optimizer.h"
 #include "model/flat_parameters.h"
-#include "model/flat_range.h"
 #include "strategies/gradient_scaling.h"
 
 namespace dtrain::train {

@@ -1,4 +1,6 @@
-#include "step/exchange_scale.h"
+#include "step/aggregation_window.h"
+
+#include "step/collective_vote.h"
 
 namespace dtrain::train {
 

@@ -1,0 +1,146 @@
+#include "model/model_tensors.h"
+
+#include <algorithm>
+#include <map>
+#include <utility>
+
+#include "dtrain/base/error.h"
+
+namespace dtrain::train {
+
+namespace {
+
+struct MemoryExtent {
+  const std::byte* begin = nullptr;
+  const std::byte* end = nullptr;
+  std::string name;
+  bool trainable = false;
+};
+
+MemoryExtent extent_of(const std::string& name, const at::Tensor& tensor) {
+  std::int64_t last = 0;  // the highest element
+  for (std::int64_t d = 0; d < tensor.dim(); ++d) last += (tensor.size(d) - 1) * tensor.stride(d);
+  const auto* begin = static_cast<const std::byte*>(tensor.const_data_ptr());
+  return {begin, begin + (last + 1) * tensor.itemsize(), name, tensor.requires_grad()};
+}
+
+// Laid out flat, tensors that share a part of their memory would no longer share it.
+void refuse_partial_overlap(std::vector<MemoryExtent> extents) {
+  std::sort(extents.begin(), extents.end(), [](const auto& a, const auto& b) { return a.begin < b.begin; });
+  const MemoryExtent* longest = nullptr;            // of those before, the one that ends last
+  const MemoryExtent* longest_trainable = nullptr;  // the same of those that move
+  for (const MemoryExtent& extent : extents) {
+    const MemoryExtent* other = extent.trainable ? longest : longest_trainable;
+    if (other && extent.begin < other->end) {
+      throw ConfigError("'" + other->name + "' and '" + extent.name + "' of the model share a part of their memory",
+                        "give each its own (clone()), or make one a whole view of the other in the same shape");
+    }
+    if (!longest || longest->end < extent.end) longest = &extent;
+    if (extent.trainable && (!longest_trainable || longest_trainable->end < extent.end)) longest_trainable = &extent;
+  }
+}
+
+bool is_dense_memory(const at::Tensor& buffer) {
+  return buffer.defined() && buffer.layout() == at::kStrided && buffer.numel() > 0;
+}
+
+// The parameter that is the same memory as a buffer.
+std::vector<NamedParameter>::iterator owner_of(const at::Tensor& buffer, std::vector<NamedParameter>& parameters) {
+  if (!is_dense_memory(buffer)) return parameters.end();
+  return std::find_if(parameters.begin(), parameters.end(),
+                      [&](const auto& p) { return same_memory(p.tensor, buffer); });
+}
+
+bool is_same_view(const at::Tensor& a, const at::Tensor& b) {
+  return a.is_alias_of(b) && a.storage_offset() == b.storage_offset() && a.sizes() == b.sizes() &&
+         a.strides() == b.strides() && a.scalar_type() == b.scalar_type();
+}
+
+}  // namespace
+
+bool same_memory(const at::Tensor& a, const at::Tensor& b) {
+  return a.numel() > 0 && a.const_data_ptr() != nullptr && a.const_data_ptr() == b.const_data_ptr() &&
+         a.scalar_type() == b.scalar_type() && a.sizes() == b.sizes() && a.strides() == b.strides();
+}
+
+std::vector<NamedParameter> distinct_parameters(const torch::nn::Module& model) {
+  std::vector<NamedParameter> result;
+  std::map<const at::TensorImpl*, std::size_t> seen;
+  std::multimap<const void*, std::size_t> places;
+  for (const auto& item : model.named_parameters()) {
+    const at::Tensor& tensor = item.value();
+    if (!tensor.defined()) continue;
+    const auto [known, is_new] = seen.try_emplace(tensor.unsafeGetTensorImpl(), result.size());
+    if (!is_new) {
+      result[known->second].names.push_back(item.key());
+      continue;
+    }
+    const auto [first, last] = places.equal_range(tensor.const_data_ptr());
+    const auto same =
+        std::find_if(first, last, [&](const auto& p) { return same_memory(result[p.second].tensor, tensor); });
+    if (same == last) {
+      places.emplace(tensor.const_data_ptr(), result.size());
+      result.push_back({{item.key()}, tensor, {}});
+      continue;
+    }
+    NamedParameter& owner = result[same->second];
+    known->second = same->second;
+    owner.names.push_back(item.key());
+    owner.aliases.push_back(tensor);
+    if (tensor.requires_grad() && !owner.tensor.requires_grad()) std::swap(owner.tensor, owner.aliases.back());
+  }
+  return result;
+}
+
+void refuse_partial_overlap(const torch::nn::Module& model) {
+  auto named = distinct_parameters(model);
+  std::vector<MemoryExtent> extents;
+  for (const auto& [names, tensor, aliases] : named) {
+    if (tensor.numel() > 0) extents.push_back(extent_of(names.front(), tensor));
+  }
+  for (const auto& item : model.named_buffers()) {
+    if (is_dense_memory(item.value()) && owner_of(item.value(), named) == named.end())
+      extents.push_back(extent_of(item.key(), item.value()));
+  }
+  refuse_partial_overlap(std::move(extents));
+}
+
+void add_buffers(std::vector<NamedParameter>& parameters, const torch::nn::Module& model) {
+  for (const auto& item : model.named_buffers()) {
+    const auto owner = owner_of(item.value(), parameters);
+    if (owner != parameters.end() && !item.value().is_same(owner->tensor)) owner->aliases.push_back(item.value());
+  }
+}
+
+void move_model(torch::nn::Module& model, c10::Device device) {
+  if (device.is_cpu()) return;
+  refuse_partial_overlap(model);
+  const at::NoGradGuard no_grad;
+  std::vector<at::Tensor> all = model.parameters();
+  for (const at::Tensor& buffer : model.buffers()) all.push_back(buffer);
+  std::vector<std::pair<at::Tensor, at::Tensor>> moved;  // as it was, and where it is now
+  for (at::Tensor& tensor : all) {
+    if (!tensor.defined() || tensor.device() == device) continue;
+    at::Tensor there;
+    for (const auto& [before, now] : moved) {
+      if (is_same_view(before, tensor)) there = now;
+    }
+    if (!there.defined()) {
+      there = tensor.to(device);
+      moved.emplace_back(tensor.detach(), there);
+    }
+    tensor.set_data(there);
+  }
+}
+
+void ModelState::visit(StateVisitor& visitor) {
+  for (const auto& parameter : distinct_parameters(model_)) {
+    if (!parameter.tensor.requires_grad())
+      visitor.tensor("frozen/" + parameter.names.front(), parameter.tensor.detach());
+  }
+  for (const auto& buffer : model_.named_buffers()) {
+    if (buffer.value().defined()) visitor.tensor("buffers/" + buffer.key(), buffer.value());
+  }
+}
+
+}  // namespace dtrain::train
