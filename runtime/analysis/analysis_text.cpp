@@ -1,7 +1,7 @@
-#include "dtrain/analysis/analysis_text.h"
+#include "dtrain/analysis/analysis.h"
 
 #include "dtrain/base/units.h"
-#include "rules/rules_text.h"
+#include "rules/run_rules.h"
 #include "summary/summary_words.h"
 #include "text/text_writer.h"
 

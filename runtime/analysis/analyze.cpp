@@ -2,11 +2,8 @@
 #include "dtrain/config/profiling_rules.h"
 #include "findings/make_findings.h"
 #include "measure/evidence.h"
-#include "measure/find_stragglers.h"
-#include "measure/make_waterfall.h"
 #include "measure/statistics.h"
-#include "predict/predict.h"
-#include "summary/summarize.h"
+#include "predict/predictor.h"
 
 namespace dtrain::analysis {
 
@@ -29,6 +26,59 @@ Analysis analyze(const RunProfile& profile, const AnalyzeOptions& options) {
 
 RunSummary summarize(const std::filesystem::path& run_dir) {
   return analyze(load_run(run_dir)).summary;
+}
+
+namespace {
+
+Json prediction_json(const Prediction& prediction) {
+  return {{"name", prediction.name},
+          {"title", prediction.title},
+          {"assumption", prediction.assumption},
+          {"mock", prediction.mock.empty() ? Json(nullptr) : Json(prediction.mock)},
+          {"set", prediction.set.empty() ? Json(nullptr) : Json(prediction.set)},
+          {"world_size", prediction.world_size},
+          {"step_s", prediction.step_s},
+          {"step_p50_s", prediction.step_p50_s},
+          {"samples_per_s", prediction.samples_per_s},
+          {"gain", prediction.gain},
+          {"saved_s", prediction.saved_s},
+          {"efficiency", prediction.efficiency ? Json(*prediction.efficiency) : Json(nullptr)}};
+}
+
+}  // namespace
+
+Json to_json(const StepStatistics& s) {
+  return {{"count", s.count}, {"mean_s", s.mean_s}, {"stddev_s", s.stddev_s}, {"median_s", s.median_s},
+          {"mad_s", s.mad_s}, {"min_s", s.min_s},   {"p95_s", s.p95_s},       {"p99_s", s.p99_s},
+          {"max_s", s.max_s}, {"exact", s.exact}};
+}
+
+Json to_json(const WhatIf& what_if) {
+  Json json = {{"step_s", what_if.step_s}, {"step_p50_s", what_if.step_p50_s}, {"samples_per_s", what_if.samples_per_s},
+               {"changes", Json::array()}, {"scaling", Json::array()},         {"notes", what_if.notes}};
+  for (const Prediction& prediction : what_if.changes) json["changes"].push_back(prediction_json(prediction));
+  for (const Prediction& prediction : what_if.scaling) json["scaling"].push_back(prediction_json(prediction));
+  return json;
+}
+
+Json to_json(const Analysis& analysis) {
+  Json json = {{"schema", 3}, {"summary", to_json(analysis.summary)}};
+  json["findings"] = Json::array();
+  for (const Finding& finding : analysis.findings) json["findings"].push_back(to_json(finding));
+  json["steps"] = to_json(analysis.steps);
+  json["rank_steps"] = Json::array();
+  for (const auto& [rank, statistics] : analysis.rank_steps) {
+    Json one = {{"rank", rank}};
+    one.update(to_json(statistics));
+    json["rank_steps"].push_back(std::move(one));
+  }
+  json["waterfall"] = to_json(analysis.waterfall);
+  json["roofline"] = to_json(analysis.roofline);
+  json["stragglers"] = to_json(analysis.stragglers);
+  json["what_if"] = to_json(analysis.what_if);
+  json["rules"] = to_json(analysis.rules);
+  json["operators"] = to_json(analysis.operators);
+  return json;
 }
 
 }  // namespace dtrain::analysis

@@ -5,7 +5,7 @@
 
 #include <regex>
 
-#include "dtrain/analysis/analysis_text.h"
+#include "dtrain/analysis/analysis.h"
 #include "dtrain/analysis/diff.h"
 #include "dtrain/analysis/live.h"
 #include "dtrain/analysis/report.h"

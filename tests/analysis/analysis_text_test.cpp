@@ -1,4 +1,4 @@
-#include "dtrain/analysis/analysis_text.h"
+#include "dtrain/analysis/analysis.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,5 +1,5 @@
 // Planted faults, in dumps of runs that never were: the first finding must name cause, rank and cost.
-#include "dtrain/analysis/findings.h"
+#include "dtrain/analysis/analysis.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

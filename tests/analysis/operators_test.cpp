@@ -4,7 +4,7 @@
 
 #include <numeric>
 
-#include "export/event_file.h"
+#include "export/tensorboard.h"
 #include "trace_fixture.h"
 
 namespace dtrain::analysis {

@@ -1,4 +1,4 @@
-#include "measure/regular.h"
+#include "measure/stalls.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

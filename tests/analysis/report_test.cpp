@@ -4,10 +4,10 @@
 #include <gtest/gtest.h>
 
 #include "dtrain/base/file.h"
-#include "report/html.h"
+#include "report/charts.h"
 #include "report/input.h"
-#include "report/lines.h"
-#include "report/timeline.h"
+#include "report/page.h"
+#include "report/sections.h"
 #include "run_folder.h"
 
 namespace dtrain::analysis {

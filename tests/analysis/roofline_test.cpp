@@ -4,7 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "dtrain/analysis/analysis_text.h"
+#include "dtrain/analysis/analysis.h"
 #include "dtrain/analysis/report.h"
 #include "dtrain/analysis/summary_text.h"
 #include "dtrain/base/file.h"

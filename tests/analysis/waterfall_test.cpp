@@ -1,4 +1,4 @@
-#include "dtrain/analysis/waterfall.h"
+#include "dtrain/analysis/analysis.h"
 
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-#include "dtrain/analysis/what_if.h"
+#include "dtrain/analysis/analysis.h"
 
 #include <algorithm>
 

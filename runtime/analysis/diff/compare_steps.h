@@ -7,7 +7,6 @@
 #include <vector>
 
 #include "diff/observations.h"
-#include "diff/turns.h"
 #include "dtrain/analysis/diff.h"
 
 namespace dtrain::analysis::diff {

@@ -1,20 +1,65 @@
 #include "dtrain/analysis/diff.h"
 
-#include <algorithm>
-#include <cmath>
-
 #include <spdlog/fmt/fmt.h>
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <set>
+#include <string>
+#include <string_view>
+#include <vector>
 
 #include "diff/compare_steps.h"
-#include "diff/plan_differences.h"
 #include "dtrain/analysis/analysis.h"
+#include "dtrain/analysis/run_line.h"
+#include "dtrain/analysis/run_profile.h"
 #include "dtrain/base/error.h"
+#include "dtrain/base/text.h"
 #include "dtrain/base/units.h"
-#include "rules/rules_text.h"
+#include "rules/run_rules.h"
 #include "text/text_writer.h"
 
 namespace dtrain::analysis {
 namespace {
+
+// The differences between the plans of two runs: world, batch, settings, model, versions, hosts. Plain functions.
+
+constexpr std::array<std::string_view, 2> kWork = {"world_size", "global_batch_size"};
+
+Settings settings(const RunProfile& run) {
+  Settings result = settings_of_plan(run.plan);
+  result["world_size"] = std::to_string(run.world_size);
+  std::set<std::string> hosts;
+  for (const RankProfile& rank : run.ranks) hosts.insert(rank.host);
+  result["hosts"] = join(std::vector<std::string>(hosts.begin(), hosts.end()), ", ");
+  return result;
+}
+
+bool is_work(const DiffEntry& entry) {
+  return std::find(kWork.begin(), kWork.end(), entry.key) != kWork.end();
+}
+
+// What makes their steps different work first, parameters of rules last.
+std::vector<DiffEntry> plan_differences(const RunProfile& a, const RunProfile& b) {
+  std::vector<DiffEntry> result;
+  for (const SettingDifference& one : differences_of(std::array{settings(a), settings(b)})) {
+    result.push_back({one.key, shortened_setting(one.values[0]), shortened_setting(one.values[1])});
+  }
+  std::stable_partition(result.begin(), result.end(), is_work);
+  return result;
+}
+
+// Of these, what makes the steps of one do other work than the steps of the other: "world_size 2 and 4"; empty:
+// nothing.
+std::string other_work(const std::vector<DiffEntry>& differences) {
+  std::vector<std::string> parts;
+  for (const DiffEntry& entry : differences) {
+    // Without a plan there is nothing to compare.
+    if (is_work(entry) && entry.a != "-" && entry.b != "-")
+      parts.push_back(entry.key + " " + entry.a + " and " + entry.b);
+  }
+  return join(parts, "; ");
+}
 
 using diff::Observations;
 
@@ -211,8 +256,8 @@ RunDiff diff_runs(const RunProfile& a, const RunProfile& b, const DiffOptions& o
         "compare runs that trained for a while; `dtrain summary` shows what is missing from this one");
   }
   RunDiff diff;
-  diff.differences = diff::plan_differences(a, b);
-  diff.why_not = diff::other_work(diff.differences);
+  diff.differences = plan_differences(a, b);
+  diff.why_not = other_work(diff.differences);
   diff.same_work = diff.why_not.empty();
   diff.grouped = steps.grouped;
   diff.fail_above = options.fail_above;

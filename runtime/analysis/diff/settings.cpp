@@ -1,4 +1,4 @@
-#include "dtrain/analysis/settings.h"
+#include "dtrain/analysis/run_line.h"
 
 #include <algorithm>
 #include <array>

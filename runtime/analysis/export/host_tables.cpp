@@ -2,13 +2,22 @@
 #include <cmath>
 
 #include "dtrain/analysis/export.h"
+#include "dtrain/analysis/run_profile.h"
 #include "dtrain/base/json_number.h"
-#include "export/common_time.h"
 #include "export/more_tables.h"
 #include "read/json_fields.h"
 
 namespace dtrain::analysis {
 namespace {
+
+// A host's clock on rank 0's, by way of one of its ranks: they share it.
+
+inline std::int64_t host_to_common_ns(const RunProfile& profile, const AgentProfile& agent, std::int64_t time_ns) {
+  for (const RankProfile& rank : profile.ranks) {
+    if (profile.agent_of(rank) == &agent) return profile.to_common_ns(rank.rank, time_ns);
+  }
+  return time_ns;
+}
 
 // One row a value: which metrics there are depends on the machine.
 Table system() {

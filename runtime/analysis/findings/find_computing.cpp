@@ -5,8 +5,7 @@
 #include <spdlog/fmt/fmt.h>
 
 #include "findings/make_findings.h"
-#include "measure/computing_savings.h"
-#include "measure/limits.h"
+#include "measure/roofline.h"
 #include "text/numbers.h"
 
 namespace dtrain::analysis {

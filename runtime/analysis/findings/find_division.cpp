@@ -19,8 +19,8 @@
 #include <spdlog/fmt/fmt.h>
 
 #include "findings/make_findings.h"
-#include "measure/limits.h"
-#include "measure/update_sharing.h"
+#include "measure/contention.h"
+#include "measure/roofline.h"
 #include "read/json_fields.h"
 #include "text/numbers.h"
 

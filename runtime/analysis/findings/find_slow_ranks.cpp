@@ -4,8 +4,8 @@
 #include <spdlog/fmt/fmt.h>
 
 #include "findings/make_findings.h"
-#include "measure/gpus_of_ranks.h"
 #include "measure/statistics.h"
+#include "measure/system_metrics.h"
 #include "text/numbers.h"
 
 namespace dtrain::analysis {

@@ -6,8 +6,8 @@
 
 #include "dtrain/base/units.h"
 #include "findings/make_findings.h"
-#include "measure/gpus_of_ranks.h"
 #include "measure/statistics.h"
+#include "measure/system_metrics.h"
 #include "predict/exchange_cost.h"
 #include "read/json_fields.h"
 #include "text/numbers.h"

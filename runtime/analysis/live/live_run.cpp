@@ -4,13 +4,12 @@
 
 #include "dtrain/analysis/live.h"
 #include "dtrain/base/clock.h"
-#include "live/agent_feed.h"
-#include "live/file_tail.h"
-#include "live/rank_feed.h"
+#include "live/feeds.h"
 #include "live/recent.h"
 #include "live/run_events.h"
-#include "read/dump_files.h"
+#include "read/file_lines.h"
 #include "read/json_fields.h"
+#include "read/run_files.h"
 
 namespace dtrain::analysis {
 namespace {

@@ -5,8 +5,6 @@
 
 #include <spdlog/fmt/fmt.h>
 
-#include "live/curve_line.h"
-#include "live/screen_line.h"
 #include "text/numbers.h"
 #include "text/text_writer.h"
 

@@ -3,8 +3,8 @@
 #include <algorithm>
 
 #include "dtrain/base/clock.h"
-#include "measure/distribution.h"
 #include "measure/rows.h"
+#include "measure/statistics.h"
 #include "measure/waiting.h"
 #include "read/json_fields.h"
 

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "dtrain/analysis/live.h"
-#include "live/rank_feed.h"
+#include "live/feeds.h"
 
 namespace dtrain::analysis {
 

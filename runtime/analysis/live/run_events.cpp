@@ -8,9 +8,8 @@
 #include "dtrain/base/error.h"
 #include "dtrain/base/json_number.h"
 #include "dtrain/checkpoint/checkpoint.h"
-#include "measure/limits.h"
+#include "measure/roofline.h"
 #include "read/json_fields.h"
-#include "read/utc.h"
 
 namespace dtrain::analysis {
 

@@ -8,7 +8,7 @@
 #include "dtrain/analysis/curves.h"
 #include "dtrain/analysis/live.h"
 #include "dtrain/analysis/run_history.h"
-#include "live/file_tail.h"
+#include "read/file_lines.h"
 
 namespace dtrain::analysis {
 

@@ -25,4 +25,17 @@ std::optional<double> no_core_s(const std::vector<Contention>& ranks);
 // Seconds in which a rank's training thread had no core, beyond the median of the others.
 double lacking_s(const std::vector<Contention>& ranks, std::size_t rank);
 
+// What one copy of the parameters for all ranks of a host costs the optimizer step. Each rank writes its part of memory
+// that the others have just read, while they write theirs: the exchange that sharded updates do without is paid by the
+// caches, in that phase. A run with `sharded_optimizer: auto` has done the same updates both ways, in turns:
+// replicated, where every rank writes all of its own copy, a world's part of it takes what the part would take alone.
+
+bool updates_one_copy(const RunProfile& run);
+
+// The share of its optimizer steps that would be left of them if no other rank used the same memory, at most 1: a
+// world's part of what replicated updates took in `tried` (this run, or one of the same experiment), in the median of
+// its turns, over what the run's own take, each of the rank for which it is longest. Empty: not one copy, or not tried.
+// Any thread.
+std::optional<double> unshared_update_share(const RunProfile& run, const RunProfile& tried);
+
 }  // namespace dtrain::analysis

@@ -5,10 +5,11 @@
 #include <algorithm>
 #include <vector>
 
+#include "dtrain/analysis/analysis.h"
 #include "dtrain/analysis/run_profile.h"
+#include "dtrain/analysis/summary.h"
 #include "measure/contention.h"
-#include "measure/exposed.h"
-#include "measure/make_roofline.h"
+#include "measure/roofline.h"
 #include "measure/rows.h"
 #include "measure/waiting.h"
 
@@ -34,5 +35,11 @@ struct Evidence {
   Roofline roofline;
   double loop_s = 0;  // of the slowest rank: what shares of the loop are of
 };
+
+// What is made of it.
+Stragglers find_stragglers(const Evidence& evidence);
+// From every batch of every rank, and from how long they waited for each other.
+Waterfall make_waterfall(const Evidence& evidence);
+RunSummary summarize(const Evidence& evidence);
 
 }  // namespace dtrain::analysis

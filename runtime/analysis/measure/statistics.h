@@ -1,15 +1,17 @@
 // Statistics over values held in memory, beside those of base/statistics.h.
 #pragma once
 
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <span>
 #include <utility>
 #include <vector>
 
+#include "dtrain/analysis/analysis.h"
 #include "dtrain/analysis/run_profile.h"
-#include "dtrain/analysis/step_statistics.h"
 #include "dtrain/base/statistics.h"
+#include "dtrain/profile/sketch.h"
 
 namespace dtrain::analysis {
 
@@ -32,5 +34,24 @@ Trend theil_sen(std::span<const std::pair<double, double>> points);
 
 // Over the steps of these ranks.
 StepStatistics step_statistics(std::span<const RankProfile> ranks);
+
+// Values of steps in full and of folded ones together: quantiles are exact as long as nothing was folded, and within
+// profile::Sketch::kRelativeError else.
+class Distribution {
+ public:
+  void add(std::int64_t ns) { values_.push_back(static_cast<double>(ns)); }
+  void add(const profile::Sketch& folded) { folded_.merge(folded); }
+  // Of nanoseconds, in seconds; 0 of none.
+  double quantile_s(double share) {
+    if (folded_.count() == 0) return quantile(values_, share) / 1e9;
+    for (const double value : values_) folded_.add(static_cast<std::int64_t>(value));
+    values_.clear();
+    return folded_.quantile(share) / 1e9;
+  }
+
+ private:
+  std::vector<double> values_;
+  profile::Sketch folded_;
+};
 
 }  // namespace dtrain::analysis

@@ -1,11 +1,11 @@
-#include "dtrain/analysis/stragglers.h"
+#include "dtrain/analysis/analysis.h"
 
 #include <algorithm>
 
 #include <spdlog/fmt/fmt.h>
 
 #include "dtrain/base/units.h"
-#include "measure/find_stragglers.h"
+#include "measure/evidence.h"
 #include "measure/statistics.h"
 #include "text/numbers.h"
 

@@ -1,9 +1,9 @@
-#include "dtrain/analysis/waterfall.h"
+#include "dtrain/analysis/analysis.h"
 
 #include <algorithm>
 
 #include "dtrain/base/clock.h"
-#include "measure/make_waterfall.h"
+#include "measure/evidence.h"
 #include "measure/statistics.h"
 
 namespace dtrain::analysis {

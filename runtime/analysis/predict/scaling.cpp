@@ -10,7 +10,7 @@
 
 #include "dtrain/base/clock.h"
 #include "predict/exchange_cost.h"
-#include "predict/predict.h"
+#include "predict/predictor.h"
 
 namespace dtrain::analysis {
 namespace {

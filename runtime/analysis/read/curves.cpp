@@ -11,7 +11,6 @@
 #include "dtrain/base/json_number.h"
 #include "read/file_lines.h"
 #include "read/json_fields.h"
-#include "read/utc.h"
 
 namespace dtrain::analysis {
 namespace {

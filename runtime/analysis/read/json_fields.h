@@ -4,6 +4,8 @@
 
 #include <cmath>
 #include <cstdint>
+#include <cstdlib>
+#include <ctime>
 #include <string>
 
 #include "dtrain/base/json.h"
@@ -47,6 +49,15 @@ inline std::int64_t minus(std::int64_t a, std::int64_t b) {
   std::int64_t result = 0;
   if (!__builtin_sub_overflow(a, b, &result)) return result;
   return a > b ? INT64_MAX : INT64_MIN;
+}
+
+// Of an event or a metric: "2026-03-01T12:34:56.789012Z" in seconds since 1970; 0 where it is something else.
+inline double seconds_of_utc(const std::string& text) {
+  std::tm time{};
+  const char* rest = ::strptime(text.c_str(), "%Y-%m-%dT%H:%M:%S", &time);
+  if (rest == nullptr) return 0;
+  const double fraction = *rest == '.' ? std::atof(rest) : 0;
+  return static_cast<double>(::timegm(&time)) + fraction;
 }
 
 }  // namespace dtrain::analysis

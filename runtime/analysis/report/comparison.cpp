@@ -9,7 +9,7 @@
 #include "dtrain/analysis/run_line.h"
 #include "dtrain/base/file.h"
 #include "dtrain/base/text.h"
-#include "report/curve_charts.h"
+#include "report/charts.h"
 #include "report/page.h"
 #include "text/numbers.h"
 

@@ -1,4 +1,4 @@
-#include "report/curve_charts.h"
+#include "report/charts.h"
 
 #include <algorithm>
 #include <cctype>

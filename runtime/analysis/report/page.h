@@ -2,14 +2,66 @@
 // the script draws. One thread at a time.
 #pragma once
 
+#include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
 #include "dtrain/base/json.h"
-#include "report/html.h"
 
 namespace dtrain::analysis::report {
+
+// Pieces of an HTML page. Text from a run (names, errors, paths) is escaped here and nowhere else, so no section can
+// pass it on as markup. Plain values; any thread may call.
+
+std::string escape(std::string_view text);
+
+struct Column {
+  std::string title;
+  bool number = false;  // set right, sorted by value
+  std::string hint;     // what it means; shown when pointed at
+  bool one_line = false;
+};
+
+struct Cell {
+  Cell(std::string shown) : text(std::move(shown)) {}  // NOLINT: a cell is its text most of the time
+  Cell(const char* shown) : text(shown) {}             // NOLINT
+  Cell(std::string shown, double sorted_by) : text(std::move(shown)), value(sorted_by) {}
+  // With a bar behind the text, `share` of the cell wide (0 to 1).
+  Cell(std::string shown, double sorted_by, double share) : Cell(std::move(shown), sorted_by) { bar = share; }
+  Cell& colored(std::string name) {  // one of the palette's names (report.css)
+    color = std::move(name);
+    return *this;
+  }
+
+  std::string text;
+  std::optional<double> value;
+  std::optional<double> bar;
+  std::string color;
+};
+
+// A table that can be sorted by each of its columns. Its first column names the row.
+class Table {
+ public:
+  Table(std::string caption, std::vector<Column> columns);
+  // Rows of a rank are set off when that rank is chosen; -1: of none.
+  Table& row(const std::vector<Cell>& cells, int rank = -1);
+  bool empty() const { return rows_.empty(); }
+  std::string html() const;
+
+ private:
+  std::string caption_;
+  std::vector<Column> columns_;
+  std::string rows_;
+};
+
+// The files of assets/ and Chart.js, as they were when the library was built (cmake/Embed.cmake).
+
+extern const std::string_view kStyle;         // report.css
+extern const std::string_view kScript;        // our scripts, in the order of CMakeLists.txt
+extern const std::string_view kChartJs;       // Debian's chart.min.js
+extern const std::string_view kChartJsTerms;  // its licence
 
 // `spec` is what assets/charts.js draws: {"kind", "x", "y", "sets", ...}. The text describes the chart for
 // readers who cannot see it.

@@ -1,7 +1,10 @@
-// The sections of the report, in their order; each is one file of sections/. A section without data states what is
-// missing and how to get it.
+// The sections of the report, in their order; sections/ has one file for those of a topic. A section without data
+// states what is missing and how to get it.
 #pragma once
 
+#include <string>
+
+#include "dtrain/base/json.h"
 #include "report/input.h"
 #include "report/page.h"
 
@@ -30,5 +33,18 @@ void write_cpu_bottlenecks(Page& page, const Input& input);
 void write_io_bottlenecks(Page& page, const Input& input);
 void write_memory(Page& page, const Input& input);
 void write_completeness(Page& page, const Input& input);  // what these numbers lack
+
+// --- what a rule found, in words, for the section that shows what it looked at; any thread may call ---
+
+// Null where it was not evaluated.
+const RuleResult* find_rule(const Input& input, const std::string& name);
+// "stddev 3, n_outliers 10"
+std::string pairs_text(const Json& object);
+// What it looks for, its parameters, what it counted and how often it was triggered, or why it does not apply; and what
+// it advises where it was. Nothing for a rule that was not evaluated.
+void write_rule(Page& page, const Input& input, const std::string& name);
+
+// The chart of what each rank did when: the spec of assets/50-timeline.js; null where no step was recorded.
+Json timeline_spec(const Input& input);
 
 }  // namespace dtrain::analysis::report

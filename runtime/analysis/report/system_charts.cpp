@@ -1,10 +1,9 @@
-#include "report/system_charts.h"
+#include "report/charts.h"
 
 #include <algorithm>
 #include <map>
 
-#include "measure/gpus_of_ranks.h"
-#include "report/lines.h"
+#include "measure/system_metrics.h"
 
 namespace dtrain::analysis::report {
 namespace {

@@ -4,9 +4,9 @@
 #include <set>
 #include <string_view>
 
-#include "measure/gpus_of_ranks.h"
+#include "measure/system_metrics.h"
 #include "read/json_fields.h"
-#include "rules/adapter.h"
+#include "rules/run_rules.h"
 
 namespace dtrain::analysis::rules {
 namespace {

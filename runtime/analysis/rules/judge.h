@@ -1,12 +1,14 @@
 // What rules share: which data points count, and how a result is begun and completed. Private to analysis.
 #pragma once
 
+#include <cstdint>
 #include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "rules/rule.h"
+#include "rules/series.h"
 
 namespace dtrain::analysis::rules {
 
@@ -47,5 +49,35 @@ void count_samples(Json& counts, const HostSeries& host, const Judged& judged);
 Json describe(const GpuPoints& gpu);
 
 double percent(std::int64_t part, std::int64_t whole);
+
+// --- windows of data points: so many of them in a row ---
+
+// One window after the other from the first point on; what is left at the end is no window.
+std::vector<std::span<const double>> windows_of(std::span<const double> values, std::int64_t window);
+
+// statistics.h's, of values that stay as they are.
+double quantile_of(std::span<const double> values, double share);
+
+// Why a rule that judges windows has none.
+std::string too_few_points(std::int64_t most, std::int64_t window, const char* of = "a GPU");
+
+// Statistics over the steps of a series, those that are folded into distributions included.
+struct SeriesStatistics {
+  std::int64_t steps = 0;
+  double mean_s = 0, stddev_s = 0;  // of all steps (population); exact with folded steps too
+  double min_s = 0, max_s = 0;      // exact
+  double median_s = 0, mad_s = 0;   // median, and median of the absolute deviations from it
+  double p50_s = 0, p95_s = 0, p99_s = 0;
+};
+
+SeriesStatistics statistics_of(const StepSeries& series);
+
+// Steps whose duration is above `threshold_s`, of those that are folded.
+std::int64_t folded_above(const StepSeries& series, double threshold_s);
+
+// How many steps last at most `threshold_s` and fall into each of `bins` equal parts between `from_s` and `to_s`; what
+// lies beyond counts in the first or last.
+std::vector<std::int64_t> histogram_of(const StepSeries& series, double threshold_s, double from_s, double to_s,
+                                       std::size_t bins);
 
 }  // namespace dtrain::analysis::rules

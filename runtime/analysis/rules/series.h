@@ -1,4 +1,4 @@
-// What rules look at: series of numbers, free of files and formats. rules/adapter.h makes them of a RunProfile. Plain
+// What rules look at: series of numbers, free of files and formats. rules/run_rules.h makes them of a RunProfile. Plain
 // values; times are nanoseconds of the clock of the host they were taken on.
 #pragma once
 

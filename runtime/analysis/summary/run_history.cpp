@@ -8,7 +8,6 @@
 #include "dtrain/base/error.h"
 #include "dtrain/base/json_number.h"
 #include "read/json_fields.h"
-#include "read/utc.h"
 #include "text/numbers.h"
 
 namespace dtrain::analysis {

@@ -2,19 +2,96 @@
 
 #include <algorithm>
 #include <array>
+#include <map>
+#include <optional>
 
 #include "dtrain/base/clock.h"
-#include "measure/distribution.h"
 #include "measure/evidence.h"
-#include "measure/gpus_of_ranks.h"
+#include "measure/roofline.h"
+#include "measure/statistics.h"
 #include "measure/system_metrics.h"
 #include "read/json_fields.h"
 #include "read/run_files.h"
-#include "summary/compute_account.h"
-#include "summary/summarize.h"
 
 namespace dtrain::analysis {
 namespace {
+
+// How much a run computed, and what share of the hardware's limit that is.
+
+std::string why_without_mfu(const Roofline& roofline) {
+  if (roofline.flops_per_sample <= 0) return "no product of matrices, convolution or attention was counted";
+  if (roofline.device != "cpu") return "limits of GPUs are not measured";
+  return "plan.json has no limit of the machine for " + roofline.dtype +
+         ": run 'dtrain doctor --bench' on each host, then launch again";
+}
+
+// `summary` has the run's totals. Empty: no operators were counted.
+std::optional<ComputeAccount> compute_account(const Evidence& evidence, const RunSummary& summary) {
+  const Roofline& roofline = evidence.roofline;
+  if (roofline.device.empty() || summary.steps <= 0) return std::nullopt;
+  ComputeAccount account;
+  account.flops_per_sample = roofline.flops_per_sample;
+  account.flops_per_step =
+      roofline.flops_per_sample * static_cast<double>(summary.samples) / static_cast<double>(summary.steps);
+  account.dtype = roofline.dtype;
+  account.achieved_gflops = roofline.flops_per_sample * summary.training_samples_per_s / kGiga;
+  account.limit_gflops = roofline.limit_gflops;
+  account.achieved_gb_s = roofline.achieved_gb_s;
+  account.limit_gb_s = roofline.limit_gb_s;
+  if (account.limit_gflops && account.achieved_gflops > 0) {
+    account.mfu = account.achieved_gflops / *account.limit_gflops;
+  } else {
+    account.without_mfu = why_without_mfu(roofline);
+  }
+  return account;
+}
+
+struct RankTotals {
+  std::int64_t count = 0, bytes = 0;
+};
+
+struct Totals {
+  std::int64_t count = 0, bytes = 0;  // of the rank with most
+  std::int64_t exposed_ns = 0;        // of all
+  Distribution durations;
+  std::vector<double> bandwidths;  // of those with a line of their own
+};
+
+void add_collectives(const RunProfile& run, RunSummary& summary) {
+  std::map<CollectiveKey, Totals> all;
+  for (const RankProfile& rank : run.ranks) {
+    std::map<CollectiveKey, RankTotals> own;
+    for (const CollectiveLine& line : rank.collectives) {
+      const CollectiveKey key{line.operation, line.bucket};
+      RankTotals& mine = own[key];
+      ++mine.count;
+      add_to(mine.bytes, line.bytes);
+      Totals& totals = all[key];
+      add_to(totals.exposed_ns, line.exposed_ns);
+      totals.durations.add(line.ended_ns - line.started_ns);
+      totals.bandwidths.push_back(static_cast<double>(line.bus_bandwidth));
+    }
+    for (const WindowLine& window : rank.windows) {
+      for (const CollectiveWindow& line : window.collectives) {
+        const CollectiveKey key{line.operation, line.bucket};
+        add_to(own[key].count, line.count);
+        add_to(own[key].bytes, line.bytes);
+        add_to(all[key].exposed_ns, line.exposed_ns);
+      }
+    }
+    for (const auto& [key, sketch] : rank.window_sketches.collectives) all[key].durations.add(sketch);
+    for (const auto& [key, mine] : own) {
+      all[key].count = std::max(all[key].count, mine.count);
+      all[key].bytes = std::max(all[key].bytes, mine.bytes);
+    }
+  }
+  for (auto& [key, totals] : all) {
+    summary.collectives.push_back({std::string(name_of(key.operation)), key.bucket, totals.count, totals.bytes,
+                                   totals.durations.quantile_s(0.50),
+                                   static_cast<double>(totals.exposed_ns) / 1e9 / static_cast<double>(run.ranks.size()),
+                                   quantile(totals.bandwidths, 0.50)});
+  }
+}
 
 using profile::Phase;
 

@@ -1,23 +1,123 @@
 // One file of all ranks' traces. Each rank is a process, its tracks are threads; times are microseconds on rank 0's
 // clock since just before the first trace began.
+#include <spdlog/fmt/fmt.h>
 #include <algorithm>
+#include <cstdint>
 #include <functional>
 #include <limits>
+#include <map>
 #include <set>
+#include <string>
+#include <tuple>
+#include <vector>
 
-#include <spdlog/fmt/fmt.h>
-
+#include "dtrain/analysis/run_profile.h"
 #include "dtrain/analysis/trace.h"
 #include "dtrain/base/error.h"
 #include "dtrain/base/units.h"
 #include "dtrain/profile/gzip_file.h"
+#include "dtrain/profile/trace_events.h"
+#include "dtrain/profile/trace_log.h"
 #include "read/json_fields.h"
-#include "trace/arrows.h"
-#include "trace/dump_trace.h"
 #include "trace/trace_reader.h"
 
 namespace dtrain::analysis {
 namespace {
+
+// Arrows between the slices of one collective on several ranks: from the rank that came last to each that waited for
+// it.
+class Arrows {
+ public:
+  void add(std::int64_t pid, const profile::PlacedCollective& collective);
+  // The arrows as events of Chrome trace JSON, each with a comma and a newline behind it.
+  std::string events() const;
+  std::int64_t slices() const { return slices_; }
+  std::int64_t count() const { return count_; }
+  // Number of collectives that ended on one rank more than `error_us` before another had entered them: the clocks
+  // cannot be right. (A rank may start after another has ended: a small payload is handed over on entering.)
+  std::int64_t impossible(double error_us) const;
+
+ private:
+  struct Slice {
+    std::int64_t pid, track;
+    double came_us, start_us, end_us;
+  };
+  using Key = std::tuple<std::int64_t, std::uint64_t, std::string>;  // batch, sequence, operation
+
+  std::map<Key, std::vector<Slice>> collectives_;
+  std::int64_t slices_ = 0;
+  std::int64_t count_ = 0;
+};
+
+constexpr double kLateNoteUs = 5;  // the clock is read a moment before or after what it is read for
+
+void Arrows::add(std::int64_t pid, const profile::PlacedCollective& collective) {
+  auto& slices = collectives_[{collective.batch, collective.sequence, collective.operation}];
+  if (!slices.empty()) ++count_;
+  slices.push_back({pid, collective.track, collective.came_us, collective.start_us, collective.end_us});
+  ++slices_;
+}
+
+std::string Arrows::events() const {
+  fmt::memory_buffer out;
+  std::int64_t id = 0;
+  for (const auto& [key, slices] : collectives_) {
+    const auto last = std::max_element(slices.begin(), slices.end(),
+                                       [](const Slice& a, const Slice& b) { return a.start_us < b.start_us; });
+    for (auto other = slices.begin(); other != slices.end(); ++other) {
+      if (other == last) continue;
+      // An arrow's ends belong to the slices they lie in.
+      const double arrives = std::clamp(last->start_us, other->start_us, other->end_us);
+      const auto put = [&](const char* phase, const Slice& slice, double at_us) {
+        fmt::format_to(
+            std::back_inserter(out),
+            R"({{"ph":"{}","bp":"e","cat":"waited_for","name":"last rank","id":{},"pid":{},"tid":{},"ts":{:.3f}}})"
+            ",\n",
+            phase, id, slice.pid, slice.track, at_us);
+      };
+      ++id;
+      put("s", *last, last->start_us);
+      put("f", *other, arrives);
+    }
+  }
+  return {out.data(), out.size()};
+}
+
+std::int64_t Arrows::impossible(double error_us) const {
+  std::int64_t count = 0;
+  for (const auto& [key, slices] : collectives_) {
+    double last_came = slices.front().came_us, first_end = slices.front().end_us;
+    for (const Slice& slice : slices) {
+      last_came = std::max(last_came, slice.came_us);
+      first_end = std::min(first_end, slice.end_us);
+    }
+    if (first_end + error_us + kLateNoteUs < last_came) ++count;
+  }
+  return count;
+}
+
+// Steps and collectives of a rank's dump in the form of a trace, for runs of which no trace was taken. A dump does not
+// record where in a step its phases lay.
+
+profile::TraceLog log_of_dump(const RankProfile& rank) {
+  profile::TraceLog log;
+  for (const StepLine& step : rank.steps) log.on_step(step.batch, step.start_ns, step.start_ns + step.wall_ns);
+  for (const CollectiveLine& line : rank.collectives) {
+    profile::CollectiveRecord record;
+    record.sequence = static_cast<std::uint64_t>(line.sequence);
+    record.bucket = static_cast<std::int32_t>(line.bucket);
+    const std::string operation(name_of(line.operation));
+    operation.copy(record.operation, sizeof record.operation - 1);
+    record.bytes = static_cast<std::uint64_t>(line.bytes);
+    record.world_size = static_cast<std::int32_t>(line.world_size);
+    record.enqueued_ns = line.enqueued_ns;
+    record.started_ns = line.started_ns;
+    record.ended_ns = line.ended_ns;
+    record.exposed_ns = line.exposed_ns;
+    log.on_collective(line.batch, record);
+  }
+  return log;
+}
 
 constexpr double kLeadUs = 1'000;  // before the first event, so that no time is negative
 // Linux numbers processes with 22 bits: these numbers are free.

@@ -5,7 +5,7 @@
 #include <unistd.h>
 
 #include "commands.h"
-#include "dtrain/analysis/analysis_text.h"
+#include "dtrain/analysis/analysis.h"
 #include "dtrain/config/profiling_rules.h"
 #include "dtrain/run/run_folder.h"
 #include "dtrain/run/summary_text.h"

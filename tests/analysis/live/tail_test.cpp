@@ -5,9 +5,9 @@
 #include <numeric>
 
 #include "agent/bounded_dump.h"
-#include "live/file_tail.h"
-#include "live/rank_feed.h"
+#include "live/feeds.h"
 #include "live/recent.h"
+#include "read/file_lines.h"
 #include "run_folder.h"
 
 namespace dtrain::analysis {

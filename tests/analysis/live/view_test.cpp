@@ -6,8 +6,7 @@
 #include "dtrain/base/file.h"
 #include "dtrain/base/text.h"
 #include "dtrain/base/units.h"
-#include "live/curve_line.h"
-#include "live/screen_line.h"
+#include "live/live_text.h"
 #include "run_folder.h"
 
 namespace dtrain::analysis {

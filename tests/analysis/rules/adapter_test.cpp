@@ -1,5 +1,5 @@
 // From a run's folder to what the rules see.
-#include "rules/adapter.h"
+#include "rules/run_rules.h"
 
 #include <gtest/gtest.h>
 

@@ -13,9 +13,8 @@
 #include "dtrain/config/diagnostic.h"
 #include "keys/key_reader.h"
 #include "keys/schema_writer.h"
-#include "rules/adapter.h"
 #include "rules/judge.h"
-#include "rules/rules_text.h"
+#include "rules/run_rules.h"
 
 namespace dtrain::analysis::rules {
 namespace {

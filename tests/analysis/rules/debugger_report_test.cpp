@@ -9,7 +9,6 @@
 
 #include "../run_folder.h"
 #include "dtrain/analysis/analysis.h"
-#include "dtrain/analysis/analysis_text.h"
 #include "dtrain/analysis/rules.h"
 #include "dtrain/analysis/run_profile.h"
 #include "dtrain/config/profiling_rules.h"

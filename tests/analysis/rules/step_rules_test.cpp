@@ -2,7 +2,7 @@
 #include <gtest/gtest.h>
 
 #include "hosts.h"
-#include "rules/series_statistics.h"
+#include "rules/judge.h"
 
 namespace dtrain::analysis::rules {
 namespace {

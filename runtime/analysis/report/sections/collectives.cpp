@@ -5,7 +5,7 @@
 
 #include <spdlog/fmt/fmt.h>
 
-#include "report/lines.h"
+#include "report/charts.h"
 #include "report/sections.h"
 #include "summary/summary_words.h"
 #include "text/numbers.h"

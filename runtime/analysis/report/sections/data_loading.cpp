@@ -4,8 +4,7 @@
 #include <spdlog/fmt/fmt.h>
 
 #include "measure/statistics.h"
-#include "report/lines.h"
-#include "report/rule_text.h"
+#include "report/charts.h"
 #include "report/sections.h"
 #include "text/numbers.h"
 

@@ -1,10 +1,12 @@
-// How much of the hosts was used.
-#include <algorithm>
-
+// How much of the hosts was used, and how much of their memory.
 #include <spdlog/fmt/fmt.h>
+#include <algorithm>
+#include <set>
 
+#include "dtrain/base/units.h"
+#include "report/charts.h"
+#include "report/page.h"
 #include "report/sections.h"
-#include "report/system_charts.h"
 #include "text/numbers.h"
 
 namespace dtrain::analysis::report {
@@ -94,6 +96,87 @@ void write_system(Page& page, const Input& input) {
         {.id = picture.id, .title = picture.title, .text = picture.text, .spec = std::move(spec), .height = 210});
   }
   page.end_columns();
+}
+
+// Memory: of GPUs, and of the ranks' processes.
+
+namespace {
+
+const GpuMemory* gpu_memory_of(const Input& input, const RankProfile& rank) {
+  for (const RankSummary& summary : input.analysis.summary.ranks) {
+    if (summary.rank == rank.rank) return summary.gpu_memory ? &*summary.gpu_memory : nullptr;
+  }
+  return nullptr;
+}
+
+void write_gpu_memory_of_ranks(Page& page, const Input& input) {
+  std::set<std::string> phases;
+  for (const RankProfile* rank : input.drawn()) {
+    const GpuMemory* const memory = gpu_memory_of(input, *rank);
+    if (memory == nullptr) continue;
+    for (const auto& [phase, bytes] : memory->of_phases) phases.insert(phase);
+  }
+  if (phases.empty()) return;
+  std::vector<Column> columns = {{"rank"}, {"reserved", true, "taken from the GPU, for present and later tensors"}};
+  std::vector<std::string> shown;  // in the order of a step
+  for (std::size_t i = 0; i < profile::kPhaseCount; ++i) {
+    const std::string name(profile::name_of(static_cast<profile::Phase>(i)));
+    if (!phases.contains(name)) continue;
+    shown.push_back(name);
+    columns.push_back({name, true});
+  }
+  Table table("The most that tensors took on each rank's GPU, by phase", std::move(columns));
+  for (const RankProfile* rank : input.drawn()) {
+    const GpuMemory* const memory = gpu_memory_of(input, *rank);
+    if (memory == nullptr) continue;
+    std::vector<Cell> cells = {Cell("rank " + std::to_string(rank->rank), rank->rank),
+                               Cell(format_bytes(memory->reserved_bytes), memory->reserved_bytes)};
+    for (const std::string& name : shown) {
+      const auto found = std::find_if(memory->of_phases.begin(), memory->of_phases.end(),
+                                      [&](const auto& of_phase) { return of_phase.first == name; });
+      cells.push_back(found == memory->of_phases.end() ? Cell("-") : Cell(format_bytes(found->second), found->second));
+    }
+    table.row(cells, rank->rank);
+  }
+  page.table(table);
+  if (Json spec = rank_gpu_memory_series(input); !spec.is_null()) {
+    page.chart(
+        {.id = "rank-gpu-memory",
+         .title = "Memory that each rank has reserved on its GPU",
+         .text = fmt::format("libtorch keeps what tensors leave free for later ones. What it has reserved beyond "
+                             "the table's numbers is kept so, or lost to fragmentation.{}",
+                             input.drawn_text()),
+         .spec = std::move(spec)});
+  }
+}
+
+}  // namespace
+
+void write_memory(Page& page, const Input& input) {
+  page.begin_section("memory", "Memory");
+  page.heading("GPU memory");
+  write_rule(page, input, "GPUMemoryIncrease");
+  if (Json spec = gpu_series(input, "gpu_free_memory", "memory taken", "percent", true); !spec.is_null()) {
+    page.chart({.id = "gpu-memory",
+                .title = "Memory taken on each GPU",
+                .text = "By all processes together, as percent of what the GPU has.",
+                .spec = std::move(spec)});
+  } else {
+    page.absent("No GPU memory.", "No agent saw a GPU.", "");
+  }
+  write_gpu_memory_of_ranks(page, input);
+  page.heading("Memory of the ranks");
+  write_rule(page, input, "HostMemoryFull");
+  Json ranks = rank_memory_series(input);
+  if (ranks.is_null()) {
+    page.absent("No memory of ranks.", "No sample was taken while a rank ran.", "A run of a second or more has some.");
+    return;
+  }
+  page.chart({.id = "rank-memory",
+              .title = "Resident memory of each rank",
+              .text = fmt::format("Memory that ranks share counts for each of them. One that keeps rising is a leak.{}",
+                                  input.drawn_text()),
+              .spec = std::move(ranks)});
 }
 
 }  // namespace dtrain::analysis::report

@@ -5,7 +5,6 @@
 #include <numeric>
 
 #include "rules/judge.h"
-#include "rules/windows.h"
 
 namespace dtrain::analysis::rules {
 namespace {

@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "rules/judge.h"
-#include "rules/windows.h"
 
 namespace dtrain::analysis::rules {
 namespace {

@@ -5,7 +5,6 @@
 #include <array>
 
 #include "rules/judge.h"
-#include "rules/series_statistics.h"
 
 namespace dtrain::analysis::rules {
 namespace {

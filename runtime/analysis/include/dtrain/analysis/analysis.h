@@ -2,22 +2,135 @@
 // compares. Plain values; any thread may call.
 #pragma once
 
+#include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
-#include "dtrain/analysis/findings.h"
 #include "dtrain/analysis/operators.h"
 #include "dtrain/analysis/roofline.h"
 #include "dtrain/analysis/rules.h"
 #include "dtrain/analysis/run_profile.h"
-#include "dtrain/analysis/step_statistics.h"
-#include "dtrain/analysis/stragglers.h"
 #include "dtrain/analysis/summary.h"
-#include "dtrain/analysis/waterfall.h"
-#include "dtrain/analysis/what_if.h"
+#include "dtrain/analysis/summary_text.h"
+#include "dtrain/base/json.h"
 
 namespace dtrain::analysis {
+
+// The durations of steps in classic and in robust statistics. A single outlier changes mean and standard deviation, but
+// not median and MAD.
+struct StepStatistics {
+  std::int64_t count = 0;
+  double mean_s = 0, stddev_s = 0;  // of the population
+  double median_s = 0, mad_s = 0;   // median absolute deviation, not scaled
+  double min_s = 0, p95_s = 0, p99_s = 0, max_s = 0;
+  bool exact = true;  // false: quantiles of folded steps are within 1%
+};
+
+Json to_json(const StepStatistics& statistics);
+
+// For which rank the others waited, how long, and why according to the evidence.
+struct Straggler {
+  int rank = 0;
+  std::string host;
+  std::int64_t steps = 0;  // exchanged steps in which it came last
+  double waited_s = 0;     // how long the others waited for it then, on average
+  double cost_s = 0;       // the part of that beyond the wait for an ordinary rank: what the run would gain
+  std::map<std::string, double> later_by_phase_s;  // later than the median of the others, by the phase that took it
+  std::string cause;     // "loader", "compute", "cpu_contention", "uneven_shard", "network", "stalls", "none"
+  std::string evidence;  // the numbers behind it
+};
+
+struct Stragglers {
+  std::int64_t compared_steps = 0;             // those that all ranks recorded
+  double waiting_s = 0;                        // waiting for the last rank: mean over ranks
+  std::optional<std::int64_t> clock_error_ns;  // between hosts; 0 on one host; empty: not known
+  std::vector<Straggler> ranks;                // the most waited for first
+};
+
+Json to_json(const Stragglers& stragglers);
+
+// The way from the throughput that the hardware allows to the measured one: how long each part of the wall time took.
+// The parts sum to the wall time exactly; the rest that has no explanation is the part "unattributed". If the
+// hardware's limits are known, the first two parts are "hardware" and "slower_kernels"; otherwise "compute" replaces
+// both.
+struct WaterfallPart {
+  std::string name;         // "hardware", "slower_kernels", "slower_compute", "loading", "host_to_device", …: stable
+  std::string description;  // what it is, for people
+  double seconds = 0;       // of the wall time, mean over ranks
+  double share = 0;
+};
+
+struct Waterfall {
+  double wall_s = 0;  // the loop of the slowest rank
+  double samples = 0;
+  std::optional<double> hardware_samples_per_s;  // if "hardware" were the only part; empty: limits are not known
+  double ideal_samples_per_s = 0;                // if computing, as fast as on the best rank, were the only part
+  double samples_per_s = 0;                      // over the wall time
+  double efficiency = 0;                         // measured over ideal
+  std::vector<WaterfallPart> parts;
+
+  // Seconds of a part; 0: there is none of this name. "compute" is also the sum of the two parts that replace it.
+  double part_s(const std::string& name) const;
+  // How long a rank's training thread could have run and had no core; mean over ranks. This time is spread over the
+  // parts. Empty: not recorded.
+  std::optional<double> no_core_s;
+};
+
+Json to_json(const Waterfall& waterfall);
+
+// What is worth changing in a run, most expensive first: each with its evidence, its cost and what to do. Plain values;
+// any thread may call.
+struct Finding {
+  std::string id;        // "straggler", "loader", "stalls", "uneven_shard", "exchange", "memory_leak", …: stable
+  std::string cause;     // "cpu_contention", "slow_loader", "slow_link", …: stable, from the evidence
+  std::string title;     // one line, with the cost
+  std::string evidence;  // the numbers behind it
+  std::string advice;    // what to change
+  double seconds = 0;    // its cost, of the loop's time
+  double share = 0;      // … of the loop
+  int rank = -1;         // -1: not a single rank
+  std::string host;      // empty: not a single host
+  bool fault = false;    // true: something is wrong; false: time that a healthy run could save
+  std::optional<double> bytes_per_step;  // of a leak
+};
+
+Json to_json(const Finding& finding);
+
+// What a change would bring, predicted from the measured steps. Steps do not include validation and checkpoints.
+struct Prediction {
+  std::string name;        // "free_loader", "free_network", "loader_alone", "balanced", "twice_the_link", …: stable
+  std::string title;       // for people
+  std::string assumption;  // what the prediction assumes
+  std::string mock;        // the --mock that measures it: "loader", "comm", "loader,comm", "train"; empty: none does
+  // The override of the experiment that makes the change: "optimizations.mixed_precision=bf16"; empty: there is none.
+  std::string set{};
+  int world_size = 0;
+  double step_s = 0;                   // mean of a step
+  double step_p50_s = 0;               // median
+  double samples_per_s = 0;            // all ranks, over steps
+  double gain = 0;                     // throughput over the measured one, minus 1
+  double saved_s = 0;                  // of the loop of this run; 0 if the world size differs
+  std::optional<double> efficiency{};  // of scaling, against the measured world
+};
+
+struct WhatIf {
+  double step_s = 0, step_p50_s = 0, samples_per_s = 0;  // as measured, over steps
+  std::vector<Prediction> changes;                       // of this run, greatest gain first; "loader_alone" is last
+  std::vector<Prediction> scaling;                       // more ranks with the same batch per rank
+  std::vector<std::string> notes;                        // what could not be predicted, and why
+};
+
+// The time with which a prediction is compared once the change was made: the longest of the ranks' median steps,
+// without validation and checkpoints. If several batches lead to one exchange, their mean counts. Only steps that are
+// recorded in full count; 0: there is none.
+double slowest_rank_step_s(const RunProfile& run);
+// How much of one core other programs took from the rank that had to share most, in percent of the loop's time. Empty:
+// no sample of the system was taken in the loop.
+std::optional<double> foreign_load_percent(const RunProfile& run);
+
+Json to_json(const WhatIf& what_if);
 
 struct AnalyzeOptions {
   const config::ProfilingRules* rules = nullptr;  // null: those of the run's plan; must outlive the call
@@ -42,5 +155,13 @@ struct Analysis {
 Analysis analyze(const RunProfile& profile, const AnalyzeOptions& options = {});
 
 Json to_json(const Analysis& analysis);
+
+// An analysis as text for a terminal. Any thread may call.
+
+// Findings, the waterfall, steps, stragglers, and the predictions for changes.
+std::string render_analysis(const Analysis& analysis, const TextOptions& options);
+
+// Only the predictions, each with its assumption.
+std::string render_what_if(const Analysis& analysis, const TextOptions& options);
 
 }  // namespace dtrain::analysis

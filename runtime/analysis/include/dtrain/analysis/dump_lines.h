@@ -3,7 +3,9 @@
 #pragma once
 
 #include <array>
+#include <compare>
 #include <cstdint>
+#include <map>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -111,6 +113,24 @@ struct EndLine {
   std::int64_t time_ns = 0;
   std::string how;
   std::int64_t dropped = 0, lost = 0;
+};
+
+// The distributions of steps that were folded into windows. A plain value, like profile::Sketch.
+struct CollectiveKey {
+  Operation operation = Operation::kOther;
+  std::int32_t bucket = -1;
+  bool operator<(const CollectiveKey& other) const {
+    return operation != other.operation ? operation < other.operation : bucket < other.bucket;
+  }
+};
+
+// Over all windows of a rank, in nanoseconds.
+struct WindowSketches {
+  profile::Sketch wall;
+  std::array<profile::Sketch, profile::kPhaseCount> phases;  // as in dumps: train_batch with its parts
+  std::map<CollectiveKey, profile::Sketch> collectives;      // durations
+  profile::Sketch loader_fetch;
+  void merge(const WindowSketches& other);
 };
 
 }  // namespace dtrain::analysis

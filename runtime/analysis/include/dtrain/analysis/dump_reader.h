@@ -9,7 +9,6 @@
 #include <string>
 
 #include "dtrain/analysis/dump_lines.h"
-#include "dtrain/analysis/window_sketches.h"
 #include "dtrain/base/json.h"
 
 namespace dtrain::analysis {

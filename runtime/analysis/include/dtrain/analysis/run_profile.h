@@ -14,7 +14,6 @@
 #include <vector>
 
 #include "dtrain/analysis/dump_lines.h"
-#include "dtrain/analysis/window_sketches.h"
 #include "dtrain/base/json.h"
 #include "dtrain/profile/operator_counts.h"
 

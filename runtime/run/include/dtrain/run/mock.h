@@ -1,6 +1,6 @@
 // What a run leaves out so that the rest can be measured: `--mock`. Plain values and functions.
 //
-// Each word corresponds to a prediction of dtrain/analysis/what_if.h. The weights of a mock run mean nothing: they are
+// Each word corresponds to a prediction of dtrain/analysis/analysis.h. The weights of a mock run mean nothing: they are
 // neither written nor validated.
 #pragma once
 

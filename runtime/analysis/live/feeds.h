@@ -1,0 +1,111 @@
+// The dumps of a run that goes on, of which only what is recent is kept. One thread.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "dtrain/analysis/dump_reader.h"
+#include "dtrain/analysis/run_profile.h"
+#include "read/dump_line.h"
+#include "read/file_lines.h"
+#include "read/json_fields.h"
+
+namespace dtrain::analysis {
+
+// "Recent" is what ended in this time before the last step, and that many steps in any case.
+inline constexpr std::int64_t kRecentNs = 10'000'000'000;
+inline constexpr std::size_t kFewestRecent = 20;
+
+// One rank's dump: its last seconds.
+class RankFeed final : private DumpHandler {
+ public:
+  // The lines that take the place of a window are some ten kilobytes; steps that come again are known by their times.
+  static constexpr FileTail::Limits kLimits{.again = 64 << 10};
+
+  RankFeed(int rank, const std::filesystem::path& path, FileTail::Limits limits = kLimits) : tail_(path, limits) {
+    profile_.rank = rank;
+  }
+
+  void poll();
+
+  // Only recent steps, and windows whose steps were not read one by one; of `memory` the last line.
+  const RankProfile& profile() const { return profile_; }
+  // The durations of the steps of each of profile().windows.
+  const std::vector<profile::Sketch>& window_walls() const { return window_walls_; }
+  // When the last step ended, on the rank's clock; 0: none has.
+  std::int64_t last_step_end_ns() const { return last_end_ns_; }
+  std::int64_t last_batch() const { return last_batch_; }
+  std::int64_t last_epoch() const { return last_epoch_; }
+  // A dump of a later version, which is not read.
+  bool is_newer() const { return newer_; }
+  bool is_incomplete() const { return incomplete_; }  // records are missing
+  const FileTail& tail() const { return tail_; }
+
+ private:
+  void header(const Json& json) override;
+  void step(const StepLine& line) override;
+  void window(const WindowLine& line, const WindowSketches& sketches) override;
+  void memory(const MemoryLine& line) override { profile_.memory = {line}; }
+  void part(const PartLine& line) override { profile_.parts.push_back(line); }
+  void dropped(std::int64_t) override { incomplete_ = true; }
+  void lost(std::int64_t, const std::string&) override { incomplete_ = true; }
+  void end(const EndLine& line) override { profile_.end = line; }
+  void forget_steps();
+  void forget_old();
+
+  RankProfile profile_;
+  std::vector<profile::Sketch> window_walls_;
+  FileTail tail_;
+  DumpLineReader reader_;
+  std::int64_t last_end_ns_ = 0, last_batch_ = 0, last_epoch_ = 0;
+  std::int64_t seen_before_ = 0;  // the last batch when poll() began
+  bool newer_ = false, incomplete_ = false;
+};
+
+// One agent's dump: the last sample.
+class AgentFeed final : private DumpHandler {
+ public:
+  // A few samples are enough, however much was written before.
+  AgentFeed(const std::string& agent, const std::filesystem::path& path)
+      : tail_(path, {.head = 64 << 10, .most = 64 << 10, .again = 0}) {
+    profile_.agent = agent;
+  }
+
+  void poll() {
+    if (newer_) return;
+    tail_.poll([&](std::string_view line) {
+      if (!newer_) newer_ = reader_.read(line, *this) == LineKind::kNewerSchema;
+    });
+  }
+
+  // Of `samples` the last one.
+  const AgentProfile& profile() const { return profile_; }
+  bool is_newer() const { return newer_; }
+  const FileTail& tail() const { return tail_; }
+
+ private:
+  void header(const Json& json) override {
+    profile_.header = json.is_object() ? json : Json::object();
+    profile_.host = text(profile_.header, "host");
+    profile_.end.reset();
+  }
+  void system(const SystemLine& line) override { profile_.samples = {line}; }
+  void gpu(const GpuLine& line) override {
+    for (GpuLine& known : profile_.gpus) {
+      if (known.index == line.index) return void(known = line);
+    }
+    profile_.gpus.push_back(line);
+  }
+  void lost(std::int64_t count, const std::string&) override { add_to(profile_.lost, count); }
+  void end(const EndLine& line) override { profile_.end = line; }
+
+  AgentProfile profile_;
+  FileTail tail_;
+  DumpLineReader reader_;
+  bool newer_ = false;
+};
+
+}  // namespace dtrain::analysis

@@ -1,0 +1,111 @@
+// The charts of the report: values over time and distributions in as few numbers as a chart can show. Any thread may
+// call.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "dtrain/analysis/curves.h"
+#include "dtrain/base/json.h"
+#include "report/input.h"
+#include "report/page.h"
+
+namespace dtrain::analysis::report {
+
+struct Point {
+  double x = 0, y = 0;
+  double low = 0, high = 0;  // of what the point stands for
+};
+inline Point point(double x, double y) {
+  return {x, y, y, y};
+}
+
+// At most `most` points: neighbours in time become one with their mean, their least and their greatest value.
+std::vector<Point> thin(std::vector<Point> points, std::size_t most);
+
+// A set of a chart of kind "series" (assets/40-charts.js). `band`: with the least and greatest values.
+Json line_set(const std::string& name, const std::vector<Point>& points, bool band);
+
+// The spec of a chart over time, as yet without lines: all such charts have one time axis, and zoom together.
+Json time_series(const Input& input, const std::string& title, const std::string& unit);
+// Where there are many lines, one with a band stands for all of them, and each is seen when its rank is chosen. `all`
+// is their points, `what` they are of. Null without lines.
+Json few_lines(Json spec, std::vector<Point> all, const std::string& what);
+
+// Counts in bins of equal width over [first, last); what lies outside is in the first and in the last bin.
+class Histogram {
+ public:
+  Histogram(double first, double last, std::size_t bins);
+  void add(double value, std::int64_t times = 1);
+  bool empty() const;
+  double first() const { return first_; }
+  double width() const { return width_; }
+  const std::vector<std::int64_t>& counts() const { return counts_; }
+
+ private:
+  double first_, width_;
+  std::vector<std::int64_t> counts_;
+};
+
+// --- the durations of steps: over time, and how they are distributed (charts.cpp) ---
+
+// How far a chart of durations shows them, so that one validation does not flatten all batches.
+struct ShownDurations {
+  std::optional<double> up_to_s;     // empty: all of them
+  std::int64_t longer = 0, all = 0;  // batches of all ranks; those beyond
+};
+// Up to a fifth beyond the 99th percentile of the batches without validation and checkpoint, where some are longer.
+ShownDurations shown_durations(const Input& input);
+// " 12 of 3,000 batches took longer than the axis shows; …"; empty: all are shown.
+std::string text_of(const ShownDurations& shown);
+
+// A line for each drawn rank, and all ranks together where there are several; null without steps.
+Json step_series(const Input& input, const ShownDurations& shown);
+// Of each host, and (shown when it is chosen) of each drawn rank; null without steps.
+Json step_histogram(const Input& input);
+
+// --- what agents sampled: a line for each host, GPU or rank (system_charts.cpp) ---
+
+// The metrics by name, each with the words for it; null where no agent has any of them.
+struct MetricLine {
+  const char* metric;
+  const char* words;
+};
+Json host_series(const Input& input, const std::vector<MetricLine>& metrics, const std::string& title,
+                 const std::string& unit);
+// One metric of every GPU. `of_total`: as percent of the GPU's memory that is taken, from its free memory.
+Json gpu_series(const Input& input, const std::string& metric, const std::string& title, const std::string& unit,
+                bool of_total = false);
+// The share of time each GPU spent at each utilization.
+Json gpu_histogram(const Input& input);
+// What each drawn rank has reserved of its GPU's memory; null where no rank recorded it.
+Json rank_gpu_memory_series(const Input& input);
+// Resident memory of each drawn rank.
+Json rank_memory_series(const Input& input);
+
+// --- learning: each metric of a run, or of several runs, over batches or time (curve_charts.cpp) ---
+
+struct NamedCurves {
+  std::string name;  // of the run
+  const RunCurves* curves;
+};
+
+// The switches of all curves of the page: batches or time, and smoothing.
+void write_curve_controls(Page& page);
+
+// A chart for each metric and rate. Of one run, training and validation of a metric are in one chart, and restarts are
+// marked; of several runs each line is a run. `first_metric` (searcher.metric) is drawn after the loss. Returns how
+// many charts did not fit.
+std::size_t write_curve_charts(Page& page, const std::vector<NamedCurves>& runs, const std::string& first_metric);
+
+// "nan or infinite 3 times, first in batch 120"; empty: all its values are finite.
+std::string non_finite_note(const Curve& curve);
+
+// A metric's value with as many digits as matter.
+std::string value_text(double value);
+// "0.412 (batch 9,380)"
+Cell value_cell(const std::optional<CurveValue>& value);
+
+}  // namespace dtrain::analysis::report

@@ -1,0 +1,34 @@
+// From a run's folder to the rules' results: the series that they judge, and the results as text. Private to analysis.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "dtrain/analysis/rules.h"
+#include "dtrain/analysis/run_profile.h"
+#include "rules/series.h"
+#include "text/text_writer.h"
+
+namespace dtrain::analysis::rules {
+
+// Training steps of each rank, and the validations of those that had some. Their phases point into `profile`.
+std::vector<StepSeries> step_series(const RunProfile& profile);
+std::vector<HostSeries> host_series(const RunProfile& profile);
+// Of each sample the percentage of its interval in which the busiest of the ranks computed: forward, backward, the
+// optimizer, validation. Empty where no rank has recorded a step.
+std::vector<std::optional<double>> computing_percent(const std::vector<const RankProfile*>& ranks,
+                                                     const std::vector<SystemLine>& samples);
+std::vector<LoaderSeries> loader_series(const RunProfile& profile);
+std::vector<InitializationTime> initialization_times(const RunProfile& profile);
+ModelFacts model_facts(const RunProfile& profile);
+
+// --- the results as people read them on a terminal ---
+
+// "3 steps, of 1,200 data points judged"
+std::string triggered_text(const RuleResult& result);
+
+// What triggered, with what to do; then what did not, and what does not apply and why.
+void write_rules(TextWriter& out, const std::vector<RuleResult>& results);
+
+}  // namespace dtrain::analysis::rules
