@@ -108,8 +108,37 @@ TEST(ModelExperiment, LearningRateSchedules) {
   EXPECT_EQ(schedule("{kind: constant}"), LrScheduleSettings{});
   EXPECT_EQ(schedule("{kind: step, step_size: 7}"),
             (LrScheduleSettings{.kind = LrScheduleKind::kStep, .step_size = 7, .gamma = 0.1}));
+  EXPECT_EQ(
+      schedule("{kind: multi_step, milestones: [3, 8], gamma: 0.5, warmup_steps: 2}"),
+      (LrScheduleSettings{.kind = LrScheduleKind::kMultiStep, .warmup_steps = 2, .milestones = {3, 8}, .gamma = 0.5}));
+  EXPECT_EQ(schedule("{kind: exponential, gamma: 0.5}"),
+            (LrScheduleSettings{.kind = LrScheduleKind::kExponential, .gamma = 0.5}));
+  EXPECT_EQ(
+      schedule("{kind: linear, total_steps: 9, first_factor: 2, final_factor: 0.5}"),
+      (LrScheduleSettings{.kind = LrScheduleKind::kLinear, .total_steps = 9, .first_factor = 2, .final_factor = 0.5}));
+  EXPECT_EQ(schedule("{kind: polynomial, total_steps: 9, power: 2}"),
+            (LrScheduleSettings{.kind = LrScheduleKind::kPolynomial, .total_steps = 9, .power = 2}));
+  EXPECT_EQ(
+      schedule("{kind: one_cycle, total_steps: 9, rise: 0.5, div_factor: 5, final_div_factor: 10}"),
+      (LrScheduleSettings{
+          .kind = LrScheduleKind::kOneCycle, .total_steps = 9, .rise = 0.5, .div_factor = 5, .final_div_factor = 10}));
   EXPECT_EQ(schedule("{kind: cosine, total_steps: 9}"),
             (LrScheduleSettings{.kind = LrScheduleKind::kCosine, .total_steps = 9}));
+}
+
+TEST(ModelExperiment, GroupsOfParameters) {
+  const auto groups = [](const std::string& text) {
+    return read_model_text(model_text("{kind: lion, lr: 1, groups: " + text + "}", kIdx)).model->optimizer.groups;
+  };
+  EXPECT_THAT(groups("[]"), ElementsAre());
+  EXPECT_THAT(groups("[{match: '*.bias', weight_decay: 0},"
+                     " {match: head.*, lr: 0.5, lr_schedule: {kind: step, step_size: 7}}]"),
+              ElementsAre(ParameterGroupSettings{.match = "*.bias", .lr = {}, .weight_decay = 0, .lr_schedule = {}},
+                          ParameterGroupSettings{
+                              .match = "head.*",
+                              .lr = 0.5,
+                              .weight_decay = {},
+                              .lr_schedule = LrScheduleSettings{.kind = LrScheduleKind::kStep, .step_size = 7}}));
 }
 
 TEST(ModelExperiment, ItsValuesCanBeOverridden) {
@@ -129,18 +158,18 @@ TEST(ModelExperiment, JsonShowsWhatTheKindAndTheFormatHave) {
     return line;
   };
   const std::string idx = json(model_text("{kind: sgd, lr: 0.1}", kIdx));
-  EXPECT_THAT(
-      idx,
-      HasSubstr(
-          R"("model":"nets/cnn.pt","loss":"mse","optimizer":{"kind":"sgd","lr":0.1,"momentum":0.0,)"
-          R"("dampening":0.0,"nesterov":false,"weight_decay":0.0,"max_gradient_norm":0.0,"lr_schedule":{"kind":"constant"}})"));
+  EXPECT_THAT(idx,
+              HasSubstr(R"("model":"nets/cnn.pt","loss":"mse","optimizer":{"kind":"sgd","lr":0.1,"momentum":0.0,)"
+                        R"("dampening":0.0,"nesterov":false,"weight_decay":0.0,"groups":[],"max_gradient_norm":0.0,)"
+                        R"("max_gradient_value":0.0,"lr_schedule":{"kind":"constant","warmup_steps":0}})"));
   EXPECT_THAT(idx, HasSubstr(R"("data":{"format":"idx","training":{"features":"a.gz","target":"b.gz"},)"
                              R"("validation":null,"scale":null})"));
   EXPECT_THAT(idx, Not(HasSubstr("entrypoint")));
   const std::string tokens = "{format: tokens, training: {file: t}, validation: {file: v}, sequence_length: 8}";
   const std::string adamw = json(model_text("{kind: adamw, lr: 0.1}", tokens, "cross_entropy"));
   EXPECT_THAT(adamw, HasSubstr(R"("optimizer":{"kind":"adamw","lr":0.1,"weight_decay":0.01,"betas":[0.9,0.999],)"
-                               R"("eps":1e-08,"max_gradient_norm":0.0,"lr_schedule":{"kind":"constant"}})"));
+                               R"("eps":1e-08,"groups":[],"max_gradient_norm":0.0,"max_gradient_value":0.0,)"
+                               R"("lr_schedule":{"kind":"constant","warmup_steps":0}})"));
   EXPECT_THAT(adamw, HasSubstr(R"("data":{"format":"tokens","training":{"file":"t"},"validation":{"file":"v"},)"
                                R"("token_type":"uint16","sequence_length":8})"));
   const std::string named = "{format: safetensors, training: {file: t}}";

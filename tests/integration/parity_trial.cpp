@@ -112,7 +112,16 @@ class ParityTrial : public dtrain::Trial {
     prepare_fault(fault_, context.rank(), net);
     model_ = context.wrap_model(net);
     loss_factor_ = context.hyperparameter<double>("loss_factor", 1.0);
-    context.wrap_optimizer(dtrain::test::make_optimizer(context.hyperparameter<Json>("optimizer")));
+    const auto optimizer = context.hyperparameter<Json>("optimizer");
+    context.wrap_optimizer(dtrain::test::make_optimizer(optimizer),
+                           dtrain::test::make_groups(optimizer, context.hyperparameter<Json>("groups", Json::array())));
+    if (const auto schedule = context.hyperparameter<Json>("schedule", Json()); !schedule.is_null()) {
+      context.wrap_lr_scheduler(dtrain::test::make_schedule(schedule));
+    }
+    if (const double value = context.hyperparameter<double>("clip_value", 0.0); value > 0) {
+      context.clip_gradient_value(value);
+    }
+    weighs_ = context.hyperparameter<bool>("weighs", false);
     if (const double norm = context.hyperparameter<double>("clip", 0.0); norm > 0) context.clip_gradient_norm(norm);
     if (const auto steps = context.hyperparameter<std::int64_t>("lr_step_size", 0); steps > 0) {
       context.wrap_lr_scheduler(dtrain::lr::step(steps, context.hyperparameter<double>("lr_gamma")));
@@ -138,6 +147,16 @@ class ParityTrial : public dtrain::Trial {
     if (fault_ == "nan_gradient" && batch_ == context_.hyperparameter<std::int64_t>("fault_batch")) {
       loss.register_hook([](const at::Tensor& gradient) { return gradient * std::nan(""); });
     }
+    if (weighs_ && fault_ != "weighs_on_one_rank") {
+      // The mean over the labels that are not ignored, and their number.
+      const auto labels = static_cast<double>((batch["y"] != -100).sum().item<std::int64_t>());
+      context_.backward(loss, fault_ == "negative_weight" ? -labels : labels);
+      return {{"loss", loss}};
+    }
+    if (weighs_ && context_.rank() == 0) {
+      context_.backward(loss, 1);
+      return {{"loss", loss}};
+    }
     context_.backward(loss_factor_ == 1 ? loss : loss * loss_factor_);
     fault_after(fault_, model_);
     return {{"loss", loss}};
@@ -160,6 +179,7 @@ class ParityTrial : public dtrain::Trial {
   Net model_ = nullptr;
   std::string fault_;
   std::int64_t batch_ = 0;
+  bool weighs_ = false;     // batches by the number of their labels
   double loss_factor_ = 1;  // makes gradients as small as a test wants them
 };
 

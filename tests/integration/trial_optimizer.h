@@ -2,6 +2,7 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include <dtrain/dtrain.h>
 
@@ -18,7 +19,45 @@ inline Optimizer make_optimizer(const Json& options) {
   }
   if (kind == "adam") return Adam{.lr = lr, .weight_decay = options.value("weight_decay", 0.0)};
   if (kind == "adamw") return AdamW{.lr = lr, .weight_decay = options.value("weight_decay", 0.01)};
+  const double decay = options.value("weight_decay", 0.0);
+  if (kind == "radam") return RAdam{.lr = lr, .weight_decay = decay};
+  if (kind == "rmsprop") {
+    return RmsProp{.lr = lr,
+                   .momentum = options.value("momentum", 0.0),
+                   .weight_decay = decay,
+                   .centered = options.value("centered", false)};
+  }
+  if (kind == "adagrad") {
+    return Adagrad{.lr = lr, .lr_decay = options.value("lr_decay", 0.0), .weight_decay = decay};
+  }
+  if (kind == "lion") return Lion{.lr = lr, .weight_decay = decay};
   throw ConfigError("hyperparameters.optimizer.kind is " + kind);
+}
+
+// hyperparameters.groups: [{"match": "*.bias", …}], with what differs from hyperparameters.optimizer.
+inline std::vector<ParameterGroup> make_groups(const Json& optimizer, const Json& groups) {
+  std::vector<ParameterGroup> result;
+  for (const Json& group : groups) {
+    Json settings = optimizer;
+    settings.update(group);
+    const auto match = group.at("match").get<std::string>();
+    result.push_back({match, matching(match), make_optimizer(settings), {}});
+  }
+  return result;
+}
+
+// hyperparameters.schedule: ["one_cycle", 25].
+inline LrSchedule make_schedule(const Json& schedule) {
+  const auto kind = schedule.at(0).get<std::string>();
+  const auto number = [&](std::size_t index) { return schedule.at(index).get<double>(); };
+  const auto steps = [&](std::size_t index) { return schedule.at(index).get<std::int64_t>(); };
+  if (kind == "one_cycle") return lr::one_cycle(steps(1));
+  if (kind == "linear") return lr::linear(steps(1), number(2), number(3));
+  if (kind == "polynomial") return lr::polynomial(steps(1), number(2));
+  if (kind == "cosine") return lr::cosine(steps(1));
+  if (kind == "exponential") return lr::exponential(number(1));
+  if (kind == "multi_step") return lr::multi_step({steps(1), steps(2)}, number(3));
+  throw ConfigError("hyperparameters.schedule is " + schedule.dump());
 }
 
 }  // namespace dtrain::test

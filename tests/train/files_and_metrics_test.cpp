@@ -337,7 +337,25 @@ TEST(LrSchedules, CountOptimizerSteps) {
   EXPECT_DOUBLE_EQ(cosine(8), 0.55);
   EXPECT_NEAR(cosine(12), 0.1, 1e-15);
   EXPECT_NEAR(cosine(500), 0.1, 1e-15);
+  const auto risen = lr::warmup(4, lr::multi_step({2, 3}, 0.5));
+  EXPECT_EQ(risen(0), 0.25);
+  EXPECT_EQ(risen(5), 1);
+  EXPECT_EQ(risen(6), 0.5);
+  EXPECT_EQ(risen(7), 0.25);
+  EXPECT_EQ(lr::warmup(0, lr::constant())(0), 1);
+  const auto cycle = lr::one_cycle(11, 2.0 / 11, 4, 10);
+  EXPECT_DOUBLE_EQ(cycle(0), 0.25);
+  EXPECT_DOUBLE_EQ(cycle(1), 1);
+  EXPECT_DOUBLE_EQ(cycle(10), 0.025);
+  EXPECT_DOUBLE_EQ(cycle(999), 0.025);
+  EXPECT_EQ(lr::linear(4, 2, 1)(1), 1.75);
+  EXPECT_EQ(lr::linear(4, 2, 1)(9), 1);
+  EXPECT_EQ(lr::polynomial(4, 2, 0.5)(2), 0.625);
   EXPECT_THROW(lr::step(0, 0.5), ConfigError);
+  EXPECT_THROW(lr::multi_step({3, 2}, 0.5), ConfigError);
+  EXPECT_THROW(lr::one_cycle(0), ConfigError);
+  EXPECT_THROW(lr::cosine(0), ConfigError);
+  EXPECT_THROW(lr::warmup(-1, lr::constant()), ConfigError);
   EXPECT_THROW(lr::warmup_cosine(5, 5), ConfigError);
 }
 

@@ -73,6 +73,12 @@ void declare_nesterov_needs(Keys& keys, const Sgd& sgd) {
   keys.schema_rule(nesterov_needs);
 }
 
+void check_clipping(Section& section, const OptimizerSettings& optimizer) {
+  if (optimizer.max_gradient_norm > 0 && optimizer.max_gradient_value > 0)
+    refuse_given(section, "max_gradient_value",
+                 "has no place beside max_gradient_norm: gradients are clipped in one way");
+}
+
 void check_together(Section& section, const LrScheduleSettings& schedule) {
   if (schedule.total_steps <= schedule.warmup_steps) {
     refuse_given(section, "total_steps",

@@ -41,7 +41,76 @@ class MappingType : public KeyType {
   bool* given_;
 };
 
+class ListType : public KeyType {
+ public:
+  ListType(std::vector<Keys::Declare>& items, const std::function<void(std::size_t)>& resize, const Keys::Declare& any)
+      : items_(items), resize_(resize), any_(any) {}
+  void read(Section& section, const Key& key) override {
+    const Value* value = section.find(key.name);
+    if (!value) return;
+    if (value->kind != Value::Kind::kList) return section.report(*value, key.name, must_be("a list", *value));
+    resize_(value->items.size());
+    for (std::size_t i = 0; i < value->items.size(); ++i) {
+      const Value& item = value->items[i];
+      Section inside(&item, section.path_of(key.name) + "[" + std::to_string(i) + "]", item.at, section.collector());
+      KeyReader::read_all(inside, items_[i]);
+    }
+  }
+  Json to_json() const override {
+    Json list = Json::array();
+    for (const Keys::Declare& item : items_) list.push_back(PlanWriter::write(item));
+    return list;
+  }
+  Json schema(const Key&) const override { return {{"type", "array"}, {"items", SchemaWriter::write(any_)}}; }
+  std::string values() const override { return "list of mappings"; }
+  void visit_keys(Keys& keys) override { any_(keys); }
+
+ private:
+  std::vector<Keys::Declare>& items_;
+  const std::function<void(std::size_t)>& resize_;
+  const Keys::Declare& any_;
+};
+
+class AscendingIntegers : public KeyType {
+ public:
+  AscendingIntegers(std::vector<std::int64_t>& values, const Range& range) : values_(values), range_(range) {}
+  void read(Section& section, const Key& key) override {
+    const Value* value = section.find(key.name);
+    if (!value) return;
+    if (value->kind != Value::Kind::kList || value->items.empty())
+      return section.report(*value, key.name, must_be("a list of integers", *value));
+    values_.clear();
+    for (const Value& item : value->items) {
+      const std::int64_t least = values_.empty() ? range_.min : values_.back() + 1;
+      values_.push_back(section.parse_integer(item, key.name, least, least, range_.max));
+    }
+  }
+  Json to_json() const override { return values_; }
+  Json schema(const Key&) const override {
+    return {{"type", "array"},
+            {"minItems", 1},
+            {"uniqueItems", true},
+            {"items", {{"type", "integer"}, {"minimum", range_.min}}}};
+  }
+  std::string values() const override { return "list of integers that ascend"; }
+
+ private:
+  std::vector<std::int64_t>& values_;
+  const Range range_;
+};
+
 }  // namespace
+
+void Keys::visit_list(const Key& key, std::vector<Declare>& items, const std::function<void(std::size_t)>& resize,
+                      const Declare& any) {
+  ListType type(items, resize, any);
+  visit(key, type);
+}
+
+void Keys::ascending_integers(const Key& key, std::vector<std::int64_t>& values, const Range& range) {
+  AscendingIntegers type(values, range);
+  visit(key, type);
+}
 
 void Keys::mapping(const Key& key, const Declare& declare) {
   visit_mapping(key, declare, MappingUse::kAlways, nullptr);

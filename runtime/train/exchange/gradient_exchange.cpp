@@ -10,6 +10,7 @@ namespace dtrain::train {
 namespace {
 
 constexpr Nanoseconds kNotReady{-1};
+constexpr std::ptrdiff_t kWords = 2;  // the elements of GradientExchange::Word
 
 [[noreturn]] void fail_displaced(const std::string& name) {
   throw Error("a tensor that backward left behind lies where the gradient of '" + name + "' belongs",
@@ -56,7 +57,7 @@ GradientExchange::GradientExchange(FlatParameters& parameters, comm::Communicato
       log_(communicator, recorder),
       bucket_of_(parameters.parameters().size()),
       ready_in_batch_(parameters.parameters().size()),
-      used_(parameters.parameters().size() + 1),
+      used_(parameters.parameters().size() + kWords),
       ready_times_(parameters.parameters().size(), kNotReady) {
   for (std::size_t i = 0; i < parameters.parameters().size(); ++i) {
     if (!parameters.parameters()[i].tied.empty()) tied_.push_back(i);
@@ -280,16 +281,18 @@ void GradientExchange::clear_unused() {
   }
 }
 
-std::span<const std::uint8_t> GradientExchange::finish(bool word) {
+std::span<const std::uint8_t> GradientExchange::finish(const Word& word) {
   const profile::PhaseScope phase(recorder_, profile::Phase::kAllreduceWait);
   const Nanoseconds began = now();
   take_back();
   clear_unused();
-  used_.back() = word ? 1 : 0;
+  const auto words = used_.end() - kWords;
+  words[0] = word.wrote ? 1 : 0;
+  words[1] = word.weighted ? 1 : 0;
   while (next_bucket_ < buckets_.size()) launch(next_bucket_);
   // No rank gets past this before all ranks are here, that is before every backward has ended: hooks issue buckets, but
   // not this. Strategies rely on it (GradientStrategy::update()).
-  std::vector<std::uint8_t> own(used_.begin(), used_.end() - 1);
+  std::vector<std::uint8_t> own(used_.begin(), used_.end() - kWords);
   comm::Work used =
       communicator_.all_reduce(used_.data(), used_.size(), comm::DataType::kUint8, {.op = comm::ReduceOp::kMax});
   join_buckets(/*record=*/true);
@@ -343,7 +346,7 @@ void GradientExchange::note_used(std::vector<std::uint8_t> own) {
   const bool alike = own == last_own_ && std::equal(last_used_.begin(), last_used_.end(), used_.begin());
   windows_alike_ = alike ? windows_alike_ + 1 : 0;
   last_own_ = std::move(own);
-  last_used_.assign(used_.begin(), used_.end() - 1);
+  last_used_.assign(used_.begin(), used_.end() - kWords);
 }
 
 }  // namespace dtrain::train

@@ -45,10 +45,16 @@ class GradientExchange {
   void gradient_ready(std::size_t parameter);
   // Issues the buckets that backward did not complete, with zeros for untouched gradients, and joins every bucket
   // (Work::join()). Returns, for each parameter, whether any rank used it in this window. Error naming a parameter
-  // whose gradient has changed since backward(). `word`: this rank's answer to a question of the caller; word_of_any():
-  // whether any rank's answer was yes.
-  std::span<const std::uint8_t> finish(bool word = false);
-  bool word_of_any() const { return used_.back() != 0; }
+  // whose gradient has changed since backward(). `word`: what this rank has to tell the others.
+  struct Word {
+    bool wrote = false;     // its model has written parameters
+    bool weighted = false;  // its batches have weights
+  };
+  std::span<const std::uint8_t> finish(const Word& word);
+  std::span<const std::uint8_t> finish() { return finish(Word()); }
+  // Whether any rank has told so in the last finish().
+  bool any_wrote() const { return used_[used_.size() - 2] != 0; }
+  bool weighted_by_any() const { return used_.back() != 0; }
   // The same in a step that is being captured (graph/step_graph.h): the host exchanges nothing, so the used parameters
   // are those of the last finish(). Error if this rank has used others in this step.
   std::span<const std::uint8_t> finish_captured();
@@ -113,7 +119,7 @@ class GradientExchange {
   std::vector<Bucket> buckets_;
   std::size_t next_bucket_ = 0;  // the first that is not launched; buckets are launched in plan order
   std::vector<std::uint8_t> ready_in_batch_;
-  // In this window, on this rank; after the exchange on any rank. The last element is finish()'s `word`.
+  // In this window, on this rank; after the exchange on any rank. The last two elements are finish()'s `word`.
   std::vector<std::uint8_t> used_;
   std::vector<std::uint8_t> last_own_, last_used_;  // the same of the last exchange: on this rank; on any rank
   std::int64_t windows_alike_ = 0;

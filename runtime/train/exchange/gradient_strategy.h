@@ -33,6 +33,7 @@ struct Update {
   // Not null: the loss was scaled. update() ends with end_update().
   LossScaler* scaler = nullptr;
   bool unscaled = false;  // the strategy has divided the gradients by the scale already
+  double max_value = 0;   // the limit of each element's size, applied after the correction; 0: no clipping
 };
 
 // Where a strategy keeps parameters and optimizer state.

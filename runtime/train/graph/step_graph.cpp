@@ -184,7 +184,7 @@ void StepGraph::record(const Train& train, const HostState& before, For what) {
   const CaptureState capturing;
   Capture capture(*graph_, communicator_, what == For::kRehearsal);
   recorder.hold_phase(true);
-  step_.optimizer().capture_steps(rate_);
+  step_.optimizer().capture_steps(rates_);
   std::exception_ptr thrown;
   try {
     capturable_.begin_capture();
@@ -210,8 +210,9 @@ void StepGraph::abandon(const HostState& before) {
 void StepGraph::make_places(const Batch& batch) {
   places_ = batch;
   for (at::Tensor& tensor : places_.tensors) tensor = at::empty_like(tensor);
-  rate_ = at::empty({}, at::TensorOptions().device(device_).dtype(at::kFloat));
-  rate_on_device_.reset();
+  rates_ = at::empty(static_cast<std::int64_t>(step_.optimizer().learning_rates().size()),
+                     at::TensorOptions().device(device_).dtype(at::kFloat));
+  rates_on_device_.clear();
 }
 
 // In the order of the stream: the graph's last launch has read what lies there.
@@ -221,10 +222,12 @@ void StepGraph::fill_places(const Batch& batch) {
   for (std::size_t i = 0; i < places_.tensors.size(); ++i) {
     places_.tensors[i].copy_(batch.tensors[i], /*non_blocking=*/true);
   }
-  const auto rate = static_cast<float>(step_.optimizer().learning_rate());
-  if (rate_on_device_ == rate) return;
-  rate_.copy_(at::full({}, rate, at::TensorOptions().dtype(at::kFloat).pinned_memory(true)), /*non_blocking=*/true);
-  rate_on_device_ = rate;
+  std::vector<float> rates = step_.optimizer().learning_rates();
+  if (rates_on_device_ == rates) return;
+  const at::Tensor pinned = at::empty(rates_.sizes(), at::TensorOptions().dtype(at::kFloat).pinned_memory(true));
+  std::copy(rates.begin(), rates.end(), pinned.mutable_data_ptr<float>());
+  rates_.copy_(pinned, /*non_blocking=*/true);
+  rates_on_device_ = std::move(rates);
 }
 
 std::vector<at::Tensor> StepGraph::buffers() const {

@@ -95,10 +95,10 @@ class StepGraph {
   Shape last_shape_;
   Shape captured_shape_;
   Batch places_;  // from which the graph reads its batch
-  at::Tensor rate_;
-  std::optional<float> rate_on_device_;  // what rate_ holds, once what was handed over has run
-  std::int64_t optimizer_moves_ = 0;     // at the capture
-  Metrics metrics_;                      // what the graph writes
+  at::Tensor rates_;
+  std::vector<float> rates_on_device_;  // what rates_ holds, once what was handed over has run; empty: not known
+  std::int64_t optimizer_moves_ = 0;    // at the capture
+  Metrics metrics_;                     // what the graph writes
   std::unique_ptr<DeviceGraph> graph_;
 };
 

@@ -117,6 +117,7 @@ train::StepOptions step_options(const run::RankSession& session, const TrialCont
   options.aggregation_frequency = wanted.aggregation_frequency;
   options.average_aggregated_gradients = wanted.average_aggregated_gradients;
   options.max_gradient_norm = wrapped.max_gradient_norm;
+  options.max_gradient_value = wrapped.max_gradient_value;
   options.strategy = {wanted.sharded_optimizer, wanted.gradient_compression, experiment.experiment_seed};
   options.local_sgd = wanted.local_sgd;
   options.stop_on_non_finite = experiment.stop_on_non_finite;
@@ -204,7 +205,10 @@ train::TrainingLoop::End train_and_save(run::RankSession& session, const TrialFa
   malloc_trim(0);  // the parameters as the model allocated them are laid out flat elsewhere now
   if (session.world().rank == 0) {
     session.update_plan("model", train::describe_model(step.parameters()));
-    const Json optimizer = train::describe_optimizer(context.wrapped().optimizer, step.parameters());
+    Json optimizer = train::describe_optimizer(context.wrapped().optimizer, step.parameters());
+    if (!context.wrapped().groups.empty()) {
+      optimizer["groups"] = train::describe_groups(context.wrapped().groups, step.optimizer());
+    }
     session.update_plan("optimizer", optimizer);
     if (optimizer.contains("kernel_reason")) {
       session.log()->info("libtorch's kernel updates the parameters: {}",

@@ -222,9 +222,9 @@ void TrainingLoop::train_batch(const Batch& batch) {
 Metrics TrainingLoop::call_trial(const Batch& batch) {
   const Autocast autocast(autocast_type(session_.experiment().optimizations.mixed_precision), context_.device());
   bool ran_backward = false;
-  context_.wrapped().backward = [&](const at::Tensor& loss) {
+  context_.wrapped().backward = [&](const at::Tensor& loss, std::optional<double> weight) {
     const Autocast::Pause in_full(autocast);
-    step_.backward(loss);
+    step_.backward(loss, weight);
     ran_backward = true;
     session_.recorder().switch_to(Phase::kTrainBatch);  // what train_batch() does after backward is neither
   };

@@ -63,10 +63,11 @@ void TrialContext::set_model(std::shared_ptr<torch::nn::Module> model) {
   wrapped_.model = std::move(model);
 }
 
-void TrialContext::wrap_optimizer(const Optimizer& optimizer) {
+void TrialContext::wrap_optimizer(const Optimizer& optimizer, std::vector<ParameterGroup> groups) {
   if (wrapped_.optimizer)
     throw ConfigError("wrap_optimizer() was called twice", "one optimizer updates the wrapped model");
   wrapped_.optimizer = optimizer;
+  wrapped_.groups = std::move(groups);
 }
 
 void TrialContext::wrap_lr_scheduler(LrSchedule schedule) {
@@ -80,13 +81,25 @@ void TrialContext::clip_gradient_norm(double max_norm) {
   wrapped_.max_gradient_norm = max_norm;
 }
 
+void TrialContext::clip_gradient_value(double max_value) {
+  if (!(max_value > 0)) {
+    throw ConfigError("clip_gradient_value(" + std::to_string(max_value) + "): the value must be above 0");
+  }
+  wrapped_.max_gradient_value = max_value;
+}
+
 void TrialContext::scale_loss(const LossScaling& settings) {
   wrapped_.loss_scaling = settings;
 }
 
 void TrialContext::backward(const at::Tensor& loss) {
   if (!wrapped_.backward) throw Error("context.backward() was called outside train_batch()");
-  wrapped_.backward(loss);
+  wrapped_.backward(loss, std::nullopt);
+}
+
+void TrialContext::backward(const at::Tensor& loss, double weight) {
+  if (!wrapped_.backward) throw Error("context.backward() was called outside train_batch()");
+  wrapped_.backward(loss, weight);
 }
 
 Loader TrialContext::loader(std::shared_ptr<const data::Dataset> dataset, const LoaderSettings& settings) {

@@ -1,54 +1,64 @@
 #include "model/flat_optimizer.h"
 
 #include <algorithm>
-#include <cmath>
 #include <map>
-#include <numbers>
 
+#include <fnmatch.h>
+
+#include "dtrain/base/choices.h"
 #include "dtrain/base/error.h"
 
 namespace dtrain {
-namespace lr {
-
-LrSchedule constant() {
-  return [](std::int64_t) { return 1.0; };
-}
-
-LrSchedule step(std::int64_t step_size, double gamma) {
-  if (step_size < 1) throw ConfigError("lr::step: step_size is " + std::to_string(step_size), "use 1 or more");
-  return [=](std::int64_t s) { return std::pow(gamma, static_cast<double>(s / step_size)); };
-}
-
-LrSchedule warmup_cosine(std::int64_t warmup, std::int64_t total, double final_factor) {
-  if (warmup < 0 || total <= warmup) {
-    throw ConfigError("lr::warmup_cosine: warmup is " + std::to_string(warmup) + ", total " + std::to_string(total),
-                      "total must be larger than warmup, both in optimizer steps");
-  }
-  return [=](std::int64_t s) {
-    if (s < warmup) return static_cast<double>(s + 1) / static_cast<double>(warmup);
-    const double progress = std::min(1.0, static_cast<double>(s - warmup) / static_cast<double>(total - warmup));
-    return final_factor + (1 - final_factor) * 0.5 * (1 + std::cos(std::numbers::pi * progress));
+ParameterGroup::Includes matching(const std::string& patterns) {
+  return [all = split(patterns, '|')](const std::string& name, const at::Tensor&) {
+    const auto matches = [&](const std::string& pattern) { return fnmatch(pattern.c_str(), name.c_str(), 0) == 0; };
+    return std::any_of(all.begin(), all.end(), matches);
   };
 }
 
-}  // namespace lr
-
 namespace train {
 
-FlatOptimizer::FlatOptimizer(const Optimizer& optimizer, LrSchedule schedule, FlatParameters& parameters)
-    : FlatOptimizer(std::visit([](const auto& settings) { return settings.make_update(); }, optimizer),
-                    std::move(schedule), parameters) {}
+namespace {
+
+std::unique_ptr<OptimizerUpdate> update_of(const Optimizer& optimizer) {
+  return std::visit([](const auto& settings) { return settings.make_update(); }, optimizer);
+}
+
+}  // namespace
+
+FlatOptimizer::FlatOptimizer(const Optimizer& optimizer, LrSchedule schedule, FlatParameters& parameters,
+                             std::span<const ParameterGroup> groups)
+    : FlatOptimizer(update_of(optimizer), std::move(schedule), parameters) {
+  for (const ParameterGroup& group : groups) {
+    const std::string where = "parameter group " + group.name;
+    if (group.optimizer.index() != optimizer.index()) {
+      throw ConfigError(
+          where + " is updated by " + word_of(group.optimizer) + ", the other parameters by " + word_of(optimizer),
+          "give all groups the same kind of optimizer");
+    }
+    Rule& rule = rules_.emplace_back(Rule{update_of(group.optimizer), group.schedule});
+    if (!rule.schedule) rule.schedule = rules_[0].schedule;
+    check_rate(*rule.update);
+    if (rule.update->state_names() != rules_[0].update->state_names()) {
+      throw ConfigError(where + " needs other optimizer state than the other parameters",
+                        "give every group a momentum, or none");
+    }
+    if (include(group, rules_.size() - 1) == 0) {
+      throw ConfigError(where + " includes no parameter" + names_of_parameters(),
+                        "patterns are compared with the whole name; a group has those that no group before it has");
+    }
+  }
+}
 
 FlatOptimizer::FlatOptimizer(std::unique_ptr<OptimizerUpdate> optimizer, LrSchedule schedule,
                              FlatParameters& parameters)
-    : optimizer_(std::move(optimizer)),
-      schedule_(schedule ? std::move(schedule) : lr::constant()),
-      parameters_(parameters),
+    : parameters_(parameters),
+      rule_of_(parameters.parameters().size(), 0),
       updates_(parameters.parameters().size(), 0),
       counter_of_(parameters.parameters().size(), 0) {
-  const double rate = optimizer_->learning_rate();
-  if (!(rate >= 0)) throw ConfigError("the optimizer's learning rate is " + std::to_string(rate), "use 0 or more");
-  const std::size_t tensors = optimizer_->state_names().size();
+  check_rate(*optimizer);
+  const std::size_t tensors = optimizer->state_names().size();
+  rules_.push_back({std::move(optimizer), schedule ? std::move(schedule) : lr::constant()});
   const FlatMemory& memory = parameters.memory();
   for (const auto& group : parameters.groups()) {
     auto& state = states_.emplace_back();
@@ -57,16 +67,60 @@ FlatOptimizer::FlatOptimizer(std::unique_ptr<OptimizerUpdate> optimizer, LrSched
   }
 }
 
-double FlatOptimizer::rate_at(std::int64_t step) const {
-  return optimizer_->learning_rate() * schedule_(step);
+void FlatOptimizer::check_rate(const OptimizerUpdate& update) {
+  const double rate = update.learning_rate();
+  if (!(rate >= 0)) throw ConfigError("the optimizer's learning rate is " + std::to_string(rate), "use 0 or more");
+}
+
+std::size_t FlatOptimizer::include(const ParameterGroup& group, std::size_t rule) {
+  const auto parameters = parameters_.parameters();
+  std::size_t included = 0;
+  for (std::size_t i = 0; i < parameters.size(); ++i) {
+    if (!group.includes(parameters[i].name, parameters[i].tensor)) continue;
+    if (rule_of_[i] == 0) rule_of_[i] = rule;
+    included += rule_of_[i] == rule ? 1 : 0;
+  }
+  return included;
+}
+
+// The first few, for an error.
+std::string FlatOptimizer::names_of_parameters() const {
+  constexpr std::size_t kMost = 5;
+  const auto parameters = parameters_.parameters();
+  std::string names;
+  for (std::size_t i = 0; i < std::min(kMost, parameters.size()); ++i)
+    names += (i == 0 ? "; the model has " : ", ") + parameters[i].name;
+  if (parameters.size() > kMost) names += " and " + std::to_string(parameters.size() - kMost) + " more";
+  return names;
+}
+
+std::vector<FlatOptimizer::GroupRate> FlatOptimizer::group_sizes() const {
+  std::vector<GroupRate> result(rules_.size());
+  const auto parameters = parameters_.parameters();
+  for (std::size_t r = 0; r < rules_.size(); ++r) result[r].rate = rules_[r].update->learning_rate();
+  for (std::size_t i = 0; i < parameters.size(); ++i) {
+    result[rule_of_[i]].parameters += 1;
+    result[rule_of_[i]].elements += parameters[i].tensor.numel();
+  }
+  return result;
+}
+
+double FlatOptimizer::rate_at(std::int64_t step, std::size_t rule) const {
+  return rules_[rule].update->learning_rate() * rules_[rule].schedule(step);
 }
 
 double FlatOptimizer::learning_rate() const {
-  return rate_at(steps_);
+  return rate_at(steps_, 0);
+}
+
+std::vector<float> FlatOptimizer::learning_rates() const {
+  std::vector<float> rates;
+  for (std::size_t r = 0; r < rules_.size(); ++r) rates.push_back(static_cast<float>(rate_at(steps_, r)));
+  return rates;
 }
 
 double FlatOptimizer::last_learning_rate() const {
-  return rate_at(std::max<std::int64_t>(steps_ - 1, 0));
+  return rate_at(std::max<std::int64_t>(steps_ - 1, 0), 0);
 }
 
 void FlatOptimizer::advance_schedule() {
@@ -87,12 +141,12 @@ std::vector<FlatOptimizer::Segment> FlatOptimizer::segments(std::span<const std:
     const at::Tensor number = counters_.empty() ? at::Tensor() : counters_[counter_of_[i]];
     const bool goes_on = open[p.group] >= 0 && result[open[p.group]].updates == updates_[i] &&
                          result[open[p.group]].number.is_same(number) &&
-                         result[open[p.group]].narrow == p.narrow_gradient;
+                         result[open[p.group]].narrow == p.narrow_gradient && result[open[p.group]].rule == rule_of_[i];
     if (goes_on) {
       result[open[p.group]].range.end = p.offset + p.padded;
     } else {
       open[p.group] = static_cast<std::ptrdiff_t>(result.size());
-      result.push_back({{p.group, p.offset, p.offset + p.padded}, updates_[i], number, p.narrow_gradient});
+      result.push_back({{p.group, p.offset, p.offset + p.padded}, updates_[i], number, p.narrow_gradient, rule_of_[i]});
     }
   }
   return result;
@@ -244,7 +298,7 @@ void FlatOptimizer::end_step(std::span<const std::uint8_t> used) {
     const at::NoGradGuard no_grad;
     for (at::Tensor& counter : counters_of(used)) counter.sub_(inputs_.found_inf);
   }
-  if (!rate_on_device_.defined()) count_updates(used);
+  if (!rates_on_device_.defined()) count_updates(used);
 }
 
 void FlatOptimizer::count_updates(std::span<const std::uint8_t> used) {
@@ -268,7 +322,7 @@ void FlatOptimizer::visit(StateVisitor& visitor) {
   const auto parameters = parameters_.parameters();
   for (std::size_t i = 0; i < parameters.size(); ++i) visitor.number("updates/" + parameters[i].name, updates_[i]);
   if (visitor.replaces()) counters_.clear();
-  const auto names = optimizer_->state_names();
+  const auto names = state_names();
   for (std::size_t g = 0; g < states_.size(); ++g) {
     if (kept_) {  // so the visitor does not need values
       const auto& group = parameters_.groups()[g];
@@ -286,16 +340,18 @@ void FlatOptimizer::update(const FlatRange& range, const Segment& segment) {
   const auto slice = [&](const at::Tensor& flat) { return flat.narrow(0, range.begin, range.size()); };
   std::vector<at::Tensor> states;
   for (std::size_t s = 0; s < states_[range.group].size(); ++s) states.push_back(state_slice(range, s));
-  const double rate = rounds_rates_ ? static_cast<double>(static_cast<float>(learning_rate())) : learning_rate();
+  const double exact = rate_at(steps_, segment.rule);
+  const double rate = rounds_rates_ ? static_cast<double>(static_cast<float>(exact)) : exact;
   UpdateStep step{.rate = rate,
                   .updates = segment.updates,
                   .device = inputs_,
                   .shadow = {},
                   .number = segment.number,
-                  .rate_on_device = rate_on_device_};
+                  .rate_on_device = {}};
+  if (rates_on_device_.defined()) step.rate_on_device = rates_on_device_[static_cast<std::int64_t>(segment.rule)];
   if (group.shadow.defined()) step.shadow = slice(group.shadow);
-  optimizer_->update(slice(group.values), slice(segment.narrow ? group.narrow_gradients : group.gradients), states,
-                     step);
+  rules_[segment.rule].update->update(slice(group.values),
+                                      slice(segment.narrow ? group.narrow_gradients : group.gradients), states, step);
 }
 
 }  // namespace train

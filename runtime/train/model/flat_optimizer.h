@@ -1,11 +1,13 @@
 // Runs an optimizer over flat parameters: one call of its update for each run of neighbouring parameters that have been
-// updated equally often (all of them, in an ordinary step) and have gradients of one type.
+// updated equally often (all of them, in an ordinary step), have gradients of one type and belong to one parameter
+// group.
 #pragma once
 
 #include <cstdint>
 #include <memory>
 #include <optional>
 #include <span>
+#include <string>
 #include <vector>
 
 #include <ATen/ATen.h>
@@ -20,8 +22,10 @@ namespace dtrain::train {
 
 class FlatOptimizer {
  public:
-  // ConfigError for settings that make no sense. No schedule: a constant learning rate.
-  FlatOptimizer(const Optimizer& optimizer, LrSchedule schedule, FlatParameters& parameters);
+  // ConfigError for settings that make no sense, and for a group that includes no parameter. No schedule: a constant
+  // learning rate.
+  FlatOptimizer(const Optimizer& optimizer, LrSchedule schedule, FlatParameters& parameters,
+                std::span<const ParameterGroup> groups = {});
   FlatOptimizer(std::unique_ptr<OptimizerUpdate> optimizer, LrSchedule schedule, FlatParameters& parameters);
 
   // One step: of the parameters whose element of `used` is set, from their group's flat gradients, where update() is
@@ -34,8 +38,17 @@ class FlatOptimizer {
   // A graph that was captured from begin_step() to end_step() has run: counts the step, which the capture did not.
   void count_updates(std::span<const std::uint8_t> used);
   std::int64_t steps() const { return steps_; }
-  double learning_rate() const;       // of the next step
-  double last_learning_rate() const;  // of the last step; before the first one, of that
+  // Of the parameters that no group includes: of the next step; of the last step, before the first one of that.
+  double learning_rate() const;
+  double last_learning_rate() const;
+  // Of the next step: first the one above, then those of the groups in their order.
+  std::vector<float> learning_rates() const;
+  // What belongs to no group, then each group: its parameters, their elements, its rate before the schedule's factor.
+  struct GroupRate {
+    std::int64_t parameters = 0, elements = 0;
+    double rate = 0;
+  };
+  std::vector<GroupRate> group_sizes() const;
 
   // Where updates are sharded, a rank's state is up to date in its own parts alone.
   void visit(StateVisitor& visitor);
@@ -47,18 +60,18 @@ class FlatOptimizer {
   // On a device. Learning rates are rounded to float32 from now on, as a tensor has them: so updates that take theirs
   // from a tensor give the same bits as those that do not.
   void round_rates() { rounds_rates_ = true; }
-  // The next steps are captured as a graph, on a device: they read the learning rate from this tensor, one float32,
-  // when the graph runs, and are not counted. Undefined: steps are as ever.
-  void capture_steps(at::Tensor rate) { rate_on_device_ = std::move(rate); }
+  // The next steps are captured as a graph, on a device: they read learning_rates() from this tensor, float32, when the
+  // graph runs, and are not counted. Undefined: steps are as ever.
+  void capture_steps(at::Tensor rates) { rates_on_device_ = std::move(rates); }
   // Differs once something that a captured step uses lies elsewhere.
   std::int64_t moves() const { return moves_; }
 
   // What the optimizer remembers of a group, in tensors laid out as its flat values. The strategy decides what memory
   // they lie in, and which of their elements this rank keeps up to date. Not while keep_parts() holds.
   std::span<at::Tensor> state(std::size_t group);
-  std::vector<std::string> state_names() const { return optimizer_->state_names(); }
+  std::vector<std::string> state_names() const { return rules_[0].update->state_names(); }
   // How many such tensors a group has.
-  std::size_t state_tensors() const { return optimizer_->state_names().size(); }
+  std::size_t state_tensors() const { return state_names().size(); }
 
   // The next steps are the updates that `copy` copies at; the last of them lets go of it. On a host.
   void copy_at_next_steps(std::shared_ptr<UpdateCopy> copy) { copy_ = std::move(copy); }
@@ -81,21 +94,30 @@ class FlatOptimizer {
     std::int64_t updates;  // made so far
     at::Tensor number;     // as UpdateStep has it
     bool narrow;           // the gradients are FlatParameters::Group::narrow_gradients
+    std::size_t rule;
   };
+  // How the parameters of a group are updated.
+  struct Rule {
+    std::unique_ptr<OptimizerUpdate> update;
+    LrSchedule schedule;
+  };
+  static void check_rate(const OptimizerUpdate& update);
+  std::size_t include(const ParameterGroup& group, std::size_t rule);
+  std::string names_of_parameters() const;
   // On a device.
   void make_counters(std::span<const float> counts);
   void separate_counters(std::span<const std::uint8_t> used);
   std::vector<at::Tensor> counters_of(std::span<const std::uint8_t> used) const;
-  double rate_at(std::int64_t step) const;
+  double rate_at(std::int64_t step, std::size_t rule) const;
   std::vector<Segment> segments(std::span<const std::uint8_t> used) const;
   void update(const FlatRange& range, const Segment& segment);
   // Where a range begins among the parts that are kept of its group.
   std::int64_t kept_offset(const FlatRange& range) const;
   std::int64_t kept_elements(std::size_t group) const;
 
-  std::unique_ptr<OptimizerUpdate> optimizer_;
-  LrSchedule schedule_;
   FlatParameters& parameters_;
+  std::vector<Rule> rules_;           // the first of parameters without a group
+  std::vector<std::size_t> rule_of_;  // of each parameter
   // Of each group, in the order of their names. Undefined: zeros that nothing has used yet, on a device, where memory
   // is taken at once.
   std::vector<std::vector<at::Tensor>> states_;
@@ -108,7 +130,7 @@ class FlatOptimizer {
   std::vector<at::Tensor> counters_;
   std::vector<std::size_t> counter_of_;
   bool rounds_rates_ = false;
-  at::Tensor rate_on_device_;  // while steps are captured
+  at::Tensor rates_on_device_;  // while steps are captured
   std::int64_t moves_ = 0;
   std::shared_ptr<UpdateCopy> copy_;  // none: nothing is copied
   std::int64_t steps_ = 0;

@@ -76,6 +76,18 @@ Json describe_optimizer(const std::optional<Optimizer>& optimizer, const FlatPar
   return result;
 }
 
+Json describe_groups(std::span<const ParameterGroup> groups, const FlatOptimizer& optimizer) {
+  Json result = Json::array();
+  const auto sizes = optimizer.group_sizes();
+  for (std::size_t i = 0; i < sizes.size(); ++i) {
+    result.push_back({{"name", i == 0 ? "other parameters" : groups[i - 1].name},
+                      {"tensors", sizes[i].parameters},
+                      {"parameters", sizes[i].elements},
+                      {"lr", sizes[i].rate}});
+  }
+  return result;
+}
+
 std::optional<std::string> first_nan_parameter(const FlatParameters& parameters) {
   const at::NoGradGuard no_grad;
   for (const auto& parameter : parameters.parameters()) {

@@ -3,10 +3,12 @@
 #pragma once
 
 #include <optional>
+#include <span>
 #include <string>
 
 #include "dtrain/base/json.h"
 #include "dtrain/train/optimizer.h"
+#include "model/flat_optimizer.h"
 #include "model/flat_parameters.h"
 
 namespace dtrain::train {
@@ -22,6 +24,9 @@ Json describe_model(const FlatParameters& parameters);
 // {"kind", "fused", "kernel": whose updates the parameters of most elements, "kernel_reason": why not dtrain's, where
 // that could}; null where there is no optimizer.
 Json describe_optimizer(const std::optional<Optimizer>& optimizer, const FlatParameters& parameters);
+
+// [{"name", "tensors", "parameters", "lr"}]: first the parameters that no group includes, then the groups.
+Json describe_groups(std::span<const ParameterGroup> groups, const FlatOptimizer& optimizer);
 
 // The name of the first parameter that holds NaN.
 std::optional<std::string> first_nan_parameter(const FlatParameters& parameters);

@@ -1,5 +1,9 @@
 #include "step/aggregation_window.h"
 
+#include <array>
+#include <string>
+
+#include "dtrain/base/error.h"
 #include "step/collective_vote.h"
 
 namespace dtrain::train {
@@ -23,6 +27,22 @@ double ExchangeScale::correction() {
   if (!on_host_) correction *= of_full_window();
   if (window_.average()) return correction;
   return correction * static_cast<double>(window_.rounds()) / window_.length();
+}
+
+double ExchangeScale::correction_of_weights() {
+  vote_.collect();
+  std::array<double, 3> sums{window_.own_weight().value_or(0), static_cast<double>(window_.weighted_batches()),
+                             static_cast<double>(window_.own_batches())};
+  communicator_.all_reduce(sums.data(), sums.size(), comm::DataType::kFloat64).wait();
+  const auto [weight, weighted, batches] = sums;
+  if (weighted != batches) {
+    throw Error(
+        "context.backward() was called with a weight for some batches of an optimizer step, and without one for " +
+            std::to_string(static_cast<std::int64_t>(batches - weighted)) + " of them",
+        "call context.backward(loss, weight) for every batch, on every rank");
+  }
+  if (weight == 0) return 1;  // nothing was contributed
+  return (window_.average() ? 1 : window_.rounds()) / (weight * full());
 }
 
 }  // namespace dtrain::train

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 
 #include "dtrain/comm/communicator.h"
 #include "exchange/window_scale.h"
@@ -20,6 +21,11 @@ class AggregationWindow {
   AggregationWindow(int length, bool average) : length_(length), average_(average) {}
 
   void add_batch() { ++own_batches_; }
+  // The weight of a batch, where train_batch() gives weights.
+  void weigh_batch(double weight) {
+    weight_ = weight_.value_or(0) + weight;
+    ++weighted_batches_;
+  }
   // A round begins; also on a rank that has no batch in it.
   void begin_round() {
     ++rounds_;
@@ -29,25 +35,33 @@ class AggregationWindow {
   void close() {
     rounds_ = 0;
     own_batches_ = 0;
+    weight_.reset();
+    weighted_batches_ = 0;
   }
 
   void visit(StateVisitor& visitor) {
     visitor.number("rounds", rounds_);
     visitor.number("own_batches", own_batches_);
     visitor.number("rounds_begun", rounds_begun_);
+    if (rounds_ == 0) return;
+    visitor.real("weight", weight_);
+    visitor.number("weighted_batches", weighted_batches_);
   }
 
   int length() const { return length_; }  // in rounds
   bool average() const { return average_; }
-  bool full() const { return rounds_ == length_; }             // the round that has begun is the window's last
-  int rounds() const { return rounds_; }                       // of this window, the one that has begun included
-  std::int64_t own_batches() const { return own_batches_; }    // of this rank, in this window
+  bool full() const { return rounds_ == length_; }           // the round that has begun is the window's last
+  int rounds() const { return rounds_; }                     // of this window, the one that has begun included
+  std::int64_t own_batches() const { return own_batches_; }  // of this rank, in this window
+  // Of this rank's batches in this window together; empty: none has a weight. And how many of them have one.
+  std::optional<double> own_weight() const { return weight_; }
+  std::int64_t weighted_batches() const { return weighted_batches_; }
   std::int64_t rounds_begun() const { return rounds_begun_; }  // since training began: the number of the batch
 
   // What brings the sum over this rank's own batches to what an update takes.
   double own_scale() const {
-    if (own_batches_ == 0) return 1;
-    return static_cast<double>(average_ ? 1 : rounds_) / static_cast<double>(own_batches_);
+    const double divisor = weight_.value_or(static_cast<double>(own_batches_));
+    return divisor == 0 ? 1 : static_cast<double>(average_ ? 1 : rounds_) / divisor;
   }
 
  private:
@@ -55,6 +69,8 @@ class AggregationWindow {
   const bool average_;
   int rounds_ = 0;
   std::int64_t own_batches_ = 0;
+  std::optional<double> weight_;
+  std::int64_t weighted_batches_ = 0;
   std::int64_t rounds_begun_ = 0;
 };
 
@@ -62,12 +78,15 @@ class AggregationWindow {
 // in its hands; on a device the update does, for NCCL's plain sums are its fastest.
 class ExchangeScale final : public WindowScale {
  public:
-  ExchangeScale(const comm::Communicator& communicator, const AggregationWindow& window, CollectiveVote& vote,
-                bool on_host, const LossScaler* scaler)
+  ExchangeScale(comm::Communicator& communicator, const AggregationWindow& window, CollectiveVote& vote, bool on_host,
+                const LossScaler* scaler)
       : communicator_(communicator), window_(window), vote_(vote), on_host_(on_host), scaler_(scaler) {}
 
   double full() const override;
   double correction() override;
+  // The same where batches have weights: full() times it divides by the weight of all batches of the window.
+  // Collective; Error if some batches have a weight and others have none.
+  double correction_of_weights();
   // What correction() is for a full window of which every rank had all its batches.
   double correction_of_full_window() const { return on_host_ ? 1 : of_full_window(); }
   at::Tensor inverse_of_loss_scale() const override { return scaler_ ? scaler_->inverse() : at::Tensor(); }
@@ -75,7 +94,7 @@ class ExchangeScale final : public WindowScale {
  private:
   double of_full_window() const;
 
-  const comm::Communicator& communicator_;
+  comm::Communicator& communicator_;
   const AggregationWindow& window_;
   CollectiveVote& vote_;
   const bool on_host_;

@@ -93,9 +93,10 @@ bool ExchangeMode::flush() {
 void ExchangeMode::step() {
   parts_.watch.check();
   std::vector<std::uint8_t> mine = written_.mine();
-  const auto used = parts_.exchange.finish(/*word=*/!mine.empty());
+  const auto used =
+      parts_.exchange.finish({.wrote = !mine.empty(), .weighted = parts_.window.own_weight().has_value()});
   std::vector<std::size_t> written;
-  if (parts_.exchange.word_of_any()) {
+  if (parts_.exchange.any_wrote()) {
     written = written_.agree(std::move(mine));
     if (!written.empty()) {
       picker_.check_write(parts_.parameters.parameters()[written.front()].name);
@@ -113,11 +114,28 @@ void ExchangeMode::step() {
 
 void ExchangeMode::update(std::span<const std::uint8_t> used) {
   before_update();
-  const auto norm = picker_.strategy().update({used, scale_.correction(), parts_.max_gradient_norm, parts_.scaler});
+  const auto norm = picker_.strategy().update(update_of(used, correction()));
   parts_.parameters.refresh_copies();
   read_late(norm);
   const profile::PhaseScope phase(parts_.run.recorder, profile::Phase::kStepLrSchedulers);
   parts_.optimizer.advance_schedule();
+}
+
+Update ExchangeMode::update_of(std::span<const std::uint8_t> used, double correction) const {
+  return {.used = used,
+          .correction = correction,
+          .max_norm = parts_.max_gradient_norm,
+          .scaler = parts_.scaler,
+          .max_value = parts_.max_gradient_value};
+}
+
+double ExchangeMode::correction() {
+  if (!parts_.exchange.weighted_by_any()) return scale_.correction();
+  if (picker_.is_compressed()) {
+    throw ConfigError("context.backward(loss, weight) is not supported with gradient_compression",
+                      "a compressor needs the weight of all batches before backward has ended; turn compression off");
+  }
+  return scale_.correction_of_weights();
 }
 
 void ExchangeMode::before_update() {
@@ -156,8 +174,7 @@ void ExchangeMode::end_capture() {
   if (parts_.watch.any_written()) throw Error("the model writes its parameters itself");
   const auto used = parts_.exchange.finish_captured();
   captured_used_.assign(used.begin(), used.end());
-  captured_norm_ = picker_.strategy().update(
-      {captured_used_, scale_.correction_of_full_window(), parts_.max_gradient_norm, parts_.scaler});
+  captured_norm_ = picker_.strategy().update(update_of(captured_used_, scale_.correction_of_full_window()));
   parts_.parameters.refresh_copies();
   parts_.exchange.end_window();
 }

@@ -66,6 +66,9 @@ class ExchangeMode final : public StepMode, private CapturableStep {
   void step();
   void update(std::span<const std::uint8_t> used);
   void before_update();
+  Update update_of(std::span<const std::uint8_t> used, double correction) const;
+  // The factor of the window's gradients, on top of what their exchange has multiplied by. Collective.
+  double correction();
   // What the host learns of an update when the device has done it. `norm`: of the gradients, where they are clipped.
   void read_late(const std::optional<at::Tensor>& norm);
   bool digests_due() const;

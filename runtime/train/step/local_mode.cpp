@@ -24,7 +24,11 @@ void LocalStep::take() {
   parts_.watch.check();
   const auto used = parts_.exchange.finish_local();
   if (parts_.watch.any_written()) take_over_written();
-  strategy_.update({used, parts_.window.own_scale(), parts_.max_gradient_norm, parts_.scaler});
+  strategy_.update({.used = used,
+                    .correction = parts_.window.own_scale(),
+                    .max_norm = parts_.max_gradient_norm,
+                    .scaler = parts_.scaler,
+                    .max_value = parts_.max_gradient_value});
   parts_.parameters.refresh_copies();
   if (parts_.scaling_report) parts_.scaling_report->after_update(parts_.window.rounds_begun());
   {

@@ -40,7 +40,8 @@ struct StepParts {
   StepsInFlight& in_flight;
   NonFinite& non_finite;
   AggregationWindow& window;
-  double max_gradient_norm = 0;  // 0: no clipping
+  double max_gradient_norm = 0;   // 0: no clipping
+  double max_gradient_value = 0;  // 0: no clipping
   // Null: the loss is not scaled.
   LossScaler* scaler = nullptr;
   LossScalingReport* scaling_report = nullptr;

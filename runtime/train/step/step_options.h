@@ -16,8 +16,9 @@ namespace dtrain::train {
 struct StepOptions {
   int aggregation_frequency = 1;
   bool average_aggregated_gradients = true;
-  double max_gradient_norm = 0;  // 0: no clipping
-  FusionOptions fusion;          // but for what fusion_options() adds
+  double max_gradient_norm = 0;   // 0: no clipping
+  double max_gradient_value = 0;  // 0: no clipping; one of the two at most
+  FusionOptions fusion;           // but for what fusion_options() adds
   StrategyOptions strategy;
   std::optional<config::LocalSgd> local_sgd;
   bool stop_on_non_finite = false;

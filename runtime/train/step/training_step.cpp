@@ -1,5 +1,9 @@
 #include "step/training_step.h"
 
+#include <algorithm>
+#include <cmath>
+#include <string>
+
 #include "dtrain/base/error.h"
 #include "dtrain/base/json_number.h"
 #include "model/model_report.h"
@@ -19,6 +23,9 @@ std::shared_ptr<torch::nn::Module> checked_model(const TrialContext::Wrapped& wr
     throw ConfigError("the trial handed over no model", "call context.wrap_model() in its constructor");
   if (!wrapped.optimizer) {
     throw ConfigError("the trial handed over no optimizer", "call context.wrap_optimizer() in its constructor");
+  }
+  if (options.max_gradient_norm > 0 && options.max_gradient_value > 0) {
+    throw ConfigError("gradients are to be clipped by their norm and by value", "choose one of the two");
   }
   check(options, run.world);
   compare_models(*wrapped.model, run.control);
@@ -53,8 +60,12 @@ std::optional<LossScaler> make_scaler(const TrialContext::Wrapped& wrapped, cons
     throw ConfigError("optimizations.mixed_precision: float16 needs GPUs, and this rank trains on a CPU",
                       "use bf16 on CPUs");
   }
-  const Sgd* const sgd = std::get_if<Sgd>(&*wrapped.optimizer);
-  if (sgd && sgd->dampening != 0) {
+  const auto has_dampening = [](const Optimizer& optimizer) {
+    const Sgd* const sgd = std::get_if<Sgd>(&optimizer);
+    return sgd && sgd->dampening != 0;
+  };
+  const auto of_group = [&](const ParameterGroup& group) { return has_dampening(group.optimizer); };
+  if (has_dampening(*wrapped.optimizer) || std::any_of(wrapped.groups.begin(), wrapped.groups.end(), of_group)) {
     throw ConfigError(
         "sgd with dampening is not supported with mixed_precision: fp16: PyTorch applies the first update "
         "without it, and with fp16 only the GPU knows whether an update has been skipped",
@@ -85,7 +96,7 @@ TrainingStep::TrainingStep(const TrialContext::Wrapped& wrapped, const RunServic
       window_(options.aggregation_frequency, options.average_aggregated_gradients),
       parameters_(flat_parameters(*model_, run_.device_communicator, parameter_types(options))),
       fusion_(parameters_, run_, fusion_options(options, run_.communicator.world_size())),
-      optimizer_(*wrapped.optimizer, wrapped.schedule, parameters_),
+      optimizer_(*wrapped.optimizer, wrapped.schedule, parameters_, wrapped.groups),
       exchange_(parameters_, run_.communicator, run_.device_communicator, run_.recorder),
       in_flight_(parameters_.memory().device(), run_.device_communicator, run_.recorder),
       memory_format_(run_, parameters_, in_flight_, memory_format_options(options)),
@@ -101,6 +112,7 @@ TrainingStep::TrainingStep(const TrialContext::Wrapped& wrapped, const RunServic
                        .non_finite = non_finite_,
                        .window = window_,
                        .max_gradient_norm = options.max_gradient_norm,
+                       .max_gradient_value = options.max_gradient_value,
                        .scaler = scaler_ ? &*scaler_ : nullptr,
                        .scaling_report = begin_report(options)},
                       {.gradient_norms = gradient_norms_,
@@ -130,19 +142,40 @@ void TrainingStep::announce(bool has_batch, const Wishes& wishes) {
 
 void TrainingStep::begin_batch() {
   in_batch_ = true;
+  batch_weight_.reset();
   window_.begin_round();
   memory_format_.begin_batch();
   mode_->begin_batch();
   if (narrow_use_) watching_.emplace(*narrow_use_);
 }
 
-void TrainingStep::backward(const at::Tensor& loss) {
+void TrainingStep::backward(const at::Tensor& loss, std::optional<double> weight) {
   if (!in_batch_) throw Error("context.backward() was called outside train_batch()");
+  if (weight) weigh_batch(*weight);
   if (loss.numel() == 1) capturing_ ? void(captured_loss_ = loss.detach()) : read_loss(loss);
   const profile::PhaseScope phase(run_.recorder, profile::Phase::kBackward);
   watching_.reset();
-  exchange_.backward(scaler_ ? scaler_->scaled(loss) : loss);
+  if (weight != 0.0) {
+    const at::Tensor weighted = weight ? loss * *weight : loss;
+    exchange_.backward(scaler_ ? scaler_->scaled(weighted) : weighted);
+  }
   if (narrow_use_) watching_.emplace(*narrow_use_);
+}
+
+void TrainingStep::weigh_batch(double weight) {
+  if (capturing_) throw Error("context.backward() is given a weight, which a graph would freeze");
+  if (!(weight >= 0) || !std::isfinite(weight)) {
+    throw Error("context.backward() was given the weight " + std::to_string(weight),
+                "give the number of items that the loss is the mean of, at least 0");
+  }
+  if (batch_weight_ && *batch_weight_ != weight) {
+    throw Error("context.backward() was given the weights " + std::to_string(*batch_weight_) + " and " +
+                    std::to_string(weight) + " in one batch",
+                "give all losses of a batch the same weight");
+  }
+  if (batch_weight_) return;
+  batch_weight_ = weight;
+  window_.weigh_batch(weight);
 }
 
 void TrainingStep::read_loss(const at::Tensor& loss) {

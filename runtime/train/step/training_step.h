@@ -55,7 +55,8 @@ class TrainingStep : private CapturableStep {
 
   // Around train_batch() (or instead of it, on a rank without a batch).
   void begin_batch();
-  void backward(const at::Tensor& loss);
+  // `weight`: how many items the loss is the mean of, where batches are weighted.
+  void backward(const at::Tensor& loss, std::optional<double> weight = {});
   // Ends the round: exchanges and steps if that is due. True after an optimizer step.
   bool end_batch();
   // Exchanges and applies the gradients of an unfinished window, with its real number of batches. True if there was
@@ -123,6 +124,8 @@ class TrainingStep : private CapturableStep {
 
   void compute_in_shadow();
   void read_loss(const at::Tensor& loss);
+  // Counts the weight of the batch, once where there are several losses.
+  void weigh_batch(double weight);
   LossScalingReport* begin_report(const StepOptions& options);  // null: the loss is not scaled
 
   // Each depends on those before it. The hooks are destroyed first, because they call the exchange.
@@ -145,6 +148,7 @@ class TrainingStep : private CapturableStep {
   GradientHooks hooks_;
   const bool may_keep_narrow_gradients_;
   bool in_batch_ = false;
+  std::optional<double> batch_weight_;  // of the batch that has begun, where it has one
   bool capturing_ = false;
   at::Tensor captured_loss_;
   // Until the first optimizer step, where autocast is on.

@@ -62,12 +62,25 @@ at::Tensor DeviceScaling::sum_of_squares(const LossScaler* scaler) {
   return both[0];
 }
 
+void DeviceScaling::limit(double factor, double max_value) {
+  for (const FlatRange& range : own_) {
+    if (range.size() == 0) continue;
+    at::Tensor stretch = parameters_.groups()[range.group].gradients.narrow(0, range.begin, range.size());
+    if (factor != 1) stretch.mul_(factor);
+    stretch.clamp_(-max_value, max_value);
+  }
+}
+
 // clip_factor() in tensors.
 GradientScaling::Scaled DeviceScaling::prepare(const Update& update) {
   LossScaler* const scaler = update.scaler;
   if (scaler) unscale(*scaler, update);
   const at::Tensor found_inf = scaler ? scaler->found_inf() : at::Tensor();
-  const double correction = scaler ? 1 : update.correction;  // unscaling has multiplied by it
+  double correction = scaler ? 1 : update.correction;  // unscaling has multiplied by it
+  if (update.max_value > 0) {
+    limit(correction, update.max_value);
+    correction = 1;
+  }
   if (update.max_norm <= 0) {
     if (scaler && add_up(found_inf)) found_inf.clamp_max_(1);
     if (correction == 1.0) return {{.divisor = {}, .found_inf = found_inf}, std::nullopt};

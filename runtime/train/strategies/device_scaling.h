@@ -16,6 +16,8 @@ class DeviceScaling final : public GradientScaling {
 
  private:
   void unscale(LossScaler& scaler, const Update& update);
+  // Multiplies the gradients, then limits each element.
+  void limit(double factor, double max_value);
   // Over the ranks, where others have a part: then true.
   bool add_up(const at::Tensor& values);
   // Of all ranks' ranges: one float64. Brings found_inf of `scaler`, if there is one, to all ranks.

@@ -55,8 +55,15 @@ void HostScaling::multiply(double factor) {
   }
 }
 
+void HostScaling::limit(double max_value) {
+  for (const FlatRange& range : own_) {
+    parameters_.groups()[range.group].gradients.narrow(0, range.begin, range.size()).clamp_(-max_value, max_value);
+  }
+}
+
 GradientScaling::Scaled HostScaling::prepare(const Update& update) {
   multiply(update.correction);
+  if (update.max_value > 0) limit(update.max_value);
   if (update.max_norm <= 0) return {};
   const double norm = gradient_norm();
   multiply(clip_factor(norm, update.max_norm));

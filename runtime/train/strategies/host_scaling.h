@@ -20,6 +20,7 @@ class HostScaling final : public GradientScaling {
  private:
   double gradient_norm();
   void multiply(double factor);
+  void limit(double max_value);
 
   FlatParameters& parameters_;
   comm::Communicator& communicator_;

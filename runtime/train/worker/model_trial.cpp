@@ -15,15 +15,45 @@ namespace dtrain::worker {
 namespace {
 
 LrSchedule schedule_of(const config::LrScheduleSettings& settings) {
-  switch (settings.kind) {
-    case config::LrScheduleKind::kConstant:
-      return lr::constant();
-    case config::LrScheduleKind::kStep:
-      return lr::step(settings.step_size, settings.gamma);
-    case config::LrScheduleKind::kCosine:
-      return lr::warmup_cosine(settings.warmup_steps, settings.total_steps, settings.final_factor);
+  const std::int64_t left = settings.total_steps - settings.warmup_steps;
+  const auto after_warmup = [&]() -> LrSchedule {
+    switch (settings.kind) {
+      case config::LrScheduleKind::kConstant:
+        return lr::constant();
+      case config::LrScheduleKind::kStep:
+        return lr::step(settings.step_size, settings.gamma);
+      case config::LrScheduleKind::kMultiStep:
+        return lr::multi_step(settings.milestones, settings.gamma);
+      case config::LrScheduleKind::kExponential:
+        return lr::exponential(settings.gamma);
+      case config::LrScheduleKind::kLinear:
+        return lr::linear(left, settings.first_factor, settings.final_factor);
+      case config::LrScheduleKind::kPolynomial:
+        return lr::polynomial(left, settings.power, settings.final_factor);
+      case config::LrScheduleKind::kCosine:
+        return lr::cosine(left, settings.final_factor);
+      case config::LrScheduleKind::kOneCycle:
+        return lr::one_cycle(settings.total_steps, settings.rise, settings.div_factor, settings.final_div_factor);
+    }
+    throw Error("unknown kind of learning rate schedule " + std::to_string(static_cast<int>(settings.kind)));
+  };
+  return lr::warmup(settings.warmup_steps, after_warmup());
+}
+
+std::vector<ParameterGroup> groups_of(const config::OptimizerSettings& settings) {
+  std::vector<ParameterGroup> groups;
+  for (const config::ParameterGroupSettings& group : settings.groups) {
+    Optimizer own = settings.optimizer;
+    std::visit(
+        [&](auto& held) {
+          held.lr = group.lr.value_or(held.lr);
+          held.weight_decay = group.weight_decay.value_or(held.weight_decay);
+        },
+        own);
+    groups.push_back({"optimizer.groups[" + std::to_string(groups.size()) + "] (match: \"" + group.match + "\")",
+                      matching(group.match), own, group.lr_schedule ? schedule_of(*group.lr_schedule) : LrSchedule()});
   }
-  throw Error("unknown kind of learning rate schedule " + std::to_string(static_cast<int>(settings.kind)));
+  return groups;
 }
 
 // Field 0 is the features, field 1 the target.
@@ -58,9 +88,10 @@ ModelTrial::ModelTrial(TrialContext& context)
         job_.file.string(), join_with_and(fixed));
   }
   context.wrap_model(model_.tree());
-  context.wrap_optimizer(job_.optimizer.optimizer);
+  context.wrap_optimizer(job_.optimizer.optimizer, groups_of(job_.optimizer));
   context.wrap_lr_scheduler(schedule_of(job_.optimizer.lr_schedule));
   if (job_.optimizer.max_gradient_norm > 0) context.clip_gradient_norm(job_.optimizer.max_gradient_norm);
+  if (job_.optimizer.max_gradient_value > 0) context.clip_gradient_value(job_.optimizer.max_gradient_value);
 }
 
 Loader ModelTrial::training_loader() {

@@ -159,6 +159,11 @@ class Keys {
   void mapping(const Key& key, T& settings, MappingUse use = MappingUse::kAlways);
   template <typename T>
   void mapping(const Key& key, std::optional<T>& settings);
+  // A list of mappings.
+  template <typename T>
+  void list(const Key& key, std::vector<T>& items);
+  // A list of integers that ascend.
+  void ascending_integers(const Key& key, std::vector<std::int64_t>& values, const Range& range);
 
   // A choice from a closed list (dtrain/base/choices.h). The word of the selector key names the alternative. The
   // alternatives' own keys stand beside the selector; each alternative declares its keys in declare_keys(), a member
@@ -180,6 +185,10 @@ class Keys {
   void visit_word(const Key& key, std::string& value, std::vector<std::string> words, std::vector<std::string> later,
                   bool nullable);
   void visit_mapping(const Key& key, const Declare& declare, MappingUse use, bool* given);
+  // `items`: one declaration for each mapping of the list; `resize` makes the list as long as it says, and updates
+  // `items`. `any`: the declaration of a mapping with its defaults.
+  void visit_list(const Key& key, std::vector<Declare>& items, const std::function<void(std::size_t)>& resize,
+                  const Declare& any);
 };
 
 template <typename T>
@@ -227,6 +236,19 @@ void Keys::mapping(const Key& key, std::optional<T>& settings) {
       key, [&](Keys& keys) { declare_keys(keys, inside); }, MappingUse::kNullable, &given);
   settings.reset();
   if (given) settings = std::move(inside);
+}
+
+template <typename T>
+void Keys::list(const Key& key, std::vector<T>& items) {
+  std::vector<Declare> declarations;
+  const auto resize = [&](std::size_t size) {
+    items.resize(size);
+    declarations.clear();
+    for (T& item : items) declarations.push_back([&item](Keys& inside) { declare_keys(inside, item); });
+  };
+  resize(items.size());
+  T defaults;
+  visit_list(key, declarations, resize, [&](Keys& inside) { declare_keys(inside, defaults); });
 }
 
 template <typename... Alternatives>

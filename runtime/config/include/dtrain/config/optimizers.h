@@ -37,11 +37,33 @@ void declare_weight_decay(Keys& keys, double& weight_decay) {
 }
 
 template <class Keys>
+void declare_decays(Keys& keys, double& beta1, double& beta2) {
+  declare_betas(
+      keys,
+      {.name = "betas",
+       .text = "adam, adamw, radam: the decay of the running averages of the gradient and of its square; lion: "
+               "how much of the average is in the direction of a step, and the decay of the average.",
+       .default_text = "[0.9, 0.999]; lion: [0.9, 0.99]"},
+      beta1, beta2);
+}
+
+template <class Keys>
+void declare_eps(Keys& keys, double& eps) {
+  keys.number({.name = "eps",
+               .text = "adam, adamw, radam, rmsprop, adagrad: a number added to the denominator.",
+               .default_text = "1e-8; adagrad: 1e-10"},
+              eps, {.min = 0, .max = 1'000'000, .real = true});
+}
+
+template <class Keys>
+void declare_momentum(Keys& keys, double& momentum) {
+  keys.number({"momentum", "sgd, rmsprop: the momentum."}, momentum, {.min = 0, .max = 1, .real = true});
+}
+
+template <class Keys>
 void declare_averages(Keys& keys, double& beta1, double& beta2, double& eps) {
-  declare_betas(keys, {"betas", "adam, adamw: the decay of the running averages of the gradient and of its square."},
-                beta1, beta2);
-  keys.number({"eps", "adam, adamw: a number added to the denominator."}, eps,
-              {.min = 0, .max = 1'000'000, .real = true});
+  declare_decays(keys, beta1, beta2);
+  declare_eps(keys, eps);
 }
 
 }  // namespace dtrain::config
@@ -60,7 +82,7 @@ struct Sgd {
   template <class Keys>
   void declare_keys(Keys& keys) {
     declare_lr(keys, lr);
-    keys.number({"momentum", "sgd: the momentum."}, momentum, {.min = 0, .max = 1, .real = true});
+    declare_momentum(keys, momentum);
     keys.number({"dampening", "sgd: the part of a new gradient that does not enter the momentum."}, dampening,
                 {.min = 0, .max = 1, .real = true});
     keys.boolean({"nesterov", "sgd: Nesterov momentum; needs a momentum and no dampening."}, nesterov);
@@ -110,6 +132,90 @@ struct AdamW {
   bool operator==(const AdamW&) const = default;
 };
 
-using Optimizer = std::variant<Sgd, Adam, AdamW>;
+// Liu and others, arXiv:1908.03265; weight decay added to the gradient. Made of tensor operations.
+struct RAdam {
+  static constexpr const char* kWord = "radam";
+  static constexpr bool kFused = false;
+  double lr = 1e-3;
+  double beta1 = 0.9;
+  double beta2 = 0.999;
+  double eps = 1e-8;
+  double weight_decay = 0;
+  template <class Keys>
+  void declare_keys(Keys& keys) {
+    declare_lr(keys, lr);
+    declare_averages(keys, beta1, beta2, eps);
+    declare_weight_decay(keys, weight_decay);
+  }
+  std::unique_ptr<train::OptimizerUpdate> make_update() const;
+  bool operator==(const RAdam&) const = default;
+};
+
+// Hinton, Srivastava and Swersky, lecture 6e of "Neural Networks for Machine Learning" (2012). Made of tensor
+// operations.
+struct RmsProp {
+  static constexpr const char* kWord = "rmsprop";
+  static constexpr bool kFused = false;
+  double lr = 1e-2;
+  double alpha = 0.99;
+  double eps = 1e-8;
+  double momentum = 0;
+  double weight_decay = 0;
+  bool centered = false;  // divides by the gradient's standard deviation, not by its root mean square
+  template <class Keys>
+  void declare_keys(Keys& keys) {
+    declare_lr(keys, lr);
+    keys.number({"alpha", "rmsprop: the decay of the running averages."}, alpha,
+                {.min = 0, .max = 1, .below_max = true, .real = true});
+    declare_eps(keys, eps);
+    declare_momentum(keys, momentum);
+    keys.boolean({"centered", "rmsprop: divide by the gradient's standard deviation, not by its root mean square."},
+                 centered);
+    declare_weight_decay(keys, weight_decay);
+  }
+  std::unique_ptr<train::OptimizerUpdate> make_update() const;
+  bool operator==(const RmsProp&) const = default;
+};
+
+// Duchi, Hazan and Singer, JMLR 12 (2011). Made of tensor operations.
+struct Adagrad {
+  static constexpr const char* kWord = "adagrad";
+  static constexpr bool kFused = false;
+  double lr = 1e-2;
+  double lr_decay = 0;  // update n has the rate lr / (1 + (n - 1) * lr_decay)
+  double eps = 1e-10;
+  double weight_decay = 0;
+  template <class Keys>
+  void declare_keys(Keys& keys) {
+    declare_lr(keys, lr);
+    keys.number({"lr_decay", "adagrad: update n of a parameter has the rate lr / (1 + (n - 1) * lr_decay)."}, lr_decay,
+                {.min = 0, .max = 1'000'000, .real = true});
+    declare_eps(keys, eps);
+    declare_weight_decay(keys, weight_decay);
+  }
+  std::unique_ptr<train::OptimizerUpdate> make_update() const;
+  bool operator==(const Adagrad&) const = default;
+};
+
+// Chen and others, arXiv:2302.06675: steps by the sign of a running average; weight decay decoupled. Made of tensor
+// operations.
+struct Lion {
+  static constexpr const char* kWord = "lion";
+  static constexpr bool kFused = false;
+  double lr = 1e-4;
+  double beta1 = 0.9;
+  double beta2 = 0.99;
+  double weight_decay = 0;
+  template <class Keys>
+  void declare_keys(Keys& keys) {
+    declare_lr(keys, lr);
+    declare_decays(keys, beta1, beta2);
+    declare_weight_decay(keys, weight_decay);
+  }
+  std::unique_ptr<train::OptimizerUpdate> make_update() const;
+  bool operator==(const Lion&) const = default;
+};
+
+using Optimizer = std::variant<Sgd, Adam, AdamW, RAdam, RmsProp, Adagrad, Lion>;
 
 }  // namespace dtrain

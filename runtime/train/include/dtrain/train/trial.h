@@ -76,17 +76,27 @@ class TrialContext {
     set_model(model.ptr());
     return model;
   }
-  void wrap_optimizer(const Optimizer& optimizer);
+  // `groups`: parameters with settings or a schedule of their own.
+  void wrap_optimizer(const Optimizer& optimizer, std::vector<ParameterGroup> groups = {});
   void wrap_lr_scheduler(LrSchedule schedule);
   // Scales the gradients down so that their L2 norm over all parameters is at most `max_norm`, before each optimizer
   // step.
   void clip_gradient_norm(double max_norm);
+  // Limits each element of the gradients to [-max_value, max_value] before each optimizer step. ConfigError beside
+  // clip_gradient_norm().
+  void clip_gradient_value(double max_value);
   // Settings of the loss scale that differ from the defaults, for mixed_precision: fp16. In other types they have no
   // effect, and the log says so.
   void scale_loss(const LossScaling& settings);
 
   // Use this in train_batch() instead of loss.backward(): full buckets are exchanged while it runs.
   void backward(const at::Tensor& loss);
+  // The same where batches count differently: `loss` is the mean over `weight` items, such as the tokens of this batch
+  // that are no padding. An optimizer step then applies the gradient of the mean over all items of all ranks and of all
+  // batches since the last step. So it does not depend on how items are divided. All batches between two steps are
+  // weighted, on every rank, or none. 0: the batch contributes nothing, whatever its loss. Error for a negative weight,
+  // or with gradient_compression.
+  void backward(const at::Tensor& loss, double weight);
 
   // Batches of this rank. A training loader shuffles by (seed, epoch).
   Loader loader(std::shared_ptr<const data::Dataset> dataset, const LoaderSettings& settings = {});
@@ -99,10 +109,12 @@ class TrialContext {
   struct Wrapped {
     std::shared_ptr<torch::nn::Module> model;
     std::optional<Optimizer> optimizer;
+    std::vector<ParameterGroup> groups;
     LrSchedule schedule;
-    double max_gradient_norm = 0;  // 0: no clipping
+    double max_gradient_norm = 0;   // 0: no clipping
+    double max_gradient_value = 0;  // 0: no clipping
     std::optional<LossScaling> loss_scaling;
-    std::function<void(const at::Tensor&)> backward;
+    std::function<void(const at::Tensor&, std::optional<double> weight)> backward;
   };
   Wrapped& wrapped() { return wrapped_; }
   // After the first batch: warns of keys that the trial has not read by then. Once, on rank 0.

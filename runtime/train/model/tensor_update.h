@@ -1,0 +1,86 @@
+// An optimizer made of tensor operations, in 30 lines: state, and what one update computes. TensorUpdate takes care of
+// the rest of OptimizerUpdate's contract: gradients of another type, the shadow, divisor and found_inf. It hands over
+// values in blocks that stay in the cache from one operation to the next.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <ATen/ATen.h>
+
+#include "model/optimizer_update.h"
+
+namespace dtrain::train {
+
+// A factor of an update: a number, or on a device one element, where the host must not wait for it.
+class Factor {
+ public:
+  explicit Factor(double number) : number_(number) {}
+  explicit Factor(at::Tensor on_device) : on_device_(std::move(on_device)) {}
+  // `then(x)` with a double, or with a tensor of one float64. Returns a factor.
+  template <typename Function>
+  Factor map(const Function& then) const {
+    if (on_device_.defined()) return Factor(at::Tensor(then(on_device_.to(at::kDouble))));
+    return Factor(then(number_));
+  }
+  // values *= factor; values -= factor * direction, where `direction` may be written.
+  void multiply(const at::Tensor& values) const {
+    if (on_device_.defined()) {
+      values.mul_(on_device_.to(values.scalar_type()));
+    } else {
+      values.mul_(number_);
+    }
+  }
+  void subtract(const at::Tensor& values, const at::Tensor& direction) const {
+    multiply(direction);
+    values.sub_(direction);
+  }
+  const at::Tensor& on_device() const { return on_device_; }
+  double number() const { return number_; }
+
+ private:
+  double number_ = 0;
+  at::Tensor on_device_;
+};
+
+// What an update of one block sees. All tensors have one dimension and the same size and type. `values` and `states`
+// are updated in place; `gradients` may be written.
+struct Block {
+  const at::Tensor& values;
+  const at::Tensor& gradients;
+  at::TensorList states;
+  Factor rate;    // the learning rate
+  Factor number;  // of this update of these parameters, from 1
+};
+
+// The computation of an optimizer, with its settings. Stateless; element by element.
+class TensorRule {
+ public:
+  virtual ~TensorRule() = default;
+  virtual double learning_rate() const = 0;
+  virtual std::vector<std::string> state_names() const = 0;
+  virtual void update(const Block& block) const = 0;
+};
+
+class TensorUpdate final : public OptimizerUpdate {
+ public:
+  explicit TensorUpdate(std::unique_ptr<const TensorRule> rule) : rule_(std::move(rule)) {}
+
+  double learning_rate() const override { return rule_->learning_rate(); }
+  std::vector<std::string> state_names() const override { return rule_->state_names(); }
+  void update(const at::Tensor& values, const at::Tensor& gradients, at::TensorList states,
+              const UpdateStep& step) const override;
+
+ private:
+  std::unique_ptr<const TensorRule> rule_;
+};
+
+template <typename Rule, typename Settings>
+std::unique_ptr<OptimizerUpdate> make_tensor_update(const Settings& settings) {
+  return std::make_unique<TensorUpdate>(std::make_unique<Rule>(settings));
+}
+
+}  // namespace dtrain::train

@@ -1,0 +1,192 @@
+"""What a trial can ask of its optimizer, each against one process of plain PyTorch: parameter groups, optimizers,
+schedules, clipping by value, batches that count differently.
+
+    optimization_parity.py BIN_FOLDER [WORD ...]     those whose title has all words
+
+Same initial weights, same batches, 100 optimizer steps in float64, on 1, 2 and 3 ranks, with replicated and sharded
+updates. Compared is each parameter's relative L2 norm. In float32 the order of sums alone makes more difference.
+"""
+import sys
+
+import torch
+import torch.nn.functional as F
+
+import parity_model
+from harness import Build, Workplace, launch, write_experiment
+
+STEPS = 100
+SAMPLES = 12  # of all ranks
+LIMIT = 1e-10
+IGNORED = -100
+
+
+class Lion(torch.optim.Optimizer):
+    """Algorithm 2 of arXiv:2302.06675."""
+
+    def __init__(self, params, lr, betas=(0.9, 0.99), weight_decay=0.0):
+        super().__init__(params, {"lr": lr, "betas": betas, "weight_decay": weight_decay})
+
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            beta1, beta2 = group["betas"]
+            for p in group["params"]:
+                if p.grad is None:
+                    continue
+                average = self.state[p].setdefault("average", torch.zeros_like(p))
+                direction = (average * beta1 + p.grad * (1 - beta1)).sign()
+                p.mul_(1 - group["lr"] * group["weight_decay"]).sub_(direction, alpha=group["lr"])
+                average.mul_(beta2).add_(p.grad, alpha=1 - beta2)
+
+
+KINDS = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "radam": torch.optim.RAdam,
+         "rmsprop": torch.optim.RMSprop, "adagrad": torch.optim.Adagrad, "lion": Lion}
+ADAMW = {"kind": "adamw", "lr": 1e-3, "weight_decay": 1e-2}
+SGD = {"kind": "sgd", "lr": 0.02, "momentum": 0.9}
+GROUPS = [{"match": "*.bias|never", "weight_decay": 0.0}, {"match": "conv.*|tied_*", "lr": 5e-3}]
+
+
+def schedulers(name, *arguments):
+    """The schedule of torch for what the trial calls by the same name."""
+    schedules = torch.optim.lr_scheduler
+    return {
+        "one_cycle": lambda o, n: schedules.OneCycleLR(o, [g["lr"] for g in o.param_groups], n, cycle_momentum=False),
+        "linear": lambda o, n, first, last: schedules.LinearLR(o, first, last, n),
+        "polynomial": lambda o, n, power: schedules.PolynomialLR(o, n, power),
+        "cosine": lambda o, n: schedules.CosineAnnealingLR(o, n),
+        "exponential": lambda o, gamma: schedules.ExponentialLR(o, gamma),
+        "multi_step": lambda o, first, second, gamma: schedules.MultiStepLR(o, [first, second], gamma),
+    }[name], arguments
+
+
+def cases():
+    plain = {"k": 1, "optimizer": ADAMW}
+    return {
+        "sgd": {**plain, "optimizer": SGD},
+        "adamw, groups": {**plain, "groups": GROUPS},
+        "sgd, groups, one_cycle, k=4": {"optimizer": SGD, "k": 4, "schedule": ["one_cycle", STEPS],
+                                        "groups": [{"match": "*.bias", "lr": 0.005}]},
+        "radam": {**plain, "optimizer": {"kind": "radam", "lr": 2e-3, "weight_decay": 1e-3}},
+        "rmsprop": {**plain, "optimizer": {"kind": "rmsprop", "lr": 1e-3, "weight_decay": 1e-3}},
+        "rmsprop, centered, momentum": {**plain, "optimizer": {"kind": "rmsprop", "lr": 3e-4, "momentum": 0.9,
+                                                               "centered": True}},
+        "adagrad": {**plain, "optimizer": {"kind": "adagrad", "lr": 1e-2, "lr_decay": 0.01, "weight_decay": 1e-3}},
+        "lion": {**plain, "optimizer": {"kind": "lion", "lr": 1e-4, "weight_decay": 0.1}},
+        "adamw, linear": {**plain, "schedule": ["linear", 60, 0.25, 0.5]},
+        "adamw, polynomial": {**plain, "schedule": ["polynomial", 120, 2.0]},
+        "adamw, cosine": {**plain, "schedule": ["cosine", STEPS]},
+        "adamw, exponential": {**plain, "schedule": ["exponential", 0.97]},
+        "adamw, multi_step": {**plain, "schedule": ["multi_step", 30, 60, 0.3]},
+        "sgd, clipped by value": {**plain, "optimizer": SGD, "clip_value": 0.02},
+        "adamw, uneven labels, k=4": {**plain, "k": 4, "weighs": True},
+        "sgd, uneven labels": {**plain, "optimizer": SGD, "weighs": True},
+    }
+
+
+def make_batches(case):
+    batches = parity_model.make_batches("float64", STEPS * case["k"], 1, SAMPLES)
+    if case.get("weighs"):
+        # The first ranks ignore more labels than the others, and some ignore all of a batch.
+        generator = torch.Generator().manual_seed(5)
+        share = torch.linspace(0.9, 0.1, SAMPLES)
+        ignored = torch.rand(batches["y"].shape, generator=generator) < share
+        ignored[:, :, -1] = False
+        batches["y"] = batches["y"].masked_fill(ignored, IGNORED)
+    return batches
+
+
+def for_ranks(batches, ranks):
+    count = batches["x"].shape[0]
+    divided = {name: tensor.reshape(count, ranks, SAMPLES // ranks, *tensor.shape[3:]).contiguous()
+               for name, tensor in batches.items() if name != "counts"}
+    return {**divided, "counts": torch.tensor([count] * ranks)}
+
+
+def groups_for_torch(model, case):
+    """As dtrain has them: a parameter is in the first group that matches."""
+    import fnmatch
+
+    left = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    groups = []
+    for group in case.get("groups", []):
+        patterns = group["match"].split("|")
+        mine = [n for n in left if any(fnmatch.fnmatchcase(n, pattern) for pattern in patterns)]
+        groups.append({"params": [left.pop(n) for n in mine], **{k: v for k, v in group.items() if k != "match"}})
+    return [{"params": list(left.values())}, *groups]
+
+
+def train_plain(case, weights, batches):
+    model = parity_model.make_model(weights, "float64")
+    options = {k: v for k, v in case["optimizer"].items() if k != "kind"}
+    optimizer = KINDS[case["optimizer"]["kind"]](groups_for_torch(model, case), **options)
+    schedule = None
+    if "schedule" in case:
+        make, arguments = schedulers(*case["schedule"])
+        schedule = make(optimizer, *arguments)
+    k = case["k"]
+    for start in range(0, batches["x"].shape[0], k):
+        window = range(start, start + k)
+        labels = sum((batches["y"][index] != IGNORED).sum().item() for index in window)
+        for index in window:
+            scores = model(batches["x"][index, 0], batches["mask"][index, 0])
+            total = F.cross_entropy(scores, batches["y"][index, 0], ignore_index=IGNORED, reduction="sum")
+            (total / labels).backward()
+        if "clip_value" in case:
+            torch.nn.utils.clip_grad_value_(model.parameters(), case["clip_value"])
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        if schedule:
+            schedule.step()
+    return {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
+
+
+def train_ours(case, build, weights, batches, folder, ranks, sharded):
+    folder.mkdir()
+    parity_model.save(weights, folder / "initial.safetensors")
+    parity_model.save(for_ranks(batches, ranks), folder / "batches.safetensors")
+    hyperparameters = {"global_batch_size": SAMPLES, "dtype": "float64", "optimizer": case["optimizer"]}
+    hyperparameters.update({key: case[key] for key in ("groups", "schedule", "clip_value", "weighs") if key in case})
+    file = write_experiment(
+        folder / "experiment.yaml", name="optimization", entrypoint=build.program("parity_trial"),
+        hyperparameters=hyperparameters, resources={"slots_per_trial": ranks},
+        optimizations={"aggregation_frequency": case["k"], "sharded_optimizer": sharded, "operators": "default",
+                       "memory_format": "contiguous"},
+        data={"file": "batches.safetensors"}, searcher={"metric": "loss", "max_length": {"epochs": 1}},
+        initial_weights="initial.safetensors")
+    result = launch(build, file, folder / "run").expect(0)
+    steps = result.metrics("training")[-1]["optimizer_steps"]
+    if steps != STEPS:
+        raise AssertionError(f"{steps} optimizer steps, not {STEPS}")
+    return parity_model.load(result.weights_file)
+
+
+def main():
+    torch.set_num_threads(1)
+    build = Build(sys.argv[1])
+    workplace = Workplace("optimization")
+    weights = parity_model.initial_weights("float64")
+    ways = [(1, False), (2, True), (3, False), (3, True)]
+    failures = 0
+    print(f"relative L2 difference of the worst parameter after {STEPS} steps; limit {LIMIT} (files: {workplace.path})")
+    print(f"{'case':32} " + " ".join(f"{r} rank{'s' if r > 1 else ' '} {'sharded' if s else '':7}" for r, s in ways))
+    for title, case in cases().items():
+        if not all(word in title for word in sys.argv[2:]):
+            continue
+        batches = make_batches(case)
+        expected = train_plain(case, weights, batches)
+        line = f"{title:32} "
+        for ranks, sharded in ways:
+            folder = workplace.path / f"{title.replace(', ', '-')}-{ranks}-{sharded}"
+            got = train_ours(case, build, weights, batches, folder, ranks, sharded)
+            difference, name = parity_model.worst_difference(got, expected)
+            good = difference <= LIMIT
+            failures += not good
+            line += f"{difference:15.2e}" + ("" if good else f" TOO MUCH ({name})")
+        print(line, flush=True)
+    if failures:
+        sys.exit(f"{failures} results differ too much")
+    workplace.remove()
+
+
+if __name__ == "__main__":
+    main()
