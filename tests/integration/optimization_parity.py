@@ -1,5 +1,5 @@
 """What a trial can ask of its optimizer, each against one process of plain PyTorch: parameter groups, optimizers,
-schedules, clipping by value, batches that count differently.
+schedules, clipping by value, batches that count differently, the average of the weights.
 
     optimization_parity.py BIN_FOLDER [WORD ...]     those whose title has all words
 
@@ -7,6 +7,7 @@ Same initial weights, same batches, 100 optimizer steps in float64, on 1, 2 and 
 updates. Compared is each parameter's relative L2 norm. In float32 the order of sums alone makes more difference.
 """
 import sys
+import typing
 
 import torch
 import torch.nn.functional as F
@@ -78,6 +79,9 @@ def cases():
         "adamw, exponential": {**plain, "schedule": ["exponential", 0.97]},
         "adamw, multi_step": {**plain, "schedule": ["multi_step", 30, 60, 0.3]},
         "sgd, clipped by value": {**plain, "optimizer": SGD, "clip_value": 0.02},
+        "adamw, ema": {**plain, "ema": 0.9},
+        "sgd, ema, groups, k=4": {"optimizer": SGD, "k": 4, "ema": 0.95,
+                                  "groups": [{"match": "*.bias", "lr": 0.005}]},
         "adamw, uneven labels, k=4": {**plain, "k": 4, "weighs": True},
         "sgd, uneven labels": {**plain, "optimizer": SGD, "weighs": True},
     }
@@ -115,6 +119,16 @@ def groups_for_torch(model, case):
     return [{"params": list(left.values())}, *groups]
 
 
+class Trained(typing.NamedTuple):
+    weights: dict
+    final: dict  # the average, where there is one
+    validation_loss: float
+
+
+def state_of(model):
+    return {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
+
+
 def train_plain(case, weights, batches):
     model = parity_model.make_model(weights, "float64")
     options = {k: v for k, v in case["optimizer"].items() if k != "kind"}
@@ -124,6 +138,8 @@ def train_plain(case, weights, batches):
         make, arguments = schedulers(*case["schedule"])
         schedule = make(optimizer, *arguments)
     k = case["k"]
+    averaged = torch.optim.swa_utils.AveragedModel(
+        model, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(case.get("ema", 0)))
     for start in range(0, batches["x"].shape[0], k):
         window = range(start, start + k)
         labels = sum((batches["y"][index] != IGNORED).sum().item() for index in window)
@@ -137,7 +153,12 @@ def train_plain(case, weights, batches):
         optimizer.zero_grad(set_to_none=True)
         if schedule:
             schedule.step()
-    return {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
+        averaged.update_parameters(model)
+    used = averaged.module if "ema" in case else model
+    with torch.no_grad():
+        loss = sum(F.cross_entropy(used(x[0], mask[0]), y[0], ignore_index=IGNORED).item()
+                   for x, y, mask in zip(batches["x"], batches["y"], batches["mask"])) / len(batches["x"])
+    return Trained(state_of(model), state_of(used), loss)
 
 
 def train_ours(case, build, weights, batches, folder, ranks, sharded):
@@ -150,14 +171,28 @@ def train_ours(case, build, weights, batches, folder, ranks, sharded):
         folder / "experiment.yaml", name="optimization", entrypoint=build.program("parity_trial"),
         hyperparameters=hyperparameters, resources={"slots_per_trial": ranks},
         optimizations={"aggregation_frequency": case["k"], "sharded_optimizer": sharded, "operators": "default",
-                       "memory_format": "contiguous"},
-        data={"file": "batches.safetensors"}, searcher={"metric": "loss", "max_length": {"epochs": 1}},
+                       "memory_format": "contiguous", "ema": case.get("ema", 0)},
+        data={"file": "batches.safetensors", "validate": "ema" in case}, searcher={"metric": "loss", "max_length": {"epochs": 1}},
         initial_weights="initial.safetensors")
     result = launch(build, file, folder / "run").expect(0)
     steps = result.metrics("training")[-1]["optimizer_steps"]
     if steps != STEPS:
         raise AssertionError(f"{steps} optimizer steps, not {STEPS}")
-    return parity_model.load(result.weights_file)
+    final = parity_model.load(result.weights_file)
+    if "ema" not in case:
+        return Trained(final, final, None)
+    without = parity_model.load(result.weights_file.with_name("model_without_ema.safetensors"))
+    return Trained(without, final, result.metrics("validation")[-1]["metrics"]["loss"])
+
+
+def difference_of(got, expected):
+    """The worst relative difference, and of what."""
+    worst = max(parity_model.worst_difference(got.weights, expected.weights),
+                parity_model.worst_difference(got.final, expected.final))
+    if got.validation_loss is not None:
+        loss = abs(got.validation_loss / expected.validation_loss - 1)
+        worst = max(worst, (loss, "validation loss"))
+    return worst
 
 
 def main():
@@ -178,7 +213,7 @@ def main():
         for ranks, sharded in ways:
             folder = workplace.path / f"{title.replace(', ', '-')}-{ranks}-{sharded}"
             got = train_ours(case, build, weights, batches, folder, ranks, sharded)
-            difference, name = parity_model.worst_difference(got, expected)
+            difference, name = difference_of(got, expected)
             good = difference <= LIMIT
             failures += not good
             line += f"{difference:15.2e}" + ("" if good else f" TOO MUCH ({name})")

@@ -116,6 +116,9 @@ void check_together(Section& section, const Optimizations& o) {
       refuse_with(section, "sharded_optimizer",
                   "cannot be true with local_sgd, where every rank has its own parameters; leave it at auto");
     }
+    if (o.ema > 0) {
+      refuse_with(section, "ema", "is not supported yet with local_sgd, where every rank has its own parameters");
+    }
     if (o.auto_tune_tensor_fusion) {
       refuse_with(section, "auto_tune_tensor_fusion",
                   "has no effect with local_sgd, which exchanges nothing during backward");
@@ -143,6 +146,7 @@ Json optimizations_together() {
           "properties": {
             "gradient_compression": {"enum": [false, null, "false"]},
             "sharded_optimizer": {"enum": ["auto", false, "false"]},
+            "ema": {"const": 0},
             "auto_tune_tensor_fusion": {"const": false}
           }
         }

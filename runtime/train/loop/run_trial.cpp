@@ -118,6 +118,7 @@ train::StepOptions step_options(const run::RankSession& session, const TrialCont
   options.average_aggregated_gradients = wanted.average_aggregated_gradients;
   options.max_gradient_norm = wrapped.max_gradient_norm;
   options.max_gradient_value = wrapped.max_gradient_value;
+  options.ema = wanted.ema;
   options.strategy = {wanted.sharded_optimizer, wanted.gradient_compression, experiment.experiment_seed};
   options.local_sgd = wanted.local_sgd;
   options.stop_on_non_finite = experiment.stop_on_non_finite;
@@ -209,6 +210,7 @@ train::TrainingLoop::End train_and_save(run::RankSession& session, const TrialFa
     if (!context.wrapped().groups.empty()) {
       optimizer["groups"] = train::describe_groups(context.wrapped().groups, step.optimizer());
     }
+    if (experiment.optimizations.ema > 0) optimizer["ema"] = experiment.optimizations.ema;
     session.update_plan("optimizer", optimizer);
     if (optimizer.contains("kernel_reason")) {
       session.log()->info("libtorch's kernel updates the parameters: {}",
@@ -221,14 +223,22 @@ train::TrainingLoop::End train_and_save(run::RankSession& session, const TrialFa
   }
 
   const auto save = [&] {
-    if (session.world().rank != 0 || session.mock().any()) return;
+    if (session.mock().any()) return;
+    const auto averages = step.weight_averages();
+    if (session.world().rank != 0) return;
     const auto folder = session.run_dir() / "checkpoints" / "final";
     const auto written = [&](const std::filesystem::path& path) {
       session.write_event("weights_written", {{"path", path.string()}});
     };
+    const auto save_as = [&](const char* name) {
+      train::save_weights(*model, folder / name);
+      written(folder / name);
+    };
     const auto values = step.values_in_model();
-    train::save_weights(*model, folder / "model.safetensors");
-    written(folder / "model.safetensors");
+    if (!averages.empty()) save_as("model_without_ema.safetensors");
+    const auto averaged =
+        averages.empty() ? nullptr : step.values_in_model(averages, /*as_computed=*/false);  // as validation used them
+    save_as("model.safetensors");
     for (const auto& path : trial->save_more(folder)) written(path);
   };
   train::TrainingLoop loop(*trial, context, session, step, step_graph(session, *trial, step, *model, device), save);

@@ -37,7 +37,7 @@ TrainingLoop::TrainingLoop(Trial& trial, TrialContext& context, run::RankSession
       step_(step),
       loader_(training_loader(trial, session, position_)),
       feed_(context.device()),
-      validation_(trial, context, session),
+      validation_(trial, context, session, step),
       lengths_(find_lengths(session, *loader_)),
       progress_(session, lengths_, position_),
       metrics_(session, step, position_, progress_),

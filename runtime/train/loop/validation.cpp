@@ -26,10 +26,11 @@ Loader validation_loader(Trial& trial, const run::RankSession& session) {
 
 }  // namespace
 
-Validation::Validation(Trial& trial, TrialContext& context, run::RankSession& session)
+Validation::Validation(Trial& trial, TrialContext& context, run::RankSession& session, TrainingStep& step)
     : trial_(trial),
       context_(context),
       session_(session),
+      step_(step),
       loader_(validation_loader(trial, session)),
       feed_(context.device()),
       in_flight_(context.device(), session.device_communicator(), session.recorder()),
@@ -47,6 +48,8 @@ std::optional<Validation::Result> Validation::run(std::int64_t batch, std::int64
   torch::nn::Module& model = *context_.wrapped().model;
   broadcast_buffers(model, session_.device_communicator());
   {
+    const auto averages = step_.weight_averages();
+    const auto averaged = averages.empty() ? nullptr : step_.values_in_model(averages, /*as_computed=*/true);
     const EvaluationMode evaluation(model);
     const at::NoGradGuard no_grad;
     // What the batch before has left of the random stream is not there in a run that goes on from a checkpoint.

@@ -10,6 +10,7 @@
 #include "dtrain/train/trial.h"
 #include "loop/metric_reducer.h"
 #include "state/state_visitor.h"
+#include "step/training_step.h"
 
 namespace dtrain::train {
 
@@ -18,13 +19,14 @@ bool is_better(double value, const std::optional<double>& best, bool smaller_is_
 
 class Validation {
  public:
-  Validation(Trial& trial, TrialContext& context, run::RankSession& session);
+  Validation(Trial& trial, TrialContext& context, run::RankSession& session, TrainingStep& step);
 
   struct Result {
     std::optional<double> metric;  // searcher.metric's value, where the experiment names one
     bool best = false;             // no validation before had a better one
   };
-  // Rank 0's buffers (running statistics) are used on every rank. Metrics are means over all samples, written to
+  // Of the average of the weights, where there is one (`optimizations.ema`). Rank 0's buffers (running statistics) are
+  // used on every rank. Metrics are means over all samples, written to
   // metrics.jsonl. Does nothing (and gives nothing) for a trial without a validation loader, and after a batch that has
   // been validated. Collective; the same on all ranks.
   std::optional<Result> run(std::int64_t batch, std::int64_t epoch);
@@ -47,6 +49,7 @@ class Validation {
   Trial& trial_;
   TrialContext& context_;
   run::RankSession& session_;
+  TrainingStep& step_;
   Loader loader_;
   DeviceFeed feed_;
   StepsInFlight in_flight_;  // so that the host, and memory for its batches, is bounded here too

@@ -27,8 +27,8 @@ std::unique_ptr<OptimizerUpdate> update_of(const Optimizer& optimizer) {
 }  // namespace
 
 FlatOptimizer::FlatOptimizer(const Optimizer& optimizer, LrSchedule schedule, FlatParameters& parameters,
-                             std::span<const ParameterGroup> groups)
-    : FlatOptimizer(update_of(optimizer), std::move(schedule), parameters) {
+                             std::span<const ParameterGroup> groups, double ema)
+    : FlatOptimizer(update_of(optimizer), std::move(schedule), parameters, ema) {
   for (const ParameterGroup& group : groups) {
     const std::string where = "parameter group " + group.name;
     if (group.optimizer.index() != optimizer.index()) {
@@ -51,20 +51,27 @@ FlatOptimizer::FlatOptimizer(const Optimizer& optimizer, LrSchedule schedule, Fl
 }
 
 FlatOptimizer::FlatOptimizer(std::unique_ptr<OptimizerUpdate> optimizer, LrSchedule schedule,
-                             FlatParameters& parameters)
+                             FlatParameters& parameters, double ema)
     : parameters_(parameters),
+      average_(ema > 0 ? std::optional(WeightAverage(ema)) : std::nullopt),
       rule_of_(parameters.parameters().size(), 0),
       updates_(parameters.parameters().size(), 0),
       counter_of_(parameters.parameters().size(), 0) {
   check_rate(*optimizer);
-  const std::size_t tensors = optimizer->state_names().size();
   rules_.push_back({std::move(optimizer), schedule ? std::move(schedule) : lr::constant()});
+  const std::size_t tensors = state_tensors();
   const FlatMemory& memory = parameters.memory();
   for (const auto& group : parameters.groups()) {
     auto& state = states_.emplace_back();
     while (state.size() < tensors)
       state.push_back(memory.on_host() ? memory.own(group.values.numel(), group.dtype) : at::Tensor());
   }
+}
+
+std::vector<std::string> FlatOptimizer::state_names() const {
+  auto names = rules_[0].update->state_names();
+  if (average_) names.emplace_back(WeightAverage::kName);
+  return names;
 }
 
 void FlatOptimizer::check_rate(const OptimizerUpdate& update) {
@@ -134,19 +141,22 @@ std::vector<FlatOptimizer::Segment> FlatOptimizer::segments(std::span<const std:
   const auto parameters = parameters_.parameters();
   for (std::size_t i = 0; i < parameters.size(); ++i) {
     const auto& p = parameters[i];
-    if (!used[i]) {
+    if (!used[i] && !average_) {
       open[p.group] = -1;
       continue;
     }
     const at::Tensor number = counters_.empty() ? at::Tensor() : counters_[counter_of_[i]];
-    const bool goes_on = open[p.group] >= 0 && result[open[p.group]].updates == updates_[i] &&
-                         result[open[p.group]].number.is_same(number) &&
-                         result[open[p.group]].narrow == p.narrow_gradient && result[open[p.group]].rule == rule_of_[i];
-    if (goes_on) {
-      result[open[p.group]].range.end = p.offset + p.padded;
+    Segment own{
+        {p.group, p.offset, p.offset + p.padded}, updates_[i], number, p.narrow_gradient, rule_of_[i], used[i] != 0};
+    const auto continues = [&](const Segment& before) {
+      return before.updates == own.updates && before.number.is_same(own.number) && before.narrow == own.narrow &&
+             before.rule == own.rule && before.used == own.used;
+    };
+    if (open[p.group] >= 0 && continues(result[open[p.group]])) {
+      result[open[p.group]].range.end = own.range.end;
     } else {
       open[p.group] = static_cast<std::ptrdiff_t>(result.size());
-      result.push_back({{p.group, p.offset, p.offset + p.padded}, updates_[i], number, p.narrow_gradient, rule_of_[i]});
+      result.push_back(std::move(own));
     }
   }
   return result;
@@ -227,6 +237,16 @@ std::span<at::Tensor> FlatOptimizer::state(std::size_t group) {
     if (!state.defined()) state = parameters_.memory().own(of.values.numel(), of.dtype);
   }
   return states_[group];
+}
+
+std::vector<at::Tensor> FlatOptimizer::weight_averages() {
+  const at::NoGradGuard no_grad;
+  std::vector<at::Tensor> averages;
+  if (!average_) return averages;
+  for (std::size_t g = 0; g < states_.size(); ++g) {
+    averages.push_back((steps_ == 0 ? parameters_.groups()[g].values : state(g).back()).clone());
+  }
+  return averages;
 }
 
 void FlatOptimizer::keep_parts(std::vector<FlatRange> parts) {
@@ -336,10 +356,20 @@ void FlatOptimizer::visit(StateVisitor& visitor) {
 }
 
 void FlatOptimizer::update(const FlatRange& range, const Segment& segment) {
+  if (!average_) return apply_rule(range, segment);
+  WeightAverage::for_each_part(range, parameters_.memory().on_host(), [&](const FlatRange& part) {
+    if (segment.used) apply_rule(part, segment);
+    const at::Tensor weights = parameters_.groups()[part.group].values.narrow(0, part.begin, part.size());
+    average_->move(state_slice(part, states_[part.group].size() - 1), weights, steps_);
+  });
+}
+
+void FlatOptimizer::apply_rule(const FlatRange& range, const Segment& segment) {
   const auto& group = parameters_.groups()[range.group];
   const auto slice = [&](const at::Tensor& flat) { return flat.narrow(0, range.begin, range.size()); };
   std::vector<at::Tensor> states;
-  for (std::size_t s = 0; s < states_[range.group].size(); ++s) states.push_back(state_slice(range, s));
+  const std::size_t own_states = states_[range.group].size() - (average_ ? 1 : 0);
+  for (std::size_t s = 0; s < own_states; ++s) states.push_back(state_slice(range, s));
   const double exact = rate_at(steps_, segment.rule);
   const double rate = rounds_rates_ ? static_cast<double>(static_cast<float>(exact)) : exact;
   UpdateStep step{.rate = rate,

@@ -17,16 +17,18 @@
 #include "model/flat_parameters.h"
 #include "model/optimizer_update.h"
 #include "model/update_copy.h"
+#include "model/weight_average.h"
 
 namespace dtrain::train {
 
 class FlatOptimizer {
  public:
   // ConfigError for settings that make no sense, and for a group that includes no parameter. No schedule: a constant
-  // learning rate.
+  // learning rate. `ema`: the decay of an average of the weights (weight_average.h); 0: none.
   FlatOptimizer(const Optimizer& optimizer, LrSchedule schedule, FlatParameters& parameters,
-                std::span<const ParameterGroup> groups = {});
-  FlatOptimizer(std::unique_ptr<OptimizerUpdate> optimizer, LrSchedule schedule, FlatParameters& parameters);
+                std::span<const ParameterGroup> groups = {}, double ema = 0);
+  FlatOptimizer(std::unique_ptr<OptimizerUpdate> optimizer, LrSchedule schedule, FlatParameters& parameters,
+                double ema = 0);
 
   // One step: of the parameters whose element of `used` is set, from their group's flat gradients, where update() is
   // called for. Ranges of one step do not overlap.
@@ -69,9 +71,14 @@ class FlatOptimizer {
   // What the optimizer remembers of a group, in tensors laid out as its flat values. The strategy decides what memory
   // they lie in, and which of their elements this rank keeps up to date. Not while keep_parts() holds.
   std::span<at::Tensor> state(std::size_t group);
-  std::vector<std::string> state_names() const { return rules_[0].update->state_names(); }
+  std::vector<std::string> state_names() const;
   // How many such tensors a group has.
   std::size_t state_tensors() const { return state_names().size(); }
+
+  bool averages_weights() const { return average_.has_value(); }
+  // A copy of the average of the weights, for each group laid out as its values; before the first step the values.
+  // Empty: there is none. All of the state must be here.
+  std::vector<at::Tensor> weight_averages();
 
   // The next steps are the updates that `copy` copies at; the last of them lets go of it. On a host.
   void copy_at_next_steps(std::shared_ptr<UpdateCopy> copy) { copy_ = std::move(copy); }
@@ -95,6 +102,7 @@ class FlatOptimizer {
     at::Tensor number;     // as UpdateStep has it
     bool narrow;           // the gradients are FlatParameters::Group::narrow_gradients
     std::size_t rule;
+    bool used = true;  // false: nothing but the average of these weights moves
   };
   // How the parameters of a group are updated.
   struct Rule {
@@ -111,13 +119,15 @@ class FlatOptimizer {
   double rate_at(std::int64_t step, std::size_t rule) const;
   std::vector<Segment> segments(std::span<const std::uint8_t> used) const;
   void update(const FlatRange& range, const Segment& segment);
+  void apply_rule(const FlatRange& range, const Segment& segment);
   // Where a range begins among the parts that are kept of its group.
   std::int64_t kept_offset(const FlatRange& range) const;
   std::int64_t kept_elements(std::size_t group) const;
 
   FlatParameters& parameters_;
-  std::vector<Rule> rules_;           // the first of parameters without a group
-  std::vector<std::size_t> rule_of_;  // of each parameter
+  std::optional<WeightAverage> average_;  // its tensor is the last one of the state
+  std::vector<Rule> rules_;               // the first of parameters without a group
+  std::vector<std::size_t> rule_of_;      // of each parameter
   // Of each group, in the order of their names. Undefined: zeros that nothing has used yet, on a device, where memory
   // is taken at once.
   std::vector<std::vector<at::Tensor>> states_;

@@ -240,6 +240,19 @@ FlatParameters::ValuesInModel::ValuesInModel(FlatParameters& parameters) : param
   for (Parameter& parameter : parameters_.parameters_) put_into_model(parameter, parameters_.values_of(parameter));
 }
 
+FlatParameters::ValuesInModel::ValuesInModel(FlatParameters& parameters, const std::vector<at::Tensor>& instead,
+                                             bool as_computed)
+    : parameters_(parameters) {
+  const at::NoGradGuard no_grad;
+  for (Parameter& parameter : parameters_.parameters_) {
+    at::Tensor view =
+        instead[parameter.group].as_strided(parameter.gradient.sizes(), parameter.gradient.strides(), parameter.offset);
+    if (as_computed && parameter.in_shadow) view = view.to(parameters_.groups_[parameter.group].shadow.scalar_type());
+    if (as_computed && parameter.copy.defined()) view = in_channels_last(view);
+    put_into_model(parameter, view);
+  }
+}
+
 FlatParameters::ValuesInModel::~ValuesInModel() {
   const at::NoGradGuard no_grad;
   for (Parameter& parameter : parameters_.parameters_) parameters_.place(parameter);

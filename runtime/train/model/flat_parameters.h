@@ -106,10 +106,14 @@ class FlatParameters {
   // To be called after the model has written this tensor: copies its contents to the values.
   void take_over(std::size_t parameter);
 
-  // While this object lives, the model's tensors are the values, for writing files.
+  // While this object lives, the model's tensors are other values than those that it computes with in training: those
+  // that updates change, in their type, for writing files.
   class ValuesInModel {
    public:
     explicit ValuesInModel(FlatParameters& parameters);
+    // Or `instead`: of each group a tensor laid out as its values. `as_computed`: in the types and memory formats in
+    // which the model computes.
+    ValuesInModel(FlatParameters& parameters, const std::vector<at::Tensor>& instead, bool as_computed);
     ~ValuesInModel();
     ValuesInModel(const ValuesInModel&) = delete;
     ValuesInModel& operator=(const ValuesInModel&) = delete;

@@ -48,6 +48,19 @@ void visit_gradient_norm(StateVisitor& visitor, std::int64_t batch, GradientNorm
   if (const auto value = number_of(Json::parse(text))) norms.add(batch, *value);
 }
 
+// A visit that gives every rank the whole of what the ranks have divided among themselves, and reads none of it.
+class WholeState final : public StateVisitor {
+ public:
+  bool replaces() const override { return false; }
+
+ private:
+  void on_tensor(const std::string& /*path*/, at::Tensor /*value*/) override {}
+  void on_number(const std::string& /*path*/, std::int64_t& /*value*/) override {}
+  void on_real(const std::string& /*path*/, double& /*value*/) override {}
+  void on_reals(const std::string& /*path*/, std::vector<float>& /*values*/) override {}
+  void on_text(const std::string& /*path*/, std::string& /*value*/) override {}
+};
+
 struct UpdateCounters {
   FlatOptimizer& optimizer;
   void visit(StateVisitor& visitor) { optimizer.visit_counters(visitor); }
@@ -96,7 +109,7 @@ TrainingStep::TrainingStep(const TrialContext::Wrapped& wrapped, const RunServic
       window_(options.aggregation_frequency, options.average_aggregated_gradients),
       parameters_(flat_parameters(*model_, run_.device_communicator, parameter_types(options))),
       fusion_(parameters_, run_, fusion_options(options, run_.communicator.world_size())),
-      optimizer_(*wrapped.optimizer, wrapped.schedule, parameters_, wrapped.groups),
+      optimizer_(*wrapped.optimizer, wrapped.schedule, parameters_, wrapped.groups, options.ema),
       exchange_(parameters_, run_.communicator, run_.device_communicator, run_.recorder),
       in_flight_(parameters_.memory().device(), run_.device_communicator, run_.recorder),
       memory_format_(run_, parameters_, in_flight_, memory_format_options(options)),
@@ -263,6 +276,15 @@ void TrainingStep::report() {
 void TrainingStep::write_reports() {
   non_finite_.write();
   if (scaling_report_) scaling_report_->write();
+}
+
+std::vector<at::Tensor> TrainingStep::weight_averages() {
+  if (!optimizer_.averages_weights()) return {};
+  WholeState whole;
+  mode_->begin_visit(whole);
+  auto averages = optimizer_.weight_averages();
+  mode_->end_visit(whole);
+  return averages;
 }
 
 void TrainingStep::visit(StateVisitor& visitor) {

@@ -6,6 +6,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <vector>
 
 #include "device/steps_in_flight.h"
 #include "dtrain/train/trial.h"
@@ -101,6 +102,14 @@ class TrainingStep : private CapturableStep {
   // While this object lives, the model's tensors hold the values that training updates, in their type. Between two
   // batches.
   FlatParameters::ValuesInModel values_in_model() { return FlatParameters::ValuesInModel(parameters_); }
+
+  // A copy of the average of the weights (`optimizations.ema`) for values_in_model(); empty: there is none. Between two
+  // batches. Collective.
+  std::vector<at::Tensor> weight_averages();
+  std::unique_ptr<FlatParameters::ValuesInModel> values_in_model(const std::vector<at::Tensor>& instead,
+                                                                 bool as_computed) {
+    return std::make_unique<FlatParameters::ValuesInModel>(parameters_, instead, as_computed);
+  }
 
   // Rounds since training began: the number of the last batch.
   std::int64_t batches_begun() const { return window_.rounds_begun(); }

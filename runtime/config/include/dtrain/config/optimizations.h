@@ -94,6 +94,7 @@ struct Optimizations {
   bool cudnn_benchmark = false;                  // on GPUs cuDNN measures its algorithms and uses the fastest
   comm::Compression gradient_compression;        // docs/compression.md says what each does
   ShardedOptimizer sharded_optimizer = ShardedOptimizer::kAuto;
+  double ema = 0;  // the decay of an average of the weights; 0: none
   std::optional<LocalSgd> local_sgd;
   Precision mixed_precision = Precision::kFloat32;
   MemoryFormat memory_format = MemoryFormat::kAuto;
@@ -170,6 +171,12 @@ inline void declare_keys(Keys& keys, Optimizations& o) {
   keys.form({"sharded_optimizer", "Each rank updates only its part of the parameters; auto: if that is faster.",
              "[More](#sharded-updates)."},
             sharded_form(o.sharded_optimizer));
+  keys.number({.name = "ema",
+               .text = "The decay of an exponential moving average of the weights, which validation and the final "
+                       "weights use; 0: none.",
+               .more = "[More](performance.md#average-of-the-weights).",
+               .examples = "[0.999]"},
+              o.ema, {.min = 0, .max = 1, .below_max = true, .real = true});
   keys.mapping({"local_sgd",
                 "The ranks step by themselves and exchange something only at meetings (DiLoCo): for links that are too "
                 "slow for gradients."},

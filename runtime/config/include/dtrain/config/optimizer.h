@@ -124,8 +124,7 @@ struct ParameterGroupSettings {
 inline void declare_keys(Keys& keys, ParameterGroupSettings& g) {
   keys.text({.name = "match",
              .text = "Which parameters: patterns over their names, divided by vertical bars; * stands for any text, "
-                     "dots as well. A "
-                     "parameter belongs to the first group that matches.",
+                     "dots as well. A parameter belongs to the first group that matches.",
              .examples = R"(["*.bias|*norm*"])",
              .required = "patterns over the names of parameters, \"*.bias|*norm*\""},
             g.match, kOneLine);

@@ -15,8 +15,8 @@ namespace dtrain {
 
 // The factor by which the base learning rate is multiplied in optimizer step `step` (from 0). `step` counts optimizer
 // steps, not batches: with aggregation_frequency k there is one optimizer step in k batches. So a schedule is the same
-// for every number of ranks. Any function of this form is a schedule: [](std::int64_t step) { return 1.0 / (1 + step);
-// }
+// for every number of ranks. Any function of this form is a schedule, such as this one:
+//     [](std::int64_t step) { return 1.0 / (1 + step); }
 using LrSchedule = std::function<double(std::int64_t step)>;
 
 // Each is ConfigError for settings that make no sense. After its last step a schedule keeps its last factor.
