@@ -36,7 +36,7 @@ struct Straggler {
   std::string host;
   std::int64_t steps = 0;  // exchanged steps in which it was last
   double waited_s = 0;     // the others' wait in these steps, on average
-  double cost_s = 0;       // the part of it beyond the wait for an ordinary rank: what the run would gain
+  double cost_s = 0;       // waited_s less the median of the other ranks: what the run would gain
   std::map<std::string, double> later_by_phase_s;  // delay against the others' median, by phase
   std::string cause;     // "loader", "compute", "cpu_contention", "uneven_shard", "network", "stalls", "none"
   std::string evidence;  // the numbers behind it

@@ -64,7 +64,7 @@ struct RunHistory {
   // on another machine, only events count.
   void look_into_storage();
   // Of the checkpoints that are kept: the newest, from which the run goes on, and the best by the metric of the newest
-  // (the earlier one of equals). Null: there is none.
+  // one that has a metric (of equals the earlier). Null: there is none.
   const CheckpointAccount* latest() const;
   const CheckpointAccount* best(bool smaller_is_better) const;
 };
