@@ -1,4 +1,4 @@
-// What a loader reads samples from. Data sets are immutable once made and shared between loaders through a shared_ptr.
+// The source of a loader's samples. A data set is immutable, and loaders share it through a shared_ptr.
 #pragma once
 
 #include <cstddef>
@@ -20,7 +20,7 @@ struct Field {
   std::size_t bytes() const;
 };
 
-// read() is called from the loader's thread and must be thread safe. Errors are DataError.
+// The loader's thread calls read(), which must be thread safe. Errors are DataError.
 class Dataset {
  public:
   virtual ~Dataset() = default;
