@@ -1,8 +1,6 @@
 // Which agents an experiment's slots come from: the rules of docs/cluster.md, as pure functions. The ledger knows which
-// slots are held; cluster_agents.h says what a slot is. Any thread.
-//
-// Determined has two of the rules, too: one agent that holds all slots, else agents of one size that are used whole.
-// The rule for agents of different sizes is dtrain's own.
+// slots are held; cluster_agents.h says what a slot is. Any thread. Two of the rules are Determined's: one agent that
+// holds all slots, else agents of one size that are used whole. The rule for agents of different sizes is dtrain's own.
 #pragma once
 
 #include <cstdint>
@@ -24,7 +22,7 @@ struct AgentSlots {
   config::AgentSlotType slot_type = config::AgentSlotType::kAuto;  // auto: not known, counts as both
   std::vector<std::string> gpus;  // the UUIDs of its slots' GPUs, by slot; empty: not known, or its slots are cores
   // The cores that its slots are made of if no file declares slots. Then `slots` is the most that one task may have,
-  // `free` counts cores, and the request determines how many slots they make. Empty: its slots are fixed.
+  // `free` counts cores, and the request determines the number of slots. Empty: its slots are fixed.
   std::vector<CoreUnit> cores;
 };
 
