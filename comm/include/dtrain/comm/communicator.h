@@ -59,7 +59,7 @@ class Communicator {
 
   // Reduces `count` elements of `type` from `in` into `out`. The two are the same memory (in place) or do not overlap.
   // Memory that is not inside a Buffer is staged. kMean and scaling need a floating point type; sums and products of
-  // integers wrap.
+  // integers wrap. CommError at once if the arguments are invalid.
   virtual Work all_reduce(const void* in, void* out, std::size_t count, DataType type,
                           const ReduceOptions& options = {}) = 0;
   // In place.
@@ -80,7 +80,9 @@ class Communicator {
   virtual Work reduce_parts(void* data, std::size_t count, DataType type, const ReduceOptions& options = {}) = 0;
   virtual Work gather_parts(void* data, std::size_t count, DataType type, int bucket = -1) = 0;
 
+  // Copies `count` elements of rank `root` to all ranks, in place. CommError if there is no such rank.
   virtual Work broadcast(void* data, std::size_t count, DataType type, int root) = 0;
+  // Complete once all ranks have issued it.
   virtual Work barrier() = 0;
 
   // Operations issued between these two calls start together, at the second one: fewer wake-ups of peers (and one

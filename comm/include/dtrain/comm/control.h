@@ -86,7 +86,8 @@ class ControlPlane {
   virtual std::uint32_t generation() const = 0;
   virtual std::chrono::milliseconds timeout() const = 0;  // the deadline of every wait
 
-  // Key-value store of this generation. get() blocks until the key is set; CommError names the key at the deadline.
+  // Key-value store of this generation. get() blocks until the key is set; at the deadline a CommError names the key.
+  // get(), gather() and barrier() also throw it if a rank fails.
   virtual void set(const std::string& key, const std::string& value) = 0;
   virtual std::string get(const std::string& key) = 0;
   // get() with a deadline of its own. Empty: the key is not set by then.
@@ -95,6 +96,7 @@ class ControlPlane {
   // Every rank gives a value and gets all of them, in rank order. `name` must be unique among outstanding calls and
   // the same on every rank. At the deadline: a CommError naming the ranks that are missing and their state.
   virtual std::vector<std::string> gather(const std::string& name, const std::string& value) = 0;
+  // gather() without values: returns once all ranks have called it.
   virtual void barrier(const std::string& name) = 0;
 
   // Publishes that this rank cannot go on. The first failure of a run is the cause that every other rank reports.

@@ -60,6 +60,7 @@ class SnapshotMemory {
 
   // This rank's part of the snapshot `number` (1, 2, …) is complete. Release order. Any process.
   void mark_copied(int local_rank, std::uint64_t number) const;
+  // Whether all ranks have marked it. Acquire order.
   bool all_copied(std::uint64_t number) const;
   // The saver has read all of snapshot `number`: its memory may be overwritten.
   void mark_free(std::uint64_t number) const;

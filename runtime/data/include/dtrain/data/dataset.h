@@ -26,7 +26,8 @@ class Dataset {
   virtual ~Dataset() = default;
   virtual std::int64_t size() const = 0;
   virtual const std::vector<Field>& fields() const = 0;
-  // Writes field f of samples[i] to outputs[f][i * fields()[f].bytes() …].
+  // Writes field f of samples[i] to outputs[f][i * fields()[f].bytes() …]. There is one output for each field; samples
+  // are from 0 to size() - 1.
   virtual void read(std::span<const std::int64_t> samples, std::span<std::byte* const> outputs) const = 0;
 };
 

@@ -63,8 +63,9 @@ class TrialContext {
   // Resolves a path of the experiment file: a relative path begins in that file's folder.
   std::filesystem::path resolve(const std::string& path) const;
 
-  // Takes the model (exactly once), moves it to device(), and returns it for use in train_batch(). Its parameters are
-  // laid out in flat memory and broadcast from rank 0.
+  // Takes the model, moves it to device(), and returns it for use in train_batch(). After the trial's constructor its
+  // parameters move into flat memory and get the values of rank 0. To be called exactly once, in the constructor;
+  // ConfigError for a null model or a second call.
   template <typename M>
   std::shared_ptr<M> wrap_model(std::shared_ptr<M> model) {
     set_model(model);
@@ -76,26 +77,29 @@ class TrialContext {
     set_model(model.ptr());
     return model;
   }
-  // `groups`: parameters with settings or a schedule of their own.
+  // To be called exactly once, in the constructor (ConfigError). `groups`: parameters with settings or a schedule of
+  // their own.
   void wrap_optimizer(const Optimizer& optimizer, std::vector<ParameterGroup> groups = {});
+  // The schedule of the parameters that have none of their own. Without it the learning rate is constant.
   void wrap_lr_scheduler(LrSchedule schedule);
   // Scales the gradients down so that their L2 norm over all parameters is at most `max_norm`, before each optimizer
-  // step.
+  // step. ConfigError unless `max_norm` is above 0.
   void clip_gradient_norm(double max_norm);
-  // Limits each element of the gradients to [-max_value, max_value] before each optimizer step. ConfigError if
-  // clip_gradient_norm() is used, too.
+  // Limits each element of the gradients to [-max_value, max_value] before each optimizer step. ConfigError unless
+  // `max_value` is above 0, or if clip_gradient_norm() is used, too.
   void clip_gradient_value(double max_value);
   // Settings of the loss scale that differ from the defaults, for mixed_precision: fp16. In other types they have no
   // effect, and the log says so.
   void scale_loss(const LossScaling& settings);
 
-  // Use this in train_batch() instead of loss.backward(): full buckets are exchanged while it runs.
+  // Use this in train_batch() instead of loss.backward(): full buckets are exchanged while it runs. Error outside
+  // train_batch().
   void backward(const at::Tensor& loss);
   // The same for batches that count differently: `loss` is the mean over `weight` items, such as the tokens of this
   // batch without padding. An optimizer step then applies the gradient of the mean over all items of all ranks and of
   // all batches since the last step. So it does not depend on how items are divided. Between two steps, all batches of
-  // all ranks must be weighted, or none. With weight 0 a batch contributes nothing, whatever its loss. Error for a
-  // negative weight, or with gradient_compression.
+  // all ranks must be weighted, or none. With weight 0 a batch contributes nothing, whatever its loss. Error if the
+  // weight is negative or not finite, if two losses of one batch have different weights, or with gradient_compression.
   void backward(const at::Tensor& loss, double weight);
 
   // Batches of this rank. A training loader shuffles by (seed, epoch).
@@ -154,7 +158,9 @@ struct TrialState {
 class Trial {
  public:
   virtual ~Trial() = default;
+  // Called once. ConfigError if it returns null.
   virtual Loader training_loader() = 0;
+  // Called once. Null: nothing is validated.
   virtual Loader validation_loader() = 0;
   // Forward, loss, context.backward(loss). After it returns, gradients are exchanged and the optimizer steps.
   virtual Metrics train_batch(const Batch& batch) = 0;
@@ -163,7 +169,7 @@ class Trial {
   virtual void before_batch(const Batch& batch) { static_cast<void>(batch); }
   // Why a CUDA graph cannot repeat train_batch(), as the continuation of "because"; empty: it can. Called once.
   virtual std::string why_not_repeatable() const { return ""; }
-  // Called with gradients off and the model in evaluation mode.
+  // Evaluates a batch of validation. Called with gradients off and the model in evaluation mode.
   virtual Metrics evaluate_batch(const Batch& batch) = 0;
   // Called on rank 0 once the final weights are in `folder`/model.safetensors. Writes the model in further forms there,
   // and returns the files.
