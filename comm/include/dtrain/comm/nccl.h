@@ -1,5 +1,6 @@
 // NCCL as a backend: one rank for each GPU. It is in a module of its own (libdtrain_comm_nccl.so) that is opened on
 // demand and that opens NCCL and the CUDA runtime. So dtrain itself needs neither; an error names the missing one.
+//
 // Memory: a Buffer is device memory. The data of collectives may be in device memory or in host memory. Data in host
 // memory is staged through pinned memory, which costs two more copies. Operations run on a stream of the communicator's
 // own. Reductions are NCCL's: narrow types are not reduced in float32, and the order of sums is NCCL's own. kMean and

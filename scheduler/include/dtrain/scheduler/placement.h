@@ -1,6 +1,8 @@
 // Which agents an experiment's slots come from: the rules of docs/cluster.md, as pure functions. The ledger knows which
-// slots are held; cluster_agents.h says what a slot is. Any thread. Two of the rules are Determined's: one agent that
-// holds all slots, else agents of one size that are used whole. The rule for agents of different sizes is dtrain's own.
+// slots are held; cluster_agents.h says what a slot is. Any thread.
+//
+// Two of the rules are Determined's: one agent that holds all slots, else agents of one size that are used whole. The
+// rule for agents of different sizes is dtrain's own.
 #pragma once
 
 #include <cstdint>

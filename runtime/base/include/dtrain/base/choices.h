@@ -6,6 +6,7 @@
 //     double ratio = 0.01;
 //   };
 //   using Compression = std::variant<NoCompression, ..., TopK>;
+//
 // An alternative with an empty word applies if a file names none.
 #pragma once
 

@@ -5,7 +5,9 @@
 // one is computed sample by sample and takes no memory. A Feistel network (Luby and Rackoff 1988) permutes all numbers
 // that have as many bits as the size. A result beyond the size is permuted again until it is below the size (cycle
 // walking: Black and Rogaway, "Ciphers with arbitrary finite domains", 2002). That takes less than one extra
-// permutation on average. Immutable; any thread may call.
+// permutation on average.
+//
+// Immutable; any thread may call.
 #pragma once
 
 #include <array>

@@ -1,6 +1,7 @@
 // A data set that lies completely in shared memory: a header that describes it, then one array for each field. Because
-// of the header, a rank that only maps the memory needs neither the files nor the options of the data set. One thread
-// fills it, before the memory is passed on. Reading is thread safe.
+// of the header, a rank that only maps the memory needs neither the files nor the options of the data set.
+//
+// One thread fills it, before the memory is passed on. Reading is thread safe.
 #pragma once
 
 #include <cstddef>

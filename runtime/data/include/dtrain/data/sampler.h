@@ -3,7 +3,9 @@
 //
 // The order of an epoch is one permutation of the data set, the same on all ranks. Global batch g has the world_size *
 // batch_size samples from g * world_size * batch_size on. Rank r takes the r-th contiguous piece of it. So W ranks with
-// batches of B see the same global batches as one rank with batches of W * B. Immutable; any thread may call.
+// batches of B see the same global batches as one rank with batches of W * B.
+//
+// Immutable; any thread may call.
 #pragma once
 
 #include <cstdint>

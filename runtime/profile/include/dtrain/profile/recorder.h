@@ -1,6 +1,8 @@
 // Records what one rank does, into a ring in memory shared with the profiling agent. Recording formats nothing, makes
 // no system call, and takes no lock except malloc's, twice a second. If the ring is full, the record is dropped, and
-// the dump counts it. Only the training thread calls it.
+// the dump counts it.
+//
+// Only the training thread calls it.
 #pragma once
 
 #include <chrono>

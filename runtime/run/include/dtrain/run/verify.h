@@ -1,8 +1,9 @@
-// `dtrain what-if RUN --verify`: compares the predictions for a run with mock runs of its experiment. One thread. Plain
-// runs and changed runs (mock runs, and runs with one key set) of the same length take turns, in several rounds. Each
-// changed run is compared with the predictions from the plain runs right before and after it, so that a drift of the
-// machine affects both. The median over the rounds counts. All runs are kept in RUN/what-if/N, so they take no numbers
-// under runs/.
+// `dtrain what-if RUN --verify`: compares the predictions for a run with mock runs of its experiment. One thread.
+//
+// Plain runs and changed runs (mock runs, and runs with one key set) of the same length take turns, in several rounds.
+// Each changed run is compared with the predictions from the plain runs right before and after it, so that a drift of
+// the machine affects both. The median over the rounds counts. All runs are kept in RUN/what-if/N, so they take no
+// numbers under runs/.
 #pragma once
 
 #include <filesystem>

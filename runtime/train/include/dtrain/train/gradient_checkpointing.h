@@ -53,9 +53,11 @@ Result run_checkpointed_as(Call call, const std::vector<at::Tensor>& inputs) {
 // ends as soon as it has computed what backward needs. Values, gradients and the order of their exchange are the same
 // as without checkpointing, bit by bit. The same parameter may be used inside and outside, and in several such parts.
 // Parts may be nested. Any device. What `function` captures lives until backward is done. It must not refer to local
-// variables that have gone out of scope by then. If gradients are off, this only returns function(input). The thread
-// that computes the model calls it; a thread of autograd may make the second call of `function`. Error if `function`
-// writes its inputs in place, runs a backward of its own, or computes other values in backward.
+// variables that have gone out of scope by then.
+//
+// If gradients are off, this only returns function(input). The thread that computes the model calls it; a thread of
+// autograd may make the second call of `function`. Error if `function` writes its inputs in place, runs a backward of
+// its own, or computes other values in backward.
 template <typename Function>
 auto checkpoint(Function function, const at::Tensor& input) {
   using Result = std::decay_t<std::invoke_result_t<Function&, const at::Tensor&>>;
