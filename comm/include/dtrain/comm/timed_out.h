@@ -1,4 +1,5 @@
-// A wait has reached its deadline. Unlike other errors of communication, this one knows no cause: no message arrived.
+// A wait has reached its deadline. Unlike other errors of communication, this one has no known cause: no message
+// arrived.
 #pragma once
 
 #include <string>

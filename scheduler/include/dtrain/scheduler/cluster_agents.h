@@ -73,7 +73,7 @@ struct Machine {
 struct SlotDefaults {
   // The type of an agent's slots if the agent declares none: kAuto means GPUs if there are any, else cores.
   config::AgentSlotType slot_type = config::AgentSlotType::kAuto;
-  // If no slots are declared: this machine has at least so many CPU slots, even if that is more than its cores.
+  // If no slots are declared: this machine has at least this many CPU slots, even if it has fewer cores.
   int least_slots = 0;
 };
 

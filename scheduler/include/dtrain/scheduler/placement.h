@@ -47,7 +47,7 @@ struct AgentShare {
 // In the order of the ranks: the first agent holds rank 0 and the following ones.
 using Placement = std::vector<AgentShare>;
 
-// How many slots of the request fit on the agent if so many of its slots (or cores) are free.
+// How many slots of the request fit on the agent if `free` of its slots (or cores) are free.
 int room_for(const AgentSlots& agent, const SlotRequest& request, int free);
 
 // "2 slots", "1 slot x 4 cores", "3 GPU slots"

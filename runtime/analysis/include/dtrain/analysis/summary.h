@@ -33,7 +33,7 @@ struct GpuMemory {
 struct RankSummary {
   int rank = 0;
   std::string host, agent;
-  std::int64_t steps = 0, samples = 0;                             // step records: one a batch
+  std::int64_t steps = 0, samples = 0;                             // step records: one for each batch
   double samples_per_s = 0;                                        // over its loop
   std::optional<double> initialization_s, loop_s, finalization_s;  // empty: the rank did not finish it
   double in_steps_s = 0;
@@ -145,7 +145,7 @@ struct RunSummary {
 
   std::optional<double> initialization_s, loop_s, finalization_s;  // of the slowest rank
   double in_steps_s = 0;                                           // mean over ranks
-  std::int64_t steps = 0, samples = 0;  // step records (one a batch) of the rank that has most; samples of all ranks
+  std::int64_t steps = 0, samples = 0;          // step records of the rank that has most; samples of all ranks
   std::optional<std::int64_t> optimizer_steps;  // fewer than batches if several are aggregated; empty: not known
   double samples_per_s = 0;                     // all ranks, over the loop
   double training_samples_per_s = 0;            // … over the time in steps without validation and checkpoints

@@ -1,4 +1,4 @@
-// Checkpoints on disk. A run's checkpoints lie side by side in one folder, each in a folder of its own:
+// Checkpoints on disk. A run's checkpoints are in one folder, each in a folder of its own:
 //
 //   step-120/  model.safetensors        parameters, frozen parameters and buffers, under their names in state_dict()
 //              optimizer.safetensors    the optimizer's state: "exp_avg/layer.weight", …

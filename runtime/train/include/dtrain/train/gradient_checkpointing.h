@@ -48,12 +48,12 @@ Result run_checkpointed_as(Call call, const std::vector<at::Tensor>& inputs) {
 //   x = dtrain::checkpoint(block, x);
 //   x = dtrain::checkpoint([this, mask](const torch::Tensor& x) { return attention(x, mask); }, x);
 //
-// The second call draws the same random numbers (dropout drops the same), runs in the same autocast scope, and leaves
-// the buffers of the wrapped model as they are (the running statistics of a batch normalization move once a batch). It
-// ends as soon as it has computed what backward needs. Values, gradients and the order of their exchange are the same
-// as without checkpointing, bit by bit. The same parameter may be used inside and outside, and in several such parts.
-// Parts may be nested. Any device. What `function` captures lives until backward is done. It must not refer to local
-// variables that have gone out of scope by then.
+// The second call draws the same random numbers, so dropout drops the same values. It runs in the same autocast scope.
+// It does not change the buffers of the wrapped model, so the running statistics of a batch normalization change once a
+// batch. It ends as soon as it has computed what backward needs. Values, gradients and the order of their exchange are
+// the same as without checkpointing, bit by bit. The same parameter may be used inside and outside, and in several such
+// parts. Parts may be nested. Any device. What `function` captures lives until backward is done. It must not refer to
+// local variables that have gone out of scope by then.
 //
 // If gradients are off, this only returns function(input). The thread that computes the model calls it; a thread of
 // autograd may make the second call of `function`. Error if `function` writes its inputs in place, runs a backward of

@@ -30,7 +30,7 @@ struct Batch {
 };
 
 // Subclass it to supply batches of your own. Only the training thread uses it. Ranks may have different numbers of
-// batches. A rank whose batches end early goes on taking part in the exchange without contributing.
+// batches. A rank whose batches end early continues to take part in the exchange, but contributes nothing.
 class BatchSource {
  public:
   virtual ~BatchSource() = default;
