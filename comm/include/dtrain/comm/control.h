@@ -22,7 +22,7 @@
 namespace dtrain::comm {
 
 struct ControlEndpoint {
-  std::string address = "127.0.0.1";  // what rank 0 listens on and the others connect to
+  std::string address = "127.0.0.1";  // rank 0 listens on it, the others connect to it
   std::uint16_t port = 0;             // 0 on rank 0: any free one
 };
 
@@ -61,7 +61,7 @@ struct RankFailure {
 struct ClockOffset {
   std::chrono::nanoseconds time{0};  // when it was measured, on this rank's clock
   std::chrono::nanoseconds offset{0}, error{0};
-  int round_trips = 0;  // how many were made; the shortest one counts
+  int round_trips = 0;  // number of round trips; the shortest one counts
 };
 
 enum class PeerState { kConnecting, kAlive, kLate, kGone, kFinished };

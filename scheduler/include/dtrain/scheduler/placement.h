@@ -67,10 +67,10 @@ std::optional<Placement> place(std::span<const AgentSlots> agents, const SlotReq
 // Why a request never fits on these agents, even if all of them are free, and which requests would fit.
 struct Refusal {
   std::string reason;              // one line: "12 slots fit nowhere on this cluster"
-  std::vector<std::string> rules;  // which rule failed on which agents, a line each
+  std::vector<std::string> rules;  // one line for each rule: why it fails, and on which agents
   std::optional<int> below;        // the nearest numbers of slots that fit
   std::optional<int> above;
-  std::string remedy;  // these numbers, with batch sizes that they divide
+  std::string remedy;  // `below` and `above`, with batch sizes that they divide
 
   std::string text() const;  // reason and rules
 };

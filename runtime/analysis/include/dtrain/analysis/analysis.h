@@ -43,7 +43,7 @@ struct Straggler {
 };
 
 struct Stragglers {
-  std::int64_t compared_steps = 0;             // those that all ranks recorded
+  std::int64_t compared_steps = 0;             // steps that all ranks recorded
   double waiting_s = 0;                        // waiting for the last rank: mean over ranks
   std::optional<std::int64_t> clock_error_ns;  // between hosts; 0 on one host; empty: not known
   std::vector<Straggler> ranks;                // the most waited for first
@@ -56,7 +56,7 @@ Json to_json(const Stragglers& stragglers);
 // known, the first two parts are "hardware" and "slower_kernels"; otherwise "compute" replaces both.
 struct WaterfallPart {
   std::string name;         // "hardware", "slower_kernels", "slower_compute", "loading", "host_to_device", …: stable
-  std::string description;  // what it is, for people
+  std::string description;  // of the part, for users
   double seconds = 0;       // of the wall time, mean over ranks
   double share = 0;
 };

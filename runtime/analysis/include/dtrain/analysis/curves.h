@@ -57,7 +57,7 @@ struct Curve {
 
   CurveValue last() const;                     // every curve has at least one
   std::optional<CurveValue> least() const;     // of the finite values; of equal ones the first
-  std::optional<CurveValue> greatest() const;  // the same
+  std::optional<CurveValue> greatest() const;  // of the finite values; of equal ones the first
   std::int64_t non_finite() const;             // values
   std::optional<std::int64_t> first_non_finite() const;
 };
@@ -112,8 +112,8 @@ class CurveReader {
     std::vector<AttemptAccount> attempts_;
     std::size_t at_ = 0;
     double offset_ = 0;    // of the current attempt
-    double latest_s_ = 0;  // wall time of its last line; 0: none
-    double first_s_ = 0;   // the same of the first line of all
+    double latest_s_ = 0;  // wall time of its last line; 0: there is none
+    double first_s_ = 0;   // wall time of the first line of all attempts
     double seconds_ = 0;
     std::vector<Restart> restarts_;
   };

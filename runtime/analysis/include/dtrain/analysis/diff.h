@@ -66,7 +66,7 @@ struct DiffEntry {
 
 struct DiffRule {
   std::string name, text;      // the text says how often it triggers, and on what
-  bool may_be_chance = false;  // it triggers so seldom that the other run may have none by chance
+  bool may_be_chance = false;  // it triggers so rarely that its absence in the other run may be chance
 };
 
 struct RunDiff {

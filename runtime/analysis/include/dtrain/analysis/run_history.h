@@ -16,7 +16,7 @@ namespace dtrain::analysis {
 struct AttemptAccount {
   int attempt = 1;
   double started_s = 0;                  // seconds since 1970
-  std::optional<double> ended_s;         // the same; empty: it has not ended, or its end was not recorded
+  std::optional<double> ended_s;         // seconds since 1970; empty: it has not ended, or its end was not recorded
   std::int64_t from_batch = 0;           // batches done when it began
   std::optional<std::int64_t> to_batch;  // the last batch in an event of its ranks or checkpoints; empty: there is none
   std::string end;                       // why it ended; empty: it has not

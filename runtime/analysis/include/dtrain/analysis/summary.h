@@ -69,7 +69,7 @@ struct CompressionAccount {
   std::string kind, text;  // the text contains these figures
   std::int64_t steps = 0, compressed_steps = 0;
   double uncompressed_bytes = 0, sent_bytes = 0;  // of one rank, in compressed steps
-  std::optional<double> gained_s;  // how much less communication was exposed; negative: more; empty: not known
+  std::optional<double> gained_s;  // reduction of exposed communication; negative: it grew; empty: not known
 };
 
 // How parameters are updated, and what that saves, as rank 0 measured early in the training.
@@ -148,7 +148,7 @@ struct RunSummary {
   std::int64_t steps = 0, samples = 0;          // step records of the rank that has most; samples of all ranks
   std::optional<std::int64_t> optimizer_steps;  // fewer than batches if several are aggregated; empty: not known
   double samples_per_s = 0;                     // all ranks, over the loop
-  double training_samples_per_s = 0;            // … over the time in steps without validation and checkpoints
+  double training_samples_per_s = 0;            // all ranks, over the time in steps without validation and checkpoints
   double step_p50_s = 0, step_p99_s = 0;        // of a batch
   std::optional<ComputeAccount> compute;        // empty: operators were not counted
 

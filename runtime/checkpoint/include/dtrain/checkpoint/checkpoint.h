@@ -76,7 +76,7 @@ struct Newest {
   // If a weight of `entry` is not finite: the newest checkpoint that verifies and has only finite weights.
   std::optional<Entry> finite;
   std::vector<std::string> passed_over;
-  int damaged = 0;  // how many of these had been completed; they are the first ones
+  int damaged = 0;  // how many of passed_over were complete and are damaged; they come first
 };
 Newest find_newest(const std::filesystem::path& folder);
 

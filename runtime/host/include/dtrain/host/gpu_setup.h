@@ -42,7 +42,7 @@ struct GpuSetup {
   std::string name;
   std::optional<bool> persistence;
   std::optional<ComputeMode> compute_mode;
-  std::optional<bool> mig;  // it is divided into several
+  std::optional<bool> mig;  // MIG mode: the GPU is divided into several
   std::optional<bool> ecc;
   std::optional<bool> ecc_pending;   // after the next restart
   std::optional<unsigned> sm_clock;  // MHz, like the next three
@@ -53,7 +53,7 @@ struct GpuSetup {
   std::optional<int> nvlinks;         // number of NVLinks
   std::optional<int> active_nvlinks;  // how many of them are active
   std::optional<FabricState> fabric;
-  std::optional<std::vector<GpuProcess>> processes;  // that compute on it
+  std::optional<std::vector<GpuProcess>> processes;  // that compute on the GPU
 };
 
 // The nearest common part of the machine above two GPUs.
@@ -81,8 +81,8 @@ struct GpuPair {
 
 struct GpuSetups {
   std::string driver;          // its version, such as "580.65.06"; empty: not reported
-  std::vector<GpuSetup> gpus;  // those that this process may use, by index
-  std::vector<GpuPair> pairs;  // of them, each once
+  std::vector<GpuSetup> gpus;  // GPUs that this process may use, by index
+  std::vector<GpuPair> pairs;  // each pair of these GPUs once
 };
 
 // Without the library or a driver there are no GPUs, which is no error.

@@ -27,8 +27,8 @@ struct PrometheusAddress {
 struct AgentOptions {
   std::string agent_id;                    // of this host, in file names and records
   std::filesystem::path profile_folder;    // <run>/profile, which must exist
-  std::vector<int> local_ranks;            // it exits once all of these have connected and left …
-  std::chrono::seconds rank_timeout{600};  // … or have not connected within this time
+  std::vector<int> local_ranks;            // the agent exits once all of these have connected and left
+  std::chrono::seconds rank_timeout{600};  // it also exits after this time if no rank is connected
   std::chrono::milliseconds sample_period{500};
   std::string nvml_library = host::kNvmlLibrary;  // tests use another one
   std::optional<PrometheusAddress> prometheus;    // empty: it serves none
