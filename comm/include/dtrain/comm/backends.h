@@ -1,5 +1,5 @@
-// Makes the communicator of a generation: with the backend "thread" (ranks are threads of one process: tests) or "shm"
-// (ranks are processes of one host).
+// Makes the communicator of a generation for two backends: "thread" (ranks are threads of one process, for tests) and
+// "shm" (ranks are processes of one host).
 #pragma once
 
 #include <chrono>
@@ -13,8 +13,8 @@
 namespace dtrain::comm {
 
 struct CommunicatorOptions {
-  std::chrono::milliseconds timeout{600'000};  // deadline of every wait
-  std::chrono::milliseconds warn_after{30'000};
+  std::chrono::milliseconds timeout{600'000};    // deadline of every wait
+  std::chrono::milliseconds warn_after{30'000};  // a wait that takes longer logs a warning
   Logger log;
 };
 
@@ -22,8 +22,9 @@ struct CommunicatorOptions {
 std::vector<std::unique_ptr<Communicator>> make_thread_communicators(int world_size,
                                                                      const CommunicatorOptions& options);
 
-// Collective over `control`, whose ranks must be on one host, and which must outlive the communicator. Its failures
-// abort the communicator. Error messages name rank i by members[i], its number in the run; without members, by i.
+// Collective over `control`. All its ranks must be on one host, and it must outlive the communicator. A failure that it
+// reports aborts the communicator. Error messages name rank i by members[i], its number in the run; without members, by
+// i.
 std::unique_ptr<Communicator> make_shm_communicator(ControlPlane& control, const CommunicatorOptions& options,
                                                     const std::vector<int>& members = {});
 

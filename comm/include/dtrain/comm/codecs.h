@@ -1,6 +1,6 @@
-// The codecs of gradients: the list. Each is a struct with the word by which an experiment names it, its settings, and
-// the function that makes it, which comm/compression/codecs/NAME.cpp defines. To add one: a struct here, its file
-// there, and docs/compression.md.
+// The list of gradient codecs. Each codec is a struct: the word that names it in an experiment, its settings, and
+// make_codec(), which comm/compression/codecs/NAME.cpp defines. To add a codec, add a struct here, its file there, and
+// a description in docs/compression.md.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,7 @@
 namespace dtrain::comm {
 
 class Codec;          // comm/compression/codec.h
-struct CodecContext;  // as above
+struct CodecContext;  // the same file
 
 // Gradients are exchanged without compression.
 struct NoCompression {
@@ -30,7 +30,7 @@ struct Fp16 {
   static constexpr bool kGathers = false;  // true: the ranks gather each other's codes; false: they reduce them
   template <class Keys>
   void declare_keys(Keys&) {}
-  // What make_codec() of each struct does: CommError for settings that make no sense; the context outlives the codec.
+  // In every struct: makes the codec. CommError if a setting is invalid. The context must outlive the codec.
   std::unique_ptr<Codec> make_codec(CodecContext& context) const;
   bool operator==(const Fp16&) const = default;
 };
@@ -55,11 +55,11 @@ struct Int8 {
   bool operator==(const Int8&) const = default;
 };
 
-// Two factors of low rank instead of a matrix.
+// Two factors of low rank in place of each matrix.
 struct PowerSgd {
   static constexpr const char* kWord = "powersgd";
   static constexpr bool kGathers = false;
-  int rank = 4;                    // of the approximation, from 1 on
+  int rank = 4;                    // of the approximation, at least 1
   std::int64_t warmup_steps = 10;  // steps at the start that are exchanged without compression
   template <class Keys>
   void declare_keys(Keys& keys) {
@@ -71,7 +71,7 @@ struct PowerSgd {
   bool operator==(const PowerSgd&) const = default;
 };
 
-// The largest values of each gradient with their places.
+// The largest values of each gradient, with their indices.
 struct TopK {
   static constexpr const char* kWord = "topk";
   static constexpr bool kGathers = true;
@@ -87,7 +87,7 @@ struct TopK {
 
 using Compression = std::variant<NoCompression, Fp16, Bf16, Int8, PowerSgd, TopK>;
 
-// Number of steps at the start that a codec wants exchanged without compression.
+// Number of initial steps that this codec leaves uncompressed.
 template <class Settings>
 std::int64_t warmup_steps_of(const Settings& settings) {
   if constexpr (requires { settings.warmup_steps; }) return settings.warmup_steps;

@@ -1,12 +1,13 @@
 // Collective operations among the ranks of one generation.
 //
-// Every rank must issue the same operations with the same sizes and types in the same order. If a rank differs, all
-// ranks get an error that names both operations. Operations of one communicator complete in the order of issue. Until
-// an operation is complete, neither the program nor another operation may touch its memory. One thread at a time
-// issues, progresses and waits; abort() may come from any thread. Every rank gets the same bits, and so does the next
-// run, because the order of a reduction does not depend on timing. It is rank order; with "hierarchical" first the
-// ranks of each host, then the hosts; with "nccl" NCCL's own order. If an element is NaN on any rank, its minimum and
-// its maximum are NaN. "nccl" differs: its fmin and fmax prefer a number to a NaN, so use a sum to detect NaN there.
+// Every rank must issue the same operations with the same sizes and types in the same order. If one rank issues another
+// operation, all ranks get an error that names both. Operations of one communicator complete in the order of issue.
+// Until an operation is complete, neither the program nor another operation may touch its memory. Only one thread at a
+// time may issue, progress or wait; any thread may call abort(). Every rank gets the same bits, and so does the next
+// run, because the order of a reduction does not depend on timing. Values are reduced in rank order; with
+// "hierarchical", first over the ranks of each host, then over the hosts; with "nccl", in NCCL's own order. If an
+// element is NaN on any rank, its minimum and its maximum are NaN. "nccl" differs: its fmin and fmax prefer a number to
+// a NaN, so use a sum to detect NaN there.
 #pragma once
 
 #include <chrono>
@@ -56,8 +57,9 @@ class Communicator {
   // Null on every rank if the backend has no memory common to all of them. Not for the data of collectives.
   virtual std::unique_ptr<Buffer> allocate_common(std::size_t bytes) = 0;
 
-  // `count` elements of `type` from `in` to `out`, which are the same (in place) or do not overlap. Memory that is not
-  // inside a Buffer is staged. kMean and scaling need a floating point type; sums and products of integers wrap.
+  // Reduces `count` elements of `type` from `in` into `out`. The two are the same memory (in place) or do not overlap.
+  // Memory that is not inside a Buffer is staged. kMean and scaling need a floating point type; sums and products of
+  // integers wrap. CommError at once if the arguments are invalid.
   virtual Work all_reduce(const void* in, void* out, std::size_t count, DataType type,
                           const ReduceOptions& options = {}) = 0;
   // In place.
@@ -72,17 +74,19 @@ class Communicator {
   // `out` holds world_size() x `count` elements in rank order; `in` may be this rank's place in `out`.
   virtual Work all_gather(const void* in, void* out, std::size_t count, DataType type, int bucket = -1) = 0;
 
-  // The same two in place, over `count` elements in total, which part_of() divides among the ranks. `count` may be any
-  // number. After reduce_parts() this rank's part holds the result and the other parts are unspecified. gather_parts()
-  // gives every part to all ranks. The two in turn are an all_reduce.
+  // Reduce-scatter and all-gather in place, over `count` elements in total. part_of() divides them among the ranks;
+  // `count` need not be divisible. After reduce_parts() this rank's part holds the result and the other parts are
+  // unspecified. gather_parts() gives every part to all ranks. One after the other, they are an all_reduce.
   virtual Work reduce_parts(void* data, std::size_t count, DataType type, const ReduceOptions& options = {}) = 0;
   virtual Work gather_parts(void* data, std::size_t count, DataType type, int bucket = -1) = 0;
 
+  // Copies `count` elements of rank `root` to all ranks, in place. CommError if there is no such rank.
   virtual Work broadcast(void* data, std::size_t count, DataType type, int root) = 0;
+  // Complete once all ranks have issued it.
   virtual Work barrier() = 0;
 
   // Operations issued between these two calls start together, at the second one: fewer wake-ups of peers (and one
-  // launch with NCCL). A Work of an open group may not be waited on. Groups do not nest; use Group.
+  // launch with NCCL). A Work of an open group may not be waited on. Groups do not nest. Callers use the class Group.
   virtual void begin_group() = 0;
   virtual void end_group() = 0;
 
@@ -91,8 +95,8 @@ class Communicator {
   // that would take a core from backward.
   virtual void progress() = 0;
 
-  // Wakes every waiter, here and (shm, thread) on the peers, with a CommError that carries `cause`; later calls fail
-  // with the same. Any thread; idempotent: the first cause stays.
+  // Ends every wait with a CommError that carries `cause`, on this rank and (shm, thread) on its peers. Later calls
+  // fail with the same error. Any thread may call. Of several causes, the first one stays.
   virtual void abort(const std::string& cause) = 0;
 };
 
@@ -100,7 +104,7 @@ class Communicator {
 class Group {
  public:
   explicit Group(Communicator& communicator) : communicator_(communicator) { communicator_.begin_group(); }
-  // If an exception unwinds it, the operations never start; they end with the communicator.
+  // If an exception leaves the scope, the operations never start; they end with the communicator.
   ~Group() noexcept(false) {
     if (std::uncaught_exceptions() == exceptions_) communicator_.end_group();
   }

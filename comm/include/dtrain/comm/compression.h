@@ -1,19 +1,19 @@
-// Exchanging gradients in fewer bytes than they have.
+// Exchanges gradients in fewer bytes.
 //
 // A GradientCompressor takes the place of all_reduce: exchange() takes one bucket of the flat gradient buffer and
-// replaces it by the approximate mean over ranks, the same bits on every rank. A lossy codec adds to the next exchange
-// what it has left out of this one (error feedback, Karimireddy et al., arXiv:1901.09847). Error feedback is kept for
-// each gradient, so the division into buckets may change at any time without changing the bits. fp16 has error feedback
-// for values that are too small for float16; bf16 has none. Only float32 is compressed. Buckets of float64 are
-// exchanged uncompressed, and so are all buckets of a single rank.
+// replaces it by the approximate mean over ranks, the same bits on every rank. A lossy codec adds what it leaves out of
+// one exchange to the next (error feedback, Karimireddy et al., arXiv:1901.09847). Error feedback is kept for each
+// gradient, so the division into buckets may change at any time without changing the bits. fp16 has error feedback for
+// values that are too small for float16; bf16 has none. Only float32 is compressed. Buckets of float64 are exchanged
+// uncompressed, and so are all buckets of a single rank.
 //
 // A NaN or Inf on one rank reaches all ranks. With int8 it makes its whole block NaN, with powersgd its whole matrix.
 // Error feedback does not keep it.
 //
 // Owned and called by the training thread; the communicator must outlive it. Like all operations of a communicator,
-// exchanges must be issued in the same order on all ranks. An exchange of several operations issues the later ones only
-// in wait(), never in test(), which ranks call at different moments. So all ranks must call wait() at the same place in
-// that order; it finishes every exchange begun so far.
+// exchanges must be issued in the same order on all ranks. If an exchange has several operations, wait() issues the
+// later ones. test() never does, because ranks call it at different moments. So all ranks must call wait() at the same
+// place in that order. wait() finishes every exchange that has begun.
 #pragma once
 
 #include <cstddef>
@@ -30,9 +30,10 @@
 
 namespace dtrain::comm {
 
-// What a GradientCompressor needs to know of a codec: one of the list, or any other struct of that form.
+// What a GradientCompressor needs to know about a codec, which is a struct of the list or any other one of the same
+// form.
 struct CodecMaker {
-  const char* word = "";  // by which an experiment names the codec; empty: none
+  const char* word = "";  // names the codec in an experiment; empty: none
   bool gathers = false;
   std::int64_t warmup_steps = 0;
   std::function<std::unique_ptr<Codec>(CodecContext&)> make;  // empty, or returns null: no compression
@@ -54,7 +55,7 @@ struct CompressionOptions {
   std::int64_t first_compared = 2;
 };
 
-// One gradient. A codec that needs a matrix takes it as its first dimension x the rest.
+// One gradient. As a matrix it has `rows` (its first dimension) x `columns` (the product of the others).
 struct GradientTensor {
   std::string name;
   void* data = nullptr;  // its place in the flat buffer
@@ -63,7 +64,7 @@ struct GradientTensor {
   DataType type = DataType::kFloat32;
 };
 
-// What is exchanged together: neighbouring gradients of one type, with the padding (zeros) between them.
+// Neighbouring gradients of one type that are exchanged together, with the padding (zeros) between them.
 struct GradientBucket {
   std::span<const std::size_t> tensors;  // indices into the list the compressor was made from
   void* data = nullptr;
@@ -78,10 +79,10 @@ struct CompressionStatistics {
   // as 2(n-1)/n of its bytes, an all_gather as (n-1)/n of what it gathers.
   double sent_bytes = 0, uncompressed_bytes = 0;
   Nanoseconds coding{0};         // encoding and decoding
-  Nanoseconds communicating{0};  // exchanges in flight, from the first issued to the last complete, compressed steps
-  double plain_bytes = 0;        // of sent_bytes, those of buckets that cannot be compressed (float64)
-  std::int64_t saturated = 0;    // finite values that float16 or bfloat16 could not hold and that were cut
-  std::int64_t underflowed = 0;  // values that float16 rounds to zero: the error feedback keeps them
+  Nanoseconds communicating{0};  // of compressed steps: from the first exchange issued to the last complete
+  double plain_bytes = 0;        // the part of sent_bytes in buckets that cannot be compressed (float64)
+  std::int64_t saturated = 0;    // finite values too large for float16 or bfloat16, replaced by the largest that fits
+  std::int64_t underflowed = 0;  // values that float16 rounds to zero; the error feedback keeps them
 };
 
 // Part of the training state: error feedback, powersgd's Q, the number of steps.
@@ -92,7 +93,7 @@ struct CompressionState {
 
 class GradientCompressor {
  public:
-  // Collective (it allocates). CommError for options that make no sense.
+  // Collective (it allocates). CommError if an option is invalid.
   GradientCompressor(const CompressionOptions& options, std::vector<GradientTensor> tensors,
                      Communicator& communicator);
   ~GradientCompressor();
@@ -106,12 +107,12 @@ class GradientCompressor {
   void end_step();
   // Whether exchange() compresses in this step.
   bool compressing() const;
-  // Puts the last result for this gradient, which is not used, back into the error feedback. The bucket then holds
-  // zeros.
+  // To be called if the last result for this gradient is not applied: adds the result to the error feedback, and sets
+  // the gradient to zero.
   void not_applied(std::size_t tensor);
 
   std::vector<CompressionState> save_state() const;
-  // CommError names what is missing, unknown or of another size.
+  // CommError names an entry that is missing, unknown or of another size.
   void load_state(std::span<const CompressionState> state);
 
   const CompressionStatistics& statistics() const;

@@ -1,9 +1,10 @@
-// The control plane: one TCP connection of each rank to rank 0, which serves it. It carries rendezvous, a key-value
-// store, agreement, heartbeats and failures; never bulk data.
+// The control plane: each rank has one TCP connection to rank 0, which is the server. It carries rendezvous, a
+// key-value store, agreement, heartbeats and failures, but never bulk data.
 //
 // Connections are authenticated by the per-run secret (HMAC-SHA256 challenge and response; the secret itself never
-// travels), and messages are bounded. A malformed message ends its connection and is logged; nothing else happens. All
-// public calls are thread safe. The failure callback runs on the control thread, or within fail() or on_failure().
+// travels), and the size of messages is limited. A malformed message is logged and ends its connection, and has no
+// other effect. All public calls are thread safe. The failure callback runs on the control thread, or within fail() or
+// on_failure().
 #pragma once
 
 #include <chrono>
@@ -21,7 +22,7 @@
 namespace dtrain::comm {
 
 struct ControlEndpoint {
-  std::string address = "127.0.0.1";  // what rank 0 listens on and the others connect to
+  std::string address = "127.0.0.1";  // rank 0 listens on it, the others connect to it
   std::uint16_t port = 0;             // 0 on rank 0: any free one
 };
 
@@ -31,11 +32,11 @@ struct ControlOptions {
   std::string secret;                          // at least 16 bytes
   std::chrono::milliseconds timeout{600'000};  // deadline of every wait, the connection included
   std::chrono::milliseconds heartbeat{1'000};
-  // The connection counts as lost after this time without any packet from the other's host, acknowledgements included.
-  // A stopped process does not lose its connection: its host goes on acknowledging.
+  // The connection counts as lost after this time without any packet from the other side's host, acknowledgements
+  // included. A stopped process (SIGSTOP) does not lose its connection, because its host still acknowledges packets.
   std::chrono::milliseconds host_silence{5'000};
   std::chrono::milliseconds clock_period{60'000};  // after measure_clock(): how often clocks are compared again
-  std::string host_name;                           // of this process, for the texts of failures; empty: they name none
+  std::string host_name;                           // of this process, for error messages; empty: they name no host
   std::string session = "dtrain";                  // both sides must name the same run
   Logger log;
 };
@@ -48,7 +49,7 @@ inline bool is_reported(Departure departure) {
   return departure == Departure::kReported || departure == Departure::kTimedOut;
 }
 
-// Why a rank (or all ranks) must stop. `rank` -1: no rank is the cause but, for example, the launcher.
+// Why a rank (or all ranks) must stop. `rank` is -1 if the cause is no rank but, for example, the launcher.
 struct RankFailure {
   int rank = -1;
   std::int64_t step = -1;  // the batch it was in, -1 if not in one
@@ -60,7 +61,7 @@ struct RankFailure {
 struct ClockOffset {
   std::chrono::nanoseconds time{0};  // when it was measured, on this rank's clock
   std::chrono::nanoseconds offset{0}, error{0};
-  int round_trips = 0;  // how many were made; the shortest one counts
+  int round_trips = 0;  // number of round trips; the shortest one counts
 };
 
 enum class PeerState { kConnecting, kAlive, kLate, kGone, kFinished };
@@ -85,15 +86,17 @@ class ControlPlane {
   virtual std::uint32_t generation() const = 0;
   virtual std::chrono::milliseconds timeout() const = 0;  // the deadline of every wait
 
-  // Key-value store of this generation. get() blocks until the key is set; CommError names the key at the deadline.
+  // Key-value store of this generation. get() blocks until the key is set; at the deadline a CommError names the key.
+  // get(), gather() and barrier() also throw it if a rank fails.
   virtual void set(const std::string& key, const std::string& value) = 0;
   virtual std::string get(const std::string& key) = 0;
-  // The same with a deadline of its own; empty when the key is not set by then.
+  // get() with a deadline of its own. Empty: the key is not set by then.
   virtual std::optional<std::string> get_within(const std::string& key, std::chrono::milliseconds deadline) = 0;
 
   // Every rank gives a value and gets all of them, in rank order. `name` must be unique among outstanding calls and
   // the same on every rank. At the deadline: a CommError naming the ranks that are missing and their state.
   virtual std::vector<std::string> gather(const std::string& name, const std::string& value) = 0;
+  // gather() without values: returns once all ranks have called it.
   virtual void barrier(const std::string& name) = 0;
 
   // Publishes that this rank cannot go on. The first failure of a run is the cause that every other rank reports.
@@ -109,13 +112,12 @@ class ControlPlane {
   // Compares this rank's clock with rank 0's, now. Empty: rank 0 did not answer in time. From the first call on, the
   // control thread repeats the comparison every clock_period. Rank 0's own offset is 0.
   virtual std::optional<ClockOffset> measure_clock(std::chrono::milliseconds deadline) = 0;
-  // The latest result of these repetitions, each once; empty: there is none since the last call. Cheap enough for every
-  // step.
+  // The latest repeated comparison, if it is newer than the last call; otherwise empty. Cheap enough for every step.
   virtual std::optional<ClockOffset> take_clock() = 0;
   virtual PeerState peer_state(int rank) const = 0;  // on a rank other than 0: as rank 0 last reported it
 
-  // Announces the end. A connection that is lost after that is no failure. Blocks until every rank has announced its
-  // end, or until the deadline.
+  // Announces that this rank has finished. A connection that is lost after that is no failure. Blocks until every rank
+  // has announced its end, or until the deadline.
   virtual void finish() = 0;
 };
 

@@ -11,7 +11,7 @@ namespace dtrain::comm {
 
 // One gradient in a flat buffer; gradients are given in the order in which backward finishes them.
 struct FusionItem {
-  std::size_t group = 0;            // which flat buffer (one a dtype)
+  std::size_t group = 0;            // which flat buffer (one for each dtype)
   std::int64_t begin = 0, end = 0;  // its elements there, padding included
   std::int64_t element_size = 4;    // bytes
   std::int64_t bytes() const { return (end - begin) * element_size; }
@@ -33,13 +33,13 @@ struct FusionPlan {
 // bucket). Buckets are ordered by when their last gradient is ready.
 FusionPlan plan_fusion(std::span<const FusionItem> items, std::int64_t threshold_bytes);
 
-// The same. In addition, a gap of more than `cycle_us` between two gradients closes all open buckets, so that they need
-// not wait for the later gradient. `ready_us`: when each is ready, microseconds from the start of backward. cycle_us 0:
-// no gap closes a bucket.
+// The same, but a gap of more than `cycle_us` between two gradients also closes all open buckets, so that they do not
+// wait for the later gradient. `ready_us`: when each gradient is ready, in microseconds from the start of backward.
+// cycle_us 0: no gap closes a bucket.
 FusionPlan plan_fusion(std::span<const FusionItem> items, std::int64_t threshold_bytes,
                        std::span<const double> ready_us, double cycle_us);
 
-// The buckets' last items, ascending: they identify a plan.
+// The last item of each bucket, ascending. These cuts identify a plan.
 std::vector<std::size_t> cuts_of(const FusionPlan& plan);
 
 // The plan with these cuts: each item in `cuts` closes its bucket. Buckets that are open at the end are closed there.
@@ -52,13 +52,15 @@ struct LinkModel {
   double time_us(double bytes) const { return latency_us + bytes * us_per_byte; }
 };
 
-// Exposed communication of each bucket in microseconds. Buckets start in order, each when its last gradient is ready
-// and the bucket before it is done. Communication after the end of backward (the last ready time) is exposed.
+// Exposed communication of each bucket in microseconds. Buckets start in order. Each starts when its last gradient is
+// ready and the exchange of the previous bucket is complete. Communication after the end of backward (the last ready
+// time) is exposed.
 std::vector<double> predict_exposed_us(const FusionPlan& plan, std::span<const double> ready_us, const LinkModel& link);
 
-// The cuts of the plan whose last bucket is done soonest, under that model. A dynamic program computes for each prefix
-// of the gradients the earliest end over all places of its last cut. It is the one behind MG-WFBP (Shi, Chu and Li,
-// arXiv:1811.11141), which merges greedily; here it is exact. Time is quadratic in the number of gradients.
+// The cuts of the plan whose last bucket is complete soonest under that model. For each prefix of the gradients, a
+// dynamic program computes the earliest end over all places of its last cut. MG-WFBP (Shi, Chu and Li,
+// arXiv:1811.11141) merges greedily under the same model; this result is exact. Time is quadratic in the number of
+// gradients.
 std::vector<std::size_t> best_cuts(std::span<const FusionItem> items, std::span<const double> ready_us,
                                    const LinkModel& link);
 

@@ -1,12 +1,13 @@
-// Finds the fusion plan that hides most of the communication behind backward, on the run's own first steps.
+// Finds, during the first steps of a run, the fusion plan that hides most of the communication behind backward.
 //
 // It measures the link (a few all_reduces at the start) and when backward finishes each gradient. From these it
-// computes the plans that should be best (best_cuts). Then these plans and a few even divisions take turns with the
-// default. A plan replaces the default only if a sign test over the paired steps shows with confidence that it is
-// faster. What must be shorter is the time from the start of backward until all gradients are exchanged, because it
-// decides how long a step takes. Exposed communication alone would not show that exchanges during backward take cores
-// from it; but it must not become longer either. Tuning takes at most kMaxSteps steps; without a clear winner the
-// default stays. Rank 0 makes every decision from the figures of all ranks, so all ranks change plans at the same step.
+// computes the plans that should be best (best_cuts). Then the default, these plans, and a few even divisions of the
+// gradients take turns. A plan replaces the default only if a sign test over the paired steps shows with confidence
+// that it is faster. A faster plan has a shorter time from the start of backward until all gradients are exchanged,
+// because this time decides how long a step takes. Its exposed communication must not be longer. Exposed communication
+// alone does not suffice: exchanges during backward take cores from backward, which it does not show. Tuning takes at
+// most kMaxSteps steps; without a clear winner the default stays. Rank 0 makes every decision from the figures of all
+// ranks, so all ranks change plans at the same step.
 //
 // Owned and called by the training thread. Every plan sums gradients in the same order, so the weights do not depend on
 // the plan.
@@ -24,11 +25,11 @@
 
 namespace dtrain::comm {
 
-// Collective: all_reduces of a few sizes, at most about a second. The same on every rank.
+// Measures all_reduces of a few sizes, for about a second at most. Collective; all ranks get the same result.
 LinkModel measure_link(Communicator& communicator);
 
-// Whether both may be measurements of the same link that differ by noise alone. If so, what was tuned over one holds
-// over the other.
+// Whether both may be measurements of the same link that differ only by noise. If so, a plan that was tuned for one
+// suits the other.
 bool alike(const LinkModel& a, const LinkModel& b);
 
 // Collective: the largest of each value over the ranks.
@@ -43,14 +44,14 @@ struct FusionRule {
 // What one step's exchange took on this rank, in microseconds.
 struct ExchangeTimes {
   double exchanged_us = 0;  // from the start of backward until every bucket was complete
-  double exposed_us = 0;    // of that, what the training thread spent on exchanging instead of backward
+  double exposed_us = 0;    // the part of it that the training thread spent on the exchange instead of backward
 };
 
 class FusionTuner {
  public:
   static constexpr int kMaxSteps = 100;
 
-  // `rule`: decides without tuning. `known`: the result of an earlier run, which is then used at once.
+  // `rule`: makes the default plan. `known`: the cuts that an earlier run found, which are then used at once.
   // Collective unless `known` is given on every rank (rank 0 chooses its value; all ranks must get the same).
   FusionTuner(std::vector<FusionItem> items, const FusionRule& rule, Communicator& communicator, const Logger& log,
               const std::optional<std::vector<std::size_t>>& known = std::nullopt);
@@ -64,7 +65,7 @@ class FusionTuner {
   // are collective. True: plan() has changed.
   bool end_step(std::span<const double> ready_us, const ExchangeTimes& times);
 
-  // Once done: the plan's cuts, and what was found, for plan.json and the log.
+  // Once done(): the plan's cuts and the measurements, for plan.json and the log.
   const std::vector<std::size_t>& cuts() const { return cuts_[current_]; }
   const LinkModel& link() const { return link_; }
   std::span<const double> ready_us() const { return ready_us_; }

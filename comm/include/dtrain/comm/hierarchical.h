@@ -1,9 +1,10 @@
-// A communicator for ranks on several hosts. It is made of one communicator among the ranks of each host (shared
-// memory), and another among one rank of each host (MPI). Hosts may have different numbers of ranks, in any order.
+// A communicator for ranks on several hosts. It has two levels: a communicator among the ranks of each host (shared
+// memory), and one among one rank of each host (MPI). Hosts may have different numbers of ranks, and ranks may be on
+// hosts in any order.
 //
 // A reduction first sums each host's ranks in rank order, then the hosts in the order of their lowest ranks. Every rank
-// gets the same bits. Narrow types are passed between the two levels, and between hosts, in float32, and are rounded
-// once. Nothing runs in the background here: each call to issue, progress, test or wait advances the operations.
+// gets the same bits. Between the levels and between hosts, narrow types are sent as float32; they are rounded once.
+// There is no background thread: each call to issue, progress, test or wait advances the operations.
 #pragma once
 
 #include <functional>
@@ -20,9 +21,9 @@ namespace dtrain::comm {
 using MakeCommunicator =
     std::function<std::unique_ptr<Communicator>(ControlPlane& control, const std::vector<int>& members)>;
 
-// Collective over `control`, which must outlive the communicator. Ranks with equal World::host share a host. `local`
-// is called where a host has several ranks, `outer` by the lowest rank of each host where there are several hosts. A
-// failure of the run, and abort(), reach both levels.
+// Collective over `control`, which must outlive the communicator. Ranks with equal World::host share a host. `local` is
+// called on hosts with several ranks. If there are several hosts, the lowest rank of each calls `outer`. A failure of
+// the run, and abort(), reach both levels.
 std::unique_ptr<Communicator> make_hierarchical_communicator(ControlPlane& control, const MakeCommunicator& local,
                                                              const MakeCommunicator& outer,
                                                              const CommunicatorOptions& options);

@@ -1,4 +1,4 @@
-// Memory that is made once on each host and mapped by every local rank, such as a data set.
+// Memory, such as a data set, that exists once on each host and that every local rank maps.
 #pragma once
 
 #include <functional>
@@ -10,8 +10,8 @@
 
 namespace dtrain::comm {
 
-// Collective over the ranks of one host. Only local rank 0 runs `make`; the others map its memory. An exception of
-// `make` is thrown on local rank 0; the others throw a CommError with its text. `name` is unique per call. Time-outs
+// Collective over the ranks of one host. Only local rank 0 runs `make`; the others map its memory. If `make` throws,
+// local rank 0 throws that exception and the others a CommError with its text. `name` is unique per call. Time-outs
 // name local rank i by members[i], its rank in the run; without members, by its number on the host if the run has
 // several hosts. `access`: whether the ranks that map it may write to it.
 enum class HostAccess { kRead, kWrite };

@@ -1,5 +1,5 @@
-// Open MPI as a backend. It lives in a module of its own (libdtrain_comm_mpi.so) that is opened here, on demand: dtrain
-// itself needs no MPI, and reports what is missing when MPI is requested.
+// Open MPI as a backend. It is in a module of its own (libdtrain_comm_mpi.so) that is opened on demand. So dtrain
+// itself needs no MPI; if MPI is requested, an error names what is missing.
 //
 // A process can initialise MPI only once, so there is one MpiJob, which the program's main makes and passes on. A
 // thread of the MpiJob makes all MPI calls, so operations go on while the ranks compute. A program that uses dtrain
@@ -20,10 +20,10 @@
 namespace dtrain::comm {
 
 struct MpiOptions {
-  std::chrono::milliseconds timeout{600'000};  // until every rank of the job has entered MPI, and of broadcast()
+  std::chrono::milliseconds timeout{600'000};  // for all ranks of the job to enter MPI, and of broadcast()
   // How long a failed rank waits before it ends the whole job, so that the others can receive and record the cause.
   std::chrono::milliseconds grace{1'000};
-  // Names the ranks that have not entered MPI, for the text of that time-out; may be empty. Called within join().
+  // Names the ranks that have not entered MPI, for the error of a time-out; may be empty. join() calls it.
   std::function<std::string()> missing{};
   Logger log;
 };
@@ -43,11 +43,12 @@ class MpiJob {
   // Collective: rank 0's text (at most 4000 bytes), for the rendezvous. CommError at the deadline.
   virtual std::string broadcast(const std::string& text) = 0;
 
-  // Collective over `control`, whose rank i is rank members[i] of the job; errors name it so. `control` must
-  // outlive the communicator, and its failures abort it.
+  // Collective over `control`, whose rank i is rank members[i] of the job; errors name ranks by these numbers.
+  // `control` must outlive the communicator. A failure that it reports aborts the communicator.
   virtual std::unique_ptr<Communicator> make_communicator(ControlPlane& control, const std::vector<int>& members,
                                                           const CommunicatorOptions& options) = 0;
 
+  // The job has succeeded: the destructor then ends MPI with MPI_Finalize.
   virtual void succeed() = 0;
   // The exit code that mpirun gets from a job that does not succeed; 1 by default.
   virtual void set_exit_code(int code) = 0;

@@ -1,9 +1,8 @@
-// NCCL as a backend: one rank for each GPU. It is in a module of its own (libdtrain_comm_nccl.so) that is opened here,
-// on demand, and that opens NCCL and the CUDA runtime in turn: dtrain itself needs neither, and reports which is
-// missing.
+// NCCL as a backend: one rank for each GPU. It is in a module of its own (libdtrain_comm_nccl.so) that is opened on
+// demand and that opens NCCL and the CUDA runtime. So dtrain itself needs neither; an error names the missing one.
 //
-// Memory: a Buffer is device memory. Data of collectives may be in device memory. It may also be in host memory: then
-// it is staged through pinned memory, which costs two more copies. Operations run on a stream of the communicator's
+// Memory: a Buffer is device memory. The data of collectives may be in device memory or in host memory. Data in host
+// memory is staged through pinned memory, which costs two more copies. Operations run on a stream of the communicator's
 // own. Reductions are NCCL's: narrow types are not reduced in float32, and the order of sums is NCCL's own. kMean and
 // scales become a factor on every input, which is rounded to the data's type; min, max and products are not scaled (an
 // error). Threads: see Communicator.
@@ -22,7 +21,7 @@ namespace dtrain::comm {
 
 struct NcclOptions {
   int device = 0;             // CUDA's number of the GPU
-  std::string name = "nccl";  // differs between the communicators of one control plane
+  std::string name = "nccl";  // unique among the communicators of one control plane
   // Returns the calling thread's current cudaStream_t. An operation begins after the work that is on this stream when
   // the operation is issued, and Work::join() makes this stream wait. Empty: an operation begins at once, and join()
   // waits on the host.
@@ -44,9 +43,9 @@ class NcclCommunicator : public virtual Communicator {
   // capture of the graph begins, and end_capture() right before or after it ends, even if it has failed. Operations
   // issued in between become part of the graph and do not run now. join() orders streams as usual. A graph must end on
   // the stream that it began on, so the Work of each operation, or of a later one, must be joined. Until the capture
-  // ends, their Work is not complete and cannot be waited for; then it is complete, without times. Operations after the
-  // capture are numbered as if it had not happened. All ranks capture the same operations, and replay the graph at the
-  // same place among their other operations.
+  // ends, their Work is not complete and cannot be waited for; afterwards it is complete and has no times. Operations
+  // after the capture are numbered as if it had not happened. All ranks capture the same operations, and replay the
+  // graph at the same place among their other operations.
   //
   // begin_capture() hands all issued operations to the device. Those that are not complete then cannot be joined before
   // the capture ends. Join all of them before a graph is replayed: a replay waits for the stream that it is launched
@@ -66,22 +65,23 @@ class NcclCommunicator : public virtual Communicator {
   virtual void begin_rehearsal() = 0;
   // To be called after each launch of such a graph on the caller's current stream. Until the device has finished the
   // graph, it counts as one operation under way. Errors call it "a replayed step, N operations from all_reduce(...)",
-  // those of the graph that was captured last. progress(), the timeout and failures treat it as any other operation.
-  // CommError as for an operation.
+  // with the operations of the graph that was captured last. progress(), the timeout and failures treat it as any other
+  // operation. CommError as for an operation.
   virtual void replayed() = 0;
   // Whether the next operation would be compared with rank 0's. Such operations cannot be captured. The same on all
   // ranks.
   virtual bool compares() const = 0;
 
   // Makes the communicator without the ranks in `excluded` (their numbers in this one). Collective over the ranks that
-  // are left, after a failure or without one. `control` is theirs, of a new generation; ranks keep their order. This
-  // communicator must not be used any more; its Buffers do not belong to the new one.
+  // are left, after a failure or without one. `control` connects these ranks and has a new generation. Ranks keep their
+  // order. This communicator must not be used any more; its Buffers do not belong to the new one.
   virtual std::unique_ptr<NcclCommunicator> shrink(ControlPlane& control, const std::vector<int>& excluded,
                                                    const std::string& name) = 0;
 };
 
-// Collective over `control`, which must outlive the communicator and whose failures abort it. CommError names what is
-// missing (the module, a library, a GPU), the ranks that did not come, or those with another version of NCCL.
+// Collective over `control`, which must outlive the communicator. A failure that it reports aborts the communicator.
+// CommError names a missing module, library or GPU, the ranks that did not take part, or those with another version of
+// NCCL.
 std::unique_ptr<NcclCommunicator> make_nccl_communicator(ControlPlane& control, const NcclOptions& nccl,
                                                          const CommunicatorOptions& options);
 

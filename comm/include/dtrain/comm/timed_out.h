@@ -1,5 +1,5 @@
-// A wait that reached its deadline. Unlike other failures of communication it has no cause of its own: no message
-// arrived in all that time.
+// A wait has reached its deadline. Unlike other errors of communication, this one has no known cause: no message
+// arrived.
 #pragma once
 
 #include <string>

@@ -36,7 +36,7 @@ class WorkState {
   // See Work::join(). Backends whose data is on a device replace it.
   virtual void join() { wait(); }
   virtual WorkTiming timing() const = 0;
-  virtual std::size_t bytes() const = 0;  // the larger of what a rank gives and gets
+  virtual std::size_t bytes() const = 0;  // of a rank's input or output, whichever is larger
   virtual std::uint64_t sequence() const = 0;
   // The ranks it waits for, as far as the backend can determine them.
   virtual std::vector<MissingRank> missing() const { return {}; }

@@ -1,4 +1,4 @@
-// All a trial program includes.
+// The header that a trial program includes.
 #pragma once
 
 #include <torch/torch.h>

@@ -20,7 +20,7 @@ BatchSplit split_batch(std::int64_t global_batch_size, int slots);
 // The nearest sizes at or around `global_batch_size` that divide by `slots`: one or two, ascending, none below `slots`.
 std::vector<std::int64_t> sizes_that_divide(std::int64_t global_batch_size, int slots);
 
-// What an experiment asked for.
+// What an experiment asks for.
 struct BatchAndSlots {
   std::int64_t global_batch_size = 0;
   int slots = 0;
@@ -28,8 +28,8 @@ struct BatchAndSlots {
 };
 
 // A warning if there are more slots than before but no larger batch, so that each slot has less work between two
-// exchanges; else empty. There is no warning if the slots are known to be the same CPUs, only divided differently.
-// `before_is`: where the former request comes from, such as "experiment.yaml".
+// exchanges; else empty. No warning if the slots are known to be a different division of the same CPUs. `before_is`:
+// the source of the former request, such as "experiment.yaml".
 std::string weak_scaling_advice(const BatchAndSlots& before, const BatchAndSlots& now, const std::string& before_is);
 
 }  // namespace dtrain::scheduler

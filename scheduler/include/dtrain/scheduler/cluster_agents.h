@@ -1,5 +1,5 @@
-// The cluster that a command uses: which agents there are, and what is known of their slots without contacting other
-// hosts. Any thread; looking at GPUs may block if a driver hangs.
+// The cluster that a command uses: its agents, and what is known about their slots without contacting other hosts. Any
+// thread; looking at GPUs may block if a driver hangs.
 #pragma once
 
 #include <cstdint>
@@ -17,18 +17,18 @@
 
 namespace dtrain::scheduler {
 
-// A slot of an agent on this machine; of agents elsewhere only the index is known. If an agent's slots are made of
+// A slot of an agent on this machine. Of slots elsewhere only the index is known. If an agent's slots are made of
 // cores, this is one core.
 struct ClusterSlot {
   int index = 0;  // from 0, on its agent; of a core CoreUnit::number; -1: no slot, because the GPU has a problem
   std::vector<int> cpus;  // its logical CPUs, ascending; of a GPU slot those near the GPU
   int cores = 0;          // number of physical cores that these belong to
   int threads = 0;        // one for each core, or fewer if a cgroup grants less time
-  int most_threads = 0;   // with one for each logical CPU, as far as the cgroup grants the time
+  int most_threads = 0;   // one for each logical CPU, or fewer if a cgroup grants less time
   int node = 0;           // of a core: its NUMA node, its socket, and the class of its speed
   int package = 0;
   int kind = 0;
-  int gpu = -1;          // of a GPU slot: NVML's index, and what NVML reports of it; -1: a MIG instance, or no GPU
+  int gpu = -1;          // of a GPU slot: NVML's index; -1: a MIG instance, or no GPU
   std::string gpu_uuid;  // of a MIG instance its name, as in CUDA_VISIBLE_DEVICES; empty: a CPU slot
   std::string gpu_name;
   std::uint64_t gpu_memory = 0;  // bytes; 0: not reported
@@ -42,8 +42,8 @@ struct ClusterAgent {
   // more GPUs than there are.
   config::Agent agent;
   bool here = false;  // on this machine
-  // Not empty: no file declares its slots; they are made of these cores, as the experiment requests. Then agent.slots
-  // is the most that one experiment may have.
+  // No file declares its slots; they are made of its cores, as the experiment requests. Then agent.slots is the most
+  // that one experiment may have.
   bool of_cores = false;
   std::vector<ClusterSlot> slots;
 };
@@ -58,22 +58,22 @@ struct ClusterAgents {
   std::vector<std::string> warnings;
 };
 
-// What is known of this machine; the rest is looked up when it is needed.
+// What is known about this machine. The rest is looked up when it is needed.
 struct Machine {
   std::string name;
   std::optional<std::vector<host::Core>> cores;
   host::TopologySource topology;    // where cores are looked up
   std::optional<double> cpu_limit;  // CPUs' worth of time
   std::optional<std::vector<host::GpuInfo>> gpus;
-  // How they are looked up; empty: by host::Gpus, which waits for the driver as long as it takes.
+  // Looks up the GPUs; empty: host::Gpus does, which waits for the driver without a limit.
   std::function<std::vector<host::GpuInfo>(std::vector<std::string>& warnings)> look_at_gpus;
   std::filesystem::path root = "/";  // where sys/ is
 };
 
 struct SlotDefaults {
-  // The type of an agent's slots if it declares none: kAuto means GPUs if there are any, else cores.
+  // The type of an agent's slots if the agent declares none: kAuto means GPUs if there are any, else cores.
   config::AgentSlotType slot_type = config::AgentSlotType::kAuto;
-  // If no slots are declared: this machine has at least so many CPU slots, even if that is more than its cores.
+  // If no slots are declared: this machine has at least this many CPU slots, even if it has fewer cores.
   int least_slots = 0;
 };
 

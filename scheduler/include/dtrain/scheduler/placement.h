@@ -1,8 +1,8 @@
 // Which agents an experiment's slots come from: the rules of docs/cluster.md, as pure functions. The ledger knows which
 // slots are held; cluster_agents.h says what a slot is. Any thread.
 //
-// Determined has two of the rules, too: one agent that holds all slots, else agents of one size that are used whole.
-// The rule for agents of different sizes is dtrain's own.
+// Two of the rules are Determined's: one agent that holds all slots, else agents of one size that are used whole. The
+// rule for agents of different sizes is dtrain's own.
 #pragma once
 
 #include <cstdint>
@@ -24,7 +24,7 @@ struct AgentSlots {
   config::AgentSlotType slot_type = config::AgentSlotType::kAuto;  // auto: not known, counts as both
   std::vector<std::string> gpus;  // the UUIDs of its slots' GPUs, by slot; empty: not known, or its slots are cores
   // The cores that its slots are made of if no file declares slots. Then `slots` is the most that one task may have,
-  // `free` counts cores, and the request determines how many slots they make. Empty: its slots are fixed.
+  // `free` counts cores, and the request determines the number of slots. Empty: its slots are fixed.
   std::vector<CoreUnit> cores;
 };
 
@@ -47,7 +47,7 @@ struct AgentShare {
 // In the order of the ranks: the first agent holds rank 0 and the following ones.
 using Placement = std::vector<AgentShare>;
 
-// How many slots of the request fit on the agent if so many of its slots (or cores) are free.
+// How many slots of the request fit on the agent if `free` of its slots (or cores) are free.
 int room_for(const AgentSlots& agent, const SlotRequest& request, int free);
 
 // "2 slots", "1 slot x 4 cores", "3 GPU slots"
@@ -67,10 +67,10 @@ std::optional<Placement> place(std::span<const AgentSlots> agents, const SlotReq
 // Why a request never fits on these agents, even if all of them are free, and which requests would fit.
 struct Refusal {
   std::string reason;              // one line: "12 slots fit nowhere on this cluster"
-  std::vector<std::string> rules;  // which rule failed on which agents, a line each
+  std::vector<std::string> rules;  // one line for each rule: why it fails, and on which agents
   std::optional<int> below;        // the nearest numbers of slots that fit
   std::optional<int> above;
-  std::string remedy;  // these numbers, with batch sizes that they divide
+  std::string remedy;  // `below` and `above`, with batch sizes that they divide
 
   std::string text() const;  // reason and rules
 };

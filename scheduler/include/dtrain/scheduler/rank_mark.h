@@ -8,8 +8,7 @@
 
 namespace dtrain::scheduler {
 
-// The environment variable. A rank removes it from its environment when it starts, because its own children are no
-// ranks.
+// The environment variable. A rank removes it when it starts, because its own children are no ranks.
 inline constexpr const char* kRankMark = "DTRAIN_LAUNCHED_BY";
 
 // Its value for the processes that a launcher starts: which process the launcher is (pid and start time, because

@@ -1,4 +1,4 @@
-// A task: one launch, from the moment it is submitted until long after it has ended. Plain values; any thread.
+// A task: one launch, as the ledger records it from its submission on. Plain values; any thread.
 #pragma once
 
 #include <cstdint>
@@ -31,10 +31,10 @@ struct TaskRequest {
   std::optional<int> max_slots;    // the most that running tasks of this name may hold together
   std::vector<AgentSlots> agents;  // the cluster as this launch sees it; the ledger adds what is free
   std::filesystem::path run_dir;
-  // Another system (Slurm) queues and places it. In this ledger it waits for no other task and holds no slots.
+  // Another system (Slurm) queues and places the task. In this ledger it waits for no other task and holds no slots.
   bool placed_by_others = false;
   bool can_yield = false;   // it can save, give up its slots and go on later: `dtrain task pause`
-  bool preemption = false;  // it may be made to do so by tasks with a lower priority number, and may make others do so
+  bool preemption = false;  // tasks with a lower priority number may make it do so, and it may make others do so
 };
 
 // Slots of one agent, by their index there, ascending.
@@ -54,7 +54,7 @@ ClaimedShare share_of_cores(const AgentSlots& agent, const SlotRequest& request,
 
 // Why a queued task has not started.
 struct Waiting {
-  std::vector<TaskId> behind;  // tasks that hold what it needs, or are before it in the queue
+  std::vector<TaskId> behind;  // tasks that hold slots that it needs, or are before it in the queue
   std::string reason;          // "task 3 (mnist) holds 2 of 2 slots of node-1"
   bool operator==(const Waiting&) const = default;
 };

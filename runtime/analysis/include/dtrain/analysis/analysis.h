@@ -30,20 +30,20 @@ struct StepStatistics {
 
 Json to_json(const StepStatistics& statistics);
 
-// For which rank the others waited, how long, and why according to the evidence.
+// A rank that the others waited for: how long, and why according to the evidence.
 struct Straggler {
   int rank = 0;
   std::string host;
-  std::int64_t steps = 0;  // exchanged steps in which it came last
-  double waited_s = 0;     // how long the others waited for it then, on average
-  double cost_s = 0;       // the part of that beyond the wait for an ordinary rank: what the run would gain
-  std::map<std::string, double> later_by_phase_s;  // later than the median of the others, by the phase that took it
+  std::int64_t steps = 0;  // exchanged steps in which it was last
+  double waited_s = 0;     // the others' wait in these steps, on average
+  double cost_s = 0;       // waited_s less the median of the other ranks: what the run would gain
+  std::map<std::string, double> later_by_phase_s;  // delay against the others' median, by phase
   std::string cause;     // "loader", "compute", "cpu_contention", "uneven_shard", "network", "stalls", "none"
   std::string evidence;  // the numbers behind it
 };
 
 struct Stragglers {
-  std::int64_t compared_steps = 0;             // those that all ranks recorded
+  std::int64_t compared_steps = 0;             // steps that all ranks recorded
   double waiting_s = 0;                        // waiting for the last rank: mean over ranks
   std::optional<std::int64_t> clock_error_ns;  // between hosts; 0 on one host; empty: not known
   std::vector<Straggler> ranks;                // the most waited for first
@@ -52,12 +52,11 @@ struct Stragglers {
 Json to_json(const Stragglers& stragglers);
 
 // The way from the throughput that the hardware allows to the measured one: how long each part of the wall time took.
-// The parts sum to the wall time exactly; the rest that has no explanation is the part "unattributed". If the
-// hardware's limits are known, the first two parts are "hardware" and "slower_kernels"; otherwise "compute" replaces
-// both.
+// The parts sum to the wall time exactly; the unexplained rest is the part "unattributed". If the hardware's limits are
+// known, the first two parts are "hardware" and "slower_kernels"; otherwise "compute" replaces both.
 struct WaterfallPart {
   std::string name;         // "hardware", "slower_kernels", "slower_compute", "loading", "host_to_device", …: stable
-  std::string description;  // what it is, for people
+  std::string description;  // of the part, for users
   double seconds = 0;       // of the wall time, mean over ranks
   double share = 0;
 };
@@ -71,25 +70,24 @@ struct Waterfall {
   double efficiency = 0;                         // measured over ideal
   std::vector<WaterfallPart> parts;
 
-  // Seconds of a part; 0: there is none of this name. "compute" is also the sum of the two parts that replace it.
+  // Seconds of a part; 0: no part has this name. part_s("compute") is also valid if two parts replace it: their sum.
   double part_s(const std::string& name) const;
-  // How long a rank's training thread could have run and had no core; mean over ranks. This time is spread over the
-  // parts. Empty: not recorded.
+  // How long a rank's training thread could have run and had no core; mean over ranks. The parts include this time.
+  // Empty: not recorded.
   std::optional<double> no_core_s;
 };
 
 Json to_json(const Waterfall& waterfall);
 
-// What is worth changing in a run, most expensive first: each with its evidence, its cost and what to do. Plain values;
-// any thread may call.
+// One thing worth changing in a run.
 struct Finding {
   std::string id;        // "straggler", "loader", "stalls", "uneven_shard", "exchange", "memory_leak", …: stable
   std::string cause;     // "cpu_contention", "slow_loader", "slow_link", …: stable, from the evidence
   std::string title;     // one line, with the cost
   std::string evidence;  // the numbers behind it
   std::string advice;    // what to change
-  double seconds = 0;    // its cost, of the loop's time
-  double share = 0;      // … of the loop
+  double seconds = 0;    // its cost: a part of the loop's time
+  double share = 0;      // its cost as a share of the loop
   int rank = -1;         // -1: not a single rank
   std::string host;      // empty: not a single host
   bool fault = false;    // true: something is wrong; false: time that a healthy run could save
@@ -103,7 +101,7 @@ struct Prediction {
   std::string name;        // "free_loader", "free_network", "loader_alone", "balanced", "twice_the_link", …: stable
   std::string title;       // for people
   std::string assumption;  // what the prediction assumes
-  std::string mock;        // the --mock that measures it: "loader", "comm", "loader,comm", "train"; empty: none does
+  std::string mock;        // the --mock that measures it: "loader", "comm", "loader,comm", "train"; empty: none
   // The override of the experiment that makes the change: "optimizations.mixed_precision=bf16"; empty: there is none.
   std::string set{};
   int world_size = 0;
@@ -122,20 +120,20 @@ struct WhatIf {
   std::vector<std::string> notes;                        // what could not be predicted, and why
 };
 
-// The time with which a prediction is compared once the change was made: the longest of the ranks' median steps,
+// The step time that is compared with a prediction after the change was made: the longest of the ranks' median steps,
 // without validation and checkpoints. If several batches lead to one exchange, their mean counts. Only steps that are
 // recorded in full count; 0: there is none.
 double slowest_rank_step_s(const RunProfile& run);
-// How much of one core other programs took from the rank that had to share most, in percent of the loop's time. Empty:
-// no sample of the system was taken in the loop.
+// How much of one core other programs took from the rank that lost most, in percent of the loop's time. Empty: no
+// sample of the system was taken in the loop.
 std::optional<double> foreign_load_percent(const RunProfile& run);
 
 Json to_json(const WhatIf& what_if);
 
 struct AnalyzeOptions {
   const config::ProfilingRules* rules = nullptr;  // null: those of the run's plan; must outlive the call
-  // Another run of the same experiment, which predicts what this run has not tried itself; may be null. Must outlive
-  // the call.
+  // Another run of the same experiment, for predictions of changes that this run has not tried; may be null. Must
+  // outlive the call.
   const RunProfile* tried = nullptr;
 };
 
@@ -156,9 +154,9 @@ Analysis analyze(const RunProfile& profile, const AnalyzeOptions& options = {});
 
 Json to_json(const Analysis& analysis);
 
-// An analysis as text for a terminal. Any thread may call.
+// The analysis as text for a terminal:
 
-// Findings, the waterfall, steps, stragglers, and the predictions for changes.
+// findings, the waterfall, steps, stragglers, and the predictions for changes.
 std::string render_analysis(const Analysis& analysis, const TextOptions& options);
 
 // Only the predictions, each with its assumption.

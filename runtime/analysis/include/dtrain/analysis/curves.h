@@ -1,8 +1,8 @@
-// How a run learned: the values of metrics.jsonl over batches and over time, all attempts joined. Plain values, which
-// any thread may read; CurveReader is for one thread.
+// The learning curves of a run: the values of metrics.jsonl over batches and over time, all attempts joined. Plain
+// values, which any thread may read; CurveReader is for one thread.
 //
-// Time is the time of training: attempts follow each other without the time between them. Work that was lost with an
-// attempt counts, so the next attempt begins at the time at which that one ended. Both axes begin with the attempt that
+// Time is the time of training: attempts follow each other without the time between them. Time counts even if its work
+// was lost, so each attempt begins at the time at which the previous one ended. Both axes begin with the attempt that
 // began at batch 0. If several did, the last one counts, because a run that begins anew has new metrics.
 #pragma once
 
@@ -34,7 +34,7 @@ std::string word_of(CurveKind kind);  // "training"
 // One value, or several neighbouring values if there are too many to keep each.
 struct CurvePoint {
   std::int64_t batch = 0;              // of the last value
-  double seconds = 0;                  // the same
+  double seconds = 0;                  // of training, at the last value
   double mean = 0, low = 0, high = 0;  // of the finite values; NaN: none is finite
   double last = 0;                     // may be NaN or infinite
   std::int64_t low_batch = 0, high_batch = 0;
@@ -42,7 +42,7 @@ struct CurvePoint {
   std::int64_t first_non_finite = 0;        // the batch, if there is one
 };
 
-// Joins one or more points, which are ascending.
+// Joins one or more points, in ascending order, into one.
 CurvePoint together(std::span<const CurvePoint> points);
 
 struct CurveValue {
@@ -55,14 +55,14 @@ struct Curve {
   std::string name;                // of a metric: the trial's name for it; else "learning rate", ...
   std::vector<CurvePoint> points;  // ascending by batch
 
-  CurveValue last() const;                     // a curve has a value
+  CurveValue last() const;                     // every curve has at least one
   std::optional<CurveValue> least() const;     // of the finite values; of equal ones the first
-  std::optional<CurveValue> greatest() const;  // the same
+  std::optional<CurveValue> greatest() const;  // of the finite values; of equal ones the first
   std::int64_t non_finite() const;             // values
   std::optional<std::int64_t> first_non_finite() const;
 };
 
-// The place from which an attempt went on.
+// Where an attempt went on.
 struct Restart {
   int attempt = 2;
   std::int64_t batch = 0;  // the last batch before it
@@ -73,7 +73,7 @@ struct RunCurves {
   std::vector<Curve> curves;      // by kind, then by name
   std::vector<Restart> restarts;  // ascending
   double seconds = 0;             // of training, to the last value or restart
-  std::int64_t batches = 0;       // the last one that has a value
+  std::int64_t batches = 0;       // the last batch that has a value
   // Over the time in which the throughput is known; empty: it is never known.
   std::optional<double> samples_per_s;
 
@@ -90,8 +90,8 @@ class CurveReader {
   // `attempts`: in their order; may be empty, then time begins with the first line.
   explicit CurveReader(std::span<const AttemptAccount> attempts = {}, std::size_t most = kMostCurvePoints);
 
-  // Ignores a line that has no metrics. A line with an earlier batch than the last one replaces that batch and all
-  // later ones, because the file was cut in between.
+  // Ignores a line that has no metrics. If the batch of a line is not later than that of the line before, the line
+  // replaces that batch and all later ones, because the file was cut in between.
   void add(const Json& line);
 
   RunCurves curves() const;
@@ -111,9 +111,9 @@ class CurveReader {
 
     std::vector<AttemptAccount> attempts_;
     std::size_t at_ = 0;
-    double offset_ = 0;    // of the attempt at hand
-    double latest_s_ = 0;  // wall time of its last line; 0: none
-    double first_s_ = 0;   // the same of the first line of all
+    double offset_ = 0;    // of the current attempt
+    double latest_s_ = 0;  // wall time of its last line; 0: there is none
+    double first_s_ = 0;   // wall time of the first line of all attempts
     double seconds_ = 0;
     std::vector<Restart> restarts_;
   };

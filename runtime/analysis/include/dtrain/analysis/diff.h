@@ -21,7 +21,7 @@ struct DiffOptions {
 enum class DiffVerdict {
   kWorse,
   kBetter,
-  kNoChange,   // no change beyond noise and beyond the smallest change that counts
+  kNoChange,   // no change above noise and above the smallest change that counts
   kUndecided,  // not tested: too few steps, or steps that cannot be compared
 };
 std::string_view name_of(DiffVerdict verdict);  // "worse", "better", "no_change", "undecided"
@@ -45,19 +45,19 @@ struct DiffSide {
   int world_size = 0;
   std::optional<std::int64_t> global_batch_size;
   std::int64_t steps = 0;                     // compared steps of a rank
-  std::int64_t first_batch = 0, warm_up = 0;  // the first step recorded; how many steps from there are left out
+  std::int64_t first_batch = 0, warm_up = 0;  // the first recorded step; how many steps at the start are left out
   std::int64_t long_steps = 0;                // far longer than the median
-  double long_share = 0;                      // … of the time in steps
+  double long_share = 0;                      // their share of the time in steps
   std::int64_t observations = 0;              // of the test: steps, or groups of them
-  double autocorrelation = 0;                 // of an observation's time with the next one's
+  double autocorrelation = 0;                 // between the times of an observation and the next
   double block_length = 1;                    // mean, in observations
   std::vector<std::string> warnings;          // of the run
 };
 
 struct DiffMemory {
   int rank = 0;
-  double a_bytes = 0, b_bytes = 0;  // the most that was resident
-  bool stands_out = false;  // they differ by more than a tenth and 16 MiB; a run has one number, so no test is possible
+  double a_bytes = 0, b_bytes = 0;  // peak resident memory
+  bool stands_out = false;          // they differ by over a tenth and 16 MiB; not tested, as a run has only one value
 };
 
 struct DiffEntry {
@@ -66,7 +66,7 @@ struct DiffEntry {
 
 struct DiffRule {
   std::string name, text;      // the text says how often it triggers, and on what
-  bool may_be_chance = false;  // it triggers so seldom that the other run may have none by chance
+  bool may_be_chance = false;  // it triggers so rarely that its absence in the other run may be chance
 };
 
 struct RunDiff {
@@ -74,7 +74,7 @@ struct RunDiff {
   // The steps of both runs do the same work. If not, `why_not` is the difference, and only throughput is tested.
   bool same_work = true;
   std::string why_not;
-  bool grouped = false;    // observations are groups of steps, because a run is so long that its dump has windows
+  bool grouped = false;    // observations are groups of steps, because the dump of a long run has windows
   std::int64_t turns = 0;  // > 0: A and B took turns on the same clock, this many times, and are compared turn by turn
 
   DiffQuantity step;                 // seconds: the median step; with turns, `change` is the median over the turns
@@ -86,7 +86,7 @@ struct RunDiff {
   std::vector<DiffEntry> differences;             // of the plans: world, batch, settings, versions
 
   double confidence = 0;  // of each interval; for phases: of all their intervals together
-  double min_effect = 0;  // a change that may be smaller than this is not reported
+  double min_effect = 0;  // a change is only reported if it is certainly larger than this
   std::optional<double> fail_above;
   DiffVerdict verdict = DiffVerdict::kUndecided;
   bool regression = false;  // worse by more than fail_above

@@ -1,5 +1,5 @@
-// The lines of a dump (docs/profile-format.md) as plain values. If a line lacks a key, the field has the value that it
-// has here: 0, empty or -1. Times are nanoseconds of the host's monotonic clock.
+// The lines of a dump (docs/profile-format.md) as plain values. If a line lacks a key, the field keeps its default: 0,
+// empty or -1. Times are nanoseconds of the host's monotonic clock.
 #pragma once
 
 #include <array>
@@ -43,7 +43,7 @@ struct PartLine {
 struct LoaderLine {
   std::int64_t batch = 0, time_ns = 0;
   std::int32_t queue_depth = 0, workers = 0;
-  std::int64_t fetch_ns = -1;  // what a worker took for this batch; -1: not recorded
+  std::int64_t fetch_ns = -1;  // how long a worker read this batch; -1: not recorded
   std::int8_t pinned = -1;     // 1: in pinned memory, 0: not, -1: not recorded
 };
 
@@ -77,13 +77,13 @@ struct CollectiveWindow {
 struct WindowLine {
   std::int64_t first_batch = 0, last_batch = 0, epoch = 0, start_ns = 0, end_ns = 0;
   std::int64_t steps = 0, exchanged = 0, samples = 0;
-  // Outliers that have lines of their own; and those beyond the limit of such lines, which are in the sums.
+  // Outliers that have lines of their own, and outliers beyond the limit of such lines, which are in the sums.
   std::int64_t outliers = 0, outliers_folded = 0;
   std::int64_t wall_ns = 0, wall_p50_ns = 0, wall_max_ns = 0;
   double wall_m2 = 0;            // sum of the squares of the differences from the mean, in square nanoseconds
   profile::PhaseTimes phases{};  // sums, exclusive: they add up to wall_ns
   std::vector<CollectiveWindow> collectives;
-  std::int64_t loader_records = 0, loader_empty = 0, loader_queue_sum = 0;  // empty: found no batch ready
+  std::int64_t loader_records = 0, loader_empty = 0, loader_queue_sum = 0;  // loader_empty: found no batch ready
   std::int64_t loader_fetches = 0, loader_fetch_ns = 0;
   std::int32_t loader_workers = 0;
   std::int8_t loader_pinned = -1;  // as LoaderLine's
@@ -92,13 +92,13 @@ struct WindowLine {
 struct ProcessLine {
   int rank = 0;
   double resident_bytes = 0, cpu_percent = 0;
-  double cpu_wait_percent = -1;  // of the time: it could have run and had no core; -1: not recorded
+  double cpu_wait_percent = -1;  // share of the time that it waited for a core; -1: not recorded
 };
 struct GpuLine {  // a GPU of the host
   std::int64_t index = -1;
   std::string uuid, name;
   std::int64_t total_memory_bytes = 0;  // 0: not known
-  double slowdown_celsius = 0;          // at which it slows down; 0: not known
+  double slowdown_celsius = 0;          // the temperature at which it slows down; 0: not known
   double compute_capability = 0;        // CUDA's, such as 9.0; 0: not known
 };
 using Metrics = std::vector<std::pair<std::string, double>>;  // by name, in the order of the dump
@@ -115,7 +115,6 @@ struct EndLine {
   std::int64_t dropped = 0, lost = 0;
 };
 
-// The distributions of steps that were folded into windows. A plain value, like profile::Sketch.
 struct CollectiveKey {
   Operation operation = Operation::kOther;
   std::int32_t bucket = -1;
@@ -124,7 +123,7 @@ struct CollectiveKey {
   }
 };
 
-// Over all windows of a rank, in nanoseconds.
+// The distributions of the steps that were folded into windows, over all windows of a rank, in nanoseconds.
 struct WindowSketches {
   profile::Sketch wall;
   std::array<profile::Sketch, profile::kPhaseCount> phases;  // as in dumps: train_batch with its parts

@@ -1,5 +1,5 @@
-// Reads the dumps of docs/profile-format.md line by line. Damaged dumps can be read, too: an incomplete last line,
-// damaged lines and record kinds of later versions are counted and skipped. Any thread may call; handlers are called on
+// Reads the dumps of docs/profile-format.md line by line. It also reads damaged dumps: it counts and skips an
+// incomplete last line, damaged lines and record kinds of later versions. Any thread may call; handlers are called on
 // the caller's thread.
 #pragma once
 
@@ -13,12 +13,11 @@
 
 namespace dtrain::analysis {
 
-// The callbacks of a reader of dumps. A callback may be empty.
+// Receives the lines of a dump. By default each callback does nothing.
 class DumpHandler {
  public:
   virtual ~DumpHandler() = default;
-  // Everything read so far must be discarded: the dump is read again from its start, without lines that later lines
-  // replace.
+  // Discards everything read so far: the dump is read again from its start, without lines that later lines replace.
   virtual void restart() {}
   virtual void header(const Json&) {}
   virtual void step(const StepLine&) {}
@@ -38,8 +37,8 @@ class DumpHandler {
 
 struct ReadResult {
   std::int64_t lines = 0;            // understood
-  std::int64_t unknown = 0;          // of a kind that this version does not know
-  std::int64_t unreadable = 0;       // no record at all; the incomplete last line does not count
+  std::int64_t unknown = 0;          // records of a kind that this version does not know
+  std::int64_t unreadable = 0;       // not records; the incomplete last line does not count
   bool torn_end = false;             // the last line was cut off
   std::optional<std::string> error;  // why the file, or its rest, was not read: it is missing, or of a newer schema
 };

@@ -36,12 +36,12 @@ struct Exported {
   std::int64_t rows = 0;  // of all tables; of TensorBoard: values
 };
 
-// One file, which replaces an earlier one as a whole.
+// Writes one file, which replaces an earlier one as a whole.
 Exported export_sqlite(const RunProfile& profile, const std::filesystem::path& file);
-// One file for each table ("steps.csv"), with a line of names, quoted as in RFC 4180.
+// Writes one file for each table ("steps.csv"), with a header line, quoted as in RFC 4180.
 Exported export_csv(const RunProfile& profile, const std::filesystem::path& folder);
-// A sub-folder with an event file for the metrics, for each rank and for each host: TensorBoard shows them as runs.
-// Files of an earlier export in the folder are replaced.
+// Writes sub-folders with one event file each: one for the metrics, one for each rank and one for each host.
+// TensorBoard shows them as runs. Replaces the files of an earlier export.
 Exported export_tensorboard(const RunProfile& profile, const std::filesystem::path& folder);
 
 }  // namespace dtrain::analysis

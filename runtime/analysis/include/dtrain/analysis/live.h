@@ -1,4 +1,4 @@
-// The present state of a run, from what was added to its folder since the last poll(). `dtrain top` shows it
+// The current state of a run, read from its folder; each poll() reads only what is new. `dtrain top` shows it
 // (docs/top.md). LiveRun is for one thread; LiveView is a plain value.
 #pragma once
 
@@ -39,7 +39,7 @@ struct RecentSteps {
   double samples_per_s = 0, batches_per_s = 0;
   std::array<double, kActivityCount> shares{};
   std::array<double, profile::kPhaseCount> phases{};  // as in dumps: train_batch with its parts
-  std::int64_t came_last = 0;                         // the compared steps in which the others waited for this rank
+  std::int64_t came_last = 0;                         // compared steps in which the others waited for this rank
 };
 
 struct LiveRank {
@@ -49,8 +49,8 @@ struct LiveRank {
   double silent_s = 0;                // since then, up to the last record of its host
   std::optional<RecentSteps> recent;  // empty: no step has ended yet
   std::optional<double> resident_bytes, peak_bytes;
-  std::optional<double> cpu_percent, cpu_wait_percent;  // 100: one core; of the interval: it waited for a core
-  std::string ended;                                    // how it ended; empty: it goes on
+  std::optional<double> cpu_percent, cpu_wait_percent;  // 100: one core; share of the time it waited for a core
+  std::string ended;                                    // how it ended; empty: it runs
   bool incomplete = false;                              // records are missing from its dump
 };
 
@@ -75,7 +75,7 @@ struct LiveMetrics {
   std::map<std::string, double> values;
 };
 
-// A curve of learning so far; docs/top.md says which ones.
+// A learning curve so far; docs/top.md lists the curves.
 struct LiveCurve {
   CurveKind kind = CurveKind::kTraining;
   std::string name;
@@ -87,21 +87,21 @@ struct LiveCheckpoint {
   double age_s = 0;                    // since it became durable
   double bytes = 0;                    // of it
   std::optional<std::int64_t> saving;  // the batch whose checkpoint is being written
-  std::string trouble;                 // what went wrong with the last save, if it failed or is late; empty: nothing
+  std::string trouble;                 // what is wrong with the last save, if it failed or is late
 };
 
 struct LiveView {
   std::string name, folder;
   // "queued", "starting", "running", or how it ended: "done", "failed", "interrupted", "gone"
   std::string state;
-  std::string cause;  // why it waits, or failed
+  std::string cause;  // why it waits or has failed
   bool ended = false;
   double quiet_s = 0;  // since anything was written
   int world_size = 0;
   std::optional<double> elapsed_s;  // from its start to its end, or to now
   std::int64_t batch = 0, epoch = 0;
   std::optional<std::int64_t> total_batches, batches_per_epoch;
-  std::optional<double> left_s;                // at the speed of the loop so far
+  std::optional<double> left_s;                // time left, at the speed of the loop so far
   double samples_per_s = 0;                    // of all ranks
   std::optional<double> achieved_gflops, mfu;  // of all ranks, at the current speed; empty: not known
   std::int64_t compared_steps = 0;
@@ -123,10 +123,8 @@ class LiveRun {
   LiveRun(const LiveRun&) = delete;
   LiveRun& operator=(const LiveRun&) = delete;
 
-  // Reads what is new.
   void poll();
-  // The view after the last poll(). `gone`: none of the run's processes is left; this overrides its last recorded
-  // state.
+  // The view as of the last poll(). `gone`: none of the run's processes is left, whatever its last recorded state.
   LiveView view(bool gone = false) const;
 
  private:

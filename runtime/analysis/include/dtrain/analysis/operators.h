@@ -1,7 +1,7 @@
-// Where the time of the traced batches went, operator by operator. It counts self time, which is the time of an
-// operator without the operators that it calls. So the shares of a device sum to 1. There are three classes of
-// operators, after Ivanov et al., "Data Movement Is All You Need" (2021): contractions compute most for each byte,
-// element-wise operators least. All others are kOther.
+// How much time of the traced batches each operator took. Only self time counts: the time of an operator without the
+// operators that it calls. So the shares of a device sum to 1. There are three classes of operators, after Ivanov et
+// al., "Data Movement Is All You Need" (2021): contractions compute most for each byte, element-wise operators least.
+// All others are kOther.
 //
 // Plain functions over the trace files of a run; any thread may call.
 #pragma once
@@ -51,7 +51,7 @@ struct DeviceOperators {
 
 struct Operators {
   DeviceOperators cpu, gpu;        // no rows if nothing was traced
-  std::vector<int> ranks;          // whose traces these are, ascending
+  std::vector<int> ranks;          // that were traced, ascending
   std::int64_t batches = 0;        // traced, of all these ranks
   std::vector<std::string> notes;  // traces that were cut or cannot be read
 };

@@ -1,6 +1,6 @@
-// The report of a run: one HTML file that needs no network, has a light and a dark form, and can be printed. It holds
+// The report of a run: one HTML file that needs no network, has a light and a dark theme, and can be printed. It holds
 // the analysis as JSON; headings, tables and texts as plain HTML; and scripts that draw charts and sort tables. It is
-// smaller than 3 MB, whatever the length of the run and the number of ranks. Any thread may call.
+// smaller than 3 MB for any length of the run and any number of ranks. Any thread may call.
 #pragma once
 
 #include <filesystem>

@@ -1,4 +1,4 @@
-// How far computing is from what the hardware allows: FLOPs, MFU, and the roofline of each operator (Williams,
+// How close computing comes to the limits of the hardware: FLOPs, MFU, and the roofline of each operator (Williams,
 // Waterman, Patterson, "Roofline: an insightful visual performance model for multicore architectures", 2009). It is
 // computed from the operators that ranks counted in a few batches (docs/profile-format.md) and from the limits of their
 // machines in plan.json. Plain values; any thread may call.
@@ -20,8 +20,8 @@ struct OperatorLimit {
   std::vector<std::vector<std::int64_t>> shapes;
   std::int64_t calls = 0, flops = 0, bytes = 0;
   double seconds = 0;
-  // The longer of two times: that of its FLOPs at the rate of its type, and that of its bytes at the memory's rate. At
-  // most `seconds`, because caches are faster than memory. Empty: the limit is not known.
+  // The longer of two times: its FLOPs at the rate of its type, and its bytes at the memory's rate. At most `seconds`:
+  // operators can be faster than memory, because of caches. Empty: the limit is not known.
   std::optional<double> ideal_s;
   bool by_memory = false;  // the bytes take longer than the FLOPs
 };

@@ -22,13 +22,13 @@ struct RuleResult {
   std::string group;  // "report": the nine; "cpu": counterparts on CPUs; "system"; "model"
   std::string description, recommendation;
   bool applicable = true;
-  std::string why_not;          // if it does not apply
-  std::int64_t datapoints = 0;  // how many it has judged
+  std::string why_not;          // why it does not apply
+  std::int64_t datapoints = 0;  // how many it judged
   std::int64_t triggered = 0;   // in `unit`
   std::string unit;             // "steps", "windows", "GPU pairs", "hosts", …
   Json parameters = Json::object();
-  Json counts = Json::object();   // the way from all there was to `triggered`; docs/rules.md says what adds up to what
-  Json details = Json::object();  // what the report draws; different for each rule
+  Json counts = Json::object();   // all intermediate counts; docs/rules.md shows how they add up
+  Json details = Json::object();  // for the report's chart; different for each rule
 };
 
 // The parameters in the run's plan, or the defaults.
@@ -37,7 +37,7 @@ config::ProfilingRules rules_of(const RunProfile& profile);
 // All rules, in the order of docs/rules.md, also those that do not apply.
 std::vector<RuleResult> run_rules(const RunProfile& profile, const config::ProfilingRules& rules);
 
-// The names of the rules that do not apply to runs on CPUs and have a parameter that is not at its default.
+// The names of rules that do not apply to runs on CPUs although one of their parameters is not at its default.
 std::vector<std::string> changed_gpu_rules(const config::ProfilingRules& rules);
 
 // One {"name", "group", "description", …} for each rule.

@@ -1,4 +1,4 @@
-// The attempts at a run and its checkpoints, from events.jsonl. Plain values; any thread.
+// The attempts and the checkpoints of a run, from events.jsonl. Plain values; any thread.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,7 @@ namespace dtrain::analysis {
 struct AttemptAccount {
   int attempt = 1;
   double started_s = 0;                  // seconds since 1970
-  std::optional<double> ended_s;         // the same; empty: it has not ended, or its end was not recorded
+  std::optional<double> ended_s;         // seconds since 1970; empty: it has not ended, or its end was not recorded
   std::int64_t from_batch = 0;           // batches done when it began
   std::optional<std::int64_t> to_batch;  // the last batch in an event of its ranks or checkpoints; empty: there is none
   std::string end;                       // why it ended; empty: it has not
@@ -37,8 +37,8 @@ struct CheckpointAccount {
   double time_s = 0;                 // when it became durable, in seconds since 1970
   std::string path, reason;          // "period", "validation", "stop", "end"
   std::int64_t bytes = 0;
-  double copy_s = 0;               // the longest time in which a rank copied its state
-  double wait_s = 0, write_s = 0;  // the saver's waits for ranks and hosts; its time for the disk
+  double copy_s = 0;               // of the rank that took longest to copy its state
+  double wait_s = 0, write_s = 0;  // how long the saver waited for ranks and hosts; how long it wrote
   int attempt = 0;                 // 0: not known
   std::string metric;              // searcher.metric; empty: it was not validated
   std::optional<double> metric_value;
@@ -60,11 +60,11 @@ struct RunHistory {
 
   double copy_s() const;          // of all checkpoints together
   double longest_copy_s() const;  // of one of them
-  // Marks checkpoints as deleted that are no longer in their folder. If the folder itself does not exist, as on another
-  // machine, only events count.
+  // Marks checkpoints that are no longer in their folder as deleted. If the folder itself does not exist, for example
+  // on another machine, only events count.
   void look_into_storage();
-  // Two of the checkpoints that are kept: the one from which a run goes on, and the best one by the newest one's metric
-  // (of equals the earlier). Null: there is none.
+  // Of the checkpoints that are kept: the newest, from which the run goes on, and the best by the metric of the newest
+  // one that has a metric (of equals the earlier). Null: there is none.
   const CheckpointAccount* latest() const;
   const CheckpointAccount* best(bool smaller_is_better) const;
 };

@@ -1,5 +1,5 @@
-// A run in one line: how it went, its results, and its settings. They are read from plan.json, events.jsonl and
-// metrics.jsonl alone, so that a folder of many runs is read quickly. Plain values; any thread.
+// A run in one line: how it went, its results, and its settings. Only plan.json, events.jsonl and metrics.jsonl are
+// read, so that a folder of many runs is read quickly. Plain values and functions; any thread.
 #pragma once
 
 #include <cstdint>
@@ -15,21 +15,21 @@
 
 namespace dtrain::analysis {
 
-// The settings of runs as text, and in which of them runs differ. Plain functions; any thread.
+// Settings of a run as text.
 
-// Values by their keys; nested keys are joined by dots. A key whose value is null counts as missing.
+// Values by their keys; dots join nested keys ("optimizer.lr"). A key whose value is null counts as missing.
 using Settings = std::map<std::string, std::string>;
 
-// The settings in plan.json, without values that follow from others or were measured.
+// The settings in plan.json, without values that were measured or derived from others.
 Settings settings_of_plan(const Json& plan);
-// The settings of the experiment in plan.json: "optimizer.lr".
+// The settings of the experiment in plan.json.
 Settings settings_of_experiment(const Json& plan);
 
 struct SettingDifference {
   std::string key;
   std::vector<std::string> values;  // one for each run; "-": the run does not have it
 };
-// The settings in which any of the runs differ, by key; those of rules last.
+// The settings in which the runs differ, by key; the settings of rules come last.
 std::vector<SettingDifference> differences_of(std::span<const Settings> runs);
 
 // Shortened for a table: "a very long …".
@@ -56,8 +56,8 @@ struct ListedRun {
   RunLine line;
   RunCurves curves;
 };
-// `now_s`: the present in seconds since 1970, for an attempt whose end is not recorded. Empty: no process of the run is
-// left; without a recorded end it is then "gone".
+// `now_s`: the current time in seconds since 1970, for an attempt whose end is not recorded. Empty: no process of the
+// run is left, so a run without a recorded end is "gone".
 ListedRun read_listed_run(const std::filesystem::path& run_dir, std::optional<double> now_s);
 
 // Times are in seconds; values that are not known are null.

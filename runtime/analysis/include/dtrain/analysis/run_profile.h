@@ -1,5 +1,5 @@
 // Everything that a run's folder holds about it, read once; all analyses take `const RunProfile&`. Plain values, which
-// any thread may read. An incomplete folder can be read, too: each missing or damaged part is a line of `warnings`.
+// any thread may read. An incomplete folder can be read, too: `warnings` has a line for each missing or damaged part.
 //
 // A long run has its first 10,000 steps and later outliers in `steps`, and the sums of the others in `windows`: every
 // step is in one of the two. Each rank has its own outliers, so a step may be in `steps` for one rank and not for
@@ -37,8 +37,8 @@ struct RankProfile {
   std::int64_t dropped = 0, lost = 0;
   std::string lost_reason;
 
-  // First and last nanosecond of the training loop on the rank's clock: as the dump marks it, else from the start of
-  // the first step to the end of the last. Empty: no step was recorded.
+  // First and last nanosecond of the training loop on the rank's clock: as the dump marks them, or else the start of
+  // the first step and the end of the last. Empty: no step was recorded.
   std::optional<std::pair<std::int64_t, std::int64_t>> loop() const;
   std::optional<double> loop_s() const;
   std::optional<double> part_s(const std::string& part) const;
@@ -65,7 +65,7 @@ struct RunProfile {
   std::vector<AgentProfile> agents;                      // ascending by id
   std::vector<profile::OperatorCounts> operator_counts;  // ascending by rank
   Json plan = Json::object();                            // plan.json
-  Json experiment = Json::object();                      // as the plan resolved it
+  Json experiment = Json::object();                      // as resolved in the plan
   std::vector<Json> events, metrics;
   std::vector<std::string> warnings;
 

@@ -22,7 +22,7 @@ struct PhaseSummary {
   double p50_s = 0, p99_s = 0;  // of a batch, over all batches of all ranks
 };
 
-// How much of its GPU's memory a rank had, in the steps in which that was recorded.
+// The GPU memory of a rank, in the steps in which it was recorded.
 struct GpuMemory {
   double peak_bytes = 0;                                  // the most in tensors
   std::string peak_phase;                                 // the phase with that peak
@@ -33,17 +33,17 @@ struct GpuMemory {
 struct RankSummary {
   int rank = 0;
   std::string host, agent;
-  std::int64_t steps = 0, samples = 0;                             // step records: one a batch
+  std::int64_t steps = 0, samples = 0;                             // step records: one for each batch
   double samples_per_s = 0;                                        // over its loop
-  std::optional<double> initialization_s, loop_s, finalization_s;  // empty: it did not come so far
+  std::optional<double> initialization_s, loop_s, finalization_s;  // empty: the rank did not finish it
   double in_steps_s = 0;
   double compute_s = 0;    // train_batch with its parts
   double optimizer_s = 0;  // optimizer_step, step_lr_schedulers
   double data_s = 0;       // dataloader_next, to_device
   double exposed_s = 0;    // allreduce_wait
   double step_p50_s = 0, step_p99_s = 0;
-  std::int64_t waited_for_steps = 0;  // the compared exchanges to which this rank came last
-  double waited_for_s = 0;            // how long the others waited then, on average
+  std::int64_t waited_for_steps = 0;  // compared exchanges in which this rank was last
+  double waited_for_s = 0;            // the others' wait in these exchanges, on average
   double peak_resident_bytes = 0;     // 0: no sample
   std::optional<GpuMemory> gpu_memory;
   std::optional<double> loader_queue_mean;
@@ -58,24 +58,24 @@ struct CollectiveSummary {
   std::string operation;
   std::int64_t bucket = -1;
   std::int64_t count = 0;        // of one rank
-  std::int64_t bytes = 0;        // payload of one rank, in all these collectives together
+  std::int64_t bytes = 0;        // payload of one rank, summed over these collectives
   double seconds_p50 = 0;        // started to ended
   double exposed_s = 0;          // mean over ranks
   double bus_bandwidth_p50 = 0;  // bytes a second
 };
 
-// What gradient compression has brought, as rank 0 measured by the end of training.
+// What gradient compression saved, as rank 0 measured it until the end of training.
 struct CompressionAccount {
   std::string kind, text;  // the text contains these figures
   std::int64_t steps = 0, compressed_steps = 0;
   double uncompressed_bytes = 0, sent_bytes = 0;  // of one rank, in compressed steps
-  std::optional<double> gained_s;  // how much less communication was exposed; negative: more; empty: not known
+  std::optional<double> gained_s;  // reduction of exposed communication; negative: it grew; empty: not known
 };
 
 // How parameters are updated, and what that saves, as rank 0 measured early in the training.
 struct StrategyAccount {
   std::string strategy, text;  // the text contains these figures
-  // Parameters and optimizer state on rank 0's host; and what they would be if replicated.
+  // The size of parameters and optimizer state on rank 0's host, and what it would be with replicated updates.
   double host_bytes = 0, replicated_host_bytes = 0;
   std::optional<double> replicated_ms, sharded_ms;  // of a step; empty: the two were not compared
 };
@@ -90,8 +90,8 @@ struct GpuSummary {
   std::string uuid, name;               // empty: not recorded
   std::int64_t total_memory_bytes = 0;  // 0: not recorded
   std::vector<MetricSummary> metrics;
-  std::optional<int> rank;  // that trains on it
-  bool is_of_run = true;    // false: no rank of the run does
+  std::optional<int> rank;  // the rank that trains on it
+  bool is_of_run = true;    // false: no rank of the run trains on it
 };
 
 struct AgentSummary {
@@ -101,8 +101,8 @@ struct AgentSummary {
   std::vector<GpuSummary> gpus;  // ascending
 };
 
-// How much is computed, and how much that is of what the hardware allows. GFLOP and GB are 1e9; rates are of all ranks
-// together.
+// How much is computed, absolutely and compared with the limits of the hardware. GFLOP and GB are 1e9; rates are of all
+// ranks together.
 struct ComputeAccount {
   double flops_per_sample = 0;
   double flops_per_step = 0;                        // forward and backward of a batch of all ranks
@@ -120,7 +120,7 @@ struct NonFiniteAccount {
   std::string text;
 };
 
-// How the loss of a run in float16 was scaled; with local steps, that of rank 0.
+// How the loss of a run in float16 was scaled; with local steps, on rank 0.
 struct LossScalingAccount {
   std::int64_t skipped_updates = 0;
   double scale = 0;  // after the last update
@@ -135,9 +135,9 @@ struct RunSummary {
   int world_size = 0;
   bool times_of_gpus = false;                     // phases were timed on the ranks' GPUs, not on their hosts
   std::optional<std::int64_t> global_batch_size;  // as asked for
-  std::optional<std::int64_t> batch_samples;      // trained in a batch by all ranks: the part that divides among them
-  std::int64_t aggregation_frequency = 1;         // batches an optimizer step
-  std::map<std::string, double> validation;       // the last one's metrics
+  std::optional<std::int64_t> batch_samples;  // that all ranks train in a batch: the largest part that divides evenly
+  std::int64_t aggregation_frequency = 1;     // batches an optimizer step
+  std::map<std::string, double> validation;   // metrics of the last one
   std::int64_t validation_batch = 0;
   std::optional<NonFiniteAccount> non_finite;      // of plan.json; empty: all was finite
   std::optional<LossScalingAccount> loss_scaling;  // of plan.json; empty: the loss was not scaled
@@ -145,16 +145,16 @@ struct RunSummary {
 
   std::optional<double> initialization_s, loop_s, finalization_s;  // of the slowest rank
   double in_steps_s = 0;                                           // mean over ranks
-  std::int64_t steps = 0, samples = 0;  // step records (one a batch) of the rank that has most; samples of all ranks
-  std::optional<std::int64_t> optimizer_steps;  // fewer than batches where several are aggregated; empty: not known
+  std::int64_t steps = 0, samples = 0;          // step records of the rank that has most; samples of all ranks
+  std::optional<std::int64_t> optimizer_steps;  // fewer than batches if several are aggregated; empty: not known
   double samples_per_s = 0;                     // all ranks, over the loop
-  double training_samples_per_s = 0;            // … over the time in steps without validation and checkpoints
+  double training_samples_per_s = 0;            // all ranks, over the time in steps without validation and checkpoints
   double step_p50_s = 0, step_p99_s = 0;        // of a batch
   std::optional<ComputeAccount> compute;        // empty: operators were not counted
 
   std::vector<PhaseSummary> phases;  // all of them, in the order of the dump
-  // Exposed communication (allreduce_wait) is the exchange and the waiting for the rank that comes last. Means over
-  // ranks; shares of the loop.
+  // Exposed communication (allreduce_wait) is the sum of exchange and of waiting for the last rank. Means over ranks;
+  // shares of the loop.
   double exposed_s = 0, exchange_s = 0, waiting_s = 0;
   double exposed_share = 0, exchange_share = 0, waiting_share = 0;
   double graphs_s = 0, graphs_share = 0;  // steps that are CUDA graphs; their exchange is not known
@@ -164,14 +164,14 @@ struct RunSummary {
   std::optional<CompressionAccount> compression;
   std::optional<StrategyAccount> strategy;
   std::vector<AgentSummary> agents;
-  std::string look_at;                // what to look at first, with what it costs
+  std::string look_at;                // what to look at first, with its cost
   std::vector<std::string> warnings;  // why these numbers are incomplete
 };
 
 // SystemError if there is no such folder; anything missing inside it is a warning of the result.
 RunSummary summarize(const std::filesystem::path& run_dir);
 
-// Every field above. Seconds and bytes are numbers, with their unit in the key.
+// All fields of the summary. Seconds and bytes are numbers, with the unit in the key.
 Json to_json(const RunSummary& summary);
 
 }  // namespace dtrain::analysis

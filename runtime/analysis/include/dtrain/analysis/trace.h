@@ -14,8 +14,8 @@
 namespace dtrain::analysis {
 
 struct MergeOptions {
-  // Size of the uncompressed JSON up to which a browser opens it. Operators of further ranks are left out beyond it;
-  // steps, phases and collectives are never left out.
+  // The largest uncompressed JSON, in bytes, that a browser opens. Beyond it the operators of further ranks are left
+  // out; steps, phases and collectives are never left out.
   std::uintmax_t most_bytes = 1u << 30;
 };
 
@@ -23,10 +23,10 @@ struct MergedTrace {
   std::filesystem::path path;
   std::uintmax_t bytes = 0;
   std::vector<int> ranks;
-  bool from_dumps = false;       // no trace was taken: steps and collectives as the dumps have them
+  bool from_dumps = false;       // no trace was taken: only steps and collectives, from the dumps
   std::int64_t collectives = 0;  // slices of all ranks
   std::int64_t arrows = 0;       // from the rank that came last to each that waited for it
-  std::int64_t error_ns = 0;     // how far slices of two ranks may be from their true positions
+  std::int64_t error_ns = 0;     // of the true time between slices of two ranks
   bool error_known = true;       // false: the clocks of several hosts were not compared
   std::vector<std::string> notes;
 };

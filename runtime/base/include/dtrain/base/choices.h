@@ -1,5 +1,5 @@
-// Closed lists of alternatives, each with settings of its own: compressors, optimizers, data formats, losses. A list is
-// a std::variant. Each alternative has a word, by which files name it:
+// Closed lists of alternatives, each with settings of its own: codecs, optimizers, data formats, losses. A list is a
+// std::variant. Each alternative has a word, which names it in files:
 //
 //   struct TopK {
 //     static constexpr const char* kWord = "topk";
@@ -7,7 +7,7 @@
 //   };
 //   using Compression = std::variant<NoCompression, ..., TopK>;
 //
-// An alternative with an empty word holds if a file names none.
+// An alternative with an empty word applies if a file names none.
 #pragma once
 
 #include <string>

@@ -1,4 +1,5 @@
-// CRC-32C (Castagnoli): the checksum of iSCSI, ext4 and many other formats, which x86-64 processors compute.
+// CRC-32C (Castagnoli): the checksum of iSCSI, ext4 and many other formats. x86-64 processors have an instruction for
+// it.
 #pragma once
 
 #include <cstddef>
@@ -9,7 +10,7 @@
 
 namespace dtrain {
 
-// Of `bytes` that follow others with the checksum `before`. Any thread.
+// The checksum of `bytes`; `before` is the checksum of the bytes that precede them. Any thread.
 std::uint32_t crc32c(std::span<const std::byte> bytes, std::uint32_t before = 0);
 std::uint32_t crc32c(std::string_view text);
 
@@ -19,7 +20,7 @@ struct Crc32cVersion {
   std::uint32_t (*update)(const unsigned char* data, std::size_t size, std::uint32_t inverted);
   std::uint32_t operator()(std::span<const std::byte> bytes, std::uint32_t before = 0) const;
 };
-// Those that this processor can run, the slowest first. crc32c() takes the last one.
+// The versions that this processor can run, the slowest first. crc32c() uses the last one.
 std::vector<Crc32cVersion> crc32c_versions();
 
 }  // namespace dtrain

@@ -1,6 +1,6 @@
 // The typed errors of dtrain. Each message names what failed and with which value; `remedy` is what to do. Thrown by
-// value, caught by const reference; any thread may throw them. The thread that starts another one must pass on its
-// exceptions.
+// value, caught by const reference; any thread may throw them. A thread that starts another one must pass on that
+// thread's exceptions.
 #pragma once
 
 #include <stdexcept>
@@ -20,7 +20,7 @@ class Error : public std::runtime_error {
   std::string remedy_;
 };
 
-// The experiment, the cluster or the command line is wrong, which is found before any rank starts. Exit code 2.
+// An error in the experiment, the cluster or the command line, found before any rank starts. Exit code 2.
 class ConfigError : public Error {
   using Error::Error;
 };

@@ -26,8 +26,8 @@ class UniqueFd {
   int fd_ = -1;
 };
 
-// Raises the limit of open files of this process, and of those that it starts from now on, to what is allowed, but at
-// most 65,536: some programs go through all numbers up to the limit. Returns the new limit.
+// Raises the limit of open files to the allowed maximum, but at most 65,536, because some programs try every number up
+// to the limit. Holds for this process and for those that it starts from now on. Returns the new limit.
 std::uint64_t raise_open_files();
 
 // A second file descriptor of the same open file, close-on-exec. SystemError.

@@ -11,13 +11,13 @@
 
 namespace dtrain {
 
-// The whole file. If it is larger than `limit_bytes`, a DataError, without reading it.
+// Returns the whole file. DataError if it is larger than `limit_bytes`; it is then not read.
 std::string read_file(const std::filesystem::path& path, std::size_t limit_bytes = 1ull << 30);
 
 // Writes a temporary file beside `path`, syncs it and renames it to `path`, so readers see the old content or the new.
 // A device or a pipe is written to directly.
 void write_file_atomic(const std::filesystem::path& path, std::string_view content);
-// The same for content in pieces, one after the other.
+// The same; the content is the concatenation of `pieces`.
 void write_file_atomic(const std::filesystem::path& path, std::span<const std::string_view> pieces);
 
 // Writes `content` to the file descriptor. Returns how many bytes were written: all, or those before an error (errno).
@@ -28,7 +28,7 @@ void make_folder(const std::filesystem::path& path);
 
 // Appends lines to a file so that every line on disk is whole, even if other processes append to the same file
 // (O_APPEND, one write for each call). If the disk becomes full, the lines that fitted stay, a partial line is removed,
-// and a SystemError is thrown. Opening a file whose last line a killed writer has left incomplete ends that line with a
+// and a SystemError is thrown. If a killed writer has left the last line incomplete, the constructor ends it with a
 // newline. One thread at a time.
 class LineAppender {
  public:

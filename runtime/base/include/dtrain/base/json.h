@@ -1,4 +1,4 @@
-// The JSON type of the whole project (nlohmann-json). Objects keep their keys in the order in which they were written.
+// The JSON type of the whole project (nlohmann-json). Objects keep the order of their keys.
 #pragma once
 
 #include <filesystem>
@@ -12,7 +12,7 @@ using Json = nlohmann::ordered_json;
 // One line, without a newline at its end. Invalid UTF-8 is replaced and causes no exception.
 std::string to_line(const Json& value);
 
-// A file that holds one JSON value. DataError names the file and the offset at which parsing fails.
+// Reads a file that holds one JSON value. DataError names the file and the offset at which parsing fails.
 Json read_json(const std::filesystem::path& path);
 
 }  // namespace dtrain

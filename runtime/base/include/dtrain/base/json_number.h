@@ -1,5 +1,4 @@
-// Numbers in dtrain's JSON files. JSON has no NaN and no infinity. The texts "nan", "inf" and "-inf" stand for them, so
-// that a loss that is NaN differs from a missing one.
+// Numbers in dtrain's JSON files. JSON has no NaN and no infinity, so the texts "nan", "inf" and "-inf" stand for them.
 #pragma once
 
 #include <cmath>

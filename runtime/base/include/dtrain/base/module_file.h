@@ -1,5 +1,4 @@
-// Opens a part of dtrain that is a library of its own, so that dtrain also runs on machines that lack what that library
-// needs. Any thread.
+// Opens a module: a library of dtrain with dependencies that a machine may lack. dtrain runs without it. Any thread.
 #pragma once
 
 #include <string>

@@ -1,6 +1,6 @@
-// Memory that several processes map: a memfd, handed on as a file descriptor. It has no name, so nothing is left behind
-// however the processes end. It is reserved in advance (fallocate) and its size is sealed, so using it never raises
-// SIGBUS.
+// Memory that several processes map: a memfd, passed on as a file descriptor. It has no name, so the kernel frees it
+// with the last process, however that ends. The memory is reserved in advance (fallocate) and its size is sealed, so
+// access never raises SIGBUS.
 #pragma once
 
 #include <cstddef>
@@ -27,12 +27,12 @@ class SharedMemory {
   // As create(), but nothing is reserved yet: reserve() must be called for each part before it is touched.
   static SharedMemory create_unreserved(const std::string& label, std::size_t size);
   // Maps memory that another process has created; takes ownership of the file descriptor, from which it reads the size.
-  // SystemError if the size is not sealed: a process that shrank the memory would kill its readers.
+  // SystemError if the size is not sealed: if another process shrank the memory, SIGBUS would kill its readers.
   static SharedMemory map(UniqueFd fd, bool writable = true);
 
   // Reserves whole pages, on the NUMA node of the caller. SystemError if the host does not have that much memory.
   void reserve(std::size_t offset, std::size_t size) const;
-  // Closes the file descriptor. The memory stays mapped, but can no longer be handed on.
+  // Closes the file descriptor. The memory stays mapped but can no longer be passed on.
   void close_descriptor() { fd_.reset(); }
 
   explicit operator bool() const { return data_ != nullptr; }

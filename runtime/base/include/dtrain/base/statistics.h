@@ -6,12 +6,13 @@
 
 namespace dtrain {
 
-// The smallest value that at least `share` of them do not exceed (nearest rank); 0 of none. Reorders `values`.
+// The smallest value that at least `share` (0 to 1) of the values do not exceed (nearest rank); 0 if there are none.
+// Reorders `values`.
 double quantile(std::vector<double>& values, double share);
-double mean(const std::vector<double>& values);  // 0 of none
+double mean(const std::vector<double>& values);  // 0 if there are none
 
-// Medians, which differ where the number of values is even: the lower or the upper one of the two in the middle, or the
-// mean of these two. 0 of none.
+// Medians. For an even number of values they return the lower one of the two in the middle, the mean of these two, and
+// the upper one. 0 if there are none.
 double median_low(std::vector<double> values);
 double median_midpoint(std::vector<double> values);
 // Reorders `values`.

@@ -1,4 +1,4 @@
-// Starting and watching other processes.
+// Starts and watches other processes.
 #pragma once
 
 #include <chrono>
@@ -25,14 +25,14 @@ struct ProcessOptions {
   std::vector<std::string> command;                // program (without a slash: in the child's PATH) and arguments
   std::map<std::string, std::string> environment;  // added to this process's own; the same name replaces
   std::vector<std::string> unset;                  // variables of this process that the child does not get
-  std::map<int, int> fds;                          // child's number -> file descriptor here; others are closed on exec
+  std::map<int, int> fds;                          // number in the child -> file descriptor here; others are closed
   std::vector<int> cpus;                           // affinity; empty: as this process
   std::filesystem::path working_folder;            // empty: as this process
   bool new_process_group = true;                   // so that a terminal's Ctrl-C reaches only the launcher
 };
 
 // A child process. The destructor kills it (SIGKILL to its group) and reaps it, so no orphan and no zombie is left. If
-// it ends by itself, `wait` kills what it has left running in its group. One thread at a time.
+// it ends by itself, wait() kills the processes that are left in its group. One thread at a time.
 class Process {
  public:
   // SystemError if the program cannot be started; it names the program and the reason.
@@ -60,8 +60,8 @@ class Process {
   std::optional<ExitStatus> status_;
 };
 
-// Whether a file can be executed; and which executable a name without a slash stands for in the folders of `path` (in
-// the form of PATH; null: the usual folders). Empty: there is none.
+// Whether `file` can be executed. find_in_path() returns the executable `name` (without a slash) in the folders of
+// `path`, which has the form of PATH (null: the usual folders); empty: there is none.
 bool is_program(const std::filesystem::path& file);
 std::filesystem::path find_in_path(const std::string& name, const std::string* path);
 

@@ -9,8 +9,8 @@
 
 namespace dtrain {
 
-// The candidate nearest to `word` by edit distance, if `word` is probably a misspelling of it: at a distance of at most
-// a third of the longer length, or of 1. Empty: there is none.
+// The candidate nearest to `word` by edit distance. Empty: none is so near that `word` is probably a misspelling of it
+// (a distance of at most a third of the longer length, or of 1).
 std::optional<std::string> nearest(std::string_view word, std::span<const std::string> candidates);
 
 std::string join(std::span<const std::string> parts, std::string_view separator);

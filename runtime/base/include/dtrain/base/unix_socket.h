@@ -1,5 +1,5 @@
-// UNIX sockets of the seqpacket kind in the abstract namespace: message boundaries, file descriptors as attachments,
-// nothing in the file system to clean up. Both sides ask the kernel for the other's user: a listener accepts only
+// UNIX sockets (SOCK_SEQPACKET) in the abstract namespace. They keep message boundaries, pass file descriptors, and
+// leave nothing in the file system. Both sides ask the kernel for the user of the other: a listener accepts only
 // processes of the same user (or root), and a client connects only to a listener of the same user (or root). Blocking
 // unless noted otherwise.
 #pragma once
@@ -26,13 +26,13 @@ class UnixSocket {
  public:
   UnixSocket() = default;
   explicit UnixSocket(UniqueFd fd) : fd_(std::move(fd)) {}
-  // Retries until the listener exists or the time is over (SystemError names it). `check` is called before each further
-  // attempt, and throws if waiting has become pointless. SystemError: the listener is of another user.
+  // Retries until the listener exists or `timeout` has passed (SystemError names the listener). Before each further
+  // attempt it calls `check`, which may throw to give up. SystemError if the listener belongs to another user.
   static UnixSocket connect(const std::string& name, std::chrono::milliseconds timeout,
                             const std::function<void()>& check = {});
 
-  // False: the peer is gone. A message has at most 64 KiB and 64 file descriptors. Sending blocks while too many file
-  // descriptors of this user are in transit (as many as `ulimit -n`); after 10 s it throws a SystemError.
+  // False: the peer is gone. The limits of a message are 64 KiB and 64 file descriptors. Sending blocks while too many
+  // file descriptors of this user are in transit (as many as `ulimit -n`); after 10 s it throws a SystemError.
   bool send(std::string_view data, std::span<const int> fds = {});
   // Empty: the peer is gone, or nothing came in time (then `timed_out` is set).
   std::optional<UnixMessage> receive(std::chrono::milliseconds timeout, bool* timed_out = nullptr);

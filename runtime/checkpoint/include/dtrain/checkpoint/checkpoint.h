@@ -1,8 +1,8 @@
-// Checkpoints on disk. A run's checkpoints lie side by side in one folder, each in a folder of its own:
+// Checkpoints on disk. A run's checkpoints are in one folder, each in a folder of its own:
 //
 //   step-120/  model.safetensors        parameters, frozen parameters and buffers, under their names in state_dict()
-//              optimizer.safetensors    what the optimizer remembers: "exp_avg/layer.weight", …
-//              rank-0000.safetensors    what belongs to rank 0 alone; one for each rank
+//              optimizer.safetensors    the optimizer's state: "exp_avg/layer.weight", …
+//              rank-0000.safetensors    the state of rank 0 alone; one file for each rank
 //              state.json               numbers and texts of the training state
 //              manifest.json            written last: what the checkpoint is, and a checksum for each 4 MiB of each
 //              file
@@ -28,7 +28,7 @@ inline constexpr const char* kStateFile = "state.json";
 inline constexpr const char* kManifestFile = "manifest.json";
 std::string rank_file(int rank);  // "rank-0000.safetensors"
 
-// What a checkpoint says about itself (manifest.json's "about").
+// The description of a checkpoint ("about" in manifest.json).
 struct About {
   std::int64_t step = 0;   // batches done
   std::int64_t epoch = 0;  // from 0
@@ -38,30 +38,31 @@ struct About {
   std::optional<double> metric_value;  // NaN and infinity are written as none
   bool smaller_is_better = true;
   double time = 0;            // when the state was copied, in seconds since 1970
-  Json run = Json::object();  // name, experiment, versions, CPU: what is compared when a run goes on
+  Json run = Json::object();  // name, experiment, versions, CPU: compared when a run goes on
 };
 Json to_json(const About& about);
 About about_from(const Json& json);
 
 struct Entry {
   std::filesystem::path path;  // …/step-120
-  About about;                 // if the manifest cannot be read: only the step, from the folder's name
+  About about;                 // only the step, from the folder's name, if the manifest cannot be read
   std::int64_t bytes = 0;      // of all its files
   std::string damage;  // why it cannot be used, as far as its manifest and the files' sizes show; empty: it can be used
   std::string not_finite{};  // "model.safetensors: layer.weight", a weight with a value that is not finite; empty: none
 
+  // Intact, as far as known, and all weights are finite.
   bool leads_on() const { return damage.empty() && not_finite.empty(); }
 };
 
 // The checkpoints in `folder`, the oldest first, damaged ones included. A folder that does not exist has none. Reads
 // the manifests, not the files. SystemError if the folder cannot be read.
 std::vector<Entry> list(const std::filesystem::path& folder);
-// The entry of one checkpoint's folder. If the folder is damaged or missing, Entry::damage says so.
+// The entry of one checkpoint. If its folder is damaged or missing, Entry::damage says so.
 Entry look_at(const std::filesystem::path& checkpoint);
 
 // Reads every byte of a checkpoint and compares it with its checksums. Returns one line for each error, with the file,
-// the offset and both checksums; empty: the checkpoint is intact. `on_progress` gets the bytes read so far and of all
-// files, on the calling thread, some times a second.
+// the offset and both checksums; empty: the checkpoint is intact. `on_progress` gets the bytes read so far and the
+// bytes of all files, a few times a second, on the calling thread.
 using Progress = std::function<void(std::int64_t done, std::int64_t total)>;
 std::vector<std::string> verify(const std::filesystem::path& checkpoint, const Progress& on_progress = {});
 
@@ -75,45 +76,46 @@ struct Newest {
   // If a weight of `entry` is not finite: the newest checkpoint that verifies and has only finite weights.
   std::optional<Entry> finite;
   std::vector<std::string> passed_over;
-  int damaged = 0;  // how many of these had been completed; they are the first ones
+  int damaged = 0;  // how many of passed_over were complete and are damaged; they come first
 };
 Newest find_newest(const std::filesystem::path& folder);
 
-// Which checkpoints stay when a new one is durable: the newest `latest`, at least one, and the best `best` by
-// About::metric_value. The others are deleted. Damaged ones stay: only a user deletes them. A checkpoint with weights
-// that are not finite is never among the best. Until a later checkpoint has finite weights again, the newest earlier
-// one with finite weights stays, too.
+// Which checkpoints stay when a new one is durable: the newest (`latest` of them, at least one) and the best by
+// About::metric_value (`best` of them). The others are deleted. Damaged ones stay: only a user deletes them. A
+// checkpoint with weights that are not finite is never among the best. Until a later checkpoint has finite weights
+// again, the newest earlier one with finite weights stays, too.
 struct Retention {
   int latest = 1;
   int best = 1;
-  // When the run began or went on, some checkpoints of later batches may have existed that it did not go on from: they
-  // are damaged, even if only their checksums show it, or could not be read. These are their batches. They stay.
+  // The batches of later checkpoints that the run skipped when it began or went on, because they were damaged (even if
+  // only their checksums showed it) or could not be read. These checkpoints stay.
   std::vector<std::int64_t> passed_over{};
 };
-// Those of `entries` that are to be deleted once the checkpoint of batch `written` is durable. That one stays, as one
-// of the newest. If metrics are equal, the earlier checkpoint is the better one. Only metrics with the name of the
-// newest one's count.
+// The `entries` to delete once the checkpoint of batch `written` is durable. That checkpoint stays and counts as one of
+// the newest. If metrics are equal, the earlier checkpoint is the better one. Only metrics with the name of the newest
+// one's count.
 std::vector<Entry> superseded(const std::vector<Entry>& entries, std::int64_t written, const Retention& retention);
-// The `count` best of them, the best first. Only undamaged ones with a metric count; superseded() compares them in the
-// same way.
+// The `count` best entries, the best first, in the order that superseded() uses. Only undamaged ones with a metric
+// count.
 std::vector<Entry> best_of(const std::vector<Entry>& entries, int count);
 
-// Deletes checkpoints. Each is first renamed durably. So if the deletion is interrupted, nothing is left that looks
-// like a checkpoint. SystemError.
+// Deletes checkpoints. Each is first renamed durably, so an interrupted deletion leaves nothing that looks like a
+// checkpoint. SystemError.
 void remove_checkpoints(const std::vector<std::filesystem::path>& checkpoints);
 
-// Where the checkpoints of a run lie: a folder of its own in the experiment's checkpoint_storage, or checkpoints/ in
-// the run's folder. If they lie elsewhere, checkpoints/storage.json in the run's folder says where; it is written when
+// The folder of a run's checkpoints: a folder of its own in the experiment's checkpoint_storage, or checkpoints/ in the
+// run's folder. If it is elsewhere, checkpoints/storage.json in the run's folder names it; that file is written when
 // the run starts. DataError if that file is damaged.
 std::filesystem::path storage_of_run(const std::filesystem::path& run_folder);
-// Writes storage.json. `storage` is absolute. `claim`: a text that the storage has, too; empty: none. SystemError.
+// Writes storage.json. `storage` is absolute. `claim`: a text that the storage folder holds, too, which shows that the
+// run owns it; empty: none. SystemError.
 void write_storage_of_run(const std::filesystem::path& run_folder, const std::filesystem::path& storage,
                           const std::string& claim = {});
-// storage.json's claim; empty: it has none.
+// The claim in storage.json; empty: none.
 std::string claim_of_run(const std::filesystem::path& run_folder);
 
-// Puts a checkpoint durably into another folder as well: by hard links, which take no space, or else by copies. False:
-// the checkpoint was deleted meanwhile. SystemError.
+// Adds a checkpoint to the folder `storage` durably: by hard links, which take no space, or else by copies. False: the
+// checkpoint was deleted meanwhile. SystemError.
 bool adopt_checkpoint(const std::filesystem::path& checkpoint, const std::filesystem::path& storage);
 
 }  // namespace dtrain::checkpoints

@@ -1,13 +1,13 @@
 // The saver: a process on each host that writes checkpoints while training goes on, at idle priority. The ranks of a
-// host copy their training state into memory that they share with it (SnapshotMemory), laid out as the files' bytes.
-// The first rank of each host starts the saver and sends it what to write (Saver). No rank waits for the disk.
+// host copy their training state into memory that they share with the saver (SnapshotMemory), in the layout of the
+// files. The first rank of each host starts the saver and sends it requests (Saver). No rank waits for the disk.
 //
 // On several hosts, each host's saver writes the files of its own ranks into the same .partial folder. The saver of
-// host 0 waits for the others and completes the checkpoint. So all hosts must see the storage.
+// host 0 waits for the others and completes the checkpoint. So all hosts must have access to the storage.
 //
 // The saver outlives a rank that is killed: it still writes a snapshot that the ranks have copied completely. It ends
-// when its rank is gone and its work is done. It ignores SIGINT and SIGTERM. If the disk never answers, the saver
-// cannot end: the kernel ends no process that waits for a disk.
+// when the rank that started it is gone and its work is done. It ignores SIGINT and SIGTERM. If the disk never answers,
+// the saver cannot end, because the kernel does not end a process that waits for a disk.
 #pragma once
 
 #include <chrono>
@@ -32,22 +32,22 @@ struct FileImage {
   std::string name;        // "model.safetensors"
   std::size_t offset = 0;  // a multiple of 4096
   std::size_t bytes = 0;
-  // Of a safetensors file: tensors whose names begin with this are weights; the manifest names the first that is not
-  // finite. Empty optional: the file has no weights.
+  // In a safetensors file, tensors whose names begin with this are weights; the manifest names the first one that is
+  // not finite. Empty optional: the file has no weights.
   std::optional<std::string> weights{};
   // Weights that may be infinite but not NaN, because training does not update them, such as masks.
   std::vector<std::string> may_be_infinite{};
 };
 
-// The memory into which the host's ranks copy their parts of a snapshot, and how far each has come. All local ranks map
-// it.
+// The memory into which the host's ranks copy their parts of a snapshot, and which snapshot each rank has copied. All
+// local ranks map it.
 class SnapshotMemory {
  public:
   // Reserves the memory. SystemError if the host does not have that much.
   static SharedMemory create(std::size_t payload_bytes, int local_ranks);
   // SystemError if the memory was made for another number of ranks.
   SnapshotMemory(SharedMemory memory, int local_ranks);
-  // For how many ranks it was made.
+  // The number of ranks that the memory was made for.
   static int local_ranks_of(const SharedMemory& memory);
 
   // Maps the pages of these bytes in this process, so that copying into them causes no page faults.
@@ -60,6 +60,7 @@ class SnapshotMemory {
 
   // This rank's part of the snapshot `number` (1, 2, …) is complete. Release order. Any process.
   void mark_copied(int local_rank, std::uint64_t number) const;
+  // Whether all ranks have marked it. Acquire order.
   bool all_copied(std::uint64_t number) const;
   // The saver has read all of snapshot `number`: its memory may be overwritten.
   void mark_free(std::uint64_t number) const;
@@ -76,7 +77,7 @@ class SnapshotMemory {
 
 struct SaverOptions {
   std::filesystem::path storage;  // where step-N/ appears
-  bool makes_storage = true;      // Saver's constructor makes it on host 0; false: it must exist
+  bool makes_storage = true;      // Saver's constructor makes the folder on host 0; false: it must exist
   int host = 0, hosts = 1;
   Retention retention;
   std::filesystem::path log;  // the file for the saver's own messages; empty: none
@@ -86,8 +87,8 @@ struct SaveRequest {
   std::uint64_t number = 1;               // of the snapshot
   About about;                            // the same on every host
   std::vector<FileImage> files;           // of this host
-  Json state;                             // becomes state.json; host 0's
-  std::vector<std::int64_t> passed_over;  // Retention's, as of now
+  Json state;                             // becomes state.json; only on host 0
+  std::vector<std::int64_t> passed_over;  // as in Retention, at this time
   std::filesystem::path companion;        // a file that must be durable no later than the checkpoint; empty: none
   double patience_s = 120;                // how long hosts wait for each other, and for a saver of an earlier attempt
 };
@@ -97,10 +98,10 @@ struct SaveResult {
   About about;
   std::filesystem::path path;  // empty: it failed
   std::string error;           // what failed, with the file and errno's text; empty: it is durable
-  std::string not_finite;      // Entry's
+  std::string not_finite;      // as in Entry
   std::int64_t bytes = 0;
   double wait_s = 0;                 // for the ranks' copies and for other hosts
-  double write_s = 0;                // from the first byte to the durable rename, less the wait for other hosts
+  double write_s = 0;                // from the first byte to the durable rename, without the wait for other hosts
   double cpu_s = 0;                  // processor time that the saver has used for it
   std::vector<std::string> deleted;  // checkpoints that retention has removed
 };
@@ -110,7 +111,7 @@ class Saver {
  public:
   // Starts the process dtrain-saver, which shares `memory`. Makes the storage folder on host 0. SystemError.
   Saver(const SaverOptions& options, const SnapshotMemory& memory);
-  // Waits for a save under way, if all ranks have copied their part of it; otherwise it is abandoned.
+  // Waits for a save under way if all ranks have copied their parts; otherwise abandons it.
   ~Saver();
 
   // Starts a save. One at a time: an Error while one is under way. Never waits for the disk. Starts the saver again if
@@ -119,8 +120,8 @@ class Saver {
   bool busy() const;
   // The result of the save under way, once there is one. Never waits. If the saver was killed, the result has an error.
   std::optional<SaveResult> poll();
-  // Waits for the result; empty after `patience`, or if no save is under way. From then on the saver does not run at
-  // idle priority.
+  // Waits for the result; empty after `patience`, or if no save is under way. Takes the saver off idle priority for
+  // this save.
   std::optional<SaveResult> wait(std::chrono::milliseconds patience);
 
   pid_t pid() const;  // of the process

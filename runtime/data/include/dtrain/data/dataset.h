@@ -1,4 +1,4 @@
-// What a loader reads samples from. Data sets are immutable once made and shared between loaders through a shared_ptr.
+// The source of a loader's samples. A data set is immutable, and loaders share it through a shared_ptr.
 #pragma once
 
 #include <cstddef>
@@ -20,13 +20,14 @@ struct Field {
   std::size_t bytes() const;
 };
 
-// read() is called from the loader's thread and must be thread safe. Errors are DataError.
+// The loader's thread calls read(), which must be thread safe. Errors are DataError.
 class Dataset {
  public:
   virtual ~Dataset() = default;
   virtual std::int64_t size() const = 0;
   virtual const std::vector<Field>& fields() const = 0;
-  // Writes field f of samples[i] to outputs[f][i * fields()[f].bytes() …].
+  // Writes field f of samples[i] to outputs[f][i * fields()[f].bytes() …]. There is one output for each field; samples
+  // are from 0 to size() - 1.
   virtual void read(std::span<const std::int64_t> samples, std::span<std::byte* const> outputs) const = 0;
 };
 

@@ -7,7 +7,7 @@
 // walking: Black and Rogaway, "Ciphers with arbitrary finite domains", 2002). That takes less than one extra
 // permutation on average.
 //
-// Immutable: every thread may call everything.
+// Immutable; any thread may call.
 #pragma once
 
 #include <array>
@@ -20,7 +20,7 @@ class EpochOrder {
  public:
   static constexpr std::int64_t kListed = 1 << 16;
 
-  // The order of the file.
+  // Not shuffled: the order of the data set.
   explicit EpochOrder(std::int64_t size) : size_(size) {}
   // Shuffled. `size` is at least 1.
   EpochOrder(std::int64_t size, std::uint64_t seed, std::int64_t epoch);
@@ -39,8 +39,8 @@ class EpochOrder {
   std::array<std::uint64_t, kRounds> keys_{};
 };
 
-// 0 … size-1 shuffled: Fisher-Yates from the end, drawing from splitmix64 with Lemire's unbiased bound. Written out
-// because std::shuffle gives a different order with every standard library.
+// 0 … size-1 shuffled: Fisher-Yates from the end, with random numbers from splitmix64 and Lemire's unbiased bound.
+// std::shuffle is not used because its order depends on the standard library.
 std::vector<std::int64_t> permutation(std::int64_t size, std::uint64_t seed, std::int64_t epoch);
 
 }  // namespace dtrain::data

@@ -1,6 +1,6 @@
-// The formats of data: the list. Each is a struct with the word by which an experiment names it (`data.format`), the
-// keys of its sources, its settings, and open(), which runtime/data/formats/NAME.cpp defines. To add one: a struct
-// here, its file there, and docs/experiment.md.
+// The list of data formats. Each format is a struct: the word that names it in an experiment (`data.format`), the keys
+// of its sources, its settings, and open(), which runtime/data/formats/NAME.cpp defines. To add a format, add a struct
+// here, its file there, and a description in docs/experiment.md.
 #pragma once
 
 #include <array>
@@ -22,24 +22,24 @@
 
 namespace dtrain::data {
 
-// Where the samples of training, or those of validation, are: the value of each source key of the format. Files are
-// resolved against the folder of the experiment file.
+// Where the samples of training or of validation are: the value of each source key of the format. Relative paths start
+// from the folder of the experiment file.
 using Source = std::map<std::string, std::string>;
 
-// A key of a source, as one format has it. Formats that give the same name share the key of the experiment file.
+// A key of a source in one format. Formats with the same name for a key share this key of the experiment file.
 struct SourceKey {
   const char* name;
   const char* text;                // what the key means in this format; the documents show it
-  const char* must_be;             // its values, for errors: "the path of an IDX file"
+  const char* must_be;             // what a value must be, for errors: "the path of an IDX file"
   bool is_file = true;             // false: any text
-  const char* fallback = "";       // its value if the key is missing; "": it must be given
+  const char* fallback = "";       // the value of a missing key; "": the key is required
   const char* examples = nullptr;  // good values, as a JSON list
 };
 
 inline constexpr const char* kOneOfTwoFiles = "a file, relative to this file's folder.";
 inline constexpr const char* kTheFile = "the file, relative to this file's folder.";
 
-// The setting of every format whose features are numbers that may be scaled.
+// The setting of every format with features that may be scaled.
 template <class Keys>
 void declare_scale(Keys& keys, std::optional<double>& scale) {
   keys.number(
@@ -64,7 +64,7 @@ struct Idx {
                                                 .text = kOneOfTwoFiles,
                                                 .must_be = "the path of an IDX file",
                                                 .examples = R"(["train-labels-idx1-ubyte.gz"])"}};
-  // Whether features of two dimensions a sample, [H, W], are images, which the model is given as [1, H, W].
+  // Whether features with the shape [H, W] for a sample are images, which the model gets as [1, H, W].
   static constexpr bool kImages = true;
   // Whether a sample is a sequence with a target at each of its positions; the loss must take sequences then.
   static constexpr bool kSequences = false;
@@ -77,8 +77,8 @@ struct Idx {
   void declare_keys(Keys& keys) {
     declare_scale(keys, scale);
   }
-  // What open() of each struct does: field 0 of the data set is the features, field 1 the target. The source has a
-  // value for every key of kSource; std::out_of_range otherwise. DataError as the function that reads the format's
+  // In every struct: opens a source. Field 0 of the data set is the features, field 1 the target. `source` must have a
+  // value for every key of kSource (else std::out_of_range). DataError as in the function that reads the format's
   // files. Collective over the ranks of a host, as HostShare is.
   std::shared_ptr<Dataset> open(const Source& source, const HostShare& share) const;
   bool operator==(const Idx&) const = default;

@@ -1,4 +1,4 @@
-// How a data set is in memory once per host instead of once per rank.
+// Keeps a data set in memory once per host instead of once per rank.
 #pragma once
 
 #include <functional>
@@ -8,7 +8,7 @@
 
 namespace dtrain::data {
 
-// Makes memory once per host: runs `make` on one local rank and maps its result on the others (perhaps read-only).
+// Makes memory once per host: runs `make` on one local rank and maps its result on the others, possibly read-only.
 // Collective over the ranks of a host: all call it in the same order with the same names.
 using HostShare = std::function<SharedMemory(const std::string& name, const std::function<SharedMemory()>& make)>;
 

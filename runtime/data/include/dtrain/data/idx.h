@@ -10,9 +10,9 @@
 
 namespace dtrain::data {
 
-// Images ("image": uint8, the file's dimensions without the first) and labels ("label": int64), whole set in memory,
-// once per host. DataError names the file and the offset of what is wrong: magic number, type, truncated data, bytes
-// after the end, counts that differ, damaged gzip data. Offsets count decompressed bytes where the file is compressed.
+// Images ("image": uint8, the file's dimensions without the first) and labels ("label": int64). The whole set is in
+// memory, once per host. DataError names the file, the offset and the fault: magic number, type, truncated data, bytes
+// after the end, different counts, damaged gzip data. In a compressed file, offsets count decompressed bytes.
 std::shared_ptr<Dataset> read_idx(const std::filesystem::path& images, const std::filesystem::path& labels,
                                   const HostShare& share = no_sharing());
 

@@ -1,8 +1,7 @@
 // A data set that lies completely in shared memory: a header that describes it, then one array for each field. Because
-// of the header, a rank that only maps the memory needs neither the files nor the options from which the data set was
-// made.
+// of the header, a rank that only maps the memory needs neither the files nor the options of the data set.
 //
-// Filling happens on one thread, before the memory is handed on; reading is thread safe.
+// One thread fills it, before the memory is passed on. Reading is thread safe.
 #pragma once
 
 #include <cstddef>
@@ -18,10 +17,10 @@ namespace dtrain::data {
 
 class InMemoryDataset final : public Dataset {
  public:
-  // Zeroed memory for `size` samples. DataError if the sizes make no sense, SystemError if the host does not have that
-  // much memory. `label` (short) names the memory in /proc.
+  // Zeroed memory for `size` samples. DataError if a size is invalid, SystemError if the host does not have that much
+  // memory. `label` (short) names the memory in /proc.
   static InMemoryDataset allocate(const std::string& label, std::int64_t size, const std::vector<Field>& fields);
-  // Takes memory that allocate() has laid out, in this process or another; DataError if it is something else.
+  // Takes memory that allocate() has laid out, in this or another process; DataError if its layout is another one.
   explicit InMemoryDataset(SharedMemory memory);
 
   std::int64_t size() const override { return size_; }
@@ -31,7 +30,7 @@ class InMemoryDataset final : public Dataset {
   // All samples of one field, one after the other; 64-byte aligned. Writable only in the process that has allocated it.
   std::span<std::byte> column(std::size_t field);
   std::span<const std::byte> column(std::size_t field) const;
-  // Gives the memory away; the data set is empty afterwards.
+  // Returns the memory; the data set is empty afterwards.
   SharedMemory release() &&;
 
  private:

@@ -13,7 +13,7 @@
 
 namespace dtrain::data {
 
-// Returns memory of so many bytes, aligned to 64, which is released with the last pointer to it. Any thread.
+// Returns memory of `bytes` bytes, aligned to 64 bytes. The last pointer to it releases it. Any thread may call.
 using BatchAllocator = std::function<std::shared_ptr<std::byte>(std::size_t bytes)>;
 
 struct LoaderOptions {
@@ -31,20 +31,19 @@ struct LoaderOptions {
   BatchAllocator allocate{};
 };
 
-// Memory for one field of a batch; 64-byte aligned. With the last pointer it returns to the loader's pool or to
+// Memory for the fields of a batch, each aligned to 64 bytes. The last pointer returns it to the loader's pool or to
 // LoaderOptions::allocate. A pointer may outlive the loader and be released on any thread.
 struct HostBatch {
-  std::vector<std::shared_ptr<std::byte>> fields;  // one a field of the data set
+  std::vector<std::shared_ptr<std::byte>> fields;  // one for each field of the data set
   std::int64_t samples = 0;
-  std::chrono::nanoseconds fetch_time{0};  // how long reading it took
+  std::chrono::nanoseconds fetch_time{0};  // time to read it
 };
 
-// Iterates one epoch at a time. next() and start_epoch() are called by one thread; reading happens on another. An
-// exception of the data set is thrown from the next() of the batch concerned; the call after that goes on with the
-// following batch.
+// Iterates over one epoch at a time. One thread calls next() and start_epoch(); another one reads. If the data set
+// throws, next() throws the exception for that batch; the call after that continues with the following batch.
 class SampleLoader {
  public:
-  // DataError as Sampler's.
+  // DataError as in Sampler.
   SampleLoader(std::shared_ptr<const Dataset> dataset, const LoaderOptions& options);
   // Waits for the batch that is being read, if any; the rest of the epoch is not read.
   ~SampleLoader();

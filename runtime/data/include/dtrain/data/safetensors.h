@@ -1,6 +1,6 @@
 // The safetensors format (https://github.com/huggingface/safetensors): a little-endian u64 with the length of a JSON
-// header, the header, the tensors' bytes. SafetensorsFile is the project's only reader of files in it and
-// safetensors_header() its only writer; weights are read and written with them too.
+// header, the header, the tensors' bytes. All of dtrain reads such files with SafetensorsFile and writes them with
+// safetensors_header(), weights included.
 #pragma once
 
 #include <cstddef>
@@ -28,9 +28,9 @@ struct SafetensorsEntry {
   std::uint64_t bytes = 0;
 };
 
-// An open file. The constructor checks the whole header as the format demands: its size, JSON, types, shapes that
-// fit their bytes, every byte belonging to exactly one tensor. Errors are DataError naming file and offset. Immutable:
-// every thread may read.
+// An open file. The constructor checks the whole header by the rules of the format: its size, JSON and types, that
+// shapes fit their bytes, and that every byte belongs to exactly one tensor. Errors are DataError with the file and the
+// offset. Immutable; any thread may read.
 class SafetensorsFile {
  public:
   explicit SafetensorsFile(const std::filesystem::path& path);
@@ -39,10 +39,11 @@ class SafetensorsFile {
 
   const std::vector<SafetensorsEntry>& entries() const { return entries_; }  // in the order of the file
   const std::map<std::string, std::string>& metadata() const { return metadata_; }
-  // DataError lists the names that exist.
+  // The entry with this name. DataError lists the names that exist.
   const SafetensorsEntry& at(const std::string& name) const;
   // `into` is entry.bytes long.
   void read(const SafetensorsEntry& entry, std::span<std::byte> into) const;
+  // Throws a DataError that names the file and `offset`.
   [[noreturn]] void fail(std::uint64_t offset, const std::string& what, const std::string& remedy = {}) const;
 
  private:
@@ -51,15 +52,15 @@ class SafetensorsFile {
   std::map<std::string, std::string> metadata_;
 };
 
-// What comes before the tensors' bytes: the length and the header, padded so that the first tensor begins at a multiple
-// of `alignment`. The tensors' bytes follow in this order without a gap (offsets of the entries are not read).
-// `metadata`, a mapping of texts or null, goes into "__metadata__".
+// The beginning of a file: the length and the header, padded so that the first tensor begins at a multiple of
+// `alignment`. The tensors' bytes must follow in this order without a gap (the entries' offsets are not used).
+// `metadata`, a mapping of texts or null, becomes "__metadata__".
 std::string safetensors_header(std::span<const SafetensorsEntry> tensors, const Json& metadata,
                                std::size_t alignment = sizeof(std::uint64_t));
 
 // Fields "features" and "target": the two tensors of these names, with their types (U8, I32, I64, F32, F64). The first
 // dimension of both counts samples; the rest is the shape of a sample. The whole set is in memory, once per host.
-// DataError as SafetensorsFile's.
+// DataError as in SafetensorsFile.
 std::shared_ptr<Dataset> load_safetensors(const std::filesystem::path& file,
                                           const std::string& features_name = "features",
                                           const std::string& target_name = "target",

@@ -5,7 +5,7 @@
 // batch_size samples from g * world_size * batch_size on. Rank r takes the r-th contiguous piece of it. So W ranks with
 // batches of B see the same global batches as one rank with batches of W * B.
 //
-// Immutable: every thread may call everything.
+// Immutable; any thread may call.
 #pragma once
 
 #include <cstdint>
@@ -28,7 +28,7 @@ struct SamplerOptions {
 
 class Sampler {
  public:
-  // DataError if the options make no sense, or if drop_last is set and the data set is smaller than a global batch.
+  // DataError if an option is invalid, or if drop_last is set and the data set is smaller than a global batch.
   Sampler(std::int64_t dataset_size, const SamplerOptions& options);
 
   // All samples of the data set in the order of this epoch.

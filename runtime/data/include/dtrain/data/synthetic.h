@@ -1,5 +1,4 @@
-// Generated data: no files, any size, the same bits on every machine. The task is so easy that a model visibly learns
-// it.
+// Generated data of any size, with the same bits on every machine. The task is so easy that a model visibly learns it.
 #pragma once
 
 #include <cstdint>
@@ -23,7 +22,7 @@ struct SyntheticOptions {
 
 // "features": float32 [features]. With classes also "label": int64 (each class is a point, and its samples lie around
 // it). Without classes "target": float32 [targets] (linear in the features). Sample i is a function of (seed, i) and
-// the sizes. In memory once per host. DataError names an option that makes no sense.
+// the sizes. In memory once per host. DataError names an invalid option.
 std::shared_ptr<Dataset> make_synthetic(const SyntheticOptions& options, const HostShare& share = no_sharing());
 
 }  // namespace dtrain::data

@@ -8,18 +8,18 @@
 
 namespace dtrain::host {
 
-// The logical CPUs this process may run on (affinity mask): first one of each physical core, ascending, then the second
-// ones, and so on. SystemError if the kernel does not report them.
+// The logical CPUs that this process may run on (affinity mask): first the first CPU of each physical core, ascending,
+// then the second ones, and so on. SystemError if the kernel does not report them.
 std::vector<int> allowed_cpus();
 
-// The physical cores among them (hwloc), each as the list of its logical CPUs.
+// The physical cores of these CPUs (hwloc), each as the list of its logical CPUs.
 std::vector<std::vector<int>> physical_cores();
 
 // The logical CPUs nearest to a PCI device (its NUMA node's), ascending, whether or not this process may use them.
 // `address` as NVML writes it: "00000000:3B:00.0". Empty: the kernel does not report it. `root`: where sys/ is.
 std::vector<int> cpus_near_pci_device(const std::string& address, const std::filesystem::path& root = "/");
 
-// How many CPUs' worth of time the cgroup grants (v1 and v2; the lowest limit of its ancestors counts), at most the
+// The processor time that the cgroup grants, in CPUs (v1 and v2; the lowest limit of its ancestors counts), at most the
 // number of allowed CPUs. `root`: where proc/ and sys/ are.
 double cpu_limit(const std::filesystem::path& root = "/");
 
@@ -38,7 +38,7 @@ struct Processor {
 };
 Processor processor(const std::filesystem::path& root = "/");
 
-// Whether this is a processor of AMD with AVX2 and FMA that the operating system lets programs use (cpuid).
+// Whether this is an AMD processor with AVX2 and FMA that the operating system lets programs use (cpuid).
 bool is_amd_with_avx2();
 
 // Bytes of the largest cache that cores share; 0: not known.

@@ -1,4 +1,4 @@
-// On what kind of file system a path lies. Any thread may call.
+// Kinds of file systems. Any thread may call.
 #pragma once
 
 #include <filesystem>
@@ -8,12 +8,12 @@
 
 namespace dtrain::host {
 
-// The kind of network file system that holds `path` ("nfs", "fuse.sshfs"), which must exist; empty: it is local. On a
+// The kind of network file system that holds `path` ("nfs", "fuse.sshfs"); empty: it is local. `path` must exist. On a
 // network file system, file locks and shared file mappings do not work between hosts, or not reliably. SystemError if
 // the kernel does not report it.
 std::optional<std::string> network_filesystem(const std::filesystem::path& path);
 
-// The same from what the kernel reports: the type from statfs, and the name from mountinfo, which is needed for FUSE.
+// The same from values of the kernel: the type from statfs and, for FUSE, the name from mountinfo.
 std::optional<std::string> network_filesystem(long type, std::string_view name);
 
 // The name of the file system that is mounted with this device number ("8:1") in the text of a mountinfo file; empty:

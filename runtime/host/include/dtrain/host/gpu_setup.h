@@ -14,7 +14,7 @@
 
 namespace dtrain::host {
 
-// NVML's values, as of the other enums here. kExclusiveThread: drivers of today treat it as kExclusiveProcess.
+// The numbers are NVML's, as in the other enums here. Current drivers treat kExclusiveThread as kExclusiveProcess.
 enum class ComputeMode { kShared = 0, kExclusiveThread = 1, kProhibited = 2, kExclusiveProcess = 3 };
 
 // Why a GPU's clocks are lower than they could be.
@@ -38,25 +38,25 @@ struct GpuProcess {
 
 // What a GPU does not report is absent.
 struct GpuSetup {
-  int index = 0;  // as GpuInfo's
+  int index = 0;  // as in GpuInfo
   std::string name;
   std::optional<bool> persistence;
   std::optional<ComputeMode> compute_mode;
-  std::optional<bool> mig;  // it is divided into several
+  std::optional<bool> mig;  // MIG mode: the GPU is divided into several
   std::optional<bool> ecc;
   std::optional<bool> ecc_pending;   // after the next restart
-  std::optional<unsigned> sm_clock;  // MHz, as the next three
+  std::optional<unsigned> sm_clock;  // MHz, like the next three
   std::optional<unsigned> most_sm_clock;
   std::optional<unsigned> application_clock;
   std::optional<unsigned> default_application_clock;
   std::optional<SlowdownReasons> slowdown;
-  std::optional<int> nvlinks;         // that it has
-  std::optional<int> active_nvlinks;  // of these
+  std::optional<int> nvlinks;         // number of NVLinks
+  std::optional<int> active_nvlinks;  // how many of them are active
   std::optional<FabricState> fabric;
-  std::optional<std::vector<GpuProcess>> processes;  // that compute on it
+  std::optional<std::vector<GpuProcess>> processes;  // that compute on the GPU
 };
 
-// The nearest part of the machine that connects two GPUs.
+// The nearest common part of the machine above two GPUs.
 enum class Ancestor { kBoard = 0, kSwitch = 10, kSwitches = 20, kHostBridge = 30, kNode = 40, kSystem = 50 };
 // As nvidia-smi topo -m prints them: "PIX", "PXB", "PHB", "NODE", "SYS".
 std::string to_string(Ancestor ancestor);
@@ -72,7 +72,7 @@ enum class PeerAccess {
 };
 
 struct GpuPair {
-  int first = 0;  // indices as GpuInfo's; first < second
+  int first = 0;  // indices as in GpuInfo; first < second
   int second = 0;
   std::optional<Ancestor> ancestor;
   std::optional<PeerAccess> peer_access;  // the worse of reading and writing
@@ -81,8 +81,8 @@ struct GpuPair {
 
 struct GpuSetups {
   std::string driver;          // its version, such as "580.65.06"; empty: not reported
-  std::vector<GpuSetup> gpus;  // those that this process may use, by index
-  std::vector<GpuPair> pairs;  // of them, each once
+  std::vector<GpuSetup> gpus;  // GPUs that this process may use, by index
+  std::vector<GpuPair> pairs;  // each pair of these GPUs once
 };
 
 // Without the library or a driver there are no GPUs, which is no error.

@@ -25,7 +25,7 @@ struct GpuInfo {
   std::uint64_t total_memory = 0;              // bytes; 0: not reported
   std::optional<double> slowdown_temperature;  // degrees Celsius at which it begins to slow down; empty: not reported
   std::optional<double> compute_capability;    // such as 9.0; empty: not reported
-  std::string problem;                         // what is wrong with it according to NVML; empty: nothing
+  std::string problem;                         // what NVML reports as wrong; empty: nothing
 };
 
 // What a GPU does not report is absent.
@@ -54,7 +54,7 @@ class Gpus {
  private:
   struct Nvml;
   void find_gpus();
-  // Returns false, and warns, if `code` is a failure. That a GPU does not support a function is no failure.
+  // Returns false, and warns, if `code` is a failure. A function that the GPU does not support is no failure.
   bool succeeded(int code, const std::string& what);
 
   std::function<void(const std::string&)> warn_;

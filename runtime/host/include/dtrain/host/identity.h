@@ -9,7 +9,7 @@ namespace dtrain::host {
 struct HostIdentity {
   std::string name;     // uname's node name, for people
   std::string boot_id;  // /proc/sys/kernel/random/boot_id
-  std::string key;      // boot id with the ids of the network, IPC and PID namespaces: equal = same host to us
+  std::string key;      // boot id and ids of the network, IPC and PID namespaces; equal keys: one host
 };
 
 HostIdentity host_identity();

@@ -9,7 +9,7 @@ namespace dtrain::host {
 
 struct IpNetwork {
   bool v6 = false;
-  std::array<unsigned char, 16> bytes{};  // of IPv4 the first four; beyond the prefix all zero
+  std::array<unsigned char, 16> bytes{};  // IPv4 uses the first four; zero beyond the prefix
   int prefix = 0;
 
   int bits() const { return v6 ? 128 : 32; }

@@ -13,6 +13,7 @@ struct MemoryReading {
   std::uint64_t available = 0;  // what programs can still get: free memory, and caches that the kernel would drop
 };
 
+// Empty: the kernel does not report it.
 std::optional<MemoryReading> read_memory(const std::filesystem::path& root = "/");
 
 }  // namespace dtrain::host

@@ -1,4 +1,4 @@
-// What one process uses, and which one it is, from /proc/<pid>. Any thread may call.
+// What a process uses, and what identifies it, from /proc/<pid>. Any thread may call.
 #pragma once
 
 #include <sys/types.h>
@@ -19,12 +19,12 @@ struct ProcessUsage {
 std::optional<ProcessUsage> read_process(pid_t pid, const std::filesystem::path& root = "/");
 
 struct ProcessMemory {
-  std::uint64_t resident_bytes = 0;   // as above
-  std::uint64_t peak_bytes = 0;       // the most that ever was resident
-  std::uint64_t anonymous_bytes = 0;  // of resident_bytes, what belongs to no file and is not shared
+  std::uint64_t resident_bytes = 0;   // as in ProcessUsage
+  std::uint64_t peak_bytes = 0;       // the largest resident_bytes so far
+  std::uint64_t anonymous_bytes = 0;  // the part of resident_bytes that belongs to no file and is not shared
 };
 
-// Empty as above.
+// Empty when there is no such process.
 std::optional<ProcessMemory> read_process_memory(pid_t pid, const std::filesystem::path& root = "/");
 
 // How long a thread has waited for a core while it could have run, since it started. Empty where the kernel does not

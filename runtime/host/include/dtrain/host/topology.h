@@ -13,7 +13,7 @@ struct Core {
   std::vector<int> cpus;  // the logical CPUs that this process may use, ascending; never empty
   int node = 0;           // its NUMA node, as the kernel numbers nodes
   int package = 0;        // its socket
-  int kind = 0;           // the class of its speed, 0 is the slowest: 0 for efficiency cores, 1 for performance cores
+  int kind = 0;           // its class of speed; 0 is the slowest (efficiency cores), 1 for performance cores
   bool operator==(const Core&) const = default;
 };
 
@@ -29,9 +29,9 @@ struct TopologySource {
 // affinity mask.
 std::vector<Core> usable_cores(const TopologySource& source = {});
 
-// How many cores this process has for itself as one of `local_size` ranks of this host. If its starter has bound it to
-// some of the cores, all of these; otherwise its share of all cores. No more than its share of the time that the cgroup
-// grants, and at least 1.
+// How many cores this process may use as one of `local_size` ranks of this host. If it is bound to some of the cores,
+// the number of these; otherwise its share of all cores. At most its share of the time that the cgroup grants, and at
+// least 1.
 int cores_for_rank(int local_size);
 
 }  // namespace dtrain::host

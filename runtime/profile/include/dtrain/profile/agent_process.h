@@ -1,5 +1,5 @@
-// Starting the agent process of a host: it samples the system, drains the ranks' rings into
-// profile/rank-NNNN.jsonl and profile/agent-<id>.jsonl, outlives launcher and ranks, and exits last.
+// Starts the profiling agent of a host. It samples the system, writes the ranks' rings to profile/rank-NNNN.jsonl and
+// its samples to profile/agent-<id>.jsonl, and exits after launcher and ranks.
 //
 // Any thread may call. The owner of an AgentProcess must let it finish (finish_agent) or detach() the process:
 // destroying it kills the agent.
@@ -18,52 +18,52 @@
 
 namespace dtrain::profile {
 
-// Where the agent answers Prometheus. Every client that reaches this address can read the metrics.
+// Where the agent serves metrics to Prometheus. Every client that reaches this address can read them.
 struct PrometheusAddress {
   std::string address = "127.0.0.1";  // numeric
-  int port = 0;                       // 0: any free one; the first line of the agent's dump has it
+  int port = 0;                       // 0: any free one, which the first line of the agent's dump names
 };
 
 struct AgentOptions {
   std::string agent_id;                    // of this host, in file names and records
-  std::filesystem::path profile_folder;    // <run>/profile, exists
-  std::vector<int> local_ranks;            // it exits once all of these have connected and left …
-  std::chrono::seconds rank_timeout{600};  // … or have not connected within this time
+  std::filesystem::path profile_folder;    // <run>/profile, which must exist
+  std::vector<int> local_ranks;            // the agent exits once all of these have connected and left
+  std::chrono::seconds rank_timeout{600};  // it also exits after this time if no rank is connected
   std::chrono::milliseconds sample_period{500};
   std::string nvml_library = host::kNvmlLibrary;  // tests use another one
-  std::optional<PrometheusAddress> prometheus;    // none: it does not listen
+  std::optional<PrometheusAddress> prometheus;    // empty: it serves none
   Json header;         // run id, versions, …: copied into the first line of the agent's dump
-  std::string socket;  // the name it listens under, free; empty: a new one
+  std::string socket;  // the name it listens under, not in use; empty: a new one
 };
 
 struct AgentProcess {
-  Process process;     // in its own process group and session: a terminal's Ctrl-C does not reach it
-  std::string socket;  // what Recorder::Options::agent_socket wants
+  Process process;     // in its own process group: a terminal's Ctrl-C does not reach it
+  std::string socket;  // for Recorder::Options::agent_socket
 };
 
 // Starts bin/dtrain-agent, found relative to this library. Returns once the agent is ready for ranks; SystemError or
 // Error with the reason if it does not become ready. Its output goes to <run>/logs/agent-<id>.log if that folder
-// exists. If this process dies, the agent ends as soon as no rank is left.
+// exists. If this process ends, the agent ends as soon as no rank is left.
 AgentProcess start_agent(const AgentOptions& options);
 
 // The agent's exit code if something could not be written; its log says what.
 inline constexpr int kRecordsLost = 3;
 
-// Waits for the agent to end, which it does after the last local rank. After `patience`, orders it to write what it has
-// and to end, even if ranks are still connected or never connected. If it does not obey, kills it. Exit code 0:
+// Waits for the agent to end, which it does after the last local rank. After `patience`, tells it to write what it has
+// and to end, even if ranks are still connected or never connected. If it does not end then, kills it. Exit code 0:
 // everything recorded is on disk.
 ExitStatus finish_agent(AgentProcess& agent, std::chrono::milliseconds patience);
 
-// An agent that is started again if it was killed or has failed, under the name that its ranks know. The first time it
-// is started at once, then after pauses that double from 1 s to 60 s; after 10 minutes of life the pauses begin anew. A
-// ring outlives the agent, so the ranks' records from the time between are lost only if their ring becomes full. One
+// An agent that is started again, under the same name, if it was killed or has failed. The first restart is immediate;
+// the next ones follow after pauses that double from 1 s to 60 s. After an agent has run for 10 minutes, the pauses
+// begin anew. A ring outlives the agent, so records are lost only if a rank's ring becomes full in the meantime. One
 // thread.
 class KeptAgent {
  public:
   // Starts it; throws as start_agent() does.
   explicit KeptAgent(AgentOptions options, const Clock& clock);
 
-  // What look() has noticed and done.
+  // What look() found and did.
   struct Change {
     std::optional<ExitStatus> ended;  // set: it was killed or has failed
     pid_t started = 0;                // its new process; 0: not started yet
@@ -72,7 +72,7 @@ class KeptAgent {
   };
   // Cheap: one system call while the agent lives.
   std::optional<Change> look();
-  // Like finish_agent(); the status of an agent that has ended.
+  // Like finish_agent(). If the agent has already ended, returns its status.
   ExitStatus finish(std::chrono::milliseconds patience);
   // Leaves it running: the destructor then does nothing.
   void detach() { agent_.process.detach(); }

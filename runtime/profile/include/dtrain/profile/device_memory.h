@@ -1,5 +1,5 @@
-// Tells a recorder how much of its device's memory the rank has. The training thread calls it at changes of phase, in
-// some of the steps.
+// Reports to a recorder how much device memory the rank uses. The training thread calls it at changes of phase, in some
+// of the steps.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// When a device reaches the places in its work that the recorder marks. The training thread calls it.
+// The times at which a device reaches marks that the recorder sets in its work. The training thread calls it.
 #pragma once
 
 #include <cstddef>
@@ -10,7 +10,7 @@ namespace dtrain::profile {
 class DeviceTimeline {
  public:
   virtual ~DeviceTimeline() = default;
-  // Marks the place behind all work that the thread has handed to its device so far.
+  // Sets a mark behind all work that the thread has issued to its device so far.
   virtual void mark() = 0;
   // Appends when the device reached each of the `count` oldest marks, in nanoseconds of the host's monotonic clock, and
   // removes these marks. The times never decrease, also from one call to the next. Returns false and does nothing while

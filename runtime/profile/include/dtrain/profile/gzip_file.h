@@ -13,7 +13,7 @@ struct gzFile_s;  // zlib's
 namespace dtrain::profile {
 
 // Writes a temporary file beside `path`, which finish() renames to `path`, so readers never see half a file. Without
-// finish() the destructor leaves nothing.
+// finish() the destructor removes it.
 class GzipWriter {
  public:
   explicit GzipWriter(std::filesystem::path path);

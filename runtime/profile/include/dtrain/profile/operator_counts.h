@@ -23,7 +23,7 @@ struct OperatorCount {
   std::int64_t calls = 0;
   std::int64_t flops = 0;         // a multiplication and an addition are two
   std::int64_t bytes = 0;         // of the tensors that it reads and writes
-  std::optional<double> seconds;  // of all calls, with the operators that they call; empty on a GPU, which works later
+  std::optional<double> seconds;  // of all calls, with the operators that they call; empty on a GPU
 };
 
 struct OperatorCounts {
@@ -33,7 +33,7 @@ struct OperatorCounts {
   std::int64_t batch = 0;       // its number, from 1: the fastest of those that were counted
   std::int64_t samples = 0;     // in it, on this rank
   std::int64_t counted = 0;     // batches
-  double flops_per_sample = 0;  // the most of any counted batch, because operators that a fuser has fused are not seen
+  double flops_per_sample = 0;  // the most of any counted batch: fused operators are not counted
   std::string dtype;            // in which most FLOPs are made; empty: there are none
   std::vector<OperatorCount> operators;
 };

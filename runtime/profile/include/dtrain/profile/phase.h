@@ -1,4 +1,4 @@
-// The phases of a step. Every nanosecond of a step belongs to exactly one of them; kOther is what is left.
+// The phases of a step. Every nanosecond of a step belongs to exactly one of them; kOther is the rest.
 #pragma once
 
 #include <array>
@@ -23,7 +23,7 @@ enum class Phase : std::uint8_t {
   kCallbacks,
   kCheckpoint,
   kValidation,
-  kDeviceWait,  // the host waits until its device is at most a few batches behind; 0 if times are the device's
+  kDeviceWait,  // the host waits until its device is at most a few batches behind; 0 if phases are timed on it
   kOther,
   kCount
 };

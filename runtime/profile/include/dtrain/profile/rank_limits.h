@@ -1,5 +1,5 @@
-// The limits of a machine for one rank: what memory and the arithmetic units give to each rank while all ranks of the
-// host work. dtrain-calibrate measures them (runtime/train/calibration), the launcher writes them into plan.json
+// The limits of a machine for one rank: the rates of memory and arithmetic units that each rank reaches while all ranks
+// of the host work. dtrain-calibrate measures them (runtime/train/calibration), the launcher writes them into plan.json
 // ("limits"), and the analysis compares steps with them. Plain values; any thread.
 #pragma once
 
@@ -23,17 +23,16 @@ struct RankLimits {
   std::string cpu;  // the processor's name
   int threads = 0;  // of a rank
   int ranks = 0;    // of the host
-  // Bytes read and written while all ranks stream, counted as in STREAM's triad (reading memory before it is written
-  // does not count).
+  // Bytes read and written while all ranks stream, counted as in STREAM's triad (without the reads that writes cause).
   std::optional<double> memory_gb_s;
   std::map<std::string, double> gflops;              // matrix products, by type: "float32", "bfloat16", "float16"
   std::map<std::string, double> convolution_gflops;  // 3x3, 64 to 64 channels, channels_last, forward and backward
   // Bytes of one rank's buffer for each second of an all-reduce through shared memory. Absent for a single rank.
   std::optional<double> all_reduce_gb_s;
   // float32 matrix products by the number of threads: with one thread for each core, and with one for each logical CPU.
-  // They show whether siblings (CPUs of the same core) help; `threads` is the faster number. Empty: not tried.
+  // They show whether SMT siblings help; `threads` is the faster number. Empty: not tried.
   std::map<int, double> gflops_by_threads;
-  // The path that the run takes; gflops has the faster one's figure either way.
+  // The path that the run takes; gflops has the figure of the faster path in any case.
   MatmulPath matmul = MatmulPath::kDefault;
   // float32 matrix products on the default path; absent if the machine has no other path.
   std::optional<double> matmul_default_gflops;
@@ -43,7 +42,7 @@ struct RankLimits {
 std::string to_string(MatmulPath path);  // "default", "fast"
 
 Json to_json(const RankLimits& limits);
-// A figure that is missing, or no number above zero, is absent. Throws nothing.
+// A figure that is missing or not a number above zero is absent. Throws nothing.
 RankLimits rank_limits_of(const Json& json);
 
 // "limits" of plan.json, by the host's name, which is also the ranks' "host". Empty: the run has none. Throws nothing.

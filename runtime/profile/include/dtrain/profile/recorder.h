@@ -1,7 +1,8 @@
-// Records what one rank does, into a ring in memory shared with the agent process. Recording formats nothing, makes no
-// system call and takes no lock but malloc's, twice a second; a full ring drops the record and the dump counts it.
+// Records what one rank does, into a ring in memory shared with the profiling agent. Recording formats nothing, makes
+// no system call, and takes no lock except malloc's, twice a second. If the ring is full, the record is dropped, and
+// the dump counts it.
 //
-// One thread, the training thread, calls everything here.
+// Only the training thread calls it.
 #pragma once
 
 #include <chrono>
@@ -44,7 +45,7 @@ double bus_bandwidth(const CollectiveRecord& record);
 struct ClockRecord {
   std::int64_t time_ns = 0;  // when it was measured, on this rank's clock
   std::int64_t offset_ns = 0, error_ns = 0;
-  std::int64_t round_trips = 0;  // it comes from
+  std::int64_t round_trips = 0;  // how many were measured
 };
 
 // What the loader did for one batch.
@@ -62,7 +63,7 @@ struct StepInfo {
   std::int64_t epoch = 0;
 };
 
-// Who spends the time of a phase: the host and its device, or the host alone.
+// Whether both the host and its device spend the time of a phase, or only the host.
 enum class PhaseOf : std::uint8_t { kHostAndDevice, kHost };
 
 // The parts of a run outside its steps.
@@ -78,8 +79,8 @@ class Recorder {
     Json header;  // run id, versions, …: copied into the first line of the dump
     std::size_t ring_bytes = 4u << 20;
   };
-  // Connects to the agent of this host and passes it the ring. Goes on without the agent if it does not exist or does
-  // not answer within `connect_timeout` (agent_is_here()). Time since `process_start` counts as initialization.
+  // Connects to the agent of this host and passes it the ring. If the agent does not exist or does not answer within
+  // `connect_timeout`, goes on without it (see agent_is_here()). Time since `process_start` counts as initialization.
   // CommError if the agent refuses this rank. The clock must outlive this.
   Recorder(const Options& options, const Clock& clock, Nanoseconds process_start);
   ~Recorder();
@@ -105,8 +106,8 @@ class Recorder {
   // Adds the time since the last change to the previous phase, begins `phase`, and returns the previous phase. Does
   // nothing outside a step. `whose` matters only while steps are held with a DeviceTimeline.
   Phase switch_to(Phase phase, PhaseOf whose = PhaseOf::kHostAndDevice);
-  // While such an object lives, changes of phase are ignored and collectives are not recorded, because the work is not
-  // done now: a graph captures it.
+  // While held, changes of phase are ignored and collectives are not recorded: a graph captures the work, which does
+  // not run now.
   void hold_phase(bool hold);
   bool holds_phase() const;
   // The times of the step up to the last change of phase; after end_step() those of the whole step. All zero if not
@@ -117,12 +118,12 @@ class Recorder {
   // For the step under way. Only while steps are held.
   void collective_later(LateCollective collective);
 
-  // For a device that works later than the host. From now on the records of a step are held until its collectives have
-  // ended. With a `timeline` they are also held until the device has finished the step; its times are then the device's
-  // (late_steps.h), without one the host's. end_step() passes on the records that are complete. The timeline outlives
-  // its use. Only between steps.
+  // For a device that runs asynchronously. From now on the records of a step are held until its collectives have ended.
+  // With a `timeline` they are also held until the device has finished the step; its times are then the device's
+  // (late_steps.h). Without one they are the host's. end_step() passes on the records that are complete. The timeline
+  // must outlive its use. Only between steps.
   void hold_steps(DeviceTimeline* timeline);
-  // Passes on the records of steps that are complete, without waiting. True: none is held any more.
+  // Passes on the complete records without waiting. True: none is held any more.
   bool hand_on_steps();
   // Passes on all held records, with the host's times; collectives that have not ended are left out. From then on steps
   // are not held.
@@ -134,8 +135,8 @@ class Recorder {
   // Also while paused, and outside of steps.
   void clock(const ClockRecord& offset);
 
-  // From now on some steps (at most two a second) also record how much device memory their phases used. The source
-  // outlives this; nullptr: none. Only between steps.
+  // From now on some steps (at most two a second) also record how much device memory their phases used. `memory` must
+  // outlive this; nullptr: none. Only between steps.
   void watch(DeviceMemory* memory);
 
   // Waits until the agent has written everything recorded so far to its file. CommError at the deadline, or if the
@@ -158,13 +159,13 @@ class Recorder {
   std::unique_ptr<Impl> impl_;
 };
 
-// The phase of a scope; its end returns to the previous phase. Scopes may nest; times stay exclusive.
+// Switches to a phase for the duration of a scope, then back. Scopes may nest; times stay exclusive.
 class PhaseScope {
  public:
   PhaseScope(Recorder& recorder, Phase phase, PhaseOf whose = PhaseOf::kHostAndDevice)
       : recorder_(recorder), before_(recorder.switch_to(phase, whose)) {}
-  // On a GPU a change of phase may find that the device has failed. That is ignored here: the code that uses the device
-  // finds it, too.
+  // On a GPU a change of phase may throw because the device has failed. That is ignored here, because the code that
+  // uses the device gets the same error.
   ~PhaseScope() {
     try {
       recorder_.switch_to(before_);

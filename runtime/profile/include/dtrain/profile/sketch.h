@@ -1,8 +1,8 @@
-// A distribution in little memory: count, sum, least and greatest value are exact, quantiles are within 1% of the
-// value. Sketches of parts of a run merge into the sketch of all of it. It is DDSketch (Masson, Rim and Lee: "DDSketch:
-// a fast and fully-mergeable quantile sketch with relative-error guarantees", PVLDB 2019, arXiv:1908.10693): bin i
-// holds the values in (g^(i-1), g^i] with g = (1 + kRelativeError) / (1 - kRelativeError). 64-bit values fill 2,185
-// bins at most, so nothing ever has to be collapsed.
+// A distribution in little memory: count, sum, least and greatest value are exact; quantiles are within 1%. Sketches of
+// the parts of a run merge into the sketch of the whole run. It is DDSketch (Masson, Rim and Lee: "DDSketch: a fast and
+// fully-mergeable quantile sketch with relative-error guarantees", PVLDB 2019, arXiv:1908.10693): bin i holds the
+// values in (g^(i-1), g^i] with g = (1 + kRelativeError) / (1 - kRelativeError). 64-bit values fill 2,185 bins at most,
+// so bins never have to be collapsed.
 //
 // A plain value: no thread may change it while another uses it.
 #pragma once
@@ -31,12 +31,12 @@ class Sketch {
 
   std::int64_t count() const { return count_; }
   std::int64_t sum() const { return sum_; }  // saturates at 64 bits
-  std::int64_t min() const { return min_; }  // 0 if there is no value, like all that follow
+  std::int64_t min() const { return min_; }  // 0 if there is no value, as in all that follow
   std::int64_t max() const { return max_; }
   double mean() const { return count_ > 0 ? static_cast<double>(sum_) / static_cast<double>(count_) : 0; }
   // The quantile: `share` (0 to 1) of the values are not above it. Its relative error is at most kRelativeError.
   double quantile(double share) const;
-  // How many values are not above `value`; all values of its own bin count.
+  // How many values are at most `value`; all values in the bin of `value` count.
   std::int64_t count_up_to(std::int64_t value) const;
 
   // Values of 0 and below, and the others by bin, in rising order and without empty bins. For histograms.

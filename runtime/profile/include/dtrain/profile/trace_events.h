@@ -13,7 +13,7 @@
 namespace dtrain::profile {
 
 struct TraceEventSink {
-  std::int64_t pid = 0;                              // the process whose tracks they are
+  std::int64_t pid = 0;                              // of the process that owns the tracks
   std::function<double(std::int64_t)> to_us;         // from the monotonic clock, in nanoseconds, to the file's
   std::function<void(std::string_view text)> write;  // events, each with a comma and a newline behind it
 };
@@ -24,7 +24,7 @@ struct PlacedCollective {
   std::uint64_t sequence = 0;
   std::string operation;
   std::int64_t track = 0;
-  double came_us = 0;  // when it was issued; for a few bytes, when the data was passed on, too
+  double came_us = 0;  // when it was issued
   double start_us = 0, end_us = 0;
 };
 

@@ -26,11 +26,11 @@ struct TraceFacts {
   std::int64_t pid = 0;  // as the profiler names the process
   std::string host;
   std::string reason;                  // "configured" or "requested"
-  TraceWindow window;                  // the batches to be traced …
-  std::int64_t last_batch = 0;         // … and the last one that was
+  TraceWindow window;                  // the batches to trace
+  std::int64_t last_batch = 0;         // the last batch that was traced
   std::string cut;                     // why the window ended earlier; empty: it did not
-  std::string missing;                 // what the profiler did not see, and why; empty: nothing
-  std::int64_t operators = 0;          // how many the profiler saw
+  std::string missing;                 // what the profiler did not record, and why; empty: nothing
+  std::int64_t operators = 0;          // how many the profiler recorded
   std::vector<TraceClockPoint> clock;  // at least one, ascending
 };
 

@@ -1,5 +1,5 @@
-// What the recorder keeps in memory while a deep window is open. The training thread fills it; afterwards the trace
-// file is written from it. It has a limit; entries beyond it are only counted.
+// What the recorder keeps in memory while a deep window is open. The training thread fills it; afterwards it is written
+// to the trace file. It holds a limited number of entries; further ones are only counted.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
-// Which batches are traced in full (the deep window). All ranks learn of a new window in the same round, which all take
-// part in. So at each batch they have the same list of windows and trace the same batches.
+// Which batches are traced in full (the deep window). All ranks receive a new window in the same round, so at each
+// batch they have the same windows and trace the same batches.
 //
 // Plain values; one thread.
 #pragma once

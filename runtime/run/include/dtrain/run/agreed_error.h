@@ -1,5 +1,5 @@
-// An error that every rank derives from the same exchanged facts and throws with the same text. RankSession::start()
-// and fail() report it as an error of the run, not of the rank that reports it first. Plain value; any thread.
+// An error that all ranks throw with the same text, because they derive it from the same exchanged facts.
+// RankSession::start() and fail() report it as an error of the run, not of one rank. Plain value; any thread.
 #pragma once
 
 #include "dtrain/base/error.h"

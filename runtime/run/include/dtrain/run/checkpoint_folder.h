@@ -8,26 +8,28 @@
 
 namespace dtrain::run {
 
-// ConfigError if checkpoints cannot be written there: names the path, the user and what to do. Writes nothing.
+// ConfigError if checkpoints cannot be written there; it names the path, the user and the remedy. Writes nothing.
 void check_checkpoint_storage(const config::CheckpointStorage& storage);
 
-// Gives a run a folder of its own there, NNNN-name-<8 hex digits>, and records it in the run's folder. A run that has
-// one, or checkpoints in its own folder, stays with it. Returns it; empty: the checkpoints lie in the run's folder.
-// ConfigError as check_checkpoint_storage().
+// Makes a folder for the run there, NNNN-name-<8 hex digits>, and records it in the run's folder. A run that already
+// has one, or has checkpoints in the run's folder, keeps that place. Returns the folder; empty: the checkpoints are in
+// the run's folder. ConfigError as check_checkpoint_storage().
 std::filesystem::path make_checkpoint_folder(const RunFolder& run, const config::CheckpointStorage& storage);
 
-// Where the run's checkpoints lie, as checkpoints::storage_of_run(). ConfigError if that is a folder elsewhere that is
-// not there, as when its disk is not mounted: nothing must be read from or written to the disk below the mount.
+// Where the run's checkpoints are, as checkpoints::storage_of_run(). ConfigError if a folder outside the run's folder
+// is missing, for example because its disk is not mounted. So nothing is read from or written to the disk below the
+// mount point.
 std::filesystem::path find_checkpoint_folder(const RunFolder& run);
-// To be called before a run goes on: ensures that it shares its folder in checkpoint_storage with no other run. A run
-// that was moved keeps its folder. A copy of a run gets a folder of its own beside that, with the checkpoints up to the
-// last one that it has saved; so does a run whose folder a copy has taken over. Returns a warning about that; empty:
-// nothing has changed. ConfigError as find_checkpoint_folder(), and where none of those checkpoints is there any more.
+// To be called before a run goes on: ensures that no other run uses its folder in checkpoint_storage. A run that was
+// moved keeps its folder. A copy of a run gets a new folder beside the original's, with the checkpoints up to the last
+// one that the copy has saved; so does a run whose folder a copy has taken over. Returns a warning about the new
+// folder; empty: nothing has changed. ConfigError as find_checkpoint_folder(), or if none of these checkpoints exists
+// any more.
 std::string claim_checkpoint_folder(const RunFolder& run);
-// If `run` is a copy and would go on from the checkpoints of another run: that run. Empty: the checkpoints are its own.
+// The run whose checkpoints `run`, a copy, would go on from. Empty: the checkpoints are its own.
 std::filesystem::path other_owner_of_checkpoints(const RunFolder& run);
 
-// The path, at that time, of the run for which a folder of checkpoints was made; empty: the folder does not say.
+// The run for which a folder of checkpoints was made, by its path at that time; empty: the folder does not name it.
 std::filesystem::path run_of_checkpoint_folder(const std::filesystem::path& folder);
 
 }  // namespace dtrain::run

@@ -1,6 +1,6 @@
-// `dtrain host-probe`, which dtrain on another host starts here over a remote shell: it reports what this host is and
-// has, and measures connections. It reads one JSON object per line from standard input and answers each on standard
-// output, until the input ends. One thread.
+// `dtrain host-probe`, which dtrain on another host starts over a remote shell: it describes this host and measures
+// connections. It reads one JSON object per line from standard input and answers each on standard output, until the
+// input ends. One thread.
 #pragma once
 
 namespace dtrain::run {

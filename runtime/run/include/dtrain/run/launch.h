@@ -21,8 +21,8 @@ struct LaunchRequest {
   std::filesystem::path run_dir;       // empty: the next one under runs/
   Mock mock;
   bool dry_run = false;                       // print the plan, start nothing
-  bool detach = false;                        // continue without the terminal once the task is in the ledger
-  bool is_trial = false;                      // a short run for another launch: it ends with that one, without a report
+  bool detach = false;                        // run without the terminal once the task is in the ledger
+  bool is_trial = false;                      // a short run for another launch; ends with that launch, writes no report
   bool json = false;                          // with dry_run: the plan as JSON
   std::optional<scheduler::Machine> machine;  // a machine that tests pretend to have; empty: this machine
 };

@@ -1,5 +1,5 @@
-// Follows the log files of ranks and passes on their new lines. Everything that shows logs on a screen uses it: the
-// launcher, a rank without one, and `dtrain logs`. One thread at a time.
+// Follows the log files of ranks and passes on their new lines. All code that shows logs on a screen uses it: the
+// launcher, a rank without a launcher, and `dtrain logs`. One thread at a time.
 #pragma once
 
 #include <cstdint>
@@ -21,7 +21,7 @@ class LogTail {
   void add(int rank, std::filesystem::path path);
   // Passes on the complete lines that were added since the last call. True if there were any.
   bool poll(const Sink& sink);
-  // As poll(), and passes on an incomplete last line as well.
+  // Like poll(), but also passes on an incomplete last line.
   void finish(const Sink& sink);
 
  private:

@@ -31,7 +31,7 @@ std::string mock_text(const Mock& mock);
 // For plan.json: {"what": "comm", "text": as mock_text()}.
 Json to_json(const Mock& mock);
 
-// ConfigError if there is nothing to leave out.
+// ConfigError if a run of this size has nothing to leave out.
 void check_mock(const Mock& mock, int world_size);
 
 }  // namespace dtrain::run

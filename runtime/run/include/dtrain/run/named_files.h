@@ -8,8 +8,8 @@
 
 namespace dtrain::run {
 
-// Describes each named file that is missing on this machine: program, TorchScript file, data files of a `model:`
-// experiment, initial weights. Also describes a folder for checkpoints that cannot be written.
+// One line for each named file that is missing on this machine (program, TorchScript file, data files of a `model:`
+// experiment, initial weights), and for a folder for checkpoints that cannot be written.
 std::vector<std::string> find_missing_files(const config::Experiment& experiment);
 
 }  // namespace dtrain::run

@@ -1,5 +1,5 @@
-// Everything a rank has besides its model: its identity, its peers, its run folder, its recorder. It needs no torch:
-// run_trial() makes one, and so do the tests' rank programs. It does not matter how the rank was started (dtrain
+// All that a rank has besides its model: its identity, its peers, its run folder, its recorder. It does not need torch.
+// run_trial() makes one, and so do the rank programs of tests. It is the same however the rank was started (dtrain
 // launch, mpirun, srun, torchrun, or by itself).
 #pragma once
 
@@ -55,8 +55,8 @@ struct RankOptions {
   std::filesystem::path experiment_file;
   std::filesystem::path contents;      // --contents: read instead of experiment_file; empty: that file itself
   std::filesystem::path run_dir;       // empty: runs/NNNN-name
-  bool continues = false;              // --continue: the run in run_dir goes on
-  std::vector<std::string> overrides;  // --set, after those that a run that goes on was started with
+  bool continues = false;              // --continue: continues the run in run_dir
+  std::vector<std::string> overrides;  // --set; with --continue after those of the run's start
   Mock mock;                           // --mock
   std::string program;                 // argv[0]
   bool for_model = false;              // runs `model:` experiments and no others (dtrain-worker)
@@ -78,8 +78,8 @@ struct Progress {
 
 class RankSession {
  public:
-  // Throws ConfigError (bad input, exit code 2) or CommError/SystemError after reporting it: the caller only returns
-  // exit_code_of(error). Collective over all ranks. A signal during the start ends the process as usual.
+  // Collective over all ranks. Throws ConfigError (bad input, exit code 2), CommError or SystemError, which it has
+  // already reported: the caller only returns exit_code_of(error). A signal during the start ends the process as usual.
   static std::unique_ptr<RankSession> start(const RankOptions& options);
   ~RankSession();
 
@@ -90,20 +90,20 @@ class RankSession {
   std::optional<int> gpu() const;
   comm::ControlPlane& control();
   comm::Communicator& communicator();
-  // Makes the communicator for data on the ranks' GPUs, which runs NCCL. Collective; at most once, after the process
-  // has opened CUDA.
+  // Makes the communicator for data on the ranks' GPUs (NCCL). Collective; at most once, after the process has opened
+  // CUDA.
   void make_device_communicator(const comm::NcclOptions& options);
-  // The communicator for data on the device that the rank trains on: communicator() on CPUs.
+  // The communicator for data on the rank's device; on CPUs it is communicator().
   comm::Communicator& device_communicator();
   profile::Recorder& recorder();
   const Clock& clock() const;
   const Logger& log() const;
   const std::filesystem::path& run_dir() const;
   std::int64_t batch_per_rank() const;  // in samples
-  // The folder for results that later runs use (tuned plans); may be empty (none) or not exist yet.
+  // The folder for results that later runs use, such as tuned fusion plans. Empty: there is none. It may not exist yet.
   std::filesystem::path cache_folder() const;
 
-  // The checkpoint that training goes on from, as its folder; empty: it begins anew. The same on all ranks.
+  // The folder of the checkpoint that training goes on from; empty: it begins anew. The same on all ranks.
   std::filesystem::path resume_from() const;
   // Where this run's checkpoints lie (checkpoint/checkpoint.h). It may not exist yet.
   std::filesystem::path checkpoint_folder() const;
@@ -112,36 +112,40 @@ class RankSession {
   SharedMemory share_on_host(const std::string& name, const std::function<SharedMemory()>& make,
                              comm::HostAccess access = comm::HostAccess::kRead);
 
-  // True after SIGTERM, SIGINT or the launcher's end: finish the current step, then stop. Ranks see it at different
-  // times, so they must agree on when to stop (training does in every round).
+  // True after SIGTERM, SIGINT or the launcher's end: the caller finishes the current step, then stops. It becomes true
+  // at different times on different ranks, so ranks must agree on when to stop (training does so in every round).
   bool stop_requested() const;
   std::string stop_reason() const;
 
-  // The number of batches that SIGUSR2 asks to trace (0: it gives none), once for each request; else empty.
+  // The number of batches that SIGUSR2 requests to trace (0: it gives no number). Returns each request once; else
+  // empty.
   std::optional<int> take_trace_request();
 
   void report_progress(const Progress& progress);  // rank 0; rate-limited here
   // Rank 0: appends to metrics.jsonl, adds "time". Warns once if a line cannot be written, and counts such lines.
   void write_metrics(const Json& line);
-  // Rank 0: how long metrics.jsonl is, in bytes; and cuts it to that length, for training that goes on from where it
-  // was so long. A file that is shorter stays as it is, with a warning.
+  // Rank 0: the length of metrics.jsonl, in bytes.
   std::int64_t metrics_bytes() const;
+  // Rank 0: cuts metrics.jsonl to the length that it had at the checkpoint from which training goes on. Warns, and
+  // changes nothing, if the file is shorter.
   void cut_metrics(std::int64_t bytes);
   void write_event(const std::string& event,
                    const Json& fields = {});                    // appends to events.jsonl, adds time, rank, pid, host
   void update_plan(const std::string& key, const Json& value);  // rank 0: a top-level key of plan.json (atomic)
-  // Sets the batch in errors; cheap. Warns once if records are lost (full disk), throws if the profiling agent is gone.
+  // Sets the batch that errors name. Cheap. Warns once if records are lost (full disk); throws if the profiling agent
+  // is gone.
   void set_step(std::int64_t batch);
 
-  // To be called after the last step, before saving: this process then has a minute to save, even if its launcher is
-  // gone.
+  // To be called after the last step, before saving: from then on this process has a minute to save, even if its
+  // launcher is gone.
   void begin_last_save();
-  // The training loop has returned (`stopped`: because of stop_requested(); `saved`: a checkpoint of where it stopped
-  // is durable). Writes out the records, leaves the run, and prints the summary on rank 0 if there is no launcher.
-  // Returns the process's exit code, the same on all ranks: 75 if SIGTERM has stopped the run and every rank says
-  // `saved`, 130 if a SIGINT has. mpirun and srun under `dtrain launch` get 0 for both.
+  // To be called when the training loop has returned. `stopped`: because of stop_requested(). `saved`: a checkpoint of
+  // the last batch is durable. Writes out the records, leaves the run, and prints the summary on rank 0 if there is no
+  // launcher. Returns the process's exit code, the same on all ranks: 75 if SIGTERM has stopped the run and `saved` is
+  // true on every rank, 130 after SIGINT. mpirun and srun under `dtrain launch` get 0 for both.
   int finish(bool stopped, bool saved);
-  // An exception has ended the training: publishes the cause unless another rank's failure led to it. Exit code 1.
+  // To be called if an exception has ended the training: publishes the cause, unless another rank's failure led to it.
+  // Returns exit code 1.
   int fail(const std::exception& error);
 
  private:
@@ -161,7 +165,7 @@ class RankSession {
   StopOutcome agree_on_stop(bool saved);
   void show_end(int code);
 
-  // Destroyed in reverse order; the destructor gives the reasons.
+  // Destroyed in reverse order; comments in the destructor explain why.
   const SystemClock clock_{};
   const Logger log_;
   const std::unique_ptr<RankIdentity> identity_;

@@ -1,5 +1,5 @@
-// The folder of one run: making it, the names of its files, and finding it again by name or number. Plain functions;
-// several processes may make folders at the same time.
+// The folder of a run: makes it, names its files, and finds it by name or number. Plain functions; several processes
+// may make folders at the same time.
 #pragma once
 
 #include <filesystem>
@@ -21,7 +21,7 @@ struct RunFolder {
   std::filesystem::path log(int rank) const;                                      // logs/rank-0000.log
   std::filesystem::path launcher_log() const { return logs() / "launcher.log"; }  // of a launch with --detach
   std::filesystem::path profile() const { return path / "profile"; }
-  std::filesystem::path launch() const { return path / "launch"; }  // files for mpirun or srun
+  std::filesystem::path launch() const { return path / "launch"; }  // the files for mpirun or srun
 };
 
 // Makes `requested`, or the next runs/NNNN-name under the current folder if `requested` is empty, with its sub-folders

@@ -1,4 +1,4 @@
-// Texts about a run, laid out for the terminal or the pipe that they are written to. Any thread.
+// Texts about a run, in the layout for the terminal or pipe that they are written to. Any thread.
 #pragma once
 
 #include <filesystem>

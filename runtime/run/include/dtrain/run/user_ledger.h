@@ -1,5 +1,5 @@
-// The ledger of this user on this machine (docs/launching.md has its place), and the tasks in it by their numbers and
-// runs. Plain functions.
+// The ledger of this user on this machine (docs/launching.md gives its path), and its tasks by number and by run. Plain
+// functions.
 #pragma once
 
 #include <string>
@@ -17,7 +17,7 @@ scheduler::Ledger open_user_ledger(const Clock& clock);
 // it). If the run has several tasks, the one that has not ended, else the newest. ConfigError: there is none.
 scheduler::Task find_task(scheduler::Ledger& ledger, const std::string& text);
 
-// The run's folder of task `number` ("127"). ConfigError: there is no such task, or the folder is gone.
+// The folder of the run of task `number` ("127"). ConfigError: there is no such task, or the folder is gone.
 RunFolder run_of_task(const std::string& number);
 
 }  // namespace dtrain::run

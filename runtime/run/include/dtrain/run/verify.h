@@ -1,9 +1,9 @@
 // `dtrain what-if RUN --verify`: compares the predictions for a run with mock runs of its experiment. One thread.
 //
 // Plain runs and changed runs (mock runs, and runs with one key set) of the same length take turns, in several rounds.
-// Each changed run is compared with the predictions from the plain runs right before and after it, so that a machine
-// that grows slower affects both. The median over the rounds counts. All runs are kept in RUN/what-if/N, where they
-// take no number under runs/.
+// Each changed run is compared with the predictions from the plain runs right before and after it, so that a drift of
+// the machine affects both. The median over the rounds counts. All runs are kept in RUN/what-if/N, so they take no
+// numbers under runs/.
 #pragma once
 
 #include <filesystem>
@@ -19,7 +19,7 @@ namespace dtrain::run {
 
 struct VerifyRequest {
   RunFolder run;
-  int steps = 0;  // of each run; 0: a few seconds of RUN's steps
+  int steps = 0;  // of each run; 0: as many as take a few seconds in RUN
   int rounds = 3;
   std::filesystem::path cluster;  // empty: the run's own if it is still there, else as `dtrain launch` finds one
 };
@@ -41,13 +41,13 @@ struct Verification {
   int steps = 0, rounds = 0;
   double run_ms = 0;  // a step of RUN
   std::vector<VerifiedPrediction> predictions;
-  std::optional<double> foreign_percent;  // of one core, used by other programs; the most of all runs
+  std::optional<double> foreign_percent;  // of one core, that other programs used; the most of all runs
   std::vector<std::string> notes;
 };
 
-// Starts the runs one after the other and calls `progress` with what is going on. Empty: a signal has stopped it, and
-// the run in progress has ended as well. ConfigError if RUN cannot be run again as it was; Error if one of the runs
-// fails, with its last output.
+// Starts the runs one after the other and calls `progress` with a message for each step. Empty: a signal has stopped it
+// and the run in progress. ConfigError if RUN cannot be run again as it was; Error if one of the runs fails, with its
+// last output.
 std::optional<Verification> verify(const VerifyRequest& request,
                                    const std::function<void(const std::string&)>& progress);
 

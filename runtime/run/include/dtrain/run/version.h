@@ -1,4 +1,4 @@
-// The version of the running dtrain, and of what it finds on this machine.
+// The versions of the running dtrain and of the libraries on this machine.
 #pragma once
 
 #include <string>
@@ -10,8 +10,8 @@ namespace dtrain::run {
 // "0.1.0", as in plan.json and the dumps.
 std::string version();
 
-// What `dtrain version` prints: names ("dtrain", "libtorch", "MPI", "NCCL", "CPU"), in this order, with what is known
-// of each. A missing library is named and is no error. Starts mpirun for its version: some 20 ms.
+// What `dtrain version` prints: names ("dtrain", "libtorch", "MPI", "NCCL", "CPU"), in this order, each with its
+// version. A missing library is reported and is no error. Starts mpirun for its version, which takes some 20 ms.
 std::vector<std::pair<std::string, std::string>> versions();
 
 }  // namespace dtrain::run

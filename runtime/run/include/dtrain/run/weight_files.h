@@ -12,11 +12,11 @@ namespace dtrain::run {
 struct WeightFiles {
   std::vector<std::filesystem::path> files;  // safetensors, at least one
   std::string from;                          // for people: "step-120 of runs/0001-first, checked"
-  std::vector<std::string> passed_over;      // newer checkpoints, and what is wrong with each
+  std::vector<std::string> passed_over;      // newer checkpoints that were skipped, each with the reason
 };
 
-// A checkpoint is first verified, byte by byte. ConfigError: nothing exists there, or nothing that can be used;
-// DataError if the index is damaged.
+// Finds them; verifies every byte of a checkpoint. ConfigError if nothing usable exists there; DataError if the index
+// is damaged.
 WeightFiles find_weight_files(const config::InitialWeights& weights);
 
 // ConfigError if no file, checkpoint or run is there. Reads no weights.

@@ -1,5 +1,5 @@
-// The experiment's `data` section as a trial reads it. It remembers which keys were read. A key that the trial does not
-// read is probably misspelled, which is reported. One thread.
+// The experiment's `data` section as a trial reads it. It records which keys were read, because a key that the trial
+// does not read is probably misspelled; a warning names it. One thread.
 #pragma once
 
 #include <set>

@@ -1,5 +1,5 @@
-// Gradient checkpointing: a part of the model keeps only its inputs for backward, where it is computed again. That part
-// then takes less memory and about a third more time (Chen, Xu, Zhang and Guestrin, "Training Deep Nets with Sublinear
+// Gradient checkpointing: a part of the model keeps only its inputs for backward, which computes the part again. The
+// part takes less memory and about a third more time (Chen, Xu, Zhang and Guestrin, "Training Deep Nets with Sublinear
 // Memory Cost", 2016).
 #pragma once
 
@@ -15,7 +15,7 @@ namespace dtrain {
 namespace train {
 
 using CheckpointedFunction = std::function<std::vector<at::Tensor>(const std::vector<at::Tensor>&)>;
-// What checkpoint() does, for its most general form.
+// The most general form of checkpoint().
 std::vector<at::Tensor> run_checkpointed(CheckpointedFunction function, const std::vector<at::Tensor>& inputs);
 
 template <typename Result, typename Call>
@@ -41,23 +41,23 @@ Result run_checkpointed_as(Call call, const std::vector<at::Tensor>& inputs) {
 
 }  // namespace train
 
-// Returns function(input), of which only `input` is kept for backward. `function` takes a const torch::Tensor& and
-// returns a torch::Tensor or a std::vector<torch::Tensor>; a module of libtorch will do. It is called a second time in
-// backward, and must compute the same values there:
+// Returns function(input) and keeps only `input` for backward. `function` takes a const torch::Tensor& and returns a
+// torch::Tensor or a std::vector<torch::Tensor>; it may be a module of libtorch. Backward calls it a second time, when
+// it must compute the same values:
 //
 //   x = dtrain::checkpoint(block, x);
 //   x = dtrain::checkpoint([this, mask](const torch::Tensor& x) { return attention(x, mask); }, x);
 //
-// The second call draws the same random numbers (dropout drops the same), runs in the same autocast scope, and leaves
-// the buffers of the wrapped model as they are (the running statistics of a batch normalization move once a batch). It
-// ends as soon as it has computed what backward needs. Values, gradients and the order of their exchange are the same
-// as without checkpointing, bit by bit. The same parameter may be used inside and outside, and in several such parts.
-// Parts may be nested. Any device. What `function` captures lives until backward is done; it must not refer to local
-// variables that have ended by then.
+// The second call draws the same random numbers, so dropout drops the same values. It runs in the same autocast scope.
+// It does not change the buffers of the wrapped model, so the running statistics of a batch normalization change once a
+// batch. It ends as soon as it has computed what backward needs. Values, gradients and the order of their exchange are
+// the same as without checkpointing, bit by bit. The same parameter may be used inside and outside, and in several such
+// parts. Parts may be nested. Any device. What `function` captures lives until backward is done. It must not refer to
+// local variables that have gone out of scope by then.
 //
-// If gradients are off, this is just function(input). Called by the thread that computes the model; the second call may
-// come from a thread of autograd. Error if `function` writes its inputs in place, runs a backward of its own, or
-// computes other values in backward.
+// If gradients are off, this only returns function(input). The thread that computes the model calls it; a thread of
+// autograd may make the second call of `function`. Error if `function` writes its inputs in place, runs a backward of
+// its own, or computes other values in backward.
 template <typename Function>
 auto checkpoint(Function function, const at::Tensor& input) {
   using Result = std::decay_t<std::invoke_result_t<Function&, const at::Tensor&>>;

@@ -1,4 +1,4 @@
-// Where a trial's batches come from.
+// The batches of a trial and their sources.
 #pragma once
 
 #include <cstdint>
@@ -29,14 +29,14 @@ struct Batch {
   const at::Tensor& operator[](const std::string& name) const;
 };
 
-// Subclass it to feed batches of your own. Used by the training thread alone. Ranks may have different numbers of
-// batches. A rank whose batches end early goes on taking part in the exchange without contributing.
+// Subclass it to supply batches of your own. Only the training thread uses it. Ranks may have different numbers of
+// batches. A rank whose batches end early continues to take part in the exchange, but contributes nothing.
 class BatchSource {
  public:
   virtual ~BatchSource() = default;
   virtual void start_epoch(std::int64_t epoch) = 0;
   // Starts an epoch after this rank's first `batches` batches, for a run that goes on in the middle of an epoch.
-  // Without an override these batches are read and discarded, each with the random numbers that it had before.
+  // Without an override it reads and discards these batches, each with the same random numbers as the first time.
   virtual void start_epoch_at(std::int64_t epoch, std::int64_t batches) {
     start_epoch(epoch);
     for (std::int64_t batch = 0; batch < batches; ++batch) {
@@ -50,8 +50,8 @@ class BatchSource {
   virtual std::int32_t queue_depth() const { return 0; }
   virtual std::int32_t workers() const { return 0; }
 
-  // Called by dtrain: `seed` seeds libtorch's random numbers for the next() that gives batch `batch` of the epoch, from
-  // 0. A loader that calls next() of another loader ahead of time needs it.
+  // dtrain calls it: `seed` seeds libtorch's random numbers for the next() that returns batch `batch` (from 0) of the
+  // epoch. A loader that calls next() of another loader ahead of time needs it.
   void seed_with(std::function<void(std::int64_t batch)> seed) { seed_ = std::move(seed); }
 
  private:

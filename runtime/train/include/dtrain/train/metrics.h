@@ -1,5 +1,5 @@
-// What train_batch() and evaluate_batch() return: named values, each the mean over the batch's samples. Values are read
-// (and copied from the device) only when metrics are due.
+// What train_batch() and evaluate_batch() return: named values, each the mean over the batch's samples. dtrain reads a
+// value, and copies it from the device, only when metrics are due.
 #pragma once
 
 #include <map>
@@ -16,7 +16,7 @@ class MetricValue {
   MetricValue(at::Tensor value) : tensor_(value.detach()) {}
   // May wait for the device.
   double value() const { return tensor_.defined() ? tensor_.item<double>() : value_; }
-  // Undefined if it was given as a number.
+  // Undefined if the value is a number.
   const at::Tensor& tensor() const { return tensor_; }
   bool is_on_device() const { return tensor_.defined() && !tensor_.is_cpu(); }
 

@@ -1,5 +1,5 @@
-// Schedules of the learning rate and groups of parameters. The optimizers themselves, dtrain::Sgd and others, are
-// structs of their settings: Sgd{.lr = 0.1, .momentum = 0.9}. dtrain::Optimizer holds one of them.
+// Schedules of the learning rate and groups of parameters. The optimizers are structs of settings: Sgd{.lr = 0.1,
+// .momentum = 0.9}. dtrain::Optimizer holds one of them.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +19,7 @@ namespace dtrain {
 //     [](std::int64_t step) { return 1.0 / (1 + step); }
 using LrSchedule = std::function<double(std::int64_t step)>;
 
-// Each is ConfigError for settings that make no sense. After its last step a schedule keeps its last factor.
+// Each function throws ConfigError if an argument is invalid. After its last step a schedule keeps its last factor.
 namespace lr {
 LrSchedule constant();
 // gamma^(step / step_size), the exponent rounded down.
@@ -28,40 +28,39 @@ LrSchedule step(std::int64_t step_size, double gamma);
 LrSchedule multi_step(std::vector<std::int64_t> milestones, double gamma);
 // gamma^step
 LrSchedule exponential(double gamma);
-// From `first_factor` at step 0 along a line to `final_factor` at step `total`.
+// Changes linearly from `first_factor` at step 0 to `final_factor` at step `total`.
 LrSchedule linear(std::int64_t total, double first_factor, double final_factor);
 // final_factor + (1 - final_factor) * (1 - step / total)^power
 LrSchedule polynomial(std::int64_t total, double power, double final_factor = 0);
 // Falls along half a cosine to `final_factor` at `total` (arXiv:1608.03983, without restarts).
 LrSchedule cosine(std::int64_t total, double final_factor = 0);
-// Smith and Topin, arXiv:1708.07120, as torch.optim.lr_scheduler.OneCycleLR without cycle_momentum. The optimizer's
-// learning rate is the largest one. It rises along half a cosine from 1 / div_factor of it, for the first `rise` of
-// the `total` steps. Then it falls along half a cosine to 1 / (div_factor * final_div_factor).
+// Smith and Topin, arXiv:1708.07120, as torch.optim.lr_scheduler.OneCycleLR without cycle_momentum. The largest factor
+// is 1. The factor starts at 1 / div_factor and rises along half a cosine for the first `rise` (a share) of the `total`
+// steps. Then it falls along half a cosine to 1 / (div_factor * final_div_factor).
 LrSchedule one_cycle(std::int64_t total, double rise = 0.3, double div_factor = 25, double final_div_factor = 1e4);
-// Rises along a line from 1 / steps at step 0 to the first factor of `then` at step steps - 1; `then` follows, from its
+// Rises linearly from 1 / steps at step 0 to the first factor of `then` at step steps - 1; `then` follows, from its
 // step 0 on.
 LrSchedule warmup(std::int64_t steps, LrSchedule then);
 // warmup() before cosine(); `total` counts the steps of the warm-up, too.
 LrSchedule warmup_cosine(std::int64_t warmup, std::int64_t total, double final_factor = 0);
 }  // namespace lr
 
-// Parameters that are updated with settings or a schedule of their own. A parameter belongs to the first group that
-// includes it; those that no group includes are updated as wrap_optimizer() says.
+// Parameters with settings or a schedule of their own. A parameter belongs to the first group that includes it.
+// Parameters in no group use the optimizer of wrap_optimizer().
 struct ParameterGroup {
   using Includes = std::function<bool(const std::string& name, const at::Tensor& parameter)>;
   // Names the group in errors, in plan.json and in the log.
   std::string name;
-  // Called once for each parameter, with its name in the model ("layers.0.weight"). ConfigError if it includes none.
+  // Called once for each parameter, with its name in the model ("layers.0.weight"). A group that includes no parameter
+  // is a ConfigError.
   Includes includes;
-  // All settings, of the same kind as those of the other parameters, and with the same state: either all of the
-  // groups have a momentum or none.
+  // All settings. Every group has the same kind of optimizer with the same state: either all have a momentum or none.
   Optimizer optimizer;
-  // Empty: that of the other parameters.
+  // Empty: the schedule of the other parameters.
   LrSchedule schedule;
 };
 
-// Includes parameters by their names: patterns as of a shell, divided by |. "*" stands for any text, dots as well:
-// "*.bias|*norm*".
+// Includes parameters by name: shell patterns, separated by |, as in "*.bias|*norm*". "*" also matches dots.
 ParameterGroup::Includes matching(const std::string& patterns);
 
 }  // namespace dtrain

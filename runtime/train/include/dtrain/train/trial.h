@@ -1,4 +1,4 @@
-// What a user writes: a Trial, and a main() that is run_trial<MyTrial>(argc, argv). See examples/fashion_mnist.
+// A user writes a Trial, and a main() that calls run_trial<MyTrial>(argc, argv). See examples/fashion_mnist.
 #pragma once
 
 #include <cstdint>
@@ -36,10 +36,10 @@ struct LoaderSettings {
   int prefetch = 2;       // batches kept ready in the background
 };
 
-// Tells a trial about its run, and takes its model and optimizer. Used by the training thread alone.
+// Gives a trial facts about its run, and takes its model and optimizer. Only the training thread uses it.
 class TrialContext {
  public:
-  // `device`: what the rank trains on.
+  // `device`: where the rank trains.
   explicit TrialContext(run::RankSession& session, at::Device device = at::kCPU);
   TrialContext(const TrialContext&) = delete;
   TrialContext& operator=(const TrialContext&) = delete;
@@ -49,7 +49,7 @@ class TrialContext {
   std::int64_t batch_size() const;  // of this rank: global_batch_size / slots_per_trial
   at::Device device() const { return device_; }
 
-  // A hyperparameter of the experiment. ConfigError names it if it is missing or of another type.
+  // A hyperparameter of the experiment. ConfigError names it if it is missing or has another type.
   template <typename T>
   T hyperparameter(const std::string& name) const {
     return convert<T>(name, hyperparameter_json(name));
@@ -58,13 +58,14 @@ class TrialContext {
   T hyperparameter(const std::string& name, T if_missing) const {
     return has_hyperparameter(name) ? hyperparameter<T>(name) : if_missing;
   }
-  // The experiment's `data` section, whose keys the trial may choose: data().value("samples", 1000).
+  // The experiment's `data` section. The trial defines its keys: data().value("samples", 1000).
   const DataSection& data() const { return data_; }
   // Resolves a path of the experiment file: a relative path begins in that file's folder.
   std::filesystem::path resolve(const std::string& path) const;
 
-  // Takes the model (exactly once), moves it to device(), and returns it for use in train_batch(). Its parameters are
-  // laid out in flat memory and broadcast from rank 0.
+  // Takes the model, moves it to device(), and returns it for use in train_batch(). After the trial's constructor its
+  // parameters move into flat memory and get the values of rank 0. To be called exactly once, in the constructor;
+  // ConfigError for a null model or a second call.
   template <typename M>
   std::shared_ptr<M> wrap_model(std::shared_ptr<M> model) {
     set_model(model);
@@ -76,26 +77,29 @@ class TrialContext {
     set_model(model.ptr());
     return model;
   }
-  // `groups`: parameters with settings or a schedule of their own.
+  // To be called exactly once, in the constructor (ConfigError). `groups`: parameters with settings or a schedule of
+  // their own.
   void wrap_optimizer(const Optimizer& optimizer, std::vector<ParameterGroup> groups = {});
+  // The schedule of the parameters that have none of their own. Without it the learning rate is constant.
   void wrap_lr_scheduler(LrSchedule schedule);
   // Scales the gradients down so that their L2 norm over all parameters is at most `max_norm`, before each optimizer
-  // step.
+  // step. ConfigError unless `max_norm` is above 0.
   void clip_gradient_norm(double max_norm);
-  // Limits each element of the gradients to [-max_value, max_value] before each optimizer step. ConfigError beside
-  // clip_gradient_norm().
+  // Limits each element of the gradients to [-max_value, max_value] before each optimizer step. ConfigError unless
+  // `max_value` is above 0, or if clip_gradient_norm() is used, too.
   void clip_gradient_value(double max_value);
   // Settings of the loss scale that differ from the defaults, for mixed_precision: fp16. In other types they have no
   // effect, and the log says so.
   void scale_loss(const LossScaling& settings);
 
-  // Use this in train_batch() instead of loss.backward(): full buckets are exchanged while it runs.
+  // Use this in train_batch() instead of loss.backward(): full buckets are exchanged while it runs. Error outside
+  // train_batch().
   void backward(const at::Tensor& loss);
-  // The same where batches count differently: `loss` is the mean over `weight` items, such as the tokens of this batch
-  // that are no padding. An optimizer step then applies the gradient of the mean over all items of all ranks and of all
-  // batches since the last step. So it does not depend on how items are divided. All batches between two steps are
-  // weighted, on every rank, or none. 0: the batch contributes nothing, whatever its loss. Error for a negative weight,
-  // or with gradient_compression.
+  // The same for batches that count differently: `loss` is the mean over `weight` items, such as the tokens of this
+  // batch without padding. An optimizer step then applies the gradient of the mean over all items of all ranks and of
+  // all batches since the last step. So it does not depend on how items are divided. Between two steps, all batches of
+  // all ranks must be weighted, or none. With weight 0 a batch contributes nothing, whatever its loss. Error if the
+  // weight is negative or not finite, if two losses of one batch have different weights, or with gradient_compression.
   void backward(const at::Tensor& loss, double weight);
 
   // Batches of this rank. A training loader shuffles by (seed, epoch).
@@ -105,7 +109,7 @@ class TrialContext {
   // For other data sets of dtrain/data that should be in memory once per host.
   data::HostShare host_share();
 
-  // For the training step.
+  // What the trial has passed, for the training step.
   struct Wrapped {
     std::shared_ptr<torch::nn::Module> model;
     std::optional<Optimizer> optimizer;
@@ -117,7 +121,7 @@ class TrialContext {
     std::function<void(const at::Tensor&, std::optional<double> weight)> backward;
   };
   Wrapped& wrapped() { return wrapped_; }
-  // After the first batch: warns of keys that the trial has not read by then. Once, on rank 0.
+  // Called after the first batch: warns of keys that the trial has not read by then. Once, on rank 0.
   void warn_of_unread_keys();
   run::RankSession& session() { return session_; }
 
@@ -141,11 +145,11 @@ class TrialContext {
   mutable std::set<std::string> hyperparameters_asked_;
   bool unread_keys_told_ = false;
   Wrapped wrapped_;
-  int shares_ = 0;  // names what is shared on the host
+  int shares_ = 0;  // numbers what is shared on the host
 };
 
-// The state that a trial keeps from batch to batch, besides that of its model and loaders. A checkpoint has it for each
-// rank.
+// The state that a trial keeps from batch to batch, besides that of its model and loaders. A checkpoint holds it for
+// each rank.
 struct TrialState {
   std::map<std::string, at::Tensor> tensors;  // on any device, of any type that safetensors have
   Json values = Json::object();
@@ -154,17 +158,18 @@ struct TrialState {
 class Trial {
  public:
   virtual ~Trial() = default;
+  // Called once. ConfigError if it returns null.
   virtual Loader training_loader() = 0;
+  // Called once. Null: nothing is validated.
   virtual Loader validation_loader() = 0;
-  // Forward, loss, context.backward(loss). Gradients are exchanged and the optimizer steps after it returns.
+  // Forward, loss, context.backward(loss). After it returns, gradients are exchanged and the optimizer steps.
   virtual Metrics train_batch(const Batch& batch) = 0;
-  // Called before each batch is trained; the batch is already on the device. For work of the host that is done once a
-  // batch. It must not wait for a GPU. It is also called if a CUDA graph repeats what train_batch() has done for
-  // another batch (docs/gpus.md).
+  // For work of the host that is done once per batch. Called before each batch is trained, even if a CUDA graph replays
+  // an earlier train_batch() (docs/gpus.md). The batch is already on the device. It must not wait for a GPU.
   virtual void before_batch(const Batch& batch) { static_cast<void>(batch); }
   // Why a CUDA graph cannot repeat train_batch(), as the continuation of "because"; empty: it can. Called once.
   virtual std::string why_not_repeatable() const { return ""; }
-  // Called with gradients off and the model in evaluation mode.
+  // Evaluates a batch of validation. Called with gradients off and the model in evaluation mode.
   virtual Metrics evaluate_batch(const Batch& batch) = 0;
   // Called on rank 0 once the final weights are in `folder`/model.safetensors. Writes the model in further forms there,
   // and returns the files.
