@@ -89,6 +89,14 @@ def optimizing(**optimizations):
 
 
 FILES = {"features": "a", "target": "b"}
+
+
+def scheduled(schedule, optimizer):
+    """A schedule of all parameters, and of a group of them."""
+    groups = [{"match": "a", "lr": 0.1, "lr_schedule": schedule}]
+    return model("mse", optimizer | {"lr_schedule": schedule, "groups": groups}, format="npy", training=FILES)
+
+
 BASES = {
     "experiment": {
         "program": PROGRAM,
@@ -99,10 +107,13 @@ BASES = {
                              validation={"file": "b"}),
         "tokens": model("cross_entropy", {"kind": "adamw", "lr": 0.1}, format="tokens", training={"file": "a"},
                         validation={"file": "b"}, sequence_length=8),
-        "step": model("mse", {"kind": "sgd", "lr": 0.1, "lr_schedule": {"kind": "step", "step_size": 5}}, format="npy",
-                      training=FILES),
-        "cosine": model("mse", {"kind": "sgd", "lr": 0.1, "lr_schedule": {"kind": "cosine", "total_steps": 5}},
-                        format="npy", training=FILES),
+        "step": scheduled({"kind": "step", "step_size": 5}, {"kind": "sgd", "lr": 0.1}),
+        "cosine": scheduled({"kind": "cosine", "total_steps": 5}, {"kind": "sgd", "lr": 0.1}),
+        "multi_step": scheduled({"kind": "multi_step", "milestones": [3, 5]}, {"kind": "rmsprop", "lr": 0.1}),
+        "exponential": scheduled({"kind": "exponential"}, {"kind": "adagrad", "lr": 0.1}),
+        "linear": scheduled({"kind": "linear", "total_steps": 5}, {"kind": "lion", "lr": 0.1}),
+        "polynomial": scheduled({"kind": "polynomial", "total_steps": 5}, {"kind": "radam", "lr": 0.1}),
+        "one_cycle": scheduled({"kind": "one_cycle", "total_steps": 5}, {"kind": "sgd", "lr": 0.1}),
         "powersgd": optimizing(gradient_compression={"kind": "powersgd"}),
         "topk": optimizing(gradient_compression={"kind": "topk"}),
         "on GPUs": PROGRAM | {"resources": {"slot_type": "cuda"}, "optimizations": {"local_sgd": {"inner_steps": 2}}},
@@ -302,7 +313,7 @@ class Documentation(unittest.TestCase):
     # Explained as a whole; the keys inside have no row of their own.
     ONE_ROW = {("searcher", "max_length"), ("min_validation_period",), ("min_checkpoint_period",), ("launcher", "type"),
                ("hyperparameters", "global_batch_size"), ("data", "validation"),
-               ("optimizations", "local_sgd", "compression")}
+               ("optimizations", "local_sgd", "compression"), ("optimizer", "groups", 0, "lr_schedule")}
 
     def documented(self, name):
         keys, in_table = set(), False
@@ -346,8 +357,8 @@ class Advice(unittest.TestCase):
         self.keys, self.documents = {}, {}
         for kind, bases in BASES.items():
             for path, parts in walk(schema(kind)).items():
-                name = ".".join(str(key) for key in path if key != 0)
-                self.keys[name] = (kind, path, parts, bases)
+                if path[-1] != 0:  # an item has no name of its own
+                    self.keys[".".join(str(key) for key in path if key != 0)] = (kind, path, parts, bases)
 
     def settable(self, name):
         """Whether the reader takes a value other than the default."""

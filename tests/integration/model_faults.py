@@ -54,6 +54,21 @@ class Faults(unittest.TestCase):
         for name, tensor in expected.items():
             self.assertTrue(torch.equal(tensor, got[name]), name)
 
+    def test_weights_of_losses(self):
+        for fault, message in (("weighs_on_one_rank", "without one for 1 of them"),
+                               ("negative_weight", "context.backward() was given the weight -")):
+            result, _ = self.train(fault, code=1, hyperparameters={"weighs": True})
+            self.assertIn(message, result.output)
+
+    def test_parameter_groups(self):
+        for group, message in (({"match": "encoder.*"}, "parameter group encoder.* includes no parameter; the model has "),
+                               ({"match": "*.bias", "kind": "adam"},
+                                "parameter group *.bias is updated by adam, the other parameters by sgd"),
+                               ({"match": "*.bias", "momentum": 0},
+                                "parameter group *.bias needs other optimizer state")):
+            result, _ = self.train("", code=1, hyperparameters={"groups": [group]})
+            self.assertIn(message, result.output)
+
     def test_gradients_changed_after_backward(self):
         for ranks, sharded in ((1, "auto"), (2, False), (2, True)):
             result, _ = self.train("clip", code=1, ranks=ranks, sharded=sharded)
