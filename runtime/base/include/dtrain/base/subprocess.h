@@ -60,6 +60,10 @@ class Process {
   std::optional<ExitStatus> status_;
 };
 
+// The first line that a program prints; empty if the program fails or takes longer than 5 s. SystemError if it cannot
+// be started.
+std::string first_output_line(const std::vector<std::string>& command);
+
 // Whether a file can be executed; and which executable a name without a slash stands for in the folders of `path` (in
 // the form of PATH; null: the usual folders). Empty: there is none.
 bool is_program(const std::filesystem::path& file);
