@@ -9,6 +9,8 @@
 namespace dtrain::comm {
 
 inline constexpr int kMpiModuleAbi = 2;
+inline constexpr const char* kMpiModule = "dtrain_comm_mpi";
+inline constexpr const char* kMpiLibrary = "libmpi.so.40";  // Open MPI's
 inline constexpr const char* kMpiModuleFactory = "dtrain_comm_mpi_join";
 
 // Sets `job` and returns 0; or returns the version the module was built for.

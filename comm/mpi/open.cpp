@@ -7,8 +7,8 @@ namespace dtrain::comm {
 std::shared_ptr<MpiJob> MpiJob::join(const MpiOptions& options) {
   const std::string build = "build dtrain where Open MPI's headers are (Debian: libopenmpi-dev)";
   auto* const factory = reinterpret_cast<MpiModuleFactory*>(
-      open_module<CommError>({.name = "dtrain_comm_mpi",
-                              .needs = {"libmpi.so.40"},
+      open_module<CommError>({.name = kMpiModule,
+                              .needs = {kMpiLibrary},
                               .factory = kMpiModuleFactory,
                               .what = "the mpi backend",
                               .remedy_needs = "install Open MPI 4.1 (Debian: openmpi-bin)",

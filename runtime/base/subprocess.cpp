@@ -272,6 +272,22 @@ std::filesystem::path find_in_path(const std::string& name, const std::string* p
   return {};
 }
 
+std::string first_output_line(const std::vector<std::string>& command) {
+  int ends[2];
+  if (::pipe2(ends, O_CLOEXEC) != 0) throw SystemError("cannot make a pipe", errno);
+  const UniqueFd reader(ends[0]);
+  UniqueFd writer(ends[1]);
+  const UniqueFd nothing(::open("/dev/null", O_RDWR | O_CLOEXEC));
+  Process process =
+      Process::start({.command = command, .fds = {{0, nothing.get()}, {1, writer.get()}, {2, nothing.get()}}});
+  writer.reset();
+  const auto status = process.wait(std::chrono::seconds(5));
+  char buffer[512];
+  const ssize_t count = status && status->success() ? ::read(reader.get(), buffer, sizeof buffer) : 0;
+  const std::string text(buffer, static_cast<std::size_t>(std::max<ssize_t>(0, count)));
+  return first_line(text);
+}
+
 std::filesystem::path executable_path() {
   return std::filesystem::read_symlink("/proc/self/exe");
 }

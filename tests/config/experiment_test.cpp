@@ -189,7 +189,7 @@ environment:
   EXPECT_EQ(experiment.scheduling_unit, 10);
   EXPECT_TRUE(experiment.stop_on_non_finite);
   EXPECT_EQ(experiment.communication_timeout, std::chrono::milliseconds(2500));
-  EXPECT_EQ(experiment.communication_backend, Backend::kMpi);
+  EXPECT_EQ(experiment.communication_backend, comm::Backend(comm::MpiBackend()));
   EXPECT_EQ(experiment.experiment_seed, 9223372036854775807u);
   EXPECT_EQ(to_line(experiment.data), R"({"path":"/data","workers":2})");
   EXPECT_EQ(experiment.initial_weights,

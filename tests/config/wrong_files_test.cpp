@@ -33,6 +33,7 @@ void replace_all(std::string& text, const std::string& what, const std::string& 
 // topk".
 std::string with_lists(std::string text) {
   const std::vector<std::pair<std::string, std::vector<std::string>>> lists{
+      {"backend", dtrain::words_of<comm::Backend>()},
       {"codec", dtrain::words_of<comm::Compression>()},
       {"optimizer", dtrain::words_of<Optimizer>()},
       {"loss", dtrain::words_of<Loss>()},

@@ -57,6 +57,7 @@ class Recipe:
 
     def write(self, path, text):
         assert not (TREE / path).exists(), path
+        (TREE / path).parent.mkdir(exist_ok=True)
         (TREE / path).write_text(text)
         self.touched.add(path)
 
@@ -90,6 +91,22 @@ def compile_text(target, name, text, more=()):
     words = [re.sub(rf"^-I{re.escape(str(SOURCE))}/", f"-I{TREE}/", word) for word in words]
     run(CCACHE + words + list(more), cwd=BUILD, env=os.environ | CCACHE_SETTINGS)
     return made
+
+
+def make_config(folder):
+    """Makes the library config of the copy in `folder`, which then comes before that of the build."""
+    objects = []
+    for number, entry in enumerate(commands_of("config")):
+        source = Path(entry["file"])
+        text = source.read_text() if "Unity" in source.parts else f'#include "{source}"\n'
+        for file in re.findall(r'"(/[^"]*)"', text):
+            if SOURCE in Path(file).parents and BUILD not in Path(file).parents:
+                text = text.replace(f'"{file}"', f'"{TREE / Path(file).relative_to(SOURCE)}"')
+        objects.append(compile_text("config", f"config_{number}", text))
+    folder.mkdir()
+    name = os.readlink(BUILD / "lib/libdtrain_config.so")
+    link("lib/" + os.readlink(BUILD / "lib" / name), objects, folder / name)
+    return folder
 
 
 def link(output, objects, made):
@@ -131,29 +148,27 @@ class Recipes(unittest.TestCase):
         return run([program, *arguments], env=os.environ | ({"LD_LIBRARY_PATH": found} if found else {}), cwd=WORK)
 
     def test_a_table_row_has_at_most_three_files(self):
-        self.assertEqual(set(self.rows), {"a key", "a rule", "a compressor", "an optimizer", "a loss", "a data format",
-                                          "a command", "a system metric"})
+        self.assertEqual(set(self.rows), {"a key", "a rule", "a compressor", "a backend", "an optimizer", "a loss",
+                                          "a data format", "a command", "a system metric"})
         self.assertEqual({row: count for row, (count, _) in self.rows.items() if count > 3}, {})
 
-    def test_a_key(self):
+    def test_a_key_and_a_backend(self):
+        key, backend = self.add_key(), self.add_backend()
+        self.assertFollows(key, "a key")
+        self.assertFollows(backend, "a backend", "relay")
+        libraries = make_config(WORK / "lib")  # once for both
+        self.check_key(libraries)
+        self.check_backend(libraries)
+
+    def add_key(self):
         header = "runtime/config/include/dtrain/config/experiment.h"
         recipe = Recipe(self)
         recipe.replace(header, "  bool smaller_is_better = true;\n", "  bool smaller_is_better = true;\n  int tries = 3;\n")
         recipe.replace(header, '  keys.boolean({"smaller_is_better"',
                        '  keys.integer({"tries", "How often to look."}, s.tries, {1, 9});\n  keys.boolean({"smaller_is_better"')
-        self.assertFollows(recipe, "a key")
-        objects = []
-        for number, entry in enumerate(commands_of("config")):
-            source = Path(entry["file"])
-            text = source.read_text() if "Unity" in source.parts else f'#include "{source}"\n'
-            for file in re.findall(r'"(/[^"]*)"', text):
-                if SOURCE in Path(file).parents and BUILD not in Path(file).parents:
-                    text = text.replace(f'"{file}"', f'"{TREE / Path(file).relative_to(SOURCE)}"')
-            objects.append(compile_text("config", f"config_{number}", text))
-        folder = WORK / "lib"
-        folder.mkdir()
-        link("lib/" + os.readlink(BUILD / "lib" / os.readlink(BUILD / "lib/libdtrain_config.so")), objects,
-             folder / os.readlink(BUILD / "lib/libdtrain_config.so"))
+        return recipe
+
+    def check_key(self, libraries):
         program = link("tests/config_test", [compile_text("config_test", "key_program", """
 #include <cstdio>
 #include "dtrain/analysis/rules.h"
@@ -170,16 +185,93 @@ int main(int arguments, char** argv) try {
   return 1;
 }
 """)], WORK / "key_program")
-        schema = json.loads(self.run_program(program, libraries=folder))
+        schema = json.loads(self.run_program(program, libraries=libraries))
         self.assertEqual(schema["properties"]["searcher"]["properties"]["tries"],
                          {"description": "How often to look.", "type": "integer", "minimum": 1, "maximum": 9, "default": 3})
         file = WORK / "experiment.yaml"
         text = "entrypoint: trial\nhyperparameters: {global_batch_size: 8}\nsearcher: {tries: 5, max_length: {batches: 1}}\n"
         file.write_text(text)
-        self.assertRegex(self.run_program(program, file, libraries=folder), r'^5 .*"tries":5.* 0$')
+        self.assertRegex(self.run_program(program, file, libraries=libraries), r'^5 .*"tries":5.* 0$')
         file.write_text(text.replace("tries: 5", "tries: 10"))
         with self.assertRaisesRegex(AssertionError, "experiment.yaml:3: searcher.tries: must be a whole number from 1 to 9, not '10'"):
-            self.run_program(program, file, libraries=folder)
+            self.run_program(program, file, libraries=libraries)
+
+    def add_backend(self):
+        own, backends = "comm/relay/backend.cpp", "comm/include/dtrain/comm/backend_list.h"
+        recipe = Recipe(self)
+        recipe.write(own, """#include <cstdio>
+#include "dtrain/comm/backend_list.h"
+#include "dtrain/comm/backends.h"
+namespace dtrain::comm {
+std::unique_ptr<Communicator> RelayBackend::make(const BackendParts& parts) const {
+  std::printf("relay of %zu\\n", parts.members.size());
+  return make_shm_communicator(parts.control, parts.options, parts.members);
+}
+BackendCheck RelayBackend::check(const std::map<std::string, std::string>&) const {
+  return {"relay", true, "there is one", "", ""};
+}
+}  // namespace dtrain::comm
+""")
+        recipe.replace(backends, "// `auto` chooses the first that suits the ranks.\n", """struct RelayBackend {
+  static constexpr const char* kWord = "relay";
+  static constexpr const char* kText = "through a relay on the host";
+  static constexpr bool kSpansHosts = false;
+  static constexpr bool kNeedsMpi = false;
+  std::unique_ptr<Communicator> make(const BackendParts& parts) const;
+  BackendCheck check(const std::map<std::string, std::string>& variables) const;
+  bool operator==(const RelayBackend&) const = default;
+};
+// `auto` chooses the first that suits the ranks.
+""")
+        recipe.replace(backends, "MpiBackend, HierarchicalBackend>;", "MpiBackend, HierarchicalBackend, RelayBackend>;")
+        return recipe
+
+    def check_backend(self, libraries):
+        own = [TREE / "comm/relay/backend.cpp", *(TREE / "runtime/run" / name for name in (
+            "rank/compare_ranks.cpp", "rank/membership.cpp", "doctor/programs.cpp"))]
+        program = link("tests/run_test", [compile_text("run_test", "backend_program", "".join(
+            f'#include "{file}"\n' for file in own) + """
+#include <cstdio>
+#include "dtrain/analysis/rules.h"
+#include "dtrain/config/schema.h"
+using namespace dtrain;
+// Prints what doctor finds, then trains with two ranks that are threads of this process.
+int main(int, char** argv) try {
+  const auto experiment = config::read_experiment(argv[1]);
+  std::printf("%zu rules changed\\n", analysis::changed_gpu_rules(experiment.profiling_rules).size());
+  std::puts(std::string(config::experiment_schema()).c_str());
+  for (const auto& finding : run::check_backends(false, {})) std::printf("%s: %s\\n", finding.check.c_str(), finding.text.c_str());
+  const auto rank = [&](int number) {
+    run::Membership ranks;
+    run::connect_by_file(ranks, {.world = {.rank = number, .size = 2, .local_rank = number, .local_size = 2},
+                                 .log = make_null_logger()}, argv[2]);
+    ranks.make_communicator(run::backend_for(experiment.communication_backend, run::RankHosts({}, {{"a", "a"}, {"a", "a"}})),
+                            {.log = make_null_logger()});
+    float sum = 1;
+    ranks.communicator().all_reduce(&sum, 1, comm::DataType::kFloat32).wait();
+    std::printf("sum %g\\n", sum);
+    ranks.finish();
+  };
+  std::thread other(rank, 1);
+  rank(0);
+  other.join();
+  run::backend_for(experiment.communication_backend, run::RankHosts({}, {{"a", "a"}, {"b", "b"}}));
+} catch (const Error& error) {
+  std::printf("%s; %s\\n", error.what(), error.remedy().c_str());
+}
+""")], WORK / "backend_program")
+        file = WORK / "backend.yaml"
+        text = "entrypoint: trial\nhyperparameters: {global_batch_size: 8}\nsearcher: {max_length: {batches: 1}}\n"
+        file.write_text(text + "communication: {backend: relay}\n")
+        out = self.run_program(program, file, WORK / "meeting", libraries=libraries)
+        self.assertIn('["auto","shm","mpi","hierarchical","relay"]', re.sub(r"\s", "", out))
+        self.assertIn("\nrelay: there is one\n", out)
+        self.assertEqual(out.count("\nrelay of 2"), 2, out)
+        self.assertEqual(out.count("\nsum 2"), 2, out)
+        self.assertIn("communication.backend is relay, but the ranks are on 2 hosts; use auto, mpi or hierarchical", out)
+        file.write_text(text + "communication: {backend: smoke}\n")
+        self.assertIn("communication.backend: must be auto, shm, mpi, hierarchical or relay, not 'smoke'",
+                      self.run_program(program, file, WORK / "meeting", libraries=libraries))
 
     def test_a_rule(self):
         example = read("tests/analysis/rules/added_rule_test.cpp")

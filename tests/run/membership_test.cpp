@@ -28,7 +28,7 @@ class Generations : public ::testing::Test {
     } else {
       connect_by_file(membership, options, file("generation-" + std::to_string(generation)));
     }
-    membership.make_communicator("shm", {.timeout = kHangs, .log = make_null_logger()});
+    membership.make_communicator(comm::ShmBackend(), {.timeout = kHangs, .log = make_null_logger()});
   }
 
   fs::path file(const std::string& name) const { return folder_.path() / name; }

@@ -5,7 +5,9 @@
 #include <gmock/gmock.h>
 
 #include "dtrain/run/agreed_error.h"
+#include "rank/compare_ranks.h"
 #include "rank/failure_report.h"
+#include "rank/membership.h"
 #include "rank/rank_output.h"
 #include "run_harness.h"
 #include "stop/stop_requests.h"
@@ -72,6 +74,60 @@ TEST(MetricsLogs, CountTheLinesThatAFullDiskDoesNotTake) {
   ASSERT_EQ(lines.size(), 1u);
   EXPECT_EQ(lines[0]["event"], "metrics_lost");
   EXPECT_EQ(lines[0]["count"], 3);
+}
+
+// The hosts of ranks whose hosts have these names.
+RankHosts on_hosts(const std::vector<std::string>& names) {
+  std::vector<RankHosts::Host> hosts;
+  for (const std::string& name : names) hosts.push_back({name, name});
+  return {hosts.front(), hosts};
+}
+
+TEST(Backends, AutoGoesByWhereTheRanksAre) {
+  EXPECT_EQ(backend_for({}, on_hosts({"a"})), comm::Backend(comm::ShmBackend()));
+  EXPECT_EQ(backend_for({}, on_hosts({"a", "a"})), comm::Backend(comm::ShmBackend()));
+  EXPECT_EQ(backend_for({}, on_hosts({"a", "b", "c"})), comm::Backend(comm::MpiBackend()));
+  EXPECT_EQ(backend_for({}, on_hosts({"a", "b", "b"})), comm::Backend(comm::HierarchicalBackend()));
+}
+
+TEST(Backends, SharedMemoryIsForOneHost) {
+  const RankHosts several = on_hosts({"a", "b"});
+  for (const comm::Backend& backend : comm::all_backends()) {
+    EXPECT_EQ(backend_for(backend, on_hosts({"a", "a"})), backend);
+    if (comm::spans_hosts(backend)) {
+      EXPECT_EQ(backend_for(backend, several), backend);
+    }
+  }
+  try {
+    (void)backend_for(comm::ShmBackend(), several);
+    FAIL() << "it was not refused";
+  } catch (const AgreedError& error) {
+    EXPECT_STREQ(error.what(), "communication.backend is shm, but the ranks are on 2 hosts");
+    EXPECT_EQ(error.remedy(), "use auto, mpi or hierarchical");
+  }
+}
+
+TEST(Backends, MpiNeedsItsLauncher) {
+  RankEnvironment two{.world = {.size = 2, .local_size = 2}, .started_by = "torchrun"};
+  EXPECT_FALSE(needs_mpi(two, {}));
+  EXPECT_FALSE(needs_mpi(two, comm::ShmBackend()));
+  try {
+    (void)needs_mpi(two, comm::MpiBackend());
+    FAIL() << "it was not refused";
+  } catch (const ConfigError& error) {
+    EXPECT_STREQ(
+        error.what(),
+        "communication.backend mpi and hierarchical need mpirun to start them; these were started by torchrun");
+  }
+  two.world.local_size = 1;
+  try {
+    (void)needs_mpi(two, {});
+    FAIL() << "it was not refused";
+  } catch (const ConfigError& error) {
+    EXPECT_STREQ(error.what(), "ranks on several hosts need mpirun to start them; these were started by torchrun");
+  }
+  two.has_mpi = true;
+  EXPECT_TRUE(needs_mpi(two, {}));
 }
 
 TEST(RankEventsFile, MayBeFull) {

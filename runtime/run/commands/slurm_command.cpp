@@ -4,6 +4,7 @@
 #include <cctype>
 #include <cstring>
 #include <map>
+#include <optional>
 #include <set>
 
 #include "dtrain/base/error.h"
@@ -64,8 +65,8 @@ std::vector<std::string> nodes_of(const LaunchPlan& plan) {
 }
 
 bool wants_mpi(const LaunchPlan& plan) {
-  const config::Backend backend = plan.experiment.communication_backend;
-  return backend == config::Backend::kMpi || backend == config::Backend::kHierarchical || plan.placement.size() > 1;
+  const std::optional<comm::Backend>& backend = plan.experiment.communication_backend;
+  return (backend && comm::needs_mpi(*backend)) || plan.placement.size() > 1;
 }
 
 bool has_option(const LaunchPlan& plan, const std::string& name) {

@@ -36,8 +36,8 @@ std::vector<Finding> check_host(const CheckedHost& host, const std::optional<Gpu
   std::vector<Finding> result{check_libtorch(variables)};
   if (const auto finding = check_matmul(variables)) result.push_back(*finding);
   append(result, check_gpus(gpus, variables));
-  result.push_back(check_mpi(host.needs_mpi));
-  if (host.needs_slurm) result.push_back(check_slurm());
+  append(result, check_backends(host.needs_mpi, variables));
+  if (host.needs_slurm) result.push_back(check_slurm(variables));
   result.push_back(check_shared_memory());
   result.push_back(check_dev_shm(gpus ? static_cast<int>(gpus->gpus.size()) : 0));
   result.push_back(check_open_files());

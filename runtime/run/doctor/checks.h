@@ -26,8 +26,9 @@ std::vector<Finding> check_host(const CheckedHost& host, const std::optional<Gpu
 
 // Programs and libraries. GPUs: gpu_checks.h.
 Finding check_libtorch(const Variables& variables);
-Finding check_mpi(bool needed);
-Finding check_slurm();
+// What the backends need: a finding for each that looks for something. `mpi_is_needed`: the launcher is mpirun.
+std::vector<Finding> check_backends(bool mpi_is_needed, const Variables& variables);
+Finding check_slurm(const Variables& variables);
 
 // Limits. `root` is the folder that contains proc/ and sys/.
 Finding check_shared_memory(const std::filesystem::path& root = "/");

@@ -1,19 +1,11 @@
-// The programs and libraries of a run: libtorch, MPI, Slurm. GPUs: gpus.cpp.
-#include <dlfcn.h>
-
-#include <cerrno>
-#include <chrono>
-#include <memory>
-#include <optional>
-
-#include <fcntl.h>
-#include <unistd.h>
+// The programs and libraries of a run: libtorch, those of the backends, Slurm. GPUs: gpus.cpp.
+#include <variant>
 
 #include "doctor/checks.h"
 #include "dtrain/base/error.h"
-#include "dtrain/base/file.h"
 #include "dtrain/base/subprocess.h"
 #include "dtrain/base/text.h"
+#include "dtrain/comm/backend_list.h"
 #include "libtorch.h"
 
 namespace dtrain::run {
@@ -21,36 +13,10 @@ namespace {
 
 namespace fs = std::filesystem;
 
-struct Closer {
-  void operator()(void* library) const { ::dlclose(library); }
-};
-using Library = std::unique_ptr<void, Closer>;
-
-Library open_library(const char* name) {
-  return Library(::dlopen(name, RTLD_NOW | RTLD_LOCAL));
-}
-
-// The first line of a program's output; empty if the program fails or takes too long.
-std::string first_output_line(const std::vector<std::string>& command) {
-  int ends[2];
-  if (::pipe2(ends, O_CLOEXEC) != 0) throw SystemError("cannot make a pipe", errno);
-  const UniqueFd reader(ends[0]);
-  UniqueFd writer(ends[1]);
-  const UniqueFd nothing(::open("/dev/null", O_RDWR | O_CLOEXEC));
-  Process process =
-      Process::start({.command = command, .fds = {{0, nothing.get()}, {1, writer.get()}, {2, nothing.get()}}});
-  writer.reset();
-  const auto status = process.wait(std::chrono::seconds(5));
-  char buffer[512];
-  const ssize_t count = status && status->success() ? ::read(reader.get(), buffer, sizeof buffer) : 0;
-  const std::string text(buffer, static_cast<std::size_t>(std::max<ssize_t>(0, count)));
-  return first_line(text);
-}
-
-fs::path in_path(const std::string& program) {
-  const Variables variables = process_variables();
-  const auto path = variables.find("PATH");
-  return find_in_path(program, path == variables.end() ? nullptr : &path->second);
+Finding finding_of(const comm::BackendCheck& check, bool needed) {
+  if (check.usable) return ok(check.name, check.text);
+  if (needed) return problem(check.name, check.text, check.remedy);
+  return ok(check.name, check.text + "; " + check.used_by + " need it");
 }
 
 }  // namespace
@@ -70,29 +36,23 @@ Finding check_libtorch(const Variables& variables) {
   }
 }
 
-Finding check_mpi(bool needed) {
-  static const char inside_this_library = 0;
-  const fs::path module = library_folder(&inside_this_library) / "libdtrain_comm_mpi.so";
-  const fs::path mpirun = in_path("mpirun");
-  const auto lacking = [&](const std::string& text, const std::string& remedy) {
-    return needed ? problem("MPI", text, remedy) : ok("MPI", text + "; runs over several hosts need it");
-  };
-  const std::string install = "install Open MPI 4.1 (Debian: openmpi-bin)";
-  if (mpirun.empty()) return lacking("there is no mpirun in PATH", install);
-  const std::string said = first_output_line({mpirun.string(), "--version"});
-  if (said.find("Open MPI") == std::string::npos) {
-    return lacking(mpirun.string() + " is not Open MPI's: " + (said.empty() ? "it prints nothing" : said), install);
+std::vector<Finding> check_backends(bool mpi_is_needed, const Variables& variables) {
+  std::vector<Finding> findings;
+  for (const comm::Backend& backend : comm::all_backends()) {
+    std::visit(
+        [&](const auto& held) {
+          if constexpr (requires { held.check(variables); }) {
+            findings.push_back(finding_of(held.check(variables), held.kNeedsMpi && mpi_is_needed));
+          }
+        },
+        backend);
   }
-  if (!fs::exists(module)) {
-    return lacking(said + ", but dtrain was built without it", "build dtrain where its headers are (libopenmpi-dev)");
-  }
-  const Library library = open_library("libmpi.so.40");
-  if (!library) return lacking(said + ", but its library libmpi.so.40 is not found", install);
-  return ok("MPI", said);
+  return findings;
 }
 
-Finding check_slurm() {
-  const fs::path srun = in_path("srun");
+Finding check_slurm(const Variables& variables) {
+  const auto path = variables.find("PATH");
+  const fs::path srun = find_in_path("srun", path == variables.end() ? nullptr : &path->second);
   if (srun.empty()) {
     return problem("Slurm", "there is no srun in PATH", "launch from a node that has Slurm's commands");
   }

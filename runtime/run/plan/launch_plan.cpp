@@ -129,12 +129,11 @@ LaunchPlan make_launch_plan(const LaunchRequest& request, const Variables& varia
   if (!unused_rules.empty()) plan.warnings.push_back(unused_rules);
   const std::string advice = scaling_advice(plan, !request.overrides.empty());
   if (!advice.empty()) plan.warnings.push_back(advice);
-  const config::Backend backend = plan.experiment.communication_backend;
-  if (plan.launcher.type == config::LauncherType::kLocal &&
-      (backend == config::Backend::kMpi || backend == config::Backend::kHierarchical)) {
+  const std::optional<comm::Backend>& backend = plan.experiment.communication_backend;
+  if (plan.launcher.type == config::LauncherType::kLocal && backend && comm::needs_mpi(*backend)) {
     throw ConfigError(plan.experiment.file.string() +
-                          ": communication.backend: mpi and hierarchical need ranks that "
-                          "mpirun has started",
+                          ": communication.backend: " + join_with_and(comm::words_of_backends(comm::needs_mpi)) +
+                          " need ranks that mpirun has started",
                       "mpirun -np N --hostfile HOSTS program experiment.yaml (docs/launching.md), or use auto");
   }
 

@@ -8,6 +8,7 @@
 #include <set>
 
 #include "dtrain/base/json.h"
+#include "dtrain/base/text.h"
 #include "dtrain/base/unix_socket.h"
 #include "dtrain/run/agreed_error.h"
 
@@ -111,22 +112,17 @@ void check_folder_is_shared(comm::ControlPlane& control, const RankHosts& hosts,
   }
 }
 
-std::string backend_for(config::Backend wanted, const RankHosts& hosts) {
+comm::Backend backend_for(const std::optional<comm::Backend>& wanted, const RankHosts& hosts) {
   const std::size_t count = hosts.count();
-  switch (wanted) {
-    case config::Backend::kShm:
-      if (count == 1) return "shm";
-      throw AgreedError("communication.backend is shm, but the ranks are on " + std::to_string(count) + " hosts",
-                        "use auto, mpi or hierarchical");
-    case config::Backend::kMpi:
-      return "mpi";
-    case config::Backend::kHierarchical:
-      return "hierarchical";
-    case config::Backend::kAuto:
-      break;
-  }
-  if (count == 1) return "shm";
-  return hosts.most_ranks() == 1 ? "mpi" : "hierarchical";
+  if (!wanted) return comm::automatic_backend({.hosts = count, .most_on_a_host = hosts.most_ranks()});
+  if (count == 1 || comm::spans_hosts(*wanted)) return *wanted;
+  std::vector<std::string> others = comm::words_of_backends(comm::spans_hosts);
+  others.insert(others.begin(), comm::kAutoBackend);
+  const std::string last = others.back();
+  others.pop_back();
+  throw AgreedError("communication.backend is " + std::string(word_of(*wanted)) + ", but the ranks are on " +
+                        std::to_string(count) + " hosts",
+                    "use " + join(others, ", ") + " or " + last);
 }
 
 }  // namespace dtrain::run

@@ -4,9 +4,11 @@
 
 #include <cstddef>
 #include <filesystem>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "dtrain/comm/backend_list.h"
 #include "dtrain/comm/control.h"
 #include "dtrain/config/experiment.h"
 #include "dtrain/host/identity.h"
@@ -44,8 +46,8 @@ void compare_experiments(comm::ControlPlane& control, const config::Experiment& 
 // Checks that all hosts see the folder that rank 0 has made.
 void check_folder_is_shared(comm::ControlPlane& control, const RankHosts& hosts, const std::filesystem::path& folder);
 
-// The communicator's backend for ranks on these hosts: "shm", "mpi" or "hierarchical". Not collective: every rank gets
-// the same result.
-std::string backend_for(config::Backend wanted, const RankHosts& hosts);
+// The communicator's backend for ranks on these hosts. `wanted`: empty: auto. Not collective: every rank gets the same
+// result.
+comm::Backend backend_for(const std::optional<comm::Backend>& wanted, const RankHosts& hosts);
 
 }  // namespace dtrain::run

@@ -4,14 +4,15 @@
 #include <functional>
 #include <numeric>
 #include <thread>
+#include <variant>
 #include <vector>
 
 #include <unistd.h>
 
 #include "dtrain/base/error.h"
 #include "dtrain/base/json.h"
+#include "dtrain/base/text.h"
 #include "dtrain/base/unix_socket.h"
-#include "dtrain/comm/hierarchical.h"
 #include "dtrain/host/reachable_address.h"
 #include "link/rendezvous.h"
 
@@ -57,22 +58,12 @@ void Membership::enter(std::unique_ptr<comm::ControlPlane> control) {
   if (on_failure_) control_->on_failure(on_failure_);
 }
 
-void Membership::make_communicator(const std::string& backend, const comm::CommunicatorOptions& options) {
-  const auto over_shm = [&](comm::ControlPlane& some, const std::vector<int>& members) {
-    return comm::make_shm_communicator(some, options, members);
-  };
-  const auto over_mpi = [&](comm::ControlPlane& some, const std::vector<int>& members) {
-    return mpi_->make_communicator(some, members, options);
-  };
-  std::vector<int> all(static_cast<std::size_t>(world_.size));
-  std::iota(all.begin(), all.end(), 0);
-  if (backend == "shm" || world_.size == 1) {
-    communicator_ = over_shm(*control_, all);
-  } else if (backend == "mpi") {
-    communicator_ = over_mpi(*control_, all);
-  } else {
-    communicator_ = comm::make_hierarchical_communicator(*control_, over_shm, over_mpi, options);
-  }
+void Membership::make_communicator(const comm::Backend& backend, const comm::CommunicatorOptions& options) {
+  comm::BackendParts parts{.control = *control_, .members = {}, .mpi = mpi_.get(), .options = options};
+  parts.members.resize(static_cast<std::size_t>(world_.size));
+  std::iota(parts.members.begin(), parts.members.end(), 0);
+  const comm::Backend used = world_.size == 1 ? comm::Backend(comm::ShmBackend()) : backend;
+  communicator_ = std::visit([&](const auto& held) { return held.make(parts); }, used);
 }
 
 void Membership::make_device_communicator(const comm::NcclOptions& nccl, const comm::CommunicatorOptions& options) {
@@ -131,15 +122,16 @@ void connect_by_mpi(Membership& membership, comm::ControlOptions options, const 
   membership.control().barrier(kConnected);
 }
 
-bool needs_mpi(const RankEnvironment& environment, config::Backend wanted) {
+bool needs_mpi(const RankEnvironment& environment, const std::optional<comm::Backend>& wanted) {
   const comm::World& world = environment.world;
   if (world.size == 1) return false;
-  const bool forced = wanted == config::Backend::kMpi || wanted == config::Backend::kHierarchical;
+  const bool forced = wanted && comm::needs_mpi(*wanted);
   const bool several_hosts = world.local_size < world.size;
   if ((forced || several_hosts) && !environment.has_mpi) {
-    const std::string ranks =
-        several_hosts ? "ranks on several hosts need" : "communication.backend mpi and hierarchical need";
-    throw ConfigError(ranks + " mpirun to start them; these were started by " + environment.started_by,
+    const std::string ranks = several_hosts
+                                  ? "ranks on several hosts"
+                                  : "communication.backend " + join_with_and(comm::words_of_backends(comm::needs_mpi));
+    throw ConfigError(ranks + " need mpirun to start them; these were started by " + environment.started_by,
                       "mpirun -np N --hostfile HOSTS program experiment.yaml; with srun, --mpi=pmix");
   }
   return forced || several_hosts;

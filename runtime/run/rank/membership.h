@@ -15,6 +15,7 @@
 #include <string>
 
 #include "dtrain/base/unix_socket.h"
+#include "dtrain/comm/backend_list.h"
 #include "dtrain/comm/backends.h"
 #include "dtrain/comm/communicator.h"
 #include "dtrain/comm/control.h"
@@ -41,9 +42,8 @@ class Membership {
   // its buffers must be released by then; the old control plane follows. Peers take that for a failure of this rank
   // unless finish() was called before. The functions below connect a control plane and call this.
   void enter(std::unique_ptr<comm::ControlPlane> control);
-  // Collective: makes the communicator of this generation. `backend`: "shm", "mpi" or "hierarchical"; a world of one
-  // rank always gets "shm".
-  void make_communicator(const std::string& backend, const comm::CommunicatorOptions& options);
+  // Collective: makes the communicator of this generation. A world of one rank always gets ShmBackend.
+  void make_communicator(const comm::Backend& backend, const comm::CommunicatorOptions& options);
   // Collective: makes the communicator of this generation for data on the ranks' GPUs.
   void make_device_communicator(const comm::NcclOptions& nccl, const comm::CommunicatorOptions& options);
   // Calls `callback` when a rank fails: once in each generation, this one and later ones.
@@ -90,7 +90,7 @@ void connect_by_file(Membership& membership, comm::ControlOptions options, const
 void connect_by_mpi(Membership& membership, comm::ControlOptions options, const std::string& network_interface);
 
 // Whether ranks that were started like this use MPI. ConfigError if they need it but were not started with it.
-bool needs_mpi(const RankEnvironment& environment, config::Backend wanted);
+bool needs_mpi(const RankEnvironment& environment, const std::optional<comm::Backend>& wanted);
 
 // Which ranks have come to MPI: a rank inside MPI_Init cannot answer, and MPI itself does not name the missing ones.
 // With a launcher, each rank publishes its arrival on the launcher's plane. Without one, it listens on a UNIX socket

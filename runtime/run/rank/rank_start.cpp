@@ -223,11 +223,11 @@ void RankSession::start_recording() {
 }
 
 void RankSession::make_communicator() {
-  const std::string backend = backend_for(experiment().communication_backend, *hosts_);
+  const comm::Backend backend = backend_for(experiment().communication_backend, *hosts_);
   membership_->make_communicator(backend, {.timeout = experiment().communication_timeout, .log = log_});
   update_plan("communication", {{"backend", communicator().backend()}, {"hosts", hosts_->count()}});
   if (!identity_->is_rank_0() || !membership_->mpi()) return;
-  log_->info("communication: {}, {} ranks on {} hosts", backend, world().size, hosts_->count());
+  log_->info("communication: {}, {} ranks on {} hosts", word_of(backend), world().size, hosts_->count());
 }
 
 }  // namespace dtrain::run

@@ -1,5 +1,5 @@
-// Makes the communicator of a generation for two backends: "thread" (ranks are threads of one process, for tests) and
-// "shm" (ranks are processes of one host).
+// What communicators of all backends are made of, and those that reach each other's memory: "thread" (ranks are threads
+// of one process: tests) and "shm" (ranks are processes of one host).
 #pragma once
 
 #include <chrono>
@@ -12,10 +12,20 @@
 
 namespace dtrain::comm {
 
+class MpiJob;  // dtrain/comm/mpi.h
+
 struct CommunicatorOptions {
   std::chrono::milliseconds timeout{600'000};    // deadline of every wait
   std::chrono::milliseconds warn_after{30'000};  // a wait that takes longer logs a warning
   Logger log;
+};
+
+// What a backend makes a communicator of (dtrain/comm/backend_list.h).
+struct BackendParts {
+  ControlPlane& control;     // outlives the communicator; its failures abort it
+  std::vector<int> members;  // rank i of `control` is rank members[i] of the run; errors name it so
+  MpiJob* mpi = nullptr;     // not null if the backend needs MPI; outlives the communicator
+  CommunicatorOptions options;
 };
 
 // One communicator for each rank, for `world_size` threads of this process. Only thread i uses element i.

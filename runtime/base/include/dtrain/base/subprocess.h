@@ -60,6 +60,10 @@ class Process {
   std::optional<ExitStatus> status_;
 };
 
+// The first line that a program prints; empty if the program fails or takes longer than 5 s. SystemError if it cannot
+// be started.
+std::string first_output_line(const std::vector<std::string>& command);
+
 // Whether `file` can be executed. find_in_path() returns the executable `name` (without a slash) in the folders of
 // `path`, which has the form of PATH (null: the usual folders); empty: there is none.
 bool is_program(const std::filesystem::path& file);

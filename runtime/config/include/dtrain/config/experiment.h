@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "dtrain/base/json.h"
+#include "dtrain/comm/backend_list.h"
 #include "dtrain/config/checkpoints.h"
 #include "dtrain/config/diagnostic.h"
 #include "dtrain/config/initial_weights.h"
@@ -88,7 +89,7 @@ struct Experiment {
   std::int64_t scheduling_unit = 100;   // batches between progress reports and metric reductions
   bool stop_on_non_finite = false;      // a loss or gradient norm that is nan or infinite ends the run; false: it warns
   std::chrono::milliseconds communication_timeout = std::chrono::seconds(600);
-  Backend communication_backend = Backend::kAuto;
+  std::optional<comm::Backend> communication_backend;  // empty: auto
   std::uint64_t experiment_seed = 0;
   Json data = Json::object();  // for the trial
   InitialWeights initial_weights;
@@ -193,11 +194,9 @@ inline void declare_keys(Keys& keys, Experiment& e) {
     communication.number({.name = "timeout", .text = "How long any wait for a peer may take.", .unit = "seconds"},
                          seconds, {0.1, 1'000'000});
     e.communication_timeout = std::chrono::milliseconds(static_cast<std::int64_t>(seconds * 1000));
-    communication.choice({"backend",
-                          "What carries the messages. auto: shared memory on one host; MPI between several hosts, with "
-                          "shared memory inside hosts that have several ranks.",
-                          "`hierarchical`: shared memory inside each host and MPI between hosts."},
-                         e.communication_backend, kBackends);
+    const std::string text = std::string("What carries the messages. auto: ") + comm::kAutoBackendText + ".";
+    const std::string more = comm::backend_texts();
+    communication.choice({"backend", text.c_str(), more.c_str()}, e.communication_backend, comm::kAutoBackend);
   });
   keys.mapping({"reproducibility", "What makes two runs give the same result."}, [&](Keys& reproducibility) {
     reproducibility.integer({"experiment_seed", "The random seed: runs with the same seed give the same bits."},

@@ -147,6 +147,10 @@ class Keys {
   template <typename T, std::size_t N>
   void choice(const Key& key, T& value, const std::array<Word<T>, N>& table,
               const std::vector<std::string>& later = {});
+  // One word of a closed list (dtrain/base/choices.h) whose alternatives have no keys, or the word `none`, which stands
+  // for an empty field.
+  template <typename... Alternatives>
+  void choice(const Key& key, std::optional<std::variant<Alternatives...>>& value, const char* none);
   // One of the table's words or null, which stands for T{}.
   template <typename T, std::size_t N>
   void nullable_choice(const Key& key, T& value, const std::array<Word<T>, N>& table,
@@ -212,6 +216,20 @@ void Keys::choice(const Key& key, T& value, const std::array<Word<T>, N>& table,
   std::string chosen = word_of(table, value);
   visit_word(key, chosen, words_of(table), later, false);
   if (!chosen.empty()) value = meaning_of(table, chosen);
+}
+
+template <typename... Alternatives>
+void Keys::choice(const Key& key, std::optional<std::variant<Alternatives...>>& value, const char* none) {
+  using List = std::variant<Alternatives...>;
+  std::vector<std::string> words = dtrain::words_of<List>();
+  words.insert(words.begin(), none);
+  std::string chosen = value ? dtrain::word_of(*value) : none;
+  visit_word(key, chosen, std::move(words), {}, false);
+  if (chosen == none) {
+    value.reset();
+  } else if (!chosen.empty()) {
+    value = choice_named<List>(chosen);
+  }
 }
 
 template <typename T, std::size_t N>

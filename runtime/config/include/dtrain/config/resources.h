@@ -1,5 +1,4 @@
-// What a trial requests: slots, their kind, its place in the queue, and how its ranks communicate. Plain values
-// and their keys.
+// What a trial requests: slots, their kind, and its place in the queue. Plain values and their keys.
 #pragma once
 
 #include <array>
@@ -15,13 +14,6 @@ namespace dtrain::config {
 enum class SlotType { kAuto, kCpu, kCuda };
 inline constexpr std::array kSlotTypes{Word<SlotType>{"auto", SlotType::kAuto}, Word<SlotType>{"cpu", SlotType::kCpu},
                                        Word<SlotType>{"cuda", SlotType::kCuda}};
-
-// How ranks exchange gradients. kAuto: kShm on one host; on several hosts kMpi if each has one rank, else
-// kHierarchical.
-enum class Backend { kAuto, kShm, kMpi, kHierarchical };
-inline constexpr std::array kBackends{Word<Backend>{"auto", Backend::kAuto}, Word<Backend>{"shm", Backend::kShm},
-                                      Word<Backend>{"mpi", Backend::kMpi},
-                                      Word<Backend>{"hierarchical", Backend::kHierarchical}};
 
 struct Resources {
   int slots_per_trial = 1;  // 0: auto
