@@ -1,4 +1,5 @@
 // What `dtrain version` prints.
+
 #include "dtrain/run/version.h"
 
 #include <dlfcn.h>
@@ -51,6 +52,10 @@ std::vector<std::pair<std::string, std::string>> versions() {
           {"MPI", check_mpi(false).text},
           {"NCCL", nccl_text(workers_libtorch(variables))},
           {"CPU", cpu_text()}};
+}
+
+std::string version() {
+  return DTRAIN_VERSION;
 }
 
 }  // namespace dtrain::run
