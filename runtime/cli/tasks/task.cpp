@@ -11,6 +11,8 @@
 namespace dtrain::cli {
 namespace {
 
+constexpr auto kPollPeriod = std::chrono::milliseconds(200);
+
 std::string kill(scheduler::Ledger& ledger, scheduler::TaskId id) {
   const std::string name = "task " + std::to_string(id);
   switch (ledger.request_kill(id)) {
@@ -70,9 +72,6 @@ void add_task_pause(CLI::App& task, int* exit_code) {
 
 void add_task_activate(CLI::App& task, int* exit_code) {
   add(task, "activate", "Queue paused tasks again; they go on from their checkpoints", false, exit_code);
-}
-
-constexpr auto kPollPeriod = std::chrono::milliseconds(200);
 }
 
 void add_task_wait(CLI::App& task, int* exit_code) {
