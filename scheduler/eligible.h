@@ -1,10 +1,12 @@
-// What placing and refusing share. Pure, any thread. Private to scheduler.
+// What placing, refusing and waiting share. Pure, any thread. Private to scheduler.
 #pragma once
 
 #include <functional>
 #include <map>
 #include <optional>
+#include <set>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "dtrain/scheduler/placement.h"
@@ -25,5 +27,8 @@ std::span<const AgentSlots> in_slots(std::span<const AgentSlots> agents, const S
 // By their number of slots, larger first; in the order they were given.
 using SizedAgents = std::map<int, std::vector<const AgentSlots*>, std::greater<>>;
 SizedAgents by_size(std::span<const AgentSlots* const> agents);
+
+// The agents that a placement of the request uses for some state of what is free.
+std::set<std::string> usable_agents(std::span<const AgentSlots> agents, const SlotRequest& request);
 
 }  // namespace dtrain::scheduler

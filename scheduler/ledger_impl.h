@@ -5,7 +5,6 @@
 
 #include "dtrain/scheduler/ledger.h"
 #include "owner.h"
-#include "preemption.h"
 #include "queue.h"
 #include "sqlite.h"
 

@@ -1,9 +1,12 @@
-// How a claim and a request are written down.
+// How claims, requests and states of tasks are written down.
+
 #include <algorithm>
+#include <array>
 #include <charconv>
 
 #include "dtrain/base/json.h"
 #include "dtrain/base/text.h"
+#include "dtrain/scheduler/task.h"
 #include "ledger_impl.h"
 
 namespace dtrain::scheduler {
@@ -124,6 +127,16 @@ TaskRequest request_of(const std::string& text) {
          .cores = agent.size() > 5 ? units_of(agent.at(5)) : std::vector<CoreUnit>()});
   }
   return request;
+}
+
+// Ends are called as runs' ends are in their events.
+std::string to_string(TaskState state) {
+  constexpr std::array kNames{"queued", "starting", "running", "stopping", "done", "failed", "interrupted", "paused"};
+  return kNames.at(static_cast<std::size_t>(state));
+}
+
+bool has_ended(TaskState state) {
+  return state >= TaskState::kDone && state != TaskState::kPaused;
 }
 
 }  // namespace dtrain::scheduler

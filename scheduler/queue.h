@@ -1,5 +1,5 @@
-// Whether a task may start now, behind those before it in the queue: on which slots, or why not. The ledger has the
-// order (ledger_impl.cpp). Pure, any thread. Private to scheduler.
+// Whether a task may start now, behind those before it in the queue: on which slots, or why not; and which running
+// tasks have to yield to it. The ledger has the order (ledger_impl.cpp). Pure, any thread. Private to scheduler.
 //
 // Tasks queue by priority, then by age. A task starts when place() finds room for it, on slots that none of those
 // before it could use on any placement: so a later task never makes an earlier one wait longer (conservative backfill,
@@ -51,7 +51,18 @@ struct Verdict {
 // `queue` holds, in order, those before the task and then the task itself.
 Verdict judge(std::span<const QueuedTask> queue, const HeldSlots& held);
 
-// The agents that a placement of the request uses for some state of what is free.
-std::set<std::string> usable_agents(std::span<const AgentSlots> agents, const SlotRequest& request);
+// A task that holds slots, which it may have to give up so that one with a lower priority number can start.
+struct RunningTask {
+  TaskId id = 0;
+  int priority = 42;
+  Nanoseconds started{0};   // when it got its slots
+  bool can_yield = false;   // may be asked to save and to give them up for a while
+  bool is_leaving = false;  // it stops, or was asked to already
+};
+
+// The tasks to ask so that the last of `queue` fits: the largest priority numbers first, the youngest first among equal
+// ones, and only as many as are needed. Empty: it fits without asking, or asking does not help.
+std::vector<TaskId> choose_victims(std::span<const QueuedTask> queue, const HeldSlots& held,
+                                   std::span<const RunningTask> running);
 
 }  // namespace dtrain::scheduler

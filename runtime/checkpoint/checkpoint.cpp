@@ -7,7 +7,7 @@
 
 #include "dtrain/base/error.h"
 #include "dtrain/checkpoint/manifest.h"
-#include "folder_names.h"
+#include "storage_folder.h"
 
 namespace dtrain::checkpoints {
 namespace {

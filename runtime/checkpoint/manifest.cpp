@@ -6,7 +6,7 @@
 #include "dtrain/base/crc32c.h"
 #include "dtrain/base/error.h"
 #include "dtrain/base/file.h"
-#include "folder_names.h"
+#include "storage_folder.h"
 
 namespace dtrain::checkpoints {
 namespace {

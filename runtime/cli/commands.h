@@ -1,5 +1,5 @@
-// The commands of dtrain, one file each. add_X() registers a command; its callback leaves the exit code in
-// `exit_code`, or throws one of the errors of dtrain/base/error.h.
+// The commands of dtrain, each in the file of its name or of its group. add_X() registers a command; its callback
+// leaves the exit code in `exit_code`, or throws one of the errors of dtrain/base/error.h.
 #pragma once
 
 #include <array>
@@ -14,14 +14,10 @@ void add_checkpoint(CLI::App& app, int* exit_code);
 void add_checkpoint_delete(CLI::App& checkpoint, int* exit_code);
 void add_checkpoint_describe(CLI::App& checkpoint, int* exit_code);
 void add_checkpoint_export(CLI::App& checkpoint, int* exit_code);
-void add_checkpoint_list(CLI::App& checkpoint, int* exit_code);
-void add_checkpoint_verify(CLI::App& checkpoint, int* exit_code);
 void add_completion(CLI::App& app, int* exit_code);
 void add_launch(CLI::App& app, int* exit_code);
 void add_start_rank(CLI::App& app, int* exit_code);
 void add_config(CLI::App& app, int* exit_code);
-void add_config_check(CLI::App& config, int* exit_code);
-void add_config_schema(CLI::App& config, int* exit_code);
 void add_diff(CLI::App& app, int* exit_code);
 void add_doctor(CLI::App& app, int* exit_code);
 void add_export(CLI::App& app, int* exit_code);
@@ -34,12 +30,8 @@ void add_runs_list(CLI::App& app, int* exit_code);
 void add_slot(CLI::App& app, int* exit_code);
 void add_summary(CLI::App& app, int* exit_code);
 void add_task(CLI::App& app, int* exit_code);
-void add_task_kill(CLI::App& task, int* exit_code);
-void add_task_pause(CLI::App& task, int* exit_code);
-void add_task_activate(CLI::App& task, int* exit_code);
 void add_task_list(CLI::App& task, int* exit_code);
 void add_task_show(CLI::App& task, int* exit_code);
-void add_task_wait(CLI::App& task, int* exit_code);
 void add_top(CLI::App& app, int* exit_code);
 void add_trace(CLI::App& app, int* exit_code);
 void add_what_if(CLI::App& app, int* exit_code);

@@ -1,6 +1,125 @@
 #include "commands.h"
 
+#include <cstdio>
+#include <memory>
+#include <numeric>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "dtrain/config/cluster.h"
+#include "dtrain/config/experiment.h"
+#include "dtrain/config/schema.h"
+#include "dtrain/run/named_files.h"
+#include "dtrain/scheduler/batch_split.h"
+#include "dtrain/scheduler/cluster_agents.h"
+
 namespace dtrain::cli {
+namespace {
+
+struct ConfigCheckArguments {
+  std::vector<std::string> files;
+  std::string cluster;
+  std::vector<std::string> overrides;
+  bool file_only = false;
+};
+
+std::string slots_text(int slots) {
+  return std::to_string(slots) + (slots == 1 ? " slot" : " slots");
+}
+
+// False, after printing what, where the file is right but something that it names is not here.
+bool check_experiment(const std::string& file, const ConfigCheckArguments& arguments) {
+  const config::Experiment experiment = config::read_experiment(file, arguments.overrides);
+  if (!arguments.file_only) {
+    const std::vector<std::string> missing = run::find_missing_files(experiment);
+    for (const std::string& text : missing) std::fprintf(stderr, "%s\n", text.c_str());
+    if (!missing.empty()) return false;
+  }
+  const int slots = experiment.resources.slots_per_trial;
+  if (slots == 0) {
+    std::printf("%s: ok: %s, %s, as many slots as a launch finds best (resources.slots_per_trial: auto)\n",
+                file.c_str(), experiment.name.c_str(), config::to_string(experiment.searcher.max_length).c_str());
+    return true;
+  }
+  const auto split = scheduler::split_batch(experiment.global_batch_size, slots);
+  if (!split.warning.empty()) std::fprintf(stderr, "dtrain: warning: %s\n", split.warning.c_str());
+  std::printf("%s: ok: %s, %s, %s x %lld records a batch\n", file.c_str(), experiment.name.c_str(),
+              config::to_string(experiment.searcher.max_length).c_str(), slots_text(slots).c_str(),
+              static_cast<long long>(split.per_slot));
+  return true;
+}
+
+bool check_cluster(const std::string& file) {
+  std::vector<std::string> warnings;
+  const config::Cluster cluster = scheduler::read_cluster_file(file, warnings);
+  for (const std::string& warning : warnings) std::fprintf(stderr, "dtrain: warning: %s\n", warning.c_str());
+  const int slots = std::accumulate(cluster.agents.begin(), cluster.agents.end(), 0,
+                                    [](int sum, const config::Agent& agent) { return sum + agent.slots; });
+  const std::size_t agents = cluster.agents.size();
+  const std::string what = agents == 0
+                               ? "this machine"
+                               : std::to_string(agents) + (agents == 1 ? " agent, " : " agents, ") + slots_text(slots);
+  std::printf("%s: ok: %s\n", file.c_str(), what.c_str());
+  return true;
+}
+
+// Every file is checked, also after one with errors.
+int check(const ConfigCheckArguments& arguments) {
+  int code = static_cast<int>(ExitCode::kDone);
+  const auto report = [&](const auto& check_file) {
+    try {
+      if (!check_file()) code = static_cast<int>(ExitCode::kBadInput);
+    } catch (const config::ConfigErrors& errors) {
+      std::fprintf(stderr, "%s\n", errors.what());
+      code = static_cast<int>(ExitCode::kBadInput);
+    }
+  };
+  if (!arguments.cluster.empty()) report([&] { return check_cluster(arguments.cluster); });
+  for (const std::string& file : arguments.files) report([&] { return check_experiment(file, arguments); });
+  return code;
+}
+
+void add_config_check(CLI::App& config, int* exit_code) {
+  auto arguments = std::make_shared<ConfigCheckArguments>();
+  CLI::App* command =
+      config.add_subcommand("check", "Report all errors of experiment or cluster files (exit code 2), or print ok");
+  CLI::Option* files = command->add_option("FILE", arguments->files, "The experiment files (YAML)");
+  CLI::Option* cluster =
+      command->add_option("--cluster", arguments->cluster, "A cluster file (YAML), or a hostfile of MPI, to check")
+          ->type_name("FILE");
+  command->add_option("--set", arguments->overrides, "Override one key of the experiments before checking (repeatable)")
+      ->type_name("KEY=VALUE")
+      ->expected(1)
+      ->allow_extra_args(false)
+      ->take_all();
+  command->add_flag("--file-only", arguments->file_only,
+                    "Do not check that the program, the model and the data files that an experiment names exist");
+  command->callback([arguments, files, cluster, exit_code] {
+    if (files->empty() && cluster->empty()) throw CLI::RequiredError("FILE or --cluster");
+    if (files->empty() && !arguments->overrides.empty()) throw CLI::RequiredError("--set: FILE");
+    *exit_code = check(*arguments);
+  });
+}
+
+void add_config_schema(CLI::App& config, int* exit_code) {
+  auto kind = std::make_shared<std::string>();
+  CLI::App* command = config.add_subcommand(
+      "schema", "Print the JSON Schema of experiment or cluster files, for completion and checks in an editor");
+  command->add_option("KIND", *kind, "The kind of file")->required()->check(CLI::IsMember({"experiment", "cluster"}));
+  command->footer(
+      "Write the schema:\n"
+      "  dtrain config schema experiment > experiment.schema.json\n"
+      "Name it in the first line of the experiment file:\n"
+      "  # yaml-language-server: $schema=experiment.schema.json");
+  command->callback([kind, exit_code] {
+    const std::string_view text = *kind == "cluster" ? config::cluster_schema() : config::experiment_schema();
+    std::fwrite(text.data(), 1, text.size(), stdout);
+    *exit_code = 0;
+  });
+}
+
+}  // namespace
 
 void add_config(CLI::App& app, int* exit_code) {
   CLI::App* command = app.add_subcommand("config", "Work with experiment and cluster files");

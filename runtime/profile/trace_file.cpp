@@ -8,6 +8,7 @@
 #include "dtrain/base/error.h"
 #include "dtrain/profile/gzip_file.h"
 #include "dtrain/profile/trace_events.h"
+#include "dtrain/profile/trace_window.h"
 
 namespace dtrain::profile {
 namespace {
@@ -116,6 +117,21 @@ std::uintmax_t write_trace_file(const std::filesystem::path& raw, const TraceLog
 std::string trace_file_name(int rank, int number) {
   return number <= 1 ? fmt::format("trace-rank-{:04}.json.gz", rank)
                      : fmt::format("trace-rank-{:04}.{}.json.gz", rank, number);
+}
+
+void TraceSchedule::add(const TraceWindow& window) {
+  windows_.push_back(window);
+}
+
+std::optional<TraceWindow> TraceSchedule::at(std::int64_t batch) const {
+  return overlapping({batch, batch});
+}
+
+std::optional<TraceWindow> TraceSchedule::overlapping(const TraceWindow& window) const {
+  for (const TraceWindow& other : windows_) {
+    if (other.first_batch <= window.last_batch && window.first_batch <= other.last_batch) return other;
+  }
+  return std::nullopt;
 }
 
 }  // namespace dtrain::profile

@@ -1,10 +1,13 @@
-// The GPUs of this machine, as NVML lists them.
+// The GPUs of this machine, as NVML lists them, and other processes that compute on them.
 #pragma once
 
 #include <chrono>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
+
+#include <sys/types.h>
 
 #include "dtrain/host/gpu_setup.h"
 #include "dtrain/host/gpus.h"
@@ -26,5 +29,15 @@ inline constexpr std::chrono::seconds kGpuPatienceOfRuns{30};
 std::optional<GpusSeen> look_at_gpus(std::chrono::seconds patience = kGpuPatience);
 // The same for how they are set up.
 std::optional<host::GpuSetups> look_at_gpu_setups(std::chrono::seconds patience = kGpuPatience);
+
+// GPUs of this machine on which other processes compute. Pure function; any thread.
+struct GpuUse {
+  std::string warning;  // others use it, too; empty: nobody does
+  std::string refusal;  // a rank cannot use it; empty: it can
+  std::string remedy;   // for the refusal
+};
+
+// `gpu`: its name in texts. `own`: processes that belong to the run.
+GpuUse use_of_gpu(const host::GpuSetup& setup, const std::string& gpu, const std::set<pid_t>& own);
 
 }  // namespace dtrain::run

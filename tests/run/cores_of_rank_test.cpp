@@ -1,5 +1,5 @@
 // Which cores a rank gets that mpirun or srun has started, on hosts that were recorded (tests/topologies).
-#include "commands/cores_of_rank.h"
+#include "commands/share_of_rank.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

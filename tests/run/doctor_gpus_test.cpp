@@ -5,7 +5,6 @@
 #include "cli_harness.h"
 #include "doctor/checks.h"
 #include "doctor/gpu_checks.h"
-#include "doctor/gpu_words.h"
 #include "harness/fake_gpus.h"
 
 namespace dtrain::run {

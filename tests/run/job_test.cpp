@@ -3,7 +3,6 @@
 #include <gtest/gtest.h>
 
 #include "commands/mpi_command.h"
-#include "commands/mpirun_words.h"
 #include "commands/slurm_command.h"
 #include "dtrain/base/error.h"
 #include "dtrain/base/text.h"

@@ -13,9 +13,8 @@
 #include "dtrain/base/fd.h"
 #include "dtrain/base/subprocess.h"
 #include "network/choose_network.h"
-#include "network/common_networks.h"
 #include "network/link_meter.h"
-#include "network/link_stream.h"
+#include "network/network_choice.h"
 #include "network/probe_session.h"
 
 namespace dtrain::run {

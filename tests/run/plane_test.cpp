@@ -9,7 +9,6 @@
 #include "dtrain/base/error.h"
 #include "dtrain/base/unix_socket.h"
 #include "link/plane_link.h"
-#include "link/rank_plane.h"
 
 namespace dtrain::run {
 namespace {

@@ -6,11 +6,11 @@
 
 #include <gmock/gmock.h>
 
-#include "commands/gpus_of_rank.h"
+#include "commands/share_of_rank.h"
 #include "commands/slurm_command.h"
 #include "dtrain/base/text.h"
 #include "dtrain/run/agreed_error.h"
-#include "gpus_in_use.h"
+#include "gpus_seen.h"
 #include "plan/gpu_placement.h"
 #include "rank/membership.h"
 #include "run_harness.h"

@@ -1,5 +1,5 @@
 // Which tasks make room for which, and tasks that are paused or queued again.
-#include "preemption.h"
+#include "queue.h"
 
 #include "ledger_fixture.h"
 

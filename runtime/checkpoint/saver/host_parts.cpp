@@ -9,7 +9,7 @@
 
 #include "dtrain/base/error.h"
 #include "dtrain/base/unix_socket.h"
-#include "saver/small_file.h"
+#include "saver/open_folder.h"
 
 namespace dtrain::checkpoints {
 namespace {

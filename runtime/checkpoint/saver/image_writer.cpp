@@ -13,8 +13,8 @@
 #include "dtrain/base/error.h"
 #include "parallel_pieces.h"
 #include "saver/finite_check.h"
+#include "saver/open_folder.h"
 #include "saver/priority.h"
-#include "saver/small_file.h"
 
 namespace dtrain::checkpoints {
 namespace {

@@ -1,9 +1,13 @@
 // dtrain-saver: the process that writes checkpoints. Started by checkpoints::Saver with its settings as one JSON
 // argument. File descriptor 3 is the socket to it, 4 the memory with the snapshots, 5 the storage's lock file.
 #include <fcntl.h>
+#include <poll.h>
 #include <sched.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
+#include <array>
+#include <cerrno>
 #include <cstdio>
 #include <exception>
 
@@ -12,8 +16,11 @@
 #include "dtrain/base/file.h"
 #include "dtrain/base/json.h"
 #include "dtrain/base/log.h"
+#include "dtrain/base/unix_socket.h"
+#include "dtrain/checkpoint/saver.h"
 #include "saver/messages.h"
-#include "saver/saver_loop.h"
+#include "saver/save.h"
+#include "storage_folder.h"
 
 namespace {
 
@@ -31,6 +38,68 @@ void step_back() {
   ::sched_setaffinity(0, sizeof all, &all);
   const UniqueFd score(::open("/proc/self/oom_score_adj", O_WRONLY | O_CLOEXEC));
   if (score) write_all(score.get(), kOomScore);
+}
+
+// The number of local ranks is in the memory itself.
+SnapshotMemory map_snapshot(UniqueFd fd) {
+  SharedMemory memory = SharedMemory::map(std::move(fd));
+  const int ranks = SnapshotMemory::local_ranks_of(memory);
+  return {std::move(memory), ranks};
+}
+
+// The rank that started this process. The end of the socket alone would not do: a process that the rank has forked may
+// still hold it.
+class Starter {
+ public:
+  Starter(int socket, pid_t pid) : socket_(socket) {
+    if (::getppid() == pid) process_.reset(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)));
+    gone_ = ::getppid() != pid;
+  }
+
+  // Waits this long, or until it is gone; whether it is gone.
+  bool wait_for_end(std::chrono::milliseconds patience) {
+    if (!gone_) wait(0, patience);
+    return gone_;
+  }
+  // Waits for a message, or for the end of the connection; false: it is gone, and has left no message.
+  bool wait_for_message() {
+    while (!gone_) {
+      if (wait(POLLIN, std::chrono::milliseconds(-1))) return true;
+    }
+    return wait(POLLIN, std::chrono::milliseconds(0));
+  }
+
+ private:
+  // Whether one of `events` is there.
+  bool wait(short events, std::chrono::milliseconds patience) {
+    std::array<pollfd, 2> entries{pollfd{socket_, events, 0}, pollfd{process_.get(), POLLIN, 0}};
+    const int count = ::poll(entries.data(), entries.size(), static_cast<int>(patience.count()));
+    if (count < 0 && errno != EINTR) throw SystemError("cannot wait for the rank", errno);
+    if (count <= 0) return false;
+    if (entries[0].revents & events) return true;  // also what it sent before it was gone
+    gone_ = (entries[0].revents & (POLLHUP | POLLERR)) != 0 || entries[1].revents != 0;
+    return false;
+  }
+
+  int socket_;
+  UniqueFd process_;
+  bool gone_ = false;
+};
+
+// Saves what it is asked to until the rank that started this process is gone. SystemError.
+void serve(const SaverOptions& options, UnixSocket socket, UniqueFd memory_fd, StorageLock lock, pid_t starter_pid,
+           const Logger& log) {
+  const SnapshotMemory memory = map_snapshot(std::move(memory_fd));
+  memory.prefault(0, memory.bytes());  // not during the first save, at idle priority
+  Starter starter(socket.fd(), starter_pid);
+  const SaveEnvironment environment{options, memory, lock,
+                                    [&](std::chrono::milliseconds time) { return starter.wait_for_end(time); }, log};
+  while (starter.wait_for_message()) {
+    const auto message = receive_message(socket, std::chrono::milliseconds(0), nullptr);
+    if (!message) return;
+    const SaveResult result = save(save_order_from(*message), environment);
+    if (!send_message(socket, to_line(to_json(result)))) return;
+  }
 }
 
 }  // namespace

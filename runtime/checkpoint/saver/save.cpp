@@ -14,11 +14,11 @@
 #include "dtrain/base/error.h"
 #include "dtrain/base/fd.h"
 #include "dtrain/base/units.h"
-#include "folder_names.h"
 #include "saver/host_parts.h"
 #include "saver/image_writer.h"
-#include "saver/small_file.h"
+#include "saver/open_folder.h"
 #include "saver/storage_care.h"
+#include "storage_folder.h"
 
 namespace dtrain::checkpoints {
 namespace {

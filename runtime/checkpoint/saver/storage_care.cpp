@@ -8,7 +8,6 @@
 #include <unistd.h>
 
 #include "dtrain/base/error.h"
-#include "folder_names.h"
 #include "storage_folder.h"
 
 namespace dtrain::checkpoints {

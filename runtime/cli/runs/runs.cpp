@@ -12,8 +12,8 @@
 #include "dtrain/base/clock.h"
 #include "dtrain/base/text.h"
 #include "dtrain/run/run_folder.h"
-#include "runs/run_choice.h"
 #include "runs/run_command.h"
+#include "runs/run_rows.h"
 #include "table.h"
 
 namespace dtrain::cli {

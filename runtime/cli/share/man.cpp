@@ -1,10 +1,155 @@
+// dtrain.1 in the man macros of troff.
 #include <cstdio>
 
 #include "commands.h"
+#include "dtrain/base/text.h"
 #include "dtrain/run/version.h"
-#include "share/man_page.h"
+#include "share/command_facts.h"
 
 namespace dtrain::cli {
+namespace {
+
+struct Entry {
+  const char* name;
+  const char* text;
+};
+
+constexpr Entry kExitCodes[] = {
+    {"0", "Done."},
+    {"1", "The run failed: a rank died or threw, data is missing, the weights cannot be written."},
+    {"2",
+     "Bad input, found before any rank trains: the experiment, an option, a request that never fits, no libtorch."},
+    {"3", "dtrain diff --fail-above found a regression."},
+    {"130",
+     "Interrupted by Ctrl-C or SIGTERM; the ranks finished their step and wrote the weights, unless a second signal "
+     "killed them."},
+};
+
+constexpr Entry kVariables[] = {
+    {"DTRAIN_LIBTORCH_DIR",
+     "The 'torch' folder of an installed PyTorch of dtrain's version. Programs that train then use its libtorch and no "
+     "other. If it is not set, they use the one they were linked to, else the one that dtrain-get-libtorch installed."},
+    {"OMP_NUM_THREADS, OMP_WAIT_POLICY",
+     "Passed to the ranks unchanged. If they are not set, dtrain launch sets them to the number of cores of a rank's "
+     "slot and to passive."},
+    {"DTRAIN_STATE_DIR, XDG_STATE_HOME",
+     "Where the ledger of tasks is: ledger.db in the first, or in dtrain/ of the second (~/.local/state). It must "
+     "be on a local disk."},
+    {"PATH", "Where an entrypoint without a slash is looked up, after the folder of dtrain itself."},
+    {"XDG_RUNTIME_DIR",
+     "Holds the private files by which the ranks of a host find each other; /tmp/dtrain-UID if it is not set."},
+    {"DTRAIN_RANK, DTRAIN_WORLD_SIZE, DTRAIN_LOCAL_RANK, DTRAIN_LOCAL_SIZE, DTRAIN_JOB",
+     "Identify a rank of a trial that is started without dtrain launch. The variables of mpirun (OMPI_COMM_WORLD_*), "
+     "srun (SLURM_*) and torchrun (RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE) are read too. If only a part of a "
+     "group is set, that is an error that names the missing variable."},
+};
+
+constexpr Entry kFiles[] = {
+    {"runs/NNNN-NAME/",
+     "A run: experiment.yaml, plan.json, events.jsonl, metrics.jsonl, logs/, profile/, checkpoints/."},
+    {"PREFIX/lib/dtrain/libtorch, ~/.local/share/dtrain/libtorch", "Where dtrain-get-libtorch puts libtorch."},
+    {"~/.local/state/dtrain/ledger.db", "Which tasks hold which slots, which tasks wait, and how the others ended."},
+    {"PREFIX/share/dtrain/", "Examples: configs/ and examples/."},
+};
+
+// Text as troff prints it unchanged; dashes stay dashes, so that options can be copied.
+std::string escaped(const std::string& text) {
+  std::string result;
+  bool line_begins = true;
+  for (const char c : text) {
+    if (line_begins && (c == '.' || c == '\'')) result += "\\&";
+    if (c == '\\') {
+      result += "\\e";
+    } else if (c == '-') {
+      result += "\\-";
+    } else {
+      result += c;
+    }
+    line_begins = c == '\n';
+  }
+  return result;
+}
+
+std::string bold(const std::string& text) {
+  return "\\fB" + escaped(text) + "\\fR";
+}
+
+std::string italic(const std::string& text) {
+  return "\\fI" + escaped(text) + "\\fR";
+}
+
+// Filled paragraphs; indented lines stay as they are.
+std::string paragraphs(const std::string& text) {
+  std::string result;
+  bool verbatim = false;
+  for (const std::string& line : split(text, '\n')) {
+    const bool indented = line.rfind("  ", 0) == 0;
+    if (indented != verbatim) result += indented ? ".PP\n.nf\n" : ".fi\n";
+    verbatim = indented;
+    result += line.empty() ? ".PP\n" : escaped(line) + "\n";
+  }
+  return result + (verbatim ? ".fi\n" : "");
+}
+
+std::string tagged(const std::string& tag, const std::string& text) {
+  return ".TP\n" + tag + "\n" + escaped(text) + "\n";
+}
+
+std::string option_tag(const ValueFacts& option) {
+  std::vector<std::string> names;
+  for (const std::string& name : option.names) {
+    const std::string value = option.kind == ValueKind::kChoice ? join(option.choices, "|") : option.value_name;
+    names.push_back(bold(name) + (value.empty() ? "" : " " + italic(value)));
+  }
+  return join(names, ", ");
+}
+
+std::string description_of(const ValueFacts& value) {
+  if (value.kind != ValueKind::kChoice || value.names.front().front() == '-') return value.description;
+  return value.description + ": " + join(value.choices, " or ");
+}
+
+// A heading, arguments, options and the rest of --help for each command that does something.
+void add_command(const CommandFacts& command, std::string* page) {
+  for (const CommandFacts& child : command.commands) add_command(child, page);
+  if (!command.commands.empty()) return;
+  std::string usage = bold(full_name(command));
+  for (const ValueFacts& argument : command.arguments) {
+    const std::string name = italic(argument.names.front());
+    usage += argument.required ? " " + name : " [" + name + "]";
+  }
+  *page += ".SS " + usage + " [options]\n" + escaped(command.description) + ".\n";
+  for (const ValueFacts& argument : command.arguments) {
+    *page += tagged(italic(argument.names.front()), description_of(argument));
+  }
+  for (const ValueFacts& option : command.options) *page += tagged(option_tag(option), description_of(option));
+  if (!command.footer.empty()) *page += ".PP\n" + paragraphs(command.footer);
+}
+
+template <std::size_t N>
+std::string entries(const Entry (&list)[N]) {
+  std::string result;
+  for (const Entry& entry : list) result += tagged(bold(entry.name), entry.text);
+  return result;
+}
+
+std::string man_page(const CommandFacts& app, const std::string& version) {
+  std::string page = ".TH DTRAIN 1 \"\" \"dtrain " + version + "\" \"User Commands\"\n";
+  page += ".SH NAME\ndtrain \\- train libtorch models data\\-parallel, and see where the time goes\n";
+  page += ".SH SYNOPSIS\n" + bold("dtrain") + " " + italic("COMMAND") + " [" + italic("options") + "]\n";
+  page += ".SH DESCRIPTION\n" + paragraphs(app.description);
+  for (const ValueFacts& option : app.options) page += tagged(option_tag(option), option.description);
+  page += ".SH COMMANDS\n";
+  for (const CommandFacts& command : app.commands) add_command(command, &page);
+  page += ".SH EXIT STATUS\n" + entries(kExitCodes);
+  page += ".SH ENVIRONMENT\n" + entries(kVariables);
+  page += ".SH FILES\n" + entries(kFiles);
+  if (!app.footer.empty()) page += ".SH EXAMPLES\n" + paragraphs(app.footer);
+  page += ".SH SEE ALSO\n" + bold("dtrain-get-libtorch") + " \\-\\-help; the documents in /usr/share/doc/dtrain\n";
+  return page;
+}
+
+}  // namespace
 
 void add_man(CLI::App& app, int* exit_code) {
   CLI::App* command = app.add_subcommand("man", "Print the man page (troff)");

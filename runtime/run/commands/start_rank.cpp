@@ -5,8 +5,7 @@
 #include <sched.h>
 #include <unistd.h>
 
-#include "commands/cores_of_rank.h"
-#include "commands/gpus_of_rank.h"
+#include "commands/share_of_rank.h"
 #include "dtrain/base/error.h"
 #include "dtrain/base/subprocess.h"
 #include "dtrain/host/cpu.h"

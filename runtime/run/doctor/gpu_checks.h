@@ -15,6 +15,11 @@
 
 namespace dtrain::run {
 
+// How findings name GPUs: "GPU 3", "GPUs 0-3, 6"; indices in ascending order.
+std::string name_gpus(const std::vector<int>& indices);
+// "0", "0,1,2": as nvidia-smi -i takes them.
+std::string list_gpus(const std::vector<int>& indices);
+
 // All of them. On a machine without GPUs a single finding that says so.
 std::vector<Finding> check_gpus(const std::optional<GpusSeen>& seen, const Variables& variables);
 

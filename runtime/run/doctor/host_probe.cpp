@@ -18,9 +18,9 @@
 #include "dtrain/host/identity.h"
 #include "dtrain/host/reachable_address.h"
 #include "dtrain/run/version.h"
-#include "network/common_networks.h"
 #include "network/link_meter.h"
-#include "network/probe_words.h"
+#include "network/network_choice.h"
+#include "network/probe_session.h"
 
 namespace dtrain::run {
 namespace {

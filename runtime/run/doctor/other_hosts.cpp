@@ -16,7 +16,6 @@
 #include "dtrain/base/unix_socket.h"
 #include "dtrain/host/reachable_address.h"
 #include "network/probe_session.h"
-#include "network/probe_words.h"
 
 namespace dtrain::run {
 namespace {

@@ -1,4 +1,5 @@
 // What `dtrain version` prints.
+
 #include "dtrain/run/version.h"
 
 #include <dlfcn.h>
@@ -53,6 +54,10 @@ std::vector<std::pair<std::string, std::string>> versions() {
   all.emplace_back("NCCL", nccl_text(workers_libtorch(variables)));
   all.emplace_back("CPU", cpu_text());
   return all;
+}
+
+std::string version() {
+  return DTRAIN_VERSION;
 }
 
 }  // namespace dtrain::run

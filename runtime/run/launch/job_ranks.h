@@ -1,5 +1,5 @@
 // The ranks of a run that mpirun or srun starts for `dtrain launch`: a job. They report over the launcher's plane
-// (rank_plane.h); what they print arrives as the output of the job. One thread.
+// (RankPlane); what they print arrives as the output of the job. One thread.
 #pragma once
 
 #include <chrono>
@@ -9,7 +9,6 @@
 #include <string>
 #include <vector>
 
-#include "commands/mpirun_words.h"
 #include "dtrain/base/clock.h"
 #include "dtrain/base/fd.h"
 #include "dtrain/base/file.h"
@@ -19,10 +18,31 @@
 #include "launch/attempts.h"
 #include "link/launcher_link.h"
 #include "link/plane_link.h"
-#include "link/rank_plane.h"
 #include "plan/launch_plan.h"
 
 namespace dtrain::run {
+
+// What dtrain itself cannot see of a failed job, read from the messages of mpirun and srun: which signal or exit code
+// ended a rank, and which host's daemon is gone. Pure functions.
+//
+// mpirun's texts are those of Open MPI 4.1 (help-orterun.txt, help-errmgr-base.txt).
+struct EndOfRank {
+  int rank = -1;
+  int signal = 0;  // 0: it ended with `code`
+  int code = 0;
+};
+
+struct JobWords {
+  std::optional<EndOfRank> first;  // the rank that ended abnormally first
+  std::string lost_host;           // the host whose daemon is gone; empty: none
+};
+
+JobWords read_mpirun_words(const std::string& text);
+
+// srun's: "srun: error: node1: task 3: Killed" or "... Exited with exit code 7".
+// srun reports every task that failed, including those that stopped because of another. The result has `rank` if it is
+// among them, else the first.
+JobWords read_srun_words(const std::string& text, int rank = -1);
 
 // What is started. A plain value.
 struct Job {

@@ -12,7 +12,6 @@
 
 #include "commands/mpi_command.h"
 #include "commands/slurm_command.h"
-#include "division/choose_division.h"
 #include "dtrain/base/error.h"
 #include "dtrain/base/fd.h"
 #include "dtrain/base/file.h"
@@ -32,9 +31,10 @@
 #include "launch/launch_task.h"
 #include "launch/launched_run.h"
 #include "launch/slurm_submit.h"
+#include "network/choose_network.h"
+#include "plan/choose_division.h"
 #include "plan/gpu_placement.h"
 #include "plan/launch_limits.h"
-#include "plan/launch_network.h"
 #include "plan/launch_plan.h"
 
 namespace dtrain::run {
@@ -92,6 +92,31 @@ std::string reason_of(const Outcome& outcome) {
   if (outcome.failure) return outcome.failure->cause;
   if (outcome.exit_code == static_cast<int>(ExitCode::kDone)) return "";
   return outcome.interrupt.exists() ? outcome.interrupt.why : "a signal to a rank";
+}
+
+// The hosts of the placement, as the remote shell names them; "" is this host.
+std::vector<std::string> hosts_of(const LaunchPlan& plan) {
+  std::vector<std::string> hosts;
+  for (const scheduler::AgentShare& share : plan.placement) {
+    const auto agent = std::find_if(plan.cluster.agents.begin(), plan.cluster.agents.end(),
+                                    [&](const auto& one) { return one.agent.id == share.agent; });
+    if (agent != plan.cluster.agents.end()) hosts.push_back(agent->here ? "" : agent->agent.host);
+  }
+  return hosts;
+}
+
+// Called once the ranks have their hosts. If there are several, chooses their network, sets it as the plan's `network`
+// and as its cluster's interface, and adds a warning if several networks are common. Asks the hosts, which takes
+// seconds. ConfigError as choose_network().
+void settle_network(LaunchPlan& plan, const RemoteCommand& remote) {
+  const std::vector<std::string> hosts = hosts_of(plan);
+  if (std::all_of(hosts.begin(), hosts.end(), [](const std::string& host) { return host.empty(); })) return;
+  std::string& interface = plan.cluster.cluster.network_interface;
+  plan.network = choose_network({.hosts = hosts, .wanted = interface, .source = plan.cluster.source, .remote = remote});
+  if (!plan.network.value().empty()) interface = plan.network.value();
+  if (const std::string warning = several_networks_warning(plan.network); !warning.empty()) {
+    plan.warnings.push_back(warning);
+  }
 }
 
 // Chooses the network of ranks on several hosts, checks the GPUs of ranks on this one, and finds out the limits of all

@@ -18,7 +18,7 @@
 #include "folder/host_folder.h"
 #include "launch/job_ranks.h"
 #include "launch/remote_host.h"
-#include "link/secret_file.h"
+#include "link/rendezvous.h"
 
 namespace dtrain::run {
 namespace {

@@ -1,5 +1,4 @@
-// How the ranks of one host find rank 0: rank 0 writes its address and a fresh secret into a file that only this user
-// can read. The file is removed once all ranks have connected. One thread.
+// Files that only this user can read, by which processes of a run find each other and prove that they belong to it.
 #pragma once
 
 #include <chrono>
@@ -7,8 +6,12 @@
 #include <filesystem>
 #include <string>
 
+#include "environment.h"
+
 namespace dtrain::run {
 
+// How the ranks of one host find rank 0: rank 0 writes its address and a fresh secret into a file, which is removed
+// once all ranks have connected. One thread.
 struct Contact {
   std::string address;
   std::uint16_t port = 0;
@@ -33,5 +36,29 @@ Contact await_contact(const std::filesystem::path& path, std::chrono::millisecon
 
 // The rendezvous file of `job` in `folder`.
 std::filesystem::path rendezvous_path(const std::filesystem::path& folder, const std::string& job);
+
+// The file that proves that a process belongs to a launch by mpirun or srun. The launcher writes it on every host
+// (remote_host.h), and each rank reads it when it starts. Any thread.
+// Its content: "<secret>.<ranks_secret>".
+std::string to_text(const LaunchSecrets& secrets);
+
+// Makes the file, mode 0600, in place of one that a killed launcher left. The destructor removes it. SystemError.
+class SecretFile {
+ public:
+  SecretFile(std::filesystem::path path, const LaunchSecrets& secrets);
+  ~SecretFile();
+  SecretFile(const SecretFile&) = delete;
+  SecretFile& operator=(const SecretFile&) = delete;
+  const std::filesystem::path& path() const { return path_; }
+
+ private:
+  std::filesystem::path path_;
+};
+
+// A random name in /tmp, a folder that every host has.
+std::filesystem::path temporary_secret_path();
+
+// ConfigError if there is none, or if others can read it or may have written it.
+LaunchSecrets read_secret_file(const std::filesystem::path& path);
 
 }  // namespace dtrain::run

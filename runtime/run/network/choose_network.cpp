@@ -2,15 +2,18 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstdint>
+#include <filesystem>
+#include <limits>
 #include <set>
 
 #include "dtrain/base/error.h"
 #include "dtrain/base/subprocess.h"
 #include "dtrain/base/text.h"
+#include "dtrain/base/unix_socket.h"
 #include "dtrain/host/identity.h"
-#include "network/common_networks.h"
-#include "network/measure_networks.h"
-#include "network/probe_words.h"
+#include "network/network_choice.h"
+#include "network/probe_session.h"
 
 namespace dtrain::run {
 namespace {
@@ -19,6 +22,10 @@ using namespace std::chrono_literals;
 
 constexpr auto kLoginPatience = 20s;  // ssh stops connecting after five
 constexpr auto kAnswerPatience = 10s;
+constexpr Nanoseconds kSending = 600ms;
+constexpr auto kMeasuringPatience = 15s;  // longer than the hosts' own deadlines
+// If there are more networks than this, the ones with the lowest declared speed are not measured.
+constexpr std::size_t kMostNetworks = 8;
 
 // One probe for each host, this one first: two agents may be on one host.
 std::vector<ProbeSession> start_probes(const NetworkRequest& request) {
@@ -37,6 +44,103 @@ std::vector<ProbeSession> start_probes(const NetworkRequest& request) {
     if (keys.insert(session.key()).second) result.push_back(std::move(session));
   }
   return result;
+}
+
+ProbeSession::Time within(std::chrono::seconds seconds) {
+  return std::chrono::steady_clock::now() + seconds;
+}
+
+// The text of the first answer that is an error; empty: none is.
+std::string first_error(const std::vector<Json>& answers) {
+  for (const Json& answer : answers) {
+    if (answer.contains("error")) {
+      const std::string remedy = answer.value("remedy", "");
+      return answer.value("error", "an error") + (remedy.empty() ? "" : " (" + remedy + ")");
+    }
+  }
+  return {};
+}
+
+// Empty if every host sends to every other over this network's interface.
+std::string route_problem(const CommonNetwork& network, std::vector<ProbeSession>& sessions) {
+  Json addresses = Json::array();
+  for (const NetworkEnd& end : network.ends) addresses.push_back(end.address);
+  const std::vector<Json> answers =
+      ask_all(sessions, {{"do", probe::kRoutes}, {"to", addresses}}, within(kMeasuringPatience));
+  if (std::string error = first_error(answers); !error.empty()) return error;
+  for (std::size_t i = 0; i < network.ends.size(); ++i) {
+    for (std::size_t j = 0; j < network.ends.size(); ++j) {
+      const std::string from = i == j ? network.ends[i].address : answers[i].at("from").at(j).get<std::string>();
+      if (from == network.ends[i].address) continue;
+      return network.ends[i].host + (from.empty() ? " has no route to " : " uses another interface to reach ") +
+             network.ends[j].host + " (" + network.ends[j].address + ")";
+    }
+  }
+  return {};
+}
+
+// Measures from each host to the next, all at once, and sets the figures. Returns the first error, or an empty text.
+std::string measure(CommonNetwork& network, std::vector<ProbeSession>& sessions) {
+  const std::string secret = random_hex(16);
+  const int hosts = static_cast<int>(sessions.size());
+  std::vector<Json> requests;
+  for (int i = 0; i < hosts; ++i) {
+    requests.push_back({{"do", probe::kServe},
+                        {"address", network.ends[static_cast<std::size_t>(i)].address},
+                        {"secret", secret},
+                        {"server", i}});
+  }
+  const std::vector<Json> ports = ask_each(sessions, requests, within(kMeasuringPatience));
+  if (std::string error = first_error(ports); !error.empty()) return error;
+  for (int i = 0; i < hosts; ++i) {
+    const auto next = static_cast<std::size_t>((i + 1) % hosts);
+    requests[static_cast<std::size_t>(i)] = {{"do", probe::kRoundTrip},
+                                             {"from", network.ends[static_cast<std::size_t>(i)].address},
+                                             {"address", network.ends[next].address},
+                                             {"port", ports[next].at("port")},
+                                             {"secret", secret},
+                                             {"server", next},
+                                             {"duration_ns", kSending.count()}};
+  }
+  const std::vector<Json> trips = ask_each(sessions, requests, within(kMeasuringPatience));
+  if (std::string error = first_error(trips); !error.empty()) return error;
+  for (Json& request : requests) request["do"] = probe::kBandwidth;
+  const std::vector<Json> rates = ask_each(sessions, requests, within(kMeasuringPatience));
+  if (std::string error = first_error(rates); !error.empty()) return error;
+  NetworkFigures figures{.bits_per_second = std::numeric_limits<double>::max()};
+  for (std::size_t i = 0; i < sessions.size(); ++i) {
+    figures.round_trip = std::max(figures.round_trip, Nanoseconds(trips[i].at("ns").get<std::int64_t>()));
+    figures.bits_per_second = std::min(figures.bits_per_second, rates[i].at("bits_per_second").get<double>());
+  }
+  network.figures = figures;
+  return {};
+}
+
+// The declared speed of the slowest device; 0 if one declares none.
+std::int64_t declared_speed(const CommonNetwork& network) {
+  std::int64_t slowest = std::numeric_limits<std::int64_t>::max();
+  for (const NetworkEnd& end : network.ends) slowest = std::min(slowest, end.link_bits_per_second.value_or(0));
+  return slowest;
+}
+
+// Sets the figures or the problem of each network, each in about a second. `sessions` are in the order of its ends.
+// CommError if a host is lost.
+void measure_networks(std::vector<CommonNetwork>& networks, std::vector<ProbeSession>& sessions) {
+  if (networks.size() > kMostNetworks) {
+    std::stable_sort(networks.begin(), networks.end(), [](const CommonNetwork& a, const CommonNetwork& b) {
+      return declared_speed(a) > declared_speed(b);
+    });
+  }
+  std::size_t measured = 0;
+  for (CommonNetwork& network : networks) {
+    if (measured++ == kMostNetworks) {
+      network.problem = "not measured: there are more than " + std::to_string(kMostNetworks);
+      --measured;
+      continue;
+    }
+    if (network.network.empty()) network.problem = route_problem(network, sessions);
+    if (network.usable()) network.problem = measure(network, sessions);
+  }
 }
 
 std::string reason_for(const NetworkRequest& request, std::size_t usable) {
@@ -74,6 +178,32 @@ NetworkChoice choose_network(const NetworkRequest& request) {
   sort_by_speed(choice.networks);
   choice.reason = reason_for(request, usable);
   return choice;
+}
+
+RemoteCommand over_remote_shell(std::vector<std::string> shell) {
+  if (shell.empty()) shell = {"ssh"};
+  if (std::filesystem::path(shell.front()).filename() == "ssh") {
+    // ssh takes the first value of an option, so the user's options go before these.
+    for (const char* word : {"-o", "BatchMode=yes", "-o", "ConnectTimeout=5"}) shell.emplace_back(word);
+  }
+  return [shell](const std::string& host, const std::vector<std::string>& command) {
+    if (host.empty()) return command;
+    std::vector<std::string> result = shell;
+    result.push_back(host);
+    std::string text;
+    for (const std::string& word : command) text += (text.empty() ? "" : " ") + shell_quoted(word);
+    result.push_back(text);
+    return result;
+  };
+}
+
+RemoteCommand over_srun() {
+  return [](const std::string& host, const std::vector<std::string>& command) {
+    if (host.empty()) return command;
+    std::vector<std::string> result{"srun", "--overlap", "--quiet", "--nodes=1", "--ntasks=1", "--nodelist=" + host};
+    result.insert(result.end(), command.begin(), command.end());
+    return result;
+  };
 }
 
 }  // namespace dtrain::run

@@ -1,24 +1,180 @@
 #include "network/link_meter.h"
 
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <chrono>
+#include <cstring>
+#include <memory>
+#include <vector>
+
 #include <arpa/inet.h>
 #include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <poll.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include <algorithm>
-#include <array>
-#include <cerrno>
-#include <chrono>
-#include <memory>
-#include <vector>
+#include <openssl/crypto.h>
+#include <openssl/evp.h>
+#include <openssl/hmac.h>
 
 #include "dtrain/base/error.h"
+#include "dtrain/base/json.h"
 #include "dtrain/base/statistics.h"
-#include "network/link_stream.h"
+#include "dtrain/base/text.h"
+#include "dtrain/base/unix_socket.h"
+#include "dtrain/host/ip_network.h"
 
 namespace dtrain::run {
+namespace {
+
+constexpr std::size_t kNonceBytes = 16;  // twice as many hexadecimal digits
+constexpr std::size_t kNonce = 2 * kNonceBytes;
+constexpr std::size_t kProof = 64;  // HMAC-SHA256 in hexadecimal
+
+std::string proof(const LinkKey& key, const char* side, const std::string& server_nonce,
+                  const std::string& client_nonce) {
+  const std::string text =
+      to_line(Json::array({"dtrain-link", 1, side, key.server, server_nonce, client_nonce}));  // unambiguous
+  unsigned char digest[EVP_MAX_MD_SIZE];
+  unsigned int length = 0;
+  if (!HMAC(EVP_sha256(), key.secret.data(), static_cast<int>(key.secret.size()),
+            reinterpret_cast<const unsigned char*>(text.data()), text.size(), digest, &length)) {
+    throw CommError("HMAC-SHA256 is not available in this libcrypto");
+  }
+  return to_hex({reinterpret_cast<const char*>(digest), length});
+}
+
+bool equal(const std::string& a, const std::string& b) {
+  return a.size() == b.size() && CRYPTO_memcmp(a.data(), b.data(), a.size()) == 0;
+}
+
+// Sends small messages at once and queues little, because the measurement waits until the queue is sent.
+void set_up(int fd) {
+  const int on = 1;
+  const int unsent_bytes = 256 * 1024;
+  ::setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+  ::setsockopt(fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT, &unsent_bytes, sizeof unsent_bytes);
+}
+
+}  // namespace
+
+SocketAddress socket_address(const std::string& address, int port) {
+  const auto ip = host::network_of(address);
+  if (!ip) throw CommError("'" + address + "' is no IP address");
+  SocketAddress result;
+  if (ip->v6) {
+    auto& name = reinterpret_cast<sockaddr_in6&>(result.storage);
+    name.sin6_family = AF_INET6;
+    name.sin6_port = htons(static_cast<std::uint16_t>(port));
+    std::memcpy(&name.sin6_addr, ip->bytes.data(), 16);
+    result.size = sizeof name;
+  } else {
+    auto& name = reinterpret_cast<sockaddr_in&>(result.storage);
+    name.sin_family = AF_INET;
+    name.sin_port = htons(static_cast<std::uint16_t>(port));
+    std::memcpy(&name.sin_addr, ip->bytes.data(), 4);
+    result.size = sizeof name;
+  }
+  return result;
+}
+
+LinkStream::LinkStream(UniqueFd fd, Time deadline) : fd_(std::move(fd)), deadline_(deadline) {
+  set_up(fd_.get());
+}
+
+LinkStream LinkStream::connect(const LinkTarget& target, Time deadline) {
+  const SocketAddress from = socket_address(target.from, 0);
+  const SocketAddress to = socket_address(target.address, target.port);
+  UniqueFd fd(::socket(to.storage.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  if (!fd) throw SystemError("cannot make a socket", errno);
+  if (::bind(fd.get(), from.get(), from.size) != 0) {
+    throw SystemError("cannot use the address " + target.from, errno);
+  }
+  const std::string what = "no connection from " + target.from + " to " + target.address;
+  int code = ::connect(fd.get(), to.get(), to.size) == 0 ? 0 : errno;
+  LinkStream stream(std::move(fd), deadline);
+  if (code == EINPROGRESS) {
+    if (!stream.wait(POLLOUT)) throw CommError(what + ": no answer in time", "is there a firewall between them?");
+    socklen_t size = sizeof code;
+    ::getsockopt(stream.fd_.get(), SOL_SOCKET, SO_ERROR, &code, &size);
+  }
+  if (code != 0) throw CommError(what + ": " + std::strerror(code));
+  return stream;
+}
+
+bool LinkStream::wait(short events) const {
+  for (;;) {
+    const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline_ - std::chrono::steady_clock::now());
+    if (left.count() <= 0) return false;
+    pollfd entry{fd_.get(), events, 0};
+    const int count = ::poll(&entry, 1, static_cast<int>(left.count()));
+    if (count > 0) return true;
+    if (count < 0 && errno != EINTR) throw SystemError("cannot wait for a connection", errno);
+  }
+}
+
+std::size_t LinkStream::read_some(char* buffer, std::size_t size) {
+  while (wait(POLLIN)) {
+    const ssize_t count = ::recv(fd_.get(), buffer, size, MSG_DONTWAIT);
+    if (count >= 0) return static_cast<std::size_t>(count);
+    if (errno != EAGAIN && errno != EINTR) return 0;
+  }
+  return 0;
+}
+
+std::size_t LinkStream::write_some(const char* buffer, std::size_t size) {
+  while (wait(POLLOUT)) {
+    const ssize_t count = ::send(fd_.get(), buffer, size, MSG_DONTWAIT | MSG_NOSIGNAL);
+    if (count >= 0) return static_cast<std::size_t>(count);
+    if (errno != EAGAIN && errno != EINTR) return 0;
+  }
+  return 0;
+}
+
+std::string LinkStream::read(std::size_t bytes) {
+  std::string text(bytes, '\0');
+  for (std::size_t done = 0; done < bytes;) {
+    const std::size_t count = read_some(text.data() + done, bytes - done);
+    if (count == 0) throw CommError("a measuring connection has ended early, or gave no answer in time");
+    done += count;
+  }
+  return text;
+}
+
+void LinkStream::write(const std::string& text) {
+  for (std::size_t done = 0; done < text.size();) {
+    const std::size_t count = write_some(text.data() + done, text.size() - done);
+    if (count == 0) throw CommError("a measuring connection accepts no more data");
+    done += count;
+  }
+}
+
+void LinkStream::end_writing() {
+  ::shutdown(fd_.get(), SHUT_WR);
+}
+
+void LinkStream::prove_as_client(const LinkKey& key) {
+  const std::string theirs = read(kNonce);
+  const std::string mine = random_hex(kNonceBytes);
+  write(mine + proof(key, "client", theirs, mine));
+  if (!equal(read(kProof), proof(key, "server", theirs, mine))) {
+    throw CommError("another host answered than the intended one");
+  }
+}
+
+void LinkStream::prove_as_server(const LinkKey& key) {
+  const std::string mine = random_hex(kNonceBytes);
+  write(mine);
+  const std::string theirs = read(kNonce);
+  if (!equal(read(kProof), proof(key, "client", mine, theirs))) {
+    throw CommError("the connecting process does not know the secret");
+  }
+  write(proof(key, "server", mine, theirs));
+}
+
 namespace {
 
 using namespace std::chrono_literals;

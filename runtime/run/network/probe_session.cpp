@@ -12,7 +12,6 @@
 #include "dtrain/base/error.h"
 #include "dtrain/base/text.h"
 #include "dtrain/run/version.h"
-#include "network/probe_words.h"
 
 namespace dtrain::run {
 namespace {
@@ -165,6 +164,19 @@ Json ProbeSession::receive(Time deadline) {
   Json answer = Json::parse(line, nullptr, false);
   if (!answer.is_object()) throw CommError("host " + host_ + " sent an answer that cannot be read");
   return answer;
+}
+
+std::vector<Json> ask_each(std::vector<ProbeSession>& sessions, const std::vector<Json>& requests,
+                           ProbeSession::Time deadline) {
+  for (std::size_t i = 0; i < sessions.size(); ++i) sessions[i].send(requests[i]);
+  std::vector<Json> answers;
+  answers.reserve(sessions.size());
+  for (ProbeSession& session : sessions) answers.push_back(session.receive(deadline));
+  return answers;
+}
+
+std::vector<Json> ask_all(std::vector<ProbeSession>& sessions, const Json& request, ProbeSession::Time deadline) {
+  return ask_each(sessions, std::vector<Json>(sessions.size(), request), deadline);
 }
 
 }  // namespace dtrain::run

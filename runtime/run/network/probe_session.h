@@ -1,8 +1,8 @@
-// A session with `dtrain host-probe` on another host (or this one), over a remote shell. The destructor ends it on both
-// sides. One thread.
+// Sessions with `dtrain host-probe` on other hosts, and the messages that they exchange.
 #pragma once
 
 #include <chrono>
+#include <cstddef>
 #include <string>
 #include <vector>
 
@@ -12,6 +12,30 @@
 
 namespace dtrain::run {
 
+// The messages between dtrain and its `host-probe` on another host. The greeting checks that both have the same
+// version.
+namespace probe {
+
+inline constexpr int kProtocol = 1;
+inline constexpr std::size_t kLongestLine = 1 << 20;
+// The greeting: {"dtrain": version, "protocol", "host": name, "key": host::HostIdentity::key}
+inline constexpr const char* kGreeting = "{\"dtrain\":";
+
+// Requests are {"do": one of these, ...}. Answers are as noted here, or {"error", "remedy"}.
+inline constexpr const char* kInterfaces = "interfaces";  // HostInterfaces
+inline constexpr const char* kRoutes = "routes";          // "to": addresses -> "from": the address used for each
+inline constexpr const char* kServe = "serve";            // "address", "secret", "server" -> "port"; until the next
+inline constexpr const char* kRoundTrip = "round_trip";   // "from", "address", "port", "secret", "server" -> "ns"
+inline constexpr const char* kBandwidth = "bandwidth";    // the same and "duration_ns" -> "bits_per_second"
+inline constexpr const char* kClock = "clock";            // -> "wall_ns"
+inline constexpr const char* kExists = "exists";          // "path" -> "exists"
+inline constexpr const char* kChecks = "checks";          // "folder", "needs_mpi", "needs_slurm" -> "findings"
+inline constexpr const char* kLimits = "limits";          // "ranks": RanksOfHost -> MachineLimits, measured if unknown
+
+}  // namespace probe
+
+// A session with `dtrain host-probe` on another host (or this one), over a remote shell. The destructor ends it on both
+// sides. One thread.
 class ProbeSession {
  public:
   using Time = std::chrono::steady_clock::time_point;
@@ -46,5 +70,10 @@ class ProbeSession {
   std::string error_text_;
   Process process_;
 };
+
+// Sends one request to all hosts, or one to each. Returns the answers in that order, once all have arrived.
+std::vector<Json> ask_all(std::vector<ProbeSession>& sessions, const Json& request, ProbeSession::Time deadline);
+std::vector<Json> ask_each(std::vector<ProbeSession>& sessions, const std::vector<Json>& requests,
+                           ProbeSession::Time deadline);
 
 }  // namespace dtrain::run

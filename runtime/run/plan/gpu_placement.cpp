@@ -5,7 +5,6 @@
 
 #include "dtrain/base/error.h"
 #include "dtrain/base/text.h"
-#include "gpus_in_use.h"
 #include "gpus_seen.h"
 
 namespace dtrain::run {

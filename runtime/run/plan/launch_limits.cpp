@@ -12,7 +12,6 @@
 #include "dtrain/base/error.h"
 #include "dtrain/base/subprocess.h"
 #include "network/probe_session.h"
-#include "network/probe_words.h"
 
 namespace dtrain::run {
 namespace {

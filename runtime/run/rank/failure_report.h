@@ -15,7 +15,7 @@
 #include "rank/membership.h"
 #include "rank/rank_identity.h"
 #include "rank/rank_output.h"
-#include "stop/exit_timer.h"
+#include "stop/exit_deadlines.h"
 
 namespace dtrain::run {
 

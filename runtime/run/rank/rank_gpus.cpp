@@ -9,7 +9,6 @@
 #include "dtrain/base/json.h"
 #include "dtrain/base/text.h"
 #include "dtrain/run/agreed_error.h"
-#include "gpus_in_use.h"
 #include "gpus_seen.h"
 #include "libtorch.h"
 

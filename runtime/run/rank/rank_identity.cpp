@@ -11,7 +11,7 @@
 #include "dtrain/host/processes.h"
 #include "dtrain/run/version.h"
 #include "dtrain/scheduler/rank_mark.h"
-#include "link/secret_file.h"
+#include "link/rendezvous.h"
 #include "model_file.h"
 
 namespace dtrain::run {

@@ -1,9 +1,14 @@
 #include "stop/exit_deadlines.h"
 
 #include <chrono>
+#include <csignal>
+#include <fstream>
+#include <string>
+#include <thread>
+
+#include <unistd.h>
 
 #include "dtrain/base/error.h"
-#include "stop/orted.h"
 
 namespace dtrain::run {
 namespace {
@@ -14,8 +19,46 @@ constexpr auto kGraceAfterFailure = std::chrono::seconds(10);
 // Shorter than MPI_Abort takes in this process, which must still exist to end its daemon.
 constexpr auto kGraceAfterSilence = std::chrono::milliseconds(800);
 constexpr int kFailed = static_cast<int>(ExitCode::kRunFailed);
+// Open MPI's daemon, after SIGTERM: it ends its other ranks and removes its files.
+constexpr auto kGraceOfDaemon = std::chrono::milliseconds(500);
+
+bool is_orted(pid_t pid) {
+  std::ifstream file("/proc/" + std::to_string(pid) + "/comm");
+  std::string name;
+  return std::getline(file, name) && name == "orted";
+}
+
+// Ends Open MPI's daemon `orted` if it is the parent of this process: first by SIGTERM, a moment later by SIGKILL. Does
+// nothing if the parent is another program (mpirun itself on its own host).
+void end_daemon_above() {
+  const pid_t parent = ::getppid();
+  if (!is_orted(parent)) return;
+  ::kill(parent, SIGTERM);
+  std::this_thread::sleep_for(kGraceOfDaemon);
+  if (::getppid() == parent && is_orted(parent)) ::kill(parent, SIGKILL);
+}
 
 }  // namespace
+
+void ExitTimer::cancel() {
+  {
+    const std::scoped_lock lock(mutex_);
+    cancelled_ = true;
+  }
+  wake_.notify_all();
+  if (thread_.joinable()) thread_.join();
+}
+
+void ExitTimer::arm(std::chrono::milliseconds grace, std::optional<int> code, std::function<void()> last_words) {
+  const std::scoped_lock lock(mutex_);
+  if (thread_.joinable() || cancelled_) return;
+  thread_ = std::thread([this, grace, code, last_words = std::move(last_words)] {
+    std::unique_lock lock(mutex_);
+    if (wake_.wait_for(lock, grace, [this] { return cancelled_; })) return;
+    last_words();
+    if (code) ::_exit(*code);
+  });
+}
 
 void ExitDeadlines::after_launcher_end() {
   const std::scoped_lock lock(mutex_);

@@ -1,15 +1,37 @@
-// Ends this process if its training thread does not return after a failure elsewhere: a thread that hangs in a kernel
-// or a library cannot be woken. The last resort. Thread safe.
+// What ends a rank that does not end by itself. Thread safe.
 #pragma once
 
+#include <chrono>
+#include <condition_variable>
+#include <functional>
 #include <mutex>
+#include <optional>
 #include <string>
+#include <thread>
 
 #include "dtrain/base/log.h"
-#include "stop/exit_timer.h"
 
 namespace dtrain::run {
 
+// Ends the process with _exit if it does not end by itself in time.
+class ExitTimer {
+ public:
+  ~ExitTimer() { cancel(); }
+  // After `grace` calls `last_words`, then exits with `code`; without a code the process goes on. cancel() prevents
+  // both. Only the first call has an effect.
+  void arm(std::chrono::milliseconds grace, std::optional<int> code, std::function<void()> last_words);
+  // Returns once `last_words` is not running. After that arm() does nothing.
+  void cancel();
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable wake_;
+  bool cancelled_ = false;
+  std::thread thread_;
+};
+
+// Ends this process if its training thread does not return after a failure elsewhere: a thread that hangs in a kernel
+// or a library cannot be woken. The last resort.
 class ExitDeadlines {
  public:
   explicit ExitDeadlines(Logger log) : log_(std::move(log)) {}

@@ -1,8 +1,88 @@
 #include "stop/stop_requests.h"
 
+#include <algorithm>
+#include <atomic>
 #include <csignal>
+#include <cstdint>
+#include <ctime>
+
+#include <unistd.h>
+
+#include "dtrain/base/error.h"
 
 namespace dtrain::run {
+namespace {
+
+// A signal handler can use static storage only; these variables are its whole state.
+std::atomic<int> g_signal{0};
+std::atomic<std::int64_t> g_first_ns{0};  // when the first signal arrived, on the monotonic clock
+constexpr std::int64_t kTogetherNs = 1'000'000'000;
+static_assert(std::atomic<int>::is_always_lock_free && std::atomic<std::int64_t>::is_always_lock_free);
+
+void handle(int signal) {
+  timespec now{};
+  ::clock_gettime(CLOCK_MONOTONIC, &now);
+  const std::int64_t now_ns = now.tv_sec * 1'000'000'000 + now.tv_nsec;
+  // The time decides which signal was first: two threads may handle two signals at once.
+  std::int64_t first_ns = 0;
+  if (g_first_ns.compare_exchange_strong(first_ns, now_ns)) {
+    g_signal = signal;
+  } else if (now_ns - first_ns >= kTogetherNs) {
+    ::_exit(static_cast<int>(ExitCode::kInterrupted));
+  }
+}
+
+}  // namespace
+
+StopSignals::StopSignals() {
+  g_signal = 0;
+  g_first_ns = 0;
+  struct sigaction action {};
+  action.sa_handler = handle;
+  action.sa_flags = SA_RESTART;
+  ::sigaction(SIGTERM, &action, &term_before_);
+  ::sigaction(SIGINT, &action, &int_before_);
+}
+
+StopSignals::~StopSignals() {
+  ::sigaction(SIGTERM, &term_before_, nullptr);
+  ::sigaction(SIGINT, &int_before_, nullptr);
+}
+
+int StopSignals::received() {
+  return g_signal;
+}
+
+namespace {
+
+// A signal handler can use static storage only; this variable is its whole state.
+constexpr int kNothing = -1;
+std::atomic<int> g_asked{kNothing};
+static_assert(std::atomic<int>::is_always_lock_free);
+
+void handle_trace_signal(int, siginfo_t* info, void*) {
+  g_asked = info->si_code == SI_QUEUE ? std::max(0, info->si_value.sival_int) : 0;
+}
+
+}  // namespace
+
+TraceSignal::TraceSignal() {
+  g_asked = kNothing;
+  struct sigaction action {};
+  action.sa_sigaction = handle_trace_signal;
+  action.sa_flags = SA_RESTART | SA_SIGINFO;
+  ::sigaction(SIGUSR2, &action, &before_);
+}
+
+TraceSignal::~TraceSignal() {
+  ::sigaction(SIGUSR2, &before_, nullptr);
+}
+
+std::optional<int> TraceSignal::take() {
+  if (g_asked.load(std::memory_order_relaxed) == kNothing) return std::nullopt;
+  const int asked = g_asked.exchange(kNothing);
+  return asked == kNothing ? std::nullopt : std::optional(asked);
+}
 
 bool StopRequests::launcher_ends(const std::string& name) {
   const std::scoped_lock lock(mutex_);

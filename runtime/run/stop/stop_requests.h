@@ -1,15 +1,44 @@
-// Why a rank should stop after its current step: a signal to this process, a signal to the launcher, or the end of the
-// launcher. Any thread.
+// What asks a rank to stop after its current step, and the signals that a rank handles.
 #pragma once
 
 #include <atomic>
+#include <csignal>
 #include <mutex>
+#include <optional>
 #include <string>
 
-#include "stop/stop_signals.h"
-#include "stop/trace_signal.h"
-
 namespace dtrain::run {
+
+// SIGTERM and SIGINT ask a rank to stop after its current step. Another one ends it at once if it comes at least a
+// second later; signals that arrive together (at a whole control group) count as one. One object per process.
+class StopSignals {
+ public:
+  StopSignals();
+  ~StopSignals();  // restores the previous handlers
+  StopSignals(const StopSignals&) = delete;
+  StopSignals& operator=(const StopSignals&) = delete;
+  // The first signal that arrived, or 0. Any thread.
+  static int received();
+
+ private:
+  struct sigaction term_before_ {};
+  struct sigaction int_before_ {};
+};
+
+// SIGUSR2 asks a run in progress for a trace of its next batches. `dtrain trace RUN --now` sends it to rank 0 with the
+// number of batches as its value; `kill -USR2` sends no value. One object per process.
+class TraceSignal {
+ public:
+  TraceSignal();
+  ~TraceSignal();  // restores the previous handler
+  TraceSignal(const TraceSignal&) = delete;
+  TraceSignal& operator=(const TraceSignal&) = delete;
+  // The number of batches asked for since the last call (0: no number was given); empty: no request. Any thread.
+  static std::optional<int> take();
+
+ private:
+  struct sigaction before_ {};
+};
 
 // Handles the signals that ask a rank to stop or to record a trace. Without this object a signal ends the process as
 // usual. One object per process.
@@ -18,6 +47,8 @@ struct RankSignals {
   TraceSignal trace;
 };
 
+// Why a rank should stop after its current step: a signal to this process, a signal to the launcher, or the end of the
+// launcher. Any thread.
 class StopRequests {
  public:
   // The launcher has received `signal` and asks the ranks to stop.

@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "dtrain/host/topology.h"
 #include "dtrain/scheduler/cluster_agents.h"
 #include "environment.h"
 
@@ -26,5 +27,22 @@ ShareOfRank gpus_of_rank(const Variables& variables, int rank, const std::string
 // it, and it stays so.
 ShareOfRank gpus_of_rank(const std::vector<scheduler::ClusterSlot>& slots, const std::string& assignment, int rank,
                          const std::string& host);
+
+// For cores_of_rank() and keep_to_slot(), which are pure functions.
+struct CoresOfHost {
+  std::string name;               // of the host, for errors
+  std::vector<host::Core> cores;  // that this process may use
+  double cpu_limit = 0;           // CPUs' worth of time that the cgroup grants
+  bool by_slurm = false;          // Slurm has started the rank
+};
+
+// Its slot's cores. Slots of a run that are made of cores are divided as on the launching host. If a cluster file
+// declares more slots than the host has cores, ranks share cores, as on the launching host. ConfigError: as below.
+ShareOfRank cores_of_rank(const SlotOfRank& slot, const CoresOfHost& host);
+
+// Leaves as many of the share's cores as the slot is to have, and as many threads as the launcher says, or else as the
+// cgroup grants. Slurm was asked for CPUs, as it counts them: where these are siblings of one core, the rank has fewer
+// cores, and keeps all of them. ConfigError: there are too few cores.
+void keep_to_slot(ShareOfRank& share, const SlotOfRank& slot, const CoresOfHost& host);
 
 }  // namespace dtrain::run

@@ -1,4 +1,4 @@
-#include "runs/run_choice.h"
+#include "runs/run_rows.h"
 
 #include <algorithm>
 #include <array>

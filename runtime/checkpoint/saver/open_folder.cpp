@@ -1,4 +1,4 @@
-#include "saver/small_file.h"
+#include "saver/open_folder.h"
 
 #include <cerrno>
 
