@@ -7,6 +7,7 @@
 #include <gtest/gtest.h>
 
 #include "dtrain/scheduler/cluster_agents.h"
+#include "eligible.h"
 
 namespace dtrain::scheduler {
 namespace {
